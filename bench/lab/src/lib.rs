@@ -1,0 +1,1 @@
+//! Test networks made of namespaces.

@@ -1,0 +1,2 @@
+//! What the kernel and user space must agree on.
+#![no_std]

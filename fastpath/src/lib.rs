@@ -1,1 +1,3 @@
 //! The user-space dataplane.
+
+pub mod object;

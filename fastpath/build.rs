@@ -1,0 +1,271 @@
+//! Builds the BPF object from `xdp-prog` and leaves it in `OUT_DIR/guideway`, where `object` embeds it.
+//!
+//! The object needs a compiler with the source of `core` (there is no prebuilt `core` for the flags
+//! below) and `bpf-linker`. Both are looked for in this order; `make setup` installs them:
+//!
+//! 1. `GUIDEWAY_BPF_TOOLCHAIN`: the name of a rustup toolchain or the path of a sysroot;
+//! 2. the rustup toolchain `bpf`, by convention a link to the distribution's compiler;
+//! 3. the rustup toolchain `nightly`;
+//! 4. the distribution's compiler in `/usr`, without rustup.
+//!
+//! `bpf-linker` comes from `PATH`, else from `$XDG_CACHE_HOME/guideway/bpf-linker-VERSION/bin`.
+
+use std::{
+    env,
+    ffi::OsString,
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, ExitCode},
+};
+
+use anyhow::{Context, Result, bail};
+use object::{Object, ObjectSection};
+
+/// The flags of the BPF build, apart from the host architecture.
+///
+/// - `debuginfo` and `--btf`: BTF describes maps and types, its line info lets the verifier quote source.
+/// - `v3`: 32-bit ALU and compare instructions, understood since Linux 5.1.
+/// - `allows-misaligned-mem-access`: one load for a four-byte field at an odd offset, as in packets
+///   behind an Ethernet header, instead of four loads and shifts. The kernel accepts it for packet
+///   memory wherever the CPU does.
+const FLAGS: [&str; 4] = [
+    "-Cdebuginfo=2",
+    "-Clink-arg=--btf",
+    "-Ctarget-cpu=v3",
+    "-Ctarget-feature=+allows-misaligned-mem-access",
+];
+
+const REMEDY: &str = "`make setup` installs what is missing";
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            // Cargo shows this apart from the output of the build.
+            println!("cargo::error={error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<()> {
+    let manifest_dir = PathBuf::from(var("CARGO_MANIFEST_DIR")?);
+    let workspace = manifest_dir
+        .parent()
+        .context("the manifest directory has no parent")?;
+    watch(workspace);
+
+    let toolchain = Toolchain::find()?;
+    let linker = find_linker()?;
+    println!(
+        "cargo::rustc-env=GUIDEWAY_BPF_BUILD={} ({}), {}",
+        toolchain.version,
+        toolchain.origin,
+        first_line(Command::new(&linker).arg("--version"))?,
+    );
+
+    let object = build(workspace, &toolchain, &linker)?;
+    check(&object)?;
+    let embedded = PathBuf::from(var("OUT_DIR")?).join("guideway");
+    fs::copy(&object, &embedded)
+        .with_context(|| format!("copying {} to {}", object.display(), embedded.display()))?;
+    Ok(())
+}
+
+fn watch(workspace: &Path) {
+    for path in [
+        "Cargo.lock",
+        "Cargo.toml",
+        "fastpath/build.rs",
+        "xdp-prog/Cargo.toml",
+        "xdp-prog/src",
+    ] {
+        println!("cargo::rerun-if-changed={}", workspace.join(path).display());
+    }
+    for name in ["GUIDEWAY_BPF_TOOLCHAIN", "XDG_CACHE_HOME"] {
+        println!("cargo::rerun-if-env-changed={name}");
+    }
+}
+
+/// A compiler that can build `core` from source.
+struct Toolchain {
+    sysroot: PathBuf,
+    /// Which of the places named in the module's documentation it comes from.
+    origin: String,
+    /// The first line of `rustc --version`.
+    version: String,
+}
+
+impl Toolchain {
+    fn find() -> Result<Self> {
+        if let Ok(wanted) = env::var("GUIDEWAY_BPF_TOOLCHAIN") {
+            let sysroot = if wanted.starts_with('/') {
+                Some(PathBuf::from(&wanted))
+            } else {
+                rustup_sysroot(&wanted)
+            };
+            return sysroot
+                .and_then(|sysroot| Self::at(sysroot, format!("GUIDEWAY_BPF_TOOLCHAIN={wanted}")))
+                .with_context(|| {
+                    format!(
+                        "GUIDEWAY_BPF_TOOLCHAIN={wanted} is not a toolchain with cargo and rust-src"
+                    )
+                });
+        }
+        for name in ["bpf", "nightly"] {
+            let found = rustup_sysroot(name)
+                .and_then(|sysroot| Self::at(sysroot, format!("rustup toolchain {name}")));
+            if let Some(toolchain) = found {
+                return Ok(toolchain);
+            }
+        }
+        Self::at(PathBuf::from("/usr"), "distribution".to_owned()).with_context(|| {
+            format!(
+                "no toolchain can build the BPF object: it takes cargo, rustc and rust-src in a \
+                 rustup toolchain `bpf` or `nightly`, or in /usr; {REMEDY}"
+            )
+        })
+    }
+
+    fn at(sysroot: PathBuf, origin: String) -> Option<Self> {
+        let core = sysroot.join("lib/rustlib/src/rust/library/core/src/lib.rs");
+        let cargo = sysroot.join("bin/cargo");
+        if !core.exists() || !cargo.exists() {
+            return None;
+        }
+        let version = first_line(Command::new(sysroot.join("bin/rustc")).arg("--version")).ok()?;
+        Some(Self {
+            sysroot,
+            origin,
+            version,
+        })
+    }
+
+    fn cargo(&self) -> Command {
+        let mut cargo = Command::new(self.sysroot.join("bin/cargo"));
+        // What the outer cargo and rustup tell their children is about the host's toolchain.
+        for name in [
+            "CARGO",
+            "RUSTC_WORKSPACE_WRAPPER",
+            "RUSTDOC",
+            "RUSTUP_TOOLCHAIN",
+        ] {
+            cargo.env_remove(name);
+        }
+        cargo.env("RUSTC", self.sysroot.join("bin/rustc"));
+        if !self.version.contains("nightly") {
+            // `-Z build-std` is unstable, and so is the BPF target without it.
+            cargo.env("RUSTC_BOOTSTRAP", "1");
+        }
+        cargo
+    }
+}
+
+fn rustup_sysroot(toolchain: &str) -> Option<PathBuf> {
+    let mut rustc = Command::new("rustup");
+    rustc
+        .args(["run", toolchain, "rustc", "--print", "sysroot"])
+        .env("RUSTUP_AUTO_INSTALL", "0");
+    first_line(&mut rustc).ok().map(PathBuf::from)
+}
+
+fn find_linker() -> Result<PathBuf> {
+    let path = env::var_os("PATH").unwrap_or_default();
+    let cache = env::var_os("XDG_CACHE_HOME")
+        .map(PathBuf::from)
+        .or_else(|| Some(env::home_dir()?.join(".cache")))
+        .unwrap_or_default()
+        .join("guideway");
+    let cached = fs::read_dir(&cache)
+        .into_iter()
+        .flatten()
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .filter(|dir| {
+            dir.file_name()
+                .is_some_and(|name| name.to_string_lossy().starts_with("bpf-linker-"))
+        })
+        .map(|dir| dir.join("bin"));
+    env::split_paths(&path)
+        .chain(cached)
+        .map(|dir| dir.join("bpf-linker"))
+        .find(|linker| linker.is_file())
+        .with_context(|| format!("no bpf-linker in PATH or {}; {REMEDY}", cache.display()))
+}
+
+fn build(workspace: &Path, toolchain: &Toolchain, linker: &Path) -> Result<PathBuf> {
+    let target = match var("CARGO_CFG_TARGET_ENDIAN")?.as_str() {
+        "big" => "bpfeb-unknown-none",
+        _ => "bpfel-unknown-none",
+    };
+    let target_dir = PathBuf::from(var("OUT_DIR")?).join("target");
+    // aya-ebpf chooses register layouts by this; without it, by the build machine.
+    let arch = format!(
+        "--cfg=bpf_target_arch=\"{}\"",
+        var("CARGO_CFG_TARGET_ARCH")?
+    );
+    let flags = [&[arch.as_str()], &FLAGS[..]].concat().join("\x1f");
+
+    let mut cargo = toolchain.cargo();
+    cargo
+        .current_dir(workspace)
+        .args(["build", "--locked", "--release", "-Zbuild-std=core"])
+        .args(["--package=xdp-prog", "--bins", "--features=bpf-object"])
+        .args(["--target", target])
+        // A directory of its own: the outer cargo holds the lock of the usual one.
+        .arg("--target-dir")
+        .arg(&target_dir)
+        .env("CARGO_ENCODED_RUSTFLAGS", flags)
+        .env(
+            format!(
+                "CARGO_TARGET_{}_LINKER",
+                target.to_uppercase().replace('-', "_")
+            ),
+            linker,
+        );
+    let status = cargo.status().context("running cargo for the BPF object")?;
+    if !status.success() {
+        bail!(
+            "building the BPF object with {} ({}) failed: {status}",
+            toolchain.version,
+            toolchain.origin
+        );
+    }
+    Ok(target_dir.join(target).join("release/guideway"))
+}
+
+/// Refuses an object that would load without types and source lines.
+fn check(path: &Path) -> Result<()> {
+    let bytes = fs::read(path).with_context(|| format!("reading {}", path.display()))?;
+    let object =
+        object::File::parse(&*bytes).with_context(|| format!("parsing {}", path.display()))?;
+    for section in [".BTF", ".BTF.ext"] {
+        let filled = object
+            .section_by_name(section)
+            .is_some_and(|section| section.size() > 0);
+        if !filled {
+            bail!(
+                "{} has no section {section}: bpf-linker and compiler do not fit together; {REMEDY}",
+                path.display()
+            );
+        }
+    }
+    Ok(())
+}
+
+fn first_line(command: &mut Command) -> Result<String> {
+    let output = command
+        .output()
+        .with_context(|| format!("running {command:?}"))?;
+    if !output.status.success() {
+        bail!("{command:?} failed: {}", output.status);
+    }
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    Ok(stdout.lines().next().unwrap_or_default().to_owned())
+}
+
+fn var(name: &str) -> Result<String> {
+    env::var_os(name)
+        .map(OsString::into_string)
+        .and_then(Result::ok)
+        .with_context(|| format!("{name} is not set by cargo"))
+}

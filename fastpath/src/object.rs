@@ -1,0 +1,38 @@
+//! The BPF object that the build script made from `xdp-prog`, as part of this library.
+//!
+//! Loading it is another module's matter.
+
+/// Returns the ELF file, aligned as its headers ask for.
+#[must_use]
+pub fn bytes() -> &'static [u8] {
+    aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/guideway"))
+}
+
+/// Names the compiler and the linker that made the object.
+#[must_use]
+pub fn built_with() -> &'static str {
+    env!("GUIDEWAY_BPF_BUILD")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn object_is_aligned_and_declares_its_licence() {
+        assert_eq!(bytes().as_ptr().align_offset(8), 0);
+        let object = aya_obj::Object::parse(bytes()).unwrap();
+        assert_eq!(object.license.to_str(), Ok("Dual MIT/GPL"));
+        assert!(object.btf.is_some());
+    }
+
+    #[test]
+    fn program_is_built_for_frames_of_several_buffers() {
+        let object = aya_obj::Object::parse(bytes()).unwrap();
+        let section = &object.programs["guideway"].section;
+        assert!(matches!(
+            section,
+            aya_obj::ProgramSection::Xdp { frags: true, .. }
+        ));
+    }
+}

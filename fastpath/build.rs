@@ -24,13 +24,16 @@ use object::{Object, ObjectSection};
 /// The flags of the BPF build, apart from the host architecture.
 ///
 /// - `debuginfo` and `--btf`: BTF describes maps and types, its line info lets the verifier quote source.
+/// - `disable-expand-memcpy-in-order`: the linker's default turns every small `memset` and `memmove`
+///   into a call, which the BPF target does not have; without it they become stores.
 /// - `v3`: 32-bit ALU and compare instructions, understood since Linux 5.1.
 /// - `allows-misaligned-mem-access`: one load for a four-byte field at an odd offset, as in packets
 ///   behind an Ethernet header, instead of four loads and shifts. The kernel accepts it for packet
 ///   memory wherever the CPU does.
-const FLAGS: [&str; 4] = [
+const FLAGS: [&str; 5] = [
     "-Cdebuginfo=2",
     "-Clink-arg=--btf",
+    "-Clink-arg=--disable-expand-memcpy-in-order",
     "-Ctarget-cpu=v3",
     "-Ctarget-feature=+allows-misaligned-mem-access",
 ];

@@ -1,5 +1,24 @@
-//! What the kernel and user space must agree on.
+//! Everything the kernel programs and user space must agree on.
+//!
+//! The same code is compiled into the XDP program, tested on the host, and
+//! used by the agent, the tests and the bench. A packet's way through it:
+//!
+//! ```text
+//! parse (bytes -> Packet) -> decide (Packet + tables -> Verdict) -> rewrite (Verdict -> byte edits)
+//! ```
+//!
+//! [`abi`] holds the table layouts, [`reason`] the one list of outcomes that
+//! is at once error, counter index and metric label.
 #![no_std]
+#![warn(missing_docs)]
 
+pub mod abi;
 pub mod csum;
+pub mod decide;
+pub mod flow;
+pub mod frame;
 pub mod maglev;
+pub mod parse;
+pub mod reason;
+pub mod rewrite;
+pub mod wire;

@@ -1,27 +1,39 @@
-//! The XDP program.
+//! The XDP program: edge and node role in one.
+//!
+//! A thin shell over the library half: it lends the context's bytes and the
+//! maps to [`process`] and turns the outcome into an XDP action.
 #![no_std]
 #![no_main]
 
-use aya_ebpf::{bindings::xdp_action, btf_maps::Array, macros::{btf_map, xdp}, programs::XdpContext};
+mod context;
+mod maps;
 
-#[btf_map]
-static PROBE: Array<u64, 1024, 1024> = Array::new();
+use aya_ebpf::{bindings::xdp_action, helpers::bpf_redirect, macros::xdp, programs::XdpContext};
+use context::XdpFrame;
+use maps::KernelTables;
+use xdp_prog::decide::{Action, process};
 
 #[xdp(frags)]
-pub fn guideway(ctx: XdpContext) -> u32 {
-    let start = ctx.data();
-    let end = ctx.data_end();
-    if start + 34 > end { return xdp_action::XDP_PASS; }
-    let p = start as *const [u8; 34];
-    let b = unsafe { &*p };
-    let ip = u32::from_be_bytes([b[30], b[31], b[32], b[33]]);
-    if let Some(v) = PROBE.get(ip >> 22) { if *v == 7 { return xdp_action::XDP_DROP; } }
-    xdp_action::XDP_PASS
+fn guideway(ctx: XdpContext) -> u32 {
+    let tables = KernelTables::new(&ctx);
+    let ingress = tables.ingress();
+    match process(&mut XdpFrame::new(&ctx), &tables, ingress) {
+        Action::Pass => xdp_action::XDP_PASS,
+        Action::Drop => xdp_action::XDP_DROP,
+        Action::Transmit => xdp_action::XDP_TX,
+        // SAFETY: the helper takes plain integers; an unknown ifindex is an
+        // error that the kernel counts (tracepoint xdp_redirect_err).
+        Action::Redirect(ifindex) => unsafe { bpf_redirect(ifindex, 0) as u32 },
+    }
 }
 
+/// An endless loop, so that the verifier refuses a program that could panic.
 #[panic_handler]
-fn panic(_: &core::panic::PanicInfo) -> ! { loop {} }
+fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
+    loop {}
+}
 
+// The helpers in use are open to GPL-compatible programs only.
 #[unsafe(link_section = "license")]
 #[unsafe(no_mangle)]
 static LICENSE: [u8; 13] = *b"Dual MIT/GPL\0";

@@ -1,0 +1,76 @@
+//! The only access to packet memory: one comparison against the end pointer.
+
+use aya_ebpf::{
+    helpers::{bpf_xdp_adjust_head, bpf_xdp_get_buff_len},
+    programs::XdpContext,
+};
+use xdp_prog::frame::{Frame, FrameMut, Wire};
+
+/// The frame of an XDP context.
+///
+/// `data` and `data_end` are read once and kept: a second read after a helper
+/// call would be a new pointer to the verifier, without the bounds proved for
+/// the first one.
+pub(crate) struct XdpFrame<'a> {
+    ctx: &'a XdpContext,
+    start: usize,
+    end: usize,
+}
+
+impl<'a> XdpFrame<'a> {
+    #[inline(always)]
+    pub(crate) fn new(ctx: &'a XdpContext) -> Self {
+        Self {
+            ctx,
+            start: ctx.data(),
+            end: ctx.data_end(),
+        }
+    }
+
+    #[inline(always)]
+    fn checked<T>(&self, offset: usize) -> Option<usize> {
+        let header = self.start + offset;
+        (header + size_of::<T>() <= self.end).then_some(header)
+    }
+}
+
+impl Frame for XdpFrame<'_> {
+    #[inline(always)]
+    fn view<T: Wire>(&self, offset: usize) -> Option<&T> {
+        let header = self.checked::<T>(offset)?;
+        // SAFETY: `header..header + size_of::<T>()` lies within the packet, `T`
+        // has alignment 1 and takes any bytes, and nothing else writes them
+        // while the frame is borrowed.
+        Some(unsafe { &*(header as *const T) })
+    }
+
+    #[inline(always)]
+    fn holds(&self, length: usize) -> bool {
+        if self.start + length <= self.end {
+            return true;
+        }
+        // SAFETY: the context pointer is the one the kernel passed in.
+        length as u64 <= unsafe { bpf_xdp_get_buff_len(self.ctx.ctx) }
+    }
+}
+
+impl FrameMut for XdpFrame<'_> {
+    #[inline(always)]
+    fn view_mut<T: Wire>(&mut self, offset: usize) -> Option<&mut T> {
+        let header = self.checked::<T>(offset)?;
+        // SAFETY: as in `view`; the exclusive borrow of the frame makes the
+        // reference the only one.
+        Some(unsafe { &mut *(header as *mut T) })
+    }
+
+    #[inline(always)]
+    fn move_start(&mut self, delta: i32) -> bool {
+        // SAFETY: the context pointer is the one the kernel passed in.
+        if unsafe { bpf_xdp_adjust_head(self.ctx.ctx, delta) } != 0 {
+            return false;
+        }
+        self.start = self.ctx.data();
+        self.end = self.ctx.data_end();
+        true
+    }
+}

@@ -1,0 +1,253 @@
+//! The maps, and the look-ups that the library half makes in them.
+
+use aya_ebpf::{
+    bindings::{
+        BPF_F_MMAPABLE, BPF_F_NO_PREALLOC, BPF_FIB_LKUP_RET_SUCCESS, bpf_fib_lookup as FibParams,
+    },
+    btf_maps::{Array, HashMap, LpmTrie, PerCpuArray, lpm_trie::Key},
+    helpers::bpf_fib_lookup,
+    macros::btf_map,
+    programs::XdpContext,
+};
+use xdp_prog::{
+    abi::{
+        AddressKey, BACKEND_V4, Backend, Config, EdgePrefix, HOP_GATEWAY, NextHop, Service,
+        ServiceKeyV4, ServiceKeyV6, ServiceWord, Slot, Traffic, size,
+    },
+    decide::{Counters, Tables},
+    reason::REASON_COUNT,
+};
+
+const MMAPABLE: usize = BPF_F_MMAPABLE as usize;
+const NO_PREALLOC: usize = BPF_F_NO_PREALLOC as usize;
+
+#[btf_map]
+static CONFIG: Array<Config, 1> = Array::new();
+#[btf_map]
+static VIPS: HashMap<AddressKey, u32, { size::VIPS }, NO_PREALLOC> = HashMap::new();
+#[btf_map]
+static SERVICES_V4: HashMap<ServiceKeyV4, u32, { size::SERVICES }> = HashMap::new();
+#[btf_map]
+static SERVICES_V6: HashMap<ServiceKeyV6, u32, { size::SERVICES }> = HashMap::new();
+#[btf_map]
+static SERVICE: Array<Service, { size::SERVICES }, MMAPABLE> = Array::new();
+#[btf_map]
+static LUT: Array<Slot, { size::LUT_SLOTS }, MMAPABLE> = Array::new();
+#[btf_map]
+static BACKENDS: Array<Backend, { size::BACKENDS }, MMAPABLE> = Array::new();
+#[btf_map]
+static NEXTHOPS: Array<NextHop, { size::NEXT_HOPS }, MMAPABLE> = Array::new();
+#[btf_map]
+static TRUSTED_EDGES: LpmTrie<EdgePrefix, u32, { size::TRUSTED_EDGES }> = LpmTrie::new();
+#[btf_map]
+static REASONS: PerCpuArray<u64, REASON_COUNT> = PerCpuArray::new();
+#[btf_map]
+static SERVICE_TRAFFIC: PerCpuArray<Traffic, { size::SERVICES }> = PerCpuArray::new();
+#[btf_map]
+static BACKEND_TRAFFIC: PerCpuArray<Traffic, { size::BACKENDS }> = PerCpuArray::new();
+/// Scratch: the fields that are never set stay zero from the map's creation.
+#[btf_map]
+static FIB_PARAMETERS: PerCpuArray<FibParams, 1> = PerCpuArray::new();
+/// Scratch: what the FIB answered.
+#[btf_map]
+static FIB_SCRATCH: PerCpuArray<NextHop, 1> = PerCpuArray::new();
+
+/// Puts aya's packed trie key where the verifier allows eight-byte stores.
+#[repr(C, align(8))]
+struct Aligned(Key<EdgePrefix>);
+
+/// Makes the trie key of a single address, word by word: field by field, LLVM
+/// would merge stores across word boundaries, which the verifier refuses.
+#[inline(always)]
+fn host_prefix(address: &AddressKey) -> Aligned {
+    let [a, b, c, d] = EdgePrefix::HOST_BITS.to_ne_bytes();
+    let [high, low] = address.words();
+    let words = [u64::from_ne_bytes([a, b, c, d, 0, 0, 0, 0]), high, low];
+    // SAFETY: prefix length, reserved word and address in this order are the
+    // 24 bytes of the key, and any bytes are valid.
+    unsafe { core::mem::transmute::<[u64; 3], Aligned>(words) }
+}
+
+/// The maps as [`Tables`] and [`Counters`], for one run of the program.
+pub(crate) struct KernelTables<'a> {
+    ctx: &'a XdpContext,
+}
+
+impl<'a> KernelTables<'a> {
+    #[inline(always)]
+    pub(crate) fn new(ctx: &'a XdpContext) -> Self {
+        Self { ctx }
+    }
+
+    /// Returns the index of the device that the frame came in on.
+    #[inline(always)]
+    pub(crate) fn ingress(&self) -> u32 {
+        // SAFETY: the context is valid for the whole run.
+        unsafe { (*self.ctx.ctx).ingress_ifindex }
+    }
+}
+
+impl Tables for KernelTables<'_> {
+    #[inline(always)]
+    fn config(&self) -> Option<&Config> {
+        CONFIG.get(0)
+    }
+
+    #[inline(always)]
+    fn address_flags(&self, address: &AddressKey) -> u32 {
+        // SAFETY: the value is one aligned integer; an element recycled under
+        // the reader yields another address's flags at worst.
+        unsafe { VIPS.get(*address) }.copied().unwrap_or(0)
+    }
+
+    #[inline(always)]
+    fn is_trusted_edge(&self, source: &AddressKey) -> bool {
+        TRUSTED_EDGES.get(&host_prefix(source).0).is_some()
+    }
+
+    #[inline(always)]
+    fn service_v4(&self, key: &ServiceKeyV4) -> Option<u32> {
+        // SAFETY: the value is one aligned integer; an element recycled under
+        // the reader is found out by the key check of the service word.
+        unsafe { SERVICES_V4.get(*key) }.map(read_once)
+    }
+
+    #[inline(always)]
+    fn service_v6(&self, key: &ServiceKeyV6) -> Option<u32> {
+        // SAFETY: as for `service_v4`.
+        unsafe { SERVICES_V6.get(*key) }.map(read_once)
+    }
+
+    #[inline(always)]
+    fn service(&self, id: u32) -> Option<Service> {
+        let service = SERVICE.get(id)?;
+        Some(Service {
+            word: ServiceWord(read_once(&service.word.0)),
+            ..*service
+        })
+    }
+
+    #[inline(always)]
+    fn slot(&self, index: u32) -> Option<Slot> {
+        LUT.get(index).map(|slot| Slot(read_once(&slot.0)))
+    }
+
+    #[inline(always)]
+    fn backend(&self, id: u32) -> Option<&Backend> {
+        BACKENDS.get(id)
+    }
+
+    #[inline(always)]
+    fn next_hop(&self, id: u32) -> Option<&NextHop> {
+        NEXTHOPS.get(id)
+    }
+
+    #[inline(always)]
+    fn fib_next_hop(&self, backend: &Backend) -> Option<&NextHop> {
+        fib_next_hop(self.ctx, backend)
+    }
+}
+
+impl Counters for KernelTables<'_> {
+    #[inline(always)]
+    fn count_reason(&self, index: u32) {
+        if let Some(counter) = REASONS.get_ptr_mut(index) {
+            // SAFETY: a per-CPU element; XDP runs do not nest on a CPU.
+            unsafe { *counter += 1 };
+        }
+    }
+
+    #[inline(always)]
+    fn count_forward(&self, service: u32, backend: u32, bytes: u64) {
+        for counter in [
+            SERVICE_TRAFFIC.get_ptr_mut(service),
+            BACKEND_TRAFFIC.get_ptr_mut(backend),
+        ] {
+            if let Some(counter) = counter {
+                // SAFETY: a per-CPU element; XDP runs do not nest on a CPU.
+                let counter = unsafe { &mut *counter };
+                counter.packets += 1;
+                counter.bytes += bytes;
+            }
+        }
+    }
+}
+
+/// Reads a word that user space replaces while we look, with one load.
+#[inline(always)]
+fn read_once<T: Copy>(word: &T) -> T {
+    // SAFETY: a reference is valid and aligned.
+    unsafe { core::ptr::read_volatile(word) }
+}
+
+const AF_INET: u8 = 2;
+const AF_INET6: u8 = 10;
+
+/// Asks the kernel's FIB, as if the packet to the backend had come in here.
+///
+/// Answers only where the ingress device has forwarding switched on.
+#[inline(always)]
+fn fib_next_hop(ctx: &XdpContext, backend: &Backend) -> Option<&'static NextHop> {
+    let params = FIB_PARAMETERS.get_ptr_mut(0)?;
+    // SAFETY: a per-CPU element that only this run uses.
+    let params = unsafe { &mut *params };
+    let target = as_words(&backend.address);
+    params.family = if backend.flags & BACKEND_V4 != 0 {
+        AF_INET
+    } else {
+        AF_INET6
+    };
+    // Any length makes the kernel report the route's MTU; one byte always fits.
+    params.__bindgen_anon_1.tot_len = 1;
+    // SAFETY: the context is valid for the whole run.
+    params.ifindex = unsafe { (*ctx.ctx).ingress_ifindex };
+    params.__bindgen_anon_2.flowinfo = 0;
+    params.__bindgen_anon_4.ipv6_dst = target;
+    // SAFETY: the parameters are a map element and the size is theirs.
+    let found = unsafe {
+        bpf_fib_lookup(
+            ctx.ctx.cast(),
+            core::ptr::from_mut(params).cast(),
+            size_of::<FibParams>() as i32,
+            0,
+        )
+    };
+    if found != i64::from(BPF_FIB_LKUP_RET_SUCCESS) {
+        return None;
+    }
+    // SAFETY: the kernel wrote this member of the union; any bytes are valid.
+    let reached = unsafe { params.__bindgen_anon_4.ipv6_dst };
+    // SAFETY: as above.
+    let mtu = unsafe { params.__bindgen_anon_1.mtu_result };
+    let [a, b, c, d, e, f] = params.dmac;
+    let [g, h, i, j, k, l] = params.smac;
+    let hop = FIB_SCRATCH.get_ptr_mut(0)?;
+    // SAFETY: a per-CPU element that only this run uses.
+    let hop = unsafe { &mut *hop };
+    hop.ifindex = params.ifindex;
+    hop.mtu = u32::from(mtu);
+    hop.macs = [a, b, c, d, e, f, g, h, i, j, k, l];
+    hop.flags = if same(reached, target) {
+        0
+    } else {
+        HOP_GATEWAY
+    };
+    Some(hop)
+}
+
+/// Compares word by word: the BPF target has no `memcmp`.
+#[inline(always)]
+fn same([a, b, c, d]: [u32; 4], [e, f, g, h]: [u32; 4]) -> bool {
+    (a ^ e) | (b ^ f) | (c ^ g) | (d ^ h) == 0
+}
+
+#[inline(always)]
+fn as_words(address: &[u8; 16]) -> [u32; 4] {
+    let [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p] = *address;
+    [
+        u32::from_ne_bytes([a, b, c, d]),
+        u32::from_ne_bytes([e, f, g, h]),
+        u32::from_ne_bytes([i, j, k, l]),
+        u32::from_ne_bytes([m, n, o, p]),
+    ]
+}

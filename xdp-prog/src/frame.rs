@@ -1,0 +1,106 @@
+//! Bounds-checked access to the bytes of a frame.
+//!
+//! The kernel side implements [`Frame`] over `data`/`data_end` of an XDP
+//! context, the host side over a vector with headroom. Offsets count from the
+//! first byte of the Ethernet header.
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// A header that can be seen in place at any offset: bytes only, no padding.
+pub trait Wire: FromBytes + IntoBytes + Immutable + KnownLayout + Unaligned + Copy {}
+
+impl<T: FromBytes + IntoBytes + Immutable + KnownLayout + Unaligned + Copy> Wire for T {}
+
+/// Read access to a frame.
+pub trait Frame {
+    /// Returns the header at `offset`, or nothing where the frame ends before its end.
+    fn view<T: Wire>(&self, offset: usize) -> Option<&T>;
+
+    /// Tells whether the frame holds at least `length` bytes, those in fragments included.
+    fn holds(&self, length: usize) -> bool;
+}
+
+/// Write access to a frame and to its front end.
+pub trait FrameMut: Frame {
+    /// Returns the header at `offset` for writing.
+    fn view_mut<T: Wire>(&mut self, offset: usize) -> Option<&mut T>;
+
+    /// Moves the frame's start by `delta` bytes: negative opens room, positive cuts.
+    ///
+    /// Bytes that come into view are unspecified. Returns whether it was done.
+    fn move_start(&mut self, delta: i32) -> bool;
+}
+
+#[cfg(not(target_arch = "bpf"))]
+pub use host::HostFrame;
+
+#[cfg(not(target_arch = "bpf"))]
+mod host {
+    extern crate alloc;
+
+    use alloc::{vec, vec::Vec};
+
+    use super::{Frame, FrameMut, Wire};
+
+    /// Bytes that the kernel keeps free in front of each frame (`XDP_PACKET_HEADROOM`).
+    const HEADROOM: usize = 256;
+    /// The Ethernet header below which `bpf_xdp_adjust_head` refuses to cut.
+    const SHORTEST: usize = 14;
+
+    /// A frame in memory with the kernel's headroom in front.
+    #[derive(Clone, Debug)]
+    pub struct HostFrame {
+        buffer: Vec<u8>,
+        start: usize,
+    }
+
+    impl HostFrame {
+        /// Copies a frame and puts headroom in front of it.
+        pub fn new(bytes: &[u8]) -> Self {
+            let mut buffer = vec![0; HEADROOM];
+            buffer.extend_from_slice(bytes);
+            Self {
+                buffer,
+                start: HEADROOM,
+            }
+        }
+
+        /// Returns the frame's bytes.
+        pub fn bytes(&self) -> &[u8] {
+            self.buffer.get(self.start..).unwrap_or_default()
+        }
+    }
+
+    impl Frame for HostFrame {
+        fn view<T: Wire>(&self, offset: usize) -> Option<&T> {
+            let (header, _) = T::ref_from_prefix(self.bytes().get(offset..)?).ok()?;
+            Some(header)
+        }
+
+        fn holds(&self, length: usize) -> bool {
+            self.bytes().len() >= length
+        }
+    }
+
+    impl FrameMut for HostFrame {
+        fn view_mut<T: Wire>(&mut self, offset: usize) -> Option<&mut T> {
+            let bytes = self.buffer.get_mut(self.start.checked_add(offset)?..)?;
+            let (header, _) = T::mut_from_prefix(bytes).ok()?;
+            Some(header)
+        }
+
+        fn move_start(&mut self, delta: i32) -> bool {
+            let Some(start) = isize::try_from(delta)
+                .ok()
+                .and_then(|d| self.start.checked_add_signed(d))
+            else {
+                return false;
+            };
+            if start + SHORTEST > self.buffer.len() {
+                return false;
+            }
+            self.start = start;
+            true
+        }
+    }
+}

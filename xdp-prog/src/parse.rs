@@ -1,0 +1,230 @@
+//! Frame -> [`Packet`]: where the headers lie and what they say.
+//!
+//! Follows up to [`MAX_VLAN_TAGS`] VLAN tags, IPv4 options, and up to
+//! [`MAX_EXTENSIONS`] IPv6 extension headers. Lengths come from the network
+//! and are checked before they are used. What does not parse is never
+//! dropped here: the stack knows what to do with it, and counts it.
+
+use crate::{
+    flow::{FlowKey, V4, V6},
+    frame::Frame,
+    reason::PassReason,
+    wire::{
+        ethernet::{self, Ethernet, VlanTag},
+        ipv4::Ipv4,
+        ipv6::{Extension, Ipv6},
+        protocol,
+        transport::{Ports, Tcp, Udp},
+    },
+};
+
+/// VLAN tags that are followed (802.1ad: a service tag and a customer tag).
+pub const MAX_VLAN_TAGS: usize = 2;
+/// IPv6 extension headers that are followed.
+pub const MAX_EXTENSIONS: usize = 4;
+
+/// What the Ethernet header and VLAN tags say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Link {
+    /// EtherType of the payload.
+    pub ether_type: [u8; 2],
+    /// Offset of the payload: 14, 18 or 22.
+    pub l3: usize,
+}
+
+/// An IP packet whose headers have been checked against its length.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Packet<A> {
+    /// Offset of the IP header in the frame.
+    pub l3: usize,
+    /// Offset of what follows the IP header, its options and extension headers.
+    pub l4: usize,
+    /// Length of the IP packet as its header states it; the frame holds it.
+    pub length: usize,
+    /// DSCP and ECN.
+    pub traffic_class: u8,
+    /// TTL or hop limit.
+    pub hop_limit: u8,
+    /// Protocol of what lies at `l4`.
+    pub protocol: u8,
+    /// Whether it is a fragment, be it the first: then `l4` must not be read as a header.
+    pub is_fragment: bool,
+    /// Source address.
+    pub source: A,
+    /// Destination address.
+    pub destination: A,
+}
+
+/// Follows the Ethernet header and VLAN tags.
+///
+/// # Errors
+///
+/// Returns why the frame is none that a service could have received.
+#[inline(always)]
+pub fn link<F: Frame>(frame: &F) -> Result<Link, PassReason> {
+    let header: &Ethernet = frame.view(0).ok_or(PassReason::RuntFrame)?;
+    if header.is_group() {
+        return Err(PassReason::GroupAddress);
+    }
+    let mut ether_type = header.ether_type;
+    let mut l3 = Ethernet::LENGTH;
+    for _ in 0..MAX_VLAN_TAGS {
+        if !ethernet::announces_vlan(ether_type) {
+            return Ok(Link { ether_type, l3 });
+        }
+        let tag: &VlanTag = frame.view(l3).ok_or(PassReason::RuntFrame)?;
+        ether_type = tag.ether_type;
+        l3 += VlanTag::LENGTH;
+    }
+    if ethernet::announces_vlan(ether_type) {
+        return Err(PassReason::VlanDepth);
+    }
+    Ok(Link { ether_type, l3 })
+}
+
+/// Reads an IPv4 header with its options.
+///
+/// # Errors
+///
+/// Returns why the bytes are no IPv4 packet.
+#[inline(always)]
+pub fn ipv4<F: Frame>(frame: &F, l3: usize) -> Result<Packet<V4>, PassReason> {
+    let header: &Ipv4 = frame.view(l3).ok_or(PassReason::TruncatedIp)?;
+    let header_length = header.header_length();
+    let length = header.total_length();
+    if header.version() != 4 || header_length < Ipv4::LENGTH || length < header_length {
+        return Err(PassReason::MalformedIp);
+    }
+    if !frame.holds(l3 + length) {
+        return Err(PassReason::TruncatedIp);
+    }
+    Ok(Packet {
+        l3,
+        l4: l3 + header_length,
+        length,
+        traffic_class: header.tos,
+        hop_limit: header.ttl,
+        protocol: header.protocol,
+        is_fragment: header.is_fragment(),
+        source: V4(header.source()),
+        destination: V4(header.destination()),
+    })
+}
+
+/// Reads an IPv6 header and follows its extension headers.
+///
+/// # Errors
+///
+/// Returns why the bytes are no IPv6 packet, or none that can be followed.
+#[inline(always)]
+pub fn ipv6<F: Frame>(frame: &F, l3: usize) -> Result<Packet<V6>, PassReason> {
+    let header: &Ipv6 = frame.view(l3).ok_or(PassReason::TruncatedIp)?;
+    let length = header.total_length();
+    if header.version() != 6 {
+        return Err(PassReason::MalformedIp);
+    }
+    if !frame.holds(l3 + length) {
+        return Err(PassReason::TruncatedIp);
+    }
+    let end = follow_extensions(frame, header.next_header, l3 + Ipv6::LENGTH)?;
+    if end.l4 > l3 + length {
+        return Err(PassReason::MalformedIp);
+    }
+    Ok(Packet {
+        l3,
+        l4: end.l4,
+        length,
+        traffic_class: header.traffic_class(),
+        hop_limit: header.hop_limit,
+        protocol: end.protocol,
+        is_fragment: end.is_fragment,
+        source: V6(header.source),
+        destination: V6(header.destination),
+    })
+}
+
+/// Where a chain of extension headers ends.
+struct ChainEnd {
+    protocol: u8,
+    l4: usize,
+    is_fragment: bool,
+}
+
+#[inline(always)]
+fn follow_extensions<F: Frame>(
+    frame: &F,
+    mut protocol: u8,
+    mut offset: usize,
+) -> Result<ChainEnd, PassReason> {
+    for _ in 0..MAX_EXTENSIONS {
+        if !is_extension(protocol) {
+            break;
+        }
+        let header: &Extension = frame.view(offset).ok_or(PassReason::TruncatedIp)?;
+        if protocol == protocol::ROUTING && header.segments_left() != 0 {
+            return Err(PassReason::RoutingHeader);
+        }
+        if protocol == protocol::FRAGMENT && header.is_fragment() {
+            // Beyond it lies the transport header only in the first fragment.
+            return Ok(ChainEnd {
+                protocol,
+                l4: offset + Extension::LENGTH,
+                is_fragment: true,
+            });
+        }
+        offset += match protocol {
+            protocol::FRAGMENT => Extension::LENGTH,
+            protocol::AUTHENTICATION => header.authentication_length(),
+            _ => header.option_length(),
+        };
+        protocol = header.next_header;
+    }
+    if is_extension(protocol) {
+        return Err(PassReason::ExtensionDepth);
+    }
+    Ok(ChainEnd {
+        protocol,
+        l4: offset,
+        is_fragment: false,
+    })
+}
+
+#[inline(always)]
+const fn is_extension(protocol: u8) -> bool {
+    matches!(
+        protocol,
+        protocol::HOP_BY_HOP
+            | protocol::ROUTING
+            | protocol::FRAGMENT
+            | protocol::AUTHENTICATION
+            | protocol::DESTINATION_OPTIONS
+            | protocol::MOBILITY
+    )
+}
+
+/// Reads the ports of an unfragmented TCP or UDP packet.
+///
+/// # Errors
+///
+/// Returns [`PassReason::TruncatedTransport`] where the IP packet or the
+/// frame's linear part ends inside the transport header.
+#[inline(always)]
+pub fn flow<F: Frame, A: Copy>(frame: &F, packet: &Packet<A>) -> Result<FlowKey<A>, PassReason> {
+    let header_length = match packet.protocol {
+        protocol::TCP => Tcp::LENGTH,
+        _ => Udp::LENGTH,
+    };
+    if packet.l4 + header_length > packet.l3 + packet.length {
+        return Err(PassReason::TruncatedTransport);
+    }
+    let ports: &Ports = frame
+        .view(packet.l4)
+        .ok_or(PassReason::TruncatedTransport)?;
+    Ok(FlowKey {
+        source: packet.source,
+        destination: packet.destination,
+        source_port: ports.source,
+        destination_port: ports.destination,
+        protocol: packet.protocol,
+    })
+}

@@ -1,0 +1,270 @@
+//! Verdict -> byte edits.
+//!
+//! Forwarding writes a fresh Ethernet header (and VLAN tag, where the next hop
+//! wants one) right in front of the IP headers; tags that the frame came with
+//! are gone:
+//!
+//! ```text
+//!              | Ethernet | tags | inner IP ...
+//! | Ethernet | [tag] | outer IP  | inner IP ...
+//! ```
+//!
+//! Decapsulation keeps tags, since the stack takes the VLAN device from them:
+//!
+//! ```text
+//! | Ethernet | tags | outer IP   | inner IP ...
+//!           | Ethernet | tags    | inner IP ...
+//! ```
+
+use crate::{
+    csum::{self, Sum},
+    decide::{Decap, Family, Forward, Outer},
+    frame::FrameMut,
+    reason::DropReason,
+    wire::{
+        ethernet::{self, Ethernet, VlanTag},
+        ipv4::{DONT_FRAGMENT, Ipv4},
+        ipv6::Ipv6,
+        protocol,
+    },
+};
+
+/// TTL of outer headers: they cross the operator's own network only.
+pub const OUTER_TTL: u8 = 64;
+
+/// Makes the frame of a forwarded packet.
+///
+/// # Errors
+///
+/// Returns [`DropReason::NoHeadroom`] where the outer header does not fit in
+/// front of the frame; the frame is then half edited and must be dropped.
+#[inline(always)]
+pub fn forward<F: FrameMut>(frame: &mut F, forward: &Forward<'_>) -> Result<(), DropReason> {
+    decrement_hop_limit(frame, forward.l3, forward.inner)?;
+    let link_length = if forward.hop.vlan == [0; 2] {
+        Ethernet::LENGTH
+    } else {
+        Ethernet::LENGTH + VlanTag::LENGTH
+    };
+    let delta = forward.l3 as i32 - (link_length + forward.outer.length()) as i32;
+    if delta != 0 && !frame.move_start(delta) {
+        return Err(DropReason::NoHeadroom);
+    }
+    write_link(frame, forward)?;
+    match forward.outer {
+        Outer::None => Ok(()),
+        Outer::V4 => write_outer_v4(frame, link_length, forward),
+        Outer::V6 => {
+            let header = view_mut::<Ipv6, _>(frame, link_length)?;
+            let class = forward.traffic_class;
+            header.class_label = [0x60 | class >> 4, class << 4, 0, 0];
+            header.payload_length = (forward.length as u16).to_be_bytes();
+            header.next_header = forward.inner.encap_protocol();
+            header.hop_limit = OUTER_TTL;
+            header.source = *forward.source;
+            header.destination = *forward.destination;
+            Ok(())
+        }
+    }
+}
+
+impl Family {
+    /// Returns the EtherType of this family.
+    #[inline(always)]
+    pub const fn ether_type(self) -> [u8; 2] {
+        match self {
+            Self::V4 => ethernet::IPV4,
+            Self::V6 => ethernet::IPV6,
+        }
+    }
+
+    /// Returns the protocol number that announces this family inside an outer header.
+    #[inline(always)]
+    pub const fn encap_protocol(self) -> u8 {
+        match self {
+            Self::V4 => protocol::IPV4,
+            Self::V6 => protocol::IPV6,
+        }
+    }
+}
+
+#[inline(always)]
+fn view_mut<T: crate::frame::Wire, F: FrameMut>(
+    frame: &mut F,
+    offset: usize,
+) -> Result<&mut T, DropReason> {
+    frame.view_mut(offset).ok_or(DropReason::NoHeadroom)
+}
+
+#[inline(always)]
+fn decrement_hop_limit<F: FrameMut>(
+    frame: &mut F,
+    l3: usize,
+    family: Family,
+) -> Result<(), DropReason> {
+    match family {
+        Family::V4 => {
+            let header = view_mut::<Ipv4, _>(frame, l3)?;
+            let old = u16::from_be_bytes([header.ttl, header.protocol]);
+            header.ttl = header.ttl.saturating_sub(1);
+            let new = u16::from_be_bytes([header.ttl, header.protocol]);
+            patch_checksum(header, old, new);
+        }
+        Family::V6 => {
+            let header = view_mut::<Ipv6, _>(frame, l3)?;
+            header.hop_limit = header.hop_limit.saturating_sub(1);
+        }
+    }
+    Ok(())
+}
+
+#[inline(always)]
+fn patch_checksum(header: &mut Ipv4, old: u16, new: u16) {
+    let check = u16::from_be_bytes(header.checksum);
+    header.checksum = csum::update(check, Sum::ZERO.replace_u16(old, new)).to_be_bytes();
+}
+
+#[inline(always)]
+fn write_link<F: FrameMut>(frame: &mut F, forward: &Forward<'_>) -> Result<(), DropReason> {
+    let payload = match forward.outer {
+        Outer::None => forward.inner.ether_type(),
+        Outer::V4 => ethernet::IPV4,
+        Outer::V6 => ethernet::IPV6,
+    };
+    let tagged = forward.hop.vlan != [0; 2];
+    let header = view_mut::<Ethernet, _>(frame, 0)?;
+    header.macs = forward.hop.macs;
+    header.ether_type = if tagged { ethernet::VLAN } else { payload };
+    if tagged {
+        let tag = view_mut::<VlanTag, _>(frame, Ethernet::LENGTH)?;
+        *tag = VlanTag {
+            control: forward.hop.vlan,
+            ether_type: payload,
+        };
+    }
+    Ok(())
+}
+
+#[inline(always)]
+fn write_outer_v4<F: FrameMut>(
+    frame: &mut F,
+    offset: usize,
+    forward: &Forward<'_>,
+) -> Result<(), DropReason> {
+    let [a, b, c, d, ..] = *forward.source;
+    let [e, f, g, h, ..] = *forward.destination;
+    let header = view_mut::<Ipv4, _>(frame, offset)?;
+    let length = (forward.length + Ipv4::LENGTH) as u16;
+    let first = u16::from_be_bytes([0x45, forward.traffic_class]);
+    let ttl_protocol = u16::from_be_bytes([OUTER_TTL, forward.inner.encap_protocol()]);
+    let sum = Sum::ZERO
+        .add_u16(first)
+        .add_u16(length)
+        .add_u16(u16::from_be_bytes(DONT_FRAGMENT))
+        .add_u16(ttl_protocol)
+        .add_u32(u32::from_be_bytes([a, b, c, d]))
+        .add_u32(u32::from_be_bytes([e, f, g, h]));
+    *header = Ipv4 {
+        version_ihl: 0x45,
+        tos: forward.traffic_class,
+        total_length: length.to_be_bytes(),
+        // RFC 6864: free on atomic datagrams.
+        identification: [0; 2],
+        fragment: DONT_FRAGMENT,
+        ttl: OUTER_TTL,
+        protocol: forward.inner.encap_protocol(),
+        checksum: sum.checksum().to_be_bytes(),
+        addresses: [a, b, c, d, e, f, g, h],
+    };
+    Ok(())
+}
+
+/// Takes the outer header off.
+///
+/// # Errors
+///
+/// Returns why the inner packet cannot be delivered; the frame must be dropped.
+#[inline(always)]
+pub fn decap<F: FrameMut>(frame: &mut F, decap: &Decap) -> Result<(), DropReason> {
+    mend_inner(frame, decap)?;
+    let ether_type = decap.inner.ether_type();
+    let tags = decap.l3 - Ethernet::LENGTH;
+    let macs = view_mut::<Ethernet, _>(frame, 0)?.macs;
+    let first: [u8; 8] = match tags {
+        0 => [0; 8],
+        VlanTag::LENGTH => {
+            let tag = *view_mut::<[u8; 4], _>(frame, Ethernet::LENGTH - 2)?;
+            [tag[0], tag[1], tag[2], tag[3], 0, 0, 0, 0]
+        }
+        _ => *view_mut::<[u8; 8], _>(frame, Ethernet::LENGTH - 2)?,
+    };
+    if !frame.move_start((decap.inner_l3 - decap.l3) as i32) {
+        return Err(DropReason::NoHeadroom);
+    }
+    view_mut::<Ethernet, _>(frame, 0)?.macs = macs;
+    let [a, b, c, d, ..] = first;
+    match tags {
+        0 => view_mut::<Ethernet, _>(frame, 0)?.ether_type = ether_type,
+        VlanTag::LENGTH => {
+            *view_mut::<[u8; 4], _>(frame, Ethernet::LENGTH - 2)? = [a, b, c, d];
+            *view_mut::<[u8; 2], _>(frame, Ethernet::LENGTH + 2)? = ether_type;
+        }
+        _ => {
+            *view_mut::<[u8; 8], _>(frame, Ethernet::LENGTH - 2)? = first;
+            *view_mut::<[u8; 2], _>(frame, Ethernet::LENGTH + 6)? = ether_type;
+        }
+    }
+    Ok(())
+}
+
+/// Checks the inner header and merges the outer ECN field into it (RFC 6040 section 4.2).
+#[inline(always)]
+fn mend_inner<F: FrameMut>(frame: &mut F, decap: &Decap) -> Result<(), DropReason> {
+    let malformed = DropReason::MalformedInner;
+    match decap.inner {
+        Family::V4 => {
+            let header: &mut Ipv4 = frame.view_mut(decap.inner_l3).ok_or(malformed)?;
+            if header.version() != 4
+                || header.header_length() < Ipv4::LENGTH
+                || header.total_length() < header.header_length()
+                || header.total_length() > decap.inner_room
+            {
+                return Err(malformed);
+            }
+            let tos = merge_ecn(decap.outer_class, header.tos)?;
+            if tos != header.tos {
+                let old = u16::from_be_bytes([header.version_ihl, header.tos]);
+                header.tos = tos;
+                let new = u16::from_be_bytes([header.version_ihl, tos]);
+                patch_checksum(header, old, new);
+            }
+        }
+        Family::V6 => {
+            let header: &mut Ipv6 = frame.view_mut(decap.inner_l3).ok_or(malformed)?;
+            if header.version() != 6 || header.total_length() > decap.inner_room {
+                return Err(malformed);
+            }
+            let class = merge_ecn(decap.outer_class, header.traffic_class())?;
+            header.class_label[0] = 0x60 | class >> 4;
+            header.class_label[1] = header.class_label[1] & 0x0f | class << 4;
+        }
+    }
+    Ok(())
+}
+
+/// The inner traffic class after decapsulation (RFC 6040 figure 4).
+#[inline(always)]
+fn merge_ecn(outer: u8, inner: u8) -> Result<u8, DropReason> {
+    const NOT_ECT: u8 = 0;
+    const ECT_1: u8 = 1;
+    const ECT_0: u8 = 2;
+    const CE: u8 = 3;
+    let merged = match (inner & 3, outer & 3) {
+        (NOT_ECT, CE) => return Err(DropReason::EcnDropped),
+        (NOT_ECT, _) => NOT_ECT,
+        (_, CE) => CE,
+        (ECT_0, ECT_1) => ECT_1,
+        (kept, _) => kept,
+    };
+    Ok(inner & !3 | merged)
+}

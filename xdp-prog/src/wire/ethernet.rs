@@ -1,0 +1,82 @@
+//! Ethernet II and VLAN tags (IEEE 802.3, 802.1Q).
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// EtherType of IPv4.
+pub const IPV4: [u8; 2] = [0x08, 0x00];
+/// EtherType of IPv6.
+pub const IPV6: [u8; 2] = [0x86, 0xdd];
+/// EtherType of a customer VLAN tag (802.1Q).
+pub const VLAN: [u8; 2] = [0x81, 0x00];
+/// EtherType of a service VLAN tag (802.1ad).
+pub const SERVICE_VLAN: [u8; 2] = [0x88, 0xa8];
+
+/// ```text
+/// | destination MAC (6) | source MAC (6) | EtherType (2) |
+/// ```
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    FromBytes,
+    IntoBytes,
+    Immutable,
+    KnownLayout,
+    Unaligned,
+)]
+#[repr(C)]
+pub struct Ethernet {
+    /// Destination MAC, then source MAC.
+    pub macs: [u8; 12],
+    /// What follows: a payload's EtherType or a VLAN tag.
+    pub ether_type: [u8; 2],
+}
+
+impl Ethernet {
+    /// Length in bytes.
+    pub const LENGTH: usize = size_of::<Self>();
+
+    /// Tells whether the destination is a broadcast or multicast address.
+    #[inline(always)]
+    pub const fn is_group(&self) -> bool {
+        self.macs[0] & 1 != 0
+    }
+}
+
+/// ```text
+/// | priority (3 bits), drop eligible (1), VLAN id (12) | EtherType (2) |
+/// ```
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    FromBytes,
+    IntoBytes,
+    Immutable,
+    KnownLayout,
+    Unaligned,
+)]
+#[repr(C)]
+pub struct VlanTag {
+    /// Tag control information.
+    pub control: [u8; 2],
+    /// What follows the tag.
+    pub ether_type: [u8; 2],
+}
+
+impl VlanTag {
+    /// Length in bytes.
+    pub const LENGTH: usize = size_of::<Self>();
+}
+
+/// Tells whether a VLAN tag follows this EtherType.
+#[inline(always)]
+pub const fn announces_vlan(ether_type: [u8; 2]) -> bool {
+    matches!(ether_type, VLAN | SERVICE_VLAN)
+}

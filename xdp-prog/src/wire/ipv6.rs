@@ -1,0 +1,114 @@
+//! IPv6 and its extension headers (RFC 8200).
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// ```text
+/// | version (4 bits), traffic class (8), flow label (20) | payload length (2) | next header | hop limit |
+/// | source (16) | destination (16) |
+/// ```
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    FromBytes,
+    IntoBytes,
+    Immutable,
+    KnownLayout,
+    Unaligned,
+)]
+#[repr(C)]
+pub struct Ipv6 {
+    /// Version, traffic class and flow label.
+    pub class_label: [u8; 4],
+    /// Length of what follows this header.
+    pub payload_length: [u8; 2],
+    /// Protocol of what follows.
+    pub next_header: u8,
+    /// Hop limit.
+    pub hop_limit: u8,
+    /// Source address.
+    pub source: [u8; 16],
+    /// Destination address.
+    pub destination: [u8; 16],
+}
+
+impl Ipv6 {
+    /// Length in bytes.
+    pub const LENGTH: usize = size_of::<Self>();
+
+    /// Returns the version nibble.
+    #[inline(always)]
+    pub const fn version(&self) -> u8 {
+        self.class_label[0] >> 4
+    }
+
+    /// Returns DSCP and ECN.
+    #[inline(always)]
+    pub const fn traffic_class(&self) -> u8 {
+        self.class_label[0] << 4 | self.class_label[1] >> 4
+    }
+
+    /// Returns the packet's length in bytes as the header states it.
+    #[inline(always)]
+    pub const fn total_length(&self) -> usize {
+        Self::LENGTH + u16::from_be_bytes(self.payload_length) as usize
+    }
+}
+
+/// The first eight bytes that all extension headers share in some form.
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    FromBytes,
+    IntoBytes,
+    Immutable,
+    KnownLayout,
+    Unaligned,
+)]
+#[repr(C)]
+pub struct Extension {
+    /// Protocol of what follows.
+    pub next_header: u8,
+    /// Length beyond the first eight bytes, in units of eight (of four for AH).
+    pub length: u8,
+    /// Fragment header: offset, reserved bits, more-fragments. Routing header: type, segments left.
+    pub fragment: [u8; 2],
+    /// The rest of the first eight bytes.
+    pub rest: [u8; 4],
+}
+
+impl Extension {
+    /// Length of the shortest extension header in bytes.
+    pub const LENGTH: usize = size_of::<Self>();
+
+    /// Returns the length in bytes of hop-by-hop, routing, destination and mobility headers.
+    #[inline(always)]
+    pub const fn option_length(&self) -> usize {
+        (self.length as usize + 1) * 8
+    }
+
+    /// Returns the length in bytes of an authentication header (RFC 4302 section 2.2).
+    #[inline(always)]
+    pub const fn authentication_length(&self) -> usize {
+        (self.length as usize + 2) * 4
+    }
+
+    /// Tells whether a fragment header really splits the packet (RFC 6946: atomic ones do not).
+    #[inline(always)]
+    pub const fn is_fragment(&self) -> bool {
+        u16::from_be_bytes(self.fragment) & 0xfff9 != 0
+    }
+
+    /// Returns how many nodes of a routing header are still to be visited.
+    #[inline(always)]
+    pub const fn segments_left(&self) -> u8 {
+        self.fragment[1]
+    }
+}

@@ -1,0 +1,99 @@
+//! TCP (RFC 9293) and UDP (RFC 768).
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// The four bytes that TCP and UDP begin with.
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    FromBytes,
+    IntoBytes,
+    Immutable,
+    KnownLayout,
+    Unaligned,
+)]
+#[repr(C)]
+pub struct Ports {
+    /// Source port.
+    pub source: [u8; 2],
+    /// Destination port.
+    pub destination: [u8; 2],
+}
+
+/// The fixed part of a TCP header.
+///
+/// ```text
+/// | ports (4) | sequence (4) | acknowledgement (4) | data offset, flags (2) | window (2) | checksum (2) | urgent (2) |
+/// ```
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    FromBytes,
+    IntoBytes,
+    Immutable,
+    KnownLayout,
+    Unaligned,
+)]
+#[repr(C)]
+pub struct Tcp {
+    /// Source and destination port.
+    pub ports: Ports,
+    /// Sequence number.
+    pub sequence: [u8; 4],
+    /// Acknowledgement number.
+    pub acknowledgement: [u8; 4],
+    /// Data offset in words (high nibble).
+    pub data_offset: u8,
+    /// CWR, ECE, URG, ACK, PSH, RST, SYN, FIN.
+    pub flags: u8,
+    /// Receive window.
+    pub window: [u8; 2],
+    /// Checksum over pseudo-header, header and payload.
+    pub checksum: [u8; 2],
+    /// Urgent pointer.
+    pub urgent: [u8; 2],
+}
+
+impl Tcp {
+    /// Length of the fixed part in bytes.
+    pub const LENGTH: usize = size_of::<Self>();
+}
+
+/// ```text
+/// | ports (4) | length (2) | checksum (2) |
+/// ```
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    FromBytes,
+    IntoBytes,
+    Immutable,
+    KnownLayout,
+    Unaligned,
+)]
+#[repr(C)]
+pub struct Udp {
+    /// Source and destination port.
+    pub ports: Ports,
+    /// Length of header and payload.
+    pub length: [u8; 2],
+    /// Checksum over pseudo-header, header and payload; zero for none (IPv4 only).
+    pub checksum: [u8; 2],
+}
+
+impl Udp {
+    /// Length in bytes.
+    pub const LENGTH: usize = size_of::<Self>();
+}

@@ -1,3 +1,4 @@
 //! The user-space dataplane.
 
+pub mod nexthop;
 pub mod object;

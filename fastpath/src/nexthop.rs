@@ -1,0 +1,177 @@
+//! Next hops: which device, MAC addresses, VLAN and MTU lead to a node.
+//!
+//! The kernel decides: one `RTM_GETROUTE` per target is a FIB lookup that honours policy rules,
+//! VRFs, metrics and path MTUs. Links and neighbours are dumped once per refresh, and the three are
+//! joined here into what XDP needs to send a frame.
+//!
+//! ```text
+//!   Watcher: "something changed" --> Tracker::refresh --> only the targets whose answer changed
+//!                                      |  links, neighbours (one dump each)
+//!                                      |  route of each target
+//!                                      '- asks the kernel to keep the neighbours in use resolved
+//! ```
+//!
+//! The loop has no memory of events. An event, an overrun of the event socket or a timer all lead
+//! to the same full refresh, so nothing can be missed for longer than one of them takes to come.
+//!
+//! Neighbours are kept fresh by the kernel itself: `NTF_EXT_MANAGED` (Linux 5.16) makes it resolve
+//! an entry, confirm it again before it goes stale and retry it after a failure, although the
+//! kernel's stack sends no packet to it. Our entries carry our own `NDA_PROTOCOL`, hence a restarted
+//! agent recognises them and withdraws those that no target needs. Entries that are permanent, or
+//! that another daemon manages or learnt, are used and left alone.
+//!
+//! What a route can say and how it is answered:
+//!
+//! - ECMP: the kernel picks one live path by its hash of the target address. All flows to one node
+//!   share that path; different nodes spread over the paths.
+//! - VLAN device: frames leave on the device below it, with a tag and the VLAN device's MAC. One
+//!   802.1Q tag; stacked tags and 802.1ad are unresolved.
+//! - Bond: the bond's own index, whose driver picks the member.
+//! - Devices without Ethernet addresses (tun, WireGuard, IPIP) are unresolved: there is no frame to
+//!   write.
+//!
+//! Decoding is our own because only a dozen attributes matter, and an attribute of a newer kernel or
+//! an odd driver must not fail the message that carries it, as it does with crates that decode
+//! everything.
+
+mod connection;
+mod link;
+mod message;
+mod neighbour;
+mod resolver;
+mod route;
+mod tracker;
+mod view;
+mod watcher;
+
+use std::fmt;
+use std::io;
+use std::net::IpAddr;
+
+pub use resolver::{Resolver, Snapshot};
+pub use tracker::{Refresh, Tracker};
+pub use watcher::{Wake, Waker, Watcher};
+
+/// A way to one target: all that is needed to write and send a frame to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct NextHop {
+    /// The device to transmit on; below a VLAN device, the device that carries it.
+    pub ifindex: u32,
+    /// The MAC address that frames leave with.
+    pub source_mac: [u8; 6],
+    /// The MAC address of the gateway, or of the target where it is on the link.
+    pub destination_mac: [u8; 6],
+    /// The identifier of the 802.1Q tag to write, if the route leaves through a VLAN device.
+    pub vlan: Option<u16>,
+    /// The largest packet (IP header included) that this way takes.
+    pub mtu: u32,
+    /// The source address that the kernel would use; none if the machine has none in this family.
+    pub source: Option<IpAddr>,
+}
+
+/// The answer for one target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Resolution {
+    /// Frames can be sent this way.
+    Resolved(NextHop),
+    /// The target is an address of this machine.
+    Local,
+    /// No frame can be sent, for this reason.
+    Unresolved(Reason),
+}
+
+/// The reason why a target has no next hop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Reason {
+    /// No route matches.
+    NoRoute,
+    /// The matching route is of type `unreachable`, or the kernel knows no source or device for it.
+    Unreachable,
+    /// The matching route is of type `blackhole`.
+    Blackhole,
+    /// The matching route is of type `prohibit`.
+    Prohibited,
+    /// The target is a multicast, broadcast or anycast address.
+    NotUnicast,
+    /// The route adds an encapsulation of its own (MPLS, SRv6), which XDP would leave out.
+    Encapsulated,
+    /// The device, or the device below a VLAN device, is down or has no carrier.
+    LinkDown,
+    /// The device vanished between the lookup and the list of devices.
+    NoDevice,
+    /// The device has no Ethernet address.
+    NoMac,
+    /// The device is a VLAN over a VLAN, an 802.1ad VLAN, or a VLAN over another namespace's device.
+    VlanUnsupported,
+    /// The neighbour has not answered; the kernel keeps asking once a tracker refreshes.
+    NeighbourUnresolved,
+}
+
+impl Reason {
+    /// Returns the text for tables and metric labels.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::NoRoute => "no route",
+            Self::Unreachable => "unreachable route",
+            Self::Blackhole => "blackhole route",
+            Self::Prohibited => "prohibit route",
+            Self::NotUnicast => "not a unicast address",
+            Self::Encapsulated => "route with encapsulation",
+            Self::LinkDown => "link down",
+            Self::NoDevice => "no such device",
+            Self::NoMac => "device without Ethernet address",
+            Self::VlanUnsupported => "unsupported VLAN device",
+            Self::NeighbourUnresolved => "neighbour unresolved",
+        }
+    }
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// A failure to talk to the kernel about routes, links or neighbours.
+#[derive(Debug, thiserror::Error)]
+pub enum NetlinkError {
+    /// A socket could not be opened or prepared.
+    #[error("cannot open a netlink socket")]
+    Open(#[source] io::Error),
+    /// The kernel refused a question, or its answer could not be read.
+    #[error("cannot {attempt}")]
+    Ask {
+        /// What was attempted.
+        attempt: &'static str,
+        /// The kernel's or the decoder's objection.
+        #[source]
+        source: io::Error,
+    },
+    /// The route of one target could not be looked up.
+    #[error("cannot look up the route to {target}")]
+    Route {
+        /// The target.
+        target: IpAddr,
+        /// The kernel's or the decoder's objection.
+        #[source]
+        source: io::Error,
+    },
+    /// The kernel refused to keep neighbours resolved.
+    #[error(
+        "cannot have the kernel keep neighbour {address} on device {ifindex} ({failed} in all)"
+    )]
+    Keep {
+        /// The first neighbour that was refused.
+        address: IpAddr,
+        /// Its device.
+        ifindex: u32,
+        /// How many neighbours were refused in this refresh.
+        failed: usize,
+        /// The objection to the first.
+        #[source]
+        source: io::Error,
+    },
+    /// Waiting for changes failed.
+    #[error("cannot wait for network changes")]
+    Watch(#[source] io::Error),
+}

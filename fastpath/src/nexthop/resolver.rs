@@ -1,0 +1,143 @@
+//! Asking the kernel: one snapshot of devices and neighbours, then any number of targets.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use super::connection::Connection;
+use super::message::Request;
+use super::neighbour::Key;
+use super::view::{Answer, View};
+use super::{NetlinkError, Resolution, link, neighbour, route};
+
+/// A connection to the kernel of the network namespace it was opened in.
+#[derive(Debug)]
+pub struct Resolver {
+    connection: Connection,
+}
+
+impl Resolver {
+    /// Opens the connection in the calling thread's network namespace.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the socket cannot be opened.
+    pub fn new() -> Result<Self, NetlinkError> {
+        let connection = Connection::open()?;
+        Ok(Self { connection })
+    }
+
+    /// Resolves one target; for many, take one [`Resolver::snapshot`].
+    ///
+    /// Changes nothing: an unresolved neighbour is asked for by [`super::Tracker::refresh`] only.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the kernel cannot be asked or its answer is not understood.
+    pub fn resolve(&mut self, target: IpAddr) -> Result<Resolution, NetlinkError> {
+        self.snapshot()?.resolve(target)
+    }
+
+    /// Lists devices and neighbours once, to resolve any number of targets against.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the kernel cannot be asked or its answer is not understood.
+    pub fn snapshot(&mut self) -> Result<Snapshot<'_>, NetlinkError> {
+        let links = self
+            .connection
+            .dump("list the network devices", link::list, link::decode)?;
+        let neighbours =
+            self.connection
+                .dump("list the neighbours", neighbour::list, neighbour::decode)?;
+        let view = View {
+            links: links.into_iter().map(|link| (link.ifindex, link)).collect(),
+            neighbours: neighbours.into_iter().collect(),
+        };
+        Ok(Snapshot {
+            connection: &mut self.connection,
+            view,
+        })
+    }
+}
+
+/// Devices and neighbours of one moment; routes are looked up as they are asked for.
+#[derive(Debug)]
+pub struct Snapshot<'a> {
+    connection: &'a mut Connection,
+    view: View,
+}
+
+impl Snapshot<'_> {
+    /// Resolves one target.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the kernel cannot be asked or its answer is not understood.
+    pub fn resolve(&mut self, target: IpAddr) -> Result<Resolution, NetlinkError> {
+        self.answer(target).map(|answer| answer.resolution)
+    }
+
+    /// Resolves one target, and names the neighbour that the answer depends on.
+    pub(super) fn answer(&mut self, target: IpAddr) -> Result<Answer, NetlinkError> {
+        let mut found = None;
+        let asked = self.connection.exchange(route::lookup(target), |message| {
+            found = route::decode(message)
+        });
+        if let Err(source) = asked {
+            return route::refusal(&source)
+                .map(Answer::from)
+                .ok_or(NetlinkError::Route { target, source });
+        }
+        let route = found.ok_or_else(|| NetlinkError::Route {
+            target,
+            source: std::io::Error::new(
+                std::io::ErrorKind::InvalidData,
+                "the answer is not a route",
+            ),
+        })?;
+        Ok(self.view.resolve(target, &route))
+    }
+
+    /// Has the kernel keep the wanted neighbours resolved, and release those that we wanted before.
+    pub(super) fn keep(&mut self, wanted: &BTreeSet<Key>) -> Result<(), NetlinkError> {
+        let upkeep = self.view.upkeep(wanted);
+        let mut refused: Option<NetlinkError> = None;
+        let requests = (upkeep
+            .keep
+            .into_iter()
+            .map(|key| (key, neighbour::keep(key))))
+        .chain(
+            upkeep
+                .release
+                .into_iter()
+                .map(|key| (key, neighbour::release(key))),
+        );
+        for (key, request) in requests {
+            if let Err(source) = self.command(request) {
+                match &mut refused {
+                    Some(NetlinkError::Keep { failed, .. }) => *failed += 1,
+                    _ => {
+                        refused = Some(NetlinkError::Keep {
+                            address: key.address,
+                            ifindex: key.ifindex,
+                            failed: 1,
+                            source,
+                        });
+                    }
+                }
+            }
+        }
+        refused.map_or(Ok(()), Err)
+    }
+
+    /// Gives an order; that its device or entry has just gone is no failure, an event tells.
+    fn command(&mut self, request: Request) -> std::io::Result<()> {
+        match self.connection.exchange(request, |_| {}) {
+            Ok(_) => Ok(()),
+            Err(error) => match error.raw_os_error() {
+                Some(libc::ENOENT | libc::ENODEV | libc::ENETDOWN) => Ok(()),
+                _ => Err(error),
+            },
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! A set of targets and their last answers: turns a refresh into the changes it brought.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use super::{NetlinkError, Resolution, Resolver};
+
+/// The targets, each with the answer that was reported last.
+///
+/// # Examples
+///
+/// ```no_run
+/// use fastpath::nexthop::{NetlinkError, Resolver, Tracker, Wake, Watcher};
+///
+/// # fn main() -> Result<(), NetlinkError> {
+/// // Watch before the first refresh, or a change between the two is missed.
+/// let mut watcher = Watcher::new()?;
+/// let mut resolver = Resolver::new()?;
+/// let mut tracker = Tracker::default();
+/// tracker.set_targets(["192.0.2.1".parse().expect("an address")]);
+/// loop {
+///     for (target, resolution) in tracker.refresh(&mut resolver)?.changes {
+///         println!("{target}: {resolution:?}");
+///     }
+///     watcher.wait(None)?;
+/// }
+/// # }
+/// ```
+#[derive(Debug, Default)]
+pub struct Tracker {
+    targets: BTreeMap<IpAddr, Option<Resolution>>,
+}
+
+/// What one refresh brought.
+#[derive(Debug)]
+pub struct Refresh {
+    /// The targets whose answer is new or differs, in the order of their addresses.
+    pub changes: Vec<(IpAddr, Resolution)>,
+    /// Why neighbours could not be kept resolved. The changes hold all the same; the next refresh
+    /// asks again.
+    pub unkept: Option<NetlinkError>,
+}
+
+impl Tracker {
+    /// Replaces the set of targets; those that stay keep their last answer.
+    pub fn set_targets(&mut self, targets: impl IntoIterator<Item = IpAddr>) {
+        let mut last = std::mem::take(&mut self.targets);
+        self.targets = targets
+            .into_iter()
+            .map(|target| (target, last.remove(&target).flatten()))
+            .collect();
+    }
+
+    /// Returns the last answer for each target; none before its first refresh.
+    pub fn answers(&self) -> impl Iterator<Item = (IpAddr, Option<Resolution>)> + '_ {
+        self.targets.iter().map(|(target, last)| (*target, *last))
+    }
+
+    /// Resolves all targets again and has the kernel keep their neighbours resolved.
+    ///
+    /// With no targets, all neighbours are released: do that before leaving a machine for good.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the kernel cannot be asked or its answer is not understood; no change is recorded
+    /// then, so the next refresh reports it.
+    pub fn refresh(&mut self, resolver: &mut Resolver) -> Result<Refresh, NetlinkError> {
+        let mut snapshot = resolver.snapshot()?;
+        let mut answers = Vec::with_capacity(self.targets.len());
+        let mut neighbours = BTreeSet::new();
+        for target in self.targets.keys() {
+            let answer = snapshot.answer(*target)?;
+            neighbours.extend(answer.neighbour);
+            answers.push((*target, answer.resolution));
+        }
+        let unkept = snapshot.keep(&neighbours).err();
+        Ok(Refresh {
+            changes: self.record(answers),
+            unkept,
+        })
+    }
+
+    /// Takes new answers, and returns those that differ from the last.
+    fn record(&mut self, answers: Vec<(IpAddr, Resolution)>) -> Vec<(IpAddr, Resolution)> {
+        let mut changes = answers;
+        changes.retain(|(target, resolution)| match self.targets.get_mut(target) {
+            Some(last) => last.replace(*resolution) != Some(*resolution),
+            None => false,
+        });
+        changes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Reason;
+    use super::*;
+
+    const DOWN: Resolution = Resolution::Unresolved(Reason::LinkDown);
+
+    fn address(last: u8) -> IpAddr {
+        [192, 0, 2, last].into()
+    }
+
+    #[test]
+    fn only_changes_are_returned() {
+        let mut tracker = Tracker::default();
+        tracker.set_targets([address(1), address(2)]);
+        let first = vec![(address(1), DOWN), (address(2), Resolution::Local)];
+        assert_eq!(tracker.record(first.clone()), first);
+        assert_eq!(tracker.record(first), []);
+
+        let second = vec![(address(1), DOWN), (address(2), DOWN)];
+        assert_eq!(tracker.record(second), [(address(2), DOWN)]);
+    }
+
+    #[test]
+    fn a_target_that_stays_is_not_reported_again() {
+        let mut tracker = Tracker::default();
+        tracker.set_targets([address(1), address(2)]);
+        tracker.record(vec![(address(1), DOWN), (address(2), DOWN)]);
+
+        tracker.set_targets([address(2), address(3), address(3)]);
+
+        let answers: Vec<_> = tracker.answers().collect();
+        assert_eq!(answers, [(address(2), Some(DOWN)), (address(3), None)]);
+        let again = vec![(address(2), DOWN), (address(3), DOWN)];
+        assert_eq!(tracker.record(again), [(address(3), DOWN)]);
+    }
+
+    #[test]
+    fn a_target_that_returns_is_reported_again() {
+        let mut tracker = Tracker::default();
+        tracker.set_targets([address(1)]);
+        tracker.record(vec![(address(1), DOWN)]);
+        tracker.set_targets([]);
+        tracker.set_targets([address(1)]);
+        assert_eq!(
+            tracker.record(vec![(address(1), DOWN)]),
+            [(address(1), DOWN)]
+        );
+    }
+}

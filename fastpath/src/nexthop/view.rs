@@ -1,0 +1,131 @@
+//! A view of the machine's network at one moment, and the pure join of route, device and neighbour.
+
+use std::collections::{BTreeSet, HashMap};
+use std::net::IpAddr;
+
+use super::link::{ETHERTYPE_VLAN, Link};
+use super::neighbour::{Key, Neighbour};
+use super::route::Route;
+use super::{NextHop, Reason, Resolution};
+
+/// All devices and neighbours.
+#[derive(Debug, Default)]
+pub(super) struct View {
+    pub(super) links: HashMap<u32, Link>,
+    pub(super) neighbours: HashMap<Key, Neighbour>,
+}
+
+/// An answer, and the neighbour that it depends on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Answer {
+    pub(super) resolution: Resolution,
+    pub(super) neighbour: Option<Key>,
+}
+
+impl From<Reason> for Answer {
+    fn from(reason: Reason) -> Self {
+        Self {
+            resolution: Resolution::Unresolved(reason),
+            neighbour: None,
+        }
+    }
+}
+
+/// What has to be asked of the kernel so that it keeps the wanted neighbours, and only these.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Upkeep {
+    pub(super) keep: Vec<Key>,
+    pub(super) release: Vec<Key>,
+}
+
+impl View {
+    /// Answers for a target whose route is known.
+    pub(super) fn resolve(&self, target: IpAddr, route: &Route) -> Answer {
+        self.try_resolve(target, route).unwrap_or_else(Answer::from)
+    }
+
+    fn try_resolve(&self, target: IpAddr, route: &Route) -> Result<Answer, Reason> {
+        match route.route_type {
+            libc::RTN_UNICAST => {}
+            libc::RTN_LOCAL => {
+                return Ok(Answer {
+                    resolution: Resolution::Local,
+                    neighbour: None,
+                });
+            }
+            libc::RTN_UNREACHABLE => return Err(Reason::Unreachable),
+            libc::RTN_BLACKHOLE => return Err(Reason::Blackhole),
+            libc::RTN_PROHIBIT => return Err(Reason::Prohibited),
+            _ => return Err(Reason::NotUnicast),
+        }
+        if route.encapsulated {
+            return Err(Reason::Encapsulated);
+        }
+        let link = self.running_link(route.ifindex)?;
+        let source_mac = link.mac.ok_or(Reason::NoMac)?;
+        let (vlan, carrier) = self.carrier(link)?;
+
+        let key = Key {
+            ifindex: link.ifindex,
+            address: route.gateway.unwrap_or(target),
+        };
+        let known = self.neighbours.get(&key).and_then(|entry| entry.mac);
+        // The kernel's `arp_constructor` and `ndisc_constructor` address such frames to the device
+        // itself; an entry appears only once the stack has sent one.
+        let destination_mac = known.or_else(|| link.no_arp.then_some(source_mac));
+        let resolution = match destination_mac {
+            Some(destination_mac) => Resolution::Resolved(NextHop {
+                ifindex: carrier.ifindex,
+                source_mac,
+                destination_mac,
+                vlan,
+                mtu: link.mtu.min(carrier.mtu).min(route.mtu.unwrap_or(u32::MAX)),
+                source: route.source,
+            }),
+            None => Resolution::Unresolved(Reason::NeighbourUnresolved),
+        };
+        Ok(Answer {
+            resolution,
+            neighbour: (!link.no_arp).then_some(key),
+        })
+    }
+
+    /// Returns the device that frames of `link` leave on, and their tag.
+    fn carrier<'a>(&'a self, link: &'a Link) -> Result<(Option<u16>, &'a Link), Reason> {
+        let Some(vlan) = &link.vlan else {
+            return Ok((None, link));
+        };
+        let lower = vlan.lower.ok_or(Reason::VlanUnsupported)?;
+        let carrier = self.running_link(lower)?;
+        if vlan.ethertype != ETHERTYPE_VLAN || carrier.vlan.is_some() {
+            return Err(Reason::VlanUnsupported);
+        }
+        Ok((Some(vlan.id), carrier))
+    }
+
+    fn running_link(&self, ifindex: u32) -> Result<&Link, Reason> {
+        let link = self.links.get(&ifindex).ok_or(Reason::NoDevice)?;
+        if link.running {
+            Ok(link)
+        } else {
+            Err(Reason::LinkDown)
+        }
+    }
+
+    /// Compares the wanted neighbours with those that the kernel keeps.
+    pub(super) fn upkeep(&self, wanted: &BTreeSet<Key>) -> Upkeep {
+        let is_kept = |key: &Key| matches!(self.neighbours.get(key), Some(entry) if entry.managed || entry.fixed);
+        let keep = wanted.iter().filter(|key| !is_kept(key)).copied().collect();
+        let mut release: Vec<Key> = self
+            .neighbours
+            .iter()
+            .filter(|(key, entry)| entry.ours && !entry.fixed && !wanted.contains(key))
+            .map(|(key, _)| *key)
+            .collect();
+        release.sort_unstable();
+        Upkeep { keep, release }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,84 @@
+# The commands of this repository. `make demo` and `make test` install what they
+# need by themselves (deploy/setup.sh), and nothing when nothing is missing.
+
+export PATH := $(HOME)/.cargo/bin:$(PATH):/usr/sbin:/sbin
+# A missing toolchain is setup's matter, with a message.
+export RUSTUP_AUTO_INSTALL := 0
+
+# Tests and the demo create network namespaces and load programs: for another
+# user than root, cargo runs what it built through sudo.
+ifneq ($(shell id -u),0)
+ARCH := $(shell uname -m | tr a-z A-Z)
+export CARGO_TARGET_$(ARCH)_UNKNOWN_LINUX_GNU_RUNNER := sudo -E
+endif
+
+DEMO := guideway-demo
+CARGO_BPF = sysroot=$$(deploy/setup.sh bpf-sysroot) && RUSTC_BOOTSTRAP=1 \
+	RUSTC=$$sysroot/bin/rustc CARGO=$$sysroot/bin/cargo $$sysroot/bin/cargo-clippy
+
+.PHONY: build demo test lint bench setup cases fmt clippy clippy-bpf unit doc kernel-matrix
+
+build: setup
+	cargo build --release --locked
+
+setup:
+	@deploy/setup.sh build
+
+demo:
+	@deploy/setup.sh demo
+	cargo run --release --locked --package bench --bin $(DEMO)
+
+# $(call step,NAME): runs the target NAME, says how long it took, stops at a failure.
+define step
+	@echo "==> $(1)"; begin=$$(date +%s); \
+	if $(MAKE) --no-print-directory $(1); then \
+		echo "==> $(1): passed in $$(($$(date +%s) - begin)) s"; \
+	else \
+		echo "==> $(1): FAILED after $$(($$(date +%s) - begin)) s" >&2; exit 1; \
+	fi
+endef
+
+test:
+	@deploy/setup.sh test
+	$(call step,fmt)
+	$(call step,clippy)
+	$(call step,clippy-bpf)
+	$(call step,unit)
+	$(call step,doc)
+	$(call step,kernel-matrix)
+	@echo "==> all steps passed"
+
+lint:
+	@deploy/setup.sh test
+	$(call step,fmt)
+	$(call step,clippy)
+	$(call step,clippy-bpf)
+
+fmt:
+	cargo fmt --all --check
+
+clippy:
+	cargo clippy --workspace --all-targets --locked -- -D warnings
+
+# The program half exists for the BPF target only, and needs its compiler.
+clippy-bpf:
+	$(CARGO_BPF) clippy --locked -Zbuild-std=core --target bpfel-unknown-none \
+		--target-dir target/clippy-bpf \
+		--package xdp-prog --lib --bins --features bpf-object -- -D warnings
+
+unit:
+	cargo test --workspace --locked
+
+doc:
+	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked
+
+kernel-matrix:
+	deploy/kernel-matrix/run.sh
+
+# The packet cases alone, through the host functions and through the kernel.
+cases: setup
+	cargo test --locked --package fastpath --test packets
+
+bench: setup
+	cargo bench --workspace --locked
+	cargo run --release --locked --package bench --bin guideway-bench -- datapath

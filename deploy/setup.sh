@@ -1,0 +1,309 @@
+#!/bin/sh
+# Installs what building, demonstrating or testing Guideway needs and this
+# machine lacks, without questions, saying what it does. Does nothing, quickly,
+# when nothing is missing.
+#
+# usage: deploy/setup.sh build|demo|test
+#        deploy/setup.sh bpf-sysroot    prints where the BPF object's compiler lives
+#
+# Debian and Ubuntu: by apt, as root or through sudo. Elsewhere it names the
+# packages and ends with 1.
+set -eu
+
+cd "$(dirname "$0")/.."
+. deploy/versions.env
+
+PATH="${CARGO_HOME:-$HOME/.cargo}/bin:$PATH:/usr/sbin:/sbin"
+CACHE="${XDG_CACHE_HOME:-$HOME/.cache}/guideway"
+PINNED=$(sed -n 's/^channel = "\(.*\)"/\1/p' rust-toolchain.toml)
+
+# A missing toolchain is installed below, not as the side effect of a question.
+export RUSTUP_AUTO_INSTALL=0
+export DEBIAN_FRONTEND=noninteractive
+
+say() {
+    printf 'setup: %s\n' "$*"
+}
+
+die() {
+    printf 'setup: %s\n' "$*" >&2
+    exit 1
+}
+
+have() {
+    command -v "$1" >/dev/null 2>&1
+}
+
+as_root() {
+    if [ "$(id -u)" -eq 0 ]; then
+        "$@"
+    elif have sudo; then
+        sudo --preserve-env=DEBIAN_FRONTEND "$@"
+    else
+        die "needs root for: $*; run as root or install sudo"
+    fi
+}
+
+## Packages
+
+# want COMMAND|FILE PACKAGE...: asks for the packages unless the command or file is there.
+want() {
+    case $1 in
+    /*) [ ! -e "$1" ] || return 0 ;;
+    *) ! have "$1" || return 0 ;;
+    esac
+    shift
+    missing="$missing $*"
+}
+
+install_missing() {
+    [ -n "$missing" ] || return 0
+    have apt-get || die "this distribution has no apt; install what Debian calls:$missing"
+    refresh_lists
+    say "installing$missing"
+    # Packages that bring a daemon must not start it: its address may be in use.
+    forbid_daemons
+    # shellcheck disable=SC2086 # a list of words
+    apt_get install $missing || {
+        say "apt failed, trying once more"
+        refreshed=
+        refresh_lists
+        # shellcheck disable=SC2086
+        apt_get install $missing || die "apt cannot install:$missing"
+    }
+    allow_daemons
+    missing=
+}
+
+# What apt can install, and at which version, is known from its lists.
+refresh_lists() {
+    if [ -z "${refreshed:-}" ] && have apt-get; then
+        say "fetching the package lists"
+        apt_get update || say "apt-get update failed, going on with the lists at hand"
+        refreshed=1
+    fi
+}
+
+apt_get() {
+    as_root apt-get -q -y --no-install-recommends \
+        -o Dpkg::Use-Pty=0 -o DPkg::Lock::Timeout=300 -o Acquire::Retries=3 "$@"
+}
+
+POLICY=/usr/sbin/policy-rc.d
+
+forbid_daemons() {
+    [ ! -e $POLICY ] || return 0
+    trap allow_daemons EXIT
+    printf '#!/bin/sh\n# guideway setup\nexit 101\n' | as_root tee $POLICY >/dev/null
+    as_root chmod 755 $POLICY
+}
+
+allow_daemons() {
+    if grep -qs '^# guideway setup$' $POLICY; then
+        as_root rm -f $POLICY
+    fi
+}
+
+# candidate PACKAGE: the version that apt would install.
+candidate() {
+    have apt-cache || return 0
+    apt-cache policy "$1" 2>/dev/null | sed -n 's/^  Candidate: //p' | grep -v '^(none)$' || true
+}
+
+# Succeeds when the distribution's own Rust is new enough for everything here.
+distribution_has_rust() {
+    version=$(candidate rust-web-src)
+    case $version in
+    1.*) minor=${version#1.} && [ "${minor%%.*}" -ge "$RUST_MINOR" ] ;;
+    *) false ;;
+    esac
+}
+
+## The host's compiler
+
+new_enough() {
+    version=$("$1" --version 2>/dev/null) || return 1
+    minor=${version#rustc 1.}
+    case ${minor%%.*} in
+    '' | *[!0-9]*) false ;;
+    *) [ "${minor%%.*}" -ge "$RUST_MINOR" ] ;;
+    esac
+}
+
+host_toolchain() {
+    want make make
+    want /etc/ssl/certs/ca-certificates.crt ca-certificates
+    want cc gcc libc6-dev
+    if have rustup; then
+        install_missing
+        pinned_toolchain
+        return
+    fi
+    if ! { have cargo && new_enough rustc; }; then
+        refresh_lists
+        if distribution_has_rust; then
+            missing="$missing cargo-web rustc-web"
+        elif [ -n "$(candidate rustup)" ]; then
+            missing="$missing rustup"
+        else
+            die "no package here has Rust 1.$RUST_MINOR or rustup; install rustup from its own site"
+        fi
+    fi
+    install_missing
+    if have rustup; then
+        pinned_toolchain
+    elif [ "$purpose" = test ]; then
+        want cargo-clippy rust-web-clippy
+        want rustfmt rustfmt-web
+        install_missing
+    fi
+}
+
+# Makes the toolchain that rust-toolchain.toml names available in rustup.
+pinned_toolchain() {
+    if sysroot=$(rustup run "$PINNED" rustc --print sysroot 2>/dev/null); then
+        if [ -x "$sysroot/bin/cargo-clippy" ] && [ -x "$sysroot/bin/rustfmt" ]; then
+            return
+        fi
+    fi
+    say "installing Rust $PINNED by rustup"
+    if rustup toolchain install "$PINNED" --profile minimal --component clippy,rustfmt \
+        --no-self-update; then
+        return
+    fi
+    # Without rustup's server, the same compiler under another name will do.
+    same=$(rustup run stable rustc --version 2>/dev/null) || same=
+    case $same in
+    "rustc $PINNED "*) ;;
+    *) die "rustup cannot install Rust $PINNED" ;;
+    esac
+    stable=$(rustup run stable rustc --print sysroot)
+    say "rustup's stable is Rust $PINNED: linking it under that name"
+    ln -sfn "$stable" "${stable%/*}/$PINNED-${stable##*/stable-}"
+}
+
+## The compiler and linker of the BPF object; fastpath/build.rs looks for them
+
+has_core_source() {
+    [ -e "$1/lib/rustlib/src/rust/library/core/src/lib.rs" ] && [ -x "$1/bin/cargo" ]
+}
+
+# Prints the sysroot of the compiler for the BPF object.
+bpf_sysroot() {
+    if have rustup; then
+        for name in ${GUIDEWAY_BPF_TOOLCHAIN:-bpf nightly}; do
+            if sysroot=$(rustup run "$name" rustc --print sysroot 2>/dev/null) &&
+                has_core_source "$sysroot"; then
+                echo "$sysroot"
+                return
+            fi
+        done
+    fi
+    sysroot=/usr
+    case ${GUIDEWAY_BPF_TOOLCHAIN:-} in
+    /*) sysroot=$GUIDEWAY_BPF_TOOLCHAIN ;;
+    esac
+    has_core_source "$sysroot" && new_enough "$sysroot/bin/rustc" && echo "$sysroot"
+}
+
+has_bpf_linker() {
+    have bpf-linker || ls "$CACHE"/bpf-linker-*/bin/bpf-linker >/dev/null 2>&1
+}
+
+bpf_toolchain() {
+    bpf_sysroot >/dev/null || bpf_compiler
+    has_bpf_linker || bpf_linker
+    if [ "$purpose" = test ]; then
+        if [ "$(bpf_sysroot)" = /usr ]; then
+            want /usr/bin/cargo-clippy rust-web-clippy
+        fi
+        install_missing
+    fi
+}
+
+bpf_compiler() {
+    [ -z "${GUIDEWAY_BPF_TOOLCHAIN:-}" ] ||
+        die "GUIDEWAY_BPF_TOOLCHAIN=$GUIDEWAY_BPF_TOOLCHAIN has no cargo or no rust-src"
+    refresh_lists
+    # The distribution's rustup and its compilers exclude each other.
+    if distribution_has_rust && [ "$(command -v rustup)" != /usr/bin/rustup ]; then
+        missing="$missing rustc-web cargo-web rust-web-src"
+        install_missing
+        if have rustup; then
+            say "naming the distribution's Rust \`bpf\` in rustup"
+            rustup toolchain link bpf /usr
+        fi
+    else
+        say "installing the source of core for Rust $PINNED by rustup, as toolchain \`bpf\`"
+        rustup component add rust-src --toolchain "$PINNED"
+        rustup toolchain link bpf "$(rustup run "$PINNED" rustc --print sysroot)"
+    fi
+}
+
+bpf_linker() {
+    want "/usr/lib/llvm-$LLVM_VERSION/include/llvm-c/Core.h" "llvm-$LLVM_VERSION-dev"
+    want c++ g++
+    if [ -n "$missing" ]; then
+        refresh_lists
+        [ -n "$(candidate "llvm-$LLVM_VERSION-dev")" ] ||
+            die "no package llvm-$LLVM_VERSION-dev here: put bpf-linker $BPF_LINKER_VERSION," \
+                "from its own releases, into PATH"
+    fi
+    install_missing
+    say "building bpf-linker $BPF_LINKER_VERSION (a minute or two, once)"
+    LLVM_PREFIX="/usr/lib/llvm-$LLVM_VERSION" CARGO_TARGET_DIR="$CACHE/build" \
+        cargo install bpf-linker --version "$BPF_LINKER_VERSION" --locked \
+        --no-default-features --features "llvm-$LLVM_VERSION" --no-track \
+        --root "$CACHE/bpf-linker-$BPF_LINKER_VERSION" ||
+        die "building bpf-linker failed"
+    rm -rf "$CACHE/build"
+}
+
+## Running
+
+runtime() {
+    want ip iproute2
+    want ethtool ethtool
+    want curl curl
+    if ! have nginx; then
+        want nginx nginx-light
+        installs_nginx=1
+    fi
+    if [ "$purpose" = test ]; then
+        want qemu-system-x86_64 qemu-system-x86
+        want cpio cpio
+        want depmod kmod
+        want /usr/share/keyrings/debian-archive-keyring.gpg debian-archive-keyring
+        want xz xz-utils
+    fi
+    install_missing
+    if [ -n "${installs_nginx:-}" ] && have systemctl; then
+        # Installed for the demo's own instances: the system's one stays off.
+        as_root systemctl disable --quiet nginx.service || true
+    fi
+}
+
+bpffs() {
+    if ! grep -qs ' /sys/fs/bpf bpf ' /proc/mounts; then
+        say "mounting bpffs on /sys/fs/bpf"
+        as_root mount -t bpf bpf /sys/fs/bpf ||
+            die "cannot mount bpffs on /sys/fs/bpf: it takes CAP_SYS_ADMIN and a kernel with CONFIG_BPF_SYSCALL"
+    fi
+}
+
+purpose=${1:-build}
+missing=
+case $purpose in
+build) ;;
+demo | test) runtime ;;
+bpf-sysroot)
+    bpf_sysroot
+    exit
+    ;;
+*) die "usage: deploy/setup.sh build|demo|test|bpf-sysroot" ;;
+esac
+host_toolchain
+bpf_toolchain
+case $purpose in
+demo | test) bpffs ;;
+esac

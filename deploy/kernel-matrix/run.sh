@@ -1,0 +1,229 @@
+#!/bin/sh
+# Boots each kernel of MATRIX_KERNELS (deploy/versions.env) in qemu, with an
+# initramfs of its own, and runs the payloads in it: programs that load the BPF
+# object and end with 0. Fails when a kernel cannot be had, does not boot, or a
+# payload fails.
+#
+# usage: deploy/kernel-matrix/run.sh [PROGRAM...]
+#
+# Without arguments the payloads are fastpath's example `verify` and, where it
+# exists, its packet cases. Kernels are Debian's, unpacked into the user's cache
+# and not installed; GUIDEWAY_MATRIX_REFRESH=1 looks for newer ones. They come
+# from the Debian mirror that apt knows, or GUIDEWAY_DEBIAN_MIRROR.
+set -eu
+
+here=$(cd "$(dirname "$0")" && pwd)
+cd "$here/../.."
+. deploy/versions.env
+
+PATH="$PATH:/usr/sbin:/sbin"
+CACHE="${XDG_CACHE_HOME:-$HOME/.cache}/guideway/kernel-matrix"
+KEYRING=/usr/share/keyrings/debian-archive-keyring.gpg
+# What payloads may use beyond the kernel's own parts.
+MODULES="veth"
+DEADLINE_S=300
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+die() {
+    printf 'kernel-matrix: %s\n' "$*" >&2
+    exit 1
+}
+
+## Kernels
+
+mirror() {
+    if [ -n "${GUIDEWAY_DEBIAN_MIRROR:-}" ]; then
+        echo "$GUIDEWAY_DEBIAN_MIRROR"
+        return
+    fi
+    apt-get indextargets --format '$(REPO_URI)' \
+        'Created-By: Packages' 'Origin: Debian' 'Label: Debian' | head -n 1
+}
+
+# private_apt SUITE COMMAND...: runs an apt command that knows SUITE only and
+# leaves the system's lists alone.
+private_apt() {
+    apt_dir="$work/apt/$1"
+    shift
+    APT_CONFIG="$apt_dir/apt.conf" "$@"
+}
+
+# The system's proxies and certificates still hold: APT_CONFIG is read before them.
+private_apt_setup() {
+    uri=$(mirror)
+    [ -n "$uri" ] || die "apt knows no Debian mirror: set GUIDEWAY_DEBIAN_MIRROR"
+    apt_dir="$work/apt/$1"
+    mkdir -p "$apt_dir/lists/partial" "$apt_dir/cache/archives/partial"
+    : >"$apt_dir/status"
+    echo "deb [arch=amd64 signed-by=$KEYRING] $uri $1 main" >"$apt_dir/sources.list"
+    cat >"$apt_dir/apt.conf" <<CONF
+Dir::State "$apt_dir";
+Dir::State::lists "$apt_dir/lists";
+Dir::State::status "$apt_dir/status";
+Dir::Cache "$apt_dir/cache";
+Dir::Etc::sourcelist "$apt_dir/sources.list";
+Dir::Etc::sourceparts "-";
+Acquire::Retries "3";
+APT::Sandbox::User "root";
+APT::Architecture "amd64";
+CONF
+    private_apt "$1" apt-get -qq update || private_apt "$1" apt-get -qq update
+}
+
+# unpack SUITE PACKAGE DIRECTORY
+unpack() {
+    (
+        cd "$work"
+        private_apt "$1" apt-get -qq download "$2"
+        mkdir -p "${3%/*}"
+        rm -rf "$3.partial"
+        dpkg -x "$2"_*.deb "$3.partial"
+    )
+    mv "$3.partial" "$3"
+}
+
+# The image that SUITE's linux-image-amd64 stands for.
+image_package() {
+    private_apt "$1" apt-cache depends linux-image-amd64 |
+        sed -n 's/^ *Depends: \(linux-image-[0-9].*\)$/\1/p' | head -n 1
+}
+
+# kernel SUITE MINOR: leaves the newest kernel's directory in $kernel.
+kernel() {
+    kernel=
+    if [ -z "${GUIDEWAY_MATRIX_REFRESH:-}" ]; then
+        kernel=$(ls -d "$CACHE/linux-image-$2."* 2>/dev/null | grep -v partial | sort -V | tail -n 1)
+    fi
+    [ -z "$kernel" ] || return 0
+    echo "kernel-matrix: looking for Linux $2 in $1"
+    private_apt_setup "$1"
+    package=$(image_package "$1")
+    case $package in
+    linux-image-"$2".*) ;;
+    *) die "$1 has no Linux $2 (but: ${package:-none})" ;;
+    esac
+    kernel="$CACHE/$package"
+    if [ ! -d "$kernel" ]; then
+        echo "kernel-matrix: fetching $package"
+        unpack "$1" "$package" "$kernel"
+    fi
+}
+
+busybox() {
+    busybox="$CACHE/busybox-static/bin/busybox"
+    if [ ! -x "$busybox" ]; then
+        suite=${MATRIX_KERNELS%%:*}
+        echo "kernel-matrix: fetching busybox"
+        private_apt_setup "$suite"
+        unpack "$suite" busybox-static "$CACHE/busybox-static"
+    fi
+}
+
+## The initramfs
+
+# Leaves the executables to run in $payloads.
+default_payloads() {
+    cargo build --locked --package fastpath --example verify
+    payloads=target/debug/examples/verify
+    if [ -e fastpath/tests/packets.rs ]; then
+        cargo test --locked --package fastpath --test packets --no-run 2>&1 | tee "$work/cargo"
+        payloads="$payloads $(sed -n 's/^ *Executable .*(\(.*\))$/\1/p' "$work/cargo")"
+    fi
+}
+
+# initramfs KERNEL PAYLOAD...: leaves it in $work/initramfs.
+initramfs() {
+    modules_of=$1
+    shift
+    root="$work/root"
+    rm -rf "$root"
+    mkdir -p "$root/bin" "$root/modules" "$root/payloads"
+    cp "$busybox" "$root/bin/busybox"
+    cp "$here/init" "$root/init"
+    copy_modules "$modules_of"
+    for payload; do
+        cp "$payload" "$root/payloads/"
+        copy_libraries "$payload"
+    done
+    (cd "$root" && find . | cpio --quiet -o -H newc) >"$work/initramfs"
+}
+
+# Modules with those that they need, numbered in the order of loading.
+copy_modules() {
+    base=$1
+    [ -d "$base/lib/modules" ] || base=$1/usr
+    release=$(ls "$base/lib/modules")
+    [ -e "$base/lib/modules/$release/modules.dep" ] || depmod -b "$base" "$release"
+    count=100
+    for module in $MODULES; do
+        modprobe -d "$base" -S "$release" --show-depends "$module" >"$work/depends"
+        while read -r verb file _; do
+            [ "$verb" = insmod ] || continue
+            count=$((count + 1))
+            name=${file##*/}
+            case $file in
+            *.xz) xz -dc "$file" >"$root/modules/$count-${name%.xz}" ;;
+            *.zst) zstd -qdc "$file" >"$root/modules/$count-${name%.zst}" ;;
+            *) cp "$file" "$root/modules/$count-$name" ;;
+            esac
+        done <"$work/depends"
+    done
+}
+
+# The shared libraries and the loader, at the paths that the program names.
+copy_libraries() {
+    { ldd "$1" 2>/dev/null || true; } | grep -o '/[^ ]*' | while read -r library; do
+        mkdir -p "$root${library%/*}"
+        cp -L "$library" "$root$library"
+    done
+}
+
+## The run
+
+# boot KERNEL: runs qemu and judges by the serial console.
+boot() {
+    set -- "$1" "$1"/boot/vmlinuz-*
+    log="$work/console-${2##*/vmlinuz-}"
+    # Emulated (tcg): nested KVM aborts on some hosts, and a boot takes seconds only.
+    # -no-reboot: both `reboot` at the end of init and a panic end qemu.
+    timeout "$DEADLINE_S" qemu-system-x86_64 \
+        -machine accel=tcg -cpu max -smp 2 -m 2G \
+        -nodefaults -no-reboot -display none -serial "file:$log" \
+        -kernel "$2" -initrd "$work/initramfs" \
+        -append "console=ttyS0 quiet panic=-1" >"$work/qemu" 2>&1 && ended=0 || ended=$?
+    # The console ends its lines with CR LF.
+    tr -d '\r' <"$log" >"$work/console"
+    booted=$(sed -n 's/^guideway: booted .* in \(.*\)$/\1/p' "$work/console")
+    result=$(sed -n 's/^guideway: result //p' "$work/console")
+    if [ -z "$result" ]; then
+        result="no result"
+        [ "$ended" -ne 124 ] || result="no result within $DEADLINE_S s"
+    fi
+    printf '%-28s %8s  %s\n' "${2##*/vmlinuz-}" "${booted:-never}" "$result" >>"$work/table"
+    [ "$result" = passed ] || {
+        failed=1
+        echo "kernel-matrix: ${2##*/vmlinuz-}: $result; the console's end:"
+        cat "$work/qemu"
+        tail -n 60 "$work/console"
+    }
+}
+
+[ "$(uname -m)" = x86_64 ] || die "written for x86_64"
+busybox
+if [ $# -gt 0 ]; then
+    payloads=$*
+else
+    default_payloads
+fi
+printf '%-28s %8s  %s\n' kernel boot result >"$work/table"
+failed=0
+for entry in $MATRIX_KERNELS; do
+    kernel "${entry%%:*}" "${entry##*:}"
+    # shellcheck disable=SC2086 # a list of paths
+    initramfs "$kernel" $payloads
+    boot "$kernel"
+done
+cat "$work/table"
+exit "$failed"

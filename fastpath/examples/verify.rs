@@ -1,0 +1,34 @@
+//! Loads the embedded object and lets the kernel verify each of its programs.
+//!
+//! The kernel matrix runs it on every supported kernel.
+
+use anyhow::{Context, Result, bail};
+use aya::{EbpfLoader, programs::Program};
+
+fn main() -> Result<()> {
+    let mut object = EbpfLoader::new()
+        .load(fastpath::object::bytes())
+        .context("loading the object")?;
+    let mut count = 0;
+    for (name, program) in object.programs_mut() {
+        match program {
+            Program::Xdp(program) => program.load(),
+            Program::SchedClassifier(program) => program.load(),
+            other => bail!(
+                "program {name} has the unexpected type {:?}",
+                other.prog_type()
+            ),
+        }
+        .with_context(|| format!("loading program {name}"))?;
+        println!("{name}: verified");
+        count += 1;
+    }
+    if count == 0 {
+        bail!("the object has no program");
+    }
+    println!(
+        "{count} programs verified, {}",
+        fastpath::object::built_with()
+    );
+    Ok(())
+}

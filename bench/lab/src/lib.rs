@@ -1,1 +1,103 @@
-//! Test networks made of namespaces.
+//! Test networks made of Linux network namespaces, for tests, the demo and
+//! the bench.
+//!
+//! [`Namespace`] is one machine: interfaces, addresses, routes, its own `/sys`
+//! and its own bpffs. [`Veth`] is a cable, [`Link`] one end of it, [`Process`] a
+//! program running in a namespace. [`Topology`] puts them together into the
+//! usual picture: clients, a router, edges and nodes.
+//!
+//! Everything needs root and is removed again: on drop, on panic, on SIGINT and
+//! SIGTERM, and what a SIGKILL left behind when the next lab is created.
+
+mod link;
+mod namespace;
+mod offload;
+mod process;
+mod registry;
+mod route;
+mod rtnl;
+mod topology;
+mod wait;
+
+use std::{io, process::ExitStatus, time::Duration};
+
+pub use link::{Link, Mac, Stats, Veth};
+pub use namespace::Namespace;
+pub use nix::sys::signal::Signal;
+pub use offload::Offload;
+pub use process::Process;
+pub use registry::sweep;
+pub use route::{Cidr, Route};
+pub use topology::{Builder, Machine, Topology, vip_v4, vip_v6};
+pub use wait::{wait_for, wait_until};
+
+/// The result of an operation of this crate.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Why a network could not be built, changed or observed.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The kernel refused an operation in a namespace.
+    #[error("{namespace}: cannot {action}")]
+    Kernel {
+        /// The namespace it was meant for.
+        namespace: String,
+        /// What was attempted.
+        action: String,
+        /// What the kernel answered.
+        #[source]
+        source: io::Error,
+    },
+    /// A program could not be started.
+    #[error("cannot start {program}")]
+    Start {
+        /// The program's name.
+        program: String,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// A program did not get a signal.
+    #[error("cannot send {signal} to {program}")]
+    Signal {
+        /// The program's name.
+        program: String,
+        /// The signal.
+        signal: Signal,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// A program ended although it was expected to go on.
+    #[error("{program} ended with {status} before {awaited}; its output:\n{output}")]
+    Ended {
+        /// The program's name.
+        program: String,
+        /// How it ended.
+        status: ExitStatus,
+        /// What did not come.
+        awaited: String,
+        /// Everything it wrote.
+        output: String,
+    },
+    /// A condition did not come true in time.
+    #[error("not after {timeout:?}: {awaited}{seen}")]
+    Timeout {
+        /// The condition.
+        awaited: String,
+        /// How long it was waited for.
+        timeout: Duration,
+        /// The last observation, starting with a separator; empty if there is none.
+        seen: String,
+    },
+    /// A value from the caller makes no sense.
+    #[error("{what} {value:?}: {expected}")]
+    Invalid {
+        /// Which value.
+        what: &'static str,
+        /// The value.
+        value: String,
+        /// What would make sense.
+        expected: &'static str,
+    },
+}

@@ -1,0 +1,292 @@
+//! One machine of a test network: a network namespace with a mount namespace
+//! beside it.
+//!
+//! The mount namespace is made once and kept, not made per process: a restarted
+//! agent must find the pins that its predecessor left in this machine's bpffs,
+//! and agents of other machines must not. Its `/sys` is mounted from inside, so
+//! that `/sys/class/net` shows this machine's interfaces.
+
+use std::{
+    ffi::{CStr, OsStr},
+    fs::{self, File},
+    io,
+    os::{
+        fd::{AsFd, BorrowedFd, OwnedFd},
+        unix::process::CommandExt,
+    },
+    panic,
+    path::Path,
+    process::Command,
+    sync::{Arc, Mutex},
+    thread,
+};
+
+use nix::{
+    fcntl::{Flock, FlockArg},
+    mount::{MsFlags, mount},
+    sched::{CloneFlags, setns, unshare},
+    unistd::chdir,
+};
+
+use crate::{
+    Error, Result, offload,
+    registry::{self, NAMES},
+    rtnl::Rtnl,
+};
+
+/// A network namespace with its own `/sys` and bpffs, removed on drop.
+///
+/// `ip netns` knows it under [`Namespace::name`]. Processes that still run in
+/// it when it is dropped are killed.
+#[derive(Debug)]
+pub struct Namespace {
+    name: String,
+    label: String,
+    handles: Arc<Handles>,
+    rtnl: Mutex<Rtnl>,
+    ioctl: OwnedFd,
+}
+
+/// What a thread or a child needs to enter.
+#[derive(Debug)]
+struct Handles {
+    net: OwnedFd,
+    mounts: OwnedFd,
+}
+
+impl Namespace {
+    /// Makes a namespace named `gw-<pid>-<n>-<label>` with loopback up, no
+    /// duplicate address detection and no reverse path filter.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Kernel`], usually because the caller is not root.
+    pub fn new(label: &str) -> Result<Self> {
+        let namespace = Self::create(label)?;
+        for family in ["ipv4", "ipv6"] {
+            for scope in ["all", "default"] {
+                let (key, value) = match family {
+                    "ipv4" => ("rp_filter", "0"),
+                    _ => ("accept_dad", "0"),
+                };
+                namespace.set_sysctl(&format!("net/{family}/conf/{scope}/{key}"), value)?;
+            }
+        }
+        namespace.link("lo")?.set_up()?;
+        Ok(namespace)
+    }
+
+    /// Returns the name that `ip netns` knows.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Returns the label it was made with.
+    pub fn label(&self) -> &str {
+        &self.label
+    }
+
+    /// Runs `work` in a thread inside the namespace and returns its result.
+    ///
+    /// Threads and processes that `work` starts, and sockets that it opens,
+    /// belong to the namespace too, also after it has returned.
+    ///
+    /// # Panics
+    ///
+    /// When `work` panics, with the same payload.
+    pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
+        in_thread(|| {
+            self.handles
+                .enter()
+                .expect("whoever could make the namespace can enter it");
+            work()
+        })
+    }
+
+    /// Prepares a command whose process runs inside the namespace.
+    pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
+        let handles = Arc::clone(&self.handles);
+        let mut command = Command::new(program);
+        let enter = move || handles.enter();
+        // SAFETY: between fork and exec only async-signal-safe calls are
+        // allowed; `enter` makes system calls alone and allocates nothing.
+        unsafe { command.pre_exec(enter) };
+        command
+    }
+
+    /// Writes a value under `/proc/sys`; `key` is a path such as `net/ipv4/ip_forward`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Kernel`] when there is no such key or the value is refused.
+    pub fn set_sysctl(&self, key: &str, value: &str) -> Result<()> {
+        self.run(|| fs::write(Path::new("/proc/sys").join(key), value))
+            .map_err(|source| self.error(format!("set {key} to {value}"), source))
+    }
+
+    /// Reads a value under `/proc/sys`, without the final newline.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Kernel`] when there is no such key.
+    pub fn sysctl(&self, key: &str) -> Result<String> {
+        self.run(|| fs::read_to_string(Path::new("/proc/sys").join(key)))
+            .map(|value| value.trim_end().to_owned())
+            .map_err(|source| self.error(format!("read {key}"), source))
+    }
+
+    /// Lets the machine forward packets of both families between its interfaces.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Namespace::set_sysctl`].
+    pub fn enable_forwarding(&self) -> Result<()> {
+        self.set_sysctl("net/ipv4/ip_forward", "1")?;
+        self.set_sysctl("net/ipv6/conf/all/forwarding", "1")
+    }
+
+    pub(crate) fn rtnl(&self) -> &Mutex<Rtnl> {
+        &self.rtnl
+    }
+
+    /// A socket of this namespace for interface ioctls.
+    pub(crate) fn ioctl(&self) -> BorrowedFd<'_> {
+        self.ioctl.as_fd()
+    }
+
+    pub(crate) fn net(&self) -> BorrowedFd<'_> {
+        self.handles.net.as_fd()
+    }
+
+    pub(crate) fn error(&self, action: String, source: io::Error) -> Error {
+        Error::Kernel {
+            namespace: self.name.clone(),
+            action,
+            source,
+        }
+    }
+
+    fn create(label: &str) -> Result<Self> {
+        let mut registry = registry::lock();
+        let name = registry.add(label);
+        let made = in_thread(|| {
+            let handles = Handles::new(&Path::new(NAMES).join(&name))?;
+            Ok((handles, Rtnl::open()?, offload::ioctl_socket()?))
+        });
+        match made {
+            Ok((handles, rtnl, ioctl)) => Ok(Self {
+                name,
+                label: label.to_owned(),
+                handles: Arc::new(handles),
+                rtnl: Mutex::new(rtnl),
+                ioctl,
+            }),
+            Err(source) => {
+                // The first failure is the one to report.
+                let _ = registry.remove(&name);
+                Err(Error::Kernel {
+                    namespace: name,
+                    action: "create it".to_owned(),
+                    source,
+                })
+            }
+        }
+    }
+}
+
+impl Drop for Namespace {
+    fn drop(&mut self) {
+        if let Err(error) = registry::lock().remove(&self.name) {
+            eprintln!("lab: cannot remove the namespace {}: {error}", self.name);
+        }
+    }
+}
+
+impl Handles {
+    /// Moves the calling thread, which must end afterwards, into new
+    /// namespaces and names the network namespace by the file `name`.
+    fn new(name: &Path) -> io::Result<Self> {
+        share_names()?;
+        unshare(CloneFlags::CLONE_NEWNET)?;
+        File::create_new(name)?;
+        let own = "/proc/thread-self/ns/net";
+        mount_at(Some(own), name, None, MsFlags::MS_BIND)?;
+
+        unshare(CloneFlags::CLONE_NEWNS)?;
+        // Nothing mounted here may reach the host; what the host unmounts
+        // (the names of other namespaces) must not be kept here.
+        mount_at(
+            None,
+            Path::new("/"),
+            None,
+            MsFlags::MS_SLAVE | MsFlags::MS_REC,
+        )?;
+        mount_at(
+            Some("sysfs"),
+            Path::new("/sys"),
+            Some("sysfs"),
+            MsFlags::empty(),
+        )?;
+        mount_at(
+            Some("bpf"),
+            Path::new("/sys/fs/bpf"),
+            Some("bpf"),
+            MsFlags::empty(),
+        )?;
+        Ok(Self {
+            net: File::open(own)?.into(),
+            mounts: File::open("/proc/thread-self/ns/mnt")?.into(),
+        })
+    }
+
+    /// Moves the calling thread into the namespaces; its working directory stays.
+    fn enter(&self) -> io::Result<()> {
+        const PATH_MAX: usize = libc::PATH_MAX.cast_unsigned() as usize;
+        let mut directory = [0_u8; PATH_MAX];
+        // SAFETY: the buffer is writable for the length given with it.
+        let found = unsafe { libc::getcwd(directory.as_mut_ptr().cast(), directory.len()) };
+        // A mount namespace can only be changed by a thread that shares its
+        // working directory with no other.
+        unshare(CloneFlags::CLONE_FS)?;
+        setns(&self.mounts, CloneFlags::CLONE_NEWNS)?;
+        setns(&self.net, CloneFlags::CLONE_NEWNET)?;
+        if !found.is_null()
+            && let Ok(directory) = CStr::from_bytes_until_nul(&directory)
+        {
+            chdir(directory)?;
+        }
+        Ok(())
+    }
+}
+
+/// Makes `/run/netns` a shared mount point, as `ip netns add` would: done
+/// later by `ip`, the bind mount would hide ours.
+fn share_names() -> io::Result<()> {
+    fs::create_dir_all(NAMES)?;
+    let names = Path::new(NAMES);
+    let _lock =
+        Flock::lock(File::open(names)?, FlockArg::LockExclusive).map_err(|(_, error)| error)?;
+    let share = || mount_at(None, names, None, MsFlags::MS_SHARED | MsFlags::MS_REC);
+    share().or_else(|_| {
+        mount_at(Some(NAMES), names, None, MsFlags::MS_BIND | MsFlags::MS_REC)?;
+        share()
+    })
+}
+
+fn mount_at(
+    source: Option<&str>,
+    target: &Path,
+    kind: Option<&str>,
+    flags: MsFlags,
+) -> io::Result<()> {
+    mount(source, target, kind, flags, None::<&str>).map_err(|error| {
+        let error = io::Error::from(error);
+        io::Error::new(error.kind(), format!("mount {}: {error}", target.display()))
+    })
+}
+
+/// Runs `work` in a thread of its own, which may change namespaces because it ends here.
+fn in_thread<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+    thread::scope(|scope| scope.spawn(work).join())
+        .unwrap_or_else(|payload| panic::resume_unwind(payload))
+}

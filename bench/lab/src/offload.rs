@@ -1,0 +1,126 @@
+//! Offload switches of an interface, by the ethtool ioctl.
+//!
+//! The legacy one-value commands are enough here: each sets a group of features
+//! the way `ethtool -K DEV tx|tso|gso|gro` does.
+
+use std::{
+    io,
+    os::fd::{AsRawFd, FromRawFd, OwnedFd},
+};
+
+use crate::{Link, Result};
+
+/// A group of offload features, named as `ethtool -K` names it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Offload {
+    /// The sender leaves checksums to the device.
+    Tx,
+    /// The sender leaves TCP segmentation to the device.
+    Tso,
+    /// The sender segments late, in software.
+    Gso,
+    /// The receiver merges segments; on veth, this alone makes NAPI run.
+    Gro,
+}
+
+// linux/ethtool.h; libc has none of these for glibc.
+impl Offload {
+    fn get_command(self) -> u32 {
+        match self {
+            Self::Tx => 0x16,
+            Self::Tso => 0x1e,
+            Self::Gso => 0x23,
+            Self::Gro => 0x2b,
+        }
+    }
+
+    fn set_command(self) -> u32 {
+        self.get_command() + 1
+    }
+}
+
+/// `struct ethtool_value` of linux/ethtool.h.
+#[repr(C)]
+struct Value {
+    command: u32,
+    data: u32,
+}
+
+impl Link<'_> {
+    /// Tells whether an offload is on.
+    ///
+    /// # Errors
+    ///
+    /// [`crate::Error::Kernel`] when the interface is gone.
+    pub fn offload(&self, offload: Offload) -> Result<bool> {
+        self.ethtool(offload.get_command(), 0)
+            .map(|data| data != 0)
+            .map_err(|source| self.error(format!("read {offload:?}"), source))
+    }
+
+    /// Switches an offload on or off.
+    ///
+    /// # Errors
+    ///
+    /// [`crate::Error::Kernel`] when the feature is fixed the other way.
+    pub fn set_offload(&self, offload: Offload, on: bool) -> Result<()> {
+        self.ethtool(offload.set_command(), u32::from(on))
+            .map(|_| ())
+            .map_err(|source| self.error(format!("set {offload:?} to {on}"), source))
+    }
+
+    /// Makes what the machine sends look as on a wire: finished checksums and no segment beyond the MTU.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Link::set_offload`].
+    pub fn disable_tx_offloads(&self) -> Result<()> {
+        // Segmentation depends on checksums, so it is switched off first.
+        [Offload::Tso, Offload::Gso, Offload::Tx]
+            .into_iter()
+            .try_for_each(|offload| self.set_offload(offload, false))
+    }
+
+    /// Makes NAPI run on this end of a veth, so that frames which the other
+    /// end sends by `XDP_TX` or `XDP_REDIRECT` arrive without a program here.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Link::set_offload`].
+    pub fn enable_gro(&self) -> Result<()> {
+        self.set_offload(Offload::Gro, true)
+    }
+
+    fn ethtool(&self, command: u32, data: u32) -> io::Result<u32> {
+        let mut value = Value { command, data };
+        let mut request = libc::ifreq {
+            ifr_name: [0; libc::IFNAMSIZ],
+            ifr_ifru: libc::__c_anonymous_ifr_ifru {
+                ifru_data: (&raw mut value).cast(),
+            },
+        };
+        // The kernel refused names of IFNAMSIZ bytes when the link was made, so a NUL remains.
+        for (to, &from) in request.ifr_name.iter_mut().zip(self.name().as_bytes()) {
+            *to = from.cast_signed();
+        }
+        let socket = self.namespace().ioctl().as_raw_fd();
+        // SAFETY: SIOCETHTOOL takes an `ifreq` whose data points to a
+        // structure of the size its command says; both live on this stack.
+        let outcome = unsafe { libc::ioctl(socket, libc::SIOCETHTOOL, &raw mut request) };
+        if outcome < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(value.data)
+    }
+}
+
+/// Opens a socket in the namespace of the calling thread, where it stays.
+pub(crate) fn ioctl_socket() -> io::Result<OwnedFd> {
+    // SAFETY: takes no pointers.
+    let fd = unsafe { libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the descriptor was opened above and nobody else owns it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}

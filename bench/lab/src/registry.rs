@@ -1,0 +1,186 @@
+//! Which namespaces this process has made, so that each of them goes away: on
+//! drop, on a signal, and at the latest when another process makes a lab.
+//!
+//! The name carries the maker's pid. A namespace is removed by ending the
+//! processes in it, then unmounting and unlinking its name; interfaces go with
+//! the last reference.
+
+use std::{
+    fs, io,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+    process,
+    sync::{Mutex, MutexGuard, Once, PoisonError},
+    thread,
+    time::Duration,
+};
+
+use nix::{
+    mount::{MntFlags, umount2},
+    sys::signal::{self, Signal},
+    unistd::Pid,
+};
+use signal_hook::{
+    consts::{SIGINT, SIGTERM},
+    iterator::Signals,
+    low_level::emulate_default_handler,
+};
+
+use crate::wait_until;
+
+/// Where `ip netns` looks for names.
+pub(crate) const NAMES: &str = "/run/netns";
+const PREFIX: &str = "gw-";
+const RESIDENTS_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The names of this process's namespaces.
+#[derive(Debug)]
+pub(crate) struct Registry {
+    created: u32,
+    names: Vec<String>,
+}
+
+static REGISTRY: Mutex<Registry> = Mutex::new(Registry {
+    created: 0,
+    names: Vec::new(),
+});
+static PREPARED: Once = Once::new();
+
+/// Locks the registry; the first call removes leftovers and starts to watch
+/// for signals.
+///
+/// The lock is held while a namespace is made, so that a signal finds it
+/// either absent or complete.
+pub(crate) fn lock() -> MutexGuard<'static, Registry> {
+    PREPARED.call_once(|| {
+        sweep();
+        if let Err(error) = watch_signals() {
+            eprintln!("lab: signals will leave namespaces behind: {error}");
+        }
+    });
+    REGISTRY.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Registry {
+    /// Registers a name for a namespace that is about to be made.
+    pub(crate) fn add(&mut self, label: &str) -> String {
+        self.created += 1;
+        let name = format!("{PREFIX}{}-{}-{label}", process::id(), self.created);
+        self.names.push(name.clone());
+        name
+    }
+
+    /// Removes a namespace and forgets its name.
+    pub(crate) fn remove(&mut self, name: &str) -> io::Result<()> {
+        self.names.retain(|known| known != name);
+        remove_namespace(name)
+    }
+}
+
+/// Removes the namespaces of processes that no longer exist, with whatever
+/// still runs in them.
+///
+/// Called when a process makes its first namespace; public for a clean-up command.
+pub fn sweep() {
+    let Ok(entries) = fs::read_dir(NAMES) else {
+        return;
+    };
+    for entry in entries.flatten() {
+        let name = entry.file_name();
+        if let Some(name) = name.to_str()
+            && maker(name).is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists())
+            && let Err(error) = remove_namespace(name)
+        {
+            eprintln!("lab: cannot remove the leftover namespace {name}: {error}");
+        }
+    }
+}
+
+/// The pid in a namespace's name, if it is one of ours.
+fn maker(name: &str) -> Option<u32> {
+    name.strip_prefix(PREFIX)?.split_once('-')?.0.parse().ok()
+}
+
+fn watch_signals() -> io::Result<()> {
+    let mut signals = Signals::new([SIGINT, SIGTERM])?;
+    thread::Builder::new()
+        .name("lab-signals".to_owned())
+        .spawn(move || {
+            for signal in signals.forever() {
+                // Never unlocked again: no thread makes another namespace
+                // between here and the end of the process.
+                let registry = lock();
+                for name in &registry.names {
+                    if let Err(error) = remove_namespace(name) {
+                        eprintln!("lab: cannot remove the namespace {name}: {error}");
+                    }
+                }
+                if emulate_default_handler(signal).is_err() {
+                    process::exit(128 + signal);
+                }
+            }
+        })?;
+    Ok(())
+}
+
+fn remove_namespace(name: &str) -> io::Result<()> {
+    let path = Path::new(NAMES).join(name);
+    let ended = end_residents(&path);
+    match umount2(&path, MntFlags::MNT_DETACH) {
+        // EINVAL: the name exists but nothing is mounted on it, because
+        // making it was interrupted.
+        Ok(()) | Err(nix::Error::EINVAL | nix::Error::ENOENT) => {}
+        Err(error) => return Err(error.into()),
+    }
+    match fs::remove_file(&path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => ended,
+    }
+}
+
+/// Ends every process whose network namespace is the one at `path`.
+fn end_residents(path: &Path) -> io::Result<()> {
+    let Ok(namespace) = fs::metadata(path) else {
+        return Ok(());
+    };
+    let identity = (namespace.dev(), namespace.ino());
+    wait_until("the namespace is empty", RESIDENTS_TIMEOUT, || {
+        let residents = residents(identity);
+        for &pid in &residents {
+            // It may have ended since it was listed.
+            let _ = signal::kill(pid, Signal::SIGKILL);
+        }
+        residents.is_empty()
+    })
+    .map_err(io::Error::other)
+}
+
+fn residents(namespace: (u64, u64)) -> Vec<Pid> {
+    let Ok(processes) = fs::read_dir("/proc") else {
+        return Vec::new();
+    };
+    processes
+        .flatten()
+        .filter_map(|entry| Some((entry.path(), entry.file_name().to_str()?.parse().ok()?)))
+        .filter(|(path, pid): &(PathBuf, i32)| {
+            *pid != process::id().cast_signed()
+                // A zombie has no namespaces any more and does not count.
+                && fs::metadata(path.join("ns/net"))
+                    .is_ok_and(|other| (other.dev(), other.ino()) == namespace)
+        })
+        .map(|(_, pid)| Pid::from_raw(pid))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_names_of_the_lab_have_a_maker() {
+        assert_eq!(maker("gw-4711-2-edge0"), Some(4711));
+        assert_eq!(maker("gw-edge"), None);
+        assert_eq!(maker("gw-x-1-edge"), None);
+        assert_eq!(maker("other-4711-2-edge0"), None);
+    }
+}

@@ -1,0 +1,19 @@
+//! What the kernel, this process and an interface offer: facts for a preflight and for error messages.
+//!
+//! Everything here reads; nothing prints, and nothing judges. The exception is
+//! [`set_features`], which the generic mode of attaching needs.
+//! All of it speaks of the network namespace of the calling thread.
+
+mod ethtool;
+mod interface;
+mod kernel;
+pub(crate) mod netlink;
+mod process;
+
+pub use ethtool::{Channels, Features, set_features};
+pub use interface::{
+    Interface, InterfaceError, NativeXdp, XdpMode, XdpProgram, interface, members,
+};
+pub use kernel::{Bpffs, Jit, Kernel, KernelVersion, Lockdown, bpffs, kernel};
+pub use netlink::RequestError;
+pub use process::{Capability, Process, process};

@@ -1,0 +1,176 @@
+//! Device settings that `ethtool` shows: offload features and queues.
+
+use std::collections::BTreeSet;
+
+use super::netlink::{
+    Attributes, Connection, RequestError, attributes, find, generic_attributes, generic_body,
+    str_of, u32_of,
+};
+
+const FAMILY: &str = "ethtool";
+const MSG_FEATURES_GET: u8 = 11;
+const MSG_FEATURES_SET: u8 = 12;
+const MSG_CHANNELS_GET: u8 = 17;
+
+const HEADER: u16 = 1;
+const HEADER_DEV_INDEX: u16 = 1;
+
+const FEATURES_WANTED: u16 = 3;
+const FEATURES_ACTIVE: u16 = 4;
+
+const BITSET_BITS: u16 = 3;
+const BITSET_BIT: u16 = 1;
+const BIT_NAME: u16 = 2;
+const BIT_VALUE: u16 = 3;
+
+const CHANNELS_RX_MAX: u16 = 2;
+const CHANNELS_COMBINED_MAX: u16 = 5;
+const CHANNELS_RX: u16 = 6;
+const CHANNELS_TX: u16 = 7;
+const CHANNELS_COMBINED: u16 = 9;
+
+/// The offload features of a device that are switched on, by the kernel's names.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Features {
+    /// Names as `ethtool --show-features` of a driver lists them in the kernel: `rx-gro`, `rx-lro`.
+    pub active: BTreeSet<String>,
+}
+
+impl Features {
+    /// Features that merge packets before a generic-mode XDP program sees them.
+    pub const MERGING: [&str; 5] = [
+        "rx-gro",
+        "rx-gro-hw",
+        "rx-gro-list",
+        "rx-lro",
+        "rx-udp-gro-forwarding",
+    ];
+
+    /// Tells whether a feature is on.
+    #[must_use]
+    pub fn is_active(&self, name: &str) -> bool {
+        self.active.contains(name)
+    }
+
+    /// Lists the active features that merge packets.
+    #[must_use]
+    pub fn merging(&self) -> Vec<String> {
+        Self::MERGING
+            .iter()
+            .filter(|name| self.is_active(name))
+            .map(ToString::to_string)
+            .collect()
+    }
+}
+
+/// The queues of a device as its driver counts them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Channels {
+    /// Receive-only queues in use.
+    pub rx: u32,
+    /// Transmit-only queues in use.
+    pub tx: u32,
+    /// Queue pairs in use.
+    pub combined: u32,
+    /// Most receive-only queues.
+    pub rx_max: u32,
+    /// Most queue pairs.
+    pub combined_max: u32,
+}
+
+impl Channels {
+    /// Counts the queues packets arrive on.
+    #[must_use]
+    pub const fn receive(&self) -> u32 {
+        self.rx + self.combined
+    }
+}
+
+/// Switches features on or off and names those that did not follow.
+///
+/// # Errors
+///
+/// When the kernel refuses the request as a whole.
+pub fn set_features(ifindex: u32, names: &[String], on: bool) -> Result<Vec<String>, RequestError> {
+    let mut bits = Attributes::default();
+    for name in names {
+        let mut bit = Attributes::default();
+        bit.put_str(BIT_NAME, name);
+        // A flag: its absence is the request to clear the bit.
+        if on {
+            bit.put(BIT_VALUE, &[]);
+        }
+        bits.put_nested(BITSET_BIT, &bit);
+    }
+    let mut wanted = Attributes::default();
+    wanted.put_nested(BITSET_BITS, &bits);
+    let mut request = header(ifindex);
+    request.put_nested(FEATURES_WANTED, &wanted);
+    ask(MSG_FEATURES_SET, &request)?;
+
+    let after = features(ifindex)?.unwrap_or_default();
+    Ok(names
+        .iter()
+        .filter(|name| after.is_active(name) != on)
+        .cloned()
+        .collect())
+}
+
+/// Reads the active features; `None` where the kernel has no ethtool netlink.
+pub(super) fn features(ifindex: u32) -> Result<Option<Features>, RequestError> {
+    let Some(answers) = ask(MSG_FEATURES_GET, &header(ifindex))? else {
+        return Ok(None);
+    };
+    let active = answers
+        .iter()
+        .flat_map(|answer| generic_attributes(answer))
+        .filter(|(kind, _)| *kind == FEATURES_ACTIVE)
+        .filter_map(|(_, bitset)| find(bitset, BITSET_BITS))
+        .flat_map(attributes)
+        .filter_map(|(_, bit)| find(bit, BIT_NAME).and_then(str_of))
+        .collect();
+    Ok(Some(Features { active }))
+}
+
+/// Reads the queues; `None` where kernel or driver does not tell.
+pub(super) fn channels(ifindex: u32) -> Result<Option<Channels>, RequestError> {
+    let answers = match ask(MSG_CHANNELS_GET, &header(ifindex)) {
+        Ok(answers) => answers,
+        Err(error) if error.errno() == Some(libc::EOPNOTSUPP) => None,
+        Err(error) => return Err(error),
+    };
+    let Some(answer) = answers.and_then(|answers| answers.into_iter().next()) else {
+        return Ok(None);
+    };
+    let mut channels = Channels::default();
+    for (kind, value) in generic_attributes(&answer) {
+        let field = match kind {
+            CHANNELS_RX => &mut channels.rx,
+            CHANNELS_TX => &mut channels.tx,
+            CHANNELS_COMBINED => &mut channels.combined,
+            CHANNELS_RX_MAX => &mut channels.rx_max,
+            CHANNELS_COMBINED_MAX => &mut channels.combined_max,
+            _ => continue,
+        };
+        *field = u32_of(value).unwrap_or(0);
+    }
+    Ok(Some(channels))
+}
+
+fn header(ifindex: u32) -> Attributes {
+    let mut device = Attributes::default();
+    device.put(HEADER_DEV_INDEX, &ifindex.to_ne_bytes());
+    let mut request = Attributes::default();
+    request.put_nested(HEADER, &device);
+    request
+}
+
+fn ask(command: u8, request: &Attributes) -> Result<Option<Vec<Vec<u8>>>, RequestError> {
+    let mut connection = Connection::generic()?;
+    let Some(family) = connection.family(FAMILY)? else {
+        return Ok(None);
+    };
+    connection
+        .request(family, 0, &generic_body(command, request))
+        .map(Some)
+}

@@ -1,0 +1,322 @@
+//! An interface: its driver, size limits, queues, offloads, and the XDP program it runs.
+
+use std::{fmt, fs, path::Path};
+
+use super::{
+    Channels, Features, RequestError, ethtool,
+    netlink::{
+        Attributes, Connection, NLM_F_DUMP, attributes, find, generic_attributes, generic_body,
+        str_of, u32_of, u64_of,
+    },
+};
+
+const LINK_HEADER: usize = 16;
+const IFF_UP: u32 = 1;
+
+const XDP_ATTACHED: u16 = 2;
+const XDP_PROG_ID: u16 = 4;
+const XDP_DRV_PROG_ID: u16 = 5;
+const XDP_SKB_PROG_ID: u16 = 6;
+const XDP_HW_PROG_ID: u16 = 7;
+
+const ATTACHED_DRV: u8 = 1;
+const ATTACHED_SKB: u8 = 2;
+const ATTACHED_HW: u8 = 3;
+const ATTACHED_MULTI: u8 = 4;
+
+const NETDEV_FAMILY: &str = "netdev";
+const NETDEV_CMD_DEV_GET: u8 = 1;
+const NETDEV_A_DEV_IFINDEX: u16 = 1;
+const NETDEV_A_DEV_XDP_FEATURES: u16 = 3;
+
+/// Longest interface name (`IFNAMSIZ` without the terminator).
+const NAME_MAX: usize = 15;
+
+/// Why an interface could not be read.
+#[derive(Debug, thiserror::Error)]
+pub enum InterfaceError {
+    /// There is none of that name in this network namespace.
+    #[error(
+        "interface {name}: not found; `ip link` lists those of this network namespace \
+         (a container sees the host's only with host networking)"
+    )]
+    NotFound {
+        /// The name that was asked for.
+        name: String,
+    },
+    /// The kernel did not answer.
+    #[error("interface {name}: cannot read its state")]
+    Unreadable {
+        /// The interface.
+        name: String,
+        /// What the kernel said.
+        #[source]
+        source: RequestError,
+    },
+}
+
+/// How an XDP program is attached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum XdpMode {
+    /// In the driver, before a packet has an skb.
+    Native,
+    /// In the stack, on an skb: works with every driver, several times slower.
+    Generic,
+    /// On the NIC itself.
+    Offloaded,
+}
+
+impl fmt::Display for XdpMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Native => "native",
+            Self::Generic => "generic",
+            Self::Offloaded => "offloaded",
+        })
+    }
+}
+
+/// An XDP program on an interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct XdpProgram {
+    /// How it is attached.
+    pub mode: XdpMode,
+    /// The kernel's number for the program.
+    pub id: u32,
+}
+
+/// What the driver says of XDP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NativeXdp {
+    /// The driver runs XDP programs.
+    Supported {
+        /// It accepts redirected frames (`ndo_xdp_xmit`).
+        redirect_target: bool,
+        /// It does AF_XDP without copying.
+        zero_copy: bool,
+        /// It passes frames of several buffers (jumbo frames).
+        several_buffers: bool,
+    },
+    /// The driver does not run XDP programs.
+    Unsupported,
+    /// The kernel is too old to tell (before 6.3).
+    Unknown,
+}
+
+/// One network interface.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Interface {
+    /// Its name.
+    pub name: String,
+    /// Its number, new whenever the interface is created anew.
+    pub index: u32,
+    /// Whether it is administratively up.
+    pub up: bool,
+    /// Its MTU.
+    pub mtu: u32,
+    /// The largest MTU the driver takes, where it says so.
+    pub mtu_max: Option<u32>,
+    /// The kind of a virtual interface: `veth`, `bond`, `vlan`.
+    pub kind: Option<String>,
+    /// The driver: of a NIC the module, of a virtual interface its kind.
+    pub driver: Option<String>,
+    /// The interface below a VLAN; of a veth its peer.
+    pub lower: Option<u32>,
+    /// The bond, bridge or VRF it belongs to.
+    pub controller: Option<u32>,
+    /// Receive queues in use; without a driver's answer, those allocated.
+    pub rx_queues: u32,
+    /// Queues as the driver counts them, where it does.
+    pub channels: Option<Channels>,
+    /// Offload features, where the kernel tells.
+    pub features: Option<Features>,
+    /// Native XDP support.
+    pub native_xdp: NativeXdp,
+    /// XDP programs it runs: none, one, or one per mode.
+    pub programs: Vec<XdpProgram>,
+}
+
+impl Interface {
+    /// Returns the program attached in a mode.
+    #[must_use]
+    pub fn program(&self, mode: XdpMode) -> Option<XdpProgram> {
+        self.programs
+            .iter()
+            .copied()
+            .find(|program| program.mode == mode)
+    }
+}
+
+/// Reads everything about an interface.
+///
+/// # Errors
+///
+/// When there is no such interface, or the kernel does not answer.
+pub fn interface(name: &str) -> Result<Interface, InterfaceError> {
+    let mut interface = link(name)?;
+    let unreadable = |source| InterfaceError::Unreadable {
+        name: name.to_owned(),
+        source,
+    };
+    interface.channels = ethtool::channels(interface.index).map_err(unreadable)?;
+    interface.features = ethtool::features(interface.index).map_err(unreadable)?;
+    interface.native_xdp = native_xdp(interface.index).map_err(unreadable)?;
+    if let Some(channels) = interface.channels {
+        interface.rx_queues = channels.receive();
+    }
+    Ok(interface)
+}
+
+/// Lists the names of the interfaces that form a bond (or belong to another controller).
+///
+/// # Errors
+///
+/// When the kernel does not answer.
+pub fn members(controller: u32) -> Result<Vec<String>, RequestError> {
+    let mut members: Vec<_> = Connection::route()?
+        .request(libc::RTM_GETLINK, NLM_F_DUMP, &[0; LINK_HEADER])?
+        .iter()
+        .filter_map(|answer| parse(answer))
+        .filter(|link| link.controller == Some(controller))
+        .map(|link| link.name)
+        .collect();
+    members.sort();
+    Ok(members)
+}
+
+/// Reads what rtnetlink tells, with one request.
+pub(crate) fn link(name: &str) -> Result<Interface, InterfaceError> {
+    let not_found = || InterfaceError::NotFound {
+        name: name.to_owned(),
+    };
+    if name.is_empty() || name.len() > NAME_MAX {
+        return Err(not_found());
+    }
+    let mut body = vec![0; LINK_HEADER];
+    let mut request = Attributes::default();
+    request.put_str(libc::IFLA_IFNAME, name);
+    body.extend(request.bytes());
+    let answers = Connection::route()
+        .and_then(|mut route| route.request(libc::RTM_GETLINK, 0, &body))
+        .map_err(|source| match source.errno() {
+            Some(libc::ENODEV) => not_found(),
+            _ => InterfaceError::Unreadable {
+                name: name.to_owned(),
+                source,
+            },
+        })?;
+    answers
+        .first()
+        .and_then(|answer| parse(answer))
+        .ok_or_else(not_found)
+}
+
+fn parse(answer: &[u8]) -> Option<Interface> {
+    let header = answer.get(..LINK_HEADER)?;
+    let mut interface = Interface {
+        name: String::new(),
+        index: u32_of(&header[4..])?,
+        up: u32_of(&header[8..])? & IFF_UP != 0,
+        mtu: 0,
+        mtu_max: None,
+        kind: None,
+        driver: None,
+        lower: None,
+        controller: None,
+        rx_queues: 0,
+        channels: None,
+        features: None,
+        native_xdp: NativeXdp::Unknown,
+        programs: Vec::new(),
+    };
+    let mut parent = (None, None);
+    for (kind, value) in attributes(&answer[LINK_HEADER..]) {
+        match kind {
+            libc::IFLA_IFNAME => interface.name = str_of(value)?,
+            libc::IFLA_MTU => interface.mtu = u32_of(value)?,
+            libc::IFLA_MAX_MTU => interface.mtu_max = u32_of(value).filter(|mtu| *mtu != 0),
+            libc::IFLA_LINK => interface.lower = u32_of(value).filter(|index| *index != 0),
+            libc::IFLA_MASTER => interface.controller = u32_of(value),
+            libc::IFLA_NUM_RX_QUEUES => interface.rx_queues = u32_of(value)?,
+            libc::IFLA_LINKINFO => {
+                interface.kind = find(value, libc::IFLA_INFO_KIND).and_then(str_of);
+            }
+            libc::IFLA_PARENT_DEV_BUS_NAME => parent.0 = str_of(value),
+            libc::IFLA_PARENT_DEV_NAME => parent.1 = str_of(value),
+            libc::IFLA_XDP => interface.programs = programs(value),
+            _ => {}
+        }
+    }
+    interface.driver = match parent {
+        (Some(bus), Some(device)) => driver(&bus, &device),
+        _ => interface.kind.clone(),
+    };
+    Some(interface)
+}
+
+fn programs(xdp: &[u8]) -> Vec<XdpProgram> {
+    let id = |kind| find(xdp, kind).and_then(u32_of);
+    let attached = find(xdp, XDP_ATTACHED).and_then(|value| value.first().copied());
+    let (mode, single) = match attached {
+        Some(ATTACHED_DRV) => (XdpMode::Native, XDP_DRV_PROG_ID),
+        Some(ATTACHED_SKB) => (XdpMode::Generic, XDP_SKB_PROG_ID),
+        Some(ATTACHED_HW) => (XdpMode::Offloaded, XDP_HW_PROG_ID),
+        Some(ATTACHED_MULTI) => {
+            return [
+                (XdpMode::Native, XDP_DRV_PROG_ID),
+                (XdpMode::Generic, XDP_SKB_PROG_ID),
+                (XdpMode::Offloaded, XDP_HW_PROG_ID),
+            ]
+            .into_iter()
+            .filter_map(|(mode, kind)| {
+                Some(XdpProgram {
+                    mode,
+                    id: id(kind)?,
+                })
+            })
+            .collect();
+        }
+        _ => return Vec::new(),
+    };
+    id(XDP_PROG_ID)
+        .or_else(|| id(single))
+        .map(|id| XdpProgram { mode, id })
+        .into_iter()
+        .collect()
+}
+
+fn driver(bus: &str, device: &str) -> Option<String> {
+    // By bus: /sys/class/net shows the namespace that mounted sysfs, not this thread's.
+    let link = Path::new("/sys/bus").join(bus).join("devices").join(device);
+    let target = fs::read_link(link.join("driver")).ok()?;
+    Some(target.file_name()?.to_string_lossy().into_owned())
+}
+
+fn native_xdp(ifindex: u32) -> Result<NativeXdp, RequestError> {
+    const BASIC: u64 = 1 << 0;
+    const NDO_XMIT: u64 = 1 << 2;
+    const XSK_ZEROCOPY: u64 = 1 << 3;
+    const RX_SG: u64 = 1 << 5;
+
+    let mut generic = Connection::generic()?;
+    let Some(family) = generic.family(NETDEV_FAMILY)? else {
+        return Ok(NativeXdp::Unknown);
+    };
+    let mut request = Attributes::default();
+    request.put(NETDEV_A_DEV_IFINDEX, &ifindex.to_ne_bytes());
+    let answers = generic.request(family, 0, &generic_body(NETDEV_CMD_DEV_GET, &request))?;
+    let features = answers
+        .iter()
+        .flat_map(|answer| generic_attributes(answer))
+        .find(|(kind, _)| *kind == NETDEV_A_DEV_XDP_FEATURES)
+        .and_then(|(_, value)| u64_of(value));
+    Ok(match features {
+        None => NativeXdp::Unknown,
+        Some(bits) if bits & BASIC == 0 => NativeXdp::Unsupported,
+        Some(bits) => NativeXdp::Supported {
+            redirect_target: bits & NDO_XMIT != 0,
+            zero_copy: bits & XSK_ZEROCOPY != 0,
+            several_buffers: bits & RX_SG != 0,
+        },
+    })
+}

@@ -1,0 +1,208 @@
+//! The running kernel, as far as BPF depends on it.
+
+use std::{
+    fmt, fs, io,
+    path::{Path, PathBuf},
+};
+
+use rustix::fs::statfs;
+
+/// `BPF_FS_MAGIC` of linux/magic.h.
+const BPF_FS_MAGIC: u64 = 0xcafe_4a11;
+
+/// A kernel's release, reduced to what features depend on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct KernelVersion {
+    /// The first number.
+    pub major: u32,
+    /// The second number.
+    pub minor: u32,
+}
+
+impl KernelVersion {
+    /// The oldest kernel that Guideway runs on: XDP programs for frames of several buffers came
+    /// with 5.18, without them a jumbo MTU would exclude native mode. (`bpf_link` for XDP: 5.9;
+    /// BPF memory charged to the cgroup and not to `RLIMIT_MEMLOCK`: 5.11.)
+    pub const MINIMUM: Self = Self {
+        major: 5,
+        minor: 18,
+    };
+
+    /// Reads the two numbers a release begins with (`6.1.0-38-amd64`).
+    #[must_use]
+    pub fn parse(release: &str) -> Option<Self> {
+        let mut numbers = release.split(|c: char| !c.is_ascii_digit());
+        Some(Self {
+            major: numbers.next()?.parse().ok()?,
+            minor: numbers.next()?.parse().ok()?,
+        })
+    }
+}
+
+impl fmt::Display for KernelVersion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.major, self.minor)
+    }
+}
+
+/// Whether BPF programs are compiled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Jit {
+    /// They are.
+    On,
+    /// They are interpreted: several times slower.
+    Off,
+    /// The setting is not visible: the kernel has none, or this is not the first network namespace.
+    Unknown,
+}
+
+/// How far the kernel is locked against its administrator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lockdown {
+    /// Not at all, or the kernel has no lockdown.
+    None,
+    /// Nothing may change the kernel's code; BPF works.
+    Integrity,
+    /// Nothing may read kernel memory: BPF programs that do are refused.
+    Confidentiality,
+}
+
+/// Facts about the running kernel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Kernel {
+    /// The release as `uname -r` prints it.
+    pub release: String,
+    /// Its numbers, if it has the usual form.
+    pub version: Option<KernelVersion>,
+    /// Whether BPF programs are compiled.
+    pub jit: Jit,
+    /// Whether the kernel describes its types (`/sys/kernel/btf/vmlinux`).
+    pub btf: bool,
+    /// How far it is locked down.
+    pub lockdown: Lockdown,
+    /// `kernel.unprivileged_bpf_disabled`, where visible.
+    pub unprivileged_bpf_disabled: Option<bool>,
+}
+
+impl Kernel {
+    /// Tells whether the kernel is known to be older than [`KernelVersion::MINIMUM`].
+    #[must_use]
+    pub fn is_too_old(&self) -> bool {
+        self.version
+            .is_some_and(|version| version < KernelVersion::MINIMUM)
+    }
+}
+
+/// Reads the facts about the running kernel.
+#[must_use]
+pub fn kernel() -> Kernel {
+    let release = read("/proc/sys/kernel/osrelease").unwrap_or_default();
+    Kernel {
+        version: KernelVersion::parse(&release),
+        release,
+        jit: match read("/proc/sys/net/core/bpf_jit_enable").as_deref() {
+            Some("0") => Jit::Off,
+            Some(_) => Jit::On,
+            None => Jit::Unknown,
+        },
+        btf: Path::new("/sys/kernel/btf/vmlinux").exists(),
+        lockdown: lockdown(&read("/sys/kernel/security/lockdown").unwrap_or_default()),
+        unprivileged_bpf_disabled: read("/proc/sys/kernel/unprivileged_bpf_disabled")
+            .map(|value| value != "0"),
+    }
+}
+
+fn read(path: &str) -> Option<String> {
+    Some(fs::read_to_string(path).ok()?.trim().to_owned())
+}
+
+fn lockdown(levels: &str) -> Lockdown {
+    if levels.contains("[confidentiality]") {
+        Lockdown::Confidentiality
+    } else if levels.contains("[integrity]") {
+        Lockdown::Integrity
+    } else {
+        Lockdown::None
+    }
+}
+
+/// What a path that should be on a BPF file system is on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Bpffs {
+    /// A BPF file system.
+    Mounted,
+    /// Another file system.
+    Other {
+        /// The nearest directory that exists.
+        directory: PathBuf,
+        /// The magic number of its file system.
+        magic: u64,
+    },
+}
+
+/// Looks at the file system that `path`, or its nearest existing ancestor, is on.
+///
+/// # Errors
+///
+/// When the file system cannot be asked.
+pub fn bpffs(path: &Path) -> io::Result<Bpffs> {
+    let directory = path
+        .ancestors()
+        .find(|ancestor| ancestor.exists())
+        .unwrap_or(Path::new("/"));
+    // The field's type differs between architectures; magic numbers have 32 bits.
+    let magic = u64::try_from(statfs(directory)?.f_type).unwrap_or(0) & 0xffff_ffff;
+    if magic == BPF_FS_MAGIC {
+        return Ok(Bpffs::Mounted);
+    }
+    Ok(Bpffs::Other {
+        directory: directory.to_owned(),
+        magic,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn releases_of_distributions_are_understood() {
+        let version = |major, minor| Some(KernelVersion { major, minor });
+        assert_eq!(KernelVersion::parse("6.1.0-38-amd64"), version(6, 1));
+        assert_eq!(KernelVersion::parse("5.15.167.4-microsoft"), version(5, 15));
+        assert_eq!(KernelVersion::parse("6.12-rc1"), version(6, 12));
+        assert_eq!(KernelVersion::parse("next"), None);
+    }
+
+    #[test]
+    fn older_minor_is_older_although_its_text_is_greater() {
+        let old = KernelVersion::parse("5.9.1").unwrap();
+        assert!(old < KernelVersion::MINIMUM);
+        assert!(KernelVersion::parse("5.18.0").unwrap() >= KernelVersion::MINIMUM);
+    }
+
+    #[test]
+    fn bracketed_level_is_the_one_in_force() {
+        assert_eq!(
+            lockdown("none [integrity] confidentiality"),
+            Lockdown::Integrity
+        );
+        assert_eq!(lockdown("[none] integrity confidentiality"), Lockdown::None);
+        assert_eq!(
+            lockdown("none integrity [confidentiality]"),
+            Lockdown::Confidentiality
+        );
+    }
+
+    #[test]
+    fn missing_directory_is_judged_by_its_ancestor() {
+        let found = bpffs(Path::new("/proc/no/such/directory")).unwrap();
+        assert_eq!(
+            found,
+            Bpffs::Other {
+                directory: "/proc".into(),
+                magic: 0x9fa0,
+            }
+        );
+    }
+}

@@ -1,0 +1,139 @@
+//! What this process may do.
+
+use std::{fmt, fs};
+
+/// A capability that BPF work asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Capability {
+    /// Network administration: attaching, netlink changes.
+    NetAdmin,
+    /// Raw and AF_XDP sockets.
+    NetRaw,
+    /// Locked memory beyond the limit, for AF_XDP.
+    IpcLock,
+    /// System administration: includes BPF; naming foreign programs.
+    SysAdmin,
+    /// Programs with pointers and bounded loops as the verifier tracks them for privileged users.
+    Perfmon,
+    /// Maps and programs.
+    Bpf,
+}
+
+impl Capability {
+    /// The capabilities to load and attach the XDP program.
+    pub const REQUIRED: [Self; 3] = [Self::Bpf, Self::NetAdmin, Self::Perfmon];
+
+    /// Returns its bit number (`linux/capability.h`).
+    const fn bit(self) -> u32 {
+        match self {
+            Self::NetAdmin => 12,
+            Self::NetRaw => 13,
+            Self::IpcLock => 14,
+            Self::SysAdmin => 21,
+            Self::Perfmon => 38,
+            Self::Bpf => 39,
+        }
+    }
+}
+
+impl fmt::Display for Capability {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::NetAdmin => "CAP_NET_ADMIN",
+            Self::NetRaw => "CAP_NET_RAW",
+            Self::IpcLock => "CAP_IPC_LOCK",
+            Self::SysAdmin => "CAP_SYS_ADMIN",
+            Self::Perfmon => "CAP_PERFMON",
+            Self::Bpf => "CAP_BPF",
+        })
+    }
+}
+
+/// Facts about the calling thread.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Process {
+    effective: u64,
+    /// Whether a seccomp filter judges its system calls, as in most containers.
+    pub seccomp_filter: bool,
+    /// Whether its capabilities count only inside a user namespace, where BPF is out of reach.
+    pub in_user_namespace: bool,
+}
+
+impl Process {
+    /// Tells whether a capability is in effect; `CAP_SYS_ADMIN` stands for BPF and PERFMON.
+    #[must_use]
+    pub const fn has(&self, capability: Capability) -> bool {
+        let implied = matches!(capability, Capability::Bpf | Capability::Perfmon)
+            && self.effective >> Capability::SysAdmin.bit() & 1 == 1;
+        implied || self.effective >> capability.bit() & 1 == 1
+    }
+
+    /// Lists those of `needed` that are not in effect.
+    #[must_use]
+    pub fn missing(&self, needed: &[Capability]) -> Vec<Capability> {
+        needed
+            .iter()
+            .copied()
+            .filter(|capability| !self.has(*capability))
+            .collect()
+    }
+}
+
+/// Reads the facts about the calling thread.
+#[must_use]
+pub fn process() -> Process {
+    let status = fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
+    let uid_map = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
+    parse(&status, &uid_map)
+}
+
+fn parse(status: &str, uid_map: &str) -> Process {
+    let field = |name: &str| {
+        status
+            .lines()
+            .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))
+            .map(str::trim)
+    };
+    Process {
+        effective: field("CapEff")
+            .and_then(|hex| u64::from_str_radix(hex, 16).ok())
+            .unwrap_or(0),
+        seccomp_filter: field("Seccomp") == Some("2"),
+        // The first namespace maps all of the 2^32 - 1 user ids to themselves.
+        in_user_namespace: !uid_map.is_empty()
+            && uid_map.split_whitespace().ne(["0", "0", "4294967295"]),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FIRST_NAMESPACE: &str = "         0          0 4294967295\n";
+
+    #[test]
+    fn capabilities_are_read_by_bit() {
+        let process = parse("CapEff:\t000000c000003000\nSeccomp:\t2\n", FIRST_NAMESPACE);
+        assert!(process.seccomp_filter);
+        assert!(!process.in_user_namespace);
+        assert_eq!(process.missing(&Capability::REQUIRED), []);
+        assert_eq!(
+            process.missing(&[Capability::SysAdmin, Capability::IpcLock]),
+            [Capability::SysAdmin, Capability::IpcLock]
+        );
+    }
+
+    #[test]
+    fn sys_admin_stands_for_bpf_and_perfmon_only() {
+        let process = parse("CapEff:\t0000000000200000\n", FIRST_NAMESPACE);
+        assert_eq!(
+            process.missing(&Capability::REQUIRED),
+            [Capability::NetAdmin]
+        );
+    }
+
+    #[test]
+    fn partial_uid_map_is_a_user_namespace() {
+        assert!(parse("", "0 100000 65536\n").in_user_namespace);
+    }
+}

@@ -1,7 +1,7 @@
 //! What the kernel, this process and an interface offer: facts for a preflight and for error messages.
 //!
 //! Everything here reads; nothing prints, and nothing judges. The exception is
-//! [`set_features`], which the generic mode of attaching needs.
+//! [`set_features`], which the generic mode of [`attach`](crate::attach) needs.
 //! All of it speaks of the network namespace of the calling thread.
 
 mod ethtool;
@@ -11,6 +11,7 @@ pub(crate) mod netlink;
 mod process;
 
 pub use ethtool::{Channels, Features, set_features};
+pub(crate) use interface::link;
 pub use interface::{
     Interface, InterfaceError, NativeXdp, XdpMode, XdpProgram, interface, members,
 };

@@ -1,5 +1,9 @@
 //! The user-space dataplane.
 
+pub mod attach;
 pub mod facts;
+pub mod load;
 pub mod nexthop;
 pub mod object;
+pub mod pins;
+pub mod refusal;

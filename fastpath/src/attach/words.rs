@@ -1,0 +1,63 @@
+//! The kernel's own words about a refused attachment.
+//!
+//! A refused `bpf_link` returns a bare error number; drivers explain themselves only to netlink.
+//! So the refused request is made once more over netlink, to hear the explanation.
+
+use std::os::fd::{AsFd, AsRawFd};
+
+use aya::programs::Xdp;
+
+use crate::facts::{
+    XdpMode,
+    netlink::{Attributes, Connection, RequestError},
+};
+
+const LINK_HEADER: usize = 16;
+const IFINDEX_AT: usize = 4;
+
+const XDP_FD: u16 = 1;
+const XDP_FLAGS: u16 = 3;
+const XDP_EXPECTED_FD: u16 = 8;
+
+const FLAG_UPDATE_IF_NOEXIST: u32 = 1 << 0;
+const FLAG_SKB_MODE: u32 = 1 << 1;
+const FLAG_DRV_MODE: u32 = 1 << 2;
+const FLAG_HW_MODE: u32 = 1 << 3;
+const FLAG_REPLACE: u32 = 1 << 4;
+
+/// Asks why the interface refuses the program; `None` if the kernel has nothing to say.
+pub(super) fn of_refusal(program: &Xdp, ifindex: u32, mode: XdpMode) -> Option<String> {
+    let fd = program.fd().ok()?.as_fd().as_raw_fd();
+    let flag = match mode {
+        XdpMode::Native => FLAG_DRV_MODE,
+        XdpMode::Generic => FLAG_SKB_MODE,
+        XdpMode::Offloaded => FLAG_HW_MODE,
+    };
+    match set(ifindex, fd, flag | FLAG_UPDATE_IF_NOEXIST, None) {
+        Err(RequestError::Refused { message, .. }) => message,
+        Err(RequestError::Socket(_) | RequestError::Malformed) => None,
+        Ok(()) => {
+            // The obstacle has just gone. Undone, because only a link can be pinned.
+            let _ = set(ifindex, -1, flag | FLAG_REPLACE, Some(fd));
+            None
+        }
+    }
+}
+
+fn set(ifindex: u32, fd: i32, flags: u32, expected: Option<i32>) -> Result<(), RequestError> {
+    let mut xdp = Attributes::default();
+    xdp.put(XDP_FD, &fd.to_ne_bytes());
+    xdp.put(XDP_FLAGS, &flags.to_ne_bytes());
+    if let Some(expected) = expected {
+        xdp.put(XDP_EXPECTED_FD, &expected.to_ne_bytes());
+    }
+    let mut request = Attributes::default();
+    request.put_nested(libc::IFLA_XDP, &xdp);
+
+    let mut body = vec![0; LINK_HEADER];
+    body[IFINDEX_AT..IFINDEX_AT + 4].copy_from_slice(&ifindex.to_ne_bytes());
+    body.extend(request.bytes());
+    Connection::route()?
+        .request(libc::RTM_SETLINK, 0, &body)
+        .map(drop)
+}

@@ -1,0 +1,549 @@
+//! Loads the XDP program: maps first, created or adopted from their pins, then the verifier.
+//!
+//! Attaching it is the matter of [`attach`](crate::attach), what the maps mean that of the tables.
+
+use std::{
+    collections::BTreeMap,
+    fmt, io,
+    os::fd::{AsFd, BorrowedFd},
+};
+
+use aya::{
+    Ebpf, EbpfError, EbpfLoader,
+    maps::{Map, MapData, MapError, MapInfo},
+    programs::{ProgramError, Xdp, links::FdLink},
+};
+use xdp_prog::abi::XDP_PROGRAM;
+
+use crate::{
+    facts::{self, KernelVersion},
+    object,
+    pins::{PinError, Pins},
+    refusal::{Refusal, is_refusal},
+};
+
+/// Lines of the verifier's log that a message quotes: the end says what is wrong.
+const LOG_LINES: usize = 12;
+
+/// Why the program could not be loaded.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// The kernel lacks what the program needs.
+    #[error(
+        "kernel {release} is too old: {} or later is needed \
+         (XDP programs for frames of several buffers); upgrade the kernel",
+        KernelVersion::MINIMUM
+    )]
+    KernelTooOld {
+        /// The running release.
+        release: String,
+    },
+    /// The pin directory cannot be used.
+    #[error(transparent)]
+    Pins(#[from] PinError),
+    /// The embedded object is damaged: a fault of the build.
+    #[error("the embedded BPF object cannot be parsed; build again")]
+    Object(#[source] aya_obj::ParseError),
+    /// A size was given for, or a handle asked of, a map that the object does not have.
+    #[error("map {map}: the BPF object has none of that name")]
+    UnknownMap {
+        /// The name.
+        map: String,
+    },
+    /// A pinned map has another layout under the same version.
+    #[error(
+        "map {map}: the pinned one is {pinned}, this build needs {needed}, under the same layout version; \
+         it was pinned by a different build: run `guideway detach`, then start again"
+    )]
+    Layout {
+        /// The map.
+        map: String,
+        /// What is pinned.
+        pinned: MapLayout,
+        /// What the object declares.
+        needed: MapLayout,
+    },
+    /// The kernel does not let this process do it.
+    #[error("{attempt}: {refusal}")]
+    Refused {
+        /// What was attempted.
+        attempt: String,
+        /// The cause, and what to do.
+        refusal: Refusal,
+        /// What the kernel said.
+        #[source]
+        source: io::Error,
+    },
+    /// A map is too big for the memory there is.
+    #[error(
+        "map {map}: no memory for {max_entries} entries; \
+         ask for fewer, or raise the memory limit of the container or unit"
+    )]
+    Memory {
+        /// The map.
+        map: String,
+        /// Its size.
+        max_entries: u32,
+        /// What the kernel said.
+        #[source]
+        source: io::Error,
+    },
+    /// A map could not be created for another reason.
+    #[error("map {map}: kernel {release} refuses to create it")]
+    Map {
+        /// The map.
+        map: String,
+        /// The running release.
+        release: String,
+        /// What the kernel said.
+        #[source]
+        source: io::Error,
+    },
+    /// The verifier refused the program.
+    #[error(
+        "the verifier of kernel {release} refused the program; please report it with this text:\n{}",
+        tail(.log, LOG_LINES)
+    )]
+    Verifier {
+        /// The running release.
+        release: String,
+        /// The whole log.
+        log: String,
+        /// What the kernel said.
+        #[source]
+        source: io::Error,
+    },
+    /// Anything else.
+    #[error("cannot load the BPF object on kernel {release}")]
+    Other {
+        /// The running release.
+        release: String,
+        /// What went wrong.
+        #[source]
+        source: Box<EbpfError>,
+    },
+}
+
+/// What must be equal for a pinned map to be adopted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MapLayout {
+    /// The kernel's number of the map type.
+    pub kind: u32,
+    /// Size of a key in bytes.
+    pub key_size: u32,
+    /// Size of a value in bytes.
+    pub value_size: u32,
+    /// Creation flags.
+    pub flags: u32,
+}
+
+impl MapLayout {
+    /// The kernel sets `BPF_F_RDONLY_PROG` on device maps by itself.
+    const FLAGS_OF_THE_KERNEL: u32 = 1 << 7;
+
+    fn declared(map: &aya_obj::Map) -> Self {
+        Self {
+            kind: map.map_type(),
+            key_size: map.key_size(),
+            value_size: map.value_size(),
+            flags: map.map_flags() & !Self::FLAGS_OF_THE_KERNEL,
+        }
+    }
+
+    fn pinned(info: &MapInfo) -> Result<Self, MapError> {
+        Ok(Self {
+            kind: info.map_type()? as u32,
+            key_size: info.key_size(),
+            value_size: info.value_size(),
+            flags: info.map_flags() & !Self::FLAGS_OF_THE_KERNEL,
+        })
+    }
+}
+
+impl fmt::Display for MapLayout {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "of type {} with keys of {} and values of {} bytes, flags {:#x}",
+            self.kind, self.key_size, self.value_size, self.flags
+        )
+    }
+}
+
+/// A pinned map that was adopted with another size than asked for.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "map {map}: keeps its {pinned} entries, {asked} were asked for; \
+     `guideway detach` and a start make a new one"
+)]
+pub struct KeptSize {
+    /// The map.
+    pub map: String,
+    /// The size it has.
+    pub pinned: u32,
+    /// The size that was asked for.
+    pub asked: u32,
+}
+
+/// Options for loading.
+#[derive(Clone, Debug, Default)]
+pub struct Loader {
+    pins: Option<Pins>,
+    max_entries: BTreeMap<String, u32>,
+}
+
+impl Loader {
+    /// Loads with maps and links pinned.
+    #[must_use]
+    pub const fn pinned(pins: Pins) -> Self {
+        Self {
+            pins: Some(pins),
+            max_entries: BTreeMap::new(),
+        }
+    }
+
+    /// Loads without pins: everything is gone when [`Loaded`] is dropped. For tests and benchmarks.
+    #[must_use]
+    pub fn unpinned() -> Self {
+        Self::default()
+    }
+
+    /// Sets the size of a map, unless a pinned one is adopted.
+    #[must_use]
+    pub fn max_entries(mut self, map: impl Into<String>, entries: u32) -> Self {
+        self.max_entries.insert(map.into(), entries);
+        self
+    }
+
+    /// Loads maps and program.
+    ///
+    /// # Errors
+    ///
+    /// Each names the cause and the remedy. Maps that were pinned before stay as they are.
+    pub fn load(&self) -> Result<Loaded, LoadError> {
+        let kernel = facts::kernel();
+        if kernel.is_too_old() {
+            return Err(LoadError::KernelTooOld {
+                release: kernel.release,
+            });
+        }
+        let declared = self.declared_maps()?;
+        let kept_sizes = match &self.pins {
+            Some(pins) => {
+                pins.prepare()?;
+                self.check_pinned(pins, &declared)?
+            }
+            None => Vec::new(),
+        };
+
+        let mut loader = EbpfLoader::new();
+        for (map, entries) in &self.max_entries {
+            loader.map_max_entries(map, *entries);
+        }
+        if let Some(pins) = &self.pins {
+            for map in declared.keys() {
+                loader.map_pin_path(map, pins.map(map));
+            }
+        }
+        let mut ebpf = loader
+            .load(object::bytes())
+            .map_err(|error| explain(error, &declared, &kernel.release))?;
+        load_program(&mut ebpf)
+            .map_err(|error| explain(error.into(), &declared, &kernel.release))?;
+        Ok(Loaded {
+            ebpf,
+            pins: self.pins.clone(),
+            kept_sizes,
+            unpinned_links: Vec::new(),
+        })
+    }
+
+    /// Reads the maps that the object declares, with the sizes asked for.
+    fn declared_maps(&self) -> Result<BTreeMap<String, aya_obj::Map>, LoadError> {
+        let object = aya_obj::Object::parse(object::bytes()).map_err(LoadError::Object)?;
+        let mut maps: BTreeMap<_, _> = object
+            .maps
+            .into_iter()
+            // The compiler's own (.rodata, .bss) belong to one load and are never shared.
+            .filter(|(name, _)| !name.starts_with('.'))
+            .collect();
+        for (name, entries) in &self.max_entries {
+            maps.get_mut(name)
+                .ok_or_else(|| LoadError::UnknownMap { map: name.clone() })?
+                .set_max_entries(*entries);
+        }
+        Ok(maps)
+    }
+
+    /// Compares the maps that are pinned with those the object declares.
+    fn check_pinned(
+        &self,
+        pins: &Pins,
+        declared: &BTreeMap<String, aya_obj::Map>,
+    ) -> Result<Vec<KeptSize>, LoadError> {
+        let mut kept = Vec::new();
+        for (name, map) in declared {
+            let path = pins.map(name);
+            if !path.exists() {
+                continue;
+            }
+            let (info, pinned) = MapInfo::from_pin(&path)
+                .and_then(|info| MapLayout::pinned(&info).map(|layout| (info, layout)))
+                .map_err(|error| pinned_map_error(name, error))?;
+            let needed = MapLayout::declared(map);
+            if pinned != needed {
+                return Err(LoadError::Layout {
+                    map: name.clone(),
+                    pinned,
+                    needed,
+                });
+            }
+            // Only for maps someone sized: the loader rounds a ring buffer's size to pages.
+            if let Some(asked) = self.max_entries.get(name)
+                && info.max_entries() != *asked
+            {
+                kept.push(KeptSize {
+                    map: name.clone(),
+                    pinned: info.max_entries(),
+                    asked: *asked,
+                });
+            }
+        }
+        Ok(kept)
+    }
+}
+
+/// The loaded program and its maps.
+///
+/// Without pins, links live as long as this does.
+#[derive(Debug)]
+pub struct Loaded {
+    ebpf: Ebpf,
+    pins: Option<Pins>,
+    kept_sizes: Vec<KeptSize>,
+    unpinned_links: Vec<FdLink>,
+}
+
+impl Loaded {
+    /// Returns a handle of its own to a map, to be read by type or mapped into memory.
+    ///
+    /// # Errors
+    ///
+    /// When the object has no such map, or the process no file descriptor left.
+    pub fn map(&self, name: &str) -> Result<MapData, LoadError> {
+        let failed = |source: MapError| LoadError::Other {
+            release: facts::kernel().release,
+            source: Box::new(source.into()),
+        };
+        let fd = self
+            .map_fd(name)?
+            .try_clone_to_owned()
+            .map_err(|error| failed(error.into()))?;
+        MapData::from_fd(fd).map_err(failed)
+    }
+
+    /// Lists the maps that kept another size than asked for.
+    #[must_use]
+    pub fn kept_sizes(&self) -> &[KeptSize] {
+        &self.kept_sizes
+    }
+
+    /// Returns the XDP program.
+    #[must_use]
+    pub fn program(&self) -> &Xdp {
+        match self.ebpf.program(XDP_PROGRAM) {
+            Some(aya::programs::Program::Xdp(program)) => program,
+            _ => unreachable!("`load` has loaded this program as XDP"),
+        }
+    }
+
+    pub(crate) fn program_mut(&mut self) -> &mut Xdp {
+        match self.ebpf.program_mut(XDP_PROGRAM) {
+            Some(aya::programs::Program::Xdp(program)) => program,
+            _ => unreachable!("`load` has loaded this program as XDP"),
+        }
+    }
+
+    pub(crate) const fn pins(&self) -> Option<&Pins> {
+        self.pins.as_ref()
+    }
+
+    /// Holds a link for as long as the program is loaded.
+    pub(crate) fn keep(&mut self, link: FdLink) {
+        self.unpinned_links.push(link);
+    }
+
+    fn map_fd(&self, name: &str) -> Result<BorrowedFd<'_>, LoadError> {
+        self.ebpf
+            .map(name)
+            .map(|map| map_data(map).fd().as_fd())
+            .ok_or_else(|| LoadError::UnknownMap {
+                map: name.to_owned(),
+            })
+    }
+}
+
+fn map_data(map: &Map) -> &MapData {
+    match map {
+        Map::Array(data)
+        | Map::ArrayOfMaps(data)
+        | Map::BloomFilter(data)
+        | Map::CgroupArray(data)
+        | Map::CgroupStorage(data)
+        | Map::CgrpStorage(data)
+        | Map::CpuMap(data)
+        | Map::DevMap(data)
+        | Map::DevMapHash(data)
+        | Map::HashMap(data)
+        | Map::HashOfMaps(data)
+        | Map::InodeStorage(data)
+        | Map::LpmTrie(data)
+        | Map::LruHashMap(data)
+        | Map::PerCpuArray(data)
+        | Map::PerCpuCgroupStorage(data)
+        | Map::PerCpuHashMap(data)
+        | Map::PerCpuLruHashMap(data)
+        | Map::PerfEventArray(data)
+        | Map::ProgramArray(data)
+        | Map::Queue(data)
+        | Map::ReusePortSockArray(data)
+        | Map::RingBuf(data)
+        | Map::SkStorage(data)
+        | Map::SockHash(data)
+        | Map::SockMap(data)
+        | Map::Stack(data)
+        | Map::StackTraceMap(data)
+        | Map::Unsupported(data)
+        | Map::XskMap(data) => data,
+    }
+}
+
+fn load_program(ebpf: &mut Ebpf) -> Result<(), ProgramError> {
+    let program: &mut Xdp = ebpf
+        .program_mut(XDP_PROGRAM)
+        .ok_or(ProgramError::UnexpectedProgramType)?
+        .try_into()?;
+    program.load()
+}
+
+/// Finds the cause of a failure in what the loader returns.
+fn explain(
+    error: EbpfError,
+    declared: &BTreeMap<String, aya_obj::Map>,
+    release: &str,
+) -> LoadError {
+    let release = release.to_owned();
+    match error {
+        EbpfError::MapError(MapError::CreateError { name, io_error }) => {
+            let max_entries = declared.get(&name).map_or(0, aya_obj::Map::max_entries);
+            map_error(name, max_entries, release, io_error)
+        }
+        EbpfError::ProgramError(ProgramError::LoadError {
+            io_error,
+            verifier_log,
+        }) => program_error(verifier_log.to_string(), release, io_error),
+        source => LoadError::Other {
+            release,
+            source: Box::new(source),
+        },
+    }
+}
+
+fn map_error(map: String, max_entries: u32, release: String, source: io::Error) -> LoadError {
+    match source.raw_os_error() {
+        Some(libc::EPERM | libc::EACCES) => LoadError::Refused {
+            attempt: format!("creating map {map}"),
+            refusal: Refusal::of_bpf(),
+            source,
+        },
+        Some(libc::ENOMEM | libc::E2BIG) => LoadError::Memory {
+            map,
+            max_entries,
+            source,
+        },
+        _ => LoadError::Map {
+            map,
+            release,
+            source,
+        },
+    }
+}
+
+fn program_error(log: String, release: String, source: io::Error) -> LoadError {
+    // The verifier always says something; silence means that it was not asked.
+    if is_refusal(&source) && log.trim().is_empty() {
+        return LoadError::Refused {
+            attempt: "loading the XDP program".to_owned(),
+            refusal: Refusal::of_bpf(),
+            source,
+        };
+    }
+    LoadError::Verifier {
+        release,
+        log,
+        source,
+    }
+}
+
+fn pinned_map_error(name: &str, error: MapError) -> LoadError {
+    match error {
+        MapError::SyscallError(error) if is_refusal(&error.io_error) => LoadError::Refused {
+            attempt: format!("opening pinned map {name}"),
+            refusal: Refusal::of_bpf(),
+            source: error.io_error,
+        },
+        error => LoadError::Other {
+            release: facts::kernel().release,
+            source: Box::new(error.into()),
+        },
+    }
+}
+
+fn tail(log: &str, lines: usize) -> String {
+    let all: Vec<_> = log.lines().filter(|line| !line.trim().is_empty()).collect();
+    all[all.len().saturating_sub(lines)..].join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn os(errno: i32) -> io::Error {
+        io::Error::from_raw_os_error(errno)
+    }
+
+    #[test]
+    fn verifier_refusal_quotes_the_end_of_the_log_and_the_release() {
+        let log = (0..40).map(|n| format!("line {n}\n")).collect::<String>();
+        let error = program_error(log, "6.1.0".into(), os(libc::EACCES));
+        let text = error.to_string();
+        assert!(text.contains("kernel 6.1.0"), "{text}");
+        assert!(text.ends_with("line 38\nline 39"), "{text}");
+        assert!(!text.contains("line 27\n"), "{text}");
+    }
+
+    #[test]
+    fn refusal_without_a_log_is_not_blamed_on_the_verifier() {
+        let error = program_error("\n".into(), "6.1.0".into(), os(libc::EPERM));
+        assert!(matches!(error, LoadError::Refused { .. }));
+    }
+
+    #[test]
+    fn map_beyond_memory_names_its_size() {
+        let error = map_error("LUT".into(), 1 << 24, "6.1.0".into(), os(libc::ENOMEM));
+        assert!(
+            error
+                .to_string()
+                .starts_with("map LUT: no memory for 16777216 entries")
+        );
+    }
+
+    #[test]
+    fn size_for_an_unknown_map_is_refused_before_anything_is_loaded() {
+        let error = Loader::unpinned()
+            .max_entries("NOPE", 1)
+            .load()
+            .unwrap_err();
+        assert!(matches!(error, LoadError::UnknownMap { map } if map == "NOPE"));
+    }
+}

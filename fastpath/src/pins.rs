@@ -1,0 +1,462 @@
+//! Where maps and links are pinned, so that they outlive the agent.
+//!
+//! ```text
+//! <root>/v<layout version>/maps/<MAP>
+//!                         /links/xdp-<interface>
+//! ```
+//!
+//! The version is that of the table layouts: a changed layout never meets an old map.
+//! A link found under another version is taken over by [`attach`](crate::attach), so traffic
+//! meets either the old program with the old tables or the new one with the new tables.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    thread,
+    time::{Duration, Instant},
+};
+
+use aya::{
+    maps::{MapData, MapError},
+    programs::links::{LinkError, PinnedLink},
+};
+use xdp_prog::abi;
+
+use crate::{
+    facts::{self, Bpffs},
+    refusal::{Refusal, is_refusal},
+};
+
+/// Where pins live unless the configuration says otherwise.
+pub const DEFAULT_ROOT: &str = "/sys/fs/bpf/guideway";
+
+const LINK_PREFIX: &str = "xdp-";
+
+/// How long the kernel may take to detach a program whose last pin is gone.
+const DETACH_DEADLINE: Duration = Duration::from_secs(5);
+const DETACH_POLL: Duration = Duration::from_millis(5);
+
+/// Why pins could not be made, read or removed.
+#[derive(Debug, thiserror::Error)]
+pub enum PinError {
+    /// The directory is not on a BPF file system.
+    #[error(
+        "pin directory {}: {} is not on a BPF file system (magic {magic:#x}); \
+         mount one with `mount -t bpf bpf /sys/fs/bpf`, in a container mount the host's /sys/fs/bpf",
+        .root.display(), .directory.display()
+    )]
+    NotBpffs {
+        /// The pin directory.
+        root: PathBuf,
+        /// The nearest directory that exists.
+        directory: PathBuf,
+        /// The magic number of its file system.
+        magic: u64,
+    },
+    /// The kernel or the file permissions refuse.
+    #[error("pin {}: {refusal}", .path.display())]
+    Refused {
+        /// The file or directory.
+        path: PathBuf,
+        /// The cause, and what to do.
+        refusal: Refusal,
+        /// What the kernel said.
+        #[source]
+        source: io::Error,
+    },
+    /// A directory or file operation failed.
+    #[error("pin {}: cannot {attempt}", .path.display())]
+    Io {
+        /// What was attempted.
+        attempt: &'static str,
+        /// The file or directory.
+        path: PathBuf,
+        /// What the kernel said.
+        #[source]
+        source: io::Error,
+    },
+    /// There is no such map.
+    #[error("map {map}: not pinned in {}; is the agent running with this pin directory?", .directory.display())]
+    NoMap {
+        /// The map.
+        map: String,
+        /// Where it was looked for.
+        directory: PathBuf,
+    },
+    /// A pinned map could not be opened.
+    #[error("map {map}: cannot open its pin {}", .path.display())]
+    Map {
+        /// The map.
+        map: String,
+        /// Its pin.
+        path: PathBuf,
+        /// What went wrong.
+        #[source]
+        source: Box<MapError>,
+    },
+    /// A pinned link could not be opened.
+    #[error("pin {}: cannot open it as a link", .path.display())]
+    Link {
+        /// The pin.
+        path: PathBuf,
+        /// What went wrong.
+        #[source]
+        source: Box<LinkError>,
+    },
+    /// The pin is gone but the program still runs.
+    #[error(
+        "interface {interface}: program {program} is still attached although its pin is removed: \
+         another process holds the link; `bpftool link` names it"
+    )]
+    StillAttached {
+        /// The interface.
+        interface: String,
+        /// The program.
+        program: u32,
+    },
+}
+
+impl PinError {
+    pub(crate) fn io(attempt: &'static str, path: &Path, source: io::Error) -> Self {
+        if is_refusal(&source) {
+            return Self::Refused {
+                path: path.to_owned(),
+                refusal: Refusal::of_files(),
+                source,
+            };
+        }
+        Self::Io {
+            attempt,
+            path: path.to_owned(),
+            source,
+        }
+    }
+}
+
+/// The pin directory of one layout version.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pins {
+    root: PathBuf,
+    version: u32,
+}
+
+impl Default for Pins {
+    fn default() -> Self {
+        Self::new(DEFAULT_ROOT)
+    }
+}
+
+impl Pins {
+    /// Names the pins below `root` for the layouts of this build.
+    #[must_use]
+    pub fn new(root: impl Into<PathBuf>) -> Self {
+        Self {
+            root: root.into(),
+            version: abi::VERSION,
+        }
+    }
+
+    /// Returns the directory below which everything is pinned.
+    #[must_use]
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// Returns the path of a map's pin.
+    #[must_use]
+    pub fn map(&self, name: &str) -> PathBuf {
+        self.maps().join(name)
+    }
+
+    /// Returns the path of the pin of an interface's link.
+    #[must_use]
+    pub fn link(&self, interface: &str) -> PathBuf {
+        self.links().join(link_name(interface))
+    }
+
+    /// Opens a pinned map, without loading anything.
+    ///
+    /// # Errors
+    ///
+    /// When there is no such pin, or it may not be opened.
+    pub fn open_map(&self, name: &str) -> Result<MapData, PinError> {
+        let path = self.map(name);
+        MapData::from_pin(&path).map_err(|source| {
+            if path.exists() {
+                PinError::Map {
+                    map: name.to_owned(),
+                    path,
+                    source: Box::new(source),
+                }
+            } else {
+                PinError::NoMap {
+                    map: name.to_owned(),
+                    directory: self.maps(),
+                }
+            }
+        })
+    }
+
+    /// Lists the interfaces with a pinned link, of any layout version.
+    ///
+    /// # Errors
+    ///
+    /// When a directory cannot be read.
+    pub fn interfaces(&self) -> Result<Vec<String>, PinError> {
+        let mut interfaces = Vec::new();
+        for version in self.versions()? {
+            interfaces.extend(
+                entries(&version.join("links"))?
+                    .iter()
+                    .filter_map(|path| interface_of(path)),
+            );
+        }
+        interfaces.sort();
+        interfaces.dedup();
+        Ok(interfaces)
+    }
+
+    /// Detaches the program from an interface; false if nothing was pinned for it.
+    ///
+    /// # Errors
+    ///
+    /// When the pin cannot be removed, or the program still runs after it is.
+    pub fn detach(&self, interface: &str) -> Result<bool, PinError> {
+        let links = self.links_of(interface)?;
+        for path in &links {
+            remove_link(interface, path)?;
+        }
+        Ok(!links.is_empty())
+    }
+
+    /// Detaches every program and removes every pin and directory, of every layout version.
+    ///
+    /// Returns the interfaces that were detached. Files that Guideway does not make stay, and then
+    /// so do their directories.
+    ///
+    /// # Errors
+    ///
+    /// When something cannot be removed, or a program still runs after its pin is.
+    pub fn remove_all(&self) -> Result<Vec<String>, PinError> {
+        let interfaces = self.interfaces()?;
+        // Links first: a program without its maps is impossible, a map without its program is not.
+        for interface in &interfaces {
+            self.detach(interface)?;
+        }
+        for version in self.versions()? {
+            remove_version(&version)?;
+        }
+        remove_directory(&self.root)?;
+        Ok(interfaces)
+    }
+
+    /// Removes the pins of other layout versions once no link is left among them.
+    ///
+    /// # Errors
+    ///
+    /// When something cannot be removed.
+    pub fn remove_other_versions(&self) -> Result<(), PinError> {
+        for version in self.versions()? {
+            if version != self.directory() && entries(&version.join("links"))?.is_empty() {
+                remove_version(&version)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes the directories.
+    pub(crate) fn prepare(&self) -> Result<(), PinError> {
+        match facts::bpffs(&self.root) {
+            Ok(Bpffs::Mounted) => {}
+            Ok(Bpffs::Other { directory, magic }) => {
+                return Err(PinError::NotBpffs {
+                    root: self.root.clone(),
+                    directory,
+                    magic,
+                });
+            }
+            Err(source) => return Err(PinError::io("find its file system", &self.root, source)),
+        }
+        for directory in [self.maps(), self.links()] {
+            fs::create_dir_all(&directory)
+                .map_err(|source| PinError::io("create it", &directory, source))?;
+        }
+        Ok(())
+    }
+
+    /// Lists the pins of an interface's links, this layout version's first.
+    pub(crate) fn links_of(&self, interface: &str) -> Result<Vec<PathBuf>, PinError> {
+        let name = link_name(interface);
+        let mut links: Vec<_> = self
+            .versions()?
+            .iter()
+            .map(|version| version.join("links").join(&name))
+            .filter(|path| path.exists())
+            .collect();
+        links.sort_by_key(|path| *path != self.link(interface));
+        Ok(links)
+    }
+
+    fn directory(&self) -> PathBuf {
+        self.root.join(format!("v{}", self.version))
+    }
+
+    fn maps(&self) -> PathBuf {
+        self.directory().join("maps")
+    }
+
+    fn links(&self) -> PathBuf {
+        self.directory().join("links")
+    }
+
+    fn versions(&self) -> Result<Vec<PathBuf>, PinError> {
+        let is_version = |path: &PathBuf| {
+            path.file_name()
+                .and_then(|name| name.to_str()?.strip_prefix('v')?.parse::<u32>().ok())
+                .is_some()
+        };
+        Ok(entries(&self.root)?
+            .into_iter()
+            .filter(is_version)
+            .collect())
+    }
+}
+
+/// Removes a pin; a pin that is gone already is as good.
+pub(crate) fn unpin(path: &Path) -> Result<(), PinError> {
+    match fs::remove_file(path) {
+        Err(source) if source.kind() != io::ErrorKind::NotFound => {
+            Err(PinError::io("remove it", path, source))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Opens a pinned link.
+pub(crate) fn open_link(path: &Path) -> Result<PinnedLink, PinError> {
+    PinnedLink::from_pin(path).map_err(|source| match source {
+        LinkError::SyscallError(error) if is_refusal(&error.io_error) => PinError::Refused {
+            path: path.to_owned(),
+            refusal: Refusal::of_bpf(),
+            source: error.io_error,
+        },
+        source => PinError::Link {
+            path: path.to_owned(),
+            source: Box::new(source),
+        },
+    })
+}
+
+/// A file name on a BPF file system has no dots, which VLAN interfaces do (`eth0.100`).
+fn link_name(interface: &str) -> String {
+    let escaped = interface.replace('%', "%25").replace('.', "%2e");
+    format!("{LINK_PREFIX}{escaped}")
+}
+
+fn interface_of(path: &Path) -> Option<String> {
+    let escaped = path.file_name()?.to_str()?.strip_prefix(LINK_PREFIX)?;
+    Some(escaped.replace("%2e", ".").replace("%25", "%"))
+}
+
+fn remove_link(interface: &str, path: &Path) -> Result<(), PinError> {
+    let program = open_link(path)
+        .ok()
+        .and_then(|link| aya::programs::links::FdLink::from(link).info().ok())
+        .map(|info| info.program_id());
+    unpin(path)?;
+    match program {
+        Some(program) => wait_until_detached(interface, program),
+        None => Ok(()),
+    }
+}
+
+/// The kernel frees a link after its last reference has gone, in a worker: not at once.
+fn wait_until_detached(interface: &str, program: u32) -> Result<(), PinError> {
+    let deadline = Instant::now() + DETACH_DEADLINE;
+    loop {
+        let attached = facts::link(interface)
+            .is_ok_and(|link| link.programs.iter().any(|other| other.id == program));
+        if !attached {
+            return Ok(());
+        }
+        if Instant::now() > deadline {
+            return Err(PinError::StillAttached {
+                interface: interface.to_owned(),
+                program,
+            });
+        }
+        thread::sleep(DETACH_POLL);
+    }
+}
+
+fn remove_version(version: &Path) -> Result<(), PinError> {
+    for map in entries(&version.join("maps"))? {
+        unpin(&map)?;
+    }
+    for directory in [version.join("maps"), version.join("links"), version.into()] {
+        remove_directory(&directory)?;
+    }
+    Ok(())
+}
+
+fn remove_directory(path: &Path) -> Result<(), PinError> {
+    use io::ErrorKind::{DirectoryNotEmpty, NotFound};
+    match fs::remove_dir(path) {
+        Err(source) if !matches!(source.kind(), NotFound | DirectoryNotEmpty) => {
+            Err(PinError::io("remove it", path, source))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Lists a directory in order of names; one that does not exist is empty.
+fn entries(directory: &Path) -> Result<Vec<PathBuf>, PinError> {
+    let failed = |source| PinError::io("list it", directory, source);
+    let listing = match fs::read_dir(directory) {
+        Ok(listing) => listing,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(failed(error)),
+    };
+    let mut paths = listing
+        .map(|entry| entry.map(|entry| entry.path()))
+        .collect::<io::Result<Vec<_>>>()
+        .map_err(failed)?;
+    paths.sort();
+    Ok(paths)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn link_names_have_no_dots_and_map_back() {
+        for interface in ["eth0", "eth0.100", "a%2eb", "bond0.1.2"] {
+            let name = link_name(interface);
+            assert!(!name.contains('.'), "{name}");
+            assert_eq!(
+                interface_of(Path::new(&name)).as_deref(),
+                Some(interface),
+                "{name}"
+            );
+        }
+    }
+
+    #[test]
+    fn directory_on_another_file_system_is_refused_with_the_remedy() {
+        let error = Pins::new("/proc/guideway").prepare().unwrap_err();
+        let text = error.to_string();
+        assert!(text.contains("/proc/guideway"), "{text}");
+        assert!(text.contains("magic 0x9fa0"), "{text}");
+        assert!(text.contains("mount -t bpf"), "{text}");
+    }
+
+    #[test]
+    fn map_without_a_pin_is_named_with_its_directory() {
+        let error = Pins::new("/sys/fs/bpf/nowhere")
+            .open_map("LUT")
+            .unwrap_err();
+        assert!(matches!(&error, PinError::NoMap { map, .. } if map == "LUT"));
+        assert!(error.to_string().contains("/sys/fs/bpf/nowhere/v1/maps"));
+    }
+}

@@ -1,0 +1,91 @@
+//! Why the kernel answers "not permitted" to BPF work: the error number alone has many causes.
+
+use std::{fmt, io};
+
+use crate::facts::{self, Capability, Lockdown};
+
+/// The likely cause of a refusal.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// Capabilities are missing.
+    Missing(Vec<Capability>),
+    /// The process has them, but only inside a user namespace.
+    UserNamespace,
+    /// The kernel is locked down.
+    Lockdown,
+    /// A seccomp filter judges system calls.
+    Seccomp,
+    /// None of these: a security module, most likely.
+    Unknown,
+}
+
+impl Refusal {
+    /// Looks for the cause of a refused `bpf` system call.
+    #[must_use]
+    pub fn of_bpf() -> Self {
+        Self::among(&Capability::REQUIRED)
+    }
+
+    /// Looks for the cause of a refused file operation below the pin directory.
+    #[must_use]
+    pub fn of_files() -> Self {
+        Self::among(&[Capability::Bpf])
+    }
+
+    fn among(needed: &[Capability]) -> Self {
+        let process = facts::process();
+        let missing = process.missing(needed);
+        if !missing.is_empty() {
+            return Self::Missing(missing);
+        }
+        if process.in_user_namespace {
+            return Self::UserNamespace;
+        }
+        if facts::kernel().lockdown == Lockdown::Confidentiality {
+            return Self::Lockdown;
+        }
+        if process.seccomp_filter {
+            return Self::Seccomp;
+        }
+        Self::Unknown
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Missing(capabilities) => {
+                f.write_str("this process lacks ")?;
+                for (position, capability) in capabilities.iter().enumerate() {
+                    let separator = if position == 0 { "" } else { ", " };
+                    write!(f, "{separator}{capability}")?;
+                }
+                f.write_str(
+                    "; run it as root, or grant them (systemd: AmbientCapabilities=, \
+                     Kubernetes: securityContext.capabilities.add)",
+                )
+            }
+            Self::UserNamespace => f.write_str(
+                "this process runs in a user namespace, whose capabilities do not count for BPF; \
+                 run it outside (a rootless container cannot)",
+            ),
+            Self::Lockdown => f.write_str(
+                "kernel lockdown is in confidentiality mode; \
+                 boot with lockdown=integrity or without Secure Boot",
+            ),
+            Self::Seccomp => f.write_str(
+                "the capabilities are there, but a seccomp filter is active; \
+                 allow bpf(2) in the container runtime's profile",
+            ),
+            Self::Unknown => f.write_str(
+                "the capabilities are there; look for a denial by a security module \
+                 (AppArmor, SELinux) in the kernel log",
+            ),
+        }
+    }
+}
+
+/// Tells whether an error means "not permitted".
+pub(crate) fn is_refusal(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EPERM | libc::EACCES))
+}

@@ -1,0 +1,724 @@
+//! Loading, attaching, taking over and removing, on veth pairs in private network namespaces.
+//!
+//! Each test's thread has a network namespace of its own, which ends with it, and pins below a
+//! directory of its own on the BPF file system. Needs root.
+
+#![expect(
+    clippy::unwrap_used,
+    reason = "a failure must end the test, also in its helpers"
+)]
+
+use std::{
+    fs, io,
+    net::UdpSocket,
+    path::Path,
+    process::{self, Command},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
+        mpsc,
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use aya::maps::{Map, MapData, PerCpuArray};
+use fastpath::{
+    attach::{AttachError, Merging, Mode, ObstacleKind, Options},
+    facts::{self, InterfaceError, NativeXdp, XdpMode},
+    load::{LoadError, Loaded, Loader},
+    pins::{PinError, Pins},
+    refusal::Refusal,
+};
+use nix::sched::{CloneFlags, unshare};
+use xdp_prog::abi::map;
+
+const NATIVE: Options = Options {
+    mode: Mode::Native,
+    merging: Merging::SwitchOff,
+};
+const GENERIC: Options = Options {
+    mode: Mode::Generic,
+    merging: Merging::SwitchOff,
+};
+
+#[test]
+fn native_attachment_is_pinned_and_outlives_the_loader() {
+    let lab = Lab::new();
+    let attachment = lab.load().attach("up0", &NATIVE).unwrap();
+
+    assert_eq!(attachment.mode, XdpMode::Native);
+    assert_eq!(attachment.replaced, None);
+    assert!(lab.pins.link("up0").exists());
+    let device = facts::interface("up0").unwrap();
+    assert_eq!(device.index, attachment.ifindex);
+    assert_eq!(device.programs.len(), 1);
+    assert_eq!(device.programs[0].mode, XdpMode::Native);
+    assert_eq!(device.programs[0].id, attachment.program);
+}
+
+#[test]
+fn next_agent_adopts_the_link_and_replaces_the_program() {
+    let lab = Lab::new();
+    let first = lab.load().attach("up0", &NATIVE).unwrap();
+    let second = lab.load().attach("up0", &NATIVE).unwrap();
+
+    assert_eq!(second.link, first.link);
+    assert_eq!(second.replaced, Some(first.program));
+    assert_ne!(second.program, first.program);
+    let device = facts::interface("up0").unwrap();
+    assert_eq!(device.programs[0].id, second.program);
+}
+
+#[test]
+fn one_program_serves_several_interfaces() {
+    let lab = Lab::new();
+    let mut loaded = lab.load();
+    let a = loaded.attach("up0", &NATIVE).unwrap();
+    let b = loaded.attach("up1", &NATIVE).unwrap();
+    drop(loaded);
+
+    assert_eq!(a.program, b.program);
+    assert_ne!(a.link, b.link);
+    assert_eq!(lab.pins.interfaces().unwrap(), ["up0", "up1"]);
+    assert_eq!((programs("up0"), programs("up1")), (1, 1));
+}
+
+#[test]
+fn unpinned_attachment_ends_with_the_loader() {
+    let _lab = Lab::new();
+    let mut loaded = small(Loader::unpinned()).load().unwrap();
+    loaded.attach("up0", &NATIVE).unwrap();
+    assert_eq!(programs("up0"), 1);
+    drop(loaded);
+
+    wait_until("the program is gone", || programs("up0") == 0);
+}
+
+#[test]
+fn maps_are_the_same_across_loads() {
+    let lab = Lab::new();
+    let first = map_id(&lab.load().map(map::SERVICES_V4).unwrap());
+    let again = lab.load();
+
+    assert_eq!(map_id(&again.map(map::SERVICES_V4).unwrap()), first);
+    assert_eq!(map_id(&lab.pins.open_map(map::SERVICES_V4).unwrap()), first);
+}
+
+#[test]
+fn pinned_map_keeps_its_size_and_the_loader_says_so() {
+    let lab = Lab::new();
+    drop(lab.load());
+    let again = lab.loader().max_entries(map::LUT, 4096).load().unwrap();
+
+    let kept = again.kept_sizes();
+    assert_eq!(kept.len(), 1);
+    assert_eq!((kept[0].pinned, kept[0].asked), (LUT_SLOTS, 4096));
+    let info = again.map(map::LUT).unwrap().info().unwrap();
+    assert_eq!(info.max_entries(), LUT_SLOTS);
+}
+
+#[test]
+fn pinned_map_of_another_layout_is_refused_by_name() {
+    let lab = Lab::new();
+    drop(lab.load());
+    // Another map takes the name, as a build with other layouts would have left it.
+    let path = lab.pins.map(map::SERVICES_V4);
+    fs::remove_file(&path).unwrap();
+    lab.pins.open_map(map::LUT).unwrap().pin(&path).unwrap();
+
+    let error = lab.loader().load().unwrap_err();
+    assert!(matches!(&error, LoadError::Layout { map, .. } if map == map::SERVICES_V4));
+    let text = error.to_string();
+    assert!(text.contains("keys of 8 and values of 4 bytes"), "{text}");
+    assert!(text.contains("guideway detach"), "{text}");
+}
+
+#[test]
+fn replacement_under_traffic_loses_no_packet_and_lets_none_pass_unseen() {
+    const REPLACEMENTS: u32 = 25;
+    const PACKETS_BETWEEN: u64 = 200;
+
+    let lab = Lab::with_remote_peer();
+    let mut loaded = lab.load();
+    let first = loaded.attach("up0", &NATIVE).unwrap();
+    let seen_before = packets_seen(&loaded);
+    let received_before = received("up0");
+    let traffic = Traffic::start(&lab);
+
+    for _ in 0..REPLACEMENTS {
+        traffic.wait_for_more(PACKETS_BETWEEN);
+        let mut next = lab.load();
+        assert_eq!(next.attach("up0", &NATIVE).unwrap().link, first.link);
+        loaded = next;
+    }
+    traffic.wait_for_more(PACKETS_BETWEEN);
+
+    let (sent, arrived) = traffic.stop();
+    assert!(sent >= u64::from(REPLACEMENTS) * PACKETS_BETWEEN);
+    assert_eq!(arrived, sent, "packets lost while programs changed");
+    let on_the_wire = received("up0") - received_before;
+    assert!(on_the_wire >= sent);
+    assert_eq!(
+        packets_seen(&loaded) - seen_before,
+        on_the_wire,
+        "packets that met no program, or were not counted"
+    );
+}
+
+#[test]
+fn recreated_interface_gets_a_new_link() {
+    let lab = Lab::new();
+    let first = lab.load().attach("up0", &NATIVE).unwrap();
+    ip("link del up0");
+    add_pair();
+    let second = lab.load().attach("up0", &NATIVE).unwrap();
+
+    assert_ne!(second.link, first.link);
+    assert_eq!(second.replaced, None);
+    assert_eq!(programs("up0"), 1);
+}
+
+#[test]
+fn link_that_works_in_another_namespace_is_left_alone() {
+    let lab = Lab::new();
+    let first = lab.load().attach("up0", &NATIVE).unwrap();
+    let pins = lab.pins.clone();
+    // There, the same interface number belongs to another interface.
+    let error = Peer::new().run(move || {
+        ip(&format!(
+            "link add up0 index {} type veth peer name up1",
+            first.ifindex
+        ));
+        let mut loaded = small(Loader::pinned(pins)).load().unwrap();
+        loaded.attach("up0", &NATIVE).unwrap_err()
+    });
+
+    assert!(
+        matches!(error, AttachError::OtherNamespace { .. }),
+        "{error}"
+    );
+    assert_eq!(programs("up0"), 1);
+}
+
+#[test]
+fn interface_with_a_dot_in_its_name_can_be_pinned() {
+    let lab = Lab::new();
+    ip("link set up1 name up1.100");
+    lab.load().attach("up1.100", &NATIVE).unwrap();
+
+    assert_eq!(lab.pins.interfaces().unwrap(), ["up1.100"]);
+    assert!(lab.pins.detach("up1.100").unwrap());
+    assert_eq!(programs("up1.100"), 0);
+}
+
+#[test]
+fn detach_removes_the_program_and_leaves_the_others() {
+    let lab = Lab::new();
+    let mut loaded = lab.load();
+    loaded.attach("up0", &NATIVE).unwrap();
+    loaded.attach("up1", &NATIVE).unwrap();
+
+    assert!(lab.pins.detach("up0").unwrap());
+    assert!(!lab.pins.detach("up0").unwrap());
+    assert_eq!((programs("up0"), programs("up1")), (0, 1));
+}
+
+#[test]
+fn remove_all_leaves_nothing_behind() {
+    let lab = Lab::new();
+    lab.load().attach("up0", &NATIVE).unwrap();
+    ip("link del up0");
+    add_pair();
+    lab.load().attach("up1", &NATIVE).unwrap();
+
+    assert_eq!(lab.pins.remove_all().unwrap(), ["up0", "up1"]);
+    assert_eq!((programs("up0"), programs("up1")), (0, 0));
+    assert!(!lab.pins.root().exists());
+    assert_eq!(lab.pins.remove_all().unwrap(), Vec::<String>::new());
+}
+
+#[test]
+fn link_of_another_layout_version_is_taken_over() {
+    let lab = Lab::new();
+    let first = lab.load().attach("up0", &NATIVE).unwrap();
+    let old = lab.pins.root().join("v0");
+    fs::create_dir_all(old.join("links")).unwrap();
+    fs::create_dir_all(old.join("maps")).unwrap();
+    fs::rename(lab.pins.link("up0"), old.join("links/xdp-up0")).unwrap();
+    let map = lab.pins.open_map(map::LUT).unwrap();
+    map.pin(old.join("maps/LUT")).unwrap();
+
+    let second = lab.load().attach("up0", &NATIVE).unwrap();
+    lab.pins.remove_other_versions().unwrap();
+
+    assert_eq!(second.link, first.link);
+    assert!(lab.pins.link("up0").exists());
+    assert!(!old.exists());
+}
+
+#[test]
+fn generic_mode_switches_merging_offloads_off() {
+    let lab = Lab::new();
+    run("ethtool", "-K up0 gro on");
+    let attachment = lab.load().attach("up0", &GENERIC).unwrap();
+
+    assert_eq!(attachment.mode, XdpMode::Generic);
+    assert_eq!(attachment.switched_off, ["rx-gro"]);
+    let device = facts::interface("up0").unwrap();
+    assert!(!device.features.unwrap().is_active("rx-gro"));
+    assert_eq!(device.programs[0].mode, XdpMode::Generic);
+}
+
+#[test]
+fn generic_mode_refuses_merging_offloads_when_told_to() {
+    let lab = Lab::new();
+    run("ethtool", "-K up0 gro on");
+    let options = Options {
+        merging: Merging::Refuse,
+        ..GENERIC
+    };
+    let error = lab.load().attach("up0", &options).unwrap_err();
+
+    assert_eq!(
+        error.to_string(),
+        "interface up0: generic XDP would see packets merged by rx-gro; switch that off: \
+         `ethtool -K up0 rx-gro off`"
+    );
+    assert_eq!(programs("up0"), 0);
+}
+
+#[test]
+fn driver_without_xdp_is_named_and_generic_mode_is_the_declared_fallback() {
+    let lab = Lab::new();
+    ip("link add br0 type bridge");
+    let error = lab.load().attach("br0", &NATIVE).unwrap_err();
+    let AttachError::Impossible { obstacle, .. } = &error else {
+        panic!("{error}");
+    };
+    assert_eq!(obstacle.kind, ObstacleKind::Driver);
+    let text = error.to_string();
+    assert!(
+        text.starts_with(
+            "interface br0: native XDP is not possible: driver bridge does not run XDP programs"
+        ),
+        "{text}"
+    );
+
+    let options = Options {
+        mode: Mode::NativeOrGeneric,
+        ..NATIVE
+    };
+    let attachment = lab.load().attach("br0", &options).unwrap();
+    assert_eq!(attachment.mode, XdpMode::Generic);
+    assert!(attachment.fallback.unwrap().to_string().contains("bridge"));
+}
+
+#[test]
+fn queue_mismatch_is_explained_in_the_kernels_words() {
+    let lab = Lab::new();
+    ip("link add q0 numrxqueues 1 type veth peer name q1 numtxqueues 2");
+    ip("link set q0 up");
+    ip("link set q1 up");
+    run("ethtool", "-L q1 tx 2");
+    let error = lab.load().attach("q0", &NATIVE).unwrap_err();
+
+    let AttachError::Impossible { obstacle, .. } = &error else {
+        panic!("{error}");
+    };
+    assert_eq!(obstacle.kind, ObstacleKind::Queues { receive: 1 });
+    let text = error.to_string();
+    assert!(text.contains("number of rx queues"), "{text}");
+    assert_eq!(programs("q0"), 0);
+}
+
+#[test]
+fn jumbo_frames_do_not_exclude_native_mode() {
+    let lab = Lab::new();
+    ip("link set up0 mtu 9000");
+    ip("link set up1 mtu 9000");
+    let attachment = lab.load().attach("up0", &NATIVE).unwrap();
+    assert_eq!(attachment.mode, XdpMode::Native);
+}
+
+#[test]
+fn foreign_native_program_is_named_and_left_alone() {
+    foreign_program_is_left_alone("xdpdrv", XdpMode::Native);
+}
+
+#[test]
+fn foreign_generic_program_is_named_and_left_alone() {
+    foreign_program_is_left_alone("xdpgeneric", XdpMode::Generic);
+}
+
+fn foreign_program_is_left_alone(keyword: &str, mode: XdpMode) {
+    let lab = Lab::new();
+    // Our own program, attached by someone else's hand, plays the stranger.
+    let stranger = lab.load();
+    let id = stranger.program().info().unwrap().id();
+    let pin = lab.pins.root().join("stranger").display().to_string();
+    run("bpftool", &format!("prog pin id {id} {pin}"));
+    ip(&format!("link set dev up0 {keyword} pinned {pin}"));
+    let before = facts::interface("up0").unwrap().programs;
+
+    let error = lab.load().attach("up0", &NATIVE).unwrap_err();
+    let AttachError::Occupied { owner, .. } = &error else {
+        panic!("{error}");
+    };
+    assert_eq!(owner.mode, mode);
+    assert_eq!(owner.program, id);
+    assert_eq!(owner.name.as_deref(), Some("guideway"));
+    assert!(error.to_string().contains("is left alone"), "{error}");
+    assert_eq!(facts::interface("up0").unwrap().programs, before);
+    assert!(!lab.pins.link("up0").exists());
+    fs::remove_file(pin).unwrap();
+}
+
+#[test]
+fn adopted_link_in_a_mode_that_is_not_allowed_stays() {
+    let lab = Lab::new();
+    let first = lab.load().attach("up0", &GENERIC).unwrap();
+    let error = lab.load().attach("up0", &NATIVE).unwrap_err();
+
+    let generic = XdpMode::Generic;
+    assert!(matches!(error, AttachError::OtherMode { in_force, .. } if in_force == generic));
+    assert_eq!(
+        facts::interface("up0").unwrap().programs[0].id,
+        first.program
+    );
+}
+
+#[test]
+fn missing_interface_is_not_found() {
+    let lab = Lab::new();
+    let mut loaded = lab.load();
+    for name in ["nosuch0", "", "a-name-longer-than-any-interface"] {
+        let error = loaded.attach(name, &NATIVE).unwrap_err();
+        assert!(
+            matches!(
+                &error,
+                AttachError::Interface(InterfaceError::NotFound { .. })
+            ),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn pin_directory_on_another_file_system_is_refused() {
+    let pins = Pins::new("/proc/guideway");
+    let error = small(Loader::pinned(pins)).load().unwrap_err();
+    assert!(matches!(&error, LoadError::Pins(PinError::NotBpffs { .. })));
+    assert!(error.to_string().contains("mount -t bpf"), "{error}");
+    assert!(!Path::new("/proc/guideway").exists());
+}
+
+#[test]
+fn missing_capabilities_are_named() {
+    // Detected once per process, by whoever comes first: it must not be a thread without rights.
+    let _ = aya::features();
+    let error = without_capabilities(|| small(Loader::unpinned()).load().unwrap_err());
+
+    let LoadError::Refused { refusal, .. } = &error else {
+        panic!("{error}");
+    };
+    assert!(matches!(refusal, Refusal::Missing(missing) if missing.len() == 3));
+    let text = error.to_string();
+    assert!(
+        text.contains("lacks CAP_BPF, CAP_NET_ADMIN, CAP_PERFMON"),
+        "{text}"
+    );
+    assert!(text.contains("run it as root"), "{text}");
+}
+
+#[test]
+fn facts_describe_a_veth() {
+    let _lab = Lab::new();
+    ip("link add q0 mtu 1400 numrxqueues 4 numtxqueues 4 type veth peer name q1");
+    run("ethtool", "-K q0 gro on");
+    let device = facts::interface("q0").unwrap();
+
+    assert_eq!(device.driver.as_deref(), Some("veth"));
+    assert_eq!(device.mtu, 1400);
+    let channels = device.channels.unwrap();
+    assert_eq!(device.rx_queues, channels.receive());
+    assert_eq!(channels.rx_max, 4);
+    assert!(matches!(
+        device.native_xdp,
+        NativeXdp::Supported {
+            several_buffers: true,
+            ..
+        }
+    ));
+    assert_eq!(device.features.unwrap().merging(), ["rx-gro"]);
+    assert_eq!(device.programs, []);
+    assert!(!device.up);
+}
+
+#[test]
+fn facts_list_the_members_of_a_controller() {
+    let _lab = Lab::new();
+    ip("link add br0 type bridge");
+    ip("link set up1 master br0");
+    ip("link set up0 master br0");
+    let bridge = facts::interface("br0").unwrap();
+
+    assert_eq!(facts::members(bridge.index).unwrap(), ["up0", "up1"]);
+    let member = facts::interface("up0").unwrap();
+    assert_eq!(member.controller, Some(bridge.index));
+}
+
+/// Slots of the LUT arena in these tests, which need no 128 MiB.
+const LUT_SLOTS: u32 = 1024;
+
+fn small(loader: Loader) -> Loader {
+    loader
+        .max_entries(map::LUT, LUT_SLOTS)
+        .max_entries(map::BACKENDS, 256)
+        .max_entries(map::BACKEND_TRAFFIC, 256)
+        .max_entries(map::SERVICE_TRAFFIC, 256)
+}
+
+/// A network namespace for the test's thread with a veth pair `up0`-`up1`, and a pin directory.
+struct Lab {
+    pins: Pins,
+    peer: Option<Peer>,
+}
+
+impl Lab {
+    fn new() -> Self {
+        unshare(CloneFlags::CLONE_NEWNET).unwrap();
+        add_pair();
+        Self::around(None)
+    }
+
+    /// The same with `up1` in a namespace of its own, reachable at 10.0.0.2 from 10.0.0.1.
+    fn with_remote_peer() -> Self {
+        unshare(CloneFlags::CLONE_NEWNET).unwrap();
+        let peer = Peer::new();
+        ip(&format!(
+            "link add up0 type veth peer name up1 netns {}",
+            peer.thread
+        ));
+        add_address("up0", 1);
+        peer.run(|| add_address("up1", 2));
+        Self::around(Some(peer))
+    }
+
+    fn around(peer: Option<Peer>) -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let root = format!("/sys/fs/bpf/guideway-test-{}-{number}", process::id());
+        Self {
+            pins: Pins::new(root),
+            peer,
+        }
+    }
+
+    fn loader(&self) -> Loader {
+        small(Loader::pinned(self.pins.clone()))
+    }
+
+    fn load(&self) -> Loaded {
+        self.loader().load().unwrap()
+    }
+}
+
+impl Drop for Lab {
+    fn drop(&mut self) {
+        let removed = self.pins.remove_all();
+        if !thread::panicking() {
+            removed.unwrap();
+        }
+    }
+}
+
+type Job = Box<dyn FnOnce() + Send>;
+
+/// A thread that lives in a network namespace of its own and runs what it is given.
+struct Peer {
+    thread: i32,
+    jobs: mpsc::Sender<Job>,
+}
+
+impl Peer {
+    fn new() -> Self {
+        let (jobs, inbox) = mpsc::channel::<Job>();
+        let (told, thread) = mpsc::channel();
+        thread::spawn(move || {
+            unshare(CloneFlags::CLONE_NEWNET).unwrap();
+            told.send(nix::unistd::gettid().as_raw()).unwrap();
+            for job in inbox {
+                job();
+            }
+        });
+        Self {
+            thread: thread.recv().unwrap(),
+            jobs,
+        }
+    }
+
+    fn run<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> T {
+        let (result, answer) = mpsc::channel();
+        let job = move || result.send(work()).unwrap();
+        self.jobs.send(Box::new(job)).unwrap();
+        answer.recv().unwrap()
+    }
+}
+
+/// Datagrams from `up1` to `up0`, all of which are counted on arrival.
+struct Traffic {
+    stop: Arc<AtomicBool>,
+    arrived: Arc<AtomicU64>,
+    sender: thread::JoinHandle<u64>,
+    receiver: thread::JoinHandle<()>,
+}
+
+impl Traffic {
+    /// Pace of the sender: slow enough for a busy machine, fast enough to meet every change.
+    const PAUSE: Duration = Duration::from_micros(50);
+    /// Silence after which nothing is on the way any more.
+    const QUIET: Duration = Duration::from_millis(500);
+
+    fn start(lab: &Lab) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let arrived = Arc::new(AtomicU64::new(0));
+        let inbox = UdpSocket::bind("10.0.0.1:7000").unwrap();
+        inbox.set_read_timeout(Some(Self::QUIET)).unwrap();
+        let outbox = lab.peer.as_ref().unwrap().run(|| {
+            let socket = UdpSocket::bind("10.0.0.2:7001").unwrap();
+            socket.connect("10.0.0.1:7000").unwrap();
+            socket
+        });
+        let sender = thread::spawn({
+            let stop = Arc::clone(&stop);
+            move || send_until(&stop, &outbox)
+        });
+        let receiver = thread::spawn({
+            let stop = Arc::clone(&stop);
+            let arrived = Arc::clone(&arrived);
+            move || receive_until(&stop, &inbox, &arrived)
+        });
+        Self {
+            stop,
+            arrived,
+            sender,
+            receiver,
+        }
+    }
+
+    fn wait_for_more(&self, packets: u64) {
+        let goal = self.arrived.load(Ordering::Relaxed) + packets;
+        wait_until("packets arrive", || {
+            self.arrived.load(Ordering::Relaxed) >= goal
+        });
+    }
+
+    /// Ends the traffic and returns how many datagrams were sent and how many came.
+    fn stop(self) -> (u64, u64) {
+        self.stop.store(true, Ordering::Relaxed);
+        let sent = self.sender.join().unwrap();
+        self.receiver.join().unwrap();
+        (sent, self.arrived.load(Ordering::Relaxed))
+    }
+}
+
+fn send_until(stop: &AtomicBool, outbox: &UdpSocket) -> u64 {
+    let mut sent = 0u64;
+    while !stop.load(Ordering::Relaxed) {
+        outbox.send(&sent.to_ne_bytes()).unwrap();
+        sent += 1;
+        thread::sleep(Traffic::PAUSE);
+    }
+    sent
+}
+
+fn receive_until(stop: &AtomicBool, inbox: &UdpSocket, arrived: &AtomicU64) {
+    let mut datagram = [0; 8];
+    loop {
+        match inbox.recv(&mut datagram) {
+            Ok(_) => {
+                arrived.fetch_add(1, Ordering::Relaxed);
+            }
+            Err(error) => {
+                assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
+                if stop.load(Ordering::Relaxed) {
+                    return;
+                }
+            }
+        }
+    }
+}
+
+/// Counts the packets that met the program, over all reasons.
+fn packets_seen(loaded: &Loaded) -> u64 {
+    let map = Map::from_map_data(loaded.map(map::REASONS).unwrap()).unwrap();
+    let reasons = PerCpuArray::<_, u64>::try_from(map).unwrap();
+    reasons
+        .iter()
+        .map(|values| values.unwrap().iter().sum::<u64>())
+        .sum()
+}
+
+/// Counts the packets that the interface received.
+fn received(interface: &str) -> u64 {
+    let text = fs::read_to_string("/proc/thread-self/net/dev").unwrap();
+    let prefix = format!("{interface}:");
+    let line = text
+        .lines()
+        .find_map(|line| line.trim().strip_prefix(&prefix))
+        .unwrap();
+    line.split_whitespace().nth(1).unwrap().parse().unwrap()
+}
+
+fn programs(interface: &str) -> usize {
+    facts::interface(interface).unwrap().programs.len()
+}
+
+fn map_id(map: &MapData) -> u32 {
+    map.info().unwrap().id()
+}
+
+fn add_pair() {
+    ip("link add up0 type veth peer name up1");
+    ip("link set up0 up");
+    ip("link set up1 up");
+}
+
+fn add_address(interface: &str, host: u8) {
+    ip(&format!("address add 10.0.0.{host}/24 dev {interface}"));
+    ip(&format!("link set {interface} up"));
+}
+
+fn ip(arguments: &str) {
+    run("ip", arguments);
+}
+
+fn run(program: &str, arguments: &str) {
+    let output = Command::new(program)
+        .args(arguments.split_whitespace())
+        .output()
+        .unwrap();
+    assert!(
+        output.status.success(),
+        "{program} {arguments}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+}
+
+fn without_capabilities<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    thread::spawn(|| {
+        caps::clear(None, caps::CapSet::Effective).unwrap();
+        work()
+    })
+    .join()
+    .unwrap()
+}
+
+fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !condition() {
+        assert!(Instant::now() < deadline, "waited in vain until {what}");
+        thread::sleep(Duration::from_millis(2));
+    }
+}

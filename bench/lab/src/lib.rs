@@ -8,6 +8,24 @@
 //!
 //! Everything needs root and is removed again: on drop, on panic, on SIGINT and
 //! SIGTERM, and what a SIGKILL left behind when the next lab is created.
+//!
+//! # What veth and bridges do to XDP
+//!
+//! Seen on Linux 6.18 and checked by `tests/xdp.rs`.
+//!
+//! - What a veth end sends by `XDP_TX` arrives only if the *other* end has a
+//!   native XDP program ([`Link::attach_pass`]). Otherwise the frame is dropped
+//!   and the interface's `tx_dropped` tells. GRO on the other end is worse than
+//!   nothing: it makes NAPI run, so the frame is queued, but `veth_xdp_flush` in
+//!   the kernel's `drivers/net/veth.c` wakes the receiver only if it has a
+//!   program, so the frame waits until something else does.
+//! - A Linux bridge forwards such frames like any others. It learns source
+//!   addresses from them, so a program that forwards a frame must put its own
+//!   MAC in: the router's MAC left in place moves the router to the edge's port.
+//!   And a bridge never sends a frame back out of the port it came from.
+//! - A socket's datagrams carry an unfinished checksum across veth unless the
+//!   sender's `tx` offload is off ([`Link::disable_tx_offloads`]); a program that
+//!   edits them incrementally would make them wrong.
 
 mod link;
 mod namespace;
@@ -18,6 +36,7 @@ mod route;
 mod rtnl;
 mod topology;
 mod wait;
+mod xdp;
 
 use std::{io, process::ExitStatus, time::Duration};
 

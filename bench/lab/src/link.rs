@@ -434,7 +434,7 @@ impl<'ns> Link<'ns> {
             .map_err(|source| self.error("read".to_owned(), source))
     }
 
-    fn set_attribute(
+    pub(crate) fn set_attribute(
         &self,
         attribute: LinkAttribute,
         action: impl FnOnce() -> String,

@@ -19,7 +19,7 @@ pub enum Offload {
     Tso,
     /// The sender segments late, in software.
     Gso,
-    /// The receiver merges segments; on veth, this alone makes NAPI run.
+    /// The receiver merges segments.
     Gro,
 }
 
@@ -79,16 +79,6 @@ impl Link<'_> {
         [Offload::Tso, Offload::Gso, Offload::Tx]
             .into_iter()
             .try_for_each(|offload| self.set_offload(offload, false))
-    }
-
-    /// Makes NAPI run on this end of a veth, so that frames which the other
-    /// end sends by `XDP_TX` or `XDP_REDIRECT` arrive without a program here.
-    ///
-    /// # Errors
-    ///
-    /// As for [`Link::set_offload`].
-    pub fn enable_gro(&self) -> Result<()> {
-        self.set_offload(Offload::Gro, true)
     }
 
     fn ethtool(&self, command: u32, data: u32) -> io::Result<u32> {

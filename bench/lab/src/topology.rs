@@ -19,7 +19,7 @@
 //! [`Topology::route_vips`] says otherwise.
 //!
 //! Offloads are off at every sender, and the far end of every edge's and node's
-//! cable has GRO on, so that XDP may transmit on any of them.
+//! cable has a pass-through XDP program, so that XDP may transmit on any of them.
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
@@ -218,7 +218,7 @@ impl Builder {
             mtu: self.fabric_mtu,
         };
         let machine = self.machine(plan, router, FarEnd::Router)?;
-        machine.far_end_in(router)?.enable_gro()?;
+        machine.far_end_in(router)?.attach_pass()?;
         machine.prepare_for_vips()?;
         Ok(machine)
     }
@@ -231,7 +231,7 @@ impl Builder {
             mtu: self.fabric_mtu,
         };
         let machine = self.machine(plan, switch, FarEnd::Switch)?;
-        machine.far_end_in(switch)?.enable_gro()?;
+        machine.far_end_in(switch)?.attach_pass()?;
         machine.prepare_for_vips()?;
         Ok(machine)
     }

@@ -1,0 +1,148 @@
+//! What the crate's documentation says about XDP on veth and bridges. Needs root.
+
+#![expect(
+    clippy::unwrap_used,
+    reason = "clippy knows test functions, not the helpers beside them"
+)]
+
+mod support;
+
+use std::{net::UdpSocket, time::Duration};
+
+use lab::{Namespace, Offload, Topology, Veth, wait_until};
+
+use support::{ETHERNET_LENGTH, EXPERIMENTAL, RawSocket, careless_forwarder, frame, reflector};
+
+const TIMEOUT: Duration = Duration::from_secs(10);
+
+#[test]
+fn a_frame_from_xdp_tx_arrives_at_a_peer_with_a_program_of_its_own() {
+    let (a, b) = (Namespace::new("a").unwrap(), Namespace::new("b").unwrap());
+    let (sender, edge) = Veth::between((&a, "eth0"), (&b, "eth0")).create().unwrap();
+    edge.attach_xdp(&reflector()).unwrap();
+    sender.attach_pass().unwrap();
+    let socket = RawSocket::open(&sender, EXPERIMENTAL);
+    socket.send(&frame(edge.mac(), sender.mac()));
+    let back = frame(sender.mac(), edge.mac());
+    assert_eq!(socket.receive(TIMEOUT), Some(back));
+
+    sender.attach_pass().unwrap_err();
+    sender.detach_xdp().unwrap();
+    sender.attach_pass().unwrap();
+}
+
+#[test]
+fn a_frame_from_xdp_tx_is_dropped_and_counted_where_the_peer_has_neither_program_nor_gro() {
+    let (a, b) = (Namespace::new("a").unwrap(), Namespace::new("b").unwrap());
+    let (sender, edge) = Veth::between((&a, "eth0"), (&b, "eth0")).create().unwrap();
+    edge.attach_xdp(&reflector()).unwrap();
+    let before = edge.stats().unwrap().tx_dropped;
+    let socket = RawSocket::open(&sender, EXPERIMENTAL);
+    socket.send(&frame(edge.mac(), sender.mac()));
+    wait_until("the drop is counted", TIMEOUT, || {
+        edge.stats().unwrap().tx_dropped == before + 1
+    })
+    .unwrap();
+    assert_eq!(socket.receive(Duration::ZERO), None);
+}
+
+#[test]
+fn a_frame_from_xdp_tx_waits_in_a_peer_with_gro_until_something_else_wakes_it() {
+    let (a, b) = (Namespace::new("a").unwrap(), Namespace::new("b").unwrap());
+    let (sender, edge) = Veth::between((&a, "eth0"), (&b, "eth0")).create().unwrap();
+    // What the kernel itself sends is received by NAPI only without TSO.
+    edge.disable_tx_offloads().unwrap();
+    for namespace in [&a, &b] {
+        // Silences the stack, whose own packets would wake the receiver.
+        namespace
+            .set_sysctl("net/ipv6/conf/eth0/disable_ipv6", "1")
+            .unwrap();
+    }
+    edge.attach_xdp(&reflector()).unwrap();
+    sender.set_offload(Offload::Gro, true).unwrap();
+    let socket = RawSocket::open(&sender, EXPERIMENTAL);
+    socket.send(&frame(edge.mac(), sender.mac()));
+    assert_eq!(socket.receive(Duration::from_millis(500)), None);
+
+    let from_edge = RawSocket::open(&edge, EXPERIMENTAL);
+    let waker = frame(sender.mac(), [0x02; 6]);
+    from_edge.send(&waker);
+    // One poll delivers both, in no particular order.
+    let received = [(); 2].map(|()| socket.receive(TIMEOUT).unwrap());
+    assert!(received.contains(&waker), "{received:?}");
+    let late = frame(sender.mac(), edge.mac());
+    assert!(received.contains(&late), "{received:?}");
+}
+
+#[test]
+fn a_bridge_forwards_frames_from_xdp_tx() {
+    let net = Topology::builder().build().unwrap();
+    let (edge, node) = (
+        net.edges()[0].link().unwrap(),
+        net.nodes()[0].link().unwrap(),
+    );
+    edge.attach_xdp(&reflector()).unwrap();
+    let socket = RawSocket::open(&node, EXPERIMENTAL);
+    for _ in 0..100 {
+        socket.send(&frame(edge.mac(), node.mac()));
+        assert_eq!(socket.receive(TIMEOUT), Some(frame(node.mac(), edge.mac())));
+    }
+}
+
+#[test]
+fn a_source_mac_left_in_place_moves_its_owner_to_the_port_of_the_edge() {
+    let net = Topology::builder().build().unwrap();
+    let [edge, owner, other] =
+        [&net.edges()[0], &net.nodes()[0], &net.nodes()[1]].map(|m| m.link().unwrap());
+    let at_owner = RawSocket::open(&owner, EXPERIMENTAL);
+    let at_other = RawSocket::open(&other, EXPERIMENTAL);
+
+    at_other.send(&frame(owner.mac(), other.mac()));
+    assert!(at_owner.receive(TIMEOUT).is_some(), "before");
+
+    edge.attach_xdp(&careless_forwarder(other.mac())).unwrap();
+    at_owner.send(&frame(edge.mac(), owner.mac()));
+    let forwarded = at_other.receive(TIMEOUT);
+    assert_eq!(forwarded, Some(frame(other.mac(), owner.mac())));
+    edge.detach_xdp().unwrap();
+
+    let at_edge = RawSocket::open(&edge, EXPERIMENTAL);
+    at_other.send(&frame(owner.mac(), other.mac()));
+    let astray = at_edge.receive(TIMEOUT);
+    assert_eq!(astray, Some(frame(owner.mac(), other.mac())));
+}
+
+#[test]
+fn datagrams_carry_finished_checksums_only_with_tx_offload_off() {
+    let net = Topology::builder().build().unwrap();
+    let (client, node) = (&net.clients()[0], &net.nodes()[0]);
+    let link = client.link().unwrap();
+    let port = net.far_end(client).unwrap();
+    let socket = RawSocket::open(&port, libc::ETH_P_IP.try_into().unwrap());
+    let sender = client
+        .namespace()
+        .run(|| UdpSocket::bind((client.v4(), 0)).unwrap());
+    for finished in [true, false] {
+        link.set_offload(Offload::Tx, !finished).unwrap();
+        sender.send_to(b"payload", (node.v4(), 9)).unwrap();
+        let frame = socket.receive(TIMEOUT).unwrap();
+        assert_eq!(udp_checksum_holds(&frame), finished);
+    }
+}
+
+/// Recomputes the checksum of a UDP datagram in an IPv4 packet without options (RFC 768).
+fn udp_checksum_holds(frame: &[u8]) -> bool {
+    let packet = &frame[ETHERNET_LENGTH..];
+    assert_eq!((packet[0], packet[9]), (0x45, 17), "UDP over IPv4");
+    let datagram = &packet[20..usize::from(u16::from_be_bytes([packet[2], packet[3]]))];
+    let pseudo_header = u32::from(packet[9]) + u32::try_from(datagram.len()).unwrap();
+    let mut sum = [&packet[12..20], datagram]
+        .iter()
+        .flat_map(|part| part.chunks(2))
+        .map(|pair| u32::from(pair[0]) << 8 | u32::from(*pair.get(1).unwrap_or(&0)))
+        .fold(pseudo_header, |sum, word| sum + word);
+    while sum > 0xffff {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    sum == 0xffff
+}

@@ -7,7 +7,25 @@
 //! usual picture: clients, a router, edges and nodes.
 //!
 //! Everything needs root and is removed again: on drop, on panic, on SIGINT and
-//! SIGTERM, and what a SIGKILL left behind when the next lab is created.
+//! SIGTERM (which then end the process as usual), and what a SIGKILL left behind
+//! when the next lab is created.
+//!
+//! ```no_run
+//! use std::{net::UdpSocket, time::Duration};
+//!
+//! use lab::{Process, Topology, vip_v4};
+//!
+//! let net = Topology::builder().edges(1).nodes(3).queues(2).build()?;
+//! for node in net.nodes() {
+//!     node.add_vip(vip_v4(1))?;
+//! }
+//! let mut command = net.edges()[0].namespace().command("guideway");
+//! let mut agent = Process::spawn(command.args(["run", "--config", "edge.yaml"]))?;
+//! agent.wait_for_line("ready", Duration::from_secs(5))?;
+//! let client = net.clients()[0].namespace();
+//! client.run(|| UdpSocket::bind("0.0.0.0:0")?.send_to(b"hello", (vip_v4(1), 53)))?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 //!
 //! # What veth and bridges do to XDP
 //!

@@ -89,7 +89,8 @@ impl Namespace {
     /// Runs `work` in a thread inside the namespace and returns its result.
     ///
     /// Threads and processes that `work` starts, and sockets that it opens,
-    /// belong to the namespace too, also after it has returned.
+    /// belong to the namespace too, also after it has returned. It must not make
+    /// another namespace: its mounts would stay in here.
     ///
     /// # Panics
     ///

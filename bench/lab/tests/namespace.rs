@@ -8,6 +8,7 @@
 use std::{
     fs,
     net::{TcpListener, TcpStream, UdpSocket},
+    os::unix::fs::MetadataExt,
     path::Path,
     time::Duration,
 };
@@ -58,6 +59,14 @@ fn run_keeps_the_working_directory_and_leaves_the_caller_alone() {
     assert_eq!(inside.0, directory);
     assert_ne!(inside.1, before);
     assert_eq!(fs::read_link("/proc/thread-self/ns/net").unwrap(), before);
+}
+
+#[test]
+fn its_name_leads_to_the_namespace() {
+    let namespace = Namespace::new("a").unwrap();
+    let named = fs::metadata(Path::new("/run/netns").join(namespace.name())).unwrap();
+    let inside = namespace.run(|| fs::metadata("/proc/thread-self/ns/net").unwrap());
+    assert_eq!((named.dev(), named.ino()), (inside.dev(), inside.ino()));
 }
 
 #[test]

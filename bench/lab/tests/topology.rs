@@ -72,6 +72,7 @@ fn clients_reach_nodes_by_udp_and_tcp_over_both_families() {
         .clients(2)
         .nodes(1)
         .routed_nodes(1)
+        .queues(2)
         .build()
         .unwrap();
     for client in net.clients() {

@@ -15,11 +15,13 @@ cd "$(dirname "$0")/.."
 
 PATH="${CARGO_HOME:-$HOME/.cargo}/bin:$PATH:/usr/sbin:/sbin"
 CACHE="${XDG_CACHE_HOME:-$HOME/.cache}/guideway"
-PINNED=$(sed -n 's/^channel = "\(.*\)"/\1/p' rust-toolchain.toml)
+PINNED=${RUSTUP_TOOLCHAIN:-$(sed -n 's/^channel = "\(.*\)"/\1/p' rust-toolchain.toml)}
 
 # A missing toolchain is installed below, not as the side effect of a question.
 export RUSTUP_AUTO_INSTALL=0
 export DEBIAN_FRONTEND=noninteractive
+# rustup reports an expected failure without one.
+export RUST_BACKTRACE=0
 
 say() {
     printf 'setup: %s\n' "$*"
@@ -175,11 +177,11 @@ pinned_toolchain() {
     same=$(rustup run stable rustc --version 2>/dev/null) || same=
     case $same in
     "rustc $PINNED "*) ;;
-    *) die "rustup cannot install Rust $PINNED" ;;
+    *) die "rustup cannot install Rust $PINNED; RUSTUP_TOOLCHAIN may name one that is here" ;;
     esac
     stable=$(rustup run stable rustc --print sysroot)
     say "rustup's stable is Rust $PINNED: linking it under that name"
-    ln -sfn "$stable" "${stable%/*}/$PINNED-${stable##*/stable-}"
+    ln -sfn "$stable" "${RUSTUP_HOME:-$HOME/.rustup}/toolchains/$PINNED-${stable##*/stable-}"
 }
 
 ## The compiler and linker of the BPF object; fastpath/build.rs looks for them

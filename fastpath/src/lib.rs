@@ -7,3 +7,4 @@ pub mod nexthop;
 pub mod object;
 pub mod pins;
 pub mod refusal;
+pub mod tables;

@@ -61,6 +61,8 @@ pub struct NextHop {
     pub source_mac: [u8; 6],
     /// The MAC address of the gateway, or of the target where it is on the link.
     pub destination_mac: [u8; 6],
+    /// Whether that is a gateway's address: then the frame passes a router.
+    pub via_gateway: bool,
     /// The identifier of the 802.1Q tag to write, if the route leaves through a VLAN device.
     pub vlan: Option<u16>,
     /// The largest packet (IP header included) that this way takes.

@@ -63,6 +63,7 @@ fn targets_on_the_link_and_behind_gateways_get_resolved() {
             ifindex,
             source_mac: EDGE_MAC,
             destination_mac: PEER_MAC,
+            via_gateway: !["10.77.0.2", "fd77::2", "192.0.2.7"].contains(&target),
             vlan: None,
             mtu: 1500,
             source: Some(address(source)),

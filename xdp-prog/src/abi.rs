@@ -7,7 +7,8 @@
 //! What one change may do to a live table, and in which order:
 //!
 //! * `BACKENDS` and `NEXTHOPS` entries are written before anything names them
-//!   and then left alone; only [`Backend::next_hop`] is replaced, by one store.
+//!   and then left alone; only [`Backend::next_hop`] and [`Backend::flags`] are
+//!   replaced, each by one store.
 //! * `LUT` slots are replaced one by one with compare-exchange, a service's
 //!   whole run by one store of its [`ServiceWord`].
 //! * Ids and runs that nothing names any more are reused only after an RCU
@@ -310,12 +311,14 @@ impl ServiceWord {
     }
 
     /// Returns the first slot of the table.
+    #[expect(clippy::cast_possible_truncation, reason = "takes the low bits")]
     #[inline(always)]
     pub const fn base(self) -> u32 {
         self.0 as u32 & ((1 << Self::BASE_BITS) - 1)
     }
 
     /// Returns the table size's logarithm.
+    #[expect(clippy::cast_possible_truncation, reason = "takes the low bits")]
     #[inline(always)]
     pub const fn log2_length(self) -> u8 {
         (self.0 >> Self::BASE_BITS) as u8 & ((1 << Self::LOG2_BITS) - 1)
@@ -342,6 +345,7 @@ impl Slot {
     }
 
     /// Returns the backend id that owns the slot; 0 for none.
+    #[expect(clippy::cast_possible_truncation, reason = "takes the low bits")]
     #[inline(always)]
     pub const fn current(self) -> u32 {
         self.0 as u32

@@ -267,7 +267,7 @@ fn fragment<A: Ip, T: Tables>(tables: &T, packet: &Packet<A>) -> Verdict<'static
 
 /// Edge role: service -> slot -> backend -> next hop.
 #[inline(always)]
-fn balance<'t, A: Ip, T: Tables>(
+pub fn balance<'t, A: Ip, T: Tables>(
     tables: &'t T,
     packet: &Packet<A>,
     flow: &FlowKey<A>,

@@ -203,8 +203,8 @@ mod tests {
         let mut worst = 16.0_f64;
         for bit in 0..104 {
             let mut flips = 0;
-            for sample in 0..256_u32 {
-                let key = v4(sample.wrapping_mul(0x9e37_79b9), (sample * 251) as u16);
+            for sample in 0..256_u16 {
+                let key = v4(u32::from(sample).wrapping_mul(0x9e37_79b9), sample * 251);
                 let mut other = key;
                 match bit {
                     0..32 => other.source.0[bit / 8] ^= 1 << (bit % 8),

@@ -40,6 +40,7 @@ macro_rules! reasons {
 
             /// Returns the index into the `REASONS` counters: drops follow passes.
             #[inline(always)]
+            #[expect(clippy::cast_possible_truncation, reason = "a few dozen variants")]
             pub const fn index(self) -> u32 { PassReason::ALL.len() as u32 + self as u32 }
 
             /// Returns the metric label.
@@ -146,7 +147,7 @@ mod tests {
             .iter()
             .map(|reason| reason.index())
             .chain(DropReason::ALL.iter().map(|reason| reason.index()));
-        assert!(indices.eq(0..REASON_COUNT as u32));
+        assert!(indices.eq((0..).take(REASON_COUNT)));
         assert_eq!(all().count(), REASON_COUNT);
     }
 

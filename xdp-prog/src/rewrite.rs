@@ -16,6 +16,11 @@
 //!           | Ethernet | tags    | inner IP ...
 //! ```
 
+#![expect(
+    clippy::cast_possible_truncation,
+    reason = "lengths and offsets come from 16-bit fields and were checked against the MTU"
+)]
+
 use crate::{
     csum::{self, Sum},
     decide::{Decap, Family, Forward, Outer},

@@ -78,6 +78,7 @@ impl View {
                 ifindex: carrier.ifindex,
                 source_mac,
                 destination_mac,
+                via_gateway: route.gateway.is_some(),
                 vlan,
                 mtu: link.mtu.min(carrier.mtu).min(route.mtu.unwrap_or(u32::MAX)),
                 source: route.source,

@@ -83,6 +83,7 @@ fn a_gateway_is_the_neighbour() {
         ifindex: 3,
         source_mac: MAC,
         destination_mac: GATEWAY_MAC,
+        via_gateway: true,
         vlan: None,
         mtu: 1500,
         source: Some(address("192.0.2.1")),

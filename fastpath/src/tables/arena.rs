@@ -1,0 +1,192 @@
+//! Who owns which run of the LUT arena.
+//!
+//! A binary buddy allocator (Knuth, TAOCP 2.5): runs are powers of two and lie
+//! at multiples of their length, so freed neighbours merge again. It only keeps
+//! the books; the slots themselves are in the mapped array.
+
+use std::collections::BTreeSet;
+
+/// Logarithms of run lengths from a single slot to the largest arena.
+const ORDERS: usize = 29;
+
+/// A run of slots: `base .. base + 2^log2`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Run {
+    /// First slot.
+    pub base: u32,
+    /// Logarithm of the number of slots.
+    pub log2: u8,
+}
+
+impl Run {
+    /// Returns the number of slots.
+    pub const fn length(self) -> u32 {
+        1 << self.log2
+    }
+
+    const fn buddy(self) -> u32 {
+        self.base ^ self.length()
+    }
+}
+
+/// The free runs of an arena.
+#[derive(Clone, Debug)]
+pub struct Arena {
+    slots: u32,
+    free: [BTreeSet<u32>; ORDERS],
+}
+
+/// How full an arena is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ArenaFill {
+    /// All slots.
+    pub slots: u32,
+    /// Slots that no run owns.
+    pub free: u32,
+    /// Length of the longest run that can be had.
+    pub largest_free: u32,
+}
+
+impl Arena {
+    /// Makes an arena of which slot 0, the mark of "no table", is never given out.
+    pub fn new(slots: u32) -> Self {
+        let mut arena = Self { slots, free: Default::default() };
+        let mut base = 0;
+        while base < slots {
+            let alignment = if base == 0 { ORDERS as u32 - 1 } else { base.trailing_zeros() };
+            let log2 = alignment.min((slots - base).ilog2());
+            arena.free[log2 as usize].insert(base);
+            base += 1 << log2;
+        }
+        arena.reserve(Run { base: 0, log2: 0 });
+        arena
+    }
+
+    /// Takes a run of 2^`log2` slots, or nothing if none is free.
+    pub fn allocate(&mut self, log2: u8) -> Option<Run> {
+        let order = (usize::from(log2)..ORDERS).find(|&order| !self.free[order].is_empty())?;
+        let base = self.free[order].pop_first()?;
+        self.split(Run { base, log2: order as u8 }, Run { base, log2 });
+        Some(Run { base, log2 })
+    }
+
+    /// Takes a certain run; returns whether all of it was free.
+    pub fn reserve(&mut self, wanted: Run) -> bool {
+        let aligned = wanted.base.is_multiple_of(wanted.length());
+        let around = (usize::from(wanted.log2)..ORDERS).map(|order| Run {
+            base: wanted.base >> order << order,
+            log2: order as u8,
+        });
+        let Some(free) = around.into_iter().find(|run| self.free[usize::from(run.log2)].contains(&run.base))
+        else {
+            return false;
+        };
+        if !aligned {
+            return false;
+        }
+        self.free[usize::from(free.log2)].remove(&free.base);
+        self.split(free, wanted);
+        true
+    }
+
+    /// Gives a run back.
+    pub fn release(&mut self, mut run: Run) {
+        while usize::from(run.log2) < ORDERS - 1
+            && self.free[usize::from(run.log2)].remove(&run.buddy())
+        {
+            run = Run { base: run.base.min(run.buddy()), log2: run.log2 + 1 };
+        }
+        self.free[usize::from(run.log2)].insert(run.base);
+    }
+
+    /// Reports how full the arena is.
+    pub fn fill(&self) -> ArenaFill {
+        let free = self.free.iter().enumerate().map(|(order, runs)| (runs.len() as u32) << order).sum();
+        let largest = self.free.iter().rposition(|runs| !runs.is_empty());
+        ArenaFill { slots: self.slots, free, largest_free: largest.map_or(0, |order| 1 << order) }
+    }
+
+    /// Frees what `outer`, which is on no list, has around `kept`.
+    fn split(&mut self, mut outer: Run, kept: Run) {
+        while outer.log2 > kept.log2 {
+            let half = Run { base: outer.base, log2: outer.log2 - 1 };
+            let (with, without) = if kept.base & half.length() == 0 {
+                (half.base, half.buddy())
+            } else {
+                (half.buddy(), half.base)
+            };
+            self.free[usize::from(half.log2)].insert(without);
+            outer = Run { base: with, log2: half.log2 };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slot_zero_is_never_given_out() {
+        let mut arena = Arena::new(16);
+        assert_eq!(arena.fill(), ArenaFill { slots: 16, free: 15, largest_free: 8 });
+        assert_eq!(arena.allocate(4), None);
+        let runs: Vec<Run> = std::iter::from_fn(|| arena.allocate(0)).collect();
+        assert_eq!(runs.len(), 15);
+        assert!(runs.iter().all(|run| run.base != 0));
+    }
+
+    #[test]
+    fn freed_neighbours_merge_again() {
+        let mut arena = Arena::new(1 << 12);
+        let before = arena.fill();
+        let mut runs: Vec<Run> = (0..8).map(|log2| arena.allocate(log2).unwrap()).collect();
+        runs.rotate_left(3);
+        for run in runs {
+            arena.release(run);
+        }
+        assert_eq!(arena.fill(), before);
+        assert!(arena.allocate(11).is_some());
+    }
+
+    #[test]
+    fn runs_never_overlap() {
+        // A fixed walk of allocations and releases, checked against a bitmap.
+        let mut arena = Arena::new(3000);
+        let mut taken = vec![false; 3000];
+        taken[0] = true;
+        let mut held = Vec::new();
+        let mut state = 1_u64;
+        for _ in 0..20_000 {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            let dice = (state >> 33) as usize;
+            if dice.is_multiple_of(2) || held.is_empty() {
+                if let Some(run) = arena.allocate((dice / 2 % 9) as u8) {
+                    for slot in run.base..run.base + run.length() {
+                        assert!(!std::mem::replace(&mut taken[slot as usize], true), "{run:?}");
+                    }
+                    held.push(run);
+                }
+            } else {
+                let run = held.swap_remove(dice / 2 % held.len());
+                taken[run.base as usize..(run.base + run.length()) as usize].fill(false);
+                arena.release(run);
+            }
+            let free = taken.iter().filter(|&&taken| !taken).count();
+            assert_eq!(arena.fill().free as usize, free);
+        }
+    }
+
+    #[test]
+    fn reserving_takes_exactly_that_run_once() {
+        let mut arena = Arena::new(64);
+        let run = Run { base: 40, log2: 3 };
+        assert!(arena.reserve(run));
+        assert!(!arena.reserve(run));
+        assert!(!arena.reserve(Run { base: 32, log2: 4 }), "overlaps the reserved one");
+        assert!(!arena.reserve(Run { base: 2, log2: 2 }), "is not aligned");
+        assert!(!arena.reserve(Run { base: 64, log2: 0 }), "lies beyond the arena");
+        assert_eq!(arena.fill().free, 64 - 1 - 8);
+        arena.release(run);
+        assert_eq!(arena.fill().free, 63);
+    }
+}

@@ -1,0 +1,90 @@
+//! Per-CPU counters, summed.
+
+use std::net::IpAddr;
+
+use aya::maps::{MapData, PerCpuArray, PerCpuValues};
+use xdp_prog::{
+    abi::{Traffic, map},
+    reason::{self, ReasonKind},
+};
+
+use super::{ServiceKey, TableError, write_failed};
+
+/// The sums over all CPUs at one time.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Packets per pass and drop reason; every reason is there.
+    pub reasons: Vec<ReasonCount>,
+    /// Packets and bytes per service.
+    pub services: Vec<(ServiceKey, Traffic)>,
+    /// Packets and bytes per node address, over all services.
+    pub backends: Vec<(IpAddr, Traffic)>,
+}
+
+/// Packets that ended with one reason.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReasonCount {
+    /// Whether they went on to the stack or ended.
+    pub kind: ReasonKind,
+    /// Metric label.
+    pub label: &'static str,
+    /// Packets.
+    pub packets: u64,
+}
+
+pub(super) struct Maps {
+    pub(super) reasons: PerCpuArray<MapData, u64>,
+    pub(super) service_traffic: PerCpuArray<MapData, Traffic>,
+    pub(super) backend_traffic: PerCpuArray<MapData, Traffic>,
+}
+
+impl Maps {
+    pub(super) fn sum(
+        &self,
+        services: impl Iterator<Item = (ServiceKey, u32)>,
+        backends: impl Iterator<Item = (IpAddr, u32)>,
+    ) -> Result<Counters, TableError> {
+        let mut counters = Counters::default();
+        for (index, (kind, label)) in (0..).zip(reason::all()) {
+            let values = self.reasons.get(&index, 0).map_err(write_failed(map::REASONS))?;
+            counters.reasons.push(ReasonCount { kind, label, packets: values.iter().sum() });
+        }
+        for (key, id) in services {
+            let values = self.service_traffic.get(&id, 0);
+            let values = values.map_err(write_failed(map::SERVICE_TRAFFIC))?;
+            counters.services.push((key, total(&values)));
+        }
+        for (address, id) in backends {
+            let values = self.backend_traffic.get(&id, 0);
+            let values = values.map_err(write_failed(map::BACKEND_TRAFFIC))?;
+            counters.backends.push((address, total(&values)));
+        }
+        Ok(counters)
+    }
+
+    /// Zeroes the counters of an id that is about to be given out again.
+    pub(super) fn clear_service(&mut self, id: u32) {
+        clear(&mut self.service_traffic, id);
+    }
+
+    /// Zeroes the counters of an id that is about to be given out again.
+    pub(super) fn clear_backend(&mut self, id: u32) {
+        clear(&mut self.backend_traffic, id);
+    }
+}
+
+fn clear(map: &mut PerCpuArray<MapData, Traffic>, id: u32) {
+    // Without the number of CPUs there is nothing to write; the counters then
+    // go on from their old values, which harms no packet.
+    let Ok(cpus) = aya::util::nr_cpus() else { return };
+    if let Ok(zeros) = PerCpuValues::try_from(vec![Traffic::default(); cpus]) {
+        let _ = map.set(id, zeros, 0);
+    }
+}
+
+fn total(values: &PerCpuValues<Traffic>) -> Traffic {
+    values.iter().fold(Traffic::default(), |sum, one| Traffic {
+        packets: sum.packets + one.packets,
+        bytes: sum.bytes + one.bytes,
+    })
+}

@@ -1,0 +1,19 @@
+//! Waiting until every packet that is now on its way has left the program.
+
+use std::time::Duration;
+
+/// Longer than a run of the program can take, scheduling latencies included.
+const QUARANTINE: Duration = Duration::from_secs(1);
+
+/// Waits for an RCU grace period: XDP programs run as RCU readers.
+///
+/// membarrier(2)'s global command is `synchronize_rcu()`. Kernels with
+/// full-tickless CPUs refuse it; there a fixed time has to do.
+pub(super) fn wait() {
+    const GLOBAL: libc::c_int = 1;
+    // SAFETY: the call takes three integers and touches no memory.
+    let result = unsafe { libc::syscall(libc::SYS_membarrier, GLOBAL, 0, 0) };
+    if result != 0 {
+        std::thread::sleep(QUARANTINE);
+    }
+}

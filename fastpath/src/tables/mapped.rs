@@ -1,0 +1,96 @@
+//! Array maps that are shared with the kernel as memory.
+
+use std::{
+    io,
+    marker::PhantomData,
+    os::fd::{AsFd, AsRawFd},
+    sync::atomic::{AtomicU32, AtomicU64},
+};
+
+use aya::{Pod, maps::MapData};
+use memmap2::{MmapOptions, MmapRaw};
+
+/// An mmapable array map with entries of type `T`.
+///
+/// Entries that the program may be reading are changed through the atomics
+/// only; [`Mapped::write`] is for entries that nothing names yet, or any more.
+#[derive(Debug)]
+pub(super) struct Mapped<T> {
+    memory: MmapRaw,
+    length: u32,
+    entry: PhantomData<T>,
+}
+
+impl<T: Pod> Mapped<T> {
+    /// Maps an array into memory.
+    pub(super) fn new(map: &MapData) -> io::Result<Self> {
+        const {
+            // The kernel spaces entries by their size rounded up to eight.
+            assert!(size_of::<T>().is_multiple_of(8) && align_of::<T>() <= 8);
+        }
+        let info = map.info().map_err(io::Error::other)?;
+        if info.value_size() as usize != size_of::<T>() {
+            return Err(io::Error::other("entry size differs from the layout of this version"));
+        }
+        let length = info.max_entries();
+        let memory = MmapOptions::new()
+            .len(length as usize * size_of::<T>())
+            .map_raw(map.fd().as_fd().as_raw_fd())?;
+        Ok(Self { memory, length, entry: PhantomData })
+    }
+
+    /// Returns the number of entries.
+    pub(super) fn length(&self) -> u32 {
+        self.length
+    }
+
+    /// Copies an entry.
+    pub(super) fn read(&self, index: u32) -> Option<T> {
+        let entry = self.pointer(index)?;
+        // SAFETY: within the mapping, aligned as asserted in `new`; `Pod` takes any bytes.
+        Some(unsafe { entry.read_volatile() })
+    }
+
+    /// Borrows an entry of an array that no program writes to.
+    pub(super) fn get(&self, index: u32) -> Option<&T> {
+        let entry = self.pointer(index)?;
+        // SAFETY: as in `read`; user space writes through `&mut self` only, so
+        // the entry stays as it is while it is borrowed.
+        Some(unsafe { &*entry })
+    }
+
+    /// Overwrites an entry that no program reads.
+    pub(super) fn write(&mut self, index: u32, value: T) {
+        if let Some(entry) = self.pointer(index) {
+            // SAFETY: within the mapping, aligned as asserted in `new`.
+            unsafe { entry.write_volatile(value) };
+        }
+    }
+
+    /// Returns the eight bytes at `offset` of an entry as an atomic.
+    pub(super) fn atomic_u64(&self, index: u32, offset: usize) -> Option<&AtomicU64> {
+        let word = self.field(index, offset, 8)?;
+        // SAFETY: within the mapping, aligned to eight, accessed atomically by
+        // both sides while programs may read it.
+        Some(unsafe { AtomicU64::from_ptr(word.cast()) })
+    }
+
+    /// Returns the four bytes at `offset` of an entry as an atomic.
+    pub(super) fn atomic_u32(&self, index: u32, offset: usize) -> Option<&AtomicU32> {
+        let word = self.field(index, offset, 4)?;
+        // SAFETY: as for `atomic_u64`, aligned to four.
+        Some(unsafe { AtomicU32::from_ptr(word.cast()) })
+    }
+
+    fn field(&self, index: u32, offset: usize, size: usize) -> Option<*mut u8> {
+        if !offset.is_multiple_of(size) || offset + size > size_of::<T>() {
+            return None;
+        }
+        Some(self.pointer(index)?.cast::<u8>().wrapping_add(offset))
+    }
+
+    fn pointer(&self, index: u32) -> Option<*mut T> {
+        (index < self.length)
+            .then(|| self.memory.as_mut_ptr().cast::<T>().wrapping_add(index as usize))
+    }
+}

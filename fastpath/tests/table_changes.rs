@@ -1,0 +1,253 @@
+//! Tables changed under load: every packet sees the table before or after, never between.
+//!
+//! Two threads push packets through the loaded program while a third changes
+//! the tables as fast as it can. For each packet the rightful backends are
+//! known: the owners of its slot in the one and in the other backend set.
+
+use std::{
+    net::{IpAddr, Ipv4Addr},
+    sync::atomic::{AtomicBool, AtomicU64, Ordering},
+    time::Instant,
+};
+
+use aya::programs::{TestRun, TestRunOptions};
+use etherparse::PacketBuilder;
+use fastpath::{
+    load::{Loaded, Loader},
+    nexthop::{NextHop, Resolution},
+    tables::{BackendSpec, ForwardMode, Protocol, ServiceKey, ServiceSpec, Settings, Tables},
+};
+use xdp_prog::{
+    abi::map,
+    flow::{FlowKey, V4},
+    maglev,
+    reason::ReasonKind,
+};
+
+const FLIPS: usize = 10_000;
+const COMINGS_AND_GOINGS: usize = 100_000;
+const SEED: u64 = 7;
+const SLOTS_LOG2: u8 = 11;
+const VIP: Ipv4Addr = Ipv4Addr::new(10, 99, 0, 1);
+const STEADY_PORT: u16 = 80;
+/// Ports of the services that come and go; the backend of port p is 10.3.0.(p - 1000).
+const FLEETING_PORTS: std::ops::Range<u16> = 1000..1040;
+const XDP_PASS: u32 = 2;
+const XDP_TX: u32 = 3;
+
+#[test]
+fn no_packet_sees_a_half_written_table_or_another_services_entry() {
+    let (loaded, mut tables) = load();
+    let sets = [backends(1), backends(2)];
+    let owners = [rightful(&sets[0]), rightful(&sets[1])];
+    tables.put_service(service(STEADY_PORT), &spec(&sets[0])).unwrap();
+
+    let done = AtomicBool::new(false);
+    let steady = AtomicU64::new(0);
+    let fleeting = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        for sender in 0..2 {
+            let (loaded, owners) = (&loaded, &owners);
+            let (done, steady, fleeting) = (&done, &steady, &fleeting);
+            scope.spawn(move || {
+                let _done = SetOnDrop(done);
+                let mut source_port = 1024_u16 + sender;
+                while !done.load(Ordering::Relaxed) {
+                    source_port = source_port.checked_add(2).unwrap_or(1024 + sender);
+                    check_steady(loaded, owners, source_port);
+                    steady.fetch_add(1, Ordering::Relaxed);
+                    let port = FLEETING_PORTS.start + source_port / 2 % 40;
+                    fleeting.fetch_add(check_fleeting(loaded, source_port, port), Ordering::Relaxed);
+                }
+            });
+        }
+        let _done = SetOnDrop(&done);
+        change_tables(&mut tables, &sets, &done);
+    });
+
+    let [steady, fleeting] = [steady, fleeting].map(AtomicU64::into_inner);
+    println!("{steady} packets to the steady service, {fleeting} to services while they were there");
+    assert!(steady > 50_000, "too little load for a verdict: {steady} packets");
+    assert!(fleeting > 5_000, "too little load for a verdict: {fleeting} packets");
+    let counters = tables.counters().unwrap();
+    let unexpected: Vec<_> = counters
+        .reasons
+        .iter()
+        .filter(|count| count.packets > 0 && count.kind == ReasonKind::Drop)
+        .collect();
+    assert!(unexpected.is_empty(), "{unexpected:?}");
+}
+
+#[test]
+fn replacing_all_of_131072_slots_is_complete_when_it_returns() {
+    let (loaded, mut tables) = load();
+    let large = |set| ServiceSpec { log2_slots: Some(17), ..spec(&backends(set)) };
+    tables.put_service(service(STEADY_PORT), &large(1)).unwrap();
+
+    let start = Instant::now();
+    let change = tables.put_service(service(STEADY_PORT), &large(2)).unwrap();
+    println!("131072 slots replaced in {:?}", start.elapsed());
+
+    assert_eq!(change.slots, 1 << 17);
+    for source_port in 1024..4096 {
+        let (_, destination) = run(&loaded, source_port, STEADY_PORT);
+        assert_eq!(destination.map(|d| d.octets()[1]), Some(2), "port {source_port}");
+    }
+}
+
+fn change_tables(tables: &mut Tables, sets: &[Vec<Ipv4Addr>; 2], done: &AtomicBool) {
+    let mut present = [false; 40];
+    let mut state = 1_u64;
+    for round in 0..COMINGS_AND_GOINGS {
+        if done.load(Ordering::Relaxed) {
+            return; // a sender found a stray packet and panicked
+        }
+        if round % (COMINGS_AND_GOINGS / FLIPS) == 0 {
+            let set = &sets[round / (COMINGS_AND_GOINGS / FLIPS) % 2];
+            tables.put_service(service(STEADY_PORT), &spec(set)).unwrap();
+        }
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        let index = u16::try_from((state >> 33) % 40).unwrap();
+        let key = service(FLEETING_PORTS.start + index);
+        let present = &mut present[usize::from(index)];
+        if *present {
+            assert!(tables.remove_service(&key).unwrap());
+        } else {
+            tables.put_service(key, &spec(&[fleeting_backend(key.port)])).unwrap();
+        }
+        *present = !*present;
+    }
+}
+
+#[track_caller]
+fn check_steady(loaded: &Loaded, owners: &[Vec<Ipv4Addr>; 2], source_port: u16) {
+    let (action, destination) = run(loaded, source_port, STEADY_PORT);
+    let slot = usize::try_from(maglev::slot(flow(source_port).hash(SEED), SLOTS_LOG2)).unwrap();
+    let rightful = [owners[0][slot], owners[1][slot]];
+    assert_eq!(action, XDP_TX, "from port {source_port}");
+    let destination = destination.unwrap();
+    assert!(rightful.contains(&destination), "port {source_port} went to {destination}, not to {rightful:?}");
+}
+
+/// Returns 1 if the service was there.
+#[track_caller]
+fn check_fleeting(loaded: &Loaded, source_port: u16, port: u16) -> u64 {
+    let (action, destination) = run(loaded, source_port, port);
+    match action {
+        XDP_PASS => 0,
+        XDP_TX => {
+            assert_eq!(destination, Some(fleeting_backend(port)), "service {port}");
+            1
+        }
+        _ => panic!("service {port}: action {action}"),
+    }
+}
+
+/// Runs the program on one packet; returns its action and the outer destination.
+fn run(loaded: &Loaded, source_port: u16, port: u16) -> (u32, Option<Ipv4Addr>) {
+    let mut input = Vec::with_capacity(64);
+    PacketBuilder::ethernet2([2, 0, 0, 0, 0, 9], [2, 0, 0, 0, 0, 8])
+        .ipv4(CLIENT.octets(), VIP.octets(), 64)
+        .udp(source_port, port)
+        .write(&mut input, &[0; 18])
+        .unwrap();
+    let mut output = [0; 128];
+    let result = loaded
+        .program()
+        .test_run(TestRunOptions {
+            data_in: Some(&input),
+            data_out: Some(&mut output),
+            ..TestRunOptions::default()
+        })
+        .unwrap();
+    let outer = output.get(14 + 16..14 + 20).and_then(|bytes| <[u8; 4]>::try_from(bytes).ok());
+    let encapsulated = result.data_size_out as usize == input.len() + 20;
+    (result.return_value, outer.filter(|_| encapsulated).map(Ipv4Addr::from))
+}
+
+const CLIENT: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
+
+fn flow(source_port: u16) -> FlowKey<V4> {
+    FlowKey {
+        source: V4(CLIENT.octets()),
+        destination: V4(VIP.octets()),
+        source_port: source_port.to_be_bytes(),
+        destination_port: STEADY_PORT.to_be_bytes(),
+        protocol: Protocol::Udp.number(),
+    }
+}
+
+fn service(port: u16) -> ServiceKey {
+    ServiceKey { address: VIP.into(), port, protocol: Protocol::Udp }
+}
+
+fn backends(set: u8) -> Vec<Ipv4Addr> {
+    (1..=30).map(|host| Ipv4Addr::new(10, set, 0, host)).collect()
+}
+
+fn fleeting_backend(port: u16) -> Ipv4Addr {
+    Ipv4Addr::new(10, 3, 0, u8::try_from(port - FLEETING_PORTS.start).unwrap())
+}
+
+fn spec(backends: &[Ipv4Addr]) -> ServiceSpec {
+    let backend = |address: &Ipv4Addr| BackendSpec { address: (*address).into(), weight: 1 };
+    ServiceSpec {
+        mode: ForwardMode::Ipip,
+        log2_slots: None,
+        backends: backends.iter().map(backend).collect(),
+    }
+}
+
+fn rightful(backends: &[Ipv4Addr]) -> Vec<Ipv4Addr> {
+    let member = |address: &Ipv4Addr| maglev::Member {
+        identity: maglev::Identity::new(IpAddr::V4(*address), 0),
+        weight: 1,
+    };
+    let members: Vec<_> = backends.iter().map(member).collect();
+    let table = maglev::table(SEED, &members, SLOTS_LOG2).unwrap();
+    table.into_iter().map(|owner| backends[owner as usize]).collect()
+}
+
+fn load() -> (Loaded, Tables) {
+    let loaded = Loader::unpinned()
+        .max_entries(map::LUT, 1 << 20)
+        .max_entries(map::SERVICE, 256)
+        .max_entries(map::SERVICE_TRAFFIC, 256)
+        .max_entries(map::BACKENDS, 4096)
+        .max_entries(map::BACKEND_TRAFFIC, 4096)
+        .max_entries(map::NEXTHOPS, 512)
+        .load()
+        .unwrap();
+    let mut tables = Tables::open(&loaded).unwrap();
+    tables.set_settings(Settings { hash_seed: SEED, ..Settings::default() }).unwrap();
+    let everyone = backends(1)
+        .into_iter()
+        .chain(backends(2))
+        .chain(FLEETING_PORTS.map(fleeting_backend));
+    for address in everyone {
+        tables.set_next_hop(address.into(), loopback()).unwrap();
+    }
+    (loaded, tables)
+}
+
+/// A next hop on the device that test runs come in on, so that the action is `XDP_TX`.
+fn loopback() -> Resolution {
+    Resolution::Resolved(NextHop {
+        ifindex: 1,
+        source_mac: [2, 0, 0, 0, 0, 1],
+        destination_mac: [2, 0, 0, 0, 0, 2],
+        via_gateway: false,
+        vlan: None,
+        mtu: 1500,
+        source: Some(IpAddr::V4(Ipv4Addr::new(10, 0, 0, 100))),
+    })
+}
+
+/// Ends the other threads, also when this one panics.
+struct SetOnDrop<'a>(&'a AtomicBool);
+
+impl Drop for SetOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,276 @@
+//! The tables as user space sees them: adding, changing, removing, adopting.
+
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, SocketAddr},
+};
+
+use fastpath::{
+    load::{Loaded, Loader},
+    nexthop::{NextHop, Reason, Resolution},
+    pins::Pins,
+    tables::{
+        BackendSpec, ForwardMode, Outcome, ServiceKey, ServiceSpec, Settings, TableError, Tables,
+    },
+};
+use xdp_prog::abi::map;
+
+#[test]
+fn a_service_leads_to_its_backends_in_proportion_to_their_weights() {
+    let (_loaded, mut tables) = small();
+    let key = service("10.99.0.1:80/tcp");
+    let change = tables.put_service(key, &spec(&[("10.0.0.1", 1), ("10.0.0.2", 3)])).unwrap();
+    assert!(change.new_table);
+
+    let installed = tables.services().next().unwrap().1;
+    let slots = tables.slots_by_backend(installed);
+    assert_eq!(slots[&address("10.0.0.1")], 64);
+    assert_eq!(slots[&address("10.0.0.2")], 192);
+}
+
+#[test]
+fn a_flow_is_explained_down_to_its_next_hop() {
+    let (_loaded, mut tables) = small();
+    let key = service("10.99.0.1:80/tcp");
+    tables.put_service(key, &spec(&[("10.0.0.1", 1)])).unwrap();
+    let from: SocketAddr = "192.0.2.1:4711".parse().unwrap();
+
+    let unresolved = tables.which(&key, from).unwrap();
+    assert_eq!(unresolved.choice.unwrap().address, address("10.0.0.1"));
+    assert_eq!(unresolved.verdict, Outcome::Drop("next_hop_unresolved"));
+
+    tables.set_next_hop(address("10.0.0.1"), resolved(7)).unwrap();
+    let Outcome::Forward(hop) = tables.which(&key, from).unwrap().verdict else {
+        panic!("not forwarded");
+    };
+    assert_eq!((hop.ifindex, hop.mtu), (7, 1500));
+
+    tables.set_next_hop(address("10.0.0.1"), Resolution::Local).unwrap();
+    assert_eq!(tables.which(&key, from).unwrap().verdict, Outcome::Pass("local_backend"));
+    let reason = Resolution::Unresolved(Reason::LinkDown);
+    tables.set_next_hop(address("10.0.0.1"), reason).unwrap();
+    let verdict = tables.which(&key, from).unwrap().verdict;
+    assert_eq!(verdict, Outcome::Drop("next_hop_unresolved"));
+
+    let other_family: SocketAddr = "[2001:db8::1]:4711".parse().unwrap();
+    assert_eq!(tables.which(&key, other_family), None);
+    let unknown = tables.which(&service("10.99.0.1:81/tcp"), from).unwrap();
+    assert_eq!((unknown.choice, unknown.verdict), (None, Outcome::Pass("no_service")));
+}
+
+#[test]
+fn a_service_without_backends_drops() {
+    let (_loaded, mut tables) = small();
+    let key = service("[fd00:99::1]:53/udp");
+    tables.put_service(key, &spec(&[])).unwrap();
+    let explanation = tables.which(&key, "[2001:db8::1]:9".parse().unwrap()).unwrap();
+    assert_eq!(explanation.verdict, Outcome::Drop("no_backend"));
+}
+
+#[test]
+fn the_same_specification_changes_nothing() {
+    let (_loaded, mut tables) = small();
+    let key = service("10.99.0.1:80/tcp");
+    let wanted = spec(&[("10.0.0.1", 1), ("10.0.0.2", 1)]);
+    tables.put_service(key, &wanted).unwrap();
+    let again = tables.put_service(key, &wanted).unwrap();
+    assert_eq!((again.slots, again.new_table), (0, false));
+}
+
+#[test]
+fn removing_a_service_gives_everything_back() {
+    let (_loaded, mut tables) = small();
+    let before = tables.fill();
+    let key = service("10.99.0.1:80/tcp");
+    tables.put_service(key, &spec(&[("10.0.0.1", 1), ("10.0.0.2", 1)])).unwrap();
+    tables.set_next_hop(address("10.0.0.1"), resolved(7)).unwrap();
+    assert_ne!(tables.fill(), before);
+
+    assert!(tables.remove_service(&key).unwrap());
+    assert!(!tables.remove_service(&key).unwrap());
+    tables.retain_next_hops(&BTreeSet::new());
+    tables.reclaim();
+    assert_eq!(tables.fill(), before);
+}
+
+#[test]
+fn a_full_arena_refuses_the_newest_and_keeps_the_rest() {
+    let (_loaded, mut tables) = small();
+    let wanted = spec(&[("10.0.0.1", 1), ("10.0.0.2", 1)]);
+    let mut accepted = 0;
+    let refused = loop {
+        let key = service(&format!("10.99.0.1:{}/tcp", 1000 + accepted));
+        match tables.put_service(key, &wanted) {
+            Ok(_) => accepted += 1,
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(refused, TableError::ArenaFull { wanted: 256, .. }), "{refused}");
+    let message = refused.to_string();
+    assert!(message.contains(&format!("10.99.0.1:{}/tcp", 1000 + accepted)), "{message}");
+    assert!(message.contains("lut_arena_mib"), "{message}");
+    assert_eq!(accepted, 15, "16 runs of 256 fit, but for the one that holds slot 0");
+    assert_eq!(tables.services().count(), 15);
+    let users: BTreeSet<u32> = tables.backends().map(|(_, backend)| backend.services).collect();
+    assert_eq!(users, BTreeSet::from([15]), "the refused service holds no backend");
+}
+
+#[test]
+fn bad_specifications_are_refused_and_name_the_service() {
+    let (_loaded, mut tables) = small();
+    let key = service("10.99.0.1:80/tcp");
+    tables.put_service(key, &spec(&[("10.0.0.1", 1)])).unwrap();
+    let twice = spec(&[("10.0.0.1", 1), ("10.0.0.1", 1)]);
+    let weightless = spec(&[("10.0.0.1", 0), ("10.0.0.2", 1)]);
+    let crowded = ServiceSpec {
+        log2_slots: Some(0),
+        ..spec(&[("10.0.0.1", 1), ("10.0.0.2", 1)])
+    };
+    for bad in [twice, weightless, crowded] {
+        let error = tables.put_service(key, &bad).unwrap_err();
+        assert!(error.to_string().contains("10.99.0.1:80/tcp"), "{error}");
+        let installed = tables.services().next().unwrap().1;
+        assert_eq!(installed.spec(), Some(&spec(&[("10.0.0.1", 1)])));
+        assert_eq!(tables.backends().count(), 1);
+    }
+}
+
+#[test]
+fn addresses_and_edges_become_exactly_what_was_asked() {
+    let (_loaded, mut tables) = small();
+    let vips = BTreeSet::from([address("10.99.0.1"), address("fd00:99::1")]);
+    let local = BTreeSet::from([address("10.0.0.9")]);
+    tables.set_addresses(&vips, &local).unwrap();
+    assert_eq!((tables.vips(), tables.local_addresses()), (vips, local));
+    let fewer = BTreeSet::from([address("10.99.0.2")]);
+    tables.set_addresses(&fewer, &BTreeSet::new()).unwrap();
+    assert_eq!((tables.vips(), tables.local_addresses()), (fewer, BTreeSet::new()));
+
+    for prefixes in [&["10.0.0.0/8", "fd00::/16", "192.0.2.1/32"][..], &["fd00::1/128"], &["0.0.0.0/0"]] {
+        let wanted: BTreeSet<_> = prefixes.iter().map(|net| net.parse().unwrap()).collect();
+        tables.set_trusted_edges(&wanted).unwrap();
+        assert_eq!(tables.trusted_edges(), wanted);
+    }
+}
+
+#[test]
+fn another_agent_adopts_ids_runs_and_slots() {
+    let pins = TestPins::new();
+    let settings = Settings { hash_seed: 42, ..Settings::default() };
+    let keys = [service("10.99.0.1:80/tcp"), service("[fd00:99::1]:80/tcp")];
+    let wanted = spec(&[("10.0.0.1", 1), ("10.0.0.2", 2), ("fd00::3", 1)]);
+    let (left, owners) = {
+        let loaded = pins.load();
+        let mut tables = Tables::open(&loaded).unwrap();
+        tables.set_settings(settings).unwrap();
+        for key in keys {
+            tables.put_service(key, &wanted).unwrap();
+        }
+        tables.set_next_hop(address("10.0.0.1"), resolved(7)).unwrap();
+        (installed(&tables), slots(&tables))
+    };
+
+    let loaded = pins.load();
+    let mut tables = Tables::open(&loaded).unwrap();
+    assert_eq!(installed(&tables), left);
+    assert_eq!(slots(&tables), owners);
+    let explanation = tables.which(&keys[0], "192.0.2.1:1".parse().unwrap()).unwrap();
+    assert!(explanation.choice.is_some());
+    for key in keys {
+        let change = tables.put_service(key, &wanted).unwrap();
+        assert_eq!((change.slots, change.new_table), (0, false), "{key}");
+    }
+    // What was adopted is not given out a second time.
+    tables.put_service(service("10.99.0.1:81/tcp"), &spec(&[("10.0.0.9", 1)])).unwrap();
+    let ids: BTreeSet<u32> = tables.backends().map(|(_, backend)| backend.id).collect();
+    assert_eq!(ids.len(), 4);
+    let bases: BTreeSet<u32> = tables.services().map(|(_, service)| service.run.base).collect();
+    assert_eq!(bases.len(), 3);
+}
+
+type Slots = Vec<(ServiceKey, Vec<(IpAddr, u32)>)>;
+
+fn slots(tables: &Tables) -> Slots {
+    tables
+        .services()
+        .map(|(key, service)| (*key, tables.slots_by_backend(service).into_iter().collect()))
+        .collect()
+}
+
+fn installed(tables: &Tables) -> Vec<(ServiceKey, u32, u32, u8)> {
+    tables
+        .services()
+        .map(|(key, service)| (*key, service.id, service.run.base, service.run.log2))
+        .collect()
+}
+
+/// Loads the object with an arena of 4096 slots.
+fn small() -> (Loaded, Tables) {
+    let loaded = sized(Loader::unpinned()).load().unwrap();
+    let tables = Tables::open(&loaded).unwrap();
+    (loaded, tables)
+}
+
+fn sized(loader: Loader) -> Loader {
+    loader
+        .max_entries(map::LUT, 4096)
+        .max_entries(map::SERVICE, 64)
+        .max_entries(map::SERVICE_TRAFFIC, 64)
+        .max_entries(map::BACKENDS, 64)
+        .max_entries(map::BACKEND_TRAFFIC, 64)
+        .max_entries(map::NEXTHOPS, 64)
+}
+
+fn spec(backends: &[(&str, u32)]) -> ServiceSpec {
+    ServiceSpec {
+        mode: ForwardMode::Ipip,
+        log2_slots: None,
+        backends: backends
+            .iter()
+            .map(|(text, weight)| BackendSpec { address: address(text), weight: *weight })
+            .collect(),
+    }
+}
+
+fn resolved(ifindex: u32) -> Resolution {
+    Resolution::Resolved(NextHop {
+        ifindex,
+        source_mac: [2, 0, 0, 0, 0, 1],
+        destination_mac: [2, 0, 0, 0, 0, 2],
+        via_gateway: false,
+        vlan: None,
+        mtu: 1500,
+        source: Some(address("10.0.0.100")),
+    })
+}
+
+fn service(text: &str) -> ServiceKey {
+    text.parse().unwrap()
+}
+
+fn address(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+/// A pin directory of this test's own, removed with everything in it.
+struct TestPins(Pins);
+
+impl TestPins {
+    fn new() -> Self {
+        let directory = format!("/sys/fs/bpf/guideway-test-{}", std::process::id());
+        Self(Pins::new(directory))
+    }
+
+    fn load(&self) -> Loaded {
+        sized(Loader::pinned(self.0.clone())).load().unwrap()
+    }
+}
+
+impl Drop for TestPins {
+    fn drop(&mut self) {
+        let removed = self.0.remove_all();
+        if !std::thread::panicking() {
+            removed.unwrap();
+        }
+    }
+}

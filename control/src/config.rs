@@ -1,0 +1,250 @@
+//! The configuration file: YAML in, a validated [`Config`] or every rule it breaks out.
+//!
+//! Three steps: `raw` takes the shape (serde refuses unknown fields), `validate`
+//! applies every rule that the file alone can break, and [`host`] those that only
+//! the machine can decide (an interface's MTU, the machine's own addresses).
+//! Nothing here touches the dataplane: a file that fails leaves no trace.
+//!
+//! serde-saphyr is the YAML library because it gives each *value* a line and a
+//! column (`Spanned`), not only each syntax error, and bounds aliases, depth and
+//! node counts, which a hostile file would otherwise use up memory with.
+
+pub mod host;
+mod problem;
+mod raw;
+#[cfg(test)]
+mod tests;
+mod validate;
+
+use std::collections::BTreeMap;
+use std::io::Read;
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
+
+use serde_saphyr::MessageFormatter;
+
+pub use problem::{ConfigError, Position, Problem};
+
+use crate::desired::Desired;
+
+/// Where the agent listens unless `api.socket` says otherwise.
+pub const DEFAULT_SOCKET: &str = "/run/guideway/guideway.sock";
+/// Where maps and links are pinned unless `pin_dir` says otherwise.
+pub const DEFAULT_PIN_DIR: &str = "/sys/fs/bpf/guideway";
+/// Seed of the flow hash unless `hash_seed` says otherwise: every edge has the same.
+pub const DEFAULT_HASH_SEED: u64 = 0x6775_6964_6577_6179;
+
+/// Largest file that is read; 250 000 backends take about 15 MB.
+const MAX_FILE_BYTES: u64 = 64 << 20;
+
+/// A configuration that keeps every rule of its file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// What a reload may change.
+    pub desired: Desired,
+    /// Sizes of the kernel tables, fixed while they are pinned.
+    pub tables: TableSizes,
+    /// The agent's unix socket.
+    pub socket: PathBuf,
+    /// Where metrics are served; `None` when they are off.
+    pub metrics: Option<SocketAddr>,
+    /// Directory on bpffs that holds the pins.
+    pub pin_dir: PathBuf,
+    /// Where the values stand that [`host`] may object to.
+    pub(crate) origins: Origins,
+}
+
+/// How many entries each kernel table has; memory is committed when it is created.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TableSizes {
+    /// Slots of the LUT arena, 8 bytes each.
+    pub lut_slots: u32,
+    /// Services of both families together.
+    pub services: u32,
+    /// Backends: one per service and node address.
+    pub backends: u32,
+    /// Next hops.
+    pub next_hops: u32,
+    /// Virtual addresses and addresses of this machine.
+    pub vips: u32,
+    /// Prefixes of trusted edges.
+    pub trusted_edges: u32,
+}
+
+impl Default for TableSizes {
+    fn default() -> Self {
+        Self {
+            lut_slots: 16 << 20,
+            services: 16_384,
+            backends: 65_536,
+            next_hops: 16_384,
+            vips: 65_536,
+            trusted_edges: 4_096,
+        }
+    }
+}
+
+/// Places of values that the rules about the machine look at.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Origins {
+    pub(crate) interfaces: BTreeMap<String, Position>,
+    pub(crate) vips: BTreeMap<IpAddr, Position>,
+    pub(crate) sources: BTreeMap<IpAddr, Position>,
+}
+
+/// Reads and validates the file at `path`.
+///
+/// # Errors
+///
+/// When the file cannot be read, or with every problem found in it.
+pub fn load(path: &Path) -> Result<Config, ConfigError> {
+    let unreadable = |source| ConfigError::Read {
+        path: path.to_owned(),
+        source,
+    };
+    let mut bytes = Vec::new();
+    std::fs::File::open(path)
+        .and_then(|file| file.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes))
+        .map_err(unreadable)?;
+    parse_bytes(&bytes).map_err(|problems| ConfigError::Invalid {
+        path: path.to_owned(),
+        problems,
+    })
+}
+
+/// Validates the bytes of a file.
+///
+/// # Errors
+///
+/// With every problem found, in the order of the file.
+pub fn parse_bytes(bytes: &[u8]) -> Result<Config, Vec<Problem>> {
+    let whole_file = |reason: String, remedy: &str| {
+        vec![Problem {
+            position: None,
+            field: String::new(),
+            value: String::new(),
+            reason,
+            remedy: remedy.to_owned(),
+        }]
+    };
+    if u64::try_from(bytes.len()).is_ok_and(|length| length > MAX_FILE_BYTES) {
+        return Err(whole_file(
+            format!("the file is larger than {} MiB", MAX_FILE_BYTES >> 20),
+            "split it over several edges",
+        ));
+    }
+    let text = std::str::from_utf8(bytes).map_err(|error| {
+        let before = &bytes[..error.valid_up_to()];
+        let line = before.split(|&byte| byte == b'\n').count();
+        whole_file(
+            format!("line {line} is not UTF-8"),
+            "save the file as UTF-8 text",
+        )
+    })?;
+    parse(text)
+}
+
+/// Validates the text of a file.
+///
+/// # Errors
+///
+/// With every problem found, in the order of the file.
+pub fn parse(text: &str) -> Result<Config, Vec<Problem>> {
+    let options = serde_saphyr::options! {
+        with_snippet: false,
+        merge_keys: serde_saphyr::options::MergeKeyPolicy::Error,
+        budget: serde_saphyr::budget! {
+            max_nodes: 8_000_000,
+            max_events: 16_000_000,
+            max_total_scalar_bytes: 64 << 20,
+            max_depth: 16,
+            max_aliases: 1_000,
+            max_anchors: 1_000,
+            max_documents: 1,
+        },
+    };
+    let file: raw::File = serde_saphyr::from_str_with_options(text, options)
+        .map_err(|error| vec![shape_problem(text, &error)])?;
+    validate::validate(&file)
+}
+
+/// Turns the first thing that serde or the YAML scanner refused into a [`Problem`].
+fn shape_problem(text: &str, error: &serde_saphyr::Error) -> Problem {
+    use serde_saphyr::Error as Yaml;
+
+    let position = error.location().map(Position::from);
+    let position = position.filter(|position| position.line > 0);
+    let problem = |field: &str, reason: String, remedy: String| Problem {
+        position,
+        field: field.to_owned(),
+        value: String::new(),
+        reason,
+        remedy,
+    };
+    let mut cause = error.without_snippet();
+    while let Yaml::AliasError { error, .. } = cause {
+        cause = error.without_snippet();
+    }
+    let found = position.and_then(|position| word_at(text, position));
+    match cause {
+        Yaml::SerdeUnknownField {
+            field, expected, ..
+        } => problem(
+            &shorten(field),
+            "unknown field".to_owned(),
+            format!("the fields here are {}", expected.join(", ")),
+        ),
+        Yaml::DuplicateMappingKey { key, .. } => problem(
+            &shorten(key.as_deref().unwrap_or("key")),
+            "this field is given twice".to_owned(),
+            "keep one of the two".to_owned(),
+        ),
+        Yaml::Unexpected { expected, .. } => {
+            let wanted = match *expected {
+                "sequence start" => "a list",
+                "mapping start" => "fields (name: value)",
+                "string scalar" => "a single value",
+                other => other,
+            };
+            problem(
+                "",
+                match found {
+                    Some(found) => format!("found {found:?} where {wanted} belongs"),
+                    None => format!("expected {wanted}"),
+                },
+                "control/README.md shows the form of every field".to_owned(),
+            )
+        }
+        other => {
+            let message = serde_saphyr::UserMessageFormatter.format_message(other);
+            problem(
+                "",
+                format!(
+                    "not valid YAML: {}",
+                    shorten(&message.escape_debug().to_string())
+                ),
+                "control/README.md shows the form of every field".to_owned(),
+            )
+        }
+    }
+}
+
+/// Returns the text at a position up to the end of the line, shortened.
+fn word_at(text: &str, position: Position) -> Option<String> {
+    let line = text
+        .lines()
+        .nth(usize::try_from(position.line).ok()?.checked_sub(1)?)?;
+    let column = usize::try_from(position.column).ok()?.checked_sub(1)?;
+    let word: String = line.chars().skip(column).collect();
+    let word = word.trim();
+    (!word.is_empty()).then(|| shorten(word))
+}
+
+/// Bounds what a message repeats of the file.
+fn shorten(value: &str) -> String {
+    const LONGEST: usize = 120;
+    match value.char_indices().nth(LONGEST) {
+        Some((end, _)) => format!("{}...", &value[..end]),
+        None => value.to_owned(),
+    }
+}

@@ -1,0 +1,163 @@
+//! The rules of a configuration that only the machine can decide: its own
+//! addresses and the MTU of its interfaces.
+//!
+//! They are applied when a configuration is about to take effect and by
+//! `guideway check --config`, never when a file is merely parsed.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use super::Config;
+use super::problem::{Position, Problem};
+use crate::desired::ForwardMode;
+
+/// What the rules need to know about this machine.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct HostFacts {
+    /// MTU of every interface by name.
+    pub mtus: BTreeMap<String, u32>,
+    /// Addresses of this machine, each with its interface's name.
+    pub addresses: BTreeMap<IpAddr, String>,
+}
+
+/// Reads the facts of the calling thread's network namespace.
+///
+/// # Errors
+///
+/// When the kernel lists neither interfaces nor addresses.
+pub fn facts() -> std::io::Result<HostFacts> {
+    let mut facts = HostFacts::default();
+    for interface in nix::ifaddrs::getifaddrs()? {
+        let name = interface.interface_name;
+        if !facts.mtus.contains_key(&name)
+            && let Some(mtu) = mtu(&name)
+        {
+            facts.mtus.insert(name.clone(), mtu);
+        }
+        let Some(address) = interface.address else {
+            continue;
+        };
+        if let Some(v4) = address.as_sockaddr_in() {
+            facts.addresses.insert(v4.ip().into(), name);
+        } else if let Some(v6) = address.as_sockaddr_in6() {
+            facts.addresses.insert(v6.ip().into(), name);
+        }
+    }
+    Ok(facts)
+}
+
+fn mtu(interface: &str) -> Option<u32> {
+    let path = format!("/sys/class/net/{interface}/mtu");
+    std::fs::read_to_string(path).ok()?.trim().parse().ok()
+}
+
+/// Returns every rule that the configuration breaks on a machine with these facts.
+pub fn problems(config: &Config, facts: &HostFacts) -> Vec<Problem> {
+    let mut problems = vips(config, facts);
+    problems.extend(sources(config, facts));
+    problems.extend(interfaces(config, facts));
+    problems.sort_by_key(|problem| problem.position);
+    problems
+}
+
+/// A VIP stands on `lo` at most: an address of a real interface is the machine's own,
+/// and balancing it would take the machine's own traffic away.
+fn vips(config: &Config, facts: &HostFacts) -> Vec<Problem> {
+    let own = |(address, position): (&IpAddr, &Position)| {
+        let interface = facts.addresses.get(address).filter(|name| *name != "lo")?;
+        Some(Problem {
+            position: Some(*position),
+            field: "vips".to_owned(),
+            value: address.to_string(),
+            reason: format!("this address is the machine's own, on interface {interface}"),
+            remedy: format!("remove it from {interface}, or give the VIP another address"),
+        })
+    };
+    config.origins.vips.iter().filter_map(own).collect()
+}
+
+/// Replies and ICMP errors go to the outer source: it must reach this machine.
+fn sources(config: &Config, facts: &HostFacts) -> Vec<Problem> {
+    let foreign = |(address, position): (&IpAddr, &Position)| {
+        if facts.addresses.contains_key(address) {
+            return None;
+        }
+        Some(Problem {
+            position: Some(*position),
+            field: if address.is_ipv4() {
+                "sources.ipv4"
+            } else {
+                "sources.ipv6"
+            }
+            .to_owned(),
+            value: address.to_string(),
+            reason: "no interface of this machine has this address".to_owned(),
+            remedy: "give an address of this machine, or leave it out for the route's own source"
+                .to_owned(),
+        })
+    };
+    config.origins.sources.iter().filter_map(foreign).collect()
+}
+
+fn interfaces(config: &Config, facts: &HostFacts) -> Vec<Problem> {
+    let needed = smallest_mtu(config);
+    let unfit = |(name, position): (&String, &Position)| {
+        let problem = |reason: String, remedy: String| Problem {
+            position: Some(*position),
+            field: "interfaces".to_owned(),
+            value: name.clone(),
+            reason,
+            remedy,
+        };
+        match (facts.mtus.get(name), &needed) {
+            (None, _) => Some(problem(
+                "this machine has no such interface".to_owned(),
+                "use a name that `ip link` shows".to_owned(),
+            )),
+            (Some(&mtu), Some(needed)) if mtu < needed.mtu => Some(problem(
+                format!(
+                    "MTU {mtu} is too small: service {} adds an outer header of {} bytes to \
+                     packets of at least {}",
+                    needed.service, needed.outer, needed.inner
+                ),
+                format!(
+                    "raise the interface's MTU to {} or more, or use mode l2dsr",
+                    needed.mtu
+                ),
+            )),
+            (Some(_), _) => None,
+        }
+    };
+    config.origins.interfaces.iter().filter_map(unfit).collect()
+}
+
+/// The MTU that the most demanding service asks for.
+#[derive(Debug, PartialEq, Eq)]
+struct Needed {
+    mtu: u32,
+    inner: u32,
+    outer: u32,
+    service: String,
+}
+
+/// Finds the MTU below which a packet that every path must carry no longer fits
+/// behind the outer header: 1280 bytes for an IPv6 client (RFC 8200 section 5),
+/// 576 for IPv4 (RFC 1122 section 3.3.3), plus 20 or 40. Above it, clients learn
+/// of the smaller path by ICMP.
+fn smallest_mtu(config: &Config) -> Option<Needed> {
+    let services = config.desired.services.iter();
+    let tunnelled = services.filter(|(_, service)| service.spec.mode == ForwardMode::Ipip);
+    let needs = tunnelled.flat_map(|(key, service)| {
+        let inner = if key.address.is_ipv4() { 576 } else { 1280 };
+        service.spec.backends.iter().map(move |backend| {
+            let outer = if backend.address.is_ipv4() { 20 } else { 40 };
+            Needed {
+                mtu: inner + outer,
+                inner,
+                outer,
+                service: service.name.clone(),
+            }
+        })
+    });
+    needs.max_by_key(|needed| needed.mtu)
+}

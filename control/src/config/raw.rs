@@ -1,0 +1,85 @@
+//! The configuration file as written: the shape only.
+//!
+//! Every leaf is text with its position and every field is optional, so that the
+//! rules in `validate` see the whole file and can report all broken ones at once;
+//! serde refuses only what has the wrong shape: unknown or repeated fields, a list
+//! where a value belongs.
+
+use serde::Deserialize;
+use serde_saphyr::Spanned;
+
+pub(super) type Text = Option<Spanned<String>>;
+pub(super) type List<T> = Option<Spanned<Vec<T>>>;
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct File {
+    pub(super) interfaces: List<Spanned<Interface>>,
+    pub(super) roles: List<Spanned<String>>,
+    pub(super) hash_seed: Text,
+    pub(super) sources: Option<Sources>,
+    pub(super) default_mode: Text,
+    pub(super) vips: List<Spanned<String>>,
+    pub(super) services: List<Spanned<Service>>,
+    pub(super) trusted_edges: List<Spanned<String>>,
+    pub(super) tables: Option<Tables>,
+    pub(super) api: Option<Api>,
+    pub(super) metrics: Option<Metrics>,
+    pub(super) pin_dir: Text,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Interface {
+    pub(super) name: Text,
+    pub(super) mode: Text,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Sources {
+    pub(super) ipv4: Text,
+    pub(super) ipv6: Text,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Service {
+    pub(super) name: Text,
+    pub(super) address: Text,
+    pub(super) port: Text,
+    pub(super) protocol: Text,
+    pub(super) mode: Text,
+    pub(super) table_size: Text,
+    pub(super) backends: List<Spanned<Backend>>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Backend {
+    pub(super) address: Text,
+    pub(super) weight: Text,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Tables {
+    pub(super) lut_arena_mib: Text,
+    pub(super) services: Text,
+    pub(super) backends: Text,
+    pub(super) next_hops: Text,
+    pub(super) vips: Text,
+    pub(super) trusted_edges: Text,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Api {
+    pub(super) socket: Text,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Metrics {
+    pub(super) listen: Text,
+}

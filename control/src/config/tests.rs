@@ -1,0 +1,588 @@
+//! One case per rule, the examples that we ship, and mutated files.
+
+use super::host::{self, HostFacts};
+use super::*;
+use crate::desired::{AttachMode, ForwardMode, Protocol, ServiceKey};
+
+const EDGE: &str = include_str!("../../../deploy/examples/edge.yaml");
+const NODE: &str = include_str!("../../../deploy/examples/node.yaml");
+const EVERY_FIELD: &str = include_str!("tests/every_field.yaml");
+
+/// A file that is in order; each case breaks one rule of it.
+const GOOD: &str = "\
+interfaces:
+  - name: eth0
+vips: [10.99.0.1, '2001:db8::1']
+services:
+  - name: web
+    address: 10.99.0.1
+    port: 80
+    protocol: tcp
+    backends:
+      - address: 10.0.0.1
+      - {address: 10.0.0.2, weight: 3}
+";
+
+#[test]
+fn good_file_becomes_the_desired_state() {
+    let config = parse(GOOD).unwrap();
+    assert_eq!(
+        config.desired.interfaces["eth0"],
+        AttachMode::NativeOrGeneric
+    );
+    assert!(config.desired.edge && !config.desired.node);
+    assert_eq!(config.desired.hash_seed, DEFAULT_HASH_SEED);
+    let key = ServiceKey {
+        address: "10.99.0.1".parse().unwrap(),
+        port: 80,
+        protocol: Protocol::Tcp,
+    };
+    let service = &config.desired.services[&key];
+    assert_eq!(service.name, "web");
+    assert_eq!(service.spec.mode, ForwardMode::Ipip);
+    assert_eq!(service.spec.log2_slots, None);
+    let weights: Vec<u32> = service.spec.backends.iter().map(|b| b.weight).collect();
+    assert_eq!(weights, [1, 3]);
+    assert_eq!(config.socket, Path::new(DEFAULT_SOCKET));
+    assert_eq!(config.pin_dir, Path::new(DEFAULT_PIN_DIR));
+    assert_eq!(config.metrics, None);
+    assert_eq!(config.tables, TableSizes::default());
+}
+
+#[test]
+fn every_field_is_taken_over() {
+    let config = parse(EVERY_FIELD).unwrap();
+    let desired = &config.desired;
+    assert_eq!(desired.interfaces["a"], AttachMode::Native);
+    assert_eq!(desired.interfaces["b"], AttachMode::Generic);
+    assert!(desired.edge && desired.node);
+    assert_eq!(desired.hash_seed, 255);
+    assert_eq!(desired.sources.ipv4, Some("10.0.0.9".parse().unwrap()));
+    assert_eq!(desired.sources.ipv6, Some("2001:db8::9".parse().unwrap()));
+    let modes: Vec<_> = desired
+        .services
+        .values()
+        .map(|s| (s.spec.mode, s.spec.log2_slots))
+        .collect();
+    assert_eq!(
+        modes,
+        [(ForwardMode::L2dsr, None), (ForwardMode::Ipip, Some(8))]
+    );
+    let edges: Vec<String> = desired
+        .trusted_edges
+        .iter()
+        .map(ToString::to_string)
+        .collect();
+    assert_eq!(edges, ["10.0.0.1/32", "10.1.0.0/16", "2001:db8::/32"]);
+    let sizes = TableSizes {
+        lut_slots: 2 << 17,
+        services: 3,
+        backends: 4,
+        next_hops: 5,
+        vips: 6,
+        trusted_edges: 7,
+    };
+    assert_eq!(config.tables, sizes);
+    assert_eq!(config.socket, Path::new("/run/x.sock"));
+    assert_eq!(config.metrics, Some("[::1]:9750".parse().unwrap()));
+    assert_eq!(config.pin_dir, Path::new("/sys/fs/bpf/x"));
+}
+
+#[test]
+fn shipped_examples_are_in_order() {
+    let edge = parse(EDGE).unwrap();
+    assert_eq!(edge.desired.services.len(), 3);
+    assert_eq!(edge.desired.vips.len(), 2);
+    let node = parse(NODE).unwrap();
+    assert!(node.desired.node && !node.desired.edge);
+    assert_eq!(node.desired.trusted_edges.len(), 3);
+}
+
+/// One rule: what to change in [`GOOD`], and the only line that must come back.
+struct Case {
+    rule: &'static str,
+    replace: &'static str,
+    with: &'static str,
+    problem: &'static str,
+}
+
+macro_rules! cases {
+    ($($rule:literal: $replace:literal => $with:literal, $problem:literal;)*) => {
+        &[$(Case { rule: $rule, replace: $replace, with: $with, problem: $problem },)*]
+    };
+}
+
+/// Each replacement changes the first occurrence.
+const CASES: &[Case] = cases! {
+    "unknown field at the top": "vips:" => "vpis:",
+        "3:1: vpis: unknown field; the fields here are interfaces, roles, hash_seed, sources, default_mode, vips, services, trusted_edges, tables, api, metrics, pin_dir";
+    "unknown field of an interface": "  - name: eth0" => "  - name: eth0\n    speed: 10",
+        "3:5: speed: unknown field; the fields here are name, mode";
+    "unknown field of a service": "    port: 80" => "    prot: 80",
+        "7:5: prot: unknown field; the fields here are name, address, port, protocol, mode, table_size, backends";
+    "unknown field of a backend": "weight" => "wieght",
+        "11:29: wieght: unknown field; the fields here are address, weight";
+    "unknown field of sources": "interfaces:" => "sources: {ipv5: 1}\ninterfaces:",
+        "1:11: ipv5: unknown field; the fields here are ipv4, ipv6";
+    "unknown field of tables": "interfaces:" => "tables: {lut: 1}\ninterfaces:",
+        "1:10: lut: unknown field; the fields here are lut_arena_mib, services, backends, next_hops, vips, trusted_edges";
+    "unknown field of api": "interfaces:" => "api: {sock: 1}\ninterfaces:",
+        "1:7: sock: unknown field; the fields here are socket";
+    "unknown field of metrics": "interfaces:" => "metrics: {port: 1}\ninterfaces:",
+        "1:11: port: unknown field; the fields here are listen";
+    "field given twice": "    port: 80" => "    port: 80\n    port: 81",
+        "8:5: port: this field is given twice; keep one of the two";
+    "list where a value belongs": "port: 80" => "port: [80]",
+        "7:11: found \"[80]\" where a single value belongs; control/README.md shows the form of every field";
+    "value where a list belongs": "[10.99.0.1, '2001:db8::1']" => "10.99.0.1",
+        "3:7: found \"10.99.0.1\" where a list belongs; control/README.md shows the form of every field";
+    "value where fields belong": "- address: 10.0.0.1" => "- 10.0.0.1",
+        "10:9: found \"10.0.0.1\" where fields (name: value) belongs; control/README.md shows the form of every field";
+
+    "no interfaces": "interfaces:\n  - name: eth0\n" => "",
+        "interfaces: missing; name the interfaces that service traffic enters by, such as `- name: eth0`";
+    "empty interfaces": "interfaces:\n  - name: eth0" => "interfaces: []",
+        "1:13: interfaces: missing; name the interfaces that service traffic enters by, such as `- name: eth0`";
+    "interface without a name": "  - name: eth0" => "  - mode: native",
+        "2:5: interfaces[0].name: missing; give the interface's name, such as eth0";
+    "interface name too long": "eth0" => "a2345678901234567",
+        "2:11: interfaces[0].name \"a2345678901234567\": not an interface name; use 1 to 15 characters without spaces, slashes or colons, as `ip link` shows it";
+    "interface name is a path": "eth0" => "../eth0",
+        "2:11: interfaces[0].name \"../eth0\": not an interface name; use 1 to 15 characters without spaces, slashes or colons, as `ip link` shows it";
+    "interface twice": "  - name: eth0" => "  - name: eth0\n  - name: eth0",
+        "3:11: interfaces[1].name \"eth0\": this interface is already listed at 2:11; list each interface once";
+    "attach mode": "  - name: eth0" => "  - name: eth0\n    mode: offload",
+        "3:11: interfaces[0].mode \"offload\": not an attach mode; use native, native-or-generic or generic";
+
+    "role unknown": "interfaces:" => "roles: [router]\ninterfaces:",
+        "1:9: roles[0] \"router\": not a role; use edge (balances services), node (decapsulates), or both";
+    "role twice": "interfaces:" => "roles: [edge, edge]\ninterfaces:",
+        "1:15: roles[1] \"edge\": this role is given twice; keep one of the two";
+    "no role": "interfaces:" => "roles: []\ninterfaces:",
+        "1:8: roles: missing; use edge (balances services), node (decapsulates), or both";
+    "services without the edge role": "interfaces:" => "roles: [node]\ntrusted_edges: [10.0.0.9]\ninterfaces:",
+        "7:3: services: only an edge balances services and roles has only node; add edge to roles or remove the services";
+    "node that trusts nobody": "interfaces:" => "roles: [edge, node]\ninterfaces:",
+        "1:8: trusted_edges: missing; a node accepts IP-in-IP from listed edges only: list their outer source addresses";
+
+    "hash seed is a word": "interfaces:" => "hash_seed: abc\ninterfaces:",
+        "1:12: hash_seed \"abc\": not a 64-bit number; use a number from 0 to 18446744073709551615 or 0x followed by up to 16 digits, the same on every edge";
+    "hash seed of 65 bits": "interfaces:" => "hash_seed: 0x10000000000000000\ninterfaces:",
+        "1:12: hash_seed \"0x10000000000000000\": not a 64-bit number; use a number from 0 to 18446744073709551615 or 0x followed by up to 16 digits, the same on every edge";
+    "hash seed negative": "interfaces:" => "hash_seed: -1\ninterfaces:",
+        "1:12: hash_seed \"-1\": not a 64-bit number; use a number from 0 to 18446744073709551615 or 0x followed by up to 16 digits, the same on every edge";
+
+    "source of the other family": "interfaces:" => "sources: {ipv4: '2001:db8::2'}\ninterfaces:",
+        "1:17: sources.ipv4 \"2001:db8::2\": an IPv6 address where IPv4 belongs; give an IPv4 address of this machine or leave the field out";
+    "source of the other family, v6": "interfaces:" => "sources: {ipv6: 10.0.0.9}\ninterfaces:",
+        "1:17: sources.ipv6 \"10.0.0.9\": an IPv4 address where IPv6 belongs; give an IPv6 address of this machine or leave the field out";
+    "source is a VIP": "interfaces:" => "sources: {ipv4: 10.99.0.1}\ninterfaces:",
+        "4:8: vips[0] \"10.99.0.1\": this VIP is also an outer source address at 1:17; a VIP belongs to the edges together, a source to one machine: use another address for one of them";
+
+    "default mode": "interfaces:" => "default_mode: nat\ninterfaces:",
+        "1:15: default_mode \"nat\": not a forwarding mode; use ipip or l2dsr";
+
+    "VIP is a name": "'2001:db8::1'" => "web.example",
+        "3:19: vips[1] \"web.example\": not an IP address; write it like 192.0.2.1 or 2001:db8::1";
+    "VIP with a prefix": "'2001:db8::1'" => "10.9.0.0/24",
+        "3:19: vips[1] \"10.9.0.0/24\": not an IP address; give the address alone, without a prefix length";
+    "VIP twice": "'2001:db8::1'" => "10.99.0.1",
+        "3:19: vips[1] \"10.99.0.1\": this VIP is already listed at 3:8; list each VIP once";
+    "VIP twice in two spellings": "'2001:db8::1'" => "'2001:db8::1', '2001:DB8:0:0::1'",
+        "3:34: vips[2] \"2001:DB8:0:0::1\": this VIP is already listed at 3:19; list each VIP once";
+    "VIP unspecified": "'2001:db8::1'" => "0.0.0.0",
+        "3:19: vips[1] \"0.0.0.0\": the unspecified address names no machine; give a unicast address";
+    "VIP in 0.0.0.0/8": "'2001:db8::1'" => "0.1.2.3",
+        "3:19: vips[1] \"0.1.2.3\": 0.0.0.0/8 names no machine; give a unicast address";
+    "VIP loopback": "'2001:db8::1'" => "127.0.0.5",
+        "3:19: vips[1] \"127.0.0.5\": a loopback address never leaves the machine; give a unicast address";
+    "VIP loopback, v6": "'2001:db8::1'" => "'::1'",
+        "3:19: vips[1] \"::1\": a loopback address never leaves the machine; give a unicast address";
+    "VIP multicast": "'2001:db8::1'" => "224.0.0.1",
+        "3:19: vips[1] \"224.0.0.1\": a multicast address is not balanced; give a unicast address";
+    "VIP multicast, v6": "'2001:db8::1'" => "'ff02::1'",
+        "3:19: vips[1] \"ff02::1\": a multicast address is not balanced; give a unicast address";
+    "VIP broadcast": "'2001:db8::1'" => "255.255.255.255",
+        "3:19: vips[1] \"255.255.255.255\": the broadcast address names no machine; give a unicast address";
+    "VIP link-local": "'2001:db8::1'" => "'fe80::1'",
+        "3:19: vips[1] \"fe80::1\": a link-local address is not routed; give a unicast address";
+    "VIP IPv4-mapped": "'2001:db8::1'" => "'::ffff:10.0.0.1'",
+        "3:19: vips[1] \"::ffff:10.0.0.1\": an IPv4-mapped IPv6 address never stands in a packet; write it as 10.0.0.1";
+
+    "service without a name": "name: web\n    address: 10.99.0.1" => "address: 10.99.0.1",
+        "5:5: services[0].name: missing; give the service a name";
+    "service name with spaces": "name: web" => "name: my web",
+        "5:11: services[0].name \"my web\": not a service name; use 1 to 253 letters, digits, '-', '_', '.' or '/'";
+    "service without an address": "    address: 10.99.0.1\n" => "",
+        "5:5: services[0].address: missing; give one of the addresses under vips";
+    "service address is no VIP": "    address: 10.99.0.1" => "    address: 10.99.0.2",
+        "6:14: services[0].address \"10.99.0.2\": this address is not among vips; add 10.99.0.2 to vips or use one of them";
+    "service address is no address": "    address: 10.99.0.1" => "    address: 10.99.0",
+        "6:14: services[0].address \"10.99.0\": not an IP address; write it like 192.0.2.1 or 2001:db8::1";
+    "service without a port": "    port: 80\n" => "",
+        "5:5: services[0].port: missing; give a port from 1 to 65535";
+    "port left empty": "port: 80" => "port:",
+        "5:5: services[0].port: missing; give a port from 1 to 65535";
+    "port 0": "port: 80" => "port: 0",
+        "7:11: services[0].port \"0\": port 0 is reserved; give a port from 1 to 65535";
+    "port 65536": "port: 80" => "port: 65536",
+        "7:11: services[0].port \"65536\": not a port; give a port from 1 to 65535";
+    "port negative": "port: 80" => "port: -80",
+        "7:11: services[0].port \"-80\": not a port; give a port from 1 to 65535";
+    "port with a sign": "port: 80" => "port: +80",
+        "7:11: services[0].port \"+80\": not a port; give a port from 1 to 65535";
+    "port is a word": "port: 80" => "port: http",
+        "7:11: services[0].port \"http\": not a port; give a port from 1 to 65535";
+    "service without a protocol": "    protocol: tcp\n" => "",
+        "5:5: services[0].protocol: missing; use tcp or udp";
+    "protocol": "tcp" => "sctp",
+        "8:15: services[0].protocol \"sctp\": not a protocol that is balanced; use tcp or udp";
+    "mode": "    port: 80" => "    port: 80\n    mode: dsr",
+        "8:11: services[0].mode \"dsr\": not a forwarding mode; use ipip or l2dsr";
+    "table size": "    port: 80" => "    port: 80\n    table_size: 65537",
+        "8:17: services[0].table_size \"65537\": not a table size; use one of 1, 256, 2048, 16384, 131072, 1048576, or leave the field out to have it chosen";
+    "more backends than slots": "    port: 80" => "    port: 80\n    table_size: 1",
+        "8:17: services[0].table_size \"1\": 2 backends need a slot each and the table has 1; leave table_size out, choose a larger one, or split the service";
+    "service name twice": "services:\n" => "services:\n  - {name: web, address: 10.99.0.1, port: 1, protocol: tcp, backends: []}\n",
+        "6:11: services[1].name \"web\": a service of this name already stands at 5:12; give every service its own name";
+    "service twice": "services:\n" => "services:\n  - {name: a, address: 10.99.0.1, port: 80, protocol: tcp, backends: []}\n",
+        "6:5: services[1] \"10.99.0.1:80/tcp\": a service with this address, port and protocol already stands at 5:5; merge the two or change one of them";
+
+    "service without backends": "services:\n" => "services:\n  - {name: a, address: 10.99.0.1, port: 1, protocol: tcp}\n",
+        "5:5: services[0].backends: missing; list the nodes that serve it; an empty list [] drops its traffic and counts it";
+    "backend without an address": "{address: 10.0.0.2, weight: 3}" => "{weight: 3}",
+        "11:9: services[0].backends[1].address: missing; give the address of the node that has the VIP on lo";
+    "backend is no address": "10.0.0.2" => "node-2",
+        "11:19: services[0].backends[1].address \"node-2\": not an IP address; write it like 192.0.2.1 or 2001:db8::1";
+    "backend multicast": "10.0.0.2" => "239.1.1.1",
+        "11:19: services[0].backends[1].address \"239.1.1.1\": a multicast address is not balanced; give a unicast address";
+    "backend twice": "10.0.0.2" => "10.0.0.1",
+        "11:19: services[0].backends[1].address \"10.0.0.1\": this service already has this backend at 10:18; list each backend once and use weight for a larger share";
+    "backend is a VIP": "10.0.0.2" => "10.99.0.1",
+        "11:19: services[0].backends[1].address \"10.99.0.1\": this address is the VIP at 3:8; a backend is a node's own address; the VIP goes on the node's lo";
+    "l2dsr backend of the other family": "    port: 80\n    protocol: tcp\n    backends:\n" => "    port: 80\n    protocol: tcp\n    mode: l2dsr\n    backends:\n      - address: '2001:db8::5'\n",
+        "11:18: services[0].backends[0].address \"2001:db8::5\": an IPv6 backend cannot serve the IPv4 VIP 10.99.0.1 by l2dsr, which keeps the packet; give the node's IPv4 address or set mode: ipip";
+    "weight 0": "weight: 3" => "weight: 0",
+        "11:37: services[0].backends[1].weight \"0\": weight 0 gives the backend no slot; use a weight from 1 to 65535; to stop its traffic, remove the backend";
+    "weight 65536": "weight: 3" => "weight: 65536",
+        "11:37: services[0].backends[1].weight \"65536\": the weight is too large; use a weight from 1 to 65535";
+    "weight of 40 digits": "weight: 3" => "weight: 1234567890123456789012345678901234567890",
+        "11:37: services[0].backends[1].weight \"1234567890123456789012345678901234567890\": not a weight; use a weight from 1 to 65535";
+    "weight negative": "weight: 3" => "weight: -1",
+        "11:37: services[0].backends[1].weight \"-1\": not a weight; use a weight from 1 to 65535";
+    "weight with a fraction": "weight: 3" => "weight: 1.5",
+        "11:37: services[0].backends[1].weight \"1.5\": not a weight; use a weight from 1 to 65535";
+
+    "edge is no prefix": "interfaces:" => "trusted_edges: [edge-1]\ninterfaces:",
+        "1:17: trusted_edges[0] \"edge-1\": not an address or prefix; write it like 192.0.2.0/24 or 2001:db8::/64";
+    "edge prefix too long": "interfaces:" => "trusted_edges: [10.0.0.0/33]\ninterfaces:",
+        "1:17: trusted_edges[0] \"10.0.0.0/33\": not an address or prefix; write it like 192.0.2.0/24 or 2001:db8::/64";
+    "edge prefix with host bits": "interfaces:" => "trusted_edges: [10.0.0.1/24]\ninterfaces:",
+        "1:17: trusted_edges[0] \"10.0.0.1/24\": the prefix has bits set beyond its length; did you mean 10.0.0.0/24 or 10.0.0.1?";
+    "edge is everyone": "interfaces:" => "trusted_edges: [0.0.0.0/0]\ninterfaces:",
+        "1:17: trusted_edges[0] \"0.0.0.0/0\": this prefix trusts every sender, who could then forge any source; list the outer source addresses of the edges";
+    "edge is multicast": "interfaces:" => "trusted_edges: ['ff00::/8']\ninterfaces:",
+        "1:17: trusted_edges[0] \"ff00::/8\": a multicast address is not balanced; list the outer source addresses of the edges";
+    "edge twice": "interfaces:" => "trusted_edges: [10.0.0.1, 10.0.0.1/32]\ninterfaces:",
+        "1:27: trusted_edges[1] \"10.0.0.1/32\": this prefix is already listed at 1:17; list each prefix once";
+
+    "arena of nothing": "interfaces:" => "tables: {lut_arena_mib: 0}\ninterfaces:",
+        "1:25: tables.lut_arena_mib \"0\": not a table size; give a number from 1 to 2048";
+    "arena beyond the slot word": "interfaces:" => "tables: {lut_arena_mib: 2049}\ninterfaces:",
+        "1:25: tables.lut_arena_mib \"2049\": not a table size; give a number from 1 to 2048";
+    "backends do not fit": "interfaces:" => "tables: {backends: 2}\ninterfaces:",
+        "6:3: tables.backends \"1\": 2 entries do not fit a table with room for 1; raise tables.backends";
+    "VIPs do not fit": "interfaces:" => "tables: {vips: 1}\ninterfaces:",
+        "4:7: tables.vips \"1\": 2 entries do not fit a table with room for 1; raise tables.vips";
+    "socket relative": "interfaces:" => "api: {socket: run/x.sock}\ninterfaces:",
+        "1:15: api.socket \"run/x.sock\": not an absolute path; begin it with / and name a file or directory";
+    "metrics without a port": "interfaces:" => "metrics: {listen: 127.0.0.1}\ninterfaces:",
+        "1:19: metrics.listen \"127.0.0.1\": not an address and port; write it like 127.0.0.1:9750 or [::1]:9750, or off";
+    "metrics port 0": "interfaces:" => "metrics: {listen: '127.0.0.1:0'}\ninterfaces:",
+        "1:19: metrics.listen \"127.0.0.1:0\": not an address and port; write it like 127.0.0.1:9750 or [::1]:9750, or off";
+    "pin directory relative": "interfaces:" => "pin_dir: bpf\ninterfaces:",
+        "1:10: pin_dir \"bpf\": not an absolute path; begin it with / and name a file or directory";
+};
+
+#[test]
+fn each_broken_rule_is_named_with_place_value_and_remedy() {
+    let mut wrong = Vec::new();
+    for case in CASES {
+        assert!(
+            GOOD.contains(case.replace),
+            "{}: nothing to replace",
+            case.rule
+        );
+        let text = GOOD.replacen(case.replace, case.with, 1);
+        let found = match parse(&text) {
+            Ok(_) => vec!["accepted".to_owned()],
+            Err(problems) => problems.iter().map(line).collect(),
+        };
+        if found != [case.problem] {
+            wrong.push(format!(
+                "{}:\n  want {:?}\n  got  {found:?}",
+                case.rule, case.problem
+            ));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn all_broken_rules_are_reported_in_the_order_of_the_file() {
+    let text = GOOD
+        .replace("eth0", "eth0/1")
+        .replace("port: 80", "port: 0")
+        .replace("weight: 3", "weight: 0")
+        .replace("protocol: tcp", "protocol: icmp");
+    let problems = parse(&text).unwrap_err();
+    let fields: Vec<&str> = problems
+        .iter()
+        .map(|problem| problem.field.as_str())
+        .collect();
+    assert_eq!(
+        fields,
+        [
+            "interfaces[0].name",
+            "services[0].port",
+            "services[0].protocol",
+            "services[0].backends[1].weight",
+        ]
+    );
+}
+
+#[test]
+fn syntax_errors_have_a_position() {
+    for text in [
+        "vips: [a\nb: 5",
+        "vips: *x\n",
+        "a:\n\t- b\n",
+        "{",
+        "vips: 'a\n",
+        "- a\n",
+        "5",
+    ] {
+        let problems = parse(text).unwrap_err();
+        assert_eq!(problems.len(), 1, "{text:?}: {problems:?}");
+        assert!(problems[0].position.is_some(), "{text:?}: {problems:?}");
+    }
+}
+
+#[test]
+fn aliases_cannot_blow_a_file_up() {
+    let mut text = "vips: &a0 [x, x, x, x, x, x, x, x, x, x]\n".to_owned();
+    for level in 1..12 {
+        let below = format!("*a{}", level - 1);
+        let items = vec![below; 10].join(", ");
+        text.push_str(&format!("l{level}: &a{level} [{items}]\n"));
+    }
+    assert!(parse(&text).is_err());
+    assert!(parse(&"[".repeat(100_000)).is_err());
+    assert!(parse(&format!("vips: [{}]", "10.0.0.1, ".repeat(100_000))).is_err());
+}
+
+#[test]
+fn bytes_that_are_not_text_are_refused() {
+    let problems = parse_bytes(b"vips: []\npin_dir: \xff\n").unwrap_err();
+    assert_eq!(
+        line(&problems[0]),
+        "line 2 is not UTF-8; save the file as UTF-8 text"
+    );
+}
+
+#[test]
+fn long_values_are_shortened_in_messages() {
+    let text = GOOD.replace("port: 80", &format!("port: {}", "9".repeat(10_000)));
+    let problems = parse(&text).unwrap_err();
+    assert!(line(&problems[0]).len() < 300, "{}", problems[0]);
+}
+
+#[test]
+fn missing_file_is_named() {
+    let error = load(Path::new("/nonexistent/edge.yaml")).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "cannot read the configuration /nonexistent/edge.yaml"
+    );
+}
+
+#[test]
+fn listing_names_file_line_and_column() {
+    let error = ConfigError::Invalid {
+        path: "edge.yaml".into(),
+        problems: parse(&GOOD.replace("port: 80", "port: 0")).unwrap_err(),
+    };
+    assert_eq!(
+        error.to_string(),
+        "edge.yaml:7:11: services[0].port \"0\": port 0 is reserved; give a port from 1 to 65535"
+    );
+}
+
+#[test]
+fn order_in_the_file_does_not_change_the_state() {
+    let swapped = GOOD
+        .replace("      - address: 10.0.0.1\n", "")
+        .replace("weight: 3}\n", "weight: 3}\n      - address: 10.0.0.1\n");
+    assert_eq!(
+        parse(&swapped).unwrap().desired,
+        parse(GOOD).unwrap().desired
+    );
+}
+
+fn host_facts() -> HostFacts {
+    HostFacts {
+        mtus: [("lo", 65_536), ("eth0", 1_500)]
+            .map(|(name, mtu)| (name.to_owned(), mtu))
+            .into(),
+        addresses: [
+            ("127.0.0.1", "lo"),
+            ("10.0.0.9", "eth0"),
+            ("10.99.0.1", "lo"),
+        ]
+        .map(|(address, name)| (address.parse().unwrap(), name.to_owned()))
+        .into(),
+    }
+}
+
+fn host_lines(text: &str, facts: &HostFacts) -> Vec<String> {
+    host::problems(&parse(text).unwrap(), facts)
+        .iter()
+        .map(line)
+        .collect()
+}
+
+#[test]
+fn vip_on_lo_is_in_order_and_on_a_real_interface_is_not() {
+    let mut facts = host_facts();
+    assert_eq!(host_lines(GOOD, &facts), [""; 0]);
+    facts
+        .addresses
+        .insert("10.99.0.1".parse().unwrap(), "eth0".to_owned());
+    assert_eq!(
+        host_lines(GOOD, &facts),
+        [
+            "3:8: vips \"10.99.0.1\": this address is the machine's own, on interface eth0; remove it from eth0, or give the VIP another address"
+        ]
+    );
+}
+
+#[test]
+fn source_must_be_an_address_of_the_machine() {
+    let with = |address: &str| format!("sources: {{ipv4: {address}}}\n{GOOD}");
+    assert_eq!(host_lines(&with("10.0.0.9"), &host_facts()), [""; 0]);
+    assert_eq!(
+        host_lines(&with("10.0.0.8"), &host_facts()),
+        [
+            "1:17: sources.ipv4 \"10.0.0.8\": no interface of this machine has this address; give an address of this machine, or leave it out for the route's own source"
+        ]
+    );
+}
+
+#[test]
+fn interface_must_exist() {
+    assert_eq!(
+        host_lines(&GOOD.replace("eth0", "eth7"), &host_facts()),
+        [
+            "2:11: interfaces \"eth7\": this machine has no such interface; use a name that `ip link` shows"
+        ]
+    );
+}
+
+#[test]
+fn mtu_must_hold_the_outer_header_and_a_minimal_packet() {
+    let at = |text: &str, mtu: u32| {
+        let mut facts = host_facts();
+        facts.mtus.insert("eth0".to_owned(), mtu);
+        host_lines(text, &facts)
+    };
+    assert_eq!(at(GOOD, 596), [""; 0]);
+    assert_eq!(
+        at(GOOD, 595),
+        [
+            "2:11: interfaces \"eth0\": MTU 595 is too small: service web adds an outer header of 20 bytes to packets of at least 576; raise the interface's MTU to 596 or more, or use mode l2dsr"
+        ]
+    );
+    let v6 = GOOD
+        .replace("    address: 10.99.0.1", "    address: 2001:db8::1")
+        .replace("10.0.0.2", "'2001:db8::5'");
+    assert_eq!(at(&v6, 1320), [""; 0]);
+    assert_eq!(
+        at(&v6, 1319),
+        [
+            "2:11: interfaces \"eth0\": MTU 1319 is too small: service web adds an outer header of 40 bytes to packets of at least 1280; raise the interface's MTU to 1320 or more, or use mode l2dsr"
+        ]
+    );
+    let l2dsr = GOOD.replace("    port: 80", "    port: 80\n    mode: l2dsr");
+    assert_eq!(at(&l2dsr, 500), [""; 0]);
+}
+
+#[test]
+fn facts_of_this_machine_name_lo() {
+    let facts = host::facts().unwrap();
+    assert!(facts.mtus.contains_key("lo"), "{facts:?}");
+    assert_eq!(
+        facts
+            .addresses
+            .get(&"127.0.0.1".parse().unwrap())
+            .map(String::as_str),
+        Some("lo")
+    );
+}
+
+/// Every prefix, every byte replaced, and many random edits of files that are in
+/// order: each is accepted or refused with a position, and nothing panics.
+#[test]
+fn mutated_files_never_panic() {
+    for seed in [GOOD, EDGE, NODE, EVERY_FIELD] {
+        for end in 0..seed.len() {
+            let _ = parse_bytes(&seed.as_bytes()[..end]);
+        }
+    }
+    let alphabet: &[u8] = b"[]{}:,-&*!|>'\"%@` \n\t#\\~?0aZ\x00\x80\xff\xc3";
+    let mut random = Random(0x9e37_79b9_7f4a_7c15);
+    for round in 0..20_000 {
+        let mut bytes = [GOOD, EDGE, NODE, EVERY_FIELD][round % 4]
+            .as_bytes()
+            .to_vec();
+        for _ in 0..=random.below(4) {
+            let at = random.below(bytes.len());
+            match random.below(4) {
+                0 => bytes[at] = alphabet[random.below(alphabet.len())],
+                1 => bytes.insert(at, alphabet[random.below(alphabet.len())]),
+                2 => drop(bytes.remove(at)),
+                _ => {
+                    let end = (at + random.below(40)).min(bytes.len());
+                    let piece = bytes[at..end].to_vec();
+                    let to = random.below(bytes.len());
+                    bytes.splice(to..to, piece);
+                }
+            }
+        }
+        if let Err(problems) = parse_bytes(&bytes) {
+            assert!(!problems.is_empty());
+            for problem in &problems {
+                let line = line(problem);
+                assert!(!line.contains('\n') && line.len() < 1_000, "{line:?}");
+            }
+        }
+    }
+}
+
+/// xorshift64: enough spread for mutations, the same on every run.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        usize::try_from(self.0 % bound as u64).unwrap()
+    }
+}
+
+fn line(problem: &Problem) -> String {
+    match problem.position {
+        Some(position) => format!("{position}: {problem}"),
+        None => problem.to_string(),
+    }
+}

@@ -1,0 +1,388 @@
+//! The rules that a configuration file must keep, applied to all of it at once.
+//!
+//! A value that breaks a rule is reported and left out; the rest is still checked,
+//! so one run of the agent names everything there is to mend.
+
+mod services;
+mod values;
+
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use ipnet::IpNet;
+
+use self::values::{decimal, is_interface_name, position};
+use super::problem::{Position, Problem};
+use super::{Config, DEFAULT_HASH_SEED, DEFAULT_PIN_DIR, DEFAULT_SOCKET, Origins, TableSizes, raw};
+use crate::desired::{AttachMode, Desired, ForwardMode, Service, ServiceKey, Sources};
+
+/// Largest arena: 2^28 slots, as many as a service's word can address.
+const MAX_ARENA_MIB: u32 = 2_048;
+/// `sockaddr_un` has 108 bytes and the last is a zero.
+const MAX_SOCKET_PATH: usize = 107;
+/// `PATH_MAX` without its closing zero.
+const MAX_PATH: usize = 4_095;
+/// 2^17 slots of 8 bytes are one MiB.
+const SLOTS_PER_MIB_LOG2: u32 = 17;
+
+/// Applies every rule; returns the configuration or all problems, in the order of the file.
+pub(super) fn validate(file: &raw::File) -> Result<Config, Vec<Problem>> {
+    let mut rules = Rules::default();
+    let config = rules.file(file);
+    if rules.problems.is_empty() {
+        return Ok(config);
+    }
+    rules.problems.sort_by_key(|problem| problem.position);
+    Err(rules.problems)
+}
+
+/// Collects problems while values are taken over.
+#[derive(Default)]
+struct Rules {
+    problems: Vec<Problem>,
+}
+
+impl Rules {
+    fn file(&mut self, file: &raw::File) -> Config {
+        let mut origins = Origins::default();
+        let interfaces = self.interfaces(file, &mut origins);
+        let (edge, node) = self.roles(file);
+        let hash_seed = file.hash_seed.as_ref().and_then(|text| self.seed(text));
+        let sources = self.sources(file.sources.as_ref(), &mut origins);
+        let vips = self.vips(file, &mut origins);
+        let default_mode = file.default_mode.as_ref();
+        let default_mode = default_mode.and_then(|text| self.mode("default_mode", text));
+        let services = self.services(file, &origins, default_mode.unwrap_or(ForwardMode::Ipip));
+        let trusted_edges = self.trusted_edges(file);
+        let tables = self.tables(file.tables.as_ref());
+        self.roles_fit(file, edge, node);
+        self.tables_fit(file, &services, &trusted_edges, tables);
+
+        let socket = file.api.as_ref().and_then(|api| api.socket.as_ref());
+        let socket = socket.and_then(|text| self.path("api.socket", text, MAX_SOCKET_PATH));
+        let pin_dir = file.pin_dir.as_ref();
+        let pin_dir = pin_dir.and_then(|text| self.path("pin_dir", text, MAX_PATH));
+        let metrics = file
+            .metrics
+            .as_ref()
+            .and_then(|metrics| metrics.listen.as_ref());
+        Config {
+            desired: Desired {
+                edge,
+                node,
+                hash_seed: hash_seed.unwrap_or(DEFAULT_HASH_SEED),
+                sources,
+                interfaces,
+                vips,
+                trusted_edges,
+                services,
+            },
+            tables,
+            socket: socket.unwrap_or_else(|| PathBuf::from(DEFAULT_SOCKET)),
+            metrics: metrics.and_then(|text| self.listen(text)),
+            pin_dir: pin_dir.unwrap_or_else(|| PathBuf::from(DEFAULT_PIN_DIR)),
+            origins,
+        }
+    }
+
+    fn interfaces(
+        &mut self,
+        file: &raw::File,
+        origins: &mut Origins,
+    ) -> BTreeMap<String, AttachMode> {
+        let mut interfaces = BTreeMap::new();
+        let listed = file.interfaces.as_ref();
+        let Some(listed) = listed.filter(|listed| !listed.value.is_empty()) else {
+            self.missing(
+                "interfaces",
+                listed.map(position),
+                "name the interfaces that service traffic enters by, such as `- name: eth0`",
+            );
+            return interfaces;
+        };
+        for (index, interface) in listed.value.iter().enumerate() {
+            let field = format!("interfaces[{index}]");
+            let mode = interface.value.mode.as_ref();
+            let mode = mode.and_then(|text| self.attach_mode(&format!("{field}.mode"), text));
+            let name_field = format!("{field}.name");
+            let Some(name) = &interface.value.name else {
+                self.missing(
+                    &name_field,
+                    Some(position(interface)),
+                    "give the interface's name, such as eth0",
+                );
+                continue;
+            };
+            if !is_interface_name(&name.value) {
+                self.refuse(
+                    &name_field,
+                    name,
+                    "not an interface name",
+                    "use 1 to 15 characters without spaces, slashes or colons, as `ip link` shows it",
+                );
+            } else if let Some(first) = origins.interfaces.get(&name.value) {
+                self.refuse(
+                    &name_field,
+                    name,
+                    format!("this interface is already listed at {first}"),
+                    "list each interface once",
+                );
+            } else {
+                origins
+                    .interfaces
+                    .insert(name.value.clone(), position(name));
+                interfaces.insert(name.value.clone(), mode.unwrap_or_default());
+            }
+        }
+        interfaces
+    }
+
+    /// Returns (edge, node).
+    fn roles(&mut self, file: &raw::File) -> (bool, bool) {
+        const REMEDY: &str = "use edge (balances services), node (decapsulates), or both";
+        let Some(listed) = &file.roles else {
+            return (true, false);
+        };
+        let (mut edge, mut node) = (false, false);
+        if listed.value.is_empty() {
+            self.missing("roles", Some(position(listed)), REMEDY);
+        }
+        for (index, role) in listed.value.iter().enumerate() {
+            let field = format!("roles[{index}]");
+            let flag = match role.value.as_str() {
+                "edge" => &mut edge,
+                "node" => &mut node,
+                _ => {
+                    self.refuse(&field, role, "not a role", REMEDY);
+                    continue;
+                }
+            };
+            if std::mem::replace(flag, true) {
+                self.refuse(
+                    &field,
+                    role,
+                    "this role is given twice",
+                    "keep one of the two",
+                );
+            }
+        }
+        (edge, node)
+    }
+
+    fn sources(&mut self, sources: Option<&raw::Sources>, origins: &mut Origins) -> Sources {
+        let mut wanted = Sources::default();
+        let Some(sources) = sources else {
+            return wanted;
+        };
+        if let Some(text) = &sources.ipv4 {
+            match self.address("sources.ipv4", text) {
+                Some(IpAddr::V4(address)) => {
+                    origins.sources.insert(address.into(), position(text));
+                    wanted.ipv4 = Some(address);
+                }
+                Some(IpAddr::V6(_)) => self.refuse(
+                    "sources.ipv4",
+                    text,
+                    "an IPv6 address where IPv4 belongs",
+                    "give an IPv4 address of this machine or leave the field out",
+                ),
+                None => {}
+            }
+        }
+        if let Some(text) = &sources.ipv6 {
+            match self.address("sources.ipv6", text) {
+                Some(IpAddr::V6(address)) => {
+                    origins.sources.insert(address.into(), position(text));
+                    wanted.ipv6 = Some(address);
+                }
+                Some(IpAddr::V4(_)) => self.refuse(
+                    "sources.ipv6",
+                    text,
+                    "an IPv4 address where IPv6 belongs",
+                    "give an IPv6 address of this machine or leave the field out",
+                ),
+                None => {}
+            }
+        }
+        wanted
+    }
+
+    fn vips(&mut self, file: &raw::File, origins: &mut Origins) -> BTreeSet<IpAddr> {
+        for (index, text) in file
+            .vips
+            .iter()
+            .flat_map(|listed| &listed.value)
+            .enumerate()
+        {
+            let field = format!("vips[{index}]");
+            let Some(address) = self.address(&field, text) else {
+                continue;
+            };
+            match origins.vips.entry(address) {
+                Entry::Vacant(vacant) => {
+                    vacant.insert(position(text));
+                }
+                Entry::Occupied(first) => {
+                    let reason = format!("this VIP is already listed at {}", first.get());
+                    self.refuse(&field, text, reason, "list each VIP once");
+                }
+            }
+            if let Some(source) = origins.sources.get(&address) {
+                let reason = format!("this VIP is also an outer source address at {source}");
+                let remedy = "a VIP belongs to the edges together, a source to one machine: \
+                              use another address for one of them";
+                self.refuse(&field, text, reason, remedy);
+            }
+        }
+        origins.vips.keys().copied().collect()
+    }
+
+    fn trusted_edges(&mut self, file: &raw::File) -> BTreeSet<IpNet> {
+        let mut seen: BTreeMap<IpNet, Position> = BTreeMap::new();
+        let listed = file.trusted_edges.iter().flat_map(|listed| &listed.value);
+        for (index, text) in listed.enumerate() {
+            let field = format!("trusted_edges[{index}]");
+            let Some(prefix) = self.prefix(&field, text) else {
+                continue;
+            };
+            match seen.entry(prefix) {
+                Entry::Vacant(vacant) => {
+                    vacant.insert(position(text));
+                }
+                Entry::Occupied(first) => {
+                    let reason = format!("this prefix is already listed at {}", first.get());
+                    self.refuse(&field, text, reason, "list each prefix once");
+                }
+            }
+        }
+        seen.into_keys().collect()
+    }
+
+    fn tables(&mut self, tables: Option<&raw::Tables>) -> TableSizes {
+        let mut sizes = TableSizes::default();
+        let Some(tables) = tables else {
+            return sizes;
+        };
+        let mut arena_mib = sizes.lut_slots >> SLOTS_PER_MIB_LOG2;
+        let mut take = |field: &str, text: &raw::Text, largest: u32, size: &mut u32| {
+            let Some(text) = text else { return };
+            match decimal::<u32>(&text.value).filter(|value| (1..=largest).contains(value)) {
+                Some(value) => *size = value,
+                None => self.refuse(
+                    &format!("tables.{field}"),
+                    text,
+                    "not a table size",
+                    format!("give a number from 1 to {largest}"),
+                ),
+            }
+        };
+        take(
+            "lut_arena_mib",
+            &tables.lut_arena_mib,
+            MAX_ARENA_MIB,
+            &mut arena_mib,
+        );
+        take("services", &tables.services, 1 << 20, &mut sizes.services);
+        take("backends", &tables.backends, 1 << 24, &mut sizes.backends);
+        take(
+            "next_hops",
+            &tables.next_hops,
+            1 << 20,
+            &mut sizes.next_hops,
+        );
+        take("vips", &tables.vips, 1 << 20, &mut sizes.vips);
+        take(
+            "trusted_edges",
+            &tables.trusted_edges,
+            1 << 20,
+            &mut sizes.trusted_edges,
+        );
+        sizes.lut_slots = arena_mib << SLOTS_PER_MIB_LOG2;
+        sizes
+    }
+
+    /// Refuses roles whose lists are given without them, or the reverse.
+    fn roles_fit(&mut self, file: &raw::File, edge: bool, node: bool) {
+        if let Some(listed) = &file.services
+            && !listed.value.is_empty()
+            && !edge
+            && node
+        {
+            self.problems.push(Problem {
+                position: Some(position(listed)),
+                field: "services".to_owned(),
+                value: String::new(),
+                reason: "only an edge balances services and roles has only node".to_owned(),
+                remedy: "add edge to roles or remove the services".to_owned(),
+            });
+        }
+        if node
+            && file
+                .trusted_edges
+                .as_ref()
+                .is_none_or(|listed| listed.value.is_empty())
+        {
+            self.missing(
+                "trusted_edges",
+                file.roles.as_ref().map(position),
+                "a node accepts IP-in-IP from listed edges only: list their outer source addresses",
+            );
+        }
+    }
+
+    /// Refuses more entries than the tables have room for.
+    fn tables_fit(
+        &mut self,
+        file: &raw::File,
+        services: &BTreeMap<ServiceKey, Service>,
+        trusted_edges: &BTreeSet<IpNet>,
+        sizes: TableSizes,
+    ) {
+        let backends: usize = services
+            .values()
+            .map(|service| service.spec.backends.len())
+            .sum();
+        let vips = file.vips.as_ref();
+        let full = [
+            (
+                "services",
+                services.len(),
+                sizes.services,
+                file.services.as_ref().map(position),
+            ),
+            (
+                "backends",
+                backends,
+                // Id 0 means "none" in the dataplane.
+                sizes.backends - 1,
+                file.services.as_ref().map(position),
+            ),
+            (
+                "vips",
+                vips.map_or(0, |listed| listed.value.len()),
+                sizes.vips,
+                vips.map(position),
+            ),
+            (
+                "trusted_edges",
+                trusted_edges.len(),
+                sizes.trusted_edges,
+                file.trusted_edges.as_ref().map(position),
+            ),
+        ];
+        for (table, entries, room, at) in full {
+            if u32::try_from(entries).is_ok_and(|entries| entries <= room) {
+                continue;
+            }
+            self.problems.push(Problem {
+                position: at,
+                field: format!("tables.{table}"),
+                value: room.to_string(),
+                reason: format!("{entries} entries do not fit a table with room for {room}"),
+                remedy: format!("raise tables.{table}"),
+            });
+        }
+    }
+}

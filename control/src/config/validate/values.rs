@@ -1,0 +1,252 @@
+//! The rules for single values: addresses, prefixes, numbers, words, paths.
+
+use std::fmt::Display;
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use ipnet::IpNet;
+use serde_saphyr::Spanned;
+
+use super::super::problem::{Position, Problem};
+use super::super::shorten;
+use super::Rules;
+use crate::desired::{AttachMode, ForwardMode};
+
+impl Rules {
+    pub(super) fn mode(&mut self, field: &str, text: &Spanned<String>) -> Option<ForwardMode> {
+        match text.value.as_str() {
+            "ipip" => Some(ForwardMode::Ipip),
+            "l2dsr" => Some(ForwardMode::L2dsr),
+            _ => {
+                self.refuse(field, text, "not a forwarding mode", "use ipip or l2dsr");
+                None
+            }
+        }
+    }
+
+    pub(super) fn attach_mode(
+        &mut self,
+        field: &str,
+        text: &Spanned<String>,
+    ) -> Option<AttachMode> {
+        match text.value.as_str() {
+            "native" => Some(AttachMode::Native),
+            "native-or-generic" => Some(AttachMode::NativeOrGeneric),
+            "generic" => Some(AttachMode::Generic),
+            _ => {
+                self.refuse(
+                    field,
+                    text,
+                    "not an attach mode",
+                    "use native, native-or-generic or generic",
+                );
+                None
+            }
+        }
+    }
+
+    pub(super) fn seed(&mut self, text: &Spanned<String>) -> Option<u64> {
+        let seed = match text.value.strip_prefix("0x") {
+            Some(digits) if digits.bytes().all(|byte| byte.is_ascii_hexdigit()) => {
+                u64::from_str_radix(digits, 16).ok()
+            }
+            Some(_) => None,
+            None => decimal(&text.value),
+        };
+        if seed.is_none() {
+            self.refuse(
+                "hash_seed",
+                text,
+                "not a 64-bit number",
+                "use a number from 0 to 18446744073709551615 or 0x followed by up to 16 digits, \
+                 the same on every edge",
+            );
+        }
+        seed
+    }
+
+    pub(super) fn prefix(&mut self, field: &str, text: &Spanned<String>) -> Option<IpNet> {
+        let prefix = IpNet::from_str(&text.value)
+            .or_else(|_| IpAddr::from_str(&text.value).map(IpNet::from));
+        let Ok(prefix) = prefix else {
+            self.refuse(
+                field,
+                text,
+                "not an address or prefix",
+                "write it like 192.0.2.0/24 or 2001:db8::/64",
+            );
+            return None;
+        };
+        if prefix.prefix_len() == 0 {
+            self.refuse(
+                field,
+                text,
+                "this prefix trusts every sender, who could then forge any source",
+                "list the outer source addresses of the edges",
+            );
+            return None;
+        }
+        if prefix.trunc() != prefix {
+            self.refuse(
+                field,
+                text,
+                "the prefix has bits set beyond its length",
+                format!("did you mean {} or {}?", prefix.trunc(), prefix.addr()),
+            );
+            return None;
+        }
+        if let Some(reason) = unusable(prefix.addr()) {
+            self.refuse(
+                field,
+                text,
+                reason,
+                "list the outer source addresses of the edges",
+            );
+            return None;
+        }
+        Some(prefix)
+    }
+
+    pub(super) fn listen(&mut self, text: &Spanned<String>) -> Option<SocketAddr> {
+        if text.value == "off" {
+            return None;
+        }
+        match SocketAddr::from_str(&text.value) {
+            Ok(address) if address.port() != 0 => Some(address),
+            _ => {
+                self.refuse(
+                    "metrics.listen",
+                    text,
+                    "not an address and port",
+                    "write it like 127.0.0.1:9750 or [::1]:9750, or off",
+                );
+                None
+            }
+        }
+    }
+
+    pub(super) fn path(
+        &mut self,
+        field: &str,
+        text: &Spanned<String>,
+        longest: usize,
+    ) -> Option<PathBuf> {
+        let path = PathBuf::from(&text.value);
+        let usable = path.is_absolute() && path.file_name().is_some() && !text.value.contains('\0');
+        if !usable {
+            self.refuse(
+                field,
+                text,
+                "not an absolute path",
+                "begin it with / and name a file or directory",
+            );
+            return None;
+        }
+        if text.value.len() > longest {
+            self.refuse(
+                field,
+                text,
+                "the path is too long",
+                format!("use at most {longest} bytes"),
+            );
+            return None;
+        }
+        Some(path)
+    }
+
+    /// Takes a unicast address that a packet on the wire may carry.
+    pub(super) fn address(&mut self, field: &str, text: &Spanned<String>) -> Option<IpAddr> {
+        let Ok(address) = IpAddr::from_str(&text.value) else {
+            let remedy = if text.value.contains('/') {
+                "give the address alone, without a prefix length"
+            } else {
+                "write it like 192.0.2.1 or 2001:db8::1"
+            };
+            self.refuse(field, text, "not an IP address", remedy);
+            return None;
+        };
+        if let Some(reason) = unusable(address) {
+            let remedy = match address.to_canonical() {
+                IpAddr::V4(inner) if address.is_ipv6() => format!("write it as {inner}"),
+                _ => "give a unicast address".to_owned(),
+            };
+            self.refuse(field, text, reason, remedy);
+            return None;
+        }
+        Some(address)
+    }
+
+    pub(super) fn refuse(
+        &mut self,
+        field: &str,
+        text: &Spanned<String>,
+        reason: impl Into<String>,
+        remedy: impl Into<String>,
+    ) {
+        self.problems.push(Problem {
+            position: Some(position(text)),
+            field: field.to_owned(),
+            value: shorten(&text.value),
+            reason: reason.into(),
+            remedy: remedy.into(),
+        });
+    }
+
+    pub(super) fn missing(&mut self, field: &str, at: Option<Position>, remedy: impl Display) {
+        self.problems.push(Problem {
+            position: at,
+            field: field.to_owned(),
+            value: String::new(),
+            reason: "missing".to_owned(),
+            remedy: remedy.to_string(),
+        });
+    }
+}
+
+/// Returns the place where a value is used.
+pub(super) fn position<T>(spanned: &Spanned<T>) -> Position {
+    spanned.referenced.into()
+}
+
+/// Parses plain decimal digits; `FromStr` would also take a leading plus sign.
+pub(super) fn decimal<T: FromStr>(text: &str) -> Option<T> {
+    text.bytes()
+        .all(|byte| byte.is_ascii_digit())
+        .then(|| text.parse().ok())
+        .flatten()
+}
+
+/// Says what keeps an address from being a VIP, a node or an edge.
+fn unusable(address: IpAddr) -> Option<&'static str> {
+    if address.is_unspecified() {
+        return Some("the unspecified address names no machine");
+    }
+    if address.is_loopback() {
+        return Some("a loopback address never leaves the machine");
+    }
+    if address.is_multicast() {
+        return Some("a multicast address is not balanced");
+    }
+    match address {
+        IpAddr::V4(v4) if v4.is_broadcast() => Some("the broadcast address names no machine"),
+        IpAddr::V4(v4) if v4.octets()[0] == 0 => Some("0.0.0.0/8 names no machine"),
+        IpAddr::V4(v4) if v4.is_link_local() => Some("a link-local address is not routed"),
+        IpAddr::V6(v6) if v6.is_unicast_link_local() => Some("a link-local address is not routed"),
+        IpAddr::V6(v6) if v6.to_ipv4_mapped().is_some() => {
+            Some("an IPv4-mapped IPv6 address never stands in a packet")
+        }
+        IpAddr::V4(_) | IpAddr::V6(_) => None,
+    }
+}
+
+/// Follows the kernel's `dev_valid_name`.
+pub(super) fn is_interface_name(name: &str) -> bool {
+    !name.is_empty()
+        && name.len() <= 15
+        && name != "."
+        && name != ".."
+        && !name
+            .bytes()
+            .any(|byte| byte == b'/' || byte == b':' || byte == 0 || byte.is_ascii_whitespace())
+}

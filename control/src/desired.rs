@@ -1,0 +1,70 @@
+//! The desired state: what a configuration asks the dataplane to be.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use ipnet::IpNet;
+
+pub use crate::stub::{BackendSpec, ForwardMode, Protocol, ServiceKey, ServiceSpec};
+
+/// Everything that a reload may change.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Desired {
+    /// Whether this machine balances services (edge role).
+    pub edge: bool,
+    /// Whether this machine decapsulates for its own backends (node role).
+    pub node: bool,
+    /// Seed of the flow hash and the lookup tables; equal on all edges.
+    pub hash_seed: u64,
+    /// Outer source addresses.
+    pub sources: Sources,
+    /// Interfaces by name, with the attach mode wanted.
+    pub interfaces: BTreeMap<String, AttachMode>,
+    /// Virtual addresses.
+    pub vips: BTreeSet<IpAddr>,
+    /// Prefixes from which IP-in-IP is accepted.
+    pub trusted_edges: BTreeSet<IpNet>,
+    /// Services by address, port and protocol.
+    pub services: BTreeMap<ServiceKey, Service>,
+}
+
+/// One service and the name that people call it by.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Service {
+    /// The name, unique in a configuration.
+    pub name: String,
+    /// Mode, table size and backends.
+    pub spec: ServiceSpec,
+}
+
+/// Outer source addresses; the route's preferred source where there is none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sources {
+    /// For IPv4 outer headers.
+    pub ipv4: Option<Ipv4Addr>,
+    /// For IPv6 outer headers.
+    pub ipv6: Option<Ipv6Addr>,
+}
+
+/// How the program may be attached to an interface.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AttachMode {
+    /// In the driver or not at all.
+    Native,
+    /// In the driver, else in the kernel's generic path.
+    #[default]
+    NativeOrGeneric,
+    /// In the kernel's generic path.
+    Generic,
+}
+
+impl AttachMode {
+    /// Returns the word that the configuration uses.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Native => "native",
+            Self::NativeOrGeneric => "native-or-generic",
+            Self::Generic => "generic",
+        }
+    }
+}

@@ -313,10 +313,9 @@ fn a_permanent_neighbour_stays_permanent() {
 fn lost_messages_count_as_a_change() {
     let network = Network::new();
     let mut watcher = network.watcher();
-    // Routes, since the neighbour table has a limit. One message takes about 1 KiB of the socket's
-    // buffer of a few hundred.
+    // Routes, since the neighbour table has a limit.
     let routes =
-        (0..5000).map(|n| format!("route add 10.{}.{}.0/24 dev e0\n", 100 + n / 250, n % 250));
+        (0..20_000).map(|n| format!("route add 10.{}.{}.0/24 dev e0\n", 100 + n / 250, n % 250));
     network.edge_batch(&routes.collect::<String>());
 
     assert_eq!(watcher.wait(Some(DEADLINE)).unwrap(), Wake::Changed);

@@ -13,9 +13,7 @@ use fastpath::{
     attach::Options,
     load::{Loaded, Loader},
     nexthop::{Resolution, Resolver, Tracker},
-    tables::{
-        BackendSpec, Counters, ForwardMode, Protocol, ServiceKey, ServiceSpec, Tables,
-    },
+    tables::{BackendSpec, Counters, ForwardMode, Protocol, ServiceKey, ServiceSpec, Tables},
 };
 use lab::{Machine, Topology, vip_v4, vip_v6, wait_until};
 use xdp_prog::abi::map;
@@ -26,12 +24,20 @@ const CONNECTIONS: u64 = 40;
 
 #[test]
 fn ipip_in_all_four_family_pairs() {
-    let lab = Topology::builder().nodes(2).routed_nodes(1).build().unwrap();
+    let lab = Topology::builder()
+        .nodes(2)
+        .routed_nodes(1)
+        .build()
+        .unwrap();
     for vip in [IpAddr::V4(vip_v4(1)), IpAddr::V6(vip_v6(1))] {
         let echoes = Echoes::start(&lab, vip);
         for by_v4 in [true, false] {
             let outer = |machine: &Machine| if by_v4 { machine.v4() } else { machine.v6() };
-            let _nodes: Vec<_> = lab.nodes().iter().map(|node| Dataplane::node(node, &lab)).collect();
+            let _nodes: Vec<_> = lab
+                .nodes()
+                .iter()
+                .map(|node| Dataplane::node(node, &lab))
+                .collect();
             let mut edge = Dataplane::start(&lab.edges()[0]);
             let nodes: Vec<IpAddr> = lab.nodes().iter().map(outer).collect();
             edge.serve(vip, ForwardMode::Ipip, &nodes);
@@ -47,7 +53,11 @@ fn l2dsr_for_both_families() {
     for vip in [IpAddr::V4(vip_v4(1)), IpAddr::V6(vip_v6(1))] {
         let echoes = Echoes::start(&lab, vip);
         let mut edge = Dataplane::start(&lab.edges()[0]);
-        let nodes: Vec<IpAddr> = lab.nodes().iter().map(|node| node.address_like(vip)).collect();
+        let nodes: Vec<IpAddr> = lab
+            .nodes()
+            .iter()
+            .map(|node| node.address_like(vip))
+            .collect();
         edge.serve(vip, ForwardMode::L2dsr, &nodes);
         exercise(&lab, vip, &edge);
         drop(echoes);
@@ -61,13 +71,18 @@ fn ipip_from_an_untrusted_edge_is_left_alone() {
     let _echoes = Echoes::start(&lab, vip);
     let node = &lab.nodes()[0];
     let mut receiver = Dataplane::start(node);
-    receiver.tables.set_addresses(&BTreeSet::new(), &BTreeSet::from([node.v4()])).unwrap();
+    receiver
+        .tables
+        .set_addresses(&BTreeSet::new(), &BTreeSet::from([node.v4()]))
+        .unwrap();
     let mut edge = Dataplane::start(&lab.edges()[0]);
     edge.serve(vip, ForwardMode::Ipip, &[node.v4()]);
 
     let reply = lab.clients()[0].namespace().run(|| {
         let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
-        socket.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+        socket
+            .set_read_timeout(Some(Duration::from_millis(300)))
+            .unwrap();
         socket.send_to(b"hello", (vip, PORT)).unwrap();
         socket.recv(&mut [0; 16]).map_err(|error| error.kind())
     });
@@ -87,13 +102,28 @@ fn exercise(lab: &Topology, vip: IpAddr, edge: &Dataplane<'_>) {
         seen.insert(client.run(|| tcp_exchange(vip)));
         seen.insert(client.run(|| udp_exchange(vip)));
     }
-    assert_eq!(seen.len(), lab.nodes().len(), "nodes that answered: {seen:?}");
+    assert_eq!(
+        seen.len(),
+        lab.nodes().len(),
+        "nodes that answered: {seen:?}"
+    );
 
     let counters = edge.counters();
-    let forwarded: Vec<u64> = counters.services.iter().map(|(_, traffic)| traffic.packets).collect();
-    let by_backend: u64 = counters.backends.iter().map(|(_, traffic)| traffic.packets).sum();
+    let forwarded: Vec<u64> = counters
+        .services
+        .iter()
+        .map(|(_, traffic)| traffic.packets)
+        .collect();
+    let by_backend: u64 = counters
+        .backends
+        .iter()
+        .map(|(_, traffic)| traffic.packets)
+        .sum();
     assert_eq!(forwarded.iter().sum::<u64>(), by_backend);
-    assert!(forwarded.contains(&CONNECTIONS), "one UDP packet each: {forwarded:?}");
+    assert!(
+        forwarded.contains(&CONNECTIONS),
+        "one UDP packet each: {forwarded:?}"
+    );
     let drops: Vec<_> = counters
         .reasons
         .iter()
@@ -112,13 +142,21 @@ fn tcp_exchange(vip: IpAddr) -> String {
 }
 
 fn udp_exchange(vip: IpAddr) -> String {
-    let any: IpAddr = if vip.is_ipv4() { [0; 4].into() } else { [0; 16].into() };
+    let any: IpAddr = if vip.is_ipv4() {
+        [0; 4].into()
+    } else {
+        [0; 16].into()
+    };
     let socket = UdpSocket::bind((any, 0)).unwrap();
     socket.set_read_timeout(Some(TIMEOUT)).unwrap();
     socket.send_to(b"who?", (vip, PORT)).unwrap();
     let mut name = [0; 64];
     let (length, from) = socket.recv_from(&mut name).unwrap();
-    assert_eq!(from, SocketAddr::new(vip, PORT), "the reply comes from the VIP");
+    assert_eq!(
+        from,
+        SocketAddr::new(vip, PORT),
+        "the reply comes from the VIP"
+    );
     String::from_utf8_lossy(&name[..length]).into_owned()
 }
 
@@ -134,7 +172,10 @@ impl<'lab> Echoes<'lab> {
             node.add_vip(vip).unwrap();
             let name = node.label().to_owned();
             let (tcp, udp) = node.namespace().run(|| {
-                (TcpListener::bind((vip, PORT)).unwrap(), UdpSocket::bind((vip, PORT)).unwrap())
+                (
+                    TcpListener::bind((vip, PORT)).unwrap(),
+                    UdpSocket::bind((vip, PORT)).unwrap(),
+                )
             });
             let tcp_name = name.clone();
             // Both threads end with the process; the sockets die with their namespace.
@@ -185,7 +226,11 @@ impl<'lab> Dataplane<'lab> {
             let tables = Tables::open(&loaded).unwrap();
             (loaded, tables)
         });
-        Self { machine, loaded: Some(loaded), tables }
+        Self {
+            machine,
+            loaded: Some(loaded),
+            tables,
+        }
     }
 
     /// Starts a node that trusts the edges of the lab.
@@ -194,16 +239,29 @@ impl<'lab> Dataplane<'lab> {
         let local = BTreeSet::from([machine.v4(), machine.v6()]);
         node.tables.set_addresses(&BTreeSet::new(), &local).unwrap();
         let edges = lab.edges().iter().flat_map(|edge| [edge.v4(), edge.v6()]);
-        node.tables.set_trusted_edges(&edges.map(Into::into).collect()).unwrap();
+        node.tables
+            .set_trusted_edges(&edges.map(Into::into).collect())
+            .unwrap();
         node
     }
 
     fn serve(&mut self, vip: IpAddr, mode: ForwardMode, nodes: &[IpAddr]) {
         self.resolve(nodes);
-        let backends = nodes.iter().map(|node| BackendSpec { address: *node, weight: 1 });
-        let spec = ServiceSpec { mode, log2_slots: None, backends: backends.collect() };
+        let backends = nodes.iter().map(|node| BackendSpec {
+            address: *node,
+            weight: 1,
+        });
+        let spec = ServiceSpec {
+            mode,
+            log2_slots: None,
+            backends: backends.collect(),
+        };
         for protocol in [Protocol::Tcp, Protocol::Udp] {
-            let key = ServiceKey { address: vip, port: PORT, protocol };
+            let key = ServiceKey {
+                address: vip,
+                port: PORT,
+                protocol,
+            };
             self.tables.put_service(key, &spec).unwrap();
         }
     }
@@ -218,7 +276,9 @@ impl<'lab> Dataplane<'lab> {
                 for (target, way) in tracker.refresh(&mut resolver).unwrap().changes {
                     tables.set_next_hop(target, way).unwrap();
                 }
-                tracker.answers().all(|(_, way)| matches!(way, Some(Resolution::Resolved(_))))
+                tracker
+                    .answers()
+                    .all(|(_, way)| matches!(way, Some(Resolution::Resolved(_))))
             })
             .unwrap();
         });
@@ -238,5 +298,9 @@ impl Drop for Dataplane<'_> {
 }
 
 fn reason(counters: &Counters, label: &str) -> u64 {
-    counters.reasons.iter().find(|count| count.label == label).map_or(0, |count| count.packets)
+    counters
+        .reasons
+        .iter()
+        .find(|count| count.label == label)
+        .map_or(0, |count| count.packets)
 }

@@ -50,10 +50,17 @@ pub struct ArenaFill {
 impl Arena {
     /// Makes an arena of which slot 0, the mark of "no table", is never given out.
     pub fn new(slots: u32) -> Self {
-        let mut arena = Self { slots, free: Default::default() };
+        let mut arena = Self {
+            slots,
+            free: Default::default(),
+        };
         let mut base = 0;
         while base < slots {
-            let alignment = if base == 0 { ORDERS as u32 - 1 } else { base.trailing_zeros() };
+            let alignment = if base == 0 {
+                ORDERS as u32 - 1
+            } else {
+                base.trailing_zeros()
+            };
             let log2 = alignment.min((slots - base).ilog2());
             arena.free[log2 as usize].insert(base);
             base += 1 << log2;
@@ -66,7 +73,13 @@ impl Arena {
     pub fn allocate(&mut self, log2: u8) -> Option<Run> {
         let order = (usize::from(log2)..ORDERS).find(|&order| !self.free[order].is_empty())?;
         let base = self.free[order].pop_first()?;
-        self.split(Run { base, log2: order as u8 }, Run { base, log2 });
+        self.split(
+            Run {
+                base,
+                log2: order as u8,
+            },
+            Run { base, log2 },
+        );
         Some(Run { base, log2 })
     }
 
@@ -77,7 +90,9 @@ impl Arena {
             base: wanted.base >> order << order,
             log2: order as u8,
         });
-        let Some(free) = around.into_iter().find(|run| self.free[usize::from(run.log2)].contains(&run.base))
+        let Some(free) = around
+            .into_iter()
+            .find(|run| self.free[usize::from(run.log2)].contains(&run.base))
         else {
             return false;
         };
@@ -94,29 +109,47 @@ impl Arena {
         while usize::from(run.log2) < ORDERS - 1
             && self.free[usize::from(run.log2)].remove(&run.buddy())
         {
-            run = Run { base: run.base.min(run.buddy()), log2: run.log2 + 1 };
+            run = Run {
+                base: run.base.min(run.buddy()),
+                log2: run.log2 + 1,
+            };
         }
         self.free[usize::from(run.log2)].insert(run.base);
     }
 
     /// Reports how full the arena is.
     pub fn fill(&self) -> ArenaFill {
-        let free = self.free.iter().enumerate().map(|(order, runs)| (runs.len() as u32) << order).sum();
+        let free = self
+            .free
+            .iter()
+            .enumerate()
+            .map(|(order, runs)| (runs.len() as u32) << order)
+            .sum();
         let largest = self.free.iter().rposition(|runs| !runs.is_empty());
-        ArenaFill { slots: self.slots, free, largest_free: largest.map_or(0, |order| 1 << order) }
+        ArenaFill {
+            slots: self.slots,
+            free,
+            largest_free: largest.map_or(0, |order| 1 << order),
+        }
     }
 
     /// Frees what `outer`, which is on no list, has around `kept`.
     fn split(&mut self, mut outer: Run, kept: Run) {
         while outer.log2 > kept.log2 {
-            let half = Run { base: outer.base, log2: outer.log2 - 1 };
+            let half = Run {
+                base: outer.base,
+                log2: outer.log2 - 1,
+            };
             let (with, without) = if kept.base & half.length() == 0 {
                 (half.base, half.buddy())
             } else {
                 (half.buddy(), half.base)
             };
             self.free[usize::from(half.log2)].insert(without);
-            outer = Run { base: with, log2: half.log2 };
+            outer = Run {
+                base: with,
+                log2: half.log2,
+            };
         }
     }
 }
@@ -128,7 +161,14 @@ mod tests {
     #[test]
     fn slot_zero_is_never_given_out() {
         let mut arena = Arena::new(16);
-        assert_eq!(arena.fill(), ArenaFill { slots: 16, free: 15, largest_free: 8 });
+        assert_eq!(
+            arena.fill(),
+            ArenaFill {
+                slots: 16,
+                free: 15,
+                largest_free: 8
+            }
+        );
         assert_eq!(arena.allocate(4), None);
         let runs: Vec<Run> = std::iter::from_fn(|| arena.allocate(0)).collect();
         assert_eq!(runs.len(), 15);
@@ -157,12 +197,17 @@ mod tests {
         let mut held = Vec::new();
         let mut state = 1_u64;
         for _ in 0..20_000 {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1);
             let dice = (state >> 33) as usize;
             if dice.is_multiple_of(2) || held.is_empty() {
                 if let Some(run) = arena.allocate((dice / 2 % 9) as u8) {
                     for slot in run.base..run.base + run.length() {
-                        assert!(!std::mem::replace(&mut taken[slot as usize], true), "{run:?}");
+                        assert!(
+                            !std::mem::replace(&mut taken[slot as usize], true),
+                            "{run:?}"
+                        );
                     }
                     held.push(run);
                 }
@@ -182,9 +227,15 @@ mod tests {
         let run = Run { base: 40, log2: 3 };
         assert!(arena.reserve(run));
         assert!(!arena.reserve(run));
-        assert!(!arena.reserve(Run { base: 32, log2: 4 }), "overlaps the reserved one");
+        assert!(
+            !arena.reserve(Run { base: 32, log2: 4 }),
+            "overlaps the reserved one"
+        );
         assert!(!arena.reserve(Run { base: 2, log2: 2 }), "is not aligned");
-        assert!(!arena.reserve(Run { base: 64, log2: 0 }), "lies beyond the arena");
+        assert!(
+            !arena.reserve(Run { base: 64, log2: 0 }),
+            "lies beyond the arena"
+        );
         assert_eq!(arena.fill().free, 64 - 1 - 8);
         arena.release(run);
         assert_eq!(arena.fill().free, 63);

@@ -36,7 +36,6 @@
 
 mod connection;
 mod link;
-mod message;
 mod neighbour;
 mod resolver;
 mod route;
@@ -180,8 +179,8 @@ pub enum NetlinkError {
 
 #[cfg(test)]
 mod tests {
-    use super::message::{Request, messages};
     use super::*;
+    use crate::netlink::{Request, messages};
 
     /// Steps a linear congruential generator (Knuth's MMIX constants) and returns its high half.
     fn next(state: &mut u64) -> usize {

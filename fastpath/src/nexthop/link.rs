@@ -2,7 +2,7 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use super::message::{
+use crate::netlink::{
     Attributes, FAMILY_ANY, Message, NLM_F_DUMP, Request, read_mac, read_u16, read_u32,
 };
 
@@ -127,7 +127,7 @@ fn decode_vlan(info: Attributes<'_>) -> Option<Vlan> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::message::messages;
+    use super::crate::netlink::messages;
     use super::*;
 
     const MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];

@@ -11,8 +11,8 @@ use rustix::net::{RecvFlags, SocketFlags, recv, sockopt};
 
 use super::NetlinkError;
 use super::connection::open;
-use super::message::{Message, messages};
 use super::neighbour::{self, Key, Neighbour};
+use crate::netlink::{Message, messages};
 
 /// The groups whose messages tell of changes; group `n` is bit `n - 1`.
 const GROUPS: u32 = group(libc::RTNLGRP_LINK)
@@ -222,8 +222,8 @@ fn is_change(heard: &mut HashMap<Key, Neighbour>, message: &Message<'_>) -> bool
 
 #[cfg(test)]
 mod tests {
-    use super::super::message::Request;
     use super::super::neighbour::written;
+    use super::crate::netlink::Request;
     use super::*;
 
     const MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];

@@ -127,8 +127,8 @@ fn decode_vlan(info: Attributes<'_>) -> Option<Vlan> {
 
 #[cfg(test)]
 mod tests {
-    use super::crate::netlink::messages;
     use super::*;
+    use crate::netlink::messages;
 
     const MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
 

@@ -143,8 +143,8 @@ pub(super) fn written(kind: u16, state: u16, mac: [u8; 6]) -> Request {
 
 #[cfg(test)]
 mod tests {
-    use super::crate::netlink::messages;
     use super::*;
+    use crate::netlink::messages;
 
     const MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
 

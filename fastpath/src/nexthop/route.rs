@@ -97,8 +97,8 @@ fn decode_mtu(mut metrics: Attributes<'_>) -> Option<u32> {
 
 #[cfg(test)]
 mod tests {
-    use super::crate::netlink::messages;
     use super::*;
+    use crate::netlink::messages;
 
     fn read(request: Request) -> Option<Route> {
         decode(&messages(&request.into_bytes(0)).next().unwrap())

@@ -223,8 +223,8 @@ fn is_change(heard: &mut HashMap<Key, Neighbour>, message: &Message<'_>) -> bool
 #[cfg(test)]
 mod tests {
     use super::super::neighbour::written;
-    use super::crate::netlink::Request;
     use super::*;
+    use crate::netlink::Request;
 
     const MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
     const OTHER_MAC: [u8; 6] = [2, 0, 0, 0, 0, 2];

@@ -1,5 +1,7 @@
 //! The tables as user space sees them: adding, changing, removing, adopting.
 
+#![expect(clippy::unwrap_used, reason = "a panic at the place is how a test fails")]
+
 use std::{
     collections::BTreeSet,
     net::{IpAddr, SocketAddr},

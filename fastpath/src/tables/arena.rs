@@ -7,7 +7,7 @@
 use std::collections::BTreeSet;
 
 /// Logarithms of run lengths from a single slot to the largest arena.
-const ORDERS: usize = 29;
+const ORDERS: u8 = 29;
 
 /// A run of slots: `base .. base + 2^log2`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -33,7 +33,7 @@ impl Run {
 #[derive(Clone, Debug)]
 pub struct Arena {
     slots: u32,
-    free: [BTreeSet<u32>; ORDERS],
+    free: [BTreeSet<u32>; ORDERS as usize],
 }
 
 /// How full an arena is.
@@ -56,14 +56,13 @@ impl Arena {
         };
         let mut base = 0;
         while base < slots {
-            let alignment = if base == 0 {
-                ORDERS as u32 - 1
-            } else {
-                base.trailing_zeros()
-            };
-            let log2 = alignment.min((slots - base).ilog2());
-            arena.free[log2 as usize].insert(base);
-            base += 1 << log2;
+            let fitting = (0..ORDERS)
+                .rev()
+                .map(|log2| Run { base, log2 })
+                .find(|run| base.is_multiple_of(run.length()) && run.length() <= slots - base);
+            let Some(run) = fitting else { break };
+            arena.release(run);
+            base += run.length();
         }
         arena.reserve(Run { base: 0, log2: 0 });
         arena
@@ -71,28 +70,20 @@ impl Arena {
 
     /// Takes a run of 2^`log2` slots, or nothing if none is free.
     pub fn allocate(&mut self, log2: u8) -> Option<Run> {
-        let order = (usize::from(log2)..ORDERS).find(|&order| !self.free[order].is_empty())?;
-        let base = self.free[order].pop_first()?;
-        self.split(
-            Run {
-                base,
-                log2: order as u8,
-            },
-            Run { base, log2 },
-        );
+        let order = (log2..ORDERS).find(|&order| !self.free[usize::from(order)].is_empty())?;
+        let base = self.free[usize::from(order)].pop_first()?;
+        self.split(Run { base, log2: order }, Run { base, log2 });
         Some(Run { base, log2 })
     }
 
     /// Takes a certain run; returns whether all of it was free.
     pub fn reserve(&mut self, wanted: Run) -> bool {
         let aligned = wanted.base.is_multiple_of(wanted.length());
-        let around = (usize::from(wanted.log2)..ORDERS).map(|order| Run {
-            base: wanted.base >> order << order,
-            log2: order as u8,
+        let mut around = (wanted.log2..ORDERS).map(|log2| Run {
+            base: wanted.base >> log2 << log2,
+            log2,
         });
-        let Some(free) = around
-            .into_iter()
-            .find(|run| self.free[usize::from(run.log2)].contains(&run.base))
+        let Some(free) = around.find(|run| self.free[usize::from(run.log2)].contains(&run.base))
         else {
             return false;
         };
@@ -106,9 +97,7 @@ impl Arena {
 
     /// Gives a run back.
     pub fn release(&mut self, mut run: Run) {
-        while usize::from(run.log2) < ORDERS - 1
-            && self.free[usize::from(run.log2)].remove(&run.buddy())
-        {
+        while run.log2 < ORDERS - 1 && self.free[usize::from(run.log2)].remove(&run.buddy()) {
             run = Run {
                 base: run.base.min(run.buddy()),
                 log2: run.log2 + 1,
@@ -119,12 +108,10 @@ impl Arena {
 
     /// Reports how full the arena is.
     pub fn fill(&self) -> ArenaFill {
-        let free = self
-            .free
-            .iter()
-            .enumerate()
-            .map(|(order, runs)| (runs.len() as u32) << order)
-            .sum();
+        // Every free run counts its slots, and all slots fit 32 bits.
+        let count =
+            |(order, runs): (usize, &BTreeSet<u32>)| runs.iter().map(|_| 1 << order).sum::<u32>();
+        let free = self.free.iter().enumerate().map(count).sum();
         let largest = self.free.iter().rposition(|runs| !runs.is_empty());
         ArenaFill {
             slots: self.slots,
@@ -200,9 +187,9 @@ mod tests {
             state = state
                 .wrapping_mul(6_364_136_223_846_793_005)
                 .wrapping_add(1);
-            let dice = (state >> 33) as usize;
+            let dice = usize::try_from(state >> 33).unwrap();
             if dice.is_multiple_of(2) || held.is_empty() {
-                if let Some(run) = arena.allocate((dice / 2 % 9) as u8) {
+                if let Some(run) = arena.allocate(u8::try_from(dice / 2 % 9).unwrap()) {
                     for slot in run.base..run.base + run.length() {
                         assert!(
                             !std::mem::replace(&mut taken[slot as usize], true),

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
 
-pub use crate::stub::{BackendSpec, ForwardMode, Protocol, ServiceKey, ServiceSpec};
+pub use fastpath::tables::{BackendSpec, ForwardMode, Protocol, ServiceKey, ServiceSpec};
 
 /// Everything that a reload may change.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

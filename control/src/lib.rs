@@ -9,7 +9,9 @@
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
+pub mod api;
+pub mod cli;
+pub mod commands;
 pub mod config;
 pub mod desired;
-#[allow(missing_docs, reason = "replaced by fastpath's types")]
-pub mod stub;
+pub mod render;

@@ -43,16 +43,24 @@ pub struct Problem {
     pub remedy: String,
 }
 
+impl Problem {
+    /// Writes field, value and reason: `services[0].port "0": port 0 is reserved`.
+    pub(crate) fn without_remedy(&self) -> String {
+        let mut text = self.field.clone();
+        if !self.field.is_empty() && !self.value.is_empty() {
+            text.push_str(&format!(" {:?}", self.value));
+        }
+        if !text.is_empty() {
+            text.push_str(": ");
+        }
+        text.push_str(&self.reason);
+        text
+    }
+}
+
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if !self.field.is_empty() {
-            write!(f, "{}", self.field)?;
-            if !self.value.is_empty() {
-                write!(f, " {:?}", self.value)?;
-            }
-            write!(f, ": ")?;
-        }
-        write!(f, "{}", self.reason)?;
+        f.write_str(&self.without_remedy())?;
         if !self.remedy.is_empty() {
             write!(f, "; {}", self.remedy)?;
         }

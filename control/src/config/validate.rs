@@ -340,10 +340,8 @@ impl Rules {
         trusted_edges: &BTreeSet<IpNet>,
         sizes: TableSizes,
     ) {
-        let backends: usize = services
-            .values()
-            .map(|service| service.spec.backends.len())
-            .sum();
+        let backends = services.values().flat_map(|service| &service.spec.backends);
+        let backends: BTreeSet<IpAddr> = backends.map(|backend| backend.address).collect();
         let vips = file.vips.as_ref();
         let full = [
             (
@@ -354,9 +352,8 @@ impl Rules {
             ),
             (
                 "backends",
-                backends,
-                // Id 0 means "none" in the dataplane.
-                sizes.backends - 1,
+                backends.len(),
+                sizes.backends,
                 file.services.as_ref().map(position),
             ),
             (

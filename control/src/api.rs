@@ -1,0 +1,230 @@
+//! What the commands ask the running agent, and what it answers.
+//!
+//! One connection to the agent's unix socket carries one line of JSON each way:
+//! a [`Request`], then a [`Reply`]. Readers ignore fields that they do not know,
+//! so that a command and an agent of neighbouring versions understand each other.
+
+pub mod client;
+pub mod server;
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+/// Longest request that the agent reads.
+pub const MAX_REQUEST_BYTES: usize = 4 << 10;
+/// Longest reply that a command reads; 250 000 backends take about 60 MB.
+pub const MAX_REPLY_BYTES: u64 = 256 << 20;
+
+/// What a command asks.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "request", rename_all = "snake_case", deny_unknown_fields)]
+pub enum Request {
+    /// The agent's [`Status`].
+    Status {},
+    /// Every [`Service`].
+    Services {},
+    /// Every [`Backend`] of every service.
+    Backends {},
+    /// Every [`Reason`] with its counter.
+    Drops {},
+    /// The [`Which`] of a flow.
+    Which {
+        /// The service, as `10.99.0.1:80/tcp`.
+        service: String,
+        /// The client's address and port.
+        from: String,
+    },
+    /// Detach from every interface, remove every pin, and end: [`Detached`].
+    Detach {},
+}
+
+/// The answer to a [`Request`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Reply<T> {
+    /// What was asked for.
+    Ok(T),
+    /// Why there is no answer.
+    Error(String),
+}
+
+/// How the agent is.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Status {
+    /// Version of the agent's build.
+    pub version: String,
+    /// Process id of the agent.
+    pub pid: u32,
+    /// Seconds since the agent started.
+    pub uptime_seconds: u64,
+    /// Roles in force: `edge`, `node`.
+    pub roles: Vec<String>,
+    /// The configuration in force.
+    pub config: ConfigStatus,
+    /// Interfaces wanted or attached.
+    pub interfaces: Vec<Interface>,
+    /// How full the tables are.
+    pub tables: Vec<Table>,
+    /// Node addresses by state of their next hop: `resolved`, `local`, `unresolved`.
+    pub next_hops: BTreeMap<String, u64>,
+    /// Number of services in the tables.
+    pub services: usize,
+    /// What could not be applied, one line each; retried by itself.
+    pub problems: Vec<String>,
+}
+
+/// The configuration in force and the last attempt to replace it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ConfigStatus {
+    /// Path of the file.
+    pub path: String,
+    /// When the configuration in force was loaded, in seconds since 1970.
+    pub loaded_at: u64,
+    /// Reloads that took effect; the first load counts.
+    pub reloads: u64,
+    /// Reloads that were refused.
+    pub failures: u64,
+    /// Why the file as it is was refused; the state before it stays in force.
+    pub error: Option<String>,
+    /// Options that differ from those in force and wait for a restart.
+    pub needs_restart: Vec<String>,
+}
+
+/// An interface that the configuration names.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Interface {
+    /// Its name.
+    pub name: String,
+    /// The attach mode that the configuration allows.
+    pub wanted: String,
+    /// The mode in force; none while not attached.
+    pub mode: Option<String>,
+    /// Why it is not attached, or why only in generic mode.
+    pub note: Option<String>,
+}
+
+/// How full one table is.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Table {
+    /// Its name, as under `tables` in the configuration.
+    pub name: String,
+    /// Entries in use.
+    pub used: u64,
+    /// Entries possible.
+    pub capacity: u64,
+    /// Longest run of free entries, for tables that hand out runs.
+    pub largest_free_run: Option<u64>,
+}
+
+/// One service.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Service {
+    /// Its name in the configuration.
+    pub name: String,
+    /// Address, port and protocol.
+    pub service: String,
+    /// Forwarding mode.
+    pub mode: String,
+    /// Number of backends.
+    pub backends: usize,
+    /// Length of the lookup table; 0 while it is not installed.
+    pub slots: u32,
+    /// Packets forwarded.
+    pub packets: u64,
+    /// Bytes of those packets as they came in.
+    pub bytes: u64,
+    /// Why it is not as configured.
+    pub problem: Option<String>,
+}
+
+/// One backend of one service.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Backend {
+    /// Name of the service.
+    pub name: String,
+    /// Address, port and protocol of the service.
+    pub service: String,
+    /// Node address.
+    pub backend: String,
+    /// Configured weight.
+    pub weight: u32,
+    /// Slots that it owns.
+    pub slots: u32,
+    /// Length of the lookup table.
+    pub table_size: u32,
+    /// `resolved`, `local` or `unresolved`.
+    pub state: String,
+    /// Where packets leave to, or why they cannot.
+    pub next_hop: String,
+    /// Packets forwarded to this node address, over all services.
+    pub packets: u64,
+    /// Bytes of those packets as they came in.
+    pub bytes: u64,
+}
+
+/// Packets that ended with one reason.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Reason {
+    /// `drop` or `pass`.
+    pub action: String,
+    /// The reason's label, as in the metrics.
+    pub reason: String,
+    /// Packets.
+    pub packets: u64,
+}
+
+/// Which backend a flow gets, and why.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Which {
+    /// Name of the service in the configuration, if it has one.
+    pub name: Option<String>,
+    /// Address, port and protocol.
+    pub service: String,
+    /// The client.
+    pub from: String,
+    /// The look-up, as far as it got.
+    pub choice: Option<Choice>,
+    /// `forward`, `pass` or `drop`.
+    pub action: String,
+    /// The reason of a pass or drop.
+    pub reason: Option<String>,
+    /// How the packet leaves.
+    pub next_hop: Option<String>,
+}
+
+/// How the backend of a flow was found.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Choice {
+    /// Forwarding mode of the service.
+    pub mode: String,
+    /// Hash of the flow.
+    pub hash: u32,
+    /// Slot in the service's lookup table.
+    pub slot: u32,
+    /// Length of the lookup table.
+    pub table_size: u32,
+    /// Node address.
+    pub backend: String,
+    /// Configured weight of the backend.
+    pub weight: Option<u32>,
+    /// Slots that the backend owns.
+    pub slots: u32,
+}
+
+/// What a detach removed.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Detached {
+    /// Interfaces that the program was taken off.
+    pub interfaces: Vec<String>,
+}

@@ -1,0 +1,93 @@
+//! The commands' side of the socket.
+
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::de::DeserializeOwned;
+
+use super::{MAX_REPLY_BYTES, Reply, Request};
+
+/// How long the agent may take; programming thousands of services is seconds.
+const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Why a command got no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum AskError {
+    /// Nobody listens on the socket.
+    #[error(
+        "no agent listens on {}; start one with `guideway run --config FILE`, \
+         or name its socket with --socket",
+        socket.display()
+    )]
+    NotRunning {
+        /// The socket.
+        socket: PathBuf,
+        /// The operating system's reason.
+        #[source]
+        source: io::Error,
+    },
+    /// The socket belongs to somebody else.
+    #[error("no permission to open {}; run the command as the agent's user", socket.display())]
+    Denied {
+        /// The socket.
+        socket: PathBuf,
+    },
+    /// The connection broke.
+    #[error("the agent on {} gave no answer", socket.display())]
+    Broken {
+        /// The socket.
+        socket: PathBuf,
+        /// The operating system's reason.
+        #[source]
+        source: io::Error,
+    },
+    /// The answer is not of the form that this version reads.
+    #[error(
+        "the answer of the agent is not understood; use the agent's own version of this command"
+    )]
+    Garbled(#[source] serde_json::Error),
+    /// The agent says no.
+    #[error("{0}")]
+    Refused(String),
+}
+
+/// Asks the agent on `socket`.
+///
+/// # Errors
+///
+/// When no agent answers, or when it answers that it cannot.
+pub fn ask<T: DeserializeOwned>(socket: &Path, request: &Request) -> Result<T, AskError> {
+    let broken = |source| AskError::Broken {
+        socket: socket.to_owned(),
+        source,
+    };
+    let mut stream = UnixStream::connect(socket).map_err(|source| match source.kind() {
+        io::ErrorKind::PermissionDenied => AskError::Denied {
+            socket: socket.to_owned(),
+        },
+        _ => AskError::NotRunning {
+            socket: socket.to_owned(),
+            source,
+        },
+    })?;
+    stream.set_read_timeout(Some(TIMEOUT)).map_err(broken)?;
+    stream.set_write_timeout(Some(TIMEOUT)).map_err(broken)?;
+
+    let mut line = serde_json::to_vec(request).map_err(AskError::Garbled)?;
+    line.push(b'\n');
+    stream.write_all(&line).map_err(broken)?;
+
+    let mut answer = Vec::new();
+    BufReader::new(stream.take(MAX_REPLY_BYTES))
+        .read_until(b'\n', &mut answer)
+        .map_err(broken)?;
+    if answer.is_empty() {
+        return Err(broken(io::ErrorKind::UnexpectedEof.into()));
+    }
+    match serde_json::from_slice(&answer).map_err(AskError::Garbled)? {
+        Reply::Ok(value) => Ok(value),
+        Reply::Error(reason) => Err(AskError::Refused(reason)),
+    }
+}

@@ -1,0 +1,421 @@
+//! The agent's side of the socket.
+//!
+//! Whoever may open the socket may detach the dataplane: it belongs to the agent's
+//! user alone (mode 0600). A peer gets little else to play with: one request per
+//! connection, a bounded line, a deadline, and few connections at a time.
+
+use std::fs::{self, File, Permissions, TryLockError};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::Serialize;
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::Semaphore;
+
+use super::{MAX_REQUEST_BYTES, Reply, Request};
+
+/// Connections served at a time; further ones wait.
+const MAX_CONNECTIONS: usize = 16;
+/// How long a peer may take to send its request, or to read the reply.
+const PEER_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long answers that were begun may take when the agent ends.
+const LAST_ANSWERS: Duration = Duration::from_secs(2);
+
+/// Why the socket cannot be had.
+#[derive(Debug, thiserror::Error)]
+pub enum ListenError {
+    /// Another agent holds the socket.
+    #[error(
+        "another agent{} already listens on {}; stop it first, or set api.socket to another path",
+        pid.map_or_else(String::new, |pid| format!(" (pid {pid})")),
+        socket.display()
+    )]
+    Taken {
+        /// The socket.
+        socket: PathBuf,
+        /// Process id of the other agent, if known.
+        pid: Option<i32>,
+    },
+    /// Something that is no socket is in the way.
+    #[error("{} is not a socket; remove it or set api.socket to another path", path.display())]
+    InTheWay {
+        /// The path.
+        path: PathBuf,
+    },
+    /// The operating system refuses.
+    #[error("cannot {attempt} {}", path.display())]
+    Io {
+        /// What was attempted.
+        attempt: &'static str,
+        /// On which path.
+        path: PathBuf,
+        /// The operating system's reason.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// The agent's socket; removed when dropped.
+#[derive(Debug)]
+pub struct Socket {
+    listener: UnixListener,
+    path: PathBuf,
+    /// Held for as long as the agent runs: tells a second agent from a stale socket.
+    _lock: File,
+}
+
+impl Socket {
+    /// Creates the socket, in place of a stale one.
+    ///
+    /// # Errors
+    ///
+    /// When another agent listens there, or the path cannot be used.
+    pub fn bind(path: &Path) -> Result<Self, ListenError> {
+        let failed = |attempt, at: &Path| {
+            let path = at.to_owned();
+            move |source| ListenError::Io {
+                attempt,
+                path,
+                source,
+            }
+        };
+        if let Some(directory) = path.parent() {
+            fs::DirBuilder::new()
+                .recursive(true)
+                .mode(0o755)
+                .create(directory)
+                .map_err(failed("create the directory", directory))?;
+        }
+        let lock_path = lock_path(path);
+        let lock = lock(path, &lock_path)?;
+        remove_stale(path)?;
+
+        // Made under another name and mode 0600 before it takes its own: there is
+        // no moment at which others could connect.
+        let fresh = path.with_extension("new");
+        let _ = fs::remove_file(&fresh);
+        let listener = UnixListener::bind(&fresh).map_err(failed("listen on", &fresh))?;
+        fs::set_permissions(&fresh, Permissions::from_mode(0o600))
+            .map_err(failed("restrict", &fresh))?;
+        fs::rename(&fresh, path).map_err(failed("listen on", path))?;
+        Ok(Self {
+            listener,
+            path: path.to_owned(),
+            _lock: lock,
+        })
+    }
+
+    /// Answers requests until `stop`, and then those that were begun; `answer` gives a line of JSON.
+    pub async fn serve<F, A>(self, answer: F, stop: impl Future<Output = ()> + Send)
+    where
+        F: Fn(Request) -> A + Clone + Send + 'static,
+        A: Future<Output = String> + Send,
+    {
+        let connections = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+        tokio::select! {
+            () = self.accept(&connections, answer) => {}
+            () = stop => {}
+        }
+        let all = u32::try_from(MAX_CONNECTIONS).unwrap_or(u32::MAX);
+        let _ = tokio::time::timeout(LAST_ANSWERS, connections.acquire_many(all)).await;
+    }
+
+    async fn accept<F, A>(&self, connections: &Arc<Semaphore>, answer: F)
+    where
+        F: Fn(Request) -> A + Clone + Send + 'static,
+        A: Future<Output = String> + Send,
+    {
+        loop {
+            let Ok(permit) = Arc::clone(connections).acquire_owned().await else {
+                return;
+            };
+            match self.listener.accept().await {
+                Ok((stream, _)) => {
+                    let answer = answer.clone();
+                    tokio::spawn(async move {
+                        if let Err(error) = converse(stream, answer).await {
+                            tracing::debug!(%error, "a connection to the agent's socket broke");
+                        }
+                        drop(permit);
+                    });
+                }
+                Err(error) => {
+                    // Out of descriptors or memory: both pass, but not at once.
+                    tracing::warn!(%error, "cannot accept a connection on the agent's socket");
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        // The lock file stays: removing it would let two agents lock two files.
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+fn lock_path(socket: &Path) -> PathBuf {
+    let mut name = socket.as_os_str().to_owned();
+    name.push(".lock");
+    name.into()
+}
+
+/// Takes the lock and leaves our process id in it.
+fn lock(socket: &Path, path: &Path) -> Result<File, ListenError> {
+    let failed = |source| ListenError::Io {
+        attempt: "lock",
+        path: path.to_owned(),
+        source,
+    };
+    let mut file = File::options()
+        .create(true)
+        .truncate(false)
+        .read(true)
+        .write(true)
+        .open(path)
+        .map_err(failed)?;
+    match file.try_lock() {
+        Ok(()) => {}
+        Err(TryLockError::WouldBlock) => {
+            let holder = fs::read_to_string(path).ok();
+            return Err(ListenError::Taken {
+                socket: socket.to_owned(),
+                pid: holder.and_then(|pid| pid.trim().parse().ok()),
+            });
+        }
+        Err(TryLockError::Error(error)) => return Err(failed(error)),
+    }
+    file.set_len(0).map_err(failed)?;
+    writeln!(file, "{}", std::process::id()).map_err(failed)?;
+    Ok(file)
+}
+
+/// Removes a socket that nobody listens on.
+fn remove_stale(path: &Path) -> Result<(), ListenError> {
+    let Ok(metadata) = fs::symlink_metadata(path) else {
+        return Ok(());
+    };
+    if !metadata.file_type().is_socket() {
+        return Err(ListenError::InTheWay {
+            path: path.to_owned(),
+        });
+    }
+    if let Ok(stream) = std::os::unix::net::UnixStream::connect(path) {
+        let peer =
+            nix::sys::socket::getsockopt(&stream, nix::sys::socket::sockopt::PeerCredentials);
+        return Err(ListenError::Taken {
+            socket: path.to_owned(),
+            pid: peer.ok().map(|peer| peer.pid()),
+        });
+    }
+    fs::remove_file(path).map_err(|source| ListenError::Io {
+        attempt: "remove the stale socket",
+        path: path.to_owned(),
+        source,
+    })
+}
+
+async fn converse<F, A>(stream: UnixStream, answer: F) -> io::Result<()>
+where
+    F: Fn(Request) -> A,
+    A: Future<Output = String>,
+{
+    let mut stream = BufReader::new(stream);
+    let request = tokio::time::timeout(PEER_TIMEOUT, read_line(&mut stream)).await??;
+    let mut reply = match parse(&request) {
+        Ok(request) => answer(request).await,
+        Err(reason) => error_line(reason),
+    };
+    reply.push('\n');
+    tokio::time::timeout(PEER_TIMEOUT, stream.write_all(reply.as_bytes())).await?
+}
+
+/// Reads up to a newline, the end, or one byte more than a request may have.
+async fn read_line(stream: &mut BufReader<UnixStream>) -> io::Result<Vec<u8>> {
+    let mut line = Vec::new();
+    stream
+        .take(MAX_REQUEST_BYTES as u64 + 1)
+        .read_until(b'\n', &mut line)
+        .await?;
+    Ok(line)
+}
+
+fn parse(line: &[u8]) -> Result<Request, String> {
+    let text = line.strip_suffix(b"\n");
+    let Some(text) = text.or((line.len() <= MAX_REQUEST_BYTES).then_some(line)) else {
+        return Err(format!("a request has at most {MAX_REQUEST_BYTES} bytes"));
+    };
+    serde_json::from_slice(text).map_err(|error| format!("the request is not understood: {error}"))
+}
+
+/// Writes a reply as one line of JSON.
+pub fn line<T: Serialize>(reply: &Reply<T>) -> String {
+    serde_json::to_string(reply)
+        .unwrap_or_else(|error| error_line(format!("the answer cannot be written: {error}")))
+}
+
+/// Writes a refusal as one line of JSON.
+pub fn error_line(reason: String) -> String {
+    serde_json::json!({ "error": reason }).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::os::unix::net::UnixStream as Peer;
+
+    use super::super::client::{AskError, ask};
+    use super::super::{Detached, Status};
+    use super::*;
+
+    /// A socket in a directory of its own, served by a thread until the end of the process.
+    fn serving(answer: fn(Request) -> String) -> (tempfile::TempDir, PathBuf) {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("sub/agent.sock");
+        let (ready, is_ready) = std::sync::mpsc::channel();
+        let bound = path.clone();
+        std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .unwrap();
+            runtime.block_on(async {
+                let socket = Socket::bind(&bound).unwrap();
+                ready.send(()).unwrap();
+                socket
+                    .serve(
+                        move |request| async move { answer(request) },
+                        std::future::pending(),
+                    )
+                    .await;
+            });
+        });
+        is_ready.recv().unwrap();
+        (directory, path)
+    }
+
+    fn echo(request: Request) -> String {
+        match request {
+            Request::Status {} => line(&Reply::Ok(Status {
+                pid: 42,
+                ..Status::default()
+            })),
+            other => error_line(format!("{other:?}")),
+        }
+    }
+
+    fn send(path: &Path, bytes: &[u8]) -> String {
+        let mut peer = Peer::connect(path).unwrap();
+        // The agent may answer and close before it has read all of a long line.
+        let _ = peer.write_all(bytes);
+        let _ = peer.shutdown(std::net::Shutdown::Write);
+        let mut answer = String::new();
+        let _ = peer.read_to_string(&mut answer);
+        answer
+    }
+
+    #[test]
+    fn answers_come_back_typed() {
+        let (_directory, path) = serving(echo);
+        let status: Status = ask(&path, &Request::Status {}).unwrap();
+        assert_eq!(status.pid, 42);
+        let error = ask::<Detached>(&path, &Request::Detach {}).unwrap_err();
+        assert_eq!(error.to_string(), "Detach");
+    }
+
+    #[test]
+    fn socket_is_the_owners_alone() {
+        let (_directory, path) = serving(echo);
+        let mode = fs::metadata(&path).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+    }
+
+    #[test]
+    fn hostile_requests_get_an_error_and_harm_nobody() {
+        let (_directory, path) = serving(echo);
+        let deep = "[".repeat(4_000);
+        let long = vec![b'a'; 1 << 20];
+        let cases: [&[u8]; 9] = [
+            b"",
+            b"\n",
+            b"\xff\xfe\n",
+            b"{}\n",
+            b"{\"request\":\"reboot\"}\n",
+            b"{\"request\":\"status\",\"x\":1}\n",
+            b"null\n",
+            deep.as_bytes(),
+            &long,
+        ];
+        for case in cases {
+            let answer = send(&path, case);
+            // A peer that sends too much may be cut off before it reads the answer.
+            if case.len() <= MAX_REQUEST_BYTES {
+                assert!(answer.starts_with("{\"error\":"), "{answer:?}");
+            }
+        }
+        let status: Status = ask(&path, &Request::Status {}).unwrap();
+        assert_eq!(status.pid, 42);
+    }
+
+    #[test]
+    fn silent_peers_do_not_keep_others_waiting() {
+        let (_directory, path) = serving(echo);
+        let silent: Vec<Peer> = (1..MAX_CONNECTIONS)
+            .map(|_| Peer::connect(&path).unwrap())
+            .collect();
+        let status: Status = ask(&path, &Request::Status {}).unwrap();
+        assert_eq!(status.pid, 42);
+        drop(silent);
+    }
+
+    #[tokio::test]
+    async fn second_agent_is_refused_and_told_the_pid() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("agent.sock");
+        let _first = Socket::bind(&path).unwrap();
+        let error = Socket::bind(&path).unwrap_err().to_string();
+        assert!(
+            error.contains(&format!("(pid {})", std::process::id())),
+            "{error}"
+        );
+    }
+
+    #[tokio::test]
+    async fn stale_socket_is_replaced_and_a_live_one_is_not() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("agent.sock");
+        let foreign = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        let error = Socket::bind(&path).unwrap_err();
+        assert!(matches!(error, ListenError::Taken { .. }), "{error}");
+        drop(foreign);
+        drop(Socket::bind(&path).unwrap());
+        assert!(!path.exists());
+    }
+
+    #[tokio::test]
+    async fn file_in_the_way_is_named_and_kept() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("agent.sock");
+        fs::write(&path, "mine").unwrap();
+        let error = Socket::bind(&path).unwrap_err();
+        assert!(matches!(error, ListenError::InTheWay { .. }), "{error}");
+        assert_eq!(fs::read_to_string(&path).unwrap(), "mine");
+    }
+
+    #[test]
+    fn absent_agent_is_named_with_the_remedy() {
+        let error = ask::<Status>(Path::new("/nonexistent/agent.sock"), &Request::Status {});
+        let error = error.unwrap_err();
+        assert!(matches!(error, AskError::NotRunning { .. }));
+        assert!(
+            error.to_string().contains("guideway run --config FILE"),
+            "{error}"
+        );
+    }
+}

@@ -1,0 +1,208 @@
+//! The command line: what can be typed, and its help.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+use clap_complete::Shell;
+
+use crate::config::{DEFAULT_PIN_DIR, DEFAULT_SOCKET};
+use crate::desired::ServiceKey;
+
+/// Layer-4 load balancer in XDP: the agent, and the commands that show what it does
+#[derive(Debug, Parser)]
+#[command(name = "guideway", version, max_term_width = 100, after_help = EXIT_CODES)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+const EXIT_CODES: &str = "\
+Exit codes:
+  0  done; for `check`: nothing fails
+  1  it failed: no agent answers, the dataplane cannot be set up, `check` found a FAIL
+  2  the command line or the configuration is wrong
+
+Environment:
+  GUIDEWAY_LOG  what `run` logs, such as `info` (default) or `debug,control::watch=trace`";
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run the agent: program the dataplane and keep it equal to the configuration
+    ///
+    /// The file is read again on SIGHUP and whenever it changes; a file with an error is reported
+    /// and the last good state stays in force. SIGTERM and SIGINT end the agent and leave
+    /// everything attached: traffic goes on, and the next start takes over. `guideway detach`
+    /// removes everything.
+    Run(Run),
+    /// Tell whether this machine can run Guideway, and what to do if not
+    Check(Check),
+    /// Show how the agent is: configuration, interfaces, tables
+    Status(Show),
+    /// Show the services with their traffic
+    Services(Show),
+    /// Show the backends of each service with their shares, next hops and traffic
+    Backends(Show),
+    /// Show why packets were dropped or passed on to the kernel
+    Drops(Drops),
+    /// Tell which backend a flow gets, and why
+    Which(Which),
+    /// Take the program off every interface and remove everything pinned
+    ///
+    /// A running agent is told to do it and ends.
+    Detach(Detach),
+    /// Print completions for a shell
+    Completions {
+        /// The shell.
+        shell: Shell,
+    },
+    /// Print the manual page, or write the pages of all commands to a directory
+    Man {
+        /// Write guideway.1 and a page for each command here
+        #[arg(long, value_name = "DIR")]
+        dir: Option<PathBuf>,
+    },
+}
+
+/// Options of `run`.
+#[derive(Debug, Args)]
+pub struct Run {
+    /// The configuration file
+    #[arg(long, short, value_name = "FILE")]
+    pub config: PathBuf,
+}
+
+/// Options of `check`.
+#[derive(Debug, Args)]
+pub struct Check {
+    /// Check this configuration too, and the interfaces it names
+    #[arg(long, short, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Check this interface; may be given several times
+    #[arg(long, short, value_name = "NAME")]
+    pub interface: Vec<String>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Where the agent is.
+#[derive(Debug, Args)]
+pub struct Agent {
+    /// The agent's socket
+    #[arg(long, value_name = "PATH", default_value = DEFAULT_SOCKET)]
+    pub socket: PathBuf,
+}
+
+/// Options of the commands that show something.
+#[derive(Debug, Args)]
+pub struct Show {
+    /// Where the agent is.
+    #[command(flatten)]
+    pub agent: Agent,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Show it again every SECONDS (1 if not given), with rates per second
+    #[arg(long, short, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "1",
+          value_parser = clap::value_parser!(u32).range(1..=3600))]
+    pub watch: Option<u32>,
+}
+
+/// Options of `drops`.
+#[derive(Debug, Args)]
+pub struct Drops {
+    /// How to show it.
+    #[command(flatten)]
+    pub show: Show,
+    /// Show reasons without packets too
+    #[arg(long, short)]
+    pub all: bool,
+}
+
+/// Options of `which`.
+#[derive(Debug, Args)]
+pub struct Which {
+    /// The service, such as 192.0.2.10:80/tcp or [2001:db8::1]:53/udp
+    #[arg(long, short, value_name = "VIP:PORT/PROTO")]
+    pub service: ServiceKey,
+    /// The client's address and port, such as 198.51.100.7:40000 or [2001:db8::7]:40000
+    #[arg(long, short, value_name = "IP:PORT")]
+    pub from: SocketAddr,
+    /// Where the agent is.
+    #[command(flatten)]
+    pub agent: Agent,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Options of `detach`.
+#[derive(Debug, Args)]
+pub struct Detach {
+    /// Where the agent is.
+    #[command(flatten)]
+    pub agent: Agent,
+    /// Where the pins are, if no agent runs
+    #[arg(long, value_name = "DIR", default_value = DEFAULT_PIN_DIR)]
+    pub pin_dir: PathBuf,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn definition_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn watch_takes_an_optional_number_of_seconds() {
+        let watch = |arguments: &[&str]| {
+            let cli = Cli::try_parse_from(["guideway", "status"].iter().chain(arguments));
+            cli.map(|cli| match cli.command {
+                Command::Status(show) => show.watch,
+                other => panic!("{other:?}"),
+            })
+        };
+        assert_eq!(watch(&[]).unwrap(), None);
+        assert_eq!(watch(&["--watch"]).unwrap(), Some(1));
+        assert_eq!(watch(&["--watch", "5"]).unwrap(), Some(5));
+        assert_eq!(watch(&["--watch", "0"]).unwrap_err().exit_code(), 2);
+    }
+
+    #[test]
+    fn which_takes_both_families() {
+        let which = |service: &str, from: &str| {
+            Cli::try_parse_from(["guideway", "which", "--service", service, "--from", from])
+        };
+        assert!(which("192.0.2.10:80/tcp", "198.51.100.7:40000").is_ok());
+        assert!(which("[2001:db8::1]:53/udp", "[2001:db8::7]:40000").is_ok());
+        assert_eq!(
+            which("2001:db8::1:53/udp", "[::1]:1")
+                .unwrap_err()
+                .exit_code(),
+            2
+        );
+        assert_eq!(
+            which("192.0.2.10:80", "198.51.100.7:1")
+                .unwrap_err()
+                .exit_code(),
+            2
+        );
+        assert_eq!(
+            which("192.0.2.10:80/tcp", "198.51.100.7")
+                .unwrap_err()
+                .exit_code(),
+            2
+        );
+    }
+}

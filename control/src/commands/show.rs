@@ -1,0 +1,464 @@
+//! The agent's answers as pages for people, 80 columns wide for usual addresses.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use super::Sampled;
+use crate::api::{Backend, Detached, Reason, Service, Status, Which};
+use crate::render::Align::{Left, Right};
+use crate::render::{Table, count, duration, percent};
+
+/// Shows the agent's state.
+pub fn status(sampled: &Sampled<Status>) -> String {
+    let status = &sampled.current;
+    let config = &status.config;
+    let mut page = format!(
+        "guideway {}, pid {}, up {}, roles: {}\n",
+        status.version,
+        status.pid,
+        duration(status.uptime_seconds),
+        status.roles.join(", "),
+    );
+    page.push_str(&format!(
+        "config {}, loaded {} ago (loads {}, refused {})\n",
+        config.path,
+        duration(now().saturating_sub(config.loaded_at)),
+        config.reloads,
+        config.failures,
+    ));
+    if let Some(error) = &config.error {
+        page.push_str("the file as it is was REFUSED, the last good state serves:\n");
+        page.push_str(&indented(error));
+    }
+    if !config.needs_restart.is_empty() {
+        page.push_str(&format!(
+            "after a restart: {}\n",
+            config.needs_restart.join(", ")
+        ));
+    }
+    page.push('\n');
+    page.push_str(&interfaces(status));
+    page.push('\n');
+    page.push_str(&tables(status));
+    let hops: Vec<String> = status
+        .next_hops
+        .iter()
+        .map(|(state, number)| format!("{number} {state}"))
+        .collect();
+    if !hops.is_empty() {
+        page.push_str(&format!("\nnext hops: {}\n", hops.join(", ")));
+    }
+    if !status.problems.is_empty() {
+        page.push_str("\nPROBLEMS (tried again by themselves)\n");
+        for problem in &status.problems {
+            page.push_str(&indented(problem));
+        }
+    }
+    page
+}
+
+fn interfaces(status: &Status) -> String {
+    let mut table = Table::new(&[("INTERFACE", Left), ("MODE", Left), ("ALLOWED", Left)]);
+    let mut notes = String::new();
+    for interface in &status.interfaces {
+        let mode = interface
+            .mode
+            .clone()
+            .unwrap_or_else(|| "DETACHED".to_owned());
+        table.row([interface.name.clone(), mode, interface.wanted.clone()]);
+        if let Some(note) = &interface.note {
+            notes.push_str(&indented(note));
+        }
+    }
+    table.render("no interfaces") + &notes
+}
+
+fn tables(status: &Status) -> String {
+    let mut table = Table::new(&[
+        ("TABLE", Left),
+        ("USED", Right),
+        ("CAPACITY", Right),
+        ("FILL", Right),
+        ("LARGEST FREE RUN", Right),
+    ]);
+    for row in &status.tables {
+        table.row([
+            row.name.clone(),
+            row.used.to_string(),
+            row.capacity.to_string(),
+            percent(row.used, row.capacity),
+            row.largest_free_run
+                .map_or_else(String::new, |run| run.to_string()),
+        ]);
+    }
+    table.render("no tables")
+}
+
+/// Shows the services.
+pub fn services(sampled: &Sampled<Vec<Service>>) -> String {
+    let mut table = Table::new(&[
+        ("NAME", Left),
+        ("SERVICE", Left),
+        ("MODE", Left),
+        ("BACKENDS", Right),
+        ("SLOTS", Right),
+        traffic_title(sampled, "PACKETS", "PKT/S"),
+        traffic_title(sampled, "BYTES", "BYTE/S"),
+    ]);
+    let mut problems = String::new();
+    for service in &sampled.current {
+        let before = |previous: &Vec<Service>| find_service(previous, service).cloned();
+        let shown = |value: u64, of: fn(&Service) -> u64| {
+            shown(sampled, value, |previous| {
+                before(previous).map(|service| of(&service))
+            })
+        };
+        table.row([
+            service.name.clone(),
+            service.service.clone(),
+            service.mode.clone(),
+            service.backends.to_string(),
+            service.slots.to_string(),
+            shown(service.packets, |service| service.packets),
+            shown(service.bytes, |service| service.bytes),
+        ]);
+        if let Some(problem) = &service.problem {
+            problems.push_str(&indented(&format!("{}: {problem}", service.name)));
+        }
+    }
+    table.render("no services") + &problems
+}
+
+fn find_service<'a>(services: &'a [Service], wanted: &Service) -> Option<&'a Service> {
+    services
+        .iter()
+        .find(|service| service.service == wanted.service)
+}
+
+/// Shows the backends of every service.
+pub fn backends(sampled: &Sampled<Vec<Backend>>) -> String {
+    let mut table = Table::new(&[
+        ("SERVICE", Left),
+        ("BACKEND", Left),
+        ("WEIGHT", Right),
+        ("SLOTS", Right),
+        ("SHARE", Right),
+        ("NEXT HOP", Left),
+        traffic_title(sampled, "NODE PKTS", "NODE PKT/S"),
+    ]);
+    for backend in &sampled.current {
+        let packets = shown(sampled, backend.packets, |previous| {
+            let same = previous
+                .iter()
+                .find(|other| other.backend == backend.backend)?;
+            Some(same.packets)
+        });
+        table.row([
+            backend.name.clone(),
+            backend.backend.clone(),
+            backend.weight.to_string(),
+            backend.slots.to_string(),
+            percent(backend.slots.into(), backend.table_size.into()),
+            backend.next_hop.clone(),
+            packets,
+        ]);
+    }
+    table.render("no backends")
+}
+
+/// Shows why packets were dropped or passed; those without packets only if `all`.
+pub fn drops(sampled: &Sampled<Vec<Reason>>, all: bool) -> String {
+    let mut table = Table::new(&[
+        ("ACTION", Left),
+        ("REASON", Left),
+        ("PACKETS", Right),
+        ("PER SECOND", Right),
+    ]);
+    for reason in sampled
+        .current
+        .iter()
+        .filter(|reason| all || reason.packets > 0)
+    {
+        let rate = sampled.rate(reason.packets, |previous| {
+            let same =
+                |other: &&Reason| other.reason == reason.reason && other.action == reason.action;
+            Some(previous.iter().find(same)?.packets)
+        });
+        table.row([
+            reason.action.clone(),
+            reason.reason.clone(),
+            reason.packets.to_string(),
+            rate.map_or_else(String::new, |rate| rate.to_string()),
+        ]);
+    }
+    table.render("nothing dropped or passed")
+}
+
+/// Shows the steps of a look-up.
+pub fn which(which: &Which) -> String {
+    let mut page = String::new();
+    let mut line = |title: &str, text: String| page.push_str(&format!("{title:<9}{text}\n"));
+    line(
+        "service",
+        match &which.name {
+            Some(name) => format!("{} ({name})", which.service),
+            None => which.service.clone(),
+        },
+    );
+    line("from", which.from.clone());
+    if let Some(choice) = &which.choice {
+        line("hash", format!("{:#010x}", choice.hash));
+        line("slot", format!("{} of {}", choice.slot, choice.table_size));
+        let weight = choice
+            .weight
+            .map_or_else(String::new, |weight| format!("weight {weight}, "));
+        line(
+            "backend",
+            format!(
+                "{} ({weight}owns {} slots, {})",
+                choice.backend,
+                choice.slots,
+                percent(choice.slots.into(), choice.table_size.into())
+            ),
+        );
+        line("mode", choice.mode.clone());
+    }
+    line(
+        "verdict",
+        match &which.reason {
+            Some(reason) => format!("{}: {reason}", which.action),
+            None => which.action.clone(),
+        },
+    );
+    if let Some(next_hop) = &which.next_hop {
+        line("next hop", next_hop.clone());
+    }
+    page
+}
+
+/// Shows what a detach removed.
+pub fn detached(detached: &Detached) -> String {
+    if detached.interfaces.is_empty() {
+        return "nothing was attached; no pins are left\n".to_owned();
+    }
+    format!(
+        "detached from {}; no pins are left\n",
+        detached.interfaces.join(", ")
+    )
+}
+
+fn traffic_title<T>(
+    sampled: &Sampled<T>,
+    total: &'static str,
+    rate: &'static str,
+) -> (&'static str, crate::render::Align) {
+    (
+        if sampled.previous.is_some() {
+            rate
+        } else {
+            total
+        },
+        Right,
+    )
+}
+
+/// Writes a counter, or its rate when there is a sample before it.
+fn shown<T>(sampled: &Sampled<T>, value: u64, before: impl FnOnce(&T) -> Option<u64>) -> String {
+    match &sampled.previous {
+        None => count(value),
+        Some(_) => sampled
+            .rate(value, before)
+            .map_or_else(|| "-".to_owned(), count),
+    }
+}
+
+fn indented(text: &str) -> String {
+    text.lines()
+        .map(|line| format!("  {}\n", line.escape_debug()))
+        .collect()
+}
+
+fn now() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(0, |since| since.as_secs())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::api::{Choice, ConfigStatus, Interface, Table as TableFill};
+
+    fn once<T>(current: T) -> Sampled<T> {
+        Sampled {
+            current,
+            previous: None,
+        }
+    }
+
+    fn web() -> Service {
+        Service {
+            name: "web-v6".to_owned(),
+            service: "[2001:db8:10::10]:8080/tcp".to_owned(),
+            mode: "l2dsr".to_owned(),
+            backends: 120,
+            slots: 16_384,
+            packets: 123_456_789,
+            bytes: 98_765_432_100,
+            problem: None,
+        }
+    }
+
+    fn backend() -> Backend {
+        Backend {
+            name: "web-v6".to_owned(),
+            service: "[2001:db8:10::10]:8080/tcp".to_owned(),
+            backend: "2001:db8:20::112".to_owned(),
+            weight: 65_535,
+            slots: 5_462,
+            table_size: 16_384,
+            state: "resolved".to_owned(),
+            next_hop: "eth0".to_owned(),
+            packets: 1_234_567,
+            bytes: 1,
+        }
+    }
+
+    fn assert_fits(page: &str) {
+        for line in page.lines() {
+            assert!(
+                line.chars().count() <= 80,
+                "{} columns: {line}",
+                line.chars().count()
+            );
+            assert_eq!(line.trim_end(), line);
+        }
+    }
+
+    #[test]
+    fn services_fit_80_columns() {
+        let page = services(&once(vec![web()]));
+        assert_fits(&page);
+        assert!(page.contains("123M"), "{page}");
+    }
+
+    #[test]
+    fn watched_services_show_rates() {
+        let mut before = web();
+        before.packets -= 2_500;
+        before.bytes -= 1_000_000;
+        let page = services(&Sampled {
+            current: vec![web()],
+            previous: Some((vec![before], Duration::from_millis(500))),
+        });
+        assert!(
+            page.contains("PKT/S") && page.contains("5000") && page.contains("2.00M"),
+            "{page}"
+        );
+    }
+
+    #[test]
+    fn service_with_a_problem_is_named() {
+        let mut service = web();
+        service.problem = Some("the LUT arena is full".to_owned());
+        assert!(services(&once(vec![service])).contains("  web-v6: the LUT arena is full\n"));
+    }
+
+    #[test]
+    fn backends_fit_80_columns_and_show_shares() {
+        let page = backends(&once(vec![backend()]));
+        assert_fits(&page);
+        assert!(page.contains("33.33%"), "{page}");
+    }
+
+    #[test]
+    fn drops_hide_reasons_without_packets_unless_all() {
+        let reason = |reason: &str, packets| Reason {
+            action: "drop".to_owned(),
+            reason: reason.to_owned(),
+            packets,
+        };
+        let reasons = once(vec![reason("no_backend", 3), reason("fragment", 0)]);
+        assert!(!drops(&reasons, false).contains("fragment"));
+        assert!(drops(&reasons, true).contains("fragment"));
+        assert_fits(&drops(&reasons, true));
+        assert_eq!(drops(&once(vec![]), false), "nothing dropped or passed\n");
+    }
+
+    #[test]
+    fn status_fits_80_columns_and_names_what_is_wrong() {
+        let page = status(&once(Status {
+            version: "0.1.0".to_owned(),
+            pid: 4_194_304,
+            uptime_seconds: 266_400,
+            roles: vec!["edge".to_owned(), "node".to_owned()],
+            config: ConfigStatus {
+                path: "/etc/guideway/edge.yaml".to_owned(),
+                loaded_at: now(),
+                reloads: 3,
+                failures: 1,
+                error: Some("edge.yaml:7:11: port 0\nedge.yaml:9:1: x".to_owned()),
+                needs_restart: vec!["tables".to_owned()],
+            },
+            interfaces: vec![Interface {
+                name: "enp1s0f0np0".to_owned(),
+                wanted: "native-or-generic".to_owned(),
+                mode: None,
+                note: Some("no such interface".to_owned()),
+            }],
+            tables: vec![TableFill {
+                name: "lut_slots".to_owned(),
+                used: 16_384,
+                capacity: 16_777_216,
+                largest_free_run: Some(8_388_608),
+            }],
+            next_hops: [("resolved".to_owned(), 3), ("unresolved".to_owned(), 1)].into(),
+            services: 1,
+            problems: vec!["service web: full".to_owned()],
+        }));
+        assert_fits(&page);
+        for part in [
+            "REFUSED",
+            "  edge.yaml:7:11: port 0\n  edge.yaml:9:1: x\n",
+            "after a restart: tables",
+            "DETACHED",
+            "  no such interface\n",
+            "next hops: 3 resolved, 1 unresolved",
+            "  service web: full\n",
+        ] {
+            assert!(page.contains(part), "{part:?} is not in:\n{page}");
+        }
+    }
+
+    #[test]
+    fn which_shows_every_step() {
+        let page = which(&Which {
+            name: Some("web".to_owned()),
+            service: "192.0.2.10:80/tcp".to_owned(),
+            from: "198.51.100.7:40000".to_owned(),
+            choice: Some(Choice {
+                mode: "ipip".to_owned(),
+                hash: 0x1234,
+                slot: 7,
+                table_size: 256,
+                backend: "10.0.0.1".to_owned(),
+                weight: Some(2),
+                slots: 128,
+            }),
+            action: "forward".to_owned(),
+            reason: None,
+            next_hop: Some("eth0".to_owned()),
+        });
+        assert_eq!(
+            page,
+            "service  192.0.2.10:80/tcp (web)\n\
+             from     198.51.100.7:40000\n\
+             hash     0x00001234\n\
+             slot     7 of 256\n\
+             backend  10.0.0.1 (weight 2, owns 128 slots, 50.00%)\n\
+             mode     ipip\n\
+             verdict  forward\n\
+             next hop eth0\n"
+        );
+    }
+}

@@ -14,4 +14,6 @@ pub mod cli;
 pub mod commands;
 pub mod config;
 pub mod desired;
+pub mod http;
+pub mod metrics;
 pub mod render;

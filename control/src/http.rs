@@ -1,0 +1,239 @@
+//! The HTTP listener: `/metrics` for Prometheus, `/healthz` for probes.
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http_body_util::Full;
+use hyper::body::{Bytes, Incoming};
+use hyper::header::{ALLOW, CONTENT_TYPE, HeaderValue};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::TokioIo;
+use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
+
+use crate::metrics::{self, Snapshot};
+
+/// Connections served at a time; further ones wait.
+const MAX_CONNECTIONS: usize = 32;
+/// How long a connection may last: far more than a scrape, little for a peer that dawdles.
+const CONNECTION_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// The listener cannot be had.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot listen for metrics on {address}; free it or set metrics.listen to another address")]
+pub struct ListenError {
+    /// The address.
+    address: SocketAddr,
+    /// The operating system's reason.
+    #[source]
+    source: std::io::Error,
+}
+
+/// Opens the listener.
+///
+/// # Errors
+///
+/// When the address is not free or not this machine's.
+pub async fn listen(address: SocketAddr) -> Result<TcpListener, ListenError> {
+    let listener = TcpListener::bind(address).await;
+    listener.map_err(|source| ListenError { address, source })
+}
+
+/// Serves until the task is dropped; `snapshot` reads the values, or nothing if the agent is stuck.
+pub async fn serve<F, S>(listener: TcpListener, snapshot: F)
+where
+    F: Fn() -> S + Clone + Send + Sync + 'static,
+    S: Future<Output = Option<Snapshot>> + Send,
+{
+    let connections = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    loop {
+        let Ok(permit) = Arc::clone(&connections).acquire_owned().await else {
+            return;
+        };
+        let stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                // Out of descriptors or memory: both pass, but not at once.
+                tracing::warn!(%error, "cannot accept a connection for metrics");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                continue;
+            }
+        };
+        let snapshot = snapshot.clone();
+        tokio::spawn(async move {
+            let service = service_fn(|request| answer(request, snapshot.clone()));
+            let connection = http1::Builder::new()
+                .max_buf_size(16 << 10)
+                .keep_alive(false)
+                .serve_connection(TokioIo::new(stream), service);
+            match tokio::time::timeout(CONNECTION_TIMEOUT, connection).await {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => tracing::debug!(%error, "a metrics connection broke"),
+                Err(_) => tracing::debug!("a metrics connection took too long"),
+            }
+            drop(permit);
+        });
+    }
+}
+
+async fn answer<F, S>(
+    request: Request<Incoming>,
+    snapshot: F,
+) -> Result<Response<Full<Bytes>>, Infallible>
+where
+    F: Fn() -> S,
+    S: Future<Output = Option<Snapshot>>,
+{
+    if request.method() != Method::GET && request.method() != Method::HEAD {
+        let mut response = plain(StatusCode::METHOD_NOT_ALLOWED, "only GET is answered\n");
+        response
+            .headers_mut()
+            .insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
+        return Ok(response);
+    }
+    Ok(match request.uri().path() {
+        "/metrics" => match snapshot().await.map(metrics::render) {
+            Some(Ok(text)) => {
+                let mut response = Response::new(Full::from(text));
+                response.headers_mut().insert(
+                    CONTENT_TYPE,
+                    HeaderValue::from_static(metrics::CONTENT_TYPE),
+                );
+                response
+            }
+            Some(Err(_)) | None => plain(StatusCode::SERVICE_UNAVAILABLE, "no values\n"),
+        },
+        "/healthz" => match snapshot().await {
+            Some(snapshot) => health(&snapshot),
+            None => plain(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "the dataplane does not answer\n",
+            ),
+        },
+        _ => plain(StatusCode::NOT_FOUND, "try /metrics or /healthz\n"),
+    })
+}
+
+/// Healthy: attached to every interface wanted. A refused file or service is no
+/// reason to restart an agent that serves; the metrics tell of those.
+fn health(snapshot: &Snapshot) -> Response<Full<Bytes>> {
+    let missing: Vec<&str> = snapshot
+        .status
+        .interfaces
+        .iter()
+        .filter(|interface| interface.mode.is_none())
+        .map(|interface| interface.name.as_str())
+        .collect();
+    if missing.is_empty() {
+        return plain(StatusCode::OK, "ok\n");
+    }
+    plain(
+        StatusCode::SERVICE_UNAVAILABLE,
+        format!("not attached to {}\n", missing.join(", ")),
+    )
+}
+
+fn plain(status: StatusCode, text: impl Into<Bytes>) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::new(text.into()));
+    *response.status_mut() = status;
+    response.headers_mut().insert(
+        CONTENT_TYPE,
+        HeaderValue::from_static("text/plain; charset=utf-8"),
+    );
+    response
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::TcpStream;
+
+    use super::*;
+    use crate::api::{Interface, Status};
+
+    fn snapshot(mode: Option<&str>) -> Snapshot {
+        Snapshot {
+            status: Status {
+                interfaces: vec![Interface {
+                    name: "eth0".to_owned(),
+                    mode: mode.map(str::to_owned),
+                    ..Interface::default()
+                }],
+                ..Status::default()
+            },
+            ..Snapshot::default()
+        }
+    }
+
+    /// Starts a listener on a free port, served by a thread until the end of the process.
+    fn serving(snapshot: Option<Snapshot>) -> SocketAddr {
+        let (tell, told) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .unwrap();
+            runtime.block_on(async {
+                let listener = listen("127.0.0.1:0".parse().unwrap()).await.unwrap();
+                tell.send(listener.local_addr().unwrap()).unwrap();
+                serve(listener, move || std::future::ready(snapshot.clone())).await;
+            });
+        });
+        told.recv().unwrap()
+    }
+
+    fn send(address: SocketAddr, request: &str) -> String {
+        let mut stream = TcpStream::connect(address).unwrap();
+        stream.write_all(request.as_bytes()).unwrap();
+        let mut response = String::new();
+        stream.read_to_string(&mut response).unwrap();
+        response
+    }
+
+    fn get(address: SocketAddr, path: &str) -> String {
+        send(address, &format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n"))
+    }
+
+    #[test]
+    fn metrics_have_prometheus_content_type() {
+        let response = get(serving(Some(snapshot(Some("native")))), "/metrics");
+        assert!(response.starts_with("HTTP/1.1 200 "), "{response}");
+        assert!(
+            response.contains("content-type: application/openmetrics-text;"),
+            "{response}"
+        );
+        assert!(
+            response.contains("\nguideway_interface_attached{"),
+            "{response}"
+        );
+    }
+
+    #[test]
+    fn health_follows_the_interfaces() {
+        let attached = get(serving(Some(snapshot(Some("generic")))), "/healthz");
+        assert!(attached.starts_with("HTTP/1.1 200 "), "{attached}");
+        let detached = get(serving(Some(snapshot(None))), "/healthz");
+        assert!(detached.starts_with("HTTP/1.1 503 "), "{detached}");
+        assert!(detached.ends_with("not attached to eth0\n"), "{detached}");
+        let stuck = get(serving(None), "/healthz");
+        assert!(stuck.starts_with("HTTP/1.1 503 "), "{stuck}");
+    }
+
+    #[test]
+    fn other_requests_are_refused() {
+        let address = serving(Some(snapshot(None)));
+        assert!(get(address, "/").starts_with("HTTP/1.1 404 "));
+        assert!(
+            send(address, "POST /metrics HTTP/1.1\r\nHost: x\r\n\r\n").starts_with("HTTP/1.1 405 ")
+        );
+        assert!(send(address, "nonsense\r\n\r\n").starts_with("HTTP/1.1 400 "));
+        let long = format!("GET /{} HTTP/1.1\r\nHost: x\r\n\r\n", "a".repeat(64 << 10));
+        let mut stream = TcpStream::connect(address).unwrap();
+        let _ = stream.write_all(long.as_bytes());
+        assert!(get(address, "/metrics").starts_with("HTTP/1.1 200 "));
+    }
+}

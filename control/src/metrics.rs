@@ -1,0 +1,364 @@
+//! What the agent counts, in the OpenMetrics text that Prometheus scrapes.
+//!
+//! Every metric is declared here, once; `control/README.md` has the same list for
+//! people, and a test keeps the two equal. The values are read when they are asked
+//! for: nothing is kept between two scrapes.
+
+use std::fmt;
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, MetricEncoder, NoLabelSet};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::registry::Registry;
+
+use crate::api::{Backend, Reason, Service, Status};
+use crate::desired::ServiceKey;
+
+/// Everything that a scrape shows, read at one time.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Snapshot {
+    /// The agent and its tables.
+    pub status: Status,
+    /// When the agent started, in seconds since 1970.
+    pub started_at: u64,
+    /// The services.
+    pub services: Vec<Service>,
+    /// The backends, each node address once.
+    pub backends: Vec<Backend>,
+    /// The pass and drop reasons.
+    pub reasons: Vec<Reason>,
+}
+
+/// Content type of [`render`]'s text.
+pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// Writes a scrape.
+///
+/// # Errors
+///
+/// Never with the metrics declared here; the encoder has the error in its type.
+pub fn render(snapshot: Snapshot) -> Result<String, fmt::Error> {
+    let mut registry = Registry::with_prefix("guideway");
+    registry.register_collector(Box::new(snapshot));
+    let mut text = String::new();
+    encode(&mut text, &registry)?;
+    Ok(text)
+}
+
+impl Collector for Snapshot {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        self.agent(&mut encoder)?;
+        self.interfaces(&mut encoder)?;
+        self.traffic(&mut encoder)?;
+        self.tables(&mut encoder)
+    }
+}
+
+impl Snapshot {
+    fn agent(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let config = &self.status.config;
+        let mut build = gauge(
+            encoder,
+            "build_info",
+            "Always 1; the label tells the agent's version",
+        )?;
+        build
+            .encode_family(&[("version", self.status.version.as_str())])?
+            .encode_gauge(&1_i64)?;
+        gauge(
+            encoder,
+            "start_time_seconds",
+            "When the agent started, since 1970",
+        )?
+        .encode_gauge(&self.started_at)?;
+        let mut reloads = counter(
+            encoder,
+            "config_reloads",
+            "Times the configuration was read, by result",
+        )?;
+        for (result, times) in [("success", config.reloads), ("failure", config.failures)] {
+            count(&mut reloads, &[("result", result)], times)?;
+        }
+        gauge(
+            encoder,
+            "config_last_reload_successful",
+            "1 if the file as it is is in force, 0 if it was refused",
+        )?
+        .encode_gauge(&i64::from(config.error.is_none()))?;
+        gauge(
+            encoder,
+            "config_last_reload_success_timestamp_seconds",
+            "When the configuration in force was loaded, since 1970",
+        )?
+        .encode_gauge(&config.loaded_at)?;
+        gauge(
+            encoder,
+            "unapplied_changes",
+            "Services, interfaces and next hops that could not be brought to their desired state",
+        )?
+        .encode_gauge(&size(self.status.problems.len()))
+    }
+
+    fn interfaces(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let mut attached = gauge(
+            encoder,
+            "interface_attached",
+            "1 if the program is attached to the interface, by mode; 0 with mode none",
+        )?;
+        for interface in &self.status.interfaces {
+            let mode = interface.mode.as_deref().unwrap_or("none");
+            attached
+                .encode_family(&[("interface", interface.name.as_str()), ("mode", mode)])?
+                .encode_gauge(&i64::from(interface.mode.is_some()))?;
+        }
+        Ok(())
+    }
+
+    fn traffic(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let mut ended = counter(
+            encoder,
+            "packets",
+            "Packets that were dropped or passed to the kernel's stack, by reason",
+        )?;
+        for reason in &self.reasons {
+            let labels = [
+                ("action", reason.action.as_str()),
+                ("reason", reason.reason.as_str()),
+            ];
+            count(&mut ended, &labels, reason.packets)?;
+        }
+        let mut packets = counter(
+            encoder,
+            "service_packets",
+            "Packets forwarded to backends of the service",
+        )?;
+        for service in &self.services {
+            count(&mut packets, &service_labels(service), service.packets)?;
+        }
+        let mut bytes = counter(
+            encoder,
+            "service_bytes",
+            "Bytes of these packets as they came in, from the IP header on",
+        )?;
+        for service in &self.services {
+            count(&mut bytes, &service_labels(service), service.bytes)?;
+        }
+        let mut backends = gauge(encoder, "service_backends", "Backends of the service")?;
+        for service in &self.services {
+            backends
+                .encode_family(&service_labels(service))?
+                .encode_gauge(&size(service.backends))?;
+        }
+        let mut packets = counter(
+            encoder,
+            "backend_packets",
+            "Packets forwarded to the node address, over all services",
+        )?;
+        for backend in &self.backends {
+            count(
+                &mut packets,
+                &[("backend", backend.backend.as_str())],
+                backend.packets,
+            )?;
+        }
+        let mut bytes = counter(
+            encoder,
+            "backend_bytes",
+            "Bytes of these packets as they came in, from the IP header on",
+        )?;
+        for backend in &self.backends {
+            count(
+                &mut bytes,
+                &[("backend", backend.backend.as_str())],
+                backend.bytes,
+            )?;
+        }
+        Ok(())
+    }
+
+    fn tables(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let tables = &self.status.tables;
+        let mut used = gauge(
+            encoder,
+            "table_entries",
+            "Entries in use, those about to be freed included",
+        )?;
+        for table in tables {
+            used.encode_family(&[("table", table.name.as_str())])?
+                .encode_gauge(&table.used)?;
+        }
+        let mut capacity = gauge(encoder, "table_capacity", "Entries possible")?;
+        for table in tables {
+            capacity
+                .encode_family(&[("table", table.name.as_str())])?
+                .encode_gauge(&table.capacity)?;
+        }
+        let mut free = gauge(
+            encoder,
+            "table_largest_free_run",
+            "Longest run of free entries, where one is needed: the largest lookup table that still fits",
+        )?;
+        for table in tables {
+            if let Some(run) = table.largest_free_run {
+                free.encode_family(&[("table", table.name.as_str())])?
+                    .encode_gauge(&run)?;
+            }
+        }
+        let mut hops = gauge(
+            encoder,
+            "next_hops",
+            "Node addresses by state of their next hop",
+        )?;
+        for (state, number) in &self.status.next_hops {
+            hops.encode_family(&[("state", state.as_str())])?
+                .encode_gauge(number)?;
+        }
+        Ok(())
+    }
+}
+
+fn counter<'a>(
+    encoder: &'a mut DescriptorEncoder<'_>,
+    name: &'a str,
+    help: &str,
+) -> Result<MetricEncoder<'a>, fmt::Error> {
+    encoder.encode_descriptor(name, help, None, MetricType::Counter)
+}
+
+fn gauge<'a>(
+    encoder: &'a mut DescriptorEncoder<'_>,
+    name: &'a str,
+    help: &str,
+) -> Result<MetricEncoder<'a>, fmt::Error> {
+    encoder.encode_descriptor(name, help, None, MetricType::Gauge)
+}
+
+fn count(metric: &mut MetricEncoder<'_>, labels: &impl EncodeLabelSet, value: u64) -> fmt::Result {
+    metric
+        .encode_family(labels)?
+        .encode_counter::<NoLabelSet, u64, u64>(&value, None)
+}
+
+fn service_labels(service: &Service) -> [(&'static str, String); 4] {
+    let key = service.service.parse::<ServiceKey>().ok();
+    let part = |part: fn(ServiceKey) -> String| key.map(part).unwrap_or_default();
+    [
+        ("service", service.name.clone()),
+        ("address", part(|key| key.address.to_string())),
+        ("port", part(|key| key.port.to_string())),
+        ("protocol", part(|key| key.protocol.to_string())),
+    ]
+}
+
+fn size(length: usize) -> u64 {
+    u64::try_from(length).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+    use crate::api::{ConfigStatus, Interface, Table};
+
+    fn snapshot() -> Snapshot {
+        Snapshot {
+            status: Status {
+                version: "0.1.0".to_owned(),
+                config: ConfigStatus {
+                    loaded_at: 1_700_000_000,
+                    reloads: 3,
+                    failures: 1,
+                    error: Some("x".to_owned()),
+                    ..ConfigStatus::default()
+                },
+                interfaces: vec![Interface {
+                    name: "eth0".to_owned(),
+                    mode: Some("native".to_owned()),
+                    ..Interface::default()
+                }],
+                tables: vec![Table {
+                    name: "lut_slots".to_owned(),
+                    used: 5,
+                    capacity: 9,
+                    largest_free_run: Some(4),
+                }],
+                next_hops: [("resolved".to_owned(), 2)].into(),
+                problems: vec!["p".to_owned()],
+                ..Status::default()
+            },
+            started_at: 1_600_000_000,
+            services: vec![Service {
+                name: "we\"b".to_owned(),
+                service: "[2001:db8::1]:80/tcp".to_owned(),
+                backends: 2,
+                packets: 7,
+                bytes: 900,
+                ..Service::default()
+            }],
+            backends: vec![Backend {
+                backend: "10.0.0.1".to_owned(),
+                packets: 7,
+                bytes: 900,
+                ..Backend::default()
+            }],
+            reasons: vec![Reason {
+                action: "drop".to_owned(),
+                reason: "no_backend".to_owned(),
+                packets: 11,
+            }],
+        }
+    }
+
+    #[test]
+    fn values_and_labels_are_written() {
+        let text = render(snapshot()).unwrap();
+        for line in [
+            "guideway_build_info{version=\"0.1.0\"} 1",
+            "guideway_start_time_seconds 1600000000",
+            "guideway_config_reloads_total{result=\"success\"} 3",
+            "guideway_config_reloads_total{result=\"failure\"} 1",
+            "guideway_config_last_reload_successful 0",
+            "guideway_config_last_reload_success_timestamp_seconds 1700000000",
+            "guideway_unapplied_changes 1",
+            "guideway_interface_attached{interface=\"eth0\",mode=\"native\"} 1",
+            "guideway_packets_total{action=\"drop\",reason=\"no_backend\"} 11",
+            "guideway_service_packets_total{service=\"we\\\"b\",address=\"2001:db8::1\",port=\"80\",protocol=\"tcp\"} 7",
+            "guideway_service_backends{service=\"we\\\"b\",address=\"2001:db8::1\",port=\"80\",protocol=\"tcp\"} 2",
+            "guideway_backend_bytes_total{backend=\"10.0.0.1\"} 900",
+            "guideway_table_entries{table=\"lut_slots\"} 5",
+            "guideway_table_capacity{table=\"lut_slots\"} 9",
+            "guideway_table_largest_free_run{table=\"lut_slots\"} 4",
+            "guideway_next_hops{state=\"resolved\"} 2",
+        ] {
+            assert!(
+                text.lines().any(|other| other == line),
+                "{line} is not in:\n{text}"
+            );
+        }
+        assert!(text.ends_with("# EOF\n"));
+    }
+
+    #[test]
+    fn readme_lists_exactly_the_metrics_there_are() {
+        let text = render(snapshot()).unwrap();
+        let declared: BTreeSet<String> = text
+            .lines()
+            .filter_map(|line| line.strip_prefix("# TYPE "))
+            .map(|line| {
+                let (name, kind) = line.split_once(' ').unwrap();
+                match kind {
+                    "counter" => format!("{name}_total"),
+                    _ => name.to_owned(),
+                }
+            })
+            .collect();
+        let documented: BTreeSet<String> = include_str!("../README.md")
+            .lines()
+            .filter_map(|line| line.strip_prefix("| `guideway_"))
+            .map(|line| format!("guideway_{}", line.split('`').next().unwrap()))
+            .collect();
+        assert_eq!(documented, declared);
+    }
+}

@@ -9,11 +9,16 @@
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
+pub mod agent;
 pub mod api;
+pub mod check;
 pub mod cli;
 pub mod commands;
 pub mod config;
 pub mod desired;
 pub mod http;
 pub mod metrics;
+pub mod plan;
 pub mod render;
+pub mod run;
+pub mod watch;

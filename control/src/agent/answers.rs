@@ -1,0 +1,304 @@
+//! What the agent says about itself and its tables.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+
+use fastpath::nexthop::Resolution;
+use fastpath::tables::{InstalledService, Outcome, ServiceKey};
+use xdp_prog::abi::Traffic;
+use xdp_prog::reason::ReasonKind;
+
+use super::{Agent, Item, chain};
+use crate::api::server::{error_line, line};
+use crate::api::{
+    Backend, Choice, Interface, Reason, Reply, Request, Service, Status, Table, Which,
+};
+use crate::metrics::Snapshot;
+
+impl Agent {
+    /// Returns the answer as a line of JSON, and whether it ends the agent.
+    pub(super) fn answer(&mut self, request: &Request) -> (String, bool) {
+        let text = match request {
+            Request::Status {} => line(&Reply::Ok(self.status())),
+            Request::Services {} => self
+                .services()
+                .map_or_else(error_line, |rows| line(&Reply::Ok(rows))),
+            Request::Backends {} => self
+                .backends()
+                .map_or_else(error_line, |rows| line(&Reply::Ok(rows))),
+            Request::Drops {} => self
+                .reasons()
+                .map_or_else(error_line, |rows| line(&Reply::Ok(rows))),
+            Request::Which { service, from } => self
+                .which(service, from)
+                .map_or_else(error_line, |which| line(&Reply::Ok(which))),
+            Request::Detach {} => match self.detach() {
+                Ok(detached) => return (line(&Reply::Ok(detached)), true),
+                Err(reason) => error_line(reason),
+            },
+        };
+        (text, false)
+    }
+
+    pub(super) fn snapshot(&self) -> Snapshot {
+        Snapshot {
+            status: self.status(),
+            started_at: self.started_at,
+            services: self.services().unwrap_or_default(),
+            backends: self.nodes().unwrap_or_default(),
+            reasons: self.reasons().unwrap_or_default(),
+        }
+    }
+
+    fn status(&self) -> Status {
+        let desired = &self.config.desired;
+        let roles = [(desired.edge, "edge"), (desired.node, "node")];
+        let mut next_hops: BTreeMap<String, u64> = ["resolved", "local", "unresolved"]
+            .map(|state| (state.to_owned(), 0))
+            .into();
+        for (address, _) in self.tables.backends() {
+            *next_hops
+                .entry(state(self.tables.next_hop(*address)).to_owned())
+                .or_default() += 1;
+        }
+        Status {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: std::process::id(),
+            uptime_seconds: self.started.elapsed().as_secs(),
+            roles: roles
+                .iter()
+                .filter(|(has, _)| *has)
+                .map(|(_, role)| (*role).to_owned())
+                .collect(),
+            config: self.status.clone(),
+            interfaces: self.interfaces(),
+            tables: self.fill(),
+            next_hops,
+            services: self.tables.services().count(),
+            problems: self.problems.values().cloned().collect(),
+        }
+    }
+
+    fn interfaces(&self) -> Vec<Interface> {
+        let wanted = self.config.desired.interfaces.iter();
+        wanted
+            .map(|(name, mode)| {
+                let attachment = self.attached.get(name).map(|attached| &attached.attachment);
+                let problem = self.problems.get(&Item::Interface(name.clone())).cloned();
+                let fallback = attachment.and_then(|attachment| attachment.fallback.as_deref());
+                Interface {
+                    name: name.clone(),
+                    wanted: mode.name().to_owned(),
+                    mode: attachment.map(|attachment| attachment.mode.to_string()),
+                    note: problem.or_else(|| fallback.map(|error| chain(error))),
+                }
+            })
+            .collect()
+    }
+
+    fn fill(&self) -> Vec<Table> {
+        let fill = self.tables.fill();
+        let usage = |name: &str, usage: fastpath::tables::Usage| Table {
+            name: name.to_owned(),
+            used: usage.used as u64,
+            capacity: usage.capacity as u64,
+            largest_free_run: None,
+        };
+        vec![
+            Table {
+                name: "lut_slots".to_owned(),
+                used: (fill.arena.slots - fill.arena.free).into(),
+                capacity: fill.arena.slots.into(),
+                largest_free_run: Some(fill.arena.largest_free.into()),
+            },
+            usage("services", fill.services),
+            usage("backends", fill.backends),
+            usage("next_hops", fill.next_hops),
+        ]
+    }
+
+    /// Lists the services that are configured or still installed.
+    fn services(&self) -> Result<Vec<Service>, String> {
+        let traffic: BTreeMap<ServiceKey, Traffic> =
+            self.counters()?.services.into_iter().collect();
+        let installed: BTreeMap<&ServiceKey, &InstalledService> = self.tables.services().collect();
+        let configured = &self.config.desired.services;
+        let mut keys: Vec<&ServiceKey> =
+            configured.keys().chain(installed.keys().copied()).collect();
+        keys.sort_unstable();
+        keys.dedup();
+        let row = |key: &ServiceKey| {
+            let wanted = configured.get(key);
+            let present = installed.get(key);
+            let traffic = traffic.get(key).copied().unwrap_or_default();
+            let mode = present
+                .map(|service| service.mode)
+                .or(wanted.map(|service| service.spec.mode));
+            Service {
+                name: wanted.map_or_else(|| key.to_string(), |service| service.name.clone()),
+                service: key.to_string(),
+                mode: mode.map(|mode| mode.to_string()).unwrap_or_default(),
+                backends: wanted.map_or(0, |service| service.spec.backends.len()),
+                slots: present.map_or(0, |service| service.run.length()),
+                packets: traffic.packets,
+                bytes: traffic.bytes,
+                problem: self.problems.get(&Item::Service(*key)).cloned(),
+            }
+        };
+        Ok(keys.into_iter().map(row).collect())
+    }
+
+    /// Lists each backend of each service that is installed.
+    fn backends(&self) -> Result<Vec<Backend>, String> {
+        let traffic: BTreeMap<IpAddr, Traffic> = self.counters()?.backends.into_iter().collect();
+        let mut rows = Vec::new();
+        for (key, service) in self.tables.services() {
+            let slots = self.tables.slots_by_backend(service);
+            let name = self.name_of(key).unwrap_or_else(|| key.to_string());
+            for backend in service.spec().into_iter().flat_map(|spec| &spec.backends) {
+                let next_hop = self.tables.next_hop(backend.address);
+                let traffic = traffic.get(&backend.address).copied().unwrap_or_default();
+                rows.push(Backend {
+                    name: name.clone(),
+                    service: key.to_string(),
+                    backend: backend.address.to_string(),
+                    weight: backend.weight,
+                    slots: slots.get(&backend.address).copied().unwrap_or(0),
+                    table_size: service.run.length(),
+                    state: state(next_hop).to_owned(),
+                    next_hop: describe(next_hop),
+                    packets: traffic.packets,
+                    bytes: traffic.bytes,
+                });
+            }
+        }
+        Ok(rows)
+    }
+
+    /// Lists each node address once, for counters that are over all services.
+    fn nodes(&self) -> Result<Vec<Backend>, String> {
+        let rows = self
+            .counters()?
+            .backends
+            .into_iter()
+            .map(|(address, traffic)| Backend {
+                backend: address.to_string(),
+                packets: traffic.packets,
+                bytes: traffic.bytes,
+                ..Backend::default()
+            });
+        Ok(rows.collect())
+    }
+
+    fn reasons(&self) -> Result<Vec<Reason>, String> {
+        let mut rows: Vec<Reason> = self
+            .counters()?
+            .reasons
+            .into_iter()
+            .map(|reason| Reason {
+                action: match reason.kind {
+                    ReasonKind::Drop => "drop",
+                    ReasonKind::Pass => "pass",
+                }
+                .to_owned(),
+                reason: reason.label.to_owned(),
+                packets: reason.packets,
+            })
+            .collect();
+        // Drops first: they are what people look for.
+        rows.sort_by(|a, b| a.action.cmp(&b.action));
+        Ok(rows)
+    }
+
+    fn which(&self, service: &str, from: &str) -> Result<Which, String> {
+        let key: ServiceKey = service.parse().map_err(|error| chain(&error))?;
+        let from: SocketAddr = from
+            .parse()
+            .map_err(|_| format!("{from:?} is not an address and port"))?;
+        let installed = self.tables.services().find(|(other, _)| **other == key);
+        let explanation = self.tables.which(&key, from).ok_or_else(|| {
+            format!("service {key} and client {from} are of different families; give a client of the service's")
+        })?;
+        let choice = explanation.choice.map(|choice| {
+            let service = installed.map(|(_, service)| service);
+            let slots = service.map(|service| self.tables.slots_by_backend(service));
+            let spec = service.and_then(|service| service.spec());
+            let backend = spec.and_then(|spec| {
+                spec.backends
+                    .iter()
+                    .find(|backend| backend.address == choice.address)
+            });
+            Choice {
+                mode: service
+                    .map(|service| service.mode.to_string())
+                    .unwrap_or_default(),
+                hash: choice.hash,
+                slot: choice.slot,
+                table_size: choice.slots,
+                backend: choice.address.to_string(),
+                weight: backend.map(|backend| backend.weight),
+                slots: slots
+                    .and_then(|slots| slots.get(&choice.address).copied())
+                    .unwrap_or(0),
+            }
+        });
+        let next_hop = explanation
+            .choice
+            .map(|choice| describe(self.tables.next_hop(choice.address)));
+        let (action, reason) = match explanation.verdict {
+            Outcome::Forward(_) => ("forward", None),
+            Outcome::Pass(reason) => ("pass", Some(reason)),
+            Outcome::Drop(reason) => ("drop", Some(reason)),
+        };
+        Ok(Which {
+            name: self.name_of(&key),
+            service: key.to_string(),
+            from: from.to_string(),
+            choice,
+            action: action.to_owned(),
+            reason: reason.map(str::to_owned),
+            next_hop,
+        })
+    }
+
+    fn name_of(&self, key: &ServiceKey) -> Option<String> {
+        self.config
+            .desired
+            .services
+            .get(key)
+            .map(|service| service.name.clone())
+    }
+
+    fn counters(&self) -> Result<fastpath::tables::Counters, String> {
+        self.tables.counters().map_err(|error| chain(&error))
+    }
+}
+
+fn state(next_hop: Option<Resolution>) -> &'static str {
+    match next_hop {
+        Some(Resolution::Resolved(_)) => "resolved",
+        Some(Resolution::Local) => "local",
+        Some(Resolution::Unresolved(_)) | None => "unresolved",
+    }
+}
+
+/// Names the device that packets leave by, or why there is none.
+fn describe(next_hop: Option<Resolution>) -> String {
+    match next_hop {
+        Some(Resolution::Resolved(hop)) => device_name(hop.ifindex),
+        Some(Resolution::Local) => "this machine".to_owned(),
+        Some(Resolution::Unresolved(reason)) => reason.to_string(),
+        None => "not looked up".to_owned(),
+    }
+}
+
+fn device_name(ifindex: u32) -> String {
+    let interfaces = nix::net::if_::if_nameindex();
+    let name = interfaces.ok().and_then(|interfaces| {
+        let interface = interfaces
+            .iter()
+            .find(|interface| interface.index() == ifindex)?;
+        Some(interface.name().to_string_lossy().into_owned())
+    });
+    name.unwrap_or_else(|| format!("ifindex {ifindex}"))
+}

@@ -1,0 +1,90 @@
+//! Keeps the next hops in the tables equal to what the kernel's routes and neighbours say.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use fastpath::nexthop::{NetlinkError, Resolution, Resolver, Tracker};
+use fastpath::tables::{TableError, Tables};
+
+/// Why next hops could not be brought up to date.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum NextHopsError {
+    #[error("cannot resolve next hops")]
+    Netlink(#[from] NetlinkError),
+    #[error("cannot store the next hop of {target}")]
+    Store {
+        target: IpAddr,
+        #[source]
+        source: TableError,
+    },
+}
+
+#[derive(Debug)]
+pub(super) struct NextHops {
+    resolver: Resolver,
+    tracker: Tracker,
+    targets: BTreeSet<IpAddr>,
+    /// The last complaint about neighbours that the kernel does not keep resolved.
+    unkept: Option<String>,
+}
+
+impl NextHops {
+    pub(super) fn new() -> Result<Self, NetlinkError> {
+        Ok(Self {
+            resolver: Resolver::new()?,
+            tracker: Tracker::default(),
+            targets: BTreeSet::new(),
+            unkept: None,
+        })
+    }
+
+    pub(super) fn set_targets(&mut self, targets: BTreeSet<IpAddr>) {
+        if targets != self.targets {
+            self.tracker.set_targets(targets.iter().copied());
+            self.targets = targets;
+        }
+    }
+
+    /// Asks the kernel about every target and stores the answers that the tables lack.
+    pub(super) fn refresh(&mut self, tables: &mut Tables) -> Result<(), NextHopsError> {
+        let refresh = self.tracker.refresh(&mut self.resolver)?;
+        for (target, resolution) in &refresh.changes {
+            match resolution {
+                Resolution::Resolved(hop) => {
+                    tracing::info!(%target, ifindex = hop.ifindex, mtu = hop.mtu, "next hop resolved");
+                }
+                Resolution::Local => tracing::info!(%target, "backend is this machine"),
+                Resolution::Unresolved(reason) => {
+                    tracing::warn!(%target, %reason, "next hop unresolved");
+                }
+            }
+        }
+        let unkept = refresh.unkept.map(|error| super::chain(&error));
+        if unkept != self.unkept {
+            if let Some(reason) = &unkept {
+                tracing::warn!(
+                    reason,
+                    "neighbours may go stale without traffic of the kernel's own"
+                );
+            }
+            self.unkept = unkept;
+        }
+        // Not only the changes: one that could not be stored is still missing.
+        for (target, answer) in self.tracker.answers() {
+            if let Some(answer) = answer
+                && tables.next_hop(target) != Some(answer)
+            {
+                let stored = tables.set_next_hop(target, answer);
+                stored.map_err(|source| NextHopsError::Store { target, source })?;
+            }
+        }
+        tables.retain_next_hops(&self.targets);
+        Ok(())
+    }
+
+    /// Has the kernel no longer keep neighbours for us.
+    pub(super) fn release(&mut self) -> Result<(), NetlinkError> {
+        self.tracker.set_targets([]);
+        self.tracker.refresh(&mut self.resolver).map(drop)
+    }
+}

@@ -1,0 +1,296 @@
+//! `guideway check`: whether this machine can run Guideway, and what to do if not.
+//!
+//! The facts come from [`fastpath::facts`]; here they are judged. A FAIL keeps the
+//! agent from starting or serving, a WARN costs speed or deserves a look.
+
+mod judge;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::Result;
+use fastpath::facts;
+use fastpath::pins::Pins;
+use serde::Serialize;
+
+use crate::config::{self, Config, ConfigError, DEFAULT_PIN_DIR, host};
+use crate::desired::AttachMode;
+use crate::{cli, commands};
+
+/// How a fact is judged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "UPPERCASE")]
+pub enum Verdict {
+    /// As it should be.
+    Ok,
+    /// It works, at a price.
+    Warn,
+    /// It does not work.
+    Fail,
+}
+
+/// One judged fact.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Finding {
+    /// The judgement.
+    pub verdict: Verdict,
+    /// What it is about: `kernel`, `process`, `config`, or an interface.
+    pub subject: String,
+    /// Which of its properties.
+    pub check: &'static str,
+    /// What was found.
+    pub detail: String,
+    /// What to do about it; empty if nothing.
+    pub remedy: String,
+}
+
+/// Checks and shows; the exit code is 1 if anything fails.
+///
+/// # Errors
+///
+/// When the result cannot be written.
+pub fn check(options: &cli::Check) -> Result<ExitCode> {
+    let findings = findings(options);
+    if options.json {
+        commands::print(&commands::json(&findings, true)?)?;
+    } else {
+        commands::print(&render(&findings))?;
+    }
+    let fails = findings
+        .iter()
+        .any(|finding| finding.verdict == Verdict::Fail);
+    Ok(if fails {
+        ExitCode::FAILURE
+    } else {
+        ExitCode::SUCCESS
+    })
+}
+
+fn findings(options: &cli::Check) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let config = options
+        .config
+        .as_deref()
+        .and_then(|path| load(path, &mut findings));
+    let pin_dir = config.as_ref().map_or_else(
+        || PathBuf::from(DEFAULT_PIN_DIR),
+        |config| config.pin_dir.clone(),
+    );
+    findings.extend(judge::kernel(&facts::kernel()));
+    findings.extend(judge::process(&facts::process()));
+    findings.push(judge::bpffs(&pin_dir, facts::bpffs(&pin_dir)));
+
+    let ours = Pins::new(&pin_dir).interfaces().unwrap_or_default();
+    let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    for (name, mode) in interfaces(options, config.as_ref()) {
+        match facts::interface(&name) {
+            Ok(interface) => {
+                let attached = ours.contains(&name);
+                findings.extend(judge::interface(&interface, mode, attached, cpus));
+            }
+            Err(error) => findings.push(judge::unreadable(&name, &error)),
+        }
+    }
+    findings
+}
+
+/// Reads a configuration; whatever is wrong with it is a finding.
+fn load(path: &Path, findings: &mut Vec<Finding>) -> Option<Config> {
+    let loaded = config::load(path).and_then(|config| {
+        let facts = host::facts().unwrap_or_default();
+        crate::agent::refuse_for_host(path, &config, &facts).map(|()| config)
+    });
+    match loaded {
+        Ok(config) => {
+            let desired = &config.desired;
+            findings.push(Finding {
+                verdict: Verdict::Ok,
+                subject: "config".to_owned(),
+                check: "file",
+                detail: format!(
+                    "{}: {} services, {} VIPs, {} interfaces",
+                    path.display(),
+                    desired.services.len(),
+                    desired.vips.len(),
+                    desired.interfaces.len()
+                ),
+                remedy: String::new(),
+            });
+            Some(config)
+        }
+        Err(ConfigError::Invalid { path, problems }) => {
+            findings.extend(problems.into_iter().map(|problem| {
+                let at = problem
+                    .position
+                    .map_or_else(String::new, |at| format!(":{at}"));
+                Finding {
+                    verdict: Verdict::Fail,
+                    subject: "config".to_owned(),
+                    check: "file",
+                    detail: format!("{}{at}: {}", path.display(), problem.without_remedy()),
+                    remedy: problem.remedy,
+                }
+            }));
+            None
+        }
+        Err(error @ ConfigError::Read { .. }) => {
+            findings.push(Finding {
+                verdict: Verdict::Fail,
+                subject: "config".to_owned(),
+                check: "file",
+                detail: format!("{:#}", anyhow::Error::from(error)),
+                remedy: "name an existing file that this user may read".to_owned(),
+            });
+            None
+        }
+    }
+}
+
+/// Chooses the interfaces: those asked for and configured, else all but `lo`.
+fn interfaces(options: &cli::Check, config: Option<&Config>) -> BTreeMap<String, AttachMode> {
+    let mut chosen: BTreeMap<String, AttachMode> = config
+        .map(|config| config.desired.interfaces.clone())
+        .unwrap_or_default();
+    for name in &options.interface {
+        chosen.entry(name.clone()).or_default();
+    }
+    if chosen.is_empty() && options.config.is_none() {
+        let all = host::facts().unwrap_or_default().mtus.into_keys();
+        chosen = all
+            .filter(|name| name != "lo")
+            .map(|name| (name, AttachMode::default()))
+            .collect();
+    }
+    chosen
+}
+
+/// Widest line; `detail` and `remedy` are wrapped to it.
+const WIDTH: usize = 80;
+
+fn render(findings: &[Finding]) -> String {
+    let subject = findings
+        .iter()
+        .map(|finding| finding.subject.len())
+        .max()
+        .unwrap_or(0);
+    let check = findings
+        .iter()
+        .map(|finding| finding.check.len())
+        .max()
+        .unwrap_or(0);
+    let margin = "WARN  ".len() + subject + 2 + check + 2;
+    let mut page = String::new();
+    for finding in findings {
+        let verdict = match finding.verdict {
+            Verdict::Ok => "OK",
+            Verdict::Warn => "WARN",
+            Verdict::Fail => "FAIL",
+        };
+        page.push_str(&format!(
+            "{verdict:<4}  {:<subject$}  {:<check$}  ",
+            finding.subject, finding.check
+        ));
+        page.push_str(&wrapped(&finding.detail, margin));
+        if !finding.remedy.is_empty() {
+            page.push_str(&" ".repeat(margin));
+            page.push_str(&wrapped(&format!("-> {}", finding.remedy), margin));
+        }
+    }
+    let number = |verdict| {
+        findings
+            .iter()
+            .filter(|finding| finding.verdict == verdict)
+            .count()
+    };
+    page.push_str(&format!(
+        "\n{} OK, {} WARN, {} FAIL\n",
+        number(Verdict::Ok),
+        number(Verdict::Warn),
+        number(Verdict::Fail)
+    ));
+    page
+}
+
+/// Breaks a text between words; the first line begins at `margin`, the others are indented to it.
+fn wrapped(text: &str, margin: usize) -> String {
+    let room = WIDTH.saturating_sub(margin).max(20);
+    let mut page = String::new();
+    let mut used = 0;
+    for word in text.split_whitespace() {
+        let length = word.chars().count();
+        if used > 0 && used + 1 + length > room {
+            page.push('\n');
+            page.push_str(&" ".repeat(margin));
+            used = 0;
+        } else if used > 0 {
+            page.push(' ');
+            used += 1;
+        }
+        page.push_str(word);
+        used += length;
+    }
+    page.push('\n');
+    page
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn page_is_wrapped_to_80_columns_and_ends_with_the_sums() {
+        let finding = |verdict, detail: &str, remedy: &str| Finding {
+            verdict,
+            subject: "enp1s0f0np0".to_owned(),
+            check: "merging offloads",
+            detail: detail.to_owned(),
+            remedy: remedy.to_owned(),
+        };
+        let page = render(&[
+            finding(Verdict::Ok, "off", ""),
+            finding(
+                Verdict::Warn,
+                &"some words ".repeat(20),
+                &"other words ".repeat(10),
+            ),
+        ]);
+        assert!(
+            page.lines()
+                .all(|line| line.len() <= WIDTH && line.trim_end() == line),
+            "{page}"
+        );
+        assert!(page.ends_with("\n1 OK, 1 WARN, 0 FAIL\n"), "{page}");
+    }
+
+    #[test]
+    fn this_machine_gives_findings_about_kernel_and_process() {
+        let options = cli::Check {
+            config: None,
+            interface: vec!["lo".to_owned()],
+            json: false,
+        };
+        let findings = findings(&options);
+        for subject in ["kernel", "process", "lo"] {
+            assert!(
+                findings.iter().any(|finding| finding.subject == subject),
+                "{findings:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn wrong_configuration_is_a_fail_for_each_problem() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("edge.yaml");
+        std::fs::write(&path, "interfaces: []\nhash_seed: x\n").unwrap();
+        let mut findings = Vec::new();
+        assert!(load(&path, &mut findings).is_none());
+        assert_eq!(findings.len(), 2, "{findings:?}");
+        assert!(
+            findings
+                .iter()
+                .all(|finding| finding.verdict == Verdict::Fail && !finding.remedy.is_empty())
+        );
+    }
+}

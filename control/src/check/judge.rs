@@ -1,0 +1,534 @@
+//! The judgement over each fact, with its remedy.
+
+use std::io;
+use std::path::Path;
+
+use fastpath::facts::{
+    Bpffs, Capability, Interface, InterfaceError, Jit, Kernel, KernelVersion, Lockdown, NativeXdp,
+    Process, XdpMode,
+};
+
+use super::{Finding, Verdict};
+use crate::desired::AttachMode;
+
+/// Outer IPv6 header, the largest that is put in front of a packet.
+const LARGEST_OUTER: u32 = 40;
+/// MTU of a client's Ethernet.
+const CLIENT_MTU: u32 = 1_500;
+/// Larger frames do not fit one page with XDP's headroom, so the driver needs several buffers.
+const SINGLE_BUFFER_MTU: u32 = 3_498;
+
+/// Takes what is found; the remedy is kept only where something is wrong.
+struct Judge {
+    subject: String,
+    findings: Vec<Finding>,
+}
+
+impl Judge {
+    fn of(subject: &str) -> Self {
+        Self {
+            subject: subject.to_owned(),
+            findings: Vec::new(),
+        }
+    }
+
+    fn find(
+        &mut self,
+        verdict: Verdict,
+        check: &'static str,
+        detail: impl Into<String>,
+        remedy: &str,
+    ) {
+        self.findings.push(Finding {
+            verdict,
+            subject: self.subject.clone(),
+            check,
+            detail: detail.into(),
+            remedy: if verdict == Verdict::Ok {
+                String::new()
+            } else {
+                remedy.to_owned()
+            },
+        });
+    }
+}
+
+/// Judges the running kernel.
+pub(super) fn kernel(kernel: &Kernel) -> Vec<Finding> {
+    let mut judge = Judge::of("kernel");
+    let minimum = KernelVersion::MINIMUM;
+    let verdict = match kernel.version {
+        Some(version) if version < minimum => Verdict::Fail,
+        Some(_) => Verdict::Ok,
+        None => Verdict::Warn,
+    };
+    judge.find(
+        verdict,
+        "release",
+        format!("{} ({minimum} or later is needed)", kernel.release),
+        "upgrade the kernel",
+    );
+    match kernel.jit {
+        Jit::On => judge.find(Verdict::Ok, "BPF JIT", "on", ""),
+        Jit::Off => judge.find(
+            Verdict::Warn,
+            "BPF JIT",
+            "off: the program is interpreted, several times slower",
+            "sysctl -w net.core.bpf_jit_enable=1",
+        ),
+        Jit::Unknown => judge.find(
+            Verdict::Warn,
+            "BPF JIT",
+            "not visible in this network namespace",
+            "check in the host's network namespace",
+        ),
+    }
+    if kernel.btf {
+        judge.find(Verdict::Ok, "BTF", "/sys/kernel/btf/vmlinux is there", "");
+    } else {
+        judge.find(
+            Verdict::Warn,
+            "BTF",
+            "no /sys/kernel/btf/vmlinux",
+            "use a kernel with CONFIG_DEBUG_INFO_BTF, as the distributions build it",
+        );
+    }
+    match kernel.lockdown {
+        Lockdown::None => judge.find(Verdict::Ok, "lockdown", "none", ""),
+        Lockdown::Integrity => judge.find(Verdict::Ok, "lockdown", "integrity, BPF works", ""),
+        Lockdown::Confidentiality => judge.find(
+            Verdict::Warn,
+            "lockdown",
+            "confidentiality: some BPF helpers are refused",
+            "boot with lockdown=integrity if the program does not load",
+        ),
+    }
+    judge.findings
+}
+
+/// Judges what this process may do.
+pub(super) fn process(process: &Process) -> Vec<Finding> {
+    let mut judge = Judge::of("process");
+    let missing = process.missing(&Capability::REQUIRED);
+    if missing.is_empty() {
+        judge.find(Verdict::Ok, "capabilities", list(&Capability::REQUIRED), "");
+    } else {
+        judge.find(
+            Verdict::Fail,
+            "capabilities",
+            format!("{} missing", list(&missing)),
+            "run as root, or grant them to the unit or container",
+        );
+    }
+    if process.in_user_namespace {
+        judge.find(
+            Verdict::Fail,
+            "user namespace",
+            "capabilities count only inside a user namespace, where BPF is out of reach",
+            "run outside of it (no rootless container)",
+        );
+    }
+    judge.findings
+}
+
+fn list(capabilities: &[Capability]) -> String {
+    let names: Vec<String> = capabilities.iter().map(ToString::to_string).collect();
+    names.join(", ")
+}
+
+/// Judges the file system of the pin directory.
+pub(super) fn bpffs(pin_dir: &Path, found: io::Result<Bpffs>) -> Finding {
+    let mut judge = Judge::of("kernel");
+    let at = pin_dir.display();
+    match found {
+        Ok(Bpffs::Mounted) => judge.find(
+            Verdict::Ok,
+            "bpffs",
+            format!("{at} is on a BPF file system"),
+            "",
+        ),
+        Ok(Bpffs::Other { directory, .. }) => judge.find(
+            Verdict::Fail,
+            "bpffs",
+            format!(
+                "{at} is not on a BPF file system ({} is not)",
+                directory.display()
+            ),
+            "mount -t bpf bpf /sys/fs/bpf (in a container: mount the host's)",
+        ),
+        Err(error) => judge.find(
+            Verdict::Fail,
+            "bpffs",
+            format!("{at}: {error}"),
+            "mount -t bpf bpf /sys/fs/bpf (in a container: mount the host's)",
+        ),
+    }
+    judge.findings.remove(0)
+}
+
+/// Reports an interface that cannot be read.
+pub(super) fn unreadable(name: &str, error: &InterfaceError) -> Finding {
+    Finding {
+        verdict: Verdict::Fail,
+        subject: name.to_owned(),
+        check: "interface",
+        detail: error.to_string(),
+        remedy: "use a name that `ip link` shows".to_owned(),
+    }
+}
+
+/// Judges an interface for the mode it shall be attached in; `ours` if an agent's link is pinned for it.
+pub(super) fn interface(
+    interface: &Interface,
+    mode: AttachMode,
+    ours: bool,
+    cpus: usize,
+) -> Vec<Finding> {
+    let mut judge = Judge::of(&interface.name);
+    if interface.up {
+        judge.find(Verdict::Ok, "state", "up", "");
+    } else {
+        let remedy = format!("ip link set {} up", interface.name);
+        judge.find(Verdict::Warn, "state", "down", &remedy);
+    }
+    let generic = native_xdp(&mut judge, interface, mode);
+    queues(&mut judge, interface, cpus);
+    mtu(&mut judge, interface);
+    offloads(&mut judge, interface, generic);
+    programs(&mut judge, interface, ours);
+    judge.findings
+}
+
+/// Judges the driver; returns whether generic mode will be used.
+fn native_xdp(judge: &mut Judge, interface: &Interface, mode: AttachMode) -> bool {
+    let driver = interface.driver.as_deref().unwrap_or("no driver");
+    if mode == AttachMode::Generic {
+        judge.find(
+            Verdict::Warn,
+            "native XDP",
+            format!("{driver}: generic mode is configured, several times slower"),
+            "allow native mode unless it fails",
+        );
+        return true;
+    }
+    match interface.native_xdp {
+        NativeXdp::Supported {
+            several_buffers, ..
+        } => {
+            if interface.mtu > SINGLE_BUFFER_MTU && !several_buffers {
+                judge.find(
+                    Verdict::Fail,
+                    "native XDP",
+                    format!("{driver}: not with an MTU of {}", interface.mtu),
+                    &format!(
+                        "ip link set {} mtu {SINGLE_BUFFER_MTU}, or less",
+                        interface.name
+                    ),
+                );
+            } else {
+                judge.find(
+                    Verdict::Ok,
+                    "native XDP",
+                    format!("{driver} supports it"),
+                    "",
+                );
+            }
+            false
+        }
+        NativeXdp::Unsupported if mode == AttachMode::Native => {
+            judge.find(
+                Verdict::Fail,
+                "native XDP",
+                format!("{driver} does not support it"),
+                "set mode: native-or-generic, or use another NIC or driver",
+            );
+            false
+        }
+        NativeXdp::Unsupported => {
+            judge.find(
+                Verdict::Warn,
+                "native XDP",
+                format!("{driver} does not support it: generic mode, several times slower"),
+                "use a NIC whose driver supports XDP",
+            );
+            true
+        }
+        NativeXdp::Unknown => {
+            judge.find(
+                Verdict::Warn,
+                "native XDP",
+                format!("{driver}: this kernel does not tell (6.3 or later does)"),
+                "start the agent to find out",
+            );
+            false
+        }
+    }
+}
+
+fn queues(judge: &mut Judge, interface: &Interface, cpus: usize) {
+    let queues = interface.rx_queues;
+    let most = interface.channels.map_or(queues, |channels| {
+        channels.rx_max.max(channels.combined_max).max(queues)
+    });
+    let useful = usize::try_from(most).unwrap_or(usize::MAX).min(cpus);
+    let detail = format!("{queues} receive queues (at most {most}), {cpus} CPUs");
+    if usize::try_from(queues).is_ok_and(|queues| queues < useful) {
+        let kind = match interface.channels {
+            Some(channels) if channels.combined_max > 0 => "combined",
+            _ => "rx",
+        };
+        let remedy = format!("ethtool -L {} {kind} {useful}", interface.name);
+        judge.find(Verdict::Warn, "queues", detail, &remedy);
+    } else {
+        judge.find(Verdict::Ok, "queues", detail, "");
+    }
+}
+
+fn mtu(judge: &mut Judge, interface: &Interface) {
+    let mtu = interface.mtu;
+    let wanted = CLIENT_MTU + LARGEST_OUTER;
+    if mtu >= wanted {
+        judge.find(
+            Verdict::Ok,
+            "MTU",
+            format!("{mtu}: outer headers fit behind packets of {CLIENT_MTU}"),
+            "",
+        );
+        return;
+    }
+    let possible = interface.mtu_max.is_none_or(|most| most >= wanted);
+    let remedy = if possible {
+        format!(
+            "for mode ipip: ip link set {} mtu {wanted}, here and on the way to the nodes",
+            interface.name
+        )
+    } else {
+        "for mode ipip: lower the clients' MSS, for example by `advmss` on the nodes' routes"
+            .to_owned()
+    };
+    judge.find(
+        Verdict::Warn,
+        "MTU",
+        format!(
+            "{mtu}: with mode ipip, larger packets than {} (IPv4 nodes) or {} (IPv6 nodes) do not fit",
+            mtu.saturating_sub(20),
+            mtu.saturating_sub(LARGEST_OUTER)
+        ),
+        &remedy,
+    );
+}
+
+fn offloads(judge: &mut Judge, interface: &Interface, generic: bool) {
+    let Some(features) = &interface.features else {
+        judge.find(
+            Verdict::Warn,
+            "merging offloads",
+            "the kernel does not tell",
+            "look with `ethtool -k`",
+        );
+        return;
+    };
+    let merging = features.merging();
+    if merging.is_empty() {
+        judge.find(Verdict::Ok, "merging offloads", "off", "");
+    } else if generic {
+        judge.find(
+            Verdict::Warn,
+            "merging offloads",
+            format!(
+                "{}: the agent switches them off for generic mode",
+                merging.join(", ")
+            ),
+            "nothing, if other traffic of this interface can do without them",
+        );
+    } else {
+        let detail = format!("{}: native XDP comes before them", merging.join(", "));
+        judge.find(Verdict::Ok, "merging offloads", detail, "");
+    }
+}
+
+fn programs(judge: &mut Judge, interface: &Interface, ours: bool) {
+    match interface.programs.first() {
+        None => judge.find(Verdict::Ok, "XDP program", "none", ""),
+        Some(program) if ours => judge.find(
+            Verdict::Ok,
+            "XDP program",
+            format!("Guideway's, id {}, in {} mode", program.id, program.mode),
+            "",
+        ),
+        Some(program) => {
+            let off = match program.mode {
+                XdpMode::Native => "xdpdrv",
+                XdpMode::Generic => "xdpgeneric",
+                XdpMode::Offloaded => "xdpoffload",
+            };
+            judge.find(
+                Verdict::Fail,
+                "XDP program",
+                format!("another one, id {}, in {} mode; it is left alone", program.id, program.mode),
+                &format!(
+                    "`bpftool prog show id {}` names it; stop its owner, or `ip link set {} {off} off`",
+                    program.id, interface.name
+                ),
+            );
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use fastpath::facts::{Channels, Features, XdpProgram};
+
+    use super::*;
+
+    fn nic() -> Interface {
+        Interface {
+            name: "eth0".to_owned(),
+            index: 2,
+            up: true,
+            mtu: 9_000,
+            mtu_max: Some(9_600),
+            kind: None,
+            driver: Some("ice".to_owned()),
+            lower: None,
+            controller: None,
+            rx_queues: 8,
+            channels: None,
+            features: Some(Features::default()),
+            native_xdp: NativeXdp::Supported {
+                redirect_target: true,
+                zero_copy: true,
+                several_buffers: true,
+            },
+            programs: Vec::new(),
+        }
+    }
+
+    fn judged(nic: &Interface, mode: AttachMode, ours: bool) -> Vec<(&'static str, Verdict)> {
+        let findings = interface(nic, mode, ours, 8);
+        for finding in &findings {
+            assert_eq!(
+                finding.remedy.is_empty(),
+                finding.verdict == Verdict::Ok,
+                "{finding:?}"
+            );
+        }
+        findings
+            .iter()
+            .filter(|finding| finding.verdict != Verdict::Ok)
+            .map(|finding| (finding.check, finding.verdict))
+            .collect()
+    }
+
+    #[test]
+    fn good_nic_has_nothing_to_mend() {
+        assert_eq!(judged(&nic(), AttachMode::Native, false), []);
+    }
+
+    #[test]
+    fn each_obstacle_of_an_interface_is_named() {
+        let mode = AttachMode::NativeOrGeneric;
+        let down = Interface { up: false, ..nic() };
+        assert_eq!(judged(&down, mode, false), [("state", Verdict::Warn)]);
+        let small = Interface {
+            mtu: 1_500,
+            ..nic()
+        };
+        assert_eq!(judged(&small, mode, false), [("MTU", Verdict::Warn)]);
+        let few = Interface {
+            rx_queues: 1,
+            channels: Some(Channels {
+                combined: 1,
+                combined_max: 4,
+                ..Channels::default()
+            }),
+            ..nic()
+        };
+        assert_eq!(judged(&few, mode, false), [("queues", Verdict::Warn)]);
+        let single = Interface {
+            native_xdp: NativeXdp::Supported {
+                redirect_target: true,
+                zero_copy: false,
+                several_buffers: false,
+            },
+            ..nic()
+        };
+        assert_eq!(
+            judged(&single, mode, false),
+            [("native XDP", Verdict::Fail)]
+        );
+        let old = Interface {
+            native_xdp: NativeXdp::Unknown,
+            ..nic()
+        };
+        assert_eq!(judged(&old, mode, false), [("native XDP", Verdict::Warn)]);
+    }
+
+    #[test]
+    fn driver_without_xdp_fails_only_where_native_is_asked_for() {
+        let nic = Interface {
+            native_xdp: NativeXdp::Unsupported,
+            features: Some(Features {
+                active: ["rx-gro".to_owned()].into(),
+            }),
+            ..nic()
+        };
+        assert_eq!(
+            judged(&nic, AttachMode::Native, false),
+            [("native XDP", Verdict::Fail)]
+        );
+        assert_eq!(
+            judged(&nic, AttachMode::NativeOrGeneric, false),
+            [
+                ("native XDP", Verdict::Warn),
+                ("merging offloads", Verdict::Warn)
+            ]
+        );
+    }
+
+    #[test]
+    fn foreign_program_fails_and_our_own_does_not() {
+        let nic = Interface {
+            programs: vec![XdpProgram {
+                mode: XdpMode::Native,
+                id: 7,
+            }],
+            ..nic()
+        };
+        assert_eq!(judged(&nic, AttachMode::Native, true), []);
+        assert_eq!(
+            judged(&nic, AttachMode::Native, false),
+            [("XDP program", Verdict::Fail)]
+        );
+    }
+
+    #[test]
+    fn old_kernel_without_jit_is_named() {
+        let findings = kernel(&Kernel {
+            release: "5.10.0-9-amd64".to_owned(),
+            version: KernelVersion::parse("5.10.0-9-amd64"),
+            jit: Jit::Off,
+            btf: false,
+            lockdown: Lockdown::Confidentiality,
+            unprivileged_bpf_disabled: Some(true),
+        });
+        let verdicts: Vec<Verdict> = findings.iter().map(|finding| finding.verdict).collect();
+        assert_eq!(
+            verdicts,
+            [Verdict::Fail, Verdict::Warn, Verdict::Warn, Verdict::Warn]
+        );
+    }
+
+    #[test]
+    fn missing_bpffs_fails_with_the_mount_command() {
+        let finding = bpffs(
+            Path::new("/sys/fs/bpf/guideway"),
+            Ok(Bpffs::Other {
+                directory: "/sys/fs/bpf".into(),
+                magic: 1,
+            }),
+        );
+        assert_eq!(finding.verdict, Verdict::Fail);
+        assert!(finding.remedy.starts_with("mount -t bpf"), "{finding:?}");
+    }
+}

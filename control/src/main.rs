@@ -1,0 +1,74 @@
+//! The `guideway` binary: the agent and the commands.
+#![forbid(unsafe_code)]
+
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use clap::{CommandFactory, Parser};
+use control::agent::StartError;
+use control::api::{Reason, Request};
+use control::cli::{Cli, Command};
+use control::config::ConfigError;
+use control::{check, commands, run};
+
+/// The command line or the configuration is wrong.
+const WRONG_INPUT: u8 = 2;
+
+fn main() -> ExitCode {
+    match execute(Cli::parse().command) {
+        Ok(code) => code,
+        Err(error) if commands::is_closed_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("guideway: {error:#}");
+            if is_wrong_input(&error) {
+                ExitCode::from(WRONG_INPUT)
+            } else {
+                ExitCode::FAILURE
+            }
+        }
+    }
+}
+
+fn execute(command: Command) -> Result<ExitCode> {
+    use commands::show;
+
+    match command {
+        Command::Run(options) => run::run(&options)?,
+        Command::Check(options) => return check::check(&options),
+        Command::Status(options) => commands::show(&options, &Request::Status {}, show::status)?,
+        Command::Services(options) => {
+            commands::show(&options, &Request::Services {}, show::services)?;
+        }
+        Command::Backends(options) => {
+            commands::show(&options, &Request::Backends {}, show::backends)?;
+        }
+        Command::Drops(options) => {
+            let page = |sampled: &commands::Sampled<Vec<Reason>>| show::drops(sampled, options.all);
+            commands::show(&options.show, &Request::Drops {}, page)?;
+        }
+        Command::Which(options) => commands::which(&options)?,
+        Command::Detach(options) => commands::detach(&options)?,
+        Command::Completions { shell } => {
+            let mut text = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "guideway", &mut text);
+            commands::print(&String::from_utf8_lossy(&text))?;
+        }
+        Command::Man { dir: Some(dir) } => {
+            std::fs::create_dir_all(&dir)
+                .and_then(|()| clap_mangen::generate_to(Cli::command(), &dir))
+                .with_context(|| format!("cannot write the manual pages to {}", dir.display()))?;
+        }
+        Command::Man { dir: None } => {
+            let mut text = Vec::new();
+            clap_mangen::Man::new(Cli::command()).render(&mut text)?;
+            commands::print(&String::from_utf8_lossy(&text))?;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn is_wrong_input(error: &anyhow::Error) -> bool {
+    error.chain().any(|cause| {
+        cause.is::<ConfigError>() || matches!(cause.downcast_ref(), Some(StartError::Config(_)))
+    })
+}

@@ -1,0 +1,147 @@
+//! `guideway run`: the agent's thread, and what feeds it.
+
+use std::path::Path;
+use std::sync::mpsc;
+use std::thread;
+
+use anyhow::{Context, Result, anyhow};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::oneshot;
+use tracing_subscriber::EnvFilter;
+
+use crate::agent::{Agent, Command, Handle};
+use crate::api::server::Socket;
+use crate::{cli, config, http, watch};
+
+/// Variable that says what is logged.
+const LOG_VARIABLE: &str = "GUIDEWAY_LOG";
+
+/// Runs the agent until a signal or `guideway detach` ends it.
+///
+/// # Errors
+///
+/// When the configuration is wrong, another agent runs, or the dataplane cannot be set up.
+pub fn run(options: &cli::Run) -> Result<()> {
+    log_to_stderr()?;
+    let path = &options.config;
+    // Before the file is parsed: the watch then sees every change after this.
+    let content = std::fs::read(path).ok();
+    let config = config::load(path)?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("cannot start the event loop")?;
+    runtime.block_on(serve(path, content, config))
+}
+
+fn log_to_stderr() -> Result<()> {
+    let directives = std::env::var(LOG_VARIABLE).unwrap_or_else(|_| "info".to_owned());
+    let filter = EnvFilter::try_new(&directives)
+        .with_context(|| format!("{LOG_VARIABLE}={directives:?} is not a log filter"))?;
+    let ansi = std::io::IsTerminal::is_terminal(&std::io::stderr());
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(ansi)
+        .with_target(false)
+        .init();
+    Ok(())
+}
+
+async fn serve(path: &Path, content: Option<Vec<u8>>, config: config::Config) -> Result<()> {
+    // Everything that may be taken by others comes before the dataplane is touched.
+    let socket = Socket::bind(&config.socket)?;
+    let metrics = match config.metrics {
+        Some(address) => Some(http::listen(address).await?),
+        None => None,
+    };
+    let mut signals = Signals::new().context("cannot handle signals")?;
+
+    let (commands, received) = mpsc::channel();
+    let agent = Agent::start(path, config)?;
+    let handle = Handle::new(commands, agent.waker());
+    let (end, mut ended) = oneshot::channel::<()>();
+    let thread = thread::Builder::new()
+        .name("agent".to_owned())
+        .spawn(move || {
+            let outcome = agent.run(&received);
+            drop(end);
+            outcome
+        })
+        .context("cannot start the agent's thread")?;
+
+    let asked = handle.clone();
+    let (stop, stopped) = oneshot::channel::<()>();
+    let api = tokio::spawn(socket.serve(
+        move |request| {
+            let handle = asked.clone();
+            async move { handle.ask(request).await }
+        },
+        async move {
+            let _ = stopped.await;
+        },
+    ));
+    if let Some(listener) = metrics {
+        let handle = handle.clone();
+        tokio::spawn(http::serve(listener, move || {
+            let handle = handle.clone();
+            async move { handle.snapshot().await }
+        }));
+    }
+    let reloaded = handle.clone();
+    tokio::spawn(watch::changes(path.to_owned(), content, move || {
+        reloaded.send(Command::Reload {
+            cause: "file changed",
+        });
+    }));
+
+    loop {
+        tokio::select! {
+            _ = &mut ended => break,
+            cause = signals.next() => match cause {
+                Asked::Reload => handle.send(Command::Reload { cause: "SIGHUP" }),
+                Asked::Stop(signal) => {
+                    tracing::info!(signal, "ending; everything stays attached");
+                    handle.send(Command::Stop);
+                }
+            },
+        }
+    }
+    // Answers under way are still written, such as the one to a detach.
+    drop(stop);
+    let _ = api.await;
+    let outcome = thread
+        .join()
+        .map_err(|_| anyhow!("the agent's thread panicked"))?;
+    outcome.context("the agent cannot go on; the dataplane serves as it is")
+}
+
+/// What a signal asks for.
+enum Asked {
+    Reload,
+    Stop(&'static str),
+}
+
+struct Signals {
+    hangup: Signal,
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Signals {
+    fn new() -> std::io::Result<Self> {
+        Ok(Self {
+            hangup: signal(SignalKind::hangup())?,
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+        })
+    }
+
+    async fn next(&mut self) -> Asked {
+        tokio::select! {
+            _ = self.hangup.recv() => Asked::Reload,
+            _ = self.terminate.recv() => Asked::Stop("SIGTERM"),
+            _ = self.interrupt.recv() => Asked::Stop("SIGINT"),
+        }
+    }
+}

@@ -4,17 +4,17 @@
 //! [`set_features`], which the generic mode of [`attach`](crate::attach) needs.
 //! All of it speaks of the network namespace of the calling thread.
 
+pub(crate) mod connection;
 mod ethtool;
 mod interface;
 mod kernel;
-pub(crate) mod netlink;
 mod process;
 
+pub use connection::RequestError;
 pub use ethtool::{Channels, Features, set_features};
 pub(crate) use interface::link;
 pub use interface::{
     Interface, InterfaceError, NativeXdp, XdpMode, XdpProgram, interface, members,
 };
 pub use kernel::{Bpffs, Jit, Kernel, KernelVersion, Lockdown, bpffs, kernel};
-pub use netlink::RequestError;
 pub use process::{Capability, Process, process};

@@ -3,6 +3,7 @@
 pub mod attach;
 pub mod facts;
 pub mod load;
+mod netlink;
 pub mod nexthop;
 pub mod object;
 pub mod pins;

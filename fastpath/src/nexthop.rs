@@ -36,7 +36,6 @@
 
 mod connection;
 mod link;
-mod message;
 mod neighbour;
 mod resolver;
 mod route;
@@ -176,4 +175,62 @@ pub enum NetlinkError {
     /// Waiting for changes failed.
     #[error("cannot wait for network changes")]
     Watch(#[source] io::Error),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::netlink::{Request, messages};
+
+    /// Steps a linear congruential generator (Knuth's MMIX constants) and returns its high half.
+    fn next(state: &mut u64) -> usize {
+        *state = state
+            .wrapping_mul(6364136223846793005)
+            .wrapping_add(1442695040888963407);
+        usize::try_from(*state >> 32).unwrap()
+    }
+
+    #[test]
+    fn mutated_messages_do_not_panic() {
+        // Headers of 16, 12 and 12 bytes, then every attribute number that is read, nested ones
+        // included: each value is again a run of attributes.
+        let nested: Vec<u8> = (0..24)
+            .flat_map(|kind| [8, 0, kind, 0, 1, 2, 3, 4])
+            .collect();
+        let seeds = [
+            Request::new(libc::RTM_NEWLINK, 0, &[0u8; 16]),
+            Request::new(libc::RTM_NEWNEIGH, 0, &[0u8; 12]),
+            Request::new(libc::RTM_NEWROUTE, 0, &[0u8; 12]),
+        ]
+        .map(|seed| {
+            (0..40)
+                .fold(seed, |seed, kind| seed.attribute(kind, &nested))
+                .into_bytes(1)
+        });
+        let mut heard = std::collections::HashMap::new();
+        let mut state = 1;
+        let mut read = 0;
+        for round in 0..50_000 {
+            let mut bytes = seeds[round % seeds.len()].clone();
+            for _ in 0..1 + next(&mut state) % 8 {
+                let position = next(&mut state) % bytes.len();
+                bytes[position] = next(&mut state).to_le_bytes()[0];
+            }
+            // Cut half of them; the length in front stays true, or nothing would be read.
+            bytes.truncate((next(&mut state) % (2 * bytes.len())).max(4));
+            let length = u32::try_from(bytes.len()).unwrap();
+            bytes[..4].copy_from_slice(&length.to_ne_bytes());
+            for message in messages(&bytes) {
+                read += 1;
+                let _ = link::decode(&message);
+                let _ = neighbour::decode(&message);
+                let _ = route::decode(&message);
+            }
+            watcher::note(&mut heard, &bytes);
+        }
+        assert!(
+            read > 40_000,
+            "only {read} messages were whole enough to be read"
+        );
+    }
 }

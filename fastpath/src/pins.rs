@@ -121,7 +121,7 @@ impl PinError {
         if is_refusal(&source) {
             return Self::Refused {
                 path: path.to_owned(),
-                refusal: Refusal::of_files(),
+                refusal: Refusal::Ownership,
                 source,
             };
         }

@@ -15,6 +15,8 @@ pub enum Refusal {
     Lockdown,
     /// A seccomp filter judges system calls.
     Seccomp,
+    /// The file permissions of the pin directory.
+    Ownership,
     /// None of these: a security module, most likely.
     Unknown,
 }
@@ -23,18 +25,8 @@ impl Refusal {
     /// Looks for the cause of a refused `bpf` system call.
     #[must_use]
     pub fn of_bpf() -> Self {
-        Self::among(&Capability::REQUIRED)
-    }
-
-    /// Looks for the cause of a refused file operation below the pin directory.
-    #[must_use]
-    pub fn of_files() -> Self {
-        Self::among(&[Capability::Bpf])
-    }
-
-    fn among(needed: &[Capability]) -> Self {
         let process = facts::process();
-        let missing = process.missing(needed);
+        let missing = process.missing(&Capability::REQUIRED);
         if !missing.is_empty() {
             return Self::Missing(missing);
         }
@@ -76,6 +68,10 @@ impl fmt::Display for Refusal {
             Self::Seccomp => f.write_str(
                 "the capabilities are there, but a seccomp filter is active; \
                  allow bpf(2) in the container runtime's profile",
+            ),
+            Self::Ownership => f.write_str(
+                "owner and mode of the directory do not let this user; \
+                 run it as uid 0, or give it a pin directory of its own",
             ),
             Self::Unknown => f.write_str(
                 "the capabilities are there; look for a denial by a security module \

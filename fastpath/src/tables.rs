@@ -98,7 +98,9 @@ pub enum TableError {
         free: u32,
     },
     /// A table has no free entry.
-    #[error("the table {map} is full with {entries} entries; raise its size under tables and restart")]
+    #[error(
+        "the table {map} is full with {entries} entries; raise its size under tables and restart"
+    )]
     TableFull {
         /// The map.
         map: &'static str,
@@ -114,7 +116,9 @@ pub enum TableError {
         source: maglev::MaglevError,
     },
     /// More backends than the largest table has slots for.
-    #[error("service {service}: {backends} backends are more than a table of {slots} slots can hold")]
+    #[error(
+        "service {service}: {backends} backends are more than a table of {slots} slots can hold"
+    )]
     TooManyBackends {
         /// The service.
         service: ServiceKey,
@@ -267,7 +271,10 @@ impl Tables {
         ) -> Result<T, TableError> {
             T::try_from(wrap(loaded.map(name)?)).map_err(write_failed(name))
         }
-        fn mapped<T: aya::Pod>(loaded: &Loaded, name: &'static str) -> Result<Mapped<T>, TableError> {
+        fn mapped<T: aya::Pod>(
+            loaded: &Loaded,
+            name: &'static str,
+        ) -> Result<Mapped<T>, TableError> {
             Mapped::new(&loaded.map(name)?)
                 .map_err(|source| TableError::Mapping { map: name, source })
         }
@@ -317,10 +324,14 @@ impl Tables {
     pub fn set_settings(&mut self, settings: Settings) -> Result<(), TableError> {
         let config = Config {
             hash_seed: settings.hash_seed,
-            source_v4: settings.source_v4.map_or([0; 16], |v4| wire_address(v4.into())),
+            source_v4: settings
+                .source_v4
+                .map_or([0; 16], |v4| wire_address(v4.into())),
             source_v6: settings.source_v6.map_or([0; 16], |v6| v6.octets()),
         };
-        self.config.set(0, config, 0).map_err(write_failed(map::CONFIG))?;
+        self.config
+            .set(0, config, 0)
+            .map_err(write_failed(map::CONFIG))?;
         self.settings = settings;
         self.current_config = config;
         Ok(())
@@ -355,7 +366,9 @@ impl Tables {
         for (address, flags) in &wanted {
             let key = address_key(*address);
             if self.vips.get(&key, 0).ok() != Some(*flags) {
-                self.vips.insert(key, flags, 0).map_err(write_failed(map::VIPS))?;
+                self.vips
+                    .insert(key, flags, 0)
+                    .map_err(write_failed(map::VIPS))?;
             }
         }
         let stale: Vec<AddressKey> = self
@@ -372,7 +385,11 @@ impl Tables {
 
     /// Lists the prefixes from which IP-in-IP is accepted.
     pub fn trusted_edges(&self) -> BTreeSet<IpNet> {
-        self.trusted_edges.keys().flatten().filter_map(prefix_of).collect()
+        self.trusted_edges
+            .keys()
+            .flatten()
+            .filter_map(prefix_of)
+            .collect()
     }
 
     /// Makes exactly these the prefixes from which IP-in-IP is accepted.
@@ -431,13 +448,23 @@ impl Tables {
     ) -> Result<Change, TableError> {
         let log2 = lut::length_class(&key, spec)?;
         let owners = lut::owners(&key, spec, log2, self.settings.hash_seed)?;
-        let present = self.installed.get(&key).map(|service| (service.id, service.run));
+        let present = self
+            .installed
+            .get(&key)
+            .map(|service| (service.id, service.run));
         let ids = self.take_backends(&spec.backends)?;
         let outcome = match present {
             Some((id, run)) if run.log2 == log2 => {
                 let changed = self.replace_slots(run, &owners, &ids);
                 self.set_mode(id, spec.mode);
-                Ok((id, run, Change { slots: changed, new_table: false }))
+                Ok((
+                    id,
+                    run,
+                    Change {
+                        slots: changed,
+                        new_table: false,
+                    },
+                ))
             }
             _ => self.new_table(key, spec, log2, &owners, &ids, present),
         };
@@ -504,8 +531,18 @@ impl Tables {
             }
             Resolution::Local | Resolution::Unresolved(_) => 0,
         };
-        self.ways.insert(target, Way { next_hop, resolution: Some(way) });
-        if let Some(id) = self.backend_by_address.get(&target).map(|backend| backend.id) {
+        self.ways.insert(
+            target,
+            Way {
+                next_hop,
+                resolution: Some(way),
+            },
+        );
+        if let Some(id) = self
+            .backend_by_address
+            .get(&target)
+            .map(|backend| backend.id)
+        {
             self.store_backend_word(id, offset_of!(Backend, next_hop), next_hop);
             self.store_backend_word(id, offset_of!(Backend, flags), backend_flags(target, way));
         }
@@ -540,14 +577,23 @@ impl Tables {
     ///
     /// When a map cannot be read.
     pub fn counters(&self) -> Result<Counters, TableError> {
-        let services = self.installed.iter().map(|(key, service)| (*key, service.id));
-        let backends = self.backend_by_address.iter().map(|(address, b)| (*address, b.id));
+        let services = self
+            .installed
+            .iter()
+            .map(|(key, service)| (*key, service.id));
+        let backends = self
+            .backend_by_address
+            .iter()
+            .map(|(address, b)| (*address, b.id));
         self.counters.sum(services, backends)
     }
 
     /// Reports how full the tables are.
     pub fn fill(&self) -> Fill {
-        let usage = |ids: &Ids| Usage { used: ids.capacity() - ids.free(), capacity: ids.capacity() };
+        let usage = |ids: &Ids| Usage {
+            used: ids.capacity() - ids.free(),
+            capacity: ids.capacity(),
+        };
         Fill {
             arena: self.arena.fill(),
             services: usage(&self.service_ids),
@@ -597,10 +643,11 @@ impl Tables {
     }
 
     fn allocate_next_hop(&mut self) -> Result<u32, TableError> {
-        self.or_reclaim(|tables| tables.next_hop_ids.allocate()).ok_or(TableError::TableFull {
-            map: map::NEXTHOPS,
-            entries: self.next_hop_ids.capacity(),
-        })
+        self.or_reclaim(|tables| tables.next_hop_ids.allocate())
+            .ok_or(TableError::TableFull {
+                map: map::NEXTHOPS,
+                entries: self.next_hop_ids.capacity(),
+            })
     }
 
     /// Counts one more user for each backend; new ones are written first.
@@ -623,9 +670,12 @@ impl Tables {
             backend.services += 1;
             return Ok(backend.id);
         }
-        let id = self.or_reclaim(|tables| tables.backend_ids.allocate()).ok_or(
-            TableError::TableFull { map: map::BACKENDS, entries: self.backend_ids.capacity() },
-        )?;
+        let id = self
+            .or_reclaim(|tables| tables.backend_ids.allocate())
+            .ok_or(TableError::TableFull {
+                map: map::BACKENDS,
+                entries: self.backend_ids.capacity(),
+            })?;
         let way = self.ways.get(&address);
         let entry = Backend {
             address: wire_address(address),
@@ -636,16 +686,21 @@ impl Tables {
             },
         };
         self.backends.write(id, entry);
-        self.backend_by_address.insert(address, InstalledBackend { id, services: 1 });
+        self.backend_by_address
+            .insert(address, InstalledBackend { id, services: 1 });
         Ok(id)
     }
 
     /// Counts one user less for each backend; those without any are retired.
     fn drop_backends(&mut self, ids: impl IntoIterator<Item = u32>) {
         for id in ids {
-            let Some(entry) = self.backends.read(id) else { continue };
+            let Some(entry) = self.backends.read(id) else {
+                continue;
+            };
             let address = backend_address(&entry);
-            let Some(backend) = self.backend_by_address.get_mut(&address) else { continue };
+            let Some(backend) = self.backend_by_address.get_mut(&address) else {
+                continue;
+            };
             backend.services -= 1;
             if backend.services == 0 {
                 self.backend_by_address.remove(&address);
@@ -664,10 +719,21 @@ impl Tables {
         ids: &[u32],
         present: Option<(u32, Run)>,
     ) -> Result<(u32, Run, Change), TableError> {
-        let run = self.or_reclaim(|tables| tables.arena.allocate(log2)).ok_or_else(|| {
-            let ArenaFill { free, largest_free: largest, .. } = self.arena.fill();
-            TableError::ArenaFull { service: key, wanted: 1 << log2, largest, free }
-        })?;
+        let run = self
+            .or_reclaim(|tables| tables.arena.allocate(log2))
+            .ok_or_else(|| {
+                let ArenaFill {
+                    free,
+                    largest_free: largest,
+                    ..
+                } = self.arena.fill();
+                TableError::ArenaFull {
+                    service: key,
+                    wanted: 1 << log2,
+                    largest,
+                    free,
+                }
+            })?;
         self.replace_slots(run, owners, ids);
         let word = ServiceWord::new(run.base, log2, key_check(&key));
         let id = match present {
@@ -685,7 +751,14 @@ impl Tables {
                 }
             },
         };
-        Ok((id, run, Change { slots: run.length(), new_table: true }))
+        Ok((
+            id,
+            run,
+            Change {
+                slots: run.length(),
+                new_table: true,
+            },
+        ))
     }
 
     /// Writes the entry of a new service, then the key that leads to it.
@@ -695,10 +768,20 @@ impl Tables {
         mode: ForwardMode,
         word: ServiceWord,
     ) -> Result<u32, TableError> {
-        let id = self.or_reclaim(|tables| tables.service_ids.allocate()).ok_or(
-            TableError::TableFull { map: map::SERVICE, entries: self.service_ids.capacity() },
-        )?;
-        self.service.write(id, Service { word, mode: mode.to_abi(), reserved: [0; 7] });
+        let id = self
+            .or_reclaim(|tables| tables.service_ids.allocate())
+            .ok_or(TableError::TableFull {
+                map: map::SERVICE,
+                entries: self.service_ids.capacity(),
+            })?;
+        self.service.write(
+            id,
+            Service {
+                word,
+                mode: mode.to_abi(),
+                reserved: [0; 7],
+            },
+        );
         if let Err(error) = self.insert_key(&key, id) {
             self.service.write(id, Service::default());
             self.service_ids.release(id);
@@ -711,21 +794,25 @@ impl Tables {
     fn replace_slots(&self, run: Run, owners: &[u32], ids: &[u32]) -> u32 {
         let mut changed = 0;
         for (index, owner) in (run.base..).zip(owners) {
-            let Some(slot) = self.lut.atomic_u64(index, 0) else { continue };
+            let Some(slot) = self.lut.atomic_u64(index, 0) else {
+                continue;
+            };
             let id = ids.get(*owner as usize).copied().unwrap_or(0);
             let update = |old: u64| {
                 let old = Slot(old);
                 (old.current() != id).then(|| old.with_current(id).0)
             };
-            changed += u32::from(slot.fetch_update(Ordering::AcqRel, Ordering::Acquire, update).is_ok());
+            changed += u32::from(
+                slot.fetch_update(Ordering::AcqRel, Ordering::Acquire, update)
+                    .is_ok(),
+            );
         }
         changed
     }
 
     fn run_slots(&self, run: Run) -> impl Iterator<Item = Slot> {
-        (run.base..run.base + run.length()).filter_map(|index| {
-            Some(Slot(self.lut.atomic_u64(index, 0)?.load(Ordering::Acquire)))
-        })
+        (run.base..run.base + run.length())
+            .filter_map(|index| Some(Slot(self.lut.atomic_u64(index, 0)?.load(Ordering::Acquire))))
     }
 
     fn store_word(&self, id: u32, word: ServiceWord) {
@@ -750,23 +837,27 @@ impl Tables {
 
     fn insert_key(&mut self, key: &ServiceKey, id: u32) -> Result<(), TableError> {
         match key_of(key) {
-            KeyOf::V4(wire) => {
-                self.services_v4.insert(wire, id, 0).map_err(write_failed(map::SERVICES_V4))
-            }
-            KeyOf::V6(wire) => {
-                self.services_v6.insert(wire, id, 0).map_err(write_failed(map::SERVICES_V6))
-            }
+            KeyOf::V4(wire) => self
+                .services_v4
+                .insert(wire, id, 0)
+                .map_err(write_failed(map::SERVICES_V4)),
+            KeyOf::V6(wire) => self
+                .services_v6
+                .insert(wire, id, 0)
+                .map_err(write_failed(map::SERVICES_V6)),
         }
     }
 
     fn remove_key(&mut self, key: &ServiceKey) -> Result<(), TableError> {
         match key_of(key) {
-            KeyOf::V4(wire) => {
-                self.services_v4.remove(&wire).map_err(write_failed(map::SERVICES_V4))
-            }
-            KeyOf::V6(wire) => {
-                self.services_v6.remove(&wire).map_err(write_failed(map::SERVICES_V6))
-            }
+            KeyOf::V4(wire) => self
+                .services_v4
+                .remove(&wire)
+                .map_err(write_failed(map::SERVICES_V4)),
+            KeyOf::V6(wire) => self
+                .services_v6
+                .remove(&wire)
+                .map_err(write_failed(map::SERVICES_V6)),
         }
     }
 
@@ -802,12 +893,26 @@ impl Tables {
         let v4 = self.services_v4.iter().flatten().filter_map(|(key, id)| {
             let (address, port, protocol) = key.parts();
             let protocol = Protocol::from_number(protocol)?;
-            Some((ServiceKey { address: address.into(), port, protocol }, id))
+            Some((
+                ServiceKey {
+                    address: address.into(),
+                    port,
+                    protocol,
+                },
+                id,
+            ))
         });
         let v6 = self.services_v6.iter().flatten().filter_map(|(key, id)| {
             let (address, port, protocol) = key.parts();
             let protocol = Protocol::from_number(protocol)?;
-            Some((ServiceKey { address: address.into(), port, protocol }, id))
+            Some((
+                ServiceKey {
+                    address: address.into(),
+                    port,
+                    protocol,
+                },
+                id,
+            ))
         });
         v4.chain(v6).collect()
     }
@@ -815,7 +920,10 @@ impl Tables {
     /// Reads a service back, or nothing where the entries contradict each other.
     fn adopt_service(&mut self, key: &ServiceKey, id: u32) -> Option<InstalledService> {
         let entry = self.service.read(id)?;
-        let run = Run { base: entry.word.base(), log2: entry.word.log2_length() };
+        let run = Run {
+            base: entry.word.base(),
+            log2: entry.word.log2_length(),
+        };
         if entry.word.check() != key_check(key) || !self.service_ids.reserve(id) {
             return None;
         }
@@ -823,11 +931,23 @@ impl Tables {
             self.service_ids.release(id);
             return None;
         }
-        let owners: BTreeSet<u32> =
-            self.run_slots(run).map(Slot::current).filter(|owner| *owner != 0).collect();
-        let backends = owners.into_iter().filter(|owner| self.adopt_backend(*owner)).collect();
+        let owners: BTreeSet<u32> = self
+            .run_slots(run)
+            .map(Slot::current)
+            .filter(|owner| *owner != 0)
+            .collect();
+        let backends = owners
+            .into_iter()
+            .filter(|owner| self.adopt_backend(*owner))
+            .collect();
         let mode = ForwardMode::from_abi(entry.mode);
-        Some(InstalledService { id, run, mode, backends, spec: None })
+        Some(InstalledService {
+            id,
+            run,
+            mode,
+            backends,
+            spec: None,
+        })
     }
 
     /// Counts a service for a backend in the maps; returns whether there is such a backend.
@@ -846,9 +966,16 @@ impl Tables {
             return false;
         }
         if self.next_hop_ids.reserve(entry.next_hop) {
-            self.ways.insert(address, Way { next_hop: entry.next_hop, resolution: None });
+            self.ways.insert(
+                address,
+                Way {
+                    next_hop: entry.next_hop,
+                    resolution: None,
+                },
+            );
         }
-        self.backend_by_address.insert(address, InstalledBackend { id, services: 1 });
+        self.backend_by_address
+            .insert(address, InstalledBackend { id, services: 1 });
         true
     }
 
@@ -912,7 +1039,11 @@ const fn family_flag(address: IpAddr) -> u32 {
 }
 
 fn backend_flags(address: IpAddr, way: Resolution) -> u32 {
-    let local = if way == Resolution::Local { BACKEND_LOCAL } else { 0 };
+    let local = if way == Resolution::Local {
+        BACKEND_LOCAL
+    } else {
+        0
+    };
     family_flag(address) | local
 }
 
@@ -940,7 +1071,9 @@ const LARGEST_PACKET: u32 = 65_535;
 fn next_hop_entry(target: IpAddr, hop: &crate::nexthop::NextHop) -> NextHop {
     let [a, b, c, d, e, f] = hop.destination_mac;
     let [g, h, i, j, k, l] = hop.source_mac;
-    let source = hop.source.filter(|source| source.is_ipv4() == target.is_ipv4());
+    let source = hop
+        .source
+        .filter(|source| source.is_ipv4() == target.is_ipv4());
     NextHop {
         ifindex: hop.ifindex,
         mtu: hop.mtu.min(LARGEST_PACKET),

@@ -1,7 +1,6 @@
 //! Loading, attaching, taking over and removing, on veth pairs in private network namespaces.
 //!
-//! Each test's thread has a network namespace of its own, which ends with it, and pins below a
-//! directory of its own on the BPF file system. Needs root.
+//! Needs root.
 
 #![expect(
     clippy::unwrap_used,
@@ -9,17 +8,18 @@
 )]
 
 use std::{
-    fs, io,
+    fs::{self, File},
+    io,
     net::UdpSocket,
+    os::fd::AsFd,
     path::Path,
-    process::{self, Command},
+    process::Command,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
-        mpsc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use aya::maps::{Map, MapData, PerCpuArray};
@@ -30,7 +30,10 @@ use fastpath::{
     pins::{PinError, Pins},
     refusal::Refusal,
 };
-use nix::sched::{CloneFlags, unshare};
+use lab::{Namespace, Veth};
+use rustix::thread::{
+    CapabilitySet, LinkNameSpaceType, capabilities, move_into_link_name_space, set_capabilities,
+};
 use xdp_prog::abi::map;
 
 const NATIVE: Options = Options {
@@ -44,94 +47,104 @@ const GENERIC: Options = Options {
 
 #[test]
 fn native_attachment_is_pinned_and_outlives_the_loader() {
-    let lab = Lab::new();
-    let attachment = lab.load().attach("up0", &NATIVE).unwrap();
+    on_edge(|edge| {
+        let attachment = edge.load().attach("up0", &NATIVE).unwrap();
 
-    assert_eq!(attachment.mode, XdpMode::Native);
-    assert_eq!(attachment.replaced, None);
-    assert!(lab.pins.link("up0").exists());
-    let device = facts::interface("up0").unwrap();
-    assert_eq!(device.index, attachment.ifindex);
-    assert_eq!(device.programs.len(), 1);
-    assert_eq!(device.programs[0].mode, XdpMode::Native);
-    assert_eq!(device.programs[0].id, attachment.program);
+        assert_eq!(attachment.mode, XdpMode::Native);
+        assert_eq!(attachment.replaced, None);
+        assert!(edge.pins.link("up0").exists());
+        let device = facts::interface("up0").unwrap();
+        assert_eq!(device.index, attachment.ifindex);
+        assert_eq!(device.programs.len(), 1);
+        assert_eq!(device.programs[0].mode, XdpMode::Native);
+        assert_eq!(device.programs[0].id, attachment.program);
+    });
 }
 
 #[test]
 fn next_agent_adopts_the_link_and_replaces_the_program() {
-    let lab = Lab::new();
-    let first = lab.load().attach("up0", &NATIVE).unwrap();
-    let second = lab.load().attach("up0", &NATIVE).unwrap();
+    on_edge(|edge| {
+        let first = edge.load().attach("up0", &NATIVE).unwrap();
+        let second = edge.load().attach("up0", &NATIVE).unwrap();
 
-    assert_eq!(second.link, first.link);
-    assert_eq!(second.replaced, Some(first.program));
-    assert_ne!(second.program, first.program);
-    let device = facts::interface("up0").unwrap();
-    assert_eq!(device.programs[0].id, second.program);
+        assert_eq!(second.link, first.link);
+        assert_eq!(second.replaced, Some(first.program));
+        assert_ne!(second.program, first.program);
+        let device = facts::interface("up0").unwrap();
+        assert_eq!(device.programs[0].id, second.program);
+    });
 }
 
 #[test]
 fn one_program_serves_several_interfaces() {
-    let lab = Lab::new();
-    let mut loaded = lab.load();
-    let a = loaded.attach("up0", &NATIVE).unwrap();
-    let b = loaded.attach("up1", &NATIVE).unwrap();
-    drop(loaded);
+    on_edge(|edge| {
+        let mut loaded = edge.load();
+        let a = loaded.attach("up0", &NATIVE).unwrap();
+        let b = loaded.attach("up1", &NATIVE).unwrap();
+        drop(loaded);
 
-    assert_eq!(a.program, b.program);
-    assert_ne!(a.link, b.link);
-    assert_eq!(lab.pins.interfaces().unwrap(), ["up0", "up1"]);
-    assert_eq!((programs("up0"), programs("up1")), (1, 1));
+        assert_eq!(a.program, b.program);
+        assert_ne!(a.link, b.link);
+        assert_eq!(edge.pins.interfaces().unwrap(), ["up0", "up1"]);
+        assert_eq!((programs("up0"), programs("up1")), (1, 1));
+    });
 }
 
 #[test]
 fn unpinned_attachment_ends_with_the_loader() {
-    let _lab = Lab::new();
-    let mut loaded = small(Loader::unpinned()).load().unwrap();
-    loaded.attach("up0", &NATIVE).unwrap();
-    assert_eq!(programs("up0"), 1);
-    drop(loaded);
+    on_edge(|_| {
+        let mut loaded = small(Loader::unpinned()).load().unwrap();
+        loaded.attach("up0", &NATIVE).unwrap();
+        assert_eq!(programs("up0"), 1);
+        drop(loaded);
 
-    wait_until("the program is gone", || programs("up0") == 0);
+        wait_until("the program is gone", || programs("up0") == 0);
+    });
 }
 
 #[test]
 fn maps_are_the_same_across_loads() {
-    let lab = Lab::new();
-    let first = map_id(&lab.load().map(map::SERVICES_V4).unwrap());
-    let again = lab.load();
+    on_edge(|edge| {
+        let first = map_id(&edge.load().map(map::SERVICES_V4).unwrap());
+        let again = edge.load();
 
-    assert_eq!(map_id(&again.map(map::SERVICES_V4).unwrap()), first);
-    assert_eq!(map_id(&lab.pins.open_map(map::SERVICES_V4).unwrap()), first);
+        assert_eq!(map_id(&again.map(map::SERVICES_V4).unwrap()), first);
+        assert_eq!(
+            map_id(&edge.pins.open_map(map::SERVICES_V4).unwrap()),
+            first
+        );
+    });
 }
 
 #[test]
 fn pinned_map_keeps_its_size_and_the_loader_says_so() {
-    let lab = Lab::new();
-    drop(lab.load());
-    let again = lab.loader().max_entries(map::LUT, 4096).load().unwrap();
+    on_edge(|edge| {
+        drop(edge.load());
+        let again = edge.loader().max_entries(map::LUT, 4096).load().unwrap();
 
-    let kept = again.kept_sizes();
-    assert_eq!(kept.len(), 1);
-    assert_eq!((kept[0].pinned, kept[0].asked), (LUT_SLOTS, 4096));
-    let info = again.map(map::LUT).unwrap().info().unwrap();
-    assert_eq!(info.max_entries(), LUT_SLOTS);
+        let kept = again.kept_sizes();
+        assert_eq!(kept.len(), 1);
+        assert_eq!((kept[0].pinned, kept[0].asked), (LUT_SLOTS, 4096));
+        let info = again.map(map::LUT).unwrap().info().unwrap();
+        assert_eq!(info.max_entries(), LUT_SLOTS);
+    });
 }
 
 #[test]
 fn pinned_map_of_another_layout_is_refused_by_name() {
-    let lab = Lab::new();
-    drop(lab.load());
-    // Another map takes the name, as a build with other layouts would have left it.
-    let path = lab.pins.map(map::SERVICES_V4);
-    fs::remove_file(&path).unwrap();
-    lab.pins.open_map(map::LUT).unwrap().pin(&path).unwrap();
+    on_edge(|edge| {
+        drop(edge.load());
+        // Another map takes the name, as a build with other layouts would have left it.
+        let path = edge.pins.map(map::SERVICES_V4);
+        fs::remove_file(&path).unwrap();
+        edge.pins.open_map(map::LUT).unwrap().pin(&path).unwrap();
 
-    let error = lab.loader().load().unwrap_err();
-    assert!(matches!(&error, LoadError::Layout { map, .. } if map == map::SERVICES_V4));
-    let text = error.to_string();
-    assert!(text.contains("keys of 8 and values of 4 bytes"), "{text}");
-    assert!(text.contains("guideway detach"), "{text}");
+        let error = edge.loader().load().unwrap_err();
+        assert!(matches!(&error, LoadError::Layout { map, .. } if map == map::SERVICES_V4));
+        let text = error.to_string();
+        assert!(text.contains("keys of 8 and values of 4 bytes"), "{text}");
+        assert!(text.contains("guideway detach"), "{text}");
+    });
 }
 
 #[test]
@@ -139,206 +152,232 @@ fn replacement_under_traffic_loses_no_packet_and_lets_none_pass_unseen() {
     const REPLACEMENTS: u32 = 25;
     const PACKETS_BETWEEN: u64 = 200;
 
-    let lab = Lab::with_remote_peer();
-    let mut loaded = lab.load();
-    let first = loaded.attach("up0", &NATIVE).unwrap();
-    let seen_before = packets_seen(&loaded);
-    let received_before = received("up0");
-    let traffic = Traffic::start(&lab);
+    let machine = Namespace::new("edge").unwrap();
+    let client = Namespace::new("client").unwrap();
+    // Only the test's packets are on the wire: no neighbour discovery, no ARP.
+    client
+        .set_sysctl("net/ipv6/conf/default/disable_ipv6", "1")
+        .unwrap();
+    let (uplink, port) = Veth::between((&machine, "up0"), (&client, "up1"))
+        .create()
+        .unwrap();
+    uplink.add_address("10.0.0.1/24".parse().unwrap()).unwrap();
+    port.add_address("10.0.0.2/24".parse().unwrap()).unwrap();
+    port.set_neighbour("10.0.0.1".parse().unwrap(), uplink.mac())
+        .unwrap();
 
-    for _ in 0..REPLACEMENTS {
+    machine.run(|| {
+        let edge = Edge::default();
+        let mut loaded = edge.load();
+        let first = loaded.attach("up0", &NATIVE).unwrap();
+        let seen_before = packets_seen(&loaded);
+        let received_before = uplink.stats().unwrap().rx_packets;
+        let traffic = Traffic::start(&client);
+
+        for _ in 0..REPLACEMENTS {
+            traffic.wait_for_more(PACKETS_BETWEEN);
+            let mut next = edge.load();
+            assert_eq!(next.attach("up0", &NATIVE).unwrap().link, first.link);
+            loaded = next;
+        }
         traffic.wait_for_more(PACKETS_BETWEEN);
-        let mut next = lab.load();
-        assert_eq!(next.attach("up0", &NATIVE).unwrap().link, first.link);
-        loaded = next;
-    }
-    traffic.wait_for_more(PACKETS_BETWEEN);
 
-    let (sent, arrived) = traffic.stop();
-    assert!(sent >= u64::from(REPLACEMENTS) * PACKETS_BETWEEN);
-    assert_eq!(arrived, sent, "packets lost while programs changed");
-    let on_the_wire = received("up0") - received_before;
-    assert!(on_the_wire >= sent);
-    assert_eq!(
-        packets_seen(&loaded) - seen_before,
-        on_the_wire,
-        "packets that met no program, or were not counted"
-    );
+        let (sent, arrived) = traffic.stop();
+        assert!(sent >= u64::from(REPLACEMENTS) * PACKETS_BETWEEN);
+        assert_eq!(arrived, sent, "packets lost while programs changed");
+        let received = uplink.stats().unwrap().rx_packets - received_before;
+        assert!(received >= sent);
+        assert_eq!(
+            packets_seen(&loaded) - seen_before,
+            received,
+            "packets that met no program, or were not counted"
+        );
+    });
 }
 
 #[test]
 fn recreated_interface_gets_a_new_link() {
-    let lab = Lab::new();
-    let first = lab.load().attach("up0", &NATIVE).unwrap();
-    ip("link del up0");
-    add_pair();
-    let second = lab.load().attach("up0", &NATIVE).unwrap();
+    on_edge(|edge| {
+        let first = edge.load().attach("up0", &NATIVE).unwrap();
+        ip("link del up0");
+        add_pair();
+        let second = edge.load().attach("up0", &NATIVE).unwrap();
 
-    assert_ne!(second.link, first.link);
-    assert_eq!(second.replaced, None);
-    assert_eq!(programs("up0"), 1);
+        assert_ne!(second.link, first.link);
+        assert_eq!(second.replaced, None);
+        assert_eq!(programs("up0"), 1);
+    });
 }
 
 #[test]
 fn link_that_works_in_another_namespace_is_left_alone() {
-    let lab = Lab::new();
-    let first = lab.load().attach("up0", &NATIVE).unwrap();
-    let pins = lab.pins.clone();
-    // There, the same interface number belongs to another interface.
-    let error = Peer::new().run(move || {
-        ip(&format!(
-            "link add up0 index {} type veth peer name up1",
-            first.ifindex
-        ));
-        let mut loaded = small(Loader::pinned(pins)).load().unwrap();
-        loaded.attach("up0", &NATIVE).unwrap_err()
-    });
+    on_edge(|edge| {
+        let first = edge.load().attach("up0", &NATIVE).unwrap();
+        // There, the same interface number belongs to another interface.
+        let other = Namespace::new("other").unwrap();
+        let error = in_network_of(&other, || {
+            ip(&format!(
+                "link add up0 index {} type veth peer name up1",
+                first.ifindex
+            ));
+            edge.load().attach("up0", &NATIVE).unwrap_err()
+        });
 
-    assert!(
-        matches!(error, AttachError::OtherNamespace { .. }),
-        "{error}"
-    );
-    assert_eq!(programs("up0"), 1);
+        assert!(
+            matches!(error, AttachError::OtherNamespace { .. }),
+            "{error}"
+        );
+        assert_eq!(programs("up0"), 1);
+    });
 }
 
 #[test]
 fn interface_with_a_dot_in_its_name_can_be_pinned() {
-    let lab = Lab::new();
-    ip("link set up1 name up1.100");
-    lab.load().attach("up1.100", &NATIVE).unwrap();
+    on_edge(|edge| {
+        ip("link set up1 name up1.100");
+        edge.load().attach("up1.100", &NATIVE).unwrap();
 
-    assert_eq!(lab.pins.interfaces().unwrap(), ["up1.100"]);
-    assert!(lab.pins.detach("up1.100").unwrap());
-    assert_eq!(programs("up1.100"), 0);
+        assert_eq!(edge.pins.interfaces().unwrap(), ["up1.100"]);
+        assert!(edge.pins.detach("up1.100").unwrap());
+        assert_eq!(programs("up1.100"), 0);
+    });
 }
 
 #[test]
 fn detach_removes_the_program_and_leaves_the_others() {
-    let lab = Lab::new();
-    let mut loaded = lab.load();
-    loaded.attach("up0", &NATIVE).unwrap();
-    loaded.attach("up1", &NATIVE).unwrap();
+    on_edge(|edge| {
+        let mut loaded = edge.load();
+        loaded.attach("up0", &NATIVE).unwrap();
+        loaded.attach("up1", &NATIVE).unwrap();
 
-    assert!(lab.pins.detach("up0").unwrap());
-    assert!(!lab.pins.detach("up0").unwrap());
-    assert_eq!((programs("up0"), programs("up1")), (0, 1));
+        assert!(edge.pins.detach("up0").unwrap());
+        assert!(!edge.pins.detach("up0").unwrap());
+        assert_eq!((programs("up0"), programs("up1")), (0, 1));
+    });
 }
 
 #[test]
 fn remove_all_leaves_nothing_behind() {
-    let lab = Lab::new();
-    lab.load().attach("up0", &NATIVE).unwrap();
-    ip("link del up0");
-    add_pair();
-    lab.load().attach("up1", &NATIVE).unwrap();
+    on_edge(|edge| {
+        edge.load().attach("up0", &NATIVE).unwrap();
+        ip("link del up0");
+        add_pair();
+        edge.load().attach("up1", &NATIVE).unwrap();
 
-    assert_eq!(lab.pins.remove_all().unwrap(), ["up0", "up1"]);
-    assert_eq!((programs("up0"), programs("up1")), (0, 0));
-    assert!(!lab.pins.root().exists());
-    assert_eq!(lab.pins.remove_all().unwrap(), Vec::<String>::new());
+        assert_eq!(edge.pins.remove_all().unwrap(), ["up0", "up1"]);
+        assert_eq!((programs("up0"), programs("up1")), (0, 0));
+        assert!(!edge.pins.root().exists());
+        assert_eq!(edge.pins.remove_all().unwrap(), Vec::<String>::new());
+    });
 }
 
 #[test]
 fn link_of_another_layout_version_is_taken_over() {
-    let lab = Lab::new();
-    let first = lab.load().attach("up0", &NATIVE).unwrap();
-    let old = lab.pins.root().join("v0");
-    fs::create_dir_all(old.join("links")).unwrap();
-    fs::create_dir_all(old.join("maps")).unwrap();
-    fs::rename(lab.pins.link("up0"), old.join("links/xdp-up0")).unwrap();
-    let map = lab.pins.open_map(map::LUT).unwrap();
-    map.pin(old.join("maps/LUT")).unwrap();
+    on_edge(|edge| {
+        let first = edge.load().attach("up0", &NATIVE).unwrap();
+        let old = edge.pins.root().join("v0");
+        fs::create_dir_all(old.join("links")).unwrap();
+        fs::create_dir_all(old.join("maps")).unwrap();
+        fs::rename(edge.pins.link("up0"), old.join("links/xdp-up0")).unwrap();
+        let map = edge.pins.open_map(map::LUT).unwrap();
+        map.pin(old.join("maps/LUT")).unwrap();
 
-    let second = lab.load().attach("up0", &NATIVE).unwrap();
-    lab.pins.remove_other_versions().unwrap();
+        let second = edge.load().attach("up0", &NATIVE).unwrap();
+        edge.pins.remove_other_versions().unwrap();
 
-    assert_eq!(second.link, first.link);
-    assert!(lab.pins.link("up0").exists());
-    assert!(!old.exists());
+        assert_eq!(second.link, first.link);
+        assert!(edge.pins.link("up0").exists());
+        assert!(!old.exists());
+    });
 }
 
 #[test]
 fn generic_mode_switches_merging_offloads_off() {
-    let lab = Lab::new();
-    run("ethtool", "-K up0 gro on");
-    let attachment = lab.load().attach("up0", &GENERIC).unwrap();
+    on_edge(|edge| {
+        run("ethtool", "-K up0 gro on");
+        let attachment = edge.load().attach("up0", &GENERIC).unwrap();
 
-    assert_eq!(attachment.mode, XdpMode::Generic);
-    assert_eq!(attachment.switched_off, ["rx-gro"]);
-    let device = facts::interface("up0").unwrap();
-    assert!(!device.features.unwrap().is_active("rx-gro"));
-    assert_eq!(device.programs[0].mode, XdpMode::Generic);
+        assert_eq!(attachment.mode, XdpMode::Generic);
+        assert_eq!(attachment.switched_off, ["rx-gro"]);
+        let device = facts::interface("up0").unwrap();
+        assert!(!device.features.unwrap().is_active("rx-gro"));
+        assert_eq!(device.programs[0].mode, XdpMode::Generic);
+    });
 }
 
 #[test]
 fn generic_mode_refuses_merging_offloads_when_told_to() {
-    let lab = Lab::new();
-    run("ethtool", "-K up0 gro on");
-    let options = Options {
-        merging: Merging::Refuse,
-        ..GENERIC
-    };
-    let error = lab.load().attach("up0", &options).unwrap_err();
+    on_edge(|edge| {
+        run("ethtool", "-K up0 gro on");
+        let options = Options {
+            merging: Merging::Refuse,
+            ..GENERIC
+        };
+        let error = edge.load().attach("up0", &options).unwrap_err();
 
-    assert_eq!(
-        error.to_string(),
-        "interface up0: generic XDP would see packets merged by rx-gro; switch that off: \
+        assert_eq!(
+            error.to_string(),
+            "interface up0: generic XDP would see packets merged by rx-gro; switch that off: \
          `ethtool -K up0 rx-gro off`"
-    );
-    assert_eq!(programs("up0"), 0);
+        );
+        assert_eq!(programs("up0"), 0);
+    });
 }
 
 #[test]
 fn driver_without_xdp_is_named_and_generic_mode_is_the_declared_fallback() {
-    let lab = Lab::new();
-    ip("link add br0 type bridge");
-    let error = lab.load().attach("br0", &NATIVE).unwrap_err();
-    let AttachError::Impossible { obstacle, .. } = &error else {
-        panic!("{error}");
-    };
-    assert_eq!(obstacle.kind, ObstacleKind::Driver);
-    let text = error.to_string();
-    assert!(
-        text.starts_with(
-            "interface br0: native XDP is not possible: driver bridge does not run XDP programs"
-        ),
-        "{text}"
-    );
+    on_edge(|edge| {
+        ip("link add br0 type bridge");
+        let error = edge.load().attach("br0", &NATIVE).unwrap_err();
+        let AttachError::Impossible { obstacle, .. } = &error else {
+            panic!("{error}");
+        };
+        assert_eq!(obstacle.kind, ObstacleKind::Driver);
+        let text = error.to_string();
+        assert!(
+            text.starts_with(
+                "interface br0: native XDP is not possible: driver bridge does not run XDP programs"
+            ),
+            "{text}"
+        );
 
-    let options = Options {
-        mode: Mode::NativeOrGeneric,
-        ..NATIVE
-    };
-    let attachment = lab.load().attach("br0", &options).unwrap();
-    assert_eq!(attachment.mode, XdpMode::Generic);
-    assert!(attachment.fallback.unwrap().to_string().contains("bridge"));
+        let options = Options {
+            mode: Mode::NativeOrGeneric,
+            ..NATIVE
+        };
+        let attachment = edge.load().attach("br0", &options).unwrap();
+        assert_eq!(attachment.mode, XdpMode::Generic);
+        assert!(attachment.fallback.unwrap().to_string().contains("bridge"));
+    });
 }
 
 #[test]
 fn queue_mismatch_is_explained_in_the_kernels_words() {
-    let lab = Lab::new();
-    ip("link add q0 numrxqueues 1 type veth peer name q1 numtxqueues 2");
-    ip("link set q0 up");
-    ip("link set q1 up");
-    run("ethtool", "-L q1 tx 2");
-    let error = lab.load().attach("q0", &NATIVE).unwrap_err();
+    on_edge(|edge| {
+        ip("link add q0 numrxqueues 1 type veth peer name q1 numtxqueues 2");
+        ip("link set q0 up");
+        ip("link set q1 up");
+        run("ethtool", "-L q1 tx 2");
+        let error = edge.load().attach("q0", &NATIVE).unwrap_err();
 
-    let AttachError::Impossible { obstacle, .. } = &error else {
-        panic!("{error}");
-    };
-    assert_eq!(obstacle.kind, ObstacleKind::Queues { receive: 1 });
-    let text = error.to_string();
-    assert!(text.contains("number of rx queues"), "{text}");
-    assert_eq!(programs("q0"), 0);
+        let AttachError::Impossible { obstacle, .. } = &error else {
+            panic!("{error}");
+        };
+        assert_eq!(obstacle.kind, ObstacleKind::Queues { receive: 1 });
+        let text = error.to_string();
+        assert!(text.contains("number of rx queues"), "{text}");
+        assert_eq!(programs("q0"), 0);
+    });
 }
 
 #[test]
 fn jumbo_frames_do_not_exclude_native_mode() {
-    let lab = Lab::new();
-    ip("link set up0 mtu 9000");
-    ip("link set up1 mtu 9000");
-    let attachment = lab.load().attach("up0", &NATIVE).unwrap();
-    assert_eq!(attachment.mode, XdpMode::Native);
+    on_edge(|edge| {
+        ip("link set up0 mtu 9000");
+        ip("link set up1 mtu 9000");
+        let attachment = edge.load().attach("up0", &NATIVE).unwrap();
+        assert_eq!(attachment.mode, XdpMode::Native);
+    });
 }
 
 #[test]
@@ -352,56 +391,59 @@ fn foreign_generic_program_is_named_and_left_alone() {
 }
 
 fn foreign_program_is_left_alone(keyword: &str, mode: XdpMode) {
-    let lab = Lab::new();
-    // Our own program, attached by someone else's hand, plays the stranger.
-    let stranger = lab.load();
-    let id = stranger.program().info().unwrap().id();
-    let pin = lab.pins.root().join("stranger").display().to_string();
-    run("bpftool", &format!("prog pin id {id} {pin}"));
-    ip(&format!("link set dev up0 {keyword} pinned {pin}"));
-    let before = facts::interface("up0").unwrap().programs;
+    on_edge(|edge| {
+        // Our own program, attached by someone else's hand, plays the stranger.
+        let stranger = edge.load();
+        let id = stranger.program().info().unwrap().id();
+        let pin = edge.pins.root().join("stranger").display().to_string();
+        run("bpftool", &format!("prog pin id {id} {pin}"));
+        ip(&format!("link set dev up0 {keyword} pinned {pin}"));
+        let before = facts::interface("up0").unwrap().programs;
 
-    let error = lab.load().attach("up0", &NATIVE).unwrap_err();
-    let AttachError::Occupied { owner, .. } = &error else {
-        panic!("{error}");
-    };
-    assert_eq!(owner.mode, mode);
-    assert_eq!(owner.program, id);
-    assert_eq!(owner.name.as_deref(), Some("guideway"));
-    assert!(error.to_string().contains("is left alone"), "{error}");
-    assert_eq!(facts::interface("up0").unwrap().programs, before);
-    assert!(!lab.pins.link("up0").exists());
-    fs::remove_file(pin).unwrap();
+        let error = edge.load().attach("up0", &NATIVE).unwrap_err();
+        let AttachError::Occupied { owner, .. } = &error else {
+            panic!("{error}");
+        };
+        assert_eq!(owner.mode, mode);
+        assert_eq!(owner.program, id);
+        assert_eq!(owner.name.as_deref(), Some("guideway"));
+        assert!(error.to_string().contains("is left alone"), "{error}");
+        assert_eq!(facts::interface("up0").unwrap().programs, before);
+        assert!(!edge.pins.link("up0").exists());
+        fs::remove_file(pin).unwrap();
+    });
 }
 
 #[test]
 fn adopted_link_in_a_mode_that_is_not_allowed_stays() {
-    let lab = Lab::new();
-    let first = lab.load().attach("up0", &GENERIC).unwrap();
-    let error = lab.load().attach("up0", &NATIVE).unwrap_err();
+    on_edge(|edge| {
+        let first = edge.load().attach("up0", &GENERIC).unwrap();
+        let error = edge.load().attach("up0", &NATIVE).unwrap_err();
 
-    let generic = XdpMode::Generic;
-    assert!(matches!(error, AttachError::OtherMode { in_force, .. } if in_force == generic));
-    assert_eq!(
-        facts::interface("up0").unwrap().programs[0].id,
-        first.program
-    );
+        let generic = XdpMode::Generic;
+        assert!(matches!(error, AttachError::OtherMode { in_force, .. } if in_force == generic));
+        assert_eq!(
+            facts::interface("up0").unwrap().programs[0].id,
+            first.program
+        );
+    });
 }
 
 #[test]
 fn missing_interface_is_not_found() {
-    let lab = Lab::new();
-    let mut loaded = lab.load();
-    for name in ["nosuch0", "", "a-name-longer-than-any-interface"] {
-        let error = loaded.attach(name, &NATIVE).unwrap_err();
-        assert!(
-            matches!(
-                &error,
-                AttachError::Interface(InterfaceError::NotFound { .. })
-            ),
-            "{error}"
-        );
-    }
+    on_edge(|edge| {
+        let mut loaded = edge.load();
+        for name in ["nosuch0", "", "a-name-longer-than-any-interface"] {
+            let error = loaded.attach(name, &NATIVE).unwrap_err();
+            assert!(
+                matches!(
+                    &error,
+                    AttachError::Interface(InterfaceError::NotFound { .. })
+                ),
+                "{error}"
+            );
+        }
+    });
 }
 
 #[test]
@@ -432,40 +474,51 @@ fn missing_capabilities_are_named() {
 }
 
 #[test]
-fn facts_describe_a_veth() {
-    let _lab = Lab::new();
-    ip("link add q0 mtu 1400 numrxqueues 4 numtxqueues 4 type veth peer name q1");
-    run("ethtool", "-K q0 gro on");
-    let device = facts::interface("q0").unwrap();
+fn map_that_the_kernel_refuses_is_named() {
+    let error = small(Loader::unpinned())
+        .max_entries(map::VIPS, 0)
+        .load()
+        .unwrap_err();
+    assert!(matches!(&error, LoadError::Map { map, .. } if map == map::VIPS));
+}
 
-    assert_eq!(device.driver.as_deref(), Some("veth"));
-    assert_eq!(device.mtu, 1400);
-    let channels = device.channels.unwrap();
-    assert_eq!(device.rx_queues, channels.receive());
-    assert_eq!(channels.rx_max, 4);
-    assert!(matches!(
-        device.native_xdp,
-        NativeXdp::Supported {
-            several_buffers: true,
-            ..
-        }
-    ));
-    assert_eq!(device.features.unwrap().merging(), ["rx-gro"]);
-    assert_eq!(device.programs, []);
-    assert!(!device.up);
+#[test]
+fn facts_describe_a_veth() {
+    on_edge(|_| {
+        ip("link add q0 mtu 1400 numrxqueues 4 numtxqueues 4 type veth peer name q1");
+        run("ethtool", "-K q0 gro on");
+        let device = facts::interface("q0").unwrap();
+
+        assert_eq!(device.driver.as_deref(), Some("veth"));
+        assert_eq!(device.mtu, 1400);
+        let channels = device.channels.unwrap();
+        assert_eq!(device.rx_queues, channels.receive());
+        assert_eq!(channels.rx_max, 4);
+        assert!(matches!(
+            device.native_xdp,
+            NativeXdp::Supported {
+                several_buffers: true,
+                ..
+            }
+        ));
+        assert_eq!(device.features.unwrap().merging(), ["rx-gro"]);
+        assert_eq!(device.programs, []);
+        assert!(!device.up);
+    });
 }
 
 #[test]
 fn facts_list_the_members_of_a_controller() {
-    let _lab = Lab::new();
-    ip("link add br0 type bridge");
-    ip("link set up1 master br0");
-    ip("link set up0 master br0");
-    let bridge = facts::interface("br0").unwrap();
+    on_edge(|_| {
+        ip("link add br0 type bridge");
+        ip("link set up1 master br0");
+        ip("link set up0 master br0");
+        let bridge = facts::interface("br0").unwrap();
 
-    assert_eq!(facts::members(bridge.index).unwrap(), ["up0", "up1"]);
-    let member = facts::interface("up0").unwrap();
-    assert_eq!(member.controller, Some(bridge.index));
+        assert_eq!(facts::members(bridge.index).unwrap(), ["up0", "up1"]);
+        let member = facts::interface("up0").unwrap();
+        assert_eq!(member.controller, Some(bridge.index));
+    });
 }
 
 /// Slots of the LUT arena in these tests, which need no 128 MiB.
@@ -479,90 +532,28 @@ fn small(loader: Loader) -> Loader {
         .max_entries(map::SERVICE_TRAFFIC, 256)
 }
 
-/// A network namespace for the test's thread with a veth pair `up0`-`up1`, and a pin directory.
-struct Lab {
-    pins: Pins,
-    peer: Option<Peer>,
+/// Runs a test on a machine of its own, with a cable between its interfaces `up0` and `up1`.
+fn on_edge(test: impl FnOnce(&Edge) + Send) {
+    let machine = Namespace::new("edge").unwrap();
+    Veth::between((&machine, "up0"), (&machine, "up1"))
+        .create()
+        .unwrap();
+    machine.run(|| test(&Edge::default()));
 }
 
-impl Lab {
-    fn new() -> Self {
-        unshare(CloneFlags::CLONE_NEWNET).unwrap();
-        add_pair();
-        Self::around(None)
-    }
+/// An agent's view of its machine, whose BPF file system no other machine sees.
+#[derive(Default)]
+struct Edge {
+    pins: Pins,
+}
 
-    /// The same with `up1` in a namespace of its own, reachable at 10.0.0.2 from 10.0.0.1.
-    fn with_remote_peer() -> Self {
-        unshare(CloneFlags::CLONE_NEWNET).unwrap();
-        let peer = Peer::new();
-        ip(&format!(
-            "link add up0 type veth peer name up1 netns {}",
-            peer.thread
-        ));
-        add_address("up0", 1);
-        peer.run(|| add_address("up1", 2));
-        Self::around(Some(peer))
-    }
-
-    fn around(peer: Option<Peer>) -> Self {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let root = format!("/sys/fs/bpf/guideway-test-{}-{number}", process::id());
-        Self {
-            pins: Pins::new(root),
-            peer,
-        }
-    }
-
+impl Edge {
     fn loader(&self) -> Loader {
         small(Loader::pinned(self.pins.clone()))
     }
 
     fn load(&self) -> Loaded {
         self.loader().load().unwrap()
-    }
-}
-
-impl Drop for Lab {
-    fn drop(&mut self) {
-        let removed = self.pins.remove_all();
-        if !thread::panicking() {
-            removed.unwrap();
-        }
-    }
-}
-
-type Job = Box<dyn FnOnce() + Send>;
-
-/// A thread that lives in a network namespace of its own and runs what it is given.
-struct Peer {
-    thread: i32,
-    jobs: mpsc::Sender<Job>,
-}
-
-impl Peer {
-    fn new() -> Self {
-        let (jobs, inbox) = mpsc::channel::<Job>();
-        let (told, thread) = mpsc::channel();
-        thread::spawn(move || {
-            unshare(CloneFlags::CLONE_NEWNET).unwrap();
-            told.send(nix::unistd::gettid().as_raw()).unwrap();
-            for job in inbox {
-                job();
-            }
-        });
-        Self {
-            thread: thread.recv().unwrap(),
-            jobs,
-        }
-    }
-
-    fn run<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> T {
-        let (result, answer) = mpsc::channel();
-        let job = move || result.send(work()).unwrap();
-        self.jobs.send(Box::new(job)).unwrap();
-        answer.recv().unwrap()
     }
 }
 
@@ -580,12 +571,12 @@ impl Traffic {
     /// Silence after which nothing is on the way any more.
     const QUIET: Duration = Duration::from_millis(500);
 
-    fn start(lab: &Lab) -> Self {
+    fn start(client: &Namespace) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let arrived = Arc::new(AtomicU64::new(0));
         let inbox = UdpSocket::bind("10.0.0.1:7000").unwrap();
         inbox.set_read_timeout(Some(Self::QUIET)).unwrap();
-        let outbox = lab.peer.as_ref().unwrap().run(|| {
+        let outbox = client.run(|| {
             let socket = UdpSocket::bind("10.0.0.2:7001").unwrap();
             socket.connect("10.0.0.1:7000").unwrap();
             socket
@@ -660,17 +651,6 @@ fn packets_seen(loaded: &Loaded) -> u64 {
         .sum()
 }
 
-/// Counts the packets that the interface received.
-fn received(interface: &str) -> u64 {
-    let text = fs::read_to_string("/proc/thread-self/net/dev").unwrap();
-    let prefix = format!("{interface}:");
-    let line = text
-        .lines()
-        .find_map(|line| line.trim().strip_prefix(&prefix))
-        .unwrap();
-    line.split_whitespace().nth(1).unwrap().parse().unwrap()
-}
-
 fn programs(interface: &str) -> usize {
     facts::interface(interface).unwrap().programs.len()
 }
@@ -683,11 +663,6 @@ fn add_pair() {
     ip("link add up0 type veth peer name up1");
     ip("link set up0 up");
     ip("link set up1 up");
-}
-
-fn add_address(interface: &str, host: u8) {
-    ip(&format!("address add 10.0.0.{host}/24 dev {interface}"));
-    ip(&format!("link set {interface} up"));
 }
 
 fn ip(arguments: &str) {
@@ -706,19 +681,29 @@ fn run(program: &str, arguments: &str) {
     );
 }
 
-fn without_capabilities<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
-    thread::spawn(|| {
-        caps::clear(None, caps::CapSet::Effective).unwrap();
+/// Runs `work` in another network, but with the files of this machine.
+fn in_network_of<T: Send>(other: &Namespace, work: impl FnOnce() -> T + Send) -> T {
+    let network = File::open(format!("/run/netns/{}", other.name())).unwrap();
+    in_thread(|| {
+        move_into_link_name_space(network.as_fd(), Some(LinkNameSpaceType::Network)).unwrap();
         work()
     })
-    .join()
-    .unwrap()
 }
 
-fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(20);
-    while !condition() {
-        assert!(Instant::now() < deadline, "waited in vain until {what}");
-        thread::sleep(Duration::from_millis(2));
-    }
+fn without_capabilities<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+    in_thread(|| {
+        let mut sets = capabilities(None).unwrap();
+        sets.effective = CapabilitySet::empty();
+        set_capabilities(None, sets).unwrap();
+        work()
+    })
+}
+
+/// Runs `work` in a thread of its own, whose privileges and namespaces end with it.
+fn in_thread<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+    thread::scope(|scope| scope.spawn(work).join().unwrap())
+}
+
+fn wait_until(awaited: &str, condition: impl FnMut() -> bool) {
+    lab::wait_until(awaited, Duration::from_secs(20), condition).unwrap();
 }

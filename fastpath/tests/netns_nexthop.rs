@@ -1,7 +1,7 @@
 //! Next hops followed through real changes of routes, neighbours, devices and addresses.
 //!
 //! ```text
-//!   edge: e0 10.77.0.1, fd77::1 ---- p0 10.77.0.2, fd77::2 :peer
+//!   edge: e0 10.77.0.1, fd77::1 ---- p0 10.77.0.2, fd77::2, fe80::77 :peer
 //!         e1 10.78.0.1          ---- p1 10.78.0.2
 //! ```
 //!
@@ -11,22 +11,12 @@
 #![expect(clippy::unwrap_used, reason = "a helper that fails fails its test")]
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::net::IpAddr;
-use std::os::fd::AsFd;
-use std::process::{self, Command};
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use fastpath::nexthop::{NextHop, Reason, Resolution, Resolver, Tracker, Wake, Watcher};
-use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
-
-const EDGE_MAC: [u8; 6] = [2, 0, 0, 0, 0x77, 1];
-const PEER_MAC: [u8; 6] = [2, 0, 0, 0, 0x77, 2];
-const SECOND_PEER_MAC: [u8; 6] = [2, 0, 0, 0, 0x78, 2];
-/// The address that the kernel derives from [`PEER_MAC`].
-const PEER_LINK_LOCAL: &str = "fe80::ff:fe00:7702";
+use lab::{Mac, Namespace, Veth, wait_until};
 
 /// Longer than the kernel takes to try a failed neighbour again (5 s).
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -34,16 +24,12 @@ const DEADLINE: Duration = Duration::from_secs(20);
 #[test]
 fn targets_on_the_link_and_behind_gateways_get_resolved() {
     let network = Network::new();
-    network.edge("route add 198.51.100.0/24 via 10.77.0.2");
-    network.edge("-6 route add 2001:db8:1::/48 via fd77::2");
-    network.edge(&format!(
-        "-6 route add 2001:db8:2::/48 via {PEER_LINK_LOCAL} dev e0"
-    ));
-    network.edge(&format!(
-        "route add 203.0.113.0/24 via inet6 {PEER_LINK_LOCAL} dev e0"
-    ));
-    network.edge("route add 192.0.2.7 dev e0");
-    network.peer("addr add 192.0.2.7/32 dev p0");
+    network.on_edge("route add 198.51.100.0/24 via 10.77.0.2");
+    network.on_edge("-6 route add 2001:db8:1::/48 via fd77::2");
+    network.on_edge("-6 route add 2001:db8:2::/48 via fe80::77 dev e0");
+    network.on_edge("route add 203.0.113.0/24 via inet6 fe80::77 dev e0");
+    network.on_edge("route add 192.0.2.7 dev e0");
+    network.on_peer("addr add 192.0.2.7/32 dev p0");
     let ways = [
         ("10.77.0.2", "10.77.0.1"),
         ("fd77::2", "fd77::1"),
@@ -57,12 +43,11 @@ fn targets_on_the_link_and_behind_gateways_get_resolved() {
 
     follower.until(|answers| answers.values().all(|answer| hop(answer).is_some()));
 
-    let ifindex = network.ifindex("e0");
     for (target, source) in ways {
         let expected = NextHop {
-            ifindex,
-            source_mac: EDGE_MAC,
-            destination_mac: PEER_MAC,
+            ifindex: network.e0.ifindex,
+            source_mac: network.e0.mac,
+            destination_mac: network.e0.peer_mac,
             via_gateway: !["10.77.0.2", "fd77::2", "192.0.2.7"].contains(&target),
             vlan: None,
             mtu: 1500,
@@ -75,11 +60,8 @@ fn targets_on_the_link_and_behind_gateways_get_resolved() {
 #[test]
 fn own_addresses_are_local() {
     let network = Network::new();
-    let mut resolver = network.resolver();
-    for own in ["10.77.0.1", "fd77::1", "127.0.0.1", "::1"] {
-        let answer = resolver.resolve(address(own)).unwrap();
-        assert_eq!(answer, Resolution::Local, "{own}");
-    }
+    let mut follower = network.follow(&["10.77.0.1", "fd77::1", "127.0.0.1", "::1"]);
+    follower.until(|answers| answers.values().all(|answer| *answer == Resolution::Local));
 }
 
 #[test]
@@ -87,8 +69,8 @@ fn an_address_that_is_added_becomes_local() {
     let network = Network::new();
     let mut follower = network.follow(&["10.77.0.9", "fd77::9"]);
     follower.refresh();
-    network.edge("addr add 10.77.0.9/32 dev e0");
-    network.edge("-6 addr add fd77::9/128 dev e0 nodad");
+    network.on_edge("addr add 10.77.0.9/32 dev e0");
+    network.on_edge("-6 addr add fd77::9/128 dev e0 nodad");
     follower.until(|answers| answers.values().all(|answer| *answer == Resolution::Local));
 }
 
@@ -96,11 +78,11 @@ fn an_address_that_is_added_becomes_local() {
 fn routes_that_lead_nowhere_have_their_reasons() {
     let network = Network::new();
     for (family, prefix) in [("-4", "192.0.2."), ("-6", "2001:db8::")] {
-        network.edge(&format!("{family} route add unreachable {prefix}1"));
-        network.edge(&format!("{family} route add blackhole {prefix}2"));
-        network.edge(&format!("{family} route add prohibit {prefix}3"));
-        network.edge(&format!("{family} route add throw {prefix}4"));
-        network.edge(&format!("{family} route add {prefix}5 dev lo"));
+        network.on_edge(&format!("{family} route add unreachable {prefix}1"));
+        network.on_edge(&format!("{family} route add blackhole {prefix}2"));
+        network.on_edge(&format!("{family} route add prohibit {prefix}3"));
+        network.on_edge(&format!("{family} route add throw {prefix}4"));
+        network.on_edge(&format!("{family} route add {prefix}5 dev lo"));
     }
     let mut resolver = network.resolver();
     for (target, reason) in [
@@ -127,12 +109,18 @@ fn routes_that_lead_nowhere_have_their_reasons() {
 fn a_neighbour_that_changes_its_mac_is_followed() {
     let network = Network::new();
     // A neighbour announces a new address only if told to, and is believed a second later.
-    run_in(&network.peer, "sysctl -qw net.ipv4.conf.p0.arp_notify=1");
-    run_in(&network.edge, "sysctl -qw net.ipv4.neigh.e0.locktime=0");
+    network
+        .peer
+        .set_sysctl("net/ipv4/conf/p0/arp_notify", "1")
+        .unwrap();
+    network
+        .edge
+        .set_sysctl("net/ipv4/neigh/e0/locktime", "0")
+        .unwrap();
     let mut follower = network.follow(&["10.77.0.2"]);
-    follower.until_mac("10.77.0.2", PEER_MAC);
+    follower.until_mac("10.77.0.2", network.e0.peer_mac);
 
-    network.peer("link set p0 address 02:00:00:00:77:99");
+    network.on_peer("link set p0 address 02:00:00:00:77:99");
 
     follower.until_mac("10.77.0.2", [2, 0, 0, 0, 0x77, 0x99]);
 }
@@ -143,41 +131,64 @@ fn a_neighbour_that_comes_late_is_found() {
     let mut follower = network.follow(&["10.77.0.3", "fd77::3"]);
     // Both have failed, not only not yet answered: the kernel itself has to try again.
     follower.refresh();
-    wait_for(|| network.edge("neigh show").matches("FAILED").count() == 2);
+    wait_until("both neighbours have failed", DEADLINE, || {
+        network.on_edge("neigh show").matches("FAILED").count() == 2
+    })
+    .unwrap();
     let unresolved = Resolution::Unresolved(Reason::NeighbourUnresolved);
     follower.until(|answers| answers.values().all(|answer| *answer == unresolved));
 
-    network.peer("addr add 10.77.0.3/24 dev p0");
-    network.peer("-6 addr add fd77::3/64 dev p0 nodad");
+    network.on_peer("addr add 10.77.0.3/24 dev p0");
+    network.on_peer("-6 addr add fd77::3/64 dev p0 nodad");
 
-    follower.until_mac("10.77.0.3", PEER_MAC);
-    follower.until_mac("fd77::3", PEER_MAC);
+    follower.until_mac("10.77.0.3", network.e0.peer_mac);
+    follower.until_mac("fd77::3", network.e0.peer_mac);
 }
 
 #[test]
 fn a_stale_neighbour_is_used_and_confirmed() {
     let network = Network::new();
-    network.edge("neigh add 10.77.0.2 lladdr 02:00:00:00:77:02 nud stale dev e0");
+    let [a, b, c, d, e, f] = network.e0.peer_mac;
+    network.on_edge(&format!(
+        "neigh add 10.77.0.2 lladdr {a:x}:{b:x}:{c:x}:{d:x}:{e:x}:{f:x} nud stale dev e0"
+    ));
     let mut follower = network.follow(&["10.77.0.2"]);
 
     follower.refresh();
 
     let destination = follower.hop("10.77.0.2").map(|hop| hop.destination_mac);
-    assert_eq!(destination, Some(PEER_MAC));
-    wait_for(|| network.edge("neigh show 10.77.0.2").contains("REACHABLE"));
+    assert_eq!(destination, Some(network.e0.peer_mac));
+    wait_until("the neighbour is confirmed", DEADLINE, || {
+        network
+            .on_edge("neigh show 10.77.0.2")
+            .contains("REACHABLE")
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_device_without_arp_is_sent_to_itself() {
+    let network = Network::new();
+    network.on_edge("link set e0 arp off");
+    let mut follower = network.follow(&["10.77.0.2", "fd77::2"]);
+    follower.refresh();
+    for target in ["10.77.0.2", "fd77::2"] {
+        let destination = follower.hop(target).map(|hop| hop.destination_mac);
+        assert_eq!(destination, Some(network.e0.mac), "{target}");
+    }
 }
 
 #[test]
 fn a_link_that_goes_down_and_up_is_followed() {
     let network = Network::new();
     let mut follower = network.follow(&["10.77.0.2"]);
-    follower.until_mac("10.77.0.2", PEER_MAC);
+    follower.until_mac("10.77.0.2", network.e0.peer_mac);
 
-    network.peer("link set p0 down");
+    network.on_peer("link set p0 down");
     follower.until_unresolved("10.77.0.2", Reason::LinkDown);
 
-    network.peer("link set p0 up");
-    follower.until_mac("10.77.0.2", PEER_MAC);
+    network.on_peer("link set p0 up");
+    follower.until_mac("10.77.0.2", network.e0.peer_mac);
 }
 
 #[test]
@@ -187,23 +198,23 @@ fn a_route_that_goes_and_comes_is_followed() {
         ("-4", "198.51.100.0/24", "10.77.0.2", "198.51.100.9"),
         ("-6", "2001:db8:1::/48", "fd77::2", "2001:db8:1::9"),
     ] {
-        network.edge(&format!("{family} route add {prefix} via {gateway}"));
+        network.on_edge(&format!("{family} route add {prefix} via {gateway}"));
         let mut follower = network.follow(&[target]);
-        follower.until_mac(target, PEER_MAC);
+        follower.until_mac(target, network.e0.peer_mac);
 
-        network.edge(&format!("{family} route del {prefix}"));
+        network.on_edge(&format!("{family} route del {prefix}"));
         follower.until_unresolved(target, Reason::NoRoute);
 
-        network.edge(&format!("{family} route add {prefix} via {gateway}"));
-        follower.until_mac(target, PEER_MAC);
+        network.on_edge(&format!("{family} route add {prefix} via {gateway}"));
+        follower.until_mac(target, network.e0.peer_mac);
     }
 }
 
 #[test]
 fn the_mtu_of_route_and_device_is_followed() {
     let network = Network::new();
-    network.edge("route add 198.51.100.0/24 via 10.77.0.2 mtu 1400");
-    network.edge("-6 route add 2001:db8:1::/48 via fd77::2 mtu 1400");
+    network.on_edge("route add 198.51.100.0/24 via 10.77.0.2 mtu 1400");
+    network.on_edge("-6 route add 2001:db8:1::/48 via fd77::2 mtu 1400");
     let mut follower = network.follow(&["198.51.100.9", "2001:db8:1::9"]);
     let mut until_mtu = |mtu: u32| {
         follower.until(|answers| {
@@ -212,59 +223,57 @@ fn the_mtu_of_route_and_device_is_followed() {
         });
     };
     until_mtu(1400);
-    network.edge("link set e0 mtu 1300");
+    network.on_edge("link set e0 mtu 1300");
     until_mtu(1300);
 }
 
 #[test]
 fn policy_rules_are_honoured_and_followed() {
     let network = Network::new();
-    network.edge("route add 198.51.100.0/24 via 10.77.0.2");
-    network.edge("route add 198.51.100.0/24 via 10.78.0.2 table 100");
+    network.on_edge("route add 198.51.100.0/24 via 10.77.0.2");
+    network.on_edge("route add 198.51.100.0/24 via 10.78.0.2 table 100");
     let target = "198.51.100.9";
     let mut follower = network.follow(&[target]);
-    follower.until_mac(target, PEER_MAC);
+    follower.until_mac(target, network.e0.peer_mac);
 
-    network.edge("rule add to 198.51.100.9 lookup 100");
-    follower.until_mac(target, SECOND_PEER_MAC);
+    network.on_edge("rule add to 198.51.100.9 lookup 100");
+    follower.until_mac(target, network.e1.peer_mac);
     let ifindex = follower.hop(target).map(|hop| hop.ifindex);
-    assert_eq!(ifindex, Some(network.ifindex("e1")));
+    assert_eq!(ifindex, Some(network.e1.ifindex));
 
-    network.edge("rule del to 198.51.100.9 lookup 100");
-    follower.until_mac(target, PEER_MAC);
+    network.on_edge("rule del to 198.51.100.9 lookup 100");
+    follower.until_mac(target, network.e0.peer_mac);
 }
 
 #[test]
 fn a_next_hop_object_that_is_replaced_is_followed() {
     let network = Network::new();
-    network.edge("nexthop add id 7 via 10.77.0.2 dev e0");
-    network.edge("route add 198.51.100.0/24 nhid 7");
+    network.on_edge("nexthop add id 7 via 10.77.0.2 dev e0");
+    network.on_edge("route add 198.51.100.0/24 nhid 7");
     let mut follower = network.follow(&["198.51.100.9"]);
-    follower.until_mac("198.51.100.9", PEER_MAC);
+    follower.until_mac("198.51.100.9", network.e0.peer_mac);
 
-    network.edge("nexthop replace id 7 via 10.78.0.2 dev e1");
-    follower.until_mac("198.51.100.9", SECOND_PEER_MAC);
+    network.on_edge("nexthop replace id 7 via 10.78.0.2 dev e1");
+    follower.until_mac("198.51.100.9", network.e1.peer_mac);
 }
 
 #[test]
 fn of_several_paths_a_live_one_is_taken() {
     let network = Network::new();
-    run_in(
-        &network.edge,
-        "sysctl -qw net.ipv4.conf.all.ignore_routes_with_linkdown=1",
-    );
-    network.edge("route add 198.51.100.0/24 nexthop via 10.77.0.2 nexthop via 10.78.0.2");
+    let skip_dead_paths = "net/ipv4/conf/all/ignore_routes_with_linkdown";
+    network.edge.set_sysctl(skip_dead_paths, "1").unwrap();
+    network.on_edge("route add 198.51.100.0/24 nexthop via 10.77.0.2 nexthop via 10.78.0.2");
     let target = "198.51.100.9";
     let mut follower = network.follow(&[target]);
     follower.until(|answers| hop(&answers[&address(target)]).is_some());
     let taken = follower.hop(target).map(|hop| hop.destination_mac);
 
-    let (lost, other) = if taken == Some(PEER_MAC) {
-        ("p0", SECOND_PEER_MAC)
+    let (lost, other) = if taken == Some(network.e0.peer_mac) {
+        ("p0", network.e1.peer_mac)
     } else {
-        ("p1", PEER_MAC)
+        ("p1", network.e0.peer_mac)
     };
-    network.peer(&format!("link set {lost} down"));
+    network.on_peer(&format!("link set {lost} down"));
 
     follower.until_mac(target, other);
 }
@@ -272,9 +281,9 @@ fn of_several_paths_a_live_one_is_taken() {
 #[test]
 fn neighbours_are_released_with_their_targets_and_by_a_successor() {
     let network = Network::new();
-    network.edge("neigh replace 10.78.0.2 dev e1 managed");
+    network.on_edge("neigh replace 10.78.0.2 dev e1 managed");
     let managed = || {
-        let table = network.edge("neigh show");
+        let table = network.on_edge("neigh show");
         let is_managed = |neighbour| {
             table
                 .lines()
@@ -299,10 +308,10 @@ fn neighbours_are_released_with_their_targets_and_by_a_successor() {
 #[test]
 fn a_permanent_neighbour_stays_permanent() {
     let network = Network::new();
-    network.edge("neigh add 10.77.0.7 lladdr 02:00:00:00:00:07 nud permanent dev e0");
+    network.on_edge("neigh add 10.77.0.7 lladdr 02:00:00:00:00:07 nud permanent dev e0");
     let mut follower = network.follow(&["10.77.0.7"]);
     follower.until_mac("10.77.0.7", [2, 0, 0, 0, 0, 7]);
-    let entry = network.edge("neigh show 10.77.0.7");
+    let entry = network.on_edge("neigh show 10.77.0.7");
     assert!(
         entry.contains("PERMANENT") && !entry.contains("managed"),
         "{entry}"
@@ -313,16 +322,19 @@ fn a_permanent_neighbour_stays_permanent() {
 fn lost_messages_count_as_a_change() {
     let network = Network::new();
     let mut watcher = network.watcher();
-    // Routes, since the neighbour table has a limit. One message takes about 1 KiB of the socket's
-    // buffer of a few hundred.
-    let routes =
-        (0..5000).map(|n| format!("route add 10.{}.{}.0/24 dev e0\n", 100 + n / 250, n % 250));
-    network.edge_batch(&routes.collect::<String>());
+    // Routes, since the neighbour table has a limit.
+    let routes: String = (0..20_000)
+        .map(|n| format!("route add 10.{}.{}.0/24 dev e0\n", 100 + n / 250, n % 250))
+        .collect();
+    let file = std::env::temp_dir().join(network.edge.name());
+    std::fs::write(&file, routes).unwrap();
+    network.on_edge(&format!("-batch {}", file.display()));
+    std::fs::remove_file(file).unwrap();
 
     assert_eq!(watcher.wait(Some(DEADLINE)).unwrap(), Wake::Changed);
     assert_eq!(watcher.overruns(), 1);
 
-    network.edge("route add 198.51.100.0/24 via 10.77.0.2");
+    network.on_edge("route add 198.51.100.0/24 via 10.77.0.2");
     assert_eq!(watcher.wait(Some(DEADLINE)).unwrap(), Wake::Changed);
     assert_eq!(watcher.overruns(), 1);
 }
@@ -331,19 +343,21 @@ fn lost_messages_count_as_a_change() {
 fn a_wait_ends_by_waker_or_timeout() {
     let network = Network::new();
     let mut watcher = network.watcher();
-    // Devices that have just come up may still have news.
-    while watcher.wait(Some(Duration::from_millis(500))).unwrap() == Wake::Changed {}
-
     let waker = watcher.waker();
-    let waiting = thread::spawn(move || {
-        let wake = watcher.wait(Some(DEADLINE)).unwrap();
-        (wake, watcher)
-    });
-    waker.wake();
-    let (wake, mut watcher) = waiting.join().unwrap();
+    // Devices that have just come up may still have news.
+    let wait = |watcher: &mut Watcher, timeout| loop {
+        let wake = watcher.wait(Some(timeout)).unwrap();
+        if wake != Wake::Changed {
+            return wake;
+        }
+    };
+    let waiting = thread::spawn(move || (wait(&mut watcher, DEADLINE), watcher));
 
+    waker.wake();
+
+    let (wake, mut watcher) = waiting.join().unwrap();
     assert_eq!(wake, Wake::Woken);
-    assert_eq!(watcher.wait(Some(Duration::ZERO)).unwrap(), Wake::TimedOut);
+    assert_eq!(wait(&mut watcher, Duration::ZERO), Wake::TimedOut);
 }
 
 type Answers = BTreeMap<IpAddr, Resolution>;
@@ -406,69 +420,62 @@ impl Follower {
     }
 }
 
-/// Two namespaces and two cables between them; gone when dropped.
+/// Two machines and two cables between them.
 struct Network {
     edge: Namespace,
     peer: Namespace,
+    e0: Cable,
+    e1: Cable,
+}
+
+/// A device of the edge, and what it leads to.
+struct Cable {
+    ifindex: u32,
+    mac: Mac,
+    peer_mac: Mac,
 }
 
 impl Network {
     fn new() -> Self {
-        let network = Self {
-            edge: Namespace::new("edge"),
-            peer: Namespace::new("peer"),
-        };
-        let peer = &network.peer.0;
-        for (cable, net) in [("0", "77"), ("1", "78")] {
-            network.edge(&format!(
-                "link add e{cable} address 02:00:00:00:{net}:01 type veth \
-                 peer name p{cable} address 02:00:00:00:{net}:02 netns {peer}"
-            ));
-            network.edge(&format!("addr add 10.{net}.0.1/24 brd + dev e{cable}"));
-            network.peer(&format!("addr add 10.{net}.0.2/24 dev p{cable}"));
-        }
-        // Duplicate address detection would hold back the link-local addresses for a second.
-        run_in(&network.edge, "sysctl -qw net.ipv6.conf.e0.accept_dad=0");
-        run_in(&network.peer, "sysctl -qw net.ipv6.conf.p0.accept_dad=0");
-        network.edge("-6 addr add fd77::1/64 dev e0 nodad");
-        network.peer("-6 addr add fd77::2/64 dev p0 nodad");
-        network.edge("link set lo up");
-        for cable in ["0", "1"] {
-            network.edge(&format!("link set e{cable} up"));
-            network.peer(&format!("link set p{cable} up"));
-        }
+        let edge = Namespace::new("edge").unwrap();
+        let peer = Namespace::new("peer").unwrap();
+        let [e0, e1] = [("e0", "p0"), ("e1", "p1")].map(|(name, peer_name)| {
+            let cable = Veth::between((&edge, name), (&peer, peer_name));
+            let (link, peer_link) = cable.create().unwrap();
+            Cable {
+                ifindex: link.index(),
+                mac: link.mac(),
+                peer_mac: peer_link.mac(),
+            }
+        });
+        let network = Self { edge, peer, e0, e1 };
+        network.on_edge("addr add 10.77.0.1/24 brd + dev e0");
+        network.on_edge("addr add 10.78.0.1/24 dev e1");
+        network.on_edge("addr add fd77::1/64 dev e0");
+        network.on_peer("addr add 10.77.0.2/24 dev p0");
+        network.on_peer("addr add 10.78.0.2/24 dev p1");
+        network.on_peer("addr add fd77::2/64 dev p0");
+        network.on_peer("addr add fe80::77/64 dev p0");
         network
     }
 
+    /// Runs `ip` on the edge, and returns what it prints.
     #[track_caller]
-    fn edge(&self, arguments: &str) -> String {
-        run_in(&self.edge, &format!("ip {arguments}"))
+    fn on_edge(&self, arguments: &str) -> String {
+        ip(&self.edge, arguments)
     }
 
     #[track_caller]
-    fn peer(&self, arguments: &str) -> String {
-        run_in(&self.peer, &format!("ip {arguments}"))
-    }
-
-    #[track_caller]
-    fn edge_batch(&self, lines: &str) {
-        let file = std::env::temp_dir().join(format!("{}.batch", self.edge.0));
-        std::fs::write(&file, lines).unwrap();
-        self.edge(&format!("-batch {}", file.display()));
-        std::fs::remove_file(file).unwrap();
-    }
-
-    fn ifindex(&self, device: &str) -> u32 {
-        let line = self.edge(&format!("-o link show {device}"));
-        line.split(':').next().unwrap().parse().unwrap()
+    fn on_peer(&self, arguments: &str) -> String {
+        ip(&self.peer, arguments)
     }
 
     fn watcher(&self) -> Watcher {
-        self.edge.enter(|| Watcher::new().unwrap())
+        self.edge.run(|| Watcher::new().unwrap())
     }
 
     fn resolver(&self) -> Resolver {
-        self.edge.enter(|| Resolver::new().unwrap())
+        self.edge.run(|| Resolver::new().unwrap())
     }
 
     fn follow(&self, targets: &[&str]) -> Follower {
@@ -483,62 +490,11 @@ impl Network {
     }
 }
 
-/// A named network namespace, removed when dropped.
-struct Namespace(String);
-
-impl Namespace {
-    fn new(role: &str) -> Self {
-        static COUNT: AtomicU32 = AtomicU32::new(0);
-        let count = COUNT.fetch_add(1, Ordering::Relaxed);
-        let name = format!("nexthop-{role}-{}-{count}", process::id());
-        run(&format!("ip netns add {name}"));
-        Self(name)
-    }
-
-    /// Calls `inside` on a thread in the namespace; sockets it opens stay there.
-    fn enter<T: Send>(&self, inside: impl FnOnce() -> T + Send) -> T {
-        let namespace = File::open(format!("/run/netns/{}", self.0)).unwrap();
-        thread::scope(|scope| {
-            let entered = scope.spawn(|| {
-                let kind = Some(LinkNameSpaceType::Network);
-                move_into_link_name_space(namespace.as_fd(), kind).unwrap();
-                inside()
-            });
-            entered.join().unwrap()
-        })
-    }
-}
-
-impl Drop for Namespace {
-    fn drop(&mut self) {
-        let _ = Command::new("ip").args(["netns", "del", &self.0]).status();
-    }
-}
-
 #[track_caller]
-fn run_in(namespace: &Namespace, command: &str) -> String {
-    run(&format!("ip netns exec {} {command}", namespace.0))
-}
-
-/// Runs a command that must succeed, and returns what it prints.
-#[track_caller]
-fn run(command: &str) -> String {
-    let mut words = command.split_whitespace();
-    let output = Command::new(words.next().unwrap())
-        .args(words)
-        .output()
-        .unwrap();
+fn ip(namespace: &Namespace, arguments: &str) -> String {
+    let mut command = namespace.command("ip");
+    let output = command.args(arguments.split_whitespace()).output().unwrap();
     let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{command}: {errors}");
+    assert!(output.status.success(), "ip {arguments}: {errors}");
     String::from_utf8(output.stdout).unwrap()
-}
-
-/// Waits for a condition that no message tells of.
-#[track_caller]
-fn wait_for(condition: impl Fn() -> bool) {
-    let deadline = Instant::now() + DEADLINE;
-    while !condition() {
-        assert!(Instant::now() < deadline, "the condition did not come true");
-        thread::sleep(Duration::from_millis(50));
-    }
 }

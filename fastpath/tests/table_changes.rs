@@ -4,6 +4,8 @@
 //! the tables as fast as it can. For each packet the rightful backends are
 //! known: the owners of its slot in the one and in the other backend set.
 
+#![expect(clippy::unwrap_used, reason = "a panic at the place is how a test fails")]
+
 use std::{
     net::{IpAddr, Ipv4Addr},
     sync::atomic::{AtomicBool, AtomicU64, Ordering},
@@ -40,7 +42,9 @@ fn no_packet_sees_a_half_written_table_or_another_services_entry() {
     let (loaded, mut tables) = load();
     let sets = [backends(1), backends(2)];
     let owners = [rightful(&sets[0]), rightful(&sets[1])];
-    tables.put_service(service(STEADY_PORT), &spec(&sets[0])).unwrap();
+    tables
+        .put_service(service(STEADY_PORT), &spec(&sets[0]))
+        .unwrap();
 
     let done = AtomicBool::new(false);
     let steady = AtomicU64::new(0);
@@ -57,7 +61,8 @@ fn no_packet_sees_a_half_written_table_or_another_services_entry() {
                     check_steady(loaded, owners, source_port);
                     steady.fetch_add(1, Ordering::Relaxed);
                     let port = FLEETING_PORTS.start + source_port / 2 % 40;
-                    fleeting.fetch_add(check_fleeting(loaded, source_port, port), Ordering::Relaxed);
+                    fleeting
+                        .fetch_add(check_fleeting(loaded, source_port, port), Ordering::Relaxed);
                 }
             });
         }
@@ -66,9 +71,17 @@ fn no_packet_sees_a_half_written_table_or_another_services_entry() {
     });
 
     let [steady, fleeting] = [steady, fleeting].map(AtomicU64::into_inner);
-    println!("{steady} packets to the steady service, {fleeting} to services while they were there");
-    assert!(steady > 50_000, "too little load for a verdict: {steady} packets");
-    assert!(fleeting > 5_000, "too little load for a verdict: {fleeting} packets");
+    println!(
+        "{steady} packets to the steady service, {fleeting} to services while they were there"
+    );
+    assert!(
+        steady > 50_000,
+        "too little load for a verdict: {steady} packets"
+    );
+    assert!(
+        fleeting > 5_000,
+        "too little load for a verdict: {fleeting} packets"
+    );
     let counters = tables.counters().unwrap();
     let unexpected: Vec<_> = counters
         .reasons
@@ -81,7 +94,10 @@ fn no_packet_sees_a_half_written_table_or_another_services_entry() {
 #[test]
 fn replacing_all_of_131072_slots_is_complete_when_it_returns() {
     let (loaded, mut tables) = load();
-    let large = |set| ServiceSpec { log2_slots: Some(17), ..spec(&backends(set)) };
+    let large = |set| ServiceSpec {
+        log2_slots: Some(17),
+        ..spec(&backends(set))
+    };
     tables.put_service(service(STEADY_PORT), &large(1)).unwrap();
 
     let start = Instant::now();
@@ -91,7 +107,11 @@ fn replacing_all_of_131072_slots_is_complete_when_it_returns() {
     assert_eq!(change.slots, 1 << 17);
     for source_port in 1024..4096 {
         let (_, destination) = run(&loaded, source_port, STEADY_PORT);
-        assert_eq!(destination.map(|d| d.octets()[1]), Some(2), "port {source_port}");
+        assert_eq!(
+            destination.map(|d| d.octets()[1]),
+            Some(2),
+            "port {source_port}"
+        );
     }
 }
 
@@ -104,16 +124,22 @@ fn change_tables(tables: &mut Tables, sets: &[Vec<Ipv4Addr>; 2], done: &AtomicBo
         }
         if round % (COMINGS_AND_GOINGS / FLIPS) == 0 {
             let set = &sets[round / (COMINGS_AND_GOINGS / FLIPS) % 2];
-            tables.put_service(service(STEADY_PORT), &spec(set)).unwrap();
+            tables
+                .put_service(service(STEADY_PORT), &spec(set))
+                .unwrap();
         }
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1);
         let index = u16::try_from((state >> 33) % 40).unwrap();
         let key = service(FLEETING_PORTS.start + index);
         let present = &mut present[usize::from(index)];
         if *present {
             assert!(tables.remove_service(&key).unwrap());
         } else {
-            tables.put_service(key, &spec(&[fleeting_backend(key.port)])).unwrap();
+            tables
+                .put_service(key, &spec(&[fleeting_backend(key.port)]))
+                .unwrap();
         }
         *present = !*present;
     }
@@ -126,7 +152,10 @@ fn check_steady(loaded: &Loaded, owners: &[Vec<Ipv4Addr>; 2], source_port: u16) 
     let rightful = [owners[0][slot], owners[1][slot]];
     assert_eq!(action, XDP_TX, "from port {source_port}");
     let destination = destination.unwrap();
-    assert!(rightful.contains(&destination), "port {source_port} went to {destination}, not to {rightful:?}");
+    assert!(
+        rightful.contains(&destination),
+        "port {source_port} went to {destination}, not to {rightful:?}"
+    );
 }
 
 /// Returns 1 if the service was there.
@@ -160,9 +189,14 @@ fn run(loaded: &Loaded, source_port: u16, port: u16) -> (u32, Option<Ipv4Addr>) 
             ..TestRunOptions::default()
         })
         .unwrap();
-    let outer = output.get(14 + 16..14 + 20).and_then(|bytes| <[u8; 4]>::try_from(bytes).ok());
+    let outer = output
+        .get(14 + 16..14 + 20)
+        .and_then(|bytes| <[u8; 4]>::try_from(bytes).ok());
     let encapsulated = result.data_size_out as usize == input.len() + 20;
-    (result.return_value, outer.filter(|_| encapsulated).map(Ipv4Addr::from))
+    (
+        result.return_value,
+        outer.filter(|_| encapsulated).map(Ipv4Addr::from),
+    )
 }
 
 const CLIENT: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
@@ -178,11 +212,17 @@ fn flow(source_port: u16) -> FlowKey<V4> {
 }
 
 fn service(port: u16) -> ServiceKey {
-    ServiceKey { address: VIP.into(), port, protocol: Protocol::Udp }
+    ServiceKey {
+        address: VIP.into(),
+        port,
+        protocol: Protocol::Udp,
+    }
 }
 
 fn backends(set: u8) -> Vec<Ipv4Addr> {
-    (1..=30).map(|host| Ipv4Addr::new(10, set, 0, host)).collect()
+    (1..=30)
+        .map(|host| Ipv4Addr::new(10, set, 0, host))
+        .collect()
 }
 
 fn fleeting_backend(port: u16) -> Ipv4Addr {
@@ -190,7 +230,10 @@ fn fleeting_backend(port: u16) -> Ipv4Addr {
 }
 
 fn spec(backends: &[Ipv4Addr]) -> ServiceSpec {
-    let backend = |address: &Ipv4Addr| BackendSpec { address: (*address).into(), weight: 1 };
+    let backend = |address: &Ipv4Addr| BackendSpec {
+        address: (*address).into(),
+        weight: 1,
+    };
     ServiceSpec {
         mode: ForwardMode::Ipip,
         log2_slots: None,
@@ -205,7 +248,10 @@ fn rightful(backends: &[Ipv4Addr]) -> Vec<Ipv4Addr> {
     };
     let members: Vec<_> = backends.iter().map(member).collect();
     let table = maglev::table(SEED, &members, SLOTS_LOG2).unwrap();
-    table.into_iter().map(|owner| backends[owner as usize]).collect()
+    table
+        .into_iter()
+        .map(|owner| backends[owner as usize])
+        .collect()
 }
 
 fn load() -> (Loaded, Tables) {
@@ -219,7 +265,12 @@ fn load() -> (Loaded, Tables) {
         .load()
         .unwrap();
     let mut tables = Tables::open(&loaded).unwrap();
-    tables.set_settings(Settings { hash_seed: SEED, ..Settings::default() }).unwrap();
+    tables
+        .set_settings(Settings {
+            hash_seed: SEED,
+            ..Settings::default()
+        })
+        .unwrap();
     let everyone = backends(1)
         .into_iter()
         .chain(backends(2))

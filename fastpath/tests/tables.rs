@@ -1,5 +1,7 @@
 //! The tables as user space sees them: adding, changing, removing, adopting.
 
+#![expect(clippy::unwrap_used, reason = "a panic at the place is how a test fails")]
+
 use std::{
     collections::BTreeSet,
     net::{IpAddr, SocketAddr},
@@ -19,7 +21,9 @@ use xdp_prog::abi::map;
 fn a_service_leads_to_its_backends_in_proportion_to_their_weights() {
     let (_loaded, mut tables) = small();
     let key = service("10.99.0.1:80/tcp");
-    let change = tables.put_service(key, &spec(&[("10.0.0.1", 1), ("10.0.0.2", 3)])).unwrap();
+    let change = tables
+        .put_service(key, &spec(&[("10.0.0.1", 1), ("10.0.0.2", 3)]))
+        .unwrap();
     assert!(change.new_table);
 
     let installed = tables.services().next().unwrap().1;
@@ -39,14 +43,21 @@ fn a_flow_is_explained_down_to_its_next_hop() {
     assert_eq!(unresolved.choice.unwrap().address, address("10.0.0.1"));
     assert_eq!(unresolved.verdict, Outcome::Drop("next_hop_unresolved"));
 
-    tables.set_next_hop(address("10.0.0.1"), resolved(7)).unwrap();
+    tables
+        .set_next_hop(address("10.0.0.1"), resolved(7))
+        .unwrap();
     let Outcome::Forward(hop) = tables.which(&key, from).unwrap().verdict else {
         panic!("not forwarded");
     };
     assert_eq!((hop.ifindex, hop.mtu), (7, 1500));
 
-    tables.set_next_hop(address("10.0.0.1"), Resolution::Local).unwrap();
-    assert_eq!(tables.which(&key, from).unwrap().verdict, Outcome::Pass("local_backend"));
+    tables
+        .set_next_hop(address("10.0.0.1"), Resolution::Local)
+        .unwrap();
+    assert_eq!(
+        tables.which(&key, from).unwrap().verdict,
+        Outcome::Pass("local_backend")
+    );
     let reason = Resolution::Unresolved(Reason::LinkDown);
     tables.set_next_hop(address("10.0.0.1"), reason).unwrap();
     let verdict = tables.which(&key, from).unwrap().verdict;
@@ -55,7 +66,10 @@ fn a_flow_is_explained_down_to_its_next_hop() {
     let other_family: SocketAddr = "[2001:db8::1]:4711".parse().unwrap();
     assert_eq!(tables.which(&key, other_family), None);
     let unknown = tables.which(&service("10.99.0.1:81/tcp"), from).unwrap();
-    assert_eq!((unknown.choice, unknown.verdict), (None, Outcome::Pass("no_service")));
+    assert_eq!(
+        (unknown.choice, unknown.verdict),
+        (None, Outcome::Pass("no_service"))
+    );
 }
 
 #[test]
@@ -63,7 +77,9 @@ fn a_service_without_backends_drops() {
     let (_loaded, mut tables) = small();
     let key = service("[fd00:99::1]:53/udp");
     tables.put_service(key, &spec(&[])).unwrap();
-    let explanation = tables.which(&key, "[2001:db8::1]:9".parse().unwrap()).unwrap();
+    let explanation = tables
+        .which(&key, "[2001:db8::1]:9".parse().unwrap())
+        .unwrap();
     assert_eq!(explanation.verdict, Outcome::Drop("no_backend"));
 }
 
@@ -82,8 +98,12 @@ fn removing_a_service_gives_everything_back() {
     let (_loaded, mut tables) = small();
     let before = tables.fill();
     let key = service("10.99.0.1:80/tcp");
-    tables.put_service(key, &spec(&[("10.0.0.1", 1), ("10.0.0.2", 1)])).unwrap();
-    tables.set_next_hop(address("10.0.0.1"), resolved(7)).unwrap();
+    tables
+        .put_service(key, &spec(&[("10.0.0.1", 1), ("10.0.0.2", 1)]))
+        .unwrap();
+    tables
+        .set_next_hop(address("10.0.0.1"), resolved(7))
+        .unwrap();
     assert_ne!(tables.fill(), before);
 
     assert!(tables.remove_service(&key).unwrap());
@@ -105,14 +125,30 @@ fn a_full_arena_refuses_the_newest_and_keeps_the_rest() {
             Err(error) => break error,
         }
     };
-    assert!(matches!(refused, TableError::ArenaFull { wanted: 256, .. }), "{refused}");
+    assert!(
+        matches!(refused, TableError::ArenaFull { wanted: 256, .. }),
+        "{refused}"
+    );
     let message = refused.to_string();
-    assert!(message.contains(&format!("10.99.0.1:{}/tcp", 1000 + accepted)), "{message}");
+    assert!(
+        message.contains(&format!("10.99.0.1:{}/tcp", 1000 + accepted)),
+        "{message}"
+    );
     assert!(message.contains("lut_arena_mib"), "{message}");
-    assert_eq!(accepted, 15, "16 runs of 256 fit, but for the one that holds slot 0");
+    assert_eq!(
+        accepted, 15,
+        "16 runs of 256 fit, but for the one that holds slot 0"
+    );
     assert_eq!(tables.services().count(), 15);
-    let users: BTreeSet<u32> = tables.backends().map(|(_, backend)| backend.services).collect();
-    assert_eq!(users, BTreeSet::from([15]), "the refused service holds no backend");
+    let users: BTreeSet<u32> = tables
+        .backends()
+        .map(|(_, backend)| backend.services)
+        .collect();
+    assert_eq!(
+        users,
+        BTreeSet::from([15]),
+        "the refused service holds no backend"
+    );
 }
 
 #[test]
@@ -144,9 +180,16 @@ fn addresses_and_edges_become_exactly_what_was_asked() {
     assert_eq!((tables.vips(), tables.local_addresses()), (vips, local));
     let fewer = BTreeSet::from([address("10.99.0.2")]);
     tables.set_addresses(&fewer, &BTreeSet::new()).unwrap();
-    assert_eq!((tables.vips(), tables.local_addresses()), (fewer, BTreeSet::new()));
+    assert_eq!(
+        (tables.vips(), tables.local_addresses()),
+        (fewer, BTreeSet::new())
+    );
 
-    for prefixes in [&["10.0.0.0/8", "fd00::/16", "192.0.2.1/32"][..], &["fd00::1/128"], &["0.0.0.0/0"]] {
+    for prefixes in [
+        &["10.0.0.0/8", "fd00::/16", "192.0.2.1/32"][..],
+        &["fd00::1/128"],
+        &["0.0.0.0/0"],
+    ] {
         let wanted: BTreeSet<_> = prefixes.iter().map(|net| net.parse().unwrap()).collect();
         tables.set_trusted_edges(&wanted).unwrap();
         assert_eq!(tables.trusted_edges(), wanted);
@@ -156,7 +199,10 @@ fn addresses_and_edges_become_exactly_what_was_asked() {
 #[test]
 fn another_agent_adopts_ids_runs_and_slots() {
     let pins = TestPins::new();
-    let settings = Settings { hash_seed: 42, ..Settings::default() };
+    let settings = Settings {
+        hash_seed: 42,
+        ..Settings::default()
+    };
     let keys = [service("10.99.0.1:80/tcp"), service("[fd00:99::1]:80/tcp")];
     let wanted = spec(&[("10.0.0.1", 1), ("10.0.0.2", 2), ("fd00::3", 1)]);
     let (left, owners) = {
@@ -166,7 +212,9 @@ fn another_agent_adopts_ids_runs_and_slots() {
         for key in keys {
             tables.put_service(key, &wanted).unwrap();
         }
-        tables.set_next_hop(address("10.0.0.1"), resolved(7)).unwrap();
+        tables
+            .set_next_hop(address("10.0.0.1"), resolved(7))
+            .unwrap();
         (installed(&tables), slots(&tables))
     };
 
@@ -174,17 +222,24 @@ fn another_agent_adopts_ids_runs_and_slots() {
     let mut tables = Tables::open(&loaded).unwrap();
     assert_eq!(installed(&tables), left);
     assert_eq!(slots(&tables), owners);
-    let explanation = tables.which(&keys[0], "192.0.2.1:1".parse().unwrap()).unwrap();
+    let explanation = tables
+        .which(&keys[0], "192.0.2.1:1".parse().unwrap())
+        .unwrap();
     assert!(explanation.choice.is_some());
     for key in keys {
         let change = tables.put_service(key, &wanted).unwrap();
         assert_eq!((change.slots, change.new_table), (0, false), "{key}");
     }
     // What was adopted is not given out a second time.
-    tables.put_service(service("10.99.0.1:81/tcp"), &spec(&[("10.0.0.9", 1)])).unwrap();
+    tables
+        .put_service(service("10.99.0.1:81/tcp"), &spec(&[("10.0.0.9", 1)]))
+        .unwrap();
     let ids: BTreeSet<u32> = tables.backends().map(|(_, backend)| backend.id).collect();
     assert_eq!(ids.len(), 4);
-    let bases: BTreeSet<u32> = tables.services().map(|(_, service)| service.run.base).collect();
+    let bases: BTreeSet<u32> = tables
+        .services()
+        .map(|(_, service)| service.run.base)
+        .collect();
     assert_eq!(bases.len(), 3);
 }
 
@@ -227,7 +282,10 @@ fn spec(backends: &[(&str, u32)]) -> ServiceSpec {
         log2_slots: None,
         backends: backends
             .iter()
-            .map(|(text, weight)| BackendSpec { address: address(text), weight: *weight })
+            .map(|(text, weight)| BackendSpec {
+                address: address(text),
+                weight: *weight,
+            })
             .collect(),
     }
 }

@@ -344,6 +344,9 @@ pub fn choose<'t, A: Ip, T: Tables>(
     Err(Verdict::Drop(DropReason::TableChanged))
 }
 
+/// What an IPv4 header can state; a loopback device's MTU is one more.
+const LARGEST_PACKET: u32 = 65_535;
+
 #[inline(always)]
 fn forward<'t, A: Ip, T: Tables>(
     tables: &'t T,
@@ -371,7 +374,7 @@ fn forward<'t, A: Ip, T: Tables>(
         _ if backend.flags & BACKEND_V4 != 0 => Outer::V4,
         _ => Outer::V6,
     };
-    if packet.length + outer.length() > hop.mtu as usize {
+    if packet.length + outer.length() > hop.mtu.min(LARGEST_PACKET) as usize {
         return Err(DropReason::MtuExceeded);
     }
     Ok(Verdict::Forward(Forward {

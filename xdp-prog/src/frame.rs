@@ -47,7 +47,7 @@ mod host {
     /// The Ethernet header below which `bpf_xdp_adjust_head` refuses to cut.
     const SHORTEST: usize = 14;
 
-    /// A frame in memory with the kernel's headroom in front.
+    /// A frame in memory with headroom in front.
     #[derive(Clone, Debug)]
     pub struct HostFrame {
         buffer: Vec<u8>,
@@ -55,13 +55,18 @@ mod host {
     }
 
     impl HostFrame {
-        /// Copies a frame and puts headroom in front of it.
+        /// Copies a frame and puts the kernel's headroom in front of it.
         pub fn new(bytes: &[u8]) -> Self {
-            let mut buffer = vec![0; HEADROOM];
+            Self::with_headroom(bytes, HEADROOM)
+        }
+
+        /// Copies a frame and puts that many free bytes in front of it.
+        pub fn with_headroom(bytes: &[u8], headroom: usize) -> Self {
+            let mut buffer = vec![0; headroom];
             buffer.extend_from_slice(bytes);
             Self {
                 buffer,
-                start: HEADROOM,
+                start: headroom,
             }
         }
 

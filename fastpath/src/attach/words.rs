@@ -7,9 +7,12 @@ use std::os::fd::{AsFd, AsRawFd};
 
 use aya::programs::Xdp;
 
-use crate::facts::{
-    XdpMode,
-    netlink::{Attributes, Connection, RequestError},
+use crate::{
+    facts::{
+        RequestError, XdpMode,
+        connection::{Connection, run},
+    },
+    netlink::{NLA_F_NESTED, NLM_F_ACK, Request},
 };
 
 const LINK_HEADER: usize = 16;
@@ -45,19 +48,15 @@ pub(super) fn of_refusal(program: &Xdp, ifindex: u32, mode: XdpMode) -> Option<S
 }
 
 fn set(ifindex: u32, fd: i32, flags: u32, expected: Option<i32>) -> Result<(), RequestError> {
-    let mut xdp = Attributes::default();
-    xdp.put(XDP_FD, &fd.to_ne_bytes());
-    xdp.put(XDP_FLAGS, &flags.to_ne_bytes());
-    if let Some(expected) = expected {
-        xdp.put(XDP_EXPECTED_FD, &expected.to_ne_bytes());
+    let (fd, flags) = (fd.to_ne_bytes(), flags.to_ne_bytes());
+    let expected = expected.map(i32::to_ne_bytes);
+    let mut xdp: Vec<(u16, &[u8])> = vec![(XDP_FD, &fd), (XDP_FLAGS, &flags)];
+    if let Some(expected) = &expected {
+        xdp.push((XDP_EXPECTED_FD, expected));
     }
-    let mut request = Attributes::default();
-    request.put_nested(libc::IFLA_XDP, &xdp);
-
-    let mut body = vec![0; LINK_HEADER];
-    body[IFINDEX_AT..IFINDEX_AT + 4].copy_from_slice(&ifindex.to_ne_bytes());
-    body.extend(request.bytes());
-    Connection::route()?
-        .request(libc::RTM_SETLINK, 0, &body)
-        .map(drop)
+    let mut header = [0u8; LINK_HEADER];
+    header[IFINDEX_AT..IFINDEX_AT + 4].copy_from_slice(&ifindex.to_ne_bytes());
+    let request = Request::new(libc::RTM_SETLINK, NLM_F_ACK, &header)
+        .attribute(libc::IFLA_XDP | NLA_F_NESTED, &run(&xdp));
+    Connection::route()?.ask(request).map(drop)
 }

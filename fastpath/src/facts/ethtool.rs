@@ -2,10 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use super::netlink::{
-    Attributes, Connection, RequestError, attributes, find, generic_attributes, generic_body,
-    str_of, u32_of,
-};
+use super::connection::{Connection, RequestError, find, generic, generic_attributes, run, text};
+use crate::netlink::{Attributes, NLA_F_NESTED, put_attribute, read_string, read_u32};
 
 const FAMILY: &str = "ethtool";
 const MSG_FEATURES_GET: u8 = 11;
@@ -92,21 +90,22 @@ impl Channels {
 ///
 /// When the kernel refuses the request as a whole.
 pub fn set_features(ifindex: u32, names: &[String], on: bool) -> Result<Vec<String>, RequestError> {
-    let mut bits = Attributes::default();
+    let mut bits = Vec::new();
     for name in names {
-        let mut bit = Attributes::default();
-        bit.put_str(BIT_NAME, name);
+        let name = text(name);
+        let mut bit: Vec<(u16, &[u8])> = vec![(BIT_NAME, &name)];
         // A flag: its absence is the request to clear the bit.
         if on {
-            bit.put(BIT_VALUE, &[]);
+            bit.push((BIT_VALUE, &[]));
         }
-        bits.put_nested(BITSET_BIT, &bit);
+        put_attribute(&mut bits, BITSET_BIT | NLA_F_NESTED, &run(&bit));
     }
-    let mut wanted = Attributes::default();
-    wanted.put_nested(BITSET_BITS, &bits);
-    let mut request = header(ifindex);
-    request.put_nested(FEATURES_WANTED, &wanted);
-    ask(MSG_FEATURES_SET, &request)?;
+    let wanted = run(&[(BITSET_BITS | NLA_F_NESTED, &bits)]);
+    ask(
+        MSG_FEATURES_SET,
+        ifindex,
+        &[(FEATURES_WANTED | NLA_F_NESTED, &wanted)],
+    )?;
 
     let after = features(ifindex)?.unwrap_or_default();
     Ok(names
@@ -118,7 +117,7 @@ pub fn set_features(ifindex: u32, names: &[String], on: bool) -> Result<Vec<Stri
 
 /// Reads the active features; `None` where the kernel has no ethtool netlink.
 pub(super) fn features(ifindex: u32) -> Result<Option<Features>, RequestError> {
-    let Some(answers) = ask(MSG_FEATURES_GET, &header(ifindex))? else {
+    let Some(answers) = ask(MSG_FEATURES_GET, ifindex, &[])? else {
         return Ok(None);
     };
     let active = answers
@@ -126,15 +125,15 @@ pub(super) fn features(ifindex: u32) -> Result<Option<Features>, RequestError> {
         .flat_map(|answer| generic_attributes(answer))
         .filter(|(kind, _)| *kind == FEATURES_ACTIVE)
         .filter_map(|(_, bitset)| find(bitset, BITSET_BITS))
-        .flat_map(attributes)
-        .filter_map(|(_, bit)| find(bit, BIT_NAME).and_then(str_of))
+        .flat_map(Attributes)
+        .filter_map(|(_, bit)| find(bit, BIT_NAME).and_then(read_string))
         .collect();
     Ok(Some(Features { active }))
 }
 
 /// Reads the queues; `None` where kernel or driver does not tell.
 pub(super) fn channels(ifindex: u32) -> Result<Option<Channels>, RequestError> {
-    let answers = match ask(MSG_CHANNELS_GET, &header(ifindex)) {
+    let answers = match ask(MSG_CHANNELS_GET, ifindex, &[]) {
         Ok(answers) => answers,
         Err(error) if error.errno() == Some(libc::EOPNOTSUPP) => None,
         Err(error) => return Err(error),
@@ -152,25 +151,24 @@ pub(super) fn channels(ifindex: u32) -> Result<Option<Channels>, RequestError> {
             CHANNELS_COMBINED_MAX => &mut channels.combined_max,
             _ => continue,
         };
-        *field = u32_of(value).unwrap_or(0);
+        *field = read_u32(value).unwrap_or(0);
     }
     Ok(Some(channels))
 }
 
-fn header(ifindex: u32) -> Attributes {
-    let mut device = Attributes::default();
-    device.put(HEADER_DEV_INDEX, &ifindex.to_ne_bytes());
-    let mut request = Attributes::default();
-    request.put_nested(HEADER, &device);
-    request
-}
-
-fn ask(command: u8, request: &Attributes) -> Result<Option<Vec<Vec<u8>>>, RequestError> {
+fn ask(
+    command: u8,
+    ifindex: u32,
+    attributes: &[(u16, &[u8])],
+) -> Result<Option<Vec<Vec<u8>>>, RequestError> {
     let mut connection = Connection::generic()?;
     let Some(family) = connection.family(FAMILY)? else {
         return Ok(None);
     };
-    connection
-        .request(family, 0, &generic_body(command, request))
-        .map(Some)
+    let device = run(&[(HEADER_DEV_INDEX, &ifindex.to_ne_bytes())]);
+    let mut request = generic(family, command).attribute(HEADER | NLA_F_NESTED, &device);
+    for (kind, value) in attributes {
+        request = request.attribute(*kind, value);
+    }
+    connection.ask(request).map(Some)
 }

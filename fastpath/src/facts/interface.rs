@@ -3,12 +3,11 @@
 use std::{fmt, fs, path::Path};
 
 use super::{
-    Channels, Features, RequestError, ethtool,
-    netlink::{
-        Attributes, Connection, NLM_F_DUMP, attributes, find, generic_attributes, generic_body,
-        str_of, u32_of, u64_of,
-    },
+    Channels, Features, RequestError,
+    connection::{Connection, find, generic, generic_attributes, text},
+    ethtool,
 };
+use crate::netlink::{Attributes, NLM_F_ACK, NLM_F_DUMP, Request, read_string, read_u32, read_u64};
 
 const LINK_HEADER: usize = 16;
 const IFF_UP: u32 = 1;
@@ -174,7 +173,11 @@ pub fn interface(name: &str) -> Result<Interface, InterfaceError> {
 /// When the kernel does not answer.
 pub fn members(controller: u32) -> Result<Vec<String>, RequestError> {
     let mut members: Vec<_> = Connection::route()?
-        .request(libc::RTM_GETLINK, NLM_F_DUMP, &[0; LINK_HEADER])?
+        .ask(Request::new(
+            libc::RTM_GETLINK,
+            NLM_F_ACK | NLM_F_DUMP,
+            &[0u8; LINK_HEADER],
+        ))?
         .iter()
         .filter_map(|answer| parse(answer))
         .filter(|link| link.controller == Some(controller))
@@ -192,12 +195,10 @@ pub(crate) fn link(name: &str) -> Result<Interface, InterfaceError> {
     if name.is_empty() || name.len() > NAME_MAX {
         return Err(not_found());
     }
-    let mut body = vec![0; LINK_HEADER];
-    let mut request = Attributes::default();
-    request.put_str(libc::IFLA_IFNAME, name);
-    body.extend(request.bytes());
+    let request = Request::new(libc::RTM_GETLINK, NLM_F_ACK, &[0u8; LINK_HEADER])
+        .attribute(libc::IFLA_IFNAME, &text(name));
     let answers = Connection::route()
-        .and_then(|mut route| route.request(libc::RTM_GETLINK, 0, &body))
+        .and_then(|mut route| route.ask(request))
         .map_err(|source| match source.errno() {
             Some(libc::ENODEV) => not_found(),
             _ => InterfaceError::Unreadable {
@@ -215,8 +216,8 @@ fn parse(answer: &[u8]) -> Option<Interface> {
     let header = answer.get(..LINK_HEADER)?;
     let mut interface = Interface {
         name: String::new(),
-        index: u32_of(&header[4..])?,
-        up: u32_of(&header[8..])? & IFF_UP != 0,
+        index: read_u32(&header[4..])?,
+        up: read_u32(&header[8..])? & IFF_UP != 0,
         mtu: 0,
         mtu_max: None,
         kind: None,
@@ -230,19 +231,19 @@ fn parse(answer: &[u8]) -> Option<Interface> {
         programs: Vec::new(),
     };
     let mut parent = (None, None);
-    for (kind, value) in attributes(&answer[LINK_HEADER..]) {
+    for (kind, value) in Attributes(&answer[LINK_HEADER..]) {
         match kind {
-            libc::IFLA_IFNAME => interface.name = str_of(value)?,
-            libc::IFLA_MTU => interface.mtu = u32_of(value)?,
-            libc::IFLA_MAX_MTU => interface.mtu_max = u32_of(value).filter(|mtu| *mtu != 0),
-            libc::IFLA_LINK => interface.lower = u32_of(value).filter(|index| *index != 0),
-            libc::IFLA_MASTER => interface.controller = u32_of(value),
-            libc::IFLA_NUM_RX_QUEUES => interface.rx_queues = u32_of(value)?,
+            libc::IFLA_IFNAME => interface.name = read_string(value)?,
+            libc::IFLA_MTU => interface.mtu = read_u32(value)?,
+            libc::IFLA_MAX_MTU => interface.mtu_max = read_u32(value).filter(|mtu| *mtu != 0),
+            libc::IFLA_LINK => interface.lower = read_u32(value).filter(|index| *index != 0),
+            libc::IFLA_MASTER => interface.controller = read_u32(value),
+            libc::IFLA_NUM_RX_QUEUES => interface.rx_queues = read_u32(value)?,
             libc::IFLA_LINKINFO => {
-                interface.kind = find(value, libc::IFLA_INFO_KIND).and_then(str_of);
+                interface.kind = find(value, libc::IFLA_INFO_KIND).and_then(read_string);
             }
-            libc::IFLA_PARENT_DEV_BUS_NAME => parent.0 = str_of(value),
-            libc::IFLA_PARENT_DEV_NAME => parent.1 = str_of(value),
+            libc::IFLA_PARENT_DEV_BUS_NAME => parent.0 = read_string(value),
+            libc::IFLA_PARENT_DEV_NAME => parent.1 = read_string(value),
             libc::IFLA_XDP => interface.programs = programs(value),
             _ => {}
         }
@@ -255,7 +256,7 @@ fn parse(answer: &[u8]) -> Option<Interface> {
 }
 
 fn programs(xdp: &[u8]) -> Vec<XdpProgram> {
-    let id = |kind| find(xdp, kind).and_then(u32_of);
+    let id = |kind| find(xdp, kind).and_then(read_u32);
     let attached = find(xdp, XDP_ATTACHED).and_then(|value| value.first().copied());
     let (mode, single) = match attached {
         Some(ATTACHED_DRV) => (XdpMode::Native, XDP_DRV_PROG_ID),
@@ -298,18 +299,18 @@ fn native_xdp(ifindex: u32) -> Result<NativeXdp, RequestError> {
     const XSK_ZEROCOPY: u64 = 1 << 3;
     const RX_SG: u64 = 1 << 5;
 
-    let mut generic = Connection::generic()?;
-    let Some(family) = generic.family(NETDEV_FAMILY)? else {
+    let mut connection = Connection::generic()?;
+    let Some(family) = connection.family(NETDEV_FAMILY)? else {
         return Ok(NativeXdp::Unknown);
     };
-    let mut request = Attributes::default();
-    request.put(NETDEV_A_DEV_IFINDEX, &ifindex.to_ne_bytes());
-    let answers = generic.request(family, 0, &generic_body(NETDEV_CMD_DEV_GET, &request))?;
+    let request =
+        generic(family, NETDEV_CMD_DEV_GET).attribute(NETDEV_A_DEV_IFINDEX, &ifindex.to_ne_bytes());
+    let answers = connection.ask(request)?;
     let features = answers
         .iter()
         .flat_map(|answer| generic_attributes(answer))
         .find(|(kind, _)| *kind == NETDEV_A_DEV_XDP_FEATURES)
-        .and_then(|(_, value)| u64_of(value));
+        .and_then(|(_, value)| read_u64(value));
     Ok(match features {
         None => NativeXdp::Unknown,
         Some(bits) if bits & BASIC == 0 => NativeXdp::Unsupported,

@@ -11,7 +11,7 @@ use rustix::net::{
 };
 
 use super::NetlinkError;
-use super::message::{
+use crate::netlink::{
     Message, NLM_F_DUMP_INTR, NLM_F_MULTI, NLMSG_DONE, NLMSG_ERROR, Request, messages, read_u32,
 };
 

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use super::message::{
+use crate::netlink::{
     Message, NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, Request, family_of, read_address, read_mac,
     read_u32,
 };
@@ -131,7 +131,7 @@ pub(super) fn decode(message: &Message<'_>) -> Option<(Key, Neighbour)> {
 #[cfg(test)]
 pub(super) fn written(kind: u16, state: u16, mac: [u8; 6]) -> Request {
     let fixed = Fixed {
-        family: super::message::FAMILY_V4,
+        family: crate::netlink::FAMILY_V4,
         ifindex: 3,
         state,
         ..Fixed::default()
@@ -143,8 +143,8 @@ pub(super) fn written(kind: u16, state: u16, mac: [u8; 6]) -> Request {
 
 #[cfg(test)]
 mod tests {
-    use super::super::message::messages;
     use super::*;
+    use crate::netlink::messages;
 
     const MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
 

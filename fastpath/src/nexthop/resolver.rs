@@ -4,10 +4,10 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use super::connection::Connection;
-use super::message::Request;
 use super::neighbour::Key;
 use super::view::{Answer, View};
 use super::{NetlinkError, Resolution, link, neighbour, route};
+use crate::netlink::Request;
 
 /// A connection to the kernel of the network namespace it was opened in.
 #[derive(Debug)]

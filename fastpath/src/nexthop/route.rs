@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::Reason;
-use super::message::{Attributes, Message, Request, family_of, read_address, read_u16, read_u32};
+use crate::netlink::{Attributes, Message, Request, family_of, read_address, read_u16, read_u32};
 
 const RTAX_MTU: u16 = 2;
 
@@ -97,8 +97,8 @@ fn decode_mtu(mut metrics: Attributes<'_>) -> Option<u32> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::message::messages;
     use super::*;
+    use crate::netlink::messages;
 
     fn read(request: Request) -> Option<Route> {
         decode(&messages(&request.into_bytes(0)).next().unwrap())

@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, SocketFlags, recv};
+use rustix::net::{RecvFlags, SocketFlags, recv, sockopt};
 
 use super::NetlinkError;
 use super::connection::open;
-use super::message::{Message, messages};
 use super::neighbour::{self, Key, Neighbour};
+use crate::netlink::{Message, messages};
 
 /// The groups whose messages tell of changes; group `n` is bit `n - 1`.
 const GROUPS: u32 = group(libc::RTNLGRP_LINK)
@@ -32,6 +32,10 @@ const fn group(number: u32) -> u32 {
 /// The least time between two reports. The first change is reported at once; a storm, such as a BGP
 /// session coming up, costs ten refreshes a second.
 const SPACING: Duration = Duration::from_millis(100);
+
+/// Room for about a thousand messages: neighbours that fail together are told of together. More is a
+/// waste, since a reader that is late has to read everything again anyway.
+const SOCKET_BUFFER_LENGTH: usize = 1 << 20;
 
 /// Messages are cut to this: neighbours are far shorter, and of all others only the kind is read.
 const BUFFER_LENGTH: usize = 8 << 10;
@@ -81,6 +85,9 @@ impl Watcher {
     /// Fails if the socket cannot be opened.
     pub fn new() -> Result<Self, NetlinkError> {
         let socket = open(GROUPS, SocketFlags::NONBLOCK).map_err(NetlinkError::Open)?;
+        // Beyond the system's limit only with CAP_NET_ADMIN; a smaller buffer overruns sooner, and
+        // an overrun is dealt with.
+        let _ = sockopt::set_socket_recv_buffer_size_force(&socket, SOCKET_BUFFER_LENGTH);
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|error| NetlinkError::Open(error.into()))?;
         Ok(Self {
@@ -184,7 +191,7 @@ impl Watcher {
 }
 
 /// Takes note of a datagram; returns whether it tells of a change.
-fn note(heard: &mut HashMap<Key, Neighbour>, datagram: &[u8]) -> bool {
+pub(super) fn note(heard: &mut HashMap<Key, Neighbour>, datagram: &[u8]) -> bool {
     let mut understood = false;
     let mut changed = false;
     for message in messages(datagram) {
@@ -215,9 +222,9 @@ fn is_change(heard: &mut HashMap<Key, Neighbour>, message: &Message<'_>) -> bool
 
 #[cfg(test)]
 mod tests {
-    use super::super::message::Request;
     use super::super::neighbour::written;
     use super::*;
+    use crate::netlink::Request;
 
     const MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
     const OTHER_MAC: [u8; 6] = [2, 0, 0, 0, 0, 2];

@@ -7,7 +7,7 @@
 use std::collections::BTreeSet;
 
 /// Logarithms of run lengths from a single slot to the largest arena.
-const ORDERS: usize = 29;
+const ORDERS: u8 = 29;
 
 /// A run of slots: `base .. base + 2^log2`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -33,7 +33,7 @@ impl Run {
 #[derive(Clone, Debug)]
 pub struct Arena {
     slots: u32,
-    free: [BTreeSet<u32>; ORDERS],
+    free: [BTreeSet<u32>; ORDERS as usize],
 }
 
 /// How full an arena is.
@@ -50,13 +50,19 @@ pub struct ArenaFill {
 impl Arena {
     /// Makes an arena of which slot 0, the mark of "no table", is never given out.
     pub fn new(slots: u32) -> Self {
-        let mut arena = Self { slots, free: Default::default() };
+        let mut arena = Self {
+            slots,
+            free: Default::default(),
+        };
         let mut base = 0;
         while base < slots {
-            let alignment = if base == 0 { ORDERS as u32 - 1 } else { base.trailing_zeros() };
-            let log2 = alignment.min((slots - base).ilog2());
-            arena.free[log2 as usize].insert(base);
-            base += 1 << log2;
+            let fitting = (0..ORDERS)
+                .rev()
+                .map(|log2| Run { base, log2 })
+                .find(|run| base.is_multiple_of(run.length()) && run.length() <= slots - base);
+            let Some(run) = fitting else { break };
+            arena.release(run);
+            base += run.length();
         }
         arena.reserve(Run { base: 0, log2: 0 });
         arena
@@ -64,20 +70,20 @@ impl Arena {
 
     /// Takes a run of 2^`log2` slots, or nothing if none is free.
     pub fn allocate(&mut self, log2: u8) -> Option<Run> {
-        let order = (usize::from(log2)..ORDERS).find(|&order| !self.free[order].is_empty())?;
-        let base = self.free[order].pop_first()?;
-        self.split(Run { base, log2: order as u8 }, Run { base, log2 });
+        let order = (log2..ORDERS).find(|&order| !self.free[usize::from(order)].is_empty())?;
+        let base = self.free[usize::from(order)].pop_first()?;
+        self.split(Run { base, log2: order }, Run { base, log2 });
         Some(Run { base, log2 })
     }
 
     /// Takes a certain run; returns whether all of it was free.
     pub fn reserve(&mut self, wanted: Run) -> bool {
         let aligned = wanted.base.is_multiple_of(wanted.length());
-        let around = (usize::from(wanted.log2)..ORDERS).map(|order| Run {
-            base: wanted.base >> order << order,
-            log2: order as u8,
+        let mut around = (wanted.log2..ORDERS).map(|log2| Run {
+            base: wanted.base >> log2 << log2,
+            log2,
         });
-        let Some(free) = around.into_iter().find(|run| self.free[usize::from(run.log2)].contains(&run.base))
+        let Some(free) = around.find(|run| self.free[usize::from(run.log2)].contains(&run.base))
         else {
             return false;
         };
@@ -91,32 +97,46 @@ impl Arena {
 
     /// Gives a run back.
     pub fn release(&mut self, mut run: Run) {
-        while usize::from(run.log2) < ORDERS - 1
-            && self.free[usize::from(run.log2)].remove(&run.buddy())
-        {
-            run = Run { base: run.base.min(run.buddy()), log2: run.log2 + 1 };
+        while run.log2 < ORDERS - 1 && self.free[usize::from(run.log2)].remove(&run.buddy()) {
+            run = Run {
+                base: run.base.min(run.buddy()),
+                log2: run.log2 + 1,
+            };
         }
         self.free[usize::from(run.log2)].insert(run.base);
     }
 
     /// Reports how full the arena is.
     pub fn fill(&self) -> ArenaFill {
-        let free = self.free.iter().enumerate().map(|(order, runs)| (runs.len() as u32) << order).sum();
+        // Every free run counts its slots, and all slots fit 32 bits.
+        let count =
+            |(order, runs): (usize, &BTreeSet<u32>)| runs.iter().map(|_| 1 << order).sum::<u32>();
+        let free = self.free.iter().enumerate().map(count).sum();
         let largest = self.free.iter().rposition(|runs| !runs.is_empty());
-        ArenaFill { slots: self.slots, free, largest_free: largest.map_or(0, |order| 1 << order) }
+        ArenaFill {
+            slots: self.slots,
+            free,
+            largest_free: largest.map_or(0, |order| 1 << order),
+        }
     }
 
     /// Frees what `outer`, which is on no list, has around `kept`.
     fn split(&mut self, mut outer: Run, kept: Run) {
         while outer.log2 > kept.log2 {
-            let half = Run { base: outer.base, log2: outer.log2 - 1 };
+            let half = Run {
+                base: outer.base,
+                log2: outer.log2 - 1,
+            };
             let (with, without) = if kept.base & half.length() == 0 {
                 (half.base, half.buddy())
             } else {
                 (half.buddy(), half.base)
             };
             self.free[usize::from(half.log2)].insert(without);
-            outer = Run { base: with, log2: half.log2 };
+            outer = Run {
+                base: with,
+                log2: half.log2,
+            };
         }
     }
 }
@@ -128,7 +148,14 @@ mod tests {
     #[test]
     fn slot_zero_is_never_given_out() {
         let mut arena = Arena::new(16);
-        assert_eq!(arena.fill(), ArenaFill { slots: 16, free: 15, largest_free: 8 });
+        assert_eq!(
+            arena.fill(),
+            ArenaFill {
+                slots: 16,
+                free: 15,
+                largest_free: 8
+            }
+        );
         assert_eq!(arena.allocate(4), None);
         let runs: Vec<Run> = std::iter::from_fn(|| arena.allocate(0)).collect();
         assert_eq!(runs.len(), 15);
@@ -157,12 +184,17 @@ mod tests {
         let mut held = Vec::new();
         let mut state = 1_u64;
         for _ in 0..20_000 {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            let dice = (state >> 33) as usize;
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1);
+            let dice = usize::try_from(state >> 33).unwrap();
             if dice.is_multiple_of(2) || held.is_empty() {
-                if let Some(run) = arena.allocate((dice / 2 % 9) as u8) {
+                if let Some(run) = arena.allocate(u8::try_from(dice / 2 % 9).unwrap()) {
                     for slot in run.base..run.base + run.length() {
-                        assert!(!std::mem::replace(&mut taken[slot as usize], true), "{run:?}");
+                        assert!(
+                            !std::mem::replace(&mut taken[slot as usize], true),
+                            "{run:?}"
+                        );
                     }
                     held.push(run);
                 }
@@ -182,9 +214,15 @@ mod tests {
         let run = Run { base: 40, log2: 3 };
         assert!(arena.reserve(run));
         assert!(!arena.reserve(run));
-        assert!(!arena.reserve(Run { base: 32, log2: 4 }), "overlaps the reserved one");
+        assert!(
+            !arena.reserve(Run { base: 32, log2: 4 }),
+            "overlaps the reserved one"
+        );
         assert!(!arena.reserve(Run { base: 2, log2: 2 }), "is not aligned");
-        assert!(!arena.reserve(Run { base: 64, log2: 0 }), "lies beyond the arena");
+        assert!(
+            !arena.reserve(Run { base: 64, log2: 0 }),
+            "lies beyond the arena"
+        );
         assert_eq!(arena.fill().free, 64 - 1 - 8);
         arena.release(run);
         assert_eq!(arena.fill().free, 63);

@@ -46,8 +46,15 @@ impl Maps {
     ) -> Result<Counters, TableError> {
         let mut counters = Counters::default();
         for (index, (kind, label)) in (0..).zip(reason::all()) {
-            let values = self.reasons.get(&index, 0).map_err(write_failed(map::REASONS))?;
-            counters.reasons.push(ReasonCount { kind, label, packets: values.iter().sum() });
+            let values = self
+                .reasons
+                .get(&index, 0)
+                .map_err(write_failed(map::REASONS))?;
+            counters.reasons.push(ReasonCount {
+                kind,
+                label,
+                packets: values.iter().sum(),
+            });
         }
         for (key, id) in services {
             let values = self.service_traffic.get(&id, 0);
@@ -76,7 +83,9 @@ impl Maps {
 fn clear(map: &mut PerCpuArray<MapData, Traffic>, id: u32) {
     // Without the number of CPUs there is nothing to write; the counters then
     // go on from their old values, which harms no packet.
-    let Ok(cpus) = aya::util::nr_cpus() else { return };
+    let Ok(cpus) = aya::util::nr_cpus() else {
+        return;
+    };
     if let Ok(zeros) = PerCpuValues::try_from(vec![Traffic::default(); cpus]) {
         let _ = map.set(id, zeros, 0);
     }

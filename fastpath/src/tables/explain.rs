@@ -86,14 +86,16 @@ impl Tables {
             destination_port: service.port.to_be_bytes(),
             protocol,
         };
-        let choice = decide::choose(self, &flow).ok().map(|choice| ChosenBackend {
-            service: choice.service,
-            hash: choice.hash,
-            slot: choice.slot,
-            slots: 1 << choice.entry.word.log2_length(),
-            id: choice.id,
-            address: backend_address(choice.backend),
-        });
+        let choice = decide::choose(self, &flow)
+            .ok()
+            .map(|choice| ChosenBackend {
+                service: choice.service,
+                hash: choice.hash,
+                slot: choice.slot,
+                slots: 1 << choice.entry.word.log2_length(),
+                id: choice.id,
+                address: backend_address(choice.backend),
+            });
         let packet = Packet {
             l3: 14,
             l4: 14 + 40,
@@ -142,7 +144,10 @@ impl decide::Tables for Tables {
 
     fn service(&self, id: u32) -> Option<Service> {
         let word = self.service.atomic_u64(id, 0)?.load(Ordering::Acquire);
-        Some(Service { word: ServiceWord(word), ..self.service.read(id)? })
+        Some(Service {
+            word: ServiceWord(word),
+            ..self.service.read(id)?
+        })
     }
 
     fn slot(&self, index: u32) -> Option<Slot> {

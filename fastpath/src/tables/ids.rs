@@ -17,7 +17,11 @@ impl Ids {
             *zero = true;
         }
         let free = used.len().saturating_sub(1);
-        Self { used, lowest: 1, free }
+        Self {
+            used,
+            lowest: 1,
+            free,
+        }
     }
 
     /// Takes a certain id; returns whether it was free.
@@ -34,7 +38,12 @@ impl Ids {
 
     /// Takes the lowest free id.
     pub(super) fn allocate(&mut self) -> Option<u32> {
-        let id = self.lowest + self.used.get(self.lowest..)?.iter().position(|used| !used)?;
+        let id = self.lowest
+            + self
+                .used
+                .get(self.lowest..)?
+                .iter()
+                .position(|used| !used)?;
         self.lowest = id + 1;
         self.used[id] = true;
         self.free -= 1;
@@ -75,7 +84,10 @@ mod tests {
         assert!(!ids.reserve(0));
         assert!(ids.reserve(2));
         assert!(!ids.reserve(2));
-        assert_eq!([ids.allocate(), ids.allocate(), ids.allocate()], [Some(1), Some(3), None]);
+        assert_eq!(
+            [ids.allocate(), ids.allocate(), ids.allocate()],
+            [Some(1), Some(3), None]
+        );
         ids.release(2);
         assert_eq!(ids.free(), 1);
         assert_eq!(ids.allocate(), Some(2));

@@ -19,11 +19,13 @@ pub(super) fn length_class(key: &ServiceKey, spec: &ServiceSpec) -> Result<u8, T
         // Beyond 2^20 / 40 backends the largest class serves with fewer slots each.
         maglev::class_for(members, SLOTS_PER_BACKEND).or(maglev::class_for(members, 1))
     };
-    spec.log2_slots.or_else(by_count).ok_or(TableError::TooManyBackends {
-        service: *key,
-        backends,
-        slots: 1 << MAX_LOG2_LEN,
-    })
+    spec.log2_slots
+        .or_else(by_count)
+        .ok_or(TableError::TooManyBackends {
+            service: *key,
+            backends,
+            slots: 1 << MAX_LOG2_LEN,
+        })
 }
 
 /// Returns the index of the owning backend for each of 2^`log2` slots.
@@ -51,6 +53,8 @@ pub(super) fn owners(
             weight: backend.weight,
         })
         .collect();
-    maglev::table(seed, &members, log2)
-        .map_err(|source| TableError::Lut { service: *key, source })
+    maglev::table(seed, &members, log2).map_err(|source| TableError::Lut {
+        service: *key,
+        source,
+    })
 }

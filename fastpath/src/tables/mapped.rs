@@ -30,13 +30,19 @@ impl<T: Pod> Mapped<T> {
         }
         let info = map.info().map_err(io::Error::other)?;
         if info.value_size() as usize != size_of::<T>() {
-            return Err(io::Error::other("entry size differs from the layout of this version"));
+            return Err(io::Error::other(
+                "entry size differs from the layout of this version",
+            ));
         }
         let length = info.max_entries();
         let memory = MmapOptions::new()
             .len(length as usize * size_of::<T>())
             .map_raw(map.fd().as_fd().as_raw_fd())?;
-        Ok(Self { memory, length, entry: PhantomData })
+        Ok(Self {
+            memory,
+            length,
+            entry: PhantomData,
+        })
     }
 
     /// Returns the number of entries.
@@ -90,7 +96,11 @@ impl<T: Pod> Mapped<T> {
     }
 
     fn pointer(&self, index: u32) -> Option<*mut T> {
-        (index < self.length)
-            .then(|| self.memory.as_mut_ptr().cast::<T>().wrapping_add(index as usize))
+        (index < self.length).then(|| {
+            self.memory
+                .as_mut_ptr()
+                .cast::<T>()
+                .wrapping_add(index as usize)
+        })
     }
 }

@@ -61,13 +61,20 @@ pub struct ServiceKey {
 
 impl fmt::Display for ServiceKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", SocketAddr::new(self.address, self.port), self.protocol)
+        write!(
+            f,
+            "{}/{}",
+            SocketAddr::new(self.address, self.port),
+            self.protocol
+        )
     }
 }
 
 /// A text that is no service key.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no service: write ADDRESS:PORT/tcp or ADDRESS:PORT/udp, an IPv6 address in brackets")]
+#[error(
+    "{0:?} is no service: write ADDRESS:PORT/tcp or ADDRESS:PORT/udp, an IPv6 address in brackets"
+)]
 pub struct ServiceKeyError(String);
 
 impl FromStr for ServiceKey {
@@ -82,7 +89,11 @@ impl FromStr for ServiceKey {
             "udp" => Protocol::Udp,
             _ => return Err(error()),
         };
-        Ok(Self { address: socket.ip(), port: socket.port(), protocol })
+        Ok(Self {
+            address: socket.ip(),
+            port: socket.port(),
+            protocol,
+        })
     }
 }
 
@@ -170,10 +181,21 @@ mod tests {
 
     #[test]
     fn service_keys_read_back_as_written() {
-        for text in ["10.99.0.1:80/tcp", "[fd00:99::1]:53/udp", "0.0.0.0:65535/udp"] {
+        for text in [
+            "10.99.0.1:80/tcp",
+            "[fd00:99::1]:53/udp",
+            "0.0.0.0:65535/udp",
+        ] {
             assert_eq!(text.parse::<ServiceKey>().unwrap().to_string(), text);
         }
-        for text in ["", "10.99.0.1:80", "10.99.0.1/tcp", "10.99.0.1:80/sctp", "fd00::1:80/tcp", "x:1/tcp"] {
+        for text in [
+            "",
+            "10.99.0.1:80",
+            "10.99.0.1/tcp",
+            "10.99.0.1:80/sctp",
+            "fd00::1:80/tcp",
+            "x:1/tcp",
+        ] {
             let error = text.parse::<ServiceKey>().unwrap_err().to_string();
             assert!(error.contains(&format!("{text:?}")), "{error}");
         }

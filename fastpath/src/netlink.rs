@@ -7,19 +7,22 @@ use std::net::IpAddr;
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-pub(super) const NLM_F_REQUEST: u16 = 0x1;
-pub(super) const NLM_F_MULTI: u16 = 0x2;
-pub(super) const NLM_F_ACK: u16 = 0x4;
-pub(super) const NLM_F_DUMP_INTR: u16 = 0x10;
-pub(super) const NLM_F_DUMP: u16 = 0x300;
-pub(super) const NLM_F_CREATE: u16 = 0x400;
+pub(crate) const NLM_F_REQUEST: u16 = 0x1;
+pub(crate) const NLM_F_MULTI: u16 = 0x2;
+pub(crate) const NLM_F_ACK: u16 = 0x4;
+pub(crate) const NLM_F_DUMP_INTR: u16 = 0x10;
+pub(crate) const NLM_F_DUMP: u16 = 0x300;
+pub(crate) const NLM_F_CREATE: u16 = 0x400;
 
-pub(super) const NLMSG_ERROR: u16 = 2;
-pub(super) const NLMSG_DONE: u16 = 3;
+pub(crate) const NLMSG_ERROR: u16 = 2;
+pub(crate) const NLMSG_DONE: u16 = 3;
 
-pub(super) const FAMILY_ANY: u8 = 0;
-pub(super) const FAMILY_V4: u8 = 2;
-pub(super) const FAMILY_V6: u8 = 10;
+pub(crate) const FAMILY_ANY: u8 = 0;
+pub(crate) const FAMILY_V4: u8 = 2;
+pub(crate) const FAMILY_V6: u8 = 10;
+
+/// Marks an attribute whose value is attributes.
+pub(crate) const NLA_F_NESTED: u16 = 0x8000;
 
 /// Removes `NLA_F_NESTED` and `NLA_F_NET_BYTEORDER` from an attribute's kind.
 const KIND_MASK: u16 = 0x3fff;
@@ -40,7 +43,7 @@ struct Header {
 
 /// A message to the kernel under construction.
 #[derive(Debug)]
-pub(super) struct Request {
+pub(crate) struct Request {
     kind: u16,
     flags: u16,
     body: Vec<u8>,
@@ -48,7 +51,7 @@ pub(super) struct Request {
 
 impl Request {
     /// Starts a request with the fixed header of its kind.
-    pub(super) fn new(kind: u16, flags: u16, fixed: &(impl IntoBytes + Immutable)) -> Self {
+    pub(crate) fn new(kind: u16, flags: u16, fixed: &(impl IntoBytes + Immutable)) -> Self {
         Self {
             kind,
             flags: flags | NLM_F_REQUEST,
@@ -57,18 +60,13 @@ impl Request {
     }
 
     /// Appends an attribute; `value` is shorter than 64 KiB.
-    pub(super) fn attribute(mut self, kind: u16, value: &[u8]) -> Self {
-        let length = u16::try_from(ATTRIBUTE_HEADER_LENGTH + value.len())
-            .expect("requests carry addresses and integers only");
-        self.body.extend_from_slice(&length.to_ne_bytes());
-        self.body.extend_from_slice(&kind.to_ne_bytes());
-        self.body.extend_from_slice(value);
-        self.body.resize(self.body.len().next_multiple_of(4), 0);
+    pub(crate) fn attribute(mut self, kind: u16, value: &[u8]) -> Self {
+        put_attribute(&mut self.body, kind, value);
         self
     }
 
     /// Appends an address.
-    pub(super) fn address(self, kind: u16, address: IpAddr) -> Self {
+    pub(crate) fn address(self, kind: u16, address: IpAddr) -> Self {
         match address {
             IpAddr::V4(v4) => self.attribute(kind, &v4.octets()),
             IpAddr::V6(v6) => self.attribute(kind, &v6.octets()),
@@ -76,7 +74,7 @@ impl Request {
     }
 
     /// Returns the message's bytes.
-    pub(super) fn into_bytes(self, sequence: u32) -> Vec<u8> {
+    pub(crate) fn into_bytes(self, sequence: u32) -> Vec<u8> {
         let length = u32::try_from(HEADER_LENGTH + self.body.len())
             .expect("requests carry addresses and integers only");
         let header = Header {
@@ -92,31 +90,41 @@ impl Request {
     }
 }
 
+/// Appends an attribute to a run of them; `value` is shorter than 64 KiB.
+pub(crate) fn put_attribute(run: &mut Vec<u8>, kind: u16, value: &[u8]) {
+    let length = u16::try_from(ATTRIBUTE_HEADER_LENGTH + value.len())
+        .expect("requests carry addresses, names and integers only");
+    run.extend_from_slice(&length.to_ne_bytes());
+    run.extend_from_slice(&kind.to_ne_bytes());
+    run.extend_from_slice(value);
+    run.resize(run.len().next_multiple_of(4), 0);
+}
+
 /// A message from the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Message<'a> {
-    pub(super) kind: u16,
-    pub(super) flags: u16,
-    pub(super) sequence: u32,
-    pub(super) payload: &'a [u8],
+pub(crate) struct Message<'a> {
+    pub(crate) kind: u16,
+    pub(crate) flags: u16,
+    pub(crate) sequence: u32,
+    pub(crate) payload: &'a [u8],
 }
 
 impl<'a> Message<'a> {
     /// Splits the payload into its fixed header and its attributes.
-    pub(super) fn split<T: FromBytes>(&self) -> Option<(T, Attributes<'a>)> {
+    pub(crate) fn split<T: FromBytes>(&self) -> Option<(T, Attributes<'a>)> {
         let (fixed, rest) = T::read_from_prefix(self.payload).ok()?;
         Some((fixed, Attributes(rest)))
     }
 }
 
 /// Iterates over the messages of one datagram.
-pub(super) fn messages(datagram: &[u8]) -> Messages<'_> {
+pub(crate) fn messages(datagram: &[u8]) -> Messages<'_> {
     Messages(datagram)
 }
 
 /// The rest of a datagram.
 #[derive(Clone, Debug)]
-pub(super) struct Messages<'a>(&'a [u8]);
+pub(crate) struct Messages<'a>(&'a [u8]);
 
 impl<'a> Iterator for Messages<'a> {
     type Item = Message<'a>;
@@ -137,7 +145,7 @@ impl<'a> Iterator for Messages<'a> {
 
 /// The rest of a run of attributes: (kind, value) pairs.
 #[derive(Clone, Debug)]
-pub(super) struct Attributes<'a>(pub(super) &'a [u8]);
+pub(crate) struct Attributes<'a>(pub(crate) &'a [u8]);
 
 impl<'a> Iterator for Attributes<'a> {
     type Item = (u16, &'a [u8]);
@@ -152,17 +160,28 @@ impl<'a> Iterator for Attributes<'a> {
 }
 
 /// Reads a host-order integer from the front of an attribute's value.
-pub(super) fn read_u16(value: &[u8]) -> Option<u16> {
+pub(crate) fn read_u16(value: &[u8]) -> Option<u16> {
     value.first_chunk().copied().map(u16::from_ne_bytes)
 }
 
 /// Reads a host-order integer from the front of an attribute's value.
-pub(super) fn read_u32(value: &[u8]) -> Option<u32> {
+pub(crate) fn read_u32(value: &[u8]) -> Option<u32> {
     value.first_chunk().copied().map(u32::from_ne_bytes)
 }
 
+/// Reads a host-order integer from the front of an attribute's value.
+pub(crate) fn read_u64(value: &[u8]) -> Option<u64> {
+    value.first_chunk().copied().map(u64::from_ne_bytes)
+}
+
+/// Reads a string up to its terminator.
+pub(crate) fn read_string(value: &[u8]) -> Option<String> {
+    let text = value.split(|byte| *byte == 0).next()?;
+    String::from_utf8(text.to_vec()).ok()
+}
+
 /// Reads an address whose family follows from the value's length.
-pub(super) fn read_address(value: &[u8]) -> Option<IpAddr> {
+pub(crate) fn read_address(value: &[u8]) -> Option<IpAddr> {
     if let Ok(v4) = <[u8; 4]>::try_from(value) {
         return Some(v4.into());
     }
@@ -170,12 +189,12 @@ pub(super) fn read_address(value: &[u8]) -> Option<IpAddr> {
 }
 
 /// Reads an Ethernet address; all zero means that there is none.
-pub(super) fn read_mac(value: &[u8]) -> Option<[u8; 6]> {
+pub(crate) fn read_mac(value: &[u8]) -> Option<[u8; 6]> {
     value.try_into().ok().filter(|mac| *mac != [0; 6])
 }
 
 /// Returns the kernel's number for an address's family.
-pub(super) fn family_of(address: IpAddr) -> u8 {
+pub(crate) fn family_of(address: IpAddr) -> u8 {
     match address {
         IpAddr::V4(_) => FAMILY_V4,
         IpAddr::V6(_) => FAMILY_V6,
@@ -202,6 +221,13 @@ mod tests {
         assert_eq!(fixed, [1, 2, 3, 4]);
         let attributes: Vec<_> = attributes.collect();
         assert_eq!(attributes, [(5, &b"abcde"[..]), (1, &[192, 0, 2, 1][..])]);
+    }
+
+    #[test]
+    fn a_string_ends_at_its_terminator() {
+        assert_eq!(read_string(b"veth\0\0").as_deref(), Some("veth"));
+        assert_eq!(read_string(b"veth").as_deref(), Some("veth"));
+        assert_eq!(read_string(b"\xff\0"), None);
     }
 
     #[test]

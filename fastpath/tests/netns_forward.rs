@@ -1,0 +1,308 @@
+//! Real traffic: client - router - edge - nodes, TCP and UDP, both families, all modes.
+//!
+//! The dataplane is driven directly, without an agent.
+
+#![expect(clippy::unwrap_used, reason = "a panic at the place is how a test fails")]
+
+use std::{
+    collections::BTreeSet,
+    io::{Read, Write},
+    net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket},
+    time::Duration,
+};
+
+use fastpath::{
+    attach::Options,
+    load::{Loaded, Loader},
+    nexthop::{Resolution, Resolver, Tracker},
+    tables::{BackendSpec, Counters, ForwardMode, Protocol, ServiceKey, ServiceSpec, Tables},
+};
+use lab::{Machine, Topology, vip_v4, vip_v6, wait_until};
+use xdp_prog::abi::map;
+
+const PORT: u16 = 7000;
+const TIMEOUT: Duration = Duration::from_secs(10);
+const CONNECTIONS: u64 = 40;
+
+#[test]
+fn ipip_in_all_four_family_pairs() {
+    let lab = Topology::builder()
+        .nodes(2)
+        .routed_nodes(1)
+        .build()
+        .unwrap();
+    for vip in [IpAddr::V4(vip_v4(1)), IpAddr::V6(vip_v6(1))] {
+        let echoes = Echoes::start(&lab, vip);
+        for by_v4 in [true, false] {
+            let outer = |machine: &Machine| if by_v4 { machine.v4() } else { machine.v6() };
+            let _nodes: Vec<_> = lab
+                .nodes()
+                .iter()
+                .map(|node| Dataplane::node(node, &lab))
+                .collect();
+            let mut edge = Dataplane::start(&lab.edges()[0]);
+            let nodes: Vec<IpAddr> = lab.nodes().iter().map(outer).collect();
+            edge.serve(vip, ForwardMode::Ipip, &nodes);
+            exercise(&lab, vip, &edge);
+        }
+        drop(echoes);
+    }
+}
+
+#[test]
+fn l2dsr_for_both_families() {
+    let lab = Topology::builder().nodes(3).build().unwrap();
+    for vip in [IpAddr::V4(vip_v4(1)), IpAddr::V6(vip_v6(1))] {
+        let echoes = Echoes::start(&lab, vip);
+        let mut edge = Dataplane::start(&lab.edges()[0]);
+        let nodes: Vec<IpAddr> = lab
+            .nodes()
+            .iter()
+            .map(|node| node.address_like(vip))
+            .collect();
+        edge.serve(vip, ForwardMode::L2dsr, &nodes);
+        exercise(&lab, vip, &edge);
+        drop(echoes);
+    }
+}
+
+#[test]
+fn ipip_from_an_untrusted_edge_is_left_alone() {
+    let lab = Topology::builder().nodes(1).build().unwrap();
+    let vip = IpAddr::V4(vip_v4(1));
+    let _echoes = Echoes::start(&lab, vip);
+    let node = &lab.nodes()[0];
+    let mut receiver = Dataplane::start(node);
+    receiver
+        .tables
+        .set_addresses(&BTreeSet::new(), &BTreeSet::from([node.v4()]))
+        .unwrap();
+    let mut edge = Dataplane::start(&lab.edges()[0]);
+    edge.serve(vip, ForwardMode::Ipip, &[node.v4()]);
+
+    let reply = lab.clients()[0].namespace().run(|| {
+        let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+        socket
+            .set_read_timeout(Some(Duration::from_millis(300)))
+            .unwrap();
+        socket.send_to(b"hello", (vip, PORT)).unwrap();
+        socket.recv(&mut [0; 16]).map_err(|error| error.kind())
+    });
+    assert!(reply.is_err(), "{reply:?}");
+    wait_until("the node counts the packet", TIMEOUT, || {
+        reason(&receiver.counters(), "encap_untrusted") == 1
+    })
+    .unwrap();
+    assert_eq!(reason(&receiver.counters(), "decapsulated"), 0);
+}
+
+/// Sends TCP and UDP; every reply must come from a node, and no reply cross the edge.
+fn exercise(lab: &Topology, vip: IpAddr, edge: &Dataplane<'_>) {
+    let client = lab.clients()[0].namespace();
+    let mut seen = BTreeSet::new();
+    for _ in 0..CONNECTIONS {
+        seen.insert(client.run(|| tcp_exchange(vip)));
+        seen.insert(client.run(|| udp_exchange(vip)));
+    }
+    assert_eq!(
+        seen.len(),
+        lab.nodes().len(),
+        "nodes that answered: {seen:?}"
+    );
+
+    let counters = edge.counters();
+    let forwarded: Vec<u64> = counters
+        .services
+        .iter()
+        .map(|(_, traffic)| traffic.packets)
+        .collect();
+    let by_backend: u64 = counters
+        .backends
+        .iter()
+        .map(|(_, traffic)| traffic.packets)
+        .sum();
+    assert_eq!(forwarded.iter().sum::<u64>(), by_backend);
+    assert!(
+        forwarded.contains(&CONNECTIONS),
+        "one UDP packet each: {forwarded:?}"
+    );
+    let drops: Vec<_> = counters
+        .reasons
+        .iter()
+        .filter(|count| count.kind == xdp_prog::reason::ReasonKind::Drop && count.packets > 0)
+        .collect();
+    assert!(drops.is_empty(), "{drops:?}");
+}
+
+fn tcp_exchange(vip: IpAddr) -> String {
+    let mut stream = TcpStream::connect_timeout(&SocketAddr::new(vip, PORT), TIMEOUT).unwrap();
+    stream.set_read_timeout(Some(TIMEOUT)).unwrap();
+    stream.write_all(b"who?").unwrap();
+    let mut name = String::new();
+    stream.read_to_string(&mut name).unwrap();
+    name
+}
+
+fn udp_exchange(vip: IpAddr) -> String {
+    let any: IpAddr = if vip.is_ipv4() {
+        [0; 4].into()
+    } else {
+        [0; 16].into()
+    };
+    let socket = UdpSocket::bind((any, 0)).unwrap();
+    socket.set_read_timeout(Some(TIMEOUT)).unwrap();
+    socket.send_to(b"who?", (vip, PORT)).unwrap();
+    let mut name = [0; 64];
+    let (length, from) = socket.recv_from(&mut name).unwrap();
+    assert_eq!(
+        from,
+        SocketAddr::new(vip, PORT),
+        "the reply comes from the VIP"
+    );
+    String::from_utf8_lossy(&name[..length]).into_owned()
+}
+
+/// Servers on every node that answer with the node's name.
+struct Echoes<'lab> {
+    lab: &'lab Topology,
+    vip: IpAddr,
+}
+
+impl<'lab> Echoes<'lab> {
+    fn start(lab: &'lab Topology, vip: IpAddr) -> Self {
+        for node in lab.nodes() {
+            node.add_vip(vip).unwrap();
+            let name = node.label().to_owned();
+            let (tcp, udp) = node.namespace().run(|| {
+                (
+                    TcpListener::bind((vip, PORT)).unwrap(),
+                    UdpSocket::bind((vip, PORT)).unwrap(),
+                )
+            });
+            let tcp_name = name.clone();
+            // Both threads end with the process; the sockets die with their namespace.
+            std::thread::spawn(move || {
+                for mut stream in tcp.incoming().flatten() {
+                    let mut question = [0; 4];
+                    if stream.read_exact(&mut question).is_ok() {
+                        let _ = stream.write_all(tcp_name.as_bytes());
+                    }
+                }
+            });
+            std::thread::spawn(move || {
+                let mut question = [0; 64];
+                while let Ok((_, from)) = udp.recv_from(&mut question) {
+                    let _ = udp.send_to(name.as_bytes(), from);
+                }
+            });
+        }
+        Self { lab, vip }
+    }
+}
+
+impl Drop for Echoes<'_> {
+    fn drop(&mut self) {
+        for node in self.lab.nodes() {
+            let _ = node.remove_vip(self.vip);
+        }
+    }
+}
+
+/// A machine's program and tables.
+struct Dataplane<'lab> {
+    machine: &'lab Machine,
+    loaded: Option<Loaded>,
+    tables: Tables,
+}
+
+impl<'lab> Dataplane<'lab> {
+    fn start(machine: &'lab Machine) -> Self {
+        let (loaded, tables) = machine.namespace().run(|| {
+            let mut loaded = Loader::unpinned()
+                .max_entries(map::LUT, 4096)
+                .max_entries(map::BACKENDS, 64)
+                .max_entries(map::BACKEND_TRAFFIC, 64)
+                .load()
+                .unwrap();
+            loaded.attach("eth0", &Options::default()).unwrap();
+            let tables = Tables::open(&loaded).unwrap();
+            (loaded, tables)
+        });
+        Self {
+            machine,
+            loaded: Some(loaded),
+            tables,
+        }
+    }
+
+    /// Starts a node that trusts the edges of the lab.
+    fn node(machine: &'lab Machine, lab: &Topology) -> Self {
+        let mut node = Self::start(machine);
+        let local = BTreeSet::from([machine.v4(), machine.v6()]);
+        node.tables.set_addresses(&BTreeSet::new(), &local).unwrap();
+        let edges = lab.edges().iter().flat_map(|edge| [edge.v4(), edge.v6()]);
+        node.tables
+            .set_trusted_edges(&edges.map(Into::into).collect())
+            .unwrap();
+        node
+    }
+
+    fn serve(&mut self, vip: IpAddr, mode: ForwardMode, nodes: &[IpAddr]) {
+        self.resolve(nodes);
+        let backends = nodes.iter().map(|node| BackendSpec {
+            address: *node,
+            weight: 1,
+        });
+        let spec = ServiceSpec {
+            mode,
+            log2_slots: None,
+            backends: backends.collect(),
+        };
+        for protocol in [Protocol::Tcp, Protocol::Udp] {
+            let key = ServiceKey {
+                address: vip,
+                port: PORT,
+                protocol,
+            };
+            self.tables.put_service(key, &spec).unwrap();
+        }
+    }
+
+    fn resolve(&mut self, targets: &[IpAddr]) {
+        let tables = &mut self.tables;
+        self.machine.namespace().run(|| {
+            let mut resolver = Resolver::new().unwrap();
+            let mut tracker = Tracker::default();
+            tracker.set_targets(targets.iter().copied());
+            wait_until("all next hops are resolved", TIMEOUT, || {
+                for (target, way) in tracker.refresh(&mut resolver).unwrap().changes {
+                    tables.set_next_hop(target, way).unwrap();
+                }
+                tracker
+                    .answers()
+                    .all(|(_, way)| matches!(way, Some(Resolution::Resolved(_))))
+            })
+            .unwrap();
+        });
+    }
+
+    fn counters(&self) -> Counters {
+        self.tables.counters().unwrap()
+    }
+}
+
+impl Drop for Dataplane<'_> {
+    fn drop(&mut self) {
+        // The link is taken off in the namespace of its interface.
+        let loaded = self.loaded.take();
+        self.machine.namespace().run(|| drop(loaded));
+    }
+}
+
+fn reason(counters: &Counters, label: &str) -> u64 {
+    counters
+        .reasons
+        .iter()
+        .find(|count| count.label == label)
+        .map_or(0, |count| count.packets)
+}

@@ -1,0 +1,124 @@
+//! Runs the table of packet cases through both engines.
+//!
+//! One line and a diff per case that fails, then `N passed, N failed`. An
+//! argument picks the cases whose name contains it. It takes the right to
+//! load BPF programs and /sys (for the number of CPUs), no other files.
+
+#![expect(clippy::unwrap_used, reason = "a test: what does not hold may panic")]
+
+mod support;
+
+use std::{error::Error, process::ExitCode};
+
+use support::{
+    cases::{self, Case, InKernel},
+    host,
+    kernel::Kernel,
+    report,
+    tables::Counts,
+};
+use xdp_prog::decide::Action;
+
+fn main() -> ExitCode {
+    // Cargo and people may pass options that mean nothing here.
+    let filter = std::env::args().skip(1).find(|arg| !arg.starts_with('-'));
+    match run(filter.as_deref().unwrap_or_default()) {
+        Ok(0) => ExitCode::SUCCESS,
+        Ok(_) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("packet cases cannot run: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Runs the cases and returns how many failed.
+fn run(filter: &str) -> Result<usize, Box<dyn Error>> {
+    let mut kernel = Kernel::load()?;
+    let (mut passed, mut failed) = (0, 0);
+    for case in cases::all() {
+        if !case.name.contains(filter) {
+            continue;
+        }
+        let mut faults = Vec::new();
+        on_host(&case, &mut faults);
+        in_kernel(&mut kernel, &case, &mut faults)?;
+        if faults.is_empty() {
+            passed += 1;
+        } else {
+            failed += 1;
+            println!("FAIL {}\n{}", case.name, faults.concat());
+        }
+    }
+    println!("{passed} passed, {failed} failed");
+    if passed + failed == 0 {
+        return Err(format!("no case is called like {filter:?}").into());
+    }
+    Ok(failed)
+}
+
+fn on_host(case: &Case, faults: &mut Vec<String>) {
+    let outcome = host::run(&case.tables, &case.input, case.headroom);
+    if outcome.action != case.action {
+        faults.push(format!(
+            "  host: action {:?}, expected {:?}\n",
+            outcome.action, case.action
+        ));
+    }
+    compare("host", case, &outcome.bytes, &outcome.counts, faults);
+}
+
+fn in_kernel(
+    kernel: &mut Kernel,
+    case: &Case,
+    faults: &mut Vec<String>,
+) -> Result<(), Box<dyn Error>> {
+    kernel.install(&case.tables)?;
+    let before = kernel.counts()?;
+    match (case.kernel, kernel.run(&case.input)) {
+        (InKernel::Refuses, Err(error)) if error.raw_os_error() == Some(libc::EINVAL) => {}
+        (InKernel::Refuses, Ok(_)) => {
+            faults.push("  kernel: took a frame that it should refuse\n".to_owned());
+        }
+        (_, Err(error)) => faults.push(format!("  kernel: {error}\n")),
+        (InKernel::FixedHeadroom, Ok(_)) => {}
+        (InKernel::Runs, Ok((action, bytes))) => {
+            if action != action_code(case.action) {
+                faults.push(format!(
+                    "  kernel: action {action}, expected {} ({:?})\n",
+                    action_code(case.action),
+                    case.action
+                ));
+            }
+            let counts = kernel.counts()?.since(&before);
+            compare("kernel", case, &bytes, &counts, faults);
+        }
+    }
+    Ok(())
+}
+
+/// The kernel's number of an action. Which device a redirect names, a test run does not tell.
+fn action_code(action: Action) -> u32 {
+    match action {
+        Action::Drop => 1,
+        Action::Pass => 2,
+        Action::Transmit => 3,
+        Action::Redirect(_) => 4,
+    }
+}
+
+fn compare(engine: &str, case: &Case, bytes: &[u8], counts: &Counts, faults: &mut Vec<String>) {
+    if *counts != case.counts {
+        faults.push(format!(
+            "  {engine}: counters{}\n  {engine}: expected{}\n",
+            report::counters(counts),
+            report::counters(&case.counts)
+        ));
+    }
+    if bytes != case.output {
+        faults.push(format!(
+            "  {engine}: bytes differ\n{}",
+            report::difference(&case.output, bytes)
+        ));
+    }
+}

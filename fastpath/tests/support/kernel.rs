@@ -1,0 +1,157 @@
+//! The second engine: the loaded object, run by `BPF_PROG_TEST_RUN`.
+//!
+//! The process moves to a network namespace of its own first: its FIB is
+//! empty, and the only device is the loopback one, from which test runs
+//! pretend that the frame came.
+
+use std::io;
+
+use aya::{
+    Ebpf, EbpfLoader, Pod,
+    maps::{Array, HashMap, LpmTrie, Map, MapError, PerCpuArray, PerCpuValues, lpm_trie::Key},
+    programs::{ProgramError, TestRun as _, TestRunOptions, Xdp},
+    sys::SyscallError,
+};
+use xdp_prog::abi::{self, EdgePrefix, Traffic, map};
+
+use super::tables::{Counts, TableSet, size};
+
+/// Index of the device that frames come in on: the namespace's loopback device.
+pub(crate) const INGRESS: u32 = 1;
+/// Free bytes in front of a frame (`XDP_PACKET_HEADROOM`).
+pub(crate) const HEADROOM: usize = 256;
+
+/// The loaded program and its maps.
+#[derive(Debug)]
+pub(crate) struct Kernel {
+    ebpf: Ebpf,
+}
+
+impl Kernel {
+    /// Loads the object, with maps of the sizes that the model has.
+    pub(crate) fn load() -> Result<Self, Box<dyn std::error::Error>> {
+        // SAFETY: takes no pointers; no other thread runs yet.
+        if unsafe { libc::unshare(libc::CLONE_NEWNET) } != 0 {
+            return Err(format!("unshare: {}", io::Error::last_os_error()).into());
+        }
+        let mut loader = EbpfLoader::new();
+        for (name, entries) in [
+            (map::VIPS, size::HASH),
+            (map::SERVICES_V4, size::HASH),
+            (map::SERVICES_V6, size::HASH),
+            (map::TRUSTED_EDGES, size::HASH),
+            (map::SERVICE, size::SERVICES),
+            (map::SERVICE_TRAFFIC, size::SERVICES),
+            (map::LUT, size::LUT),
+            (map::BACKENDS, size::BACKENDS),
+            (map::BACKEND_TRAFFIC, size::BACKENDS),
+            (map::NEXTHOPS, size::NEXT_HOPS),
+        ] {
+            loader.map_max_entries(name, entries);
+        }
+        let mut ebpf = loader.load(fastpath::object::bytes())?;
+        program(&mut ebpf).load()?;
+        Ok(Self { ebpf })
+    }
+
+    /// Replaces the contents of all tables.
+    pub(crate) fn install(&mut self, tables: &TableSet) -> Result<(), MapError> {
+        self.fill_array(map::CONFIG, &[tables.config])?;
+        self.fill_array(map::SERVICE, &tables.service)?;
+        self.fill_array(map::LUT, &tables.lut)?;
+        self.fill_array(map::BACKENDS, &tables.backends)?;
+        self.fill_array(map::NEXTHOPS, &tables.next_hops)?;
+        self.fill_hash(map::VIPS, &tables.vips)?;
+        self.fill_hash(map::SERVICES_V4, &tables.services_v4)?;
+        self.fill_hash(map::SERVICES_V6, &tables.services_v6)?;
+
+        let mut trie = LpmTrie::<_, EdgePrefix, u32>::try_from(self.map_mut(map::TRUSTED_EDGES))?;
+        let stale = trie.keys().collect::<Result<Vec<_>, _>>()?;
+        for key in stale {
+            trie.remove(&key)?;
+        }
+        for (bits, prefix) in &tables.trusted {
+            trie.insert(&Key::new(*bits, *prefix), 1, 0)?;
+        }
+        Ok(())
+    }
+
+    /// Runs the program once and returns the XDP action and the frame's bytes.
+    pub(crate) fn run(&mut self, input: &[u8]) -> io::Result<(u32, Vec<u8>)> {
+        let mut output = vec![0; input.len() + HEADROOM];
+        let mut options = TestRunOptions::new();
+        options.data_in = Some(input);
+        options.data_out = Some(&mut output);
+        match program(&mut self.ebpf).test_run(options) {
+            Ok(result) => {
+                output.truncate(result.data_size_out as usize);
+                Ok((result.return_value, output))
+            }
+            Err(ProgramError::SyscallError(SyscallError { io_error, .. })) => Err(io_error),
+            Err(error) => Err(io::Error::other(error)),
+        }
+    }
+
+    /// Reads all counters, summed over the CPUs.
+    pub(crate) fn counts(&self) -> Result<Counts, MapError> {
+        let sum = |mut sum: Traffic, cpus: PerCpuValues<Traffic>| {
+            for cpu in cpus.iter() {
+                sum.packets += cpu.packets;
+                sum.bytes += cpu.bytes;
+            }
+            sum
+        };
+        let traffic = |name| -> Result<Vec<Traffic>, MapError> {
+            PerCpuArray::<_, Traffic>::try_from(self.map(name))?
+                .iter()
+                .map(|cpus| Ok(sum(Traffic::default(), cpus?)))
+                .collect()
+        };
+        Ok(Counts {
+            reasons: PerCpuArray::<_, u64>::try_from(self.map(map::REASONS))?
+                .iter()
+                .map(|cpus| Ok(cpus?.iter().sum()))
+                .collect::<Result<_, MapError>>()?,
+            services: traffic(map::SERVICE_TRAFFIC)?,
+            backends: traffic(map::BACKEND_TRAFFIC)?,
+        })
+    }
+
+    fn fill_array<V: Pod>(&mut self, name: &str, values: &[V]) -> Result<(), MapError> {
+        let mut array = Array::<_, V>::try_from(self.map_mut(name))?;
+        for (index, value) in (0..).zip(values) {
+            array.set(index, value, 0)?;
+        }
+        Ok(())
+    }
+
+    fn fill_hash<K: Pod>(
+        &mut self,
+        name: &str,
+        contents: &std::collections::HashMap<K, u32>,
+    ) -> Result<(), MapError> {
+        let mut hash = HashMap::<_, K, u32>::try_from(self.map_mut(name))?;
+        let stale = hash.keys().collect::<Result<Vec<_>, _>>()?;
+        for key in stale {
+            hash.remove(&key)?;
+        }
+        for (key, value) in contents {
+            hash.insert(key, value, 0)?;
+        }
+        Ok(())
+    }
+
+    fn map(&self, name: &str) -> &Map {
+        self.ebpf.map(name).expect("the object has this map")
+    }
+
+    fn map_mut(&mut self, name: &str) -> &mut Map {
+        self.ebpf.map_mut(name).expect("the object has this map")
+    }
+}
+
+fn program(ebpf: &mut Ebpf) -> &mut Xdp {
+    ebpf.program_mut(abi::XDP_PROGRAM)
+        .and_then(|program| program.try_into().ok())
+        .expect("the object has this XDP program")
+}

@@ -1,0 +1,14 @@
+//! The table of packet cases and the two engines that run it.
+//!
+//! [`cases`] says what must happen, [`packet`] builds frames with a library
+//! that is independent of the code under test, [`host`] and [`kernel`] run a
+//! frame through the same tables: as functions of this process, and as the
+//! loaded BPF object.
+
+pub(crate) mod cases;
+pub(crate) mod hash;
+pub(crate) mod host;
+pub(crate) mod kernel;
+pub(crate) mod packet;
+pub(crate) mod report;
+pub(crate) mod tables;

@@ -1,0 +1,263 @@
+//! Plain maps with the contents of the tables, and counters.
+
+use std::{cell::RefCell, collections::HashMap, net::IpAddr};
+
+use xdp_prog::{
+    abi::{
+        AddressKey, Backend, Config, EdgePrefix, NextHop, Service, ServiceKeyV4, ServiceKeyV6,
+        ServiceWord, Slot, Traffic,
+    },
+    decide::{Counters, Tables},
+    reason::REASON_COUNT,
+};
+
+/// Entries of each table; the kernel's maps are made with the same sizes.
+pub(crate) mod size {
+    pub(crate) const HASH: u32 = 64;
+    pub(crate) const SERVICES: u32 = 32;
+    pub(crate) const BACKENDS: u32 = 32;
+    pub(crate) const NEXT_HOPS: u32 = 32;
+    pub(crate) const LUT: u32 = 512;
+}
+
+/// Contents of all tables, without the counters.
+#[derive(Clone, Debug)]
+pub(crate) struct TableSet {
+    pub(crate) config: Config,
+    pub(crate) vips: HashMap<AddressKey, u32>,
+    pub(crate) services_v4: HashMap<ServiceKeyV4, u32>,
+    pub(crate) services_v6: HashMap<ServiceKeyV6, u32>,
+    pub(crate) service: Vec<Service>,
+    pub(crate) lut: Vec<Slot>,
+    pub(crate) backends: Vec<Backend>,
+    pub(crate) next_hops: Vec<NextHop>,
+    /// Prefix length as the trie counts it, and the prefix.
+    pub(crate) trusted: Vec<(u32, EdgePrefix)>,
+    free_slot: u32,
+}
+
+impl Default for TableSet {
+    fn default() -> Self {
+        Self {
+            config: Config::default(),
+            vips: HashMap::new(),
+            services_v4: HashMap::new(),
+            services_v6: HashMap::new(),
+            service: vec![Service::default(); size::SERVICES as usize],
+            lut: vec![Slot::default(); size::LUT as usize],
+            backends: vec![Backend::default(); size::BACKENDS as usize],
+            next_hops: vec![NextHop::default(); size::NEXT_HOPS as usize],
+            trusted: Vec::new(),
+            // Slot 0 is never used.
+            free_slot: 1,
+        }
+    }
+}
+
+impl TableSet {
+    /// Adds an address to `VIPS`.
+    pub(crate) fn address(&mut self, address: IpAddr, flags: u32) {
+        self.vips.insert(address_key(address), flags);
+    }
+
+    /// Accepts IP-in-IP from a prefix.
+    pub(crate) fn trust(&mut self, address: IpAddr, bits: u32) {
+        let reserved = match address {
+            IpAddr::V4(_) => EdgePrefix::RESERVED_BITS_V4,
+            IpAddr::V6(_) => EdgePrefix::RESERVED_BITS,
+        };
+        self.trusted
+            .push((reserved + bits, EdgePrefix::new(address_key(address))));
+    }
+
+    /// Adds a service whose slots have these owners; their number is a power of two.
+    pub(crate) fn service(
+        &mut self,
+        id: u32,
+        to: (IpAddr, u16),
+        protocol: u8,
+        mode: u8,
+        owners: &[u32],
+    ) {
+        let port = to.1.to_be_bytes();
+        let check = match to.0 {
+            IpAddr::V4(address) => {
+                let key = ServiceKeyV4::new(address.octets(), port, protocol);
+                self.services_v4.insert(key, id);
+                key.check()
+            }
+            IpAddr::V6(address) => {
+                let key = ServiceKeyV6::new(address.octets(), port, protocol);
+                self.services_v6.insert(key, id);
+                key.check()
+            }
+        };
+        assert!(owners.len().is_power_of_two());
+        let log2_length = u8::try_from(owners.len().ilog2()).unwrap();
+        let base = self.free_slot;
+        for (slot, owner) in self.lut[base as usize..].iter_mut().zip(owners) {
+            *slot = Slot::quiet(*owner);
+        }
+        self.free_slot += u32::try_from(owners.len()).unwrap();
+        self.service[id as usize] = Service {
+            word: ServiceWord::new(base, log2_length, check),
+            mode,
+            ..Service::default()
+        };
+    }
+
+    /// Gives the only slot of a service another owner.
+    pub(crate) fn set_owner(&mut self, service: u32, owner: u32) {
+        let base = self.service[service as usize].word.base();
+        self.lut[base as usize] = Slot::quiet(owner);
+    }
+}
+
+/// Spells an address as the tables do.
+pub(crate) fn address_key(address: IpAddr) -> AddressKey {
+    match address {
+        IpAddr::V4(address) => AddressKey::v4(address.octets()),
+        IpAddr::V6(address) => AddressKey::v6(address.octets()),
+    }
+}
+
+/// Puts an address into 16 bytes, IPv4 in the first four.
+pub(crate) fn padded(address: IpAddr) -> [u8; 16] {
+    match address {
+        IpAddr::V4(address) => {
+            let [a, b, c, d] = address.octets();
+            [a, b, c, d, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]
+        }
+        IpAddr::V6(address) => address.octets(),
+    }
+}
+
+/// All counters.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Counts {
+    pub(crate) reasons: Vec<u64>,
+    pub(crate) services: Vec<Traffic>,
+    pub(crate) backends: Vec<Traffic>,
+}
+
+impl Default for Counts {
+    fn default() -> Self {
+        Self {
+            reasons: vec![0; REASON_COUNT],
+            services: vec![Traffic::default(); size::SERVICES as usize],
+            backends: vec![Traffic::default(); size::BACKENDS as usize],
+        }
+    }
+}
+
+impl Counts {
+    /// Returns by how much each counter exceeds `earlier`.
+    pub(crate) fn since(&self, earlier: &Self) -> Self {
+        let traffic = |now: &[Traffic], then: &[Traffic]| {
+            now.iter()
+                .zip(then)
+                .map(|(now, then)| Traffic {
+                    packets: now.packets.wrapping_sub(then.packets),
+                    bytes: now.bytes.wrapping_sub(then.bytes),
+                })
+                .collect()
+        };
+        Self {
+            reasons: self
+                .reasons
+                .iter()
+                .zip(&earlier.reasons)
+                .map(|(now, then)| now.wrapping_sub(*then))
+                .collect(),
+            services: traffic(&self.services, &earlier.services),
+            backends: traffic(&self.backends, &earlier.backends),
+        }
+    }
+}
+
+/// The tables as `process` looks into them; no FIB stands behind them.
+#[derive(Debug)]
+pub(crate) struct ModelTables<'a> {
+    tables: &'a TableSet,
+    counts: RefCell<Counts>,
+}
+
+impl<'a> ModelTables<'a> {
+    pub(crate) fn new(tables: &'a TableSet) -> Self {
+        Self {
+            tables,
+            counts: RefCell::default(),
+        }
+    }
+
+    /// Returns what has been counted since the last call.
+    pub(crate) fn take_counts(&self) -> Counts {
+        self.counts.take()
+    }
+}
+
+impl Tables for ModelTables<'_> {
+    fn config(&self) -> Option<&Config> {
+        Some(&self.tables.config)
+    }
+
+    fn address_flags(&self, address: &AddressKey) -> u32 {
+        self.tables.vips.get(address).copied().unwrap_or(0)
+    }
+
+    fn is_trusted_edge(&self, source: &AddressKey) -> bool {
+        let source = u128::from_be_bytes(source.octets());
+        self.tables.trusted.iter().any(|(bits, prefix)| {
+            let prefix = u128::from_be_bytes(prefix.address().octets());
+            let mask = u128::MAX
+                .checked_shl(128 + EdgePrefix::RESERVED_BITS - bits)
+                .unwrap_or(0);
+            (source ^ prefix) & mask == 0
+        })
+    }
+
+    fn service_v4(&self, key: &ServiceKeyV4) -> Option<u32> {
+        self.tables.services_v4.get(key).copied()
+    }
+
+    fn service_v6(&self, key: &ServiceKeyV6) -> Option<u32> {
+        self.tables.services_v6.get(key).copied()
+    }
+
+    fn service(&self, id: u32) -> Option<Service> {
+        self.tables.service.get(id as usize).copied()
+    }
+
+    fn slot(&self, index: u32) -> Option<Slot> {
+        self.tables.lut.get(index as usize).copied()
+    }
+
+    fn backend(&self, id: u32) -> Option<&Backend> {
+        self.tables.backends.get(id as usize)
+    }
+
+    fn next_hop(&self, id: u32) -> Option<&NextHop> {
+        self.tables.next_hops.get(id as usize)
+    }
+
+    fn fib_next_hop(&self, _: &Backend) -> Option<&NextHop> {
+        None
+    }
+}
+
+impl Counters for ModelTables<'_> {
+    fn count_reason(&self, index: u32) {
+        self.counts.borrow_mut().reasons[index as usize] += 1;
+    }
+
+    fn count_forward(&self, service: u32, backend: u32, bytes: u64) {
+        let counts = &mut *self.counts.borrow_mut();
+        for traffic in [
+            &mut counts.services[service as usize],
+            &mut counts.backends[backend as usize],
+        ] {
+            traffic.packets += 1;
+            traffic.bytes += bytes;
+        }
+    }
+}

@@ -380,29 +380,15 @@ fn fill(table: &mut [u32], turns: &mut [Turn], taken: &mut [u64]) {
 }
 
 /// Returns the first free slot from `slot` on, going by `skip`.
+///
+/// The next look does not wait for the last one's result, so the CPU has
+/// several under way.
 #[inline]
 fn next_free(taken: &[u64], mut slot: usize, skip: usize, mask: usize) -> usize {
-    let is_taken = |slot: usize| {
-        let slot = slot & mask;
-        taken[slot / 64] >> (slot % 64) & 1
-    };
-    if is_taken(slot) == 0 {
-        return slot & mask;
+    while taken[slot / 64] & (1 << (slot % 64)) != 0 {
+        slot = (slot + skip) & mask;
     }
-    // The length of a walk is what the CPU cannot predict; looking at four
-    // slots at once leaves it a quarter of the branches.
-    loop {
-        let walk = is_taken(slot)
-            | is_taken(slot + skip) << 1
-            | is_taken(slot + 2 * skip) << 2
-            | is_taken(slot + 3 * skip) << 3;
-        let step = walk.trailing_ones() as usize;
-        slot += step * skip;
-        if step < 4 {
-            return slot & mask;
-        }
-        slot &= mask;
-    }
+    slot
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use xdp_prog::{
 
 use super::{
     kernel::INGRESS,
-    tables::{Counts, ModelTables, TableSet},
+    tables::{Event, ModelTables},
 };
 
 /// What became of a frame.
@@ -15,17 +15,16 @@ use super::{
 pub(crate) struct Outcome {
     pub(crate) action: Action,
     pub(crate) bytes: Vec<u8>,
-    pub(crate) counts: Counts,
+    pub(crate) events: Vec<Event>,
 }
 
 /// Takes one frame through the host functions.
-pub(crate) fn run(tables: &TableSet, input: &[u8], headroom: usize) -> Outcome {
-    let model = ModelTables::new(tables);
+pub(crate) fn run(tables: &ModelTables<'_>, input: &[u8], headroom: usize) -> Outcome {
     let mut frame = HostFrame::with_headroom(input, headroom);
-    let action = process(&mut frame, &model, INGRESS);
+    let action = process(&mut frame, tables, INGRESS);
     Outcome {
         action,
         bytes: frame.bytes().to_vec(),
-        counts: model.take_counts(),
+        events: tables.take_events(),
     }
 }

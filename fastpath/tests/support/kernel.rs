@@ -6,13 +6,17 @@
 
 use std::io;
 
+use anyhow::Context as _;
 use aya::{
     Ebpf, EbpfLoader, Pod,
     maps::{Array, HashMap, LpmTrie, Map, MapError, PerCpuArray, PerCpuValues, lpm_trie::Key},
     programs::{ProgramError, TestRun as _, TestRunOptions, Xdp},
     sys::SyscallError,
 };
-use xdp_prog::abi::{self, EdgePrefix, Traffic, map};
+use xdp_prog::{
+    abi::{self, EdgePrefix, Traffic, map},
+    decide::Action,
+};
 
 use super::tables::{Counts, TableSet, size};
 
@@ -29,10 +33,11 @@ pub(crate) struct Kernel {
 
 impl Kernel {
     /// Loads the object, with maps of the sizes that the model has.
-    pub(crate) fn load() -> Result<Self, Box<dyn std::error::Error>> {
+    pub(crate) fn load() -> anyhow::Result<Self> {
         // SAFETY: takes no pointers; no other thread runs yet.
         if unsafe { libc::unshare(libc::CLONE_NEWNET) } != 0 {
-            return Err(format!("unshare: {}", io::Error::last_os_error()).into());
+            return Err(io::Error::last_os_error())
+                .context("moving to a network namespace of its own");
         }
         let mut loader = EbpfLoader::new();
         for (name, entries) in [
@@ -49,8 +54,10 @@ impl Kernel {
         ] {
             loader.map_max_entries(name, entries);
         }
-        let mut ebpf = loader.load(fastpath::object::bytes())?;
-        program(&mut ebpf).load()?;
+        let mut ebpf = loader
+            .load(fastpath::object::bytes())
+            .context("loading the object")?;
+        program(&mut ebpf).load().context("loading the program")?;
         Ok(Self { ebpf })
     }
 
@@ -147,6 +154,16 @@ impl Kernel {
 
     fn map_mut(&mut self, name: &str) -> &mut Map {
         self.ebpf.map_mut(name).expect("the object has this map")
+    }
+}
+
+/// The kernel's number of an action. Which device a redirect names, a test run does not tell.
+pub(crate) fn action_code(action: Action) -> u32 {
+    match action {
+        Action::Drop => 1,
+        Action::Pass => 2,
+        Action::Transmit => 3,
+        Action::Redirect(_) => 4,
     }
 }
 

@@ -151,6 +151,28 @@ impl Default for Counts {
 }
 
 impl Counts {
+    /// Adds what was counted for a frame.
+    pub(crate) fn add(&mut self, events: &[Event]) {
+        for event in events {
+            match *event {
+                Event::Reason(index) => self.reasons[index as usize] += 1,
+                Event::Forward {
+                    service,
+                    backend,
+                    bytes,
+                } => {
+                    for traffic in [
+                        &mut self.services[service as usize],
+                        &mut self.backends[backend as usize],
+                    ] {
+                        traffic.packets += 1;
+                        traffic.bytes += bytes;
+                    }
+                }
+            }
+        }
+    }
+
     /// Returns by how much each counter exceeds `earlier`.
     pub(crate) fn since(&self, earlier: &Self) -> Self {
         let traffic = |now: &[Traffic], then: &[Traffic]| {
@@ -175,24 +197,35 @@ impl Counts {
     }
 }
 
+/// What `process` counts for one frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Event {
+    Reason(u32),
+    Forward {
+        service: u32,
+        backend: u32,
+        bytes: u64,
+    },
+}
+
 /// The tables as `process` looks into them; no FIB stands behind them.
 #[derive(Debug)]
 pub(crate) struct ModelTables<'a> {
     tables: &'a TableSet,
-    counts: RefCell<Counts>,
+    events: RefCell<Vec<Event>>,
 }
 
 impl<'a> ModelTables<'a> {
     pub(crate) fn new(tables: &'a TableSet) -> Self {
         Self {
             tables,
-            counts: RefCell::default(),
+            events: RefCell::default(),
         }
     }
 
     /// Returns what has been counted since the last call.
-    pub(crate) fn take_counts(&self) -> Counts {
-        self.counts.take()
+    pub(crate) fn take_events(&self) -> Vec<Event> {
+        self.events.take()
     }
 }
 
@@ -247,17 +280,14 @@ impl Tables for ModelTables<'_> {
 
 impl Counters for ModelTables<'_> {
     fn count_reason(&self, index: u32) {
-        self.counts.borrow_mut().reasons[index as usize] += 1;
+        self.events.borrow_mut().push(Event::Reason(index));
     }
 
     fn count_forward(&self, service: u32, backend: u32, bytes: u64) {
-        let counts = &mut *self.counts.borrow_mut();
-        for traffic in [
-            &mut counts.services[service as usize],
-            &mut counts.backends[backend as usize],
-        ] {
-            traffic.packets += 1;
-            traffic.bytes += bytes;
-        }
+        self.events.borrow_mut().push(Event::Forward {
+            service,
+            backend,
+            bytes,
+        });
     }
 }

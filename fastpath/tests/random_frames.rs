@@ -1,0 +1,180 @@
+//! Random and mutated frames through both engines.
+//!
+//! No frame makes the host functions panic, and of every one that goes on the
+//! [`invariants`] hold: what passes is untouched, what is forwarded parses and
+//! has right checksums. The kernel comes to the same action, bytes and
+//! counters, for as many frames as fit into its share of the time.
+//!
+//! `GUIDEWAY_SEED` repeats a run.
+
+#![expect(clippy::unwrap_used, reason = "a test: what does not hold may panic")]
+
+#[path = "random_frames/invariants.rs"]
+mod invariants;
+#[path = "random_frames/mutate.rs"]
+mod mutate;
+#[expect(
+    dead_code,
+    reason = "what a case expects of its own input is the other test's"
+)]
+mod support;
+
+use std::{
+    process::ExitCode,
+    time::{Duration, Instant},
+};
+
+use mutate::Random;
+use support::{
+    cases::{self, Case},
+    host::{self, Outcome},
+    kernel::{self, HEADROOM, Kernel},
+    report,
+    tables::{Counts, ModelTables},
+};
+
+const HOST_FRAMES: u64 = 10_000_000;
+const KERNEL_TIME: Duration = Duration::from_secs(20);
+/// Frames that see the same tables.
+const ROUND: u64 = 2_000;
+/// Longer inputs of the table would only slow the mutations down.
+const LONGEST_INPUT: usize = 2_000;
+const DEFAULT_SEED: u64 = 0x6775_6964_6577_6179;
+
+fn main() -> ExitCode {
+    if !is_asked_for() {
+        return ExitCode::SUCCESS;
+    }
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            println!("random frames: FAILED: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// `cargo test NAME` hands its filter to every test.
+fn is_asked_for() -> bool {
+    let mut filters = std::env::args()
+        .skip(1)
+        .filter(|argument| !argument.starts_with('-'))
+        .peekable();
+    filters.peek().is_none() || filters.any(|filter| "random_frames".contains(&filter))
+}
+
+fn run() -> anyhow::Result<()> {
+    let seed = match std::env::var("GUIDEWAY_SEED") {
+        Ok(text) => u64::from_str_radix(text.trim_start_matches("0x"), 16)?,
+        Err(_) => DEFAULT_SEED,
+    };
+    println!("random frames: GUIDEWAY_SEED={seed:#x}");
+    let mut kernel = Kernel::load()?;
+    let cases: Vec<_> = cases::all()
+        .into_iter()
+        .filter(|case| case.input.len() <= LONGEST_INPUT)
+        .collect();
+    let inputs: Vec<_> = cases.iter().map(|case| case.input.as_slice()).collect();
+
+    let started = Instant::now();
+    let mut random = Random::new(seed);
+    let mut tally = Counts::default();
+    let mut frames = 0;
+    while frames < HOST_FRAMES {
+        let case = random.choose(&cases);
+        frames += host_round(&mut random, case, &inputs, &mut tally)?;
+    }
+    println!(
+        "host: {frames} frames in {:.1} s, invariants hold;{}",
+        started.elapsed().as_secs_f64(),
+        report::counters(&tally)
+    );
+
+    let started = Instant::now();
+    let mut random = Random::new(!seed);
+    let mut frames = 0;
+    while started.elapsed() < KERNEL_TIME {
+        let case = random.choose(&cases);
+        frames += kernel_round(&mut kernel, &mut random, case, &inputs)?;
+    }
+    println!(
+        "kernel: {frames} frames in {:.1} s, all as on the host",
+        started.elapsed().as_secs_f64()
+    );
+    Ok(())
+}
+
+/// Runs frames through the host functions with the tables of a case.
+fn host_round(
+    random: &mut Random,
+    case: &Case,
+    inputs: &[&[u8]],
+    tally: &mut Counts,
+) -> anyhow::Result<u64> {
+    let model = ModelTables::new(&case.tables);
+    for _ in 0..ROUND {
+        let input = next_input(random, case, inputs);
+        let outcome = host::run(&model, &input, HEADROOM);
+        invariants::check(&case.tables, &input, &outcome)
+            .map_err(|broken| story(&broken, case, &input, &outcome))?;
+        tally.add(&outcome.events);
+    }
+    Ok(ROUND)
+}
+
+/// Runs frames through both engines and returns how many the kernel took.
+fn kernel_round(
+    kernel: &mut Kernel,
+    random: &mut Random,
+    case: &Case,
+    inputs: &[&[u8]],
+) -> anyhow::Result<u64> {
+    kernel.install(&case.tables)?;
+    let before = kernel.counts()?;
+    let model = ModelTables::new(&case.tables);
+    let mut expected = Counts::default();
+    let mut frames = 0;
+    for _ in 0..ROUND {
+        let input = next_input(random, case, inputs);
+        // A test run takes no frame without a whole Ethernet header.
+        if input.len() < 14 {
+            continue;
+        }
+        let outcome = host::run(&model, &input, HEADROOM);
+        let (action, bytes) = kernel.run(&input)?;
+        if action != kernel::action_code(outcome.action) || bytes != outcome.bytes {
+            let broken = format!(
+                "kernel: action {action}\n{}",
+                report::difference(&outcome.bytes, &bytes)
+            );
+            return Err(story(&broken, case, &input, &outcome));
+        }
+        expected.add(&outcome.events);
+        frames += 1;
+    }
+    let counted = kernel.counts()?.since(&before);
+    if counted != expected {
+        anyhow::bail!(
+            "counters with the tables of {} differ\n  kernel:{}\n  host:  {}",
+            case.name,
+            report::counters(&counted),
+            report::counters(&expected)
+        );
+    }
+    Ok(frames)
+}
+
+/// One frame in four comes of the case whose tables are in place.
+fn next_input(random: &mut Random, case: &Case, inputs: &[&[u8]]) -> Vec<u8> {
+    match random.below(4) {
+        0 => mutate::frame(random, &[&case.input]),
+        _ => mutate::frame(random, inputs),
+    }
+}
+
+fn story(broken: &str, case: &Case, input: &[u8], outcome: &Outcome) -> anyhow::Error {
+    anyhow::anyhow!(
+        "{broken}\n  tables of {}\n  input {input:02x?}\n  host  {outcome:02x?}",
+        case.name
+    )
+}

@@ -1,0 +1,246 @@
+//! What must hold of every frame, whatever is in it.
+
+use etherparse::{
+    Ethernet2Header, Ipv4Header, Ipv6Header, SingleVlanHeader, checksum::Sum16BitWords,
+};
+use xdp_prog::{
+    abi::{BACKEND_V4, MODE_L2DSR},
+    decide::Action,
+    reason::PassReason,
+};
+
+use crate::support::{
+    host::Outcome,
+    tables::{Event, TableSet},
+};
+
+/// Checks an outcome against its input.
+///
+/// # Errors
+///
+/// Returns a sentence about the rule that is broken.
+pub(crate) fn check(tables: &TableSet, input: &[u8], outcome: &Outcome) -> Result<(), String> {
+    let [event] = outcome.events[..] else {
+        return Err(format!("counted {} times", outcome.events.len()));
+    };
+    match (outcome.action, event) {
+        (Action::Pass, Event::Reason(reason)) if reason == PassReason::Decapsulated.index() => {
+            decapsulated(input, &outcome.bytes)
+        }
+        (Action::Pass, Event::Reason(reason)) => {
+            ensure(
+                (reason as usize) < PassReason::ALL.len(),
+                "a pass counts as a drop",
+            )?;
+            ensure(input == outcome.bytes, "a frame that passes was changed")
+        }
+        (Action::Drop, Event::Reason(reason)) => {
+            ensure(
+                (reason as usize) >= PassReason::ALL.len(),
+                "a drop counts as a pass",
+            )?;
+            ensure(
+                input == outcome.bytes,
+                "a frame that is dropped was changed",
+            )
+        }
+        (Action::Transmit | Action::Redirect(_), Event::Forward { .. }) => {
+            forwarded(tables, input, outcome, event)
+        }
+        (action, event) => Err(format!("{action:?} counts as {event:?}")),
+    }
+}
+
+fn ensure(holds: bool, otherwise: &str) -> Result<(), String> {
+    if holds {
+        Ok(())
+    } else {
+        Err(otherwise.to_owned())
+    }
+}
+
+fn forwarded(
+    tables: &TableSet,
+    input: &[u8],
+    outcome: &Outcome,
+    event: Event,
+) -> Result<(), String> {
+    let Event::Forward {
+        service,
+        backend,
+        bytes,
+    } = event
+    else {
+        return Err("a forwarded frame counts no traffic".to_owned());
+    };
+    let output = &outcome.bytes;
+    let backend = &tables.backends[backend as usize];
+    let hop = &tables.next_hops[backend.next_hop as usize];
+    ensure(
+        output.starts_with(&hop.macs),
+        "the MACs are not the next hop's",
+    )?;
+    let (ether_type, tag, packet) = link(output)?;
+    ensure(
+        tag == u16::from_be_bytes(hop.vlan),
+        "the tag is not the next hop's",
+    )?;
+
+    let inner = if tables.service[service as usize].mode == MODE_L2DSR {
+        packet
+    } else {
+        let stated = usize::try_from(bytes).unwrap();
+        let (protocol, inner) = if backend.flags & BACKEND_V4 != 0 {
+            ensure(ether_type == 0x0800, "the outer header is not IPv4's")?;
+            let (header, inner) = Ipv4Header::from_slice(packet).map_err(|e| e.to_string())?;
+            ensure(
+                header.header_checksum == header.calc_header_checksum(),
+                "the outer checksum is wrong",
+            )?;
+            ensure(
+                header.destination == backend.address_v4(),
+                "the outer destination is wrong",
+            )?;
+            ensure(
+                header.total_len as usize == stated + 20,
+                "the outer length is wrong",
+            )?;
+            (header.protocol.0, inner)
+        } else {
+            ensure(ether_type == 0x86dd, "the outer header is not IPv6's")?;
+            let (header, inner) = Ipv6Header::from_slice(packet).map_err(|e| e.to_string())?;
+            ensure(
+                header.destination == backend.address,
+                "the outer destination is wrong",
+            )?;
+            ensure(
+                header.payload_length as usize == stated,
+                "the outer length is wrong",
+            )?;
+            (header.next_header.0, inner)
+        };
+        let version = inner.first().map(|first| first >> 4);
+        ensure(
+            matches!((protocol, version), (4, Some(4)) | (41, Some(6))),
+            "the outer protocol does not fit",
+        )?;
+        inner
+    };
+    let came = tail(input, inner.len())?;
+    // Bytes that may differ: TTL and header checksum, or hop limit.
+    match same_but(came, inner, &[8, 10, 11], &[7])? {
+        4 => {
+            ensure(inner[8] == came[8] - 1, "the TTL is not one less")?;
+            ensure(
+                checksum_error(inner) == checksum_error(came),
+                "the checksum was not kept right",
+            )?;
+            ensure(
+                u64::from(word(inner, 2)) == bytes,
+                "the length counted is not the packet's",
+            )
+        }
+        _ => {
+            ensure(inner[7] == came[7] - 1, "the hop limit is not one less")?;
+            ensure(
+                u64::from(word(inner, 4)) + 40 == bytes,
+                "the length counted is not the packet's",
+            )
+        }
+    }
+}
+
+fn decapsulated(input: &[u8], output: &[u8]) -> Result<(), String> {
+    ensure(
+        output.len() < input.len(),
+        "decapsulation did not make the frame shorter",
+    )?;
+    ensure(
+        output[..12] == input[..12],
+        "decapsulation changed the MACs",
+    )?;
+    let l3 = 14 + 4 * tags(output);
+    ensure(
+        output[12..l3 - 2] == input[12..l3 - 2],
+        "decapsulation changed the tags",
+    )?;
+    let (inner, came) = (&output[l3..], tail(input, output.len() - l3)?);
+    // Bytes that may differ: type of service and header checksum, or traffic class.
+    let version = same_but(came, inner, &[1, 10, 11], &[0, 1])?;
+    let (class, before) = if version == 4 {
+        ensure(
+            output[l3 - 2..l3] == [0x08, 0x00],
+            "the EtherType is not IPv4's",
+        )?;
+        ensure(
+            checksum_error(inner) == checksum_error(came),
+            "the checksum was not kept right",
+        )?;
+        Ipv4Header::from_slice(inner).map_err(|e| e.to_string())?;
+        (inner[1], came[1])
+    } else {
+        ensure(
+            output[l3 - 2..l3] == [0x86, 0xdd],
+            "the EtherType is not IPv6's",
+        )?;
+        ensure(inner[1] & 15 == came[1] & 15, "the flow label was changed")?;
+        Ipv6Header::from_slice(inner).map_err(|e| e.to_string())?;
+        (inner[0] << 4 | inner[1] >> 4, came[0] << 4 | came[1] >> 4)
+    };
+    ensure(
+        class & !3 == before & !3,
+        "decapsulation changed the inner DSCP",
+    )
+}
+
+/// Returns EtherType, VLAN tag (0 for none) and payload of a frame that we sent.
+fn link(frame: &[u8]) -> Result<(u16, u16, &[u8]), String> {
+    let (ethernet, rest) = Ethernet2Header::from_slice(frame).map_err(|e| e.to_string())?;
+    if ethernet.ether_type.0 != 0x8100 {
+        return Ok((ethernet.ether_type.0, 0, rest));
+    }
+    let tag = word(rest, 0);
+    let (vlan, rest) = SingleVlanHeader::from_slice(rest).map_err(|e| e.to_string())?;
+    Ok((vlan.ether_type.0, tag, rest))
+}
+
+fn tags(frame: &[u8]) -> usize {
+    (0..2)
+        .take_while(|depth| matches!(word(frame, 12 + 4 * depth), 0x8100 | 0x88a8))
+        .count()
+}
+
+/// Returns the last bytes of the frame that came in.
+fn tail(input: &[u8], length: usize) -> Result<&[u8], String> {
+    input
+        .len()
+        .checked_sub(length)
+        .map(|start| &input[start..])
+        .ok_or_else(|| "the packet has grown".to_owned())
+}
+
+/// Checks that two packets are the same but for some bytes, and returns their version.
+fn same_but(before: &[u8], after: &[u8], in_v4: &[usize], in_v6: &[usize]) -> Result<u8, String> {
+    let version = after.first().ok_or("the packet is empty")? >> 4;
+    let may_differ = if version == 4 { in_v4 } else { in_v6 };
+    let mut compared = before.to_vec();
+    for position in may_differ {
+        *compared
+            .get_mut(*position)
+            .ok_or("the packet is cut short")? = after[*position];
+    }
+    ensure(compared == after, "other bytes of the packet were changed")?;
+    Ok(version)
+}
+
+/// Returns what the sum over an IPv4 header lacks to be right.
+fn checksum_error(packet: &[u8]) -> u16 {
+    let header = usize::from(packet[0] & 15) * 4;
+    Sum16BitWords::new()
+        .add_slice(packet.get(..header).unwrap_or_default())
+        .ones_complement()
+}
+
+fn word(bytes: &[u8], at: usize) -> u16 {
+    u16::from_be_bytes([bytes[at], bytes[at + 1]])
+}

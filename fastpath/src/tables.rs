@@ -43,6 +43,7 @@ pub use self::{
 };
 use self::{
     ids::Ids,
+    lut::Lut,
     mapped::Mapped,
     types::{address_key, address_of},
 };
@@ -446,8 +447,7 @@ impl Tables {
         key: ServiceKey,
         spec: &ServiceSpec,
     ) -> Result<Change, TableError> {
-        let log2 = lut::length_class(&key, spec)?;
-        let owners = lut::owners(&key, spec, log2, self.settings.hash_seed)?;
+        let Lut { log2, owners } = lut::build(&key, spec, self.settings.hash_seed)?;
         let present = self
             .installed
             .get(&key)

@@ -2,7 +2,10 @@
 //!
 //! The dataplane is driven directly, without an agent.
 
-#![expect(clippy::unwrap_used, reason = "a panic at the place is how a test fails")]
+#![expect(
+    clippy::unwrap_used,
+    reason = "a panic at the place is how a test fails"
+)]
 
 use std::{
     collections::BTreeSet,

@@ -4,7 +4,10 @@
 //! the tables as fast as it can. For each packet the rightful backends are
 //! known: the owners of its slot in the one and in the other backend set.
 
-#![expect(clippy::unwrap_used, reason = "a panic at the place is how a test fails")]
+#![expect(
+    clippy::unwrap_used,
+    reason = "a panic at the place is how a test fails"
+)]
 
 use std::{
     net::{IpAddr, Ipv4Addr},

@@ -1,6 +1,9 @@
 //! The tables as user space sees them: adding, changing, removing, adopting.
 
-#![expect(clippy::unwrap_used, reason = "a panic at the place is how a test fails")]
+#![expect(
+    clippy::unwrap_used,
+    reason = "a panic at the place is how a test fails"
+)]
 
 use std::{
     collections::BTreeSet,
@@ -30,6 +33,18 @@ fn a_service_leads_to_its_backends_in_proportion_to_their_weights() {
     let slots = tables.slots_by_backend(installed);
     assert_eq!(slots[&address("10.0.0.1")], 64);
     assert_eq!(slots[&address("10.0.0.2")], 192);
+}
+
+#[test]
+fn a_small_weight_gets_a_longer_table_rather_than_no_slot() {
+    let (_loaded, mut tables) = small();
+    let key = service("10.99.0.1:80/tcp");
+    tables
+        .put_service(key, &spec(&[("10.0.0.1", 1), ("10.0.0.2", 1000)]))
+        .unwrap();
+    let installed = tables.services().next().unwrap().1;
+    assert_eq!(installed.run.log2, 11);
+    assert_eq!(tables.slots_by_backend(installed)[&address("10.0.0.1")], 2);
 }
 
 #[test]

@@ -1,51 +1,35 @@
 //! From a specification to the owners of the slots.
 
-use xdp_prog::maglev::{self, Identity, MAX_LOG2_LEN, Member, SLOTS_PER_BACKEND};
+use xdp_prog::maglev::{
+    self, Identity, LENGTH_CLASSES, MAX_LOG2_LEN, MaglevError, Member, SLOTS_PER_BACKEND,
+};
 
 use super::{ServiceKey, ServiceSpec, TableError};
 
-/// Returns the logarithm of the table size that a service gets.
-///
-/// # Errors
-///
-/// When there are more backends than the largest table can serve.
-pub(super) fn length_class(key: &ServiceKey, spec: &ServiceSpec) -> Result<u8, TableError> {
-    let backends = spec.backends.len();
-    if backends == 0 {
-        return Ok(0);
-    }
-    let by_count = || {
-        let members = u32::try_from(backends).ok()?;
-        // Beyond 2^20 / 40 backends the largest class serves with fewer slots each.
-        maglev::class_for(members, SLOTS_PER_BACKEND).or(maglev::class_for(members, 1))
-    };
-    spec.log2_slots
-        .or_else(by_count)
-        .ok_or(TableError::TooManyBackends {
-            service: *key,
-            backends,
-            slots: 1 << MAX_LOG2_LEN,
-        })
+/// A lookup table that is not in the arena yet.
+pub(super) struct Lut {
+    /// Logarithm of the number of slots.
+    pub(super) log2: u8,
+    /// For each slot the index of the owning backend; all 0 where there is none.
+    pub(super) owners: Vec<u32>,
 }
 
-/// Returns the index of the owning backend for each of 2^`log2` slots.
+/// Builds the table of a service: a function of its specification and the seed only.
 ///
-/// Without backends no index exists that could own a slot; all are 0.
+/// The length is the specification's, else by the number of backends, one class
+/// longer for as long as some weight is too small for a single slot.
 ///
 /// # Errors
 ///
 /// When the table cannot be built: more backends than slots, a bad weight, one backend twice.
-pub(super) fn owners(
-    key: &ServiceKey,
-    spec: &ServiceSpec,
-    log2: u8,
-    seed: u64,
-) -> Result<Vec<u32>, TableError> {
-    if spec.backends.is_empty() {
-        return Ok(vec![0; 1 << log2]);
+pub(super) fn build(key: &ServiceKey, spec: &ServiceSpec, seed: u64) -> Result<Lut, TableError> {
+    let backends = &spec.backends;
+    if backends.is_empty() {
+        let log2 = spec.log2_slots.unwrap_or(0).min(MAX_LOG2_LEN);
+        let owners = vec![0; 1 << log2];
+        return Ok(Lut { log2, owners });
     }
-    let members: Vec<Member> = spec
-        .backends
+    let members: Vec<Member> = backends
         .iter()
         .map(|backend| Member {
             // The port is the service's: a backend takes packets as they are.
@@ -53,8 +37,39 @@ pub(super) fn owners(
             weight: backend.weight,
         })
         .collect();
-    maglev::table(seed, &members, log2).map_err(|source| TableError::Lut {
+    let mut log2 = match spec.log2_slots {
+        Some(log2) => log2,
+        None => class_for(key, backends.len())?,
+    };
+    loop {
+        match maglev::table(seed, &members, log2) {
+            Ok(owners) => return Ok(Lut { log2, owners }),
+            Err(MaglevError::NoSlot { .. }) if spec.log2_slots.is_none() && log2 < MAX_LOG2_LEN => {
+                log2 = longer(log2);
+            }
+            Err(source) => {
+                return Err(TableError::Lut {
+                    service: *key,
+                    source,
+                });
+            }
+        }
+    }
+}
+
+fn class_for(key: &ServiceKey, backends: usize) -> Result<u8, TableError> {
+    let members = u32::try_from(backends).ok();
+    let class = members.and_then(|members| maglev::class_for(members, SLOTS_PER_BACKEND));
+    class.ok_or(TableError::TooManyBackends {
         service: *key,
-        source,
+        backends,
+        slots: 1 << MAX_LOG2_LEN,
     })
+}
+
+fn longer(log2: u8) -> u8 {
+    LENGTH_CLASSES
+        .into_iter()
+        .find(|class| *class > log2)
+        .unwrap_or(MAX_LOG2_LEN)
 }

@@ -46,7 +46,10 @@ impl Frame for XdpFrame<'_> {
 
     #[inline(always)]
     fn holds(&self, length: usize) -> bool {
-        if self.start + length <= self.end {
+        // Not `start + length`: up to Linux 6.12 the verifier knows no bounds of
+        // a length that was swapped to host order, and adds no such number to a
+        // packet pointer.
+        if length <= self.end - self.start {
             return true;
         }
         // SAFETY: the context pointer is the one the kernel passed in.

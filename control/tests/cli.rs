@@ -1,0 +1,106 @@
+//! The binary without an agent: exit codes, messages, generated files.
+
+mod support;
+
+use support::guideway;
+
+fn stderr(output: &std::process::Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[test]
+fn wrong_command_line_ends_with_2() {
+    for arguments in [
+        &["frobnicate"][..],
+        &["run"],
+        &["which", "--service", "10.0.0.1:80", "--from", "10.0.0.2:1"],
+        &["status", "--watch", "0"],
+    ] {
+        assert_eq!(guideway(arguments).status.code(), Some(2), "{arguments:?}");
+    }
+}
+
+#[test]
+fn wrong_configuration_ends_with_2_and_names_the_place() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("edge.yaml");
+    std::fs::write(
+        &path,
+        "interfaces: [{name: eth0}]\nvips: [10.0.0.1, 10.0.0.1]\nhash_seed: x\n",
+    )
+    .unwrap();
+    let path = path.to_str().unwrap();
+    let output = guideway(&["run", "--config", path]);
+    assert_eq!(output.status.code(), Some(2));
+    let text = stderr(&output);
+    assert!(
+        text.contains("edge.yaml:2:18: vips[1]") && text.contains("edge.yaml:3:12: hash_seed"),
+        "{text}"
+    );
+    let missing = guideway(&["run", "--config", "/nonexistent.yaml"]);
+    assert_eq!(missing.status.code(), Some(2));
+    assert!(
+        stderr(&missing).contains("/nonexistent.yaml"),
+        "{missing:?}"
+    );
+}
+
+#[test]
+fn absent_agent_ends_with_1_and_a_remedy() {
+    let output = guideway(&["status", "--socket", "/nonexistent/guideway.sock"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(
+        stderr(&output).contains("guideway run --config FILE"),
+        "{output:?}"
+    );
+}
+
+#[test]
+fn check_ends_with_1_when_something_fails() {
+    let output = guideway(&["check", "--interface", "nonexistent0", "--json"]);
+    assert_eq!(output.status.code(), Some(1));
+    let findings: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let findings = findings.as_array().unwrap();
+    assert!(
+        findings
+            .iter()
+            .any(|finding| finding["subject"] == "nonexistent0" && finding["verdict"] == "FAIL"),
+        "{findings:?}"
+    );
+}
+
+#[test]
+fn completions_and_manual_pages_are_written() {
+    for shell in ["bash", "zsh", "fish"] {
+        let output = guideway(&["completions", shell]);
+        assert!(output.status.success());
+        assert!(
+            String::from_utf8_lossy(&output.stdout).contains("guideway"),
+            "{shell}"
+        );
+    }
+    assert!(String::from_utf8_lossy(&guideway(&["man"]).stdout).contains(".TH guideway 1"));
+    let directory = tempfile::tempdir().unwrap();
+    let pages = directory.path().join("man");
+    assert!(
+        guideway(&["man", "--dir", pages.to_str().unwrap()])
+            .status
+            .success()
+    );
+    for page in ["guideway.1", "guideway-run.1", "guideway-which.1"] {
+        assert!(pages.join(page).exists(), "{page}");
+    }
+}
+
+#[test]
+fn closed_pipe_is_no_failure() {
+    let script = format!(
+        "{} man | head -c 1; exit ${{PIPESTATUS[0]}}",
+        support::GUIDEWAY
+    );
+    let output = std::process::Command::new("bash")
+        .args(["-c", &script])
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{output:?}");
+}

@@ -18,7 +18,9 @@ use fastpath::{
     attach::Options,
     load::{Loaded, Loader},
     nexthop::{Resolution, Resolver, Tracker},
-    tables::{BackendSpec, Counters, ForwardMode, Protocol, ServiceKey, ServiceSpec, Tables},
+    tables::{
+        BackendSpec, Counters, ForwardMode, Protocol, ServiceKey, ServiceSpec, Settings, Tables,
+    },
 };
 use lab::{Machine, Topology, vip_v4, vip_v6, wait_until};
 use xdp_prog::abi::map;
@@ -97,6 +99,93 @@ fn ipip_from_an_untrusted_edge_is_left_alone() {
     })
     .unwrap();
     assert_eq!(reason(&receiver.counters(), "decapsulated"), 0);
+}
+
+#[test]
+fn next_hops_that_nobody_resolved_are_found_in_the_kernels_fib() {
+    let lab = Topology::builder()
+        .nodes(1)
+        .routed_nodes(1)
+        .build()
+        .unwrap();
+    let edge_machine = &lab.edges()[0];
+    edge_machine.namespace().enable_forwarding().unwrap();
+    for vip in [IpAddr::V4(vip_v4(1)), IpAddr::V6(vip_v6(1))] {
+        let _echoes = Echoes::start(&lab, vip);
+        let _nodes: Vec<_> = lab
+            .nodes()
+            .iter()
+            .map(|node| Dataplane::node(node, &lab))
+            .collect();
+        let mut edge = Dataplane::start(edge_machine);
+        edge.tables.set_settings(sources(edge_machine)).unwrap();
+        let nodes: Vec<IpAddr> = lab
+            .nodes()
+            .iter()
+            .map(|node| node.address_like(vip))
+            .collect();
+        edge.put(vip, ForwardMode::Ipip, &nodes);
+        edge_machine.namespace().run(|| nodes.iter().for_each(meet));
+
+        exercise(&lab, vip, &edge);
+    }
+}
+
+#[test]
+fn l2dsr_never_goes_through_a_router() {
+    let lab = Topology::builder()
+        .nodes(0)
+        .routed_nodes(1)
+        .build()
+        .unwrap();
+    let vip = IpAddr::V4(vip_v4(1));
+    let _echoes = Echoes::start(&lab, vip);
+    let edge_machine = &lab.edges()[0];
+    edge_machine.namespace().enable_forwarding().unwrap();
+    let node = lab.nodes()[0].v4();
+    for resolved in [true, false] {
+        let mut edge = Dataplane::start(edge_machine);
+        if resolved {
+            edge.resolve(&[node]);
+        } else {
+            edge_machine.namespace().run(|| meet(&node));
+        }
+        edge.put(vip, ForwardMode::L2dsr, &[node]);
+        lab.clients()[0].namespace().run(|| {
+            let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+            socket.send_to(b"who?", (vip, PORT)).unwrap();
+        });
+        wait_until("the edge drops the packet", TIMEOUT, || {
+            reason(&edge.counters(), "not_on_link") == 1
+        })
+        .unwrap();
+    }
+}
+
+fn sources(machine: &Machine) -> Settings {
+    let (IpAddr::V4(v4), IpAddr::V6(v6)) = (machine.v4(), machine.v6()) else {
+        panic!("addresses of another family");
+    };
+    Settings {
+        source_v4: Some(v4),
+        source_v6: Some(v6),
+        ..Settings::default()
+    }
+}
+
+/// Sends something of the kernel's own, so that it resolves the neighbour on the way.
+fn meet(node: &IpAddr) {
+    let any: IpAddr = if node.is_ipv4() {
+        [0; 4].into()
+    } else {
+        [0; 16].into()
+    };
+    let socket = UdpSocket::bind((any, 0)).unwrap();
+    socket.set_read_timeout(Some(TIMEOUT)).unwrap();
+    socket.connect((*node, 9)).unwrap();
+    socket.send(b"anyone?").unwrap();
+    // Nobody listens: the node says so, and by then the neighbour is known.
+    socket.recv(&mut [0; 1]).unwrap_err();
 }
 
 /// Sends TCP and UDP; every reply must come from a node, and no reply cross the edge.
@@ -252,6 +341,10 @@ impl<'lab> Dataplane<'lab> {
 
     fn serve(&mut self, vip: IpAddr, mode: ForwardMode, nodes: &[IpAddr]) {
         self.resolve(nodes);
+        self.put(vip, mode, nodes);
+    }
+
+    fn put(&mut self, vip: IpAddr, mode: ForwardMode, nodes: &[IpAddr]) {
         let backends = nodes.iter().map(|node| BackendSpec {
             address: *node,
             weight: 1,

@@ -143,6 +143,13 @@ impl AddressKey {
         ])
     }
 
+    /// Tells whether this is an IPv4 address, or an IPv6 one in its guise.
+    #[inline(always)]
+    pub const fn is_mapped(self) -> bool {
+        let [high, low] = self.0;
+        high == 0 && low.to_be() >> 32 == 0xffff
+    }
+
     /// Returns the key's two words.
     #[inline(always)]
     pub const fn words(self) -> [u64; 2] {
@@ -465,6 +472,18 @@ mod tests {
                 ServiceKeyV6::new(address, [0, 80], 6).check(),
                 "byte {byte}"
             );
+            address[byte] ^= 1;
+        }
+    }
+
+    #[test]
+    fn only_mapped_addresses_are_mapped() {
+        assert!(AddressKey::v4([0; 4]).is_mapped());
+        assert!(AddressKey::v4([255; 4]).is_mapped());
+        let mut address = AddressKey::v4([192, 0, 2, 1]).octets();
+        for byte in 0..12 {
+            address[byte] ^= 1;
+            assert!(!AddressKey::v6(address).is_mapped(), "byte {byte}");
             address[byte] ^= 1;
         }
     }

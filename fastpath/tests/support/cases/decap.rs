@@ -232,7 +232,20 @@ fn prefixes() -> Vec<Case> {
         }
     };
     let own = IN.carry(&inner);
+    let mapped = |address: IpAddr| match address {
+        IpAddr::V4(address) => IpAddr::V6(address.to_ipv6_mapped()),
+        IpAddr::V6(_) => address,
+    };
     vec![
+        // The tables hold IPv4 addresses as mapped ones; on the wire these are anybody's.
+        case("mapped_v4_source_in_v6_is_not_trusted", {
+            to_v6(mapped(PEER_V4))
+        })
+        .passes(PassReason::EncapUntrusted),
+        case("mapped_v4_source_and_destination_in_v6_are_not_trusted", {
+            IN.carry(&inner.within(mapped(PEER_V4), mapped(EDGE_V4)))
+        })
+        .passes(PassReason::EncapUntrusted),
         case(
             "first_address_of_v4_prefix_is_trusted",
             to_v4(v4(192, 0, 2, 0)),

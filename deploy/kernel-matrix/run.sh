@@ -202,12 +202,15 @@ boot() {
         [ "$ended" -ne 124 ] || result="no result within $DEADLINE_S s"
     fi
     printf '%-28s %8s  %s\n' "${2##*/vmlinuz-}" "${booted:-never}" "$result" >>"$work/table"
-    [ "$result" = passed ] || {
+    echo "kernel-matrix: ${2##*/vmlinuz-}: $result; the console:"
+    if [ "$result" = passed ]; then
+        # Each payload's name and last word.
+        grep -B 1 --no-group-separator '^guideway: \(running\|result\)' "$work/console"
+    else
         failed=1
-        echo "kernel-matrix: ${2##*/vmlinuz-}: $result; the console's end:"
         cat "$work/qemu"
         tail -n 60 "$work/console"
-    }
+    fi
 }
 
 [ "$(uname -m)" = x86_64 ] || die "written for x86_64"

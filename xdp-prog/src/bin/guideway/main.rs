@@ -21,10 +21,19 @@ fn guideway(ctx: XdpContext) -> u32 {
         Action::Pass => xdp_action::XDP_PASS,
         Action::Drop => xdp_action::XDP_DROP,
         Action::Transmit => xdp_action::XDP_TX,
-        // SAFETY: the helper takes plain integers; an unknown ifindex is an
-        // error that the kernel counts (tracepoint xdp_redirect_err).
-        Action::Redirect(ifindex) => unsafe { bpf_redirect(ifindex, 0) as u32 },
+        Action::Redirect(ifindex) => redirect(ifindex),
     }
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "the helper returns an XDP action"
+)]
+fn redirect(ifindex: u32) -> u32 {
+    // SAFETY: the helper takes plain integers; an unknown ifindex is an error
+    // that the kernel counts (tracepoint xdp_redirect_err).
+    unsafe { bpf_redirect(ifindex, 0) as u32 }
 }
 
 /// An endless loop, so that the verifier refuses a program that could panic.

@@ -159,17 +159,18 @@ impl Counters for KernelTables<'_> {
 
     #[inline(always)]
     fn count_forward(&self, service: u32, backend: u32, bytes: u64) {
-        for counter in [
-            SERVICE_TRAFFIC.get_ptr_mut(service),
-            BACKEND_TRAFFIC.get_ptr_mut(backend),
-        ] {
-            if let Some(counter) = counter {
-                // SAFETY: a per-CPU element; XDP runs do not nest on a CPU.
-                let counter = unsafe { &mut *counter };
-                counter.packets += 1;
-                counter.bytes += bytes;
-            }
-        }
+        count(SERVICE_TRAFFIC.get_ptr_mut(service), bytes);
+        count(BACKEND_TRAFFIC.get_ptr_mut(backend), bytes);
+    }
+}
+
+#[inline(always)]
+fn count(counter: Option<*mut Traffic>, bytes: u64) {
+    if let Some(counter) = counter {
+        // SAFETY: a per-CPU element; XDP runs do not nest on a CPU.
+        let counter = unsafe { &mut *counter };
+        counter.packets += 1;
+        counter.bytes += bytes;
     }
 }
 
@@ -203,12 +204,14 @@ fn fib_next_hop(ctx: &XdpContext, backend: &Backend) -> Option<&'static NextHop>
     params.ifindex = unsafe { (*ctx.ctx).ingress_ifindex };
     params.__bindgen_anon_2.flowinfo = 0;
     params.__bindgen_anon_4.ipv6_dst = target;
-    // SAFETY: the parameters are a map element and the size is theirs.
+    #[expect(clippy::cast_possible_truncation, reason = "64 bytes")]
+    let length = size_of::<FibParams>() as i32;
+    // SAFETY: the parameters are a map element and the length is theirs.
     let found = unsafe {
         bpf_fib_lookup(
             ctx.ctx.cast(),
             core::ptr::from_mut(params).cast(),
-            size_of::<FibParams>() as i32,
+            length,
             0,
         )
     };

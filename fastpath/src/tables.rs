@@ -1085,20 +1085,20 @@ fn next_hop_entry(target: IpAddr, hop: &crate::nexthop::NextHop) -> NextHop {
 }
 
 fn prefix_key(net: IpNet) -> Key<EdgePrefix> {
-    let reserved = match net {
-        IpNet::V4(_) => EdgePrefix::RESERVED_BITS_V4,
-        IpNet::V6(_) => EdgePrefix::RESERVED_BITS,
+    let front = match net {
+        IpNet::V4(_) => EdgePrefix::FRONT_BITS_V4,
+        IpNet::V6(_) => EdgePrefix::FRONT_BITS_V6,
     };
     let data = EdgePrefix::new(address_key(net.network()));
-    Key::new(reserved + u32::from(net.prefix_len()), data)
+    Key::new(front + u32::from(net.prefix_len()), data)
 }
 
 fn prefix_of(key: Key<EdgePrefix>) -> Option<IpNet> {
     let address = address_of(key.data().address());
-    let reserved = match address {
-        IpAddr::V4(_) => EdgePrefix::RESERVED_BITS_V4,
-        IpAddr::V6(_) => EdgePrefix::RESERVED_BITS,
+    let front = match address {
+        IpAddr::V4(_) => EdgePrefix::FRONT_BITS_V4,
+        IpAddr::V6(_) => EdgePrefix::FRONT_BITS_V6,
     };
-    let length = key.prefix_len().checked_sub(reserved)?;
+    let length = key.prefix_len().checked_sub(front)?;
     IpNet::new(address, u8::try_from(length).ok()?).ok()
 }

@@ -166,29 +166,37 @@ impl AddressKey {
 
 /// Key data of the `TRUSTED_EDGES` trie, behind the trie's own prefix length.
 ///
-/// The reserved word keeps the address at an offset of eight in the trie's key.
+/// The family is part of every prefix: the addresses are [`AddressKey`]s, and
+/// an IPv6 prefix as short as `::/0` must not cover the mapped IPv4 ones. As a
+/// whole word it also keeps the address at an offset of eight in the trie's key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct EdgePrefix {
-    reserved: [u8; 4],
+    family: [u8; 4],
     address: [u8; 16],
 }
 
 impl EdgePrefix {
-    /// Bits in front of the IPv6 prefix length.
-    pub const RESERVED_BITS: u32 = 32;
-    /// Bits in front of the IPv4 prefix length: the address is mapped.
-    pub const RESERVED_BITS_V4: u32 = Self::RESERVED_BITS + 96;
+    /// Bits in front of an IPv6 prefix.
+    pub const FRONT_BITS_V6: u32 = 32;
+    /// Bits in front of an IPv4 prefix: the address is mapped.
+    pub const FRONT_BITS_V4: u32 = Self::FRONT_BITS_V6 + 96;
     /// Prefix length of a single address of either family.
-    pub const HOST_BITS: u32 = Self::RESERVED_BITS + 128;
+    pub const HOST_BITS: u32 = Self::FRONT_BITS_V6 + 128;
 
     /// Builds the key data.
     #[inline(always)]
     pub const fn new(address: AddressKey) -> Self {
         Self {
-            reserved: [0; 4],
+            family: Self::family(address),
             address: address.octets(),
         }
+    }
+
+    /// Returns the first word: the IP version of the address, then zeros.
+    #[inline(always)]
+    pub const fn family(address: AddressKey) -> [u8; 4] {
+        [if address.is_mapped() { 4 } else { 6 }, 0, 0, 0]
     }
 
     /// Returns the address of the prefix.

@@ -62,12 +62,12 @@ impl TableSet {
 
     /// Accepts IP-in-IP from a prefix.
     pub(crate) fn trust(&mut self, address: IpAddr, bits: u32) {
-        let reserved = match address {
-            IpAddr::V4(_) => EdgePrefix::RESERVED_BITS_V4,
-            IpAddr::V6(_) => EdgePrefix::RESERVED_BITS,
+        let front = match address {
+            IpAddr::V4(_) => EdgePrefix::FRONT_BITS_V4,
+            IpAddr::V6(_) => EdgePrefix::FRONT_BITS_V6,
         };
         self.trusted
-            .push((reserved + bits, EdgePrefix::new(address_key(address))));
+            .push((front + bits, EdgePrefix::new(address_key(address))));
     }
 
     /// Adds a service whose slots have these owners; their number is a power of two.
@@ -239,13 +239,16 @@ impl Tables for ModelTables<'_> {
     }
 
     fn is_trusted_edge(&self, source: &AddressKey) -> bool {
-        let source = u128::from_be_bytes(source.octets());
+        let is_v4 =
+            |key: AddressKey| key.octets()[..12] == [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 255, 255];
         self.tables.trusted.iter().any(|(bits, prefix)| {
-            let prefix = u128::from_be_bytes(prefix.address().octets());
+            let prefix = prefix.address();
+            let differing =
+                u128::from_be_bytes(source.octets()) ^ u128::from_be_bytes(prefix.octets());
             let mask = u128::MAX
-                .checked_shl(128 + EdgePrefix::RESERVED_BITS - bits)
+                .checked_shl(128 + EdgePrefix::FRONT_BITS_V6 - bits)
                 .unwrap_or(0);
-            (source ^ prefix) & mask == 0
+            is_v4(*source) == is_v4(prefix) && differing & mask == 0
         })
     }
 

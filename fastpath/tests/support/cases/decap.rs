@@ -246,6 +246,11 @@ fn prefixes() -> Vec<Case> {
             IN.carry(&inner.within(mapped(PEER_V4), mapped(EDGE_V4)))
         })
         .passes(PassReason::EncapUntrusted),
+        case("every_v6_source_trusted_is_no_v4_source", {
+            to_v4(v4(192, 0, 2, 0))
+        })
+        .with(only(IpAddr::V6([0; 16].into()), 0))
+        .passes(PassReason::EncapUntrusted),
         case(
             "first_address_of_v4_prefix_is_trusted",
             to_v4(v4(192, 0, 2, 0)),

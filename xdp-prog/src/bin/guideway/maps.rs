@@ -62,8 +62,9 @@ struct Aligned(Key<EdgePrefix>);
 fn host_prefix(address: &AddressKey) -> Aligned {
     let [a, b, c, d] = EdgePrefix::HOST_BITS.to_ne_bytes();
     let [high, low] = address.words();
-    let words = [u64::from_ne_bytes([a, b, c, d, 0, 0, 0, 0]), high, low];
-    // SAFETY: prefix length, reserved word and address in this order are the
+    let [e, f, g, h] = EdgePrefix::family(*address);
+    let words = [u64::from_ne_bytes([a, b, c, d, e, f, g, h]), high, low];
+    // SAFETY: prefix length, family and address in this order are the
     // 24 bytes of the key, and any bytes are valid.
     unsafe { core::mem::transmute::<[u64; 3], Aligned>(words) }
 }

@@ -26,6 +26,7 @@ setup:
 
 demo:
 	@deploy/setup.sh demo
+	cargo build --release --locked --package control --package bench --bins
 	cargo run --release --locked --package bench --bin $(DEMO)
 
 # $(call step,NAME): runs the target NAME, says how long it took, stops at a failure.

@@ -1,9 +1,9 @@
 //! Test networks made of Linux network namespaces, for tests, the demo and
 //! the bench.
 //!
-//! [`Namespace`] is one machine: interfaces, addresses, routes, its own `/sys`
-//! and its own bpffs. [`Veth`] is a cable, [`Link`] one end of it, [`Process`] a
-//! program running in a namespace. [`Topology`] puts them together into the
+//! [`Namespace`] is one machine: interfaces, addresses, routes, its own `/sys`,
+//! bpffs and directory of files. [`Veth`] is a cable, [`Link`] one end of it,
+//! [`Process`] a program running in a namespace. [`Topology`] puts them together into the
 //! usual picture: clients, a router, edges and nodes.
 //!
 //! Everything needs root and is removed again: on drop, on panic, on SIGINT and

@@ -15,7 +15,7 @@ use std::{
         unix::process::CommandExt,
     },
     panic,
-    path::Path,
+    path::{Path, PathBuf},
     process::Command,
     sync::{Arc, Mutex},
     thread,
@@ -34,7 +34,7 @@ use crate::{
     rtnl::Rtnl,
 };
 
-/// A network namespace with its own `/sys` and bpffs, removed on drop.
+/// A network namespace with its own `/sys`, bpffs and [`Namespace::FILES`], removed on drop.
 ///
 /// `ip netns` knows it under [`Namespace::name`]. Processes that still run in
 /// it when it is dropped are killed.
@@ -55,6 +55,10 @@ struct Handles {
 }
 
 impl Namespace {
+    /// A directory that is this machine's alone and goes with it: for
+    /// configurations, sockets and logs. Only what runs inside sees it.
+    pub const FILES: &str = "/run/gw-lab";
+
     /// Makes a namespace named `gw-<pid>-<n>-<label>` with loopback up, no
     /// duplicate address detection and no reverse path filter.
     ///
@@ -113,6 +117,20 @@ impl Namespace {
         // allowed; `enter` makes system calls alone and allocates nothing.
         unsafe { command.pre_exec(enter) };
         command
+    }
+
+    /// Writes a file in [`Namespace::FILES`] and returns its path; whoever reads
+    /// it meanwhile sees the old content or the new.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Kernel`], for example when `name` is a path.
+    pub fn write_file(&self, name: &str, content: impl AsRef<[u8]> + Send) -> Result<PathBuf> {
+        let path = Path::new(Self::FILES).join(name);
+        let draft = Path::new(Self::FILES).join(format!(".{name}.draft"));
+        self.run(|| fs::write(&draft, content).and_then(|()| fs::rename(&draft, &path)))
+            .map_err(|source| self.error(format!("write {}", path.display()), source))?;
+        Ok(path)
     }
 
     /// Writes a value under `/proc/sys`; `key` is a path such as `net/ipv4/ip_forward`.
@@ -208,6 +226,7 @@ impl Handles {
     /// namespaces and names the network namespace by the file `name`.
     fn new(name: &Path) -> io::Result<Self> {
         share_names()?;
+        fs::create_dir_all(Namespace::FILES)?;
         unshare(CloneFlags::CLONE_NEWNET)?;
         File::create_new(name)?;
         let own = "/proc/thread-self/ns/net";
@@ -232,6 +251,12 @@ impl Handles {
             Some("bpf"),
             Path::new("/sys/fs/bpf"),
             Some("bpf"),
+            MsFlags::empty(),
+        )?;
+        mount_at(
+            Some("tmpfs"),
+            Path::new(Namespace::FILES),
+            Some("tmpfs"),
             MsFlags::empty(),
         )?;
         Ok(Self {

@@ -70,6 +70,19 @@ fn its_name_leads_to_the_namespace() {
 }
 
 #[test]
+fn a_file_is_seen_inside_its_own_namespace_alone() {
+    let (a, b) = (Namespace::new("a").unwrap(), Namespace::new("b").unwrap());
+    let path = a.write_file("agent.yaml", "roles: [edge]").unwrap();
+    a.write_file("agent.yaml", "roles: [node]").unwrap();
+    let output = a.command("cat").arg(&path).output().unwrap();
+    assert_eq!(output.stdout, b"roles: [node]");
+    let entries =
+        |namespace: &Namespace| namespace.run(|| fs::read_dir(Namespace::FILES).unwrap().count());
+    assert_eq!((entries(&a), entries(&b)), (1, 0));
+    assert!(!path.exists(), "on the host");
+}
+
+#[test]
 fn a_command_finds_interfaces_in_sys_and_starts_in_the_given_directory() {
     let (a, _b) = pair(1);
     let output = a

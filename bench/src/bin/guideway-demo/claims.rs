@@ -1,0 +1,189 @@
+//! What the demo says about Guideway, each sentence beside what was measured.
+
+use std::fmt;
+
+use crate::{
+    cluster::WEIGHTS,
+    removal::Removal,
+    traffic::{Packets, Row},
+};
+
+/// How far a share may be from its weight: one run in 100 000 would miss it by
+/// chance, with the 18 shares that are tested.
+const MAX_DEVIATIONS: f64 = 5.0;
+/// Address resolution and neighbour discovery beside the requests to a service:
+/// one packet in a thousand at most.
+const OTHER_PACKETS: u64 = 1000;
+
+/// A sentence that holds or does not.
+#[derive(Debug)]
+struct Claim {
+    text: String,
+    measured: String,
+    holds: bool,
+    /// Why not, where the figures alone do not tell.
+    reasons: Vec<String>,
+}
+
+/// All claims in the order in which they are shown.
+#[derive(Debug, Default)]
+pub(crate) struct Claims(Vec<Claim>);
+
+impl Claims {
+    /// Tells whether every claim holds.
+    pub(crate) fn hold(&self) -> bool {
+        self.0.iter().all(|claim| claim.holds)
+    }
+
+    /// Claims that every request was answered, by nodes in proportion to their weights.
+    pub(crate) fn traffic(&mut self, rows: &[Row]) {
+        let requests: u32 = rows.iter().map(|row| row.requests).sum();
+        let answers: u64 = rows.iter().flat_map(|row| &row.answers).sum();
+        self.0.push(Claim {
+            text: "every request is answered".to_owned(),
+            measured: format!("{answers} of {requests}"),
+            holds: answers == u64::from(requests),
+            reasons: rows
+                .iter()
+                .filter_map(|row| {
+                    let (error, count) = row.failures.as_ref()?;
+                    Some(format!("{}: {count} failed: {error}", row.service.name))
+                })
+                .collect(),
+        });
+        let farthest = rows
+            .iter()
+            .map(|row| deviation(&row.answers, &WEIGHTS))
+            .fold(0.0, f64::max);
+        self.0.push(Claim {
+            text: "shares follow the weights".to_owned(),
+            measured: format!("within {farthest:.1} sigma (allowed {MAX_DEVIATIONS:.0})"),
+            holds: farthest <= MAX_DEVIATIONS,
+            reasons: Vec::new(),
+        });
+    }
+
+    /// Claims that replies go from the nodes to the client past the edge.
+    pub(crate) fn direct_return(&mut self, rows: &[Row]) {
+        let sum = |of: fn(&Packets) -> u64| rows.iter().map(|row| of(&row.packets)).sum::<u64>();
+        let at_edge = sum(|packets| packets.replies_at_edge());
+        let (sent, received) = (
+            sum(|packets| packets.nodes_out),
+            sum(|packets| packets.client_received),
+        );
+        self.0.push(Claim {
+            text: "replies do not cross the edge".to_owned(),
+            measured: format!("{} of {sent} packets do", percent(at_edge, sent)),
+            holds: at_edge <= sent / OTHER_PACKETS
+                && sent.abs_diff(received) <= received / OTHER_PACKETS,
+            reasons: vec![format!("the client received {received} packets")],
+        });
+    }
+
+    /// Claims that a removal harms nobody but the removed node's connections.
+    pub(crate) fn removal(&mut self, removal: &Removal) {
+        let (removed, place) = &removal.removed;
+        self.0.push(Claim {
+            text: "removal breaks no connection of another node".to_owned(),
+            measured: format!("{} of {} broken", removal.kept_broken.len(), removal.kept),
+            // Maglev moves 1 slot in 1000 of a table of this length: where it
+            // moves many, little has been shown.
+            holds: removal.kept > 4 * removal.moved
+                && removal.kept_broken.is_empty()
+                && removal.under_way.stray.is_empty(),
+            reasons: [&removal.kept_broken[..], &removal.under_way.stray].concat(),
+        });
+        let answers: u64 = removal.answers_after.iter().sum();
+        let failures = removal.failures_after.as_ref();
+        let astray = removal.answers_after[*place];
+        self.0.push(Claim {
+            text: format!("{removed} gets nothing after its removal"),
+            measured: format!("{astray} of {answers} requests"),
+            holds: astray == 0 && removal.orphans_answered == 0 && answers > 0,
+            reasons: (removal.orphans_answered > 0)
+                .then(|| format!("{} open connections go on", removal.orphans_answered))
+                .into_iter()
+                .collect(),
+        });
+        let mut weights = WEIGHTS;
+        weights[*place] = 0;
+        let deviation = deviation(&removal.answers_after, &weights);
+        self.0.push(Claim {
+            text: "the others share what it had".to_owned(),
+            measured: format!(
+                "{} failed, shares within {deviation:.1} sigma",
+                failures.map_or(0, |(_, count)| *count)
+            ),
+            holds: failures.is_none() && deviation <= MAX_DEVIATIONS,
+            reasons: failures
+                .map(|(error, _)| error.clone())
+                .into_iter()
+                .collect(),
+        });
+    }
+}
+
+impl fmt::Display for Claims {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "  {:<46}Measured", "Claim")?;
+        for claim in &self.0 {
+            let verdict = if claim.holds { "ok" } else { "FAILED" };
+            writeln!(f, "  {:<46}{:<36}{verdict}", claim.text, claim.measured)?;
+            if !claim.holds {
+                for reason in &claim.reasons {
+                    writeln!(f, "    {reason}")?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Returns by how many standard deviations the farthest count is from its
+/// expectation, each request choosing by weight and by itself.
+fn deviation(counts: &[u64], weights: &[u32]) -> f64 {
+    let all: f64 = counts.iter().map(|&count| real(count)).sum();
+    let total: f64 = weights.iter().map(|&weight| f64::from(weight)).sum();
+    let farthest = counts.iter().zip(weights).map(|(&count, &weight)| {
+        let share = f64::from(weight) / total;
+        let sigma = (all * share * (1.0 - share)).sqrt();
+        match real(count) - all * share {
+            0.0 => 0.0,
+            off => off.abs() / sigma,
+        }
+    });
+    farthest.fold(0.0, f64::max)
+}
+
+fn percent(part: u64, whole: u64) -> String {
+    let hundredths = part * 10_000 / whole.max(1);
+    format!("{}.{:02}%", hundredths / 100, hundredths % 100)
+}
+
+/// Exact: the demo counts thousands, not 2^53.
+#[expect(clippy::cast_precision_loss, reason = "counts are small")]
+fn real(count: u64) -> f64 {
+    count as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_perfect_split_does_not_deviate() {
+        assert_eq!(deviation(&[750, 750, 1500], &[1, 1, 2]), 0.0);
+        assert_eq!(deviation(&[1000, 0, 2000], &[1, 0, 2]), 0.0);
+    }
+
+    #[test]
+    fn deviations_are_counted_in_standard_deviations() {
+        // 100 flips of a coin: sigma is 5.
+        assert!((deviation(&[60, 40], &[1, 1]) - 2.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn answers_of_a_backend_without_weight_are_infinitely_far() {
+        assert!(deviation(&[999, 1, 2000], &[1, 0, 2]).is_infinite());
+    }
+}

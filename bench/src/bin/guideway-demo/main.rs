@@ -1,0 +1,83 @@
+//! `make demo`: real HTTP through Guideway, on one machine.
+//!
+//! Lays out a client, a router, an edge and three nodes as network namespaces,
+//! runs nginx and the agents in them, and measures. Every sentence that it
+//! prints about the outcome is a [`Claim`] that it has checked; one that does
+//! not hold makes it end with 1, with the agents' logs.
+
+mod claims;
+mod cluster;
+mod http;
+mod page;
+mod removal;
+mod traffic;
+
+use std::{
+    process::ExitCode,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result};
+
+use crate::{
+    claims::Claims,
+    cluster::{Cluster, SERVICES},
+    removal::Removal,
+    traffic::Row,
+};
+
+/// Requests to each service.
+const REQUESTS: u32 = 3000;
+/// Time from one request to the next.
+const PACE: Duration = Duration::from_millis(1);
+
+fn main() -> ExitCode {
+    let began = Instant::now();
+    print!("{}", page::title());
+    let mut cluster = match Cluster::start() {
+        Ok(cluster) => cluster,
+        Err(error) => return failed(&error, ""),
+    };
+    let claims = match show(&mut cluster) {
+        Ok(claims) => claims,
+        Err(error) => return failed(&error, &cluster.logs()),
+    };
+    print!("\n{claims}");
+    let seconds = began.elapsed().as_secs();
+    if claims.hold() {
+        println!("\nAll of this was checked in {seconds} s: the demo PASSED.");
+        return ExitCode::SUCCESS;
+    }
+    println!("\nThe demo FAILED after {seconds} s.");
+    eprint!("{}", cluster.logs());
+    ExitCode::FAILURE
+}
+
+/// Runs the traffic and prints what it shows.
+fn show(cluster: &mut Cluster) -> Result<Claims> {
+    cluster.start_agents().context("cannot start the agents")?;
+    let mut claims = Claims::default();
+    print!("{}", page::rows_title(REQUESTS, PACE));
+    let mut rows = Vec::new();
+    for service in &SERVICES {
+        let row = Row::measure(cluster, service, REQUESTS, PACE)
+            .with_context(|| format!("cannot measure {}", service.name))?;
+        print!("{}", page::row(&row));
+        rows.push(row);
+    }
+    claims.traffic(&rows);
+    print!("{}", page::path(&rows));
+    claims.direct_return(&rows);
+
+    print!("{}", page::removal_title());
+    let removal = Removal::run(cluster).context("cannot remove a backend")?;
+    print!("{}", page::removal(&removal));
+    claims.removal(&removal);
+    Ok(claims)
+}
+
+fn failed(error: &anyhow::Error, logs: &str) -> ExitCode {
+    println!("\nThe demo FAILED.");
+    eprint!("guideway-demo: {error:#}\n{logs}");
+    ExitCode::FAILURE
+}

@@ -1,0 +1,224 @@
+//! What the demo prints, 90 columns wide.
+
+use std::{
+    fmt::Write as _,
+    time::{Duration, Instant},
+};
+
+use lab::{Machine, Topology};
+
+use crate::{
+    cluster::{Family, Service, WEIGHTS},
+    removal::Removal,
+    traffic::Row,
+};
+
+/// The first lines.
+pub(crate) fn title() -> String {
+    "\nGuideway demo: HTTP from a client through an edge to three nodes\n\n".to_owned()
+}
+
+/// Draws the machines with their addresses.
+pub(crate) fn network(net: &Topology) -> String {
+    let machine = |machine: &Machine| {
+        let [v4, v6] = [machine.v4(), machine.v6()].map(|address| address.to_string());
+        format!("{}  {v4:<10}  {v6:<11}", machine.label())
+    };
+    let mut page = String::new();
+    let mut line = |left: &str, right: String| {
+        // Writing to a string cannot fail.
+        let _ = writeln!(page, "  {left:<40}+-- {right}");
+    };
+    let (client, edge) = (&net.clients()[0], &net.edges()[0]);
+    line(
+        &format!(
+            "{}  {}  {}  -- router --",
+            client.label(),
+            client.v4(),
+            client.v6()
+        ),
+        format!("{}  balances", machine(edge)),
+    );
+    for (node, weight) in net.nodes().iter().zip(WEIGHTS) {
+        line("", format!("{}  weight {weight}", machine(node)));
+    }
+    page.push('\n');
+    page
+}
+
+/// Reports a step of the preparation.
+pub(crate) fn step(name: &str, what: &str, began: Instant) {
+    let seconds = began.elapsed().as_secs_f64();
+    println!("  {name:<10}{what:<64}{seconds:>6.1} s");
+}
+
+/// Titles of [`row`].
+pub(crate) fn rows_title(requests: u32, pace: Duration) -> String {
+    let per_second = Duration::from_secs(1).as_micros() / pace.as_micros();
+    let mut page = format!(
+        "\n{requests} requests to each service, {per_second} per second, a new connection for \
+         each. Latency in\nmilliseconds, from when a request was due.\n\n"
+    );
+    let _ = writeln!(
+        page,
+        "  {:<20}{:<14}{:>6}  {:>6}{:>7}{:>7}  {:>7}{:>7}{:>7}",
+        "service", "way", "failed", "node0", "node1", "node2", "p50", "p99", "p99.9"
+    );
+    let whole: u32 = WEIGHTS.iter().sum();
+    let _ = write!(page, "  {:<42}", "shares by weight");
+    for (place, weight) in WEIGHTS.into_iter().enumerate() {
+        let width = if place == 0 { 6 } else { 7 };
+        let _ = write!(page, "{:>width$}", percent(weight.into(), whole.into()));
+    }
+    page.push('\n');
+    page
+}
+
+/// Shows where a service's requests went and how long they took.
+pub(crate) fn row(row: &Row) -> String {
+    let whole: u64 = row.answers.iter().sum();
+    let mut line = format!(
+        "  {:<20}{:<14}{:>6}  ",
+        row.service.address().to_string(),
+        way(row.service),
+        row.failures.as_ref().map_or(0, |(_, count)| *count)
+    );
+    for (place, &answers) in row.answers.iter().enumerate() {
+        let width = if place == 0 { 6 } else { 7 };
+        let _ = write!(line, "{:>width$}", percent(answers, whole));
+    }
+    line.push_str("  ");
+    for quantile in [0.5, 0.99, 0.999] {
+        let micros = row.latency.value_at_quantile(quantile);
+        let _ = write!(line, "{:>7}", milliseconds(micros));
+    }
+    line.push('\n');
+    line
+}
+
+/// Shows which way the packets took.
+pub(crate) fn path(rows: &[Row]) -> String {
+    let mut page = "
+Direct server return: packets, by the counters of the interfaces, with \
+                    address resolution.
+
+"
+    .to_owned();
+    let _ = writeln!(
+        page,
+        "  {:<20}{:<14}{:>11}{:>11}{:>11}{:>11}{:>11}",
+        "service", "way", "client out", "edge in", "edge out", "nodes out", "client in"
+    );
+    for row in rows {
+        let packets = &row.packets;
+        let _ = write!(
+            page,
+            "  {:<20}{:<14}",
+            row.service.address().to_string(),
+            way(row.service)
+        );
+        for count in [
+            packets.client_sent,
+            packets.edge_in,
+            packets.edge_out,
+            packets.nodes_out,
+            packets.client_received,
+        ] {
+            let _ = write!(page, "{count:>11}");
+        }
+        page.push('\n');
+    }
+    page
+}
+
+/// The line before a removal.
+pub(crate) fn removal_title() -> String {
+    "\nA backend leaves the configuration while clients are at work.\n\n".to_owned()
+}
+
+/// Shows what became of the connections.
+pub(crate) fn removal(removal: &Removal) -> String {
+    let mut page = String::new();
+    let mut line = |what: &str, outcome: String| {
+        let _ = writeln!(page, "  {what:<44}{outcome}");
+    };
+    let (removed, place) = &removal.removed;
+    line(
+        &format!("{removed} out of {}", removal.service.address()),
+        format!(
+            "in force {} ms after the file changed",
+            removal.took.as_millis()
+        ),
+    );
+    line(
+        "open connections to the other nodes",
+        format!(
+            "{}: {} broken, {} requests answered",
+            removal.kept,
+            removal.kept_broken.len(),
+            removal.kept_answers
+        ),
+    );
+    if removal.moved > 0 {
+        line(
+            "  whose slot has another owner",
+            format!("{}: Maglev moves 1 slot in 1000", removal.moved),
+        );
+    }
+    line(
+        &format!("open connections to {removed}"),
+        format!(
+            "{}: {} reset, the node is no backend any more",
+            removal.orphans,
+            removal.orphans - removal.orphans_answered
+        ),
+    );
+    line(
+        "requests under way at the change",
+        format!(
+            "{} cut off with {removed}, {} elsewhere",
+            removal.under_way.cut_off,
+            removal.under_way.stray.len()
+        ),
+    );
+    let shares = removal
+        .answers_after
+        .iter()
+        .enumerate()
+        .filter(|(node, _)| node != place)
+        .map(|(_, answers)| answers.to_string())
+        .collect::<Vec<_>>()
+        .join(" : ");
+    line(
+        "requests after the change",
+        format!(
+            "{shares} to the others, {} to {removed}, {} failed",
+            removal.answers_after[*place],
+            removal
+                .failures_after
+                .as_ref()
+                .map_or(0, |(_, count)| *count)
+        ),
+    );
+    page
+}
+
+fn way(service: &Service) -> String {
+    let family = |family| match family {
+        Family::V4 => "v4",
+        Family::V6 => "v6",
+    };
+    match service.outer {
+        None => "L2 DSR".to_owned(),
+        Some(outer) => format!("{} in {} IPIP", family(service.family), family(outer)),
+    }
+}
+
+fn percent(part: u64, whole: u64) -> String {
+    let tenths = part * 1000 / whole.max(1);
+    format!("{}.{}%", tenths / 10, tenths % 10)
+}
+
+fn milliseconds(micros: u64) -> String {
+    format!("{}.{:02}", micros / 1000, micros / 10 % 100)
+}

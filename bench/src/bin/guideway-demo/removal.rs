@@ -1,0 +1,220 @@
+//! A backend is taken out of the configuration while clients are at work.
+
+use std::{
+    net::SocketAddr,
+    sync::atomic::{AtomicBool, AtomicU64, Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, anyhow};
+use lab::{Machine, wait_until};
+
+use crate::{
+    cluster::{Cluster, SERVICES, Service},
+    http::{After, Connection},
+    traffic::{self, Request},
+};
+
+/// The service whose traffic is watched.
+const SERVICE: &Service = &SERVICES[2];
+/// Which node is removed, by its place among them.
+const REMOVED: usize = 1;
+/// Connections that stay open, each asking again and again.
+const KEPT: usize = 40;
+/// Rounds of requests on them before the removal, and after it.
+const ROUNDS: u64 = 60;
+const ROUND_PAUSE: Duration = Duration::from_millis(10);
+/// Time from one new connection to the next.
+const PACE: Duration = Duration::from_millis(2);
+const TIMEOUT: Duration = Duration::from_secs(30);
+
+/// What became of the connections.
+#[derive(Debug)]
+pub(crate) struct Removal {
+    pub(crate) service: &'static Service,
+    /// Name and place of the node that was removed.
+    pub(crate) removed: (String, usize),
+    /// From the change of the file to the change of the tables.
+    pub(crate) took: Duration,
+    /// Open connections to the other nodes whose slot has kept its owner.
+    pub(crate) kept: usize,
+    /// Answers on them.
+    pub(crate) kept_answers: u64,
+    /// Why some of them broke.
+    pub(crate) kept_broken: Vec<String>,
+    /// Open connections to the other nodes whose slot has another owner.
+    pub(crate) moved: usize,
+    /// Open connections to the removed node.
+    pub(crate) orphans: usize,
+    /// Those of them that went on nevertheless, against the configuration.
+    pub(crate) orphans_answered: usize,
+    /// Answers by node to requests that began after the change.
+    pub(crate) answers_after: Vec<u64>,
+    /// The failures among these requests.
+    pub(crate) failures_after: Option<(String, usize)>,
+    /// What became of the requests of the time before.
+    pub(crate) under_way: UnderWay,
+}
+
+impl Removal {
+    /// Removes a node under traffic, watches, and puts it back.
+    pub(crate) fn run(cluster: &Cluster) -> Result<Self> {
+        let (stop, rounds) = (AtomicBool::new(false), AtomicU64::new(0));
+        let removed = &cluster.nodes()[REMOVED];
+        let to = SERVICE.address();
+        let (change, sent, open) = thread::scope(|scope| {
+            let sent = scope.spawn(|| traffic::send(cluster, to, PACE, u32::MAX, &stop));
+            let open = scope.spawn(|| keep_asking(cluster, to, &rounds, &stop));
+            let change = (|| {
+                wait_for_rounds(&rounds)?;
+                let took = cluster.configure_edge(Some(removed))?;
+                let changed = Instant::now();
+                wait_for_rounds(&rounds)?;
+                anyhow::Ok((took, changed))
+            })();
+            stop.store(true, Ordering::Relaxed);
+            (change, sent.join(), open.join())
+        });
+        let panicked = |_| anyhow!("a thread of the client panicked");
+        let open = open.map_err(panicked)??;
+        let sent = sent.map_err(panicked)?;
+        let (took, changed) = change?;
+
+        let (after, before): (Vec<Request>, Vec<Request>) = sent
+            .into_iter()
+            .partition(|request| request.began >= changed);
+        let (orphans, kept): (Vec<Open>, Vec<Open>) = open
+            .into_iter()
+            .partition(|connection| connection.node == removed.label());
+        let (moved, kept) = split_by_slot(cluster, kept)?;
+        Ok(Self {
+            service: SERVICE,
+            removed: (removed.label().to_owned(), REMOVED),
+            took,
+            kept: kept.len(),
+            kept_answers: kept.iter().map(|connection| connection.answers).sum(),
+            kept_broken: kept.into_iter().filter_map(|open| open.broken).collect(),
+            moved: moved.len(),
+            orphans: orphans.len(),
+            orphans_answered: orphans.iter().filter(|open| open.broken.is_none()).count(),
+            answers_after: traffic::answers(cluster, &after)?,
+            failures_after: traffic::failures(&after),
+            under_way: UnderWay::explain(cluster, removed, before)?,
+        })
+    }
+}
+
+/// Requests that failed at the change.
+#[derive(Debug, Default)]
+pub(crate) struct UnderWay {
+    /// Those on the removed node, or whose slot has another owner.
+    pub(crate) cut_off: usize,
+    /// Those which should not have noticed.
+    pub(crate) stray: Vec<String>,
+}
+
+impl UnderWay {
+    /// Asks the edge where the failed ones belonged, which puts the node back.
+    fn explain(cluster: &Cluster, removed: &Machine, requests: Vec<Request>) -> Result<Self> {
+        let mut failed = Vec::new();
+        for request in requests {
+            let Err(error) = request.outcome else {
+                continue;
+            };
+            let client = request
+                .client
+                .with_context(|| format!("a new connection failed: {error:#}"))?;
+            failed.push((client, cluster.which(SERVICE, client)?, error));
+        }
+        // The same backends give the same table as before.
+        cluster.configure_edge(None)?;
+        let mut under_way = Self::default();
+        for (client, node_after, error) in failed {
+            let node = cluster.which(SERVICE, client)?;
+            if node == removed.label() || node != node_after {
+                under_way.cut_off += 1;
+            } else {
+                let stray = format!("{client} on {node}: {error:#}");
+                under_way.stray.push(stray);
+            }
+        }
+        Ok(under_way)
+    }
+}
+
+/// Separates connections whose slot has another owner from those whose slot
+/// has kept it: where a backend goes, Maglev moves a few slots of the others.
+fn split_by_slot(cluster: &Cluster, open: Vec<Open>) -> Result<(Vec<Open>, Vec<Open>)> {
+    let (mut moved, mut kept) = (Vec::new(), Vec::new());
+    for connection in open {
+        let owner = cluster.which(SERVICE, connection.client)?;
+        if owner == connection.node {
+            kept.push(connection);
+        } else {
+            moved.push(connection);
+        }
+    }
+    Ok((moved, kept))
+}
+
+/// A connection that stays open.
+#[derive(Debug)]
+struct Open {
+    client: SocketAddr,
+    node: String,
+    answers: u64,
+    broken: Option<String>,
+    connection: Connection,
+}
+
+impl Open {
+    fn new(to: SocketAddr) -> Result<Self> {
+        let mut connection = Connection::open(to)?;
+        Ok(Self {
+            client: connection.client()?,
+            node: connection.get(After::KeepAlive)?,
+            answers: 1,
+            broken: None,
+            connection,
+        })
+    }
+
+    fn ask(&mut self) {
+        if self.broken.is_some() {
+            return;
+        }
+        match self.connection.get(After::KeepAlive) {
+            Ok(node) if node == self.node => self.answers += 1,
+            Ok(node) => self.broken = Some(format!("{node} answered for {}", self.node)),
+            Err(error) => self.broken = Some(format!("{error:#}")),
+        }
+    }
+}
+
+/// Opens the connections and asks on each in turn until told to stop.
+fn keep_asking(
+    cluster: &Cluster,
+    to: SocketAddr,
+    rounds: &AtomicU64,
+    stop: &AtomicBool,
+) -> Result<Vec<Open>> {
+    cluster.client().namespace().run(|| {
+        let mut open = (0..KEPT)
+            .map(|_| Open::new(to))
+            .collect::<Result<Vec<_>>>()?;
+        while !stop.load(Ordering::Relaxed) {
+            open.iter_mut().for_each(Open::ask);
+            rounds.fetch_add(1, Ordering::Relaxed);
+            thread::sleep(ROUND_PAUSE);
+        }
+        Ok(open)
+    })
+}
+
+fn wait_for_rounds(rounds: &AtomicU64) -> lab::Result<()> {
+    let until = rounds.load(Ordering::Relaxed) + ROUNDS;
+    wait_until("requests on the open connections", TIMEOUT, || {
+        rounds.load(Ordering::Relaxed) >= until
+    })
+}

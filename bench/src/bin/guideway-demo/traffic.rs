@@ -1,0 +1,202 @@
+//! Requests at a fixed pace, and where their packets went.
+
+use std::{
+    collections::BTreeMap,
+    net::SocketAddr,
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicBool, AtomicU32, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result};
+use hdrhistogram::Histogram;
+
+use crate::{
+    cluster::{Cluster, Service},
+    http::{After, Connection},
+};
+
+/// Requests that may be under way at once.
+const WORKERS: usize = 16;
+
+/// One request, from the time it was due.
+#[derive(Debug)]
+pub(crate) struct Request {
+    /// When it was started.
+    pub(crate) began: Instant,
+    /// From when it was due to its last byte: a stall also delays those behind it.
+    pub(crate) latency: Duration,
+    /// The client's side, if it came that far.
+    pub(crate) client: Option<SocketAddr>,
+    /// The node that answered.
+    pub(crate) outcome: Result<String>,
+}
+
+/// Sends requests, each on a connection of its own, one every `pace` until
+/// `limit` or `stop`.
+pub(crate) fn send(
+    cluster: &Cluster,
+    to: SocketAddr,
+    pace: Duration,
+    limit: u32,
+    stop: &AtomicBool,
+) -> Vec<Request> {
+    let next = AtomicU32::new(0);
+    let sent = Mutex::new(Vec::new());
+    let start = Instant::now();
+    let work = || {
+        while !stop.load(Ordering::Relaxed) {
+            let number = next.fetch_add(1, Ordering::Relaxed);
+            if number >= limit {
+                break;
+            }
+            let due = start + pace * number;
+            thread::sleep(due.saturating_duration_since(Instant::now()));
+            let request = request(to, due);
+            let mut sent = sent.lock().unwrap_or_else(PoisonError::into_inner);
+            sent.push(request);
+        }
+    };
+    cluster.client().namespace().run(|| {
+        thread::scope(|scope| {
+            for _ in 0..WORKERS {
+                scope.spawn(work);
+            }
+        });
+    });
+    sent.into_inner().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn request(to: SocketAddr, due: Instant) -> Request {
+    let began = Instant::now();
+    let connection = Connection::open(to);
+    let client = connection
+        .as_ref()
+        .ok()
+        .and_then(|connection| connection.client().ok());
+    let outcome = connection.and_then(|mut connection| connection.get(After::Close));
+    Request {
+        began,
+        latency: due.elapsed(),
+        client,
+        outcome,
+    }
+}
+
+/// Packets on the wires while requests ran.
+///
+/// Not bytes: with an XDP program, veth counts received packets without their
+/// Ethernet header, and sent ones with it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Packets {
+    pub(crate) client_sent: u64,
+    pub(crate) client_received: u64,
+    pub(crate) edge_in: u64,
+    pub(crate) edge_out: u64,
+    pub(crate) nodes_out: u64,
+}
+
+impl Packets {
+    fn now(cluster: &Cluster) -> Result<Self> {
+        let client = cluster.client().link()?.stats()?;
+        let edge = cluster.edge().link()?.stats()?;
+        let mut nodes_out = 0;
+        for node in cluster.nodes() {
+            nodes_out += node.link()?.stats()?.tx_packets;
+        }
+        Ok(Self {
+            client_sent: client.tx_packets,
+            client_received: client.rx_packets,
+            edge_in: edge.rx_packets,
+            edge_out: edge.tx_packets,
+            nodes_out,
+        })
+    }
+
+    fn since(self, before: Self) -> Self {
+        Self {
+            client_sent: self.client_sent - before.client_sent,
+            client_received: self.client_received - before.client_received,
+            edge_in: self.edge_in - before.edge_in,
+            edge_out: self.edge_out - before.edge_out,
+            nodes_out: self.nodes_out - before.nodes_out,
+        }
+    }
+
+    /// Returns what entered the edge and did not come from the client: replies,
+    /// if there are any, beside a little address resolution.
+    pub(crate) fn replies_at_edge(self) -> u64 {
+        self.edge_in.saturating_sub(self.client_sent)
+    }
+}
+
+/// What one service's requests have shown.
+#[derive(Debug)]
+pub(crate) struct Row {
+    pub(crate) service: &'static Service,
+    pub(crate) requests: u32,
+    /// Why the first of the failed ones failed, and how many they are.
+    pub(crate) failures: Option<(String, usize)>,
+    /// Answers by node, in the order of the nodes.
+    pub(crate) answers: Vec<u64>,
+    /// In microseconds.
+    pub(crate) latency: Histogram<u64>,
+    pub(crate) packets: Packets,
+}
+
+impl Row {
+    /// Sends `requests` requests to a service.
+    pub(crate) fn measure(
+        cluster: &Cluster,
+        service: &'static Service,
+        requests: u32,
+        pace: Duration,
+    ) -> Result<Self> {
+        let before = Packets::now(cluster)?;
+        let never = AtomicBool::new(false);
+        let sent = send(cluster, service.address(), pace, requests, &never);
+        let packets = Packets::now(cluster)?.since(before);
+        let mut latency = Histogram::new(3)?;
+        for request in &sent {
+            latency.record(request.latency.as_micros().try_into()?)?;
+        }
+        Ok(Self {
+            service,
+            requests,
+            failures: failures(&sent),
+            answers: answers(cluster, &sent)?,
+            latency,
+            packets,
+        })
+    }
+}
+
+/// Counts answers by node.
+pub(crate) fn answers<'a>(
+    cluster: &Cluster,
+    sent: impl IntoIterator<Item = &'a Request>,
+) -> Result<Vec<u64>> {
+    let mut by_name: BTreeMap<&str, u64> = cluster
+        .nodes()
+        .iter()
+        .map(|node| (node.label(), 0))
+        .collect();
+    for name in sent.into_iter().flat_map(|request| &request.outcome) {
+        *by_name
+            .get_mut(name.as_str())
+            .with_context(|| format!("an answer from {name:?}, which is no node"))? += 1;
+    }
+    Ok(by_name.into_values().collect())
+}
+
+/// Returns the first failure and how many there are.
+pub(crate) fn failures<'a>(sent: impl IntoIterator<Item = &'a Request>) -> Option<(String, usize)> {
+    let mut failed = sent
+        .into_iter()
+        .filter_map(|request| request.outcome.as_ref().err());
+    let first = failed.next()?;
+    Some((format!("{first:#}"), 1 + failed.count()))
+}

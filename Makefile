@@ -10,6 +10,7 @@ export RUSTUP_AUTO_INSTALL := 0
 ifneq ($(shell id -u),0)
 ARCH := $(shell uname -m | tr a-z A-Z)
 export CARGO_TARGET_$(ARCH)_UNKNOWN_LINUX_GNU_RUNNER := sudo -E
+SUDO := sudo -E
 endif
 
 DEMO := guideway-demo
@@ -26,8 +27,8 @@ setup:
 
 demo:
 	@deploy/setup.sh demo
-	cargo build --release --locked --package control --package bench --bins
-	cargo run --release --locked --package bench --bin $(DEMO)
+	cargo build --release --locked --package control --bin guideway --package bench --bin $(DEMO)
+	$(SUDO) $${CARGO_TARGET_DIR:-target}/release/$(DEMO)
 
 # $(call step,NAME): runs the target NAME, says how long it took, stops at a failure.
 define step

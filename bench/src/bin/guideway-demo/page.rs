@@ -215,10 +215,12 @@ fn way(service: &Service) -> String {
 }
 
 fn percent(part: u64, whole: u64) -> String {
-    let tenths = part * 1000 / whole.max(1);
+    let whole = whole.max(1);
+    let tenths = (part * 1000 + whole / 2) / whole;
     format!("{}.{}%", tenths / 10, tenths % 10)
 }
 
 fn milliseconds(micros: u64) -> String {
-    format!("{}.{:02}", micros / 1000, micros / 10 % 100)
+    let hundredths = (micros + 5) / 10;
+    format!("{}.{:02}", hundredths / 100, hundredths % 100)
 }

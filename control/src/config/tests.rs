@@ -243,6 +243,8 @@ const CASES: &[Case] = cases! {
         "8:17: services[0].table_size \"65537\": not a table size; use one of 1, 256, 2048, 16384, 131072, 1048576, or leave the field out to have it chosen";
     "more backends than slots": "    port: 80" => "    port: 80\n    table_size: 1",
         "8:17: services[0].table_size \"1\": 2 backends need a slot each and the table has 1; leave table_size out, choose a larger one, or split the service";
+    "weight too small for a slot": "weight: 3}" => "weight: 65535}",
+        "5:5: services[0].backends \"10.0.0.1\": weight 1 of a total of 65536 is too small for one of 256 slots; raise it, lower the others, or choose a larger table_size";
     "service name twice": "services:\n" => "services:\n  - {name: web, address: 10.99.0.1, port: 1, protocol: tcp, backends: []}\n",
         "6:11: services[1].name \"web\": a service of this name already stands at 5:12; give every service its own name";
     "service twice": "services:\n" => "services:\n  - {name: a, address: 10.99.0.1, port: 80, protocol: tcp, backends: []}\n",
@@ -290,6 +292,8 @@ const CASES: &[Case] = cases! {
         "1:25: tables.lut_arena_mib \"0\": not a table size; give a number from 1 to 2048";
     "arena beyond the slot word": "interfaces:" => "tables: {lut_arena_mib: 2049}\ninterfaces:",
         "1:25: tables.lut_arena_mib \"2049\": not a table size; give a number from 1 to 2048";
+    "tables do not fit the arena": "services:\n" => "tables: {lut_arena_mib: 1}\nservices:\n  - {name: a, address: 10.99.0.1, port: 1, protocol: tcp, table_size: 131072, backends: [{address: 10.0.0.1}]}\n",
+        "6:3: tables.lut_arena_mib \"1\": the lookup tables need 131329 slots, the arena has 131072; raise tables.lut_arena_mib to 2 or more, or ask for smaller tables";
     "backends do not fit": "interfaces:" => "tables: {backends: 1}\ninterfaces:",
         "6:3: tables.backends \"1\": 2 entries do not fit a table with room for 1; raise tables.backends";
     "VIPs do not fit": "interfaces:" => "tables: {vips: 1}\ninterfaces:",

@@ -13,6 +13,7 @@ use std::path::PathBuf;
 
 use ipnet::IpNet;
 
+use self::services::log2_slots;
 use self::values::{decimal, is_interface_name, position};
 use super::problem::{Position, Problem};
 use super::{Config, DEFAULT_HASH_SEED, DEFAULT_PIN_DIR, DEFAULT_SOCKET, Origins, TableSizes, raw};
@@ -54,7 +55,9 @@ impl Rules {
         let vips = self.vips(file, &mut origins);
         let default_mode = file.default_mode.as_ref();
         let default_mode = default_mode.and_then(|text| self.mode("default_mode", text));
-        let services = self.services(file, &origins, default_mode.unwrap_or(ForwardMode::Ipip));
+        let default_mode = default_mode.unwrap_or(ForwardMode::Ipip);
+        let seed = hash_seed.unwrap_or(DEFAULT_HASH_SEED);
+        let services = self.services(file, &origins, default_mode, seed);
         let trusted_edges = self.trusted_edges(file);
         let tables = self.tables(file.tables.as_ref());
         self.roles_fit(file, edge, node);
@@ -72,7 +75,7 @@ impl Rules {
             desired: Desired {
                 edge,
                 node,
-                hash_seed: hash_seed.unwrap_or(DEFAULT_HASH_SEED),
+                hash_seed: seed,
                 sources,
                 interfaces,
                 vips,
@@ -369,6 +372,7 @@ impl Rules {
                 file.trusted_edges.as_ref().map(position),
             ),
         ];
+        self.arena_fits(file, services, sizes.lut_slots);
         for (table, entries, room, at) in full {
             if u32::try_from(entries).is_ok_and(|entries| entries <= room) {
                 continue;
@@ -381,5 +385,32 @@ impl Rules {
                 remedy: format!("raise tables.{table}"),
             });
         }
+    }
+
+    /// Refuses more lookup tables than the arena holds.
+    fn arena_fits(
+        &mut self,
+        file: &raw::File,
+        services: &BTreeMap<ServiceKey, Service>,
+        slots: u32,
+    ) {
+        let tables = services
+            .values()
+            .map(|service| 1_u64 << log2_slots(&service.spec));
+        // Slot 0 is never used.
+        let needed = tables.sum::<u64>() + 1;
+        if needed <= slots.into() {
+            return;
+        }
+        let mib = needed.div_ceil(1 << SLOTS_PER_MIB_LOG2);
+        self.problems.push(Problem {
+            position: file.services.as_ref().map(position),
+            field: "tables.lut_arena_mib".to_owned(),
+            value: (slots >> SLOTS_PER_MIB_LOG2).to_string(),
+            reason: format!("the lookup tables need {needed} slots, the arena has {slots}"),
+            remedy: format!(
+                "raise tables.lut_arena_mib to {mib} or more, or ask for smaller tables"
+            ),
+        });
     }
 }

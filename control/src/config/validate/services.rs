@@ -5,6 +5,9 @@ use std::collections::btree_map::Entry;
 use std::net::IpAddr;
 
 use serde_saphyr::Spanned;
+use xdp_prog::maglev::{
+    self, Identity, LENGTH_CLASSES, MAX_LOG2_LEN, MaglevError, Member, SLOTS_PER_BACKEND,
+};
 
 use super::super::problem::{Position, Problem};
 use super::super::{Origins, raw};
@@ -12,8 +15,6 @@ use super::Rules;
 use super::values::{decimal, position};
 use crate::desired::{BackendSpec, ForwardMode, Protocol, Service, ServiceKey, ServiceSpec};
 
-/// Logarithms of the table sizes that `table_size` may ask for.
-const TABLE_CLASSES: [u8; 6] = [0, 8, 11, 14, 17, 20];
 /// Largest weight of one backend; relative shares need no larger numbers.
 const MAX_WEIGHT: u32 = 65_535;
 /// Longest name of a service: a Kubernetes namespace, a slash and a name fit.
@@ -25,6 +26,7 @@ impl Rules {
         file: &raw::File,
         origins: &Origins,
         default_mode: ForwardMode,
+        seed: u64,
     ) -> BTreeMap<ServiceKey, Service> {
         let mut services = BTreeMap::new();
         let mut names: BTreeMap<&str, Position> = BTreeMap::new();
@@ -47,13 +49,13 @@ impl Rules {
             let slots = slots.map(|text| self.table_size(&format!("{field}.table_size"), text));
             let vip = key.map(|key| key.address);
             let backends = self.backends(&field, entry, mode, vip, origins);
-            self.backends_fit(&field, entry, slots.flatten(), backends.len());
-            if let (Some(name), Some(key), Some(mode)) = (name, key, mode) {
-                let spec = ServiceSpec {
-                    mode,
-                    log2_slots: slots.flatten(),
-                    backends,
-                };
+            let spec = ServiceSpec {
+                mode: mode.unwrap_or(default_mode),
+                log2_slots: slots.flatten(),
+                backends,
+            };
+            self.backends_fit(&field, entry, &spec, seed);
+            if let (Some(name), Some(key), Some(_)) = (name, key, mode) {
                 services.insert(key, Service { name, spec });
             }
         }
@@ -196,12 +198,12 @@ impl Rules {
     fn table_size(&mut self, field: &str, text: &Spanned<String>) -> Option<u8> {
         let size = decimal::<u32>(&text.value);
         let class = size.and_then(|size| {
-            TABLE_CLASSES
+            LENGTH_CLASSES
                 .into_iter()
                 .find(|&log2| 1_u32 << log2 == size)
         });
         if class.is_none() {
-            let sizes = TABLE_CLASSES.map(|log2| (1_u32 << log2).to_string());
+            let sizes = LENGTH_CLASSES.map(|log2| (1_u32 << log2).to_string());
             self.refuse(
                 field,
                 text,
@@ -319,32 +321,75 @@ impl Rules {
         None
     }
 
+    /// Refuses a table in which a backend would have no slot.
     fn backends_fit(
         &mut self,
         field: &str,
         entry: &Spanned<raw::Service>,
-        slots: Option<u8>,
-        backends: usize,
+        spec: &ServiceSpec,
+        seed: u64,
     ) {
-        let largest = TABLE_CLASSES[TABLE_CLASSES.len() - 1];
-        let slots = 1_usize << slots.unwrap_or(largest);
-        if backends <= slots {
+        let backends = spec.backends.len();
+        let log2 = log2_slots(spec);
+        let slots = 1_usize << log2;
+        if backends > slots {
+            let (field, at, value) = match &entry.value.table_size {
+                Some(text) => (
+                    format!("{field}.table_size"),
+                    position(text),
+                    text.value.clone(),
+                ),
+                None => (format!("{field}.backends"), position(entry), String::new()),
+            };
+            self.problems.push(Problem {
+                position: Some(at),
+                field,
+                value,
+                reason: format!("{backends} backends need a slot each and the table has {slots}"),
+                remedy: "leave table_size out, choose a larger one, or split the service"
+                    .to_owned(),
+            });
             return;
         }
-        let (field, at, value) = match &entry.value.table_size {
-            Some(text) => (
-                format!("{field}.table_size"),
-                position(text),
-                text.value.clone(),
-            ),
-            None => (format!("{field}.backends"), position(entry), String::new()),
-        };
-        self.problems.push(Problem {
-            position: Some(at),
-            field,
-            value,
-            reason: format!("{backends} backends need a slot each and the table has {slots}"),
-            remedy: "leave table_size out, choose a larger one, or split the service".to_owned(),
-        });
+        let total: u64 = spec
+            .backends
+            .iter()
+            .map(|backend| u64::from(backend.weight))
+            .sum();
+        let slotless = |backend: &BackendSpec| u64::from(backend.weight) << log2 < total;
+        // Only a share below one slot can be rounded to none; then the table itself tells.
+        if !spec.backends.iter().any(slotless) {
+            return;
+        }
+        let members: Vec<Member> = spec
+            .backends
+            .iter()
+            .map(|backend| Member {
+                identity: Identity::new(backend.address, 0),
+                weight: backend.weight,
+            })
+            .collect();
+        if let Err(MaglevError::NoSlot { member }) = maglev::table(seed, &members, log2) {
+            let BackendSpec { address, weight } = spec.backends[member];
+            self.problems.push(Problem {
+                position: Some(position(entry)),
+                field: format!("{field}.backends"),
+                value: address.to_string(),
+                reason: format!(
+                    "weight {weight} of a total of {total} is too small for one of {slots} slots"
+                ),
+                remedy: "raise it, lower the others, or choose a larger table_size".to_owned(),
+            });
+        }
     }
+}
+
+/// Returns the logarithm of the table size that a service gets.
+pub(super) fn log2_slots(spec: &ServiceSpec) -> u8 {
+    let backends = u32::try_from(spec.backends.len()).unwrap_or(u32::MAX);
+    let by_count = match backends {
+        0 => Some(0),
+        _ => maglev::class_for(backends, SLOTS_PER_BACKEND),
+    };
+    spec.log2_slots.or(by_count).unwrap_or(MAX_LOG2_LEN)
 }

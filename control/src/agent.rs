@@ -9,8 +9,10 @@
 //! force, is reported, and is tried again with growing pauses.
 
 mod answers;
+mod apply;
 mod handle;
 mod next_hops;
+mod problems;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{File, TryLockError};
@@ -20,7 +22,6 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use fastpath::attach::{AttachError, Attachment, Mode, Options};
 use fastpath::facts::{self, Bpffs};
 use fastpath::load::{LoadError, Loaded, Loader};
 use fastpath::nexthop::{NetlinkError, Wake, Waker, Watcher};
@@ -28,17 +29,13 @@ use fastpath::pins::{PinError, Pins};
 use fastpath::tables::{ServiceKey, Settings, TableError, Tables};
 use xdp_prog::abi::map;
 
+use self::apply::Attached;
 pub use self::handle::{Command, Handle};
 use self::next_hops::NextHops;
+use self::problems::{Item, Problems};
 use crate::api::{ConfigStatus, Detached};
 use crate::config::{self, Config, ConfigError, TableSizes, host};
-use crate::desired::AttachMode;
-use crate::plan::{Installed, Operation, plan};
 
-/// The first pause before something that failed is tried again.
-const FIRST_PAUSE: Duration = Duration::from_secs(1);
-/// The longest pause.
-const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 /// How often everything is compared without a reason.
 const TIMER: Duration = Duration::from_secs(30);
 
@@ -86,22 +83,6 @@ pub enum StartError {
     NotAttached(Vec<String>),
 }
 
-/// What could not be brought to its desired state.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Item {
-    Table(&'static str),
-    NextHops,
-    Service(ServiceKey),
-    Interface(String),
-}
-
-/// Where the program is, and how it was asked to be there.
-#[derive(Debug)]
-struct Attached {
-    allowed: AttachMode,
-    attachment: Attachment,
-}
-
 /// The dataplane and everything known about it.
 #[derive(Debug)]
 pub struct Agent {
@@ -127,8 +108,7 @@ pub struct Agent {
     stale: BTreeSet<ServiceKey>,
     own_addresses: BTreeSet<IpAddr>,
 
-    problems: BTreeMap<Item, String>,
-    retry: Option<(Instant, Duration)>,
+    problems: Problems,
     started: Instant,
     started_at: u64,
 }
@@ -178,15 +158,14 @@ impl Agent {
             attached: BTreeMap::new(),
             stale: BTreeSet::new(),
             own_addresses: own_addresses(&facts),
-            problems: BTreeMap::new(),
-            retry: None,
+            problems: Problems::default(),
             started: Instant::now(),
             started_at: unix_time(),
         };
         agent.apply();
         if agent.attached.is_empty() {
             return Err(StartError::NotAttached(
-                agent.problems.into_values().collect(),
+                agent.problems.texts().cloned().collect(),
             ));
         }
         tracing::info!(
@@ -210,16 +189,15 @@ impl Agent {
     /// When routes and neighbours cannot be followed any more.
     pub fn run(mut self, commands: &Receiver<Command>) -> Result<(), NetlinkError> {
         loop {
-            let timeout = self.retry.map_or(TIMER, |(at, _)| {
-                at.saturating_duration_since(Instant::now()).min(TIMER)
-            });
+            let pause = self.problems.pause(Instant::now());
+            let timeout = pause.map_or(TIMER, |pause| pause.min(TIMER));
             let wake = self.watcher.wait(Some(timeout))?;
             while let Ok(command) = commands.try_recv() {
                 if self.obey(command) {
                     return Ok(());
                 }
             }
-            if self.retry.is_some_and(|(at, _)| at <= Instant::now()) {
+            if self.problems.pause(Instant::now()) == Some(Duration::ZERO) {
                 self.apply();
             } else if wake != Wake::Woken {
                 self.follow_machine();
@@ -311,184 +289,12 @@ impl Agent {
         }
         if own == self.own_addresses && gone.is_empty() {
             let outcome = self.next_hops.refresh(&mut self.tables);
-            self.note(Item::NextHops, outcome.map_err(|error| chain(&error)));
-            self.schedule();
+            let outcome = outcome.map_err(|error| chain(&error));
+            self.problems.note(Instant::now(), Item::NextHops, outcome);
         } else {
             self.own_addresses = own;
             self.apply();
         }
-    }
-
-    /// Brings the dataplane to the desired state as far as possible; returns the number of
-    /// changes that were made.
-    fn apply(&mut self) -> usize {
-        self.problems.clear();
-        let (mut done, removed) = self.apply_once();
-        // What was removed may have made room for what did not fit.
-        if !self.problems.is_empty() && removed {
-            self.problems.clear();
-            done += self.apply_once().0;
-        }
-        self.tables.reclaim();
-        self.schedule();
-        done
-    }
-
-    /// Does the plan; returns how many steps changed something, and whether one freed room.
-    fn apply_once(&mut self) -> (usize, bool) {
-        let operations = plan(&self.installed(), &self.config.desired, &self.own_addresses);
-        let (mut done, mut removed) = (0, false);
-        for operation in operations {
-            let resolves = matches!(operation, Operation::Resolve(_));
-            removed |= matches!(operation, Operation::Remove(_));
-            let (item, outcome) = self.execute(operation);
-            if outcome.is_ok() && !resolves {
-                done += 1;
-            }
-            self.note(item, outcome);
-        }
-        (done, removed)
-    }
-
-    fn installed(&self) -> Installed<'_> {
-        let services = self.tables.services();
-        let inherited = self.inherited.iter().map(|name| (name.clone(), None));
-        let attached = self.attached.iter();
-        let attached = attached.map(|(name, attached)| (name.clone(), Some(attached.allowed)));
-        Installed {
-            settings: self.settings,
-            vips: self.tables.vips(),
-            local: self.tables.local_addresses(),
-            trusted_edges: self.tables.trusted_edges(),
-            services: services
-                .map(|(key, service)| (*key, service.spec().filter(|_| !self.stale.contains(key))))
-                .collect(),
-            interfaces: inherited.chain(attached).collect(),
-        }
-    }
-
-    fn execute(&mut self, operation: Operation) -> (Item, Result<(), String>) {
-        match operation {
-            Operation::Settings(settings) => {
-                let outcome = self.tables.set_settings(settings);
-                if outcome.is_ok() {
-                    if self
-                        .settings
-                        .is_some_and(|old| old.hash_seed != settings.hash_seed)
-                    {
-                        self.stale
-                            .extend(self.tables.services().map(|(key, _)| *key));
-                    }
-                    self.settings = Some(settings);
-                }
-                (Item::Table("settings"), table(outcome))
-            }
-            Operation::Trust(prefixes) => (
-                Item::Table("trusted_edges"),
-                table(self.tables.set_trusted_edges(&prefixes)),
-            ),
-            Operation::Addresses { vips, local } => (
-                Item::Table("vips"),
-                table(self.tables.set_addresses(&vips, &local)),
-            ),
-            Operation::Resolve(nodes) => {
-                self.next_hops.set_targets(nodes);
-                let outcome = self.next_hops.refresh(&mut self.tables);
-                (Item::NextHops, outcome.map_err(|error| chain(&error)))
-            }
-            Operation::Put(key, spec) => {
-                let outcome = self.tables.put_service(key, &spec);
-                if let Ok(change) = &outcome {
-                    self.stale.remove(&key);
-                    tracing::debug!(service = %key, slots = change.slots, new_table = change.new_table, "service programmed");
-                }
-                (Item::Service(key), table(outcome.map(drop)))
-            }
-            Operation::Remove(key) => {
-                let outcome = self.tables.remove_service(&key);
-                tracing::debug!(service = %key, "service removed");
-                (Item::Service(key), table(outcome.map(drop)))
-            }
-            Operation::Attach(name, mode) => {
-                let outcome = self.attach(&name, mode).map_err(|error| chain(&error));
-                (Item::Interface(name), outcome)
-            }
-            Operation::Detach(name) => {
-                let outcome = self.pins.detach(&name).map_err(|error| chain(&error));
-                if outcome.is_ok() {
-                    tracing::info!(interface = name, "detached");
-                    self.inherited.remove(&name);
-                    self.attached.remove(&name);
-                }
-                (Item::Interface(name), outcome.map(drop))
-            }
-        }
-    }
-
-    fn attach(&mut self, name: &str, allowed: AttachMode) -> Result<(), AttachError> {
-        let options = Options {
-            mode: match allowed {
-                AttachMode::Native => Mode::Native,
-                AttachMode::NativeOrGeneric => Mode::NativeOrGeneric,
-                AttachMode::Generic => Mode::Generic,
-            },
-            ..Options::default()
-        };
-        let attachment = self.loaded.attach(name, &options)?;
-        tracing::info!(
-            interface = name,
-            mode = %attachment.mode,
-            adopted = attachment.replaced.is_some(),
-            "attached"
-        );
-        if let Some(obstacle) = &attachment.fallback {
-            tracing::warn!(
-                interface = name,
-                reason = chain(obstacle.as_ref()),
-                "native mode is not possible, generic mode is several times slower"
-            );
-        }
-        if !attachment.switched_off.is_empty() {
-            tracing::warn!(interface = name, offloads = ?attachment.switched_off, "switched off: generic mode needs single packets");
-        }
-        self.inherited.remove(name);
-        self.attached.insert(
-            name.to_owned(),
-            Attached {
-                allowed,
-                attachment,
-            },
-        );
-        Ok(())
-    }
-
-    /// Keeps or forgets why an item is not as desired; a new reason is logged.
-    fn note(&mut self, item: Item, outcome: Result<(), String>) {
-        match outcome {
-            Ok(()) => {
-                self.problems.remove(&item);
-            }
-            Err(reason) => {
-                if self.problems.get(&item) != Some(&reason) {
-                    tracing::error!(reason, "not applied, tried again later");
-                }
-                self.problems.insert(item, reason);
-            }
-        }
-    }
-
-    /// Sets the time of the next attempt by whether anything is left to do.
-    fn schedule(&mut self) {
-        let now = Instant::now();
-        self.retry = match self.retry {
-            _ if self.problems.is_empty() => None,
-            None => Some((now + FIRST_PAUSE, FIRST_PAUSE)),
-            Some((at, pause)) if at <= now => {
-                let pause = (pause * 2).min(LONGEST_PAUSE);
-                Some((now + pause, pause))
-            }
-            waiting => waiting,
-        };
     }
 
     /// Detaches everything and removes the pins.
@@ -599,10 +405,6 @@ fn index_of(interface: &str) -> Option<u32> {
 fn unix_time() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     since.map_or(0, |since| since.as_secs())
-}
-
-fn table(outcome: Result<(), TableError>) -> Result<(), String> {
-    outcome.map_err(|error| chain(&error))
 }
 
 /// Writes an error with its sources: `cannot attach: operation not permitted`.

@@ -109,7 +109,7 @@ fn load(path: &Path, findings: &mut Vec<Finding>) -> Option<Config> {
                 subject: "config".to_owned(),
                 check: "file",
                 detail: format!(
-                    "{}: {} services, {} VIPs, {} interfaces",
+                    "{}: services {}, VIPs {}, interfaces {}",
                     path.display(),
                     desired.services.len(),
                     desired.vips.len(),

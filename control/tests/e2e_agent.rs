@@ -8,7 +8,8 @@
 mod support;
 
 use std::collections::BTreeSet;
-use std::net::IpAddr;
+use std::io::{Read, Write};
+use std::net::{IpAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
@@ -304,4 +305,99 @@ fn interface_that_is_created_anew_is_attached_again() {
     extra();
     agent.wait_for_status("it is attached again", |status| !mode(status).is_null());
     detach(&mut agent, "eth0, extra0");
+}
+
+#[test]
+fn lost_carrier_is_reported_and_its_return_restores_traffic() {
+    let net = Topology::builder().nodes(2).build().unwrap();
+    let vip = IpAddr::from(vip_v4(1));
+    serve_lines(&net, vip);
+    let edge = &net.edges()[0];
+    let mut agent = Agent::start(edge, &edge_config(vip, "l2dsr", &nodes_like(&net, vip)));
+    agent.wait_until_resolved();
+
+    net.far_end(edge).unwrap().set_down().unwrap();
+    agent.wait_for_status("the loss is noticed", |status| {
+        status["next_hops"]["resolved"] == 0
+    });
+    assert_eq!(agent.json(&["backends"])[0]["next_hop"], "link down");
+    net.far_end(edge).unwrap().set_up().unwrap();
+    agent.wait_until_resolved();
+    reach_every_node(&net, vip);
+    detach(&mut agent, "eth0");
+}
+
+#[test]
+fn metrics_and_health_are_served() {
+    let net = Topology::builder().nodes(1).build().unwrap();
+    let vip = IpAddr::from(vip_v4(1));
+    serve_lines(&net, vip);
+    let edge = &net.edges()[0];
+    let config = edge_config(vip, "l2dsr", &nodes_like(&net, vip));
+    let mut agent = Agent::start(
+        edge,
+        &format!("{config}metrics: {{listen: '127.0.0.1:9750'}}\n"),
+    );
+    agent.wait_until_resolved();
+    reach_every_node(&net, vip);
+
+    let packets = agent.json(&["services"])[0]["packets"].clone();
+    let (head, body) = http_get(edge, "/metrics");
+    assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
+    let line = format!(
+        "guideway_service_packets_total{{service=\"lines\",address=\"{vip}\",port=\"{PORT}\",protocol=\"tcp\"}} {packets}"
+    );
+    assert!(
+        body.lines().any(|other| other == line),
+        "{line} is not in:\n{body}"
+    );
+    let attached = "guideway_interface_attached{interface=\"eth0\",mode=\"native\"} 1";
+    assert!(body.contains(attached), "{body}");
+    let (head, body) = http_get(edge, "/healthz");
+    assert!(
+        head.starts_with("HTTP/1.1 200 ") && body == "ok\n",
+        "{head}{body}"
+    );
+    detach(&mut agent, "eth0");
+}
+
+/// Returns head and body of a response of the agent's listener.
+fn http_get(machine: &Machine, path: &str) -> (String, String) {
+    let mut stream = machine
+        .namespace()
+        .run(|| TcpStream::connect("127.0.0.1:9750").unwrap());
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: edge\r\n\r\n").unwrap();
+    let mut response = String::new();
+    stream.read_to_string(&mut response).unwrap();
+    let (head, body) = response.split_once("\r\n\r\n").expect("a head and a body");
+    (head.to_owned(), body.to_owned())
+}
+
+#[test]
+fn full_arena_refuses_one_service_and_the_rest_serves() {
+    let net = Topology::builder().nodes(1).build().unwrap();
+    let vip = IpAddr::from(vip_v4(1));
+    serve_lines(&net, vip);
+    let good = edge_config(vip, "l2dsr", &nodes_like(&net, vip));
+    let mut agent = Agent::start(&net.edges()[0], &good);
+    agent.wait_until_resolved();
+    // The pinned arena keeps its 1 MiB, whatever the file says now.
+    let node = net.nodes()[0].address_like(vip);
+    let large = format!(
+        "  - {{name: large, address: '{vip}', port: 1, protocol: tcp, table_size: 131072, backends: [{{address: '{node}'}}]}}\n"
+    );
+    agent.write(&(good.replace("lut_arena_mib: 1", "lut_arena_mib: 4") + &large));
+    let status = agent.wait_for_status("the file is taken", |status| {
+        status["config"]["reloads"] == 2
+    });
+    assert_eq!(status["config"]["needs_restart"][0], "tables");
+    let problem = status["problems"][0].as_str().unwrap();
+    assert!(problem.contains("the LUT arena is full"), "{problem}");
+    reach_every_node(&net, vip);
+
+    agent.write(&good);
+    agent.wait_for_status("nothing is left to do", |status| {
+        status["config"]["reloads"] == 3 && status["problems"].as_array().unwrap().is_empty()
+    });
+    detach(&mut agent, "eth0");
 }

@@ -8,7 +8,8 @@ use fastpath::tables::{InstalledService, Outcome, ServiceKey};
 use xdp_prog::abi::Traffic;
 use xdp_prog::reason::ReasonKind;
 
-use super::{Agent, Item, chain};
+use super::problems::Item;
+use super::{Agent, chain};
 use crate::api::server::{error_line, line};
 use crate::api::{
     Backend, Choice, Interface, Reason, Reply, Request, Service, Status, Table, Which,
@@ -75,7 +76,7 @@ impl Agent {
             tables: self.fill(),
             next_hops,
             services: self.tables.services().count(),
-            problems: self.problems.values().cloned().collect(),
+            problems: self.problems.texts().cloned().collect(),
         }
     }
 
@@ -84,7 +85,7 @@ impl Agent {
         wanted
             .map(|(name, mode)| {
                 let attachment = self.attached.get(name).map(|attached| &attached.attachment);
-                let problem = self.problems.get(&Item::Interface(name.clone())).cloned();
+                let problem = self.problems.of(&Item::Interface(name.clone())).cloned();
                 let fallback = attachment.and_then(|attachment| attachment.fallback.as_deref());
                 Interface {
                     name: name.clone(),
@@ -142,7 +143,7 @@ impl Agent {
                 slots: present.map_or(0, |service| service.run.length()),
                 packets: traffic.packets,
                 bytes: traffic.bytes,
-                problem: self.problems.get(&Item::Service(*key)).cloned(),
+                problem: self.problems.of(&Item::Service(*key)).cloned(),
             }
         };
         Ok(keys.into_iter().map(row).collect())

@@ -48,17 +48,7 @@ impl NextHops {
     /// Asks the kernel about every target and stores the answers that the tables lack.
     pub(super) fn refresh(&mut self, tables: &mut Tables) -> Result<(), NextHopsError> {
         let refresh = self.tracker.refresh(&mut self.resolver)?;
-        for (target, resolution) in &refresh.changes {
-            match resolution {
-                Resolution::Resolved(hop) => {
-                    tracing::info!(%target, ifindex = hop.ifindex, mtu = hop.mtu, "next hop resolved");
-                }
-                Resolution::Local => tracing::info!(%target, "backend is this machine"),
-                Resolution::Unresolved(reason) => {
-                    tracing::warn!(%target, %reason, "next hop unresolved");
-                }
-            }
-        }
+        log(&refresh.changes);
         let unkept = refresh.unkept.map(|error| super::chain(&error));
         if unkept != self.unkept {
             if let Some(reason) = &unkept {
@@ -86,5 +76,32 @@ impl NextHops {
     pub(super) fn release(&mut self) -> Result<(), NetlinkError> {
         self.tracker.set_targets([]);
         self.tracker.refresh(&mut self.resolver).map(drop)
+    }
+}
+
+/// Changes that one refresh logs one by one: a switch that fails takes a thousand nodes along.
+const LOGGED_ONE_BY_ONE: usize = 10;
+
+fn log(changes: &[(IpAddr, Resolution)]) {
+    for (target, resolution) in changes.iter().take(LOGGED_ONE_BY_ONE) {
+        match resolution {
+            Resolution::Resolved(hop) => {
+                tracing::info!(%target, ifindex = hop.ifindex, mtu = hop.mtu, "next hop resolved");
+            }
+            Resolution::Local => tracing::info!(%target, "backend is this machine"),
+            Resolution::Unresolved(reason) => {
+                tracing::warn!(%target, %reason, "next hop unresolved");
+            }
+        }
+    }
+    if changes.len() > LOGGED_ONE_BY_ONE {
+        let lost = |(_, resolution): &&(IpAddr, Resolution)| {
+            matches!(resolution, Resolution::Unresolved(_))
+        };
+        tracing::warn!(
+            changes = changes.len(),
+            unresolved = changes.iter().filter(lost).count(),
+            "many next hops changed; `guideway backends` lists all"
+        );
     }
 }

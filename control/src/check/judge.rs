@@ -271,7 +271,7 @@ fn queues(judge: &mut Judge, interface: &Interface, cpus: usize) {
         channels.rx_max.max(channels.combined_max).max(queues)
     });
     let useful = usize::try_from(most).unwrap_or(usize::MAX).min(cpus);
-    let detail = format!("{queues} receive queues (at most {most}), {cpus} CPUs");
+    let detail = format!("receive queues: {queues} of {most}, CPUs: {cpus}");
     if usize::try_from(queues).is_ok_and(|queues| queues < useful) {
         let kind = match interface.channels {
             Some(channels) if channels.combined_max > 0 => "combined",

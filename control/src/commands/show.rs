@@ -7,6 +7,9 @@ use crate::api::{Backend, Detached, Reason, Service, Status, Which};
 use crate::render::Align::{Left, Right};
 use crate::render::{Table, count, duration, percent};
 
+/// Problems on the status page: a full table refuses thousands of services.
+const PROBLEMS_SHOWN: usize = 10;
+
 /// Shows the agent's state.
 pub fn status(sampled: &Sampled<Status>) -> String {
     let status = &sampled.current;
@@ -49,8 +52,12 @@ pub fn status(sampled: &Sampled<Status>) -> String {
     }
     if !status.problems.is_empty() {
         page.push_str("\nPROBLEMS (tried again by themselves)\n");
-        for problem in &status.problems {
+        for problem in status.problems.iter().take(PROBLEMS_SHOWN) {
             page.push_str(&indented(problem));
+        }
+        let more = status.problems.len().saturating_sub(PROBLEMS_SHOWN);
+        if more > 0 {
+            page.push_str(&format!("  and {more} more; --json lists all\n"));
         }
     }
     page
@@ -225,6 +232,13 @@ pub fn which(which: &Which) -> String {
     line(
         "verdict",
         match &which.reason {
+            // The agent cannot ask the FIB as the datapath does for each packet.
+            Some(reason) if reason == "next_hop_unresolved" => {
+                format!(
+                    "{}: {reason}, unless the kernel's FIB has one",
+                    which.action
+                )
+            }
             Some(reason) => format!("{}: {reason}", which.action),
             None => which.action.clone(),
         },
@@ -414,7 +428,7 @@ mod tests {
             }],
             next_hops: [("resolved".to_owned(), 3), ("unresolved".to_owned(), 1)].into(),
             services: 1,
-            problems: vec!["service web: full".to_owned()],
+            problems: vec!["service web: full".to_owned(); 12],
         }));
         assert_fits(&page);
         for part in [
@@ -425,6 +439,7 @@ mod tests {
             "  no such interface\n",
             "next hops: 3 resolved, 1 unresolved",
             "  service web: full\n",
+            "  and 2 more; --json lists all\n",
         ] {
             assert!(page.contains(part), "{part:?} is not in:\n{page}");
         }

@@ -1,0 +1,174 @@
+//! From the plan to the dataplane: what each operation does to tables and interfaces.
+
+use std::time::Instant;
+
+use fastpath::attach::{AttachError, Attachment, Mode, Options};
+use fastpath::tables::TableError;
+
+use super::problems::Item;
+use super::{Agent, chain};
+use crate::desired::AttachMode;
+use crate::plan::{Installed, Operation, plan};
+
+/// Where the program is, and how it was asked to be there.
+#[derive(Debug)]
+pub(super) struct Attached {
+    pub(super) allowed: AttachMode,
+    pub(super) attachment: Attachment,
+}
+
+impl Agent {
+    /// Brings the dataplane to the desired state as far as possible; returns how many steps
+    /// changed something.
+    pub(super) fn apply(&mut self) -> usize {
+        let mut attempt = self.attempt();
+        let mut done = attempt.done;
+        // What was removed may have made room for what did not fit.
+        if attempt.removed && attempt.outcomes.iter().any(|(_, outcome)| outcome.is_err()) {
+            attempt = self.attempt();
+            done += attempt.done;
+        }
+        self.tables.reclaim();
+        self.problems.replace(Instant::now(), attempt.outcomes);
+        done
+    }
+
+    /// Does every step of the plan, whatever becomes of the others.
+    fn attempt(&mut self) -> Attempt {
+        let operations = plan(&self.installed(), &self.config.desired, &self.own_addresses);
+        let mut attempt = Attempt::default();
+        for operation in operations {
+            let changes = !matches!(operation, Operation::Resolve(_));
+            attempt.removed |= matches!(operation, Operation::Remove(_));
+            let (item, outcome) = self.execute(operation);
+            attempt.done += usize::from(changes && outcome.is_ok());
+            attempt.outcomes.push((item, outcome));
+        }
+        attempt
+    }
+
+    fn installed(&self) -> Installed<'_> {
+        let services = self.tables.services();
+        let inherited = self.inherited.iter().map(|name| (name.clone(), None));
+        let attached = self.attached.iter();
+        let attached = attached.map(|(name, attached)| (name.clone(), Some(attached.allowed)));
+        Installed {
+            settings: self.settings,
+            vips: self.tables.vips(),
+            local: self.tables.local_addresses(),
+            trusted_edges: self.tables.trusted_edges(),
+            services: services
+                .map(|(key, service)| (*key, service.spec().filter(|_| !self.stale.contains(key))))
+                .collect(),
+            interfaces: inherited.chain(attached).collect(),
+        }
+    }
+
+    fn execute(&mut self, operation: Operation) -> (Item, Result<(), String>) {
+        match operation {
+            Operation::Settings(settings) => {
+                let outcome = self.tables.set_settings(settings);
+                if outcome.is_ok() {
+                    if self
+                        .settings
+                        .is_some_and(|old| old.hash_seed != settings.hash_seed)
+                    {
+                        self.stale
+                            .extend(self.tables.services().map(|(key, _)| *key));
+                    }
+                    self.settings = Some(settings);
+                }
+                (Item::Table("settings"), table(outcome))
+            }
+            Operation::Trust(prefixes) => (
+                Item::Table("trusted_edges"),
+                table(self.tables.set_trusted_edges(&prefixes)),
+            ),
+            Operation::Addresses { vips, local } => (
+                Item::Table("vips"),
+                table(self.tables.set_addresses(&vips, &local)),
+            ),
+            Operation::Resolve(nodes) => {
+                self.next_hops.set_targets(nodes);
+                let outcome = self.next_hops.refresh(&mut self.tables);
+                (Item::NextHops, outcome.map_err(|error| chain(&error)))
+            }
+            Operation::Put(key, spec) => {
+                let outcome = self.tables.put_service(key, &spec);
+                if let Ok(change) = &outcome {
+                    self.stale.remove(&key);
+                    tracing::debug!(service = %key, slots = change.slots, new_table = change.new_table, "service programmed");
+                }
+                (Item::Service(key), table(outcome.map(drop)))
+            }
+            Operation::Remove(key) => {
+                let outcome = self.tables.remove_service(&key);
+                self.stale.remove(&key);
+                tracing::debug!(service = %key, "service removed");
+                (Item::Service(key), table(outcome.map(drop)))
+            }
+            Operation::Attach(name, mode) => {
+                let outcome = self.attach(&name, mode).map_err(|error| chain(&error));
+                (Item::Interface(name), outcome)
+            }
+            Operation::Detach(name) => {
+                let outcome = self.pins.detach(&name).map_err(|error| chain(&error));
+                if outcome.is_ok() {
+                    tracing::info!(interface = name, "detached");
+                    self.inherited.remove(&name);
+                    self.attached.remove(&name);
+                }
+                (Item::Interface(name), outcome.map(drop))
+            }
+        }
+    }
+
+    fn attach(&mut self, name: &str, allowed: AttachMode) -> Result<(), AttachError> {
+        let options = Options {
+            mode: match allowed {
+                AttachMode::Native => Mode::Native,
+                AttachMode::NativeOrGeneric => Mode::NativeOrGeneric,
+                AttachMode::Generic => Mode::Generic,
+            },
+            ..Options::default()
+        };
+        let attachment = self.loaded.attach(name, &options)?;
+        tracing::info!(
+            interface = name,
+            mode = %attachment.mode,
+            adopted = attachment.replaced.is_some(),
+            "attached"
+        );
+        if let Some(obstacle) = &attachment.fallback {
+            tracing::warn!(
+                interface = name,
+                reason = chain(obstacle.as_ref()),
+                "native mode is not possible, generic mode is several times slower"
+            );
+        }
+        if !attachment.switched_off.is_empty() {
+            tracing::warn!(interface = name, offloads = ?attachment.switched_off, "switched off: generic mode needs single packets");
+        }
+        self.inherited.remove(name);
+        self.attached.insert(
+            name.to_owned(),
+            Attached {
+                allowed,
+                attachment,
+            },
+        );
+        Ok(())
+    }
+}
+
+/// What one go through the plan brought.
+#[derive(Debug, Default)]
+struct Attempt {
+    done: usize,
+    removed: bool,
+    outcomes: Vec<(Item, Result<(), String>)>,
+}
+
+fn table(outcome: Result<(), TableError>) -> Result<(), String> {
+    outcome.map_err(|error| chain(&error))
+}

@@ -1,0 +1,179 @@
+//! What could not be brought to its desired state, and when to try again.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use fastpath::tables::ServiceKey;
+
+/// The first pause before something that failed is tried again.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+/// The longest pause.
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+/// Problems that one attempt logs one by one: a full table fails thousands of services.
+const LOGGED_ONE_BY_ONE: usize = 10;
+
+/// A part of the dataplane that can fail by itself.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Item {
+    Table(&'static str),
+    NextHops,
+    Interface(String),
+    Service(ServiceKey),
+}
+
+/// The items that are not as desired, each with the reason.
+#[derive(Debug, Default)]
+pub(super) struct Problems {
+    current: BTreeMap<Item, String>,
+    retry: Option<Retry>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Retry {
+    at: Instant,
+    pause: Duration,
+}
+
+impl Problems {
+    /// Takes the outcome of a complete attempt in place of all that was known.
+    pub(super) fn replace(&mut self, now: Instant, outcomes: Vec<(Item, Result<(), String>)>) {
+        let before = std::mem::take(&mut self.current);
+        for (item, outcome) in outcomes {
+            self.keep(item, outcome);
+        }
+        self.log(&before);
+        self.schedule(now);
+    }
+
+    /// Takes the outcome for one item; the others stay as they are.
+    pub(super) fn note(&mut self, now: Instant, item: Item, outcome: Result<(), String>) {
+        let before = self.current.clone();
+        self.keep(item, outcome);
+        self.log(&before);
+        self.schedule(now);
+    }
+
+    /// Returns how long to wait for the next attempt; nothing if none is needed.
+    pub(super) fn pause(&self, now: Instant) -> Option<Duration> {
+        self.retry
+            .map(|retry| retry.at.saturating_duration_since(now))
+    }
+
+    pub(super) fn of(&self, item: &Item) -> Option<&String> {
+        self.current.get(item)
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.current.len()
+    }
+
+    pub(super) fn texts(&self) -> impl Iterator<Item = &String> {
+        self.current.values()
+    }
+
+    /// A later step of one attempt may mend what an earlier one could not do.
+    fn keep(&mut self, item: Item, outcome: Result<(), String>) {
+        match outcome {
+            Ok(()) => drop(self.current.remove(&item)),
+            Err(reason) => drop(self.current.insert(item, reason)),
+        }
+    }
+
+    /// Logs what is new.
+    fn log(&self, before: &BTreeMap<Item, String>) {
+        let new = self
+            .current
+            .iter()
+            .filter(|(item, reason)| before.get(item) != Some(reason));
+        let mut more = 0;
+        for (index, (_, reason)) in new.enumerate() {
+            if index < LOGGED_ONE_BY_ONE {
+                tracing::error!(reason, "not applied, tried again later");
+            } else {
+                more += 1;
+            }
+        }
+        if more > 0 {
+            tracing::error!(
+                more,
+                "not applied either; `guideway status --json` lists all"
+            );
+        }
+    }
+
+    fn schedule(&mut self, now: Instant) {
+        self.retry = match self.retry {
+            _ if self.current.is_empty() => None,
+            None => Some(FIRST_PAUSE),
+            Some(retry) if retry.at <= now => Some((retry.pause * 2).min(LONGEST_PAUSE)),
+            // Something else happened meanwhile; the attempt stays where it is.
+            Some(_) => return,
+        }
+        .map(|pause| Retry {
+            at: now + pause,
+            pause,
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn failed(item: Item) -> (Item, Result<(), String>) {
+        (item, Err("full".to_owned()))
+    }
+
+    #[test]
+    fn pauses_double_up_to_a_minute_and_end_with_the_problem() {
+        let mut problems = Problems::default();
+        let mut now = Instant::now();
+        let mut pauses = Vec::new();
+        for _ in 0..8 {
+            problems.replace(now, vec![failed(Item::NextHops)]);
+            let pause = problems.pause(now).unwrap();
+            pauses.push(pause.as_secs());
+            now += pause;
+        }
+        assert_eq!(pauses, [1, 2, 4, 8, 16, 32, 60, 60]);
+        problems.replace(now, vec![(Item::NextHops, Ok(()))]);
+        assert_eq!(problems.pause(now), None);
+    }
+
+    #[test]
+    fn other_news_do_not_put_an_attempt_off() {
+        let mut problems = Problems::default();
+        let now = Instant::now();
+        problems.replace(now, vec![failed(Item::Table("vips"))]);
+        let later = now + Duration::from_millis(900);
+        problems.note(later, Item::NextHops, Err("x".to_owned()));
+        assert_eq!(problems.pause(later), Some(Duration::from_millis(100)));
+    }
+
+    #[test]
+    fn complete_attempt_forgets_what_is_gone() {
+        let mut problems = Problems::default();
+        let now = Instant::now();
+        problems.replace(
+            now,
+            vec![
+                failed(Item::Interface("a".to_owned())),
+                failed(Item::NextHops),
+            ],
+        );
+        problems.replace(now, vec![failed(Item::NextHops)]);
+        assert_eq!(problems.len(), 1);
+        assert_eq!(
+            problems.of(&Item::NextHops).map(String::as_str),
+            Some("full")
+        );
+    }
+
+    #[test]
+    fn later_step_mends_an_earlier_one() {
+        let mut problems = Problems::default();
+        let vips = Item::Table("vips");
+        problems.replace(Instant::now(), vec![failed(vips.clone()), (vips, Ok(()))]);
+        assert_eq!(problems.texts().count(), 0);
+    }
+}

@@ -125,11 +125,21 @@ pub struct Drops {
 /// Options of `which`.
 #[derive(Debug, Args)]
 pub struct Which {
-    /// The service, such as 192.0.2.10:80/tcp or [2001:db8::1]:53/udp
-    #[arg(long, short, value_name = "VIP:PORT/PROTO")]
+    /// The service.
+    #[arg(
+        long,
+        short,
+        value_name = "VIP:PORT/PROTO",
+        help = "The service, such as 192.0.2.10:80/tcp or [2001:db8::1]:53/udp"
+    )]
     pub service: ServiceKey,
-    /// The client's address and port, such as 198.51.100.7:40000 or [2001:db8::7]:40000
-    #[arg(long, short, value_name = "IP:PORT")]
+    /// The client's address and port.
+    #[arg(
+        long,
+        short,
+        value_name = "IP:PORT",
+        help = "The client, such as 198.51.100.7:40000 or [2001:db8::7]:40000"
+    )]
     pub from: SocketAddr,
     /// Where the agent is.
     #[command(flatten)]

@@ -154,31 +154,32 @@ fn restart_and_reload_keep_established_connections() {
         .iter()
         .map(|node| Agent::start(node, &node_config(&net)))
         .collect();
-    let vip = IpAddr::from(vip_v4(1));
-    serve_lines(&net, vip);
-    let config = edge_config(vip, "ipip", &nodes_like(&net, vip));
-    let mut agent = Agent::start(&net.edges()[0], &config);
-    agent.wait_until_resolved();
-    let packets = |agent: &Agent<'_>| agent.json(&["services"])[0]["packets"].as_u64().unwrap();
+    for vip in [IpAddr::from(vip_v4(1)), IpAddr::from(vip_v6(1))] {
+        serve_lines(&net, vip);
+        let config = edge_config(vip, "ipip", &nodes_like(&net, vip));
+        let mut agent = Agent::start(&net.edges()[0], &config);
+        agent.wait_until_resolved();
+        let packets = |agent: &Agent<'_>| agent.json(&["services"])[0]["packets"].as_u64().unwrap();
 
-    let answers = while_asking(&net, vip, || {
-        for _ in 0..5 {
-            let before = packets(&agent);
-            agent.stop();
-            agent.run();
-            assert!(packets(&agent) >= before, "counters survive a restart");
-        }
-        for reloads in 2..7 {
-            agent.process().signal(Signal::SIGHUP).unwrap();
-            agent.wait_for_status("the file is read again", |status| {
-                status["config"]["reloads"] == reloads
-            });
-        }
-    });
-    assert!(answers > 0);
-    let log = agent.process().stderr();
-    assert!(log.contains("adopted=true"), "{log}");
-    detach(&mut agent, "eth0");
+        let answers = while_asking(&net, vip, || {
+            for _ in 0..5 {
+                let before = packets(&agent);
+                agent.stop();
+                agent.run();
+                assert!(packets(&agent) >= before, "counters survive a restart");
+            }
+            for reloads in 2..7 {
+                agent.process().signal(Signal::SIGHUP).unwrap();
+                agent.wait_for_status("the file is read again", |status| {
+                    status["config"]["reloads"] == reloads
+                });
+            }
+        });
+        assert!(answers > 0);
+        let log = agent.process().stderr();
+        assert!(log.contains("adopted=true"), "{log}");
+        detach(&mut agent, "eth0");
+    }
 }
 
 #[test]
@@ -277,11 +278,12 @@ fn detach_works_without_an_agent() {
 }
 
 #[test]
-fn interface_that_is_created_anew_is_attached_again() {
+fn interfaces_are_followed_and_may_be_added_and_removed() {
     let net = Topology::builder().nodes(1).build().unwrap();
     let vip = IpAddr::from(vip_v4(1));
     let edge = &net.edges()[0];
-    let config = edge_config(vip, "l2dsr", &nodes_like(&net, vip)).replace(
+    let one = edge_config(vip, "l2dsr", &nodes_like(&net, vip));
+    let two = one.replace(
         "{name: eth0, mode: native}",
         "{name: eth0, mode: native}, {name: extra0}",
     );
@@ -291,20 +293,33 @@ fn interface_that_is_created_anew_is_attached_again() {
             .unwrap()
     };
     extra();
-    let mut agent = Agent::start(edge, &config);
+    let mut agent = Agent::start(edge, &one);
+    agent.write(&two);
     let mode = |status: &Value| status["interfaces"][1]["mode"].clone();
+    agent.wait_for_status("the second is attached", |status| !mode(status).is_null());
 
-    let delete = edge
-        .namespace()
-        .command("ip")
-        .args(["link", "delete", "extra0"])
-        .status()
-        .unwrap();
-    assert!(delete.success());
+    let ip = |arguments: &[&str]| {
+        let output = edge
+            .namespace()
+            .command("ip")
+            .args(arguments)
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{arguments:?}: {output:?}");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    ip(&["link", "delete", "extra0"]);
     agent.wait_for_status("the loss is noticed", |status| mode(status).is_null());
     extra();
     agent.wait_for_status("it is attached again", |status| !mode(status).is_null());
-    detach(&mut agent, "eth0, extra0");
+    assert!(ip(&["link", "show", "extra0"]).contains("xdp"));
+
+    agent.write(&one);
+    agent.wait_for_status("the second is given up", |status| {
+        status["interfaces"].as_array().unwrap().len() == 1
+    });
+    assert!(!ip(&["link", "show", "extra0"]).contains("xdp"));
+    detach(&mut agent, "eth0");
 }
 
 #[test]

@@ -1,0 +1,14 @@
+//! The whole of Guideway between real sockets: a client, a router, edges and
+//! nodes as network namespaces, the agents as they are installed. Needs root.
+
+#![expect(
+    clippy::unwrap_used,
+    reason = "clippy knows test functions, not the helpers beside them"
+)]
+
+mod commands;
+mod reload;
+mod restart;
+mod support;
+mod traffic;
+mod trust;

@@ -1,0 +1,225 @@
+//! Configurations change under traffic.
+
+use std::collections::BTreeSet;
+
+use lab::{Machine, Signal, Topology};
+use serde_json::Value;
+
+use crate::support::{
+    Agent, Echo, Flow, Mode, Protocol, Service, Traffic, Watched, edge_config, node_config,
+};
+
+const ROUNDS: u64 = 20;
+const MODES: [Mode; 3] = [Mode::L2dsr, Mode::IpipV4, Mode::IpipV6];
+
+/// An edge and three nodes at work.
+struct Cluster<'net> {
+    services: Vec<Service>,
+    edge: Agent<'net>,
+    client: &'net Machine,
+    nodes: &'net [Machine],
+    _nodes: Vec<Agent<'net>>,
+    _echoes: Vec<Echo>,
+}
+
+impl<'net> Cluster<'net> {
+    fn start(net: &'net Topology) -> Self {
+        let services = Service::all(&MODES);
+        let (edge, nodes) = (&net.edges()[0], net.nodes());
+        Self {
+            edge: Agent::start(edge, &edge_config(&services, nodes)),
+            client: &net.clients()[0],
+            nodes,
+            _nodes: nodes
+                .iter()
+                .map(|node| Agent::start(node, &node_config([edge])))
+                .collect(),
+            _echoes: nodes
+                .iter()
+                .map(|node| Echo::start(node, &services))
+                .collect(),
+            services,
+        }
+    }
+
+    fn flows(&self, each: usize) -> Vec<Flow> {
+        Flow::open_many(self.client, &self.services, each)
+    }
+
+    /// The node to which the edge sends a flow, as the agent tells it.
+    fn owner(&self, flow: &Flow) -> String {
+        let (service, from) = (flow.service.to_string(), flow.client.to_string());
+        let which = ["which", "--service", &service, "--from", &from];
+        let answer = self.edge.json(&which);
+        let is_owner =
+            |node: &&Machine| answer["choice"]["backend"] == flow.service.backend(node).to_string();
+        self.nodes.iter().find(is_owner).unwrap().label().to_owned()
+    }
+
+    fn wait_for_reloads(&self, reloads: u64) -> Value {
+        self.edge
+            .wait_for_answer("the reload takes effect", &["status"], |status| {
+                status["config"]["reloads"] == reloads
+            })
+    }
+}
+
+fn topology() -> Topology {
+    Topology::builder().nodes(3).build().unwrap()
+}
+
+#[test]
+fn changed_file_is_noticed_and_other_services_go_on() {
+    let net = topology();
+    let cluster = Cluster::start(&net);
+    let traffic = Traffic::over(cluster.flows(4));
+    traffic.wait_for_rounds(ROUNDS);
+
+    let mut services = cluster.services.clone();
+    let added = Service {
+        address: (services[0].address.ip(), 7001).into(),
+        ..services[0]
+    };
+    services.push(added);
+    cluster
+        .edge
+        .write_config(&edge_config(&services, cluster.nodes));
+    cluster.wait_for_reloads(2);
+    traffic.wait_for_rounds(ROUNDS);
+    let which = [
+        "which",
+        "--service",
+        &added.to_string(),
+        "--from",
+        "10.0.0.2:4000",
+    ];
+    assert_eq!(cluster.edge.json(&which)["action"], "forward");
+
+    cluster
+        .edge
+        .write_config(&edge_config(&cluster.services, cluster.nodes));
+    cluster.wait_for_reloads(3);
+    traffic.wait_for_rounds(ROUNDS);
+    let services = cluster.edge.json(&["services"]);
+    assert_eq!(services.as_array().unwrap().len(), cluster.services.len());
+    traffic.stop_unharmed();
+}
+
+#[test]
+fn sighup_reads_the_file_again_and_breaks_no_flow() {
+    let net = topology();
+    let mut cluster = Cluster::start(&net);
+    let traffic = Traffic::over(cluster.flows(4));
+    for reloads in 2..5 {
+        traffic.wait_for_rounds(ROUNDS);
+        cluster.edge.signal(Signal::SIGHUP);
+        cluster.wait_for_reloads(reloads);
+    }
+    traffic.wait_for_rounds(ROUNDS);
+    traffic.stop_unharmed();
+}
+
+#[test]
+fn bad_file_is_told_and_the_last_good_state_serves() {
+    let net = topology();
+    let mut cluster = Cluster::start(&net);
+    let traffic = Traffic::over(cluster.flows(2));
+    let good = edge_config(&cluster.services, cluster.nodes);
+    let before = cluster.edge.json(&["backends"]);
+
+    let bad_files = [
+        (good.clone() + "colour: blue\n", "colour"),
+        (good.replace("protocol: udp", "protocol: sctp"), "sctp"),
+        (good.replace("\nvips: [", "\nvips: [["), "YAML"),
+        (String::new(), "interfaces"),
+    ];
+    for (bad, named) in &bad_files {
+        cluster.edge.write_config(bad);
+        let status = cluster
+            .edge
+            .wait_for_answer("the file is refused", &["status"], |status| {
+                let error = status["config"]["error"].as_str();
+                error.is_some_and(|error| error.contains(named))
+            });
+        assert_eq!(status["config"]["reloads"], 1, "{named}");
+        let page = cluster.edge.page(&["status"]);
+        assert!(page.contains("REFUSED") && page.contains(named), "{page}");
+        // Asked for once more, it is refused once more.
+        let failures = status["config"]["failures"].as_u64().unwrap();
+        cluster.edge.signal(Signal::SIGHUP);
+        cluster
+            .edge
+            .wait_for_answer("the file is refused again", &["status"], |status| {
+                status["config"]["failures"].as_u64() > Some(failures)
+            });
+        traffic.wait_for_rounds(ROUNDS);
+        cluster.flows(1);
+    }
+    let slots = |backends: &Value| {
+        let backends = backends.as_array().unwrap().iter();
+        backends
+            .map(|backend| (backend["name"].clone(), backend["slots"].clone()))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(slots(&cluster.edge.json(&["backends"])), slots(&before));
+
+    cluster.edge.write_config(&good);
+    cluster
+        .edge
+        .wait_for_answer("the file is taken", &["status"], |status| {
+            status["config"]["error"].is_null()
+        });
+    traffic.wait_for_rounds(ROUNDS);
+    traffic.stop_unharmed();
+}
+
+#[test]
+fn flows_of_a_removed_backend_move_and_the_others_stay() {
+    let net = topology();
+    let cluster = Cluster::start(&net);
+    let removed = &cluster.nodes[1];
+    let traffic = Traffic::over(cluster.flows(12));
+    traffic.wait_for_rounds(ROUNDS);
+
+    let rest: Vec<&Machine> = [0, 2].map(|index: usize| &cluster.nodes[index]).into();
+    cluster
+        .edge
+        .write_config(&edge_config(&cluster.services, rest));
+    cluster.wait_for_reloads(2);
+    traffic.wait_for_rounds(ROUNDS);
+    let (moved, stayed): (Vec<Watched>, Vec<Watched>) = traffic
+        .stop()
+        .into_iter()
+        .partition(|watched| watched.flow.node == removed.label());
+
+    let mut unmoved = 0;
+    for watched in stayed {
+        // Where a backend goes, Maglev moves a few slots of the others.
+        if cluster.owner(&watched.flow) == watched.flow.node {
+            assert_eq!(watched.broken, None, "on {}", watched.flow.node);
+            unmoved += 1;
+        }
+    }
+    assert!(unmoved > cluster.services.len());
+    assert!(!moved.is_empty());
+    for mut watched in moved {
+        let service = watched.flow.service;
+        assert!(
+            watched.broken.is_some(),
+            "{service} goes on at the old node"
+        );
+        // A datagram has a new home; a connection has none.
+        if service.protocol == Protocol::Udp {
+            assert_ne!(watched.flow.ask().unwrap(), removed.label());
+        }
+    }
+    let names: BTreeSet<String> = cluster.flows(8).into_iter().map(|flow| flow.node).collect();
+    assert_eq!(names, ["node0", "node2"].map(str::to_owned).into());
+
+    cluster
+        .edge
+        .write_config(&edge_config(&cluster.services, cluster.nodes));
+    cluster.wait_for_reloads(3);
+    let names: BTreeSet<String> = cluster.flows(8).into_iter().map(|flow| flow.node).collect();
+    assert!(names.contains(removed.label()), "{names:?}");
+}

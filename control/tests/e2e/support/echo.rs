@@ -1,0 +1,103 @@
+//! Servers that answer every line or datagram with the node's name before it.
+
+use std::{
+    io::{self, BufRead, BufReader, Write},
+    net::{SocketAddr, TcpListener, TcpStream, UdpSocket},
+    os::fd::AsRawFd,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::{self, JoinHandle},
+    time::Duration,
+};
+
+use lab::Machine;
+use nix::sys::socket::{Shutdown, shutdown};
+
+use super::{Protocol, Service};
+
+/// How long a UDP server may take to notice that it is to end.
+const POLL: Duration = Duration::from_millis(50);
+
+/// The servers of one node, which has the VIPs on its `lo`; they end on drop.
+#[derive(Debug)]
+pub(crate) struct Echo {
+    stop: Arc<AtomicBool>,
+    listeners: Vec<TcpListener>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Echo {
+    /// Puts the VIPs on the node and serves every service.
+    pub(crate) fn start(node: &Machine, services: &[Service]) -> Self {
+        let mut echo = Self {
+            stop: Arc::default(),
+            listeners: Vec::new(),
+            threads: Vec::new(),
+        };
+        let mut vips = Vec::new();
+        for service in services {
+            if !vips.contains(&service.address.ip()) {
+                node.add_vip(service.address.ip()).unwrap();
+                vips.push(service.address.ip());
+            }
+            match service.protocol {
+                Protocol::Tcp => echo.serve_tcp(node, service.address),
+                Protocol::Udp => echo.serve_udp(node, service.address),
+            }
+        }
+        echo
+    }
+
+    fn serve_tcp(&mut self, node: &Machine, address: SocketAddr) {
+        let listener = node.namespace().run(|| TcpListener::bind(address)).unwrap();
+        self.listeners.push(listener.try_clone().unwrap());
+        let name = node.label().to_owned();
+        self.threads.push(thread::spawn(move || {
+            while let Ok((stream, _)) = listener.accept() {
+                let name = name.clone();
+                // Ends when the client closes; a reset is the client's matter.
+                thread::spawn(move || drop(answer_lines(&name, &stream)));
+            }
+        }));
+    }
+
+    fn serve_udp(&mut self, node: &Machine, address: SocketAddr) {
+        let socket = node.namespace().run(|| UdpSocket::bind(address)).unwrap();
+        socket.set_read_timeout(Some(POLL)).unwrap();
+        let (name, stop) = (node.label().to_owned(), Arc::clone(&self.stop));
+        self.threads.push(thread::spawn(move || {
+            let mut buffer = [0; 2048];
+            while !stop.load(Ordering::Relaxed) {
+                if let Ok((length, client)) = socket.recv_from(&mut buffer) {
+                    let answer = [name.as_bytes(), b" ", &buffer[..length]].concat();
+                    socket.send_to(&answer, client).unwrap();
+                }
+            }
+        }));
+    }
+}
+
+impl Drop for Echo {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        for listener in &self.listeners {
+            // Linux: wakes the thread in accept().
+            let _ = shutdown(listener.as_raw_fd(), Shutdown::Both);
+        }
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn answer_lines(name: &str, mut stream: &TcpStream) -> io::Result<()> {
+    let mut reader = BufReader::new(stream);
+    let mut line = Vec::new();
+    while reader.read_until(b'\n', &mut line)? > 0 {
+        stream.write_all(&[name.as_bytes(), b" ", &line].concat())?;
+        line.clear();
+    }
+    Ok(())
+}

@@ -1,0 +1,136 @@
+//! Flows of a client: a TCP connection or a connected UDP socket.
+
+use std::{
+    io::{self, BufRead, BufReader, Write},
+    net::{IpAddr, SocketAddr, TcpStream, UdpSocket},
+    time::Duration,
+};
+
+use lab::Machine;
+
+use super::{Protocol, Service};
+
+/// How long an answer may take; a lost datagram is not sent again.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// A flow to a service, and the node that answers it.
+#[derive(Debug)]
+pub(crate) struct Flow {
+    pub(crate) service: Service,
+    /// The client's address and port.
+    pub(crate) client: SocketAddr,
+    /// The node that answered first.
+    pub(crate) node: String,
+    socket: Socket,
+    asked: u64,
+}
+
+#[derive(Debug)]
+enum Socket {
+    Tcp(BufReader<TcpStream>),
+    Udp(UdpSocket),
+}
+
+impl Flow {
+    /// Opens a flow and asks once.
+    pub(crate) fn open(client: &Machine, service: &Service) -> io::Result<Self> {
+        Self::open_within(client, service, PATIENCE)
+    }
+
+    /// Opens a flow that does not wait longer than told for any answer.
+    pub(crate) fn open_within(
+        client: &Machine,
+        service: &Service,
+        patience: Duration,
+    ) -> io::Result<Self> {
+        let from = client.address_like(service.address.ip());
+        let socket = client
+            .namespace()
+            .run(|| Socket::connect(service, from, patience))?;
+        let mut flow = Self {
+            service: *service,
+            client: socket.client()?,
+            node: String::new(),
+            socket,
+            asked: 0,
+        };
+        flow.node = flow.ask()?;
+        Ok(flow)
+    }
+
+    /// Opens several flows to each service; all of them must succeed.
+    pub(crate) fn open_many(client: &Machine, services: &[Service], each: usize) -> Vec<Self> {
+        services
+            .iter()
+            .flat_map(|service| std::iter::repeat_n(service, each))
+            .map(|service| {
+                Self::open(client, service)
+                    .unwrap_or_else(|error| panic!("{service} ({:?}): {error}", service.mode))
+            })
+            .collect()
+    }
+
+    /// Sends a few bytes and returns the node that answers.
+    pub(crate) fn ask(&mut self) -> io::Result<String> {
+        self.ask_with("")
+    }
+
+    /// Sends bytes, which come back, and returns the node that answers.
+    pub(crate) fn ask_with(&mut self, bytes: &str) -> io::Result<String> {
+        self.asked += 1;
+        // The number tells a late answer from the right one.
+        let question = format!("{} {bytes}", self.asked);
+        let answer = self.socket.exchange(&question)?;
+        match answer.split_once(' ') {
+            Some((node, echoed)) if echoed == question => Ok(node.to_owned()),
+            _ => Err(io::Error::other(format!("{answer:?} for {question:?}"))),
+        }
+    }
+}
+
+impl Socket {
+    fn connect(service: &Service, from: IpAddr, patience: Duration) -> io::Result<Self> {
+        match service.protocol {
+            Protocol::Tcp => {
+                let stream = TcpStream::connect_timeout(&service.address, patience)?;
+                stream.set_read_timeout(Some(patience))?;
+                stream.set_nodelay(true)?;
+                Ok(Self::Tcp(BufReader::new(stream)))
+            }
+            Protocol::Udp => {
+                let socket = UdpSocket::bind((from, 0))?;
+                socket.connect(service.address)?;
+                socket.set_read_timeout(Some(patience))?;
+                Ok(Self::Udp(socket))
+            }
+        }
+    }
+
+    fn client(&self) -> io::Result<SocketAddr> {
+        match self {
+            Self::Tcp(stream) => stream.get_ref().local_addr(),
+            Self::Udp(socket) => socket.local_addr(),
+        }
+    }
+
+    fn exchange(&mut self, question: &str) -> io::Result<String> {
+        match self {
+            Self::Tcp(stream) => {
+                let line = format!("{question}\n");
+                stream.get_mut().write_all(line.as_bytes())?;
+                let mut answer = String::new();
+                stream.read_line(&mut answer)?;
+                match answer.strip_suffix('\n') {
+                    Some(answer) => Ok(answer.to_owned()),
+                    None => Err(io::ErrorKind::UnexpectedEof.into()),
+                }
+            }
+            Self::Udp(socket) => {
+                socket.send(question.as_bytes())?;
+                let mut answer = [0; 2048];
+                let length = socket.recv(&mut answer)?;
+                Ok(String::from_utf8_lossy(&answer[..length]).into_owned())
+            }
+        }
+    }
+}

@@ -1,0 +1,18 @@
+//! Agents, echo servers and flows.
+
+mod agent;
+mod echo;
+mod flow;
+mod service;
+mod watch;
+
+use std::time::Duration;
+
+pub(crate) use agent::Agent;
+pub(crate) use echo::Echo;
+pub(crate) use flow::Flow;
+pub(crate) use service::{Mode, Protocol, Service, edge_config, node_config};
+pub(crate) use watch::{Traffic, Watched};
+
+/// Longer than anything takes that is going to happen at all.
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(20);

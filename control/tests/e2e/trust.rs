@@ -1,0 +1,54 @@
+//! A node takes the outer header off only what its edges send.
+
+use std::{io, time::Duration};
+
+use lab::Topology;
+
+use crate::support::{Agent, Echo, Flow, Mode, Protocol, Service, edge_config, node_config};
+
+/// How long to wait for answers that must not come.
+const SHORT: Duration = Duration::from_millis(500);
+
+#[test]
+fn ipip_of_an_untrusted_edge_is_left_alone() {
+    let net = Topology::builder().edges(2).nodes(1).build().unwrap();
+    let [trusted, stranger] = net.edges() else {
+        panic!("two edges");
+    };
+    let (node, client) = (&net.nodes()[0], &net.clients()[0]);
+    let services = Service::all(&[Mode::IpipV4, Mode::IpipV6]);
+    let _echo = Echo::start(node, &services);
+    let config = edge_config(&services, [node]);
+    let _edges = [trusted, stranger].map(|edge| Agent::start(edge, &config));
+    let agent = Agent::start(node, &node_config([trusted]));
+
+    Flow::open_many(client, &services, 1);
+    assert_eq!(packets(&agent, "encap_untrusted"), 0);
+
+    net.route_vips(&[1]).unwrap();
+    let udp = services
+        .iter()
+        .filter(|service| service.protocol == Protocol::Udp);
+    for (service, sent) in udp.zip(1..) {
+        let error = Flow::open_within(client, service, SHORT).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::WouldBlock, "{service}");
+        assert_eq!(packets(&agent, "encap_untrusted"), sent);
+    }
+
+    agent.write_config(&node_config([trusted, stranger]));
+    agent.wait_for_answer("the reload takes effect", &["status"], |status| {
+        status["config"]["reloads"] == 2
+    });
+    Flow::open_many(client, &services, 1);
+}
+
+/// Packets that the node passed to its stack for this reason.
+fn packets(agent: &Agent<'_>, reason: &str) -> u64 {
+    let reasons = agent.json(&["drops"]);
+    let found = reasons
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|other| other["reason"] == reason && other["action"] == "pass");
+    found.unwrap()["packets"].as_u64().unwrap()
+}

@@ -516,9 +516,13 @@ impl Tables {
     /// # Errors
     ///
     /// When the table of next hops is full; the old next hop stays.
-    pub fn set_next_hop(&mut self, target: IpAddr, way: Resolution) -> Result<(), TableError> {
+    pub fn set_next_hop(
+        &mut self,
+        target: IpAddr,
+        resolution: Resolution,
+    ) -> Result<(), TableError> {
         let old = self.ways.get(&target).map_or(0, |way| way.next_hop);
-        let next_hop = match way {
+        let next_hop = match resolution {
             Resolution::Resolved(hop) => {
                 let hop = next_hop_entry(target, &hop);
                 if old != 0 && self.next_hops.read(old) == Some(hop) {
@@ -535,7 +539,7 @@ impl Tables {
             target,
             Way {
                 next_hop,
-                resolution: Some(way),
+                resolution: Some(resolution),
             },
         );
         if let Some(id) = self
@@ -544,7 +548,8 @@ impl Tables {
             .map(|backend| backend.id)
         {
             self.store_backend_word(id, offset_of!(Backend, next_hop), next_hop);
-            self.store_backend_word(id, offset_of!(Backend, flags), backend_flags(target, way));
+            let flags = backend_flags(target, resolution);
+            self.store_backend_word(id, offset_of!(Backend, flags), flags);
         }
         if old != 0 && old != next_hop {
             self.retired.next_hops.push(old);
@@ -791,7 +796,7 @@ impl Tables {
     }
 
     /// Stores the owners that differ, each with compare-exchange; returns how many did.
-    fn replace_slots(&self, run: Run, owners: &[u32], ids: &[u32]) -> u32 {
+    fn replace_slots(&mut self, run: Run, owners: &[u32], ids: &[u32]) -> u32 {
         let mut changed = 0;
         for (index, owner) in (run.base..).zip(owners) {
             let Some(slot) = self.lut.atomic_u64(index, 0) else {
@@ -815,7 +820,7 @@ impl Tables {
             .filter_map(|index| Some(Slot(self.lut.atomic_u64(index, 0)?.load(Ordering::Acquire))))
     }
 
-    fn store_word(&self, id: u32, word: ServiceWord) {
+    fn store_word(&mut self, id: u32, word: ServiceWord) {
         if let Some(stored) = self.service.atomic_u64(id, offset_of!(Service, word)) {
             stored.store(word.0, Ordering::Release);
         }
@@ -829,7 +834,7 @@ impl Tables {
         }
     }
 
-    fn store_backend_word(&self, id: u32, offset: usize, value: u32) {
+    fn store_backend_word(&mut self, id: u32, offset: usize, value: u32) {
         if let Some(stored) = self.backends.atomic_u32(id, offset) {
             stored.store(value, Ordering::Release);
         }
@@ -1038,8 +1043,8 @@ const fn family_flag(address: IpAddr) -> u32 {
     }
 }
 
-fn backend_flags(address: IpAddr, way: Resolution) -> u32 {
-    let local = if way == Resolution::Local {
+fn backend_flags(address: IpAddr, resolution: Resolution) -> u32 {
+    let local = if resolution == Resolution::Local {
         BACKEND_LOCAL
     } else {
         0
@@ -1065,9 +1070,6 @@ fn settings_of(config: &Config) -> Settings {
     }
 }
 
-/// The largest IP packet, which an outer header must not push over 16 bits of length.
-const LARGEST_PACKET: u32 = 65_535;
-
 fn next_hop_entry(target: IpAddr, hop: &crate::nexthop::NextHop) -> NextHop {
     let [a, b, c, d, e, f] = hop.destination_mac;
     let [g, h, i, j, k, l] = hop.source_mac;
@@ -1076,7 +1078,7 @@ fn next_hop_entry(target: IpAddr, hop: &crate::nexthop::NextHop) -> NextHop {
         .filter(|source| source.is_ipv4() == target.is_ipv4());
     NextHop {
         ifindex: hop.ifindex,
-        mtu: hop.mtu.min(LARGEST_PACKET),
+        mtu: hop.mtu,
         source: source.map_or([0; 16], wire_address),
         macs: [a, b, c, d, e, f, g, h, i, j, k, l],
         vlan: hop.vlan.unwrap_or(0).to_be_bytes(),

@@ -60,8 +60,8 @@ impl<T: Pod> Mapped<T> {
     /// Borrows an entry of an array that no program writes to.
     pub(super) fn get(&self, index: u32) -> Option<&T> {
         let entry = self.pointer(index)?;
-        // SAFETY: as in `read`; user space writes through `&mut self` only, so
-        // the entry stays as it is while it is borrowed.
+        // SAFETY: as in `read`; `Tables`, the only writer, changes entries only
+        // where it is borrowed exclusively, so this one stays while it is lent.
         Some(unsafe { &*entry })
     }
 

@@ -400,12 +400,14 @@ impl Tables {
     /// When the kernel refuses a write, as it does when the table is full.
     pub fn set_trusted_edges(&mut self, wanted: &BTreeSet<IpNet>) -> Result<(), TableError> {
         let present = self.trusted_edges();
+        // The table holds no bits beyond a prefix's length.
+        let wanted: BTreeSet<IpNet> = wanted.iter().map(IpNet::trunc).collect();
         for net in wanted.difference(&present) {
             self.trusted_edges
                 .insert(&prefix_key(*net), 1, 0)
                 .map_err(write_failed(map::TRUSTED_EDGES))?;
         }
-        for net in present.difference(wanted) {
+        for net in present.difference(&wanted) {
             self.trusted_edges
                 .remove(&prefix_key(*net))
                 .map_err(write_failed(map::TRUSTED_EDGES))?;

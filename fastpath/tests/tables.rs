@@ -209,6 +209,13 @@ fn addresses_and_edges_become_exactly_what_was_asked() {
         tables.set_trusted_edges(&wanted).unwrap();
         assert_eq!(tables.trusted_edges(), wanted);
     }
+
+    let with_host_bits = BTreeSet::from(["10.0.0.9/24".parse().unwrap()]);
+    for _ in 0..2 {
+        tables.set_trusted_edges(&with_host_bits).unwrap();
+        let kept = BTreeSet::from(["10.0.0.0/24".parse().unwrap()]);
+        assert_eq!(tables.trusted_edges(), kept);
+    }
 }
 
 #[test]

@@ -61,11 +61,11 @@ mod lut;
 mod mapped;
 mod types;
 
-/// Why a table could not be opened or changed; the tables are as before.
+/// Why a table could not be opened, read or changed.
 #[derive(Debug, thiserror::Error)]
 pub enum TableError {
     /// A map is missing from the object or cannot be opened.
-    #[error("cannot open the tables")]
+    #[error(transparent)]
     Open(#[from] LoadError),
     /// A map cannot be shared with the kernel as memory.
     #[error("cannot map the table {map} into memory")]
@@ -74,6 +74,14 @@ pub enum TableError {
         map: &'static str,
         /// What the kernel said.
         source: io::Error,
+    },
+    /// The kernel does not show what is in a table.
+    #[error("cannot read the table {map}")]
+    Read {
+        /// The map.
+        map: &'static str,
+        /// What the kernel said.
+        source: MapError,
     },
     /// The kernel refused a change.
     #[error("cannot write to the table {map}")]
@@ -254,6 +262,10 @@ impl fmt::Debug for Tables {
     }
 }
 
+fn read_failed(map: &'static str) -> impl FnOnce(MapError) -> TableError {
+    move |source| TableError::Read { map, source }
+}
+
 fn write_failed(map: &'static str) -> impl FnOnce(MapError) -> TableError {
     move |source| TableError::Write { map, source }
 }
@@ -263,14 +275,14 @@ impl Tables {
     ///
     /// # Errors
     ///
-    /// When a map is missing, has another layout, or cannot be mapped into memory.
+    /// When a map is missing, has another layout, or cannot be read or mapped into memory.
     pub fn open(loaded: &Loaded) -> Result<Self, TableError> {
         fn typed<T: TryFrom<Map, Error = MapError>>(
             loaded: &Loaded,
             name: &'static str,
             wrap: fn(MapData) -> Map,
         ) -> Result<T, TableError> {
-            T::try_from(wrap(loaded.map(name)?)).map_err(write_failed(name))
+            T::try_from(wrap(loaded.map(name)?)).map_err(read_failed(name))
         }
         fn mapped<T: aya::Pod>(
             loaded: &Loaded,
@@ -372,14 +384,11 @@ impl Tables {
                     .map_err(write_failed(map::VIPS))?;
             }
         }
-        let stale: Vec<AddressKey> = self
-            .vips
-            .keys()
-            .flatten()
-            .filter(|key| !wanted.contains_key(&address_of(*key)))
-            .collect();
-        for key in stale {
-            self.vips.remove(&key).map_err(write_failed(map::VIPS))?;
+        let present: Result<Vec<AddressKey>, MapError> = self.vips.keys().collect();
+        for key in present.map_err(read_failed(map::VIPS))? {
+            if !wanted.contains_key(&address_of(key)) {
+                self.vips.remove(&key).map_err(write_failed(map::VIPS))?;
+            }
         }
         Ok(())
     }
@@ -615,7 +624,6 @@ impl Tables {
         let retired = std::mem::take(&mut self.retired);
         for id in retired.services {
             self.service.write(id, Service::default());
-            self.counters.clear_service(id);
             self.service_ids.release(id);
         }
         for run in retired.runs {
@@ -623,7 +631,6 @@ impl Tables {
         }
         for id in retired.backends {
             self.backends.write(id, Backend::default());
-            self.counters.clear_backend(id);
             self.backend_ids.release(id);
         }
         for id in retired.next_hops {
@@ -692,6 +699,7 @@ impl Tables {
                 None => family_flag(address),
             },
         };
+        self.counters.clear_backend(id);
         self.backends.write(id, entry);
         self.backend_by_address
             .insert(address, InstalledBackend { id, services: 1 });
@@ -781,6 +789,7 @@ impl Tables {
                 map: map::SERVICE,
                 entries: self.service_ids.capacity(),
             })?;
+        self.counters.clear_service(id);
         self.service.write(
             id,
             Service {
@@ -879,12 +888,9 @@ impl Tables {
 
     /// Takes over what the maps hold; what nothing leads to is cleared.
     fn adopt(&mut self) -> Result<(), TableError> {
-        if let Ok(config) = self.config.get(&0, 0) {
-            self.current_config = config;
-            self.settings = settings_of(&config);
-        }
-        let keys: Vec<(ServiceKey, u32)> = self.installed_keys();
-        for (key, id) in keys {
+        self.current_config = self.config.get(&0, 0).map_err(read_failed(map::CONFIG))?;
+        self.settings = settings_of(&self.current_config);
+        for (key, id) in self.installed_keys()? {
             match self.adopt_service(&key, id) {
                 Some(service) => {
                     self.installed.insert(key, service);
@@ -892,36 +898,28 @@ impl Tables {
                 None => self.remove_key(&key)?,
             }
         }
+        // The agent before this one may have ended right after it took something out of use.
+        grace::wait();
         self.clear_unreferenced();
         Ok(())
     }
 
-    fn installed_keys(&self) -> Vec<(ServiceKey, u32)> {
-        let v4 = self.services_v4.iter().flatten().filter_map(|(key, id)| {
+    /// Lists the keys of both families with their ids.
+    ///
+    /// A list that ends early would have the services beyond it taken for removed.
+    fn installed_keys(&self) -> Result<Vec<(ServiceKey, u32)>, TableError> {
+        let mut keys = Vec::new();
+        for entry in self.services_v4.iter() {
+            let (key, id) = entry.map_err(read_failed(map::SERVICES_V4))?;
             let (address, port, protocol) = key.parts();
-            let protocol = Protocol::from_number(protocol)?;
-            Some((
-                ServiceKey {
-                    address: address.into(),
-                    port,
-                    protocol,
-                },
-                id,
-            ))
-        });
-        let v6 = self.services_v6.iter().flatten().filter_map(|(key, id)| {
+            keys.extend(service_key(address.into(), port, protocol).zip(Some(id)));
+        }
+        for entry in self.services_v6.iter() {
+            let (key, id) = entry.map_err(read_failed(map::SERVICES_V6))?;
             let (address, port, protocol) = key.parts();
-            let protocol = Protocol::from_number(protocol)?;
-            Some((
-                ServiceKey {
-                    address: address.into(),
-                    port,
-                    protocol,
-                },
-                id,
-            ))
-        });
-        v4.chain(v6).collect()
+            keys.extend(service_key(address.into(), port, protocol).zip(Some(id)));
+        }
+        Ok(keys)
     }
 
     /// Reads a service back, or nothing where the entries contradict each other.
@@ -1018,6 +1016,14 @@ fn key_of(key: &ServiceKey) -> KeyOf {
         IpAddr::V4(v4) => KeyOf::V4(ServiceKeyV4::new(v4.octets(), port, protocol)),
         IpAddr::V6(v6) => KeyOf::V6(ServiceKeyV6::new(v6.octets(), port, protocol)),
     }
+}
+
+fn service_key(address: IpAddr, port: u16, protocol: u8) -> Option<ServiceKey> {
+    Some(ServiceKey {
+        address,
+        port,
+        protocol: Protocol::from_number(protocol)?,
+    })
 }
 
 fn key_check(key: &ServiceKey) -> u32 {

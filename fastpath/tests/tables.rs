@@ -10,15 +10,17 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
+use aya::maps::{Array, HashMap, Map, MapData, PerCpuArray, PerCpuValues};
 use fastpath::{
     load::{Loaded, Loader},
     nexthop::{NextHop, Reason, Resolution},
     pins::Pins,
     tables::{
-        BackendSpec, ForwardMode, Outcome, ServiceKey, ServiceSpec, Settings, TableError, Tables,
+        BackendSpec, ForwardMode, Outcome, Protocol, ServiceKey, ServiceSpec, Settings, TableError,
+        Tables,
     },
 };
-use xdp_prog::abi::map;
+use xdp_prog::abi::{BACKEND_V4, Backend, ServiceKeyV4, Slot, Traffic, map};
 
 #[test]
 fn a_service_leads_to_its_backends_in_proportion_to_their_weights() {
@@ -220,7 +222,7 @@ fn addresses_and_edges_become_exactly_what_was_asked() {
 
 #[test]
 fn another_agent_adopts_ids_runs_and_slots() {
-    let pins = TestPins::new();
+    let pins = TestPins::new("adoption");
     let settings = Settings {
         hash_seed: 42,
         ..Settings::default()
@@ -263,6 +265,104 @@ fn another_agent_adopts_ids_runs_and_slots() {
         .map(|(_, service)| service.run.base)
         .collect();
     assert_eq!(bases.len(), 3);
+}
+
+#[test]
+fn counters_begin_at_zero_where_a_killed_agent_used_the_id() {
+    let pins = TestPins::new("counters");
+    let loaded = pins.load();
+    let key = service("10.99.0.1:80/tcp");
+    let mut tables = Tables::open(&loaded).unwrap();
+    tables.put_service(key, &spec(&[("10.0.0.1", 1)])).unwrap();
+    for traffic in [map::SERVICE_TRAFFIC, map::BACKEND_TRAFFIC] {
+        let map = Map::PerCpuArray(loaded.map(traffic).unwrap());
+        let mut map = PerCpuArray::<_, Traffic>::try_from(map).unwrap();
+        let counted = Traffic {
+            packets: 3,
+            bytes: 300,
+        };
+        let cpus = aya::util::nr_cpus().unwrap();
+        let values = PerCpuValues::try_from(vec![counted; cpus]).unwrap();
+        map.set(1, values, 0).unwrap();
+    }
+    assert_ne!(
+        tables.counters().unwrap().services,
+        [(key, Traffic::default())]
+    );
+    tables.remove_service(&key).unwrap();
+    drop(tables);
+
+    let mut tables = Tables::open(&loaded).unwrap();
+    let key = service("10.99.0.2:80/tcp");
+    tables.put_service(key, &spec(&[("10.0.0.2", 1)])).unwrap();
+    let counters = tables.counters().unwrap();
+    assert_eq!(counters.services, [(key, Traffic::default())]);
+    assert_eq!(
+        counters.backends,
+        [(address("10.0.0.2"), Traffic::default())]
+    );
+}
+
+#[test]
+fn a_change_that_a_killed_agent_began_is_finished() {
+    const NEW_BACKEND: u32 = 40;
+    let pins = TestPins::new("change");
+    let loaded = pins.load();
+    let key = service("10.99.0.1:80/tcp");
+    let mut tables = Tables::open(&loaded).unwrap();
+    tables
+        .put_service(key, &spec(&[("10.0.0.1", 1), ("10.0.0.2", 1)]))
+        .unwrap();
+    let base = tables.services().next().unwrap().1.run.base;
+    drop(tables);
+    let entry = Backend {
+        address: [10, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
+        flags: BACKEND_V4,
+        ..Backend::default()
+    };
+    array(&loaded, map::BACKENDS)
+        .set(NEW_BACKEND, entry, 0)
+        .unwrap();
+    for slot in base..base + 10 {
+        let owner = Slot::quiet(NEW_BACKEND);
+        array(&loaded, map::LUT).set(slot, owner, 0).unwrap();
+    }
+
+    let mut tables = Tables::open(&loaded).unwrap();
+    tables
+        .put_service(key, &spec(&[("10.0.0.1", 1), ("10.0.0.3", 1)]))
+        .unwrap();
+    let shares = vec![(address("10.0.0.1"), 128), (address("10.0.0.3"), 128)];
+    assert_eq!(slots(&tables), [(key, shares)]);
+    let ids: Vec<u32> = tables.backends().map(|(_, backend)| backend.id).collect();
+    assert_eq!(ids, [1, NEW_BACKEND]);
+}
+
+#[test]
+fn a_key_that_leads_to_another_services_entry_is_removed() {
+    let pins = TestPins::new("contradiction");
+    let loaded = pins.load();
+    let key = service("10.99.0.1:80/tcp");
+    let mut tables = Tables::open(&loaded).unwrap();
+    tables.put_service(key, &spec(&[("10.0.0.1", 1)])).unwrap();
+    let id = tables.services().next().unwrap().1.id;
+    drop(tables);
+    let keys = Map::HashMap(loaded.map(map::SERVICES_V4).unwrap());
+    let mut keys = HashMap::<_, ServiceKeyV4, u32>::try_from(keys).unwrap();
+    let stray = ServiceKeyV4::new([10, 99, 0, 2], [0, 80], Protocol::Tcp.number());
+    keys.insert(stray, id, 0).unwrap();
+
+    let tables = Tables::open(&loaded).unwrap();
+    assert_eq!(
+        tables.services().map(|(key, _)| *key).collect::<Vec<_>>(),
+        [key]
+    );
+    assert_eq!(keys.keys().count(), 1);
+}
+
+/// Opens an array map, to leave what an agent that is killed would.
+fn array<T: aya::Pod>(loaded: &Loaded, name: &str) -> Array<MapData, T> {
+    Array::try_from(Map::Array(loaded.map(name).unwrap())).unwrap()
 }
 
 type Slots = Vec<(ServiceKey, Vec<(IpAddr, u32)>)>;
@@ -336,8 +436,8 @@ fn address(text: &str) -> IpAddr {
 struct TestPins(Pins);
 
 impl TestPins {
-    fn new() -> Self {
-        let directory = format!("/sys/fs/bpf/guideway-test-{}", std::process::id());
+    fn new(test: &str) -> Self {
+        let directory = format!("/sys/fs/bpf/guideway-test-{}-{test}", std::process::id());
         Self(Pins::new(directory))
     }
 

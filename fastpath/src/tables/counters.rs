@@ -8,7 +8,7 @@ use xdp_prog::{
     reason::{self, ReasonKind},
 };
 
-use super::{ServiceKey, TableError, write_failed};
+use super::{ServiceKey, TableError, read_failed};
 
 /// The sums over all CPUs at one time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -49,7 +49,7 @@ impl Maps {
             let values = self
                 .reasons
                 .get(&index, 0)
-                .map_err(write_failed(map::REASONS))?;
+                .map_err(read_failed(map::REASONS))?;
             counters.reasons.push(ReasonCount {
                 kind,
                 label,
@@ -58,23 +58,25 @@ impl Maps {
         }
         for (key, id) in services {
             let values = self.service_traffic.get(&id, 0);
-            let values = values.map_err(write_failed(map::SERVICE_TRAFFIC))?;
+            let values = values.map_err(read_failed(map::SERVICE_TRAFFIC))?;
             counters.services.push((key, total(&values)));
         }
         for (address, id) in backends {
             let values = self.backend_traffic.get(&id, 0);
-            let values = values.map_err(write_failed(map::BACKEND_TRAFFIC))?;
+            let values = values.map_err(read_failed(map::BACKEND_TRAFFIC))?;
             counters.backends.push((address, total(&values)));
         }
         Ok(counters)
     }
 
-    /// Zeroes the counters of an id that is about to be given out again.
+    /// Zeroes the counters of an id that is about to be given out.
+    ///
+    /// Not when it is given back: an agent that is killed never gives back.
     pub(super) fn clear_service(&mut self, id: u32) {
         clear(&mut self.service_traffic, id);
     }
 
-    /// Zeroes the counters of an id that is about to be given out again.
+    /// Zeroes the counters of an id that is about to be given out.
     pub(super) fn clear_backend(&mut self, id: u32) {
         clear(&mut self.backend_traffic, id);
     }

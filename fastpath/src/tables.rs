@@ -124,6 +124,19 @@ pub enum TableError {
         /// Why.
         source: maglev::MaglevError,
     },
+    /// A backend would get no slot of the table size that was asked for.
+    #[error(
+        "service {service}: the weight of backend {backend} is too small beside the others' for one \
+         of {slots} slots; raise it, or ask for a larger table"
+    )]
+    WeightTooSmall {
+        /// The service.
+        service: ServiceKey,
+        /// The backend's node address.
+        backend: IpAddr,
+        /// The table size.
+        slots: u32,
+    },
     /// More backends than the largest table has slots for.
     #[error(
         "service {service}: {backends} backends are more than a table of {slots} slots can hold"

@@ -189,6 +189,22 @@ fn bad_specifications_are_refused_and_name_the_service() {
 }
 
 #[test]
+fn a_weight_too_small_for_the_table_asked_for_names_the_backend() {
+    let (_loaded, mut tables) = small();
+    let uneven = ServiceSpec {
+        log2_slots: Some(8),
+        ..spec(&[("10.0.0.2", 1000), ("10.0.0.1", 1)])
+    };
+    let error = tables
+        .put_service(service("10.99.0.1:80/tcp"), &uneven)
+        .unwrap_err();
+    assert!(
+        matches!(error, TableError::WeightTooSmall { backend, slots: 256, .. } if backend == address("10.0.0.1")),
+        "{error}"
+    );
+}
+
+#[test]
 fn addresses_and_edges_become_exactly_what_was_asked() {
     let (_loaded, mut tables) = small();
     let vips = BTreeSet::from([address("10.99.0.1"), address("fd00:99::1")]);

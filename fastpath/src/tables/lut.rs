@@ -47,6 +47,13 @@ pub(super) fn build(key: &ServiceKey, spec: &ServiceSpec, seed: u64) -> Result<L
             Err(MaglevError::NoSlot { .. }) if spec.log2_slots.is_none() && log2 < MAX_LOG2_LEN => {
                 log2 = longer(log2);
             }
+            Err(MaglevError::NoSlot { member }) => {
+                return Err(TableError::WeightTooSmall {
+                    service: *key,
+                    backend: backends[member].address,
+                    slots: 1 << log2,
+                });
+            }
             Err(source) => {
                 return Err(TableError::Lut {
                     service: *key,

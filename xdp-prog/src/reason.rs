@@ -3,6 +3,10 @@
 //! One list, three uses: the variant is the datapath's error, its integer the
 //! index into the `REASONS` counters, its text the metric label. Forwarded
 //! packets have no reason; they are counted per service and per backend.
+//!
+//! The list is part of the table layout: a variant that comes, goes or moves
+//! raises [`crate::abi::VERSION`], or pinned counters would go on under other
+//! names.
 
 /// Declares the two enums over one contiguous range of counter indices.
 macro_rules! reasons {

@@ -54,10 +54,11 @@ pub(super) fn lookup(target: IpAddr) -> Request {
 
 /// Returns what an error to a lookup says about the address; none if it says nothing about it.
 ///
-/// The numbers are those of the kernel's `fib_props` (IPv4) and `fib6_prop` (IPv6).
+/// The numbers are those of the kernel's `fib_props` (IPv4) and `fib6_prop` (IPv6). A kernel that
+/// was booted with `ipv6.disable=1` does not know the question: `EOPNOTSUPP`.
 pub(super) fn refusal(error: &io::Error) -> Option<Reason> {
     match error.raw_os_error()? {
-        libc::ENETUNREACH | libc::ESRCH | libc::EAGAIN => Some(Reason::NoRoute),
+        libc::ENETUNREACH | libc::ESRCH | libc::EAGAIN | libc::EOPNOTSUPP => Some(Reason::NoRoute),
         libc::EHOSTUNREACH => Some(Reason::Unreachable),
         libc::EINVAL => Some(Reason::Blackhole),
         libc::EACCES => Some(Reason::Prohibited),
@@ -142,6 +143,7 @@ mod tests {
     fn errors_of_the_lookup_are_told_from_errors_of_the_question() {
         let reason = |number| refusal(&io::Error::from_raw_os_error(number));
         assert_eq!(reason(libc::ENETUNREACH), Some(Reason::NoRoute));
+        assert_eq!(reason(libc::EOPNOTSUPP), Some(Reason::NoRoute));
         assert_eq!(reason(libc::EHOSTUNREACH), Some(Reason::Unreachable));
         assert_eq!(reason(libc::EINVAL), Some(Reason::Blackhole));
         assert_eq!(reason(libc::EACCES), Some(Reason::Prohibited));

@@ -59,17 +59,20 @@ impl NextHops {
             }
             self.unkept = unkept;
         }
+        // Those that nobody asks for any more make room.
+        tables.retain_next_hops(&self.targets);
         // Not only the changes: one that could not be stored is still missing.
+        let mut outcome = Ok(());
         for (target, answer) in self.tracker.answers() {
             if let Some(answer) = answer
                 && tables.next_hop(target) != Some(answer)
+                && let Err(source) = tables.set_next_hop(target, answer)
             {
-                let stored = tables.set_next_hop(target, answer);
-                stored.map_err(|source| NextHopsError::Store { target, source })?;
+                // The others are stored all the same.
+                outcome = outcome.and(Err(NextHopsError::Store { target, source }));
             }
         }
-        tables.retain_next_hops(&self.targets);
-        Ok(())
+        outcome
     }
 
     /// Has the kernel no longer keep neighbours for us.

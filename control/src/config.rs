@@ -22,6 +22,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use serde_saphyr::MessageFormatter;
+use xdp_prog::abi::size;
 
 pub use problem::{ConfigError, Position, Problem};
 
@@ -30,7 +31,7 @@ use crate::desired::Desired;
 /// Where the agent listens unless `api.socket` says otherwise.
 pub const DEFAULT_SOCKET: &str = "/run/guideway/guideway.sock";
 /// Where maps and links are pinned unless `pin_dir` says otherwise.
-pub const DEFAULT_PIN_DIR: &str = "/sys/fs/bpf/guideway";
+pub const DEFAULT_PIN_DIR: &str = fastpath::pins::DEFAULT_ROOT;
 /// Seed of the flow hash unless `hash_seed` says otherwise: every edge has the same.
 pub const DEFAULT_HASH_SEED: u64 = 0x6775_6964_6577_6179;
 
@@ -61,9 +62,9 @@ pub struct TableSizes {
     pub lut_slots: u32,
     /// Services of both families together.
     pub services: u32,
-    /// Backends: one per service and node address.
+    /// Backends: one per node address, over all services.
     pub backends: u32,
-    /// Next hops.
+    /// Next hops: one per node address that is reached without asking the kernel's FIB.
     pub next_hops: u32,
     /// Virtual addresses and addresses of this machine.
     pub vips: u32,
@@ -74,14 +75,23 @@ pub struct TableSizes {
 impl Default for TableSizes {
     fn default() -> Self {
         Self {
-            lut_slots: 16 << 20,
-            services: 16_384,
-            backends: 65_536,
-            next_hops: 16_384,
-            vips: 65_536,
-            trusted_edges: 4_096,
+            lut_slots: entries(size::LUT_SLOTS),
+            services: entries(size::SERVICES),
+            backends: entries(size::BACKENDS),
+            next_hops: entries(size::NEXT_HOPS),
+            vips: entries(size::VIPS),
+            trusted_edges: entries(size::TRUSTED_EDGES),
         }
     }
+}
+
+/// Counts in 32 bits, as the kernel does.
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "the object declares no table of more than 2^24 entries"
+)]
+const fn entries(size: usize) -> u32 {
+    size as u32
 }
 
 /// Places of values that the rules about the machine look at.

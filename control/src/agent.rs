@@ -36,7 +36,7 @@ use self::problems::{Item, Problems};
 use crate::api::{ConfigStatus, Detached};
 use crate::config::{self, Config, ConfigError, TableSizes, host};
 
-/// How often everything is compared without a reason.
+/// How often the machine is looked at without an event: a path MTU is learnt without one.
 const TIMER: Duration = Duration::from_secs(30);
 
 /// Why the agent cannot start.

@@ -278,6 +278,23 @@ fn detach_works_without_an_agent() {
 }
 
 #[test]
+fn tables_of_another_layout_version_do_not_stay() {
+    const OTHER: &str = "/sys/fs/bpf/guideway/v0/maps";
+    let net = Topology::builder().nodes(1).build().unwrap();
+    let vip = IpAddr::from(vip_v4(1));
+    let edge = &net.edges()[0];
+    let succeeds = |program: &str, arguments: &[&str]| {
+        let mut command = edge.namespace().command(program);
+        command.args(arguments).status().unwrap().success()
+    };
+    assert!(succeeds("mkdir", &["-p", OTHER]));
+    let config = edge_config(vip, "l2dsr", &nodes_like(&net, vip));
+    let mut agent = Agent::start(edge, &config);
+    assert!(!succeeds("test", &["-e", OTHER]));
+    detach(&mut agent, "eth0");
+}
+
+#[test]
 fn interfaces_are_followed_and_may_be_added_and_removed() {
     let net = Topology::builder().nodes(1).build().unwrap();
     let vip = IpAddr::from(vip_v4(1));

@@ -29,6 +29,12 @@ impl Agent {
             done += attempt.done;
         }
         self.tables.reclaim();
+        if let Err(error) = self.pins.remove_other_versions() {
+            tracing::warn!(
+                error = chain(&error),
+                "tables of another layout version stay in memory"
+            );
+        }
         self.problems.replace(Instant::now(), attempt.outcomes);
         done
     }

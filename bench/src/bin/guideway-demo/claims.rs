@@ -125,7 +125,9 @@ impl Claims {
 
 impl fmt::Display for Claims {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "  {:<46}Measured", "Claim")?;
+        if !self.0.is_empty() {
+            writeln!(f, "\n  {:<46}Measured", "Claim")?;
+        }
         for claim in &self.0 {
             let verdict = if claim.holds { "ok" } else { "FAILED" };
             writeln!(f, "  {:<46}{:<36}{verdict}", claim.text, claim.measured)?;

@@ -38,11 +38,12 @@ fn main() -> ExitCode {
         Ok(cluster) => cluster,
         Err(error) => return failed(&error, ""),
     };
-    let claims = match show(&mut cluster) {
-        Ok(claims) => claims,
-        Err(error) => return failed(&error, &cluster.logs()),
-    };
-    print!("\n{claims}");
+    let mut claims = Claims::default();
+    let shown = show(&mut cluster, &mut claims);
+    print!("{claims}");
+    if let Err(error) = shown {
+        return failed(&error, &cluster.logs());
+    }
     let seconds = began.elapsed().as_secs();
     if claims.hold() {
         println!("\nAll of this was checked in {seconds} s: the demo PASSED.");
@@ -53,10 +54,9 @@ fn main() -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// Runs the traffic and prints what it shows.
-fn show(cluster: &mut Cluster) -> Result<Claims> {
+/// Runs the traffic, prints what it shows and collects what that proves.
+fn show(cluster: &mut Cluster, claims: &mut Claims) -> Result<()> {
     cluster.start_agents().context("cannot start the agents")?;
-    let mut claims = Claims::default();
     print!("{}", page::rows_title(REQUESTS, PACE));
     let mut rows = Vec::new();
     for service in &SERVICES {
@@ -73,7 +73,7 @@ fn show(cluster: &mut Cluster) -> Result<Claims> {
     let removal = Removal::run(cluster).context("cannot remove a backend")?;
     print!("{}", page::removal(&removal));
     claims.removal(&removal);
-    Ok(claims)
+    Ok(())
 }
 
 fn failed(error: &anyhow::Error, logs: &str) -> ExitCode {

@@ -61,7 +61,7 @@ pub(crate) fn rows_title(requests: u32, pace: Duration) -> String {
     );
     let _ = writeln!(
         page,
-        "  {:<20}{:<14}{:>6}  {:>6}{:>7}{:>7}  {:>7}{:>7}{:>7}",
+        "  {:<20}{:<14}{:>6}  {:>6}{:>7}{:>7}{:>9}{:>8}{:>8}",
         "service", "way", "failed", "node0", "node1", "node2", "p50", "p99", "p99.9"
     );
     let whole: u32 = WEIGHTS.iter().sum();
@@ -87,11 +87,14 @@ pub(crate) fn row(row: &Row) -> String {
         let width = if place == 0 { 6 } else { 7 };
         let _ = write!(line, "{:>width$}", percent(answers, whole));
     }
-    line.push_str("  ");
-    for quantile in [0.5, 0.99, 0.999] {
-        let micros = row.latency.value_at_quantile(quantile);
-        let _ = write!(line, "{:>7}", milliseconds(micros));
-    }
+    let micros = |quantile| milliseconds(row.latency.value_at_quantile(quantile));
+    let _ = write!(
+        line,
+        "{:>9}{:>8}{:>8}",
+        micros(0.5),
+        micros(0.99),
+        micros(0.999)
+    );
     line.push('\n');
     line
 }
@@ -99,21 +102,21 @@ pub(crate) fn row(row: &Row) -> String {
 /// Shows which way the packets took.
 pub(crate) fn path(rows: &[Row]) -> String {
     let mut page = "
-Direct server return: packets, by the counters of the interfaces, with \
-                    address resolution.
+Direct server return: packets by the interfaces' counters, address \
+                    resolution included.
 
 "
     .to_owned();
     let _ = writeln!(
         page,
-        "  {:<20}{:<14}{:>11}{:>11}{:>11}{:>11}{:>11}",
+        "  {:<20}{:<13}{:>11}{:>11}{:>11}{:>11}{:>11}",
         "service", "way", "client out", "edge in", "edge out", "nodes out", "client in"
     );
     for row in rows {
         let packets = &row.packets;
         let _ = write!(
             page,
-            "  {:<20}{:<14}",
+            "  {:<20}{:<13}",
             row.service.address().to_string(),
             way(row.service)
         );

@@ -142,7 +142,7 @@ pub(crate) struct Row {
     pub(crate) failures: Option<(String, usize)>,
     /// Answers by node, in the order of the nodes.
     pub(crate) answers: Vec<u64>,
-    /// In microseconds.
+    /// Of those that were answered, in microseconds.
     pub(crate) latency: Histogram<u64>,
     pub(crate) packets: Packets,
 }
@@ -160,7 +160,7 @@ impl Row {
         let sent = send(cluster, service.address(), pace, requests, &never);
         let packets = Packets::now(cluster)?.since(before);
         let mut latency = Histogram::new(3)?;
-        for request in &sent {
+        for request in sent.iter().filter(|request| request.outcome.is_ok()) {
             latency.record(request.latency.as_micros().try_into()?)?;
         }
         Ok(Self {

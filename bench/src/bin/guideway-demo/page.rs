@@ -101,12 +101,9 @@ pub(crate) fn row(row: &Row) -> String {
 
 /// Shows which way the packets took.
 pub(crate) fn path(rows: &[Row]) -> String {
-    let mut page = "
-Direct server return: packets by the interfaces' counters, address \
-                    resolution included.
-
-"
-    .to_owned();
+    let mut page =
+        "\nDirect server return: packets by the interfaces' counters, ARP and ND included.\n\n"
+            .to_owned();
     let _ = writeln!(
         page,
         "  {:<20}{:<13}{:>11}{:>11}{:>11}{:>11}{:>11}",
@@ -143,7 +140,7 @@ pub(crate) fn removal_title() -> String {
 pub(crate) fn removal(removal: &Removal) -> String {
     let mut page = String::new();
     let mut line = |what: &str, outcome: String| {
-        let _ = writeln!(page, "  {what:<44}{outcome}");
+        let _ = writeln!(page, "  {what:<42}{outcome}");
     };
     let (removed, place) = &removal.removed;
     line(

@@ -17,8 +17,10 @@ mod tests;
 mod validate;
 
 use std::collections::BTreeMap;
-use std::io::Read;
+use std::fs::File;
+use std::io::{self, Read};
 use std::net::{IpAddr, SocketAddr};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use serde_saphyr::MessageFormatter;
@@ -27,6 +29,7 @@ use xdp_prog::abi::size;
 pub use problem::{ConfigError, Position, Problem};
 
 use crate::desired::Desired;
+use crate::render::printable;
 
 /// Where the agent listens unless `api.socket` says otherwise.
 pub const DEFAULT_SOCKET: &str = "/run/guideway/guideway.sock";
@@ -112,14 +115,31 @@ pub fn load(path: &Path) -> Result<Config, ConfigError> {
         path: path.to_owned(),
         source,
     };
-    let mut bytes = Vec::new();
-    std::fs::File::open(path)
-        .and_then(|file| file.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes))
-        .map_err(unreadable)?;
+    let bytes = read(path).map_err(unreadable)?;
     parse_bytes(&bytes).map_err(|problems| ConfigError::Invalid {
         path: path.to_owned(),
         problems,
     })
+}
+
+/// Reads a file, or the beginning of one that is too large.
+///
+/// # Errors
+///
+/// When it cannot be read, or could keep the reader waiting: a pipe, a device.
+pub fn read(path: &Path) -> io::Result<Vec<u8>> {
+    let mut open = File::options();
+    // Opening a pipe that nobody writes to would not return otherwise.
+    let file = open
+        .read(true)
+        .custom_flags(nix::libc::O_NONBLOCK)
+        .open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::other("not a regular file"));
+    }
+    let mut bytes = Vec::new();
+    file.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes)?;
+    Ok(bytes)
 }
 
 /// Validates the bytes of a file.
@@ -229,10 +249,7 @@ fn shape_problem(text: &str, error: &serde_saphyr::Error) -> Problem {
             let message = serde_saphyr::UserMessageFormatter.format_message(other);
             problem(
                 "",
-                format!(
-                    "not valid YAML: {}",
-                    shorten(&message.escape_debug().to_string())
-                ),
+                format!("not valid YAML: {}", shorten(&printable(&message))),
                 "control/README.md shows the form of every field".to_owned(),
             )
         }

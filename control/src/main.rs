@@ -1,6 +1,7 @@
 //! The `guideway` binary: the agent and the commands.
 #![forbid(unsafe_code)]
 
+use std::io::Write;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
@@ -19,7 +20,8 @@ fn main() -> ExitCode {
         Ok(code) => code,
         Err(error) if commands::is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("guideway: {error:#}");
+            // Nobody may read it any more; the exit code still tells.
+            let _ = writeln!(std::io::stderr(), "guideway: {error:#}");
             if is_wrong_input(&error) {
                 ExitCode::from(WRONG_INPUT)
             } else {

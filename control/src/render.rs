@@ -30,7 +30,8 @@ impl Table {
 
     /// Adds a row; missing cells stay empty.
     pub fn row(&mut self, cells: impl IntoIterator<Item = String>) {
-        self.rows.push(cells.into_iter().map(printable).collect());
+        self.rows
+            .push(cells.into_iter().map(|cell| printable(&cell)).collect());
     }
 
     /// Writes titles and rows, or `none` if there are no rows.
@@ -75,13 +76,16 @@ fn width(cell: &str) -> usize {
     cell.chars().count()
 }
 
-/// Keeps text from elsewhere from steering the terminal.
-fn printable(cell: String) -> String {
-    if cell.chars().any(char::is_control) {
-        cell.escape_debug().to_string()
-    } else {
-        cell
+/// Keeps text from elsewhere from steering the terminal; quotes stay as they are.
+pub fn printable(text: &str) -> String {
+    let mut shown = String::with_capacity(text.len());
+    for character in text.chars() {
+        match character {
+            '\'' | '"' | '\\' => shown.push(character),
+            other => shown.extend(other.escape_debug()),
+        }
     }
+    shown
 }
 
 /// Writes a count in full below 100 000 and with three figures above: `99999`, `1.23M`.

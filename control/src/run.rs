@@ -23,15 +23,20 @@ const LOG_VARIABLE: &str = "GUIDEWAY_LOG";
 /// When the configuration is wrong, another agent runs, or the dataplane cannot be set up.
 pub fn run(options: &cli::Run) -> Result<()> {
     log_to_stderr()?;
-    let path = &options.config;
-    // Before the file is parsed: the watch then sees every change after this.
-    let content = std::fs::read(path).ok();
-    let config = config::load(path)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .context("cannot start the event loop")?;
-    runtime.block_on(serve(path, content, config))
+    // First of all: a SIGHUP would end a process that does not handle it yet.
+    let signals = {
+        let _context = runtime.enter();
+        Signals::new().context("cannot handle signals")?
+    };
+    let path = &options.config;
+    // Before the file is parsed: the watch then sees every change after this.
+    let content = config::read(path).ok();
+    let config = config::load(path)?;
+    runtime.block_on(serve(path, content, config, signals))
 }
 
 fn log_to_stderr() -> Result<()> {
@@ -44,18 +49,24 @@ fn log_to_stderr() -> Result<()> {
         .with_writer(std::io::stderr)
         .with_ansi(ansi)
         .with_target(false)
+        // It would report them to stderr, and panic where that is what failed.
+        .log_internal_errors(false)
         .init();
     Ok(())
 }
 
-async fn serve(path: &Path, content: Option<Vec<u8>>, config: config::Config) -> Result<()> {
+async fn serve(
+    path: &Path,
+    content: Option<Vec<u8>>,
+    config: config::Config,
+    mut signals: Signals,
+) -> Result<()> {
     // Everything that may be taken by others comes before the dataplane is touched.
     let socket = Socket::bind(&config.socket)?;
     let metrics = match config.metrics {
         Some(address) => Some(http::listen(address).await?),
         None => None,
     };
-    let mut signals = Signals::new().context("cannot handle signals")?;
 
     let (commands, received) = mpsc::channel();
     let agent = Agent::start(path, config)?;

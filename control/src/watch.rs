@@ -15,6 +15,8 @@ use futures_util::StreamExt;
 use inotify::{EventStream, Inotify, WatchMask};
 use tokio::time::{Instant, sleep, timeout_at};
 
+use crate::config;
+
 /// A file that changes is read when nothing happened for this long.
 const QUIET: Duration = Duration::from_millis(200);
 /// A directory that never rests is not waited for longer than this.
@@ -36,7 +38,7 @@ pub async fn changes(path: PathBuf, mut content: Option<Vec<u8>>, changed: impl 
                 None
             }
         };
-        let found = fs::read(&path).ok();
+        let found = config::read(&path).ok();
         if found != content {
             content = found;
             changed();

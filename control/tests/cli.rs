@@ -46,6 +46,44 @@ fn wrong_configuration_ends_with_2_and_names_the_place() {
 }
 
 #[test]
+fn file_that_could_keep_the_agent_waiting_is_refused() {
+    for path in ["/dev/zero", "/dev/stdin", "/tmp"] {
+        let output = std::process::Command::new(support::GUIDEWAY)
+            .args(["run", "--config", path])
+            .stdin(std::process::Stdio::piped())
+            .output()
+            .unwrap();
+        assert_eq!(output.status.code(), Some(2), "{path}");
+        assert!(
+            stderr(&output).contains("not a regular file"),
+            "{path}: {output:?}"
+        );
+    }
+}
+
+#[test]
+fn message_does_not_steer_the_terminal() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("edge.yaml");
+    std::fs::write(&path, "\"\\e[2Jit's\": 1\n").unwrap();
+    let output = guideway(&["run", "--config", path.to_str().unwrap()]);
+    let text = stderr(&output);
+    assert!(text.contains("\\u{1b}[2Jit's: unknown field"), "{text}");
+}
+
+#[test]
+fn stderr_that_nobody_reads_keeps_the_exit_code() {
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let status = std::process::Command::new(support::GUIDEWAY)
+        .args(["status", "--socket", "/nonexistent/guideway.sock"])
+        .stderr(writer)
+        .status()
+        .unwrap();
+    assert_eq!(status.code(), Some(1));
+}
+
+#[test]
 fn absent_agent_ends_with_1_and_a_remedy() {
     let output = guideway(&["status", "--socket", "/nonexistent/guideway.sock"]);
     assert_eq!(output.status.code(), Some(1));

@@ -5,7 +5,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use super::Sampled;
 use crate::api::{Backend, Detached, Reason, Service, Status, Which};
 use crate::render::Align::{Left, Right};
-use crate::render::{Table, count, duration, percent};
+use crate::render::{Table, count, duration, percent, printable};
 
 /// Problems on the status page: a full table refuses thousands of services.
 const PROBLEMS_SHOWN: usize = 10;
@@ -287,7 +287,7 @@ fn shown<T>(sampled: &Sampled<T>, value: u64, before: impl FnOnce(&T) -> Option<
 
 fn indented(text: &str) -> String {
     text.lines()
-        .map(|line| format!("  {}\n", line.escape_debug()))
+        .map(|line| format!("  {}\n", printable(line)))
         .collect()
 }
 

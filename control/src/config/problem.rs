@@ -4,6 +4,8 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use crate::render::printable;
+
 /// A place in the configuration file; both numbers count from 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Position {
@@ -46,7 +48,7 @@ pub struct Problem {
 impl Problem {
     /// Writes field, value and reason: `services[0].port "0": port 0 is reserved`.
     pub(crate) fn without_remedy(&self) -> String {
-        let mut text = self.field.clone();
+        let mut text = printable(&self.field);
         if !self.field.is_empty() && !self.value.is_empty() {
             text.push_str(&format!(" {:?}", self.value));
         }

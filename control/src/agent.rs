@@ -22,7 +22,7 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use fastpath::facts::{self, Bpffs};
+use fastpath::facts::{self, Bpffs, InterfaceError};
 use fastpath::load::{LoadError, Loaded, Loader};
 use fastpath::nexthop::{NetlinkError, Wake, Waker, Watcher};
 use fastpath::pins::{PinError, Pins};
@@ -104,6 +104,8 @@ pub struct Agent {
     /// Interfaces that an earlier agent attached to and this one has not taken over yet.
     inherited: BTreeSet<String>,
     attached: BTreeMap<String, Attached>,
+    /// Wanted interfaces without the program, with their numbers when last looked at.
+    unattached: BTreeMap<String, Option<u32>>,
     /// Services whose table is not what their specification makes of the present settings.
     stale: BTreeSet<ServiceKey>,
     own_addresses: BTreeSet<IpAddr>,
@@ -156,6 +158,7 @@ impl Agent {
             settings: None,
             inherited,
             attached: BTreeMap::new(),
+            unattached: BTreeMap::new(),
             stale: BTreeSet::new(),
             own_addresses: own_addresses(&facts),
             problems: Problems::default(),
@@ -241,6 +244,7 @@ impl Agent {
                 self.status.needs_restart = needs_restart(&self.started_with, &config);
                 self.config = config;
                 self.own_addresses = own_addresses(&facts);
+                self.forget_detached();
                 let put = self.apply();
                 tracing::info!(
                     cause,
@@ -277,17 +281,15 @@ impl Agent {
                 return;
             }
         };
-        let gone: Vec<String> = self
-            .attached
-            .iter()
-            .filter(|(name, attached)| index_of(name) != Some(attached.attachment.ifindex))
-            .map(|(name, _)| name.clone())
+        let lost = self.forget_detached();
+        let interfaces = self.config.desired.interfaces.keys();
+        let unattached: BTreeMap<String, Option<u32>> = interfaces
+            .filter(|name| !self.attached.contains_key(*name))
+            .map(|name| (name.clone(), index_of(name)))
             .collect();
-        for interface in &gone {
-            tracing::warn!(interface, "the interface is gone or was created anew");
-            self.attached.remove(interface);
-        }
-        if own == self.own_addresses && gone.is_empty() {
+        let may_attach = lost || unattached != self.unattached;
+        self.unattached = unattached;
+        if own == self.own_addresses && !may_attach {
             let outcome = self.next_hops.refresh(&mut self.tables);
             let outcome = outcome.map_err(|error| chain(&error));
             self.problems.note(Instant::now(), Item::NextHops, outcome);
@@ -295,6 +297,31 @@ impl Agent {
             self.own_addresses = own;
             self.apply();
         }
+    }
+
+    /// Takes interfaces that lost the program for what an earlier agent left: a pin at most.
+    ///
+    /// Returns whether there are any.
+    fn forget_detached(&mut self) -> bool {
+        let lost = self.attached.iter().filter_map(|(name, attached)| {
+            let attachment = &attached.attachment;
+            match facts::is_attached(name, attachment.ifindex, attachment.program) {
+                Ok(true) => None,
+                Ok(false) => Some((name.clone(), "somebody removed the program or its pin")),
+                Err(InterfaceError::NotFound { .. }) => {
+                    Some((name.clone(), "the interface is gone or has another name"))
+                }
+                // The next event or the timer tells.
+                Err(InterfaceError::Unreadable { .. }) => None,
+            }
+        });
+        let lost: Vec<_> = lost.collect();
+        for (interface, reason) in &lost {
+            tracing::warn!(interface, reason, "not attached any more");
+            self.attached.remove(interface);
+            self.inherited.insert(interface.clone());
+        }
+        !lost.is_empty()
     }
 
     /// Detaches everything and removes the pins.

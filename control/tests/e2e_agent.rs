@@ -433,3 +433,107 @@ fn full_arena_refuses_one_service_and_the_rest_serves() {
     });
     detach(&mut agent, "eth0");
 }
+
+#[test]
+fn program_that_somebody_removed_is_attached_again() {
+    let net = Topology::builder().nodes(1).build().unwrap();
+    let vip = IpAddr::from(vip_v4(1));
+    let edge = &net.edges()[0];
+    let mut agent = Agent::start(edge, &edge_config(vip, "l2dsr", &nodes_like(&net, vip)));
+    let removed = edge
+        .namespace()
+        .command("sh")
+        .args(["-c", "rm /sys/fs/bpf/guideway/v*/links/xdp-eth0"])
+        .status()
+        .unwrap();
+    assert!(removed.success());
+    // The kernel frees a link some time after its last reference.
+    lab::wait_for("the program is gone", TIMEOUT, || {
+        let mut command = edge.namespace().command("ip");
+        let output = command.args(["link", "show", "eth0"]).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        if text.contains("prog/xdp") {
+            Err(text)
+        } else {
+            Ok(())
+        }
+    })
+    .unwrap();
+
+    agent.process().signal(Signal::SIGHUP).unwrap();
+    agent
+        .process()
+        .wait_for_line("somebody removed the program", TIMEOUT)
+        .unwrap();
+    agent.wait_for_status("it is attached again", |status| {
+        status["interfaces"][0]["mode"] == "native"
+            && status["problems"].as_array().is_some_and(Vec::is_empty)
+    });
+    detach(&mut agent, "eth0");
+}
+
+#[test]
+fn interface_with_another_name_is_taken_over_under_it() {
+    let net = Topology::builder().nodes(1).build().unwrap();
+    let vip = IpAddr::from(vip_v4(1));
+    let edge = &net.edges()[0];
+    let config = edge_config(vip, "l2dsr", &nodes_like(&net, vip)).replace(
+        "{name: eth0, mode: native}",
+        "{name: eth0, mode: native}, {name: extra0}",
+    );
+    lab::Veth::between((edge.namespace(), "extra0"), (edge.namespace(), "extra1"))
+        .create()
+        .unwrap();
+    let mut agent = Agent::start(edge, &config);
+    let mode = |status: &Value| status["interfaces"][1]["mode"].clone();
+    let rename = |old: &str, new: &str| {
+        let mut command = edge.namespace().command("ip");
+        command.args(["link", "set", old, "name", new]);
+        assert!(command.status().unwrap().success());
+    };
+
+    // Back under its old name it is attached without waiting for the timer.
+    rename("extra0", "extra2");
+    agent.wait_for_status("the loss is noticed", |status| mode(status).is_null());
+    rename("extra2", "extra0");
+    agent.wait_for_status("it is found again", |status| !mode(status).is_null());
+
+    rename("extra0", "extra2");
+    agent.wait_for_status("the loss is noticed", |status| mode(status).is_null());
+    agent.write(&config.replace("extra0", "extra2"));
+    agent.wait_for_status("it is attached under its new name", |status| {
+        status["interfaces"][1]["name"] == "extra2" && !mode(status).is_null()
+    });
+    detach(&mut agent, "eth0, extra2");
+}
+
+#[test]
+fn agent_whose_log_nobody_reads_goes_on() {
+    let net = Topology::builder().nodes(1).build().unwrap();
+    let vip = IpAddr::from(vip_v4(1));
+    let edge = &net.edges()[0];
+    let mut agent = Agent::start(edge, &edge_config(vip, "l2dsr", &nodes_like(&net, vip)));
+    agent.stop();
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let mut command = edge.namespace().command(GUIDEWAY);
+    let mut process = command
+        .args(["run", "--config"])
+        .arg(agent.config())
+        .stderr(writer)
+        .spawn()
+        .unwrap();
+
+    lab::wait_for("the agent answers", TIMEOUT, || {
+        let output = agent.command(&["status"]);
+        if output.status.success() {
+            Ok(())
+        } else {
+            Err(format!("{output:?}"))
+        }
+    })
+    .unwrap();
+    let output = agent.command(&["detach"]);
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!(process.wait().unwrap().code(), Some(0));
+}

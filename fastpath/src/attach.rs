@@ -7,7 +7,7 @@
 mod diagnosis;
 mod words;
 
-use std::{fs, io, path::Path};
+use std::{io, path::Path};
 
 use aya::{
     pin::PinError as PinFailure,
@@ -22,7 +22,7 @@ pub use self::diagnosis::{Obstacle, ObstacleKind, Owner};
 use crate::{
     facts::{self, Features, Interface, InterfaceError, RequestError, XdpMode},
     load::Loaded,
-    pins::{PinError, Pins, open_link, unpin},
+    pins::{PinError, Pins, ifindex_of, open_link, unpin},
     refusal::Refusal,
 };
 
@@ -373,31 +373,6 @@ fn link_error<E: Into<LinkFailure>>(
         attempt,
         source: Box::new(source.into()),
     }
-}
-
-/// Returns the interface number of an open XDP link, 0 when the interface is gone.
-///
-/// aya's `LinkInfo` leaves it out; the kernel shows it beside the open file.
-fn ifindex_of(link: u32) -> io::Result<u32> {
-    for entry in fs::read_dir("/proc/self/fdinfo")? {
-        // Another thread may close its files meanwhile.
-        let Ok(text) = fs::read_to_string(entry?.path()) else {
-            continue;
-        };
-        let field = |name: &str| {
-            text.lines()
-                .find_map(|line| line.strip_prefix(name)?.trim().parse::<u32>().ok())
-        };
-        if field("link_id:") == Some(link) {
-            return field("ifindex:").ok_or_else(|| {
-                io::Error::new(io::ErrorKind::InvalidData, "the link is not one of XDP")
-            });
-        }
-    }
-    Err(io::Error::new(
-        io::ErrorKind::NotFound,
-        "the link is not among the open files below /proc",
-    ))
 }
 
 /// Finds the mode of the pinned link by the program that the interface runs.

@@ -12,9 +12,10 @@ mod process;
 
 pub use connection::RequestError;
 pub use ethtool::{Channels, Features, set_features};
-pub(crate) use interface::link;
 pub use interface::{
-    Interface, InterfaceError, NativeXdp, XdpMode, XdpProgram, interface, members,
+    Interface, InterfaceError, NativeXdp, XdpMode, XdpProgram, interface, is_attached, members,
+    mtus,
 };
+pub(crate) use interface::{link, links};
 pub use kernel::{Bpffs, Jit, Kernel, KernelVersion, Lockdown, bpffs, kernel};
 pub use process::{Capability, Process, process};

@@ -18,7 +18,7 @@ use std::{
 
 use aya::{
     maps::{MapData, MapError},
-    programs::links::{LinkError, PinnedLink},
+    programs::links::{FdLink, LinkError, PinnedLink},
 };
 use xdp_prog::abi;
 
@@ -347,6 +347,31 @@ pub(crate) fn open_link(path: &Path) -> Result<PinnedLink, PinError> {
     })
 }
 
+/// Returns the interface number of an open XDP link, 0 when the interface is gone.
+///
+/// aya's `LinkInfo` leaves it out; the kernel shows it beside the open file.
+pub(crate) fn ifindex_of(link: u32) -> io::Result<u32> {
+    for entry in fs::read_dir("/proc/self/fdinfo")? {
+        // Another thread may close its files meanwhile.
+        let Ok(text) = fs::read_to_string(entry?.path()) else {
+            continue;
+        };
+        let field = |name: &str| {
+            text.lines()
+                .find_map(|line| line.strip_prefix(name)?.trim().parse::<u32>().ok())
+        };
+        if field("link_id:") == Some(link) {
+            return field("ifindex:").ok_or_else(|| {
+                io::Error::new(io::ErrorKind::InvalidData, "the link is not one of XDP")
+            });
+        }
+    }
+    Err(io::Error::new(
+        io::ErrorKind::NotFound,
+        "the link is not among the open files below /proc",
+    ))
+}
+
 /// A file name on a BPF file system has no dots, which VLAN interfaces do (`eth0.100`).
 fn link_name(interface: &str) -> String {
     let escaped = interface.replace('%', "%25").replace('.', "%2e");
@@ -359,23 +384,27 @@ fn interface_of(path: &Path) -> Option<String> {
 }
 
 fn remove_link(interface: &str, path: &Path) -> Result<(), PinError> {
-    let program = open_link(path)
-        .ok()
-        .and_then(|link| aya::programs::links::FdLink::from(link).info().ok())
-        .map(|info| info.program_id());
+    // Asked by number: the interface may have another name by now.
+    let place = open_link(path).ok().and_then(|link| {
+        let link = FdLink::from(link);
+        let info = link.info().ok()?;
+        Some((ifindex_of(info.id()).ok()?, info.program_id()))
+    });
     unpin(path)?;
-    match program {
-        Some(program) => wait_until_detached(interface, program),
+    match place {
+        Some((ifindex, program)) => wait_until_detached(interface, ifindex, program),
         None => Ok(()),
     }
 }
 
 /// The kernel frees a link after its last reference has gone, in a worker: not at once.
-fn wait_until_detached(interface: &str, program: u32) -> Result<(), PinError> {
+fn wait_until_detached(interface: &str, ifindex: u32, program: u32) -> Result<(), PinError> {
     let deadline = Instant::now() + DETACH_DEADLINE;
     loop {
-        let attached = facts::link(interface)
-            .is_ok_and(|link| link.programs.iter().any(|other| other.id == program));
+        let attached = facts::links().is_ok_and(|links| {
+            let mut there = links.iter().filter(|link| link.index == ifindex);
+            there.any(|link| link.programs.iter().any(|other| other.id == program))
+        });
         if !attached {
             return Ok(());
         }

@@ -26,14 +26,13 @@ pub struct HostFacts {
 ///
 /// When the kernel lists neither interfaces nor addresses.
 pub fn facts() -> std::io::Result<HostFacts> {
-    let mut facts = HostFacts::default();
+    let mut facts = HostFacts {
+        // Not from /sys/class/net, which shows the namespace that mounted it.
+        mtus: fastpath::facts::mtus().map_err(std::io::Error::other)?,
+        ..HostFacts::default()
+    };
     for interface in nix::ifaddrs::getifaddrs()? {
         let name = interface.interface_name;
-        if !facts.mtus.contains_key(&name)
-            && let Some(mtu) = mtu(&name)
-        {
-            facts.mtus.insert(name.clone(), mtu);
-        }
         let Some(address) = interface.address else {
             continue;
         };
@@ -44,11 +43,6 @@ pub fn facts() -> std::io::Result<HostFacts> {
         }
     }
     Ok(facts)
-}
-
-fn mtu(interface: &str) -> Option<u32> {
-    let path = format!("/sys/class/net/{interface}/mtu");
-    std::fs::read_to_string(path).ok()?.trim().parse().ok()
 }
 
 /// Returns every rule that the configuration breaks on a machine with these facts.

@@ -1,6 +1,6 @@
 //! An interface: its driver, size limits, queues, offloads, and the XDP program it runs.
 
-use std::{fmt, fs, path::Path};
+use std::{collections::BTreeMap, fmt, fs, path::Path};
 
 use super::{
     Channels, Features, RequestError,
@@ -172,19 +172,44 @@ pub fn interface(name: &str) -> Result<Interface, InterfaceError> {
 ///
 /// When the kernel does not answer.
 pub fn members(controller: u32) -> Result<Vec<String>, RequestError> {
-    let mut members: Vec<_> = Connection::route()?
-        .ask(Request::new(
-            libc::RTM_GETLINK,
-            NLM_F_ACK | NLM_F_DUMP,
-            &[0u8; LINK_HEADER],
-        ))?
-        .iter()
-        .filter_map(|answer| parse(answer))
+    let mut members: Vec<_> = links()?
+        .into_iter()
         .filter(|link| link.controller == Some(controller))
         .map(|link| link.name)
         .collect();
     members.sort();
     Ok(members)
+}
+
+/// Lists the MTU of every interface of this thread's network namespace by name.
+///
+/// # Errors
+///
+/// When the kernel does not answer.
+pub fn mtus() -> Result<BTreeMap<String, u32>, RequestError> {
+    let links = links()?.into_iter();
+    Ok(links.map(|link| (link.name, link.mtu)).collect())
+}
+
+/// Tells whether the interface still has this number and runs this program.
+///
+/// # Errors
+///
+/// When there is no such interface, or the kernel does not answer.
+pub fn is_attached(name: &str, index: u32, program: u32) -> Result<bool, InterfaceError> {
+    let link = link(name)?;
+    Ok(link.index == index && link.programs.iter().any(|other| other.id == program))
+}
+
+/// Reads what rtnetlink tells of every interface, with one request.
+pub(crate) fn links() -> Result<Vec<Interface>, RequestError> {
+    let request = Request::new(
+        libc::RTM_GETLINK,
+        NLM_F_ACK | NLM_F_DUMP,
+        &[0u8; LINK_HEADER],
+    );
+    let answers = Connection::route()?.ask(request)?;
+    Ok(answers.iter().filter_map(|answer| parse(answer)).collect())
 }
 
 /// Reads what rtnetlink tells, with one request.

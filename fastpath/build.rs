@@ -1,4 +1,4 @@
-//! Builds the BPF object from `xdp-prog` and leaves it in `OUT_DIR/guideway`, where `object` embeds it.
+//! Builds the BPF objects from `xdp-prog` and leaves them in `OUT_DIR`, where `object` embeds them.
 //!
 //! The object needs a compiler with the source of `core` (there is no prebuilt `core` for the flags
 //! below) and `bpf-linker`. Both are looked for in this order; `make setup` installs them:
@@ -38,6 +38,9 @@ const FLAGS: [&str; 5] = [
     "-Ctarget-feature=+allows-misaligned-mem-access",
 ];
 
+/// The binaries of `xdp-prog`: the product's and the bench's.
+const OBJECTS: [&str; 2] = ["guideway", "guideway-bench-programs"];
+
 const REMEDY: &str = "`make setup` installs what is missing";
 
 fn main() -> ExitCode {
@@ -67,11 +70,14 @@ fn run() -> Result<()> {
         first_line(Command::new(&linker).arg("--version"))?,
     );
 
-    let object = build(workspace, &toolchain, &linker)?;
-    check(&object)?;
-    let embedded = PathBuf::from(var("OUT_DIR")?).join("guideway");
-    fs::copy(&object, &embedded)
-        .with_context(|| format!("copying {} to {}", object.display(), embedded.display()))?;
+    let built = build(workspace, &toolchain, &linker)?;
+    for name in OBJECTS {
+        let object = built.join(name);
+        check(&object)?;
+        let embedded = PathBuf::from(var("OUT_DIR")?).join(name);
+        fs::copy(&object, &embedded)
+            .with_context(|| format!("copying {} to {}", object.display(), embedded.display()))?;
+    }
     Ok(())
 }
 
@@ -233,7 +239,7 @@ fn build(workspace: &Path, toolchain: &Toolchain, linker: &Path) -> Result<PathB
             toolchain.origin
         );
     }
-    Ok(target_dir.join(target).join("release/guideway"))
+    Ok(target_dir.join(target).join("release"))
 }
 
 /// Refuses an object that would load without types and source lines.

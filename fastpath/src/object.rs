@@ -1,11 +1,18 @@
-//! The BPF object that the build script made from `xdp-prog`, as part of this library.
+//! The BPF objects that the build script made from `xdp-prog`, as part of this library.
 //!
-//! Loading it is another module's matter.
+//! Loading them is another module's matter.
 
 /// Returns the ELF file, aligned as its headers ask for.
 #[must_use]
 pub fn bytes() -> &'static [u8] {
     aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/guideway"))
+}
+
+/// Returns the ELF file of the bench's programs, aligned likewise.
+#[cfg(feature = "bench")]
+#[must_use]
+pub fn bench_bytes() -> &'static [u8] {
+    aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/guideway-bench-programs"))
 }
 
 /// Names the compiler and the linker that made the object.

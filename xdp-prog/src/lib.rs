@@ -13,6 +13,7 @@
 #![warn(missing_docs)]
 
 pub mod abi;
+pub mod bench;
 pub mod csum;
 pub mod decide;
 pub mod flow;

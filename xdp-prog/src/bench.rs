@@ -1,0 +1,107 @@
+//! What the bench's own programs share with user space: names and layouts.
+//!
+//! They are a generator, a sink, and the yardsticks that the `guideway` program
+//! is measured against; `bench` explains the method.
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// Names of the programs in the bench's object.
+pub mod program {
+    /// Writes an IPv4 frame and sends it.
+    pub const GENERATE_V4: &str = "generate_v4";
+    /// Writes an IPv6 frame and sends it.
+    pub const GENERATE_V6: &str = "generate_v6";
+    /// Counts frames and frees them.
+    pub const SINK: &str = "sink";
+    /// Sends each frame back untouched.
+    pub const FLOOR: &str = "floor";
+    /// Puts the same outer IPv4 header before each frame and sends it back.
+    pub const STATIC_V4: &str = "static_v4";
+    /// Puts the same outer IPv6 header before each frame and sends it back.
+    pub const STATIC_V6: &str = "static_v6";
+    /// Looks an IPv4 service up and sends the frame back.
+    pub const HIT_V4: &str = "hit_v4";
+    /// Looks an IPv6 service up and sends the frame back.
+    pub const HIT_V6: &str = "hit_v6";
+}
+
+/// Names of the maps in the bench's object, beside `SERVICES_V4` and `SERVICES_V6`.
+pub mod map {
+    /// Array of one [`super::Template`].
+    pub const TEMPLATE: &str = "TEMPLATE";
+    /// Array of one [`super::Cursor`]: the generator runs on one CPU.
+    pub const CURSOR: &str = "CURSOR";
+    /// Array of one [`super::OuterTemplate`].
+    pub const OUTER: &str = "OUTER";
+    /// Array of one [`crate::abi::Traffic`]: frames and their bytes; the sink runs on one CPU.
+    pub const RECEIVED: &str = "RECEIVED";
+}
+
+/// Bytes at the front of each frame that the generator writes.
+///
+/// Frames are not restored when they are used again, so this covers whatever a
+/// program under test may change: the Ethernet and IP headers and the ports.
+pub const TEMPLATE_LENGTH: usize = 60;
+
+/// The front of the frames of one trial, of flow 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Template {
+    /// The bytes.
+    pub bytes: [u8; TEMPLATE_LENGTH],
+    /// Always zero.
+    pub reserved: [u8; 4],
+}
+
+/// Where the generator stands in the cycle of flows.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
+#[repr(C)]
+pub struct Cursor {
+    /// Flows before the cycle begins again.
+    pub flows: u32,
+    /// The flow of the next frame.
+    pub next: u32,
+}
+
+/// Ethernet and outer IP header as the static programs write them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct OuterTemplate {
+    /// The bytes: 34 for IPv4, 54 for IPv6.
+    pub bytes: [u8; 54],
+    /// Always zero.
+    pub reserved: [u8; 2],
+}
+
+/// Client ports per client address.
+const PORTS_PER_CLIENT: u32 = 64;
+/// The lowest client port.
+const FIRST_PORT: u16 = 32_768;
+
+/// Returns what sets a flow's frames apart: the low bits of the client address, and its port.
+#[inline(always)]
+pub const fn client(flow: u32) -> (u32, u16) {
+    #[expect(clippy::cast_possible_truncation, reason = "a remainder below 64")]
+    let port = FIRST_PORT + (flow % PORTS_PER_CLIENT) as u16;
+    (flow / PORTS_PER_CLIENT, port)
+}
+
+/// Implements aya's `Pod` for types that are proved free of padding.
+macro_rules! plain_data {
+    ($($name:ident: $size:literal,)*) => {$(
+        const _: () = assert!(size_of::<$name>() == $size);
+
+        // SAFETY: the type is `repr(C)` and derives `FromBytes` and
+        // `IntoBytes`, so every bit pattern is valid and none is padding.
+        #[cfg(not(target_arch = "bpf"))]
+        unsafe impl aya::Pod for $name {}
+    )*};
+}
+
+plain_data! {
+    Template: 64,
+    Cursor: 8,
+    OuterTemplate: 56,
+}

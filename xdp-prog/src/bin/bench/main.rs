@@ -1,0 +1,160 @@
+//! The bench's own programs: a generator, a sink, and yardsticks.
+//!
+//! All of them know their frames, so none parses: offsets are constants.
+#![no_std]
+#![no_main]
+
+#[path = "../guideway/context.rs"]
+mod context;
+
+use aya_ebpf::{
+    bindings::xdp_action::{XDP_ABORTED, XDP_DROP, XDP_TX},
+    btf_maps::{Array, HashMap},
+    macros::{btf_map, xdp},
+    programs::XdpContext,
+};
+use context::XdpFrame;
+use xdp_prog::{
+    abi::{ServiceKeyV4, ServiceKeyV6, Traffic, size},
+    bench::{Cursor, OuterTemplate, TEMPLATE_LENGTH, Template, client},
+    csum::{self, Sum},
+    frame::{Frame, FrameMut},
+    wire::{ethernet::Ethernet, ipv4::Ipv4, ipv6::Ipv6, transport::Ports},
+};
+
+#[btf_map]
+static TEMPLATE: Array<Template, 1> = Array::new();
+#[btf_map]
+static CURSOR: Array<Cursor, 1> = Array::new();
+#[btf_map]
+static OUTER: Array<OuterTemplate, 1> = Array::new();
+#[btf_map]
+static RECEIVED: Array<Traffic, 1> = Array::new();
+#[btf_map]
+static SERVICES_V4: HashMap<ServiceKeyV4, u32, { size::SERVICES }> = HashMap::new();
+#[btf_map]
+static SERVICES_V6: HashMap<ServiceKeyV6, u32, { size::SERVICES }> = HashMap::new();
+
+#[xdp]
+fn generate_v4(ctx: XdpContext) -> u32 {
+    generate(&ctx, |frame, address, port| {
+        let header: &mut Ipv4 = frame.view_mut(Ethernet::LENGTH)?;
+        let [a, .., e, f, g, h] = header.addresses;
+        let [_, b, c, d] = address.to_be_bytes();
+        header.addresses = [a, b, c, d, e, f, g, h];
+        let check = u16::from_be_bytes(header.checksum);
+        header.checksum = csum::update(check, Sum::ZERO.add_u32(address)).to_be_bytes();
+        let ports: &mut Ports = frame.view_mut(Ethernet::LENGTH + Ipv4::LENGTH)?;
+        ports.source = port.to_be_bytes();
+        Some(())
+    })
+}
+
+#[xdp]
+fn generate_v6(ctx: XdpContext) -> u32 {
+    generate(&ctx, |frame, address, port| {
+        let source_end: &mut [u8; 4] = frame.view_mut(Ethernet::LENGTH + 20)?;
+        *source_end = address.to_be_bytes();
+        let ports: &mut Ports = frame.view_mut(Ethernet::LENGTH + Ipv6::LENGTH)?;
+        ports.source = port.to_be_bytes();
+        Some(())
+    })
+}
+
+#[inline(always)]
+fn generate(
+    ctx: &XdpContext,
+    set_client: impl Fn(&mut XdpFrame<'_>, u32, u16) -> Option<()>,
+) -> u32 {
+    let write = || {
+        let cursor = CURSOR.get_ptr_mut(0)?;
+        // SAFETY: one generator runs, on one CPU.
+        let cursor = unsafe { &mut *cursor };
+        let flow = cursor.next;
+        cursor.next = if flow + 1 < cursor.flows { flow + 1 } else { 0 };
+        let mut frame = XdpFrame::new(ctx);
+        *frame.view_mut::<[u8; TEMPLATE_LENGTH]>(0)? = TEMPLATE.get(0)?.bytes;
+        let (address, port) = client(flow);
+        set_client(&mut frame, address, port)
+    };
+    // Live frames take XDP_TX for a redirect to the device that the context names.
+    write().map_or(XDP_ABORTED, |()| XDP_TX)
+}
+
+#[xdp]
+fn sink(ctx: XdpContext) -> u32 {
+    if let Some(received) = RECEIVED.get_ptr_mut(0) {
+        // SAFETY: all frames come in on one CPU.
+        let received = unsafe { &mut *received };
+        received.packets += 1;
+        received.bytes += (ctx.data_end() - ctx.data()) as u64;
+    }
+    XDP_DROP
+}
+
+#[xdp]
+fn floor(_: XdpContext) -> u32 {
+    XDP_TX
+}
+
+#[xdp]
+fn static_v4(ctx: XdpContext) -> u32 {
+    encapsulate::<{ Ethernet::LENGTH + Ipv4::LENGTH }>(&ctx).map_or(XDP_ABORTED, |()| XDP_TX)
+}
+
+#[xdp]
+fn static_v6(ctx: XdpContext) -> u32 {
+    encapsulate::<{ Ethernet::LENGTH + Ipv6::LENGTH }>(&ctx).map_or(XDP_ABORTED, |()| XDP_TX)
+}
+
+#[inline(always)]
+fn encapsulate<const LENGTH: usize>(ctx: &XdpContext) -> Option<()> {
+    let mut frame = XdpFrame::new(ctx);
+    if !frame.move_start(-((LENGTH - Ethernet::LENGTH) as i32)) {
+        return None;
+    }
+    *frame.view_mut::<[u8; LENGTH]>(0)? = *OUTER.get(0)?.bytes.first_chunk()?;
+    Some(())
+}
+
+#[xdp]
+fn hit_v4(ctx: XdpContext) -> u32 {
+    hit(&ctx, |frame| {
+        let header: &Ipv4 = frame.view(Ethernet::LENGTH)?;
+        let ports: &Ports = frame.view(Ethernet::LENGTH + Ipv4::LENGTH)?;
+        let key = ServiceKeyV4::new(header.destination(), ports.destination, header.protocol);
+        // SAFETY: the value is one aligned integer and never changes.
+        unsafe { SERVICES_V4.get(key) }.copied()
+    })
+}
+
+#[xdp]
+fn hit_v6(ctx: XdpContext) -> u32 {
+    hit(&ctx, |frame| {
+        let header: &Ipv6 = frame.view(Ethernet::LENGTH)?;
+        let ports: &Ports = frame.view(Ethernet::LENGTH + Ipv6::LENGTH)?;
+        let key = ServiceKeyV6::new(header.destination, ports.destination, header.next_header);
+        // SAFETY: as in `hit_v4`.
+        unsafe { SERVICES_V6.get(key) }.copied()
+    })
+}
+
+/// A miss ends in a drop, so that it shows in the sink's count.
+#[inline(always)]
+fn hit(ctx: &XdpContext, look_up: impl Fn(&XdpFrame<'_>) -> Option<u32>) -> u32 {
+    match look_up(&XdpFrame::new(ctx)) {
+        Some(id) if id != 0 => XDP_TX,
+        _ => XDP_DROP,
+    }
+}
+
+/// An endless loop, so that the verifier refuses a program that could panic.
+#[panic_handler]
+fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
+    loop {}
+}
+
+// As for the `guideway` program; the helpers in use are open to all.
+#[unsafe(link_section = "license")]
+#[unsafe(no_mangle)]
+static LICENSE: [u8; 13] = *b"Dual MIT/GPL\0";

@@ -1,1 +1,8 @@
-//! Measurement.
+//! Measurement: scenarios, the statistics behind them, and their reports.
+//!
+//! [`datapath`] measures what the XDP program costs. Scenarios build their own
+//! network with the crate `lab` and leave nothing behind.
+
+pub mod datapath;
+pub mod host;
+pub mod stats;

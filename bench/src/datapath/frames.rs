@@ -1,0 +1,275 @@
+//! The frames of the datapath bench, and the outer headers that are expected around them.
+
+use std::net::{Ipv4Addr, Ipv6Addr};
+
+use serde::Serialize;
+use xdp_prog::{
+    bench::{OuterTemplate, TEMPLATE_LENGTH, Template, client},
+    csum::Sum,
+    rewrite::OUTER_TTL,
+    wire::{
+        ethernet::{self, Ethernet},
+        ipv4::{DONT_FRAGMENT, Ipv4},
+        ipv6::Ipv6,
+        protocol,
+        transport::{Ports, Tcp, Udp},
+    },
+};
+use zerocopy::IntoBytes;
+
+/// The IPv4 address of the services.
+pub(super) const VIP_V4: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 1);
+/// The IPv6 address of the services.
+pub(super) const VIP_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 1, 0, 0, 0, 0, 1);
+/// The port of the services.
+pub(super) const PORT: u16 = 80;
+/// The client of flow 0; the generator adds to the low bits.
+const CLIENT_V4: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 0);
+const CLIENT_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 2, 0, 0, 0, 0, 0);
+
+/// Our addresses in outer headers.
+pub(super) const EDGE_V4: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 254);
+/// See [`EDGE_V4`].
+pub(super) const EDGE_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 3, 0, 0, 0, 1, 0);
+
+/// Destination and source MAC of frames on their way back.
+pub(super) const MACS_BACK: [u8; 12] = [2, 0, 0, 0, 0, 3, 2, 0, 0, 0, 0, 2];
+const MACS_OUT: [u8; 12] = [2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1];
+
+/// The shortest Ethernet frame without its check sequence, which counts to the usual 64.
+const SHORTEST: usize = 60;
+/// The smallest IP header with the largest transport header behind it.
+const LONGEST: usize = Ethernet::LENGTH + Ipv6::LENGTH + Tcp::LENGTH;
+
+/// Address family of client, VIP and backends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Family {
+    /// IPv4 in IPv4.
+    V4,
+    /// IPv6 in IPv6.
+    V6,
+}
+
+impl Family {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::V4, Self::V6];
+
+    /// Returns the length of this family's header.
+    pub(super) const fn header_length(self) -> usize {
+        match self {
+            Self::V4 => Ipv4::LENGTH,
+            Self::V6 => Ipv6::LENGTH,
+        }
+    }
+}
+
+/// Transport protocol.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Protocol {
+    /// UDP.
+    Udp,
+    /// TCP: segments of established connections, ACK set and no data.
+    Tcp,
+}
+
+impl Protocol {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::Udp, Self::Tcp];
+
+    /// Returns the IP protocol number.
+    pub(super) const fn number(self) -> u8 {
+        match self {
+            Self::Udp => protocol::UDP,
+            Self::Tcp => protocol::TCP,
+        }
+    }
+}
+
+/// Returns the frame of flow 0: as short as Ethernet and the headers allow.
+///
+/// The transport checksum is left zero: none of the programs looks at it.
+pub(super) fn frame(family: Family, protocol: Protocol) -> Vec<u8> {
+    let mut transport = transport(protocol);
+    let headers = Ethernet::LENGTH + family.header_length() + transport.len();
+    transport.resize(transport.len() + SHORTEST.saturating_sub(headers), 0);
+    if protocol == Protocol::Udp {
+        // The padding is payload, so that lengths agree all the way down.
+        let length = length_field(transport.len());
+        transport[4..6].copy_from_slice(&length);
+    }
+    let mut frame = ethernet_header(MACS_OUT, family);
+    frame.extend(match family {
+        Family::V4 => ipv4_header(
+            protocol.number(),
+            Ipv4::LENGTH + transport.len(),
+            CLIENT_V4,
+            VIP_V4,
+        ),
+        Family::V6 => ipv6_header(protocol.number(), transport.len(), CLIENT_V6, VIP_V6),
+    });
+    frame.append(&mut transport);
+    debug_assert!(frame.len() <= LONGEST);
+    frame
+}
+
+/// Returns what the generator starts each frame from.
+pub(super) fn template(frame: &[u8]) -> Template {
+    let mut bytes = [0; TEMPLATE_LENGTH];
+    bytes.copy_from_slice(&frame[..TEMPLATE_LENGTH]);
+    Template {
+        bytes,
+        reserved: [0; 4],
+    }
+}
+
+/// Returns the outer headers of a frame to the first backend, for the static programs.
+pub(super) fn outer(family: Family, frame: &[u8]) -> OuterTemplate {
+    let inner = frame.len() - Ethernet::LENGTH;
+    let mut headers = ethernet_header(MACS_BACK, family);
+    headers.extend(match family {
+        Family::V4 => ipv4_header(protocol::IPV4, Ipv4::LENGTH + inner, EDGE_V4, backend_v4(0)),
+        Family::V6 => ipv6_header(protocol::IPV6, inner, EDGE_V6, backend_v6(0)),
+    });
+    let mut bytes = [0; 54];
+    bytes[..headers.len()].copy_from_slice(&headers);
+    OuterTemplate {
+        bytes,
+        reserved: [0; 2],
+    }
+}
+
+/// Returns the node address of a backend.
+pub(super) fn backend_v4(index: u8) -> Ipv4Addr {
+    Ipv4Addr::new(192, 0, 2, index + 1)
+}
+
+/// Returns the node address of a backend.
+pub(super) fn backend_v6(index: u8) -> Ipv6Addr {
+    Ipv6Addr::new(0x2001, 0xdb8, 3, 0, 0, 0, 0, u16::from(index) + 1)
+}
+
+fn ethernet_header(macs: [u8; 12], family: Family) -> Vec<u8> {
+    let header = Ethernet {
+        macs,
+        ether_type: match family {
+            Family::V4 => ethernet::IPV4,
+            Family::V6 => ethernet::IPV6,
+        },
+    };
+    header.as_bytes().to_vec()
+}
+
+fn ipv4_header(protocol: u8, length: usize, source: Ipv4Addr, destination: Ipv4Addr) -> Vec<u8> {
+    let [a, b, c, d] = source.octets();
+    let [e, f, g, h] = destination.octets();
+    let mut header = Ipv4 {
+        version_ihl: 0x45,
+        total_length: length_field(length),
+        fragment: DONT_FRAGMENT,
+        ttl: OUTER_TTL,
+        protocol,
+        addresses: [a, b, c, d, e, f, g, h],
+        ..Ipv4::default()
+    };
+    let sum = Sum::ZERO.add_bytes(header.as_bytes());
+    header.checksum = sum.checksum().to_be_bytes();
+    header.as_bytes().to_vec()
+}
+
+fn ipv6_header(protocol: u8, payload: usize, source: Ipv6Addr, destination: Ipv6Addr) -> Vec<u8> {
+    let header = Ipv6 {
+        class_label: [0x60, 0, 0, 0],
+        payload_length: length_field(payload),
+        next_header: protocol,
+        hop_limit: OUTER_TTL,
+        source: source.octets(),
+        destination: destination.octets(),
+    };
+    header.as_bytes().to_vec()
+}
+
+fn transport(protocol: Protocol) -> Vec<u8> {
+    let (_, port) = client(0);
+    let ports = Ports {
+        source: port.to_be_bytes(),
+        destination: PORT.to_be_bytes(),
+    };
+    match protocol {
+        Protocol::Udp => Udp {
+            ports,
+            ..Udp::default()
+        }
+        .as_bytes()
+        .to_vec(),
+        Protocol::Tcp => Tcp {
+            ports,
+            data_offset: 5 << 4,
+            flags: 0x10,
+            window: [0xff, 0xff],
+            ..Tcp::default()
+        }
+        .as_bytes()
+        .to_vec(),
+    }
+}
+
+fn length_field(length: usize) -> [u8; 2] {
+    u16::try_from(length)
+        .expect("the bench's packets are shorter than 100 bytes")
+        .to_be_bytes()
+}
+
+#[cfg(test)]
+mod tests {
+    use xdp_prog::{frame::HostFrame, parse};
+
+    use super::*;
+
+    #[test]
+    fn frames_are_the_shortest_of_their_kind() {
+        let length = |family, protocol| frame(family, protocol).len();
+        assert_eq!(length(Family::V4, Protocol::Udp), 60);
+        assert_eq!(length(Family::V4, Protocol::Tcp), 60);
+        assert_eq!(length(Family::V6, Protocol::Udp), 62);
+        assert_eq!(length(Family::V6, Protocol::Tcp), 74);
+    }
+
+    #[test]
+    fn frames_parse_as_flows_to_the_services() {
+        for protocol in Protocol::ALL {
+            let bytes = HostFrame::new(&frame(Family::V4, protocol));
+            let packet = parse::ipv4(&bytes, Ethernet::LENGTH).unwrap();
+            let flow = parse::flow(&bytes, &packet).unwrap();
+            assert_eq!(Ipv4Addr::from(flow.destination.0), VIP_V4);
+            assert_eq!(u16::from_be_bytes(flow.destination_port), PORT);
+            assert_eq!(flow.protocol, protocol.number());
+
+            let bytes = HostFrame::new(&frame(Family::V6, protocol));
+            let packet = parse::ipv6(&bytes, Ethernet::LENGTH).unwrap();
+            let flow = parse::flow(&bytes, &packet).unwrap();
+            assert_eq!(Ipv6Addr::from(flow.destination.0), VIP_V6);
+            assert_eq!(flow.protocol, protocol.number());
+        }
+    }
+
+    #[test]
+    fn ipv4_checksums_are_right() {
+        for protocol in Protocol::ALL {
+            let frame = frame(Family::V4, protocol);
+            assert!(Sum::ZERO.add_bytes(&frame[14..34]).is_valid());
+            let outer = outer(Family::V4, &frame);
+            assert!(Sum::ZERO.add_bytes(&outer.bytes[14..34]).is_valid());
+        }
+    }
+
+    #[test]
+    fn generator_rewrites_all_that_a_program_may_change() {
+        // Behind the template lies nothing but the end of a TCP header.
+        for family in Family::ALL {
+            let headers = Ethernet::LENGTH + family.header_length() + size_of::<Ports>();
+            assert!(headers <= TEMPLATE_LENGTH);
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! The tables of the program under test: four services, each of a hundred backends.
+
+use anyhow::{Context, Result};
+use aya::{
+    Ebpf, Pod,
+    maps::{Array, HashMap, Map, MapData, PerCpuArray},
+};
+use xdp_prog::abi::{
+    BACKEND_V4, BACKEND_V6, Backend, MODE_IPIP, NextHop, Service, ServiceKeyV4, ServiceKeyV6,
+    ServiceWord, Slot, Traffic, map,
+};
+
+use super::frames::{
+    EDGE_V4, EDGE_V6, Family, MACS_BACK, PORT, Protocol, VIP_V4, VIP_V6, backend_v4, backend_v6,
+};
+
+/// Backends of each service.
+pub(super) const BACKENDS: u8 = 100;
+/// Slots of each service's lookup table, as a power of two.
+pub(super) const LOG2_SLOTS: u8 = 16;
+
+/// Returns the id of a service.
+pub(super) const fn service_id(family: Family, protocol: Protocol) -> u32 {
+    1 + family as u32 * 2 + protocol as u32
+}
+
+/// Fills everything that the `guideway` program looks at.
+///
+/// Frames leave by `device`, the one they come in on.
+pub(super) fn fill(object: &mut Ebpf, device: u32) -> Result<()> {
+    for family in Family::ALL {
+        let first = 1 + family as u32 * u32::from(BACKENDS);
+        fill_backends(object, family, first, device)?;
+        for protocol in Protocol::ALL {
+            fill_service(object, family, protocol, first)?;
+        }
+    }
+    register_services(object)
+}
+
+/// Adds the services to `SERVICES_V4` and `SERVICES_V6`.
+pub(super) fn register_services(object: &mut Ebpf) -> Result<()> {
+    let mut v4: HashMap<_, ServiceKeyV4, u32> =
+        HashMap::try_from(map_mut(object, map::SERVICES_V4)?)?;
+    for protocol in Protocol::ALL {
+        v4.insert(key_v4(protocol), service_id(Family::V4, protocol), 0)?;
+    }
+    let mut v6: HashMap<_, ServiceKeyV6, u32> =
+        HashMap::try_from(map_mut(object, map::SERVICES_V6)?)?;
+    for protocol in Protocol::ALL {
+        v6.insert(key_v6(protocol), service_id(Family::V6, protocol), 0)?;
+    }
+    Ok(())
+}
+
+fn key_v4(protocol: Protocol) -> ServiceKeyV4 {
+    ServiceKeyV4::new(VIP_V4.octets(), PORT.to_be_bytes(), protocol.number())
+}
+
+fn key_v6(protocol: Protocol) -> ServiceKeyV6 {
+    ServiceKeyV6::new(VIP_V6.octets(), PORT.to_be_bytes(), protocol.number())
+}
+
+/// A next hop per backend: all on one link, as in a rack.
+fn fill_backends(object: &mut Ebpf, family: Family, first: u32, device: u32) -> Result<()> {
+    for index in 0..BACKENDS {
+        let id = first + u32::from(index);
+        let (address, source, flags) = match family {
+            Family::V4 => (
+                first_four(backend_v4(index).octets()),
+                first_four(EDGE_V4.octets()),
+                BACKEND_V4,
+            ),
+            Family::V6 => (backend_v6(index).octets(), EDGE_V6.octets(), BACKEND_V6),
+        };
+        let hop = NextHop {
+            ifindex: device,
+            mtu: 1500,
+            source,
+            macs: MACS_BACK,
+            ..NextHop::default()
+        };
+        array(object, map::NEXTHOPS)?.set(id, hop, 0)?;
+        let backend = Backend {
+            address,
+            next_hop: id,
+            flags,
+        };
+        array(object, map::BACKENDS)?.set(id, backend, 0)?;
+    }
+    Ok(())
+}
+
+fn fill_service(object: &mut Ebpf, family: Family, protocol: Protocol, first: u32) -> Result<()> {
+    let id = service_id(family, protocol);
+    let slots = 1 << LOG2_SLOTS;
+    let base = id * slots;
+    let mut lut: Array<_, Slot> = array(object, map::LUT)?;
+    for slot in 0..slots {
+        // Which backend owns which slot makes no difference to the cost; equal shares do.
+        let owner = first + slot % u32::from(BACKENDS);
+        lut.set(base + slot, Slot::quiet(owner), 0)?;
+    }
+    let check = match family {
+        Family::V4 => key_v4(protocol).check(),
+        Family::V6 => key_v6(protocol).check(),
+    };
+    let service = Service {
+        word: ServiceWord::new(base, LOG2_SLOTS, check),
+        mode: MODE_IPIP,
+        ..Service::default()
+    };
+    array(object, map::SERVICE)?.set(id, service, 0)?;
+    Ok(())
+}
+
+/// Returns how many packets the program has forwarded for a service.
+pub(super) fn forwarded(object: &Ebpf, service: u32) -> Result<u64> {
+    let name = map::SERVICE_TRAFFIC;
+    let traffic: PerCpuArray<_, Traffic> =
+        PerCpuArray::try_from(object.map(name).with_context(|| missing(name))?)?;
+    let traffic = traffic.get(&service, 0)?;
+    Ok(traffic.iter().map(|cpu| cpu.packets).sum())
+}
+
+/// Opens an array of the object.
+pub(super) fn array<'a, T: Pod>(
+    object: &'a mut Ebpf,
+    name: &str,
+) -> Result<Array<&'a mut MapData, T>> {
+    Ok(Array::try_from(map_mut(object, name)?)?)
+}
+
+fn map_mut<'a>(object: &'a mut Ebpf, name: &str) -> Result<&'a mut Map> {
+    object.map_mut(name).with_context(|| missing(name))
+}
+
+fn missing(name: &str) -> String {
+    format!("the object has no map {name}")
+}
+
+fn first_four([a, b, c, d]: [u8; 4]) -> [u8; 16] {
+    [a, b, c, d, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]
+}

@@ -1,0 +1,187 @@
+//! The machine: facts for the report, checks before a run, and one core for it.
+
+use std::{fs, path::Path};
+
+use anyhow::{Context, Result, bail};
+use rustix::{
+    process::setpriority_process,
+    thread::{CpuSet, sched_getaffinity, sched_setaffinity},
+    time::{ClockId, Timespec, clock_gettime},
+};
+use serde::Serialize;
+
+/// What a reader must know about the machine to judge figures.
+#[derive(Clone, Debug, Serialize)]
+pub struct Facts {
+    /// Kernel release.
+    pub kernel: String,
+    /// CPU model.
+    pub cpu: String,
+    /// Date of the run in UTC, as `YYYY-MM-DD`.
+    pub date: String,
+}
+
+impl Facts {
+    /// Reads the facts.
+    pub fn collect() -> Self {
+        let uname = rustix::system::uname();
+        let cpu = fs::read_to_string("/proc/cpuinfo")
+            .ok()
+            .and_then(|text| cpu_model(&text).map(str::to_owned));
+        Self {
+            kernel: uname.release().to_string_lossy().into_owned(),
+            cpu: cpu.unwrap_or_else(|| uname.machine().to_string_lossy().into_owned()),
+            date: date(clock_gettime(ClockId::Realtime)),
+        }
+    }
+}
+
+fn cpu_model(cpuinfo: &str) -> Option<&str> {
+    let line = cpuinfo
+        .lines()
+        .find(|line| line.starts_with("model name"))?;
+    Some(line.split_once(':')?.1.trim())
+}
+
+/// Civil date of a clock reading (Hinnant, "chrono-compatible low-level date algorithms").
+fn date(now: Timespec) -> String {
+    let days = now.tv_sec.div_euclid(86_400) + 719_468;
+    let era = days.div_euclid(146_097);
+    let day_of_era = days.rem_euclid(146_097);
+    let year_of_era =
+        (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let shifted_month = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * shifted_month + 2) / 5 + 1;
+    let month = (shifted_month + 2) % 12 + 1;
+    let year = era * 400 + year_of_era + i64::from(month <= 2);
+    format!("{year:04}-{month:02}-{day:02}")
+}
+
+/// Refuses a machine whose settings would falsify the figures.
+///
+/// # Errors
+///
+/// Names the setting and the remedy.
+pub fn preflight() -> Result<()> {
+    check_settings(Path::new("/proc/sys"))?;
+    if !rustix::process::geteuid().is_root() {
+        bail!("the bench loads BPF programs and makes network namespaces: run it as root");
+    }
+    Ok(())
+}
+
+fn check_settings(sysctls: &Path) -> Result<()> {
+    let read = |key: &str| {
+        let path = sysctls.join(key);
+        fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))
+    };
+    if read("kernel/bpf_stats_enabled")?.trim() != "0" {
+        bail!(
+            "kernel.bpf_stats_enabled is on and costs more than the programs under test; \
+             switch it off: sysctl kernel.bpf_stats_enabled=0"
+        );
+    }
+    // Absent where the kernel was built with BPF_JIT_ALWAYS_ON.
+    let jit = sysctls.join("net/core/bpf_jit_enable");
+    if jit.exists() && fs::read_to_string(&jit).is_ok_and(|value| value.trim() == "0") {
+        bail!("the BPF JIT is off; switch it on: sysctl net.core.bpf_jit_enable=1");
+    }
+    Ok(())
+}
+
+/// Keeps the calling thread on one core and ahead of ordinary processes.
+///
+/// Returns the core: `wanted`, or the last one that the process may use, since
+/// interrupts usually go to the first.
+///
+/// # Errors
+///
+/// When the core does not exist or is not allowed.
+pub fn occupy_core(wanted: Option<usize>) -> Result<usize> {
+    let allowed = sched_getaffinity(None).context("reading the allowed CPUs")?;
+    let core = match wanted {
+        Some(core) => core,
+        None => (0..CpuSet::MAX_CPU)
+            .rev()
+            .find(|&cpu| allowed.is_set(cpu))
+            .context("no CPU is allowed")?,
+    };
+    if core >= CpuSet::MAX_CPU || !allowed.is_set(core) {
+        bail!("CPU {core} does not exist or this process may not use it");
+    }
+    let mut only = CpuSet::new();
+    only.set(core);
+    sched_setaffinity(None, &only).with_context(|| format!("moving to CPU {core}"))?;
+    // In Linux a nice value belongs to the thread.
+    setpriority_process(None, HIGHEST_PRIORITY).context("raising the priority")?;
+    Ok(core)
+}
+
+/// The nice value of the most favoured ordinary thread.
+const HIGHEST_PRIORITY: i32 = -20;
+
+/// Returns the time that the calling thread has spent on a CPU, in seconds.
+pub fn thread_seconds() -> f64 {
+    let now = clock_gettime(ClockId::ThreadCPUTime);
+    now.tv_sec as f64 + now.tv_nsec as f64 / 1e9
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sysctls(stats: &str, jit: Option<&str>) -> std::path::PathBuf {
+        let name = format!("guideway-bench-{}-{stats}-{jit:?}", std::process::id());
+        let root = std::env::temp_dir().join(name);
+        fs::create_dir_all(root.join("kernel")).unwrap();
+        fs::create_dir_all(root.join("net/core")).unwrap();
+        fs::write(root.join("kernel/bpf_stats_enabled"), stats).unwrap();
+        if let Some(jit) = jit {
+            fs::write(root.join("net/core/bpf_jit_enable"), jit).unwrap();
+        }
+        root
+    }
+
+    fn verdict(stats: &str, jit: Option<&str>) -> Result<()> {
+        let root = sysctls(stats, jit);
+        let verdict = check_settings(&root);
+        fs::remove_dir_all(root).unwrap();
+        verdict
+    }
+
+    #[test]
+    fn settings_that_falsify_figures_are_refused_with_the_remedy() {
+        assert!(verdict("0\n", Some("1\n")).is_ok());
+        assert!(verdict("0\n", None).is_ok());
+        let stats = verdict("1\n", Some("1\n")).unwrap_err().to_string();
+        assert!(
+            stats.contains("sysctl kernel.bpf_stats_enabled=0"),
+            "{stats}"
+        );
+        let jit = verdict("0\n", Some("0\n")).unwrap_err().to_string();
+        assert!(jit.contains("sysctl net.core.bpf_jit_enable=1"), "{jit}");
+    }
+
+    #[test]
+    fn dates_are_civil() {
+        for (seconds, expected) in [
+            (0, "1970-01-01"),
+            (951_782_400, "2000-02-29"),
+            (1_795_219_199, "2026-11-20"),
+            (1_795_219_200, "2026-11-21"),
+        ] {
+            let now = Timespec {
+                tv_sec: seconds,
+                tv_nsec: 0,
+            };
+            assert_eq!(date(now), expected);
+        }
+    }
+
+    #[test]
+    fn cpu_model_is_found_among_other_lines() {
+        let text = "processor\t: 0\nmodel\t\t: 1\nmodel name\t: Some CPU @ 3 GHz\nflags\t: a b\n";
+        assert_eq!(cpu_model(text), Some("Some CPU @ 3 GHz"));
+    }
+}

@@ -711,6 +711,7 @@ impl Tables {
                 Some(resolution) => backend_flags(address, resolution),
                 None => family_flag(address),
             },
+            ..Backend::default()
         };
         self.counters.clear_backend(id);
         self.backends.write(id, entry);
@@ -1104,6 +1105,7 @@ fn next_hop_entry(target: IpAddr, hop: &crate::nexthop::NextHop) -> NextHop {
         macs: [a, b, c, d, e, f, g, h, i, j, k, l],
         vlan: hop.vlan.unwrap_or(0).to_be_bytes(),
         flags: if hop.via_gateway { HOP_GATEWAY } else { 0 },
+        ..NextHop::default()
     }
 }
 

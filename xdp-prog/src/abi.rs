@@ -91,8 +91,8 @@ plain_data! {
     Service: 16,
     ServiceWord: 8,
     Slot: 8,
-    Backend: 24,
-    NextHop: 40,
+    Backend: 32,
+    NextHop: 64,
     Traffic: 16,
 }
 
@@ -384,6 +384,8 @@ pub struct Backend {
     pub next_hop: u32,
     /// [`BACKEND_V4`] or [`BACKEND_V6`], and [`BACKEND_LOCAL`].
     pub flags: u32,
+    /// Always zero: no entry lies across two cache lines.
+    pub reserved: [u8; 8],
 }
 
 /// [`Backend::flags`]: the node address is IPv4.
@@ -420,6 +422,8 @@ pub struct NextHop {
     pub vlan: [u8; 2],
     /// [`HOP_GATEWAY`].
     pub flags: u16,
+    /// Always zero: one cache line per entry.
+    pub reserved: [u8; 24],
 }
 
 /// [`NextHop::flags`]: the MAC is a router's, not the backend's.

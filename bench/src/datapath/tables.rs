@@ -16,8 +16,8 @@ use super::frames::{
 
 /// Backends of each service.
 pub(super) const BACKENDS: u8 = 100;
-/// Slots of each service's lookup table, as a power of two.
-pub(super) const LOG2_SLOTS: u8 = 16;
+/// Slots of each service's lookup table, as a power of two: what so many backends get by default.
+pub(super) const LOG2_SLOTS: u8 = 14;
 
 /// Returns the id of a service.
 pub(super) const fn service_id(family: Family, protocol: Protocol) -> u32 {
@@ -85,6 +85,7 @@ fn fill_backends(object: &mut Ebpf, family: Family, first: u32, device: u32) -> 
             address,
             next_hop: id,
             flags,
+            ..Backend::default()
         };
         array(object, map::BACKENDS)?.set(id, backend, 0)?;
     }

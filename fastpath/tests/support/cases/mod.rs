@@ -269,11 +269,13 @@ fn world() -> TableSet {
         address: padded(NODE_V4),
         next_hop: 1,
         flags: BACKEND_V4,
+        ..Backend::default()
     };
     tables.backends[2] = Backend {
         address: padded(NODE_V6),
         next_hop: 2,
         flags: BACKEND_V6,
+        ..Backend::default()
     };
     tables.next_hops[1] = hop(&TO_NODE_V4, EDGE_V4);
     tables.next_hops[2] = hop(&TO_NODE_V6, EDGE_V6);
@@ -282,6 +284,7 @@ fn world() -> TableSet {
             address: padded(other_node(id)),
             next_hop: id,
             flags: BACKEND_V4,
+            ..Backend::default()
         };
         tables.next_hops[id as usize] = hop(&to_other_node(id), EDGE_V4);
     }

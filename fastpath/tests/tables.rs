@@ -38,18 +38,6 @@ fn a_service_leads_to_its_backends_in_proportion_to_their_weights() {
 }
 
 #[test]
-fn a_small_weight_gets_a_longer_table_rather_than_no_slot() {
-    let (_loaded, mut tables) = small();
-    let key = service("10.99.0.1:80/tcp");
-    tables
-        .put_service(key, &spec(&[("10.0.0.1", 1), ("10.0.0.2", 1000)]))
-        .unwrap();
-    let installed = tables.services().next().unwrap().1;
-    assert_eq!(installed.run.log2, 11);
-    assert_eq!(tables.slots_by_backend(installed)[&address("10.0.0.1")], 2);
-}
-
-#[test]
 fn a_flow_is_explained_down_to_its_next_hop() {
     let (_loaded, mut tables) = small();
     let key = service("10.99.0.1:80/tcp");
@@ -189,12 +177,9 @@ fn bad_specifications_are_refused_and_name_the_service() {
 }
 
 #[test]
-fn a_weight_too_small_for_the_table_asked_for_names_the_backend() {
+fn a_weight_too_small_for_the_table_names_the_backend() {
     let (_loaded, mut tables) = small();
-    let uneven = ServiceSpec {
-        log2_slots: Some(8),
-        ..spec(&[("10.0.0.2", 1000), ("10.0.0.1", 1)])
-    };
+    let uneven = spec(&[("10.0.0.2", 1000), ("10.0.0.1", 1)]);
     let error = tables
         .put_service(service("10.99.0.1:80/tcp"), &uneven)
         .unwrap_err();

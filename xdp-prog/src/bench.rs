@@ -83,7 +83,6 @@ const FIRST_PORT: u16 = 32_768;
 /// Returns what sets a flow's frames apart: the low bits of the client address, and its port.
 #[inline(always)]
 pub const fn client(flow: u32) -> (u32, u16) {
-    #[expect(clippy::cast_possible_truncation, reason = "a remainder below 64")]
     let port = FIRST_PORT + (flow % PORTS_PER_CLIENT) as u16;
     (flow / PORTS_PER_CLIENT, port)
 }

@@ -1,8 +1,6 @@
 //! From a specification to the owners of the slots.
 
-use xdp_prog::maglev::{
-    self, Identity, LENGTH_CLASSES, MAX_LOG2_LEN, MaglevError, Member, SLOTS_PER_BACKEND,
-};
+use xdp_prog::maglev::{self, Identity, MAX_LOG2_LEN, MaglevError, Member, SLOTS_PER_BACKEND};
 
 use super::{ServiceKey, ServiceSpec, TableError};
 
@@ -16,12 +14,13 @@ pub(super) struct Lut {
 
 /// Builds the table of a service: a function of its specification and the seed only.
 ///
-/// The length is the specification's, else by the number of backends, one class
-/// longer for as long as some weight is too small for a single slot.
+/// The length is the specification's, else by the number of backends; weights do
+/// not count, so that a change of weight never changes the length.
 ///
 /// # Errors
 ///
-/// When the table cannot be built: more backends than slots, a bad weight, one backend twice.
+/// When the table cannot be built: more backends than slots, a weight of zero or
+/// too small for one slot, one backend twice.
 pub(super) fn build(key: &ServiceKey, spec: &ServiceSpec, seed: u64) -> Result<Lut, TableError> {
     let backends = &spec.backends;
     if backends.is_empty() {
@@ -37,30 +36,21 @@ pub(super) fn build(key: &ServiceKey, spec: &ServiceSpec, seed: u64) -> Result<L
             weight: backend.weight,
         })
         .collect();
-    let mut log2 = match spec.log2_slots {
+    let log2 = match spec.log2_slots {
         Some(log2) => log2,
         None => class_for(key, backends.len())?,
     };
-    loop {
-        match maglev::table(seed, &members, log2) {
-            Ok(owners) => return Ok(Lut { log2, owners }),
-            Err(MaglevError::NoSlot { .. }) if spec.log2_slots.is_none() && log2 < MAX_LOG2_LEN => {
-                log2 = longer(log2);
-            }
-            Err(MaglevError::NoSlot { member }) => {
-                return Err(TableError::WeightTooSmall {
-                    service: *key,
-                    backend: backends[member].address,
-                    slots: 1 << log2,
-                });
-            }
-            Err(source) => {
-                return Err(TableError::Lut {
-                    service: *key,
-                    source,
-                });
-            }
-        }
+    match maglev::table(seed, &members, log2) {
+        Ok(owners) => Ok(Lut { log2, owners }),
+        Err(MaglevError::NoSlot { member }) => Err(TableError::WeightTooSmall {
+            service: *key,
+            backend: backends[member].address,
+            slots: 1 << log2,
+        }),
+        Err(source) => Err(TableError::Lut {
+            service: *key,
+            source,
+        }),
     }
 }
 
@@ -72,11 +62,4 @@ fn class_for(key: &ServiceKey, backends: usize) -> Result<u8, TableError> {
         backends,
         slots: 1 << MAX_LOG2_LEN,
     })
-}
-
-fn longer(log2: u8) -> u8 {
-    LENGTH_CLASSES
-        .into_iter()
-        .find(|class| *class > log2)
-        .unwrap_or(MAX_LOG2_LEN)
 }

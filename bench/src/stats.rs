@@ -100,7 +100,7 @@ impl SplitMix64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        let high = u128::from(mixed ^ (mixed >> 31)) * bound as u128 >> 64;
+        let high = (u128::from(mixed ^ (mixed >> 31)) * bound as u128) >> 64;
         usize::try_from(high).expect("the product's high half is below the bound")
     }
 }
@@ -125,7 +125,7 @@ mod tests {
 
     #[test]
     fn one_outlier_moves_neither_median_nor_interval_far() {
-        let mut rounds = vec![10.0; 20];
+        let mut rounds = [10.0; 20];
         rounds[7] = 1_000.0;
         let estimate = bootstrap(rounds.len(), |sample| {
             median(&sample.iter().map(|&i| rounds[i]).collect::<Vec<_>>())

@@ -11,7 +11,7 @@ use hyper::header::{ALLOW, CONTENT_TYPE, HeaderValue};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
-use hyper_util::rt::TokioIo;
+use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 
@@ -21,6 +21,8 @@ use crate::metrics::{self, Snapshot};
 const MAX_CONNECTIONS: usize = 32;
 /// How long a connection may last: far more than a scrape, little for a peer that dawdles.
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(30);
+/// Longest time a peer may take to ask: silent ones must not keep a liveness probe out.
+const HEADER_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The listener cannot be had.
 #[derive(Debug, thiserror::Error)]
@@ -68,6 +70,8 @@ where
             let service = service_fn(|request| answer(request, snapshot.clone()));
             let connection = http1::Builder::new()
                 .max_buf_size(16 << 10)
+                .timer(TokioTimer::new())
+                .header_read_timeout(HEADER_TIMEOUT)
                 .keep_alive(false)
                 .serve_connection(TokioIo::new(stream), service);
             match tokio::time::timeout(CONNECTION_TIMEOUT, connection).await {
@@ -210,6 +214,27 @@ mod tests {
             response.contains("\nguideway_interface_attached{"),
             "{response}"
         );
+    }
+
+    #[test]
+    fn peers_that_never_finish_their_question_do_not_keep_a_probe_out() {
+        let address = serving(Some(snapshot(Some("native"))));
+        let silent: Vec<TcpStream> = (0..MAX_CONNECTIONS)
+            .map(|_| {
+                let mut stream = TcpStream::connect(address).unwrap();
+                stream.write_all(b"GET /met").unwrap();
+                stream
+            })
+            .collect();
+        let mut probe = TcpStream::connect(address).unwrap();
+        probe.set_read_timeout(Some(5 * HEADER_TIMEOUT)).unwrap();
+        probe
+            .write_all(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+            .unwrap();
+        let mut response = String::new();
+        probe.read_to_string(&mut response).unwrap();
+        assert!(response.starts_with("HTTP/1.1 200 "), "{response}");
+        drop(silent);
     }
 
     #[test]

@@ -441,7 +441,12 @@ fn explain(
         EbpfError::ProgramError(ProgramError::LoadError {
             io_error,
             verifier_log,
-        }) => program_error(verifier_log.to_string(), release, io_error),
+        }) => program_error(
+            verifier_log.to_string(),
+            release,
+            io_error,
+            Refusal::of_bpf(),
+        ),
         source => LoadError::Other {
             release,
             source: Box::new(source),
@@ -469,12 +474,14 @@ fn map_error(map: String, max_entries: u32, release: String, source: io::Error) 
     }
 }
 
-fn program_error(log: String, release: String, source: io::Error) -> LoadError {
-    // The verifier always says something; silence means that it was not asked.
-    if is_refusal(&source) && log.trim().is_empty() {
+fn program_error(log: String, release: String, source: io::Error, refusal: Refusal) -> LoadError {
+    // The verifier always says something; silence means that it was not asked. Without
+    // CAP_PERFMON it refuses the pointer arithmetic that it allows others.
+    let not_asked = log.trim().is_empty() || matches!(refusal, Refusal::Missing(_));
+    if is_refusal(&source) && not_asked {
         return LoadError::Refused {
             attempt: "loading the XDP program".to_owned(),
-            refusal: Refusal::of_bpf(),
+            refusal,
             source,
         };
     }
@@ -515,7 +522,7 @@ mod tests {
     #[test]
     fn verifier_refusal_quotes_the_end_of_the_log_and_the_release() {
         let log = (0..40).map(|n| format!("line {n}\n")).collect::<String>();
-        let error = program_error(log, "6.1.0".into(), os(libc::EACCES));
+        let error = program_error(log, "6.1.0".into(), os(libc::EACCES), Refusal::Unknown);
         let text = error.to_string();
         assert!(text.contains("kernel 6.1.0"), "{text}");
         assert!(text.ends_with("line 38\nline 39"), "{text}");
@@ -524,8 +531,24 @@ mod tests {
 
     #[test]
     fn refusal_without_a_log_is_not_blamed_on_the_verifier() {
-        let error = program_error("\n".into(), "6.1.0".into(), os(libc::EPERM));
+        let error = program_error(
+            "\n".into(),
+            "6.1.0".into(),
+            os(libc::EPERM),
+            Refusal::Unknown,
+        );
         assert!(matches!(error, LoadError::Refused { .. }));
+    }
+
+    #[test]
+    fn refusal_for_want_of_a_capability_names_it_whatever_the_verifier_says() {
+        let error = program_error(
+            "R1 pointer comparison prohibited".into(),
+            "6.1.0".into(),
+            os(libc::EACCES),
+            Refusal::Missing(vec![facts::Capability::Perfmon]),
+        );
+        assert!(error.to_string().contains("CAP_PERFMON"), "{error}");
     }
 
     #[test]

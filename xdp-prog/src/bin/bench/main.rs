@@ -109,8 +109,10 @@ fn static_v6(ctx: XdpContext) -> u32 {
 
 #[inline(always)]
 fn encapsulate<const LENGTH: usize>(ctx: &XdpContext) -> Option<()> {
+    #[expect(clippy::cast_possible_truncation, reason = "20 or 40 bytes")]
+    let outer = (LENGTH - Ethernet::LENGTH) as i32;
     let mut frame = XdpFrame::new(ctx);
-    if !frame.move_start(-((LENGTH - Ethernet::LENGTH) as i32)) {
+    if !frame.move_start(-outer) {
         return None;
     }
     *frame.view_mut::<[u8; LENGTH]>(0)? = *OUTER.get(0)?.bytes.first_chunk()?;

@@ -21,7 +21,7 @@ struct Cli {
 enum Scenario {
     /// What the XDP program costs per packet, against the least that any program could.
     ///
-    /// Needs root. Runs on one core for a minute or two, in a network namespace of its own.
+    /// Needs root. Runs on one core for a few minutes, in a network namespace of its own.
     #[command(after_help = EXIT_CODES)]
     Datapath(Datapath),
 }
@@ -36,10 +36,10 @@ struct Datapath {
     #[arg(long)]
     json: bool,
     /// Rounds to measure; one more is run first and thrown away.
-    #[arg(long, default_value_t = 20)]
+    #[arg(long, default_value_t = 40)]
     rounds: usize,
     /// Seconds per trial; a round has 21 of them per family and protocol.
-    #[arg(long, default_value_t = 0.04)]
+    #[arg(long, default_value_t = 0.02)]
     seconds: f64,
     /// The core to run on [default: the last one].
     #[arg(long, value_name = "CPU")]

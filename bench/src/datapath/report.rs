@@ -324,7 +324,7 @@ impl fmt::Display for Report {
         for row in &self.rows {
             write_row(f, row)?;
         }
-        writeln!(f, "\n{:<43}{:<26}{:<9}", "bar", "worst", "bound")?;
+        writeln!(f, "\n{:<43}{:<32}{:<9}verdict", "bar", "worst", "bound")?;
         for bar in self.bars() {
             let worst = format!("{} {}", interval(&bar.worst), bar.traffic);
             writeln!(

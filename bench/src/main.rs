@@ -81,7 +81,7 @@ fn run(arguments: &Datapath) -> Result<Outcome> {
     show_progress("");
     if arguments.json {
         for row in &report.rows {
-            println!("{}", serde_json::to_string(row)?);
+            println!("{}", row.to_json());
         }
     } else {
         print!("{report}");

@@ -32,7 +32,7 @@ impl Spread {
 }
 
 /// An estimate and the interval that holds it with 95 % confidence.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Estimate {
     /// The estimate from all rounds.
     pub value: f64,

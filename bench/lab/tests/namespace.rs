@@ -211,17 +211,17 @@ fn a_refusal_names_namespace_and_action() {
 #[test]
 fn a_program_is_observed_signalled_and_waited_for() {
     let namespace = Namespace::new("a").unwrap();
-    let script = "trap 'echo reloaded' HUP; echo started >&2; while :; do sleep 0.05; done";
+    let script = "trap 'echo reloaded' USR1; echo started >&2; while :; do sleep 0.05; done";
     let mut process = Process::spawn(namespace.command("sh").args(["-c", script])).unwrap();
     let line = process.wait_for_line("start", TIMEOUT).unwrap();
     assert_eq!(line, "started");
-    process.signal(Signal::SIGHUP).unwrap();
+    process.signal(Signal::SIGUSR1).unwrap();
     process.wait_for_line("reloaded", TIMEOUT).unwrap();
     assert_eq!(process.stdout(), "reloaded\n");
     assert!(process.is_running());
     let status = process.stop(TIMEOUT).unwrap();
     assert!(!status.success());
-    process.signal(Signal::SIGHUP).unwrap_err();
+    process.signal(Signal::SIGUSR1).unwrap_err();
 }
 
 #[test]

@@ -168,14 +168,14 @@ fn measure(
             report::lower(protocol),
             options.rounds
         ));
-        for (system, flows) in order(&System::WITH_RATE, round) {
+        for (system, flows) in rate_trials(round) {
             let rate = rig.rate(system, case(flows), frames)?;
             if round > 0 {
                 samples.pps.entry((system, flows)).or_default().push(rate);
             }
         }
         let _statistics = RunStatistics::enable()?;
-        for (system, flows) in order(&System::WITH_COST, round) {
+        for (system, flows) in cost_trials(round) {
             let cost = rig.cost(system, case(flows), frames)?;
             if round > 0 {
                 samples.ns.entry((system, flows)).or_default().push(cost);
@@ -199,12 +199,24 @@ fn frames_per_trial(rig: &mut Rig, case: Case, seconds: f64) -> Result<u32> {
     Ok(frames.clamp(PROBE, 100_000_000))
 }
 
-/// The trials of a round: rotated by one every second round, reversed in between.
-fn order(systems: &[System], round: usize) -> Vec<(System, u32)> {
-    let mut trials: Vec<_> = FLOWS
+/// The rate trials of a round: what is compared, systems under the same flows, lies side by side.
+fn rate_trials(round: usize) -> Vec<(System, u32)> {
+    let trials = FLOWS
         .iter()
-        .flat_map(|&flows| systems.iter().map(move |&system| (system, flows)))
-        .collect();
+        .flat_map(|&flows| System::WITH_RATE.map(|system| (system, flows)));
+    in_turn(trials.collect(), round)
+}
+
+/// The cost trials of a round: what is compared most finely, a system's growth with the flows, lies side by side.
+fn cost_trials(round: usize) -> Vec<(System, u32)> {
+    let trials = System::WITH_COST
+        .iter()
+        .flat_map(|&system| FLOWS.map(|flows| (system, flows)));
+    in_turn(trials.collect(), round)
+}
+
+/// Rotates the trials by one every second round and reverses them in between.
+fn in_turn<T>(mut trials: Vec<T>, round: usize) -> Vec<T> {
     let length = trials.len();
     trials.rotate_left(round / 2 % length);
     if round % 2 == 1 {
@@ -219,19 +231,23 @@ mod tests {
 
     #[test]
     fn every_round_runs_every_trial_once() {
-        for round in 0..20 {
-            let mut trials = order(&System::WITH_RATE, round);
-            trials.sort();
-            trials.dedup();
-            assert_eq!(trials.len(), System::WITH_RATE.len() * FLOWS.len());
+        for round in 0..30 {
+            for (mut trials, systems) in [
+                (rate_trials(round), System::WITH_RATE.len()),
+                (cost_trials(round), System::WITH_COST.len()),
+            ] {
+                trials.sort();
+                trials.dedup();
+                assert_eq!(trials.len(), systems * FLOWS.len());
+            }
         }
     }
 
     #[test]
     fn consecutive_rounds_mirror_each_other() {
-        let mut even = order(&System::WITH_COST, 4);
+        let mut even = cost_trials(4);
         even.reverse();
-        assert_eq!(even, order(&System::WITH_COST, 5));
-        assert_ne!(order(&System::WITH_COST, 4), order(&System::WITH_COST, 6));
+        assert_eq!(even, cost_trials(5));
+        assert_ne!(cost_trials(4), cost_trials(6));
     }
 }

@@ -290,14 +290,14 @@ fn row(
 }
 
 fn growth(samples: &Samples) -> Estimate {
-    let net = |flows: u32, sample: &[usize]| {
-        let ours = &samples.ns[&(System::Guideway, flows)];
-        let floor = &samples.ns[&(System::Floor, flows)];
-        median_of(sample, |i| ours[i] - floor[i])
+    let net = |flows: u32, round: usize| {
+        samples.ns[&(System::Guideway, flows)][round] - samples.ns[&(System::Floor, flows)][round]
     };
     let [_, few, many] = FLOWS;
     let rounds = samples.ns[&(System::Guideway, few)].len();
-    bootstrap(rounds, |sample| net(many, sample) / net(few, sample))
+    bootstrap(rounds, |sample| {
+        median_of(sample, |round| net(many, round) / net(few, round))
+    })
 }
 
 fn median_of(sample: &[usize], figure: impl Fn(usize) -> f64) -> f64 {

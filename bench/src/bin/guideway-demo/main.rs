@@ -2,7 +2,7 @@
 //!
 //! Lays out a client, a router, an edge and three nodes as network namespaces,
 //! runs nginx and the agents in them, and measures. Every sentence that it
-//! prints about the outcome is a [`Claim`] that it has checked; one that does
+//! prints about the outcome is a claim that it has checked; one that does
 //! not hold makes it end with 1, with the agents' logs.
 
 mod claims;

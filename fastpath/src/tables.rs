@@ -633,6 +633,9 @@ impl Tables {
 
     /// Waits until no packet in flight can still hold a retired id or run, and frees them.
     pub fn reclaim(&mut self) {
+        if self.retired.count() == 0 {
+            return;
+        }
         grace::wait();
         let retired = std::mem::take(&mut self.retired);
         for id in retired.services {

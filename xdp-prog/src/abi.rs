@@ -82,6 +82,8 @@ macro_rules! plain_data {
     )*};
 }
 
+pub(crate) use plain_data;
+
 plain_data! {
     Config: 40,
     AddressKey: 16,

@@ -87,19 +87,7 @@ pub const fn client(flow: u32) -> (u32, u16) {
     (flow / PORTS_PER_CLIENT, port)
 }
 
-/// Implements aya's `Pod` for types that are proved free of padding.
-macro_rules! plain_data {
-    ($($name:ident: $size:literal,)*) => {$(
-        const _: () = assert!(size_of::<$name>() == $size);
-
-        // SAFETY: the type is `repr(C)` and derives `FromBytes` and
-        // `IntoBytes`, so every bit pattern is valid and none is padding.
-        #[cfg(not(target_arch = "bpf"))]
-        unsafe impl aya::Pod for $name {}
-    )*};
-}
-
-plain_data! {
+crate::abi::plain_data! {
     Template: 64,
     Cursor: 8,
     OuterTemplate: 56,

@@ -10,10 +10,13 @@ use std::{
 
 use aya::{
     Ebpf, EbpfError, EbpfLoader,
-    maps::{Map, MapData, MapError, MapInfo},
+    maps::{Map, MapData, MapError, MapInfo, ProgramArray},
     programs::{ProgramError, Xdp, links::FdLink},
 };
-use xdp_prog::abi::XDP_PROGRAM;
+use xdp_prog::{
+    abi::{XDP_PROGRAM, map},
+    decide::Stage,
+};
 
 use crate::{
     facts::{self, KernelVersion},
@@ -248,8 +251,7 @@ impl Loader {
         let mut ebpf = loader
             .load(object::bytes())
             .map_err(|error| explain(error, &declared, &kernel.release))?;
-        load_program(&mut ebpf)
-            .map_err(|error| explain(error.into(), &declared, &kernel.release))?;
+        load_programs(&mut ebpf).map_err(|error| explain(error, &declared, &kernel.release))?;
         Ok(Loaded {
             ebpf,
             pins: self.pins.clone(),
@@ -418,12 +420,35 @@ fn map_data(map: &Map) -> &MapData {
     }
 }
 
-fn load_program(ebpf: &mut Ebpf) -> Result<(), ProgramError> {
-    let program: &mut Xdp = ebpf
-        .program_mut(XDP_PROGRAM)
+/// Loads the XDP program and its stages, and makes the stages reachable.
+///
+/// The map of stages may be an adopted one, through which a program that is
+/// attached already goes on: a stage may be newer than the program that calls
+/// it, since it begins anew with the frame as it came.
+fn load_programs(ebpf: &mut Ebpf) -> Result<(), EbpfError> {
+    let mut stages = Vec::with_capacity(Stage::ALL.len());
+    for stage in Stage::ALL {
+        let program = xdp(ebpf, stage.program())?;
+        program.load()?;
+        stages.push((stage, program.fd()?.try_clone().map_err(MapError::from)?));
+    }
+    let map = ebpf
+        .map_mut(map::STAGES)
+        .ok_or_else(|| MapError::InvalidName {
+            name: map::STAGES.to_owned(),
+        })?;
+    let mut array = ProgramArray::try_from(map)?;
+    for (stage, program) in &stages {
+        array.set(stage.index(), program, 0)?;
+    }
+    xdp(ebpf, XDP_PROGRAM)?.load()?;
+    Ok(())
+}
+
+fn xdp<'e>(ebpf: &'e mut Ebpf, name: &str) -> Result<&'e mut Xdp, ProgramError> {
+    ebpf.program_mut(name)
         .ok_or(ProgramError::UnexpectedProgramType)?
-        .try_into()?;
-    program.load()
+        .try_into()
 }
 
 /// Finds the cause of a failure in what the loader returns.

@@ -27,8 +27,8 @@ use ipnet::IpNet;
 use xdp_prog::{
     abi::{
         ADDRESS_LOCAL, ADDRESS_VIP, AddressKey, BACKEND_LOCAL, BACKEND_V4, BACKEND_V6, Backend,
-        Config, EdgePrefix, HOP_GATEWAY, NextHop, Service, ServiceKeyV4, ServiceKeyV6, ServiceWord,
-        Slot, map,
+        Config, EdgeMac, EdgePrefix, HOP_GATEWAY, NextHop, Pod, PodKey, Service, ServiceKeyV4,
+        ServiceKeyV6, ServiceWord, Slot, SourcePrefix, Tuple, map,
     },
     maglev,
 };
@@ -247,6 +247,10 @@ pub struct Tables {
     services_v4: maps::HashMap<MapData, ServiceKeyV4, u32>,
     services_v6: maps::HashMap<MapData, ServiceKeyV6, u32>,
     trusted_edges: maps::lpm_trie::LpmTrie<MapData, EdgePrefix, u32>,
+    edge_macs: maps::HashMap<MapData, EdgeMac, u32>,
+    source_ranges: maps::lpm_trie::LpmTrie<MapData, SourcePrefix, u32>,
+    pods: maps::HashMap<MapData, PodKey, Pod>,
+    local_flows: maps::HashMap<MapData, Tuple, u64>,
     service: Mapped<Service>,
     lut: Mapped<Slot>,
     backends: Mapped<Backend>,
@@ -315,6 +319,10 @@ impl Tables {
             services_v4: typed(loaded, map::SERVICES_V4, Map::HashMap)?,
             services_v6: typed(loaded, map::SERVICES_V6, Map::HashMap)?,
             trusted_edges: typed(loaded, map::TRUSTED_EDGES, Map::LpmTrie)?,
+            edge_macs: typed(loaded, map::EDGE_MACS, Map::HashMap)?,
+            source_ranges: typed(loaded, map::SOURCE_RANGES, Map::LpmTrie)?,
+            pods: typed(loaded, map::PODS, Map::HashMap)?,
+            local_flows: typed(loaded, map::LOCAL_FLOWS, Map::LruHashMap)?,
             counters: counters::Maps {
                 reasons: typed(loaded, map::REASONS, Map::PerCpuArray)?,
                 service_traffic: typed(loaded, map::SERVICE_TRAFFIC, Map::PerCpuArray)?,
@@ -354,6 +362,7 @@ impl Tables {
                 .source_v4
                 .map_or([0; 16], |v4| wire_address(v4.into())),
             source_v6: settings.source_v6.map_or([0; 16], |v6| v6.octets()),
+            ..Config::default()
         };
         self.config
             .set(0, config, 0)
@@ -812,7 +821,7 @@ impl Tables {
             Service {
                 word,
                 mode: mode.to_abi(),
-                reserved: [0; 7],
+                ..Service::default()
             },
         );
         if let Err(error) = self.insert_key(&key, id) {
@@ -855,10 +864,8 @@ impl Tables {
     }
 
     fn set_mode(&mut self, id: u32, mode: ForwardMode) {
-        // The word beside it is not touched, so the mode changes by one store too.
-        let rest = u64::from_ne_bytes([mode.to_abi(), 0, 0, 0, 0, 0, 0, 0]);
-        if let Some(stored) = self.service.atomic_u64(id, offset_of!(Service, mode)) {
-            stored.store(rest, Ordering::Release);
+        if let Some(stored) = self.service.atomic_u32(id, offset_of!(Service, mode)) {
+            stored.store(mode.to_abi(), Ordering::Release);
         }
     }
 

@@ -54,7 +54,11 @@ fn run(filter: &str) -> anyhow::Result<usize> {
 }
 
 fn on_host(case: &Case, faults: &mut Vec<String>) {
-    let outcome = host::run(&ModelTables::new(&case.tables), &case.input, case.headroom);
+    let tables = ModelTables::new(&case.tables);
+    for frame in &case.earlier {
+        host::run(&tables, frame, case.headroom);
+    }
+    let outcome = host::run(&tables, &case.input, case.headroom);
     let mut counts = Counts::default();
     counts.add(&outcome.events);
     if outcome.action != case.action {
@@ -68,6 +72,9 @@ fn on_host(case: &Case, faults: &mut Vec<String>) {
 
 fn in_kernel(kernel: &mut Kernel, case: &Case, faults: &mut Vec<String>) -> anyhow::Result<()> {
     kernel.install(&case.tables)?;
+    for frame in &case.earlier {
+        kernel.run(frame)?;
+    }
     let before = kernel.counts()?;
     match (case.kernel, kernel.run(&case.input)) {
         (InKernel::Refuses, Err(error)) if error.raw_os_error() == Some(libc::EINVAL) => {}

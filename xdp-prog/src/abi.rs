@@ -21,10 +21,12 @@
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// Version of the layouts below; part of the path under which maps are pinned.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// Name of the XDP program in the object.
 pub const XDP_PROGRAM: &str = "guideway";
+/// Name of the TC egress program in the object.
+pub const EGRESS_PROGRAM: &str = "guideway_egress";
 
 /// Names of the maps in the object, and of their pins.
 pub mod map {
@@ -46,6 +48,28 @@ pub mod map {
     pub const NEXTHOPS: &str = "NEXTHOPS";
     /// LPM trie over [`super::EdgePrefix`] to 1.
     pub const TRUSTED_EDGES: &str = "TRUSTED_EDGES";
+    /// Hash from [`super::EdgeMac`] to 1: MACs from which L2 DSR frames come.
+    pub const EDGE_MACS: &str = "EDGE_MACS";
+    /// Hash from [`super::PodKey`] to [`super::Pod`]: the pods of this machine.
+    pub const PODS: &str = "PODS";
+    /// LPM trie over [`super::SourcePrefix`] to 1: who may talk to a service.
+    pub const SOURCE_RANGES: &str = "SOURCE_RANGES";
+    /// LRU hash from [`super::Tuple`] (client to pod) to [`super::PodFlow`]: flows that the pod has answered.
+    pub const FLOWS: &str = "FLOWS";
+    /// LRU hash like `FLOWS`: flows that the pod has not answered yet.
+    pub const FLOWS_EMBRYONIC: &str = "FLOWS_EMBRYONIC";
+    /// LRU hash from [`super::Tuple`] (as packets come in) to `u64` last seen, ns: flows of this machine's own kernel.
+    pub const LOCAL_FLOWS: &str = "LOCAL_FLOWS";
+    /// LRU hash from [`super::Tuple`] (see [`super::Tuple::fragments`]) to [`super::Datagram`].
+    pub const FRAGMENTS: &str = "FRAGMENTS";
+    /// Hash from [`super::Tuple`] (client to VIP) to [`super::NatForward`].
+    pub const NAT_FORWARD: &str = "NAT_FORWARD";
+    /// Hash from [`super::Tuple`] (backend to this edge) to [`super::NatReverse`].
+    pub const NAT_REVERSE: &str = "NAT_REVERSE";
+    /// LRU hash from [`super::AddressKey`] to `u64`: how much of its allowance of answers a source has used.
+    pub const ANSWERS: &str = "ANSWERS";
+    /// Program array by [`crate::decide::Stage`].
+    pub const STAGES: &str = "STAGES";
     /// Per-CPU array of `u64` packets by [`crate::reason`] index.
     pub const REASONS: &str = "REASONS";
     /// Per-CPU array of [`super::Traffic`] by service id.
@@ -68,6 +92,20 @@ pub mod size {
     pub const VIPS: usize = 65_536;
     /// Prefixes in `TRUSTED_EDGES`.
     pub const TRUSTED_EDGES: usize = 4_096;
+    /// MACs in `EDGE_MACS`.
+    pub const EDGE_MACS: usize = 4_096;
+    /// Pods of this machine, once for each service they serve.
+    pub const PODS: usize = 16_384;
+    /// Prefixes in `SOURCE_RANGES`, over all services.
+    pub const SOURCE_RANGES: usize = 65_536;
+    /// Flows in `FLOWS`, and in each of the tables of flows beside it.
+    pub const FLOWS: usize = 262_144;
+    /// Datagrams in `FRAGMENTS`.
+    pub const FRAGMENTS: usize = 16_384;
+    /// Flows in `NAT_FORWARD` and `NAT_REVERSE`.
+    pub const NAT: usize = 262_144;
+    /// Sources in `ANSWERS`.
+    pub const ANSWERS: usize = 16_384;
 }
 
 /// Implements aya's `Pod` for types that are proved free of padding.
@@ -85,15 +123,24 @@ macro_rules! plain_data {
 pub(crate) use plain_data;
 
 plain_data! {
-    Config: 40,
+    Config: 88,
     AddressKey: 16,
     ServiceKeyV4: 8,
     ServiceKeyV6: 24,
     EdgePrefix: 20,
-    Service: 16,
+    EdgeMac: 8,
+    SourcePrefix: 20,
+    PodKey: 8,
+    Pod: 8,
+    Tuple: 40,
+    PodFlow: 32,
+    Datagram: 16,
+    NatForward: 24,
+    NatReverse: 80,
+    Service: 32,
     ServiceWord: 8,
     Slot: 8,
-    Backend: 32,
+    Backend: 64,
     NextHop: 64,
     Traffic: 16,
 }
@@ -110,19 +157,42 @@ pub struct Config {
     pub source_v4: [u8; 16],
     /// Outer IPv6 source where the next hop has none; all zero for none.
     pub source_v6: [u8; 16],
+    /// NAT mode's IPv4 source, in the first four bytes; all zero for the outer source.
+    pub nat_v4: [u8; 16],
+    /// NAT mode's IPv6 source; all zero for the outer source.
+    pub nat_v6: [u8; 16],
+    /// First port of NAT mode's sources.
+    pub nat_port: u16,
+    /// Number of NAT mode's source ports; 0 where the mode is not in use.
+    pub nat_ports: u16,
+    /// MTU of the uplinks: what MSS options are clamped to, less the outer header; 0 for never.
+    pub mtu: u32,
+    /// [`CONFIG_NODE`].
+    pub flags: u32,
+    /// Always zero.
+    pub reserved: u32,
 }
 
-/// `VIPS` flag: a virtual address, its fragments are ours.
+/// [`Config::flags`]: this machine has pods, and takes the node role for what edges send.
+pub const CONFIG_NODE: u32 = 1;
+
+/// `VIPS` flag: a virtual address; what comes for it is ours, be the port in use or not.
 pub const ADDRESS_VIP: u32 = 1;
 /// `VIPS` flag: an address of this machine at which IP-in-IP is decapsulated.
 pub const ADDRESS_LOCAL: u32 = 2;
+/// `VIPS` flag: an address of this machine at which NodePorts are served; the rest is the kernel's.
+pub const ADDRESS_NODE_PORT: u32 = 4;
+/// `VIPS` flag: the source address of NAT mode, to which backends reply.
+pub const ADDRESS_NAT: u32 = 8;
 
 /// An IPv6 address, or an IPv4 one as `::ffff:a.b.c.d` (RFC 4291 section 2.5.5.2).
 ///
 /// The bytes lie in network order. This key and those of the services are kept
 /// in whole words because they are built on the BPF stack: of single fields LLVM
 /// merges stores across word boundaries, which the verifier refuses there.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
 #[repr(C)]
 pub struct AddressKey([u64; 2]);
 
@@ -207,6 +277,333 @@ impl EdgePrefix {
     }
 }
 
+/// Key data of the `SOURCE_RANGES` trie, behind the trie's own prefix length: the service id, then the
+/// prefix. A service has the clients of one family, so an id's prefixes never mix families.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct SourcePrefix {
+    service: [u8; 4],
+    address: [u8; 16],
+}
+
+impl SourcePrefix {
+    /// Bits in front of an IPv6 prefix.
+    pub const FRONT_BITS_V6: u32 = 32;
+    /// Bits in front of an IPv4 prefix: the address is mapped.
+    pub const FRONT_BITS_V4: u32 = Self::FRONT_BITS_V6 + 96;
+    /// Prefix length of a single address of either family.
+    pub const HOST_BITS: u32 = Self::FRONT_BITS_V6 + 128;
+
+    /// Builds the key data.
+    #[inline(always)]
+    pub const fn new(service: u32, address: AddressKey) -> Self {
+        Self {
+            service: service.to_ne_bytes(),
+            address: address.octets(),
+        }
+    }
+
+    /// Returns the service id.
+    pub const fn service(self) -> u32 {
+        u32::from_ne_bytes(self.service)
+    }
+
+    /// Returns the address of the prefix.
+    pub const fn address(self) -> AddressKey {
+        AddressKey::v6(self.address)
+    }
+}
+
+/// A MAC, and two zeros.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(transparent)]
+pub struct EdgeMac(u64);
+
+impl EdgeMac {
+    /// Builds the key.
+    #[inline(always)]
+    pub const fn new([a, b, c, d, e, f]: [u8; 6]) -> Self {
+        Self(u64::from_ne_bytes([a, b, c, d, e, f, 0, 0]))
+    }
+
+    /// Returns the MAC.
+    pub const fn mac(self) -> [u8; 6] {
+        let [a, b, c, d, e, f, ..] = self.0.to_ne_bytes();
+        [a, b, c, d, e, f]
+    }
+}
+
+/// The 16-bit tag by which an edge names the pod in the outer header (the IPv4 identification, or the
+/// low 16 bits of the IPv6 flow label).
+///
+/// ```text
+/// 15         14         11 10                                   0
+/// | returned | tries left | low 11 bits of the pod's address     |
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tag(pub u16);
+
+impl Tag {
+    const POD_BITS: u32 = 11;
+
+    /// Names the pod with this address, with no tries left.
+    #[inline(always)]
+    #[expect(clippy::cast_possible_truncation, reason = "eleven bits")]
+    pub const fn pod(address: AddressKey) -> Self {
+        let [_, low] = address.words();
+        Self((low.to_be() & ((1 << Self::POD_BITS) - 1)) as u16)
+    }
+
+    /// Returns the part that names the pod.
+    #[inline(always)]
+    pub const fn pod_bits(self) -> u16 {
+        self.0 & ((1 << Self::POD_BITS) - 1)
+    }
+}
+
+/// Key of `PODS`: service id and the pod's part of the tag.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(transparent)]
+pub struct PodKey(u64);
+
+impl PodKey {
+    /// Builds the key.
+    #[inline(always)]
+    pub const fn new(service: u32, tag: Tag) -> Self {
+        Self((service as u64) << 32 | tag.pod_bits() as u64)
+    }
+
+    /// Returns the service id and the pod's part of the tag.
+    #[expect(clippy::cast_possible_truncation, reason = "takes the halves")]
+    pub const fn parts(self) -> (u32, Tag) {
+        ((self.0 >> 32) as u32, Tag(self.0 as u16))
+    }
+}
+
+/// Value of `PODS`: a backend id and a check of the key, in one word that is read with one load.
+///
+/// An element recycled under the reader carries another key's check.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(transparent)]
+pub struct Pod(pub u64);
+
+impl Pod {
+    /// Packs a backend id for this key.
+    #[inline(always)]
+    pub const fn new(key: PodKey, backend: u32) -> Self {
+        Self((fold_check(key.0) as u64) << 32 | backend as u64)
+    }
+
+    /// Returns the backend id if the value belongs to this key.
+    #[inline(always)]
+    #[expect(clippy::cast_possible_truncation, reason = "takes the low half")]
+    pub const fn backend(self, key: PodKey) -> Option<u32> {
+        if self.0 >> 32 == fold_check(key.0) as u64 {
+            Some(self.0 as u32)
+        } else {
+            None
+        }
+    }
+}
+
+/// A five-tuple of either family: source and destination (16 bytes each, as [`AddressKey`]), their ports,
+/// the protocol, three zeros; in wire order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Tuple([u64; 5]);
+
+impl Tuple {
+    /// Builds the key.
+    #[inline(always)]
+    pub const fn new(
+        source: AddressKey,
+        destination: AddressKey,
+        source_port: [u8; 2],
+        destination_port: [u8; 2],
+        protocol: u8,
+    ) -> Self {
+        let [a, b] = source.words();
+        let [c, d] = destination.words();
+        let [e, f] = source_port;
+        let [g, h] = destination_port;
+        Self([
+            a,
+            b,
+            c,
+            d,
+            u64::from_ne_bytes([e, f, g, h, protocol, 0, 0, 0]),
+        ])
+    }
+
+    /// Builds the key under which the fragments of one datagram find each other: the identification (of
+    /// IPv4 in the last two bytes) takes the place of the ports (RFC 791 section 3.2, RFC 8200 section 4.5).
+    #[inline(always)]
+    pub const fn fragments(
+        source: AddressKey,
+        destination: AddressKey,
+        identification: [u8; 4],
+        protocol: u8,
+    ) -> Self {
+        let [a, b, c, d] = identification;
+        Self::new(source, destination, [a, b], [c, d], protocol)
+    }
+
+    /// Returns source, destination, source port and destination port (host order), protocol.
+    pub const fn parts(self) -> (AddressKey, AddressKey, u16, u16, u8) {
+        let [a, b, c, d, rest] = self.0;
+        let [e, f, g, h, protocol, ..] = rest.to_ne_bytes();
+        (
+            AddressKey([a, b]),
+            AddressKey([c, d]),
+            u16::from_be_bytes([e, f]),
+            u16::from_be_bytes([g, h]),
+            protocol,
+        )
+    }
+}
+
+/// What a node remembers of a flow to one of its pods: how to translate the reply.
+///
+/// In whole words, as all values that the programs build on their stack.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
+#[repr(C)]
+pub struct PodFlow {
+    /// The address that the client talks to.
+    pub address: AddressKey,
+    /// When its last packet was seen, on the monotonic clock in ns.
+    pub seen: u64,
+    /// Port (2 bytes, wire order), length of the outer header (1), state (1), four zeros.
+    rest: u64,
+}
+
+impl PodFlow {
+    /// Makes the memory of a flow that talks to this address and port and comes with an outer header of
+    /// `outer` bytes; 0 for none.
+    #[inline(always)]
+    pub const fn new(
+        address: AddressKey,
+        [a, b]: [u8; 2],
+        outer: u8,
+        state: u8,
+        seen: u64,
+    ) -> Self {
+        Self {
+            address,
+            seen,
+            rest: u64::from_ne_bytes([a, b, outer, state, 0, 0, 0, 0]),
+        }
+    }
+
+    /// Returns the port that the client talks to, in wire order.
+    #[inline(always)]
+    pub const fn port(&self) -> [u8; 2] {
+        let [a, b, ..] = self.rest.to_ne_bytes();
+        [a, b]
+    }
+
+    /// Returns the length of the outer header that the client's packets come with; 0 for none.
+    #[inline(always)]
+    pub const fn outer(&self) -> u8 {
+        self.rest.to_ne_bytes()[2]
+    }
+
+    /// Returns [`FLOW_FIN_CLIENT`] and the other flags.
+    #[inline(always)]
+    pub const fn state(&self) -> u8 {
+        self.rest.to_ne_bytes()[3]
+    }
+
+    /// Adds flags to the state.
+    #[inline(always)]
+    pub const fn add_state(&mut self, state: u8) {
+        self.rest |= u64::from_ne_bytes([0, 0, 0, state, 0, 0, 0, 0]);
+    }
+
+    /// Tells whether the client talks to the same address and port.
+    #[inline(always)]
+    pub const fn is_to_same(&self, other: &Self) -> bool {
+        let [a, b] = self.address.words();
+        let [c, d] = other.address.words();
+        let port = u64::from_ne_bytes([0xff, 0xff, 0, 0, 0, 0, 0, 0]);
+        (a ^ c) | (b ^ d) | ((self.rest ^ other.rest) & port) == 0
+    }
+}
+
+/// State of a [`PodFlow`]: the client has sent a FIN.
+pub const FLOW_FIN_CLIENT: u8 = 1;
+/// State of a [`PodFlow`]: the pod has sent a FIN.
+pub const FLOW_FIN_POD: u8 = 2;
+/// State of a [`PodFlow`]: one of them has sent a RST.
+pub const FLOW_RESET: u8 = 4;
+
+/// What the first fragment of a datagram tells the later ones.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
+#[repr(C)]
+pub struct Datagram {
+    /// When the first fragment was seen, on the monotonic clock in ns.
+    pub seen: u64,
+    /// Source port, in wire order.
+    pub source_port: [u8; 2],
+    /// Destination port, in wire order.
+    pub destination_port: [u8; 2],
+    /// Always zero.
+    pub reserved: [u8; 4],
+}
+
+/// NAT mode, from client to backend.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
+#[repr(C)]
+pub struct NatForward {
+    /// When the flow's last packet of either direction was seen, on the monotonic clock in ns.
+    pub seen: u64,
+    /// Backend id that the flow was given to.
+    pub backend: u32,
+    /// The source port it was given, in wire order.
+    pub port: [u8; 2],
+    /// What TCP flags of both directions have told.
+    pub state: u8,
+    /// Always zero.
+    pub reserved: [u8; 9],
+}
+
+/// NAT mode, from backend to client.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
+#[repr(C)]
+pub struct NatReverse {
+    /// The client.
+    pub client: AddressKey,
+    /// The address that the client talks to.
+    pub address: AddressKey,
+    /// When the flow's last packet of either direction was seen, on the monotonic clock in ns.
+    pub seen: u64,
+    /// The client's port, in wire order.
+    pub client_port: [u8; 2],
+    /// The port that the client talks to, in wire order.
+    pub port: [u8; 2],
+    /// Device that the client's packets come in on, by which the replies leave.
+    pub ifindex: u32,
+    /// First 12 bytes of the frames to the client: the MACs of its packets, swapped.
+    pub macs: [u8; 12],
+    /// 802.1Q tag control information of its packets; zero for untagged.
+    pub vlan: [u8; 2],
+    /// What TCP flags of both directions have told.
+    pub state: u8,
+    /// Always zero.
+    pub reserved: [u8; 9],
+    /// Service id, for the counters.
+    pub service: u32,
+    /// Backend id, for the counters.
+    pub backend: u32,
+}
+
 /// Address (4 bytes), port (2), protocol (1) of an IPv4 service, in wire order, and a zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
@@ -287,16 +684,33 @@ const fn fold_check(word: u64) -> u32 {
 pub struct Service {
     /// Where the lookup table lies; replaced by one store.
     pub word: ServiceWord,
+    /// Where a second table lies, of this machine's pods alone; base 0 where there is none.
+    pub local: ServiceWord,
     /// [`MODE_IPIP`] or [`MODE_L2DSR`].
-    pub mode: u8,
-    /// Always zero.
-    pub reserved: [u8; 7],
+    pub mode: u32,
+    /// [`SERVICE_PODS`] and the other flags.
+    pub flags: u32,
+    /// Seed that is hashed with the client's address alone (`sessionAffinity: ClientIP`), the same for all
+    /// addresses of a ServicePort; 0 to hash the five-tuple.
+    pub affinity: u64,
 }
 
+/// [`Service::flags`]: backends are pods behind Guideway nodes; without it a decapsulated packet goes to
+/// the stack as it is.
+pub const SERVICE_PODS: u32 = 1;
+/// [`Service::flags`]: only clients in `SOURCE_RANGES` are served.
+pub const SERVICE_SOURCE_RANGES: u32 = 2;
+/// [`Service::flags`]: without a backend here, drop instead of rejecting: there are some elsewhere.
+pub const SERVICE_DROP_WHEN_EMPTY: u32 = 4;
+/// [`Service::flags`]: a NodePort: an address that the kernel's own flows use too.
+pub const SERVICE_NODE_PORT: u32 = 8;
+/// [`Service::flags`]: at least one backend takes part by NAT.
+pub const SERVICE_NAT: u32 = 16;
+
 /// [`Service::mode`]: an outer IPv4 or IPv6 header is put in front.
-pub const MODE_IPIP: u8 = 0;
+pub const MODE_IPIP: u32 = 0;
 /// [`Service::mode`]: only the MAC addresses are rewritten.
-pub const MODE_L2DSR: u8 = 1;
+pub const MODE_L2DSR: u32 = 1;
 
 /// A service's lookup table and key check in one word.
 ///
@@ -384,10 +798,16 @@ pub struct Backend {
     pub address: [u8; 16],
     /// Index in `NEXTHOPS`; 0 asks the kernel's FIB for each packet.
     pub next_hop: u32,
-    /// [`BACKEND_V4`] or [`BACKEND_V6`], and [`BACKEND_LOCAL`].
+    /// [`BACKEND_V4`] or [`BACKEND_V6`], and the other flags.
     pub flags: u32,
-    /// Always zero: no entry lies across two cache lines.
-    pub reserved: [u8; 8],
+    /// Address of the pod, or of the machine that takes part by NAT.
+    pub pod: AddressKey,
+    /// Port that the pod listens on, in wire order.
+    pub port: [u8; 2],
+    /// Names the pod to its node.
+    pub tag: u16,
+    /// Always zero: one cache line per entry.
+    pub reserved: [u8; 20],
 }
 
 /// [`Backend::flags`]: the node address is IPv4.
@@ -396,6 +816,11 @@ pub const BACKEND_V4: u32 = 1;
 pub const BACKEND_V6: u32 = 2;
 /// [`Backend::flags`]: the node is this machine.
 pub const BACKEND_LOCAL: u32 = 4;
+/// [`Backend::flags`]: a pod behind a Guideway node: `pod`, `port` and `tag` count. Without it the node
+/// itself has the VIP.
+pub const BACKEND_POD: u32 = 8;
+/// [`Backend::flags`]: takes part by NAT: `pod` and `port` count.
+pub const BACKEND_NAT: u32 = 16;
 
 impl Backend {
     /// Returns the first four bytes of the node address.

@@ -1,16 +1,29 @@
 //! Packet + tables -> [`Verdict`]: the load balancer itself.
 //!
-//! No I/O, no clock, no packet bytes changed. [`process`] is the whole way of
-//! a packet: decide, rewrite, count; the XDP program and the host tests call it.
+//! No I/O, no packet bytes changed. [`process`] is the whole way of a packet:
+//! decide, rewrite, count; the XDP programs and the host tests call it.
+//!
+//! The edge's plain path is decided in one go ([`balance`]). The rest is left to
+//! a [`Stage`] of its own, which begins anew with the frame as it came: the
+//! kernel verifies each XDP program as a whole and only so many of its paths, and
+//! the plain path pays nothing for what it does not use.
 
+pub mod balance;
+pub mod deliver;
+pub mod fragment;
+pub mod icmp;
+pub mod local;
+pub mod nat;
+pub mod receive;
+
+use self::deliver::{Deliver, Flows};
 use crate::{
     abi::{
-        ADDRESS_LOCAL, ADDRESS_VIP, AddressKey, BACKEND_LOCAL, BACKEND_V4, Backend, Config,
-        HOP_GATEWAY, MODE_L2DSR, NextHop, Service, ServiceKeyV4, ServiceKeyV6, Slot,
+        ADDRESS_NAT, ADDRESS_NODE_PORT, ADDRESS_VIP, AddressKey, Backend, Config, EdgeMac, NextHop,
+        Pod, PodKey, Service, ServiceKeyV4, ServiceKeyV6, Slot, Tag, Tuple,
     },
     flow::{Address, FlowKey, V4, V6},
     frame::{Frame, FrameMut},
-    maglev,
     parse::{self, Packet},
     reason::{DropReason, PassReason},
     rewrite,
@@ -25,6 +38,14 @@ pub trait Tables {
     fn address_flags(&self, address: &AddressKey) -> u32;
     /// Tells whether IP-in-IP is accepted from this source.
     fn is_trusted_edge(&self, source: &AddressKey) -> bool;
+    /// Tells whether an edge sends L2 DSR frames from this MAC.
+    fn is_edge_mac(&self, source: &EdgeMac) -> bool;
+    /// Tells whether a service's source ranges hold this client.
+    fn is_in_source_range(&self, service: u32, client: &AddressKey) -> bool;
+    /// Tells whether a packet answers a flow of this machine's own kernel.
+    fn is_local_flow(&self, flow: &Tuple) -> bool;
+    /// Returns a pod of this machine, read with one load.
+    fn pod(&self, key: &PodKey) -> Option<Pod>;
     /// Returns the id of an IPv4 service.
     fn service_v4(&self, key: &ServiceKeyV4) -> Option<u32>;
     /// Returns the id of an IPv6 service.
@@ -40,6 +61,17 @@ pub trait Tables {
     /// Asks the kernel's FIB and neighbour table for the way to a backend.
     fn fib_next_hop(&self, backend: &Backend) -> Option<&NextHop>;
 }
+
+/// Time, for what is remembered of flows.
+pub trait Clock {
+    /// Returns the monotonic time in ns, as of the last timer tick or newer.
+    fn now(&self) -> u64;
+}
+
+/// Everything that a packet may ask, remember and count.
+pub trait World: Tables + Counters + Flows {}
+
+impl<T: Tables + Counters + Flows> World for T {}
 
 /// The counters that a packet may move.
 pub trait Counters {
@@ -60,6 +92,53 @@ pub enum Verdict<'t> {
     Forward(Forward<'t>),
     /// Take the outer header off and hand the rest to the stack.
     Decap(Decap),
+    /// Hand it to a pod of this machine, by way of the stack.
+    Deliver(Deliver<'t>),
+    /// Begin anew in another stage.
+    Continue(Stage),
+}
+
+/// A part of the program that decides what is not common; its number is its index in `STAGES`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Stage {
+    /// Node role: IP-in-IP.
+    Receive = 0,
+    /// Delivery to a pod of this machine, of what came bare.
+    Local = 1,
+    /// ICMP to addresses of ours, bare or encapsulated.
+    Icmp = 2,
+    /// Fragments to addresses of ours, bare or encapsulated.
+    Fragment = 3,
+    /// NAT mode, both ways.
+    Nat = 4,
+}
+
+impl Stage {
+    /// Every stage.
+    pub const ALL: [Self; 5] = [
+        Self::Receive,
+        Self::Local,
+        Self::Icmp,
+        Self::Fragment,
+        Self::Nat,
+    ];
+
+    /// Returns the index in `STAGES`.
+    pub const fn index(self) -> u32 {
+        self as u32
+    }
+
+    /// Returns the name of the stage's program in the object.
+    pub const fn program(self) -> &'static str {
+        match self {
+            Self::Receive => "guideway_receive",
+            Self::Local => "guideway_local",
+            Self::Icmp => "guideway_icmp",
+            Self::Fragment => "guideway_fragment",
+            Self::Nat => "guideway_nat",
+        }
+    }
 }
 
 /// A packet on its way to a backend.
@@ -79,6 +158,8 @@ pub struct Forward<'t> {
     pub traffic_class: u8,
     /// The outer header, if any.
     pub outer: Outer,
+    /// Names the pod in the outer header.
+    pub tag: u16,
     /// Outer source address, IPv4 in the first four bytes.
     pub source: &'t [u8; 16],
     /// Outer destination address: the backend's node.
@@ -123,6 +204,8 @@ pub struct Decap {
     pub inner: Family,
     /// The outer header's DSCP and ECN.
     pub outer_class: u8,
+    /// The outer header's word about the pod.
+    pub tag: Tag,
 }
 
 /// IP version.
@@ -145,16 +228,44 @@ pub enum Action {
     Transmit,
     /// Send the frame out of the device with this index.
     Redirect(u32),
+    /// Go on in another stage with the frame as it is.
+    Continue(Stage),
 }
 
 /// Takes one frame all the way: decides, rewrites, counts.
 #[inline(always)]
-pub fn process<F: FrameMut, T: Tables + Counters>(
+pub fn process<F: FrameMut, T: World>(frame: &mut F, tables: &T, ingress: u32) -> Action {
+    let verdict = decide(frame, tables);
+    carry_out(frame, tables, ingress, verdict)
+}
+
+/// Goes on with a frame in another stage.
+#[inline(always)]
+pub fn resume<F: FrameMut, T: World>(
+    stage: Stage,
     frame: &mut F,
     tables: &T,
     ingress: u32,
 ) -> Action {
-    let dropped = match decide(frame, tables) {
+    let verdict = match stage {
+        Stage::Receive => receive::decide(frame, tables),
+        Stage::Local => local::decide(frame, tables),
+        Stage::Icmp => icmp::decide(frame, tables),
+        Stage::Fragment => fragment::decide(frame, tables),
+        Stage::Nat => nat::decide(frame, tables),
+    };
+    carry_out(frame, tables, ingress, verdict)
+}
+
+/// Does what a verdict says, and counts it.
+#[inline(always)]
+pub fn carry_out<F: FrameMut, T: World>(
+    frame: &mut F,
+    tables: &T,
+    ingress: u32,
+    verdict: Verdict<'_>,
+) -> Action {
+    let dropped = match verdict {
         Verdict::Pass(reason) => {
             tables.count_reason(reason.index());
             return Action::Pass;
@@ -171,6 +282,15 @@ pub fn process<F: FrameMut, T: Tables + Counters>(
             }
             Err(reason) => reason,
         },
+        Verdict::Continue(stage) => return Action::Continue(stage),
+        Verdict::Deliver(deliver) => match hand_to_pod(frame, tables, &deliver) {
+            Ok(()) => {
+                tables.count_forward(deliver.service, deliver.id, deliver.length as u64);
+                tables.count_reason(PassReason::Delivered.index());
+                return Action::Pass;
+            }
+            Err(reason) => reason,
+        },
         Verdict::Decap(decap) => match rewrite::decap(frame, &decap) {
             Ok(()) => {
                 tables.count_reason(PassReason::Decapsulated.index());
@@ -183,21 +303,46 @@ pub fn process<F: FrameMut, T: Tables + Counters>(
     Action::Drop
 }
 
+#[inline(always)]
+fn hand_to_pod<F: FrameMut, T: World>(
+    frame: &mut F,
+    tables: &T,
+    deliver: &Deliver<'_>,
+) -> Result<(), DropReason> {
+    deliver::remember(frame, tables, deliver)?;
+    rewrite::deliver(frame, deliver)
+}
+
 /// Decides what is to be done with a frame.
+///
+/// Here and below, `match` rather than closures: a closure that is too large
+/// to be inlined becomes a function of its own, and the kernel refuses the type
+/// information of what it returns.
 #[inline(always)]
 pub fn decide<'t, F: Frame, T: Tables>(frame: &F, tables: &'t T) -> Verdict<'t> {
-    let verdict = parse::link(frame).and_then(|link| match link.ether_type {
-        ethernet::IPV4 => parse::ipv4(frame, link.l3).map(|packet| route(frame, tables, &packet)),
-        ethernet::IPV6 => parse::ipv6(frame, link.l3).map(|packet| route(frame, tables, &packet)),
-        _ => Err(PassReason::NotIp),
-    });
-    verdict.unwrap_or_else(Verdict::Pass)
+    let link = match parse::link(frame) {
+        Ok(link) => link,
+        Err(reason) => return Verdict::Pass(reason),
+    };
+    match link.ether_type {
+        ethernet::IPV4 => match parse::ipv4(frame, link.l3) {
+            Ok(packet) => route(frame, tables, &packet),
+            Err(reason) => Verdict::Pass(reason),
+        },
+        ethernet::IPV6 => match parse::ipv6(frame, link.l3) {
+            Ok(packet) => route(frame, tables, &packet),
+            Err(reason) => Verdict::Pass(reason),
+        },
+        _ => Verdict::Pass(PassReason::NotIp),
+    }
 }
 
 /// What differs between the families.
 pub trait Ip: Address {
     /// The family.
     const FAMILY: Family;
+    /// Length of a header without options.
+    const HEADER_LENGTH: usize;
     /// Returns the address as the tables spell it.
     fn key(self) -> AddressKey;
     /// Looks a service up and returns its id and the check that its word must carry.
@@ -206,6 +351,7 @@ pub trait Ip: Address {
 
 impl Ip for V4 {
     const FAMILY: Family = Family::V4;
+    const HEADER_LENGTH: usize = Ipv4::LENGTH;
 
     #[inline(always)]
     fn key(self) -> AddressKey {
@@ -221,6 +367,7 @@ impl Ip for V4 {
 
 impl Ip for V6 {
     const FAMILY: Family = Family::V6;
+    const HEADER_LENGTH: usize = Ipv6::LENGTH;
 
     #[inline(always)]
     fn key(self) -> AddressKey {
@@ -240,204 +387,29 @@ fn route<'t, F: Frame, A: Ip, T: Tables>(
     tables: &'t T,
     packet: &Packet<A>,
 ) -> Verdict<'t> {
+    /// Addresses to which more than service traffic comes that is ours.
+    const OURS: u32 = ADDRESS_VIP | ADDRESS_NODE_PORT | ADDRESS_NAT;
+    let is_ours = || tables.address_flags(&packet.destination.key()) & OURS != 0;
     if packet.is_fragment {
-        return fragment(tables, packet);
+        return if is_ours() {
+            Verdict::Continue(Stage::Fragment)
+        } else {
+            Verdict::Pass(PassReason::FragmentNotOurs)
+        };
     }
     match packet.protocol {
-        protocol::TCP | protocol::UDP => match parse::flow(frame, packet) {
-            Ok(flow) => balance(tables, packet, &flow),
+        protocol::TCP | protocol::UDP | protocol::SCTP => match parse::flow(frame, packet) {
+            Ok(flow) => balance::balance(frame, tables, packet, &flow),
             Err(reason) => Verdict::Pass(reason),
         },
-        protocol::ICMP | protocol::ICMPV6 => Verdict::Pass(PassReason::Icmp),
-        protocol::IPV4 => receive(tables, packet, Family::V4),
-        protocol::IPV6 => receive(tables, packet, Family::V6),
+        protocol::ICMP | protocol::ICMPV6 => {
+            if is_ours() {
+                Verdict::Continue(Stage::Icmp)
+            } else {
+                Verdict::Pass(PassReason::Icmp)
+            }
+        }
+        protocol::IPV4 | protocol::IPV6 => Verdict::Continue(Stage::Receive),
         _ => Verdict::Pass(PassReason::Protocol),
     }
-}
-
-/// Later fragments name no ports, so none of the datagram can be balanced.
-#[inline(always)]
-fn fragment<A: Ip, T: Tables>(tables: &T, packet: &Packet<A>) -> Verdict<'static> {
-    if tables.address_flags(&packet.destination.key()) & ADDRESS_VIP != 0 {
-        Verdict::Drop(DropReason::Fragment)
-    } else {
-        Verdict::Pass(PassReason::FragmentNotOurs)
-    }
-}
-
-/// Edge role: service -> slot -> backend -> next hop.
-#[inline(always)]
-pub fn balance<'t, A: Ip, T: Tables>(
-    tables: &'t T,
-    packet: &Packet<A>,
-    flow: &FlowKey<A>,
-) -> Verdict<'t> {
-    match choose(tables, flow) {
-        Ok(choice) => forward(tables, packet, &choice).unwrap_or_else(Verdict::Drop),
-        Err(verdict) => verdict,
-    }
-}
-
-/// The backend of a flow and how it was found.
-#[derive(Clone, Copy, Debug)]
-pub struct Choice<'t> {
-    /// Service id.
-    pub service: u32,
-    /// The service as it was read.
-    pub entry: Service,
-    /// The flow's hash.
-    pub hash: u32,
-    /// The slot within the service's table.
-    pub slot: u32,
-    /// Backend id.
-    pub id: u32,
-    /// The backend.
-    pub backend: &'t Backend,
-}
-
-/// How often a look-up is made before the packet is given up as [`DropReason::TableChanged`].
-const LOOKUPS: usize = 3;
-
-/// Chooses the backend of a flow.
-///
-/// A hash element may be recycled by the kernel between finding and reading
-/// it, and then holds another service's id. The word behind the id carries a
-/// check of the key it belongs to: on a mismatch the look-up is made again.
-///
-/// # Errors
-///
-/// Returns the verdict where there is nothing to choose from.
-#[inline(always)]
-pub fn choose<'t, A: Ip, T: Tables>(
-    tables: &'t T,
-    flow: &FlowKey<A>,
-) -> Result<Choice<'t>, Verdict<'t>> {
-    let seed = tables.config().map_or(0, |config| config.hash_seed);
-    for _ in 0..LOOKUPS {
-        let Some((service, check)) = A::service(tables, flow) else {
-            return Err(Verdict::Pass(PassReason::NoService));
-        };
-        let Some(entry) = tables.service(service) else {
-            continue;
-        };
-        if entry.word.check() != check || entry.word.base() == 0 {
-            continue;
-        }
-        let hash = flow.hash(seed);
-        let slot = maglev::slot(hash, entry.word.log2_length());
-        let id = tables
-            .slot(entry.word.base() + slot)
-            .unwrap_or_default()
-            .current();
-        return match tables.backend(id) {
-            Some(backend) if id != 0 => Ok(Choice {
-                service,
-                entry,
-                hash,
-                slot,
-                id,
-                backend,
-            }),
-            _ => Err(Verdict::Drop(DropReason::NoBackend)),
-        };
-    }
-    Err(Verdict::Drop(DropReason::TableChanged))
-}
-
-/// What an IPv4 header can state; a loopback device's MTU is one more.
-const LARGEST_PACKET: u32 = 65_535;
-
-#[inline(always)]
-fn forward<'t, A: Ip, T: Tables>(
-    tables: &'t T,
-    packet: &Packet<A>,
-    choice: &Choice<'t>,
-) -> Result<Verdict<'t>, DropReason> {
-    let backend = choice.backend;
-    if backend.flags & BACKEND_LOCAL != 0 {
-        return Ok(Verdict::Pass(PassReason::LocalBackend));
-    }
-    if packet.hop_limit <= 1 {
-        return Err(DropReason::TtlExpired);
-    }
-    let hop = match backend.next_hop {
-        0 => tables.fib_next_hop(backend),
-        id => tables.next_hop(id),
-    };
-    let hop = hop
-        .filter(|hop| hop.ifindex != 0)
-        .ok_or(DropReason::NextHopUnresolved)?;
-    let outer = match choice.entry.mode {
-        // A router would send the packet, still addressed to the VIP, back to us.
-        MODE_L2DSR if hop.flags & HOP_GATEWAY != 0 => return Err(DropReason::NotOnLink),
-        MODE_L2DSR => Outer::None,
-        _ if backend.flags & BACKEND_V4 != 0 => Outer::V4,
-        _ => Outer::V6,
-    };
-    if packet.length + outer.length() > hop.mtu.min(LARGEST_PACKET) as usize {
-        return Err(DropReason::MtuExceeded);
-    }
-    Ok(Verdict::Forward(Forward {
-        service: choice.service,
-        backend: choice.id,
-        l3: packet.l3,
-        inner: A::FAMILY,
-        length: packet.length,
-        traffic_class: packet.traffic_class,
-        outer,
-        source: outer_source(tables, outer, hop)?,
-        destination: &backend.address,
-        hop,
-    }))
-}
-
-/// The next hop's preferred source, else the machine-wide one.
-#[inline(always)]
-fn outer_source<'t, T: Tables>(
-    tables: &'t T,
-    outer: Outer,
-    hop: &'t NextHop,
-) -> Result<&'t [u8; 16], DropReason> {
-    if outer == Outer::None || !is_unspecified(&hop.source) {
-        return Ok(&hop.source);
-    }
-    let config = tables.config().ok_or(DropReason::NoOuterSource)?;
-    let source = if outer == Outer::V4 {
-        &config.source_v4
-    } else {
-        &config.source_v6
-    };
-    if is_unspecified(source) {
-        Err(DropReason::NoOuterSource)
-    } else {
-        Ok(source)
-    }
-}
-
-/// Compares as words: the BPF target has no `memcmp`.
-#[inline(always)]
-fn is_unspecified(address: &[u8; 16]) -> bool {
-    let [high, low] = crate::flow::words(address);
-    high | low == 0
-}
-
-/// Node role: IP-in-IP.
-#[inline(always)]
-fn receive<A: Ip, T: Tables>(tables: &T, packet: &Packet<A>, inner: Family) -> Verdict<'static> {
-    if tables.address_flags(&packet.destination.key()) & ADDRESS_LOCAL == 0 {
-        return Verdict::Pass(PassReason::EncapNotOurs);
-    }
-    let source = packet.source.key();
-    // The trie holds IPv4 edges as mapped addresses, which nobody filters as IPv6 sources.
-    let disguised = A::FAMILY == Family::V6 && source.is_mapped();
-    if disguised || !tables.is_trusted_edge(&source) {
-        return Verdict::Pass(PassReason::EncapUntrusted);
-    }
-    Verdict::Decap(Decap {
-        l3: packet.l3,
-        inner_l3: packet.l4,
-        inner_room: packet.l3 + packet.length - packet.l4,
-        inner,
-        outer_class: packet.traffic_class,
-    })
 }

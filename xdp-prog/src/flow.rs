@@ -18,11 +18,15 @@ pub struct V6(pub [u8; 16]);
 
 /// An address of either family, as the flow hash sees it.
 pub trait Address: Copy + PartialEq {
+    /// The unspecified address.
+    const UNSPECIFIED: Self;
     /// Mixes source and destination address into the seed.
     fn mix(source: Self, destination: Self, seed: u64) -> u64;
 }
 
 impl Address for V4 {
+    const UNSPECIFIED: Self = Self([0; 4]);
+
     #[inline(always)]
     fn mix(source: Self, destination: Self, seed: u64) -> u64 {
         let [a, b, c, d] = source.0;
@@ -32,6 +36,8 @@ impl Address for V4 {
 }
 
 impl Address for V6 {
+    const UNSPECIFIED: Self = Self([0; 16]);
+
     #[inline(always)]
     fn mix(source: Self, destination: Self, seed: u64) -> u64 {
         let [a, b] = words(&source.0);
@@ -63,6 +69,13 @@ impl<A: Address> FlowKey<A> {
         let [c, d] = self.destination_port;
         let rest = u64::from_le_bytes([a, b, c, d, self.protocol, 0, 0, 0]);
         let mixed = absorb(A::mix(self.source, self.destination, seed), rest);
+        ((mixed ^ (mixed >> 29)).wrapping_mul(FINISH) >> 32) as u32
+    }
+
+    /// Returns 32 bits like [`Self::hash`] that depend on the client's address alone.
+    #[inline(always)]
+    pub fn client_hash(&self, seed: u64) -> u32 {
+        let mixed = A::mix(self.source, A::UNSPECIFIED, seed);
         ((mixed ^ (mixed >> 29)).wrapping_mul(FINISH) >> 32) as u32
     }
 

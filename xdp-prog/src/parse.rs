@@ -6,6 +6,7 @@
 //! dropped here: the stack knows what to do with it, and counts it.
 
 use crate::{
+    abi::Tag,
     flow::{FlowKey, V4, V6},
     frame::Frame,
     reason::PassReason,
@@ -14,7 +15,7 @@ use crate::{
         ipv4::Ipv4,
         ipv6::{Extension, Ipv6},
         protocol,
-        transport::{Ports, Tcp, Udp},
+        transport::{Ports, Sctp, Tcp, Udp},
     },
 };
 
@@ -47,6 +48,8 @@ pub struct Packet<A> {
     pub hop_limit: u8,
     /// Protocol of what lies at `l4`.
     pub protocol: u8,
+    /// What an outer header's identification or flow label would say of the pod.
+    pub tag: Tag,
     /// Whether it is a fragment, be it the first: then `l4` must not be read as a header.
     pub is_fragment: bool,
     /// Source address.
@@ -105,6 +108,7 @@ pub fn ipv4<F: Frame>(frame: &F, l3: usize) -> Result<Packet<V4>, PassReason> {
         traffic_class: header.tos,
         hop_limit: header.ttl,
         protocol: header.protocol,
+        tag: Tag(u16::from_be_bytes(header.identification)),
         is_fragment: header.is_fragment(),
         source: V4(header.source()),
         destination: V4(header.destination()),
@@ -137,6 +141,7 @@ pub fn ipv6<F: Frame>(frame: &F, l3: usize) -> Result<Packet<V6>, PassReason> {
         traffic_class: header.traffic_class(),
         hop_limit: header.hop_limit,
         protocol: end.protocol,
+        tag: Tag(header.label_tag()),
         is_fragment: end.is_fragment,
         source: V6(header.source),
         destination: V6(header.destination),
@@ -202,7 +207,7 @@ const fn is_extension(protocol: u8) -> bool {
     )
 }
 
-/// Reads the ports of an unfragmented TCP or UDP packet.
+/// Reads the ports of an unfragmented TCP, UDP or SCTP packet.
 ///
 /// # Errors
 ///
@@ -212,6 +217,7 @@ const fn is_extension(protocol: u8) -> bool {
 pub fn flow<F: Frame, A: Copy>(frame: &F, packet: &Packet<A>) -> Result<FlowKey<A>, PassReason> {
     let header_length = match packet.protocol {
         protocol::TCP => Tcp::LENGTH,
+        protocol::SCTP => Sctp::LENGTH,
         _ => Udp::LENGTH,
     };
     if packet.l4 + header_length > packet.l3 + packet.length {
@@ -227,4 +233,50 @@ pub fn flow<F: Frame, A: Copy>(frame: &F, packet: &Packet<A>) -> Result<FlowKey<
         destination_port: ports.destination,
         protocol: packet.protocol,
     })
+}
+
+/// The flags of a TCP header; none for other protocols.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TcpFlags(pub u8);
+
+impl TcpFlags {
+    const FIN: u8 = 0x01;
+    const SYN: u8 = 0x02;
+    const RST: u8 = 0x04;
+    const ACK: u8 = 0x10;
+
+    /// Tells whether the sender has no more data.
+    #[inline(always)]
+    pub const fn fin(self) -> bool {
+        self.0 & Self::FIN != 0
+    }
+
+    /// Tells whether the connection is aborted.
+    #[inline(always)]
+    pub const fn rst(self) -> bool {
+        self.0 & Self::RST != 0
+    }
+
+    /// Tells whether this is a client's first segment.
+    #[inline(always)]
+    pub const fn begins_connection(self) -> bool {
+        self.0 & (Self::SYN | Self::ACK | Self::RST) == Self::SYN
+    }
+
+    /// Tells whether this is a server's first segment.
+    #[inline(always)]
+    pub const fn accepts_connection(self) -> bool {
+        self.0 & (Self::SYN | Self::ACK | Self::RST) == Self::SYN | Self::ACK
+    }
+}
+
+/// Reads the flags of a packet whose ports have been read.
+#[inline(always)]
+pub fn tcp_flags<F: Frame, A>(frame: &F, packet: &Packet<A>) -> TcpFlags {
+    if packet.protocol != protocol::TCP {
+        return TcpFlags::default();
+    }
+    frame
+        .view::<Tcp>(packet.l4)
+        .map_or(TcpFlags::default(), |header| TcpFlags(header.flags))
 }

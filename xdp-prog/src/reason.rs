@@ -1,4 +1,4 @@
-//! Why a packet was passed to the stack or dropped.
+//! Why a packet was passed to the stack, dropped, or answered.
 //!
 //! One list, three uses: the variant is the datapath's error, its integer the
 //! index into the `REASONS` counters, its text the metric label. Forwarded
@@ -8,11 +8,12 @@
 //! raises [`crate::abi::VERSION`], or pinned counters would go on under other
 //! names.
 
-/// Declares the two enums over one contiguous range of counter indices.
+/// Declares the three enums over one contiguous range of counter indices.
 macro_rules! reasons {
     (
         pass { $($(#[$pass_doc:meta])* $pass:ident = $pass_label:literal,)* }
         drop { $($(#[$drop_doc:meta])* $drop:ident = $drop_label:literal,)* }
+        reply { $($(#[$reply_doc:meta])* $reply:ident = $reply_label:literal,)* }
     ) => {
         /// Why a packet goes on to the kernel's own stack.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -52,6 +53,28 @@ macro_rules! reasons {
                 match self { $(Self::$drop => $drop_label,)* }
             }
         }
+
+        /// What is sent back to where a packet came from, in its place.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[repr(u32)]
+        pub enum ReplyReason { $($(#[$reply_doc])* $reply,)* }
+
+        impl ReplyReason {
+            /// Every variant, in the order of the counters.
+            pub const ALL: &'static [Self] = &[$(Self::$reply,)*];
+
+            /// Returns the index into the `REASONS` counters: replies follow drops.
+            #[inline(always)]
+            #[expect(clippy::cast_possible_truncation, reason = "a few dozen variants")]
+            pub const fn index(self) -> u32 {
+                (PassReason::ALL.len() + DropReason::ALL.len()) as u32 + self as u32
+            }
+
+            /// Returns the metric label.
+            pub const fn label(self) -> &'static str {
+                match self { $(Self::$reply => $reply_label,)* }
+            }
+        }
     };
 }
 
@@ -89,16 +112,44 @@ reasons! {
         EncapNotOurs = "encap_not_ours",
         /// IP-in-IP to this machine from a source that is no trusted edge.
         EncapUntrusted = "encap_untrusted",
-        /// Decapsulated from a trusted edge.
+        /// Decapsulated from a trusted edge, for a VIP that this machine has itself.
         Decapsulated = "decapsulated",
+        /// On its way to a pod of this machine, its destination translated.
+        Delivered = "delivered",
+        /// Belongs to a flow of this machine's kernel that uses a NodePort as its source port.
+        LocalFlow = "local_flow",
+        /// To the source address of NAT mode, but of no flow that is known.
+        NatNotOurs = "nat_not_ours",
     }
     drop {
+        /// The client's address is in none of the service's source ranges.
+        SourceRange = "source_range",
         /// The service has no backend.
         NoBackend = "no_backend",
-        /// A fragment for a VIP: only its first one names the ports.
-        Fragment = "fragment",
         /// TTL or hop limit too low for one more hop.
         TtlExpired = "ttl_expired",
+        /// The service has backends, but none that this machine may use (`externalTrafficPolicy: Local`).
+        NoLocalBackend = "no_local_backend",
+        /// A later fragment whose first one has not come.
+        FragmentOutOfOrder = "fragment_out_of_order",
+        /// An answer was due, but the source has used up its allowance of answers.
+        AnswerLimited = "answer_limited",
+        /// No answer may be given: to a RST, an ICMP error, a source that is no host.
+        Unanswerable = "unanswerable",
+        /// An ICMP message that quotes nothing that can be followed.
+        MalformedIcmp = "malformed_icmp",
+        /// A trusted edge names a pod that is not here.
+        UnknownPod = "unknown_pod",
+        /// The client's port already talks to the same pod by another address of it.
+        FlowConflict = "flow_conflict",
+        /// The table of flows takes no more.
+        FlowTableFull = "flow_table_full",
+        /// Every source port towards this backend that was tried is in use.
+        NatPortsExhausted = "nat_ports_exhausted",
+        /// The tables of NAT mode take no more flows.
+        NatTableFull = "nat_table_full",
+        /// A later part of the program is not there: the agent is about to put it in place.
+        StageMissing = "stage_missing",
         /// Larger than the next hop's MTU once encapsulated.
         MtuExceeded = "mtu_exceeded",
         /// Neither netlink nor the kernel's FIB knows a neighbour for the backend.
@@ -116,10 +167,23 @@ reasons! {
         /// RFC 6040: congestion marked outside, not ECN-capable inside.
         EcnDropped = "ecn_dropped",
     }
+    reply {
+        /// The echo reply of a VIP.
+        EchoReply = "echo_reply",
+        /// Fragmentation needed, or packet too big, with the MTU that fits.
+        PacketTooBig = "packet_too_big",
+        /// Time exceeded: TTL or hop limit too low for one more hop.
+        TimeExceeded = "time_exceeded",
+        /// Port unreachable: nothing serves this UDP or SCTP port.
+        PortUnreachable = "port_unreachable",
+        /// A TCP RST: nothing serves this port.
+        Reset = "reset",
+    }
 }
 
 /// Number of counters in `REASONS`.
-pub const REASON_COUNT: usize = PassReason::ALL.len() + DropReason::ALL.len();
+pub const REASON_COUNT: usize =
+    PassReason::ALL.len() + DropReason::ALL.len() + ReplyReason::ALL.len();
 
 /// Whether a reason's packets went on or ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -128,6 +192,8 @@ pub enum ReasonKind {
     Pass,
     /// The packets ended here.
     Drop,
+    /// The packets were answered.
+    Reply,
 }
 
 /// Lists every reason as (kind, label) in the order of the counters.
@@ -138,7 +204,10 @@ pub fn all() -> impl Iterator<Item = (ReasonKind, &'static str)> {
     let drops = DropReason::ALL
         .iter()
         .map(|reason| (ReasonKind::Drop, reason.label()));
-    passes.chain(drops)
+    let replies = ReplyReason::ALL
+        .iter()
+        .map(|reason| (ReasonKind::Reply, reason.label()));
+    passes.chain(drops).chain(replies)
 }
 
 #[cfg(test)]
@@ -150,7 +219,8 @@ mod tests {
         let indices = PassReason::ALL
             .iter()
             .map(|reason| reason.index())
-            .chain(DropReason::ALL.iter().map(|reason| reason.index()));
+            .chain(DropReason::ALL.iter().map(|reason| reason.index()))
+            .chain(ReplyReason::ALL.iter().map(|reason| reason.index()));
         assert!(indices.eq((0..).take(REASON_COUNT)));
         assert_eq!(all().count(), REASON_COUNT);
     }

@@ -23,7 +23,7 @@
 
 use crate::{
     csum::{self, Sum},
-    decide::{Decap, Family, Forward, Outer},
+    decide::{Decap, Family, Forward, Outer, deliver::Deliver},
     frame::FrameMut,
     reason::DropReason,
     wire::{
@@ -31,6 +31,7 @@ use crate::{
         ipv4::{DONT_FRAGMENT, Ipv4},
         ipv6::Ipv6,
         protocol,
+        transport::{Ports, Tcp, Udp},
     },
 };
 
@@ -62,7 +63,8 @@ pub fn forward<F: FrameMut>(frame: &mut F, forward: &Forward<'_>) -> Result<(), 
         Outer::V6 => {
             let header = view_mut::<Ipv6, _>(frame, link_length)?;
             let class = forward.traffic_class;
-            header.class_label = [0x60 | class >> 4, class << 4, 0, 0];
+            let [high, low] = forward.tag.to_be_bytes();
+            header.class_label = [0x60 | class >> 4, class << 4, high, low];
             header.payload_length = (forward.length as u16).to_be_bytes();
             header.next_header = forward.inner.encap_protocol();
             header.hop_limit = OUTER_TTL;
@@ -165,6 +167,7 @@ fn write_outer_v4<F: FrameMut>(
     let sum = Sum::ZERO
         .add_u16(first)
         .add_u16(length)
+        .add_u16(forward.tag)
         .add_u16(u16::from_be_bytes(DONT_FRAGMENT))
         .add_u16(ttl_protocol)
         .add_u32(u32::from_be_bytes([a, b, c, d]))
@@ -174,7 +177,7 @@ fn write_outer_v4<F: FrameMut>(
         tos: forward.traffic_class,
         total_length: length.to_be_bytes(),
         // RFC 6864: free on atomic datagrams.
-        identification: [0; 2],
+        identification: forward.tag.to_be_bytes(),
         fragment: DONT_FRAGMENT,
         ttl: OUTER_TTL,
         protocol: forward.inner.encap_protocol(),
@@ -182,6 +185,66 @@ fn write_outer_v4<F: FrameMut>(
         addresses: [a, b, c, d, e, f, g, h],
     };
     Ok(())
+}
+
+/// Translates the destination to the pod and takes the outer header off, if there is one.
+///
+/// SCTP's checksum covers no addresses, and its ports are never translated.
+///
+/// # Errors
+///
+/// Returns why the packet cannot be delivered; the frame must be dropped.
+#[inline(always)]
+pub fn deliver<F: FrameMut>(frame: &mut F, deliver: &Deliver<'_>) -> Result<(), DropReason> {
+    let new = deliver.backend.pod;
+    let difference = match deliver.family {
+        Family::V4 => {
+            let header = view_mut::<Ipv4, _>(frame, deliver.l3)?;
+            let [.., a, b, c, d] = new.octets();
+            let difference = Sum::ZERO.replace_u32(
+                u32::from_be_bytes(header.destination()),
+                u32::from_be_bytes([a, b, c, d]),
+            );
+            let [e, f, g, h] = header.source();
+            header.addresses = [e, f, g, h, a, b, c, d];
+            let check = u16::from_be_bytes(header.checksum);
+            header.checksum = csum::update(check, difference).to_be_bytes();
+            difference
+        }
+        Family::V6 => {
+            let header = view_mut::<Ipv6, _>(frame, deliver.l3)?;
+            let new = new.octets();
+            let difference = Sum::ZERO.replace_array(&header.destination, &new);
+            header.destination = new;
+            difference
+        }
+    };
+    match deliver.protocol {
+        protocol::TCP => {
+            let header = view_mut::<Tcp, _>(frame, deliver.l4)?;
+            let difference = set_port(&mut header.ports, deliver.backend.port, difference);
+            let check = u16::from_be_bytes(header.checksum);
+            header.checksum = csum::update(check, difference).to_be_bytes();
+        }
+        protocol::UDP => {
+            let header = view_mut::<Udp, _>(frame, deliver.l4)?;
+            let difference = set_port(&mut header.ports, deliver.backend.port, difference);
+            let check = u16::from_be_bytes(header.checksum);
+            header.checksum = csum::update_udp(check, difference).to_be_bytes();
+        }
+        _ => {}
+    }
+    match &deliver.decap {
+        Some(decap) => self::decap(frame, decap),
+        None => Ok(()),
+    }
+}
+
+#[inline(always)]
+fn set_port(ports: &mut Ports, new: [u8; 2], difference: Sum) -> Sum {
+    let old = u16::from_be_bytes(ports.destination);
+    ports.destination = new;
+    difference.replace_u16(old, u16::from_be_bytes(new))
 }
 
 /// Takes the outer header off.

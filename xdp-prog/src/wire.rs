@@ -32,6 +32,8 @@ pub mod protocol {
     pub const AUTHENTICATION: u8 = 51;
     /// ICMP for IPv6.
     pub const ICMPV6: u8 = 58;
+    /// SCTP (RFC 9260).
+    pub const SCTP: u8 = 132;
     /// IPv6 destination options (RFC 8200 section 4.6).
     pub const DESTINATION_OPTIONS: u8 = 60;
     /// Mobility header (RFC 6275 section 6.1).

@@ -199,6 +199,7 @@ impl Agent {
             .map(|reason| Reason {
                 action: match reason.kind {
                     ReasonKind::Drop => "drop",
+                    ReasonKind::Reply => "reply",
                     ReasonKind::Pass => "pass",
                 }
                 .to_owned(),

@@ -1,6 +1,7 @@
 //! Which backend a flow gets, and why: the datapath's own code over the live tables.
 
 use std::{
+    mem::offset_of,
     net::{IpAddr, SocketAddr},
     sync::atomic::Ordering,
 };
@@ -8,12 +9,14 @@ use std::{
 use aya::maps::lpm_trie::Key;
 use xdp_prog::{
     abi::{
-        AddressKey, Backend, Config, EdgePrefix, NextHop, Service, ServiceKeyV4, ServiceKeyV6,
-        ServiceWord, Slot,
+        AddressKey, Backend, Config, EdgeMac, EdgePrefix, NextHop, Pod, PodKey, Service,
+        ServiceKeyV4, ServiceKeyV6, ServiceWord, Slot, SourcePrefix, Tag, Tuple,
     },
-    decide::{self, Ip, Verdict},
+    decide::{self, Ip, Verdict, balance},
     flow::{FlowKey, V4, V6},
+    frame::HostFrame,
     parse::Packet,
+    reason::PassReason,
 };
 
 use super::{ServiceKey, Tables, backend_address};
@@ -86,7 +89,8 @@ impl Tables {
             destination_port: service.port.to_be_bytes(),
             protocol,
         };
-        let choice = decide::choose(self, &flow)
+        let choice = balance::find(self, &flow)
+            .and_then(|found| balance::choose(self, &found, &flow))
             .ok()
             .map(|choice| ChosenBackend {
                 service: choice.service,
@@ -103,14 +107,18 @@ impl Tables {
             traffic_class: 0,
             hop_limit: 64,
             protocol,
+            tag: Tag::default(),
             is_fragment: false,
             source,
             destination,
         };
-        let verdict = match decide::balance(self, &packet, &flow) {
+        let frame = HostFrame::new(&[0; 14 + SMALL_PACKET]);
+        let verdict = match balance::balance(&frame, self, &packet, &flow) {
             Verdict::Forward(forward) => Outcome::Forward(*forward.hop),
             Verdict::Pass(reason) => Outcome::Pass(reason.label()),
             Verdict::Drop(reason) => Outcome::Drop(reason.label()),
+            Verdict::Deliver(_) => Outcome::Pass(PassReason::Delivered.label()),
+            Verdict::Continue(stage) => Outcome::Pass(stage.program()),
             Verdict::Decap(_) => unreachable!("balancing never decapsulates"),
         };
         Explanation { choice, verdict }
@@ -134,6 +142,23 @@ impl decide::Tables for Tables {
         self.trusted_edges.get(&key, 0).is_ok()
     }
 
+    fn is_edge_mac(&self, source: &EdgeMac) -> bool {
+        self.edge_macs.get(source, 0).is_ok()
+    }
+
+    fn is_in_source_range(&self, service: u32, client: &AddressKey) -> bool {
+        let key = Key::new(SourcePrefix::HOST_BITS, SourcePrefix::new(service, *client));
+        self.source_ranges.get(&key, 0).is_ok()
+    }
+
+    fn is_local_flow(&self, flow: &Tuple) -> bool {
+        self.local_flows.get(flow, 0).is_ok()
+    }
+
+    fn pod(&self, key: &PodKey) -> Option<Pod> {
+        self.pods.get(key, 0).ok()
+    }
+
     fn service_v4(&self, key: &ServiceKeyV4) -> Option<u32> {
         self.services_v4.get(key, 0).ok()
     }
@@ -143,9 +168,13 @@ impl decide::Tables for Tables {
     }
 
     fn service(&self, id: u32) -> Option<Service> {
-        let word = self.service.atomic_u64(id, 0)?.load(Ordering::Acquire);
+        let word = |offset| {
+            let word = self.service.atomic_u64(id, offset)?;
+            Some(ServiceWord(word.load(Ordering::Acquire)))
+        };
         Some(Service {
-            word: ServiceWord(word),
+            word: word(offset_of!(Service, word))?,
+            local: word(offset_of!(Service, local))?,
             ..self.service.read(id)?
         })
     }

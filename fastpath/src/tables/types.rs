@@ -107,14 +107,14 @@ pub enum ForwardMode {
 }
 
 impl ForwardMode {
-    pub(super) const fn to_abi(self) -> u8 {
+    pub(super) const fn to_abi(self) -> u32 {
         match self {
             Self::Ipip => MODE_IPIP,
             Self::L2dsr => MODE_L2DSR,
         }
     }
 
-    pub(super) const fn from_abi(mode: u8) -> Self {
+    pub(super) const fn from_abi(mode: u32) -> Self {
         match mode {
             MODE_L2DSR => Self::L2dsr,
             _ => Self::Ipip,

@@ -1,7 +1,7 @@
 //! The first engine: the library's functions in this process.
 
 use xdp_prog::{
-    decide::{Action, process},
+    decide::{Action, process, resume},
     frame::HostFrame,
 };
 
@@ -21,7 +21,10 @@ pub(crate) struct Outcome {
 /// Takes one frame through the host functions.
 pub(crate) fn run(tables: &ModelTables<'_>, input: &[u8], headroom: usize) -> Outcome {
     let mut frame = HostFrame::with_headroom(input, headroom);
-    let action = process(&mut frame, tables, INGRESS);
+    let mut action = process(&mut frame, tables, INGRESS);
+    while let Action::Continue(stage) = action {
+        action = resume(stage, &mut frame, tables, INGRESS);
+    }
     Outcome {
         action,
         bytes: frame.bytes().to_vec(),

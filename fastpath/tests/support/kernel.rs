@@ -9,13 +9,16 @@ use std::io;
 use anyhow::Context as _;
 use aya::{
     Ebpf, EbpfLoader, Pod,
-    maps::{Array, HashMap, LpmTrie, Map, MapError, PerCpuArray, PerCpuValues, lpm_trie::Key},
+    maps::{
+        Array, HashMap, LpmTrie, Map, MapError, PerCpuArray, PerCpuValues, ProgramArray,
+        lpm_trie::Key,
+    },
     programs::{ProgramError, TestRun as _, TestRunOptions, Xdp},
     sys::SyscallError,
 };
 use xdp_prog::{
-    abi::{self, EdgePrefix, Traffic, map},
-    decide::Action,
+    abi::{self, Traffic, map},
+    decide::{Action, Stage},
 };
 
 use super::tables::{Counts, TableSet, size};
@@ -45,6 +48,12 @@ impl Kernel {
             (map::SERVICES_V4, size::HASH),
             (map::SERVICES_V6, size::HASH),
             (map::TRUSTED_EDGES, size::HASH),
+            (map::EDGE_MACS, size::HASH),
+            (map::PODS, size::HASH),
+            (map::SOURCE_RANGES, size::HASH),
+            (map::FLOWS, size::LRU),
+            (map::FLOWS_EMBRYONIC, size::LRU),
+            (map::LOCAL_FLOWS, size::LRU),
             (map::SERVICE, size::SERVICES),
             (map::SERVICE_TRAFFIC, size::SERVICES),
             (map::LUT, size::LUT),
@@ -57,7 +66,22 @@ impl Kernel {
         let mut ebpf = loader
             .load(fastpath::object::bytes())
             .context("loading the object")?;
-        program(&mut ebpf).load().context("loading the program")?;
+        let mut stages = Vec::new();
+        for stage in Stage::ALL {
+            let program = program(&mut ebpf, stage.program());
+            program
+                .load()
+                .with_context(|| format!("loading {}", stage.program()))?;
+            stages.push((stage.index(), program.fd()?.try_clone()?));
+        }
+        let mut array =
+            ProgramArray::try_from(ebpf.map_mut(map::STAGES).expect("the object has this map"))?;
+        for (index, fd) in &stages {
+            array.set(*index, fd, 0)?;
+        }
+        program(&mut ebpf, abi::XDP_PROGRAM)
+            .load()
+            .context("loading the program")?;
         Ok(Self { ebpf })
     }
 
@@ -72,15 +96,13 @@ impl Kernel {
         self.fill_hash(map::SERVICES_V4, &tables.services_v4)?;
         self.fill_hash(map::SERVICES_V6, &tables.services_v6)?;
 
-        let mut trie = LpmTrie::<_, EdgePrefix, u32>::try_from(self.map_mut(map::TRUSTED_EDGES))?;
-        let stale = trie.keys().collect::<Result<Vec<_>, _>>()?;
-        for key in stale {
-            trie.remove(&key)?;
-        }
-        for (bits, prefix) in &tables.trusted {
-            trie.insert(&Key::new(*bits, *prefix), 1, 0)?;
-        }
-        Ok(())
+        self.fill_hash(map::EDGE_MACS, &tables.edge_macs)?;
+        self.fill_hash(map::PODS, &tables.pods)?;
+        self.fill_hash(map::FLOWS, &tables.flows)?;
+        self.fill_hash(map::FLOWS_EMBRYONIC, &tables.embryonic)?;
+        self.fill_hash(map::LOCAL_FLOWS, &tables.local_flows)?;
+        self.fill_trie(map::TRUSTED_EDGES, &tables.trusted)?;
+        self.fill_trie(map::SOURCE_RANGES, &tables.source_ranges)
     }
 
     /// Runs the program once and returns the XDP action and the frame's bytes.
@@ -89,7 +111,7 @@ impl Kernel {
         let mut options = TestRunOptions::new();
         options.data_in = Some(input);
         options.data_out = Some(&mut output);
-        match program(&mut self.ebpf).test_run(options) {
+        match program(&mut self.ebpf, abi::XDP_PROGRAM).test_run(options) {
             Ok(result) => {
                 output.truncate(result.data_size_out as usize);
                 Ok((result.return_value, output))
@@ -132,12 +154,24 @@ impl Kernel {
         Ok(())
     }
 
-    fn fill_hash<K: Pod>(
+    fn fill_trie<P: Pod>(&mut self, name: &str, contents: &[(u32, P)]) -> Result<(), MapError> {
+        let mut trie = LpmTrie::<_, P, u32>::try_from(self.map_mut(name))?;
+        let stale = trie.keys().collect::<Result<Vec<_>, _>>()?;
+        for key in stale {
+            trie.remove(&key)?;
+        }
+        for (bits, prefix) in contents {
+            trie.insert(&Key::new(*bits, *prefix), 1, 0)?;
+        }
+        Ok(())
+    }
+
+    fn fill_hash<K: Pod, V: Pod>(
         &mut self,
         name: &str,
-        contents: &std::collections::HashMap<K, u32>,
+        contents: &std::collections::HashMap<K, V>,
     ) -> Result<(), MapError> {
-        let mut hash = HashMap::<_, K, u32>::try_from(self.map_mut(name))?;
+        let mut hash = HashMap::<_, K, V>::try_from(self.map_mut(name))?;
         let stale = hash.keys().collect::<Result<Vec<_>, _>>()?;
         for key in stale {
             hash.remove(&key)?;
@@ -164,11 +198,12 @@ pub(crate) fn action_code(action: Action) -> u32 {
         Action::Pass => 2,
         Action::Transmit => 3,
         Action::Redirect(_) => 4,
+        Action::Continue(_) => unreachable!("the host runner follows stages"),
     }
 }
 
-fn program(ebpf: &mut Ebpf) -> &mut Xdp {
-    ebpf.program_mut(abi::XDP_PROGRAM)
+fn program<'e>(ebpf: &'e mut Ebpf, name: &str) -> &'e mut Xdp {
+    ebpf.program_mut(name)
         .and_then(|program| program.try_into().ok())
         .expect("the object has this XDP program")
 }

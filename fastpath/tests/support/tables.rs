@@ -4,10 +4,13 @@ use std::{cell::RefCell, collections::HashMap, net::IpAddr};
 
 use xdp_prog::{
     abi::{
-        AddressKey, Backend, Config, EdgePrefix, NextHop, Service, ServiceKeyV4, ServiceKeyV6,
-        ServiceWord, Slot, Traffic,
+        AddressKey, Backend, Config, EdgeMac, EdgePrefix, NextHop, Pod, PodFlow, PodKey, Service,
+        ServiceKeyV4, ServiceKeyV6, ServiceWord, Slot, SourcePrefix, Tag, Traffic, Tuple,
     },
-    decide::{Counters, Tables},
+    decide::{
+        Clock, Counters, Tables,
+        deliver::{FlowTable, Flows},
+    },
     reason::REASON_COUNT,
 };
 
@@ -18,6 +21,8 @@ pub(crate) mod size {
     pub(crate) const BACKENDS: u32 = 32;
     pub(crate) const NEXT_HOPS: u32 = 32;
     pub(crate) const LUT: u32 = 512;
+    /// LRU maps evict early where there are few entries for each CPU.
+    pub(crate) const LRU: u32 = 4096;
 }
 
 /// Contents of all tables, without the counters.
@@ -33,6 +38,12 @@ pub(crate) struct TableSet {
     pub(crate) next_hops: Vec<NextHop>,
     /// Prefix length as the trie counts it, and the prefix.
     pub(crate) trusted: Vec<(u32, EdgePrefix)>,
+    pub(crate) source_ranges: Vec<(u32, SourcePrefix)>,
+    pub(crate) edge_macs: HashMap<EdgeMac, u32>,
+    pub(crate) pods: HashMap<PodKey, Pod>,
+    pub(crate) flows: HashMap<Tuple, PodFlow>,
+    pub(crate) embryonic: HashMap<Tuple, PodFlow>,
+    pub(crate) local_flows: HashMap<Tuple, u64>,
     free_slot: u32,
 }
 
@@ -48,6 +59,12 @@ impl Default for TableSet {
             backends: vec![Backend::default(); size::BACKENDS as usize],
             next_hops: vec![NextHop::default(); size::NEXT_HOPS as usize],
             trusted: Vec::new(),
+            source_ranges: Vec::new(),
+            edge_macs: HashMap::new(),
+            pods: HashMap::new(),
+            flows: HashMap::new(),
+            embryonic: HashMap::new(),
+            local_flows: HashMap::new(),
             // Slot 0 is never used.
             free_slot: 1,
         }
@@ -70,13 +87,32 @@ impl TableSet {
             .push((front + bits, EdgePrefix::new(address_key(address))));
     }
 
+    /// Lets clients in this prefix talk to a service.
+    pub(crate) fn admit(&mut self, service: u32, address: IpAddr, bits: u32) {
+        let front = match address {
+            IpAddr::V4(_) => SourcePrefix::FRONT_BITS_V4,
+            IpAddr::V6(_) => SourcePrefix::FRONT_BITS_V6,
+        };
+        self.source_ranges.push((
+            front + bits,
+            SourcePrefix::new(service, address_key(address)),
+        ));
+    }
+
+    /// Makes a backend a pod of this machine that a service's tags may name.
+    pub(crate) fn pod(&mut self, service: u32, backend: u32) {
+        let tag = Tag(self.backends[backend as usize].tag);
+        let key = PodKey::new(service, tag);
+        self.pods.insert(key, Pod::new(key, backend));
+    }
+
     /// Adds a service whose slots have these owners; their number is a power of two.
     pub(crate) fn service(
         &mut self,
         id: u32,
         to: (IpAddr, u16),
         protocol: u8,
-        mode: u8,
+        mode: u32,
         owners: &[u32],
     ) {
         let port = to.1.to_be_bytes();
@@ -212,6 +248,7 @@ pub(crate) enum Event {
 #[derive(Debug)]
 pub(crate) struct ModelTables<'a> {
     tables: &'a TableSet,
+    flows: RefCell<[HashMap<Tuple, PodFlow>; 2]>,
     events: RefCell<Vec<Event>>,
 }
 
@@ -219,6 +256,7 @@ impl<'a> ModelTables<'a> {
     pub(crate) fn new(tables: &'a TableSet) -> Self {
         Self {
             tables,
+            flows: RefCell::new([tables.flows.clone(), tables.embryonic.clone()]),
             events: RefCell::default(),
         }
     }
@@ -239,17 +277,32 @@ impl Tables for ModelTables<'_> {
     }
 
     fn is_trusted_edge(&self, source: &AddressKey) -> bool {
+        let front = EdgePrefix::FRONT_BITS_V6;
         let is_v4 =
             |key: AddressKey| key.octets()[..12] == [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 255, 255];
         self.tables.trusted.iter().any(|(bits, prefix)| {
             let prefix = prefix.address();
-            let differing =
-                u128::from_be_bytes(source.octets()) ^ u128::from_be_bytes(prefix.octets());
-            let mask = u128::MAX
-                .checked_shl(128 + EdgePrefix::FRONT_BITS_V6 - bits)
-                .unwrap_or(0);
-            is_v4(*source) == is_v4(prefix) && differing & mask == 0
+            is_v4(*source) == is_v4(prefix) && covers(prefix, bits - front, *source)
         })
+    }
+
+    fn is_edge_mac(&self, source: &EdgeMac) -> bool {
+        self.tables.edge_macs.contains_key(source)
+    }
+
+    fn is_in_source_range(&self, service: u32, client: &AddressKey) -> bool {
+        let front = SourcePrefix::FRONT_BITS_V6;
+        self.tables.source_ranges.iter().any(|(bits, prefix)| {
+            prefix.service() == service && covers(prefix.address(), bits - front, *client)
+        })
+    }
+
+    fn is_local_flow(&self, flow: &Tuple) -> bool {
+        self.tables.local_flows.contains_key(flow)
+    }
+
+    fn pod(&self, key: &PodKey) -> Option<Pod> {
+        self.tables.pods.get(key).copied()
     }
 
     fn service_v4(&self, key: &ServiceKeyV4) -> Option<u32> {
@@ -278,6 +331,52 @@ impl Tables for ModelTables<'_> {
 
     fn fib_next_hop(&self, _: &Backend) -> Option<&NextHop> {
         None
+    }
+}
+
+/// Tells whether the first `bits` of two addresses are the same.
+fn covers(prefix: AddressKey, bits: u32, address: AddressKey) -> bool {
+    let differing = u128::from_be_bytes(address.octets()) ^ u128::from_be_bytes(prefix.octets());
+    let mask = u128::MAX.checked_shl(128 - bits).unwrap_or(0);
+    differing & mask == 0
+}
+
+/// Returns the clock that the kernel's programs read too.
+pub(crate) fn monotonic_ns() -> u64 {
+    let mut time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: the pointer is to a local that outlives the call.
+    let outcome = unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
+    assert_eq!(outcome, 0, "every Linux has this clock");
+    u64::try_from(time.tv_sec).unwrap() * 1_000_000_000 + u64::try_from(time.tv_nsec).unwrap()
+}
+
+impl Clock for ModelTables<'_> {
+    fn now(&self) -> u64 {
+        monotonic_ns()
+    }
+}
+
+impl Flows for ModelTables<'_> {
+    fn with_flow<R>(
+        &self,
+        table: FlowTable,
+        key: &Tuple,
+        f: impl FnOnce(&mut PodFlow) -> R,
+    ) -> Option<R> {
+        self.flows.borrow_mut()[table as usize].get_mut(key).map(f)
+    }
+
+    fn insert_flow(&self, table: FlowTable, key: &Tuple, flow: &PodFlow) -> bool {
+        self.flows.borrow_mut()[table as usize]
+            .insert(*key, *flow)
+            .is_none()
+    }
+
+    fn remove_flow(&self, table: FlowTable, key: &Tuple) {
+        self.flows.borrow_mut()[table as usize].remove(key);
     }
 }
 

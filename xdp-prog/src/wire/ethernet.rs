@@ -44,6 +44,13 @@ impl Ethernet {
     pub const fn is_group(&self) -> bool {
         self.macs[0] & 1 != 0
     }
+
+    /// Returns the source MAC.
+    #[inline(always)]
+    pub const fn source(&self) -> [u8; 6] {
+        let [.., a, b, c, d, e, f] = self.macs;
+        [a, b, c, d, e, f]
+    }
 }
 
 /// ```text

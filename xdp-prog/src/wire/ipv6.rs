@@ -51,6 +51,12 @@ impl Ipv6 {
         self.class_label[0] << 4 | self.class_label[1] >> 4
     }
 
+    /// Returns the low 16 bits of the flow label.
+    #[inline(always)]
+    pub const fn label_tag(&self) -> u16 {
+        u16::from_be_bytes([self.class_label[2], self.class_label[3]])
+    }
+
     /// Returns the packet's length in bytes as the header states it.
     #[inline(always)]
     pub const fn total_length(&self) -> usize {

@@ -1,4 +1,4 @@
-//! TCP (RFC 9293) and UDP (RFC 768).
+//! TCP (RFC 9293), UDP (RFC 768) and SCTP (RFC 9260).
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -94,6 +94,39 @@ pub struct Udp {
 }
 
 impl Udp {
+    /// Length in bytes.
+    pub const LENGTH: usize = size_of::<Self>();
+}
+
+/// The common header of SCTP. Its CRC32c covers no addresses.
+///
+/// ```text
+/// | ports (4) | verification tag (4) | CRC32c (4) |
+/// ```
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    FromBytes,
+    IntoBytes,
+    Immutable,
+    KnownLayout,
+    Unaligned,
+)]
+#[repr(C)]
+pub struct Sctp {
+    /// Source and destination port.
+    pub ports: Ports,
+    /// Verification tag.
+    pub tag: [u8; 4],
+    /// CRC32c over header and chunks.
+    pub checksum: [u8; 4],
+}
+
+impl Sctp {
     /// Length in bytes.
     pub const LENGTH: usize = size_of::<Self>();
 }

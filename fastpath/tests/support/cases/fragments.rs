@@ -49,7 +49,7 @@ fn pieces() -> Vec<Case> {
                 IN.carry(&packet.fragment(offset, more)),
             );
             cases.push(if to.contains("vip") {
-                draft.drops(DropReason::Fragment)
+                draft.drops(DropReason::FragmentOutOfOrder)
             } else {
                 draft.passes(PassReason::FragmentNotOurs)
             });
@@ -65,7 +65,7 @@ fn pieces() -> Vec<Case> {
                 IN.carry(&packet.extensions(&[(44, &header)])),
             );
             cases.push(if to.contains("vip") {
-                draft.drops(DropReason::Fragment)
+                draft.drops(DropReason::FragmentOutOfOrder)
             } else {
                 draft.passes(PassReason::FragmentNotOurs)
             });
@@ -77,13 +77,13 @@ fn pieces() -> Vec<Case> {
             let ping = Packet::echo(super::CLIENT_V4, VIP_V4);
             IN.carry(&ping.fragment(3, false))
         })
-        .drops(DropReason::Fragment),
+        .drops(DropReason::FragmentOutOfOrder),
         case(
             "fragment_to_address_that_is_vip_and_local_drops",
             first.clone(),
         )
         .with(|tables| tables.address(VIP_V4, ADDRESS_VIP | ADDRESS_LOCAL))
-        .drops(DropReason::Fragment),
+        .drops(DropReason::FragmentOutOfOrder),
         case(
             "fragment_to_service_address_that_is_no_vip_passes",
             first.clone(),
@@ -93,11 +93,11 @@ fn pieces() -> Vec<Case> {
         case("fragment_with_expired_ttl_drops_as_fragment", {
             IN.carry(&tcp(V4_TCP.1).hop_limit(0).fragment(0, true))
         })
-        .drops(DropReason::Fragment),
+        .drops(DropReason::FragmentOutOfOrder),
         case("fragment_flag_beside_reserved_and_df_bits_drops", {
             IN.frame(IPV4, &forged_v4(tcp(V4_TCP.1).bytes(), 6, &[0xe0, 0]))
         })
-        .drops(DropReason::Fragment),
+        .drops(DropReason::FragmentOutOfOrder),
         case("v6_fragment_behind_other_extensions_drops", {
             let header = fragment_header(2, 0);
             let chain: [(u8, &[u8]); 3] = [
@@ -107,12 +107,12 @@ fn pieces() -> Vec<Case> {
             ];
             IN.carry(&tcp(V6_TCP.1).extensions(&chain))
         })
-        .drops(DropReason::Fragment),
+        .drops(DropReason::FragmentOutOfOrder),
         case("v6_fragment_without_payload_drops", {
             let header = [&[6], &fragment_header(0, 1)[..]].concat();
             IN.carry(&Packet::ip(super::CLIENT_V6, VIP_V6, 44, &header))
         })
-        .drops(DropReason::Fragment),
+        .drops(DropReason::FragmentOutOfOrder),
         case("v6_fragment_header_cut_short_is_malformed", {
             let packet = Packet::ip(super::CLIENT_V6, VIP_V6, 44, &[6, 0, 0, 1]);
             [IN.carry(&packet), vec![0; 8]].concat()

@@ -36,6 +36,8 @@ use super::{
 pub(crate) struct Case {
     pub(crate) name: String,
     pub(crate) tables: TableSet,
+    /// Frames that came before; of them only what they leave behind matters.
+    pub(crate) earlier: Vec<Vec<u8>>,
     pub(crate) input: Vec<u8>,
     /// Free bytes in front of the frame.
     pub(crate) headroom: usize,
@@ -84,6 +86,7 @@ pub(crate) fn all() -> Vec<Case> {
 struct Draft {
     name: String,
     tables: TableSet,
+    earlier: Vec<Vec<u8>>,
     input: Vec<u8>,
     headroom: usize,
 }
@@ -93,6 +96,7 @@ fn case(name: impl Into<String>, input: Vec<u8>) -> Draft {
     Draft {
         name: name.into(),
         tables: world(),
+        earlier: Vec::new(),
         input,
         headroom: HEADROOM,
     }
@@ -102,6 +106,12 @@ impl Draft {
     /// Changes the tables.
     fn with(mut self, change: impl FnOnce(&mut TableSet)) -> Self {
         change(&mut self.tables);
+        self
+    }
+
+    /// Lets another frame come first.
+    fn after(mut self, frame: Vec<u8>) -> Self {
+        self.earlier.push(frame);
         self
     }
 
@@ -156,6 +166,7 @@ impl Draft {
         Case {
             name: self.name,
             tables: self.tables,
+            earlier: self.earlier,
             input: self.input,
             headroom: self.headroom,
             action,

@@ -80,7 +80,6 @@ fn other_protocols() -> impl Iterator<Item = Case> {
         ("ospf", 89),
         ("pim", 103),
         ("vrrp", 112),
-        ("sctp", 132),
         ("udplite", 136),
         ("reserved", 255),
     ]

@@ -1,7 +1,7 @@
-//! The XDP program: edge and node role in one.
+//! The XDP program: edge and node role in one, and a program for each stage.
 //!
 //! A thin shell over the library half: it lends the context's bytes and the
-//! maps to [`process`] and turns the outcome into an XDP action.
+//! maps to [`process`] and [`resume`] and turns the outcome into an XDP action.
 #![no_std]
 #![no_main]
 
@@ -11,17 +11,64 @@ mod maps;
 use aya_ebpf::{bindings::xdp_action, helpers::bpf_redirect, macros::xdp, programs::XdpContext};
 use context::XdpFrame;
 use maps::KernelTables;
-use xdp_prog::decide::{Action, process};
+use xdp_prog::{
+    decide::{Action, Counters as _, Stage, process, resume},
+    reason::DropReason,
+};
 
 #[xdp(frags)]
 fn guideway(ctx: XdpContext) -> u32 {
     let tables = KernelTables::new(&ctx);
     let ingress = tables.ingress();
-    match process(&mut XdpFrame::new(&ctx), &tables, ingress) {
+    let action = process(&mut XdpFrame::new(&ctx), &tables, ingress);
+    carry_out(&tables, action)
+}
+
+#[xdp(frags)]
+fn guideway_receive(ctx: XdpContext) -> u32 {
+    stage(&ctx, Stage::Receive)
+}
+
+#[xdp(frags)]
+fn guideway_local(ctx: XdpContext) -> u32 {
+    stage(&ctx, Stage::Local)
+}
+
+#[xdp(frags)]
+fn guideway_icmp(ctx: XdpContext) -> u32 {
+    stage(&ctx, Stage::Icmp)
+}
+
+#[xdp(frags)]
+fn guideway_fragment(ctx: XdpContext) -> u32 {
+    stage(&ctx, Stage::Fragment)
+}
+
+#[xdp(frags)]
+fn guideway_nat(ctx: XdpContext) -> u32 {
+    stage(&ctx, Stage::Nat)
+}
+
+#[inline(always)]
+fn stage(ctx: &XdpContext, stage: Stage) -> u32 {
+    let tables = KernelTables::new(ctx);
+    let ingress = tables.ingress();
+    let action = resume(stage, &mut XdpFrame::new(ctx), &tables, ingress);
+    carry_out(&tables, action)
+}
+
+#[inline(always)]
+fn carry_out(tables: &KernelTables<'_>, action: Action) -> u32 {
+    match action {
         Action::Pass => xdp_action::XDP_PASS,
         Action::Drop => xdp_action::XDP_DROP,
         Action::Transmit => xdp_action::XDP_TX,
         Action::Redirect(ifindex) => redirect(ifindex),
+        Action::Continue(stage) => {
+            tables.tail_call(stage);
+            tables.count_reason(DropReason::StageMissing.index());
+            xdp_action::XDP_DROP
+        }
     }
 }
 

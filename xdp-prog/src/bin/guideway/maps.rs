@@ -1,20 +1,26 @@
 //! The maps, and the look-ups that the library half makes in them.
 
+mod flows;
+mod policy;
+
 use aya_ebpf::{
     bindings::{
         BPF_F_MMAPABLE, BPF_F_NO_PREALLOC, BPF_FIB_LKUP_RET_SUCCESS, bpf_fib_lookup as FibParams,
     },
-    btf_maps::{Array, HashMap, LpmTrie, PerCpuArray, lpm_trie::Key},
-    helpers::bpf_fib_lookup,
+    btf_maps::{Array, HashMap, PerCpuArray, ProgramArray},
+    helpers::{bpf_fib_lookup, bpf_ktime_get_coarse_ns},
     macros::btf_map,
     programs::XdpContext,
 };
 use xdp_prog::{
     abi::{
-        AddressKey, BACKEND_V4, Backend, Config, EdgePrefix, HOP_GATEWAY, NextHop, Service,
-        ServiceKeyV4, ServiceKeyV6, ServiceWord, Slot, Traffic, size,
+        AddressKey, BACKEND_V4, Backend, Config, EdgeMac, HOP_GATEWAY, NextHop, Pod, PodFlow,
+        PodKey, Service, ServiceKeyV4, ServiceKeyV6, ServiceWord, Slot, Traffic, Tuple, size,
     },
-    decide::{Counters, Tables},
+    decide::{
+        Clock, Counters, Stage, Tables,
+        deliver::{FlowTable, Flows},
+    },
     reason::REASON_COUNT,
 };
 
@@ -38,7 +44,7 @@ static BACKENDS: Array<Backend, { size::BACKENDS }, MMAPABLE> = Array::new();
 #[btf_map]
 static NEXTHOPS: Array<NextHop, { size::NEXT_HOPS }, MMAPABLE> = Array::new();
 #[btf_map]
-static TRUSTED_EDGES: LpmTrie<EdgePrefix, u32, { size::TRUSTED_EDGES }> = LpmTrie::new();
+static STAGES: ProgramArray<{ Stage::ALL.len() }> = ProgramArray::new();
 #[btf_map]
 static REASONS: PerCpuArray<u64, REASON_COUNT> = PerCpuArray::new();
 #[btf_map]
@@ -52,23 +58,6 @@ static FIB_PARAMETERS: PerCpuArray<FibParams, 1> = PerCpuArray::new();
 #[btf_map]
 static FIB_SCRATCH: PerCpuArray<NextHop, 1> = PerCpuArray::new();
 
-/// Puts aya's packed trie key where the verifier allows eight-byte stores.
-#[repr(C, align(8))]
-struct Aligned(Key<EdgePrefix>);
-
-/// Makes the trie key of a single address, word by word: field by field, LLVM
-/// would merge stores across word boundaries, which the verifier refuses.
-#[inline(always)]
-fn host_prefix(address: &AddressKey) -> Aligned {
-    let [a, b, c, d] = EdgePrefix::HOST_BITS.to_ne_bytes();
-    let [high, low] = address.words();
-    let [e, f, g, h] = EdgePrefix::family(*address);
-    let words = [u64::from_ne_bytes([a, b, c, d, e, f, g, h]), high, low];
-    // SAFETY: prefix length, family and address in this order are the
-    // 24 bytes of the key, and any bytes are valid.
-    unsafe { core::mem::transmute::<[u64; 3], Aligned>(words) }
-}
-
 /// The maps as [`Tables`] and [`Counters`], for one run of the program.
 pub(crate) struct KernelTables<'a> {
     ctx: &'a XdpContext,
@@ -78,6 +67,13 @@ impl<'a> KernelTables<'a> {
     #[inline(always)]
     pub(crate) fn new(ctx: &'a XdpContext) -> Self {
         Self { ctx }
+    }
+
+    /// Goes on in the program of a stage; returns only where that is missing.
+    #[inline(always)]
+    pub(crate) fn tail_call(&self, stage: Stage) {
+        // SAFETY: nothing in this frame of the stack needs dropping.
+        unsafe { STAGES.tail_call(self.ctx, stage.index()) }
     }
 
     /// Returns the index of the device that the frame came in on.
@@ -103,7 +99,27 @@ impl Tables for KernelTables<'_> {
 
     #[inline(always)]
     fn is_trusted_edge(&self, source: &AddressKey) -> bool {
-        TRUSTED_EDGES.get(&host_prefix(source).0).is_some()
+        policy::is_trusted_edge(source)
+    }
+
+    #[inline(always)]
+    fn is_edge_mac(&self, source: &EdgeMac) -> bool {
+        policy::is_edge_mac(source)
+    }
+
+    #[inline(always)]
+    fn is_in_source_range(&self, service: u32, client: &AddressKey) -> bool {
+        policy::is_in_source_range(service, client)
+    }
+
+    #[inline(always)]
+    fn is_local_flow(&self, flow: &Tuple) -> bool {
+        flows::is_local(flow)
+    }
+
+    #[inline(always)]
+    fn pod(&self, key: &PodKey) -> Option<Pod> {
+        policy::pod(key)
     }
 
     #[inline(always)]
@@ -124,6 +140,7 @@ impl Tables for KernelTables<'_> {
         let service = SERVICE.get(id)?;
         Some(Service {
             word: ServiceWord(read_once(&service.word.0)),
+            local: ServiceWord(read_once(&service.local.0)),
             ..*service
         })
     }
@@ -146,6 +163,37 @@ impl Tables for KernelTables<'_> {
     #[inline(always)]
     fn fib_next_hop(&self, backend: &Backend) -> Option<&NextHop> {
         fib_next_hop(self.ctx, backend)
+    }
+}
+
+impl Clock for KernelTables<'_> {
+    #[inline(always)]
+    fn now(&self) -> u64 {
+        // SAFETY: the helper takes nothing. The coarse clock moves with the
+        // timer tick and costs a tenth of the fine one.
+        unsafe { bpf_ktime_get_coarse_ns() }
+    }
+}
+
+impl Flows for KernelTables<'_> {
+    #[inline(always)]
+    fn with_flow<R>(
+        &self,
+        table: FlowTable,
+        key: &Tuple,
+        f: impl FnOnce(&mut PodFlow) -> R,
+    ) -> Option<R> {
+        flows::with(table, key, f)
+    }
+
+    #[inline(always)]
+    fn insert_flow(&self, table: FlowTable, key: &Tuple, flow: &PodFlow) -> bool {
+        flows::insert(table, key, flow)
+    }
+
+    #[inline(always)]
+    fn remove_flow(&self, table: FlowTable, key: &Tuple) {
+        flows::remove(table, key);
     }
 }
 

@@ -1,0 +1,50 @@
+//! Flows to pods of this machine, and those of its own kernel.
+
+use aya_ebpf::{bindings::BPF_NOEXIST, btf_maps::LruHashMap, macros::btf_map};
+use xdp_prog::{
+    abi::{PodFlow, Tuple, size},
+    decide::deliver::FlowTable,
+};
+
+#[btf_map]
+static FLOWS: LruHashMap<Tuple, PodFlow, { size::FLOWS }> = LruHashMap::new();
+#[btf_map]
+static FLOWS_EMBRYONIC: LruHashMap<Tuple, PodFlow, { size::FLOWS }> = LruHashMap::new();
+#[btf_map]
+static LOCAL_FLOWS: LruHashMap<Tuple, u64, { size::FLOWS }> = LruHashMap::new();
+
+#[inline(always)]
+fn map(table: FlowTable) -> &'static LruHashMap<Tuple, PodFlow, { size::FLOWS }> {
+    match table {
+        FlowTable::Answered => &FLOWS,
+        FlowTable::Embryonic => &FLOWS_EMBRYONIC,
+    }
+}
+
+#[inline(always)]
+pub(crate) fn with<R>(
+    table: FlowTable,
+    key: &Tuple,
+    f: impl FnOnce(&mut PodFlow) -> R,
+) -> Option<R> {
+    let flow = map(table).get_ptr_mut(key)?;
+    // SAFETY: the element is valid for the run. Another CPU that has a packet of
+    // the same flow may write it too: a time or a flag is lost at worst.
+    Some(f(unsafe { &mut *flow }))
+}
+
+#[inline(always)]
+pub(crate) fn insert(table: FlowTable, key: &Tuple, flow: &PodFlow) -> bool {
+    map(table).insert(key, flow, u64::from(BPF_NOEXIST)).is_ok()
+}
+
+#[inline(always)]
+pub(crate) fn remove(table: FlowTable, key: &Tuple) {
+    // It may be gone already, which is as good.
+    let _ = map(table).remove(key);
+}
+
+#[inline(always)]
+pub(crate) fn is_local(key: &Tuple) -> bool {
+    LOCAL_FLOWS.get_ptr(key).is_some()
+}

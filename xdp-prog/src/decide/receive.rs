@@ -1,0 +1,183 @@
+//! Node role: IP-in-IP from a trusted edge -> the pod that the tag names.
+
+use super::{
+    Decap, Family, Ip, Tables, Verdict, World,
+    balance::{self, Choice, Found},
+    deliver::Deliver,
+};
+use crate::{
+    abi::{ADDRESS_LOCAL, BACKEND_LOCAL, BACKEND_POD, PodKey, SERVICE_PODS, Tag},
+    flow::FlowKey,
+    frame::Frame,
+    parse::{self, Packet, TcpFlags},
+    reason::{DropReason, PassReason},
+    wire::{ethernet, protocol},
+};
+
+/// Decides what is to be done with a frame of this stage.
+#[inline(always)]
+pub fn decide<'t, F: Frame, T: World>(frame: &F, tables: &'t T) -> Verdict<'t> {
+    let link = match parse::link(frame) {
+        Ok(link) => link,
+        Err(reason) => return Verdict::Pass(reason),
+    };
+    match link.ether_type {
+        ethernet::IPV4 => match parse::ipv4(frame, link.l3) {
+            Ok(packet) => receive(frame, tables, &packet),
+            Err(reason) => Verdict::Pass(reason),
+        },
+        ethernet::IPV6 => match parse::ipv6(frame, link.l3) {
+            Ok(packet) => receive(frame, tables, &packet),
+            Err(reason) => Verdict::Pass(reason),
+        },
+        _ => Verdict::Pass(PassReason::NotIp),
+    }
+}
+
+/// Judges an encapsulated packet and what is in it.
+#[inline(always)]
+fn receive<'t, F: Frame, A: Ip, T: Tables>(
+    frame: &F,
+    tables: &'t T,
+    outer: &Packet<A>,
+) -> Verdict<'t> {
+    let inner = match outer.protocol {
+        protocol::IPV4 => Family::V4,
+        protocol::IPV6 => Family::V6,
+        _ => return Verdict::Pass(PassReason::Protocol),
+    };
+    let decap = match open(tables, outer, inner) {
+        Ok(decap) => decap,
+        Err(reason) => return Verdict::Pass(reason),
+    };
+    // No edge of ours writes options or extension headers into an outer header.
+    let plain = outer.l4 - outer.l3 == A::HEADER_LENGTH;
+    // What does not parse is judged again, and more leniently, as the header is taken off.
+    match inner {
+        _ if !plain => Verdict::Decap(decap),
+        Family::V4 => match parse::ipv4(frame, decap.inner_l3) {
+            Ok(packet) => deliver(frame, tables, &packet, decap),
+            Err(_) => Verdict::Decap(decap),
+        },
+        Family::V6 => match parse::ipv6(frame, decap.inner_l3) {
+            Ok(packet) => deliver(frame, tables, &packet, decap),
+            Err(_) => Verdict::Decap(decap),
+        },
+    }
+}
+
+/// Accepts an outer header from a trusted edge.
+///
+/// # Errors
+///
+/// Returns why the packet is left to the stack.
+#[inline(always)]
+pub fn open<A: Ip, T: Tables>(
+    tables: &T,
+    outer: &Packet<A>,
+    inner: Family,
+) -> Result<Decap, PassReason> {
+    if tables.address_flags(&outer.destination.key()) & ADDRESS_LOCAL == 0 {
+        return Err(PassReason::EncapNotOurs);
+    }
+    let source = outer.source.key();
+    // The trie holds IPv4 edges as mapped addresses, which nobody filters as IPv6 sources.
+    let disguised = A::FAMILY == Family::V6 && source.is_mapped();
+    if disguised || !tables.is_trusted_edge(&source) {
+        return Err(PassReason::EncapUntrusted);
+    }
+    Ok(Decap {
+        l3: outer.l3,
+        inner_l3: outer.l4,
+        inner_room: outer.l3 + outer.length - outer.l4,
+        inner,
+        outer_class: outer.traffic_class,
+        tag: outer.tag,
+    })
+}
+
+#[inline(always)]
+fn deliver<'t, F: Frame, A: Ip, T: Tables>(
+    frame: &F,
+    tables: &'t T,
+    packet: &Packet<A>,
+    decap: Decap,
+) -> Verdict<'t> {
+    if packet.length > decap.inner_room {
+        return Verdict::Decap(decap);
+    }
+    let has_ports = matches!(
+        packet.protocol,
+        protocol::TCP | protocol::UDP | protocol::SCTP
+    );
+    if packet.is_fragment || !has_ports {
+        return Verdict::Decap(decap);
+    }
+    let Ok(flow) = parse::flow(frame, packet) else {
+        return Verdict::Decap(decap);
+    };
+    let Some(found) = find(tables, &flow) else {
+        return Verdict::Decap(decap);
+    };
+    let flags = parse::tcp_flags(frame, packet);
+    match pod(tables, &found, &flow, flags, decap.tag) {
+        Some(choice) => Verdict::Deliver(Deliver::new(packet, &flow, flags, &choice, Some(decap))),
+        None => Verdict::Drop(DropReason::UnknownPod),
+    }
+}
+
+/// Finds the service of an encapsulated packet, if its backends are pods.
+///
+/// A NodePort's packet carries the edge's address, which is none of this
+/// machine's: its service is looked up at the unspecified address.
+#[inline(always)]
+pub fn find<A: Ip, T: Tables>(tables: &T, flow: &FlowKey<A>) -> Option<Found> {
+    let found = match balance::find(tables, flow) {
+        Ok(found) => found,
+        Err(_) => {
+            let anywhere = FlowKey {
+                destination: A::UNSPECIFIED,
+                ..*flow
+            };
+            balance::find(tables, &anywhere).ok()?
+        }
+    };
+    (found.entry.flags & SERVICE_PODS != 0).then_some(found)
+}
+
+/// Finds the pod that a tag names; a packet that may begin a flow takes another one of the service.
+#[inline(always)]
+pub fn pod<'t, A: Ip, T: Tables>(
+    tables: &'t T,
+    found: &Found,
+    flow: &FlowKey<A>,
+    flags: TcpFlags,
+    tag: Tag,
+) -> Option<Choice<'t>> {
+    if let Some(id) = named(tables, found.id, tag)
+        && let Some(backend) = tables.backend(id)
+        && backend.flags & PODS_HERE == PODS_HERE
+    {
+        return Some(Choice {
+            service: found.id,
+            entry: found.entry,
+            hash: 0,
+            slot: 0,
+            id,
+            backend,
+        });
+    }
+    if flow.protocol != protocol::TCP || flags.begins_connection() {
+        return balance::choose_local(tables, found, flow);
+    }
+    None
+}
+
+/// Flags of a backend that is a pod of this machine.
+const PODS_HERE: u32 = BACKEND_LOCAL | BACKEND_POD;
+
+#[inline(always)]
+fn named<T: Tables>(tables: &T, service: u32, tag: Tag) -> Option<u32> {
+    let key = PodKey::new(service, tag);
+    tables.pod(&key)?.backend(key)
+}

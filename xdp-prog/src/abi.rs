@@ -348,7 +348,6 @@ impl Tag {
 
     /// Names the pod with this address, with no tries left.
     #[inline(always)]
-    #[expect(clippy::cast_possible_truncation, reason = "eleven bits")]
     pub const fn pod(address: AddressKey) -> Self {
         let [_, low] = address.words();
         Self((low.to_be() & ((1 << Self::POD_BITS) - 1)) as u16)

@@ -6,6 +6,7 @@
 #![no_main]
 
 mod context;
+mod egress;
 mod maps;
 
 use aya_ebpf::{bindings::xdp_action, helpers::bpf_redirect, macros::xdp, programs::XdpContext};

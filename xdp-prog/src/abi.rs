@@ -537,7 +537,7 @@ pub const FLOW_FIN_POD: u8 = 2;
 /// State of a [`PodFlow`]: one of them has sent a RST.
 pub const FLOW_RESET: u8 = 4;
 
-/// What the first fragment of a datagram tells the later ones.
+/// What the first fragment of a datagram tells the later ones, in whole words.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
 )]
@@ -545,12 +545,37 @@ pub const FLOW_RESET: u8 = 4;
 pub struct Datagram {
     /// When the first fragment was seen, on the monotonic clock in ns.
     pub seen: u64,
-    /// Source port, in wire order.
-    pub source_port: [u8; 2],
-    /// Destination port, in wire order.
-    pub destination_port: [u8; 2],
-    /// Always zero.
-    pub reserved: [u8; 4],
+    /// Source and destination port (2 bytes each, wire order), four zeros.
+    ports: u64,
+}
+
+impl Datagram {
+    /// How long later fragments are waited for, as Linux reassembles (`ipfrag_time`; RFC 791 section 3.2
+    /// suggests 15 s, RFC 8200 section 4.5 asks for 60 s).
+    pub const LIFETIME_NS: u64 = 30_000_000_000;
+
+    /// Makes the memory of a datagram whose first fragment has these ports.
+    #[inline(always)]
+    pub const fn new([a, b]: [u8; 2], [c, d]: [u8; 2], seen: u64) -> Self {
+        Self {
+            seen,
+            ports: u64::from_ne_bytes([a, b, c, d, 0, 0, 0, 0]),
+        }
+    }
+
+    /// Returns the source port, in wire order.
+    #[inline(always)]
+    pub const fn source_port(&self) -> [u8; 2] {
+        let [a, b, ..] = self.ports.to_ne_bytes();
+        [a, b]
+    }
+
+    /// Returns the destination port, in wire order.
+    #[inline(always)]
+    pub const fn destination_port(&self) -> [u8; 2] {
+        let [_, _, a, b, ..] = self.ports.to_ne_bytes();
+        [a, b]
+    }
 }
 
 /// NAT mode, from client to backend.

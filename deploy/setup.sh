@@ -266,12 +266,16 @@ bpf_linker() {
 runtime() {
     want ip iproute2
     want ethtool ethtool
+    want nft nftables
     want curl curl
     if ! have nginx; then
         want nginx nginx-light
         installs_nginx=1
     fi
     if [ "$purpose" = test ]; then
+        want ping iputils-ping
+        want iperf3 iperf3
+        want tshark tshark
         want qemu-system-x86_64 qemu-system-x86
         want cpio cpio
         want depmod kmod

@@ -4,7 +4,7 @@
 //! [`Namespace`] is one machine: interfaces, addresses, routes, its own `/sys`,
 //! bpffs and directory of files. [`Veth`] is a cable, [`Link`] one end of it,
 //! [`Process`] a program running in a namespace. [`Topology`] puts them together into the
-//! usual picture: clients, a router, edges and nodes.
+//! usual picture: clients, a router, edges, nodes and their pods.
 //!
 //! Everything needs root and is removed again: on drop, on panic, on SIGINT and
 //! SIGTERM (which then end the process as usual), and what a SIGKILL left behind
@@ -48,6 +48,7 @@
 mod link;
 mod namespace;
 mod offload;
+mod pod;
 mod process;
 mod registry;
 mod route;
@@ -62,7 +63,7 @@ pub use link::{Link, Mac, Stats, Veth};
 pub use namespace::Namespace;
 pub use nix::sys::signal::Signal;
 pub use offload::Offload;
-pub use process::Process;
+pub use process::{Process, output};
 pub use registry::sweep;
 pub use route::{Cidr, Route};
 pub use topology::{Builder, Machine, Topology, vip_v4, vip_v6};
@@ -114,6 +115,16 @@ pub enum Error {
         status: ExitStatus,
         /// What did not come.
         awaited: String,
+        /// Everything it wrote.
+        output: String,
+    },
+    /// A program that was to succeed did not.
+    #[error("{command}: {status}; its output:\n{output}")]
+    Failed {
+        /// The program and its arguments.
+        command: String,
+        /// How it ended.
+        status: ExitStatus,
         /// Everything it wrote.
         output: String,
     },

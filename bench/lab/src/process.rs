@@ -163,6 +163,32 @@ impl Drop for Process {
     }
 }
 
+/// Runs a program to its end and returns what it wrote to its standard output.
+///
+/// # Errors
+///
+/// [`Error::Start`] when there is no such program, [`Error::Failed`] when it does not succeed.
+pub fn output(command: &mut Command) -> Result<String> {
+    let output = command.stdin(Stdio::null()).output();
+    let output = output.map_err(|source| Error::Start {
+        program: command.get_program().to_string_lossy().into_owned(),
+        source,
+    })?;
+    let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
+    if output.status.success() {
+        return Ok(stdout);
+    }
+    let words = [command.get_program()]
+        .into_iter()
+        .chain(command.get_args());
+    let words: Vec<_> = words.map(|word| word.to_string_lossy()).collect();
+    Err(Error::Failed {
+        command: words.join(" "),
+        status: output.status,
+        output: stdout + &String::from_utf8_lossy(&output.stderr),
+    })
+}
+
 /// An anonymous file; appending, because programs reopen `/dev/stdout`, which
 /// starts at the beginning again.
 fn output_file() -> io::Result<File> {

@@ -12,13 +12,17 @@
 //! | segment of the switch | 10.0.1.0/24: router 1, edges 11.., nodes 101.. | fd00:1::/64, the same numbers |
 //! | routed node `j` | 10.0.(100 + j).2/24 | fd00:(100 + j)::2/64 |
 //! | VIPs | 10.99.0.0/24 | fd00:99::/112 |
+//! | pods of node `j` | 10.2.j.1/32, .2, .. | fd00:2::j:1/128, :2, .. |
 //!
 //! The router's side of a network is always `.1`, every machine's interface is
 //! `eth0` and its default route the router: a node's replies go to the client
 //! without passing an edge. The router sends VIPs to edge 0 until
 //! [`Topology::route_vips`] says otherwise.
 //!
-//! Offloads are off at every sender, and the far end of every edge's and node's
+//! Nodes may have pods ([`Builder::pods`]; the drawing is in `pod.rs`). Nodes on the
+//! segment have routes to each other's pods; the router and the clients know none.
+//!
+//! Offloads are off at every sender but the pods, and the far end of every edge's and node's
 //! cable has a pass-through XDP program, so that XDP may transmit on any of them.
 
 use std::{
@@ -26,12 +30,13 @@ use std::{
     time::Duration,
 };
 
-use crate::{Cidr, Error, Link, Mac, Namespace, Result, Route, Veth, wait_for};
+use crate::{Cidr, Error, Link, Mac, Namespace, Result, Route, Veth, pod, wait_for};
 
 const READY_TIMEOUT: Duration = Duration::from_secs(10);
 const MAX_CLIENTS: u8 = 15;
 const MAX_EDGES: u8 = 89;
 const MAX_NODES: u8 = 99;
+const MAX_PODS: u8 = 99;
 
 /// Returns the `n`-th address of the IPv4 prefix that the router sends to the edges.
 pub fn vip_v4(n: u8) -> Ipv4Addr {
@@ -50,9 +55,11 @@ pub struct Builder {
     edges: u8,
     nodes: u8,
     routed_nodes: u8,
+    pods: u8,
     queues: u32,
     client_mtu: u32,
     fabric_mtu: u32,
+    pod_mtu: u32,
 }
 
 impl Builder {
@@ -85,7 +92,14 @@ impl Builder {
         self
     }
 
-    /// Sets the receive and transmit queues of every interface, 1 unless told.
+    /// Sets the number of pods on each node, 0 unless told.
+    #[must_use]
+    pub fn pods(mut self, pods: u8) -> Self {
+        self.pods = pods;
+        self
+    }
+
+    /// Sets the receive and transmit queues of every interface but the pods', 1 unless told.
     #[must_use]
     pub fn queues(mut self, queues: u32) -> Self {
         self.queues = queues;
@@ -99,11 +113,18 @@ impl Builder {
         self
     }
 
-    /// Sets the MTU everywhere else, 1600 unless told: a client's full packet
-    /// then fits behind an outer header.
+    /// Sets the MTU between router, edges and nodes, 1600 unless told: a
+    /// client's full packet then fits behind an outer header.
     #[must_use]
     pub fn fabric_mtu(mut self, mtu: u32) -> Self {
         self.fabric_mtu = mtu;
+        self
+    }
+
+    /// Sets the MTU between nodes and their pods, 1500 unless told.
+    #[must_use]
+    pub fn pod_mtu(mut self, mtu: u32) -> Self {
+        self.pod_mtu = mtu;
         self
     }
 
@@ -125,12 +146,15 @@ impl Builder {
         let edges = (0..self.edges)
             .map(|i| self.segment_machine(&switch, format!("edge{i}"), 11 + i))
             .collect::<Result<Vec<_>>>()?;
-        let nodes = (0..self.nodes)
+        let mut nodes = (0..self.nodes)
             .map(|j| self.segment_machine(&switch, format!("node{j}"), 101 + j))
             .chain(
                 (self.nodes..self.nodes + self.routed_nodes).map(|j| self.routed_node(&router, j)),
             )
             .collect::<Result<Vec<_>>>()?;
+        if self.pods > 0 {
+            self.add_pods(&mut nodes)?;
+        }
 
         let topology = Topology {
             clients,
@@ -152,6 +176,7 @@ impl Builder {
             ("clients", self.clients, MAX_CLIENTS, "at most 15"),
             ("edges", self.edges, MAX_EDGES, "at most 89"),
             ("nodes", nodes, MAX_NODES, "at most 99 with the routed ones"),
+            ("pods", self.pods, MAX_PODS, "at most 99"),
         ] {
             if value > limit {
                 return Err(Error::Invalid {
@@ -223,6 +248,24 @@ impl Builder {
         Ok(machine)
     }
 
+    fn add_pods(&self, nodes: &mut [Machine]) -> Result<()> {
+        for (node, j) in nodes.iter_mut().zip(0..) {
+            pod::prepare_node(&node.namespace, j)?;
+            node.pods = (0..self.pods)
+                .map(|p| pod::add(&node.namespace, j, p, self.pod_mtu))
+                .collect::<Result<Vec<_>>>()?;
+        }
+        let on_segment = || nodes.iter().zip(0..self.nodes);
+        for (node, j) in on_segment() {
+            for (other, k) in on_segment().filter(|&(_, k)| k != j) {
+                for (pods, gateway) in pod::pods_of(k).into_iter().zip([other.v4(), other.v6()]) {
+                    node.namespace.add_route(&Route::to(pods).via(gateway))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
     fn segment_machine(&self, switch: &Namespace, label: String, host: u8) -> Result<Machine> {
         let plan = Plan {
             label,
@@ -244,13 +287,12 @@ impl Builder {
             .queues(self.queues)
             .mtu(plan.mtu)
             .create()?;
-        match far_end {
-            FarEnd::Router => {
-                for gateway in plan.gateway {
-                    far.add_address(gateway)?;
-                }
+        if let FarEnd::Switch = far_end {
+            far.set_bridge(&other.link("br0")?)?;
+        } else {
+            for gateway in plan.gateway {
+                far.add_address(gateway)?;
             }
-            FarEnd::Switch => far.set_bridge(&other.link("br0")?)?,
         }
         link.disable_tx_offloads()?;
         far.disable_tx_offloads()?;
@@ -261,14 +303,7 @@ impl Builder {
             namespace.add_route(&Route::to(any).via(gateway))?;
         }
         let mac = link.mac();
-        Ok(Machine {
-            namespace,
-            v4,
-            v6,
-            gateways,
-            far_end,
-            mac,
-        })
+        Ok(Machine::new(namespace, [v4, v6], gateways, far_end, mac))
     }
 }
 
@@ -280,7 +315,7 @@ struct Plan {
     mtu: u32,
 }
 
-/// A client, an edge or a node: one interface, one address of each family.
+/// A client, an edge, a node or a pod: one interface, one address of each family.
 #[derive(Debug)]
 pub struct Machine {
     namespace: Namespace,
@@ -289,17 +324,39 @@ pub struct Machine {
     gateways: [IpAddr; 2],
     far_end: FarEnd,
     mac: Mac,
+    pods: Vec<Machine>,
 }
 
+/// Where a machine's cable ends.
 #[derive(Debug, Clone, Copy)]
-enum FarEnd {
+pub(crate) enum FarEnd {
     Router,
     Switch,
+    /// The node with this index.
+    Node(usize),
 }
 
 impl Machine {
     /// The name of every machine's interface.
     pub const INTERFACE: &'static str = "eth0";
+
+    pub(crate) fn new(
+        namespace: Namespace,
+        [v4, v6]: [Cidr; 2],
+        gateways: [IpAddr; 2],
+        far_end: FarEnd,
+        mac: Mac,
+    ) -> Self {
+        Self {
+            namespace,
+            v4,
+            v6,
+            gateways,
+            far_end,
+            mac,
+            pods: Vec::new(),
+        }
+    }
 
     /// Returns the machine's namespace.
     pub fn namespace(&self) -> &Namespace {
@@ -339,7 +396,12 @@ impl Machine {
         }
     }
 
-    /// Returns the router's addresses on the machine's network, IPv4 first.
+    /// Returns the pods, if the machine is a node that has some.
+    pub fn pods(&self) -> &[Machine] {
+        &self.pods
+    }
+
+    /// Returns the addresses of the machine's router, or of a pod's node, IPv4 first.
     pub fn gateways(&self) -> [IpAddr; 2] {
         self.gateways
     }
@@ -399,9 +461,11 @@ impl Topology {
             edges: 1,
             nodes: 2,
             routed_nodes: 0,
+            pods: 0,
             queues: 1,
             client_mtu: 1500,
             fabric_mtu: 1600,
+            pod_mtu: 1500,
         }
     }
 
@@ -430,7 +494,12 @@ impl Topology {
         &self.switch
     }
 
-    /// Returns the other end of a machine's cable, on the switch or the router.
+    /// Returns the pods of all nodes.
+    pub fn pods(&self) -> impl Iterator<Item = &Machine> {
+        self.nodes.iter().flat_map(Machine::pods)
+    }
+
+    /// Returns the other end of a machine's cable: on the switch, the router, or a pod's node.
     ///
     /// # Errors
     ///
@@ -439,6 +508,7 @@ impl Topology {
         machine.far_end_in(match machine.far_end {
             FarEnd::Router => &self.router,
             FarEnd::Switch => &self.switch,
+            FarEnd::Node(index) => &self.nodes[index].namespace,
         })
     }
 
@@ -464,7 +534,10 @@ impl Topology {
     }
 
     fn wait_until_ready(&self) -> Result<()> {
-        let machines = || self.clients.iter().chain(&self.edges).chain(&self.nodes);
+        let machines = || {
+            let machines = self.clients.iter().chain(&self.edges).chain(&self.nodes);
+            machines.chain(self.pods())
+        };
         let mut links = vec![self.router.link("fabric")?, self.switch.link("router")?];
         for machine in machines() {
             links.push(machine.link()?);
@@ -508,7 +581,7 @@ fn segment(host: u8) -> [Cidr; 2] {
     ]
 }
 
-fn cidr(address: impl Into<IpAddr>, length: u8) -> Cidr {
+pub(crate) fn cidr(address: impl Into<IpAddr>, length: u8) -> Cidr {
     Cidr {
         address: address.into(),
         length,
@@ -516,7 +589,7 @@ fn cidr(address: impl Into<IpAddr>, length: u8) -> Cidr {
 }
 
 /// 11 becomes 0x11: the IPv6 address then reads like the IPv4 address.
-fn decimal_as_hex(number: u8) -> u16 {
+pub(crate) fn decimal_as_hex(number: u8) -> u16 {
     let number = u16::from(number);
     number / 100 * 0x100 + number / 10 % 10 * 0x10 + number % 10
 }

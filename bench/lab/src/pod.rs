@@ -1,0 +1,144 @@
+//! Pods behind a node, and the node as a CNI plugin would set it up.
+//!
+//! ```text
+//!          +-- node0 ---------------------+
+//!   fabric | eth0 10.0.1.101   node0-pod0 | ---- eth0 node0-pod0  10.2.0.1/32  fd00:2::1/128
+//!   ------ |                   node0-pod1 | ---- eth0 node0-pod1  10.2.0.2/32  fd00:2::2/128
+//!          +------------------------------+
+//! ```
+//!
+//! A pod has no neighbours but its node: host addresses and a link-local gateway,
+//! 169.254.1.1, for which the node answers by proxy ARP, and fe80::1. The node has
+//! a route to each of its pods, forwards, and masquerades with random ports what
+//! pods send to anyone but a pod. Both ends of a pod's cable keep their offloads:
+//! what a pod sends reaches the node in segments beyond the MTU and with
+//! unfinished checksums.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use crate::{
+    Cidr, Link, Machine, Namespace, Result, Route, Veth, output,
+    topology::{FarEnd, cidr, decimal_as_hex},
+};
+
+const GATEWAY_V4: IpAddr = IpAddr::V4(Ipv4Addr::new(169, 254, 1, 1));
+const GATEWAY_V6: IpAddr = IpAddr::V6(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1));
+
+/// The prefixes of the pods of node `node`.
+pub(crate) fn pods_of(node: u8) -> [Cidr; 2] {
+    let number = decimal_as_hex(node);
+    [
+        cidr(Ipv4Addr::new(10, 2, node, 0), 24),
+        cidr(Ipv6Addr::new(0xfd00, 2, 0, 0, 0, 0, number, 0), 112),
+    ]
+}
+
+/// The prefixes of all pods.
+fn all_pods() -> [Cidr; 2] {
+    [
+        cidr(Ipv4Addr::new(10, 2, 0, 0), 16),
+        cidr(Ipv6Addr::new(0xfd00, 2, 0, 0, 0, 0, 0, 0), 96),
+    ]
+}
+
+/// The addresses of pod `pod` of node `node`.
+fn addresses(node: u8, pod: u8) -> [Cidr; 2] {
+    let [a, b] = [node, pod + 1].map(decimal_as_hex);
+    [
+        Cidr::host(Ipv4Addr::new(10, 2, node, pod + 1)),
+        Cidr::host(Ipv6Addr::new(0xfd00, 2, 0, 0, 0, 0, a, b)),
+    ]
+}
+
+/// Makes a machine a node that forwards for its pods.
+pub(crate) fn prepare_node(node: &Namespace, number: u8) -> Result<()> {
+    node.enable_forwarding()?;
+    // A pod asks its node for what is on the same side of it, too.
+    for scope in ["all", "default"] {
+        node.set_sysctl(&format!("net/ipv4/conf/{scope}/send_redirects"), "0")?;
+    }
+    let rules: String = ["ip", "ip6"]
+        .into_iter()
+        .zip(pods_of(number).into_iter().zip(all_pods()))
+        .map(|(family, (own, all))| {
+            format!(
+                "table {family} pods {{
+  chain postrouting {{
+    type nat hook postrouting priority srcnat;
+    {family} saddr {own} {family} daddr != {all} masquerade fully-random
+  }}
+}}
+"
+            )
+        })
+        .collect();
+    node.nft(&rules)
+}
+
+/// Makes a pod behind a node.
+pub(crate) fn add(node: &Namespace, number: u8, pod: u8, mtu: u32) -> Result<Machine> {
+    let label = format!("{}-pod{pod}", node.label());
+    let namespace = Namespace::new(&label)?;
+    let (link, far) = Veth::between((&namespace, Machine::INTERFACE), (node, &label))
+        .mtu(mtu)
+        .create()?;
+    let [v4, v6] = addresses(number, pod);
+    prepare_far_end(&far)?;
+    for address in [v4, v6] {
+        node.add_route(&Route::to(address).through(&far))?;
+        link.add_address(address)?;
+    }
+    namespace.add_route(&Route::to(Cidr::host(GATEWAY_V4)).through(&link))?;
+    for (any, gateway) in [(Cidr::ANY_V4, GATEWAY_V4), (Cidr::ANY_V6, GATEWAY_V6)] {
+        namespace.add_route(&Route::to(any).via(gateway).through(&link))?;
+    }
+    let mac = link.mac();
+    Ok(Machine::new(
+        namespace,
+        [v4, v6],
+        [GATEWAY_V4, GATEWAY_V6],
+        FarEnd::Node(number.into()),
+        mac,
+    ))
+}
+
+/// Lets the node's end answer for the pod's gateways.
+fn prepare_far_end(far: &Link<'_>) -> Result<()> {
+    let (node, name) = (far.namespace(), far.name());
+    node.set_sysctl(&format!("net/ipv4/conf/{name}/proxy_arp"), "1")?;
+    // Proxies wait up to 0.8 s, in case the owner of the address answers.
+    node.set_sysctl(&format!("net/ipv4/neigh/{name}/proxy_delay"), "0")?;
+    far.add_address(Cidr {
+        address: GATEWAY_V6,
+        length: 64,
+    })
+}
+
+impl Namespace {
+    /// Adds netfilter rules, written as `nft -f` reads them.
+    ///
+    /// # Errors
+    ///
+    /// [`crate::Error::Start`] where there is no `nft`, [`crate::Error::Failed`] when it refuses them.
+    pub fn nft(&self, rules: &str) -> Result<()> {
+        let file = self.write_file("rules.nft", rules)?;
+        output(self.command("nft").arg("-f").arg(file)).map(drop)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pods_are_in_the_prefix_of_their_node_and_read_alike() {
+        assert_eq!(
+            addresses(12, 9).map(|cidr| cidr.to_string()),
+            ["10.2.12.10/32", "fd00:2::12:10/128"]
+        );
+        assert_eq!(
+            pods_of(12).map(|cidr| cidr.to_string()),
+            ["10.2.12.0/24", "fd00:2::12:0/112"]
+        );
+    }
+}

@@ -8,7 +8,7 @@ use xdp_prog::{
     reason::{self, ReasonKind},
 };
 
-use super::{ServiceKey, TableError, read_failed};
+use super::{ServiceKey, TableError, error::read_failed};
 
 /// The sums over all CPUs at one time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

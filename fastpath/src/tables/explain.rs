@@ -19,7 +19,7 @@ use xdp_prog::{
     reason::PassReason,
 };
 
-use super::{ServiceKey, Tables, backend_address};
+use super::{ServiceKey, Tables, encode::backend_address};
 
 /// The steps of one decision, as far as it got.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,0 +1,155 @@
+//! Backends, and the next hops that lead to their nodes.
+
+use std::{collections::BTreeSet, mem::offset_of, net::IpAddr, sync::atomic::Ordering};
+
+use xdp_prog::abi::{Backend, map};
+
+use super::{
+    BackendSpec, InstalledBackend, TableError, Tables, Way,
+    encode::{backend_address, backend_flags, family_flag, next_hop_entry, wire_address},
+};
+use crate::nexthop::Resolution;
+
+impl Tables {
+    /// Tells how a node address is reached; best before a service names it.
+    ///
+    /// Unresolved ones are left to the kernel's FIB, packet by packet.
+    ///
+    /// # Errors
+    ///
+    /// When the table of next hops is full; the old next hop stays.
+    pub fn set_next_hop(
+        &mut self,
+        target: IpAddr,
+        resolution: Resolution,
+    ) -> Result<(), TableError> {
+        let old = self.ways.get(&target).map_or(0, |way| way.next_hop);
+        let next_hop = match resolution {
+            Resolution::Resolved(hop) => {
+                let hop = next_hop_entry(target, &hop);
+                if old != 0 && self.next_hops.read(old) == Some(hop) {
+                    old
+                } else {
+                    let id = self.allocate_next_hop()?;
+                    self.next_hops.write(id, hop);
+                    id
+                }
+            }
+            Resolution::Local | Resolution::Unresolved(_) => 0,
+        };
+        self.ways.insert(
+            target,
+            Way {
+                next_hop,
+                resolution: Some(resolution),
+            },
+        );
+        if let Some(id) = self
+            .backend_by_address
+            .get(&target)
+            .map(|backend| backend.id)
+        {
+            self.store_backend_word(id, offset_of!(Backend, next_hop), next_hop);
+            let flags = backend_flags(target, resolution);
+            self.store_backend_word(id, offset_of!(Backend, flags), flags);
+        }
+        if old != 0 && old != next_hop {
+            self.retired.next_hops.push(old);
+        }
+        self.reclaim_if_worth_it();
+        Ok(())
+    }
+
+    /// Returns how a node address is reached, as told last.
+    pub fn next_hop(&self, target: IpAddr) -> Option<Resolution> {
+        self.ways.get(&target)?.resolution
+    }
+
+    /// Forgets the ways to all addresses but these and those of backends.
+    pub fn retain_next_hops(&mut self, targets: &BTreeSet<IpAddr>) {
+        let backends = &self.backend_by_address;
+        let retired = &mut self.retired.next_hops;
+        self.ways.retain(|target, way| {
+            let keep = targets.contains(target) || backends.contains_key(target);
+            if !keep && way.next_hop != 0 {
+                retired.push(way.next_hop);
+            }
+            keep
+        });
+    }
+
+    fn allocate_next_hop(&mut self) -> Result<u32, TableError> {
+        self.or_reclaim(|tables| tables.next_hop_ids.allocate())
+            .ok_or(TableError::TableFull {
+                map: map::NEXTHOPS,
+                entries: self.next_hop_ids.capacity(),
+            })
+    }
+
+    /// Counts one more user for each backend; new ones are written first.
+    pub(super) fn take_backends(&mut self, specs: &[BackendSpec]) -> Result<Vec<u32>, TableError> {
+        let mut taken = Vec::with_capacity(specs.len());
+        for spec in specs {
+            match self.take_backend(spec.address) {
+                Ok(id) => taken.push(id),
+                Err(error) => {
+                    self.drop_backends(taken);
+                    return Err(error);
+                }
+            }
+        }
+        Ok(taken)
+    }
+
+    fn take_backend(&mut self, address: IpAddr) -> Result<u32, TableError> {
+        if let Some(backend) = self.backend_by_address.get_mut(&address) {
+            backend.services += 1;
+            return Ok(backend.id);
+        }
+        let id = self
+            .or_reclaim(|tables| tables.backend_ids.allocate())
+            .ok_or(TableError::TableFull {
+                map: map::BACKENDS,
+                entries: self.backend_ids.capacity(),
+            })?;
+        let way = self.ways.get(&address);
+        let entry = Backend {
+            address: wire_address(address),
+            next_hop: way.map_or(0, |way| way.next_hop),
+            flags: match way.and_then(|way| way.resolution) {
+                Some(resolution) => backend_flags(address, resolution),
+                None => family_flag(address),
+            },
+            ..Backend::default()
+        };
+        self.counters.clear_backend(id);
+        self.backends.write(id, entry);
+        self.backend_by_address
+            .insert(address, InstalledBackend { id, services: 1 });
+        Ok(id)
+    }
+
+    /// Counts one user less for each backend; those without any are retired.
+    pub(super) fn drop_backends(&mut self, ids: impl IntoIterator<Item = u32>) {
+        for id in ids {
+            let Some(entry) = self.backends.read(id) else {
+                continue;
+            };
+            let address = backend_address(&entry);
+            let Some(backend) = self.backend_by_address.get_mut(&address) else {
+                continue;
+            };
+            backend.services -= 1;
+            if backend.services == 0 {
+                self.backend_by_address.remove(&address);
+                self.retired.backends.push(id);
+            }
+        }
+    }
+
+    fn store_backend_word(&mut self, id: u32, offset: usize, value: u32) {
+        if let Some(stored) = self.backends.atomic_u32(id, offset) {
+            stored.store(value, Ordering::Release);
+        }
+    }
+}

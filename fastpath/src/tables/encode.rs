@@ -1,0 +1,126 @@
+//! From user space's types to table entries, and back.
+
+use std::net::IpAddr;
+
+use aya::maps::lpm_trie::Key;
+use ipnet::IpNet;
+use xdp_prog::abi::{
+    BACKEND_LOCAL, BACKEND_V4, BACKEND_V6, Backend, Config, EdgePrefix, HOP_GATEWAY, NextHop,
+    ServiceKeyV4, ServiceKeyV6,
+};
+
+use super::{
+    Protocol, ServiceKey, Settings,
+    types::{address_key, address_of},
+};
+use crate::nexthop::Resolution;
+
+pub(super) enum KeyOf {
+    V4(ServiceKeyV4),
+    V6(ServiceKeyV6),
+}
+
+pub(super) fn key_of(key: &ServiceKey) -> KeyOf {
+    let port = key.port.to_be_bytes();
+    let protocol = key.protocol.number();
+    match key.address {
+        IpAddr::V4(v4) => KeyOf::V4(ServiceKeyV4::new(v4.octets(), port, protocol)),
+        IpAddr::V6(v6) => KeyOf::V6(ServiceKeyV6::new(v6.octets(), port, protocol)),
+    }
+}
+
+pub(super) fn service_key(address: IpAddr, port: u16, protocol: u8) -> Option<ServiceKey> {
+    Some(ServiceKey {
+        address,
+        port,
+        protocol: Protocol::from_number(protocol)?,
+    })
+}
+
+pub(super) fn key_check(key: &ServiceKey) -> u32 {
+    match key_of(key) {
+        KeyOf::V4(wire) => wire.check(),
+        KeyOf::V6(wire) => wire.check(),
+    }
+}
+
+/// Spells an address as `BACKENDS` does: IPv4 in the first four bytes.
+pub(super) fn wire_address(address: IpAddr) -> [u8; 16] {
+    match address {
+        IpAddr::V4(v4) => {
+            let [a, b, c, d] = v4.octets();
+            [a, b, c, d, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]
+        }
+        IpAddr::V6(v6) => v6.octets(),
+    }
+}
+
+pub(super) const fn family_flag(address: IpAddr) -> u32 {
+    match address {
+        IpAddr::V4(_) => BACKEND_V4,
+        IpAddr::V6(_) => BACKEND_V6,
+    }
+}
+
+pub(super) fn backend_flags(address: IpAddr, resolution: Resolution) -> u32 {
+    let local = if resolution == Resolution::Local {
+        BACKEND_LOCAL
+    } else {
+        0
+    };
+    family_flag(address) | local
+}
+
+pub(super) fn backend_address(backend: &Backend) -> IpAddr {
+    if backend.flags & BACKEND_V4 != 0 {
+        backend.address_v4().into()
+    } else {
+        backend.address.into()
+    }
+}
+
+pub(super) fn settings_of(config: &Config) -> Settings {
+    let [a, b, c, d, ..] = config.source_v4;
+    Settings {
+        hash_seed: config.hash_seed,
+        source_v4: Some([a, b, c, d].into()).filter(|v4: &std::net::Ipv4Addr| !v4.is_unspecified()),
+        source_v6: Some(config.source_v6.into())
+            .filter(|v6: &std::net::Ipv6Addr| !v6.is_unspecified()),
+    }
+}
+
+pub(super) fn next_hop_entry(target: IpAddr, hop: &crate::nexthop::NextHop) -> NextHop {
+    let [a, b, c, d, e, f] = hop.destination_mac;
+    let [g, h, i, j, k, l] = hop.source_mac;
+    let source = hop
+        .source
+        .filter(|source| source.is_ipv4() == target.is_ipv4());
+    NextHop {
+        ifindex: hop.ifindex,
+        mtu: hop.mtu,
+        source: source.map_or([0; 16], wire_address),
+        macs: [a, b, c, d, e, f, g, h, i, j, k, l],
+        vlan: hop.vlan.unwrap_or(0).to_be_bytes(),
+        flags: if hop.via_gateway { HOP_GATEWAY } else { 0 },
+        ..NextHop::default()
+    }
+}
+
+pub(super) fn prefix_key(net: IpNet) -> Key<EdgePrefix> {
+    let front = match net {
+        IpNet::V4(_) => EdgePrefix::FRONT_BITS_V4,
+        IpNet::V6(_) => EdgePrefix::FRONT_BITS_V6,
+    };
+    let data = EdgePrefix::new(address_key(net.network()));
+    Key::new(front + u32::from(net.prefix_len()), data)
+}
+
+pub(super) fn prefix_of(key: Key<EdgePrefix>) -> Option<IpNet> {
+    let address = address_of(key.data().address());
+    let front = match address {
+        IpAddr::V4(_) => EdgePrefix::FRONT_BITS_V4,
+        IpAddr::V6(_) => EdgePrefix::FRONT_BITS_V6,
+    };
+    let length = key.prefix_len().checked_sub(front)?;
+    IpNet::new(address, u8::try_from(length).ok()?).ok()
+}

@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use fastpath::tables::Settings;
+use fastpath::tables::{Addresses, Settings};
 use ipnet::IpNet;
 
 use crate::desired::{AttachMode, Desired, ServiceKey, ServiceSpec};
@@ -17,10 +17,8 @@ use crate::desired::{AttachMode, Desired, ServiceKey, ServiceSpec};
 pub struct Installed<'tables> {
     /// Machine-wide settings; unknown in tables that nobody has set yet.
     pub settings: Option<Settings>,
-    /// Virtual addresses.
-    pub vips: BTreeSet<IpAddr>,
-    /// Addresses at which IP-in-IP is decapsulated.
-    pub local: BTreeSet<IpAddr>,
+    /// Virtual addresses and those of this machine.
+    pub addresses: Addresses,
     /// Prefixes from which it is accepted.
     pub trusted_edges: BTreeSet<IpNet>,
     /// Services; those of an earlier agent without what they were made from.
@@ -37,12 +35,7 @@ pub enum Operation {
     /// Make these the trusted prefixes.
     Trust(BTreeSet<IpNet>),
     /// Make these the addresses.
-    Addresses {
-        /// Virtual addresses.
-        vips: BTreeSet<IpAddr>,
-        /// Addresses at which IP-in-IP is decapsulated.
-        local: BTreeSet<IpAddr>,
-    },
+    Addresses(Addresses),
     /// Find the next hops of these node addresses, and follow their changes.
     Resolve(BTreeSet<IpAddr>),
     /// Add or change a service.
@@ -79,13 +72,9 @@ pub fn plan(
     if trust != installed.trusted_edges {
         operations.push(Operation::Trust(trust.clone()));
     }
-    let vips: BTreeSet<IpAddr> = installed.vips.union(&target.vips).copied().collect();
-    let local: BTreeSet<IpAddr> = installed.local.union(&target.local).copied().collect();
-    if vips != installed.vips || local != installed.local {
-        operations.push(Operation::Addresses {
-            vips: vips.clone(),
-            local: local.clone(),
-        });
+    let addresses = installed.addresses.union(&target.addresses);
+    if addresses != installed.addresses {
+        operations.push(Operation::Addresses(addresses.clone()));
     }
 
     operations.push(Operation::Resolve(target.nodes()));
@@ -103,11 +92,8 @@ pub fn plan(
         operations.push(Operation::Remove(*key));
     }
 
-    if vips != target.vips || local != target.local {
-        operations.push(Operation::Addresses {
-            vips: target.vips,
-            local: target.local,
-        });
+    if addresses != target.addresses {
+        operations.push(Operation::Addresses(target.addresses));
     }
     if trust != target.trusted_edges {
         operations.push(Operation::Trust(target.trusted_edges));
@@ -130,8 +116,7 @@ pub fn plan(
 /// The desired state as tables, with the roles applied.
 struct Target<'desired> {
     settings: Settings,
-    vips: BTreeSet<IpAddr>,
-    local: BTreeSet<IpAddr>,
+    addresses: Addresses,
     trusted_edges: BTreeSet<IpNet>,
     services: BTreeMap<ServiceKey, &'desired ServiceSpec>,
 }
@@ -143,21 +128,22 @@ impl<'desired> Target<'desired> {
                 hash_seed: desired.hash_seed,
                 source_v4: desired.sources.ipv4,
                 source_v6: desired.sources.ipv6,
+                node: desired.node,
+                ..Settings::default()
             },
-            vips: BTreeSet::new(),
-            local: BTreeSet::new(),
+            addresses: Addresses::default(),
             trusted_edges: BTreeSet::new(),
             services: BTreeMap::new(),
         };
         if desired.edge {
-            target.vips.clone_from(&desired.vips);
+            target.addresses.vips.clone_from(&desired.vips);
             let services = desired.services.iter();
             target.services = services
                 .map(|(key, service)| (*key, &service.spec))
                 .collect();
         }
         if desired.node {
-            target.local = own.difference(&desired.vips).copied().collect();
+            target.addresses.local = own.difference(&desired.vips).copied().collect();
             target.trusted_edges.clone_from(&desired.trusted_edges);
         }
         target
@@ -202,8 +188,7 @@ trusted_edges: [10.0.0.8/29]
         let target = Target::of(desired, &own());
         Installed {
             settings: Some(target.settings),
-            vips: target.vips,
-            local: target.local,
+            addresses: target.addresses,
             trusted_edges: target.trusted_edges,
             services: target
                 .services
@@ -223,8 +208,12 @@ trusted_edges: [10.0.0.8/29]
         let name = |operation: &Operation| match operation {
             Operation::Settings(_) => "settings".to_owned(),
             Operation::Trust(prefixes) => format!("trust {}", prefixes.len()),
-            Operation::Addresses { vips, local } => {
-                format!("addresses {} {}", vips.len(), local.len())
+            Operation::Addresses(addresses) => {
+                format!(
+                    "addresses {} {}",
+                    addresses.vips.len(),
+                    addresses.local.len()
+                )
             }
             Operation::Resolve(nodes) => format!("resolve {}", nodes.len()),
             Operation::Put(key, _) => format!("put {}", key.address),
@@ -331,12 +320,12 @@ trusted_edges: [10.0.0.8/29]
     fn edge_does_not_decapsulate_and_node_does_not_balance() {
         let edge = desired(&EDGE_AND_NODE.replace("[edge, node]", "[edge]"));
         let target = Target::of(&edge, &own());
-        assert!(target.local.is_empty() && target.trusted_edges.is_empty());
+        assert!(target.addresses.local.is_empty() && target.trusted_edges.is_empty());
         let node = desired(
             "interfaces: [{name: eth0}]\nroles: [node]\nvips: [10.99.0.1]\ntrusted_edges: [10.0.0.8]\n",
         );
         let target = Target::of(&node, &own());
-        assert!(target.vips.is_empty() && target.services.is_empty());
-        assert_eq!(target.local, addresses(&["10.0.0.9"]));
+        assert!(target.addresses.vips.is_empty() && target.services.is_empty());
+        assert_eq!(target.addresses.local, addresses(&["10.0.0.9"]));
     }
 }

@@ -8,7 +8,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use criterion::{Criterion, criterion_group, criterion_main};
 use fastpath::{
     load::Loader,
-    tables::{BackendSpec, ForwardMode, ServiceSpec, Tables},
+    tables::{BackendSpec, ServiceSpec, Tables},
 };
 use xdp_prog::abi::map;
 
@@ -38,14 +38,11 @@ fn replace(criterion: &mut Criterion) {
 
 fn spec(network: u32) -> ServiceSpec {
     let address = |host| IpAddr::V4(Ipv4Addr::from_bits(0x0a00_0000 + (network << 16) + host));
-    let backend = |host| BackendSpec {
-        address: address(host),
-        weight: 1,
-    };
+    let backend = |host| BackendSpec::node(address(host), 1);
     ServiceSpec {
-        mode: ForwardMode::Ipip,
         log2_slots: Some(17),
         backends: (1..=BACKENDS).map(backend).collect(),
+        ..ServiceSpec::default()
     }
 }
 

@@ -32,10 +32,11 @@ pub use self::{
     error::TableError,
     explain::{ChosenBackend, Explanation, Outcome},
     types::{
-        BackendSpec, ForwardMode, Protocol, ServiceKey, ServiceKeyError, ServiceSpec, Settings,
+        Addresses, BackendKey, BackendSpec, ForwardMode, Protocol, ServiceKey, ServiceKeyError,
+        ServiceSpec, Settings, TrafficPolicy,
     },
 };
-use self::{encode::backend_address, error::read_failed, ids::Ids, mapped::Mapped};
+use self::{encode::backend_key, error::read_failed, ids::Ids, mapped::Mapped};
 use crate::{load::Loaded, nexthop::Resolution};
 
 mod adopt;
@@ -166,7 +167,7 @@ pub struct Tables {
     backend_ids: Ids,
     next_hop_ids: Ids,
     installed: BTreeMap<ServiceKey, InstalledService>,
-    backend_by_address: BTreeMap<IpAddr, InstalledBackend>,
+    backend_by_key: BTreeMap<BackendKey, InstalledBackend>,
     ways: BTreeMap<IpAddr, Way>,
     retired: Retired,
 }
@@ -229,7 +230,7 @@ impl Tables {
             backend_ids: Ids::new(backends.length()),
             next_hop_ids: Ids::new(next_hops.length()),
             installed: BTreeMap::new(),
-            backend_by_address: BTreeMap::new(),
+            backend_by_key: BTreeMap::new(),
             ways: BTreeMap::new(),
             retired: Retired::default(),
             service,
@@ -246,17 +247,17 @@ impl Tables {
         self.installed.iter()
     }
 
-    /// Lists the backends in the tables by node address.
-    pub fn backends(&self) -> impl Iterator<Item = (&IpAddr, &InstalledBackend)> {
-        self.backend_by_address.iter()
+    /// Lists the backends in the tables.
+    pub fn backends(&self) -> impl Iterator<Item = (&BackendKey, &InstalledBackend)> {
+        self.backend_by_key.iter()
     }
 
     /// Counts the slots that each backend of a service owns.
-    pub fn slots_by_backend(&self, service: &InstalledService) -> BTreeMap<IpAddr, u32> {
+    pub fn slots_by_backend(&self, service: &InstalledService) -> BTreeMap<BackendKey, u32> {
         let mut slots = BTreeMap::new();
         for slot in self.run_slots(service.run) {
             if let Some(backend) = self.backends.get(slot.current()).filter(|b| b.flags != 0) {
-                *slots.entry(backend_address(backend)).or_default() += 1;
+                *slots.entry(backend_key(backend)).or_default() += 1;
             }
         }
         slots
@@ -273,9 +274,9 @@ impl Tables {
             .iter()
             .map(|(key, service)| (*key, service.id));
         let backends = self
-            .backend_by_address
+            .backend_by_key
             .iter()
-            .map(|(address, b)| (*address, b.id));
+            .map(|(key, backend)| (*key, backend.id));
         self.counters.sum(services, backends)
     }
 

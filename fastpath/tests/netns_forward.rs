@@ -19,7 +19,8 @@ use fastpath::{
     load::{Loaded, Loader},
     nexthop::{Resolution, Resolver, Tracker},
     tables::{
-        BackendSpec, Counters, ForwardMode, Protocol, ServiceKey, ServiceSpec, Settings, Tables,
+        Addresses, BackendSpec, Counters, ForwardMode, Protocol, ServiceKey, ServiceSpec, Settings,
+        Tables,
     },
 };
 use lab::{Machine, Topology, vip_v4, vip_v6, wait_until};
@@ -80,7 +81,10 @@ fn ipip_from_an_untrusted_edge_is_left_alone() {
     let mut receiver = Dataplane::start(node);
     receiver
         .tables
-        .set_addresses(&BTreeSet::new(), &BTreeSet::from([node.v4()]))
+        .set_addresses(&Addresses {
+            local: BTreeSet::from([node.v4()]),
+            ..Addresses::default()
+        })
         .unwrap();
     let mut edge = Dataplane::start(&lab.edges()[0]);
     edge.serve(vip, ForwardMode::Ipip, &[node.v4()]);
@@ -330,8 +334,11 @@ impl<'lab> Dataplane<'lab> {
     /// Starts a node that trusts the edges of the lab.
     fn node(machine: &'lab Machine, lab: &Topology) -> Self {
         let mut node = Self::start(machine);
-        let local = BTreeSet::from([machine.v4(), machine.v6()]);
-        node.tables.set_addresses(&BTreeSet::new(), &local).unwrap();
+        let addresses = Addresses {
+            local: BTreeSet::from([machine.v4(), machine.v6()]),
+            ..Addresses::default()
+        };
+        node.tables.set_addresses(&addresses).unwrap();
         let edges = lab.edges().iter().flat_map(|edge| [edge.v4(), edge.v6()]);
         node.tables
             .set_trusted_edges(&edges.map(Into::into).collect())
@@ -345,14 +352,11 @@ impl<'lab> Dataplane<'lab> {
     }
 
     fn put(&mut self, vip: IpAddr, mode: ForwardMode, nodes: &[IpAddr]) {
-        let backends = nodes.iter().map(|node| BackendSpec {
-            address: *node,
-            weight: 1,
-        });
+        let backends = nodes.iter().map(|node| BackendSpec::node(*node, 1));
         let spec = ServiceSpec {
             mode,
-            log2_slots: None,
             backends: backends.collect(),
+            ..ServiceSpec::default()
         };
         for protocol in [Protocol::Tcp, Protocol::Udp] {
             let key = ServiceKey {

@@ -20,7 +20,7 @@ use etherparse::PacketBuilder;
 use fastpath::{
     load::{Loaded, Loader},
     nexthop::{NextHop, Resolution},
-    tables::{BackendSpec, ForwardMode, Protocol, ServiceKey, ServiceSpec, Settings, Tables},
+    tables::{BackendSpec, Protocol, ServiceKey, ServiceSpec, Settings, Tables},
 };
 use xdp_prog::{
     abi::map,
@@ -233,14 +233,10 @@ fn fleeting_backend(port: u16) -> Ipv4Addr {
 }
 
 fn spec(backends: &[Ipv4Addr]) -> ServiceSpec {
-    let backend = |address: &Ipv4Addr| BackendSpec {
-        address: (*address).into(),
-        weight: 1,
-    };
+    let backend = |address: &Ipv4Addr| BackendSpec::node((*address).into(), 1);
     ServiceSpec {
-        mode: ForwardMode::Ipip,
-        log2_slots: None,
         backends: backends.iter().map(backend).collect(),
+        ..ServiceSpec::default()
     }
 }
 

@@ -16,8 +16,8 @@ use fastpath::{
     nexthop::{NextHop, Reason, Resolution},
     pins::Pins,
     tables::{
-        BackendSpec, ForwardMode, Outcome, Protocol, ServiceKey, ServiceSpec, Settings, TableError,
-        Tables,
+        Addresses, BackendKey, BackendSpec, Outcome, Protocol, ServiceKey, ServiceSpec, Settings,
+        TableError, Tables,
     },
 };
 use xdp_prog::abi::{BACKEND_V4, Backend, ServiceKeyV4, Slot, Traffic, map};
@@ -33,8 +33,8 @@ fn a_service_leads_to_its_backends_in_proportion_to_their_weights() {
 
     let installed = tables.services().next().unwrap().1;
     let slots = tables.slots_by_backend(installed);
-    assert_eq!(slots[&address("10.0.0.1")], 64);
-    assert_eq!(slots[&address("10.0.0.2")], 192);
+    assert_eq!(slots[&node("10.0.0.1")], 64);
+    assert_eq!(slots[&node("10.0.0.2")], 192);
 }
 
 #[test]
@@ -45,7 +45,7 @@ fn a_flow_is_explained_down_to_its_next_hop() {
     let from: SocketAddr = "192.0.2.1:4711".parse().unwrap();
 
     let unresolved = tables.which(&key, from).unwrap();
-    assert_eq!(unresolved.choice.unwrap().address, address("10.0.0.1"));
+    assert_eq!(unresolved.choice.unwrap().backend, node("10.0.0.1"));
     assert_eq!(unresolved.verdict, Outcome::Drop("next_hop_unresolved"));
 
     tables
@@ -184,7 +184,7 @@ fn a_weight_too_small_for_the_table_names_the_backend() {
         .put_service(service("10.99.0.1:80/tcp"), &uneven)
         .unwrap_err();
     assert!(
-        matches!(error, TableError::WeightTooSmall { backend, slots: 256, .. } if backend == address("10.0.0.1")),
+        matches!(error, TableError::WeightTooSmall { backend, slots: 256, .. } if backend == node("10.0.0.1")),
         "{error}"
     );
 }
@@ -192,16 +192,21 @@ fn a_weight_too_small_for_the_table_names_the_backend() {
 #[test]
 fn addresses_and_edges_become_exactly_what_was_asked() {
     let (_loaded, mut tables) = small();
-    let vips = BTreeSet::from([address("10.99.0.1"), address("fd00:99::1")]);
-    let local = BTreeSet::from([address("10.0.0.9")]);
-    tables.set_addresses(&vips, &local).unwrap();
-    assert_eq!((tables.vips(), tables.local_addresses()), (vips, local));
-    let fewer = BTreeSet::from([address("10.99.0.2")]);
-    tables.set_addresses(&fewer, &BTreeSet::new()).unwrap();
-    assert_eq!(
-        (tables.vips(), tables.local_addresses()),
-        (fewer, BTreeSet::new())
-    );
+    let own = BTreeSet::from([address("10.0.0.9")]);
+    let addresses = Addresses {
+        vips: BTreeSet::from([address("10.99.0.1"), address("fd00:99::1")]),
+        local: own.clone(),
+        node_ports: own.clone(),
+        nat: own,
+    };
+    let fewer = Addresses {
+        vips: BTreeSet::from([address("10.99.0.2")]),
+        ..Addresses::default()
+    };
+    for wanted in [addresses, fewer] {
+        tables.set_addresses(&wanted).unwrap();
+        assert_eq!(tables.addresses(), wanted);
+    }
 
     for prefixes in [
         &["10.0.0.0/8", "fd00::/16", "192.0.2.1/32"][..],
@@ -298,10 +303,7 @@ fn counters_begin_at_zero_where_a_killed_agent_used_the_id() {
     tables.put_service(key, &spec(&[("10.0.0.2", 1)])).unwrap();
     let counters = tables.counters().unwrap();
     assert_eq!(counters.services, [(key, Traffic::default())]);
-    assert_eq!(
-        counters.backends,
-        [(address("10.0.0.2"), Traffic::default())]
-    );
+    assert_eq!(counters.backends, [(node("10.0.0.2"), Traffic::default())]);
 }
 
 #[test]
@@ -333,7 +335,7 @@ fn a_change_that_a_killed_agent_began_is_finished() {
     tables
         .put_service(key, &spec(&[("10.0.0.1", 1), ("10.0.0.3", 1)]))
         .unwrap();
-    let shares = vec![(address("10.0.0.1"), 128), (address("10.0.0.3"), 128)];
+    let shares = vec![(node("10.0.0.1"), 128), (node("10.0.0.3"), 128)];
     assert_eq!(slots(&tables), [(key, shares)]);
     let ids: Vec<u32> = tables.backends().map(|(_, backend)| backend.id).collect();
     assert_eq!(ids, [1, NEW_BACKEND]);
@@ -366,7 +368,7 @@ fn array<T: aya::Pod>(loaded: &Loaded, name: &str) -> Array<MapData, T> {
     Array::try_from(Map::Array(loaded.map(name).unwrap())).unwrap()
 }
 
-type Slots = Vec<(ServiceKey, Vec<(IpAddr, u32)>)>;
+type Slots = Vec<(ServiceKey, Vec<(BackendKey, u32)>)>;
 
 fn slots(tables: &Tables) -> Slots {
     tables
@@ -401,15 +403,19 @@ fn sized(loader: Loader) -> Loader {
 
 fn spec(backends: &[(&str, u32)]) -> ServiceSpec {
     ServiceSpec {
-        mode: ForwardMode::Ipip,
-        log2_slots: None,
         backends: backends
             .iter()
-            .map(|(text, weight)| BackendSpec {
-                address: address(text),
-                weight: *weight,
-            })
+            .map(|(text, weight)| BackendSpec::node(address(text), *weight))
             .collect(),
+        ..ServiceSpec::default()
+    }
+}
+
+fn node(text: &str) -> BackendKey {
+    BackendKey {
+        address: address(text),
+        pod: None,
+        nat: false,
     }
 }
 

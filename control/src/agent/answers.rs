@@ -1,10 +1,10 @@
 //! What the agent says about itself and its tables.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 
 use fastpath::nexthop::Resolution;
-use fastpath::tables::{InstalledService, Outcome, ServiceKey};
+use fastpath::tables::{BackendKey, InstalledService, Outcome, ServiceKey};
 use xdp_prog::abi::Traffic;
 use xdp_prog::reason::ReasonKind;
 
@@ -46,7 +46,7 @@ impl Agent {
             status: self.status(),
             started_at: self.started_at,
             services: self.services().unwrap_or_default(),
-            backends: self.nodes().unwrap_or_default(),
+            backends: self.each_backend().unwrap_or_default(),
             reasons: self.reasons().unwrap_or_default(),
         }
     }
@@ -57,9 +57,9 @@ impl Agent {
         let mut next_hops: BTreeMap<String, u64> = ["resolved", "local", "unresolved"]
             .map(|state| (state.to_owned(), 0))
             .into();
-        for (address, _) in self.tables.backends() {
+        for node in self.nodes_in_use() {
             *next_hops
-                .entry(state(self.tables.next_hop(*address)).to_owned())
+                .entry(state(self.tables.next_hop(node)).to_owned())
                 .or_default() += 1;
         }
         Status {
@@ -151,20 +151,22 @@ impl Agent {
 
     /// Lists each backend of each service that is installed.
     fn backends(&self) -> Result<Vec<Backend>, String> {
-        let traffic: BTreeMap<IpAddr, Traffic> = self.counters()?.backends.into_iter().collect();
+        let traffic: BTreeMap<BackendKey, Traffic> =
+            self.counters()?.backends.into_iter().collect();
         let mut rows = Vec::new();
         for (key, service) in self.tables.services() {
             let slots = self.tables.slots_by_backend(service);
             let name = self.name_of(key).unwrap_or_else(|| key.to_string());
             for backend in service.spec().into_iter().flat_map(|spec| &spec.backends) {
                 let next_hop = self.tables.next_hop(backend.address);
-                let traffic = traffic.get(&backend.address).copied().unwrap_or_default();
+                let key = backend.key(service.mode);
+                let traffic = traffic.get(&key).copied().unwrap_or_default();
                 rows.push(Backend {
                     name: name.clone(),
                     service: key.to_string(),
-                    backend: backend.address.to_string(),
+                    backend: key.to_string(),
                     weight: backend.weight,
-                    slots: slots.get(&backend.address).copied().unwrap_or(0),
+                    slots: slots.get(&key).copied().unwrap_or(0),
                     table_size: service.run.length(),
                     state: state(next_hop).to_owned(),
                     next_hop: describe(next_hop),
@@ -176,14 +178,14 @@ impl Agent {
         Ok(rows)
     }
 
-    /// Lists each node address once, for counters that are over all services.
-    fn nodes(&self) -> Result<Vec<Backend>, String> {
+    /// Lists each backend once, for counters that are over all services.
+    fn each_backend(&self) -> Result<Vec<Backend>, String> {
         let rows = self
             .counters()?
             .backends
             .into_iter()
-            .map(|(address, traffic)| Backend {
-                backend: address.to_string(),
+            .map(|(key, traffic)| Backend {
+                backend: key.to_string(),
                 packets: traffic.packets,
                 bytes: traffic.bytes,
                 ..Backend::default()
@@ -228,7 +230,7 @@ impl Agent {
             let backend = spec.and_then(|spec| {
                 spec.backends
                     .iter()
-                    .find(|backend| backend.address == choice.address)
+                    .find(|backend| backend.key(spec.mode) == choice.backend)
             });
             Choice {
                 mode: service
@@ -237,16 +239,16 @@ impl Agent {
                 hash: choice.hash,
                 slot: choice.slot,
                 table_size: choice.slots,
-                backend: choice.address.to_string(),
+                backend: choice.backend.to_string(),
                 weight: backend.map(|backend| backend.weight),
                 slots: slots
-                    .and_then(|slots| slots.get(&choice.address).copied())
+                    .and_then(|slots| slots.get(&choice.backend).copied())
                     .unwrap_or(0),
             }
         });
         let next_hop = explanation
             .choice
-            .map(|choice| describe(self.tables.next_hop(choice.address)));
+            .map(|choice| describe(self.tables.next_hop(choice.backend.address)));
         let (action, reason) = match explanation.verdict {
             Outcome::Forward(_) => ("forward", None),
             Outcome::Pass(reason) => ("pass", Some(reason)),
@@ -261,6 +263,10 @@ impl Agent {
             reason: reason.map(str::to_owned),
             next_hop,
         })
+    }
+
+    fn nodes_in_use(&self) -> BTreeSet<IpAddr> {
+        self.tables.backends().map(|(key, _)| key.address).collect()
     }
 
     fn name_of(&self, key: &ServiceKey) -> Option<String> {

@@ -60,8 +60,7 @@ impl Agent {
         let attached = attached.map(|(name, attached)| (name.clone(), Some(attached.allowed)));
         Installed {
             settings: self.settings,
-            vips: self.tables.vips(),
-            local: self.tables.local_addresses(),
+            addresses: self.tables.addresses(),
             trusted_edges: self.tables.trusted_edges(),
             services: services
                 .map(|(key, service)| (*key, service.spec().filter(|_| !self.stale.contains(key))))
@@ -90,9 +89,9 @@ impl Agent {
                 Item::Table("trusted_edges"),
                 table(self.tables.set_trusted_edges(&prefixes)),
             ),
-            Operation::Addresses { vips, local } => (
+            Operation::Addresses(addresses) => (
                 Item::Table("vips"),
-                table(self.tables.set_addresses(&vips, &local)),
+                table(self.tables.set_addresses(&addresses)),
             ),
             Operation::Resolve(nodes) => {
                 self.next_hops.set_targets(nodes);

@@ -1,12 +1,12 @@
 //! What an earlier agent left in the maps.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, mem::offset_of};
 
 use xdp_prog::abi::{Backend, NextHop, Service, Slot, map};
 
 use super::{
     ForwardMode, InstalledBackend, InstalledService, Run, ServiceKey, TableError, Tables, Way,
-    encode::{backend_address, key_check, service_key, settings_of},
+    encode::{backend_key, key_check, service_key, settings_of},
     error::read_failed,
     grace,
 };
@@ -71,7 +71,7 @@ impl Tables {
             .into_iter()
             .filter(|owner| self.adopt_backend(*owner))
             .collect();
-        let mode = ForwardMode::from_abi(entry.mode);
+        let mode = ForwardMode::from_abi(entry.mode, entry.flags);
         Some(InstalledService {
             id,
             run,
@@ -86,8 +86,8 @@ impl Tables {
         let Some(entry) = self.backends.read(id).filter(|entry| entry.flags != 0) else {
             return false;
         };
-        let address = backend_address(&entry);
-        if let Some(backend) = self.backend_by_address.get_mut(&address) {
+        let key = backend_key(&entry);
+        if let Some(backend) = self.backend_by_key.get_mut(&key) {
             if backend.id == id {
                 backend.services += 1;
             }
@@ -96,17 +96,20 @@ impl Tables {
         if !self.backend_ids.reserve(id) {
             return false;
         }
-        if self.next_hop_ids.reserve(entry.next_hop) {
-            self.ways.insert(
-                address,
-                Way {
+        match self.ways.get(&key.address) {
+            // A change of the node's next hop may have been under way.
+            Some(way) => self.store_backend_word(id, offset_of!(Backend, next_hop), way.next_hop),
+            None if self.next_hop_ids.reserve(entry.next_hop) => {
+                let way = Way {
                     next_hop: entry.next_hop,
                     resolution: None,
-                },
-            );
+                };
+                self.ways.insert(key.address, way);
+            }
+            None => {}
         }
-        self.backend_by_address
-            .insert(address, InstalledBackend { id, services: 1 });
+        self.backend_by_key
+            .insert(key, InstalledBackend { id, services: 1 });
         true
     }
 

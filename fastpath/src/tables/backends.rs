@@ -5,8 +5,8 @@ use std::{collections::BTreeSet, mem::offset_of, net::IpAddr, sync::atomic::Orde
 use xdp_prog::abi::{Backend, map};
 
 use super::{
-    BackendSpec, InstalledBackend, TableError, Tables, Way,
-    encode::{backend_address, backend_flags, family_flag, next_hop_entry, wire_address},
+    BackendKey, InstalledBackend, TableError, Tables, Way,
+    encode::{backend_entry, backend_flags, backend_key, next_hop_entry},
 };
 use crate::nexthop::Resolution;
 
@@ -44,13 +44,9 @@ impl Tables {
                 resolution: Some(resolution),
             },
         );
-        if let Some(id) = self
-            .backend_by_address
-            .get(&target)
-            .map(|backend| backend.id)
-        {
+        for (key, id) in self.backends_of(target) {
             self.store_backend_word(id, offset_of!(Backend, next_hop), next_hop);
-            let flags = backend_flags(target, resolution);
+            let flags = backend_flags(&key, Some(resolution));
             self.store_backend_word(id, offset_of!(Backend, flags), flags);
         }
         if old != 0 && old != next_hop {
@@ -67,10 +63,10 @@ impl Tables {
 
     /// Forgets the ways to all addresses but these and those of backends.
     pub fn retain_next_hops(&mut self, targets: &BTreeSet<IpAddr>) {
-        let backends = &self.backend_by_address;
+        let nodes: BTreeSet<IpAddr> = self.backend_by_key.keys().map(|key| key.address).collect();
         let retired = &mut self.retired.next_hops;
         self.ways.retain(|target, way| {
-            let keep = targets.contains(target) || backends.contains_key(target);
+            let keep = targets.contains(target) || nodes.contains(target);
             if !keep && way.next_hop != 0 {
                 retired.push(way.next_hop);
             }
@@ -87,10 +83,10 @@ impl Tables {
     }
 
     /// Counts one more user for each backend; new ones are written first.
-    pub(super) fn take_backends(&mut self, specs: &[BackendSpec]) -> Result<Vec<u32>, TableError> {
-        let mut taken = Vec::with_capacity(specs.len());
-        for spec in specs {
-            match self.take_backend(spec.address) {
+    pub(super) fn take_backends(&mut self, keys: &[BackendKey]) -> Result<Vec<u32>, TableError> {
+        let mut taken = Vec::with_capacity(keys.len());
+        for key in keys {
+            match self.take_backend(*key) {
                 Ok(id) => taken.push(id),
                 Err(error) => {
                     self.drop_backends(taken);
@@ -101,8 +97,8 @@ impl Tables {
         Ok(taken)
     }
 
-    fn take_backend(&mut self, address: IpAddr) -> Result<u32, TableError> {
-        if let Some(backend) = self.backend_by_address.get_mut(&address) {
+    fn take_backend(&mut self, key: BackendKey) -> Result<u32, TableError> {
+        if let Some(backend) = self.backend_by_key.get_mut(&key) {
             backend.services += 1;
             return Ok(backend.id);
         }
@@ -112,20 +108,16 @@ impl Tables {
                 map: map::BACKENDS,
                 entries: self.backend_ids.capacity(),
             })?;
-        let way = self.ways.get(&address);
-        let entry = Backend {
-            address: wire_address(address),
-            next_hop: way.map_or(0, |way| way.next_hop),
-            flags: match way.and_then(|way| way.resolution) {
-                Some(resolution) => backend_flags(address, resolution),
-                None => family_flag(address),
-            },
-            ..Backend::default()
-        };
+        let way = self.ways.get(&key.address);
+        let entry = backend_entry(
+            &key,
+            way.map_or(0, |way| way.next_hop),
+            way.and_then(|way| way.resolution),
+        );
         self.counters.clear_backend(id);
         self.backends.write(id, entry);
-        self.backend_by_address
-            .insert(address, InstalledBackend { id, services: 1 });
+        self.backend_by_key
+            .insert(key, InstalledBackend { id, services: 1 });
         Ok(id)
     }
 
@@ -135,19 +127,28 @@ impl Tables {
             let Some(entry) = self.backends.read(id) else {
                 continue;
             };
-            let address = backend_address(&entry);
-            let Some(backend) = self.backend_by_address.get_mut(&address) else {
+            let key = backend_key(&entry);
+            let Some(backend) = self.backend_by_key.get_mut(&key) else {
                 continue;
             };
             backend.services -= 1;
             if backend.services == 0 {
-                self.backend_by_address.remove(&address);
+                self.backend_by_key.remove(&key);
                 self.retired.backends.push(id);
             }
         }
     }
 
-    fn store_backend_word(&mut self, id: u32, offset: usize, value: u32) {
+    /// Lists the backends on one node.
+    fn backends_of(&self, address: IpAddr) -> Vec<(BackendKey, u32)> {
+        self.backend_by_key
+            .range(BackendKey::first_of(address)..)
+            .take_while(|(key, _)| key.address == address)
+            .map(|(key, backend)| (*key, backend.id))
+            .collect()
+    }
+
+    pub(super) fn store_backend_word(&mut self, id: u32, offset: usize, value: u32) {
         if let Some(stored) = self.backends.atomic_u32(id, offset) {
             stored.store(value, Ordering::Release);
         }

@@ -1,14 +1,12 @@
 //! Per-CPU counters, summed.
 
-use std::net::IpAddr;
-
 use aya::maps::{MapData, PerCpuArray, PerCpuValues};
 use xdp_prog::{
     abi::{Traffic, map},
     reason::{self, ReasonKind},
 };
 
-use super::{ServiceKey, TableError, error::read_failed};
+use super::{BackendKey, ServiceKey, TableError, error::read_failed};
 
 /// The sums over all CPUs at one time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -17,8 +15,8 @@ pub struct Counters {
     pub reasons: Vec<ReasonCount>,
     /// Packets and bytes per service.
     pub services: Vec<(ServiceKey, Traffic)>,
-    /// Packets and bytes per node address, over all services.
-    pub backends: Vec<(IpAddr, Traffic)>,
+    /// Packets and bytes per backend, over all services.
+    pub backends: Vec<(BackendKey, Traffic)>,
 }
 
 /// Packets that ended with one reason.
@@ -42,7 +40,7 @@ impl Maps {
     pub(super) fn sum(
         &self,
         services: impl Iterator<Item = (ServiceKey, u32)>,
-        backends: impl Iterator<Item = (IpAddr, u32)>,
+        backends: impl Iterator<Item = (BackendKey, u32)>,
     ) -> Result<Counters, TableError> {
         let mut counters = Counters::default();
         for (index, (kind, label)) in (0..).zip(reason::all()) {
@@ -61,10 +59,10 @@ impl Maps {
             let values = values.map_err(read_failed(map::SERVICE_TRAFFIC))?;
             counters.services.push((key, total(&values)));
         }
-        for (address, id) in backends {
+        for (key, id) in backends {
             let values = self.backend_traffic.get(&id, 0);
             let values = values.map_err(read_failed(map::BACKEND_TRAFFIC))?;
-            counters.backends.push((address, total(&values)));
+            counters.backends.push((key, total(&values)));
         }
         Ok(counters)
     }

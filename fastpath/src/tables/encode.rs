@@ -1,16 +1,17 @@
 //! From user space's types to table entries, and back.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use aya::maps::lpm_trie::Key;
 use ipnet::IpNet;
 use xdp_prog::abi::{
-    BACKEND_LOCAL, BACKEND_V4, BACKEND_V6, Backend, Config, EdgePrefix, HOP_GATEWAY, NextHop,
-    ServiceKeyV4, ServiceKeyV6,
+    AddressKey, BACKEND_LOCAL, BACKEND_NAT, BACKEND_POD, BACKEND_V4, BACKEND_V6, Backend,
+    CONFIG_NODE, Config, EdgePrefix, HOP_GATEWAY, NextHop, SERVICE_NAT, SERVICE_NODE_PORT,
+    SERVICE_PODS, SERVICE_SOURCE_RANGES, Service, ServiceKeyV4, ServiceKeyV6, Tag,
 };
 
 use super::{
-    Protocol, ServiceKey, Settings,
+    BackendKey, ForwardMode, Protocol, ServiceKey, ServiceSpec, Settings,
     types::{address_key, address_of},
 };
 use crate::nexthop::Resolution;
@@ -35,6 +36,27 @@ pub(super) fn service_key(address: IpAddr, port: u16, protocol: u8) -> Option<Se
         port,
         protocol: Protocol::from_number(protocol)?,
     })
+}
+
+/// Makes a service's entry, but for where its tables lie.
+pub(super) fn service_rules(spec: &ServiceSpec) -> Service {
+    let is_nat = spec.mode == ForwardMode::Nat;
+    let has_pods = !is_nat && spec.backends.iter().any(|backend| backend.pod.is_some());
+    let flags = [
+        (has_pods, SERVICE_PODS),
+        (is_nat, SERVICE_NAT),
+        (!spec.source_ranges.is_empty(), SERVICE_SOURCE_RANGES),
+        (spec.node_port, SERVICE_NODE_PORT),
+    ];
+    Service {
+        mode: spec.mode.to_abi(),
+        flags: flags
+            .into_iter()
+            .filter(|(set, _)| *set)
+            .fold(0, |flags, (_, flag)| flags | flag),
+        affinity: spec.affinity.map_or(0, |seed| seed.max(1)),
+        ..Service::default()
+    }
 }
 
 pub(super) fn key_check(key: &ServiceKey) -> u32 {
@@ -62,13 +84,53 @@ pub(super) const fn family_flag(address: IpAddr) -> u32 {
     }
 }
 
-pub(super) fn backend_flags(address: IpAddr, resolution: Resolution) -> u32 {
-    let local = if resolution == Resolution::Local {
-        BACKEND_LOCAL
-    } else {
-        0
-    };
-    family_flag(address) | local
+/// Makes the entry of a backend whose node is reached by this next hop.
+pub(super) fn backend_entry(
+    key: &BackendKey,
+    next_hop: u32,
+    resolution: Option<Resolution>,
+) -> Backend {
+    let pod = key
+        .pod
+        .map_or(AddressKey::default(), |pod| address_key(pod.ip()));
+    Backend {
+        address: wire_address(key.address),
+        next_hop,
+        flags: backend_flags(key, resolution),
+        pod,
+        port: key.pod.map_or(0, |pod| pod.port()).to_be_bytes(),
+        tag: if is_pod(key) { Tag::pod(pod).0 } else { 0 },
+        ..Backend::default()
+    }
+}
+
+pub(super) fn backend_flags(key: &BackendKey, resolution: Option<Resolution>) -> u32 {
+    let mut flags = family_flag(key.address);
+    if resolution == Some(Resolution::Local) {
+        flags |= BACKEND_LOCAL;
+    }
+    if key.nat {
+        flags |= BACKEND_NAT;
+    }
+    if is_pod(key) {
+        flags |= BACKEND_POD;
+    }
+    flags
+}
+
+const fn is_pod(key: &BackendKey) -> bool {
+    key.pod.is_some() && !key.nat
+}
+
+/// Reads a backend's key back.
+pub(super) fn backend_key(backend: &Backend) -> BackendKey {
+    let pod = backend.flags & (BACKEND_POD | BACKEND_NAT) != 0;
+    let port = u16::from_be_bytes(backend.port);
+    BackendKey {
+        address: backend_address(backend),
+        pod: pod.then(|| SocketAddr::new(address_of(backend.pod), port)),
+        nat: backend.flags & BACKEND_NAT != 0,
+    }
 }
 
 pub(super) fn backend_address(backend: &Backend) -> IpAddr {
@@ -79,6 +141,19 @@ pub(super) fn backend_address(backend: &Backend) -> IpAddr {
     }
 }
 
+pub(super) fn config_of(settings: &Settings) -> Config {
+    Config {
+        hash_seed: settings.hash_seed,
+        source_v4: settings
+            .source_v4
+            .map_or([0; 16], |v4| wire_address(v4.into())),
+        source_v6: settings.source_v6.map_or([0; 16], |v6| v6.octets()),
+        mtu: settings.mtu.unwrap_or(0),
+        flags: if settings.node { CONFIG_NODE } else { 0 },
+        ..Config::default()
+    }
+}
+
 pub(super) fn settings_of(config: &Config) -> Settings {
     let [a, b, c, d, ..] = config.source_v4;
     Settings {
@@ -86,6 +161,8 @@ pub(super) fn settings_of(config: &Config) -> Settings {
         source_v4: Some([a, b, c, d].into()).filter(|v4: &std::net::Ipv4Addr| !v4.is_unspecified()),
         source_v6: Some(config.source_v6.into())
             .filter(|v6: &std::net::Ipv6Addr| !v6.is_unspecified()),
+        node: config.flags & CONFIG_NODE != 0,
+        mtu: Some(config.mtu).filter(|mtu| *mtu != 0),
     }
 }
 

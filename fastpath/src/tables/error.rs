@@ -1,11 +1,11 @@
 //! Why a table could not be opened, read or changed.
 
-use std::{io, net::IpAddr};
+use std::io;
 
 use aya::maps::MapError;
 use xdp_prog::maglev;
 
-use super::ServiceKey;
+use super::{BackendKey, ServiceKey};
 use crate::load::LoadError;
 
 /// Why a table could not be opened, read or changed.
@@ -79,8 +79,8 @@ pub enum TableError {
     WeightTooSmall {
         /// The service.
         service: ServiceKey,
-        /// The backend's node address.
-        backend: IpAddr,
+        /// The backend.
+        backend: BackendKey,
         /// The table size.
         slots: u32,
     },

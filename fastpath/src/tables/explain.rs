@@ -19,7 +19,7 @@ use xdp_prog::{
     reason::PassReason,
 };
 
-use super::{ServiceKey, Tables, encode::backend_address};
+use super::{BackendKey, ServiceKey, Tables, encode::backend_key};
 
 /// The steps of one decision, as far as it got.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,8 +43,8 @@ pub struct ChosenBackend {
     pub slots: u32,
     /// Backend id.
     pub id: u32,
-    /// Node address of the backend.
-    pub address: IpAddr,
+    /// The backend.
+    pub backend: BackendKey,
 }
 
 /// What becomes of a packet.
@@ -98,7 +98,7 @@ impl Tables {
                 slot: choice.slot,
                 slots: 1 << choice.entry.word.log2_length(),
                 id: choice.id,
-                address: backend_address(choice.backend),
+                backend: backend_key(choice.backend),
             });
         let packet = Packet {
             l3: 14,

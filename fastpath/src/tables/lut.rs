@@ -1,6 +1,6 @@
 //! From a specification to the owners of the slots.
 
-use xdp_prog::maglev::{self, Identity, MAX_LOG2_LEN, MaglevError, Member, SLOTS_PER_BACKEND};
+use xdp_prog::maglev::{self, Identity, MAX_LOG2_LEN, MaglevError, Member};
 
 use super::{ServiceKey, ServiceSpec, TableError};
 
@@ -31,20 +31,26 @@ pub(super) fn build(key: &ServiceKey, spec: &ServiceSpec, seed: u64) -> Result<L
     let members: Vec<Member> = backends
         .iter()
         .map(|backend| Member {
-            // The port is the service's: a backend takes packets as they are.
-            identity: Identity::new(backend.address, 0),
+            identity: match backend.pod {
+                Some(pod) => Identity::new(pod.ip(), pod.port()),
+                // The port is the service's: the node takes packets as they are.
+                None => Identity::new(backend.address, 0),
+            },
             weight: backend.weight,
         })
         .collect();
-    let log2 = match spec.log2_slots {
-        Some(log2) => log2,
-        None => class_for(key, backends.len())?,
-    };
+    let log2 = spec
+        .log2_slots_for(backends.len())
+        .ok_or(TableError::TooManyBackends {
+            service: *key,
+            backends: backends.len(),
+            slots: 1 << MAX_LOG2_LEN,
+        })?;
     match maglev::table(seed, &members, log2) {
         Ok(owners) => Ok(Lut { log2, owners }),
         Err(MaglevError::NoSlot { member }) => Err(TableError::WeightTooSmall {
             service: *key,
-            backend: backends[member].address,
+            backend: backends[member].key(spec.mode),
             slots: 1 << log2,
         }),
         Err(source) => Err(TableError::Lut {
@@ -52,14 +58,4 @@ pub(super) fn build(key: &ServiceKey, spec: &ServiceSpec, seed: u64) -> Result<L
             source,
         }),
     }
-}
-
-fn class_for(key: &ServiceKey, backends: usize) -> Result<u8, TableError> {
-    let members = u32::try_from(backends).ok();
-    let class = members.and_then(|members| maglev::class_for(members, SLOTS_PER_BACKEND));
-    class.ok_or(TableError::TooManyBackends {
-        service: *key,
-        backends,
-        slots: 1 << MAX_LOG2_LEN,
-    })
 }

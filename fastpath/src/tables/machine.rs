@@ -7,11 +7,11 @@ use std::{
 
 use aya::maps::MapError;
 use ipnet::IpNet;
-use xdp_prog::abi::{ADDRESS_LOCAL, ADDRESS_VIP, AddressKey, Config, map};
+use xdp_prog::abi::{ADDRESS_LOCAL, ADDRESS_NAT, ADDRESS_NODE_PORT, ADDRESS_VIP, AddressKey, map};
 
 use super::{
-    Settings, TableError, Tables,
-    encode::{prefix_key, prefix_of, wire_address},
+    Addresses, Settings, TableError, Tables,
+    encode::{config_of, prefix_key, prefix_of},
     error::{read_failed, write_failed},
     types::{address_key, address_of},
 };
@@ -26,14 +26,7 @@ impl Tables {
     ///
     /// When the kernel refuses the write.
     pub fn set_settings(&mut self, settings: Settings) -> Result<(), TableError> {
-        let config = Config {
-            hash_seed: settings.hash_seed,
-            source_v4: settings
-                .source_v4
-                .map_or([0; 16], |v4| wire_address(v4.into())),
-            source_v6: settings.source_v6.map_or([0; 16], |v6| v6.octets()),
-            ..Config::default()
-        };
+        let config = config_of(&settings);
         self.config
             .set(0, config, 0)
             .map_err(write_failed(map::CONFIG))?;
@@ -42,29 +35,29 @@ impl Tables {
         Ok(())
     }
 
-    /// Lists the virtual addresses.
-    pub fn vips(&self) -> BTreeSet<IpAddr> {
-        self.addresses(ADDRESS_VIP)
+    /// Lists the addresses.
+    pub fn addresses(&self) -> Addresses {
+        let mut addresses = Addresses::default();
+        for (key, flags) in self.vips.iter().flatten() {
+            for (flag, set) in by_flag(&mut addresses) {
+                if flags & flag != 0 {
+                    set.insert(address_of(key));
+                }
+            }
+        }
+        addresses
     }
 
-    /// Lists the addresses of this machine at which IP-in-IP is decapsulated.
-    pub fn local_addresses(&self) -> BTreeSet<IpAddr> {
-        self.addresses(ADDRESS_LOCAL)
-    }
-
-    /// Makes exactly these the virtual and the local addresses.
+    /// Makes exactly these the addresses.
     ///
     /// # Errors
     ///
     /// When the kernel refuses a write, as it does when the table is full.
-    pub fn set_addresses(
-        &mut self,
-        vips: &BTreeSet<IpAddr>,
-        local: &BTreeSet<IpAddr>,
-    ) -> Result<(), TableError> {
+    pub fn set_addresses(&mut self, addresses: &Addresses) -> Result<(), TableError> {
+        let mut addresses = addresses.clone();
         let mut wanted: BTreeMap<IpAddr, u32> = BTreeMap::new();
-        for (addresses, flag) in [(vips, ADDRESS_VIP), (local, ADDRESS_LOCAL)] {
-            for address in addresses {
+        for (flag, set) in by_flag(&mut addresses) {
+            for address in set.iter() {
                 *wanted.entry(*address).or_default() |= flag;
             }
         }
@@ -115,13 +108,14 @@ impl Tables {
         }
         Ok(())
     }
+}
 
-    fn addresses(&self, flag: u32) -> BTreeSet<IpAddr> {
-        self.vips
-            .iter()
-            .flatten()
-            .filter(|(_, flags)| flags & flag != 0)
-            .map(|(key, _)| address_of(key))
-            .collect()
-    }
+/// Pairs each set of addresses with its flag in `VIPS`.
+const fn by_flag(addresses: &mut Addresses) -> [(u32, &mut BTreeSet<IpAddr>); 4] {
+    [
+        (ADDRESS_VIP, &mut addresses.vips),
+        (ADDRESS_LOCAL, &mut addresses.local),
+        (ADDRESS_NODE_PORT, &mut addresses.node_ports),
+        (ADDRESS_NAT, &mut addresses.nat),
+    ]
 }

@@ -5,9 +5,9 @@ use std::{mem::offset_of, sync::atomic::Ordering};
 use xdp_prog::abi::{Service, ServiceWord, Slot, map};
 
 use super::{
-    ArenaFill, Change, ForwardMode, InstalledService, Run, ServiceKey, ServiceSpec, TableError,
+    ArenaFill, BackendKey, Change, InstalledService, Run, ServiceKey, ServiceSpec, TableError,
     Tables,
-    encode::{KeyOf, key_check, key_of},
+    encode::{KeyOf, key_check, key_of, service_rules},
     error::write_failed,
     lut::{self, Lut},
 };
@@ -31,11 +31,12 @@ impl Tables {
             .installed
             .get(&key)
             .map(|service| (service.id, service.run));
-        let ids = self.take_backends(&spec.backends)?;
+        let backends: Vec<BackendKey> = spec.backends.iter().map(|b| b.key(spec.mode)).collect();
+        let ids = self.take_backends(&backends)?;
         let outcome = match present {
             Some((id, run)) if run.log2 == log2 => {
                 let changed = self.replace_slots(run, &owners, &ids);
-                self.set_mode(id, spec.mode);
+                self.set_rules(id, spec);
                 Ok((
                     id,
                     run,
@@ -118,11 +119,11 @@ impl Tables {
         let id = match present {
             Some((id, old)) => {
                 self.store_word(id, word);
-                self.set_mode(id, spec.mode);
+                self.set_rules(id, spec);
                 self.retired.runs.push(old);
                 id
             }
-            None => match self.publish(key, spec.mode, word) {
+            None => match self.publish(key, spec, word) {
                 Ok(id) => id,
                 Err(error) => {
                     self.arena.release(run);
@@ -144,7 +145,7 @@ impl Tables {
     fn publish(
         &mut self,
         key: ServiceKey,
-        mode: ForwardMode,
+        spec: &ServiceSpec,
         word: ServiceWord,
     ) -> Result<u32, TableError> {
         let id = self
@@ -158,8 +159,7 @@ impl Tables {
             id,
             Service {
                 word,
-                mode: mode.to_abi(),
-                ..Service::default()
+                ..service_rules(spec)
             },
         );
         if let Err(error) = self.insert_key(&key, id) {
@@ -201,9 +201,19 @@ impl Tables {
         }
     }
 
-    fn set_mode(&mut self, id: u32, mode: ForwardMode) {
-        if let Some(stored) = self.service.atomic_u32(id, offset_of!(Service, mode)) {
-            stored.store(mode.to_abi(), Ordering::Release);
+    /// Stores everything about a live service but where its tables lie.
+    fn set_rules(&mut self, id: u32, spec: &ServiceSpec) {
+        let rules = service_rules(spec);
+        for (offset, value) in [
+            (offset_of!(Service, mode), rules.mode),
+            (offset_of!(Service, flags), rules.flags),
+        ] {
+            if let Some(stored) = self.service.atomic_u32(id, offset) {
+                stored.store(value, Ordering::Release);
+            }
+        }
+        if let Some(stored) = self.service.atomic_u64(id, offset_of!(Service, affinity)) {
+            stored.store(rules.affinity, Ordering::Release);
         }
     }
 

@@ -1,13 +1,16 @@
 //! What user space says of services, in its own types.
 
 use std::{
+    collections::BTreeSet,
     fmt,
-    net::{IpAddr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     str::FromStr,
 };
 
+use ipnet::IpNet;
 use xdp_prog::{
-    abi::{AddressKey, MODE_IPIP, MODE_L2DSR},
+    abi::{AddressKey, MODE_IPIP, MODE_L2DSR, SERVICE_NAT},
+    maglev::{self, SLOTS_PER_BACKEND},
     wire::protocol,
 };
 
@@ -18,6 +21,8 @@ pub enum Protocol {
     Tcp,
     /// UDP.
     Udp,
+    /// SCTP; its ports are never translated.
+    Sctp,
 }
 
 impl Protocol {
@@ -26,6 +31,7 @@ impl Protocol {
         match self {
             Self::Tcp => protocol::TCP,
             Self::Udp => protocol::UDP,
+            Self::Sctp => protocol::SCTP,
         }
     }
 
@@ -34,6 +40,7 @@ impl Protocol {
         match number {
             protocol::TCP => Some(Self::Tcp),
             protocol::UDP => Some(Self::Udp),
+            protocol::SCTP => Some(Self::Sctp),
             _ => None,
         }
     }
@@ -44,6 +51,7 @@ impl fmt::Display for Protocol {
         f.write_str(match self {
             Self::Tcp => "tcp",
             Self::Udp => "udp",
+            Self::Sctp => "sctp",
         })
     }
 }
@@ -51,7 +59,8 @@ impl fmt::Display for Protocol {
 /// Address, port and protocol that clients talk to: `10.99.0.1:80/tcp`, `[fd00::1]:53/udp`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ServiceKey {
-    /// Virtual address.
+    /// Virtual address, or one of this machine for a NodePort; the unspecified address for the NodePorts
+    /// of all machines, which a decapsulated packet is for.
     pub address: IpAddr,
     /// Port.
     pub port: u16,
@@ -73,7 +82,7 @@ impl fmt::Display for ServiceKey {
 /// A text that is no service key.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{0:?} is no service: write ADDRESS:PORT/tcp or ADDRESS:PORT/udp, an IPv6 address in brackets"
+    "{0:?} is no service: write ADDRESS:PORT/PROTOCOL with tcp, udp or sctp, an IPv6 address in brackets"
 )]
 pub struct ServiceKeyError(String);
 
@@ -87,6 +96,7 @@ impl FromStr for ServiceKey {
         let protocol = match protocol {
             "tcp" => Protocol::Tcp,
             "udp" => Protocol::Udp,
+            "sctp" => Protocol::Sctp,
             _ => return Err(error()),
         };
         Ok(Self {
@@ -98,24 +108,28 @@ impl FromStr for ServiceKey {
 }
 
 /// How packets reach the backends of a service.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ForwardMode {
     /// An outer IPv4 or IPv6 header in front.
+    #[default]
     Ipip,
     /// Only the MAC addresses are rewritten: the backend is on the same segment.
     L2dsr,
+    /// Source and destination are translated, both ways: the backend need not take part.
+    Nat,
 }
 
 impl ForwardMode {
     pub(super) const fn to_abi(self) -> u32 {
         match self {
-            Self::Ipip => MODE_IPIP,
+            Self::Ipip | Self::Nat => MODE_IPIP,
             Self::L2dsr => MODE_L2DSR,
         }
     }
 
-    pub(super) const fn from_abi(mode: u32) -> Self {
+    pub(super) const fn from_abi(mode: u32, flags: u32) -> Self {
         match mode {
+            _ if flags & SERVICE_NAT != 0 => Self::Nat,
             MODE_L2DSR => Self::L2dsr,
             _ => Self::Ipip,
         }
@@ -127,6 +141,26 @@ impl fmt::Display for ForwardMode {
         f.write_str(match self {
             Self::Ipip => "ipip",
             Self::L2dsr => "l2dsr",
+            Self::Nat => "nat",
+        })
+    }
+}
+
+/// Which backends this machine uses (`externalTrafficPolicy`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum TrafficPolicy {
+    /// All of them.
+    #[default]
+    Cluster,
+    /// The pods of this machine; without one, packets are dropped while other machines have some.
+    Local,
+}
+
+impl fmt::Display for TrafficPolicy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Cluster => "cluster",
+            Self::Local => "local",
         })
     }
 }
@@ -134,21 +168,116 @@ impl fmt::Display for ForwardMode {
 /// A backend of one service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BackendSpec {
-    /// Address of the node that has the VIP on `lo`.
+    /// Address of its node: the outer destination, and what the next hop is found for. In NAT mode the
+    /// backend's own.
     pub address: IpAddr,
+    /// The pod behind a Guideway node, or the backend of NAT mode, with the port it listens on. Without
+    /// one the node has the VIP on `lo`.
+    pub pod: Option<SocketAddr>,
     /// Share of the slots, in proportion to the other weights.
     pub weight: u32,
 }
 
+impl BackendSpec {
+    /// Describes a node that has the VIP on `lo`.
+    pub const fn node(address: IpAddr, weight: u32) -> Self {
+        Self {
+            address,
+            pod: None,
+            weight,
+        }
+    }
+
+    /// Describes a pod behind a Guideway node.
+    pub const fn pod(node: IpAddr, pod: SocketAddr, weight: u32) -> Self {
+        Self {
+            address: node,
+            pod: Some(pod),
+            weight,
+        }
+    }
+
+    /// Describes a backend of NAT mode.
+    pub const fn nat(backend: SocketAddr, weight: u32) -> Self {
+        Self {
+            address: backend.ip(),
+            pod: Some(backend),
+            weight,
+        }
+    }
+
+    /// Returns what makes this backend of a service in that mode one with another service's.
+    pub fn key(&self, mode: ForwardMode) -> BackendKey {
+        BackendKey {
+            address: self.address,
+            pod: self.pod,
+            nat: mode == ForwardMode::Nat,
+        }
+    }
+}
+
+/// What makes backends of several services one entry: `10.244.1.5:8080 on 10.0.0.1`, `10.0.0.1`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct BackendKey {
+    /// Address of its node; in NAT mode its own.
+    pub address: IpAddr,
+    /// The pod, or the backend of NAT mode.
+    pub pod: Option<SocketAddr>,
+    /// Whether it takes part by NAT.
+    pub nat: bool,
+}
+
+impl BackendKey {
+    /// Returns the first key of a node address, before all others of that address.
+    pub(super) const fn first_of(address: IpAddr) -> Self {
+        Self {
+            address,
+            pod: None,
+            nat: false,
+        }
+    }
+}
+
+impl fmt::Display for BackendKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.pod {
+            Some(pod) if self.nat => write!(f, "{pod}"),
+            Some(pod) => write!(f, "{pod} on {}", self.address),
+            None => write!(f, "{}", self.address),
+        }
+    }
+}
+
 /// What a service should be.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ServiceSpec {
     /// How packets reach the backends.
     pub mode: ForwardMode,
     /// Logarithm of the table size; by the number of backends if not given.
     pub log2_slots: Option<u8>,
-    /// The backends; without any, packets are dropped as `no_backend`.
+    /// The backends, those that this machine does not use included; without any, packets are rejected.
     pub backends: Vec<BackendSpec>,
+    /// Which of them this machine uses.
+    pub traffic_policy: TrafficPolicy,
+    /// The clients that may use the service; all, if empty.
+    pub source_ranges: BTreeSet<IpNet>,
+    /// Hashes clients by their address alone, with this seed (`sessionAffinity: ClientIP`); the same seed
+    /// at all addresses of a service sends a client to the same backend. Zero counts as one.
+    pub affinity: Option<u64>,
+    /// Whether this is a NodePort: the kernel's own flows use the address too.
+    pub node_port: bool,
+}
+
+impl ServiceSpec {
+    /// Returns the logarithm of the table size for this many backends, or nothing where they are too many.
+    pub fn log2_slots_for(&self, backends: usize) -> Option<u8> {
+        let backends = u32::try_from(backends).ok()?;
+        let by_count = match backends {
+            0 => Some(0),
+            _ => maglev::class_for(backends, SLOTS_PER_BACKEND),
+        };
+        self.log2_slots.or(by_count)
+    }
 }
 
 /// Machine-wide settings.
@@ -157,9 +286,40 @@ pub struct Settings {
     /// Seed of the flow hash and of the lookup tables; equal on all edges.
     pub hash_seed: u64,
     /// Outer source of IPv4 tunnels where the route prefers none.
-    pub source_v4: Option<std::net::Ipv4Addr>,
+    pub source_v4: Option<Ipv4Addr>,
     /// Outer source of IPv6 tunnels where the route prefers none.
-    pub source_v6: Option<std::net::Ipv6Addr>,
+    pub source_v6: Option<Ipv6Addr>,
+    /// Whether this machine has pods, and takes the node role for what edges send.
+    pub node: bool,
+    /// MTU of the uplinks, to which the MSS of connections is clamped, less the outer header; none to leave
+    /// it alone.
+    pub mtu: Option<u32>,
+}
+
+/// The addresses that are more to the datapath than the destination of a service.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Addresses {
+    /// Virtual addresses.
+    pub vips: BTreeSet<IpAddr>,
+    /// Addresses of this machine at which IP-in-IP is decapsulated.
+    pub local: BTreeSet<IpAddr>,
+    /// Addresses of this machine at which NodePorts are served.
+    pub node_ports: BTreeSet<IpAddr>,
+    /// Source addresses of NAT mode.
+    pub nat: BTreeSet<IpAddr>,
+}
+
+impl Addresses {
+    /// Returns the addresses of both.
+    #[must_use]
+    pub fn union(&self, other: &Self) -> Self {
+        Self {
+            vips: &self.vips | &other.vips,
+            local: &self.local | &other.local,
+            node_ports: &self.node_ports | &other.node_ports,
+            nat: &self.nat | &other.nat,
+        }
+    }
 }
 
 /// Spells an address as the tables do.
@@ -185,6 +345,7 @@ mod tests {
             "10.99.0.1:80/tcp",
             "[fd00:99::1]:53/udp",
             "0.0.0.0:65535/udp",
+            "10.99.0.1:9899/sctp",
         ] {
             assert_eq!(text.parse::<ServiceKey>().unwrap().to_string(), text);
         }
@@ -192,7 +353,7 @@ mod tests {
             "",
             "10.99.0.1:80",
             "10.99.0.1/tcp",
-            "10.99.0.1:80/sctp",
+            "10.99.0.1:80/icmp",
             "fd00::1:80/tcp",
             "x:1/tcp",
         ] {

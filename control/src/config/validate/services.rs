@@ -53,6 +53,7 @@ impl Rules {
                 mode: mode.unwrap_or(default_mode),
                 log2_slots: slots.flatten(),
                 backends,
+                ..ServiceSpec::default()
             };
             self.backends_fit(&field, entry, &spec, seed);
             if let (Some(name), Some(key), Some(_)) = (name, key, mode) {
@@ -257,7 +258,7 @@ impl Rules {
             match seen.entry(address) {
                 Entry::Vacant(vacant) => {
                     vacant.insert(position(text));
-                    backends.extend(weight.map(|weight| BackendSpec { address, weight }));
+                    backends.extend(weight.map(|weight| BackendSpec::node(address, weight)));
                 }
                 Entry::Occupied(first) => {
                     let reason =
@@ -370,7 +371,9 @@ impl Rules {
             })
             .collect();
         if let Err(MaglevError::NoSlot { member }) = maglev::table(seed, &members, log2) {
-            let BackendSpec { address, weight } = spec.backends[member];
+            let BackendSpec {
+                address, weight, ..
+            } = spec.backends[member];
             self.problems.push(Problem {
                 position: Some(position(entry)),
                 field: format!("{field}.backends"),

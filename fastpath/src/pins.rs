@@ -486,6 +486,7 @@ mod tests {
             .open_map("LUT")
             .unwrap_err();
         assert!(matches!(&error, PinError::NoMap { map, .. } if map == "LUT"));
-        assert!(error.to_string().contains("/sys/fs/bpf/nowhere/v1/maps"));
+        let directory = format!("/sys/fs/bpf/nowhere/v{}/maps", xdp_prog::abi::VERSION);
+        assert!(error.to_string().contains(&directory));
     }
 }

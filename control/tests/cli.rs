@@ -1,10 +1,17 @@
 //! The binary without an agent: exit codes, messages, generated files.
 
-mod support;
+use std::process::{Command, Output};
 
-use support::guideway;
+const GUIDEWAY: &str = env!("CARGO_BIN_EXE_guideway");
 
-fn stderr(output: &std::process::Output) -> String {
+fn guideway(arguments: &[&str]) -> Output {
+    Command::new(GUIDEWAY)
+        .args(arguments)
+        .output()
+        .expect("the binary was built")
+}
+
+fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
@@ -48,7 +55,7 @@ fn wrong_configuration_ends_with_2_and_names_the_place() {
 #[test]
 fn file_that_could_keep_the_agent_waiting_is_refused() {
     for path in ["/dev/zero", "/dev/stdin", "/tmp"] {
-        let output = std::process::Command::new(support::GUIDEWAY)
+        let output = Command::new(GUIDEWAY)
             .args(["run", "--config", path])
             .stdin(std::process::Stdio::piped())
             .output()
@@ -75,7 +82,7 @@ fn message_does_not_steer_the_terminal() {
 fn stderr_that_nobody_reads_keeps_the_exit_code() {
     let (reader, writer) = std::io::pipe().unwrap();
     drop(reader);
-    let status = std::process::Command::new(support::GUIDEWAY)
+    let status = Command::new(GUIDEWAY)
         .args(["status", "--socket", "/nonexistent/guideway.sock"])
         .stderr(writer)
         .status()
@@ -132,13 +139,7 @@ fn completions_and_manual_pages_are_written() {
 
 #[test]
 fn closed_pipe_is_no_failure() {
-    let script = format!(
-        "{} man | head -c 1; exit ${{PIPESTATUS[0]}}",
-        support::GUIDEWAY
-    );
-    let output = std::process::Command::new("bash")
-        .args(["-c", &script])
-        .output()
-        .unwrap();
+    let script = format!("{} man | head -c 1; exit ${{PIPESTATUS[0]}}", GUIDEWAY);
+    let output = Command::new("bash").args(["-c", &script]).output().unwrap();
     assert!(output.status.success(), "{output:?}");
 }

@@ -3,7 +3,7 @@
 //!
 //! [`Namespace`] is one machine: interfaces, addresses, routes, its own `/sys`,
 //! bpffs and directory of files. [`Veth`] is a cable, [`Link`] one end of it,
-//! [`Process`] a program running in a namespace. [`Topology`] puts them together into the
+//! [`Process`] a program running in a namespace, [`Guideway`] that program. [`Topology`] puts them together into the
 //! usual picture: clients, a router, edges, nodes and their pods.
 //!
 //! Everything needs root and is removed again: on drop, on panic, on SIGINT and
@@ -11,17 +11,18 @@
 //! when the next lab is created.
 //!
 //! ```no_run
-//! use std::{net::UdpSocket, time::Duration};
+//! use std::net::UdpSocket;
 //!
-//! use lab::{Process, Topology, vip_v4};
+//! use lab::{Guideway, Topology, vip_v4};
 //!
 //! let net = Topology::builder().edges(1).nodes(3).queues(2).build()?;
 //! for node in net.nodes() {
 //!     node.add_vip(vip_v4(1))?;
 //! }
-//! let mut command = net.edges()[0].namespace().command("guideway");
-//! let mut agent = Process::spawn(command.args(["run", "--config", "edge.yaml"]))?;
-//! agent.wait_for_line("ready", Duration::from_secs(5))?;
+//! let (guideway, edge) = (Guideway::new("guideway"), net.edges()[0].namespace());
+//! guideway.configure(edge, &std::fs::read_to_string("edge.yaml")?)?;
+//! let mut agent = guideway.run(edge)?;
+//! guideway.wait_until_ready(edge, &mut agent)?;
 //! let client = net.clients()[0].namespace();
 //! client.run(|| UdpSocket::bind("0.0.0.0:0")?.send_to(b"hello", (vip_v4(1), 53)))?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
@@ -45,6 +46,7 @@
 //!   sender's `tx` offload is off ([`Link::disable_tx_offloads`]); a program that
 //!   edits them incrementally would make them wrong.
 
+mod guideway;
 mod link;
 mod namespace;
 mod offload;
@@ -55,10 +57,12 @@ mod route;
 mod rtnl;
 mod topology;
 mod wait;
+mod web;
 mod xdp;
 
 use std::{io, process::ExitStatus, time::Duration};
 
+pub use guideway::Guideway;
 pub use link::{Link, Mac, Stats, Veth};
 pub use namespace::Namespace;
 pub use nix::sys::signal::Signal;
@@ -68,6 +72,7 @@ pub use registry::sweep;
 pub use route::{Cidr, Route};
 pub use topology::{Builder, Machine, Topology, vip_v4, vip_v6};
 pub use wait::{wait_for, wait_until};
+pub use web::serve_page;
 
 /// The result of an operation of this crate.
 pub type Result<T> = std::result::Result<T, Error>;

@@ -87,21 +87,29 @@ impl Process {
         let awaited = format!("{} writes {text:?}", self.program);
         wait_for(&awaited, timeout, || {
             // The state first: what was written before the end is then seen.
-            let status = self.child.try_wait();
+            let running = self.expect_running(&format!("writing {text:?}"));
             let output = self.stdout() + &self.stderr();
             if let Some(line) = output.lines().find(|line| line.contains(text)) {
                 return Ok(Ok(line.to_owned()));
             }
-            match status {
-                Ok(Some(status)) => Ok(Err(Error::Ended {
-                    program: self.program.clone(),
-                    status,
-                    awaited: format!("writing {text:?}"),
-                    output,
-                })),
-                _ => Err(format!("its output:\n{output}")),
+            match running {
+                Ok(()) => Err(format!("its output:\n{output}")),
+                Err(ended) => Ok(Err(ended)),
             }
         })?
+    }
+
+    /// Fails when the program has ended before what was `awaited` of it.
+    pub(crate) fn expect_running(&mut self, awaited: &str) -> Result<()> {
+        match self.child.try_wait() {
+            Ok(Some(status)) => Err(Error::Ended {
+                program: self.program.clone(),
+                status,
+                awaited: awaited.to_owned(),
+                output: self.stdout() + &self.stderr(),
+            }),
+            _ => Ok(()),
+        }
     }
 
     /// Waits for the program to end.

@@ -1,10 +1,6 @@
 //! The commands tell what the datapath does.
 
-use std::{
-    io::{Read, Write},
-    net::TcpStream,
-    time::Duration,
-};
+use std::time::Duration;
 
 use lab::{Machine, Signal, Topology};
 use serde_json::Value;
@@ -102,7 +98,7 @@ fn counters_agree_with_the_traffic_everywhere() {
         .find(|row| row["reason"] == "decapsulated");
     assert_eq!(decapsulated.unwrap()["packets"], QUESTIONS);
 
-    let metrics = scrape(edge.machine());
+    let metrics = get(edge.machine(), "/metrics");
     let line = format!(
         "guideway_service_packets_total{{service=\"{}\",address=\"{}\",port=\"{}\",\
          protocol=\"udp\"}} {QUESTIONS}",
@@ -116,21 +112,16 @@ fn counters_agree_with_the_traffic_everywhere() {
         node.v4()
     );
     assert!(metrics.lines().any(|other| other == line), "{metrics}");
+    let attached = "guideway_interface_attached{interface=\"eth0\",mode=\"native\"} 1";
+    assert!(metrics.contains(attached), "{metrics}");
+    assert_eq!(get(edge.machine(), "/healthz"), "ok\n");
 }
 
-/// Gets `/metrics` of the agent on a machine.
-fn scrape(machine: &Machine) -> String {
-    machine.namespace().run(|| {
-        let mut stream = TcpStream::connect("127.0.0.1:9750").unwrap();
-        stream
-            .write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
-            .unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).unwrap();
-        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
-        assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
-        body.to_owned()
-    })
+/// Gets a page of the agent's own listener.
+fn get(machine: &Machine, path: &str) -> String {
+    let url = format!("http://127.0.0.1:9750{path}");
+    let mut curl = machine.namespace().command("curl");
+    lab::output(curl.args(["-sSf", &url])).unwrap()
 }
 
 #[test]
@@ -250,9 +241,12 @@ fn detach_works_without_an_agent() {
     edge.wait_for_end();
     assert!(xdp(edge.machine()).is_object(), "traffic goes on");
 
-    edge.page(&["detach"]);
+    let detached = "detached from eth0; no pins are left\n";
+    assert_eq!(edge.page(&["detach"]), detached);
     assert!(xdp(edge.machine()).is_null());
     assert_eq!(pins(edge.machine()), "");
+    let nothing = "nothing was attached; no pins are left\n";
+    assert_eq!(edge.page(&["detach"]), nothing);
 }
 
 #[test]

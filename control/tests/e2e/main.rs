@@ -6,7 +6,9 @@
     reason = "clippy knows test functions, not the helpers beside them"
 )]
 
+mod alone;
 mod commands;
+mod interfaces;
 mod reload;
 mod restart;
 mod support;

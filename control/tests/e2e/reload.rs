@@ -55,13 +55,6 @@ impl<'net> Cluster<'net> {
             |node: &&Machine| answer["choice"]["backend"] == flow.service.backend(node).to_string();
         self.nodes.iter().find(is_owner).unwrap().label().to_owned()
     }
-
-    fn wait_for_reloads(&self, reloads: u64) -> Value {
-        self.edge
-            .wait_for_answer("the reload takes effect", &["status"], |status| {
-                status["config"]["reloads"] == reloads
-            })
-    }
 }
 
 fn topology() -> Topology {
@@ -84,7 +77,7 @@ fn changed_file_is_noticed_and_other_services_go_on() {
     cluster
         .edge
         .write_config(&edge_config(&services, cluster.nodes));
-    cluster.wait_for_reloads(2);
+    cluster.edge.wait_for_reloads(2);
     traffic.wait_for_rounds(ROUNDS);
     let which = [
         "which",
@@ -98,7 +91,7 @@ fn changed_file_is_noticed_and_other_services_go_on() {
     cluster
         .edge
         .write_config(&edge_config(&cluster.services, cluster.nodes));
-    cluster.wait_for_reloads(3);
+    cluster.edge.wait_for_reloads(3);
     traffic.wait_for_rounds(ROUNDS);
     let services = cluster.edge.json(&["services"]);
     assert_eq!(services.as_array().unwrap().len(), cluster.services.len());
@@ -113,7 +106,7 @@ fn sighup_reads_the_file_again_and_breaks_no_flow() {
     for reloads in 2..5 {
         traffic.wait_for_rounds(ROUNDS);
         cluster.edge.signal(Signal::SIGHUP);
-        cluster.wait_for_reloads(reloads);
+        cluster.edge.wait_for_reloads(reloads);
     }
     traffic.wait_for_rounds(ROUNDS);
     traffic.stop_unharmed();
@@ -185,7 +178,7 @@ fn flows_of_a_removed_backend_move_and_the_others_stay() {
     cluster
         .edge
         .write_config(&edge_config(&cluster.services, rest));
-    cluster.wait_for_reloads(2);
+    cluster.edge.wait_for_reloads(2);
     traffic.wait_for_rounds(ROUNDS);
     let (moved, stayed): (Vec<Watched>, Vec<Watched>) = traffic
         .stop()
@@ -219,7 +212,34 @@ fn flows_of_a_removed_backend_move_and_the_others_stay() {
     cluster
         .edge
         .write_config(&edge_config(&cluster.services, cluster.nodes));
-    cluster.wait_for_reloads(3);
+    cluster.edge.wait_for_reloads(3);
     let names: BTreeSet<String> = cluster.flows(8).into_iter().map(|flow| flow.node).collect();
     assert!(names.contains(removed.label()), "{names:?}");
+}
+
+#[test]
+fn full_arena_refuses_one_service_and_the_rest_serves() {
+    let net = topology();
+    let cluster = Cluster::start(&net);
+    let traffic = Traffic::over(cluster.flows(1));
+    // The pinned arena keeps its 1 MiB, whatever the file says now.
+    let good = edge_config(&cluster.services, cluster.nodes);
+    let large = format!(
+        "  - {{ name: large, address: \"{}\", port: 1, protocol: tcp, table_size: 131072, \
+         backends: [{{ address: \"{}\" }}] }}\n",
+        cluster.services[0].address.ip(),
+        cluster.nodes[0].v4()
+    );
+    let larger_arena = good.replace("lut_arena_mib: 1", "lut_arena_mib: 4");
+    cluster.edge.write_config(&(larger_arena + &large));
+    let status = cluster.edge.wait_for_reloads(2);
+    assert_eq!(status["config"]["needs_restart"][0], "tables");
+    let problem = status["problems"][0].as_str().unwrap();
+    assert!(problem.contains("the LUT arena is full"), "{problem}");
+    traffic.wait_for_rounds(ROUNDS);
+
+    cluster.edge.write_config(&good);
+    let status = cluster.edge.wait_for_reloads(3);
+    assert_eq!(status["problems"], Value::Array(Vec::new()));
+    traffic.stop_unharmed();
 }

@@ -26,6 +26,7 @@ fn no_flow_notices(signal: Signal) {
 
     let traffic = Traffic::over(Flow::open_many(client, &services, 4));
     traffic.wait_for_rounds(ROUNDS);
+    let before = packets(&agents[0]);
     for agent in &mut agents[..2] {
         agent.signal(signal);
         let code = agent.wait_for_end();
@@ -38,6 +39,17 @@ fn no_flow_notices(signal: Signal) {
     }
     Flow::open_many(client, &services, 1);
     traffic.stop_unharmed();
+    let least = before + ROUNDS * services.len() as u64;
+    assert!(packets(&agents[0]) >= least, "counters went on");
+    let log = agents[0].process().stderr();
+    assert!(log.contains("adopted=true"), "{log}");
+}
+
+/// Packets that an edge has forwarded.
+fn packets(edge: &Agent<'_>) -> u64 {
+    let services = edge.json(&["services"]);
+    let services = services.as_array().unwrap().iter();
+    services.map(|row| row["packets"].as_u64().unwrap()).sum()
 }
 
 #[test]

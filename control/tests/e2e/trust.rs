@@ -36,9 +36,7 @@ fn ipip_of_an_untrusted_edge_is_left_alone() {
     }
 
     agent.write_config(&node_config([trusted, stranger]));
-    agent.wait_for_answer("the reload takes effect", &["status"], |status| {
-        status["config"]["reloads"] == 2
-    });
+    agent.wait_for_reloads(2);
     Flow::open_many(client, &services, 1);
 }
 

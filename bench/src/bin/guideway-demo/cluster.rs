@@ -4,13 +4,11 @@ use std::{
     env,
     fmt::Write as _,
     net::{IpAddr, SocketAddr},
-    path::PathBuf,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use lab::{Machine, Namespace, Process, Topology, vip_v4, vip_v6, wait_for};
-use serde_json::Value;
+use lab::{Guideway, Machine, Process, Topology, serve_page, vip_v4, vip_v6, wait_for};
 
 use crate::page;
 
@@ -110,7 +108,7 @@ struct Agent {
 impl Cluster {
     /// Builds the network, starts the servers and waits until they answer.
     pub(crate) fn start() -> Result<Self> {
-        let guideway = Guideway::find()?;
+        let guideway = find_guideway()?;
         let began = Instant::now();
         let net = Topology::builder()
             .nodes(WEIGHTS.len().try_into()?)
@@ -139,29 +137,19 @@ impl Cluster {
             bail!("one edge was asked for");
         };
         for node in self.net.nodes() {
-            let machine = node.namespace();
-            machine.write_file("guideway.yaml", node_config(edge))?;
+            self.guideway
+                .configure(node.namespace(), &node_config(edge))?;
         }
         let machines = || [edge].into_iter().chain(self.net.nodes());
         for machine in machines() {
-            let mut command = machine.namespace().command(&self.guideway.binary);
-            command.args(["run", "--config"]).arg(file("guideway.yaml"));
             self.agents.push(Agent {
                 machine: machine.label().to_owned(),
-                process: Process::spawn(&mut command)?,
+                process: self.guideway.run(machine.namespace())?,
             });
         }
         for (machine, agent) in machines().zip(&mut self.agents) {
-            let awaited = format!("the agent of {} is ready", agent.machine);
-            let ended = wait_for(&awaited, TIMEOUT, || {
-                if !agent.process.is_running() {
-                    return Ok(true);
-                }
-                let status = self.guideway.ask(machine.namespace(), &["status"])?;
-                ensure!(is_ready(&status), "{status}");
-                anyhow::Ok(false)
-            })?;
-            ensure!(!ended, "the agent of {} has ended", agent.machine);
+            self.guideway
+                .wait_until_ready(machine.namespace(), &mut agent.process)?;
         }
         page::step("agents", "guideway run on the edge and each node", began);
         Ok(())
@@ -237,28 +225,11 @@ impl Cluster {
             for service in &SERVICES {
                 node.add_vip(service.address().ip())?;
             }
-            let machine = node.namespace();
             let mut page = format!("{}\n", node.label());
             page.extend(std::iter::repeat_n('.', PAGE_BYTES - page.len()));
-            machine.write_file("index.html", page)?;
-            let config = machine.write_file("nginx.conf", nginx_config())?;
-            let mut command = machine.command("nginx");
-            command.args(["-e", "stderr", "-c"]).arg(config);
-            self.servers.push(Process::spawn(&mut command)?);
-        }
-        for (node, server) in self.net.nodes().iter().zip(&mut self.servers) {
-            // From the node itself, where no load balancer is involved.
-            wait_for("nginx answers", TIMEOUT, || {
-                ensure!(server.is_running(), "nginx ended: {}", server.stderr());
-                for service in &SERVICES {
-                    let name = node.namespace().run(|| {
-                        let mut connection = crate::http::Connection::open(service.address())?;
-                        connection.get(crate::http::After::Close)
-                    })?;
-                    ensure!(name == node.label(), "{name} answers");
-                }
-                Ok(())
-            })?;
+            let mut addresses: Vec<SocketAddr> = SERVICES.iter().map(Service::address).collect();
+            addresses.dedup();
+            self.servers.push(serve_page(node, &addresses, &page)?);
         }
         Ok(())
     }
@@ -270,90 +241,21 @@ impl Cluster {
             .zip(WEIGHTS)
             .filter(|(node, _)| without.is_none_or(|gone| gone.label() != node.label()))
             .collect();
-        let machine = self.edge().namespace();
-        machine.write_file("guideway.yaml", edge_config(&nodes))?;
+        self.guideway
+            .configure(self.edge().namespace(), &edge_config(&nodes))?;
         Ok(())
     }
 }
 
-/// The `guideway` command line.
-#[derive(Debug)]
-struct Guideway {
-    binary: PathBuf,
-}
-
-impl Guideway {
-    /// Finds the binary beside this one.
-    fn find() -> Result<Self> {
-        let binary = env::current_exe()?.with_file_name("guideway");
-        ensure!(
-            binary.exists(),
-            "{} is missing; `make demo` builds it",
-            binary.display()
-        );
-        Ok(Self { binary })
-    }
-
-    /// Asks the agent of a machine.
-    fn ask(&self, machine: &Namespace, arguments: &[&str]) -> Result<Value> {
-        let output = machine
-            .command(&self.binary)
-            .args(arguments)
-            .arg("--json")
-            .arg("--socket")
-            .arg(file("guideway.sock"))
-            .output()
-            .context("cannot run guideway")?;
-        ensure!(
-            output.status.success(),
-            "guideway {}: {}",
-            arguments.join(" "),
-            String::from_utf8_lossy(&output.stderr).trim_end()
-        );
-        serde_json::from_slice(&output.stdout).context("guideway --json prints no JSON")
-    }
-}
-
-fn is_ready(status: &Value) -> bool {
-    let interfaces = status["interfaces"].as_array();
-    let problems = status["problems"].as_array();
-    interfaces.is_some_and(|all| all.iter().all(|one| one["mode"].is_string()))
-        && problems.is_some_and(Vec::is_empty)
-        && status["next_hops"]["unresolved"].as_u64().unwrap_or(0) == 0
-}
-
-/// A path in a machine's own directory.
-fn file(name: &str) -> PathBuf {
-    PathBuf::from(Namespace::FILES).join(name)
-}
-
-/// Everything nginx would write by itself goes to the machine's directory.
-fn nginx_config() -> String {
-    let own = Namespace::FILES;
-    let mut listen = String::new();
-    let mut addresses: Vec<SocketAddr> = SERVICES.iter().map(Service::address).collect();
-    addresses.dedup();
-    for address in addresses {
-        let _ = writeln!(listen, "    listen {address};");
-    }
-    let temporary: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
-        .map(|kind| format!("  {kind}_temp_path {own}/nginx-{kind};\n"))
-        .concat();
-    format!(
-        "daemon off;
-pid {own}/nginx.pid;
-error_log stderr warn;
-worker_processes 1;
-events {{ worker_connections 1024; }}
-http {{
-  access_log off;
-  keepalive_requests 1000000;
-{temporary}  server {{
-{listen}    root {own};
-  }}
-}}
-"
-    )
+/// Finds the binary beside this one.
+fn find_guideway() -> Result<Guideway> {
+    let binary = env::current_exe()?.with_file_name("guideway");
+    ensure!(
+        binary.exists(),
+        "{} is missing; `make demo` builds it",
+        binary.display()
+    );
+    Ok(Guideway::new(binary))
 }
 
 fn edge_config(nodes: &[(&Machine, u32)]) -> String {
@@ -396,12 +298,13 @@ fn node_config(edge: &Machine) -> String {
 
 /// Small tables: six services need no 128 MiB.
 fn common_config(role: &str) -> String {
-    let (own, interface) = (Namespace::FILES, Machine::INTERFACE);
+    let (socket, interface) = (Guideway::socket(), Machine::INTERFACE);
     format!(
         "interfaces: [{{ name: {interface}, mode: native }}]
 roles: [{role}]
 tables: {{ lut_arena_mib: 1, services: 64, backends: 256, next_hops: 256, vips: 256 }}
-api: {{ socket: {own}/guideway.sock }}
-"
+api: {{ socket: {} }}
+",
+        socket.display()
     )
 }

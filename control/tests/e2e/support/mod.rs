@@ -8,7 +8,7 @@ mod watch;
 
 use std::time::Duration;
 
-pub(crate) use agent::Agent;
+pub(crate) use agent::{Agent, guideway};
 pub(crate) use echo::Echo;
 pub(crate) use flow::Flow;
 pub(crate) use service::{Mode, Protocol, Service, edge_config, node_config};

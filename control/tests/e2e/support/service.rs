@@ -6,7 +6,7 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
-use lab::{Machine, Namespace, vip_v4, vip_v6};
+use lab::{Guideway, Machine, vip_v4, vip_v6};
 
 const PORT: u16 = 7000;
 
@@ -118,14 +118,15 @@ pub(crate) fn node_config<'a>(edges: impl IntoIterator<Item = &'a Machine>) -> S
 }
 
 fn common_config(role: &str) -> String {
-    let (own, interface) = (Namespace::FILES, Machine::INTERFACE);
+    let (socket, interface) = (Guideway::socket(), Machine::INTERFACE);
     format!(
         "interfaces: [{{ name: {interface}, mode: native }}]
 roles: [{role}]
 tables: {{ lut_arena_mib: 1, services: 64, backends: 256, next_hops: 256, vips: 256 }}
-api: {{ socket: {own}/guideway.sock }}
+api: {{ socket: {} }}
 metrics: {{ listen: \"127.0.0.1:9750\" }}
-"
+",
+        socket.display()
     )
 }
 

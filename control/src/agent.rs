@@ -10,15 +10,18 @@
 
 mod answers;
 mod apply;
+mod conditions;
 mod handle;
 mod next_hops;
 mod problems;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{File, TryLockError};
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -35,6 +38,9 @@ use self::next_hops::NextHops;
 use self::problems::{Item, Problems};
 use crate::api::{ConfigStatus, Detached};
 use crate::config::{self, Config, ConfigError, TableSizes, host};
+use crate::health::monitor::Monitor;
+use crate::health::selection::Selection;
+use crate::health::targets::Targets;
 
 /// How often the machine is looked at without an event: a path MTU is learnt without one.
 const TIMER: Duration = Duration::from_secs(30);
@@ -110,6 +116,12 @@ pub struct Agent {
     stale: BTreeSet<ServiceKey>,
     own_addresses: BTreeSet<IpAddr>,
 
+    health: Arc<Monitor>,
+    /// What the configuration asks for, without the backends that should not serve.
+    selection: Selection,
+    /// Whether the health of backends or nodes has changed since the selection was made.
+    health_changed: bool,
+
     problems: Problems,
     started: Instant,
     started_at: u64,
@@ -139,6 +151,9 @@ impl Agent {
         }
         let tables = Tables::open(&loaded).map_err(StartError::Tables)?;
         let mut agent = Self {
+            health: Arc::new(Monitor::new(RandomState::new().build_hasher().finish())),
+            selection: Selection::all(&config.desired),
+            health_changed: false,
             started_with: config.clone(),
             status: ConfigStatus {
                 path: path.display().to_string(),
@@ -165,6 +180,7 @@ impl Agent {
             started: Instant::now(),
             started_at: unix_time(),
         };
+        agent.aim();
         agent.apply();
         if agent.attached.is_empty() {
             return Err(StartError::NotAttached(
@@ -185,6 +201,11 @@ impl Agent {
         self.watcher.waker()
     }
 
+    /// Returns what checks backends and nodes; whoever runs it sends [`Command::Health`] when something turned.
+    pub fn health(&self) -> Arc<Monitor> {
+        Arc::clone(&self.health)
+    }
+
     /// Works until told to stop; everything stays attached, unless told to detach.
     ///
     /// # Errors
@@ -200,7 +221,8 @@ impl Agent {
                     return Ok(());
                 }
             }
-            if self.problems.pause(Instant::now()) == Some(Duration::ZERO) {
+            let selected = std::mem::take(&mut self.health_changed) && self.select();
+            if selected || self.problems.pause(Instant::now()) == Some(Duration::ZERO) {
                 self.apply();
             } else if wake != Wake::Woken {
                 self.follow_machine();
@@ -212,6 +234,8 @@ impl Agent {
     fn obey(&mut self, command: Command) -> bool {
         match command {
             Command::Reload { cause } => self.reload(cause),
+            // Many may turn at once: the selection is made when all that was sent is read.
+            Command::Health => self.health_changed = true,
             Command::Ask(request, answer) => {
                 let (line, end) = self.answer(&request);
                 // A peer that went away is no concern of ours.
@@ -244,6 +268,7 @@ impl Agent {
                 self.status.needs_restart = needs_restart(&self.started_with, &config);
                 self.config = config;
                 self.own_addresses = own_addresses(&facts);
+                self.aim();
                 self.forget_detached();
                 let put = self.apply();
                 tracing::info!(
@@ -295,8 +320,30 @@ impl Agent {
             self.problems.note(Instant::now(), Item::NextHops, outcome);
         } else {
             self.own_addresses = own;
+            self.aim();
             self.apply();
         }
+    }
+
+    /// Has everything checked that the configuration asks for, and selects by what is known.
+    fn aim(&mut self) {
+        let targets = Targets::of(&self.config.desired, &self.own_addresses);
+        self.health.set_targets(targets);
+        self.select();
+    }
+
+    /// Selects the backends that serve; true if that is another selection than before.
+    fn select(&mut self) -> bool {
+        let selection = Selection::of(&self.config.desired, &self.health.left_out());
+        for key in selection.all_fail.difference(&self.selection.all_fail) {
+            tracing::warn!(service = %self.title(key), "every backend should be left out, so all serve");
+        }
+        for key in self.selection.all_fail.difference(&selection.all_fail) {
+            tracing::info!(service = %self.title(key), "some backends can serve again, the others are left out");
+        }
+        let changed = selection != self.selection;
+        self.selection = selection;
+        changed
     }
 
     /// Takes interfaces that lost the program for what an earlier agent left: a pin at most.

@@ -71,8 +71,26 @@ pub struct Status {
     pub next_hops: BTreeMap<String, u64>,
     /// Number of services in the tables.
     pub services: usize,
+    /// What the checks of backends and nodes come to.
+    pub health: Health,
     /// What could not be applied, one line each; retried by itself.
     pub problems: Vec<String>,
+}
+
+/// What the checks of backends and nodes come to.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Health {
+    /// Backends that are checked, once for each service.
+    pub backends: usize,
+    /// Those of them that fail.
+    pub unhealthy: usize,
+    /// Nodes that are checked.
+    pub nodes: usize,
+    /// Those of them that do not answer.
+    pub unreachable: usize,
+    /// Services of which every backend fails or has an unreachable node, so that all serve.
+    pub all_fail: Vec<String>,
 }
 
 /// The configuration in force and the last attempt to replace it.
@@ -141,6 +159,8 @@ pub struct Service {
     pub bytes: u64,
     /// Why it is not as configured.
     pub problem: Option<String>,
+    /// Whether no backend should serve, so that all do.
+    pub all_fail: bool,
 }
 
 /// One backend of one service.
@@ -163,6 +183,15 @@ pub struct Backend {
     pub state: String,
     /// Where packets leave to, or why they cannot.
     pub next_hop: String,
+    /// `healthy`, `unhealthy`, `unreachable`, or `new` before the first result; nothing if neither it
+    /// nor its node is checked.
+    pub health: Option<String>,
+    /// Seconds since it is so.
+    pub since_seconds: Option<u64>,
+    /// The last failure.
+    pub reason: Option<String>,
+    /// Whether it should not serve and yet does, because that goes for all of the service.
+    pub all_fail: bool,
     /// Packets forwarded to this node address, over all services.
     pub packets: u64,
     /// Bytes of those packets as they came in.

@@ -5,6 +5,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
 
+use crate::health::Check;
+
 pub use fastpath::tables::{BackendSpec, ForwardMode, Protocol, ServiceKey, ServiceSpec};
 
 /// Everything that a reload may change.
@@ -24,6 +26,8 @@ pub struct Desired {
     pub vips: BTreeSet<IpAddr>,
     /// Prefixes from which IP-in-IP is accepted.
     pub trusted_edges: BTreeSet<IpNet>,
+    /// Whether nodes are checked by echo.
+    pub node_health: bool,
     /// Services by address, port and protocol.
     pub services: BTreeMap<ServiceKey, Service>,
 }
@@ -35,6 +39,8 @@ pub struct Service {
     pub name: String,
     /// Mode, table size and backends.
     pub spec: ServiceSpec,
+    /// How its backends are checked; none for not at all.
+    pub health: Option<Check>,
 }
 
 /// Outer source addresses; the route's preferred source where there is none.

@@ -16,6 +16,7 @@ pub mod cli;
 pub mod commands;
 pub mod config;
 pub mod desired;
+pub mod health;
 pub mod http;
 pub mod metrics;
 pub mod plan;

@@ -4,6 +4,7 @@
 //! people, and a test keeps the two equal. The values are read when they are asked
 //! for: nothing is kept between two scrapes.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use prometheus_client::collector::Collector;
@@ -14,6 +15,7 @@ use prometheus_client::registry::Registry;
 
 use crate::api::{Backend, Reason, Service, Status};
 use crate::desired::ServiceKey;
+use crate::health::durations::Durations;
 
 /// Everything that a scrape shows, read at one time.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -28,6 +30,32 @@ pub struct Snapshot {
     pub backends: Vec<Backend>,
     /// The pass and drop reasons.
     pub reasons: Vec<Reason>,
+    /// What the checks come to.
+    pub health: HealthValues,
+}
+
+/// What the checks of backends and nodes come to.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct HealthValues {
+    /// Backends that are checked.
+    pub backends: Vec<CheckedBackend>,
+    /// Nodes that are checked, each with whether it answers.
+    pub nodes: Vec<(String, bool)>,
+    /// How long checks took, by type.
+    pub durations: BTreeMap<&'static str, Durations>,
+}
+
+/// A backend that is checked.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CheckedBackend {
+    /// Name of the service.
+    pub name: String,
+    /// The service.
+    pub service: ServiceKey,
+    /// The backend.
+    pub backend: String,
+    /// Whether it should serve.
+    pub healthy: bool,
 }
 
 /// Content type of [`render`]'s text.
@@ -51,6 +79,7 @@ impl Collector for Snapshot {
         self.agent(&mut encoder)?;
         self.interfaces(&mut encoder)?;
         self.traffic(&mut encoder)?;
+        self.health(&mut encoder)?;
         self.tables(&mut encoder)
     }
 }
@@ -177,6 +206,58 @@ impl Snapshot {
         Ok(())
     }
 
+    fn health(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let mut healthy = gauge(
+            encoder,
+            "backend_healthy",
+            "1 if the backend passes its service's checks, 0 if it fails them",
+        )?;
+        for checked in &self.health.backends {
+            let [name, address, port, protocol] = key_labels(&checked.name, Some(checked.service));
+            let backend = ("backend", checked.backend.clone());
+            healthy
+                .encode_family(&[name, address, port, protocol, backend])?
+                .encode_gauge(&i64::from(checked.healthy))?;
+        }
+        let mut all_fail = gauge(
+            encoder,
+            "service_all_backends_fail",
+            "1 if no backend of the service should serve, so that all do",
+        )?;
+        for service in &self.services {
+            all_fail
+                .encode_family(&service_labels(service))?
+                .encode_gauge(&i64::from(service.all_fail))?;
+        }
+        let mut reachable = gauge(
+            encoder,
+            "node_reachable",
+            "1 if the node answers echoes, 0 if it missed three in a row",
+        )?;
+        for (node, answers) in &self.health.nodes {
+            reachable
+                .encode_family(&[("node", node.as_str())])?
+                .encode_gauge(&i64::from(*answers))?;
+        }
+        let mut durations = encoder.encode_descriptor(
+            "health_check_duration_seconds",
+            "How long checks took, failed ones included, by type",
+            None,
+            MetricType::Histogram,
+        )?;
+        for (kind, taken) in &self.health.durations {
+            durations
+                .encode_family(&[("type", *kind)])?
+                .encode_histogram::<NoLabelSet>(
+                    taken.sum(),
+                    taken.count(),
+                    &taken.buckets(),
+                    None,
+                )?;
+        }
+        Ok(())
+    }
+
     fn tables(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let tables = &self.status.tables;
         let mut used = gauge(
@@ -241,10 +322,13 @@ fn count(metric: &mut MetricEncoder<'_>, labels: &impl EncodeLabelSet, value: u6
 }
 
 fn service_labels(service: &Service) -> [(&'static str, String); 4] {
-    let key = service.service.parse::<ServiceKey>().ok();
+    key_labels(&service.name, service.service.parse().ok())
+}
+
+fn key_labels(name: &str, key: Option<ServiceKey>) -> [(&'static str, String); 4] {
     let part = |part: fn(ServiceKey) -> String| key.map(part).unwrap_or_default();
     [
-        ("service", service.name.clone()),
+        ("service", name.to_owned()),
         ("address", part(|key| key.address.to_string())),
         ("port", part(|key| key.port.to_string())),
         ("protocol", part(|key| key.protocol.to_string())),
@@ -258,6 +342,7 @@ fn size(length: usize) -> u64 {
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
+    use std::time::Duration;
 
     use super::*;
     use crate::api::{ConfigStatus, Interface, Table};
@@ -308,6 +393,21 @@ mod tests {
                 reason: "no_backend".to_owned(),
                 packets: 11,
             }],
+            health: HealthValues {
+                backends: vec![CheckedBackend {
+                    name: "web".to_owned(),
+                    service: "10.99.0.1:80/tcp".parse().unwrap(),
+                    backend: "10.0.0.1".to_owned(),
+                    healthy: true,
+                }],
+                nodes: vec![("10.0.0.1".to_owned(), false)],
+                durations: [("tcp", {
+                    let mut taken = Durations::default();
+                    taken.add(Duration::from_millis(2));
+                    taken
+                })]
+                .into(),
+            },
         }
     }
 
@@ -330,6 +430,13 @@ mod tests {
             "guideway_table_entries{table=\"lut_slots\"} 5",
             "guideway_table_capacity{table=\"lut_slots\"} 9",
             "guideway_table_largest_free_run{table=\"lut_slots\"} 4",
+            "guideway_backend_healthy{service=\"web\",address=\"10.99.0.1\",port=\"80\",protocol=\"tcp\",backend=\"10.0.0.1\"} 1",
+            "guideway_service_all_backends_fail{service=\"we\\\"b\",address=\"2001:db8::1\",port=\"80\",protocol=\"tcp\"} 0",
+            "guideway_node_reachable{node=\"10.0.0.1\"} 0",
+            "guideway_health_check_duration_seconds_bucket{le=\"0.001\",type=\"tcp\"} 0",
+            "guideway_health_check_duration_seconds_bucket{le=\"0.0025\",type=\"tcp\"} 1",
+            "guideway_health_check_duration_seconds_bucket{le=\"+Inf\",type=\"tcp\"} 1",
+            "guideway_health_check_duration_seconds_count{type=\"tcp\"} 1",
             "guideway_next_hops{state=\"resolved\"} 2",
         ] {
             assert!(

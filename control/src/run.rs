@@ -71,6 +71,7 @@ async fn serve(
     let (commands, received) = mpsc::channel();
     let agent = Agent::start(path, config)?;
     let handle = Handle::new(commands, agent.waker());
+    let health = agent.health();
     let (end, mut ended) = oneshot::channel::<()>();
     let thread = thread::Builder::new()
         .name("agent".to_owned())
@@ -99,6 +100,8 @@ async fn serve(
             async move { handle.snapshot().await }
         }));
     }
+    let turned = handle.clone();
+    tokio::spawn(async move { health.run(|| turned.send(Command::Health)).await });
     let reloaded = handle.clone();
     tokio::spawn(watch::changes(path.to_owned(), content, move || {
         reloaded.send(Command::Reload {

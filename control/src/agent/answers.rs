@@ -14,6 +14,8 @@ use crate::api::server::{error_line, line};
 use crate::api::{
     Backend, Choice, Interface, Reason, Reply, Request, Service, Status, Table, Which,
 };
+use crate::desired::BackendSpec;
+use crate::health::selection::Member;
 use crate::metrics::Snapshot;
 
 impl Agent {
@@ -48,6 +50,7 @@ impl Agent {
             services: self.services().unwrap_or_default(),
             backends: self.each_backend().unwrap_or_default(),
             reasons: self.reasons().unwrap_or_default(),
+            health: self.health_values(),
         }
     }
 
@@ -76,6 +79,7 @@ impl Agent {
             tables: self.fill(),
             next_hops,
             services: self.tables.services().count(),
+            health: self.health_status(),
             problems: self.problems.texts().cloned().collect(),
         }
     }
@@ -144,6 +148,7 @@ impl Agent {
                 packets: traffic.packets,
                 bytes: traffic.bytes,
                 problem: self.problems.of(&Item::Service(*key)).cloned(),
+                all_fail: self.selection.all_fail.contains(key),
             }
         };
         Ok(keys.into_iter().map(row).collect())
@@ -153,26 +158,39 @@ impl Agent {
     fn backends(&self) -> Result<Vec<Backend>, String> {
         let traffic: BTreeMap<BackendKey, Traffic> =
             self.counters()?.backends.into_iter().collect();
+        let conditions = self.conditions();
         let mut rows = Vec::new();
         for (key, service) in self.tables.services() {
             let slots = self.tables.slots_by_backend(service);
             let name = self.name_of(key).unwrap_or_else(|| key.to_string());
-            for backend in service.spec().into_iter().flat_map(|spec| &spec.backends) {
+            let installed = service.spec().map(|spec| spec.backends.as_slice());
+            let configured = self.config.desired.services.get(key);
+            // Those that are left out are configured only, those about to be removed installed only.
+            let backends: BTreeMap<Member, &BackendSpec> = configured
+                .map(|service| service.spec.backends.as_slice())
+                .into_iter()
+                .chain(installed)
+                .flatten()
+                .map(|backend| (Member::new(key, service.mode, backend), backend))
+                .collect();
+            for (member, backend) in backends {
                 let next_hop = self.tables.next_hop(backend.address);
-                let key = backend.key(service.mode);
-                let traffic = traffic.get(&key).copied().unwrap_or_default();
-                rows.push(Backend {
+                let traffic = traffic.get(&member.backend).copied().unwrap_or_default();
+                let mut row = Backend {
                     name: name.clone(),
                     service: key.to_string(),
-                    backend: key.to_string(),
+                    backend: member.backend.to_string(),
                     weight: backend.weight,
-                    slots: slots.get(&key).copied().unwrap_or(0),
+                    slots: slots.get(&member.backend).copied().unwrap_or(0),
                     table_size: service.run.length(),
                     state: state(next_hop).to_owned(),
                     next_hop: describe(next_hop),
                     packets: traffic.packets,
                     bytes: traffic.bytes,
-                });
+                    ..Backend::default()
+                };
+                self.describe_health(&conditions, &member, &mut row);
+                rows.push(row);
             }
         }
         Ok(rows)
@@ -269,7 +287,7 @@ impl Agent {
         self.tables.backends().map(|(key, _)| key.address).collect()
     }
 
-    fn name_of(&self, key: &ServiceKey) -> Option<String> {
+    pub(super) fn name_of(&self, key: &ServiceKey) -> Option<String> {
         self.config
             .desired
             .services

@@ -41,7 +41,11 @@ impl Agent {
 
     /// Does every step of the plan, whatever becomes of the others.
     fn attempt(&mut self) -> Attempt {
-        let operations = plan(&self.installed(), &self.config.desired, &self.own_addresses);
+        let operations = plan(
+            &self.installed(),
+            &self.selection.desired,
+            &self.own_addresses,
+        );
         let mut attempt = Attempt::default();
         for operation in operations {
             let changes = !matches!(operation, Operation::Resolve(_));

@@ -23,6 +23,8 @@ pub enum Command {
         /// Why, for the log.
         cause: &'static str,
     },
+    /// Look again at which backends should serve.
+    Health,
     /// Answer a request with a line of JSON.
     Ask(Request, oneshot::Sender<String>),
     /// Read all values for the metrics.

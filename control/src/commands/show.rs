@@ -50,12 +50,35 @@ pub fn status(sampled: &Sampled<Status>) -> String {
     if !hops.is_empty() {
         page.push_str(&format!("\nnext hops: {}\n", hops.join(", ")));
     }
+    page.push_str(&health(status));
     if !status.problems.is_empty() {
         page.push_str("\nPROBLEMS (tried again by themselves)\n");
         for problem in status.problems.iter().take(PROBLEMS_SHOWN) {
             page.push_str(&indented(problem));
         }
         let more = status.problems.len().saturating_sub(PROBLEMS_SHOWN);
+        if more > 0 {
+            page.push_str(&format!("  and {more} more; --json lists all\n"));
+        }
+    }
+    page
+}
+
+fn health(status: &Status) -> String {
+    let health = &status.health;
+    let mut page = String::new();
+    if health.backends + health.nodes > 0 {
+        page.push_str(&format!(
+            "health: {} of {} checked backends unhealthy, {} of {} nodes unreachable\n",
+            health.unhealthy, health.backends, health.unreachable, health.nodes
+        ));
+    }
+    if !health.all_fail.is_empty() {
+        page.push_str("\nEVERY BACKEND FAILS, SO ALL SERVE\n");
+        for service in health.all_fail.iter().take(PROBLEMS_SHOWN) {
+            page.push_str(&indented(service));
+        }
+        let more = health.all_fail.len().saturating_sub(PROBLEMS_SHOWN);
         if more > 0 {
             page.push_str(&format!("  and {more} more; --json lists all\n"));
         }
@@ -131,6 +154,10 @@ pub fn services(sampled: &Sampled<Vec<Service>>) -> String {
         if let Some(problem) = &service.problem {
             problems.push_str(&indented(&format!("{}: {problem}", service.name)));
         }
+        if service.all_fail {
+            let note = format!("{}: every backend fails, so all serve", service.name);
+            problems.push_str(&indented(&note));
+        }
     }
     table.render("no services") + &problems
 }
@@ -143,6 +170,7 @@ fn find_service<'a>(services: &'a [Service], wanted: &Service) -> Option<&'a Ser
 
 /// Shows the backends of every service.
 pub fn backends(sampled: &Sampled<Vec<Backend>>) -> String {
+    let mut notes = String::new();
     let mut table = Table::new(&[
         ("SERVICE", Left),
         ("BACKEND", Left),
@@ -168,8 +196,34 @@ pub fn backends(sampled: &Sampled<Vec<Backend>>) -> String {
             backend.next_hop.clone(),
             packets,
         ]);
+        notes.push_str(&health_note(backend));
     }
-    table.render("no backends")
+    table.render("no backends") + &notes
+}
+
+/// Says why a backend does not serve, or might soon not.
+fn health_note(backend: &Backend) -> String {
+    let (Some(health), Some(reason)) = (&backend.health, &backend.reason) else {
+        return String::new();
+    };
+    let since = backend.since_seconds.unwrap_or(0);
+    let state = match (health.as_str(), backend.all_fail) {
+        ("healthy", _) => "healthy".to_owned(),
+        (_, true) => format!(
+            "{} for {}, SERVES AS ALL FAIL",
+            health.to_uppercase(),
+            duration(since)
+        ),
+        (_, false) => format!(
+            "{} for {}, left out",
+            health.to_uppercase(),
+            duration(since)
+        ),
+    };
+    indented(&format!(
+        "{} {}: {state}: {reason}",
+        backend.name, backend.backend
+    ))
 }
 
 /// Shows why packets were dropped or passed; those without packets only if `all`.
@@ -301,7 +355,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::api::{Choice, ConfigStatus, Interface, Table as TableFill};
+    use crate::api::{Choice, ConfigStatus, Health, Interface, Table as TableFill};
 
     fn once<T>(current: T) -> Sampled<T> {
         Sampled {
@@ -319,7 +373,7 @@ mod tests {
             slots: 16_384,
             packets: 123_456_789,
             bytes: 98_765_432_100,
-            problem: None,
+            ..Service::default()
         }
     }
 
@@ -335,6 +389,7 @@ mod tests {
             next_hop: "eth0".to_owned(),
             packets: 1_234_567,
             bytes: 1,
+            ..Backend::default()
         }
     }
 
@@ -428,6 +483,13 @@ mod tests {
             }],
             next_hops: [("resolved".to_owned(), 3), ("unresolved".to_owned(), 1)].into(),
             services: 1,
+            health: Health {
+                backends: 9,
+                unhealthy: 2,
+                nodes: 4,
+                unreachable: 1,
+                all_fail: vec!["web (192.0.2.10:80/tcp)".to_owned()],
+            },
             problems: vec!["service web: full".to_owned(); 12],
         }));
         assert_fits(&page);
@@ -438,11 +500,44 @@ mod tests {
             "DETACHED",
             "  no such interface\n",
             "next hops: 3 resolved, 1 unresolved",
+            "health: 2 of 9 checked backends unhealthy, 1 of 4 nodes unreachable\n",
+            "EVERY BACKEND FAILS, SO ALL SERVE\n  web (192.0.2.10:80/tcp)\n",
             "  service web: full\n",
             "  and 2 more; --json lists all\n",
         ] {
             assert!(page.contains(part), "{part:?} is not in:\n{page}");
         }
+    }
+
+    #[test]
+    fn backends_that_fail_are_listed_with_the_reason() {
+        let failing = |health: &str, reason: &str, all_fail| Backend {
+            name: "web".to_owned(),
+            backend: "10.0.0.1".to_owned(),
+            health: Some(health.to_owned()),
+            since_seconds: Some(75),
+            reason: Some(reason.to_owned()),
+            all_fail,
+            ..Backend::default()
+        };
+        let page = backends(&once(vec![
+            failing("unhealthy", "HTTP 503", false),
+            failing("unreachable", "node unreachable: 3 echoes missed", true),
+            failing("healthy", "1 of 3 failures: timeout 2 s", false),
+            Backend {
+                reason: None,
+                ..failing("healthy", "", false)
+            },
+        ]));
+        let notes: Vec<&str> = page.lines().filter(|line| line.starts_with("  ")).collect();
+        assert_eq!(
+            notes,
+            [
+                "  web 10.0.0.1: UNHEALTHY for 1m 15s, left out: HTTP 503",
+                "  web 10.0.0.1: UNREACHABLE for 1m 15s, SERVES AS ALL FAIL: node unreachable: 3 echoes missed",
+                "  web 10.0.0.1: healthy: 1 of 3 failures: timeout 2 s",
+            ]
+        );
     }
 
     #[test]

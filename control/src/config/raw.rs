@@ -21,6 +21,8 @@ pub(super) struct File {
     pub(super) default_mode: Text,
     pub(super) vips: List<Spanned<String>>,
     pub(super) services: List<Spanned<Service>>,
+    pub(super) health: Option<Spanned<Health>>,
+    pub(super) node_health: Text,
     pub(super) trusted_edges: List<Spanned<String>>,
     pub(super) tables: Option<Tables>,
     pub(super) api: Option<Api>,
@@ -51,7 +53,24 @@ pub(super) struct Service {
     pub(super) protocol: Text,
     pub(super) mode: Text,
     pub(super) table_size: Text,
+    pub(super) health: Option<Spanned<Health>>,
     pub(super) backends: List<Spanned<Backend>>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Health {
+    #[serde(rename = "type")]
+    pub(super) kind: Text,
+    pub(super) port: Text,
+    pub(super) path: Text,
+    pub(super) host: Text,
+    pub(super) status: List<Spanned<String>>,
+    pub(super) body: Text,
+    pub(super) interval: Text,
+    pub(super) timeout: Text,
+    pub(super) rise: Text,
+    pub(super) fall: Text,
 }
 
 #[derive(Debug, Deserialize)]

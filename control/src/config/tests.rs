@@ -1,8 +1,11 @@
 //! One case per rule, the examples that we ship, and mutated files.
 
+use std::time::Duration;
+
 use super::host::{self, HostFacts};
 use super::*;
 use crate::desired::{AttachMode, ForwardMode, Protocol, ServiceKey};
+use crate::health::{Check, Get, Kind};
 
 const EDGE: &str = include_str!("../../../deploy/examples/edge.yaml");
 const NODE: &str = include_str!("../../../deploy/examples/node.yaml");
@@ -89,6 +92,46 @@ fn every_field_is_taken_over() {
 }
 
 #[test]
+fn health_fields_that_a_service_leaves_out_come_from_the_defaults() {
+    let config = parse(EVERY_FIELD).unwrap();
+    assert!(!config.desired.node_health);
+    let health: Vec<_> = config
+        .desired
+        .services
+        .values()
+        .map(|s| s.health.clone())
+        .collect();
+    let get = Get {
+        path: "/a?b".to_owned(),
+        host: Some("x.org:8".to_owned()),
+        status: vec![200..=200, 300..=399],
+        body: Some("ok".to_owned()),
+    };
+    let expected = Check {
+        kind: Kind::Http { tls: true, get },
+        port: Some(81),
+        interval: Duration::from_secs(60),
+        timeout: Duration::from_millis(20),
+        rise: 5,
+        fall: 4,
+    };
+    assert_eq!(health, [Some(expected), None]);
+}
+
+#[test]
+fn health_without_fields_is_a_tcp_check_and_none_is_none() {
+    let health = |text: &str| {
+        let config = parse(text).unwrap();
+        let service = config.desired.services.values().next().unwrap().clone();
+        assert!(config.desired.node_health);
+        service.health
+    };
+    assert_eq!(health(GOOD), None);
+    let checked = GOOD.replace("    backends:\n", "    health: {}\n    backends:\n");
+    assert_eq!(health(&checked), Some(Check::default()));
+}
+
+#[test]
 fn shipped_examples_are_in_order() {
     let edge = parse(EDGE).unwrap();
     assert_eq!(edge.desired.services.len(), 3);
@@ -115,11 +158,11 @@ macro_rules! cases {
 /// Each replacement changes the first occurrence.
 const CASES: &[Case] = cases! {
     "unknown field at the top": "vips:" => "vpis:",
-        "3:1: vpis: unknown field; the fields here are interfaces, roles, hash_seed, sources, default_mode, vips, services, trusted_edges, tables, api, metrics, pin_dir";
+        "3:1: vpis: unknown field; the fields here are interfaces, roles, hash_seed, sources, default_mode, vips, services, health, node_health, trusted_edges, tables, api, metrics, pin_dir";
     "unknown field of an interface": "  - name: eth0" => "  - name: eth0\n    speed: 10",
         "3:5: speed: unknown field; the fields here are name, mode";
     "unknown field of a service": "    port: 80" => "    prot: 80",
-        "7:5: prot: unknown field; the fields here are name, address, port, protocol, mode, table_size, backends";
+        "7:5: prot: unknown field; the fields here are name, address, port, protocol, mode, table_size, health, backends";
     "unknown field of a backend": "weight" => "wieght",
         "11:29: wieght: unknown field; the fields here are address, weight";
     "unknown field of sources": "interfaces:" => "sources: {ipv5: 1}\ninterfaces:",
@@ -239,6 +282,38 @@ const CASES: &[Case] = cases! {
         "8:15: services[0].protocol \"sctp\": not a protocol that is balanced; use tcp or udp";
     "mode": "    port: 80" => "    port: 80\n    mode: dsr",
         "8:11: services[0].mode \"dsr\": not a forwarding mode; use ipip or l2dsr";
+    "unknown field of health": "    port: 80" => "    port: 80\n    health: {url: x}",
+        "8:14: url: unknown field; the fields here are type, port, path, host, status, body, interval, timeout, rise, fall";
+    "type of check": "    port: 80" => "    port: 80\n    health: {type: ping}",
+        "8:20: services[0].health.type \"ping\": not a type of check; use tcp, http or https";
+    "port of a check": "    port: 80" => "    port: 80\n    health: {port: 0}",
+        "8:20: services[0].health.port \"0\": not a port; use a number from 1 to 65535";
+    "path of a check": "    port: 80" => "    port: 80\n    health: {type: http, path: healthz}",
+        "8:32: services[0].health.path \"healthz\": not a path; begin it with / and write it as in a URL, such as /healthz?full=1";
+    "host of a check": "    port: 80" => "    port: 80\n    health: {type: http, host: a b}",
+        "8:32: services[0].health.host \"a b\": not a host; write it as in a URL, such as www.example.com or www.example.com:8080";
+    "status of a check": "    port: 80" => "    port: 80\n    health: {type: http, status: [200-99]}",
+        "8:35: services[0].health.status[0] \"200-99\": not a status or a range of them; list statuses from 100 to 599 and ranges of them, such as [200-299, 404]";
+    "no status": "    port: 80" => "    port: 80\n    health: {type: http, status: []}",
+        "8:34: services[0].health.status: missing; list statuses from 100 to 599 and ranges of them, such as [200-299, 404]";
+    "empty body": "    port: 80" => "    port: 80\n    health: {type: http, body: ''}",
+        "8:32: services[0].health.body: nothing to look for, or too much; give 1 to 1024 bytes that the body must have";
+    "path without a request": "    port: 80" => "    port: 80\n    health: {path: /x}",
+        "8:20: services[0].health.path \"/x\": a tcp check has no request; add type: http or https, or leave it out";
+    "status without an answer": "    port: 80" => "    port: 80\n    health: {status: [200]}",
+        "8:23: services[0].health.status \"200\": a tcp check has no answer; add type: http or https, or leave it out";
+    "interval without a unit": "    port: 80" => "    port: 80\n    health: {interval: 5}",
+        "8:24: services[0].health.interval \"5\": not a time span that fits here; use 100ms to 3600s, written like 5s, 500ms or 1m";
+    "timeout too long": "    port: 80" => "    port: 80\n    health: {timeout: 61s}",
+        "8:23: services[0].health.timeout \"61s\": not a time span that fits here; use 10ms to 60s, written like 5s, 500ms or 1m";
+    "rise of a check": "    port: 80" => "    port: 80\n    health: {rise: 0}",
+        "8:20: services[0].health.rise \"0\": not a number of checks; use a number from 1 to 100";
+    "udp service without a port for its check": "    protocol: tcp" => "    protocol: udp\n    health: {}",
+        "9:13: services[0].health.port: missing; checks speak TCP and the service 10.99.0.1:80/udp does not: name a TCP port of the backend";
+    "default of the checks": "services:\n" => "health: {fall: x}\nservices:\n",
+        "4:16: health.fall \"x\": not a number of checks; use a number from 1 to 100";
+    "switch of the node checks": "services:\n" => "node_health: yes\nservices:\n",
+        "4:14: node_health \"yes\": not a switch; use on or off";
     "table size": "    port: 80" => "    port: 80\n    table_size: 65537",
         "8:17: services[0].table_size \"65537\": not a table size; use one of 1, 256, 2048, 16384, 131072, 1048576, or leave the field out to have it chosen";
     "more backends than slots": "    port: 80" => "    port: 80\n    table_size: 1",

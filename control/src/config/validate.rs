@@ -3,6 +3,7 @@
 //! A value that breaks a rule is reported and left out; the rest is still checked,
 //! so one run of the agent names everything there is to mend.
 
+mod health;
 mod services;
 mod values;
 
@@ -58,6 +59,7 @@ impl Rules {
         let default_mode = default_mode.unwrap_or(ForwardMode::Ipip);
         let seed = hash_seed.unwrap_or(DEFAULT_HASH_SEED);
         let services = self.services(file, &origins, default_mode, seed);
+        let node_health = self.node_health(file.node_health.as_ref());
         let trusted_edges = self.trusted_edges(file);
         let tables = self.tables(file.tables.as_ref());
         self.roles_fit(file, edge, node);
@@ -80,6 +82,7 @@ impl Rules {
                 interfaces,
                 vips,
                 trusted_edges,
+                node_health,
                 services,
             },
             tables,

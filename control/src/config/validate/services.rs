@@ -29,6 +29,7 @@ impl Rules {
         seed: u64,
     ) -> BTreeMap<ServiceKey, Service> {
         let mut services = BTreeMap::new();
+        let health_defaults = self.health_defaults(file);
         let mut names: BTreeMap<&str, Position> = BTreeMap::new();
         let mut keys: BTreeMap<ServiceKey, Position> = BTreeMap::new();
         for (index, entry) in file
@@ -56,8 +57,11 @@ impl Rules {
                 ..ServiceSpec::default()
             };
             self.backends_fit(&field, entry, &spec, seed);
+            let health = entry.value.health.as_ref();
+            let health = health
+                .map(|block| self.health(&format!("{field}.health"), block, key, &health_defaults));
             if let (Some(name), Some(key), Some(_)) = (name, key, mode) {
-                services.insert(key, Service { name, spec });
+                services.insert(key, Service { name, spec, health });
             }
         }
         services

@@ -1,0 +1,93 @@
+//! What the agent says about the health of backends and nodes.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use super::Agent;
+use crate::api::{Backend, Health};
+use crate::desired::ServiceKey;
+use crate::health::monitor::Condition;
+use crate::health::selection::Member;
+use crate::metrics::{CheckedBackend, HealthValues};
+
+/// What is known of all backends and nodes at one time.
+pub(super) struct Conditions {
+    backends: BTreeMap<Member, Condition>,
+    nodes: BTreeMap<IpAddr, Condition>,
+}
+
+impl Agent {
+    pub(super) fn conditions(&self) -> Conditions {
+        Conditions {
+            backends: self.health.backends(),
+            nodes: self.health.nodes(),
+        }
+    }
+
+    pub(super) fn health_status(&self) -> Health {
+        let Conditions { backends, nodes } = self.conditions();
+        let failing = |condition: &&Condition| !condition.healthy;
+        let all_fail = self.selection.all_fail.iter();
+        Health {
+            unhealthy: backends.values().filter(failing).count(),
+            backends: backends.len(),
+            unreachable: nodes.values().filter(failing).count(),
+            nodes: nodes.len(),
+            all_fail: all_fail.map(|key| self.title(key)).collect(),
+        }
+    }
+
+    /// Writes the health of a backend into its row.
+    pub(super) fn describe_health(
+        &self,
+        conditions: &Conditions,
+        member: &Member,
+        row: &mut Backend,
+    ) {
+        let own = conditions.backends.get(member);
+        let node = conditions.nodes.get(&member.backend.address);
+        // The node first: without it the backend's own check tells nothing new.
+        let (health, condition) = match (node, own) {
+            (Some(node), _) if !node.healthy => ("unreachable", node),
+            (_, Some(own)) if !own.healthy => ("unhealthy", own),
+            (_, Some(own)) if !own.checked => ("new", own),
+            (_, Some(own)) => ("healthy", own),
+            (Some(node), None) if !node.checked => ("new", node),
+            (Some(node), None) => ("healthy", node),
+            (None, None) => return,
+        };
+        row.health = Some(health.to_owned());
+        row.since_seconds = Some(condition.since.as_secs());
+        row.reason.clone_from(&condition.note);
+        row.all_fail = !condition.healthy && self.selection.all_fail.contains(&member.service);
+    }
+
+    /// Reads the values for the metrics.
+    pub(super) fn health_values(&self) -> HealthValues {
+        let Conditions { backends, nodes } = self.conditions();
+        let backends = backends.into_iter();
+        let nodes = nodes.into_iter();
+        HealthValues {
+            backends: backends
+                .map(|(member, condition)| CheckedBackend {
+                    name: self.name_of(&member.service).unwrap_or_default(),
+                    service: member.service,
+                    backend: member.backend.to_string(),
+                    healthy: condition.healthy,
+                })
+                .collect(),
+            nodes: nodes
+                .map(|(node, condition)| (node.to_string(), condition.healthy))
+                .collect(),
+            durations: self.health.durations(),
+        }
+    }
+
+    /// Writes a service as people know it.
+    pub(super) fn title(&self, key: &ServiceKey) -> String {
+        match self.config.desired.services.get(key) {
+            Some(service) => format!("{} ({key})", service.name),
+            None => key.to_string(),
+        }
+    }
+}

@@ -1,0 +1,309 @@
+//! Makes the checks that are due, and keeps what they come to.
+//!
+//! The agent's thread sets the targets and reads; the checks run beside it. Both hold the lock for
+//! moments only, never while a check is under way.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use tokio::sync::Notify;
+use tokio::task::JoinSet;
+
+use super::board::{Board, Rule, Start, Target};
+use super::durations::Durations;
+use super::echo;
+use super::probe::probe;
+use super::selection::{LeftOut, Member};
+use super::targets::{BackendCheck, NodeCheck, Targets};
+
+/// Backends and nodes, each, that are under check at a time: every check is an open socket.
+const MAX_UNDER_WAY: usize = 256;
+
+/// Everything known of the health of backends and nodes.
+#[derive(Debug)]
+pub struct Monitor {
+    state: Mutex<State>,
+    changed: Notify,
+}
+
+#[derive(Debug)]
+struct State {
+    backends: Board<Member, BackendCheck>,
+    nodes: Board<IpAddr, NodeCheck>,
+    durations: BTreeMap<&'static str, Durations>,
+    names: BTreeMap<Member, String>,
+}
+
+/// What is known of one backend or node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Condition {
+    /// Whether it should serve.
+    pub healthy: bool,
+    /// Whether a check has come to a result yet.
+    pub checked: bool,
+    /// How long it has been so.
+    pub since: Duration,
+    /// The last failure, and how many checks in a row say otherwise than `healthy`.
+    pub note: Option<String>,
+}
+
+impl Monitor {
+    /// Makes a monitor without targets; the seed spreads the checks of several machines over time.
+    pub fn new(seed: u64) -> Self {
+        Self {
+            state: Mutex::new(State {
+                backends: Board::new(seed),
+                nodes: Board::new(!seed),
+                durations: BTreeMap::new(),
+                names: BTreeMap::new(),
+            }),
+            changed: Notify::new(),
+        }
+    }
+
+    /// Makes these the targets; those that stay keep what is known of them.
+    pub fn set_targets(&self, targets: Targets) {
+        let now = Instant::now();
+        let mut state = self.lock();
+        let rule = |check: &BackendCheck| check.check.rule();
+        let backends = targets.backends.into_iter();
+        let (names, backends) = backends
+            .map(|(member, (name, check))| {
+                let rule = rule(&check);
+                ((member, name), (member, (check, rule)))
+            })
+            .unzip();
+        state.names = names;
+        state.backends.set_targets(now, backends);
+        let nodes = targets.nodes.into_iter();
+        let nodes = nodes.map(|(node, check)| (node, (check, NodeCheck::RULE)));
+        state.nodes.set_targets(now, nodes.collect());
+        drop(state);
+        self.changed.notify_one();
+    }
+
+    /// Returns what should not serve.
+    pub fn left_out(&self) -> LeftOut {
+        let state = self.lock();
+        let backends = state.backends.iter();
+        let nodes = state.nodes.iter();
+        LeftOut {
+            backends: backends
+                .filter(|(_, target)| !target.is_healthy())
+                .map(|(member, _)| *member)
+                .collect(),
+            nodes: nodes
+                .filter(|(_, target)| !target.is_healthy())
+                .map(|(node, _)| *node)
+                .collect(),
+        }
+    }
+
+    /// Returns what is known of each backend that is checked.
+    pub fn backends(&self) -> BTreeMap<Member, Condition> {
+        let now = Instant::now();
+        let state = self.lock();
+        let backends = state.backends.iter();
+        backends
+            .map(|(member, target)| (*member, Condition::of(target, now, failure_of_backend)))
+            .collect()
+    }
+
+    /// Returns what is known of each node that is checked.
+    pub fn nodes(&self) -> BTreeMap<IpAddr, Condition> {
+        let now = Instant::now();
+        let state = self.lock();
+        let nodes = state.nodes.iter();
+        nodes
+            .map(|(node, target)| (*node, Condition::of(target, now, failure_of_node)))
+            .collect()
+    }
+
+    /// Returns how long the checks of each kind took.
+    pub fn durations(&self) -> BTreeMap<&'static str, Durations> {
+        self.lock().durations.clone()
+    }
+
+    /// Checks until the task is dropped; calls `turned` when a backend or node turned healthy or unhealthy.
+    pub async fn run(&self, turned: impl Fn()) {
+        let mut backends = JoinSet::new();
+        let mut nodes = JoinSet::new();
+        loop {
+            let due = self.begin(&mut backends, &mut nodes);
+            let pause = async {
+                match due {
+                    Some(due) => tokio::time::sleep_until(due.into()).await,
+                    None => std::future::pending().await,
+                }
+            };
+            let turns = tokio::select! {
+                Some(done) = backends.join_next() => self.finish_backend(done),
+                Some(done) = nodes.join_next() => self.finish_node(done),
+                () = pause => false,
+                () = self.changed.notified() => false,
+            };
+            if turns {
+                turned();
+            }
+        }
+    }
+
+    /// Begins the checks that are due; returns when the next one is.
+    fn begin(
+        &self,
+        backends: &mut JoinSet<Done<Member, BackendCheck>>,
+        nodes: &mut JoinSet<Done<IpAddr, NodeCheck>>,
+    ) -> Option<Instant> {
+        let now = Instant::now();
+        let mut state = self.lock();
+        let mut next = Vec::new();
+        while nodes.len() < MAX_UNDER_WAY
+            && let Some(start) = state.nodes.start(now)
+        {
+            nodes.spawn(async move {
+                let outcome = echo::echo(start.key, start.check.mark, NodeCheck::TIMEOUT).await;
+                Done::new(start, now, outcome.map_err(|error| error.to_string()))
+            });
+        }
+        if nodes.len() < MAX_UNDER_WAY {
+            next.extend(state.nodes.next_due());
+        }
+        while backends.len() < MAX_UNDER_WAY
+            && let Some(start) = state.backends.start(now)
+        {
+            backends.spawn(async move {
+                let BackendCheck { route, check } = &start.check;
+                let outcome = probe(route, check).await;
+                Done::new(start, now, outcome.map_err(|error| error.to_string()))
+            });
+        }
+        if backends.len() < MAX_UNDER_WAY {
+            next.extend(state.backends.next_due());
+        }
+        next.into_iter().min()
+    }
+
+    fn finish_backend(&self, done: Joined<Member, BackendCheck>) -> bool {
+        let Some(done) = unpanicked(done) else {
+            return false;
+        };
+        let now = Instant::now();
+        let mut state = self.lock();
+        let state = &mut *state;
+        let kind = done.start.check.check.kind.name();
+        state
+            .durations
+            .entry(kind)
+            .or_default()
+            .add(now - done.began);
+        let member = done.start.key;
+        let failure = done.outcome.clone().err();
+        let turned = state
+            .backends
+            .finish(now, &member, done.start.ticket, done.outcome);
+        if turned {
+            let service = state.names.get(&member).map_or("", String::as_str);
+            let backend = member.backend;
+            let node = state.nodes.get(&member.backend.address);
+            match failure {
+                None => tracing::info!(service, %backend, "backend is healthy again"),
+                // One line for the node is enough, not one for each of its backends.
+                Some(reason) if node.is_some_and(|node| !node.is_healthy()) => {
+                    tracing::debug!(service, %backend, reason, "backend is unhealthy");
+                }
+                Some(reason) => {
+                    tracing::warn!(service, %backend, reason, "backend is unhealthy");
+                }
+            }
+        }
+        turned
+    }
+
+    fn finish_node(&self, done: Joined<IpAddr, NodeCheck>) -> bool {
+        let Some(done) = unpanicked(done) else {
+            return false;
+        };
+        let now = Instant::now();
+        let mut state = self.lock();
+        let durations = state.durations.entry("echo").or_default();
+        durations.add(now - done.began);
+        let node = done.start.key;
+        let failure = done.outcome.clone().err();
+        let turned = state
+            .nodes
+            .finish(now, &node, done.start.ticket, done.outcome);
+        if turned {
+            match failure {
+                None => tracing::info!(%node, "node is reachable again"),
+                Some(reason) => tracing::warn!(%node, reason, "node is unreachable"),
+            }
+        }
+        turned
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Every change is complete within one call, so a panic elsewhere leaves nothing half done.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Condition {
+    fn of<C>(target: &Target<C>, now: Instant, failure: fn(&str) -> String) -> Self {
+        let (against, limit) = target.against();
+        let note = target.failure().map(|reason| {
+            let reason = failure(reason);
+            match (against, target.is_healthy()) {
+                (0, _) => reason,
+                (_, true) => format!("{against} of {limit} failures: {reason}"),
+                (_, false) => format!("{reason}; {against} of {limit} successes"),
+            }
+        });
+        Self {
+            healthy: target.is_healthy(),
+            checked: target.is_decided(),
+            since: now.saturating_duration_since(target.since()),
+            note,
+        }
+    }
+}
+
+fn failure_of_backend(reason: &str) -> String {
+    reason.to_owned()
+}
+
+/// That an echo was not answered in time is said by how many were missed.
+fn failure_of_node(reason: &str) -> String {
+    let Rule { fall, .. } = NodeCheck::RULE;
+    if reason.starts_with("timeout") {
+        format!("node unreachable: {fall} echoes missed")
+    } else {
+        format!("node unreachable: {reason}")
+    }
+}
+
+/// A check that came to its end.
+#[derive(Debug)]
+struct Done<K, C> {
+    start: Start<K, C>,
+    began: Instant,
+    outcome: Result<(), String>,
+}
+
+impl<K, C> Done<K, C> {
+    fn new(start: Start<K, C>, began: Instant, outcome: Result<(), String>) -> Self {
+        Self {
+            start,
+            began,
+            outcome,
+        }
+    }
+}
+
+type Joined<K, C> = Result<Done<K, C>, tokio::task::JoinError>;
+
+fn unpanicked<T>(done: Result<T, tokio::task::JoinError>) -> Option<T> {
+    done.inspect_err(|error| tracing::error!(%error, "a check broke off"))
+        .ok()
+}

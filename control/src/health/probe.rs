@@ -1,0 +1,111 @@
+//! One check of one backend: a TCP connection, or an HTTP request over it.
+//!
+//! Everything that a backend answers is bounded, in time and in bytes: it may be broken, or hostile.
+
+mod http;
+mod tls;
+
+use std::io;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use nix::sys::socket::{setsockopt, sockopt};
+use tokio::net::{TcpSocket, TcpStream};
+
+use super::{Check, Kind};
+use crate::render::printable;
+
+/// Where a check goes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Route {
+    /// What the socket is connected to.
+    pub peer: SocketAddr,
+    /// Mark of the socket's packets; 0 for none.
+    pub mark: u32,
+}
+
+/// Why a check failed, in the words that people see.
+#[derive(Debug, thiserror::Error)]
+pub enum ProbeError {
+    /// Nothing listens.
+    #[error("connection refused")]
+    Refused,
+    /// The check did not come to its end in time.
+    #[error("timeout {}", span(*.0))]
+    Timeout(Duration),
+    /// The kernel cannot open the connection.
+    #[error("{}", reason(.0))]
+    Connect(io::Error),
+    /// The TLS handshake failed.
+    #[error("TLS: {}", printable(&.0.to_string()))]
+    Tls(io::Error),
+    /// What came is no answer in HTTP.
+    #[error("no HTTP answer: {}", printable(&.0.to_string()))]
+    Http(hyper::Error),
+    /// The answer has a status that is not expected.
+    #[error("HTTP {0}")]
+    Status(u16),
+    /// The answer's body lacks the expected text.
+    #[error("the body lacks {0:?}")]
+    Body(String),
+}
+
+/// Makes one check.
+///
+/// # Errors
+///
+/// Why the backend does not pass.
+pub async fn probe(route: &Route, check: &Check) -> Result<(), ProbeError> {
+    match tokio::time::timeout(check.timeout, attempt(route, check)).await {
+        Ok(outcome) => outcome,
+        Err(_) => Err(ProbeError::Timeout(check.timeout)),
+    }
+}
+
+async fn attempt(route: &Route, check: &Check) -> Result<(), ProbeError> {
+    let stream = connect(route).await.map_err(|error| match error.kind() {
+        io::ErrorKind::ConnectionRefused => ProbeError::Refused,
+        _ => ProbeError::Connect(error),
+    })?;
+    match &check.kind {
+        Kind::Tcp => Ok(()),
+        Kind::Http { tls: false, get } => http::get(stream, get, route.peer).await,
+        Kind::Http { tls: true, get } => {
+            let stream = tls::handshake(stream, get.host.as_deref(), route.peer.ip())
+                .await
+                .map_err(ProbeError::Tls)?;
+            http::get(stream, get, route.peer).await
+        }
+    }
+}
+
+async fn connect(route: &Route) -> io::Result<TcpStream> {
+    let socket = match route.peer {
+        SocketAddr::V4(_) => TcpSocket::new_v4()?,
+        SocketAddr::V6(_) => TcpSocket::new_v6()?,
+    };
+    if route.mark != 0 {
+        setsockopt(&socket, sockopt::Mark, &route.mark)?;
+    }
+    socket.connect(route.peer).await
+}
+
+/// Writes a time span as the configuration does: `2 s`, `500 ms`.
+fn span(time: Duration) -> String {
+    match time.subsec_millis() {
+        0 => format!("{} s", time.as_secs()),
+        _ => format!("{} ms", time.as_millis()),
+    }
+}
+
+/// Says what the kernel said, without its number.
+fn reason(error: &io::Error) -> String {
+    let code = error.raw_os_error();
+    code.map_or_else(
+        || error.to_string(),
+        |code| nix::errno::Errno::from_raw(code).desc().to_lowercase(),
+    )
+}
+
+#[cfg(test)]
+mod tests;

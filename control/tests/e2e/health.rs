@@ -1,0 +1,294 @@
+//! Backends and nodes fail and come back, and new flows go where they are served.
+
+use std::{
+    collections::BTreeSet,
+    io::{BufRead, BufReader, Write},
+    net::{SocketAddr, TcpListener},
+    os::fd::AsRawFd,
+    sync::{
+        Arc,
+        atomic::{AtomicU16, Ordering},
+    },
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use lab::{Machine, Topology};
+use nix::sys::socket::{Shutdown, shutdown};
+use serde_json::Value;
+
+use crate::support::{Agent, Echo, Flow, Mode, Protocol, Service, edge_config, node_config};
+
+const PORT: u16 = 8080;
+/// From the first failure that a check may see to the last that counts, and the agent's part.
+const WITHIN: Duration = Duration::from_secs(3);
+/// Three echoes missed, one a second, and the agent's part.
+const NODE_WITHIN: Duration = Duration::from_millis(4_500);
+
+#[test]
+fn backend_that_fails_gets_no_new_flows_until_it_is_well_again() {
+    let net = Topology::builder().nodes(3).build().unwrap();
+    let cluster = Cluster::start(&net);
+    cluster.wait_for_health("node0", "healthy");
+    assert!(cluster.nodes_of_flows().contains("node0"));
+
+    let broken = Instant::now();
+    cluster.readiness[0].answer(503);
+    let row = cluster.wait_for_health("node0", "unhealthy");
+    assert!(broken.elapsed() < WITHIN, "{:?}", broken.elapsed());
+    assert_eq!(row["reason"], "HTTP 503");
+    assert_eq!(
+        (&row["slots"], &row["all_fail"]),
+        (&0.into(), &false.into())
+    );
+    assert_eq!(cluster.nodes_of_flows(), names(&["node1", "node2"]));
+    let page = cluster.edge.page(&["backends"]);
+    assert!(
+        page.contains("UNHEALTHY for") && page.contains("left out: HTTP 503"),
+        "{page}"
+    );
+    let metrics = cluster.metrics();
+    let gone = format!("backend=\"{}\"}} 0", net.nodes()[0].v4());
+    assert!(
+        metrics
+            .lines()
+            .any(|line| { line.starts_with("guideway_backend_healthy{") && line.ends_with(&gone) }),
+        "{metrics}"
+    );
+
+    let mended = Instant::now();
+    cluster.readiness[0].answer(200);
+    cluster.wait_for_health("node0", "healthy");
+    assert!(mended.elapsed() < WITHIN, "{:?}", mended.elapsed());
+    assert!(cluster.nodes_of_flows().contains("node0"));
+}
+
+#[test]
+fn what_is_known_survives_a_reload() {
+    let net = Topology::builder().nodes(2).build().unwrap();
+    let cluster = Cluster::start(&net);
+    cluster.readiness[0].answer(500);
+    let before = cluster.wait_for_health("node0", "unhealthy");
+    cluster
+        .edge
+        .write_config(&(cluster.config.clone() + "hash_seed: 7\n"));
+    cluster
+        .edge
+        .wait_for_answer("the reload takes effect", &["status"], |status| {
+            status["config"]["reloads"] == 2
+        });
+    let row = cluster.row("node0").unwrap();
+    assert_eq!(
+        (&row["health"], &row["slots"]),
+        (&"unhealthy".into(), &0.into())
+    );
+    assert!(row["since_seconds"].as_u64() >= before["since_seconds"].as_u64());
+    assert_eq!(cluster.nodes_of_flows(), names(&["node1"]));
+}
+
+#[test]
+fn backends_of_an_unplugged_node_are_left_out_until_it_is_back() {
+    let net = Topology::builder().nodes(2).build().unwrap();
+    let cluster = Cluster::start(&net);
+    cluster.wait_for_health("node1", "healthy");
+
+    let link = net.far_end(&net.nodes()[1]).unwrap();
+    let unplugged = Instant::now();
+    link.set_down().unwrap();
+    let row = cluster.wait_for_health("node1", "unreachable");
+    assert!(
+        unplugged.elapsed() < NODE_WITHIN,
+        "{:?}",
+        unplugged.elapsed()
+    );
+    assert!(
+        row["reason"]
+            .as_str()
+            .unwrap()
+            .starts_with("node unreachable: "),
+        "{row}"
+    );
+    assert_eq!(row["slots"], 0);
+    assert_eq!(cluster.nodes_of_flows(), names(&["node0"]));
+    assert_eq!(cluster.edge.json(&["status"])["health"]["unreachable"], 1);
+
+    link.set_up().unwrap();
+    cluster.wait_for_health("node1", "healthy");
+    assert_eq!(cluster.nodes_of_flows(), names(&["node0", "node1"]));
+}
+
+#[test]
+fn when_all_backends_fail_all_serve_and_it_is_said() {
+    let net = Topology::builder().nodes(2).build().unwrap();
+    let cluster = Cluster::start(&net);
+    cluster.wait_for_health("node0", "healthy");
+    for readiness in &cluster.readiness {
+        readiness.answer(503);
+    }
+    let status = cluster
+        .edge
+        .wait_for_answer("all backends fail", &["status"], |status| {
+            status["health"]["all_fail"]
+                .as_array()
+                .is_some_and(|all| all.len() == 1)
+        });
+    let title = format!("s0 ({})", cluster.service);
+    assert_eq!(status["health"]["all_fail"][0], title);
+    assert_eq!(cluster.nodes_of_flows(), names(&["node0", "node1"]));
+    let page = cluster.edge.page(&["status"]);
+    assert!(
+        page.contains("EVERY BACKEND FAILS, SO ALL SERVE\n"),
+        "{page}"
+    );
+    let page = cluster.edge.page(&["backends"]);
+    assert!(page.contains("SERVES AS ALL FAIL: HTTP 503"), "{page}");
+    assert!(cluster.metrics().lines().any(|line| {
+        line.starts_with("guideway_service_all_backends_fail{") && line.ends_with(" 1")
+    }));
+
+    cluster.readiness[1].answer(200);
+    cluster.wait_for_health("node1", "healthy");
+    assert_eq!(cluster.nodes_of_flows(), names(&["node1"]));
+    let health = cluster.edge.json(&["status"])["health"].clone();
+    assert_eq!(
+        (&health["unhealthy"], &health["all_fail"]),
+        (&1.into(), &Value::Array(vec![]))
+    );
+}
+
+/// An edge and nodes at work; each node tells by HTTP whether it is ready.
+struct Cluster<'net> {
+    service: Service,
+    config: String,
+    edge: Agent<'net>,
+    client: &'net Machine,
+    nodes: &'net [Machine],
+    readiness: Vec<Readiness>,
+    _nodes: Vec<Agent<'net>>,
+    _echoes: Vec<Echo>,
+}
+
+impl<'net> Cluster<'net> {
+    fn start(net: &'net Topology) -> Self {
+        let services = Service::all(&[Mode::IpipV4]);
+        let service = services
+            .into_iter()
+            .find(|service| service.protocol == Protocol::Tcp && service.address.is_ipv4())
+            .unwrap();
+        let (edge, nodes) = (&net.edges()[0], net.nodes());
+        let readiness = nodes.iter().map(Readiness::start).collect();
+        let echoes = nodes
+            .iter()
+            .map(|node| Echo::start(node, &[service]))
+            .collect();
+        let config = edge_config(&[service], nodes).replace(
+            "    backends:",
+            &format!(
+                "    health: {{type: http, port: {PORT}, path: /ready, interval: 500ms, timeout: 300ms}}\n    backends:"
+            ),
+        );
+        Self {
+            service,
+            edge: Agent::start(edge, &config),
+            config,
+            client: &net.clients()[0],
+            nodes,
+            readiness,
+            _nodes: nodes
+                .iter()
+                .map(|node| Agent::start(node, &node_config([edge])))
+                .collect(),
+            _echoes: echoes,
+        }
+    }
+
+    fn row(&self, node: &str) -> Option<Value> {
+        let rows = self.edge.json(&["backends"]);
+        self.row_of(&rows, node)
+    }
+
+    fn row_of(&self, rows: &Value, node: &str) -> Option<Value> {
+        let node = self.nodes.iter().find(|machine| machine.label() == node)?;
+        let address = node.v4().to_string();
+        let mut rows = rows.as_array()?.iter();
+        rows.find(|row| row["backend"] == address.as_str()).cloned()
+    }
+
+    /// Waits until a node's backend is in a state of health and in the table or not accordingly.
+    fn wait_for_health(&self, node: &str, health: &str) -> Value {
+        let rows =
+            self.edge
+                .wait_for_answer(&format!("{node} is {health}"), &["backends"], |rows| {
+                    self.row_of(rows, node).is_some_and(|row| {
+                        row["health"] == health && (row["slots"] != 0) == (health == "healthy")
+                    })
+                });
+        self.row_of(&rows, node).unwrap()
+    }
+
+    /// Opens flows and returns the nodes that answered.
+    fn nodes_of_flows(&self) -> BTreeSet<String> {
+        let flows = Flow::open_many(self.client, &[self.service], 40);
+        flows.into_iter().map(|flow| flow.node).collect()
+    }
+
+    fn metrics(&self) -> String {
+        self.edge.machine().namespace().run(|| {
+            let mut stream = std::net::TcpStream::connect("127.0.0.1:9750").unwrap();
+            stream
+                .write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+                .unwrap();
+            std::io::read_to_string(stream).unwrap()
+        })
+    }
+}
+
+fn names(names: &[&str]) -> BTreeSet<String> {
+    names.iter().map(|name| (*name).to_owned()).collect()
+}
+
+/// Answers GETs at a node's address with a status.
+struct Readiness {
+    status: Arc<AtomicU16>,
+    listener: TcpListener,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Readiness {
+    fn start(node: &Machine) -> Self {
+        let address = SocketAddr::new(node.v4(), PORT);
+        let listener = node.namespace().run(|| TcpListener::bind(address)).unwrap();
+        let accepting = listener.try_clone().unwrap();
+        let status = Arc::new(AtomicU16::new(200));
+        let answered = Arc::clone(&status);
+        let thread = thread::spawn(move || {
+            while let Ok((mut stream, _)) = accepting.accept() {
+                let mut asked = String::new();
+                let mut reader = BufReader::new(stream.try_clone().unwrap());
+                while reader.read_line(&mut asked).is_ok_and(|length| length > 2) {}
+                let status = match asked.starts_with("GET /ready HTTP/1.1\r\n") {
+                    true => answered.load(Ordering::Relaxed),
+                    false => 404,
+                };
+                let _ = write!(stream, "HTTP/1.1 {status} X\r\nContent-Length: 0\r\n\r\n");
+            }
+        });
+        Self {
+            status,
+            listener,
+            thread: Some(thread),
+        }
+    }
+
+    fn answer(&self, status: u16) {
+        self.status.store(status, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Readiness {
+    fn drop(&mut self) {
+        // Linux: wakes the thread in accept().
+        let _ = shutdown(self.listener.as_raw_fd(), Shutdown::Both);
+        let _ = self.thread.take().map(JoinHandle::join);
+    }
+}

@@ -1,0 +1,129 @@
+//! ICMP echo (RFC 792, RFC 4443 section 4) as a raw socket sends and receives it.
+
+use xdp_prog::{
+    csum::Sum,
+    wire::{icmp::Icmp, ipv4::Ipv4},
+};
+use zerocopy::{FromBytes, IntoBytes};
+
+const REQUEST_V4: u8 = 8;
+const REPLY_V4: u8 = 0;
+const REQUEST_V6: u8 = 128;
+const REPLY_V6: u8 = 129;
+
+/// Length of a request and of its reply, without the IP header.
+pub const LENGTH: usize = Icmp::LENGTH + size_of::<u64>();
+
+/// One echo, told from others by a number that nobody else knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Echo {
+    /// Whether it is one of IPv6.
+    pub is_v6: bool,
+    /// The number.
+    pub nonce: u64,
+}
+
+impl Echo {
+    /// Writes the request.
+    pub fn request(self) -> [u8; LENGTH] {
+        let (identifier, number) = (self.nonce >> 48, self.nonce >> 32 & 0xffff);
+        let mut header = Icmp {
+            kind: if self.is_v6 { REQUEST_V6 } else { REQUEST_V4 },
+            rest: [
+                identifier.to_be_bytes()[6],
+                identifier.to_be_bytes()[7],
+                number.to_be_bytes()[6],
+                number.to_be_bytes()[7],
+            ],
+            ..Icmp::default()
+        };
+        let data = self.nonce.to_be_bytes();
+        if !self.is_v6 {
+            // The kernel computes that of ICMPv6, which covers addresses (RFC 3542 section 3.1).
+            let sum = Sum::ZERO.add_bytes(header.as_bytes()).add_bytes(&data);
+            header.checksum = sum.checksum().to_be_bytes();
+        }
+        let mut message = [0; LENGTH];
+        message[..Icmp::LENGTH].copy_from_slice(header.as_bytes());
+        message[Icmp::LENGTH..].copy_from_slice(&data);
+        message
+    }
+
+    /// Tells whether a raw socket received the reply to this echo.
+    pub fn is_answered_by(self, received: &[u8]) -> bool {
+        // A raw socket of IPv4 receives the IP header too, one of IPv6 does not.
+        let message = if self.is_v6 {
+            Some(received)
+        } else {
+            Ipv4::ref_from_prefix(received)
+                .ok()
+                .and_then(|(header, _)| received.get(header.header_length()..))
+        };
+        let Some((header, data)) = message.and_then(|message| Icmp::ref_from_prefix(message).ok())
+        else {
+            return false;
+        };
+        let kind = if self.is_v6 { REPLY_V6 } else { REPLY_V4 };
+        let request = self.request();
+        (header.kind, header.code) == (kind, 0)
+            && header.rest == request[4..Icmp::LENGTH]
+            && data == &request[Icmp::LENGTH..]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NONCE: u64 = 0x1234_5678_9abc_def0;
+
+    fn echo(is_v6: bool) -> Echo {
+        Echo {
+            is_v6,
+            nonce: NONCE,
+        }
+    }
+
+    #[test]
+    fn request_of_ipv4_has_a_checksum_and_that_of_ipv6_leaves_it_to_the_kernel() {
+        let request = echo(false).request();
+        // Sum of the 16-bit words 0800 1234 5678 1234 5678 9abc def0, complemented.
+        assert_eq!(
+            request,
+            [
+                8, 0, 0xac, 0xf9, 0x12, 0x34, 0x56, 0x78, 0x12, 0x34, 0x56, 0x78, 0x9a, 0xbc, 0xde,
+                0xf0
+            ]
+        );
+        assert_eq!(&echo(true).request()[..4], [128, 0, 0, 0]);
+    }
+
+    #[test]
+    fn reply_is_recognised_behind_ip_options() {
+        let mut reply = echo(false).request();
+        reply[0] = REPLY_V4;
+        let mut packet = vec![0; 24];
+        packet[0] = 0x46;
+        packet.extend_from_slice(&reply);
+        assert!(echo(false).is_answered_by(&packet));
+        packet[0] = 0x45;
+        assert!(!echo(false).is_answered_by(&packet));
+    }
+
+    #[test]
+    fn only_the_reply_to_this_very_request_counts() {
+        let mut reply = echo(true).request();
+        assert!(!echo(true).is_answered_by(&reply), "it is the request");
+        reply[0] = REPLY_V6;
+        assert!(echo(true).is_answered_by(&reply));
+        let other = Echo {
+            nonce: NONCE + 1,
+            ..echo(true)
+        };
+        assert!(!other.is_answered_by(&reply));
+        for length in 0..reply.len() {
+            assert!(!echo(true).is_answered_by(&reply[..length]));
+        }
+        assert!(!echo(false).is_answered_by(&[]));
+    }
+}

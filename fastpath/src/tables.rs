@@ -21,6 +21,7 @@ use std::{
 };
 
 use aya::maps::{self, Map, MapData, MapError};
+use ipnet::IpNet;
 use xdp_prog::abi::{
     AddressKey, Backend, Config, EdgeMac, EdgePrefix, NextHop, Pod, PodKey, Service, ServiceKeyV4,
     ServiceKeyV6, Slot, SourcePrefix, Tuple, map,
@@ -36,7 +37,7 @@ pub use self::{
         ServiceSpec, Settings, TrafficPolicy,
     },
 };
-use self::{encode::backend_key, error::read_failed, ids::Ids, mapped::Mapped};
+use self::{encode::backend_key, error::read_failed, ids::Ids, mapped::Mapped, policy::Pods};
 use crate::{load::Loaded, nexthop::Resolution};
 
 mod adopt;
@@ -48,9 +49,11 @@ mod error;
 mod explain;
 mod grace;
 mod ids;
+mod layout;
 mod lut;
 mod machine;
 mod mapped;
+mod policy;
 mod services;
 mod types;
 
@@ -61,10 +64,18 @@ pub struct InstalledService {
     pub id: u32,
     /// Its lookup table.
     pub run: Run,
+    /// The table of this machine's pods, if it has any: the same one where there are no others.
+    pub local: Option<Run>,
     /// How packets reach the backends.
     pub mode: ForwardMode,
-    /// Backend ids in the lookup table.
+    /// Ids of the backends that it uses.
     backends: BTreeSet<u32>,
+    /// This machine's pods by tag.
+    pods: Pods,
+    /// The clients that may use it, of its own family; all, if the specification names none.
+    source_ranges: BTreeSet<IpNet>,
+    /// Pods that another one of their node has the tag of.
+    left_out: Vec<BackendKey>,
     /// The specification it was made from; unknown after adoption.
     spec: Option<ServiceSpec>,
 }
@@ -73,6 +84,16 @@ impl InstalledService {
     /// Returns what the service was made from, or nothing if an earlier agent made it.
     pub fn spec(&self) -> Option<&ServiceSpec> {
         self.spec.as_ref()
+    }
+
+    /// Lists the pods that get no traffic because their node could not tell them from another one.
+    pub fn left_out(&self) -> &[BackendKey] {
+        &self.left_out
+    }
+
+    /// Counts the pods of this machine that serve it.
+    pub fn local_pods(&self) -> usize {
+        self.pods.len()
     }
 }
 
@@ -92,6 +113,8 @@ struct Way {
     next_hop: u32,
     /// As it was told; unknown after adoption.
     resolution: Option<Resolution>,
+    /// Whether the node is this machine.
+    local: bool,
 }
 
 /// What a change did.
@@ -114,6 +137,10 @@ pub struct Fill {
     pub backends: Usage,
     /// Next hops in use and possible.
     pub next_hops: Usage,
+    /// Pods of this machine, once for each service, in use and possible.
+    pub pods: Usage,
+    /// Source ranges in use and possible.
+    pub source_ranges: Usage,
 }
 
 /// Entries of one table.
@@ -128,7 +155,8 @@ pub struct Usage {
 /// What was taken out of use and waits for its grace period.
 #[derive(Debug, Default)]
 struct Retired {
-    services: Vec<u32>,
+    /// With the source ranges that lie under the id.
+    services: Vec<(u32, BTreeSet<IpNet>)>,
     runs: Vec<Run>,
     backends: Vec<u32>,
     next_hops: Vec<u32>,
@@ -154,6 +182,8 @@ pub struct Tables {
     source_ranges: maps::lpm_trie::LpmTrie<MapData, SourcePrefix, u32>,
     pods: maps::HashMap<MapData, PodKey, Pod>,
     local_flows: maps::HashMap<MapData, Tuple, u64>,
+    pods_capacity: usize,
+    source_ranges_capacity: usize,
     service: Mapped<Service>,
     lut: Mapped<Slot>,
     backends: Mapped<Backend>,
@@ -204,6 +234,11 @@ impl Tables {
                 .map_err(|source| TableError::Mapping { map: name, source })
         }
 
+        fn capacity(loaded: &Loaded, name: &'static str) -> Result<usize, TableError> {
+            let info = loaded.map(name)?.info().map_err(read_failed(name))?;
+            Ok(info.max_entries() as usize)
+        }
+
         let service = mapped::<Service>(loaded, map::SERVICE)?;
         let lut = mapped::<Slot>(loaded, map::LUT)?;
         let backends = mapped::<Backend>(loaded, map::BACKENDS)?;
@@ -218,6 +253,8 @@ impl Tables {
             source_ranges: typed(loaded, map::SOURCE_RANGES, Map::LpmTrie)?,
             pods: typed(loaded, map::PODS, Map::HashMap)?,
             local_flows: typed(loaded, map::LOCAL_FLOWS, Map::LruHashMap)?,
+            pods_capacity: capacity(loaded, map::PODS)?,
+            source_ranges_capacity: capacity(loaded, map::SOURCE_RANGES)?,
             counters: counters::Maps {
                 reasons: typed(loaded, map::REASONS, Map::PerCpuArray)?,
                 service_traffic: typed(loaded, map::SERVICE_TRAFFIC, Map::PerCpuArray)?,
@@ -291,6 +328,22 @@ impl Tables {
             services: usage(&self.service_ids),
             backends: usage(&self.backend_ids),
             next_hops: usage(&self.next_hop_ids),
+            pods: Usage {
+                used: self
+                    .installed
+                    .values()
+                    .map(|service| service.pods.len())
+                    .sum(),
+                capacity: self.pods_capacity,
+            },
+            source_ranges: Usage {
+                used: self
+                    .installed
+                    .values()
+                    .map(|service| service.source_ranges.len())
+                    .sum(),
+                capacity: self.source_ranges_capacity,
+            },
         }
     }
 
@@ -301,7 +354,8 @@ impl Tables {
         }
         grace::wait();
         let retired = std::mem::take(&mut self.retired);
-        for id in retired.services {
+        for (id, source_ranges) in retired.services {
+            self.remove_source_ranges(id, &source_ranges);
             self.service.write(id, Service::default());
             self.service_ids.release(id);
         }

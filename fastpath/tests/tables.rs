@@ -16,11 +16,11 @@ use fastpath::{
     nexthop::{NextHop, Reason, Resolution},
     pins::Pins,
     tables::{
-        Addresses, BackendKey, BackendSpec, Outcome, Protocol, ServiceKey, ServiceSpec, Settings,
-        TableError, Tables,
+        Addresses, BackendKey, BackendSpec, ForwardMode, Outcome, Protocol, ServiceKey,
+        ServiceSpec, Settings, TableError, Tables,
     },
 };
-use xdp_prog::abi::{BACKEND_V4, Backend, ServiceKeyV4, Slot, Traffic, map};
+use xdp_prog::abi::{BACKEND_V4, Backend, Pod, PodKey, ServiceKeyV4, Slot, Tag, Traffic, map};
 
 #[test]
 fn a_service_leads_to_its_backends_in_proportion_to_their_weights() {
@@ -274,6 +274,239 @@ fn another_agent_adopts_ids_runs_and_slots() {
 }
 
 #[test]
+fn pods_are_here_when_their_node_is_this_machine() {
+    let (loaded, mut tables) = small();
+    let key = service("10.99.0.1:80/tcp");
+    let wanted = pods(&[
+        ("10.0.0.1", "10.244.0.5:8080"),
+        ("10.0.0.2", "10.244.1.6:8080"),
+    ]);
+    tables.put_service(key, &wanted).unwrap();
+    let local = |tables: &Tables| {
+        let service = tables.services().next().unwrap().1;
+        (service.local_pods(), service.local.is_some())
+    };
+    assert_eq!((local(&tables), pod_count(&loaded)), ((0, false), 0));
+
+    for here in [Resolution::Local, Resolution::Local] {
+        tables.set_next_hop(address("10.0.0.1"), here).unwrap();
+        assert_eq!((local(&tables), pod_count(&loaded)), ((1, true), 1));
+    }
+    tables
+        .set_next_hop(address("10.0.0.2"), Resolution::Local)
+        .unwrap();
+    assert_eq!((local(&tables), pod_count(&loaded)), ((2, true), 2));
+    tables
+        .set_next_hop(address("10.0.0.1"), resolved(7))
+        .unwrap();
+    assert_eq!((local(&tables), pod_count(&loaded)), ((1, true), 1));
+    tables
+        .put_service(key, &pods(&[("10.0.0.1", "10.244.0.5:8080")]))
+        .unwrap();
+    assert_eq!((local(&tables), pod_count(&loaded)), ((0, false), 0));
+}
+
+#[test]
+fn pods_of_one_node_are_backends_of_their_own() {
+    let (_loaded, mut tables) = small();
+    let wanted = pods(&[
+        ("10.0.0.1", "10.244.0.5:8080"),
+        ("10.0.0.1", "10.244.0.6:8080"),
+    ]);
+    for port in [80, 81] {
+        let key = service(&format!("10.99.0.1:{port}/tcp"));
+        tables.put_service(key, &wanted).unwrap();
+    }
+    let backends: Vec<(String, u32)> = tables
+        .backends()
+        .map(|(key, backend)| (key.to_string(), backend.services))
+        .collect();
+    assert_eq!(
+        backends,
+        [
+            ("10.244.0.5:8080 on 10.0.0.1".to_owned(), 2),
+            ("10.244.0.6:8080 on 10.0.0.1".to_owned(), 2)
+        ]
+    );
+}
+
+#[test]
+fn a_pod_that_shares_its_tag_is_reported() {
+    let (_loaded, mut tables) = small();
+    let key = service("10.99.0.1:80/tcp");
+    let wanted = pods(&[("10.0.0.1", "10.244.8.5:80"), ("10.0.0.1", "10.244.0.5:80")]);
+    tables.put_service(key, &wanted).unwrap();
+    let installed = tables.services().next().unwrap().1;
+    let left_out: Vec<String> = installed
+        .left_out()
+        .iter()
+        .map(|pod| pod.to_string())
+        .collect();
+    assert_eq!(left_out, ["10.244.8.5:80 on 10.0.0.1"]);
+    assert_eq!(tables.slots_by_backend(installed).len(), 1);
+}
+
+#[test]
+fn a_full_table_of_pods_refuses_and_keeps_the_rest() {
+    let loaded = sized(Loader::unpinned())
+        .max_entries(map::PODS, 2)
+        .load()
+        .unwrap();
+    let mut tables = Tables::open(&loaded).unwrap();
+    tables
+        .set_next_hop(address("10.0.0.1"), Resolution::Local)
+        .unwrap();
+    let key = service("10.99.0.1:80/tcp");
+    let one = pods(&[("10.0.0.1", "10.244.0.5:80")]);
+    tables.put_service(key, &one).unwrap();
+    let before = tables.fill();
+    let many: Vec<(&str, &str)> = vec![
+        ("10.0.0.1", "10.244.0.5:81"),
+        ("10.0.0.1", "10.244.0.6:80"),
+        ("10.0.0.1", "10.244.0.7:80"),
+        ("10.0.0.1", "10.244.0.8:80"),
+        ("10.0.0.1", "10.244.0.9:80"),
+    ];
+    let error = tables.put_service(key, &pods(&many)).unwrap_err();
+    assert!(
+        matches!(error, TableError::TableFull { map: map::PODS, .. }),
+        "{error}"
+    );
+    assert_eq!(tables.services().next().unwrap().1.spec(), Some(&one));
+    assert_eq!(pod_count(&loaded), 1);
+    let new = service("10.99.0.1:81/tcp");
+    tables.put_service(new, &pods(&many)).unwrap_err();
+    tables.reclaim();
+    assert_eq!(tables.fill(), before);
+}
+
+#[test]
+fn another_agent_adopts_pods_and_policies() {
+    let pins = TestPins::new("pods");
+    let key = service("10.99.0.1:80/tcp");
+    let nat = service("10.99.0.1:81/tcp");
+    let wanted = ServiceSpec {
+        source_ranges: BTreeSet::from(["192.0.2.0/24".parse().unwrap()]),
+        affinity: Some(9),
+        ..pods(&[("10.0.0.1", "10.244.0.5:80"), ("10.0.0.2", "10.244.1.6:80")])
+    };
+    let by_nat = ServiceSpec {
+        mode: ForwardMode::Nat,
+        backends: vec![BackendSpec::nat("10.0.0.7:8080".parse().unwrap(), 1)],
+        ..ServiceSpec::default()
+    };
+    let left = {
+        let loaded = pins.load();
+        let mut tables = Tables::open(&loaded).unwrap();
+        tables
+            .set_next_hop(address("10.0.0.1"), Resolution::Local)
+            .unwrap();
+        tables.put_service(key, &wanted).unwrap();
+        tables.put_service(nat, &by_nat).unwrap();
+        (installed(&tables), slots(&tables), tables.fill())
+    };
+    assert_eq!((left.2.pods.used, left.2.source_ranges.used), (1, 1));
+
+    let loaded = pins.load();
+    // What a killed agent may leave under an id that is free.
+    stray_pod(&loaded);
+    let mut tables = Tables::open(&loaded).unwrap();
+    assert_eq!((installed(&tables), slots(&tables), tables.fill()), left);
+    assert_eq!(pod_count(&loaded), 1);
+    let modes: Vec<ForwardMode> = tables.services().map(|(_, service)| service.mode).collect();
+    assert_eq!(modes, [ForwardMode::Ipip, ForwardMode::Nat]);
+    for (key, spec) in [(key, &wanted), (nat, &by_nat)] {
+        let change = tables.put_service(key, spec).unwrap();
+        assert_eq!((change.slots, change.new_table), (0, false), "{key}");
+    }
+    assert_eq!(tables.fill(), left.2);
+
+    let open = ServiceSpec {
+        source_ranges: BTreeSet::new(),
+        ..wanted
+    };
+    tables.put_service(key, &open).unwrap();
+    assert_eq!(tables.fill().source_ranges.used, 0);
+    for key in [key, nat] {
+        tables.remove_service(&key).unwrap();
+    }
+    assert_eq!(pod_count(&loaded), 0);
+}
+
+#[test]
+fn source_ranges_of_the_other_family_let_nobody_in() {
+    let (_loaded, mut tables) = small();
+    let key = service("10.99.0.1:80/tcp");
+    let wanted = ServiceSpec {
+        source_ranges: BTreeSet::from(["192.0.2.0/24".parse().unwrap()]),
+        ..spec(&[("10.0.0.1", 1)])
+    };
+    tables.put_service(key, &wanted).unwrap();
+    let verdict =
+        |tables: &Tables, from: &str| tables.which(&key, from.parse().unwrap()).unwrap().verdict;
+    assert_eq!(
+        verdict(&tables, "192.0.2.1:1"),
+        Outcome::Drop("next_hop_unresolved")
+    );
+    assert_eq!(
+        verdict(&tables, "192.0.3.1:1"),
+        Outcome::Drop("source_range")
+    );
+    let other = ServiceSpec {
+        source_ranges: BTreeSet::from(["2001:db8::/32".parse().unwrap()]),
+        ..spec(&[("10.0.0.1", 1)])
+    };
+    tables.put_service(key, &other).unwrap();
+    assert_eq!(
+        verdict(&tables, "192.0.2.1:1"),
+        Outcome::Drop("source_range")
+    );
+    tables.put_service(key, &spec(&[("10.0.0.1", 1)])).unwrap();
+    assert_eq!(
+        verdict(&tables, "192.0.3.1:1"),
+        Outcome::Drop("next_hop_unresolved")
+    );
+}
+
+#[test]
+fn clients_with_affinity_keep_their_backend_whatever_their_port() {
+    let (_loaded, mut tables) = small();
+    let keys = [service("10.99.0.1:80/tcp"), service("10.99.0.2:30080/tcp")];
+    let wanted = ServiceSpec {
+        affinity: Some(9),
+        ..spec(&[("10.0.0.1", 1), ("10.0.0.2", 1), ("10.0.0.3", 1)])
+    };
+    for key in keys {
+        tables.put_service(key, &wanted).unwrap();
+    }
+    for client in 1..40 {
+        let chosen: BTreeSet<_> = keys
+            .iter()
+            .flat_map(|key| [1024, 1025, 40_000].map(|port| (key, port)))
+            .map(|(key, port)| {
+                let from = SocketAddr::new(address(&format!("192.0.2.{client}")), port);
+                tables.which(key, from).unwrap().choice.unwrap().backend
+            })
+            .collect();
+        assert_eq!(chosen.len(), 1, "client {client}");
+    }
+}
+
+#[test]
+fn edge_macs_become_exactly_what_was_asked() {
+    let (_loaded, mut tables) = small();
+    for wanted in [
+        vec![[2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2]],
+        vec![[2, 0, 0, 0, 0, 3]],
+        vec![],
+    ] {
+        let wanted = BTreeSet::from_iter(wanted);
+        tables.set_edge_macs(&wanted).unwrap();
+        assert_eq!(tables.edge_macs(), wanted);
+    }
+}
+
+#[test]
 fn counters_begin_at_zero_where_a_killed_agent_used_the_id() {
     let pins = TestPins::new("counters");
     let loaded = pins.load();
@@ -409,6 +642,29 @@ fn spec(backends: &[(&str, u32)]) -> ServiceSpec {
             .collect(),
         ..ServiceSpec::default()
     }
+}
+
+/// Describes a service of pods, each with its node.
+fn pods(backends: &[(&str, &str)]) -> ServiceSpec {
+    let backend =
+        |(node, pod): &(&str, &str)| BackendSpec::pod(address(node), pod.parse().unwrap(), 1);
+    ServiceSpec {
+        backends: backends.iter().map(backend).collect(),
+        ..ServiceSpec::default()
+    }
+}
+
+fn pod_map(loaded: &Loaded) -> HashMap<MapData, PodKey, Pod> {
+    HashMap::try_from(Map::HashMap(loaded.map(map::PODS).unwrap())).unwrap()
+}
+
+fn pod_count(loaded: &Loaded) -> usize {
+    pod_map(loaded).keys().count()
+}
+
+fn stray_pod(loaded: &Loaded) {
+    let key = PodKey::new(50, Tag(5));
+    pod_map(loaded).insert(key, Pod::new(key, 1), 0).unwrap();
 }
 
 fn node(text: &str) -> BackendKey {

@@ -1,14 +1,16 @@
 //! What an earlier agent left in the maps.
 
-use std::{collections::BTreeSet, mem::offset_of};
+use std::{collections::BTreeSet, mem::offset_of, sync::atomic::Ordering};
 
-use xdp_prog::abi::{Backend, NextHop, Service, Slot, map};
+use ipnet::IpNet;
+use xdp_prog::abi::{BACKEND_LOCAL, Backend, NextHop, Service, ServiceWord, Slot, map};
 
 use super::{
     ForwardMode, InstalledBackend, InstalledService, Run, ServiceKey, TableError, Tables, Way,
     encode::{backend_key, key_check, service_key, settings_of},
     error::read_failed,
     grace,
+    policy::Pods,
 };
 
 impl Tables {
@@ -16,12 +18,21 @@ impl Tables {
     pub(super) fn adopt(&mut self) -> Result<(), TableError> {
         self.current_config = self.config.get(&0, 0).map_err(read_failed(map::CONFIG))?;
         self.settings = settings_of(&self.current_config);
+        let pods = self.pods_by_service()?;
+        let ranges = self.source_ranges_by_service()?;
         for (key, id) in self.installed_keys()? {
-            match self.adopt_service(&key, id) {
+            match self.adopt_service(&key, id, pods.get(&id), ranges.get(&id)) {
                 Some(service) => {
                     self.installed.insert(key, service);
                 }
                 None => self.remove_key(&key)?,
+            }
+        }
+        self.remove_stray_pods()?;
+        let known: BTreeSet<u32> = self.installed.values().map(|known| known.id).collect();
+        for (service, ranges) in &ranges {
+            if !known.contains(service) {
+                self.remove_source_ranges(*service, ranges);
             }
         }
         // The agent before this one may have ended right after it took something out of use.
@@ -49,7 +60,13 @@ impl Tables {
     }
 
     /// Reads a service back, or nothing where the entries contradict each other.
-    fn adopt_service(&mut self, key: &ServiceKey, id: u32) -> Option<InstalledService> {
+    fn adopt_service(
+        &mut self,
+        key: &ServiceKey,
+        id: u32,
+        pods: Option<&Pods>,
+        source_ranges: Option<&BTreeSet<IpNet>>,
+    ) -> Option<InstalledService> {
         let entry = self.service.read(id)?;
         let run = Run {
             base: entry.word.base(),
@@ -62,23 +79,51 @@ impl Tables {
             self.service_ids.release(id);
             return None;
         }
-        let owners: BTreeSet<u32> = self
-            .run_slots(run)
-            .map(Slot::current)
-            .filter(|owner| *owner != 0)
-            .collect();
-        let backends = owners
+        let local = self.adopt_local_run(id, run, entry.local);
+        let pods = pods.into_iter().flatten();
+        let mut named: BTreeSet<u32> = pods.clone().map(|(_, backend)| *backend).collect();
+        for run in std::iter::once(run).chain(local) {
+            named.extend(self.run_slots(run).map(Slot::current));
+        }
+        named.remove(&0);
+        let backends: BTreeSet<u32> = named
             .into_iter()
-            .filter(|owner| self.adopt_backend(*owner))
+            .filter(|backend| self.adopt_backend(*backend))
+            .collect();
+        let pods = pods
+            .filter(|(_, backend)| backends.contains(backend))
+            .map(|(tag, backend)| (*tag, *backend))
             .collect();
         let mode = ForwardMode::from_abi(entry.mode, entry.flags);
         Some(InstalledService {
             id,
             run,
+            local,
             mode,
             backends,
+            pods,
+            source_ranges: source_ranges.cloned().unwrap_or_default(),
+            left_out: Vec::new(),
             spec: None,
         })
+    }
+
+    /// Reads back where a service's local pods are looked up; a contradiction is cleared.
+    fn adopt_local_run(&mut self, id: u32, table: Run, word: ServiceWord) -> Option<Run> {
+        let run = Run {
+            base: word.base(),
+            log2: word.log2_length(),
+        };
+        if run.base == 0 {
+            return None;
+        }
+        if run == table || self.arena.reserve(run) {
+            return Some(run);
+        }
+        if let Some(stored) = self.service.atomic_u64(id, offset_of!(Service, local)) {
+            stored.store(0, Ordering::Release);
+        }
+        None
     }
 
     /// Counts a service for a backend in the maps; returns whether there is such a backend.
@@ -99,14 +144,15 @@ impl Tables {
         match self.ways.get(&key.address) {
             // A change of the node's next hop may have been under way.
             Some(way) => self.store_backend_word(id, offset_of!(Backend, next_hop), way.next_hop),
-            None if self.next_hop_ids.reserve(entry.next_hop) => {
+            None => {
+                let known = self.next_hop_ids.reserve(entry.next_hop);
                 let way = Way {
-                    next_hop: entry.next_hop,
+                    next_hop: if known { entry.next_hop } else { 0 },
                     resolution: None,
+                    local: entry.flags & BACKEND_LOCAL != 0,
                 };
                 self.ways.insert(key.address, way);
             }
-            None => {}
         }
         self.backend_by_key
             .insert(key, InstalledBackend { id, services: 1 });

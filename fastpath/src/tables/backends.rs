@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, mem::offset_of, net::IpAddr, sync::atomic::Orde
 use xdp_prog::abi::{Backend, map};
 
 use super::{
-    BackendKey, InstalledBackend, TableError, Tables, Way,
+    BackendKey, InstalledBackend, ServiceKey, ServiceSpec, TableError, Tables, Way,
     encode::{backend_entry, backend_flags, backend_key, next_hop_entry},
 };
 use crate::nexthop::Resolution;
@@ -24,6 +24,8 @@ impl Tables {
         resolution: Resolution,
     ) -> Result<(), TableError> {
         let old = self.ways.get(&target).map_or(0, |way| way.next_hop);
+        let was_local = self.ways.get(&target).is_some_and(|way| way.local);
+        let local = resolution == Resolution::Local;
         let next_hop = match resolution {
             Resolution::Resolved(hop) => {
                 let hop = next_hop_entry(target, &hop);
@@ -42,15 +44,20 @@ impl Tables {
             Way {
                 next_hop,
                 resolution: Some(resolution),
+                local,
             },
         );
         for (key, id) in self.backends_of(target) {
             self.store_backend_word(id, offset_of!(Backend, next_hop), next_hop);
-            let flags = backend_flags(&key, Some(resolution));
+            let flags = backend_flags(&key, local);
             self.store_backend_word(id, offset_of!(Backend, flags), flags);
         }
         if old != 0 && old != next_hop {
             self.retired.next_hops.push(old);
+        }
+        if local != was_local {
+            let services = self.services_with_pods_on(target);
+            self.put_again(services);
         }
         self.reclaim_if_worth_it();
         Ok(())
@@ -112,7 +119,7 @@ impl Tables {
         let entry = backend_entry(
             &key,
             way.map_or(0, |way| way.next_hop),
-            way.and_then(|way| way.resolution),
+            way.is_some_and(|way| way.local),
         );
         self.counters.clear_backend(id);
         self.backends.write(id, entry);
@@ -137,6 +144,20 @@ impl Tables {
                 self.retired.backends.push(id);
             }
         }
+    }
+
+    fn services_with_pods_on(&self, node: IpAddr) -> Vec<(ServiceKey, ServiceSpec)> {
+        let has_pods = |spec: &&ServiceSpec| {
+            spec.backends
+                .iter()
+                .any(|backend| backend.pod.is_some() && backend.address == node)
+        };
+        let services = self.installed.iter();
+        services
+            .filter_map(|(key, service)| {
+                Some((*key, service.spec.as_ref().filter(has_pods)?.clone()))
+            })
+            .collect()
     }
 
     /// Lists the backends on one node.

@@ -6,15 +6,15 @@ use aya::maps::lpm_trie::Key;
 use ipnet::IpNet;
 use xdp_prog::abi::{
     AddressKey, BACKEND_LOCAL, BACKEND_NAT, BACKEND_POD, BACKEND_V4, BACKEND_V6, Backend,
-    CONFIG_NODE, Config, EdgePrefix, HOP_GATEWAY, NextHop, SERVICE_NAT, SERVICE_NODE_PORT,
-    SERVICE_PODS, SERVICE_SOURCE_RANGES, Service, ServiceKeyV4, ServiceKeyV6, Tag,
+    CONFIG_NODE, Config, EdgePrefix, HOP_GATEWAY, NextHop, SERVICE_DROP_WHEN_EMPTY, SERVICE_NAT,
+    SERVICE_NODE_PORT, SERVICE_PODS, SERVICE_SOURCE_RANGES, Service, ServiceKeyV4, ServiceKeyV6,
+    SourcePrefix, Tag,
 };
 
 use super::{
-    BackendKey, ForwardMode, Protocol, ServiceKey, ServiceSpec, Settings,
+    BackendKey, ForwardMode, Protocol, ServiceKey, ServiceSpec, Settings, TrafficPolicy,
     types::{address_key, address_of},
 };
-use crate::nexthop::Resolution;
 
 pub(super) enum KeyOf {
     V4(ServiceKeyV4),
@@ -47,6 +47,10 @@ pub(super) fn service_rules(spec: &ServiceSpec) -> Service {
         (is_nat, SERVICE_NAT),
         (!spec.source_ranges.is_empty(), SERVICE_SOURCE_RANGES),
         (spec.node_port, SERVICE_NODE_PORT),
+        (
+            spec.traffic_policy == TrafficPolicy::Local && !spec.backends.is_empty(),
+            SERVICE_DROP_WHEN_EMPTY,
+        ),
     ];
     Service {
         mode: spec.mode.to_abi(),
@@ -84,19 +88,15 @@ pub(super) const fn family_flag(address: IpAddr) -> u32 {
     }
 }
 
-/// Makes the entry of a backend whose node is reached by this next hop.
-pub(super) fn backend_entry(
-    key: &BackendKey,
-    next_hop: u32,
-    resolution: Option<Resolution>,
-) -> Backend {
+/// Makes the entry of a backend whose node is reached by this next hop, or is this machine.
+pub(super) fn backend_entry(key: &BackendKey, next_hop: u32, local: bool) -> Backend {
     let pod = key
         .pod
         .map_or(AddressKey::default(), |pod| address_key(pod.ip()));
     Backend {
         address: wire_address(key.address),
         next_hop,
-        flags: backend_flags(key, resolution),
+        flags: backend_flags(key, local),
         pod,
         port: key.pod.map_or(0, |pod| pod.port()).to_be_bytes(),
         tag: if is_pod(key) { Tag::pod(pod).0 } else { 0 },
@@ -104,9 +104,9 @@ pub(super) fn backend_entry(
     }
 }
 
-pub(super) fn backend_flags(key: &BackendKey, resolution: Option<Resolution>) -> u32 {
+pub(super) fn backend_flags(key: &BackendKey, local: bool) -> u32 {
     let mut flags = family_flag(key.address);
-    if resolution == Some(Resolution::Local) {
+    if local {
         flags |= BACKEND_LOCAL;
     }
     if key.nat {
@@ -183,7 +183,7 @@ pub(super) fn next_hop_entry(target: IpAddr, hop: &crate::nexthop::NextHop) -> N
     }
 }
 
-pub(super) fn prefix_key(net: IpNet) -> Key<EdgePrefix> {
+pub(super) fn edge_prefix_key(net: IpNet) -> Key<EdgePrefix> {
     let front = match net {
         IpNet::V4(_) => EdgePrefix::FRONT_BITS_V4,
         IpNet::V6(_) => EdgePrefix::FRONT_BITS_V6,
@@ -192,7 +192,7 @@ pub(super) fn prefix_key(net: IpNet) -> Key<EdgePrefix> {
     Key::new(front + u32::from(net.prefix_len()), data)
 }
 
-pub(super) fn prefix_of(key: Key<EdgePrefix>) -> Option<IpNet> {
+pub(super) fn edge_prefix_of(key: Key<EdgePrefix>) -> Option<IpNet> {
     let address = address_of(key.data().address());
     let front = match address {
         IpAddr::V4(_) => EdgePrefix::FRONT_BITS_V4,
@@ -200,4 +200,25 @@ pub(super) fn prefix_of(key: Key<EdgePrefix>) -> Option<IpNet> {
     };
     let length = key.prefix_len().checked_sub(front)?;
     IpNet::new(address, u8::try_from(length).ok()?).ok()
+}
+
+pub(super) fn source_prefix_key(service: u32, net: IpNet) -> Key<SourcePrefix> {
+    let front = match net {
+        IpNet::V4(_) => SourcePrefix::FRONT_BITS_V4,
+        IpNet::V6(_) => SourcePrefix::FRONT_BITS_V6,
+    };
+    let data = SourcePrefix::new(service, address_key(net.network()));
+    Key::new(front + u32::from(net.prefix_len()), data)
+}
+
+/// Reads a source range back with its service id.
+pub(super) fn source_prefix_of(key: Key<SourcePrefix>) -> Option<(u32, IpNet)> {
+    let address = address_of(key.data().address());
+    let front = match address {
+        IpAddr::V4(_) => SourcePrefix::FRONT_BITS_V4,
+        IpAddr::V6(_) => SourcePrefix::FRONT_BITS_V6,
+    };
+    let length = key.prefix_len().checked_sub(front)?;
+    let net = IpNet::new(address, u8::try_from(length).ok()?).ok()?;
+    Some((key.data().service(), net))
 }

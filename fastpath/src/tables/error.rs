@@ -84,6 +84,28 @@ pub enum TableError {
         /// The table size.
         slots: u32,
     },
+    /// A pod of the other family than the service's address.
+    #[error(
+        "service {service}: backend {backend} is of the other family, and packets keep theirs; give its \
+         address of the service's family"
+    )]
+    OtherFamily {
+        /// The service.
+        service: ServiceKey,
+        /// The backend.
+        backend: BackendKey,
+    },
+    /// An SCTP backend on another port than the service's.
+    #[error(
+        "service {service}: backend {backend} listens on another port, and SCTP's ports cannot be \
+         translated; use one port for both"
+    )]
+    SctpPort {
+        /// The service.
+        service: ServiceKey,
+        /// The backend.
+        backend: BackendKey,
+    },
     /// More backends than the largest table has slots for.
     #[error(
         "service {service}: {backends} backends are more than a table of {slots} slots can hold"

@@ -1,8 +1,8 @@
-//! From a specification to the owners of the slots.
+//! From a set of backends to the owners of the slots.
 
 use xdp_prog::maglev::{self, Identity, MAX_LOG2_LEN, MaglevError, Member};
 
-use super::{ServiceKey, ServiceSpec, TableError};
+use super::{BackendSpec, ServiceKey, ServiceSpec, TableError};
 
 /// A lookup table that is not in the arena yet.
 pub(super) struct Lut {
@@ -12,7 +12,7 @@ pub(super) struct Lut {
     pub(super) owners: Vec<u32>,
 }
 
-/// Builds the table of a service: a function of its specification and the seed only.
+/// Builds the table of a service over these of its backends: a function of them and the seed only.
 ///
 /// The length is the specification's, else by the number of backends; weights do
 /// not count, so that a change of weight never changes the length.
@@ -21,24 +21,18 @@ pub(super) struct Lut {
 ///
 /// When the table cannot be built: more backends than slots, a weight of zero or
 /// too small for one slot, one backend twice.
-pub(super) fn build(key: &ServiceKey, spec: &ServiceSpec, seed: u64) -> Result<Lut, TableError> {
-    let backends = &spec.backends;
+pub(super) fn build(
+    key: &ServiceKey,
+    spec: &ServiceSpec,
+    backends: &[BackendSpec],
+    seed: u64,
+) -> Result<Lut, TableError> {
     if backends.is_empty() {
         let log2 = spec.log2_slots.unwrap_or(0).min(MAX_LOG2_LEN);
         let owners = vec![0; 1 << log2];
         return Ok(Lut { log2, owners });
     }
-    let members: Vec<Member> = backends
-        .iter()
-        .map(|backend| Member {
-            identity: match backend.pod {
-                Some(pod) => Identity::new(pod.ip(), pod.port()),
-                // The port is the service's: the node takes packets as they are.
-                None => Identity::new(backend.address, 0),
-            },
-            weight: backend.weight,
-        })
-        .collect();
+    let members: Vec<Member> = backends.iter().map(BackendSpec::member).collect();
     let log2 = spec
         .log2_slots_for(backends.len())
         .ok_or(TableError::TooManyBackends {
@@ -57,5 +51,19 @@ pub(super) fn build(key: &ServiceKey, spec: &ServiceSpec, seed: u64) -> Result<L
             service: *key,
             source,
         }),
+    }
+}
+
+impl BackendSpec {
+    /// Returns the backend as a member of a lookup table.
+    pub fn member(&self) -> Member {
+        Member {
+            identity: match self.pod {
+                Some(pod) => Identity::new(pod.ip(), pod.port()),
+                // The port is the service's: the node takes packets as they are.
+                None => Identity::new(self.address, 0),
+            },
+            weight: self.weight,
+        }
     }
 }

@@ -7,11 +7,13 @@ use std::{
 
 use aya::maps::MapError;
 use ipnet::IpNet;
-use xdp_prog::abi::{ADDRESS_LOCAL, ADDRESS_NAT, ADDRESS_NODE_PORT, ADDRESS_VIP, AddressKey, map};
+use xdp_prog::abi::{
+    ADDRESS_LOCAL, ADDRESS_NAT, ADDRESS_NODE_PORT, ADDRESS_VIP, AddressKey, EdgeMac, map,
+};
 
 use super::{
     Addresses, Settings, TableError, Tables,
-    encode::{config_of, prefix_key, prefix_of},
+    encode::{config_of, edge_prefix_key, edge_prefix_of},
     error::{read_failed, write_failed},
     types::{address_key, address_of},
 };
@@ -83,7 +85,7 @@ impl Tables {
         self.trusted_edges
             .keys()
             .flatten()
-            .filter_map(prefix_of)
+            .filter_map(edge_prefix_of)
             .collect()
     }
 
@@ -98,13 +100,38 @@ impl Tables {
         let wanted: BTreeSet<IpNet> = wanted.iter().map(IpNet::trunc).collect();
         for net in wanted.difference(&present) {
             self.trusted_edges
-                .insert(&prefix_key(*net), 1, 0)
+                .insert(&edge_prefix_key(*net), 1, 0)
                 .map_err(write_failed(map::TRUSTED_EDGES))?;
         }
         for net in present.difference(&wanted) {
             self.trusted_edges
-                .remove(&prefix_key(*net))
+                .remove(&edge_prefix_key(*net))
                 .map_err(write_failed(map::TRUSTED_EDGES))?;
+        }
+        Ok(())
+    }
+
+    /// Lists the MACs from which edges send L2 DSR frames.
+    pub fn edge_macs(&self) -> BTreeSet<[u8; 6]> {
+        self.edge_macs.keys().flatten().map(EdgeMac::mac).collect()
+    }
+
+    /// Makes exactly these the MACs from which edges send L2 DSR frames.
+    ///
+    /// # Errors
+    ///
+    /// When the kernel refuses a write, as it does when the table is full.
+    pub fn set_edge_macs(&mut self, wanted: &BTreeSet<[u8; 6]>) -> Result<(), TableError> {
+        let present = self.edge_macs();
+        for mac in wanted.difference(&present) {
+            self.edge_macs
+                .insert(EdgeMac::new(*mac), 1, 0)
+                .map_err(write_failed(map::EDGE_MACS))?;
+        }
+        for mac in present.difference(wanted) {
+            self.edge_macs
+                .remove(&EdgeMac::new(*mac))
+                .map_err(write_failed(map::EDGE_MACS))?;
         }
         Ok(())
     }

@@ -1,16 +1,36 @@
-//! Services and their lookup tables.
+//! Services: their lookup tables, their rules, and the keys that lead to them.
 
-use std::{mem::offset_of, sync::atomic::Ordering};
+use std::{collections::BTreeSet, mem::offset_of, sync::atomic::Ordering};
 
 use xdp_prog::abi::{Service, ServiceWord, Slot, map};
 
 use super::{
-    ArenaFill, BackendKey, Change, InstalledService, Run, ServiceKey, ServiceSpec, TableError,
-    Tables,
+    ArenaFill, Change, InstalledService, Run, ServiceKey, ServiceSpec, TableError, Tables,
     encode::{KeyOf, key_check, key_of, service_rules},
     error::write_failed,
-    lut::{self, Lut},
+    layout::{Layout, LocalTable, layout},
+    lut::Lut,
+    policy::{Pods, ranges_of},
 };
+
+/// The runs of a service: the one for all its backends, and the one for this machine's pods.
+#[derive(Clone, Copy, Debug)]
+struct Runs {
+    table: Run,
+    local: Option<Run>,
+}
+
+impl Runs {
+    /// Lists each run once.
+    fn each(self) -> impl Iterator<Item = Run> {
+        [
+            Some(self.table),
+            self.local.filter(|run| *run != self.table),
+        ]
+        .into_iter()
+        .flatten()
+    }
+}
 
 impl Tables {
     /// Adds a service or changes it to the specification.
@@ -26,41 +46,16 @@ impl Tables {
         key: ServiceKey,
         spec: &ServiceSpec,
     ) -> Result<Change, TableError> {
-        let Lut { log2, owners } = lut::build(&key, spec, self.settings.hash_seed)?;
-        let present = self
-            .installed
-            .get(&key)
-            .map(|service| (service.id, service.run));
-        let backends: Vec<BackendKey> = spec.backends.iter().map(|b| b.key(spec.mode)).collect();
-        let ids = self.take_backends(&backends)?;
-        let outcome = match present {
-            Some((id, run)) if run.log2 == log2 => {
-                let changed = self.replace_slots(run, &owners, &ids);
-                self.set_rules(id, spec);
-                Ok((
-                    id,
-                    run,
-                    Change {
-                        slots: changed,
-                        new_table: false,
-                    },
-                ))
-            }
-            _ => self.new_table(key, spec, log2, &owners, &ids, present),
-        };
-        let (id, run, change) = match outcome {
+        let layout = layout(&key, spec, self.settings.hash_seed, |node| {
+            self.ways.get(&node).is_some_and(|way| way.local)
+        })?;
+        let ids = self.take_backends(&layout.backends)?;
+        let (service, change) = match self.install(&key, spec, &layout, &ids) {
             Ok(done) => done,
             Err(error) => {
-                self.drop_backends(ids.iter().copied());
+                self.drop_backends(ids);
                 return Err(error);
             }
-        };
-        let service = InstalledService {
-            id,
-            run,
-            mode: spec.mode,
-            backends: ids.into_iter().collect(),
-            spec: Some(spec.clone()),
         };
         if let Some(old) = self.installed.insert(key, service) {
             self.drop_backends(old.backends);
@@ -75,32 +70,195 @@ impl Tables {
     ///
     /// When the kernel refuses the write; the service is then as before.
     pub fn remove_service(&mut self, key: &ServiceKey) -> Result<bool, TableError> {
-        let Some(id) = self.installed.get(key).map(|service| service.id) else {
+        if !self.installed.contains_key(key) {
             return Ok(false);
-        };
+        }
         self.remove_key(key)?;
-        self.store_word(id, ServiceWord::default());
         if let Some(service) = self.installed.remove(key) {
-            self.retired.services.push(id);
-            self.retired.runs.push(service.run);
+            self.store_words(service.id, ServiceWord::default(), ServiceWord::default());
+            self.remove_pods(service.id, &Pods::new(), &service.pods);
+            self.retired.runs.extend(service.runs().each());
+            self.retired
+                .services
+                .push((service.id, service.source_ranges));
             self.drop_backends(service.backends);
         }
         self.reclaim_if_worth_it();
         Ok(true)
     }
 
-    /// Turns a service to a new run: fills it, then publishes it with one store.
-    fn new_table(
+    /// Puts services again whose local pods are not what they were when they were put.
+    pub(super) fn put_again(&mut self, services: Vec<(ServiceKey, ServiceSpec)>) {
+        for (key, spec) in services {
+            // A service that does not fit stays as it was; whoever compares what is installed with what is
+            // wanted finds it to be something else.
+            if self.put_service(key, &spec).is_err()
+                && let Some(service) = self.installed.get_mut(&key)
+            {
+                service.spec = None;
+            }
+        }
+    }
+
+    /// Writes everything of a service whose backends are written; all that can fail comes before the
+    /// first change that packets see.
+    fn install(
         &mut self,
-        key: ServiceKey,
+        key: &ServiceKey,
         spec: &ServiceSpec,
-        log2: u8,
-        owners: &[u32],
+        layout: &Layout,
         ids: &[u32],
-        present: Option<(u32, Run)>,
-    ) -> Result<(u32, Run, Change), TableError> {
-        let run = self
-            .or_reclaim(|tables| tables.arena.allocate(log2))
+    ) -> Result<(InstalledService, Change), TableError> {
+        let old = self.installed.get(key);
+        let old_runs = old.map(InstalledService::runs);
+        let old_pods = old.map(|old| old.pods.clone()).unwrap_or_default();
+        let old_ranges = old.map(|old| old.source_ranges.clone()).unwrap_or_default();
+        let old_id = old.map(|old| old.id);
+
+        let pods: Pods = layout
+            .pods
+            .iter()
+            .map(|(tag, index)| (*tag, ids[*index]))
+            .collect();
+        let ranges = ranges_of(key, &spec.source_ranges);
+
+        let runs = self.take_runs(key, layout, old_runs)?;
+        let give_back = |tables: &mut Self| {
+            for run in new_runs(runs, old_runs) {
+                tables.arena.release(run);
+            }
+        };
+        let id = match old_id {
+            Some(id) => id,
+            None => match self.allocate_service() {
+                Ok(id) => id,
+                Err(error) => {
+                    give_back(self);
+                    return Err(error);
+                }
+            },
+        };
+        let written = self.write_under(id, &pods, &old_pods, &ranges, &old_ranges);
+        if let Err(error) = written {
+            give_back(self);
+            if old_id.is_none() {
+                self.service_ids.release(id);
+            }
+            return Err(error);
+        }
+
+        let is_new = |run: Run| new_runs(runs, old_runs).any(|new| new == run);
+        let slots = self.store_slots(runs.table, is_new(runs.table), &layout.table, ids);
+        if let (Some(LocalTable::Own(local)), Some(run)) = (&layout.local, runs.local) {
+            self.store_slots(run, is_new(run), local, ids);
+        }
+        let word = |run: Run| ServiceWord::new(run.base, run.log2, key_check(key));
+        let local_word = runs.local.map_or(ServiceWord::default(), word);
+        if old_id.is_some() {
+            self.store_words(id, word(runs.table), local_word);
+            self.set_rules(id, spec);
+        } else {
+            self.counters.clear_service(id);
+            let entry = Service {
+                word: word(runs.table),
+                local: local_word,
+                ..service_rules(spec)
+            };
+            self.service.write(id, entry);
+            if let Err(error) = self.insert_key(key, id) {
+                self.service.write(id, Service::default());
+                self.remove_pods(id, &Pods::new(), &pods);
+                self.remove_source_ranges(id, &ranges);
+                give_back(self);
+                self.service_ids.release(id);
+                return Err(error);
+            }
+        }
+
+        self.remove_pods(id, &pods, &old_pods);
+        self.remove_source_ranges(id, old_ranges.difference(&ranges));
+        let outgoing = old_runs.into_iter().flat_map(Runs::each);
+        let outgoing = outgoing.filter(|run| runs.each().all(|kept| kept != *run));
+        self.retired.runs.extend(outgoing);
+        let change = Change {
+            slots,
+            new_table: old_runs.is_none_or(|old| old.table != runs.table),
+        };
+        let service = InstalledService {
+            id,
+            run: runs.table,
+            local: runs.local,
+            mode: spec.mode,
+            backends: ids.iter().copied().collect(),
+            pods,
+            source_ranges: ranges,
+            left_out: layout.left_out.clone(),
+            spec: Some(spec.clone()),
+        };
+        Ok((service, change))
+    }
+
+    /// Keeps the runs that have the right length and takes new ones in place of the others.
+    fn take_runs(
+        &mut self,
+        key: &ServiceKey,
+        layout: &Layout,
+        old: Option<Runs>,
+    ) -> Result<Runs, TableError> {
+        let kept = |run: Option<Run>, log2: u8| run.filter(|run| run.log2 == log2);
+        let table = match kept(old.map(|old| old.table), layout.table.log2) {
+            Some(run) => run,
+            None => self.allocate_run(key, layout.table.log2)?,
+        };
+        let local = match &layout.local {
+            None => None,
+            Some(LocalTable::Same) => Some(table),
+            Some(LocalTable::Own(local)) => {
+                let own = old.and_then(|old| old.local.filter(|run| *run != old.table));
+                match kept(own, local.log2) {
+                    Some(run) => Some(run),
+                    None => match self.allocate_run(key, local.log2) {
+                        Ok(run) => Some(run),
+                        Err(error) => {
+                            if old.is_none_or(|old| old.table != table) {
+                                self.arena.release(table);
+                            }
+                            return Err(error);
+                        }
+                    },
+                }
+            }
+        };
+        Ok(Runs { table, local })
+    }
+
+    /// Writes what lies under a service's id; packets do not find new entries before the service names them.
+    fn write_under(
+        &mut self,
+        id: u32,
+        pods: &Pods,
+        old_pods: &Pods,
+        ranges: &BTreeSet<ipnet::IpNet>,
+        old_ranges: &BTreeSet<ipnet::IpNet>,
+    ) -> Result<(), TableError> {
+        self.add_source_ranges(id, ranges, old_ranges)?;
+        let added = self.add_pods(id, pods, old_pods);
+        if added.is_err() {
+            self.remove_source_ranges(id, ranges.difference(old_ranges));
+        }
+        added
+    }
+
+    fn allocate_service(&mut self) -> Result<u32, TableError> {
+        self.or_reclaim(|tables| tables.service_ids.allocate())
+            .ok_or(TableError::TableFull {
+                map: map::SERVICE,
+                entries: self.service_ids.capacity(),
+            })
+    }
+
+    fn allocate_run(&mut self, key: &ServiceKey, log2: u8) -> Result<Run, TableError> {
+        self.or_reclaim(|tables| tables.arena.allocate(log2))
             .ok_or_else(|| {
                 let ArenaFill {
                     free,
@@ -108,76 +266,28 @@ impl Tables {
                     ..
                 } = self.arena.fill();
                 TableError::ArenaFull {
-                    service: key,
+                    service: *key,
                     wanted: 1 << log2,
                     largest,
                     free,
                 }
-            })?;
-        self.replace_slots(run, owners, ids);
-        let word = ServiceWord::new(run.base, log2, key_check(&key));
-        let id = match present {
-            Some((id, old)) => {
-                self.store_word(id, word);
-                self.set_rules(id, spec);
-                self.retired.runs.push(old);
-                id
-            }
-            None => match self.publish(key, spec, word) {
-                Ok(id) => id,
-                Err(error) => {
-                    self.arena.release(run);
-                    return Err(error);
-                }
-            },
-        };
-        Ok((
-            id,
-            run,
-            Change {
-                slots: run.length(),
-                new_table: true,
-            },
-        ))
+            })
     }
 
-    /// Writes the entry of a new service, then the key that leads to it.
-    fn publish(
-        &mut self,
-        key: ServiceKey,
-        spec: &ServiceSpec,
-        word: ServiceWord,
-    ) -> Result<u32, TableError> {
-        let id = self
-            .or_reclaim(|tables| tables.service_ids.allocate())
-            .ok_or(TableError::TableFull {
-                map: map::SERVICE,
-                entries: self.service_ids.capacity(),
-            })?;
-        self.counters.clear_service(id);
-        self.service.write(
-            id,
-            Service {
-                word,
-                ..service_rules(spec)
-            },
-        );
-        if let Err(error) = self.insert_key(&key, id) {
-            self.service.write(id, Service::default());
-            self.service_ids.release(id);
-            return Err(error);
-        }
-        Ok(id)
-    }
-
-    /// Stores the owners that differ, each with compare-exchange; returns how many did.
-    fn replace_slots(&mut self, run: Run, owners: &[u32], ids: &[u32]) -> u32 {
+    /// Stores a table's owners; returns how many slots have another one than before.
+    fn store_slots(&mut self, run: Run, is_new: bool, table: &Lut, ids: &[u32]) -> u32 {
         let mut changed = 0;
-        for (index, owner) in (run.base..).zip(owners) {
+        for (index, owner) in (run.base..).zip(&table.owners) {
             let Some(slot) = self.lut.atomic_u64(index, 0) else {
                 continue;
             };
             let id = ids.get(*owner as usize).copied().unwrap_or(0);
+            if is_new {
+                // No packet reads the run, and its slots have no past.
+                slot.store(Slot::quiet(id).0, Ordering::Release);
+                changed += 1;
+                continue;
+            }
             let update = |old: u64| {
                 let old = Slot(old);
                 (old.current() != id).then(|| old.with_current(id).0)
@@ -195,9 +305,14 @@ impl Tables {
             .filter_map(|index| Some(Slot(self.lut.atomic_u64(index, 0)?.load(Ordering::Acquire))))
     }
 
-    fn store_word(&mut self, id: u32, word: ServiceWord) {
-        if let Some(stored) = self.service.atomic_u64(id, offset_of!(Service, word)) {
-            stored.store(word.0, Ordering::Release);
+    fn store_words(&mut self, id: u32, table: ServiceWord, local: ServiceWord) {
+        for (offset, word) in [
+            (offset_of!(Service, word), table),
+            (offset_of!(Service, local), local),
+        ] {
+            if let Some(stored) = self.service.atomic_u64(id, offset) {
+                stored.store(word.0, Ordering::Release);
+            }
         }
     }
 
@@ -242,4 +357,19 @@ impl Tables {
                 .map_err(write_failed(map::SERVICES_V6)),
         }
     }
+}
+
+impl InstalledService {
+    fn runs(&self) -> Runs {
+        Runs {
+            table: self.run,
+            local: self.local,
+        }
+    }
+}
+
+/// Lists the runs that were taken anew.
+fn new_runs(runs: Runs, old: Option<Runs>) -> impl Iterator<Item = Run> {
+    runs.each()
+        .filter(move |run| old.is_none_or(|old| old.each().all(|old| old != *run)))
 }

@@ -1,0 +1,294 @@
+//! From a specification to what the tables should hold for it; nothing is touched here.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
+
+use xdp_prog::{
+    abi::Tag,
+    maglev::{LENGTH_CLASSES, MAX_LOG2_LEN},
+};
+
+use super::{
+    BackendKey, BackendSpec, ForwardMode, Protocol, ServiceKey, ServiceSpec, TableError,
+    TrafficPolicy,
+    lut::{self, Lut},
+    types::address_key,
+};
+
+/// A service's tables before they have places and ids.
+pub(super) struct Layout {
+    /// The backends that this machine uses.
+    pub(super) backends: Vec<BackendKey>,
+    /// The lookup table, over indices of `backends`.
+    pub(super) table: Lut,
+    /// The table of this machine's pods alone, if it has any.
+    pub(super) local: Option<LocalTable>,
+    /// This machine's pods: index in `backends` by the pod's part of the tag.
+    pub(super) pods: BTreeMap<u16, usize>,
+    /// Pods that another one of their node has the tag of.
+    pub(super) left_out: Vec<BackendKey>,
+}
+
+/// Where a service's local pods are looked up.
+pub(super) enum LocalTable {
+    /// In the service's table: there are no others.
+    Same,
+    /// In one of their own, over indices of [`Layout::backends`].
+    Own(Lut),
+}
+
+/// Lays out a service on a machine that has the pods of some nodes.
+///
+/// # Errors
+///
+/// When the specification cannot be met.
+pub(super) fn layout(
+    key: &ServiceKey,
+    spec: &ServiceSpec,
+    seed: u64,
+    is_local: impl Fn(IpAddr) -> bool,
+) -> Result<Layout, TableError> {
+    for backend in &spec.backends {
+        check(key, spec.mode, backend)?;
+    }
+    let has_pods = spec.mode != ForwardMode::Nat;
+    let is_local_pod =
+        |backend: &BackendSpec| has_pods && backend.pod.is_some() && is_local(backend.address);
+
+    let hidden = if has_pods {
+        hidden(&spec.backends)
+    } else {
+        BTreeSet::new()
+    };
+    let mut used = spec.backends.clone();
+    used.retain(|backend| !hidden.contains(backend));
+    if spec.traffic_policy == TrafficPolicy::Local {
+        used.retain(is_local_pod);
+    }
+    let local: Vec<usize> = (0..used.len())
+        .filter(|index| is_local_pod(&used[*index]))
+        .collect();
+
+    let table = lut::build(key, spec, &used, seed)?;
+    let local_table = match local.len() {
+        0 => None,
+        all if all == used.len() => Some(LocalTable::Same),
+        _ => Some(LocalTable::Own(local_lut(
+            key, spec, &used, &local, seed, table.log2,
+        )?)),
+    };
+    let tag = |index: usize| used[index].pod.map(|pod| Tag::pod(address_key(pod.ip())));
+    Ok(Layout {
+        pods: local
+            .iter()
+            .filter_map(|index| Some((tag(*index)?.pod_bits(), *index)))
+            .collect(),
+        backends: used.iter().map(|backend| backend.key(spec.mode)).collect(),
+        table,
+        local: local_table,
+        left_out: hidden.iter().map(|hidden| hidden.key(spec.mode)).collect(),
+    })
+}
+
+/// Refuses a backend to which the service's packets cannot be translated.
+fn check(key: &ServiceKey, mode: ForwardMode, backend: &BackendSpec) -> Result<(), TableError> {
+    let Some(pod) = backend.pod else {
+        return Ok(());
+    };
+    if pod.is_ipv4() != key.address.is_ipv4() {
+        return Err(TableError::OtherFamily {
+            service: *key,
+            backend: backend.key(mode),
+        });
+    }
+    if key.protocol == Protocol::Sctp && pod.port() != key.port {
+        return Err(TableError::SctpPort {
+            service: *key,
+            backend: backend.key(mode),
+        });
+    }
+    Ok(())
+}
+
+/// Finds the pods that share node and tag with one of a lower address: the node could not tell them apart.
+fn hidden(backends: &[BackendSpec]) -> BTreeSet<BackendSpec> {
+    let mut pods: Vec<&BackendSpec> = backends
+        .iter()
+        .filter(|backend| backend.pod.is_some())
+        .collect();
+    pods.sort_unstable_by_key(|backend| backend.pod);
+    let mut taken = BTreeSet::new();
+    let is_hidden = |backend: &&&BackendSpec| {
+        backend.pod.is_some_and(|pod| {
+            !taken.insert((backend.address, Tag::pod(address_key(pod.ip())).pod_bits()))
+        })
+    };
+    pods.iter().filter(is_hidden).map(|pod| **pod).collect()
+}
+
+/// Builds the table of the local pods; the service's own length has a slot for each, at the latest.
+fn local_lut(
+    key: &ServiceKey,
+    spec: &ServiceSpec,
+    used: &[BackendSpec],
+    local: &[usize],
+    seed: u64,
+    largest: u8,
+) -> Result<Lut, TableError> {
+    let members: Vec<BackendSpec> = local.iter().map(|index| used[*index]).collect();
+    let by_count = ServiceSpec::default().log2_slots_for(members.len());
+    let smallest = by_count.unwrap_or(MAX_LOG2_LEN).min(largest);
+    let lengths = LENGTH_CLASSES.into_iter().chain([largest]);
+    let mut outcome = Err(TableError::TooManyBackends {
+        service: *key,
+        backends: members.len(),
+        slots: 1 << largest,
+    });
+    for log2 in lengths.filter(|log2| (smallest..=largest).contains(log2)) {
+        let spec = ServiceSpec {
+            mode: spec.mode,
+            log2_slots: Some(log2),
+            ..ServiceSpec::default()
+        };
+        outcome = lut::build(key, &spec, &members, seed);
+        if !matches!(outcome, Err(TableError::WeightTooSmall { .. })) {
+            break;
+        }
+    }
+    let mut table = outcome?;
+    for owner in &mut table.owners {
+        // As many owners as backends, which were counted in 32 bits.
+        *owner = u32::try_from(local[*owner as usize]).unwrap_or(0);
+    }
+    Ok(table)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::SocketAddr;
+
+    use super::*;
+
+    const HERE: &str = "10.0.0.1";
+    const THERE: &str = "10.0.0.2";
+
+    #[test]
+    fn higher_of_two_pods_with_one_tag_is_left_out() {
+        // 10.244.8.5 and 10.244.0.5 share the low eleven bits of their addresses.
+        let layout = layout_of(&spec(&[
+            (HERE, "10.244.8.5:80"),
+            (HERE, "10.244.0.5:80"),
+            (HERE, "10.244.0.6:80"),
+            (THERE, "10.244.16.5:80"),
+        ]));
+        assert_eq!(pods(&layout.left_out), ["10.244.8.5:80"]);
+        assert_eq!(
+            pods(&layout.backends),
+            ["10.244.0.5:80", "10.244.0.6:80", "10.244.16.5:80"]
+        );
+        let tags: Vec<u16> = layout.pods.keys().copied().collect();
+        assert_eq!(tags, [5, 6]);
+    }
+
+    #[test]
+    fn local_pods_have_a_table_of_their_own() {
+        let layout = layout_of(&spec(&[
+            (HERE, "10.244.0.5:80"),
+            (THERE, "10.244.1.5:80"),
+            (HERE, "10.244.0.6:80"),
+        ]));
+        let Some(LocalTable::Own(local)) = &layout.local else {
+            panic!("no table of their own");
+        };
+        let owners: BTreeSet<u32> = local.owners.iter().copied().collect();
+        assert_eq!(owners, BTreeSet::from([0, 2]));
+        let all: BTreeSet<u32> = layout.table.owners.iter().copied().collect();
+        assert_eq!(all, BTreeSet::from([0, 1, 2]));
+    }
+
+    #[test]
+    fn only_local_pods_need_no_second_table() {
+        let layout = layout_of(&spec(&[(HERE, "10.244.0.5:80")]));
+        assert!(matches!(layout.local, Some(LocalTable::Same)));
+        let elsewhere = layout_of(&spec(&[(THERE, "10.244.0.5:80")]));
+        assert!(elsewhere.local.is_none() && elsewhere.pods.is_empty());
+    }
+
+    #[test]
+    fn local_policy_uses_local_pods_only() {
+        let mut wanted = spec(&[(HERE, "10.244.0.5:80"), (THERE, "10.244.1.5:80")]);
+        wanted.traffic_policy = TrafficPolicy::Local;
+        assert_eq!(pods(&layout_of(&wanted).backends), ["10.244.0.5:80"]);
+        let mut elsewhere = spec(&[(THERE, "10.244.1.5:80")]);
+        elsewhere.traffic_policy = TrafficPolicy::Local;
+        let layout = layout_of(&elsewhere);
+        assert!(layout.backends.is_empty());
+        assert_eq!(layout.table.owners, [0]);
+    }
+
+    #[test]
+    fn local_pod_of_small_weight_has_a_slot_in_a_longer_table() {
+        let mut wanted = spec(&[
+            (HERE, "10.244.0.5:80"),
+            (HERE, "10.244.0.6:80"),
+            (THERE, "10.244.1.5:80"),
+        ]);
+        wanted.log2_slots = Some(11);
+        wanted.backends[1].weight = 1000;
+        let Some(LocalTable::Own(local)) = layout_of(&wanted).local else {
+            panic!("no table of their own");
+        };
+        assert_eq!(local.log2, 11);
+    }
+
+    #[test]
+    fn what_cannot_be_translated_is_refused() {
+        let key = "10.99.0.1:9899/sctp".parse().unwrap();
+        let refused = |pod: &str, mode| {
+            let mut wanted = spec(&[(HERE, pod)]);
+            wanted.mode = mode;
+            layout(&key, &wanted, 7, is_here).err().unwrap().to_string()
+        };
+        for mode in [ForwardMode::Ipip, ForwardMode::L2dsr, ForwardMode::Nat] {
+            let ports = refused("10.244.0.5:80", mode);
+            assert!(ports.contains("10.244.0.5:80"), "{ports}");
+            let family = refused("[fd00::5]:9899", mode);
+            assert!(family.contains("other family"), "{family}");
+        }
+    }
+
+    #[test]
+    fn nat_has_neither_tags_nor_local_pods() {
+        let mut wanted = spec(&[(HERE, "10.244.8.5:80"), (HERE, "10.244.0.5:80")]);
+        wanted.mode = ForwardMode::Nat;
+        let layout = layout_of(&wanted);
+        assert_eq!(layout.backends.len(), 2);
+        assert!(layout.local.is_none() && layout.pods.is_empty() && layout.left_out.is_empty());
+    }
+
+    fn layout_of(spec: &ServiceSpec) -> Layout {
+        let key = "10.99.0.1:80/tcp".parse().unwrap();
+        layout(&key, spec, 7, is_here).unwrap()
+    }
+
+    fn is_here(node: IpAddr) -> bool {
+        node == HERE.parse::<IpAddr>().unwrap()
+    }
+
+    fn spec(pods: &[(&str, &str)]) -> ServiceSpec {
+        let backend = |(node, pod): &(&str, &str)| {
+            BackendSpec::pod(node.parse().unwrap(), pod.parse().unwrap(), 1)
+        };
+        ServiceSpec {
+            backends: pods.iter().map(backend).collect(),
+            ..ServiceSpec::default()
+        }
+    }
+
+    fn pods(backends: &[BackendKey]) -> Vec<String> {
+        let pods = backends.iter().filter_map(|backend| backend.pod);
+        pods.map(|pod: SocketAddr| pod.to_string()).collect()
+    }
+}

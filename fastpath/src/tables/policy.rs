@@ -1,0 +1,173 @@
+//! What lies under a service's id: the pods of this machine that serve it, and who may use it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use aya::maps::MapError;
+use ipnet::IpNet;
+use xdp_prog::abi::{Pod, PodKey, Tag, map};
+
+use super::{
+    ServiceKey, TableError, Tables,
+    encode::{source_prefix_key, source_prefix_of},
+    error::{read_failed, write_failed},
+};
+
+/// This machine's pods of one service: backend id by the pod's part of the tag.
+pub(super) type Pods = BTreeMap<u16, u32>;
+
+impl Tables {
+    /// Adds what is missing of the wanted pods; those that are not wanted stay.
+    ///
+    /// # Errors
+    ///
+    /// When the kernel refuses a write; the pods are then as before.
+    pub(super) fn add_pods(
+        &mut self,
+        service: u32,
+        wanted: &Pods,
+        present: &Pods,
+    ) -> Result<(), TableError> {
+        let new = |(tag, backend): &(&u16, &u32)| present.get(*tag) != Some(*backend);
+        for (tag, backend) in wanted.iter().filter(new) {
+            if let Err(error) = self.insert_pod(service, *tag, *backend) {
+                self.restore_pods(service, wanted, present);
+                return Err(full_or(error, map::PODS, self.pods_capacity));
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes the pods that are not wanted any more.
+    pub(super) fn remove_pods(&mut self, service: u32, wanted: &Pods, present: &Pods) {
+        for tag in present.keys().filter(|tag| !wanted.contains_key(tag)) {
+            // It may be gone already, which is as good.
+            let _ = self.pods.remove(&PodKey::new(service, Tag(*tag)));
+        }
+    }
+
+    /// Takes an attempt to add pods back.
+    fn restore_pods(&mut self, service: u32, wanted: &Pods, present: &Pods) {
+        self.remove_pods(service, present, wanted);
+        for (tag, backend) in present {
+            // Each replaces an element of its own key, for which there is room.
+            let _ = self.insert_pod(service, *tag, *backend);
+        }
+    }
+
+    fn insert_pod(&mut self, service: u32, tag: u16, backend: u32) -> Result<(), MapError> {
+        let key = PodKey::new(service, Tag(tag));
+        self.pods.insert(key, Pod::new(key, backend), 0)
+    }
+
+    /// Lists the pods of every service id; entries that another key's value lies in are left out.
+    pub(super) fn pods_by_service(&self) -> Result<BTreeMap<u32, Pods>, TableError> {
+        let mut pods: BTreeMap<u32, Pods> = BTreeMap::new();
+        for entry in self.pods.iter() {
+            let (key, pod) = entry.map_err(read_failed(map::PODS))?;
+            let (service, tag) = key.parts();
+            if let Some(backend) = pod.backend(key) {
+                pods.entry(service)
+                    .or_default()
+                    .insert(tag.pod_bits(), backend);
+            }
+        }
+        Ok(pods)
+    }
+
+    /// Removes pods that none of the services in the tables has.
+    pub(super) fn remove_stray_pods(&mut self) -> Result<(), TableError> {
+        let known: BTreeMap<u32, &Pods> = self
+            .installed
+            .values()
+            .map(|service| (service.id, &service.pods))
+            .collect();
+        let keys: Result<Vec<PodKey>, MapError> = self.pods.keys().collect();
+        for key in keys.map_err(read_failed(map::PODS))? {
+            let (service, tag) = key.parts();
+            let is_known = known
+                .get(&service)
+                .is_some_and(|pods| pods.contains_key(&tag.pod_bits()));
+            if !is_known {
+                self.pods.remove(&key).map_err(write_failed(map::PODS))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds what is missing of the wanted source ranges; those that are not wanted stay.
+    ///
+    /// # Errors
+    ///
+    /// When the kernel refuses a write; the ranges are then as before.
+    pub(super) fn add_source_ranges(
+        &mut self,
+        service: u32,
+        wanted: &BTreeSet<IpNet>,
+        present: &BTreeSet<IpNet>,
+    ) -> Result<(), TableError> {
+        for range in wanted.difference(present) {
+            let key = source_prefix_key(service, *range);
+            if let Err(error) = self.source_ranges.insert(&key, 1, 0) {
+                self.remove_source_ranges(service, wanted.difference(present));
+                return Err(full_or(
+                    error,
+                    map::SOURCE_RANGES,
+                    self.source_ranges_capacity,
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes source ranges of a service.
+    pub(super) fn remove_source_ranges<'r>(
+        &mut self,
+        service: u32,
+        ranges: impl IntoIterator<Item = &'r IpNet>,
+    ) {
+        for range in ranges {
+            // It may be gone already, which is as good.
+            let _ = self
+                .source_ranges
+                .remove(&source_prefix_key(service, *range));
+        }
+    }
+
+    /// Lists the source ranges of every service id.
+    pub(super) fn source_ranges_by_service(
+        &self,
+    ) -> Result<BTreeMap<u32, BTreeSet<IpNet>>, TableError> {
+        let mut ranges: BTreeMap<u32, BTreeSet<IpNet>> = BTreeMap::new();
+        for key in self.source_ranges.keys() {
+            let key = key.map_err(read_failed(map::SOURCE_RANGES))?;
+            if let Some((service, range)) = source_prefix_of(key) {
+                ranges.entry(service).or_default().insert(range);
+            }
+        }
+        Ok(ranges)
+    }
+}
+
+/// Returns the source ranges that can hold clients of a service, without bits beyond their lengths.
+pub(super) fn ranges_of(key: &ServiceKey, ranges: &BTreeSet<IpNet>) -> BTreeSet<IpNet> {
+    ranges
+        .iter()
+        .filter(|range| range.addr().is_ipv4() == key.address.is_ipv4())
+        .map(IpNet::trunc)
+        .collect()
+}
+
+/// Tells a full table from any other failure.
+fn full_or(error: MapError, map: &'static str, entries: usize) -> TableError {
+    match &error {
+        MapError::SyscallError(syscall)
+            if matches!(
+                syscall.io_error.raw_os_error(),
+                Some(libc::E2BIG | libc::ENOSPC)
+            ) =>
+        {
+            TableError::TableFull { map, entries }
+        }
+        _ => TableError::Write { map, source: error },
+    }
+}

@@ -31,7 +31,7 @@ impl Random {
         self.next().to_le_bytes()[7]
     }
 
-    fn bytes(&mut self, length: usize) -> Vec<u8> {
+    pub(crate) fn bytes(&mut self, length: usize) -> Vec<u8> {
         (0..length).map(|_| self.byte()).collect()
     }
 }

@@ -1,0 +1,149 @@
+//! A million random packets through edge and node together: the ledger adds up.
+//!
+//! ```text
+//! random packet --> edge (kernel) --IP-in-IP--> node (kernel) --> a pod's packet
+//! ```
+//!
+//! Half of the packets are well formed, half are mutated. Each must be passed
+//! on untouched, delivered to a pod once and unaltered but for the translation,
+//! answered, or dropped; and what the counters say of it must be what was seen.
+//! The checks know nothing of the program: they compare bytes.
+//!
+//! `GUIDEWAY_SEED` repeats a run.
+
+#![expect(clippy::unwrap_used, reason = "a test: what does not hold may panic")]
+
+#[path = "random_frames/mutate.rs"]
+mod mutate;
+#[expect(dead_code, reason = "the packet cases use the rest")]
+mod support;
+
+#[path = "ledger/delivery.rs"]
+mod delivery;
+#[path = "ledger/world.rs"]
+mod world;
+
+use std::time::Instant;
+
+use mutate::Random;
+use support::{kernel::Kernel, report, tables::Counts};
+use world::World;
+use xdp_prog::reason::{DropReason, PassReason};
+
+const PACKETS: usize = 1_000_000;
+const DEFAULT_SEED: u64 = 0x6c65_6467_6572;
+
+const XDP_DROP: u32 = 1;
+const XDP_PASS: u32 = 2;
+const XDP_TX: u32 = 3;
+
+/// What became of the packets at one machine, by what was seen of them.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Seen {
+    passed: u64,
+    delivered: u64,
+    dropped: u64,
+    answered: u64,
+    forwarded: u64,
+}
+
+#[test]
+fn a_million_packets_add_up() {
+    let seed = std::env::var("GUIDEWAY_SEED").map_or(DEFAULT_SEED, |text| {
+        u64::from_str_radix(text.trim_start_matches("0x"), 16).unwrap()
+    });
+    println!("ledger: GUIDEWAY_SEED={seed:#x}");
+    let started = Instant::now();
+    let world = World::new();
+    let mut edge = Kernel::load().unwrap();
+    let mut node = Kernel::load().unwrap();
+    edge.install(&world.edge).unwrap();
+    node.install(&world.node).unwrap();
+
+    let mut random = Random::new(seed);
+    let (mut at_edge, mut at_node) = (Seen::default(), Seen::default());
+    let samples = world.samples();
+    let inputs: Vec<&[u8]> = samples.iter().map(Vec::as_slice).collect();
+    let mut sent = 0;
+    while sent < PACKETS {
+        let input = if random.below(2) == 0 {
+            world.packet(&mut random)
+        } else {
+            mutate::frame(&mut random, &inputs)
+        };
+        // A test run takes no frame without a whole Ethernet header.
+        if input.len() < 14 {
+            continue;
+        }
+        sent += 1;
+        let (action, output) = edge.run(&input).unwrap();
+        match action {
+            XDP_PASS => {
+                assert_eq!(input, output, "the edge changed what it passes");
+                at_edge.passed += 1;
+            }
+            XDP_DROP => at_edge.dropped += 1,
+            XDP_TX if world.is_to_node(&output) => {
+                at_edge.forwarded += 1;
+                at_the_node(&mut node, &world, &input, &output, &mut at_node);
+            }
+            XDP_TX => {
+                delivery::is_answer(&input, &output);
+                at_edge.answered += 1;
+            }
+            other => panic!("action {other} for {input:02x?}"),
+        }
+    }
+
+    let edge = edge.counts().unwrap();
+    let node = node.counts().unwrap();
+    println!("edge: {at_edge:?}{}", report::counters(&edge));
+    println!("node: {at_node:?}{}", report::counters(&node));
+    assert_eq!(counted(&edge), at_edge, "the edge's counters");
+    assert_eq!(counted(&node), at_node, "the node's counters");
+    let total =
+        |seen: &Seen| seen.passed + seen.delivered + seen.dropped + seen.answered + seen.forwarded;
+    assert_eq!(total(&at_edge), PACKETS as u64, "the edge's ledger");
+    assert_eq!(total(&at_node), at_edge.forwarded, "the node's ledger");
+    assert!(
+        at_node.delivered > PACKETS as u64 / 4,
+        "too few packets reached a pod to tell anything"
+    );
+    println!(
+        "ledger: {PACKETS} packets in {:.1} s, nothing lost",
+        started.elapsed().as_secs_f64()
+    );
+}
+
+fn at_the_node(node: &mut Kernel, world: &World, sent: &[u8], arrived: &[u8], seen: &mut Seen) {
+    let (action, output) = node.run(arrived).unwrap();
+    match action {
+        XDP_PASS if output == arrived => seen.passed += 1,
+        XDP_PASS => {
+            delivery::is_delivered(world, sent, &output);
+            seen.delivered += 1;
+        }
+        XDP_DROP => seen.dropped += 1,
+        XDP_TX => seen.answered += 1,
+        other => panic!("action {other} for {arrived:02x?}"),
+    }
+}
+
+/// Sorts what a machine counted as [`Seen`] does.
+fn counted(counts: &Counts) -> Seen {
+    let sum = |from: usize, to: usize| counts.reasons[from..to].iter().sum::<u64>();
+    let (passes, drops) = (PassReason::ALL.len(), DropReason::ALL.len());
+    let on_to_the_pod = [PassReason::Delivered, PassReason::Decapsulated]
+        .map(|reason| counts.reasons[reason.index() as usize])
+        .iter()
+        .sum::<u64>();
+    let of_services: u64 = counts.services.iter().map(|traffic| traffic.packets).sum();
+    let delivered = counts.reasons[PassReason::Delivered.index() as usize];
+    Seen {
+        passed: sum(0, passes) - on_to_the_pod,
+        delivered: on_to_the_pod,
+        dropped: sum(passes, passes + drops),
+        answered: sum(passes + drops, counts.reasons.len()),
+        forwarded: of_services - delivered,
+    }
+}

@@ -1,0 +1,166 @@
+//! What a delivered or answered packet must look like, by bytes.
+
+use std::net::IpAddr;
+
+use etherparse::checksum::Sum16BitWords;
+
+use crate::world::{TARGET_PORT, World};
+
+const TCP: u8 = 6;
+const UDP: u8 = 17;
+
+/// What is compared of a packet.
+#[derive(Debug)]
+struct View {
+    source: IpAddr,
+    destination: IpAddr,
+    hop_limit: u8,
+    protocol: u8,
+    source_port: u16,
+    destination_port: u16,
+    checksum: u16,
+    /// What the sum over pseudo-header, transport header and payload lacks to be right.
+    error: u16,
+    /// What the sum over an IPv4 header lacks to be right.
+    header_error: u16,
+    /// The transport header and what follows, ports and checksum zero.
+    rest: Vec<u8>,
+}
+
+/// Panics unless `output` is `sent`, translated to a pod of its service.
+pub(crate) fn is_delivered(world: &World, sent: &[u8], output: &[u8]) {
+    let (before, after) = (view(sent), view(output));
+    let story = || format!("{before:02x?}\n{after:02x?}\nsent {sent:02x?}\ngot  {output:02x?}");
+    assert!(
+        world.serves(
+            after.destination,
+            before.destination,
+            before.destination_port,
+            before.protocol
+        ),
+        "not to a pod of the service\n{}",
+        story()
+    );
+    assert_eq!(after.destination_port, TARGET_PORT, "{}", story());
+    assert_eq!(after.source, before.source, "{}", story());
+    assert_eq!(after.source_port, before.source_port, "{}", story());
+    assert_eq!(after.protocol, before.protocol, "{}", story());
+    assert_eq!(after.hop_limit + 1, before.hop_limit, "{}", story());
+    assert_eq!(after.rest, before.rest, "{}", story());
+    assert_eq!(after.header_error, before.header_error, "{}", story());
+    if before.protocol == UDP && before.checksum == 0 {
+        assert_eq!(after.checksum, 0, "{}", story());
+    } else {
+        assert_eq!(after.error, before.error, "{}", story());
+    }
+}
+
+/// Panics unless `output` goes back to where `input` came from and is not much larger.
+pub(crate) fn is_answer(input: &[u8], output: &[u8]) {
+    assert_eq!(input[..6], output[6..12], "an answer goes back by MAC");
+    assert_eq!(input[6..12], output[..6], "an answer goes back by MAC");
+    let l3 = l3(input);
+    let allowed = if input[l3] >> 4 == 4 { 28 } else { 48 };
+    let length = if input[l3] >> 4 == 4 {
+        word(input, l3 + 2)
+    } else {
+        word(input, l3 + 4) + 40
+    };
+    assert!(
+        output.len() <= l3 + usize::from(length) + allowed,
+        "an answer of {} bytes\nto {input:02x?}\nis {output:02x?}",
+        output.len()
+    );
+}
+
+fn view(frame: &[u8]) -> View {
+    let l3 = l3(frame);
+    let packet = &frame[l3..];
+    if packet[0] >> 4 == 4 {
+        let header = usize::from(packet[0] & 15) * 4;
+        let end = usize::from(word(packet, 2));
+        let address = |at: usize| {
+            let octets: [u8; 4] = packet[at..at + 4].try_into().unwrap();
+            IpAddr::from(octets)
+        };
+        transport(
+            (address(12), address(16)),
+            packet[8],
+            packet[9],
+            &packet[header..end],
+            Sum16BitWords::new()
+                .add_slice(&packet[..header])
+                .ones_complement(),
+        )
+    } else {
+        let end = 40 + usize::from(word(packet, 4));
+        let address = |at: usize| {
+            let octets: [u8; 16] = packet[at..at + 16].try_into().unwrap();
+            IpAddr::from(octets)
+        };
+        let (mut protocol, mut l4) = (packet[6], 40);
+        // Hop-by-hop, routing, fragment (atomic), authentication, destination options, mobility.
+        while let 0 | 43 | 44 | 51 | 60 | 135 = protocol {
+            let length = match protocol {
+                44 => 8,
+                51 => (usize::from(packet[l4 + 1]) + 2) * 4,
+                _ => (usize::from(packet[l4 + 1]) + 1) * 8,
+            };
+            protocol = packet[l4];
+            l4 += length;
+        }
+        transport(
+            (address(8), address(24)),
+            packet[7],
+            protocol,
+            &packet[l4..end],
+            0,
+        )
+    }
+}
+
+fn transport(
+    (source, destination): (IpAddr, IpAddr),
+    hop_limit: u8,
+    protocol: u8,
+    segment: &[u8],
+    header_error: u16,
+) -> View {
+    let checksum_at = if protocol == TCP { 16 } else { 6 };
+    let pseudo = [source, destination].map(|address| match address {
+        IpAddr::V4(address) => address.octets().to_vec(),
+        IpAddr::V6(address) => address.octets().to_vec(),
+    });
+    let mut rest = segment.to_vec();
+    rest[..4].fill(0);
+    rest[checksum_at..checksum_at + 2].fill(0);
+    View {
+        source,
+        destination,
+        hop_limit,
+        protocol,
+        source_port: word(segment, 0),
+        destination_port: word(segment, 2),
+        checksum: word(segment, checksum_at),
+        error: Sum16BitWords::new()
+            .add_slice(&pseudo.concat())
+            .add_2bytes([0, protocol])
+            .add_2bytes(u16::try_from(segment.len()).unwrap().to_be_bytes())
+            .add_slice(segment)
+            .ones_complement(),
+        header_error,
+        rest,
+    }
+}
+
+/// Returns where the IP header begins.
+fn l3(frame: &[u8]) -> usize {
+    let tags = (0..2)
+        .take_while(|depth| matches!(word(frame, 12 + 4 * depth), 0x8100 | 0x88a8))
+        .count();
+    14 + 4 * tags
+}
+
+fn word(bytes: &[u8], at: usize) -> u16 {
+    u16::from_be_bytes([bytes[at], bytes[at + 1]])
+}

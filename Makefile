@@ -79,7 +79,7 @@ kernel-matrix:
 
 # The packet cases alone, through the host functions and through the kernel.
 cases: setup
-	cargo test --locked --package fastpath --test packets
+	cargo test --locked --package fastpath --test packets --test egress
 
 bench: setup
 	cargo bench --workspace --locked

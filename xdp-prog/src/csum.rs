@@ -101,6 +101,18 @@ impl Sum {
         self.sub_array(old).add_array(new)
     }
 
+    /// Records that sixteen bytes become others, both given as two words as they lie in memory: an
+    /// address of either family, IPv4 mapped into IPv6.
+    #[inline(always)]
+    pub const fn replace_words(self, [a, b]: [u64; 2], [c, d]: [u64; 2]) -> Self {
+        self.add_word(!a).add_word(!b).add_word(c).add_word(d)
+    }
+
+    #[inline(always)]
+    const fn add_word(self, word: u64) -> Self {
+        Self(self.0 + (word >> 32) + (word & 0xffff_ffff))
+    }
+
     /// Adds another sum, whose data begins at an even offset.
     #[inline(always)]
     pub const fn add_sum(self, other: Self) -> Self {
@@ -119,6 +131,18 @@ impl Sum {
             reason = "33, 18 and 17 bits were left before the last three folds"
         )]
         u16::from_be(sum as u16)
+    }
+
+    /// Returns the sum in 32 bits of words as they lie in memory, as the kernel's helpers take it.
+    #[inline(always)]
+    #[must_use]
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "33 bits were left before the second fold"
+    )]
+    pub const fn for_kernel(self) -> u32 {
+        let sum = (self.0 >> 32) + (self.0 & 0xffff_ffff);
+        ((sum >> 32) + (sum & 0xffff_ffff)) as u32
     }
 
     /// Returns the value of the checksum field for data that has been summed

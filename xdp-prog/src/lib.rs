@@ -16,6 +16,7 @@ pub mod abi;
 pub mod bench;
 pub mod csum;
 pub mod decide;
+pub mod egress;
 pub mod flow;
 pub mod frame;
 pub mod maglev;

@@ -149,14 +149,14 @@ pub fn ipv6<F: Frame>(frame: &F, l3: usize) -> Result<Packet<V6>, PassReason> {
 }
 
 /// Where a chain of extension headers ends.
-struct ChainEnd {
-    protocol: u8,
-    l4: usize,
-    is_fragment: bool,
+pub(crate) struct ChainEnd {
+    pub(crate) protocol: u8,
+    pub(crate) l4: usize,
+    pub(crate) is_fragment: bool,
 }
 
 #[inline(always)]
-fn follow_extensions<F: Frame>(
+pub(crate) fn follow_extensions<F: Frame>(
     frame: &F,
     mut protocol: u8,
     mut offset: usize,
@@ -195,7 +195,7 @@ fn follow_extensions<F: Frame>(
 }
 
 #[inline(always)]
-const fn is_extension(protocol: u8) -> bool {
+pub(crate) const fn is_extension(protocol: u8) -> bool {
     matches!(
         protocol,
         protocol::HOP_BY_HOP

@@ -116,6 +116,8 @@ reasons! {
         Decapsulated = "decapsulated",
         /// On its way to a pod of this machine, its destination translated.
         Delivered = "delivered",
+        /// A pod's reply on its way out, its source translated back; or an ICMP error about a packet to a pod.
+        Translated = "translated",
         /// Belongs to a flow of this machine's kernel that uses a NodePort as its source port.
         LocalFlow = "local_flow",
         /// To the source address of NAT mode, but of no flow that is known.
@@ -162,6 +164,8 @@ reasons! {
         TableChanged = "table_changed",
         /// No room in front of the frame for the outer header.
         NoHeadroom = "no_headroom",
+        /// No memory for the kernel to make a reply's headers writable.
+        NotWritable = "not_writable",
         /// A trusted edge sent something that is no IP packet inside.
         MalformedInner = "malformed_inner",
         /// RFC 6040: congestion marked outside, not ECN-capable inside.

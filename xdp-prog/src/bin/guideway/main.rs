@@ -8,6 +8,7 @@
 mod context;
 mod egress;
 mod maps;
+mod skb;
 
 use aya_ebpf::{bindings::xdp_action, helpers::bpf_redirect, macros::xdp, programs::XdpContext};
 use context::XdpFrame;

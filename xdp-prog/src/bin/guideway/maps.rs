@@ -1,6 +1,8 @@
 //! The maps, and the look-ups that the library half makes in them.
 
+mod egress;
 mod flows;
+mod fragments;
 mod policy;
 
 use aya_ebpf::{
@@ -23,6 +25,8 @@ use xdp_prog::{
     },
     reason::REASON_COUNT,
 };
+
+pub(crate) use egress::EgressTables;
 
 const MMAPABLE: usize = BPF_F_MMAPABLE as usize;
 const NO_PREALLOC: usize = BPF_F_NO_PREALLOC as usize;
@@ -124,25 +128,17 @@ impl Tables for KernelTables<'_> {
 
     #[inline(always)]
     fn service_v4(&self, key: &ServiceKeyV4) -> Option<u32> {
-        // SAFETY: the value is one aligned integer; an element recycled under
-        // the reader is found out by the key check of the service word.
-        unsafe { SERVICES_V4.get(*key) }.map(read_once)
+        service_v4(key)
     }
 
     #[inline(always)]
     fn service_v6(&self, key: &ServiceKeyV6) -> Option<u32> {
-        // SAFETY: as for `service_v4`.
-        unsafe { SERVICES_V6.get(*key) }.map(read_once)
+        service_v6(key)
     }
 
     #[inline(always)]
     fn service(&self, id: u32) -> Option<Service> {
-        let service = SERVICE.get(id)?;
-        Some(Service {
-            word: ServiceWord(read_once(&service.word.0)),
-            local: ServiceWord(read_once(&service.local.0)),
-            ..*service
-        })
+        service(id)
     }
 
     #[inline(always)]
@@ -169,9 +165,7 @@ impl Tables for KernelTables<'_> {
 impl Clock for KernelTables<'_> {
     #[inline(always)]
     fn now(&self) -> u64 {
-        // SAFETY: the helper takes nothing. The coarse clock moves with the
-        // timer tick and costs a tenth of the fine one.
-        unsafe { bpf_ktime_get_coarse_ns() }
+        now()
     }
 }
 
@@ -200,17 +194,58 @@ impl Flows for KernelTables<'_> {
 impl Counters for KernelTables<'_> {
     #[inline(always)]
     fn count_reason(&self, index: u32) {
-        if let Some(counter) = REASONS.get_ptr_mut(index) {
-            // SAFETY: a per-CPU element; XDP runs do not nest on a CPU.
-            unsafe { *counter += 1 };
-        }
+        count_reason(index);
     }
 
     #[inline(always)]
     fn count_forward(&self, service: u32, backend: u32, bytes: u64) {
-        count(SERVICE_TRAFFIC.get_ptr_mut(service), bytes);
-        count(BACKEND_TRAFFIC.get_ptr_mut(backend), bytes);
+        count_forward(service, backend, bytes);
     }
+}
+
+#[inline(always)]
+fn service_v4(key: &ServiceKeyV4) -> Option<u32> {
+    // SAFETY: the value is one aligned integer; an element recycled under
+    // the reader is found out by the key check of the service word.
+    unsafe { SERVICES_V4.get(*key) }.map(read_once)
+}
+
+#[inline(always)]
+fn service_v6(key: &ServiceKeyV6) -> Option<u32> {
+    // SAFETY: as for `service_v4`.
+    unsafe { SERVICES_V6.get(*key) }.map(read_once)
+}
+
+#[inline(always)]
+fn service(id: u32) -> Option<Service> {
+    let service = SERVICE.get(id)?;
+    Some(Service {
+        word: ServiceWord(read_once(&service.word.0)),
+        local: ServiceWord(read_once(&service.local.0)),
+        ..*service
+    })
+}
+
+#[inline(always)]
+fn now() -> u64 {
+    // SAFETY: the helper takes nothing. The coarse clock moves with the
+    // timer tick and costs a tenth of the fine one.
+    unsafe { bpf_ktime_get_coarse_ns() }
+}
+
+#[inline(always)]
+fn count_reason(index: u32) {
+    if let Some(counter) = REASONS.get_ptr_mut(index) {
+        // SAFETY: a per-CPU element. Neither program interrupts the other on a
+        // CPU: both run with softirqs off.
+        unsafe { *counter += 1 };
+    }
+}
+
+#[inline(always)]
+fn count_forward(service: u32, backend: u32, bytes: u64) {
+    count(SERVICE_TRAFFIC.get_ptr_mut(service), bytes);
+    count(BACKEND_TRAFFIC.get_ptr_mut(backend), bytes);
 }
 
 #[inline(always)]

@@ -1,6 +1,10 @@
 //! Flows to pods of this machine, and those of its own kernel.
 
-use aya_ebpf::{bindings::BPF_NOEXIST, btf_maps::LruHashMap, macros::btf_map};
+use aya_ebpf::{
+    bindings::{BPF_ANY, BPF_NOEXIST},
+    btf_maps::LruHashMap,
+    macros::btf_map,
+};
 use xdp_prog::{
     abi::{PodFlow, Tuple, size},
     decide::deliver::FlowTable,
@@ -47,4 +51,15 @@ pub(crate) fn remove(table: FlowTable, key: &Tuple) {
 #[inline(always)]
 pub(crate) fn is_local(key: &Tuple) -> bool {
     LOCAL_FLOWS.get_ptr(key).is_some()
+}
+
+#[inline(always)]
+pub(crate) fn remember_local(key: &Tuple, now: u64) {
+    if let Some(seen) = LOCAL_FLOWS.get_ptr_mut(key) {
+        // SAFETY: the element is valid for the run; one aligned integer.
+        unsafe { *seen = now };
+    } else {
+        // Without memory for it, the flow's next packet tries again.
+        let _ = LOCAL_FLOWS.insert(key, now, u64::from(BPF_ANY));
+    }
 }

@@ -1,0 +1,339 @@
+//! What must become of packets that leave a node.
+//!
+//! ```text
+//! client <-- this machine <-- pod      seen by the client: a VIP, or a NodePort of this machine
+//! ```
+
+#[path = "cases/fragments.rs"]
+mod fragments;
+#[path = "cases/icmp.rs"]
+mod icmp;
+#[path = "cases/mss.rs"]
+mod mss;
+#[path = "cases/own.rs"]
+mod own;
+#[path = "cases/replies.rs"]
+mod replies;
+
+use std::{
+    collections::{HashMap, HashSet},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+};
+
+use xdp_prog::{
+    abi::{Datagram, PodFlow, Tuple},
+    decide::deliver::FlowTable,
+    reason::{PassReason, REASON_COUNT},
+};
+
+use super::support::{
+    packet::{End, Link, Packet},
+    tables::{TableSet, address_key},
+};
+
+/// One packet that leaves, and everything that must come of it.
+pub(crate) struct Case {
+    pub(crate) name: String,
+    pub(crate) tables: Tables,
+    /// Packets that left before; of them only what they leave behind matters.
+    pub(crate) earlier: Vec<Vec<u8>>,
+    pub(crate) input: Vec<u8>,
+    pub(crate) expected: Outcome,
+}
+
+/// What became of a packet.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Outcome {
+    /// Whether it is handed to the next program.
+    pub(crate) goes_on: bool,
+    pub(crate) bytes: Vec<u8>,
+    /// What it added to the counters.
+    pub(crate) reasons: Vec<u64>,
+    pub(crate) remembered: Remembered,
+}
+
+/// What is known afterwards, without the times.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Remembered {
+    pub(crate) answered: HashMap<Tuple, PodFlow>,
+    pub(crate) embryonic: HashMap<Tuple, PodFlow>,
+    /// Source and destination port.
+    pub(crate) datagrams: HashMap<Tuple, ([u8; 2], [u8; 2])>,
+    pub(crate) local: HashSet<Tuple>,
+}
+
+/// What is known before: the entries' `seen` is their age.
+#[derive(Clone, Default)]
+pub(crate) struct Tables {
+    pub(crate) set: TableSet,
+    answered: HashMap<Tuple, PodFlow>,
+    embryonic: HashMap<Tuple, PodFlow>,
+    datagrams: HashMap<Tuple, Datagram>,
+}
+
+impl Tables {
+    /// Returns a table of flows as of a time.
+    pub(crate) fn flows_at(&self, table: FlowTable, now: u64) -> HashMap<Tuple, PodFlow> {
+        let mut flows = match table {
+            FlowTable::Answered => self.answered.clone(),
+            FlowTable::Embryonic => self.embryonic.clone(),
+        };
+        for flow in flows.values_mut() {
+            flow.seen = now.saturating_sub(flow.seen);
+        }
+        flows
+    }
+
+    /// Returns the table of datagrams as of a time.
+    pub(crate) fn datagrams_at(&self, now: u64) -> HashMap<Tuple, Datagram> {
+        let mut datagrams = self.datagrams.clone();
+        for datagram in datagrams.values_mut() {
+            datagram.seen = now.saturating_sub(datagram.seen);
+        }
+        datagrams
+    }
+
+    /// Returns the age of the oldest entry.
+    pub(crate) fn oldest(&self) -> u64 {
+        let flows = self.answered.values().chain(self.embryonic.values());
+        let datagrams = self.datagrams.values().map(|datagram| datagram.seen);
+        let ages = flows.map(|flow| flow.seen).chain(datagrams);
+        ages.max().unwrap_or(0)
+    }
+
+    fn remembered(&self) -> Remembered {
+        Remembered {
+            answered: timeless(&self.answered),
+            embryonic: timeless(&self.embryonic),
+            datagrams: ports(&self.datagrams),
+            local: HashSet::new(),
+        }
+    }
+}
+
+/// Leaves the times out.
+pub(crate) fn timeless(flows: &HashMap<Tuple, PodFlow>) -> HashMap<Tuple, PodFlow> {
+    flows
+        .iter()
+        .map(|(key, flow)| (*key, aged(*flow, 0)))
+        .collect()
+}
+
+/// Gives a flow this age.
+fn aged(mut flow: PodFlow, age: u64) -> PodFlow {
+    flow.seen = age;
+    flow
+}
+
+/// Leaves the times out.
+pub(crate) fn ports(datagrams: &HashMap<Tuple, Datagram>) -> HashMap<Tuple, ([u8; 2], [u8; 2])> {
+    datagrams
+        .iter()
+        .map(|(key, datagram)| (*key, (datagram.source_port(), datagram.destination_port())))
+        .collect()
+}
+
+/// Returns the whole table.
+pub(crate) fn all() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for subject in [
+        replies::cases,
+        mss::cases,
+        fragments::cases,
+        icmp::cases,
+        own::cases,
+    ] {
+        cases.extend(subject());
+    }
+    let mut names: Vec<_> = cases.iter().map(|case| &case.name).collect();
+    names.sort();
+    if let Some(pair) = names.windows(2).find(|pair| pair[0] == pair[1]) {
+        panic!("two cases are called {}", pair[0]);
+    }
+    cases
+}
+
+/// Who talks: the client to `vip`, and the pod answers.
+#[derive(Clone, Copy, Debug)]
+struct Ends {
+    family: &'static str,
+    client: End,
+    vip: End,
+    pod: End,
+    /// This machine.
+    node: IpAddr,
+}
+
+const V4: Ends = Ends {
+    family: "v4",
+    client: (v4(198, 51, 100, 7), 40_000),
+    vip: (v4(203, 0, 113, 10), 80),
+    pod: (v4(10, 244, 1, 5), 8080),
+    node: v4(192, 0, 2, 11),
+};
+const V6: Ends = Ends {
+    family: "v6",
+    client: (v6(0xc, 7), 40_000),
+    vip: (v6(0xf, 10), 80),
+    pod: (v6(0x1, 5), 8080),
+    node: v6(0xe, 11),
+};
+const BOTH: [Ends; 2] = [V4, V6];
+
+const fn v4(a: u8, b: u8, c: u8, d: u8) -> IpAddr {
+    IpAddr::V4(Ipv4Addr::new(a, b, c, d))
+}
+
+/// An address in 2001:db8::/32.
+const fn v6(network: u16, host: u16) -> IpAddr {
+    IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, network, 0, 0, 0, 0, host))
+}
+
+impl Ends {
+    /// The same, but that the pod listens on the port that the client talks to.
+    fn same_port(mut self) -> Self {
+        self.pod.1 = self.vip.1;
+        self
+    }
+
+    /// Key of the flow, as the client's packets come to the pod.
+    fn key(&self, protocol: u8) -> Tuple {
+        tuple(self.client, self.pod, protocol)
+    }
+
+    /// The flow, as young as possible.
+    fn flow(&self) -> PodFlow {
+        self.flow_with(0, 0)
+    }
+
+    /// The flow whose packets come with an outer header of this length, in this state.
+    fn flow_with(&self, outer: u8, state: u8) -> PodFlow {
+        let port = self.vip.1.to_be_bytes();
+        PodFlow::new(address_key(self.vip.0), port, outer, state, 0)
+    }
+}
+
+fn tuple(source: End, destination: End, protocol: u8) -> Tuple {
+    Tuple::new(
+        address_key(source.0),
+        address_key(destination.0),
+        source.1.to_be_bytes(),
+        destination.1.to_be_bytes(),
+        protocol,
+    )
+}
+
+const TCP: u8 = 6;
+const UDP: u8 = 17;
+const SCTP: u8 = 132;
+
+/// How frames leave.
+const OUT: Link<'static> = Link {
+    destination: [0x02, 0, 0, 0, 0, 0x99],
+    source: [0x02, 0, 0, 0, 0, 0x11],
+    tags: &[],
+};
+
+/// A case of which only the outcome is missing.
+struct Draft {
+    name: String,
+    tables: Tables,
+    earlier: Vec<Vec<u8>>,
+    input: Vec<u8>,
+    changes: Vec<Change>,
+}
+
+type Change = Box<dyn FnOnce(&mut Remembered)>;
+
+/// Begins a case in which nothing is known.
+fn case(name: impl Into<String>, input: Vec<u8>) -> Draft {
+    Draft {
+        name: name.into(),
+        tables: Tables::default(),
+        earlier: Vec::new(),
+        input,
+        changes: Vec::new(),
+    }
+}
+
+impl Draft {
+    /// The pod has answered this flow before.
+    fn answered(mut self, key: Tuple, flow: PodFlow) -> Self {
+        self.tables.answered.insert(key, flow);
+        self
+    }
+
+    /// The pod has not answered this flow.
+    fn embryonic(mut self, key: Tuple, flow: PodFlow) -> Self {
+        self.tables.embryonic.insert(key, flow);
+        self
+    }
+
+    fn datagram(mut self, key: Tuple, datagram: Datagram) -> Self {
+        self.tables.datagrams.insert(key, datagram);
+        self
+    }
+
+    /// Changes the other tables.
+    fn with(mut self, change: impl FnOnce(&mut TableSet)) -> Self {
+        change(&mut self.tables.set);
+        self
+    }
+
+    /// Lets another packet leave first.
+    fn after(mut self, frame: Vec<u8>) -> Self {
+        self.earlier.push(frame);
+        self
+    }
+
+    /// Expects that something else is known afterwards.
+    fn remembers(mut self, change: impl FnOnce(&mut Remembered) + 'static) -> Self {
+        self.changes.push(Box::new(change));
+        self
+    }
+
+    /// Expects the flow to have been moved to those that the pod has answered.
+    fn establishes(self, key: Tuple, flow: PodFlow) -> Self {
+        self.remembers(move |remembered| {
+            remembered.embryonic.remove(&key);
+            remembered.answered.insert(key, flow);
+        })
+    }
+
+    /// The packet leaves as it is.
+    fn untouched(self) -> Case {
+        let output = self.input.clone();
+        self.ends(output, vec![0; REASON_COUNT])
+    }
+
+    /// The packet leaves as `output`, counted.
+    fn translated(self, output: Vec<u8>) -> Case {
+        let mut reasons = vec![0; REASON_COUNT];
+        reasons[PassReason::Translated.index() as usize] = 1;
+        self.ends(output, reasons)
+    }
+
+    fn ends(self, bytes: Vec<u8>, reasons: Vec<u64>) -> Case {
+        let mut remembered = self.tables.remembered();
+        for change in self.changes {
+            change(&mut remembered);
+        }
+        Case {
+            name: self.name,
+            tables: self.tables,
+            earlier: self.earlier,
+            input: self.input,
+            expected: Outcome {
+                goes_on: true,
+                bytes,
+                reasons,
+                remembered,
+            },
+        }
+    }
+}
+
+/// A reply as `from` sends it: a UDP datagram.
+fn udp(from: End, to: End) -> Packet {
+    Packet::udp(from, to, b"an answer")
+}

@@ -1,0 +1,156 @@
+//! The second engine: the loaded object, run by `BPF_PROG_TEST_RUN`.
+
+use std::collections::HashMap as Model;
+
+use anyhow::Context as _;
+use aya::{
+    Ebpf, EbpfLoader, Pod,
+    maps::{Array, HashMap, Map, MapError, PerCpuArray},
+    programs::{SchedClassifier, TestRun as _, TestRunOptions},
+};
+use xdp_prog::{
+    abi::{self, Datagram, PodFlow, Tuple, map},
+    decide::deliver::FlowTable,
+};
+
+use super::{
+    cases::{Case, Outcome, Remembered, ports, timeless},
+    support::tables::{monotonic_ns, size},
+};
+
+/// `TC_ACT_UNSPEC`: the next program decides.
+const UNSPEC: u32 = u32::MAX;
+
+/// Returns how long the machine has been up: no entry can be older.
+pub(crate) fn uptime() -> u64 {
+    monotonic_ns()
+}
+
+/// The loaded program and its maps.
+pub(crate) struct Kernel {
+    ebpf: Ebpf,
+}
+
+impl Kernel {
+    /// Loads the object, with small maps.
+    pub(crate) fn load() -> anyhow::Result<Self> {
+        let mut loader = EbpfLoader::new();
+        for (name, entries) in [
+            (map::SERVICE, size::SERVICES),
+            (map::SERVICE_TRAFFIC, size::SERVICES),
+            (map::LUT, size::LUT),
+            (map::BACKENDS, size::BACKENDS),
+            (map::BACKEND_TRAFFIC, size::BACKENDS),
+            (map::NEXTHOPS, size::NEXT_HOPS),
+            (map::FLOWS, size::LRU),
+            (map::FLOWS_EMBRYONIC, size::LRU),
+            (map::LOCAL_FLOWS, size::LRU),
+            (map::FRAGMENTS, size::LRU),
+        ] {
+            loader.map_max_entries(name, entries);
+        }
+        let mut ebpf = loader
+            .load(fastpath::object::bytes())
+            .context("loading the object")?;
+        program(&mut ebpf).load().context("loading the program")?;
+        Ok(Self { ebpf })
+    }
+
+    /// Takes a case's frames through the program.
+    pub(crate) fn run(&mut self, case: &Case) -> anyhow::Result<Outcome> {
+        let now = monotonic_ns();
+        let tables = &case.tables;
+        self.array(map::CONFIG, &[tables.set.config])?;
+        self.array(map::SERVICE, &tables.set.service)?;
+        self.hash(map::SERVICES_V4, &tables.set.services_v4)?;
+        self.hash(map::SERVICES_V6, &tables.set.services_v6)?;
+        self.hash(map::FLOWS, &tables.flows_at(FlowTable::Answered, now))?;
+        self.hash(
+            map::FLOWS_EMBRYONIC,
+            &tables.flows_at(FlowTable::Embryonic, now),
+        )?;
+        self.hash(map::FRAGMENTS, &tables.datagrams_at(now))?;
+        self.hash::<Tuple, u64>(map::LOCAL_FLOWS, &Model::new())?;
+        for frame in &case.earlier {
+            self.send(frame)?;
+        }
+        let before = self.reasons()?;
+        let (action, bytes) = self.send(&case.input)?;
+        let reasons = self
+            .reasons()?
+            .into_iter()
+            .zip(before)
+            .map(|(now, then)| now - then);
+        Ok(Outcome {
+            goes_on: action == UNSPEC,
+            bytes,
+            reasons: reasons.collect(),
+            remembered: Remembered {
+                answered: timeless(&self.read::<Tuple, PodFlow>(map::FLOWS)?),
+                embryonic: timeless(&self.read::<Tuple, PodFlow>(map::FLOWS_EMBRYONIC)?),
+                datagrams: ports(&self.read::<Tuple, Datagram>(map::FRAGMENTS)?),
+                local: self
+                    .read::<Tuple, u64>(map::LOCAL_FLOWS)?
+                    .into_keys()
+                    .collect(),
+            },
+        })
+    }
+
+    fn send(&mut self, input: &[u8]) -> anyhow::Result<(u32, Vec<u8>)> {
+        let mut output = vec![0; input.len()];
+        let mut options = TestRunOptions::new();
+        options.data_in = Some(input);
+        options.data_out = Some(&mut output);
+        let result = program(&mut self.ebpf)
+            .test_run(options)
+            .with_context(|| format!("running a frame of {} bytes", input.len()))?;
+        output.truncate(result.data_size_out as usize);
+        Ok((result.return_value, output))
+    }
+
+    fn reasons(&self) -> Result<Vec<u64>, MapError> {
+        PerCpuArray::<_, u64>::try_from(self.ebpf.map(map::REASONS).unwrap())?
+            .iter()
+            .map(|cpus| Ok(cpus?.iter().sum()))
+            .collect()
+    }
+
+    fn array<V: Pod>(&mut self, name: &str, values: &[V]) -> Result<(), MapError> {
+        let mut array = Array::<_, V>::try_from(self.map_mut(name))?;
+        for (index, value) in (0..).zip(values) {
+            array.set(index, value, 0)?;
+        }
+        Ok(())
+    }
+
+    fn hash<K: Pod, V: Pod>(&mut self, name: &str, contents: &Model<K, V>) -> Result<(), MapError> {
+        let mut hash = HashMap::<_, K, V>::try_from(self.map_mut(name))?;
+        for key in hash.keys().collect::<Result<Vec<_>, _>>()? {
+            hash.remove(&key)?;
+        }
+        for (key, value) in contents {
+            hash.insert(key, value, 0)?;
+        }
+        Ok(())
+    }
+
+    fn read<K: Pod + Eq + std::hash::Hash, V: Pod>(
+        &self,
+        name: &str,
+    ) -> Result<Model<K, V>, MapError> {
+        HashMap::<_, K, V>::try_from(self.ebpf.map(name).unwrap())?
+            .iter()
+            .collect()
+    }
+
+    fn map_mut(&mut self, name: &str) -> &mut Map {
+        self.ebpf.map_mut(name).unwrap()
+    }
+}
+
+fn program(ebpf: &mut Ebpf) -> &mut SchedClassifier {
+    ebpf.program_mut(abi::EGRESS_PROGRAM)
+        .and_then(|program| program.try_into().ok())
+        .expect("the object has this program")
+}

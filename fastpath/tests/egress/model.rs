@@ -1,0 +1,140 @@
+//! The first engine: the library's functions over plain maps.
+
+use std::{
+    cell::{Cell, RefCell},
+    collections::HashMap,
+};
+
+use xdp_prog::{
+    abi::{Config, Datagram, PodFlow, Service, ServiceKeyV4, ServiceKeyV6, Tuple},
+    decide::{
+        Clock, Counters,
+        deliver::{FlowTable, Flows},
+    },
+    egress::{Memory, host::HostSkb, process},
+    reason::REASON_COUNT,
+};
+
+use super::cases::{Case, Outcome, Remembered, Tables};
+
+/// Time as the model reads it, beyond the age of every entry.
+const NOW: u64 = 1 << 50;
+
+/// Takes a case's frames through the host functions.
+pub(crate) fn run(case: &Case) -> Outcome {
+    let world = World::new(&case.tables);
+    for frame in &case.earlier {
+        let _ = process(&mut HostSkb::new(frame), &world);
+    }
+    world.reasons.replace(vec![0; REASON_COUNT]);
+    let mut skb = HostSkb::new(&case.input);
+    let goes_on = process(&mut skb, &world).is_ok();
+    Outcome {
+        goes_on,
+        bytes: skb.bytes().to_vec(),
+        reasons: world.reasons.take(),
+        remembered: Remembered {
+            answered: state(&world.flows[0].borrow()),
+            embryonic: state(&world.flows[1].borrow()),
+            datagrams: super::cases::ports(&world.datagrams.borrow()),
+            local: world.local.borrow().iter().copied().collect(),
+        },
+    }
+}
+
+fn state(flows: &HashMap<Tuple, PodFlow>) -> HashMap<Tuple, PodFlow> {
+    super::cases::timeless(flows)
+}
+
+struct World<'c> {
+    tables: &'c Tables,
+    flows: [RefCell<HashMap<Tuple, PodFlow>>; 2],
+    datagrams: RefCell<HashMap<Tuple, Datagram>>,
+    local: RefCell<Vec<Tuple>>,
+    reasons: RefCell<Vec<u64>>,
+    now: Cell<u64>,
+}
+
+impl<'c> World<'c> {
+    fn new(tables: &'c Tables) -> Self {
+        Self {
+            tables,
+            flows: [
+                RefCell::new(tables.flows_at(FlowTable::Answered, NOW)),
+                RefCell::new(tables.flows_at(FlowTable::Embryonic, NOW)),
+            ],
+            datagrams: RefCell::new(tables.datagrams_at(NOW)),
+            local: RefCell::default(),
+            reasons: RefCell::new(vec![0; REASON_COUNT]),
+            now: Cell::new(NOW),
+        }
+    }
+}
+
+impl Memory for World<'_> {
+    fn config(&self) -> Option<&Config> {
+        Some(&self.tables.set.config)
+    }
+
+    fn service_v4(&self, key: &ServiceKeyV4) -> Option<u32> {
+        self.tables.set.services_v4.get(key).copied()
+    }
+
+    fn service_v6(&self, key: &ServiceKeyV6) -> Option<u32> {
+        self.tables.set.services_v6.get(key).copied()
+    }
+
+    fn service(&self, id: u32) -> Option<Service> {
+        self.tables.set.service.get(id as usize).copied()
+    }
+
+    fn datagram(&self, key: &Tuple) -> Option<Datagram> {
+        self.datagrams.borrow().get(key).copied()
+    }
+
+    fn publish(&self, key: &Tuple, datagram: &Datagram) {
+        self.datagrams.borrow_mut().insert(*key, *datagram);
+    }
+
+    fn remember_local(&self, flow: &Tuple, _: u64) {
+        self.local.borrow_mut().push(*flow);
+    }
+}
+
+impl Clock for World<'_> {
+    fn now(&self) -> u64 {
+        self.now.get()
+    }
+}
+
+impl Flows for World<'_> {
+    fn with_flow<R>(
+        &self,
+        table: FlowTable,
+        key: &Tuple,
+        f: impl FnOnce(&mut PodFlow) -> R,
+    ) -> Option<R> {
+        self.flows[table as usize].borrow_mut().get_mut(key).map(f)
+    }
+
+    fn insert_flow(&self, table: FlowTable, key: &Tuple, flow: &PodFlow) -> bool {
+        self.flows[table as usize]
+            .borrow_mut()
+            .insert(*key, *flow)
+            .is_none()
+    }
+
+    fn remove_flow(&self, table: FlowTable, key: &Tuple) {
+        self.flows[table as usize].borrow_mut().remove(key);
+    }
+}
+
+impl Counters for World<'_> {
+    fn count_reason(&self, index: u32) {
+        self.reasons.borrow_mut()[index as usize] += 1;
+    }
+
+    fn count_forward(&self, _: u32, _: u32, _: u64) {
+        unreachable!("what leaves has been counted as it came");
+    }
+}

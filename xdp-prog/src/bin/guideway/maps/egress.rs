@@ -1,0 +1,93 @@
+//! The maps as the TC egress program sees them.
+
+use xdp_prog::{
+    abi::{Config, Datagram, PodFlow, Service, ServiceKeyV4, ServiceKeyV6, Tuple},
+    decide::{
+        Clock, Counters,
+        deliver::{FlowTable, Flows},
+    },
+    egress::Memory,
+};
+
+use super::{flows, fragments};
+
+/// The maps as [`Memory`].
+pub(crate) struct EgressTables;
+
+impl Memory for EgressTables {
+    #[inline(always)]
+    fn config(&self) -> Option<&Config> {
+        super::CONFIG.get(0)
+    }
+
+    #[inline(always)]
+    fn service_v4(&self, key: &ServiceKeyV4) -> Option<u32> {
+        super::service_v4(key)
+    }
+
+    #[inline(always)]
+    fn service_v6(&self, key: &ServiceKeyV6) -> Option<u32> {
+        super::service_v6(key)
+    }
+
+    #[inline(always)]
+    fn service(&self, id: u32) -> Option<Service> {
+        super::service(id)
+    }
+
+    #[inline(always)]
+    fn datagram(&self, key: &Tuple) -> Option<Datagram> {
+        fragments::datagram(key)
+    }
+
+    #[inline(always)]
+    fn publish(&self, key: &Tuple, datagram: &Datagram) {
+        fragments::publish(key, datagram);
+    }
+
+    #[inline(always)]
+    fn remember_local(&self, flow: &Tuple, now: u64) {
+        flows::remember_local(flow, now);
+    }
+}
+
+impl Clock for EgressTables {
+    #[inline(always)]
+    fn now(&self) -> u64 {
+        super::now()
+    }
+}
+
+impl Flows for EgressTables {
+    #[inline(always)]
+    fn with_flow<R>(
+        &self,
+        table: FlowTable,
+        key: &Tuple,
+        f: impl FnOnce(&mut PodFlow) -> R,
+    ) -> Option<R> {
+        flows::with(table, key, f)
+    }
+
+    #[inline(always)]
+    fn insert_flow(&self, table: FlowTable, key: &Tuple, flow: &PodFlow) -> bool {
+        flows::insert(table, key, flow)
+    }
+
+    #[inline(always)]
+    fn remove_flow(&self, table: FlowTable, key: &Tuple) {
+        flows::remove(table, key);
+    }
+}
+
+impl Counters for EgressTables {
+    #[inline(always)]
+    fn count_reason(&self, index: u32) {
+        super::count_reason(index);
+    }
+
+    #[inline(always)]
+    fn count_forward(&self, service: u32, backend: u32, bytes: u64) {
+        super::count_forward(service, backend, bytes);
+    }
+}

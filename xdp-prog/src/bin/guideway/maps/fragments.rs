@@ -1,0 +1,20 @@
+//! Datagrams in pieces.
+
+use aya_ebpf::{btf_maps::LruHashMap, macros::btf_map};
+use xdp_prog::abi::{Datagram, Tuple, size};
+
+#[btf_map]
+static FRAGMENTS: LruHashMap<Tuple, Datagram, { size::FRAGMENTS }> = LruHashMap::new();
+
+#[inline(always)]
+pub(crate) fn datagram(key: &Tuple) -> Option<Datagram> {
+    // SAFETY: any bytes are a datagram; an element recycled under the reader
+    // yields another's ports, with which this fragment joins no datagram.
+    unsafe { FRAGMENTS.get(*key) }.copied()
+}
+
+#[inline(always)]
+pub(crate) fn publish(key: &Tuple, datagram: &Datagram) {
+    // Without room the later fragments are dropped as out of order, and counted.
+    let _ = FRAGMENTS.insert(key, datagram, 0);
+}

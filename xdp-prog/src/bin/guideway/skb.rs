@@ -1,0 +1,132 @@
+//! Access to a packet in the kernel's own form: to its linear part by one
+//! comparison against the end pointer, changes by the helpers.
+
+use aya_ebpf::{
+    bindings::{BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR},
+    helpers::{bpf_l4_csum_replace, bpf_skb_pull_data, bpf_skb_store_bytes},
+    programs::TcContext,
+};
+use xdp_prog::{
+    csum::Sum,
+    egress::{ChecksumField, Covered, Skb},
+    frame::{Frame, Wire},
+    reason::DropReason,
+};
+
+/// The packet of a TC context.
+///
+/// Every helper that may move it is followed by reading its place again: the
+/// verifier takes the old pointers away.
+pub(crate) struct SkbFrame<'a> {
+    ctx: &'a TcContext,
+    start: usize,
+    end: usize,
+}
+
+impl<'a> SkbFrame<'a> {
+    #[inline(always)]
+    pub(crate) fn new(ctx: &'a TcContext) -> Self {
+        Self {
+            ctx,
+            start: ctx.data(),
+            end: ctx.data_end(),
+        }
+    }
+
+    #[inline(always)]
+    fn moved(&mut self, outcome: i64) -> Result<(), DropReason> {
+        self.start = self.ctx.data();
+        self.end = self.ctx.data_end();
+        if outcome == 0 {
+            Ok(())
+        } else {
+            Err(DropReason::NotWritable)
+        }
+    }
+}
+
+impl Frame for SkbFrame<'_> {
+    #[inline(always)]
+    fn view<T: Wire>(&self, offset: usize) -> Option<&T> {
+        let header = self.start + offset;
+        if header + size_of::<T>() > self.end {
+            return None;
+        }
+        // SAFETY: `header..header + size_of::<T>()` lies within the packet's
+        // linear part, `T` has alignment 1 and takes any bytes, and what writes
+        // them borrows the frame exclusively.
+        Some(unsafe { &*(header as *const T) })
+    }
+
+    #[inline(always)]
+    fn holds(&self, length: usize) -> bool {
+        length <= self.length()
+    }
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "offsets and lengths of a packet"
+)]
+impl Skb for SkbFrame<'_> {
+    #[inline(always)]
+    fn length(&self) -> usize {
+        self.ctx.len() as usize
+    }
+
+    #[inline(always)]
+    fn pull(&mut self, length: usize) {
+        if length > self.end - self.start && length <= self.length() {
+            // SAFETY: the context is the one that the kernel passed in. What
+            // cannot be pulled stays out of view.
+            let outcome = unsafe { bpf_skb_pull_data(self.ctx.skb.skb, length as u32) };
+            let _ = self.moved(outcome);
+        }
+    }
+
+    #[inline(always)]
+    fn store(&mut self, offset: usize, bytes: [u64; 2], length: usize) -> Result<(), DropReason> {
+        // SAFETY: the context is the one that the kernel passed in; all callers
+        // store at most the sixteen bytes, which the verifier checks too.
+        let outcome = unsafe {
+            bpf_skb_store_bytes(
+                self.ctx.skb.skb.cast(),
+                offset as u32,
+                bytes.as_ptr().cast(),
+                length as u32,
+                0,
+            )
+        };
+        self.moved(outcome)
+    }
+
+    #[inline(always)]
+    fn replace_checksum(
+        &mut self,
+        field: ChecksumField,
+        difference: Sum,
+        covered: Covered,
+    ) -> Result<(), DropReason> {
+        let pseudo = match covered {
+            Covered::PseudoHeader => BPF_F_PSEUDO_HDR,
+            Covered::Segment => 0,
+        };
+        let zero = if field.zero_is_none {
+            BPF_F_MARK_MANGLED_0
+        } else {
+            0
+        };
+        // SAFETY: the context is the one that the kernel passed in. A size of
+        // zero in the flags makes `to` the difference.
+        let outcome = unsafe {
+            bpf_l4_csum_replace(
+                self.ctx.skb.skb.cast(),
+                field.offset as u32,
+                0,
+                u64::from(difference.for_kernel()),
+                u64::from(pseudo | zero),
+            )
+        };
+        self.moved(outcome)
+    }
+}

@@ -1,0 +1,155 @@
+//! What a node sends: replies of its pods get back the address that the client talks to.
+//!
+//! The TC egress program runs [`process`] over every packet that leaves by an
+//! uplink or towards a pod. The packet is not finished there: its checksum may
+//! be left to the device, and it may be a hundred segments at once. Hence every
+//! change goes through the kernel's helpers, which know about both ([`Skb`]).
+//!
+//! ```text
+//! packet
+//!  | headers::read        not IP, nonsense                          -> untouched
+//!  v
+//! later fragment -------- FRAGMENTS -> FLOWS                        -> source address
+//! TCP, UDP, SCTP -------- FLOWS, FLOWS_EMBRYONIC                    -> source address and port, MSS of a SYN+ACK
+//!  |                      none, but a NodePort of this machine      -> LOCAL_FLOWS, untouched
+//! ICMP, ICMPv6 error ---- quotes a flow of FLOWS, FLOWS_EMBRYONIC   -> quoted destination, source where it is the pod's
+//! else                                                              -> untouched
+//! ```
+//!
+//! What is not read from the packet before the first change is not read at
+//! all: helpers that change a packet invalidate what was seen of it.
+
+mod flows;
+mod fragments;
+pub mod headers;
+mod icmp;
+mod mss;
+mod own;
+mod reply;
+mod rewrite;
+
+#[cfg(not(target_arch = "bpf"))]
+pub mod host;
+
+use self::headers::Part;
+use crate::{
+    abi::{Config, Datagram, Service, ServiceKeyV4, ServiceKeyV6, Tuple},
+    csum::Sum,
+    decide::{Counters, deliver::Flows},
+    frame::Frame,
+    reason::{DropReason, PassReason},
+    wire::protocol,
+};
+
+/// A packet that is about to be sent, with the kernel's helpers to change it.
+///
+/// [`Frame::view`] shows the linear part only.
+pub trait Skb: Frame {
+    /// Returns the length of the whole frame.
+    fn length(&self) -> usize;
+
+    /// Makes the first `length` bytes linear, if the frame has them.
+    fn pull(&mut self, length: usize);
+
+    /// Overwrites the first `length` bytes at `offset`.
+    ///
+    /// # Errors
+    ///
+    /// [`DropReason::NotWritable`].
+    fn store(&mut self, offset: usize, bytes: [u64; 2], length: usize) -> Result<(), DropReason>;
+
+    /// Makes a transport checksum right again after a change that `difference` records.
+    ///
+    /// # Errors
+    ///
+    /// [`DropReason::NotWritable`].
+    fn replace_checksum(
+        &mut self,
+        field: ChecksumField,
+        difference: Sum,
+        covered: Covered,
+    ) -> Result<(), DropReason>;
+}
+
+/// Where a transport checksum lies and how it is spelled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ChecksumField {
+    /// Offset in the frame.
+    pub offset: usize,
+    /// Zero means that there is none, and a computed zero is all ones: UDP.
+    pub zero_is_none: bool,
+}
+
+/// Where the bytes lie that a checksum covers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Covered {
+    /// In the pseudo-header: a device that finishes the checksum does not add them.
+    PseudoHeader,
+    /// In the segment: a device that finishes the checksum adds them.
+    Segment,
+}
+
+/// What is looked up and remembered of packets that leave.
+pub trait Memory: Flows + Counters {
+    /// Returns the machine-wide settings.
+    fn config(&self) -> Option<&Config>;
+    /// Returns the id of an IPv4 service.
+    fn service_v4(&self, key: &ServiceKeyV4) -> Option<u32>;
+    /// Returns the id of an IPv6 service.
+    fn service_v6(&self, key: &ServiceKeyV6) -> Option<u32>;
+    /// Returns a service, its word read with one load.
+    fn service(&self, id: u32) -> Option<Service>;
+    /// Returns what the first fragment of a datagram told.
+    fn datagram(&self, key: &Tuple) -> Option<Datagram>;
+    /// Notes what the first fragment of a datagram tells.
+    fn publish(&self, key: &Tuple, datagram: &Datagram);
+    /// Notes a flow of this machine's kernel, as its answers will come in.
+    fn remember_local(&self, flow: &Tuple, now: u64);
+}
+
+/// Whether a packet was changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Outcome {
+    Untouched,
+    Translated,
+}
+
+/// Takes one packet all the way: finds its flow, translates and counts it.
+///
+/// # Errors
+///
+/// The packet is half translated and must be dropped; the reason has been counted.
+#[inline(always)]
+pub fn process<S: Skb, T: Memory>(skb: &mut S, tables: &T) -> Result<(), DropReason> {
+    match translate(skb, tables) {
+        Ok(Outcome::Untouched) => Ok(()),
+        Ok(Outcome::Translated) => {
+            tables.count_reason(PassReason::Translated.index());
+            Ok(())
+        }
+        Err(reason) => {
+            tables.count_reason(reason.index());
+            Err(reason)
+        }
+    }
+}
+
+#[inline(always)]
+fn translate<S: Skb, T: Memory>(skb: &mut S, tables: &T) -> Result<Outcome, DropReason> {
+    let Some(packet) = headers::read(skb) else {
+        return Ok(Outcome::Untouched);
+    };
+    match (packet.protocol, packet.part) {
+        (protocol::TCP | protocol::UDP | protocol::SCTP, Part::Later) => {
+            fragments::later(skb, tables, &packet)
+        }
+        (protocol::TCP | protocol::UDP | protocol::SCTP, _) => {
+            reply::translate(skb, tables, &packet)
+        }
+        (protocol::ICMP | protocol::ICMPV6, Part::Whole) => icmp::translate(skb, tables, &packet),
+        _ => Ok(Outcome::Untouched),
+    }
+}
+
+#[cfg(test)]
+mod tests;

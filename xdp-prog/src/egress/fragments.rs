@@ -1,0 +1,57 @@
+//! Fragments of replies: later ones follow the first, which has the ports.
+//!
+//! A node's kernel sends the fragments of a datagram in order, whether it was
+//! the pod that made them or the kernel itself.
+
+use super::{Memory, Outcome, Skb, flows, headers::Headers, rewrite::set_source};
+use crate::{
+    abi::{Datagram, Tuple},
+    csum::Sum,
+    reason::DropReason,
+    wire::transport::Ports,
+};
+
+/// Notes the ports of a datagram's first fragment.
+#[inline(always)]
+pub(super) fn publish<T: Memory>(tables: &T, packet: &Headers, ports: &Ports) {
+    let datagram = Datagram::new(ports.source, ports.destination, tables.now());
+    tables.publish(&key(packet), &datagram);
+}
+
+/// Translates a fragment without transport header, if its first one was translated.
+#[inline(always)]
+pub(super) fn later<S: Skb, T: Memory>(
+    skb: &mut S,
+    tables: &T,
+    packet: &Headers,
+) -> Result<Outcome, DropReason> {
+    let Some(datagram) = tables.datagram(&key(packet)) else {
+        return Ok(Outcome::Untouched);
+    };
+    if tables.now().saturating_sub(datagram.seen) > Datagram::LIFETIME_NS {
+        return Ok(Outcome::Untouched);
+    }
+    let flow = Tuple::new(
+        packet.destination,
+        packet.source,
+        datagram.destination_port(),
+        datagram.source_port(),
+        packet.protocol,
+    );
+    let Some(flow) = flows::find(tables, &flow, packet.protocol) else {
+        return Ok(Outcome::Untouched);
+    };
+    let difference = Sum::ZERO.replace_words(packet.source.words(), flow.address.words());
+    set_source(skb, packet, flow.address, difference)?;
+    Ok(Outcome::Translated)
+}
+
+#[inline(always)]
+fn key(packet: &Headers) -> Tuple {
+    Tuple::fragments(
+        packet.source,
+        packet.destination,
+        packet.identification.to_ne_bytes(),
+        packet.protocol,
+    )
+}

@@ -1,0 +1,166 @@
+//! Where the headers of a packet that leaves lie.
+//!
+//! One type for both families: what follows the IP header is treated alike. Most
+//! of these packets are the kernel's own make, so what does not parse is merely
+//! left alone.
+
+use super::Skb;
+use crate::{
+    abi::AddressKey,
+    decide::Family,
+    parse,
+    wire::{
+        ethernet,
+        ipv4::Ipv4,
+        ipv6::{Extension, Ipv6},
+    },
+};
+
+/// An IP packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Headers {
+    /// IPv4 or IPv6.
+    pub family: Family,
+    /// Offset of the IP header.
+    pub l3: usize,
+    /// Offset of what follows the IP header, its options and extension headers.
+    pub l4: usize,
+    /// Offset of the packet's end.
+    pub end: usize,
+    /// Protocol of what lies at `l4`, or would lie there in the first fragment.
+    pub protocol: u8,
+    /// Header checksum of IPv4; 0 of IPv6.
+    pub checksum: u16,
+    /// Which part of a datagram it is.
+    pub part: Part,
+    /// Identification of the datagram in wire order (of IPv4 in the last two bytes); 0 unless a fragment.
+    pub identification: u32,
+    /// Source address.
+    pub source: AddressKey,
+    /// Destination address.
+    pub destination: AddressKey,
+}
+
+/// How much of a datagram a packet is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// All of it.
+    Whole,
+    /// The first fragment: with the transport header.
+    First,
+    /// A later fragment: without.
+    Later,
+}
+
+/// Finds the headers of a frame; none where it holds no IP packet that can be followed.
+#[inline(always)]
+pub fn read<S: Skb>(skb: &mut S) -> Option<Headers> {
+    let link = match parse::link(skb) {
+        Ok(link) => link,
+        Err(_) => return None,
+    };
+    match link.ether_type {
+        ethernet::IPV4 => ipv4(skb, link.l3),
+        ethernet::IPV6 => ipv6(skb, link.l3),
+        _ => None,
+    }
+}
+
+#[inline(always)]
+fn ipv4<S: Skb>(skb: &mut S, l3: usize) -> Option<Headers> {
+    skb.pull(l3 + Ipv4::LENGTH);
+    let header: &Ipv4 = skb.view(l3)?;
+    let header_length = header.header_length();
+    if header.version() != 4 || header_length < Ipv4::LENGTH {
+        return None;
+    }
+    let end = end(skb, l3, header.total_length())?;
+    let l4 = l3 + header_length;
+    let fragment = u16::from_be_bytes(header.fragment);
+    let [a, b] = header.identification;
+    let part = part(fragment & 0x1fff != 0, fragment & 0x2000 != 0);
+    (l4 <= end).then_some(Headers {
+        family: Family::V4,
+        l3,
+        l4,
+        end,
+        protocol: header.protocol,
+        checksum: u16::from_be_bytes(header.checksum),
+        part,
+        identification: if matches!(part, Part::Whole) {
+            0
+        } else {
+            u32::from_ne_bytes([0, 0, a, b])
+        },
+        source: AddressKey::v4(header.source()),
+        destination: AddressKey::v4(header.destination()),
+    })
+}
+
+/// Bytes of extension headers that are made visible.
+const EXTENSIONS: usize = 64;
+
+#[inline(always)]
+fn ipv6<S: Skb>(skb: &mut S, l3: usize) -> Option<Headers> {
+    skb.pull(l3 + Ipv6::LENGTH);
+    let header: &Ipv6 = skb.view(l3)?;
+    let source = AddressKey::v6(header.source);
+    // The tables of flows spell IPv4 addresses so.
+    if header.version() != 6 || source.is_mapped() {
+        return None;
+    }
+    let destination = AddressKey::v6(header.destination);
+    let next_header = header.next_header;
+    let end = end(skb, l3, header.total_length())?;
+    let mut found = Headers {
+        family: Family::V6,
+        l3,
+        l4: l3 + Ipv6::LENGTH,
+        end,
+        protocol: next_header,
+        checksum: 0,
+        part: Part::Whole,
+        identification: 0,
+        source,
+        destination,
+    };
+    if parse::is_extension(next_header) {
+        let visible = found.l4 + EXTENSIONS;
+        skb.pull(if visible < end { visible } else { end });
+        let chain = match parse::follow_extensions(skb, next_header, found.l4) {
+            Ok(chain) => chain,
+            Err(_) => return None,
+        };
+        found.l4 = chain.l4;
+        found.protocol = chain.protocol;
+        if chain.is_fragment {
+            let header: &Extension = skb.view(chain.l4 - Extension::LENGTH)?;
+            let fragment = u16::from_be_bytes(header.fragment);
+            found.protocol = header.next_header;
+            found.part = part(fragment & 0xfff8 != 0, fragment & 1 != 0);
+            found.identification = u32::from_ne_bytes(header.rest);
+        }
+    }
+    (found.l4 <= end).then_some(found)
+}
+
+#[inline(always)]
+const fn part(has_offset: bool, more_fragments: bool) -> Part {
+    match (has_offset, more_fragments) {
+        (true, _) => Part::Later,
+        (false, true) => Part::First,
+        (false, false) => Part::Whole,
+    }
+}
+
+/// Returns where a packet ends that states this length.
+///
+/// Segments that are merged beyond what a header can state say zero (BIG TCP: `gso_max_size` of a device
+/// above 64 KiB).
+#[inline(always)]
+fn end<S: Skb>(skb: &S, l3: usize, stated: usize) -> Option<usize> {
+    let room = skb.length().checked_sub(l3)?;
+    let is_big = room > 0xffff && (stated == 0 || stated == Ipv6::LENGTH);
+    let length = if is_big { room } else { stated };
+    (length <= room).then_some(l3 + length)
+}

@@ -1,0 +1,124 @@
+//! A packet in memory, and the kernel's helpers in plain code.
+
+extern crate alloc;
+
+use alloc::vec::Vec;
+
+use super::{ChecksumField, Covered, Skb};
+use crate::{
+    csum::{self, Sum},
+    frame::{Frame, Wire},
+    reason::DropReason,
+};
+
+/// A packet on its way out of the kernel.
+#[derive(Clone, Debug)]
+pub struct HostSkb {
+    bytes: Vec<u8>,
+    linear: usize,
+    is_partial: bool,
+    is_writable: bool,
+}
+
+impl HostSkb {
+    /// Copies a frame whose checksums are finished, all of it linear.
+    #[must_use]
+    pub fn new(bytes: &[u8]) -> Self {
+        Self {
+            bytes: bytes.to_vec(),
+            linear: bytes.len(),
+            is_partial: false,
+            is_writable: true,
+        }
+    }
+
+    /// Leaves only the first bytes linear.
+    #[must_use]
+    pub fn linear(mut self, length: usize) -> Self {
+        self.linear = length.min(self.bytes.len());
+        self
+    }
+
+    /// Says that the transport checksum holds the pseudo-header's sum only (`CHECKSUM_PARTIAL`).
+    #[must_use]
+    pub fn partial(mut self) -> Self {
+        self.is_partial = true;
+        self
+    }
+
+    /// Lets every change fail, as where the kernel has no memory for a copy of the headers.
+    #[must_use]
+    pub fn read_only(mut self) -> Self {
+        self.is_writable = false;
+        self
+    }
+
+    /// Returns the frame's bytes.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl Frame for HostSkb {
+    fn view<T: Wire>(&self, offset: usize) -> Option<&T> {
+        let linear = self.bytes.get(..self.linear)?;
+        let (header, _) = T::ref_from_prefix(linear.get(offset..)?).ok()?;
+        Some(header)
+    }
+
+    fn holds(&self, length: usize) -> bool {
+        self.bytes.len() >= length
+    }
+}
+
+impl Skb for HostSkb {
+    fn length(&self) -> usize {
+        self.bytes.len()
+    }
+
+    fn pull(&mut self, length: usize) {
+        if length <= self.bytes.len() {
+            self.linear = self.linear.max(length);
+        }
+    }
+
+    fn store(&mut self, offset: usize, bytes: [u64; 2], length: usize) -> Result<(), DropReason> {
+        if !self.is_writable {
+            return Err(DropReason::NotWritable);
+        }
+        let target = self.bytes.get_mut(offset..offset + length);
+        let words = bytes.map(u64::to_ne_bytes);
+        let source = words.as_flattened().get(..length);
+        let (Some(target), Some(source)) = (target, source) else {
+            return Err(DropReason::NotWritable);
+        };
+        target.copy_from_slice(source);
+        Ok(())
+    }
+
+    /// As `bpf_l4_csum_replace` does (`net/core/filter.c`, `inet_proto_csum_replace_by_diff`).
+    fn replace_checksum(
+        &mut self,
+        field: ChecksumField,
+        difference: Sum,
+        covered: Covered,
+    ) -> Result<(), DropReason> {
+        let target = self
+            .bytes
+            .get_mut(field.offset..)
+            .and_then(<[u8]>::first_chunk_mut::<2>)
+            .ok_or(DropReason::NotWritable)?;
+        let old = u16::from_be_bytes(*target);
+        if field.zero_is_none && old == 0 {
+            return Ok(());
+        }
+        let new = match (self.is_partial, covered) {
+            (false, _) => csum::update(old, difference),
+            (true, Covered::PseudoHeader) => difference.add_u16(old).fold(),
+            (true, Covered::Segment) => old,
+        };
+        let is_mangled = field.zero_is_none && new == 0;
+        *target = if is_mangled { 0xffff } else { new }.to_be_bytes();
+        Ok(())
+    }
+}

@@ -1,0 +1,259 @@
+//! ICMP errors about packets to a pod, from the pod, this machine or a router behind it.
+//!
+//! The client knows no pod: the packet that is quoted becomes the one that it sent.
+//!
+//! ```text
+//! | IP: source | ICMP | quoted IP: client, pod | quoted ports, 8 bytes at least ...
+//! ```
+
+use core::mem::offset_of;
+
+use super::{
+    ChecksumField, Covered, Memory, Outcome, Skb, flows,
+    headers::Headers,
+    rewrite::{set_source, two},
+};
+use crate::{
+    abi::{AddressKey, PodFlow, Tuple},
+    csum::{self, Sum},
+    decide::Family,
+    reason::DropReason,
+    wire::{
+        icmp::Icmp,
+        ipv4::Ipv4,
+        ipv6::{Extension, Ipv6},
+        protocol,
+        transport::{Ports, Tcp, Udp},
+    },
+};
+
+/// A packet to a pod, as an error quotes it.
+#[derive(Clone, Copy, Debug)]
+struct Quote {
+    /// Offset of its IP header.
+    l3: usize,
+    /// Offset of its ports.
+    l4: usize,
+    protocol: u8,
+    /// Header checksum of IPv4.
+    checksum: u16,
+    client: AddressKey,
+    pod: AddressKey,
+}
+
+/// Translates an ICMP error that quotes a flow to a pod.
+#[inline(always)]
+pub(super) fn translate<S: Skb, T: Memory>(
+    skb: &mut S,
+    tables: &T,
+    packet: &Headers,
+) -> Result<Outcome, DropReason> {
+    let Some(quote) = read(skb, packet) else {
+        return Ok(Outcome::Untouched);
+    };
+    // Nobody else gets an error about a client's packet.
+    if !is_same(quote.client, packet.destination) {
+        return Ok(Outcome::Untouched);
+    }
+    let Some(&ports) = skb.view::<Ports>(quote.l4) else {
+        return Ok(Outcome::Untouched);
+    };
+    let key = Tuple::new(
+        quote.client,
+        quote.pod,
+        ports.source,
+        ports.destination,
+        quote.protocol,
+    );
+    let Some(flow) = flows::find(tables, &key, quote.protocol) else {
+        return Ok(Outcome::Untouched);
+    };
+    rewrite(skb, packet, &quote, ports.destination, &flow)?;
+    Ok(Outcome::Translated)
+}
+
+/// Finds what an error quotes, its ports visible.
+#[inline(always)]
+fn read<S: Skb>(skb: &mut S, packet: &Headers) -> Option<Quote> {
+    let l3 = packet.l4 + Icmp::LENGTH;
+    let quote = match packet.family {
+        Family::V4 => {
+            skb.pull(l3 + Ipv4::LENGTH);
+            let kind = skb.view::<Icmp>(packet.l4)?.kind;
+            if packet.protocol != protocol::ICMP || !is_error_v4(kind) {
+                return None;
+            }
+            quoted_v4(skb, l3)?
+        }
+        Family::V6 => {
+            skb.pull(l3 + Ipv6::LENGTH);
+            let kind = skb.view::<Icmp>(packet.l4)?.kind;
+            if packet.protocol != protocol::ICMPV6 || !is_error_v6(kind) {
+                return None;
+            }
+            quoted_v6(skb, l3, packet.end)?
+        }
+    };
+    // RFC 792 quotes no more than eight bytes beyond the IP header.
+    let ports = quote.l4 + 8;
+    if ports > packet.end {
+        return None;
+    }
+    skb.pull(ports);
+    Some(quote)
+}
+
+/// Unreachable, source quench, time exceeded, parameter problem (RFC 792).
+#[inline(always)]
+const fn is_error_v4(kind: u8) -> bool {
+    matches!(kind, 3 | 4 | 11 | 12)
+}
+
+/// Unreachable, too big, time exceeded, parameter problem (RFC 4443 section 2.1).
+#[inline(always)]
+const fn is_error_v6(kind: u8) -> bool {
+    matches!(kind, 1..=4)
+}
+
+#[inline(always)]
+fn quoted_v4<S: Skb>(skb: &S, l3: usize) -> Option<Quote> {
+    let header: &Ipv4 = skb.view(l3)?;
+    let header_length = header.header_length();
+    let has_ports = u16::from_be_bytes(header.fragment) & 0x1fff == 0;
+    if header.version() != 4 || header_length < Ipv4::LENGTH || !has_ports {
+        return None;
+    }
+    Some(Quote {
+        l3,
+        l4: l3 + header_length,
+        protocol: header.protocol,
+        checksum: u16::from_be_bytes(header.checksum),
+        client: AddressKey::v4(header.source()),
+        pod: AddressKey::v4(header.destination()),
+    })
+}
+
+#[inline(always)]
+fn quoted_v6<S: Skb>(skb: &mut S, l3: usize, end: usize) -> Option<Quote> {
+    let header: &Ipv6 = skb.view(l3)?;
+    if header.version() != 6 {
+        return None;
+    }
+    let mut quote = Quote {
+        l3,
+        l4: l3 + Ipv6::LENGTH,
+        protocol: header.next_header,
+        checksum: 0,
+        client: AddressKey::v6(header.source),
+        pod: AddressKey::v6(header.destination),
+    };
+    if quote.protocol == protocol::FRAGMENT {
+        let ports = quote.l4 + Extension::LENGTH;
+        if ports > end {
+            return None;
+        }
+        skb.pull(ports);
+        let header: &Extension = skb.view(quote.l4)?;
+        if u16::from_be_bytes(header.fragment) & 0xfff8 != 0 {
+            return None;
+        }
+        quote.protocol = header.next_header;
+        quote.l4 = ports;
+    }
+    Some(quote)
+}
+
+/// Makes the quoted destination, and the source where it is the pod, what the client talks to.
+#[inline(always)]
+fn rewrite<S: Skb>(
+    skb: &mut S,
+    packet: &Headers,
+    quote: &Quote,
+    port: [u8; 2],
+    flow: &PodFlow,
+) -> Result<(), DropReason> {
+    let address = flow.address;
+    let moved = Sum::ZERO.replace_words(quote.pod.words(), address.words());
+    let new_port = flow.port();
+    let both = moved.replace_u16(u16::from_be_bytes(port), u16::from_be_bytes(new_port));
+    let transport = transport_checksum(skb, quote, packet.end, both);
+    // What the error's own checksum covers.
+    let mut message = both;
+
+    match packet.family {
+        Family::V4 => {
+            let check = csum::update(quote.checksum, moved);
+            message = message.replace_u16(quote.checksum, check);
+            let at = quote.l3 + offset_of!(Ipv4, checksum);
+            skb.store(at, two(check.to_be_bytes()), 2)?;
+            let [.., a, b, c, d] = address.octets();
+            let bytes = u64::from_ne_bytes([a, b, c, d, 0, 0, 0, 0]);
+            let at = quote.l3 + offset_of!(Ipv4, addresses) + 4;
+            skb.store(at, [bytes, 0], 4)?;
+        }
+        Family::V6 => {
+            let at = quote.l3 + offset_of!(Ipv6, destination);
+            skb.store(at, address.words(), 16)?;
+        }
+    }
+    let at = quote.l4 + offset_of!(Ports, destination);
+    skb.store(at, two(new_port), 2)?;
+    if let Some(change) = transport {
+        message = message.replace_u16(change.old, change.new);
+        skb.store(change.offset, two(change.new.to_be_bytes()), 2)?;
+    }
+    let field = ChecksumField {
+        offset: packet.l4 + offset_of!(Icmp, checksum),
+        zero_is_none: false,
+    };
+    skb.replace_checksum(field, message, Covered::Segment)?;
+
+    if is_same(packet.source, quote.pod) {
+        set_source(skb, packet, address, moved)?;
+        if packet.family == Family::V6 {
+            skb.replace_checksum(field, moved, Covered::PseudoHeader)?;
+        }
+    }
+    Ok(())
+}
+
+/// A checksum that is quoted.
+struct Change {
+    offset: usize,
+    old: u16,
+    new: u16,
+}
+
+/// The quoted transport checksum as the client sent it, if it is quoted.
+#[inline(always)]
+fn transport_checksum<S: Skb>(
+    skb: &S,
+    quote: &Quote,
+    end: usize,
+    difference: Sum,
+) -> Option<Change> {
+    let offset = quote.l4
+        + match quote.protocol {
+            protocol::TCP => offset_of!(Tcp, checksum),
+            protocol::UDP => offset_of!(Udp, checksum),
+            _ => return None,
+        };
+    if offset + 2 > end {
+        return None;
+    }
+    let old = u16::from_be_bytes(*skb.view::<[u8; 2]>(offset)?);
+    let new = if quote.protocol == protocol::UDP {
+        csum::update_udp(old, difference)
+    } else {
+        csum::update(old, difference)
+    };
+    Some(Change { offset, old, new })
+}
+
+/// Compares as words: the BPF target has no `memcmp`.
+#[inline(always)]
+const fn is_same(one: AddressKey, other: AddressKey) -> bool {
+    let [a, b] = one.words();
+    let [c, d] = other.words();
+    (a ^ c) | (b ^ d) == 0
+}

@@ -1,0 +1,116 @@
+//! The largest segment that a pod asks for, less the outer header that the client's packets get.
+//!
+//! A client heeds what the pod's SYN+ACK says; the other direction goes straight
+//! to the client and is bounded by the SYN's own option.
+
+use super::{Memory, Skb, headers::Headers};
+use crate::{
+    abi::PodFlow,
+    csum::Sum,
+    decide::Family,
+    wire::{ipv4::Ipv4, ipv6::Ipv6, transport::Tcp},
+};
+
+/// Options that are followed. The kernels in use put this one first.
+const MAX_OPTIONS: usize = 8;
+
+const END: u8 = 0;
+const NO_OPERATION: u8 = 1;
+const MAXIMUM_SEGMENT_SIZE: u8 = 2;
+const LENGTH: u8 = 4;
+
+/// What every host takes, asked or not (RFC 9293 section 3.7.1).
+const LEAST: usize = 536;
+
+/// A lower value for the option.
+///
+/// Not in an `Option`: LLVM would spill the fields that nothing has, which the
+/// verifier takes for a read of what was never written.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Clamp {
+    /// Offset of the value; 0 for none.
+    pub(super) offset: usize,
+    /// The new value, in wire order.
+    pub(super) value: [u8; 2],
+    /// The change as the checksum sees it.
+    pub(super) difference: Sum,
+}
+
+impl Clamp {
+    /// No change.
+    pub(super) const NONE: Self = Self {
+        offset: 0,
+        value: [0; 2],
+        difference: Sum::ZERO,
+    };
+}
+
+/// Returns a lower value where the option of a SYN+ACK promises more than fits.
+#[inline(always)]
+pub(super) fn clamp<S: Skb, T: Memory>(
+    skb: &mut S,
+    tables: &T,
+    packet: &Headers,
+    flow: &PodFlow,
+) -> Clamp {
+    let mtu = match tables.config() {
+        Some(config) => config.mtu,
+        None => 0,
+    };
+    if flow.outer() == 0 || mtu == 0 {
+        return Clamp::NONE;
+    }
+    let headers = usize::from(flow.outer())
+        + Tcp::LENGTH
+        + match packet.family {
+            Family::V4 => Ipv4::LENGTH,
+            Family::V6 => Ipv6::LENGTH,
+        };
+    let largest = (mtu as usize).saturating_sub(headers).max(LEAST);
+    let Some((offset, old)) = find(skb, packet) else {
+        return Clamp::NONE;
+    };
+    let old_value = u16::from_be_bytes(old);
+    if usize::from(old_value) <= largest {
+        return Clamp::NONE;
+    }
+    #[expect(clippy::cast_possible_truncation, reason = "less than the old value")]
+    let new_value = largest as u16;
+    let difference = if (offset - packet.l4).is_multiple_of(2) {
+        Sum::ZERO.replace_u16(old_value, new_value)
+    } else {
+        // The value lies across two words of the checksum.
+        Sum::ZERO.replace_u16(old_value.swap_bytes(), new_value.swap_bytes())
+    };
+    Clamp {
+        offset,
+        value: new_value.to_be_bytes(),
+        difference,
+    }
+}
+
+/// Returns where the option's value lies, and the value.
+#[inline(always)]
+fn find<S: Skb>(skb: &mut S, packet: &Headers) -> Option<(usize, [u8; 2])> {
+    let header: &Tcp = skb.view(packet.l4)?;
+    let end = packet.l4 + usize::from(header.data_offset >> 4) * 4;
+    if end > packet.end {
+        return None;
+    }
+    skb.pull(end);
+    let mut offset = packet.l4 + Tcp::LENGTH;
+    for _ in 0..MAX_OPTIONS {
+        if offset + usize::from(LENGTH) > end {
+            return None;
+        }
+        let &[kind, length, a, b] = skb.view::<[u8; 4]>(offset)?;
+        offset += match kind {
+            END => return None,
+            NO_OPERATION => 1,
+            MAXIMUM_SEGMENT_SIZE if length == LENGTH => return Some((offset + 2, [a, b])),
+            _ if length < 2 => return None,
+            _ => usize::from(length),
+        };
+    }
+    None
+}

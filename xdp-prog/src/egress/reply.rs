@@ -1,0 +1,116 @@
+//! What a pod answers: source address and port become those that the client talks to.
+
+use core::mem::offset_of;
+
+use super::{
+    ChecksumField, Covered, Memory, Outcome, Skb, flows, fragments,
+    headers::{Headers, Part},
+    mss::{self, Clamp},
+    own,
+    rewrite::{set_source, two},
+};
+use crate::{
+    abi::{PodFlow, Tuple},
+    csum::Sum,
+    parse::TcpFlags,
+    reason::DropReason,
+    wire::{
+        protocol,
+        transport::{Ports, Sctp, Tcp, Udp},
+    },
+};
+
+/// Translates a packet with ports, if it answers a flow to a pod.
+#[inline(always)]
+pub(super) fn translate<S: Skb, T: Memory>(
+    skb: &mut S,
+    tables: &T,
+    packet: &Headers,
+) -> Result<Outcome, DropReason> {
+    let transport = packet.l4
+        + match packet.protocol {
+            protocol::TCP => Tcp::LENGTH,
+            protocol::SCTP => Sctp::LENGTH,
+            _ => Udp::LENGTH,
+        };
+    if transport > packet.end {
+        return Ok(Outcome::Untouched);
+    }
+    skb.pull(transport);
+    let Some(&ports) = skb.view::<Ports>(packet.l4) else {
+        return Ok(Outcome::Untouched);
+    };
+    let flags = match packet.protocol {
+        protocol::TCP => match skb.view::<Tcp>(packet.l4) {
+            Some(header) => TcpFlags(header.flags),
+            None => return Ok(Outcome::Untouched),
+        },
+        _ => TcpFlags::default(),
+    };
+    // Who begins a connection answers nothing.
+    let flow = if flags.begins_connection() {
+        None
+    } else {
+        let key = Tuple::new(
+            packet.destination,
+            packet.source,
+            ports.destination,
+            ports.source,
+            packet.protocol,
+        );
+        flows::answer(tables, &key, packet.protocol, flags)
+    };
+    let Some(flow) = flow else {
+        own::note(tables, packet, &ports);
+        return Ok(Outcome::Untouched);
+    };
+    if packet.part == Part::First {
+        fragments::publish(tables, packet, &ports);
+    }
+    let clamp = if flags.accepts_connection() {
+        mss::clamp(skb, tables, packet, &flow)
+    } else {
+        Clamp::NONE
+    };
+    rewrite(skb, packet, ports.source, &flow, clamp)?;
+    Ok(Outcome::Translated)
+}
+
+#[inline(always)]
+fn rewrite<S: Skb>(
+    skb: &mut S,
+    packet: &Headers,
+    port: [u8; 2],
+    flow: &PodFlow,
+    clamp: Clamp,
+) -> Result<(), DropReason> {
+    let addresses = Sum::ZERO.replace_words(packet.source.words(), flow.address.words());
+    set_source(skb, packet, flow.address, addresses)?;
+    let field = match packet.protocol {
+        protocol::TCP => ChecksumField {
+            offset: packet.l4 + offset_of!(Tcp, checksum),
+            zero_is_none: false,
+        },
+        protocol::UDP => ChecksumField {
+            offset: packet.l4 + offset_of!(Udp, checksum),
+            zero_is_none: true,
+        },
+        // SCTP's checksum covers no addresses, and its ports are never translated.
+        _ => return Ok(()),
+    };
+    skb.replace_checksum(field, addresses, Covered::PseudoHeader)?;
+    let new_port = flow.port();
+    let mut segment = Sum::ZERO;
+    if port != new_port {
+        segment = segment.replace_u16(u16::from_be_bytes(port), u16::from_be_bytes(new_port));
+        skb.store(packet.l4 + offset_of!(Ports, source), two(new_port), 2)?;
+    }
+    if clamp.offset != 0 {
+        segment = segment.add_sum(clamp.difference);
+        skb.store(clamp.offset, two(clamp.value), 2)?;
+    }
+    if port != new_port || clamp.offset != 0 {
+        skb.replace_checksum(field, segment, Covered::Segment)?;
+    }
+    Ok(())
+}

@@ -6,10 +6,11 @@
 #
 # usage: deploy/kernel-matrix/run.sh [PROGRAM...]
 #
-# Without arguments the payloads are fastpath's example `verify` and, where it
-# exists, its packet cases. Kernels are Debian's, unpacked into the user's cache
-# and not installed; GUIDEWAY_MATRIX_REFRESH=1 looks for newer ones. They come
-# from the Debian mirror that apt knows, or GUIDEWAY_DEBIAN_MIRROR.
+# Without arguments the payloads are fastpath's example `verify`, its packet
+# cases and, for the newest kernel, control's end-to-end tests over devices that
+# the running kernel may lack. Kernels are Debian's, unpacked into the user's
+# cache and not installed; GUIDEWAY_MATRIX_REFRESH=1 looks for newer ones. They
+# come from the Debian mirror that apt knows, or GUIDEWAY_DEBIAN_MIRROR.
 set -eu
 
 here=$(cd "$(dirname "$0")" && pwd)
@@ -20,8 +21,11 @@ PATH="$PATH:/usr/sbin:/sbin"
 CACHE="${XDG_CACHE_HOME:-$HOME/.cache}/guideway/kernel-matrix"
 KEYRING=/usr/share/keyrings/debian-archive-keyring.gpg
 # What payloads may use beyond the kernel's own parts.
-MODULES="veth"
-DEADLINE_S=300
+MODULES="veth bridge 8021q bonding ipip sit ip6_tunnel sctp"
+PROGRAMS="ip"
+# What they look for where it was built.
+BUILT="$PWD/target/debug/guideway"
+DEADLINE_S=600
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -123,14 +127,18 @@ busybox() {
 
 ## The initramfs
 
-# Leaves the executables to run in $payloads.
+# Leaves the executables to run in $payloads, and those for the newest kernel in $newest.
 default_payloads() {
     cargo build --locked --package fastpath --example verify
-    payloads=target/debug/examples/verify
-    if [ -e fastpath/tests/packets.rs ]; then
-        cargo test --locked --package fastpath --test packets --no-run 2>&1 | tee "$work/cargo"
-        payloads="$payloads $(sed -n 's/^ *Executable .*(\(.*\))$/\1/p' "$work/cargo")"
-    fi
+    cargo test --locked --package fastpath --test packets --no-run 2>&1 | tee "$work/cargo"
+    payloads="target/debug/examples/verify $(executable)"
+    cargo test --locked --package control --test devices --no-run 2>&1 | tee "$work/cargo"
+    newest=$(executable)
+}
+
+# The test program that cargo says it has built.
+executable() {
+    sed -n 's/^ *Executable .*(\(.*\))$/\1/p' "$work/cargo"
 }
 
 # initramfs KERNEL PAYLOAD...: leaves it in $work/initramfs.
@@ -147,6 +155,16 @@ initramfs() {
         cp "$payload" "$root/payloads/"
         copy_libraries "$payload"
     done
+    for program in $PROGRAMS; do
+        program=$(command -v "$program")
+        cp "$program" "$root/bin/"
+        copy_libraries "$program"
+    done
+    if [ -e "$BUILT" ]; then
+        mkdir -p "$root${BUILT%/*}"
+        cp "$BUILT" "$root$BUILT"
+        copy_libraries "$BUILT"
+    fi
     (cd "$root" && find . | cpio --quiet -o -H newc) >"$work/initramfs"
 }
 
@@ -161,8 +179,10 @@ copy_modules() {
         modprobe -d "$base" -S "$release" --show-depends "$module" >"$work/depends"
         while read -r verb file _; do
             [ "$verb" = insmod ] || continue
-            count=$((count + 1))
             name=${file##*/}
+            # Several modules need it.
+            ! ls "$root"/modules/*-"${name%%.*}".ko >/dev/null 2>&1 || continue
+            count=$((count + 1))
             case $file in
             *.xz) xz -dc "$file" >"$root/modules/$count-${name%.xz}" ;;
             *.zst) zstd -qdc "$file" >"$root/modules/$count-${name%.zst}" ;;
@@ -205,7 +225,8 @@ boot() {
     echo "kernel-matrix: ${2##*/vmlinuz-}: $result; the console:"
     if [ "$result" = passed ]; then
         # Each payload's name and last word.
-        grep -B 1 --no-group-separator '^guideway: \(running\|result\)' "$work/console"
+        grep -v '^$' "$work/console" |
+            grep -B 1 --no-group-separator '^guideway: \(running\|result\)'
     else
         failed=1
         cat "$work/qemu"
@@ -215,6 +236,7 @@ boot() {
 
 [ "$(uname -m)" = x86_64 ] || die "written for x86_64"
 busybox
+newest=
 if [ $# -gt 0 ]; then
     payloads=$*
 else
@@ -224,6 +246,7 @@ printf '%-28s %8s  %s\n' kernel boot result >"$work/table"
 failed=0
 for entry in $MATRIX_KERNELS; do
     kernel "${entry%%:*}" "${entry##*:}"
+    [ "$entry" != "${MATRIX_KERNELS##* }" ] || payloads="$payloads $newest"
     # shellcheck disable=SC2086 # a list of paths
     initramfs "$kernel" $payloads
     boot "$kernel"

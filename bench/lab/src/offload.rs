@@ -21,6 +21,8 @@ pub enum Offload {
     Gso,
     /// The receiver merges segments.
     Gro,
+    /// The sender leaves VLAN tags to the device.
+    TxVlan,
 }
 
 // linux/ethtool.h; libc has none of these for glibc.
@@ -30,12 +32,21 @@ impl Offload {
             Self::Tx => 0x16,
             Self::Tso => 0x1e,
             Self::Gso => 0x23,
+            Self::TxVlan => 0x25,
             Self::Gro => 0x2b,
         }
     }
 
     fn set_command(self) -> u32 {
         self.get_command() + 1
+    }
+
+    /// The bit of the offload in the value; the others belong to other features.
+    fn mask(self) -> u32 {
+        match self {
+            Self::TxVlan => 1 << 7,
+            _ => 1,
+        }
     }
 }
 
@@ -54,7 +65,7 @@ impl Link<'_> {
     /// [`crate::Error::Kernel`] when the interface is gone.
     pub fn offload(&self, offload: Offload) -> Result<bool> {
         self.ethtool(offload.get_command(), 0)
-            .map(|data| data != 0)
+            .map(|data| data & offload.mask() != 0)
             .map_err(|source| self.error(format!("read {offload:?}"), source))
     }
 
@@ -64,19 +75,23 @@ impl Link<'_> {
     ///
     /// [`crate::Error::Kernel`] when the feature is fixed the other way.
     pub fn set_offload(&self, offload: Offload, on: bool) -> Result<()> {
-        self.ethtool(offload.set_command(), u32::from(on))
-            .map(|_| ())
+        let mask = offload.mask();
+        self.ethtool(offload.get_command(), 0)
+            .map(|data| if on { data | mask } else { data & !mask })
+            .and_then(|data| self.ethtool(offload.set_command(), data))
+            .map(drop)
             .map_err(|source| self.error(format!("set {offload:?} to {on}"), source))
     }
 
-    /// Makes what the machine sends look as on a wire: finished checksums and no segment beyond the MTU.
+    /// Makes what the machine sends look as on a wire: finished checksums, VLAN
+    /// tags in place, and no segment beyond the MTU.
     ///
     /// # Errors
     ///
     /// As for [`Link::set_offload`].
     pub fn disable_tx_offloads(&self) -> Result<()> {
         // Segmentation depends on checksums, so it is switched off first.
-        [Offload::Tso, Offload::Gso, Offload::Tx]
+        [Offload::Tso, Offload::Gso, Offload::Tx, Offload::TxVlan]
             .into_iter()
             .try_for_each(|offload| self.set_offload(offload, false))
     }

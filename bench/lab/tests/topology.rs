@@ -150,7 +150,7 @@ fn senders_have_offloads_off() {
     let net = Topology::builder().routed_nodes(1).build().unwrap();
     for machine in net.clients().iter().chain(net.edges()).chain(net.nodes()) {
         for link in [machine.link().unwrap(), net.far_end(machine).unwrap()] {
-            for offload in [Offload::Tx, Offload::Tso, Offload::Gso] {
+            for offload in [Offload::Tx, Offload::Tso, Offload::Gso, Offload::TxVlan] {
                 assert!(!link.offload(offload).unwrap(), "{link:?} {offload:?}");
             }
         }

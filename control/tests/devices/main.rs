@@ -1,0 +1,193 @@
+//! The whole of Guideway over devices that not every kernel has: VLANs, bonds
+//! and the kernel's own tunnels. Needs root and their modules:
+//! `deploy/kernel-matrix/run.sh` runs it in a virtual machine.
+
+#![expect(
+    clippy::unwrap_used,
+    reason = "clippy knows test functions, not the helpers beside them"
+)]
+#![allow(
+    dead_code,
+    unused_imports,
+    reason = "the support module is the end-to-end tests', of which this is a part"
+)]
+
+#[path = "../e2e/support/mod.rs"]
+mod support;
+
+use lab::{Machine, Namespace, Topology, Veth, output};
+use support::{Agent, Echo, Flow, Mode, Protocol, Service, Traffic, edge_config, node_config};
+
+/// Questions on every flow between events.
+const ROUNDS: u64 = 5;
+/// Enough that a node is left out by chance once in 2^30 runs.
+const FLOWS: usize = 4;
+
+/// Runs `ip` in a namespace.
+fn ip(machine: &Namespace, arguments: &str) {
+    let mut ip = machine.command("ip");
+    output(ip.args(arguments.split(' '))).unwrap();
+}
+
+/// Moves a machine's addresses and default routes to another of its interfaces.
+fn move_addresses(machine: &Machine, interface: &str) {
+    let namespace = machine.namespace();
+    ip(namespace, "address flush dev eth0 scope global");
+    let addresses = [(machine.v4(), 24), (machine.v6(), 64)];
+    for ((address, length), gateway) in addresses.into_iter().zip(machine.gateways()) {
+        let add = format!("address add {address}/{length} dev {interface}");
+        if address.is_ipv6() {
+            ip(namespace, &format!("{add} nodad"));
+        } else {
+            ip(namespace, &add);
+        }
+        ip(
+            namespace,
+            &format!("route replace default via {gateway} dev {interface}"),
+        );
+    }
+}
+
+fn every_node_answers(net: &Topology, services: &[Service]) {
+    let mut nodes: Vec<String> = Flow::open_many(&net.clients()[0], services, FLOWS)
+        .into_iter()
+        .map(|flow| flow.node)
+        .collect();
+    nodes.sort();
+    nodes.dedup();
+    assert_eq!(nodes.len(), net.nodes().len(), "{nodes:?}");
+}
+
+#[test]
+fn frames_keep_to_the_vlan_of_their_next_hop() {
+    const VLAN: &str = "eth0.100";
+    let net = Topology::builder().build().unwrap();
+    let edge = &net.edges()[0];
+    for machine in net.edges().iter().chain(net.nodes()) {
+        let namespace = machine.namespace();
+        ip(
+            namespace,
+            &format!("link add link eth0 name {VLAN} type vlan id 100"),
+        );
+        ip(namespace, &format!("link set {VLAN} up"));
+        move_addresses(machine, VLAN);
+    }
+    let router = net.router();
+    ip(
+        router,
+        "link add link fabric name fabric.100 type vlan id 100",
+    );
+    ip(router, "link set fabric.100 up");
+    ip(router, "address flush dev fabric scope global");
+    for (address, length) in edge.gateways().into_iter().zip([24, 64]) {
+        let nodad = if address.is_ipv6() { " nodad" } else { "" };
+        let add = format!("address add {address}/{length} dev fabric.100{nodad}");
+        ip(router, &add);
+    }
+    net.route_vips(&[0]).unwrap();
+
+    let services = Service::all(&[Mode::L2dsr, Mode::IpipV4, Mode::IpipV6]);
+    let _echoes: Vec<Echo> = net
+        .nodes()
+        .iter()
+        .map(|node| Echo::start(node, &services))
+        .collect();
+    let _edge = Agent::start(edge, &edge_config(&services, net.nodes()));
+    let _nodes: Vec<Agent<'_>> = net
+        .nodes()
+        .iter()
+        .map(|node| Agent::start(node, &node_config([edge])))
+        .collect();
+    every_node_answers(&net, &services);
+}
+
+/// Gives a machine a second cable to the switch, and one bond over both.
+fn bond(net: &Topology, machine: &Machine) {
+    let (namespace, switch) = (machine.namespace(), net.switch());
+    let second = format!("{}b", machine.label());
+    let (near, far) = Veth::between((namespace, "eth1"), (switch, &second))
+        .mtu(1600)
+        .create()
+        .unwrap();
+    for link in [&near, &far] {
+        link.disable_tx_offloads().unwrap();
+    }
+    far.set_bridge(&switch.link("br0").unwrap()).unwrap();
+    far.attach_pass().unwrap();
+    ip(
+        namespace,
+        "link add bond0 mtu 1600 type bond mode active-backup miimon 10",
+    );
+    for member in ["eth0", "eth1"] {
+        ip(namespace, &format!("link set {member} down"));
+        ip(namespace, &format!("link set {member} master bond0"));
+    }
+    ip(namespace, "link set bond0 up");
+    move_addresses(machine, "bond0");
+}
+
+#[test]
+fn bond_goes_on_with_the_member_that_is_left() {
+    let net = Topology::builder().build().unwrap();
+    let (edge, node) = (&net.edges()[0], &net.nodes()[0]);
+    bond(&net, edge);
+    bond(&net, node);
+    net.route_vips(&[0]).unwrap();
+
+    let services = Service::all(&[Mode::L2dsr, Mode::IpipV4, Mode::IpipV6]);
+    let _echoes: Vec<Echo> = net
+        .nodes()
+        .iter()
+        .map(|node| Echo::start(node, &services))
+        .collect();
+    let on_bond = |config: String| config.replace("name: eth0", "name: bond0");
+    let _edge = Agent::start(edge, &on_bond(edge_config(&services, net.nodes())));
+    let _bonded = Agent::start(node, &on_bond(node_config([edge])));
+    let _other = Agent::start(&net.nodes()[1], &node_config([edge]));
+    every_node_answers(&net, &services);
+
+    let traffic = Traffic::over(Flow::open_many(&net.clients()[0], &services, 1));
+    traffic.wait_for_rounds(ROUNDS);
+    // The members that carry the traffic lose their cables.
+    for machine in [edge, node] {
+        net.far_end(machine).unwrap().set_down().unwrap();
+    }
+    every_tcp_flow_goes_on(traffic);
+    every_node_answers(&net, &services);
+}
+
+/// A datagram on the way when a cable is cut is lost; a connection sends again.
+fn every_tcp_flow_goes_on(traffic: Traffic) {
+    traffic.wait_for_rounds(ROUNDS);
+    let broken: Vec<String> = traffic
+        .stop()
+        .into_iter()
+        .filter(|watched| watched.flow.service.protocol == Protocol::Tcp)
+        .filter_map(|watched| watched.broken)
+        .collect();
+    assert!(broken.is_empty(), "{broken:?}");
+}
+
+#[test]
+fn tunnel_devices_are_backends_without_an_agent() {
+    let net = Topology::builder().build().unwrap();
+    let edge = &net.edges()[0];
+    let services = Service::all(&[Mode::IpipV4, Mode::IpipV6]);
+    let mut echoes = Vec::new();
+    for node in net.nodes() {
+        let (namespace, v4, v6) = (node.namespace(), node.v4(), node.v6());
+        for tunnel in [
+            format!("in44 type ipip mode ipip local {v4} remote any"),
+            format!("in64 type sit mode ip6ip local {v4} remote any"),
+            format!("in6 type ip6tnl mode any local {v6} remote any"),
+        ] {
+            ip(namespace, &format!("link add {tunnel}"));
+        }
+        for device in ["in44", "in64", "in6"] {
+            ip(namespace, &format!("link set {device} up"));
+        }
+        echoes.push(Echo::start(node, &services));
+    }
+    let _edge = Agent::start(edge, &edge_config(&services, net.nodes()));
+    every_node_answers(&net, &services);
+}

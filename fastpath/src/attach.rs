@@ -1,10 +1,11 @@
-//! Attaches the loaded program to interfaces, and takes over what an earlier run attached.
+//! Attaches the loaded programs to interfaces, and takes over what an earlier run attached.
 //!
 //! A link is pinned from the start and outlives the agent. The next agent replaces the program
 //! inside the pinned link in one step, so that every packet meets either the old program or the new.
 //! A program of someone else is named and left alone.
 
 mod diagnosis;
+mod egress;
 mod words;
 
 use std::{io, path::Path};
@@ -18,11 +19,14 @@ use aya::{
     },
 };
 
-pub use self::diagnosis::{Obstacle, ObstacleKind, Owner};
+pub use self::{
+    diagnosis::{Obstacle, ObstacleKind, Owner},
+    egress::{Ahead, EgressAttachment, EgressHook, EgressMode},
+};
 use crate::{
     facts::{self, Features, Interface, InterfaceError, RequestError, XdpMode},
     load::Loaded,
-    pins::{PinError, Pins, ifindex_of, open_link, unpin},
+    pins::{Hook, PinError, ifindex_of, open_link, unpin},
     refusal::Refusal,
 };
 
@@ -166,6 +170,30 @@ pub enum AttachError {
         /// The pin.
         pin: String,
     },
+    /// The kernel lets no program run for packets that leave.
+    #[error(
+        "interface {interface}: kernel {release} has no place for a program at egress: neither tcx (6.6 or \
+         later) nor the clsact qdisc with BPF filters; `modprobe -a sch_ingress cls_bpf`, or upgrade the kernel"
+    )]
+    NoEgress {
+        /// The interface.
+        interface: String,
+        /// The running release.
+        release: String,
+        /// What the kernel said.
+        #[source]
+        source: RequestError,
+    },
+    /// An ingress qdisc, which excludes clsact.
+    #[error(
+        "interface {interface}: its ingress qdisc stands in the way of clsact, and this kernel has no tcx; \
+         have its owner use clsact, which takes the same filters (`tc qdisc del dev {interface} ingress` \
+         removes it with them)"
+    )]
+    IngressQdisc {
+        /// The interface.
+        interface: String,
+    },
     /// The link could not be used for another reason.
     #[error("interface {interface}: cannot {attempt}")]
     Link {
@@ -189,6 +217,8 @@ pub enum LinkFailure {
     Link(#[from] LinkError),
     /// With its entry below `/proc`.
     Io(#[from] io::Error),
+    /// With a filter that stands in for it.
+    Request(#[from] RequestError),
 }
 
 impl AttachError {
@@ -210,6 +240,9 @@ impl Loaded {
         options: &Options,
     ) -> Result<Attachment, AttachError> {
         let device = facts::interface(interface)?;
+        if let Some(pins) = self.pins() {
+            pins.follow_renames()?;
+        }
         if let Some(adopted) = self.adopt(&device, options)? {
             return Ok(adopted);
         }
@@ -235,14 +268,17 @@ impl Loaded {
         let Some(pins) = self.pins().cloned() else {
             return Ok(None);
         };
-        for path in pins.links_of(&device.name)? {
+        for path in pins.links_of(Hook::Xdp, &device.name)? {
             let link = FdLink::from(open_link(&path)?);
             let info = link.info().map_err(link_error(device, READ))?;
             let ifindex = ifindex_of(info.id()).map_err(link_error(device, READ))?;
-            if ifindex != device.index {
-                // The interface is gone or was created anew: this link will see no packet again.
+            if ifindex == 0 {
+                // Its interface is gone: this link will see no packet again.
                 unpin(&path)?;
                 continue;
+            }
+            if ifindex != device.index {
+                return Err(other_namespace(device, &path));
             }
             let mode = mode_in_force(device, &info, &path)?;
             if !options.mode.allows(mode) {
@@ -256,7 +292,7 @@ impl Loaded {
                 XdpMode::Native | XdpMode::Offloaded => Vec::new(),
             };
             let link = self.replace(device, mode, link)?;
-            repin(&pins, device, &path, link)?;
+            repin(&path, &pins.link(&device.name), device, link)?;
             return Ok(Some(Attachment {
                 replaced: Some(info.program_id()),
                 switched_off,
@@ -382,10 +418,14 @@ fn mode_in_force(device: &Interface, info: &LinkInfo, pin: &Path) -> Result<XdpM
         .iter()
         .find(|program| program.id == info.program_id())
         .map(|program| program.mode)
-        .ok_or_else(|| AttachError::OtherNamespace {
-            interface: device.name.clone(),
-            pin: pin.display().to_string(),
-        })
+        .ok_or_else(|| other_namespace(device, pin))
+}
+
+fn other_namespace(device: &Interface, pin: &Path) -> AttachError {
+    AttachError::OtherNamespace {
+        interface: device.name.clone(),
+        pin: pin.display().to_string(),
+    }
 }
 
 fn pin(path: &Path, device: &Interface, link: FdLink) -> Result<(), AttachError> {
@@ -400,12 +440,11 @@ fn pin(path: &Path, device: &Interface, link: FdLink) -> Result<(), AttachError>
 }
 
 /// Moves the pin of an adopted link to this layout version's directory.
-fn repin(pins: &Pins, device: &Interface, old: &Path, link: FdLink) -> Result<(), AttachError> {
-    let new = pins.link(&device.name);
+fn repin(old: &Path, new: &Path, device: &Interface, link: FdLink) -> Result<(), AttachError> {
     if old == new {
         return Ok(());
     }
-    pin(&new, device, link)?;
+    pin(new, device, link)?;
     Ok(unpin(old)?)
 }
 

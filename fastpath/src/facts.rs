@@ -5,12 +5,15 @@
 //! All of it speaks of the network namespace of the calling thread.
 
 pub(crate) mod connection;
+mod egress;
 mod ethtool;
 mod interface;
 mod kernel;
 mod process;
 
 pub use connection::RequestError;
+pub(crate) use egress::tcx_programs;
+pub use egress::{Egress, Filter, TcxProgram, egress, runs_at_egress};
 pub use ethtool::{Channels, Features, set_features};
 pub use interface::{
     Interface, InterfaceError, NativeXdp, XdpMode, XdpProgram, interface, is_attached, members,

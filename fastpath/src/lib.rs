@@ -1,6 +1,7 @@
 //! The user-space dataplane.
 
 pub mod attach;
+mod clsact;
 pub mod echo;
 pub mod facts;
 pub mod load;

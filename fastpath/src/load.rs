@@ -1,6 +1,6 @@
-//! Loads the XDP program: maps first, created or adopted from their pins, then the verifier.
+//! Loads the programs: maps first, created or adopted from their pins, then the verifier.
 //!
-//! Attaching it is the matter of [`attach`](crate::attach), what the maps mean that of the tables.
+//! Attaching them is the matter of [`attach`](crate::attach), what the maps mean that of the tables.
 
 use std::{
     collections::BTreeMap,
@@ -11,19 +11,23 @@ use std::{
 use aya::{
     Ebpf, EbpfError, EbpfLoader,
     maps::{Map, MapData, MapError, MapInfo, ProgramArray},
-    programs::{ProgramError, Xdp, links::FdLink},
+    programs::{ProgramError, SchedClassifier, Xdp, links::FdLink},
 };
 use xdp_prog::{
-    abi::{XDP_PROGRAM, map},
+    abi::{EGRESS_PROGRAM, XDP_PROGRAM, map},
     decide::Stage,
 };
 
 use crate::{
+    clsact::OwnedFilter,
     facts::{self, KernelVersion},
     object,
     pins::{PinError, Pins},
     refusal::{Refusal, is_refusal},
 };
+
+/// Arrays whose length is part of the build.
+const OF_ONE_LENGTH: [&str; 3] = [map::CONFIG, map::REASONS, map::STAGES];
 
 /// Lines of the verifier's log that a message quotes: the end says what is wrong.
 const LOG_LINES: usize = 12;
@@ -52,6 +56,19 @@ pub enum LoadError {
     UnknownMap {
         /// The name.
         map: String,
+    },
+    /// A pinned array that is no matter of options has another length under the same version.
+    #[error(
+        "map {map}: the pinned one has {pinned} entries, this build needs {needed}, under the same layout \
+         version; it was pinned by a different build: run `guideway detach`, then start again"
+    )]
+    Length {
+        /// The map.
+        map: String,
+        /// What is pinned.
+        pinned: u32,
+        /// What the object declares.
+        needed: u32,
     },
     /// A pinned map has another layout under the same version.
     #[error(
@@ -257,6 +274,7 @@ impl Loader {
             pins: self.pins.clone(),
             kept_sizes,
             unpinned_links: Vec::new(),
+            unpinned_filters: Vec::new(),
         })
     }
 
@@ -300,30 +318,38 @@ impl Loader {
                     needed,
                 });
             }
-            // Only for maps someone sized: the loader rounds a ring buffer's size to pages.
-            if let Some(asked) = self.max_entries.get(name)
-                && info.max_entries() != *asked
-            {
-                kept.push(KeptSize {
+            let pinned = info.max_entries();
+            match self.max_entries.get(name) {
+                Some(&asked) if pinned != asked => kept.push(KeptSize {
                     map: name.clone(),
-                    pinned: info.max_entries(),
-                    asked: *asked,
-                });
+                    pinned,
+                    asked,
+                }),
+                // An index means something of its own there: a reason, a stage.
+                None if OF_ONE_LENGTH.contains(&name.as_str()) && pinned != map.max_entries() => {
+                    return Err(LoadError::Length {
+                        map: name.clone(),
+                        pinned,
+                        needed: map.max_entries(),
+                    });
+                }
+                _ => {}
             }
         }
         Ok(kept)
     }
 }
 
-/// The loaded program and its maps.
+/// The loaded programs and their maps.
 ///
-/// Without pins, links live as long as this does.
+/// Without pins, links and filters live as long as this does.
 #[derive(Debug)]
 pub struct Loaded {
     ebpf: Ebpf,
     pins: Option<Pins>,
     kept_sizes: Vec<KeptSize>,
     unpinned_links: Vec<FdLink>,
+    unpinned_filters: Vec<OwnedFilter>,
 }
 
 impl Loaded {
@@ -366,6 +392,22 @@ impl Loaded {
         }
     }
 
+    /// Returns the TC egress program.
+    #[must_use]
+    pub fn egress_program(&self) -> &SchedClassifier {
+        match self.ebpf.program(EGRESS_PROGRAM) {
+            Some(aya::programs::Program::SchedClassifier(program)) => program,
+            _ => unreachable!("`load` has loaded this program as a classifier"),
+        }
+    }
+
+    pub(crate) fn egress_program_mut(&mut self) -> &mut SchedClassifier {
+        match self.ebpf.program_mut(EGRESS_PROGRAM) {
+            Some(aya::programs::Program::SchedClassifier(program)) => program,
+            _ => unreachable!("`load` has loaded this program as a classifier"),
+        }
+    }
+
     pub(crate) const fn pins(&self) -> Option<&Pins> {
         self.pins.as_ref()
     }
@@ -373,6 +415,11 @@ impl Loaded {
     /// Holds a link for as long as the program is loaded.
     pub(crate) fn keep(&mut self, link: FdLink) {
         self.unpinned_links.push(link);
+    }
+
+    /// Removes a filter when the program is not loaded any more.
+    pub(crate) fn keep_filter(&mut self, filter: OwnedFilter) {
+        self.unpinned_filters.push(filter);
     }
 
     fn map_fd(&self, name: &str) -> Result<BorrowedFd<'_>, LoadError> {
@@ -420,11 +467,11 @@ fn map_data(map: &Map) -> &MapData {
     }
 }
 
-/// Loads the XDP program and its stages, and makes the stages reachable.
+/// Loads every program, then makes the stages reachable.
 ///
-/// The map of stages may be an adopted one, through which a program that is
-/// attached already goes on: a stage may be newer than the program that calls
-/// it, since it begins anew with the frame as it came.
+/// Nothing is changed for others before the verifier has accepted everything. The map of stages may
+/// be an adopted one, through which a program that is attached already goes on: a stage may be newer
+/// than the program that calls it, since it begins anew with the frame as it came.
 fn load_programs(ebpf: &mut Ebpf) -> Result<(), EbpfError> {
     let mut stages = Vec::with_capacity(Stage::ALL.len());
     for stage in Stage::ALL {
@@ -432,6 +479,12 @@ fn load_programs(ebpf: &mut Ebpf) -> Result<(), EbpfError> {
         program.load()?;
         stages.push((stage, program.fd()?.try_clone().map_err(MapError::from)?));
     }
+    xdp(ebpf, XDP_PROGRAM)?.load()?;
+    let egress: &mut SchedClassifier = ebpf
+        .program_mut(EGRESS_PROGRAM)
+        .ok_or(ProgramError::UnexpectedProgramType)?
+        .try_into()?;
+    egress.load()?;
     let map = ebpf
         .map_mut(map::STAGES)
         .ok_or_else(|| MapError::InvalidName {
@@ -441,7 +494,6 @@ fn load_programs(ebpf: &mut Ebpf) -> Result<(), EbpfError> {
     for (stage, program) in &stages {
         array.set(stage.index(), program, 0)?;
     }
-    xdp(ebpf, XDP_PROGRAM)?.load()?;
     Ok(())
 }
 
@@ -505,7 +557,7 @@ fn program_error(log: String, release: String, source: io::Error, refusal: Refus
     let not_asked = log.trim().is_empty() || matches!(refusal, Refusal::Missing(_));
     if is_refusal(&source) && not_asked {
         return LoadError::Refused {
-            attempt: "loading the XDP program".to_owned(),
+            attempt: "loading the programs".to_owned(),
             refusal,
             source,
         };

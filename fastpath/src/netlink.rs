@@ -12,6 +12,7 @@ pub(crate) const NLM_F_MULTI: u16 = 0x2;
 pub(crate) const NLM_F_ACK: u16 = 0x4;
 pub(crate) const NLM_F_DUMP_INTR: u16 = 0x10;
 pub(crate) const NLM_F_DUMP: u16 = 0x300;
+pub(crate) const NLM_F_EXCL: u16 = 0x200;
 pub(crate) const NLM_F_CREATE: u16 = 0x400;
 
 pub(crate) const NLMSG_ERROR: u16 = 2;

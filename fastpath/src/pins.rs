@@ -3,11 +3,15 @@
 //! ```text
 //! <root>/v<layout version>/maps/<MAP>
 //!                         /links/xdp-<interface>
+//!                               /egress-<device>
 //! ```
 //!
 //! The version is that of the table layouts: a changed layout never meets an old map.
 //! A link found under another version is taken over by [`attach`](crate::attach), so traffic
 //! meets either the old program with the old tables or the new one with the new tables.
+//!
+//! Where the egress program is in a filter, for want of tcx, there is no link to pin: the kernel
+//! keeps the filter, and it is found again on the device.
 
 use std::{
     fs, io,
@@ -23,14 +27,13 @@ use aya::{
 use xdp_prog::abi;
 
 use crate::{
-    facts::{self, Bpffs},
+    clsact,
+    facts::{self, Bpffs, Interface, RequestError},
     refusal::{Refusal, is_refusal},
 };
 
 /// Where pins live unless the configuration says otherwise.
 pub const DEFAULT_ROOT: &str = "/sys/fs/bpf/guideway";
-
-const LINK_PREFIX: &str = "xdp-";
 
 /// How long the kernel may take to detach a program whose last pin is gone.
 const DETACH_DEADLINE: Duration = Duration::from_secs(5);
@@ -114,6 +117,15 @@ pub enum PinError {
         /// The program.
         program: u32,
     },
+    /// The devices, or what runs on one, cannot be read or changed.
+    #[error("cannot {attempt}")]
+    Devices {
+        /// What was attempted.
+        attempt: String,
+        /// What the kernel said.
+        #[source]
+        source: RequestError,
+    },
 }
 
 impl PinError {
@@ -129,6 +141,42 @@ impl PinError {
             attempt,
             path: path.to_owned(),
             source,
+        }
+    }
+}
+
+/// Where a pinned link attaches its program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Hook {
+    Xdp,
+    Egress,
+}
+
+impl Hook {
+    const fn prefix(self) -> &'static str {
+        match self {
+            Self::Xdp => "xdp-",
+            Self::Egress => "egress-",
+        }
+    }
+
+    /// A file name on a BPF file system has no dots, which VLAN interfaces do (`eth0.100`).
+    fn name_of_link(self, interface: &str) -> String {
+        let escaped = interface.replace('%', "%25").replace('.', "%2e");
+        format!("{}{escaped}", self.prefix())
+    }
+
+    fn interface_of(self, path: &Path) -> Option<String> {
+        let escaped = path.file_name()?.to_str()?.strip_prefix(self.prefix())?;
+        Some(escaped.replace("%2e", ".").replace("%25", "%"))
+    }
+
+    /// Tells whether a device of this namespace runs what the link holds there.
+    fn runs(self, device: &Interface, link: u32, program: u32) -> bool {
+        match self {
+            Self::Xdp => device.programs.iter().any(|other| other.id == program),
+            Self::Egress => facts::tcx_programs(device.index)
+                .is_ok_and(|programs| programs.iter().flatten().any(|other| other.link == link)),
         }
     }
 }
@@ -168,10 +216,20 @@ impl Pins {
         self.maps().join(name)
     }
 
-    /// Returns the path of the pin of an interface's link.
+    /// Returns the path of the pin of an interface's XDP link.
     #[must_use]
     pub fn link(&self, interface: &str) -> PathBuf {
-        self.links().join(link_name(interface))
+        self.link_at(Hook::Xdp, interface)
+    }
+
+    /// Returns the path of the pin of a device's egress link, where the kernel has tcx.
+    #[must_use]
+    pub fn egress_link(&self, device: &str) -> PathBuf {
+        self.link_at(Hook::Egress, device)
+    }
+
+    pub(crate) fn link_at(&self, hook: Hook, interface: &str) -> PathBuf {
+        self.links().join(hook.name_of_link(interface))
     }
 
     /// Opens a pinned map, without loading anything.
@@ -197,57 +255,133 @@ impl Pins {
         })
     }
 
-    /// Lists the interfaces with a pinned link, of any layout version.
+    /// Lists the interfaces with a pinned XDP link, of any layout version.
     ///
     /// # Errors
     ///
     /// When a directory cannot be read.
     pub fn interfaces(&self) -> Result<Vec<String>, PinError> {
-        let mut interfaces = Vec::new();
-        for version in self.versions()? {
-            interfaces.extend(
-                entries(&version.join("links"))?
-                    .iter()
-                    .filter_map(|path| interface_of(path)),
-            );
-        }
-        interfaces.sort();
-        interfaces.dedup();
-        Ok(interfaces)
+        let pinned = self.pinned()?.into_iter();
+        let xdp = pinned.filter(|(hook, ..)| *hook == Hook::Xdp);
+        Ok(sorted(xdp.map(|(_, interface, _)| interface).collect()))
     }
 
-    /// Detaches the program from an interface; false if nothing was pinned for it.
+    /// Lists the devices with a pinned egress link, of any layout version, or with our filter.
+    ///
+    /// # Errors
+    ///
+    /// When a directory cannot be read, or the kernel does not list the devices.
+    pub fn egress_devices(&self) -> Result<Vec<String>, PinError> {
+        let pinned = self.pinned()?.into_iter();
+        let mut names: Vec<_> = pinned
+            .filter(|(hook, ..)| *hook == Hook::Egress)
+            .map(|(_, device, _)| device)
+            .collect();
+        for device in devices()? {
+            if clsact::ours(device.index).is_ok_and(|filter| filter.is_some()) {
+                names.push(device.name);
+            }
+        }
+        Ok(sorted(names))
+    }
+
+    /// Detaches the XDP program from an interface; false if nothing was pinned for it.
     ///
     /// # Errors
     ///
     /// When the pin cannot be removed, or the program still runs after it is.
     pub fn detach(&self, interface: &str) -> Result<bool, PinError> {
-        let links = self.links_of(interface)?;
+        self.detach_at(Hook::Xdp, interface)
+    }
+
+    /// Detaches the egress program from a device; false if it was not there.
+    ///
+    /// # Errors
+    ///
+    /// When the pin or filter cannot be removed, or the program still runs after the pin is.
+    pub fn detach_egress(&self, device: &str) -> Result<bool, PinError> {
+        let in_link = self.detach_at(Hook::Egress, device)?;
+        let in_filter = match facts::link(device) {
+            Ok(link) => clsact::remove(link.index).map_err(|source| PinError::Devices {
+                attempt: format!("remove the egress filter from device {device}"),
+                source,
+            })?,
+            // Gone with the device.
+            Err(_) => false,
+        };
+        Ok(in_link || in_filter)
+    }
+
+    pub(crate) fn detach_at(&self, hook: Hook, interface: &str) -> Result<bool, PinError> {
+        let links = self.links_of(hook, interface)?;
         for path in &links {
-            remove_link(interface, path)?;
+            remove_link(hook, interface, path)?;
         }
         Ok(!links.is_empty())
     }
 
+    /// Gives the pins of links the names that their interfaces have today, and removes those whose
+    /// interface is gone.
+    ///
+    /// A link belongs to a device, which can be renamed; another may have its name by now. Links
+    /// that work in another network namespace stay as they are.
+    ///
+    /// # Errors
+    ///
+    /// When the devices cannot be listed, or a pin not opened, renamed or removed.
+    pub fn follow_renames(&self) -> Result<(), PinError> {
+        let mut renamed = Vec::new();
+        let devices = devices()?;
+        for (hook, interface, path) in self.pinned()? {
+            let (id, program, ifindex) = read_link(&path)?;
+            if ifindex == 0 {
+                unpin(&path)?;
+                continue;
+            }
+            let device = devices.iter().find(|device| device.index == ifindex);
+            let Some(device) = device.filter(|device| device.name != interface) else {
+                continue;
+            };
+            if hook.runs(device, id, program) {
+                // By a name that no interface has: two may have swapped theirs.
+                let between = path.with_file_name(format!("{}%link{id}", hook.prefix()));
+                rename(&path, &between)?;
+                renamed.push((
+                    between,
+                    path.with_file_name(hook.name_of_link(&device.name)),
+                ));
+            }
+        }
+        for (between, path) in renamed {
+            rename(&between, &path)?;
+        }
+        Ok(())
+    }
+
     /// Detaches every program and removes every pin and directory, of every layout version.
     ///
-    /// Returns the interfaces that were detached. Files that Guideway does not make stay, and then
-    /// so do their directories.
+    /// Returns the interfaces and devices that were detached. Files that Guideway does not make
+    /// stay, and then so do their directories.
     ///
     /// # Errors
     ///
     /// When something cannot be removed, or a program still runs after its pin is.
     pub fn remove_all(&self) -> Result<Vec<String>, PinError> {
-        let interfaces = self.interfaces()?;
+        let mut interfaces = self.interfaces()?;
         // Links first: a program without its maps is impossible, a map without its program is not.
         for interface in &interfaces {
             self.detach(interface)?;
         }
+        let devices = self.egress_devices()?;
+        for device in &devices {
+            self.detach_egress(device)?;
+        }
+        interfaces.extend(devices);
         for version in self.versions()? {
             remove_version(&version)?;
         }
         remove_directory(&self.root)?;
-        Ok(interfaces)
+        Ok(sorted(interfaces))
     }
 
     /// Removes the pins of other layout versions once no link is left among them.
@@ -284,17 +418,30 @@ impl Pins {
         Ok(())
     }
 
-    /// Lists the pins of an interface's links, this layout version's first.
-    pub(crate) fn links_of(&self, interface: &str) -> Result<Vec<PathBuf>, PinError> {
-        let name = link_name(interface);
+    /// Lists the pins of an interface's links at one hook, this layout version's first.
+    pub(crate) fn links_of(&self, hook: Hook, interface: &str) -> Result<Vec<PathBuf>, PinError> {
+        let name = hook.name_of_link(interface);
         let mut links: Vec<_> = self
             .versions()?
             .iter()
             .map(|version| version.join("links").join(&name))
             .filter(|path| path.exists())
             .collect();
-        links.sort_by_key(|path| *path != self.link(interface));
+        links.sort_by_key(|path| *path != self.link_at(hook, interface));
         Ok(links)
+    }
+
+    /// Lists every pinned link, of any layout version.
+    fn pinned(&self) -> Result<Vec<(Hook, String, PathBuf)>, PinError> {
+        let mut pinned = Vec::new();
+        for version in self.versions()? {
+            for path in entries(&version.join("links"))? {
+                let hooks = [Hook::Xdp, Hook::Egress].into_iter();
+                let named = hooks.filter_map(|hook| Some((hook, hook.interface_of(&path)?)));
+                pinned.extend(named.map(|(hook, interface)| (hook, interface, path.clone())));
+            }
+        }
+        Ok(pinned)
     }
 
     fn directory(&self) -> PathBuf {
@@ -372,38 +519,44 @@ pub(crate) fn ifindex_of(link: u32) -> io::Result<u32> {
     ))
 }
 
-/// A file name on a BPF file system has no dots, which VLAN interfaces do (`eth0.100`).
-fn link_name(interface: &str) -> String {
-    let escaped = interface.replace('%', "%25").replace('.', "%2e");
-    format!("{LINK_PREFIX}{escaped}")
+/// Reads a pinned link: its number, its program's, and its interface's, 0 when that is gone.
+pub(crate) fn read_link(path: &Path) -> Result<(u32, u32, u32), PinError> {
+    let failed = |source| PinError::Link {
+        path: path.to_owned(),
+        source: Box::new(source),
+    };
+    let link = FdLink::from(open_link(path)?);
+    let info = link.info().map_err(failed)?;
+    let ifindex = ifindex_of(info.id())
+        .map_err(|source| PinError::io("read its entry below /proc", path, source))?;
+    Ok((info.id(), info.program_id(), ifindex))
 }
 
-fn interface_of(path: &Path) -> Option<String> {
-    let escaped = path.file_name()?.to_str()?.strip_prefix(LINK_PREFIX)?;
-    Some(escaped.replace("%2e", ".").replace("%25", "%"))
-}
-
-fn remove_link(interface: &str, path: &Path) -> Result<(), PinError> {
+fn remove_link(hook: Hook, interface: &str, path: &Path) -> Result<(), PinError> {
     // Asked by number: the interface may have another name by now.
-    let place = open_link(path).ok().and_then(|link| {
-        let link = FdLink::from(link);
-        let info = link.info().ok()?;
-        Some((ifindex_of(info.id()).ok()?, info.program_id()))
-    });
+    let place = read_link(path).ok();
     unpin(path)?;
     match place {
-        Some((ifindex, program)) => wait_until_detached(interface, ifindex, program),
+        Some((link, program, ifindex)) => {
+            wait_until_detached(hook, interface, ifindex, link, program)
+        }
         None => Ok(()),
     }
 }
 
 /// The kernel frees a link after its last reference has gone, in a worker: not at once.
-fn wait_until_detached(interface: &str, ifindex: u32, program: u32) -> Result<(), PinError> {
+fn wait_until_detached(
+    hook: Hook,
+    interface: &str,
+    ifindex: u32,
+    link: u32,
+    program: u32,
+) -> Result<(), PinError> {
     let deadline = Instant::now() + DETACH_DEADLINE;
     loop {
-        let attached = facts::links().is_ok_and(|links| {
-            let mut there = links.iter().filter(|link| link.index == ifindex);
-            there.any(|link| link.programs.iter().any(|other| other.id == program))
+        let attached = devices().is_ok_and(|devices| {
+            let mut there = devices.iter().filter(|device| device.index == ifindex);
+            there.any(|device| hook.runs(device, link, program))
         });
         if !attached {
             return Ok(());
@@ -416,6 +569,23 @@ fn wait_until_detached(interface: &str, ifindex: u32, program: u32) -> Result<()
         }
         thread::sleep(DETACH_POLL);
     }
+}
+
+fn devices() -> Result<Vec<Interface>, PinError> {
+    facts::links().map_err(|source| PinError::Devices {
+        attempt: "list the network devices".to_owned(),
+        source,
+    })
+}
+
+fn rename(from: &Path, to: &Path) -> Result<(), PinError> {
+    fs::rename(from, to).map_err(|source| PinError::io("rename it", from, source))
+}
+
+fn sorted(mut names: Vec<String>) -> Vec<String> {
+    names.sort();
+    names.dedup();
+    names
 }
 
 fn remove_version(version: &Path) -> Result<(), PinError> {
@@ -461,13 +631,15 @@ mod tests {
     #[test]
     fn link_names_have_no_dots_and_map_back() {
         for interface in ["eth0", "eth0.100", "a%2eb", "bond0.1.2"] {
-            let name = link_name(interface);
+            let name = Hook::Egress.name_of_link(interface);
             assert!(!name.contains('.'), "{name}");
+            let path = Path::new(&name);
             assert_eq!(
-                interface_of(Path::new(&name)).as_deref(),
+                Hook::Egress.interface_of(path).as_deref(),
                 Some(interface),
                 "{name}"
             );
+            assert_eq!(Hook::Xdp.interface_of(path), None, "{name}");
         }
     }
 

@@ -10,7 +10,7 @@
 use std::{
     fs::{self, File},
     io,
-    net::UdpSocket,
+    net::{SocketAddr, UdpSocket},
     os::fd::AsFd,
     path::Path,
     process::Command,
@@ -31,10 +31,16 @@ use fastpath::{
     refusal::Refusal,
 };
 use lab::{Namespace, Veth};
-use rustix::thread::{
-    CapabilitySet, LinkNameSpaceType, capabilities, move_into_link_name_space, set_capabilities,
+use rustix::{
+    net::{AddressFamily, SendFlags, SocketType, ipproto},
+    thread::{
+        CapabilitySet, LinkNameSpaceType, capabilities, move_into_link_name_space, set_capabilities,
+    },
 };
-use xdp_prog::abi::map;
+use xdp_prog::{
+    abi::map,
+    reason::{DropReason, PassReason, REASON_COUNT},
+};
 
 const NATIVE: Options = Options {
     mode: Mode::Native,
@@ -144,6 +150,82 @@ fn pinned_map_of_another_layout_is_refused_by_name() {
         let text = error.to_string();
         assert!(text.contains("keys of 8 and values of 4 bytes"), "{text}");
         assert!(text.contains("guideway detach"), "{text}");
+    });
+}
+
+#[test]
+fn pinned_array_of_another_length_is_refused_by_name() {
+    on_edge(|edge| {
+        drop(edge.load());
+        let path = edge.pins.map(map::REASONS);
+        fs::remove_file(&path).unwrap();
+        // One reason more, as a build with another list would have left it.
+        let count = REASON_COUNT + 1;
+        let pin = path.display();
+        run(
+            "bpftool",
+            &format!(
+                "map create {pin} type percpu_array key 4 value 8 entries {count} name REASONS"
+            ),
+        );
+
+        let error = edge.loader().load().unwrap_err();
+        assert!(matches!(&error, LoadError::Length { map, .. } if map == map::REASONS));
+        let text = error.to_string();
+        assert!(
+            text.contains(&format!(
+                "has {count} entries, this build needs {REASON_COUNT}"
+            )),
+            "{text}"
+        );
+        assert!(text.contains("guideway detach"), "{text}");
+    });
+}
+
+#[test]
+fn stages_are_reached_whoever_loaded_them_last() {
+    let (machine, client) = (
+        Namespace::new("edge").unwrap(),
+        Namespace::new("client").unwrap(),
+    );
+    let (uplink, port) = Veth::between((&machine, "up0"), (&client, "up1"))
+        .create()
+        .unwrap();
+    uplink.add_address("10.0.0.1/24".parse().unwrap()).unwrap();
+    port.add_address("10.0.0.2/24".parse().unwrap()).unwrap();
+    port.set_neighbour("10.0.0.1".parse().unwrap(), uplink.mac())
+        .unwrap();
+    // IP-in-IP is for a stage to judge, which finds here that no edge sends it.
+    let outbox = client.run(|| {
+        let ipip = Some(ipproto::IPIP);
+        rustix::net::socket(AddressFamily::INET, SocketType::RAW, ipip).unwrap()
+    });
+    let judged = PassReason::EncapNotOurs.index();
+    let missing = DropReason::StageMissing.index();
+
+    machine.run(|| {
+        let edge = Edge::default();
+        let judges = |who: &str| {
+            let before = reason(&edge.pins, judged);
+            let to: SocketAddr = "10.0.0.1:0".parse().unwrap();
+            rustix::net::sendto(&outbox, b"packet", SendFlags::empty(), &to).unwrap();
+            wait_until(who, || reason(&edge.pins, judged) == before + 1);
+            assert_eq!(reason(&edge.pins, missing), 0, "{who}");
+        };
+        let mut loaded = edge.load();
+        loaded.attach("up0", &NATIVE).unwrap();
+        judges("the agent runs");
+        drop(loaded);
+        judges("the agent is gone");
+        let successor = edge.load();
+        judges("the next one has loaded, the old program goes on");
+        drop(successor);
+        judges("it is gone before it took the link over");
+        edge.load().attach("up0", &NATIVE).unwrap();
+        judges("another one has taken it over and is gone");
+        edge.pins.remove_all().unwrap();
+        edge.load().attach("up0", &NATIVE).unwrap();
+        judges("all was detached and attached anew");
     });
 }
 
@@ -263,6 +345,8 @@ fn remove_all_leaves_nothing_behind() {
         ip("link del up0");
         add_pair();
         edge.load().attach("up1", &NATIVE).unwrap();
+
+        edge.load().attach("up0", &NATIVE).unwrap();
 
         assert_eq!(edge.pins.remove_all().unwrap(), ["up0", "up1"]);
         assert_eq!((programs("up0"), programs("up1")), (0, 0));
@@ -649,6 +733,13 @@ fn packets_seen(loaded: &Loaded) -> u64 {
         .iter()
         .map(|values| values.unwrap().iter().sum::<u64>())
         .sum()
+}
+
+/// Counts the packets of one reason, in whatever maps are pinned.
+fn reason(pins: &Pins, index: u32) -> u64 {
+    let map = Map::from_map_data(pins.open_map(map::REASONS).unwrap()).unwrap();
+    let reasons = PerCpuArray::<_, u64>::try_from(map).unwrap();
+    reasons.get(&index, 0).unwrap().iter().sum()
 }
 
 fn programs(interface: &str) -> usize {

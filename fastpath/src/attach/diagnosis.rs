@@ -249,7 +249,7 @@ fn kind(device: &Interface, errno: i32, words: &str) -> ObstacleKind {
     }
 }
 
-fn program_name(id: u32) -> Option<String> {
+pub(super) fn program_name(id: u32) -> Option<String> {
     loaded_programs()
         .filter_map(Result::ok)
         .find(|program| program.id() == id)

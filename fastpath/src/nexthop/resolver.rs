@@ -5,8 +5,9 @@ use std::net::IpAddr;
 
 use super::connection::Connection;
 use super::neighbour::Key;
+use super::route::Route;
 use super::view::{Answer, View};
-use super::{NetlinkError, Resolution, link, neighbour, route};
+use super::{NetlinkError, Reason, Resolution, link, neighbour, route};
 use crate::netlink::Request;
 
 /// A connection to the kernel of the network namespace it was opened in.
@@ -37,6 +38,18 @@ impl Resolver {
         self.snapshot()?.resolve(target)
     }
 
+    /// Returns the number of the device that the kernel routes a target to; none for an address of this
+    /// machine, or without a route.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the kernel cannot be asked or its answer is not understood.
+    pub fn device(&mut self, target: IpAddr) -> Result<Option<u32>, NetlinkError> {
+        let route = lookup(&mut self.connection, target)?;
+        let unicast = route.ok().filter(|route| route.route_type == libc::RTN_UNICAST);
+        Ok(unicast.map(|route| route.ifindex))
+    }
+
     /// Lists devices and neighbours once, to resolve any number of targets against.
     ///
     /// # Errors
@@ -60,6 +73,30 @@ impl Resolver {
     }
 }
 
+/// Asks for the route to a target; the inner error is the kernel's reason to have none.
+fn lookup(
+    connection: &mut Connection,
+    target: IpAddr,
+) -> Result<Result<Route, Reason>, NetlinkError> {
+    let mut found = None;
+    let asked = connection.exchange(route::lookup(target), |message| {
+        found = route::decode(message)
+    });
+    if let Err(source) = asked {
+        return match route::refusal(&source) {
+            Some(reason) => Ok(Err(reason)),
+            None => Err(NetlinkError::Route { target, source }),
+        };
+    }
+    found.map(Ok).ok_or_else(|| NetlinkError::Route {
+        target,
+        source: std::io::Error::new(
+            std::io::ErrorKind::InvalidData,
+            "the answer is not a route",
+        ),
+    })
+}
+
 /// Devices and neighbours of one moment; routes are looked up as they are asked for.
 #[derive(Debug)]
 pub struct Snapshot<'a> {
@@ -79,23 +116,10 @@ impl Snapshot<'_> {
 
     /// Resolves one target, and names the neighbour that the answer depends on.
     pub(super) fn answer(&mut self, target: IpAddr) -> Result<Answer, NetlinkError> {
-        let mut found = None;
-        let asked = self.connection.exchange(route::lookup(target), |message| {
-            found = route::decode(message)
-        });
-        if let Err(source) = asked {
-            return route::refusal(&source)
-                .map(Answer::from)
-                .ok_or(NetlinkError::Route { target, source });
-        }
-        let route = found.ok_or_else(|| NetlinkError::Route {
-            target,
-            source: std::io::Error::new(
-                std::io::ErrorKind::InvalidData,
-                "the answer is not a route",
-            ),
-        })?;
-        Ok(self.view.resolve(target, &route))
+        Ok(match lookup(self.connection, target)? {
+            Ok(route) => self.view.resolve(target, &route),
+            Err(reason) => Answer::from(reason),
+        })
     }
 
     /// Has the kernel keep the wanted neighbours resolved, and release those that we wanted before.

@@ -1,0 +1,304 @@
+//! The egress program on a device: in a tcx link where the kernel has tcx, else in a clsact filter.
+//!
+//! It runs before what others attached there and hands every packet on to them. Who puts something
+//! in front of it later, decides which packets it sees: that is named, and left alone.
+
+use std::{fmt, io, os::fd::AsFd};
+
+use aya::programs::{
+    LinkOrder, ProgramError,
+    links::FdLink,
+    tc::{
+        SchedClassifierLink, SchedClassifierLinkId, TcAttachOptions, TcAttachType as AyaAttachType,
+    },
+};
+
+use super::{
+    AttachError, LinkFailure, READ, REPLACE, diagnosis::program_name, link_error, other_namespace,
+    pin, repin,
+};
+use crate::{
+    clsact::{self, OwnedFilter},
+    facts::{self, Filter, Interface, RequestError, TcxProgram},
+    load::Loaded,
+    pins::{Hook, ifindex_of, open_link, unpin},
+    refusal::{Refusal, is_refusal},
+};
+
+const ATTACH: &str = "attach the egress program";
+const FILTER: &str = "read or change the filters at its egress";
+
+/// Which way of attaching to a device's egress is allowed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum EgressHook {
+    /// A tcx link where the kernel has tcx, else a clsact filter.
+    #[default]
+    TcxOrClsact,
+    /// A clsact filter, also where the kernel has tcx.
+    Clsact,
+}
+
+/// How the egress program is attached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EgressMode {
+    /// In a tcx link.
+    Tcx,
+    /// In a filter of the clsact qdisc.
+    Clsact,
+}
+
+impl fmt::Display for EgressMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Tcx => "tcx",
+            Self::Clsact => "clsact",
+        })
+    }
+}
+
+/// The egress program in force on a device.
+#[derive(Debug)]
+pub struct EgressAttachment {
+    /// The device.
+    pub device: String,
+    /// Its number.
+    pub ifindex: u32,
+    /// The mode in force.
+    pub mode: EgressMode,
+    /// The kernel's number for the program.
+    pub program: u32,
+    /// The program that was replaced inside an adopted link or filter; `None` when it is new.
+    pub replaced: Option<u32>,
+    /// What runs before it and decides which packets it sees.
+    pub ahead: Vec<Ahead>,
+}
+
+/// Somebody else's program or filter that runs before the egress program.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Ahead {
+    /// A tcx program.
+    Program {
+        /// The kernel's number for it.
+        id: u32,
+        /// Its name, if this process may look it up (`CAP_SYS_ADMIN`).
+        name: Option<String>,
+    },
+    /// A filter of the clsact qdisc.
+    Filter(Filter),
+}
+
+impl fmt::Display for Ahead {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Program { id, name } => {
+                write!(f, "tcx program {id}")?;
+                name.iter().try_for_each(|name| write!(f, " ({name})"))
+            }
+            Self::Filter(filter) => {
+                let Filter { priority, kind, .. } = filter;
+                write!(f, "{kind} filter of priority {priority}")?;
+                let mut name = filter.name.iter();
+                name.try_for_each(|name| write!(f, " ({name})"))
+            }
+        }
+    }
+}
+
+impl Loaded {
+    /// Attaches the egress program to a device, or replaces the one that an earlier run left there.
+    ///
+    /// # Errors
+    ///
+    /// Each names the device, the cause and the remedy. What was attached before stays.
+    pub fn attach_egress(
+        &mut self,
+        device: &str,
+        hook: EgressHook,
+    ) -> Result<EgressAttachment, AttachError> {
+        let device = facts::link(device)?;
+        let programs = match hook {
+            EgressHook::TcxOrClsact => facts::tcx_programs(device.index)
+                .map_err(|error| refused(&device, "list its tcx programs", error))?,
+            EgressHook::Clsact => None,
+        };
+        let (mode, replaced) = match programs {
+            Some(programs) => (EgressMode::Tcx, self.attach_tcx(&device, &programs)?),
+            None => (EgressMode::Clsact, self.attach_filter(&device)?),
+        };
+        self.leave_other(&device, mode)?;
+        let program = self.egress_program().info();
+        let program = program.map_err(link_error(&device, READ))?.id();
+        Ok(EgressAttachment {
+            device: device.name.clone(),
+            ifindex: device.index,
+            mode,
+            program,
+            replaced,
+            ahead: ahead(&device, program)?,
+        })
+    }
+
+    /// Returns the program that was replaced.
+    fn attach_tcx(
+        &mut self,
+        device: &Interface,
+        there: &[TcxProgram],
+    ) -> Result<Option<u32>, AttachError> {
+        if let Some(replaced) = self.adopt_tcx(device, there)? {
+            return Ok(Some(replaced));
+        }
+        let id = self
+            .egress_program_mut()
+            .attach_with_options(
+                &device.name,
+                AyaAttachType::Egress,
+                TcAttachOptions::TcxOrder(LinkOrder::first()),
+            )
+            .map_err(|error| failed(device, ATTACH, error))?;
+        let link = self.take_tcx(device, id)?;
+        match self.pins().map(|pins| pins.egress_link(&device.name)) {
+            Some(path) => pin(&path, device, link)?,
+            None => self.keep(link),
+        }
+        Ok(None)
+    }
+
+    fn adopt_tcx(
+        &mut self,
+        device: &Interface,
+        there: &[TcxProgram],
+    ) -> Result<Option<u32>, AttachError> {
+        let Some(pins) = self.pins().cloned() else {
+            return Ok(None);
+        };
+        for path in pins.links_of(Hook::Egress, &device.name)? {
+            let link = FdLink::from(open_link(&path)?);
+            let info = link.info().map_err(link_error(device, READ))?;
+            if !there.iter().any(|program| program.link == info.id()) {
+                if ifindex_of(info.id()).map_err(link_error(device, READ))? != 0 {
+                    return Err(other_namespace(device, &path));
+                }
+                // Its device is gone: this link will see no packet again.
+                unpin(&path)?;
+                continue;
+            }
+            let link = SchedClassifierLink::try_from(link).map_err(link_error(device, REPLACE))?;
+            let id = self
+                .egress_program_mut()
+                .attach_to_link(link)
+                .map_err(|error| failed(device, REPLACE, error))?;
+            let link = self.take_tcx(device, id)?;
+            repin(&path, &pins.egress_link(&device.name), device, link)?;
+            return Ok(Some(info.program_id()));
+        }
+        Ok(None)
+    }
+
+    fn take_tcx(
+        &mut self,
+        device: &Interface,
+        id: SchedClassifierLinkId,
+    ) -> Result<FdLink, AttachError> {
+        let link = self
+            .egress_program_mut()
+            .take_link(id)
+            .map_err(link_error(device, READ))?;
+        FdLink::try_from(link).map_err(link_error(device, READ))
+    }
+
+    /// Returns the program that was replaced.
+    fn attach_filter(&mut self, device: &Interface) -> Result<Option<u32>, AttachError> {
+        let failed = |error| refused(device, FILTER, error);
+        let program = self.egress_program().fd();
+        let program = program.map_err(link_error(device, READ))?.as_fd();
+        if let Some(filter) = clsact::ours(device.index).map_err(failed)? {
+            clsact::replace(device.index, &filter, program).map_err(failed)?;
+            return Ok(filter.program);
+        }
+        if !clsact::prepare(device.index).map_err(failed)? {
+            return Err(AttachError::IngressQdisc {
+                interface: device.name.clone(),
+            });
+        }
+        clsact::add(device.index, program).map_err(failed)?;
+        if self.pins().is_none() {
+            self.keep_filter(OwnedFilter {
+                ifindex: device.index,
+            });
+        }
+        Ok(None)
+    }
+
+    /// Removes what an earlier run attached in the other mode: no packet is translated twice.
+    fn leave_other(&self, device: &Interface, mode: EgressMode) -> Result<(), AttachError> {
+        match (mode, self.pins()) {
+            (EgressMode::Tcx, _) => {
+                clsact::remove(device.index).map_err(|error| refused(device, FILTER, error))?;
+            }
+            (EgressMode::Clsact, Some(pins)) => {
+                pins.detach_at(Hook::Egress, &device.name)?;
+            }
+            (EgressMode::Clsact, None) => {}
+        }
+        Ok(())
+    }
+}
+
+/// Lists what runs before `program` at the device's egress.
+fn ahead(device: &Interface, program: u32) -> Result<Vec<Ahead>, AttachError> {
+    let egress = facts::egress(&device.name)?;
+    let programs = egress.tcx.unwrap_or_default();
+    let before: Vec<_> = programs
+        .iter()
+        .take_while(|other| other.program != program)
+        .map(|other| Ahead::Program {
+            id: other.program,
+            name: program_name(other.program),
+        })
+        .collect();
+    if before.len() < programs.len() {
+        return Ok(before);
+    }
+    let filters = egress.filters.into_iter();
+    // Other chains are entered by a jump only.
+    let filters = filters.filter(|filter| filter.chain == 0);
+    let filters = filters.take_while(|filter| filter.program != Some(program));
+    Ok(before
+        .into_iter()
+        .chain(filters.map(Ahead::Filter))
+        .collect())
+}
+
+fn failed(device: &Interface, attempt: &'static str, error: ProgramError) -> AttachError {
+    match error {
+        ProgramError::SyscallError(error) if is_refusal(&error.io_error) => {
+            not_permitted(device, error.io_error)
+        }
+        error => link_error(device, attempt)(error),
+    }
+}
+
+fn refused(device: &Interface, attempt: &'static str, error: RequestError) -> AttachError {
+    match error {
+        RequestError::Refused { source, .. } if is_refusal(&source) => {
+            not_permitted(device, source)
+        }
+        // What the kernel says of a kind of qdisc or filter that it does not have.
+        error if matches!(error.errno(), Some(libc::ENOENT | libc::EOPNOTSUPP)) => {
+            AttachError::NoEgress {
+                interface: device.name.clone(),
+                release: facts::kernel().release,
+                source: error,
+            }
+        }
+        error => link_error(device, attempt)(LinkFailure::from(error)),
+    }
+}
+
+fn not_permitted(device: &Interface, source: io::Error) -> AttachError {
+    AttachError::Refused {
+        interface: device.name.clone(),
+        refusal: Refusal::of_bpf(),
+        source,
+    }
+}

@@ -1,0 +1,126 @@
+//! What runs on a device's way out: tcx programs first, then the filters of its clsact qdisc.
+
+use std::io;
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use super::{InterfaceError, RequestError, link};
+pub use crate::clsact::Filter;
+use crate::clsact::filters;
+
+const BPF_PROG_QUERY: libc::c_int = 16;
+const BPF_TCX_EGRESS: u32 = 47;
+
+/// Programs of one device that are read; the kernel allows no more (`BPF_MPROG_MAX`).
+const MOST: u32 = 64;
+
+/// A tcx program at a device's egress.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TcxProgram {
+    /// The kernel's number for the program.
+    pub program: u32,
+    /// The kernel's number for its link; 0 if it has none.
+    pub link: u32,
+}
+
+/// What runs at a device's egress.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Egress {
+    /// The tcx programs in the order in which they run; `None` if the kernel has no tcx (before 6.6).
+    pub tcx: Option<Vec<TcxProgram>>,
+    /// The filters of the clsact qdisc in the order in which they run, after the tcx programs.
+    pub filters: Vec<Filter>,
+}
+
+/// Reads what runs at an interface's egress.
+///
+/// # Errors
+///
+/// When there is no such interface, or the kernel does not answer.
+pub fn egress(name: &str) -> Result<Egress, InterfaceError> {
+    let index = link(name)?.index;
+    let unreadable = |source| InterfaceError::Unreadable {
+        name: name.to_owned(),
+        source,
+    };
+    Ok(Egress {
+        tcx: tcx_programs(index).map_err(unreadable)?,
+        filters: filters(index).map_err(unreadable)?,
+    })
+}
+
+/// Tells whether the interface still has this number and runs this program at its egress.
+///
+/// # Errors
+///
+/// When there is no such interface, or the kernel does not answer.
+pub fn runs_at_egress(name: &str, index: u32, program: u32) -> Result<bool, InterfaceError> {
+    if link(name)?.index != index {
+        return Ok(false);
+    }
+    let Egress { tcx, filters } = egress(name)?;
+    let in_tcx = tcx.iter().flatten().any(|other| other.program == program);
+    Ok(in_tcx || filters.iter().any(|filter| filter.program == Some(program)))
+}
+
+/// `union bpf_attr` as `BPF_PROG_QUERY` uses it.
+#[derive(Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct Query {
+    ifindex: u32,
+    attach_type: u32,
+    query_flags: u32,
+    attach_flags: u32,
+    programs: u64,
+    count: u32,
+    reserved: u32,
+    program_flags: u64,
+    links: u64,
+    link_flags: u64,
+    revision: u64,
+}
+
+/// Lists the tcx programs at a device's egress; `None` if the kernel has no tcx.
+///
+/// Asked by numbers, other than by aya's query, which opens every program: that takes
+/// `CAP_SYS_ADMIN`, which the agent has not.
+pub(crate) fn tcx_programs(ifindex: u32) -> Result<Option<Vec<TcxProgram>>, RequestError> {
+    let mut programs = [0u32; MOST as usize];
+    let mut links = [0u32; MOST as usize];
+    let mut query = Query {
+        ifindex,
+        attach_type: BPF_TCX_EGRESS,
+        programs: programs.as_mut_ptr().expose_provenance() as u64,
+        links: links.as_mut_ptr().expose_provenance() as u64,
+        count: MOST,
+        ..Query::default()
+    };
+    // SAFETY: the kernel reads and writes no more than the given size of the query, and writes up
+    // to `count` numbers to each of the two arrays, which outlive the call.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_bpf,
+            BPF_PROG_QUERY,
+            &raw mut query,
+            size_of::<Query>(),
+        )
+    };
+    if result == 0 {
+        let found = programs.iter().zip(&links).take(query.count as usize);
+        return Ok(Some(
+            found
+                .map(|(&program, &link)| TcxProgram { program, link })
+                .collect(),
+        ));
+    }
+    let error = io::Error::last_os_error();
+    match error.raw_os_error() {
+        // An unknown place to attach to, or fields that an older kernel does not know.
+        Some(libc::EINVAL | libc::E2BIG) => Ok(None),
+        Some(libc::ENOENT) => Ok(Some(Vec::new())),
+        _ => Err(RequestError::Refused {
+            message: None,
+            source: error,
+        }),
+    }
+}

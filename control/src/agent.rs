@@ -11,6 +11,7 @@
 mod answers;
 mod apply;
 mod conditions;
+mod egress;
 mod handle;
 mod next_hops;
 mod problems;
@@ -25,6 +26,7 @@ use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use fastpath::attach::EgressAttachment;
 use fastpath::facts::{self, Bpffs, InterfaceError};
 use fastpath::load::{LoadError, Loaded, Loader};
 use fastpath::nexthop::{NetlinkError, Wake, Waker, Watcher};
@@ -116,6 +118,13 @@ pub struct Agent {
     stale: BTreeSet<ServiceKey>,
     own_addresses: BTreeSet<IpAddr>,
 
+    /// Devices with the egress program.
+    egress: BTreeMap<String, EgressAttachment>,
+    /// Those with one of an earlier agent that this one has not taken over yet.
+    inherited_egress: BTreeSet<String>,
+    /// The devices that lead to pods of this machine.
+    pod_devices: BTreeSet<String>,
+
     health: Arc<Monitor>,
     /// What the configuration asks for, without the backends that should not serve.
     selection: Selection,
@@ -139,7 +148,9 @@ impl Agent {
         refuse_for_host(path, &config, &facts)?;
         let pins = Pins::new(&config.pin_dir);
         let pins_lock = lock_pins(&config.pin_dir)?;
+        pins.follow_renames()?;
         let inherited = pins.interfaces()?.into_iter().collect();
+        let inherited_egress = pins.egress_devices()?.into_iter().collect();
         let loaded = loader(pins.clone(), config.tables).load()?;
         for kept in loaded.kept_sizes() {
             tracing::warn!(
@@ -176,6 +187,9 @@ impl Agent {
             unattached: BTreeMap::new(),
             stale: BTreeSet::new(),
             own_addresses: own_addresses(&facts),
+            egress: BTreeMap::new(),
+            inherited_egress,
+            pod_devices: BTreeSet::new(),
             problems: Problems::default(),
             started: Instant::now(),
             started_at: unix_time(),
@@ -270,6 +284,7 @@ impl Agent {
                 self.own_addresses = own_addresses(&facts);
                 self.aim();
                 self.forget_detached();
+                self.forget_egress();
                 let put = self.apply();
                 tracing::info!(
                     cause,
@@ -306,7 +321,8 @@ impl Agent {
                 return;
             }
         };
-        let lost = self.forget_detached();
+        let mut lost = self.forget_detached();
+        lost |= self.forget_egress();
         let interfaces = self.config.desired.interfaces.keys();
         let unattached: BTreeMap<String, Option<u32>> = interfaces
             .filter(|name| !self.attached.contains_key(*name))
@@ -314,7 +330,8 @@ impl Agent {
             .collect();
         let may_attach = lost || unattached != self.unattached;
         self.unattached = unattached;
-        if own == self.own_addresses && !may_attach {
+        let pod_devices = self.find_pod_devices();
+        if own == self.own_addresses && !may_attach && pod_devices == self.pod_devices {
             let outcome = self.next_hops.refresh(&mut self.tables);
             let outcome = outcome.map_err(|error| chain(&error));
             self.problems.note(Instant::now(), Item::NextHops, outcome);
@@ -375,6 +392,7 @@ impl Agent {
     fn detach(&mut self) -> Result<Detached, String> {
         let interfaces = self.pins.remove_all().map_err(|error| chain(&error))?;
         self.attached.clear();
+        self.egress.clear();
         tracing::info!(?interfaces, "detached, no pins are left");
         if let Err(error) = self.next_hops.release() {
             tracing::warn!(

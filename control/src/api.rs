@@ -65,6 +65,8 @@ pub struct Status {
     pub config: ConfigStatus,
     /// Interfaces wanted or attached.
     pub interfaces: Vec<Interface>,
+    /// Devices by which replies of this machine's pods leave.
+    pub egress: Vec<Egress>,
     /// How full the tables are.
     pub tables: Vec<Table>,
     /// Node addresses by state of their next hop: `resolved`, `local`, `unresolved`.
@@ -122,6 +124,18 @@ pub struct Interface {
     /// The mode in force; none while not attached.
     pub mode: Option<String>,
     /// Why it is not attached, or why only in generic mode.
+    pub note: Option<String>,
+}
+
+/// A device by which replies of this machine's pods leave.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Egress {
+    /// Its name.
+    pub device: String,
+    /// How the egress program is attached: `tcx` or `clsact`; none while it is not.
+    pub mode: Option<String>,
+    /// Why it is not attached, or what runs before it.
     pub note: Option<String>,
 }
 

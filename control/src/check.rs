@@ -80,14 +80,28 @@ fn findings(options: &cli::Check) -> Vec<Finding> {
     findings.extend(judge::kernel(&facts::kernel()));
     findings.extend(judge::process(&facts::process()));
     findings.push(judge::bpffs(&pin_dir, facts::bpffs(&pin_dir)));
+    if let (Some(config), Some(ports)) = (&config, facts::local_ports()) {
+        let services = config.desired.services.iter();
+        let node_ports = services.filter(|(_, service)| service.spec.node_port);
+        let node_ports = node_ports.map(|(key, _)| key.port).collect();
+        findings.extend(judge::node_ports(&node_ports, &ports));
+    }
 
     let ours = Pins::new(&pin_dir).interfaces().unwrap_or_default();
+    let node = config.as_ref().is_some_and(|config| config.desired.node);
     let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     for (name, mode) in interfaces(options, config.as_ref()) {
         match facts::interface(&name) {
             Ok(interface) => {
                 let attached = ours.contains(&name);
                 findings.extend(judge::interface(&interface, mode, attached, cpus));
+                if node {
+                    findings.push(judge::egress(&name, facts::egress(&name)));
+                    findings.extend(judge::reverse_path_filter(
+                        &name,
+                        facts::reverse_path_filter(&name),
+                    ));
+                }
             }
             Err(error) => findings.push(judge::unreadable(&name, &error)),
         }

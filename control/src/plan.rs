@@ -2,7 +2,8 @@
 //!
 //! Pure: no table is read or written here. The order never lets a packet meet half
 //! of a change: trust, addresses and next hops come before the services that need
-//! them and go after those that needed them, and the program is attached last.
+//! them and go after those that needed them, the XDP program is attached last, and
+//! the egress program, which translates replies, is there before it and after it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -10,7 +11,7 @@ use std::net::IpAddr;
 use fastpath::tables::{Addresses, Settings};
 use ipnet::IpNet;
 
-use crate::desired::{AttachMode, Desired, ServiceKey, ServiceSpec};
+use crate::desired::{AttachMode, Desired, ForwardMode, ServiceKey, ServiceSpec};
 
 /// What the dataplane has.
 #[derive(Debug, Default)]
@@ -25,6 +26,29 @@ pub struct Installed<'tables> {
     pub services: BTreeMap<ServiceKey, Option<&'tables ServiceSpec>>,
     /// Interfaces; those of an earlier agent without the mode that it was allowed.
     pub interfaces: BTreeMap<String, Option<AttachMode>>,
+    /// Devices with the egress program, and whether this agent has put its own there.
+    pub egress: BTreeMap<String, bool>,
+}
+
+/// What the plan needs to know of this machine.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Machine {
+    /// Its addresses.
+    pub addresses: BTreeSet<IpAddr>,
+    /// The devices that lead to its pods.
+    pub pod_devices: BTreeSet<String>,
+}
+
+/// Lists the addresses of those pods that run on a machine with the addresses `own`.
+pub fn pods_of(desired: &Desired, own: &BTreeSet<IpAddr>) -> BTreeSet<IpAddr> {
+    let services = desired.services.values().map(|service| &service.spec);
+    let tunnelled = services.filter(|spec| spec.mode != ForwardMode::Nat);
+    let backends = tunnelled.flat_map(|spec| &spec.backends);
+    backends
+        .filter(|backend| desired.node && own.contains(&backend.address))
+        .filter_map(|backend| backend.pod)
+        .map(|pod| pod.ip())
+        .collect()
 }
 
 /// One step; each is whole in itself.
@@ -46,15 +70,15 @@ pub enum Operation {
     Attach(String, AttachMode),
     /// Detach from an interface.
     Detach(String),
+    /// Attach the egress program to a device, or take over what is attached there.
+    AttachEgress(String),
+    /// Detach the egress program from a device.
+    DetachEgress(String),
 }
 
-/// Returns the steps from `installed` to `desired` on a machine with the addresses `own`.
-pub fn plan(
-    installed: &Installed<'_>,
-    desired: &Desired,
-    own: &BTreeSet<IpAddr>,
-) -> Vec<Operation> {
-    let target = Target::of(desired, own);
+/// Returns the steps from `installed` to `desired` on this machine.
+pub fn plan(installed: &Installed<'_>, desired: &Desired, machine: &Machine) -> Vec<Operation> {
+    let target = Target::of(desired, machine);
     let mut operations = Vec::new();
     let reseeded = installed
         .settings
@@ -105,10 +129,22 @@ pub fn plan(
     {
         operations.push(Operation::Detach(name.clone()));
     }
+    for device in &target.egress {
+        if installed.egress.get(device) != Some(&true) {
+            operations.push(Operation::AttachEgress(device.clone()));
+        }
+    }
     for (name, mode) in &desired.interfaces {
         if installed.interfaces.get(name) != Some(&Some(*mode)) {
             operations.push(Operation::Attach(name.clone(), *mode));
         }
+    }
+    for device in installed
+        .egress
+        .keys()
+        .filter(|device| !target.egress.contains(*device))
+    {
+        operations.push(Operation::DetachEgress(device.clone()));
     }
     operations
 }
@@ -119,10 +155,11 @@ struct Target<'desired> {
     addresses: Addresses,
     trusted_edges: BTreeSet<IpNet>,
     services: BTreeMap<ServiceKey, &'desired ServiceSpec>,
+    egress: BTreeSet<String>,
 }
 
 impl<'desired> Target<'desired> {
-    fn of(desired: &'desired Desired, own: &BTreeSet<IpAddr>) -> Self {
+    fn of(desired: &'desired Desired, machine: &Machine) -> Self {
         let mut target = Self {
             settings: Settings {
                 hash_seed: desired.hash_seed,
@@ -134,6 +171,7 @@ impl<'desired> Target<'desired> {
             addresses: Addresses::default(),
             trusted_edges: BTreeSet::new(),
             services: BTreeMap::new(),
+            egress: BTreeSet::new(),
         };
         if desired.edge {
             target.addresses.vips.clone_from(&desired.vips);
@@ -143,8 +181,11 @@ impl<'desired> Target<'desired> {
                 .collect();
         }
         if desired.node {
-            target.addresses.local = own.difference(&desired.vips).copied().collect();
+            target.addresses.local = &machine.addresses - &desired.vips;
             target.trusted_edges.clone_from(&desired.trusted_edges);
+            // Replies leave by the uplinks, and by a pod's device if the client is a pod here.
+            target.egress = desired.interfaces.keys().cloned().collect();
+            target.egress.extend(machine.pod_devices.iter().cloned());
         }
         target
     }
@@ -159,6 +200,7 @@ impl<'desired> Target<'desired> {
 mod tests {
     use super::*;
     use crate::config;
+    use crate::desired::BackendSpec;
 
     const EDGE_AND_NODE: &str = "\
 interfaces: [{name: eth0}]
@@ -175,8 +217,11 @@ trusted_edges: [10.0.0.8/29]
         config::parse(text).unwrap().desired
     }
 
-    fn own() -> BTreeSet<IpAddr> {
-        addresses(&["10.0.0.9", "10.99.0.1"])
+    fn own() -> Machine {
+        Machine {
+            addresses: addresses(&["10.0.0.9", "10.99.0.1"]),
+            pod_devices: BTreeSet::from(["pod0".to_owned()]),
+        }
     }
 
     fn addresses(texts: &[&str]) -> BTreeSet<IpAddr> {
@@ -200,6 +245,11 @@ trusted_edges: [10.0.0.8/29]
                 .iter()
                 .map(|(name, mode)| (name.clone(), Some(*mode)))
                 .collect(),
+            egress: target
+                .egress
+                .into_iter()
+                .map(|device| (device, true))
+                .collect(),
         }
     }
 
@@ -220,6 +270,8 @@ trusted_edges: [10.0.0.8/29]
             Operation::Remove(key) => format!("remove {}", key.address),
             Operation::Attach(name, _) => format!("attach {name}"),
             Operation::Detach(name) => format!("detach {name}"),
+            Operation::AttachEgress(device) => format!("attach egress {device}"),
+            Operation::DetachEgress(device) => format!("detach egress {device}"),
         };
         operations.iter().map(name).collect()
     }
@@ -237,6 +289,8 @@ trusted_edges: [10.0.0.8/29]
                 "resolve 2",
                 "put 10.99.0.1",
                 "put 10.99.0.2",
+                "attach egress eth0",
+                "attach egress pod0",
                 "attach eth0",
             ]
         );
@@ -314,6 +368,59 @@ trusted_edges: [10.0.0.8/29]
             names(&plan(&installed(&old), &new, &own())),
             ["settings", "resolve 2", "put 10.99.0.1", "put 10.99.0.2"]
         );
+    }
+
+    #[test]
+    fn egress_program_is_there_before_the_xdp_program_and_after_it() {
+        let node = desired(EDGE_AND_NODE);
+        let edge = desired(
+            &EDGE_AND_NODE
+                .replace("[edge, node]", "[edge]")
+                .replace("eth0", "eth1"),
+        );
+        let steps = names(&plan(&installed(&node), &edge, &own()));
+        assert!(
+            steps.ends_with(&[
+                "detach eth0".to_owned(),
+                "attach eth1".to_owned(),
+                "detach egress eth0".to_owned(),
+                "detach egress pod0".to_owned(),
+            ]),
+            "{steps:?}"
+        );
+
+        let mut before = installed(&node);
+        before.egress = [("eth0".to_owned(), false), ("gone".to_owned(), true)].into();
+        assert_eq!(
+            names(&plan(&before, &node, &own())),
+            [
+                "resolve 2",
+                "attach egress eth0",
+                "attach egress pod0",
+                "detach egress gone"
+            ]
+        );
+    }
+
+    #[test]
+    fn pods_here_are_those_on_an_address_of_this_machine() {
+        let mut desired = desired(EDGE_AND_NODE);
+        let pod = "10.244.0.5:8080".parse().unwrap();
+        for (service, node) in desired.services.values_mut().zip(["10.0.0.9", "10.0.0.8"]) {
+            service.spec.backends = vec![
+                BackendSpec::pod(node.parse().unwrap(), pod, 1),
+                BackendSpec::node("10.0.0.9".parse().unwrap(), 1),
+            ];
+        }
+        let own = own().addresses;
+        assert_eq!(pods_of(&desired, &own), BTreeSet::from([pod.ip()]));
+        let mut nat = desired.clone();
+        for service in nat.services.values_mut() {
+            service.spec.mode = ForwardMode::Nat;
+        }
+        assert_eq!(pods_of(&nat, &own), BTreeSet::new());
+        desired.node = false;
+        assert_eq!(pods_of(&desired, &own), BTreeSet::new());
     }
 
     #[test]

@@ -6,11 +6,11 @@
 #
 # usage: deploy/kernel-matrix/run.sh [PROGRAM...]
 #
-# Without arguments the payloads are fastpath's example `verify`, its packet
-# cases and, for the newest kernel, control's end-to-end tests over devices that
-# the running kernel may lack. Kernels are Debian's, unpacked into the user's
-# cache and not installed; GUIDEWAY_MATRIX_REFRESH=1 looks for newer ones. They
-# come from the Debian mirror that apt knows, or GUIDEWAY_DEBIAN_MIRROR.
+# Without arguments the payloads are fastpath's examples `verify` and `egress`,
+# its packet cases and, for the newest kernel, control's end-to-end tests over
+# devices that the running kernel may lack. Kernels are Debian's, unpacked into
+# the user's cache and not installed; GUIDEWAY_MATRIX_REFRESH=1 looks for newer
+# ones. They come from the Debian mirror that apt knows, or GUIDEWAY_DEBIAN_MIRROR.
 set -eu
 
 here=$(cd "$(dirname "$0")" && pwd)
@@ -21,7 +21,7 @@ PATH="$PATH:/usr/sbin:/sbin"
 CACHE="${XDG_CACHE_HOME:-$HOME/.cache}/guideway/kernel-matrix"
 KEYRING=/usr/share/keyrings/debian-archive-keyring.gpg
 # What payloads may use beyond the kernel's own parts.
-MODULES="veth bridge 8021q bonding ipip sit ip6_tunnel sctp"
+MODULES="veth bridge 8021q bonding ipip sit ip6_tunnel sctp sch_ingress cls_bpf"
 PROGRAMS="ip"
 # What they look for where it was built.
 BUILT="$PWD/target/debug/guideway"
@@ -129,9 +129,9 @@ busybox() {
 
 # Leaves the executables to run in $payloads, and those for the newest kernel in $newest.
 default_payloads() {
-    cargo build --locked --package fastpath --example verify
+    cargo build --locked --package fastpath --example verify --example egress
     cargo test --locked --package fastpath --test packets --no-run 2>&1 | tee "$work/cargo"
-    payloads="target/debug/examples/verify $(executable)"
+    payloads="target/debug/examples/verify target/debug/examples/egress $(executable)"
     cargo test --locked --package control --test devices --no-run 2>&1 | tee "$work/cargo"
     newest=$(executable)
 }

@@ -10,6 +10,7 @@ mod ethtool;
 mod interface;
 mod kernel;
 mod process;
+mod settings;
 
 pub use connection::RequestError;
 pub(crate) use egress::tcx_programs;
@@ -22,3 +23,4 @@ pub use interface::{
 pub(crate) use interface::{link, links};
 pub use kernel::{Bpffs, Jit, Kernel, KernelVersion, Lockdown, bpffs, kernel};
 pub use process::{Capability, Process, process};
+pub use settings::{LocalPorts, ReversePathFilter, local_ports, reverse_path_filter};

@@ -226,6 +226,9 @@ fn stages_are_reached_whoever_loaded_them_last() {
         edge.pins.remove_all().unwrap();
         edge.load().attach("up0", &NATIVE).unwrap();
         judges("all was detached and attached anew");
+        edge.pins.remove_all().unwrap();
+        edge.load().attach("up0", &GENERIC).unwrap();
+        judges("it is attached in generic mode");
     });
 }
 

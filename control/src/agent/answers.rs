@@ -76,6 +76,7 @@ impl Agent {
                 .collect(),
             config: self.status.clone(),
             interfaces: self.interfaces(),
+            egress: self.egress_status(),
             tables: self.fill(),
             next_hops,
             services: self.tables.services().count(),

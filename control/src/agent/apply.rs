@@ -8,7 +8,7 @@ use fastpath::tables::TableError;
 use super::problems::Item;
 use super::{Agent, chain};
 use crate::desired::AttachMode;
-use crate::plan::{Installed, Operation, plan};
+use crate::plan::{Installed, Machine, Operation, plan};
 
 /// Where the program is, and how it was asked to be there.
 #[derive(Debug)]
@@ -41,11 +41,12 @@ impl Agent {
 
     /// Does every step of the plan, whatever becomes of the others.
     fn attempt(&mut self) -> Attempt {
-        let operations = plan(
-            &self.installed(),
-            &self.selection.desired,
-            &self.own_addresses,
-        );
+        self.pod_devices = self.find_pod_devices();
+        let machine = Machine {
+            addresses: self.own_addresses.clone(),
+            pod_devices: self.pod_devices.clone(),
+        };
+        let operations = plan(&self.installed(), &self.selection.desired, &machine);
         let mut attempt = Attempt::default();
         for operation in operations {
             let changes = !matches!(operation, Operation::Resolve(_));
@@ -70,6 +71,7 @@ impl Agent {
                 .map(|(key, service)| (*key, service.spec().filter(|_| !self.stale.contains(key))))
                 .collect(),
             interfaces: inherited.chain(attached).collect(),
+            egress: self.egress_in_force(),
         }
     }
 
@@ -128,6 +130,14 @@ impl Agent {
                     self.attached.remove(&name);
                 }
                 (Item::Interface(name), outcome.map(drop))
+            }
+            Operation::AttachEgress(device) => {
+                let outcome = self.attach_egress(&device).map_err(|error| chain(&error));
+                (Item::Egress(device), outcome)
+            }
+            Operation::DetachEgress(device) => {
+                let outcome = self.detach_egress(&device).map_err(|error| chain(&error));
+                (Item::Egress(device), outcome)
             }
         }
     }

@@ -75,6 +75,18 @@ impl NextHops {
         outcome
     }
 
+    /// Returns the numbers of the devices that lead to these pods.
+    pub(super) fn devices(
+        &mut self,
+        pods: &BTreeSet<IpAddr>,
+    ) -> Result<BTreeSet<u32>, NetlinkError> {
+        let mut devices = BTreeSet::new();
+        for pod in pods {
+            devices.extend(self.resolver.device(*pod)?);
+        }
+        Ok(devices)
+    }
+
     /// Has the kernel no longer keep neighbours for us.
     pub(super) fn release(&mut self) -> Result<(), NetlinkError> {
         self.tracker.set_targets([]);

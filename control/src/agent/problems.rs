@@ -18,6 +18,7 @@ pub(super) enum Item {
     Table(&'static str),
     NextHops,
     Interface(String),
+    Egress(String),
     Service(ServiceKey),
 }
 

@@ -1,11 +1,12 @@
 //! The judgement over each fact, with its remedy.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::path::Path;
 
 use fastpath::facts::{
-    Bpffs, Capability, Interface, InterfaceError, Jit, Kernel, KernelVersion, Lockdown, NativeXdp,
-    Process, XdpMode,
+    Bpffs, Capability, Egress, Filter, Interface, InterfaceError, Jit, Kernel, KernelVersion,
+    LocalPorts, Lockdown, NativeXdp, Process, ReversePathFilter, XdpMode,
 };
 
 use super::{Finding, Verdict};
@@ -375,6 +376,104 @@ fn programs(judge: &mut Judge, interface: &Interface, ours: bool) {
     }
 }
 
+/// Judges what runs where a node's replies leave.
+pub(super) fn egress(name: &str, found: Result<Egress, InterfaceError>) -> Finding {
+    let mut judge = Judge::of(name);
+    match found {
+        Ok(Egress { tcx: Some(_), .. }) => {
+            judge.find(Verdict::Ok, "egress", "tcx, before other programs", "");
+        }
+        Ok(Egress { tcx: None, filters }) => {
+            match filters.first().filter(|first| first.priority == 1) {
+                Some(first) if !first.is_ours() => {
+                    let Filter { kind, name, .. } = first;
+                    let name = name.as_deref().unwrap_or("no name");
+                    judge.find(
+                        Verdict::Warn,
+                        "egress",
+                        format!("a {kind} filter ({name}) of priority 1 runs before Guideway's"),
+                        "have its owner use another priority, or an answer of TC_ACT_UNSPEC; \
+                     or use Linux 6.6, where Guideway runs first",
+                    );
+                }
+                _ => judge.find(
+                    Verdict::Ok,
+                    "egress",
+                    "clsact: this kernel has no tcx (6.6 or later does)",
+                    "",
+                ),
+            }
+        }
+        Err(error) => judge.find(
+            Verdict::Fail,
+            "egress",
+            error.to_string(),
+            "run as root, on a kernel with tcx (6.6) or the modules sch_ingress and cls_bpf",
+        ),
+    }
+    judge.findings.remove(0)
+}
+
+/// Judges whether a node's kernel takes decapsulated packets, whose clients may be routed elsewhere.
+pub(super) fn reverse_path_filter(
+    name: &str,
+    filter: Option<ReversePathFilter>,
+) -> Option<Finding> {
+    let mut judge = Judge::of(name);
+    match filter? {
+        ReversePathFilter::Strict => judge.find(
+            Verdict::Warn,
+            "rp_filter",
+            "strict: packets of clients that are routed by another interface are dropped after \
+             the outer header is taken off",
+            &format!(
+                "sysctl -w net.ipv4.conf.{name}.rp_filter=2 (loose), unless all clients are routed \
+                 by {name}"
+            ),
+        ),
+        ReversePathFilter::Off => judge.find(Verdict::Ok, "rp_filter", "off", ""),
+        ReversePathFilter::Loose => judge.find(Verdict::Ok, "rp_filter", "loose", ""),
+    }
+    judge.findings.pop()
+}
+
+/// Judges whether the kernel takes NodePorts for its own connections, whose answers a SYN-less
+/// NodePort packet then looks like.
+pub(super) fn node_ports(services: &BTreeSet<u16>, ports: &LocalPorts) -> Option<Finding> {
+    let (first, last) = (services.first()?, services.last()?);
+    let mut judge = Judge::of("kernel");
+    let taken: Vec<u16> = services
+        .iter()
+        .copied()
+        .filter(|port| ports.takes(*port))
+        .collect();
+    match taken.first() {
+        None => judge.find(
+            Verdict::Ok,
+            "NodePorts",
+            "none in the range of the kernel's own connections",
+            "",
+        ),
+        Some(port) => judge.find(
+            Verdict::Warn,
+            "NodePorts",
+            format!(
+                "{} of {} (as {port}) lie in the range of the kernel's own connections, {}-{}: \
+                 a connection that gets such a port may break",
+                taken.len(),
+                services.len(),
+                ports.range.start(),
+                ports.range.end()
+            ),
+            &format!(
+                "sysctl -w net.ipv4.ip_local_reserved_ports={first}-{last}, \
+                 with what is reserved already"
+            ),
+        ),
+    }
+    judge.findings.pop()
+}
+
 #[cfg(test)]
 mod tests {
     use fastpath::facts::{Channels, Features, XdpProgram};
@@ -500,6 +599,56 @@ mod tests {
             judged(&nic, AttachMode::Native, false),
             [("XDP program", Verdict::Fail)]
         );
+    }
+
+    #[test]
+    fn strict_reverse_path_filter_is_named() {
+        let verdict = |filter| reverse_path_filter("eth0", Some(filter)).unwrap().verdict;
+        assert_eq!(verdict(ReversePathFilter::Strict), Verdict::Warn);
+        assert_eq!(verdict(ReversePathFilter::Loose), Verdict::Ok);
+        assert_eq!(verdict(ReversePathFilter::Off), Verdict::Ok);
+        assert_eq!(reverse_path_filter("eth0", None), None);
+    }
+
+    #[test]
+    fn node_ports_that_the_kernel_takes_are_named_until_they_are_reserved() {
+        let services = BTreeSet::from([30_000, 40_000]);
+        let mut ports = LocalPorts {
+            range: 32_768..=60_999,
+            reserved: Vec::new(),
+        };
+        let finding = node_ports(&services, &ports).unwrap();
+        assert_eq!(finding.verdict, Verdict::Warn);
+        assert!(
+            finding.detail.starts_with("1 of 2 (as 40000)"),
+            "{finding:?}"
+        );
+        assert!(
+            finding
+                .remedy
+                .contains("ip_local_reserved_ports=30000-40000")
+        );
+        ports.reserved.push(30_000..=40_000);
+        assert_eq!(node_ports(&services, &ports).unwrap().verdict, Verdict::Ok);
+        assert_eq!(node_ports(&BTreeSet::new(), &ports), None);
+    }
+
+    #[test]
+    fn egress_is_possible_with_tcx_and_without() {
+        let tcx = Egress {
+            tcx: Some(Vec::new()),
+            filters: Vec::new(),
+        };
+        let clsact = Egress {
+            tcx: None,
+            filters: Vec::new(),
+        };
+        for found in [tcx, clsact] {
+            assert_eq!(egress("eth0", Ok(found)).verdict, Verdict::Ok);
+        }
+        let name = "eth0".to_owned();
+        let gone = egress("eth0", Err(InterfaceError::NotFound { name }));
+        assert_eq!(gone.verdict, Verdict::Fail);
     }
 
     #[test]

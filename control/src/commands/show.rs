@@ -9,6 +9,8 @@ use crate::render::{Table, count, duration, percent, printable};
 
 /// Problems on the status page: a full table refuses thousands of services.
 const PROBLEMS_SHOWN: usize = 10;
+/// Egress devices on the status page: a node has one for each of its pods.
+const DEVICES_SHOWN: usize = 20;
 
 /// Shows the agent's state.
 pub fn status(sampled: &Sampled<Status>) -> String {
@@ -40,6 +42,7 @@ pub fn status(sampled: &Sampled<Status>) -> String {
     }
     page.push('\n');
     page.push_str(&interfaces(status));
+    page.push_str(&egress(status));
     page.push('\n');
     page.push_str(&tables(status));
     let hops: Vec<String> = status
@@ -100,6 +103,34 @@ fn interfaces(status: &Status) -> String {
         }
     }
     table.render("no interfaces") + &notes
+}
+
+/// Shows the devices by which replies leave; an edge alone has none.
+fn egress(status: &Status) -> String {
+    if status.egress.is_empty() {
+        return String::new();
+    }
+    let mut table = Table::new(&[("EGRESS", Left), ("MODE", Left)]);
+    let mut notes = String::new();
+    for egress in status.egress.iter().take(DEVICES_SHOWN) {
+        let mode = egress.mode.clone();
+        table.row([
+            egress.device.clone(),
+            mode.unwrap_or_else(|| "DETACHED".to_owned()),
+        ]);
+    }
+    let noted = status
+        .egress
+        .iter()
+        .filter_map(|egress| egress.note.as_ref());
+    for note in noted.take(PROBLEMS_SHOWN) {
+        notes.push_str(&indented(note));
+    }
+    let more = status.egress.len().saturating_sub(DEVICES_SHOWN);
+    if more > 0 {
+        notes.push_str(&format!("  and {more} more; --json lists all\n"));
+    }
+    format!("\n{}{notes}", table.render("none"))
 }
 
 fn tables(status: &Status) -> String {
@@ -355,7 +386,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::api::{Choice, ConfigStatus, Health, Interface, Table as TableFill};
+    use crate::api::{Choice, ConfigStatus, Egress, Health, Interface, Table as TableFill};
 
     fn once<T>(current: T) -> Sampled<T> {
         Sampled {
@@ -475,6 +506,14 @@ mod tests {
                 mode: None,
                 note: Some("no such interface".to_owned()),
             }],
+            egress: vec![
+                Egress {
+                    device: "cali0123456789a".to_owned(),
+                    mode: Some("tcx".to_owned()),
+                    note: Some("tcx program 7 runs first".to_owned()),
+                };
+                22
+            ],
             tables: vec![TableFill {
                 name: "lut_slots".to_owned(),
                 used: 16_384,
@@ -499,6 +538,8 @@ mod tests {
             "after a restart: tables",
             "DETACHED",
             "  no such interface\n",
+            "EGRESS           MODE\ncali0123456789a  tcx\n",
+            "  tcx program 7 runs first\n",
             "next hops: 3 resolved, 1 unresolved",
             "health: 2 of 9 checked backends unhealthy, 1 of 4 nodes unreachable\n",
             "EVERY BACKEND FAILS, SO ALL SERVE\n  web (192.0.2.10:80/tcp)\n",

@@ -8,6 +8,7 @@
 
 mod alone;
 mod commands;
+mod egress;
 mod health;
 mod interfaces;
 mod reload;

@@ -46,7 +46,9 @@ impl Resolver {
     /// Fails if the kernel cannot be asked or its answer is not understood.
     pub fn device(&mut self, target: IpAddr) -> Result<Option<u32>, NetlinkError> {
         let route = lookup(&mut self.connection, target)?;
-        let unicast = route.ok().filter(|route| route.route_type == libc::RTN_UNICAST);
+        let unicast = route
+            .ok()
+            .filter(|route| route.route_type == libc::RTN_UNICAST);
         Ok(unicast.map(|route| route.ifindex))
     }
 
@@ -90,10 +92,7 @@ fn lookup(
     }
     found.map(Ok).ok_or_else(|| NetlinkError::Route {
         target,
-        source: std::io::Error::new(
-            std::io::ErrorKind::InvalidData,
-            "the answer is not a route",
-        ),
+        source: std::io::Error::new(std::io::ErrorKind::InvalidData, "the answer is not a route"),
     })
 }
 

@@ -1,0 +1,118 @@
+//! The egress program: on which devices it has to be, and putting it there.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use fastpath::attach::{AttachError, EgressHook};
+use fastpath::facts::{self, InterfaceError};
+use fastpath::pins::PinError;
+
+use super::problems::Item;
+use super::{Agent, chain};
+use crate::api::Egress;
+use crate::plan::pods_of;
+
+impl Agent {
+    /// Asks the routes for the devices that lead to the pods of this machine; those known before
+    /// stay when the kernel does not answer.
+    pub(super) fn find_pod_devices(&mut self) -> BTreeSet<String> {
+        let pods = pods_of(&self.config.desired, &self.own_addresses);
+        if pods.is_empty() {
+            return BTreeSet::new();
+        }
+        let indices = match self.next_hops.devices(&pods) {
+            Ok(indices) => indices,
+            Err(error) => {
+                tracing::warn!(error = chain(&error), "cannot find the devices of the pods");
+                return self.pod_devices.clone();
+            }
+        };
+        let all = nix::net::if_::if_nameindex();
+        let all = all.iter().flatten();
+        all.filter(|device| indices.contains(&device.index()))
+            .map(|device| device.name().to_string_lossy().into_owned())
+            .collect()
+    }
+
+    /// Lists the devices with the egress program, and whether this agent has put its own there.
+    pub(super) fn egress_in_force(&self) -> BTreeMap<String, bool> {
+        let inherited = self.inherited_egress.iter().map(|name| (name, false));
+        let attached = self.egress.keys().map(|name| (name, true));
+        let all = inherited.chain(attached);
+        all.map(|(name, ours)| (name.clone(), ours)).collect()
+    }
+
+    pub(super) fn attach_egress(&mut self, device: &str) -> Result<(), AttachError> {
+        let attachment = self.loaded.attach_egress(device, EgressHook::TcxOrClsact)?;
+        tracing::info!(
+            device,
+            mode = %attachment.mode,
+            adopted = attachment.replaced.is_some(),
+            "egress program attached"
+        );
+        for other in &attachment.ahead {
+            tracing::warn!(
+                device,
+                ahead = %other,
+                "runs before the egress program: replies that it ends with anything but TC_ACT_UNSPEC are not translated"
+            );
+        }
+        self.inherited_egress.remove(device);
+        self.egress.insert(device.to_owned(), attachment);
+        Ok(())
+    }
+
+    pub(super) fn detach_egress(&mut self, device: &str) -> Result<(), PinError> {
+        self.pins.detach_egress(device)?;
+        tracing::info!(device, "egress program detached");
+        self.inherited_egress.remove(device);
+        self.egress.remove(device);
+        Ok(())
+    }
+
+    /// Takes devices that lost the egress program for what an earlier agent left: a pin at most.
+    ///
+    /// Returns whether there are any.
+    pub(super) fn forget_egress(&mut self) -> bool {
+        let lost = self.egress.iter().filter(|(name, attachment)| {
+            match facts::runs_at_egress(name, attachment.ifindex, attachment.program) {
+                Ok(runs) => !runs,
+                Err(InterfaceError::NotFound { .. }) => true,
+                // The next event or the timer tells.
+                Err(InterfaceError::Unreadable { .. }) => false,
+            }
+        });
+        let lost: Vec<String> = lost.map(|(name, _)| name.clone()).collect();
+        for device in &lost {
+            tracing::info!(device, "the egress program is gone, or the device is");
+            self.egress.remove(device);
+            self.inherited_egress.insert(device.clone());
+        }
+        !lost.is_empty()
+    }
+
+    /// Lists the devices that have the egress program or should have it.
+    pub(super) fn egress_status(&self) -> Vec<Egress> {
+        let mut devices: BTreeSet<String> = self.egress.keys().cloned().collect();
+        if self.config.desired.node {
+            devices.extend(self.config.desired.interfaces.keys().cloned());
+            devices.extend(self.pod_devices.iter().cloned());
+        }
+        let row = |device: String| {
+            let attachment = self.egress.get(&device);
+            let problem = self.problems.of(&Item::Egress(device.clone())).cloned();
+            let ahead = attachment.and_then(|attachment| attachment.ahead.first());
+            Egress {
+                mode: attachment.map(|attachment| attachment.mode.to_string()),
+                note: problem.or_else(|| {
+                    ahead.map(|other| {
+                        format!(
+                            "device {device}: {other} runs first and may end replies untranslated"
+                        )
+                    })
+                }),
+                device,
+            }
+        };
+        devices.into_iter().map(row).collect()
+    }
+}

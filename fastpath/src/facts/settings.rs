@@ -1,0 +1,89 @@
+//! Settings of the network namespace (sysctl) that service traffic meets.
+
+use std::{fs, ops::RangeInclusive};
+
+/// How strictly the kernel checks the source addresses of IPv4 packets that come in (RFC 3704).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum ReversePathFilter {
+    /// Not at all.
+    Off,
+    /// The source must be routed to the interface that the packet came in by.
+    Strict,
+    /// The source must be routed to some interface.
+    Loose,
+}
+
+/// Returns the reverse path filter in force on an interface: the larger of its own setting and that
+/// for all.
+#[must_use]
+pub fn reverse_path_filter(interface: &str) -> Option<ReversePathFilter> {
+    let setting = |name: &str| {
+        let path = format!("/proc/sys/net/ipv4/conf/{name}/rp_filter");
+        fs::read_to_string(path).ok()?.trim().parse::<u8>().ok()
+    };
+    Some(match setting("all")?.max(setting(interface)?) {
+        0 => ReversePathFilter::Off,
+        1 => ReversePathFilter::Strict,
+        _ => ReversePathFilter::Loose,
+    })
+}
+
+/// Which ports the kernel takes for connections of its own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LocalPorts {
+    /// The range (`net.ipv4.ip_local_port_range`).
+    pub range: RangeInclusive<u16>,
+    /// The parts of it that are left out (`net.ipv4.ip_local_reserved_ports`).
+    pub reserved: Vec<RangeInclusive<u16>>,
+}
+
+impl LocalPorts {
+    /// Tells whether the kernel may take this port.
+    #[must_use]
+    pub fn takes(&self, port: u16) -> bool {
+        self.range.contains(&port) && !self.reserved.iter().any(|range| range.contains(&port))
+    }
+}
+
+/// Reads which ports the kernel takes for connections of its own.
+#[must_use]
+pub fn local_ports() -> Option<LocalPorts> {
+    let read = |name| fs::read_to_string(format!("/proc/sys/net/ipv4/{name}")).ok();
+    ports(
+        &read("ip_local_port_range")?,
+        &read("ip_local_reserved_ports").unwrap_or_default(),
+    )
+}
+
+fn ports(range: &str, reserved: &str) -> Option<LocalPorts> {
+    let mut ends = range.split_whitespace().map(str::parse);
+    let range = ends.next()?.ok()?..=ends.next()?.ok()?;
+    let part = |part: &str| {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        Some(first.parse().ok()?..=last.parse().ok()?)
+    };
+    Some(LocalPorts {
+        range,
+        reserved: reserved.trim().split(',').filter_map(part).collect(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reserved_ports_are_not_taken() {
+        let ports = ports("32768\t60999\n", "8080,40000-40010\n").unwrap();
+        assert_eq!(ports.reserved, [8080..=8080, 40000..=40010]);
+        assert!(ports.takes(32768) && ports.takes(60999) && ports.takes(40011));
+        assert!(!ports.takes(32767) && !ports.takes(40000) && !ports.takes(40010));
+    }
+
+    #[test]
+    fn without_reserved_ports_the_whole_range_is_taken() {
+        let ports = ports("30000 32767", "\n").unwrap();
+        assert_eq!(ports.reserved, []);
+        assert!(ports.takes(30000) && !ports.takes(29999));
+    }
+}

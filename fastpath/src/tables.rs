@@ -23,8 +23,8 @@ use std::{
 use aya::maps::{self, Map, MapData, MapError};
 use ipnet::IpNet;
 use xdp_prog::abi::{
-    AddressKey, Backend, Config, EdgeMac, EdgePrefix, NextHop, Pod, PodKey, Service, ServiceKeyV4,
-    ServiceKeyV6, Slot, SourcePrefix, Tuple, map,
+    AddressKey, Backend, Config, EdgeMac, EdgePrefix, NextHop, Pod, PodKey, Probe, Service,
+    ServiceKeyV4, ServiceKeyV6, Slot, SourcePrefix, Tuple, map,
 };
 
 pub use self::{
@@ -32,6 +32,7 @@ pub use self::{
     counters::{Counters, ReasonCount},
     error::TableError,
     explain::{ChosenBackend, Explanation, Outcome},
+    probes::{MAX_PROBES, ProbeSpec, probe_mark},
     types::{
         Addresses, BackendKey, BackendSpec, ForwardMode, Protocol, ServiceKey, ServiceKeyError,
         ServiceSpec, Settings, TrafficPolicy,
@@ -54,6 +55,7 @@ mod lut;
 mod machine;
 mod mapped;
 mod policy;
+mod probes;
 mod services;
 mod types;
 
@@ -182,6 +184,7 @@ pub struct Tables {
     source_ranges: maps::lpm_trie::LpmTrie<MapData, SourcePrefix, u32>,
     pods: maps::HashMap<MapData, PodKey, Pod>,
     local_flows: maps::HashMap<MapData, Tuple, u64>,
+    probes: maps::Array<MapData, Probe>,
     pods_capacity: usize,
     source_ranges_capacity: usize,
     service: Mapped<Service>,
@@ -253,6 +256,7 @@ impl Tables {
             source_ranges: typed(loaded, map::SOURCE_RANGES, Map::LpmTrie)?,
             pods: typed(loaded, map::PODS, Map::HashMap)?,
             local_flows: typed(loaded, map::LOCAL_FLOWS, Map::LruHashMap)?,
+            probes: typed(loaded, map::PROBES, Map::Array)?,
             pods_capacity: capacity(loaded, map::PODS)?,
             source_ranges_capacity: capacity(loaded, map::SOURCE_RANGES)?,
             counters: counters::Maps {

@@ -18,7 +18,11 @@
 //!
 //! Changing a layout means raising [`VERSION`], which names the pin directory.
 
+mod probe;
+
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+pub use probe::{PROBE_ENCAP, PROBE_MARK, PROBE_MARK_MASK, Probe};
 
 /// Version of the layouts below; part of the path under which maps are pinned.
 pub const VERSION: u32 = 2;
@@ -68,6 +72,10 @@ pub mod map {
     pub const NAT_REVERSE: &str = "NAT_REVERSE";
     /// LRU hash from [`super::AddressKey`] to `u64`: how much of its allowance of answers a source has used.
     pub const ANSWERS: &str = "ANSWERS";
+    /// Array from the index in a check's mark to [`super::Probe`].
+    pub const PROBES: &str = "PROBES";
+    /// LRU hash from [`super::Tuple`] (a check's answer as it comes in) to the [`super::AddressKey`] that its socket is connected to.
+    pub const PROBE_PEERS: &str = "PROBE_PEERS";
     /// Program array by [`crate::decide::Stage`].
     pub const STAGES: &str = "STAGES";
     /// Per-CPU array of `u64` packets by [`crate::reason`] index.
@@ -104,6 +112,8 @@ pub mod size {
     pub const FRAGMENTS: usize = 16_384;
     /// Flows in `NAT_FORWARD` and `NAT_REVERSE`.
     pub const NAT: usize = 262_144;
+    /// Checks in `PROBES`; index 0 is never used.
+    pub const PROBES: usize = 16_384;
     /// Sources in `ANSWERS`.
     pub const ANSWERS: usize = 16_384;
 }
@@ -175,6 +185,9 @@ pub struct Config {
 
 /// [`Config::flags`]: this machine has pods, and takes the node role for what edges send.
 pub const CONFIG_NODE: u32 = 1;
+
+/// [`Config::flags`]: this machine checks backends by way of services, and answers come back to it.
+pub const CONFIG_PROBES: u32 = 2;
 
 /// `VIPS` flag: a virtual address; what comes for it is ours, be the port in use or not.
 pub const ADDRESS_VIP: u32 = 1;

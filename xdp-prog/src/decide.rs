@@ -14,9 +14,13 @@ pub mod fragment;
 pub mod icmp;
 pub mod local;
 pub mod nat;
+pub mod probe;
 pub mod receive;
 
-use self::deliver::{Deliver, Flows};
+use self::{
+    deliver::{Deliver, Flows},
+    probe::Probes,
+};
 use crate::{
     abi::{
         ADDRESS_NAT, ADDRESS_NODE_PORT, ADDRESS_VIP, AddressKey, Backend, Config, EdgeMac, NextHop,
@@ -69,9 +73,9 @@ pub trait Clock {
 }
 
 /// Everything that a packet may ask, remember and count.
-pub trait World: Tables + Counters + Flows {}
+pub trait World: Tables + Counters + Flows + Probes {}
 
-impl<T: Tables + Counters + Flows> World for T {}
+impl<T: Tables + Counters + Flows + Probes> World for T {}
 
 /// The counters that a packet may move.
 pub trait Counters {
@@ -112,16 +116,19 @@ pub enum Stage {
     Fragment = 3,
     /// NAT mode, both ways.
     Nat = 4,
+    /// Answers to this machine's own checks.
+    Probe = 5,
 }
 
 impl Stage {
     /// Every stage.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 6] = [
         Self::Receive,
         Self::Local,
         Self::Icmp,
         Self::Fragment,
         Self::Nat,
+        Self::Probe,
     ];
 
     /// Returns the index in `STAGES`.
@@ -137,6 +144,7 @@ impl Stage {
             Self::Icmp => "guideway_icmp",
             Self::Fragment => "guideway_fragment",
             Self::Nat => "guideway_nat",
+            Self::Probe => "guideway_probe",
         }
     }
 }
@@ -253,6 +261,7 @@ pub fn resume<F: FrameMut, T: World>(
         Stage::Icmp => icmp::decide(frame, tables),
         Stage::Fragment => fragment::decide(frame, tables),
         Stage::Nat => nat::decide(frame, tables),
+        Stage::Probe => return probe::process(frame, tables),
     };
     carry_out(frame, tables, ingress, verdict)
 }

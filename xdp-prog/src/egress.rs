@@ -7,6 +7,7 @@
 //!
 //! ```text
 //! packet
+//!  | mark of a check -------- PROBES                                 -> the way of a client's packet
 //!  | headers::read        not IP, nonsense                          -> untouched
 //!  v
 //! later fragment -------- FRAGMENTS -> FLOWS                        -> source address
@@ -25,6 +26,7 @@ pub mod headers;
 mod icmp;
 mod mss;
 mod own;
+mod probe;
 mod reply;
 mod rewrite;
 
@@ -33,9 +35,9 @@ pub mod host;
 
 use self::headers::Part;
 use crate::{
-    abi::{Config, Datagram, Service, ServiceKeyV4, ServiceKeyV6, Tuple},
+    abi::{AddressKey, Config, Datagram, Probe, Service, ServiceKeyV4, ServiceKeyV6, Tuple},
     csum::Sum,
-    decide::{Counters, deliver::Flows},
+    decide::{Counters, Family, deliver::Flows},
     frame::Frame,
     reason::{DropReason, PassReason},
     wire::protocol,
@@ -57,6 +59,20 @@ pub trait Skb: Frame {
     ///
     /// [`DropReason::NotWritable`].
     fn store(&mut self, offset: usize, bytes: [u64; 2], length: usize) -> Result<(), DropReason>;
+
+    /// Returns the packet's mark.
+    fn mark(&self) -> u32;
+
+    /// Takes the packet's mark off.
+    fn unmark(&mut self);
+
+    /// Makes room for an outer header of `length` bytes in front of the IP header, whose bytes are
+    /// then undefined.
+    ///
+    /// # Errors
+    ///
+    /// [`DropReason::NotWritable`].
+    fn grow(&mut self, outer: Family, length: usize) -> Result<(), DropReason>;
 
     /// Makes a transport checksum right again after a change that `difference` records.
     ///
@@ -103,6 +119,10 @@ pub trait Memory: Flows + Counters {
     fn datagram(&self, key: &Tuple) -> Option<Datagram>;
     /// Notes what the first fragment of a datagram tells.
     fn publish(&self, key: &Tuple, datagram: &Datagram);
+    /// Returns the way of a check.
+    fn probe(&self, index: u32) -> Option<&Probe>;
+    /// Notes how a check's answer comes in, and what its socket is connected to.
+    fn remember_probe(&self, answer: &Tuple, peer: &AddressKey);
     /// Notes a flow of this machine's kernel, as its answers will come in.
     fn remember_local(&self, flow: &Tuple, now: u64);
 }
@@ -112,6 +132,7 @@ pub trait Memory: Flows + Counters {
 enum Outcome {
     Untouched,
     Translated,
+    Diverted,
 }
 
 /// Takes one packet all the way: finds its flow, translates and counts it.
@@ -121,8 +142,16 @@ enum Outcome {
 /// The packet is half translated and must be dropped; the reason has been counted.
 #[inline(always)]
 pub fn process<S: Skb, T: Memory>(skb: &mut S, tables: &T) -> Result<(), DropReason> {
-    match translate(skb, tables) {
+    let outcome = match probe::index(skb.mark()) {
+        Some(index) => probe::divert(skb, tables, index),
+        None => translate(skb, tables),
+    };
+    match outcome {
         Ok(Outcome::Untouched) => Ok(()),
+        Ok(Outcome::Diverted) => {
+            tables.count_reason(PassReason::ProbeSent.index());
+            Ok(())
+        }
         Ok(Outcome::Translated) => {
             tables.count_reason(PassReason::Translated.index());
             Ok(())

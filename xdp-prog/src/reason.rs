@@ -118,6 +118,10 @@ reasons! {
         Delivered = "delivered",
         /// A pod's reply on its way out, its source translated back; or an ICMP error about a packet to a pod.
         Translated = "translated",
+        /// A packet of this machine's own check, put on the way of a client's packet.
+        ProbeSent = "probe_sent",
+        /// The answer to one.
+        ProbeAnswer = "probe_answer",
         /// Belongs to a flow of this machine's kernel that uses a NodePort as its source port.
         LocalFlow = "local_flow",
         /// To the source address of NAT mode, but of no flow that is known.

@@ -22,6 +22,7 @@
 )]
 
 use crate::{
+    abi::AddressKey,
     csum::{self, Sum},
     decide::{Decap, Family, Forward, Outer, deliver::Deliver},
     frame::FrameMut,
@@ -245,6 +246,43 @@ fn set_port(ports: &mut Ports, new: [u8; 2], difference: Sum) -> Sum {
     let old = u16::from_be_bytes(ports.destination);
     ports.destination = new;
     difference.replace_u16(old, u16::from_be_bytes(new))
+}
+
+/// Gives a TCP segment another source address; nothing if it is not all there.
+#[inline(always)]
+pub fn restore_source<F: FrameMut>(
+    frame: &mut F,
+    l3: usize,
+    l4: usize,
+    family: Family,
+    source: AddressKey,
+) -> Option<()> {
+    // Looked at first: a frame is changed as a whole or not at all.
+    frame.view::<Tcp>(l4)?;
+    let difference = match family {
+        Family::V4 => {
+            let header: &mut Ipv4 = frame.view_mut(l3)?;
+            let [.., a, b, c, d] = source.octets();
+            let [e, f, g, h] = header.destination();
+            let old = u32::from_be_bytes(header.source());
+            let difference = Sum::ZERO.replace_u32(old, u32::from_be_bytes([a, b, c, d]));
+            header.addresses = [a, b, c, d, e, f, g, h];
+            let check = u16::from_be_bytes(header.checksum);
+            header.checksum = csum::update(check, difference).to_be_bytes();
+            difference
+        }
+        Family::V6 => {
+            let header: &mut Ipv6 = frame.view_mut(l3)?;
+            let new = source.octets();
+            let difference = Sum::ZERO.replace_array(&header.source, &new);
+            header.source = new;
+            difference
+        }
+    };
+    let header: &mut Tcp = frame.view_mut(l4)?;
+    let check = u16::from_be_bytes(header.checksum);
+    header.checksum = csum::update(check, difference).to_be_bytes();
+    Some(())
 }
 
 /// Takes the outer header off.

@@ -6,9 +6,9 @@ use aya::maps::lpm_trie::Key;
 use ipnet::IpNet;
 use xdp_prog::abi::{
     AddressKey, BACKEND_LOCAL, BACKEND_NAT, BACKEND_POD, BACKEND_V4, BACKEND_V6, Backend,
-    CONFIG_NODE, Config, EdgePrefix, HOP_GATEWAY, NextHop, SERVICE_DROP_WHEN_EMPTY, SERVICE_NAT,
-    SERVICE_NODE_PORT, SERVICE_PODS, SERVICE_SOURCE_RANGES, Service, ServiceKeyV4, ServiceKeyV6,
-    SourcePrefix, Tag,
+    CONFIG_NODE, CONFIG_PROBES, Config, EdgePrefix, HOP_GATEWAY, NextHop, SERVICE_DROP_WHEN_EMPTY,
+    SERVICE_NAT, SERVICE_NODE_PORT, SERVICE_PODS, SERVICE_SOURCE_RANGES, Service, ServiceKeyV4,
+    ServiceKeyV6, SourcePrefix, Tag,
 };
 
 use super::{
@@ -149,7 +149,8 @@ pub(super) fn config_of(settings: &Settings) -> Config {
             .map_or([0; 16], |v4| wire_address(v4.into())),
         source_v6: settings.source_v6.map_or([0; 16], |v6| v6.octets()),
         mtu: settings.mtu.unwrap_or(0),
-        flags: if settings.node { CONFIG_NODE } else { 0 },
+        flags: if settings.node { CONFIG_NODE } else { 0 }
+            | if settings.probes { CONFIG_PROBES } else { 0 },
         ..Config::default()
     }
 }
@@ -162,6 +163,7 @@ pub(super) fn settings_of(config: &Config) -> Settings {
         source_v6: Some(config.source_v6.into())
             .filter(|v6: &std::net::Ipv6Addr| !v6.is_unspecified()),
         node: config.flags & CONFIG_NODE != 0,
+        probes: config.flags & CONFIG_PROBES != 0,
         mtu: Some(config.mtu).filter(|mtu| *mtu != 0),
     }
 }

@@ -291,6 +291,8 @@ pub struct Settings {
     pub source_v6: Option<Ipv6Addr>,
     /// Whether this machine has pods, and takes the node role for what edges send.
     pub node: bool,
+    /// Whether this machine checks backends by way of services ([`super::ProbeSpec`]).
+    pub probes: bool,
     /// MTU of the uplinks, to which the MSS of connections is clamped, less the outer header; none to leave
     /// it alone.
     pub mtu: Option<u32>,

@@ -12,6 +12,8 @@ mod icmp;
 mod mss;
 #[path = "cases/own.rs"]
 mod own;
+#[path = "cases/probe.rs"]
+mod probe;
 #[path = "cases/replies.rs"]
 mod replies;
 
@@ -21,7 +23,7 @@ use std::{
 };
 
 use xdp_prog::{
-    abi::{Datagram, PodFlow, Tuple},
+    abi::{AddressKey, Datagram, PodFlow, Probe, Tuple},
     decide::deliver::FlowTable,
     reason::{PassReason, REASON_COUNT},
 };
@@ -38,6 +40,8 @@ pub(crate) struct Case {
     /// Packets that left before; of them only what they leave behind matters.
     pub(crate) earlier: Vec<Vec<u8>>,
     pub(crate) input: Vec<u8>,
+    /// The packet's mark.
+    pub(crate) mark: u32,
     pub(crate) expected: Outcome,
 }
 
@@ -60,6 +64,7 @@ pub(crate) struct Remembered {
     /// Source and destination port.
     pub(crate) datagrams: HashMap<Tuple, ([u8; 2], [u8; 2])>,
     pub(crate) local: HashSet<Tuple>,
+    pub(crate) peers: HashMap<Tuple, AddressKey>,
 }
 
 /// What is known before: the entries' `seen` is their age.
@@ -69,6 +74,8 @@ pub(crate) struct Tables {
     answered: HashMap<Tuple, PodFlow>,
     embryonic: HashMap<Tuple, PodFlow>,
     datagrams: HashMap<Tuple, Datagram>,
+    /// By index, beginning at 0.
+    pub(crate) probes: Vec<Probe>,
 }
 
 impl Tables {
@@ -107,6 +114,7 @@ impl Tables {
             embryonic: timeless(&self.embryonic),
             datagrams: ports(&self.datagrams),
             local: HashSet::new(),
+            peers: HashMap::new(),
         }
     }
 }
@@ -142,6 +150,7 @@ pub(crate) fn all() -> Vec<Case> {
         fragments::cases,
         icmp::cases,
         own::cases,
+        probe::cases,
     ] {
         cases.extend(subject());
     }
@@ -240,6 +249,7 @@ struct Draft {
     tables: Tables,
     earlier: Vec<Vec<u8>>,
     input: Vec<u8>,
+    mark: u32,
     changes: Vec<Change>,
 }
 
@@ -252,6 +262,7 @@ fn case(name: impl Into<String>, input: Vec<u8>) -> Draft {
         tables: Tables::default(),
         earlier: Vec::new(),
         input,
+        mark: 0,
         changes: Vec::new(),
     }
 }
@@ -271,6 +282,18 @@ impl Draft {
 
     fn datagram(mut self, key: Tuple, datagram: Datagram) -> Self {
         self.tables.datagrams.insert(key, datagram);
+        self
+    }
+
+    /// The packet is marked.
+    fn marked(mut self, mark: u32) -> Self {
+        self.mark = mark;
+        self
+    }
+
+    /// The checks have these ways, by index.
+    fn probes(mut self, probes: &[Probe]) -> Self {
+        self.tables.probes = probes.to_vec();
         self
     }
 
@@ -308,8 +331,13 @@ impl Draft {
 
     /// The packet leaves as `output`, counted.
     fn translated(self, output: Vec<u8>) -> Case {
+        self.counted(output, PassReason::Translated)
+    }
+
+    /// The packet leaves as `output`, counted under a reason.
+    fn counted(self, output: Vec<u8>, reason: PassReason) -> Case {
         let mut reasons = vec![0; REASON_COUNT];
-        reasons[PassReason::Translated.index() as usize] = 1;
+        reasons[reason.index() as usize] = 1;
         self.ends(output, reasons)
     }
 
@@ -323,6 +351,7 @@ impl Draft {
             tables: self.tables,
             earlier: self.earlier,
             input: self.input,
+            mark: self.mark,
             expected: Outcome {
                 goes_on: true,
                 bytes,

@@ -9,7 +9,7 @@ use aya::{
     programs::{SchedClassifier, TestRun as _, TestRunOptions},
 };
 use xdp_prog::{
-    abi::{self, Datagram, PodFlow, Tuple, map},
+    abi::{self, AddressKey, Datagram, PodFlow, Tuple, map},
     decide::deliver::FlowTable,
 };
 
@@ -18,6 +18,11 @@ use super::{
     support::tables::{monotonic_ns, size},
 };
 
+/// Size of `struct __sk_buff` up to Linux 6.18, and the offset of its mark.
+const CONTEXT: usize = 192;
+const MARK: usize = 8;
+/// Longest outer header.
+const OUTER: usize = 40;
 /// `TC_ACT_UNSPEC`: the next program decides.
 const UNSPEC: u32 = u32::MAX;
 
@@ -46,6 +51,8 @@ impl Kernel {
             (map::FLOWS_EMBRYONIC, size::LRU),
             (map::LOCAL_FLOWS, size::LRU),
             (map::FRAGMENTS, size::LRU),
+            (map::PROBES, size::HASH),
+            (map::PROBE_PEERS, size::LRU),
         ] {
             loader.map_max_entries(name, entries);
         }
@@ -71,11 +78,13 @@ impl Kernel {
         )?;
         self.hash(map::FRAGMENTS, &tables.datagrams_at(now))?;
         self.hash::<Tuple, u64>(map::LOCAL_FLOWS, &Model::new())?;
+        self.array(map::PROBES, &tables.probes)?;
+        self.hash::<Tuple, AddressKey>(map::PROBE_PEERS, &Model::new())?;
         for frame in &case.earlier {
-            self.send(frame)?;
+            self.send(frame, 0)?;
         }
         let before = self.reasons()?;
-        let (action, bytes) = self.send(&case.input)?;
+        let (action, bytes) = self.send(&case.input, case.mark)?;
         let reasons = self
             .reasons()?
             .into_iter()
@@ -93,13 +102,17 @@ impl Kernel {
                     .read::<Tuple, u64>(map::LOCAL_FLOWS)?
                     .into_keys()
                     .collect(),
+                peers: self.read(map::PROBE_PEERS)?,
             },
         })
     }
 
-    fn send(&mut self, input: &[u8]) -> anyhow::Result<(u32, Vec<u8>)> {
-        let mut output = vec![0; input.len()];
+    fn send(&mut self, input: &[u8], mark: u32) -> anyhow::Result<(u32, Vec<u8>)> {
+        let mut output = vec![0; input.len() + OUTER];
+        let mut context = [0; CONTEXT];
+        context[MARK..MARK + 4].copy_from_slice(&mark.to_ne_bytes());
         let mut options = TestRunOptions::new();
+        options.ctx_in = Some(&context);
         options.data_in = Some(input);
         options.data_out = Some(&mut output);
         let result = program(&mut self.ebpf)

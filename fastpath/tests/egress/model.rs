@@ -6,7 +6,9 @@ use std::{
 };
 
 use xdp_prog::{
-    abi::{Config, Datagram, PodFlow, Service, ServiceKeyV4, ServiceKeyV6, Tuple},
+    abi::{
+        AddressKey, Config, Datagram, PodFlow, Probe, Service, ServiceKeyV4, ServiceKeyV6, Tuple,
+    },
     decide::{
         Clock, Counters,
         deliver::{FlowTable, Flows},
@@ -27,7 +29,7 @@ pub(crate) fn run(case: &Case) -> Outcome {
         let _ = process(&mut HostSkb::new(frame), &world);
     }
     world.reasons.replace(vec![0; REASON_COUNT]);
-    let mut skb = HostSkb::new(&case.input);
+    let mut skb = HostSkb::new(&case.input).marked(case.mark);
     let goes_on = process(&mut skb, &world).is_ok();
     Outcome {
         goes_on,
@@ -38,6 +40,7 @@ pub(crate) fn run(case: &Case) -> Outcome {
             embryonic: state(&world.flows[1].borrow()),
             datagrams: super::cases::ports(&world.datagrams.borrow()),
             local: world.local.borrow().iter().copied().collect(),
+            peers: world.peers.take(),
         },
     }
 }
@@ -51,6 +54,7 @@ struct World<'c> {
     flows: [RefCell<HashMap<Tuple, PodFlow>>; 2],
     datagrams: RefCell<HashMap<Tuple, Datagram>>,
     local: RefCell<Vec<Tuple>>,
+    peers: RefCell<HashMap<Tuple, AddressKey>>,
     reasons: RefCell<Vec<u64>>,
     now: Cell<u64>,
 }
@@ -65,6 +69,7 @@ impl<'c> World<'c> {
             ],
             datagrams: RefCell::new(tables.datagrams_at(NOW)),
             local: RefCell::default(),
+            peers: RefCell::default(),
             reasons: RefCell::new(vec![0; REASON_COUNT]),
             now: Cell::new(NOW),
         }
@@ -94,6 +99,14 @@ impl Memory for World<'_> {
 
     fn publish(&self, key: &Tuple, datagram: &Datagram) {
         self.datagrams.borrow_mut().insert(*key, *datagram);
+    }
+
+    fn probe(&self, index: u32) -> Option<&Probe> {
+        self.tables.probes.get(index as usize)
+    }
+
+    fn remember_probe(&self, answer: &Tuple, peer: &AddressKey) {
+        self.peers.borrow_mut().insert(*answer, *peer);
     }
 
     fn remember_local(&self, flow: &Tuple, _: u64) {

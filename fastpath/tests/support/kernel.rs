@@ -54,6 +54,7 @@ impl Kernel {
             (map::FLOWS, size::LRU),
             (map::FLOWS_EMBRYONIC, size::LRU),
             (map::LOCAL_FLOWS, size::LRU),
+            (map::PROBE_PEERS, size::LRU),
             (map::SERVICE, size::SERVICES),
             (map::SERVICE_TRAFFIC, size::SERVICES),
             (map::LUT, size::LUT),
@@ -101,6 +102,7 @@ impl Kernel {
         self.fill_hash(map::FLOWS, &tables.flows)?;
         self.fill_hash(map::FLOWS_EMBRYONIC, &tables.embryonic)?;
         self.fill_hash(map::LOCAL_FLOWS, &tables.local_flows)?;
+        self.fill_hash(map::PROBE_PEERS, &tables.probe_peers)?;
         self.fill_trie(map::TRUSTED_EDGES, &tables.trusted)?;
         self.fill_trie(map::SOURCE_RANGES, &tables.source_ranges)
     }

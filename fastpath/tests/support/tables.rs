@@ -10,6 +10,7 @@ use xdp_prog::{
     decide::{
         Clock, Counters, Tables,
         deliver::{FlowTable, Flows},
+        probe::Probes,
     },
     reason::REASON_COUNT,
 };
@@ -30,6 +31,7 @@ pub(crate) mod size {
 pub(crate) struct TableSet {
     pub(crate) config: Config,
     pub(crate) vips: HashMap<AddressKey, u32>,
+    pub(crate) probe_peers: HashMap<Tuple, AddressKey>,
     pub(crate) services_v4: HashMap<ServiceKeyV4, u32>,
     pub(crate) services_v6: HashMap<ServiceKeyV6, u32>,
     pub(crate) service: Vec<Service>,
@@ -52,6 +54,7 @@ impl Default for TableSet {
         Self {
             config: Config::default(),
             vips: HashMap::new(),
+            probe_peers: HashMap::new(),
             services_v4: HashMap::new(),
             services_v6: HashMap::new(),
             service: vec![Service::default(); size::SERVICES as usize],
@@ -351,6 +354,12 @@ pub(crate) fn monotonic_ns() -> u64 {
     let outcome = unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
     assert_eq!(outcome, 0, "every Linux has this clock");
     u64::try_from(time.tv_sec).unwrap() * 1_000_000_000 + u64::try_from(time.tv_nsec).unwrap()
+}
+
+impl Probes for ModelTables<'_> {
+    fn probe_peer(&self, answer: &Tuple) -> Option<AddressKey> {
+        self.tables.probe_peers.get(answer).copied()
+    }
 }
 
 impl Clock for ModelTables<'_> {

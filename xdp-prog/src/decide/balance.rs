@@ -3,9 +3,9 @@
 use super::{Forward, Ip, Outer, Stage, Tables, Verdict};
 use crate::{
     abi::{
-        BACKEND_LOCAL, BACKEND_NAT, BACKEND_POD, BACKEND_V4, Backend, CONFIG_NODE, EdgeMac,
-        HOP_GATEWAY, MODE_L2DSR, NextHop, SERVICE_NAT, SERVICE_NODE_PORT, SERVICE_SOURCE_RANGES,
-        Service, ServiceWord, Tuple,
+        BACKEND_LOCAL, BACKEND_NAT, BACKEND_POD, BACKEND_V4, Backend, CONFIG_NODE, CONFIG_PROBES,
+        EdgeMac, HOP_GATEWAY, MODE_L2DSR, NextHop, SERVICE_NAT, SERVICE_NODE_PORT,
+        SERVICE_SOURCE_RANGES, Service, ServiceWord, Tuple,
     },
     flow::FlowKey,
     frame::Frame,
@@ -115,11 +115,15 @@ pub fn find<'t, A: Ip, T: Tables>(tables: &'t T, flow: &FlowKey<A>) -> Result<Fo
 /// A reply to NAT mode comes for a port that is no service's.
 #[inline(always)]
 fn no_service<'t, A: Ip, T: Tables>(tables: &T, flow: &FlowKey<A>) -> Verdict<'t> {
-    let is_nat = tables.config().is_some_and(|config| {
+    let config = tables.config();
+    let is_nat = config.is_some_and(|config| {
         u16::from_be_bytes(flow.destination_port).wrapping_sub(config.nat_port) < config.nat_ports
     });
     if is_nat {
         return Verdict::Continue(Stage::Nat);
+    }
+    if config.is_some_and(|config| config.flags & CONFIG_PROBES != 0) {
+        return Verdict::Continue(Stage::Probe);
     }
     Verdict::Pass(PassReason::NoService)
 }

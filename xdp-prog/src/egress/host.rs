@@ -7,6 +7,7 @@ use alloc::vec::Vec;
 use super::{ChecksumField, Covered, Skb};
 use crate::{
     csum::{self, Sum},
+    decide::Family,
     frame::{Frame, Wire},
     reason::DropReason,
 };
@@ -18,6 +19,7 @@ pub struct HostSkb {
     linear: usize,
     is_partial: bool,
     is_writable: bool,
+    mark: u32,
 }
 
 impl HostSkb {
@@ -29,6 +31,7 @@ impl HostSkb {
             linear: bytes.len(),
             is_partial: false,
             is_writable: true,
+            mark: 0,
         }
     }
 
@@ -43,6 +46,13 @@ impl HostSkb {
     #[must_use]
     pub fn partial(mut self) -> Self {
         self.is_partial = true;
+        self
+    }
+
+    /// Marks the packet.
+    #[must_use]
+    pub fn marked(mut self, mark: u32) -> Self {
+        self.mark = mark;
         self
     }
 
@@ -93,6 +103,26 @@ impl Skb for HostSkb {
             return Err(DropReason::NotWritable);
         };
         target.copy_from_slice(source);
+        Ok(())
+    }
+
+    fn mark(&self) -> u32 {
+        self.mark
+    }
+
+    fn unmark(&mut self) {
+        self.mark = 0;
+    }
+
+    /// As `bpf_skb_adjust_room` does with `BPF_ADJ_ROOM_MAC`: behind the Ethernet header.
+    fn grow(&mut self, _: Family, length: usize) -> Result<(), DropReason> {
+        let link = crate::parse::link(self).map_err(|_| DropReason::NotWritable)?;
+        if !self.is_writable {
+            return Err(DropReason::NotWritable);
+        }
+        let room = core::iter::repeat_n(0, length);
+        self.bytes.splice(link.l3..link.l3, room);
+        self.linear += length;
         Ok(())
     }
 

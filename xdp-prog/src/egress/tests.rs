@@ -364,6 +364,12 @@ impl Memory for World {
 
     fn publish(&self, _: &Tuple, _: &Datagram) {}
 
+    fn probe(&self, _: u32) -> Option<&Probe> {
+        None
+    }
+
+    fn remember_probe(&self, _: &Tuple, _: &AddressKey) {}
+
     fn remember_local(&self, _: &Tuple, _: u64) {}
 }
 

@@ -13,6 +13,7 @@ mod lengths;
 mod link;
 mod lookup;
 mod not_ours;
+mod probe;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -64,6 +65,7 @@ pub(crate) fn all() -> Vec<Case> {
     let mut cases = Vec::new();
     for subject in [
         not_ours::cases,
+        probe::cases,
         lengths::cases,
         link::cases,
         fragments::cases,

@@ -51,6 +51,11 @@ fn guideway_nat(ctx: XdpContext) -> u32 {
     stage(&ctx, Stage::Nat)
 }
 
+#[xdp(frags)]
+fn guideway_probe(ctx: XdpContext) -> u32 {
+    stage(&ctx, Stage::Probe)
+}
+
 #[inline(always)]
 fn stage(ctx: &XdpContext, stage: Stage) -> u32 {
     let tables = KernelTables::new(ctx);

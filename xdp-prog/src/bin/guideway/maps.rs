@@ -4,6 +4,7 @@ mod egress;
 mod flows;
 mod fragments;
 mod policy;
+mod probes;
 
 use aya_ebpf::{
     bindings::{
@@ -22,6 +23,7 @@ use xdp_prog::{
     decide::{
         Clock, Counters, Stage, Tables,
         deliver::{FlowTable, Flows},
+        probe::Probes,
     },
     reason::REASON_COUNT,
 };
@@ -159,6 +161,13 @@ impl Tables for KernelTables<'_> {
     #[inline(always)]
     fn fib_next_hop(&self, backend: &Backend) -> Option<&NextHop> {
         fib_next_hop(self.ctx, backend)
+    }
+}
+
+impl Probes for KernelTables<'_> {
+    #[inline(always)]
+    fn probe_peer(&self, answer: &Tuple) -> Option<AddressKey> {
+        probes::peer(answer)
     }
 }
 

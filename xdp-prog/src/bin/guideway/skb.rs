@@ -2,12 +2,16 @@
 //! comparison against the end pointer, changes by the helpers.
 
 use aya_ebpf::{
-    bindings::{BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR},
-    helpers::{bpf_l4_csum_replace, bpf_skb_pull_data, bpf_skb_store_bytes},
+    bindings::{
+        BPF_F_ADJ_ROOM_ENCAP_L3_IPV4, BPF_F_ADJ_ROOM_ENCAP_L3_IPV6, BPF_F_MARK_MANGLED_0,
+        BPF_F_PSEUDO_HDR, bpf_adj_room_mode::BPF_ADJ_ROOM_MAC,
+    },
+    helpers::{bpf_l4_csum_replace, bpf_skb_adjust_room, bpf_skb_pull_data, bpf_skb_store_bytes},
     programs::TcContext,
 };
 use xdp_prog::{
     csum::Sum,
+    decide::Family,
     egress::{ChecksumField, Covered, Skb},
     frame::{Frame, Wire},
     reason::DropReason,
@@ -95,6 +99,36 @@ impl Skb for SkbFrame<'_> {
                 bytes.as_ptr().cast(),
                 length as u32,
                 0,
+            )
+        };
+        self.moved(outcome)
+    }
+
+    #[inline(always)]
+    fn mark(&self) -> u32 {
+        // SAFETY: the context is the one that the kernel passed in.
+        unsafe { (*self.ctx.skb.skb).mark }
+    }
+
+    #[inline(always)]
+    fn unmark(&mut self) {
+        // SAFETY: as in `mark`; the field is one that programs may write.
+        unsafe { (*self.ctx.skb.skb).mark = 0 }
+    }
+
+    #[inline(always)]
+    fn grow(&mut self, outer: Family, length: usize) -> Result<(), DropReason> {
+        let outer = match outer {
+            Family::V4 => BPF_F_ADJ_ROOM_ENCAP_L3_IPV4,
+            Family::V6 => BPF_F_ADJ_ROOM_ENCAP_L3_IPV6,
+        };
+        // SAFETY: the context is the one that the kernel passed in.
+        let outcome = unsafe {
+            bpf_skb_adjust_room(
+                self.ctx.skb.skb.cast(),
+                length as i32,
+                BPF_ADJ_ROOM_MAC,
+                u64::from(outer),
             )
         };
         self.moved(outcome)

@@ -1,7 +1,9 @@
 //! The maps as the TC egress program sees them.
 
 use xdp_prog::{
-    abi::{Config, Datagram, PodFlow, Service, ServiceKeyV4, ServiceKeyV6, Tuple},
+    abi::{
+        AddressKey, Config, Datagram, PodFlow, Probe, Service, ServiceKeyV4, ServiceKeyV6, Tuple,
+    },
     decide::{
         Clock, Counters,
         deliver::{FlowTable, Flows},
@@ -9,7 +11,7 @@ use xdp_prog::{
     egress::Memory,
 };
 
-use super::{flows, fragments};
+use super::{flows, fragments, probes};
 
 /// The maps as [`Memory`].
 pub(crate) struct EgressTables;
@@ -43,6 +45,16 @@ impl Memory for EgressTables {
     #[inline(always)]
     fn publish(&self, key: &Tuple, datagram: &Datagram) {
         fragments::publish(key, datagram);
+    }
+
+    #[inline(always)]
+    fn probe(&self, index: u32) -> Option<&Probe> {
+        probes::get(index)
+    }
+
+    #[inline(always)]
+    fn remember_probe(&self, answer: &Tuple, peer: &AddressKey) {
+        probes::remember(answer, peer);
     }
 
     #[inline(always)]

@@ -1,0 +1,97 @@
+//! The ways of this machine's own checks.
+
+use std::net::IpAddr;
+
+use xdp_prog::abi::{AddressKey, PROBE_ENCAP, PROBE_MARK, PROBE_MARK_MASK, Probe, Tag, map};
+
+use super::{TableError, Tables, error::write_failed, types::address_key};
+
+/// The way of one check: from a marked socket to a backend, as a client's packets go, or to its node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProbeSpec {
+    /// What the socket is connected to: the node's address, or that of the service where their families
+    /// differ.
+    pub peer: IpAddr,
+    /// What is meant: the service's address, or that of the node.
+    pub destination: IpAddr,
+    /// The node, if an outer header is put in front.
+    pub outer: Option<IpAddr>,
+    /// Outer source; the socket's own address if not given.
+    pub source: Option<IpAddr>,
+    /// The pod that the node is to choose.
+    pub pod: Option<IpAddr>,
+}
+
+impl ProbeSpec {
+    fn entry(&self) -> Probe {
+        let tag = self
+            .pod
+            .map_or(Tag::default(), |pod| Tag::pod(address_key(pod)));
+        Probe {
+            peer: address_key(self.peer),
+            destination: address_key(self.destination),
+            node: self.outer.map_or(AddressKey::default(), address_key),
+            source: self.source.map_or(AddressKey::default(), address_key),
+            tag: tag.0,
+            flags: if self.outer.is_some() { PROBE_ENCAP } else { 0 },
+            reserved: 0,
+        }
+    }
+}
+
+/// Number of ways that the mark can name; 0 names none.
+pub const MAX_PROBES: u32 = !PROBE_MARK_MASK;
+
+/// Returns the mark of a check's socket.
+pub const fn probe_mark(index: u32) -> u32 {
+    PROBE_MARK | index & !PROBE_MARK_MASK
+}
+
+impl Tables {
+    /// Returns how many checks can have a way; their indices begin at 1.
+    pub fn probe_capacity(&self) -> u32 {
+        self.probes.len().saturating_sub(1).min(MAX_PROBES)
+    }
+
+    /// Sets the way of the checks whose sockets carry [`probe_mark`] of this index.
+    ///
+    /// # Errors
+    ///
+    /// When the kernel refuses the write.
+    pub fn set_probe(&mut self, index: u32, probe: &ProbeSpec) -> Result<(), TableError> {
+        let set = self.probes.set(index, probe.entry(), 0);
+        set.map_err(write_failed(map::PROBES))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn check_of_a_node_without_an_outer_header_names_no_pod() {
+        let node: IpAddr = "10.0.0.1".parse().unwrap();
+        let spec = ProbeSpec {
+            peer: node,
+            destination: node,
+            outer: None,
+            source: None,
+            pod: None,
+        };
+        let entry = spec.entry();
+        assert_eq!(
+            (entry.flags, entry.tag, entry.node),
+            (0, 0, AddressKey::default())
+        );
+        assert_eq!(
+            (entry.peer, entry.destination),
+            (address_key(node), address_key(node))
+        );
+    }
+
+    #[test]
+    fn mark_keeps_the_index_and_the_pattern_apart() {
+        assert_eq!(probe_mark(1), 0x6a70_0001);
+        assert_eq!(probe_mark(MAX_PROBES), 0x6a7f_ffff);
+    }
+}

@@ -1,0 +1,30 @@
+//! Checks of backends and nodes, and their answers.
+
+use aya_ebpf::{
+    btf_maps::{Array, LruHashMap},
+    macros::btf_map,
+};
+use xdp_prog::abi::{AddressKey, Probe, Tuple, size};
+
+#[btf_map]
+static PROBES: Array<Probe, { size::PROBES }> = Array::new();
+#[btf_map]
+static PROBE_PEERS: LruHashMap<Tuple, AddressKey, { size::PROBES }> = LruHashMap::new();
+
+#[inline(always)]
+pub(crate) fn get(index: u32) -> Option<&'static Probe> {
+    PROBES.get(index)
+}
+
+#[inline(always)]
+pub(crate) fn remember(answer: &Tuple, peer: &AddressKey) {
+    // Without it the check fails by its timeout.
+    let _ = PROBE_PEERS.insert(answer, peer, 0);
+}
+
+#[inline(always)]
+pub(crate) fn peer(answer: &Tuple) -> Option<AddressKey> {
+    // SAFETY: any bytes are an address; an element recycled under the reader
+    // yields another check's peer, from which no socket expects this answer.
+    unsafe { PROBE_PEERS.get(*answer) }.copied()
+}

@@ -20,7 +20,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{File, TryLockError};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
@@ -42,7 +42,8 @@ use crate::api::{ConfigStatus, Detached};
 use crate::config::{self, Config, ConfigError, TableSizes, host};
 use crate::health::monitor::Monitor;
 use crate::health::selection::Selection;
-use crate::health::targets::Targets;
+use crate::health::targets::{Surroundings, Targets};
+use crate::health::ways::Ways;
 
 /// How often the machine is looked at without an event: a path MTU is learnt without one.
 const TIMER: Duration = Duration::from_secs(30);
@@ -130,6 +131,9 @@ pub struct Agent {
     selection: Selection,
     /// Whether the health of backends or nodes has changed since the selection was made.
     health_changed: bool,
+    ways: Ways,
+    /// Checks that are not made.
+    unchecked: usize,
 
     problems: Problems,
     started: Instant,
@@ -165,6 +169,8 @@ impl Agent {
             health: Arc::new(Monitor::new(RandomState::new().build_hasher().finish())),
             selection: Selection::all(&config.desired),
             health_changed: false,
+            ways: Ways::new(tables.probe_capacity()),
+            unchecked: 0,
             started_with: config.clone(),
             status: ConfigStatus {
                 path: path.display().to_string(),
@@ -194,8 +200,7 @@ impl Agent {
             started: Instant::now(),
             started_at: unix_time(),
         };
-        agent.aim();
-        agent.apply();
+        agent.settle();
         if agent.attached.is_empty() {
             return Err(StartError::NotAttached(
                 agent.problems.texts().cloned().collect(),
@@ -235,9 +240,9 @@ impl Agent {
                     return Ok(());
                 }
             }
-            let selected = std::mem::take(&mut self.health_changed) && self.select();
-            if selected || self.problems.pause(Instant::now()) == Some(Duration::ZERO) {
-                self.apply();
+            let turned = std::mem::take(&mut self.health_changed);
+            if turned || self.problems.pause(Instant::now()) == Some(Duration::ZERO) {
+                self.settle();
             } else if wake != Wake::Woken {
                 self.follow_machine();
             }
@@ -282,10 +287,9 @@ impl Agent {
                 self.status.needs_restart = needs_restart(&self.started_with, &config);
                 self.config = config;
                 self.own_addresses = own_addresses(&facts);
-                self.aim();
                 self.forget_detached();
                 self.forget_egress();
-                let put = self.apply();
+                let put = self.settle();
                 tracing::info!(
                     cause,
                     changes = put,
@@ -337,16 +341,49 @@ impl Agent {
             self.problems.note(Instant::now(), Item::NextHops, outcome);
         } else {
             self.own_addresses = own;
-            self.aim();
-            self.apply();
+            self.settle();
         }
     }
 
-    /// Has everything checked that the configuration asks for, and selects by what is known.
-    fn aim(&mut self) {
-        let targets = Targets::of(&self.config.desired, &self.own_addresses);
-        self.health.set_targets(targets);
+    /// Brings dataplane and checks to the desired state as far as possible; returns how many steps changed
+    /// something.
+    fn settle(&mut self) -> usize {
         self.select();
+        let mut done = self.apply();
+        // A check may need what was just put in place, and what it was for may be gone.
+        self.aim();
+        if self.select() {
+            done += self.apply();
+        }
+        done
+    }
+
+    /// Has everything checked that the configuration asks for.
+    fn aim(&mut self) {
+        let mut interfaces = self.config.desired.interfaces.keys();
+        let around = Surroundings {
+            own: &self.own_addresses,
+            diverts: self.config.desired.diverts_checks()
+                && interfaces.all(|name| self.egress.contains_key(name)),
+            source_towards,
+        };
+        let targets = Targets::of(&self.config.desired, &around, &mut self.ways);
+        let mut unset = 0;
+        for (index, way) in &targets.ways {
+            if let Err(error) = self.tables.set_probe(*index, way) {
+                tracing::debug!(error = chain(&error), "the way of a check is not set");
+                unset += 1;
+            }
+        }
+        let left = targets.left + unset;
+        if left != self.unchecked && left > 0 {
+            tracing::warn!(
+                checks = left,
+                "not made: their packets cannot be put on the way of a client's"
+            );
+        }
+        self.unchecked = left;
+        self.health.set_targets(targets);
     }
 
     /// Selects the backends that serve; true if that is another selection than before.
@@ -488,6 +525,17 @@ fn needs_restart(started_with: &Config, config: &Config) -> Vec<String> {
         options.push("pin_dir".to_owned());
     }
     options
+}
+
+/// Finds the address that the kernel would send from; nothing is sent for that.
+fn source_towards(node: IpAddr) -> Option<IpAddr> {
+    let any: IpAddr = match node {
+        IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    let socket = UdpSocket::bind((any, 0)).ok()?;
+    socket.connect((node, 9)).ok()?;
+    Some(socket.local_addr().ok()?.ip())
 }
 
 fn index_of(interface: &str) -> Option<u32> {

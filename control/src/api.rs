@@ -91,6 +91,8 @@ pub struct Health {
     pub nodes: usize,
     /// Those of them that do not answer.
     pub unreachable: usize,
+    /// Checks that are not made, because the egress program is not in place or there are too many.
+    pub unchecked: usize,
     /// Services of which every backend fails or has an unreachable node, so that all serve.
     pub all_fail: Vec<String>,
 }

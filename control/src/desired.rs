@@ -32,6 +32,17 @@ pub struct Desired {
     pub services: BTreeMap<ServiceKey, Service>,
 }
 
+impl Desired {
+    /// Tells whether checks are put on the way of a client's packets, which takes the egress program.
+    pub fn diverts_checks(&self) -> bool {
+        self.edge
+            && self
+                .services
+                .values()
+                .any(|service| service.health.is_some())
+    }
+}
+
 /// One service and the name that people call it by.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Service {

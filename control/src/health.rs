@@ -9,6 +9,7 @@ pub mod monitor;
 pub mod probe;
 pub mod selection;
 pub mod targets;
+pub mod ways;
 
 use std::ops::RangeInclusive;
 use std::time::Duration;

@@ -187,6 +187,10 @@ impl<'desired> Target<'desired> {
             target.egress = desired.interfaces.keys().cloned().collect();
             target.egress.extend(machine.pod_devices.iter().cloned());
         }
+        if desired.diverts_checks() {
+            target.settings.probes = true;
+            target.egress.extend(desired.interfaces.keys().cloned());
+        }
         target
     }
 
@@ -294,6 +298,18 @@ trusted_edges: [10.0.0.8/29]
                 "attach eth0",
             ]
         );
+    }
+
+    #[test]
+    fn checks_need_the_egress_program_on_the_uplinks() {
+        let edge = EDGE_AND_NODE.replace("[edge, node]", "[edge]");
+        let plain = desired(&edge);
+        let target = Target::of(&plain, &own());
+        assert!(target.egress.is_empty() && !target.settings.probes);
+        let checked = desired(&edge.replacen("protocol: tcp,", "protocol: tcp, health: {},", 1));
+        let target = Target::of(&checked, &own());
+        assert_eq!(target.egress, BTreeSet::from(["eth0".to_owned()]));
+        assert!(target.settings.probes);
     }
 
     #[test]

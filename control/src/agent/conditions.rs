@@ -33,6 +33,7 @@ impl Agent {
             backends: backends.len(),
             unreachable: nodes.values().filter(failing).count(),
             nodes: nodes.len(),
+            unchecked: self.unchecked,
             all_fail: all_fail.map(|key| self.title(key)).collect(),
         }
     }

@@ -76,6 +76,12 @@ fn health(status: &Status) -> String {
             health.unhealthy, health.backends, health.unreachable, health.nodes
         ));
     }
+    if health.unchecked > 0 {
+        page.push_str(&format!(
+            "health: {} checks NOT MADE: no egress program in place, or too many of them\n",
+            health.unchecked
+        ));
+    }
     if !health.all_fail.is_empty() {
         page.push_str("\nEVERY BACKEND FAILS, SO ALL SERVE\n");
         for service in health.all_fail.iter().take(PROBLEMS_SHOWN) {
@@ -527,6 +533,7 @@ mod tests {
                 unhealthy: 2,
                 nodes: 4,
                 unreachable: 1,
+                unchecked: 3,
                 all_fail: vec!["web (192.0.2.10:80/tcp)".to_owned()],
             },
             problems: vec!["service web: full".to_owned(); 12],
@@ -542,6 +549,7 @@ mod tests {
             "  tcx program 7 runs first\n",
             "next hops: 3 resolved, 1 unresolved",
             "health: 2 of 9 checked backends unhealthy, 1 of 4 nodes unreachable\n",
+            "health: 3 checks NOT MADE: no egress program in place, or too many of them\n",
             "EVERY BACKEND FAILS, SO ALL SERVE\n  web (192.0.2.10:80/tcp)\n",
             "  service web: full\n",
             "  and 2 more; --json lists all\n",

@@ -4,11 +4,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
+use fastpath::tables::{ProbeSpec, probe_mark};
+
 use super::Check;
 use super::board::Rule;
 use super::probe::Route;
 use super::selection::Member;
-use crate::desired::Desired;
+use super::ways::{Checked, Ways};
+use crate::desired::{BackendSpec, Desired, ForwardMode, ServiceKey, ServiceSpec};
 
 /// How a backend is checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,42 +49,153 @@ pub struct Targets {
     pub backends: BTreeMap<Member, (String, BackendCheck)>,
     /// Nodes.
     pub nodes: BTreeMap<IpAddr, NodeCheck>,
+    /// The ways of those checks that do not go straight to their socket's peer, by index.
+    pub ways: BTreeMap<u32, ProbeSpec>,
+    /// Checks that are not made, because their way cannot be had.
+    pub left: usize,
+}
+
+/// What the targets depend on besides the desired state.
+#[derive(Clone, Copy, Debug)]
+pub struct Surroundings<'agent> {
+    /// Addresses of this machine.
+    pub own: &'agent BTreeSet<IpAddr>,
+    /// Whether packets of checks are put on the way of a client's packets.
+    pub diverts: bool,
+    /// Finds the address that the kernel would send from.
+    pub source_towards: fn(IpAddr) -> Option<IpAddr>,
 }
 
 impl Targets {
-    /// Lists what a desired state asks to be checked by a machine with the addresses `own`.
-    pub fn of(desired: &Desired, own: &BTreeSet<IpAddr>) -> Self {
+    /// Lists what a desired state asks to be checked.
+    pub fn of(desired: &Desired, around: &Surroundings<'_>, ways: &mut Ways) -> Self {
         let mut targets = Self::default();
         if !desired.edge {
+            ways.assign(&BTreeSet::new());
             return targets;
         }
-        for (key, service) in &desired.services {
-            for backend in &service.spec.backends {
-                if desired.node_health && !own.contains(&backend.address) {
-                    targets.nodes.insert(backend.address, NodeCheck { mark: 0 });
+        let plans = plans(desired, around);
+        let wanted = plans.iter().filter(|(_, plan)| plan.way.is_some());
+        ways.assign(&wanted.map(|(checked, _)| *checked).collect());
+        for (checked, plan) in plans {
+            let mark = match &plan.way {
+                None => 0,
+                Some(way) => match ways.index(&checked).filter(|_| around.diverts) {
+                    Some(index) => {
+                        targets.ways.insert(index, *way);
+                        probe_mark(index)
+                    }
+                    None => {
+                        targets.left += 1;
+                        continue;
+                    }
+                },
+            };
+            match (checked, plan.check) {
+                (Checked::Backend(member), Some((name, check))) => {
+                    let route = Route {
+                        peer: plan.peer,
+                        mark,
+                    };
+                    let check = check.clone();
+                    let check = BackendCheck { route, check };
+                    targets.backends.insert(member, (name.to_owned(), check));
                 }
-                let Some(check) = &service.health else {
-                    continue;
-                };
-                let mut peer = backend
-                    .pod
-                    .unwrap_or(SocketAddr::new(backend.address, key.port));
-                if let Some(port) = check.port {
-                    peer.set_port(port);
+                (Checked::Backend(_), None) => {}
+                (Checked::Node(node), _) => {
+                    targets.nodes.insert(node, NodeCheck { mark });
                 }
-                let route = Route { peer, mark: 0 };
-                let check = BackendCheck {
-                    route,
-                    check: check.clone(),
-                };
-                targets.backends.insert(
-                    Member::new(key, service.spec.mode, backend),
-                    (service.name.clone(), check),
-                );
             }
         }
         targets
     }
+}
+
+/// How something is to be checked, before it has an index.
+struct Plan<'desired> {
+    peer: SocketAddr,
+    /// Not given where the check goes straight to the peer.
+    way: Option<ProbeSpec>,
+    check: Option<(&'desired str, &'desired Check)>,
+}
+
+fn plans<'desired>(
+    desired: &'desired Desired,
+    around: &Surroundings<'_>,
+) -> BTreeMap<Checked, Plan<'desired>> {
+    let mut plans = BTreeMap::new();
+    for (key, service) in &desired.services {
+        let mode = service.spec.mode;
+        for backend in &service.spec.backends {
+            let node = backend.address;
+            if desired.node_health && !around.own.contains(&node) {
+                let encapsulated = around.diverts && mode == ForwardMode::Ipip;
+                let way = encapsulated.then_some(ProbeSpec {
+                    peer: node,
+                    destination: node,
+                    outer: Some(node),
+                    source: None,
+                    pod: None,
+                });
+                let plan = Plan {
+                    peer: SocketAddr::new(node, 0),
+                    way,
+                    check: None,
+                };
+                let known: &mut Plan<'_> = plans.entry(Checked::Node(node)).or_insert(plan);
+                known.way = known.way.or(way);
+            }
+            let Some(check) = &service.health else {
+                continue;
+            };
+            let (peer, way) = way_to(key, &service.spec, backend, check, around);
+            let plan = Plan {
+                peer,
+                way,
+                check: Some((&service.name, check)),
+            };
+            plans.insert(Checked::Backend(Member::new(key, mode, backend)), plan);
+        }
+    }
+    plans
+}
+
+/// Finds what a check of a backend is connected to, and its way if that is a client's.
+fn way_to(
+    key: &ServiceKey,
+    spec: &ServiceSpec,
+    backend: &BackendSpec,
+    check: &Check,
+    around: &Surroundings<'_>,
+) -> (SocketAddr, Option<ProbeSpec>) {
+    let node = backend.address;
+    let mut straight = backend.pod.unwrap_or(SocketAddr::new(node, key.port));
+    if let Some(port) = check.port {
+        straight.set_port(port);
+        return (straight, None);
+    }
+    let same_family = key.address.is_ipv4() == node.is_ipv4();
+    // A NodePort is an address of each machine: the node's own is the one to ask there.
+    let is_own =
+        spec.node_port || key.address.is_unspecified() || around.own.contains(&key.address);
+    let is_here = around.own.contains(&node);
+    if spec.mode == ForwardMode::Nat || is_here || (is_own && !same_family) {
+        return (straight, None);
+    }
+    let destination = if is_own { node } else { key.address };
+    let peer = if same_family { node } else { key.address };
+    let way = ProbeSpec {
+        peer,
+        destination,
+        outer: (spec.mode == ForwardMode::Ipip).then_some(node),
+        source: if same_family {
+            None
+        } else {
+            (around.source_towards)(node)
+        },
+        pod: backend.pod.map(|pod| pod.ip()),
+    };
+    (SocketAddr::new(peer, key.port), Some(way))
 }
 
 #[cfg(test)]
@@ -104,12 +218,12 @@ services:
 
     #[test]
     fn backends_of_services_with_checks_and_all_nodes_but_this_one_are_checked() {
-        let targets = targets(EDGE);
+        let targets = targets(EDGE, true);
         assert_eq!(peers(&targets), ["10.0.0.1:80", "10.0.0.2:80"]);
+        let checks = targets.backends.values();
         assert!(
-            targets
-                .backends
-                .values()
+            checks
+                .clone()
                 .all(|(name, one)| name == "a" && one.check.fall == 7)
         );
         let nodes: Vec<String> = targets.nodes.keys().map(ToString::to_string).collect();
@@ -117,27 +231,93 @@ services:
     }
 
     #[test]
-    fn another_port_is_asked_instead() {
-        let targets = targets(&EDGE.replace("fall: 7", "port: 8080"));
+    fn check_takes_the_way_of_a_clients_packet() {
+        let targets = targets(EDGE, true);
+        let (_, check) = targets.backends.values().next().unwrap();
+        let index = targets
+            .ways
+            .keys()
+            .copied()
+            .find(|index| probe_mark(*index) == check.route.mark);
+        let node = Some(address("10.0.0.1"));
+        let way = ProbeSpec {
+            peer: address("10.0.0.1"),
+            destination: address("10.99.0.1"),
+            outer: node,
+            source: None,
+            pod: None,
+        };
+        assert_eq!(targets.ways[&index.unwrap()], way);
+        assert_eq!(targets.ways.len(), 4, "two backends, two nodes");
+    }
+
+    #[test]
+    fn l2dsr_has_no_outer_header_and_its_nodes_are_asked_straight() {
+        let targets = targets(&EDGE.replace("vips:", "default_mode: l2dsr\nvips:"), true);
+        assert!(targets.ways.values().all(|way| way.outer.is_none()));
+        assert_eq!(targets.ways.len(), 2);
+        assert!(targets.nodes.values().all(|node| node.mark == 0));
+    }
+
+    #[test]
+    fn node_of_another_family_is_reached_by_the_service_and_an_outer_source() {
+        let targets = targets(&EDGE.replace("10.0.0.2", "'2001:db8::2'"), true);
+        assert_eq!(peers(&targets), ["10.0.0.1:80", "10.99.0.1:80"]);
+        let mixed = targets
+            .ways
+            .values()
+            .find(|way| way.source.is_some())
+            .unwrap();
+        assert_eq!(mixed.outer, Some(address("2001:db8::2")));
+        assert_eq!(mixed.source, Some(address("2001:db8::9")));
+    }
+
+    #[test]
+    fn another_port_is_asked_instead_and_straight() {
+        let targets = targets(&EDGE.replace("fall: 7", "port: 8080"), true);
         assert_eq!(peers(&targets), ["10.0.0.1:8080", "10.0.0.2:8080"]);
+        assert!(
+            targets
+                .backends
+                .values()
+                .all(|(_, check)| check.route.mark == 0)
+        );
+    }
+
+    #[test]
+    fn without_the_egress_program_only_what_goes_straight_is_checked() {
+        let targets = targets(EDGE, false);
+        assert_eq!((targets.backends.len(), targets.left), (0, 2));
+        assert_eq!(targets.nodes.len(), 2);
+        assert!(targets.nodes.values().all(|node| node.mark == 0));
     }
 
     #[test]
     fn nodes_are_left_alone_where_that_is_asked_for() {
-        let targets = targets(&(EDGE.to_owned() + "node_health: off\n"));
+        let targets = targets(&(EDGE.to_owned() + "node_health: off\n"), true);
         assert!(targets.nodes.is_empty() && !targets.backends.is_empty());
     }
 
     #[test]
     fn machine_that_balances_nothing_checks_nothing() {
         let node = "interfaces: [{name: eth0}]\nroles: [node]\ntrusted_edges: [10.0.0.8]\n";
-        assert_eq!(targets(node), Targets::default());
+        assert_eq!(targets(node, true), Targets::default());
     }
 
     /// Has `10.0.0.3` for the machine's own address.
-    fn targets(text: &str) -> Targets {
-        let own = BTreeSet::from(["10.0.0.3".parse().unwrap()]);
-        Targets::of(&config::parse(text).unwrap().desired, &own)
+    fn targets(text: &str, diverts: bool) -> Targets {
+        let own = BTreeSet::from([address("10.0.0.3")]);
+        let around = Surroundings {
+            own: &own,
+            diverts,
+            source_towards: |_| Some(address("2001:db8::9")),
+        };
+        let desired = config::parse(text).unwrap().desired;
+        Targets::of(&desired, &around, &mut Ways::new(8))
+    }
+
+    fn address(text: &str) -> IpAddr {
+        text.parse().unwrap()
     }
 
     fn peers(targets: &Targets) -> Vec<String> {

@@ -3,10 +3,10 @@
 use std::{
     collections::BTreeSet,
     io::{BufRead, BufReader, Write},
-    net::{SocketAddr, TcpListener},
+    net::{IpAddr, SocketAddr, TcpListener},
     os::fd::AsRawFd,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicU16, Ordering},
     },
     thread::{self, JoinHandle},
@@ -156,6 +156,79 @@ fn when_all_backends_fail_all_serve_and_it_is_said() {
     );
 }
 
+/// Servers listen at the VIPs alone, which only the edge's way to a node leads to.
+#[test]
+fn checks_take_the_way_of_a_clients_packet() {
+    let net = Topology::builder().nodes(2).build().unwrap();
+    let services: Vec<Service> = Service::all(&[Mode::L2dsr, Mode::IpipV4, Mode::IpipV6])
+        .into_iter()
+        .filter(|service| service.protocol == Protocol::Tcp)
+        .collect();
+    let (edge, nodes) = (&net.edges()[0], net.nodes());
+    for node in nodes {
+        let vips: BTreeSet<IpAddr> = services.iter().map(|one| one.address.ip()).collect();
+        vips.into_iter().for_each(|vip| node.add_vip(vip).unwrap());
+    }
+    let servers: Vec<Vec<Readiness>> = nodes
+        .iter()
+        .map(|node| {
+            services
+                .iter()
+                .map(|one| Readiness::listen(node, one.address))
+                .collect()
+        })
+        .collect();
+    let _nodes: Vec<Agent> = nodes
+        .iter()
+        .map(|node| Agent::start(node, &node_config([edge])))
+        .collect();
+    let config = edge_config(&services, nodes).replace(
+        "    backends:",
+        "    health: {type: http, path: /ready, interval: 500ms, timeout: 300ms}\n    backends:",
+    );
+    let agent = Agent::start(edge, &config);
+
+    let state = |rows: &Value, health: &str| {
+        let rows = rows.as_array().unwrap();
+        let right = rows.iter().filter(|row| row["health"] == health);
+        (right.count(), rows.len())
+    };
+    let all = services.len() * nodes.len();
+    agent.wait_for_answer("all backends pass", &["backends"], |rows| {
+        state(rows, "healthy") == (all, all)
+    });
+    for (server, service) in servers.iter().flat_map(|all| all.iter().zip(&services)) {
+        let clients = server.clients.lock().unwrap().clone();
+        let expected = edge.address_like(service.address.ip());
+        assert_eq!(
+            clients,
+            BTreeSet::from([expected]),
+            "{service} {:?}",
+            service.mode
+        );
+    }
+    let reasons = agent.json(&["drops", "--all"]);
+    for reason in ["probe_sent", "probe_answer"] {
+        let mut rows = reasons.as_array().unwrap().iter();
+        let row = rows.find(|row| row["reason"] == reason).unwrap();
+        assert!(row["packets"].as_u64() > Some(0), "{row}");
+    }
+
+    servers[0].iter().for_each(|server| server.answer(503));
+    let rows = agent.wait_for_answer("one node's backends fail", &["backends"], |rows| {
+        state(rows, "unhealthy") == (services.len(), all)
+    });
+    for row in rows.as_array().unwrap() {
+        let is_first = row["backend"] == nodes[0].v4().to_string().as_str()
+            || row["backend"] == nodes[0].v6().to_string().as_str();
+        assert_eq!(row["reason"] == "HTTP 503", is_first, "{row}");
+    }
+    servers[0].iter().for_each(|server| server.answer(200));
+    agent.wait_for_answer("they are well again", &["backends"], |rows| {
+        state(rows, "healthy") == (all, all)
+    });
+}
+
 /// An edge and nodes at work; each node tells by HTTP whether it is ready.
 struct Cluster<'net> {
     service: Service,
@@ -250,19 +323,27 @@ fn names(names: &[&str]) -> BTreeSet<String> {
 /// Answers GETs at a node's address with a status.
 struct Readiness {
     status: Arc<AtomicU16>,
+    /// Who has asked.
+    clients: Arc<Mutex<BTreeSet<IpAddr>>>,
     listener: TcpListener,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Readiness {
     fn start(node: &Machine) -> Self {
-        let address = SocketAddr::new(node.v4(), PORT);
+        Self::listen(node, SocketAddr::new(node.v4(), PORT))
+    }
+
+    fn listen(node: &Machine, address: SocketAddr) -> Self {
         let listener = node.namespace().run(|| TcpListener::bind(address)).unwrap();
         let accepting = listener.try_clone().unwrap();
         let status = Arc::new(AtomicU16::new(200));
         let answered = Arc::clone(&status);
+        let clients = Arc::<Mutex<BTreeSet<IpAddr>>>::default();
+        let seen = Arc::clone(&clients);
         let thread = thread::spawn(move || {
-            while let Ok((mut stream, _)) = accepting.accept() {
+            while let Ok((mut stream, client)) = accepting.accept() {
+                seen.lock().unwrap().insert(client.ip());
                 let mut asked = String::new();
                 let mut reader = BufReader::new(stream.try_clone().unwrap());
                 while reader.read_line(&mut asked).is_ok_and(|length| length > 2) {}
@@ -275,6 +356,7 @@ impl Readiness {
         });
         Self {
             status,
+            clients,
             listener,
             thread: Some(thread),
         }

@@ -1,0 +1,87 @@
+//! Indices of the ways that checks take: a check keeps its own as long as it is there.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use super::selection::Member;
+
+/// What is checked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Checked {
+    /// A backend of a service.
+    Backend(Member),
+    /// A node.
+    Node(IpAddr),
+}
+
+/// The indices in use, from 1 up to a number.
+#[derive(Debug)]
+pub struct Ways {
+    capacity: u32,
+    indices: BTreeMap<Checked, u32>,
+}
+
+impl Ways {
+    /// Makes indices up to `capacity`.
+    pub fn new(capacity: u32) -> Self {
+        Self {
+            capacity,
+            indices: BTreeMap::new(),
+        }
+    }
+
+    /// Gives an index to each of these, and to nothing else; as many as there are.
+    pub fn assign(&mut self, wanted: &BTreeSet<Checked>) {
+        self.indices.retain(|checked, _| wanted.contains(checked));
+        let used: BTreeSet<u32> = self.indices.values().copied().collect();
+        let mut free = (1..=self.capacity).filter(|index| !used.contains(index));
+        for checked in wanted {
+            if !self.indices.contains_key(checked) {
+                let Some(index) = free.next() else { return };
+                self.indices.insert(*checked, index);
+            }
+        }
+    }
+
+    /// Returns the index of a check, if there was one for it.
+    pub fn index(&self, checked: &Checked) -> Option<u32> {
+        self.indices.get(checked).copied()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn nodes(hosts: &[u8]) -> BTreeSet<Checked> {
+        hosts.iter().map(|host| node(*host)).collect()
+    }
+
+    fn node(host: u8) -> Checked {
+        Checked::Node([10, 0, 0, host].into())
+    }
+
+    #[test]
+    fn indices_stay_and_free_ones_are_used_again() {
+        let mut ways = Ways::new(3);
+        ways.assign(&nodes(&[2, 3]));
+        assert_eq!(
+            (ways.index(&node(2)), ways.index(&node(3))),
+            (Some(1), Some(2))
+        );
+        ways.assign(&nodes(&[1, 3]));
+        assert_eq!(ways.index(&node(3)), Some(2));
+        assert_eq!(ways.index(&node(1)), Some(1));
+        assert_eq!(ways.index(&node(2)), None);
+    }
+
+    #[test]
+    fn there_are_no_more_than_the_table_holds() {
+        let mut ways = Ways::new(2);
+        ways.assign(&nodes(&[1, 2, 3]));
+        let given: Vec<bool> = (1..4)
+            .map(|host| ways.index(&node(host)).is_some())
+            .collect();
+        assert_eq!(given, [true, true, false]);
+    }
+}

@@ -17,7 +17,7 @@ DEMO := guideway-demo
 CARGO_BPF = sysroot=$$(deploy/setup.sh bpf-sysroot) && RUSTC_BOOTSTRAP=1 \
 	RUSTC=$$sysroot/bin/rustc CARGO=$$sysroot/bin/cargo $$sysroot/bin/cargo-clippy
 
-.PHONY: build demo test lint bench setup cases fmt clippy clippy-bpf unit doc kernel-matrix
+.PHONY: build demo test lint bench setup cases health fmt clippy clippy-bpf unit doc kernel-matrix
 
 build: setup
 	cargo build --release --locked
@@ -80,6 +80,11 @@ kernel-matrix:
 # The packet cases alone, through the host functions and through the kernel.
 cases: setup
 	cargo test --locked --package fastpath --test packets --test egress
+
+# What checks of backends and nodes come to, alone.
+health: setup
+	cargo test --locked --package control --lib health
+	cargo test --locked --package control --test e2e -- health
 
 bench: setup
 	cargo bench --workspace --locked

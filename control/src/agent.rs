@@ -388,7 +388,11 @@ impl Agent {
 
     /// Selects the backends that serve; true if that is another selection than before.
     fn select(&mut self) -> bool {
-        let selection = Selection::of(&self.config.desired, &self.health.left_out());
+        let selection = Selection::of(
+            &self.config.desired,
+            &self.health.left_out(),
+            &self.own_addresses,
+        );
         for key in selection.all_fail.difference(&self.selection.all_fail) {
             tracing::warn!(service = %self.title(key), "every backend should be left out, so all serve");
         }

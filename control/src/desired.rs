@@ -7,7 +7,9 @@ use ipnet::IpNet;
 
 use crate::health::Check;
 
-pub use fastpath::tables::{BackendSpec, ForwardMode, Protocol, ServiceKey, ServiceSpec};
+pub use fastpath::tables::{
+    BackendSpec, ForwardMode, Protocol, ServiceKey, ServiceSpec, TrafficPolicy,
+};
 
 /// Everything that a reload may change.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -8,7 +8,7 @@ use std::net::IpAddr;
 
 use fastpath::tables::BackendKey;
 
-use crate::desired::{BackendSpec, Desired, ForwardMode, ServiceKey};
+use crate::desired::{BackendSpec, Desired, ForwardMode, ServiceKey, TrafficPolicy};
 
 /// A backend of a service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -63,21 +63,25 @@ impl Selection {
         }
     }
 
-    /// Leaves backends out of a desired state.
-    pub fn of(desired: &Desired, left_out: &LeftOut) -> Self {
+    /// Leaves backends out of a desired state, on a machine with the addresses `own`.
+    pub fn of(desired: &Desired, left_out: &LeftOut, own: &BTreeSet<IpAddr>) -> Self {
         let mut selection = Self::all(desired);
         if *left_out == LeftOut::default() {
             return selection;
         }
         for (key, service) in &mut selection.desired.services {
             let mode = service.spec.mode;
+            let is_local = service.spec.traffic_policy == TrafficPolicy::Local;
             let out = |backend: &BackendSpec| left_out.has(&Member::new(key, mode, backend));
-            let number_out = service.spec.backends.iter().filter(|b| out(b)).count();
-            if number_out == 0 {
+            let backends = service.spec.backends.iter();
+            let mut used = backends
+                .filter(|backend| !is_local || own.contains(&backend.address))
+                .peekable();
+            if used.peek().is_some() && used.all(out) {
+                selection.all_fail.insert(*key);
                 continue;
             }
-            if number_out == service.spec.backends.len() {
-                selection.all_fail.insert(*key);
+            if !service.spec.backends.iter().any(out) {
                 continue;
             }
             // A table of another length would move nearly every flow, and back again.
@@ -104,7 +108,7 @@ services:
     #[test]
     fn without_failures_everything_stays_as_configured() {
         let desired = desired(TWO_SERVICES);
-        let selection = Selection::of(&desired, &LeftOut::default());
+        let selection = select(&desired, &LeftOut::default());
         assert_eq!(selection.desired, desired);
         assert!(selection.all_fail.is_empty());
     }
@@ -112,13 +116,13 @@ services:
     #[test]
     fn failing_backend_leaves_its_service_only() {
         let left_out = left_out(&[("10.99.0.1:80/tcp", "10.0.0.1")], &[]);
-        let selection = Selection::of(&desired(TWO_SERVICES), &left_out);
+        let selection = select(&desired(TWO_SERVICES), &left_out);
         assert_eq!(backends(&selection), ["10.0.0.2", "10.0.0.1 10.0.0.3"]);
     }
 
     #[test]
     fn unreachable_node_leaves_all_services() {
-        let selection = Selection::of(&desired(TWO_SERVICES), &left_out(&[], &["10.0.0.1"]));
+        let selection = select(&desired(TWO_SERVICES), &left_out(&[], &["10.0.0.1"]));
         assert_eq!(backends(&selection), ["10.0.0.2", "10.0.0.3"]);
         assert!(selection.all_fail.is_empty());
     }
@@ -126,16 +130,31 @@ services:
     #[test]
     fn service_without_a_backend_that_should_serve_keeps_all() {
         let left_out = left_out(&[("10.99.0.1:80/tcp", "10.0.0.2")], &["10.0.0.1"]);
-        let selection = Selection::of(&desired(TWO_SERVICES), &left_out);
+        let selection = select(&desired(TWO_SERVICES), &left_out);
         assert_eq!(backends(&selection), ["10.0.0.1 10.0.0.2", "10.0.0.3"]);
         let all_fail: Vec<String> = selection.all_fail.iter().map(ToString::to_string).collect();
         assert_eq!(all_fail, ["10.99.0.1:80/tcp"]);
     }
 
     #[test]
+    fn machine_that_may_use_its_own_pods_only_keeps_them_when_all_of_them_fail() {
+        let mut desired = desired(TWO_SERVICES);
+        let service = desired.services.values_mut().next().unwrap();
+        service.spec.traffic_policy = TrafficPolicy::Local;
+        let left_out = left_out(&[("10.99.0.1:80/tcp", "10.0.0.1")], &[]);
+        let own = |text: &str| BTreeSet::from([text.parse().unwrap()]);
+        let selection = Selection::of(&desired, &left_out, &own("10.0.0.1"));
+        assert_eq!(backends(&selection)[0], "10.0.0.1 10.0.0.2");
+        assert_eq!(selection.all_fail.len(), 1);
+        let elsewhere = Selection::of(&desired, &left_out, &own("10.0.0.2"));
+        assert_eq!(backends(&elsewhere)[0], "10.0.0.2");
+        assert!(elsewhere.all_fail.is_empty());
+    }
+
+    #[test]
     fn service_without_backends_does_not_fail() {
         let none = TWO_SERVICES.replace("[{address: 10.0.0.1}, {address: 10.0.0.2}]", "[]");
-        let selection = Selection::of(&desired(&none), &left_out(&[], &["10.0.0.1"]));
+        let selection = select(&desired(&none), &left_out(&[], &["10.0.0.1"]));
         assert!(selection.all_fail.is_empty());
     }
 
@@ -153,9 +172,13 @@ services:
             let spec = &desired.services.values().next().unwrap().spec;
             spec.log2_slots_for(spec.backends.len())
         };
-        let selection = Selection::of(&desired, &left_out(&[], &["10.0.1.1"]));
+        let selection = select(&desired, &left_out(&[], &["10.0.1.1"]));
         assert_eq!(length(&desired), Some(11));
         assert_eq!(length(&selection.desired), Some(11));
+    }
+
+    fn select(desired: &Desired, left_out: &LeftOut) -> Selection {
+        Selection::of(desired, left_out, &BTreeSet::new())
     }
 
     fn desired(text: &str) -> Desired {

@@ -18,11 +18,16 @@
 //!
 //! Changing a layout means raising [`VERSION`], which names the pin directory.
 
+mod nat;
 mod probe;
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-pub use probe::{PROBE_ENCAP, PROBE_MARK, PROBE_MARK_MASK, Probe};
+pub use self::nat::{
+    NAT_ANSWERED, NAT_FIN_BACKEND, NAT_FIN_CLIENT, NAT_OPEN, NAT_RESET, NatForward, NatLink,
+    NatMark, NatReverse,
+};
+pub use self::probe::{PROBE_ENCAP, PROBE_MARK, PROBE_MARK_MASK, Probe};
 
 /// Version of the layouts below; part of the path under which maps are pinned.
 pub const VERSION: u32 = 2;
@@ -70,6 +75,8 @@ pub mod map {
     pub const NAT_FORWARD: &str = "NAT_FORWARD";
     /// Hash from [`super::Tuple`] (backend to this edge) to [`super::NatReverse`].
     pub const NAT_REVERSE: &str = "NAT_REVERSE";
+    /// Hash from [`super::Tuple`] (client to VIP) to `u64` time, ns: flows of NAT mode that someone is removing.
+    pub const NAT_CLAIMS: &str = "NAT_CLAIMS";
     /// LRU hash from [`super::AddressKey`] to `u64`: how much of its allowance of answers a source has used.
     pub const ANSWERS: &str = "ANSWERS";
     /// Array from the index in a check's mark to [`super::Probe`].
@@ -114,6 +121,8 @@ pub mod size {
     pub const NAT: usize = 262_144;
     /// Checks in `PROBES`; index 0 is never used.
     pub const PROBES: usize = 16_384;
+    /// Flows in `NAT_CLAIMS`: one for each CPU, and one for user space.
+    pub const NAT_CLAIMS: usize = 4_096;
     /// Sources in `ANSWERS`.
     pub const ANSWERS: usize = 16_384;
 }
@@ -145,8 +154,6 @@ plain_data! {
     Tuple: 40,
     PodFlow: 32,
     Datagram: 16,
-    NatForward: 24,
-    NatReverse: 80,
     Service: 32,
     ServiceWord: 8,
     Slot: 8,
@@ -460,6 +467,48 @@ impl Tuple {
         Self::new(source, destination, [a, b], [c, d], protocol)
     }
 
+    /// Returns the source address.
+    #[inline(always)]
+    pub const fn source(&self) -> AddressKey {
+        let [a, b, ..] = self.0;
+        AddressKey([a, b])
+    }
+
+    /// Returns the destination address.
+    #[inline(always)]
+    pub const fn destination(&self) -> AddressKey {
+        let [_, _, c, d, _] = self.0;
+        AddressKey([c, d])
+    }
+
+    /// Returns source and destination port, in wire order.
+    #[inline(always)]
+    pub const fn ports(&self) -> u32 {
+        let [a, b, c, d, ..] = self.0[4].to_ne_bytes();
+        u32::from_ne_bytes([a, b, c, d])
+    }
+
+    /// Returns the protocol.
+    #[inline(always)]
+    pub const fn protocol(&self) -> u8 {
+        self.0[4].to_ne_bytes()[4]
+    }
+
+    /// Compares by words: the BPF target has no `memcmp`.
+    #[inline(always)]
+    pub const fn is(&self, other: &Self) -> bool {
+        let [a, b, c, d, e] = self.0;
+        let [f, g, h, i, j] = other.0;
+        (a ^ f) | (b ^ g) | (c ^ h) | (d ^ i) | (e ^ j) == 0
+    }
+
+    /// Returns what a value carries so that it is not taken for another key's.
+    #[inline(always)]
+    pub const fn check(&self) -> u32 {
+        let [a, b, c, d, rest] = self.0;
+        (mix(mix(mix(mix(mix(a) ^ b) ^ c) ^ d) ^ rest) >> 32) as u32
+    }
+
     /// Returns source, destination, source port and destination port (host order), protocol.
     pub const fn parts(self) -> (AddressKey, AddressKey, u16, u16, u8) {
         let [a, b, c, d, rest] = self.0;
@@ -591,56 +640,6 @@ impl Datagram {
     }
 }
 
-/// NAT mode, from client to backend.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
-)]
-#[repr(C)]
-pub struct NatForward {
-    /// When the flow's last packet of either direction was seen, on the monotonic clock in ns.
-    pub seen: u64,
-    /// Backend id that the flow was given to.
-    pub backend: u32,
-    /// The source port it was given, in wire order.
-    pub port: [u8; 2],
-    /// What TCP flags of both directions have told.
-    pub state: u8,
-    /// Always zero.
-    pub reserved: [u8; 9],
-}
-
-/// NAT mode, from backend to client.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
-)]
-#[repr(C)]
-pub struct NatReverse {
-    /// The client.
-    pub client: AddressKey,
-    /// The address that the client talks to.
-    pub address: AddressKey,
-    /// When the flow's last packet of either direction was seen, on the monotonic clock in ns.
-    pub seen: u64,
-    /// The client's port, in wire order.
-    pub client_port: [u8; 2],
-    /// The port that the client talks to, in wire order.
-    pub port: [u8; 2],
-    /// Device that the client's packets come in on, by which the replies leave.
-    pub ifindex: u32,
-    /// First 12 bytes of the frames to the client: the MACs of its packets, swapped.
-    pub macs: [u8; 12],
-    /// 802.1Q tag control information of its packets; zero for untagged.
-    pub vlan: [u8; 2],
-    /// What TCP flags of both directions have told.
-    pub state: u8,
-    /// Always zero.
-    pub reserved: [u8; 9],
-    /// Service id, for the counters.
-    pub service: u32,
-    /// Backend id, for the counters.
-    pub backend: u32,
-}
-
 /// Address (4 bytes), port (2), protocol (1) of an IPv4 service, in wire order, and a zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
@@ -707,6 +706,13 @@ impl ServiceKeyV6 {
 
 /// 2^64 divided by the golden ratio, made odd: multiplicative hashing (Knuth, TAOCP 6.4).
 const CHECK_MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// One step of a check over several words.
+#[inline(always)]
+const fn mix(word: u64) -> u64 {
+    let mixed = word.wrapping_mul(CHECK_MULTIPLIER);
+    mixed ^ (mixed >> 32)
+}
 
 #[inline(always)]
 const fn fold_check(word: u64) -> u32 {

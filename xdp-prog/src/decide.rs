@@ -19,6 +19,7 @@ pub mod receive;
 
 use self::{
     deliver::{Deliver, Flows},
+    nat::{NatFlows, Translate},
     probe::Probes,
 };
 use crate::{
@@ -29,7 +30,7 @@ use crate::{
     flow::{Address, FlowKey, V4, V6},
     frame::{Frame, FrameMut},
     parse::{self, Packet},
-    reason::{DropReason, PassReason},
+    reason::{DropReason, PassReason, ReturnReason},
     rewrite,
     wire::{ethernet, ipv4::Ipv4, ipv6::Ipv6, protocol},
 };
@@ -73,9 +74,9 @@ pub trait Clock {
 }
 
 /// Everything that a packet may ask, remember and count.
-pub trait World: Tables + Counters + Flows + Probes {}
+pub trait World: Tables + Counters + Flows + NatFlows + Probes {}
 
-impl<T: Tables + Counters + Flows + Probes> World for T {}
+impl<T: Tables + Counters + Flows + NatFlows + Probes> World for T {}
 
 /// The counters that a packet may move.
 pub trait Counters {
@@ -98,6 +99,8 @@ pub enum Verdict<'t> {
     Decap(Decap),
     /// Hand it to a pod of this machine, by way of the stack.
     Deliver(Deliver<'t>),
+    /// Send it to the other end of a NAT mode flow.
+    Translate(Translate<'t>),
     /// Begin anew in another stage.
     Continue(Stage),
 }
@@ -114,21 +117,27 @@ pub enum Stage {
     Icmp = 2,
     /// Fragments to addresses of ours, bare or encapsulated.
     Fragment = 3,
-    /// NAT mode, both ways.
+    /// NAT mode, from client to backend.
     Nat = 4,
     /// Answers to this machine's own checks.
     Probe = 5,
+    /// NAT mode: the first packet of a flow.
+    NatBegin = 6,
+    /// NAT mode, from backend to client.
+    NatReply = 7,
 }
 
 impl Stage {
     /// Every stage.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 8] = [
         Self::Receive,
         Self::Local,
         Self::Icmp,
         Self::Fragment,
         Self::Nat,
         Self::Probe,
+        Self::NatBegin,
+        Self::NatReply,
     ];
 
     /// Returns the index in `STAGES`.
@@ -145,6 +154,8 @@ impl Stage {
             Self::Fragment => "guideway_fragment",
             Self::Nat => "guideway_nat",
             Self::Probe => "guideway_probe",
+            Self::NatBegin => "guideway_nat_begin",
+            Self::NatReply => "guideway_nat_reply",
         }
     }
 }
@@ -216,8 +227,9 @@ pub struct Decap {
     pub tag: Tag,
 }
 
-/// IP version.
+/// IP version; a word, because it lies on the BPF stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
 pub enum Family {
     /// IPv4.
     V4,
@@ -260,8 +272,10 @@ pub fn resume<F: FrameMut, T: World>(
         Stage::Local => local::decide(frame, tables),
         Stage::Icmp => icmp::decide(frame, tables),
         Stage::Fragment => fragment::decide(frame, tables),
-        Stage::Nat => nat::decide(frame, tables),
         Stage::Probe => return probe::process(frame, tables),
+        Stage::Nat => nat::decide(frame, tables, ingress),
+        Stage::NatBegin => nat::begin::decide(frame, tables, ingress),
+        Stage::NatReply => nat::decide_reply(frame, tables),
     };
     carry_out(frame, tables, ingress, verdict)
 }
@@ -283,11 +297,20 @@ pub fn carry_out<F: FrameMut, T: World>(
         Verdict::Forward(forward) => match rewrite::forward(frame, &forward) {
             Ok(()) => {
                 tables.count_forward(forward.service, forward.backend, forward.length as u64);
-                return if forward.hop.ifindex == ingress {
-                    Action::Transmit
-                } else {
-                    Action::Redirect(forward.hop.ifindex)
-                };
+                return send(forward.hop.ifindex, ingress);
+            }
+            Err(reason) => reason,
+        },
+        Verdict::Translate(translate) => match rewrite::nat::translate(frame, &translate) {
+            Ok(()) => {
+                match translate.by.backend {
+                    0 => tables.count_reason(ReturnReason::NatReply.index()),
+                    backend => {
+                        let service = translate.by.service;
+                        tables.count_forward(service, backend, translate.length as u64);
+                    }
+                }
+                return send(translate.by.ifindex, ingress);
             }
             Err(reason) => reason,
         },
@@ -310,6 +333,15 @@ pub fn carry_out<F: FrameMut, T: World>(
     };
     tables.count_reason(dropped.index());
     Action::Drop
+}
+
+#[inline(always)]
+const fn send(ifindex: u32, ingress: u32) -> Action {
+    if ifindex == ingress {
+        Action::Transmit
+    } else {
+        Action::Redirect(ifindex)
+    }
 }
 
 #[inline(always)]

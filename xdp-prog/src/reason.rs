@@ -1,19 +1,20 @@
-//! Why a packet was passed to the stack, dropped, or answered.
+//! Why a packet was passed to the stack, dropped, answered, or sent on to a client.
 //!
 //! One list, three uses: the variant is the datapath's error, its integer the
-//! index into the `REASONS` counters, its text the metric label. Forwarded
-//! packets have no reason; they are counted per service and per backend.
+//! index into the `REASONS` counters, its text the metric label. What is forwarded
+//! to a backend has no reason; it is counted per service and per backend.
 //!
 //! The list is part of the table layout: a variant that comes, goes or moves
 //! raises [`crate::abi::VERSION`], or pinned counters would go on under other
 //! names.
 
-/// Declares the three enums over one contiguous range of counter indices.
+/// Declares the four enums over one contiguous range of counter indices.
 macro_rules! reasons {
     (
         pass { $($(#[$pass_doc:meta])* $pass:ident = $pass_label:literal,)* }
         drop { $($(#[$drop_doc:meta])* $drop:ident = $drop_label:literal,)* }
         reply { $($(#[$reply_doc:meta])* $reply:ident = $reply_label:literal,)* }
+        return { $($(#[$return_doc:meta])* $return:ident = $return_label:literal,)* }
     ) => {
         /// Why a packet goes on to the kernel's own stack.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -75,6 +76,29 @@ macro_rules! reasons {
                 match self { $(Self::$reply => $reply_label,)* }
             }
         }
+
+        /// What goes on to a client by way of this machine.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[repr(u32)]
+        pub enum ReturnReason { $($(#[$return_doc])* $return,)* }
+
+        impl ReturnReason {
+            /// Every variant, in the order of the counters.
+            pub const ALL: &'static [Self] = &[$(Self::$return,)*];
+
+            /// Returns the index into the `REASONS` counters: these follow replies.
+            #[inline(always)]
+            #[expect(clippy::cast_possible_truncation, reason = "a few dozen variants")]
+            pub const fn index(self) -> u32 {
+                (PassReason::ALL.len() + DropReason::ALL.len() + ReplyReason::ALL.len()) as u32
+                    + self as u32
+            }
+
+            /// Returns the metric label.
+            pub const fn label(self) -> &'static str {
+                match self { $(Self::$return => $return_label,)* }
+            }
+        }
     };
 }
 
@@ -124,7 +148,7 @@ reasons! {
         ProbeAnswer = "probe_answer",
         /// Belongs to a flow of this machine's kernel that uses a NodePort as its source port.
         LocalFlow = "local_flow",
-        /// To the source address of NAT mode, but of no flow that is known.
+        /// To a source port of NAT mode, but of no flow that is known.
         NatNotOurs = "nat_not_ours",
     }
     drop {
@@ -150,6 +174,8 @@ reasons! {
         FlowConflict = "flow_conflict",
         /// The table of flows takes no more.
         FlowTableFull = "flow_table_full",
+        /// NAT mode: goes on with a connection that is not known here.
+        NatUnknownFlow = "nat_unknown_flow",
         /// Every source port towards this backend that was tried is in use.
         NatPortsExhausted = "nat_ports_exhausted",
         /// The tables of NAT mode take no more flows.
@@ -187,11 +213,19 @@ reasons! {
         /// A TCP RST: nothing serves this port.
         Reset = "reset",
     }
+    return {
+        /// A packet of NAT mode from a backend.
+        NatReply = "nat_reply",
+        /// An ICMP error about a packet of NAT mode that went to a backend.
+        NatError = "nat_error",
+    }
 }
 
 /// Number of counters in `REASONS`.
-pub const REASON_COUNT: usize =
-    PassReason::ALL.len() + DropReason::ALL.len() + ReplyReason::ALL.len();
+pub const REASON_COUNT: usize = PassReason::ALL.len()
+    + DropReason::ALL.len()
+    + ReplyReason::ALL.len()
+    + ReturnReason::ALL.len();
 
 /// Whether a reason's packets went on or ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -202,6 +236,8 @@ pub enum ReasonKind {
     Drop,
     /// The packets were answered.
     Reply,
+    /// The packets went on to clients.
+    Return,
 }
 
 /// Lists every reason as (kind, label) in the order of the counters.
@@ -215,7 +251,10 @@ pub fn all() -> impl Iterator<Item = (ReasonKind, &'static str)> {
     let replies = ReplyReason::ALL
         .iter()
         .map(|reason| (ReasonKind::Reply, reason.label()));
-    passes.chain(drops).chain(replies)
+    let returns = ReturnReason::ALL
+        .iter()
+        .map(|reason| (ReasonKind::Return, reason.label()));
+    passes.chain(drops).chain(replies).chain(returns)
 }
 
 #[cfg(test)]
@@ -228,7 +267,8 @@ mod tests {
             .iter()
             .map(|reason| reason.index())
             .chain(DropReason::ALL.iter().map(|reason| reason.index()))
-            .chain(ReplyReason::ALL.iter().map(|reason| reason.index()));
+            .chain(ReplyReason::ALL.iter().map(|reason| reason.index()))
+            .chain(ReturnReason::ALL.iter().map(|reason| reason.index()));
         assert!(indices.eq((0..).take(REASON_COUNT)));
         assert_eq!(all().count(), REASON_COUNT);
     }

@@ -36,6 +36,8 @@ use crate::{
     },
 };
 
+pub mod nat;
+
 /// TTL of outer headers: they cross the operator's own network only.
 pub const OUTER_TTL: u8 = 64;
 
@@ -139,14 +141,25 @@ fn write_link<F: FrameMut>(frame: &mut F, forward: &Forward<'_>) -> Result<(), D
         Outer::V4 => ethernet::IPV4,
         Outer::V6 => ethernet::IPV6,
     };
-    let tagged = forward.hop.vlan != [0; 2];
+    write_ethernet(frame, forward.hop.macs, forward.hop.vlan, payload)
+}
+
+/// Writes an Ethernet header, and a VLAN tag unless it is zero.
+#[inline(always)]
+fn write_ethernet<F: FrameMut>(
+    frame: &mut F,
+    macs: [u8; 12],
+    vlan: [u8; 2],
+    payload: [u8; 2],
+) -> Result<(), DropReason> {
+    let tagged = vlan != [0; 2];
     let header = view_mut::<Ethernet, _>(frame, 0)?;
-    header.macs = forward.hop.macs;
+    header.macs = macs;
     header.ether_type = if tagged { ethernet::VLAN } else { payload };
     if tagged {
         let tag = view_mut::<VlanTag, _>(frame, Ethernet::LENGTH)?;
         *tag = VlanTag {
-            control: forward.hop.vlan,
+            control: vlan,
             ether_type: payload,
         };
     }

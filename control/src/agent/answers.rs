@@ -222,6 +222,7 @@ impl Agent {
                     ReasonKind::Drop => "drop",
                     ReasonKind::Reply => "reply",
                     ReasonKind::Pass => "pass",
+                    ReasonKind::Return => "return",
                 }
                 .to_owned(),
                 reason: reason.label.to_owned(),

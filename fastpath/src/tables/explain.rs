@@ -119,7 +119,9 @@ impl Tables {
             Verdict::Drop(reason) => Outcome::Drop(reason.label()),
             Verdict::Deliver(_) => Outcome::Pass(PassReason::Delivered.label()),
             Verdict::Continue(stage) => Outcome::Pass(stage.program()),
-            Verdict::Decap(_) => unreachable!("balancing never decapsulates"),
+            Verdict::Decap(_) | Verdict::Translate(_) => {
+                unreachable!("balancing leaves these to stages")
+            }
         };
         Explanation { choice, verdict }
     }

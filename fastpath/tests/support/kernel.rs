@@ -55,6 +55,8 @@ impl Kernel {
             (map::FLOWS_EMBRYONIC, size::LRU),
             (map::LOCAL_FLOWS, size::LRU),
             (map::PROBE_PEERS, size::LRU),
+            (map::NAT_FORWARD, size::NAT),
+            (map::NAT_REVERSE, size::NAT),
             (map::SERVICE, size::SERVICES),
             (map::SERVICE_TRAFFIC, size::SERVICES),
             (map::LUT, size::LUT),
@@ -103,6 +105,8 @@ impl Kernel {
         self.fill_hash(map::FLOWS_EMBRYONIC, &tables.embryonic)?;
         self.fill_hash(map::LOCAL_FLOWS, &tables.local_flows)?;
         self.fill_hash(map::PROBE_PEERS, &tables.probe_peers)?;
+        self.fill_hash(map::NAT_FORWARD, &tables.nat.forward)?;
+        self.fill_hash(map::NAT_REVERSE, &tables.nat.reverse)?;
         self.fill_trie(map::TRUSTED_EDGES, &tables.trusted)?;
         self.fill_trie(map::SOURCE_RANGES, &tables.source_ranges)
     }

@@ -14,6 +14,11 @@ pub(crate) const VLAN: u16 = 0x8100;
 /// 802.1ad.
 pub(crate) const SERVICE_VLAN: u16 = 0x88a8;
 
+pub(crate) const FIN: u8 = 0x01;
+pub(crate) const SYN: u8 = 0x02;
+pub(crate) const RST: u8 = 0x04;
+pub(crate) const ACK: u8 = 0x10;
+
 /// Address and port.
 pub(crate) type End = (IpAddr, u16);
 
@@ -87,10 +92,18 @@ impl Packet {
         }
     }
 
-    /// Makes a TCP segment.
+    /// Makes the first segment of a TCP connection.
     pub(crate) fn tcp(from: End, to: End, payload: &[u8]) -> Self {
+        Self::segment(from, to, SYN, payload)
+    }
+
+    /// Makes a TCP segment with these of the flags below.
+    pub(crate) fn segment(from: End, to: End, flags: u8, payload: &[u8]) -> Self {
         let mut header = TcpHeader::new(from.1, to.1, 0x0102_0304, 0xfaf0);
-        header.syn = true;
+        header.fin = flags & FIN != 0;
+        header.syn = flags & SYN != 0;
+        header.rst = flags & RST != 0;
+        header.ack = flags & ACK != 0;
         header.checksum = match (from.0, to.0) {
             (IpAddr::V4(source), IpAddr::V4(destination)) => {
                 header.calc_checksum_ipv4_raw(source.octets(), destination.octets(), payload)
@@ -126,6 +139,13 @@ impl Packet {
         .unwrap();
         let datagram = [&header.to_bytes()[..], payload].concat();
         Self::ip(from.0, to.0, 17, &datagram)
+    }
+
+    /// Makes an SCTP packet: its checksum, here a made-up one, covers no addresses.
+    pub(crate) fn sctp(from: End, to: End, payload: &[u8]) -> Self {
+        let ports = [from.1.to_be_bytes(), to.1.to_be_bytes()].concat();
+        let rest = [0, 0, 0, 9, 0xc0, 0xff, 0xee, 0x11];
+        Self::ip(from.0, to.0, 132, &[&ports, &rest[..], payload].concat())
     }
 
     /// Makes an echo request of the addresses' family.

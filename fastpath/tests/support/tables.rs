@@ -1,5 +1,7 @@
 //! Plain maps with the contents of the tables, and counters.
 
+mod nat;
+
 use std::{cell::RefCell, collections::HashMap, net::IpAddr};
 
 use xdp_prog::{
@@ -15,6 +17,8 @@ use xdp_prog::{
     reason::REASON_COUNT,
 };
 
+pub(crate) use self::nat::Nat;
+
 /// Entries of each table; the kernel's maps are made with the same sizes.
 pub(crate) mod size {
     pub(crate) const HASH: u32 = 64;
@@ -24,6 +28,8 @@ pub(crate) mod size {
     pub(crate) const LUT: u32 = 512;
     /// LRU maps evict early where there are few entries for each CPU.
     pub(crate) const LRU: u32 = 4096;
+    /// Enough for a range of ports to run out before.
+    pub(crate) const NAT: u32 = 128;
 }
 
 /// Contents of all tables, without the counters.
@@ -46,6 +52,7 @@ pub(crate) struct TableSet {
     pub(crate) flows: HashMap<Tuple, PodFlow>,
     pub(crate) embryonic: HashMap<Tuple, PodFlow>,
     pub(crate) local_flows: HashMap<Tuple, u64>,
+    pub(crate) nat: Nat,
     free_slot: u32,
 }
 
@@ -68,6 +75,7 @@ impl Default for TableSet {
             flows: HashMap::new(),
             embryonic: HashMap::new(),
             local_flows: HashMap::new(),
+            nat: Nat::default(),
             // Slot 0 is never used.
             free_slot: 1,
         }
@@ -252,6 +260,7 @@ pub(crate) enum Event {
 pub(crate) struct ModelTables<'a> {
     tables: &'a TableSet,
     flows: RefCell<[HashMap<Tuple, PodFlow>; 2]>,
+    nat: nat::LiveNat,
     events: RefCell<Vec<Event>>,
 }
 
@@ -260,6 +269,7 @@ impl<'a> ModelTables<'a> {
         Self {
             tables,
             flows: RefCell::new([tables.flows.clone(), tables.embryonic.clone()]),
+            nat: nat::LiveNat::new(tables.nat.clone()),
             events: RefCell::default(),
         }
     }

@@ -12,7 +12,7 @@ use crate::{
     maglev,
     parse::{self, Packet, TcpFlags},
     reason::{DropReason, PassReason},
-    wire::ethernet::Ethernet,
+    wire::{ethernet::Ethernet, protocol},
 };
 
 /// A service that a packet is for, and what of it was read.
@@ -112,15 +112,16 @@ pub fn find<'t, A: Ip, T: Tables>(tables: &'t T, flow: &FlowKey<A>) -> Result<Fo
     Err(Verdict::Drop(DropReason::TableChanged))
 }
 
-/// A reply to NAT mode comes for a port that is no service's.
+/// A reply to NAT mode comes for a port that is no service's: one of the mode's, or, for SCTP, any.
 #[inline(always)]
 fn no_service<'t, A: Ip, T: Tables>(tables: &T, flow: &FlowKey<A>) -> Verdict<'t> {
     let config = tables.config();
     let is_nat = config.is_some_and(|config| {
-        u16::from_be_bytes(flow.destination_port).wrapping_sub(config.nat_port) < config.nat_ports
+        let offset = u16::from_be_bytes(flow.destination_port).wrapping_sub(config.nat_port);
+        offset < config.nat_ports || (flow.protocol == protocol::SCTP && config.nat_ports != 0)
     });
     if is_nat {
-        return Verdict::Continue(Stage::Nat);
+        return Verdict::Continue(Stage::NatReply);
     }
     if config.is_some_and(|config| config.flags & CONFIG_PROBES != 0) {
         return Verdict::Continue(Stage::Probe);
@@ -303,7 +304,7 @@ fn outer_source<'t, T: Tables>(
 
 /// Compares as words: the BPF target has no `memcmp`.
 #[inline(always)]
-fn is_unspecified(address: &[u8; 16]) -> bool {
+pub(super) fn is_unspecified(address: &[u8; 16]) -> bool {
     let [high, low] = crate::flow::words(address);
     high | low == 0
 }

@@ -12,6 +12,7 @@ mod fragments;
 mod lengths;
 mod link;
 mod lookup;
+mod nat;
 mod not_ours;
 mod probe;
 
@@ -73,6 +74,7 @@ pub(crate) fn all() -> Vec<Case> {
         forward::cases,
         lookup::cases,
         decap::cases,
+        nat::cases,
     ] {
         cases.extend(subject());
     }

@@ -56,6 +56,16 @@ fn guideway_probe(ctx: XdpContext) -> u32 {
     stage(&ctx, Stage::Probe)
 }
 
+#[xdp(frags)]
+fn guideway_nat_begin(ctx: XdpContext) -> u32 {
+    stage(&ctx, Stage::NatBegin)
+}
+
+#[xdp(frags)]
+fn guideway_nat_reply(ctx: XdpContext) -> u32 {
+    stage(&ctx, Stage::NatReply)
+}
+
 #[inline(always)]
 fn stage(ctx: &XdpContext, stage: Stage) -> u32 {
     let tables = KernelTables::new(ctx);

@@ -3,6 +3,7 @@
 mod egress;
 mod flows;
 mod fragments;
+mod nat;
 mod policy;
 mod probes;
 
@@ -17,12 +18,14 @@ use aya_ebpf::{
 };
 use xdp_prog::{
     abi::{
-        AddressKey, BACKEND_V4, Backend, Config, EdgeMac, HOP_GATEWAY, NextHop, Pod, PodFlow,
-        PodKey, Service, ServiceKeyV4, ServiceKeyV6, ServiceWord, Slot, Traffic, Tuple, size,
+        AddressKey, BACKEND_V4, Backend, Config, EdgeMac, HOP_GATEWAY, NatForward, NatMark,
+        NatReverse, NextHop, Pod, PodFlow, PodKey, Service, ServiceKeyV4, ServiceKeyV6,
+        ServiceWord, Slot, Traffic, Tuple, size,
     },
     decide::{
         Clock, Counters, Stage, Tables,
         deliver::{FlowTable, Flows},
+        nat::{Inserted, NatFlows, Origin, Translation},
         probe::Probes,
     },
     reason::REASON_COUNT,
@@ -197,6 +200,77 @@ impl Flows for KernelTables<'_> {
     #[inline(always)]
     fn remove_flow(&self, table: FlowTable, key: &Tuple) {
         flows::remove(table, key);
+    }
+}
+
+impl NatFlows for KernelTables<'_> {
+    #[inline(always)]
+    fn see_nat_forward(
+        &self,
+        key: &Tuple,
+        renew: impl FnOnce(&NatForward) -> Option<NatMark>,
+    ) -> Option<NatForward> {
+        nat::see_forward(key, renew)
+    }
+
+    #[inline(always)]
+    fn see_nat_reverse(
+        &self,
+        key: &Tuple,
+        renew: impl FnOnce(&NatReverse) -> Option<NatMark>,
+    ) -> Option<NatReverse> {
+        nat::see_reverse(key, renew)
+    }
+
+    #[inline(always)]
+    fn insert_nat_forward(&self, key: &Tuple, entry: &NatForward) -> Inserted {
+        nat::insert_forward(key, entry)
+    }
+
+    #[inline(always)]
+    fn insert_nat_reverse(
+        &self,
+        key: &Tuple,
+        forward: &Tuple,
+        client: &Origin,
+        mark: NatMark,
+    ) -> Inserted {
+        nat::insert_reverse(key, forward, client, mark)
+    }
+
+    #[inline(always)]
+    fn remove_nat_forward(&self, key: &Tuple) {
+        nat::remove_forward(key);
+    }
+
+    #[inline(always)]
+    fn remove_nat_reverse(&self, key: &Tuple) {
+        nat::remove_reverse(key);
+    }
+
+    #[inline(always)]
+    fn move_nat_client(&self, forward: &Tuple, reverse: &Tuple, client: &Origin) {
+        nat::move_client(forward, reverse, client);
+    }
+
+    #[inline(always)]
+    fn claim_nat(&self, forward: &Tuple) -> bool {
+        nat::claim(forward)
+    }
+
+    #[inline(always)]
+    fn release_nat(&self, forward: &Tuple) {
+        nat::release(forward);
+    }
+
+    #[inline(always)]
+    fn device_mtu(&self, ifindex: u32) -> Option<u16> {
+        nat::device_mtu(self.ctx, ifindex)
+    }
+
+    #[inline(always)]
+    fn keep(&self, translation: Translation) -> Option<&Translation> {
+        nat::keep(translation)
     }
 }
 

@@ -1,0 +1,349 @@
+//! The two entries of a NAT mode flow.
+//!
+//! In whole words, as all values that the programs build on their stack.
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use super::{AddressKey, Tuple, plain_data};
+
+plain_data! {
+    NatMark: 8,
+    NatForward: 24,
+    NatReverse: 72,
+    NatLink: 16,
+}
+
+/// When a flow was last seen, and what its packets told: in one word, so that no reader sees the one without
+/// the other.
+///
+/// ```text
+/// 63                                       8 7          0
+/// | monotonic clock in ns, in steps of 256   | NAT_ flags |
+/// ```
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
+#[repr(transparent)]
+pub struct NatMark(u64);
+
+/// [`NatMark`] of a client: it has sent more than its SYN.
+pub const NAT_OPEN: u8 = 1;
+/// [`NatMark`] of a backend: it has sent something.
+pub const NAT_ANSWERED: u8 = 2;
+/// [`NatMark`] of a client: it has sent a FIN.
+pub const NAT_FIN_CLIENT: u8 = 4;
+/// [`NatMark`] of a backend: it has sent a FIN.
+pub const NAT_FIN_BACKEND: u8 = 8;
+/// [`NatMark`] of either: it has sent a RST.
+pub const NAT_RESET: u8 = 16;
+
+impl NatMark {
+    /// Packs time and flags.
+    #[inline(always)]
+    pub const fn new(now: u64, flags: u8) -> Self {
+        Self(now >> 8 << 8 | flags as u64)
+    }
+
+    /// Returns the time in ns.
+    #[inline(always)]
+    pub const fn time(self) -> u64 {
+        self.0 >> 8 << 8
+    }
+
+    /// Returns the flags.
+    #[inline(always)]
+    #[expect(clippy::cast_possible_truncation, reason = "takes the low bits")]
+    pub const fn flags(self) -> u8 {
+        self.0 as u8
+    }
+
+    /// Returns for how long nothing was seen; zero where that was in the future, by the clock of another CPU.
+    #[inline(always)]
+    pub const fn idle(self, now: u64) -> u64 {
+        let idle = now.wrapping_sub(self.time());
+        if idle >> 63 == 0 { idle } else { 0 }
+    }
+}
+
+/// NAT mode, from client to backend; the one entry that tells whether the flow lives.
+///
+/// The checks come first, here and in [`NatReverse`]: the kernel copies a value from its start, and readers
+/// look at the checks last, so that an element recycled under them is found out.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
+#[repr(C)]
+pub struct NatForward {
+    /// Checks of this entry's key and of the other's.
+    check: [u32; 2],
+    /// When the flow was seen, and what both directions told.
+    pub mark: NatMark,
+    /// Backend id (4 bytes), the source port the flow was given (2, wire order), fingerprint of the link in
+    /// [`NatReverse`] (2).
+    rest: u64,
+}
+
+impl NatForward {
+    /// Makes the entry of a flow that the client sends as `key` to a backend, which replies as `reverse`.
+    #[inline(always)]
+    pub const fn new(
+        key: &Tuple,
+        reverse: &Tuple,
+        backend: u32,
+        fingerprint: u16,
+        mark: NatMark,
+    ) -> Self {
+        let [_, _, a, b] = reverse.ports().to_ne_bytes();
+        let [c, d] = fingerprint.to_ne_bytes();
+        let [e, f, g, h] = backend.to_ne_bytes();
+        Self {
+            check: [key.check(), reverse.check()],
+            mark,
+            rest: u64::from_ne_bytes([e, f, g, h, a, b, c, d]),
+        }
+    }
+
+    /// Tells whether the entry belongs to this key.
+    #[inline(always)]
+    pub const fn is_for(&self, key: &Tuple) -> bool {
+        self.check[0] == key.check()
+    }
+
+    /// Tells whether the flow's replies come as `reverse`.
+    ///
+    /// They do not where the backend's id is another backend's by now, or the edge's NAT address another one.
+    #[inline(always)]
+    pub const fn is_answered_as(&self, reverse: &Tuple) -> bool {
+        self.check[1] == reverse.check()
+    }
+
+    /// Returns the backend id.
+    #[inline(always)]
+    pub const fn backend(&self) -> u32 {
+        let [a, b, c, d, ..] = self.rest.to_ne_bytes();
+        u32::from_ne_bytes([a, b, c, d])
+    }
+
+    /// Returns the source port that the flow was given, in wire order.
+    #[inline(always)]
+    pub const fn port(&self) -> [u8; 2] {
+        let [_, _, _, _, a, b, ..] = self.rest.to_ne_bytes();
+        [a, b]
+    }
+
+    /// Returns the fingerprint of the link in the other entry.
+    #[inline(always)]
+    pub const fn fingerprint(&self) -> u16 {
+        let [.., a, b] = self.rest.to_ne_bytes();
+        u16::from_ne_bytes([a, b])
+    }
+
+    /// Notes that the other entry has another link.
+    #[inline(always)]
+    pub const fn set_fingerprint(&mut self, fingerprint: u16) {
+        let [a, b, c, d, e, f, ..] = self.rest.to_ne_bytes();
+        let [g, h] = fingerprint.to_ne_bytes();
+        self.rest = u64::from_ne_bytes([a, b, c, d, e, f, g, h]);
+    }
+}
+
+/// NAT mode, from backend to client.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
+#[repr(C)]
+pub struct NatReverse {
+    check: u32,
+    /// Device that the client's packets come in on, by which the replies leave.
+    pub ifindex: u32,
+    /// When the backend's packets were last noted in [`NatForward`], and what they told.
+    pub mark: NatMark,
+    /// The client.
+    pub client: AddressKey,
+    /// The address that the client talks to.
+    pub address: AddressKey,
+    /// How frames to the client begin.
+    pub link: NatLink,
+    /// The client's port (2 bytes), the port that it talks to (2), four zeros.
+    ports: u64,
+}
+
+impl NatReverse {
+    /// Makes the entry of a flow that the client sends as `forward`, for replies that come as `key`.
+    #[inline(always)]
+    pub const fn new(
+        key: &Tuple,
+        forward: &Tuple,
+        ifindex: u32,
+        link: NatLink,
+        mark: NatMark,
+    ) -> Self {
+        let [a, b, c, d] = forward.ports().to_ne_bytes();
+        Self {
+            check: key.check(),
+            ifindex,
+            mark,
+            client: forward.source(),
+            address: forward.destination(),
+            link,
+            ports: u64::from_ne_bytes([a, b, c, d, 0, 0, 0, 0]),
+        }
+    }
+
+    /// Tells whether the entry belongs to this key.
+    #[inline(always)]
+    pub const fn is_for(&self, key: &Tuple) -> bool {
+        self.check == key.check()
+    }
+
+    /// Returns the key of the other entry; `protocol` is part of this one's key.
+    #[inline(always)]
+    pub const fn forward_key(&self, protocol: u8) -> Tuple {
+        Tuple::new(
+            self.client,
+            self.address,
+            self.client_port(),
+            self.port(),
+            protocol,
+        )
+    }
+
+    /// Returns the client's port, in wire order.
+    #[inline(always)]
+    pub const fn client_port(&self) -> [u8; 2] {
+        let [a, b, ..] = self.ports.to_ne_bytes();
+        [a, b]
+    }
+
+    /// Returns the port that the client talks to, in wire order.
+    #[inline(always)]
+    pub const fn port(&self) -> [u8; 2] {
+        let [_, _, a, b, ..] = self.ports.to_ne_bytes();
+        [a, b]
+    }
+}
+
+/// How frames to a client begin: destination and source MAC (12 bytes), 802.1Q tag control information (2, zero
+/// for untagged), the device's MTU (2, native).
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
+#[repr(transparent)]
+pub struct NatLink([u64; 2]);
+
+impl NatLink {
+    /// Packs the parts.
+    #[inline(always)]
+    pub const fn new(macs: [u8; 12], vlan: [u8; 2], mtu: u16) -> Self {
+        let [a, b, c, d, e, f, g, h, i, j, k, l] = macs;
+        let [m, n] = vlan;
+        let [o, p] = mtu.to_ne_bytes();
+        Self([
+            u64::from_ne_bytes([a, b, c, d, e, f, g, h]),
+            u64::from_ne_bytes([i, j, k, l, m, n, o, p]),
+        ])
+    }
+
+    /// Returns destination and source MAC.
+    #[inline(always)]
+    pub const fn macs(self) -> [u8; 12] {
+        let [a, b, c, d, e, f, g, h] = self.0[0].to_ne_bytes();
+        let [i, j, k, l, ..] = self.0[1].to_ne_bytes();
+        [a, b, c, d, e, f, g, h, i, j, k, l]
+    }
+
+    /// Returns the tag control information.
+    #[inline(always)]
+    pub const fn vlan(self) -> [u8; 2] {
+        let [_, _, _, _, a, b, ..] = self.0[1].to_ne_bytes();
+        [a, b]
+    }
+
+    /// Returns the MTU.
+    #[inline(always)]
+    pub const fn mtu(self) -> u16 {
+        let [.., a, b] = self.0[1].to_ne_bytes();
+        u16::from_ne_bytes([a, b])
+    }
+
+    /// Returns the same link with another MTU.
+    #[inline(always)]
+    pub const fn with_mtu(self, mtu: u16) -> Self {
+        Self::new(self.macs(), self.vlan(), mtu)
+    }
+
+    /// Returns what tells it from other links, whatever their MTU.
+    #[inline(always)]
+    #[expect(clippy::cast_possible_truncation, reason = "takes the low bits")]
+    pub const fn fingerprint(self, ifindex: u32) -> u16 {
+        let link = self.with_mtu(0);
+        (super::mix(super::mix(link.0[0]) ^ link.0[1] ^ (ifindex as u64) << 16) >> 16) as u16
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KEY: Tuple = Tuple::new(
+        AddressKey::v4([198, 51, 100, 7]),
+        AddressKey::v4([203, 0, 113, 10]),
+        [0x9c, 0x40],
+        [0, 80],
+        6,
+    );
+    const LINK: NatLink = NatLink::new([1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12], [0x20, 7], 1500);
+
+    #[test]
+    fn marks_keep_time_and_flags_apart() {
+        let mark = NatMark::new(9_000_000, NAT_OPEN | NAT_RESET);
+        assert_eq!(mark.flags(), NAT_OPEN | NAT_RESET);
+        assert!(9_000_000 - mark.time() < 256);
+        assert_eq!(mark.idle(mark.time() + 5), 5);
+        assert_eq!(mark.idle(1), 0, "the clocks of two CPUs may differ");
+    }
+
+    #[test]
+    fn entries_keep_their_parts_apart() {
+        let reply = |port| {
+            Tuple::new(
+                AddressKey::v4([192, 0, 2, 30]),
+                AddressKey::v4([192, 0, 2, 1]),
+                [0x1f, 0x90],
+                port,
+                6,
+            )
+        };
+        let mark = NatMark::default();
+        let mut forward = NatForward::new(&KEY, &reply([0xee, 1]), 0xa1b2_c3d4, 0x5566, mark);
+        assert_eq!(forward.backend(), 0xa1b2_c3d4);
+        assert_eq!(forward.port(), [0xee, 1]);
+        assert_eq!(forward.fingerprint(), 0x5566);
+        forward.set_fingerprint(0x7788);
+        assert_eq!((forward.port(), forward.fingerprint()), ([0xee, 1], 0x7788));
+        assert!(forward.is_for(&KEY) && forward.is_answered_as(&reply([0xee, 1])));
+        assert!(!forward.is_for(&reply([0xee, 1])) && !forward.is_answered_as(&reply([0xee, 2])));
+
+        let reverse = NatReverse::new(&reply([0xee, 1]), &KEY, 3, LINK, mark);
+        assert!(reverse.is_for(&reply([0xee, 1])) && !reverse.is_for(&KEY));
+        assert_eq!(reverse.forward_key(6), KEY);
+        assert_ne!(reverse.forward_key(17), KEY);
+    }
+
+    #[test]
+    fn link_is_told_from_others_whatever_its_mtu() {
+        assert_eq!(LINK.macs(), [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]);
+        assert_eq!((LINK.vlan(), LINK.mtu()), ([0x20, 7], 1500));
+        let fingerprint = LINK.fingerprint(3);
+        assert_eq!(LINK.with_mtu(9000).fingerprint(3), fingerprint);
+        assert_ne!(LINK.fingerprint(4), fingerprint);
+        for byte in 0..12 {
+            let mut macs = LINK.macs();
+            macs[byte] ^= 1;
+            let other = NatLink::new(macs, LINK.vlan(), 1500);
+            assert_ne!(other.fingerprint(3), fingerprint, "byte {byte}");
+        }
+        let other = NatLink::new(LINK.macs(), [0x20, 8], 1500);
+        assert_ne!(other.fingerprint(3), fingerprint);
+    }
+}

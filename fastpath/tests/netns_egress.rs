@@ -1,0 +1,356 @@
+//! Replies of real pods: client - router - edge - node - pod, and straight back.
+//!
+//! The pod's cable keeps its offloads, so the egress program meets partial
+//! checksums and merged segments; the node's uplink has none, so what the client
+//! gets was finished after the program. The client's frames are captured and their
+//! checksums computed once more.
+
+#![expect(
+    clippy::unwrap_used,
+    reason = "a panic at the place is how a test fails"
+)]
+
+#[path = "netns_egress/capture.rs"]
+mod capture;
+
+use std::{
+    collections::BTreeSet,
+    io::{ErrorKind, Read, Write},
+    net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket},
+    thread,
+    time::Duration,
+};
+
+use capture::{Capture, Segment};
+use fastpath::{
+    attach::{EgressHook, Options},
+    load::{Loaded, Loader},
+    nexthop::{Resolution, Resolver, Tracker},
+    tables::{Addresses, BackendSpec, Protocol, ServiceKey, ServiceSpec, Settings, Tables},
+};
+use lab::{Machine, Offload, Topology, vip_v4, vip_v6, wait_until};
+use xdp_prog::abi::map;
+
+const PORT: u16 = 80;
+const POD_PORT: u16 = 8080;
+const NODE_PORT: u16 = 30_080;
+const TIMEOUT: Duration = Duration::from_secs(20);
+const MTU: u32 = 1500;
+
+#[test]
+fn megabytes_from_a_pod_with_offloads_arrive_whole() {
+    const LENGTH: usize = 8 << 20;
+    let world = World::new();
+    for vip in world.vips() {
+        let listener = world.pod().namespace().run(|| listen(vip));
+        let sender = thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            stream.write_all(&pattern(LENGTH)).unwrap();
+        });
+        let merged = world.received_from_pod();
+        let (peer, received, segments) = world.client().run(|| {
+            let capture = Capture::start(vip);
+            let mut stream = connect(vip).unwrap();
+            let mut received = Vec::new();
+            stream.read_to_end(&mut received).unwrap();
+            (stream.peer_addr().unwrap(), received, capture.stop())
+        });
+        sender.join().unwrap();
+        let merged = world.received_from_pod() - merged;
+
+        assert_eq!(peer, SocketAddr::new(vip, PORT));
+        assert!(received == pattern(LENGTH), "the data differ");
+        check(&segments);
+        let data = LENGTH / 1460;
+        assert!(
+            merged * 4 < data as u64,
+            "the pod sent no merged segments: {merged} packets, {data} segments"
+        );
+
+        // The client heeds the SYN+ACK, which leaves room for the outer IPv4 header.
+        let mss = segments.iter().find_map(|segment| segment.mss);
+        let headers = if vip.is_ipv4() { 40 } else { 60 };
+        assert_eq!(mss, Some(1500 - 20 - headers));
+    }
+}
+
+#[test]
+fn answers_of_4_kb_arrive_in_fragments_from_the_vip() {
+    const LENGTH: usize = 4096;
+    let world = World::new();
+    for vip in world.vips() {
+        let server = world.pod().namespace().run(|| bind(any(vip), POD_PORT));
+        let answers = thread::spawn(move || {
+            for _ in 0..3 {
+                let (_, from) = server.recv_from(&mut [0; 64]).unwrap();
+                server.send_to(&pattern(LENGTH), from).unwrap();
+            }
+        });
+        world.client().run(|| {
+            let socket = bind(any(vip), 0);
+            for _ in 0..3 {
+                socket.send_to(b"query", (vip, PORT)).unwrap();
+                let mut answer = [0; 2 * LENGTH];
+                let (length, from) = socket.recv_from(&mut answer).unwrap();
+                assert_eq!(from, SocketAddr::new(vip, PORT));
+                assert!(answer[..length] == pattern(LENGTH), "the data differ");
+            }
+        });
+        answers.join().unwrap();
+    }
+}
+
+/// A socket takes a RST or an ICMP error only where both name its own flow.
+#[test]
+fn closed_ports_of_a_pod_are_refused_in_the_name_of_the_vip() {
+    let world = World::new();
+    for vip in world.vips() {
+        let refused = world.client().run(|| connect(vip).unwrap_err().kind());
+        assert_eq!(refused, ErrorKind::ConnectionRefused, "TCP to {vip}");
+
+        let refused = world.client().run(|| {
+            let socket = bind(any(vip), 0);
+            socket.connect((vip, PORT)).unwrap();
+            socket.send(b"query").unwrap();
+            socket.recv(&mut [0; 64]).unwrap_err().kind()
+        });
+        assert_eq!(refused, ErrorKind::ConnectionRefused, "UDP to {vip}");
+    }
+}
+
+#[test]
+fn answers_to_the_nodes_own_sockets_on_a_node_port_are_passed() {
+    let world = World::new();
+    let node = &world.lab.nodes()[0];
+    for client in [world.lab.clients()[0].v4(), world.lab.clients()[0].v6()] {
+        let own = node.address_like(client);
+        let pod = world.pod().namespace().run(|| bind(any(client), POD_PORT));
+        let remote = world.client().run(|| bind(client, 9000));
+        let socket = node.namespace().run(|| bind(own, NODE_PORT));
+
+        socket.send_to(b"question", (client, 9000)).unwrap();
+        let (_, from) = remote.recv_from(&mut [0; 64]).unwrap();
+        assert_eq!(from, SocketAddr::new(own, NODE_PORT));
+        remote.send_to(b"answer", from).unwrap();
+        let mut answer = [0; 64];
+        let (length, _) = socket.recv_from(&mut answer).unwrap();
+        assert_eq!(&answer[..length], b"answer");
+
+        // From another port it is a client's query to the service.
+        let stranger = world.client().run(|| bind(client, 9001));
+        stranger.send_to(b"query", (own, NODE_PORT)).unwrap();
+        let mut query = [0; 64];
+        let (length, from) = pod.recv_from(&mut query).unwrap();
+        assert_eq!(&query[..length], b"query");
+        pod.send_to(b"reply", from).unwrap();
+        let (length, from) = stranger.recv_from(&mut query).unwrap();
+        assert_eq!(&query[..length], b"reply");
+        assert_eq!(from, SocketAddr::new(own, NODE_PORT));
+    }
+}
+
+fn pattern(length: usize) -> Vec<u8> {
+    (0_u32..)
+        .flat_map(|number| number.wrapping_mul(0x9e37_79b9).to_be_bytes())
+        .take(length)
+        .collect()
+}
+
+fn any(like: IpAddr) -> IpAddr {
+    if like.is_ipv4() {
+        [0; 4].into()
+    } else {
+        [0; 16].into()
+    }
+}
+
+fn listen(vip: IpAddr) -> TcpListener {
+    TcpListener::bind((any(vip), POD_PORT)).unwrap()
+}
+
+fn bind(address: IpAddr, port: u16) -> UdpSocket {
+    let socket = UdpSocket::bind((address, port)).unwrap();
+    socket.set_read_timeout(Some(TIMEOUT)).unwrap();
+    socket
+}
+
+fn connect(vip: IpAddr) -> std::io::Result<TcpStream> {
+    let stream = TcpStream::connect_timeout(&SocketAddr::new(vip, PORT), TIMEOUT)?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
+    Ok(stream)
+}
+
+/// Every segment that the client got is whole and right.
+fn check(segments: &[Segment]) {
+    assert!(segments.len() > 100, "{} segments captured", segments.len());
+    for segment in segments {
+        assert!(segment.is_right, "{segment:?}");
+        assert!(segment.length <= MTU as usize, "{segment:?}");
+    }
+}
+
+/// A lab whose edge sends what comes for the VIPs to the only pod.
+struct World {
+    edge: Dataplane,
+    node: Dataplane,
+    lab: Topology,
+}
+
+impl World {
+    fn new() -> Self {
+        let lab = Topology::builder().nodes(1).pods(1).build().unwrap();
+        let pod = lab.pods().next().unwrap();
+        for offload in [Offload::Tx, Offload::Tso, Offload::Gso] {
+            assert!(pod.link().unwrap().offload(offload).unwrap(), "{offload:?}");
+        }
+        // What is merged on arrival is not what came.
+        let client = lab.clients()[0].link().unwrap();
+        client.set_offload(Offload::Gro, false).unwrap();
+
+        let node_machine = &lab.nodes()[0];
+        let edge_machine = &lab.edges()[0];
+        let mut node = Dataplane::start(node_machine);
+        let mut edge = Dataplane::start(edge_machine);
+        let own = BTreeSet::from([node_machine.v4(), node_machine.v6()]);
+        let settings = Settings {
+            node: true,
+            mtu: Some(MTU),
+            ..Settings::default()
+        };
+        node.tables.set_settings(settings).unwrap();
+        let addresses = Addresses {
+            local: own.clone(),
+            node_ports: own.clone(),
+            ..Addresses::default()
+        };
+        node.tables.set_addresses(&addresses).unwrap();
+        let edges = [edge_machine.v4(), edge_machine.v6()];
+        node.tables
+            .set_trusted_edges(&edges.map(Into::into).into())
+            .unwrap();
+
+        edge.resolve(edge_machine, &[node_machine.v4()]);
+        node.tables
+            .set_next_hop(node_machine.v4(), Resolution::Local)
+            .unwrap();
+        for vip in [IpAddr::V4(vip_v4(1)), IpAddr::V6(vip_v6(1))] {
+            edge.serve(vip, PORT, node_machine, pod, false);
+            node.serve(vip, PORT, node_machine, pod, false);
+        }
+        for address in own {
+            node.serve(address, NODE_PORT, node_machine, pod, true);
+        }
+        Self { edge, node, lab }
+    }
+
+    fn vips(&self) -> [IpAddr; 2] {
+        [vip_v4(1).into(), vip_v6(1).into()]
+    }
+
+    fn client(&self) -> &lab::Namespace {
+        self.lab.clients()[0].namespace()
+    }
+
+    fn pod(&self) -> &Machine {
+        self.lab.pods().next().unwrap()
+    }
+
+    /// Packets that came from the pod, merged segments as one.
+    fn received_from_pod(&self) -> u64 {
+        let far = self.lab.far_end(self.pod()).unwrap();
+        far.stats().unwrap().rx_packets
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            for (name, dataplane) in [("edge", &self.edge), ("node", &self.node)] {
+                let counters = dataplane.tables.counters().unwrap();
+                let moved = counters.reasons.iter().filter(|count| count.packets > 0);
+                let moved: Vec<_> = moved.map(|count| (count.label, count.packets)).collect();
+                eprintln!("{name}: {moved:?}");
+            }
+        }
+        // Links are taken off in the namespace of their interface.
+        for (machine, dataplane) in [
+            (&self.lab.edges()[0], &mut self.edge),
+            (&self.lab.nodes()[0], &mut self.node),
+        ] {
+            let loaded = dataplane.loaded.take();
+            machine.namespace().run(|| drop(loaded));
+        }
+    }
+}
+
+/// A machine's programs and tables.
+struct Dataplane {
+    loaded: Option<Loaded>,
+    tables: Tables,
+}
+
+impl Dataplane {
+    fn start(machine: &Machine) -> Self {
+        machine.namespace().run(|| {
+            let mut loader = Loader::unpinned()
+                .max_entries(map::BACKENDS, 64)
+                .max_entries(map::BACKEND_TRAFFIC, 64);
+            for table in [
+                map::LUT,
+                map::FLOWS,
+                map::FLOWS_EMBRYONIC,
+                map::LOCAL_FLOWS,
+                map::FRAGMENTS,
+            ] {
+                loader = loader.max_entries(table, 4096);
+            }
+            let mut loaded = loader.load().unwrap();
+            loaded
+                .attach(Machine::INTERFACE, &Options::default())
+                .unwrap();
+            loaded
+                .attach_egress(Machine::INTERFACE, EgressHook::default())
+                .unwrap();
+            let tables = Tables::open(&loaded).unwrap();
+            Self {
+                loaded: Some(loaded),
+                tables,
+            }
+        })
+    }
+
+    fn serve(&mut self, address: IpAddr, port: u16, node: &Machine, pod: &Machine, local: bool) {
+        let target = SocketAddr::new(pod.address_like(address), POD_PORT);
+        let spec = ServiceSpec {
+            backends: vec![BackendSpec::pod(node.v4(), target, 1)],
+            node_port: local,
+            ..ServiceSpec::default()
+        };
+        for protocol in [Protocol::Tcp, Protocol::Udp] {
+            let key = ServiceKey {
+                address,
+                port,
+                protocol,
+            };
+            self.tables.put_service(key, &spec).unwrap();
+        }
+    }
+
+    fn resolve(&mut self, machine: &Machine, targets: &[IpAddr]) {
+        let tables = &mut self.tables;
+        machine.namespace().run(|| {
+            let mut resolver = Resolver::new().unwrap();
+            let mut tracker = Tracker::default();
+            tracker.set_targets(targets.iter().copied());
+            wait_until("all next hops are resolved", TIMEOUT, || {
+                for (target, way) in tracker.refresh(&mut resolver).unwrap().changes {
+                    tables.set_next_hop(target, way).unwrap();
+                }
+                tracker
+                    .answers()
+                    .all(|(_, way)| matches!(way, Some(Resolution::Resolved(_))))
+            })
+            .unwrap();
+        });
+    }
+}

@@ -6,7 +6,7 @@
 //! | IP: source | ICMP | quoted IP: client, pod | quoted ports, 8 bytes at least ...
 //! ```
 
-use core::mem::offset_of;
+use core::{hint::black_box, mem::offset_of};
 
 use super::{
     ChecksumField, Covered, Memory, Outcome, Skb, flows,
@@ -95,12 +95,21 @@ fn read<S: Skb>(skb: &mut S, packet: &Headers) -> Option<Quote> {
         }
     };
     // RFC 792 quotes no more than eight bytes beyond the IP header.
-    let ports = quote.l4 + 8;
+    let ports = behind(quote.l4, 8);
     if ports > packet.end {
         return None;
     }
     skb.pull(ports);
     Some(quote)
+}
+
+/// Adds to an offset such that the verifier does not remember what the sum was made from.
+///
+/// Linux 6.12 does so of a plain sum, and when a comparison leaves one value of it, the bounds of the
+/// offset are lost ("const tnum out of sync"). It forgets at a mask, which LLVM must not see through.
+#[inline(always)]
+fn behind(offset: usize, length: usize) -> usize {
+    (black_box(offset) + length) & 0xffff
 }
 
 /// Unreachable, source quench, time exceeded, parameter problem (RFC 792).
@@ -148,7 +157,7 @@ fn quoted_v6<S: Skb>(skb: &mut S, l3: usize, end: usize) -> Option<Quote> {
         pod: AddressKey::v6(header.destination),
     };
     if quote.protocol == protocol::FRAGMENT {
-        let ports = quote.l4 + Extension::LENGTH;
+        let ports = behind(quote.l4, Extension::LENGTH);
         if ports > end {
             return None;
         }
@@ -238,7 +247,7 @@ fn transport_checksum<S: Skb>(
             protocol::UDP => offset_of!(Udp, checksum),
             _ => return None,
         };
-    if offset + 2 > end {
+    if behind(offset, 2) > end {
         return None;
     }
     let old = u16::from_be_bytes(*skb.view::<[u8; 2]>(offset)?);

@@ -20,7 +20,15 @@ fn main() -> Result<()> {
             ),
         }
         .with_context(|| format!("loading program {name}"))?;
-        println!("{name}: verified");
+        // The verifier gives up at a million (BPF_COMPLEXITY_LIMIT_INSNS).
+        let steps = program
+            .info()
+            .ok()
+            .and_then(|info| info.verified_instruction_count());
+        match steps {
+            Some(steps) => println!("{name}: verified in {steps} instructions"),
+            None => println!("{name}: verified"),
+        }
         count += 1;
     }
     if count == 0 {

@@ -67,6 +67,9 @@ pub mod map {
     pub const FLOWS: &str = "FLOWS";
     /// LRU hash like `FLOWS`: flows that the pod has not answered yet.
     pub const FLOWS_EMBRYONIC: &str = "FLOWS_EMBRYONIC";
+    /// LRU hash from [`super::Tuple`] (as the pod sees the flow) to [`super::AddressKey`]: the client whose place
+    /// the address that it talks to has taken.
+    pub const HAIRPINS: &str = "HAIRPINS";
     /// LRU hash from [`super::Tuple`] (as packets come in) to `u64` last seen, ns: flows of this machine's own kernel.
     pub const LOCAL_FLOWS: &str = "LOCAL_FLOWS";
     /// LRU hash from [`super::Tuple`] (see [`super::Tuple::fragments`]) to [`super::Datagram`].
@@ -115,6 +118,8 @@ pub mod size {
     pub const SOURCE_RANGES: usize = 65_536;
     /// Flows in `FLOWS`, and in each of the tables of flows beside it.
     pub const FLOWS: usize = 262_144;
+    /// Flows in `HAIRPINS`.
+    pub const HAIRPINS: usize = 16_384;
     /// Datagrams in `FRAGMENTS`.
     pub const FRAGMENTS: usize = 16_384;
     /// Flows in `NAT_FORWARD` and `NAT_REVERSE`.
@@ -598,6 +603,9 @@ pub const FLOW_FIN_CLIENT: u8 = 1;
 pub const FLOW_FIN_POD: u8 = 2;
 /// State of a [`PodFlow`]: one of them has sent a RST.
 pub const FLOW_RESET: u8 = 4;
+/// State of a [`PodFlow`]: the client is in `HAIRPINS`, and the pod sees the address that it talks to in its
+/// place.
+pub const FLOW_HAIRPIN: u8 = 8;
 
 /// What the first fragment of a datagram tells the later ones, in whole words.
 #[derive(

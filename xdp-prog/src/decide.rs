@@ -18,7 +18,8 @@ pub mod probe;
 pub mod receive;
 
 use self::{
-    deliver::{Deliver, Flows},
+    deliver::{Deliver, Flows, Hairpins, Relay},
+    fragment::Fragments,
     nat::{NatFlows, Translate},
     probe::Probes,
 };
@@ -74,9 +75,12 @@ pub trait Clock {
 }
 
 /// Everything that a packet may ask, remember and count.
-pub trait World: Tables + Counters + Flows + NatFlows + Probes {}
+pub trait World:
+    Tables + Counters + Flows + Hairpins + Fragments + Relay + Probes + NatFlows
+{
+}
 
-impl<T: Tables + Counters + Flows + NatFlows + Probes> World for T {}
+impl<T: Tables + Counters + Flows + Hairpins + Fragments + Relay + Probes + NatFlows> World for T {}
 
 /// The counters that a packet may move.
 pub trait Counters {
@@ -115,7 +119,7 @@ pub enum Stage {
     Local = 1,
     /// ICMP to addresses of ours, bare or encapsulated.
     Icmp = 2,
-    /// Fragments to addresses of ours, bare or encapsulated.
+    /// Bare fragments to addresses of ours.
     Fragment = 3,
     /// NAT mode, from client to backend.
     Nat = 4,
@@ -125,11 +129,13 @@ pub enum Stage {
     NatBegin = 6,
     /// NAT mode, from backend to client.
     NatReply = 7,
+    /// Fragments within IP-in-IP.
+    FragmentWithin = 8,
 }
 
 impl Stage {
     /// Every stage.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Receive,
         Self::Local,
         Self::Icmp,
@@ -138,6 +144,7 @@ impl Stage {
         Self::Probe,
         Self::NatBegin,
         Self::NatReply,
+        Self::FragmentWithin,
     ];
 
     /// Returns the index in `STAGES`.
@@ -156,6 +163,7 @@ impl Stage {
             Self::Probe => "guideway_probe",
             Self::NatBegin => "guideway_nat_begin",
             Self::NatReply => "guideway_nat_reply",
+            Self::FragmentWithin => "guideway_fragment_within",
         }
     }
 }
@@ -219,6 +227,8 @@ pub struct Decap {
     pub inner_l3: usize,
     /// Bytes between the inner header's start and the outer packet's end.
     pub inner_room: usize,
+    /// Whether the outer header has neither options nor extension headers: no edge of ours writes any.
+    pub is_plain: bool,
     /// The inner family, as the outer header announces it.
     pub inner: Family,
     /// The outer header's DSCP and ECN.
@@ -276,6 +286,7 @@ pub fn resume<F: FrameMut, T: World>(
         Stage::Nat => nat::decide(frame, tables, ingress),
         Stage::NatBegin => nat::begin::decide(frame, tables, ingress),
         Stage::NatReply => nat::decide_reply(frame, tables),
+        Stage::FragmentWithin => fragment::decide_within(frame, tables),
     };
     carry_out(frame, tables, ingress, verdict)
 }
@@ -316,11 +327,7 @@ pub fn carry_out<F: FrameMut, T: World>(
         },
         Verdict::Continue(stage) => return Action::Continue(stage),
         Verdict::Deliver(deliver) => match hand_to_pod(frame, tables, &deliver) {
-            Ok(()) => {
-                tables.count_forward(deliver.service, deliver.id, deliver.length as u64);
-                tables.count_reason(PassReason::Delivered.index());
-                return Action::Pass;
-            }
+            Ok(()) => return Action::Pass,
             Err(reason) => reason,
         },
         Verdict::Decap(decap) => match rewrite::decap(frame, &decap) {
@@ -350,8 +357,12 @@ fn hand_to_pod<F: FrameMut, T: World>(
     tables: &T,
     deliver: &Deliver<'_>,
 ) -> Result<(), DropReason> {
-    deliver::remember(frame, tables, deliver)?;
-    rewrite::deliver(frame, deliver)
+    let deliver = deliver::relay(tables, deliver).ok_or(DropReason::StageMissing)?;
+    let seen_as = deliver::remember(frame, tables, &deliver)?;
+    rewrite::deliver(frame, &deliver, seen_as)?;
+    tables.count_forward(deliver.service, deliver.id, deliver.length as u64);
+    tables.count_reason(PassReason::Delivered.index());
+    Ok(())
 }
 
 /// Decides what is to be done with a frame.

@@ -10,6 +10,7 @@
 //!  | mark of a check -------- PROBES                                 -> the way of a client's packet
 //!  | headers::read        not IP, nonsense                          -> untouched
 //!  v
+//! hairpin flow ---------- of the two below: HAIRPINS                -> destination too, back to the stack
 //! later fragment -------- FRAGMENTS -> FLOWS                        -> source address
 //! TCP, UDP, SCTP -------- FLOWS, FLOWS_EMBRYONIC                    -> source address and port, MSS of a SYN+ACK
 //!  |                      none, but a NodePort of this machine      -> LOCAL_FLOWS, untouched
@@ -22,6 +23,7 @@
 
 mod flows;
 mod fragments;
+mod hairpin;
 pub mod headers;
 mod icmp;
 mod mss;
@@ -125,6 +127,8 @@ pub trait Memory: Flows + Counters {
     fn remember_probe(&self, answer: &Tuple, peer: &AddressKey);
     /// Notes a flow of this machine's kernel, as its answers will come in.
     fn remember_local(&self, flow: &Tuple, now: u64);
+    /// Returns the client whose place another address has taken.
+    fn hairpin(&self, key: &Tuple) -> Option<AddressKey>;
 }
 
 /// Whether a packet was changed.
@@ -132,7 +136,17 @@ pub trait Memory: Flows + Counters {
 enum Outcome {
     Untouched,
     Translated,
+    Turned,
     Diverted,
+}
+
+/// Where a packet goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// Out of the device.
+    Out,
+    /// Back to the stack, as if it had come in by the device: its client is on this machine.
+    Back,
 }
 
 /// Takes one packet all the way: finds its flow, translates and counts it.
@@ -141,20 +155,24 @@ enum Outcome {
 ///
 /// The packet is half translated and must be dropped; the reason has been counted.
 #[inline(always)]
-pub fn process<S: Skb, T: Memory>(skb: &mut S, tables: &T) -> Result<(), DropReason> {
+pub fn process<S: Skb, T: Memory>(skb: &mut S, tables: &T) -> Result<Next, DropReason> {
     let outcome = match probe::index(skb.mark()) {
         Some(index) => probe::divert(skb, tables, index),
         None => translate(skb, tables),
     };
     match outcome {
-        Ok(Outcome::Untouched) => Ok(()),
+        Ok(Outcome::Untouched) => Ok(Next::Out),
         Ok(Outcome::Diverted) => {
             tables.count_reason(PassReason::ProbeSent.index());
-            Ok(())
+            Ok(Next::Out)
         }
         Ok(Outcome::Translated) => {
             tables.count_reason(PassReason::Translated.index());
-            Ok(())
+            Ok(Next::Out)
+        }
+        Ok(Outcome::Turned) => {
+            tables.count_reason(PassReason::Translated.index());
+            Ok(Next::Back)
         }
         Err(reason) => {
             tables.count_reason(reason.index());

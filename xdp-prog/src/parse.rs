@@ -33,6 +33,15 @@ pub struct Link {
     pub l3: usize,
 }
 
+/// Which part of which datagram a fragment is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Piece {
+    /// The datagram's identification as it lies in memory: four bytes of IPv6, two of IPv4 behind two zeros.
+    pub identification: u32,
+    /// Offset within the datagram in units of eight bytes.
+    pub offset: u16,
+}
+
 /// An IP packet whose headers have been checked against its length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Packet<A> {
@@ -46,12 +55,14 @@ pub struct Packet<A> {
     pub traffic_class: u8,
     /// TTL or hop limit.
     pub hop_limit: u8,
-    /// Protocol of what lies at `l4`.
+    /// Protocol of what lies at `l4`; of a fragment, of what its datagram begins with there.
     pub protocol: u8,
     /// What an outer header's identification or flow label would say of the pod.
     pub tag: Tag,
-    /// Whether it is a fragment, be it the first: then `l4` must not be read as a header.
+    /// Whether it is a fragment, be it the first: then `l4` must not be read as a header without thought.
     pub is_fragment: bool,
+    /// Which fragment it is, if it is one.
+    pub piece: Piece,
     /// Source address.
     pub source: A,
     /// Destination address.
@@ -110,6 +121,13 @@ pub fn ipv4<F: Frame>(frame: &F, l3: usize) -> Result<Packet<V4>, PassReason> {
         protocol: header.protocol,
         tag: Tag(u16::from_be_bytes(header.identification)),
         is_fragment: header.is_fragment(),
+        piece: {
+            let [a, b] = header.identification;
+            Piece {
+                identification: u32::from_ne_bytes([0, 0, a, b]),
+                offset: header.fragment_offset(),
+            }
+        },
         source: V4(header.source()),
         destination: V4(header.destination()),
     })
@@ -143,6 +161,7 @@ pub fn ipv6<F: Frame>(frame: &F, l3: usize) -> Result<Packet<V6>, PassReason> {
         protocol: end.protocol,
         tag: Tag(header.label_tag()),
         is_fragment: end.is_fragment,
+        piece: end.piece,
         source: V6(header.source),
         destination: V6(header.destination),
     })
@@ -153,6 +172,7 @@ pub(crate) struct ChainEnd {
     pub(crate) protocol: u8,
     pub(crate) l4: usize,
     pub(crate) is_fragment: bool,
+    pub(crate) piece: Piece,
 }
 
 #[inline(always)]
@@ -172,9 +192,13 @@ pub(crate) fn follow_extensions<F: Frame>(
         if protocol == protocol::FRAGMENT && header.is_fragment() {
             // Beyond it lies the transport header only in the first fragment.
             return Ok(ChainEnd {
-                protocol,
+                protocol: header.next_header,
                 l4: offset + Extension::LENGTH,
                 is_fragment: true,
+                piece: Piece {
+                    identification: u32::from_ne_bytes(header.rest),
+                    offset: header.fragment_offset(),
+                },
             });
         }
         offset += match protocol {
@@ -191,6 +215,7 @@ pub(crate) fn follow_extensions<F: Frame>(
         protocol,
         l4: offset,
         is_fragment: false,
+        piece: Piece::default(),
     })
 }
 
@@ -207,7 +232,7 @@ pub(crate) const fn is_extension(protocol: u8) -> bool {
     )
 }
 
-/// Reads the ports of an unfragmented TCP, UDP or SCTP packet.
+/// Reads the ports of a TCP, UDP or SCTP packet, or of the first fragment of one.
 ///
 /// # Errors
 ///
@@ -215,12 +240,7 @@ pub(crate) const fn is_extension(protocol: u8) -> bool {
 /// frame's linear part ends inside the transport header.
 #[inline(always)]
 pub fn flow<F: Frame, A: Copy>(frame: &F, packet: &Packet<A>) -> Result<FlowKey<A>, PassReason> {
-    let header_length = match packet.protocol {
-        protocol::TCP => Tcp::LENGTH,
-        protocol::SCTP => Sctp::LENGTH,
-        _ => Udp::LENGTH,
-    };
-    if packet.l4 + header_length > packet.l3 + packet.length {
+    if packet.l4 + transport_length(packet.protocol) > packet.l3 + packet.length {
         return Err(PassReason::TruncatedTransport);
     }
     let ports: &Ports = frame
@@ -233,6 +253,16 @@ pub fn flow<F: Frame, A: Copy>(frame: &F, packet: &Packet<A>) -> Result<FlowKey<
         destination_port: ports.destination,
         protocol: packet.protocol,
     })
+}
+
+/// Returns the length of a transport header without options; of what is none, that of UDP.
+#[inline(always)]
+pub const fn transport_length(protocol: u8) -> usize {
+    match protocol {
+        protocol::TCP => Tcp::LENGTH,
+        protocol::SCTP => Sctp::LENGTH,
+        _ => Udp::LENGTH,
+    }
 }
 
 /// The flags of a TCP header; none for other protocols.

@@ -162,6 +162,10 @@ reasons! {
         NoLocalBackend = "no_local_backend",
         /// A later fragment whose first one has not come.
         FragmentOutOfOrder = "fragment_out_of_order",
+        /// A fragment that hides the ports: its datagram's first, but cut inside the transport header or of a
+        /// protocol without ports; or a later one that overlaps them (RFC 1858 section 4). Or of a service in
+        /// NAT mode, which follows no fragments.
+        FragmentOpaque = "fragment_opaque",
         /// An answer was due, but the source has used up its allowance of answers.
         AnswerLimited = "answer_limited",
         /// No answer may be given: to a RST, an ICMP error, a source that is no host.

@@ -24,7 +24,10 @@
 use crate::{
     abi::AddressKey,
     csum::{self, Sum},
-    decide::{Decap, Family, Forward, Outer, deliver::Deliver},
+    decide::{
+        Decap, Family, Forward, Outer,
+        deliver::{Deliver, SeenAs},
+    },
     frame::FrameMut,
     reason::DropReason,
     wire::{
@@ -209,31 +212,20 @@ fn write_outer_v4<F: FrameMut>(
 ///
 /// Returns why the packet cannot be delivered; the frame must be dropped.
 #[inline(always)]
-pub fn deliver<F: FrameMut>(frame: &mut F, deliver: &Deliver<'_>) -> Result<(), DropReason> {
-    let new = deliver.backend.pod;
+pub fn deliver<F: FrameMut>(
+    frame: &mut F,
+    deliver: &Deliver<'_>,
+    seen_as: SeenAs,
+) -> Result<(), DropReason> {
+    if let Some(decap) = &deliver.decap {
+        mend_inner(frame, decap)?;
+    }
     let difference = match deliver.family {
-        Family::V4 => {
-            let header = view_mut::<Ipv4, _>(frame, deliver.l3)?;
-            let [.., a, b, c, d] = new.octets();
-            let difference = Sum::ZERO.replace_u32(
-                u32::from_be_bytes(header.destination()),
-                u32::from_be_bytes([a, b, c, d]),
-            );
-            let [e, f, g, h] = header.source();
-            header.addresses = [e, f, g, h, a, b, c, d];
-            let check = u16::from_be_bytes(header.checksum);
-            header.checksum = csum::update(check, difference).to_be_bytes();
-            difference
-        }
-        Family::V6 => {
-            let header = view_mut::<Ipv6, _>(frame, deliver.l3)?;
-            let new = new.octets();
-            let difference = Sum::ZERO.replace_array(&header.destination, &new);
-            header.destination = new;
-            difference
-        }
+        Family::V4 => translate_v4(frame, deliver, seen_as)?,
+        Family::V6 => translate_v6(frame, deliver, seen_as)?,
     };
     match deliver.protocol {
+        _ if deliver.is_later => {}
         protocol::TCP => {
             let header = view_mut::<Tcp, _>(frame, deliver.l4)?;
             let difference = set_port(&mut header.ports, deliver.backend.port, difference);
@@ -249,9 +241,52 @@ pub fn deliver<F: FrameMut>(frame: &mut F, deliver: &Deliver<'_>) -> Result<(), 
         _ => {}
     }
     match &deliver.decap {
-        Some(decap) => self::decap(frame, decap),
+        Some(decap) => take_off(frame, decap),
         None => Ok(()),
     }
+}
+
+#[inline(always)]
+fn translate_v4<F: FrameMut>(
+    frame: &mut F,
+    deliver: &Deliver<'_>,
+    seen_as: SeenAs,
+) -> Result<Sum, DropReason> {
+    let [.., a, b, c, d] = deliver.backend.pod.octets();
+    let header = view_mut::<Ipv4, _>(frame, deliver.l3)?;
+    let (client, talks_to) = (header.source(), header.destination());
+    // An address that moves from one end to the other stays within the sum.
+    let (source, gone) = match seen_as {
+        SeenAs::Client => (client, talks_to),
+        SeenAs::Destination => (talks_to, client),
+    };
+    let difference =
+        Sum::ZERO.replace_u32(u32::from_be_bytes(gone), u32::from_be_bytes([a, b, c, d]));
+    let [e, f, g, h] = source;
+    header.addresses = [e, f, g, h, a, b, c, d];
+    let check = u16::from_be_bytes(header.checksum);
+    header.checksum = csum::update(check, difference).to_be_bytes();
+    Ok(difference)
+}
+
+#[inline(always)]
+fn translate_v6<F: FrameMut>(
+    frame: &mut F,
+    deliver: &Deliver<'_>,
+    seen_as: SeenAs,
+) -> Result<Sum, DropReason> {
+    let pod = deliver.backend.pod.octets();
+    let header = view_mut::<Ipv6, _>(frame, deliver.l3)?;
+    let difference = match seen_as {
+        SeenAs::Client => Sum::ZERO.replace_array(&header.destination, &pod),
+        SeenAs::Destination => {
+            let difference = Sum::ZERO.replace_array(&header.source, &pod);
+            header.source = header.destination;
+            difference
+        }
+    };
+    header.destination = pod;
+    Ok(difference)
 }
 
 #[inline(always)]
@@ -306,6 +341,11 @@ pub fn restore_source<F: FrameMut>(
 #[inline(always)]
 pub fn decap<F: FrameMut>(frame: &mut F, decap: &Decap) -> Result<(), DropReason> {
     mend_inner(frame, decap)?;
+    take_off(frame, decap)
+}
+
+#[inline(always)]
+fn take_off<F: FrameMut>(frame: &mut F, decap: &Decap) -> Result<(), DropReason> {
     let ether_type = decap.inner.ether_type();
     let tags = decap.l3 - Ethernet::LENGTH;
     let macs = view_mut::<Ethernet, _>(frame, 0)?.macs;

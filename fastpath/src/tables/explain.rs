@@ -15,7 +15,7 @@ use xdp_prog::{
     decide::{self, Ip, Verdict, balance},
     flow::{FlowKey, V4, V6},
     frame::HostFrame,
-    parse::Packet,
+    parse::{Packet, Piece},
     reason::PassReason,
 };
 
@@ -109,6 +109,7 @@ impl Tables {
             protocol,
             tag: Tag::default(),
             is_fragment: false,
+            piece: Piece::default(),
             source,
             destination,
         };

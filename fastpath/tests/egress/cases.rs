@@ -6,6 +6,8 @@
 
 #[path = "cases/fragments.rs"]
 mod fragments;
+#[path = "cases/hairpin.rs"]
+mod hairpin;
 #[path = "cases/icmp.rs"]
 mod icmp;
 #[path = "cases/mss.rs"]
@@ -148,6 +150,7 @@ pub(crate) fn all() -> Vec<Case> {
         replies::cases,
         mss::cases,
         fragments::cases,
+        hairpin::cases,
         icmp::cases,
         own::cases,
         probe::cases,
@@ -339,6 +342,13 @@ impl Draft {
         let mut reasons = vec![0; REASON_COUNT];
         reasons[reason.index() as usize] = 1;
         self.ends(output, reasons)
+    }
+
+    /// The packet comes back as `output`, counted.
+    fn turned(self, output: Vec<u8>) -> Case {
+        let mut case = self.translated(output);
+        case.expected.goes_on = false;
+        case
     }
 
     fn ends(self, bytes: Vec<u8>, reasons: Vec<u64>) -> Case {

@@ -13,7 +13,7 @@ use xdp_prog::{
         Clock, Counters,
         deliver::{FlowTable, Flows},
     },
-    egress::{Memory, host::HostSkb, process},
+    egress::{Memory, Next, host::HostSkb, process},
     reason::REASON_COUNT,
 };
 
@@ -30,7 +30,7 @@ pub(crate) fn run(case: &Case) -> Outcome {
     }
     world.reasons.replace(vec![0; REASON_COUNT]);
     let mut skb = HostSkb::new(&case.input).marked(case.mark);
-    let goes_on = process(&mut skb, &world).is_ok();
+    let goes_on = process(&mut skb, &world) == Ok(Next::Out);
     Outcome {
         goes_on,
         bytes: skb.bytes().to_vec(),
@@ -99,6 +99,10 @@ impl Memory for World<'_> {
 
     fn publish(&self, key: &Tuple, datagram: &Datagram) {
         self.datagrams.borrow_mut().insert(*key, *datagram);
+    }
+
+    fn hairpin(&self, key: &Tuple) -> Option<AddressKey> {
+        self.tables.set.hairpins.get(key).copied()
     }
 
     fn probe(&self, index: u32) -> Option<&Probe> {

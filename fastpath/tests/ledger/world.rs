@@ -168,6 +168,13 @@ impl World {
         frame.starts_with(&NODE_MAC)
     }
 
+    /// Tells whether an address is a pod's that serves any port of this VIP.
+    pub(crate) fn serves_some(&self, pod: IpAddr, vip: IpAddr) -> bool {
+        SERVICES
+            .iter()
+            .any(|service| self.serves(pod, vip, service.port, service.protocol))
+    }
+
     /// Tells whether an address is a pod's that serves this VIP and port.
     pub(crate) fn serves(&self, pod: IpAddr, vip: IpAddr, port: u16, protocol: u8) -> bool {
         (1..).zip(&SERVICES).any(|(id, service)| {

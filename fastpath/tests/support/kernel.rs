@@ -57,6 +57,8 @@ impl Kernel {
             (map::PROBE_PEERS, size::LRU),
             (map::NAT_FORWARD, size::NAT),
             (map::NAT_REVERSE, size::NAT),
+            (map::HAIRPINS, size::LRU),
+            (map::FRAGMENTS, size::LRU),
             (map::SERVICE, size::SERVICES),
             (map::SERVICE_TRAFFIC, size::SERVICES),
             (map::LUT, size::LUT),
@@ -107,6 +109,8 @@ impl Kernel {
         self.fill_hash(map::PROBE_PEERS, &tables.probe_peers)?;
         self.fill_hash(map::NAT_FORWARD, &tables.nat.forward)?;
         self.fill_hash(map::NAT_REVERSE, &tables.nat.reverse)?;
+        self.fill_hash(map::HAIRPINS, &tables.hairpins)?;
+        self.fill_hash(map::FRAGMENTS, &tables.datagrams)?;
         self.fill_trie(map::TRUSTED_EDGES, &tables.trusted)?;
         self.fill_trie(map::SOURCE_RANGES, &tables.source_ranges)
     }

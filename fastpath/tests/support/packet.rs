@@ -183,6 +183,66 @@ impl Packet {
         outer
     }
 
+    /// Sets what an outer header says of the pod: identification, or the low bits of the flow label.
+    pub(crate) fn tag(mut self, tag: u16) -> Self {
+        match &mut self.header {
+            Header::V4(header) => header.identification = tag,
+            Header::V6(header) => header.flow_label = u32::from(tag).try_into().unwrap(),
+        }
+        self
+    }
+
+    /// Cuts the packet into fragments that carry `size` bytes each, a multiple of eight.
+    pub(crate) fn pieces(&self, size: usize, identification: u32) -> Vec<Self> {
+        let count = self.payload.len().div_ceil(size);
+        let chunks = self.payload.chunks(size).enumerate();
+        chunks
+            .map(|(index, chunk)| {
+                let offset = u16::try_from(index * size / 8).unwrap();
+                self.piece(chunk, offset, index + 1 < count, identification)
+            })
+            .collect()
+    }
+
+    /// Makes one fragment of the packet; the offset counts in units of eight bytes.
+    pub(crate) fn piece(&self, chunk: &[u8], offset: u16, more: bool, identification: u32) -> Self {
+        let mut piece = self.clone();
+        piece.payload = chunk.to_vec();
+        match &mut piece.header {
+            Header::V4(header) => {
+                header.identification = (identification & 0xffff).try_into().unwrap();
+                header.dont_fragment = false;
+                header.more_fragments = more;
+                header.fragment_offset = IpFragOffset::try_new(offset).unwrap();
+                piece
+            }
+            Header::V6(_) => {
+                let field = (offset << 3 | u16::from(more)).to_be_bytes();
+                let rest = [&[0], &field[..], &identification.to_be_bytes()].concat();
+                piece.extensions(&[(44, &rest)])
+            }
+        }
+    }
+
+    /// Returns the number of the protocol behind the IP header.
+    pub(crate) fn protocol(&self) -> u8 {
+        match &self.header {
+            Header::V4(header) => header.protocol.0,
+            Header::V6(header) => header.next_header.0,
+        }
+    }
+
+    /// Returns what follows the IP header.
+    pub(crate) fn payload(&self) -> &[u8] {
+        &self.payload
+    }
+
+    /// Replaces what follows the IP header.
+    pub(crate) fn with_payload(mut self, payload: Vec<u8>) -> Self {
+        self.payload = payload;
+        self
+    }
+
     /// Sets TTL or hop limit.
     pub(crate) fn hop_limit(mut self, hop_limit: u8) -> Self {
         match &mut self.header {

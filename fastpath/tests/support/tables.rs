@@ -6,12 +6,13 @@ use std::{cell::RefCell, collections::HashMap, net::IpAddr};
 
 use xdp_prog::{
     abi::{
-        AddressKey, Backend, Config, EdgeMac, EdgePrefix, NextHop, Pod, PodFlow, PodKey, Service,
-        ServiceKeyV4, ServiceKeyV6, ServiceWord, Slot, SourcePrefix, Tag, Traffic, Tuple,
+        AddressKey, Backend, Config, Datagram, EdgeMac, EdgePrefix, NextHop, Pod, PodFlow, PodKey,
+        Service, ServiceKeyV4, ServiceKeyV6, ServiceWord, Slot, SourcePrefix, Tag, Traffic, Tuple,
     },
     decide::{
         Clock, Counters, Tables,
-        deliver::{FlowTable, Flows},
+        deliver::{FlowTable, Flows, Hairpins, Relay},
+        fragment::Fragments,
         probe::Probes,
     },
     reason::REASON_COUNT,
@@ -53,6 +54,8 @@ pub(crate) struct TableSet {
     pub(crate) embryonic: HashMap<Tuple, PodFlow>,
     pub(crate) local_flows: HashMap<Tuple, u64>,
     pub(crate) nat: Nat,
+    pub(crate) hairpins: HashMap<Tuple, AddressKey>,
+    pub(crate) datagrams: HashMap<Tuple, Datagram>,
     free_slot: u32,
 }
 
@@ -76,6 +79,8 @@ impl Default for TableSet {
             embryonic: HashMap::new(),
             local_flows: HashMap::new(),
             nat: Nat::default(),
+            hairpins: HashMap::new(),
+            datagrams: HashMap::new(),
             // Slot 0 is never used.
             free_slot: 1,
         }
@@ -139,18 +144,31 @@ impl TableSet {
                 key.check()
             }
         };
-        assert!(owners.len().is_power_of_two());
         let log2_length = u8::try_from(owners.len().ilog2()).unwrap();
-        let base = self.free_slot;
-        for (slot, owner) in self.lut[base as usize..].iter_mut().zip(owners) {
-            *slot = Slot::quiet(*owner);
-        }
-        self.free_slot += u32::try_from(owners.len()).unwrap();
+        let base = self.lay_out(owners);
         self.service[id as usize] = Service {
             word: ServiceWord::new(base, log2_length, check),
             mode,
             ..Service::default()
         };
+    }
+
+    /// Gives a service a second table, of this machine's pods alone.
+    pub(crate) fn local_table(&mut self, service: u32, owners: &[u32]) {
+        let log2_length = u8::try_from(owners.len().ilog2()).unwrap();
+        self.service[service as usize].local =
+            ServiceWord::new(self.lay_out(owners), log2_length, 0);
+    }
+
+    /// Writes a table of slots into the arena and returns its first index.
+    fn lay_out(&mut self, owners: &[u32]) -> u32 {
+        assert!(owners.len().is_power_of_two());
+        let base = self.free_slot;
+        for (slot, owner) in self.lut[base as usize..].iter_mut().zip(owners) {
+            *slot = Slot::quiet(*owner);
+        }
+        self.free_slot += u32::try_from(owners.len()).unwrap();
+        base
     }
 
     /// Gives the only slot of a service another owner.
@@ -261,6 +279,8 @@ pub(crate) struct ModelTables<'a> {
     tables: &'a TableSet,
     flows: RefCell<[HashMap<Tuple, PodFlow>; 2]>,
     nat: nat::LiveNat,
+    hairpins: RefCell<HashMap<Tuple, AddressKey>>,
+    datagrams: RefCell<HashMap<Tuple, Datagram>>,
     events: RefCell<Vec<Event>>,
 }
 
@@ -270,6 +290,8 @@ impl<'a> ModelTables<'a> {
             tables,
             flows: RefCell::new([tables.flows.clone(), tables.embryonic.clone()]),
             nat: nat::LiveNat::new(tables.nat.clone()),
+            hairpins: RefCell::new(tables.hairpins.clone()),
+            datagrams: RefCell::new(tables.datagrams.clone()),
             events: RefCell::default(),
         }
     }
@@ -396,6 +418,33 @@ impl Flows for ModelTables<'_> {
 
     fn remove_flow(&self, table: FlowTable, key: &Tuple) {
         self.flows.borrow_mut()[table as usize].remove(key);
+    }
+}
+
+impl Hairpins for ModelTables<'_> {
+    fn hairpin(&self, key: &Tuple) -> Option<AddressKey> {
+        self.hairpins.borrow().get(key).copied()
+    }
+
+    fn insert_hairpin(&self, key: &Tuple, client: &AddressKey) -> bool {
+        self.hairpins.borrow_mut().insert(*key, *client);
+        true
+    }
+}
+
+impl Relay for ModelTables<'_> {
+    fn relay(&self, words: [u64; 4]) -> Option<[u64; 4]> {
+        Some(words)
+    }
+}
+
+impl Fragments for ModelTables<'_> {
+    fn datagram(&self, key: &Tuple) -> Option<Datagram> {
+        self.datagrams.borrow().get(key).copied()
+    }
+
+    fn publish(&self, key: &Tuple, datagram: &Datagram) {
+        self.datagrams.borrow_mut().insert(*key, *datagram);
     }
 }
 

@@ -53,12 +53,12 @@ pub fn balance<'t, F: Frame, A: Ip, T: Tables>(
         Ok(found) => found,
         Err(verdict) => return verdict,
     };
-    if found.entry.mode == MODE_L2DSR && is_from_edge(frame, tables) {
-        return Verdict::Continue(Stage::Local);
-    }
     let flags = parse::tcp_flags(frame, packet);
     if let Err(verdict) = admit(tables, &found, flow, flags) {
         return verdict;
+    }
+    if found.entry.mode == MODE_L2DSR && is_from_edge(frame, tables) {
+        return Verdict::Continue(Stage::Local);
     }
     if found.entry.flags & SERVICE_NAT != 0 {
         return Verdict::Continue(Stage::Nat);

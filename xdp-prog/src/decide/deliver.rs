@@ -6,10 +6,30 @@
 //! that no flood can push out a flow that is answered. The key names the client
 //! and the pod: a client port that talks to one pod by two of its VIPs would
 //! be one key, and is refused.
+//!
+//! **Hairpin.** A client that is the chosen pod itself, or this machine (its own
+//! processes, and pods behind its masquerade), cannot be shown to the pod: the
+//! pod would take its own address for a forgery, the stack takes that of its
+//! machine for one (a martian), and the reply would leave this machine by no
+//! device at all. The address that the client talks to takes the client's
+//! place, with the client's port:
+//!
+//! ```text
+//! client:port -> VIP:80        client <- VIP:80         turned round at the uplink
+//! VIP:port    -> pod:8080      VIP:port <- pod:8080     leaves by the uplink, as all replies
+//! ```
+//!
+//! The reply is routed to where packets for the VIP go, an uplink; there the TC
+//! egress program translates both ends and hands it back to the stack as if it
+//! had come in. A node address as source lost: it needs `accept_local` on the
+//! uplinks, a second hook at the pods, and ports that may be taken.
 
-use super::{Clock, Decap, Family, Ip, balance::Choice};
+use super::{Clock, Decap, Family, Ip, Tables, balance::Choice};
 use crate::{
-    abi::{AddressKey, Backend, FLOW_FIN_CLIENT, FLOW_FIN_POD, FLOW_RESET, PodFlow, Tuple},
+    abi::{
+        ADDRESS_LOCAL, ADDRESS_NODE_PORT, AddressKey, Backend, FLOW_FIN_CLIENT, FLOW_FIN_POD,
+        FLOW_HAIRPIN, FLOW_RESET, PodFlow, Tag, Tuple,
+    },
     flow::FlowKey,
     frame::Frame,
     parse::{Packet, TcpFlags},
@@ -47,6 +67,8 @@ pub struct Deliver<'t> {
     pub protocol: u8,
     /// Its TCP flags.
     pub flags: TcpFlags,
+    /// Whether it is a fragment other than the first, which has no transport header.
+    pub is_later: bool,
     /// Source and destination port as the client sent them; a word, because this lies on the BPF stack.
     ports: u32,
 }
@@ -70,14 +92,22 @@ impl<'t> Deliver<'t> {
             l4: packet.l4,
             length: packet.length,
             family: A::FAMILY,
-            protocol: packet.protocol,
+            protocol: flow.protocol,
             flags,
+            is_later: false,
             ports: {
                 let [a, b] = flow.source_port;
                 let [c, d] = flow.destination_port;
                 u32::from_ne_bytes([a, b, c, d])
             },
         }
+    }
+
+    /// Returns the flow's key where the pod sees this client.
+    #[inline(always)]
+    fn key(&self, client: AddressKey) -> Tuple {
+        let pod = self.backend;
+        Tuple::new(client, pod.pod, self.source_port(), pod.port, self.protocol)
     }
 
     /// Returns the client's port, in wire order.
@@ -92,6 +122,65 @@ impl<'t> Deliver<'t> {
     pub const fn destination_port(&self) -> [u8; 2] {
         let [.., a, b] = self.ports.to_ne_bytes();
         [a, b]
+    }
+
+    /// Puts everything but the backend into numbers.
+    #[inline(always)]
+    fn to_words(self) -> [u64; 4] {
+        let (outer, room, class) = match &self.decap {
+            Some(decap) => (decap.l3, decap.inner_room, decap.outer_class),
+            None => (0, 0, 0),
+        };
+        [
+            u64::from(self.service) << 32 | u64::from(self.id),
+            (self.length as u64) << 32 | u64::from(self.ports),
+            (self.l3 as u64) << 48 | (self.l4 as u64) << 32 | (outer as u64) << 16 | room as u64,
+            u64::from_ne_bytes([
+                u8::from(self.family == Family::V6),
+                self.protocol,
+                self.flags.0,
+                u8::from(self.is_later),
+                u8::from(self.decap.is_some()),
+                class,
+                0,
+                0,
+            ]),
+        ]
+    }
+
+    /// Takes it out of the numbers again.
+    #[inline(always)]
+    #[expect(clippy::cast_possible_truncation, reason = "takes the fields apart")]
+    fn from_words(words: [u64; 4], backend: &'t Backend) -> Self {
+        /// Beyond all headers that the parser follows, and below what the verifier allows as an offset.
+        const OFFSETS: usize = 0x7fff;
+        let [ids, length, offsets, rest] = words;
+        let [is_v6, protocol, flags, is_later, is_within, outer_class, ..] = rest.to_ne_bytes();
+        let family = if is_v6 == 0 { Family::V4 } else { Family::V6 };
+        let l3 = (offsets >> 48) as usize & OFFSETS;
+        let decap = (is_within != 0).then_some(Decap {
+            l3: (offsets >> 16) as usize & OFFSETS,
+            inner_l3: l3,
+            inner_room: (offsets & 0xffff) as usize,
+            is_plain: true,
+            inner: family,
+            outer_class,
+            tag: Tag::default(),
+        });
+        Self {
+            service: (ids >> 32) as u32,
+            id: ids as u32,
+            backend,
+            decap,
+            l3,
+            l4: (offsets >> 32) as usize & OFFSETS,
+            length: (length >> 32) as usize,
+            family,
+            protocol,
+            flags: TcpFlags(flags),
+            is_later: is_later != 0,
+            ports: length as u32,
+        }
     }
 
     /// Length of the outer header that the packet came with; 0 for none.
@@ -129,6 +218,40 @@ pub trait Flows: Clock {
     fn remove_flow(&self, table: FlowTable, key: &Tuple);
 }
 
+/// The clients whose place another address has taken, by flow as the pod sees it.
+pub trait Hairpins {
+    /// Returns the client.
+    fn hairpin(&self, key: &Tuple) -> Option<AddressKey>;
+    /// Remembers the client. Returns whether there was room.
+    fn insert_hairpin(&self, key: &Tuple, client: &AddressKey) -> bool;
+}
+
+/// A place that numbers pass through.
+///
+/// What comes out is what went in, which the kernel's verifier does not see: it
+/// takes them for any numbers, and so verifies what follows once and not once
+/// for each way that leads there.
+pub trait Relay {
+    /// Returns the numbers.
+    fn relay(&self, words: [u64; 4]) -> Option<[u64; 4]>;
+}
+
+/// Carries a delivery through [`Relay`].
+#[inline(always)]
+pub fn relay<'t, T: Relay>(tables: &T, deliver: &Deliver<'t>) -> Option<Deliver<'t>> {
+    let words = tables.relay(deliver.to_words())?;
+    Some(Deliver::from_words(words, deliver.backend))
+}
+
+/// Whom the pod takes for its client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SeenAs {
+    /// The client itself.
+    Client,
+    /// The address that the client talks to.
+    Destination,
+}
+
 /// Notes the flow of a packet that is delivered.
 ///
 /// # Errors
@@ -136,46 +259,83 @@ pub trait Flows: Clock {
 /// [`DropReason::FlowConflict`] where the client's port already talks to the
 /// pod by another address; [`DropReason::FlowTableFull`].
 #[inline(always)]
-pub fn remember<F: Frame, T: Flows>(
+pub fn remember<F: Frame, T: Tables + Flows + Hairpins>(
     frame: &F,
     tables: &T,
     deliver: &Deliver<'_>,
-) -> Result<(), DropReason> {
+) -> Result<SeenAs, DropReason> {
     let (client, address) = addresses(frame, deliver).ok_or(DropReason::NoHeadroom)?;
-    let pod = deliver.backend;
-    let key = Tuple::new(
-        client,
-        pod.pod,
-        deliver.source_port(),
-        pod.port,
-        deliver.protocol,
-    );
-    let flow = PodFlow::new(
+    let mut key = deliver.key(client);
+    let mut flow = PodFlow::new(
         address,
         deliver.destination_port(),
         deliver.outer_length(),
         client_state(deliver.flags),
         tables.now(),
     );
+    if refresh(tables, deliver, &key, &flow, true)? {
+        return Ok(SeenAs::Client);
+    }
+    let mut seen_as = SeenAs::Client;
+    if is_here(tables, deliver, &client) {
+        seen_as = SeenAs::Destination;
+        key = deliver.key(address);
+        flow.add_state(FLOW_HAIRPIN);
+        let is_same = match tables.hairpin(&key) {
+            Some(known) => known.words() == client.words(),
+            None => true,
+        };
+        let is_known = refresh(tables, deliver, &key, &flow, is_same)?;
+        if !tables.insert_hairpin(&key, &client) {
+            return Err(DropReason::FlowTableFull);
+        }
+        if is_known {
+            return Ok(seen_as);
+        }
+    }
+    // Another CPU may have added it meanwhile.
+    if tables.insert_flow(FlowTable::Embryonic, &key, &flow)
+        || refresh(tables, deliver, &key, &flow, true)?
+    {
+        Ok(seen_as)
+    } else {
+        Err(DropReason::FlowTableFull)
+    }
+}
+
+/// Tells whether the client is the chosen pod, or this machine.
+#[inline(always)]
+fn is_here<T: Tables>(tables: &T, deliver: &Deliver<'_>, client: &AddressKey) -> bool {
+    client.words() == deliver.backend.pod.words()
+        || tables.address_flags(client) & (ADDRESS_LOCAL | ADDRESS_NODE_PORT) != 0
+}
+
+/// Updates a flow by a packet of it; false where it is not known.
+///
+/// # Errors
+///
+/// [`DropReason::FlowConflict`] where it is another flow that still lives.
+#[inline(always)]
+fn refresh<T: Flows>(
+    tables: &T,
+    deliver: &Deliver<'_>,
+    key: &Tuple,
+    flow: &PodFlow,
+    is_same_client: bool,
+) -> Result<bool, DropReason> {
     for table in [FlowTable::Answered, FlowTable::Embryonic] {
-        let met = tables.with_flow(table, &key, |known| {
-            meet(
-                known,
-                &flow,
-                idle_limit(table, deliver.protocol, known.state()),
-            )
+        let met = tables.with_flow(table, key, |known| {
+            let is_same = is_same_client && known.is_to_same(flow);
+            let limit = idle_limit(table, deliver.protocol, known.state());
+            meet(known, flow, is_same, limit, deliver.flags)
         });
         match met {
-            Some(true) => return Ok(()),
+            Some(true) => return Ok(true),
             Some(false) => return Err(DropReason::FlowConflict),
             None => {}
         }
     }
-    if tables.insert_flow(FlowTable::Embryonic, &key, &flow) {
-        Ok(())
-    } else {
-        Err(DropReason::FlowTableFull)
-    }
+    Ok(false)
 }
 
 /// Reads source and destination address off the packet.
@@ -201,13 +361,20 @@ fn addresses<F: Frame>(frame: &F, deliver: &Deliver<'_>) -> Option<(AddressKey, 
 
 /// Updates a known flow by one that has the same key; false where they are two.
 #[inline(always)]
-const fn meet(known: &mut PodFlow, new: &PodFlow, idle_limit: u64) -> bool {
-    if known.is_to_same(new) {
+const fn meet(
+    known: &mut PodFlow,
+    new: &PodFlow,
+    is_same: bool,
+    idle_limit: u64,
+    flags: TcpFlags,
+) -> bool {
+    // A port that is used again begins anew: what ended its last use does not count.
+    if is_same && !flags.begins_connection() {
         known.add_state(new.state());
         known.seen = new.seen;
         return true;
     }
-    if new.seen.saturating_sub(known.seen) < idle_limit {
+    if !is_same && new.seen.saturating_sub(known.seen) < idle_limit {
         return false;
     }
     *known = *new;

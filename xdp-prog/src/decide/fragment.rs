@@ -1,15 +1,37 @@
-//! Fragments to addresses of ours.
+//! Fragments to addresses of ours, bare and within IP-in-IP.
+//!
+//! The first fragment of a datagram shows its ports, publishes them in
+//! `FRAGMENTS`, and goes the way of its flow; the later ones follow it by what
+//! is published. None is hashed as if it had ports. Nothing is kept: what comes
+//! before its datagram's first fragment is dropped, and the datagram with it.
+//!
+//! At node addresses most fragments are the kernel's own. There only a service's
+//! first fragment publishes anything, and what finds nothing goes to the stack.
 
-use super::{Ip, Verdict, World};
+use super::{
+    Clock, Decap, Family, Ip, Stage, Tables, Verdict, World,
+    balance::{self, Choice},
+    deliver::Deliver,
+    receive,
+};
 use crate::{
-    abi::ADDRESS_VIP,
+    abi::{ADDRESS_VIP, CONFIG_NODE, Datagram, MODE_L2DSR, SERVICE_NAT, Tuple},
+    flow::FlowKey,
     frame::Frame,
-    parse::{self, Packet},
+    parse::{self, Packet, TcpFlags},
     reason::{DropReason, PassReason},
-    wire::ethernet,
+    wire::{ethernet, protocol},
 };
 
-/// Decides what is to be done with a frame of this stage.
+/// The memory of datagrams in pieces.
+pub trait Fragments: Clock {
+    /// Returns what a datagram's first fragment has published.
+    fn datagram(&self, key: &Tuple) -> Option<Datagram>;
+    /// Publishes what a first fragment shows, in place of an older datagram's.
+    fn publish(&self, key: &Tuple, datagram: &Datagram);
+}
+
+/// Decides what is to be done with a bare fragment.
 #[inline(always)]
 pub fn decide<'t, F: Frame, T: World>(frame: &F, tables: &'t T) -> Verdict<'t> {
     let link = match parse::link(frame) {
@@ -18,22 +40,223 @@ pub fn decide<'t, F: Frame, T: World>(frame: &F, tables: &'t T) -> Verdict<'t> {
     };
     match link.ether_type {
         ethernet::IPV4 => match parse::ipv4(frame, link.l3) {
-            Ok(packet) => fragment(tables, &packet),
+            Ok(packet) => bare(frame, tables, &packet),
             Err(reason) => Verdict::Pass(reason),
         },
         ethernet::IPV6 => match parse::ipv6(frame, link.l3) {
-            Ok(packet) => fragment(tables, &packet),
+            Ok(packet) => bare(frame, tables, &packet),
             Err(reason) => Verdict::Pass(reason),
         },
         _ => Verdict::Pass(PassReason::NotIp),
     }
 }
 
+/// Decides what is to be done with a whole packet that has a fragment inside.
 #[inline(always)]
-fn fragment<'t, A: Ip, T: World>(tables: &'t T, packet: &Packet<A>) -> Verdict<'t> {
-    if tables.address_flags(&packet.destination.key()) & ADDRESS_VIP != 0 {
-        Verdict::Drop(DropReason::FragmentOutOfOrder)
-    } else {
-        Verdict::Pass(PassReason::FragmentNotOurs)
+pub fn decide_within<'t, F: Frame, T: World>(frame: &F, tables: &'t T) -> Verdict<'t> {
+    let decap = match receive::open_frame(frame, tables) {
+        Ok(decap) => decap,
+        Err(reason) => return Verdict::Pass(reason),
+    };
+    match decap.inner {
+        Family::V4 => match parse::ipv4(frame, decap.inner_l3) {
+            Ok(packet) => within(frame, tables, &packet, decap),
+            Err(_) => Verdict::Decap(decap),
+        },
+        Family::V6 => match parse::ipv6(frame, decap.inner_l3) {
+            Ok(packet) => within(frame, tables, &packet, decap),
+            Err(_) => Verdict::Decap(decap),
+        },
     }
+}
+
+/// Sends a fragment that came bare where its flow goes.
+#[inline(always)]
+fn bare<'t, F: Frame, A: Ip, T: World>(
+    frame: &F,
+    tables: &'t T,
+    packet: &Packet<A>,
+) -> Verdict<'t> {
+    let head = match Head::read(frame, tables, packet) {
+        Ok(part) => part,
+        Err(reason) if tables.address_flags(&packet.destination.key()) & ADDRESS_VIP != 0 => {
+            return Verdict::Drop(reason);
+        }
+        Err(_) => return Verdict::Pass(PassReason::FragmentNotOurs),
+    };
+    let flow = head.flow(packet);
+    let found = match balance::find(tables, &flow) {
+        Ok(found) => found,
+        // NAT mode follows no fragments.
+        Err(Verdict::Continue(_)) => return Verdict::Pass(PassReason::FragmentNotOurs),
+        Err(verdict) => return verdict,
+    };
+    if let Err(verdict) = balance::admit(tables, &found, &flow, head.flags) {
+        return verdict;
+    }
+    if found.entry.flags & SERVICE_NAT != 0 {
+        return Verdict::Drop(DropReason::FragmentOpaque);
+    }
+    head.publish(tables, packet);
+    if found.entry.mode == MODE_L2DSR && balance::is_from_edge(frame, tables) {
+        return Verdict::Continue(Stage::Local);
+    }
+    match balance::choose(tables, &found, &flow) {
+        Ok(choice) => match balance::forward(tables, packet, &choice) {
+            Ok(verdict) => verdict,
+            Err(reason) => Verdict::Drop(reason),
+        },
+        Err(verdict) => verdict,
+    }
+}
+
+/// Delivers a fragment that an edge sent.
+#[inline(always)]
+fn within<'t, F: Frame, A: Ip, T: World>(
+    frame: &F,
+    tables: &'t T,
+    packet: &Packet<A>,
+    decap: Decap,
+) -> Verdict<'t> {
+    if packet.length > decap.inner_room || !packet.is_fragment {
+        return Verdict::Decap(decap);
+    }
+    let head = match Head::read(frame, tables, packet) {
+        Ok(part) => part,
+        Err(reason) => return lost(tables, reason, decap),
+    };
+    // An edge of ours sends fragments of services only.
+    head.publish(tables, packet);
+    let flow = head.flow(packet);
+    let Some(found) = receive::find(tables, &flow) else {
+        return Verdict::Decap(decap);
+    };
+    match receive::pod(tables, &found, &flow, head.flags, decap.tag) {
+        Some(choice) => Verdict::Deliver(head.deliver(packet, &choice, Some(decap))),
+        None => Verdict::Drop(DropReason::UnknownPod),
+    }
+}
+
+/// A node's stack does not have the address, and would send the fragment back to the edge.
+#[inline(always)]
+fn lost<'t, T: Tables>(tables: &T, reason: DropReason, decap: Decap) -> Verdict<'t> {
+    match tables.config() {
+        Some(config) if config.flags & CONFIG_NODE != 0 => Verdict::Drop(reason),
+        _ => Verdict::Decap(decap),
+    }
+}
+
+/// What a packet begins with behind its IP headers, or the datagram of which it is a fragment.
+#[derive(Clone, Copy, Debug)]
+pub struct Head {
+    /// Source and destination port; a word, because this may lie on the BPF stack.
+    ports: u32,
+    /// TCP flags; none of a later fragment.
+    flags: TcpFlags,
+}
+
+impl Head {
+    #[inline(always)]
+    const fn new([a, b]: [u8; 2], [c, d]: [u8; 2], flags: TcpFlags) -> Self {
+        Self {
+            ports: u32::from_ne_bytes([a, b, c, d]),
+            flags,
+        }
+    }
+
+    /// Reads the head off the packet, or finds what the first fragment has published.
+    ///
+    /// # Errors
+    ///
+    /// Returns why the ports cannot be told.
+    #[inline(always)]
+    pub fn read<F: Frame, A: Ip, T: Fragments>(
+        frame: &F,
+        tables: &T,
+        packet: &Packet<A>,
+    ) -> Result<Self, DropReason> {
+        if !is_later(packet) {
+            return Self::first(frame, packet);
+        }
+        if usize::from(packet.piece.offset) * 8 < parse::transport_length(packet.protocol) {
+            return Err(DropReason::FragmentOpaque);
+        }
+        match tables.datagram(&key(packet)) {
+            Some(first) if tables.now().saturating_sub(first.seen) < Datagram::LIFETIME_NS => {
+                Ok(Self::new(
+                    first.source_port(),
+                    first.destination_port(),
+                    TcpFlags::default(),
+                ))
+            }
+            _ => Err(DropReason::FragmentOutOfOrder),
+        }
+    }
+
+    #[inline(always)]
+    fn first<F: Frame, A: Ip>(frame: &F, packet: &Packet<A>) -> Result<Self, DropReason> {
+        let has_ports = matches!(
+            packet.protocol,
+            protocol::TCP | protocol::UDP | protocol::SCTP
+        );
+        match parse::flow(frame, packet) {
+            Ok(flow) if has_ports => Ok(Self::new(
+                flow.source_port,
+                flow.destination_port,
+                parse::tcp_flags(frame, packet),
+            )),
+            _ => Err(DropReason::FragmentOpaque),
+        }
+    }
+
+    /// Returns the flow that the packet belongs to.
+    #[inline(always)]
+    pub fn flow<A: Ip>(&self, packet: &Packet<A>) -> FlowKey<A> {
+        let [a, b, c, d] = self.ports.to_ne_bytes();
+        FlowKey {
+            source: packet.source,
+            destination: packet.destination,
+            source_port: [a, b],
+            destination_port: [c, d],
+            protocol: packet.protocol,
+        }
+    }
+
+    /// Publishes what a first fragment shows.
+    #[inline(always)]
+    fn publish<A: Ip, T: Fragments>(&self, tables: &T, packet: &Packet<A>) {
+        if !is_later(packet) {
+            let [a, b, c, d] = self.ports.to_ne_bytes();
+            let datagram = Datagram::new([a, b], [c, d], tables.now());
+            tables.publish(&key(packet), &datagram);
+        }
+    }
+
+    /// Delivers the packet to the chosen pod.
+    #[inline(always)]
+    pub fn deliver<'t, A: Ip>(
+        &self,
+        packet: &Packet<A>,
+        choice: &Choice<'t>,
+        decap: Option<Decap>,
+    ) -> Deliver<'t> {
+        let mut deliver = Deliver::new(packet, &self.flow(packet), self.flags, choice, decap);
+        deliver.is_later = is_later(packet);
+        deliver
+    }
+}
+
+#[inline(always)]
+const fn is_later<A>(packet: &Packet<A>) -> bool {
+    packet.is_fragment && packet.piece.offset != 0
+}
+
+#[inline(always)]
+fn key<A: Ip>(packet: &Packet<A>) -> Tuple {
+    Tuple::fragments(
+        packet.source.key(),
+        packet.destination.key(),
+        packet.piece.identification.to_ne_bytes(),
+        packet.protocol,
+    )
 }

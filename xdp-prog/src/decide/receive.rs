@@ -1,12 +1,13 @@
 //! Node role: IP-in-IP from a trusted edge -> the pod that the tag names.
 
 use super::{
-    Decap, Family, Ip, Tables, Verdict, World,
+    Decap, Family, Ip, Stage, Tables, Verdict, World,
     balance::{self, Choice, Found},
     deliver::Deliver,
+    local,
 };
 use crate::{
-    abi::{ADDRESS_LOCAL, BACKEND_LOCAL, BACKEND_POD, PodKey, SERVICE_PODS, Tag},
+    abi::{ADDRESS_LOCAL, PodKey, SERVICE_PODS, Tag},
     flow::FlowKey,
     frame::Frame,
     parse::{self, Packet, TcpFlags},
@@ -17,44 +18,13 @@ use crate::{
 /// Decides what is to be done with a frame of this stage.
 #[inline(always)]
 pub fn decide<'t, F: Frame, T: World>(frame: &F, tables: &'t T) -> Verdict<'t> {
-    let link = match parse::link(frame) {
-        Ok(link) => link,
-        Err(reason) => return Verdict::Pass(reason),
-    };
-    match link.ether_type {
-        ethernet::IPV4 => match parse::ipv4(frame, link.l3) {
-            Ok(packet) => receive(frame, tables, &packet),
-            Err(reason) => Verdict::Pass(reason),
-        },
-        ethernet::IPV6 => match parse::ipv6(frame, link.l3) {
-            Ok(packet) => receive(frame, tables, &packet),
-            Err(reason) => Verdict::Pass(reason),
-        },
-        _ => Verdict::Pass(PassReason::NotIp),
-    }
-}
-
-/// Judges an encapsulated packet and what is in it.
-#[inline(always)]
-fn receive<'t, F: Frame, A: Ip, T: Tables>(
-    frame: &F,
-    tables: &'t T,
-    outer: &Packet<A>,
-) -> Verdict<'t> {
-    let inner = match outer.protocol {
-        protocol::IPV4 => Family::V4,
-        protocol::IPV6 => Family::V6,
-        _ => return Verdict::Pass(PassReason::Protocol),
-    };
-    let decap = match open(tables, outer, inner) {
+    let decap = match open_frame(frame, tables) {
         Ok(decap) => decap,
         Err(reason) => return Verdict::Pass(reason),
     };
-    // No edge of ours writes options or extension headers into an outer header.
-    let plain = outer.l4 - outer.l3 == A::HEADER_LENGTH;
     // What does not parse is judged again, and more leniently, as the header is taken off.
-    match inner {
-        _ if !plain => Verdict::Decap(decap),
+    match decap.inner {
+        _ if !decap.is_plain => Verdict::Decap(decap),
         Family::V4 => match parse::ipv4(frame, decap.inner_l3) {
             Ok(packet) => deliver(frame, tables, &packet, decap),
             Err(_) => Verdict::Decap(decap),
@@ -63,6 +33,30 @@ fn receive<'t, F: Frame, A: Ip, T: Tables>(
             Ok(packet) => deliver(frame, tables, &packet, decap),
             Err(_) => Verdict::Decap(decap),
         },
+    }
+}
+
+/// Accepts the outer header of a frame from a trusted edge.
+///
+/// # Errors
+///
+/// Returns why the frame is left to the stack.
+#[inline(always)]
+pub fn open_frame<F: Frame, T: Tables>(frame: &F, tables: &T) -> Result<Decap, PassReason> {
+    let link = parse::link(frame)?;
+    match link.ether_type {
+        ethernet::IPV4 => sort(tables, &parse::ipv4(frame, link.l3)?),
+        ethernet::IPV6 => sort(tables, &parse::ipv6(frame, link.l3)?),
+        _ => Err(PassReason::NotIp),
+    }
+}
+
+#[inline(always)]
+fn sort<A: Ip, T: Tables>(tables: &T, outer: &Packet<A>) -> Result<Decap, PassReason> {
+    match outer.protocol {
+        protocol::IPV4 => open(tables, outer, Family::V4),
+        protocol::IPV6 => open(tables, outer, Family::V6),
+        _ => Err(PassReason::Protocol),
     }
 }
 
@@ -90,6 +84,7 @@ pub fn open<A: Ip, T: Tables>(
         l3: outer.l3,
         inner_l3: outer.l4,
         inner_room: outer.l3 + outer.length - outer.l4,
+        is_plain: outer.l4 - outer.l3 == A::HEADER_LENGTH,
         inner,
         outer_class: outer.traffic_class,
         tag: outer.tag,
@@ -110,7 +105,10 @@ fn deliver<'t, F: Frame, A: Ip, T: Tables>(
         packet.protocol,
         protocol::TCP | protocol::UDP | protocol::SCTP
     );
-    if packet.is_fragment || !has_ports {
+    if packet.is_fragment {
+        return Verdict::Continue(Stage::FragmentWithin);
+    }
+    if !has_ports {
         return Verdict::Decap(decap);
     }
     let Ok(flow) = parse::flow(frame, packet) else {
@@ -156,7 +154,7 @@ pub fn pod<'t, A: Ip, T: Tables>(
 ) -> Option<Choice<'t>> {
     if let Some(id) = named(tables, found.id, tag)
         && let Some(backend) = tables.backend(id)
-        && backend.flags & PODS_HERE == PODS_HERE
+        && local::is_here(backend)
     {
         return Some(Choice {
             service: found.id,
@@ -172,9 +170,6 @@ pub fn pod<'t, A: Ip, T: Tables>(
     }
     None
 }
-
-/// Flags of a backend that is a pod of this machine.
-const PODS_HERE: u32 = BACKEND_LOCAL | BACKEND_POD;
 
 #[inline(always)]
 fn named<T: Tables>(tables: &T, service: u32, tag: Tag) -> Option<u32> {

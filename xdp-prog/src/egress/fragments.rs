@@ -3,7 +3,7 @@
 //! A node's kernel sends the fragments of a datagram in order, whether it was
 //! the pod that made them or the kernel itself.
 
-use super::{Memory, Outcome, Skb, flows, headers::Headers, rewrite::set_source};
+use super::{Memory, Outcome, Skb, flows, hairpin, headers::Headers, rewrite::set_source};
 use crate::{
     abi::{Datagram, Tuple},
     csum::Sum,
@@ -31,19 +31,19 @@ pub(super) fn later<S: Skb, T: Memory>(
     if tables.now().saturating_sub(datagram.seen) > Datagram::LIFETIME_NS {
         return Ok(Outcome::Untouched);
     }
-    let flow = Tuple::new(
+    let key = Tuple::new(
         packet.destination,
         packet.source,
         datagram.destination_port(),
         datagram.source_port(),
         packet.protocol,
     );
-    let Some(flow) = flows::find(tables, &flow, packet.protocol) else {
+    let Some(flow) = flows::find(tables, &key, packet.protocol) else {
         return Ok(Outcome::Untouched);
     };
     let difference = Sum::ZERO.replace_words(packet.source.words(), flow.address.words());
     set_source(skb, packet, flow.address, difference)?;
-    Ok(Outcome::Translated)
+    hairpin::finish(skb, tables, packet, &flow, &key, None)
 }
 
 #[inline(always)]

@@ -3,7 +3,7 @@
 use core::mem::offset_of;
 
 use super::{
-    ChecksumField, Covered, Memory, Outcome, Skb, flows, fragments,
+    ChecksumField, Covered, Memory, Outcome, Skb, flows, fragments, hairpin,
     headers::{Headers, Part},
     mss::{self, Clamp},
     own,
@@ -47,17 +47,17 @@ pub(super) fn translate<S: Skb, T: Memory>(
         },
         _ => TcpFlags::default(),
     };
+    let key = Tuple::new(
+        packet.destination,
+        packet.source,
+        ports.destination,
+        ports.source,
+        packet.protocol,
+    );
     // Who begins a connection answers nothing.
     let flow = if flags.begins_connection() {
         None
     } else {
-        let key = Tuple::new(
-            packet.destination,
-            packet.source,
-            ports.destination,
-            ports.source,
-            packet.protocol,
-        );
         flows::answer(tables, &key, packet.protocol, flags)
     };
     let Some(flow) = flow else {
@@ -72,10 +72,11 @@ pub(super) fn translate<S: Skb, T: Memory>(
     } else {
         Clamp::NONE
     };
-    rewrite(skb, packet, ports.source, &flow, clamp)?;
-    Ok(Outcome::Translated)
+    let checksum = rewrite(skb, packet, ports.source, &flow, clamp)?;
+    hairpin::finish(skb, tables, packet, &flow, &key, checksum)
 }
 
+/// Translates source address and port, and returns where the checksum lies, if that covers addresses.
 #[inline(always)]
 fn rewrite<S: Skb>(
     skb: &mut S,
@@ -83,7 +84,7 @@ fn rewrite<S: Skb>(
     port: [u8; 2],
     flow: &PodFlow,
     clamp: Clamp,
-) -> Result<(), DropReason> {
+) -> Result<Option<ChecksumField>, DropReason> {
     let addresses = Sum::ZERO.replace_words(packet.source.words(), flow.address.words());
     set_source(skb, packet, flow.address, addresses)?;
     let field = match packet.protocol {
@@ -96,7 +97,7 @@ fn rewrite<S: Skb>(
             zero_is_none: true,
         },
         // SCTP's checksum covers no addresses, and its ports are never translated.
-        _ => return Ok(()),
+        _ => return Ok(None),
     };
     skb.replace_checksum(field, addresses, Covered::PseudoHeader)?;
     let new_port = flow.port();
@@ -112,5 +113,5 @@ fn rewrite<S: Skb>(
     if port != new_port || clamp.offset != 0 {
         skb.replace_checksum(field, segment, Covered::Segment)?;
     }
-    Ok(())
+    Ok(Some(field))
 }

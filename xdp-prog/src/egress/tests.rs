@@ -371,6 +371,10 @@ impl Memory for World {
     fn remember_probe(&self, _: &Tuple, _: &AddressKey) {}
 
     fn remember_local(&self, _: &Tuple, _: u64) {}
+
+    fn hairpin(&self, _: &Tuple) -> Option<AddressKey> {
+        None
+    }
 }
 
 impl Clock for World {

@@ -75,6 +75,12 @@ impl Ipv4 {
         u16::from_be_bytes(self.fragment) & 0x3fff != 0
     }
 
+    /// Returns where this fragment belongs, in units of eight bytes.
+    #[inline(always)]
+    pub const fn fragment_offset(&self) -> u16 {
+        u16::from_be_bytes(self.fragment) & 0x1fff
+    }
+
     /// Returns the source address.
     #[inline(always)]
     pub const fn source(&self) -> [u8; 4] {

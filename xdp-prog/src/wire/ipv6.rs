@@ -86,7 +86,7 @@ pub struct Extension {
     pub length: u8,
     /// Fragment header: offset, reserved bits, more-fragments. Routing header: type, segments left.
     pub fragment: [u8; 2],
-    /// The rest of the first eight bytes.
+    /// The rest of the first eight bytes. Fragment header: identification.
     pub rest: [u8; 4],
 }
 
@@ -110,6 +110,12 @@ impl Extension {
     #[inline(always)]
     pub const fn is_fragment(&self) -> bool {
         u16::from_be_bytes(self.fragment) & 0xfff9 != 0
+    }
+
+    /// Returns where a fragment header says that the fragment belongs, in units of eight bytes.
+    #[inline(always)]
+    pub const fn fragment_offset(&self) -> u16 {
+        u16::from_be_bytes(self.fragment) >> 3
     }
 
     /// Returns how many nodes of a routing header are still to be visited.

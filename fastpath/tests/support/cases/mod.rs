@@ -13,7 +13,10 @@ mod lengths;
 mod link;
 mod lookup;
 mod nat;
+mod node_ports;
 mod not_ours;
+mod pods;
+mod policies;
 mod probe;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -75,6 +78,9 @@ pub(crate) fn all() -> Vec<Case> {
         lookup::cases,
         decap::cases,
         nat::cases,
+        pods::cases,
+        node_ports::cases,
+        policies::cases,
     ] {
         cases.extend(subject());
     }
@@ -151,6 +157,13 @@ impl Draft {
         counts.services[way.service as usize] = traffic;
         counts.backends[way.backend as usize] = traffic;
         self.ends(action, output, counts)
+    }
+
+    /// A packet of `length` bytes goes to a pod of this machine as `output`.
+    fn delivers(self, way: Way, length: usize, output: Vec<u8>) -> Case {
+        let mut case = self.forwards(Action::Pass, way, length, output);
+        case.counts.reasons[PassReason::Delivered.index() as usize] = 1;
+        case
     }
 
     /// The inner packet goes to the stack as `output`.

@@ -66,6 +66,11 @@ fn guideway_nat_reply(ctx: XdpContext) -> u32 {
     stage(&ctx, Stage::NatReply)
 }
 
+#[xdp(frags)]
+fn guideway_fragment_within(ctx: XdpContext) -> u32 {
+    stage(&ctx, Stage::FragmentWithin)
+}
+
 #[inline(always)]
 fn stage(ctx: &XdpContext, stage: Stage) -> u32 {
     let tables = KernelTables::new(ctx);

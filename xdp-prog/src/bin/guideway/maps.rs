@@ -18,13 +18,14 @@ use aya_ebpf::{
 };
 use xdp_prog::{
     abi::{
-        AddressKey, BACKEND_V4, Backend, Config, EdgeMac, HOP_GATEWAY, NatForward, NatMark,
-        NatReverse, NextHop, Pod, PodFlow, PodKey, Service, ServiceKeyV4, ServiceKeyV6,
+        AddressKey, BACKEND_V4, Backend, Config, Datagram, EdgeMac, HOP_GATEWAY, NatForward,
+        NatMark, NatReverse, NextHop, Pod, PodFlow, PodKey, Service, ServiceKeyV4, ServiceKeyV6,
         ServiceWord, Slot, Traffic, Tuple, size,
     },
     decide::{
         Clock, Counters, Stage, Tables,
-        deliver::{FlowTable, Flows},
+        deliver::{FlowTable, Flows, Hairpins, Relay},
+        fragment::Fragments,
         nat::{Inserted, NatFlows, Origin, Translation},
         probe::Probes,
     },
@@ -60,6 +61,9 @@ static REASONS: PerCpuArray<u64, REASON_COUNT> = PerCpuArray::new();
 static SERVICE_TRAFFIC: PerCpuArray<Traffic, { size::SERVICES }> = PerCpuArray::new();
 #[btf_map]
 static BACKEND_TRAFFIC: PerCpuArray<Traffic, { size::BACKENDS }> = PerCpuArray::new();
+/// Scratch: see [`Relay`].
+#[btf_map]
+static RELAY: PerCpuArray<[u64; 4], 1> = PerCpuArray::new();
 /// Scratch: the fields that are never set stay zero from the map's creation.
 #[btf_map]
 static FIB_PARAMETERS: PerCpuArray<FibParams, 1> = PerCpuArray::new();
@@ -271,6 +275,41 @@ impl NatFlows for KernelTables<'_> {
     #[inline(always)]
     fn keep(&self, translation: Translation) -> Option<&Translation> {
         nat::keep(translation)
+    }
+}
+
+impl Hairpins for KernelTables<'_> {
+    #[inline(always)]
+    fn hairpin(&self, key: &Tuple) -> Option<AddressKey> {
+        flows::hairpin(key)
+    }
+
+    #[inline(always)]
+    fn insert_hairpin(&self, key: &Tuple, client: &AddressKey) -> bool {
+        flows::insert_hairpin(key, client)
+    }
+}
+
+impl Relay for KernelTables<'_> {
+    #[inline(always)]
+    fn relay(&self, words: [u64; 4]) -> Option<[u64; 4]> {
+        let place = RELAY.get_ptr_mut(0)?;
+        // SAFETY: a per-CPU element that only this run uses.
+        unsafe { core::ptr::write_volatile(place, words) };
+        // SAFETY: as above.
+        Some(unsafe { core::ptr::read_volatile(place) })
+    }
+}
+
+impl Fragments for KernelTables<'_> {
+    #[inline(always)]
+    fn datagram(&self, key: &Tuple) -> Option<Datagram> {
+        fragments::datagram(key)
+    }
+
+    #[inline(always)]
+    fn publish(&self, key: &Tuple, datagram: &Datagram) {
+        fragments::publish(key, datagram);
     }
 }
 

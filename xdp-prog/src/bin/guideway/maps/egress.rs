@@ -48,6 +48,10 @@ impl Memory for EgressTables {
     }
 
     #[inline(always)]
+    fn hairpin(&self, key: &Tuple) -> Option<AddressKey> {
+        flows::hairpin(key)
+    }
+
     fn probe(&self, index: u32) -> Option<&Probe> {
         probes::get(index)
     }

@@ -6,7 +6,7 @@ use aya_ebpf::{
     macros::btf_map,
 };
 use xdp_prog::{
-    abi::{PodFlow, Tuple, size},
+    abi::{AddressKey, PodFlow, Tuple, size},
     decide::deliver::FlowTable,
 };
 
@@ -14,6 +14,8 @@ use xdp_prog::{
 static FLOWS: LruHashMap<Tuple, PodFlow, { size::FLOWS }> = LruHashMap::new();
 #[btf_map]
 static FLOWS_EMBRYONIC: LruHashMap<Tuple, PodFlow, { size::FLOWS }> = LruHashMap::new();
+#[btf_map]
+static HAIRPINS: LruHashMap<Tuple, AddressKey, { size::HAIRPINS }> = LruHashMap::new();
 #[btf_map]
 static LOCAL_FLOWS: LruHashMap<Tuple, u64, { size::FLOWS }> = LruHashMap::new();
 
@@ -46,6 +48,18 @@ pub(crate) fn insert(table: FlowTable, key: &Tuple, flow: &PodFlow) -> bool {
 pub(crate) fn remove(table: FlowTable, key: &Tuple) {
     // It may be gone already, which is as good.
     let _ = map(table).remove(key);
+}
+
+#[inline(always)]
+pub(crate) fn hairpin(key: &Tuple) -> Option<AddressKey> {
+    // SAFETY: any bytes are an address; an element recycled under the reader
+    // yields another client's, which is taken for a conflict.
+    unsafe { HAIRPINS.get(*key) }.copied()
+}
+
+#[inline(always)]
+pub(crate) fn insert_hairpin(key: &Tuple, client: &AddressKey) -> bool {
+    HAIRPINS.insert(key, client, 0).is_ok()
 }
 
 #[inline(always)]

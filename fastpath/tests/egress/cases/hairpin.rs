@@ -1,0 +1,133 @@
+//! Replies to clients on this machine that the pod does not see.
+
+use std::net::IpAddr;
+
+use xdp_prog::{
+    abi::{Datagram, FLOW_HAIRPIN, Tuple},
+    reason::{DropReason, REASON_COUNT},
+};
+
+use super::{BOTH, Case, Ends, OUT, SCTP, TCP, UDP, case, tuple};
+use crate::{
+    packets::{Flags::Ack, sctp, tcp},
+    support::{
+        packet::{End, Link, Packet},
+        tables::address_key,
+    },
+};
+
+/// Identification of datagrams in pieces.
+const ID: u32 = 0xbeef;
+/// How a frame comes back: addressed to the device that was about to send it.
+const BACK: Link<'static> = Link {
+    destination: OUT.source,
+    ..OUT
+};
+
+pub(crate) fn cases() -> Vec<Case> {
+    BOTH.into_iter().flat_map(turned).collect()
+}
+
+/// The pod talks to the VIP with the client's port; both ends are translated.
+fn turned(ends: Ends) -> Vec<Case> {
+    let seen: End = (ends.vip.0, ends.client.1);
+    let family = ends.family;
+    let same = ends.same_port();
+    let mut cases = Vec::new();
+    let make_tcp = |from, to| tcp(from, to, Ack, &[], b"answer");
+    let make_udp = |from, to| Packet::udp(from, to, b"answer");
+    let make_sctp = |from, to| sctp(from, to);
+    for (who, client) in [("itself", ends.pod.0), ("its machine", ends.node)] {
+        let client: End = (client, ends.client.1);
+        for (what, protocol, ends, input, output) in [
+            (
+                "TCP",
+                TCP,
+                ends,
+                make_tcp(ends.pod, seen),
+                make_tcp(ends.vip, client),
+            ),
+            (
+                "UDP",
+                UDP,
+                ends,
+                make_udp(ends.pod, seen),
+                make_udp(ends.vip, client),
+            ),
+            (
+                "SCTP",
+                SCTP,
+                same,
+                make_sctp(same.pod, seen),
+                make_sctp(same.vip, client),
+            ),
+        ] {
+            cases.push(
+                known(
+                    format!("{family}: {what} reply of a pod to {who}"),
+                    ends,
+                    (seen, client.0),
+                    protocol,
+                    &input,
+                )
+                .turned(BACK.carry(&output)),
+            );
+        }
+        // Pieces of the translated datagram are the translated pieces.
+        let pieces = |from, to| Packet::udp(from, to, &[0x55; 300]).pieces(256, ID);
+        let key = fragments(ends.pod.0, seen.0);
+        let ports = (ends.pod.1.to_be_bytes(), seen.1.to_be_bytes());
+        cases.push(
+            known(
+                format!("{family}: later fragment of a reply of a pod to {who}"),
+                ends,
+                (seen, client.0),
+                UDP,
+                &pieces(ends.pod, seen)[1],
+            )
+            .datagram(key, Datagram::new(ports.0, ports.1, 0))
+            .turned(BACK.carry(&pieces(ends.vip, client)[1])),
+        );
+    }
+    let forgotten = Packet::udp(ends.pod, seen, b"answer");
+    let half = Packet::udp(ends.vip, seen, b"answer");
+    let mut reasons = vec![0; REASON_COUNT];
+    reasons[DropReason::FlowTableFull.index() as usize] = 1;
+    let mut case = known(
+        format!("{family}: reply to a client that is forgotten"),
+        ends,
+        (seen, ends.node),
+        UDP,
+        &forgotten,
+    )
+    .with(|tables| tables.hairpins.clear())
+    .ends(OUT.carry(&half), reasons);
+    case.expected.goes_on = false;
+    cases.push(case);
+    cases
+}
+
+/// A packet of a flow of which the pod sees `seen`, and behind that is `client`.
+fn known(
+    name: String,
+    ends: Ends,
+    (seen, client): (End, IpAddr),
+    protocol: u8,
+    packet: &Packet,
+) -> super::Draft {
+    let key = tuple(seen, ends.pod, protocol);
+    case(name, OUT.carry(packet))
+        .answered(key, ends.flow_with(20, FLOW_HAIRPIN))
+        .with(|tables| {
+            tables.hairpins.insert(key, address_key(client));
+        })
+}
+
+fn fragments(source: IpAddr, destination: IpAddr) -> Tuple {
+    Tuple::fragments(
+        address_key(source),
+        address_key(destination),
+        ID.to_be_bytes(),
+        UDP,
+    )
+}

@@ -1,0 +1,84 @@
+//! Replies to clients on this machine that the pod does not see: turned round
+//! at the uplink. How they come about: [`crate::decide::deliver`].
+
+use core::mem::offset_of;
+
+use super::{ChecksumField, Covered, Memory, Outcome, Skb, headers::Headers};
+use crate::{
+    abi::{AddressKey, FLOW_HAIRPIN, PodFlow, Tuple},
+    csum::{self, Sum},
+    decide::Family,
+    reason::DropReason,
+    wire::{ethernet::Ethernet, ipv4::Ipv4, ipv6::Ipv6},
+};
+
+/// Finishes a reply whose source has been translated: one to a client in hiding gets the client as its
+/// destination, and comes in instead of leaving.
+///
+/// It is the last step, so that the verifier walks through what comes before only once.
+///
+/// # Errors
+///
+/// [`DropReason::FlowTableFull`] where the client has been forgotten, [`DropReason::NotWritable`].
+#[inline(always)]
+pub(super) fn finish<S: Skb, T: Memory>(
+    skb: &mut S,
+    tables: &T,
+    packet: &Headers,
+    flow: &PodFlow,
+    key: &Tuple,
+    checksum: Option<ChecksumField>,
+) -> Result<Outcome, DropReason> {
+    if flow.state() & FLOW_HAIRPIN == 0 {
+        return Ok(Outcome::Translated);
+    }
+    let Some(client) = tables.hairpin(key) else {
+        return Err(DropReason::FlowTableFull);
+    };
+    let difference = Sum::ZERO.replace_words(packet.destination.words(), client.words());
+    set_destination(skb, packet, client, difference)?;
+    if let Some(field) = checksum {
+        skb.replace_checksum(field, difference, Covered::PseudoHeader)?;
+    }
+    address_to_sender(skb)?;
+    Ok(Outcome::Turned)
+}
+
+#[inline(always)]
+fn set_destination<S: Skb>(
+    skb: &mut S,
+    packet: &Headers,
+    address: AddressKey,
+    difference: Sum,
+) -> Result<(), DropReason> {
+    match packet.family {
+        Family::V4 => {
+            let Some(header) = skb.view::<Ipv4>(packet.l3) else {
+                return Err(DropReason::NotWritable);
+            };
+            let check = csum::update(u16::from_be_bytes(header.checksum), difference);
+            let [a, b] = check.to_be_bytes();
+            let [c, d, e, f] = header.source();
+            let [.., g, h, i, j] = address.octets();
+            let words = [
+                u64::from_ne_bytes([a, b, c, d, e, f, g, h]),
+                u64::from_ne_bytes([i, j, 0, 0, 0, 0, 0, 0]),
+            ];
+            skb.store(packet.l3 + offset_of!(Ipv4, checksum), words, 10)
+        }
+        Family::V6 => {
+            let offset = packet.l3 + offset_of!(Ipv6, destination);
+            skb.store(offset, address.words(), 16)
+        }
+    }
+}
+
+/// Addresses a frame to the device that was about to send it.
+#[inline(always)]
+fn address_to_sender<S: Skb>(skb: &mut S) -> Result<(), DropReason> {
+    let Some(header) = skb.view::<Ethernet>(0) else {
+        return Err(DropReason::NotWritable);
+    };
+    let [a, b, c, d, e, f] = header.source();
+    skb.store(0, [u64::from_ne_bytes([a, b, c, d, e, f, 0, 0]), 0], 6)
+}

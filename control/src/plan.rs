@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use fastpath::tables::{Addresses, Settings};
+use fastpath::tables::{Addresses, NatSettings, Settings};
 use ipnet::IpNet;
 
 use crate::desired::{AttachMode, Desired, ForwardMode, ServiceKey, ServiceSpec};
@@ -166,6 +166,7 @@ impl<'desired> Target<'desired> {
                 source_v4: desired.sources.ipv4,
                 source_v6: desired.sources.ipv6,
                 node: desired.node,
+                nat: desired.edge.then(NatSettings::default),
                 ..Settings::default()
             },
             addresses: Addresses::default(),

@@ -34,8 +34,8 @@ pub use self::{
     explain::{ChosenBackend, Explanation, Outcome},
     probes::{MAX_PROBES, ProbeSpec, probe_mark},
     types::{
-        Addresses, BackendKey, BackendSpec, ForwardMode, Protocol, ServiceKey, ServiceKeyError,
-        ServiceSpec, Settings, TrafficPolicy,
+        Addresses, BackendKey, BackendSpec, ForwardMode, NatSettings, Protocol, ServiceKey,
+        ServiceKeyError, ServiceSpec, Settings, TrafficPolicy,
     },
 };
 use self::{encode::backend_key, error::read_failed, ids::Ids, mapped::Mapped, policy::Pods};

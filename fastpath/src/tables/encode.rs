@@ -12,7 +12,8 @@ use xdp_prog::abi::{
 };
 
 use super::{
-    BackendKey, ForwardMode, Protocol, ServiceKey, ServiceSpec, Settings, TrafficPolicy,
+    BackendKey, ForwardMode, NatSettings, Protocol, ServiceKey, ServiceSpec, Settings,
+    TrafficPolicy,
     types::{address_key, address_of},
 };
 
@@ -142,12 +143,23 @@ pub(super) fn backend_address(backend: &Backend) -> IpAddr {
 }
 
 pub(super) fn config_of(settings: &Settings) -> Config {
+    const NO_NAT: NatSettings = NatSettings {
+        v4: None,
+        v6: None,
+        first_port: 0,
+        ports: 0,
+    };
+    let nat = settings.nat.unwrap_or(NO_NAT);
     Config {
         hash_seed: settings.hash_seed,
         source_v4: settings
             .source_v4
             .map_or([0; 16], |v4| wire_address(v4.into())),
         source_v6: settings.source_v6.map_or([0; 16], |v6| v6.octets()),
+        nat_v4: nat.v4.map_or([0; 16], |v4| wire_address(v4.into())),
+        nat_v6: nat.v6.map_or([0; 16], |v6| v6.octets()),
+        nat_port: nat.first_port,
+        nat_ports: nat.ports,
         mtu: settings.mtu.unwrap_or(0),
         flags: if settings.node { CONFIG_NODE } else { 0 }
             | if settings.probes { CONFIG_PROBES } else { 0 },
@@ -156,6 +168,13 @@ pub(super) fn config_of(settings: &Settings) -> Config {
 }
 
 pub(super) fn settings_of(config: &Config) -> Settings {
+    let [e, f, g, h, ..] = config.nat_v4;
+    let nat = NatSettings {
+        v4: Some([e, f, g, h].into()).filter(|v4: &std::net::Ipv4Addr| !v4.is_unspecified()),
+        v6: Some(config.nat_v6.into()).filter(|v6: &std::net::Ipv6Addr| !v6.is_unspecified()),
+        first_port: config.nat_port,
+        ports: config.nat_ports,
+    };
     let [a, b, c, d, ..] = config.source_v4;
     Settings {
         hash_seed: config.hash_seed,
@@ -165,6 +184,7 @@ pub(super) fn settings_of(config: &Config) -> Settings {
         node: config.flags & CONFIG_NODE != 0,
         probes: config.flags & CONFIG_PROBES != 0,
         mtu: Some(config.mtu).filter(|mtu| *mtu != 0),
+        nat: Some(nat).filter(|nat| nat.ports != 0),
     }
 }
 

@@ -296,6 +296,35 @@ pub struct Settings {
     /// MTU of the uplinks, to which the MSS of connections is clamped, less the outer header; none to leave
     /// it alone.
     pub mtu: Option<u32>,
+    /// What NAT mode sends from; none to go without the mode.
+    pub nat: Option<NatSettings>,
+}
+
+/// What NAT mode sends from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NatSettings {
+    /// IPv4 address, where it is not that of the next hop.
+    pub v4: Option<Ipv4Addr>,
+    /// IPv6 address, where it is not that of the next hop.
+    pub v6: Option<Ipv6Addr>,
+    /// First port of the range, which must be no one else's on these addresses: neither the kernel's
+    /// (`net.ipv4.ip_local_port_range`, masquerade) nor a NodePort's.
+    pub first_port: u16,
+    /// Number of ports, and so of flows to one backend's port. One that was closed or never answered keeps its
+    /// port for four minutes, so a backend takes as many new ones per second as this divided by 240.
+    pub ports: u16,
+}
+
+impl Default for NatSettings {
+    /// The ports behind those that Linux gives out by itself (32768 to 60999).
+    fn default() -> Self {
+        Self {
+            v4: None,
+            v6: None,
+            first_port: 61_001,
+            ports: 4_535,
+        }
+    }
 }
 
 /// The addresses that are more to the datapath than the destination of a service.

@@ -1,0 +1,245 @@
+//! NAT mode with real traffic: client - router - edge - machines that know nothing of it.
+//!
+//! The machines have neither the VIP nor Guideway, one of them is in a network of its own
+//! behind the router. The edge forwards nothing by itself and has no netfilter rule.
+
+#![expect(
+    clippy::unwrap_used,
+    reason = "a panic at the place is how a test fails"
+)]
+
+use std::{
+    io::{ErrorKind, Read, Write},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket},
+    time::Duration,
+};
+
+use fastpath::{
+    attach::Options,
+    load::{Loaded, Loader},
+    nexthop::{Resolution, Resolver, Tracker},
+    tables::{
+        BackendSpec, ForwardMode, NatSettings, Protocol, ServiceKey, ServiceSpec, Settings, Tables,
+    },
+};
+use lab::{Machine, Topology, vip_v4, vip_v6, wait_until};
+use xdp_prog::abi::map;
+
+/// What clients talk to, and what the machines listen on.
+const PORT: u16 = 80;
+const MACHINE_PORT: u16 = 8080;
+const TIMEOUT: Duration = Duration::from_secs(10);
+/// More than the window and the buffers of a connection hold.
+const TRANSFER: usize = 8 << 20;
+
+#[test]
+fn unmodified_machines_serve_tcp_and_udp() {
+    let lab = lab();
+    for vip in [IpAddr::V4(vip_v4(1)), IpAddr::V6(vip_v6(1))] {
+        for machine in lab.nodes() {
+            serve(machine, vip);
+        }
+        let edge = Edge::start(&lab, vip);
+        let client = lab.clients()[0].namespace();
+        for _ in 0..20 {
+            client.run(|| fetch(vip, 1000));
+            client.run(|| ask(vip));
+        }
+        client.run(|| fetch(vip, TRANSFER));
+
+        let counters = edge.tables.counters().unwrap();
+        let served: Vec<u64> = counters
+            .backends
+            .iter()
+            .map(|(_, traffic)| traffic.packets)
+            .collect();
+        assert!(
+            served.len() == lab.nodes().len() && !served.contains(&0),
+            "both machines have served: {served:?}"
+        );
+        assert!(edge.reason("nat_reply") > 0);
+        assert_eq!(edge.reason("nat_unknown_flow"), 0);
+        assert_eq!(edge.reason("nat_ports_exhausted"), 0);
+    }
+}
+
+#[test]
+fn connections_to_a_closed_port_are_refused_by_the_machine() {
+    let lab = lab();
+    let vip = IpAddr::V4(vip_v4(1));
+    let edge = Edge::start(&lab, vip);
+    let error = lab.clients()[0]
+        .namespace()
+        .run(|| TcpStream::connect_timeout(&SocketAddr::new(vip, PORT), TIMEOUT).unwrap_err());
+    assert_eq!(error.kind(), ErrorKind::ConnectionRefused, "{error}");
+    assert_eq!(edge.reason("nat_reply"), 1, "the machine's RST");
+}
+
+/// One machine on the edge's segment, one behind the router.
+fn lab() -> Topology {
+    let lab = Topology::builder()
+        .nodes(1)
+        .routed_nodes(1)
+        .build()
+        .unwrap();
+    let edge = lab.edges()[0].namespace();
+    for (key, family) in [
+        ("net/ipv4/ip_forward", "IPv4"),
+        ("net/ipv6/conf/all/forwarding", "IPv6"),
+    ] {
+        assert_eq!(edge.sysctl(key).unwrap().trim(), "0", "{family}");
+    }
+    lab
+}
+
+/// Starts a server for as many bytes as a client asks for, and one that tells who asks.
+fn serve(machine: &Machine, like: IpAddr) {
+    let own = machine.address_like(like);
+    let (tcp, udp) = machine.namespace().run(|| {
+        (
+            TcpListener::bind((own, MACHINE_PORT)).unwrap(),
+            UdpSocket::bind((own, MACHINE_PORT)).unwrap(),
+        )
+    });
+    // Both threads end with the process; the sockets die with their namespace.
+    std::thread::spawn(move || {
+        for mut stream in tcp.incoming().flatten() {
+            std::thread::spawn(move || {
+                let mut wanted = [0; 8];
+                if stream.read_exact(&mut wanted).is_ok() {
+                    let wanted = usize::try_from(u64::from_be_bytes(wanted)).unwrap();
+                    let _ = stream.write_all(&pattern(wanted));
+                }
+            });
+        }
+    });
+    std::thread::spawn(move || {
+        let mut question = [0; 64];
+        while let Ok((_, from)) = udp.recv_from(&mut question) {
+            let _ = udp.send_to(from.ip().to_string().as_bytes(), from);
+        }
+    });
+}
+
+fn pattern(length: usize) -> Vec<u8> {
+    (0..=250_u8).cycle().take(length).collect()
+}
+
+fn fetch(vip: IpAddr, length: usize) {
+    let mut stream = TcpStream::connect_timeout(&SocketAddr::new(vip, PORT), TIMEOUT).unwrap();
+    stream.set_read_timeout(Some(TIMEOUT)).unwrap();
+    stream.write_all(&(length as u64).to_be_bytes()).unwrap();
+    let mut received = Vec::new();
+    stream.read_to_end(&mut received).unwrap();
+    assert_eq!(received.len(), length);
+    assert!(
+        received == pattern(length),
+        "the bytes are those that were sent"
+    );
+}
+
+fn ask(vip: IpAddr) {
+    let any: IpAddr = if vip.is_ipv4() {
+        Ipv4Addr::UNSPECIFIED.into()
+    } else {
+        Ipv6Addr::UNSPECIFIED.into()
+    };
+    let socket = UdpSocket::bind((any, 0)).unwrap();
+    socket.set_read_timeout(Some(TIMEOUT)).unwrap();
+    socket.send_to(b"who am I?", (vip, PORT)).unwrap();
+    let mut answer = [0; 64];
+    let (length, from) = socket.recv_from(&mut answer).unwrap();
+    assert_eq!(
+        from,
+        SocketAddr::new(vip, PORT),
+        "the reply comes from the VIP"
+    );
+    assert!(length > 0);
+}
+
+/// The edge's program and tables.
+struct Edge<'lab> {
+    machine: &'lab Machine,
+    loaded: Option<Loaded>,
+    tables: Tables,
+}
+
+impl<'lab> Edge<'lab> {
+    /// Serves the VIP by all machines of the lab.
+    fn start(lab: &'lab Topology, vip: IpAddr) -> Self {
+        let machine = &lab.edges()[0];
+        let (loaded, mut tables) = machine.namespace().run(|| {
+            let mut loaded = Loader::unpinned()
+                .max_entries(map::LUT, 4096)
+                .max_entries(map::BACKENDS, 64)
+                .max_entries(map::BACKEND_TRAFFIC, 64)
+                .load()
+                .unwrap();
+            loaded.attach("eth0", &Options::default()).unwrap();
+            let tables = Tables::open(&loaded).unwrap();
+            (loaded, tables)
+        });
+        let settings = Settings {
+            nat: Some(NatSettings::default()),
+            ..Settings::default()
+        };
+        tables.set_settings(settings).unwrap();
+        let machines: Vec<IpAddr> = lab
+            .nodes()
+            .iter()
+            .map(|node| node.address_like(vip))
+            .collect();
+        machine.namespace().run(|| resolve(&mut tables, &machines));
+        let backends = machines
+            .iter()
+            .map(|address| BackendSpec::nat(SocketAddr::new(*address, MACHINE_PORT), 1));
+        let spec = ServiceSpec {
+            mode: ForwardMode::Nat,
+            backends: backends.collect(),
+            ..ServiceSpec::default()
+        };
+        for protocol in [Protocol::Tcp, Protocol::Udp] {
+            let key = ServiceKey {
+                address: vip,
+                port: PORT,
+                protocol,
+            };
+            tables.put_service(key, &spec).unwrap();
+        }
+        Self {
+            machine,
+            loaded: Some(loaded),
+            tables,
+        }
+    }
+
+    fn reason(&self, label: &str) -> u64 {
+        let counters = self.tables.counters().unwrap();
+        let mut reasons = counters.reasons.iter();
+        let count = reasons.find(|count| count.label == label).unwrap();
+        count.packets
+    }
+}
+
+impl Drop for Edge<'_> {
+    fn drop(&mut self) {
+        // The link is taken off in the namespace of its interface.
+        let loaded = self.loaded.take();
+        self.machine.namespace().run(|| drop(loaded));
+    }
+}
+
+fn resolve(tables: &mut Tables, targets: &[IpAddr]) {
+    let mut resolver = Resolver::new().unwrap();
+    let mut tracker = Tracker::default();
+    tracker.set_targets(targets.iter().copied());
+    wait_until("all next hops are resolved", TIMEOUT, || {
+        for (target, way) in tracker.refresh(&mut resolver).unwrap().changes {
+            tables.set_next_hop(target, way).unwrap();
+        }
+        tracker
+            .answers()
+            .all(|(_, way)| matches!(way, Some(Resolution::Resolved(_))))
+    })
+    .unwrap();
+}

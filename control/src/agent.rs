@@ -44,6 +44,7 @@ use crate::health::monitor::Monitor;
 use crate::health::selection::Selection;
 use crate::health::targets::{Surroundings, Targets};
 use crate::health::ways::Ways;
+use crate::target::Machine;
 
 /// How often the machine is looked at without an event: a path MTU is learnt without one.
 const TIMER: Duration = Duration::from_secs(30);
@@ -117,7 +118,9 @@ pub struct Agent {
     unattached: BTreeMap<String, Option<u32>>,
     /// Services whose table is not what their specification makes of the present settings.
     stale: BTreeSet<ServiceKey>,
-    own_addresses: BTreeSet<IpAddr>,
+    machine: Machine,
+    /// Services that the tables should have.
+    wanted: BTreeSet<ServiceKey>,
 
     /// Devices with the egress program.
     egress: BTreeMap<String, EgressAttachment>,
@@ -165,6 +168,7 @@ impl Agent {
             );
         }
         let tables = Tables::open(&loaded).map_err(StartError::Tables)?;
+        let machine = Machine::of(&config.desired, &facts);
         let mut agent = Self {
             health: Arc::new(Monitor::new(RandomState::new().build_hasher().finish())),
             selection: Selection::all(&config.desired),
@@ -192,7 +196,8 @@ impl Agent {
             attached: BTreeMap::new(),
             unattached: BTreeMap::new(),
             stale: BTreeSet::new(),
-            own_addresses: own_addresses(&facts),
+            machine,
+            wanted: BTreeSet::new(),
             egress: BTreeMap::new(),
             inherited_egress,
             pod_devices: BTreeSet::new(),
@@ -286,7 +291,7 @@ impl Agent {
                 self.status.error = None;
                 self.status.needs_restart = needs_restart(&self.started_with, &config);
                 self.config = config;
-                self.own_addresses = own_addresses(&facts);
+                self.machine = Machine::of(&self.config.desired, &facts);
                 self.forget_detached();
                 self.forget_egress();
                 let put = self.settle();
@@ -318,8 +323,8 @@ impl Agent {
 
     /// Looks at what the machine changed under us: next hops, addresses, interfaces.
     fn follow_machine(&mut self) {
-        let own = match host::facts() {
-            Ok(facts) => own_addresses(&facts),
+        let machine = match host::facts() {
+            Ok(facts) => Machine::of(&self.config.desired, &facts),
             Err(error) => {
                 tracing::warn!(%error, "cannot read the addresses of this machine");
                 return;
@@ -335,12 +340,12 @@ impl Agent {
         let may_attach = lost || unattached != self.unattached;
         self.unattached = unattached;
         let pod_devices = self.find_pod_devices();
-        if own == self.own_addresses && !may_attach && pod_devices == self.pod_devices {
+        if machine == self.machine && !may_attach && pod_devices == self.pod_devices {
             let outcome = self.next_hops.refresh(&mut self.tables);
             let outcome = outcome.map_err(|error| chain(&error));
             self.problems.note(Instant::now(), Item::NextHops, outcome);
         } else {
-            self.own_addresses = own;
+            self.machine = machine;
             self.settle();
         }
     }
@@ -362,7 +367,7 @@ impl Agent {
     fn aim(&mut self) {
         let mut interfaces = self.config.desired.interfaces.keys();
         let around = Surroundings {
-            own: &self.own_addresses,
+            own: &self.machine.addresses,
             diverts: self.config.desired.diverts_checks()
                 && interfaces.all(|name| self.egress.contains_key(name)),
             source_towards,
@@ -391,7 +396,7 @@ impl Agent {
         let selection = Selection::of(
             &self.config.desired,
             &self.health.left_out(),
-            &self.own_addresses,
+            &self.machine.addresses,
         );
         for key in selection.all_fail.difference(&self.selection.all_fail) {
             tracing::warn!(service = %self.title(key), "every backend should be left out, so all serve");
@@ -480,6 +485,8 @@ fn loader(pins: Pins, sizes: TableSizes) -> Loader {
         .max_entries(map::LUT, sizes.lut_slots)
         .max_entries(map::VIPS, sizes.vips)
         .max_entries(map::TRUSTED_EDGES, sizes.trusted_edges)
+        .max_entries(map::PODS, sizes.pods)
+        .max_entries(map::SOURCE_RANGES, sizes.source_ranges)
 }
 
 /// Keeps other agents off the pins for as long as the file is open.
@@ -501,16 +508,6 @@ fn lock_pins(pin_dir: &Path) -> Result<File, StartError> {
         }),
         Err(TryLockError::Error(error)) => Err(failed(error)),
     }
-}
-
-/// Lists the addresses at which outer headers may arrive: all but those that never
-/// leave the machine or its segment.
-fn own_addresses(facts: &host::HostFacts) -> BTreeSet<IpAddr> {
-    let routed = |address: &&IpAddr| match address {
-        IpAddr::V4(v4) => !v4.is_loopback() && !v4.is_link_local(),
-        IpAddr::V6(v6) => !v6.is_loopback() && !v6.is_unicast_link_local(),
-    };
-    facts.addresses.keys().filter(routed).copied().collect()
 }
 
 /// Names the options that a reload cannot change.

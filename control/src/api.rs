@@ -165,6 +165,16 @@ pub struct Service {
     pub service: String,
     /// Forwarding mode.
     pub mode: String,
+    /// `cluster` or `local`.
+    pub traffic_policy: String,
+    /// Whether clients are told apart by their address alone.
+    pub session_affinity: bool,
+    /// Number of source ranges; 0 lets all clients in.
+    pub source_ranges: usize,
+    /// Pods of this machine that serve it.
+    pub local_pods: usize,
+    /// Pods that get no traffic because they share their node and tag with another one.
+    pub left_out: usize,
     /// Number of backends.
     pub backends: usize,
     /// Length of the lookup table; 0 while it is not installed.
@@ -187,8 +197,12 @@ pub struct Backend {
     pub name: String,
     /// Address, port and protocol of the service.
     pub service: String,
-    /// Node address.
+    /// The pod with its port, or the address of the node that has the VIP.
     pub backend: String,
+    /// Node address.
+    pub node: String,
+    /// Whether it gets no traffic because it shares its node and tag with another pod.
+    pub left_out: bool,
     /// Configured weight.
     pub weight: u32,
     /// Slots that it owns.

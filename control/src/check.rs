@@ -16,6 +16,7 @@ use serde::Serialize;
 
 use crate::config::{self, Config, ConfigError, DEFAULT_PIN_DIR, host};
 use crate::desired::AttachMode;
+use crate::target::Machine;
 use crate::{cli, commands};
 
 /// How a fact is judged.
@@ -88,7 +89,11 @@ fn findings(options: &cli::Check) -> Vec<Finding> {
     }
 
     let ours = Pins::new(&pin_dir).interfaces().unwrap_or_default();
-    let node = config.as_ref().is_some_and(|config| config.desired.node);
+    let node = config.as_ref().is_some_and(|config| {
+        let facts = host::facts().unwrap_or_default();
+        let machine = Machine::of(&config.desired, &facts);
+        config.desired.is_node(&machine.addresses)
+    });
     let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     for (name, mode) in interfaces(options, config.as_ref()) {
         match facts::interface(&name) {

@@ -73,6 +73,10 @@ pub struct TableSizes {
     pub vips: u32,
     /// Prefixes of trusted edges.
     pub trusted_edges: u32,
+    /// Pods of this machine, once for each address of a service.
+    pub pods: u32,
+    /// Source ranges, once for each address of a service.
+    pub source_ranges: u32,
 }
 
 impl Default for TableSizes {
@@ -84,6 +88,8 @@ impl Default for TableSizes {
             next_hops: entries(size::NEXT_HOPS),
             vips: entries(size::VIPS),
             trusted_edges: entries(size::TRUSTED_EDGES),
+            pods: entries(size::PODS),
+            source_ranges: entries(size::SOURCE_RANGES),
         }
     }
 }
@@ -103,6 +109,7 @@ pub(crate) struct Origins {
     pub(crate) interfaces: BTreeMap<String, Position>,
     pub(crate) vips: BTreeMap<IpAddr, Position>,
     pub(crate) sources: BTreeMap<IpAddr, Position>,
+    pub(crate) nodes: BTreeMap<IpAddr, Position>,
 }
 
 /// Reads and validates the file at `path`.

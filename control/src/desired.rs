@@ -17,7 +17,9 @@ pub struct Desired {
     /// Whether this machine balances services (edge role).
     pub edge: bool,
     /// Whether this machine decapsulates for its own backends (node role).
-    pub node: bool,
+    pub node: Role,
+    /// Addresses of the machines that run Guideway and have pods.
+    pub nodes: BTreeSet<IpAddr>,
     /// Seed of the flow hash and the lookup tables; equal on all edges.
     pub hash_seed: u64,
     /// Outer source addresses.
@@ -26,11 +28,15 @@ pub struct Desired {
     pub interfaces: BTreeMap<String, AttachMode>,
     /// Virtual addresses.
     pub vips: BTreeSet<IpAddr>,
+    /// Addresses of this machine at which NodePorts are served.
+    pub node_port_addresses: NodePortAddresses,
+    /// Whether the MSS of connections to pods is bounded by what fits behind the outer header.
+    pub clamp_mss: bool,
     /// Prefixes from which IP-in-IP is accepted.
     pub trusted_edges: BTreeSet<IpNet>,
     /// Whether nodes are checked by echo.
     pub node_health: bool,
-    /// Services by address, port and protocol.
+    /// Services by address, port and protocol; NodePorts at the unspecified address of their family.
     pub services: BTreeMap<ServiceKey, Service>,
 }
 
@@ -43,6 +49,30 @@ impl Desired {
                 .values()
                 .any(|service| service.health.is_some())
     }
+}
+
+/// Whether a machine has a role.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Role {
+    /// It has not.
+    #[default]
+    No,
+    /// It has.
+    Yes,
+    /// It has if one of its addresses is listed under `nodes`.
+    IfListed,
+}
+
+/// The addresses of a machine at which NodePorts are served, as kube-proxy's `nodePortAddresses` says it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum NodePortAddresses {
+    /// For each interface and family the address listed under `nodes`, else the first.
+    #[default]
+    Primary,
+    /// All addresses that are no VIPs.
+    All,
+    /// Those in the networks.
+    Within(BTreeSet<IpNet>),
 }
 
 /// One service and the name that people call it by.

@@ -22,4 +22,5 @@ pub mod metrics;
 pub mod plan;
 pub mod render;
 pub mod run;
+pub mod target;
 pub mod watch;

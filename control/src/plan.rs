@@ -8,10 +8,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use fastpath::tables::{Addresses, NatSettings, Settings};
+use fastpath::tables::{Addresses, Settings};
 use ipnet::IpNet;
 
-use crate::desired::{AttachMode, Desired, ForwardMode, ServiceKey, ServiceSpec};
+use crate::desired::{AttachMode, ServiceKey, ServiceSpec};
+use crate::target::Target;
 
 /// What the dataplane has.
 #[derive(Debug, Default)]
@@ -30,27 +31,6 @@ pub struct Installed<'tables> {
     pub egress: BTreeMap<String, bool>,
 }
 
-/// What the plan needs to know of this machine.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Machine {
-    /// Its addresses.
-    pub addresses: BTreeSet<IpAddr>,
-    /// The devices that lead to its pods.
-    pub pod_devices: BTreeSet<String>,
-}
-
-/// Lists the addresses of those pods that run on a machine with the addresses `own`.
-pub fn pods_of(desired: &Desired, own: &BTreeSet<IpAddr>) -> BTreeSet<IpAddr> {
-    let services = desired.services.values().map(|service| &service.spec);
-    let tunnelled = services.filter(|spec| spec.mode != ForwardMode::Nat);
-    let backends = tunnelled.flat_map(|spec| &spec.backends);
-    backends
-        .filter(|backend| desired.node && own.contains(&backend.address))
-        .filter_map(|backend| backend.pod)
-        .map(|pod| pod.ip())
-        .collect()
-}
-
 /// One step; each is whole in itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Operation {
@@ -60,8 +40,13 @@ pub enum Operation {
     Trust(BTreeSet<IpNet>),
     /// Make these the addresses.
     Addresses(Addresses),
-    /// Find the next hops of these node addresses, and follow their changes.
-    Resolve(BTreeSet<IpAddr>),
+    /// Find next hops, and follow their changes.
+    Resolve {
+        /// Addresses that packets are sent to.
+        nodes: BTreeSet<IpAddr>,
+        /// Addresses of edges whose MACs frames come from by L2 DSR.
+        edges: BTreeSet<IpAddr>,
+    },
     /// Add or change a service.
     Put(ServiceKey, ServiceSpec),
     /// Remove a service.
@@ -76,13 +61,12 @@ pub enum Operation {
     DetachEgress(String),
 }
 
-/// Returns the steps from `installed` to `desired` on this machine.
-pub fn plan(installed: &Installed<'_>, desired: &Desired, machine: &Machine) -> Vec<Operation> {
-    let target = Target::of(desired, machine);
+/// Returns the steps from `installed` to `target`.
+pub fn plan(installed: &Installed<'_>, target: &Target) -> Vec<Operation> {
     let mut operations = Vec::new();
     let reseeded = installed
         .settings
-        .is_none_or(|settings| settings.hash_seed != desired.hash_seed);
+        .is_none_or(|settings| settings.hash_seed != target.settings.hash_seed);
     if installed.settings != Some(target.settings) {
         operations.push(Operation::Settings(target.settings));
     }
@@ -101,11 +85,14 @@ pub fn plan(installed: &Installed<'_>, desired: &Desired, machine: &Machine) -> 
         operations.push(Operation::Addresses(addresses.clone()));
     }
 
-    operations.push(Operation::Resolve(target.nodes()));
+    operations.push(Operation::Resolve {
+        nodes: target.nodes.clone(),
+        edges: target.l2dsr_edges(),
+    });
     for (key, spec) in &target.services {
         let present = installed.services.get(key);
-        if reseeded || present != Some(&Some(*spec)) {
-            operations.push(Operation::Put(*key, (*spec).clone()));
+        if reseeded || present != Some(&Some(spec)) {
+            operations.push(Operation::Put(*key, spec.clone()));
         }
     }
     for key in installed
@@ -117,15 +104,15 @@ pub fn plan(installed: &Installed<'_>, desired: &Desired, machine: &Machine) -> 
     }
 
     if addresses != target.addresses {
-        operations.push(Operation::Addresses(target.addresses));
+        operations.push(Operation::Addresses(target.addresses.clone()));
     }
     if trust != target.trusted_edges {
-        operations.push(Operation::Trust(target.trusted_edges));
+        operations.push(Operation::Trust(target.trusted_edges.clone()));
     }
     for name in installed
         .interfaces
         .keys()
-        .filter(|name| !desired.interfaces.contains_key(*name))
+        .filter(|name| !target.interfaces.contains_key(*name))
     {
         operations.push(Operation::Detach(name.clone()));
     }
@@ -134,7 +121,7 @@ pub fn plan(installed: &Installed<'_>, desired: &Desired, machine: &Machine) -> 
             operations.push(Operation::AttachEgress(device.clone()));
         }
     }
-    for (name, mode) in &desired.interfaces {
+    for (name, mode) in &target.interfaces {
         if installed.interfaces.get(name) != Some(&Some(*mode)) {
             operations.push(Operation::Attach(name.clone(), *mode));
         }
@@ -149,63 +136,11 @@ pub fn plan(installed: &Installed<'_>, desired: &Desired, machine: &Machine) -> 
     operations
 }
 
-/// The desired state as tables, with the roles applied.
-struct Target<'desired> {
-    settings: Settings,
-    addresses: Addresses,
-    trusted_edges: BTreeSet<IpNet>,
-    services: BTreeMap<ServiceKey, &'desired ServiceSpec>,
-    egress: BTreeSet<String>,
-}
-
-impl<'desired> Target<'desired> {
-    fn of(desired: &'desired Desired, machine: &Machine) -> Self {
-        let mut target = Self {
-            settings: Settings {
-                hash_seed: desired.hash_seed,
-                source_v4: desired.sources.ipv4,
-                source_v6: desired.sources.ipv6,
-                node: desired.node,
-                nat: desired.edge.then(NatSettings::default),
-                ..Settings::default()
-            },
-            addresses: Addresses::default(),
-            trusted_edges: BTreeSet::new(),
-            services: BTreeMap::new(),
-            egress: BTreeSet::new(),
-        };
-        if desired.edge {
-            target.addresses.vips.clone_from(&desired.vips);
-            let services = desired.services.iter();
-            target.services = services
-                .map(|(key, service)| (*key, &service.spec))
-                .collect();
-        }
-        if desired.node {
-            target.addresses.local = &machine.addresses - &desired.vips;
-            target.trusted_edges.clone_from(&desired.trusted_edges);
-            // Replies leave by the uplinks, and by a pod's device if the client is a pod here.
-            target.egress = desired.interfaces.keys().cloned().collect();
-            target.egress.extend(machine.pod_devices.iter().cloned());
-        }
-        if desired.diverts_checks() {
-            target.settings.probes = true;
-            target.egress.extend(desired.interfaces.keys().cloned());
-        }
-        target
-    }
-
-    fn nodes(&self) -> BTreeSet<IpAddr> {
-        let backends = self.services.values().flat_map(|spec| &spec.backends);
-        backends.map(|backend| backend.address).collect()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::config;
-    use crate::desired::BackendSpec;
+    use crate::target::Machine;
 
     const EDGE_AND_NODE: &str = "\
 interfaces: [{name: eth0}]
@@ -218,42 +153,33 @@ services:
 trusted_edges: [10.0.0.8/29]
 ";
 
-    fn desired(text: &str) -> Desired {
-        config::parse(text).unwrap().desired
+    fn target(text: &str) -> Target {
+        let machine = Machine {
+            addresses: ["10.0.0.9", "10.99.0.1"]
+                .map(|text| text.parse().unwrap())
+                .into(),
+            pod_devices: ["pod0".to_owned()].into(),
+            ..Machine::default()
+        };
+        Target::of(&config::parse(text).unwrap().desired, &machine)
     }
 
-    fn own() -> Machine {
-        Machine {
-            addresses: addresses(&["10.0.0.9", "10.99.0.1"]),
-            pod_devices: BTreeSet::from(["pod0".to_owned()]),
-        }
-    }
-
-    fn addresses(texts: &[&str]) -> BTreeSet<IpAddr> {
-        texts.iter().map(|text| text.parse().unwrap()).collect()
-    }
-
-    /// The state after everything in a plan for `desired` was done.
-    fn installed(desired: &Desired) -> Installed<'_> {
-        let target = Target::of(desired, &own());
+    /// The state after everything in a plan for `target` was done.
+    fn installed(target: &Target) -> Installed<'_> {
+        let services = target.services.iter();
+        let interfaces = target.interfaces.iter();
         Installed {
             settings: Some(target.settings),
-            addresses: target.addresses,
-            trusted_edges: target.trusted_edges,
-            services: target
-                .services
-                .into_iter()
-                .map(|(key, spec)| (key, Some(spec)))
-                .collect(),
-            interfaces: desired
-                .interfaces
-                .iter()
+            addresses: target.addresses.clone(),
+            trusted_edges: target.trusted_edges.clone(),
+            services: services.map(|(key, spec)| (*key, Some(spec))).collect(),
+            interfaces: interfaces
                 .map(|(name, mode)| (name.clone(), Some(*mode)))
                 .collect(),
             egress: target
                 .egress
-                .into_iter()
-                .map(|device| (device, true))
+                .iter()
+                .map(|device| (device.clone(), true))
                 .collect(),
         }
     }
@@ -270,7 +196,7 @@ trusted_edges: [10.0.0.8/29]
                     addresses.local.len()
                 )
             }
-            Operation::Resolve(nodes) => format!("resolve {}", nodes.len()),
+            Operation::Resolve { nodes, .. } => format!("resolve {}", nodes.len()),
             Operation::Put(key, _) => format!("put {}", key.address),
             Operation::Remove(key) => format!("remove {}", key.address),
             Operation::Attach(name, _) => format!("attach {name}"),
@@ -283,8 +209,8 @@ trusted_edges: [10.0.0.8/29]
 
     #[test]
     fn first_start_fills_the_tables_and_attaches_last() {
-        let desired = desired(EDGE_AND_NODE);
-        let operations = plan(&Installed::default(), &desired, &own());
+        let wanted = target(EDGE_AND_NODE);
+        let operations = plan(&Installed::default(), &wanted);
         assert_eq!(
             names(&operations),
             [
@@ -304,32 +230,27 @@ trusted_edges: [10.0.0.8/29]
     #[test]
     fn checks_need_the_egress_program_on_the_uplinks() {
         let edge = EDGE_AND_NODE.replace("[edge, node]", "[edge]");
-        let plain = desired(&edge);
-        let target = Target::of(&plain, &own());
-        assert!(target.egress.is_empty() && !target.settings.probes);
-        let checked = desired(&edge.replacen("protocol: tcp,", "protocol: tcp, health: {},", 1));
-        let target = Target::of(&checked, &own());
-        assert_eq!(target.egress, BTreeSet::from(["eth0".to_owned()]));
-        assert!(target.settings.probes);
+        let plain = target(&edge);
+        assert!(plain.egress.is_empty() && !plain.settings.probes);
+        let checked = target(&edge.replacen("protocol: tcp,", "protocol: tcp, health: {},", 1));
+        assert_eq!(checked.egress, BTreeSet::from(["eth0".to_owned()]));
+        assert!(checked.settings.probes);
     }
 
     #[test]
     fn nothing_changes_when_everything_is_as_desired() {
-        let desired = desired(EDGE_AND_NODE);
-        assert_eq!(
-            names(&plan(&installed(&desired), &desired, &own())),
-            ["resolve 2"]
-        );
+        let wanted = target(EDGE_AND_NODE);
+        assert_eq!(names(&plan(&installed(&wanted), &wanted)), ["resolve 2"]);
     }
 
     #[test]
     fn what_an_earlier_agent_left_is_confirmed_and_the_rest_removed() {
-        let desired = desired(EDGE_AND_NODE);
-        let mut before = installed(&desired);
+        let wanted = target(EDGE_AND_NODE);
+        let mut before = installed(&wanted);
         before.services.values_mut().for_each(|spec| *spec = None);
         before.interfaces = [("eth0".to_owned(), None), ("eth9".to_owned(), None)].into();
         assert_eq!(
-            names(&plan(&before, &desired, &own())),
+            names(&plan(&before, &wanted)),
             [
                 "resolve 2",
                 "put 10.99.0.1",
@@ -342,10 +263,10 @@ trusted_edges: [10.0.0.8/29]
 
     #[test]
     fn addresses_come_before_a_service_and_go_after_it() {
-        let old = desired(EDGE_AND_NODE);
-        let new = desired(&EDGE_AND_NODE.replace("10.99.0.2", "10.99.0.3"));
+        let old = target(EDGE_AND_NODE);
+        let new = target(&EDGE_AND_NODE.replace("10.99.0.2", "10.99.0.3"));
         assert_eq!(
-            names(&plan(&installed(&old), &new, &own())),
+            names(&plan(&installed(&old), &new)),
             [
                 "addresses 3 1",
                 "resolve 2",
@@ -358,44 +279,44 @@ trusted_edges: [10.0.0.8/29]
 
     #[test]
     fn another_edge_is_trusted_before_the_old_one_is_dropped() {
-        let old = desired(EDGE_AND_NODE);
-        let new = desired(&EDGE_AND_NODE.replace("10.0.0.8/29", "10.0.0.16/29"));
+        let old = target(EDGE_AND_NODE);
+        let new = target(&EDGE_AND_NODE.replace("10.0.0.8/29", "10.0.0.16/29"));
         assert_eq!(
-            names(&plan(&installed(&old), &new, &own())),
+            names(&plan(&installed(&old), &new)),
             ["trust 2", "resolve 2", "trust 1"]
         );
     }
 
     #[test]
     fn only_the_changed_service_is_put() {
-        let old = desired(EDGE_AND_NODE);
+        let old = target(EDGE_AND_NODE);
         let new =
-            desired(&EDGE_AND_NODE.replace("address: 10.0.0.2}", "address: 10.0.0.2, weight: 2}"));
+            target(&EDGE_AND_NODE.replace("address: 10.0.0.2}", "address: 10.0.0.2, weight: 2}"));
         assert_eq!(
-            names(&plan(&installed(&old), &new, &own())),
+            names(&plan(&installed(&old), &new)),
             ["resolve 2", "put 10.99.0.2"]
         );
     }
 
     #[test]
     fn another_seed_rebuilds_every_table() {
-        let old = desired(EDGE_AND_NODE);
-        let new = desired(&EDGE_AND_NODE.replace("hash_seed: 7", "hash_seed: 8"));
+        let old = target(EDGE_AND_NODE);
+        let new = target(&EDGE_AND_NODE.replace("hash_seed: 7", "hash_seed: 8"));
         assert_eq!(
-            names(&plan(&installed(&old), &new, &own())),
+            names(&plan(&installed(&old), &new)),
             ["settings", "resolve 2", "put 10.99.0.1", "put 10.99.0.2"]
         );
     }
 
     #[test]
     fn egress_program_is_there_before_the_xdp_program_and_after_it() {
-        let node = desired(EDGE_AND_NODE);
-        let edge = desired(
+        let node = target(EDGE_AND_NODE);
+        let edge = target(
             &EDGE_AND_NODE
                 .replace("[edge, node]", "[edge]")
                 .replace("eth0", "eth1"),
         );
-        let steps = names(&plan(&installed(&node), &edge, &own()));
+        let steps = names(&plan(&installed(&node), &edge));
         assert!(
             steps.ends_with(&[
                 "detach eth0".to_owned(),
@@ -409,7 +330,7 @@ trusted_edges: [10.0.0.8/29]
         let mut before = installed(&node);
         before.egress = [("eth0".to_owned(), false), ("gone".to_owned(), true)].into();
         assert_eq!(
-            names(&plan(&before, &node, &own())),
+            names(&plan(&before, &node)),
             [
                 "resolve 2",
                 "attach egress eth0",
@@ -417,39 +338,5 @@ trusted_edges: [10.0.0.8/29]
                 "detach egress gone"
             ]
         );
-    }
-
-    #[test]
-    fn pods_here_are_those_on_an_address_of_this_machine() {
-        let mut desired = desired(EDGE_AND_NODE);
-        let pod = "10.244.0.5:8080".parse().unwrap();
-        for (service, node) in desired.services.values_mut().zip(["10.0.0.9", "10.0.0.8"]) {
-            service.spec.backends = vec![
-                BackendSpec::pod(node.parse().unwrap(), pod, 1),
-                BackendSpec::node("10.0.0.9".parse().unwrap(), 1),
-            ];
-        }
-        let own = own().addresses;
-        assert_eq!(pods_of(&desired, &own), BTreeSet::from([pod.ip()]));
-        let mut nat = desired.clone();
-        for service in nat.services.values_mut() {
-            service.spec.mode = ForwardMode::Nat;
-        }
-        assert_eq!(pods_of(&nat, &own), BTreeSet::new());
-        desired.node = false;
-        assert_eq!(pods_of(&desired, &own), BTreeSet::new());
-    }
-
-    #[test]
-    fn edge_does_not_decapsulate_and_node_does_not_balance() {
-        let edge = desired(&EDGE_AND_NODE.replace("[edge, node]", "[edge]"));
-        let target = Target::of(&edge, &own());
-        assert!(target.addresses.local.is_empty() && target.trusted_edges.is_empty());
-        let node = desired(
-            "interfaces: [{name: eth0}]\nroles: [node]\nvips: [10.99.0.1]\ntrusted_edges: [10.0.0.8]\n",
-        );
-        let target = Target::of(&node, &own());
-        assert!(target.addresses.vips.is_empty() && target.services.is_empty());
-        assert_eq!(target.addresses.local, addresses(&["10.0.0.9"]));
     }
 }

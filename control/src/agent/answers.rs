@@ -56,7 +56,8 @@ impl Agent {
 
     fn status(&self) -> Status {
         let desired = &self.config.desired;
-        let roles = [(desired.edge, "edge"), (desired.node, "node")];
+        let node = desired.is_node(&self.machine.addresses);
+        let roles = [(desired.edge, "edge"), (node, "node")];
         let mut next_hops: BTreeMap<String, u64> = ["resolved", "local", "unresolved"]
             .map(|state| (state.to_owned(), 0))
             .into();
@@ -120,6 +121,8 @@ impl Agent {
             usage("services", fill.services),
             usage("backends", fill.backends),
             usage("next_hops", fill.next_hops),
+            usage("pods", fill.pods),
+            usage("source_ranges", fill.source_ranges),
         ]
     }
 
@@ -128,13 +131,15 @@ impl Agent {
         let traffic: BTreeMap<ServiceKey, Traffic> =
             self.counters()?.services.into_iter().collect();
         let installed: BTreeMap<&ServiceKey, &InstalledService> = self.tables.services().collect();
-        let configured = &self.config.desired.services;
-        let mut keys: Vec<&ServiceKey> =
-            configured.keys().chain(installed.keys().copied()).collect();
+        let mut keys: Vec<&ServiceKey> = self
+            .wanted
+            .iter()
+            .chain(installed.keys().copied())
+            .collect();
         keys.sort_unstable();
         keys.dedup();
         let row = |key: &ServiceKey| {
-            let wanted = configured.get(key);
+            let (configured, wanted) = self.config.desired.service(key).unzip();
             let present = installed.get(key);
             let traffic = traffic.get(key).copied().unwrap_or_default();
             let mode = present
@@ -144,12 +149,22 @@ impl Agent {
                 name: wanted.map_or_else(|| key.to_string(), |service| service.name.clone()),
                 service: key.to_string(),
                 mode: mode.map(|mode| mode.to_string()).unwrap_or_default(),
+                traffic_policy: wanted
+                    .map(|service| service.spec.traffic_policy.to_string())
+                    .unwrap_or_default(),
+                session_affinity: wanted.is_some_and(|service| service.spec.affinity.is_some()),
+                source_ranges: wanted.map_or(0, |service| service.spec.source_ranges.len()),
+                local_pods: present.map_or(0, |service| service.local_pods()),
+                left_out: present.map_or(0, |service| service.left_out().len()),
                 backends: wanted.map_or(0, |service| service.spec.backends.len()),
                 slots: present.map_or(0, |service| service.run.length()),
                 packets: traffic.packets,
                 bytes: traffic.bytes,
                 problem: self.problems.of(&Item::Service(*key)).cloned(),
-                all_fail: self.selection.all_fail.contains(key),
+                all_fail: self
+                    .selection
+                    .all_fail
+                    .contains(&configured.unwrap_or(*key)),
             }
         };
         Ok(keys.into_iter().map(row).collect())
@@ -165,14 +180,16 @@ impl Agent {
             let slots = self.tables.slots_by_backend(service);
             let name = self.name_of(key).unwrap_or_else(|| key.to_string());
             let installed = service.spec().map(|spec| spec.backends.as_slice());
-            let configured = self.config.desired.services.get(key);
+            let (configured_key, configured) = self.config.desired.service(key).unzip();
+            let configured_key = configured_key.unwrap_or(*key);
+            let left_out: BTreeSet<&BackendKey> = service.left_out().iter().collect();
             // Those that are left out are configured only, those about to be removed installed only.
             let backends: BTreeMap<Member, &BackendSpec> = configured
                 .map(|service| service.spec.backends.as_slice())
                 .into_iter()
                 .chain(installed)
                 .flatten()
-                .map(|backend| (Member::new(key, service.mode, backend), backend))
+                .map(|backend| (Member::new(&configured_key, service.mode, backend), backend))
                 .collect();
             for (member, backend) in backends {
                 let next_hop = self.tables.next_hop(backend.address);
@@ -180,7 +197,9 @@ impl Agent {
                 let mut row = Backend {
                     name: name.clone(),
                     service: key.to_string(),
-                    backend: member.backend.to_string(),
+                    backend: backend_text(&member.backend),
+                    node: member.backend.address.to_string(),
+                    left_out: left_out.contains(&member.backend),
                     weight: backend.weight,
                     slots: slots.get(&member.backend).copied().unwrap_or(0),
                     table_size: service.run.length(),
@@ -290,16 +309,20 @@ impl Agent {
     }
 
     pub(super) fn name_of(&self, key: &ServiceKey) -> Option<String> {
-        self.config
-            .desired
-            .services
-            .get(key)
-            .map(|service| service.name.clone())
+        let (_, service) = self.config.desired.service(key)?;
+        Some(service.name.clone())
     }
 
     fn counters(&self) -> Result<fastpath::tables::Counters, String> {
         self.tables.counters().map_err(|error| chain(&error))
     }
+}
+
+/// Names what packets are delivered to: the pod, where there is one.
+fn backend_text(backend: &BackendKey) -> String {
+    backend
+        .pod
+        .map_or_else(|| backend.address.to_string(), |pod| pod.to_string())
 }
 
 fn state(next_hop: Option<Resolution>) -> &'static str {

@@ -7,8 +7,9 @@ use fastpath::tables::TableError;
 
 use super::problems::Item;
 use super::{Agent, chain};
-use crate::desired::AttachMode;
-use crate::plan::{Installed, Machine, Operation, plan};
+use crate::desired::{AttachMode, ServiceKey};
+use crate::plan::{Installed, Operation, plan};
+use crate::target::{Machine, Target};
 
 /// Where the program is, and how it was asked to be there.
 #[derive(Debug)]
@@ -43,13 +44,15 @@ impl Agent {
     fn attempt(&mut self) -> Attempt {
         self.pod_devices = self.find_pod_devices();
         let machine = Machine {
-            addresses: self.own_addresses.clone(),
             pod_devices: self.pod_devices.clone(),
+            ..self.machine.clone()
         };
-        let operations = plan(&self.installed(), &self.selection.desired, &machine);
+        let target = Target::of(&self.selection.desired, &machine);
+        let operations = plan(&self.installed(), &target);
+        self.wanted = target.services.into_keys().collect();
         let mut attempt = Attempt::default();
         for operation in operations {
-            let changes = !matches!(operation, Operation::Resolve(_));
+            let changes = !matches!(operation, Operation::Resolve { .. });
             attempt.removed |= matches!(operation, Operation::Remove(_));
             let (item, outcome) = self.execute(operation);
             attempt.done += usize::from(changes && outcome.is_ok());
@@ -99,8 +102,8 @@ impl Agent {
                 Item::Table("vips"),
                 table(self.tables.set_addresses(&addresses)),
             ),
-            Operation::Resolve(nodes) => {
-                self.next_hops.set_targets(nodes);
+            Operation::Resolve { nodes, edges } => {
+                self.next_hops.set_targets(nodes, edges);
                 let outcome = self.next_hops.refresh(&mut self.tables);
                 (Item::NextHops, outcome.map_err(|error| chain(&error)))
             }
@@ -108,6 +111,7 @@ impl Agent {
                 let outcome = self.tables.put_service(key, &spec);
                 if let Ok(change) = &outcome {
                     self.stale.remove(&key);
+                    self.warn_of_left_out(&key);
                     tracing::debug!(service = %key, slots = change.slots, new_table = change.new_table, "service programmed");
                 }
                 (Item::Service(key), table(outcome.map(drop)))
@@ -139,6 +143,17 @@ impl Agent {
                 let outcome = self.detach_egress(&device).map_err(|error| chain(&error));
                 (Item::Egress(device), outcome)
             }
+        }
+    }
+
+    /// Says which pods of a service get no traffic.
+    fn warn_of_left_out(&self, key: &ServiceKey) {
+        let service = self.tables.services().find(|(other, _)| *other == key);
+        for pod in service
+            .into_iter()
+            .flat_map(|(_, service)| service.left_out())
+        {
+            tracing::warn!(service = %self.title(key), %pod, "left out: the pod shares its node and the low 11 bits of its address with another one");
         }
     }
 

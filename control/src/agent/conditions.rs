@@ -86,8 +86,8 @@ impl Agent {
 
     /// Writes a service as people know it.
     pub(super) fn title(&self, key: &ServiceKey) -> String {
-        match self.config.desired.services.get(key) {
-            Some(service) => format!("{} ({key})", service.name),
+        match self.config.desired.service(key) {
+            Some((_, service)) => format!("{} ({key})", service.name),
             None => key.to_string(),
         }
     }

@@ -9,13 +9,12 @@ use fastpath::pins::PinError;
 use super::problems::Item;
 use super::{Agent, chain};
 use crate::api::Egress;
-use crate::plan::pods_of;
 
 impl Agent {
     /// Asks the routes for the devices that lead to the pods of this machine; those known before
     /// stay when the kernel does not answer.
     pub(super) fn find_pod_devices(&mut self) -> BTreeSet<String> {
-        let pods = pods_of(&self.config.desired, &self.own_addresses);
+        let pods = self.config.desired.pods_of(&self.machine.addresses);
         if pods.is_empty() {
             return BTreeSet::new();
         }
@@ -93,7 +92,7 @@ impl Agent {
     /// Lists the devices that have the egress program or should have it.
     pub(super) fn egress_status(&self) -> Vec<Egress> {
         let mut devices: BTreeSet<String> = self.egress.keys().cloned().collect();
-        if self.config.desired.node {
+        if self.config.desired.is_node(&self.machine.addresses) {
             devices.extend(self.config.desired.interfaces.keys().cloned());
             devices.extend(self.pod_devices.iter().cloned());
         }

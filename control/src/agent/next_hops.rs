@@ -17,13 +17,18 @@ pub(super) enum NextHopsError {
         #[source]
         source: TableError,
     },
+    #[error("cannot store the MACs of edges")]
+    EdgeMacs(#[source] TableError),
 }
 
 #[derive(Debug)]
 pub(super) struct NextHops {
     resolver: Resolver,
     tracker: Tracker,
+    /// Addresses that packets are sent to.
     targets: BTreeSet<IpAddr>,
+    /// Edges whose MACs frames come from by L2 DSR.
+    edges: BTreeSet<IpAddr>,
     /// The last complaint about neighbours that the kernel does not keep resolved.
     unkept: Option<String>,
 }
@@ -34,14 +39,16 @@ impl NextHops {
             resolver: Resolver::new()?,
             tracker: Tracker::default(),
             targets: BTreeSet::new(),
+            edges: BTreeSet::new(),
             unkept: None,
         })
     }
 
-    pub(super) fn set_targets(&mut self, targets: BTreeSet<IpAddr>) {
-        if targets != self.targets {
-            self.tracker.set_targets(targets.iter().copied());
+    pub(super) fn set_targets(&mut self, targets: BTreeSet<IpAddr>, edges: BTreeSet<IpAddr>) {
+        if targets != self.targets || edges != self.edges {
+            self.tracker.set_targets(targets.union(&edges).copied());
             self.targets = targets;
+            self.edges = edges;
         }
     }
 
@@ -65,6 +72,7 @@ impl NextHops {
         let mut outcome = Ok(());
         for (target, answer) in self.tracker.answers() {
             if let Some(answer) = answer
+                && self.targets.contains(&target)
                 && tables.next_hop(target) != Some(answer)
                 && let Err(source) = tables.set_next_hop(target, answer)
             {
@@ -72,7 +80,24 @@ impl NextHops {
                 outcome = outcome.and(Err(NextHopsError::Store { target, source }));
             }
         }
-        outcome
+        let edge_macs = self.edge_macs();
+        outcome.and(
+            tables
+                .set_edge_macs(&edge_macs)
+                .map_err(NextHopsError::EdgeMacs),
+        )
+    }
+
+    /// Lists the MACs of the edges on this machine's segments: by L2 DSR frames come from these.
+    fn edge_macs(&self) -> BTreeSet<[u8; 6]> {
+        let answers = self.tracker.answers();
+        let mac = |(target, answer): (IpAddr, Option<Resolution>)| match answer {
+            Some(Resolution::Resolved(hop)) if self.edges.contains(&target) && !hop.via_gateway => {
+                Some(hop.destination_mac)
+            }
+            _ => None,
+        };
+        answers.filter_map(mac).collect()
     }
 
     /// Returns the numbers of the devices that lead to these pods.

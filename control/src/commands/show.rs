@@ -1,5 +1,6 @@
 //! The agent's answers as pages for people, 80 columns wide for usual addresses.
 
+use std::net::SocketAddr;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::Sampled;
@@ -182,7 +183,7 @@ pub fn services(sampled: &Sampled<Vec<Service>>) -> String {
         table.row([
             service.name.clone(),
             service.service.clone(),
-            service.mode.clone(),
+            mode(service),
             service.backends.to_string(),
             service.slots.to_string(),
             shown(service.packets, |service| service.packets),
@@ -191,12 +192,45 @@ pub fn services(sampled: &Sampled<Vec<Service>>) -> String {
         if let Some(problem) = &service.problem {
             problems.push_str(&indented(&format!("{}: {problem}", service.name)));
         }
+        problems.push_str(&policies(service));
         if service.all_fail {
             let note = format!("{}: every backend fails, so all serve", service.name);
             problems.push_str(&indented(&note));
         }
     }
     table.render("no services") + &problems
+}
+
+/// Names the mode, and the traffic policy where it is not the common one.
+fn mode(service: &Service) -> String {
+    match service.traffic_policy.as_str() {
+        "local" => format!("{}, local", service.mode),
+        _ => service.mode.clone(),
+    }
+}
+
+/// Says what else bears on who is served by what.
+fn policies(service: &Service) -> String {
+    let mut notes = Vec::new();
+    if service.source_ranges > 0 {
+        notes.push(format!("{} source ranges", service.source_ranges));
+    }
+    if service.session_affinity {
+        notes.push("affinity by client address".to_owned());
+    }
+    if service.local_pods > 0 {
+        notes.push(format!("{} pods here", service.local_pods));
+    }
+    if service.left_out > 0 {
+        notes.push(format!(
+            "{} PODS LEFT OUT, see `guideway backends`",
+            service.left_out
+        ));
+    }
+    if notes.is_empty() {
+        return String::new();
+    }
+    indented(&format!("{}: {}", service.service, notes.join(", ")))
 }
 
 fn find_service<'a>(services: &'a [Service], wanted: &Service) -> Option<&'a Service> {
@@ -215,7 +249,7 @@ pub fn backends(sampled: &Sampled<Vec<Backend>>) -> String {
         ("SLOTS", Right),
         ("SHARE", Right),
         ("NEXT HOP", Left),
-        traffic_title(sampled, "NODE PKTS", "NODE PKT/S"),
+        traffic_title(sampled, "PACKETS", "PKT/S"),
     ]);
     for backend in &sampled.current {
         let packets = shown(sampled, backend.packets, |previous| {
@@ -230,12 +264,32 @@ pub fn backends(sampled: &Sampled<Vec<Backend>>) -> String {
             backend.weight.to_string(),
             backend.slots.to_string(),
             percent(backend.slots.into(), backend.table_size.into()),
-            backend.next_hop.clone(),
+            way(backend),
             packets,
         ]);
         notes.push_str(&health_note(backend));
+        if backend.left_out {
+            notes.push_str(&indented(&format!(
+                "{}: {} left out: another pod of {} has the same low 11 bits of its address",
+                backend.name, backend.backend, backend.node
+            )));
+        }
     }
     table.render("no backends") + &notes
+}
+
+/// Says how packets leave, and to which node where that is not the backend itself.
+fn way(backend: &Backend) -> String {
+    let at_node = backend.backend == backend.node || backend.node.is_empty();
+    let own = backend
+        .backend
+        .parse::<SocketAddr>()
+        .is_ok_and(|pod| pod.ip().to_string() == backend.node);
+    if at_node || own {
+        backend.next_hop.clone()
+    } else {
+        format!("{}, {}", backend.node, backend.next_hop)
+    }
 }
 
 /// Says why a backend does not serve, or might soon not.
@@ -468,6 +522,45 @@ mod tests {
         let mut service = web();
         service.problem = Some("the LUT arena is full".to_owned());
         assert!(services(&once(vec![service])).contains("  web-v6: the LUT arena is full\n"));
+    }
+
+    #[test]
+    fn pods_are_shown_with_their_node() {
+        let pod = Backend {
+            backend: "10.244.0.5:8080".to_owned(),
+            node: "10.0.0.1".to_owned(),
+            left_out: true,
+            ..backend()
+        };
+        let page = backends(&once(vec![pod]));
+        assert_fits(page.lines().next().unwrap());
+        assert!(page.contains("10.0.0.1, eth0"), "{page}");
+        assert!(page.contains("10.244.0.5:8080 left out"), "{page}");
+        let nat = Backend {
+            backend: "10.0.0.7:80".to_owned(),
+            node: "10.0.0.7".to_owned(),
+            ..backend()
+        };
+        assert!(!backends(&once(vec![nat])).contains("10.0.0.7, "));
+    }
+
+    #[test]
+    fn policies_of_a_service_are_named() {
+        let service = Service {
+            traffic_policy: "local".to_owned(),
+            source_ranges: 2,
+            session_affinity: true,
+            local_pods: 3,
+            left_out: 1,
+            ..web()
+        };
+        let page = services(&once(vec![service]));
+        for text in [
+            "l2dsr, local",
+            "2 source ranges, affinity by client address, 3 pods here, 1 PODS LEFT OUT",
+        ] {
+            assert!(page.contains(text), "{text}: {page}");
+        }
     }
 
     #[test]

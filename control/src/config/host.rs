@@ -9,7 +9,7 @@ use std::net::IpAddr;
 
 use super::Config;
 use super::problem::{Position, Problem};
-use crate::desired::ForwardMode;
+use crate::desired::{ForwardMode, Role};
 
 /// What the rules need to know about this machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -18,6 +18,8 @@ pub struct HostFacts {
     pub mtus: BTreeMap<String, u32>,
     /// Addresses of this machine, each with its interface's name.
     pub addresses: BTreeMap<IpAddr, String>,
+    /// The same addresses in the kernel's order: an interface's primary one comes first.
+    pub in_order: Vec<IpAddr>,
 }
 
 /// Reads the facts of the calling thread's network namespace.
@@ -36,10 +38,11 @@ pub fn facts() -> std::io::Result<HostFacts> {
         let Some(address) = interface.address else {
             continue;
         };
-        if let Some(v4) = address.as_sockaddr_in() {
-            facts.addresses.insert(v4.ip().into(), name);
-        } else if let Some(v6) = address.as_sockaddr_in6() {
-            facts.addresses.insert(v6.ip().into(), name);
+        let v4 = address.as_sockaddr_in().map(|v4| IpAddr::from(v4.ip()));
+        let v6 = address.as_sockaddr_in6().map(|v6| IpAddr::from(v6.ip()));
+        if let Some(address) = v4.or(v6) {
+            facts.in_order.push(address);
+            facts.addresses.insert(address, name);
         }
     }
     Ok(facts)
@@ -50,6 +53,7 @@ pub fn problems(config: &Config, facts: &HostFacts) -> Vec<Problem> {
     let mut problems = vips(config, facts);
     problems.extend(sources(config, facts));
     problems.extend(interfaces(config, facts));
+    problems.extend(nodes(config, facts));
     problems.sort_by_key(|problem| problem.position);
     problems
 }
@@ -91,6 +95,28 @@ fn sources(config: &Config, facts: &HostFacts) -> Vec<Problem> {
         })
     };
     config.origins.sources.iter().filter_map(foreign).collect()
+}
+
+/// A pod of this machine is only reached in the node role.
+fn nodes(config: &Config, facts: &HostFacts) -> Vec<Problem> {
+    if config.desired.node != Role::No {
+        return Vec::new();
+    }
+    let own = |(address, position): (&IpAddr, &Position)| {
+        let has_pods = config.desired.services.values().any(|service| {
+            let mut backends = service.spec.backends.iter();
+            service.spec.mode != ForwardMode::Nat
+                && backends.any(|backend| backend.pod.is_some() && backend.address == *address)
+        });
+        (has_pods && facts.addresses.contains_key(address)).then(|| Problem {
+            position: Some(*position),
+            field: "nodes".to_owned(),
+            value: address.to_string(),
+            reason: "this machine is the node of pods, and roles has no node".to_owned(),
+            remedy: "add node to roles, or leave roles out".to_owned(),
+        })
+    };
+    config.origins.nodes.iter().filter_map(own).collect()
 }
 
 fn interfaces(config: &Config, facts: &HostFacts) -> Vec<Problem> {

@@ -16,10 +16,14 @@ pub(super) type List<T> = Option<Spanned<Vec<T>>>;
 pub(super) struct File {
     pub(super) interfaces: List<Spanned<Interface>>,
     pub(super) roles: List<Spanned<String>>,
+    pub(super) nodes: List<Spanned<Node>>,
     pub(super) hash_seed: Text,
     pub(super) sources: Option<Sources>,
     pub(super) default_mode: Text,
     pub(super) vips: List<Spanned<String>>,
+    pub(super) node_port_addresses: List<Spanned<String>>,
+    pub(super) node_port_range: Text,
+    pub(super) clamp_mss: Text,
     pub(super) services: List<Spanned<Service>>,
     pub(super) health: Option<Spanned<Health>>,
     pub(super) node_health: Text,
@@ -37,6 +41,13 @@ pub(super) struct Interface {
     pub(super) mode: Text,
 }
 
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Node {
+    pub(super) address: Text,
+    pub(super) guideway: Text,
+}
+
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Sources {
@@ -50,9 +61,13 @@ pub(super) struct Service {
     pub(super) name: Text,
     pub(super) address: Text,
     pub(super) port: Text,
+    pub(super) node_port: Text,
     pub(super) protocol: Text,
     pub(super) mode: Text,
     pub(super) table_size: Text,
+    pub(super) traffic_policy: Text,
+    pub(super) source_ranges: List<Spanned<String>>,
+    pub(super) session_affinity: Text,
     pub(super) health: Option<Spanned<Health>>,
     pub(super) backends: List<Spanned<Backend>>,
 }
@@ -77,6 +92,8 @@ pub(super) struct Health {
 #[serde(deny_unknown_fields)]
 pub(super) struct Backend {
     pub(super) address: Text,
+    pub(super) port: Text,
+    pub(super) node: Text,
     pub(super) weight: Text,
 }
 
@@ -89,6 +106,8 @@ pub(super) struct Tables {
     pub(super) next_hops: Text,
     pub(super) vips: Text,
     pub(super) trusted_edges: Text,
+    pub(super) pods: Text,
+    pub(super) source_ranges: Text,
 }
 
 #[derive(Debug, Default, Deserialize)]

@@ -4,7 +4,10 @@ use std::time::Duration;
 
 use super::host::{self, HostFacts};
 use super::*;
-use crate::desired::{AttachMode, ForwardMode, Protocol, ServiceKey};
+use crate::desired::{
+    AttachMode, BackendSpec, ForwardMode, NodePortAddresses, Protocol, Role, ServiceKey,
+    TrafficPolicy,
+};
 use crate::health::{Check, Get, Kind};
 
 const EDGE: &str = include_str!("../../../deploy/examples/edge.yaml");
@@ -33,7 +36,10 @@ fn good_file_becomes_the_desired_state() {
         config.desired.interfaces["eth0"],
         AttachMode::NativeOrGeneric
     );
-    assert!(config.desired.edge && !config.desired.node);
+    assert_eq!(
+        (config.desired.edge, config.desired.node),
+        (true, Role::IfListed)
+    );
     assert_eq!(config.desired.hash_seed, DEFAULT_HASH_SEED);
     let key = ServiceKey {
         address: "10.99.0.1".parse().unwrap(),
@@ -58,7 +64,7 @@ fn every_field_is_taken_over() {
     let desired = &config.desired;
     assert_eq!(desired.interfaces["a"], AttachMode::Native);
     assert_eq!(desired.interfaces["b"], AttachMode::Generic);
-    assert!(desired.edge && desired.node);
+    assert_eq!((desired.edge, desired.node), (true, Role::Yes));
     assert_eq!(desired.hash_seed, 255);
     assert_eq!(desired.sources.ipv4, Some("10.0.0.9".parse().unwrap()));
     assert_eq!(desired.sources.ipv6, Some("2001:db8::9".parse().unwrap()));
@@ -84,11 +90,125 @@ fn every_field_is_taken_over() {
         next_hops: 5,
         vips: 6,
         trusted_edges: 7,
+        pods: 8,
+        source_ranges: 9,
     };
     assert_eq!(config.tables, sizes);
     assert_eq!(config.socket, Path::new("/run/x.sock"));
     assert_eq!(config.metrics, Some("[::1]:9750".parse().unwrap()));
     assert_eq!(config.pin_dir, Path::new("/sys/fs/bpf/x"));
+}
+
+#[test]
+fn pods_nodeports_and_policies_are_taken_over() {
+    let text = "\
+interfaces: [{name: eth0}]
+vips: [10.99.0.1]
+nodes: [{address: 10.0.0.1}, {address: 10.0.0.2, guideway: false}, {address: '2001:db8::3', guideway: true}]
+node_port_addresses: [10.0.0.0/8]
+node_port_range: 20000-20010
+clamp_mss: off
+services:
+  - name: web
+    address: 10.99.0.1
+    port: 80
+    node_port: 20001
+    protocol: tcp
+    mode: l2dsr
+    traffic_policy: local
+    source_ranges: [192.0.2.0/24]
+    session_affinity: client-ip
+    backends:
+      - {address: 10.244.0.5, port: 8080, node: '2001:db8::3', weight: 2}
+      - {address: 10.244.0.5, node: 10.0.0.1}
+  - {name: dual, node_port: 20002, protocol: udp, mode: nat, session_affinity: none, backends: [{address: 10.0.0.7, port: 53}, {address: '2001:db8::7', port: 53}]}
+  - {name: six, node_port: 20003, protocol: sctp, mode: nat, backends: [{address: '2001:db8::7', port: 20003}]}
+  - {name: none, node_port: 20004, protocol: tcp, backends: []}
+";
+    let desired = parse(text).unwrap().desired;
+    let nodes: Vec<String> = desired.nodes.iter().map(ToString::to_string).collect();
+    assert_eq!(nodes, ["10.0.0.1", "2001:db8::3"]);
+    let within = NodePortAddresses::Within(["10.0.0.0/8".parse().unwrap()].into());
+    assert_eq!(desired.node_port_addresses, within);
+    assert!(!desired.clamp_mss);
+
+    let keys: Vec<String> = desired.services.keys().map(ToString::to_string).collect();
+    assert_eq!(
+        keys,
+        [
+            "0.0.0.0:20001/tcp",
+            "0.0.0.0:20002/udp",
+            "0.0.0.0:20004/tcp",
+            "10.99.0.1:80/tcp",
+            "[::]:20002/udp",
+            "[::]:20003/sctp",
+            "[::]:20004/tcp",
+        ]
+    );
+    let spec = |key: &str| &desired.services[&key.parse().unwrap()].spec;
+    let web = spec("10.99.0.1:80/tcp");
+    let backend = |node: &str, port, weight| {
+        let pod = SocketAddr::new("10.244.0.5".parse().unwrap(), port);
+        BackendSpec::pod(node.parse().unwrap(), pod, weight)
+    };
+    assert_eq!(
+        web.backends,
+        [backend("10.0.0.1", 80, 1), backend("2001:db8::3", 8080, 2)]
+    );
+    assert_eq!(web.traffic_policy, TrafficPolicy::Local);
+    assert_eq!(web.source_ranges, ["192.0.2.0/24".parse().unwrap()].into());
+    assert!(web.affinity.is_some() && !web.node_port);
+    let node_port = spec("0.0.0.0:20001/tcp");
+    assert_eq!(
+        node_port.affinity, web.affinity,
+        "one seed for all addresses"
+    );
+    assert_eq!(
+        (node_port.mode, node_port.node_port),
+        (ForwardMode::Ipip, true)
+    );
+    assert_eq!(node_port.backends, web.backends);
+    let dual = spec("[::]:20002/udp");
+    assert_eq!(
+        dual.backends,
+        [BackendSpec::nat("[2001:db8::7]:53".parse().unwrap(), 1)]
+    );
+    assert_eq!((dual.mode, dual.affinity), (ForwardMode::Nat, None));
+}
+
+#[test]
+fn affinity_differs_between_services_and_seeds() {
+    let text = GOOD.replace(
+        "    port: 80",
+        "    session_affinity: client-ip\n    port: 80",
+    );
+    let affinity = |text: &str| {
+        let desired = parse(text).unwrap().desired;
+        desired.services.values().next().unwrap().spec.affinity
+    };
+    let one = affinity(&text);
+    assert!(one.is_some());
+    assert_eq!(one, affinity(&text));
+    assert_ne!(one, affinity(&text.replace("name: web", "name: wed")));
+    assert_ne!(one, affinity(&format!("hash_seed: 5\n{text}")));
+}
+
+#[test]
+fn pod_of_this_machine_needs_the_node_role() {
+    let text = GOOD.replace(
+        "- address: 10.0.0.1",
+        "- {address: 10.244.0.1, node: 10.0.0.9}",
+    );
+    let text = format!("nodes: [{{address: 10.0.0.9}}]\n{text}");
+    let lines = |text: &str| host_lines(text, &host_facts());
+    assert_eq!(lines(&text), [""; 0]);
+    let edge_only = format!("roles: [edge]\n{text}");
+    assert_eq!(
+        lines(&edge_only),
+        [
+            "2:19: nodes \"10.0.0.9\": this machine is the node of pods, and roles has no node; add node to roles, or leave roles out"
+        ]
+    );
 }
 
 #[test]
@@ -137,7 +257,7 @@ fn shipped_examples_are_in_order() {
     assert_eq!(edge.desired.services.len(), 3);
     assert_eq!(edge.desired.vips.len(), 2);
     let node = parse(NODE).unwrap();
-    assert!(node.desired.node && !node.desired.edge);
+    assert_eq!((node.desired.edge, node.desired.node), (false, Role::Yes));
     assert_eq!(node.desired.trusted_edges.len(), 3);
 }
 
@@ -158,17 +278,17 @@ macro_rules! cases {
 /// Each replacement changes the first occurrence.
 const CASES: &[Case] = cases! {
     "unknown field at the top": "vips:" => "vpis:",
-        "3:1: vpis: unknown field; the fields here are interfaces, roles, hash_seed, sources, default_mode, vips, services, health, node_health, trusted_edges, tables, api, metrics, pin_dir";
+        "3:1: vpis: unknown field; the fields here are interfaces, roles, nodes, hash_seed, sources, default_mode, vips, node_port_addresses, node_port_range, clamp_mss, services, health, node_health, trusted_edges, tables, api, metrics, pin_dir";
     "unknown field of an interface": "  - name: eth0" => "  - name: eth0\n    speed: 10",
         "3:5: speed: unknown field; the fields here are name, mode";
     "unknown field of a service": "    port: 80" => "    prot: 80",
-        "7:5: prot: unknown field; the fields here are name, address, port, protocol, mode, table_size, health, backends";
+        "7:5: prot: unknown field; the fields here are name, address, port, node_port, protocol, mode, table_size, traffic_policy, source_ranges, session_affinity, health, backends";
     "unknown field of a backend": "weight" => "wieght",
-        "11:29: wieght: unknown field; the fields here are address, weight";
+        "11:29: wieght: unknown field; the fields here are address, port, node, weight";
     "unknown field of sources": "interfaces:" => "sources: {ipv5: 1}\ninterfaces:",
         "1:11: ipv5: unknown field; the fields here are ipv4, ipv6";
     "unknown field of tables": "interfaces:" => "tables: {lut: 1}\ninterfaces:",
-        "1:10: lut: unknown field; the fields here are lut_arena_mib, services, backends, next_hops, vips, trusted_edges";
+        "1:10: lut: unknown field; the fields here are lut_arena_mib, services, backends, next_hops, vips, trusted_edges, pods, source_ranges";
     "unknown field of api": "interfaces:" => "api: {sock: 1}\ninterfaces:",
         "1:7: sock: unknown field; the fields here are socket";
     "unknown field of metrics": "interfaces:" => "metrics: {port: 1}\ninterfaces:",
@@ -203,8 +323,6 @@ const CASES: &[Case] = cases! {
         "1:15: roles[1] \"edge\": this role is given twice; keep one of the two";
     "no role": "interfaces:" => "roles: []\ninterfaces:",
         "1:8: roles: missing; use edge (balances services), node (decapsulates), or both";
-    "services without the edge role": "interfaces:" => "roles: [node]\ntrusted_edges: [10.0.0.9]\ninterfaces:",
-        "7:3: services: only an edge balances services and roles has only node; add edge to roles or remove the services";
     "node that trusts nobody": "interfaces:" => "roles: [edge, node]\ninterfaces:",
         "1:8: trusted_edges: missing; a node accepts IP-in-IP from listed edges only: list their outer source addresses";
 
@@ -222,8 +340,8 @@ const CASES: &[Case] = cases! {
     "source is a VIP": "interfaces:" => "sources: {ipv4: 10.99.0.1}\ninterfaces:",
         "4:8: vips[0] \"10.99.0.1\": this VIP is also an outer source address at 1:17; a VIP belongs to the edges together, a source to one machine: use another address for one of them";
 
-    "default mode": "interfaces:" => "default_mode: nat\ninterfaces:",
-        "1:15: default_mode \"nat\": not a forwarding mode; use ipip or l2dsr";
+    "default mode": "interfaces:" => "default_mode: dsr\ninterfaces:",
+        "1:15: default_mode \"dsr\": not a forwarding mode; use ipip, l2dsr or nat";
 
     "VIP is a name": "'2001:db8::1'" => "web.example",
         "3:19: vips[1] \"web.example\": not an IP address; write it like 192.0.2.1 or 2001:db8::1";
@@ -257,7 +375,7 @@ const CASES: &[Case] = cases! {
     "service name with spaces": "name: web" => "name: my web",
         "5:11: services[0].name \"my web\": not a service name; use 1 to 253 letters, digits, '-', '_', '.' or '/'";
     "service without an address": "    address: 10.99.0.1\n" => "",
-        "5:5: services[0].address: missing; give one of the addresses under vips";
+        "5:5: services[0].address: missing; give one of the addresses under vips, or a node_port";
     "service address is no VIP": "    address: 10.99.0.1" => "    address: 10.99.0.2",
         "6:14: services[0].address \"10.99.0.2\": this address is not among vips; add 10.99.0.2 to vips or use one of them";
     "service address is no address": "    address: 10.99.0.1" => "    address: 10.99.0",
@@ -277,11 +395,11 @@ const CASES: &[Case] = cases! {
     "port is a word": "port: 80" => "port: http",
         "7:11: services[0].port \"http\": not a port; give a port from 1 to 65535";
     "service without a protocol": "    protocol: tcp\n" => "",
-        "5:5: services[0].protocol: missing; use tcp or udp";
-    "protocol": "tcp" => "sctp",
-        "8:15: services[0].protocol \"sctp\": not a protocol that is balanced; use tcp or udp";
+        "5:5: services[0].protocol: missing; use tcp, udp or sctp";
+    "protocol": "tcp" => "icmp",
+        "8:15: services[0].protocol \"icmp\": not a protocol that is balanced; use tcp, udp or sctp";
     "mode": "    port: 80" => "    port: 80\n    mode: dsr",
-        "8:11: services[0].mode \"dsr\": not a forwarding mode; use ipip or l2dsr";
+        "8:11: services[0].mode \"dsr\": not a forwarding mode; use ipip, l2dsr or nat";
     "unknown field of health": "    port: 80" => "    port: 80\n    health: {url: x}",
         "8:14: url: unknown field; the fields here are type, port, path, host, status, body, interval, timeout, rise, fall";
     "type of check": "    port: 80" => "    port: 80\n    health: {type: ping}",
@@ -328,7 +446,7 @@ const CASES: &[Case] = cases! {
     "service without backends": "services:\n" => "services:\n  - {name: a, address: 10.99.0.1, port: 1, protocol: tcp}\n",
         "5:5: services[0].backends: missing; list the nodes that serve it; an empty list [] drops its traffic and counts it";
     "backend without an address": "{address: 10.0.0.2, weight: 3}" => "{weight: 3}",
-        "11:9: services[0].backends[1].address: missing; give the address of the node that has the VIP on lo";
+        "11:9: services[0].backends[1].address: missing; give the address of the pod, or of the node that has the VIP on lo";
     "backend is no address": "10.0.0.2" => "node-2",
         "11:19: services[0].backends[1].address \"node-2\": not an IP address; write it like 192.0.2.1 or 2001:db8::1";
     "backend multicast": "10.0.0.2" => "239.1.1.1",
@@ -339,6 +457,66 @@ const CASES: &[Case] = cases! {
         "11:19: services[0].backends[1].address \"10.99.0.1\": this address is the VIP at 3:8; a backend is a node's own address; the VIP goes on the node's lo";
     "l2dsr backend of the other family": "    port: 80\n    protocol: tcp\n    backends:\n" => "    port: 80\n    protocol: tcp\n    mode: l2dsr\n    backends:\n      - address: '2001:db8::5'\n",
         "11:18: services[0].backends[0].address \"2001:db8::5\": an IPv6 backend cannot serve the IPv4 VIP 10.99.0.1 by l2dsr, which keeps the packet; give the node's IPv4 address or set mode: ipip";
+    "nodes without an address": "services:\n" => "nodes: [{guideway: true}]\nservices:\n",
+        "4:9: nodes[0].address: missing; give the address by which edges reach the node";
+    "node that may run Guideway": "services:\n" => "nodes: [{address: 10.0.0.5, guideway: maybe}]\nservices:\n",
+        "4:39: nodes[0].guideway \"maybe\": not a truth value; use true or false";
+    "node twice": "services:\n" => "nodes: [{address: 10.0.0.5}, {address: 10.0.0.5}]\nservices:\n",
+        "4:40: nodes[1].address \"10.0.0.5\": this node is already listed at 4:19; list each node once";
+    "node is a VIP": "services:\n" => "nodes: [{address: 10.99.0.1}]\nservices:\n",
+        "4:19: nodes[0].address \"10.99.0.1\": this address is the VIP at 3:8; give the node's own address, which no other machine has";
+    "pod of an unlisted node": "- address: 10.0.0.1" => "- {address: 10.0.0.1, node: 10.0.0.5}",
+        "10:35: services[0].backends[0].node \"10.0.0.5\": this address is not among nodes; add 10.0.0.5 to nodes or use one of them";
+    "pod of a node without Guideway": "services:\n" => "nodes: [{address: 10.0.0.5, guideway: false}]\nservices:\n  - {name: a, address: 10.99.0.1, port: 1, protocol: tcp, backends: [{address: 10.244.0.1, node: 10.0.0.5}]}\n",
+        "6:98: services[0].backends[0].node \"10.0.0.5\": the node at 4:19 does not run Guideway, which hands packets to pods; set mode: nat and leave node out";
+    "pod of the other family": "services:\n" => "nodes: [{address: 10.0.0.5}]\nservices:\n  - {name: a, address: 10.99.0.1, port: 1, protocol: tcp, backends: [{address: '2001:db8::5', node: 10.0.0.5}]}\n",
+        "6:80: services[0].backends[0].address \"2001:db8::5\": an IPv6 backend cannot serve the IPv4 VIP 10.99.0.1: addresses are translated within a family; give its IPv4 address";
+    "node of a nat backend": "services:\n" => "services:\n  - {name: a, address: 10.99.0.1, port: 1, protocol: tcp, mode: nat, backends: [{address: 10.0.0.7, node: 10.0.0.5}]}\n",
+        "5:107: services[0].backends[0].node \"10.0.0.5\": nat sends to the backend's own address; leave node out, or use mode ipip or l2dsr";
+    "port of a backend that has the VIP": "weight: 3" => "port: 8080",
+        "11:35: services[0].backends[1].port \"8080\": a backend that has the VIP on lo takes packets as they are, on the service's port; give the node that the backend is a pod of, or set mode: nat";
+    "port of a backend": "weight: 3" => "port: 0",
+        "11:35: services[0].backends[1].port \"0\": port 0 is reserved; give a port from 1 to 65535";
+    "NodePort without pods": "services:\n" => "services:\n  - {name: a, node_port: 30080, protocol: tcp, backends: [{address: 10.0.0.7}]}\n",
+        "5:69: services[0].backends[0].address \"10.0.0.7\": no other machine can take packets to a NodePort as they are; give the node that the backend is a pod of, or set mode: nat";
+    "NodePort out of range": "    port: 80" => "    mode: nat\n    node_port: 80\n    port: 80",
+        "8:16: services[0].node_port \"80\": outside the range of NodePorts; use a port from 30000 to 32767, or widen node_port_range";
+    "NodePort is a word": "    port: 80" => "    mode: nat\n    node_port: any\n    port: 80",
+        "8:16: services[0].node_port \"any\": not a port; use a port from 30000 to 32767";
+    "range of NodePorts": "services:\n" => "node_port_range: 32767-30000\nservices:\n",
+        "4:18: node_port_range \"32767-30000\": not a range of ports; write it like 30000-32767";
+    "NodePort twice": "services:\n" => "services:\n  - {name: a, node_port: 30080, protocol: tcp, backends: []}\n  - {name: b, address: 10.99.0.1, port: 1, node_port: 30080, protocol: tcp, backends: []}\n",
+        "6:5: services[1] \"30080/tcp\": a service with this NodePort and protocol already stands at 5:5; merge the two or change one of them";
+    "backend of a NodePort without a port": "services:\n" => "services:\n  - {name: a, node_port: 30080, protocol: tcp, mode: nat, backends: [{address: 10.0.0.7}]}\n",
+        "5:70: services[0].backends[0].port: missing; give the port that the backend listens on";
+    "NodePorts on loopback": "services:\n" => "node_port_addresses: [localhost]\nservices:\n",
+        "4:23: node_port_addresses[0] \"localhost\": no packet enters the machine by its loopback addresses; use primary, all, or networks of the machine's addresses";
+    "NodePort addresses left empty": "services:\n" => "node_port_addresses: []\nservices:\n",
+        "4:22: node_port_addresses: missing; use primary, all, or networks of the machine's addresses";
+    "keyword beside a network": "services:\n" => "node_port_addresses: [primary, 10.0.0.0/8]\nservices:\n",
+        "4:23: node_port_addresses \"primary\": a keyword stands for all addresses that it means and takes none beside it; use primary or all alone, or networks only";
+    "NodePort network twice": "services:\n" => "node_port_addresses: [10.0.0.0/8, 10.0.0.0/8]\nservices:\n",
+        "4:35: node_port_addresses[1] \"10.0.0.0/8\": this network is already listed at 4:23; list each network once";
+    "switch of MSS clamping": "services:\n" => "clamp_mss: yes\nservices:\n",
+        "4:12: clamp_mss \"yes\": not a switch; use on or off";
+    "sctp with another target port": "    protocol: tcp\n    backends:\n" => "    protocol: sctp\n    mode: nat\n    backends:\n      - {address: 10.0.0.7, port: 81}\n",
+        "11:35: services[0].backends[0].port \"81\": SCTP's ports are never translated and the service's is 80; use one port for the service, its node_port and its backends";
+    "traffic policy": "    port: 80" => "    traffic_policy: Local\n    port: 80",
+        "7:21: services[0].traffic_policy \"Local\": not a traffic policy; use cluster or local";
+    "local policy by nat": "    port: 80" => "    traffic_policy: local\n    mode: nat\n    port: 80",
+        "7:21: services[0].traffic_policy \"local\": nat has no pods of this machine; use traffic_policy: cluster, or mode ipip or l2dsr";
+    "local policy without pods": "      - {address: 10.0.0.2, weight: 3}\n" => "    traffic_policy: local\n",
+        "10:18: services[0].backends[0].address \"10.0.0.1\": with traffic_policy: local every backend is a pod; give the node that the backend is a pod of, or use traffic_policy: cluster";
+    "session affinity": "    port: 80" => "    session_affinity: ClientIP\n    port: 80",
+        "7:23: services[0].session_affinity \"ClientIP\": not a session affinity; use none or client-ip";
+    "source range": "    port: 80" => "    source_ranges: [office]\n    port: 80",
+        "7:21: services[0].source_ranges[0] \"office\": not an address or prefix; write it like 192.0.2.0/24 or 2001:db8::/64";
+    "source range with host bits": "    port: 80" => "    source_ranges: [192.0.2.1/24]\n    port: 80",
+        "7:21: services[0].source_ranges[0] \"192.0.2.1/24\": the prefix has bits set beyond its length; did you mean 192.0.2.0/24 or 192.0.2.1?";
+    "source range of the other family": "    port: 80" => "    source_ranges: ['2001:db8::/32']\n    port: 80",
+        "7:21: services[0].source_ranges[0] \"2001:db8::/32\": no client of the other family reaches 10.99.0.1; list networks of the address's own family";
+    "source range twice": "    port: 80" => "    source_ranges: [192.0.2.1, 192.0.2.1/32]\n    port: 80",
+        "7:32: services[0].source_ranges[1] \"192.0.2.1/32\": this range is already listed at 7:21; list each range once";
     "weight 0": "weight: 3" => "weight: 0",
         "11:37: services[0].backends[1].weight \"0\": weight 0 gives the backend no slot; use a weight from 1 to 65535; to stop its traffic, remove the backend";
     "weight 65536": "weight: 3" => "weight: 65536",
@@ -520,6 +698,7 @@ fn host_facts() -> HostFacts {
         ]
         .map(|(address, name)| (address.parse().unwrap(), name.to_owned()))
         .into(),
+        in_order: Vec::new(),
     }
 }
 

@@ -3,7 +3,9 @@
 //! A value that breaks a rule is reported and left out; the rest is still checked,
 //! so one run of the agent names everything there is to mend.
 
+mod backends;
 mod health;
+mod nodes;
 mod services;
 mod values;
 
@@ -12,13 +14,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::path::PathBuf;
 
+use fastpath::tables::BackendKey;
 use ipnet::IpNet;
+use xdp_prog::maglev::MAX_LOG2_LEN;
 
-use self::services::log2_slots;
 use self::values::{decimal, is_interface_name, position};
 use super::problem::{Position, Problem};
 use super::{Config, DEFAULT_HASH_SEED, DEFAULT_PIN_DIR, DEFAULT_SOCKET, Origins, TableSizes, raw};
-use crate::desired::{AttachMode, Desired, ForwardMode, Service, ServiceKey, Sources};
+use crate::desired::{AttachMode, Desired, ForwardMode, Role, Service, ServiceKey, Sources};
 
 /// Largest arena: 2^28 slots, as many as a service's word can address.
 const MAX_ARENA_MIB: u32 = 2_048;
@@ -58,11 +61,13 @@ impl Rules {
         let default_mode = default_mode.and_then(|text| self.mode("default_mode", text));
         let default_mode = default_mode.unwrap_or(ForwardMode::Ipip);
         let seed = hash_seed.unwrap_or(DEFAULT_HASH_SEED);
-        let services = self.services(file, &origins, default_mode, seed);
+        let nodes = self.nodes(file, &mut origins);
+        let node_port_addresses = self.node_port_addresses(file);
+        let services = self.services(file, &origins, &nodes, default_mode, seed);
         let node_health = self.node_health(file.node_health.as_ref());
         let trusted_edges = self.trusted_edges(file);
         let tables = self.tables(file.tables.as_ref());
-        self.roles_fit(file, edge, node);
+        self.roles_fit(file, node, &nodes);
         self.tables_fit(file, &services, &trusted_edges, tables);
 
         let socket = file.api.as_ref().and_then(|api| api.socket.as_ref());
@@ -77,10 +82,13 @@ impl Rules {
             desired: Desired {
                 edge,
                 node,
+                nodes,
                 hash_seed: seed,
                 sources,
                 interfaces,
                 vips,
+                node_port_addresses,
+                clamp_mss: self.switch("clamp_mss", file.clamp_mss.as_ref(), true),
                 trusted_edges,
                 node_health,
                 services,
@@ -146,10 +154,10 @@ impl Rules {
     }
 
     /// Returns (edge, node).
-    fn roles(&mut self, file: &raw::File) -> (bool, bool) {
+    fn roles(&mut self, file: &raw::File) -> (bool, Role) {
         const REMEDY: &str = "use edge (balances services), node (decapsulates), or both";
         let Some(listed) = &file.roles else {
-            return (true, false);
+            return (true, Role::IfListed);
         };
         let (mut edge, mut node) = (false, false);
         if listed.value.is_empty() {
@@ -174,7 +182,7 @@ impl Rules {
                 );
             }
         }
-        (edge, node)
+        (edge, if node { Role::Yes } else { Role::No })
     }
 
     fn sources(&mut self, sources: Option<&raw::Sources>, origins: &mut Origins) -> Sources {
@@ -305,26 +313,21 @@ impl Rules {
             1 << 20,
             &mut sizes.trusted_edges,
         );
+        take("pods", &tables.pods, 1 << 20, &mut sizes.pods);
+        take(
+            "source_ranges",
+            &tables.source_ranges,
+            1 << 20,
+            &mut sizes.source_ranges,
+        );
         sizes.lut_slots = arena_mib << SLOTS_PER_MIB_LOG2;
         sizes
     }
 
-    /// Refuses roles whose lists are given without them, or the reverse.
-    fn roles_fit(&mut self, file: &raw::File, edge: bool, node: bool) {
-        if let Some(listed) = &file.services
-            && !listed.value.is_empty()
-            && !edge
-            && node
-        {
-            self.problems.push(Problem {
-                position: Some(position(listed)),
-                field: "services".to_owned(),
-                value: String::new(),
-                reason: "only an edge balances services and roles has only node".to_owned(),
-                remedy: "add edge to roles or remove the services".to_owned(),
-            });
-        }
-        if node
+    /// Refuses a node that nobody could send to.
+    fn roles_fit(&mut self, file: &raw::File, node: Role, nodes: &BTreeSet<IpAddr>) {
+        if node == Role::Yes
+            && nodes.is_empty()
             && file
                 .trusted_edges
                 .as_ref()
@@ -346,8 +349,11 @@ impl Rules {
         trusted_edges: &BTreeSet<IpNet>,
         sizes: TableSizes,
     ) {
-        let backends = services.values().flat_map(|service| &service.spec.backends);
-        let backends: BTreeSet<IpAddr> = backends.map(|backend| backend.address).collect();
+        let backends = services.values().flat_map(|service| {
+            let spec = &service.spec;
+            spec.backends.iter().map(|backend| backend.key(spec.mode))
+        });
+        let backends: BTreeSet<BackendKey> = backends.collect();
         let vips = file.vips.as_ref();
         let full = [
             (
@@ -399,7 +405,12 @@ impl Rules {
     ) {
         let tables = services
             .values()
-            .map(|service| 1_u64 << log2_slots(&service.spec));
+            .map(|service| &service.spec)
+            .map(|spec| {
+                spec.log2_slots_for(spec.backends.len())
+                    .unwrap_or(MAX_LOG2_LEN)
+            })
+            .map(|log2| 1_u64 << log2);
         // Slot 0 is never used.
         let needed = tables.sum::<u64>() + 1;
         if needed <= slots.into() {

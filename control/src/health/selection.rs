@@ -69,9 +69,11 @@ impl Selection {
         if *left_out == LeftOut::default() {
             return selection;
         }
+        // Any other machine is the load balancer in front and uses all.
+        let is_node = desired.is_node(own);
         for (key, service) in &mut selection.desired.services {
             let mode = service.spec.mode;
-            let is_local = service.spec.traffic_policy == TrafficPolicy::Local;
+            let is_local = is_node && service.spec.traffic_policy == TrafficPolicy::Local;
             let out = |backend: &BackendSpec| left_out.has(&Member::new(key, mode, backend));
             let backends = service.spec.backends.iter();
             let mut used = backends
@@ -96,6 +98,7 @@ impl Selection {
 mod tests {
     use super::*;
     use crate::config;
+    use crate::desired::Role;
 
     const TWO_SERVICES: &str = "\
 interfaces: [{name: eth0}]
@@ -139,6 +142,7 @@ services:
     #[test]
     fn machine_that_may_use_its_own_pods_only_keeps_them_when_all_of_them_fail() {
         let mut desired = desired(TWO_SERVICES);
+        desired.node = Role::Yes;
         let service = desired.services.values_mut().next().unwrap();
         service.spec.traffic_policy = TrafficPolicy::Local;
         let left_out = left_out(&[("10.99.0.1:80/tcp", "10.0.0.1")], &[]);
@@ -149,6 +153,9 @@ services:
         let elsewhere = Selection::of(&desired, &left_out, &own("10.0.0.2"));
         assert_eq!(backends(&elsewhere)[0], "10.0.0.2");
         assert!(elsewhere.all_fail.is_empty());
+        desired.node = Role::No;
+        let in_front = Selection::of(&desired, &left_out, &own("10.0.0.1"));
+        assert_eq!(backends(&in_front)[0], "10.0.0.2", "uses all of them");
     }
 
     #[test]

@@ -86,14 +86,7 @@ impl Partial {
 
 impl Rules {
     pub(super) fn node_health(&mut self, text: Option<&Spanned<String>>) -> bool {
-        match text.map(|text| (text.value.as_str(), text)) {
-            None | Some(("on", _)) => true,
-            Some(("off", _)) => false,
-            Some((_, text)) => {
-                self.refuse("node_health", text, "not a switch", "use on or off");
-                true
-            }
-        }
+        self.switch("node_health", text, true)
     }
 
     /// Takes what the services' checks leave out.

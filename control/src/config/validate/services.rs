@@ -1,22 +1,23 @@
-//! The rules for services and their backends.
+//! The rules for services.
 
-use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
-use std::net::IpAddr;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use ipnet::IpNet;
 use serde_saphyr::Spanned;
-use xdp_prog::maglev::{
-    self, Identity, LENGTH_CLASSES, MAX_LOG2_LEN, MaglevError, Member, SLOTS_PER_BACKEND,
-};
+use xdp_prog::maglev::LENGTH_CLASSES;
 
 use super::super::problem::{Position, Problem};
 use super::super::{Origins, raw};
 use super::Rules;
+use super::backends::Shape;
 use super::values::{decimal, position};
-use crate::desired::{BackendSpec, ForwardMode, Protocol, Service, ServiceKey, ServiceSpec};
+use crate::desired::{
+    BackendSpec, ForwardMode, Protocol, Service, ServiceKey, ServiceSpec, TrafficPolicy,
+};
 
-/// Largest weight of one backend; relative shares need no larger numbers.
-const MAX_WEIGHT: u32 = 65_535;
+const PORT_REMEDY: &str = "give a port from 1 to 65535";
 /// Longest name of a service: a Kubernetes namespace, a slash and a name fit.
 const MAX_NAME: usize = 253;
 
@@ -25,11 +26,13 @@ impl Rules {
         &mut self,
         file: &raw::File,
         origins: &Origins,
+        nodes: &BTreeSet<IpAddr>,
         default_mode: ForwardMode,
         seed: u64,
     ) -> BTreeMap<ServiceKey, Service> {
         let mut services = BTreeMap::new();
         let health_defaults = self.health_defaults(file);
+        let node_ports = self.node_port_range(file);
         let mut names: BTreeMap<&str, Position> = BTreeMap::new();
         let mut keys: BTreeMap<ServiceKey, Position> = BTreeMap::new();
         for (index, entry) in file
@@ -40,31 +43,103 @@ impl Rules {
         {
             let field = format!("services[{index}]");
             let name = self.service_name(&field, entry, &mut names);
-            let key = self.service_key(&field, entry, origins, &mut keys);
-            let mode = entry.value.mode.as_ref();
-            let mode = match mode {
+            let service = &entry.value;
+            let node_port = service
+                .node_port
+                .as_ref()
+                .and_then(|text| self.node_port(&format!("{field}.node_port"), text, &node_ports));
+            let mode = match &service.mode {
                 Some(text) => self.mode(&format!("{field}.mode"), text),
                 None => Some(default_mode),
             };
-            let slots = entry.value.table_size.as_ref();
+            let shape = Shape {
+                address: self.service_address(&field, entry, origins),
+                port: self.service_port(&field, entry),
+                node_port,
+                protocol: self.service_protocol(&field, entry),
+                mode,
+                traffic_policy: self.traffic_policy(&field, service, mode),
+                nodes,
+                origins,
+            };
+            let slots = service.table_size.as_ref();
             let slots = slots.map(|text| self.table_size(&format!("{field}.table_size"), text));
-            let vip = key.map(|key| key.address);
-            let backends = self.backends(&field, entry, mode, vip, origins);
+            let with_affinity = self.session_affinity(&field, service);
             let spec = ServiceSpec {
                 mode: mode.unwrap_or(default_mode),
                 log2_slots: slots.flatten(),
-                backends,
-                ..ServiceSpec::default()
+                backends: self.backends(&field, entry, &shape),
+                traffic_policy: shape.traffic_policy,
+                source_ranges: self.source_ranges(&field, service, shape.address),
+                affinity: name
+                    .as_ref()
+                    .filter(|_| with_affinity)
+                    .map(|name| affinity_seed(seed, name)),
+                node_port: false,
             };
             self.backends_fit(&field, entry, &spec, seed);
-            let health = entry.value.health.as_ref();
-            let health = health
-                .map(|block| self.health(&format!("{field}.health"), block, key, &health_defaults));
-            if let (Some(name), Some(key), Some(_)) = (name, key, mode) {
-                services.insert(key, Service { name, spec, health });
+            let specs = self.by_key(&field, entry, &shape, &spec, &mut keys);
+            let health = service.health.as_ref().map(|block| {
+                let key = specs.first().map(|(key, _)| *key);
+                self.health(&format!("{field}.health"), block, key, &health_defaults)
+            });
+            if let (Some(name), Some(_)) = (name, mode) {
+                services.extend(specs.into_iter().map(|(key, spec)| {
+                    let service = Service {
+                        name: name.clone(),
+                        spec,
+                        health: health.clone(),
+                    };
+                    (key, service)
+                }));
             }
         }
         services
+    }
+
+    /// Spreads a service over its address and its NodePort, which stands at the unspecified address.
+    fn by_key(
+        &mut self,
+        field: &str,
+        entry: &Spanned<raw::Service>,
+        shape: &Shape<'_>,
+        spec: &ServiceSpec,
+        keys: &mut BTreeMap<ServiceKey, Position>,
+    ) -> Vec<(ServiceKey, ServiceSpec)> {
+        let Some(protocol) = shape.protocol else {
+            return Vec::new();
+        };
+        let mut specs = Vec::new();
+        if let (Some(address), Some(port)) = (shape.address, shape.port) {
+            specs.push((address, port, spec.clone()));
+        }
+        if let Some(port) = shape.node_port {
+            let unspecified: [IpAddr; 2] =
+                [Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()];
+            for any in unspecified {
+                let of_family = |address: IpAddr| address.is_ipv4() == any.is_ipv4();
+                let mut backends = spec.backends.clone();
+                backends.retain(|backend| backend.pod.is_some_and(|pod| of_family(pod.ip())));
+                let wanted = match shape.address {
+                    Some(address) => of_family(address),
+                    None => spec.backends.is_empty() || !backends.is_empty(),
+                };
+                if wanted {
+                    specs.push((any, port, node_port_spec(spec, backends)));
+                }
+            }
+        }
+        let specs = specs.into_iter().map(|(address, port, spec)| {
+            let key = ServiceKey {
+                address,
+                port,
+                protocol,
+            };
+            (key, spec)
+        });
+        specs
+            .filter(|(key, _)| self.is_new(field, entry, *key, keys))
+            .collect()
     }
 
     fn service_name<'file>(
@@ -102,41 +177,35 @@ impl Rules {
         }
     }
 
-    fn service_key(
+    /// Refuses a key that another service has.
+    fn is_new(
         &mut self,
         field: &str,
         entry: &Spanned<raw::Service>,
-        origins: &Origins,
+        key: ServiceKey,
         keys: &mut BTreeMap<ServiceKey, Position>,
-    ) -> Option<ServiceKey> {
-        let address = self.service_address(field, entry, origins);
-        let port = self.service_port(field, entry);
-        let protocol = self.service_protocol(field, entry);
-        let (address, port, protocol) = (address?, port?, protocol?);
-        let key = ServiceKey {
-            address,
-            port,
-            protocol,
-        };
-        match keys.entry(key) {
+    ) -> bool {
+        let first = match keys.entry(key) {
             Entry::Vacant(vacant) => {
                 vacant.insert(position(entry));
-                Some(key)
+                return true;
             }
-            Entry::Occupied(first) => {
-                self.problems.push(Problem {
-                    position: Some(position(entry)),
-                    field: field.to_owned(),
-                    value: key.to_string(),
-                    reason: format!(
-                        "a service with this address, port and protocol already stands at {}",
-                        first.get()
-                    ),
-                    remedy: "merge the two or change one of them".to_owned(),
-                });
-                None
-            }
-        }
+            Entry::Occupied(first) => *first.get(),
+        };
+        let (value, what) = if key.address.is_unspecified() {
+            let value = format!("{}/{}", key.port, key.protocol);
+            (value, "NodePort and protocol")
+        } else {
+            (key.to_string(), "address, port and protocol")
+        };
+        self.problems.push(Problem {
+            position: Some(position(entry)),
+            field: field.to_owned(),
+            value,
+            reason: format!("a service with this {what} already stands at {first}"),
+            remedy: "merge the two or change one of them".to_owned(),
+        });
+        false
     }
 
     fn service_address(
@@ -147,11 +216,13 @@ impl Rules {
     ) -> Option<IpAddr> {
         let field = format!("{field}.address");
         let Some(text) = &entry.value.address else {
-            self.missing(
-                &field,
-                Some(position(entry)),
-                "give one of the addresses under vips",
-            );
+            if entry.value.node_port.is_none() {
+                self.missing(
+                    &field,
+                    Some(position(entry)),
+                    "give one of the addresses under vips, or a node_port",
+                );
+            }
             return None;
         };
         let address = self.address(&field, text)?;
@@ -167,23 +238,29 @@ impl Rules {
         Some(address)
     }
 
+    /// A service that is a NodePort only may leave its port out.
     fn service_port(&mut self, field: &str, entry: &Spanned<raw::Service>) -> Option<u16> {
-        const REMEDY: &str = "give a port from 1 to 65535";
         let field = format!("{field}.port");
         let Some(text) = &entry.value.port else {
-            self.missing(&field, Some(position(entry)), REMEDY);
+            if entry.value.address.is_some() || entry.value.node_port.is_none() {
+                self.missing(&field, Some(position(entry)), PORT_REMEDY);
+            }
             return None;
         };
+        self.traffic_port(&field, text)
+    }
+
+    pub(super) fn traffic_port(&mut self, field: &str, text: &Spanned<String>) -> Option<u16> {
         match decimal::<u16>(&text.value) {
-            Some(0) => self.refuse(&field, text, "port 0 is reserved", REMEDY),
+            Some(0) => self.refuse(field, text, "port 0 is reserved", PORT_REMEDY),
             Some(port) => return Some(port),
-            None => self.refuse(&field, text, "not a port", REMEDY),
+            None => self.refuse(field, text, "not a port", PORT_REMEDY),
         }
         None
     }
 
     fn service_protocol(&mut self, field: &str, entry: &Spanned<raw::Service>) -> Option<Protocol> {
-        const REMEDY: &str = "use tcp or udp";
+        const REMEDY: &str = "use tcp, udp or sctp";
         let field = format!("{field}.protocol");
         let Some(text) = &entry.value.protocol else {
             self.missing(&field, Some(position(entry)), REMEDY);
@@ -192,6 +269,7 @@ impl Rules {
         match text.value.as_str() {
             "tcp" => Some(Protocol::Tcp),
             "udp" => Some(Protocol::Udp),
+            "sctp" => Some(Protocol::Sctp),
             _ => {
                 self.refuse(&field, text, "not a protocol that is balanced", REMEDY);
                 None
@@ -222,181 +300,98 @@ impl Rules {
         class
     }
 
-    fn backends(
+    fn traffic_policy(
         &mut self,
         field: &str,
-        entry: &Spanned<raw::Service>,
+        service: &raw::Service,
         mode: Option<ForwardMode>,
-        vip: Option<IpAddr>,
-        origins: &Origins,
-    ) -> Vec<BackendSpec> {
-        let mut backends = Vec::new();
-        let mut seen: BTreeMap<IpAddr, Position> = BTreeMap::new();
-        let Some(listed) = &entry.value.backends else {
-            self.missing(
-                &format!("{field}.backends"),
-                Some(position(entry)),
-                "list the nodes that serve it; an empty list [] drops its traffic and counts it",
-            );
-            return backends;
+    ) -> TrafficPolicy {
+        let field = format!("{field}.traffic_policy");
+        let Some(text) = &service.traffic_policy else {
+            return TrafficPolicy::Cluster;
         };
-        for (index, backend) in listed.value.iter().enumerate() {
-            let field = format!("{field}.backends[{index}]");
-            let weight = match &backend.value.weight {
-                Some(text) => self.weight(&format!("{field}.weight"), text),
-                None => Some(1),
-            };
-            let field = format!("{field}.address");
-            let Some(text) = &backend.value.address else {
-                self.missing(
-                    &field,
-                    Some(position(backend)),
-                    "give the address of the node that has the VIP on lo",
-                );
-                continue;
-            };
-            let Some(address) = self.address(&field, text) else {
-                continue;
-            };
-            self.backend_fits(&field, text, address, mode, vip, origins);
-            match seen.entry(address) {
-                Entry::Vacant(vacant) => {
-                    vacant.insert(position(text));
-                    backends.extend(weight.map(|weight| BackendSpec::node(address, weight)));
-                }
-                Entry::Occupied(first) => {
-                    let reason =
-                        format!("this service already has this backend at {}", first.get());
-                    let remedy = "list each backend once and use weight for a larger share";
-                    self.refuse(&field, text, reason, remedy);
-                }
-            }
-        }
-        // A set: the order in the file must not reach a table.
-        backends.sort_by_key(|backend| backend.address);
-        backends
-    }
-
-    fn backend_fits(
-        &mut self,
-        field: &str,
-        text: &Spanned<String>,
-        address: IpAddr,
-        mode: Option<ForwardMode>,
-        vip: Option<IpAddr>,
-        origins: &Origins,
-    ) {
-        if let Some(first) = origins.vips.get(&address) {
-            let reason = format!("this address is the VIP at {first}");
-            let remedy = "a backend is a node's own address; the VIP goes on the node's lo";
-            self.refuse(field, text, reason, remedy);
-        }
-        if let (Some(ForwardMode::L2dsr), Some(vip)) = (mode, vip)
-            && vip.is_ipv4() != address.is_ipv4()
-        {
-            let family = |address: IpAddr| if address.is_ipv4() { "IPv4" } else { "IPv6" };
-            self.refuse(
-                field,
+        match text.value.as_str() {
+            "cluster" => return TrafficPolicy::Cluster,
+            "local" if mode == Some(ForwardMode::Nat) => self.refuse(
+                &field,
                 text,
-                format!(
-                    "an {} backend cannot serve the {} VIP {vip} by l2dsr, which keeps the packet",
-                    family(address),
-                    family(vip)
-                ),
-                format!("give the node's {} address or set mode: ipip", family(vip)),
-            );
+                "nat has no pods of this machine",
+                "use traffic_policy: cluster, or mode ipip or l2dsr",
+            ),
+            "local" => return TrafficPolicy::Local,
+            _ => self.refuse(&field, text, "not a traffic policy", "use cluster or local"),
         }
+        TrafficPolicy::Cluster
     }
 
-    fn weight(&mut self, field: &str, text: &Spanned<String>) -> Option<u32> {
-        let remedy = format!("use a weight from 1 to {MAX_WEIGHT}");
-        let reason = match decimal::<u128>(&text.value) {
-            Some(0) => {
-                let remedy = format!("{remedy}; to stop its traffic, remove the backend");
-                self.refuse(field, text, "weight 0 gives the backend no slot", remedy);
-                return None;
-            }
-            Some(weight) => match u32::try_from(weight) {
-                Ok(weight) if weight <= MAX_WEIGHT => return Some(weight),
-                _ => "the weight is too large",
-            },
-            None => "not a weight",
+    fn session_affinity(&mut self, field: &str, service: &raw::Service) -> bool {
+        let Some(text) = &service.session_affinity else {
+            return false;
         };
-        self.refuse(field, text, reason, remedy);
-        None
+        match text.value.as_str() {
+            "client-ip" => return true,
+            "none" => {}
+            _ => self.refuse(
+                &format!("{field}.session_affinity"),
+                text,
+                "not a session affinity",
+                "use none or client-ip",
+            ),
+        }
+        false
     }
 
-    /// Refuses a table in which a backend would have no slot.
-    fn backends_fit(
+    fn source_ranges(
         &mut self,
         field: &str,
-        entry: &Spanned<raw::Service>,
-        spec: &ServiceSpec,
-        seed: u64,
-    ) {
-        let backends = spec.backends.len();
-        let log2 = log2_slots(spec);
-        let slots = 1_usize << log2;
-        if backends > slots {
-            let (field, at, value) = match &entry.value.table_size {
-                Some(text) => (
-                    format!("{field}.table_size"),
-                    position(text),
-                    text.value.clone(),
-                ),
-                None => (format!("{field}.backends"), position(entry), String::new()),
+        service: &raw::Service,
+        vip: Option<IpAddr>,
+    ) -> BTreeSet<IpNet> {
+        let mut ranges: BTreeMap<IpNet, Position> = BTreeMap::new();
+        let listed = service.source_ranges.iter();
+        for (index, text) in listed.flat_map(|listed| &listed.value).enumerate() {
+            let field = format!("{field}.source_ranges[{index}]");
+            let Some(range) = self.network(&field, text) else {
+                continue;
             };
-            self.problems.push(Problem {
-                position: Some(at),
-                field,
-                value,
-                reason: format!("{backends} backends need a slot each and the table has {slots}"),
-                remedy: "leave table_size out, choose a larger one, or split the service"
-                    .to_owned(),
-            });
-            return;
+            if let Some(vip) = vip
+                && vip.is_ipv4() != range.addr().is_ipv4()
+            {
+                let reason = format!("no client of the other family reaches {vip}");
+                let remedy = "list networks of the address's own family";
+                self.refuse(&field, text, reason, remedy);
+            }
+            match ranges.entry(range) {
+                Entry::Vacant(vacant) => drop(vacant.insert(position(text))),
+                Entry::Occupied(first) => {
+                    let reason = format!("this range is already listed at {}", first.get());
+                    self.refuse(&field, text, reason, "list each range once");
+                }
+            }
         }
-        let total: u64 = spec
-            .backends
-            .iter()
-            .map(|backend| u64::from(backend.weight))
-            .sum();
-        let slotless = |backend: &BackendSpec| u64::from(backend.weight) << log2 < total;
-        // Only a share below one slot can be rounded to none; then the table itself tells.
-        if !spec.backends.iter().any(slotless) {
-            return;
-        }
-        let members: Vec<Member> = spec
-            .backends
-            .iter()
-            .map(|backend| Member {
-                identity: Identity::new(backend.address, 0),
-                weight: backend.weight,
-            })
-            .collect();
-        if let Err(MaglevError::NoSlot { member }) = maglev::table(seed, &members, log2) {
-            let BackendSpec {
-                address, weight, ..
-            } = spec.backends[member];
-            self.problems.push(Problem {
-                position: Some(position(entry)),
-                field: format!("{field}.backends"),
-                value: address.to_string(),
-                reason: format!(
-                    "weight {weight} of a total of {total} is too small for one of {slots} slots"
-                ),
-                remedy: "raise it, lower the others, or choose a larger table_size".to_owned(),
-            });
-        }
+        ranges.into_keys().collect()
     }
 }
 
-/// Returns the logarithm of the table size that a service gets.
-pub(super) fn log2_slots(spec: &ServiceSpec) -> u8 {
-    let backends = u32::try_from(spec.backends.len()).unwrap_or(u32::MAX);
-    let by_count = match backends {
-        0 => Some(0),
-        _ => maglev::class_for(backends, SLOTS_PER_BACKEND),
-    };
-    spec.log2_slots.or(by_count).unwrap_or(MAX_LOG2_LEN)
+/// Makes a service's NodePort. It has no l2dsr: the frame would carry the edge's own address, and the node
+/// would take it for a stranger's.
+fn node_port_spec(spec: &ServiceSpec, backends: Vec<BackendSpec>) -> ServiceSpec {
+    ServiceSpec {
+        mode: match spec.mode {
+            ForwardMode::L2dsr => ForwardMode::Ipip,
+            mode => mode,
+        },
+        backends,
+        node_port: true,
+        ..spec.clone()
+    }
+}
+
+/// Hashes a service's name (FNV-1a): all its addresses share the result, and all edges compute the same.
+fn affinity_seed(seed: u64, name: &str) -> u64 {
+    const OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
+    const PRIME: u64 = 0x0000_0100_0000_01b3;
+    name.bytes().fold(seed ^ OFFSET, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(PRIME)
+    })
 }

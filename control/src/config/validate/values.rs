@@ -18,8 +18,14 @@ impl Rules {
         match text.value.as_str() {
             "ipip" => Some(ForwardMode::Ipip),
             "l2dsr" => Some(ForwardMode::L2dsr),
+            "nat" => Some(ForwardMode::Nat),
             _ => {
-                self.refuse(field, text, "not a forwarding mode", "use ipip or l2dsr");
+                self.refuse(
+                    field,
+                    text,
+                    "not a forwarding mode",
+                    "use ipip, l2dsr or nat",
+                );
                 None
             }
         }
@@ -64,6 +70,46 @@ impl Rules {
             );
         }
         seed
+    }
+
+    /// Takes an address or a network of any length, for clients and machines rather than senders of IP-in-IP.
+    pub(super) fn network(&mut self, field: &str, text: &Spanned<String>) -> Option<IpNet> {
+        let network = IpNet::from_str(&text.value)
+            .or_else(|_| IpAddr::from_str(&text.value).map(IpNet::from));
+        let Ok(network) = network else {
+            self.refuse(
+                field,
+                text,
+                "not an address or prefix",
+                "write it like 192.0.2.0/24 or 2001:db8::/64",
+            );
+            return None;
+        };
+        if network.trunc() != network {
+            let remedy = format!("did you mean {} or {}?", network.trunc(), network.addr());
+            let reason = "the prefix has bits set beyond its length";
+            self.refuse(field, text, reason, remedy);
+            return None;
+        }
+        Some(network)
+    }
+
+    /// Takes a switch.
+    pub(super) fn switch(
+        &mut self,
+        field: &str,
+        text: Option<&Spanned<String>>,
+        default: bool,
+    ) -> bool {
+        match text.map(|text| (text.value.as_str(), text)) {
+            None => default,
+            Some(("on", _)) => true,
+            Some(("off", _)) => false,
+            Some((_, text)) => {
+                self.refuse(field, text, "not a switch", "use on or off");
+                default
+            }
+        }
     }
 
     pub(super) fn prefix(&mut self, field: &str, text: &Spanned<String>) -> Option<IpNet> {

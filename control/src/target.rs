@@ -1,0 +1,256 @@
+//! The desired state on one machine: roles applied, NodePorts at its own addresses.
+//!
+//! One configuration may be given to every machine. What differs between them is
+//! here: a node takes decapsulated packets and has pods, an edge balances, and
+//! each serves NodePorts at addresses of its own.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use fastpath::tables::{Addresses, NatSettings, Settings};
+use ipnet::IpNet;
+
+use crate::config::host::HostFacts;
+use crate::desired::{
+    AttachMode, Desired, ForwardMode, NodePortAddresses, Role, Service, ServiceKey, ServiceSpec,
+    TrafficPolicy,
+};
+
+/// What the target depends on of the machine.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Machine {
+    /// Its addresses that other machines can send to.
+    pub addresses: BTreeSet<IpAddr>,
+    /// The first of these for each attached interface and family, or the one that is listed as a node.
+    pub primary: BTreeSet<IpAddr>,
+    /// The smallest MTU of the attached interfaces.
+    pub mtu: Option<u32>,
+    /// The devices that lead to its pods.
+    pub pod_devices: BTreeSet<String>,
+}
+
+impl Machine {
+    /// Reads out of the machine's facts what matters to the desired state; the pods' devices are not among them.
+    pub fn of(desired: &Desired, facts: &HostFacts) -> Self {
+        let routed = |address: &&IpAddr| match address {
+            IpAddr::V4(v4) => !v4.is_loopback() && !v4.is_link_local(),
+            IpAddr::V6(v6) => !v6.is_loopback() && !v6.is_unicast_link_local(),
+        };
+        let mut primary: BTreeMap<(&str, bool), IpAddr> = BTreeMap::new();
+        for address in facts.in_order.iter().filter(routed) {
+            let interface = facts.addresses.get(address).map(String::as_str);
+            let Some(interface) = interface.filter(|name| desired.interfaces.contains_key(*name))
+            else {
+                continue;
+            };
+            let first = primary
+                .entry((interface, address.is_ipv4()))
+                .or_insert(*address);
+            if desired.nodes.contains(address) && !desired.nodes.contains(first) {
+                *first = *address;
+            }
+        }
+        let mtus = desired.interfaces.keys();
+        Self {
+            primary: primary.into_values().collect(),
+            addresses: facts.addresses.keys().filter(routed).copied().collect(),
+            mtu: mtus.filter_map(|name| facts.mtus.get(name)).min().copied(),
+            pod_devices: BTreeSet::new(),
+        }
+    }
+}
+
+impl Desired {
+    /// Tells whether a machine with these addresses has the node role.
+    pub fn is_node(&self, addresses: &BTreeSet<IpAddr>) -> bool {
+        match self.node {
+            Role::No => false,
+            Role::Yes => true,
+            Role::IfListed => !self.nodes.is_disjoint(addresses),
+        }
+    }
+
+    /// Lists the addresses of those pods that run on a machine with the addresses `own`.
+    pub fn pods_of(&self, own: &BTreeSet<IpAddr>) -> BTreeSet<IpAddr> {
+        if !self.is_node(own) {
+            return BTreeSet::new();
+        }
+        let services = self.services.values().map(|service| &service.spec);
+        let tunnelled = services.filter(|spec| spec.mode != ForwardMode::Nat);
+        let backends = tunnelled.flat_map(|spec| &spec.backends);
+        backends
+            .filter(|backend| own.contains(&backend.address))
+            .filter_map(|backend| backend.pod)
+            .map(|pod| pod.ip())
+            .collect()
+    }
+
+    /// Returns the service that a key in the tables was made from, with the key it is configured by.
+    pub fn service(&self, key: &ServiceKey) -> Option<(ServiceKey, &Service)> {
+        let as_node_port = ServiceKey {
+            address: unspecified(key.address),
+            ..*key
+        };
+        [*key, as_node_port]
+            .into_iter()
+            .find_map(|key| Some((key, self.services.get(&key)?)))
+    }
+}
+
+/// What the tables of a machine should hold.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Target {
+    /// Machine-wide settings.
+    pub settings: Settings,
+    /// Virtual addresses and those of the machine.
+    pub addresses: Addresses,
+    /// Prefixes from which IP-in-IP is accepted.
+    pub trusted_edges: BTreeSet<IpNet>,
+    /// Services.
+    pub services: BTreeMap<ServiceKey, ServiceSpec>,
+    /// Addresses that packets are sent to, and those of this machine's own pods' nodes.
+    pub nodes: BTreeSet<IpAddr>,
+    /// Interfaces with the attach mode wanted.
+    pub interfaces: BTreeMap<String, AttachMode>,
+    /// Devices that the egress program belongs on.
+    pub egress: BTreeSet<String>,
+}
+
+impl Target {
+    /// Applies the desired state to a machine.
+    pub fn of(desired: &Desired, machine: &Machine) -> Self {
+        let own = &machine.addresses;
+        let node = desired.is_node(own);
+        let mut target = Self {
+            settings: Settings {
+                hash_seed: desired.hash_seed,
+                source_v4: desired.sources.ipv4,
+                source_v6: desired.sources.ipv6,
+                node,
+                mtu: machine.mtu.filter(|_| node && desired.clamp_mss),
+                probes: desired.diverts_checks(),
+                nat: desired.edge.then(NatSettings::default),
+            },
+            addresses: Addresses::default(),
+            trusted_edges: BTreeSet::new(),
+            services: BTreeMap::new(),
+            nodes: BTreeSet::new(),
+            interfaces: desired.interfaces.clone(),
+            egress: BTreeSet::new(),
+        };
+        if desired.edge {
+            target.addresses.vips.clone_from(&desired.vips);
+        }
+        if node {
+            target.addresses.local = own.difference(&desired.vips).copied().collect();
+            target.trusted_edges.clone_from(&desired.trusted_edges);
+            let others = desired.nodes.difference(own).copied();
+            target.trusted_edges.extend(others.map(IpNet::from));
+            // Replies leave by the uplinks, and by a pod's device if the client is a pod here.
+            target.egress = desired.interfaces.keys().cloned().collect();
+            target.egress.extend(machine.pod_devices.iter().cloned());
+        }
+        if desired.diverts_checks() {
+            target.egress.extend(desired.interfaces.keys().cloned());
+        }
+        let node_ports = node_port_addresses(desired, machine);
+        for (key, service) in &desired.services {
+            target.add(desired, node, &node_ports, *key, &service.spec);
+        }
+        for spec in target.services.values() {
+            let backends = spec.backends.iter().map(|backend| backend.address);
+            match spec.traffic_policy {
+                TrafficPolicy::Cluster => target.nodes.extend(backends),
+                TrafficPolicy::Local => {
+                    target
+                        .nodes
+                        .extend(backends.filter(|node| own.contains(node)));
+                }
+            }
+        }
+        target
+    }
+
+    fn add(
+        &mut self,
+        desired: &Desired,
+        node: bool,
+        node_ports: &BTreeSet<IpAddr>,
+        key: ServiceKey,
+        spec: &ServiceSpec,
+    ) {
+        let mut spec = spec.clone();
+        // To a machine without pods the policy would leave nothing: it is the load balancer in front,
+        // which sends to the nodes that have some.
+        if !node {
+            spec.traffic_policy = TrafficPolicy::Cluster;
+        }
+        let here_only = ServiceSpec {
+            traffic_policy: TrafficPolicy::Local,
+            ..spec.clone()
+        };
+        // A node hands to pods what edges send; what else it has the VIP of is the stack's.
+        let for_pods = node
+            && spec.mode != ForwardMode::Nat
+            && spec.backends.iter().any(|backend| backend.pod.is_some());
+        if !key.address.is_unspecified() {
+            if desired.edge {
+                self.services.insert(key, spec);
+            } else if for_pods {
+                self.services.insert(key, here_only);
+            }
+            return;
+        }
+        if for_pods {
+            self.services.insert(key, here_only);
+        }
+        if !desired.edge {
+            return;
+        }
+        for address in node_ports {
+            if address.is_ipv4() == key.address.is_ipv4() {
+                self.addresses.node_ports.insert(*address);
+                let key = ServiceKey {
+                    address: *address,
+                    ..key
+                };
+                self.services.insert(key, spec.clone());
+            }
+        }
+    }
+
+    /// Lists the trusted edges from which frames may come by L2 DSR: single addresses.
+    pub fn l2dsr_edges(&self) -> BTreeSet<IpAddr> {
+        let mut services = self.services.values();
+        if !self.settings.node || !services.any(|spec| spec.mode == ForwardMode::L2dsr) {
+            return BTreeSet::new();
+        }
+        let single = |net: &&IpNet| net.prefix_len() == net.max_prefix_len();
+        let edges = self.trusted_edges.iter().filter(single);
+        edges.map(IpNet::addr).collect()
+    }
+}
+
+/// Chooses the addresses of a machine at which NodePorts are served; never a VIP.
+fn node_port_addresses(desired: &Desired, machine: &Machine) -> BTreeSet<IpAddr> {
+    let mut addresses = match &desired.node_port_addresses {
+        NodePortAddresses::Primary => machine.primary.clone(),
+        NodePortAddresses::All => machine.addresses.clone(),
+        NodePortAddresses::Within(networks) => {
+            let within = |address: &&IpAddr| networks.iter().any(|net| net.contains(*address));
+            machine.addresses.iter().filter(within).copied().collect()
+        }
+    };
+    addresses.retain(|address| !desired.vips.contains(address));
+    addresses
+}
+
+const fn unspecified(address: IpAddr) -> IpAddr {
+    match address {
+        IpAddr::V4(_) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+        IpAddr::V6(_) => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -179,10 +179,20 @@ impl Snapshot {
                 .encode_family(&service_labels(service))?
                 .encode_gauge(&size(service.backends))?;
         }
+        let mut left_out = gauge(
+            encoder,
+            "service_left_out_backends",
+            "Pods without traffic because they share their node and tag with another one",
+        )?;
+        for service in &self.services {
+            left_out
+                .encode_family(&service_labels(service))?
+                .encode_gauge(&size(service.left_out))?;
+        }
         let mut packets = counter(
             encoder,
             "backend_packets",
-            "Packets forwarded to the node address, over all services",
+            "Packets forwarded to the backend, over all services",
         )?;
         for backend in &self.backends {
             count(

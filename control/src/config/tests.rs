@@ -12,6 +12,7 @@ use crate::health::{Check, Get, Kind};
 
 const EDGE: &str = include_str!("../../../deploy/examples/edge.yaml");
 const NODE: &str = include_str!("../../../deploy/examples/node.yaml");
+const CLUSTER: &str = include_str!("../../../deploy/examples/cluster.yaml");
 const EVERY_FIELD: &str = include_str!("tests/every_field.yaml");
 
 /// A file that is in order; each case breaks one rule of it.
@@ -256,6 +257,9 @@ fn shipped_examples_are_in_order() {
     let edge = parse(EDGE).unwrap();
     assert_eq!(edge.desired.services.len(), 3);
     assert_eq!(edge.desired.vips.len(), 2);
+    let cluster = parse(CLUSTER).unwrap();
+    assert_eq!(cluster.desired.services.len(), 4);
+    assert_eq!(cluster.desired.nodes.len(), 2);
     let node = parse(NODE).unwrap();
     assert_eq!((node.desired.edge, node.desired.node), (false, Role::Yes));
     assert_eq!(node.desired.trusted_edges.len(), 3);

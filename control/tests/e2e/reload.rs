@@ -122,7 +122,7 @@ fn bad_file_is_told_and_the_last_good_state_serves() {
 
     let bad_files = [
         (good.clone() + "colour: blue\n", "colour"),
-        (good.replace("protocol: udp", "protocol: sctp"), "sctp"),
+        (good.replace("protocol: udp", "protocol: icmp"), "icmp"),
         (good.replace("\nvips: [", "\nvips: [["), "YAML"),
         (String::new(), "interfaces"),
     ];

@@ -1,6 +1,12 @@
 //! Health: are backends and nodes able to serve, and which of them are left out while they are not.
 //!
-//! `board` counts what checks come to, `probe` makes those of backends, `echo` those of nodes.
+//! ```text
+//! desired state -> targets (who, how) + ways (indices) -> monitor: probe, echo -> board (results add up)
+//! desired state <- selection (who serves) <-------------------------------------- what fails
+//! ```
+//!
+//! `board`, `selection`, `targets` and `ways` are pure; `monitor` makes the checks beside the agent's
+//! thread, which reads what they come to and plans for what the selection leaves.
 
 pub mod board;
 pub mod durations;

@@ -13,7 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lab::{Machine, Topology};
+use lab::{Machine, Topology, vip_v4, vip_v6};
 use nix::sys::socket::{Shutdown, shutdown};
 use serde_json::Value;
 
@@ -226,6 +226,80 @@ fn checks_take_the_way_of_a_clients_packet() {
     servers[0].iter().for_each(|server| server.answer(200));
     agent.wait_for_answer("they are well again", &["backends"], |rows| {
         state(rows, "healthy") == (all, all)
+    });
+}
+
+/// Nothing listens at the service's port: the node's table and translation lead to the pod.
+#[test]
+fn pods_are_checked_through_the_tables_of_their_nodes() {
+    const SERVICE_PORT: u16 = 80;
+    let net = Topology::builder().nodes(2).pods(1).build().unwrap();
+    let (edge, nodes) = (&net.edges()[0], net.nodes());
+    let vips: [IpAddr; 2] = [vip_v4(1).into(), vip_v6(1).into()];
+    let listen = |node: &Machine, vip: IpAddr| {
+        let pod = &node.pods()[0];
+        Readiness::listen(pod, (pod.address_like(vip), PORT).into())
+    };
+    let servers: Vec<Readiness> = nodes
+        .iter()
+        .flat_map(|node| vips.map(|vip| listen(node, vip)))
+        .collect();
+
+    let listed: Vec<String> = nodes
+        .iter()
+        .map(|node| format!("{{address: {}}}", node.v4()))
+        .collect();
+    let mut config = edge_config(&[], nodes).replace(
+        "vips: []",
+        &format!(
+            "nodes: [{}]\nvips: [{}, '{}']",
+            listed.join(", "),
+            vips[0],
+            vips[1]
+        ),
+    );
+    for (number, vip) in vips.into_iter().enumerate() {
+        let backends: Vec<String> = nodes
+            .iter()
+            .map(|node| {
+                let pod = node.pods()[0].address_like(vip);
+                format!("{{address: '{pod}', port: {PORT}, node: {}}}", node.v4())
+            })
+            .collect();
+        config.push_str(&format!(
+            "  - {{name: s{number}, address: '{vip}', port: {SERVICE_PORT}, protocol: tcp, \
+             health: {{type: http, path: /ready, interval: 500ms, timeout: 300ms}}, \
+             backends: [{}]}}\n",
+            backends.join(", ")
+        ));
+    }
+    let node_config = config.replace("roles: [edge]", "roles: [node]")
+        + &format!("trusted_edges: [{}, '{}']\n", edge.v4(), edge.v6());
+    let _nodes: Vec<Agent> = nodes
+        .iter()
+        .map(|node| Agent::start(node, &node_config))
+        .collect();
+    let agent = Agent::start(edge, &config);
+
+    let with = |rows: &Value, field: &str, value: &str| {
+        let rows = rows.as_array().unwrap().iter();
+        rows.filter(|row| row[field] == value).count()
+    };
+    agent.wait_for_answer("all pods pass", &["backends"], |rows| {
+        with(rows, "health", "healthy") == 4
+    });
+    for (number, server) in servers.iter().enumerate() {
+        let clients = server.clients.lock().unwrap().clone();
+        assert_eq!(
+            clients,
+            BTreeSet::from([edge.address_like(vips[number % 2])])
+        );
+    }
+
+    drop(servers);
+    let _back = listen(&nodes[0], vips[0]);
+    agent.wait_for_answer("pods without a server fail", &["backends"], |rows| {
+        with(rows, "health", "healthy") == 1 && with(rows, "reason", "connection refused") == 3
     });
 }
 

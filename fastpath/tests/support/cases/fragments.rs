@@ -164,7 +164,11 @@ fn order() -> Vec<Case> {
             lost("of_another_datagram_have_not_come", &[first], &other[1]),
         ]);
         // What is remembered for thirty seconds.
-        for (what, seconds, is_known) in [("young", 10, true), ("old", 31, false)] {
+        for (what, seconds, is_known) in [("young", 0, true), ("old", 31, false)] {
+            // No entry is older than the machine.
+            if seconds * 1_000_000_000 >= monotonic_ns() {
+                continue;
+            }
             let draft =
                 case(name(&format!("behind_a_{what}_first")), frame(second)).with(|tables| {
                     let (key, datagram) = published(from, to, packet.protocol(), seconds);
@@ -212,7 +216,11 @@ fn published(from: End, to: End, protocol: u8, seconds: u64) -> (Tuple, Datagram
         identification.to_be_bytes(),
         protocol,
     );
-    let seen = monotonic_ns().saturating_sub(seconds * 1_000_000_000);
+    let seen = match seconds {
+        // A slow machine needs minutes from here to the case: young is what comes from the future.
+        0 => monotonic_ns() + 3_600_000_000_000,
+        _ => monotonic_ns().saturating_sub(seconds * 1_000_000_000),
+    };
     (
         key,
         Datagram::new(from.1.to_be_bytes(), to.1.to_be_bytes(), seen),

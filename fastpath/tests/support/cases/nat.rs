@@ -670,14 +670,6 @@ fn idle_times() -> Vec<Case> {
                 live,
             )
             .drops(DropReason::NatPortsExhausted),
-            // Long enough for its own packets, not for the port.
-            seeded(
-                &format!("{name}_guards_its_port"),
-                begin.clone(),
-                other,
-                over,
-            )
-            .drops(DropReason::NatPortsExhausted),
             seeded(&format!("{name}_frees_its_port"), begin, other, free).reaches(&service, SYN),
         ]);
         let late = seeded(&format!("{name}_goes_on"), go_on, own, free);

@@ -11,8 +11,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// Longest request that the agent reads.
-pub const MAX_REQUEST_BYTES: usize = 4 << 10;
+/// Longest request that the agent reads: a jumbo frame in hexadecimal fits.
+pub const MAX_REQUEST_BYTES: usize = 32 << 10;
 /// Longest reply that a command reads; 250 000 backends take about 60 MB.
 pub const MAX_REPLY_BYTES: u64 = 256 << 20;
 
@@ -34,6 +34,15 @@ pub enum Request {
         service: String,
         /// The client's address and port.
         from: String,
+    },
+    /// The [`Trace`] of a flow's first packet, or of a frame.
+    Trace {
+        /// The service, as `10.99.0.1:80/tcp`.
+        service: Option<String>,
+        /// The client's address and port.
+        from: Option<String>,
+        /// A frame as hexadecimal digits, from the Ethernet header on, in place of the flow's.
+        frame: Option<String>,
     },
     /// Detach from every interface, remove every pin, and end: [`Detached`].
     Detach {},
@@ -278,6 +287,34 @@ pub struct Choice {
     pub weight: Option<u32>,
     /// Slots that the backend owns.
     pub slots: u32,
+}
+
+/// The way of one frame, step by step.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Trace {
+    /// What was looked at, in order.
+    pub steps: Vec<Step>,
+    /// The frame as it came, as hexadecimal digits.
+    pub before: String,
+    /// The frame as it goes on; that of a dropped one may be half edited.
+    pub after: String,
+    /// `forward`, `pass`, `drop` or `reply`.
+    pub action: String,
+    /// The reason of all but a forward.
+    pub reason: Option<String>,
+    /// The device that a forwarded frame leaves by.
+    pub device: Option<String>,
+}
+
+/// One step of a [`Trace`].
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Step {
+    /// What it is about.
+    pub name: String,
+    /// What was found.
+    pub text: String,
 }
 
 /// What a detach removed.

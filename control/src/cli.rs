@@ -49,6 +49,11 @@ pub enum Command {
     Drops(Drops),
     /// Tell which backend a flow gets, and why
     Which(Which),
+    /// Follow one packet through the datapath's code, step by step
+    ///
+    /// The packet is the first one of the flow, or the frame given. Nothing is remembered and nothing
+    /// counted. Where netlink knows no next hop, the datapath asks the kernel's FIB as well.
+    Trace(Trace),
     /// Take the program off every interface and remove everything pinned
     ///
     /// A running agent is told to do it and ends.
@@ -120,6 +125,38 @@ pub struct Drops {
     /// Show reasons without packets too
     #[arg(long, short)]
     pub all: bool,
+}
+
+/// Options of `trace`.
+#[derive(Debug, Args)]
+pub struct Trace {
+    /// The service.
+    #[arg(
+        long,
+        short,
+        value_name = "VIP:PORT/PROTO",
+        required_unless_present = "hex",
+        help = "The service, such as 192.0.2.10:80/tcp or [2001:db8::1]:53/udp"
+    )]
+    pub service: Option<ServiceKey>,
+    /// The client's address and port.
+    #[arg(
+        long,
+        short,
+        value_name = "IP:PORT",
+        required_unless_present = "hex",
+        help = "The client, such as 198.51.100.7:40000 or [2001:db8::7]:40000"
+    )]
+    pub from: Option<SocketAddr>,
+    /// A frame in place of the flow's first one: hexadecimal digits from the Ethernet header on
+    #[arg(long, value_name = "FRAME")]
+    pub hex: Option<String>,
+    /// Where the agent is.
+    #[command(flatten)]
+    pub agent: Agent,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Options of `which`.

@@ -11,7 +11,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::api::client::{AskError, ask};
-use crate::api::{Detached, Request, Which};
+use crate::api::{Detached, Request, Trace, Which};
 use crate::cli;
 use fastpath::pins::Pins;
 
@@ -108,6 +108,24 @@ pub fn which(options: &cli::Which) -> Result<()> {
         return print(&json(&which, true)?);
     }
     print(&show::which(&which))
+}
+
+/// Follows one packet through the datapath's code.
+///
+/// # Errors
+///
+/// When the agent does not answer, or the frame cannot be read.
+pub fn trace(options: &cli::Trace) -> Result<()> {
+    let request = Request::Trace {
+        service: options.service.map(|service| service.to_string()),
+        from: options.from.map(|from| from.to_string()),
+        frame: options.hex.clone(),
+    };
+    let trace: Trace = ask(&options.agent.socket, &request)?;
+    if options.json {
+        return print(&json(&trace, true)?);
+    }
+    print(&show::trace(&trace))
 }
 
 /// Detaches by the agent, or without one.

@@ -17,6 +17,7 @@ pub mod commands;
 pub mod config;
 pub mod desired;
 pub mod health;
+pub mod hex;
 pub mod http;
 pub mod metrics;
 pub mod plan;

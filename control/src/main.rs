@@ -49,6 +49,7 @@ fn execute(command: Command) -> Result<ExitCode> {
             commands::show(&options.show, &Request::Drops {}, page)?;
         }
         Command::Which(options) => commands::which(&options)?,
+        Command::Trace(options) => commands::trace(&options)?,
         Command::Detach(options) => commands::detach(&options)?,
         Command::Completions { shell } => {
             let mut text = Vec::new();

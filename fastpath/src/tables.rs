@@ -23,15 +23,16 @@ use std::{
 use aya::maps::{self, Map, MapData, MapError};
 use ipnet::IpNet;
 use xdp_prog::abi::{
-    AddressKey, Backend, Config, EdgeMac, EdgePrefix, NextHop, Pod, PodKey, Probe, Service,
-    ServiceKeyV4, ServiceKeyV6, Slot, SourcePrefix, Tuple, map,
+    AddressKey, Backend, Config, Datagram, EdgeMac, EdgePrefix, NatForward, NatReverse, NextHop,
+    Pod, PodFlow, PodKey, Probe, Service, ServiceKeyV4, ServiceKeyV6, Slot, SourcePrefix, Tuple,
+    map,
 };
 
 pub use self::{
     arena::{Arena, ArenaFill, Run},
     counters::{Counters, ReasonCount},
     error::TableError,
-    explain::{ChosenBackend, Explanation, Outcome},
+    explain::{ChosenBackend, Explanation, Outcome, Trace, TraceStep},
     probes::{MAX_PROBES, ProbeSpec, probe_mark},
     types::{
         Addresses, BackendKey, BackendSpec, ForwardMode, NatSettings, Protocol, ServiceKey,
@@ -185,6 +186,13 @@ pub struct Tables {
     pods: maps::HashMap<MapData, PodKey, Pod>,
     local_flows: maps::HashMap<MapData, Tuple, u64>,
     probes: maps::Array<MapData, Probe>,
+    flows: maps::HashMap<MapData, Tuple, PodFlow>,
+    flows_embryonic: maps::HashMap<MapData, Tuple, PodFlow>,
+    probe_peers: maps::HashMap<MapData, Tuple, AddressKey>,
+    hairpins: maps::HashMap<MapData, Tuple, AddressKey>,
+    fragments: maps::HashMap<MapData, Tuple, Datagram>,
+    nat_forward: maps::HashMap<MapData, Tuple, NatForward>,
+    nat_reverse: maps::HashMap<MapData, Tuple, NatReverse>,
     pods_capacity: usize,
     source_ranges_capacity: usize,
     service: Mapped<Service>,
@@ -257,6 +265,13 @@ impl Tables {
             pods: typed(loaded, map::PODS, Map::HashMap)?,
             local_flows: typed(loaded, map::LOCAL_FLOWS, Map::LruHashMap)?,
             probes: typed(loaded, map::PROBES, Map::Array)?,
+            flows: typed(loaded, map::FLOWS, Map::LruHashMap)?,
+            flows_embryonic: typed(loaded, map::FLOWS_EMBRYONIC, Map::LruHashMap)?,
+            probe_peers: typed(loaded, map::PROBE_PEERS, Map::LruHashMap)?,
+            hairpins: typed(loaded, map::HAIRPINS, Map::LruHashMap)?,
+            fragments: typed(loaded, map::FRAGMENTS, Map::LruHashMap)?,
+            nat_forward: typed(loaded, map::NAT_FORWARD, Map::HashMap)?,
+            nat_reverse: typed(loaded, map::NAT_REVERSE, Map::HashMap)?,
             pods_capacity: capacity(loaded, map::PODS)?,
             source_ranges_capacity: capacity(loaded, map::SOURCE_RANGES)?,
             counters: counters::Maps {

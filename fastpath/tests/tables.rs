@@ -16,8 +16,8 @@ use fastpath::{
     nexthop::{NextHop, Reason, Resolution},
     pins::Pins,
     tables::{
-        Addresses, BackendKey, BackendSpec, ForwardMode, Outcome, Protocol, ServiceKey,
-        ServiceSpec, Settings, TableError, Tables,
+        Addresses, BackendKey, BackendSpec, ForwardMode, NatSettings, Outcome, Protocol,
+        ServiceKey, ServiceSpec, Settings, TableError, Tables, Trace,
     },
 };
 use xdp_prog::abi::{BACKEND_V4, Backend, Pod, PodKey, ServiceKeyV4, Slot, Tag, Traffic, map};
@@ -51,10 +51,8 @@ fn a_flow_is_explained_down_to_its_next_hop() {
     tables
         .set_next_hop(address("10.0.0.1"), resolved(7))
         .unwrap();
-    let Outcome::Forward(hop) = tables.which(&key, from).unwrap().verdict else {
-        panic!("not forwarded");
-    };
-    assert_eq!((hop.ifindex, hop.mtu), (7, 1500));
+    let verdict = tables.which(&key, from).unwrap().verdict;
+    assert_eq!(verdict, Outcome::Forward(7));
 
     tables
         .set_next_hop(address("10.0.0.1"), Resolution::Local)
@@ -490,6 +488,106 @@ fn clients_with_affinity_keep_their_backend_whatever_their_port() {
             .collect();
         assert_eq!(chosen.len(), 1, "client {client}");
     }
+}
+
+#[test]
+fn a_trace_tells_every_step_and_changes_nothing() {
+    let (_loaded, mut tables) = small();
+    tables
+        .set_next_hop(address("10.0.0.2"), resolved(7))
+        .unwrap();
+    tables
+        .set_next_hop(address("10.0.0.1"), Resolution::Local)
+        .unwrap();
+    let there = service("10.99.0.1:80/tcp");
+    tables
+        .put_service(there, &pods(&[("10.0.0.2", "10.244.1.6:8080")]))
+        .unwrap();
+    let here = service("10.99.0.2:80/tcp");
+    tables
+        .put_service(here, &pods(&[("10.0.0.1", "10.244.0.5:8080")]))
+        .unwrap();
+    let before = tables.counters().unwrap();
+    let from: SocketAddr = "192.0.2.1:4711".parse().unwrap();
+
+    let trace = tables.trace(&there, from).unwrap();
+    assert_eq!(trace.verdict, Outcome::Forward(7));
+    let said = |trace: &Trace, name: &str, text: &str| {
+        let steps = trace.steps.iter().filter(|step| step.name == name);
+        assert!(
+            steps.clone().any(|step| step.text.contains(text)),
+            "{name}: {text}: {trace:?}"
+        );
+    };
+    said(&trace, "parse", "TCP from 192.0.2.1 to 10.99.0.1");
+    said(&trace, "ports", "4711 to 80");
+    said(&trace, "service", "10.99.0.1:80, mode ipip (pods)");
+    said(&trace, "slot", "of 1");
+    said(&trace, "backend", "10.244.1.6:8080 on 10.0.0.2, tag 262");
+    said(&trace, "next hop", "device 7, MAC 02:00:00:00:00:02");
+    said(&trace, "count", "1 packet, 40 bytes");
+    // The outer header carries the pod's tag: 10.244.1.6's low eleven bits are 0x106.
+    assert_eq!(trace.after.len(), trace.before.len() + 20);
+    assert_eq!(trace.after[18..20], [0x01, 0x06]);
+
+    let delivered = tables.trace(&here, from).unwrap();
+    assert_eq!(delivered.verdict, Outcome::Pass("delivered"));
+    said(&delivered, "stage", "guideway_local");
+    said(&delivered, "next hop", "this machine");
+    assert_eq!(delivered.after[30..34], [10, 244, 0, 5]);
+    assert_eq!(
+        tables.which(&here, from).unwrap().verdict,
+        Outcome::Pass("delivered")
+    );
+
+    // What the edge sent, as its node sees it.
+    let local = Addresses {
+        local: BTreeSet::from([address("10.0.0.2")]),
+        ..Addresses::default()
+    };
+    tables.set_addresses(&local).unwrap();
+    tables
+        .set_trusted_edges(&BTreeSet::from(["10.0.0.100/32".parse().unwrap()]))
+        .unwrap();
+    tables
+        .set_next_hop(address("10.0.0.2"), Resolution::Local)
+        .unwrap();
+    let received = tables.trace_frame(&trace.after, 1);
+    assert_eq!(received.verdict, Outcome::Pass("delivered"), "{received:?}");
+    said(&received, "parse", "IP-in-IP from 10.0.0.100 to 10.0.0.2");
+    said(&received, "inner", "TCP from 192.0.2.1 to 10.99.0.1");
+    said(&received, "pod", "tag 262 is backend");
+    assert_eq!(received.after[30..34], [10, 244, 1, 6]);
+
+    let short = tables.trace_frame(&trace.after[..20], 1);
+    assert_eq!(short.verdict, Outcome::Pass("truncated_ip"));
+    assert_eq!(tables.counters().unwrap(), before);
+}
+
+#[test]
+fn a_trace_follows_nat() {
+    let (_loaded, mut tables) = small();
+    let settings = Settings {
+        nat: Some(NatSettings::default()),
+        ..Settings::default()
+    };
+    tables.set_settings(settings).unwrap();
+    tables
+        .set_next_hop(address("10.0.0.7"), resolved(7))
+        .unwrap();
+    let key = service("10.99.0.1:80/tcp");
+    let spec = ServiceSpec {
+        mode: ForwardMode::Nat,
+        backends: vec![BackendSpec::nat("10.0.0.7:8080".parse().unwrap(), 1)],
+        ..ServiceSpec::default()
+    };
+    tables.put_service(key, &spec).unwrap();
+    let trace = tables
+        .trace(&key, "192.0.2.1:4711".parse().unwrap())
+        .unwrap();
+    assert_eq!(trace.verdict, Outcome::Forward(7), "{trace:?}");
+    assert_eq!(trace.after[26..34], [10, 0, 0, 100, 10, 0, 0, 7]);
+    assert_eq!(trace.after[36..38], 8080_u16.to_be_bytes());
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 
 use fastpath::nexthop::Resolution;
-use fastpath::tables::{BackendKey, InstalledService, Outcome, ServiceKey};
+use fastpath::tables::{BackendKey, InstalledService, Outcome, ServiceKey, ServiceKeyError};
 use xdp_prog::abi::Traffic;
 use xdp_prog::reason::ReasonKind;
 
@@ -12,10 +12,11 @@ use super::problems::Item;
 use super::{Agent, chain};
 use crate::api::server::{error_line, line};
 use crate::api::{
-    Backend, Choice, Interface, Reason, Reply, Request, Service, Status, Table, Which,
+    Backend, Choice, Interface, Reason, Reply, Request, Service, Status, Step, Table, Trace, Which,
 };
 use crate::desired::BackendSpec;
 use crate::health::selection::Member;
+use crate::hex;
 use crate::metrics::Snapshot;
 
 impl Agent {
@@ -35,6 +36,13 @@ impl Agent {
             Request::Which { service, from } => self
                 .which(service, from)
                 .map_or_else(error_line, |which| line(&Reply::Ok(which))),
+            Request::Trace {
+                service,
+                from,
+                frame,
+            } => self
+                .trace(service.as_deref(), from.as_deref(), frame.as_deref())
+                .map_or_else(error_line, |trace| line(&Reply::Ok(trace))),
             Request::Detach {} => match self.detach() {
                 Ok(detached) => return (line(&Reply::Ok(detached)), true),
                 Err(reason) => error_line(reason),
@@ -254,14 +262,10 @@ impl Agent {
     }
 
     fn which(&self, service: &str, from: &str) -> Result<Which, String> {
-        let key: ServiceKey = service.parse().map_err(|error| chain(&error))?;
-        let from: SocketAddr = from
-            .parse()
-            .map_err(|_| format!("{from:?} is not an address and port"))?;
+        let (key, from) = parse_flow(service, from)?;
         let installed = self.tables.services().find(|(other, _)| **other == key);
-        let explanation = self.tables.which(&key, from).ok_or_else(|| {
-            format!("service {key} and client {from} are of different families; give a client of the service's")
-        })?;
+        let explanation = self.tables.which(&key, from);
+        let explanation = explanation.ok_or_else(|| families_differ(&key, from))?;
         let choice = explanation.choice.map(|choice| {
             let service = installed.map(|(_, service)| service);
             let slots = service.map(|service| self.tables.slots_by_backend(service));
@@ -288,11 +292,7 @@ impl Agent {
         let next_hop = explanation
             .choice
             .map(|choice| describe(self.tables.next_hop(choice.backend.address)));
-        let (action, reason) = match explanation.verdict {
-            Outcome::Forward(_) => ("forward", None),
-            Outcome::Pass(reason) => ("pass", Some(reason)),
-            Outcome::Drop(reason) => ("drop", Some(reason)),
-        };
+        let (action, reason) = outcome(explanation.verdict);
         Ok(Which {
             name: self.name_of(&key),
             service: key.to_string(),
@@ -306,6 +306,42 @@ impl Agent {
 
     fn nodes_in_use(&self) -> BTreeSet<IpAddr> {
         self.tables.backends().map(|(key, _)| key.address).collect()
+    }
+
+    fn trace(
+        &self,
+        service: Option<&str>,
+        from: Option<&str>,
+        frame: Option<&str>,
+    ) -> Result<Trace, String> {
+        let trace = match (frame, service, from) {
+            (Some(frame), _, _) => {
+                let bytes = hex::decode(frame).ok_or("the frame is not hexadecimal")?;
+                self.tables.trace_frame(&bytes, 0)
+            }
+            (None, Some(service), Some(from)) => {
+                let (key, from) = parse_flow(service, from)?;
+                let trace = self.tables.trace(&key, from);
+                trace.ok_or_else(|| families_differ(&key, from))?
+            }
+            (None, _, _) => return Err("give a service and a client, or a frame".to_owned()),
+        };
+        let (action, reason) = outcome(trace.verdict);
+        let step = |step: fastpath::tables::TraceStep| Step {
+            name: step.name.to_owned(),
+            text: step.text,
+        };
+        Ok(Trace {
+            steps: trace.steps.into_iter().map(step).collect(),
+            before: hex::encode(&trace.before),
+            after: hex::encode(&trace.after),
+            action: action.to_owned(),
+            reason: reason.map(str::to_owned),
+            device: match trace.verdict {
+                Outcome::Forward(ifindex) => Some(device_name(ifindex)),
+                Outcome::Pass(_) | Outcome::Drop(_) | Outcome::Reply(_) => None,
+            },
+        })
     }
 
     pub(super) fn name_of(&self, key: &ServiceKey) -> Option<String> {
@@ -323,6 +359,33 @@ fn backend_text(backend: &BackendKey) -> String {
     backend
         .pod
         .map_or_else(|| backend.address.to_string(), |pod| pod.to_string())
+}
+
+fn parse_flow(service: &str, from: &str) -> Result<(ServiceKey, SocketAddr), String> {
+    let key = service
+        .parse()
+        .map_err(|error: ServiceKeyError| chain(&error))?;
+    let from = from
+        .parse()
+        .map_err(|_| format!("{from:?} is not an address and port"))?;
+    Ok((key, from))
+}
+
+fn families_differ(service: &ServiceKey, from: SocketAddr) -> String {
+    format!(
+        "service {service} and client {from} are of different families; give a client of the \
+         service's"
+    )
+}
+
+/// Names an outcome and its reason.
+const fn outcome(outcome: Outcome) -> (&'static str, Option<&'static str>) {
+    match outcome {
+        Outcome::Forward(_) => ("forward", None),
+        Outcome::Pass(reason) => ("pass", Some(reason)),
+        Outcome::Drop(reason) => ("drop", Some(reason)),
+        Outcome::Reply(reason) => ("reply", Some(reason)),
+    }
 }
 
 fn state(next_hop: Option<Resolution>) -> &'static str {

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::Sampled;
-use crate::api::{Backend, Detached, Reason, Service, Status, Which};
+use crate::api::{Backend, Detached, Reason, Service, Status, Trace, Which};
 use crate::render::Align::{Left, Right};
 use crate::render::{Table, count, duration, percent, printable};
 
@@ -345,6 +345,39 @@ pub fn drops(sampled: &Sampled<Vec<Reason>>, all: bool) -> String {
     table.render("nothing dropped or passed")
 }
 
+/// Shows the way of one frame.
+pub fn trace(trace: &Trace) -> String {
+    let mut page = String::new();
+    for step in &trace.steps {
+        page.push_str(&format!("{:<9}{}\n", step.name, printable(&step.text)));
+    }
+    page.push_str(&bytes("before", &trace.before));
+    if trace.after != trace.before {
+        page.push_str(&bytes("after", &trace.after));
+    }
+    let verdict = match (&trace.reason, &trace.device) {
+        (Some(reason), _) => format!("{}: {reason}", trace.action),
+        (None, Some(device)) => format!("{} by {device}", trace.action),
+        (None, None) => trace.action.clone(),
+    };
+    page.push_str(&format!("{:<9}{verdict}\n", "verdict"));
+    page
+}
+
+/// Shows hexadecimal digits, 16 bytes to the line.
+fn bytes(title: &str, digits: &str) -> String {
+    let mut page = String::new();
+    for (index, line) in digits.as_bytes().chunks(32).enumerate() {
+        let pairs: Vec<String> = line
+            .chunks(2)
+            .map(|pair| String::from_utf8_lossy(pair).into_owned())
+            .collect();
+        let title = if index == 0 { title } else { "" };
+        page.push_str(&format!("{title:<9}{}\n", pairs.join(" ")));
+    }
+    page
+}
+
 /// Shows the steps of a look-up.
 pub fn which(which: &Which) -> String {
     let mut page = String::new();
@@ -522,6 +555,26 @@ mod tests {
         let mut service = web();
         service.problem = Some("the LUT arena is full".to_owned());
         assert!(services(&once(vec![service])).contains("  web-v6: the LUT arena is full\n"));
+    }
+
+    #[test]
+    fn trace_shows_steps_and_bytes() {
+        let page = trace(&Trace {
+            steps: vec![crate::api::Step {
+                name: "slot".to_owned(),
+                text: "3 of 256".to_owned(),
+            }],
+            before: "00".repeat(17),
+            after: "01".to_owned(),
+            action: "forward".to_owned(),
+            reason: None,
+            device: Some("eth0".to_owned()),
+        });
+        let sixteen = ["00"; 16].join(" ");
+        let wanted = format!(
+            "slot     3 of 256\nbefore   {sixteen}\n         00\nafter    01\nverdict  forward by eth0\n"
+        );
+        assert_eq!(page, wanted);
     }
 
     #[test]

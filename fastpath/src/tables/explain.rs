@@ -1,32 +1,41 @@
 //! Which backend a flow gets, and why: the datapath's own code over the live tables.
+//!
+//! A frame runs through the same `decide`, stages and rewrites as in the kernel, with
+//! look-ups in the live tables; nothing is remembered and nothing counted.
 
-use std::{
-    mem::offset_of,
-    net::{IpAddr, SocketAddr},
-    sync::atomic::Ordering,
-};
+mod flow_frame;
+mod world;
 
-use aya::maps::lpm_trie::Key;
+use std::net::SocketAddr;
+
 use xdp_prog::{
     abi::{
-        AddressKey, Backend, Config, EdgeMac, EdgePrefix, NextHop, Pod, PodKey, Service,
-        ServiceKeyV4, ServiceKeyV6, ServiceWord, Slot, SourcePrefix, Tag, Tuple,
+        BACKEND_LOCAL, NextHop, PodKey, SERVICE_DROP_WHEN_EMPTY, SERVICE_NAT, SERVICE_NODE_PORT,
+        SERVICE_PODS, SERVICE_SOURCE_RANGES, Tag,
     },
-    decide::{self, Ip, Verdict, balance},
-    flow::{FlowKey, V4, V6},
+    decide::{
+        self, Action, Ip, Stage, Tables as _,
+        balance::{self, Choice, Found},
+    },
+    flow::FlowKey,
     frame::HostFrame,
-    parse::{Packet, Piece},
-    reason::PassReason,
+    parse::{self, Packet},
+    reason::{self, ReasonKind},
+    wire::{ethernet, protocol},
 };
 
-use super::{BackendKey, ServiceKey, Tables, encode::backend_key};
+use self::{
+    flow_frame::first_frame,
+    world::{Counted, ReadOnly},
+};
+use super::{BackendKey, ServiceKey, Tables, encode::backend_key, types::address_of};
 
 /// The steps of one decision, as far as it got.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Explanation {
     /// Where the look-up led, if there is such a service with a backend.
     pub choice: Option<ChosenBackend>,
-    /// What becomes of the packet: `forward`, `pass` or `drop`, the latter with a reason.
+    /// What becomes of the packet.
     pub verdict: Outcome,
 }
 
@@ -50,151 +59,411 @@ pub struct ChosenBackend {
 /// What becomes of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// Sent to the backend over this next hop.
-    Forward(NextHop),
+    /// Sent out of the device with this index.
+    Forward(u32),
     /// Handed to the stack, for this reason.
     Pass(&'static str),
     /// Dropped, for this reason.
     Drop(&'static str),
+    /// Answered in its place, with this.
+    Reply(&'static str),
+}
+
+/// The way of one frame, step by step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Trace {
+    /// What was looked at, in order.
+    pub steps: Vec<TraceStep>,
+    /// The frame as it came.
+    pub before: Vec<u8>,
+    /// The frame as it goes on; that of a dropped one may be half edited.
+    pub after: Vec<u8>,
+    /// What becomes of it.
+    pub verdict: Outcome,
+}
+
+/// One step of a trace.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TraceStep {
+    /// What it is about: `parse`, `service`, `slot`, `backend`.
+    pub name: &'static str,
+    /// What was found.
+    pub text: String,
 }
 
 impl Tables {
-    /// Decides as the datapath would for a small unfragmented packet of a flow.
+    /// Decides as the datapath would for the first small packet of a flow.
     ///
     /// A backend whose next hop netlink could not resolve counts as dropped
     /// here; the datapath asks the kernel's FIB as well.
     ///
     /// Returns nothing where service and client are of different families.
     pub fn which(&self, service: &ServiceKey, from: SocketAddr) -> Option<Explanation> {
-        match (service.address, from.ip()) {
-            (IpAddr::V4(destination), IpAddr::V4(source)) => {
-                let addresses = (V4(source.octets()), V4(destination.octets()));
-                Some(self.explain(addresses, service, from.port()))
-            }
-            (IpAddr::V6(destination), IpAddr::V6(source)) => {
-                let addresses = (V6(source.octets()), V6(destination.octets()));
-                Some(self.explain(addresses, service, from.port()))
-            }
-            _ => None,
-        }
+        let frame = HostFrame::new(&first_frame(service, from)?);
+        let choice = with_packet(&frame, &Chosen { tables: self }).flatten();
+        let Run { verdict, .. } = run(self, frame, 0);
+        Some(Explanation { choice, verdict })
     }
 
-    fn explain<A: Ip>(&self, addresses: (A, A), service: &ServiceKey, port: u16) -> Explanation {
-        let (source, destination) = addresses;
-        let protocol = service.protocol.number();
-        let flow = FlowKey {
-            source,
-            destination,
-            source_port: port.to_be_bytes(),
-            destination_port: service.port.to_be_bytes(),
-            protocol,
-        };
-        let choice = balance::find(self, &flow)
-            .and_then(|found| balance::choose(self, &found, &flow))
-            .ok()
-            .map(|choice| ChosenBackend {
-                service: choice.service,
-                hash: choice.hash,
-                slot: choice.slot,
-                slots: 1 << choice.entry.word.log2_length(),
-                id: choice.id,
-                backend: backend_key(choice.backend),
-            });
-        let packet = Packet {
-            l3: 14,
-            l4: 14 + 40,
-            length: SMALL_PACKET,
-            traffic_class: 0,
-            hop_limit: 64,
-            protocol,
-            tag: Tag::default(),
-            is_fragment: false,
-            piece: Piece::default(),
-            source,
-            destination,
-        };
-        let frame = HostFrame::new(&[0; 14 + SMALL_PACKET]);
-        let verdict = match balance::balance(&frame, self, &packet, &flow) {
-            Verdict::Forward(forward) => Outcome::Forward(*forward.hop),
-            Verdict::Pass(reason) => Outcome::Pass(reason.label()),
-            Verdict::Drop(reason) => Outcome::Drop(reason.label()),
-            Verdict::Deliver(_) => Outcome::Pass(PassReason::Delivered.label()),
-            Verdict::Continue(stage) => Outcome::Pass(stage.program()),
-            Verdict::Decap(_) | Verdict::Translate(_) => {
-                unreachable!("balancing leaves these to stages")
-            }
-        };
-        Explanation { choice, verdict }
+    /// Follows the first small packet of a flow; see [`Tables::trace_frame`].
+    ///
+    /// Returns nothing where service and client are of different families.
+    pub fn trace(&self, service: &ServiceKey, from: SocketAddr) -> Option<Trace> {
+        Some(self.trace_frame(&first_frame(service, from)?, 0))
+    }
+
+    /// Follows a frame, from the Ethernet header on, as if it had come in on a device.
+    pub fn trace_frame(&self, bytes: &[u8], ingress: u32) -> Trace {
+        let frame = HostFrame::new(bytes);
+        let mut steps = with_packet(&frame, &Described { tables: self }).unwrap_or_default();
+        let run = run(self, frame, ingress);
+        steps.extend(run.steps);
+        Trace {
+            steps,
+            before: bytes.to_vec(),
+            after: run.after,
+            verdict: run.verdict,
+        }
     }
 }
 
-/// Length of the packet in mind: small enough for every path.
-const SMALL_PACKET: usize = 80;
+/// What a frame's run through the datapath's code brought.
+struct Run {
+    steps: Vec<TraceStep>,
+    after: Vec<u8>,
+    verdict: Outcome,
+}
 
-impl decide::Tables for Tables {
-    fn config(&self) -> Option<&Config> {
-        Some(&self.current_config)
-    }
-
-    fn address_flags(&self, address: &AddressKey) -> u32 {
-        self.vips.get(address, 0).unwrap_or(0)
-    }
-
-    fn is_trusted_edge(&self, source: &AddressKey) -> bool {
-        let key = Key::new(EdgePrefix::HOST_BITS, EdgePrefix::new(*source));
-        self.trusted_edges.get(&key, 0).is_ok()
-    }
-
-    fn is_edge_mac(&self, source: &EdgeMac) -> bool {
-        self.edge_macs.get(source, 0).is_ok()
-    }
-
-    fn is_in_source_range(&self, service: u32, client: &AddressKey) -> bool {
-        let key = Key::new(SourcePrefix::HOST_BITS, SourcePrefix::new(service, *client));
-        self.source_ranges.get(&key, 0).is_ok()
-    }
-
-    fn is_local_flow(&self, flow: &Tuple) -> bool {
-        self.local_flows.get(flow, 0).is_ok()
-    }
-
-    fn pod(&self, key: &PodKey) -> Option<Pod> {
-        self.pods.get(key, 0).ok()
-    }
-
-    fn service_v4(&self, key: &ServiceKeyV4) -> Option<u32> {
-        self.services_v4.get(key, 0).ok()
-    }
-
-    fn service_v6(&self, key: &ServiceKeyV6) -> Option<u32> {
-        self.services_v6.get(key, 0).ok()
-    }
-
-    fn service(&self, id: u32) -> Option<Service> {
-        let word = |offset| {
-            let word = self.service.atomic_u64(id, offset)?;
-            Some(ServiceWord(word.load(Ordering::Acquire)))
+fn run(tables: &Tables, mut frame: HostFrame, ingress: u32) -> Run {
+    let world = ReadOnly::new(tables);
+    let mut steps = Vec::new();
+    let mut action = decide::process(&mut frame, &world, ingress);
+    // No stage comes twice; a bound all the same.
+    for _ in Stage::ALL {
+        let Action::Continue(stage) = action else {
+            break;
         };
-        Some(Service {
-            word: word(offset_of!(Service, word))?,
-            local: word(offset_of!(Service, local))?,
-            ..self.service.read(id)?
-        })
+        steps.push(step("stage", format!("goes on in {}", stage.program())));
+        action = decide::resume(stage, &mut frame, &world, ingress);
+    }
+    let counted = world.counted();
+    steps.extend(
+        counted
+            .iter()
+            .map(|one| step("count", counter(tables, *one))),
+    );
+    let reason = counted.iter().rev().find_map(|one| match one {
+        Counted::Reason(index) => reason::all().nth(*index as usize),
+        Counted::Forward { .. } => None,
+    });
+    let verdict = match (action, reason) {
+        (_, Some((ReasonKind::Reply, label))) => Outcome::Reply(label),
+        (Action::Transmit, _) => Outcome::Forward(ingress),
+        (Action::Redirect(ifindex), _) => Outcome::Forward(ifindex),
+        (Action::Pass, Some((_, label))) => Outcome::Pass(label),
+        (Action::Drop, Some((_, label))) => Outcome::Drop(label),
+        (Action::Pass, None) => Outcome::Pass("uncounted"),
+        (Action::Drop | Action::Continue(_), _) => Outcome::Drop("stage_missing"),
+    };
+    Run {
+        steps,
+        after: frame.bytes().to_vec(),
+        verdict,
+    }
+}
+
+fn step(name: &'static str, text: String) -> TraceStep {
+    TraceStep { name, text }
+}
+
+fn counter(tables: &Tables, counted: Counted) -> String {
+    match counted {
+        Counted::Reason(index) => match reason::all().nth(index as usize) {
+            Some((kind, label)) => format!("{kind:?} {label}").to_lowercase(),
+            None => format!("reason {index}"),
+        },
+        Counted::Forward {
+            service,
+            backend,
+            bytes,
+        } => {
+            let to = tables.backends.get(backend).map_or_else(
+                || format!("backend {backend}"),
+                |entry| backend_key(entry).to_string(),
+            );
+            format!("1 packet, {bytes} bytes for service {service} and {to}")
+        }
+    }
+}
+
+/// Something to be told of a packet of either family.
+trait About {
+    type Answer;
+
+    fn packet<A: Ip>(&self, frame: &HostFrame, packet: &Packet<A>) -> Self::Answer;
+}
+
+/// Parses a frame's link and IP headers; nothing where they are not in order.
+fn with_packet<Q: About>(frame: &HostFrame, about: &Q) -> Option<Q::Answer> {
+    let link = parse::link(frame).ok()?;
+    match link.ether_type {
+        ethernet::IPV4 => Some(about.packet(frame, &parse::ipv4(frame, link.l3).ok()?)),
+        ethernet::IPV6 => Some(about.packet(frame, &parse::ipv6(frame, link.l3).ok()?)),
+        _ => None,
+    }
+}
+
+fn has_ports<A>(packet: &Packet<A>) -> bool {
+    let protocol = packet.protocol;
+    !packet.is_fragment && matches!(protocol, protocol::TCP | protocol::UDP | protocol::SCTP)
+}
+
+/// Asks for the backend of a bare packet's flow.
+struct Chosen<'t> {
+    tables: &'t Tables,
+}
+
+impl About for Chosen<'_> {
+    type Answer = Option<ChosenBackend>;
+
+    fn packet<A: Ip>(&self, frame: &HostFrame, packet: &Packet<A>) -> Self::Answer {
+        let flow = parse::flow(frame, packet).ok()?;
+        let found = balance::find(self.tables, &flow).ok()?;
+        let choice = balance::choose(self.tables, &found, &flow).ok()?;
+        Some(chosen(&choice))
+    }
+}
+
+fn chosen(choice: &Choice<'_>) -> ChosenBackend {
+    ChosenBackend {
+        service: choice.service,
+        hash: choice.hash,
+        slot: choice.slot,
+        slots: 1 << choice.entry.word.log2_length(),
+        id: choice.id,
+        backend: backend_key(choice.backend),
+    }
+}
+
+/// Asks for every look-up that a packet leads to.
+struct Described<'t> {
+    tables: &'t Tables,
+}
+
+impl About for Described<'_> {
+    type Answer = Vec<TraceStep>;
+
+    fn packet<A: Ip>(&self, frame: &HostFrame, packet: &Packet<A>) -> Self::Answer {
+        let mut steps = vec![step("parse", headers(packet))];
+        let inner = Inner {
+            tables: self.tables,
+            tag: packet.tag,
+        };
+        match packet.protocol {
+            _ if packet.is_fragment => steps.push(step("parse", "a fragment".to_owned())),
+            protocol::IPV4 => {
+                if let Ok(packet) = parse::ipv4(frame, packet.l4) {
+                    steps.extend(inner.packet(frame, &packet));
+                }
+            }
+            protocol::IPV6 => {
+                if let Ok(packet) = parse::ipv6(frame, packet.l4) {
+                    steps.extend(inner.packet(frame, &packet));
+                }
+            }
+            _ => {
+                if let Some(flow) = flow(frame, packet, &mut steps) {
+                    self.bare(frame, packet, &flow, &mut steps);
+                }
+            }
+        }
+        steps
+    }
+}
+
+impl Described<'_> {
+    fn bare<A: Ip>(
+        &self,
+        frame: &HostFrame,
+        packet: &Packet<A>,
+        flow: &FlowKey<A>,
+        steps: &mut Vec<TraceStep>,
+    ) {
+        let Some(found) = service(self.tables, flow, steps) else {
+            return;
+        };
+        let flags = parse::tcp_flags(frame, packet);
+        let admitted = match balance::admit(self.tables, &found, flow, flags) {
+            Ok(()) => "admitted".to_owned(),
+            Err(_) if found.entry.flags & SERVICE_SOURCE_RANGES != 0 => {
+                "refused by source ranges or known as the kernel's own flow".to_owned()
+            }
+            Err(_) => "a flow of the kernel's own".to_owned(),
+        };
+        steps.push(step("policy", admitted));
+        match balance::choose(self.tables, &found, flow) {
+            Ok(choice) => {
+                let chosen = chosen(&choice);
+                let (slot, slots) = (chosen.slot, chosen.slots);
+                let by = match found.entry.affinity {
+                    0 => "five-tuple",
+                    _ => "client address",
+                };
+                let hash = choice.hash;
+                steps.push(step(
+                    "slot",
+                    format!("{slot} of {slots}, by hash {hash:#010x} of the {by}"),
+                ));
+                self.backend(choice.id, steps);
+            }
+            Err(_) => steps.push(step("slot", "no backend".to_owned())),
+        }
     }
 
-    fn slot(&self, index: u32) -> Option<Slot> {
-        Some(Slot(self.lut.atomic_u64(index, 0)?.load(Ordering::Acquire)))
+    fn backend(&self, id: u32, steps: &mut Vec<TraceStep>) {
+        let Some(entry) = self.tables.backend(id) else {
+            return;
+        };
+        let key = backend_key(entry);
+        let tag = Tag(entry.tag).pod_bits();
+        steps.push(step("backend", format!("{id}: {key}, tag {tag}")));
+        let hop = match entry.next_hop {
+            _ if entry.flags & BACKEND_LOCAL != 0 => "this machine".to_owned(),
+            0 => "unresolved; the datapath asks the kernel's FIB".to_owned(),
+            id => match decide::Tables::next_hop(self.tables, id) {
+                Some(hop) => next_hop(hop),
+                None => format!("{id}, which is not there"),
+            },
+        };
+        steps.push(step("next hop", hop));
     }
+}
 
-    fn backend(&self, id: u32) -> Option<&Backend> {
-        self.backends.get(id)
-    }
+/// Asks what an encapsulated packet leads to.
+struct Inner<'t> {
+    tables: &'t Tables,
+    tag: Tag,
+}
 
-    fn next_hop(&self, id: u32) -> Option<&NextHop> {
-        self.next_hops.get(id)
-    }
+impl About for Inner<'_> {
+    type Answer = Vec<TraceStep>;
 
-    fn fib_next_hop(&self, _backend: &Backend) -> Option<&NextHop> {
-        None
+    fn packet<A: Ip>(&self, frame: &HostFrame, packet: &Packet<A>) -> Self::Answer {
+        let mut steps = vec![step("inner", headers(packet))];
+        let Some(flow) = flow(frame, packet, &mut steps) else {
+            return steps;
+        };
+        let anywhere = FlowKey {
+            destination: A::UNSPECIFIED,
+            ..flow
+        };
+        let found = service(self.tables, &flow, &mut steps)
+            .or_else(|| service(self.tables, &anywhere, &mut steps));
+        if let Some(found) = found {
+            let key = PodKey::new(found.id, self.tag);
+            let pod = self.tables.pod(&key).and_then(|pod| pod.backend(key));
+            let tag = self.tag.pod_bits();
+            match pod {
+                Some(id) => {
+                    steps.push(step("pod", format!("tag {tag} is backend {id}")));
+                    let described = Described {
+                        tables: self.tables,
+                    };
+                    described.backend(id, &mut steps);
+                }
+                None => steps.push(step("pod", format!("tag {tag} is no pod of this machine"))),
+            }
+        }
+        steps
     }
+}
+
+fn headers<A: Ip>(packet: &Packet<A>) -> String {
+    let protocol = match packet.protocol {
+        protocol::IPV4 | protocol::IPV6 => "IP-in-IP".to_owned(),
+        protocol::TCP => "TCP".to_owned(),
+        protocol::UDP => "UDP".to_owned(),
+        protocol::SCTP => "SCTP".to_owned(),
+        protocol::ICMP | protocol::ICMPV6 => "ICMP".to_owned(),
+        number => format!("protocol {number}"),
+    };
+    format!(
+        "{:?}, {protocol} from {} to {}, {} bytes, TTL {}, class {:#04x}",
+        A::FAMILY,
+        address_of(packet.source.key()),
+        address_of(packet.destination.key()),
+        packet.length,
+        packet.hop_limit,
+        packet.traffic_class
+    )
+}
+
+fn flow<A: Ip>(
+    frame: &HostFrame,
+    packet: &Packet<A>,
+    steps: &mut Vec<TraceStep>,
+) -> Option<FlowKey<A>> {
+    if !has_ports(packet) {
+        return None;
+    }
+    let flow = parse::flow(frame, packet).ok()?;
+    let [source, destination] = [flow.source_port, flow.destination_port].map(u16::from_be_bytes);
+    let flags = parse::tcp_flags(frame, packet).0;
+    steps.push(step(
+        "ports",
+        format!("{source} to {destination}, TCP flags {flags:#04x}"),
+    ));
+    Some(flow)
+}
+
+fn service<A: Ip>(tables: &Tables, flow: &FlowKey<A>, steps: &mut Vec<TraceStep>) -> Option<Found> {
+    let at = SocketAddr::new(
+        address_of(flow.destination.key()),
+        u16::from_be_bytes(flow.destination_port),
+    );
+    let Ok(found) = balance::find(tables, flow) else {
+        steps.push(step("service", format!("none at {at}")));
+        return None;
+    };
+    let entry = &found.entry;
+    let marks: Vec<&str> = [
+        (SERVICE_PODS, "pods"),
+        (SERVICE_NAT, "nat"),
+        (SERVICE_NODE_PORT, "NodePort"),
+        (SERVICE_SOURCE_RANGES, "source ranges"),
+        (SERVICE_DROP_WHEN_EMPTY, "dropped when empty"),
+    ]
+    .into_iter()
+    .filter(|(flag, _)| entry.flags & flag != 0)
+    .map(|(_, mark)| mark)
+    .collect();
+    let mode = super::ForwardMode::from_abi(entry.mode, entry.flags);
+    let mut text = format!("{} at {at}, mode {mode}", found.id);
+    if !marks.is_empty() {
+        text.push_str(&format!(" ({})", marks.join(", ")));
+    }
+    if entry.local.base() != 0 {
+        text.push_str(", with pods of this machine");
+    }
+    steps.push(step("service", text));
+    Some(found)
+}
+
+fn next_hop(hop: &NextHop) -> String {
+    let mac = |bytes: &[u8]| {
+        let bytes: Vec<String> = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+        bytes.join(":")
+    };
+    let (to, from) = hop.macs.split_at(6);
+    let mut text = format!(
+        "device {}, MAC {} from {}, MTU {}",
+        hop.ifindex,
+        mac(to),
+        mac(from),
+        hop.mtu
+    );
+    if hop.vlan != [0; 2] {
+        text.push_str(&format!(", VLAN {}", u16::from_be_bytes(hop.vlan) & 0xfff));
+    }
+    text
 }

@@ -1,0 +1,348 @@
+//! The live tables as the datapath's code sees them, for reading only.
+
+use std::{
+    cell::{OnceCell, RefCell},
+    collections::HashMap,
+    mem::offset_of,
+    sync::atomic::Ordering,
+};
+
+use aya::maps::{self, MapData, lpm_trie::Key};
+use xdp_prog::{
+    abi::{
+        AddressKey, Backend, Config, Datagram, EdgeMac, EdgePrefix, NatForward, NatMark,
+        NatReverse, NextHop, Pod, PodFlow, PodKey, Service, ServiceKeyV4, ServiceKeyV6,
+        ServiceWord, Slot, SourcePrefix, Tuple,
+    },
+    decide::{
+        self,
+        deliver::{FlowTable, Flows, Hairpins, Relay},
+        fragment::Fragments,
+        nat::{Inserted, NatFlows, Origin, Translation},
+        probe::Probes,
+    },
+};
+
+use super::super::Tables;
+
+/// The tables in the hands of one packet that leaves no trace in them.
+#[derive(Debug)]
+pub(super) struct ReadOnly<'t> {
+    tables: &'t Tables,
+    counted: RefCell<Vec<Counted>>,
+    translation: OnceCell<Translation>,
+    hairpins: Overlay<AddressKey>,
+    nat_forward: Overlay<NatForward>,
+    nat_reverse: Overlay<NatReverse>,
+}
+
+/// A counter that the packet would have moved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Counted {
+    /// A reason, by its index.
+    Reason(u32),
+    /// A forwarded packet.
+    Forward {
+        /// Service id.
+        service: u32,
+        /// Backend id.
+        backend: u32,
+        /// Bytes.
+        bytes: u64,
+    },
+}
+
+impl<'t> ReadOnly<'t> {
+    pub(super) fn new(tables: &'t Tables) -> Self {
+        Self {
+            tables,
+            counted: RefCell::new(Vec::new()),
+            translation: OnceCell::new(),
+            hairpins: Overlay::default(),
+            nat_forward: Overlay::default(),
+            nat_reverse: Overlay::default(),
+        }
+    }
+
+    /// Lists the counters that were moved.
+    pub(super) fn counted(&self) -> Vec<Counted> {
+        self.counted.borrow().clone()
+    }
+}
+
+impl decide::Counters for ReadOnly<'_> {
+    fn count_reason(&self, index: u32) {
+        self.counted.borrow_mut().push(Counted::Reason(index));
+    }
+
+    fn count_forward(&self, service: u32, backend: u32, bytes: u64) {
+        self.counted.borrow_mut().push(Counted::Forward {
+            service,
+            backend,
+            bytes,
+        });
+    }
+}
+
+impl decide::Clock for ReadOnly<'_> {
+    fn now(&self) -> u64 {
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+        let seconds = u64::try_from(now.tv_sec).unwrap_or(0);
+        seconds * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap_or(0)
+    }
+}
+
+impl Flows for ReadOnly<'_> {
+    fn with_flow<R>(
+        &self,
+        table: FlowTable,
+        key: &Tuple,
+        f: impl FnOnce(&mut PodFlow) -> R,
+    ) -> Option<R> {
+        let map = match table {
+            FlowTable::Answered => &self.tables.flows,
+            FlowTable::Embryonic => &self.tables.flows_embryonic,
+        };
+        let mut copy = map.get(key, 0).ok()?;
+        Some(f(&mut copy))
+    }
+
+    fn insert_flow(&self, _: FlowTable, _: &Tuple, _: &PodFlow) -> bool {
+        true
+    }
+
+    fn remove_flow(&self, _: FlowTable, _: &Tuple) {}
+}
+
+impl Hairpins for ReadOnly<'_> {
+    fn hairpin(&self, key: &Tuple) -> Option<AddressKey> {
+        self.hairpins.get(&self.tables.hairpins, key)
+    }
+
+    fn insert_hairpin(&self, key: &Tuple, client: &AddressKey) -> bool {
+        self.hairpins.set(key, Some(*client));
+        true
+    }
+}
+
+impl Relay for ReadOnly<'_> {
+    fn relay(&self, words: [u64; 4]) -> Option<[u64; 4]> {
+        Some(words)
+    }
+}
+
+impl Fragments for ReadOnly<'_> {
+    fn datagram(&self, key: &Tuple) -> Option<Datagram> {
+        self.tables.fragments.get(key, 0).ok()
+    }
+
+    fn publish(&self, _: &Tuple, _: &Datagram) {}
+}
+
+impl NatFlows for ReadOnly<'_> {
+    fn see_nat_forward(
+        &self,
+        key: &Tuple,
+        renew: impl FnOnce(&NatForward) -> Option<NatMark>,
+    ) -> Option<NatForward> {
+        let seen = self.nat_forward.get(&self.tables.nat_forward, key)?;
+        if let Some(mark) = renew(&seen) {
+            let mut renewed = seen;
+            renewed.mark = mark;
+            self.nat_forward.set(key, Some(renewed));
+        }
+        Some(seen)
+    }
+
+    fn see_nat_reverse(
+        &self,
+        key: &Tuple,
+        renew: impl FnOnce(&NatReverse) -> Option<NatMark>,
+    ) -> Option<NatReverse> {
+        let seen = self.nat_reverse.get(&self.tables.nat_reverse, key)?;
+        if let Some(mark) = renew(&seen) {
+            let mut renewed = seen;
+            renewed.mark = mark;
+            self.nat_reverse.set(key, Some(renewed));
+        }
+        Some(seen)
+    }
+
+    fn insert_nat_forward(&self, key: &Tuple, entry: &NatForward) -> Inserted {
+        self.nat_forward
+            .insert(&self.tables.nat_forward, key, *entry)
+    }
+
+    fn insert_nat_reverse(
+        &self,
+        key: &Tuple,
+        forward: &Tuple,
+        client: &Origin,
+        mark: NatMark,
+    ) -> Inserted {
+        let entry = NatReverse::new(key, forward, client.ifindex, client.link, mark);
+        self.nat_reverse
+            .insert(&self.tables.nat_reverse, key, entry)
+    }
+
+    fn remove_nat_forward(&self, key: &Tuple) {
+        self.nat_forward.set(key, None);
+    }
+
+    fn remove_nat_reverse(&self, key: &Tuple) {
+        self.nat_reverse.set(key, None);
+    }
+
+    fn move_nat_client(&self, _: &Tuple, _: &Tuple, _: &Origin) {}
+
+    fn claim_nat(&self, _: &Tuple) -> bool {
+        true
+    }
+
+    fn release_nat(&self, _: &Tuple) {}
+
+    fn device_mtu(&self, ifindex: u32) -> Option<u16> {
+        use rustix::net::{AddressFamily, SocketType, netdevice, socket};
+        let socket = socket(AddressFamily::INET, SocketType::DGRAM, None).ok()?;
+        let name = netdevice::index_to_name(socket, ifindex).ok()?;
+        let mtu = *crate::facts::mtus().ok()?.get(&name)?;
+        Some(u16::try_from(mtu).unwrap_or(u16::MAX))
+    }
+
+    fn keep(&self, translation: Translation) -> Option<&Translation> {
+        Some(self.translation.get_or_init(|| translation))
+    }
+}
+
+/// What the packet would change of one map: new values, and none for what it removes.
+#[derive(Debug)]
+struct Overlay<V>(RefCell<HashMap<Tuple, Option<V>>>);
+
+impl<V> Default for Overlay<V> {
+    fn default() -> Self {
+        Self(RefCell::default())
+    }
+}
+
+impl<V: aya::Pod> Overlay<V> {
+    fn get(&self, map: &maps::HashMap<MapData, Tuple, V>, key: &Tuple) -> Option<V> {
+        match self.0.borrow().get(key) {
+            Some(changed) => *changed,
+            None => map.get(key, 0).ok(),
+        }
+    }
+
+    fn set(&self, key: &Tuple, value: Option<V>) {
+        self.0.borrow_mut().insert(*key, value);
+    }
+
+    fn insert(&self, map: &maps::HashMap<MapData, Tuple, V>, key: &Tuple, value: V) -> Inserted {
+        if self.get(map, key).is_some() {
+            return Inserted::Exists;
+        }
+        self.set(key, Some(value));
+        Inserted::Done
+    }
+}
+
+impl Probes for ReadOnly<'_> {
+    fn probe_peer(&self, answer: &Tuple) -> Option<AddressKey> {
+        self.tables.probe_peers.get(answer, 0).ok()
+    }
+}
+
+/// Hands every look-up on.
+macro_rules! look_ups {
+    ($($name:ident($($argument:ident: $type:ty),*) -> $result:ty;)*) => {$(
+        fn $name(&self $(, $argument: $type)*) -> $result {
+            decide::Tables::$name(self.tables $(, $argument)*)
+        }
+    )*};
+}
+
+impl decide::Tables for ReadOnly<'_> {
+    look_ups! {
+        config() -> Option<&Config>;
+        address_flags(address: &AddressKey) -> u32;
+        is_trusted_edge(source: &AddressKey) -> bool;
+        is_edge_mac(source: &EdgeMac) -> bool;
+        is_in_source_range(service: u32, client: &AddressKey) -> bool;
+        is_local_flow(flow: &Tuple) -> bool;
+        pod(key: &PodKey) -> Option<Pod>;
+        service_v4(key: &ServiceKeyV4) -> Option<u32>;
+        service_v6(key: &ServiceKeyV6) -> Option<u32>;
+        service(id: u32) -> Option<Service>;
+        slot(index: u32) -> Option<Slot>;
+        backend(id: u32) -> Option<&Backend>;
+        next_hop(id: u32) -> Option<&NextHop>;
+        fib_next_hop(backend: &Backend) -> Option<&NextHop>;
+    }
+}
+
+impl decide::Tables for Tables {
+    fn config(&self) -> Option<&Config> {
+        Some(&self.current_config)
+    }
+
+    fn address_flags(&self, address: &AddressKey) -> u32 {
+        self.vips.get(address, 0).unwrap_or(0)
+    }
+
+    fn is_trusted_edge(&self, source: &AddressKey) -> bool {
+        let key = Key::new(EdgePrefix::HOST_BITS, EdgePrefix::new(*source));
+        self.trusted_edges.get(&key, 0).is_ok()
+    }
+
+    fn is_edge_mac(&self, source: &EdgeMac) -> bool {
+        self.edge_macs.get(source, 0).is_ok()
+    }
+
+    fn is_in_source_range(&self, service: u32, client: &AddressKey) -> bool {
+        let key = Key::new(SourcePrefix::HOST_BITS, SourcePrefix::new(service, *client));
+        self.source_ranges.get(&key, 0).is_ok()
+    }
+
+    fn is_local_flow(&self, flow: &Tuple) -> bool {
+        self.local_flows.get(flow, 0).is_ok()
+    }
+
+    fn pod(&self, key: &PodKey) -> Option<Pod> {
+        self.pods.get(key, 0).ok()
+    }
+
+    fn service_v4(&self, key: &ServiceKeyV4) -> Option<u32> {
+        self.services_v4.get(key, 0).ok()
+    }
+
+    fn service_v6(&self, key: &ServiceKeyV6) -> Option<u32> {
+        self.services_v6.get(key, 0).ok()
+    }
+
+    fn service(&self, id: u32) -> Option<Service> {
+        let word = |offset| {
+            let word = self.service.atomic_u64(id, offset)?;
+            Some(ServiceWord(word.load(Ordering::Acquire)))
+        };
+        Some(Service {
+            word: word(offset_of!(Service, word))?,
+            local: word(offset_of!(Service, local))?,
+            ..self.service.read(id)?
+        })
+    }
+
+    fn slot(&self, index: u32) -> Option<Slot> {
+        Some(Slot(self.lut.atomic_u64(index, 0)?.load(Ordering::Acquire)))
+    }
+
+    fn backend(&self, id: u32) -> Option<&Backend> {
+        self.backends.get(id)
+    }
+
+    fn next_hop(&self, id: u32) -> Option<&NextHop> {
+        self.next_hops.get(id)
+    }
+
+    fn fib_next_hop(&self, _backend: &Backend) -> Option<&NextHop> {
+        None
+    }
+}

@@ -21,8 +21,8 @@ PATH="$PATH:/usr/sbin:/sbin"
 CACHE="${XDG_CACHE_HOME:-$HOME/.cache}/guideway/kernel-matrix"
 KEYRING=/usr/share/keyrings/debian-archive-keyring.gpg
 # What payloads may use beyond the kernel's own parts.
-MODULES="veth bridge 8021q bonding ipip sit ip6_tunnel sctp sch_ingress cls_bpf"
-PROGRAMS="ip"
+MODULES="veth bridge 8021q bonding ipip sit ip6_tunnel sctp sch_ingress cls_bpf nft_chain_nat nft_masq"
+PROGRAMS="ip nft"
 # What they look for where it was built.
 BUILT="$PWD/target/debug/guideway"
 DEADLINE_S=600

@@ -13,7 +13,8 @@ use crate::{Error, Namespace, Process, Result, output, wait_for};
 
 const CONFIG: &str = "guideway.yaml";
 const SOCKET: &str = "guideway.sock";
-const READY_TIMEOUT: Duration = Duration::from_secs(20);
+/// The kernel verifies programs of some hundred thousand steps, on a busy machine for long.
+const READY_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// The `guideway` program.
 #[derive(Debug, Clone)]

@@ -16,7 +16,10 @@
 mod support;
 
 use lab::{Machine, Namespace, Topology, Veth, output};
-use support::{Agent, Echo, Flow, Mode, Protocol, Service, Traffic, edge_config, node_config};
+use support::{
+    Agent, Cluster, Echo, Flow, Mode, PodService, Protocol, Service, Traffic, edge_config,
+    node_config, serve_on_pods,
+};
 
 /// Questions on every flow between events.
 const ROUNDS: u64 = 5;
@@ -189,5 +192,25 @@ fn tunnel_devices_are_backends_without_an_agent() {
         echoes.push(Echo::start(node, &services));
     }
     let _edge = Agent::start(edge, &edge_config(&services, net.nodes()));
+    every_node_answers(&net, &services);
+}
+
+#[test]
+fn sctp_associations_reach_pods_whose_ports_stay() {
+    let net = Topology::builder().pods(1).build().unwrap();
+    let services: Vec<PodService<'_>> = Service::all(&[Mode::L2dsr, Mode::IpipV4, Mode::IpipV6])
+        .into_iter()
+        .filter(|service| service.protocol == Protocol::Tcp)
+        .map(|service| PodService {
+            target_port: service.address.port(),
+            ..PodService::over_all(Service {
+                protocol: Protocol::Sctp,
+                ..service
+            })
+        })
+        .collect();
+    let _echoes = serve_on_pods(&net, &services);
+    let _cluster = Cluster::start(&net, &services);
+    let services: Vec<Service> = services.iter().map(|service| service.service).collect();
     every_node_answers(&net, &services);
 }

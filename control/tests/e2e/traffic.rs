@@ -42,7 +42,7 @@ fn every_node_answers(net: &Topology, mode: Mode) {
 fn full_packets_pass(client: &Machine, services: &[Service]) {
     for service in services {
         let bytes = match service.protocol {
-            Protocol::Tcp => "x".repeat(LARGE),
+            Protocol::Tcp | Protocol::Sctp => "x".repeat(LARGE),
             // Up to the client's MTU, less the longer of the headers, and the
             // room that the answer takes for the node's name.
             Protocol::Udp => "x".repeat(1500 - 40 - 8 - 16),

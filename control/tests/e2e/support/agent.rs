@@ -17,14 +17,19 @@ pub(crate) struct Agent<'net> {
 impl<'net> Agent<'net> {
     /// Starts an agent and waits until it is ready.
     pub(crate) fn start(machine: &'net Machine, config: &str) -> Self {
-        let guideway = guideway();
-        guideway.configure(machine.namespace(), config).unwrap();
-        let mut agent = Self {
-            machine,
-            process: guideway.run(machine.namespace()).unwrap(),
-        };
+        let mut agent = Self::launch(machine, config);
         agent.wait_until_ready();
         agent
+    }
+
+    /// Starts an agent without waiting for it.
+    pub(crate) fn launch(machine: &'net Machine, config: &str) -> Self {
+        let guideway = guideway();
+        guideway.configure(machine.namespace(), config).unwrap();
+        Self {
+            machine,
+            process: guideway.run(machine.namespace()).unwrap(),
+        }
     }
 
     pub(crate) fn machine(&self) -> &'net Machine {

@@ -1,8 +1,9 @@
 //! Servers that answer every line or datagram with the node's name before it.
 
 use std::{
+    collections::BTreeSet,
     io::{self, BufRead, BufReader, Write},
-    net::{SocketAddr, TcpListener, TcpStream, UdpSocket},
+    net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket},
     os::fd::AsRawFd,
     sync::{
         Arc,
@@ -20,7 +21,7 @@ use super::{Protocol, Service};
 /// How long a UDP server may take to notice that it is to end.
 const POLL: Duration = Duration::from_millis(50);
 
-/// The servers of one node, which has the VIPs on its `lo`; they end on drop.
+/// The servers of one machine; they end on drop.
 #[derive(Debug)]
 pub(crate) struct Echo {
     stop: Arc<AtomicBool>,
@@ -31,27 +32,41 @@ pub(crate) struct Echo {
 impl Echo {
     /// Puts the VIPs on the node and serves every service.
     pub(crate) fn start(node: &Machine, services: &[Service]) -> Self {
+        let vips: BTreeSet<IpAddr> = services
+            .iter()
+            .map(|service| service.address.ip())
+            .collect();
+        for vip in vips {
+            node.add_vip(vip).unwrap();
+        }
+        let services = services.iter();
+        Self::serve(
+            node,
+            services.map(|service| (service.address, service.protocol)),
+        )
+    }
+
+    /// Serves at addresses that the machine has.
+    pub(crate) fn serve(
+        machine: &Machine,
+        at: impl IntoIterator<Item = (SocketAddr, Protocol)>,
+    ) -> Self {
         let mut echo = Self {
             stop: Arc::default(),
             listeners: Vec::new(),
             threads: Vec::new(),
         };
-        let mut vips = Vec::new();
-        for service in services {
-            if !vips.contains(&service.address.ip()) {
-                node.add_vip(service.address.ip()).unwrap();
-                vips.push(service.address.ip());
-            }
-            match service.protocol {
-                Protocol::Tcp => echo.serve_tcp(node, service.address),
-                Protocol::Udp => echo.serve_udp(node, service.address),
+        for (address, protocol) in at {
+            match protocol {
+                Protocol::Tcp | Protocol::Sctp => echo.serve_stream(machine, address, protocol),
+                Protocol::Udp => echo.serve_udp(machine, address),
             }
         }
         echo
     }
 
-    fn serve_tcp(&mut self, node: &Machine, address: SocketAddr) {
-        let listener = node.namespace().run(|| TcpListener::bind(address)).unwrap();
+    fn serve_stream(&mut self, node: &Machine, address: SocketAddr, protocol: Protocol) {
+        let listener = node.namespace().run(|| listen(address, protocol)).unwrap();
         self.listeners.push(listener.try_clone().unwrap());
         let name = node.label().to_owned();
         self.threads.push(thread::spawn(move || {
@@ -90,6 +105,14 @@ impl Drop for Echo {
             let _ = thread.join();
         }
     }
+}
+
+fn listen(address: SocketAddr, protocol: Protocol) -> io::Result<TcpListener> {
+    const BACKLOG: i32 = 128;
+    let socket = protocol.stream(address)?;
+    socket.bind(&address.into())?;
+    socket.listen(BACKLOG)?;
+    Ok(socket.into())
 }
 
 fn answer_lines(name: &str, mut stream: &TcpStream) -> io::Result<()> {

@@ -1,4 +1,4 @@
-//! Flows of a client: a TCP connection or a connected UDP socket.
+//! Flows of a client: a TCP connection, an SCTP association or a connected UDP socket.
 
 use std::{
     io::{self, BufRead, BufReader, Write},
@@ -27,7 +27,8 @@ pub(crate) struct Flow {
 
 #[derive(Debug)]
 enum Socket {
-    Tcp(BufReader<TcpStream>),
+    /// Of TCP or SCTP.
+    Stream(BufReader<TcpStream>),
     Udp(UdpSocket),
 }
 
@@ -91,11 +92,14 @@ impl Flow {
 impl Socket {
     fn connect(service: &Service, from: IpAddr, patience: Duration) -> io::Result<Self> {
         match service.protocol {
-            Protocol::Tcp => {
-                let stream = TcpStream::connect_timeout(&service.address, patience)?;
-                stream.set_read_timeout(Some(patience))?;
-                stream.set_nodelay(true)?;
-                Ok(Self::Tcp(BufReader::new(stream)))
+            Protocol::Tcp | Protocol::Sctp => {
+                let socket = service.protocol.stream(service.address)?;
+                socket.connect_timeout(&service.address.into(), patience)?;
+                socket.set_read_timeout(Some(patience))?;
+                if service.protocol == Protocol::Tcp {
+                    socket.set_tcp_nodelay(true)?;
+                }
+                Ok(Self::Stream(BufReader::new(socket.into())))
             }
             Protocol::Udp => {
                 let socket = UdpSocket::bind((from, 0))?;
@@ -108,14 +112,14 @@ impl Socket {
 
     fn client(&self) -> io::Result<SocketAddr> {
         match self {
-            Self::Tcp(stream) => stream.get_ref().local_addr(),
+            Self::Stream(stream) => stream.get_ref().local_addr(),
             Self::Udp(socket) => socket.local_addr(),
         }
     }
 
     fn exchange(&mut self, question: &str) -> io::Result<String> {
         match self {
-            Self::Tcp(stream) => {
+            Self::Stream(stream) => {
                 let line = format!("{question}\n");
                 stream.get_mut().write_all(line.as_bytes())?;
                 let mut answer = String::new();

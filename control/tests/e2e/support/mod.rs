@@ -1,6 +1,8 @@
 //! Agents, echo servers and flows.
 
 mod agent;
+mod capture;
+mod cluster;
 mod echo;
 mod flow;
 mod service;
@@ -9,6 +11,8 @@ mod watch;
 use std::time::Duration;
 
 pub(crate) use agent::{Agent, guideway};
+pub(crate) use capture::Capture;
+pub(crate) use cluster::{Cluster, PodService, serve_on_pods};
 pub(crate) use echo::Echo;
 pub(crate) use flow::Flow;
 pub(crate) use service::{Mode, Protocol, Service, edge_config, node_config};

@@ -3,6 +3,7 @@
 use std::{
     collections::BTreeSet,
     fmt::{self, Write as _},
+    io,
     net::{IpAddr, SocketAddr},
 };
 
@@ -10,10 +11,35 @@ use lab::{Guideway, Machine, vip_v4, vip_v6};
 
 const PORT: u16 = 7000;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Protocol {
     Tcp,
     Udp,
+    #[allow(dead_code, reason = "only kernels of the matrix have it")]
+    Sctp,
+}
+
+impl Protocol {
+    /// Opens a socket for a stream; not for UDP.
+    pub(super) fn stream(self, like: SocketAddr) -> io::Result<socket2::Socket> {
+        let number = match self {
+            Self::Sctp => socket2::Protocol::from(nix::libc::IPPROTO_SCTP),
+            Self::Tcp | Self::Udp => socket2::Protocol::TCP,
+        };
+        let domain = socket2::Domain::for_address(like);
+        socket2::Socket::new(domain, socket2::Type::STREAM, Some(number))
+    }
+}
+
+/// As configurations and the command line write it.
+impl fmt::Display for Protocol {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Tcp => "tcp",
+            Self::Udp => "udp",
+            Self::Sctp => "sctp",
+        })
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,6 +49,16 @@ pub(crate) enum Mode {
     IpipV4,
     /// Backends by their IPv6 addresses.
     IpipV6,
+}
+
+/// As configurations write it.
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::L2dsr => "l2dsr",
+            Self::IpipV4 | Self::IpipV6 => "ipip",
+        })
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,11 +99,7 @@ impl Service {
 /// As the command line and the answers of the agent write it.
 impl fmt::Display for Service {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let protocol = match self.protocol {
-            Protocol::Tcp => "tcp",
-            Protocol::Udp => "udp",
-        };
-        write!(f, "{}/{protocol}", self.address)
+        write!(f, "{}/{}", self.address, self.protocol)
     }
 }
 
@@ -84,26 +116,18 @@ pub(crate) fn edge_config<'a>(
     writeln!(text, "vips: {}", list(vips)).unwrap();
     text.push_str("services:\n");
     for (number, service) in services.iter().enumerate() {
-        let (protocol, mode) = (
-            match service.protocol {
-                Protocol::Tcp => "tcp",
-                Protocol::Udp => "udp",
-            },
-            match service.mode {
-                Mode::L2dsr => "l2dsr",
-                Mode::IpipV4 | Mode::IpipV6 => "ipip",
-            },
-        );
         let backends = nodes.clone().into_iter().map(|node| service.backend(node));
         let backends: Vec<String> = backends
             .map(|address| format!("{{ address: \"{address}\" }}"))
             .collect();
         writeln!(
             text,
-            "  - name: s{number}\n    address: \"{}\"\n    port: {}\n    protocol: {protocol}\n    \
-             mode: {mode}\n    backends: [{}]",
+            "  - name: s{number}\n    address: \"{}\"\n    port: {}\n    protocol: {}\n    \
+             mode: {}\n    backends: [{}]",
             service.address.ip(),
             service.address.port(),
+            service.protocol,
+            service.mode,
             backends.join(", ")
         )
         .unwrap();
@@ -118,11 +142,17 @@ pub(crate) fn node_config<'a>(edges: impl IntoIterator<Item = &'a Machine>) -> S
 }
 
 fn common_config(role: &str) -> String {
+    const TABLES: &str =
+        "tables: { lut_arena_mib: 1, services: 64, backends: 256, next_hops: 256, vips: 256 }";
+    machine_config(TABLES) + &format!("roles: [{role}]\n")
+}
+
+/// What is the same in the files of all machines, with a line about the tables.
+pub(super) fn machine_config(tables: &str) -> String {
     let (socket, interface) = (Guideway::socket(), Machine::INTERFACE);
     format!(
         "interfaces: [{{ name: {interface}, mode: native }}]
-roles: [{role}]
-tables: {{ lut_arena_mib: 1, services: 64, backends: 256, next_hops: 256, vips: 256 }}
+{tables}
 api: {{ socket: {} }}
 metrics: {{ listen: \"127.0.0.1:9750\" }}
 ",
@@ -130,7 +160,7 @@ metrics: {{ listen: \"127.0.0.1:9750\" }}
     )
 }
 
-fn list(addresses: impl IntoIterator<Item = IpAddr>) -> String {
+pub(super) fn list(addresses: impl IntoIterator<Item = IpAddr>) -> String {
     let quoted = addresses
         .into_iter()
         .map(|address| format!("\"{address}\""));

@@ -1,0 +1,158 @@
+//! Pods of two nodes and more answer, by every way there is, and straight to
+//! the client.
+
+use std::collections::BTreeSet;
+
+use lab::{Machine, Topology};
+
+use crate::support::{Capture, Cluster, Flow, Mode, PodService, Protocol, Service, serve_on_pods};
+
+/// Flows to each service: a pod that gets none of them has been left out.
+const FLOWS: usize = 32;
+/// More than one segment of any size: pods send such in one piece.
+const LARGE: usize = 100_000;
+
+fn pod_services(modes: &[Mode]) -> Vec<PodService<'static>> {
+    let services = Service::all(modes).into_iter();
+    services.map(PodService::over_all).collect()
+}
+
+fn plain(services: &[PodService<'_>]) -> Vec<Service> {
+    services.iter().map(|service| service.service).collect()
+}
+
+fn labels<'a>(machines: impl IntoIterator<Item = &'a Machine>) -> BTreeSet<String> {
+    let labels = machines.into_iter().map(Machine::label);
+    labels.map(str::to_owned).collect()
+}
+
+fn every_pod_answers(net: &Topology, mode: Mode) {
+    let services = pod_services(&[mode]);
+    let _echoes = serve_on_pods(net, &services);
+    let cluster = Cluster::start(net, &services);
+    let (edge, client) = (&net.edges()[0], &net.clients()[0]);
+    let capture = Capture::start(client);
+    for service in plain(&services) {
+        let mut answered = BTreeSet::new();
+        for mut flow in Flow::open_many(client, &[service], FLOWS) {
+            assert_eq!(flow.ask().unwrap(), flow.node, "a flow keeps its pod");
+            answered.insert(flow.node);
+        }
+        assert_eq!(answered, labels(net.pods()), "{service}");
+
+        let mut flow = Flow::open(client, &service).unwrap();
+        let bytes = match service.protocol {
+            Protocol::Tcp | Protocol::Sctp => "x".repeat(LARGE),
+            // Up to the client's MTU, less the longer of the headers, and the
+            // room that the answer takes for the pod's name.
+            Protocol::Udp => "x".repeat(1500 - 40 - 8 - 16),
+        };
+        let before = Sent::now(client, edge);
+        assert_eq!(flow.ask_with(&bytes).unwrap(), flow.node, "{service}");
+        before.assert_replies_did_not_cross_the_edge(client, edge, bytes.len());
+    }
+    assert!(capture.assert_good_checksums() > 4 * FLOWS);
+    for node in &cluster.nodes {
+        assert!(Cluster::packets(node, "pass", "delivered") > 0);
+    }
+}
+
+/// Bytes on the wires of client and edge.
+struct Sent {
+    client_sent: u64,
+    client_received: u64,
+    edge_received: u64,
+}
+
+impl Sent {
+    fn now(client: &Machine, edge: &Machine) -> Self {
+        let [client, edge] = [client, edge].map(|machine| machine.link().unwrap().stats().unwrap());
+        Self {
+            client_sent: client.tx_bytes,
+            client_received: client.rx_bytes,
+            edge_received: edge.rx_bytes,
+        }
+    }
+
+    fn assert_replies_did_not_cross_the_edge(
+        self,
+        client: &Machine,
+        edge: &Machine,
+        length: usize,
+    ) {
+        let now = Self::now(client, edge);
+        let received = now.client_received - self.client_received;
+        let sent = now.client_sent - self.client_sent;
+        let at_edge = now.edge_received - self.edge_received;
+        assert!(received >= length as u64, "{received} bytes came back");
+        assert!(
+            at_edge < sent + received / 10,
+            "{at_edge} bytes entered the edge, {sent} were meant to"
+        );
+    }
+}
+
+fn segment() -> Topology {
+    Topology::builder().pods(2).build().unwrap()
+}
+
+#[test]
+fn ipip_over_ipv4_reaches_every_pod() {
+    every_pod_answers(&segment(), Mode::IpipV4);
+}
+
+#[test]
+fn ipip_over_ipv6_reaches_every_pod() {
+    every_pod_answers(&segment(), Mode::IpipV6);
+}
+
+#[test]
+fn l2dsr_reaches_every_pod() {
+    every_pod_answers(&segment(), Mode::L2dsr);
+}
+
+#[test]
+fn ipip_reaches_pods_behind_a_router() {
+    let net = Topology::builder().nodes(1).routed_nodes(1).pods(1);
+    every_pod_answers(&net.build().unwrap(), Mode::IpipV4);
+}
+
+#[test]
+fn node_port_is_served_by_every_node_with_the_pods_of_all() {
+    const NODE_PORT: u16 = 30_080;
+    let net = segment();
+    let services = pod_services(&[Mode::IpipV4])
+        .into_iter()
+        .map(|service| PodService {
+            node_port: Some(NODE_PORT),
+            ..service
+        });
+    let services: Vec<PodService<'_>> = services.collect();
+    let _echoes = serve_on_pods(&net, &services);
+    let cluster = Cluster::start(&net, &services);
+    let client = &net.clients()[0];
+    let router_to_edge = || {
+        let link = net.far_end(&net.edges()[0]).unwrap();
+        link.stats().unwrap().tx_bytes
+    };
+    let before = router_to_edge();
+    for node in net.nodes() {
+        for service in plain(&services) {
+            let at_node = Service {
+                address: (node.address_like(service.address.ip()), NODE_PORT).into(),
+                ..service
+            };
+            let flows = Flow::open_many(client, &[at_node], FLOWS);
+            let answered: BTreeSet<String> = flows.into_iter().map(|flow| flow.node).collect();
+            assert_eq!(answered, labels(net.pods()), "{at_node}");
+        }
+    }
+    let broadcasts = 4096;
+    assert!(
+        router_to_edge() < before + broadcasts,
+        "no way past the edge"
+    );
+    for node in &cluster.nodes {
+        assert!(Cluster::packets(node, "pass", "delivered") > 0);
+    }
+}

@@ -1,0 +1,189 @@
+//! Programs that people use, at both ends.
+
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, SocketAddr, UdpSocket},
+    process::Command,
+    thread,
+};
+
+use lab::{Machine, Process, Topology, output, serve_page, vip_v4, vip_v6};
+use serde_json::Value;
+
+use crate::support::{Capture, Cluster, Mode, PodService, Protocol, Service, TIMEOUT};
+
+const VIPS: [fn() -> IpAddr; 2] = [|| vip_v4(1).into(), || vip_v6(1).into()];
+
+/// The same port and protocol on the VIPs of both families, over one pod or all.
+fn services<'net>(
+    port: u16,
+    protocol: Protocol,
+    only: Option<&'net Machine>,
+) -> Vec<PodService<'net>> {
+    let service = |vip: fn() -> IpAddr| PodService {
+        target_port: port,
+        only,
+        ..PodService::over_all(Service {
+            address: SocketAddr::new(vip(), port),
+            protocol,
+            mode: Mode::IpipV4,
+        })
+    };
+    VIPS.map(service).into()
+}
+
+fn command(machine: &Machine, line: &str) -> Command {
+    let mut words = line.split(' ');
+    let mut command = machine.namespace().command(words.next().unwrap());
+    command.args(words);
+    command
+}
+
+#[test]
+fn curl_gets_pages_from_nginx_in_every_pod() {
+    const PAGE: usize = 300_000;
+    let net = Topology::builder().pods(1).build().unwrap();
+    let client = &net.clients()[0];
+    let services = services(80, Protocol::Tcp, None);
+    let _servers: Vec<Process> = net
+        .pods()
+        .map(|pod| {
+            let page = format!("{}\n{}", pod.label(), "x".repeat(PAGE));
+            let addresses = [pod.v4(), pod.v6()].map(|address| (address, 80).into());
+            serve_page(pod, &addresses, &page).unwrap()
+        })
+        .collect();
+    let _cluster = Cluster::start(&net, &services);
+    let capture = Capture::start(client);
+    for service in &services {
+        let mut answered = BTreeSet::new();
+        for _ in 0..20 {
+            let url = format!("http://{}/", service.service.address);
+            let page = output(&mut command(client, &format!("curl -sSf -m 10 {url}"))).unwrap();
+            assert!(page.len() > PAGE, "{} bytes", page.len());
+            answered.insert(page.lines().next().unwrap().to_owned());
+        }
+        assert_eq!(answered.len(), 2, "{answered:?}");
+    }
+    assert!(capture.assert_good_checksums() > 1000);
+}
+
+#[test]
+fn iperf3_measures_tcp_and_udp() {
+    let net = Topology::builder().pods(1).build().unwrap();
+    let (client, pod) = (&net.clients()[0], &net.nodes()[1].pods()[0]);
+    // Its connections have to meet in one server.
+    let services = [Protocol::Tcp, Protocol::Udp]
+        .map(|protocol| services(5201, protocol, Some(pod)))
+        .concat();
+    let mut server = Process::spawn(&mut command(pod, "iperf3 --server --forceflush")).unwrap();
+    server.wait_for_line("Server listening", TIMEOUT).unwrap();
+    let _cluster = Cluster::start(&net, &services);
+    let capture = Capture::start(client);
+    for vip in VIPS.map(|vip| vip()) {
+        for options in [
+            "-n 8M",
+            "-n 8M -R",
+            "-u -b 8M -n 1500K -l 1200",
+            "-u -b 8M -n 1500K -l 1200 -R",
+        ] {
+            let line = format!("iperf3 --json --connect-timeout 5000 -c {vip} {options}");
+            let report = output(&mut command(client, &line)).unwrap();
+            let report: Value = serde_json::from_str(&report).unwrap();
+            let sums = &report["end"];
+            if options.starts_with("-u") {
+                let (lost, sent) = (&sums["sum"]["lost_packets"], &sums["sum"]["packets"]);
+                assert!(sent.as_u64() > Some(1000), "{options}: {sums}");
+                // The receiver of a busy machine may drop some.
+                assert!(
+                    lost.as_u64().unwrap() * 20 < sent.as_u64().unwrap(),
+                    "{sums}"
+                );
+            } else {
+                // It ends when all is sent, whatever is still on its way.
+                let bytes = |sum: &str| sums[sum]["bytes"].as_u64();
+                assert!(bytes("sum_sent") >= Some(8 << 20), "{options}: {sums}");
+                assert!(bytes("sum_received") > Some(1 << 20), "{options}: {sums}");
+            }
+        }
+    }
+    assert!(capture.assert_good_checksums() > 4000);
+}
+
+/// Answers each query with the largest message that resolvers ask for (RFC 9715
+/// speaks of 4096 bytes as the common one), which leaves the pod in fragments.
+fn serve_large_answers(pod: &Machine, address: SocketAddr) -> thread::JoinHandle<()> {
+    let socket = pod.namespace().run(|| UdpSocket::bind(address)).unwrap();
+    socket.set_read_timeout(Some(TIMEOUT)).unwrap();
+    thread::spawn(move || {
+        let mut query = [0; 512];
+        while let Ok((length, client)) = socket.recv_from(&mut query) {
+            if length == 0 {
+                return;
+            }
+            socket.send_to(&answer(&query[..length]), client).unwrap();
+        }
+    })
+}
+
+/// A query for the TXT records of the root: header, question (RFC 1035 section 4.1).
+fn query(id: u16) -> Vec<u8> {
+    let [high, low] = id.to_be_bytes();
+    vec![high, low, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 16, 0, 1]
+}
+
+/// The query with 15 TXT records behind it: 4067 bytes.
+fn answer(query: &[u8]) -> Vec<u8> {
+    const RECORDS: u8 = 15;
+    let mut answer = query.to_vec();
+    answer[2] |= 0x80;
+    answer[7] = RECORDS;
+    for number in 0..RECORDS {
+        answer.extend([0, 0, 16, 0, 1, 0, 0, 0, 60, 1, 0, 255]);
+        answer.extend([number; 255]);
+    }
+    answer
+}
+
+#[test]
+fn large_dns_answers_arrive_in_fragments() {
+    const PORT: u16 = 53;
+    let net = Topology::builder().pods(1).build().unwrap();
+    let client = &net.clients()[0];
+    let services = services(PORT, Protocol::Udp, None);
+    let _cluster = Cluster::start(&net, &services);
+    let mut servers = Vec::new();
+    for pod in net.pods() {
+        for address in [pod.v4(), pod.v6()] {
+            let address = SocketAddr::new(address, PORT);
+            servers.push((pod, address, serve_large_answers(pod, address)));
+        }
+    }
+    let capture = Capture::start(client);
+    for service in &services {
+        let vip = service.service.address;
+        for id in 0..20 {
+            let from = client.address_like(vip.ip());
+            let socket = client
+                .namespace()
+                .run(|| UdpSocket::bind((from, 0)))
+                .unwrap();
+            socket.set_read_timeout(Some(TIMEOUT)).unwrap();
+            socket.connect(vip).unwrap();
+            socket.send(&query(id)).unwrap();
+            let mut received = vec![0; 8192];
+            let length = socket.recv(&mut received).unwrap();
+            assert!(
+                received[..length] == answer(&query(id)),
+                "{vip}: {length} bytes"
+            );
+            assert!(length > 4000);
+        }
+    }
+    capture.assert_good_checksums();
+    for (pod, address, server) in servers {
+        let ended = pod.namespace().run(|| UdpSocket::bind((address.ip(), 0)));
+        ended.unwrap().send_to(&[], address).unwrap();
+        server.join().unwrap();
+    }
+}

@@ -1,0 +1,107 @@
+//! A QUIC server and client, which find out for themselves what a path carries.
+
+use std::{
+    net::{IpAddr, SocketAddr, UdpSocket},
+    sync::Arc,
+};
+
+use lab::{Machine, Topology, vip_v4, vip_v6};
+use quinn::{
+    ClientConfig, Endpoint, EndpointConfig, ServerConfig, TokioRuntime,
+    rustls::{RootCertStore, pki_types::PrivatePkcs8KeyDer},
+};
+use tokio::{runtime, time::timeout};
+
+use crate::support::{Capture, Cluster, Mode, PodService, Protocol, Service, TIMEOUT};
+
+const PORT: u16 = 443;
+const NAME: &str = "pods.example";
+/// Echoed on each connection, hence many packets of the largest size.
+const LENGTH: usize = 300_000;
+const CONNECTIONS: usize = 8;
+
+/// The two sides' configurations, with a certificate made for this run.
+fn configurations() -> (ServerConfig, ClientConfig) {
+    let certified = rcgen::generate_simple_self_signed([NAME.to_owned()]).unwrap();
+    let certificate = certified.cert.der().clone();
+    let key = PrivatePkcs8KeyDer::from(certified.signing_key.serialize_der());
+    let mut trusted = RootCertStore::empty();
+    trusted.add(certificate.clone()).unwrap();
+    (
+        ServerConfig::with_single_cert(vec![certificate], key.into()).unwrap(),
+        ClientConfig::with_root_certificates(Arc::new(trusted)).unwrap(),
+    )
+}
+
+fn endpoint(machine: &Machine, address: SocketAddr, server: Option<ServerConfig>) -> Endpoint {
+    let socket = machine
+        .namespace()
+        .run(|| UdpSocket::bind(address))
+        .unwrap();
+    let (config, runtime) = (EndpointConfig::default(), Arc::new(TokioRuntime));
+    Endpoint::new(config, server, socket, runtime).unwrap()
+}
+
+/// Echoes every stream of every connection.
+async fn serve(server: Endpoint) {
+    while let Some(incoming) = server.accept().await {
+        tokio::spawn(async move {
+            let connection = incoming.await.unwrap();
+            while let Ok((mut send, mut receive)) = connection.accept_bi().await {
+                let bytes = receive.read_to_end(LENGTH).await.unwrap();
+                send.write_all(&bytes).await.unwrap();
+                send.finish().unwrap();
+            }
+        });
+    }
+}
+
+async fn echo(client: &Endpoint, vip: SocketAddr) {
+    let connection = client.connect(vip, NAME).unwrap().await.unwrap();
+    let (mut send, mut receive) = connection.open_bi().await.unwrap();
+    let bytes: Vec<u8> = (0..=u8::MAX).cycle().take(LENGTH).collect();
+    send.write_all(&bytes).await.unwrap();
+    send.finish().unwrap();
+    assert!(receive.read_to_end(LENGTH).await.unwrap() == bytes);
+    connection.close(0_u8.into(), b"done");
+}
+
+#[test]
+fn quic_connections_to_pods_carry_streams() {
+    let net = Topology::builder().pods(1).build().unwrap();
+    let client = &net.clients()[0];
+    let vips: [IpAddr; 2] = [vip_v4(1).into(), vip_v6(1).into()];
+    let services = vips.map(|vip| PodService {
+        target_port: PORT,
+        ..PodService::over_all(Service {
+            address: SocketAddr::new(vip, PORT),
+            protocol: Protocol::Udp,
+            mode: Mode::IpipV4,
+        })
+    });
+    let _cluster = Cluster::start(&net, &services);
+    let (server, trusting) = configurations();
+    let capture = Capture::start(client);
+    let tokio = runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    tokio.block_on(async {
+        for pod in net.pods() {
+            for address in [pod.v4(), pod.v6()] {
+                let address = SocketAddr::new(address, PORT);
+                tokio::spawn(serve(endpoint(pod, address, Some(server.clone()))));
+            }
+        }
+        for service in &services {
+            let vip = service.service.address;
+            for _ in 0..CONNECTIONS {
+                let from = SocketAddr::new(client.address_like(vip.ip()), 0);
+                let mut endpoint = endpoint(client, from, None);
+                endpoint.set_default_client_config(trusting.clone());
+                timeout(TIMEOUT, echo(&endpoint, vip)).await.unwrap();
+            }
+        }
+    });
+    assert!(capture.assert_good_checksums() > 1000);
+}

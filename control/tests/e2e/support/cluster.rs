@@ -1,0 +1,169 @@
+//! An edge, nodes with pods, and the one configuration file that all have.
+
+use std::{
+    collections::BTreeSet,
+    fmt::Write as _,
+    net::{IpAddr, SocketAddr},
+};
+
+use lab::{Machine, Topology};
+
+use super::{
+    Agent, Echo, Protocol, Service,
+    service::{list, machine_config},
+};
+
+/// Where pods listen, for services on any port.
+const TARGET_PORT: u16 = 8080;
+
+/// A service over pods.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct PodService<'net> {
+    /// At the unspecified address it is a NodePort only.
+    pub(crate) service: Service,
+    pub(crate) node_port: Option<u16>,
+    pub(crate) target_port: u16,
+    /// The pod, or all pods.
+    pub(crate) only: Option<&'net Machine>,
+}
+
+impl<'net> PodService<'net> {
+    /// Makes a service over all pods, on [`TARGET_PORT`].
+    pub(crate) fn over_all(service: Service) -> Self {
+        Self {
+            service,
+            node_port: None,
+            target_port: TARGET_PORT,
+            only: None,
+        }
+    }
+
+    /// Where a pod serves it.
+    fn target(&self, pod: &Machine) -> SocketAddr {
+        let address = pod.address_like(self.service.address.ip());
+        SocketAddr::new(address, self.target_port)
+    }
+
+    fn has(&self, pod: &Machine) -> bool {
+        self.only.is_none_or(|only| only.label() == pod.label())
+    }
+
+    fn write(&self, text: &mut String, number: usize, net: &Topology) {
+        let Service {
+            address,
+            protocol,
+            mode,
+        } = self.service;
+        writeln!(
+            text,
+            "  - name: s{number}\n    protocol: {protocol}\n    mode: {mode}"
+        )
+        .unwrap();
+        if !address.ip().is_unspecified() {
+            let (address, port) = (address.ip(), address.port());
+            writeln!(text, "    address: \"{address}\"\n    port: {port}").unwrap();
+        }
+        if let Some(port) = self.node_port {
+            writeln!(text, "    node_port: {port}").unwrap();
+        }
+        text.push_str("    backends:\n");
+        for node in net.nodes() {
+            for pod in node.pods().iter().filter(|pod| self.has(pod)) {
+                let (pod, node) = (self.target(pod), self.service.backend(node));
+                writeln!(
+                    text,
+                    "      - {{ address: \"{}\", port: {}, node: \"{node}\" }}",
+                    pod.ip(),
+                    pod.port(),
+                )
+                .unwrap();
+            }
+        }
+    }
+}
+
+/// The agents of a network with pods.
+#[derive(Debug)]
+pub(crate) struct Cluster<'net> {
+    pub(crate) edge: Agent<'net>,
+    pub(crate) nodes: Vec<Agent<'net>>,
+}
+
+impl<'net> Cluster<'net> {
+    /// Starts the agents of edge and nodes.
+    pub(crate) fn start(net: &'net Topology, services: &[PodService<'_>]) -> Self {
+        let config = cluster_config(net, services);
+        let launch = |machine| Agent::launch(machine, &config);
+        let mut cluster = Self {
+            nodes: net.nodes().iter().map(launch).collect(),
+            edge: launch(&net.edges()[0]),
+        };
+        cluster.edge.wait_until_ready();
+        for node in &mut cluster.nodes {
+            node.wait_until_ready();
+        }
+        cluster
+    }
+
+    /// Packets that the agent of a machine has counted for a reason.
+    pub(crate) fn packets(agent: &Agent<'_>, action: &str, reason: &str) -> u64 {
+        let reasons = agent.json(&["drops"]);
+        let found = reasons
+            .as_array()
+            .unwrap()
+            .iter()
+            .find(|other| other["reason"] == reason && other["action"] == action);
+        found.unwrap()["packets"].as_u64().unwrap()
+    }
+}
+
+/// Serves services on every pod they have; each answers with its name.
+pub(crate) fn serve_on_pods(net: &Topology, services: &[PodService<'_>]) -> Vec<Echo> {
+    let echo = |pod| {
+        let targets: BTreeSet<(SocketAddr, Protocol)> = services
+            .iter()
+            .filter(|service| service.has(pod))
+            .map(|service| (service.target(pod), service.service.protocol))
+            .collect();
+        Echo::serve(pod, targets)
+    };
+    net.pods().map(echo).collect()
+}
+
+/// The file of every machine.
+fn cluster_config(net: &Topology, services: &[PodService<'_>]) -> String {
+    let mut text = machine_config(&table_sizes(services.len()));
+    let both = |machine: &Machine| [machine.v4(), machine.v6()];
+    writeln!(
+        text,
+        "trusted_edges: {}",
+        list(net.edges().iter().flat_map(both))
+    )
+    .unwrap();
+    text.push_str("nodes:\n");
+    for address in net.nodes().iter().flat_map(both) {
+        writeln!(text, "  - {{ address: \"{address}\" }}").unwrap();
+    }
+    let vips: BTreeSet<IpAddr> = services
+        .iter()
+        .map(|service| service.service.address.ip())
+        .filter(|address| !address.is_unspecified())
+        .collect();
+    writeln!(text, "vips: {}\nservices:", list(vips)).unwrap();
+    for (number, service) in services.iter().enumerate() {
+        service.write(&mut text, number, net);
+    }
+    text
+}
+
+/// Room for so many services at a VIP, as NodePorts, and of two families.
+fn table_sizes(services: usize) -> String {
+    let keys = 64 + 4 * services;
+    let slots = keys * 256;
+    let mib = (slots * 8).div_ceil(1 << 20);
+    format!(
+        "tables: {{ lut_arena_mib: {mib}, services: {keys}, pods: {}, backends: 256, \
+         next_hops: 256, vips: 256 }}",
+        2 * keys
+    )
+}

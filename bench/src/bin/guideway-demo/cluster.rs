@@ -15,10 +15,12 @@ use crate::page;
 /// Each node's weight; there are as many nodes.
 pub(crate) const WEIGHTS: [u32; 3] = [1, 1, 2];
 
-/// Bytes of the page that the nodes serve, large beside a request.
+/// Bytes of the page that the pods serve, large beside a request.
 pub(crate) const PAGE_BYTES: usize = 8192;
 
 const PORT: u16 = 80;
+/// Where the pods listen.
+const TARGET_PORT: u16 = 8080;
 /// More than three backends get by themselves: the longer the table, the fewer
 /// slots of the others a removal moves.
 const TABLE_SIZE: u32 = 16_384;
@@ -33,7 +35,7 @@ pub(crate) enum Family {
     V6,
 }
 
-/// A service, and the way its packets go to the nodes.
+/// A service, and the way its packets go to the nodes of the pods.
 #[derive(Debug)]
 pub(crate) struct Service {
     pub(crate) name: &'static str,
@@ -80,8 +82,17 @@ impl Service {
         }
     }
 
+    /// Returns where the pod of a node serves it.
+    fn pod(&self, node: &Machine) -> Result<SocketAddr> {
+        let [pod] = node.pods() else {
+            bail!("one pod on each node was asked for");
+        };
+        let address = pod.address_like(self.address().ip());
+        Ok(SocketAddr::new(address, TARGET_PORT))
+    }
+
     /// Returns the address by which the edge reaches a node.
-    pub(crate) fn backend(&self, node: &Machine) -> IpAddr {
+    fn node(&self, node: &Machine) -> IpAddr {
         match self.outer.unwrap_or(self.family) {
             Family::V4 => node.v4(),
             Family::V6 => node.v6(),
@@ -112,10 +123,11 @@ impl Cluster {
         let began = Instant::now();
         let net = Topology::builder()
             .nodes(WEIGHTS.len().try_into()?)
+            .pods(1)
             .build()
             .context("cannot build the network; the demo needs root")?;
         print!("{}", page::network(&net));
-        page::step("network", "7 namespaces, veth and a bridge", began);
+        page::step("network", "10 namespaces, veth and a bridge", began);
 
         let mut cluster = Self {
             agents: Vec::new(),
@@ -125,21 +137,21 @@ impl Cluster {
         };
         let began = Instant::now();
         cluster.start_servers()?;
-        page::step("servers", "nginx on each node, the VIPs on its lo", began);
+        page::step(
+            "servers",
+            "nginx in a pod on each node, on port 8080",
+            began,
+        );
         Ok(cluster)
     }
 
     /// Starts the agents and waits until they are ready.
     pub(crate) fn start_agents(&mut self) -> Result<()> {
         let began = Instant::now();
-        self.write_edge_config(None)?;
+        self.write_config(None)?;
         let [edge] = self.net.edges() else {
             bail!("one edge was asked for");
         };
-        for node in self.net.nodes() {
-            self.guideway
-                .configure(node.namespace(), &node_config(edge))?;
-        }
         let machines = || [edge].into_iter().chain(self.net.nodes());
         for machine in machines() {
             self.agents.push(Agent {
@@ -170,13 +182,13 @@ impl Cluster {
         self.net.nodes()
     }
 
-    /// Rewrites the edge's configuration without one node, or with all of them,
-    /// and waits until the tables say the same; returns how long it took.
-    pub(crate) fn configure_edge(&self, without: Option<&Machine>) -> Result<Duration> {
+    /// Rewrites the configuration without one node's pod, or with all of them, and
+    /// waits until the edge's tables say the same; returns how long it took.
+    pub(crate) fn configure(&self, without: Option<&Machine>) -> Result<Duration> {
         let began = Instant::now();
         let wanted: Vec<&Machine> = self.nodes().iter().collect();
         let backends = wanted.len() - usize::from(without.is_some());
-        self.write_edge_config(without)?;
+        self.write_config(without)?;
         wait_for("the edge has its new backends", TIMEOUT, || {
             let services = self.guideway.ask(self.edge().namespace(), &["services"])?;
             let done = services.as_array().is_some_and(|services| {
@@ -199,12 +211,17 @@ impl Cluster {
         let backend = answer["choice"]["backend"]
             .as_str()
             .with_context(|| format!("no backend in {answer}"))?;
-        let address: IpAddr = backend.parse()?;
-        self.nodes()
-            .iter()
-            .find(|node| service.backend(node) == address)
-            .map(|node| node.label().to_owned())
-            .with_context(|| format!("{address} is no node"))
+        // A pod, and the node it is on.
+        let pod = backend.split(' ').next().unwrap_or(backend);
+        let address: SocketAddr = pod
+            .parse()
+            .with_context(|| format!("{backend:?} is no pod"))?;
+        for node in self.nodes() {
+            if service.pod(node)? == address {
+                return Ok(node.label().to_owned());
+            }
+        }
+        bail!("{address} is no pod")
     }
 
     /// Returns the ends of the agents' logs.
@@ -222,28 +239,70 @@ impl Cluster {
 
     fn start_servers(&mut self) -> Result<()> {
         for node in self.net.nodes() {
-            for service in &SERVICES {
-                node.add_vip(service.address().ip())?;
-            }
             let mut page = format!("{}\n", node.label());
             page.extend(std::iter::repeat_n('.', PAGE_BYTES - page.len()));
-            let mut addresses: Vec<SocketAddr> = SERVICES.iter().map(Service::address).collect();
-            addresses.dedup();
-            self.servers.push(serve_page(node, &addresses, &page)?);
+            for pod in node.pods() {
+                let addresses = [pod.v4(), pod.v6()].map(|address| (address, TARGET_PORT).into());
+                self.servers.push(serve_page(pod, &addresses, &page)?);
+            }
         }
         Ok(())
     }
 
-    fn write_edge_config(&self, without: Option<&Machine>) -> Result<()> {
-        let nodes: Vec<(&Machine, u32)> = self
-            .nodes()
-            .iter()
-            .zip(WEIGHTS)
-            .filter(|(node, _)| without.is_none_or(|gone| gone.label() != node.label()))
-            .collect();
-        self.guideway
-            .configure(self.edge().namespace(), &edge_config(&nodes))?;
+    /// Writes the one file that all machines have.
+    fn write_config(&self, without: Option<&Machine>) -> Result<()> {
+        let config = self.config(without)?;
+        for machine in self.net.nodes().iter().chain(self.net.edges()) {
+            self.guideway.configure(machine.namespace(), &config)?;
+        }
         Ok(())
+    }
+
+    fn config(&self, without: Option<&Machine>) -> Result<String> {
+        let (socket, interface) = (Guideway::socket(), Machine::INTERFACE);
+        let (edge, nodes) = (self.edge(), self.nodes());
+        // Small tables: six services need no 128 MiB. No checks of nodes: packets are counted.
+        let mut text = format!(
+            "interfaces: [{{ name: {interface}, mode: native }}]
+tables: {{ lut_arena_mib: 1, services: 64, backends: 256, next_hops: 256, vips: 256 }}
+api: {{ socket: {} }}
+trusted_edges: [\"{}\", \"{}\"]
+node_health: off
+nodes:
+",
+            socket.display(),
+            edge.v4(),
+            edge.v6(),
+        );
+        for address in nodes.iter().flat_map(|node| [node.v4(), node.v6()]) {
+            writeln!(text, "  - address: \"{address}\"")?;
+        }
+        text.push_str("vips:\n");
+        for service in &SERVICES {
+            writeln!(text, "  - \"{}\"", service.address().ip())?;
+        }
+        text.push_str("services:\n");
+        for service in &SERVICES {
+            write!(
+                text,
+                "  - name: {}\n    address: \"{}\"\n    port: {PORT}\n    protocol: tcp\n    \
+                 mode: {}\n    table_size: {TABLE_SIZE}\n    backends:\n",
+                service.name,
+                service.address().ip(),
+                service.mode(),
+            )?;
+            let left = |node: &Machine| without.is_none_or(|gone| gone.label() != node.label());
+            for (node, weight) in nodes.iter().zip(WEIGHTS).filter(|(node, _)| left(node)) {
+                let (pod, node) = (service.pod(node)?, service.node(node));
+                writeln!(
+                    text,
+                    "      - {{ address: \"{}\", port: {TARGET_PORT}, node: \"{node}\", \
+                     weight: {weight} }}",
+                    pod.ip(),
+                )?;
+            }
+        }
+        Ok(text)
     }
 }
 
@@ -256,55 +315,4 @@ fn find_guideway() -> Result<Guideway> {
         binary.display()
     );
     Ok(Guideway::new(binary))
-}
-
-fn edge_config(nodes: &[(&Machine, u32)]) -> String {
-    let mut text = common_config("edge");
-    text.push_str("vips:\n");
-    for service in &SERVICES {
-        let _ = writeln!(text, "  - \"{}\"", service.address().ip());
-    }
-    text.push_str("services:\n");
-    for service in &SERVICES {
-        let _ = write!(
-            text,
-            "  - name: {}\n    address: \"{}\"\n    port: {PORT}\n    protocol: tcp\n    \
-             mode: {}\n    table_size: {TABLE_SIZE}\n    backends:\n",
-            service.name,
-            service.address().ip(),
-            service.mode(),
-        );
-        for (node, weight) in nodes {
-            let address = service.backend(node);
-            let _ = writeln!(
-                text,
-                "      - {{ address: \"{address}\", weight: {weight} }}"
-            );
-        }
-    }
-    text
-}
-
-fn node_config(edge: &Machine) -> String {
-    let mut text = common_config("node");
-    let _ = writeln!(
-        text,
-        "trusted_edges: [\"{}\", \"{}\"]",
-        edge.v4(),
-        edge.v6()
-    );
-    text
-}
-
-/// Small tables: six services need no 128 MiB.
-fn common_config(role: &str) -> String {
-    let (socket, interface) = (Guideway::socket(), Machine::INTERFACE);
-    format!(
-        "interfaces: [{{ name: {interface}, mode: native }}]
-roles: [{role}]
-tables: {{ lut_arena_mib: 1, services: 64, backends: 256, next_hops: 256, vips: 256 }}
-api: {{ socket: {} }}
-",
-        socket.display()
-    )
 }

@@ -1,7 +1,7 @@
 //! `make demo`: real HTTP through Guideway, on one machine.
 //!
-//! Lays out a client, a router, an edge and three nodes as network namespaces,
-//! runs nginx and the agents in them, and measures. Every sentence that it
+//! Lays out a client, a router, an edge and three nodes with a pod each as network
+//! namespaces, runs nginx in the pods and the agents before them, and measures. Every sentence that it
 //! prints about the outcome is a claim that it has checked; one that does
 //! not hold makes it end with 1, with the agents' logs.
 

@@ -15,7 +15,7 @@ use crate::{
 
 /// The first lines.
 pub(crate) fn title() -> String {
-    "\nGuideway demo: HTTP from a client through an edge to three nodes\n\n".to_owned()
+    "\nGuideway demo: HTTP from a client through an edge to pods on three nodes\n\n".to_owned()
 }
 
 /// Draws the machines with their addresses.
@@ -40,7 +40,13 @@ pub(crate) fn network(net: &Topology) -> String {
         format!("{}  balances", machine(edge)),
     );
     for (node, weight) in net.nodes().iter().zip(WEIGHTS) {
-        line("", format!("{}  weight {weight}", machine(node)));
+        line("", machine(node));
+        for pod in node.pods() {
+            line(
+                "",
+                format!("  pod  {:<10}  {:<11}  weight {weight}", pod.v4(), pod.v6()),
+            );
+        }
     }
     page.push('\n');
     page
@@ -168,7 +174,7 @@ pub(crate) fn removal(removal: &Removal) -> String {
     line(
         &format!("open connections to {removed}"),
         format!(
-            "{}: {} reset, the node is no backend any more",
+            "{}: {} reset, its pod is no backend any more",
             removal.orphans,
             removal.orphans - removal.orphans_answered
         ),

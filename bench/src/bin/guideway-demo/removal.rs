@@ -68,7 +68,7 @@ impl Removal {
             let open = scope.spawn(|| keep_asking(cluster, to, &rounds, &stop));
             let change = (|| {
                 wait_for_rounds(&rounds)?;
-                let took = cluster.configure_edge(Some(removed))?;
+                let took = cluster.configure(Some(removed))?;
                 let changed = Instant::now();
                 wait_for_rounds(&rounds)?;
                 anyhow::Ok((took, changed))
@@ -128,7 +128,7 @@ impl UnderWay {
             failed.push((client, cluster.which(SERVICE, client)?, error));
         }
         // The same backends give the same table as before.
-        cluster.configure_edge(None)?;
+        cluster.configure(None)?;
         let mut under_way = Self::default();
         for (client, node_after, error) in failed {
             let node = cluster.which(SERVICE, client)?;

@@ -156,3 +156,23 @@ fn node_port_is_served_by_every_node_with_the_pods_of_all() {
         assert!(Cluster::packets(node, "pass", "delivered") > 0);
     }
 }
+
+#[test]
+fn pod_reaches_itself_through_its_own_service() {
+    let net = segment();
+    let pod = &net.nodes()[0].pods()[0];
+    let services = pod_services(&[Mode::IpipV4])
+        .into_iter()
+        .map(|service| PodService {
+            only: Some(pod),
+            ..service
+        });
+    let services: Vec<PodService<'_>> = services.collect();
+    let _echoes = serve_on_pods(&net, &services);
+    let _cluster = Cluster::start(&net, &services);
+    for service in plain(&services) {
+        let mut flow = Flow::open(pod, &service).unwrap();
+        let bytes = "x".repeat(1000);
+        assert_eq!(flow.ask_with(&bytes).unwrap(), pod.label(), "{service}");
+    }
+}

@@ -48,6 +48,10 @@ use crate::target::Machine;
 
 /// How often the machine is looked at without an event: a path MTU is learnt without one.
 const TIMER: Duration = Duration::from_secs(30);
+/// Flows of NAT mode that one sweep looks at: all of a table of the usual size.
+const SWEEP_FLOWS: usize = 262_144;
+/// How often flows of NAT mode are swept at most.
+const SWEEP_PAUSE: Duration = Duration::from_secs(5);
 
 /// Why the agent cannot start.
 #[derive(Debug, thiserror::Error)]
@@ -134,6 +138,8 @@ pub struct Agent {
     selection: Selection,
     /// Whether the health of backends or nodes has changed since the selection was made.
     health_changed: bool,
+    /// When flows of NAT mode were last swept.
+    swept: Instant,
     ways: Ways,
     /// Checks that are not made.
     unchecked: usize,
@@ -173,6 +179,7 @@ impl Agent {
             health: Arc::new(Monitor::new(RandomState::new().build_hasher().finish())),
             selection: Selection::all(&config.desired),
             health_changed: false,
+            swept: Instant::now(),
             ways: Ways::new(tables.probe_capacity()),
             unchecked: 0,
             started_with: config.clone(),
@@ -240,6 +247,7 @@ impl Agent {
             let pause = self.problems.pause(Instant::now());
             let timeout = pause.map_or(TIMER, |pause| pause.min(TIMER));
             let wake = self.watcher.wait(Some(timeout))?;
+            self.sweep_nat();
             while let Ok(command) = commands.try_recv() {
                 if self.obey(command) {
                     return Ok(());
@@ -251,6 +259,18 @@ impl Agent {
             } else if wake != Wake::Woken {
                 self.follow_machine();
             }
+        }
+    }
+
+    /// Removes flows of NAT mode that are over.
+    fn sweep_nat(&mut self) {
+        if self.swept.elapsed() < SWEEP_PAUSE {
+            return;
+        }
+        self.swept = Instant::now();
+        match self.tables.sweep_nat(SWEEP_FLOWS) {
+            Ok(removed) => tracing::debug!(removed, "flows of NAT mode swept"),
+            Err(error) => tracing::warn!(%error, "cannot sweep the flows of NAT mode"),
         }
     }
 

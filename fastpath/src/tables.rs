@@ -55,6 +55,7 @@ mod layout;
 mod lut;
 mod machine;
 mod mapped;
+mod nat;
 mod policy;
 mod probes;
 mod services;
@@ -200,6 +201,7 @@ pub struct Tables {
     backends: Mapped<Backend>,
     next_hops: Mapped<NextHop>,
     counters: counters::Maps,
+    nat: nat::Nat,
 
     settings: Settings,
     current_config: Config,
@@ -279,6 +281,16 @@ impl Tables {
                 service_traffic: typed(loaded, map::SERVICE_TRAFFIC, Map::PerCpuArray)?,
                 backend_traffic: typed(loaded, map::BACKEND_TRAFFIC, Map::PerCpuArray)?,
             },
+            nat: nat::Nat {
+                forward: typed(loaded, map::NAT_FORWARD, Map::HashMap)?,
+                reverse: typed(loaded, map::NAT_REVERSE, Map::HashMap)?,
+                claims: typed(loaded, map::NAT_CLAIMS, Map::HashMap)?,
+                walk: loaded.map(map::NAT_REVERSE)?,
+                capacity: capacity(loaded, map::NAT_REVERSE)?,
+                cursor: None,
+                walked: 0,
+                flows: 0,
+            },
             settings: Settings::default(),
             current_config: Config::default(),
             arena: Arena::new(lut.length()),
@@ -294,6 +306,7 @@ impl Tables {
             backends,
             next_hops,
         };
+        tables.nat.drop_stale_claims()?;
         tables.adopt()?;
         Ok(tables)
     }

@@ -432,7 +432,9 @@ impl Pod {
 
 /// A five-tuple of either family: source and destination (16 bytes each, as [`AddressKey`]), their ports,
 /// the protocol, three zeros; in wire order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
 #[repr(C)]
 pub struct Tuple([u64; 5]);
 

@@ -131,6 +131,7 @@ impl Agent {
             usage("next_hops", fill.next_hops),
             usage("pods", fill.pods),
             usage("source_ranges", fill.source_ranges),
+            usage("nat_flows", self.tables.nat_fill()),
         ]
     }
 

@@ -1,0 +1,143 @@
+//! The sweep of NAT mode's flows: what is over goes in pairs, the rest stays.
+
+#![expect(
+    clippy::unwrap_used,
+    reason = "a panic at the place is how a test fails"
+)]
+
+use aya::maps::{HashMap, Map, MapData};
+use fastpath::{
+    load::{Loaded, Loader},
+    tables::Tables,
+};
+use xdp_prog::{
+    abi::{
+        AddressKey, NAT_ANSWERED, NAT_OPEN, NatForward, NatLink, NatMark, NatReverse, Tuple, map,
+    },
+    decide::{
+        deliver::{IDLE_TCP_NS, IDLE_TRANSITORY_NS},
+        nat::GUARD_NS,
+    },
+};
+
+const SECOND: u64 = 1_000_000_000;
+const LIVE: u16 = 10_000;
+
+#[test]
+fn flows_that_are_over_go_and_free_their_ports() {
+    let loaded = Loader::unpinned()
+        .max_entries(map::LUT, 1024)
+        .load()
+        .unwrap();
+    let mut tables = Tables::open(&loaded).unwrap();
+    let mut flows = Flows::of(&loaded);
+    for port in 0..LIVE {
+        flows.add(port, 0, 0);
+    }
+    let established = NAT_OPEN | NAT_ANSWERED;
+    let (unanswered, old_but_live, over, orphan) = (LIVE, LIVE + 1, LIVE + 2, LIVE + 3);
+    flows.add(unanswered, 0, IDLE_TRANSITORY_NS + GUARD_NS + SECOND);
+    flows.add(
+        old_but_live,
+        established,
+        IDLE_TRANSITORY_NS + GUARD_NS + SECOND,
+    );
+    flows.add(over, established, IDLE_TCP_NS + GUARD_NS + SECOND);
+    flows.add(orphan, 0, IDLE_TRANSITORY_NS + GUARD_NS + SECOND);
+    flows.forward.remove(&request(orphan)).unwrap();
+
+    assert_eq!(tables.sweep_nat(usize::MAX).unwrap(), 3);
+
+    for (port, stays) in [
+        (0, true),
+        (LIVE - 1, true),
+        (old_but_live, true),
+        (unanswered, false),
+        (over, false),
+        (orphan, false),
+    ] {
+        assert_eq!(
+            flows.forward.get(&request(port), 0).is_ok(),
+            stays,
+            "{port}"
+        );
+        assert_eq!(flows.reverse.get(&reply(port), 0).is_ok(), stays, "{port}");
+    }
+    assert_eq!(tables.nat_fill().used, usize::from(LIVE) + 1);
+    assert_eq!(tables.sweep_nat(usize::MAX).unwrap(), 0);
+}
+
+#[test]
+fn a_small_budget_gets_through_in_several_calls() {
+    let loaded = Loader::unpinned()
+        .max_entries(map::LUT, 1024)
+        .load()
+        .unwrap();
+    let mut tables = Tables::open(&loaded).unwrap();
+    let mut flows = Flows::of(&loaded);
+    for port in 0..LIVE {
+        flows.add(port, 0, IDLE_TRANSITORY_NS + GUARD_NS + SECOND);
+    }
+    let first = tables.sweep_nat(1).unwrap();
+    assert!(first > 0 && first < usize::from(LIVE), "{first}");
+    let mut removed = first;
+    for _ in 0..10 {
+        removed += tables.sweep_nat(1).unwrap();
+    }
+    assert_eq!(removed, usize::from(LIVE));
+    assert_eq!(flows.reverse.keys().count(), 0);
+    assert_eq!(flows.forward.keys().count(), 0);
+}
+
+/// The two tables as any process with the right to may change them.
+struct Flows {
+    forward: HashMap<MapData, Tuple, NatForward>,
+    reverse: HashMap<MapData, Tuple, NatReverse>,
+}
+
+impl Flows {
+    fn of(loaded: &Loaded) -> Self {
+        let map = |name| Map::HashMap(loaded.map(name).unwrap());
+        Self {
+            forward: HashMap::try_from(map(map::NAT_FORWARD)).unwrap(),
+            reverse: HashMap::try_from(map(map::NAT_REVERSE)).unwrap(),
+        }
+    }
+
+    /// Adds a flow that was idle for so long.
+    fn add(&mut self, port: u16, flags: u8, idle: u64) {
+        let (request, reply) = (request(port), reply(port));
+        let mark = NatMark::new(monotonic_ns().wrapping_sub(idle), flags);
+        let forward = NatForward::new(&request, &reply, 1, 0, mark);
+        let reverse = NatReverse::new(&reply, &request, 1, NatLink::default(), mark);
+        self.forward.insert(request, forward, 0).unwrap();
+        self.reverse.insert(reply, reverse, 0).unwrap();
+    }
+}
+
+/// The client's side of flow `port`.
+fn request(port: u16) -> Tuple {
+    let (client, vip) = ([198, 51, 100, 7], [203, 0, 113, 10]);
+    tuple(client, vip, port.to_be_bytes(), [0, 80])
+}
+
+/// The backend's side of flow `port`.
+fn reply(port: u16) -> Tuple {
+    let (backend, edge) = ([192, 0, 2, 40], [192, 0, 2, 1]);
+    tuple(backend, edge, [0x1f, 0x90], port.to_be_bytes())
+}
+
+fn tuple(from: [u8; 4], to: [u8; 4], source: [u8; 2], destination: [u8; 2]) -> Tuple {
+    Tuple::new(
+        AddressKey::v4(from),
+        AddressKey::v4(to),
+        source,
+        destination,
+        6,
+    )
+}
+
+fn monotonic_ns() -> u64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    u64::try_from(time.tv_sec).unwrap() * SECOND + u64::try_from(time.tv_nsec).unwrap()
+}

@@ -261,6 +261,8 @@ pub struct Which {
     pub from: String,
     /// The look-up, as far as it got.
     pub choice: Option<Choice>,
+    /// The ends that NAT mode gives the packet: source and destination.
+    pub translated: Option<String>,
     /// `forward`, `pass` or `drop`.
     pub action: String,
     /// The reason of a pass or drop.

@@ -86,14 +86,19 @@ fn findings(options: &cli::Check) -> Vec<Finding> {
         let node_ports = services.filter(|(_, service)| service.spec.node_port);
         let node_ports = node_ports.map(|(key, _)| key.port).collect();
         findings.extend(judge::node_ports(&node_ports, &ports));
+        if config.desired.by_nat().next().is_some() {
+            findings.extend(judge::nat_ports(&config.desired.nat, &ports));
+        }
     }
 
     let ours = Pins::new(&pin_dir).interfaces().unwrap_or_default();
-    let node = config.as_ref().is_some_and(|config| {
-        let facts = host::facts().unwrap_or_default();
-        let machine = Machine::of(&config.desired, &facts);
-        config.desired.is_node(&machine.addresses)
-    });
+    let mut node = false;
+    if let Some(Config { desired, .. }) = &config {
+        let machine = Machine::of(desired, &host::facts().unwrap_or_default());
+        node = desired.is_node(&machine.addresses);
+        let shared = &desired.nat_addresses(&machine) & &machine.primary;
+        findings.extend(judge::masquerade(&shared, facts::masquerades()));
+    }
     let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     for (name, mode) in interfaces(options, config.as_ref()) {
         match facts::interface(&name) {

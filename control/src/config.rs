@@ -109,6 +109,7 @@ pub(crate) struct Origins {
     pub(crate) interfaces: BTreeMap<String, Position>,
     pub(crate) vips: BTreeMap<IpAddr, Position>,
     pub(crate) sources: BTreeMap<IpAddr, Position>,
+    pub(crate) nat: BTreeMap<IpAddr, Position>,
     pub(crate) nodes: BTreeMap<IpAddr, Position>,
 }
 

@@ -8,7 +8,7 @@ use ipnet::IpNet;
 use crate::health::Check;
 
 pub use fastpath::tables::{
-    BackendSpec, ForwardMode, Protocol, ServiceKey, ServiceSpec, TrafficPolicy,
+    BackendSpec, ForwardMode, NatSettings, Protocol, ServiceKey, ServiceSpec, TrafficPolicy,
 };
 
 /// Everything that a reload may change.
@@ -24,6 +24,8 @@ pub struct Desired {
     pub hash_seed: u64,
     /// Outer source addresses.
     pub sources: Sources,
+    /// What NAT mode sends from, where a service goes by it.
+    pub nat: NatSettings,
     /// Interfaces by name, with the attach mode wanted.
     pub interfaces: BTreeMap<String, AttachMode>,
     /// Virtual addresses.
@@ -48,6 +50,12 @@ impl Desired {
                 .services
                 .values()
                 .any(|service| service.health.is_some())
+    }
+
+    /// Lists the services that this machine sends to their backends by NAT.
+    pub fn by_nat(&self) -> impl Iterator<Item = (&ServiceKey, &Service)> {
+        let services = self.services.iter().filter(|_| self.edge);
+        services.filter(|(_, service)| service.spec.mode == ForwardMode::Nat)
     }
 }
 

@@ -7,10 +7,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use fastpath::tables::{Addresses, NatSettings, Settings};
+use fastpath::tables::{Addresses, Settings};
 use ipnet::IpNet;
 
-use crate::config::host::HostFacts;
+use crate::config::host::{self, HostFacts};
 use crate::desired::{
     AttachMode, Desired, ForwardMode, NodePortAddresses, Role, Service, ServiceKey, ServiceSpec,
     TrafficPolicy,
@@ -32,10 +32,7 @@ pub struct Machine {
 impl Machine {
     /// Reads out of the machine's facts what matters to the desired state; the pods' devices are not among them.
     pub fn of(desired: &Desired, facts: &HostFacts) -> Self {
-        let routed = |address: &&IpAddr| match address {
-            IpAddr::V4(v4) => !v4.is_loopback() && !v4.is_link_local(),
-            IpAddr::V6(v6) => !v6.is_loopback() && !v6.is_unicast_link_local(),
-        };
+        let routed = |address: &&IpAddr| host::is_routed(address);
         let mut primary: BTreeMap<(&str, bool), IpAddr> = BTreeMap::new();
         for address in facts.in_order.iter().filter(routed) {
             let interface = facts.addresses.get(address).map(String::as_str);
@@ -85,6 +82,26 @@ impl Desired {
             .collect()
     }
 
+    /// Lists the addresses that replies to NAT mode come to: where none is configured, the next hop's source
+    /// may be any of the machine's.
+    pub fn nat_addresses(&self, machine: &Machine) -> BTreeSet<IpAddr> {
+        let of_family = |is_v4: bool, given: Option<IpAddr>| {
+            let own = machine.addresses.difference(&self.vips).copied();
+            let own = own.filter(move |address| address.is_ipv4() == is_v4);
+            let mut backends = self
+                .by_nat()
+                .flat_map(|(_, service)| &service.spec.backends);
+            match given {
+                _ if !backends.any(|backend| backend.address.is_ipv4() == is_v4) => BTreeSet::new(),
+                Some(address) => BTreeSet::from([address]),
+                None => own.collect(),
+            }
+        };
+        let mut addresses = of_family(true, self.nat.v4.map(IpAddr::V4));
+        addresses.append(&mut of_family(false, self.nat.v6.map(IpAddr::V6)));
+        addresses
+    }
+
     /// Returns the service that a key in the tables was made from, with the key it is configured by.
     pub fn service(&self, key: &ServiceKey) -> Option<(ServiceKey, &Service)> {
         let as_node_port = ServiceKey {
@@ -129,7 +146,7 @@ impl Target {
                 node,
                 mtu: machine.mtu.filter(|_| node && desired.clamp_mss),
                 probes: desired.diverts_checks(),
-                nat: desired.edge.then(NatSettings::default),
+                nat: desired.by_nat().next().map(|_| desired.nat),
             },
             addresses: Addresses::default(),
             trusted_edges: BTreeSet::new(),
@@ -140,6 +157,7 @@ impl Target {
         };
         if desired.edge {
             target.addresses.vips.clone_from(&desired.vips);
+            target.addresses.nat = desired.nat_addresses(machine);
         }
         if node {
             target.addresses.local = own.difference(&desired.vips).copied().collect();

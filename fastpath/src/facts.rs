@@ -9,6 +9,7 @@ mod egress;
 mod ethtool;
 mod interface;
 mod kernel;
+mod masquerade;
 mod process;
 mod settings;
 
@@ -22,5 +23,6 @@ pub use interface::{
 };
 pub(crate) use interface::{link, links};
 pub use kernel::{Bpffs, Jit, Kernel, KernelVersion, Lockdown, bpffs, kernel};
+pub use masquerade::masquerades;
 pub use process::{Capability, Process, process};
 pub use settings::{LocalPorts, ReversePathFilter, local_ports, reverse_path_filter};

@@ -32,7 +32,7 @@ pub use self::{
     arena::{Arena, ArenaFill, Run},
     counters::{Counters, ReasonCount},
     error::TableError,
-    explain::{ChosenBackend, Explanation, Outcome, Trace, TraceStep},
+    explain::{ChosenBackend, Explanation, Outcome, Trace, TraceStep, Translated},
     probes::{MAX_PROBES, ProbeSpec, probe_mark},
     types::{
         Addresses, BackendKey, BackendSpec, ForwardMode, NatSettings, Protocol, ServiceKey,

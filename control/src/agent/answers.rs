@@ -299,6 +299,7 @@ impl Agent {
             service: key.to_string(),
             from: from.to_string(),
             choice,
+            translated: explanation.translated.map(|ends| ends.to_string()),
             action: action.to_owned(),
             reason: reason.map(str::to_owned),
             next_hop,

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::io;
+use std::net::IpAddr;
 use std::path::Path;
 
 use fastpath::facts::{
@@ -10,7 +11,7 @@ use fastpath::facts::{
 };
 
 use super::{Finding, Verdict};
-use crate::desired::AttachMode;
+use crate::desired::{AttachMode, NatSettings};
 
 /// Outer IPv6 header, the largest that is put in front of a packet.
 const LARGEST_OUTER: u32 = 40;
@@ -474,6 +475,59 @@ pub(super) fn node_ports(services: &BTreeSet<u16>, ports: &LocalPorts) -> Option
     judge.findings.pop()
 }
 
+/// Judges whether the kernel takes ports of NAT mode for its own connections, whose answers then look like a
+/// backend's.
+pub(super) fn nat_ports(nat: &NatSettings, ports: &LocalPorts) -> Vec<Finding> {
+    let range = nat.ports();
+    let (first, last) = (*range.start(), *range.end());
+    let taken = range.filter(|port| ports.takes(*port)).count();
+    let (verdict, detail) = match taken {
+        0 => (
+            Verdict::Ok,
+            format!("{first}-{last}, none of them the kernel's own"),
+        ),
+        _ => (
+            Verdict::Warn,
+            format!(
+                "{taken} of {first}-{last} lie in the range of the kernel's own connections, {}-{}: \
+                 a connection that gets such a port may break",
+                ports.range.start(),
+                ports.range.end()
+            ),
+        ),
+    };
+    let remedy = format!(
+        "set nat.ports to ports outside, or sysctl -w \
+         net.ipv4.ip_local_reserved_ports={first}-{last}, with what is reserved already"
+    );
+    let mut judge = Judge::of("kernel");
+    judge.find(verdict, "NAT ports", detail, &remedy);
+    judge.findings
+}
+
+/// Judges whether NAT mode sends from addresses that the kernel masquerades by, with the same ports.
+pub(super) fn masquerade(shared: &BTreeSet<IpAddr>, masquerades: Option<bool>) -> Option<Finding> {
+    let address = shared.first()?;
+    let field = if address.is_ipv4() { "ipv4" } else { "ipv6" };
+    let (verdict, detail) = match masquerades? {
+        false => (
+            Verdict::Ok,
+            "no rule that takes ports of NAT mode".to_owned(),
+        ),
+        true => (
+            Verdict::Warn,
+            format!(
+                "rules masquerade, and NAT mode sends from {address} too: a masqueraded connection to one \
+                 of its backends may get a port of NAT mode, and break"
+            ),
+        ),
+    };
+    let mut judge = Judge::of("kernel");
+    let remedy = format!("set nat.{field} to an address that only NAT mode uses");
+    judge.find(verdict, "masquerade", detail, &remedy);
+    judge.findings.pop()
+}
+
 #[cfg(test)]
 mod tests {
     use fastpath::facts::{Channels, Features, XdpProgram};
@@ -631,6 +685,44 @@ mod tests {
         ports.reserved.push(30_000..=40_000);
         assert_eq!(node_ports(&services, &ports).unwrap().verdict, Verdict::Ok);
         assert_eq!(node_ports(&BTreeSet::new(), &ports), None);
+    }
+
+    #[test]
+    fn nat_ports_that_the_kernel_takes_are_counted_until_they_are_reserved() {
+        let mut ports = LocalPorts {
+            range: 32_768..=60_999,
+            reserved: Vec::new(),
+        };
+        let default = &nat_ports(&NatSettings::default(), &ports)[0];
+        assert_eq!(default.verdict, Verdict::Ok, "{default:?}");
+        let nat = NatSettings {
+            first_port: 60_990,
+            ports: 20,
+            ..NatSettings::default()
+        };
+        let overlap = &nat_ports(&nat, &ports)[0];
+        assert_eq!(overlap.verdict, Verdict::Warn);
+        assert!(
+            overlap.detail.starts_with("10 of 60990-61009"),
+            "{overlap:?}"
+        );
+        assert!(overlap.remedy.contains("reserved_ports=60990-61009"));
+        ports.reserved.push(60_990..=61_009);
+        assert_eq!(nat_ports(&nat, &ports)[0].verdict, Verdict::Ok);
+    }
+
+    #[test]
+    fn masquerade_by_the_address_of_nat_mode_is_named() {
+        let shared = BTreeSet::from(["2001:db8::1".parse().unwrap()]);
+        let finding = masquerade(&shared, Some(true)).unwrap();
+        assert_eq!(finding.verdict, Verdict::Warn);
+        assert!(finding.remedy.starts_with("set nat.ipv6"), "{finding:?}");
+        assert_eq!(
+            masquerade(&shared, Some(false)).unwrap().verdict,
+            Verdict::Ok
+        );
+        assert_eq!(masquerade(&shared, None), None, "the kernel does not tell");
+        assert_eq!(masquerade(&BTreeSet::new(), Some(true)), None);
     }
 
     #[test]

@@ -407,6 +407,9 @@ pub fn which(which: &Which) -> String {
         );
         line("mode", choice.mode.clone());
     }
+    if let Some(ends) = &which.translated {
+        line("nat", ends.clone());
+    }
     line(
         "verdict",
         match &which.reason {
@@ -742,7 +745,7 @@ mod tests {
             service: "192.0.2.10:80/tcp".to_owned(),
             from: "198.51.100.7:40000".to_owned(),
             choice: Some(Choice {
-                mode: "ipip".to_owned(),
+                mode: "nat".to_owned(),
                 hash: 0x1234,
                 slot: 7,
                 table_size: 256,
@@ -750,6 +753,7 @@ mod tests {
                 weight: Some(2),
                 slots: 128,
             }),
+            translated: Some("10.0.0.9:61001 -> 10.0.0.1:8080".to_owned()),
             action: "forward".to_owned(),
             reason: None,
             next_hop: Some("eth0".to_owned()),
@@ -761,7 +765,8 @@ mod tests {
              hash     0x00001234\n\
              slot     7 of 256\n\
              backend  10.0.0.1 (weight 2, owns 128 slots, 50.00%)\n\
-             mode     ipip\n\
+             mode     nat\n\
+             nat      10.0.0.9:61001 -> 10.0.0.1:8080\n\
              verdict  forward\n\
              next hop eth0\n"
         );

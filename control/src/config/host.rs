@@ -9,7 +9,7 @@ use std::net::IpAddr;
 
 use super::Config;
 use super::problem::{Position, Problem};
-use crate::desired::{ForwardMode, Role};
+use crate::desired::{ForwardMode, Role, Service};
 
 /// What the rules need to know about this machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -52,6 +52,7 @@ pub fn facts() -> std::io::Result<HostFacts> {
 pub fn problems(config: &Config, facts: &HostFacts) -> Vec<Problem> {
     let mut problems = vips(config, facts);
     problems.extend(sources(config, facts));
+    problems.extend(nat(config, facts));
     problems.extend(interfaces(config, facts));
     problems.extend(nodes(config, facts));
     problems.sort_by_key(|problem| problem.position);
@@ -76,25 +77,73 @@ fn vips(config: &Config, facts: &HostFacts) -> Vec<Problem> {
 
 /// Replies and ICMP errors go to the outer source: it must reach this machine.
 fn sources(config: &Config, facts: &HostFacts) -> Vec<Problem> {
-    let foreign = |(address, position): (&IpAddr, &Position)| {
-        if facts.addresses.contains_key(address) {
-            return None;
+    foreign("sources", &config.origins.sources, facts)
+}
+
+/// Backends reply to the address that NAT mode sends from.
+fn nat(config: &Config, facts: &HostFacts) -> Vec<Problem> {
+    let mut problems = foreign("nat", &config.origins.nat, facts);
+    let nat = &config.desired.nat;
+    for (field, family, is_v4, is_given) in [
+        ("nat.ipv4", "IPv4", true, nat.v4.is_some()),
+        ("nat.ipv6", "IPv6", false, nat.v6.is_some()),
+    ] {
+        let is_ours = |address: &&IpAddr| {
+            address.is_ipv4() == is_v4
+                && is_routed(address)
+                && !config.desired.vips.contains(*address)
+        };
+        if is_given || facts.addresses.keys().any(|address| is_ours(&address)) {
+            continue;
         }
-        Some(Problem {
+        let is_of_family = |service: &&Service| {
+            let mut backends = service.spec.backends.iter();
+            backends.any(|backend| backend.address.is_ipv4() == is_v4)
+        };
+        let mut services = config.desired.by_nat().map(|(_, service)| service);
+        if let Some(service) = services.find(is_of_family) {
+            problems.push(Problem {
+                position: None,
+                field: field.to_owned(),
+                value: String::new(),
+                reason: format!(
+                    "service {} has {family} backends by nat, and this machine has no {family} \
+                     address to send from",
+                    service.name
+                ),
+                remedy: format!("give an interface an {family} address that is no VIP"),
+            });
+        }
+    }
+    problems
+}
+
+/// Tells whether other machines can send to an address.
+pub(crate) const fn is_routed(address: &IpAddr) -> bool {
+    match address {
+        IpAddr::V4(v4) => !v4.is_loopback() && !v4.is_link_local(),
+        IpAddr::V6(v6) => !v6.is_loopback() && !v6.is_unicast_link_local(),
+    }
+}
+
+/// Finds addresses of a field that are not this machine's.
+fn foreign(field: &str, origins: &BTreeMap<IpAddr, Position>, facts: &HostFacts) -> Vec<Problem> {
+    let foreign = origins
+        .iter()
+        .filter(|(address, _)| !facts.addresses.contains_key(address));
+    foreign
+        .map(|(address, position)| Problem {
             position: Some(*position),
-            field: if address.is_ipv4() {
-                "sources.ipv4"
-            } else {
-                "sources.ipv6"
-            }
-            .to_owned(),
+            field: format!(
+                "{field}.{}",
+                if address.is_ipv4() { "ipv4" } else { "ipv6" }
+            ),
             value: address.to_string(),
             reason: "no interface of this machine has this address".to_owned(),
             remedy: "give an address of this machine, or leave it out for the route's own source"
                 .to_owned(),
         })
-    };
-    config.origins.sources.iter().filter_map(foreign).collect()
+        .collect()
 }
 
 /// A pod of this machine is only reached in the node role.

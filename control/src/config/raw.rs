@@ -19,6 +19,7 @@ pub(super) struct File {
     pub(super) nodes: List<Spanned<Node>>,
     pub(super) hash_seed: Text,
     pub(super) sources: Option<Sources>,
+    pub(super) nat: Option<Nat>,
     pub(super) default_mode: Text,
     pub(super) vips: List<Spanned<String>>,
     pub(super) node_port_addresses: List<Spanned<String>>,
@@ -53,6 +54,14 @@ pub(super) struct Node {
 pub(super) struct Sources {
     pub(super) ipv4: Text,
     pub(super) ipv6: Text,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Nat {
+    pub(super) ipv4: Text,
+    pub(super) ipv6: Text,
+    pub(super) ports: Text,
 }
 
 #[derive(Debug, Deserialize)]

@@ -5,8 +5,8 @@ use std::time::Duration;
 use super::host::{self, HostFacts};
 use super::*;
 use crate::desired::{
-    AttachMode, BackendSpec, ForwardMode, NodePortAddresses, Protocol, Role, ServiceKey,
-    TrafficPolicy,
+    AttachMode, BackendSpec, ForwardMode, NatSettings, NodePortAddresses, Protocol, Role,
+    ServiceKey, TrafficPolicy,
 };
 use crate::health::{Check, Get, Kind};
 
@@ -69,6 +69,13 @@ fn every_field_is_taken_over() {
     assert_eq!(desired.hash_seed, 255);
     assert_eq!(desired.sources.ipv4, Some("10.0.0.9".parse().unwrap()));
     assert_eq!(desired.sources.ipv6, Some("2001:db8::9".parse().unwrap()));
+    let nat = NatSettings {
+        v4: Some("10.0.0.8".parse().unwrap()),
+        v6: Some("2001:db8::8".parse().unwrap()),
+        first_port: 50_000,
+        ports: 1_000,
+    };
+    assert_eq!(desired.nat, nat);
     let modes: Vec<_> = desired
         .services
         .values()
@@ -282,7 +289,7 @@ macro_rules! cases {
 /// Each replacement changes the first occurrence.
 const CASES: &[Case] = cases! {
     "unknown field at the top": "vips:" => "vpis:",
-        "3:1: vpis: unknown field; the fields here are interfaces, roles, nodes, hash_seed, sources, default_mode, vips, node_port_addresses, node_port_range, clamp_mss, services, health, node_health, trusted_edges, tables, api, metrics, pin_dir";
+        "3:1: vpis: unknown field; the fields here are interfaces, roles, nodes, hash_seed, sources, nat, default_mode, vips, node_port_addresses, node_port_range, clamp_mss, services, health, node_health, trusted_edges, tables, api, metrics, pin_dir";
     "unknown field of an interface": "  - name: eth0" => "  - name: eth0\n    speed: 10",
         "3:5: speed: unknown field; the fields here are name, mode";
     "unknown field of a service": "    port: 80" => "    prot: 80",
@@ -343,6 +350,19 @@ const CASES: &[Case] = cases! {
         "1:17: sources.ipv6 \"10.0.0.9\": an IPv4 address where IPv6 belongs; give an IPv6 address of this machine or leave the field out";
     "source is a VIP": "interfaces:" => "sources: {ipv4: 10.99.0.1}\ninterfaces:",
         "4:8: vips[0] \"10.99.0.1\": this VIP is also an outer source address at 1:17; a VIP belongs to the edges together, a source to one machine: use another address for one of them";
+
+    "unknown field of nat": "interfaces:" => "nat: {ipv5: 1}\ninterfaces:",
+        "1:7: ipv5: unknown field; the fields here are ipv4, ipv6, ports";
+    "NAT address of the other family": "interfaces:" => "nat: {ipv4: '2001:db8::2'}\ninterfaces:",
+        "1:13: nat.ipv4 \"2001:db8::2\": an IPv6 address where IPv4 belongs; give an IPv4 address of this machine or leave the field out";
+    "NAT address of the other family, v6": "interfaces:" => "nat: {ipv6: 10.0.0.9}\ninterfaces:",
+        "1:13: nat.ipv6 \"10.0.0.9\": an IPv4 address where IPv6 belongs; give an IPv6 address of this machine or leave the field out";
+    "NAT address is a VIP": "interfaces:" => "nat: {ipv6: '2001:db8::1'}\ninterfaces:",
+        "4:19: vips[1] \"2001:db8::1\": this VIP is also the address of NAT mode at 1:13; clients send to a VIP, backends reply to an address of the machine: use another address for one of them";
+    "NAT ports from zero": "interfaces:" => "nat: {ports: 0-9}\ninterfaces:",
+        "1:14: nat.ports \"0-9\": not a range of ports; write it like 61001-65535";
+    "NAT ports backwards": "interfaces:" => "nat: {ports: 50001-50000}\ninterfaces:",
+        "1:14: nat.ports \"50001-50000\": not a range of ports; write it like 61001-65535";
 
     "default mode": "interfaces:" => "default_mode: dsr\ninterfaces:",
         "1:15: default_mode \"dsr\": not a forwarding mode; use ipip, l2dsr or nat";
@@ -711,6 +731,62 @@ fn host_lines(text: &str, facts: &HostFacts) -> Vec<String> {
         .iter()
         .map(line)
         .collect()
+}
+
+#[test]
+fn nodeport_among_the_nat_ports_is_refused_where_a_service_goes_by_nat() {
+    let lines = |text: &str| match parse(text) {
+        Ok(_) => Vec::new(),
+        Err(problems) => problems.iter().map(line).collect(),
+    };
+    let text = GOOD.replace(
+        "    port: 80",
+        "    mode: nat\n    node_port: 61001\n    port: 80",
+    );
+    let wide = format!("node_port_range: 61001-61009\n{text}");
+    assert_eq!(
+        lines(&wide),
+        [
+            "9:16: services[0].node_port \"61001\": NAT mode sends from this port, one of 61001-65535; use another NodePort, or another range for nat.ports"
+        ]
+    );
+    let elsewhere = format!("nat: {{ports: 61002-61009}}\n{wide}");
+    assert_eq!(lines(&elsewhere), [""; 0]);
+    let there = format!("nat: {{ports: 61000-61001}}\n{wide}");
+    assert_eq!(
+        lines(&there),
+        [
+            "10:16: services[0].node_port \"61001\": NAT mode sends from this port, by nat.ports at 1:14; use another NodePort, or another range for nat.ports"
+        ]
+    );
+}
+
+#[test]
+fn nat_mode_sends_from_an_address_of_this_machine() {
+    let lines = |text: &str| host_lines(text, &host_facts());
+    let by_nat = GOOD.replace("    port: 80", "    mode: nat\n    port: 80");
+    assert_eq!(lines(&by_nat), [""; 0]);
+    assert_eq!(
+        lines(&format!("nat: {{ipv4: 10.0.0.8}}\n{by_nat}")),
+        [
+            "1:13: nat.ipv4 \"10.0.0.8\": no interface of this machine has this address; give an address of this machine, or leave it out for the route's own source"
+        ]
+    );
+    let v6 = by_nat
+        .replace("    address: 10.99.0.1", "    address: '2001:db8::1'")
+        .replace("address: 10.0.0.1", "address: '2001:db8::7'")
+        .replace("address: 10.0.0.2", "address: '2001:db8::8'");
+    let missing = "nat.ipv6: service web has IPv6 backends by nat, and this machine has no IPv6 address to send from; give an interface an IPv6 address that is no VIP";
+    assert_eq!(lines(&v6), [missing]);
+    let mut facts = host_facts();
+    let mut own = |address: &str, name: &str| {
+        let address = address.parse().unwrap();
+        facts.addresses.insert(address, name.to_owned());
+        host_lines(&v6, &facts)
+    };
+    assert_eq!(own("fe80::9", "eth0"), [missing], "link-local");
+    assert_eq!(own("2001:db8::1", "lo"), [missing], "the VIP");
+    assert_eq!(own("2001:db8::9", "eth0"), [""; 0]);
 }
 
 #[test]

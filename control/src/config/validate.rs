@@ -5,17 +5,19 @@
 
 mod backends;
 mod health;
+mod nat;
 mod nodes;
 mod services;
 mod values;
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::PathBuf;
 
 use fastpath::tables::BackendKey;
 use ipnet::IpNet;
+use serde_saphyr::Spanned;
 use xdp_prog::maglev::MAX_LOG2_LEN;
 
 use self::values::{decimal, is_interface_name, position};
@@ -56,6 +58,7 @@ impl Rules {
         let (edge, node) = self.roles(file);
         let hash_seed = file.hash_seed.as_ref().and_then(|text| self.seed(text));
         let sources = self.sources(file.sources.as_ref(), &mut origins);
+        let nat = self.nat(file.nat.as_ref(), &mut origins);
         let vips = self.vips(file, &mut origins);
         let default_mode = file.default_mode.as_ref();
         let default_mode = default_mode.and_then(|text| self.mode("default_mode", text));
@@ -68,6 +71,7 @@ impl Rules {
         let trusted_edges = self.trusted_edges(file);
         let tables = self.tables(file.tables.as_ref());
         self.roles_fit(file, node, &nodes);
+        self.nat_fits(file, nat.ports(), &services);
         self.tables_fit(file, &services, &trusted_edges, tables);
 
         let socket = file.api.as_ref().and_then(|api| api.socket.as_ref());
@@ -85,6 +89,7 @@ impl Rules {
                 nodes,
                 hash_seed: seed,
                 sources,
+                nat,
                 interfaces,
                 vips,
                 node_port_addresses,
@@ -190,37 +195,54 @@ impl Rules {
         let Some(sources) = sources else {
             return wanted;
         };
+        let origins = &mut origins.sources;
         if let Some(text) = &sources.ipv4 {
-            match self.address("sources.ipv4", text) {
-                Some(IpAddr::V4(address)) => {
-                    origins.sources.insert(address.into(), position(text));
-                    wanted.ipv4 = Some(address);
-                }
-                Some(IpAddr::V6(_)) => self.refuse(
-                    "sources.ipv4",
-                    text,
-                    "an IPv6 address where IPv4 belongs",
-                    "give an IPv4 address of this machine or leave the field out",
-                ),
-                None => {}
-            }
+            wanted.ipv4 = self.own_v4("sources.ipv4", text, origins);
         }
         if let Some(text) = &sources.ipv6 {
-            match self.address("sources.ipv6", text) {
-                Some(IpAddr::V6(address)) => {
-                    origins.sources.insert(address.into(), position(text));
-                    wanted.ipv6 = Some(address);
-                }
-                Some(IpAddr::V4(_)) => self.refuse(
-                    "sources.ipv6",
-                    text,
-                    "an IPv4 address where IPv6 belongs",
-                    "give an IPv6 address of this machine or leave the field out",
-                ),
-                None => {}
-            }
+            wanted.ipv6 = self.own_v6("sources.ipv6", text, origins);
         }
         wanted
+    }
+
+    /// Takes an IPv4 address of this machine, and notes where it stands.
+    fn own_v4(
+        &mut self,
+        field: &str,
+        text: &Spanned<String>,
+        origins: &mut BTreeMap<IpAddr, Position>,
+    ) -> Option<Ipv4Addr> {
+        match self.address(field, text)? {
+            IpAddr::V4(address) => {
+                origins.insert(address.into(), position(text));
+                Some(address)
+            }
+            IpAddr::V6(_) => {
+                let remedy = "give an IPv4 address of this machine or leave the field out";
+                self.refuse(field, text, "an IPv6 address where IPv4 belongs", remedy);
+                None
+            }
+        }
+    }
+
+    /// Takes an IPv6 address of this machine, and notes where it stands.
+    fn own_v6(
+        &mut self,
+        field: &str,
+        text: &Spanned<String>,
+        origins: &mut BTreeMap<IpAddr, Position>,
+    ) -> Option<Ipv6Addr> {
+        match self.address(field, text)? {
+            IpAddr::V6(address) => {
+                origins.insert(address.into(), position(text));
+                Some(address)
+            }
+            IpAddr::V4(_) => {
+                let remedy = "give an IPv6 address of this machine or leave the field out";
+                self.refuse(field, text, "an IPv4 address where IPv6 belongs", remedy);
+                None
+            }
+        }
     }
 
     fn vips(&mut self, file: &raw::File, origins: &mut Origins) -> BTreeSet<IpAddr> {
@@ -246,6 +268,12 @@ impl Rules {
             if let Some(source) = origins.sources.get(&address) {
                 let reason = format!("this VIP is also an outer source address at {source}");
                 let remedy = "a VIP belongs to the edges together, a source to one machine: \
+                              use another address for one of them";
+                self.refuse(&field, text, reason, remedy);
+            }
+            if let Some(nat) = origins.nat.get(&address) {
+                let reason = format!("this VIP is also the address of NAT mode at {nat}");
+                let remedy = "clients send to a VIP, backends reply to an address of the machine: \
                               use another address for one of them";
                 self.refuse(&field, text, reason, remedy);
             }

@@ -1,5 +1,6 @@
 use super::*;
 use crate::config;
+use crate::desired::NatSettings;
 
 /// One file for an edge in front of the cluster and for both of its nodes.
 const CLUSTER: &str = "\
@@ -184,6 +185,37 @@ fn l2dsr_asks_for_the_macs_of_single_edges() {
         modes,
         [(80, ForwardMode::L2dsr), (30080, ForwardMode::Ipip)].into()
     );
+}
+
+#[test]
+fn nat_mode_has_ports_and_addresses_where_a_service_goes_by_it() {
+    let own = ["10.0.0.100", "10.0.0.101", "10.99.0.1", "2001:db8::100"];
+    let plain = target(CLUSTER, &own);
+    assert_eq!(plain.settings.nat, None);
+    assert_eq!(plain.addresses.nat, addresses(&[]));
+
+    let by_nat = CLUSTER.replace("    traffic_policy: local\n", "    mode: nat\n");
+    let by_nat = by_nat
+        .replace(", node: 10.0.0.1", "")
+        .replace(", node: 10.0.0.2", "");
+    let any = target(&by_nat, &own);
+    assert_eq!(any.settings.nat, Some(NatSettings::default()));
+    assert_eq!(
+        any.addresses.nat,
+        addresses(&["10.0.0.100", "10.0.0.101"]),
+        "of the backends' family, and no VIP"
+    );
+    let one = target(
+        &format!("nat: {{ipv4: 10.0.0.101, ports: 50000-50009}}\n{by_nat}"),
+        &own,
+    );
+    let nat = one.settings.nat.unwrap();
+    assert_eq!((nat.first_port, nat.ports), (50_000, 10));
+    assert_eq!(one.addresses.nat, addresses(&["10.0.0.101"]));
+
+    let node = target(&format!("roles: [node]\n{by_nat}"), &own);
+    assert_eq!(node.settings.nat, None);
+    assert_eq!(node.addresses.nat, addresses(&[]));
 }
 
 #[test]

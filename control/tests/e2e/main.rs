@@ -12,6 +12,7 @@ mod egress;
 mod health;
 mod interfaces;
 mod masquerade;
+mod nat;
 mod path_mtu;
 mod pods;
 mod programs;

@@ -1,4 +1,4 @@
-//! Requests to the kernel over netlink, one at a time, of the routing and the generic families.
+//! Requests to the kernel over netlink, one at a time, of the routing, netfilter and generic families.
 //!
 //! Other than the connection of [`nexthop`](crate::nexthop), this one asks the kernel to explain
 //! its refusals in words (`NETLINK_EXT_ACK`).
@@ -7,7 +7,7 @@ use std::io;
 
 use netlink_sys::{
     Socket,
-    protocols::{NETLINK_GENERIC, NETLINK_ROUTE},
+    protocols::{NETLINK_GENERIC, NETLINK_NETFILTER, NETLINK_ROUTE},
 };
 
 use crate::netlink::{
@@ -70,6 +70,11 @@ impl Connection {
     /// Opens a socket for the families that have a name instead of a number.
     pub(crate) fn generic() -> Result<Self, RequestError> {
         Self::open(NETLINK_GENERIC).map_err(RequestError::Socket)
+    }
+
+    /// Opens a socket for what netfilter does.
+    pub(crate) fn netfilter() -> Result<Self, RequestError> {
+        Self::open(NETLINK_NETFILTER).map_err(RequestError::Socket)
     }
 
     fn open(protocol: isize) -> io::Result<Self> {

@@ -6,7 +6,7 @@
 mod flow_frame;
 mod world;
 
-use std::net::SocketAddr;
+use std::{fmt, net::SocketAddr};
 
 use xdp_prog::{
     abi::{
@@ -16,6 +16,7 @@ use xdp_prog::{
     decide::{
         self, Action, Ip, Stage, Tables as _,
         balance::{self, Choice, Found},
+        nat::Translation,
     },
     flow::FlowKey,
     frame::HostFrame,
@@ -35,8 +36,31 @@ use super::{BackendKey, ServiceKey, Tables, encode::backend_key, types::address_
 pub struct Explanation {
     /// Where the look-up led, if there is such a service with a backend.
     pub choice: Option<ChosenBackend>,
+    /// The ends that NAT mode gives the packet.
+    pub translated: Option<Translated>,
     /// What becomes of the packet.
     pub verdict: Outcome,
+}
+
+/// The ends that NAT mode gives a packet: `10.0.0.9:61001 -> 10.0.0.7:8080`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Translated {
+    /// Who it comes from then.
+    pub source: SocketAddr,
+    /// Who it goes to then.
+    pub destination: SocketAddr,
+    /// Whether no flow is known that it belongs to, so that another port may be free when it comes.
+    pub is_new: bool,
+}
+
+impl fmt::Display for Translated {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} -> {}", self.source, self.destination)?;
+        if self.is_new {
+            f.write_str(", a new flow: by this port or another one that is free")?;
+        }
+        Ok(())
+    }
 }
 
 /// How the backend of a flow was found.
@@ -101,8 +125,16 @@ impl Tables {
     pub fn which(&self, service: &ServiceKey, from: SocketAddr) -> Option<Explanation> {
         let frame = HostFrame::new(&first_frame(service, from)?);
         let choice = with_packet(&frame, &Chosen { tables: self }).flatten();
-        let Run { verdict, .. } = run(self, frame, 0);
-        Some(Explanation { choice, verdict })
+        let Run {
+            translated,
+            verdict,
+            ..
+        } = run(self, frame, 0);
+        Some(Explanation {
+            choice,
+            translated,
+            verdict,
+        })
     }
 
     /// Follows the first small packet of a flow; see [`Tables::trace_frame`].
@@ -131,12 +163,14 @@ impl Tables {
 struct Run {
     steps: Vec<TraceStep>,
     after: Vec<u8>,
+    translated: Option<Translated>,
     verdict: Outcome,
 }
 
 fn run(tables: &Tables, mut frame: HostFrame, ingress: u32) -> Run {
     let world = ReadOnly::new(tables);
     let mut steps = Vec::new();
+    let mut is_new = false;
     let mut action = decide::process(&mut frame, &world, ingress);
     // No stage comes twice; a bound all the same.
     for _ in Stage::ALL {
@@ -144,7 +178,12 @@ fn run(tables: &Tables, mut frame: HostFrame, ingress: u32) -> Run {
             break;
         };
         steps.push(step("stage", format!("goes on in {}", stage.program())));
+        is_new |= stage == Stage::NatBegin;
         action = decide::resume(stage, &mut frame, &world, ingress);
+    }
+    let translated = world.translation().map(|by| translated(by, is_new));
+    if let Some(translated) = translated {
+        steps.push(step("nat", translated.to_string()));
     }
     let counted = world.counted();
     steps.extend(
@@ -168,7 +207,18 @@ fn run(tables: &Tables, mut frame: HostFrame, ingress: u32) -> Run {
     Run {
         steps,
         after: frame.bytes().to_vec(),
+        translated,
         verdict,
+    }
+}
+
+fn translated(by: &Translation, is_new: bool) -> Translated {
+    let [a, b, c, d] = by.ports.to_ne_bytes();
+    let end = |address, port| SocketAddr::new(address_of(address), u16::from_be_bytes(port));
+    Translated {
+        source: end(by.source, [a, b]),
+        destination: end(by.destination, [c, d]),
+        is_new,
     }
 }
 

@@ -4,6 +4,7 @@ use std::{
     collections::BTreeSet,
     fmt,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    ops::RangeInclusive,
     str::FromStr,
 };
 
@@ -313,6 +314,18 @@ pub struct NatSettings {
     /// Number of ports, and so of flows to one backend's port. One that was closed or never answered keeps its
     /// port for four minutes, so a backend takes as many new ones per second as this divided by 240.
     pub ports: u16,
+}
+
+impl NatSettings {
+    /// Returns the range of ports; empty where there are none.
+    pub const fn ports(&self) -> RangeInclusive<u16> {
+        match self.ports {
+            0 => RangeInclusive::new(1, 0),
+            ports => {
+                RangeInclusive::new(self.first_port, self.first_port.saturating_add(ports - 1))
+            }
+        }
+    }
 }
 
 impl Default for NatSettings {

@@ -113,23 +113,26 @@ impl Rules {
     }
 
     pub(super) fn node_port_range(&mut self, file: &raw::File) -> RangeInclusive<u16> {
-        let Some(text) = &file.node_port_range else {
-            return NODE_PORTS;
-        };
+        let text = file.node_port_range.as_ref();
+        let range = text
+            .and_then(|text| self.port_range("node_port_range", text, "write it like 30000-32767"));
+        range.unwrap_or(NODE_PORTS)
+    }
+
+    /// Takes a range of ports.
+    pub(super) fn port_range(
+        &mut self,
+        field: &str,
+        text: &Spanned<String>,
+        remedy: &str,
+    ) -> Option<RangeInclusive<u16>> {
         let ends = text.value.split_once('-');
         let ends = ends.and_then(|(first, last)| Some((decimal(first)?, decimal(last)?)));
-        match ends {
-            Some((first, last)) if first > 0 && first <= last => first..=last,
-            _ => {
-                self.refuse(
-                    "node_port_range",
-                    text,
-                    "not a range of ports",
-                    "write it like 30000-32767",
-                );
-                NODE_PORTS
-            }
+        let range = ends.filter(|&(first, last)| first > 0 && first <= last);
+        if range.is_none() {
+            self.refuse(field, text, "not a range of ports", remedy);
         }
+        range.map(|(first, last)| first..=last)
     }
 
     pub(super) fn node_port(

@@ -32,15 +32,20 @@ impl<'net> Capture<'net> {
 
     /// Ends the capture; every packet must have good checksums. Returns how many there are.
     pub(crate) fn assert_good_checksums(mut self) -> usize {
-        self.process.stop(TIMEOUT).unwrap();
+        self.stop();
         let bad = CHECKED.map(|protocol| format!("{protocol}.checksum.status == \"Bad\""));
         let bad = self.packets(&bad.join(" || "));
         assert!(bad.is_empty(), "bad checksums:\n{}", bad.join("\n"));
         self.packets("tcp || udp || icmp || icmpv6").len()
     }
 
+    /// Ends the capture.
+    pub(crate) fn stop(&mut self) {
+        self.process.stop(TIMEOUT).unwrap();
+    }
+
     /// One line for each captured packet that a display filter finds.
-    fn packets(&self, filter: &str) -> Vec<String> {
+    pub(crate) fn packets(&self, filter: &str) -> Vec<String> {
         let mut tshark = self.machine.namespace().command("tshark");
         let file = Path::new(Namespace::FILES).join(FILE);
         tshark.arg("-r").arg(file).args(["-n", "-Y", filter]);

@@ -167,3 +167,24 @@ fn table_sizes(services: usize) -> String {
         2 * keys
     )
 }
+
+/// The file of an edge whose services are translated to one backend each.
+pub(crate) fn nat_config(services: impl IntoIterator<Item = (SocketAddr, SocketAddr)>) -> String {
+    let services: Vec<(SocketAddr, SocketAddr)> = services.into_iter().collect();
+    let mut text = machine_config(&table_sizes(services.len()));
+    let vips: BTreeSet<IpAddr> = services.iter().map(|(vip, _)| vip.ip()).collect();
+    writeln!(text, "vips: {}\nservices:", list(vips)).unwrap();
+    for (number, (vip, backend)) in services.into_iter().enumerate() {
+        writeln!(
+            text,
+            "  - name: s{number}\n    address: \"{}\"\n    port: {}\n    protocol: tcp\n    \
+             mode: nat\n    backends: [{{ address: \"{}\", port: {} }}]",
+            vip.ip(),
+            vip.port(),
+            backend.ip(),
+            backend.port()
+        )
+        .unwrap();
+    }
+    text
+}

@@ -64,6 +64,11 @@ impl<'t> ReadOnly<'t> {
         }
     }
 
+    /// Returns what NAT mode gives the packet.
+    pub(super) fn translation(&self) -> Option<&Translation> {
+        self.translation.get()
+    }
+
     /// Lists the counters that were moved.
     pub(super) fn counted(&self) -> Vec<Counted> {
         self.counted.borrow().clone()

@@ -1,0 +1,162 @@
+//! NAT mode: backends that know nothing of it, on machines without an agent.
+
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+
+use lab::{Machine, Topology, output, serve_page, vip_v4, vip_v6};
+use serde_json::Value;
+
+use crate::support::{Agent, Capture, Cluster, nat_config};
+
+const PAGE: usize = 200_000;
+
+/// The VIPs of both families with the host that is behind them.
+fn services(host: &Machine) -> [(SocketAddr, SocketAddr); 2] {
+    let vips: [IpAddr; 2] = [vip_v4(1).into(), vip_v6(1).into()];
+    vips.map(|vip| {
+        (
+            SocketAddr::new(vip, 80),
+            SocketAddr::new(host.address_like(vip), 8080),
+        )
+    })
+}
+
+/// A client, an edge, and a host in a network of its own behind the router.
+fn net() -> Topology {
+    Topology::builder()
+        .nodes(0)
+        .routed_nodes(1)
+        .build()
+        .unwrap()
+}
+
+#[test]
+fn curl_gets_pages_from_an_unmodified_host_on_another_segment() {
+    let net = net();
+    let (client, edge, host) = (&net.clients()[0], &net.edges()[0], &net.nodes()[0]);
+    let services = services(host);
+    let _server = serve_page(host, &services.map(|(_, host)| host), &"x".repeat(PAGE)).unwrap();
+    let agent = Agent::start(edge, &nat_config(services));
+    assert_kernel_does_nothing(edge);
+
+    let capture = Capture::start(client);
+    let mut at_host = Capture::start(host);
+    for (vip, _) in services {
+        let url = format!("http://{vip}/");
+        for _ in 0..10 {
+            let mut curl = client.namespace().command("curl");
+            let page = output(curl.args(["-sSf", "-m", "10", &url])).unwrap();
+            assert!(page == "x".repeat(PAGE), "{} bytes", page.len());
+        }
+    }
+    assert!(capture.assert_good_checksums() > 1000);
+    at_host.stop();
+    for of_clients in [
+        format!("ip.addr == {} || ip.addr == {}", client.v4(), vip_v4(1)),
+        format!("ipv6.addr == {} || ipv6.addr == {}", client.v6(), vip_v6(1)),
+    ] {
+        let seen = at_host.packets(&of_clients);
+        assert!(
+            seen.is_empty(),
+            "the host is asked by the edge:\n{}",
+            seen.join("\n")
+        );
+    }
+    assert!(Cluster::packets(&agent, "return", "nat_reply") > 100);
+    for lost in ["nat_unknown_flow", "nat_ports_exhausted", "nat_table_full"] {
+        assert_eq!(Cluster::packets(&agent, "drop", lost), 0, "{lost}");
+    }
+    assert_kernel_does_nothing(edge);
+}
+
+#[test]
+fn which_and_trace_tell_the_ends_that_a_flow_has_at_the_host() {
+    let net = net();
+    let (client, edge, host) = (&net.clients()[0], &net.edges()[0], &net.nodes()[0]);
+    let services = services(host);
+    let agent = Agent::start(edge, &nat_config(services));
+    for (vip, backend) in services {
+        let listener = host.namespace().run(|| TcpListener::bind(backend).unwrap());
+        let stream = client.namespace().run(|| TcpStream::connect(vip).unwrap());
+        let (_accepted, peer) = listener.accept().unwrap();
+        assert_eq!(peer.ip(), edge.address_like(vip.ip()));
+        assert!(peer.port() > 61_000, "{peer}");
+
+        let service = format!("{vip}/tcp");
+        let ask = |command, from: SocketAddr| {
+            let from = from.to_string();
+            agent.json(&[command, "--service", &service, "--from", &from])
+        };
+        let from = stream.local_addr().unwrap();
+        let which = ask("which", from);
+        assert_eq!(
+            which["translated"],
+            format!("{peer} -> {backend}"),
+            "{which}"
+        );
+        assert_eq!(
+            step(&ask("trace", from), "nat"),
+            format!("{peer} -> {backend}")
+        );
+
+        let new = SocketAddr::new(from.ip(), 1);
+        let which = ask("which", new);
+        let ends = which["translated"].as_str().unwrap();
+        assert!(
+            ends.contains(&format!(" -> {backend}, a new flow")),
+            "{which}"
+        );
+        assert!(
+            !ends.starts_with(&peer.to_string()),
+            "its port is taken: {which}"
+        );
+    }
+}
+
+fn step<'a>(trace: &'a Value, name: &str) -> &'a str {
+    let steps = trace["steps"].as_array().unwrap();
+    let step = steps.iter().find(|step| step["name"] == name);
+    step.unwrap_or_else(|| panic!("no {name}: {trace}"))["text"]
+        .as_str()
+        .unwrap()
+}
+
+#[test]
+fn check_warns_of_ports_that_the_kernel_gives_out_too() {
+    let net = net();
+    let (edge, host) = (&net.edges()[0], &net.nodes()[0]);
+    let own = nat_config(services(host));
+    let verdicts = |config: &str| {
+        let path = edge.namespace().write_file("check.yaml", config).unwrap();
+        let mut check = edge.namespace().command(env!("CARGO_BIN_EXE_guideway"));
+        check.args(["check", "--json", "--config"]).arg(path);
+        let findings: Value = serde_json::from_slice(&check.output().unwrap().stdout).unwrap();
+        ["NAT ports", "masquerade"].map(|name| {
+            let mut findings = findings.as_array().unwrap().iter();
+            let finding = findings.find(|finding| finding["check"] == name);
+            finding.map(|finding| finding["verdict"].as_str().unwrap().to_owned())
+        })
+    };
+    let verdict = |text: &str| Some(text.to_owned());
+    assert_eq!(verdicts(&own), [verdict("OK"), verdict("OK")]);
+
+    for line in [
+        "add table inet t",
+        "add chain inet t c { type nat hook postrouting priority 100; }",
+        "add rule inet t c oifname eth0 masquerade random",
+    ] {
+        output(edge.namespace().command("nft").args(line.split(' '))).unwrap();
+    }
+    assert_eq!(verdicts(&own), [verdict("OK"), verdict("WARN")]);
+    let among_them = format!("nat: {{ports: 40000-50000}}\n{own}");
+    assert_eq!(verdicts(&among_them), [verdict("WARN"), verdict("WARN")]);
+}
+
+/// Neither forwarding nor a netfilter rule.
+fn assert_kernel_does_nothing(edge: &Machine) {
+    let machine = edge.namespace();
+    for key in ["net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"] {
+        assert_eq!(machine.sysctl(key).unwrap().trim(), "0", "{key}");
+    }
+    let rules = output(machine.command("nft").args(["list", "ruleset"])).unwrap();
+    assert_eq!(rules, "");
+}

@@ -1,13 +1,18 @@
 //! NAT mode: backends that know nothing of it, on machines without an agent.
 
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::{
+    io::ErrorKind,
+    net::{IpAddr, SocketAddr, TcpListener, TcpStream},
+    time::Duration,
+};
 
 use lab::{Machine, Topology, output, serve_page, vip_v4, vip_v6};
 use serde_json::Value;
 
-use crate::support::{Agent, Capture, Cluster, nat_config};
+use crate::support::{Agent, Capture, Cluster, TIMEOUT, nat_config};
 
 const PAGE: usize = 200_000;
+const SHORT: Duration = Duration::from_millis(500);
 
 /// The VIPs of both families with the host that is behind them.
 fn services(host: &Machine) -> [(SocketAddr, SocketAddr); 2] {
@@ -110,6 +115,30 @@ fn which_and_trace_tell_the_ends_that_a_flow_has_at_the_host() {
             "its port is taken: {which}"
         );
     }
+}
+
+#[test]
+fn exhausted_ports_are_visible() {
+    let net = net();
+    let (client, edge, host) = (&net.clients()[0], &net.edges()[0], &net.nodes()[0]);
+    let services = services(host);
+    let config = format!("nat: {{ports: 61001-61001}}\n{}", nat_config(services));
+    let agent = Agent::start(edge, &config);
+    for (refused, (vip, backend)) in (1..).zip(services) {
+        let listener = host.namespace().run(|| TcpListener::bind(backend).unwrap());
+        let connect = || {
+            client
+                .namespace()
+                .run(|| TcpStream::connect_timeout(&vip, SHORT))
+        };
+        let _first = connect(TIMEOUT).unwrap();
+        let (_accepted, peer) = listener.accept().unwrap();
+        assert_eq!(peer, SocketAddr::new(edge.address_like(vip.ip()), 61_001));
+        assert_eq!(connect(SHORT).unwrap_err().kind(), ErrorKind::TimedOut);
+        let dropped = Cluster::packets(&agent, "drop", "nat_ports_exhausted");
+        assert!(dropped >= refused, "{dropped} SYNs");
+    }
+    assert!(agent.page(&["drops"]).contains("nat_ports_exhausted"));
 }
 
 fn step<'a>(trace: &'a Value, name: &str) -> &'a str {

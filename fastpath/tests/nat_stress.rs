@@ -1,0 +1,334 @@
+//! NAT mode under load from two CPUs at once: no port is given twice, none is lost, none comes back too early.
+
+#![expect(
+    clippy::unwrap_used,
+    reason = "a panic at the place is how a test fails"
+)]
+
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, Ipv4Addr, SocketAddrV4},
+    sync::Barrier,
+};
+
+use aya::{
+    maps::{HashMap, Map, MapData},
+    programs::{TestRun, TestRunOptions},
+};
+use etherparse::PacketBuilder;
+use fastpath::{
+    load::{Loaded, Loader},
+    nexthop::{NextHop, Resolution},
+    tables::{
+        BackendSpec, ForwardMode, NatSettings, Protocol, ServiceKey, ServiceSpec, Settings, Tables,
+    },
+};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use xdp_prog::{
+    abi::{NatForward, NatMark, NatReverse, Tuple, map},
+    decide::{deliver::IDLE_UDP_NS, nat::GUARD_NS},
+};
+
+const VIP: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(10, 99, 0, 1), 53);
+const EDGE: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 100);
+const BACKEND_PORT: u16 = 5353;
+const FIRST_PORT: u16 = 20_000;
+const XDP_DROP: u32 = 1;
+const XDP_TX: u32 = 3;
+const SECOND: u64 = 1_000_000_000;
+
+#[test]
+fn sixty_thousand_flows_share_no_port_and_get_their_replies() {
+    const FLOWS: u32 = 60_000;
+    let edge = Edge::start(16, 8_000);
+    // Every flow comes in on both CPUs, nearly at the same time.
+    let seen = on_two_cpus(|_| {
+        let begin = |flow| edge.request(flow).or_else(|_| edge.request(flow));
+        (0..FLOWS)
+            .map(|flow| begin(flow).unwrap())
+            .collect::<Vec<Ends>>()
+    });
+    assert_eq!(seen[0], seen[1], "both CPUs give a flow the same port");
+    let distinct: BTreeSet<&Ends> = seen[0].iter().collect();
+    assert_eq!(distinct.len(), FLOWS as usize);
+    let backends: BTreeSet<Ipv4Addr> = seen[0].iter().map(|ends| *ends.backend.ip()).collect();
+    assert_eq!(backends.len(), 16);
+    edge.assert_consistent(FLOWS as usize);
+    assert_eq!(edge.drops(), edge.dropped("table_changed"));
+
+    on_two_cpus(|cpu| {
+        for flow in (0..FLOWS).filter(|flow| flow % 2 == cpu) {
+            let returned = edge.reply(&seen[0][flow as usize]).unwrap();
+            assert_eq!(returned, (VIP, client(flow)));
+        }
+    });
+}
+
+#[test]
+fn exhaustion_is_counted_and_ports_come_back_after_the_stated_time() {
+    const PORTS: u16 = 1_000;
+    const FLOWS: u32 = 5_000;
+    let mut edge = Edge::start(1, PORTS);
+    let begin = |edge: &Edge, flows: std::ops::Range<u32>| {
+        let served = on_two_cpus(|cpu| {
+            let own = flows.clone().filter(|flow| flow % 2 == cpu);
+            own.filter_map(|flow| Some((flow, edge.request(flow).ok()?)))
+                .collect::<Vec<_>>()
+        });
+        served.concat()
+    };
+    let served = begin(&edge, 0..FLOWS);
+    assert_eq!(served.len(), usize::from(PORTS), "every port is found");
+    let distinct: BTreeSet<&Ends> = served.iter().map(|(_, ends)| ends).collect();
+    assert_eq!(distinct.len(), served.len());
+    let refused = u64::from(FLOWS) - u64::from(PORTS);
+    assert_eq!(edge.dropped("nat_ports_exhausted"), refused);
+    assert_eq!(edge.drops(), refused);
+
+    // Nobody may renew these flows any more, but their ports are still theirs.
+    edge.age(IDLE_UDP_NS + GUARD_NS - 30 * SECOND);
+    assert_eq!(edge.tables.sweep_nat(usize::MAX).unwrap(), 0);
+    assert_eq!(edge.tables.nat_fill().used, usize::from(PORTS));
+    assert_eq!(begin(&edge, FLOWS..FLOWS + 1_000), []);
+
+    // The sweep, new flows, and clients of old ones that come back, all at the same time.
+    edge.age(IDLE_UDP_NS + GUARD_NS + SECOND);
+    let Edge { loaded, tables } = &mut edge;
+    let swept = Barrier::new(3);
+    let served = std::thread::scope(|scope| {
+        let cpus = [0, 1].map(|cpu| {
+            let (loaded, swept) = (&*loaded, &swept);
+            scope.spawn(move || {
+                pin(cpu);
+                swept.wait();
+                // Every fifth flow had a port before.
+                let flows = (0..FLOWS).filter(|flow| flow % 2 == cpu);
+                let served = flows.filter_map(|flow| Some((flow, request(loaded, flow).ok()?)));
+                served.collect::<Vec<_>>()
+            })
+        });
+        swept.wait();
+        for _ in 0..10 {
+            tables.sweep_nat(usize::MAX).unwrap();
+        }
+        cpus.map(|cpu| cpu.join().unwrap()).concat()
+    });
+    let distinct: BTreeSet<&Ends> = served.iter().map(|(_, ends)| ends).collect();
+    assert_eq!(distinct.len(), served.len(), "no port is given twice");
+    edge.tables.sweep_nat(usize::MAX).unwrap();
+    edge.assert_consistent(served.len());
+    // What is left over is found: nothing of the old flows is in the way.
+    let more = begin(&edge, FLOWS..2 * FLOWS);
+    assert_eq!(served.len() + more.len(), usize::from(PORTS));
+    edge.assert_consistent(usize::from(PORTS));
+}
+
+/// How a flow looks behind the edge.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Ends {
+    edge: SocketAddrV4,
+    backend: SocketAddrV4,
+}
+
+/// The loaded program, which balances one service.
+struct Edge {
+    loaded: Loaded,
+    tables: Tables,
+}
+
+impl Edge {
+    fn start(backends: u8, ports: u16) -> Self {
+        let loaded = Loader::unpinned()
+            .max_entries(map::LUT, 1 << 16)
+            .max_entries(map::BACKENDS, 64)
+            .max_entries(map::BACKEND_TRAFFIC, 64)
+            .load()
+            .unwrap();
+        let mut tables = Tables::open(&loaded).unwrap();
+        let nat = NatSettings {
+            first_port: FIRST_PORT,
+            ports,
+            ..NatSettings::default()
+        };
+        let settings = Settings {
+            nat: Some(nat),
+            ..Settings::default()
+        };
+        tables.set_settings(settings).unwrap();
+        let backends: Vec<Ipv4Addr> = (1..=backends).map(|n| Ipv4Addr::new(10, 0, 0, n)).collect();
+        for backend in &backends {
+            tables.set_next_hop((*backend).into(), loopback()).unwrap();
+        }
+        let backend = |address: &Ipv4Addr| {
+            BackendSpec::nat(SocketAddrV4::new(*address, BACKEND_PORT).into(), 1)
+        };
+        let spec = ServiceSpec {
+            mode: ForwardMode::Nat,
+            backends: backends.iter().map(backend).collect(),
+            ..ServiceSpec::default()
+        };
+        let key = ServiceKey {
+            address: IpAddr::V4(*VIP.ip()),
+            port: VIP.port(),
+            protocol: Protocol::Udp,
+        };
+        tables.put_service(key, &spec).unwrap();
+        Self { loaded, tables }
+    }
+
+    fn request(&self, flow: u32) -> Result<Ends, u32> {
+        request(&self.loaded, flow)
+    }
+
+    /// Sends a backend's datagram; returns the ends that it gets.
+    fn reply(&self, ends: &Ends) -> Result<(SocketAddrV4, SocketAddrV4), u32> {
+        run(&self.loaded, ends.backend, ends.edge)
+    }
+
+    /// Every flow has both entries, each leads to the other, and nobody is about to remove one.
+    fn assert_consistent(&self, flows: usize) {
+        let forward = table::<NatForward>(&self.loaded, map::NAT_FORWARD);
+        let reverse = all(&table::<NatReverse>(&self.loaded, map::NAT_REVERSE));
+        assert_eq!((forward.keys().count(), reverse.len()), (flows, flows));
+        for (reply, back) in reverse {
+            let key = back.forward_key(reply.protocol());
+            let there = forward.get(&key, 0).unwrap();
+            assert!(there.is_for(&key) && there.is_answered_as(&reply));
+        }
+        assert_eq!(
+            table::<u64>(&self.loaded, map::NAT_CLAIMS).keys().count(),
+            0
+        );
+    }
+
+    /// Makes all flows look as if they had been idle for so long.
+    fn age(&self, idle: u64) {
+        let mark = NatMark::new(monotonic_ns().wrapping_sub(idle), 0);
+        let mut forward = table::<NatForward>(&self.loaded, map::NAT_FORWARD);
+        for (key, mut entry) in all(&forward) {
+            entry.mark = mark;
+            forward.insert(key, entry, 0).unwrap();
+        }
+        let mut reverse = table::<NatReverse>(&self.loaded, map::NAT_REVERSE);
+        for (key, mut entry) in all(&reverse) {
+            entry.mark = mark;
+            reverse.insert(key, entry, 0).unwrap();
+        }
+    }
+
+    fn dropped(&self, label: &str) -> u64 {
+        let counters = self.tables.counters().unwrap();
+        let mut reasons = counters.reasons.iter();
+        reasons.find(|count| count.label == label).unwrap().packets
+    }
+
+    fn drops(&self) -> u64 {
+        let counters = self.tables.counters().unwrap();
+        let drops = counters.reasons.iter();
+        let drops = drops.filter(|count| count.kind == xdp_prog::reason::ReasonKind::Drop);
+        drops.map(|count| count.packets).sum()
+    }
+}
+
+/// Sends a datagram of a flow; returns the ends that it gets, or the action where it is not sent on.
+fn request(loaded: &Loaded, flow: u32) -> Result<Ends, u32> {
+    let (edge, backend) = run(loaded, client(flow), VIP)?;
+    assert_eq!((*edge.ip(), backend.port()), (EDGE, BACKEND_PORT));
+    Ok(Ends { edge, backend })
+}
+
+/// Each flow has a client of its own.
+fn client(flow: u32) -> SocketAddrV4 {
+    let address = Ipv4Addr::from(u32::from(Ipv4Addr::new(198, 18, 0, 0)) + flow);
+    SocketAddrV4::new(address, 40_000)
+}
+
+/// Runs the program on a datagram; returns its ends as it is sent on, or the action where it is not.
+fn run(
+    loaded: &Loaded,
+    from: SocketAddrV4,
+    to: SocketAddrV4,
+) -> Result<(SocketAddrV4, SocketAddrV4), u32> {
+    const IP: usize = 14;
+    let mut input = Vec::with_capacity(64);
+    PacketBuilder::ethernet2([2, 0, 0, 0, 0, 9], [2, 0, 0, 0, 0, 8])
+        .ipv4(from.ip().octets(), to.ip().octets(), 64)
+        .udp(from.port(), to.port())
+        .write(&mut input, &[0; 18])
+        .unwrap();
+    let mut output = [0; 64];
+    let result = loaded
+        .program()
+        .test_run(TestRunOptions {
+            data_in: Some(&input),
+            data_out: Some(&mut output),
+            ..TestRunOptions::default()
+        })
+        .unwrap();
+    match result.return_value {
+        XDP_TX => {
+            let end = |address: usize, port: usize| {
+                let address: [u8; 4] = output[IP + address..][..4].try_into().unwrap();
+                let port = output[IP + port..][..2].try_into().unwrap();
+                SocketAddrV4::new(address.into(), u16::from_be_bytes(port))
+            };
+            Ok((end(12, 20), end(16, 22)))
+        }
+        action => {
+            assert_eq!(action, XDP_DROP, "{from} -> {to}");
+            Err(action)
+        }
+    }
+}
+
+/// Does the same on two CPUs at once; each is told which of the two it is.
+fn on_two_cpus<T: Send>(work: impl Fn(u32) -> T + Sync) -> [T; 2] {
+    let together = Barrier::new(2);
+    std::thread::scope(|scope| {
+        let threads = [0, 1].map(|cpu| {
+            let (work, together) = (&work, &together);
+            scope.spawn(move || {
+                pin(cpu);
+                together.wait();
+                work(cpu)
+            })
+        });
+        threads.map(|thread| thread.join().unwrap())
+    })
+}
+
+/// Keeps the calling thread on the `nth` CPU of those that it may use.
+fn pin(nth: u32) {
+    let usable = sched_getaffinity(None).unwrap();
+    let mut cpus = (0..CpuSet::MAX_CPU).filter(|cpu| usable.is_set(*cpu));
+    let cpu = cpus.nth(nth as usize).expect("the machine has two CPUs");
+    let mut only = CpuSet::new();
+    only.set(cpu);
+    sched_setaffinity(None, &only).unwrap();
+}
+
+fn table<V: aya::Pod>(loaded: &Loaded, name: &str) -> HashMap<MapData, Tuple, V> {
+    HashMap::try_from(Map::HashMap(loaded.map(name).unwrap())).unwrap()
+}
+
+fn all<V: aya::Pod>(table: &HashMap<MapData, Tuple, V>) -> Vec<(Tuple, V)> {
+    table.iter().map(Result::unwrap).collect()
+}
+
+/// A next hop on the device that test runs come in on, so that the action is `XDP_TX`.
+fn loopback() -> Resolution {
+    Resolution::Resolved(NextHop {
+        ifindex: 1,
+        source_mac: [2, 0, 0, 0, 0, 1],
+        destination_mac: [2, 0, 0, 0, 0, 2],
+        via_gateway: false,
+        vlan: None,
+        mtu: 1500,
+        source: Some(EDGE.into()),
+    })
+}
+
+fn monotonic_ns() -> u64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    u64::try_from(time.tv_sec).unwrap() * SECOND + u64::try_from(time.tv_nsec).unwrap()
+}

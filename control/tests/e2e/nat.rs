@@ -126,10 +126,10 @@ fn exhausted_ports_are_visible() {
     let agent = Agent::start(edge, &config);
     for (refused, (vip, backend)) in (1..).zip(services) {
         let listener = host.namespace().run(|| TcpListener::bind(backend).unwrap());
-        let connect = || {
+        let connect = |within| {
             client
                 .namespace()
-                .run(|| TcpStream::connect_timeout(&vip, SHORT))
+                .run(|| TcpStream::connect_timeout(&vip, within))
         };
         let _first = connect(TIMEOUT).unwrap();
         let (_accepted, peer) = listener.accept().unwrap();

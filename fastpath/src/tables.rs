@@ -23,9 +23,9 @@ use std::{
 use aya::maps::{self, Map, MapData, MapError};
 use ipnet::IpNet;
 use xdp_prog::abi::{
-    AddressKey, Backend, Config, Datagram, EdgeMac, EdgePrefix, NatForward, NatReverse, NextHop,
-    Pod, PodFlow, PodKey, Probe, Service, ServiceKeyV4, ServiceKeyV6, Slot, SourcePrefix, Tuple,
-    map,
+    AddressKey, Backend, Config, Datagram, EdgeMac, EdgePrefix, LocalFlow, NatForward, NatReverse,
+    NextHop, Pod, PodFlow, PodKey, Probe, Service, ServiceKeyV4, ServiceKeyV6, Slot, SourcePrefix,
+    Tuple, map,
 };
 
 pub use self::{
@@ -185,7 +185,7 @@ pub struct Tables {
     edge_macs: maps::HashMap<MapData, EdgeMac, u32>,
     source_ranges: maps::lpm_trie::LpmTrie<MapData, SourcePrefix, u32>,
     pods: maps::HashMap<MapData, PodKey, Pod>,
-    local_flows: maps::HashMap<MapData, Tuple, u64>,
+    local_flows: maps::HashMap<MapData, Tuple, LocalFlow>,
     probes: maps::Array<MapData, Probe>,
     flows: maps::HashMap<MapData, Tuple, PodFlow>,
     flows_embryonic: maps::HashMap<MapData, Tuple, PodFlow>,

@@ -28,7 +28,7 @@ use fastpath::{
     nexthop::{Resolution, Resolver, Tracker},
     tables::{Addresses, BackendSpec, Protocol, ServiceKey, ServiceSpec, Settings, Tables},
 };
-use lab::{Machine, Offload, Topology, vip_v4, vip_v6, wait_until};
+use lab::{Machine, Offload, Topology, output, vip_v4, vip_v6, wait_until};
 use xdp_prog::abi::map;
 
 const PORT: u16 = 80;
@@ -36,6 +36,7 @@ const POD_PORT: u16 = 8080;
 const NODE_PORT: u16 = 30_080;
 const TIMEOUT: Duration = Duration::from_secs(20);
 const MTU: u32 = 1500;
+const BRIDGE: &str = "br0";
 
 #[test]
 fn megabytes_from_a_pod_with_offloads_arrive_whole() {
@@ -149,11 +150,62 @@ fn answers_to_the_nodes_own_sockets_on_a_node_port_are_passed() {
     }
 }
 
+/// By a bridge and its port: the program sees each reply twice, and the second time it leaves from a NodePort.
+#[test]
+fn replies_that_pass_two_devices_are_no_flows_of_the_node() {
+    let mut world = World::behind_a_bridge();
+    world.attach_to_node(BRIDGE);
+    let node = &world.lab.nodes()[0];
+    for client in [world.lab.clients()[0].v4(), world.lab.clients()[0].v6()] {
+        let own = node.address_like(client);
+        let pod = world.pod().namespace().run(|| bind(any(client), POD_PORT));
+        let stranger = world.client().run(|| bind(client, 9001));
+        for number in 0..3 {
+            stranger.send_to(b"query", (own, NODE_PORT)).unwrap();
+            let mut query = [0; 64];
+            let (_, from) = pod
+                .recv_from(&mut query)
+                .unwrap_or_else(|error| panic!("query {number} to {own}: {error}"));
+            pod.send_to(b"reply", from).unwrap();
+            let (_, from) = stranger.recv_from(&mut query).unwrap();
+            assert_eq!(from, SocketAddr::new(own, NODE_PORT));
+        }
+        drop(pod);
+
+        let server = world.pod().namespace().run(|| listen(client));
+        let answers = thread::spawn(move || {
+            let (mut stream, _) = server.accept().unwrap();
+            let mut question = [0; 4];
+            while stream.read_exact(&mut question).is_ok() {
+                stream.write_all(&question).unwrap();
+            }
+        });
+        world.client().run(|| {
+            let to = SocketAddr::new(own, NODE_PORT);
+            let mut stream = TcpStream::connect_timeout(&to, TIMEOUT).unwrap();
+            stream.set_read_timeout(Some(TIMEOUT)).unwrap();
+            for number in 0..3 {
+                let mut answer = [0; 4];
+                stream.write_all(b"ping").unwrap();
+                stream
+                    .read_exact(&mut answer)
+                    .unwrap_or_else(|error| panic!("answer {number} of {to}: {error}"));
+            }
+        });
+        answers.join().unwrap();
+    }
+    assert_eq!(world.node.count("local_flow"), 0);
+}
+
 fn pattern(length: usize) -> Vec<u8> {
     (0_u32..)
         .flat_map(|number| number.wrapping_mul(0x9e37_79b9).to_be_bytes())
         .take(length)
         .collect()
+}
+
+fn ip(machine: &Machine, arguments: &str) {
+    output(machine.namespace().command("ip").args(arguments.split(' '))).unwrap();
 }
 
 fn any(like: IpAddr) -> IpAddr {
@@ -198,7 +250,34 @@ struct World {
 
 impl World {
     fn new() -> Self {
+        Self::over(Topology::builder().nodes(1).pods(1).build().unwrap())
+    }
+
+    /// The node's addresses lie on a bridge, whose port is the uplink.
+    fn behind_a_bridge() -> Self {
         let lab = Topology::builder().nodes(1).pods(1).build().unwrap();
+        let node = &lab.nodes()[0];
+        let mtu = format!("link set {BRIDGE} mtu 1600");
+        node.namespace().add_bridge(BRIDGE).unwrap();
+        for arguments in [
+            &mtu,
+            "address flush dev eth0 scope global",
+            "link set eth0 master br0",
+        ] {
+            ip(node, arguments);
+        }
+        let addresses = [(node.v4(), "24"), (node.v6(), "64 nodad")];
+        for ((address, rest), gateway) in addresses.into_iter().zip(node.gateways()) {
+            ip(node, &format!("address add {address}/{rest} dev {BRIDGE}"));
+            ip(
+                node,
+                &format!("route replace default via {gateway} dev {BRIDGE}"),
+            );
+        }
+        Self::over(lab)
+    }
+
+    fn over(lab: Topology) -> Self {
         let pod = lab.pods().next().unwrap();
         for offload in [Offload::Tx, Offload::Tso, Offload::Gso] {
             assert!(pod.link().unwrap().offload(offload).unwrap(), "{offload:?}");
@@ -241,6 +320,14 @@ impl World {
             node.serve(address, NODE_PORT, node_machine, pod, true);
         }
         Self { edge, node, lab }
+    }
+
+    /// Puts the egress program on one more of the node's devices.
+    fn attach_to_node(&mut self, device: &str) {
+        let loaded = self.node.loaded.as_mut().unwrap();
+        self.lab.nodes()[0].namespace().run(|| {
+            loaded.attach_egress(device, EgressHook::default()).unwrap();
+        });
     }
 
     fn vips(&self) -> [IpAddr; 2] {
@@ -317,6 +404,13 @@ impl Dataplane {
                 tables,
             }
         })
+    }
+
+    /// Returns how many packets were counted under a reason.
+    fn count(&self, label: &str) -> u64 {
+        let counters = self.tables.counters().unwrap();
+        let count = counters.reasons.iter().find(|count| count.label == label);
+        count.unwrap().packets
     }
 
     fn serve(&mut self, address: IpAddr, port: u16, node: &Machine, pod: &Machine, local: bool) {

@@ -18,11 +18,13 @@
 //!
 //! Changing a layout means raising [`VERSION`], which names the pin directory.
 
+mod local;
 mod nat;
 mod probe;
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
+pub use self::local::LocalFlow;
 pub use self::nat::{
     NAT_ANSWERED, NAT_FIN_BACKEND, NAT_FIN_CLIENT, NAT_OPEN, NAT_RESET, NatForward, NatLink,
     NatMark, NatReverse,
@@ -70,7 +72,7 @@ pub mod map {
     /// LRU hash from [`super::Tuple`] (as the pod sees the flow) to [`super::AddressKey`]: the client whose place
     /// the address that it talks to has taken.
     pub const HAIRPINS: &str = "HAIRPINS";
-    /// LRU hash from [`super::Tuple`] (as packets come in) to `u64` last seen, ns: flows of this machine's own kernel.
+    /// LRU hash from [`super::Tuple`] (as packets come in) to [`super::LocalFlow`]: flows of this machine's own kernel.
     pub const LOCAL_FLOWS: &str = "LOCAL_FLOWS";
     /// LRU hash from [`super::Tuple`] (see [`super::Tuple::fragments`]) to [`super::Datagram`].
     pub const FRAGMENTS: &str = "FRAGMENTS";

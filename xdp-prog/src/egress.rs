@@ -13,7 +13,7 @@
 //! hairpin flow ---------- of the two below: HAIRPINS                -> destination too, back to the stack
 //! later fragment -------- FRAGMENTS -> FLOWS                        -> source address
 //! TCP, UDP, SCTP -------- FLOWS, FLOWS_EMBRYONIC                    -> source address and port, MSS of a SYN+ACK
-//!  |                      none, but a NodePort of this machine      -> LOCAL_FLOWS, untouched
+//!  |                      none, but from a NodePort of this machine -> LOCAL_FLOWS, untouched
 //! ICMP, ICMPv6 error ---- quotes a flow of FLOWS, FLOWS_EMBRYONIC   -> quoted destination, source where it is the pod's
 //! else                                                              -> untouched
 //! ```
@@ -37,7 +37,9 @@ pub mod host;
 
 use self::headers::Part;
 use crate::{
-    abi::{AddressKey, Config, Datagram, Probe, Service, ServiceKeyV4, ServiceKeyV6, Tuple},
+    abi::{
+        AddressKey, Config, Datagram, LocalFlow, Probe, Service, ServiceKeyV4, ServiceKeyV6, Tuple,
+    },
     csum::Sum,
     decide::{Counters, Family, deliver::Flows},
     frame::Frame,
@@ -67,6 +69,12 @@ pub trait Skb: Frame {
 
     /// Takes the packet's mark off.
     fn unmark(&mut self);
+
+    /// Tells whether [`Self::note_translated`] was called, by another device that the packet has passed.
+    fn is_translated(&self) -> bool;
+
+    /// Notes that the packet is a reply that has been translated, for as long as the packet lives.
+    fn note_translated(&mut self);
 
     /// Makes room for an outer header of `length` bytes in front of the IP header, whose bytes are
     /// then undefined.
@@ -125,8 +133,8 @@ pub trait Memory: Flows + Counters {
     fn probe(&self, index: u32) -> Option<&Probe>;
     /// Notes how a check's answer comes in, and what its socket is connected to.
     fn remember_probe(&self, answer: &Tuple, peer: &AddressKey);
-    /// Notes a flow of this machine's kernel, as its answers will come in.
-    fn remember_local(&self, flow: &Tuple, now: u64);
+    /// Replaces what is known of a flow of this machine's kernel, as its answers will come in.
+    fn renew_local(&self, flow: &Tuple, renew: impl Fn(LocalFlow) -> LocalFlow);
     /// Returns the client whose place another address has taken.
     fn hairpin(&self, key: &Tuple) -> Option<AddressKey>;
 }
@@ -167,6 +175,7 @@ pub fn process<S: Skb, T: Memory>(skb: &mut S, tables: &T) -> Result<Next, DropR
             Ok(Next::Out)
         }
         Ok(Outcome::Translated) => {
+            skb.note_translated();
             tables.count_reason(PassReason::Translated.index());
             Ok(Next::Out)
         }

@@ -20,12 +20,12 @@ mod probe;
 mod replies;
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::HashMap,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
 };
 
 use xdp_prog::{
-    abi::{AddressKey, Datagram, PodFlow, Probe, Tuple},
+    abi::{AddressKey, Datagram, LocalFlow, PodFlow, Probe, Tuple},
     decide::deliver::FlowTable,
     reason::{PassReason, REASON_COUNT},
 };
@@ -44,6 +44,8 @@ pub(crate) struct Case {
     pub(crate) input: Vec<u8>,
     /// The packet's mark.
     pub(crate) mark: u32,
+    /// How many devices with the program it passes; test runs in the kernel know one only.
+    pub(crate) devices: usize,
     pub(crate) expected: Outcome,
 }
 
@@ -65,7 +67,8 @@ pub(crate) struct Remembered {
     pub(crate) embryonic: HashMap<Tuple, PodFlow>,
     /// Source and destination port.
     pub(crate) datagrams: HashMap<Tuple, ([u8; 2], [u8; 2])>,
-    pub(crate) local: HashSet<Tuple>,
+    /// For how long, in whole minutes, and whether this machine has closed the flow.
+    pub(crate) local: HashMap<Tuple, (u64, bool)>,
     pub(crate) peers: HashMap<Tuple, AddressKey>,
 }
 
@@ -115,7 +118,7 @@ impl Tables {
             answered: timeless(&self.answered),
             embryonic: timeless(&self.embryonic),
             datagrams: ports(&self.datagrams),
-            local: HashSet::new(),
+            local: HashMap::new(),
             peers: HashMap::new(),
         }
     }
@@ -142,6 +145,22 @@ pub(crate) fn ports(datagrams: &HashMap<Tuple, Datagram>) -> HashMap<Tuple, ([u8
         .map(|(key, datagram)| (*key, (datagram.source_port(), datagram.destination_port())))
         .collect()
 }
+
+/// Leaves the time of day out.
+pub(crate) fn lifetimes(
+    flows: &HashMap<Tuple, LocalFlow>,
+    now: u64,
+) -> HashMap<Tuple, (u64, bool)> {
+    /// More than a case takes.
+    const SLACK_NS: u64 = 30_000_000_000;
+    let lifetime = |flow: &LocalFlow| (flow.until() + SLACK_NS).saturating_sub(now);
+    flows
+        .iter()
+        .map(|(key, flow)| (*key, (lifetime(flow) / MINUTE_NS, flow.is_closed())))
+        .collect()
+}
+
+const MINUTE_NS: u64 = 60_000_000_000;
 
 /// Returns the whole table.
 pub(crate) fn all() -> Vec<Case> {
@@ -253,6 +272,7 @@ struct Draft {
     earlier: Vec<Vec<u8>>,
     input: Vec<u8>,
     mark: u32,
+    devices: usize,
     changes: Vec<Change>,
 }
 
@@ -266,6 +286,7 @@ fn case(name: impl Into<String>, input: Vec<u8>) -> Draft {
         earlier: Vec::new(),
         input,
         mark: 0,
+        devices: 1,
         changes: Vec::new(),
     }
 }
@@ -291,6 +312,12 @@ impl Draft {
     /// The packet is marked.
     fn marked(mut self, mark: u32) -> Self {
         self.mark = mark;
+        self
+    }
+
+    /// The packet passes two devices, such as a VLAN and a bond.
+    fn by_two_devices(mut self) -> Self {
+        self.devices = 2;
         self
     }
 
@@ -362,6 +389,7 @@ impl Draft {
             earlier: self.earlier,
             input: self.input,
             mark: self.mark,
+            devices: self.devices,
             expected: Outcome {
                 goes_on: true,
                 bytes,

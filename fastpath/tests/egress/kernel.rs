@@ -9,12 +9,12 @@ use aya::{
     programs::{SchedClassifier, TestRun as _, TestRunOptions},
 };
 use xdp_prog::{
-    abi::{self, AddressKey, Datagram, PodFlow, Tuple, map},
+    abi::{self, AddressKey, Datagram, LocalFlow, PodFlow, Tuple, map},
     decide::deliver::FlowTable,
 };
 
 use super::{
-    cases::{Case, Outcome, Remembered, ports, timeless},
+    cases::{Case, Outcome, Remembered, lifetimes, ports, timeless},
     support::tables::{monotonic_ns, size},
 };
 
@@ -79,7 +79,7 @@ impl Kernel {
         )?;
         self.hash(map::FRAGMENTS, &tables.datagrams_at(now))?;
         self.hash(map::HAIRPINS, &tables.set.hairpins)?;
-        self.hash::<Tuple, u64>(map::LOCAL_FLOWS, &Model::new())?;
+        self.hash::<Tuple, LocalFlow>(map::LOCAL_FLOWS, &Model::new())?;
         self.array(map::PROBES, &tables.probes)?;
         self.hash::<Tuple, AddressKey>(map::PROBE_PEERS, &Model::new())?;
         for frame in &case.earlier {
@@ -100,10 +100,10 @@ impl Kernel {
                 answered: timeless(&self.read::<Tuple, PodFlow>(map::FLOWS)?),
                 embryonic: timeless(&self.read::<Tuple, PodFlow>(map::FLOWS_EMBRYONIC)?),
                 datagrams: ports(&self.read::<Tuple, Datagram>(map::FRAGMENTS)?),
-                local: self
-                    .read::<Tuple, u64>(map::LOCAL_FLOWS)?
-                    .into_keys()
-                    .collect(),
+                local: lifetimes(
+                    &self.read::<Tuple, LocalFlow>(map::LOCAL_FLOWS)?,
+                    monotonic_ns(),
+                ),
                 peers: self.read(map::PROBE_PEERS)?,
             },
         })

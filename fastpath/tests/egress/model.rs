@@ -7,7 +7,8 @@ use std::{
 
 use xdp_prog::{
     abi::{
-        AddressKey, Config, Datagram, PodFlow, Probe, Service, ServiceKeyV4, ServiceKeyV6, Tuple,
+        AddressKey, Config, Datagram, LocalFlow, PodFlow, Probe, Service, ServiceKeyV4,
+        ServiceKeyV6, Tuple,
     },
     decide::{
         Clock, Counters,
@@ -30,7 +31,7 @@ pub(crate) fn run(case: &Case) -> Outcome {
     }
     world.reasons.replace(vec![0; REASON_COUNT]);
     let mut skb = HostSkb::new(&case.input).marked(case.mark);
-    let goes_on = process(&mut skb, &world) == Ok(Next::Out);
+    let goes_on = (0..case.devices).all(|_| process(&mut skb, &world) == Ok(Next::Out));
     Outcome {
         goes_on,
         bytes: skb.bytes().to_vec(),
@@ -39,7 +40,7 @@ pub(crate) fn run(case: &Case) -> Outcome {
             answered: state(&world.flows[0].borrow()),
             embryonic: state(&world.flows[1].borrow()),
             datagrams: super::cases::ports(&world.datagrams.borrow()),
-            local: world.local.borrow().iter().copied().collect(),
+            local: super::cases::lifetimes(&world.local.borrow(), NOW),
             peers: world.peers.take(),
         },
     }
@@ -53,7 +54,7 @@ struct World<'c> {
     tables: &'c Tables,
     flows: [RefCell<HashMap<Tuple, PodFlow>>; 2],
     datagrams: RefCell<HashMap<Tuple, Datagram>>,
-    local: RefCell<Vec<Tuple>>,
+    local: RefCell<HashMap<Tuple, LocalFlow>>,
     peers: RefCell<HashMap<Tuple, AddressKey>>,
     reasons: RefCell<Vec<u64>>,
     now: Cell<u64>,
@@ -113,8 +114,10 @@ impl Memory for World<'_> {
         self.peers.borrow_mut().insert(*answer, *peer);
     }
 
-    fn remember_local(&self, flow: &Tuple, _: u64) {
-        self.local.borrow_mut().push(*flow);
+    fn renew_local(&self, flow: &Tuple, renew: impl Fn(LocalFlow) -> LocalFlow) {
+        let mut flows = self.local.borrow_mut();
+        let known = flows.entry(*flow).or_default();
+        *known = renew(*known);
     }
 }
 

@@ -6,8 +6,9 @@ use std::{cell::RefCell, collections::HashMap, net::IpAddr};
 
 use xdp_prog::{
     abi::{
-        AddressKey, Backend, Config, Datagram, EdgeMac, EdgePrefix, NextHop, Pod, PodFlow, PodKey,
-        Service, ServiceKeyV4, ServiceKeyV6, ServiceWord, Slot, SourcePrefix, Tag, Traffic, Tuple,
+        AddressKey, Backend, Config, Datagram, EdgeMac, EdgePrefix, LocalFlow, NextHop, Pod,
+        PodFlow, PodKey, Service, ServiceKeyV4, ServiceKeyV6, ServiceWord, Slot, SourcePrefix, Tag,
+        Traffic, Tuple,
     },
     decide::{
         Clock, Counters, Tables,
@@ -52,7 +53,7 @@ pub(crate) struct TableSet {
     pub(crate) pods: HashMap<PodKey, Pod>,
     pub(crate) flows: HashMap<Tuple, PodFlow>,
     pub(crate) embryonic: HashMap<Tuple, PodFlow>,
-    pub(crate) local_flows: HashMap<Tuple, u64>,
+    pub(crate) local_flows: HashMap<Tuple, LocalFlow>,
     pub(crate) nat: Nat,
     pub(crate) hairpins: HashMap<Tuple, AddressKey>,
     pub(crate) datagrams: HashMap<Tuple, Datagram>,
@@ -333,7 +334,8 @@ impl Tables for ModelTables<'_> {
     }
 
     fn is_local_flow(&self, flow: &Tuple) -> bool {
-        self.tables.local_flows.contains_key(flow)
+        let known = self.tables.local_flows.get(flow);
+        known.is_some_and(|known| known.is_alive(self.now()))
     }
 
     fn pod(&self, key: &PodKey) -> Option<Pod> {

@@ -20,6 +20,7 @@ pub struct HostSkb {
     is_partial: bool,
     is_writable: bool,
     mark: u32,
+    is_translated: bool,
 }
 
 impl HostSkb {
@@ -32,6 +33,7 @@ impl HostSkb {
             is_partial: false,
             is_writable: true,
             mark: 0,
+            is_translated: false,
         }
     }
 
@@ -112,6 +114,14 @@ impl Skb for HostSkb {
 
     fn unmark(&mut self) {
         self.mark = 0;
+    }
+
+    fn is_translated(&self) -> bool {
+        self.is_translated
+    }
+
+    fn note_translated(&mut self) {
+        self.is_translated = true;
     }
 
     /// As `bpf_skb_adjust_room` does with `BPF_ADJ_ROOM_MAC`: behind the Ethernet header.

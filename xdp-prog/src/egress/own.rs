@@ -4,17 +4,29 @@
 //! taken for a client's packet: the XDP program asks `LOCAL_FLOWS`. On an
 //! uplink this comes after masquerading, so the addresses are those that the
 //! other side sees.
+//!
+//! Each packet that leaves gives its flow another while to live. A client that
+//! uses the other side's address and port once the flow is dead reaches the
+//! NodePort after that time, and with a TCP SYN at once.
 
 use super::{Memory, headers::Headers};
 use crate::{
-    abi::{SERVICE_NODE_PORT, ServiceKeyV4, ServiceKeyV6, Tuple},
-    decide::Family,
-    wire::transport::Ports,
+    abi::{LocalFlow, SERVICE_NODE_PORT, ServiceKeyV4, ServiceKeyV6, Tuple},
+    decide::{
+        Family,
+        deliver::{IDLE_TRANSITORY_NS, IDLE_UDP_NS},
+    },
+    parse::TcpFlags,
+    wire::{protocol, transport::Ports},
 };
+
+/// How long the kernel keeps a masqueraded TCP connection without a packet
+/// (`nf_conntrack_tcp_timeout_established`: 5 days).
+const LOCAL_TCP_NS: u64 = 432_000_000_000_000;
 
 /// Notes the flow of a packet that leaves from a NodePort of this machine.
 #[inline(always)]
-pub(super) fn note<T: Memory>(tables: &T, packet: &Headers, ports: &Ports) {
+pub(super) fn note<T: Memory>(tables: &T, packet: &Headers, ports: &Ports, flags: TcpFlags) {
     if leaves_from_node_port(tables, packet, ports) {
         let answers = Tuple::new(
             packet.destination,
@@ -23,8 +35,24 @@ pub(super) fn note<T: Memory>(tables: &T, packet: &Headers, ports: &Ports) {
             ports.source,
             packet.protocol,
         );
-        tables.remember_local(&answers, tables.now());
+        let now = tables.now();
+        tables.renew_local(&answers, |known| renew(known, packet.protocol, flags, now));
     }
+}
+
+/// Returns what is known of a flow once a packet of it has left.
+#[inline(always)]
+const fn renew(known: LocalFlow, protocol: u8, flags: TcpFlags, now: u64) -> LocalFlow {
+    if protocol != protocol::TCP {
+        return LocalFlow::new(now + IDLE_UDP_NS, false);
+    }
+    if flags.begins_connection() {
+        return LocalFlow::new(now + IDLE_TRANSITORY_NS, false);
+    }
+    if known.is_closed() || flags.fin() || flags.rst() {
+        return LocalFlow::new(now + IDLE_TRANSITORY_NS, true);
+    }
+    LocalFlow::new(now + LOCAL_TCP_NS, false)
 }
 
 #[inline(always)]

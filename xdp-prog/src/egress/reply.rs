@@ -61,7 +61,10 @@ pub(super) fn translate<S: Skb, T: Memory>(
         flows::answer(tables, &key, packet.protocol, flags)
     };
     let Some(flow) = flow else {
-        own::note(tables, packet, &ports);
+        // A translated reply may leave from a NodePort too.
+        if !skb.is_translated() {
+            own::note(tables, packet, &ports, flags);
+        }
         return Ok(Outcome::Untouched);
     };
     if packet.part == Part::First {

@@ -370,7 +370,7 @@ impl Memory for World {
 
     fn remember_probe(&self, _: &Tuple, _: &AddressKey) {}
 
-    fn remember_local(&self, _: &Tuple, _: u64) {}
+    fn renew_local(&self, _: &Tuple, _: impl Fn(LocalFlow) -> LocalFlow) {}
 
     fn hairpin(&self, _: &Tuple) -> Option<AddressKey> {
         None

@@ -91,10 +91,15 @@ impl decide::Counters for ReadOnly<'_> {
 
 impl decide::Clock for ReadOnly<'_> {
     fn now(&self) -> u64 {
-        let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-        let seconds = u64::try_from(now.tv_sec).unwrap_or(0);
-        seconds * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap_or(0)
+        monotonic_ns()
     }
+}
+
+/// Returns the clock that the programs read.
+fn monotonic_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    let seconds = u64::try_from(now.tv_sec).unwrap_or(0);
+    seconds * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap_or(0)
 }
 
 impl Flows for ReadOnly<'_> {
@@ -308,7 +313,9 @@ impl decide::Tables for Tables {
     }
 
     fn is_local_flow(&self, flow: &Tuple) -> bool {
-        self.local_flows.get(flow, 0).is_ok()
+        self.local_flows
+            .get(flow, 0)
+            .is_ok_and(|known| known.is_alive(monotonic_ns()))
     }
 
     fn pod(&self, key: &PodKey) -> Option<Pod> {

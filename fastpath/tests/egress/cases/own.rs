@@ -5,7 +5,7 @@ use xdp_prog::abi::{MODE_IPIP, SERVICE_NODE_PORT};
 use super::{BOTH, Case, Draft, Ends, OUT, TCP, UDP, case, tuple, udp};
 use crate::{
     packets::{
-        Flags::{Ack, Syn},
+        Flags::{Ack, FinAck, Rst, Syn},
         tcp,
     },
     support::packet::{End, Packet},
@@ -13,6 +13,8 @@ use crate::{
 
 const NODE_PORT: u16 = 30_080;
 const SERVICE: u32 = 3;
+/// In minutes.
+const DAYS_5: u64 = 7200;
 
 pub(crate) fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
@@ -27,19 +29,59 @@ fn family(ends: Ends) -> Vec<Case> {
     let own: End = (ends.node, NODE_PORT);
     let outside = ends.client;
     let mut cases = Vec::new();
-    for (what, protocol, packet) in [
-        ("SYN", TCP, tcp(own, outside, Syn, &[], b"")),
-        ("segment", TCP, tcp(own, outside, Ack, &[], b"data")),
-        ("datagram", UDP, udp(own, outside)),
+    let segment = |flags| tcp(own, outside, flags, &[], b"");
+    for (what, protocol, before, packet, lifetime) in [
+        ("SYN", TCP, None, segment(Syn), (4, false)),
+        ("segment", TCP, None, segment(Ack), (DAYS_5, false)),
+        ("FIN", TCP, None, segment(FinAck), (4, true)),
+        ("RST", TCP, None, segment(Rst), (4, true)),
+        ("datagram", UDP, None, udp(own, outside), (5, false)),
+        (
+            "segment after the SYN",
+            TCP,
+            Some(Syn),
+            segment(Ack),
+            (DAYS_5, false),
+        ),
+        (
+            "segment after the FIN",
+            TCP,
+            Some(FinAck),
+            segment(Ack),
+            (4, true),
+        ),
+        (
+            "segment after the RST",
+            TCP,
+            Some(Rst),
+            segment(Ack),
+            (4, true),
+        ),
+        (
+            "SYN after the FIN",
+            TCP,
+            Some(FinAck),
+            segment(Syn),
+            (4, false),
+        ),
     ] {
-        let draft = case(
-            name(&format!("own {what} from a NodePort")),
-            OUT.carry(&packet),
-        );
-        let draft = serve(draft, own, protocol, SERVICE_NODE_PORT).remembers(move |known| {
-            known.local.insert(tuple(outside, own, protocol));
-        });
-        cases.push(draft.untouched());
+        let draft = || {
+            let draft = case(
+                name(&format!("own {what} from a NodePort")),
+                OUT.carry(&packet),
+            );
+            serve(draft, own, protocol, SERVICE_NODE_PORT).remembers(move |known| {
+                known.local.insert(tuple(outside, own, protocol), lifetime);
+            })
+        };
+        if let Some(flags) = before {
+            cases.push(draft().after(OUT.carry(&segment(flags))).untouched());
+        } else {
+            cases.push(draft().untouched());
+            let mut twice = draft().by_two_devices();
+            twice.name += " by two devices";
+            cases.push(twice.untouched());
+        }
     }
     let frame = |packet: &Packet| OUT.carry(packet);
     let datagram = udp(own, outside);
@@ -66,16 +108,45 @@ fn family(ends: Ends) -> Vec<Case> {
         .with(|set| set.service[SERVICE as usize].word = Default::default());
     cases.push(recycled.untouched());
 
-    // A pod behind the NodePort: its replies are no flow of the kernel.
-    let ends = Ends { vip: own, ..ends };
+    // Pods behind the NodePort: their replies are no flows of the kernel, also once they leave from it.
+    let pod = ends.pod;
+    for (what, pod) in [("a pod", pod), ("a pod of the host's", (ends.node, 8080))] {
+        let ends = Ends {
+            vip: own,
+            pod,
+            ..ends
+        };
+        for (protocol, make) in [
+            (UDP, udp as fn(End, End) -> Packet),
+            (TCP, |from, to| tcp(from, to, Ack, &[], b"data")),
+        ] {
+            let draft = || {
+                let number = protocol;
+                let reply = case(
+                    name(&format!("reply of {what} from behind NodePort {number}")),
+                    frame(&make(pod, outside)),
+                );
+                serve(reply, own, protocol, SERVICE_NODE_PORT)
+                    .answered(ends.key(protocol), ends.flow())
+            };
+            let output = frame(&make(own, outside));
+            cases.push(draft().translated(output.clone()));
+            let mut twice = draft().by_two_devices();
+            twice.name += " by two devices";
+            cases.push(twice.translated(output));
+        }
+    }
+
+    // A pod that listens at the NodePort itself serves a VIP: the flow to it comes before the kernel's.
+    let ends = Ends { pod: own, ..ends };
     let reply = case(
-        name("reply from behind a NodePort"),
-        frame(&udp(ends.pod, outside)),
+        name("reply of a pod that listens at a NodePort"),
+        frame(&udp(own, outside)),
     );
     cases.push(
         serve(reply, own, UDP, SERVICE_NODE_PORT)
             .answered(ends.key(UDP), ends.flow())
-            .translated(frame(&udp(own, outside))),
+            .translated(frame(&udp(ends.vip, outside))),
     );
     cases
 }

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use xdp_prog::{
     abi::{
-        ADDRESS_LOCAL, ADDRESS_NODE_PORT, ADDRESS_VIP, Datagram, EdgeMac, MODE_L2DSR,
+        ADDRESS_LOCAL, ADDRESS_NODE_PORT, ADDRESS_VIP, Datagram, EdgeMac, LocalFlow, MODE_L2DSR,
         SERVICE_NODE_PORT, SERVICE_SOURCE_RANGES, Tuple,
     },
     reason::{DropReason, PassReason},
@@ -406,7 +406,9 @@ fn services() -> Vec<Case> {
             to.1.to_be_bytes(),
             UDP,
         );
-        tables.local_flows.insert(key, 0);
+        tables
+            .local_flows
+            .insert(key, LocalFlow::new(u64::MAX, false));
     };
     let large = Packet::udp(client(to), to, &[0x55; 1460]).fragment(0, true);
     vec![

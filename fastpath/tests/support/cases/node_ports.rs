@@ -4,14 +4,17 @@
 use std::net::IpAddr;
 
 use xdp_prog::{
-    abi::{ADDRESS_LOCAL, ADDRESS_NODE_PORT, MODE_IPIP, SERVICE_NODE_PORT, SERVICE_PODS, Tuple},
+    abi::{
+        ADDRESS_LOCAL, ADDRESS_NODE_PORT, LocalFlow, MODE_IPIP, SERVICE_NODE_PORT, SERVICE_PODS,
+        Tuple,
+    },
     reason::PassReason,
 };
 
 use super::{
     super::{
         packet::{ACK, End, FIN, Packet, RST, SYN},
-        tables::{TableSet, address_key},
+        tables::{TableSet, address_key, monotonic_ns},
     },
     Case, EDGE_V4, EDGE_V6, IN, PEER_V4, PEER_V6, TCP, UDP, case, client,
     pods::{self, HERE_V4, HERE_V6, POD_V4, POD_V6, TAG_V4, TAG_V6, TARGET},
@@ -36,6 +39,7 @@ pub(super) fn cases() -> Vec<Case> {
     cases.extend(addresses());
     cases.extend(behind_an_edge());
     cases.extend(local_flows());
+    cases.extend(lifetimes());
     cases
 }
 
@@ -154,7 +158,7 @@ fn local_flows() -> Vec<Case> {
     let from = client(to);
     let mine = |tables: &mut TableSet| {
         node_ports(tables);
-        tables.local_flows.insert(tuple(from, to, TCP), 0);
+        tables.local_flows.insert(tuple(from, to, TCP), alive());
     };
     for (name, flags, passes) in [
         ("syn_ack", SYN | ACK, true),
@@ -190,13 +194,71 @@ fn local_flows() -> Vec<Case> {
             .with(|tables| {
                 pods::node(tables);
                 let key = tuple(client(vip.1), vip.1, TCP);
-                tables.local_flows.insert(key, 0);
+                tables.local_flows.insert(key, alive());
             })
             .delivers(vip.0, to_vip.length(), {
                 IN.carry(&Packet::segment(client(vip.1), (POD_V4, TARGET), ACK, b""))
             }),
     ]);
     cases
+}
+
+/// A flow of the kernel that is dead hides no client.
+fn lifetimes() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (service, make, kind, protocol, address) in [
+        (27, segment as Make, "v4_tcp", TCP, EDGE_V4),
+        (28, Packet::udp, "v4_udp", UDP, EDGE_V4),
+        (29, segment, "v6_tcp", TCP, EDGE_V6),
+        (30, Packet::udp, "v6_udp", UDP, EDGE_V6),
+    ] {
+        let to = (address, PORT);
+        let from = client(to);
+        let (id, pod, _) = pod_like(address);
+        let packet = make(from, to, b"");
+        let known = |flow: LocalFlow| {
+            move |tables: &mut TableSet| {
+                node_ports(tables);
+                tables.service(service, to, protocol, MODE_IPIP, &[id]);
+                tables.service[service as usize].flags = SERVICE_PODS | SERVICE_NODE_PORT;
+                tables.local_flows.insert(tuple(from, to, protocol), flow);
+            }
+        };
+        for (what, is_closed) in [("open", false), ("closed", true)] {
+            cases.push(
+                case(format!("{kind}_of_an_{what}_flow_of_the_kernel"), {
+                    IN.carry(&packet)
+                })
+                .with(known(LocalFlow::new(u64::MAX, is_closed)))
+                .passes(PassReason::LocalFlow),
+            );
+            cases.push(
+                case(
+                    format!("{kind}_of_an_{what}_flow_of_the_kernel_that_is_dead"),
+                    IN.carry(&packet),
+                )
+                .with(known(LocalFlow::new(
+                    monotonic_ns().saturating_sub(SECOND_NS),
+                    is_closed,
+                )))
+                .delivers(way(service, id), packet.length(), {
+                    IN.carry(&make(from, (pod, TARGET), b""))
+                }),
+            );
+        }
+    }
+    cases
+}
+
+fn segment(from: End, to: End, payload: &[u8]) -> Packet {
+    Packet::segment(from, to, ACK, payload)
+}
+
+const SECOND_NS: u64 = 1_000_000_000;
+
+/// A flow of the kernel that outlives every case.
+fn alive() -> LocalFlow {
+    LocalFlow::new(u64::MAX, false)
 }
 
 fn tuple(from: End, to: End, protocol: u8) -> Tuple {

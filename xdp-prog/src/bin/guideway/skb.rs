@@ -17,6 +17,12 @@ use xdp_prog::{
     reason::DropReason,
 };
 
+/// Bit of a packet's `tc_index` that says it has been translated.
+///
+/// The field is traffic control's own and goes with the packet through VLANs, bonds and bridges. The mark
+/// lost: routes of tunnels are looked up by it, and networks of pods keep identities in it.
+const TRANSLATED: u32 = 0x8000;
+
 /// The packet of a TC context.
 ///
 /// Every helper that may move it is followed by reading its place again: the
@@ -114,6 +120,18 @@ impl Skb for SkbFrame<'_> {
     fn unmark(&mut self) {
         // SAFETY: as in `mark`; the field is one that programs may write.
         unsafe { (*self.ctx.skb.skb).mark = 0 }
+    }
+
+    #[inline(always)]
+    fn is_translated(&self) -> bool {
+        // SAFETY: as in `mark`.
+        unsafe { (*self.ctx.skb.skb).tc_index & TRANSLATED != 0 }
+    }
+
+    #[inline(always)]
+    fn note_translated(&mut self) {
+        // SAFETY: as in `unmark`.
+        unsafe { (*self.ctx.skb.skb).tc_index |= TRANSLATED }
     }
 
     #[inline(always)]

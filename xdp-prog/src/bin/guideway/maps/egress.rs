@@ -2,7 +2,8 @@
 
 use xdp_prog::{
     abi::{
-        AddressKey, Config, Datagram, PodFlow, Probe, Service, ServiceKeyV4, ServiceKeyV6, Tuple,
+        AddressKey, Config, Datagram, LocalFlow, PodFlow, Probe, Service, ServiceKeyV4,
+        ServiceKeyV6, Tuple,
     },
     decide::{
         Clock, Counters,
@@ -62,8 +63,8 @@ impl Memory for EgressTables {
     }
 
     #[inline(always)]
-    fn remember_local(&self, flow: &Tuple, now: u64) {
-        flows::remember_local(flow, now);
+    fn renew_local(&self, flow: &Tuple, renew: impl Fn(LocalFlow) -> LocalFlow) {
+        flows::renew_local(flow, renew);
     }
 }
 

@@ -6,7 +6,7 @@ use aya_ebpf::{
     macros::btf_map,
 };
 use xdp_prog::{
-    abi::{AddressKey, PodFlow, Tuple, size},
+    abi::{AddressKey, LocalFlow, PodFlow, Tuple, size},
     decide::deliver::FlowTable,
 };
 
@@ -17,7 +17,7 @@ static FLOWS_EMBRYONIC: LruHashMap<Tuple, PodFlow, { size::FLOWS }> = LruHashMap
 #[btf_map]
 static HAIRPINS: LruHashMap<Tuple, AddressKey, { size::HAIRPINS }> = LruHashMap::new();
 #[btf_map]
-static LOCAL_FLOWS: LruHashMap<Tuple, u64, { size::FLOWS }> = LruHashMap::new();
+static LOCAL_FLOWS: LruHashMap<Tuple, LocalFlow, { size::FLOWS }> = LruHashMap::new();
 
 #[inline(always)]
 fn map(table: FlowTable) -> &'static LruHashMap<Tuple, PodFlow, { size::FLOWS }> {
@@ -64,16 +64,26 @@ pub(crate) fn insert_hairpin(key: &Tuple, client: &AddressKey) -> bool {
 
 #[inline(always)]
 pub(crate) fn is_local(key: &Tuple) -> bool {
-    LOCAL_FLOWS.get_ptr(key).is_some()
+    // SAFETY: one aligned integer; an element recycled under the reader yields
+    // another flow's time, which errs for one packet.
+    match unsafe { LOCAL_FLOWS.get(*key) } {
+        Some(flow) => flow.is_alive(super::now()),
+        None => false,
+    }
 }
 
 #[inline(always)]
-pub(crate) fn remember_local(key: &Tuple, now: u64) {
-    if let Some(seen) = LOCAL_FLOWS.get_ptr_mut(key) {
-        // SAFETY: the element is valid for the run; one aligned integer.
-        unsafe { *seen = now };
-    } else {
+pub(crate) fn renew_local(key: &Tuple, renew: impl Fn(LocalFlow) -> LocalFlow) {
+    let Some(flow) = LOCAL_FLOWS.get_ptr_mut(key) else {
         // Without memory for it, the flow's next packet tries again.
-        let _ = LOCAL_FLOWS.insert(key, now, u64::from(BPF_ANY));
+        let _ = LOCAL_FLOWS.insert(key, renew(LocalFlow::default()), u64::from(BPF_ANY));
+        return;
+    };
+    // SAFETY: the element is valid for the run; one aligned integer.
+    let known = unsafe { *flow };
+    let renewed = renew(known);
+    if renewed != known {
+        // SAFETY: as above. Another CPU may write it too: a tick is lost at worst.
+        unsafe { *flow = renewed };
     }
 }

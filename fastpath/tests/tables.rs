@@ -76,14 +76,14 @@ fn a_flow_is_explained_down_to_its_next_hop() {
 }
 
 #[test]
-fn a_service_without_backends_drops() {
+fn a_service_without_backends_refuses() {
     let (_loaded, mut tables) = small();
     let key = service("[fd00:99::1]:53/udp");
     tables.put_service(key, &spec(&[])).unwrap();
     let explanation = tables
         .which(&key, "[2001:db8::1]:9".parse().unwrap())
         .unwrap();
-    assert_eq!(explanation.verdict, Outcome::Drop("no_backend"));
+    assert_eq!(explanation.verdict, Outcome::Reply("port_unreachable"));
 }
 
 #[test]

@@ -82,8 +82,10 @@ pub mod map {
     pub const NAT_REVERSE: &str = "NAT_REVERSE";
     /// Hash from [`super::Tuple`] (client to VIP) to `u64` time, ns: flows of NAT mode that someone is removing.
     pub const NAT_CLAIMS: &str = "NAT_CLAIMS";
-    /// LRU hash from [`super::AddressKey`] to `u64`: how much of its allowance of answers a source has used.
+    /// LRU hash from [`super::AddressKey`] to `u64`: when a source's allowance of answers is full again, ns.
     pub const ANSWERS: &str = "ANSWERS";
+    /// Per-CPU array of one `u64`: when the allowance of answers to all sources together is full again, ns.
+    pub const ANSWERS_OF_CPU: &str = "ANSWERS_OF_CPU";
     /// Array from the index in a check's mark to [`super::Probe`].
     pub const PROBES: &str = "PROBES";
     /// LRU hash from [`super::Tuple`] (a check's answer as it comes in) to the [`super::AddressKey`] that its socket is connected to.

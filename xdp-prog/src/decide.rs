@@ -8,6 +8,7 @@
 //! kernel verifies each XDP program as a whole and only so many of its paths, and
 //! the plain path pays nothing for what it does not use.
 
+pub mod answer;
 pub mod balance;
 pub mod deliver;
 pub mod fragment;
@@ -18,6 +19,7 @@ pub mod probe;
 pub mod receive;
 
 use self::{
+    answer::{Answer, Answers},
     deliver::{Deliver, Flows, Hairpins, Relay},
     fragment::Fragments,
     nat::{NatFlows, Translate},
@@ -29,7 +31,7 @@ use crate::{
         Pod, PodKey, Service, ServiceKeyV4, ServiceKeyV6, Slot, Tag, Tuple,
     },
     flow::{Address, FlowKey, V4, V6},
-    frame::{Frame, FrameMut},
+    frame::{Frame, FrameMut, FrameSum},
     parse::{self, Packet},
     reason::{DropReason, PassReason, ReturnReason},
     rewrite,
@@ -66,6 +68,8 @@ pub trait Tables {
     fn next_hop(&self, id: u32) -> Option<&NextHop>;
     /// Asks the kernel's FIB and neighbour table for the way to a backend.
     fn fib_next_hop(&self, backend: &Backend) -> Option<&NextHop>;
+    /// Asks the kernel's FIB and neighbour table for the way to any address.
+    fn fib_route(&self, address: &AddressKey) -> Option<&NextHop>;
 }
 
 /// Time, for what is remembered of flows.
@@ -76,11 +80,14 @@ pub trait Clock {
 
 /// Everything that a packet may ask, remember and count.
 pub trait World:
-    Tables + Counters + Flows + Hairpins + Fragments + Relay + Probes + NatFlows
+    Tables + Counters + Flows + Hairpins + Fragments + Relay + Probes + NatFlows + Answers
 {
 }
 
-impl<T: Tables + Counters + Flows + Hairpins + Fragments + Relay + Probes + NatFlows> World for T {}
+impl<T> World for T where
+    T: Tables + Counters + Flows + Hairpins + Fragments + Relay + Probes + NatFlows + Answers
+{
+}
 
 /// The counters that a packet may move.
 pub trait Counters {
@@ -107,6 +114,8 @@ pub enum Verdict<'t> {
     Translate(Translate<'t>),
     /// Begin anew in another stage.
     Continue(Stage),
+    /// An answer is due: begin anew in the stage that judges and gives it.
+    Answer(Answer),
 }
 
 /// A part of the program that decides what is not common; its number is its index in `STAGES`.
@@ -117,7 +126,7 @@ pub enum Stage {
     Receive = 0,
     /// Delivery to a pod of this machine, of what came bare.
     Local = 1,
-    /// ICMP to addresses of ours, bare or encapsulated.
+    /// Bare ICMP to addresses of ours.
     Icmp = 2,
     /// Bare fragments to addresses of ours.
     Fragment = 3,
@@ -131,11 +140,15 @@ pub enum Stage {
     NatReply = 7,
     /// Fragments within IP-in-IP.
     FragmentWithin = 8,
+    /// Answers that this machine gives itself.
+    Answer = 9,
+    /// ICMP errors for pods of this machine, bare or within IP-in-IP.
+    IcmpLocal = 10,
 }
 
 impl Stage {
     /// Every stage.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 11] = [
         Self::Receive,
         Self::Local,
         Self::Icmp,
@@ -145,6 +158,8 @@ impl Stage {
         Self::NatBegin,
         Self::NatReply,
         Self::FragmentWithin,
+        Self::Answer,
+        Self::IcmpLocal,
     ];
 
     /// Returns the index in `STAGES`.
@@ -164,6 +179,8 @@ impl Stage {
             Self::NatBegin => "guideway_nat_begin",
             Self::NatReply => "guideway_nat_reply",
             Self::FragmentWithin => "guideway_fragment_within",
+            Self::Answer => "guideway_answer",
+            Self::IcmpLocal => "guideway_icmp_local",
         }
     }
 }
@@ -237,6 +254,14 @@ pub struct Decap {
     pub tag: Tag,
 }
 
+impl Decap {
+    /// Tells whether there is an outer header at all.
+    #[inline(always)]
+    pub const fn is_encapsulated(&self) -> bool {
+        self.inner_l3 != self.l3
+    }
+}
+
 /// IP version; a word, because it lies on the BPF stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
@@ -264,14 +289,18 @@ pub enum Action {
 
 /// Takes one frame all the way: decides, rewrites, counts.
 #[inline(always)]
-pub fn process<F: FrameMut, T: World>(frame: &mut F, tables: &T, ingress: u32) -> Action {
+pub fn process<F: FrameMut + FrameSum, T: World>(
+    frame: &mut F,
+    tables: &T,
+    ingress: u32,
+) -> Action {
     let verdict = decide(frame, tables);
     carry_out(frame, tables, ingress, verdict)
 }
 
 /// Goes on with a frame in another stage.
 #[inline(always)]
-pub fn resume<F: FrameMut, T: World>(
+pub fn resume<F: FrameMut + FrameSum, T: World>(
     stage: Stage,
     frame: &mut F,
     tables: &T,
@@ -287,13 +316,15 @@ pub fn resume<F: FrameMut, T: World>(
         Stage::NatBegin => nat::begin::decide(frame, tables, ingress),
         Stage::NatReply => nat::decide_reply(frame, tables),
         Stage::FragmentWithin => fragment::decide_within(frame, tables),
+        Stage::Answer => return answer::process(frame, tables, ingress),
+        Stage::IcmpLocal => return icmp::process_local(frame, tables, ingress),
     };
     carry_out(frame, tables, ingress, verdict)
 }
 
 /// Does what a verdict says, and counts it.
 #[inline(always)]
-pub fn carry_out<F: FrameMut, T: World>(
+pub fn carry_out<F: FrameMut + FrameSum, T: World>(
     frame: &mut F,
     tables: &T,
     ingress: u32,
@@ -326,6 +357,10 @@ pub fn carry_out<F: FrameMut, T: World>(
             Err(reason) => reason,
         },
         Verdict::Continue(stage) => return Action::Continue(stage),
+        Verdict::Answer(answer) => {
+            tables.hand_over(answer);
+            return Action::Continue(Stage::Answer);
+        }
         Verdict::Deliver(deliver) => match hand_to_pod(frame, tables, &deliver) {
             Ok(()) => return Action::Pass,
             Err(reason) => reason,
@@ -395,6 +430,8 @@ pub trait Ip: Address {
     const FAMILY: Family;
     /// Length of a header without options.
     const HEADER_LENGTH: usize;
+    /// Protocol number of the family's ICMP.
+    const ICMP: u8;
     /// Returns the address as the tables spell it.
     fn key(self) -> AddressKey;
     /// Looks a service up and returns its id and the check that its word must carry.
@@ -404,6 +441,7 @@ pub trait Ip: Address {
 impl Ip for V4 {
     const FAMILY: Family = Family::V4;
     const HEADER_LENGTH: usize = Ipv4::LENGTH;
+    const ICMP: u8 = protocol::ICMP;
 
     #[inline(always)]
     fn key(self) -> AddressKey {
@@ -420,6 +458,7 @@ impl Ip for V4 {
 impl Ip for V6 {
     const FAMILY: Family = Family::V6;
     const HEADER_LENGTH: usize = Ipv6::LENGTH;
+    const ICMP: u8 = protocol::ICMPV6;
 
     #[inline(always)]
     fn key(self) -> AddressKey {

@@ -6,6 +6,11 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+use crate::csum::Sum;
+
+/// The most bytes that [`FrameSum::sum`] takes: the longest quote of an ICMPv6 error fits.
+pub const LONGEST_SUM: usize = 1280;
+
 /// A header that can be seen in place at any offset: bytes only, no padding.
 pub trait Wire: FromBytes + IntoBytes + Immutable + KnownLayout + Unaligned + Copy {}
 
@@ -20,6 +25,14 @@ pub trait Frame {
     fn holds(&self, length: usize) -> bool;
 }
 
+/// Checksums over as many bytes of a frame as turns out.
+pub trait FrameSum: Frame {
+    /// Sums `length` bytes from `offset` on, those in fragments included.
+    ///
+    /// Nothing where the frame ends before, and for more than [`LONGEST_SUM`] bytes.
+    fn sum(&self, offset: usize, length: usize) -> Option<Sum>;
+}
+
 /// Write access to a frame and to its front end.
 pub trait FrameMut: Frame {
     /// Returns the header at `offset` for writing.
@@ -29,6 +42,9 @@ pub trait FrameMut: Frame {
     ///
     /// Bytes that come into view are unspecified. Returns whether it was done.
     fn move_start(&mut self, delta: i32) -> bool;
+
+    /// Cuts the frame behind its first `length` bytes. Returns whether it was done.
+    fn truncate(&mut self, length: usize) -> bool;
 }
 
 #[cfg(not(target_arch = "bpf"))]
@@ -40,11 +56,12 @@ mod host {
 
     use alloc::{vec, vec::Vec};
 
-    use super::{Frame, FrameMut, Wire};
+    use super::{Frame, FrameMut, FrameSum, LONGEST_SUM, Wire};
+    use crate::csum::Sum;
 
     /// Bytes that the kernel keeps free in front of each frame (`XDP_PACKET_HEADROOM`).
     const HEADROOM: usize = 256;
-    /// The Ethernet header below which `bpf_xdp_adjust_head` refuses to cut.
+    /// The Ethernet header below which `bpf_xdp_adjust_head` and `bpf_xdp_adjust_tail` refuse to cut.
     const SHORTEST: usize = 14;
 
     /// A frame in memory with headroom in front.
@@ -87,6 +104,13 @@ mod host {
         }
     }
 
+    impl FrameSum for HostFrame {
+        fn sum(&self, offset: usize, length: usize) -> Option<Sum> {
+            let bytes = self.bytes().get(offset..offset.checked_add(length)?)?;
+            (length <= LONGEST_SUM).then(|| Sum::ZERO.add_bytes(bytes))
+        }
+    }
+
     impl FrameMut for HostFrame {
         fn view_mut<T: Wire>(&mut self, offset: usize) -> Option<&mut T> {
             let bytes = self.buffer.get_mut(self.start.checked_add(offset)?..)?;
@@ -105,6 +129,14 @@ mod host {
                 return false;
             }
             self.start = start;
+            true
+        }
+
+        fn truncate(&mut self, length: usize) -> bool {
+            if length < SHORTEST || !self.holds(length) {
+                return false;
+            }
+            self.buffer.truncate(self.start + length);
             true
         }
     }

@@ -5,6 +5,8 @@
 //! and are checked before they are used. What does not parse is never
 //! dropped here: the stack knows what to do with it, and counts it.
 
+pub mod quote;
+
 use crate::{
     abi::Tag,
     flow::{FlowKey, V4, V6},
@@ -285,6 +287,12 @@ impl TcpFlags {
     #[inline(always)]
     pub const fn rst(self) -> bool {
         self.0 & Self::RST != 0
+    }
+
+    /// Tells whether the sender begins a connection, or accepts one.
+    #[inline(always)]
+    pub const fn syn(self) -> bool {
+        self.0 & Self::SYN != 0
     }
 
     /// Tells whether this is a client's first segment.

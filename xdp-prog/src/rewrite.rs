@@ -39,10 +39,17 @@ use crate::{
     },
 };
 
+mod error;
 pub mod nat;
+mod reply;
 
-/// TTL of outer headers: they cross the operator's own network only.
-pub const OUTER_TTL: u8 = 64;
+pub use self::{
+    error::deliver_error,
+    reply::{LONGEST_ERROR_V4, LONGEST_ERROR_V6, reply},
+};
+
+/// TTL and hop limit of packets that begin their way here (IANA "IP Parameters": the default).
+pub const TTL: u8 = 64;
 
 /// Makes the frame of a forwarded packet.
 ///
@@ -73,7 +80,7 @@ pub fn forward<F: FrameMut>(frame: &mut F, forward: &Forward<'_>) -> Result<(), 
             header.class_label = [0x60 | class >> 4, class << 4, high, low];
             header.payload_length = (forward.length as u16).to_be_bytes();
             header.next_header = forward.inner.encap_protocol();
-            header.hop_limit = OUTER_TTL;
+            header.hop_limit = TTL;
             header.source = *forward.source;
             header.destination = *forward.destination;
             Ok(())
@@ -177,31 +184,46 @@ fn write_outer_v4<F: FrameMut>(
 ) -> Result<(), DropReason> {
     let [a, b, c, d, ..] = *forward.source;
     let [e, f, g, h, ..] = *forward.destination;
-    let header = view_mut::<Ipv4, _>(frame, offset)?;
-    let length = (forward.length + Ipv4::LENGTH) as u16;
-    let first = u16::from_be_bytes([0x45, forward.traffic_class]);
-    let ttl_protocol = u16::from_be_bytes([OUTER_TTL, forward.inner.encap_protocol()]);
+    *view_mut::<Ipv4, _>(frame, offset)? = ipv4_header(
+        forward.traffic_class,
+        (forward.length + Ipv4::LENGTH) as u16,
+        forward.tag,
+        forward.inner.encap_protocol(),
+        [a, b, c, d, e, f, g, h],
+    );
+    Ok(())
+}
+
+/// Returns the header of a packet that begins its way here, not to be fragmented: such a packet's
+/// identification is free (RFC 6864 section 4.1).
+#[inline(always)]
+fn ipv4_header(
+    class: u8,
+    length: u16,
+    identification: u16,
+    protocol: u8,
+    addresses: [u8; 8],
+) -> Ipv4 {
+    let [a, b, c, d, e, f, g, h] = addresses;
     let sum = Sum::ZERO
-        .add_u16(first)
+        .add_u16(u16::from_be_bytes([0x45, class]))
         .add_u16(length)
-        .add_u16(forward.tag)
+        .add_u16(identification)
         .add_u16(u16::from_be_bytes(DONT_FRAGMENT))
-        .add_u16(ttl_protocol)
+        .add_u16(u16::from_be_bytes([TTL, protocol]))
         .add_u32(u32::from_be_bytes([a, b, c, d]))
         .add_u32(u32::from_be_bytes([e, f, g, h]));
-    *header = Ipv4 {
+    Ipv4 {
         version_ihl: 0x45,
-        tos: forward.traffic_class,
+        tos: class,
         total_length: length.to_be_bytes(),
-        // RFC 6864: free on atomic datagrams.
-        identification: forward.tag.to_be_bytes(),
+        identification: identification.to_be_bytes(),
         fragment: DONT_FRAGMENT,
-        ttl: OUTER_TTL,
-        protocol: forward.inner.encap_protocol(),
+        ttl: TTL,
+        protocol,
         checksum: sum.checksum().to_be_bytes(),
         addresses: [a, b, c, d, e, f, g, h],
-    };
-    Ok(())
+    }
 }
 
 /// Translates the destination to the pod and takes the outer header off, if there is one.
@@ -346,8 +368,19 @@ pub fn decap<F: FrameMut>(frame: &mut F, decap: &Decap) -> Result<(), DropReason
 
 #[inline(always)]
 fn take_off<F: FrameMut>(frame: &mut F, decap: &Decap) -> Result<(), DropReason> {
-    let ether_type = decap.inner.ether_type();
-    let tags = decap.l3 - Ethernet::LENGTH;
+    let delta = (decap.inner_l3 - decap.l3) as i32;
+    shift_link(frame, decap.l3, delta, decap.inner.ether_type())
+}
+
+/// Moves the frame's start by `delta` bytes and takes the Ethernet header and tags, `l3` bytes, along.
+#[inline(always)]
+fn shift_link<F: FrameMut>(
+    frame: &mut F,
+    l3: usize,
+    delta: i32,
+    ether_type: [u8; 2],
+) -> Result<(), DropReason> {
+    let tags = l3 - Ethernet::LENGTH;
     let macs = view_mut::<Ethernet, _>(frame, 0)?.macs;
     let first: [u8; 8] = match tags {
         0 => [0; 8],
@@ -357,7 +390,7 @@ fn take_off<F: FrameMut>(frame: &mut F, decap: &Decap) -> Result<(), DropReason>
         }
         _ => *view_mut::<[u8; 8], _>(frame, Ethernet::LENGTH - 2)?,
     };
-    if !frame.move_start((decap.inner_l3 - decap.l3) as i32) {
+    if !frame.move_start(delta) {
         return Err(DropReason::NoHeadroom);
     }
     view_mut::<Ethernet, _>(frame, 0)?.macs = macs;

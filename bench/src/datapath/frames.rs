@@ -6,7 +6,7 @@ use serde::Serialize;
 use xdp_prog::{
     bench::{OuterTemplate, TEMPLATE_LENGTH, Template, client},
     csum::Sum,
-    rewrite::OUTER_TTL,
+    rewrite::TTL,
     wire::{
         ethernet::{self, Ethernet},
         ipv4::{DONT_FRAGMENT, Ipv4},
@@ -168,7 +168,7 @@ fn ipv4_header(protocol: u8, length: usize, source: Ipv4Addr, destination: Ipv4A
         version_ihl: 0x45,
         total_length: length_field(length),
         fragment: DONT_FRAGMENT,
-        ttl: OUTER_TTL,
+        ttl: TTL,
         protocol,
         addresses: [a, b, c, d, e, f, g, h],
         ..Ipv4::default()
@@ -183,7 +183,7 @@ fn ipv6_header(protocol: u8, payload: usize, source: Ipv6Addr, destination: Ipv6
         class_label: [0x60, 0, 0, 0],
         payload_length: length_field(payload),
         next_header: protocol,
-        hop_limit: OUTER_TTL,
+        hop_limit: TTL,
         source: source.octets(),
         destination: destination.octets(),
     };

@@ -125,7 +125,7 @@ fn get(machine: &Machine, path: &str) -> String {
 }
 
 #[test]
-fn drops_name_the_service_without_backends() {
+fn drops_count_what_a_service_without_backends_refuses() {
     const DATAGRAMS: u64 = 3;
     let net = Topology::builder().nodes(1).build().unwrap();
     let services = Service::all(&[Mode::IpipV4]);
@@ -138,10 +138,10 @@ fn drops_name_the_service_without_backends() {
         Flow::open_within(&net.clients()[0], udp, SHORT).unwrap_err();
     }
     let answer = edge.json(&["drops"]);
-    let dropped = rows(&answer)
+    let refused = rows(&answer)
         .iter()
-        .find(|row| row["reason"] == "no_backend" && row["action"] == "drop");
-    assert_eq!(dropped.unwrap()["packets"], DATAGRAMS);
+        .find(|row| row["reason"] == "port_unreachable" && row["action"] == "reply");
+    assert_eq!(refused.unwrap()["packets"], DATAGRAMS);
     let which = edge.json(&[
         "which",
         "--service",
@@ -151,7 +151,7 @@ fn drops_name_the_service_without_backends() {
     ]);
     assert_eq!(
         (&which["action"], &which["reason"]),
-        (&"drop".into(), &"no_backend".into())
+        (&"reply".into(), &"port_unreachable".into())
     );
 }
 

@@ -168,6 +168,12 @@ impl World {
         frame.starts_with(&NODE_MAC)
     }
 
+    /// Tells whether a frame claims to come from the node: an answer to it would look like one sent on.
+    #[expect(clippy::unused_self, reason = "the addresses are the world's")]
+    pub(crate) fn is_from_node(&self, frame: &[u8]) -> bool {
+        frame[6..12] == NODE_MAC
+    }
+
     /// Tells whether an address is a pod's that serves any port of this VIP.
     pub(crate) fn serves_some(&self, pod: IpAddr, vip: IpAddr) -> bool {
         SERVICES

@@ -4,9 +4,9 @@ use etherparse::{
     Ethernet2Header, Ipv4Header, Ipv6Header, SingleVlanHeader, checksum::Sum16BitWords,
 };
 use xdp_prog::{
-    abi::{BACKEND_V4, MODE_L2DSR},
+    abi::{BACKEND_NAT, BACKEND_V4, MODE_L2DSR},
     decide::Action,
-    reason::PassReason,
+    reason::{DropReason, PassReason, ReplyReason, ReturnReason},
 };
 
 use crate::support::{
@@ -20,12 +20,41 @@ use crate::support::{
 ///
 /// Returns a sentence about the rule that is broken.
 pub(crate) fn check(tables: &TableSet, input: &[u8], outcome: &Outcome) -> Result<(), String> {
-    let [event] = outcome.events[..] else {
-        return Err(format!("counted {} times", outcome.events.len()));
+    let event = match outcome.events[..] {
+        [event] => event,
+        // What goes to a pod is counted for its service and as passed.
+        [Event::Forward { .. }, reason @ Event::Reason(index)]
+            if index == PassReason::Delivered.index() =>
+        {
+            reason
+        }
+        _ => return Err(format!("counted {} times", outcome.events.len())),
     };
     match (outcome.action, event) {
         (Action::Pass, Event::Reason(reason)) if reason == PassReason::Decapsulated.index() => {
             decapsulated(input, &outcome.bytes)
+        }
+        (Action::Pass, Event::Reason(reason)) if reason == PassReason::Delivered.index() => ensure(
+            input != outcome.bytes && outcome.bytes.len() <= input.len(),
+            "a delivered packet was not translated, or has grown",
+        ),
+        (Action::Pass, Event::Reason(reason)) if reason == PassReason::ProbeAnswer.index() => {
+            ensure(
+                input != outcome.bytes && outcome.bytes.len() == input.len(),
+                "an answer to a check was not translated, or has another length",
+            )
+        }
+        (Action::Transmit | Action::Redirect(_), Event::Reason(reason))
+            if reason == ReturnReason::NatReply.index() =>
+        {
+            translated(input, &outcome.bytes)
+        }
+        (Action::Transmit, Event::Reason(reason)) => {
+            ensure(
+                ReplyReason::ALL.iter().any(|reply| reply.index() == reason),
+                "an answer counts as something else",
+            )?;
+            answered(input, &outcome.bytes)
         }
         (Action::Pass, Event::Reason(reason)) => {
             ensure(
@@ -39,8 +68,10 @@ pub(crate) fn check(tables: &TableSet, input: &[u8], outcome: &Outcome) -> Resul
                 (reason as usize) >= PassReason::ALL.len(),
                 "a drop counts as a pass",
             )?;
+            // The inner header is looked at last, when the rest may have been translated.
+            let at_decap = [DropReason::EcnDropped, DropReason::MalformedInner];
             ensure(
-                input == outcome.bytes,
+                input == outcome.bytes || at_decap.iter().any(|late| late.index() == reason),
                 "a frame that is dropped was changed",
             )
         }
@@ -81,6 +112,20 @@ fn forwarded(
         "the MACs are not the next hop's",
     )?;
     let (ether_type, tag, packet) = link(output)?;
+    if backend.flags & BACKEND_NAT != 0 {
+        let l3 = 14 + 4 * tags(output);
+        let at = if output[l3] >> 4 == 4 {
+            l3 + 16
+        } else {
+            l3 + 24
+        };
+        let pod = &backend.pod.octets()[if at == l3 + 16 { 12 } else { 0 }..];
+        ensure(
+            output[at..].starts_with(pod),
+            "the destination is not the backend",
+        )?;
+        return translated(input, output);
+    }
     ensure(
         tag == u16::from_be_bytes(hop.vlan),
         "the tag is not the next hop's",
@@ -148,6 +193,89 @@ fn forwarded(
             )
         }
     }
+}
+
+/// NAT changes addresses, ports and checksums, and keeps wrong checksums as wrong as they were.
+fn translated(input: &[u8], output: &[u8]) -> Result<(), String> {
+    let [came, sent] = [input, output].map(|frame| &frame[14 + 4 * tags(frame)..]);
+    let (header, life, length, first_address) = if sent[0] >> 4 == 4 {
+        let header = usize::from(sent[0] & 15) * 4;
+        (header, 8, usize::from(word(sent, 2)), 12)
+    } else {
+        (40, 7, usize::from(word(sent, 4)) + 40, 8)
+    };
+    ensure(sent[life] == came[life] - 1, "the TTL is not one less")?;
+    let protocol = if header == 40 && first_address == 8 {
+        sent[6]
+    } else {
+        sent[9]
+    };
+    let checksum = header
+        + match protocol {
+            6 => 16,
+            17 => 6,
+            _ => return Ok(()),
+        };
+    let mut expected = came[..length].to_vec();
+    let addresses = if first_address == 8 { 8..40 } else { 12..20 };
+    let changed = [
+        life..life + 1,
+        10..if first_address == 12 { 12 } else { 10 },
+        addresses.clone(),
+        header..header + 4,
+        checksum..checksum + 2,
+    ];
+    for bytes in changed {
+        expected[bytes.clone()].copy_from_slice(&sent[bytes]);
+    }
+    ensure(expected == sent[..length], "other bytes were changed")?;
+    ensure(
+        first_address == 8 || checksum_error(sent) == checksum_error(came),
+        "the header checksum was not kept right",
+    )?;
+    let error = |packet: &[u8]| {
+        Sum16BitWords::new()
+            .add_slice(&packet[addresses.clone()])
+            .add_slice(&packet[header..length])
+            .ones_complement()
+    };
+    let has_none = protocol == 17 && word(came, checksum) == 0;
+    ensure(
+        if has_none {
+            word(sent, checksum) == 0
+        } else {
+            error(sent) == error(came)
+        },
+        "the transport checksum was not kept right",
+    )
+}
+
+/// An answer goes back by MAC and tags, and is at most the packet and the headers of an ICMP error.
+fn answered(input: &[u8], output: &[u8]) -> Result<(), String> {
+    ensure(
+        output[..6] == input[6..12] && output[6..12] == input[..6],
+        "the MACs of an answer are not those of its packet",
+    )?;
+    let l3 = 14 + 4 * tags(output);
+    ensure(
+        output[12..l3] == input[12..l3],
+        "the tags of an answer are not those of its packet",
+    )?;
+    let (length, room, longest) = if input[l3] >> 4 == 4 {
+        (usize::from(word(input, l3 + 2)), 28, 576)
+    } else {
+        (usize::from(word(input, l3 + 4)) + 40, 48, 1280)
+    };
+    ensure(
+        output.len() - l3 <= length.max(longest.min(length + room)),
+        "an answer is too large",
+    )?;
+    if input[l3] >> 4 == 4 {
+        Ipv4Header::from_slice(&output[l3..]).map_err(|e| e.to_string())?;
+    } else {
+        Ipv6Header::from_slice(&output[l3..]).map_err(|e| e.to_string())?;
+    }
+    Ok(())
 }
 
 fn decapsulated(input: &[u8], output: &[u8]) -> Result<(), String> {

@@ -17,7 +17,7 @@ use aya::{
     sys::SyscallError,
 };
 use xdp_prog::{
-    abi::{self, Traffic, map},
+    abi::{self, AddressKey, Traffic, map},
     decide::{Action, Stage},
 };
 
@@ -59,6 +59,7 @@ impl Kernel {
             (map::NAT_REVERSE, size::NAT),
             (map::HAIRPINS, size::LRU),
             (map::FRAGMENTS, size::LRU),
+            (map::ANSWERS, size::LRU),
             (map::SERVICE, size::SERVICES),
             (map::SERVICE_TRAFFIC, size::SERVICES),
             (map::LUT, size::LUT),
@@ -111,6 +112,7 @@ impl Kernel {
         self.fill_hash(map::NAT_REVERSE, &tables.nat.reverse)?;
         self.fill_hash(map::HAIRPINS, &tables.hairpins)?;
         self.fill_hash(map::FRAGMENTS, &tables.datagrams)?;
+        self.set_answers(&tables.answers, tables.answers_of_all)?;
         self.fill_trie(map::TRUSTED_EDGES, &tables.trusted)?;
         self.fill_trie(map::SOURCE_RANGES, &tables.source_ranges)
     }
@@ -154,6 +156,18 @@ impl Kernel {
             services: traffic(map::SERVICE_TRAFFIC)?,
             backends: traffic(map::BACKEND_TRAFFIC)?,
         })
+    }
+
+    /// Replaces what sources have used of their allowances of answers, and all of them together.
+    pub(crate) fn set_answers(
+        &mut self,
+        sources: &std::collections::HashMap<AddressKey, u64>,
+        all: u64,
+    ) -> Result<(), MapError> {
+        self.fill_hash(map::ANSWERS, sources)?;
+        let cpus = aya::util::nr_cpus().expect("readable /sys");
+        let values = PerCpuValues::try_from(vec![all; cpus]).expect("one for each CPU");
+        PerCpuArray::try_from(self.map_mut(map::ANSWERS_OF_CPU))?.set(0, values, 0)
     }
 
     fn fill_array<V: Pod>(&mut self, name: &str, values: &[V]) -> Result<(), MapError> {

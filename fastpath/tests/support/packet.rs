@@ -104,6 +104,11 @@ impl Packet {
         header.syn = flags & SYN != 0;
         header.rst = flags & RST != 0;
         header.ack = flags & ACK != 0;
+        Self::tcp_with(from, to, header, payload)
+    }
+
+    /// Makes a TCP segment with this header and the right checksum.
+    pub(crate) fn tcp_with(from: End, to: End, mut header: TcpHeader, payload: &[u8]) -> Self {
         header.checksum = match (from.0, to.0) {
             (IpAddr::V4(source), IpAddr::V4(destination)) => {
                 header.calc_checksum_ipv4_raw(source.octets(), destination.octets(), payload)
@@ -114,7 +119,7 @@ impl Packet {
             _ => panic!("addresses of two families"),
         }
         .unwrap();
-        let segment = [&header.to_bytes(), payload].concat();
+        let segment = [header.to_bytes().as_slice(), payload].concat();
         Self::ip(from.0, to.0, 6, &segment)
     }
 
@@ -168,6 +173,56 @@ impl Packet {
         }
     }
 
+    /// Makes an ICMP message of the addresses' family, of any type and code.
+    pub(crate) fn icmp(
+        source: IpAddr,
+        destination: IpAddr,
+        (type_u8, code_u8): (u8, u8),
+        bytes5to8: [u8; 4],
+        body: &[u8],
+    ) -> Self {
+        match (source, destination) {
+            (IpAddr::V6(from), IpAddr::V6(to)) => {
+                let kind = Icmpv6Type::Unknown {
+                    type_u8,
+                    code_u8,
+                    bytes5to8,
+                };
+                let header =
+                    Icmpv6Header::with_checksum(kind, from.octets(), to.octets(), body).unwrap();
+                let message = [header.to_bytes().as_slice(), body].concat();
+                Self::ip(source, destination, 58, &message)
+            }
+            _ => {
+                let kind = Icmpv4Type::Unknown {
+                    type_u8,
+                    code_u8,
+                    bytes5to8,
+                };
+                let header = Icmpv4Header::with_checksum(kind, body);
+                let message = [header.to_bytes().as_slice(), body].concat();
+                Self::ip(source, destination, 1, &message)
+            }
+        }
+    }
+
+    /// Makes this packet one that began its way at Guideway: no identification or flow label.
+    pub(crate) fn fresh(mut self) -> Self {
+        match &mut self.header {
+            Header::V4(header) => header.identification = 0,
+            Header::V6(header) => header.flow_label = 0.try_into().unwrap(),
+        }
+        self
+    }
+
+    /// Returns source and destination.
+    pub(crate) fn ends(&self) -> (IpAddr, IpAddr) {
+        match &self.header {
+            Header::V4(header) => (header.source.into(), header.destination.into()),
+            Header::V6(header) => (header.source.into(), header.destination.into()),
+        }
+    }
+
     /// Puts this packet into an outer one, as the edge does it: fresh
     /// identification or flow label, do not fragment, TTL 64, same class.
     pub(crate) fn within(&self, source: IpAddr, destination: IpAddr) -> Self {
@@ -175,12 +230,9 @@ impl Packet {
             Header::V4(_) => 4,
             Header::V6(_) => 41,
         };
-        let mut outer = Self::ip(source, destination, protocol, &self.bytes()).class(self.tos());
-        match &mut outer.header {
-            Header::V4(header) => header.identification = 0,
-            Header::V6(header) => header.flow_label = 0.try_into().unwrap(),
-        }
-        outer
+        Self::ip(source, destination, protocol, &self.bytes())
+            .class(self.tos())
+            .fresh()
     }
 
     /// Sets what an outer header says of the pod: identification, or the low bits of the flow label.

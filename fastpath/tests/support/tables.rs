@@ -2,7 +2,11 @@
 
 mod nat;
 
-use std::{cell::RefCell, collections::HashMap, net::IpAddr};
+use std::{
+    cell::{Cell, RefCell},
+    collections::HashMap,
+    net::IpAddr,
+};
 
 use xdp_prog::{
     abi::{
@@ -12,6 +16,7 @@ use xdp_prog::{
     },
     decide::{
         Clock, Counters, Tables,
+        answer::{Answer, Answers},
         deliver::{FlowTable, Flows, Hairpins, Relay},
         fragment::Fragments,
         probe::Probes,
@@ -57,6 +62,10 @@ pub(crate) struct TableSet {
     pub(crate) nat: Nat,
     pub(crate) hairpins: HashMap<Tuple, AddressKey>,
     pub(crate) datagrams: HashMap<Tuple, Datagram>,
+    /// When the allowances of sources are full again, ns.
+    pub(crate) answers: HashMap<AddressKey, u64>,
+    /// When the allowance of all sources is full again, ns.
+    pub(crate) answers_of_all: u64,
     free_slot: u32,
 }
 
@@ -82,6 +91,8 @@ impl Default for TableSet {
             nat: Nat::default(),
             hairpins: HashMap::new(),
             datagrams: HashMap::new(),
+            answers: HashMap::new(),
+            answers_of_all: 0,
             // Slot 0 is never used.
             free_slot: 1,
         }
@@ -282,6 +293,9 @@ pub(crate) struct ModelTables<'a> {
     nat: nat::LiveNat,
     hairpins: RefCell<HashMap<Tuple, AddressKey>>,
     datagrams: RefCell<HashMap<Tuple, Datagram>>,
+    answer: Cell<Answer>,
+    pub(crate) answers: RefCell<HashMap<AddressKey, u64>>,
+    pub(crate) answers_of_all: Cell<u64>,
     events: RefCell<Vec<Event>>,
 }
 
@@ -293,6 +307,9 @@ impl<'a> ModelTables<'a> {
             nat: nat::LiveNat::new(tables.nat.clone()),
             hairpins: RefCell::new(tables.hairpins.clone()),
             datagrams: RefCell::new(tables.datagrams.clone()),
+            answer: Cell::default(),
+            answers: RefCell::new(tables.answers.clone()),
+            answers_of_all: Cell::new(tables.answers_of_all),
             events: RefCell::default(),
         }
     }
@@ -367,6 +384,10 @@ impl Tables for ModelTables<'_> {
     }
 
     fn fib_next_hop(&self, _: &Backend) -> Option<&NextHop> {
+        None
+    }
+
+    fn fib_route(&self, _: &AddressKey) -> Option<&NextHop> {
         None
     }
 }
@@ -447,6 +468,32 @@ impl Fragments for ModelTables<'_> {
 
     fn publish(&self, key: &Tuple, datagram: &Datagram) {
         self.datagrams.borrow_mut().insert(*key, *datagram);
+    }
+}
+
+impl Answers for ModelTables<'_> {
+    fn hand_over(&self, answer: Answer) {
+        self.answer.set(answer);
+    }
+
+    fn handed_over(&self) -> Answer {
+        self.answer.get()
+    }
+
+    fn full_at(&self, source: &AddressKey) -> u64 {
+        self.answers.borrow().get(source).copied().unwrap_or(0)
+    }
+
+    fn set_full_at(&self, source: &AddressKey, time: u64) {
+        self.answers.borrow_mut().insert(*source, time);
+    }
+
+    fn all_full_at(&self) -> u64 {
+        self.answers_of_all.get()
+    }
+
+    fn set_all_full_at(&self, time: u64) {
+        self.answers_of_all.set(time);
     }
 }
 

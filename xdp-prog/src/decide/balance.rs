@@ -1,11 +1,11 @@
 //! Edge role: service -> slot -> backend -> next hop.
 
-use super::{Forward, Ip, Outer, Stage, Tables, Verdict};
+use super::{Forward, Ip, Outer, Stage, Tables, Verdict, answer::Answer};
 use crate::{
     abi::{
-        BACKEND_LOCAL, BACKEND_NAT, BACKEND_POD, BACKEND_V4, Backend, CONFIG_NODE, CONFIG_PROBES,
-        EdgeMac, HOP_GATEWAY, MODE_L2DSR, NextHop, SERVICE_NAT, SERVICE_NODE_PORT,
-        SERVICE_SOURCE_RANGES, Service, ServiceWord, Tuple,
+        ADDRESS_VIP, BACKEND_LOCAL, BACKEND_NAT, BACKEND_POD, BACKEND_V4, Backend, CONFIG_NODE,
+        CONFIG_PROBES, EdgeMac, HOP_GATEWAY, MODE_L2DSR, NextHop, SERVICE_DROP_WHEN_EMPTY,
+        SERVICE_NAT, SERVICE_NODE_PORT, SERVICE_SOURCE_RANGES, Service, ServiceWord, Tuple,
     },
     flow::FlowKey,
     frame::Frame,
@@ -113,6 +113,7 @@ pub fn find<'t, A: Ip, T: Tables>(tables: &'t T, flow: &FlowKey<A>) -> Result<Fo
 }
 
 /// A reply to NAT mode comes for a port that is no service's: one of the mode's, or, for SCTP, any.
+/// At an address that is nobody's but a service's, nothing else can be meant.
 #[inline(always)]
 fn no_service<'t, A: Ip, T: Tables>(tables: &T, flow: &FlowKey<A>) -> Verdict<'t> {
     let config = tables.config();
@@ -122,6 +123,9 @@ fn no_service<'t, A: Ip, T: Tables>(tables: &T, flow: &FlowKey<A>) -> Verdict<'t
     });
     if is_nat {
         return Verdict::Continue(Stage::NatReply);
+    }
+    if tables.address_flags(&flow.destination.key()) == ADDRESS_VIP {
+        return Verdict::Answer(Answer::REFUSE);
     }
     if config.is_some_and(|config| config.flags & CONFIG_PROBES != 0) {
         return Verdict::Continue(Stage::Probe);
@@ -163,7 +167,13 @@ pub fn choose<'t, A: Ip, T: Tables>(
     found: &Found,
     flow: &FlowKey<A>,
 ) -> Result<Choice<'t>, Verdict<'t>> {
-    choose_from(tables, found, found.entry.word, flow).ok_or(Verdict::Drop(DropReason::NoBackend))
+    match choose_from(tables, found, found.entry.word, flow) {
+        Some(choice) => Ok(choice),
+        None if found.entry.flags & SERVICE_DROP_WHEN_EMPTY != 0 => {
+            Err(Verdict::Drop(DropReason::NoLocalBackend))
+        }
+        None => Err(Verdict::Answer(Answer::REFUSE)),
+    }
 }
 
 /// Chooses from this machine's own pods.
@@ -179,8 +189,9 @@ pub fn choose_local<'t, A: Ip, T: Tables>(
     choose_from(tables, found, found.entry.local, flow)
 }
 
+/// Chooses from one of a service's tables; nothing where it is empty.
 #[inline(always)]
-fn choose_from<'t, A: Ip, T: Tables>(
+pub fn choose_from<'t, A: Ip, T: Tables>(
     tables: &'t T,
     found: &Found,
     table: ServiceWord,
@@ -212,16 +223,41 @@ fn choose_from<'t, A: Ip, T: Tables>(
 /// What an IPv4 header can state; a loopback device's MTU is one more.
 const LARGEST_PACKET: u32 = 65_535;
 
+/// Sends a packet to its backend, or answers it.
+///
+/// # Errors
+///
+/// Returns why it can be neither.
+#[inline(always)]
+pub fn forward<'t, A: Ip, T: Tables>(
+    tables: &'t T,
+    packet: &Packet<A>,
+    choice: &Choice<'t>,
+) -> Result<Verdict<'t>, DropReason> {
+    forward_or(tables, packet, choice, true)
+}
+
 /// Sends a packet to its backend.
 ///
 /// # Errors
 ///
 /// Returns why it cannot be sent.
 #[inline(always)]
-pub fn forward<'t, A: Ip, T: Tables>(
+pub fn forward_unanswered<'t, A: Ip, T: Tables>(
     tables: &'t T,
     packet: &Packet<A>,
     choice: &Choice<'t>,
+) -> Result<Verdict<'t>, DropReason> {
+    forward_or(tables, packet, choice, false)
+}
+
+#[inline(always)]
+#[expect(clippy::cast_possible_truncation, reason = "an outer header's length")]
+fn forward_or<'t, A: Ip, T: Tables>(
+    tables: &'t T,
+    packet: &Packet<A>,
+    choice: &Choice<'t>,
+    answers: bool,
 ) -> Result<Verdict<'t>, DropReason> {
     let backend = choice.backend;
     if backend.flags & BACKEND_LOCAL != 0 {
@@ -232,7 +268,10 @@ pub fn forward<'t, A: Ip, T: Tables>(
         });
     }
     if packet.hop_limit <= 1 {
-        return Err(DropReason::TtlExpired);
+        if !answers {
+            return Err(DropReason::TtlExpired);
+        }
+        return Ok(Verdict::Answer(Answer::TIME_EXCEEDED));
     }
     let hop = next_hop(tables, backend)?;
     let outer = match choice.entry.mode {
@@ -243,8 +282,13 @@ pub fn forward<'t, A: Ip, T: Tables>(
         _ if backend.flags & BACKEND_V4 != 0 => Outer::V4,
         _ => Outer::V6,
     };
-    if packet.length + outer.length() > hop.mtu.min(LARGEST_PACKET) as usize {
-        return Err(DropReason::MtuExceeded);
+    let mtu = hop.mtu.min(LARGEST_PACKET);
+    if packet.length + outer.length() > mtu as usize {
+        if !answers {
+            return Err(DropReason::MtuExceeded);
+        }
+        let inner_mtu = mtu.saturating_sub(outer.length() as u32);
+        return Ok(Verdict::Answer(Answer::too_big(inner_mtu)));
     }
     Ok(Verdict::Forward(Forward {
         service: choice.service,

@@ -152,8 +152,6 @@ impl<'t> Deliver<'t> {
     #[inline(always)]
     #[expect(clippy::cast_possible_truncation, reason = "takes the fields apart")]
     fn from_words(words: [u64; 4], backend: &'t Backend) -> Self {
-        /// Beyond all headers that the parser follows, and below what the verifier allows as an offset.
-        const OFFSETS: usize = 0x7fff;
         let [ids, length, offsets, rest] = words;
         let [is_v6, protocol, flags, is_later, is_within, outer_class, ..] = rest.to_ne_bytes();
         let family = if is_v6 == 0 { Family::V4 } else { Family::V6 };
@@ -226,6 +224,10 @@ pub trait Hairpins {
     fn insert_hairpin(&self, key: &Tuple, client: &AddressKey) -> bool;
 }
 
+/// Bits of an offset that went through [`Relay`]: beyond all headers that the parser follows,
+/// and below what the verifier allows.
+pub(super) const OFFSETS: usize = 0x7fff;
+
 /// A place that numbers pass through.
 ///
 /// What comes out is what went in, which the kernel's verifier does not see: it
@@ -264,7 +266,8 @@ pub fn remember<F: Frame, T: Tables + Flows + Hairpins>(
     tables: &T,
     deliver: &Deliver<'_>,
 ) -> Result<SeenAs, DropReason> {
-    let (client, address) = addresses(frame, deliver).ok_or(DropReason::NoHeadroom)?;
+    let (client, address) =
+        addresses(frame, deliver.family, deliver.l3).ok_or(DropReason::NoHeadroom)?;
     let mut key = deliver.key(client);
     let mut flow = PodFlow::new(
         address,
@@ -340,17 +343,21 @@ fn refresh<T: Flows>(
 
 /// Reads source and destination address off the packet.
 #[inline(always)]
-fn addresses<F: Frame>(frame: &F, deliver: &Deliver<'_>) -> Option<(AddressKey, AddressKey)> {
-    Some(match deliver.family {
+pub(super) fn addresses<F: Frame>(
+    frame: &F,
+    family: Family,
+    l3: usize,
+) -> Option<(AddressKey, AddressKey)> {
+    Some(match family {
         Family::V4 => {
-            let header: &Ipv4 = frame.view(deliver.l3)?;
+            let header: &Ipv4 = frame.view(l3)?;
             (
                 AddressKey::v4(header.source()),
                 AddressKey::v4(header.destination()),
             )
         }
         Family::V6 => {
-            let header: &Ipv6 = frame.view(deliver.l3)?;
+            let header: &Ipv6 = frame.view(l3)?;
             (
                 AddressKey::v6(header.source),
                 AddressKey::v6(header.destination),

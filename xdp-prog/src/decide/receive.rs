@@ -2,6 +2,7 @@
 
 use super::{
     Decap, Family, Ip, Stage, Tables, Verdict, World,
+    answer::Answer,
     balance::{self, Choice, Found},
     deliver::Deliver,
     local,
@@ -101,6 +102,9 @@ fn deliver<'t, F: Frame, A: Ip, T: Tables>(
     if packet.length > decap.inner_room {
         return Verdict::Decap(decap);
     }
+    if packet.protocol == A::ICMP && !packet.is_fragment {
+        return Verdict::Continue(Stage::IcmpLocal);
+    }
     let has_ports = matches!(
         packet.protocol,
         protocol::TCP | protocol::UDP | protocol::SCTP
@@ -120,6 +124,9 @@ fn deliver<'t, F: Frame, A: Ip, T: Tables>(
     let flags = parse::tcp_flags(frame, packet);
     match pod(tables, &found, &flow, flags, decap.tag) {
         Some(choice) => Verdict::Deliver(Deliver::new(packet, &flow, flags, &choice, Some(decap))),
+        None if packet.protocol == protocol::TCP && !flags.rst() && !flags.begins_connection() => {
+            Verdict::Answer(Answer::refuse_inner(A::FAMILY))
+        }
         None => Verdict::Drop(DropReason::UnknownPod),
     }
 }

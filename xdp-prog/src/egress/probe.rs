@@ -26,7 +26,7 @@ use crate::{
     csum::{self, Sum},
     decide::Family,
     reason::DropReason,
-    rewrite::OUTER_TTL,
+    rewrite::TTL,
     wire::{
         ethernet::{self, Ethernet},
         ipv4::{DONT_FRAGMENT, Ipv4},
@@ -156,20 +156,20 @@ fn encapsulate<S: Skb>(
             .add_u16(length)
             .add_u16(probe.tag)
             .add_u16(u16::from_be_bytes(DONT_FRAGMENT))
-            .add_u16(u16::from_be_bytes([OUTER_TTL, announced]))
+            .add_u16(u16::from_be_bytes([TTL, announced]))
             .add_u32(u32::from_be_bytes([a, b, c, d]))
             .add_u32(u32::from_be_bytes([e, f, g, h]));
         let [i, j] = length.to_be_bytes();
         let [k, l] = DONT_FRAGMENT;
         let [m, n] = sum.checksum().to_be_bytes();
         let first = u64::from_ne_bytes([0x45, 0, i, j, high, low, k, l]);
-        let second = u64::from_ne_bytes([OUTER_TTL, announced, m, n, a, b, c, d]);
+        let second = u64::from_ne_bytes([TTL, announced, m, n, a, b, c, d]);
         skb.store(l3, [first, second], 16)?;
         skb.store(l3 + 16, word([e, f, g, h, 0, 0, 0, 0]), 4)?;
     } else {
         skb.grow(Family::V6, Ipv6::LENGTH)?;
         let [i, j] = inner.to_be_bytes();
-        let first = u64::from_ne_bytes([0x60, 0, high, low, i, j, announced, OUTER_TTL]);
+        let first = u64::from_ne_bytes([0x60, 0, high, low, i, j, announced, TTL]);
         skb.store(l3, [first, 0], 8)?;
         skb.store(l3 + offset_of!(Ipv6, source), source.words(), 16)?;
         skb.store(l3 + offset_of!(Ipv6, destination), probe.node.words(), 16)?;

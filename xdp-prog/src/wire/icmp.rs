@@ -2,6 +2,42 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+/// Message types and codes of ICMP (RFC 792, RFC 1191).
+pub mod v4 {
+    /// Echo reply.
+    pub const ECHO_REPLY: u8 = 0;
+    /// Destination unreachable; an error.
+    pub const UNREACHABLE: u8 = 3;
+    /// Code of [`UNREACHABLE`]: nobody listens at this port.
+    pub const PORT_UNREACHABLE: u8 = 3;
+    /// Code of [`UNREACHABLE`]: fragmentation needed and not allowed; the last two bytes are the MTU.
+    pub const FRAGMENTATION_NEEDED: u8 = 4;
+    /// Echo request.
+    pub const ECHO_REQUEST: u8 = 8;
+    /// Time exceeded; an error.
+    pub const TIME_EXCEEDED: u8 = 11;
+    /// Parameter problem; an error.
+    pub const PARAMETER_PROBLEM: u8 = 12;
+}
+
+/// Message types and codes of ICMPv6 (RFC 4443).
+pub mod v6 {
+    /// Destination unreachable; an error.
+    pub const UNREACHABLE: u8 = 1;
+    /// Code of [`UNREACHABLE`]: nobody listens at this port.
+    pub const PORT_UNREACHABLE: u8 = 4;
+    /// Packet too big; the last four bytes are the MTU.
+    pub const PACKET_TOO_BIG: u8 = 2;
+    /// Time exceeded; an error.
+    pub const TIME_EXCEEDED: u8 = 3;
+    /// Parameter problem; an error.
+    pub const PARAMETER_PROBLEM: u8 = 4;
+    /// Echo request.
+    pub const ECHO_REQUEST: u8 = 128;
+    /// Echo reply.
+    pub const ECHO_REPLY: u8 = 129;
+}
+
 /// What all ICMP messages of both versions begin with.
 ///
 /// ```text

@@ -75,6 +75,12 @@ impl Ipv4 {
         u16::from_be_bytes(self.fragment) & 0x3fff != 0
     }
 
+    /// Tells whether the don't-fragment flag is set.
+    #[inline(always)]
+    pub const fn must_not_be_fragmented(&self) -> bool {
+        self.fragment[0] & DONT_FRAGMENT[0] != 0
+    }
+
     /// Returns where this fragment belongs, in units of eight bytes.
     #[inline(always)]
     pub const fn fragment_offset(&self) -> u16 {

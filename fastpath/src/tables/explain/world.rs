@@ -1,7 +1,7 @@
 //! The live tables as the datapath's code sees them, for reading only.
 
 use std::{
-    cell::{OnceCell, RefCell},
+    cell::{Cell, OnceCell, RefCell},
     collections::HashMap,
     mem::offset_of,
     sync::atomic::Ordering,
@@ -16,6 +16,7 @@ use xdp_prog::{
     },
     decide::{
         self,
+        answer::{Answer, Answers},
         deliver::{FlowTable, Flows, Hairpins, Relay},
         fragment::Fragments,
         nat::{Inserted, NatFlows, Origin, Translation},
@@ -30,6 +31,7 @@ use super::super::Tables;
 pub(super) struct ReadOnly<'t> {
     tables: &'t Tables,
     counted: RefCell<Vec<Counted>>,
+    answer: Cell<Answer>,
     translation: OnceCell<Translation>,
     hairpins: Overlay<AddressKey>,
     nat_forward: Overlay<NatForward>,
@@ -57,6 +59,7 @@ impl<'t> ReadOnly<'t> {
         Self {
             tables,
             counted: RefCell::new(Vec::new()),
+            answer: Cell::default(),
             translation: OnceCell::new(),
             hairpins: Overlay::default(),
             nat_forward: Overlay::default(),
@@ -139,6 +142,29 @@ impl Relay for ReadOnly<'_> {
     fn relay(&self, words: [u64; 4]) -> Option<[u64; 4]> {
         Some(words)
     }
+}
+
+/// An answer costs nobody's allowance: it is not given.
+impl Answers for ReadOnly<'_> {
+    fn hand_over(&self, answer: Answer) {
+        self.answer.set(answer);
+    }
+
+    fn handed_over(&self) -> Answer {
+        self.answer.get()
+    }
+
+    fn full_at(&self, _: &AddressKey) -> u64 {
+        0
+    }
+
+    fn set_full_at(&self, _: &AddressKey, _: u64) {}
+
+    fn all_full_at(&self) -> u64 {
+        0
+    }
+
+    fn set_all_full_at(&self, _: u64) {}
 }
 
 impl Fragments for ReadOnly<'_> {
@@ -286,6 +312,7 @@ impl decide::Tables for ReadOnly<'_> {
         backend(id: u32) -> Option<&Backend>;
         next_hop(id: u32) -> Option<&NextHop>;
         fib_next_hop(backend: &Backend) -> Option<&NextHop>;
+        fib_route(address: &AddressKey) -> Option<&NextHop>;
     }
 }
 
@@ -355,6 +382,10 @@ impl decide::Tables for Tables {
     }
 
     fn fib_next_hop(&self, _backend: &Backend) -> Option<&NextHop> {
+        None
+    }
+
+    fn fib_route(&self, _address: &AddressKey) -> Option<&NextHop> {
         None
     }
 }

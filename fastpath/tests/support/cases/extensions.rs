@@ -1,11 +1,11 @@
 //! IPv4 options and IPv6 extension headers in front of the ports.
 
-use xdp_prog::reason::PassReason;
+use xdp_prog::reason::{PassReason, ReplyReason};
 
 use super::{
     super::packet::{IPV6, Packet, patched},
-    CLIENT_V6, Case, IN, TCP, TO_NODE_V4, TO_NODE_V6, V4_IN_V6, V4_L2, V4_TCP, V4_UDP, V6_IN_V4,
-    V6_L2, V6_TCP, V6_UDP, VIP_V6, case, sent_in_v4, sent_in_v6, tcp, udp,
+    BACK, CLIENT_V6, Case, IN, TCP, TO_NODE_V4, TO_NODE_V6, V4_IN_V6, V4_L2, V4_TCP, V4_UDP,
+    V6_IN_V4, V6_L2, V6_TCP, V6_UDP, VIP_V6, case, reset_of_syn, sent_in_v4, sent_in_v6, tcp, udp,
 };
 
 const HOP_BY_HOP: u8 = 0;
@@ -67,7 +67,9 @@ fn options() -> Vec<Case> {
         case("ports_are_not_read_from_options", {
             IN.carry(&tcp((super::VIP_V4, 81)).options(&[0x9c, 0x40, 0, 80]))
         })
-        .passes(PassReason::NoService),
+        .replies(ReplyReason::Reset, {
+            BACK.carry(&reset_of_syn((super::VIP_V4, 81), 18))
+        }),
     ]);
     cases
 }

@@ -2,14 +2,14 @@
 
 use xdp_prog::{
     decide::Action,
-    reason::{DropReason, PassReason},
+    reason::{DropReason, PassReason, ReplyReason},
 };
 
 use super::{
     super::packet::{End, IPV4, Packet, VLAN, patched},
-    CLIENT_V4, Case, EDGE_V4, IN, Link, NODE_V4, TO_NODE_V4, TO_NODE_V6, V4_IN_V6, V4_L2, V4_TCP,
-    V4_UDP, V6_IN_V4, V6_L2, V6_TCP, V6_UDP, VIP_V4, Way, case, client, counted, sent_in_v4,
-    sent_in_v6, tcp, udp,
+    BACK, CLIENT_V4, Case, EDGE_V4, IN, Link, NODE_V4, TO_NODE_V4, TO_NODE_V6, V4_IN_V6, V4_L2,
+    V4_TCP, V4_UDP, V6_IN_V4, V6_L2, V6_TCP, V6_UDP, VIP_V4, Way, case, client, counted,
+    sent_in_v4, sent_in_v6, tcp, time_exceeded, too_big, udp,
 };
 
 pub(super) fn cases() -> Vec<Case> {
@@ -121,7 +121,8 @@ fn hop_limits() -> Vec<Case> {
                 IN.carry(&packet),
             );
             cases.push(if hop_limit <= 1 {
-                draft.drops(DropReason::TtlExpired)
+                let answer = BACK.carry(&time_exceeded(&packet));
+                draft.replies(ReplyReason::TimeExceeded, answer)
             } else {
                 draft.transmits(path.service.0, &packet, (path.sent)(&packet))
             });
@@ -263,7 +264,9 @@ fn mtus() -> Vec<Case> {
             cases.push(if beyond == 0 {
                 draft.transmits(path.service.0, &packet, (path.sent)(&packet))
             } else {
-                draft.drops(DropReason::MtuExceeded)
+                let mtu = 1500 - u32::try_from(path.outer).unwrap();
+                let answer = BACK.carry(&too_big(&packet, mtu));
+                draft.replies(ReplyReason::PacketTooBig, answer)
             });
         }
     }
@@ -289,7 +292,9 @@ fn mtus() -> Vec<Case> {
             IN.carry(&packet.clone().hop_limit(1))
         })
         .with(|tables| tables.next_hops[1].mtu = 0)
-        .drops(DropReason::TtlExpired),
+        .replies(ReplyReason::TimeExceeded, {
+            BACK.carry(&time_exceeded(&packet.clone().hop_limit(1)))
+        }),
     ]);
     cases
 }
@@ -335,7 +340,10 @@ fn large_frames() -> Vec<Case> {
                         hop.mtu = u32::MAX;
                     }
                 })
-                .drops(DropReason::MtuExceeded),
+                .replies(ReplyReason::PacketTooBig, {
+                    let mtu = 65_535 - u32::try_from(path.outer).unwrap();
+                    BACK.carry(&too_big(&sized(path, length), mtu))
+                }),
             );
         }
     }

@@ -7,7 +7,7 @@ use xdp_prog::{
         ADDRESS_LOCAL, ADDRESS_NODE_PORT, ADDRESS_VIP, Datagram, EdgeMac, LocalFlow, MODE_L2DSR,
         SERVICE_NODE_PORT, SERVICE_SOURCE_RANGES, Tuple,
     },
-    reason::{DropReason, PassReason},
+    reason::{DropReason, PassReason, ReplyReason},
 };
 
 use super::{
@@ -15,13 +15,13 @@ use super::{
         packet::{End, IPV4, Packet, RST, forged_v4},
         tables::{TableSet, address_key, monotonic_ns},
     },
-    CLIENT_V4, CLIENT_V6, Case, Draft, EDGE_V4, EDGE_V6, IN, PEER_V4, PEER_V6, STRANGER_V4, UDP,
-    V4_TCP, V4_UDP, V6_TCP, V6_UDP, VIP_V4, VIP_V6, Way, case, client, pods,
+    BACK, CLIENT_V4, CLIENT_V6, Case, Draft, EDGE_V4, EDGE_V6, IN, PEER_V4, PEER_V6, STRANGER_V4,
+    UDP, V4_TCP, V4_UDP, V6_TCP, V6_UDP, VIP_V4, VIP_V6, Way, case, client, pods,
     pods::{
         HERE_V4, POD_V4, POD_V6, PODS_V4_SCTP, PODS_V4_TCP, PODS_V4_UDP, PODS_V6_SCTP, PODS_V6_TCP,
         PODS_V6_UDP, TAG_V4, TAG_V6, TARGET,
     },
-    sent_in_v4, sent_in_v6, tcp, udp, v4, v6, way,
+    sent_in_v4, sent_in_v6, tcp, time_exceeded, udp, v4, v6, way,
 };
 
 /// (name, offset in units of eight bytes, more fragments)
@@ -450,10 +450,13 @@ fn services() -> Vec<Case> {
         .drops(DropReason::TableChanged),
         case("large_first_fragment_does_not_fit", IN.carry(&large)).drops(DropReason::MtuExceeded),
         case(
-            "fragment_with_expired_ttl_drops",
+            "first_fragment_with_expired_ttl_is_answered",
             IN.carry(&first.clone().hop_limit(1)),
         )
-        .drops(DropReason::TtlExpired),
+        .replies(
+            ReplyReason::TimeExceeded,
+            BACK.carry(&time_exceeded(&first.clone().hop_limit(1))),
+        ),
         case("fragment_flag_beside_reserved_and_df_bits", {
             IN.frame(IPV4, &forged_v4(udp(to).bytes(), 6, &[0xe0, 2]))
         })

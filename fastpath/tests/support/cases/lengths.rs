@@ -1,11 +1,12 @@
 //! Frames that end early and headers that lie about their length.
 
-use xdp_prog::reason::{DropReason, PassReason};
+use xdp_prog::reason::{PassReason, ReplyReason};
 
 use super::{
     super::packet::{IPV4, IPV6, Link, Packet, SERVICE_VLAN, VLAN, forged_v4, patched},
-    CLIENT_V4, CLIENT_V6, Case, IN, PEER_V4, TCP, TO_NODE_V4, TO_NODE_V6, UDP, V4_L2, V4_TCP,
-    V4_UDP, V6_L2, V6_TCP, V6_UDP, VIP_V4, VIP_V6, case, sent_in_v4, sent_in_v6, tcp, udp,
+    BACK, CLIENT_V4, CLIENT_V6, Case, IN, PEER_V4, TCP, TO_NODE_V4, TO_NODE_V6, UDP, V4_L2, V4_TCP,
+    V4_UDP, V6_L2, V6_TCP, V6_UDP, VIP_V4, VIP_V6, case, sent_in_v4, sent_in_v6, tcp,
+    time_exceeded, udp,
 };
 
 pub(super) fn cases() -> Vec<Case> {
@@ -310,6 +311,8 @@ fn padding() -> Vec<Case> {
             "v4_padding_does_not_make_a_ttl",
             pad(IN.carry(&segment.clone().hop_limit(1)), 20),
         )
-        .drops(DropReason::TtlExpired),
+        .replies(ReplyReason::TimeExceeded, {
+            BACK.carry(&time_exceeded(&segment.hop_limit(1)))
+        }),
     ]
 }

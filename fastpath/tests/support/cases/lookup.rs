@@ -6,14 +6,15 @@ use xdp_prog::{
         ServiceWord, Slot,
     },
     decide::Action,
-    reason::{DropReason, PassReason},
+    reason::{DropReason, PassReason, ReplyReason},
 };
 
 use super::{
     super::{hash, packet::Packet, tables::size},
-    CLIENT_V4, CLIENT_V6, Case, EDGE_V4, EDGE_V6, IN, NODE_V4, NODE_V6, OTHER_BACKENDS, TCP,
+    BACK, CLIENT_V4, CLIENT_V6, Case, EDGE_V4, EDGE_V6, IN, NODE_V4, NODE_V6, OTHER_BACKENDS, TCP,
     TO_NODE_V4, TO_NODE_V6, UDP, V4_IN_V6, V4_L2, V4_TCP, V4_UDP, V6_IN_V4, V6_L2, V6_TCP, VIP_V4,
-    VIP_V6, case, other_node, sent_in_v4, sent_in_v6, tcp, to_other_node, udp, v4, v6, way,
+    VIP_V6, case, other_node, reset_of_syn, sent_in_v4, sent_in_v6, tcp, to_other_node, udp, v4,
+    v6, way,
 };
 
 pub(super) fn cases() -> Vec<Case> {
@@ -108,24 +109,24 @@ fn backends() -> Vec<Case> {
         tables.lut[base] = Slot(0x8123_4567_0000_0000 | tables.lut[base].0);
     };
     vec![
-        case("slot_without_owner_drops", frame.clone())
+        case("slot_without_owner_refuses", frame.clone())
             .with(|tables| tables.set_owner(1, 0))
-            .drops(DropReason::NoBackend),
-        case("v6_slot_without_owner_drops", IN.carry(&tcp(V6_TCP.1)))
+            .replies(ReplyReason::Reset, BACK.carry(&reset_of_syn(V4_TCP.1, 18))),
+        case("v6_slot_without_owner_refuses", IN.carry(&tcp(V6_TCP.1)))
             .with(|tables| tables.set_owner(3, 0))
-            .drops(DropReason::NoBackend),
-        case("owner_zero_is_no_backend_even_if_written", frame.clone())
+            .replies(ReplyReason::Reset, BACK.carry(&reset_of_syn(V6_TCP.1, 18))),
+        case("owner_zero_is_no_owner_even_if_written", frame.clone())
             .with(|tables| {
                 tables.set_owner(1, 0);
                 tables.backends[0] = tables.backends[1];
             })
-            .drops(DropReason::NoBackend),
-        case("owner_beyond_the_table_drops", frame.clone())
+            .replies(ReplyReason::Reset, BACK.carry(&reset_of_syn(V4_TCP.1, 18))),
+        case("owner_beyond_the_table_refuses", frame.clone())
             .with(|tables| tables.set_owner(1, size::BACKENDS))
-            .drops(DropReason::NoBackend),
-        case("largest_owner_number_drops", frame.clone())
+            .replies(ReplyReason::Reset, BACK.carry(&reset_of_syn(V4_TCP.1, 18))),
+        case("largest_owner_number_refuses", frame.clone())
             .with(|tables| tables.set_owner(1, u32::MAX))
-            .drops(DropReason::NoBackend),
+            .replies(ReplyReason::Reset, BACK.carry(&reset_of_syn(V4_TCP.1, 18))),
         case("backend_never_written_has_no_next_hop", frame.clone())
             .with(|tables| tables.set_owner(1, 20))
             .drops(DropReason::NextHopUnresolved),
@@ -153,13 +154,13 @@ fn backends() -> Vec<Case> {
         )
         .with(|tables| tables.backends[1].flags |= BACKEND_LOCAL)
         .passes(PassReason::LocalBackend),
-        case("slot_beyond_the_arena_drops", frame)
+        case("slot_beyond_the_arena_refuses", frame)
             .with(|tables| {
                 let word = tables.service[1].word;
                 tables.service[1].word =
                     ServiceWord::new(size::LUT, word.log2_length(), word.check());
             })
-            .drops(DropReason::NoBackend),
+            .replies(ReplyReason::Reset, BACK.carry(&reset_of_syn(V4_TCP.1, 18))),
     ]
 }
 

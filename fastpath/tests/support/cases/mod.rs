@@ -5,10 +5,12 @@
 //!            ^ IP-in-IP from a trusted peer or a stranger
 //! ```
 
+mod answers;
 mod decap;
 mod extensions;
 mod forward;
 mod fragments;
+mod icmp;
 mod lengths;
 mod link;
 mod lookup;
@@ -21,13 +23,14 @@ mod probe;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use etherparse::TcpHeader;
 use xdp_prog::{
     abi::{
         ADDRESS_LOCAL, ADDRESS_VIP, BACKEND_V4, BACKEND_V6, Backend, MODE_IPIP, MODE_L2DSR,
         NextHop, Traffic,
     },
     decide::Action,
-    reason::{DropReason, PassReason},
+    reason::{DropReason, PassReason, ReplyReason},
 };
 
 use super::{
@@ -81,6 +84,8 @@ pub(crate) fn all() -> Vec<Case> {
         pods::cases,
         node_ports::cases,
         policies::cases,
+        answers::cases,
+        icmp::cases,
     ] {
         cases.extend(subject());
     }
@@ -166,6 +171,11 @@ impl Draft {
         case
     }
 
+    /// The frame is answered by `output`, sent back by the way it came.
+    fn replies(self, reason: ReplyReason, output: Vec<u8>) -> Case {
+        self.ends(Action::Transmit, output, counted(reason.index()))
+    }
+
     /// The inner packet goes to the stack as `output`.
     fn decapsulates(self, output: Vec<u8>) -> Case {
         let counts = counted(PassReason::Decapsulated.index());
@@ -244,6 +254,54 @@ const TO_NODE_V6: Link<'static> = Link {
     source: IN.destination,
     tags: &[],
 };
+
+/// How answers to frames that came as [`IN`] go back.
+const BACK: Link<'static> = Link {
+    destination: IN.source,
+    source: IN.destination,
+    tags: &[],
+};
+
+/// The ICMP error that answers a packet: v4's and v6's type and code, and the MTU that it tells.
+fn error(packet: &Packet, v4: (u8, u8), v6: (u8, u8), mtu: u32) -> Packet {
+    let (client, address) = packet.ends();
+    let (message, longest) = if address.is_ipv4() {
+        (v4, 576 - 28)
+    } else {
+        (v6, 1280 - 48)
+    };
+    let quote = packet.bytes();
+    let quote = &quote[..quote.len().min(longest)];
+    Packet::icmp(address, client, message, mtu.to_be_bytes(), quote)
+        .fresh()
+        .class(0xc0)
+}
+
+fn too_big(packet: &Packet, mtu: u32) -> Packet {
+    error(packet, (3, 4), (2, 0), mtu)
+}
+
+fn time_exceeded(packet: &Packet) -> Packet {
+    error(packet, (11, 0), (3, 0), 0)
+}
+
+fn port_unreachable(packet: &Packet) -> Packet {
+    error(packet, (3, 3), (1, 4), 0)
+}
+
+/// The RST from `from` that answers a segment without ACK: it acknowledges up to `acknowledged`.
+fn reset(from: End, to: End, acknowledged: u32) -> Packet {
+    let mut header = TcpHeader::new(from.1, to.1, 0, 0);
+    header.rst = true;
+    header.ack = true;
+    header.acknowledgment_number = acknowledged;
+    Packet::tcp_with(from, to, header, &[]).fresh()
+}
+
+/// The RST that answers a SYN of [`Packet::tcp`] with so many bytes of payload.
+fn reset_of_syn(to: End, payload: u32) -> Packet {
+    reset(to, client(to), 0x0102_0305 + payload)
+}
 
 /// Service and backend of a forwarded packet.
 #[derive(Clone, Copy)]

@@ -1,7 +1,7 @@
 //! The only access to packet memory: one comparison against the end pointer.
 
 use aya_ebpf::{
-    helpers::{bpf_xdp_adjust_head, bpf_xdp_get_buff_len},
+    helpers::{bpf_xdp_adjust_head, bpf_xdp_adjust_tail, bpf_xdp_get_buff_len},
     programs::XdpContext,
 };
 use xdp_prog::frame::{Frame, FrameMut, Wire};
@@ -12,7 +12,7 @@ use xdp_prog::frame::{Frame, FrameMut, Wire};
 /// call would be a new pointer to the verifier, without the bounds proved for
 /// the first one.
 pub(crate) struct XdpFrame<'a> {
-    ctx: &'a XdpContext,
+    pub(crate) ctx: &'a XdpContext,
     start: usize,
     end: usize,
 }
@@ -70,6 +70,27 @@ impl FrameMut for XdpFrame<'_> {
     fn move_start(&mut self, delta: i32) -> bool {
         // SAFETY: the context pointer is the one the kernel passed in.
         if unsafe { bpf_xdp_adjust_head(self.ctx.ctx, delta) } != 0 {
+            return false;
+        }
+        self.start = self.ctx.data();
+        self.end = self.ctx.data_end();
+        true
+    }
+
+    #[inline(always)]
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_possible_wrap,
+        reason = "frames are far shorter than 2 GiB"
+    )]
+    fn truncate(&mut self, length: usize) -> bool {
+        // SAFETY: the context pointer is the one the kernel passed in.
+        let delta = length as i32 - unsafe { bpf_xdp_get_buff_len(self.ctx.ctx) } as i32;
+        if delta > 0 {
+            return false;
+        }
+        // SAFETY: as above.
+        if unsafe { bpf_xdp_adjust_tail(self.ctx.ctx, delta) } != 0 {
             return false;
         }
         self.start = self.ctx.data();

@@ -9,6 +9,7 @@ mod context;
 mod egress;
 mod maps;
 mod skb;
+mod sum;
 
 use aya_ebpf::{bindings::xdp_action, helpers::bpf_redirect, macros::xdp, programs::XdpContext};
 use context::XdpFrame;
@@ -69,6 +70,16 @@ fn guideway_nat_reply(ctx: XdpContext) -> u32 {
 #[xdp(frags)]
 fn guideway_fragment_within(ctx: XdpContext) -> u32 {
     stage(&ctx, Stage::FragmentWithin)
+}
+
+#[xdp(frags)]
+fn guideway_answer(ctx: XdpContext) -> u32 {
+    stage(&ctx, Stage::Answer)
+}
+
+#[xdp(frags)]
+fn guideway_icmp_local(ctx: XdpContext) -> u32 {
+    stage(&ctx, Stage::IcmpLocal)
 }
 
 #[inline(always)]

@@ -1,5 +1,6 @@
 //! The maps, and the look-ups that the library half makes in them.
 
+mod answers;
 mod egress;
 mod flows;
 mod fragments;
@@ -24,6 +25,7 @@ use xdp_prog::{
     },
     decide::{
         Clock, Counters, Stage, Tables,
+        answer::{Answer, Answers},
         deliver::{FlowTable, Flows, Hairpins, Relay},
         fragment::Fragments,
         nat::{Inserted, NatFlows, Origin, Translation},
@@ -167,7 +169,23 @@ impl Tables for KernelTables<'_> {
 
     #[inline(always)]
     fn fib_next_hop(&self, backend: &Backend) -> Option<&NextHop> {
-        fib_next_hop(self.ctx, backend)
+        let family = if backend.flags & BACKEND_V4 != 0 {
+            AF_INET
+        } else {
+            AF_INET6
+        };
+        fib_lookup(self.ctx, family, as_words(&backend.address))
+    }
+
+    #[inline(always)]
+    fn fib_route(&self, address: &AddressKey) -> Option<&NextHop> {
+        let words = as_words(&address.octets());
+        if address.is_mapped() {
+            let [.., v4] = words;
+            fib_lookup(self.ctx, AF_INET, [v4, 0, 0, 0])
+        } else {
+            fib_lookup(self.ctx, AF_INET6, words)
+        }
     }
 }
 
@@ -313,6 +331,38 @@ impl Fragments for KernelTables<'_> {
     }
 }
 
+impl Answers for KernelTables<'_> {
+    #[inline(always)]
+    fn hand_over(&self, answer: Answer) {
+        answers::hand_over(answer);
+    }
+
+    #[inline(always)]
+    fn handed_over(&self) -> Answer {
+        answers::handed_over()
+    }
+
+    #[inline(always)]
+    fn full_at(&self, source: &AddressKey) -> u64 {
+        answers::full_at(source)
+    }
+
+    #[inline(always)]
+    fn set_full_at(&self, source: &AddressKey, time: u64) {
+        answers::set_full_at(source, time);
+    }
+
+    #[inline(always)]
+    fn all_full_at(&self) -> u64 {
+        answers::all_full_at()
+    }
+
+    #[inline(always)]
+    fn set_all_full_at(&self, time: u64) {
+        answers::set_all_full_at(time);
+    }
+}
+
 impl Counters for KernelTables<'_> {
     #[inline(always)]
     fn count_reason(&self, index: u32) {
@@ -390,20 +440,15 @@ fn read_once<T: Copy>(word: &T) -> T {
 const AF_INET: u8 = 2;
 const AF_INET6: u8 = 10;
 
-/// Asks the kernel's FIB, as if the packet to the backend had come in here.
+/// Asks the kernel's FIB, as if a packet to this address had come in here.
 ///
 /// Answers only where the ingress device has forwarding switched on.
 #[inline(always)]
-fn fib_next_hop(ctx: &XdpContext, backend: &Backend) -> Option<&'static NextHop> {
+fn fib_lookup(ctx: &XdpContext, family: u8, target: [u32; 4]) -> Option<&'static NextHop> {
     let params = FIB_PARAMETERS.get_ptr_mut(0)?;
     // SAFETY: a per-CPU element that only this run uses.
     let params = unsafe { &mut *params };
-    let target = as_words(&backend.address);
-    params.family = if backend.flags & BACKEND_V4 != 0 {
-        AF_INET
-    } else {
-        AF_INET6
-    };
+    params.family = family;
     // Any length makes the kernel report the route's MTU; one byte always fits.
     params.__bindgen_anon_1.tot_len = 1;
     // SAFETY: the context is valid for the whole run.

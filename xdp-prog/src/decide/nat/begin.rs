@@ -71,9 +71,11 @@ fn choose<'t, F: Frame, A: Ip, T: World>(
         // There was a service just now.
         Err(_) => return Err(Verdict::Drop(DropReason::TableChanged)),
     };
-    let choice = balance::choose(tables, &found, &flow)?;
+    let Some(choice) = balance::choose_from(tables, &found, found.entry.word, &flow) else {
+        return Err(Verdict::Drop(DropReason::NoBackend));
+    };
     if !is_by_nat(choice.backend) {
-        return Err(match balance::forward(tables, packet, &choice) {
+        return Err(match balance::forward_unanswered(tables, packet, &choice) {
             Ok(verdict) => verdict,
             Err(reason) => Verdict::Drop(reason),
         });

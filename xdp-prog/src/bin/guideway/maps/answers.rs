@@ -1,0 +1,73 @@
+//! What is to be answered, and how much of their allowance sources have used.
+
+use aya_ebpf::{
+    btf_maps::{LruHashMap, PerCpuArray},
+    macros::btf_map,
+};
+use xdp_prog::{
+    abi::{AddressKey, size},
+    decide::answer::Answer,
+};
+
+use super::read_once;
+
+/// Scratch: from the program that finds an answer due to the one that gives it.
+#[btf_map]
+static HANDOVER: PerCpuArray<u64, 1> = PerCpuArray::new();
+#[btf_map]
+static ANSWERS: LruHashMap<AddressKey, u64, { size::ANSWERS }> = LruHashMap::new();
+#[btf_map]
+static ANSWERS_OF_CPU: PerCpuArray<u64, 1> = PerCpuArray::new();
+#[inline(always)]
+pub(crate) fn hand_over(answer: Answer) {
+    write(&HANDOVER, u64::from(answer.0));
+}
+
+#[inline(always)]
+#[expect(clippy::cast_possible_truncation, reason = "it was 32 bits wide")]
+pub(crate) fn handed_over() -> Answer {
+    Answer(read(&HANDOVER) as u32)
+}
+
+#[inline(always)]
+pub(crate) fn full_at(source: &AddressKey) -> u64 {
+    match ANSWERS.get_ptr(source) {
+        // SAFETY: the element is valid for the run; recycled under the reader it
+        // tells another source's time, which costs or grants an answer.
+        Some(time) => read_once(unsafe { &*time }),
+        None => 0,
+    }
+}
+
+#[inline(always)]
+pub(crate) fn set_full_at(source: &AddressKey, time: u64) {
+    // Where it fails, the source gets an answer too many.
+    let _ = ANSWERS.insert(source, time, 0);
+}
+
+#[inline(always)]
+pub(crate) fn all_full_at() -> u64 {
+    read(&ANSWERS_OF_CPU)
+}
+
+#[inline(always)]
+pub(crate) fn set_all_full_at(time: u64) {
+    write(&ANSWERS_OF_CPU, time);
+}
+
+#[inline(always)]
+fn read(map: &PerCpuArray<u64, 1>) -> u64 {
+    match map.get_ptr(0) {
+        // SAFETY: a per-CPU element; XDP runs do not nest on a CPU.
+        Some(word) => unsafe { *word },
+        None => 0,
+    }
+}
+
+#[inline(always)]
+fn write(map: &PerCpuArray<u64, 1>, value: u64) {
+    if let Some(word) = map.get_ptr_mut(0) {
+        // SAFETY: a per-CPU element; XDP runs do not nest on a CPU.
+        unsafe { *word = value };
+    }
+}

@@ -1,0 +1,49 @@
+//! Checksums over a number of bytes that is not known at compile time.
+
+use aya_ebpf::{btf_maps::PerCpuArray, helpers::bpf_xdp_load_bytes, macros::btf_map};
+use xdp_prog::{
+    csum::Sum,
+    frame::{FrameSum, LONGEST_SUM},
+};
+
+use crate::context::XdpFrame;
+
+/// Scratch: the bytes that are summed, which may lie in several fragments, and zeroes behind them.
+#[btf_map]
+static SUM_SCRATCH: PerCpuArray<Scratch, 1> = PerCpuArray::new();
+
+type Scratch = [u64; LONGEST_SUM / 8];
+
+impl FrameSum for XdpFrame<'_> {
+    #[inline(always)]
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "offsets and lengths of a few hundred bytes"
+    )]
+    fn sum(&self, offset: usize, length: usize) -> Option<Sum> {
+        let scratch = SUM_SCRATCH.get_ptr_mut(0)?;
+        // SAFETY: a per-CPU element that only this run uses.
+        let scratch = unsafe { &mut *scratch };
+        if length == 0 || length > LONGEST_SUM {
+            return None;
+        }
+        for word in &mut *scratch {
+            // SAFETY: a word of the scratch; volatile, as there is no `memset`.
+            unsafe { core::ptr::write_volatile(word, 0) };
+        }
+        let place = scratch.as_mut_ptr().cast();
+        // SAFETY: the scratch is at least as long.
+        let outcome =
+            unsafe { bpf_xdp_load_bytes(self.ctx.ctx, offset as u32, place, length as u32) };
+        if outcome != 0 {
+            return None;
+        }
+        // All of the scratch, whatever the length: a loop with several ends costs the verifier
+        // as many paths, and it forgets the bounds that `bpf_csum_diff` would need.
+        let mut sum = Sum::ZERO;
+        for word in scratch {
+            sum = sum.add_array(&word.to_ne_bytes());
+        }
+        Some(sum)
+    }
+}

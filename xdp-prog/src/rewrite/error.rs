@@ -1,0 +1,118 @@
+//! An ICMP error about a flow of a pod of this machine: its destination and its quote are translated as
+//! the pod's replies are, the other way round.
+
+use super::{decap, view_mut};
+use crate::{
+    csum::{self, Sum},
+    decide::{Family, icmp::DeliverError},
+    frame::FrameMut,
+    reason::DropReason,
+    wire::{
+        icmp::Icmp,
+        ipv4::Ipv4,
+        ipv6::Ipv6,
+        protocol,
+        transport::{Ports, Tcp, Udp},
+    },
+};
+
+/// Makes the error one about the pod's own packet and takes the outer header off, if there is one.
+///
+/// # Errors
+///
+/// Returns why it cannot be delivered; the frame must be dropped.
+#[inline(always)]
+pub fn deliver_error<F: FrameMut>(
+    frame: &mut F,
+    deliver: &DeliverError<'_>,
+) -> Result<(), DropReason> {
+    // What the quote's addresses change in the transport checksum, and what of both the ICMP checksum covers.
+    let (transport, message) = match deliver.place.inner {
+        Family::V4 => translate_v4(frame, deliver)?,
+        Family::V6 => translate_v6(frame, deliver)?,
+    };
+    let message = translate_transport(frame, deliver, transport, message)?;
+    let header = view_mut::<Icmp, _>(frame, deliver.l4)?;
+    let check = u16::from_be_bytes(header.checksum);
+    header.checksum = csum::update(check, message).to_be_bytes();
+    if deliver.place.is_encapsulated() {
+        decap(frame, &deliver.place)
+    } else {
+        Ok(())
+    }
+}
+
+#[inline(always)]
+fn translate_v4<F: FrameMut>(
+    frame: &mut F,
+    deliver: &DeliverError<'_>,
+) -> Result<(Sum, Sum), DropReason> {
+    let [.., a, b, c, d] = deliver.backend.pod.octets();
+    let new = u32::from_be_bytes([a, b, c, d]);
+
+    let header = view_mut::<Ipv4, _>(frame, deliver.place.inner_l3)?;
+    let old = u32::from_be_bytes(header.destination());
+    let [e, f, g, h] = header.source();
+    header.addresses = [e, f, g, h, a, b, c, d];
+    let check = u16::from_be_bytes(header.checksum);
+    header.checksum = csum::update(check, Sum::ZERO.replace_u32(old, new)).to_be_bytes();
+
+    let quoted = view_mut::<Ipv4, _>(frame, deliver.quoted_l3)?;
+    let difference = Sum::ZERO.replace_u32(old, new);
+    let [e, f, g, h] = quoted.destination();
+    quoted.addresses = [a, b, c, d, e, f, g, h];
+    let check = u16::from_be_bytes(quoted.checksum);
+    let new_check = csum::update(check, difference);
+    quoted.checksum = new_check.to_be_bytes();
+    Ok((difference, difference.replace_u16(check, new_check)))
+}
+
+#[inline(always)]
+fn translate_v6<F: FrameMut>(
+    frame: &mut F,
+    deliver: &DeliverError<'_>,
+) -> Result<(Sum, Sum), DropReason> {
+    let new = deliver.backend.pod.octets();
+    let header = view_mut::<Ipv6, _>(frame, deliver.place.inner_l3)?;
+    let difference = Sum::ZERO.replace_array(&header.destination, &new);
+    header.destination = new;
+    view_mut::<Ipv6, _>(frame, deliver.quoted_l3)?.source = new;
+    // Once in the pseudo-header, once in the quote.
+    Ok((difference, difference.add_sum(difference)))
+}
+
+/// Translates the quoted port and checksum and returns the difference to the ICMP message.
+#[inline(always)]
+fn translate_transport<F: FrameMut>(
+    frame: &mut F,
+    deliver: &DeliverError<'_>,
+    difference: Sum,
+    message: Sum,
+) -> Result<Sum, DropReason> {
+    if deliver.protocol == protocol::SCTP {
+        return Ok(message);
+    }
+    let ports = view_mut::<Ports, _>(frame, deliver.quoted_l4)?;
+    let old = u16::from_be_bytes(ports.source);
+    let new = u16::from_be_bytes(deliver.backend.port);
+    ports.source = deliver.backend.port;
+    let difference = difference.replace_u16(old, new);
+    let message = message.replace_u16(old, new);
+    if !deliver.has_checksum {
+        return Ok(message);
+    }
+    let (old, new) = if deliver.protocol == protocol::TCP {
+        let header = view_mut::<Tcp, _>(frame, deliver.quoted_l4)?;
+        let old = u16::from_be_bytes(header.checksum);
+        let new = csum::update(old, difference);
+        header.checksum = new.to_be_bytes();
+        (old, new)
+    } else {
+        let header = view_mut::<Udp, _>(frame, deliver.quoted_l4)?;
+        let old = u16::from_be_bytes(header.checksum);
+        let new = csum::update_udp(old, difference);
+        header.checksum = new.to_be_bytes();
+        (old, new)
+    };
+    Ok(message.replace_u16(old, new))
+}

@@ -1,0 +1,375 @@
+//! Answers, made out of the frame that they answer.
+//!
+//! An ICMP error quotes the packet from its first byte, so that its headers go in
+//! front and only the tail is cut; a RST and an echo reply take the packet's place:
+//!
+//! ```text
+//!            | Ethernet | tags | IP ...
+//! | Ethernet | tags | IP | ICMP | IP ... |
+//! ```
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use super::{TTL, ipv4_header, patch_checksum, shift_link, view_mut};
+use crate::{
+    abi::{AddressKey, NextHop},
+    csum::{self, Sum},
+    decide::{Family, answer::Reply},
+    frame::{Frame, FrameMut, FrameSum},
+    parse::TcpFlags,
+    reason::{DropReason, ReplyReason},
+    wire::{
+        ethernet::Ethernet,
+        icmp::{self, Icmp},
+        ipv4::Ipv4,
+        ipv6::Ipv6,
+        protocol,
+        transport::{Ports, Tcp},
+    },
+};
+
+/// DSCP of ICMP errors: network control (RFC 1812 section 4.3.2.5).
+const ERROR_CLASS: u8 = 0xc0;
+/// Longest ICMP error (RFC 1812 section 4.3.2.3).
+pub const LONGEST_ERROR_V4: usize = 576;
+/// Longest ICMPv6 error (RFC 4443 section 2.4(c)).
+pub const LONGEST_ERROR_V6: usize = 1280;
+
+/// Makes the frame of an answer that goes by `hop`, or the way that the frame came.
+///
+/// # Errors
+///
+/// Returns [`DropReason::NoHeadroom`] where the frame cannot be made; it is then
+/// half edited and must be dropped.
+#[inline(always)]
+pub fn reply<F: FrameMut + FrameSum>(
+    frame: &mut F,
+    reply: &Reply,
+    hop: Option<&NextHop>,
+) -> Result<(), DropReason> {
+    match (reply.reason(), reply.family) {
+        (ReplyReason::EchoReply, Family::V4) => echo_v4(frame, reply),
+        (ReplyReason::EchoReply, Family::V6) => echo_v6(frame, reply),
+        (ReplyReason::Reset, Family::V4) => reset_v4(frame, reply, hop),
+        (ReplyReason::Reset, Family::V6) => reset_v6(frame, reply, hop),
+        (_, Family::V4) => error_v4(frame, reply),
+        (_, Family::V6) => error_v6(frame, reply),
+    }
+}
+
+#[inline(always)]
+fn echo_v4<F: FrameMut>(frame: &mut F, reply: &Reply) -> Result<(), DropReason> {
+    let header = view_mut::<Ipv4, _>(frame, reply.l3)?;
+    let [a, b, c, d, e, f, g, h] = header.addresses;
+    // Swapped words change no sum.
+    header.addresses = [e, f, g, h, a, b, c, d];
+    let old = u16::from_be_bytes([header.ttl, header.protocol]);
+    header.ttl = TTL;
+    let new = u16::from_be_bytes([header.ttl, header.protocol]);
+    patch_checksum(header, old, new);
+    set_kind(frame, reply, icmp::v4::ECHO_REPLY)?;
+    cut_padding(frame, reply)?;
+    turn_back(frame)
+}
+
+#[inline(always)]
+fn echo_v6<F: FrameMut>(frame: &mut F, reply: &Reply) -> Result<(), DropReason> {
+    let header = view_mut::<Ipv6, _>(frame, reply.l3)?;
+    let (source, destination) = (header.source, header.destination);
+    header.source = destination;
+    header.destination = source;
+    header.hop_limit = TTL;
+    set_kind(frame, reply, icmp::v6::ECHO_REPLY)?;
+    cut_padding(frame, reply)?;
+    turn_back(frame)
+}
+
+#[inline(always)]
+fn set_kind<F: FrameMut>(frame: &mut F, reply: &Reply, kind: u8) -> Result<(), DropReason> {
+    let header = view_mut::<Icmp, _>(frame, reply.l4)?;
+    let old = u16::from_be_bytes([header.kind, header.code]);
+    header.kind = kind;
+    let new = u16::from_be_bytes([header.kind, header.code]);
+    let check = u16::from_be_bytes(header.checksum);
+    header.checksum = csum::update(check, Sum::ZERO.replace_u16(old, new)).to_be_bytes();
+    Ok(())
+}
+
+/// An answer is no larger than what it answers, whatever came behind that.
+#[inline(always)]
+fn cut_padding<F: FrameMut>(frame: &mut F, reply: &Reply) -> Result<(), DropReason> {
+    if frame.truncate(reply.l3 + reply.length) {
+        Ok(())
+    } else {
+        Err(DropReason::NoHeadroom)
+    }
+}
+
+/// Sends the frame back where it came from.
+#[inline(always)]
+fn turn_back<F: FrameMut>(frame: &mut F) -> Result<(), DropReason> {
+    let header = view_mut::<Ethernet, _>(frame, 0)?;
+    let [a, b, c, d, e, f, g, h, i, j, k, l] = header.macs;
+    header.macs = [g, h, i, j, k, l, a, b, c, d, e, f];
+    Ok(())
+}
+
+/// Type, code and last four bytes of an ICMP error.
+struct Message {
+    kind_code: u16,
+    rest: u32,
+}
+
+#[inline(always)]
+const fn message(reply: &Reply) -> Message {
+    let (kind, code) = match (reply.family, reply.reason()) {
+        (Family::V4, ReplyReason::PacketTooBig) => {
+            (icmp::v4::UNREACHABLE, icmp::v4::FRAGMENTATION_NEEDED)
+        }
+        (Family::V4, ReplyReason::TimeExceeded) => (icmp::v4::TIME_EXCEEDED, 0),
+        (Family::V4, _) => (icmp::v4::UNREACHABLE, icmp::v4::PORT_UNREACHABLE),
+        (Family::V6, ReplyReason::PacketTooBig) => (icmp::v6::PACKET_TOO_BIG, 0),
+        (Family::V6, ReplyReason::TimeExceeded) => (icmp::v6::TIME_EXCEEDED, 0),
+        (Family::V6, _) => (icmp::v6::UNREACHABLE, icmp::v6::PORT_UNREACHABLE),
+    };
+    Message {
+        kind_code: u16::from_be_bytes([kind, code]),
+        rest: reply.answer.mtu(),
+    }
+}
+
+/// Cuts the packet to its first `length` bytes and puts `room` bytes in front of it.
+///
+/// Returns the sum of what is left.
+#[inline(always)]
+fn make_quote<F: FrameMut + FrameSum>(
+    frame: &mut F,
+    reply: &Reply,
+    length: usize,
+    room: i32,
+) -> Result<Sum, DropReason> {
+    let sum = frame.sum(reply.l3, length).ok_or(DropReason::NoHeadroom)?;
+    if !frame.truncate(reply.l3 + length) {
+        return Err(DropReason::NoHeadroom);
+    }
+    shift_link(frame, reply.l3, -room, reply.family.ether_type())?;
+    turn_back(frame)?;
+    Ok(sum)
+}
+
+/// An ICMP error and the header that it quotes: one bounds check for all.
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct Error<I> {
+    ip: I,
+    icmp: Icmp,
+    quoted: I,
+}
+
+/// A RST.
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct Reset<I> {
+    ip: I,
+    tcp: Tcp,
+}
+
+#[inline(always)]
+const fn error_header(message: &Message, sum: Sum) -> Icmp {
+    let sum = sum.add_u16(message.kind_code).add_u32(message.rest);
+    let [kind, code] = message.kind_code.to_be_bytes();
+    Icmp {
+        kind,
+        code,
+        checksum: sum.checksum().to_be_bytes(),
+        rest: message.rest.to_be_bytes(),
+    }
+}
+
+#[inline(always)]
+fn error_v4<F: FrameMut + FrameSum>(frame: &mut F, reply: &Reply) -> Result<(), DropReason> {
+    const ROOM: usize = Ipv4::LENGTH + Icmp::LENGTH;
+    let length = reply.length.min(LONGEST_ERROR_V4 - ROOM);
+    let sum = make_quote(frame, reply, length, ROOM as i32)?;
+    let error = view_mut::<Error<Ipv4>, _>(frame, reply.l3)?;
+    let [a, b, c, d, e, f, g, h] = error.quoted.addresses;
+    error.ip = ipv4_header(
+        ERROR_CLASS,
+        (length + ROOM) as u16,
+        0,
+        protocol::ICMP,
+        [e, f, g, h, a, b, c, d],
+    );
+    error.icmp = error_header(&message(reply), sum);
+    Ok(())
+}
+
+#[inline(always)]
+fn error_v6<F: FrameMut + FrameSum>(frame: &mut F, reply: &Reply) -> Result<(), DropReason> {
+    const ROOM: usize = Ipv6::LENGTH + Icmp::LENGTH;
+    let length = reply.length.min(LONGEST_ERROR_V6 - ROOM);
+    let sum = make_quote(frame, reply, length, ROOM as i32)?;
+    let payload = (length + Icmp::LENGTH) as u16;
+    let error = view_mut::<Error<Ipv6>, _>(frame, reply.l3)?;
+    let ends = ends_v6(&error.quoted);
+    let pseudo_header = write_v6(&mut error.ip, ERROR_CLASS, payload, protocol::ICMPV6, ends);
+    error.icmp = error_header(&message(reply), sum.add_sum(pseudo_header));
+    Ok(())
+}
+
+/// Reads source and destination, as words.
+#[inline(always)]
+fn ends_v6(header: &Ipv6) -> (AddressKey, AddressKey) {
+    (
+        AddressKey::v6(header.source),
+        AddressKey::v6(header.destination),
+    )
+}
+
+/// Writes the header of the answer to a packet with these ends and returns the sum of its pseudo-header.
+#[inline(always)]
+fn write_v6(
+    header: &mut Ipv6,
+    class: u8,
+    payload: u16,
+    next_header: u8,
+    (source, destination): (AddressKey, AddressKey),
+) -> Sum {
+    header.class_label = [0x60 | class >> 4, class << 4, 0, 0];
+    header.payload_length = payload.to_be_bytes();
+    header.next_header = next_header;
+    header.hop_limit = TTL;
+    header.source = destination.octets();
+    header.destination = source.octets();
+    csum::pseudo_header_v6(
+        &header.source,
+        &header.destination,
+        next_header,
+        u32::from(payload),
+    )
+}
+
+/// What of a segment decides how it is reset (RFC 9293 section 3.10.7.1).
+struct Segment {
+    ports: Ports,
+    sequence: u32,
+    acknowledgement: u32,
+    flags: u8,
+}
+
+#[inline(always)]
+fn segment_of_reset<F: Frame>(frame: &F, reply: &Reply) -> Result<Segment, DropReason> {
+    const RST: u8 = 0x04;
+    const ACK: u8 = 0x10;
+    let header: &Tcp = frame.view(reply.l4).ok_or(DropReason::NoHeadroom)?;
+    let flags = TcpFlags(header.flags);
+    let ports = Ports {
+        source: header.ports.destination,
+        destination: header.ports.source,
+    };
+    if flags.0 & ACK != 0 {
+        return Ok(Segment {
+            ports,
+            sequence: u32::from_be_bytes(header.acknowledgement),
+            acknowledgement: 0,
+            flags: RST,
+        });
+    }
+    let header_length = usize::from(header.data_offset >> 4) * 4;
+    let payload = (reply.l3 + reply.length).saturating_sub(reply.l4 + header_length);
+    let length = payload as u32 + u32::from(flags.syn()) + u32::from(flags.fin());
+    Ok(Segment {
+        ports,
+        sequence: 0,
+        acknowledgement: u32::from_be_bytes(header.sequence).wrapping_add(length),
+        flags: RST | ACK,
+    })
+}
+
+/// Cuts the frame to a RST with an IP header of this length and writes the Ethernet header.
+///
+/// Returns where the IP header goes.
+#[inline(always)]
+fn make_room_for_reset<F: FrameMut>(
+    frame: &mut F,
+    reply: &Reply,
+    hop: Option<&NextHop>,
+    header_length: usize,
+) -> Result<usize, DropReason> {
+    let l3 = match hop {
+        Some(_) => Ethernet::LENGTH,
+        None => reply.l3,
+    };
+    if !frame.truncate(l3 + header_length + Tcp::LENGTH) {
+        return Err(DropReason::NoHeadroom);
+    }
+    match hop {
+        Some(hop) => {
+            *view_mut::<Ethernet, _>(frame, 0)? = Ethernet {
+                macs: hop.macs,
+                ether_type: reply.family.ether_type(),
+            };
+        }
+        None => turn_back(frame)?,
+    }
+    Ok(l3)
+}
+
+#[inline(always)]
+fn reset_header(segment: &Segment, pseudo_header: Sum) -> Tcp {
+    const DATA_OFFSET: u8 = 5 << 4;
+    let sum = pseudo_header
+        .add_u16(u16::from_be_bytes(segment.ports.source))
+        .add_u16(u16::from_be_bytes(segment.ports.destination))
+        .add_u32(segment.sequence)
+        .add_u32(segment.acknowledgement)
+        .add_u16(u16::from_be_bytes([DATA_OFFSET, segment.flags]));
+    Tcp {
+        ports: segment.ports,
+        sequence: segment.sequence.to_be_bytes(),
+        acknowledgement: segment.acknowledgement.to_be_bytes(),
+        data_offset: DATA_OFFSET,
+        flags: segment.flags,
+        window: [0; 2],
+        checksum: sum.checksum().to_be_bytes(),
+        urgent: [0; 2],
+    }
+}
+
+#[inline(always)]
+fn reset_v4<F: FrameMut>(
+    frame: &mut F,
+    reply: &Reply,
+    hop: Option<&NextHop>,
+) -> Result<(), DropReason> {
+    const TCP_LENGTH: u16 = Tcp::LENGTH as u16;
+    let segment = segment_of_reset(frame, reply)?;
+    let header: &Ipv4 = frame.view(reply.l3).ok_or(DropReason::NoHeadroom)?;
+    let [a, b, c, d, e, f, g, h] = header.addresses;
+    let l3 = make_room_for_reset(frame, reply, hop, Ipv4::LENGTH)?;
+    let ends = [e, f, g, h, a, b, c, d];
+    let length = Ipv4::LENGTH as u16 + TCP_LENGTH;
+    let pseudo_header =
+        csum::pseudo_header_v4(&[e, f, g, h], &[a, b, c, d], protocol::TCP, TCP_LENGTH);
+    *view_mut(frame, l3)? = Reset {
+        ip: ipv4_header(0, length, 0, protocol::TCP, ends),
+        tcp: reset_header(&segment, pseudo_header),
+    };
+    Ok(())
+}
+
+#[inline(always)]
+fn reset_v6<F: FrameMut>(
+    frame: &mut F,
+    reply: &Reply,
+    hop: Option<&NextHop>,
+) -> Result<(), DropReason> {
+    let segment = segment_of_reset(frame, reply)?;
+    let ends = ends_v6(view_mut(frame, reply.l3)?);
+    let l3 = make_room_for_reset(frame, reply, hop, Ipv6::LENGTH)?;
+    let reset = view_mut::<Reset<Ipv6>, _>(frame, l3)?;
+    let length = Tcp::LENGTH as u16;
+    let pseudo_header = write_v6(&mut reset.ip, 0, length, protocol::TCP, ends);
+    reset.tcp = reset_header(&segment, pseudo_header);
+    Ok(())
+}

@@ -287,7 +287,16 @@ impl Agent {
                 return end;
             }
             Command::Snapshot(answer) => {
+                // What somebody took off is told first, and then put back.
+                let lost = self.forget_detached() | self.forget_egress();
+                if lost {
+                    // A pod that ended takes its device along.
+                    self.pod_devices = self.find_pod_devices();
+                }
                 let _ = answer.send(self.snapshot());
+                if lost {
+                    self.settle();
+                }
             }
             Command::Stop => return true,
         }

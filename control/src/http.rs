@@ -15,6 +15,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 
+use crate::api::{Egress, Interface, Status};
 use crate::metrics::{self, Snapshot};
 
 /// Connections served at a time; further ones wait.
@@ -122,22 +123,31 @@ where
     })
 }
 
-/// Healthy: attached to every interface wanted. A refused file or service is no
-/// reason to restart an agent that serves; the metrics tell of those.
+/// Healthy: the programs are on every device where they have to be. A refused file or
+/// service is no reason to restart an agent that serves; the metrics tell of those.
 fn health(snapshot: &Snapshot) -> Response<Full<Bytes>> {
-    let missing: Vec<&str> = snapshot
-        .status
-        .interfaces
+    let Status {
+        interfaces, egress, ..
+    } = &snapshot.status;
+    let interfaces = interfaces
         .iter()
-        .filter(|interface| interface.mode.is_none())
-        .map(|interface| interface.name.as_str())
+        .filter(|interface| interface.mode.is_none());
+    let egress = egress.iter().filter(|egress| egress.mode.is_none());
+    let missing: Vec<String> = interfaces
+        .map(|Interface { name, note, .. }| missing("XDP", name, note.as_deref()))
+        .chain(egress.map(|Egress { device, note, .. }| missing("egress", device, note.as_deref())))
         .collect();
     if missing.is_empty() {
         return plain(StatusCode::OK, "ok\n");
     }
-    plain(
-        StatusCode::SERVICE_UNAVAILABLE,
-        format!("not attached to {}\n", missing.join(", ")),
+    plain(StatusCode::SERVICE_UNAVAILABLE, missing.concat())
+}
+
+/// Names a device without its program, why, and what to do.
+fn missing(program: &str, device: &str, note: Option<&str>) -> String {
+    let why = note.unwrap_or("somebody removed it, or the device is gone");
+    format!(
+        "no {program} program on {device}: {why}; the agent tries again by itself, `guideway check` names what hinders it\n"
     )
 }
 
@@ -157,15 +167,24 @@ mod tests {
     use std::net::TcpStream;
 
     use super::*;
-    use crate::api::{Interface, Status};
 
+    /// A node, whose programs are attached in this mode.
     fn snapshot(mode: Option<&str>) -> Snapshot {
+        node(mode, Some("tcx"))
+    }
+
+    fn node(mode: Option<&str>, egress: Option<&str>) -> Snapshot {
         Snapshot {
             status: Status {
                 interfaces: vec![Interface {
                     name: "eth0".to_owned(),
                     mode: mode.map(str::to_owned),
                     ..Interface::default()
+                }],
+                egress: vec![Egress {
+                    device: "veth7".to_owned(),
+                    mode: egress.map(str::to_owned),
+                    note: Some("noqueue".to_owned()),
                 }],
                 ..Status::default()
             },
@@ -238,12 +257,19 @@ mod tests {
     }
 
     #[test]
-    fn health_follows_the_interfaces() {
+    fn health_follows_both_programs() {
         let attached = get(serving(Some(snapshot(Some("generic")))), "/healthz");
         assert!(attached.starts_with("HTTP/1.1 200 "), "{attached}");
         let detached = get(serving(Some(snapshot(None))), "/healthz");
         assert!(detached.starts_with("HTTP/1.1 503 "), "{detached}");
-        assert!(detached.ends_with("not attached to eth0\n"), "{detached}");
+        let named = "\nno XDP program on eth0: somebody removed it";
+        assert!(detached.contains(named), "{detached}");
+        assert!(!detached.contains("veth7"), "{detached}");
+        let untranslated = get(serving(Some(node(Some("native"), None))), "/healthz");
+        assert!(untranslated.starts_with("HTTP/1.1 503 "), "{untranslated}");
+        let named = "\nno egress program on veth7: noqueue; the agent tries again";
+        assert!(untranslated.contains(named), "{untranslated}");
+        assert!(!untranslated.contains("eth0"), "{untranslated}");
         let stuck = get(serving(None), "/healthz");
         assert!(stuck.starts_with("HTTP/1.1 503 "), "{stuck}");
     }

@@ -141,6 +141,17 @@ impl Snapshot {
                 .encode_family(&[("interface", interface.name.as_str()), ("mode", mode)])?
                 .encode_gauge(&i64::from(interface.mode.is_some()))?;
         }
+        let mut attached = gauge(
+            encoder,
+            "egress_attached",
+            "1 if the egress program is on the device, by mode; 0 with mode none",
+        )?;
+        for egress in &self.status.egress {
+            let mode = egress.mode.as_deref().unwrap_or("none");
+            attached
+                .encode_family(&[("device", egress.device.as_str()), ("mode", mode)])?
+                .encode_gauge(&i64::from(egress.mode.is_some()))?;
+        }
         Ok(())
     }
 
@@ -355,7 +366,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::api::{ConfigStatus, Interface, Table};
+    use crate::api::{ConfigStatus, Egress, Interface, Table};
 
     fn snapshot() -> Snapshot {
         Snapshot {
@@ -372,6 +383,10 @@ mod tests {
                     name: "eth0".to_owned(),
                     mode: Some("native".to_owned()),
                     ..Interface::default()
+                }],
+                egress: vec![Egress {
+                    device: "eth0".to_owned(),
+                    ..Egress::default()
                 }],
                 tables: vec![Table {
                     name: "lut_slots".to_owned(),
@@ -433,6 +448,7 @@ mod tests {
             "guideway_config_last_reload_success_timestamp_seconds 1700000000",
             "guideway_unapplied_changes 1",
             "guideway_interface_attached{interface=\"eth0\",mode=\"native\"} 1",
+            "guideway_egress_attached{device=\"eth0\",mode=\"none\"} 0",
             "guideway_packets_total{action=\"drop\",reason=\"no_backend\"} 11",
             "guideway_service_packets_total{service=\"we\\\"b\",address=\"2001:db8::1\",port=\"80\",protocol=\"tcp\"} 7",
             "guideway_service_backends{service=\"we\\\"b\",address=\"2001:db8::1\",port=\"80\",protocol=\"tcp\"} 2",

@@ -1,7 +1,7 @@
 //! The egress program on a node: it stays across agents and goes with the role.
 
 use fastpath::facts::{self, TcxProgram};
-use lab::{Machine, Signal, Topology, wait_for};
+use lab::{Machine, Signal, Topology, output, wait_for};
 use serde_json::json;
 
 use crate::support::{Agent, TIMEOUT, node_config};
@@ -12,6 +12,13 @@ fn egress(machine: &Machine) -> Vec<TcxProgram> {
         .run(|| facts::egress(Machine::INTERFACE).unwrap());
     assert_eq!(egress.filters, [], "tcx leaves no filter");
     egress.tcx.unwrap()
+}
+
+/// Gets a page of the agent's own listener, headers included.
+fn get(machine: &Machine, path: &str) -> String {
+    let url = format!("http://127.0.0.1:9750{path}");
+    let mut curl = machine.namespace().command("curl");
+    output(curl.args(["-sSi", &url])).unwrap()
 }
 
 #[test]
@@ -43,6 +50,37 @@ fn node_has_the_egress_program_until_it_is_detached() {
     agent.json(&["detach"]);
     agent.wait_for_end();
     assert_eq!(egress(node), []);
+}
+
+#[test]
+fn egress_program_that_somebody_removed_makes_unhealthy_until_it_is_back() {
+    let net = Topology::builder().nodes(1).build().unwrap();
+    let node = &net.nodes()[0];
+    let agent = Agent::start(node, &node_config(net.edges()));
+    assert!(get(node, "/healthz").starts_with("HTTP/1.1 200 "));
+
+    let remove = "rm /sys/fs/bpf/guideway/v*/links/egress-eth0";
+    output(node.namespace().command("sh").args(["-c", remove])).unwrap();
+    // The kernel frees a link some time after its last reference.
+    wait_for("the program is gone", TIMEOUT, || {
+        match egress(node).len() {
+            0 => Ok(()),
+            left => Err(format!("{left} programs")),
+        }
+    })
+    .unwrap();
+    let told = get(node, "/healthz");
+    assert!(told.starts_with("HTTP/1.1 503 "), "{told}");
+    assert!(told.contains("\nno egress program on eth0: "), "{told}");
+    assert!(told.contains("`guideway check`"), "{told}");
+
+    let told = get(node, "/healthz");
+    assert!(told.starts_with("HTTP/1.1 200 "), "{told}");
+    assert_eq!(egress(node).len(), 1);
+    let metrics = get(node, "/metrics");
+    let attached = "guideway_egress_attached{device=\"eth0\",mode=\"tcx\"} 1\n";
+    assert!(metrics.contains(attached), "{metrics}");
+    drop(agent);
 }
 
 #[test]

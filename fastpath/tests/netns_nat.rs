@@ -19,7 +19,8 @@ use fastpath::{
     load::{Loaded, Loader},
     nexthop::{Resolution, Resolver, Tracker},
     tables::{
-        BackendSpec, ForwardMode, NatSettings, Protocol, ServiceKey, ServiceSpec, Settings, Tables,
+        Addresses, BackendSpec, ForwardMode, NatSettings, Protocol, ServiceKey, ServiceSpec,
+        Settings, Tables,
     },
 };
 use lab::{Machine, Topology, vip_v4, vip_v6, wait_until};
@@ -34,7 +35,7 @@ const TRANSFER: usize = 8 << 20;
 
 #[test]
 fn unmodified_machines_serve_tcp_and_udp() {
-    let lab = lab();
+    let lab = lab(1600);
     for vip in [IpAddr::V4(vip_v4(1)), IpAddr::V6(vip_v6(1))] {
         for machine in lab.nodes() {
             serve(machine, vip);
@@ -43,7 +44,13 @@ fn unmodified_machines_serve_tcp_and_udp() {
         let client = lab.clients()[0].namespace();
         for _ in 0..20 {
             client.run(|| fetch(vip, 1000));
-            client.run(|| ask(vip));
+            client.run(|| {
+                let (answer, from) = ask(vip, b"who?");
+                assert_eq!(
+                    (&answer[..], from),
+                    (&b"who?"[..], SocketAddr::new(vip, PORT))
+                );
+            });
         }
         client.run(|| fetch(vip, TRANSFER));
 
@@ -64,8 +71,30 @@ fn unmodified_machines_serve_tcp_and_udp() {
 }
 
 #[test]
+fn datagrams_in_pieces_get_there_and_back() {
+    let lab = lab(1500);
+    for vip in [IpAddr::V4(vip_v4(1)), IpAddr::V6(vip_v6(1))] {
+        for machine in lab.nodes() {
+            serve(machine, vip);
+        }
+        let edge = Edge::start(&lab, vip);
+        let client = lab.clients()[0].namespace();
+        let question = pattern(4000);
+        for _ in 0..20 {
+            client.run(|| {
+                let (answer, from) = ask(vip, &question);
+                assert_eq!(from, SocketAddr::new(vip, PORT));
+                assert!(answer == question, "{} bytes", answer.len());
+            });
+        }
+        assert_eq!(edge.reason("fragment_out_of_order"), 0);
+        assert!(edge.reason("nat_reply") >= 20 * 3, "three pieces each");
+    }
+}
+
+#[test]
 fn connections_to_a_closed_port_are_refused_by_the_machine() {
-    let lab = lab();
+    let lab = lab(1600);
     let vip = IpAddr::V4(vip_v4(1));
     let edge = Edge::start(&lab, vip);
     let error = lab.clients()[0]
@@ -75,9 +104,11 @@ fn connections_to_a_closed_port_are_refused_by_the_machine() {
     assert_eq!(edge.reason("nat_reply"), 1, "the machine's RST");
 }
 
-/// One machine on the edge's segment, one behind the router.
-fn lab() -> Topology {
+/// One machine on the edge's segment, one behind the router. With an MTU above 1500 the way to the client is
+/// narrower.
+fn lab(mtu: u32) -> Topology {
     let lab = Topology::builder()
+        .fabric_mtu(mtu)
         .nodes(1)
         .routed_nodes(1)
         .build()
@@ -92,7 +123,7 @@ fn lab() -> Topology {
     lab
 }
 
-/// Starts a server for as many bytes as a client asks for, and one that tells who asks.
+/// Starts a server for as many bytes as a client asks for, and one that sends datagrams back.
 fn serve(machine: &Machine, like: IpAddr) {
     let own = machine.address_like(like);
     let (tcp, udp) = machine.namespace().run(|| {
@@ -114,9 +145,9 @@ fn serve(machine: &Machine, like: IpAddr) {
         }
     });
     std::thread::spawn(move || {
-        let mut question = [0; 64];
-        while let Ok((_, from)) = udp.recv_from(&mut question) {
-            let _ = udp.send_to(from.ip().to_string().as_bytes(), from);
+        let mut question = [0; 65_536];
+        while let Ok((length, from)) = udp.recv_from(&mut question) {
+            let _ = udp.send_to(&question[..length], from);
         }
     });
 }
@@ -138,7 +169,8 @@ fn fetch(vip: IpAddr, length: usize) {
     );
 }
 
-fn ask(vip: IpAddr) {
+/// Sends a datagram; returns what comes back, and from whom.
+fn ask(vip: IpAddr, question: &[u8]) -> (Vec<u8>, SocketAddr) {
     let any: IpAddr = if vip.is_ipv4() {
         Ipv4Addr::UNSPECIFIED.into()
     } else {
@@ -146,15 +178,10 @@ fn ask(vip: IpAddr) {
     };
     let socket = UdpSocket::bind((any, 0)).unwrap();
     socket.set_read_timeout(Some(TIMEOUT)).unwrap();
-    socket.send_to(b"who am I?", (vip, PORT)).unwrap();
-    let mut answer = [0; 64];
+    socket.send_to(question, (vip, PORT)).unwrap();
+    let mut answer = [0; 65_536];
     let (length, from) = socket.recv_from(&mut answer).unwrap();
-    assert_eq!(
-        from,
-        SocketAddr::new(vip, PORT),
-        "the reply comes from the VIP"
-    );
-    assert!(length > 0);
+    (answer[..length].to_vec(), from)
 }
 
 /// The edge's program and tables.
@@ -184,6 +211,12 @@ impl<'lab> Edge<'lab> {
             ..Settings::default()
         };
         tables.set_settings(settings).unwrap();
+        let addresses = Addresses {
+            vips: [vip].into(),
+            nat: [machine.address_like(vip)].into(),
+            ..Addresses::default()
+        };
+        tables.set_addresses(&addresses).unwrap();
         let machines: Vec<IpAddr> = lab
             .nodes()
             .iter()

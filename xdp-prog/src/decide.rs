@@ -144,11 +144,13 @@ pub enum Stage {
     Answer = 9,
     /// ICMP errors for pods of this machine, bare or within IP-in-IP.
     IcmpLocal = 10,
+    /// NAT mode: later fragments, both ways.
+    NatFragment = 11,
 }
 
 impl Stage {
     /// Every stage.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::Receive,
         Self::Local,
         Self::Icmp,
@@ -160,6 +162,7 @@ impl Stage {
         Self::FragmentWithin,
         Self::Answer,
         Self::IcmpLocal,
+        Self::NatFragment,
     ];
 
     /// Returns the index in `STAGES`.
@@ -181,6 +184,7 @@ impl Stage {
             Self::FragmentWithin => "guideway_fragment_within",
             Self::Answer => "guideway_answer",
             Self::IcmpLocal => "guideway_icmp_local",
+            Self::NatFragment => "guideway_nat_fragment",
         }
     }
 }
@@ -318,6 +322,7 @@ pub fn resume<F: FrameMut + FrameSum, T: World>(
         Stage::FragmentWithin => fragment::decide_within(frame, tables),
         Stage::Answer => return answer::process(frame, tables, ingress),
         Stage::IcmpLocal => return icmp::process_local(frame, tables, ingress),
+        Stage::NatFragment => nat::fragment::decide(frame, tables),
     };
     carry_out(frame, tables, ingress, verdict)
 }

@@ -163,8 +163,7 @@ reasons! {
         /// A later fragment whose first one has not come.
         FragmentOutOfOrder = "fragment_out_of_order",
         /// A fragment that hides the ports: its datagram's first, but cut inside the transport header or of a
-        /// protocol without ports; or a later one that overlaps them (RFC 1858 section 4). Or of a service in
-        /// NAT mode, which follows no fragments.
+        /// protocol without ports; or a later one that overlaps them (RFC 1858 section 4).
         FragmentOpaque = "fragment_opaque",
         /// An answer was due, but the source has used up its allowance of answers.
         AnswerLimited = "answer_limited",

@@ -5,8 +5,9 @@
 //! is published. None is hashed as if it had ports. Nothing is kept: what comes
 //! before its datagram's first fragment is dropped, and the datagram with it.
 //!
-//! At node addresses most fragments are the kernel's own. There only a service's
-//! first fragment publishes anything, and what finds nothing goes to the stack.
+//! At node addresses most fragments are the kernel's own. There only a first
+//! fragment for a service or a port of NAT mode publishes anything, and what
+//! finds nothing goes to the stack.
 
 use super::{
     Clock, Decap, Family, Ip, Stage, Tables, Verdict, World,
@@ -87,7 +88,10 @@ fn bare<'t, F: Frame, A: Ip, T: World>(
     let flow = head.flow(packet);
     let found = match balance::find(tables, &flow) {
         Ok(found) => found,
-        // NAT mode follows no fragments.
+        Err(Verdict::Continue(Stage::NatReply)) => {
+            return head.follow_nat(tables, packet, Stage::NatReply);
+        }
+        // Checks of this machine make no fragments.
         Err(Verdict::Continue(_)) => return Verdict::Pass(PassReason::FragmentNotOurs),
         Err(verdict) => return verdict,
     };
@@ -95,7 +99,7 @@ fn bare<'t, F: Frame, A: Ip, T: World>(
         return verdict;
     }
     if found.entry.flags & SERVICE_NAT != 0 {
-        return Verdict::Drop(DropReason::FragmentOpaque);
+        return head.follow_nat(tables, packet, Stage::Nat);
     }
     head.publish(tables, packet);
     if found.entry.mode == MODE_L2DSR && balance::is_from_edge(frame, tables) {
@@ -230,6 +234,21 @@ impl Head {
             let datagram = Datagram::new([a, b], [c, d], tables.now());
             tables.publish(&key(packet), &datagram);
         }
+    }
+
+    /// Sends a first fragment the way of a whole packet, and a later one after it.
+    #[inline(always)]
+    fn follow_nat<'t, A: Ip, T: Fragments>(
+        &self,
+        tables: &T,
+        packet: &Packet<A>,
+        stage: Stage,
+    ) -> Verdict<'t> {
+        if is_later(packet) {
+            return Verdict::Continue(Stage::NatFragment);
+        }
+        self.publish(tables, packet);
+        Verdict::Continue(stage)
     }
 
     /// Delivers the packet to the chosen pod.

@@ -21,12 +21,17 @@
 //! `NAT_CLAIMS` and has looked again under it: the sweep of user space, a packet
 //! that found every port taken and one of them idle, or one that begins its own
 //! old flow anew.
+//!
+//! **Fragments.** The first one goes the way of any packet, the later ones follow by its ports. All keep their
+//! identification: two clients whose datagrams have the same one at the same time meet in the backend, as behind
+//! every NAT of this kind, and the checksums tell.
 
 use super::{
     Clock, Family, Ip, Stage, Tables, Verdict, World, balance,
     deliver::{IDLE_TCP_NS, IDLE_TRANSITORY_NS, IDLE_UDP_NS},
 };
 pub mod begin;
+pub mod fragment;
 
 use crate::{
     abi::{
@@ -144,7 +149,7 @@ pub struct Translation {
     pub link: NatLink,
     /// The ports, source first, in wire order.
     pub ports: u32,
-    /// The transport protocol, which stays.
+    /// The transport protocol, which stays; 0 where the transport header is in another fragment.
     pub protocol: u32,
     /// Device by which it leaves.
     pub ifindex: u32,
@@ -331,20 +336,25 @@ fn to_backend<'t, T: World>(tables: &'t T, arrived: &Arrived, origin: &Origin) -
         };
         tables.move_nat_client(key, &reply, &client);
     }
+    leave(tables, arrived, as_edge(arrived, &entry, backend, &way))
+}
+
+/// Makes what a client's packet gets.
+#[inline(always)]
+fn as_edge(arrived: &Arrived, entry: &NatForward, backend: &Backend, way: &Way<'_>) -> Translation {
     let [a, b] = entry.port();
     let [c, d] = backend.port;
-    let translation = Translation {
+    Translation {
         source: way.address,
         destination: backend.pod,
         link: NatLink::new(way.hop.macs, way.hop.vlan, 0),
         ports: u32::from_ne_bytes([a, b, c, d]),
-        protocol: key.protocol().into(),
+        protocol: arrived.key.protocol().into(),
         ifindex: way.hop.ifindex,
         service: arrived.service,
         backend: entry.backend(),
         reserved: 0,
-    };
-    leave(tables, arrived, translation)
+    }
 }
 
 /// Tells whether a backend takes part by NAT.
@@ -571,26 +581,40 @@ fn to_client<'t, T: World>(tables: &'t T, arrived: &Arrived) -> Verdict<'t> {
     let Some(entry) = answer(tables, reply, arrived.flags()) else {
         return Verdict::Pass(PassReason::NatNotOurs);
     };
+    match fits(arrived, &entry) {
+        Ok(()) => leave(tables, arrived, as_vip(arrived, &entry)),
+        Err(reason) => Verdict::Drop(reason),
+    }
+}
+
+/// Judges whether a packet can go to the client.
+#[inline(always)]
+fn fits(arrived: &Arrived, entry: &NatReverse) -> Result<(), DropReason> {
     if arrived.hop_limit <= 1 {
-        return Verdict::Drop(DropReason::TtlExpired);
+        Err(DropReason::TtlExpired)
+    } else if arrived.length > usize::from(entry.link.mtu()) {
+        Err(DropReason::MtuExceeded)
+    } else {
+        Ok(())
     }
-    if arrived.length > usize::from(entry.link.mtu()) {
-        return Verdict::Drop(DropReason::MtuExceeded);
-    }
+}
+
+/// Makes what a backend's packet gets.
+#[inline(always)]
+fn as_vip(arrived: &Arrived, entry: &NatReverse) -> Translation {
     let [a, b] = entry.port();
     let [c, d] = entry.client_port();
-    let translation = Translation {
+    Translation {
         source: entry.address,
         destination: entry.client,
         link: entry.link,
         ports: u32::from_ne_bytes([a, b, c, d]),
-        protocol: reply.protocol().into(),
+        protocol: arrived.key.protocol().into(),
         ifindex: entry.ifindex,
         service: 0,
         backend: 0,
         reserved: 0,
-    };
-    leave(tables, arrived, translation)
+    }
 }
 
 /// Looks a backend's flow up, and renews it by the packet at hand if that is due.

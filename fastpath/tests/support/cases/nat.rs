@@ -5,6 +5,8 @@
 //! client:40000 <- VIP:80      edge:61001 <- machine:8080
 //! ```
 
+mod fragments;
+
 use xdp_prog::{
     abi::{
         ADDRESS_NAT, BACKEND_NAT, BACKEND_V4, BACKEND_V6, Backend, MODE_IPIP, NAT_ANSWERED,
@@ -252,6 +254,7 @@ pub(super) fn cases() -> Vec<Case> {
     cases.extend(idle_times());
     cases.extend(connection_states());
     cases.extend(changes());
+    cases.extend(fragments::cases());
     cases
 }
 

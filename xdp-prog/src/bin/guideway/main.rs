@@ -82,6 +82,11 @@ fn guideway_icmp_local(ctx: XdpContext) -> u32 {
     stage(&ctx, Stage::IcmpLocal)
 }
 
+#[xdp(frags)]
+fn guideway_nat_fragment(ctx: XdpContext) -> u32 {
+    stage(&ctx, Stage::NatFragment)
+}
+
 #[inline(always)]
 fn stage(ctx: &XdpContext, stage: Stage) -> u32 {
     let tables = KernelTables::new(ctx);

@@ -176,7 +176,8 @@ impl TableSet {
     fn lay_out(&mut self, owners: &[u32]) -> u32 {
         assert!(owners.len().is_power_of_two());
         let base = self.free_slot;
-        for (slot, owner) in self.lut[base as usize..].iter_mut().zip(owners) {
+        let slots = &mut self.lut[base as usize..][..owners.len()];
+        for (slot, owner) in slots.iter_mut().zip(owners) {
             *slot = Slot::quiet(*owner);
         }
         self.free_slot += u32::try_from(owners.len()).unwrap();

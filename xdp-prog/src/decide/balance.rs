@@ -142,16 +142,17 @@ pub fn admit<'t, A: Ip, T: Tables>(
     flags: TcpFlags,
 ) -> Result<(), Verdict<'t>> {
     let rules = found.entry.flags;
-    if rules & SERVICE_SOURCE_RANGES != 0
-        && !tables.is_in_source_range(found.id, &flow.source.key())
-    {
-        return Err(Verdict::Drop(DropReason::SourceRange));
-    }
+    // Before the ranges: whom the kernel talks to need not be a client.
     if rules & SERVICE_NODE_PORT != 0
         && !flags.begins_connection()
         && tables.is_local_flow(&flow.tuple())
     {
         return Err(Verdict::Pass(PassReason::LocalFlow));
+    }
+    if rules & SERVICE_SOURCE_RANGES != 0
+        && !tables.is_in_source_range(found.id, &flow.source.key())
+    {
+        return Err(Verdict::Drop(DropReason::SourceRange));
     }
     Ok(())
 }

@@ -19,6 +19,7 @@ mod node_ports;
 mod not_ours;
 mod pods;
 mod policies;
+mod policies_of_nodes;
 mod probe;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -84,6 +85,7 @@ pub(crate) fn all() -> Vec<Case> {
         pods::cases,
         node_ports::cases,
         policies::cases,
+        policies_of_nodes::cases,
         answers::cases,
         icmp::cases,
     ] {

@@ -214,7 +214,7 @@ fn affinity() -> Vec<Case> {
 }
 
 /// The slot of a client, written from the definition of the hash: see [`super::super::hash`].
-fn client_slot(seed: u64, client: IpAddr, log2_length: u32) -> usize {
+pub(super) fn client_slot(seed: u64, client: IpAddr, log2_length: u32) -> usize {
     let mut input = match client {
         IpAddr::V4(address) => address.octets().to_vec(),
         IpAddr::V6(address) => address.octets().to_vec(),

@@ -15,6 +15,7 @@ mod masquerade;
 mod nat;
 mod path_mtu;
 mod pods;
+mod policies;
 mod programs;
 mod quic;
 mod reload;

@@ -23,8 +23,10 @@ pub(crate) struct PodService<'net> {
     pub(crate) service: Service,
     pub(crate) node_port: Option<u16>,
     pub(crate) target_port: u16,
-    /// The pod, or all pods.
+    /// The pod, or all pods; a machine that is no pod leaves none.
     pub(crate) only: Option<&'net Machine>,
+    /// One more line of the configuration, such as `traffic_policy: local`.
+    pub(crate) settings: &'net str,
 }
 
 impl<'net> PodService<'net> {
@@ -35,6 +37,7 @@ impl<'net> PodService<'net> {
             node_port: None,
             target_port: TARGET_PORT,
             only: None,
+            settings: "",
         }
     }
 
@@ -65,6 +68,13 @@ impl<'net> PodService<'net> {
         }
         if let Some(port) = self.node_port {
             writeln!(text, "    node_port: {port}").unwrap();
+        }
+        if !self.settings.is_empty() {
+            writeln!(text, "    {}", self.settings).unwrap();
+        }
+        if !net.pods().any(|pod| self.has(pod)) {
+            text.push_str("    backends: []\n");
+            return;
         }
         text.push_str("    backends:\n");
         for node in net.nodes() {

@@ -1,6 +1,6 @@
 //! What the XDP program costs per packet, against the least that any program could.
 //!
-//! Four systems take turns, each on a veth pair of its own:
+//! Four systems take turns on the plain way, each on a veth pair of its own:
 //!
 //! | system | program | stands for |
 //! |---|---|---|
@@ -26,6 +26,19 @@
 //! Units, unlike nanoseconds, carry over between machines and noisy minutes. Throughput
 //! is never taken with statistics on.
 //!
+//! **Other ways**. What is not the plain way has a cost only, with its own empty program to be compared with:
+//!
+//! | system | what it does | its empty program |
+//! |---|---|---|
+//! | `node` | takes the outer header off, translates to the pod, hands it to the stack | returns `XDP_PASS` |
+//! | `reply` | the TC egress program translates the pod's answer back | returns `TC_ACT_UNSPEC` |
+//! | `nat` | NAT mode, from client to backend | `floor` |
+//! | `nat_reply` | NAT mode, from backend to client | `floor` |
+//!
+//! Each finds its flow in the tables; the tables hold 10 000. Behind a program that hands frames to the stack, a TC
+//! program is the sink. The TC programs run at ingress there, on packets that the driver made of the frames:
+//! `BPF_PROG_TEST_RUN` would repeat them over one packet that is its own output.
+//!
 //! **Noise**. One round runs every system with every number of flows, so what disturbs a
 //! round disturbs all of them; the order rotates and reverses from round to round, and
 //! the first round is thrown away. Figures are medians over rounds, ratios are formed
@@ -33,6 +46,7 @@
 //! contains the bound is neither held nor failed: the run is inconclusive.
 
 mod frames;
+mod paths;
 mod report;
 mod rig;
 mod tables;
@@ -45,7 +59,7 @@ use serde::Serialize;
 use self::rig::{Rig, RunStatistics};
 pub use self::{
     frames::{Family, Protocol},
-    report::{Bar, Outcome, Report, Row},
+    report::{Bar, Outcome, Report, Row, Way},
 };
 use crate::host::{self, Facts};
 
@@ -66,6 +80,8 @@ pub struct Options {
 
 /// Numbers of flows that the generator cycles through.
 pub const FLOWS: [u32; 3] = [1, 10_000, 1_000_000];
+/// The same on the ways whose flows lie in tables.
+pub const KNOWN_FLOWS: [u32; 2] = [1, paths::MOST_FLOWS];
 
 /// A program under test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -80,6 +96,18 @@ pub enum System {
     Hit,
     /// The product.
     Guideway,
+    /// Returns `XDP_PASS`.
+    Pass,
+    /// The product, from an edge to a pod.
+    Node,
+    /// Hands packets on to the next TC program.
+    PassSkb,
+    /// The product, from a pod to a client.
+    Reply,
+    /// The product, from a client to a backend of NAT mode.
+    Nat,
+    /// The product, from a backend of NAT mode to a client.
+    NatReply,
 }
 
 impl System {
@@ -88,6 +116,23 @@ impl System {
     /// Those whose cost is measured.
     const WITH_COST: [Self; 4] = [Self::Floor, Self::Static, Self::Hit, Self::Guideway];
 
+    /// Those beside the plain way whose cost is measured.
+    const BESIDE: [Self; 6] = [
+        Self::Pass,
+        Self::Node,
+        Self::PassSkb,
+        Self::Reply,
+        Self::Nat,
+        Self::NatReply,
+    ];
+    /// The ways beside the plain one, and the system that each is compared with.
+    const WAYS: [(Self, Self); 4] = [
+        (Self::Node, Self::Pass),
+        (Self::Reply, Self::PassSkb),
+        (Self::Nat, Self::Floor),
+        (Self::NatReply, Self::Floor),
+    ];
+
     /// Returns the name in tables and JSON.
     pub const fn name(self) -> &'static str {
         match self {
@@ -95,6 +140,12 @@ impl System {
             Self::Static => "static",
             Self::Hit => "hash_hit",
             Self::Guideway => "guideway",
+            Self::Pass => "pass",
+            Self::Node => "node",
+            Self::PassSkb => "pass_skb",
+            Self::Reply => "reply",
+            Self::Nat => "nat",
+            Self::NatReply => "nat_reply",
         }
     }
 }
@@ -212,7 +263,10 @@ fn cost_trials(round: usize) -> Vec<(System, u32)> {
     let trials = System::WITH_COST
         .iter()
         .flat_map(|&system| FLOWS.map(|flows| (system, flows)));
-    in_turn(trials.collect(), round)
+    let beside = System::BESIDE
+        .iter()
+        .flat_map(|&system| KNOWN_FLOWS.map(|flows| (system, flows)));
+    in_turn(trials.chain(beside).collect(), round)
 }
 
 /// Rotates the trials by one every second round and reverses them in between.
@@ -232,13 +286,15 @@ mod tests {
     #[test]
     fn every_round_runs_every_trial_once() {
         for round in 0..30 {
-            for (mut trials, systems) in [
-                (rate_trials(round), System::WITH_RATE.len()),
-                (cost_trials(round), System::WITH_COST.len()),
+            let plain = |systems: &[System]| systems.len() * FLOWS.len();
+            let beside = System::BESIDE.len() * KNOWN_FLOWS.len();
+            for (mut trials, expected) in [
+                (rate_trials(round), plain(&System::WITH_RATE)),
+                (cost_trials(round), plain(&System::WITH_COST) + beside),
             ] {
                 trials.sort();
                 trials.dedup();
-                assert_eq!(trials.len(), systems * FLOWS.len());
+                assert_eq!(trials.len(), expected);
             }
         }
     }

@@ -38,7 +38,7 @@ struct Datapath {
     /// Rounds to measure; one more is run first and thrown away.
     #[arg(long, default_value_t = 40)]
     rounds: usize,
-    /// Seconds per trial; a round has 21 of them per family and protocol.
+    /// Seconds per trial; a round has 33 of them per family and protocol.
     #[arg(long, default_value_t = 0.02)]
     seconds: f64,
     /// The core to run on [default: the last one].
@@ -82,6 +82,9 @@ fn run(arguments: &Datapath) -> Result<Outcome> {
     if arguments.json {
         for row in &report.rows {
             println!("{}", row.to_json());
+        }
+        for way in &report.ways {
+            println!("{}", way.to_json());
         }
     } else {
         print!("{report}");

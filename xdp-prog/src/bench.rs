@@ -23,12 +23,22 @@ pub mod program {
     pub const HIT_V4: &str = "hit_v4";
     /// Looks an IPv6 service up and sends the frame back.
     pub const HIT_V6: &str = "hit_v6";
+    /// Writes a frame of any kind and sends it.
+    pub const GENERATE_PATTERN: &str = "generate_pattern";
+    /// Hands each frame to the stack untouched.
+    pub const PASS: &str = "pass";
+    /// Hands each packet on to the next TC program.
+    pub const PASS_SKB: &str = "pass_skb";
+    /// Counts packets and frees them, as a TC program.
+    pub const SINK_SKB: &str = "sink_skb";
 }
 
 /// Names of the maps in the bench's object, beside `SERVICES_V4` and `SERVICES_V6`.
 pub mod map {
     /// Array of one [`super::Template`].
     pub const TEMPLATE: &str = "TEMPLATE";
+    /// Array of one [`super::Pattern`].
+    pub const PATTERN: &str = "PATTERN";
     /// Array of one [`super::Cursor`]: the generator runs on one CPU.
     pub const CURSOR: &str = "CURSOR";
     /// Array of one [`super::OuterTemplate`].
@@ -51,6 +61,27 @@ pub struct Template {
     pub bytes: [u8; TEMPLATE_LENGTH],
     /// Always zero.
     pub reserved: [u8; 4],
+}
+
+/// Length of the frames that [`program::GENERATE_PATTERN`] writes: an IPv6 outer header and all that may be within.
+pub const PATTERN_LENGTH: usize = 120;
+
+/// The frames of one trial, of flow 0, and where the flows differ.
+///
+/// Checksums are not made right: none of the programs looks at them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Pattern {
+    /// All bytes.
+    pub bytes: [u8; PATTERN_LENGTH],
+    /// What a flow's address bits are added to.
+    pub address: u32,
+    /// Offset of these four bytes.
+    pub address_at: u32,
+    /// Offset of the port.
+    pub port_at: u32,
+    /// Always zero.
+    pub reserved: u32,
 }
 
 /// Where the generator stands in the cycle of flows.
@@ -89,6 +120,7 @@ pub const fn client(flow: u32) -> (u32, u16) {
 
 crate::abi::plain_data! {
     Template: 64,
+    Pattern: 136,
     Cursor: 8,
     OuterTemplate: 56,
 }

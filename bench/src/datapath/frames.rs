@@ -24,8 +24,8 @@ pub(super) const VIP_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 1, 0, 0, 0, 0, 
 /// The port of the services.
 pub(super) const PORT: u16 = 80;
 /// The client of flow 0; the generator adds to the low bits.
-const CLIENT_V4: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 0);
-const CLIENT_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 2, 0, 0, 0, 0, 0);
+pub(super) const CLIENT_V4: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 0);
+pub(super) const CLIENT_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 2, 0, 0, 0, 0, 0);
 
 /// Our addresses in outer headers.
 pub(super) const EDGE_V4: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 254);
@@ -34,7 +34,7 @@ pub(super) const EDGE_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 3, 0, 0, 0, 1,
 
 /// Destination and source MAC of frames on their way back.
 pub(super) const MACS_BACK: [u8; 12] = [2, 0, 0, 0, 0, 3, 2, 0, 0, 0, 0, 2];
-const MACS_OUT: [u8; 12] = [2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1];
+pub(super) const MACS_OUT: [u8; 12] = [2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1];
 
 /// The shortest Ethernet frame without its check sequence, which counts to the usual 64.
 const SHORTEST: usize = 60;
@@ -150,7 +150,7 @@ pub(super) fn backend_v6(index: u8) -> Ipv6Addr {
     Ipv6Addr::new(0x2001, 0xdb8, 3, 0, 0, 0, 0, u16::from(index) + 1)
 }
 
-fn ethernet_header(macs: [u8; 12], family: Family) -> Vec<u8> {
+pub(super) fn ethernet_header(macs: [u8; 12], family: Family) -> Vec<u8> {
     let header = Ethernet {
         macs,
         ether_type: match family {
@@ -161,7 +161,12 @@ fn ethernet_header(macs: [u8; 12], family: Family) -> Vec<u8> {
     header.as_bytes().to_vec()
 }
 
-fn ipv4_header(protocol: u8, length: usize, source: Ipv4Addr, destination: Ipv4Addr) -> Vec<u8> {
+pub(super) fn ipv4_header(
+    protocol: u8,
+    length: usize,
+    source: Ipv4Addr,
+    destination: Ipv4Addr,
+) -> Vec<u8> {
     let [a, b, c, d] = source.octets();
     let [e, f, g, h] = destination.octets();
     let mut header = Ipv4 {
@@ -178,7 +183,12 @@ fn ipv4_header(protocol: u8, length: usize, source: Ipv4Addr, destination: Ipv4A
     header.as_bytes().to_vec()
 }
 
-fn ipv6_header(protocol: u8, payload: usize, source: Ipv6Addr, destination: Ipv6Addr) -> Vec<u8> {
+pub(super) fn ipv6_header(
+    protocol: u8,
+    payload: usize,
+    source: Ipv6Addr,
+    destination: Ipv6Addr,
+) -> Vec<u8> {
     let header = Ipv6 {
         class_label: [0x60, 0, 0, 0],
         payload_length: length_field(payload),
@@ -190,7 +200,7 @@ fn ipv6_header(protocol: u8, payload: usize, source: Ipv6Addr, destination: Ipv6
     header.as_bytes().to_vec()
 }
 
-fn transport(protocol: Protocol) -> Vec<u8> {
+pub(super) fn transport(protocol: Protocol) -> Vec<u8> {
     let (_, port) = client(0);
     let ports = Ports {
         source: port.to_be_bytes(),
@@ -215,9 +225,9 @@ fn transport(protocol: Protocol) -> Vec<u8> {
     }
 }
 
-fn length_field(length: usize) -> [u8; 2] {
+pub(super) fn length_field(length: usize) -> [u8; 2] {
     u16::try_from(length)
-        .expect("the bench's packets are shorter than 100 bytes")
+        .expect("the bench's packets are shorter than 128 bytes")
         .to_be_bytes()
 }
 

@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde_json::{Value, json};
 
-use super::{FLOWS, Family, Protocol, Samples, System};
+use super::{FLOWS, Family, KNOWN_FLOWS, Protocol, Samples, System};
 use crate::{
     host::Facts,
     stats::{Estimate, Spread, bootstrap, median},
@@ -14,6 +14,10 @@ use crate::{
 const LEAST_OF_FLOOR: f64 = 0.72;
 /// The net cost must not exceed this many units.
 const MOST_UNITS: f64 = 3.0;
+/// The net cost on a node must not exceed this many units, to the pod and back.
+const MOST_NODE_UNITS: f64 = 4.0;
+/// The net cost of NAT mode must not exceed this many units, in each direction.
+const MOST_NAT_UNITS: f64 = 7.0;
 /// The net cost must not grow by more than this factor from 10 k to 1 M flows.
 const MOST_GROWTH: f64 = 1.10;
 
@@ -36,16 +40,8 @@ pub struct Row {
     pub pps_spread: Spread,
     /// Rate over the floor's in the same round.
     pub pps_vs_floor: Estimate,
-    /// Median nanoseconds per run of the program, the overhead of timing included.
-    pub ns: f64,
-    /// Spread of `ns` over the rounds.
-    pub ns_spread: Spread,
-    /// `ns` minus the floor's of the same round.
-    pub net_ns: Estimate,
-    /// Net cost over that of one hash look-up.
-    pub units: Estimate,
-    /// Nanoseconds of one unit in this run.
-    pub unit_ns: f64,
+    /// What it costs.
+    pub cost: Cost,
     /// The machine.
     pub host: Facts,
 }
@@ -56,7 +52,6 @@ impl Row {
     /// Spreads over the rounds are objects of `min`, `iqr` and `max`, intervals
     /// pairs of the ends between which the figure lies with 95 % confidence.
     pub fn to_json(&self) -> Value {
-        let interval = |estimate: &Estimate| json!([estimate.low, estimate.high]);
         json!({
             "system": self.system,
             "family": self.family,
@@ -65,20 +60,82 @@ impl Row {
             "rounds": self.rounds,
             "pps": self.pps,
             "pps_vs_floor": self.pps_vs_floor.value,
-            "ns": self.ns,
-            "net_ns": self.net_ns.value,
-            "units": self.units.value,
-            "unit_ns": self.unit_ns,
+            "ns": self.cost.ns,
+            "net_ns": self.cost.net_ns.value,
+            "units": self.cost.units.value,
+            "unit_ns": self.cost.unit_ns,
             "spread": {
                 "pps": self.pps_spread,
-                "pps_vs_floor": interval(&self.pps_vs_floor),
-                "ns": self.ns_spread,
-                "net_ns": interval(&self.net_ns),
-                "units": interval(&self.units),
+                "pps_vs_floor": interval_json(&self.pps_vs_floor),
+                "ns": self.cost.ns_spread,
+                "net_ns": interval_json(&self.cost.net_ns),
+                "units": interval_json(&self.cost.units),
             },
             "host": self.host,
         })
     }
+}
+
+/// What a way beside the plain one costs.
+#[derive(Clone, Debug)]
+pub struct Way {
+    /// The system.
+    pub system: System,
+    /// Address family.
+    pub family: Family,
+    /// Transport protocol.
+    pub protocol: Protocol,
+    /// Flows in the cycle.
+    pub flows: u32,
+    /// Rounds behind the figures.
+    pub rounds: usize,
+    /// What it costs.
+    pub cost: Cost,
+    /// The machine.
+    pub host: Facts,
+}
+
+/// The cost of a system's program.
+#[derive(Clone, Debug)]
+pub struct Cost {
+    /// Median nanoseconds per run of the program, the overhead of timing included.
+    pub ns: f64,
+    /// Spread of `ns` over the rounds.
+    pub ns_spread: Spread,
+    /// `ns` minus the empty program's of the same round.
+    pub net_ns: Estimate,
+    /// Net cost over that of one hash look-up.
+    pub units: Estimate,
+    /// Nanoseconds of one unit in this run.
+    pub unit_ns: f64,
+}
+
+impl Way {
+    /// Returns the figures as one flat object, like [`Row::to_json`].
+    pub fn to_json(&self) -> Value {
+        let cost = &self.cost;
+        json!({
+            "system": self.system,
+            "family": self.family,
+            "protocol": self.protocol,
+            "flows": self.flows,
+            "rounds": self.rounds,
+            "ns": cost.ns,
+            "net_ns": cost.net_ns.value,
+            "units": cost.units.value,
+            "unit_ns": cost.unit_ns,
+            "spread": {
+                "ns": cost.ns_spread,
+                "net_ns": interval_json(&cost.net_ns),
+                "units": interval_json(&cost.units),
+            },
+            "host": self.host,
+        })
+    }
+}
+
+fn interval_json(estimate: &Estimate) -> Value {
+    json!([estimate.low, estimate.high])
 }
 
 /// Whether a bound is kept.
@@ -135,6 +192,8 @@ pub struct Report {
     pub rounds: usize,
     /// The figures.
     pub rows: Vec<Row>,
+    /// The figures of the ways beside the plain one.
+    pub ways: Vec<Way>,
     growth: Vec<Candidate>,
 }
 
@@ -145,6 +204,7 @@ impl Report {
             core,
             rounds,
             rows: Vec::new(),
+            ways: Vec::new(),
             growth: Vec::new(),
         }
     }
@@ -155,6 +215,19 @@ impl Report {
             for system in System::WITH_RATE {
                 self.rows
                     .push(row(system, family, protocol, flows, samples, &self.host));
+            }
+        }
+        for flows in KNOWN_FLOWS {
+            for (system, empty) in System::WAYS {
+                self.ways.push(Way {
+                    system,
+                    family,
+                    protocol,
+                    flows,
+                    rounds: samples.ns[&(system, flows)].len(),
+                    cost: cost(system, empty, flows, samples),
+                    host: self.host.clone(),
+                });
             }
         }
         self.growth.push(Candidate {
@@ -171,7 +244,17 @@ impl Report {
                 .filter(|row| row.system == System::Guideway)
                 .map(|row| Candidate {
                     estimate: figure(row),
-                    traffic: traffic(row),
+                    traffic: traffic(row.family, row.protocol, row.flows),
+                })
+                .collect::<Vec<_>>()
+        };
+        let way = |systems: &[System]| {
+            self.ways
+                .iter()
+                .filter(|way| systems.contains(&way.system))
+                .map(|way| Candidate {
+                    estimate: way.cost.units,
+                    traffic: traffic(way.family, way.protocol, way.flows),
                 })
                 .collect::<Vec<_>>()
         };
@@ -184,12 +267,27 @@ impl Report {
             at_most(
                 "net cost per packet, units",
                 MOST_UNITS,
-                &ours(|row| row.units),
+                &ours(|row| row.cost.units),
             ),
             at_most(
                 "growth of the net cost, 10 k to 1 M flows",
                 MOST_GROWTH,
                 &self.growth,
+            ),
+            at_most(
+                "net cost from edge to pod, units",
+                MOST_NODE_UNITS,
+                &way(&[System::Node]),
+            ),
+            at_most(
+                "net cost of a pod's reply, units",
+                MOST_NODE_UNITS,
+                &way(&[System::Reply]),
+            ),
+            at_most(
+                "net cost of NAT mode either way, units",
+                MOST_NAT_UNITS,
+                &way(&[System::Nat, System::NatReply]),
             ),
         ]
     }
@@ -263,9 +361,6 @@ fn row(
 ) -> Row {
     let pps = &samples.pps[&(system, flows)];
     let floor_pps = &samples.pps[&(System::Floor, flows)];
-    let ns = &samples.ns[&(system, flows)];
-    let floor = &samples.ns[&(System::Floor, flows)];
-    let hit = &samples.ns[&(System::Hit, flows)];
     let rounds = pps.len();
     Row {
         system,
@@ -278,14 +373,24 @@ fn row(
         pps_vs_floor: bootstrap(rounds, |sample| {
             median_of(sample, |i| pps[i] / floor_pps[i])
         }),
+        cost: cost(system, System::Floor, flows, samples),
+        host: host.clone(),
+    }
+}
+
+/// What a system's program costs beyond an empty one.
+fn cost(system: System, empty: System, flows: u32, samples: &Samples) -> Cost {
+    let [ns, empty, hit, floor] =
+        [system, empty, System::Hit, System::Floor].map(|system| &samples.ns[&(system, flows)]);
+    let rounds = ns.len();
+    Cost {
         ns: median(ns),
         ns_spread: Spread::of(ns),
-        net_ns: bootstrap(rounds, |sample| median_of(sample, |i| ns[i] - floor[i])),
+        net_ns: bootstrap(rounds, |sample| median_of(sample, |i| ns[i] - empty[i])),
         units: bootstrap(rounds, |sample| {
-            median_of(sample, |i| ns[i] - floor[i]) / median_of(sample, |i| hit[i] - floor[i])
+            median_of(sample, |i| ns[i] - empty[i]) / median_of(sample, |i| hit[i] - floor[i])
         }),
         unit_ns: median_of(&(0..rounds).collect::<Vec<_>>(), |i| hit[i] - floor[i]),
-        host: host.clone(),
     }
 }
 
@@ -304,14 +409,8 @@ fn median_of(sample: &[usize], figure: impl Fn(usize) -> f64) -> f64 {
     median(&sample.iter().map(|&i| figure(i)).collect::<Vec<_>>())
 }
 
-fn traffic(row: &Row) -> String {
-    let Row {
-        family,
-        protocol,
-        flows,
-        ..
-    } = row;
-    format!("{} {} {}", lower(*family), lower(*protocol), short(*flows))
+fn traffic(family: Family, protocol: Protocol, flows: u32) -> String {
+    format!("{} {} {}", lower(family), lower(protocol), short(flows))
 }
 
 /// Returns a variant's name in lower case.
@@ -355,6 +454,9 @@ impl fmt::Display for Report {
         for row in &self.rows {
             write_row(f, row)?;
         }
+        for way in &self.ways {
+            write_way(f, way)?;
+        }
         writeln!(f, "\n{:<43}{:<32}{:<9}verdict", "bar", "worst", "bound")?;
         for bar in self.bars() {
             let worst = format!("{} {}", interval(&bar.worst), bar.traffic);
@@ -382,9 +484,28 @@ fn write_row(f: &mut fmt::Formatter<'_>, row: &Row) -> fmt::Result {
         row.pps / 1e6,
         row.pps_spread.iqr / row.pps * 100.0,
         others(interval(&row.pps_vs_floor)),
-        row.ns,
-        others(format!("{:.1}", row.net_ns.value)),
-        others(interval(&row.units)),
+        row.cost.ns,
+        others(format!("{:.1}", row.cost.net_ns.value)),
+        others(interval(&row.cost.units)),
+    )
+}
+
+fn write_way(f: &mut fmt::Formatter<'_>, way: &Way) -> fmt::Result {
+    let first = way.system == System::Node;
+    let blank = |text: String| if first { text } else { String::new() };
+    writeln!(
+        f,
+        "{:<3} {:<4} {:>5}  {:<9}{:>6} {:>6}  {:<18}{:>7.1} {:>7.1}  {:<17}",
+        blank(lower(way.family)),
+        blank(lower(way.protocol)),
+        blank(short(way.flows)),
+        way.system.name(),
+        "-",
+        "-",
+        "-",
+        way.cost.ns,
+        way.cost.net_ns.value,
+        interval(&way.cost.units),
     )
 }
 
@@ -406,7 +527,8 @@ mod tests {
     }
 
     /// Rounds with the given rate share and units, disturbed by noise that a round's systems share.
-    fn samples(share: f64, units: f64, growth: f64) -> Samples {
+    /// `beside`: units of the node, of a reply and of NAT mode.
+    fn samples(share: f64, units: f64, growth: f64, beside: [f64; 3]) -> Samples {
         let mut samples = Samples::default();
         for noise in [1.0, 1.4, 0.9, 1.1, 2.0, 1.0, 1.2] {
             for flows in FLOWS {
@@ -422,14 +544,29 @@ mod tests {
                     let ns_rounds = samples.ns.entry((system, flows)).or_default();
                     ns_rounds.push(ns * noise);
                 }
+                for (system, ns) in [
+                    (System::Pass, 46.0),
+                    (System::Node, 46.0 + 20.0 * beside[0]),
+                    (System::PassSkb, 44.0),
+                    (System::Reply, 44.0 + 20.0 * beside[1]),
+                    (System::Nat, 45.0 + 20.0 * beside[2]),
+                    (System::NatReply, 45.0 + 20.0 * beside[2]),
+                ] {
+                    let ns_rounds = samples.ns.entry((system, flows)).or_default();
+                    ns_rounds.push(ns * noise);
+                }
             }
         }
         samples
     }
 
     fn report(share: f64, units: f64, growth: f64) -> Report {
+        report_of(&samples(share, units, growth, [3.0, 3.0, 5.0]))
+    }
+
+    fn report_of(samples: &Samples) -> Report {
         let mut report = Report::new(host(), 1, 7);
-        report.add(Family::V4, Protocol::Udp, &samples(share, units, growth));
+        report.add(Family::V4, Protocol::Udp, samples);
         report
     }
 
@@ -442,8 +579,8 @@ mod tests {
             .find(|row| row.system == System::Guideway)
             .unwrap();
         assert!((ours.pps_vs_floor.value - 0.75).abs() < 1e-9);
-        assert!((ours.units.value - 2.5).abs() < 1e-9);
-        assert!((ours.units.high - ours.units.low).abs() < 1e-9);
+        assert!((ours.cost.units.value - 2.5).abs() < 1e-9);
+        assert!((ours.cost.units.high - ours.cost.units.low).abs() < 1e-9);
         assert_eq!(report.outcome(), Outcome::Holds);
     }
 
@@ -459,6 +596,13 @@ mod tests {
         assert_eq!(failed(&report(0.71, 2.5, 1.0)), [0]);
         assert_eq!(failed(&report(0.75, 3.1, 1.0)), [1]);
         assert_eq!(failed(&report(0.75, 2.0, 1.2)), [2]);
+        for (index, beside) in [[4.1, 3.0, 5.0], [3.0, 4.1, 5.0], [3.0, 3.0, 7.1]]
+            .into_iter()
+            .enumerate()
+        {
+            let samples = samples(0.75, 2.0, 1.0, beside);
+            assert_eq!(failed(&report_of(&samples)), [3 + index]);
+        }
         assert_eq!(report(0.75, 2.0, 1.2).outcome(), Outcome::Fails);
     }
 

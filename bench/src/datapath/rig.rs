@@ -8,6 +8,15 @@
 //!                            near end: sink <--------------XDP_TX--'
 //! ```
 //!
+//! Where the program hands frames to the stack, a TC program is the sink, right behind the driver; a TC
+//! program under test comes before it:
+//!
+//! ```text
+//! generator --live frames--> near end ===veth=== far end: XDP program -> TC program under test -> sink
+//! ```
+//!
+//! At ingress, because no live frame comes by the way out; programs see the same kind of packet on both.
+//!
 //! All of it runs in the softirq of the core that the generator is pinned to.
 
 use std::{collections::BTreeMap, os::fd::OwnedFd};
@@ -15,19 +24,25 @@ use std::{collections::BTreeMap, os::fd::OwnedFd};
 use anyhow::{Context, Result, bail, ensure};
 use aya::{
     Ebpf, EbpfLoader,
-    programs::{ProgramInfo, TestRun, TestRunAttrs, TestRunOptions, Xdp, XdpMode},
+    maps::ProgramArray,
+    programs::{
+        ProgramInfo, SchedClassifier, TcAttachType, TestRun, TestRunAttrs, TestRunOptions, Xdp,
+        XdpMode,
+    },
     sys::{Stats, enable_stats},
 };
 use lab::{Namespace, Veth};
 use xdp_prog::{
     abi::{self, Traffic},
-    bench::{Cursor, map, program},
+    bench::{Cursor, PATTERN_LENGTH, map, program},
+    decide::Stage,
+    reason::{PassReason, ReturnReason},
 };
 
 use super::{
     Case, System,
     frames::{self, Family},
-    tables,
+    paths, tables,
 };
 use crate::host;
 
@@ -35,10 +50,11 @@ use crate::host;
 const BATCH: u32 = 64;
 
 /// A veth pair with the sink at the near end and a program under test at the far one.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Pair {
     near: u32,
     far: u32,
+    far_name: String,
 }
 
 /// The devices, programs and tables.
@@ -76,6 +92,7 @@ pub(super) fn cable(namespace: &Namespace) -> Result<Cables> {
         let pair = Pair {
             near: near.index(),
             far: far.index(),
+            far_name: far.name().to_owned(),
         };
         pairs.insert(name, pair);
     }
@@ -85,14 +102,34 @@ pub(super) fn cable(namespace: &Namespace) -> Result<Cables> {
 /// The device indices of each program's pair.
 pub(super) struct Cables(BTreeMap<&'static str, Pair>);
 
-const UNDER_TEST: [&str; 6] = [
+const UNDER_TEST: [&str; 8] = [
     program::FLOOR,
     program::STATIC_V4,
     program::STATIC_V6,
     program::HIT_V4,
     program::HIT_V6,
     abi::XDP_PROGRAM,
+    program::PASS,
+    abi::EGRESS_PROGRAM,
 ];
+
+/// The TC programs on the far end of a pair, in their order.
+fn tc_programs(pair: &str) -> &'static [&'static str] {
+    match pair {
+        abi::XDP_PROGRAM => &[program::SINK_SKB],
+        program::PASS => &[program::PASS_SKB, program::SINK_SKB],
+        abi::EGRESS_PROGRAM => &[abi::EGRESS_PROGRAM, program::SINK_SKB],
+        _ => &[],
+    }
+}
+
+/// The pair that a system's frames go by, named after its program.
+fn pair_of(system: System, family: Family) -> &'static str {
+    match system {
+        System::PassSkb => program::PASS,
+        _ => program_of(system, family),
+    }
+}
 
 /// The program that plays a system's part for a family.
 fn program_of(system: System, family: Family) -> &'static str {
@@ -102,7 +139,10 @@ fn program_of(system: System, family: Family) -> &'static str {
         (System::Static, Family::V6) => program::STATIC_V6,
         (System::Hit, Family::V4) => program::HIT_V4,
         (System::Hit, Family::V6) => program::HIT_V6,
-        (System::Guideway, _) => abi::XDP_PROGRAM,
+        (System::Guideway | System::Node | System::Nat | System::NatReply, _) => abi::XDP_PROGRAM,
+        (System::Pass, _) => program::PASS,
+        (System::PassSkb, _) => program::PASS_SKB,
+        (System::Reply, _) => abi::EGRESS_PROGRAM,
     }
 }
 
@@ -113,17 +153,41 @@ impl Rig {
         let mut product = load(fastpath::object::bytes())?;
         tables::register_services(&mut bench)?;
         tables::fill(&mut product, pairs[abi::XDP_PROGRAM].far)?;
-        for name in [program::GENERATE_V4, program::GENERATE_V6, program::SINK] {
+        paths::fill(&mut product)?;
+        for name in [
+            program::GENERATE_V4,
+            program::GENERATE_V6,
+            program::GENERATE_PATTERN,
+            program::SINK,
+            program::FLOOR,
+            program::STATIC_V4,
+            program::STATIC_V6,
+            program::HIT_V4,
+            program::HIT_V6,
+            program::PASS,
+        ] {
             xdp_mut(&mut bench, name)?.load()?;
         }
+        for name in [program::PASS_SKB, program::SINK_SKB] {
+            classifier_mut(&mut bench, name)?.load()?;
+        }
+        load_product(&mut product)?;
         for (name, pair) in &pairs {
             attach(&mut bench, program::SINK, pair.near)?;
-            let object = match *name {
-                abi::XDP_PROGRAM => &mut product,
-                _ => &mut bench,
-            };
-            xdp_mut(object, name)?.load()?;
-            attach(object, name, pair.far)?;
+            match *name {
+                abi::XDP_PROGRAM => attach(&mut product, name, pair.far)?,
+                abi::EGRESS_PROGRAM => attach(&mut bench, program::PASS, pair.far)?,
+                _ => attach(&mut bench, name, pair.far)?,
+            }
+            for program in tc_programs(name) {
+                let object = match *program {
+                    abi::EGRESS_PROGRAM => &mut product,
+                    _ => &mut bench,
+                };
+                classifier_mut(object, program)?
+                    .attach(&pair.far_name, TcAttachType::Ingress)
+                    .with_context(|| format!("attaching {program}"))?;
+            }
         }
         Ok(Self {
             bench,
@@ -141,21 +205,13 @@ impl Rig {
         tables::array(&mut self.bench, map::TEMPLATE)?.set(0, template, 0)?;
         let outer = frames::outer(case.family, &self.frame);
         tables::array(&mut self.bench, map::OUTER)?.set(0, outer, 0)?;
-        Ok(())
+        let device = self.pairs[abi::XDP_PROGRAM].far;
+        paths::fill_flows(&mut self.product, case, device)
     }
 
     /// Measures the frames per second of core time of the whole path with a system in it.
     pub(super) fn rate(&mut self, system: System, case: Case, frames: u32) -> Result<f64> {
-        let service = tables::service_id(case.family, case.protocol);
-        let before = tables::forwarded(&self.product, service)?;
         let seconds = self.send(system, case, frames)?;
-        if system == System::Guideway {
-            let forwarded = tables::forwarded(&self.product, service)? - before;
-            ensure!(
-                forwarded == u64::from(frames),
-                "the program forwarded {forwarded} of {frames} frames: the rate would be of something else"
-            );
-        }
         Ok(f64::from(frames) / seconds)
     }
 
@@ -176,10 +232,36 @@ impl Rig {
     fn statistics(&self, system: System, family: Family) -> Result<ProgramInfo> {
         let name = program_of(system, family);
         let object = match system {
-            System::Guideway => &self.product,
-            System::Floor | System::Static | System::Hit => &self.bench,
+            System::Guideway | System::Node | System::Reply | System::Nat | System::NatReply => {
+                &self.product
+            }
+            System::Floor | System::Static | System::Hit | System::Pass | System::PassSkb => {
+                &self.bench
+            }
         };
-        Ok(xdp(object, name)?.info()?)
+        match system {
+            System::PassSkb | System::Reply => Ok(classifier(object, name)?.info()?),
+            _ => Ok(xdp(object, name)?.info()?),
+        }
+    }
+
+    /// Returns how many packets a system has taken the way that is measured, by its own counters.
+    fn done(&self, system: System, case: Case) -> Result<Option<u64>> {
+        let Case {
+            family, protocol, ..
+        } = case;
+        let product = &self.product;
+        Ok(Some(match system {
+            System::Guideway => tables::forwarded(product, tables::service_id(family, protocol))?,
+            System::Node | System::Nat => {
+                tables::forwarded(product, paths::service_id(system, family, protocol))?
+            }
+            System::Reply => tables::counted(product, PassReason::Translated.index())?,
+            System::NatReply => tables::counted(product, ReturnReason::NatReply.index())?,
+            System::Floor | System::Static | System::Hit | System::Pass | System::PassSkb => {
+                return Ok(None);
+            }
+        }))
     }
 
     /// Sends frames through a system and checks that the sink got each of them, as long as it should be.
@@ -194,15 +276,23 @@ impl Rig {
         tables::array(&mut self.bench, map::CURSOR)?.set(0, cursor, 0)?;
         tables::array(&mut self.bench, map::RECEIVED)?.set(0, Traffic::default(), 0)?;
 
-        let generator = match case.family {
-            Family::V4 => program::GENERATE_V4,
-            Family::V6 => program::GENERATE_V6,
+        let pattern = paths::pattern(system, case.family, case.protocol);
+        let (generator, frame) = match &pattern {
+            Some(pattern) => {
+                tables::array(&mut self.bench, map::PATTERN)?.set(0, *pattern, 0)?;
+                (program::GENERATE_PATTERN, pattern.bytes.as_slice())
+            }
+            None => match case.family {
+                Family::V4 => (program::GENERATE_V4, self.frame.as_slice()),
+                Family::V6 => (program::GENERATE_V6, self.frame.as_slice()),
+            },
         };
+        let before = self.done(system, case)?;
         let generator = xdp(&self.bench, generator)?;
-        let pair = self.pairs[program_of(system, case.family)];
-        let context = context_of(self.frame.len(), pair.near)?;
+        let pair = &self.pairs[pair_of(system, case.family)];
+        let context = context_of(frame.len(), pair.near)?;
         let options = TestRunOptions {
-            data_in: Some(&self.frame),
+            data_in: Some(frame),
             ctx_in: Some(&context),
             repeat: frames,
             attrs: TestRunAttrs::new().xdp_live_frames(BATCH),
@@ -212,16 +302,28 @@ impl Rig {
         generator.test_run(options).context("sending live frames")?;
         let seconds = host::thread_seconds() - start;
         self.check_received(system, case, frames)?;
+        if let (Some(before), Some(after)) = (before, self.done(system, case)?) {
+            let done = after - before;
+            ensure!(
+                done == u64::from(frames),
+                "{} took {done} of {frames} frames its way: the figures would be of something else",
+                system.name()
+            );
+        }
         Ok(seconds)
     }
 
     fn check_received(&mut self, system: System, case: Case, frames: u32) -> Result<()> {
         let received: Traffic = tables::array(&mut self.bench, map::RECEIVED)?.get(&0, 0)?;
-        let length = self.frame.len()
-            + match system {
-                System::Floor | System::Hit => 0,
-                System::Static | System::Guideway => case.family.header_length(),
-            };
+        let outer = case.family.header_length();
+        let length = match system {
+            System::Floor | System::Hit => self.frame.len(),
+            System::Static | System::Guideway => self.frame.len() + outer,
+            System::Node => PATTERN_LENGTH - outer,
+            System::Pass | System::PassSkb | System::Reply | System::Nat | System::NatReply => {
+                PATTERN_LENGTH
+            }
+        };
         let expected = u64::from(frames) * length as u64;
         if received.packets != u64::from(frames) || received.bytes != expected {
             bail!(
@@ -250,6 +352,23 @@ fn load(bytes: &[u8]) -> Result<Ebpf> {
         .context("loading the BPF object")
 }
 
+/// Loads the product's programs and makes its stages reachable.
+fn load_product(product: &mut Ebpf) -> Result<()> {
+    let mut stages = Vec::new();
+    for stage in Stage::ALL {
+        let program = xdp_mut(product, stage.program())?;
+        program.load()?;
+        stages.push((stage, program.fd()?.try_clone()?));
+    }
+    xdp_mut(product, abi::XDP_PROGRAM)?.load()?;
+    classifier_mut(product, abi::EGRESS_PROGRAM)?.load()?;
+    let mut array = ProgramArray::try_from(tables::map_mut(product, abi::map::STAGES)?)?;
+    for (stage, program) in &stages {
+        array.set(stage.index(), program, 0)?;
+    }
+    Ok(())
+}
+
 fn attach(object: &mut Ebpf, name: &str, device: u32) -> Result<()> {
     xdp_mut(object, name)?
         .attach_to_if_index(device, XdpMode::Driver)
@@ -263,6 +382,16 @@ fn xdp<'a>(object: &'a Ebpf, name: &str) -> Result<&'a Xdp> {
 }
 
 fn xdp_mut<'a>(object: &'a mut Ebpf, name: &str) -> Result<&'a mut Xdp> {
+    let program = object.program_mut(name).with_context(|| missing(name))?;
+    Ok(program.try_into()?)
+}
+
+fn classifier<'a>(object: &'a Ebpf, name: &str) -> Result<&'a SchedClassifier> {
+    let program = object.program(name).with_context(|| missing(name))?;
+    Ok(program.try_into()?)
+}
+
+fn classifier_mut<'a>(object: &'a mut Ebpf, name: &str) -> Result<&'a mut SchedClassifier> {
     let program = object.program_mut(name).with_context(|| missing(name))?;
     Ok(program.try_into()?)
 }

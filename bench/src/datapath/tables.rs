@@ -24,12 +24,17 @@ pub(super) const fn service_id(family: Family, protocol: Protocol) -> u32 {
     1 + family as u32 * 2 + protocol as u32
 }
 
-/// Fills everything that the `guideway` program looks at.
+/// Returns the id of the first backend of a family, and of its next hop.
+pub(super) const fn first_backend(family: Family) -> u32 {
+    1 + family as u32 * BACKENDS as u32
+}
+
+/// Fills everything that the `guideway` program looks at on the plain way.
 ///
 /// Frames leave by `device`, the one they come in on.
 pub(super) fn fill(object: &mut Ebpf, device: u32) -> Result<()> {
     for family in Family::ALL {
-        let first = 1 + family as u32 * u32::from(BACKENDS);
+        let first = first_backend(family);
         fill_backends(object, family, first, device)?;
         for protocol in Protocol::ALL {
             fill_service(object, family, protocol, first)?;
@@ -40,25 +45,42 @@ pub(super) fn fill(object: &mut Ebpf, device: u32) -> Result<()> {
 
 /// Adds the services to `SERVICES_V4` and `SERVICES_V6`.
 pub(super) fn register_services(object: &mut Ebpf) -> Result<()> {
-    let mut v4: HashMap<_, ServiceKeyV4, u32> =
-        HashMap::try_from(map_mut(object, map::SERVICES_V4)?)?;
-    for protocol in Protocol::ALL {
-        v4.insert(key_v4(protocol), service_id(Family::V4, protocol), 0)?;
-    }
-    let mut v6: HashMap<_, ServiceKeyV6, u32> =
-        HashMap::try_from(map_mut(object, map::SERVICES_V6)?)?;
-    for protocol in Protocol::ALL {
-        v6.insert(key_v6(protocol), service_id(Family::V6, protocol), 0)?;
+    for family in Family::ALL {
+        for protocol in Protocol::ALL {
+            register(object, family, protocol, PORT, service_id(family, protocol))?;
+        }
     }
     Ok(())
 }
 
-fn key_v4(protocol: Protocol) -> ServiceKeyV4 {
-    ServiceKeyV4::new(VIP_V4.octets(), PORT.to_be_bytes(), protocol.number())
+fn register(
+    object: &mut Ebpf,
+    family: Family,
+    protocol: Protocol,
+    port: u16,
+    id: u32,
+) -> Result<()> {
+    match family {
+        Family::V4 => {
+            let mut services: HashMap<_, ServiceKeyV4, u32> =
+                HashMap::try_from(map_mut(object, map::SERVICES_V4)?)?;
+            services.insert(key_v4(protocol, port), id, 0)?;
+        }
+        Family::V6 => {
+            let mut services: HashMap<_, ServiceKeyV6, u32> =
+                HashMap::try_from(map_mut(object, map::SERVICES_V6)?)?;
+            services.insert(key_v6(protocol, port), id, 0)?;
+        }
+    }
+    Ok(())
 }
 
-fn key_v6(protocol: Protocol) -> ServiceKeyV6 {
-    ServiceKeyV6::new(VIP_V6.octets(), PORT.to_be_bytes(), protocol.number())
+fn key_v4(protocol: Protocol, port: u16) -> ServiceKeyV4 {
+    ServiceKeyV4::new(VIP_V4.octets(), port.to_be_bytes(), protocol.number())
+}
+
+fn key_v6(protocol: Protocol, port: u16) -> ServiceKeyV6 {
+    ServiceKeyV6::new(VIP_V6.octets(), port.to_be_bytes(), protocol.number())
 }
 
 /// A next hop per backend: all on one link, as in a rack.
@@ -102,13 +124,38 @@ fn fill_service(object: &mut Ebpf, family: Family, protocol: Protocol, first: u3
         let owner = first + slot % u32::from(BACKENDS);
         lut.set(base + slot, Slot::quiet(owner), 0)?;
     }
+    set_service(object, family, protocol, PORT, id, 0)
+}
+
+/// Adds a service whose table is never looked at.
+pub(super) fn add_service(
+    object: &mut Ebpf,
+    family: Family,
+    protocol: Protocol,
+    port: u16,
+    id: u32,
+    flags: u32,
+) -> Result<()> {
+    set_service(object, family, protocol, port, id, flags)?;
+    register(object, family, protocol, port, id)
+}
+
+fn set_service(
+    object: &mut Ebpf,
+    family: Family,
+    protocol: Protocol,
+    port: u16,
+    id: u32,
+    flags: u32,
+) -> Result<()> {
     let check = match family {
-        Family::V4 => key_v4(protocol).check(),
-        Family::V6 => key_v6(protocol).check(),
+        Family::V4 => key_v4(protocol, port).check(),
+        Family::V6 => key_v6(protocol, port).check(),
     };
     let service = Service {
-        word: ServiceWord::new(base, LOG2_SLOTS, check),
+        word: ServiceWord::new(id << LOG2_SLOTS, LOG2_SLOTS, check),
         mode: MODE_IPIP,
+        flags,
         ..Service::default()
     };
     array(object, map::SERVICE)?.set(id, service, 0)?;
@@ -124,6 +171,14 @@ pub(super) fn forwarded(object: &Ebpf, service: u32) -> Result<u64> {
     Ok(traffic.iter().map(|cpu| cpu.packets).sum())
 }
 
+/// Returns how many packets ended under a reason.
+pub(super) fn counted(object: &Ebpf, reason: u32) -> Result<u64> {
+    let name = map::REASONS;
+    let reasons: PerCpuArray<_, u64> =
+        PerCpuArray::try_from(object.map(name).with_context(|| missing(name))?)?;
+    Ok(reasons.get(&reason, 0)?.iter().sum())
+}
+
 /// Opens an array of the object.
 pub(super) fn array<'a, T: Pod>(
     object: &'a mut Ebpf,
@@ -132,7 +187,7 @@ pub(super) fn array<'a, T: Pod>(
     Ok(Array::try_from(map_mut(object, name)?)?)
 }
 
-fn map_mut<'a>(object: &'a mut Ebpf, name: &str) -> Result<&'a mut Map> {
+pub(super) fn map_mut<'a>(object: &'a mut Ebpf, name: &str) -> Result<&'a mut Map> {
     object.map_mut(name).with_context(|| missing(name))
 }
 

@@ -8,15 +8,18 @@
 mod context;
 
 use aya_ebpf::{
-    bindings::xdp_action::{XDP_ABORTED, XDP_DROP, XDP_TX},
+    bindings::{
+        TC_ACT_SHOT, TC_ACT_UNSPEC,
+        xdp_action::{XDP_ABORTED, XDP_DROP, XDP_PASS, XDP_TX},
+    },
     btf_maps::{Array, HashMap},
-    macros::{btf_map, xdp},
-    programs::XdpContext,
+    macros::{btf_map, classifier, xdp},
+    programs::{TcContext, XdpContext},
 };
 use context::XdpFrame;
 use xdp_prog::{
     abi::{ServiceKeyV4, ServiceKeyV6, Traffic, size},
-    bench::{Cursor, OuterTemplate, TEMPLATE_LENGTH, Template, client},
+    bench::{Cursor, OuterTemplate, PATTERN_LENGTH, Pattern, TEMPLATE_LENGTH, Template, client},
     csum::{self, Sum},
     frame::{Frame, FrameMut},
     wire::{ethernet::Ethernet, ipv4::Ipv4, ipv6::Ipv6, transport::Ports},
@@ -24,6 +27,8 @@ use xdp_prog::{
 
 #[btf_map]
 static TEMPLATE: Array<Template, 1> = Array::new();
+#[btf_map]
+static PATTERN: Array<Pattern, 1> = Array::new();
 #[btf_map]
 static CURSOR: Array<Cursor, 1> = Array::new();
 #[btf_map]
@@ -67,11 +72,7 @@ fn generate(
     set_client: impl Fn(&mut XdpFrame<'_>, u32, u16) -> Option<()>,
 ) -> u32 {
     let write = || {
-        let cursor = CURSOR.get_ptr_mut(0)?;
-        // SAFETY: one generator runs, on one CPU.
-        let cursor = unsafe { &mut *cursor };
-        let flow = cursor.next;
-        cursor.next = if flow + 1 < cursor.flows { flow + 1 } else { 0 };
+        let flow = next_flow()?;
         let mut frame = XdpFrame::new(ctx);
         *frame.view_mut::<[u8; TEMPLATE_LENGTH]>(0)? = TEMPLATE.get(0)?.bytes;
         let (address, port) = client(flow);
@@ -82,14 +83,53 @@ fn generate(
 }
 
 #[xdp]
+fn generate_pattern(ctx: XdpContext) -> u32 {
+    /// Keeps offsets within what the verifier allows.
+    const OFFSETS: u32 = 0x7f;
+    let write = || {
+        let flow = next_flow()?;
+        let pattern = PATTERN.get(0)?;
+        let (address, port) = client(flow);
+        let mut frame = XdpFrame::new(&ctx);
+        *frame.view_mut::<[u8; PATTERN_LENGTH]>(0)? = pattern.bytes;
+        let address = pattern.address.wrapping_add(address);
+        *frame.view_mut((pattern.address_at & OFFSETS) as usize)? = address.to_be_bytes();
+        *frame.view_mut((pattern.port_at & OFFSETS) as usize)? = port.to_be_bytes();
+        Some(())
+    };
+    write().map_or(XDP_ABORTED, |()| XDP_TX)
+}
+
+#[inline(always)]
+fn next_flow() -> Option<u32> {
+    let cursor = CURSOR.get_ptr_mut(0)?;
+    // SAFETY: one generator runs, on one CPU.
+    let cursor = unsafe { &mut *cursor };
+    let flow = cursor.next;
+    cursor.next = if flow + 1 < cursor.flows { flow + 1 } else { 0 };
+    Some(flow)
+}
+
+#[xdp]
 fn sink(ctx: XdpContext) -> u32 {
+    count((ctx.data_end() - ctx.data()) as u64);
+    XDP_DROP
+}
+
+#[classifier]
+fn sink_skb(ctx: TcContext) -> i32 {
+    count(ctx.len().into());
+    TC_ACT_SHOT
+}
+
+#[inline(always)]
+fn count(bytes: u64) {
     if let Some(received) = RECEIVED.get_ptr_mut(0) {
         // SAFETY: all frames come in on one CPU.
         let received = unsafe { &mut *received };
         received.packets += 1;
-        received.bytes += (ctx.data_end() - ctx.data()) as u64;
+        received.bytes += bytes;
     }
-    XDP_DROP
 }
 
 #[xdp]
@@ -148,6 +188,16 @@ fn hit(ctx: &XdpContext, look_up: impl Fn(&XdpFrame<'_>) -> Option<u32>) -> u32 
         Some(id) if id != 0 => XDP_TX,
         _ => XDP_DROP,
     }
+}
+
+#[xdp]
+fn pass(_: XdpContext) -> u32 {
+    XDP_PASS
+}
+
+#[classifier]
+fn pass_skb(_: TcContext) -> i32 {
+    TC_ACT_UNSPEC
 }
 
 /// An endless loop, so that the verifier refuses a program that could panic.

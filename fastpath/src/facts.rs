@@ -4,6 +4,7 @@
 //! [`set_features`], which the generic mode of [`attach`](crate::attach) needs.
 //! All of it speaks of the network namespace of the calling thread.
 
+mod cables;
 pub(crate) mod connection;
 mod egress;
 mod ethtool;
@@ -13,6 +14,7 @@ mod masquerade;
 mod process;
 mod settings;
 
+pub use cables::pod_devices;
 pub use connection::RequestError;
 pub(crate) use egress::tcx_programs;
 pub use egress::{Egress, Filter, TcxProgram, egress, runs_at_egress};

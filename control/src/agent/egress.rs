@@ -11,25 +11,26 @@ use super::{Agent, chain};
 use crate::api::Egress;
 
 impl Agent {
-    /// Asks the routes for the devices that lead to the pods of this machine; those known before
-    /// stay when the kernel does not answer.
+    /// Asks the kernel for the devices that lead to the pods of this machine; those known before
+    /// stay when it does not answer.
     pub(super) fn find_pod_devices(&mut self) -> BTreeSet<String> {
         let pods = self.config.desired.pods_of(&self.machine.addresses);
         if pods.is_empty() {
             return BTreeSet::new();
         }
-        let indices = match self.next_hops.devices(&pods) {
-            Ok(indices) => indices,
-            Err(error) => {
-                tracing::warn!(error = chain(&error), "cannot find the devices of the pods");
-                return self.pod_devices.clone();
-            }
+        let leading = match self.next_hops.devices(&pods) {
+            Ok(leading) => leading,
+            Err(error) => return self.keep_pod_devices(&error),
         };
-        let all = nix::net::if_::if_nameindex();
-        let all = all.iter().flatten();
-        all.filter(|device| indices.contains(&device.index()))
-            .map(|device| device.name().to_string_lossy().into_owned())
-            .collect()
+        match facts::pod_devices(&leading) {
+            Ok(devices) => devices,
+            Err(error) => self.keep_pod_devices(&error),
+        }
+    }
+
+    fn keep_pod_devices(&self, error: &dyn std::error::Error) -> BTreeSet<String> {
+        tracing::warn!(error = chain(error), "cannot find the devices of the pods");
+        self.pod_devices.clone()
     }
 
     /// Lists the devices with the egress program, and whether this agent has put its own there.

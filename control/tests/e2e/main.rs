@@ -23,3 +23,4 @@ mod restart;
 mod support;
 mod traffic;
 mod trust;
+mod uplinks;

@@ -141,7 +141,7 @@ pub(crate) fn serve_on_pods(net: &Topology, services: &[PodService<'_>]) -> Vec<
 }
 
 /// The file of every machine.
-fn cluster_config(net: &Topology, services: &[PodService<'_>]) -> String {
+pub(crate) fn cluster_config(net: &Topology, services: &[PodService<'_>]) -> String {
     let mut text = machine_config(&table_sizes(services.len()));
     let both = |machine: &Machine| [machine.v4(), machine.v6()];
     writeln!(

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 pub(crate) use agent::{Agent, guideway};
 pub(crate) use capture::Capture;
-pub(crate) use cluster::{Cluster, PodService, nat_config, serve_on_pods};
+pub(crate) use cluster::{Cluster, PodService, cluster_config, nat_config, serve_on_pods};
 pub(crate) use echo::Echo;
 pub(crate) use flow::Flow;
 pub(crate) use service::{Mode, Protocol, Service, edge_config, node_config};

@@ -1,0 +1,95 @@
+//! The devices by which a node reaches its pods.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{Interface, RequestError, links};
+
+/// Kinds of devices that are one end of a cable.
+const CABLES: [&str; 2] = ["veth", "netkit"];
+
+/// Names the devices by which pods are reached, given the numbers of those that lead to some of them.
+///
+/// Where these are cables of a pod each, every such cable is named: at its other end may be a pod that nobody
+/// told of, which is a client. Pods behind a bridge share the bridge.
+///
+/// # Errors
+///
+/// When the kernel does not answer.
+pub fn pod_devices(leading: &BTreeSet<u32>) -> Result<BTreeSet<String>, RequestError> {
+    Ok(choose(links()?, leading))
+}
+
+fn choose(devices: Vec<Interface>, leading: &BTreeSet<u32>) -> BTreeSet<String> {
+    let by_index: BTreeMap<u32, &Interface> = devices.iter().map(|one| (one.index, one)).collect();
+    let known = leading.iter().filter_map(|index| by_index.get(index));
+    let kinds: BTreeSet<&str> = known.filter_map(|device| cable(device)).collect();
+    let chosen = devices.iter().filter(|device| {
+        leading.contains(&device.index) || cable(device).is_some_and(|kind| kinds.contains(kind))
+    });
+    chosen.map(|device| device.name.clone()).collect()
+}
+
+/// The kind of a cable that ends here and not in a bridge.
+fn cable(device: &Interface) -> Option<&str> {
+    let kind = device.kind.as_deref()?;
+    (CABLES.contains(&kind) && device.controller.is_none()).then_some(kind)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::facts::NativeXdp;
+
+    fn device(index: u32, name: &str, kind: Option<&str>, controller: Option<u32>) -> Interface {
+        Interface {
+            name: name.to_owned(),
+            index,
+            up: true,
+            mtu: 1500,
+            mtu_max: None,
+            kind: kind.map(str::to_owned),
+            driver: None,
+            lower: None,
+            controller,
+            rx_queues: 1,
+            channels: None,
+            features: None,
+            native_xdp: NativeXdp::Unknown,
+            programs: Vec::new(),
+        }
+    }
+
+    fn node() -> Vec<Interface> {
+        vec![
+            device(1, "lo", None, None),
+            device(2, "eth0", None, None),
+            device(3, "cni0", Some("bridge"), None),
+            device(4, "port", Some("veth"), Some(3)),
+            device(5, "cali5", Some("veth"), None),
+            device(6, "cali6", Some("veth"), None),
+            device(7, "nk7", Some("netkit"), None),
+        ]
+    }
+
+    fn chosen(leading: &[u32]) -> Vec<String> {
+        choose(node(), &leading.iter().copied().collect())
+            .into_iter()
+            .collect()
+    }
+
+    #[test]
+    fn one_cable_stands_for_all_of_its_kind() {
+        assert_eq!(chosen(&[5]), ["cali5", "cali6"]);
+        assert_eq!(chosen(&[7]), ["nk7"]);
+    }
+
+    #[test]
+    fn bridge_stands_for_its_ports() {
+        assert_eq!(chosen(&[3]), ["cni0"]);
+    }
+
+    #[test]
+    fn device_that_is_gone_leads_nowhere() {
+        assert_eq!(chosen(&[9]), Vec::<String>::new());
+    }
+}

@@ -153,6 +153,13 @@ impl Sum {
         !self.fold()
     }
 
+    /// Tells whether a change that this records leaves checksums as they are.
+    #[inline(always)]
+    #[must_use]
+    pub const fn is_neutral(self) -> bool {
+        matches!(self.fold(), 0 | 0xffff)
+    }
+
     /// Reports whether data summed with its checksum field is intact.
     #[inline(always)]
     #[must_use]

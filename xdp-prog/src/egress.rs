@@ -2,8 +2,8 @@
 //!
 //! The TC egress program runs [`process`] over every packet that leaves by an
 //! uplink or towards a pod. The packet is not finished there: its checksum may
-//! be left to the device, and it may be a hundred segments at once. Hence every
-//! change goes through the kernel's helpers, which know about both ([`Skb`]).
+//! be left to the device, and it may be a hundred segments at once. Hence a
+//! transport checksum is changed by the kernel's helper, which knows about both ([`Skb`]).
 //!
 //! ```text
 //! packet
@@ -42,7 +42,7 @@ use crate::{
     },
     csum::Sum,
     decide::{Counters, Family, deliver::Flows},
-    frame::Frame,
+    frame::{Frame, Wire},
     reason::{DropReason, PassReason},
     wire::protocol,
 };
@@ -57,7 +57,13 @@ pub trait Skb: Frame {
     /// Makes the first `length` bytes linear, if the frame has them.
     fn pull(&mut self, length: usize);
 
-    /// Overwrites the first `length` bytes at `offset`.
+    /// Returns the header at `offset` for writing, if it is in the linear part.
+    ///
+    /// For a program that does so the kernel makes the linear part writable before the program runs, and drops
+    /// the packet if it cannot (`bpf_unclone_prologue` in `net/core/filter.c`).
+    fn view_mut<T: Wire>(&mut self, offset: usize) -> Option<&mut T>;
+
+    /// Overwrites the first `length` bytes at `offset`, wherever they lie.
     ///
     /// # Errors
     ///

@@ -94,6 +94,15 @@ impl Skb for HostSkb {
         }
     }
 
+    fn view_mut<T: Wire>(&mut self, offset: usize) -> Option<&mut T> {
+        if !self.is_writable {
+            return None;
+        }
+        let linear = self.bytes.get_mut(..self.linear)?;
+        let (header, _) = T::mut_from_prefix(linear.get_mut(offset..)?).ok()?;
+        Some(header)
+    }
+
     fn store(&mut self, offset: usize, bytes: [u64; 2], length: usize) -> Result<(), DropReason> {
         if !self.is_writable {
             return Err(DropReason::NotWritable);

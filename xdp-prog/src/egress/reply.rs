@@ -3,11 +3,11 @@
 use core::mem::offset_of;
 
 use super::{
-    ChecksumField, Covered, Memory, Outcome, Skb, flows, fragments, hairpin,
+    ChecksumField, Memory, Outcome, Skb, flows, fragments, hairpin,
     headers::{Headers, Part},
     mss::{self, Clamp},
     own,
-    rewrite::{set_source, two},
+    rewrite::{correct, set_source, view_mut},
 };
 use crate::{
     abi::{PodFlow, Tuple},
@@ -89,7 +89,6 @@ fn rewrite<S: Skb>(
     clamp: Clamp,
 ) -> Result<Option<ChecksumField>, DropReason> {
     let addresses = Sum::ZERO.replace_words(packet.source.words(), flow.address.words());
-    set_source(skb, packet, flow.address, addresses)?;
     let field = match packet.protocol {
         protocol::TCP => ChecksumField {
             offset: packet.l4 + offset_of!(Tcp, checksum),
@@ -100,21 +99,22 @@ fn rewrite<S: Skb>(
             zero_is_none: true,
         },
         // SCTP's checksum covers no addresses, and its ports are never translated.
-        _ => return Ok(None),
+        _ => {
+            set_source(skb, packet, flow.address, addresses)?;
+            return Ok(None);
+        }
     };
-    skb.replace_checksum(field, addresses, Covered::PseudoHeader)?;
     let new_port = flow.port();
-    let mut segment = Sum::ZERO;
-    if port != new_port {
-        segment = segment.replace_u16(u16::from_be_bytes(port), u16::from_be_bytes(new_port));
-        skb.store(packet.l4 + offset_of!(Ports, source), two(new_port), 2)?;
-    }
+    let segment = Sum::ZERO
+        .replace_u16(u16::from_be_bytes(port), u16::from_be_bytes(new_port))
+        .add_sum(clamp.difference);
+    // First, because the helper takes away what was seen of the packet.
+    correct(skb, field, addresses, segment)?;
+    set_source(skb, packet, flow.address, addresses)?;
+    let ports: &mut Ports = view_mut(skb, packet.l4)?;
+    ports.source = new_port;
     if clamp.offset != 0 {
-        segment = segment.add_sum(clamp.difference);
-        skb.store(clamp.offset, two(clamp.value), 2)?;
-    }
-    if port != new_port || clamp.offset != 0 {
-        skb.replace_checksum(field, segment, Covered::Segment)?;
+        *view_mut(skb, clamp.offset)? = clamp.value;
     }
     Ok(Some(field))
 }

@@ -1,5 +1,5 @@
 //! Access to a packet in the kernel's own form: to its linear part by one
-//! comparison against the end pointer, changes by the helpers.
+//! comparison against the end pointer, to the rest by the helpers.
 
 use aya_ebpf::{
     bindings::{
@@ -92,6 +92,18 @@ impl Skb for SkbFrame<'_> {
             let outcome = unsafe { bpf_skb_pull_data(self.ctx.skb.skb, length as u32) };
             let _ = self.moved(outcome);
         }
+    }
+
+    #[inline(always)]
+    fn view_mut<T: Wire>(&mut self, offset: usize) -> Option<&mut T> {
+        let header = self.start + offset;
+        if header + size_of::<T>() > self.end {
+            return None;
+        }
+        // SAFETY: as in `view`; the exclusive borrow makes the reference the
+        // only one, and the verifier sees to it that the kernel has made the
+        // linear part this packet's own.
+        Some(unsafe { &mut *(header as *mut T) })
     }
 
     #[inline(always)]

@@ -1,12 +1,68 @@
-//! Connections carry what fits behind the outer header.
+//! A client's kernel learns from Guideway what fits, and everything arrives.
 
 use std::net::{IpAddr, SocketAddr};
 
-use lab::{Topology, vip_v4, vip_v6};
+use lab::{Cidr, Machine, Route, Topology, output, vip_v4, vip_v6, wait_for};
 
-use crate::support::{Cluster, Flow, Mode, PodService, Protocol, Service, serve_on_pods};
+use crate::support::{
+    Capture, Cluster, Flow, Mode, PodService, Protocol, Service, TIMEOUT, serve_on_pods,
+};
 
+/// Of the way to the nodes, less than their uplinks', to which they clamp the MSS.
+const EDGE_MTU: u32 = 1400;
 const MEGABYTE: usize = 1 << 20;
+
+/// The path MTU that a machine's kernel remembers.
+fn learnt_mtu(machine: &Machine, to: IpAddr) -> Option<u32> {
+    let to = to.to_string();
+    let mut ip = machine.namespace().command("ip");
+    let route = output(ip.args(["route", "get", &to])).unwrap();
+    let (_, mtu) = route.split_once(" mtu ")?;
+    mtu.split_whitespace().next()?.parse().ok()
+}
+
+#[test]
+fn client_learns_the_mtu_and_transfers_a_megabyte() {
+    let net = Topology::builder()
+        .fabric_mtu(1500)
+        .pods(1)
+        .build()
+        .unwrap();
+    let (edge, client) = (&net.edges()[0], &net.clients()[0]);
+    let uplink = edge.link().unwrap();
+    for node in net.nodes() {
+        let route = Route::to(Cidr::host(node.v4())).through(&uplink);
+        edge.namespace().add_route(&route.mtu(EDGE_MTU)).unwrap();
+    }
+    let vips: [IpAddr; 2] = [vip_v4(1).into(), vip_v6(1).into()];
+    let services = vips.map(|vip| {
+        PodService::over_all(Service {
+            address: SocketAddr::new(vip, 80),
+            protocol: Protocol::Tcp,
+            mode: Mode::IpipV4,
+        })
+    });
+    let _echoes = serve_on_pods(&net, &services);
+    let cluster = Cluster::start(&net, &services);
+    let capture = Capture::start(client);
+    for vip in vips {
+        let service = Service {
+            address: SocketAddr::new(vip, 80),
+            protocol: Protocol::Tcp,
+            mode: Mode::IpipV4,
+        };
+        let mut flow = Flow::open(client, &service).unwrap();
+        assert_eq!(learnt_mtu(client, vip), None);
+        assert_eq!(flow.ask_with(&"x".repeat(MEGABYTE)).unwrap(), flow.node);
+        // The outer header is IPv4.
+        let mtu = wait_for("the route has an MTU", TIMEOUT, || {
+            learnt_mtu(client, vip).ok_or("none")
+        });
+        assert_eq!(mtu.unwrap(), EDGE_MTU - 20);
+    }
+    assert!(Cluster::packets(&cluster.edge, "reply", "packet_too_big") >= 2);
+    assert!(capture.assert_good_checksums() > 1000);
+}
 
 #[test]
 fn nodes_clamp_the_mss_by_the_outer_header() {

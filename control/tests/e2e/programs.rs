@@ -2,8 +2,9 @@
 
 use std::{
     collections::BTreeSet,
-    net::{IpAddr, SocketAddr},
+    net::{IpAddr, SocketAddr, UdpSocket},
     process::Command,
+    thread,
 };
 
 use lab::{Machine, Process, Topology, output, serve_page, vip_v4, vip_v6};
@@ -107,4 +108,98 @@ fn iperf3_measures_tcp_and_udp() {
         }
     }
     assert!(capture.assert_good_checksums() > 4000);
+}
+
+#[test]
+fn ping_is_answered_by_the_vip() {
+    let net = Topology::builder().pods(1).build().unwrap();
+    let client = &net.clients()[0];
+    let services = services(80, Protocol::Tcp, None);
+    let cluster = Cluster::start(&net, &services);
+    let capture = Capture::start(client);
+    for vip in VIPS.map(|vip| vip()) {
+        let line = format!("ping -c 5 -i 0.05 -W 2 -s 1000 {vip}");
+        let report = output(&mut command(client, &line)).unwrap();
+        assert!(report.contains("5 received, 0% packet loss"), "{report}");
+    }
+    assert_eq!(Cluster::packets(&cluster.edge, "reply", "echo_reply"), 10);
+    assert!(capture.assert_good_checksums() >= 20);
+}
+
+/// Answers each query with the largest message that resolvers ask for (RFC 9715
+/// speaks of 4096 bytes as the common one), which leaves the pod in fragments.
+fn serve_large_answers(pod: &Machine, address: SocketAddr) -> thread::JoinHandle<()> {
+    let socket = pod.namespace().run(|| UdpSocket::bind(address)).unwrap();
+    socket.set_read_timeout(Some(TIMEOUT)).unwrap();
+    thread::spawn(move || {
+        let mut query = [0; 512];
+        while let Ok((length, client)) = socket.recv_from(&mut query) {
+            if length == 0 {
+                return;
+            }
+            socket.send_to(&answer(&query[..length]), client).unwrap();
+        }
+    })
+}
+
+/// A query for the TXT records of the root: header, question (RFC 1035 section 4.1).
+fn query(id: u16) -> Vec<u8> {
+    let [high, low] = id.to_be_bytes();
+    vec![high, low, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 16, 0, 1]
+}
+
+/// The query with 15 TXT records behind it: 4067 bytes.
+fn answer(query: &[u8]) -> Vec<u8> {
+    const RECORDS: u8 = 15;
+    let mut answer = query.to_vec();
+    answer[2] |= 0x80;
+    answer[7] = RECORDS;
+    for number in 0..RECORDS {
+        answer.extend([0, 0, 16, 0, 1, 0, 0, 0, 60, 1, 0, 255]);
+        answer.extend([number; 255]);
+    }
+    answer
+}
+
+#[test]
+fn large_dns_answers_arrive_in_fragments() {
+    const PORT: u16 = 53;
+    let net = Topology::builder().pods(1).build().unwrap();
+    let client = &net.clients()[0];
+    let services = services(PORT, Protocol::Udp, None);
+    let _cluster = Cluster::start(&net, &services);
+    let mut servers = Vec::new();
+    for pod in net.pods() {
+        for address in [pod.v4(), pod.v6()] {
+            let address = SocketAddr::new(address, PORT);
+            servers.push((pod, address, serve_large_answers(pod, address)));
+        }
+    }
+    let capture = Capture::start(client);
+    for service in &services {
+        let vip = service.service.address;
+        for id in 0..20 {
+            let from = client.address_like(vip.ip());
+            let socket = client
+                .namespace()
+                .run(|| UdpSocket::bind((from, 0)))
+                .unwrap();
+            socket.set_read_timeout(Some(TIMEOUT)).unwrap();
+            socket.connect(vip).unwrap();
+            socket.send(&query(id)).unwrap();
+            let mut received = vec![0; 8192];
+            let length = socket.recv(&mut received).unwrap();
+            assert!(
+                received[..length] == answer(&query(id)),
+                "{vip}: {length} bytes"
+            );
+            assert!(length > 4000);
+        }
+    }
+    capture.assert_good_checksums();
+    for (pod, address, server) in servers {
+        let ended = pod.namespace().run(|| UdpSocket::bind((address.ip(), 0)));
+        ended.unwrap().send_to(&[], address).unwrap();
+        server.join().unwrap();
+    }
 }

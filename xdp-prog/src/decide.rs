@@ -20,7 +20,7 @@ pub mod receive;
 
 use self::{
     answer::{Answer, Answers},
-    deliver::{Deliver, Flows, Hairpins, Relay},
+    deliver::{Deliver, Flows, Hairpins, OFFSETS, Relay},
     fragment::Fragments,
     nat::{NatFlows, Translate},
     probe::Probes,
@@ -259,6 +259,32 @@ pub struct Decap {
 }
 
 impl Decap {
+    /// Carries it through [`Relay`].
+    #[inline(always)]
+    #[expect(clippy::cast_possible_truncation, reason = "takes the fields apart")]
+    fn relayed<T: Relay>(self, tables: &T) -> Option<Self> {
+        let is_v6 = matches!(self.inner, Family::V6);
+        let [offsets, flags, tag, _] = tables.relay([
+            (self.l3 as u64) << 48 | (self.inner_l3 as u64) << 32 | self.inner_room as u64,
+            u64::from(self.outer_class) << 2 | u64::from(self.is_plain) << 1 | u64::from(is_v6),
+            u64::from(self.tag.0),
+            0,
+        ])?;
+        Some(Self {
+            l3: (offsets >> 48) as usize & OFFSETS,
+            inner_l3: (offsets >> 32) as usize & OFFSETS,
+            inner_room: (offsets & 0xffff) as usize,
+            is_plain: flags & 2 != 0,
+            inner: if flags & 1 == 0 {
+                Family::V4
+            } else {
+                Family::V6
+            },
+            outer_class: (flags >> 2) as u8,
+            tag: Tag(tag as u16),
+        })
+    }
+
     /// Tells whether there is an outer header at all.
     #[inline(always)]
     pub const fn is_encapsulated(&self) -> bool {

@@ -59,6 +59,9 @@ pub fn decide_within<'t, F: Frame, T: World>(frame: &F, tables: &'t T) -> Verdic
         Ok(decap) => decap,
         Err(reason) => return Verdict::Pass(reason),
     };
+    let Some(decap) = decap.relayed(tables) else {
+        return Verdict::Drop(DropReason::StageMissing);
+    };
     match decap.inner {
         Family::V4 => match parse::ipv4(frame, decap.inner_l3) {
             Ok(packet) => within(frame, tables, &packet, decap),

@@ -123,7 +123,7 @@ fn ping_is_answered_by_the_vip() {
         assert!(report.contains("5 received, 0% packet loss"), "{report}");
     }
     assert_eq!(Cluster::packets(&cluster.edge, "reply", "echo_reply"), 10);
-    assert!(capture.assert_good_checksums() >= 20);
+    assert!(capture.assert_good_checksums() >= 10);
 }
 
 /// Answers each query with the largest message that resolvers ask for (RFC 9715

@@ -222,7 +222,7 @@ pub fn choose_from<'t, A: Ip, T: Tables>(
 }
 
 /// What an IPv4 header can state; a loopback device's MTU is one more.
-const LARGEST_PACKET: u32 = 65_535;
+pub(super) const LARGEST_PACKET: u32 = 65_535;
 
 /// Sends a packet to its backend, or answers it.
 ///

@@ -27,7 +27,9 @@
 //! every NAT of this kind, and the checksums tell.
 
 use super::{
-    Clock, Family, Ip, Stage, Tables, Verdict, World, balance,
+    Clock, Family, Ip, Stage, Tables, Verdict, World,
+    answer::Answer,
+    balance::{self, LARGEST_PACKET},
     deliver::{IDLE_TCP_NS, IDLE_TRANSITORY_NS, IDLE_UDP_NS},
 };
 pub mod begin;
@@ -245,6 +247,23 @@ impl Arrived {
         }
     }
 
+    /// Returns what keeps the packet from leaving by a device with this MTU.
+    #[inline(always)]
+    const fn obstacle(&self, mtu: u32) -> Option<Answer> {
+        let mtu = if mtu > LARGEST_PACKET {
+            LARGEST_PACKET
+        } else {
+            mtu
+        };
+        if self.hop_limit <= 1 {
+            Some(Answer::TIME_EXCEEDED)
+        } else if self.length > mtu as usize {
+            Some(Answer::too_big(mtu))
+        } else {
+            None
+        }
+    }
+
     #[inline(always)]
     #[expect(clippy::cast_possible_truncation, reason = "was eight bits")]
     const fn flags(&self) -> TcpFlags {
@@ -319,7 +338,7 @@ fn to_backend<'t, T: World>(tables: &'t T, arrived: &Arrived, origin: &Origin) -
     let Some(backend) = tables.backend(entry.backend()) else {
         return Verdict::Drop(DropReason::NatUnknownFlow);
     };
-    let way = match way(tables, arrived, backend) {
+    let way = match way(tables, arrived.family, backend) {
         Ok(way) => way,
         Err(reason) => return Verdict::Drop(reason),
     };
@@ -335,6 +354,9 @@ fn to_backend<'t, T: World>(tables: &'t T, arrived: &Arrived, origin: &Origin) -
             ..*origin
         };
         tables.move_nat_client(key, &reply, &client);
+    }
+    if let Some(answer) = arrived.obstacle(way.hop.mtu) {
+        return Verdict::Answer(answer);
     }
     leave(tables, arrived, as_edge(arrived, &entry, backend, &way))
 }
@@ -377,17 +399,11 @@ struct Way<'t> {
 #[inline(always)]
 fn way<'t, T: World>(
     tables: &'t T,
-    arrived: &Arrived,
+    family: Family,
     backend: &Backend,
 ) -> Result<Way<'t>, DropReason> {
-    if arrived.hop_limit <= 1 {
-        return Err(DropReason::TtlExpired);
-    }
     let hop = balance::next_hop(tables, backend)?;
-    if arrived.length > hop.mtu as usize {
-        return Err(DropReason::MtuExceeded);
-    }
-    let address = nat_address(tables, arrived.family, hop);
+    let address = nat_address(tables, family, hop);
     Ok(Way {
         hop,
         address: address.ok_or(DropReason::NoOuterSource)?,
@@ -581,21 +597,9 @@ fn to_client<'t, T: World>(tables: &'t T, arrived: &Arrived) -> Verdict<'t> {
     let Some(entry) = answer(tables, reply, arrived.flags()) else {
         return Verdict::Pass(PassReason::NatNotOurs);
     };
-    match fits(arrived, &entry) {
-        Ok(()) => leave(tables, arrived, as_vip(arrived, &entry)),
-        Err(reason) => Verdict::Drop(reason),
-    }
-}
-
-/// Judges whether a packet can go to the client.
-#[inline(always)]
-fn fits(arrived: &Arrived, entry: &NatReverse) -> Result<(), DropReason> {
-    if arrived.hop_limit <= 1 {
-        Err(DropReason::TtlExpired)
-    } else if arrived.length > usize::from(entry.link.mtu()) {
-        Err(DropReason::MtuExceeded)
-    } else {
-        Ok(())
+    match arrived.obstacle(entry.link.mtu().into()) {
+        None => leave(tables, arrived, as_vip(arrived, &entry)),
+        Some(answer) => Verdict::Answer(answer),
     }
 }
 

@@ -18,7 +18,7 @@ use xdp_prog::{
         deliver::{IDLE_TCP_NS, IDLE_TRANSITORY_NS, IDLE_UDP_NS},
         nat::GUARD_NS,
     },
-    reason::{DropReason, PassReason, ReturnReason},
+    reason::{DropReason, PassReason, ReplyReason, ReturnReason},
 };
 
 use super::{
@@ -26,8 +26,9 @@ use super::{
         packet::{ACK, End, FIN, IPV4, Link, Packet, RST, SERVICE_VLAN, SYN, VLAN, patched},
         tables::{TableSet, address_key, monotonic_ns, padded},
     },
-    CLIENT_V4, CLIENT_V6, Case, Draft, EDGE_V4, EDGE_V6, IN, INGRESS, TCP, TO_NODE_V4, TO_NODE_V6,
-    UDP, VIP_V4, VIP_V6, Way, case, counted, v4, v6, way,
+    BACK, CLIENT_V4, CLIENT_V6, Case, Draft, EDGE_V4, EDGE_V6, IN, INGRESS, TCP, TO_NODE_V4,
+    TO_NODE_V6, UDP, VIP_V4, VIP_V6, Way, case, counted, reset_of_syn, time_exceeded, too_big, v4,
+    v6, way,
 };
 
 const SCTP: u8 = 132;
@@ -163,12 +164,6 @@ impl Service {
     }
 }
 
-/// How frames go back to where those of [`IN`] come from.
-const BACK: Link<'static> = Link {
-    destination: IN.source,
-    source: IN.destination,
-    tags: &[],
-};
 const FROM_MACHINE: Link<'static> = Link {
     destination: TO_NODE_V4.source,
     source: TO_NODE_V4.destination,
@@ -459,18 +454,53 @@ fn limits() -> Vec<Case> {
     for service in [TCP_V4, TCP_V6] {
         let name = service.name();
         let syn = IN.carry(&service.request(SYN));
+        let expired = service.request(SYN).hop_limit(1);
+        let expired_reply = service.reply(ACK).hop_limit(1);
+        // The devices take 1500 bytes.
+        let large = Packet::segment(service.client, service.vip, SYN, &[7; 1461]);
+        let large_reply = Packet::tcp(service.machine, service.edge, &[7; 1461]);
         cases.extend([
-            nat(format!("{name}_hop_limit_1"), {
-                IN.carry(&service.request(SYN).hop_limit(1))
-            })
-            .drops(DropReason::TtlExpired),
-            nat(format!("{name}_reply_hop_limit_1"), {
-                FROM_MACHINE.carry(&service.reply(ACK).hop_limit(1))
-            })
+            nat(format!("{name}_hop_limit_1"), IN.carry(&expired)).replies(
+                ReplyReason::TimeExceeded,
+                BACK.carry(&time_exceeded(&expired)),
+            ),
+            nat(
+                format!("{name}_of_a_known_flow_hop_limit_1"),
+                IN.carry(&expired),
+            )
             .after(syn.clone())
-            .drops(DropReason::TtlExpired),
+            .replies(
+                ReplyReason::TimeExceeded,
+                BACK.carry(&time_exceeded(&expired)),
+            ),
+            nat(
+                format!("{name}_reply_hop_limit_1"),
+                FROM_MACHINE.carry(&expired_reply),
+            )
+            .after(syn.clone())
+            .replies(
+                ReplyReason::TimeExceeded,
+                TO_NODE_V4.carry(&time_exceeded(&expired_reply)),
+            ),
             nat(
                 format!("{name}_larger_than_the_next_hop_takes"),
+                IN.carry(&large),
+            )
+            .replies(
+                ReplyReason::PacketTooBig,
+                BACK.carry(&too_big(&large, 1500)),
+            ),
+            nat(
+                format!("{name}_of_a_known_flow_larger_than_the_next_hop_takes"),
+                IN.carry(&large),
+            )
+            .after(syn.clone())
+            .replies(
+                ReplyReason::PacketTooBig,
+                BACK.carry(&too_big(&large, 1500)),
+            ),
+            nat(
+                format!("{name}_larger_than_a_next_hop_below_all_mtus_takes"),
                 syn.clone(),
             )
             .with(|tables| {
@@ -493,10 +523,13 @@ fn limits() -> Vec<Case> {
             .reaches(&service, SYN),
             nat(
                 format!("{name}_reply_larger_than_the_clients_device_takes"),
-                FROM_MACHINE.carry(&Packet::tcp(service.machine, service.edge, &[7; 1461])),
+                FROM_MACHINE.carry(&large_reply),
             )
             .with(|tables| service.seed(tables, service.client, PORT, 0, 0))
-            .drops(DropReason::MtuExceeded),
+            .replies(
+                ReplyReason::PacketTooBig,
+                TO_NODE_V4.carry(&too_big(&large_reply, 1500)),
+            ),
             nat(format!("{name}_no_next_hop"), syn)
                 .with(|tables| {
                     for hop in &mut tables.next_hops[1..3] {
@@ -508,7 +541,13 @@ fn limits() -> Vec<Case> {
     }
     let other = End::from((v4(192, 0, 2, 77), PORT));
     let request = TCP_V4.request(SYN);
+    let fragmentable = Packet::tcp(TCP_V4.machine, TCP_V4.edge, &[7; 1461]).fragmentable();
     cases.extend([
+        nat("reply_that_may_be_fragmented_is_too_large", {
+            FROM_MACHINE.carry(&fragmentable)
+        })
+        .with(|tables| TCP_V4.seed(tables, TCP_V4.client, PORT, 0, 0))
+        .drops(DropReason::MtuExceeded),
         nat("configured_source", IN.carry(&request))
             .with(|tables| tables.config.nat_v4 = padded(other.0))
             .forwards(
@@ -809,6 +848,6 @@ fn changes() -> Vec<Case> {
         .passes(PassReason::NatNotOurs),
         nat("no_backend", syn)
             .with(|tables| tables.set_owner(TCP_V4.way.service, 0))
-            .drops(DropReason::NoBackend),
+            .replies(ReplyReason::Reset, BACK.carry(&reset_of_syn(TCP_V4.vip, 4))),
     ]
 }

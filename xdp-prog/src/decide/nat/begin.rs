@@ -5,7 +5,7 @@ use super::{
 };
 use crate::{
     abi::{AddressKey, Backend, NatForward, NatMark, Tuple},
-    decide::{Ip, Stage, Verdict, World, balance},
+    decide::{Ip, Stage, Verdict, World, answer::Answer, balance},
     frame::Frame,
     parse::{self, Packet},
     reason::{DropReason, PassReason},
@@ -72,7 +72,7 @@ fn choose<'t, F: Frame, A: Ip, T: World>(
         Err(_) => return Err(Verdict::Drop(DropReason::TableChanged)),
     };
     let Some(choice) = balance::choose_from(tables, &found, found.entry.word, &flow) else {
-        return Err(Verdict::Drop(DropReason::NoBackend));
+        return Err(Verdict::Answer(Answer::REFUSE));
     };
     if !is_by_nat(choice.backend) {
         return Err(match balance::forward_unanswered(tables, packet, &choice) {
@@ -105,7 +105,10 @@ fn begin<'t, T: World>(
     origin: &Origin,
 ) -> Result<Verdict<'t>, DropReason> {
     let arrived = &chosen.arrived;
-    let way = way(tables, arrived, chosen.backend)?;
+    let way = way(tables, arrived.family, chosen.backend)?;
+    if let Some(answer) = arrived.obstacle(way.hop.mtu) {
+        return Ok(Verdict::Answer(answer));
+    }
     let now = tables.now();
     // The flow may be known, but have been idle for too long.
     if tables.see_nat_forward(&arrived.key, |_| None).is_some() {

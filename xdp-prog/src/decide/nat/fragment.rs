@@ -3,9 +3,9 @@
 //! They follow the ports that the first one has published, to where its flow
 //! goes. It has renewed the flow; they only look.
 
-use super::{Arrived, NatFlows, as_edge, as_vip, fits, is_by_nat, is_known, leave, reply_key, way};
+use super::{Arrived, NatFlows, as_edge, as_vip, is_by_nat, is_known, leave, reply_key, way};
 use crate::{
-    decide::{Ip, Verdict, World, balance, fragment::Head},
+    decide::{Ip, Verdict, World, answer::Answer, balance, fragment::Head},
     frame::Frame,
     parse::{self, Packet},
     reason::{DropReason, PassReason},
@@ -64,6 +64,19 @@ fn arrived<F: Frame, A: Ip, T: World>(
     })
 }
 
+impl Arrived {
+    /// Judges whether the packet can leave by a device with this MTU; an ICMP error is never about a later
+    /// fragment.
+    #[inline(always)]
+    fn fits(&self, mtu: u32) -> Result<(), DropReason> {
+        match self.obstacle(mtu) {
+            None => Ok(()),
+            Some(Answer::TIME_EXCEEDED) => Err(DropReason::TtlExpired),
+            Some(_) => Err(DropReason::MtuExceeded),
+        }
+    }
+}
+
 #[inline(always)]
 fn to_backend<'t, T: World>(tables: &'t T, arrived: &Arrived) -> Result<Verdict<'t>, DropReason> {
     let key = &arrived.key;
@@ -75,11 +88,12 @@ fn to_backend<'t, T: World>(tables: &'t T, arrived: &Arrived) -> Result<Verdict<
     let Some(backend) = tables.backend(entry.backend()) else {
         return Err(DropReason::NatUnknownFlow);
     };
-    let way = way(tables, arrived, backend)?;
+    let way = way(tables, arrived.family, backend)?;
     let reply = reply_key(backend, way.address, entry.port(), key.protocol());
     if !is_by_nat(backend) || !entry.is_answered_as(&reply) {
         return Err(DropReason::NatUnknownFlow);
     }
+    arrived.fits(way.hop.mtu)?;
     let mut translation = as_edge(arrived, &entry, backend, &way);
     translation.protocol = 0;
     Ok(leave(tables, arrived, translation))
@@ -91,7 +105,7 @@ fn to_client<'t, T: NatFlows>(tables: &'t T, arrived: &Arrived) -> Verdict<'t> {
         Some(entry) if entry.is_for(&arrived.key) => entry,
         _ => return Verdict::Pass(PassReason::NatNotOurs),
     };
-    match fits(arrived, &entry) {
+    match arrived.fits(entry.link.mtu().into()) {
         Ok(()) => {
             let mut translation = as_vip(arrived, &entry);
             translation.protocol = 0;

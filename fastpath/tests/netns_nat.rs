@@ -30,6 +30,7 @@ use xdp_prog::abi::map;
 const PORT: u16 = 80;
 const MACHINE_PORT: u16 = 8080;
 const TIMEOUT: Duration = Duration::from_secs(10);
+const SHORT: Duration = Duration::from_millis(500);
 /// More than the window and the buffers of a connection hold.
 const TRANSFER: usize = 8 << 20;
 
@@ -104,6 +105,50 @@ fn connections_to_a_closed_port_are_refused_by_the_machine() {
     assert_eq!(edge.reason("nat_reply"), 1, "the machine's RST");
 }
 
+#[test]
+fn machines_learn_of_a_narrower_way_to_the_client() {
+    let lab = lab(1600);
+    // Too large for the client's network, but not for the others.
+    let question = pattern(1530);
+    for vip in [IpAddr::V4(vip_v4(1)), IpAddr::V6(vip_v6(1))] {
+        let machine = &lab.nodes()[1];
+        serve(machine, vip);
+        let edge = Edge::over(&lab, vip, &[machine.address_like(vip)]);
+        let client = lab.clients()[0].namespace();
+        let ask = |within| client.run(|| try_ask(vip, &question, within));
+        let lost = ask(SHORT);
+        assert_eq!(
+            lost.map(|(answer, _)| answer.len())
+                .map_err(|error| error.kind()),
+            Err(ErrorKind::WouldBlock),
+            "the router drops it"
+        );
+        let (answer, from) = ask(TIMEOUT).unwrap();
+        assert_eq!(
+            (answer == question, from),
+            (true, SocketAddr::new(vip, PORT))
+        );
+        assert_eq!(edge.reason("malformed_icmp"), 0);
+    }
+}
+
+#[test]
+fn datagrams_to_a_closed_port_are_refused_by_the_machine() {
+    let lab = lab(1600);
+    for vip in [IpAddr::V4(vip_v4(1)), IpAddr::V6(vip_v6(1))] {
+        let edge = Edge::start(&lab, vip);
+        let error = lab.clients()[0].namespace().run(|| {
+            let socket = UdpSocket::bind((unspecified(vip), 0)).unwrap();
+            socket.set_read_timeout(Some(TIMEOUT)).unwrap();
+            socket.connect((vip, PORT)).unwrap();
+            socket.send(b"anyone?").unwrap();
+            socket.recv(&mut [0; 64]).unwrap_err()
+        });
+        assert_eq!(error.kind(), ErrorKind::ConnectionRefused, "{error}");
+        assert_eq!(edge.reason("nat_error"), 1);
+    }
+}
+
 /// One machine on the edge's segment, one behind the router. With an MTU above 1500 the way to the client is
 /// narrower.
 fn lab(mtu: u32) -> Topology {
@@ -171,17 +216,28 @@ fn fetch(vip: IpAddr, length: usize) {
 
 /// Sends a datagram; returns what comes back, and from whom.
 fn ask(vip: IpAddr, question: &[u8]) -> (Vec<u8>, SocketAddr) {
-    let any: IpAddr = if vip.is_ipv4() {
+    try_ask(vip, question, TIMEOUT).unwrap()
+}
+
+fn try_ask(
+    vip: IpAddr,
+    question: &[u8],
+    within: Duration,
+) -> std::io::Result<(Vec<u8>, SocketAddr)> {
+    let socket = UdpSocket::bind((unspecified(vip), 0))?;
+    socket.set_read_timeout(Some(within))?;
+    socket.send_to(question, (vip, PORT))?;
+    let mut answer = [0; 65_536];
+    let (length, from) = socket.recv_from(&mut answer)?;
+    Ok((answer[..length].to_vec(), from))
+}
+
+fn unspecified(like: IpAddr) -> IpAddr {
+    if like.is_ipv4() {
         Ipv4Addr::UNSPECIFIED.into()
     } else {
         Ipv6Addr::UNSPECIFIED.into()
-    };
-    let socket = UdpSocket::bind((any, 0)).unwrap();
-    socket.set_read_timeout(Some(TIMEOUT)).unwrap();
-    socket.send_to(question, (vip, PORT)).unwrap();
-    let mut answer = [0; 65_536];
-    let (length, from) = socket.recv_from(&mut answer).unwrap();
-    (answer[..length].to_vec(), from)
+    }
 }
 
 /// The edge's program and tables.
@@ -194,6 +250,12 @@ struct Edge<'lab> {
 impl<'lab> Edge<'lab> {
     /// Serves the VIP by all machines of the lab.
     fn start(lab: &'lab Topology, vip: IpAddr) -> Self {
+        let machines = lab.nodes().iter().map(|node| node.address_like(vip));
+        Self::over(lab, vip, &machines.collect::<Vec<_>>())
+    }
+
+    /// Serves the VIP by these machines.
+    fn over(lab: &'lab Topology, vip: IpAddr, machines: &[IpAddr]) -> Self {
         let machine = &lab.edges()[0];
         let (loaded, mut tables) = machine.namespace().run(|| {
             let mut loaded = Loader::unpinned()
@@ -217,12 +279,7 @@ impl<'lab> Edge<'lab> {
             ..Addresses::default()
         };
         tables.set_addresses(&addresses).unwrap();
-        let machines: Vec<IpAddr> = lab
-            .nodes()
-            .iter()
-            .map(|node| node.address_like(vip))
-            .collect();
-        machine.namespace().run(|| resolve(&mut tables, &machines));
+        machine.namespace().run(|| resolve(&mut tables, machines));
         let backends = machines
             .iter()
             .map(|address| BackendSpec::nat(SocketAddr::new(*address, MACHINE_PORT), 1));

@@ -146,11 +146,13 @@ pub enum Stage {
     IcmpLocal = 10,
     /// NAT mode: later fragments, both ways.
     NatFragment = 11,
+    /// NAT mode: ICMP errors, both ways.
+    NatIcmp = 12,
 }
 
 impl Stage {
     /// Every stage.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::Receive,
         Self::Local,
         Self::Icmp,
@@ -163,6 +165,7 @@ impl Stage {
         Self::Answer,
         Self::IcmpLocal,
         Self::NatFragment,
+        Self::NatIcmp,
     ];
 
     /// Returns the index in `STAGES`.
@@ -185,6 +188,7 @@ impl Stage {
             Self::Answer => "guideway_answer",
             Self::IcmpLocal => "guideway_icmp_local",
             Self::NatFragment => "guideway_nat_fragment",
+            Self::NatIcmp => "guideway_nat_icmp",
         }
     }
 }
@@ -349,6 +353,7 @@ pub fn resume<F: FrameMut + FrameSum, T: World>(
         Stage::Answer => return answer::process(frame, tables, ingress),
         Stage::IcmpLocal => return icmp::process_local(frame, tables, ingress),
         Stage::NatFragment => nat::fragment::decide(frame, tables),
+        Stage::NatIcmp => return nat::icmp::process(frame, tables, ingress),
     };
     carry_out(frame, tables, ingress, verdict)
 }

@@ -45,7 +45,7 @@ pub(crate) fn check(tables: &TableSet, input: &[u8], outcome: &Outcome) -> Resul
             )
         }
         (Action::Transmit | Action::Redirect(_), Event::Reason(reason))
-            if reason == ReturnReason::NatReply.index() =>
+            if ReturnReason::ALL.iter().any(|back| back.index() == reason) =>
         {
             translated(input, &outcome.bytes)
         }
@@ -210,6 +210,27 @@ fn translated(input: &[u8], output: &[u8]) -> Result<(), String> {
     } else {
         sent[9]
     };
+    let covered = |packet: &[u8], addresses: &[u8]| {
+        Sum16BitWords::new()
+            .add_slice(addresses)
+            .add_slice(&packet[header..length])
+            .ones_complement()
+    };
+    match protocol {
+        1 if first_address == 12 => {
+            return ensure(
+                covered(sent, &[]) == covered(came, &[]),
+                "the checksum of an ICMP error was not kept right",
+            );
+        }
+        58 => {
+            return ensure(
+                covered(sent, &sent[8..40]) == covered(came, &came[8..40]),
+                "the checksum of an ICMPv6 error was not kept right",
+            );
+        }
+        _ => {}
+    }
     let checksum = header
         + match protocol {
             6 => 16,
@@ -243,12 +264,7 @@ fn translated(input: &[u8], output: &[u8]) -> Result<(), String> {
     if is_later {
         return Ok(());
     }
-    let error = |packet: &[u8]| {
-        Sum16BitWords::new()
-            .add_slice(&packet[addresses.clone()])
-            .add_slice(&packet[header..length])
-            .ones_complement()
-    };
+    let error = |packet: &[u8]| covered(packet, &packet[addresses.clone()]);
     let has_none = protocol == 17 && word(came, checksum) == 0;
     ensure(
         if has_none {

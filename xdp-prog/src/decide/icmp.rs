@@ -163,7 +163,7 @@ const fn to_stack<'t>(place: Decap) -> Verdict<'t> {
 }
 
 /// What a message is to us.
-enum Kind {
+pub(super) enum Kind {
     EchoRequest,
     Error,
     CutShort,
@@ -171,7 +171,7 @@ enum Kind {
 }
 
 /// What differs between ICMP and ICMPv6.
-trait Messages: Ip {
+pub(super) trait Messages: Ip {
     fn kind(message: u8) -> Kind;
     fn quote<F: Frame>(frame: &F, l3: usize, end: usize) -> Option<Quote<Self>>;
 }
@@ -234,7 +234,7 @@ fn kind<F: Frame, A: Messages>(frame: &F, packet: &Packet<A>) -> Kind {
 
 /// Reads the flow that an error quotes, if it is one of the packet's destination.
 #[inline(always)]
-fn quoted<F: Frame, A: Messages>(frame: &F, packet: &Packet<A>) -> Option<Quote<A>> {
+pub(super) fn quoted<F: Frame, A: Messages>(frame: &F, packet: &Packet<A>) -> Option<Quote<A>> {
     let l3 = packet.l3 + A::HEADER_LENGTH + Icmp::LENGTH;
     let quote = A::quote(frame, l3, packet.l3 + packet.length)?;
     // By words: the BPF target has no `memcmp`.
@@ -244,6 +244,16 @@ fn quoted<F: Frame, A: Messages>(frame: &F, packet: &Packet<A>) -> Option<Quote<
         Some(quote)
     } else {
         None
+    }
+}
+
+/// Tells whether a quote reaches as far as a transport checksum that covers addresses.
+#[inline(always)]
+pub(super) const fn has_checksum<A: Ip>(packet: &Packet<A>, quote: &Quote<A>) -> bool {
+    match quote.flow.protocol {
+        protocol::TCP => quote.l4 + Tcp::LENGTH <= packet.l3 + packet.length,
+        // UDP's lies within the eight bytes.
+        protocol => protocol == protocol::UDP,
     }
 }
 
@@ -275,6 +285,7 @@ fn sort<'t, F: Frame, A: Messages, T: Tables>(
     let found = match balance::find(tables, flow) {
         Ok(found) => found,
         Err(Verdict::Drop(reason)) => return Verdict::Drop(reason),
+        Err(Verdict::Continue(Stage::NatReply)) => return Verdict::Continue(Stage::NatIcmp),
         Err(_) => return malformed(is_vip),
     };
     if found.entry.mode == MODE_L2DSR && balance::is_from_edge(frame, tables) {
@@ -284,7 +295,7 @@ fn sort<'t, F: Frame, A: Messages, T: Tables>(
         return verdict;
     }
     if found.entry.flags & SERVICE_NAT != 0 {
-        return Verdict::Pass(PassReason::Icmp);
+        return Verdict::Continue(Stage::NatIcmp);
     }
     match balance::choose(tables, &found, flow) {
         Ok(choice) if choice.backend.flags & HERE == HERE => Verdict::Continue(Stage::IcmpLocal),
@@ -336,24 +347,18 @@ fn sort_local<'t, F: Frame, A: Messages, T: Tables>(
         balance::choose(tables, &found, &quote.flow).ok()
     };
     match choice {
-        Some(choice) if choice.backend.flags & HERE == HERE => {
-            Ok(DeliverError {
-                service: choice.service,
-                id: choice.id,
-                backend: choice.backend,
-                place,
-                l4: packet.l4,
-                length: packet.length,
-                quoted_l3: quote.l3,
-                quoted_l4: quote.l4,
-                protocol: quote.flow.protocol,
-                has_checksum: match quote.flow.protocol {
-                    protocol::TCP => quote.l4 + Tcp::LENGTH <= packet.l3 + packet.length,
-                    // UDP's lies within the eight bytes; SCTP's covers no addresses.
-                    protocol => protocol == protocol::UDP,
-                },
-            })
-        }
+        Some(choice) if choice.backend.flags & HERE == HERE => Ok(DeliverError {
+            service: choice.service,
+            id: choice.id,
+            backend: choice.backend,
+            place,
+            l4: packet.l4,
+            length: packet.length,
+            quoted_l3: quote.l3,
+            quoted_l4: quote.l4,
+            protocol: quote.flow.protocol,
+            has_checksum: has_checksum(packet, &quote),
+        }),
         _ => Err(Verdict::Drop(DropReason::UnknownPod)),
     }
 }

@@ -33,7 +33,9 @@ use super::{
     deliver::{IDLE_TCP_NS, IDLE_TRANSITORY_NS, IDLE_UDP_NS},
 };
 pub mod begin;
+mod follow;
 pub mod fragment;
+pub mod icmp;
 
 use crate::{
     abi::{

@@ -1,13 +1,18 @@
-//! Translation of NAT mode: both addresses and both ports.
+//! Translation of NAT mode: both addresses and both ports, of a packet and of what an ICMP error quotes.
 
 use super::{decrement_hop_limit, view_mut, write_ethernet};
 use crate::{
+    abi::AddressKey,
     csum::{self, Sum},
-    decide::{Family, nat::Translate},
+    decide::{
+        Family,
+        nat::{Translate, icmp::TranslateError},
+    },
     frame::FrameMut,
     reason::DropReason,
     wire::{
         ethernet::{Ethernet, VlanTag},
+        icmp::Icmp,
         ipv4::Ipv4,
         ipv6::Ipv6,
         protocol,
@@ -28,7 +33,13 @@ pub fn translate<F: FrameMut>(frame: &mut F, translate: &Translate<'_>) -> Resul
     const TCP: u32 = protocol::TCP as u32;
     const UDP: u32 = protocol::UDP as u32;
     decrement_hop_limit(frame, translate.l3, translate.family)?;
-    let difference = set_addresses(frame, translate)?;
+    let (difference, _) = set_addresses(
+        frame,
+        translate.family,
+        translate.l3,
+        translate.by.source,
+        translate.by.destination,
+    )?;
     match translate.by.protocol {
         TCP => {
             let header = view_mut::<Tcp, _>(frame, translate.l4)?;
@@ -47,31 +58,104 @@ pub fn translate<F: FrameMut>(frame: &mut F, translate: &Translate<'_>) -> Resul
     begin_frame(frame, translate)
 }
 
-/// Sets both addresses of the packet and returns what that changes in checksums.
+/// Makes the frame of a translated ICMP error.
+///
+/// # Errors
+///
+/// As [`translate`].
 #[inline(always)]
-fn set_addresses<F: FrameMut>(frame: &mut F, translate: &Translate<'_>) -> Result<Sum, DropReason> {
-    Ok(match translate.family {
+pub fn translate_error<F: FrameMut>(
+    frame: &mut F,
+    error: &TranslateError<'_>,
+) -> Result<(), DropReason> {
+    let Translate {
+        family, l3, l4, by, ..
+    } = error.error;
+    decrement_hop_limit(frame, l3, family)?;
+    let (pseudo_header, _) = set_addresses(frame, family, l3, by.source, by.destination)?;
+    // The quoted packet went the other way.
+    let (addresses, header) =
+        set_addresses(frame, family, error.quoted_l3, by.destination, by.source)?;
+    let message = set_quoted_transport(frame, error, addresses)?.add_sum(header);
+    let message = match family {
+        Family::V4 => message,
+        Family::V6 => message.add_sum(pseudo_header),
+    };
+    let icmp = view_mut::<Icmp, _>(frame, l4)?;
+    let check = u16::from_be_bytes(icmp.checksum);
+    icmp.checksum = csum::update(check, message).to_be_bytes();
+    begin_frame(frame, &error.error)
+}
+
+/// Sets the quoted ports, and the checksum if it is there; returns what that changes in the ICMP message.
+#[inline(always)]
+fn set_quoted_transport<F: FrameMut>(
+    frame: &mut F,
+    error: &TranslateError<'_>,
+    addresses: Sum,
+) -> Result<Sum, DropReason> {
+    const TCP: u32 = protocol::TCP as u32;
+    const SCTP: u32 = protocol::SCTP as u32;
+    let by = error.error.by;
+    if by.protocol == SCTP {
+        return Ok(Sum::ZERO);
+    }
+    let ports = view_mut::<Ports, _>(frame, error.quoted_l4)?;
+    let [a, b, c, d] = by.ports.to_ne_bytes();
+    let message = set_ports(ports, u32::from_ne_bytes([c, d, a, b]), Sum::ZERO);
+    if error.has_checksum == 0 {
+        return Ok(message);
+    }
+    let difference = message.add_sum(addresses);
+    let (old, new) = if by.protocol == TCP {
+        let header = view_mut::<Tcp, _>(frame, error.quoted_l4)?;
+        let old = u16::from_be_bytes(header.checksum);
+        let new = csum::update(old, difference);
+        header.checksum = new.to_be_bytes();
+        (old, new)
+    } else {
+        let header = view_mut::<Udp, _>(frame, error.quoted_l4)?;
+        let old = u16::from_be_bytes(header.checksum);
+        let new = csum::update_udp(old, difference);
+        header.checksum = new.to_be_bytes();
+        (old, new)
+    };
+    Ok(message.replace_u16(old, new))
+}
+
+/// Sets both addresses of an IP header and returns what that changes: in checksums that cover the addresses,
+/// and in those that cover the header.
+#[inline(always)]
+fn set_addresses<F: FrameMut>(
+    frame: &mut F,
+    family: Family,
+    l3: usize,
+    source: AddressKey,
+    destination: AddressKey,
+) -> Result<(Sum, Sum), DropReason> {
+    Ok(match family {
         Family::V4 => {
-            let header = view_mut::<Ipv4, _>(frame, translate.l3)?;
-            let [.., a, b, c, d] = translate.by.source.octets();
-            let [.., e, f, g, h] = translate.by.destination.octets();
+            let header = view_mut::<Ipv4, _>(frame, l3)?;
+            let [.., a, b, c, d] = source.octets();
+            let [.., e, f, g, h] = destination.octets();
             let new = [a, b, c, d, e, f, g, h];
             let difference = Sum::ZERO.replace_array(&header.addresses, &new);
             header.addresses = new;
             let check = u16::from_be_bytes(header.checksum);
-            header.checksum = csum::update(check, difference).to_be_bytes();
-            difference
+            let new_check = csum::update(check, difference);
+            header.checksum = new_check.to_be_bytes();
+            (difference, difference.replace_u16(check, new_check))
         }
         Family::V6 => {
-            let header = view_mut::<Ipv6, _>(frame, translate.l3)?;
-            let source = translate.by.source.octets();
-            let destination = translate.by.destination.octets();
+            let header = view_mut::<Ipv6, _>(frame, l3)?;
+            let source = source.octets();
+            let destination = destination.octets();
             let difference = Sum::ZERO
                 .replace_array(&header.source, &source)
                 .replace_array(&header.destination, &destination);
             header.source = source;
             header.destination = destination;
-            difference
+            (difference, difference)
         }
     })
 }

@@ -6,6 +6,7 @@
 //! ```
 
 mod fragments;
+mod icmp;
 
 use xdp_prog::{
     abi::{
@@ -250,6 +251,7 @@ pub(super) fn cases() -> Vec<Case> {
     cases.extend(connection_states());
     cases.extend(changes());
     cases.extend(fragments::cases());
+    cases.extend(icmp::cases());
     cases
 }
 

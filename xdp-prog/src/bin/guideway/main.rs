@@ -87,6 +87,11 @@ fn guideway_nat_fragment(ctx: XdpContext) -> u32 {
     stage(&ctx, Stage::NatFragment)
 }
 
+#[xdp(frags)]
+fn guideway_nat_icmp(ctx: XdpContext) -> u32 {
+    stage(&ctx, Stage::NatIcmp)
+}
+
 #[inline(always)]
 fn stage(ctx: &XdpContext, stage: Stage) -> u32 {
     let tables = KernelTables::new(ctx);

@@ -3,9 +3,9 @@
 //! They follow the ports that the first one has published, to where its flow
 //! goes. It has renewed the flow; they only look.
 
-use super::{Arrived, NatFlows, as_edge, as_vip, is_by_nat, is_known, leave, reply_key, way};
+use super::{Arrived, Translation, follow, leave};
 use crate::{
-    decide::{Ip, Verdict, World, answer::Answer, balance, fragment::Head},
+    decide::{Ip, Verdict, World, balance, fragment::Head},
     frame::Frame,
     parse::{self, Packet},
     reason::{DropReason, PassReason},
@@ -31,13 +31,31 @@ pub fn decide<'t, F: Frame, T: World>(frame: &F, tables: &'t T) -> Verdict<'t> {
         _ => return Verdict::Pass(PassReason::NotIp),
     };
     match arrived {
-        Ok(arrived) if arrived.service == 0 => to_client(tables, &arrived),
-        Ok(arrived) => match to_backend(tables, &arrived) {
-            Ok(verdict) => verdict,
-            Err(reason) => Verdict::Drop(reason),
-        },
+        Ok(arrived) => send(tables, &arrived),
         Err(reason) => Verdict::Drop(reason),
     }
+}
+
+/// Sends the fragment after its first one.
+#[inline(always)]
+fn send<'t, T: World>(tables: &'t T, arrived: &Arrived) -> Verdict<'t> {
+    let translation = if arrived.service == 0 {
+        match follow::to_client(tables, arrived) {
+            Ok(Some(translation)) => translation,
+            Ok(None) => return Verdict::Pass(PassReason::NatNotOurs),
+            Err(reason) => return Verdict::Drop(reason),
+        }
+    } else {
+        match follow::to_backend(tables, arrived) {
+            Ok(translation) => translation,
+            Err(reason) => return Verdict::Drop(reason),
+        }
+    };
+    let without_ports = Translation {
+        protocol: 0,
+        ..translation
+    };
+    leave(tables, arrived, without_ports)
 }
 
 /// Finds the flow, and the service if the packet is a client's.
@@ -62,55 +80,4 @@ fn arrived<F: Frame, A: Ip, T: World>(
         flags: 0,
         key: flow.tuple(),
     })
-}
-
-impl Arrived {
-    /// Judges whether the packet can leave by a device with this MTU; an ICMP error is never about a later
-    /// fragment.
-    #[inline(always)]
-    fn fits(&self, mtu: u32) -> Result<(), DropReason> {
-        match self.obstacle(mtu) {
-            None => Ok(()),
-            Some(Answer::TIME_EXCEEDED) => Err(DropReason::TtlExpired),
-            Some(_) => Err(DropReason::MtuExceeded),
-        }
-    }
-}
-
-#[inline(always)]
-fn to_backend<'t, T: World>(tables: &'t T, arrived: &Arrived) -> Result<Verdict<'t>, DropReason> {
-    let key = &arrived.key;
-    let now = tables.now();
-    let entry = match tables.see_nat_forward(key, |_| None) {
-        Some(entry) if is_known(&entry, key, now) => entry,
-        _ => return Err(DropReason::NatUnknownFlow),
-    };
-    let Some(backend) = tables.backend(entry.backend()) else {
-        return Err(DropReason::NatUnknownFlow);
-    };
-    let way = way(tables, arrived.family, backend)?;
-    let reply = reply_key(backend, way.address, entry.port(), key.protocol());
-    if !is_by_nat(backend) || !entry.is_answered_as(&reply) {
-        return Err(DropReason::NatUnknownFlow);
-    }
-    arrived.fits(way.hop.mtu)?;
-    let mut translation = as_edge(arrived, &entry, backend, &way);
-    translation.protocol = 0;
-    Ok(leave(tables, arrived, translation))
-}
-
-#[inline(always)]
-fn to_client<'t, T: NatFlows>(tables: &'t T, arrived: &Arrived) -> Verdict<'t> {
-    let entry = match tables.see_nat_reverse(&arrived.key, |_| None) {
-        Some(entry) if entry.is_for(&arrived.key) => entry,
-        _ => return Verdict::Pass(PassReason::NatNotOurs),
-    };
-    match arrived.fits(entry.link.mtu().into()) {
-        Ok(()) => {
-            let mut translation = as_vip(arrived, &entry);
-            translation.protocol = 0;
-            leave(tables, arrived, translation)
-        }
-        Err(reason) => Verdict::Drop(reason),
-    }
 }

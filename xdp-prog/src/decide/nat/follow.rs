@@ -1,0 +1,76 @@
+//! NAT mode: what packets get that follow a flow without being part of what its ends say: later fragments, ICMP
+//! errors.
+//!
+//! They renew nothing (RFC 5508 section 3.2), and no ICMP error is ever about them.
+
+use super::{
+    Arrived, NatFlows, Translation, as_edge, as_vip, is_by_nat, is_known, is_live, reply_key, way,
+};
+use crate::{
+    decide::{World, answer::Answer},
+    reason::DropReason,
+};
+
+impl Arrived {
+    /// Judges whether the packet can leave by a device with this MTU.
+    #[inline(always)]
+    fn fits(&self, mtu: u32) -> Result<(), DropReason> {
+        match self.obstacle(mtu) {
+            None => Ok(()),
+            Some(Answer::TIME_EXCEEDED) => Err(DropReason::TtlExpired),
+            Some(_) => Err(DropReason::MtuExceeded),
+        }
+    }
+}
+
+/// Finds what a packet gets whose flow is a client's.
+///
+/// # Errors
+///
+/// Returns why it cannot follow.
+#[inline(always)]
+pub(super) fn to_backend<T: World>(
+    tables: &T,
+    arrived: &Arrived,
+) -> Result<Translation, DropReason> {
+    let key = &arrived.key;
+    let now = tables.now();
+    let entry = match tables.see_nat_forward(key, |_| None) {
+        Some(entry) if is_known(&entry, key, now) => entry,
+        _ => return Err(DropReason::NatUnknownFlow),
+    };
+    let Some(backend) = tables.backend(entry.backend()) else {
+        return Err(DropReason::NatUnknownFlow);
+    };
+    let way = way(tables, arrived.family, backend)?;
+    let reply = reply_key(backend, way.address, entry.port(), key.protocol());
+    if !is_by_nat(backend) || !entry.is_answered_as(&reply) {
+        return Err(DropReason::NatUnknownFlow);
+    }
+    arrived.fits(way.hop.mtu)?;
+    Ok(as_edge(arrived, &entry, backend, &way))
+}
+
+/// Finds what a packet gets whose flow is a backend's; nothing where there is no such flow.
+///
+/// # Errors
+///
+/// Returns why it cannot follow.
+#[inline(always)]
+pub(super) fn to_client<T: NatFlows>(
+    tables: &T,
+    arrived: &Arrived,
+) -> Result<Option<Translation>, DropReason> {
+    let reply = &arrived.key;
+    let entry = match tables.see_nat_reverse(reply, |_| None) {
+        Some(entry) if entry.is_for(reply) => entry,
+        _ => return Ok(None),
+    };
+    let key = entry.forward_key(reply.protocol());
+    match tables.see_nat_forward(&key, |_| None) {
+        Some(forward) if is_live(&forward, &key, reply, tables.now()) => {}
+        _ => return Ok(None),
+    }
+    arrived.fits(entry.link.mtu().into())?;
+    Ok(Some(as_vip(arrived, &entry)))
+}

@@ -20,7 +20,7 @@ use etherparse::PacketBuilder;
 use fastpath::{
     load::{Loaded, Loader},
     nexthop::{NextHop, Resolution},
-    tables::{BackendSpec, Protocol, ServiceKey, ServiceSpec, Settings, Tables},
+    tables::{Addresses, BackendSpec, Protocol, ServiceKey, ServiceSpec, Settings, Tables},
 };
 use xdp_prog::{
     abi::map,
@@ -118,6 +118,44 @@ fn replacing_all_of_131072_slots_is_complete_when_it_returns() {
     }
 }
 
+/// Pods come to this machine, leave it for another one, and go, under their services' feet.
+#[test]
+fn no_packet_reaches_a_pod_of_another_service_or_leaves_for_a_node_without_one() {
+    let (loaded, mut tables) = load_node();
+    let done = AtomicBool::new(false);
+    let seen: [AtomicU64; 4] = Default::default();
+    std::thread::scope(|scope| {
+        for sender in 0..2 {
+            let (loaded, done, seen) = (&loaded, &done, &seen);
+            scope.spawn(move || {
+                let _done = SetOnDrop(done);
+                let mut number = sender;
+                while !done.load(Ordering::Relaxed) {
+                    number += 2;
+                    let outcome = check_pods(loaded, number);
+                    seen[outcome as usize].fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+        let _done = SetOnDrop(&done);
+        move_pods(&mut tables, &done);
+    });
+
+    let seen = seen.map(AtomicU64::into_inner);
+    println!("delivered, forwarded, left to the stack, dropped: {seen:?}");
+    for outcome in [Outcome::Delivered, Outcome::Forwarded, Outcome::Stack] {
+        let packets = seen[outcome as usize];
+        assert!(packets > 5_000, "too little load for a verdict: {seen:?}");
+    }
+    let counters = tables.counters().unwrap();
+    let dropped = counters.reasons.iter().filter(|count| {
+        let rightful = ["unknown_pod", "no_local_backend"].contains(&count.label);
+        count.packets > 0 && count.kind == ReasonKind::Drop && !rightful
+    });
+    let dropped: Vec<_> = dropped.collect();
+    assert!(dropped.is_empty(), "{dropped:?}");
+}
+
 fn change_tables(tables: &mut Tables, sets: &[Vec<Ipv4Addr>; 2], done: &AtomicBool) {
     let mut present = [false; 40];
     let mut state = 1_u64;
@@ -183,23 +221,27 @@ fn run(loaded: &Loaded, source_port: u16, port: u16) -> (u32, Option<Ipv4Addr>) 
         .udp(source_port, port)
         .write(&mut input, &[0; 18])
         .unwrap();
-    let mut output = [0; 128];
+    let (action, output) = run_frame(loaded, &input);
+    let outer = output
+        .get(14 + 16..14 + 20)
+        .and_then(|bytes| <[u8; 4]>::try_from(bytes).ok());
+    let encapsulated = output.len() == input.len() + 20;
+    (action, outer.filter(|_| encapsulated).map(Ipv4Addr::from))
+}
+
+/// Runs the program on one frame; returns its action and the frame.
+fn run_frame(loaded: &Loaded, input: &[u8]) -> (u32, Vec<u8>) {
+    let mut output = vec![0; 128];
     let result = loaded
         .program()
         .test_run(TestRunOptions {
-            data_in: Some(&input),
+            data_in: Some(input),
             data_out: Some(&mut output),
             ..TestRunOptions::default()
         })
         .unwrap();
-    let outer = output
-        .get(14 + 16..14 + 20)
-        .and_then(|bytes| <[u8; 4]>::try_from(bytes).ok());
-    let encapsulated = result.data_size_out as usize == input.len() + 20;
-    (
-        result.return_value,
-        outer.filter(|_| encapsulated).map(Ipv4Addr::from),
-    )
+    output.truncate(result.data_size_out as usize);
+    (result.return_value, output)
 }
 
 const CLIENT: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
@@ -291,6 +333,170 @@ fn loopback() -> Resolution {
         mtu: 1500,
         source: Some(IpAddr::V4(Ipv4Addr::new(10, 0, 0, 100))),
     })
+}
+
+/// What may become of a packet while pods move.
+#[derive(Clone, Copy, Debug)]
+enum Outcome {
+    Delivered,
+    Forwarded,
+    /// As it came, or decapsulated: there is no such service.
+    Stack,
+    /// Its pod has moved between two look-ups.
+    Dropped,
+}
+
+/// Services whose pods move; the same pods' tags are used by every eighth of them.
+const POD_PORTS: std::ops::Range<u16> = 2000..2040;
+const PODS_EACH: u8 = 4;
+const POD_PORT: u16 = 8080;
+const OWN: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 100);
+const EDGE: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 50);
+const OTHER_NODES: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 9, 0, 1), Ipv4Addr::new(10, 9, 0, 2)];
+const MOVES: usize = 60_000;
+const XDP_DROP: u32 = 1;
+
+fn pod(port: u16, number: u8) -> Ipv4Addr {
+    let service = u8::try_from(port - POD_PORTS.start).unwrap();
+    Ipv4Addr::new(10, 100 + service, service & 7, number)
+}
+
+fn move_pods(tables: &mut Tables, done: &AtomicBool) {
+    let mut state = 1_u64;
+    for _ in 0..MOVES {
+        if done.load(Ordering::Relaxed) {
+            return; // a sender found a stray packet and panicked
+        }
+        state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1);
+        let bits = state >> 24;
+        let port = POD_PORTS.start + u16::try_from(bits % 40).unwrap();
+        let key = service(port);
+        // A third is removed; else each pod is here, on either node, or gone.
+        if bits >> 6 & 3 == 0 {
+            tables.remove_service(&key).unwrap();
+            continue;
+        }
+        let place = |number: u8| match bits >> (8 + 2 * number) & 3 {
+            0 => Some(OWN),
+            1 => Some(OTHER_NODES[0]),
+            2 => Some(OTHER_NODES[1]),
+            _ => None,
+        };
+        let at = |number: u8| {
+            let target = (pod(port, number), POD_PORT).into();
+            Some(BackendSpec::pod(place(number)?.into(), target, 1))
+        };
+        let spec = ServiceSpec {
+            backends: (1..=PODS_EACH).filter_map(at).collect(),
+            ..ServiceSpec::default()
+        };
+        if spec.backends.is_empty() {
+            continue; // such a service answers, which is another test's
+        }
+        tables.put_service(key, &spec).unwrap();
+    }
+}
+
+/// Sends one datagram, bare or from the edge, and judges where it goes.
+#[track_caller]
+fn check_pods(loaded: &Loaded, number: u32) -> Outcome {
+    let from = u16::try_from(1024 + number % 60_000).unwrap();
+    let mix = number.wrapping_mul(0x9e37_79b9) >> 16;
+    let port = POD_PORTS.start + u16::try_from(mix % 40).unwrap();
+    let wanted = pod(port, 1 + u8::try_from(mix / 40 % 4).unwrap());
+    let bare = datagram(from, port);
+    let is_bare = mix & 0x8000 == 0;
+    let input = if is_bare {
+        frame(&bare)
+    } else {
+        frame(&within(&bare, tag(wanted)))
+    };
+    let (action, output) = run_frame(loaded, &input);
+    let packet = &output[14..];
+    let destination = <[u8; 4]>::try_from(&packet[16..20]).map(Ipv4Addr::from);
+    let destination = destination.unwrap();
+    let is_ours = (1..=PODS_EACH).any(|number| pod(port, number) == destination);
+    let of_ours = |tag| (1..=PODS_EACH).any(|number| self::tag(pod(port, number)) == tag);
+    let what = format!("port {port}, bare {is_bare}: action {action} to {destination}");
+    match action {
+        XDP_PASS if packet.len() == bare.len() && is_ours => {
+            assert_eq!(packet[22..24], POD_PORT.to_be_bytes(), "{what}");
+            Outcome::Delivered
+        }
+        XDP_PASS => {
+            assert_eq!(destination, VIP, "{what}");
+            assert_eq!(packet.len(), bare.len(), "{what}");
+            Outcome::Stack
+        }
+        XDP_TX => {
+            assert!(is_bare, "{what}: what an edge sent is sent on");
+            assert!(OTHER_NODES.contains(&destination), "{what}");
+            let tag = u16::from_be_bytes([packet[4], packet[5]]);
+            assert!(of_ours(tag), "{what}: tag {tag}");
+            Outcome::Forwarded
+        }
+        XDP_DROP => Outcome::Dropped,
+        _ => panic!("{what}"),
+    }
+}
+
+/// The low eleven bits of a pod's address.
+fn tag(pod: Ipv4Addr) -> u16 {
+    let [_, _, high, low] = pod.octets();
+    u16::from_be_bytes([high & 7, low])
+}
+
+fn datagram(source_port: u16, port: u16) -> Vec<u8> {
+    let mut packet = Vec::with_capacity(64);
+    PacketBuilder::ipv4(CLIENT.octets(), VIP.octets(), 64)
+        .udp(source_port, port)
+        .write(&mut packet, &[0; 18])
+        .unwrap();
+    packet
+}
+
+/// Puts the edge's outer header in front.
+fn within(packet: &[u8], tag: u16) -> Vec<u8> {
+    let mut outer = etherparse::Ipv4Header::new(
+        u16::try_from(packet.len()).unwrap(),
+        64,
+        etherparse::IpNumber::IPV4,
+        EDGE.octets(),
+        OWN.octets(),
+    )
+    .unwrap();
+    outer.identification = tag;
+    outer.header_checksum = outer.calc_header_checksum();
+    [&outer.to_bytes()[..], packet].concat()
+}
+
+fn frame(packet: &[u8]) -> Vec<u8> {
+    let link = [2, 0, 0, 0, 0, 8, 2, 0, 0, 0, 0, 9, 8, 0];
+    [&link[..], packet].concat()
+}
+
+fn load_node() -> (Loaded, Tables) {
+    let (loaded, mut tables) = load();
+    let settings = Settings {
+        hash_seed: SEED,
+        node: true,
+        ..Settings::default()
+    };
+    tables.set_settings(settings).unwrap();
+    let local = Addresses {
+        local: [OWN.into()].into(),
+        ..Addresses::default()
+    };
+    tables.set_addresses(&local).unwrap();
+    let edge = IpAddr::V4(EDGE);
+    tables.set_trusted_edges(&[edge.into()].into()).unwrap();
+    tables.set_next_hop(OWN.into(), Resolution::Local).unwrap();
+    for node in OTHER_NODES {
+        tables.set_next_hop(node.into(), loopback()).unwrap();
+    }
+    (loaded, tables)
 }
 
 /// Ends the other threads, also when this one panics.

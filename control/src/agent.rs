@@ -162,6 +162,13 @@ impl Agent {
         let pins = Pins::new(&config.pin_dir);
         let pins_lock = lock_pins(&config.pin_dir)?;
         pins.follow_renames()?;
+        for other in pins.other_versions()? {
+            tracing::warn!(
+                pins = %other.display(),
+                "pins of another table layout: programs are replaced in place, tables filled anew; \
+                 what was counted and remembered of flows is not carried over"
+            );
+        }
         let inherited = pins.interfaces()?.into_iter().collect();
         let inherited_egress = pins.egress_devices()?.into_iter().collect();
         let loaded = loader(pins.clone(), config.tables).load()?;

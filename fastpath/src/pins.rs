@@ -384,14 +384,26 @@ impl Pins {
         Ok(sorted(interfaces))
     }
 
+    /// Lists the other layout versions of which there are pins.
+    ///
+    /// # Errors
+    ///
+    /// When a directory cannot be read.
+    pub fn other_versions(&self) -> Result<Vec<PathBuf>, PinError> {
+        let own = self.directory();
+        let mut others = self.versions()?;
+        others.retain(|version| *version != own);
+        Ok(others)
+    }
+
     /// Removes the pins of other layout versions once no link is left among them.
     ///
     /// # Errors
     ///
     /// When something cannot be removed.
     pub fn remove_other_versions(&self) -> Result<(), PinError> {
-        for version in self.versions()? {
-            if version != self.directory() && entries(&version.join("links"))?.is_empty() {
+        for version in self.other_versions()? {
+            if entries(&version.join("links"))?.is_empty() {
                 remove_version(&version)?;
             }
         }

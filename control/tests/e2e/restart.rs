@@ -1,8 +1,11 @@
 //! Agents end and start again under traffic, and no flow notices.
 
-use lab::{Signal, Topology};
+use lab::{Signal, Topology, output};
 
-use crate::support::{Agent, Echo, Flow, Mode, Service, Traffic, edge_config, node_config};
+use crate::support::{
+    Agent, Cluster, Echo, Flow, Mode, PodService, Service, Traffic, edge_config, node_config,
+    serve_on_pods,
+};
 
 /// Questions on every flow before, between and after the events.
 const ROUNDS: u64 = 20;
@@ -43,6 +46,75 @@ fn no_flow_notices(signal: Signal) {
     assert!(packets(&agents[0]) >= least, "counters went on");
     let log = agents[0].process().stderr();
     assert!(log.contains("adopted=true"), "{log}");
+}
+
+/// Makes the pins of an agent that has ended those of another table layout.
+fn age_pins(agent: &Agent<'_>) {
+    const RENAME: &str = "cd /sys/fs/bpf/guideway && mv v[1-9]* v0";
+    let machine = agent.machine().namespace();
+    output(machine.command("sh").args(["-c", RENAME])).unwrap();
+}
+
+/// Ends agents, lets their pins look old, and starts the agents again under traffic.
+fn upgrade<'agents, 'net: 'agents>(
+    agents: impl IntoIterator<Item = &'agents mut Agent<'net>>,
+    traffic: &Traffic,
+) {
+    for agent in agents {
+        agent.signal(Signal::SIGTERM);
+        agent.wait_for_end();
+        age_pins(agent);
+        traffic.wait_for_rounds(ROUNDS);
+        agent.start_again();
+        traffic.wait_for_rounds(ROUNDS);
+
+        let log = agent.process().stderr();
+        assert!(log.contains("pins of another table layout"), "{log}");
+        assert!(log.contains("adopted=true"), "{log}");
+        assert!(!log.contains("adopted=false"), "{log}");
+        let machine = agent.machine().namespace();
+        let left = output(machine.command("ls").arg("/sys/fs/bpf/guideway")).unwrap();
+        assert!(!left.contains("v0"), "{left}");
+    }
+}
+
+#[test]
+fn start_over_pins_of_another_layout_breaks_no_flow() {
+    let net = Topology::builder().build().unwrap();
+    let services = Service::all(&[Mode::L2dsr, Mode::IpipV4, Mode::IpipV6]);
+    let _echoes: Vec<Echo> = net
+        .nodes()
+        .iter()
+        .map(|node| Echo::start(node, &services))
+        .collect();
+    let (edge, client) = (&net.edges()[0], &net.clients()[0]);
+    let mut edge = Agent::start(edge, &edge_config(&services, net.nodes()));
+    let mut nodes: Vec<Agent<'_>> = net
+        .nodes()
+        .iter()
+        .map(|node| Agent::start(node, &node_config(net.edges())))
+        .collect();
+    let traffic = Traffic::over(Flow::open_many(client, &services, 4));
+    upgrade([&mut edge, &mut nodes[0]], &traffic);
+    Flow::open_many(client, &services, 1);
+    traffic.stop_unharmed();
+}
+
+#[test]
+fn start_over_pins_of_another_layout_breaks_no_flow_of_pods() {
+    let net = Topology::builder().pods(1).build().unwrap();
+    let services: Vec<PodService<'_>> = Service::all(&[Mode::L2dsr, Mode::IpipV4])
+        .into_iter()
+        .map(PodService::over_all)
+        .collect();
+    let _echoes = serve_on_pods(&net, &services);
+    let mut cluster = Cluster::start(&net, &services);
+    let plain: Vec<Service> = services.iter().map(|one| one.service).collect();
+    let client = &net.clients()[0];
+    let traffic = Traffic::over(Flow::open_many(client, &plain, 4));
+    upgrade([&mut cluster.edge, &mut cluster.nodes[0]], &traffic);
+    Flow::open_many(client, &plain, 1);
+    traffic.stop_unharmed();
 }
 
 /// Packets that an edge has forwarded.

@@ -41,7 +41,10 @@ use crate::{
         AddressKey, Config, Datagram, LocalFlow, Probe, Service, ServiceKeyV4, ServiceKeyV6, Tuple,
     },
     csum::Sum,
-    decide::{Counters, Family, deliver::Flows},
+    decide::{
+        Counters, Family,
+        deliver::{Flows, Relay},
+    },
     frame::{Frame, Wire},
     reason::{DropReason, PassReason},
     wire::protocol,
@@ -122,7 +125,7 @@ pub enum Covered {
 }
 
 /// What is looked up and remembered of packets that leave.
-pub trait Memory: Flows + Counters {
+pub trait Memory: Flows + Counters + Relay {
     /// Returns the machine-wide settings.
     fn config(&self) -> Option<&Config>;
     /// Returns the id of an IPv4 service.
@@ -199,6 +202,9 @@ pub fn process<S: Skb, T: Memory>(skb: &mut S, tables: &T) -> Result<Next, DropR
 #[inline(always)]
 fn translate<S: Skb, T: Memory>(skb: &mut S, tables: &T) -> Result<Outcome, DropReason> {
     let Some(packet) = headers::read(skb) else {
+        return Ok(Outcome::Untouched);
+    };
+    let Some(packet) = packet.relayed(tables) else {
         return Ok(Outcome::Untouched);
     };
     match (packet.protocol, packet.part) {

@@ -226,7 +226,7 @@ pub trait Hairpins {
 
 /// Bits of an offset that went through [`Relay`]: beyond all headers that the parser follows,
 /// and below what the verifier allows.
-pub(super) const OFFSETS: usize = 0x7fff;
+pub(crate) const OFFSETS: usize = 0x7fff;
 
 /// A place that numbers pass through.
 ///

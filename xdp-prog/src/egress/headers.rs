@@ -7,7 +7,10 @@
 use super::Skb;
 use crate::{
     abi::AddressKey,
-    decide::Family,
+    decide::{
+        Family,
+        deliver::{OFFSETS, Relay},
+    },
     parse,
     wire::{
         ethernet,
@@ -39,6 +42,48 @@ pub struct Headers {
     pub source: AddressKey,
     /// Destination address.
     pub destination: AddressKey,
+}
+
+impl Headers {
+    /// Carries what is not an address through [`Relay`].
+    #[inline(always)]
+    #[expect(clippy::cast_possible_truncation, reason = "takes the fields apart")]
+    pub(super) fn relayed<T: Relay>(self, tables: &T) -> Option<Self> {
+        let family = match self.family {
+            Family::V4 => 0,
+            Family::V6 => 1,
+        };
+        let part = match self.part {
+            Part::Whole => 0,
+            Part::First => 1,
+            Part::Later => 2,
+        };
+        let [offsets, end, rest, _] = tables.relay([
+            (self.l3 as u64) << 32 | self.l4 as u64,
+            (self.end as u64) << 32 | u64::from(self.identification),
+            u64::from(self.checksum) << 32 | part << 16 | family << 8 | u64::from(self.protocol),
+            0,
+        ])?;
+        Some(Self {
+            family: if rest & 0x100 == 0 {
+                Family::V4
+            } else {
+                Family::V6
+            },
+            l3: (offsets >> 32) as usize & OFFSETS,
+            l4: offsets as usize & OFFSETS,
+            end: (end >> 32) as usize,
+            protocol: rest as u8,
+            checksum: (rest >> 32) as u16,
+            part: match rest >> 16 & 3 {
+                0 => Part::Whole,
+                1 => Part::First,
+                _ => Part::Later,
+            },
+            identification: end as u32,
+            ..self
+        })
+    }
 }
 
 /// How much of a datagram a packet is.

@@ -311,12 +311,17 @@ impl Hairpins for KernelTables<'_> {
 impl Relay for KernelTables<'_> {
     #[inline(always)]
     fn relay(&self, words: [u64; 4]) -> Option<[u64; 4]> {
-        let place = RELAY.get_ptr_mut(0)?;
-        // SAFETY: a per-CPU element that only this run uses.
-        unsafe { core::ptr::write_volatile(place, words) };
-        // SAFETY: as above.
-        Some(unsafe { core::ptr::read_volatile(place) })
+        relay(words)
     }
+}
+
+#[inline(always)]
+fn relay(words: [u64; 4]) -> Option<[u64; 4]> {
+    let place = RELAY.get_ptr_mut(0)?;
+    // SAFETY: a per-CPU element; no other run of ours comes in between.
+    unsafe { core::ptr::write_volatile(place, words) };
+    // SAFETY: as above.
+    Some(unsafe { core::ptr::read_volatile(place) })
 }
 
 impl Fragments for KernelTables<'_> {

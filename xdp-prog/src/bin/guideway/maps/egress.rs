@@ -7,7 +7,7 @@ use xdp_prog::{
     },
     decide::{
         Clock, Counters,
-        deliver::{FlowTable, Flows},
+        deliver::{FlowTable, Flows, Relay},
     },
     egress::Memory,
 };
@@ -94,6 +94,13 @@ impl Flows for EgressTables {
     #[inline(always)]
     fn remove_flow(&self, table: FlowTable, key: &Tuple) {
         flows::remove(table, key);
+    }
+}
+
+impl Relay for EgressTables {
+    #[inline(always)]
+    fn relay(&self, words: [u64; 4]) -> Option<[u64; 4]> {
+        super::relay(words)
     }
 }
 

@@ -21,6 +21,7 @@ mod pods;
 mod policies;
 mod policies_of_nodes;
 mod probe;
+mod security;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -86,6 +87,7 @@ pub(crate) fn all() -> Vec<Case> {
         node_ports::cases,
         policies::cases,
         policies_of_nodes::cases,
+        security::cases,
         answers::cases,
         icmp::cases,
     ] {

@@ -27,7 +27,7 @@ pub(super) const TARGET: u16 = 8080;
 pub(super) const POD_V4: IpAddr = v4(10, 244, 1, 20);
 pub(super) const POD_V6: IpAddr = v6(0xa, 20);
 pub(super) const OTHER_POD_V4: IpAddr = v4(10, 244, 1, 21);
-const OTHER_POD_V6: IpAddr = v6(0xa, 21);
+pub(super) const OTHER_POD_V6: IpAddr = v6(0xa, 21);
 /// The low eleven bits of their addresses: 1 * 256 + 20, and so on.
 pub(super) const TAG_V4: u16 = 276;
 const OTHER_TAG_V4: u16 = 277;
@@ -38,7 +38,7 @@ const OTHER_TAG_V6: u16 = 21;
 pub(super) const HERE_V4: u32 = 12;
 pub(super) const OTHER_HERE_V4: u32 = 13;
 pub(super) const HERE_V6: u32 = 14;
-const OTHER_HERE_V6: u32 = 15;
+pub(super) const OTHER_HERE_V6: u32 = 15;
 
 // Services of the pods here: both pods of the family can be named, new flows go to the first.
 pub(super) const PODS_V4_TCP: (Way, End) = (way(14, HERE_V4), (VIP_V4, 7100));

@@ -401,11 +401,8 @@ pub fn carry_out<F: FrameMut + FrameSum, T: World>(
             Ok(()) => return Action::Pass,
             Err(reason) => reason,
         },
-        Verdict::Decap(decap) => match rewrite::decap(frame, &decap) {
-            Ok(()) => {
-                tables.count_reason(PassReason::Decapsulated.index());
-                return Action::Pass;
-            }
+        Verdict::Decap(decap) => match hand_to_stack(frame, tables, ingress, &decap) {
+            Ok(()) => return Action::Pass,
             Err(reason) => reason,
         },
     };
@@ -434,6 +431,34 @@ fn hand_to_pod<F: FrameMut, T: World>(
     tables.count_forward(deliver.service, deliver.id, deliver.length as u64);
     tables.count_reason(PassReason::Delivered.index());
     Ok(())
+}
+
+#[inline(always)]
+fn hand_to_stack<F: FrameMut, T: World>(
+    frame: &mut F,
+    tables: &T,
+    ingress: u32,
+    decap: &Decap,
+) -> Result<(), DropReason> {
+    let (_, destination) =
+        deliver::addresses(frame, decap.inner, decap.inner_l3).ok_or(DropReason::MalformedInner)?;
+    if is_sent_back(tables, &destination, ingress) {
+        return Err(DropReason::SentBack);
+    }
+    rewrite::decap(frame, decap)?;
+    tables.count_reason(PassReason::Decapsulated.index());
+    Ok(())
+}
+
+/// Tells whether the stack would send a packet out of the device that it came in by.
+///
+/// Of what an edge has sent, the edge would be the next to get it, and send it here again.
+#[inline(always)]
+fn is_sent_back<T: Tables>(tables: &T, destination: &AddressKey, ingress: u32) -> bool {
+    match tables.fib_route(destination) {
+        Some(hop) => hop.ifindex == ingress,
+        None => false,
+    }
 }
 
 /// Decides what is to be done with a frame.

@@ -173,6 +173,8 @@ reasons! {
         MalformedIcmp = "malformed_icmp",
         /// A trusted edge names a pod that is not here.
         UnknownPod = "unknown_pod",
+        /// A trusted edge sent it for a service that is not known here, and the stack would route it back.
+        SentBack = "sent_back",
         /// The client's port already talks to the same pod by another address of it.
         FlowConflict = "flow_conflict",
         /// The table of flows takes no more.

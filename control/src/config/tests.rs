@@ -468,7 +468,7 @@ const CASES: &[Case] = cases! {
         "6:5: services[1] \"10.99.0.1:80/tcp\": a service with this address, port and protocol already stands at 5:5; merge the two or change one of them";
 
     "service without backends": "services:\n" => "services:\n  - {name: a, address: 10.99.0.1, port: 1, protocol: tcp}\n",
-        "5:5: services[0].backends: missing; list the nodes that serve it; an empty list [] drops its traffic and counts it";
+        "5:5: services[0].backends: missing; list the pods, nodes or NAT backends that serve it; an empty list [] rejects its traffic";
     "backend without an address": "{address: 10.0.0.2, weight: 3}" => "{weight: 3}",
         "11:9: services[0].backends[1].address: missing; give the address of the pod, or of the node that has the VIP on lo";
     "backend is no address": "10.0.0.2" => "node-2",

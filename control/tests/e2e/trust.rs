@@ -2,9 +2,12 @@
 
 use std::{io, time::Duration};
 
-use lab::Topology;
+use lab::{Topology, output};
 
-use crate::support::{Agent, Echo, Flow, Mode, Protocol, Service, edge_config, node_config};
+use crate::support::{
+    Agent, Cluster, Echo, Flow, Mode, PodService, Protocol, Service, cluster_config, edge_config,
+    node_config,
+};
 
 /// How long to wait for answers that must not come.
 const SHORT: Duration = Duration::from_millis(500);
@@ -38,6 +41,44 @@ fn ipip_of_an_untrusted_edge_is_left_alone() {
     agent.write_config(&node_config([trusted, stranger]));
     agent.wait_for_reloads(2);
     Flow::open_many(client, &services, 1);
+}
+
+#[test]
+fn node_sends_nothing_back_that_an_edge_has_sent() {
+    let net = Topology::builder().nodes(1).pods(1).build().unwrap();
+    let (edge, node, client) = (&net.edges()[0], &net.nodes()[0], &net.clients()[0]);
+    let all = Service::all(&[Mode::IpipV4, Mode::IpipV6]);
+    let udp: Vec<PodService<'_>> = all
+        .into_iter()
+        .filter(|service| service.protocol == Protocol::Udp)
+        .map(PodService::over_all)
+        .collect();
+    // The node's file is behind the edge's: its kernel would route the packets to the edge.
+    let mut agent = Agent::launch(node, &cluster_config(&net, &[]));
+    let mut at_edge = Agent::launch(edge, &cluster_config(&net, &udp));
+    agent.wait_until_ready();
+    at_edge.wait_until_ready();
+    node.namespace()
+        .set_sysctl("net/ipv4/ip_forward", "1")
+        .unwrap();
+    node.namespace()
+        .set_sysctl("net/ipv6/conf/all/forwarding", "1")
+        .unwrap();
+    for address in [client.v4(), client.v6()] {
+        let mut ping = node.namespace().command("ping");
+        output(ping.args(["-c", "1", "-W", "5", &address.to_string()])).unwrap();
+    }
+    for (service, sent) in udp.iter().zip(1..) {
+        let error = Flow::open_within(client, &service.service, SHORT).unwrap_err();
+        assert_eq!(
+            error.kind(),
+            io::ErrorKind::WouldBlock,
+            "{}",
+            service.service
+        );
+        assert_eq!(Cluster::packets(&agent, "drop", "sent_back"), sent);
+    }
+    assert_eq!(Cluster::packets(&agent, "pass", "decapsulated"), 0);
 }
 
 /// Packets that the node passed to its stack for this reason.

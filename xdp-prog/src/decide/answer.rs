@@ -9,7 +9,7 @@
 use super::{
     Action, Clock, Family, Ip, World, balance,
     deliver::{OFFSETS, addresses},
-    send,
+    is_sent_back, send,
 };
 use crate::{
     abi::{AddressKey, NextHop},
@@ -211,7 +211,7 @@ pub fn process<F: FrameMut + FrameSum, T: World>(
     tables: &T,
     ingress: u32,
 ) -> Action {
-    let reason = match decide(frame, tables) {
+    let reason = match decide(frame, tables, ingress) {
         Ok(reply) => match give(frame, tables, reply) {
             Ok(hop) => {
                 tables.count_reason(reply.reason().index());
@@ -265,7 +265,7 @@ enum Ending {
 }
 
 #[inline(always)]
-fn decide<F: Frame, T: World>(frame: &F, tables: &T) -> Result<Reply, Ending> {
+fn decide<F: Frame, T: World>(frame: &F, tables: &T, ingress: u32) -> Result<Reply, Ending> {
     let answer = tables.handed_over();
     let link = match parse::link(frame) {
         Ok(link) => link,
@@ -283,11 +283,11 @@ fn decide<F: Frame, T: World>(frame: &F, tables: &T) -> Result<Reply, Ending> {
     };
     match family {
         Family::V4 => match parse::ipv4(frame, l3) {
-            Ok(packet) => reply(frame, tables, &packet, answer),
+            Ok(packet) => reply(frame, tables, &packet, answer, ingress),
             Err(reason) => Err(Ending::Pass(reason)),
         },
         Family::V6 => match parse::ipv6(frame, l3) {
-            Ok(packet) => reply(frame, tables, &packet, answer),
+            Ok(packet) => reply(frame, tables, &packet, answer, ingress),
             Err(reason) => Err(Ending::Pass(reason)),
         },
     }
@@ -299,10 +299,17 @@ fn reply<F: Frame, A: Answerable, T: World>(
     tables: &T,
     packet: &Packet<A>,
     answer: Answer,
+    ingress: u32,
 ) -> Result<Reply, Ending> {
     // The edge knows a service that is about to be known here too.
     if answer == Answer::REFUSE && balance::is_from_edge(frame, tables) {
-        return Err(Ending::Pass(PassReason::NoService));
+        return Err(
+            if is_sent_back(tables, &packet.destination.key(), ingress) {
+                Ending::Drop(DropReason::SentBack)
+            } else {
+                Ending::Pass(PassReason::NoService)
+            },
+        );
     }
     let reason = match judge(frame, packet, answer) {
         Ok(reason) => reason,

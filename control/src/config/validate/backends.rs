@@ -42,7 +42,7 @@ impl Rules {
             self.missing(
                 &format!("{field}.backends"),
                 Some(position(entry)),
-                "list the nodes that serve it; an empty list [] drops its traffic and counts it",
+                "list the pods, nodes or NAT backends that serve it; an empty list [] rejects its traffic",
             );
             return backends;
         };

@@ -124,7 +124,10 @@ fn at_the_node(node: &mut Kernel, world: &World, sent: &[u8], arrived: &[u8], se
             seen.delivered += 1;
         }
         XDP_DROP => seen.dropped += 1,
-        XDP_TX => seen.answered += 1,
+        XDP_TX => {
+            delivery::is_answer(arrived, &output);
+            seen.answered += 1;
+        }
         other => panic!("action {other} for {arrived:02x?}"),
     }
 }

@@ -6,6 +6,7 @@ use etherparse::checksum::Sum16BitWords;
 
 use crate::world::{TARGET_PORT, World};
 
+const ICMP: u8 = 1;
 const TCP: u8 = 6;
 const UDP: u8 = 17;
 
@@ -23,6 +24,8 @@ struct View {
     error: u16,
     /// What the sum over an IPv4 header lacks to be right.
     header_error: u16,
+    /// The IP header with options or extension headers; hop limit, checksum and destination zero.
+    header: Vec<u8>,
     /// The transport header and what follows, ports and checksum zero.
     rest: Vec<u8>,
 }
@@ -49,6 +52,7 @@ pub(crate) fn is_delivered(world: &World, sent: &[u8], output: &[u8]) {
     assert_eq!(after.source_port, before.source_port, "{}", story());
     assert_eq!(after.protocol, before.protocol, "{}", story());
     assert_eq!(after.hop_limit + 1, before.hop_limit, "{}", story());
+    assert_eq!(after.header, before.header, "{}", story());
     assert_eq!(after.rest, before.rest, "{}", story());
     assert_eq!(after.header_error, before.header_error, "{}", story());
     if before.protocol == UDP && before.checksum == 0 {
@@ -132,6 +136,35 @@ pub(crate) fn is_answer(input: &[u8], output: &[u8]) {
         "an answer of {} bytes\nto {input:02x?}\nis {output:02x?}",
         output.len()
     );
+    has_good_checksums(output);
+}
+
+/// Panics unless an answer's checksums are right. An echo reply's are as right as its request's.
+fn has_good_checksums(answer: &[u8]) {
+    const ECHO_REPLIES: [u8; 2] = [0, 129];
+    let packet = &answer[l3(answer)..];
+    let (protocol, header, addresses) = if packet[0] >> 4 == 4 {
+        (packet[9], 20, 12..20)
+    } else {
+        (packet[6], 40, 8..40)
+    };
+    if protocol != TCP && ECHO_REPLIES.contains(&packet[header]) {
+        return;
+    }
+    if header == 20 {
+        let sum = Sum16BitWords::new().add_slice(&packet[..header]);
+        assert_eq!(sum.ones_complement(), 0, "header of {answer:02x?}");
+    }
+    let message = &packet[header..];
+    let mut sum = Sum16BitWords::new().add_slice(message);
+    if protocol != ICMP {
+        let length = u16::try_from(message.len()).unwrap();
+        sum = sum
+            .add_slice(&packet[addresses])
+            .add_2bytes([0, protocol])
+            .add_2bytes(length.to_be_bytes());
+    }
+    assert_eq!(sum.ones_complement(), 0, "message of {answer:02x?}");
 }
 
 fn view(frame: &[u8]) -> View {
@@ -144,10 +177,15 @@ fn view(frame: &[u8]) -> View {
             let octets: [u8; 4] = packet[at..at + 4].try_into().unwrap();
             IpAddr::from(octets)
         };
+        let mut kept = packet[..header].to_vec();
+        kept[8] = 0;
+        kept[10..12].fill(0);
+        kept[16..20].fill(0);
         transport(
             (address(12), address(16)),
             packet[8],
             packet[9],
+            kept,
             &packet[header..end],
             Sum16BitWords::new()
                 .add_slice(&packet[..header])
@@ -170,10 +208,14 @@ fn view(frame: &[u8]) -> View {
             protocol = packet[l4];
             l4 += length;
         }
+        let mut kept = packet[..l4].to_vec();
+        kept[7] = 0;
+        kept[24..40].fill(0);
         transport(
             (address(8), address(24)),
             packet[7],
             protocol,
+            kept,
             &packet[l4..end],
             0,
         )
@@ -184,6 +226,7 @@ fn transport(
     (source, destination): (IpAddr, IpAddr),
     hop_limit: u8,
     protocol: u8,
+    header: Vec<u8>,
     segment: &[u8],
     header_error: u16,
 ) -> View {
@@ -210,6 +253,7 @@ fn transport(
             .add_slice(segment)
             .ones_complement(),
         header_error,
+        header,
         rest,
     }
 }

@@ -6,7 +6,7 @@ use lab::{Topology, output};
 
 use crate::support::{
     Agent, Cluster, Echo, Flow, Mode, PodService, Protocol, Service, cluster_config, edge_config,
-    node_config,
+    node_config, serve_on_pods,
 };
 
 /// How long to wait for answers that must not come.
@@ -81,13 +81,50 @@ fn node_sends_nothing_back_that_an_edge_has_sent() {
     assert_eq!(Cluster::packets(&agent, "pass", "decapsulated"), 0);
 }
 
+/// The edge's file names a pod that serves something else: so do the tags that it writes.
+#[test]
+fn tags_of_an_edge_that_lies_reach_no_pod_outside_the_service() {
+    let net = Topology::builder().nodes(1).pods(2).build().unwrap();
+    let (edge, node, client) = (&net.edges()[0], &net.nodes()[0], &net.clients()[0]);
+    let [own, foreign] = node.pods() else {
+        panic!("two pods");
+    };
+    let of = |only, port| {
+        let all = Service::all(&[Mode::IpipV4, Mode::IpipV6]).into_iter();
+        all.map(move |mut service| {
+            service.address.set_port(port);
+            PodService {
+                only: Some(only),
+                ..PodService::over_all(service)
+            }
+        })
+    };
+    let honest: Vec<PodService<'_>> = of(own, 7000).chain(of(foreign, 7100)).collect();
+    let lie: Vec<PodService<'_>> = of(foreign, 7000).collect();
+    let _echoes = serve_on_pods(&net, &honest);
+    let agent = Agent::start(node, &cluster_config(&net, &honest));
+    let _edge = Agent::start(edge, &cluster_config(&net, &lie));
+
+    let refused = || Cluster::packets(&agent, "reply", "reset");
+    for PodService { service, .. } in lie {
+        let before = refused();
+        match service.protocol {
+            // Each datagram may be a flow's first: it goes to a pod of the service.
+            Protocol::Udp => {
+                let mut flow = Flow::open(client, &service).unwrap();
+                assert_eq!(flow.node, own.label(), "{service}");
+                assert_eq!(flow.ask().unwrap(), own.label(), "{service}");
+            }
+            // So does a SYN; what follows asks for the other pod by name.
+            Protocol::Tcp | Protocol::Sctp => {
+                Flow::open_within(client, &service, SHORT).unwrap_err();
+                assert!(refused() > before, "{service}");
+            }
+        }
+    }
+}
+
 /// Packets that the node passed to its stack for this reason.
 fn packets(agent: &Agent<'_>, reason: &str) -> u64 {
-    let reasons = agent.json(&["drops"]);
-    let found = reasons
-        .as_array()
-        .unwrap()
-        .iter()
-        .find(|other| other["reason"] == reason && other["action"] == "pass");
-    found.unwrap()["packets"].as_u64().unwrap()
+    Cluster::packets(agent, "pass", reason)
 }

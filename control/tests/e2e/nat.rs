@@ -2,7 +2,7 @@
 
 use std::{
     io::ErrorKind,
-    net::{IpAddr, SocketAddr, TcpListener, TcpStream},
+    net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket},
     time::Duration,
 };
 
@@ -114,6 +114,57 @@ fn which_and_trace_tell_the_ends_that_a_flow_has_at_the_host() {
             !ends.starts_with(&peer.to_string()),
             "its port is taken: {which}"
         );
+    }
+}
+
+#[test]
+fn datagrams_in_pieces_and_errors_about_datagrams_get_through() {
+    const ROUNDS: usize = 20;
+    let net = Topology::builder()
+        .nodes(0)
+        .routed_nodes(1)
+        .fabric_mtu(1500)
+        .build()
+        .unwrap();
+    let (client, edge, host) = (&net.clients()[0], &net.edges()[0], &net.nodes()[0]);
+    let services = services(host);
+    let config = nat_config(services).replace("protocol: tcp", "protocol: udp");
+    let agent = Agent::start(edge, &config);
+    for (refused, (vip, backend)) in (1..).zip(services) {
+        let ask = |question: &[u8]| {
+            client.namespace().run(|| {
+                let any = (client.address_like(vip.ip()), 0);
+                let socket = UdpSocket::bind(any).unwrap();
+                socket.set_read_timeout(Some(TIMEOUT)).unwrap();
+                socket.connect(vip).unwrap();
+                socket.send(question).unwrap();
+                let mut answer = vec![0; 65_536];
+                let length = socket.recv(&mut answer)?;
+                answer.truncate(length);
+                Ok::<_, std::io::Error>(answer)
+            })
+        };
+        assert_eq!(
+            ask(b"anyone?").unwrap_err().kind(),
+            ErrorKind::ConnectionRefused
+        );
+        assert_eq!(Cluster::packets(&agent, "return", "nat_error"), refused);
+
+        let server = host.namespace().run(|| UdpSocket::bind(backend).unwrap());
+        let question: Vec<u8> = (0..=250).cycle().take(4000).collect();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut bytes = [0; 65_536];
+                server.set_read_timeout(Some(TIMEOUT)).unwrap();
+                for _ in 0..ROUNDS {
+                    let (length, peer) = server.recv_from(&mut bytes).unwrap();
+                    server.send_to(&bytes[..length], peer).unwrap();
+                }
+            });
+            for _ in 0..ROUNDS {
+                assert!(ask(&question).unwrap() == question);
+            }
+        });
     }
 }
 

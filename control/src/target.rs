@@ -21,7 +21,8 @@ use crate::desired::{
 pub struct Machine {
     /// Its addresses that other machines can send to.
     pub addresses: BTreeSet<IpAddr>,
-    /// The first of these for each attached interface and family, or the one that is listed as a node.
+    /// The first of these for each attached interface and family, or the one that is listed as a node,
+    /// on any interface.
     pub primary: BTreeSet<IpAddr>,
     /// The smallest MTU of the attached interfaces.
     pub mtu: Option<u32>,
@@ -36,14 +37,16 @@ impl Machine {
         let mut primary: BTreeMap<(&str, bool), IpAddr> = BTreeMap::new();
         for address in facts.in_order.iter().filter(routed) {
             let interface = facts.addresses.get(address).map(String::as_str);
-            let Some(interface) = interface.filter(|name| desired.interfaces.contains_key(*name))
-            else {
+            let is_listed = desired.nodes.contains(address);
+            // A listed one may lie on a VLAN or a bridge over an attached interface.
+            let counts = |name: &&str| is_listed || desired.interfaces.contains_key(*name);
+            let Some(interface) = interface.filter(counts) else {
                 continue;
             };
             let first = primary
                 .entry((interface, address.is_ipv4()))
                 .or_insert(*address);
-            if desired.nodes.contains(address) && !desired.nodes.contains(first) {
+            if is_listed && !desired.nodes.contains(first) {
                 *first = *address;
             }
         }

@@ -145,6 +145,12 @@ fn primary_is_the_listed_address_else_the_first() {
     let other = Machine::of(&desired, &facts(&["10.0.0.9", "10.0.0.8"]));
     assert_eq!(other.primary, addresses(&["10.0.0.9"]));
     assert_eq!(other.addresses, addresses(&["10.0.0.8", "10.0.0.9"]));
+    let mut above = facts(&["10.0.0.9", "10.0.0.2"]);
+    for name in above.addresses.values_mut() {
+        *name = "eth0.100".to_owned();
+    }
+    let above = Machine::of(&desired, &above);
+    assert_eq!(above.primary, addresses(&["10.0.0.2"]));
 }
 
 #[test]

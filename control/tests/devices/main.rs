@@ -17,14 +17,17 @@ mod support;
 
 use lab::{Machine, Namespace, Topology, Veth, output};
 use support::{
-    Agent, Cluster, Echo, Flow, Mode, PodService, Protocol, Service, Traffic, edge_config,
-    node_config, serve_on_pods,
+    Agent, Cluster, Echo, Flow, Mode, PodService, Protocol, Service, Traffic, cluster_config,
+    edge_config, node_config, serve_on_pods,
 };
 
 /// Questions on every flow between events.
 const ROUNDS: u64 = 5;
 /// Enough that a node is left out by chance once in 2^30 runs.
 const FLOWS: usize = 4;
+/// As many for each of two pods: one is left out by chance once in 2^11 times.
+const POD_FLOWS: usize = 12;
+const MODES: [Mode; 3] = [Mode::L2dsr, Mode::IpipV4, Mode::IpipV6];
 
 /// Runs `ip` in a namespace.
 fn ip(machine: &Namespace, arguments: &str) {
@@ -61,10 +64,9 @@ fn every_node_answers(net: &Topology, services: &[Service]) {
     assert_eq!(nodes.len(), net.nodes().len(), "{nodes:?}");
 }
 
-#[test]
-fn frames_keep_to_the_vlan_of_their_next_hop() {
+/// Moves edges, nodes and the router to a VLAN.
+fn tag(net: &Topology) {
     const VLAN: &str = "eth0.100";
-    let net = Topology::builder().build().unwrap();
     let edge = &net.edges()[0];
     for machine in net.edges().iter().chain(net.nodes()) {
         let namespace = machine.namespace();
@@ -88,8 +90,14 @@ fn frames_keep_to_the_vlan_of_their_next_hop() {
         ip(router, &add);
     }
     net.route_vips(&[0]).unwrap();
+}
 
-    let services = Service::all(&[Mode::L2dsr, Mode::IpipV4, Mode::IpipV6]);
+#[test]
+fn frames_keep_to_the_vlan_of_their_next_hop() {
+    let net = Topology::builder().build().unwrap();
+    let edge = &net.edges()[0];
+    tag(&net);
+    let services = Service::all(&MODES);
     let _echoes: Vec<Echo> = net
         .nodes()
         .iter()
@@ -102,6 +110,56 @@ fn frames_keep_to_the_vlan_of_their_next_hop() {
         .map(|node| Agent::start(node, &node_config([edge])))
         .collect();
     every_node_answers(&net, &services);
+}
+
+/// Services of all pods, at VIPs and at a NodePort.
+fn of_pods(modes: &[Mode]) -> Vec<PodService<'static>> {
+    let services = Service::all(modes).into_iter().zip(30_000..);
+    let of_pods = services.map(|(service, port)| PodService {
+        node_port: Some(port),
+        ..PodService::over_all(service)
+    });
+    of_pods.collect()
+}
+
+/// Every pod answers at the VIPs, and at every node's NodePorts, with data in several segments.
+fn every_pod_replies(net: &Topology, services: &[PodService<'_>]) {
+    let client = &net.clients()[0];
+    let mut every: Vec<&str> = net.pods().map(Machine::label).collect();
+    every.sort_unstable();
+    for of_pods in services {
+        let service = of_pods.service;
+        let at = |node: &Machine| Service {
+            address: (
+                node.address_like(service.address.ip()),
+                of_pods.node_port.unwrap(),
+            )
+                .into(),
+            ..service
+        };
+        for service in net.nodes().iter().map(at).chain([service]) {
+            let mut answered: Vec<String> = Flow::open_many(client, &[service], POD_FLOWS)
+                .into_iter()
+                .map(|mut flow| {
+                    assert_eq!(flow.ask_with(&"x".repeat(1200)).unwrap(), flow.node);
+                    flow.node
+                })
+                .collect();
+            answered.sort();
+            answered.dedup();
+            assert_eq!(answered, every, "{service}");
+        }
+    }
+}
+
+#[test]
+fn replies_of_pods_leave_by_the_vlan() {
+    let net = Topology::builder().pods(1).build().unwrap();
+    tag(&net);
+    let services = of_pods(&MODES);
+    let _echoes = serve_on_pods(&net, &services);
+    let _cluster = Cluster::start(&net, &services);
+    every_pod_replies(&net, &services);
 }
 
 /// Gives a machine a second cable to the switch, and one bond over both.
@@ -137,7 +195,7 @@ fn bond_goes_on_with_the_member_that_is_left() {
     bond(&net, node);
     net.route_vips(&[0]).unwrap();
 
-    let services = Service::all(&[Mode::L2dsr, Mode::IpipV4, Mode::IpipV6]);
+    let services = Service::all(&MODES);
     let _echoes: Vec<Echo> = net
         .nodes()
         .iter()
@@ -157,6 +215,24 @@ fn bond_goes_on_with_the_member_that_is_left() {
     }
     every_tcp_flow_goes_on(traffic);
     every_node_answers(&net, &services);
+}
+
+#[test]
+fn replies_of_pods_leave_by_the_bond() {
+    let net = Topology::builder().pods(1).build().unwrap();
+    let (edge, node) = (&net.edges()[0], &net.nodes()[0]);
+    bond(&net, edge);
+    bond(&net, node);
+    net.route_vips(&[0]).unwrap();
+
+    let services = of_pods(&MODES);
+    let _echoes = serve_on_pods(&net, &services);
+    let config = cluster_config(&net, &services);
+    let bonded = config.replace("name: eth0", "name: bond0");
+    let _edge = Agent::start(edge, &bonded);
+    let _bonded = Agent::start(node, &bonded);
+    let _other = Agent::start(&net.nodes()[1], &config);
+    every_pod_replies(&net, &services);
 }
 
 /// A datagram on the way when a cable is cut is lost; a connection sends again.
@@ -198,7 +274,7 @@ fn tunnel_devices_are_backends_without_an_agent() {
 #[test]
 fn sctp_associations_reach_pods_whose_ports_stay() {
     let net = Topology::builder().pods(1).build().unwrap();
-    let services: Vec<PodService<'_>> = Service::all(&[Mode::L2dsr, Mode::IpipV4, Mode::IpipV6])
+    let services: Vec<PodService<'_>> = Service::all(&MODES)
         .into_iter()
         .filter(|service| service.protocol == Protocol::Tcp)
         .map(|service| PodService {

@@ -20,7 +20,9 @@ use fastpath::{
         ServiceKey, ServiceSpec, Settings, TableError, Tables, Trace,
     },
 };
-use xdp_prog::abi::{BACKEND_V4, Backend, Pod, PodKey, ServiceKeyV4, Slot, Tag, Traffic, map};
+use xdp_prog::abi::{
+    BACKEND_V4, Backend, Config, Pod, PodKey, ServiceKeyV4, Slot, Tag, Traffic, map,
+};
 
 #[test]
 fn a_service_leads_to_its_backends_in_proportion_to_their_weights() {
@@ -185,6 +187,32 @@ fn a_weight_too_small_for_the_table_names_the_backend() {
         matches!(error, TableError::WeightTooSmall { backend, slots: 256, .. } if backend == node("10.0.0.1")),
         "{error}"
     );
+}
+
+#[test]
+fn every_change_ends_what_programs_have_noted() {
+    let (loaded, mut tables) = small();
+    let config = array::<Config>(&loaded, map::CONFIG);
+    let mut before = config.get(&0, 0).unwrap().epoch;
+    let key = service("10.99.0.1:80/tcp");
+    let changes: [&dyn Fn(&mut Tables); 6] = [
+        &|tables| tables.set_addresses(&Addresses::default()).unwrap(),
+        &|tables| tables.set_trusted_edges(&BTreeSet::new()).unwrap(),
+        &|tables| tables.set_settings(Settings::default()).unwrap(),
+        &|tables| {
+            tables.put_service(key, &spec(&[("10.0.0.1", 1)])).unwrap();
+        },
+        &|tables| {
+            tables.remove_service(&key).unwrap();
+        },
+        &|tables| *tables = Tables::open(&loaded).unwrap(),
+    ];
+    for (index, change) in changes.iter().enumerate() {
+        change(&mut tables);
+        let after = config.get(&0, 0).unwrap().epoch;
+        assert_ne!(after, before, "change {index}");
+        before = after;
+    }
 }
 
 #[test]

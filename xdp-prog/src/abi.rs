@@ -132,6 +132,8 @@ pub mod size {
     pub const PROBES: usize = 16_384;
     /// Flows in `NAT_CLAIMS`: one for each CPU, and one for user space.
     pub const NAT_CLAIMS: usize = 4_096;
+    /// [`super::Shortcut`]s of a CPU.
+    pub const SHORTCUTS: usize = 1_024;
     /// Sources in `ANSWERS`.
     pub const ANSWERS: usize = 16_384;
 }
@@ -163,6 +165,7 @@ plain_data! {
     Tuple: 40,
     PodFlow: 32,
     Datagram: 16,
+    Shortcut: 56,
     Service: 32,
     ServiceWord: 8,
     Slot: 8,
@@ -195,8 +198,9 @@ pub struct Config {
     pub mtu: u32,
     /// [`CONFIG_NODE`].
     pub flags: u32,
-    /// Always zero.
-    pub reserved: u32,
+    /// Raised after each change of addresses, trusted edges, services and pods: what programs have noted of
+    /// them counts only until then.
+    pub epoch: u32,
 }
 
 /// [`Config::flags`]: this machine has pods, and takes the node role for what edges send.
@@ -654,6 +658,51 @@ impl Datagram {
     }
 }
 
+/// What a look-up in several tables has yielded, for as long as they stay as they are.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
+#[repr(C)]
+pub struct Shortcut {
+    key: Tuple,
+    /// [`Config::epoch`], one higher: what was never written counts at no time.
+    epoch: u64,
+    value: u64,
+}
+
+impl Shortcut {
+    /// Makes the note of what a look-up has yielded that began in this epoch.
+    #[inline(always)]
+    pub const fn new(key: Tuple, epoch: u32, value: u64) -> Self {
+        Self {
+            key,
+            epoch: epoch as u64 + 1,
+            value,
+        }
+    }
+
+    /// Returns what the look-up would yield, if this is its note and the epoch has not ended.
+    #[inline(always)]
+    pub const fn value(&self, key: &Tuple, epoch: u32) -> Option<u64> {
+        if self.epoch == epoch as u64 + 1 && self.key.is(key) {
+            Some(self.value)
+        } else {
+            None
+        }
+    }
+
+    /// Returns the place of a look-up's note among those of a CPU.
+    #[inline(always)]
+    #[expect(clippy::cast_possible_truncation, reason = "ten bits are left")]
+    pub const fn place(key: &Tuple) -> u32 {
+        const { assert!(size::SHORTCUTS.is_power_of_two()) };
+        let [a, b, c, d, e] = key.0;
+        let mixed = (a ^ b.rotate_left(7) ^ c.rotate_left(17) ^ d.rotate_left(29) ^ e)
+            .wrapping_mul(CHECK_MULTIPLIER);
+        (mixed >> (64 - size::SHORTCUTS.trailing_zeros())) as u32
+    }
+}
+
 /// Address (4 bytes), port (2), protocol (1) of an IPv4 service, in wire order, and a zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
@@ -970,6 +1019,20 @@ mod tests {
             );
             address[byte] ^= 1;
         }
+    }
+
+    #[test]
+    fn shortcut_counts_for_its_key_in_its_epoch() {
+        let key = |port| {
+            let address = AddressKey::v4([198, 51, 100, 7]);
+            Tuple::new(address, address, [0, 0], [0, port], 6)
+        };
+        let shortcut = Shortcut::new(key(80), 7, 9);
+        assert_eq!(shortcut.value(&key(80), 7), Some(9));
+        assert_eq!(shortcut.value(&key(81), 7), None);
+        assert_eq!(shortcut.value(&key(80), 8), None);
+        assert_eq!(Shortcut::default().value(&Tuple::default(), 0), None);
+        assert_ne!(Shortcut::place(&key(80)), Shortcut::place(&key(81)));
     }
 
     #[test]

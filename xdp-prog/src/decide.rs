@@ -24,6 +24,7 @@ use self::{
     fragment::Fragments,
     nat::{NatFlows, Translate},
     probe::Probes,
+    receive::Shortcuts,
 };
 use crate::{
     abi::{
@@ -80,12 +81,21 @@ pub trait Clock {
 
 /// Everything that a packet may ask, remember and count.
 pub trait World:
-    Tables + Counters + Flows + Hairpins + Fragments + Relay + Probes + NatFlows + Answers
+    Tables + Counters + Flows + Hairpins + Fragments + Relay + Probes + NatFlows + Shortcuts + Answers
 {
 }
 
 impl<T> World for T where
-    T: Tables + Counters + Flows + Hairpins + Fragments + Relay + Probes + NatFlows + Answers
+    T: Tables
+        + Counters
+        + Flows
+        + Hairpins
+        + Fragments
+        + Relay
+        + Probes
+        + NatFlows
+        + Shortcuts
+        + Answers
 {
 }
 

@@ -38,7 +38,7 @@ impl Tables {
         // The agent before this one may have ended right after it took something out of use.
         grace::wait();
         self.clear_unreferenced();
-        Ok(())
+        self.begin_epoch()
     }
 
     /// Lists the keys of both families with their ids.

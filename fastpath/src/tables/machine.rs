@@ -8,7 +8,7 @@ use std::{
 use aya::maps::MapError;
 use ipnet::IpNet;
 use xdp_prog::abi::{
-    ADDRESS_LOCAL, ADDRESS_NAT, ADDRESS_NODE_PORT, ADDRESS_VIP, AddressKey, EdgeMac, map,
+    ADDRESS_LOCAL, ADDRESS_NAT, ADDRESS_NODE_PORT, ADDRESS_VIP, AddressKey, Config, EdgeMac, map,
 };
 
 use super::{
@@ -28,11 +28,31 @@ impl Tables {
     ///
     /// When the kernel refuses the write.
     pub fn set_settings(&mut self, settings: Settings) -> Result<(), TableError> {
-        let config = config_of(&settings);
+        let config = Config {
+            epoch: self.current_config.epoch.wrapping_add(1),
+            ..config_of(&settings)
+        };
         self.config
             .set(0, config, 0)
             .map_err(write_failed(map::CONFIG))?;
         self.settings = settings;
+        self.current_config = config;
+        Ok(())
+    }
+
+    /// Ends what programs have noted of the tables, which have been changed.
+    ///
+    /// # Errors
+    ///
+    /// When the kernel refuses the write.
+    pub(super) fn begin_epoch(&mut self) -> Result<(), TableError> {
+        let config = Config {
+            epoch: self.current_config.epoch.wrapping_add(1),
+            ..self.current_config
+        };
+        self.config
+            .set(0, config, 0)
+            .map_err(write_failed(map::CONFIG))?;
         self.current_config = config;
         Ok(())
     }
@@ -56,6 +76,12 @@ impl Tables {
     ///
     /// When the kernel refuses a write, as it does when the table is full.
     pub fn set_addresses(&mut self, addresses: &Addresses) -> Result<(), TableError> {
+        let outcome = self.replace_addresses(addresses);
+        self.begin_epoch()?;
+        outcome
+    }
+
+    fn replace_addresses(&mut self, addresses: &Addresses) -> Result<(), TableError> {
         let mut addresses = addresses.clone();
         let mut wanted: BTreeMap<IpAddr, u32> = BTreeMap::new();
         for (flag, set) in by_flag(&mut addresses) {
@@ -95,6 +121,12 @@ impl Tables {
     ///
     /// When the kernel refuses a write, as it does when the table is full.
     pub fn set_trusted_edges(&mut self, wanted: &BTreeSet<IpNet>) -> Result<(), TableError> {
+        let outcome = self.replace_trusted_edges(wanted);
+        self.begin_epoch()?;
+        outcome
+    }
+
+    fn replace_trusted_edges(&mut self, wanted: &BTreeSet<IpNet>) -> Result<(), TableError> {
         let present = self.trusted_edges();
         // The table holds no bits beyond a prefix's length.
         let wanted: BTreeSet<IpNet> = wanted.iter().map(IpNet::trunc).collect();

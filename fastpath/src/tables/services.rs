@@ -46,6 +46,16 @@ impl Tables {
         key: ServiceKey,
         spec: &ServiceSpec,
     ) -> Result<Change, TableError> {
+        let outcome = self.replace_service(key, spec);
+        self.begin_epoch()?;
+        outcome
+    }
+
+    fn replace_service(
+        &mut self,
+        key: ServiceKey,
+        spec: &ServiceSpec,
+    ) -> Result<Change, TableError> {
         let layout = layout(&key, spec, self.settings.hash_seed, |node| {
             self.ways.get(&node).is_some_and(|way| way.local)
         })?;
@@ -83,6 +93,7 @@ impl Tables {
                 .push((service.id, service.source_ranges));
             self.drop_backends(service.backends);
         }
+        self.begin_epoch()?;
         self.reclaim_if_worth_it();
         Ok(true)
     }

@@ -17,7 +17,7 @@ use aya::{
     sys::SyscallError,
 };
 use xdp_prog::{
-    abi::{self, AddressKey, Traffic, map},
+    abi::{self, AddressKey, Config, Traffic, map},
     decide::{Action, Stage},
 };
 
@@ -32,6 +32,8 @@ pub(crate) const HEADROOM: usize = 256;
 #[derive(Debug)]
 pub(crate) struct Kernel {
     ebpf: Ebpf,
+    /// Contents that the tables have had.
+    epoch: u32,
 }
 
 impl Kernel {
@@ -88,12 +90,17 @@ impl Kernel {
         program(&mut ebpf, abi::XDP_PROGRAM)
             .load()
             .context("loading the program")?;
-        Ok(Self { ebpf })
+        Ok(Self { ebpf, epoch: 0 })
     }
 
     /// Replaces the contents of all tables.
     pub(crate) fn install(&mut self, tables: &TableSet) -> Result<(), MapError> {
-        self.fill_array(map::CONFIG, &[tables.config])?;
+        self.epoch += 1;
+        let config = Config {
+            epoch: self.epoch,
+            ..tables.config
+        };
+        self.fill_array(map::CONFIG, &[config])?;
         self.fill_array(map::SERVICE, &tables.service)?;
         self.fill_array(map::LUT, &tables.lut)?;
         self.fill_array(map::BACKENDS, &tables.backends)?;

@@ -20,6 +20,7 @@ use xdp_prog::{
         deliver::{FlowTable, Flows, Hairpins, Relay},
         fragment::Fragments,
         probe::Probes,
+        receive::Shortcuts,
     },
     reason::REASON_COUNT,
 };
@@ -454,6 +455,15 @@ impl Hairpins for ModelTables<'_> {
         self.hairpins.borrow_mut().insert(*key, *client);
         true
     }
+}
+
+/// Every look-up is made.
+impl Shortcuts for ModelTables<'_> {
+    fn shortcut(&self, _: &Tuple, _: u32) -> Option<u64> {
+        None
+    }
+
+    fn note_shortcut(&self, _: &Tuple, _: u32, _: u64) {}
 }
 
 impl Relay for ModelTables<'_> {

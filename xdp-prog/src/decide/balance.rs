@@ -41,6 +41,29 @@ pub struct Choice<'t> {
     pub backend: &'t Backend,
 }
 
+/// A backend of a service.
+#[derive(Clone, Copy, Debug)]
+pub struct Target<'t> {
+    /// Service id.
+    pub service: u32,
+    /// Backend id.
+    pub id: u32,
+    /// The backend.
+    pub backend: &'t Backend,
+}
+
+impl<'t> Choice<'t> {
+    /// Returns what was chosen.
+    #[inline(always)]
+    pub const fn target(&self) -> Target<'t> {
+        Target {
+            service: self.service,
+            id: self.id,
+            backend: self.backend,
+        }
+    }
+}
+
 /// Takes a packet with ports from its service to its backend.
 #[inline(always)]
 pub fn balance<'t, F: Frame, A: Ip, T: Tables>(

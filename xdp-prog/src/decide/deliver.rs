@@ -24,7 +24,7 @@
 //! had come in. A node address as source lost: it needs `accept_local` on the
 //! uplinks, a second hook at the pods, and ports that may be taken.
 
-use super::{Clock, Decap, Family, Ip, Tables, balance::Choice};
+use super::{Clock, Decap, Family, Ip, Tables, balance::Target};
 use crate::{
     abi::{
         ADDRESS_LOCAL, ADDRESS_NODE_PORT, AddressKey, Backend, FLOW_FIN_CLIENT, FLOW_FIN_POD,
@@ -80,13 +80,13 @@ impl<'t> Deliver<'t> {
         packet: &Packet<A>,
         flow: &FlowKey<A>,
         flags: TcpFlags,
-        choice: &Choice<'t>,
+        target: &Target<'t>,
         decap: Option<Decap>,
     ) -> Self {
         Self {
-            service: choice.service,
-            id: choice.id,
-            backend: choice.backend,
+            service: target.service,
+            id: target.id,
+            backend: target.backend,
             decap,
             l3: packet.l3,
             l4: packet.l4,

@@ -262,7 +262,13 @@ impl Head {
         choice: &Choice<'t>,
         decap: Option<Decap>,
     ) -> Deliver<'t> {
-        let mut deliver = Deliver::new(packet, &self.flow(packet), self.flags, choice, decap);
+        let mut deliver = Deliver::new(
+            packet,
+            &self.flow(packet),
+            self.flags,
+            &choice.target(),
+            decap,
+        );
         deliver.is_later = is_later(packet);
         deliver
     }

@@ -121,7 +121,7 @@ fn decide_local<'t, F: Frame, T: World>(
 
 /// Finds the packet that is ICMP: behind an outer header, or the frame's own.
 #[inline(always)]
-fn locate<F: Frame, T: Tables>(frame: &F, tables: &T) -> Result<Decap, PassReason> {
+fn locate<F: Frame, T: World>(frame: &F, tables: &T) -> Result<Decap, PassReason> {
     let link = parse::link(frame)?;
     match link.ether_type {
         ethernet::IPV4 => {
@@ -137,7 +137,7 @@ fn locate<F: Frame, T: Tables>(frame: &F, tables: &T) -> Result<Decap, PassReaso
 }
 
 #[inline(always)]
-fn open<A: Ip, T: Tables>(tables: &T, outer: &Packet<A>) -> Result<Decap, PassReason> {
+fn open<A: Ip, T: World>(tables: &T, outer: &Packet<A>) -> Result<Decap, PassReason> {
     match outer.protocol {
         protocol::IPV4 => receive::open(tables, outer, Family::V4),
         protocol::IPV6 => receive::open(tables, outer, Family::V6),

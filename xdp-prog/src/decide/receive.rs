@@ -3,18 +3,29 @@
 use super::{
     Decap, Family, Ip, Stage, Tables, Verdict, World,
     answer::Answer,
-    balance::{self, Choice, Found},
+    balance::{self, Choice, Found, Target},
     deliver::Deliver,
     local,
 };
 use crate::{
-    abi::{ADDRESS_LOCAL, PodKey, SERVICE_PODS, Tag},
+    abi::{ADDRESS_LOCAL, AddressKey, PodKey, SERVICE_PODS, Tag, Tuple},
     flow::FlowKey,
     frame::Frame,
     parse::{self, Packet, TcpFlags},
     reason::{DropReason, PassReason},
     wire::{ethernet, protocol},
 };
+
+/// Notes of look-ups that many packets have in common: of one edge, or to one pod.
+///
+/// Without them, a packet from an edge to a pod takes four look-ups before that of its flow. They hold until the tables
+/// change: [`crate::abi::Config::epoch`].
+pub trait Shortcuts {
+    /// Returns what a look-up yielded in this epoch.
+    fn shortcut(&self, key: &Tuple, epoch: u32) -> Option<u64>;
+    /// Notes what a look-up has yielded that began in this epoch.
+    fn note_shortcut(&self, key: &Tuple, epoch: u32, value: u64);
+}
 
 /// Decides what is to be done with a frame of this stage.
 #[inline(always)]
@@ -43,7 +54,10 @@ pub fn decide<'t, F: Frame, T: World>(frame: &F, tables: &'t T) -> Verdict<'t> {
 ///
 /// Returns why the frame is left to the stack.
 #[inline(always)]
-pub fn open_frame<F: Frame, T: Tables>(frame: &F, tables: &T) -> Result<Decap, PassReason> {
+pub fn open_frame<F: Frame, T: Tables + Shortcuts>(
+    frame: &F,
+    tables: &T,
+) -> Result<Decap, PassReason> {
     let link = parse::link(frame)?;
     match link.ether_type {
         ethernet::IPV4 => sort(tables, &parse::ipv4(frame, link.l3)?),
@@ -53,7 +67,7 @@ pub fn open_frame<F: Frame, T: Tables>(frame: &F, tables: &T) -> Result<Decap, P
 }
 
 #[inline(always)]
-fn sort<A: Ip, T: Tables>(tables: &T, outer: &Packet<A>) -> Result<Decap, PassReason> {
+fn sort<A: Ip, T: Tables + Shortcuts>(tables: &T, outer: &Packet<A>) -> Result<Decap, PassReason> {
     match outer.protocol {
         protocol::IPV4 => open(tables, outer, Family::V4),
         protocol::IPV6 => open(tables, outer, Family::V6),
@@ -67,20 +81,12 @@ fn sort<A: Ip, T: Tables>(tables: &T, outer: &Packet<A>) -> Result<Decap, PassRe
 ///
 /// Returns why the packet is left to the stack.
 #[inline(always)]
-pub fn open<A: Ip, T: Tables>(
+pub fn open<A: Ip, T: Tables + Shortcuts>(
     tables: &T,
     outer: &Packet<A>,
     inner: Family,
 ) -> Result<Decap, PassReason> {
-    if tables.address_flags(&outer.destination.key()) & ADDRESS_LOCAL == 0 {
-        return Err(PassReason::EncapNotOurs);
-    }
-    let source = outer.source.key();
-    // The trie holds IPv4 edges as mapped addresses, which nobody filters as IPv6 sources.
-    let disguised = A::FAMILY == Family::V6 && source.is_mapped();
-    if disguised || !tables.is_trusted_edge(&source) {
-        return Err(PassReason::EncapUntrusted);
-    }
+    accept(tables, outer)?;
     Ok(Decap {
         l3: outer.l3,
         inner_l3: outer.l4,
@@ -92,8 +98,43 @@ pub fn open<A: Ip, T: Tables>(
     })
 }
 
+/// Accepts the two ends of an outer header.
+///
+/// # Errors
+///
+/// Returns why the packet is left to the stack.
 #[inline(always)]
-fn deliver<'t, F: Frame, A: Ip, T: Tables>(
+fn accept<A: Ip, T: Tables + Shortcuts>(tables: &T, outer: &Packet<A>) -> Result<(), PassReason> {
+    let source = outer.source.key();
+    let destination = outer.destination.key();
+    // The trie holds IPv4 edges as mapped addresses, which nobody filters as IPv6 sources.
+    let disguised = A::FAMILY == Family::V6 && source.is_mapped();
+    // No pod's note has this protocol.
+    let key = Tuple::new(source, destination, [0; 2], [0; 2], 0);
+    let epoch = epoch(tables);
+    if !disguised && tables.shortcut(&key, epoch).is_some() {
+        return Ok(());
+    }
+    if tables.address_flags(&destination) & ADDRESS_LOCAL == 0 {
+        return Err(PassReason::EncapNotOurs);
+    }
+    if disguised || !tables.is_trusted_edge(&source) {
+        return Err(PassReason::EncapUntrusted);
+    }
+    tables.note_shortcut(&key, epoch, 0);
+    Ok(())
+}
+
+#[inline(always)]
+fn epoch<T: Tables>(tables: &T) -> u32 {
+    match tables.config() {
+        Some(config) => config.epoch,
+        None => 0,
+    }
+}
+
+#[inline(always)]
+fn deliver<'t, F: Frame, A: Ip, T: Tables + Shortcuts>(
     frame: &F,
     tables: &'t T,
     packet: &Packet<A>,
@@ -118,17 +159,56 @@ fn deliver<'t, F: Frame, A: Ip, T: Tables>(
     let Ok(flow) = parse::flow(frame, packet) else {
         return Verdict::Decap(decap);
     };
+    let flags = parse::tcp_flags(frame, packet);
+    let epoch = epoch(tables);
+    let key = pod_key(&flow, decap.tag);
+    if let Some(target) = noted(tables, &key, epoch) {
+        return Verdict::Deliver(Deliver::new(packet, &flow, flags, &target, Some(decap)));
+    }
     let Some(found) = find(tables, &flow) else {
         return Verdict::Decap(decap);
     };
-    let flags = parse::tcp_flags(frame, packet);
     match pod(tables, &found, &flow, flags, decap.tag) {
-        Some(choice) => Verdict::Deliver(Deliver::new(packet, &flow, flags, &choice, Some(decap))),
+        Some(choice) => {
+            // Not what takes the place of a pod that has gone.
+            if choice.backend.tag == decap.tag.pod_bits() {
+                let value = u64::from(choice.service) << 32 | u64::from(choice.id);
+                tables.note_shortcut(&key, epoch, value);
+            }
+            let target = choice.target();
+            Verdict::Deliver(Deliver::new(packet, &flow, flags, &target, Some(decap)))
+        }
         None if packet.protocol == protocol::TCP && !flags.rst() && !flags.begins_connection() => {
             Verdict::Answer(Answer::refuse_inner(A::FAMILY))
         }
         None => Verdict::Drop(DropReason::UnknownPod),
     }
+}
+
+/// Returns the pod that earlier packets to the same service with the same tag went to.
+#[inline(always)]
+#[expect(clippy::cast_possible_truncation, reason = "takes the low half")]
+fn noted<'t, T: Tables + Shortcuts>(tables: &'t T, key: &Tuple, epoch: u32) -> Option<Target<'t>> {
+    let value = tables.shortcut(key, epoch)?;
+    let id = value as u32;
+    let backend = tables.backend(id)?;
+    local::is_here(backend).then_some(Target {
+        service: (value >> 32) as u32,
+        id,
+        backend,
+    })
+}
+
+/// The name of the look-up of a service and one of its pods.
+#[inline(always)]
+fn pod_key<A: Ip>(flow: &FlowKey<A>, tag: Tag) -> Tuple {
+    Tuple::new(
+        AddressKey::default(),
+        flow.destination.key(),
+        tag.pod_bits().to_ne_bytes(),
+        flow.destination_port,
+        flow.protocol,
+    )
 }
 
 /// Finds the service of an encapsulated packet, if its backends are pods.

@@ -21,6 +21,7 @@ use xdp_prog::{
         fragment::Fragments,
         nat::{Inserted, NatFlows, Origin, Translation},
         probe::Probes,
+        receive::Shortcuts,
     },
 };
 
@@ -136,6 +137,15 @@ impl Hairpins for ReadOnly<'_> {
         self.hairpins.set(key, Some(*client));
         true
     }
+}
+
+/// Every look-up is made.
+impl Shortcuts for ReadOnly<'_> {
+    fn shortcut(&self, _: &Tuple, _: u32) -> Option<u64> {
+        None
+    }
+
+    fn note_shortcut(&self, _: &Tuple, _: u32, _: u64) {}
 }
 
 impl Relay for ReadOnly<'_> {

@@ -21,7 +21,7 @@ use xdp_prog::{
     abi::{
         AddressKey, BACKEND_V4, Backend, Config, Datagram, EdgeMac, HOP_GATEWAY, NatForward,
         NatMark, NatReverse, NextHop, Pod, PodFlow, PodKey, Service, ServiceKeyV4, ServiceKeyV6,
-        ServiceWord, Slot, Traffic, Tuple, size,
+        ServiceWord, Shortcut, Slot, Traffic, Tuple, size,
     },
     decide::{
         Clock, Counters, Stage, Tables,
@@ -30,6 +30,7 @@ use xdp_prog::{
         fragment::Fragments,
         nat::{Inserted, NatFlows, Origin, Translation},
         probe::Probes,
+        receive::Shortcuts,
     },
     reason::REASON_COUNT,
 };
@@ -66,6 +67,9 @@ static BACKEND_TRAFFIC: PerCpuArray<Traffic, { size::BACKENDS }> = PerCpuArray::
 /// Scratch: see [`Relay`].
 #[btf_map]
 static RELAY: PerCpuArray<[u64; 4], 1> = PerCpuArray::new();
+/// Scratch: see [`Shortcuts`].
+#[btf_map]
+static SHORTCUTS: PerCpuArray<Shortcut, { size::SHORTCUTS }> = PerCpuArray::new();
 /// Scratch: the fields that are never set stay zero from the map's creation.
 #[btf_map]
 static FIB_PARAMETERS: PerCpuArray<FibParams, 1> = PerCpuArray::new();
@@ -322,6 +326,21 @@ fn relay(words: [u64; 4]) -> Option<[u64; 4]> {
     unsafe { core::ptr::write_volatile(place, words) };
     // SAFETY: as above.
     Some(unsafe { core::ptr::read_volatile(place) })
+}
+
+impl Shortcuts for KernelTables<'_> {
+    #[inline(always)]
+    fn shortcut(&self, key: &Tuple, epoch: u32) -> Option<u64> {
+        SHORTCUTS.get(Shortcut::place(key))?.value(key, epoch)
+    }
+
+    #[inline(always)]
+    fn note_shortcut(&self, key: &Tuple, epoch: u32, value: u64) {
+        if let Some(place) = SHORTCUTS.get_ptr_mut(Shortcut::place(key)) {
+            // SAFETY: a per-CPU element; XDP runs do not nest on a CPU.
+            unsafe { *place = Shortcut::new(*key, epoch, value) };
+        }
+    }
 }
 
 impl Fragments for KernelTables<'_> {

@@ -92,3 +92,68 @@ fn nodes_clamp_the_mss_by_the_outer_header() {
     );
     assert_eq!(Cluster::packets(&cluster.edge, "drop", "mtu_exceeded"), 0);
 }
+
+#[test]
+fn pods_learn_the_mtu_of_the_way_to_a_client() {
+    const TO_CLIENT_MTU: u32 = 1400;
+    let net = Topology::builder()
+        .fabric_mtu(1600)
+        .pods(1)
+        .build()
+        .unwrap();
+    let client = &net.clients()[0];
+    let narrow = net.far_end(client).unwrap();
+    for address in [client.v4(), client.v6()] {
+        let route = Route::to(Cidr::host(address)).through(&narrow);
+        net.router().add_route(&route.mtu(TO_CLIENT_MTU)).unwrap();
+    }
+    let services: Vec<PodService<'_>> = Service::all(&[Mode::L2dsr, Mode::IpipV4, Mode::IpipV6])
+        .into_iter()
+        .filter(|service| service.protocol == Protocol::Tcp)
+        .map(PodService::over_all)
+        .collect();
+    let _echoes = serve_on_pods(&net, &services);
+    let _cluster = Cluster::start(&net, &services);
+    for PodService { service, .. } in services {
+        for pod in net.pods() {
+            let flush = ["route", "flush", "cache"];
+            output(pod.namespace().command("ip").args(flush)).unwrap();
+            let flush = ["-6", "route", "flush", "cache"];
+            output(pod.namespace().command("ip").args(flush)).unwrap();
+        }
+        let mut flow = Flow::open(client, &service).unwrap();
+        let node = flow.ask_with(&"x".repeat(MEGABYTE)).unwrap();
+        assert_eq!(node, flow.node, "{service}");
+        let pod = net.pods().find(|pod| pod.label() == node).unwrap();
+        let learnt = learnt_mtu(pod, client.address_like(service.address.ip()));
+        assert_eq!(learnt, Some(TO_CLIENT_MTU), "{service}");
+    }
+}
+
+/// Larger than three fragments.
+const LARGE_DATAGRAM: usize = 5000;
+
+#[test]
+fn large_datagrams_reach_pods_in_fragments() {
+    let net = Topology::builder()
+        .fabric_mtu(1600)
+        .pods(1)
+        .build()
+        .unwrap();
+    let client = &net.clients()[0];
+    let services: Vec<PodService<'_>> = Service::all(&[Mode::L2dsr, Mode::IpipV4, Mode::IpipV6])
+        .into_iter()
+        .filter(|service| service.protocol == Protocol::Udp)
+        .map(PodService::over_all)
+        .collect();
+    let _echoes = serve_on_pods(&net, &services);
+    let _cluster = Cluster::start(&net, &services);
+    let capture = Capture::start(client);
+    for PodService { service, .. } in services {
+        for mut flow in Flow::open_many(client, &[service], 4) {
+            let node = flow.ask_with(&"x".repeat(LARGE_DATAGRAM)).unwrap();
+            assert_eq!(node, flow.node, "{service}");
+        }
+    }
+    assert!(capture.assert_good_checksums() > 0);
+}

@@ -83,7 +83,7 @@ impl Echo {
         socket.set_read_timeout(Some(POLL)).unwrap();
         let (name, stop) = (node.label().to_owned(), Arc::clone(&self.stop));
         self.threads.push(thread::spawn(move || {
-            let mut buffer = [0; 2048];
+            let mut buffer = vec![0; usize::from(u16::MAX)];
             while !stop.load(Ordering::Relaxed) {
                 if let Ok((length, client)) = socket.recv_from(&mut buffer) {
                     let answer = [name.as_bytes(), b" ", &buffer[..length]].concat();

@@ -131,7 +131,7 @@ impl Socket {
             }
             Self::Udp(socket) => {
                 socket.send(question.as_bytes())?;
-                let mut answer = [0; 2048];
+                let mut answer = vec![0; usize::from(u16::MAX)];
                 let length = socket.recv(&mut answer)?;
                 Ok(String::from_utf8_lossy(&answer[..length]).into_owned())
             }

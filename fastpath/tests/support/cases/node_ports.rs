@@ -190,6 +190,19 @@ fn local_flows() -> Vec<Case> {
         .delivers(way(23, HERE_V4), ack(stranger).length(), {
             IN.carry(&Packet::segment(stranger, (POD_V4, TARGET), ACK, b""))
         }),
+        // A router's error about what the kernel has sent.
+        case(
+            "error_about_a_flow_of_the_kernel",
+            IN.carry(&Packet::icmp(
+                v4(198, 51, 100, 254),
+                to.0,
+                (3, 4),
+                [0, 0, 5, 0x78],
+                &Packet::segment(to, from, ACK, b"").bytes()[..28],
+            )),
+        )
+        .with(mine)
+        .passes(PassReason::LocalFlow),
         case("vip_has_no_flows_of_the_kernel", IN.carry(&to_vip))
             .with(|tables| {
                 pods::node(tables);

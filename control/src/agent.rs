@@ -27,6 +27,7 @@ use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use fastpath::attach::EgressAttachment;
+use fastpath::capture;
 use fastpath::facts::{self, Bpffs, InterfaceError};
 use fastpath::load::{LoadError, Loaded, Loader};
 use fastpath::nexthop::{NetlinkError, Wake, Waker, Watcher};
@@ -254,7 +255,7 @@ impl Agent {
             let pause = self.problems.pause(Instant::now());
             let timeout = pause.map_or(TIMER, |pause| pause.min(TIMER));
             let wake = self.watcher.wait(Some(timeout))?;
-            self.sweep_nat();
+            self.sweep();
             while let Ok(command) = commands.try_recv() {
                 if self.obey(command) {
                     return Ok(());
@@ -269,8 +270,8 @@ impl Agent {
         }
     }
 
-    /// Removes flows of NAT mode that are over.
-    fn sweep_nat(&mut self) {
+    /// Removes flows of NAT mode that are over, and what a capture has left that was killed.
+    fn sweep(&mut self) {
         if self.swept.elapsed() < SWEEP_PAUSE {
             return;
         }
@@ -278,6 +279,9 @@ impl Agent {
         match self.tables.sweep_nat(SWEEP_FLOWS) {
             Ok(removed) => tracing::debug!(removed, "flows of NAT mode swept"),
             Err(error) => tracing::warn!(%error, "cannot sweep the flows of NAT mode"),
+        }
+        if let Err(error) = capture::clear_away(&self.pins) {
+            tracing::warn!(%error, "cannot look for what a capture has left");
         }
     }
 

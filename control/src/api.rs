@@ -222,6 +222,8 @@ pub struct Backend {
     pub state: String,
     /// Where packets leave to, or why they cannot.
     pub next_hop: String,
+    /// MAC address of the next hop, once it is resolved.
+    pub mac: Option<String>,
     /// `healthy`, `unhealthy`, `unreachable`, or `new` before the first result; nothing if neither it
     /// nor its node is checked.
     pub health: Option<String>,

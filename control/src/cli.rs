@@ -54,6 +54,15 @@ pub enum Command {
     /// The packet is the first one of the flow, or the frame given. Nothing is remembered and nothing
     /// counted. Where netlink knows no next hop, the datapath asks the kernel's FIB as well.
     Trace(Trace),
+    /// Write packets as they come and as they leave to a file for Wireshark or tshark
+    ///
+    /// tcpdump sees no packet that XDP forwards or drops. The file is pcapng: each packet as it came in and,
+    /// unless it was dropped, as it left, with the verdict, the service and the backend as its comment.
+    /// Replies that pods send are not among them: those tcpdump sees.
+    ///
+    /// The datapath pays for it while it lasts only; sample and filter where there is much traffic.
+    #[command(after_help = CAPTURE_FILTER)]
+    Capture(Capture),
     /// Take the program off every interface and remove everything pinned
     ///
     /// A running agent is told to do it and ends.
@@ -157,6 +166,56 @@ pub struct Trace {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+}
+
+const CAPTURE_FILTER: &str = "\
+Filter: all of these that are given must hold
+  host ADDRESS, net PREFIX   source or destination; up to two of them
+  port NUMBER                source or destination; up to two of them
+  tcp, udp, sctp, icmp
+  service VIP:PORT/PROTO     the same as host, port and protocol of a service
+  forward, pass, drop, reply, return
+                             what became of it; one of them if several are given
+  reason NAME                why, as `guideway drops` names it; likewise
+It looks into IP-in-IP and at the packet that an ICMP error quotes.
+
+Examples:
+  guideway capture service 192.0.2.10:80/tcp -w web.pcapng
+  guideway capture host 198.51.100.7 drop -w - | tshark -r - -V
+  guideway capture --sample 1000 --duration 10 -w all.pcapng";
+
+/// Options of `capture`.
+#[derive(Debug, Args)]
+pub struct Capture {
+    /// Which packets; all without it
+    #[arg(value_name = "FILTER")]
+    pub filter: Vec<String>,
+    /// The file; - for standard output
+    #[arg(long, short, value_name = "FILE")]
+    pub write: PathBuf,
+    /// Only what comes in on this interface; may be given several times
+    #[arg(long, short, value_name = "NAME")]
+    pub interface: Vec<String>,
+    /// End after so many packets
+    #[arg(long, short, value_name = "NUMBER")]
+    pub count: Option<u64>,
+    /// End after so many seconds
+    #[arg(long, short, value_name = "SECONDS")]
+    pub duration: Option<u32>,
+    /// Take one packet out of NUMBER, chosen at random
+    #[arg(long, value_name = "NUMBER", default_value_t = 1,
+          value_parser = clap::value_parser!(u32).range(1..))]
+    pub sample: u32,
+    /// Keep so many bytes of each packet
+    #[arg(long, short, value_name = "BYTES", default_value_t = 256,
+          value_parser = clap::value_parser!(u32).range(64..=2048))]
+    pub snaplen: u32,
+    /// Where the agent is, for the names of services and backends.
+    #[command(flatten)]
+    pub agent: Agent,
+    /// Where the agent's pins are
+    #[arg(long, value_name = "DIR", default_value = DEFAULT_PIN_DIR)]
+    pub pin_dir: PathBuf,
 }
 
 /// Options of `which`.

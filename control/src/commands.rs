@@ -1,5 +1,6 @@
 //! The commands that ask the agent and show its answers.
 
+pub mod capture;
 pub mod show;
 
 use std::io::{self, IsTerminal, Write};

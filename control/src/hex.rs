@@ -5,6 +5,11 @@ pub fn encode(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
+/// Writes a MAC address.
+pub fn mac(address: [u8; 6]) -> String {
+    address.map(|byte| format!("{byte:02x}")).join(":")
+}
+
 /// Reads digits, with blanks and colons between them as other tools write them; nothing where they are
 /// none, or an odd number of them.
 pub fn decode(text: &str) -> Option<Vec<u8>> {
@@ -31,6 +36,11 @@ pub fn decode(text: &str) -> Option<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn mac_is_written_as_other_tools_do() {
+        assert_eq!(mac([2, 0, 0x5e, 0xff, 0x10, 1]), "02:00:5e:ff:10:01");
+    }
 
     #[test]
     fn digits_are_read_as_written() {

@@ -9,6 +9,7 @@ use clap::{CommandFactory, Parser};
 use control::agent::StartError;
 use control::api::{Reason, Request};
 use control::cli::{Cli, Command};
+use control::commands::capture::filter::FilterError;
 use control::config::ConfigError;
 use control::{check, commands, run};
 
@@ -50,6 +51,7 @@ fn execute(command: Command) -> Result<ExitCode> {
         }
         Command::Which(options) => commands::which(&options)?,
         Command::Trace(options) => commands::trace(&options)?,
+        Command::Capture(options) => commands::capture::capture(&options)?,
         Command::Detach(options) => commands::detach(&options)?,
         Command::Completions { shell } => {
             let mut text = Vec::new();
@@ -72,6 +74,8 @@ fn execute(command: Command) -> Result<ExitCode> {
 
 fn is_wrong_input(error: &anyhow::Error) -> bool {
     error.chain().any(|cause| {
-        cause.is::<ConfigError>() || matches!(cause.downcast_ref(), Some(StartError::Config(_)))
+        cause.is::<ConfigError>()
+            || cause.is::<FilterError>()
+            || matches!(cause.downcast_ref(), Some(StartError::Config(_)))
     })
 }

@@ -1,6 +1,7 @@
 //! The user-space dataplane.
 
 pub mod attach;
+pub mod capture;
 mod clsact;
 pub mod echo;
 pub mod facts;

@@ -15,6 +15,7 @@ use aya::{
 };
 use xdp_prog::{
     abi::{EGRESS_PROGRAM, XDP_PROGRAM, map},
+    capture::Slot,
     decide::Stage,
 };
 
@@ -22,12 +23,12 @@ use crate::{
     clsact::OwnedFilter,
     facts::{self, KernelVersion},
     object,
-    pins::{PinError, Pins},
+    pins::{PinError, Pins, unpin},
     refusal::{Refusal, is_refusal},
 };
 
 /// Arrays whose length is part of the build.
-const OF_ONE_LENGTH: [&str; 3] = [map::CONFIG, map::REASONS, map::STAGES];
+const OF_ONE_LENGTH: [&str; 4] = [map::CAPTURE, map::CONFIG, map::REASONS, map::STAGES];
 
 /// Lines of the verifier's log that a message quotes: the end says what is wrong.
 const LOG_LINES: usize = 12;
@@ -269,6 +270,9 @@ impl Loader {
             .load(object::bytes())
             .map_err(|error| explain(error, &declared, &kernel.release))?;
         load_programs(&mut ebpf).map_err(|error| explain(error, &declared, &kernel.release))?;
+        if let Some(pins) = &self.pins {
+            pin_capture(&mut ebpf, pins)?;
+        }
         Ok(Loaded {
             ebpf,
             pins: self.pins.clone(),
@@ -480,6 +484,10 @@ fn load_programs(ebpf: &mut Ebpf) -> Result<(), EbpfError> {
         stages.push((stage, program.fd()?.try_clone().map_err(MapError::from)?));
     }
     xdp(ebpf, XDP_PROGRAM)?.load()?;
+    xdp(ebpf, Slot::Around.program())?.load()?;
+    let edge = xdp(ebpf, Slot::Edge.program())?;
+    edge.load()?;
+    let edge = edge.fd()?.try_clone().map_err(MapError::from)?;
     let egress: &mut SchedClassifier = ebpf
         .program_mut(EGRESS_PROGRAM)
         .ok_or(ProgramError::UnexpectedProgramType)?
@@ -494,7 +502,27 @@ fn load_programs(ebpf: &mut Ebpf) -> Result<(), EbpfError> {
     for (stage, program) in &stages {
         array.set(stage.index(), program, 0)?;
     }
+    let map = ebpf
+        .map_mut(map::CAPTURE)
+        .ok_or_else(|| MapError::InvalidName {
+            name: map::CAPTURE.to_owned(),
+        })?;
+    ProgramArray::try_from(map)?.set(Slot::Edge.index(), &edge, 0)?;
     Ok(())
+}
+
+/// Pins the program that captures put in place; one under way takes it over.
+fn pin_capture(ebpf: &mut Ebpf, pins: &Pins) -> Result<(), LoadError> {
+    let path = pins.capture_program();
+    unpin(&path)?;
+    let program = xdp(ebpf, Slot::Around.program());
+    let pinned = program.map_err(io::Error::other).and_then(|program| {
+        program.pin(&path).map_err(|error| match error {
+            aya::pin::PinError::SyscallError(error) => error.io_error,
+            error => io::Error::other(error),
+        })
+    });
+    pinned.map_err(|source| PinError::io("pin the program", &path, source).into())
 }
 
 fn xdp<'e>(ebpf: &'e mut Ebpf, name: &str) -> Result<&'e mut Xdp, ProgramError> {

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! <root>/v<layout version>/maps/<MAP>
+//!                         /programs/capture
 //!                         /links/xdp-<interface>
 //!                               /egress-<device>
 //! ```
@@ -216,6 +217,11 @@ impl Pins {
         self.maps().join(name)
     }
 
+    /// Returns the path of the pin of the program to capture with.
+    pub(crate) fn capture_program(&self) -> PathBuf {
+        self.programs().join("capture")
+    }
+
     /// Returns the path of the pin of an interface's XDP link.
     #[must_use]
     pub fn link(&self, interface: &str) -> PathBuf {
@@ -423,7 +429,7 @@ impl Pins {
             }
             Err(source) => return Err(PinError::io("find its file system", &self.root, source)),
         }
-        for directory in [self.maps(), self.links()] {
+        for directory in [self.maps(), self.programs(), self.links()] {
             fs::create_dir_all(&directory)
                 .map_err(|source| PinError::io("create it", &directory, source))?;
         }
@@ -462,6 +468,10 @@ impl Pins {
 
     fn maps(&self) -> PathBuf {
         self.directory().join("maps")
+    }
+
+    fn programs(&self) -> PathBuf {
+        self.directory().join("programs")
     }
 
     fn links(&self) -> PathBuf {
@@ -601,12 +611,15 @@ fn sorted(mut names: Vec<String>) -> Vec<String> {
 }
 
 fn remove_version(version: &Path) -> Result<(), PinError> {
-    for map in entries(&version.join("maps"))? {
-        unpin(&map)?;
+    for kind in ["maps", "programs"] {
+        for pin in entries(&version.join(kind))? {
+            unpin(&pin)?;
+        }
     }
-    for directory in [version.join("maps"), version.join("links"), version.into()] {
-        remove_directory(&directory)?;
+    for kind in ["maps", "programs", "links"] {
+        remove_directory(&version.join(kind))?;
     }
+    remove_directory(version)?;
     Ok(())
 }
 

@@ -90,6 +90,16 @@ pub mod map {
     pub const PROBES: &str = "PROBES";
     /// LRU hash from [`super::Tuple`] (a check's answer as it comes in) to the [`super::AddressKey`] that its socket is connected to.
     pub const PROBE_PEERS: &str = "PROBE_PEERS";
+    /// Program array by [`crate::capture::Slot`].
+    pub const CAPTURE: &str = "CAPTURE";
+    /// Array of one [`crate::capture::Settings`].
+    pub const CAPTURE_SETTINGS: &str = "CAPTURE_SETTINGS";
+    /// Per-CPU array of one [`crate::capture::Copies`]: scratch.
+    pub const CAPTURE_COPIES: &str = "CAPTURE_COPIES";
+    /// Ring buffer of [`crate::capture::Event`]s, each with the copies of the frame behind it.
+    pub const EVENTS: &str = "EVENTS";
+    /// Per-CPU array of one `u64`: events that found the ring buffer full.
+    pub const EVENTS_LOST: &str = "EVENTS_LOST";
     /// Program array by [`crate::decide::Stage`].
     pub const STAGES: &str = "STAGES";
     /// Per-CPU array of `u64` packets by [`crate::reason`] index.

@@ -14,6 +14,7 @@
 
 pub mod abi;
 pub mod bench;
+pub mod capture;
 pub mod csum;
 pub mod decide;
 pub mod egress;

@@ -214,6 +214,7 @@ impl Agent {
                     table_size: service.run.length(),
                     state: state(next_hop).to_owned(),
                     next_hop: describe(next_hop),
+                    mac: mac(next_hop),
                     packets: traffic.packets,
                     bytes: traffic.bytes,
                     ..Backend::default()
@@ -405,6 +406,13 @@ fn describe(next_hop: Option<Resolution>) -> String {
         Some(Resolution::Local) => "this machine".to_owned(),
         Some(Resolution::Unresolved(reason)) => reason.to_string(),
         None => "not looked up".to_owned(),
+    }
+}
+
+fn mac(next_hop: Option<Resolution>) -> Option<String> {
+    match next_hop {
+        Some(Resolution::Resolved(hop)) => Some(hex::mac(hop.destination_mac)),
+        _ => None,
     }
 }
 

@@ -7,6 +7,7 @@
 )]
 
 mod alone;
+mod capture;
 mod commands;
 mod egress;
 mod health;

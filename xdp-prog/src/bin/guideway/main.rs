@@ -5,6 +5,7 @@
 #![no_std]
 #![no_main]
 
+mod capture;
 mod context;
 mod egress;
 mod maps;
@@ -21,9 +22,15 @@ use xdp_prog::{
 
 #[xdp(frags)]
 fn guideway(ctx: XdpContext) -> u32 {
-    let tables = KernelTables::new(&ctx);
+    capture::begin(&ctx);
+    edge(&ctx)
+}
+
+#[inline(always)]
+fn edge(ctx: &XdpContext) -> u32 {
+    let tables = KernelTables::new(ctx);
     let ingress = tables.ingress();
-    let action = process(&mut XdpFrame::new(&ctx), &tables, ingress);
+    let action = process(&mut XdpFrame::new(ctx), &tables, ingress);
     carry_out(&tables, action)
 }
 

@@ -423,7 +423,7 @@ fn service(id: u32) -> Option<Service> {
 }
 
 #[inline(always)]
-fn now() -> u64 {
+pub(crate) fn now() -> u64 {
     // SAFETY: the helper takes nothing. The coarse clock moves with the
     // timer tick and costs a tenth of the fine one.
     unsafe { bpf_ktime_get_coarse_ns() }
@@ -436,6 +436,12 @@ fn count_reason(index: u32) {
         // CPU: both run with softirqs off.
         unsafe { *counter += 1 };
     }
+}
+
+/// Returns what this CPU has counted under a reason.
+#[inline(always)]
+pub(crate) fn counted(index: u32) -> u64 {
+    REASONS.get(index).map_or(0, read_once)
 }
 
 #[inline(always)]

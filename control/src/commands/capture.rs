@@ -1,0 +1,176 @@
+//! `guideway capture`: packets as they come and as they leave, in a file for Wireshark.
+
+pub mod comment;
+mod devices;
+mod file;
+pub mod filter;
+
+use std::io::{self, Write};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use fastpath::capture::{Capture, Captured, Headers, Options, action, monotonic_ns};
+use fastpath::pins::Pins;
+use tokio::signal::unix::{SignalKind, signal};
+
+use self::comment::Names;
+use self::devices::Devices;
+use self::file::{Direction, PcapNg, Record};
+use crate::api::client::ask;
+use crate::api::{Backend, Request};
+use crate::cli;
+
+/// How soon a signal or the end of the time is noticed.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// Captures until the packets or the time are over, or a signal comes.
+///
+/// # Errors
+///
+/// When the filter is wrong, nothing is attached, or the file cannot be written.
+pub fn capture(options: &cli::Capture) -> Result<()> {
+    let (filter, outcomes) = filter::parse(&options.filter)?;
+    let is_over = stop_on_signal().context("cannot handle signals")?;
+    let names = match ask::<Vec<Backend>>(&options.agent.socket, &Request::Backends {}) {
+        Ok(rows) => Names::new(&rows),
+        Err(error) => {
+            tell(&format!("services and backends go without names: {error}"));
+            Names::default()
+        }
+    };
+    let mut capture = Capture::start(
+        &Pins::new(&options.pin_dir),
+        &Options {
+            interfaces: options.interface.clone(),
+            filter,
+            outcomes,
+            sample: options.sample,
+            snap: options.snaplen,
+        },
+    )?;
+    let mut session = Session {
+        file: PcapNg::create(&options.write, options.snaplen, monotonic_ns())?,
+        names,
+        devices: Devices::read(),
+        taken: 0,
+        most: options.count.unwrap_or(u64::MAX),
+    };
+    let interfaces = capture.interfaces().iter();
+    let interfaces: Vec<_> = interfaces.map(|interface| interface.name.clone()).collect();
+    for name in &interfaces {
+        session.file.device(name)?;
+    }
+    session.file.flush()?;
+    tell(&format!("capturing on {}", interfaces.join(", ")));
+
+    let end = options
+        .duration
+        .map(|seconds| Instant::now() + Duration::from_secs(seconds.into()));
+    let is_late = || end.is_some_and(|end| Instant::now() >= end);
+    while !is_over.load(Ordering::Relaxed) && !is_late() && session.taken < session.most {
+        capture.wait(PAUSE)?;
+        session.take_all(&mut capture)?;
+    }
+    capture.stop()?;
+    session.take_all(&mut capture)?;
+    let lost = capture.lost()?;
+    let taken = session.taken;
+    tell(&format!(
+        "{taken} packets captured, {lost} lost for want of room"
+    ));
+    Ok(())
+}
+
+/// What is done with frames.
+struct Session {
+    file: PcapNg,
+    names: Names,
+    devices: Devices,
+    taken: u64,
+    most: u64,
+}
+
+impl Session {
+    /// Writes what there is, but no more than is wanted.
+    fn take_all(&mut self, capture: &mut Capture) -> Result<()> {
+        while self.taken < self.most {
+            let Some(captured) = capture.take()? else {
+                break;
+            };
+            self.taken += 1;
+            self.write(&captured)?;
+        }
+        self.file.flush()
+    }
+
+    fn write(&mut self, captured: &Captured) -> Result<()> {
+        let event = &captured.event;
+        let before = Headers::read(&captured.before);
+        let after = (!captured.after.is_empty()).then(|| Headers::read(&captured.after));
+        let comment = self.names.comment(event, &before, after.as_ref());
+        let device = self.devices.name(event.ifindex);
+        self.file.write(Record {
+            device: &device,
+            time_ns: event.before_ns,
+            length: event.before_length,
+            bytes: &captured.before,
+            direction: Direction::Inbound,
+            comment: format!("before: {comment}"),
+        })?;
+        // What the stack gets as it came would only be there twice.
+        let Some(after) = after.filter(|_| captured.is_changed()) else {
+            return Ok(());
+        };
+        let (device, direction) = match event.action {
+            action::REDIRECT => (self.devices.with_mac(after.source_mac), Direction::Outbound),
+            action::TRANSMIT => (None, Direction::Outbound),
+            _ => (None, Direction::Inbound),
+        };
+        let device = device.unwrap_or_else(|| self.devices.name(event.ifindex));
+        self.file.write(Record {
+            device: &device,
+            time_ns: event.after_ns,
+            length: event.after_length,
+            bytes: &captured.after,
+            direction,
+            comment: format!("after: {comment}"),
+        })
+    }
+}
+
+/// Ends the capture at the first signal that asks for it.
+fn stop_on_signal() -> io::Result<Arc<AtomicBool>> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_io()
+        .build()?;
+    let (mut interrupt, mut terminate, mut hang_up) = {
+        let _context = runtime.enter();
+        (
+            signal(SignalKind::interrupt())?,
+            signal(SignalKind::terminate())?,
+            signal(SignalKind::hangup())?,
+        )
+    };
+    let is_over = Arc::new(AtomicBool::new(false));
+    let told = Arc::clone(&is_over);
+    thread::spawn(move || {
+        runtime.block_on(async {
+            tokio::select! {
+                _ = interrupt.recv() => {}
+                _ = terminate.recv() => {}
+                _ = hang_up.recv() => {}
+            }
+        });
+        told.store(true, Ordering::Relaxed);
+    });
+    Ok(is_over)
+}
+
+/// Says something to people; the packets may be on standard output.
+fn tell(text: &str) {
+    // Nobody may read it any more.
+    let _ = writeln!(io::stderr(), "guideway: {text}");
+}

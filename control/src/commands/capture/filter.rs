@@ -1,0 +1,261 @@
+//! The words that say what is captured.
+
+use std::net::IpAddr;
+
+use fastpath::capture::{Filter, Network, Outcomes};
+use fastpath::tables::{Protocol, ServiceKey};
+use ipnet::IpNet;
+use xdp_prog::abi::AddressKey;
+use xdp_prog::reason::{self, ReasonKind};
+use xdp_prog::wire::protocol;
+
+/// Bits in front of an IPv4 address where it is mapped into the IPv6 space.
+const MAPPED: u32 = 96;
+
+/// Why a filter cannot be read.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FilterError {
+    /// A word that says nothing.
+    #[error("filter: {0:?} is no word of it; see `guideway capture --help`")]
+    Word(String),
+    /// A word that another one has to follow.
+    #[error("filter: something has to follow {0:?}")]
+    Nothing(String),
+    /// What follows a word is not what it takes.
+    #[error("filter: {word} takes {takes}, not {value:?}")]
+    Value {
+        /// The word.
+        word: &'static str,
+        /// What it takes.
+        takes: &'static str,
+        /// What was given.
+        value: String,
+    },
+    /// More than a filter holds.
+    #[error("filter: at most two of {0}")]
+    TooMany(&'static str),
+    /// Two protocols, of which a packet has one.
+    #[error("filter: one protocol only")]
+    Protocols,
+}
+
+/// What a filter is made of, word by word.
+#[derive(Debug, Default)]
+struct Words {
+    networks: Vec<Network>,
+    ports: Vec<u16>,
+    protocols: Option<[u8; 2]>,
+    outcomes: Option<Outcomes>,
+}
+
+/// Reads a filter: which frames, and which outcomes.
+///
+/// # Errors
+///
+/// When a word is not understood.
+pub fn parse(words: &[String]) -> Result<(Filter, Outcomes), FilterError> {
+    let mut read = Words::default();
+    // Quoted or not, as with tcpdump.
+    let mut words = words.iter().flat_map(|text| text.split_whitespace());
+    while let Some(word) = words.next() {
+        let mut value = || {
+            words
+                .next()
+                .ok_or_else(|| FilterError::Nothing(word.to_owned()))
+        };
+        match word {
+            "and" => {}
+            "host" => read.host(value()?)?,
+            "net" => read.net(value()?)?,
+            "port" => read.port(value()?)?,
+            "service" => read.service(value()?)?,
+            "reason" => read.reason(value()?)?,
+            "tcp" => read.protocol([protocol::TCP; 2])?,
+            "udp" => read.protocol([protocol::UDP; 2])?,
+            "sctp" => read.protocol([protocol::SCTP; 2])?,
+            "icmp" => read.protocol([protocol::ICMP, protocol::ICMPV6])?,
+            "forward" => read.outcomes().forwarded = 1,
+            "pass" => read.kind(ReasonKind::Pass),
+            "drop" => read.kind(ReasonKind::Drop),
+            "reply" => read.kind(ReasonKind::Reply),
+            "return" => read.kind(ReasonKind::Return),
+            other => return Err(FilterError::Word(other.to_owned())),
+        }
+    }
+    read.finish()
+}
+
+impl Words {
+    fn host(&mut self, value: &str) -> Result<(), FilterError> {
+        let address: IpAddr = read("host", "an address", value)?;
+        self.network(IpNet::from(address));
+        Ok(())
+    }
+
+    fn net(&mut self, value: &str) -> Result<(), FilterError> {
+        self.network(read("net", "a prefix such as 192.0.2.0/24", value)?);
+        Ok(())
+    }
+
+    fn network(&mut self, network: IpNet) {
+        let length = u32::from(network.prefix_len());
+        self.networks.push(match network.network() {
+            IpAddr::V4(address) => Network::new(AddressKey::v4(address.octets()), MAPPED + length),
+            IpAddr::V6(address) => Network::new(AddressKey::v6(address.octets()), length),
+        });
+    }
+
+    fn port(&mut self, value: &str) -> Result<(), FilterError> {
+        let port = read("port", "a number from 1 to 65535", value)?;
+        self.ports.push(std::num::NonZeroU16::get(port));
+        Ok(())
+    }
+
+    fn service(&mut self, value: &str) -> Result<(), FilterError> {
+        let service: ServiceKey = read("service", "one such as 192.0.2.10:80/tcp", value)?;
+        self.network(IpNet::from(service.address));
+        self.ports.push(service.port);
+        self.protocol(match service.protocol {
+            Protocol::Tcp => [protocol::TCP; 2],
+            Protocol::Udp => [protocol::UDP; 2],
+            Protocol::Sctp => [protocol::SCTP; 2],
+        })
+    }
+
+    fn reason(&mut self, value: &str) -> Result<(), FilterError> {
+        let outcomes = self.outcomes();
+        let mut is_known = false;
+        for (index, (_, label)) in (0..).zip(reason::all()) {
+            if label == value {
+                outcomes.reasons.insert(index);
+                is_known = true;
+            }
+        }
+        let takes = "a name as `guideway drops --all` lists them";
+        is_known.then_some(()).ok_or_else(|| FilterError::Value {
+            word: "reason",
+            takes,
+            value: value.to_owned(),
+        })
+    }
+
+    fn kind(&mut self, wanted: ReasonKind) {
+        let outcomes = self.outcomes();
+        for (index, (kind, _)) in (0..).zip(reason::all()) {
+            if kind == wanted {
+                outcomes.reasons.insert(index);
+            }
+        }
+    }
+
+    fn outcomes(&mut self) -> &mut Outcomes {
+        self.outcomes.get_or_insert(Outcomes::NONE)
+    }
+
+    fn protocol(&mut self, protocols: [u8; 2]) -> Result<(), FilterError> {
+        match self.protocols.replace(protocols) {
+            Some(before) if before != protocols => Err(FilterError::Protocols),
+            _ => Ok(()),
+        }
+    }
+
+    fn finish(self) -> Result<(Filter, Outcomes), FilterError> {
+        let mut filter = Filter::default();
+        if self.networks.len() > filter.networks.len() {
+            return Err(FilterError::TooMany("host, net and service"));
+        }
+        if self.ports.len() > filter.ports.len() {
+            return Err(FilterError::TooMany("port and service"));
+        }
+        let is_set = !self.networks.is_empty() || !self.ports.is_empty();
+        filter.is_set[0] = u8::from(is_set || self.protocols.is_some());
+        for (place, network) in filter.networks.iter_mut().zip(self.networks) {
+            *place = network;
+        }
+        for (place, port) in filter.ports.iter_mut().zip(self.ports) {
+            *place = port.to_be_bytes();
+        }
+        filter.protocols = self.protocols.unwrap_or_default();
+        Ok((filter, self.outcomes.unwrap_or(Outcomes::ALL)))
+    }
+}
+
+fn read<T: std::str::FromStr>(
+    word: &'static str,
+    takes: &'static str,
+    value: &str,
+) -> Result<T, FilterError> {
+    value.parse().map_err(|_| FilterError::Value {
+        word,
+        takes,
+        value: value.to_owned(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use xdp_prog::reason::{DropReason, PassReason};
+
+    use super::*;
+
+    fn filter(text: &str) -> Result<(Filter, Outcomes), FilterError> {
+        parse(&[text.to_owned()])
+    }
+
+    #[test]
+    fn no_words_want_everything() {
+        assert_eq!(filter("").unwrap(), (Filter::default(), Outcomes::ALL));
+    }
+
+    #[test]
+    fn quoted_and_single_words_say_the_same() {
+        let single: Vec<String> = ["host", "192.0.2.1", "port", "80", "tcp"]
+            .map(str::to_owned)
+            .into();
+        let quoted = filter("host 192.0.2.1 and port 80 and tcp").unwrap();
+        assert_eq!(parse(&single).unwrap(), quoted);
+        assert_eq!(filter("service 192.0.2.1:80/tcp").unwrap(), quoted);
+        let address = AddressKey::v4([192, 0, 2, 1]);
+        assert_eq!(quoted.0.networks[0], Network::new(address, 128));
+        assert_eq!(quoted.0.ports, [[0, 80], [0, 0]]);
+        assert_eq!(quoted.0.protocols, [6, 6]);
+    }
+
+    #[test]
+    fn prefixes_count_from_the_front_of_their_family() {
+        let network = |text: &str| filter(&format!("net {text}")).unwrap().0.networks[0];
+        let key = AddressKey::v4([10, 0, 0, 0]);
+        assert_eq!(network("10.0.0.0/8"), Network::new(key, 104));
+        let key = AddressKey::v6([0xfd, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(network("fd00::/16"), Network::new(key, 16));
+    }
+
+    #[test]
+    fn outcomes_are_joined() {
+        let (_, outcomes) = filter("forward reason no_service drop").unwrap();
+        assert_ne!(outcomes.forwarded, 0);
+        assert!(outcomes.reasons.holds(PassReason::NoService.index()));
+        assert!(!outcomes.reasons.holds(PassReason::NotIp.index()));
+        for reason in DropReason::ALL {
+            assert!(outcomes.reasons.holds(reason.index()), "{reason:?}");
+        }
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        for (text, named) in [
+            ("hots 192.0.2.1", "hots"),
+            ("host", "host"),
+            ("host example.com", "example.com"),
+            ("port 0", "1 to 65535"),
+            ("port 80 port 81 port 82", "port"),
+            ("host 1.1.1.1 host 2.2.2.2 net 3.0.0.0/8", "host"),
+            ("tcp udp", "protocol"),
+            ("reason bad_luck", "bad_luck"),
+            ("service 192.0.2.1:80", "192.0.2.1:80"),
+        ] {
+            let error = filter(text).unwrap_err().to_string();
+            assert!(error.contains(named), "{text}: {error}");
+        }
+    }
+}

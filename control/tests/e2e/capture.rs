@@ -1,0 +1,284 @@
+//! `guideway capture`, read by tshark.
+
+use std::{path::Path, process::Command};
+
+use lab::{Machine, Namespace, Process, Signal, Topology, output, wait_for};
+
+use crate::support::{
+    Agent, Cluster, Echo, Flow, Mode, PodService, Protocol, Service, TIMEOUT, edge_config,
+    node_config, serve_on_pods,
+};
+
+const FILE: &str = "capture.pcapng";
+
+/// A capture under way.
+struct Capture<'net> {
+    machine: &'net Machine,
+    process: Process,
+}
+
+impl<'net> Capture<'net> {
+    /// Starts a capture at an agent, with these words behind `capture`, and waits until it has begun.
+    fn start(agent: &Agent<'net>, words: &[&str]) -> Self {
+        let mut process = Process::spawn(&mut Self::command(agent, words)).unwrap();
+        process.wait_for_line("capturing on", TIMEOUT).unwrap();
+        Self {
+            machine: agent.machine(),
+            process,
+        }
+    }
+
+    fn command(agent: &Agent<'net>, words: &[&str]) -> Command {
+        let file = Path::new(Namespace::FILES).join(FILE);
+        let words = [&["capture", "--write", file.to_str().unwrap()], words].concat();
+        agent.command(&words)
+    }
+
+    /// Ends it, and returns what it says in the end.
+    fn end(&mut self) -> String {
+        self.process.signal(Signal::SIGINT).unwrap();
+        self.finish()
+    }
+
+    fn finish(&mut self) -> String {
+        let status = self.process.wait(TIMEOUT).unwrap();
+        let said = self.process.stderr();
+        assert_eq!(status.code(), Some(0), "{said}");
+        said
+    }
+
+    /// One line for each packet of the file that a display filter finds: the fields, with tabs between.
+    fn packets(&self, filter: &str, fields: &[&str]) -> Vec<String> {
+        let mut tshark = self.machine.namespace().command("tshark");
+        let file = Path::new(Namespace::FILES).join(FILE);
+        tshark
+            .arg("-r")
+            .arg(file)
+            .args(["-n", "-Y", filter, "-T", "fields"]);
+        tshark.args(["-o", "ip.check_checksum:TRUE"]);
+        for field in fields {
+            tshark.args(["-e", field]);
+        }
+        let lines = output(&mut tshark).unwrap();
+        lines.lines().map(str::to_owned).collect()
+    }
+}
+
+#[test]
+fn tshark_reads_packets_before_and_after_with_verdict_and_backend() {
+    let net = Topology::builder().build().unwrap();
+    let services: Vec<Service> = Service::all(&[Mode::IpipV4, Mode::L2dsr])
+        .into_iter()
+        .filter(|service| service.protocol == Protocol::Udp && service.address.is_ipv4())
+        .collect();
+    let (edge, nodes) = (&net.edges()[0], net.nodes());
+    let _echoes: Vec<Echo> = nodes
+        .iter()
+        .map(|node| Echo::start(node, &services))
+        .collect();
+    let _nodes: Vec<Agent<'_>> = nodes
+        .iter()
+        .map(|node| Agent::start(node, &node_config([edge])))
+        .collect();
+    let edge = Agent::start(edge, &edge_config(&services, nodes));
+    let client = &net.clients()[0];
+
+    let from = client.v4().to_string();
+    let mut capture = Capture::start(&edge, &["host", &from, "udp"]);
+    let flows = Flow::open_many(client, &services, 4);
+    let said = capture.end();
+    assert!(
+        said.contains(&format!("{} packets captured, 0 lost", flows.len())),
+        "{said}"
+    );
+
+    for flow in &flows {
+        let node = nodes.iter().find(|node| node.label() == flow.node).unwrap();
+        let filter = format!("udp.srcport == {}", flow.client.port());
+        let fields = [
+            "frame.comment",
+            "frame.packet_flags_direction",
+            "frame.interface_name",
+            "ip.dst",
+            "frame.len",
+        ];
+        let lines = capture.packets(&filter, &fields);
+        let [before, after] = lines.as_slice() else {
+            panic!("{lines:?}")
+        };
+        let service = format!(" {}", flow.service);
+        let (mode, backend) = match flow.service.mode {
+            Mode::L2dsr => ("forward (l2dsr)", format!("backend {} (", node.v4())),
+            _ => ("forward (ipip)", format!("backend {}", node.v4())),
+        };
+        for (line, side) in [(before, "before: "), (after, "after: ")] {
+            assert!(
+                line.starts_with(&format!("{side}{mode}, service ")),
+                "{line}"
+            );
+            assert!(line.contains(&service) && line.contains(&backend), "{line}");
+            assert!(line.contains("\teth0\t"), "{line}");
+        }
+        let column = |line: &str, number: usize| line.split('\t').nth(number).unwrap().to_owned();
+        assert_eq!(column(before, 1), "0x00000001", "inbound");
+        assert_eq!(column(after, 1), "0x00000002", "outbound");
+        if flow.service.mode == Mode::IpipV4 {
+            let vip = flow.service.address.ip();
+            assert_eq!(column(after, 3), format!("{},{vip}", node.v4()));
+            let length = |line: &str| column(line, 4).parse::<u32>().unwrap();
+            assert_eq!(length(after), length(before) + 20);
+        }
+    }
+    assert!(
+        capture
+            .packets("ip.checksum.status == \"Bad\"", &["frame.number"])
+            .is_empty()
+    );
+}
+
+#[test]
+fn pods_are_named_at_the_edge_and_at_the_node() {
+    let net = Topology::builder().pods(1).build().unwrap();
+    let service = Service {
+        protocol: Protocol::Udp,
+        ..Service::all(&[Mode::IpipV4])[0]
+    };
+    let services = [PodService::over_all(service)];
+    let _echoes = serve_on_pods(&net, &services);
+    let cluster = Cluster::start(&net, &services);
+    let words = ["service", &service.to_string()];
+    let edge = Capture::start(&cluster.edge, &words);
+    let nodes = cluster.nodes.iter();
+    let nodes: Vec<_> = nodes.map(|node| Capture::start(node, &words)).collect();
+    let flows = Flow::open_many(&net.clients()[0], &[service], 8);
+
+    let comments = |mut capture: Capture<'_>| {
+        capture.end();
+        capture.packets("udp", &["frame.comment"])
+    };
+    let at_edge = comments(edge);
+    let at_nodes: Vec<String> = nodes.into_iter().flat_map(comments).collect();
+    for flow in flows {
+        let pod = net.pods().find(|pod| pod.label() == flow.node).unwrap();
+        let nodes = net.nodes().iter();
+        let mut with_pod = nodes.filter(|node| node.pods().iter().any(|one| one.v4() == pod.v4()));
+        let node = with_pod.next().unwrap();
+        let named = format!(
+            "service s0 {service}, backend {}:8080 on {}",
+            pod.v4(),
+            node.v4()
+        );
+        for side in ["before", "after"] {
+            let comment = format!("{side}: forward (ipip), {named}");
+            assert!(at_edge.contains(&comment), "{comment} not in {at_edge:?}");
+            let named = format!("service s0 {service}, backend {}:8080", pod.v4());
+            let comment = format!("{side}: pass delivered, {named}");
+            assert!(at_nodes.contains(&comment), "{comment} not in {at_nodes:?}");
+        }
+    }
+}
+
+#[test]
+fn counts_filters_and_standard_output() {
+    let net = Topology::builder().nodes(1).build().unwrap();
+    let service = Service {
+        protocol: Protocol::Udp,
+        ..Service::all(&[Mode::IpipV4])[0]
+    };
+    let edge = Agent::start(&net.edges()[0], &edge_config(&[service], net.nodes()));
+    let client = &net.clients()[0];
+
+    // To one port that is served, and to one that is not.
+    let mut capture = Capture::start(&edge, &["--count", "2", "forward"]);
+    let other = Service {
+        address: (service.address.ip(), service.address.port() + 1).into(),
+        ..service
+    };
+    for service in [other, service, other, service] {
+        let _ = Flow::open_within(client, &service, std::time::Duration::from_millis(50));
+    }
+    let said = capture.finish();
+    assert!(said.contains("2 packets captured"), "{said}");
+    let ports = capture.packets("frame", &["udp.dstport"]);
+    let served = service.address.port().to_string();
+    assert_eq!(ports, [served.as_str(); 4]);
+
+    let mut command = edge.command(&["capture", "--write", "-", "--duration", "1"]);
+    let output = command.output().unwrap();
+    assert!(output.status.success());
+    assert_eq!(
+        output.stdout[..4],
+        [0x0a, 0x0d, 0x0d, 0x0a],
+        "a section header"
+    );
+}
+
+#[test]
+fn a_capture_that_is_killed_disturbs_neither_traffic_nor_the_next_one() {
+    let net = Topology::builder().nodes(1).build().unwrap();
+    let services = Service::all(&[Mode::L2dsr]);
+    let _echo = Echo::start(&net.nodes()[0], &services);
+    let mut edge = Agent::start(&net.edges()[0], &edge_config(&services, net.nodes()));
+    let client = &net.clients()[0];
+
+    let mut capture = Capture::start(&edge, &[]);
+    let busy = Capture::command(&edge, &[]).output().unwrap();
+    let said = String::from_utf8_lossy(&busy.stderr);
+    assert!(said.contains("captures already"), "{said}");
+    capture.process.signal(Signal::SIGKILL).unwrap();
+    capture.process.wait(TIMEOUT).unwrap();
+    Flow::open_many(client, &services, 1);
+
+    let mut next = wait_for("the next one can begin", TIMEOUT, || {
+        let mut process = Process::spawn(&mut Capture::command(&edge, &[])).unwrap();
+        match process.wait_for_line("capturing on", TIMEOUT) {
+            Ok(_) => Ok(process),
+            Err(error) => Err(error.to_string()),
+        }
+    })
+    .unwrap();
+    // An agent that starts puts new programs in place, which the capture takes over.
+    edge.signal(Signal::SIGTERM);
+    edge.wait_for_end();
+    edge.start_again();
+    let file = Path::new(Namespace::FILES).join(FILE);
+    wait_for("packets are captured again", TIMEOUT, || {
+        Flow::open_many(client, &services, 1);
+        let size = edge.machine().namespace().run(|| std::fs::metadata(&file));
+        match size {
+            Ok(file) if file.len() > 2000 => Ok(()),
+            other => Err(format!("{other:?}")),
+        }
+    })
+    .unwrap();
+    next.signal(Signal::SIGTERM).unwrap();
+    assert!(next.wait(TIMEOUT).unwrap().success());
+}
+
+#[test]
+fn mistakes_are_told_from_failures() {
+    let net = Topology::builder().nodes(1).build().unwrap();
+    let services = Service::all(&[Mode::L2dsr]);
+    let edge = Agent::start(&net.edges()[0], &edge_config(&services, net.nodes()));
+    for (words, code, named) in [
+        (&["capture", "-w", "/dev/null", "hots"][..], 2, "hots"),
+        (&["capture", "-w", "/nowhere/file"], 1, "/nowhere/file"),
+        (&["capture", "-w", "/dev/null", "-i", "eth7"], 1, "eth0"),
+        (
+            &[
+                "capture",
+                "-w",
+                "/dev/null",
+                "--pin-dir",
+                "/sys/fs/bpf/nowhere",
+            ],
+            1,
+            "is the agent running",
+        ),
+    ] {
+        let output = edge.command(words).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{said}");
+        assert!(said.contains(named), "{said}");
+    }
+}

@@ -1,0 +1,508 @@
+//! Copies of frames as they come to the XDP program and as they leave it.
+//!
+//! The programs that make them are loaded and pinned with the others; a capture puts one of them in
+//! place for as long as it lasts (see `xdp_prog::capture`). It needs no agent, and there is one at a
+//! time on a machine. Killed, it leaves a program that copies nothing once the time is over up to which
+//! the capture was to last: the next capture or the agent takes it away.
+
+mod headers;
+
+use std::{
+    fmt, io, process,
+    time::{Duration, Instant},
+};
+
+pub use self::headers::{Headers, Packet};
+use aya::{
+    maps::{Array, Map, MapData, MapError, PerCpuArray, ProgramArray, RingBuf},
+    programs::{ProgramError, Xdp},
+};
+use aya_obj::programs::XdpAttachType;
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    time::{ClockId, clock_gettime},
+};
+pub use xdp_prog::capture::{Event, Filter, INTERFACES, Network, Outcomes, Reasons, SNAP_MAX};
+use xdp_prog::{
+    abi::map,
+    capture::{Settings, Slot},
+    reason::REASON_COUNT,
+};
+use zerocopy::FromBytes;
+
+use crate::{
+    pins::{PinError, Pins, read_link},
+    refusal::{Refusal, is_refusal},
+};
+
+/// How long the programs copy frames for a process that does not say that it is still there.
+const LEASE_NS: u64 = 3_000_000_000;
+/// How often it says so.
+const RENEWAL: Duration = Duration::from_millis(500);
+
+/// What to capture.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The interfaces; none for all that the program is attached to.
+    pub interfaces: Vec<String>,
+    /// Which frames.
+    pub filter: Filter,
+    /// Which outcomes.
+    pub outcomes: Outcomes,
+    /// One frame out of so many, chosen at random.
+    pub sample: u32,
+    /// Bytes kept of each frame, up to [`SNAP_MAX`].
+    pub snap: u32,
+}
+
+/// An interface that frames are captured on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Interface {
+    /// Its name.
+    pub name: String,
+    /// Its number.
+    pub index: u32,
+}
+
+/// A captured frame.
+#[derive(Clone, Debug)]
+pub struct Captured {
+    /// What happened to it.
+    pub event: Event,
+    /// The front of the frame as it came in.
+    pub before: Vec<u8>,
+    /// The front of the frame as it goes on.
+    pub after: Vec<u8>,
+}
+
+/// What an XDP program returns.
+pub mod action {
+    /// The frame ends here (`XDP_DROP`).
+    pub const DROP: u32 = 1;
+    /// It goes on to the stack (`XDP_PASS`).
+    pub const PASS: u32 = 2;
+    /// It leaves by the device that it came in on (`XDP_TX`).
+    pub const TRANSMIT: u32 = 3;
+    /// It leaves by another device (`XDP_REDIRECT`).
+    pub const REDIRECT: u32 = 4;
+}
+
+/// Why frames cannot be captured.
+#[derive(Debug, thiserror::Error)]
+pub enum CaptureError {
+    /// The pins cannot be read.
+    #[error(transparent)]
+    Pins(#[from] PinError),
+    /// Nothing is attached.
+    #[error(
+        "the program is attached to no interface, by the pins below {root}; \
+         is the agent running, with this pin directory?"
+    )]
+    NotAttached {
+        /// The pin directory.
+        root: String,
+    },
+    /// An interface that the program is not attached to.
+    #[error("interface {name}: the program is not attached to it, but to {attached}")]
+    OtherInterface {
+        /// The interface.
+        name: String,
+        /// Those that it is attached to.
+        attached: String,
+    },
+    /// More interfaces than a capture can be confined to.
+    #[error("more than {INTERFACES} interfaces; name none to capture on all")]
+    Interfaces,
+    /// The running agent is of another build.
+    #[error(
+        "the running agent counts {running} reasons, this program knows {REASON_COUNT}: they are of different \
+         builds; use the agent's own"
+    )]
+    OtherBuild {
+        /// Reasons that the agent counts.
+        running: u32,
+    },
+    /// Somebody captures already.
+    #[error("process {owner} captures already; there is one capture at a time on a machine")]
+    Busy {
+        /// The process.
+        owner: u32,
+    },
+    /// The kernel does not let this process do it.
+    #[error("cannot {attempt}: {refusal}")]
+    Refused {
+        /// What was attempted.
+        attempt: String,
+        /// The cause, and what to do.
+        refusal: Refusal,
+        /// What the kernel said.
+        #[source]
+        source: io::Error,
+    },
+    /// A map cannot be used.
+    #[error("cannot use map {map}")]
+    Map {
+        /// The map.
+        map: &'static str,
+        /// What went wrong.
+        #[source]
+        source: Box<MapError>,
+    },
+    /// The pinned program cannot be used.
+    #[error("cannot open the pinned program {}", Slot::Around.program())]
+    Program(#[source] Box<ProgramError>),
+    /// Frames cannot be waited for.
+    #[error("cannot wait for frames")]
+    Wait(#[source] io::Error),
+}
+
+/// A capture under way; it ends when this is dropped.
+pub struct Capture {
+    pins: Pins,
+    options: Options,
+    interfaces: Vec<Interface>,
+    place: Place,
+    events: RingBuf<MapData>,
+    lost: PerCpuArray<MapData, u64>,
+    lost_before: u64,
+    renewed: Instant,
+}
+
+impl fmt::Debug for Capture {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Capture")
+            .field("interfaces", &self.interfaces)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Capture {
+    /// Starts to capture.
+    ///
+    /// # Errors
+    ///
+    /// Each names the cause and the remedy. Nothing is left behind.
+    pub fn start(pins: &Pins, options: &Options) -> Result<Self, CaptureError> {
+        let interfaces = interfaces(pins, &options.interfaces)?;
+        check_build(pins)?;
+        let mut place = Place::open(pins)?;
+        if let Some(owner) = place.owner()? {
+            return Err(CaptureError::Busy { owner });
+        }
+        let events = RingBuf::try_from(Map::RingBuf(pins.open_map(map::EVENTS)?));
+        let mut events = events.map_err(failed(map::EVENTS))?;
+        // What a capture before this one has left.
+        while events.next().is_some() {}
+        let lost = PerCpuArray::try_from(Map::PerCpuArray(pins.open_map(map::EVENTS_LOST)?));
+        let lost = lost.map_err(failed(map::EVENTS_LOST))?;
+        let lost_before = sum(&lost)?;
+        place.rent(settings(options, &interfaces)?)?;
+        let mut capture = Self {
+            pins: pins.clone(),
+            options: options.clone(),
+            interfaces,
+            place,
+            events,
+            lost,
+            lost_before,
+            renewed: Instant::now(),
+        };
+        capture.place.fill(pins)?;
+        Ok(capture)
+    }
+
+    /// Lists the interfaces that are captured on.
+    #[must_use]
+    pub fn interfaces(&self) -> &[Interface] {
+        &self.interfaces
+    }
+
+    /// Waits until there is a frame to be taken, the time is over, or a signal comes.
+    ///
+    /// To be called again and again: this is how the programs learn that somebody is still there. It also
+    /// goes on with the programs of an agent that has started meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// When the programs are gone, or the kernel does not let this thread wait.
+    pub fn wait(&mut self, time: Duration) -> Result<(), CaptureError> {
+        self.renew()?;
+        let time = Timespec::try_from(time.min(RENEWAL));
+        let time = time.map_err(|error| CaptureError::Wait(io::Error::other(error)))?;
+        let mut fds = [PollFd::new(&self.events, PollFlags::IN)];
+        match poll(&mut fds, Some(&time)) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+            Err(error) => Err(CaptureError::Wait(error.into())),
+        }
+    }
+
+    /// Takes the next frame.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Capture::wait`].
+    pub fn take(&mut self) -> Result<Option<Captured>, CaptureError> {
+        self.renew()?;
+        // The programs write nothing else.
+        Ok(self.events.next().and_then(|item| Captured::read(&item)))
+    }
+
+    /// Counts the frames that found the ring buffer full.
+    ///
+    /// # Errors
+    ///
+    /// When the counter cannot be read.
+    pub fn lost(&self) -> Result<u64, CaptureError> {
+        Ok(sum(&self.lost)?.saturating_sub(self.lost_before))
+    }
+
+    /// Copies no more frames; those that were copied can still be taken.
+    ///
+    /// # Errors
+    ///
+    /// When the program cannot be taken away.
+    pub fn stop(&mut self) -> Result<(), CaptureError> {
+        self.place.clear()
+    }
+
+    fn renew(&mut self) -> Result<(), CaptureError> {
+        if self.renewed.elapsed() < RENEWAL || !self.place.is_rented {
+            return Ok(());
+        }
+        match self.place.owner()? {
+            Some(owner) if owner == process::id() => {}
+            // This process was held up for so long that its time was over.
+            None => self.place.program = None,
+            Some(owner) => {
+                self.place.is_rented = false;
+                return Err(CaptureError::Busy { owner });
+            }
+        }
+        self.renewed = Instant::now();
+        self.interfaces = interfaces(&self.pins, &self.options.interfaces)?;
+        self.place
+            .rent(settings(&self.options, &self.interfaces)?)?;
+        self.place.fill(&self.pins)
+    }
+}
+
+impl Drop for Capture {
+    fn drop(&mut self) {
+        // Best effort: without it, the lease ends by itself.
+        let _ = self.stop();
+    }
+}
+
+impl Captured {
+    /// Tells whether the frame goes on other than it came.
+    #[must_use]
+    pub fn is_changed(&self) -> bool {
+        let (before, after) = (self.event.before_length, self.event.after_length);
+        before != after || self.before != self.after
+    }
+
+    fn read(bytes: &[u8]) -> Option<Self> {
+        let (event, copies) = Event::read_from_prefix(bytes).ok()?;
+        let (before, rest) = copies.split_at_checked(event.before_copied as usize)?;
+        Some(Self {
+            event,
+            before: before.to_vec(),
+            after: rest.get(..event.after_copied as usize)?.to_vec(),
+        })
+    }
+}
+
+/// What stands between the datapath and who captures.
+struct Place {
+    slots: ProgramArray<MapData>,
+    settings: Array<MapData, Settings>,
+    /// The program that was put in place.
+    program: Option<u32>,
+    is_rented: bool,
+}
+
+impl Place {
+    fn open(pins: &Pins) -> Result<Self, CaptureError> {
+        let slots = ProgramArray::try_from(Map::ProgramArray(pins.open_map(map::CAPTURE)?));
+        let settings = Array::try_from(Map::Array(pins.open_map(map::CAPTURE_SETTINGS)?));
+        Ok(Self {
+            slots: slots.map_err(failed(map::CAPTURE))?,
+            settings: settings.map_err(failed(map::CAPTURE_SETTINGS))?,
+            program: None,
+            is_rented: false,
+        })
+    }
+
+    fn settings(&self) -> Result<Settings, CaptureError> {
+        let settings = self.settings.get(&0, 0);
+        settings.map_err(failed(map::CAPTURE_SETTINGS))
+    }
+
+    /// Returns the process that captures.
+    fn owner(&self) -> Result<Option<u32>, CaptureError> {
+        let settings = self.settings()?;
+        Ok((settings.owner != 0 && settings.until_ns > monotonic_ns()).then_some(settings.owner))
+    }
+
+    /// Lets frames be copied for some time.
+    fn rent(&mut self, settings: Settings) -> Result<(), CaptureError> {
+        let written = self.settings.set(0, settings, 0);
+        written.map_err(failed(map::CAPTURE_SETTINGS))?;
+        self.is_rented = true;
+        Ok(())
+    }
+
+    /// Puts the pinned program in place, unless it is there.
+    fn fill(&mut self, pins: &Pins) -> Result<(), CaptureError> {
+        let program =
+            Xdp::from_pin(pins.capture_program(), XdpAttachType::Interface).map_err(not_opened)?;
+        let id = program.info().map_err(not_opened)?.id();
+        if self.program != Some(id) {
+            let program = program.fd().map_err(not_opened)?;
+            let filled = self.slots.set(Slot::Around.index(), program, 0);
+            filled.map_err(failed(map::CAPTURE))?;
+            self.program = Some(id);
+        }
+        Ok(())
+    }
+
+    fn clear(&mut self) -> Result<(), CaptureError> {
+        if !self.is_rented {
+            return Ok(());
+        }
+        self.is_rented = false;
+        self.program = None;
+        match self.slots.clear_index(&Slot::Around.index()) {
+            // Nothing is there any more.
+            Err(MapError::SyscallError(error))
+                if error.io_error.kind() == io::ErrorKind::NotFound => {}
+            result => result.map_err(failed(map::CAPTURE))?,
+        }
+        let mut settings = self.settings()?;
+        settings.owner = 0;
+        settings.until_ns = 0;
+        let written = self.settings.set(0, settings, 0);
+        written.map_err(failed(map::CAPTURE_SETTINGS))
+    }
+}
+
+/// Takes away what a capture has left that was killed; for the agent to do now and then.
+///
+/// # Errors
+///
+/// When the maps cannot be used.
+pub fn clear_away(pins: &Pins) -> Result<(), CaptureError> {
+    let mut place = Place::open(pins)?;
+    let settings = place.settings()?;
+    if settings.owner != 0 && place.owner()?.is_none() {
+        place.is_rented = true;
+        place.clear()?;
+    }
+    Ok(())
+}
+
+/// Finds what the program is attached to.
+fn interfaces(pins: &Pins, wanted: &[String]) -> Result<Vec<Interface>, CaptureError> {
+    let mut found = Vec::new();
+    for name in pins.interfaces()? {
+        let path = pins.link(&name);
+        if !path.exists() {
+            continue;
+        }
+        let (_, _, index) = read_link(&path)?;
+        if index != 0 {
+            found.push(Interface { name, index });
+        }
+    }
+    if found.is_empty() {
+        return Err(CaptureError::NotAttached {
+            root: pins.root().display().to_string(),
+        });
+    }
+    let names = || found.iter().map(|interface| interface.name.as_str());
+    if let Some(other) = wanted
+        .iter()
+        .find(|name| !names().any(|found| found == *name))
+    {
+        return Err(CaptureError::OtherInterface {
+            name: other.clone(),
+            attached: names().collect::<Vec<_>>().join(", "),
+        });
+    }
+    if !wanted.is_empty() {
+        found.retain(|interface| wanted.contains(&interface.name));
+    }
+    Ok(found)
+}
+
+fn check_build(pins: &Pins) -> Result<(), CaptureError> {
+    let reasons = pins.open_map(map::REASONS)?;
+    let reasons = reasons.info().map_err(failed(map::REASONS))?;
+    let running = reasons.max_entries();
+    if usize::try_from(running) == Ok(REASON_COUNT) {
+        Ok(())
+    } else {
+        Err(CaptureError::OtherBuild { running })
+    }
+}
+
+fn settings(options: &Options, interfaces: &[Interface]) -> Result<Settings, CaptureError> {
+    let mut settings = Settings {
+        until_ns: monotonic_ns().saturating_add(LEASE_NS),
+        filter: options.filter,
+        outcomes: options.outcomes,
+        sample: options.sample.max(1),
+        snap: options.snap.clamp(1, SNAP_MAX),
+        owner: process::id(),
+        interface_count: 0,
+        interfaces: [0; INTERFACES],
+    };
+    if !options.interfaces.is_empty() {
+        if interfaces.len() > INTERFACES {
+            return Err(CaptureError::Interfaces);
+        }
+        for (place, interface) in settings.interfaces.iter_mut().zip(interfaces) {
+            *place = interface.index;
+            settings.interface_count += 1;
+        }
+    }
+    Ok(settings)
+}
+
+/// Returns the time on the clock of captured frames.
+#[must_use]
+pub fn monotonic_ns() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    let seconds = u64::try_from(now.tv_sec).unwrap_or_default();
+    seconds * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap_or_default()
+}
+
+fn sum(lost: &PerCpuArray<MapData, u64>) -> Result<u64, CaptureError> {
+    let counts = lost.get(&0, 0).map_err(failed(map::EVENTS_LOST))?;
+    Ok(counts.iter().sum())
+}
+
+fn failed(map: &'static str) -> impl Fn(MapError) -> CaptureError {
+    move |error| match error {
+        MapError::SyscallError(error) if is_refusal(&error.io_error) => CaptureError::Refused {
+            attempt: format!("use map {map}"),
+            refusal: Refusal::of_bpf(),
+            source: error.io_error,
+        },
+        source => CaptureError::Map {
+            map,
+            source: Box::new(source),
+        },
+    }
+}
+
+fn not_opened(error: ProgramError) -> CaptureError {
+    match error {
+        ProgramError::SyscallError(error) if is_refusal(&error.io_error) => CaptureError::Refused {
+            attempt: "open the capture program".to_owned(),
+            refusal: Refusal::of_bpf(),
+            source: error.io_error,
+        },
+        source => CaptureError::Program(Box::new(source)),
+    }
+}

@@ -65,7 +65,7 @@ pub struct TableSizes {
     pub lut_slots: u32,
     /// Services of both families together.
     pub services: u32,
-    /// Backends: one per node address, over all services.
+    /// Backends, over all services: node, pod and port, or address and port of NAT mode, each once.
     pub backends: u32,
     /// Next hops: one per node address that is reached without asking the kernel's FIB.
     pub next_hops: u32,

@@ -89,7 +89,7 @@ pub enum NodePortAddresses {
 pub struct Service {
     /// The name, unique in a configuration.
     pub name: String,
-    /// Mode, table size and backends.
+    /// Mode, table size, policies and backends.
     pub spec: ServiceSpec,
     /// How its backends are checked; none for not at all.
     pub health: Option<Check>,

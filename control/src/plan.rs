@@ -21,7 +21,7 @@ pub struct Installed<'tables> {
     pub settings: Option<Settings>,
     /// Virtual addresses and those of this machine.
     pub addresses: Addresses,
-    /// Prefixes from which it is accepted.
+    /// Prefixes from which IP-in-IP is accepted.
     pub trusted_edges: BTreeSet<IpNet>,
     /// Services; those of an earlier agent without what they were made from.
     pub services: BTreeMap<ServiceKey, Option<&'tables ServiceSpec>>,

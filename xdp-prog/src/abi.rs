@@ -16,7 +16,7 @@
 //! * Hash elements are recycled by the kernel at once, without a grace period.
 //!   Hence the key check in the [`ServiceWord`]: see [`crate::decide`].
 //!
-//! Changing a layout means raising [`VERSION`], which names the pin directory.
+//! A layout that changes from one release to the next raises [`VERSION`], which names the pin directory.
 
 mod local;
 mod nat;
@@ -43,7 +43,8 @@ pub const EGRESS_PROGRAM: &str = "guideway_egress";
 pub mod map {
     /// Array of one [`super::Config`].
     pub const CONFIG: &str = "CONFIG";
-    /// Hash from [`super::AddressKey`] to `u32` flags ([`super::ADDRESS_VIP`], [`super::ADDRESS_LOCAL`]).
+    /// Hash from [`super::AddressKey`] to `u32` flags ([`super::ADDRESS_VIP`], [`super::ADDRESS_LOCAL`],
+    /// [`super::ADDRESS_NODE_PORT`], [`super::ADDRESS_NAT`]).
     pub const VIPS: &str = "VIPS";
     /// Hash from [`super::ServiceKeyV4`] to a service id.
     pub const SERVICES_V4: &str = "SERVICES_V4";
@@ -206,7 +207,7 @@ pub struct Config {
     pub nat_ports: u16,
     /// MTU of the uplinks: what MSS options are clamped to, less the outer header; 0 for never.
     pub mtu: u32,
-    /// [`CONFIG_NODE`].
+    /// [`CONFIG_NODE`], [`CONFIG_PROBES`].
     pub flags: u32,
     /// Raised after each change of addresses, trusted edges, services and pods: what programs have noted of
     /// them counts only until then.
@@ -802,7 +803,7 @@ pub struct Service {
     pub word: ServiceWord,
     /// Where a second table lies, of this machine's pods alone; base 0 where there is none.
     pub local: ServiceWord,
-    /// [`MODE_IPIP`] or [`MODE_L2DSR`].
+    /// [`MODE_IPIP`] or [`MODE_L2DSR`]; nothing where [`SERVICE_NAT`] is set.
     pub mode: u32,
     /// [`SERVICE_PODS`] and the other flags.
     pub flags: u32,
@@ -820,7 +821,7 @@ pub const SERVICE_SOURCE_RANGES: u32 = 2;
 pub const SERVICE_DROP_WHEN_EMPTY: u32 = 4;
 /// [`Service::flags`]: a NodePort: an address that the kernel's own flows use too.
 pub const SERVICE_NODE_PORT: u32 = 8;
-/// [`Service::flags`]: at least one backend takes part by NAT.
+/// [`Service::flags`]: its backends take part by NAT, all of them.
 pub const SERVICE_NAT: u32 = 16;
 
 /// [`Service::mode`]: an outer IPv4 or IPv6 header is put in front.
@@ -904,7 +905,7 @@ impl Slot {
     }
 }
 
-/// A machine that serves; id = index in `BACKENDS`, 0 is never used.
+/// What a service's packets go to: a pod by way of its node, a machine that has the VIP, or one reached by NAT. Its id = index in `BACKENDS`, 0 is never used.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
 )]

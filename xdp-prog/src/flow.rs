@@ -80,7 +80,9 @@ impl<A: Address> FlowKey<A> {
     }
 
     /// Returns the key of the packets that go the other way.
-    pub fn reversed(&self) -> Self {
+    #[inline(always)]
+    #[must_use]
+    pub const fn reversed(&self) -> Self {
         Self {
             source: self.destination,
             destination: self.source,

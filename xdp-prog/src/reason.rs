@@ -4,9 +4,9 @@
 //! index into the `REASONS` counters, its text the metric label. What is forwarded
 //! to a backend has no reason; it is counted per service and per backend.
 //!
-//! The list is part of the table layout: a variant that comes, goes or moves
-//! raises [`crate::abi::VERSION`], or pinned counters would go on under other
-//! names.
+//! The list is part of the table layout: a variant that comes, goes or moves from
+//! one release to the next raises [`crate::abi::VERSION`], or pinned counters would
+//! go on under other names.
 
 /// Declares the four enums over one contiguous range of counter indices.
 macro_rules! reasons {

@@ -253,35 +253,11 @@ pub(super) const LARGEST_PACKET: u32 = 65_535;
 ///
 /// Returns why it can be neither.
 #[inline(always)]
+#[expect(clippy::cast_possible_truncation, reason = "an outer header's length")]
 pub fn forward<'t, A: Ip, T: Tables>(
     tables: &'t T,
     packet: &Packet<A>,
     choice: &Choice<'t>,
-) -> Result<Verdict<'t>, DropReason> {
-    forward_or(tables, packet, choice, true)
-}
-
-/// Sends a packet to its backend.
-///
-/// # Errors
-///
-/// Returns why it cannot be sent.
-#[inline(always)]
-pub fn forward_unanswered<'t, A: Ip, T: Tables>(
-    tables: &'t T,
-    packet: &Packet<A>,
-    choice: &Choice<'t>,
-) -> Result<Verdict<'t>, DropReason> {
-    forward_or(tables, packet, choice, false)
-}
-
-#[inline(always)]
-#[expect(clippy::cast_possible_truncation, reason = "an outer header's length")]
-fn forward_or<'t, A: Ip, T: Tables>(
-    tables: &'t T,
-    packet: &Packet<A>,
-    choice: &Choice<'t>,
-    answers: bool,
 ) -> Result<Verdict<'t>, DropReason> {
     let backend = choice.backend;
     if backend.flags & BACKEND_LOCAL != 0 {
@@ -292,9 +268,6 @@ fn forward_or<'t, A: Ip, T: Tables>(
         });
     }
     if packet.hop_limit <= 1 {
-        if !answers {
-            return Err(DropReason::TtlExpired);
-        }
         return Ok(Verdict::Answer(Answer::TIME_EXCEEDED));
     }
     let hop = next_hop(tables, backend)?;
@@ -308,9 +281,6 @@ fn forward_or<'t, A: Ip, T: Tables>(
     };
     let mtu = hop.mtu.min(LARGEST_PACKET);
     if packet.length + outer.length() > mtu as usize {
-        if !answers {
-            return Err(DropReason::MtuExceeded);
-        }
         let inner_mtu = mtu.saturating_sub(outer.length() as u32);
         return Ok(Verdict::Answer(Answer::too_big(inner_mtu)));
     }

@@ -49,12 +49,13 @@ pub fn ipv4<F: Frame>(frame: &F, l3: usize, end: usize) -> Option<Quote<V4>> {
         l3,
         l4,
         flow: FlowKey {
-            source: V4(header.destination()),
-            destination: V4(header.source()),
-            source_port: ports.destination,
-            destination_port: ports.source,
+            source: V4(header.source()),
+            destination: V4(header.destination()),
+            source_port: ports.source,
+            destination_port: ports.destination,
             protocol: header.protocol,
-        },
+        }
+        .reversed(),
     })
 }
 
@@ -85,11 +86,12 @@ pub fn ipv6<F: Frame>(frame: &F, l3: usize, end: usize) -> Option<Quote<V6>> {
         l3,
         l4,
         flow: FlowKey {
-            source: V6(header.destination),
-            destination: V6(header.source),
-            source_port: ports.destination,
-            destination_port: ports.source,
+            source: V6(header.source),
+            destination: V6(header.destination),
+            source_port: ports.source,
+            destination_port: ports.destination,
             protocol,
-        },
+        }
+        .reversed(),
     })
 }

@@ -577,12 +577,7 @@ fn limits() -> Vec<Case> {
         ),
         nat("backend_of_another_mode", IN.carry(&request))
             .with(|tables| tables.backends[20].flags = BACKEND_V4)
-            .forwards(
-                Action::Transmit,
-                TCP_V4.way,
-                request.length(),
-                TO_NODE_V4.carry(&request.next_hop().within(EDGE_V4, MACHINE_V4.0)),
-            ),
+            .drops(DropReason::TableChanged),
         nat("not_ip_after_all", IN.frame(IPV4, &[0x45; 12])).passes(PassReason::TruncatedIp),
     ]);
     cases

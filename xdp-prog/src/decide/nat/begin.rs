@@ -4,7 +4,7 @@ use super::{
     Arrived, Fate, Inserted, NatFlows, Origin, fate, forget, is_by_nat, origin, reply_key, way,
 };
 use crate::{
-    abi::{AddressKey, Backend, NatForward, NatMark, Tuple},
+    abi::{AddressKey, BACKEND_LOCAL, Backend, NatForward, NatMark, Tuple},
     decide::{Ip, Stage, Verdict, World, answer::Answer, balance},
     frame::Frame,
     parse::{self, Packet},
@@ -75,9 +75,11 @@ fn choose<'t, F: Frame, A: Ip, T: World>(
         return Err(Verdict::Answer(Answer::REFUSE));
     };
     if !is_by_nat(choice.backend) {
-        return Err(match balance::forward_unanswered(tables, packet, &choice) {
-            Ok(verdict) => verdict,
-            Err(reason) => Verdict::Drop(reason),
+        return Err(if choice.backend.flags & BACKEND_LOCAL != 0 {
+            Verdict::Pass(PassReason::LocalBackend)
+        } else {
+            // The service is about to leave NAT mode.
+            Verdict::Drop(DropReason::TableChanged)
         });
     }
     let flags = parse::tcp_flags(frame, packet);

@@ -3,6 +3,7 @@
 use std::{
     io::{self, BufRead, BufReader, Write},
     net::{IpAddr, SocketAddr, TcpStream, UdpSocket},
+    sync::atomic::{AtomicU16, Ordering},
     time::Duration,
 };
 
@@ -102,7 +103,7 @@ impl Socket {
                 Ok(Self::Stream(BufReader::new(socket.into())))
             }
             Protocol::Udp => {
-                let socket = UdpSocket::bind((from, 0))?;
+                let socket = UdpSocket::bind((from, fresh_port()))?;
                 socket.connect(service.address)?;
                 socket.set_read_timeout(Some(patience))?;
                 Ok(Self::Udp(socket))
@@ -137,4 +138,11 @@ impl Socket {
             }
         }
     }
+}
+
+/// Returns a source port that no flow of this process has had: one port that talks to a pod by two addresses
+/// is a conflict, for minutes after the first socket is closed.
+fn fresh_port() -> u16 {
+    static NEXT: AtomicU16 = AtomicU16::new(10_000);
+    NEXT.fetch_add(1, Ordering::Relaxed)
 }

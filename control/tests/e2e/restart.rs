@@ -3,8 +3,8 @@
 use lab::{Signal, Topology, output};
 
 use crate::support::{
-    Agent, Cluster, Echo, Flow, Mode, PodService, Service, Traffic, edge_config, node_config,
-    serve_on_pods,
+    Agent, Cluster, Echo, Flow, Mode, PodService, Protocol, Service, Traffic, edge_config,
+    node_config, serve_on_pods,
 };
 
 /// Questions on every flow before, between and after the events.
@@ -101,10 +101,13 @@ fn start_over_pins_of_another_layout_breaks_no_flow() {
 }
 
 #[test]
-fn start_over_pins_of_another_layout_breaks_no_flow_of_pods() {
+fn start_over_pins_of_another_layout_breaks_no_connection_to_pods() {
     let net = Topology::builder().pods(1).build().unwrap();
+    // The reply to what the old program has delivered finds no flow in the new one's tables: a
+    // segment is sent again, a datagram is not.
     let services: Vec<PodService<'_>> = Service::all(&[Mode::L2dsr, Mode::IpipV4])
         .into_iter()
+        .filter(|service| service.protocol == Protocol::Tcp)
         .map(PodService::over_all)
         .collect();
     let _echoes = serve_on_pods(&net, &services);

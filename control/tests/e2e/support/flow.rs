@@ -95,6 +95,7 @@ impl Socket {
         match service.protocol {
             Protocol::Tcp | Protocol::Sctp => {
                 let socket = service.protocol.stream(service.address)?;
+                socket.bind(&SocketAddr::new(from, fresh_port()).into())?;
                 socket.connect_timeout(&service.address.into(), patience)?;
                 socket.set_read_timeout(Some(patience))?;
                 if service.protocol == Protocol::Tcp {

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::Arc;
 
 use ipnet::IpNet;
 
@@ -39,7 +40,7 @@ pub struct Desired {
     /// Whether nodes are checked by echo.
     pub node_health: bool,
     /// Services by address, port and protocol; NodePorts at the unspecified address of their family.
-    pub services: BTreeMap<ServiceKey, Service>,
+    pub services: BTreeMap<ServiceKey, Arc<Service>>,
 }
 
 impl Desired {
@@ -55,6 +56,7 @@ impl Desired {
     /// Lists the services that this machine sends to their backends by NAT.
     pub fn by_nat(&self) -> impl Iterator<Item = (&ServiceKey, &Service)> {
         let services = self.services.iter().filter(|_| self.edge);
+        let services = services.map(|(key, service)| (key, service.as_ref()));
         services.filter(|(_, service)| service.spec.mode == ForwardMode::Nat)
     }
 }

@@ -113,7 +113,7 @@ impl Desired {
         };
         [*key, as_node_port]
             .into_iter()
-            .find_map(|key| Some((key, self.services.get(&key)?)))
+            .find_map(|key| Some((key, self.services.get(&key)?.as_ref())))
     }
 }
 

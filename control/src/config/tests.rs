@@ -250,9 +250,9 @@ fn health_fields_that_a_service_leaves_out_come_from_the_defaults() {
 fn health_without_fields_is_a_tcp_check_and_none_is_none() {
     let health = |text: &str| {
         let config = parse(text).unwrap();
-        let service = config.desired.services.values().next().unwrap().clone();
+        let service = config.desired.services.values().next().unwrap();
         assert!(config.desired.node_health);
-        service.health
+        service.health.clone()
     };
     assert_eq!(health(GOOD), None);
     let checked = GOOD.replace("    backends:\n", "    health: {}\n    backends:\n");

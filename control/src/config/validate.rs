@@ -14,6 +14,7 @@ use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use fastpath::tables::BackendKey;
 use ipnet::IpNet;
@@ -96,7 +97,10 @@ impl Rules {
                 clamp_mss: self.switch("clamp_mss", file.clamp_mss.as_ref(), true),
                 trusted_edges,
                 node_health,
-                services,
+                services: services
+                    .into_iter()
+                    .map(|(key, service)| (key, Arc::new(service)))
+                    .collect(),
             },
             tables,
             socket: socket.unwrap_or_else(|| PathBuf::from(DEFAULT_SOCKET)),

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use fastpath::tables::BackendKey;
 
@@ -86,6 +87,7 @@ impl Selection {
             if !service.spec.backends.iter().any(out) {
                 continue;
             }
+            let service = Arc::make_mut(service);
             // A table of another length would move nearly every flow, and back again.
             service.spec.log2_slots = service.spec.log2_slots_for(service.spec.backends.len());
             service.spec.backends.retain(|backend| !out(backend));
@@ -143,7 +145,12 @@ services:
     fn machine_that_may_use_its_own_pods_only_keeps_them_when_all_of_them_fail() {
         let mut desired = desired(TWO_SERVICES);
         desired.node = Role::Yes;
-        let service = desired.services.values_mut().next().unwrap();
+        let service = desired
+            .services
+            .values_mut()
+            .next()
+            .map(Arc::make_mut)
+            .unwrap();
         service.spec.traffic_policy = TrafficPolicy::Local;
         let left_out = left_out(&[("10.99.0.1:80/tcp", "10.0.0.1")], &[]);
         let own = |text: &str| BTreeSet::from([text.parse().unwrap()]);

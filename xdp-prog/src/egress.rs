@@ -10,7 +10,7 @@
 //!  | mark of a check -------- PROBES                                 -> the way of a client's packet
 //!  | headers::read        not IP, nonsense                          -> untouched
 //!  v
-//! hairpin flow ---------- of the two below: HAIRPINS                -> destination too, back to the stack
+//! hairpin flow ---------- of the ways below: HAIRPINS               -> destination too, back to the stack
 //! later fragment -------- FRAGMENTS -> FLOWS                        -> source address
 //! TCP, UDP, SCTP -------- FLOWS, FLOWS_EMBRYONIC                    -> source address and port, MSS of a SYN+ACK
 //!  |                      none, but from a NodePort of this machine -> LOCAL_FLOWS, untouched

@@ -35,6 +35,21 @@ pub(super) fn finish<S: Skb, T: Memory>(
     let Some(client) = tables.hairpin(key) else {
         return Err(DropReason::FlowTableFull);
     };
+    turn(skb, packet, client, checksum)
+}
+
+/// Gives a packet a client of this machine as its destination, and turns it round.
+///
+/// # Errors
+///
+/// [`DropReason::NotWritable`].
+#[inline(always)]
+pub(super) fn turn<S: Skb>(
+    skb: &mut S,
+    packet: &Headers,
+    client: AddressKey,
+    checksum: Option<ChecksumField>,
+) -> Result<Outcome, DropReason> {
     let difference = Sum::ZERO.replace_words(packet.destination.words(), client.words());
     set_destination(skb, packet, client, difference)?;
     if let Some(field) = checksum {

@@ -5,16 +5,20 @@
 //! ```text
 //! | IP: source | ICMP | quoted IP: client, pod | quoted ports, 8 bytes at least ...
 //! ```
+//!
+//! A client on this machine that the pod does not see ([`super::hairpin`]) gets its place back in the quote,
+//! and the error comes in instead of leaving. Its source is what the client talks to whoever sent it: the stack
+//! takes no packet from an address of its own.
 
 use core::{hint::black_box, mem::offset_of};
 
 use super::{
-    ChecksumField, Covered, Memory, Outcome, Skb, flows,
+    ChecksumField, Covered, Memory, Outcome, Skb, flows, hairpin,
     headers::Headers,
     rewrite::{set_source, two},
 };
 use crate::{
-    abi::{AddressKey, PodFlow, Tuple},
+    abi::{AddressKey, FLOW_HAIRPIN, PodFlow, Tuple},
     csum::{self, Sum},
     decide::Family,
     reason::DropReason,
@@ -68,8 +72,31 @@ pub(super) fn translate<S: Skb, T: Memory>(
     let Some(flow) = flows::find(tables, &key, quote.protocol) else {
         return Ok(Outcome::Untouched);
     };
-    rewrite(skb, packet, &quote, ports.destination, &flow)?;
-    Ok(Outcome::Translated)
+    let is_hairpin = flow.state() & FLOW_HAIRPIN != 0;
+    let client = if is_hairpin {
+        match tables.hairpin(&key) {
+            Some(client) => client,
+            None => return Err(DropReason::FlowTableFull),
+        }
+    } else {
+        quote.client
+    };
+    let field = rewrite(skb, packet, &quote, ports.destination, &flow, client)?;
+    if is_hairpin || is_same(packet.source, quote.pod) {
+        let moved = Sum::ZERO.replace_words(packet.source.words(), flow.address.words());
+        set_source(skb, packet, flow.address, moved)?;
+        if packet.family == Family::V6 {
+            skb.replace_checksum(field, moved, Covered::PseudoHeader)?;
+        }
+    }
+    if !is_hairpin {
+        return Ok(Outcome::Translated);
+    }
+    let checksum = match packet.family {
+        Family::V4 => None,
+        Family::V6 => Some(field),
+    };
+    hairpin::turn(skb, packet, client, checksum)
 }
 
 /// Finds what an error quotes, its ports visible.
@@ -172,7 +199,7 @@ fn quoted_v6<S: Skb>(skb: &mut S, l3: usize, end: usize) -> Option<Quote> {
     Some(quote)
 }
 
-/// Makes the quoted destination, and the source where it is the pod, what the client talks to.
+/// Makes what is quoted what the client sent; returns where the error's own checksum lies.
 #[inline(always)]
 fn rewrite<S: Skb>(
     skb: &mut S,
@@ -180,9 +207,12 @@ fn rewrite<S: Skb>(
     quote: &Quote,
     port: [u8; 2],
     flow: &PodFlow,
-) -> Result<(), DropReason> {
+    client: AddressKey,
+) -> Result<ChecksumField, DropReason> {
     let address = flow.address;
-    let moved = Sum::ZERO.replace_words(quote.pod.words(), address.words());
+    let moved = Sum::ZERO
+        .replace_words(quote.client.words(), client.words())
+        .replace_words(quote.pod.words(), address.words());
     let new_port = flow.port();
     let both = moved.replace_u16(u16::from_be_bytes(port), u16::from_be_bytes(new_port));
     let transport = transport_checksum(skb, quote, packet.end, both);
@@ -193,14 +223,18 @@ fn rewrite<S: Skb>(
         Family::V4 => {
             let check = csum::update(quote.checksum, moved);
             message = message.replace_u16(quote.checksum, check);
-            let at = quote.l3 + offset_of!(Ipv4, checksum);
-            skb.store(at, two(check.to_be_bytes()), 2)?;
-            let [.., a, b, c, d] = address.octets();
-            let bytes = u64::from_ne_bytes([a, b, c, d, 0, 0, 0, 0]);
-            let at = quote.l3 + offset_of!(Ipv4, addresses) + 4;
-            skb.store(at, [bytes, 0], 4)?;
+            let [a, b] = check.to_be_bytes();
+            let [.., c, d, e, f] = client.octets();
+            let [.., g, h, i, j] = address.octets();
+            let words = [
+                u64::from_ne_bytes([a, b, c, d, e, f, g, h]),
+                u64::from_ne_bytes([i, j, 0, 0, 0, 0, 0, 0]),
+            ];
+            skb.store(quote.l3 + offset_of!(Ipv4, checksum), words, 10)?;
         }
         Family::V6 => {
+            let at = quote.l3 + offset_of!(Ipv6, source);
+            skb.store(at, client.words(), 16)?;
             let at = quote.l3 + offset_of!(Ipv6, destination);
             skb.store(at, address.words(), 16)?;
         }
@@ -216,14 +250,7 @@ fn rewrite<S: Skb>(
         zero_is_none: false,
     };
     skb.replace_checksum(field, message, Covered::Segment)?;
-
-    if is_same(packet.source, quote.pod) {
-        set_source(skb, packet, address, moved)?;
-        if packet.family == Family::V6 {
-            skb.replace_checksum(field, moved, Covered::PseudoHeader)?;
-        }
-    }
-    Ok(())
+    Ok(field)
 }
 
 /// A checksum that is quoted.

@@ -9,7 +9,7 @@ use xdp_prog::{
 
 use super::{BOTH, Case, Ends, OUT, SCTP, TCP, UDP, case, tuple};
 use crate::{
-    packets::{Flags::Ack, sctp, tcp},
+    packets::{Flags::Ack, icmp, sctp, tcp},
     support::{
         packet::{End, Link, Packet},
         tables::address_key,
@@ -91,19 +91,51 @@ fn turned(ends: Ends) -> Vec<Case> {
     }
     let forgotten = Packet::udp(ends.pod, seen, b"answer");
     let half = Packet::udp(ends.vip, seen, b"answer");
-    let mut reasons = vec![0; REASON_COUNT];
-    reasons[DropReason::FlowTableFull.index() as usize] = 1;
-    let mut case = known(
-        format!("{family}: reply to a client that is forgotten"),
-        ends,
-        (seen, ends.node),
-        UDP,
-        &forgotten,
-    )
-    .with(|tables| tables.hairpins.clear())
-    .ends(OUT.carry(&half), reasons);
-    case.expected.goes_on = false;
-    cases.push(case);
+    cases.push(
+        known(
+            format!("{family}: reply to a client that is forgotten"),
+            ends,
+            (seen, ends.node),
+            UDP,
+            &forgotten,
+        )
+        .with(|tables| tables.hairpins.clear())
+        .lost(OUT.carry(&half)),
+    );
+    cases.extend(errors(ends));
+    cases
+}
+
+/// What the pod cannot take: whoever says so, the client hears it from where it sent its packet to.
+fn errors(ends: Ends) -> Vec<Case> {
+    let seen: End = (ends.vip.0, ends.client.1);
+    let unreachable = if ends.vip.0.is_ipv4() { 3 } else { 1 };
+    let error = |from, to, quote: Packet| icmp(from, to, unreachable, &quote.bytes());
+    let make_tcp: fn(End, End) -> Packet = |from, to| tcp(from, to, Ack, &[], b"a question");
+    let make_udp: fn(End, End) -> Packet = |from, to| Packet::udp(from, to, b"a question");
+    let mut cases = Vec::new();
+    for (who, client) in [("itself", ends.pod.0), ("its machine", ends.node)] {
+        for (from, source) in [("a pod", ends.pod.0), ("this machine", ends.node)] {
+            for (what, protocol, make) in [("TCP", TCP, make_tcp), ("UDP", UDP, make_udp)] {
+                let input = error(source, seen.0, make(seen, ends.pod));
+                let output = error(ends.vip.0, client, make((client, seen.1), ends.vip));
+                let name = format!(
+                    "{}: error of {from} to {who} about {what}, by a VIP",
+                    ends.family
+                );
+                cases.push(
+                    known(name, ends, (seen, client), protocol, &input).turned(BACK.carry(&output)),
+                );
+            }
+        }
+    }
+    let lost = error(ends.pod.0, seen.0, make_udp(seen, ends.pod));
+    let name = format!("{}: error to a client that is forgotten", ends.family);
+    cases.push(
+        known(name, ends, (seen, ends.node), UDP, &lost)
+            .with(|tables| tables.hairpins.clear())
+            .lost(OUT.carry(&lost)),
+    );
     cases
 }
 
@@ -121,6 +153,17 @@ fn known(
         .with(|tables| {
             tables.hairpins.insert(key, address_key(client));
         })
+}
+
+impl super::Draft {
+    /// The packet is dropped as it then is, because its client has been forgotten.
+    fn lost(self, bytes: Vec<u8>) -> Case {
+        let mut reasons = vec![0; REASON_COUNT];
+        reasons[DropReason::FlowTableFull.index() as usize] = 1;
+        let mut case = self.ends(bytes, reasons);
+        case.expected.goes_on = false;
+        case
+    }
 }
 
 fn fragments(source: IpAddr, destination: IpAddr) -> Tuple {

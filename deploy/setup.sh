@@ -13,7 +13,7 @@ set -eu
 cd "$(dirname "$0")/.."
 . deploy/versions.env
 
-PATH="${CARGO_HOME:-$HOME/.cargo}/bin:$PATH:/usr/sbin:/sbin"
+PATH="${CARGO_HOME:-$HOME/.cargo}/bin:$PATH:/usr/sbin:/sbin:/usr/local/go/bin"
 CACHE="${XDG_CACHE_HOME:-$HOME/.cache}/guideway"
 PINNED=${RUSTUP_TOOLCHAIN:-$(sed -n 's/^channel = "\(.*\)"/\1/p' rust-toolchain.toml)}
 
@@ -281,12 +281,24 @@ runtime() {
         want depmod kmod
         want /usr/share/keyrings/debian-archive-keyring.gpg debian-archive-keyring
         want xz xz-utils
+        want iptables iptables
+        want openssl openssl
     fi
     install_missing
     if [ -n "${installs_nginx:-}" ] && have systemctl; then
         # Installed for the demo's own instances: the system's one stays off.
         as_root systemctl disable --quiet nginx.service || true
     fi
+}
+
+## What the control plane is tested against
+
+kubernetes() {
+    if deploy/kubernetes/build.sh missing; then
+        want go golang-go
+        install_missing
+    fi
+    deploy/kubernetes/build.sh
 }
 
 bpffs() {
@@ -313,3 +325,6 @@ bpf_toolchain
 case $purpose in
 demo | test) bpffs ;;
 esac
+if [ "$purpose" = test ]; then
+    kubernetes
+fi

@@ -1,0 +1,6 @@
+//go:build tools
+
+// Package etcd pins what build.sh builds, see the directory above.
+package etcd
+
+import _ "go.etcd.io/etcd/server/v3"

@@ -4,7 +4,7 @@
 //! [`Namespace`] is one machine: interfaces, addresses, routes, its own `/sys`,
 //! bpffs and directory of files. [`Veth`] is a cable, [`Link`] one end of it,
 //! [`Process`] a program running in a namespace, [`Guideway`] that program. [`Topology`] puts them together into the
-//! usual picture: clients, a router, edges, nodes and their pods.
+//! usual picture: clients, a router, edges, nodes and their pods. [`kubernetes`] adds a real API server to it.
 //!
 //! Everything needs root and is removed again: on drop, on panic, on SIGINT and
 //! SIGTERM (which then end the process as usual), and what a SIGKILL left behind
@@ -47,6 +47,7 @@
 //!   edits them incrementally would make them wrong.
 
 mod guideway;
+pub mod kubernetes;
 mod link;
 mod namespace;
 mod offload;

@@ -251,6 +251,7 @@ impl Builder {
     fn add_pods(&self, nodes: &mut [Machine]) -> Result<()> {
         for (node, j) in nodes.iter_mut().zip(0..) {
             pod::prepare_node(&node.namespace, j)?;
+            node.pod_prefixes = Some(pod::pods_of(j));
             node.pods = (0..self.pods)
                 .map(|p| pod::add(&node.namespace, j, p, self.pod_mtu))
                 .collect::<Result<Vec<_>>>()?;
@@ -324,6 +325,7 @@ pub struct Machine {
     gateways: [IpAddr; 2],
     far_end: FarEnd,
     mac: Mac,
+    pod_prefixes: Option<[Cidr; 2]>,
     pods: Vec<Machine>,
 }
 
@@ -354,6 +356,7 @@ impl Machine {
             gateways,
             far_end,
             mac,
+            pod_prefixes: None,
             pods: Vec::new(),
         }
     }
@@ -399,6 +402,11 @@ impl Machine {
     /// Returns the pods, if the machine is a node that has some.
     pub fn pods(&self) -> &[Machine] {
         &self.pods
+    }
+
+    /// Returns the prefixes that the pods' addresses are from, IPv4 first, if it is a node that has some.
+    pub fn pod_prefixes(&self) -> Option<[Cidr; 2]> {
+        self.pod_prefixes
     }
 
     /// Returns the addresses of the machine's router, or of a pod's node, IPv4 first.

@@ -1,0 +1,333 @@
+//! A Kubernetes control plane: etcd and kube-apiserver on a machine of their
+//! own, and the other programs of a cluster on machines of a topology.
+//!
+//! ```text
+//!   +-- control-plane -----------------+
+//!   | etcd  kube-apiserver  kubectl    |
+//!   |        br0 10.250.0.1/24         |
+//!   +--------+-------------+-----------+
+//!            | mgmt .2     | mgmt .3         machines that asked for a link:
+//!         edge0 eth0    node0 eth0           `eth0` stays what services use
+//! ```
+//!
+//! The programs are the released ones, built by `deploy/kubernetes/build.sh`. No
+//! kubelet, no scheduler and no controller runs: a test writes Nodes and
+//! EndpointSlices as they would.
+//!
+//! A control plane belongs to one test: Nodes, NodePorts and load-balancer
+//! addresses are the cluster's, and every topology has the same.
+
+mod kubectl;
+mod objects;
+mod programs;
+
+use std::{
+    fs,
+    net::{IpAddr, Ipv4Addr},
+    path::{Path, PathBuf},
+    process::Command,
+    sync::atomic::{AtomicU8, AtomicU32, Ordering},
+    time::Duration,
+};
+
+pub use programs::program;
+
+use crate::{Link, Namespace, Process, Result, Signal, Veth, output, topology::cidr, wait_for};
+
+const READY_TIMEOUT: Duration = Duration::from_secs(120);
+const END_TIMEOUT: Duration = Duration::from_secs(30);
+const BRIDGE: &str = "br0";
+const ETCD: &str = "http://127.0.0.1:2379";
+const ETCD_PEER: &str = "http://127.0.0.1:2380";
+/// What `--cert-dir` has the API server call its own certificate; its issuer follows in the file.
+const CERTIFICATE: &str = "apiserver.crt";
+
+/// A running etcd and kube-apiserver, ended with everything they stored on drop.
+#[derive(Debug)]
+pub struct ControlPlane {
+    // Dropped in this order: programs before the machine they run on.
+    api_server: Process,
+    etcd: Process,
+    ca: String,
+    links: AtomicU8,
+    files: AtomicU32,
+    machine: Namespace,
+}
+
+impl ControlPlane {
+    /// The API server's address, as every machine with a link sees it.
+    pub const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 250, 0, 1);
+    /// The API server's port.
+    pub const PORT: u16 = 6443;
+    /// The interface that [`ControlPlane::connect`] gives to a machine.
+    pub const INTERFACE: &str = "mgmt";
+    /// The bearer token of an administrator (group `system:masters`).
+    pub const ADMIN: &str = "admin";
+    /// Where ClusterIPs come from, IPv4 and IPv6.
+    pub const SERVICE_RANGE: &str = "10.96.0.0/16,fd00:96::/112";
+
+    /// Starts a control plane and waits until it is ready.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Start`] when the programs have not been built, [`Error::Ended`]
+    /// or [`Error::Timeout`], with the log, when they do not serve.
+    pub fn start() -> Result<Self> {
+        let machine = Namespace::new("control-plane")?;
+        let bridge = machine.add_bridge(BRIDGE)?;
+        bridge.add_address(cidr(Self::ADDRESS, 24))?;
+        bridge.set_up()?;
+        machine.write_file(
+            "tokens.csv",
+            format!("{0},{0},{0},\"system:masters\"\n", Self::ADMIN),
+        )?;
+        let key = Path::new(Namespace::FILES).join("service-accounts.key");
+        output(
+            machine
+                .command("openssl")
+                .args([
+                    "ecparam",
+                    "-genkey",
+                    "-noout",
+                    "-name",
+                    "prime256v1",
+                    "-out",
+                ])
+                .arg(key),
+        )?;
+
+        let etcd = Process::spawn(&mut etcd(&machine)?)?;
+        let api_server = Process::spawn(&mut api_server(&machine)?)?;
+        let mut control_plane = Self {
+            api_server,
+            etcd,
+            ca: String::new(),
+            links: AtomicU8::new(2),
+            files: AtomicU32::new(0),
+            machine,
+        };
+        control_plane.wait_until_ready()?;
+        Ok(control_plane)
+    }
+
+    /// Returns the machine that the control plane runs on, from where the API server is reached without a link.
+    pub fn machine(&self) -> &Namespace {
+        &self.machine
+    }
+
+    /// Returns the API server's URL.
+    pub fn url(&self) -> String {
+        format!("https://{}:{}", Self::ADDRESS, Self::PORT)
+    }
+
+    /// Returns the certificates to trust, in PEM.
+    pub fn ca(&self) -> &str {
+        &self.ca
+    }
+
+    /// Gives a machine an interface [`ControlPlane::INTERFACE`] by which it
+    /// reaches the API server and nothing else, and returns its address there.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Kernel`], for example when the machine has one already.
+    pub fn connect(&self, machine: &Namespace) -> Result<IpAddr> {
+        let number = self.links.fetch_add(1, Ordering::Relaxed);
+        let port = format!("port{number}");
+        let (link, port) =
+            Veth::between((machine, Self::INTERFACE), (&self.machine, &port)).create()?;
+        port.set_bridge(&self.machine.link(BRIDGE)?)?;
+        let [a, b, c, _] = Self::ADDRESS.octets();
+        let address = cidr(Ipv4Addr::new(a, b, c, number), 24);
+        link.add_address(address)?;
+        for link in [&link, &port] {
+            wait_until_link_is_ready(link)?;
+        }
+        Ok(address.address)
+    }
+
+    /// Waits until the API server says that it is ready and has made the namespace `default`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Ended`] or [`Error::Timeout`], with the log.
+    pub fn wait_until_ready(&mut self) -> Result<()> {
+        self.api_server
+            .wait_for_line("Serving securely", READY_TIMEOUT)?;
+        let certificate = Path::new(Namespace::FILES).join(CERTIFICATE);
+        let read = self.machine.run(|| fs::read_to_string(certificate));
+        self.ca = read.map_err(|source| {
+            self.machine
+                .error("read the certificate".to_owned(), source)
+        })?;
+        self.write_kubeconfig(&self.machine, Self::ADMIN)?;
+        for path in ["/readyz", "/api/v1/namespaces/default"] {
+            let awaited = format!("the API server answers {path}");
+            wait_for(&awaited, READY_TIMEOUT, || {
+                if let Err(ended) = self.api_server.expect_running("being ready") {
+                    return Ok(Err(ended));
+                }
+                match output(&mut self.request(path)) {
+                    Ok(_) => Ok(Ok(())),
+                    Err(error) => Err(format!("{error}\nIts log:\n{}", self.log())),
+                }
+            })??;
+        }
+        Ok(())
+    }
+
+    /// Returns everything that the API server and etcd have written since they were last started.
+    pub fn log(&self) -> String {
+        format!(
+            "{}\netcd:\n{}",
+            self.api_server.stderr(),
+            self.etcd.stderr()
+        )
+    }
+
+    /// Returns the API server's process, for signals.
+    pub fn api_server(&mut self) -> &mut Process {
+        &mut self.api_server
+    }
+
+    /// Kills the API server, whose connections end with it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Signal`] when it has ended already.
+    pub fn kill_api_server(&mut self) -> Result<()> {
+        kill(&mut self.api_server)
+    }
+
+    /// Starts the API server again, over what is stored; see [`ControlPlane::wait_until_ready`].
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Start`].
+    pub fn start_api_server(&mut self) -> Result<()> {
+        self.api_server = Process::spawn(&mut api_server(&self.machine)?)?;
+        Ok(())
+    }
+
+    /// Kills etcd.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Signal`] when it has ended already.
+    pub fn kill_etcd(&mut self) -> Result<()> {
+        kill(&mut self.etcd)
+    }
+
+    /// Starts etcd again, over what it stored.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Start`].
+    pub fn start_etcd(&mut self) -> Result<()> {
+        self.etcd = Process::spawn(&mut etcd(&self.machine)?)?;
+        Ok(())
+    }
+
+    /// Writes a kubeconfig with this bearer token among a machine's files and returns its path.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Kernel`].
+    pub fn write_kubeconfig(&self, machine: &Namespace, token: &str) -> Result<PathBuf> {
+        let ca = machine.write_file("ca.crt", &self.ca)?;
+        let kubeconfig = format!(
+            "apiVersion: v1
+kind: Config
+current-context: lab
+contexts:
+- name: lab
+  context: {{cluster: lab, user: lab}}
+clusters:
+- name: lab
+  cluster: {{server: '{}', certificate-authority: '{}'}}
+users:
+- name: lab
+  user: {{token: '{token}'}}
+",
+            self.url(),
+            ca.display()
+        );
+        machine.write_file(KUBECONFIG, kubeconfig)
+    }
+
+    fn request(&self, path: &str) -> Command {
+        let mut command = self.machine.command("curl");
+        command
+            .args(["-sS", "--fail-with-body", "--max-time", "10", "-H"])
+            .arg(format!("Authorization: Bearer {}", Self::ADMIN))
+            .arg("--cacert")
+            .arg(Path::new(Namespace::FILES).join(CERTIFICATE))
+            .arg(format!("{}{path}", self.url()));
+        command
+    }
+}
+
+/// The name of a machine's kubeconfig in [`Namespace::FILES`].
+const KUBECONFIG: &str = "kubeconfig";
+
+fn etcd(machine: &Namespace) -> Result<Command> {
+    let mut command = machine.command(program("etcd")?);
+    command
+        .arg("--data-dir")
+        .arg(Path::new(Namespace::FILES).join("etcd"))
+        .args([
+            "--listen-client-urls",
+            ETCD,
+            "--advertise-client-urls",
+            ETCD,
+        ])
+        .args([
+            "--listen-peer-urls",
+            ETCD_PEER,
+            "--initial-advertise-peer-urls",
+            ETCD_PEER,
+        ])
+        .args(["--initial-cluster", &format!("default={ETCD_PEER}")])
+        .args(["--unsafe-no-fsync", "--log-level=warn"]);
+    Ok(command)
+}
+
+fn api_server(machine: &Namespace) -> Result<Command> {
+    let files = Path::new(Namespace::FILES);
+    let key = files.join("service-accounts.key");
+    let mut command = machine.command(program("kube-apiserver")?);
+    command
+        .args(["--etcd-servers", ETCD])
+        .arg("--cert-dir")
+        .arg(files)
+        .args(["--bind-address", &ControlPlane::ADDRESS.to_string()])
+        .args(["--secure-port", &ControlPlane::PORT.to_string()])
+        .args(["--service-cluster-ip-range", ControlPlane::SERVICE_RANGE])
+        .args(["--service-account-issuer", "https://kubernetes.default.svc"])
+        .arg("--service-account-key-file")
+        .arg(&key)
+        .arg("--service-account-signing-key-file")
+        .arg(&key)
+        .arg("--token-auth-file")
+        .arg(files.join("tokens.csv"))
+        .args(["--authorization-mode=RBAC", "--allow-privileged=true"])
+        // Service accounts have no controller that would make them.
+        .arg("--disable-admission-plugins=ServiceAccount")
+        // The Service `kubernetes` gets no endpoint that a proxy would forward to.
+        .arg("--endpoint-reconciler-type=none");
+    Ok(command)
+}
+
+fn kill(process: &mut Process) -> Result<()> {
+    process.signal(Signal::SIGKILL)?;
+    process.wait(END_TIMEOUT).map(drop)
+}
+
+fn wait_until_link_is_ready(link: &Link<'_>) -> Result<()> {
+    let awaited = format!("{} of {} is ready", link.name(), link.namespace().name());
+    wait_for(&awaited, READY_TIMEOUT, || match link.is_ready() {
+        Ok(true) => Ok(()),
+        Ok(false) => Err(String::new()),
+        Err(error) => Err(error.to_string()),
+    })
+}

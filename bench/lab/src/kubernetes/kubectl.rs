@@ -1,0 +1,75 @@
+//! `kubectl`, run as an administrator on the control plane's machine.
+
+use std::{ffi::OsStr, path::Path, process::Command, sync::atomic::Ordering};
+
+use serde_json::Value;
+
+use super::{ControlPlane, KUBECONFIG, program};
+use crate::{Error, Namespace, Result, output};
+
+impl ControlPlane {
+    /// Prepares a `kubectl` command.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Start`] when it has not been built.
+    pub fn kubectl_command(&self) -> Result<Command> {
+        let files = Path::new(Namespace::FILES);
+        let mut command = self.machine.command(program("kubectl")?);
+        command
+            .env("KUBECONFIG", files.join(KUBECONFIG))
+            .env("KUBECACHEDIR", files.join("kubectl"));
+        Ok(command)
+    }
+
+    /// Runs `kubectl` and returns what it wrote.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Failed`] with what it says when it does not succeed.
+    pub fn kubectl(&self, arguments: &[impl AsRef<OsStr>]) -> Result<String> {
+        output(self.kubectl_command()?.args(arguments))
+    }
+
+    /// Runs `kubectl apply` on objects written in YAML or JSON, several after `---` lines.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Failed`] with the API server's answer when it refuses one.
+    pub fn apply(&self, objects: &str) -> Result<String> {
+        let number = self.files.fetch_add(1, Ordering::Relaxed);
+        let file = self
+            .machine
+            .write_file(&format!("apply-{number}.yaml"), objects)?;
+        output(self.kubectl_command()?.args(["apply", "-f"]).arg(file))
+    }
+
+    /// Runs `kubectl get` and returns the object, or the list, that it found.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Failed`] when there is no such object.
+    pub fn get(&self, arguments: &[&str]) -> Result<Value> {
+        let answer = output(
+            self.kubectl_command()?
+                .arg("get")
+                .args(arguments)
+                .args(["-o", "json"]),
+        )?;
+        serde_json::from_str(&answer).map_err(|_| Error::Invalid {
+            what: "answer",
+            value: answer,
+            expected: "JSON",
+        })
+    }
+
+    /// Returns a token, bound and valid for an hour, of a service account, which must exist.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Failed`] when it does not.
+    pub fn service_account_token(&self, namespace: &str, name: &str) -> Result<String> {
+        let token = self.kubectl(&["create", "token", "-n", namespace, name])?;
+        Ok(token.trim_end().to_owned())
+    }
+}

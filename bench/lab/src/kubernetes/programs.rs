@@ -1,0 +1,45 @@
+//! Where the programs of a cluster are.
+
+use std::{env, io, path::PathBuf};
+
+use crate::{Error, Result};
+
+/// Read by the script that builds the programs, too.
+const VERSIONS: &str = include_str!("../../../../deploy/versions.env");
+
+/// Returns the path of `etcd`, `helm` or a command of Kubernetes.
+///
+/// # Errors
+///
+/// [`Error::Start`] when it has not been built.
+pub fn program(name: &str) -> Result<PathBuf> {
+    let (package, version) = match name {
+        "etcd" => ("etcd", version("ETCD_VERSION")),
+        "helm" => ("helm", version("HELM_VERSION")),
+        _ => ("kubernetes", version("KUBERNETES_VERSION")),
+    };
+    let cache = env::var_os("XDG_CACHE_HOME").map_or_else(
+        || PathBuf::from(env::var_os("HOME").unwrap_or_default()).join(".cache"),
+        PathBuf::from,
+    );
+    let path = cache
+        .join("guideway")
+        .join(format!("{package}-{version}"))
+        .join(name);
+    if path.exists() {
+        return Ok(path);
+    }
+    Err(Error::Start {
+        program: path.display().to_string(),
+        source: io::Error::new(
+            io::ErrorKind::NotFound,
+            "not built: run `deploy/setup.sh test`",
+        ),
+    })
+}
+
+fn version(name: &str) -> &'static str {
+    let mut lines = VERSIONS.lines().filter_map(|line| line.split_once('='));
+    let found = lines.find(|(key, _)| *key == name);
+    found.expect("deploy/versions.env names every version").1
+}

@@ -1,0 +1,151 @@
+//! A control plane of the real programs does what tests will rely on. Needs root.
+
+use lab::{
+    Topology,
+    kubernetes::{self, ControlPlane},
+    output,
+};
+use serde_json::json;
+
+const SERVICE: &str = "
+apiVersion: v1
+kind: Service
+metadata: {name: web}
+spec:
+  type: LoadBalancer
+  loadBalancerClass: guideway.dev/guideway
+  ipFamilyPolicy: PreferDualStack
+  selector: {app: web}
+  ports: [{name: http, port: 80, targetPort: 8080}]
+";
+
+const SLICE: &str = "
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata:
+  name: web-1
+  labels: {kubernetes.io/service-name: web}
+addressType: IPv4
+ports: [{name: http, port: 8080}]
+endpoints:
+- addresses: [10.2.0.1]
+  nodeName: node0
+  conditions: {ready: true}
+";
+
+#[test]
+fn applied_objects_are_stored_and_completed() {
+    let net = Topology::builder().nodes(1).pods(1).build().unwrap();
+    let node = &net.nodes()[0];
+    let control_plane = ControlPlane::start().unwrap();
+    control_plane.add_node(node).unwrap();
+    control_plane
+        .apply(&format!("{SERVICE}---{SLICE}"))
+        .unwrap();
+
+    let stored = control_plane.get(&["node", "node0"]).unwrap();
+    assert_eq!(
+        stored["spec"]["podCIDRs"],
+        json!(["10.2.0.0/24", "fd00:2::/112"])
+    );
+    assert_eq!(
+        stored["status"]["addresses"][0]["address"],
+        node.v4().to_string()
+    );
+    let service = control_plane.get(&["service", "web"]).unwrap();
+    let cluster_ips = service["spec"]["clusterIPs"].as_array().unwrap();
+    assert!(
+        cluster_ips[0].as_str().unwrap().starts_with("10.96."),
+        "{service}"
+    );
+    assert!(
+        cluster_ips[1].as_str().unwrap().starts_with("fd00:96::"),
+        "{service}"
+    );
+    let node_port = service["spec"]["ports"][0]["nodePort"].as_u64().unwrap();
+    assert!((30_000..32_768).contains(&node_port), "{service}");
+    let slices = control_plane.get(&["endpointslices"]).unwrap();
+    assert_eq!(
+        slices["items"][0]["endpoints"][0]["addresses"][0],
+        "10.2.0.1"
+    );
+
+    let refused = control_plane.apply("{apiVersion: v1, kind: Service, metadata: {name: Web}}");
+    let message = refused.unwrap_err().to_string();
+    assert!(message.contains("lower case"), "{message}");
+}
+
+#[test]
+fn machines_reach_the_api_server_with_the_rights_of_their_token() {
+    let net = Topology::builder().edges(2).nodes(0).build().unwrap();
+    let control_plane = ControlPlane::start().unwrap();
+    control_plane
+        .apply(
+            "
+apiVersion: v1
+kind: ServiceAccount
+metadata: {name: reader, namespace: default}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRole
+metadata: {name: reader}
+rules: [{apiGroups: [''], resources: [services], verbs: [list]}]
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata: {name: reader}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: reader}
+subjects: [{kind: ServiceAccount, name: reader, namespace: default}]
+",
+        )
+        .unwrap();
+    let token = control_plane
+        .service_account_token("default", "reader")
+        .unwrap();
+
+    for edge in net.edges() {
+        control_plane.connect(edge.namespace()).unwrap();
+        let list = |resource: &str| {
+            let mut kubectl = edge
+                .namespace()
+                .command(kubernetes::program("kubectl").unwrap());
+            kubectl.arg("--kubeconfig").arg(
+                control_plane
+                    .write_kubeconfig(edge.namespace(), &token)
+                    .unwrap(),
+            );
+            output(kubectl.args(["get", resource, "-o", "name"]))
+        };
+        assert_eq!(list("services").unwrap(), "service/kubernetes\n");
+        let message = list("secrets").unwrap_err().to_string();
+        assert!(
+            message.contains("system:serviceaccount:default:reader"),
+            "{message}"
+        );
+    }
+}
+
+#[test]
+fn what_is_stored_survives_the_death_of_api_server_and_etcd() {
+    let mut control_plane = ControlPlane::start().unwrap();
+    control_plane.apply(SERVICE).unwrap();
+    let stored = |control_plane: &ControlPlane| {
+        let service = control_plane.get(&["service", "web"]).unwrap();
+        (
+            service["metadata"]["uid"].clone(),
+            service["spec"]["clusterIP"].clone(),
+        )
+    };
+    let before = stored(&control_plane);
+
+    control_plane.kill_api_server().unwrap();
+    control_plane.get(&["service", "web"]).unwrap_err();
+    control_plane.start_api_server().unwrap();
+    control_plane.wait_until_ready().unwrap();
+    assert_eq!(stored(&control_plane), before);
+
+    control_plane.kill_etcd().unwrap();
+    control_plane.start_etcd().unwrap();
+    control_plane.wait_until_ready().unwrap();
+    assert_eq!(stored(&control_plane), before);
+}

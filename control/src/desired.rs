@@ -127,3 +127,35 @@ impl AttachMode {
         }
     }
 }
+
+/// Hashes a service's name (FNV-1a): all its addresses share the result, and all edges compute the same.
+pub(crate) fn affinity_seed(seed: u64, name: &str) -> u64 {
+    const OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
+    const PRIME: u64 = 0x0000_0100_0000_01b3;
+    name.bytes().fold(seed ^ OFFSET, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(PRIME)
+    })
+}
+
+/// Says what keeps an address from being a VIP, a backend, a node or an edge.
+pub(crate) fn unusable(address: IpAddr) -> Option<&'static str> {
+    if address.is_unspecified() {
+        return Some("the unspecified address names no machine");
+    }
+    if address.is_loopback() {
+        return Some("a loopback address never leaves the machine");
+    }
+    if address.is_multicast() {
+        return Some("a multicast address is not balanced");
+    }
+    match address {
+        IpAddr::V4(v4) if v4.is_broadcast() => Some("the broadcast address names no machine"),
+        IpAddr::V4(v4) if v4.octets()[0] == 0 => Some("0.0.0.0/8 names no machine"),
+        IpAddr::V4(v4) if v4.is_link_local() => Some("a link-local address is not routed"),
+        IpAddr::V6(v6) if v6.is_unicast_link_local() => Some("a link-local address is not routed"),
+        IpAddr::V6(v6) if v6.to_ipv4_mapped().is_some() => {
+            Some("an IPv4-mapped IPv6 address never stands in a packet")
+        }
+        IpAddr::V4(_) | IpAddr::V6(_) => None,
+    }
+}

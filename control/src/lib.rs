@@ -19,6 +19,7 @@ pub mod desired;
 pub mod health;
 pub mod hex;
 pub mod http;
+pub mod index;
 pub mod metrics;
 pub mod plan;
 pub mod render;

@@ -15,6 +15,7 @@ use super::backends::Shape;
 use super::values::{decimal, position};
 use crate::desired::{
     BackendSpec, ForwardMode, Protocol, Service, ServiceKey, ServiceSpec, TrafficPolicy,
+    affinity_seed,
 };
 
 const PORT_REMEDY: &str = "give a port from 1 to 65535";
@@ -385,13 +386,4 @@ fn node_port_spec(spec: &ServiceSpec, backends: Vec<BackendSpec>) -> ServiceSpec
         node_port: true,
         ..spec.clone()
     }
-}
-
-/// Hashes a service's name (FNV-1a): all its addresses share the result, and all edges compute the same.
-fn affinity_seed(seed: u64, name: &str) -> u64 {
-    const OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
-    const PRIME: u64 = 0x0000_0100_0000_01b3;
-    name.bytes().fold(seed ^ OFFSET, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(PRIME)
-    })
 }

@@ -11,7 +11,7 @@ use serde_saphyr::Spanned;
 use super::super::problem::{Position, Problem};
 use super::super::shorten;
 use super::Rules;
-use crate::desired::{AttachMode, ForwardMode};
+use crate::desired::{AttachMode, ForwardMode, unusable};
 
 impl Rules {
     pub(super) fn mode(&mut self, field: &str, text: &Spanned<String>) -> Option<ForwardMode> {
@@ -261,29 +261,6 @@ pub(super) fn decimal<T: FromStr>(text: &str) -> Option<T> {
         .all(|byte| byte.is_ascii_digit())
         .then(|| text.parse().ok())
         .flatten()
-}
-
-/// Says what keeps an address from being a VIP, a node or an edge.
-fn unusable(address: IpAddr) -> Option<&'static str> {
-    if address.is_unspecified() {
-        return Some("the unspecified address names no machine");
-    }
-    if address.is_loopback() {
-        return Some("a loopback address never leaves the machine");
-    }
-    if address.is_multicast() {
-        return Some("a multicast address is not balanced");
-    }
-    match address {
-        IpAddr::V4(v4) if v4.is_broadcast() => Some("the broadcast address names no machine"),
-        IpAddr::V4(v4) if v4.octets()[0] == 0 => Some("0.0.0.0/8 names no machine"),
-        IpAddr::V4(v4) if v4.is_link_local() => Some("a link-local address is not routed"),
-        IpAddr::V6(v6) if v6.is_unicast_link_local() => Some("a link-local address is not routed"),
-        IpAddr::V6(v6) if v6.to_ipv4_mapped().is_some() => {
-            Some("an IPv4-mapped IPv6 address never stands in a packet")
-        }
-        IpAddr::V4(_) | IpAddr::V6(_) => None,
-    }
 }
 
 /// Follows the kernel's `dev_valid_name`.

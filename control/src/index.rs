@@ -1,0 +1,618 @@
+//! Kubernetes objects in, desired state out.
+//!
+//! ```text
+//! Service --------\                     +-- service: what is captured, and by which rules
+//! EndpointSlice --+-> entry (dirty) --> +-- select:  endpoints by conditions, policy, hints   --> claims --> State
+//! Node, presence -/                     +-- outcome: services of the dataplane
+//! ```
+//!
+//! Synchronous and pure: no clock, no client, no lock. The order in which objects come in does not change
+//! the state. Each Service keeps its slices, and [`Index::update`] computes those anew that an object
+//! touched; a state shares with the one before it what did not change.
+//!
+//! **What is captured.** NodePorts of every Service; the addresses in the status of a Service of type
+//! LoadBalancer whose class is ours (or has none, where the options say so), because those of another class
+//! have an implementation of their own; external addresses within the networks of the options. Cluster
+//! addresses stay with kube-proxy, and so do what pods and hosts originate, `internalTrafficPolicy`, and the
+//! headless Services and those of another proxy.
+//!
+//! **`externalTrafficPolicy: Local`** is kept on a machine that is a Node. Any other machine is the load
+//! balancer in front, which has no pods, and uses the pods of all: the client's address is kept either way.
+//!
+//! **Hints** count in the Cluster set only. They depend on where the machine is: edges in two zones then send
+//! the packets of one flow to different pods, should a router move it from one to the other. Where that
+//! matters more than locality, the options ignore hints.
+//!
+//! **Machines without Guideway** are reached by NAT. A service is sent one way, so one such endpoint that gets
+//! traffic takes the whole port there, and the problem names it.
+//!
+//! **Two Services that claim the same** address, port and protocol: the older one has it, or of equally old
+//! ones the first by name; the other one gets it when the first one goes.
+
+mod machines;
+pub mod objects;
+mod outcome;
+mod parse;
+mod problem;
+mod select;
+mod service;
+mod slice;
+
+use std::collections::btree_map;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use ipnet::IpNet;
+
+pub use self::machines::{Presence, Reserved};
+pub use self::problem::{Object, Problem, Rule};
+
+use self::machines::{Machines, Node};
+use self::objects::ObjectName;
+use self::outcome::{Outcome, World, outcome};
+use self::problem::Findings;
+use self::slice::{Names, Slice};
+use crate::desired::{BackendSpec, ForwardMode, Service, ServiceKey};
+
+/// What does not come from objects.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// Name of the Node that this machine is, if it is one.
+    pub node_name: Option<String>,
+    /// Zone of this machine, where no Node says it.
+    pub zone: Option<String>,
+    /// The class of load balancers whose addresses are captured.
+    pub load_balancer_class: String,
+    /// Whether Services without a class are of ours.
+    pub serve_unset_class: bool,
+    /// Networks within which external addresses are captured.
+    pub external_ips: BTreeSet<IpNet>,
+    /// Whether topology hints count.
+    pub topology_hints: TopologyHints,
+    /// How packets reach backends of Services that do not say.
+    pub default_mode: ForwardMode,
+    /// Seed of session affinity; equal on all edges.
+    pub hash_seed: u64,
+}
+
+impl Options {
+    /// The class of load balancers that the controller serves.
+    pub const DEFAULT_CLASS: &str = "guideway.dev/guideway";
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            node_name: None,
+            zone: None,
+            load_balancer_class: Self::DEFAULT_CLASS.to_owned(),
+            serve_unset_class: false,
+            external_ips: BTreeSet::new(),
+            topology_hints: TopologyHints::default(),
+            default_mode: ForwardMode::default(),
+            hash_seed: 0,
+        }
+    }
+}
+
+/// What becomes of the topology hints of endpoints.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum TopologyHints {
+    /// They count, as for kube-proxy.
+    #[default]
+    Honour,
+    /// All edges use the same endpoints.
+    Ignore,
+}
+
+/// What the objects ask of this machine. A clone shares all services.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct State {
+    /// Services by address, port and protocol; NodePorts at the unspecified address of their family.
+    pub services: BTreeMap<ServiceKey, Arc<Service>>,
+    /// Endpoints that serve and terminate and get no new connections, where there are any.
+    pub draining: BTreeMap<ServiceKey, Arc<[BackendSpec]>>,
+    /// Virtual addresses.
+    pub vips: BTreeSet<IpAddr>,
+    /// Those of them that were assigned for our class, so that nothing else can be at their other ports.
+    pub assigned: BTreeSet<IpAddr>,
+    /// Addresses of the Nodes that run Guideway.
+    pub nodes: BTreeSet<IpAddr>,
+    /// Addresses of the other edges.
+    pub trusted_edges: BTreeSet<IpNet>,
+    /// What is told at the health check ports of Services.
+    pub health_checks: BTreeMap<ObjectName, HealthCheck>,
+    /// What is wrong, by object.
+    pub problems: BTreeMap<Object, Arc<[Problem]>>,
+}
+
+/// What a load balancer that asks at a Service's `healthCheckNodePort` is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HealthCheck {
+    /// The port.
+    pub port: u16,
+    /// Number of pods of this machine that are ready.
+    pub local_endpoints: usize,
+}
+
+/// What an update changed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Changes {
+    /// Number of Services that were computed anew.
+    pub computed: usize,
+    /// Services of the dataplane that were added, changed or removed.
+    pub services: BTreeSet<ServiceKey>,
+    /// Whether `vips`, `assigned`, `nodes` or `trusted_edges` changed.
+    pub addresses: bool,
+    /// Whether `draining` changed.
+    pub draining: bool,
+    /// Whether `health_checks` changed.
+    pub health_checks: bool,
+    /// Whether `problems` changed.
+    pub problems: bool,
+}
+
+impl Changes {
+    /// Tells whether the state is as it was.
+    pub fn is_empty(&self) -> bool {
+        let same = Self {
+            computed: self.computed,
+            ..Self::default()
+        };
+        *self == same
+    }
+}
+
+/// The objects, and the state that they ask for.
+#[derive(Debug, Default)]
+pub struct Index {
+    options: Options,
+    machines: Machines,
+    entries: HashMap<ObjectName, Entry>,
+    /// The Service of each slice.
+    services_of_slices: BTreeMap<ObjectName, Option<ObjectName>>,
+    names: Names,
+    dirty: BTreeSet<ObjectName>,
+    claims: HashMap<ServiceKey, Vec<Claim>>,
+    /// The Services that have an address, and whether it was assigned to them.
+    captured: HashMap<IpAddr, Vec<(ObjectName, bool)>>,
+    state: State,
+    changes: Changes,
+}
+
+/// A Service with its slices, and what was made of them.
+#[derive(Debug, Default)]
+struct Entry {
+    service: Option<Box<objects::Service>>,
+    slices: BTreeMap<String, Slice>,
+    outcome: Outcome,
+    /// Who has what this Service claims too.
+    conflicts: BTreeMap<ServiceKey, ObjectName>,
+}
+
+/// What a Service would make of a key; the least one is served.
+#[derive(Debug)]
+struct Claim {
+    created: i64,
+    name: ObjectName,
+    service: Arc<Service>,
+}
+
+impl Index {
+    /// Creates an index without objects.
+    pub fn new(options: Options) -> Self {
+        let mut index = Self::default();
+        index.set_options(options);
+        index
+    }
+
+    /// Replaces the options.
+    pub fn set_options(&mut self, options: Options) {
+        if self.options != options {
+            let (name, zone) = (options.node_name.as_ref(), options.zone.as_ref());
+            self.machines.set_own(name, zone);
+            self.options = options;
+            self.dirty.extend(self.entries.keys().cloned());
+            self.machines_changed();
+        }
+    }
+
+    /// Replaces what is known of who runs Guideway.
+    pub fn set_presence(&mut self, presence: Presence) {
+        let edges = presence.edges.clone();
+        let nodes = presence.nodes.clone();
+        let old = self.machines.set_presence(presence);
+        let moved: Vec<&String> = old.nodes.symmetric_difference(&nodes).collect();
+        self.touch_pods_of(|node| moved.iter().any(|name| *name == node));
+        self.touch_addresses(old.edges.symmetric_difference(&edges));
+        self.machines_changed();
+    }
+
+    /// Replaces the addresses that never become virtual ones.
+    pub fn set_reserved(&mut self, reserved: Reserved) {
+        let new: BTreeSet<IpAddr> = reserved.addresses().into_iter().collect();
+        let api_servers = reserved.api_servers.clone();
+        let old = self.machines.set_reserved(reserved);
+        let moved = old.api_servers.symmetric_difference(&api_servers);
+        let moved: Vec<IpAddr> = moved.map(SocketAddr::ip).collect();
+        let old: BTreeSet<IpAddr> = old.addresses().into_iter().collect();
+        self.touch_addresses(old.symmetric_difference(&new).chain(&moved));
+    }
+
+    /// Takes a Service that is new or has changed.
+    pub fn apply_service(&mut self, service: objects::Service) {
+        let entry = self.entries.entry(service.name.clone()).or_default();
+        if entry.service.as_deref() != Some(&service) {
+            self.dirty.insert(service.name.clone());
+            entry.service = Some(Box::new(service));
+        }
+    }
+
+    /// Forgets a Service.
+    pub fn delete_service(&mut self, name: &ObjectName) {
+        if let Some(entry) = self.entries.get_mut(name)
+            && entry.service.take().is_some()
+        {
+            self.dirty.insert(name.clone());
+        }
+    }
+
+    /// Takes an EndpointSlice that is new or has changed.
+    pub fn apply_slice(&mut self, slice: objects::EndpointSlice) {
+        let mut findings = Findings::default();
+        let service = slice::service_of(&slice, &mut findings);
+        let read = service
+            .is_some()
+            .then(|| slice::read(&slice, &mut self.names, &mut findings));
+        let old = self
+            .services_of_slices
+            .insert(slice.name.clone(), service.clone());
+        if let Some(old) = old.flatten().filter(|old| Some(old) != service.as_ref()) {
+            self.take_slice(&old, &slice.name.name);
+        }
+        if let (Some(service), Some(read)) = (service, read) {
+            let entry = self.entries.entry(service.clone()).or_default();
+            let old = entry.slices.insert(slice.name.name.clone(), read);
+            if old.as_ref() != entry.slices.get(&slice.name.name) {
+                self.dirty.insert(service);
+            }
+        }
+        let object = Object::Slice(slice.name);
+        let problems = findings.problems(&object);
+        self.set_problems(object, problems);
+    }
+
+    /// Forgets an EndpointSlice.
+    pub fn delete_slice(&mut self, name: &ObjectName) {
+        if let Some(service) = self.services_of_slices.remove(name).flatten() {
+            self.take_slice(&service, &name.name);
+        }
+        self.set_problems(Object::Slice(name.clone()), Vec::new());
+    }
+
+    fn take_slice(&mut self, service: &ObjectName, slice: &str) {
+        if let Some(entry) = self.entries.get_mut(service)
+            && entry.slices.remove(slice).is_some()
+        {
+            self.dirty.insert(service.clone());
+        }
+    }
+
+    /// Takes a Node that is new or has changed.
+    pub fn apply_node(&mut self, node: objects::Node) {
+        let mut findings = Findings::default();
+        let read = Node::read(&node, &mut findings);
+        self.set_node(&node.name, Some(read));
+        let object = Object::Node(node.name);
+        let problems = findings.problems(&object);
+        self.set_problems(object, problems);
+    }
+
+    /// Forgets a Node.
+    pub fn delete_node(&mut self, name: &str) {
+        self.set_node(name, None);
+        self.set_problems(Object::Node(name.to_owned()), Vec::new());
+    }
+
+    fn set_node(&mut self, name: &str, node: Option<Node>) {
+        if self.machines.node(name) == node.as_ref() {
+            return;
+        }
+        let old = self.machines.set_node(name, node);
+        let addresses = |node: Option<&Node>| node.map(|node| node.addresses().clone());
+        let new = addresses(self.machines.node(name)).unwrap_or_default();
+        let old = addresses(old.as_ref()).unwrap_or_default();
+        if self.machines.is_own(name) {
+            self.dirty.extend(self.entries.keys().cloned());
+        } else {
+            self.touch_pods_of(|node| node == name);
+        }
+        self.touch_addresses(old.symmetric_difference(&new));
+        self.machines_changed();
+    }
+
+    /// Lists the Services that are known.
+    pub fn services(&self) -> impl Iterator<Item = &ObjectName> {
+        let known = |(_, entry): &(&ObjectName, &Entry)| entry.service.is_some();
+        self.entries.iter().filter(known).map(|(name, _)| name)
+    }
+
+    /// Lists the EndpointSlices that are known.
+    pub fn slices(&self) -> impl Iterator<Item = &ObjectName> {
+        self.services_of_slices.keys()
+    }
+
+    /// Lists the Nodes that are known.
+    pub fn nodes(&self) -> impl Iterator<Item = &String> {
+        self.machines.node_names()
+    }
+
+    /// Forgets all Services but these: what a new list does not have.
+    pub fn retain_services(&mut self, listed: &BTreeSet<ObjectName>) {
+        let gone = self.services().filter(|name| !listed.contains(name));
+        for name in gone.cloned().collect::<Vec<_>>() {
+            self.delete_service(&name);
+        }
+    }
+
+    /// Forgets all EndpointSlices but these.
+    pub fn retain_slices(&mut self, listed: &BTreeSet<ObjectName>) {
+        let gone = self.slices().filter(|name| !listed.contains(name));
+        for name in gone.cloned().collect::<Vec<_>>() {
+            self.delete_slice(&name);
+        }
+    }
+
+    /// Forgets all Nodes but these.
+    pub fn retain_nodes(&mut self, listed: &BTreeSet<String>) {
+        let gone = self.nodes().filter(|name| !listed.contains(*name));
+        for name in gone.cloned().collect::<Vec<_>>() {
+            self.delete_node(&name);
+        }
+    }
+
+    /// Tells how many Services wait for an update.
+    pub fn pending(&self) -> usize {
+        self.dirty.len()
+    }
+
+    /// Returns the state as of the last update.
+    pub fn state(&self) -> &State {
+        &self.state
+    }
+
+    /// Computes the Services anew that an object touched, and tells what changed since the last update.
+    pub fn update(&mut self) -> Changes {
+        let mut touched = Touched::default();
+        for name in std::mem::take(&mut self.dirty) {
+            self.compute(&name, &mut touched);
+        }
+        for key in touched.keys {
+            self.serve(key, &mut touched.names);
+        }
+        for address in touched.addresses {
+            self.capture(address);
+        }
+        for name in touched.names {
+            self.finish(name);
+        }
+        std::mem::take(&mut self.changes)
+    }
+
+    /// Computes one Service and stakes its claims.
+    fn compute(&mut self, name: &ObjectName, touched: &mut Touched) {
+        let Some(entry) = self.entries.get_mut(name) else {
+            return;
+        };
+        self.changes.computed += 1;
+        let world = World {
+            options: &self.options,
+            machines: &self.machines,
+        };
+        let mut new = match &entry.service {
+            Some(service) => outcome(world, service, &entry.slices),
+            None => Outcome::default(),
+        };
+        let old = std::mem::take(&mut entry.outcome);
+        for (key, service) in &mut new.services {
+            // Whoever compares states compares pointers first.
+            if let Some(old) = old.services.get(key).filter(|old| *old == service) {
+                *service = Arc::clone(old);
+            }
+        }
+        let created = entry.service.as_ref().and_then(|service| service.created);
+        for key in old.services.keys() {
+            release(&mut self.claims, key, |claim| claim.name != *name);
+        }
+        for (key, service) in &new.services {
+            self.claims.entry(*key).or_default().push(Claim {
+                created: created.unwrap_or(i64::MAX),
+                name: name.clone(),
+                service: Arc::clone(service),
+            });
+        }
+        for address in old.captured.keys() {
+            release(&mut self.captured, address, |(holder, _)| holder != name);
+        }
+        for (address, assigned) in &new.captured {
+            let holders = self.captured.entry(*address).or_default();
+            holders.push((name.clone(), *assigned));
+        }
+        touched.keys.extend(old.services.keys());
+        touched.keys.extend(new.services.keys());
+        touched.addresses.extend(old.captured.keys());
+        touched.addresses.extend(new.captured.keys());
+        touched.names.insert(name.clone());
+        entry.outcome = new;
+    }
+
+    /// Gives a key to the first of those that claim it.
+    fn serve(&mut self, key: ServiceKey, touched: &mut BTreeSet<ObjectName>) {
+        let claims = self.claims.get(&key).map_or(&[][..], Vec::as_slice);
+        let winner = claims
+            .iter()
+            .min_by_key(|claim| (claim.created, &claim.name));
+        let service = winner.map(|winner| &winner.service);
+        let same = match (self.state.services.get(&key), service) {
+            (Some(old), Some(new)) => Arc::ptr_eq(old, new),
+            (None, None) => true,
+            (Some(_), None) | (None, Some(_)) => false,
+        };
+        if !same {
+            put(&mut self.state.services, key, service.map(Arc::clone));
+            self.changes.services.insert(key);
+        }
+        let winner = winner.map(|winner| winner.name.clone());
+        let entry = winner.as_ref().and_then(|name| self.entries.get(name));
+        let draining = entry.and_then(|entry| entry.outcome.draining.get(&key));
+        if self.state.draining.get(&key) != draining {
+            put(&mut self.state.draining, key, draining.map(Arc::clone));
+            self.changes.draining = true;
+        }
+        for claim in self.claims.get(&key).into_iter().flatten() {
+            let Some(entry) = self.entries.get_mut(&claim.name) else {
+                continue;
+            };
+            let lost_to = winner.clone().filter(|winner| *winner != claim.name);
+            if entry.conflicts.get(&key) != lost_to.as_ref() {
+                put(&mut entry.conflicts, key, lost_to);
+                touched.insert(claim.name.clone());
+            }
+        }
+    }
+
+    /// Decides what an address is.
+    fn capture(&mut self, address: IpAddr) {
+        let holders = self.captured.get(&address);
+        let is_vip = holders.is_some() && !self.machines.has(address);
+        let is_assigned =
+            is_vip && holders.is_some_and(|holders| holders.iter().any(|(_, assigned)| *assigned));
+        let state = &mut self.state;
+        for (is_member, set) in [
+            (is_vip, &mut state.vips),
+            (is_assigned, &mut state.assigned),
+        ] {
+            let changed = if is_member {
+                set.insert(address)
+            } else {
+                set.remove(&address)
+            };
+            self.changes.addresses |= changed;
+        }
+    }
+
+    /// Publishes what concerns a Service alone, and forgets it if nothing is left of it.
+    fn finish(&mut self, name: ObjectName) {
+        let Some(entry) = self.entries.get_mut(&name) else {
+            return;
+        };
+        let claimed = &entry.outcome.services;
+        entry.conflicts.retain(|key, _| claimed.contains_key(key));
+        let mut problems = entry.outcome.problems.clone();
+        let object = Object::Service(name.clone());
+        problems.extend(conflict(&object, &entry.conflicts));
+        problems.sort_unstable();
+        let health_check = entry.outcome.health_check;
+        if entry.service.is_none() && entry.slices.is_empty() {
+            self.entries.remove(&name);
+        }
+        if self.state.health_checks.get(&name) != health_check.as_ref() {
+            put(&mut self.state.health_checks, name, health_check);
+            self.changes.health_checks = true;
+        }
+        self.set_problems(object, problems);
+    }
+
+    fn set_problems(&mut self, object: Object, problems: Vec<Problem>) {
+        let old = self.state.problems.get(&object);
+        if old.map_or(&[][..], |old| old) == problems {
+            return;
+        }
+        let problems = Some(problems).filter(|problems| !problems.is_empty());
+        put(&mut self.state.problems, object, problems.map(Into::into));
+        self.changes.problems = true;
+    }
+
+    /// Marks the Services that have pods on some Nodes.
+    fn touch_pods_of(&mut self, is_meant: impl Fn(&str) -> bool) {
+        for (name, entry) in &self.entries {
+            let mut endpoints = entry.slices.values().flat_map(|slice| &slice.endpoints);
+            if endpoints.any(|endpoint| endpoint.node.as_deref().is_some_and(&is_meant)) {
+                self.dirty.insert(name.clone());
+            }
+        }
+    }
+
+    /// Marks the Services that have some of these addresses.
+    fn touch_addresses<'a>(&mut self, addresses: impl Iterator<Item = &'a IpAddr>) {
+        for address in addresses {
+            let holders = self.captured.get(address).into_iter().flatten();
+            self.dirty.extend(holders.map(|(name, _)| name.clone()));
+        }
+    }
+
+    /// Follows the addresses of machines into the state.
+    fn machines_changed(&mut self) {
+        let nodes = self.machines.with_guideway();
+        let edges = self.machines.edges().iter().copied().map(IpNet::from);
+        let edges: BTreeSet<IpNet> = edges.collect();
+        if self.state.nodes != nodes || self.state.trusted_edges != edges {
+            self.state.nodes = nodes;
+            self.state.trusted_edges = edges;
+            self.changes.addresses = true;
+        }
+    }
+}
+
+/// What an update has to look at again.
+#[derive(Debug, Default)]
+struct Touched {
+    keys: BTreeSet<ServiceKey>,
+    addresses: BTreeSet<IpAddr>,
+    names: BTreeSet<ObjectName>,
+}
+
+/// Takes out of a list what is not to be kept, and the list once it is empty.
+fn release<K: std::hash::Hash + Eq, V>(
+    map: &mut HashMap<K, Vec<V>>,
+    key: &K,
+    keep: impl Fn(&V) -> bool,
+) {
+    if let Some(list) = map.get_mut(key) {
+        list.retain(keep);
+        if list.is_empty() {
+            map.remove(key);
+        }
+    }
+}
+
+/// Sets an entry, or removes it.
+fn put<K: Ord, V>(map: &mut BTreeMap<K, V>, key: K, value: Option<V>) {
+    match (map.entry(key), value) {
+        (btree_map::Entry::Occupied(mut entry), Some(value)) => drop(entry.insert(value)),
+        (btree_map::Entry::Occupied(entry), None) => drop(entry.remove()),
+        (btree_map::Entry::Vacant(entry), Some(value)) => drop(entry.insert(value)),
+        (btree_map::Entry::Vacant(_), None) => {}
+    }
+}
+
+/// Tells a Service who has what it claims.
+fn conflict(object: &Object, conflicts: &BTreeMap<ServiceKey, ObjectName>) -> Option<Problem> {
+    let (key, winner) = conflicts.first_key_value()?;
+    let more = match conflicts.len() {
+        1 => String::new(),
+        all => format!(" (and {} more of this kind)", all - 1),
+    };
+    let at = if key.address.is_unspecified() {
+        format!("node port {}/{}", key.port, key.protocol)
+    } else {
+        key.to_string()
+    };
+    Some(Problem {
+        object: object.clone(),
+        rule: Rule::Conflict,
+        text: format!("{at} is served for Service {winner}, which is older{more}"),
+        remedy: "give one of the two another address or port".to_owned(),
+    })
+}

@@ -1,0 +1,218 @@
+//! The machines of the cluster: where they are, and which of them run Guideway.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
+
+use super::objects::{self, ZONE};
+use super::parse;
+use super::problem::{Findings, Rule, quoted};
+use crate::desired::unusable;
+
+/// The machines that run Guideway, as its headless Service shows them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Presence {
+    /// Names of the Nodes; the machine's own is one of them in any case.
+    pub nodes: BTreeSet<String>,
+    /// Addresses of edges that are no Nodes.
+    pub edges: BTreeSet<IpAddr>,
+}
+
+/// Addresses that are somebody's without an object that says so.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Reserved {
+    /// Addresses of this machine, but for those on `lo`: a VIP may be there.
+    pub machine: BTreeSet<IpAddr>,
+    /// Addresses and ports of the API server.
+    pub api_servers: BTreeSet<SocketAddr>,
+}
+
+/// What counts of a Node.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Node {
+    /// What packets to it are sent to first, then its other such addresses.
+    reached_at: Vec<IpAddr>,
+    /// All its addresses.
+    addresses: BTreeSet<IpAddr>,
+    zone: Option<String>,
+}
+
+impl Node {
+    /// Reads a Node; what is wrong is left out and named.
+    pub(super) fn read(node: &objects::Node, findings: &mut Findings) -> Self {
+        let mut read = Self {
+            zone: node
+                .labels
+                .get(ZONE)
+                .filter(|zone| !zone.is_empty())
+                .cloned(),
+            ..Self::default()
+        };
+        let mut external = Vec::new();
+        for entry in &node.addresses {
+            let address = parse::address(&entry.address);
+            let Some(address) = address.filter(|address| unusable(*address).is_none()) else {
+                if entry.kind == "InternalIP" {
+                    findings.add(
+                        Rule::InvalidAddress,
+                        || format!("nothing can be sent to {}", quoted(&entry.address)),
+                        "give the Node an address that packets can be routed to",
+                    );
+                }
+                continue;
+            };
+            read.addresses.insert(address);
+            match entry.kind.as_str() {
+                "InternalIP" => read.reached_at.push(address),
+                "ExternalIP" => external.push(address),
+                _ => {}
+            }
+        }
+        // As kube-proxy finds a Node's addresses.
+        read.reached_at.append(&mut external);
+        if read.reached_at.is_empty() {
+            findings.add(
+                Rule::NoInternalAddress,
+                || "without an InternalIP its pods are reached by NAT".to_owned(),
+                "give the Node an InternalIP",
+            );
+        }
+        read
+    }
+}
+
+/// All that is known of machines.
+#[derive(Debug, Default)]
+pub(super) struct Machines {
+    own_name: Option<String>,
+    own_zone: Option<String>,
+    nodes: BTreeMap<String, Node>,
+    presence: Presence,
+    reserved: Reserved,
+    /// How many machines have an address.
+    taken: BTreeMap<IpAddr, usize>,
+}
+
+impl Machines {
+    /// Tells which machine this is; the zone counts where its Node has none.
+    pub(super) fn set_own(&mut self, name: Option<&String>, zone: Option<&String>) {
+        self.own_name = name.cloned();
+        self.own_zone = zone.cloned();
+    }
+
+    /// Returns the name of this machine's Node, if there is one that packets can be sent to.
+    pub(super) fn own_node(&self) -> Option<&str> {
+        let name = self.own_name.as_deref()?;
+        self.address(name).map(|_| name)
+    }
+
+    /// Returns this machine's zone.
+    pub(super) fn zone(&self) -> Option<&str> {
+        let name = self.own_name.as_ref();
+        let zone = name.and_then(|name| self.nodes.get(name)?.zone.as_ref());
+        zone.or(self.own_zone.as_ref()).map(String::as_str)
+    }
+
+    /// Tells whether this is the name of this machine.
+    pub(super) fn is_own(&self, name: &str) -> bool {
+        self.own_name.as_deref() == Some(name)
+    }
+
+    /// Returns the address that packets for the pods of a Node are sent to, if it runs Guideway.
+    pub(super) fn address(&self, name: &str) -> Option<IpAddr> {
+        if !self.is_own(name) && !self.presence.nodes.contains(name) {
+            return None;
+        }
+        self.nodes.get(name)?.reached_at.first().copied()
+    }
+
+    /// Lists the addresses of Nodes that run Guideway.
+    pub(super) fn with_guideway(&self) -> BTreeSet<IpAddr> {
+        let nodes = self.nodes.iter();
+        nodes
+            .filter(|(name, _)| self.address(name).is_some())
+            .flat_map(|(_, node)| node.reached_at.iter().copied())
+            .collect()
+    }
+
+    pub(super) fn edges(&self) -> &BTreeSet<IpAddr> {
+        &self.presence.edges
+    }
+
+    /// Tells whether an address is a machine's.
+    pub(super) fn has(&self, address: IpAddr) -> bool {
+        self.taken.contains_key(&address)
+    }
+
+    /// Tells whether the API server listens here.
+    pub(super) fn is_api_server(&self, socket: SocketAddr) -> bool {
+        self.reserved.api_servers.contains(&socket)
+    }
+
+    /// Replaces what is known of a Node; returns what it was.
+    pub(super) fn set_node(&mut self, name: &str, node: Option<Node>) -> Option<Node> {
+        let new = node.as_ref().map(|node| node.addresses.clone());
+        let old = match node {
+            Some(node) => self.nodes.insert(name.to_owned(), node),
+            None => self.nodes.remove(name),
+        };
+        self.take(new.unwrap_or_default());
+        self.release(old.iter().flat_map(|old| old.addresses.iter().copied()));
+        old
+    }
+
+    pub(super) fn node(&self, name: &str) -> Option<&Node> {
+        self.nodes.get(name)
+    }
+
+    pub(super) fn node_names(&self) -> impl Iterator<Item = &String> {
+        self.nodes.keys()
+    }
+
+    /// Replaces the presence; returns what it was.
+    pub(super) fn set_presence(&mut self, presence: Presence) -> Presence {
+        self.take(presence.edges.iter().copied());
+        let old = std::mem::replace(&mut self.presence, presence);
+        self.release(old.edges.iter().copied());
+        old
+    }
+
+    /// Replaces the reserved addresses; returns what they were.
+    pub(super) fn set_reserved(&mut self, reserved: Reserved) -> Reserved {
+        self.take(reserved.addresses());
+        let old = std::mem::replace(&mut self.reserved, reserved);
+        self.release(old.addresses());
+        old
+    }
+
+    fn take(&mut self, addresses: impl IntoIterator<Item = IpAddr>) {
+        for address in addresses {
+            *self.taken.entry(address).or_default() += 1;
+        }
+    }
+
+    fn release(&mut self, addresses: impl IntoIterator<Item = IpAddr>) {
+        for address in addresses {
+            if let Some(count) = self.taken.get_mut(&address) {
+                *count -= 1;
+                if *count == 0 {
+                    self.taken.remove(&address);
+                }
+            }
+        }
+    }
+}
+
+impl Reserved {
+    /// Lists the addresses; one may come twice.
+    pub(super) fn addresses(&self) -> Vec<IpAddr> {
+        let api_servers = self.api_servers.iter().map(SocketAddr::ip);
+        self.machine.iter().copied().chain(api_servers).collect()
+    }
+}
+
+impl Node {
+    /// Lists its addresses.
+    pub(super) fn addresses(&self) -> &BTreeSet<IpAddr> {
+        &self.addresses
+    }
+}

@@ -1,0 +1,177 @@
+//! Kubernetes objects as the index reads them: the fields that a rule needs, and no others.
+//!
+//! What the API has as text that may be wrong stays text here: the index judges it and names
+//! what is wrong. An absent or null list is an empty one.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// Namespace and name of an object; cluster-wide ones have an empty namespace.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ObjectName {
+    /// The namespace.
+    pub namespace: String,
+    /// The name.
+    pub name: String,
+}
+
+impl ObjectName {
+    /// Names an object of a namespace.
+    pub fn new(namespace: impl Into<String>, name: impl Into<String>) -> Self {
+        Self {
+            namespace: namespace.into(),
+            name: name.into(),
+        }
+    }
+}
+
+impl fmt::Display for ObjectName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.namespace.as_str() {
+            "" => f.write_str(&self.name),
+            namespace => write!(f, "{namespace}/{}", self.name),
+        }
+    }
+}
+
+/// A `v1` Service.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Service {
+    /// `metadata.namespace` and `metadata.name`.
+    pub name: ObjectName,
+    /// `metadata.creationTimestamp` in seconds since 1970.
+    pub created: Option<i64>,
+    /// `metadata.labels`; those of [`SERVICE_LABELS`] suffice.
+    pub labels: BTreeMap<String, String>,
+    /// `metadata.annotations`; those of [`SERVICE_ANNOTATIONS`] suffice.
+    pub annotations: BTreeMap<String, String>,
+    /// `spec.type`.
+    pub kind: Option<String>,
+    /// `spec.clusterIPs`, or `spec.clusterIP` alone where there are none.
+    pub cluster_ips: Vec<String>,
+    /// `spec.ports`.
+    pub ports: Vec<ServicePort>,
+    /// `spec.externalIPs`.
+    pub external_ips: Vec<String>,
+    /// `status.loadBalancer.ingress`.
+    pub ingress: Vec<Ingress>,
+    /// `spec.loadBalancerSourceRanges`.
+    pub source_ranges: Vec<String>,
+    /// `spec.loadBalancerClass`.
+    pub load_balancer_class: Option<String>,
+    /// `spec.externalTrafficPolicy`.
+    pub external_traffic_policy: Option<String>,
+    /// `spec.sessionAffinity`.
+    pub session_affinity: Option<String>,
+    /// `spec.healthCheckNodePort`.
+    pub health_check_node_port: Option<i32>,
+}
+
+/// A port of a Service.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ServicePort {
+    /// `name`; the only port of a Service needs none.
+    pub name: Option<String>,
+    /// `protocol`; TCP if not given.
+    pub protocol: Option<String>,
+    /// `port`.
+    pub port: i32,
+    /// `nodePort`.
+    pub node_port: Option<i32>,
+}
+
+/// An entry of `status.loadBalancer.ingress`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Ingress {
+    /// `ip`; none where there is a host name only.
+    pub ip: Option<String>,
+    /// `ipMode`.
+    pub ip_mode: Option<String>,
+}
+
+/// A `discovery.k8s.io/v1` EndpointSlice.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct EndpointSlice {
+    /// `metadata.namespace` and `metadata.name`.
+    pub name: ObjectName,
+    /// `metadata.labels`; those of [`SLICE_LABELS`] suffice.
+    pub labels: BTreeMap<String, String>,
+    /// `addressType`.
+    pub address_type: String,
+    /// `endpoints`.
+    pub endpoints: Vec<Endpoint>,
+    /// `ports`.
+    pub ports: Vec<EndpointPort>,
+}
+
+/// An endpoint of a slice.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Endpoint {
+    /// `addresses`, of which the first one counts.
+    pub addresses: Vec<String>,
+    /// `conditions.ready`.
+    pub ready: Option<bool>,
+    /// `conditions.serving`.
+    pub serving: Option<bool>,
+    /// `conditions.terminating`.
+    pub terminating: Option<bool>,
+    /// `nodeName`.
+    pub node_name: Option<String>,
+    /// `hints.forNodes[].name`.
+    pub for_nodes: Vec<String>,
+    /// `hints.forZones[].name`.
+    pub for_zones: Vec<String>,
+}
+
+/// A port of a slice.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct EndpointPort {
+    /// `name`.
+    pub name: Option<String>,
+    /// `protocol`; TCP if not given.
+    pub protocol: Option<String>,
+    /// `port`.
+    pub port: Option<i32>,
+}
+
+/// A `v1` Node.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Node {
+    /// `metadata.name`.
+    pub name: String,
+    /// `metadata.labels`; those of [`NODE_LABELS`] suffice.
+    pub labels: BTreeMap<String, String>,
+    /// `status.addresses`.
+    pub addresses: Vec<NodeAddress>,
+}
+
+/// An entry of a Node's `status.addresses`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NodeAddress {
+    /// `type`.
+    pub kind: String,
+    /// `address`.
+    pub address: String,
+}
+
+/// Label of a slice: the Service that it belongs to.
+pub const SERVICE_NAME: &str = "kubernetes.io/service-name";
+/// Label of a Service or slice that another proxy takes care of.
+pub const SERVICE_PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";
+/// Label of a headless Service and its slices.
+pub const HEADLESS: &str = "service.kubernetes.io/headless";
+/// Label of a Node: its zone.
+pub const ZONE: &str = "topology.kubernetes.io/zone";
+/// Annotation of a Service: how packets reach its pods.
+pub const MODE: &str = "guideway.dev/mode";
+/// Annotation of a Service: the length of its lookup tables.
+pub const TABLE_SIZE: &str = "guideway.dev/table-size";
+
+/// Labels of a Service that rules read.
+pub const SERVICE_LABELS: [&str; 2] = [SERVICE_PROXY_NAME, HEADLESS];
+/// Annotations of a Service that rules read.
+pub const SERVICE_ANNOTATIONS: [&str; 2] = [MODE, TABLE_SIZE];
+/// Labels of a slice that rules read.
+pub const SLICE_LABELS: [&str; 3] = [SERVICE_NAME, SERVICE_PROXY_NAME, HEADLESS];
+/// Labels of a Node that rules read.
+pub const NODE_LABELS: [&str; 1] = [ZONE];

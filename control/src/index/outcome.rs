@@ -1,0 +1,362 @@
+//! One Service with its slices, turned into services of the dataplane.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
+
+use super::machines::Machines;
+use super::objects::{self, ObjectName};
+use super::problem::{Findings, Object, Problem, Rule};
+use super::select::{Candidate, Place, Selection, select};
+use super::service::{self, Port, Wanted};
+use super::slice::{Condition, Slice};
+use super::{HealthCheck, Options, TopologyHints};
+use crate::desired::{
+    BackendSpec, ForwardMode, Protocol, Service, ServiceKey, ServiceSpec, TrafficPolicy,
+    affinity_seed,
+};
+
+/// What becomes of a Service.
+#[derive(Debug, Default)]
+pub(super) struct Outcome {
+    pub(super) services: BTreeMap<ServiceKey, Arc<Service>>,
+    /// Endpoints that serve and terminate and get no new connections.
+    pub(super) draining: BTreeMap<ServiceKey, Arc<[BackendSpec]>>,
+    /// Its addresses, and whether a controller assigned them for our class.
+    pub(super) captured: BTreeMap<IpAddr, bool>,
+    pub(super) health_check: Option<HealthCheck>,
+    pub(super) problems: Vec<Problem>,
+}
+
+/// What a Service is read with.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct World<'a> {
+    pub(super) options: &'a Options,
+    pub(super) machines: &'a Machines,
+}
+
+/// Computes what becomes of a Service.
+pub(super) fn outcome(
+    world: World<'_>,
+    service: &objects::Service,
+    slices: &BTreeMap<String, Slice>,
+) -> Outcome {
+    let mut findings = Findings::default();
+    let mut outcome = Outcome::default();
+    let wanted = service::read(service, world.options, world.machines, &mut findings);
+    if let Some(wanted) = wanted {
+        let mut making = Making {
+            world,
+            name: &service.name,
+            wanted: &wanted,
+            findings: &mut findings,
+            outcome: &mut outcome,
+        };
+        making.all(slices);
+        let load_balancer = wanted.load_balancer.iter().map(|address| (*address, true));
+        let external = wanted.external.iter().map(|address| (*address, false));
+        outcome.captured = load_balancer.chain(external).collect();
+    }
+    outcome.problems = findings.problems(&Object::Service(service.name.clone()));
+    outcome
+}
+
+struct Making<'a> {
+    world: World<'a>,
+    name: &'a ObjectName,
+    wanted: &'a Wanted,
+    findings: &'a mut Findings,
+    outcome: &'a mut Outcome,
+}
+
+/// Where a port is served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Front {
+    LoadBalancer(IpAddr),
+    External(IpAddr),
+    NodePort,
+}
+
+impl Making<'_> {
+    fn all(&mut self, slices: &BTreeMap<String, Slice>) {
+        let wanted = self.wanted;
+        for port in &wanted.ports {
+            for is_ipv4 in [true, false] {
+                let fronts = self.fronts(port, is_ipv4);
+                if !fronts.is_empty() {
+                    self.port(slices, port, is_ipv4, &fronts);
+                }
+            }
+        }
+        if let Some(port) = wanted.health_check_port {
+            self.outcome.health_check = Some(HealthCheck {
+                port,
+                local_endpoints: self.local_endpoints(slices),
+            });
+        }
+    }
+
+    /// Lists where a port is served in a family.
+    fn fronts(&self, port: &Port, is_ipv4: bool) -> Vec<Front> {
+        let wanted = self.wanted;
+        let of_family = |address: &&IpAddr| address.is_ipv4() == is_ipv4;
+        let load_balancer = wanted.load_balancer.iter().filter(of_family);
+        let external = wanted.external.iter().filter(of_family);
+        let node_port = port
+            .node_port
+            .filter(|_| wanted.families[usize::from(!is_ipv4)]);
+        load_balancer
+            .map(|address| Front::LoadBalancer(*address))
+            .chain(external.map(|address| Front::External(*address)))
+            .chain(node_port.map(|_| Front::NodePort))
+            .collect()
+    }
+
+    /// Makes the services of one port in one family.
+    fn port(
+        &mut self,
+        slices: &BTreeMap<String, Slice>,
+        port: &Port,
+        is_ipv4: bool,
+        fronts: &[Front],
+    ) {
+        let World { options, machines } = self.world;
+        let own_node = machines.own_node();
+        // Outside the cluster a machine is the load balancer in front, which has no pods and uses all.
+        let only_local = self.wanted.only_local && own_node.is_some();
+        let place = Place {
+            node: own_node,
+            zone: machines.zone(),
+            hints: options.topology_hints == TopologyHints::Honour && !self.wanted.only_local,
+        };
+        let key = (port.name.as_str(), port.protocol, is_ipv4);
+        let selection = select(slices, key, &place, only_local);
+        let mode = self.mode(&selection, only_local);
+        let backends = self.backends(&selection, mode);
+        let draining = selection.draining.iter();
+        let draining: Vec<BackendSpec> = draining
+            .filter_map(|candidate| self.backend(candidate, mode))
+            .collect();
+        for front in fronts {
+            self.service(
+                port,
+                is_ipv4,
+                *front,
+                (mode, only_local),
+                &backends,
+                &draining,
+            );
+        }
+    }
+
+    /// Chooses how packets reach the backends of a port: one way for all of them, so by NAT as soon as one
+    /// is on a machine that does not run Guideway.
+    fn mode(&mut self, selection: &Selection<'_>, only_local: bool) -> ForwardMode {
+        if only_local {
+            // A pod of this machine is handed its packets, whatever others are sent.
+            return match self.wanted.mode {
+                ForwardMode::Nat => ForwardMode::Ipip,
+                mode => mode,
+            };
+        }
+        let mut used = selection.used.iter();
+        let foreign = used.find(|candidate| self.node_of(candidate).is_none());
+        let (Some(foreign), true) = (foreign, self.wanted.mode != ForwardMode::Nat) else {
+            return self.wanted.mode;
+        };
+        self.findings.add(
+            Rule::MachineWithoutGuideway,
+            || {
+                let on = foreign.endpoint.node.as_deref();
+                let on = on.map_or("no Node".to_owned(), |node| format!("Node {node}"));
+                format!(
+                    "endpoint {} is on {on}, which runs no Guideway: this port goes by NAT, and \
+                     its pods do not see the addresses of clients",
+                    foreign.socket
+                )
+            },
+            "run Guideway on all Nodes that have pods of the Service",
+        );
+        ForwardMode::Nat
+    }
+
+    fn node_of(&self, candidate: &Candidate<'_>) -> Option<IpAddr> {
+        let node = candidate.endpoint.node.as_deref()?;
+        self.world.machines.address(node)
+    }
+
+    fn backend(&self, candidate: &Candidate<'_>, mode: ForwardMode) -> Option<BackendSpec> {
+        match mode {
+            ForwardMode::Nat => Some(BackendSpec::nat(candidate.socket, 1)),
+            ForwardMode::Ipip | ForwardMode::L2dsr => {
+                let node = self.node_of(candidate)?;
+                Some(BackendSpec::pod(node, candidate.socket, 1))
+            }
+        }
+    }
+
+    fn backends(&self, selection: &Selection<'_>, mode: ForwardMode) -> Vec<BackendSpec> {
+        let used = selection.used.iter();
+        let mut backends: Vec<BackendSpec> = used
+            .filter_map(|candidate| self.backend(candidate, mode))
+            .collect();
+        // With none of its own a machine drops packets as long as others have some.
+        backends.extend(selection.elsewhere.map(|candidate| {
+            let nowhere = unspecified(candidate.socket.is_ipv4());
+            BackendSpec::pod(
+                self.node_of(&candidate).unwrap_or(nowhere),
+                candidate.socket,
+                1,
+            )
+        }));
+        backends.sort_unstable();
+        backends
+    }
+
+    fn service(
+        &mut self,
+        port: &Port,
+        is_ipv4: bool,
+        front: Front,
+        (mode, only_local): (ForwardMode, bool),
+        backends: &[BackendSpec],
+        draining: &[BackendSpec],
+    ) {
+        let machines = self.world.machines;
+        let (address, number) = match front {
+            Front::LoadBalancer(address) | Front::External(address) => (address, port.number),
+            Front::NodePort => (unspecified(is_ipv4), port.node_port.unwrap_or_default()),
+        };
+        if Wanted::is_reserved(machines, address, port) {
+            self.findings.add(
+                Rule::AddressIsApiServer,
+                || format!("{address}:{number} is the API server's and is not served"),
+                "give the Service another address",
+            );
+            return;
+        }
+        let key = ServiceKey {
+            address,
+            port: number,
+            protocol: port.protocol,
+        };
+        let Some(backends) = self.translatable(&key, backends) else {
+            return;
+        };
+        // Packets to a machine's own address are for its kernel too, and carry that address behind L2 DSR,
+        // where the pod's machine would take them for a stranger's.
+        let is_machine = front == Front::NodePort || machines.has(address);
+        let source_ranges = match front {
+            Front::LoadBalancer(_) => {
+                let ranges = self.wanted.source_ranges.iter();
+                ranges
+                    .filter(|range| range.addr().is_ipv4() == is_ipv4)
+                    .copied()
+                    .collect()
+            }
+            Front::External(_) | Front::NodePort => BTreeSet::new(),
+        };
+        let name = match port.name.as_str() {
+            "" => self.name.to_string(),
+            port => format!("{}:{port}", self.name),
+        };
+        let spec = ServiceSpec {
+            mode: match mode {
+                ForwardMode::L2dsr if is_machine => ForwardMode::Ipip,
+                mode => mode,
+            },
+            log2_slots: self.log2_slots(backends.len()),
+            backends,
+            traffic_policy: if only_local {
+                TrafficPolicy::Local
+            } else {
+                TrafficPolicy::Cluster
+            },
+            source_ranges,
+            affinity: self
+                .wanted
+                .affinity
+                .then(|| affinity_seed(self.world.options.hash_seed, &name)),
+            node_port: is_machine,
+        };
+        if !draining.is_empty() {
+            self.outcome.draining.insert(key, draining.into());
+        }
+        let service = Service {
+            name,
+            spec,
+            health: None,
+        };
+        self.outcome.services.insert(key, Arc::new(service));
+    }
+
+    /// Leaves out the backends whose port would have to be translated and cannot; none if that leaves none,
+    /// so that the port stays with whoever else can serve it.
+    fn translatable(
+        &mut self,
+        key: &ServiceKey,
+        backends: &[BackendSpec],
+    ) -> Option<Vec<BackendSpec>> {
+        let fits = |backend: &&BackendSpec| {
+            key.protocol != Protocol::Sctp || backend.pod.is_none_or(|pod| pod.port() == key.port)
+        };
+        let fitting: Vec<BackendSpec> = backends.iter().filter(fits).copied().collect();
+        if let Some(misfit) = backends.iter().find(|backend| !fits(backend)) {
+            let pod = misfit.pod.map_or(0, |pod| pod.port());
+            self.findings.add(
+                Rule::SctpPort,
+                || {
+                    let at = SocketAddr::new(key.address, key.port);
+                    format!(
+                        "SCTP at {at} does not reach port {pod}: its ports cannot be translated"
+                    )
+                },
+                "use one number for port and targetPort, and leave nodePort to kube-proxy",
+            );
+            if fitting.is_empty() {
+                return None;
+            }
+        }
+        Some(fitting)
+    }
+
+    /// Returns the wanted length of the table, unless some backend would have no slot.
+    fn log2_slots(&mut self, backends: usize) -> Option<u8> {
+        let log2 = self.wanted.log2_slots?;
+        if backends <= 1 << log2 {
+            return Some(log2);
+        }
+        self.findings.add(
+            Rule::TooManyBackends,
+            || {
+                format!(
+                    "{backends} backends do not fit a table of {} slots",
+                    1_u32 << log2
+                )
+            },
+            "ask for a larger table-size, or leave the annotation out",
+        );
+        None
+    }
+
+    /// Counts the pods of this machine that are ready, whatever ports they have.
+    fn local_endpoints(&self, slices: &BTreeMap<String, Slice>) -> usize {
+        let Some(own) = self.world.machines.own_node() else {
+            return 0;
+        };
+        let endpoints = slices.values().flat_map(|slice| &slice.endpoints);
+        let ready = endpoints.filter(|endpoint| {
+            endpoint.condition == Condition::Ready && endpoint.node.as_deref() == Some(own)
+        });
+        let addresses: BTreeSet<IpAddr> = ready.map(|endpoint| endpoint.address).collect();
+        addresses.len()
+    }
+}
+
+const fn unspecified(is_ipv4: bool) -> IpAddr {
+    if is_ipv4 {
+        IpAddr::V4(Ipv4Addr::UNSPECIFIED)
+    } else {
+        IpAddr::V6(Ipv6Addr::UNSPECIFIED)
+    }
+}

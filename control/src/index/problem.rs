@@ -1,0 +1,154 @@
+//! What is wrong with an object, in words that its owner understands.
+
+use std::fmt;
+
+use super::objects::ObjectName;
+
+/// The object that a problem is about.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Object {
+    /// A Service.
+    Service(ObjectName),
+    /// An EndpointSlice.
+    Slice(ObjectName),
+    /// A Node.
+    Node(String),
+}
+
+impl fmt::Display for Object {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Service(name) => write!(f, "Service {name}"),
+            Self::Slice(name) => write!(f, "EndpointSlice {name}"),
+            Self::Node(name) => write!(f, "Node {name}"),
+        }
+    }
+}
+
+/// The rule that an object breaks; its name is the reason of an Event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Rule {
+    /// A virtual address is that of a machine: the Service's ports are served there, nothing else changes.
+    AddressIsNode,
+    /// A port of the API server stays its own.
+    AddressIsApiServer,
+    /// Another Service has the address, port and protocol.
+    Conflict,
+    /// A text is no address that can be balanced.
+    InvalidAddress,
+    /// A number is no port.
+    InvalidPort,
+    /// A protocol is not balanced.
+    InvalidProtocol,
+    /// A source range is none.
+    InvalidSourceRange,
+    /// An annotation of ours has a value that it cannot have.
+    InvalidAnnotation,
+    /// A policy or affinity is none that Kubernetes has.
+    InvalidPolicy,
+    /// A port name, or a port and protocol, is there twice.
+    DuplicatePort,
+    /// An address is of a family that the Service, or the slice, is not of.
+    OtherFamily,
+    /// An external address is outside the networks that are configured.
+    ExternalAddressNotAllowed,
+    /// SCTP's ports cannot be translated.
+    SctpPort,
+    /// Backends are on machines that do not run Guideway.
+    MachineWithoutGuideway,
+    /// The policy `Local` cannot be kept in NAT mode.
+    LocalByNat,
+    /// A slice names no Service.
+    NoServiceName,
+    /// A lookup table cannot have a slot for each backend.
+    TooManyBackends,
+    /// A Node has no address that packets could be sent to.
+    NoInternalAddress,
+}
+
+impl Rule {
+    /// Returns the name, in the form of an Event's reason.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::AddressIsNode => "AddressIsNode",
+            Self::AddressIsApiServer => "AddressIsApiServer",
+            Self::Conflict => "Conflict",
+            Self::InvalidAddress => "InvalidAddress",
+            Self::InvalidPort => "InvalidPort",
+            Self::InvalidProtocol => "InvalidProtocol",
+            Self::InvalidSourceRange => "InvalidSourceRange",
+            Self::InvalidAnnotation => "InvalidAnnotation",
+            Self::InvalidPolicy => "InvalidPolicy",
+            Self::DuplicatePort => "DuplicatePort",
+            Self::OtherFamily => "OtherFamily",
+            Self::ExternalAddressNotAllowed => "ExternalAddressNotAllowed",
+            Self::SctpPort => "SctpPort",
+            Self::MachineWithoutGuideway => "MachineWithoutGuideway",
+            Self::LocalByNat => "LocalByNat",
+            Self::NoServiceName => "NoServiceName",
+            Self::TooManyBackends => "TooManyBackends",
+            Self::NoInternalAddress => "NoInternalAddress",
+        }
+    }
+}
+
+/// A rule that an object breaks, and what to do about it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Problem {
+    /// The object.
+    pub object: Object,
+    /// The rule.
+    pub rule: Rule,
+    /// What is wrong, and what follows from it.
+    pub text: String,
+    /// What to do.
+    pub remedy: String,
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}; {}", self.object, self.text, self.remedy)
+    }
+}
+
+/// What is found wrong with one object: one problem for each rule, however often it is broken.
+#[derive(Debug, Default)]
+pub(super) struct Findings {
+    found: Vec<(Rule, String, &'static str, usize)>,
+}
+
+impl Findings {
+    /// Notes that a rule is broken; the first text of a rule stands for all.
+    pub(super) fn add(&mut self, rule: Rule, text: impl FnOnce() -> String, remedy: &'static str) {
+        match self.found.iter_mut().find(|found| found.0 == rule) {
+            Some((.., count)) => *count += 1,
+            None => self.found.push((rule, text(), remedy, 1)),
+        }
+    }
+
+    /// Returns the problems in the order of their rules.
+    pub(super) fn problems(self, object: &Object) -> Vec<Problem> {
+        let mut found = self.found;
+        found.sort_unstable_by_key(|(rule, ..)| *rule);
+        let problem = |(rule, text, remedy, count): (Rule, String, &str, usize)| Problem {
+            object: object.clone(),
+            rule,
+            text: match count {
+                1 => text,
+                more => format!("{text} (and {} more of this kind)", more - 1),
+            },
+            remedy: remedy.to_owned(),
+        };
+        found.into_iter().map(problem).collect()
+    }
+}
+
+/// Shortens a text from an object for a message, and makes it printable.
+pub(super) fn quoted(text: &str) -> String {
+    const LONGEST: usize = 64;
+    let mut shown: String = text.chars().take(LONGEST).collect();
+    if shown.len() < text.len() {
+        shown.push('…');
+    }
+    format!("{shown:?}")
+}

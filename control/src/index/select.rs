@@ -1,0 +1,157 @@
+//! Which endpoints of a port get traffic here, by conditions, policy and hints.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+
+use super::slice::{Condition, Endpoint, Slice};
+use crate::desired::Protocol;
+
+/// Where the machine is, as endpoints name it.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Place<'a> {
+    /// The Node that it is; none outside the cluster.
+    pub(super) node: Option<&'a str>,
+    /// Its zone.
+    pub(super) zone: Option<&'a str>,
+    /// Whether hints count.
+    pub(super) hints: bool,
+}
+
+impl Place<'_> {
+    fn has(&self, endpoint: &Endpoint) -> bool {
+        self.node.is_some() && endpoint.node.as_deref() == self.node
+    }
+}
+
+/// An endpoint with the port that a service leads to.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Candidate<'a> {
+    pub(super) socket: SocketAddr,
+    pub(super) endpoint: &'a Endpoint,
+}
+
+/// The endpoints of a port, by what they are used for on this machine.
+#[derive(Debug, Default)]
+pub(super) struct Selection<'a> {
+    /// They share the new connections.
+    pub(super) used: Vec<Candidate<'a>>,
+    /// Others of this machine that serve; other machines may send to them.
+    pub(super) reachable: Vec<Candidate<'a>>,
+    /// Others that serve and terminate, on any machine.
+    pub(super) draining: Vec<Candidate<'a>>,
+    /// One that stands for all where none of this machine may be used, but others are there.
+    pub(super) elsewhere: Option<Candidate<'a>>,
+}
+
+/// Selects from the endpoints that slices have for a port.
+///
+/// With `only_local` this is the Local set, else the Cluster set; each falls back on its own to what
+/// serves and terminates.
+pub(super) fn select<'a>(
+    slices: &'a BTreeMap<String, Slice>,
+    (name, protocol, is_ipv4): (&str, Protocol, bool),
+    place: &Place<'_>,
+    only_local: bool,
+) -> Selection<'a> {
+    let all = candidates(slices, (name, protocol, is_ipv4), place);
+    let cluster = usable(&all);
+    let mut selection = Selection::default();
+    if only_local {
+        let here = all.iter().filter(|candidate| place.has(candidate.endpoint));
+        let here: Vec<Candidate<'_>> = here.copied().collect();
+        selection.used = usable(&here);
+        if selection.used.is_empty() {
+            selection.elsewhere = cluster.first().copied();
+        }
+    } else {
+        let is_fallback = cluster
+            .first()
+            .is_some_and(|first| first.endpoint.condition == Condition::Draining);
+        selection.used = if place.hints && !is_fallback {
+            by_hints(cluster, place)
+        } else {
+            cluster
+        };
+    }
+    let is_used = |candidate: &Candidate<'_>| {
+        let found = selection
+            .used
+            .binary_search_by_key(&candidate.socket, |used| used.socket);
+        found.is_ok()
+    };
+    for candidate in all.iter().filter(|candidate| !is_used(candidate)) {
+        let condition = candidate.endpoint.condition;
+        if condition != Condition::Unusable && place.has(candidate.endpoint) {
+            selection.reachable.push(*candidate);
+        }
+        if condition == Condition::Draining {
+            selection.draining.push(*candidate);
+        }
+    }
+    selection
+}
+
+/// Lists the endpoints of a port, each once, in the order of their sockets: of duplicates a local one, else
+/// the one that can be used for more.
+fn candidates<'a>(
+    slices: &'a BTreeMap<String, Slice>,
+    (name, protocol, is_ipv4): (&str, Protocol, bool),
+    place: &Place<'_>,
+) -> Vec<Candidate<'a>> {
+    let mut all = Vec::new();
+    for slice in slices.values().filter(|slice| slice.is_ipv4 == is_ipv4) {
+        let ports = slice.ports.iter();
+        for port in ports.filter(|port| *port.name == *name && port.protocol == protocol) {
+            all.extend(slice.endpoints.iter().map(|endpoint| Candidate {
+                socket: SocketAddr::new(endpoint.address, port.port),
+                endpoint,
+            }));
+        }
+    }
+    all.sort_unstable_by_key(|candidate| {
+        let endpoint = candidate.endpoint;
+        let rank = (!place.has(endpoint), endpoint.condition, &endpoint.node);
+        (candidate.socket, rank)
+    });
+    all.dedup_by_key(|candidate| candidate.socket);
+    all
+}
+
+/// Returns the ready ones, or without any those that serve and terminate.
+fn usable<'a>(all: &[Candidate<'a>]) -> Vec<Candidate<'a>> {
+    let of = |wanted: Condition| -> Vec<Candidate<'a>> {
+        let all = all.iter();
+        all.filter(|candidate| candidate.endpoint.condition == wanted)
+            .copied()
+            .collect()
+    };
+    match of(Condition::Ready) {
+        ready if ready.is_empty() => of(Condition::Draining),
+        ready => ready,
+    }
+}
+
+/// Returns those that hints leave to this machine: by node, else by zone, else all. One endpoint without
+/// a hint of a kind voids that kind.
+fn by_hints<'a>(ready: Vec<Candidate<'a>>, place: &Place<'_>) -> Vec<Candidate<'a>> {
+    type Kind = fn(&Endpoint) -> &[std::sync::Arc<str>];
+    let nodes: Kind = |endpoint| endpoint.hints.as_ref().map_or(&[], |hints| &hints.nodes);
+    let zones: Kind = |endpoint| endpoint.hints.as_ref().map_or(&[], |hints| &hints.zones);
+    for (hinted, own) in [(nodes, place.node), (zones, place.zone)] {
+        let Some(own) = own else { continue };
+        let names_own = |candidate: &&Candidate<'a>| {
+            let mut hints = hinted(candidate.endpoint).iter();
+            hints.any(|hint| **hint == *own)
+        };
+        if ready
+            .iter()
+            .all(|candidate| !hinted(candidate.endpoint).is_empty())
+        {
+            let left: Vec<Candidate<'a>> = ready.iter().filter(names_own).copied().collect();
+            if !left.is_empty() {
+                return left;
+            }
+        }
+    }
+    ready
+}

@@ -1,0 +1,359 @@
+//! What a Service asks for: its ports and addresses that are captured here, and its rules.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
+
+use ipnet::IpNet;
+use xdp_prog::maglev::LENGTH_CLASSES;
+
+use super::machines::Machines;
+use super::objects::{self, HEADLESS, MODE, SERVICE_PROXY_NAME, TABLE_SIZE};
+use super::problem::{Findings, Rule, quoted};
+use super::slice::protocol;
+use super::{Options, parse};
+use crate::desired::{ForwardMode, Protocol, unusable};
+
+/// A Service that there is something to capture of.
+#[derive(Debug)]
+pub(super) struct Wanted {
+    pub(super) ports: Vec<Port>,
+    /// Whether it has an address of the family: IPv4, IPv6.
+    pub(super) families: [bool; 2],
+    /// Addresses that a controller has assigned for our class.
+    pub(super) load_balancer: BTreeSet<IpAddr>,
+    /// Addresses that the owner of the Service routes here.
+    pub(super) external: BTreeSet<IpAddr>,
+    /// The clients that may use the addresses of the load balancer.
+    pub(super) source_ranges: BTreeSet<IpNet>,
+    pub(super) only_local: bool,
+    pub(super) affinity: bool,
+    pub(super) mode: ForwardMode,
+    pub(super) log2_slots: Option<u8>,
+    /// Port at which the number of local endpoints is told.
+    pub(super) health_check_port: Option<u16>,
+}
+
+#[derive(Debug)]
+pub(super) struct Port {
+    pub(super) name: String,
+    pub(super) protocol: Protocol,
+    pub(super) number: u16,
+    pub(super) node_port: Option<u16>,
+}
+
+/// Reads a Service; what is wrong is left out and named. None where nothing of it is captured.
+pub(super) fn read(
+    service: &objects::Service,
+    options: &Options,
+    machines: &Machines,
+    findings: &mut Findings,
+) -> Option<Wanted> {
+    let families = families(service)?;
+    let is_load_balancer = service.kind.as_deref() == Some("LoadBalancer");
+    let has_family = |address: &IpAddr| families[usize::from(address.is_ipv6())];
+    let mut addresses = Addresses {
+        machines,
+        findings,
+        has_family: &has_family,
+    };
+    let mut load_balancer = BTreeSet::new();
+    if is_load_balancer && is_ours(service, options) {
+        let captured = |mode: Option<&str>| matches!(mode, None | Some("" | "VIP"));
+        let ingress = service.ingress.iter();
+        let ingress = ingress.filter(|ingress| captured(ingress.ip_mode.as_deref()));
+        let texts = ingress.filter_map(|ingress| ingress.ip.as_deref());
+        load_balancer = addresses.read(texts.filter(|text| !text.is_empty()));
+    }
+    let mut external = BTreeSet::new();
+    if !options.external_ips.is_empty() {
+        external = addresses.read(service.external_ips.iter().map(String::as_str));
+        external.retain(|address| is_allowed(*address, options, findings));
+        // The load balancer's rules count where an address is both.
+        external.retain(|address| !load_balancer.contains(address));
+    }
+    let mut source_ranges = BTreeSet::new();
+    if !load_balancer.is_empty() {
+        let (ranges, any_good) = read_ranges(service, findings);
+        source_ranges = ranges;
+        // Without a range that can be read, who may come in is unknown.
+        if !any_good {
+            load_balancer.clear();
+        }
+    }
+    let is_local = matches!(service.external_traffic_policy.as_deref(), Some("Local"));
+    let health_check_port = service
+        .health_check_node_port
+        .filter(|_| is_load_balancer && is_local)
+        .and_then(|port| u16::try_from(port).ok())
+        .filter(|port| *port != 0);
+    let has_node_port = |port: &objects::ServicePort| port.node_port.is_some_and(|port| port != 0);
+    if load_balancer.is_empty()
+        && external.is_empty()
+        && health_check_port.is_none()
+        && !service.ports.iter().any(has_node_port)
+    {
+        return None;
+    }
+    Some(Wanted {
+        ports: read_ports(service, findings),
+        families,
+        load_balancer,
+        external,
+        source_ranges,
+        only_local: is_one_of(
+            "externalTrafficPolicy",
+            service.external_traffic_policy.as_deref(),
+            ["Cluster", "Local"],
+            findings,
+        ),
+        affinity: is_one_of(
+            "sessionAffinity",
+            service.session_affinity.as_deref(),
+            ["None", "ClientIP"],
+            findings,
+        ),
+        mode: read_mode(service, findings).unwrap_or(options.default_mode),
+        log2_slots: read_table_size(service, findings),
+        health_check_port,
+    })
+}
+
+/// Tells which families a Service has cluster addresses of; none for one that no proxy takes care of, or
+/// another one does.
+fn families(service: &objects::Service) -> Option<[bool; 2]> {
+    let is_ignored = [SERVICE_PROXY_NAME, HEADLESS]
+        .iter()
+        .any(|label| service.labels.contains_key(*label));
+    let kind = service.kind.as_deref();
+    let first = service.cluster_ips.first().map_or("", String::as_str);
+    if is_ignored || kind == Some("ExternalName") || matches!(first, "" | "None") {
+        return None;
+    }
+    let addresses = service.cluster_ips.iter();
+    let addresses: Vec<IpAddr> = addresses.filter_map(|text| parse::address(text)).collect();
+    let of = |is_ipv4| addresses.iter().any(|address| address.is_ipv4() == is_ipv4);
+    Some([of(true), of(false)])
+}
+
+/// Tells whether the addresses in a Service's status were given out for our class. Those of another class
+/// have an implementation of their own, which may expect the packets.
+fn is_ours(service: &objects::Service, options: &Options) -> bool {
+    match service.load_balancer_class.as_deref() {
+        Some(class) => class == options.load_balancer_class,
+        None => options.serve_unset_class,
+    }
+}
+
+/// Reads addresses that may become virtual ones.
+struct Addresses<'a> {
+    machines: &'a Machines,
+    findings: &'a mut Findings,
+    has_family: &'a dyn Fn(&IpAddr) -> bool,
+}
+
+impl Addresses<'_> {
+    fn read<'t>(&mut self, texts: impl Iterator<Item = &'t str>) -> BTreeSet<IpAddr> {
+        texts.filter_map(|text| self.read_one(text)).collect()
+    }
+
+    fn read_one(&mut self, text: &str) -> Option<IpAddr> {
+        let Some(address) = parse::address(text) else {
+            self.findings.add(
+                Rule::InvalidAddress,
+                || format!("{} is no address", quoted(text)),
+                "give an IP address",
+            );
+            return None;
+        };
+        if let Some(reason) = unusable(address) {
+            self.findings.add(
+                Rule::InvalidAddress,
+                || format!("{address} is not served: {reason}"),
+                "give a unicast address",
+            );
+            return None;
+        }
+        if !(self.has_family)(&address) {
+            self.findings.add(
+                Rule::OtherFamily,
+                || {
+                    format!(
+                        "{address} is not served: the Service has no cluster address of its family"
+                    )
+                },
+                "add the family to ipFamilies, or take the address away",
+            );
+            return None;
+        }
+        if self.machines.has(address) {
+            self.findings.add(
+                Rule::AddressIsNode,
+                || {
+                    format!(
+                        "{address} belongs to a machine: the Service's ports are served there, \
+                         everything else passes"
+                    )
+                },
+                "give the Service an address that no machine has",
+            );
+        }
+        Some(address)
+    }
+}
+
+fn is_allowed(address: IpAddr, options: &Options, findings: &mut Findings) -> bool {
+    let is_allowed = options
+        .external_ips
+        .iter()
+        .any(|net| net.contains(&address));
+    if !is_allowed {
+        findings.add(
+            Rule::ExternalAddressNotAllowed,
+            || format!("the external address {address} is outside the networks that may be served"),
+            "take it away, or add its network to kubernetes.external_ips",
+        );
+    }
+    is_allowed
+}
+
+/// Reads the source ranges; false if some are given and none can be read.
+fn read_ranges(service: &objects::Service, findings: &mut Findings) -> (BTreeSet<IpNet>, bool) {
+    let mut ranges = BTreeSet::new();
+    for text in &service.source_ranges {
+        match parse::network(text) {
+            Some(range) => drop(ranges.insert(range)),
+            None => findings.add(
+                Rule::InvalidSourceRange,
+                || format!("source range {} admits nobody", quoted(text)),
+                "write it like 192.0.2.0/24 or 2001:db8::/64",
+            ),
+        }
+    }
+    let any_good = service.source_ranges.is_empty() || !ranges.is_empty();
+    (ranges, any_good)
+}
+
+/// Reads the ports; of two that claim the same the first one stays.
+fn read_ports(service: &objects::Service, findings: &mut Findings) -> Vec<Port> {
+    let mut ports: Vec<Port> = Vec::new();
+    let mut names = BTreeSet::new();
+    let mut numbers = BTreeSet::new();
+    let mut node_ports: BTreeMap<(u16, Protocol), ()> = BTreeMap::new();
+    for port in &service.ports {
+        let name = port.name.as_deref().unwrap_or("");
+        let Some(protocol) = protocol(port.protocol.as_deref(), findings) else {
+            continue;
+        };
+        let Ok(number @ 1..) = u16::try_from(port.port) else {
+            findings.add(
+                Rule::InvalidPort,
+                || format!("{} is no port", port.port),
+                "use a port from 1 to 65535",
+            );
+            continue;
+        };
+        if !names.insert(name) || !numbers.insert((number, protocol)) {
+            findings.add(
+                Rule::DuplicatePort,
+                || {
+                    format!(
+                        "port {number}/{protocol} of name {} is there twice",
+                        quoted(name)
+                    )
+                },
+                "give each port a name, and a number and protocol, of its own",
+            );
+            continue;
+        }
+        let node_port = port.node_port.filter(|port| *port != 0);
+        let node_port = node_port.and_then(|node_port| {
+            let number = u16::try_from(node_port).ok().filter(|port| *port != 0);
+            let is_free =
+                number.is_some_and(|port| node_ports.insert((port, protocol), ()).is_none());
+            if !is_free {
+                findings.add(
+                    Rule::InvalidPort,
+                    || format!("nodePort {node_port}/{protocol} is no port, or is there twice"),
+                    "use a port of the range of node ports for each port and protocol",
+                );
+            }
+            number.filter(|_| is_free)
+        });
+        ports.push(Port {
+            name: name.to_owned(),
+            protocol,
+            number,
+            node_port,
+        });
+    }
+    ports
+}
+
+/// Reads a choice between two words of which the first one is the default; true for the second.
+fn is_one_of(
+    field: &str,
+    text: Option<&str>,
+    [default, other]: [&str; 2],
+    findings: &mut Findings,
+) -> bool {
+    match text {
+        Some(text) if text == other => return true,
+        None | Some("") => {}
+        Some(text) if text == default => {}
+        Some(text) => findings.add(
+            Rule::InvalidPolicy,
+            || {
+                format!(
+                    "{field} {} is unknown and counts as {default}",
+                    quoted(text)
+                )
+            },
+            "use a value that Kubernetes has",
+        ),
+    }
+    false
+}
+
+fn read_mode(service: &objects::Service, findings: &mut Findings) -> Option<ForwardMode> {
+    match service.annotations.get(MODE)?.as_str() {
+        "ipip" => Some(ForwardMode::Ipip),
+        "l2dsr" => Some(ForwardMode::L2dsr),
+        "nat" => Some(ForwardMode::Nat),
+        other => {
+            findings.add(
+                Rule::InvalidAnnotation,
+                || format!("{MODE} {} is no mode, so the default counts", quoted(other)),
+                "use ipip, l2dsr or nat",
+            );
+            None
+        }
+    }
+}
+
+/// Returns the logarithm of the size.
+fn read_table_size(service: &objects::Service, findings: &mut Findings) -> Option<u8> {
+    let text = service.annotations.get(TABLE_SIZE)?;
+    let mut classes = LENGTH_CLASSES.into_iter();
+    let class = classes.find(|log2| (1_u32 << log2).to_string() == *text);
+    if class.is_none() {
+        findings.add(
+            Rule::InvalidAnnotation,
+            || {
+                format!(
+                    "{TABLE_SIZE} {} is no size, so the default counts",
+                    quoted(text)
+                )
+            },
+            "use 1, 256, 2048, 16384, 131072 or 1048576",
+        );
+    }
+    class
+}
+
+impl Wanted {
+    /// Tells whether a port of an address must be left to the API server.
+    pub(super) fn is_reserved(machines: &Machines, address: IpAddr, port: &Port) -> bool {
+        port.protocol == Protocol::Tcp
+            && machines.is_api_server(SocketAddr::new(address, port.number))
+    }
+}

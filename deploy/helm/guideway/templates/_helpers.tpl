@@ -1,0 +1,157 @@
+{{/* Name of the chart in labels. */}}
+{{- define "guideway.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" }}
+{{- end }}
+
+{{/* Name of the headless Service, and the beginning of every other name. */}}
+{{- define "guideway.fullname" -}}
+{{- if .Values.fullnameOverride }}
+{{- .Values.fullnameOverride | trunc 50 | trimSuffix "-" }}
+{{- else if contains (include "guideway.name" .) .Release.Name }}
+{{- .Release.Name | trunc 50 | trimSuffix "-" }}
+{{- else }}
+{{- printf "%s-%s" .Release.Name (include "guideway.name" .) | trunc 50 | trimSuffix "-" }}
+{{- end }}
+{{- end }}
+
+{{- define "guideway.agent.name" -}}
+{{ include "guideway.fullname" . }}-agent
+{{- end }}
+
+{{- define "guideway.controller.name" -}}
+{{ include "guideway.fullname" . }}-controller
+{{- end }}
+
+{{- define "guideway.agent.serviceAccount" -}}
+{{ include "guideway.agent.name" . }}
+{{- end }}
+
+{{- define "guideway.controller.serviceAccount" -}}
+{{ include "guideway.controller.name" . }}
+{{- end }}
+
+{{/* What the selectors of a component match: never changes. (dict "root" . "component" NAME) */}}
+{{- define "guideway.selectorLabels" -}}
+app.kubernetes.io/name: {{ include "guideway.name" .root }}
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/component: {{ .component }}
+{{- end }}
+
+{{/* Labels of every object of a component. (dict "root" . "component" NAME) */}}
+{{- define "guideway.labels" -}}
+{{ include "guideway.selectorLabels" . }}
+app.kubernetes.io/part-of: guideway
+app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" }}
+{{- with .root.Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{- define "guideway.image" -}}
+{{- $repository := required "image.repository: build deploy/Dockerfile, push the image and name it here" .Values.image.repository }}
+{{- if .Values.image.digest }}
+{{- printf "%s@%s" $repository .Values.image.digest }}
+{{- else }}
+{{- printf "%s:%s" $repository (default .Chart.AppVersion .Values.image.tag) }}
+{{- end }}
+{{- end }}
+
+{{/* ADDRESS:PORT, with brackets around an IPv6 address. (list ADDRESS PORT) */}}
+{{- define "guideway.socket" -}}
+{{- $address := index . 0 }}
+{{- if contains ":" $address }}
+{{- printf "[%s]:%d" $address (int (index . 1)) }}
+{{- else }}
+{{- printf "%s:%d" $address (int (index . 1)) }}
+{{- end }}
+{{- end }}
+
+{{/* Environment of agents and controller. (dict "root" . "log" FILTER) */}}
+{{- define "guideway.env" -}}
+- name: GUIDEWAY_LOG
+  value: {{ .log | quote }}
+- name: POD_NAMESPACE
+  valueFrom:
+    fieldRef:
+      fieldPath: metadata.namespace
+- name: POD_NAME
+  valueFrom:
+    fieldRef:
+      fieldPath: metadata.name
+- name: NODE_NAME
+  valueFrom:
+    fieldRef:
+      fieldPath: spec.nodeName
+{{- with .root.Values.apiServer.host }}
+- name: KUBERNETES_SERVICE_HOST
+  value: {{ . | quote }}
+- name: KUBERNETES_SERVICE_PORT
+  value: {{ $.root.Values.apiServer.port | quote }}
+{{- end }}
+{{- end }}
+
+{{/* A probe of PATH. (dict "probe" VALUES "path" PATH "port" NAME "host" ADDRESS) */}}
+{{- define "guideway.probe" -}}
+httpGet:
+  path: {{ .path }}
+  port: {{ .port }}
+  {{- if .host }}
+  host: {{ .host | quote }}
+  {{- end }}
+periodSeconds: {{ .probe.periodSeconds }}
+timeoutSeconds: {{ .probe.timeoutSeconds }}
+failureThreshold: {{ .probe.failureThreshold }}
+{{- end }}
+
+{{/* What only a start of the agent reads. */}}
+{{- define "guideway.agent.startConfig" -}}
+metrics:
+  listen: {{ include "guideway.socket" (list .Values.agent.listenAddress .Values.agent.metricsPort) | quote }}
+{{- with pick .Values.agent.extraConfig "tables" "api" "pin_dir" }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{/* The section `kubernetes` of the agent's configuration file. */}}
+{{- define "guideway.agent.kubernetesConfig" -}}
+service: {{ include "guideway.fullname" . }}
+load_balancer_class: {{ .Values.loadBalancerClass }}
+{{- if .Values.defaultClass }}
+default_class: "on"
+{{- end }}
+healthz: {{ include "guideway.socket" (list .Values.agent.listenAddress .Values.agent.healthPort) | quote }}
+{{- with .Values.agent.kubernetes }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{/* The agent's configuration file. */}}
+{{- define "guideway.agent.config" -}}
+{{- if not .Values.agent.interfaces }}
+{{- fail "agent.interfaces: name the interfaces that service traffic enters by" }}
+{{- end }}
+interfaces:
+{{ toYaml .Values.agent.interfaces | indent 2 }}
+default_mode: {{ .Values.agent.defaultMode }}
+{{- with .Values.agent.sources }}
+sources:
+{{ toYaml . | indent 2 }}
+{{- end }}
+{{- with .Values.agent.nat }}
+nat:
+{{ toYaml . | indent 2 }}
+{{- end }}
+{{ include "guideway.agent.startConfig" . }}
+{{- with omit .Values.agent.extraConfig "tables" "api" "pin_dir" }}
+{{ toYaml . }}
+{{- end }}
+kubernetes:
+{{ include "guideway.agent.kubernetesConfig" . | indent 2 }}
+{{- end }}
+
+{{/* Name of the Secret with the seed of the flow hash. */}}
+{{- define "guideway.seedSecret" -}}
+guideway-seed
+{{- end }}

@@ -36,8 +36,8 @@ die() {
 
 # Succeeds when `$1 version` is at least GO_VERSION.
 new_enough() {
-    version=$(GOTOOLCHAIN=local "$1" env GOVERSION 2>/dev/null) || return 1
-    oldest=$(printf '%s\n%s\n' "${version#go}" "$GO_VERSION" | sort -V | head -n 1)
+    its=$(GOTOOLCHAIN=local "$1" env GOVERSION 2>/dev/null) || return 1
+    oldest=$(printf '%s\n%s\n' "${its#go}" "$GO_VERSION" | sort -V | head -n 1)
     [ "$oldest" = "$GO_VERSION" ]
 }
 
@@ -114,11 +114,11 @@ end_builder() {
 }
 
 everything() {
-    version=k8s.io/component-base/version
+    stamp=k8s.io/component-base/version
     minor=${KUBERNETES_VERSION#1.}
     build "$CACHE/etcd-$ETCD_VERSION" etcd "" etcd=go.etcd.io/etcd/server/v3
     build "$CACHE/kubernetes-$KUBERNETES_VERSION" . \
-        "-X $version.gitVersion=v$KUBERNETES_VERSION -X $version.gitMajor=1 -X $version.gitMinor=${minor%%.*}" \
+        "-X $stamp.gitVersion=v$KUBERNETES_VERSION -X $stamp.gitMajor=1 -X $stamp.gitMinor=${minor%%.*}" \
         kube-apiserver=k8s.io/kubernetes/cmd/kube-apiserver \
         kube-controller-manager=k8s.io/kubernetes/cmd/kube-controller-manager \
         kube-proxy=k8s.io/kubernetes/cmd/kube-proxy \

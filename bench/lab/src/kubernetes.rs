@@ -11,14 +11,15 @@
 //! ```
 //!
 //! The programs are the released ones, built by `deploy/kubernetes/build.sh`. No
-//! kubelet, no scheduler and no controller runs: a test writes Nodes and
-//! EndpointSlices as they would.
+//! kubelet and no scheduler run: a test writes Nodes, Pods' states and, without
+//! [`ControlPlane::run_controllers`], EndpointSlices, as they would.
 //!
 //! A control plane belongs to one test: Nodes, NodePorts and load-balancer
 //! addresses are the cluster's, and every topology has the same.
 
 mod kubectl;
 mod objects;
+mod parts;
 mod programs;
 
 use std::{
@@ -30,6 +31,7 @@ use std::{
     time::Duration,
 };
 
+pub use parts::ProxyMode;
 pub use programs::program;
 
 use crate::{Link, Namespace, Process, Result, Signal, Veth, output, topology::cidr, wait_for};
@@ -70,8 +72,8 @@ impl ControlPlane {
     ///
     /// # Errors
     ///
-    /// [`Error::Start`] when the programs have not been built, [`Error::Ended`]
-    /// or [`Error::Timeout`], with the log, when they do not serve.
+    /// [`crate::Error::Start`] when the programs have not been built, [`crate::Error::Ended`]
+    /// or [`crate::Error::Timeout`], with the log, when they do not serve.
     pub fn start() -> Result<Self> {
         let machine = Namespace::new("control-plane")?;
         let bridge = machine.add_bridge(BRIDGE)?;
@@ -130,7 +132,7 @@ impl ControlPlane {
     ///
     /// # Errors
     ///
-    /// [`Error::Kernel`], for example when the machine has one already.
+    /// [`crate::Error::Kernel`], for example when the machine has one already.
     pub fn connect(&self, machine: &Namespace) -> Result<IpAddr> {
         let number = self.links.fetch_add(1, Ordering::Relaxed);
         let port = format!("port{number}");
@@ -150,7 +152,7 @@ impl ControlPlane {
     ///
     /// # Errors
     ///
-    /// [`Error::Ended`] or [`Error::Timeout`], with the log.
+    /// [`crate::Error::Ended`] or [`crate::Error::Timeout`], with the log.
     pub fn wait_until_ready(&mut self) -> Result<()> {
         self.api_server
             .wait_for_line("Serving securely", READY_TIMEOUT)?;
@@ -194,7 +196,7 @@ impl ControlPlane {
     ///
     /// # Errors
     ///
-    /// [`Error::Signal`] when it has ended already.
+    /// [`crate::Error::Signal`] when it has ended already.
     pub fn kill_api_server(&mut self) -> Result<()> {
         kill(&mut self.api_server)
     }
@@ -203,7 +205,7 @@ impl ControlPlane {
     ///
     /// # Errors
     ///
-    /// [`Error::Start`].
+    /// [`crate::Error::Start`].
     pub fn start_api_server(&mut self) -> Result<()> {
         self.api_server = Process::spawn(&mut api_server(&self.machine)?)?;
         Ok(())
@@ -213,7 +215,7 @@ impl ControlPlane {
     ///
     /// # Errors
     ///
-    /// [`Error::Signal`] when it has ended already.
+    /// [`crate::Error::Signal`] when it has ended already.
     pub fn kill_etcd(&mut self) -> Result<()> {
         kill(&mut self.etcd)
     }
@@ -222,7 +224,7 @@ impl ControlPlane {
     ///
     /// # Errors
     ///
-    /// [`Error::Start`].
+    /// [`crate::Error::Start`].
     pub fn start_etcd(&mut self) -> Result<()> {
         self.etcd = Process::spawn(&mut etcd(&self.machine)?)?;
         Ok(())
@@ -232,7 +234,7 @@ impl ControlPlane {
     ///
     /// # Errors
     ///
-    /// [`Error::Kernel`].
+    /// [`crate::Error::Kernel`].
     pub fn write_kubeconfig(&self, machine: &Namespace, token: &str) -> Result<PathBuf> {
         let ca = machine.write_file("ca.crt", &self.ca)?;
         let kubeconfig = format!(

@@ -1,11 +1,20 @@
 //! A control plane of the real programs does what tests will rely on. Needs root.
 
+#![expect(
+    clippy::unwrap_used,
+    reason = "clippy knows test functions, not the helpers beside them"
+)]
+
+use std::time::Duration;
+
 use lab::{
     Topology,
-    kubernetes::{self, ControlPlane},
-    output,
+    kubernetes::{self, ControlPlane, ProxyMode},
+    output, serve_page, wait_for,
 };
 use serde_json::json;
+
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 const SERVICE: &str = "
 apiVersion: v1
@@ -32,6 +41,15 @@ endpoints:
   nodeName: node0
   conditions: {ready: true}
 ";
+
+#[test]
+fn programs_know_their_version() {
+    let control_plane = ControlPlane::start().unwrap();
+    let versions = control_plane.kubectl(&["version"]).unwrap();
+    for one in ["Client Version: v1.", "Server Version: v1."] {
+        assert!(versions.contains(one), "{versions}");
+    }
+}
 
 #[test]
 fn applied_objects_are_stored_and_completed() {
@@ -148,4 +166,97 @@ fn what_is_stored_survives_the_death_of_api_server_and_etcd() {
     control_plane.start_etcd().unwrap();
     control_plane.wait_until_ready().unwrap();
     assert_eq!(stored(&control_plane), before);
+}
+
+#[test]
+fn controllers_make_slices_from_pods() {
+    let net = Topology::builder().nodes(1).pods(1).build().unwrap();
+    let control_plane = ControlPlane::start().unwrap();
+    // Pods of a node that is not known are left out.
+    control_plane.add_node(&net.nodes()[0]).unwrap();
+    let _manager = control_plane
+        .run_controllers(&["endpointslice-controller"])
+        .unwrap();
+    control_plane.apply(SERVICE).unwrap();
+    control_plane
+        .apply(
+            "
+apiVersion: v1
+kind: Pod
+metadata: {name: web-0, labels: {app: web}}
+spec:
+  nodeName: node0
+  containers: [{name: web, image: web}]
+",
+        )
+        .unwrap();
+    let status = json!({"status": {
+        "phase": "Running",
+        "podIP": "10.2.0.1",
+        "podIPs": [{"ip": "10.2.0.1"}],
+        "conditions": [{"type": "Ready", "status": "True"}],
+    }});
+    control_plane
+        .kubectl(&[
+            "patch",
+            "pod",
+            "web-0",
+            "--subresource=status",
+            "-p",
+            &status.to_string(),
+        ])
+        .unwrap();
+
+    let endpoint = wait_for("a slice with the pod", TIMEOUT, || {
+        let slices = control_plane.get(&["endpointslices", "-l", "kubernetes.io/service-name=web"]);
+        let slices = slices.map_err(|error| error.to_string())?;
+        let items = slices["items"].as_array().into_iter().flatten();
+        let mut endpoints = items.map(|slice| &slice["endpoints"][0]);
+        let endpoint = endpoints.find(|endpoint| endpoint.is_object());
+        endpoint.cloned().ok_or_else(|| slices.to_string())
+    })
+    .unwrap();
+    assert_eq!(endpoint["addresses"], json!(["10.2.0.1"]));
+    assert_eq!(endpoint["nodeName"], "node0");
+    assert_eq!(endpoint["conditions"]["ready"], true);
+}
+
+/// Serves the slice's pod through the kube-proxy of its node, to a client outside.
+fn kube_proxy_serves(mode: ProxyMode, ruleset: &[&str]) {
+    let net = Topology::builder().nodes(1).pods(1).build().unwrap();
+    let node = &net.nodes()[0];
+    let control_plane = ControlPlane::start().unwrap();
+    control_plane.add_node(node).unwrap();
+    control_plane
+        .apply(&format!("{SERVICE}---{SLICE}"))
+        .unwrap();
+    let service = control_plane.get(&["service", "web"]).unwrap();
+    let node_port = service["spec"]["ports"][0]["nodePort"].as_u64().unwrap();
+    control_plane.connect(node.namespace()).unwrap();
+    let _proxy = control_plane
+        .run_kube_proxy(node.namespace(), node.label(), mode)
+        .unwrap();
+    let (program, arguments) = ruleset.split_first().unwrap();
+    let rules = output(node.namespace().command(program).args(arguments)).unwrap();
+    assert!(rules.contains("default/web"), "{rules}");
+
+    let pod = &node.pods()[0];
+    let _server = serve_page(pod, &[(pod.v4(), 8080).into()], "pod").unwrap();
+    let url = format!("http://{}:{node_port}/", node.v4());
+    let mut curl = net.clients()[0].namespace().command("curl");
+    let page = output(curl.args(["-sS", "--max-time", "10", &url])).unwrap();
+    assert_eq!(page.trim_end(), "pod");
+}
+
+#[test]
+fn kube_proxy_serves_a_node_by_nftables() {
+    kube_proxy_serves(
+        ProxyMode::Nftables,
+        &["nft", "list", "table", "ip", "kube-proxy"],
+    );
+}
+
+#[test]
+fn kube_proxy_serves_a_node_by_iptables() {
+    kube_proxy_serves(ProxyMode::Iptables, &["iptables-save", "-t", "nat"]);
 }

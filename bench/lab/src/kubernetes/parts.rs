@@ -1,0 +1,134 @@
+//! Programs of a cluster that work through the API server.
+
+use std::{
+    io::{self, Read, Write},
+    net::{Ipv4Addr, TcpStream},
+    time::Duration,
+};
+
+use super::{ControlPlane, READY_TIMEOUT, program};
+use crate::{Namespace, Process, Result, wait_for};
+
+/// How kube-proxy programs the kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ProxyMode {
+    /// By `iptables`, its default.
+    Iptables,
+    /// By `nft`.
+    Nftables,
+}
+
+impl ProxyMode {
+    /// Returns the mode as `--proxy-mode` has it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Iptables => "iptables",
+            Self::Nftables => "nftables",
+        }
+    }
+}
+
+impl ControlPlane {
+    /// Starts the kube-proxy of a machine, which must be linked and whose Node
+    /// must have an address, and waits until it has programmed what there is.
+    ///
+    /// # Errors
+    ///
+    /// [`crate::Error::Ended`] or [`crate::Error::Timeout`], with its log.
+    pub fn run_kube_proxy(
+        &self,
+        machine: &Namespace,
+        node: &str,
+        mode: ProxyMode,
+    ) -> Result<Process> {
+        let kubeconfig = self.write_kubeconfig(machine, Self::ADMIN)?;
+        let mut command = machine.command(program("kube-proxy")?);
+        command
+            .arg("--kubeconfig")
+            .arg(kubeconfig)
+            .args(["--proxy-mode", mode.name(), "--hostname-override", node])
+            // These settings of conntrack are the host's alone.
+            .args([
+                "--conntrack-max-per-core=0",
+                "--conntrack-tcp-timeout-established=0",
+            ])
+            .arg("--conntrack-tcp-timeout-close-wait=0");
+        let mut proxy = Process::spawn(&mut command)?;
+        let awaited = format!(
+            "kube-proxy of {} has programmed both families",
+            machine.label()
+        );
+        wait_for(&awaited, READY_TIMEOUT, || {
+            if let Err(ended) = proxy.expect_running(&awaited) {
+                return Ok(Err(ended));
+            }
+            // Its health check already passes while the first list is under way.
+            match machine.run(proxy_metrics) {
+                Ok(metrics) if has_programmed(&metrics) => Ok(Ok(())),
+                Ok(_) => Err(format!("its log:\n{}", proxy.stderr())),
+                Err(error) => Err(format!("{error}; its log:\n{}", proxy.stderr())),
+            }
+        })??;
+        Ok(proxy)
+    }
+
+    /// Starts a kube-controller-manager with these controllers alone, such as
+    /// `endpointslice-controller`, and waits until they work.
+    ///
+    /// # Errors
+    ///
+    /// [`crate::Error::Ended`] or [`crate::Error::Timeout`], with its log.
+    pub fn run_controllers(&self, controllers: &[&str]) -> Result<Process> {
+        let mut command = self.machine.command(program("kube-controller-manager")?);
+        command
+            .arg("--kubeconfig")
+            .arg(self.write_kubeconfig(&self.machine, Self::ADMIN)?)
+            .arg(format!("--controllers={}", controllers.join(",")))
+            .args(["--leader-elect=false", "--secure-port=0"]);
+        let mut manager = Process::spawn(&mut command)?;
+        manager.wait_for_line("Caches are synced", READY_TIMEOUT)?;
+        Ok(manager)
+    }
+}
+
+const PROXY_METRICS_PORT: u16 = 10249;
+const HTTP_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Asks the kube-proxy of the machine that this runs on.
+fn proxy_metrics() -> io::Result<String> {
+    let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, PROXY_METRICS_PORT))?;
+    stream.set_read_timeout(Some(HTTP_TIMEOUT))?;
+    stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n")?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    Ok(answer)
+}
+
+fn has_programmed(metrics: &str) -> bool {
+    ["IPv4", "IPv6"].iter().all(|family| {
+        let counter = format!(
+            "kubeproxy_sync_full_proxy_rules_duration_seconds_count{{ip_family=\"{family}\"}} "
+        );
+        let mut counts = metrics
+            .lines()
+            .filter_map(|line| line.strip_prefix(&counter));
+        counts.any(|count| count != "0")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kube_proxy_has_programmed_when_both_families_were_synced() {
+        let line = |family: &str, count: u8| {
+            format!(
+                "kubeproxy_sync_full_proxy_rules_duration_seconds_count{{ip_family=\"{family}\"}} {count}\n"
+            )
+        };
+        assert!(has_programmed(&(line("IPv4", 1) + &line("IPv6", 2))));
+        assert!(!has_programmed(&(line("IPv4", 1) + &line("IPv6", 0))));
+        assert!(!has_programmed(&line("IPv4", 1)));
+    }
+}

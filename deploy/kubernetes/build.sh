@@ -41,10 +41,11 @@ new_enough() {
     [ "$oldest" = "$GO_VERSION" ]
 }
 
-# Leaves a go command that is new enough in $go.
+# Prints a go command that is new enough.
 find_go() {
     go=$(command -v go) || die "no go command: deploy/setup.sh test installs one"
     if new_enough "$go"; then
+        echo "$go"
         return
     fi
     case $(uname -m) in
@@ -61,7 +62,7 @@ find_go() {
     root="$GOMODCACHE/$module"
     chmod +x "$root"/bin/* "$root"/pkg/tool/*/*
     [ ! -e "$root/src/_go.mod" ] || cp "$root/src/_go.mod" "$root/src/go.mod"
-    go="$root/bin/go"
+    echo "$root/bin/go"
 }
 
 ## Building
@@ -74,7 +75,7 @@ build() {
     for command; do
         package=${command#*=} command=${command%%=*}
         [ ! -x "$directory/$command" ] || continue
-        [ -n "${go:-}" ] || find_go
+        [ -n "${go:-}" ] || go=$(find_go)
         begin=$(date +%s)
         say "building ${directory##*/} $command"
         mkdir -p "$directory" "$WORK/tmp"

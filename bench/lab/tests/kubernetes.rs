@@ -94,6 +94,27 @@ fn applied_objects_are_stored_and_completed() {
 }
 
 #[test]
+fn helm_installs_and_uninstalls_the_chart() {
+    let control_plane = ControlPlane::start().unwrap();
+    control_plane
+        .kubectl(&["create", "namespace", "guideway-system"])
+        .unwrap();
+    let chart = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/helm/guideway");
+    let release = ["guideway", "--namespace", "guideway-system"];
+    let values = "image.repository=guideway,agent.interfaces[0].name=eth0";
+    let agent = ["daemonset", "guideway-agent", "-n", "guideway-system"];
+
+    let install = [&["install"], &release[..], &[chart, "--set", values]].concat();
+    control_plane.helm(&install).unwrap();
+    control_plane.get(&agent).unwrap();
+    control_plane
+        .helm(&[&["uninstall"], &release[..]].concat())
+        .unwrap();
+    let message = control_plane.get(&agent).unwrap_err().to_string();
+    assert!(message.contains("NotFound"), "{message}");
+}
+
+#[test]
 fn machines_reach_the_api_server_with_the_rights_of_their_token() {
     let net = Topology::builder().edges(2).nodes(0).build().unwrap();
     let control_plane = ControlPlane::start().unwrap();

@@ -1,4 +1,4 @@
-//! `kubectl`, run as an administrator on the control plane's machine.
+//! `kubectl` and `helm`, run as an administrator on the control plane's machine.
 
 use std::{ffi::OsStr, path::Path, process::Command, sync::atomic::Ordering};
 
@@ -29,6 +29,23 @@ impl ControlPlane {
     /// [`Error::Failed`] with what it says when it does not succeed.
     pub fn kubectl(&self, arguments: &[impl AsRef<OsStr>]) -> Result<String> {
         output(self.kubectl_command()?.args(arguments))
+    }
+
+    /// Runs `helm` and returns what it wrote.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Failed`] with what it says when it does not succeed.
+    pub fn helm(&self, arguments: &[impl AsRef<OsStr>]) -> Result<String> {
+        let files = Path::new(Namespace::FILES);
+        let mut command = self.machine.command(program("helm")?);
+        for kind in ["CACHE", "CONFIG", "DATA"] {
+            command.env(format!("HELM_{kind}_HOME"), files.join("helm"));
+        }
+        command
+            .env("KUBECONFIG", files.join(KUBECONFIG))
+            .args(arguments);
+        output(&mut command)
     }
 
     /// Runs `kubectl apply` on objects written in YAML or JSON, several after `---` lines.

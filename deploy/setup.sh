@@ -283,6 +283,7 @@ runtime() {
         want xz xz-utils
         want iptables iptables
         want openssl openssl
+        want systemd-analyze systemd
     fi
     install_missing
     if [ -n "${installs_nginx:-}" ] && have systemctl; then

@@ -105,25 +105,26 @@ timeoutSeconds: {{ .probe.timeoutSeconds }}
 failureThreshold: {{ .probe.failureThreshold }}
 {{- end }}
 
-{{/* What only a start of the agent reads. */}}
+{{/* Fields of the agent's configuration file that only a start reads. */}}
 {{- define "guideway.agent.startConfig" -}}
+{{- $atStart := list "hash_seed" "tables" "api" "pin_dir" }}
+default_mode: {{ .Values.agent.defaultMode }}
 metrics:
   listen: {{ include "guideway.socket" (list .Values.agent.listenAddress .Values.agent.metricsPort) | quote }}
-{{- with pick .Values.agent.extraConfig "tables" "api" "pin_dir" }}
-{{ toYaml . }}
+kubernetes:
+  service: {{ include "guideway.fullname" . }}
+  load_balancer_class: {{ .Values.loadBalancerClass }}
+  {{- if .Values.defaultClass }}
+  default_class: "on"
+  {{- end }}
+  healthz: {{ include "guideway.socket" (list .Values.agent.listenAddress .Values.agent.healthPort) | quote }}
+  {{- with .Values.agent.kubernetes }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- range $field, $value := .Values.agent.extraConfig }}
+{{- if has $field $atStart }}
+{{ toYaml (dict $field $value) }}
 {{- end }}
-{{- end }}
-
-{{/* The section `kubernetes` of the agent's configuration file. */}}
-{{- define "guideway.agent.kubernetesConfig" -}}
-service: {{ include "guideway.fullname" . }}
-load_balancer_class: {{ .Values.loadBalancerClass }}
-{{- if .Values.defaultClass }}
-default_class: "on"
-{{- end }}
-healthz: {{ include "guideway.socket" (list .Values.agent.listenAddress .Values.agent.healthPort) | quote }}
-{{- with .Values.agent.kubernetes }}
-{{ toYaml . }}
 {{- end }}
 {{- end }}
 
@@ -133,22 +134,19 @@ healthz: {{ include "guideway.socket" (list .Values.agent.listenAddress .Values.
 {{- fail "agent.interfaces: name the interfaces that service traffic enters by" }}
 {{- end }}
 interfaces:
-{{ toYaml .Values.agent.interfaces | indent 2 }}
-default_mode: {{ .Values.agent.defaultMode }}
+  {{- toYaml .Values.agent.interfaces | nindent 2 }}
 {{- with .Values.agent.sources }}
 sources:
-{{ toYaml . | indent 2 }}
+  {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- with .Values.agent.nat }}
 nat:
-{{ toYaml . | indent 2 }}
+  {{- toYaml . | nindent 2 }}
 {{- end }}
-{{ include "guideway.agent.startConfig" . }}
-{{- with omit .Values.agent.extraConfig "tables" "api" "pin_dir" }}
+{{- with omit .Values.agent.extraConfig "hash_seed" "tables" "api" "pin_dir" }}
 {{ toYaml . }}
 {{- end }}
-kubernetes:
-{{ include "guideway.agent.kubernetesConfig" . | indent 2 }}
+{{ include "guideway.agent.startConfig" . | trim }}
 {{- end }}
 
 {{/* Name of the Secret with the seed of the flow hash. */}}

@@ -1,0 +1,15 @@
+//! The Helm chart and what else `deploy/` has, checked with the real `helm`, API server, `systemd-analyze`
+//! and container runtime. Needs root.
+
+#![expect(
+    clippy::unwrap_used,
+    reason = "clippy knows test functions, not the helpers beside them"
+)]
+
+mod chart;
+mod image;
+mod monitoring;
+mod render;
+mod schema;
+mod server;
+mod unit;

@@ -1,0 +1,97 @@
+//! The dashboard and the alert rules ask for metrics that exist.
+
+use std::collections::BTreeSet;
+
+use serde_json::Value;
+
+use super::chart::text;
+
+#[test]
+fn alerts_ask_for_documented_metrics() {
+    let rules: Value = serde_saphyr::from_str(&text("helm/guideway/files/alerts.yaml")).unwrap();
+    let groups = rules["groups"].as_array().unwrap().iter();
+    let rules: Vec<_> = groups
+        .flat_map(|group| group["rules"].as_array().unwrap())
+        .collect();
+    assert!(!rules.is_empty());
+    let mut names = BTreeSet::new();
+    for rule in rules {
+        let name = rule["alert"].as_str().unwrap();
+        assert!(names.insert(name), "{name} is there twice");
+        let severity = rule["labels"]["severity"].as_str().unwrap();
+        assert!(
+            ["critical", "warning", "info"].contains(&severity),
+            "{name}"
+        );
+        for text in ["summary", "description"] {
+            assert!(rule["annotations"][text].is_string(), "{name}: no {text}");
+        }
+        expect_documented(name, rule["expr"].as_str().unwrap());
+    }
+}
+
+#[test]
+fn dashboard_asks_for_documented_metrics() {
+    let dashboard: Value =
+        serde_json::from_str(&text("helm/guideway/files/dashboard.json")).unwrap();
+    let panels = dashboard["panels"].as_array().unwrap();
+    let mut ids = BTreeSet::new();
+    for panel in panels {
+        let title = panel["title"].as_str().unwrap();
+        assert!(ids.insert(panel["id"].as_u64()), "{title}: id of another");
+        for target in panel["targets"].as_array().into_iter().flatten() {
+            expect_documented(title, target["expr"].as_str().unwrap());
+        }
+    }
+    let variables = dashboard["templating"]["list"].as_array().unwrap();
+    for variable in variables
+        .iter()
+        .filter(|variable| variable["type"] == "query")
+    {
+        let query = variable["query"]["query"].as_str().unwrap();
+        expect_documented("variable", query);
+    }
+}
+
+#[test]
+fn drop_reasons_of_alerts_exist() {
+    let rules = text("helm/guideway/files/alerts.yaml");
+    let (_, listed) = rules.split_once("reason=~\"").unwrap();
+    let (listed, _) = listed.split_once('"').unwrap();
+    let drops: BTreeSet<_> = xdp_prog::reason::DropReason::ALL
+        .iter()
+        .map(|reason| reason.label())
+        .collect();
+    for reason in listed.split('|') {
+        assert!(drops.contains(reason), "no packet is dropped as {reason}");
+    }
+}
+
+/// Every metric of an expression is in the table of `control/README.md`.
+fn expect_documented(user: &str, expression: &str) {
+    let documented = documented();
+    let asked = words(expression).filter(|word| word.starts_with("guideway_"));
+    let asked: Vec<_> = asked.collect();
+    assert!(!asked.is_empty(), "{user}: {expression}");
+    for metric in asked {
+        let series = ["_bucket", "_sum", "_count"];
+        let histogram = series.iter().find_map(|part| metric.strip_suffix(part));
+        assert!(
+            documented.contains(metric) || histogram.is_some_and(|name| documented.contains(name)),
+            "{user} asks for {metric}, which control/README.md does not have"
+        );
+    }
+}
+
+/// The metrics in the table of `control/README.md`.
+fn documented() -> BTreeSet<String> {
+    let readme = text("../control/README.md");
+    let rows = readme.lines().filter_map(|line| line.strip_prefix("| `"));
+    let names = rows.filter_map(|row| row.split('`').next());
+    let names = names.filter(|name| name.starts_with("guideway_"));
+    names.map(str::to_owned).collect()
+}
+
+fn words(expression: &str) -> impl Iterator<Item = &str> {
+    expression.split(|letter: char| !letter.is_ascii_alphanumeric() && letter != '_')
+}

@@ -1,0 +1,243 @@
+//! What the chart's objects say.
+
+use std::collections::BTreeSet;
+
+use serde_json::{Value, json};
+
+use super::chart::{Objects, container, deploy, helm};
+
+/// Ports that Kubernetes' own components have on a node.
+const TAKEN_PORTS: [u64; 7] = [10248, 10249, 10250, 10255, 10256, 10257, 10259];
+
+#[test]
+fn lint_has_nothing_to_object() {
+    let chart = deploy("helm/guideway");
+    for values in [
+        &[][..],
+        &super::chart::REQUIRED,
+        &["controller.enabled=false", "detach=true"],
+        &[
+            "metrics.serviceMonitor.enabled=true",
+            "metrics.prometheusRule.enabled=true",
+            "metrics.dashboard.enabled=true",
+            "networkPolicy.enabled=true",
+            "namespace.create=true",
+        ],
+    ] {
+        let output = helm(&["lint", "--strict", chart.to_str().unwrap()], values);
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success(), "{values:?}: {said}");
+    }
+}
+
+#[test]
+fn agent_has_four_capabilities_and_no_way_to_more() {
+    let objects = Objects::render(&[]);
+    let pod = objects.agent_pod();
+    assert_eq!(
+        container(pod, "agent")["securityContext"],
+        json!({
+            "runAsUser": 0,
+            "runAsGroup": 0,
+            "privileged": false,
+            "allowPrivilegeEscalation": false,
+            "readOnlyRootFilesystem": true,
+            "capabilities": {"drop": ["ALL"], "add": ["BPF", "NET_ADMIN", "NET_RAW", "PERFMON"]},
+            "seccompProfile": {"type": "RuntimeDefault"},
+            "appArmorProfile": {"type": "Unconfined"},
+        })
+    );
+    assert_eq!(pod["spec"]["hostPID"], Value::Null);
+    assert_eq!(pod["spec"]["hostIPC"], Value::Null);
+    let host_paths = pod["spec"]["volumes"].as_array().unwrap().iter();
+    let host_paths: Vec<_> = host_paths
+        .filter_map(|volume| volume["hostPath"]["path"].as_str())
+        .collect();
+    assert_eq!(host_paths, ["/sys/fs/bpf", "/run/guideway"]);
+}
+
+#[test]
+fn af_xdp_adds_the_right_to_lock_memory() {
+    let objects = Objects::render(&["agent.afXdp=true"]);
+    let security = &container(objects.agent_pod(), "agent")["securityContext"];
+    assert_eq!(
+        security["capabilities"]["add"],
+        json!(["BPF", "NET_ADMIN", "NET_RAW", "PERFMON", "IPC_LOCK"])
+    );
+}
+
+#[test]
+fn controller_has_no_rights_on_its_node() {
+    let objects = Objects::render(&[]);
+    let pod = objects.controller_pod();
+    assert_eq!(pod["spec"]["securityContext"]["runAsNonRoot"], true);
+    assert_eq!(pod["spec"]["hostNetwork"], Value::Null);
+    assert_eq!(pod["spec"]["volumes"], Value::Null);
+    assert_eq!(
+        container(pod, "controller")["securityContext"],
+        json!({
+            "allowPrivilegeEscalation": false,
+            "readOnlyRootFilesystem": true,
+            "capabilities": {"drop": ["ALL"]},
+        })
+    );
+}
+
+#[test]
+fn a_node_that_is_about_to_go_restarts_no_agent() {
+    let objects = Objects::render(&[]);
+    let agent = container(objects.agent_pod(), "agent");
+    let path = |probe: &str| agent[probe]["httpGet"]["path"].clone();
+    assert_eq!(path("startupProbe"), "/livez");
+    assert_eq!(path("livenessProbe"), "/livez");
+    assert_eq!(path("readinessProbe"), "/readyz");
+}
+
+#[test]
+fn agents_are_on_every_node_and_are_replaced_one_by_one() {
+    let objects = Objects::render(&[]);
+    let spec = &objects.get("DaemonSet", "guideway-agent")["spec"];
+    assert_eq!(
+        spec["updateStrategy"],
+        json!({"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 1}})
+    );
+    let pod = &spec["template"]["spec"];
+    assert_eq!(pod["tolerations"], json!([{"operator": "Exists"}]));
+    assert_eq!(pod["priorityClassName"], "system-node-critical");
+    assert_eq!(pod["hostNetwork"], true);
+}
+
+#[test]
+fn headless_service_selects_agents_ready_or_not() {
+    let objects = Objects::render(&[]);
+    let service = &objects.get("Service", "guideway")["spec"];
+    assert_eq!(service["clusterIP"], "None");
+    assert_eq!(service["publishNotReadyAddresses"], true);
+    assert!(selects(service, objects.agent_pod()));
+    assert!(!selects(service, objects.controller_pod()));
+}
+
+#[test]
+fn detaching_pods_run_detach_once_and_are_no_longer_present() {
+    let objects = Objects::render(&["detach=true"]);
+    let pod = objects.agent_pod();
+    assert!(!selects(&objects.get("Service", "guideway")["spec"], pod));
+    let detach = container(pod, "detach");
+    assert_eq!(detach["args"], json!(["detach"]));
+    let agent = Objects::render(&[]);
+    let agent = container(agent.agent_pod(), "agent").clone();
+    for same in ["image", "securityContext", "volumeMounts"] {
+        assert_eq!(detach[same], agent[same], "{same}");
+    }
+    let containers = pod["spec"]["containers"].as_array().unwrap();
+    assert_eq!(containers.len(), 1);
+    assert_eq!(containers[0]["name"], "detached");
+    let selector = |objects: &Objects| {
+        let daemon_set = objects.get("DaemonSet", "guideway-agent");
+        daemon_set["spec"]["selector"].clone()
+    };
+    assert_eq!(selector(&objects), selector(&Objects::render(&[])));
+}
+
+#[test]
+fn ports_are_our_own() {
+    let objects = Objects::render(&[]);
+    let pods = [objects.agent_pod(), objects.controller_pod()];
+    let ports = pods.iter().flat_map(|pod| {
+        let containers = pod["spec"]["containers"].as_array().unwrap().iter();
+        containers.flat_map(|container| container["ports"].as_array().unwrap())
+    });
+    let ports: Vec<_> = ports
+        .map(|port| port["containerPort"].as_u64().unwrap())
+        .collect();
+    let distinct: BTreeSet<_> = ports.iter().collect();
+    assert_eq!(ports.len(), 3);
+    assert_eq!(distinct.len(), 3, "{ports:?}");
+    for port in ports {
+        assert!(!TAKEN_PORTS.contains(&port), "{port}");
+        assert!(!(30000..=32767).contains(&port), "{port} may be a NodePort");
+    }
+}
+
+#[test]
+fn only_what_a_start_reads_replaces_agents() {
+    let pod = |values: &[&str]| Objects::render(values).agent_pod().clone();
+    let before = pod(&[]);
+    for value in [
+        "agent.interfaces[1].name=eth1",
+        "agent.nat.ports=61001-61999",
+        "agent.extraConfig.clamp_mss=off",
+    ] {
+        assert_eq!(pod(&[value]), before, "{value}");
+    }
+    for value in [
+        "agent.defaultMode=nat",
+        "agent.kubernetes.topology_hints=ignore",
+        "agent.extraConfig.tables.services=4096",
+        "agent.extraConfig.api.socket=/run/guideway/other.sock",
+        "agent.metricsPort=10780",
+        "agent.healthPort=10781",
+    ] {
+        assert_ne!(pod(&[value]), before, "{value}");
+    }
+}
+
+#[test]
+fn api_server_may_be_named() {
+    let environment = |values: &[&str], name: &str| {
+        let objects = Objects::render(values);
+        let pods = [
+            container(objects.agent_pod(), "agent"),
+            container(objects.controller_pod(), "controller"),
+        ];
+        pods.map(|container| {
+            let mut variables = container["env"].as_array().unwrap().iter();
+            let variable = variables.find(|variable| variable["name"] == name);
+            variable.map(|variable| variable["value"].clone())
+        })
+    };
+    assert_eq!(
+        environment(&[], "KUBERNETES_SERVICE_HOST"),
+        [None, None],
+        "the kubelet's own variable holds"
+    );
+    let named = ["apiServer.host=198.51.100.10"];
+    let host = Some(json!("198.51.100.10"));
+    assert_eq!(
+        environment(&named, "KUBERNETES_SERVICE_HOST"),
+        [host.clone(), host]
+    );
+    let port = Some(json!("6443"));
+    assert_eq!(
+        environment(&named, "KUBERNETES_SERVICE_PORT"),
+        [port.clone(), port]
+    );
+}
+
+#[test]
+fn two_releases_share_nothing() {
+    let first = Objects::render(&[]).names();
+    let second = Objects::render(&["fullnameOverride=other"]).names();
+    for object in first {
+        let shared = object.0 == "CustomResourceDefinition";
+        assert_eq!(second.contains(&object), shared, "{object:?}");
+    }
+}
+
+#[test]
+fn a_single_controller_can_be_evicted() {
+    let budget = |objects: &Objects| {
+        objects
+            .find("PodDisruptionBudget", "guideway-controller")
+            .is_some()
+    };
+    assert!(budget(&Objects::render(&[])));
+    assert!(!budget(&Objects::render(&["controller.replicas=1"])));
+}
+
+/// Tells whether a Service selects the pods of a template.
+fn selects(service: &Value, pod: &Value) -> bool {
+    let labels = &pod["metadata"]["labels"];
+    let selector = service["selector"].as_object().unwrap();
+    selector.iter().all(|(key, value)| labels[key] == *value)
+}

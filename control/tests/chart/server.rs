@@ -1,0 +1,215 @@
+//! The chart's objects on a real API server, and what its service accounts may do there.
+
+use lab::kubernetes::ControlPlane;
+use serde_json::{Value, json};
+
+use super::chart::{NAMESPACE, Objects, manifest, text};
+
+/// Stands for the definitions of Prometheus Operator, which keep unknown fields out of what is asserted here.
+const MONITORING: &str = "
+apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: servicemonitors.monitoring.coreos.com}
+spec:
+  group: monitoring.coreos.com
+  names: {kind: ServiceMonitor, listKind: ServiceMonitorList, plural: servicemonitors, singular: servicemonitor}
+  scope: Namespaced
+  versions: [{name: v1, served: true, storage: true, schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}}]
+---
+apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: prometheusrules.monitoring.coreos.com}
+spec:
+  group: monitoring.coreos.com
+  names: {kind: PrometheusRule, listKind: PrometheusRuleList, plural: prometheusrules, singular: prometheusrule}
+  scope: Namespaced
+  versions: [{name: v1, served: true, storage: true, schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}}]
+";
+
+const EVERYTHING: &[&str] = &[
+    "namespace.create=true",
+    "metrics.serviceMonitor.enabled=true",
+    "metrics.prometheusRule.enabled=true",
+    "metrics.dashboard.enabled=true",
+    "networkPolicy.enabled=true",
+    "agent.afXdp=true",
+    "agent.seLinuxOptions.type=spc_t",
+    "apiServer.host=198.51.100.10",
+];
+
+#[test]
+fn api_server_takes_every_object_and_enforces_what_each_may_do() {
+    let server = ControlPlane::start().unwrap();
+    server.apply(MONITORING).unwrap();
+    for crd in ["servicemonitors", "prometheusrules"] {
+        let crd = format!("crd/{crd}.monitoring.coreos.com");
+        let established = ["wait", "--for=condition=Established", "--timeout=60s", &crd];
+        server.kubectl(&established).unwrap();
+    }
+
+    for values in [
+        &["detach=true", "namespace.create=true"][..],
+        &[],
+        EVERYTHING,
+    ] {
+        strictly(&server, &manifest(values));
+    }
+    strictly(&server, &text("examples/outside-edge.yaml"));
+    pods_are_admitted_where_the_namespace_is_labelled(&server);
+    agents_may_do_what_they_need(&server);
+    controller_may_do_what_it_needs(&server);
+}
+
+/// Applies objects; unknown fields and the server's warnings are errors.
+fn strictly(server: &ControlPlane, objects: &str) {
+    let path = server.machine().write_file("chart.yaml", objects).unwrap();
+    let path = path.to_str().unwrap();
+    let apply = [
+        "apply",
+        "--validate=strict",
+        "--warnings-as-errors",
+        "-f",
+        path,
+    ];
+    server.kubectl(&apply).unwrap();
+}
+
+/// The namespace's label admits agents; a namespace for unprivileged pods would admit the controller.
+fn pods_are_admitted_where_the_namespace_is_labelled(server: &ControlPlane) {
+    let objects = Objects::render(&[]);
+    let restricted = "
+apiVersion: v1
+kind: Namespace
+metadata: {name: restricted, labels: {pod-security.kubernetes.io/enforce: restricted}}
+";
+    server.apply(restricted).unwrap();
+    let admits = |pod: &Value, namespace: &str| {
+        let mut pod = pod.clone();
+        pod["apiVersion"] = json!("v1");
+        pod["kind"] = json!("Pod");
+        pod["metadata"]["name"] = json!("probe");
+        let path = server.machine().write_file("pod.json", pod.to_string());
+        let path = path.unwrap();
+        let path = path.to_str().unwrap();
+        server.kubectl(&["create", "--dry-run=server", "-n", namespace, "-f", path])
+    };
+    admits(objects.agent_pod(), NAMESPACE).unwrap();
+    admits(objects.controller_pod(), NAMESPACE).unwrap();
+    admits(objects.controller_pod(), "restricted").unwrap();
+    let refused = admits(objects.agent_pod(), "restricted").unwrap_err();
+    assert!(refused.to_string().contains("PodSecurity"), "{refused}");
+}
+
+fn agents_may_do_what_they_need(server: &ControlPlane) {
+    let mut agent = Account::new("guideway-agent");
+    for resource in ["services", "nodes", "endpointslices.discovery.k8s.io"] {
+        agent.may(&["get", "list", "watch"], resource, "default");
+        agent.may_not(
+            &["create", "update", "patch", "delete"],
+            resource,
+            "default",
+        );
+    }
+    for events in ["events", "events.events.k8s.io"] {
+        agent.may(&["create", "patch"], events, "default");
+    }
+    agent.may_not(&["patch", "update"], "services/status", "default");
+    agent.may(&["get"], "secrets:guideway-seed", NAMESPACE);
+    agent.may_not(&["get"], "secrets:another", NAMESPACE);
+    agent.may_not(&["list", "watch", "create", "update"], "secrets", NAMESPACE);
+    let leases = "leases.coordination.k8s.io";
+    let verbs = ["get", "list", "watch", "create", "update", "patch"];
+    agent.may(&verbs, leases, NAMESPACE);
+    agent.may_not(&verbs, leases, "kube-system");
+    agent.ask(server);
+}
+
+fn controller_may_do_what_it_needs(server: &ControlPlane) {
+    let mut controller = Account::new("guideway-controller");
+    let pools = "loadbalancerpools.guideway.dev";
+    for resource in ["services", "nodes", "namespaces", pools] {
+        controller.may(&["get", "list", "watch"], resource, "default");
+        controller.may_not(&["create", "update", "delete"], resource, "default");
+    }
+    controller.may(&["patch"], "services/status", "default");
+    controller.may(
+        &["patch"],
+        "loadbalancerpools/status.guideway.dev",
+        "default",
+    );
+    controller.may(&["create"], "secrets", NAMESPACE);
+    controller.may_not(&["create"], "secrets", "default");
+    let seed = "secrets:guideway-seed";
+    controller.may(&["get"], seed, NAMESPACE);
+    controller.may_not(&["update", "patch", "delete"], seed, NAMESPACE);
+    let leases = "leases.coordination.k8s.io";
+    controller.may(&["create"], leases, NAMESPACE);
+    controller.may_not(&["create"], leases, "default");
+    let own = "leases.coordination.k8s.io:guideway-controller";
+    controller.may(&["get", "update"], own, NAMESPACE);
+    controller.may_not(
+        &["get", "update"],
+        "leases.coordination.k8s.io:another",
+        NAMESPACE,
+    );
+    controller.ask(server);
+}
+
+/// Questions about what a service account may do.
+struct Account {
+    user: String,
+    reviews: Vec<Value>,
+    expected: Vec<bool>,
+}
+
+impl Account {
+    fn new(name: &str) -> Self {
+        Self {
+            user: format!("system:serviceaccount:{NAMESPACE}:{name}"),
+            reviews: Vec::new(),
+            expected: Vec::new(),
+        }
+    }
+
+    fn may(&mut self, verbs: &[&str], resource: &str, namespace: &str) {
+        self.expect(verbs, resource, namespace, true);
+    }
+
+    fn may_not(&mut self, verbs: &[&str], resource: &str, namespace: &str) {
+        self.expect(verbs, resource, namespace, false);
+    }
+
+    /// A resource is written as `resource/subresource.group:name`.
+    fn expect(&mut self, verbs: &[&str], resource: &str, namespace: &str, allowed: bool) {
+        let (resource, name) = resource.split_once(':').unwrap_or((resource, ""));
+        let (resource, group) = resource.split_once('.').unwrap_or((resource, ""));
+        let (resource, subresource) = resource.split_once('/').unwrap_or((resource, ""));
+        for verb in verbs {
+            self.reviews.push(json!({
+                "apiVersion": "authorization.k8s.io/v1",
+                "kind": "SubjectAccessReview",
+                "spec": {"user": self.user, "resourceAttributes": {
+                    "namespace": namespace, "verb": verb, "group": group,
+                    "resource": resource, "subresource": subresource, "name": name,
+                }},
+            }));
+            self.expected.push(allowed);
+        }
+    }
+
+    fn ask(self, server: &ControlPlane) {
+        let reviews: String = self.reviews.iter().map(Value::to_string).collect();
+        let path = server
+            .machine()
+            .write_file("reviews.json", reviews)
+            .unwrap();
+        let create = ["create", "-o", "json", "-f", path.to_str().unwrap()];
+        let answers = server.kubectl(&create).unwrap();
+        let answers = serde_json::Deserializer::from_str(&answers).into_iter::<Value>();
+        let answers: Vec<Value> = answers.map(Result::unwrap).collect();
+        assert_eq!(answers.len(), self.expected.len());
+        for (answer, expected) in answers.iter().zip(self.expected) {
+            assert_eq!(answer["status"]["allowed"], expected, "{}", answer["spec"]);
+        }
+    }
+}

@@ -10,6 +10,7 @@
 
 mod answers;
 mod apply;
+mod cluster;
 mod conditions;
 mod egress;
 mod handle;
@@ -36,15 +37,17 @@ use fastpath::tables::{ServiceKey, Settings, TableError, Tables};
 use xdp_prog::abi::map;
 
 use self::apply::Attached;
+use self::cluster::Cluster;
 pub use self::handle::{Command, Handle};
 use self::next_hops::NextHops;
 use self::problems::{Item, Problems};
 use crate::api::{ConfigStatus, Detached};
-use crate::config::{self, Config, ConfigError, TableSizes, host};
+use crate::config::{self, Config, ConfigError, Source, TableSizes, host};
 use crate::health::monitor::Monitor;
 use crate::health::selection::Selection;
 use crate::health::targets::{Surroundings, Targets};
 use crate::health::ways::Ways;
+use crate::kubernetes::Feed;
 use crate::target::Machine;
 
 /// How often the machine is looked at without an event: a path MTU is learnt without one.
@@ -106,9 +109,13 @@ pub struct Agent {
     started_with: Config,
     status: ConfigStatus,
     path: PathBuf,
+    /// Where services and nodes come from, if it is not the file.
+    cluster: Option<Cluster>,
 
     loaded: Loaded,
     pins: Pins,
+    /// Whether the tables of an earlier agent are of another layout, so that its programs use none of ours.
+    other_layout: bool,
     /// Held for as long as the agent runs.
     _pins_lock: File,
     tables: Tables,
@@ -154,16 +161,19 @@ impl Agent {
     /// Validates the configuration against this machine, loads the program, adopts what an
     /// earlier agent left, programs the tables and attaches.
     ///
+    /// With a feed, services and nodes come from there; until its first state the tables stay as they are.
+    ///
     /// # Errors
     ///
     /// Each names the cause and the remedy. What an earlier agent left goes on serving.
-    pub fn start(path: &Path, config: Config) -> Result<Self, StartError> {
+    pub fn start(path: &Path, config: Config, feed: Option<Feed>) -> Result<Self, StartError> {
         let facts = host::facts().map_err(StartError::Facts)?;
         refuse_for_host(path, &config, &facts)?;
         let pins = Pins::new(&config.pin_dir);
         let pins_lock = lock_pins(&config.pin_dir)?;
         pins.follow_renames()?;
-        for other in pins.other_versions()? {
+        let others = pins.other_versions()?;
+        for other in &others {
             tracing::warn!(
                 pins = %other.display(),
                 "pins of another table layout: programs are replaced in place, tables filled anew; \
@@ -183,6 +193,10 @@ impl Agent {
         }
         let tables = Tables::open(&loaded).map_err(StartError::Tables)?;
         let machine = Machine::of(&config.desired, &facts);
+        let cluster = feed.map(Cluster::new);
+        if let Some(cluster) = &cluster {
+            cluster.show_machine(&facts);
+        }
         let mut agent = Self {
             health: Arc::new(Monitor::new(RandomState::new().build_hasher().finish())),
             selection: Selection::all(&config.desired),
@@ -199,8 +213,10 @@ impl Agent {
             },
             config,
             path: path.to_owned(),
+            cluster,
             loaded,
             pins,
+            other_layout: !others.is_empty(),
             _pins_lock: pins_lock,
             tables,
             // The watcher first: a change between the two is then not missed.
@@ -221,7 +237,7 @@ impl Agent {
             started_at: unix_time(),
         };
         agent.settle();
-        if agent.attached.is_empty() {
+        if agent.attached.is_empty() && !agent.is_held_back() {
             return Err(StartError::NotAttached(
                 agent.problems.texts().cloned().collect(),
             ));
@@ -261,8 +277,12 @@ impl Agent {
                     return Ok(());
                 }
             }
+            let taken = self.take_state();
             let turned = std::mem::take(&mut self.health_changed);
-            if turned || self.problems.pause(Instant::now()) == Some(Duration::ZERO) {
+            if let Some(taken) = taken {
+                self.settle();
+                self.account(taken);
+            } else if turned || self.problems.pause(Instant::now()) == Some(Duration::ZERO) {
                 self.settle();
             } else if wake != Wake::Woken {
                 self.follow_machine();
@@ -291,6 +311,8 @@ impl Agent {
             Command::Reload { cause } => self.reload(cause),
             // Many may turn at once: the selection is made when all that was sent is read.
             Command::Health => self.health_changed = true,
+            // Likewise: the newest one is taken.
+            Command::State => {}
             Command::Ask(request, answer) => {
                 let (line, end) = self.answer(&request);
                 // A peer that went away is no concern of ours.
@@ -316,7 +338,11 @@ impl Agent {
 
     /// Reads the configuration again; a bad one changes nothing.
     fn reload(&mut self, cause: &'static str) {
-        let loaded = config::load(&self.path).and_then(|config| {
+        let source = match self.cluster {
+            Some(_) => Source::Kubernetes,
+            None => Source::File,
+        };
+        let loaded = config::load(&self.path, source).and_then(|config| {
             let facts = host::facts().map_err(|source| ConfigError::Read {
                 path: "/proc/net".into(),
                 source,
@@ -330,7 +356,10 @@ impl Agent {
                 self.status.loaded_at = unix_time();
                 self.status.error = None;
                 self.status.needs_restart = needs_restart(&self.started_with, &config);
-                self.config = config;
+                let before = std::mem::replace(&mut self.config, config);
+                if self.cluster.is_some() {
+                    cluster::carry_over(before.desired, &mut self.config.desired);
+                }
                 self.machine = Machine::of(&self.config.desired, &facts);
                 self.forget_detached();
                 self.forget_egress();
@@ -363,13 +392,8 @@ impl Agent {
 
     /// Looks at what the machine changed under us: next hops, addresses, interfaces.
     fn follow_machine(&mut self) {
-        let machine = match host::facts() {
-            Ok(facts) => Machine::of(&self.config.desired, &facts),
-            Err(error) => {
-                tracing::warn!(%error, "cannot read the addresses of this machine");
-                return;
-            }
-        };
+        let before = self.machine.clone();
+        self.look_at_machine();
         let mut lost = self.forget_detached();
         lost |= self.forget_egress();
         let interfaces = self.config.desired.interfaces.keys();
@@ -380,19 +404,35 @@ impl Agent {
         let may_attach = lost || unattached != self.unattached;
         self.unattached = unattached;
         let pod_devices = self.find_pod_devices();
-        if machine == self.machine && !may_attach && pod_devices == self.pod_devices {
+        if self.machine == before && !may_attach && pod_devices == self.pod_devices {
             let outcome = self.next_hops.refresh(&mut self.tables);
             let outcome = outcome.map_err(|error| chain(&error));
             self.problems.note(Instant::now(), Item::NextHops, outcome);
         } else {
-            self.machine = machine;
             self.settle();
+        }
+    }
+
+    /// Reads the machine's addresses and MTUs; what was known stays if they cannot be read.
+    fn look_at_machine(&mut self) {
+        match host::facts() {
+            Ok(facts) => {
+                self.machine = Machine::of(&self.config.desired, &facts);
+                if let Some(cluster) = &self.cluster {
+                    cluster.show_machine(&facts);
+                }
+            }
+            Err(error) => tracing::warn!(%error, "cannot read the addresses of this machine"),
         }
     }
 
     /// Brings dataplane and checks to the desired state as far as possible; returns how many steps changed
     /// something.
     fn settle(&mut self) -> usize {
+        if self.waits_for_state() {
+            self.hold();
+            return 0;
+        }
         self.select();
         let mut done = self.apply();
         // A check may need what was just put in place, and what it was for may be gone.
@@ -565,6 +605,9 @@ fn needs_restart(started_with: &Config, config: &Config) -> Vec<String> {
     if started_with.pin_dir != config.pin_dir {
         options.push("pin_dir".to_owned());
     }
+    if started_with.kubernetes != config.kubernetes {
+        options.push("kubernetes".to_owned());
+    }
     options
 }
 
@@ -589,7 +632,7 @@ fn unix_time() -> u64 {
 }
 
 /// Writes an error with its sources: `cannot attach: operation not permitted`.
-fn chain(error: &dyn std::error::Error) -> String {
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(cause) = source {

@@ -72,6 +72,8 @@ pub struct Status {
     pub roles: Vec<String>,
     /// The configuration in force.
     pub config: ConfigStatus,
+    /// How the Kubernetes API is followed; nothing where the file says everything.
+    pub kubernetes: Option<Kubernetes>,
     /// Interfaces wanted or attached.
     pub interfaces: Vec<Interface>,
     /// Devices by which replies of this machine's pods leave.
@@ -104,6 +106,26 @@ pub struct Health {
     pub unchecked: usize,
     /// Services of which every backend fails or has an unreachable node, so that all serve.
     pub all_fail: Vec<String>,
+}
+
+/// How the Kubernetes API is followed.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Kubernetes {
+    /// URL of the API server.
+    pub server: String,
+    /// Seconds since the first state was complete; none while nothing but what an earlier agent left is served.
+    pub synced_seconds: Option<u64>,
+    /// Seconds since the last event.
+    pub last_event_seconds: Option<u64>,
+    /// What is still to be learnt before anything is programmed.
+    pub missing: Vec<String>,
+    /// Number of objects by kind.
+    pub objects: BTreeMap<String, usize>,
+    /// Lists and watches that fail, one line each; tried again by themselves.
+    pub broken: Vec<String>,
+    /// Rules that objects break, one line each.
+    pub problems: Vec<String>,
 }
 
 /// The configuration in force and the last attempt to replace it.

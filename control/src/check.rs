@@ -121,7 +121,7 @@ fn findings(options: &cli::Check) -> Vec<Finding> {
 
 /// Reads a configuration; whatever is wrong with it is a finding.
 fn load(path: &Path, findings: &mut Vec<Finding>) -> Option<Config> {
-    let loaded = config::load(path).and_then(|config| {
+    let loaded = config::load(path, config::Source::AsWritten).and_then(|config| {
         let facts = host::facts().unwrap_or_default();
         crate::agent::refuse_for_host(path, &config, &facts).map(|()| config)
     });

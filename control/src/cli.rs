@@ -86,6 +86,12 @@ pub struct Run {
     /// The configuration file
     #[arg(long, short, value_name = "FILE")]
     pub config: PathBuf,
+    /// Take services and nodes from the Kubernetes API, and only the machine's settings from the file
+    ///
+    /// The API server is found as kubectl finds it: by KUBECONFIG, ~/.kube/config, or the service
+    /// account of the pod.
+    #[arg(long)]
+    pub kubernetes: bool,
 }
 
 /// Options of `check`.

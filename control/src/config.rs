@@ -16,19 +16,20 @@ mod raw;
 mod tests;
 mod validate;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{self, Read};
 use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
+use ipnet::IpNet;
 use serde_saphyr::MessageFormatter;
 use xdp_prog::abi::size;
 
 pub use problem::{ConfigError, Position, Problem};
 
-use crate::desired::Desired;
+use crate::desired::{Desired, ForwardMode};
 use crate::render::printable;
 
 /// Where the agent listens unless `api.socket` says otherwise.
@@ -54,8 +55,44 @@ pub struct Config {
     pub metrics: Option<SocketAddr>,
     /// Directory on bpffs that holds the pins.
     pub pin_dir: PathBuf,
+    /// How the API is read; `None` where the file says everything.
+    pub kubernetes: Option<Kubernetes>,
     /// Where the values stand that [`host`] may object to.
     pub(crate) origins: Origins,
+}
+
+/// Where services, nodes and virtual addresses come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// The file.
+    File,
+    /// The Kubernetes API.
+    Kubernetes,
+    /// The Kubernetes API if the file has a section for it.
+    AsWritten,
+}
+
+/// How the Kubernetes API is read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Kubernetes {
+    /// Name of this machine's Node; from the environment if not given.
+    pub node_name: Option<String>,
+    /// Namespace of Guideway's own objects; from the environment if not given.
+    pub namespace: Option<String>,
+    /// The headless Service whose EndpointSlices tell who runs Guideway.
+    pub service: String,
+    /// Class of the Services of type LoadBalancer that are served.
+    pub load_balancer_class: String,
+    /// Whether those without a class are served too.
+    pub default_class: bool,
+    /// Networks within which `externalIPs` are served.
+    pub external_ips: BTreeSet<IpNet>,
+    /// Whether topology hints restrict the endpoints.
+    pub honour_hints: bool,
+    /// Forwarding mode of services that name none.
+    pub default_mode: ForwardMode,
+    /// Seed of the flow hash; that of the cluster's Secret if not given.
+    pub hash_seed: Option<u64>,
 }
 
 /// How many entries each kernel table has; memory is committed when it is created.
@@ -118,13 +155,13 @@ pub(crate) struct Origins {
 /// # Errors
 ///
 /// When the file cannot be read, or with every problem found in it.
-pub fn load(path: &Path) -> Result<Config, ConfigError> {
+pub fn load(path: &Path, source: Source) -> Result<Config, ConfigError> {
     let unreadable = |source| ConfigError::Read {
         path: path.to_owned(),
         source,
     };
     let bytes = read(path).map_err(unreadable)?;
-    parse_bytes(&bytes).map_err(|problems| ConfigError::Invalid {
+    parse_bytes(&bytes, source).map_err(|problems| ConfigError::Invalid {
         path: path.to_owned(),
         problems,
     })
@@ -155,7 +192,7 @@ pub fn read(path: &Path) -> io::Result<Vec<u8>> {
 /// # Errors
 ///
 /// With every problem found, in the order of the file.
-pub fn parse_bytes(bytes: &[u8]) -> Result<Config, Vec<Problem>> {
+pub fn parse_bytes(bytes: &[u8], source: Source) -> Result<Config, Vec<Problem>> {
     let whole_file = |reason: String, remedy: &str| {
         vec![Problem {
             position: None,
@@ -179,15 +216,19 @@ pub fn parse_bytes(bytes: &[u8]) -> Result<Config, Vec<Problem>> {
             "save the file as UTF-8 text",
         )
     })?;
-    parse(text)
+    parse_for(text, source)
 }
 
-/// Validates the text of a file.
+/// Validates the text of a file that says itself where services come from.
 ///
 /// # Errors
 ///
 /// With every problem found, in the order of the file.
 pub fn parse(text: &str) -> Result<Config, Vec<Problem>> {
+    parse_for(text, Source::AsWritten)
+}
+
+fn parse_for(text: &str, source: Source) -> Result<Config, Vec<Problem>> {
     let options = serde_saphyr::options! {
         with_snippet: false,
         merge_keys: serde_saphyr::options::MergeKeyPolicy::Error,
@@ -203,7 +244,12 @@ pub fn parse(text: &str) -> Result<Config, Vec<Problem>> {
     };
     let file: raw::File = serde_saphyr::from_str_with_options(text, options)
         .map_err(|error| vec![shape_problem(text, &error)])?;
-    validate::validate(&file)
+    validate::validate(&file, source)
+}
+
+/// Parses a seed as `hash_seed` is written: 64 bits, decimal or `0x`.
+pub fn parse_seed(text: &str) -> Option<u64> {
+    validate::parse_seed(text)
 }
 
 /// Turns the first thing that serde or the YAML scanner refused into a [`Problem`].

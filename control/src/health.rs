@@ -9,7 +9,6 @@
 //! thread, which reads what they come to and plans for what the selection leaves.
 
 pub mod board;
-pub mod durations;
 mod echo;
 pub mod monitor;
 pub mod probe;

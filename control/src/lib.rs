@@ -2,9 +2,11 @@
 //! commands that show them.
 //!
 //! ```text
-//! file -> config -> desired -> plan -> agent -> fastpath tables
-//!                                        |
-//!            commands <- api (socket) <--+--> metrics (HTTP)
+//! Kubernetes API -> kubernetes -> index --+
+//!                                         v
+//! file -> config --------------------> desired -> plan -> agent -> fastpath tables
+//!                                                           |
+//!                               commands <- api (socket) <--+--> metrics (HTTP)
 //! ```
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
@@ -16,10 +18,12 @@ pub mod cli;
 pub mod commands;
 pub mod config;
 pub mod desired;
+pub mod durations;
 pub mod health;
 pub mod hex;
 pub mod http;
 pub mod index;
+pub mod kubernetes;
 pub mod metrics;
 pub mod plan;
 pub mod render;

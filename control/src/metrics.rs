@@ -15,7 +15,8 @@ use prometheus_client::registry::Registry;
 
 use crate::api::{Backend, Reason, Service, Status};
 use crate::desired::ServiceKey;
-use crate::health::durations::Durations;
+use crate::durations::Durations;
+use crate::kubernetes::Watching;
 
 /// Everything that a scrape shows, read at one time.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -32,6 +33,23 @@ pub struct Snapshot {
     pub reasons: Vec<Reason>,
     /// What the checks come to.
     pub health: HealthValues,
+    /// How the Kubernetes API is followed, where it is.
+    pub kubernetes: Option<KubernetesValues>,
+}
+
+/// How the Kubernetes API is followed.
+#[derive(Clone, Debug, PartialEq)]
+pub struct KubernetesValues {
+    /// What the watchers say.
+    pub watching: Watching,
+    /// Whether the first state is in the tables.
+    pub synced: bool,
+    /// Number of problems of objects.
+    pub problems: usize,
+    /// From a change's arrival to the tables.
+    pub sync: Durations,
+    /// From a change in the cluster to the tables.
+    pub programming: Durations,
 }
 
 /// What the checks of backends and nodes come to.
@@ -80,7 +98,11 @@ impl Collector for Snapshot {
         self.interfaces(&mut encoder)?;
         self.traffic(&mut encoder)?;
         self.health(&mut encoder)?;
-        self.tables(&mut encoder)
+        self.tables(&mut encoder)?;
+        match &self.kubernetes {
+            Some(values) => values.encode(&mut encoder),
+            None => Ok(()),
+        }
     }
 }
 
@@ -320,6 +342,95 @@ impl Snapshot {
     }
 }
 
+impl KubernetesValues {
+    fn encode(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let watching = &self.watching;
+        gauge(
+            encoder,
+            "kubernetes_synced",
+            "1 once all objects were listed and their state was taken over, 0 before",
+        )?
+        .encode_gauge(&i64::from(self.synced))?;
+        let mut objects = gauge(
+            encoder,
+            "kubernetes_objects",
+            "Objects that are known, by kind; machines that run Guideway under presence",
+        )?;
+        for (kind, number) in &watching.objects {
+            objects
+                .encode_family(&[("kind", *kind)])?
+                .encode_gauge(&size(*number))?;
+        }
+        let mut events = counter(
+            encoder,
+            "kubernetes_events",
+            "Events from the API server, those of lists included, by kind",
+        )?;
+        for (kind, number) in &watching.events {
+            count(&mut events, &[("kind", *kind)], *number)?;
+        }
+        let mut errors = counter(
+            encoder,
+            "kubernetes_watch_errors",
+            "Lists and watches that failed, by kind",
+        )?;
+        for (kind, number) in &watching.errors {
+            count(&mut errors, &[("kind", *kind)], *number)?;
+        }
+        let mut broken = gauge(
+            encoder,
+            "kubernetes_watch_broken",
+            "1 while the last list or watch of the kind failed",
+        )?;
+        for kind in watching.errors.keys() {
+            broken
+                .encode_family(&[("kind", *kind)])?
+                .encode_gauge(&i64::from(watching.broken.contains_key(kind)))?;
+        }
+        gauge(
+            encoder,
+            "kubernetes_last_event_timestamp_seconds",
+            "When the last event arrived, since 1970; 0 before the first one",
+        )?
+        .encode_gauge(&watching.last_event.unwrap_or(0))?;
+        gauge(
+            encoder,
+            "kubernetes_pending_changes",
+            "Services that an event touched and that are not computed anew yet",
+        )?
+        .encode_gauge(&size(watching.pending))?;
+        gauge(
+            encoder,
+            "kubernetes_problems",
+            "Rules that objects break; `guideway status` names them",
+        )?
+        .encode_gauge(&size(self.problems))?;
+        histogram(
+            encoder,
+            "kubernetes_sync_duration_seconds",
+            "From the arrival of the first change of a batch until the tables have it",
+            &self.sync,
+        )?;
+        histogram(
+            encoder,
+            "network_programming_duration_seconds",
+            "From a change of a Service's pods until the tables have it; kube-proxy has the same buckets",
+            &self.programming,
+        )
+    }
+}
+
+fn histogram(
+    encoder: &mut DescriptorEncoder<'_>,
+    name: &str,
+    help: &str,
+    taken: &Durations,
+) -> fmt::Result {
+    encoder
+        .encode_descriptor(name, help, None, MetricType::Histogram)?
+        .encode_histogram::<NoLabelSet>(taken.sum(), taken.count(), &taken.buckets(), None)
+}
+
 fn counter<'a>(
     encoder: &'a mut DescriptorEncoder<'_>,
     name: &'a str,
@@ -427,12 +538,31 @@ mod tests {
                 }],
                 nodes: vec![("10.0.0.1".to_owned(), false)],
                 durations: [("tcp", {
-                    let mut taken = Durations::default();
+                    let mut taken = Durations::new(&[0.001, 0.002_5]);
                     taken.add(Duration::from_millis(2));
                     taken
                 })]
                 .into(),
             },
+            kubernetes: Some(KubernetesValues {
+                watching: Watching {
+                    objects: [("services", 3)].into(),
+                    events: [("services", 5)].into(),
+                    errors: [("services", 1), ("nodes", 0)].into(),
+                    broken: [("services", "gone".to_owned())].into(),
+                    last_event: Some(1_700_000_001),
+                    pending: 2,
+                    ..Watching::default()
+                },
+                synced: true,
+                problems: 4,
+                sync: Durations::new(&[0.01]),
+                programming: {
+                    let mut taken = Durations::new(&[0.25, 0.5]);
+                    taken.add(Duration::from_millis(400));
+                    taken
+                },
+            }),
         }
     }
 
@@ -464,6 +594,18 @@ mod tests {
             "guideway_health_check_duration_seconds_bucket{le=\"+Inf\",type=\"tcp\"} 1",
             "guideway_health_check_duration_seconds_count{type=\"tcp\"} 1",
             "guideway_next_hops{state=\"resolved\"} 2",
+            "guideway_kubernetes_synced 1",
+            "guideway_kubernetes_objects{kind=\"services\"} 3",
+            "guideway_kubernetes_events_total{kind=\"services\"} 5",
+            "guideway_kubernetes_watch_errors_total{kind=\"services\"} 1",
+            "guideway_kubernetes_watch_broken{kind=\"services\"} 1",
+            "guideway_kubernetes_watch_broken{kind=\"nodes\"} 0",
+            "guideway_kubernetes_last_event_timestamp_seconds 1700000001",
+            "guideway_kubernetes_pending_changes 2",
+            "guideway_kubernetes_problems 4",
+            "guideway_kubernetes_sync_duration_seconds_count 0",
+            "guideway_network_programming_duration_seconds_bucket{le=\"0.25\"} 0",
+            "guideway_network_programming_duration_seconds_bucket{le=\"0.5\"} 1",
         ] {
             assert!(
                 text.lines().any(|other| other == line),

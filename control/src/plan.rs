@@ -61,6 +61,21 @@ pub enum Operation {
     DetachEgress(String),
 }
 
+/// Returns the steps that keep in force what is installed, where nothing says what is desired: programs that
+/// an earlier agent attached are taken over, and an interface without one gets it.
+pub fn hold(
+    installed: &Installed<'_>,
+    interfaces: &BTreeMap<String, AttachMode>,
+) -> Vec<Operation> {
+    let inherited = installed.egress.iter().filter(|(_, ours)| !**ours);
+    let egress = inherited.map(|(device, _)| Operation::AttachEgress(device.clone()));
+    let missing = interfaces
+        .iter()
+        .filter(|(name, mode)| installed.interfaces.get(*name) != Some(&Some(**mode)));
+    let attach = missing.map(|(name, mode)| Operation::Attach(name.clone(), *mode));
+    egress.chain(attach).collect()
+}
+
 /// Returns the steps from `installed` to `target`.
 pub fn plan(installed: &Installed<'_>, target: &Target) -> Vec<Operation> {
     let mut operations = Vec::new();
@@ -259,6 +274,19 @@ trusted_edges: [10.0.0.8/29]
                 "attach eth0"
             ]
         );
+    }
+
+    #[test]
+    fn without_a_desired_state_programs_are_taken_over_and_nothing_is_removed() {
+        let wanted = target(EDGE_AND_NODE);
+        let mut before = installed(&wanted);
+        before.interfaces = [("eth0".to_owned(), None), ("eth9".to_owned(), None)].into();
+        before.egress = [("eth0".to_owned(), false), ("pod0".to_owned(), true)].into();
+        assert_eq!(
+            names(&hold(&before, &wanted.interfaces)),
+            ["attach egress eth0", "attach eth0"]
+        );
+        assert!(hold(&installed(&wanted), &wanted.interfaces).is_empty());
     }
 
     #[test]

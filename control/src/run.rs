@@ -11,6 +11,8 @@ use tracing_subscriber::EnvFilter;
 
 use crate::agent::{Agent, Command, Handle};
 use crate::api::server::Socket;
+use crate::config::Source;
+use crate::kubernetes::Watchers;
 use crate::{cli, config, http, watch};
 
 /// Variable that says what is logged.
@@ -35,7 +37,12 @@ pub fn run(options: &cli::Run) -> Result<()> {
     let path = &options.config;
     // Before the file is parsed: the watch then sees every change after this.
     let content = config::read(path).ok();
-    let config = config::load(path)?;
+    let source = if options.kubernetes {
+        Source::Kubernetes
+    } else {
+        Source::File
+    };
+    let config = config::load(path, source)?;
     runtime.block_on(serve(path, content, config, signals))
 }
 
@@ -68,9 +75,17 @@ async fn serve(
         None => None,
     };
 
+    let watchers = match &config.kubernetes {
+        Some(options) => Some(Watchers::new(options.clone()).await?),
+        None => None,
+    };
     let (commands, received) = mpsc::channel();
-    let agent = Agent::start(path, config)?;
+    let agent = Agent::start(path, config, watchers.as_ref().map(Watchers::feed))?;
     let handle = Handle::new(commands, agent.waker());
+    if let Some(watchers) = watchers {
+        let told = handle.clone();
+        watchers.start(move || told.send(Command::State))?;
+    }
     let health = agent.health();
     let (end, mut ended) = oneshot::channel::<()>();
     let thread = thread::Builder::new()

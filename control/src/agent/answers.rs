@@ -59,6 +59,7 @@ impl Agent {
             backends: self.each_backend().unwrap_or_default(),
             reasons: self.reasons().unwrap_or_default(),
             health: self.health_values(),
+            kubernetes: self.kubernetes_values(),
         }
     }
 
@@ -84,6 +85,7 @@ impl Agent {
                 .map(|(_, role)| (*role).to_owned())
                 .collect(),
             config: self.status.clone(),
+            kubernetes: self.kubernetes_status(),
             interfaces: self.interfaces(),
             egress: self.egress_status(),
             tables: self.fill(),

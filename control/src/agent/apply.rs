@@ -6,9 +6,9 @@ use fastpath::attach::{AttachError, Attachment, Mode, Options};
 use fastpath::tables::TableError;
 
 use super::problems::Item;
-use super::{Agent, chain};
+use super::{Agent, chain, cluster};
 use crate::desired::{AttachMode, ServiceKey};
-use crate::plan::{Installed, Operation, plan};
+use crate::plan::{Installed, Operation, hold, plan};
 use crate::target::{Machine, Target};
 
 /// Where the program is, and how it was asked to be there.
@@ -38,6 +38,24 @@ impl Agent {
         }
         self.problems.replace(Instant::now(), attempt.outcomes);
         done
+    }
+
+    /// Keeps in force what an earlier agent left, while it is not known what is desired.
+    pub(super) fn hold(&mut self) {
+        let (nodes, edges) = cluster::in_tables(&self.tables);
+        let mut operations = vec![Operation::Resolve { nodes, edges }];
+        if !self.is_held_back() {
+            operations.extend(hold(&self.installed(), &self.config.desired.interfaces));
+        }
+        let outcomes = operations.into_iter();
+        let outcomes = outcomes.map(|operation| self.execute(operation)).collect();
+        self.problems.replace(Instant::now(), outcomes);
+    }
+
+    /// Tells whether our programs, over tables that nobody has filled, would replace those of an earlier
+    /// agent that serve.
+    pub(super) fn is_held_back(&self) -> bool {
+        self.other_layout && self.waits_for_state()
     }
 
     /// Does every step of the plan, whatever becomes of the others.

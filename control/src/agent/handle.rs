@@ -23,6 +23,8 @@ pub enum Command {
         /// Why, for the log.
         cause: &'static str,
     },
+    /// Take the newest state of the cluster.
+    State,
     /// Look again at which backends should serve.
     Health,
     /// Answer a request with a line of JSON.

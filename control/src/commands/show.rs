@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::Sampled;
-use crate::api::{Backend, Detached, Reason, Service, Status, Trace, Which};
+use crate::api::{Backend, Detached, Kubernetes, Reason, Service, Status, Trace, Which};
 use crate::render::Align::{Left, Right};
 use crate::render::{Table, count, duration, percent, printable};
 
@@ -41,6 +41,9 @@ pub fn status(sampled: &Sampled<Status>) -> String {
             config.needs_restart.join(", ")
         ));
     }
+    if let Some(kubernetes) = &status.kubernetes {
+        page.push_str(&cluster(kubernetes));
+    }
     page.push('\n');
     page.push_str(&interfaces(status));
     page.push_str(&egress(status));
@@ -64,6 +67,41 @@ pub fn status(sampled: &Sampled<Status>) -> String {
         if more > 0 {
             page.push_str(&format!("  and {more} more; --json lists all\n"));
         }
+    }
+    page
+}
+
+fn cluster(kubernetes: &Kubernetes) -> String {
+    let mut page = match kubernetes.synced_seconds {
+        Some(seconds) => format!(
+            "kubernetes {}, in step for {}",
+            kubernetes.server,
+            duration(seconds)
+        ),
+        None => format!("kubernetes {}, NOT IN STEP YET", kubernetes.server),
+    };
+    if let Some(seconds) = kubernetes.last_event_seconds {
+        page.push_str(&format!(", last event {} ago", duration(seconds)));
+    }
+    page.push('\n');
+    let objects: Vec<String> = kubernetes
+        .objects
+        .iter()
+        .map(|(kind, number)| format!("{number} {kind}"))
+        .collect();
+    page.push_str(&indented(&objects.join(", ")));
+    for reason in &kubernetes.missing {
+        page.push_str(&indented(&format!("waits for {reason}")));
+    }
+    for reason in &kubernetes.broken {
+        page.push_str(&indented(&format!("BROKEN {reason}")));
+    }
+    for problem in kubernetes.problems.iter().take(PROBLEMS_SHOWN) {
+        page.push_str(&indented(problem));
+    }
+    let more = kubernetes.problems.len().saturating_sub(PROBLEMS_SHOWN);
+    if more > 0 {
+        page.push_str(&format!("  and {more} more; --json lists all\n"));
     }
     page
 }
@@ -655,6 +693,15 @@ mod tests {
                 error: Some("edge.yaml:7:11: port 0\nedge.yaml:9:1: x".to_owned()),
                 needs_restart: vec!["tables".to_owned()],
             },
+            kubernetes: Some(Kubernetes {
+                server: "https://10.96.0.1:443".to_owned(),
+                synced_seconds: None,
+                last_event_seconds: Some(75),
+                missing: vec!["the list of nodes".to_owned()],
+                objects: [("nodes".to_owned(), 0), ("services".to_owned(), 7)].into(),
+                broken: vec!["nodes: forbidden".to_owned()],
+                problems: vec!["Service a/b: bad; mend it".to_owned(); 11],
+            }),
             interfaces: vec![Interface {
                 name: "enp1s0f0np0".to_owned(),
                 wanted: "native-or-generic".to_owned(),
@@ -692,6 +739,9 @@ mod tests {
             "REFUSED",
             "  edge.yaml:7:11: port 0\n  edge.yaml:9:1: x\n",
             "after a restart: tables",
+            "kubernetes https://10.96.0.1:443, NOT IN STEP YET, last event 1m 15s ago\n",
+            "  0 nodes, 7 services\n  waits for the list of nodes\n  BROKEN nodes: forbidden\n",
+            "  Service a/b: bad; mend it\n  and 1 more; --json lists all\n",
             "DETACHED",
             "  no such interface\n",
             "EGRESS           MODE\ncali0123456789a  tcx\n",

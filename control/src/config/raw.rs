@@ -29,6 +29,7 @@ pub(super) struct File {
     pub(super) health: Option<Spanned<Health>>,
     pub(super) node_health: Text,
     pub(super) trusted_edges: List<Spanned<String>>,
+    pub(super) kubernetes: Option<Spanned<Kubernetes>>,
     pub(super) tables: Option<Tables>,
     pub(super) api: Option<Api>,
     pub(super) metrics: Option<Metrics>,
@@ -104,6 +105,18 @@ pub(super) struct Backend {
     pub(super) port: Text,
     pub(super) node: Text,
     pub(super) weight: Text,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Kubernetes {
+    pub(super) node_name: Text,
+    pub(super) namespace: Text,
+    pub(super) service: Text,
+    pub(super) load_balancer_class: Text,
+    pub(super) default_class: Text,
+    pub(super) external_ips: List<Spanned<String>>,
+    pub(super) topology_hints: Text,
 }
 
 #[derive(Debug, Default, Deserialize)]

@@ -13,7 +13,9 @@ use crate::health::{Check, Get, Kind};
 const EDGE: &str = include_str!("../../../deploy/examples/edge.yaml");
 const NODE: &str = include_str!("../../../deploy/examples/node.yaml");
 const CLUSTER: &str = include_str!("../../../deploy/examples/cluster.yaml");
+const KUBERNETES: &str = include_str!("../../../deploy/examples/kubernetes.yaml");
 const EVERY_FIELD: &str = include_str!("tests/every_field.yaml");
+const EVERY_KUBERNETES_FIELD: &str = include_str!("tests/kubernetes.yaml");
 
 /// A file that is in order; each case breaks one rule of it.
 const GOOD: &str = "\
@@ -270,6 +272,97 @@ fn shipped_examples_are_in_order() {
     let node = parse(NODE).unwrap();
     assert_eq!((node.desired.edge, node.desired.node), (false, Role::Yes));
     assert_eq!(node.desired.trusted_edges.len(), 3);
+    let kubernetes = parse(KUBERNETES).unwrap().kubernetes.unwrap();
+    assert_eq!(kubernetes.external_ips.len(), 1);
+}
+
+#[test]
+fn every_field_of_the_kubernetes_section_is_taken_over() {
+    let config = parse(EVERY_KUBERNETES_FIELD).unwrap();
+    assert_eq!(config.desired.node, Role::Yes);
+    let expected = Kubernetes {
+        node_name: Some("worker-1.example".to_owned()),
+        namespace: Some("lb".to_owned()),
+        service: "edges".to_owned(),
+        load_balancer_class: "example.org/lb".to_owned(),
+        default_class: true,
+        external_ips: ["192.0.2.0/24", "2001:db8::1/128"]
+            .map(|net| net.parse().unwrap())
+            .into(),
+        honour_hints: false,
+        default_mode: ForwardMode::L2dsr,
+        hash_seed: Some(9),
+    };
+    assert_eq!(config.kubernetes, Some(expected));
+}
+
+#[test]
+fn kubernetes_section_has_defaults() {
+    let config = parse_for("interfaces: [{name: eth0}]", Source::Kubernetes).unwrap();
+    let expected = Kubernetes {
+        node_name: None,
+        namespace: None,
+        service: "guideway".to_owned(),
+        load_balancer_class: "guideway.dev/guideway".to_owned(),
+        default_class: false,
+        external_ips: BTreeSet::new(),
+        honour_hints: true,
+        default_mode: ForwardMode::Ipip,
+        hash_seed: None,
+    };
+    assert_eq!(config.kubernetes, Some(expected));
+    assert_eq!(parse(GOOD).unwrap().kubernetes, None);
+}
+
+#[test]
+fn what_the_api_says_is_refused_in_the_file() {
+    let text = format!("{GOOD}nodes: []\ntrusted_edges: [10.0.0.1]\n");
+    assert_eq!(
+        lines(parse_for(&text, Source::Kubernetes)),
+        [
+            "3:7: vips: the Kubernetes API says this; remove it; addresses are those in the status of Services",
+            "5:3: services: the Kubernetes API says this; remove it; services are those of the API",
+            "12:8: nodes: the Kubernetes API says this; remove it; nodes are those on which the pods of kubernetes.service run",
+            "13:16: trusted_edges: the Kubernetes API says this; remove it; give edges outside the cluster an EndpointSlice of kubernetes.service",
+        ]
+    );
+}
+
+#[test]
+fn kubernetes_section_needs_the_flag() {
+    assert_eq!(
+        lines(parse_for(EVERY_KUBERNETES_FIELD, Source::File)),
+        [
+            "2:8: trusted_edges: missing; a node accepts IP-in-IP from listed edges only: list their outer source addresses",
+            "6:3: kubernetes: this section is for services that come from the API; start the agent with `guideway run --kubernetes`, or remove it",
+        ]
+    );
+}
+
+#[test]
+fn kubernetes_values_are_checked() {
+    let text = "\
+interfaces: [{name: eth0}]
+kubernetes:
+  node_name: Worker
+  namespace: -x
+  service: a/b
+  load_balancer_class: a/b/c
+  default_class: maybe
+  external_ips: [192.0.2.1/24]
+  topology_hints: off
+";
+    let name = "not the name of an object; use lower-case letters, digits, - and ., as `kubectl get` shows it";
+    let expected = [
+        format!("3:14: kubernetes.node_name \"Worker\": {name}"),
+        format!("4:14: kubernetes.namespace \"-x\": {name}"),
+        format!("5:12: kubernetes.service \"a/b\": {name}"),
+        "6:24: kubernetes.load_balancer_class \"a/b/c\": not a load balancer class; write it as spec.loadBalancerClass has it, such as guideway.dev/guideway".to_owned(),
+        "7:18: kubernetes.default_class \"maybe\": not a switch; use on or off".to_owned(),
+        "8:18: kubernetes.external_ips[0] \"192.0.2.1/24\": the prefix has bits set beyond its length; did you mean 192.0.2.0/24 or 192.0.2.1?".to_owned(),
+        "9:19: kubernetes.topology_hints \"off\": not a way to treat hints; use honour or ignore".to_owned(),
+    ];
+    assert_eq!(lines(parse(text)), expected);
 }
 
 /// One rule: what to change in [`GOOD`], and the only line that must come back.
@@ -289,7 +382,7 @@ macro_rules! cases {
 /// Each replacement changes the first occurrence.
 const CASES: &[Case] = cases! {
     "unknown field at the top": "vips:" => "vpis:",
-        "3:1: vpis: unknown field; the fields here are interfaces, roles, nodes, hash_seed, sources, nat, default_mode, vips, node_port_addresses, node_port_range, clamp_mss, services, health, node_health, trusted_edges, tables, api, metrics, pin_dir";
+        "3:1: vpis: unknown field; the fields here are interfaces, roles, nodes, hash_seed, sources, nat, default_mode, vips, node_port_addresses, node_port_range, clamp_mss, services, health, node_health, trusted_edges, kubernetes, tables, api, metrics, pin_dir";
     "unknown field of an interface": "  - name: eth0" => "  - name: eth0\n    speed: 10",
         "3:5: speed: unknown field; the fields here are name, mode";
     "unknown field of a service": "    port: 80" => "    prot: 80",
@@ -664,7 +757,7 @@ fn aliases_cannot_blow_a_file_up() {
 
 #[test]
 fn bytes_that_are_not_text_are_refused() {
-    let problems = parse_bytes(b"vips: []\npin_dir: \xff\n").unwrap_err();
+    let problems = parse_bytes(b"vips: []\npin_dir: \xff\n", Source::AsWritten).unwrap_err();
     assert_eq!(
         line(&problems[0]),
         "line 2 is not UTF-8; save the file as UTF-8 text"
@@ -680,7 +773,7 @@ fn long_values_are_shortened_in_messages() {
 
 #[test]
 fn missing_file_is_named() {
-    let error = load(Path::new("/nonexistent/edge.yaml")).unwrap_err();
+    let error = load(Path::new("/nonexistent/edge.yaml"), Source::File).unwrap_err();
     assert_eq!(
         error.to_string(),
         "cannot read the configuration /nonexistent/edge.yaml"
@@ -873,7 +966,7 @@ fn facts_of_this_machine_name_lo() {
 fn mutated_files_never_panic() {
     for seed in [GOOD, EDGE, NODE, EVERY_FIELD] {
         for end in 0..seed.len() {
-            let _ = parse_bytes(&seed.as_bytes()[..end]);
+            let _ = parse_bytes(&seed.as_bytes()[..end], Source::AsWritten);
         }
     }
     let alphabet: &[u8] = b"[]{}:,-&*!|>'\"%@` \n\t#\\~?0aZ\x00\x80\xff\xc3";
@@ -896,7 +989,7 @@ fn mutated_files_never_panic() {
                 }
             }
         }
-        if let Err(problems) = parse_bytes(&bytes) {
+        if let Err(problems) = parse_bytes(&bytes, Source::AsWritten) {
             assert!(!problems.is_empty());
             for problem in &problems {
                 let line = line(problem);
@@ -916,6 +1009,11 @@ impl Random {
         self.0 ^= self.0 << 17;
         usize::try_from(self.0 % bound as u64).unwrap()
     }
+}
+
+/// Writes the problems of a file that is refused.
+fn lines(parsed: Result<Config, Vec<Problem>>) -> Vec<String> {
+    parsed.unwrap_err().iter().map(line).collect()
 }
 
 fn line(problem: &Problem) -> String {

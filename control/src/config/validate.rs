@@ -5,6 +5,7 @@
 
 mod backends;
 mod health;
+mod kubernetes;
 mod nat;
 mod nodes;
 mod services;
@@ -21,9 +22,12 @@ use ipnet::IpNet;
 use serde_saphyr::Spanned;
 use xdp_prog::maglev::MAX_LOG2_LEN;
 
+pub(super) use self::values::parse_seed;
 use self::values::{decimal, is_interface_name, position};
 use super::problem::{Position, Problem};
-use super::{Config, DEFAULT_HASH_SEED, DEFAULT_PIN_DIR, DEFAULT_SOCKET, Origins, TableSizes, raw};
+use super::{
+    Config, DEFAULT_HASH_SEED, DEFAULT_PIN_DIR, DEFAULT_SOCKET, Origins, Source, TableSizes, raw,
+};
 use crate::desired::{AttachMode, Desired, ForwardMode, Role, Service, ServiceKey, Sources};
 
 /// Largest arena: 2^28 slots, as many as a service's word can address.
@@ -36,9 +40,9 @@ const MAX_PATH: usize = 4_095;
 const SLOTS_PER_MIB_LOG2: u32 = 17;
 
 /// Applies every rule; returns the configuration or all problems, in the order of the file.
-pub(super) fn validate(file: &raw::File) -> Result<Config, Vec<Problem>> {
+pub(super) fn validate(file: &raw::File, source: Source) -> Result<Config, Vec<Problem>> {
     let mut rules = Rules::default();
-    let config = rules.file(file);
+    let config = rules.file(file, source);
     if rules.problems.is_empty() {
         return Ok(config);
     }
@@ -53,7 +57,7 @@ struct Rules {
 }
 
 impl Rules {
-    fn file(&mut self, file: &raw::File) -> Config {
+    fn file(&mut self, file: &raw::File, source: Source) -> Config {
         let mut origins = Origins::default();
         let interfaces = self.interfaces(file, &mut origins);
         let (edge, node) = self.roles(file);
@@ -71,7 +75,10 @@ impl Rules {
         let node_health = self.node_health(file.node_health.as_ref());
         let trusted_edges = self.trusted_edges(file);
         let tables = self.tables(file.tables.as_ref());
-        self.roles_fit(file, node, &nodes);
+        let kubernetes = self.kubernetes(file, source, default_mode, hash_seed);
+        if kubernetes.is_none() {
+            self.roles_fit(file, node, &nodes);
+        }
         self.nat_fits(file, nat.ports(), &services);
         self.tables_fit(file, &services, &trusted_edges, tables);
 
@@ -106,6 +113,7 @@ impl Rules {
             socket: socket.unwrap_or_else(|| PathBuf::from(DEFAULT_SOCKET)),
             metrics: metrics.and_then(|text| self.listen(text)),
             pin_dir: pin_dir.unwrap_or_else(|| PathBuf::from(DEFAULT_PIN_DIR)),
+            kubernetes,
             origins,
         }
     }

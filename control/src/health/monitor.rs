@@ -12,14 +12,18 @@ use tokio::sync::Notify;
 use tokio::task::JoinSet;
 
 use super::board::{Board, Rule, Start, Target};
-use super::durations::Durations;
 use super::echo;
 use super::probe::probe;
 use super::selection::{LeftOut, Member};
 use super::targets::{BackendCheck, NodeCheck, Targets};
+use crate::durations::Durations;
 
 /// Backends and nodes, each, that are under check at a time: every check is an open socket.
 const MAX_UNDER_WAY: usize = 256;
+/// Upper bounds in seconds of how long checks take; what takes longer has timed out.
+const DURATION_BOUNDS: &[f64] = &[
+    0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5,
+];
 
 /// Everything known of the health of backends and nodes.
 #[derive(Debug)]
@@ -196,7 +200,7 @@ impl Monitor {
         state
             .durations
             .entry(kind)
-            .or_default()
+            .or_insert_with(|| Durations::new(DURATION_BOUNDS))
             .add(now - done.began);
         let member = done.start.key;
         let failure = done.outcome.clone().err();
@@ -227,7 +231,8 @@ impl Monitor {
         };
         let now = Instant::now();
         let mut state = self.lock();
-        let durations = state.durations.entry("echo").or_default();
+        let durations = state.durations.entry("echo");
+        let durations = durations.or_insert_with(|| Durations::new(DURATION_BOUNDS));
         durations.add(now - done.began);
         let node = done.start.key;
         let failure = done.outcome.clone().err();

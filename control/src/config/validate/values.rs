@@ -53,13 +53,7 @@ impl Rules {
     }
 
     pub(super) fn seed(&mut self, text: &Spanned<String>) -> Option<u64> {
-        let seed = match text.value.strip_prefix("0x") {
-            Some(digits) if digits.bytes().all(|byte| byte.is_ascii_hexdigit()) => {
-                u64::from_str_radix(digits, 16).ok()
-            }
-            Some(_) => None,
-            None => decimal(&text.value),
-        };
+        let seed = parse_seed(&text.value);
         if seed.is_none() {
             self.refuse(
                 "hash_seed",
@@ -253,6 +247,17 @@ impl Rules {
 /// Returns the place where a value is used.
 pub(super) fn position<T>(spanned: &Spanned<T>) -> Position {
     spanned.referenced.into()
+}
+
+/// Parses a seed: 64 bits, decimal or `0x`.
+pub(in crate::config) fn parse_seed(text: &str) -> Option<u64> {
+    match text.strip_prefix("0x") {
+        Some(digits) if digits.bytes().all(|byte| byte.is_ascii_hexdigit()) => {
+            u64::from_str_radix(digits, 16).ok()
+        }
+        Some(_) => None,
+        None => decimal(text),
+    }
 }
 
 /// Parses plain decimal digits; `FromStr` would also take a leading plus sign.

@@ -1,25 +1,32 @@
-//! How long checks take: a histogram for the metrics.
+//! How long things take: a histogram for the metrics.
 
 use std::time::Duration;
 
-/// Upper bounds of the buckets in seconds; what takes longer is in none.
-pub const BOUNDS: [f64; 12] = [
-    0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5,
-];
-
 /// A histogram of durations.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Durations {
-    buckets: [u64; BOUNDS.len()],
+    /// Upper bounds of the buckets in seconds, in order.
+    bounds: &'static [f64],
+    buckets: Vec<u64>,
     longer: u64,
     sum: Duration,
 }
 
 impl Durations {
+    /// Begins an empty histogram with buckets up to these bounds, which are in seconds and in order.
+    pub fn new(bounds: &'static [f64]) -> Self {
+        Self {
+            bounds,
+            buckets: vec![0; bounds.len()],
+            longer: 0,
+            sum: Duration::ZERO,
+        }
+    }
+
     /// Adds one.
     pub fn add(&mut self, duration: Duration) {
         let seconds = duration.as_secs_f64();
-        match BOUNDS.iter().position(|bound| seconds <= *bound) {
+        match self.bounds.iter().position(|bound| seconds <= *bound) {
             Some(bucket) => self.buckets[bucket] += 1,
             None => self.longer += 1,
         }
@@ -38,7 +45,8 @@ impl Durations {
 
     /// Returns each bound with how many are within it and above the bound before; the last is without bound.
     pub fn buckets(&self) -> Vec<(f64, u64)> {
-        let bounded = BOUNDS.into_iter().zip(self.buckets);
+        let bounds = self.bounds.iter().copied();
+        let bounded = bounds.zip(self.buckets.iter().copied());
         bounded.chain([(f64::INFINITY, self.longer)]).collect()
     }
 }
@@ -49,13 +57,14 @@ mod tests {
 
     #[test]
     fn each_duration_is_in_the_first_bucket_that_holds_it() {
-        let mut durations = Durations::default();
+        let mut durations = Durations::new(&[0.000_5, 0.001, 2.5]);
         for milliseconds in [0, 1, 2, 2_500, 2_501, 60_000] {
             durations.add(Duration::from_millis(milliseconds));
         }
-        let buckets = durations.buckets();
-        assert_eq!(buckets[..3], [(0.000_5, 1), (0.001, 1), (0.002_5, 1)]);
-        assert_eq!(buckets[11..], [(2.5, 1), (f64::INFINITY, 2)]);
+        assert_eq!(
+            durations.buckets(),
+            [(0.000_5, 1), (0.001, 1), (2.5, 2), (f64::INFINITY, 2)]
+        );
         assert_eq!(durations.count(), 6);
         assert!((durations.sum() - 65.004).abs() < 1e-9);
     }

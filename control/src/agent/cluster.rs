@@ -1,0 +1,215 @@
+//! Services, nodes and addresses of the Kubernetes API, in place of the file's.
+//!
+//! Until the first state has come, what an earlier agent left goes on serving: programs are taken over and
+//! next hops followed, and nothing else is touched.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use fastpath::tables::Tables;
+use ipnet::IpNet;
+use k8s_openapi::jiff::Timestamp;
+
+use super::Agent;
+use crate::api;
+use crate::config::host::HostFacts;
+use crate::desired::{Desired, ForwardMode};
+use crate::durations::Durations;
+use crate::index::{Object, Problem};
+use crate::kubernetes::{Feed, Update};
+use crate::metrics::KubernetesValues;
+
+/// Upper bounds in seconds of the time from a change in the cluster to the tables; kube-proxy has the same.
+const PROGRAMMING_BOUNDS: &[f64] = &[
+    0.25, 0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 11.0, 12.0, 13.0, 14.0, 15.0,
+    16.0, 17.0, 18.0, 19.0, 20.0, 21.0, 22.0, 23.0, 24.0, 25.0, 26.0, 27.0, 28.0, 29.0, 30.0, 31.0,
+    32.0, 33.0, 34.0, 35.0, 36.0, 37.0, 38.0, 39.0, 40.0, 41.0, 42.0, 43.0, 44.0, 45.0, 46.0, 47.0,
+    48.0, 49.0, 50.0, 51.0, 52.0, 53.0, 54.0, 55.0, 56.0, 57.0, 58.0, 59.0, 60.0, 65.0, 70.0, 75.0,
+    80.0, 85.0, 90.0, 95.0, 100.0, 105.0, 110.0, 115.0, 120.0, 150.0, 180.0, 210.0, 240.0, 270.0,
+    300.0,
+];
+/// Upper bounds in seconds of the time from a change's arrival to the tables.
+const SYNC_BOUNDS: &[f64] = &[
+    0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0,
+];
+
+/// What the agent knows of the cluster.
+#[derive(Debug)]
+pub(super) struct Cluster {
+    feed: Feed,
+    /// When the first state came.
+    synced: Option<Instant>,
+    problems: BTreeMap<Object, Arc<[Problem]>>,
+    /// From a change's arrival to the tables.
+    sync: Durations,
+    /// From a change in the cluster to the tables.
+    programming: Durations,
+}
+
+impl Cluster {
+    pub(super) fn new(feed: Feed) -> Self {
+        Self {
+            feed,
+            synced: None,
+            problems: BTreeMap::new(),
+            sync: Durations::new(SYNC_BOUNDS),
+            programming: Durations::new(PROGRAMMING_BOUNDS),
+        }
+    }
+
+    /// Tells the watchers which addresses are this machine's; a VIP may stand on `lo`.
+    pub(super) fn show_machine(&self, facts: &HostFacts) {
+        let own = facts.addresses.iter().filter(|(_, name)| *name != "lo");
+        let own: BTreeSet<IpAddr> = own.map(|(address, _)| *address).collect();
+        self.feed.set_machine(own);
+    }
+}
+
+/// Changes whose way to the tables is measured.
+#[derive(Debug)]
+pub(super) struct Taken {
+    changes: Vec<Timestamp>,
+    arrived: Instant,
+}
+
+impl Agent {
+    /// Tells whether what is desired is not known yet.
+    pub(super) fn waits_for_state(&self) -> bool {
+        let cluster = self.cluster.as_ref();
+        cluster.is_some_and(|cluster| cluster.synced.is_none())
+    }
+
+    /// Takes the newest state of the cluster into what is desired, if there is one.
+    pub(super) fn take_state(&mut self) -> Option<Taken> {
+        let cluster = self.cluster.as_mut()?;
+        let Update {
+            state,
+            hash_seed,
+            changes,
+            arrived,
+        } = cluster.feed.take()?;
+        if cluster.synced.is_none() {
+            cluster.synced = Some(Instant::now());
+            tracing::info!(
+                services = state.services.len(),
+                nodes = state.nodes.len(),
+                "the first state of the cluster is complete"
+            );
+        }
+        log_new(&cluster.problems, &state.problems);
+        cluster.problems = state.problems;
+        let desired = &mut self.config.desired;
+        let moved = desired.nodes != state.nodes;
+        desired.services = state.services;
+        desired.vips = state.vips;
+        desired.nodes = state.nodes;
+        desired.trusted_edges = state.trusted_edges;
+        desired.hash_seed = hash_seed;
+        if moved {
+            // Which address is the primary one depends on what the Node says.
+            self.look_at_machine();
+        }
+        Some(Taken { changes, arrived })
+    }
+
+    /// Measures how long changes took that are in the tables.
+    pub(super) fn account(&mut self, taken: Taken) {
+        let Some(cluster) = &mut self.cluster else {
+            return;
+        };
+        cluster.sync.add(taken.arrived.elapsed());
+        let now = Timestamp::now();
+        for change in taken.changes {
+            // The clocks of two machines differ.
+            let took = Duration::try_from(now.duration_since(change)).unwrap_or_default();
+            cluster.programming.add(took);
+        }
+    }
+
+    pub(super) fn kubernetes_status(&self) -> Option<api::Kubernetes> {
+        let cluster = self.cluster.as_ref()?;
+        let watching = cluster.feed.watching();
+        let problems = cluster
+            .problems
+            .values()
+            .flat_map(|problems| problems.iter());
+        let now = Timestamp::now().as_second();
+        let text = |(kind, reason): (&'static str, String)| format!("{kind}: {reason}");
+        Some(api::Kubernetes {
+            server: watching.server,
+            synced_seconds: cluster.synced.map(|since| since.elapsed().as_secs()),
+            last_event_seconds: watching
+                .last_event
+                .map(|at| u64::try_from(now - at).unwrap_or(0)),
+            missing: watching.missing,
+            objects: watching
+                .objects
+                .into_iter()
+                .map(|(kind, number)| (kind.to_owned(), number))
+                .collect(),
+            broken: watching.broken.into_iter().map(text).collect(),
+            problems: problems.map(ToString::to_string).collect(),
+        })
+    }
+
+    pub(super) fn kubernetes_values(&self) -> Option<KubernetesValues> {
+        let cluster = self.cluster.as_ref()?;
+        Some(KubernetesValues {
+            watching: cluster.feed.watching(),
+            synced: cluster.synced.is_some(),
+            problems: cluster
+                .problems
+                .values()
+                .map(|problems| problems.len())
+                .sum(),
+            sync: cluster.sync.clone(),
+            programming: cluster.programming.clone(),
+        })
+    }
+}
+
+/// Replaces what comes from the cluster by what another desired state had of it.
+pub(super) fn carry_over(from: Desired, to: &mut Desired) {
+    to.services = from.services;
+    to.vips = from.vips;
+    to.nodes = from.nodes;
+    to.trusted_edges = from.trusted_edges;
+    to.hash_seed = from.hash_seed;
+}
+
+/// Lists what the tables send to, and the edges whose frames they take, where nobody says what is desired.
+pub(super) fn in_tables(tables: &Tables) -> (BTreeSet<IpAddr>, BTreeSet<IpAddr>) {
+    let nodes = tables.backends().map(|(backend, _)| backend.address);
+    let mut services = tables.services();
+    let edges = if services.any(|(_, service)| service.mode == ForwardMode::L2dsr) {
+        let single = |net: &IpNet| net.prefix_len() == net.max_prefix_len();
+        let edges = tables.trusted_edges().into_iter().filter(single);
+        edges.map(|net| net.addr()).collect()
+    } else {
+        BTreeSet::new()
+    };
+    (nodes.collect(), edges)
+}
+
+/// Objects whose problems one state logs one by one.
+const LOGGED_ONE_BY_ONE: usize = 10;
+
+fn log_new(before: &BTreeMap<Object, Arc<[Problem]>>, after: &BTreeMap<Object, Arc<[Problem]>>) {
+    let is_new =
+        |(object, problems): &(&Object, &Arc<[Problem]>)| before.get(object) != Some(*problems);
+    let mut new = after.iter().filter(is_new);
+    for (_, problems) in new.by_ref().take(LOGGED_ONE_BY_ONE) {
+        for problem in problems.iter() {
+            tracing::warn!(rule = problem.rule.name(), "{problem}");
+        }
+    }
+    let more = new.count();
+    if more > 0 {
+        tracing::warn!(
+            objects = more,
+            "more have problems; `guideway status --json` lists all"
+        );
+    }
+}

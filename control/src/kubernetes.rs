@@ -1,0 +1,173 @@
+//! What speaks to the Kubernetes API: objects in, states for the agent out.
+//!
+//! ```text
+//! API server -> watch -> cluster (convert, listing, presence, index) -> feed -> agent
+//!                          ^                                              |
+//!                          +------------ addresses of the machine --------+
+//! ```
+//!
+//! The API's types end here; what the objects mean is the [`index`](crate::index)'s matter. A thread of its
+//! own does it all, so that a list of thousands of objects keeps no health check and no command waiting.
+
+mod client;
+mod cluster;
+mod convert;
+mod feed;
+mod listing;
+mod pace;
+mod presence;
+mod watch;
+
+use std::fmt;
+use std::io;
+use std::thread;
+
+use k8s_openapi::jiff::Timestamp;
+use kube::Client;
+use tokio::runtime::Runtime;
+
+pub use self::client::{ClientError, Identity};
+pub use self::cluster::Kind;
+pub use self::feed::{Feed, Update, Watching};
+
+use self::cluster::Cluster;
+use self::watch::Scope;
+use crate::config::Kubernetes;
+use crate::index::{Options, TopologyHints};
+
+/// Why the API cannot be followed.
+#[derive(Debug, thiserror::Error)]
+pub enum FollowError {
+    /// There is nothing to connect to, or not with these credentials.
+    #[error(transparent)]
+    Client(#[from] ClientError),
+    /// There is no thread for it.
+    #[error("cannot start a thread for the Kubernetes API")]
+    Thread(#[from] io::Error),
+}
+
+/// The watchers before they begin.
+pub struct Watchers {
+    runtime: Runtime,
+    client: Client,
+    server: kube::Config,
+    options: Kubernetes,
+    identity: Identity,
+    feed: Feed,
+}
+
+impl fmt::Debug for Watchers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Neither the client nor its credentials say who they are.
+        f.debug_struct("Watchers")
+            .field("server", &self.server.cluster_url)
+            .field("options", &self.options)
+            .field("identity", &self.identity)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Watchers {
+    /// Finds the API server and who this machine is; nothing is sent yet.
+    ///
+    /// # Errors
+    ///
+    /// When nothing says where the API server is, or how to speak to it.
+    pub async fn new(options: Kubernetes) -> Result<Self, FollowError> {
+        let server = kube::Config::infer().await.map_err(ClientError::from)?;
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()?;
+        let client = {
+            let _context = runtime.enter();
+            client::client(server.clone())?
+        };
+        let identity = Identity::of(&options);
+        tracing::info!(
+            server = %server.cluster_url,
+            node = identity.node_name,
+            namespace = identity.namespace,
+            "services and nodes come from the Kubernetes API"
+        );
+        Ok(Self {
+            runtime,
+            client,
+            feed: Feed::new(server.cluster_url.to_string()),
+            server,
+            options,
+            identity,
+        })
+    }
+
+    /// Returns the agent's end of the feed.
+    pub fn feed(&self) -> Feed {
+        self.feed.clone()
+    }
+
+    /// Begins to watch, in a thread of its own; `changed` is called for each state that the feed has.
+    ///
+    /// # Errors
+    ///
+    /// When the thread cannot be started.
+    pub fn start(self, changed: impl Fn() + Send + 'static) -> Result<(), FollowError> {
+        let thread = thread::Builder::new().name("kubernetes".to_owned());
+        thread.spawn(move || {
+            let Self {
+                runtime,
+                client,
+                server,
+                options,
+                identity,
+                feed,
+            } = self;
+            runtime.block_on(async {
+                let started = Timestamp::now();
+                let hash_seed = match options.hash_seed {
+                    Some(seed) => seed,
+                    None => {
+                        client::seed(&client, &identity.namespace, |reason| wait(&feed, reason))
+                            .await
+                    }
+                };
+                let scope = Scope {
+                    namespace: identity.namespace,
+                    service: options.service.clone(),
+                    api_servers: client::addresses(&server).await,
+                };
+                let cluster = Cluster::new(
+                    index_options(options, identity.node_name, hash_seed),
+                    started,
+                );
+                watch::follow(client, scope, cluster, hash_seed, feed, changed).await;
+            });
+        })?;
+        Ok(())
+    }
+}
+
+/// Tells what nothing can be programmed without.
+fn wait(feed: &Feed, reason: String) {
+    feed.tell(|watching| {
+        if watching.missing.first() != Some(&reason) {
+            tracing::warn!(reason, "waiting; nothing is programmed before");
+            watching.missing = vec![reason];
+        }
+    });
+}
+
+fn index_options(options: Kubernetes, node_name: String, hash_seed: u64) -> Options {
+    Options {
+        node_name: Some(node_name),
+        load_balancer_class: options.load_balancer_class,
+        serve_unset_class: options.default_class,
+        external_ips: options.external_ips,
+        topology_hints: if options.honour_hints {
+            TopologyHints::Honour
+        } else {
+            TopologyHints::Ignore
+        },
+        default_mode: options.default_mode,
+        hash_seed,
+        ..Options::default()
+    }
+}

@@ -1,0 +1,124 @@
+//! The connection to the API server: where it is, as whom, and whose Node this is.
+
+use std::collections::BTreeSet;
+use std::env;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Secret;
+use kube::config::InferConfigError;
+use kube::{Api, Client};
+
+use crate::config::{Kubernetes, parse_seed};
+
+/// Variable with the name of this machine's Node, which a pod has from the downward API.
+const NODE_NAME: &str = "NODE_NAME";
+/// Variable with the namespace of the agent's pod.
+const NAMESPACE: &str = "POD_NAMESPACE";
+/// Namespace of our objects where nothing says another.
+const DEFAULT_NAMESPACE: &str = "guideway-system";
+/// The Secret with the seed of the flow hash, and the key in it.
+const SEED_SECRET: &str = "guideway-seed";
+const SEED_KEY: &str = "seed";
+/// How often it is looked for.
+const SEED_PAUSE: Duration = Duration::from_secs(2);
+
+/// Why the API cannot be used at all; a server that does not answer is no such reason.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    /// Nothing says where the API server is.
+    #[error(
+        "cannot find the API server: neither KUBECONFIG, ~/.kube/config nor a pod's service account tells"
+    )]
+    Infer(#[from] InferConfigError),
+    /// What was found cannot be used.
+    #[error("cannot use the credentials for the API server {server}")]
+    Client {
+        /// Its URL.
+        server: String,
+        /// What is wrong with them.
+        #[source]
+        source: kube::Error,
+    },
+}
+
+/// Who this machine is in the cluster.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// Name of its Node, if it is one.
+    pub node_name: String,
+    /// Namespace of our objects.
+    pub namespace: String,
+}
+
+impl Identity {
+    /// Takes what the configuration says, else the environment, else what is usual.
+    pub fn of(options: &Kubernetes) -> Self {
+        let variable = |name: &str| env::var(name).ok().filter(|value| !value.is_empty());
+        let node_name = options.node_name.clone().or_else(|| variable(NODE_NAME));
+        let namespace = options.namespace.clone().or_else(|| variable(NAMESPACE));
+        Self {
+            node_name: node_name.unwrap_or_else(host_name),
+            namespace: namespace.unwrap_or_else(|| DEFAULT_NAMESPACE.to_owned()),
+        }
+    }
+}
+
+/// Returns the name of this machine as the kubelet would register it.
+fn host_name() -> String {
+    let name = nix::unistd::gethostname().ok();
+    let name = name.map(|name| name.to_string_lossy().trim().to_lowercase());
+    name.unwrap_or_default()
+}
+
+/// Makes a client; no packet is sent for it.
+pub(super) fn client(config: kube::Config) -> Result<Client, ClientError> {
+    let server = config.cluster_url.to_string();
+    Client::try_from(config).map_err(|source| ClientError::Client { server, source })
+}
+
+/// Finds the addresses of the API server.
+pub(super) async fn addresses(config: &kube::Config) -> BTreeSet<SocketAddr> {
+    let server = &config.cluster_url;
+    let Some(host) = server.host() else {
+        return BTreeSet::new();
+    };
+    let port = server.port_u16().unwrap_or(443);
+    let host = host.trim_matches(['[', ']']);
+    if let Ok(address) = host.parse::<IpAddr>() {
+        return [SocketAddr::new(address, port)].into();
+    }
+    match tokio::net::lookup_host((host, port)).await {
+        Ok(found) => found.collect(),
+        Err(error) => {
+            tracing::warn!(host, %error, "cannot resolve the API server's name");
+            BTreeSet::new()
+        }
+    }
+}
+
+/// Waits for the seed that the controller has chosen for the cluster, and tells what it waits for.
+pub(super) async fn seed(client: &Client, namespace: &str, mut waiting: impl FnMut(String)) -> u64 {
+    loop {
+        match read_seed(client, namespace).await {
+            Ok(seed) => return seed,
+            Err(reason) => waiting(reason),
+        }
+        tokio::time::sleep(SEED_PAUSE).await;
+    }
+}
+
+async fn read_seed(client: &Client, namespace: &str) -> Result<u64, String> {
+    let secrets: Api<Secret> = Api::namespaced(client.clone(), namespace);
+    let name = format!("Secret {namespace}/{SEED_SECRET}");
+    let secret = secrets.get_opt(SEED_SECRET).await;
+    let secret = secret.map_err(|error| format!("cannot read the {name}: {error}"))?;
+    let secret = secret.ok_or_else(|| {
+        format!("there is no {name} with the seed of the flow hash; `guideway controller` makes it")
+    })?;
+    let data = secret.data.unwrap_or_default();
+    let text = data.get(SEED_KEY);
+    let text = text.and_then(|bytes| str::from_utf8(&bytes.0).ok());
+    text.and_then(|text| parse_seed(text.trim()))
+        .ok_or_else(|| format!("the {name} has no 64-bit number under {SEED_KEY}"))
+}

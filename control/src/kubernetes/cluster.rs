@@ -1,0 +1,469 @@
+//! What the watchers have told so far: the index, who runs Guideway, and what is still to be listed.
+//!
+//! Events are taken as they come. A list is taken as a difference: its objects are applied one by one, and
+//! only at its end is gone what it does not have, so that a watch that begins anew changes nothing by itself.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
+use std::time::Instant;
+
+use k8s_openapi::api::core::v1::{Node, Service};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use k8s_openapi::jiff::Timestamp;
+use kube::ResourceExt;
+use kube::runtime::watcher::Event;
+
+use super::convert;
+use super::listing::Listing;
+use super::presence::Presence;
+use crate::index::objects::ObjectName;
+use crate::index::{self, Changes, Index, Options, Reserved, State};
+
+/// A kind of objects that is watched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Kind {
+    /// All Services that are not somebody else's.
+    Services,
+    /// Their EndpointSlices.
+    EndpointSlices,
+    /// All Nodes.
+    Nodes,
+    /// The EndpointSlices of our own headless Service.
+    Presence,
+}
+
+impl Kind {
+    /// All kinds.
+    pub const ALL: [Self; 4] = [
+        Self::Services,
+        Self::EndpointSlices,
+        Self::Nodes,
+        Self::Presence,
+    ];
+
+    /// Returns the name for logs and metrics.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Services => "services",
+            Self::EndpointSlices => "endpointslices",
+            Self::Nodes => "nodes",
+            Self::Presence => "presence",
+        }
+    }
+}
+
+/// An event of one watcher.
+#[derive(Debug)]
+pub(super) enum Told {
+    Service(Box<Event<Service>>),
+    Slice(Box<Event<EndpointSlice>>),
+    Node(Box<Event<Node>>),
+    Presence(Box<Event<EndpointSlice>>),
+}
+
+impl Told {
+    pub(super) const fn kind(&self) -> Kind {
+        match self {
+            Self::Service(_) => Kind::Services,
+            Self::Slice(_) => Kind::EndpointSlices,
+            Self::Node(_) => Kind::Nodes,
+            Self::Presence(_) => Kind::Presence,
+        }
+    }
+}
+
+/// All that is known of the cluster.
+#[derive(Debug)]
+pub(super) struct Cluster {
+    index: Index,
+    presence: Presence,
+    /// What the index knows of the presence.
+    shown: index::Presence,
+    listings: BTreeMap<Kind, Listing>,
+    /// The last change that each slice told of.
+    told: BTreeMap<ObjectName, Timestamp>,
+    /// Changes before this are not ours to account for.
+    started: Timestamp,
+    /// When the changes happened that the state does not have yet.
+    changes: Vec<Timestamp>,
+}
+
+impl Cluster {
+    /// Begins with nothing, at the time `started`.
+    pub(super) fn new(options: Options, started: Timestamp) -> Self {
+        Self {
+            index: Index::new(options),
+            presence: Presence::default(),
+            shown: index::Presence::default(),
+            listings: Kind::ALL.map(|kind| (kind, Listing::default())).into(),
+            told: BTreeMap::new(),
+            started,
+            changes: Vec::new(),
+        }
+    }
+
+    /// Takes an event.
+    pub(super) fn take(&mut self, told: Told, now: Instant) {
+        match told {
+            Told::Service(event) => self.take_service(*event),
+            Told::Slice(event) => self.take_slice(*event),
+            Told::Node(event) => self.take_node(*event),
+            Told::Presence(event) => self.take_presence(*event, now),
+        }
+    }
+
+    fn take_service(&mut self, event: Event<Service>) {
+        match event {
+            Event::Init => self.listing(Kind::Services).begin(),
+            Event::InitApply(service) | Event::Apply(service) => {
+                let service = convert::service(service);
+                self.listing(Kind::Services).note(&service.name);
+                self.index.apply_service(service);
+            }
+            Event::Delete(service) => self.index.delete_service(&convert::name(&service.metadata)),
+            Event::InitDone => {
+                let listed = self.listing(Kind::Services).end();
+                self.index.retain_services(&listed);
+            }
+        }
+    }
+
+    fn take_slice(&mut self, event: Event<EndpointSlice>) {
+        match event {
+            Event::Init => self.listing(Kind::EndpointSlices).begin(),
+            Event::InitApply(slice) | Event::Apply(slice) => {
+                let change = convert::last_change(&slice.metadata);
+                let slice = convert::slice(slice);
+                self.listing(Kind::EndpointSlices).note(&slice.name);
+                self.note_change(&slice.name, change);
+                self.index.apply_slice(slice);
+            }
+            Event::Delete(slice) => {
+                let name = convert::name(&slice.metadata);
+                self.told.remove(&name);
+                self.index.delete_slice(&name);
+            }
+            Event::InitDone => {
+                let listed = self.listing(Kind::EndpointSlices).end();
+                self.told.retain(|name, _| listed.contains(name));
+                self.index.retain_slices(&listed);
+            }
+        }
+    }
+
+    fn take_node(&mut self, event: Event<Node>) {
+        match event {
+            Event::Init => self.listing(Kind::Nodes).begin(),
+            Event::InitApply(node) | Event::Apply(node) => {
+                let node = convert::node(node);
+                let name = ObjectName::new("", node.name.clone());
+                self.listing(Kind::Nodes).note(&name);
+                self.index.apply_node(node);
+            }
+            Event::Delete(node) => {
+                let name = node.name_any();
+                self.presence.delete_node(&name);
+                self.index.delete_node(&name);
+                self.show_presence();
+            }
+            Event::InitDone => {
+                let listed = self.listing(Kind::Nodes).end();
+                let listed: BTreeSet<String> = listed.into_iter().map(|node| node.name).collect();
+                self.presence.retain_nodes(&listed);
+                self.index.retain_nodes(&listed);
+                self.show_presence();
+            }
+        }
+    }
+
+    fn take_presence(&mut self, event: Event<EndpointSlice>, now: Instant) {
+        match event {
+            Event::Init => self.listing(Kind::Presence).begin(),
+            Event::InitApply(slice) | Event::Apply(slice) => {
+                let slice = convert::slice(slice);
+                self.listing(Kind::Presence).note(&slice.name);
+                self.presence.apply(&slice, now);
+            }
+            Event::Delete(slice) => self.presence.delete(&convert::name(&slice.metadata), now),
+            Event::InitDone => {
+                let listed = self.listing(Kind::Presence).end();
+                self.presence.retain(&listed, now);
+            }
+        }
+        self.show_presence();
+    }
+
+    /// Keeps the time of a change until it is in force; that of one already told is told no more.
+    fn note_change(&mut self, slice: &ObjectName, change: Option<Timestamp>) {
+        let Some(change) = change else {
+            return;
+        };
+        let before = self.told.insert(slice.clone(), change);
+        if before != Some(change) && change >= self.started {
+            self.changes.push(change);
+        }
+    }
+
+    /// Lets machines go that are gone for too long; returns when the next one is.
+    pub(super) fn expire(&mut self, now: Instant) -> Option<Instant> {
+        let next = self.presence.expire(now);
+        self.show_presence();
+        next
+    }
+
+    fn show_presence(&mut self) {
+        let shown = index::Presence {
+            nodes: self.presence.nodes(),
+            edges: self.presence.edges(),
+        };
+        if shown != self.shown {
+            self.shown = shown.clone();
+            self.index.set_presence(shown);
+        }
+    }
+
+    /// Takes the addresses that never become virtual ones.
+    pub(super) fn reserve(&mut self, machine: BTreeSet<IpAddr>, api_servers: BTreeSet<SocketAddr>) {
+        self.index.set_reserved(Reserved {
+            machine,
+            api_servers,
+        });
+    }
+
+    /// Lists what was not yet read to its end.
+    pub(super) fn missing(&self) -> impl Iterator<Item = Kind> {
+        let missing = |(_, listing): &(&Kind, &Listing)| !listing.is_complete();
+        self.listings.iter().filter(missing).map(|(kind, _)| *kind)
+    }
+
+    /// Tells how many Services wait for an update.
+    pub(super) fn pending(&self) -> usize {
+        self.index.pending()
+    }
+
+    /// Counts the objects of a kind.
+    pub(super) fn count(&self, kind: Kind) -> usize {
+        match kind {
+            Kind::Services => self.index.services().count(),
+            Kind::EndpointSlices => self.index.slices().count(),
+            Kind::Nodes => self.index.nodes().count(),
+            Kind::Presence => self.presence.nodes().len() + self.presence.edges().len(),
+        }
+    }
+
+    /// Computes what changed.
+    pub(super) fn update(&mut self) -> Changes {
+        self.index.update()
+    }
+
+    /// Returns the state as of the last update.
+    pub(super) fn state(&self) -> &State {
+        self.index.state()
+    }
+
+    /// Hands out when the changes happened that the state now has.
+    pub(super) fn take_changes(&mut self) -> Vec<Timestamp> {
+        std::mem::take(&mut self.changes)
+    }
+
+    fn listing(&mut self, kind: Kind) -> &mut Listing {
+        self.listings.entry(kind).or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde::de::DeserializeOwned;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn read<T: DeserializeOwned>(value: Value) -> T {
+        serde_json::from_value(value).unwrap()
+    }
+
+    fn service(name: &str, node_port: u16) -> Service {
+        read(json!({
+            "metadata": {"namespace": "default", "name": name},
+            "spec": {"type": "NodePort", "clusterIP": "10.96.0.1", "clusterIPs": ["10.96.0.1"],
+                     "ports": [{"port": 80, "protocol": "TCP", "nodePort": node_port}]},
+        }))
+    }
+
+    fn slice(name: &str, change: &str) -> EndpointSlice {
+        read(json!({
+            "metadata": {"namespace": "default", "name": name,
+                         "labels": {"kubernetes.io/service-name": "web"},
+                         "annotations": {"endpoints.kubernetes.io/last-change-trigger-time": change}},
+            "addressType": "IPv4",
+            "endpoints": [{"addresses": ["10.244.0.1"], "nodeName": "n1"}],
+            "ports": [{"port": 8080, "protocol": "TCP"}],
+        }))
+    }
+
+    fn node(name: &str, address: &str) -> Node {
+        read(json!({
+            "metadata": {"name": name},
+            "status": {"addresses": [{"type": "InternalIP", "address": address}]},
+        }))
+    }
+
+    fn cluster() -> Cluster {
+        let options = Options {
+            node_name: Some("n1".to_owned()),
+            ..Options::default()
+        };
+        Cluster::new(options, "2026-01-01T00:00:00Z".parse().unwrap())
+    }
+
+    fn take(cluster: &mut Cluster, told: impl IntoIterator<Item = Told>) {
+        for told in told {
+            cluster.take(told, Instant::now());
+        }
+        cluster.update();
+    }
+
+    fn list<K>(told: fn(Box<Event<K>>) -> Told, objects: Vec<K>) -> Vec<Told> {
+        let objects = objects.into_iter().map(Event::InitApply);
+        let events = [Event::Init].into_iter().chain(objects);
+        events
+            .chain([Event::InitDone])
+            .map(|event| told(Box::new(event)))
+            .collect()
+    }
+
+    fn ports(cluster: &Cluster) -> Vec<u16> {
+        cluster
+            .state()
+            .services
+            .keys()
+            .map(|key| key.port)
+            .collect()
+    }
+
+    #[test]
+    fn nothing_is_complete_before_every_kind_was_listed() {
+        let mut cluster = cluster();
+        let missing = |cluster: &Cluster| cluster.missing().map(Kind::name).collect::<Vec<_>>();
+        assert_eq!(
+            missing(&cluster),
+            ["services", "endpointslices", "nodes", "presence"]
+        );
+        take(
+            &mut cluster,
+            list(Told::Service, vec![service("web", 30_001)]),
+        );
+        take(&mut cluster, list(Told::Presence, vec![]));
+        take(
+            &mut cluster,
+            [
+                Told::Node(Box::new(Event::Init)),
+                Told::Node(Box::new(Event::InitApply(node("n1", "10.0.0.1")))),
+            ],
+        );
+        assert_eq!(missing(&cluster), ["endpointslices", "nodes"]);
+        take(&mut cluster, list(Told::Slice, vec![]));
+        take(&mut cluster, [Told::Node(Box::new(Event::InitDone))]);
+        assert_eq!(missing(&cluster), [""; 0]);
+    }
+
+    #[test]
+    fn second_list_is_a_difference() {
+        let mut cluster = cluster();
+        let both = vec![service("a", 30_001), service("b", 30_002)];
+        take(&mut cluster, list(Told::Service, both));
+        let before = cluster.state().services.clone();
+        take(&mut cluster, [Told::Service(Box::new(Event::Init))]);
+        take(
+            &mut cluster,
+            [Told::Service(Box::new(Event::InitApply(service(
+                "b", 30_002,
+            ))))],
+        );
+        assert_eq!(
+            ports(&cluster),
+            [30_001, 30_002],
+            "nothing is gone before the list's end"
+        );
+        take(&mut cluster, [Told::Service(Box::new(Event::InitDone))]);
+        assert_eq!(ports(&cluster), [30_002]);
+        for (key, service) in &cluster.state().services {
+            assert!(
+                std::sync::Arc::ptr_eq(service, &before[key]),
+                "{key} is untouched"
+            );
+        }
+    }
+
+    #[test]
+    fn nodes_that_a_new_list_lacks_are_gone() {
+        let mut cluster = cluster();
+        take(
+            &mut cluster,
+            list(
+                Told::Node,
+                vec![node("n1", "10.0.0.1"), node("n2", "10.0.0.2")],
+            ),
+        );
+        let of_ours = json!({
+            "metadata": {"namespace": "guideway-system", "name": "guideway-1"}, "addressType": "IPv4",
+            "endpoints": [{"addresses": ["10.0.0.2"], "nodeName": "n2", "conditions": {"ready": false}}],
+        });
+        take(&mut cluster, list(Told::Presence, vec![read(of_ours)]));
+        assert_eq!(
+            cluster.state().nodes.len(),
+            2,
+            "this machine and the one that is present"
+        );
+        take(&mut cluster, list(Told::Node, vec![node("n1", "10.0.0.1")]));
+        assert_eq!(cluster.state().nodes, ["10.0.0.1".parse().unwrap()].into());
+        take(
+            &mut cluster,
+            [Told::Node(Box::new(Event::Delete(node("n1", "10.0.0.1"))))],
+        );
+        assert!(cluster.state().nodes.is_empty());
+    }
+
+    #[test]
+    fn change_is_accounted_for_once_and_not_from_before_the_start() {
+        let mut cluster = cluster();
+        let [old, new] = ["2025-12-31T23:59:59Z", "2026-01-01T00:00:01Z"];
+        take(
+            &mut cluster,
+            list(Told::Slice, vec![slice("a", old), slice("b", new)]),
+        );
+        assert_eq!(cluster.take_changes(), [new.parse().unwrap()]);
+        take(&mut cluster, list(Told::Slice, vec![slice("b", new)]));
+        assert_eq!(cluster.take_changes(), []);
+        take(
+            &mut cluster,
+            [Told::Slice(Box::new(Event::Delete(slice("b", new))))],
+        );
+        take(
+            &mut cluster,
+            [Told::Slice(Box::new(Event::Apply(slice("b", new))))],
+        );
+        assert_eq!(cluster.take_changes().len(), 1);
+    }
+
+    #[test]
+    fn own_addresses_are_never_virtual() {
+        let mut cluster = cluster();
+        let mut balancer = service("web", 30_001);
+        let spec = balancer.spec.as_mut().unwrap();
+        spec.type_ = Some("LoadBalancer".to_owned());
+        spec.load_balancer_class = Some(Options::DEFAULT_CLASS.to_owned());
+        balancer.status = read(json!({"loadBalancer": {"ingress": [{"ip": "192.0.2.1"}]}}));
+        take(&mut cluster, list(Told::Service, vec![balancer]));
+        let vip: IpAddr = "192.0.2.1".parse().unwrap();
+        assert_eq!(cluster.state().vips, [vip].into());
+        cluster.reserve([vip].into(), BTreeSet::new());
+        cluster.update();
+        assert!(cluster.state().vips.is_empty());
+        assert_eq!(
+            ports(&cluster),
+            [30_001, 80],
+            "its ports are served all the same"
+        );
+    }
+}

@@ -1,0 +1,86 @@
+//! When a change is passed on: the first one at once, those of a storm together.
+//!
+//! After each time there is a pause, in which changes gather. A pause that gathered some is followed
+//! by one twice as long, so that a storm of any rate costs the agent at most ten rounds a second;
+//! a quiet pause brings the first one back.
+
+use std::time::{Duration, Instant};
+
+/// The pause after a change that came out of quiet.
+const SHORTEST: Duration = Duration::from_millis(10);
+/// The longest that a change waits.
+const LONGEST: Duration = Duration::from_millis(100);
+
+/// The pause that is under way.
+#[derive(Debug)]
+pub(super) struct Pace {
+    pause: Duration,
+    end: Option<Instant>,
+}
+
+impl Default for Pace {
+    fn default() -> Self {
+        Self {
+            pause: SHORTEST,
+            end: None,
+        }
+    }
+}
+
+impl Pace {
+    /// Returns when a change that is there at `now` is passed on.
+    pub(super) fn due(&self, now: Instant) -> Instant {
+        self.end.map_or(now, |end| end.max(now))
+    }
+
+    /// Begins the pause after something was passed on; `gathered` if it had to wait for that.
+    pub(super) fn passed_on(&mut self, now: Instant, gathered: bool) {
+        self.pause = if gathered {
+            (self.pause * 2).min(LONGEST)
+        } else {
+            SHORTEST
+        };
+        self.end = Some(now + self.pause);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn milliseconds(number: u64) -> Duration {
+        Duration::from_millis(number)
+    }
+
+    #[test]
+    fn first_change_is_passed_on_at_once() {
+        let now = Instant::now();
+        assert_eq!(Pace::default().due(now), now);
+    }
+
+    #[test]
+    fn storm_is_gathered_in_pauses_that_grow_to_a_tenth_of_a_second() {
+        let mut now = Instant::now();
+        let mut pace = Pace::default();
+        pace.passed_on(now, false);
+        let mut pauses = Vec::new();
+        for _ in 0..6 {
+            let due = pace.due(now);
+            pauses.push((due - now).as_millis());
+            now = due;
+            pace.passed_on(now, true);
+        }
+        assert_eq!(pauses, [10, 20, 40, 80, 100, 100]);
+    }
+
+    #[test]
+    fn quiet_brings_the_shortest_pause_back() {
+        let start = Instant::now();
+        let mut pace = Pace::default();
+        pace.passed_on(start, true);
+        let later = start + milliseconds(21);
+        assert_eq!(pace.due(later), later);
+        pace.passed_on(later, false);
+        assert_eq!(pace.due(later), later + milliseconds(10));
+    }
+}

@@ -1,0 +1,199 @@
+//! Which machines run Guideway, as the EndpointSlices of its headless Service show them.
+//!
+//! A pod of ours that is there, ready or not, makes its Node one that understands what edges send.
+//! It stays one for a while after the pod has gone, so that rolling the agents changes nobody's mode:
+//! programs and tables stay in place without an agent. An endpoint without a Node is an edge outside
+//! the cluster, written by the operator, and counts for exactly as long as it is written.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use crate::index::objects::{EndpointSlice, ObjectName};
+
+/// How long a machine is known after its last presence.
+const KEPT: Duration = Duration::from_secs(600);
+
+/// What the slices show, and for how long a machine is still known that they no longer show.
+#[derive(Debug, Default)]
+pub(super) struct Presence {
+    slices: BTreeMap<ObjectName, Shown>,
+    /// When machines went that no slice shows.
+    gone: BTreeMap<String, Instant>,
+}
+
+#[derive(Debug, Default)]
+struct Shown {
+    nodes: BTreeSet<String>,
+    edges: BTreeSet<IpAddr>,
+}
+
+impl Presence {
+    /// Takes a slice as it is now.
+    pub(super) fn apply(&mut self, slice: &EndpointSlice, now: Instant) {
+        let mut shown = Shown::default();
+        for endpoint in &slice.endpoints {
+            match &endpoint.node_name {
+                Some(node) => drop(shown.nodes.insert(node.clone())),
+                None => {
+                    let first = endpoint.addresses.first();
+                    let edge = first.and_then(|address| address.parse::<IpAddr>().ok());
+                    shown.edges.extend(edge);
+                }
+            }
+        }
+        let before = self.slices.insert(slice.name.clone(), shown);
+        self.note_gone(before, now);
+    }
+
+    /// Forgets a slice.
+    pub(super) fn delete(&mut self, name: &ObjectName, now: Instant) {
+        let before = self.slices.remove(name);
+        self.note_gone(before, now);
+    }
+
+    /// Forgets all slices but these.
+    pub(super) fn retain(&mut self, listed: &BTreeSet<ObjectName>, now: Instant) {
+        let gone = self.slices.keys().filter(|name| !listed.contains(name));
+        for name in gone.cloned().collect::<Vec<_>>() {
+            self.delete(&name, now);
+        }
+    }
+
+    fn note_gone(&mut self, before: Option<Shown>, now: Instant) {
+        let was = before.into_iter().flat_map(|before| before.nodes);
+        self.gone.extend(was.map(|node| (node, now)));
+        let shown = shown(&self.slices);
+        self.gone.retain(|node, _| !shown.contains(node.as_str()));
+    }
+
+    /// Forgets a machine whose Node is gone.
+    pub(super) fn delete_node(&mut self, node: &str) {
+        self.gone.remove(node);
+    }
+
+    /// Forgets the machines that have none of these Nodes.
+    pub(super) fn retain_nodes(&mut self, listed: &BTreeSet<String>) {
+        self.gone.retain(|node, _| listed.contains(node));
+    }
+
+    /// Forgets machines that are gone for too long; returns when the next one is.
+    pub(super) fn expire(&mut self, now: Instant) -> Option<Instant> {
+        self.gone.retain(|_, since| now < *since + KEPT);
+        self.gone.values().min().map(|since| *since + KEPT)
+    }
+
+    /// Lists the names of the Nodes that run Guideway.
+    pub(super) fn nodes(&self) -> BTreeSet<String> {
+        let shown = shown(&self.slices).into_iter().map(str::to_owned);
+        shown.chain(self.gone.keys().cloned()).collect()
+    }
+
+    /// Lists the addresses of the edges outside the cluster.
+    pub(super) fn edges(&self) -> BTreeSet<IpAddr> {
+        let edges = self.slices.values().flat_map(|shown| &shown.edges);
+        edges.copied().collect()
+    }
+}
+
+fn shown(slices: &BTreeMap<ObjectName, Shown>) -> BTreeSet<&str> {
+    let nodes = slices.values().flat_map(|shown| &shown.nodes);
+    nodes.map(String::as_str).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::index::objects::Endpoint;
+
+    const MINUTE: Duration = Duration::from_secs(60);
+
+    fn slice(name: &str, nodes: &[&str]) -> EndpointSlice {
+        EndpointSlice {
+            name: ObjectName::new("guideway-system", name),
+            endpoints: nodes
+                .iter()
+                .map(|node| Endpoint {
+                    addresses: vec!["10.0.0.1".to_owned()],
+                    ready: Some(false),
+                    node_name: Some((*node).to_owned()),
+                    ..Endpoint::default()
+                })
+                .collect(),
+            ..EndpointSlice::default()
+        }
+    }
+
+    fn names(presence: &Presence) -> Vec<String> {
+        presence.nodes().into_iter().collect()
+    }
+
+    #[test]
+    fn machine_stays_known_for_ten_minutes() {
+        let start = Instant::now();
+        let mut presence = Presence::default();
+        presence.apply(&slice("a", &["n1", "n2"]), start);
+        assert_eq!(presence.expire(start), None);
+        presence.apply(&slice("a", &["n2"]), start + MINUTE);
+        assert_eq!(names(&presence), ["n1", "n2"]);
+        assert_eq!(
+            presence.expire(start + 10 * MINUTE),
+            Some(start + 11 * MINUTE)
+        );
+        assert_eq!(names(&presence), ["n1", "n2"]);
+        assert_eq!(presence.expire(start + 11 * MINUTE), None);
+        assert_eq!(names(&presence), ["n2"]);
+    }
+
+    #[test]
+    fn machine_that_comes_back_is_not_forgotten() {
+        let start = Instant::now();
+        let mut presence = Presence::default();
+        presence.apply(&slice("a", &["n1"]), start);
+        presence.apply(&slice("a", &[]), start);
+        presence.apply(&slice("a", &["n1"]), start + MINUTE);
+        assert_eq!(presence.expire(start + 20 * MINUTE), None);
+        assert_eq!(names(&presence), ["n1"]);
+    }
+
+    #[test]
+    fn time_runs_from_the_last_presence_in_any_slice() {
+        let start = Instant::now();
+        let mut presence = Presence::default();
+        presence.apply(&slice("a", &["n1"]), start);
+        presence.apply(&slice("b", &["n1"]), start);
+        presence.delete(&slice("a", &[]).name, start + MINUTE);
+        assert_eq!(presence.expire(start + 20 * MINUTE), None);
+        presence.delete(&slice("b", &[]).name, start + 20 * MINUTE);
+        assert_eq!(
+            presence.expire(start + 29 * MINUTE),
+            Some(start + 30 * MINUTE)
+        );
+        assert_eq!(names(&presence), ["n1"]);
+    }
+
+    #[test]
+    fn machine_without_a_node_is_forgotten_at_once() {
+        let start = Instant::now();
+        let mut presence = Presence::default();
+        presence.apply(&slice("a", &["n1"]), start);
+        presence.apply(&slice("a", &[]), start);
+        presence.delete_node("n1");
+        assert!(names(&presence).is_empty());
+    }
+
+    #[test]
+    fn endpoint_without_a_node_is_an_edge_while_it_is_written() {
+        let start = Instant::now();
+        let mut presence = Presence::default();
+        let mut edges = slice("edges", &["x"]);
+        edges.endpoints[0].node_name = None;
+        presence.apply(&edges, start);
+        let edge: IpAddr = "10.0.0.1".parse().unwrap();
+        assert_eq!(presence.edges(), [edge].into());
+        assert!(names(&presence).is_empty());
+        edges.endpoints.clear();
+        presence.apply(&edges, start);
+        assert!(presence.edges().is_empty());
+    }
+}

@@ -1,0 +1,175 @@
+//! The watchers, and the one task that owns what they tell.
+//!
+//! The task takes events as they come, computes what they change, and leaves the state for the agent: the
+//! first change at once, those of a storm together. Before every kind was listed to its end, nothing leaves
+//! it. A watch that fails is begun again with growing pauses; what was known stays.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::time::Instant;
+
+use futures_util::stream::{BoxStream, select_all};
+use futures_util::{Stream, StreamExt, TryStreamExt};
+use k8s_openapi::api::core::v1::{Node, Service};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use k8s_openapi::jiff::Timestamp;
+use kube::runtime::{WatchStreamExt, watcher};
+use kube::{Api, Client};
+
+use super::cluster::{Cluster, Kind, Told};
+use super::feed::{Feed, Update};
+use super::pace::Pace;
+use crate::agent::chain;
+use crate::index::objects::{HEADLESS, SERVICE_NAME, SERVICE_PROXY_NAME};
+
+/// How long the server is asked to keep a watch open: a server that has gone without a word is noticed a few
+/// seconds later.
+const WATCH_SECONDS: u32 = 60;
+/// Events taken before a state is computed.
+const EVENTS_AT_ONCE: usize = 1024;
+
+/// Where our own objects are, and what is never a virtual address.
+#[derive(Clone, Debug)]
+pub(super) struct Scope {
+    /// Namespace of our objects.
+    pub(super) namespace: String,
+    /// Our headless Service.
+    pub(super) service: String,
+    /// Addresses of the API server.
+    pub(super) api_servers: BTreeSet<SocketAddr>,
+}
+
+/// Follows the API for ever; calls `changed` for each state that it leaves in the feed.
+pub(super) async fn follow(
+    client: Client,
+    scope: Scope,
+    mut cluster: Cluster,
+    hash_seed: u64,
+    feed: Feed,
+    changed: impl Fn(),
+) {
+    let mut events = watchers(&client, &scope).ready_chunks(EVENTS_AT_ONCE);
+    let mut machine = feed.machine();
+    cluster.reserve(
+        machine.borrow_and_update().clone(),
+        scope.api_servers.clone(),
+    );
+    let mut pace = Pace::default();
+    // When the first change arrived that the agent does not have.
+    let mut arrived: Option<Instant> = None;
+    let mut is_first = true;
+    loop {
+        let expiry = cluster.expire(Instant::now());
+        let is_complete = cluster.missing().next().is_none();
+        let due = arrived.filter(|_| is_complete).map(|since| pace.due(since));
+        tokio::select! {
+            biased;
+            () = sleep_until(due) => {
+                let since = arrived.take().unwrap_or_else(Instant::now);
+                let changes = cluster.update();
+                if is_first || !changes.is_empty() {
+                    is_first = false;
+                    feed.put(Update {
+                        state: cluster.state().clone(),
+                        hash_seed,
+                        changes: cluster.take_changes(),
+                        arrived: since,
+                    });
+                    changed();
+                }
+                pace.passed_on(Instant::now(), due > Some(since));
+                tell(&feed, &cluster);
+            }
+            Some(told) = events.next() => {
+                let now = Instant::now();
+                arrived = arrived.or(Some(now));
+                take(&mut cluster, &feed, told, now);
+                tell(&feed, &cluster);
+            }
+            Ok(()) = machine.changed() => {
+                let own = machine.borrow_and_update().clone();
+                cluster.reserve(own, scope.api_servers.clone());
+                arrived = arrived.or(Some(Instant::now()));
+            }
+            () = sleep_until(expiry) => arrived = arrived.or(Some(Instant::now())),
+        }
+    }
+}
+
+async fn sleep_until(time: Option<Instant>) {
+    match time {
+        Some(time) => tokio::time::sleep_until(time.into()).await,
+        None => std::future::pending().await,
+    }
+}
+
+type Heard = Result<Told, (Kind, watcher::Error)>;
+
+fn watchers(client: &Client, scope: &Scope) -> impl Stream<Item = Heard> + use<> {
+    let ours = format!("{SERVICE_NAME}={}", scope.service);
+    let theirs = format!("!{SERVICE_PROXY_NAME},!{HEADLESS}");
+    let any = watcher::Config::default().timeout(WATCH_SECONDS);
+    let services = Api::<Service>::all(client.clone());
+    let slices = Api::<EndpointSlice>::all(client.clone());
+    let nodes = Api::<Node>::all(client.clone());
+    // The slice controller labels the slices of a headless Service: the usual selector hides ours.
+    let presence = Api::<EndpointSlice>::namespaced(client.clone(), &scope.namespace);
+    select_all([
+        heard(
+            Kind::Services,
+            watcher(services, any.clone().labels(&theirs)),
+            Told::Service,
+        ),
+        heard(
+            Kind::EndpointSlices,
+            watcher(slices, any.clone().labels(&theirs)),
+            Told::Slice,
+        ),
+        heard(Kind::Nodes, watcher(nodes, any.clone()), Told::Node),
+        heard(
+            Kind::Presence,
+            watcher(presence, any.labels(&ours)),
+            Told::Presence,
+        ),
+    ])
+}
+
+fn heard<K: Send + 'static>(
+    kind: Kind,
+    events: impl Stream<Item = watcher::Result<watcher::Event<K>>> + Send + 'static,
+    told: fn(Box<watcher::Event<K>>) -> Told,
+) -> BoxStream<'static, Heard> {
+    let events = events.default_backoff();
+    events
+        .map_ok(move |event| told(Box::new(event)))
+        .map_err(move |error| (kind, error))
+        .boxed()
+}
+
+/// Takes events and errors; each watcher goes on after an error by itself.
+fn take(cluster: &mut Cluster, feed: &Feed, heard: Vec<Heard>, now: Instant) {
+    let mut counts: BTreeMap<Kind, u64> = BTreeMap::new();
+    for heard in heard {
+        match heard {
+            Ok(told) => {
+                *counts.entry(told.kind()).or_default() += 1;
+                cluster.take(told, now);
+            }
+            Err((kind, error)) => feed.tell(|watching| watching.fail(kind, chain(&error))),
+        }
+    }
+    feed.tell(|watching| watching.hear(&counts, Timestamp::now().as_second()));
+}
+
+fn tell(feed: &Feed, cluster: &Cluster) {
+    feed.tell(|watching| {
+        watching.missing = cluster
+            .missing()
+            .map(|kind| format!("the list of {}", kind.name()))
+            .collect();
+        watching.pending = cluster.pending();
+        watching.objects = Kind::ALL
+            .map(|kind| (kind.name(), cluster.count(kind)))
+            .into();
+    });
+}

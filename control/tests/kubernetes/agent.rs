@@ -1,0 +1,129 @@
+//! `guideway run --kubernetes`: from objects to packets.
+
+use std::net::IpAddr;
+
+use lab::{Machine, Topology, vip_v4, vip_v6};
+use serde_json::json;
+
+use crate::support::{Flow, Protocol, Service, Traffic};
+use crate::world::{World, at};
+
+/// Questions on every flow before, between and after the events.
+const ROUNDS: u64 = 20;
+
+fn network() -> Topology {
+    Topology::builder().nodes(2).pods(2).build().unwrap()
+}
+
+fn vips() -> [IpAddr; 2] {
+    [vip_v4(1).into(), vip_v6(1).into()]
+}
+
+/// The ways to `web`: its addresses, and a NodePort of each node.
+fn ways(net: &Topology) -> Vec<Service> {
+    let mut ways = Vec::new();
+    for protocol in [Protocol::Tcp, Protocol::Udp] {
+        ways.extend(vips().map(|vip| at(vip, 80, protocol)));
+        for node in net.nodes() {
+            ways.push(at(node.v4(), 30_080, protocol));
+            ways.push(at(node.v6(), 30_080, protocol));
+        }
+    }
+    ways
+}
+
+#[test]
+fn service_is_served_at_its_addresses_and_node_ports_and_followed() {
+    let net = network();
+    let world = World::start(&net);
+    let pods: Vec<&Machine> = net.pods().collect();
+    let ways = ways(&net);
+    world.balance(&vips());
+    world.endpoints(&[(pods[0], true), (pods[1], true), (pods[2], true)]);
+    world.wait_for_pods(&ways, &pods[..3]);
+
+    // Readiness goes and comes, and the set moves to another node.
+    let some = &ways[..2];
+    world.endpoints(&[(pods[0], true), (pods[1], false), (pods[2], true)]);
+    world.wait_for_pods(some, &[pods[0], pods[2]]);
+    world.endpoints(&[(pods[3], true)]);
+    world.wait_for_pods(&ways, &pods[3..]);
+    world.endpoints(&[]);
+    world.wait_until_nobody_answers(some);
+    world.endpoints(&[(pods[1], true)]);
+    world.wait_for_pods(some, &[pods[1]]);
+
+    world
+        .control
+        .kubectl(&["delete", "service", "web"])
+        .unwrap();
+    world.wait_until_nobody_answers(&ways);
+    let edge = &world.agents[0];
+    assert_eq!(edge.status()["services"], json!(0));
+    assert!(edge.metric("guideway_kubernetes_sync_duration_seconds_count") > 0.0);
+    assert!(edge.metric("guideway_kubernetes_synced") > 0.0);
+}
+
+#[test]
+fn agents_serve_on_and_restart_without_the_api_server() {
+    let net = network();
+    let mut world = World::start(&net);
+    let pods: Vec<&Machine> = net.pods().collect();
+    let ways = ways(&net);
+    world.balance(&vips());
+    let all: Vec<(&Machine, bool)> = pods.iter().map(|pod| (*pod, true)).collect();
+    world.endpoints(&all);
+    world.wait_for_pods(&ways, &pods);
+
+    let client = &net.clients()[0];
+    let traffic = Traffic::over(Flow::open_many(client, &ways, 2));
+    traffic.wait_for_rounds(ROUNDS);
+    world.control.kill_api_server().unwrap();
+    let mut agents = std::mem::take(&mut world.agents);
+    for agent in &mut agents {
+        agent.wait_for_status("the watches are broken", |status| {
+            status["kubernetes"]["broken"]
+                .as_array()
+                .is_some_and(|broken| !broken.is_empty())
+        });
+        agent.restart();
+        agent.wait_for_status("attached, and in wait", |status| {
+            status["interfaces"][0]["mode"].is_string()
+                && status["kubernetes"]["synced_seconds"].is_null()
+        });
+        traffic.wait_for_rounds(ROUNDS);
+    }
+    // New flows, too.
+    Flow::open_many(client, &ways, 4);
+    world.control.start_api_server().unwrap();
+    world.control.wait_until_ready().unwrap();
+    for agent in &mut agents {
+        agent.wait_until_in_step();
+    }
+    traffic.wait_for_rounds(ROUNDS);
+    traffic.stop_unharmed();
+    world.agents = agents;
+    world.endpoints(&all[..1]);
+    world.wait_for_pods(&ways, &pods[..1]);
+}
+
+#[test]
+fn nothing_is_programmed_before_the_seed_is_there() {
+    let net = network();
+    let mut world = World::new(&net);
+    let pods: Vec<&Machine> = net.pods().collect();
+    let ways = ways(&net);
+    world.balance(&vips());
+    world.endpoints(&[(pods[0], true)]);
+    world.show_presence();
+    world.launch();
+    for agent in &mut world.agents {
+        agent.wait_for_status("waits for the seed", |status| {
+            let missing = status["kubernetes"]["missing"][0].as_str();
+            missing.is_some_and(|missing| missing.contains("guideway-system/guideway-seed"))
+        });
+        assert_eq!(agent.status()["services"], json!(0));
+    }
+    world.write_seed();
+    world.wait_for_pods(&ways, &pods[..1]);
+}

@@ -1,0 +1,16 @@
+//! Guideway's control plane against the real API server, etcd and kubectl. Needs root.
+
+#![expect(
+    clippy::unwrap_used,
+    reason = "clippy knows test functions, not the helpers beside them"
+)]
+
+mod agent;
+#[path = "../e2e/support/mod.rs"]
+#[allow(
+    dead_code,
+    unused_imports,
+    reason = "agents with a file need more of it"
+)]
+mod support;
+mod world;

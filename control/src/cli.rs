@@ -37,6 +37,13 @@ pub enum Command {
     /// everything attached: traffic goes on, and the next start takes over. `guideway detach`
     /// removes everything.
     Run(Run),
+    /// Hand out load-balancer addresses to the Services of a Kubernetes cluster
+    ///
+    /// One of the controllers that run acts, by the Lease guideway-controller; the others take over when it ends.
+    /// Addresses come from LoadBalancerPools, and are written to the status of Services of type LoadBalancer.
+    /// The API server is found as kubectl finds it: by KUBECONFIG, ~/.kube/config, or the service
+    /// account of the pod.
+    Controller(Controller),
     /// Tell whether this machine can run Guideway, and what to do if not
     Check(Check),
     /// Show how the agent is: configuration, interfaces, tables
@@ -92,6 +99,30 @@ pub struct Run {
     /// account of the pod.
     #[arg(long)]
     pub kubernetes: bool,
+}
+
+/// Options of `controller`.
+#[derive(Debug, Args)]
+pub struct Controller {
+    /// Where the Lease and the Secret with the seed are [default: $POD_NAMESPACE, or guideway-system]
+    #[arg(long, short, value_name = "NAME")]
+    pub namespace: Option<String>,
+    /// The spec.loadBalancerClass of the Services that get addresses
+    #[arg(long, value_name = "CLASS", default_value = "guideway.dev/guideway")]
+    pub load_balancer_class: String,
+    /// Give addresses to Services without a class too: no other implementation may do so
+    #[arg(long)]
+    pub default_class: bool,
+    /// Serve /metrics, /livez and /readyz here
+    #[arg(long, value_name = "ADDR:PORT")]
+    pub metrics: Option<SocketAddr>,
+    /// How long a controller that is gone without a word keeps others from acting
+    #[arg(long, value_name = "SECONDS", default_value_t = 10,
+          value_parser = clap::value_parser!(u32).range(2..=3600))]
+    pub lease_duration: u32,
+    /// Print the definition of LoadBalancerPool and end
+    #[arg(long)]
+    pub print_crds: bool,
 }
 
 /// Options of `check`.

@@ -46,11 +46,21 @@ pub async fn listen(address: SocketAddr) -> Result<TcpListener, ListenError> {
     listener.map_err(|source| ListenError { address, source })
 }
 
-/// Serves until the task is dropped; `snapshot` reads the values, or nothing if the agent is stuck.
+/// Serves the agent's pages until the task is dropped; `snapshot` reads the values, or nothing if the agent is stuck.
 pub async fn serve<F, S>(listener: TcpListener, snapshot: F)
 where
     F: Fn() -> S + Clone + Send + Sync + 'static,
-    S: Future<Output = Option<Snapshot>> + Send,
+    S: Future<Output = Option<Snapshot>> + Send + 'static,
+{
+    let pages = move |path| page(path, snapshot.clone());
+    serve_pages(listener, pages).await;
+}
+
+/// Serves until the task is dropped; `pages` answers for each path.
+pub async fn serve_pages<F, S>(listener: TcpListener, pages: F)
+where
+    F: Fn(String) -> S + Clone + Send + Sync + 'static,
+    S: Future<Output = Response<Full<Bytes>>> + Send + 'static,
 {
     let connections = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     loop {
@@ -66,9 +76,9 @@ where
                 continue;
             }
         };
-        let snapshot = snapshot.clone();
+        let pages = pages.clone();
         tokio::spawn(async move {
-            let service = service_fn(|request| answer(request, snapshot.clone()));
+            let service = service_fn(|request| answer(request, pages.clone()));
             let connection = http1::Builder::new()
                 .max_buf_size(16 << 10)
                 .timer(TokioTimer::new())
@@ -87,11 +97,11 @@ where
 
 async fn answer<F, S>(
     request: Request<Incoming>,
-    snapshot: F,
+    pages: F,
 ) -> Result<Response<Full<Bytes>>, Infallible>
 where
-    F: Fn() -> S,
-    S: Future<Output = Option<Snapshot>>,
+    F: Fn(String) -> S,
+    S: Future<Output = Response<Full<Bytes>>>,
 {
     if request.method() != Method::GET && request.method() != Method::HEAD {
         let mut response = plain(StatusCode::METHOD_NOT_ALLOWED, "only GET is answered\n");
@@ -100,18 +110,21 @@ where
             .insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
         return Ok(response);
     }
-    Ok(match request.uri().path() {
-        "/metrics" => match snapshot().await.map(metrics::render) {
-            Some(Ok(text)) => {
-                let mut response = Response::new(Full::from(text));
-                response.headers_mut().insert(
-                    CONTENT_TYPE,
-                    HeaderValue::from_static(metrics::CONTENT_TYPE),
-                );
-                response
-            }
-            Some(Err(_)) | None => plain(StatusCode::SERVICE_UNAVAILABLE, "no values\n"),
-        },
+    Ok(pages(request.uri().path().to_owned()).await)
+}
+
+/// Answers for the agent.
+async fn page<F, S>(path: String, snapshot: F) -> Response<Full<Bytes>>
+where
+    F: Fn() -> S,
+    S: Future<Output = Option<Snapshot>>,
+{
+    match path.as_str() {
+        "/metrics" => metrics_page(
+            snapshot()
+                .await
+                .and_then(|values| metrics::render(values).ok()),
+        ),
         "/healthz" => match snapshot().await {
             Some(snapshot) => health(&snapshot),
             None => plain(
@@ -120,7 +133,20 @@ where
             ),
         },
         _ => plain(StatusCode::NOT_FOUND, "try /metrics or /healthz\n"),
-    })
+    }
+}
+
+/// Answers with a scrape's text, if there are values.
+pub(crate) fn metrics_page(text: Option<String>) -> Response<Full<Bytes>> {
+    let Some(text) = text else {
+        return plain(StatusCode::SERVICE_UNAVAILABLE, "no values\n");
+    };
+    let mut response = Response::new(Full::from(text));
+    response.headers_mut().insert(
+        CONTENT_TYPE,
+        HeaderValue::from_static(metrics::CONTENT_TYPE),
+    );
+    response
 }
 
 /// Healthy: the programs are on every device where they have to be. A refused file or
@@ -151,7 +177,8 @@ fn missing(program: &str, device: &str, note: Option<&str>) -> String {
     )
 }
 
-fn plain(status: StatusCode, text: impl Into<Bytes>) -> Response<Full<Bytes>> {
+/// Answers with a text.
+pub(crate) fn plain(status: StatusCode, text: impl Into<Bytes>) -> Response<Full<Bytes>> {
     let mut response = Response::new(Full::new(text.into()));
     *response.status_mut() = status;
     response.headers_mut().insert(

@@ -17,6 +17,7 @@ pub mod check;
 pub mod cli;
 pub mod commands;
 pub mod config;
+pub mod controller;
 pub mod desired;
 pub mod durations;
 pub mod health;

@@ -11,7 +11,7 @@ use control::api::{Reason, Request};
 use control::cli::{Cli, Command};
 use control::commands::capture::filter::FilterError;
 use control::config::ConfigError;
-use control::{check, commands, run};
+use control::{check, commands, controller, run};
 
 /// The command line or the configuration is wrong.
 const WRONG_INPUT: u8 = 2;
@@ -37,6 +37,7 @@ fn execute(command: Command) -> Result<ExitCode> {
 
     match command {
         Command::Run(options) => run::run(&options)?,
+        Command::Controller(options) => controller::run(&options)?,
         Command::Check(options) => return check::check(&options),
         Command::Status(options) => commands::show(&options, &Request::Status {}, show::status)?,
         Command::Services(options) => {

@@ -85,8 +85,13 @@ pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; cha
 ///
 /// Never with the metrics declared here; the encoder has the error in its type.
 pub fn render(snapshot: Snapshot) -> Result<String, fmt::Error> {
+    encoded(snapshot)
+}
+
+/// Writes what a collector has, under the prefix of all our metrics.
+pub(crate) fn encoded(collector: impl Collector) -> Result<String, fmt::Error> {
     let mut registry = Registry::with_prefix("guideway");
-    registry.register_collector(Box::new(snapshot));
+    registry.register_collector(Box::new(collector));
     let mut text = String::new();
     encode(&mut text, &registry)?;
     Ok(text)
@@ -431,7 +436,7 @@ fn histogram(
         .encode_histogram::<NoLabelSet>(taken.sum(), taken.count(), &taken.buckets(), None)
 }
 
-fn counter<'a>(
+pub(crate) fn counter<'a>(
     encoder: &'a mut DescriptorEncoder<'_>,
     name: &'a str,
     help: &str,
@@ -439,7 +444,7 @@ fn counter<'a>(
     encoder.encode_descriptor(name, help, None, MetricType::Counter)
 }
 
-fn gauge<'a>(
+pub(crate) fn gauge<'a>(
     encoder: &'a mut DescriptorEncoder<'_>,
     name: &'a str,
     help: &str,
@@ -447,7 +452,11 @@ fn gauge<'a>(
     encoder.encode_descriptor(name, help, None, MetricType::Gauge)
 }
 
-fn count(metric: &mut MetricEncoder<'_>, labels: &impl EncodeLabelSet, value: u64) -> fmt::Result {
+pub(crate) fn count(
+    metric: &mut MetricEncoder<'_>,
+    labels: &impl EncodeLabelSet,
+    value: u64,
+) -> fmt::Result {
     metric
         .encode_family(labels)?
         .encode_counter::<NoLabelSet, u64, u64>(&value, None)
@@ -632,6 +641,7 @@ mod tests {
         let documented: BTreeSet<String> = include_str!("../README.md")
             .lines()
             .filter_map(|line| line.strip_prefix("| `guideway_"))
+            .filter(|name| !name.starts_with("controller_"))
             .map(|line| format!("guideway_{}", line.split('`').next().unwrap()))
             .collect();
         assert_eq!(documented, declared);

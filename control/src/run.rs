@@ -46,7 +46,8 @@ pub fn run(options: &cli::Run) -> Result<()> {
     runtime.block_on(serve(path, content, config, signals))
 }
 
-fn log_to_stderr() -> Result<()> {
+/// Logs to standard error what [`LOG_VARIABLE`] says.
+pub(crate) fn log_to_stderr() -> Result<()> {
     let directives = std::env::var(LOG_VARIABLE).unwrap_or_else(|_| "info".to_owned());
     let filter = EnvFilter::try_new(&directives)
         .with_context(|| format!("{LOG_VARIABLE}={directives:?} is not a log filter"))?;

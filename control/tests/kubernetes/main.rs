@@ -6,6 +6,7 @@
 )]
 
 mod agent;
+mod controller;
 #[path = "../e2e/support/mod.rs"]
 #[allow(
     dead_code,

@@ -1,0 +1,165 @@
+//! `guideway controller`: hands out load-balancer addresses to Services, for the whole cluster.
+//!
+//! ```text
+//! watch (Services, pools, Nodes, Namespaces) -> convert -> cluster -> allocate (pure) -> status -> API server
+//!                                                             ^
+//!                                      lease (who acts) ------+          seed (made once)
+//! ```
+//!
+//! Of several controllers one acts, by a Lease; the others watch, so that they can go on at once. What an
+//! acting one knows beyond the API server is only what it has just decided and not yet seen written.
+//!
+//! An address is counted in its pool's status before a Service has it, by a write that fails if the pool has
+//! changed meanwhile. So a rule of the custom resource, which the API server checks by itself, can refuse to make a pool
+//! smaller than its use, also while no controller runs.
+//!
+//! Neither Services nor pools get a finalizer: nothing outside of the API server is to be cleaned up,
+//! and a finalizer would keep objects from being deleted where the controller is gone.
+
+pub mod allocate;
+pub mod block;
+mod cluster;
+mod convert;
+pub mod crd;
+pub mod lease;
+pub mod metrics;
+mod mirror;
+pub mod objects;
+pub mod seed;
+pub mod status;
+mod watch;
+mod write;
+
+use std::env;
+use std::fs;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use http_body_util::Full;
+use hyper::body::Bytes;
+use hyper::{Response, StatusCode};
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::Secret;
+use kube::{Api, Client};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::{oneshot, watch as channel};
+
+use self::convert::Classes;
+use self::lease::{Candidate, Term};
+use self::metrics::Values;
+use crate::{cli, commands, http, run};
+
+/// Who writes, in the API server's records of field ownership and in Events.
+const MANAGER: &str = "guideway-controller";
+/// Variable with the namespace of the pod.
+const NAMESPACE: &str = "POD_NAMESPACE";
+const DEFAULT_NAMESPACE: &str = "guideway-system";
+
+/// Runs the controller until a signal ends it, or prints the custom resource definitions.
+///
+/// # Errors
+///
+/// When the API server cannot be found, or the address for metrics is taken.
+pub fn run(options: &cli::Controller) -> Result<()> {
+    if options.print_crds {
+        return commands::print(&crd::definition()?);
+    }
+    run::log_to_stderr()?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("cannot start the event loop")?;
+    runtime.block_on(serve(options))
+}
+
+async fn serve(options: &cli::Controller) -> Result<()> {
+    let mut terminate = signal(SignalKind::terminate()).context("cannot handle signals")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("cannot handle signals")?;
+    let config = kube::Config::infer().await.context(
+        "cannot find the API server: neither KUBECONFIG, ~/.kube/config nor a pod's service account tells",
+    )?;
+    let server = config.cluster_url.to_string();
+    let client = Client::try_from(config)
+        .with_context(|| format!("cannot use the credentials for the API server {server}"))?;
+    let namespace = namespace(options);
+    let identity = identity();
+    tracing::info!(server, namespace, identity, "starting");
+
+    let (term, terms) = channel::channel(Term::default());
+    let (values, shown) = channel::channel(Values::default());
+    if let Some(address) = options.metrics {
+        let listener = http::listen(address).await?;
+        let terms = terms.clone();
+        tokio::spawn(http::serve_pages(listener, move |path| {
+            let leads = terms.borrow().is_leading();
+            std::future::ready(page(&path, leads, &shown.borrow()))
+        }));
+    }
+
+    let duration = Duration::from_secs(options.lease_duration.into());
+    let leases: Api<Lease> = Api::namespaced(client.clone(), &namespace);
+    let candidate = Candidate::new(leases, identity, duration);
+    let (stop, stopped) = oneshot::channel::<()>();
+    let election = tokio::spawn(async move {
+        let stopped = async {
+            let _ = stopped.await;
+        };
+        candidate.run(&term, stopped).await;
+    });
+
+    let classes = Classes {
+        class: options.load_balancer_class.clone(),
+        default: options.default_class,
+    };
+    let secrets: Api<Secret> = Api::namespaced(client.clone(), &namespace);
+    let writer = write::Writer::new(
+        client.clone(),
+        terms.clone(),
+        Candidate::write_timeout(duration),
+    );
+    let working = watch::follow(client, classes, secrets, writer, terms, values);
+    let signal = tokio::select! {
+        never = working => match never {},
+        _ = terminate.recv() => "SIGTERM",
+        _ = interrupt.recv() => "SIGINT",
+    };
+    tracing::info!(signal, "ending; addresses stay as they are");
+    drop(stop);
+    let _ = election.await;
+    Ok(())
+}
+
+fn namespace(options: &cli::Controller) -> String {
+    let variable = || env::var(NAMESPACE).ok().filter(|value| !value.is_empty());
+    let namespace = options.namespace.clone().or_else(variable);
+    namespace.unwrap_or_else(|| DEFAULT_NAMESPACE.to_owned())
+}
+
+/// Names this process, differently from every other one.
+fn identity() -> String {
+    let read = |path| fs::read_to_string(path).unwrap_or_default();
+    let host = read("/proc/sys/kernel/hostname");
+    let unique = read("/proc/sys/kernel/random/uuid");
+    format!("{}_{}", host.trim(), unique.trim())
+}
+
+fn page(path: &str, leads: bool, values: &Values) -> Response<Full<Bytes>> {
+    match path {
+        "/metrics" => {
+            let values = Values {
+                leads,
+                ..values.clone()
+            };
+            http::metrics_page(crate::metrics::encoded(values).ok())
+        }
+        // The loop that answers is the one that works.
+        "/healthz" | "/livez" => http::plain(StatusCode::OK, "ok\n"),
+        "/readyz" if values.missing.is_empty() => http::plain(StatusCode::OK, "ok\n"),
+        "/readyz" => {
+            let missing = values.missing.join(", ");
+            let text = format!("waiting for the list of {missing}\n");
+            http::plain(StatusCode::SERVICE_UNAVAILABLE, text)
+        }
+        _ => http::plain(StatusCode::NOT_FOUND, "try /metrics, /livez or /readyz\n"),
+    }
+}

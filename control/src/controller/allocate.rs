@@ -1,0 +1,403 @@
+//! Who gets which address: pools and Services in, addresses out.
+//!
+//! Everything is decided anew from what there is, which includes the addresses that Services hold. So the
+//! order of events changes nothing, and a restart, which knows only what the status of Services says,
+//! decides as the process before it did:
+//!
+//! 1. Services keep what they hold, if the pools and their own requests still allow it.
+//!    Of two that may not have one address together, the older one keeps it.
+//! 2. Services that ask for an address get it, the oldest first.
+//! 3. The others get one they may share, or else the first free one, from the pools in the order of their names.
+
+mod problem;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use super::block::{self, Block, Family};
+use super::objects::{Labels, Pool, Request, Service};
+use crate::index::objects::ObjectName;
+
+pub use problem::{Holder, Problem};
+
+/// All that allocation reads.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Inventory {
+    /// Pools by name.
+    pub pools: BTreeMap<String, Pool>,
+    /// Labels of namespaces.
+    pub namespaces: BTreeMap<String, Labels>,
+    /// Addresses of Nodes.
+    pub nodes: BTreeSet<IpAddr>,
+    /// Addresses that Services have by other ways: another implementation's, external IPs.
+    pub foreign: BTreeMap<IpAddr, ObjectName>,
+    /// The Services that get their addresses from here.
+    pub services: BTreeMap<ObjectName, Service>,
+}
+
+/// What a Service gets.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Decision {
+    /// Its addresses, in the order of its families.
+    pub addresses: Vec<IpAddr>,
+    /// Why it does not have an address of each family.
+    pub problem: Option<Problem>,
+    /// Addresses that it held and may not keep, and why.
+    pub lost: Vec<(IpAddr, Problem)>,
+}
+
+/// Decides what every Service gets.
+pub fn allocate(inventory: &Inventory) -> BTreeMap<ObjectName, Decision> {
+    let mut services: Vec<&Service> = inventory.services.values().collect();
+    services.sort_by_key(|service| (service.created, &service.name));
+
+    let mut ledger = Ledger::new(inventory);
+    let mut claims: Vec<Claim<'_>> = services
+        .into_iter()
+        .map(|service| Claim::new(service, inventory))
+        .collect();
+    for claim in &mut claims {
+        claim.keep(&mut ledger);
+    }
+    for asking in [true, false] {
+        for claim in claims.iter_mut().filter(|claim| claim.asks() == asking) {
+            claim.fill(&mut ledger);
+        }
+    }
+    for claim in &mut claims {
+        claim.explain(&mut ledger);
+    }
+    claims.into_iter().map(Claim::into_decision).collect()
+}
+
+/// Tells how many of a pool's addresses of a family are in use, by whomever, and how many there are.
+pub fn usage(blocks: &[Block], family: Family, taken: &BTreeSet<IpAddr>) -> (u128, u128) {
+    let of_family = |block: &&Block| block.family() == family;
+    let blocks: Vec<Block> = blocks.iter().filter(of_family).copied().collect();
+    let used: BTreeSet<&IpAddr> = blocks
+        .iter()
+        .flat_map(|block| taken.range(block.first()..=block.last()))
+        .collect();
+    (used.len() as u128, block::size(&blocks))
+}
+
+/// One Service on its way to its addresses.
+struct Claim<'a> {
+    service: &'a Service,
+    wish: Result<Wish<'a>, Problem>,
+    /// The pools that admit the Service; if it names some, only those.
+    pools: Vec<&'a Pool>,
+    got: BTreeMap<Family, IpAddr>,
+    problem: Option<Problem>,
+    lost: Vec<(IpAddr, Problem)>,
+}
+
+impl<'a> Claim<'a> {
+    fn new(service: &'a Service, inventory: &'a Inventory) -> Self {
+        let wish = Wish::of(service, inventory);
+        let nothing = Labels::new();
+        let namespace = inventory.namespaces.get(&service.name.namespace);
+        let namespace = namespace.unwrap_or(&nothing);
+        let named = wish.as_ref().map_or(&[][..], |wish| &wish.pools[..]);
+        let pools = inventory
+            .pools
+            .iter()
+            .filter(|(name, pool)| {
+                let named = named.is_empty() || named.contains(&name.as_str());
+                named && pool.admits(&service.labels, namespace)
+            })
+            .map(|(_, pool)| pool)
+            .collect();
+        Self {
+            service,
+            wish,
+            pools,
+            got: BTreeMap::new(),
+            problem: None,
+            lost: Vec::new(),
+        }
+    }
+
+    /// Tells whether certain addresses are asked for.
+    fn asks(&self) -> bool {
+        self.wish
+            .as_ref()
+            .is_ok_and(|wish| !wish.addresses.is_empty())
+    }
+
+    fn keep(&mut self, ledger: &mut Ledger<'a>) {
+        for address in &self.service.held {
+            let family = Family::of(*address);
+            if self.got.contains_key(&family) {
+                self.lost.push((*address, Problem::OnePerFamily(family)));
+                continue;
+            }
+            match self.may_keep(*address, ledger) {
+                Ok(()) => {
+                    ledger.take(*address, self.service);
+                    self.got.insert(family, *address);
+                }
+                Err(problem) => self.lost.push((*address, problem)),
+            }
+        }
+    }
+
+    fn may_keep(&self, address: IpAddr, ledger: &Ledger<'_>) -> Result<(), Problem> {
+        let family = Family::of(address);
+        if !self.service.families.contains(&family) {
+            return Err(Problem::FamilyNotWanted(family));
+        }
+        // A request that cannot be read takes nothing away.
+        let asked = self.wish.as_ref().ok();
+        match asked.and_then(|wish| wish.addresses.get(&family)) {
+            Some(asked) if *asked != address => Err(Problem::Asked(*asked)),
+            _ => self.may_have(address, ledger),
+        }
+    }
+
+    /// Tells whether the Service may have an address, whatever it asks for.
+    fn may_have(&self, address: IpAddr, ledger: &Ledger<'_>) -> Result<(), Problem> {
+        if !self.pools.iter().any(|pool| pool.contains(address)) {
+            return Err(Problem::NotInPools(address));
+        }
+        ledger.may_join(address, self.service)
+    }
+
+    fn fill(&mut self, ledger: &mut Ledger<'a>) {
+        let missing: Vec<Family> = self.missing().collect();
+        let mut found = Vec::new();
+        for family in &missing {
+            found.extend(self.find(*family, ledger));
+        }
+        // A Service that serves by one family goes on to while it waits for the other.
+        let is_whole = found.len() == missing.len() || !self.got.is_empty();
+        if self.service.dual_stack_required && !is_whole {
+            return;
+        }
+        for address in found {
+            ledger.take(address, self.service);
+            self.got.insert(Family::of(address), address);
+        }
+    }
+
+    /// Says why an address is missing, when all addresses are given: so it is the same after a restart.
+    fn explain(&mut self, ledger: &mut Ledger<'_>) {
+        let missing = self
+            .missing()
+            .find_map(|family| self.find(family, ledger).err());
+        self.problem = self.wish.as_ref().err().cloned().or(missing);
+    }
+
+    fn missing(&self) -> impl Iterator<Item = Family> {
+        let families = self.service.families.iter().copied();
+        families.filter(|family| !self.got.contains_key(family))
+    }
+
+    fn find(&self, family: Family, ledger: &mut Ledger<'_>) -> Result<IpAddr, Problem> {
+        let wish = self.wish.as_ref().map_err(Clone::clone)?;
+        if let Some(address) = wish.addresses.get(&family) {
+            return self.may_have(*address, ledger).map(|()| *address);
+        }
+        let open = |pool: &&&Pool| pool.auto_assign || !wish.pools.is_empty();
+        let pools: Vec<&Pool> = self.pools.iter().filter(open).copied().collect();
+        let shared = ledger.shared(self.service).find(|address| {
+            Family::of(*address) == family
+                && pools.iter().any(|pool| pool.contains(*address))
+                && ledger.may_join(*address, self.service).is_ok()
+        });
+        if let Some(address) = shared {
+            return Ok(address);
+        }
+        let blocks = pools.iter().flat_map(|pool| &pool.blocks);
+        let mut blocks = blocks
+            .filter(|block| block.family() == family)
+            .copied()
+            .peekable();
+        if blocks.peek().is_none() {
+            return Err(Problem::NoPool(family));
+        }
+        let free = blocks.find_map(|block| ledger.first_free(block));
+        free.ok_or(Problem::Exhausted(family))
+    }
+
+    fn into_decision(self) -> (ObjectName, Decision) {
+        let families = self.service.families.iter();
+        let addresses = families.filter_map(|family| self.got.get(family).copied());
+        let decision = Decision {
+            addresses: addresses.collect(),
+            problem: self.problem,
+            lost: self.lost,
+        };
+        (self.service.name.clone(), decision)
+    }
+}
+
+/// What a Service asks for, read.
+struct Wish<'a> {
+    addresses: BTreeMap<Family, IpAddr>,
+    pools: Vec<&'a str>,
+}
+
+impl<'a> Wish<'a> {
+    fn of(service: &'a Service, inventory: &Inventory) -> Result<Self, Problem> {
+        let Request {
+            addresses,
+            load_balancer_ip,
+            pools,
+            ..
+        } = &service.request;
+        let pools = pools.as_deref().map(listed).unwrap_or_default();
+        let exists = |name: &&&str| inventory.pools.contains_key(**name);
+        if let Some(unknown) = pools.iter().find(|name| !exists(name)) {
+            return Err(Problem::NoSuchPool((*unknown).to_owned()));
+        }
+        let addresses = match (addresses.as_deref(), load_balancer_ip.as_deref()) {
+            (Some(annotation), Some(field)) => {
+                let asked = asked(annotation, &service.families)?;
+                match field.parse::<IpAddr>() {
+                    Ok(address) if asked.values().any(|asked| *asked == address) => asked,
+                    _ => return Err(Problem::Contradiction),
+                }
+            }
+            (Some(text), None) | (None, Some(text)) => asked(text, &service.families)?,
+            (None, None) => BTreeMap::new(),
+        };
+        Ok(Self { addresses, pools })
+    }
+}
+
+/// Reads the addresses that are asked for.
+fn asked(text: &str, families: &[Family]) -> Result<BTreeMap<Family, IpAddr>, Problem> {
+    let mut addresses = BTreeMap::new();
+    for text in listed(text) {
+        let address: IpAddr = text
+            .parse()
+            .map_err(|_| Problem::NoAddress(text.to_owned()))?;
+        let family = Family::of(address);
+        if !families.contains(&family) {
+            return Err(Problem::FamilyNotWanted(family));
+        }
+        if addresses.insert(family, address).is_some() {
+            return Err(Problem::OnePerFamily(family));
+        }
+    }
+    Ok(addresses)
+}
+
+/// Splits a list as annotations have it.
+fn listed(text: &str) -> Vec<&str> {
+    let parts = text.split(',').map(str::trim);
+    parts.filter(|part| !part.is_empty()).collect()
+}
+
+/// Who has which address.
+struct Ledger<'a> {
+    holders: BTreeMap<IpAddr, Holders<'a>>,
+    /// Addresses by the key that their Services share them under.
+    shared: BTreeMap<&'a str, BTreeSet<IpAddr>>,
+    /// How far each block is known to be taken: nothing is given back while services are filled.
+    searched: BTreeMap<Block, IpAddr>,
+}
+
+enum Holders<'a> {
+    Node,
+    Foreign(&'a ObjectName),
+    Services(Vec<&'a Service>),
+}
+
+impl<'a> Ledger<'a> {
+    fn new(inventory: &'a Inventory) -> Self {
+        let foreign = inventory.foreign.iter();
+        let foreign = foreign.map(|(address, name)| (*address, Holders::Foreign(name)));
+        let nodes = inventory.nodes.iter();
+        let nodes = nodes.map(|address| (*address, Holders::Node));
+        Self {
+            holders: foreign.chain(nodes).collect(),
+            shared: BTreeMap::new(),
+            searched: BTreeMap::new(),
+        }
+    }
+
+    fn take(&mut self, address: IpAddr, service: &'a Service) {
+        if let Some(key) = &service.request.sharing_key {
+            self.shared.entry(key).or_default().insert(address);
+        }
+        let holders = self.holders.entry(address);
+        let holders = holders.or_insert_with(|| Holders::Services(Vec::new()));
+        match holders {
+            Holders::Services(services) => services.push(service),
+            // This Service's as well: see `may_join`.
+            Holders::Foreign(_) | Holders::Node => *holders = Holders::Services(vec![service]),
+        }
+    }
+
+    /// Tells whether a Service may have an address, beside those that have it.
+    fn may_join(&self, address: IpAddr, service: &Service) -> Result<(), Problem> {
+        let conflict = |holder| Problem::Taken { address, holder };
+        match self.holders.get(&address) {
+            None => Ok(()),
+            Some(Holders::Node) => Err(conflict(Holder::Node)),
+            // Which of the two is wrong cannot be known, and taking it away breaks one.
+            Some(Holders::Foreign(_)) if service.held.contains(&address) => Ok(()),
+            Some(Holders::Foreign(name)) if **name == service.name => Ok(()),
+            Some(Holders::Foreign(name)) => Err(conflict(Holder::Foreign((*name).clone()))),
+            Some(Holders::Services(others)) => {
+                let against =
+                    |other: &&Service| Some((other.name.clone(), may_share(service, other).err()?));
+                let first = others
+                    .iter()
+                    .filter_map(against)
+                    .min_by(|(one, _), (other, _)| one.cmp(other));
+                first.map_or(Ok(()), |(_, holder)| Err(conflict(holder)))
+            }
+        }
+    }
+
+    fn shared(&self, service: &Service) -> impl Iterator<Item = IpAddr> {
+        let key = service.request.sharing_key.as_deref();
+        let addresses = key.and_then(|key| self.shared.get(key));
+        addresses.into_iter().flatten().copied()
+    }
+
+    fn first_free(&mut self, block: Block) -> Option<IpAddr> {
+        let from = *self.searched.get(&block).unwrap_or(&block.first());
+        let mut free = Some(from);
+        for taken in self
+            .holders
+            .range(from..=block.last())
+            .map(|(taken, _)| *taken)
+        {
+            if Some(taken) != free {
+                break;
+            }
+            free = block::next(taken);
+        }
+        let free = free.filter(|free| *free <= block.last());
+        self.searched.insert(block, free.unwrap_or(block.last()));
+        free
+    }
+}
+
+/// Tells whether two Services may have one address together, else what is against it.
+fn may_share(service: &Service, other: &Service) -> Result<(), Holder> {
+    let name = || other.name.clone();
+    let key = service.request.sharing_key.as_ref();
+    if key.is_none() || key != other.request.sharing_key.as_ref() {
+        return Err(Holder::Service(name()));
+    }
+    if let Some((protocol, port)) = service.ports.intersection(&other.ports).next() {
+        return Err(Holder::Port(name(), *protocol, *port));
+    }
+    // Machines announce the address of a Local service where it has pods: that must be the same machines.
+    let same_pods = service.local
+        && other.local
+        && service.name.namespace == other.name.namespace
+        && !service.selector.is_empty()
+        && service.selector == other.selector;
+    if (service.local || other.local) && !same_pods {
+        return Err(Holder::OtherPods(name()));
+    }
+    Ok(())
+}

@@ -1,0 +1,127 @@
+//! Why a Service has no address, or not the one it held.
+
+use std::fmt;
+use std::net::IpAddr;
+
+use crate::controller::block::Family;
+use crate::desired::Protocol;
+use crate::index::objects::ObjectName;
+
+/// Why a Service does not get an address.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Problem {
+    /// A part of the request is no address.
+    #[error("{0:?} is no address; write one per family, separated by a comma")]
+    NoAddress(String),
+    /// Annotation and field ask for different addresses.
+    #[error(
+        "the annotation guideway.dev/addresses and spec.loadBalancerIP ask for different addresses; remove the latter"
+    )]
+    Contradiction,
+    /// More than one address of a family.
+    #[error("a Service has one {0} address at most")]
+    OnePerFamily(Family),
+    /// An address of a family that the Service does not have.
+    #[error("spec.ipFamilies has no {0}")]
+    FamilyNotWanted(Family),
+    /// Another address is asked for.
+    #[error("{0} is asked for")]
+    Asked(IpAddr),
+    /// The pool that is asked for does not exist.
+    #[error("there is no LoadBalancerPool {0:?}")]
+    NoSuchPool(String),
+    /// No pool is open to the Service.
+    #[error(
+        "no LoadBalancerPool with {0} addresses is open to this Service; see its selectors and autoAssign"
+    )]
+    NoPool(Family),
+    /// No pool that is open to the Service has the address.
+    #[error("{0} is in no LoadBalancerPool that is open to this Service")]
+    NotInPools(IpAddr),
+    /// All addresses are taken.
+    #[error("every {0} address that is open to this Service is in use")]
+    Exhausted(Family),
+    /// Somebody else has the address.
+    #[error("{address} {holder}")]
+    Taken {
+        /// The address.
+        address: IpAddr,
+        /// Who has it.
+        holder: Holder,
+    },
+}
+
+impl Problem {
+    /// Returns the word for it in a condition.
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::NoAddress(_)
+            | Self::Contradiction
+            | Self::OnePerFamily(_)
+            | Self::FamilyNotWanted(_)
+            | Self::Asked(_) => "InvalidRequest",
+            Self::NoSuchPool(_) => "NoSuchPool",
+            Self::NoPool(_) => "NoPool",
+            Self::NotInPools(_) => "NotInPools",
+            Self::Exhausted(_) => "PoolExhausted",
+            Self::Taken {
+                holder: Holder::Node,
+                ..
+            } => "AddressIsNode",
+            Self::Taken { .. } => "AddressInUse",
+        }
+    }
+
+    /// Tells whether the Service itself no longer wants the address.
+    pub fn is_wish(&self) -> bool {
+        matches!(self, Self::Asked(_) | Self::FamilyNotWanted(_))
+    }
+
+    /// Tells whether somebody else has the address.
+    pub fn is_conflict(&self) -> bool {
+        matches!(self, Self::Taken { .. })
+    }
+}
+
+/// Who has an address, and what is against having it together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Holder {
+    /// A Node.
+    Node,
+    /// A Service that does not get it from here.
+    Foreign(ObjectName),
+    /// A Service with which it is not shared.
+    Service(ObjectName),
+    /// A Service with which it would be shared, but for a port of both.
+    Port(ObjectName, Protocol, u16),
+    /// A Service with which it would be shared, but for where the pods are.
+    OtherPods(ObjectName),
+}
+
+impl fmt::Display for Holder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Node => f.write_str("is an address of a Node"),
+            Self::Foreign(name) => {
+                write!(
+                    f,
+                    "is used by Service {name}, which did not get it from Guideway"
+                )
+            }
+            Self::Service(name) => write!(
+                f,
+                "is used by Service {name}; to share it, give both the same guideway.dev/sharing-key"
+            ),
+            Self::Port(name, protocol, port) => {
+                write!(
+                    f,
+                    "is shared with Service {name}, which has port {port}/{protocol} too"
+                )
+            }
+            Self::OtherPods(name) => write!(
+                f,
+                "is shared with Service {name}; with externalTrafficPolicy Local both need it, in one namespace, with the same selector"
+            ),
+        }
+    }
+}

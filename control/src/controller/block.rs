@@ -1,0 +1,259 @@
+//! What a pool's `addresses` say: a CIDR, a range, or one address.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::str::FromStr;
+
+use ipnet::IpNet;
+
+/// An address family.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Family {
+    /// IPv4.
+    V4,
+    /// IPv6.
+    V6,
+}
+
+impl Family {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::V4, Self::V6];
+
+    /// Returns an address's family.
+    pub fn of(address: IpAddr) -> Self {
+        match address {
+            IpAddr::V4(_) => Self::V4,
+            IpAddr::V6(_) => Self::V6,
+        }
+    }
+}
+
+impl fmt::Display for Family {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::V4 => "IPv4",
+            Self::V6 => "IPv6",
+        })
+    }
+}
+
+/// The addresses from the first to the last, both included, which are of one family.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Block {
+    first: IpAddr,
+    last: IpAddr,
+}
+
+/// Why a text is no block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BlockError {
+    /// Not one of the three forms.
+    #[error("it is no CIDR, no range FIRST-LAST and no address")]
+    Form,
+    /// A CIDR that names an address inside of the network.
+    #[error("it has bits beyond its prefix length; write {0}")]
+    HostBits(IpNet),
+    /// A range with both families.
+    #[error("its ends are of different families")]
+    Families,
+    /// A range that ends before it begins.
+    #[error("its end comes before its begin")]
+    Order,
+    /// Addresses that no service can have.
+    #[error("it has addresses of {0}, which is not unicast or not routed")]
+    Special(IpNet),
+}
+
+impl Block {
+    /// Returns the family.
+    pub fn family(&self) -> Family {
+        Family::of(self.first)
+    }
+
+    /// Returns the first address.
+    pub fn first(&self) -> IpAddr {
+        self.first
+    }
+
+    /// Returns the last address.
+    pub fn last(&self) -> IpAddr {
+        self.last
+    }
+
+    /// Tells whether an address is one of the block's.
+    pub fn contains(&self, address: IpAddr) -> bool {
+        // Addresses are ordered by family first.
+        (self.first..=self.last).contains(&address)
+    }
+
+    /// Returns the number of addresses.
+    pub fn size(&self) -> u128 {
+        number(self.last) - number(self.first) + 1
+    }
+
+    fn overlaps(&self, other: &IpNet) -> bool {
+        self.first <= other.broadcast() && other.network() <= self.last
+    }
+}
+
+impl From<IpNet> for Block {
+    fn from(network: IpNet) -> Self {
+        Self {
+            first: network.network(),
+            last: network.broadcast(),
+        }
+    }
+}
+
+impl FromStr for Block {
+    type Err = BlockError;
+
+    fn from_str(text: &str) -> Result<Self, BlockError> {
+        let block = if let Ok(network) = text.parse::<IpNet>() {
+            if network.addr() != network.network() {
+                return Err(BlockError::HostBits(network.trunc()));
+            }
+            Self::from(network)
+        } else {
+            let (first, last) = text.split_once('-').unwrap_or((text, text));
+            let address = |text: &str| text.trim().parse().map_err(|_| BlockError::Form);
+            Self {
+                first: address(first)?,
+                last: address(last)?,
+            }
+        };
+        if Family::of(block.first) != Family::of(block.last) {
+            return Err(BlockError::Families);
+        }
+        if block.last < block.first {
+            return Err(BlockError::Order);
+        }
+        match special().into_iter().find(|net| block.overlaps(net)) {
+            Some(network) => Err(BlockError::Special(network)),
+            None => Ok(block),
+        }
+    }
+}
+
+/// Adds up blocks, counting what several of them have once.
+pub fn size(blocks: &[Block]) -> u128 {
+    let mut sorted = blocks.to_vec();
+    sorted.sort_unstable();
+    let mut size = 0;
+    let mut counted: Option<IpAddr> = None;
+    for block in sorted {
+        match counted {
+            Some(last) if block.last <= last => continue,
+            Some(last) if block.first <= last => size += number(block.last) - number(last),
+            _ => size += block.size(),
+        }
+        counted = Some(block.last);
+    }
+    size
+}
+
+/// Returns the address behind this one; nothing behind the last of its family.
+pub fn next(address: IpAddr) -> Option<IpAddr> {
+    Some(match address {
+        IpAddr::V4(address) => Ipv4Addr::from_bits(address.to_bits().checked_add(1)?).into(),
+        IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits().checked_add(1)?).into(),
+    })
+}
+
+fn number(address: IpAddr) -> u128 {
+    match address {
+        IpAddr::V4(address) => address.to_bits().into(),
+        IpAddr::V6(address) => address.to_bits(),
+    }
+}
+
+/// Networks whose addresses are no one's to give (RFC 6890), and IPv4-mapped addresses,
+/// which stand for others.
+fn special() -> [IpNet; 8] {
+    let v4 = |a, b, length| IpNet::new_assert(Ipv4Addr::new(a, b, 0, 0).into(), length);
+    let v6 = |first, sixth, length| {
+        IpNet::new_assert(Ipv6Addr::new(first, 0, 0, 0, 0, sixth, 0, 0).into(), length)
+    };
+    [
+        v4(0, 0, 8),
+        v4(127, 0, 8),
+        v4(169, 254, 16),
+        v4(224, 0, 3),
+        v6(0, 0, 127),
+        v6(0, 0xffff, 96),
+        v6(0xfe80, 0, 10),
+        v6(0xff00, 0, 8),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<Block, BlockError> {
+        text.parse()
+    }
+
+    #[test]
+    fn a_block_is_a_cidr_a_range_or_an_address() {
+        for (text, first, last, size) in [
+            ("192.0.2.0/30", "192.0.2.0", "192.0.2.3", 4),
+            ("192.0.2.250 - 192.0.3.4", "192.0.2.250", "192.0.3.4", 11),
+            ("192.0.2.7", "192.0.2.7", "192.0.2.7", 1),
+            (
+                "2001:db8::/64",
+                "2001:db8::",
+                "2001:db8::ffff:ffff:ffff:ffff",
+                1 << 64,
+            ),
+            ("2001:db8::1-2001:db8::a", "2001:db8::1", "2001:db8::a", 10),
+        ] {
+            let block = parse(text).unwrap();
+            assert_eq!(block.first(), first.parse::<IpAddr>().unwrap(), "{text}");
+            assert_eq!(block.last(), last.parse::<IpAddr>().unwrap(), "{text}");
+            assert_eq!(block.size(), size, "{text}");
+        }
+    }
+
+    #[test]
+    fn other_texts_are_refused() {
+        for text in ["", "-", "192.0.2.0/33", "192.0.2.1-", "192.0.2.1-3", "web"] {
+            assert_eq!(parse(text), Err(BlockError::Form), "{text}");
+        }
+        let network = "192.0.2.0/24".parse().unwrap();
+        assert_eq!(parse("192.0.2.1/24"), Err(BlockError::HostBits(network)));
+        assert_eq!(parse("192.0.2.1-2001:db8::1"), Err(BlockError::Families));
+        assert_eq!(parse("192.0.2.2-192.0.2.1"), Err(BlockError::Order));
+    }
+
+    #[test]
+    fn addresses_that_no_service_can_have_are_refused() {
+        for text in [
+            "0.0.0.0/0",
+            "127.0.0.1",
+            "169.254.0.0/24",
+            "223.255.255.255-224.0.0.1",
+            "255.255.255.255",
+            "::1",
+            "::ffff:192.0.2.1",
+            "fe80::/64",
+            "2001:db8::-ff02::1",
+        ] {
+            assert!(matches!(parse(text), Err(BlockError::Special(_))), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_blocks_have_in_common_counts_once() {
+        let blocks = [
+            "192.0.2.8/29",
+            "192.0.2.0-192.0.2.9",
+            "192.0.2.4",
+            "192.0.2.100",
+            "2001:db8::/126",
+        ];
+        let blocks: Vec<Block> = blocks.iter().map(|text| text.parse().unwrap()).collect();
+        assert_eq!(size(&blocks), 16 + 1 + 4);
+        assert_eq!(size(&[]), 0);
+    }
+}

@@ -1,0 +1,189 @@
+//! Objects of the API server into what the controller reads of them.
+
+use std::net::IpAddr;
+
+use k8s_openapi::api::core::v1 as core;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{self as meta, ObjectMeta};
+
+use super::block::Family;
+use super::crd::{Condition, LoadBalancerPool, PoolStatus};
+use super::objects::{Labels, Request, Service};
+use super::status::{ADDRESS_ASSIGNED, Ingress, Observed, PoolSource};
+use crate::desired::Protocol;
+use crate::index::objects::ObjectName;
+
+const ADDRESSES: &str = "guideway.dev/addresses";
+const POOL: &str = "guideway.dev/pool";
+const SHARING_KEY: &str = "guideway.dev/sharing-key";
+
+/// Which Services are the controller's.
+#[derive(Clone, Debug)]
+pub(super) struct Classes {
+    /// The `loadBalancerClass`.
+    pub(super) class: String,
+    /// Whether Services without a class are too.
+    pub(super) default: bool,
+}
+
+/// A Service of the API server.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Seen {
+    pub(super) uid: String,
+    /// The Service, if it gets its addresses from here.
+    pub(super) ours: Option<Service>,
+    /// The addresses that it has by other ways.
+    pub(super) foreign: Vec<IpAddr>,
+    pub(super) observed: Observed,
+}
+
+/// A pool of the API server.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct SeenPool {
+    pub(super) version: String,
+    pub(super) source: PoolSource,
+    pub(super) status: PoolStatus,
+}
+
+impl Classes {
+    fn has(&self, spec: &core::ServiceSpec) -> bool {
+        spec.type_.as_deref() == Some("LoadBalancer")
+            && match &spec.load_balancer_class {
+                Some(class) => *class == self.class,
+                None => self.default,
+            }
+    }
+
+    /// Converts a Service.
+    pub(super) fn service(&self, service: &core::Service) -> Seen {
+        let nothing = core::ServiceSpec::default();
+        let spec = service.spec.as_ref().unwrap_or(&nothing);
+        let observed = observed(service.status.as_ref());
+        let mut foreign: Vec<IpAddr> = spec
+            .external_ips
+            .iter()
+            .flatten()
+            .filter_map(|text| text.parse().ok())
+            .collect();
+        let ours = if self.has(spec) {
+            let held = observed.addresses().collect();
+            Some(wanted(&service.metadata, spec, held))
+        } else {
+            foreign.extend(observed.addresses());
+            None
+        };
+        Seen {
+            uid: service.metadata.uid.clone().unwrap_or_default(),
+            ours,
+            foreign,
+            observed,
+        }
+    }
+}
+
+fn wanted(metadata: &ObjectMeta, spec: &core::ServiceSpec, held: Vec<IpAddr>) -> Service {
+    let annotation = |key: &str| metadata.annotations.as_ref()?.get(key).cloned();
+    let families = spec.ip_families.iter().flatten();
+    let created = metadata.creation_timestamp.as_ref();
+    Service {
+        name: name(metadata),
+        created: created.map_or(i64::MAX, |time| time.0.as_second()),
+        labels: labels(metadata),
+        families: families.filter_map(|text| family(text)).collect(),
+        dual_stack_required: spec.ip_family_policy.as_deref() == Some("RequireDualStack"),
+        ports: spec.ports.iter().flatten().filter_map(port).collect(),
+        local: spec.external_traffic_policy.as_deref() == Some("Local"),
+        selector: spec.selector.clone().unwrap_or_default(),
+        request: Request {
+            addresses: annotation(ADDRESSES),
+            load_balancer_ip: spec
+                .load_balancer_ip
+                .clone()
+                .filter(|text| !text.is_empty()),
+            pools: annotation(POOL),
+            sharing_key: annotation(SHARING_KEY),
+        },
+        held,
+    }
+}
+
+fn observed(status: Option<&core::ServiceStatus>) -> Observed {
+    let ingress = status
+        .and_then(|status| status.load_balancer.as_ref()?.ingress.as_ref())
+        .into_iter()
+        .flatten()
+        .map(|ingress| Ingress {
+            ip: ingress.ip.clone(),
+            mode: ingress.ip_mode.clone(),
+            more: ingress.hostname.is_some() || ingress.ports.is_some(),
+        });
+    let conditions = status.and_then(|status| status.conditions.as_ref());
+    let mut conditions = conditions.into_iter().flatten();
+    let ours = conditions.find(|condition| condition.type_ == ADDRESS_ASSIGNED);
+    Observed {
+        ingress: ingress.collect(),
+        condition: ours.map(condition),
+    }
+}
+
+fn condition(condition: &meta::Condition) -> Condition {
+    Condition {
+        kind: condition.type_.clone(),
+        status: condition.status.clone(),
+        reason: condition.reason.clone(),
+        message: condition.message.clone(),
+        last_transition_time: condition.last_transition_time.0.to_string(),
+    }
+}
+
+fn port(port: &core::ServicePort) -> Option<(Protocol, u16)> {
+    let protocol = match port.protocol.as_deref() {
+        None | Some("TCP") => Protocol::Tcp,
+        Some("UDP") => Protocol::Udp,
+        Some("SCTP") => Protocol::Sctp,
+        Some(_) => return None,
+    };
+    Some((protocol, u16::try_from(port.port).ok()?))
+}
+
+fn family(text: &str) -> Option<Family> {
+    match text {
+        "IPv4" => Some(Family::V4),
+        "IPv6" => Some(Family::V6),
+        _ => None,
+    }
+}
+
+/// Converts a pool.
+pub(super) fn pool(pool: &LoadBalancerPool) -> SeenPool {
+    SeenPool {
+        version: pool.metadata.resource_version.clone().unwrap_or_default(),
+        source: PoolSource::new(&pool.spec),
+        status: pool.status.clone().unwrap_or_default(),
+    }
+}
+
+/// Reads the addresses of a Node.
+pub(super) fn node(node: &core::Node) -> Vec<IpAddr> {
+    let addresses = node
+        .status
+        .as_ref()
+        .and_then(|status| status.addresses.as_ref());
+    let texts = addresses
+        .into_iter()
+        .flatten()
+        .map(|address| &address.address);
+    texts.filter_map(|text| text.parse().ok()).collect()
+}
+
+/// Reads the labels of an object.
+pub(super) fn labels(metadata: &ObjectMeta) -> Labels {
+    metadata.labels.clone().unwrap_or_default()
+}
+
+/// Reads the name of an object.
+pub(super) fn name(metadata: &ObjectMeta) -> ObjectName {
+    ObjectName {
+        namespace: metadata.namespace.clone().unwrap_or_default(),
+        name: metadata.name.clone().unwrap_or_default(),
+    }
+}

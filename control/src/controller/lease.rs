@@ -1,0 +1,190 @@
+//! Which of several controllers acts: election of a leader by a Lease, by the rules of client-go.
+//!
+//! A candidate takes the Lease when it is free, or when it has not changed for its duration by the candidate's
+//! own clock, so that clocks need not agree. A leader stops acting when it could not renew for two thirds of the duration.
+//! Ready-made crates compare the clocks of both machines, or give the leader no end to act by; this is shorter than
+//! what would have to be built around them.
+
+use std::time::Duration;
+
+use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
+use k8s_openapi::jiff::Timestamp;
+use kube::Api;
+use kube::api::PostParams;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use super::MANAGER;
+
+/// Name of the Lease.
+pub const LEASE: &str = "guideway-controller";
+
+/// Whether, and how long, this process may act.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Term {
+    until: Option<Instant>,
+    /// How many times this process became the leader: what it knew in an earlier term may be wrong.
+    pub(super) number: u64,
+}
+
+impl Term {
+    /// Tells whether this process may act at this time.
+    pub(super) fn is_leading(&self) -> bool {
+        self.until.is_some_and(|until| Instant::now() < until)
+    }
+}
+
+/// A candidate.
+pub(super) struct Candidate {
+    api: Api<Lease>,
+    identity: String,
+    duration: Duration,
+    /// The Lease as it was last seen to change, and when.
+    seen: Option<(LeaseSpec, Instant)>,
+}
+
+impl Candidate {
+    pub(super) fn new(api: Api<Lease>, identity: String, duration: Duration) -> Self {
+        Self {
+            api,
+            identity,
+            duration,
+            seen: None,
+        }
+    }
+
+    /// Returns how long a write may take, so that a leader's last one ends before another leads.
+    pub(super) fn write_timeout(duration: Duration) -> Duration {
+        duration / 4
+    }
+
+    /// Stands for election until `stop` is done, and then gives the Lease back.
+    pub(super) async fn run(mut self, term: &watch::Sender<Term>, stop: impl Future<Output = ()>) {
+        tokio::pin!(stop);
+        let pause = self.duration / 5;
+        loop {
+            let asked = Instant::now();
+            match tokio::time::timeout(pause, self.stand()).await {
+                Ok(Ok(leads)) => {
+                    let until = leads.then_some(asked + self.duration * 2 / 3);
+                    term.send_if_modified(|term| {
+                        let turned = term.until.is_some() != leads;
+                        if turned {
+                            tracing::info!(leads, "leader election");
+                        }
+                        term.number += u64::from(turned && leads);
+                        term.until = until;
+                        turned
+                    });
+                }
+                // What the term has left is what there is to find out.
+                Ok(Err(error)) => tracing::warn!(%error, "cannot renew or read the Lease"),
+                Err(_) => tracing::warn!("the API server does not answer about the Lease"),
+            }
+            tokio::select! {
+                () = tokio::time::sleep(pause) => {}
+                () = &mut stop => break,
+            }
+        }
+        if term.borrow().is_leading() {
+            match tokio::time::timeout(pause, self.release()).await {
+                Ok(Ok(())) => tracing::info!("gave the Lease back"),
+                _ => tracing::warn!("could not give the Lease back; it ends by itself"),
+            }
+        }
+    }
+
+    /// Takes or renews the Lease if it may; tells whether this process has it.
+    async fn stand(&mut self) -> Result<bool, kube::Error> {
+        let Some(mut lease) = self.api.get_opt(LEASE).await? else {
+            let lease = Lease {
+                metadata: ObjectMeta {
+                    name: Some(LEASE.to_owned()),
+                    ..ObjectMeta::default()
+                },
+                spec: Some(self.renewed(&LeaseSpec::default())),
+            };
+            self.api.create(&parameters(), &lease).await?;
+            return Ok(true);
+        };
+        let now = Instant::now();
+        let spec = lease.spec.unwrap_or_default();
+        let since = match &self.seen {
+            Some((seen, since)) if *seen == spec => *since,
+            _ => now,
+        };
+        self.seen = Some((spec.clone(), since));
+        if !may_hold(&spec, &self.identity, now - since) {
+            return Ok(false);
+        }
+        lease.spec = Some(self.renewed(&spec));
+        // The version makes this fail if somebody else was faster.
+        self.api.replace(LEASE, &parameters(), &lease).await?;
+        Ok(true)
+    }
+
+    /// Says of the Lease that this process has it from now on.
+    fn renewed(&self, spec: &LeaseSpec) -> LeaseSpec {
+        let now = MicroTime(Timestamp::now());
+        let mine = spec.holder_identity.as_deref() == Some(&self.identity);
+        let transitions = spec.lease_transitions.unwrap_or(0);
+        LeaseSpec {
+            holder_identity: Some(self.identity.clone()),
+            lease_duration_seconds: i32::try_from(self.duration.as_secs()).ok(),
+            acquire_time: spec
+                .acquire_time
+                .clone()
+                .filter(|_| mine)
+                .or(Some(now.clone())),
+            renew_time: Some(now),
+            lease_transitions: Some(if mine { transitions } else { transitions + 1 }),
+            ..LeaseSpec::default()
+        }
+    }
+
+    async fn release(&self) -> Result<(), kube::Error> {
+        let mut lease = self.api.get(LEASE).await?;
+        let spec = lease.spec.get_or_insert_default();
+        if spec.holder_identity.as_deref() == Some(&self.identity) {
+            spec.holder_identity = Some(String::new());
+            self.api.replace(LEASE, &parameters(), &lease).await?;
+        }
+        Ok(())
+    }
+}
+
+/// Tells whether a candidate may take or renew a Lease that has been like this for a time.
+fn may_hold(spec: &LeaseSpec, identity: &str, unchanged: Duration) -> bool {
+    let holder = spec.holder_identity.as_deref().unwrap_or_default();
+    let seconds = spec.lease_duration_seconds.unwrap_or(0);
+    let duration = Duration::from_secs(u64::try_from(seconds).unwrap_or(0));
+    holder.is_empty() || holder == identity || unchanged > duration
+}
+
+fn parameters() -> PostParams {
+    PostParams {
+        field_manager: Some(MANAGER.to_owned()),
+        ..PostParams::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lease_is_taken_when_it_is_free_or_stale_by_the_own_clock() {
+        let lease = |holder: &str| LeaseSpec {
+            holder_identity: Some(holder.to_owned()),
+            lease_duration_seconds: Some(10),
+            ..LeaseSpec::default()
+        };
+        let seconds = Duration::from_secs;
+        assert!(may_hold(&LeaseSpec::default(), "me", seconds(0)));
+        assert!(may_hold(&lease(""), "me", seconds(0)));
+        assert!(may_hold(&lease("me"), "me", seconds(0)));
+        assert!(!may_hold(&lease("you"), "me", seconds(10)));
+        assert!(may_hold(&lease("you"), "me", seconds(11)));
+    }
+}

@@ -1,0 +1,76 @@
+//! What allocation reads: exactly the fields that its rules ask for.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use kube::core::{Selector, SelectorExt};
+
+use super::block::{Block, Family};
+use crate::desired::Protocol;
+use crate::index::objects::ObjectName;
+
+/// Labels of an object, or what a Service selects pods by.
+pub type Labels = BTreeMap<String, String>;
+
+/// Addresses to give out, and to whom.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Pool {
+    /// The addresses; those of the first block are given first.
+    pub blocks: Vec<Block>,
+    /// Which Services get them.
+    pub services: Selector,
+    /// The Services of which namespaces get them.
+    pub namespaces: Selector,
+    /// Whether Services get them that ask for nothing.
+    pub auto_assign: bool,
+}
+
+impl Pool {
+    /// Tells whether an address is one of the pool's.
+    pub fn contains(&self, address: IpAddr) -> bool {
+        self.blocks.iter().any(|block| block.contains(address))
+    }
+
+    /// Tells whether a Service with these labels, in a namespace with these, may have the pool's addresses.
+    pub fn admits(&self, service: &Labels, namespace: &Labels) -> bool {
+        self.services.matches(service) && self.namespaces.matches(namespace)
+    }
+}
+
+/// A Service that gets its addresses from here.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Service {
+    /// Its name.
+    pub name: ObjectName,
+    /// When it was created, in seconds since 1970: who came first.
+    pub created: i64,
+    /// Its labels.
+    pub labels: Labels,
+    /// The families it wants an address of.
+    pub families: Vec<Family>,
+    /// Whether it wants both families or nothing.
+    pub dual_stack_required: bool,
+    /// Its ports.
+    pub ports: BTreeSet<(Protocol, u16)>,
+    /// Whether its external traffic policy is Local.
+    pub local: bool,
+    /// What it selects pods by.
+    pub selector: Labels,
+    /// What it asks for.
+    pub request: Request,
+    /// The addresses that its status has.
+    pub held: Vec<IpAddr>,
+}
+
+/// What a Service asks for, as it is written.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Request {
+    /// The annotation `guideway.dev/addresses`.
+    pub addresses: Option<String>,
+    /// The deprecated field `loadBalancerIP`.
+    pub load_balancer_ip: Option<String>,
+    /// The annotation `guideway.dev/pool`.
+    pub pools: Option<String>,
+    /// The annotation `guideway.dev/sharing-key`.
+    pub sharing_key: Option<String>,
+}

@@ -1,0 +1,66 @@
+//! The seed of the flow hash, which all edges share: made once, and never changed.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Read;
+
+use k8s_openapi::ByteString;
+use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::Api;
+use kube::api::PostParams;
+
+use super::MANAGER;
+
+/// Name of the Secret.
+pub const SECRET: &str = "guideway-seed";
+/// The key in it; the value is written as `hash_seed` in the agent's configuration.
+pub const KEY: &str = "seed";
+
+/// Why there is no seed.
+#[derive(Debug, thiserror::Error)]
+pub enum SeedError {
+    /// The API server refused.
+    #[error("the API server refuses")]
+    Api(#[from] kube::Error),
+    /// The operating system has no random numbers.
+    #[error("cannot read /dev/urandom")]
+    Random(#[from] std::io::Error),
+}
+
+/// Makes the Secret if there is none.
+///
+/// # Errors
+///
+/// When it can neither be read nor created.
+pub(super) async fn ensure(api: &Api<Secret>) -> Result<(), SeedError> {
+    if api.get_opt(SECRET).await?.is_some() {
+        return Ok(());
+    }
+    let mut seed = [0; 8];
+    File::open("/dev/urandom")?.read_exact(&mut seed)?;
+    let text = format!("{:#018x}", u64::from_be_bytes(seed));
+    let secret = Secret {
+        metadata: ObjectMeta {
+            name: Some(SECRET.to_owned()),
+            ..ObjectMeta::default()
+        },
+        data: Some(BTreeMap::from([(KEY.to_owned(), ByteString(text.into()))])),
+        // Another seed would move nearly every flow: the API server refuses it too.
+        immutable: Some(true),
+        ..Secret::default()
+    };
+    let parameters = PostParams {
+        field_manager: Some(MANAGER.to_owned()),
+        ..PostParams::default()
+    };
+    match api.create(&parameters, &secret).await {
+        Ok(_) => {
+            tracing::info!(secret = SECRET, "made the seed of the flow hash");
+            Ok(())
+        }
+        // Somebody was faster, and that is the seed.
+        Err(kube::Error::Api(status)) if status.code == 409 => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}

@@ -1,0 +1,489 @@
+//! What the controller writes: the status of Services and of pools, and what Events tell of it.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use serde_json::{Value, json};
+
+use super::allocate::{self, Decision};
+use super::block::{Block, Family};
+use super::crd::{BlockStatus, Condition, PoolSpec, PoolStatus};
+use super::objects::{Pool, Service};
+use crate::index::objects::ObjectName;
+
+/// The condition of a Service that tells whether it has its addresses.
+pub const ADDRESS_ASSIGNED: &str = "guideway.dev/AddressAssigned";
+/// The condition of a pool that tells whether its specification is in force.
+const READY: &str = "Ready";
+
+/// What the status of a Service says, as far as it is the controller's.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Observed {
+    /// The addresses, as text: a status can be anybody's.
+    pub ingress: Vec<Ingress>,
+    /// The condition [`ADDRESS_ASSIGNED`].
+    pub condition: Option<Condition>,
+}
+
+/// One entry of a Service's `status.loadBalancer.ingress`.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Ingress {
+    /// `ip`.
+    pub ip: Option<String>,
+    /// `ipMode`.
+    pub mode: Option<String>,
+    /// Whether there is more than that, such as a host name.
+    pub more: bool,
+}
+
+impl Observed {
+    /// Returns the addresses.
+    pub fn addresses(&self) -> impl Iterator<Item = IpAddr> {
+        let texts = self
+            .ingress
+            .iter()
+            .filter_map(|ingress| ingress.ip.as_deref());
+        texts.filter_map(|text| text.parse().ok())
+    }
+
+    fn says(&self, addresses: &[IpAddr]) -> bool {
+        let plain = |ingress: &Ingress| !ingress.more && ingress.mode.as_deref() == Some("VIP");
+        self.ingress.len() == addresses.len()
+            && self.ingress.iter().all(plain)
+            && self.addresses().eq(addresses.iter().copied())
+    }
+}
+
+/// An Event about a Service.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Notice {
+    /// Whether a human should look.
+    pub warning: bool,
+    /// What it is, in a word.
+    pub reason: &'static str,
+    /// What it is, in a sentence.
+    pub text: String,
+}
+
+/// Something to write to the status of a Service, and what to tell about it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Write {
+    /// The whole of what the controller says.
+    pub patch: Value,
+    /// The Events, in order.
+    pub notices: Vec<Notice>,
+}
+
+/// Compares what a Service gets with what its status says; nothing if they are equal.
+///
+/// `now` is the time in RFC 3339.
+pub fn service(
+    service: &Service,
+    observed: &Observed,
+    decision: &Decision,
+    now: &str,
+) -> Option<Write> {
+    let before = observed.condition.as_ref();
+    let condition = condition(service, decision, before, now);
+    let unchanged = before.is_some_and(|before| same(before, &condition));
+    if unchanged && observed.says(&decision.addresses) {
+        return None;
+    }
+    let ingress: Vec<Value> = decision
+        .addresses
+        .iter()
+        .map(|address| json!({"ip": address, "ipMode": "VIP"}))
+        .collect();
+    let status = json!({"loadBalancer": {"ingress": ingress}, "conditions": [condition]});
+    Some(Write {
+        patch: patch(&service.name, status),
+        notices: notices(observed, decision, unchanged),
+    })
+}
+
+/// Takes back everything that the controller said about a Service that is no longer its.
+pub fn withdraw(name: &ObjectName) -> Value {
+    patch(name, json!({}))
+}
+
+fn patch(name: &ObjectName, status: Value) -> Value {
+    json!({
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"namespace": name.namespace, "name": name.name},
+        "status": status,
+    })
+}
+
+fn condition(
+    service: &Service,
+    decision: &Decision,
+    before: Option<&Condition>,
+    now: &str,
+) -> Condition {
+    let addresses: Vec<String> = decision.addresses.iter().map(IpAddr::to_string).collect();
+    let whole = addresses.len() == service.families.len();
+    let assigned = !addresses.is_empty() && (whole || !service.dual_stack_required);
+    let (reason, message) = match &decision.problem {
+        None => ("Assigned", addresses.join(", ")),
+        Some(problem) if addresses.is_empty() => (problem.reason(), problem.to_string()),
+        Some(problem) => (
+            problem.reason(),
+            format!("{}; {problem}", addresses.join(", ")),
+        ),
+    };
+    since(
+        before,
+        now,
+        Condition {
+            kind: ADDRESS_ASSIGNED.to_owned(),
+            status: if assigned { "True" } else { "False" }.to_owned(),
+            reason: reason.to_owned(),
+            message,
+            last_transition_time: String::new(),
+        },
+    )
+}
+
+/// Dates a condition: from now if its status turned, else as before.
+fn since(before: Option<&Condition>, now: &str, condition: Condition) -> Condition {
+    let before = before.filter(|before| before.status == condition.status);
+    let last_transition_time = before.map_or(now, |before| &before.last_transition_time);
+    Condition {
+        last_transition_time: last_transition_time.to_owned(),
+        ..condition
+    }
+}
+
+fn same(one: &Condition, other: &Condition) -> bool {
+    (&one.status, &one.reason, &one.message) == (&other.status, &other.reason, &other.message)
+}
+
+fn notices(observed: &Observed, decision: &Decision, told: bool) -> Vec<Notice> {
+    let had: BTreeSet<IpAddr> = observed.addresses().collect();
+    let lost = decision.lost.iter().map(|(address, problem)| Notice {
+        warning: !problem.is_wish(),
+        reason: if problem.is_conflict() {
+            "AddressConflict"
+        } else {
+            "AddressReleased"
+        },
+        text: format!("took {address} back: {problem}"),
+    });
+    let got = decision
+        .addresses
+        .iter()
+        .filter(|address| !had.contains(address));
+    let got = got.map(|address| Notice {
+        warning: false,
+        reason: "IPAllocated",
+        text: format!("assigned {address}"),
+    });
+    let problem = decision.problem.iter().filter(|_| !told);
+    let problem = problem.map(|problem| Notice {
+        warning: true,
+        reason: "AllocationFailed",
+        text: problem.to_string(),
+    });
+    lost.chain(got).chain(problem).collect()
+}
+
+/// A pool as it is written, and what of it can be used.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct PoolSource {
+    /// The entries, with the block that each stands for.
+    pub entries: Vec<(String, Option<Block>)>,
+    /// What is wrong with the specification, in a word and a sentence.
+    pub problem: Option<(&'static str, String)>,
+    /// What of it can be used.
+    pub pool: Pool,
+}
+
+impl PoolSource {
+    /// Reads a specification; what is wrong with it is left out and told.
+    pub fn new(spec: &PoolSpec) -> Self {
+        let mut problem = None;
+        let mut entries = Vec::new();
+        for text in &spec.addresses {
+            match text.parse() {
+                Ok(block) => entries.push((text.clone(), Some(block))),
+                Err(error) => {
+                    let text_of = || {
+                        (
+                            "InvalidAddresses",
+                            format!("spec.addresses {text:?} is left out: {error}"),
+                        )
+                    };
+                    problem.get_or_insert_with(text_of);
+                    entries.push((text.clone(), None));
+                }
+            }
+        }
+        let mut blocks: Vec<Block> = entries.iter().filter_map(|(_, block)| *block).collect();
+        let mut selector = |selector: &Option<_>| {
+            let selector = selector.clone().unwrap_or_default();
+            kube::core::Selector::try_from(selector).unwrap_or_else(|error| {
+                // Whom it was meant for is unknown: nobody gets anything.
+                blocks.clear();
+                problem = Some(("InvalidSelector", format!("nothing is handed out: {error}")));
+                kube::core::Selector::default()
+            })
+        };
+        let services = selector(&spec.service_selector);
+        let namespaces = selector(&spec.namespace_selector);
+        Self {
+            entries,
+            problem,
+            pool: Pool {
+                blocks,
+                services,
+                namespaces,
+                auto_assign: spec.auto_assign,
+            },
+        }
+    }
+
+    /// Says what the pool has come to: `ours` are the addresses that Services have from the
+    /// controller, `taken` all that somebody has.
+    pub fn status(
+        &self,
+        ours: &BTreeSet<IpAddr>,
+        taken: &BTreeSet<IpAddr>,
+        before: &PoolStatus,
+        now: &str,
+    ) -> PoolStatus {
+        let mut blocks: Vec<BlockStatus> = self
+            .entries
+            .iter()
+            .map(|(text, _)| BlockStatus {
+                addresses: text.clone(),
+                used: 0,
+            })
+            .collect();
+        let mut used = 0;
+        for address in ours {
+            let having = self.entries.iter().enumerate();
+            let having = having.filter_map(|(index, (_, block))| {
+                let block = block.filter(|block| block.contains(*address))?;
+                Some((block.size(), index))
+            });
+            // In the smallest: who makes a block smaller adds the smaller one first.
+            if let Some((_, index)) = having.min() {
+                blocks[index].used += 1;
+                used += 1;
+            }
+        }
+        let free = |family| {
+            let (used, size) = allocate::usage(&self.pool.blocks, family, taken);
+            i64::try_from(size - used).unwrap_or(i64::MAX)
+        };
+        let (status, reason, message) = match &self.problem {
+            None => ("True", "Valid", String::new()),
+            Some((reason, message)) => ("False", *reason, message.clone()),
+        };
+        let ready = Condition {
+            kind: READY.to_owned(),
+            status: status.to_owned(),
+            reason: reason.to_owned(),
+            message,
+            last_transition_time: String::new(),
+        };
+        let told = before
+            .conditions
+            .iter()
+            .find(|condition| condition.kind == READY);
+        PoolStatus {
+            used,
+            free_ipv4: free(Family::V4),
+            free_ipv6: free(Family::V6),
+            blocks,
+            conditions: vec![since(told, now, ready)],
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::controller::allocate::Problem;
+
+    const NOW: &str = "2026-11-21T12:00:00Z";
+
+    fn ip(text: &str) -> IpAddr {
+        text.parse().unwrap()
+    }
+
+    fn web(families: &[Family], required: bool) -> Service {
+        Service {
+            name: ObjectName {
+                namespace: "default".to_owned(),
+                name: "web".to_owned(),
+            },
+            created: 0,
+            labels: Default::default(),
+            families: families.to_vec(),
+            dual_stack_required: required,
+            ports: BTreeSet::new(),
+            local: false,
+            selector: Default::default(),
+            request: Default::default(),
+            held: Vec::new(),
+        }
+    }
+
+    fn decision(addresses: &[&str], problem: Option<Problem>) -> Decision {
+        Decision {
+            addresses: addresses.iter().map(|text| ip(text)).collect(),
+            problem,
+            lost: Vec::new(),
+        }
+    }
+
+    /// The status as the API server has it after a write.
+    fn written(write: &Write) -> Observed {
+        let status = &write.patch["status"];
+        let entries = status["loadBalancer"]["ingress"].as_array().unwrap();
+        let text = |value: &Value| value.as_str().map(str::to_owned);
+        Observed {
+            ingress: entries
+                .iter()
+                .map(|entry| Ingress {
+                    ip: text(&entry["ip"]),
+                    mode: text(&entry["ipMode"]),
+                    more: false,
+                })
+                .collect(),
+            condition: serde_json::from_value(status["conditions"][0].clone()).unwrap(),
+        }
+    }
+
+    #[test]
+    fn a_status_is_written_once() {
+        let service_ = web(&[Family::V4], false);
+        let decision = decision(&["192.0.2.1"], None);
+        let write = service(&service_, &Observed::default(), &decision, NOW).unwrap();
+        assert_eq!(
+            write.patch["status"]["loadBalancer"]["ingress"],
+            json!([{"ip": "192.0.2.1", "ipMode": "VIP"}])
+        );
+        let observed = written(&write);
+        assert_eq!(service(&service_, &observed, &decision, "later"), None);
+
+        // Somebody changes it: it is written again, without another Event.
+        let mut proxied = observed.clone();
+        proxied.ingress[0].mode = Some("Proxy".to_owned());
+        let again = service(&service_, &proxied, &decision, "later").unwrap();
+        assert_eq!(again.patch, write.patch);
+        assert_eq!(again.notices, []);
+    }
+
+    #[test]
+    fn the_condition_is_true_with_one_of_two_families_only_if_both_are_not_required() {
+        let half = decision(&["192.0.2.1"], Some(Problem::Exhausted(Family::V6)));
+        for (required, status) in [(false, "True"), (true, "False")] {
+            let service_ = web(&Family::ALL, required);
+            let write = service(&service_, &Observed::default(), &half, NOW).unwrap();
+            let condition = &write.patch["status"]["conditions"][0];
+            assert_eq!(condition["status"], status);
+            assert_eq!(condition["reason"], "PoolExhausted");
+            assert!(
+                condition["message"]
+                    .as_str()
+                    .unwrap()
+                    .starts_with("192.0.2.1; ")
+            );
+        }
+    }
+
+    #[test]
+    fn a_condition_keeps_the_time_at_which_its_status_turned() {
+        let service_ = web(&[Family::V4], false);
+        let time =
+            |write: &Write| write.patch["status"]["conditions"][0]["lastTransitionTime"].clone();
+        let none = decision(&[], Some(Problem::NoPool(Family::V4)));
+        let write = service(&service_, &Observed::default(), &none, NOW).unwrap();
+        assert_eq!(time(&write), NOW);
+        let other = decision(&[], Some(Problem::Exhausted(Family::V4)));
+        let write = service(&service_, &written(&write), &other, "later").unwrap();
+        assert_eq!(time(&write), NOW);
+        let write = service(
+            &service_,
+            &written(&write),
+            &decision(&["192.0.2.1"], None),
+            "later",
+        )
+        .unwrap();
+        assert_eq!(time(&write), "later");
+    }
+
+    #[test]
+    fn events_tell_what_was_taken_given_and_refused() {
+        let service_ = web(&[Family::V4], false);
+        let node = Problem::Taken {
+            address: ip("192.0.2.1"),
+            holder: crate::controller::allocate::Holder::Node,
+        };
+        let first = service(
+            &service_,
+            &Observed::default(),
+            &decision(&["192.0.2.1"], None),
+            NOW,
+        )
+        .unwrap();
+        let moved = Decision {
+            lost: vec![(ip("192.0.2.1"), node)],
+            ..decision(&["192.0.2.2"], None)
+        };
+        let write = service(&service_, &written(&first), &moved, NOW).unwrap();
+        let told: Vec<_> = write
+            .notices
+            .iter()
+            .map(|notice| (notice.warning, notice.reason))
+            .collect();
+        assert_eq!(told, [(true, "AddressConflict"), (false, "IPAllocated")]);
+        assert_eq!(
+            write.notices[0].text,
+            "took 192.0.2.1 back: 192.0.2.1 is an address of a Node"
+        );
+        let gone = decision(&[], Some(Problem::Exhausted(Family::V4)));
+        let write = service(&service_, &written(&write), &gone, NOW).unwrap();
+        assert_eq!(write.notices[0].reason, "AllocationFailed");
+    }
+
+    #[test]
+    fn an_address_counts_for_the_smallest_entry_that_has_it() {
+        let spec = PoolSpec {
+            addresses: ["192.0.2.0/24", "192.0.2.0/30", "192.0.2.1-192.0.2.9", "x"]
+                .map(str::to_owned)
+                .into(),
+            ..PoolSpec::default()
+        };
+        let ours = ["192.0.2.1", "192.0.2.5", "192.0.2.77", "198.51.100.1"]
+            .map(ip)
+            .into();
+        let taken = ["192.0.2.1", "192.0.2.5", "192.0.2.77", "192.0.2.99"]
+            .map(ip)
+            .into();
+        let source = PoolSource::new(&spec);
+        let status = source.status(&ours, &taken, &PoolStatus::default(), NOW);
+        let used: Vec<i64> = status.blocks.iter().map(|block| block.used).collect();
+        assert_eq!(used, [1, 1, 1, 0]);
+        assert_eq!(
+            (status.used, status.free_ipv4, status.free_ipv6),
+            (3, 252, 0)
+        );
+        assert_eq!(status.conditions[0].reason, "InvalidAddresses");
+        assert_eq!(source.status(&ours, &taken, &status, "later"), status);
+    }
+
+    #[test]
+    fn more_addresses_than_fit_are_told_as_the_most() {
+        let spec = PoolSpec {
+            addresses: vec!["2001:db8::/32".to_owned()],
+            ..PoolSpec::default()
+        };
+        let none = BTreeSet::new();
+        let status = PoolSource::new(&spec).status(&none, &none, &PoolStatus::default(), NOW);
+        assert_eq!(status.free_ipv6, i64::MAX);
+    }
+}

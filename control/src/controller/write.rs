@@ -1,0 +1,135 @@
+//! Writes to the API server: each in time, and only while this process leads.
+
+use std::time::Duration;
+
+use futures_util::{Stream, StreamExt};
+use k8s_openapi::api::core::v1::{ObjectReference, Service};
+use kube::api::{Patch, PatchParams};
+use kube::runtime::events::{Event, EventType, Recorder, Reporter};
+use kube::{Api, Client, Resource};
+use serde_json::Value;
+use tokio::sync::watch;
+
+use super::MANAGER;
+use super::crd::LoadBalancerPool;
+use super::lease::Term;
+use super::status::{Notice, Write};
+use crate::index::objects::ObjectName;
+
+/// Writes under way at a time.
+const CONCURRENT: usize = 8;
+
+/// Why something was not written.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum WriteError<E = kube::Error> {
+    /// The API server refused it, or does not answer.
+    #[error(transparent)]
+    Refused(#[from] E),
+    /// It took longer than a leader may take.
+    #[error("the API server does not answer in time")]
+    Late,
+    /// Another process leads.
+    #[error("not the leader")]
+    NotLeading,
+}
+
+impl WriteError {
+    /// Tells whether the object does not exist.
+    pub(super) fn is_gone(&self) -> bool {
+        matches!(self, Self::Refused(kube::Error::Api(status)) if status.code == 404)
+    }
+}
+
+/// Writes for the controller.
+pub(super) struct Writer {
+    client: Client,
+    recorder: Recorder,
+    terms: watch::Receiver<Term>,
+    timeout: Duration,
+}
+
+impl Writer {
+    pub(super) fn new(client: Client, terms: watch::Receiver<Term>, timeout: Duration) -> Self {
+        let recorder = Recorder::new(client.clone(), Reporter::from(MANAGER));
+        Self {
+            client,
+            recorder,
+            terms,
+            timeout,
+        }
+    }
+
+    /// Does something that only a leader may do.
+    pub(super) async fn in_time<T, E>(
+        &self,
+        write: impl Future<Output = Result<T, E>>,
+    ) -> Result<T, WriteError<E>> {
+        if !self.terms.borrow().is_leading() {
+            return Err(WriteError::NotLeading);
+        }
+        match tokio::time::timeout(self.timeout, write).await {
+            Ok(outcome) => Ok(outcome?),
+            Err(_) => Err(WriteError::Late),
+        }
+    }
+
+    /// Writes the status of a pool.
+    pub(super) async fn pool(
+        &self,
+        name: &ObjectName,
+        patch: &Value,
+    ) -> Result<LoadBalancerPool, WriteError> {
+        let pools: Api<LoadBalancerPool> = Api::all(self.client.clone());
+        let (parameters, patch) = (parameters(), Patch::Apply(patch));
+        let write = pools.patch_status(&name.name, &parameters, &patch);
+        self.in_time(write).await
+    }
+
+    /// Writes the status of Services, several at a time, and tells of what was written.
+    pub(super) fn services(
+        &self,
+        writes: Vec<(ObjectName, Write)>,
+    ) -> impl Stream<Item = (ObjectName, Result<Service, WriteError>)> + Unpin {
+        let writes = futures_util::stream::iter(writes);
+        let writes = writes.map(move |(name, write)| async move {
+            let written = self.service(&name, &write).await;
+            (name, written)
+        });
+        Box::pin(writes.buffer_unordered(CONCURRENT))
+    }
+
+    async fn service(&self, name: &ObjectName, write: &Write) -> Result<Service, WriteError> {
+        let services: Api<Service> = Api::namespaced(self.client.clone(), &name.namespace);
+        let (parameters, patch) = (parameters(), Patch::Apply(&write.patch));
+        let written = services.patch_status(&name.name, &parameters, &patch);
+        let service = self.in_time(written).await?;
+        let reference = service.object_ref(&());
+        for notice in &write.notices {
+            self.tell(&reference, notice).await;
+        }
+        Ok(service)
+    }
+
+    /// Publishes an Event; one that gets lost changes nothing.
+    async fn tell(&self, reference: &ObjectReference, notice: &Notice) {
+        let event = Event {
+            type_: if notice.warning {
+                EventType::Warning
+            } else {
+                EventType::Normal
+            },
+            reason: notice.reason.to_owned(),
+            note: Some(notice.text.clone()),
+            action: "AssignAddress".to_owned(),
+            secondary: None,
+        };
+        if let Err(error) = self.in_time(self.recorder.publish(&event, reference)).await {
+            tracing::debug!(%error, reason = notice.reason, "cannot publish an Event");
+        }
+    }
+}
+
+/// Of two that write one Service, the one whose class it has is right.
+fn parameters() -> PatchParams {
+    PatchParams::apply(MANAGER).force()
+}

@@ -1,0 +1,510 @@
+//! `guideway controller`: addresses from pools to Services.
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use lab::kubernetes::ControlPlane;
+use lab::{Namespace, Process, Signal, wait_for};
+use serde_json::{Value, json};
+
+/// Far more than a decision and a write take, also beside other tests.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+#[test]
+fn a_service_gets_an_address_that_goes_with_its_type() {
+    let cluster = Cluster::start();
+    let _controller = cluster.controller(&[]);
+    cluster.apply(&pool("public", &["192.0.2.0/29", "2001:db8::/120"]));
+    cluster.apply(&service("web", ""));
+    assert_eq!(cluster.addresses("web", 1), ["192.0.2.0"]);
+    let web = cluster.get("service", "web");
+    assert_eq!(web["status"]["loadBalancer"]["ingress"][0]["ipMode"], "VIP");
+    let told = condition(&web).unwrap();
+    assert_eq!(told["status"], "True");
+    assert_eq!(told["reason"], "Assigned");
+    assert_eq!(told["message"], "192.0.2.0");
+    assert_eq!(web["metadata"]["finalizers"], Value::Null);
+
+    cluster.apply(&service("dual", "ipFamilyPolicy: RequireDualStack"));
+    assert_eq!(cluster.addresses("dual", 2), ["192.0.2.1", "2001:db8::"]);
+
+    // A second family comes beside the first.
+    cluster.patch(
+        "service",
+        "web",
+        &json!({"spec": {"ipFamilyPolicy": "PreferDualStack"}}),
+    );
+    assert_eq!(cluster.addresses("web", 2), ["192.0.2.0", "2001:db8::1"]);
+
+    cluster.patch("service", "web", &json!({"spec": {"type": "ClusterIP"}}));
+    cluster.eventually("nothing of it is left", || {
+        let web = cluster.get("service", "web");
+        let ingress = &web["status"]["loadBalancer"]["ingress"];
+        expect(
+            ingress.is_null() && condition(&web).is_none(),
+            &web["status"],
+        )
+    });
+    // The address is free again.
+    cluster.apply(&annotated("other", "guideway.dev/addresses: 192.0.2.0", ""));
+    assert_eq!(cluster.addresses("other", 1), ["192.0.2.0"]);
+}
+
+#[test]
+fn addresses_outlive_the_controller_and_a_leader_is_followed() {
+    let cluster = Cluster::start();
+    let mut first = cluster.controller(&["--lease-duration", "2"]);
+    first.wait_for_line("leads=true", PATIENCE).unwrap();
+    let mut second = cluster.controller(&["--lease-duration", "2"]);
+    cluster.apply(&pool("public", &["192.0.2.0/29"]));
+    cluster.apply(&service("a", ""));
+    assert_eq!(cluster.addresses("a", 1), ["192.0.2.0"]);
+    cluster.apply(&service("b", ""));
+    assert_eq!(cluster.addresses("b", 1), ["192.0.2.1"]);
+    let seed = cluster.get("secret", "guideway-seed");
+    assert_eq!(seed["immutable"], true);
+    let before = cluster.get("service", "b");
+
+    // Killed: the other takes over when the Lease has run out. What is freed meanwhile moves nobody.
+    let killed = Instant::now();
+    first.signal(Signal::SIGKILL).unwrap();
+    first.wait(PATIENCE).unwrap();
+    cluster.kubectl(&["delete", "service", "a"]);
+    second.wait_for_line("leads=true", PATIENCE).unwrap();
+    assert!(
+        killed.elapsed() >= Duration::from_secs(1),
+        "two led at a time"
+    );
+    cluster.apply(&service("c", ""));
+    assert_eq!(cluster.addresses("c", 1), ["192.0.2.0"]);
+    let after = cluster.get("service", "b");
+    assert_eq!(
+        after["metadata"]["resourceVersion"],
+        before["metadata"]["resourceVersion"]
+    );
+
+    // Ended in order: it gives the Lease back, and the next one need not wait.
+    second.signal(Signal::SIGTERM).unwrap();
+    assert!(
+        second.wait(PATIENCE).unwrap().success(),
+        "{}",
+        second.stderr()
+    );
+    let lease = cluster.get("lease", "guideway-controller");
+    assert_eq!(
+        lease["spec"]["holderIdentity"].as_str().unwrap_or_default(),
+        ""
+    );
+    let mut third = cluster.controller(&[]);
+    third.wait_for_line("leads=true", PATIENCE).unwrap();
+    cluster.apply(&service("d", ""));
+    assert_eq!(cluster.addresses("d", 1), ["192.0.2.2"]);
+    assert_eq!(cluster.get("secret", "guideway-seed")["data"], seed["data"]);
+}
+
+#[test]
+fn a_pool_is_not_made_smaller_than_its_use() {
+    let cluster = Cluster::start();
+    let controller = cluster.controller(&[]);
+    cluster.apply(&pool("public", &["192.0.2.0/28", "198.51.100.0/28"]));
+    cluster.apply(&service("web", ""));
+    assert_eq!(cluster.addresses("web", 1), ["192.0.2.0"]);
+    cluster.eventually("the columns tell", || {
+        let table = cluster.kubectl(&["get", "lbpool"]);
+        let mut lines = table
+            .lines()
+            .map(|line| line.split_whitespace().collect::<Vec<_>>());
+        let header = lines.next().unwrap_or_default();
+        let row = lines.next().unwrap_or_default();
+        let told = row.starts_with(&["public", "1", "31", "0", "true", "True"]);
+        expect(
+            header
+                .join(" ")
+                .starts_with("NAME USED FREE IPV4 FREE IPV6")
+                && told,
+            &table,
+        )
+    });
+
+    // Refused by the API server, also while no controller runs.
+    drop(controller);
+    for addresses in [
+        &["192.0.2.8/29"][..],
+        &["192.0.2.0-192.0.2.15"],
+        &["198.51.100.0/28"],
+    ] {
+        let refused = cluster.try_apply(&pool("public", addresses)).unwrap_err();
+        assert!(refused.contains("addresses in use"), "{refused}");
+    }
+    // What is not in use may go, and what is may become wider.
+    cluster.apply(&pool("public", &["192.0.2.0/27"]));
+    let _controller = cluster.controller(&[]);
+    // The smaller one first, which then counts it.
+    cluster.apply(&pool("public", &["192.0.2.0/27", "192.0.2.0/30"]));
+    cluster.eventually("the smaller entry counts the address", || {
+        let public = cluster.get("lbpool", "public");
+        let blocks = &public["status"]["blocks"];
+        let expected = json!([
+            {"addresses": "192.0.2.0/27", "used": 0}, {"addresses": "192.0.2.0/30", "used": 1},
+        ]);
+        expect(*blocks == expected, blocks)
+    });
+    cluster.apply(&pool("public", &["192.0.2.0/30"]));
+    assert_eq!(cluster.addresses("web", 1), ["192.0.2.0"]);
+    // A pool that is deleted keeps nothing; the next one serves.
+    cluster.apply(&pool("next", &["203.0.113.0/28"]));
+    cluster.kubectl(&["delete", "lbpool", "public"]);
+    cluster.eventually("web moves", || {
+        let web = cluster.get("service", "web");
+        expect(
+            web["status"]["loadBalancer"]["ingress"][0]["ip"] == "203.0.113.0",
+            &web["status"],
+        )
+    });
+    assert_eq!(cluster.events("web", "AddressReleased"), 1);
+}
+
+#[test]
+fn what_a_pool_may_say_is_checked_by_the_api_server() {
+    let cluster = Cluster::start();
+    for wrong in [
+        "192.0.2.1/24",
+        "192.0.2.0/33",
+        "192.0.2.1-",
+        "web",
+        "1.2.3.4-1.2.3.5-1.2.3.6",
+    ] {
+        let refused = cluster.try_apply(&pool("wrong", &[wrong])).unwrap_err();
+        assert!(refused.contains("without host bits"), "{wrong}: {refused}");
+    }
+    cluster.try_apply(&pool("wrong", &[])).unwrap_err();
+    for right in [
+        "192.0.2.7",
+        "192.0.2.1 - 192.0.2.9",
+        "2001:db8::/64",
+        "2001:db8::1-2001:db8::2",
+    ] {
+        cluster.apply(&pool("right", &[right]));
+    }
+
+    // What only the controller can tell, it tells.
+    let _controller = cluster.controller(&[]);
+    cluster.apply(&pool("late", &["192.0.2.9-192.0.2.1", "198.51.100.1"]));
+    cluster.eventually("the pool is not ready", || {
+        let late = cluster.get("lbpool", "late");
+        let ready = &late["status"]["conditions"][0];
+        let text = ready["message"].as_str().unwrap_or_default();
+        expect(
+            ready["reason"] == "InvalidAddresses" && text.contains("192.0.2.9-192.0.2.1"),
+            &late["status"],
+        )
+    });
+    cluster.apply(&annotated("web", "guideway.dev/pool: late", ""));
+    assert_eq!(cluster.addresses("web", 1), ["198.51.100.1"]);
+}
+
+#[test]
+fn services_of_other_classes_are_left_alone() {
+    let cluster = Cluster::start();
+    cluster.apply(&pool("public", &["192.0.2.0/29"]));
+    let none = service("none", "").replace("loadBalancerClass: guideway.dev/guideway", "");
+    let other = service("other", "").replace("guideway.dev/guideway", "example.com/other");
+    cluster.apply(&none);
+    cluster.apply(&other);
+    let theirs = json!({"status": {"loadBalancer": {"ingress": [{"ip": "192.0.2.0"}]}}});
+    cluster.kubectl(&[
+        "patch",
+        "service",
+        "other",
+        "--subresource=status",
+        "--type=merge",
+        "-p",
+        &theirs.to_string(),
+    ]);
+    let before = ["none", "other"].map(|name| cluster.get("service", name));
+
+    let controller = cluster.controller(&[]);
+    cluster.apply(&service("ours", ""));
+    // Theirs is not given to ours.
+    assert_eq!(cluster.addresses("ours", 1), ["192.0.2.1"]);
+    let after = ["none", "other"].map(|name| cluster.get("service", name));
+    assert_eq!(before, after);
+    drop(controller);
+
+    let controller = cluster.controller(&["--default-class"]);
+    assert_eq!(cluster.addresses("none", 1), ["192.0.2.2"]);
+    assert_eq!(cluster.get("service", "other"), before[1]);
+    drop(controller);
+
+    // No longer ours: what was said of it is taken back.
+    let _controller = cluster.controller(&[]);
+    cluster.eventually("it is taken back", || {
+        let none = cluster.get("service", "none");
+        let ingress = &none["status"]["loadBalancer"]["ingress"];
+        expect(
+            ingress.is_null() && condition(&none).is_none(),
+            &none["status"],
+        )
+    });
+}
+
+#[test]
+fn requests_and_conflicts_are_told_by_conditions_and_events() {
+    let cluster = Cluster::start();
+    let _controller = cluster.controller(&[]);
+    cluster.apply(&pool("public", &["192.0.2.0/29"]));
+    cluster.apply(&service("old", "loadBalancerIP: 192.0.2.5"));
+    assert_eq!(cluster.addresses("old", 1), ["192.0.2.5"]);
+    assert_eq!(cluster.events("old", "IPAllocated"), 1);
+
+    cluster.apply(&annotated("same", "guideway.dev/addresses: 192.0.2.5", ""));
+    cluster.told("same", "AddressInUse", "default/old");
+    assert_eq!(cluster.events("same", "AllocationFailed"), 1);
+    cluster.apply(&annotated(
+        "two",
+        "guideway.dev/addresses: 192.0.2.3",
+        "loadBalancerIP: 192.0.2.4",
+    ));
+    cluster.told("two", "InvalidRequest", "spec.loadBalancerIP");
+    cluster.apply(&annotated("out", "guideway.dev/addresses: 203.0.113.1", ""));
+    cluster.told("out", "NotInPools", "203.0.113.1");
+
+    // Sharing, and what is against it.
+    let tcp = annotated("dns-tcp", "guideway.dev/sharing-key: dns", "");
+    cluster.apply(&tcp);
+    assert_eq!(cluster.addresses("dns-tcp", 1), ["192.0.2.0"]);
+    cluster.apply(
+        &tcp.replace("dns-tcp", "dns-udp")
+            .replace("port: 80", "protocol: UDP, port: 80"),
+    );
+    assert_eq!(cluster.addresses("dns-udp", 1), ["192.0.2.0"]);
+    let clash = "guideway.dev/sharing-key: dns, guideway.dev/addresses: 192.0.2.0";
+    cluster.apply(&annotated("clash", clash, ""));
+    cluster.told("clash", "AddressInUse", "80/tcp");
+
+    // What is freed goes to who waits.
+    cluster.kubectl(&["delete", "service", "old"]);
+    assert_eq!(cluster.addresses("same", 1), ["192.0.2.5"]);
+
+    // An address that becomes a Node's is taken back.
+    cluster.apply(
+        "{apiVersion: v1, kind: Node, metadata: {name: node9}, status: {addresses: [{type: InternalIP, address: 192.0.2.5}]}}",
+    );
+    cluster.told("same", "AddressIsNode", "192.0.2.5");
+    assert_eq!(cluster.addresses("same", 0), [""; 0]);
+    assert_eq!(cluster.events("same", "AddressConflict"), 1);
+}
+
+#[test]
+fn probes_and_metrics_tell_how_it_is() {
+    let cluster = Cluster::start();
+    cluster.kubectl(&["delete", "crd", "loadbalancerpools.guideway.dev"]);
+    let _controller = cluster.controller(&["--metrics", "127.0.0.1:10792"]);
+    let get = |path: &str| {
+        let mut curl = cluster.0.machine().command("curl");
+        curl.args([
+            "-sS",
+            "-w",
+            "%{http_code}",
+            &format!("http://127.0.0.1:10792{path}"),
+        ]);
+        lab::output(&mut curl).unwrap_or_default()
+    };
+    cluster.eventually("three lists have arrived", || {
+        let answer = get("/readyz");
+        expect(
+            answer == "waiting for the list of loadbalancerpools\n503",
+            &answer,
+        )
+    });
+    assert_eq!(get("/livez"), "ok\n200");
+    cluster.install_crd();
+    cluster.apply(&pool("public", &["192.0.2.0/30"]));
+    cluster.apply(&service("web", ""));
+    assert_eq!(cluster.addresses("web", 1), ["192.0.2.0"]);
+    assert_eq!(get("/readyz"), "ok\n200");
+    cluster.eventually("the metrics tell", || {
+        let metrics = get("/metrics");
+        let lines = [
+            "guideway_controller_leader 1",
+            "guideway_controller_services{state=\"assigned\"} 1",
+            "guideway_controller_pool_used_addresses{pool=\"public\"} 1",
+            "guideway_controller_pool_free_addresses{pool=\"public\",family=\"ipv4\"} 3",
+        ];
+        let all = lines
+            .iter()
+            .all(|line| metrics.lines().any(|other| other == *line));
+        expect(all, &metrics)
+    });
+}
+
+#[test]
+fn the_chart_has_the_definition_that_the_binary_prints() {
+    let printed = lab::output(
+        Command::new(env!("CARGO_BIN_EXE_guideway")).args(["controller", "--print-crds"]),
+    );
+    let chart = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../deploy/helm/guideway/crds/loadbalancerpools.yaml"
+    );
+    let chart = std::fs::read_to_string(chart).unwrap();
+    assert!(
+        chart == printed.unwrap(),
+        "run: guideway controller --print-crds > deploy/helm/guideway/crds/loadbalancerpools.yaml"
+    );
+}
+
+struct Cluster(ControlPlane);
+
+impl Cluster {
+    fn start() -> Self {
+        let cluster = Self(ControlPlane::start().unwrap());
+        cluster.install_crd();
+        cluster
+    }
+
+    fn install_crd(&self) {
+        let printed = lab::output(
+            Command::new(env!("CARGO_BIN_EXE_guideway")).args(["controller", "--print-crds"]),
+        );
+        self.apply(&printed.unwrap());
+        self.kubectl(&[
+            "wait",
+            "--for=condition=Established",
+            "crd/loadbalancerpools.guideway.dev",
+        ]);
+    }
+
+    /// Starts a controller on the control plane's machine.
+    fn controller(&self, arguments: &[&str]) -> Process {
+        let machine = self.0.machine();
+        let mut command = machine.command(env!("CARGO_BIN_EXE_guideway"));
+        command
+            .args(["controller", "--namespace", "default"])
+            .args(arguments)
+            .env(
+                "KUBECONFIG",
+                std::path::Path::new(Namespace::FILES).join("kubeconfig"),
+            );
+        Process::spawn(&mut command).unwrap()
+    }
+
+    fn kubectl(&self, arguments: &[&str]) -> String {
+        self.0.kubectl(arguments).unwrap()
+    }
+
+    fn apply(&self, objects: &str) {
+        self.0.apply(objects).unwrap();
+    }
+
+    fn try_apply(&self, objects: &str) -> Result<String, String> {
+        self.0.apply(objects).map_err(|error| error.to_string())
+    }
+
+    fn patch(&self, kind: &str, name: &str, patch: &Value) {
+        self.kubectl(&[
+            "patch",
+            kind,
+            name,
+            "--type=merge",
+            "-p",
+            &patch.to_string(),
+        ]);
+    }
+
+    fn get(&self, kind: &str, name: &str) -> Value {
+        self.0.get(&[kind, name]).unwrap()
+    }
+
+    fn eventually(&self, awaited: &str, attempt: impl FnMut() -> Result<(), String>) {
+        wait_for(awaited, PATIENCE, attempt).unwrap();
+    }
+
+    /// Waits until a Service has so many addresses, and returns them.
+    fn addresses(&self, name: &str, number: usize) -> Vec<String> {
+        let awaited = format!("{name} has {number} addresses");
+        wait_for(&awaited, PATIENCE, || {
+            let service = self.get("service", name);
+            let ingress = service["status"]["loadBalancer"]["ingress"].as_array();
+            let addresses = ingress.into_iter().flatten();
+            let addresses: Vec<String> = addresses
+                .map(|ingress| ingress["ip"].as_str().unwrap_or_default().to_owned())
+                .collect();
+            match addresses.len() == number {
+                true => Ok(addresses),
+                false => Err(service["status"].to_string()),
+            }
+        })
+        .unwrap()
+    }
+
+    /// Waits until a Service's condition has a reason and a message with a text.
+    fn told(&self, name: &str, reason: &str, text: &str) {
+        self.eventually(&format!("{name}: {reason}"), || {
+            let service = self.get("service", name);
+            let told = condition(&service);
+            let is = told.is_some_and(|told| {
+                let message = told["message"].as_str().unwrap_or_default();
+                told["reason"] == reason && message.contains(text) && told["status"] == "False"
+            });
+            expect(is, &service["status"])
+        });
+    }
+
+    /// Waits until there are Events for a reason about a Service, and counts them.
+    fn events(&self, name: &str, reason: &str) -> usize {
+        let about = format!("involvedObject.name={name},reason={reason}");
+        let arguments = ["events", "--field-selector", &about];
+        wait_for(&format!("Event {reason} about {name}"), PATIENCE, || {
+            let events = self.0.get(&arguments).map_err(|error| error.to_string())?;
+            match events["items"].as_array().map_or(0, Vec::len) {
+                0 => Err("none".to_owned()),
+                number => Ok(number),
+            }
+        })
+        .unwrap()
+    }
+}
+
+fn condition(service: &Value) -> Option<&Value> {
+    let conditions = service["status"]["conditions"].as_array()?;
+    conditions
+        .iter()
+        .find(|condition| condition["type"] == "guideway.dev/AddressAssigned")
+}
+
+fn expect(is: bool, otherwise: impl ToString) -> Result<(), String> {
+    is.then_some(()).ok_or_else(|| otherwise.to_string())
+}
+
+fn pool(name: &str, addresses: &[&str]) -> String {
+    json!({
+        "apiVersion": "guideway.dev/v1alpha1",
+        "kind": "LoadBalancerPool",
+        "metadata": {"name": name},
+        "spec": {"addresses": addresses},
+    })
+    .to_string()
+}
+
+fn service(name: &str, spec: &str) -> String {
+    annotated(name, "", spec)
+}
+
+/// A Service of our class, with annotations and a line of its specification.
+fn annotated(name: &str, annotations: &str, spec: &str) -> String {
+    format!(
+        "
+apiVersion: v1
+kind: Service
+metadata: {{name: {name}, annotations: {{{annotations}}}}}
+spec:
+  type: LoadBalancer
+  loadBalancerClass: guideway.dev/guideway
+  allocateLoadBalancerNodePorts: false
+  selector: {{app: web}}
+  ports: [{{name: http, port: 80}}]
+  {spec}
+"
+    )
+}

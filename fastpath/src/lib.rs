@@ -1,5 +1,6 @@
 //! The user-space dataplane.
 
+pub mod announce;
 pub mod attach;
 pub mod capture;
 mod clsact;

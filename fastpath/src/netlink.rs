@@ -111,6 +111,16 @@ pub(crate) struct Message<'a> {
 }
 
 impl<'a> Message<'a> {
+    /// Takes the payload of a message about a device.
+    pub(crate) fn about_link(payload: &'a [u8]) -> Self {
+        Self {
+            kind: libc::RTM_NEWLINK,
+            flags: 0,
+            sequence: 0,
+            payload,
+        }
+    }
+
     /// Splits the payload into its fixed header and its attributes.
     pub(crate) fn split<T: FromBytes>(&self) -> Option<(T, Attributes<'a>)> {
         let (fixed, rest) = T::read_from_prefix(self.payload).ok()?;

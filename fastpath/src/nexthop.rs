@@ -35,7 +35,7 @@
 //! everything.
 
 mod connection;
-mod link;
+pub(crate) mod link;
 mod neighbour;
 mod resolver;
 mod route;

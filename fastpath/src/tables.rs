@@ -23,12 +23,13 @@ use std::{
 use aya::maps::{self, Map, MapData, MapError};
 use ipnet::IpNet;
 use xdp_prog::abi::{
-    AddressKey, Backend, Config, Datagram, EdgeMac, EdgePrefix, LocalFlow, NatForward, NatReverse,
-    NextHop, Pod, PodFlow, PodKey, Probe, Service, ServiceKeyV4, ServiceKeyV6, Slot, SourcePrefix,
-    Tuple, map,
+    AddressKey, AnnounceLink, Backend, Claim, Config, Datagram, EdgeMac, EdgePrefix, LocalFlow,
+    NatForward, NatReverse, NextHop, Pod, PodFlow, PodKey, Probe, Service, ServiceKeyV4,
+    ServiceKeyV6, Slot, SourcePrefix, Tuple, map,
 };
 
 pub use self::{
+    announce::AnnouncedElsewhere,
     arena::{Arena, ArenaFill, Run},
     counters::{Counters, ReasonCount},
     error::TableError,
@@ -43,6 +44,7 @@ use self::{encode::backend_key, error::read_failed, ids::Ids, mapped::Mapped, po
 use crate::{load::Loaded, nexthop::Resolution};
 
 mod adopt;
+mod announce;
 mod arena;
 mod backends;
 mod counters;
@@ -192,6 +194,9 @@ pub struct Tables {
     probe_peers: maps::HashMap<MapData, Tuple, AddressKey>,
     hairpins: maps::HashMap<MapData, Tuple, AddressKey>,
     fragments: maps::HashMap<MapData, Tuple, Datagram>,
+    announced: maps::HashMap<MapData, AddressKey, u32>,
+    announce_links: maps::HashMap<MapData, AnnounceLink, EdgeMac>,
+    claims: maps::HashMap<MapData, AddressKey, Claim>,
     nat_forward: maps::HashMap<MapData, Tuple, NatForward>,
     nat_reverse: maps::HashMap<MapData, Tuple, NatReverse>,
     pods_capacity: usize,
@@ -272,6 +277,9 @@ impl Tables {
             probe_peers: typed(loaded, map::PROBE_PEERS, Map::LruHashMap)?,
             hairpins: typed(loaded, map::HAIRPINS, Map::LruHashMap)?,
             fragments: typed(loaded, map::FRAGMENTS, Map::LruHashMap)?,
+            announced: typed(loaded, map::ANNOUNCED, Map::HashMap)?,
+            announce_links: typed(loaded, map::ANNOUNCE_LINKS, Map::HashMap)?,
+            claims: typed(loaded, map::CLAIMS, Map::HashMap)?,
             nat_forward: typed(loaded, map::NAT_FORWARD, Map::HashMap)?,
             nat_reverse: typed(loaded, map::NAT_REVERSE, Map::HashMap)?,
             pods_capacity: capacity(loaded, map::PODS)?,

@@ -8,7 +8,7 @@
 
 mod support;
 
-use std::process::ExitCode;
+use std::{collections::HashMap, process::ExitCode};
 
 use support::{
     cases::{self, Case, InKernel},
@@ -17,6 +17,7 @@ use support::{
     report,
     tables::{Counts, ModelTables},
 };
+use xdp_prog::abi::AddressKey;
 
 fn main() -> ExitCode {
     // Cargo and people may pass options that mean nothing here.
@@ -68,6 +69,7 @@ fn on_host(case: &Case, faults: &mut Vec<String>) {
         ));
     }
     compare("host", case, &outcome.bytes, &counts, faults);
+    compare_claims("host", case, &tables.claims.borrow(), faults);
 }
 
 fn in_kernel(kernel: &mut Kernel, case: &Case, faults: &mut Vec<String>) -> anyhow::Result<()> {
@@ -93,9 +95,24 @@ fn in_kernel(kernel: &mut Kernel, case: &Case, faults: &mut Vec<String>) -> anyh
             }
             let counts = kernel.counts()?.since(&before);
             compare("kernel", case, &bytes, &counts, faults);
+            compare_claims("kernel", case, &kernel.claims()?, faults);
         }
     }
     Ok(())
+}
+
+fn compare_claims(
+    engine: &str,
+    case: &Case,
+    claims: &HashMap<AddressKey, [u8; 6]>,
+    faults: &mut Vec<String>,
+) {
+    if *claims != case.claims {
+        faults.push(format!(
+            "  {engine}: noted {claims:02x?}, expected {:02x?}\n",
+            case.claims
+        ));
+    }
 }
 
 fn compare(engine: &str, case: &Case, bytes: &[u8], counts: &Counts, faults: &mut Vec<String>) {

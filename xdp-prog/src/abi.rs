@@ -18,12 +18,14 @@
 //!
 //! A layout that changes from one release to the next raises [`VERSION`], which names the pin directory.
 
+mod announce;
 mod local;
 mod nat;
 mod probe;
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
+pub use self::announce::{AnnounceLink, Claim};
 pub use self::local::LocalFlow;
 pub use self::nat::{
     NAT_ANSWERED, NAT_FIN_BACKEND, NAT_FIN_CLIENT, NAT_OPEN, NAT_RESET, NatForward, NatLink,
@@ -32,7 +34,7 @@ pub use self::nat::{
 pub use self::probe::{PROBE_ENCAP, PROBE_MARK, PROBE_MARK_MASK, Probe};
 
 /// Version of the layouts below; part of the path under which maps are pinned.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
 /// Name of the XDP program in the object.
 pub const XDP_PROGRAM: &str = "guideway";
@@ -91,6 +93,12 @@ pub mod map {
     pub const PROBES: &str = "PROBES";
     /// LRU hash from [`super::Tuple`] (a check's answer as it comes in) to the [`super::AddressKey`] that its socket is connected to.
     pub const PROBE_PEERS: &str = "PROBE_PEERS";
+    /// Hash from [`super::AddressKey`] to 1: addresses that this machine announces to its neighbours.
+    pub const ANNOUNCED: &str = "ANNOUNCED";
+    /// Hash from [`super::AnnounceLink`] to [`super::EdgeMac`]: where, and the MAC that they have there.
+    pub const ANNOUNCE_LINKS: &str = "ANNOUNCE_LINKS";
+    /// Hash from [`super::AddressKey`] to [`super::Claim`]: who else announces one of these addresses.
+    pub const CLAIMS: &str = "CLAIMS";
     /// Program array by [`crate::capture::Slot`].
     pub const CAPTURE: &str = "CAPTURE";
     /// Array of one [`crate::capture::Settings`].
@@ -147,6 +155,8 @@ pub mod size {
     pub const SHORTCUTS: usize = 1_024;
     /// Sources in `ANSWERS`.
     pub const ANSWERS: usize = 16_384;
+    /// Devices and tags in `ANNOUNCE_LINKS`.
+    pub const ANNOUNCE_LINKS: usize = 1_024;
 }
 
 /// Implements aya's `Pod` for types that are proved free of padding.
@@ -207,7 +217,7 @@ pub struct Config {
     pub nat_ports: u16,
     /// MTU of the uplinks: what MSS options are clamped to, less the outer header; 0 for never.
     pub mtu: u32,
-    /// [`CONFIG_NODE`], [`CONFIG_PROBES`].
+    /// [`CONFIG_NODE`], [`CONFIG_PROBES`], [`CONFIG_ANNOUNCE`].
     pub flags: u32,
     /// Raised after each change of addresses, trusted edges, services and pods: what programs have noted of
     /// them counts only until then.
@@ -219,6 +229,9 @@ pub const CONFIG_NODE: u32 = 1;
 
 /// [`Config::flags`]: this machine checks backends by way of services, and answers come back to it.
 pub const CONFIG_PROBES: u32 = 2;
+
+/// [`Config::flags`]: this machine announces addresses to its neighbours.
+pub const CONFIG_ANNOUNCE: u32 = 4;
 
 /// `VIPS` flag: a virtual address; what comes for it is ours, be the port in use or not.
 pub const ADDRESS_VIP: u32 = 1;
@@ -371,9 +384,16 @@ impl EdgeMac {
     }
 
     /// Returns the MAC.
+    #[inline(always)]
     pub const fn mac(self) -> [u8; 6] {
         let [a, b, c, d, e, f, ..] = self.0.to_ne_bytes();
         [a, b, c, d, e, f]
+    }
+
+    /// Tells whether it is a broadcast or multicast address.
+    #[inline(always)]
+    pub const fn is_group(self) -> bool {
+        self.0.to_ne_bytes()[0] & 1 != 0
     }
 }
 

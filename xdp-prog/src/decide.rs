@@ -15,6 +15,7 @@ pub mod fragment;
 pub mod icmp;
 pub mod local;
 pub mod nat;
+pub mod neighbour;
 pub mod probe;
 pub mod receive;
 
@@ -23,6 +24,7 @@ use self::{
     deliver::{Deliver, Flows, Hairpins, OFFSETS, Relay},
     fragment::Fragments,
     nat::{NatFlows, Translate},
+    neighbour::Announcements,
     probe::Probes,
     receive::Shortcuts,
 };
@@ -81,7 +83,17 @@ pub trait Clock {
 
 /// Everything that a packet may ask, remember and count.
 pub trait World:
-    Tables + Counters + Flows + Hairpins + Fragments + Relay + Probes + NatFlows + Shortcuts + Answers
+    Tables
+    + Counters
+    + Flows
+    + Hairpins
+    + Fragments
+    + Relay
+    + Probes
+    + NatFlows
+    + Shortcuts
+    + Answers
+    + Announcements
 {
 }
 
@@ -96,6 +108,7 @@ impl<T> World for T where
         + NatFlows
         + Shortcuts
         + Answers
+        + Announcements
 {
 }
 
@@ -158,11 +171,13 @@ pub enum Stage {
     NatFragment = 11,
     /// NAT mode: ICMP errors, both ways.
     NatIcmp = 12,
+    /// Questions for the MAC of announced addresses.
+    Neighbour = 13,
 }
 
 impl Stage {
     /// Every stage.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::Receive,
         Self::Local,
         Self::Icmp,
@@ -176,6 +191,7 @@ impl Stage {
         Self::IcmpLocal,
         Self::NatFragment,
         Self::NatIcmp,
+        Self::Neighbour,
     ];
 
     /// Returns the index in `STAGES`.
@@ -199,6 +215,7 @@ impl Stage {
             Self::IcmpLocal => "guideway_icmp_local",
             Self::NatFragment => "guideway_nat_fragment",
             Self::NatIcmp => "guideway_nat_icmp",
+            Self::Neighbour => "guideway_neighbour",
         }
     }
 }
@@ -364,6 +381,7 @@ pub fn resume<F: FrameMut + FrameSum, T: World>(
         Stage::IcmpLocal => return icmp::process_local(frame, tables, ingress),
         Stage::NatFragment => nat::fragment::decide(frame, tables),
         Stage::NatIcmp => return nat::icmp::process(frame, tables, ingress),
+        Stage::Neighbour => return neighbour::process(frame, tables, ingress),
     };
     carry_out(frame, tables, ingress, verdict)
 }
@@ -480,6 +498,9 @@ fn is_sent_back<T: Tables>(tables: &T, destination: &AddressKey, ingress: u32) -
 pub fn decide<'t, F: Frame, T: Tables>(frame: &F, tables: &'t T) -> Verdict<'t> {
     let link = match parse::link(frame) {
         Ok(link) => link,
+        Err(PassReason::GroupAddress) if neighbour::announces(tables) => {
+            return Verdict::Continue(Stage::Neighbour);
+        }
         Err(reason) => return Verdict::Pass(reason),
     };
     match link.ether_type {
@@ -491,6 +512,7 @@ pub fn decide<'t, F: Frame, T: Tables>(frame: &F, tables: &'t T) -> Verdict<'t> 
             Ok(packet) => route(frame, tables, &packet),
             Err(reason) => Verdict::Pass(reason),
         },
+        ethernet::ARP if neighbour::announces(tables) => Verdict::Continue(Stage::Neighbour),
         _ => Verdict::Pass(PassReason::NotIp),
     }
 }

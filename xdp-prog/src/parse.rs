@@ -82,7 +82,22 @@ pub fn link<F: Frame>(frame: &F) -> Result<Link, PassReason> {
     if header.is_group() {
         return Err(PassReason::GroupAddress);
     }
-    let mut ether_type = header.ether_type;
+    follow_tags(frame, header.ether_type)
+}
+
+/// Follows the Ethernet header and VLAN tags of a frame for whomever.
+///
+/// # Errors
+///
+/// Returns why they cannot be followed.
+#[inline(always)]
+pub fn any_link<F: Frame>(frame: &F) -> Result<Link, PassReason> {
+    let header: &Ethernet = frame.view(0).ok_or(PassReason::RuntFrame)?;
+    follow_tags(frame, header.ether_type)
+}
+
+#[inline(always)]
+fn follow_tags<F: Frame>(frame: &F, mut ether_type: [u8; 2]) -> Result<Link, PassReason> {
     let mut l3 = Ethernet::LENGTH;
     for _ in 0..MAX_VLAN_TAGS {
         if !ethernet::announces_vlan(ether_type) {

@@ -150,6 +150,8 @@ reasons! {
         LocalFlow = "local_flow",
         /// To a source port of NAT mode, but of no flow that is known.
         NatNotOurs = "nat_not_ours",
+        /// Another machine announces an address that this machine announces too.
+        AnnouncedElsewhere = "announced_elsewhere",
     }
     drop {
         /// The client's address is in none of the service's source ranges.
@@ -217,6 +219,8 @@ reasons! {
         PortUnreachable = "port_unreachable",
         /// A TCP RST: nothing serves this port.
         Reset = "reset",
+        /// The MAC of an announced address, asked for by ARP or neighbour discovery.
+        Neighbour = "neighbour",
     }
     return {
         /// A packet of NAT mode from a backend.

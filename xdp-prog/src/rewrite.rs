@@ -41,6 +41,7 @@ use crate::{
 
 mod error;
 pub mod nat;
+pub mod neighbour;
 mod reply;
 
 pub use self::{

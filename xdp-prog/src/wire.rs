@@ -8,6 +8,7 @@ pub mod ethernet;
 pub mod icmp;
 pub mod ipv4;
 pub mod ipv6;
+pub mod neighbour;
 pub mod transport;
 
 /// IP protocol numbers (IANA "Assigned Internet Protocol Numbers").

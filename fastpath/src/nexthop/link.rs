@@ -15,7 +15,7 @@ const IFF_NOARP: u32 = 0x80;
 const RTEXT_FILTER_SKIP_STATS: u32 = 1 << 3;
 
 /// The EtherType of an 802.1Q tag.
-pub(super) const ETHERTYPE_VLAN: u16 = 0x8100;
+pub(crate) const ETHERTYPE_VLAN: u16 = 0x8100;
 
 /// `struct ifinfomsg`.
 #[derive(Clone, Copy, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -31,36 +31,36 @@ struct Fixed {
 
 /// A device.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Link {
-    pub(super) ifindex: u32,
+pub(crate) struct Link {
+    pub(crate) ifindex: u32,
     /// Administratively up, with carrier, and not waiting for anything (`IFF_RUNNING` follows the
     /// operational state of RFC 2863).
-    pub(super) running: bool,
+    pub(crate) running: bool,
     /// Neither ARP nor neighbour discovery is spoken here.
-    pub(super) no_arp: bool,
+    pub(crate) no_arp: bool,
     /// None on devices that are not Ethernet.
-    pub(super) mac: Option<[u8; 6]>,
-    pub(super) mtu: u32,
-    pub(super) vlan: Option<Vlan>,
+    pub(crate) mac: Option<[u8; 6]>,
+    pub(crate) mtu: u32,
+    pub(crate) vlan: Option<Vlan>,
 }
 
 /// What a VLAN device adds to frames, and where they go.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Vlan {
-    pub(super) id: u16,
-    pub(super) ethertype: u16,
+pub(crate) struct Vlan {
+    pub(crate) id: u16,
+    pub(crate) ethertype: u16,
     /// The device below, if it is in this namespace.
-    pub(super) lower: Option<u32>,
+    pub(crate) lower: Option<u32>,
 }
 
 /// Returns the request that lists all devices.
-pub(super) fn list() -> Request {
+pub(crate) fn list() -> Request {
     Request::new(libc::RTM_GETLINK, NLM_F_DUMP, &Fixed::default())
         .attribute(libc::IFLA_EXT_MASK, &RTEXT_FILTER_SKIP_STATS.to_ne_bytes())
 }
 
 /// Reads a device; none if the message is not about one.
-pub(super) fn decode(message: &Message<'_>) -> Option<Link> {
+pub(crate) fn decode(message: &Message<'_>) -> Option<Link> {
     if message.kind != libc::RTM_NEWLINK {
         return None;
     }

@@ -8,7 +8,8 @@ use std::{
 use aya::maps::MapError;
 use ipnet::IpNet;
 use xdp_prog::abi::{
-    ADDRESS_LOCAL, ADDRESS_NAT, ADDRESS_NODE_PORT, ADDRESS_VIP, AddressKey, Config, EdgeMac, map,
+    ADDRESS_LOCAL, ADDRESS_NAT, ADDRESS_NODE_PORT, ADDRESS_VIP, AddressKey, CONFIG_ANNOUNCE,
+    Config, EdgeMac, map,
 };
 
 use super::{
@@ -28,9 +29,11 @@ impl Tables {
     ///
     /// When the kernel refuses the write.
     pub fn set_settings(&mut self, settings: Settings) -> Result<(), TableError> {
+        let settings_alone = config_of(&settings);
         let config = Config {
             epoch: self.current_config.epoch.wrapping_add(1),
-            ..config_of(&settings)
+            flags: settings_alone.flags | self.current_config.flags & CONFIG_ANNOUNCE,
+            ..settings_alone
         };
         self.config
             .set(0, config, 0)

@@ -17,7 +17,7 @@ use aya::{
     sys::SyscallError,
 };
 use xdp_prog::{
-    abi::{self, AddressKey, Config, Traffic, map},
+    abi::{self, AddressKey, Claim, Config, Traffic, map},
     decide::{Action, Stage},
 };
 
@@ -59,6 +59,9 @@ impl Kernel {
             (map::PROBE_PEERS, size::LRU),
             (map::NAT_FORWARD, size::NAT),
             (map::NAT_REVERSE, size::NAT),
+            (map::ANNOUNCED, size::HASH),
+            (map::ANNOUNCE_LINKS, size::HASH),
+            (map::CLAIMS, size::HASH),
             (map::HAIRPINS, size::LRU),
             (map::FRAGMENTS, size::LRU),
             (map::ANSWERS, size::LRU),
@@ -117,6 +120,9 @@ impl Kernel {
         self.fill_hash(map::PROBE_PEERS, &tables.probe_peers)?;
         self.fill_hash(map::NAT_FORWARD, &tables.nat.forward)?;
         self.fill_hash(map::NAT_REVERSE, &tables.nat.reverse)?;
+        self.fill_hash(map::ANNOUNCED, &tables.announced)?;
+        self.fill_hash(map::ANNOUNCE_LINKS, &tables.announce_links)?;
+        self.fill_hash(map::CLAIMS, &tables.claims)?;
         self.fill_hash(map::HAIRPINS, &tables.hairpins)?;
         self.fill_hash(map::FRAGMENTS, &tables.datagrams)?;
         self.set_answers(&tables.answers, tables.answers_of_all)?;
@@ -163,6 +169,16 @@ impl Kernel {
             services: traffic(map::SERVICE_TRAFFIC)?,
             backends: traffic(map::BACKEND_TRAFFIC)?,
         })
+    }
+
+    /// Reads the MAC that each announced address is said to have elsewhere.
+    pub(crate) fn claims(
+        &self,
+    ) -> Result<std::collections::HashMap<AddressKey, [u8; 6]>, MapError> {
+        HashMap::<_, AddressKey, Claim>::try_from(self.map(map::CLAIMS))?
+            .iter()
+            .map(|entry| entry.map(|(address, claim)| (address, claim.mac())))
+            .collect()
     }
 
     /// Replaces what sources have used of their allowances of answers, and all of them together.

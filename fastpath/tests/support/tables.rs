@@ -10,15 +10,16 @@ use std::{
 
 use xdp_prog::{
     abi::{
-        AddressKey, Backend, Config, Datagram, EdgeMac, EdgePrefix, LocalFlow, NextHop, Pod,
-        PodFlow, PodKey, Service, ServiceKeyV4, ServiceKeyV6, ServiceWord, Slot, SourcePrefix, Tag,
-        Traffic, Tuple,
+        AddressKey, AnnounceLink, Backend, Claim, Config, Datagram, EdgeMac, EdgePrefix, LocalFlow,
+        NextHop, Pod, PodFlow, PodKey, Service, ServiceKeyV4, ServiceKeyV6, ServiceWord, Slot,
+        SourcePrefix, Tag, Traffic, Tuple,
     },
     decide::{
         Clock, Counters, Tables,
         answer::{Answer, Answers},
         deliver::{FlowTable, Flows, Hairpins, Relay},
         fragment::Fragments,
+        neighbour::Announcements,
         probe::Probes,
         receive::Shortcuts,
     },
@@ -61,6 +62,10 @@ pub(crate) struct TableSet {
     pub(crate) embryonic: HashMap<Tuple, PodFlow>,
     pub(crate) local_flows: HashMap<Tuple, LocalFlow>,
     pub(crate) nat: Nat,
+    pub(crate) announced: HashMap<AddressKey, u32>,
+    pub(crate) announce_links: HashMap<AnnounceLink, EdgeMac>,
+    /// What others have announced; none at first.
+    pub(crate) claims: HashMap<AddressKey, Claim>,
     pub(crate) hairpins: HashMap<Tuple, AddressKey>,
     pub(crate) datagrams: HashMap<Tuple, Datagram>,
     /// When the allowances of sources are full again, ns.
@@ -90,6 +95,9 @@ impl Default for TableSet {
             embryonic: HashMap::new(),
             local_flows: HashMap::new(),
             nat: Nat::default(),
+            announced: HashMap::new(),
+            announce_links: HashMap::new(),
+            claims: HashMap::new(),
             hairpins: HashMap::new(),
             datagrams: HashMap::new(),
             answers: HashMap::new(),
@@ -295,6 +303,8 @@ pub(crate) struct ModelTables<'a> {
     nat: nat::LiveNat,
     hairpins: RefCell<HashMap<Tuple, AddressKey>>,
     datagrams: RefCell<HashMap<Tuple, Datagram>>,
+    /// The MAC that each announced address is said to have elsewhere.
+    pub(crate) claims: RefCell<HashMap<AddressKey, [u8; 6]>>,
     answer: Cell<Answer>,
     pub(crate) answers: RefCell<HashMap<AddressKey, u64>>,
     pub(crate) answers_of_all: Cell<u64>,
@@ -309,6 +319,7 @@ impl<'a> ModelTables<'a> {
             nat: nat::LiveNat::new(tables.nat.clone()),
             hairpins: RefCell::new(tables.hairpins.clone()),
             datagrams: RefCell::new(tables.datagrams.clone()),
+            claims: RefCell::default(),
             answer: Cell::default(),
             answers: RefCell::new(tables.answers.clone()),
             answers_of_all: Cell::new(tables.answers_of_all),
@@ -416,6 +427,20 @@ pub(crate) fn monotonic_ns() -> u64 {
 impl Probes for ModelTables<'_> {
     fn probe_peer(&self, answer: &Tuple) -> Option<AddressKey> {
         self.tables.probe_peers.get(answer).copied()
+    }
+}
+
+impl Announcements for ModelTables<'_> {
+    fn is_announced(&self, address: &AddressKey) -> bool {
+        self.tables.announced.contains_key(address)
+    }
+
+    fn announcing_mac(&self, link: AnnounceLink) -> Option<EdgeMac> {
+        self.tables.announce_links.get(&link).copied()
+    }
+
+    fn note_claim(&self, address: &AddressKey, mac: EdgeMac) {
+        self.claims.borrow_mut().insert(*address, mac.mac());
     }
 }
 

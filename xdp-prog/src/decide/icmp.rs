@@ -8,7 +8,7 @@
 
 use super::{
     Action, Decap, Family, Ip, Stage, Tables, Verdict, World, answer::Answer, balance, carry_out,
-    receive,
+    neighbour, receive,
 };
 use crate::{
     abi::{ADDRESS_VIP, BACKEND_LOCAL, BACKEND_POD, Backend, MODE_L2DSR, SERVICE_NAT},
@@ -165,6 +165,7 @@ const fn to_stack<'t>(place: Decap) -> Verdict<'t> {
 /// What a message is to us.
 pub(super) enum Kind {
     EchoRequest,
+    Solicitation,
     Error,
     CutShort,
     Other,
@@ -199,6 +200,7 @@ impl Messages for V6 {
     fn kind(message: u8) -> Kind {
         match message {
             icmp::v6::ECHO_REQUEST => Kind::EchoRequest,
+            icmp::v6::NEIGHBOUR_SOLICITATION => Kind::Solicitation,
             icmp::v6::UNREACHABLE
             | icmp::v6::PACKET_TOO_BIG
             | icmp::v6::TIME_EXCEEDED
@@ -271,7 +273,12 @@ fn sort<'t, F: Frame, A: Messages, T: Tables>(
     let is_vip = tables.address_flags(&packet.destination.key()) == ADDRESS_VIP;
     match kind(frame, packet) {
         Kind::EchoRequest if is_vip => return Verdict::Answer(Answer::ECHO),
-        Kind::EchoRequest | Kind::Other => return Verdict::Pass(PassReason::Icmp),
+        Kind::Solicitation if neighbour::announces(tables) => {
+            return Verdict::Continue(Stage::Neighbour);
+        }
+        Kind::EchoRequest | Kind::Solicitation | Kind::Other => {
+            return Verdict::Pass(PassReason::Icmp);
+        }
         Kind::CutShort => return malformed(is_vip),
         Kind::Error => {}
     }
@@ -328,7 +335,9 @@ fn sort_local<'t, F: Frame, A: Messages, T: Tables>(
     }
     match kind(frame, packet) {
         Kind::Error => {}
-        Kind::EchoRequest | Kind::CutShort | Kind::Other => return Err(to_stack(place)),
+        Kind::EchoRequest | Kind::Solicitation | Kind::CutShort | Kind::Other => {
+            return Err(to_stack(place));
+        }
     }
     let Some(quote) = quoted(frame, packet) else {
         return Err(to_stack(place));

@@ -4,6 +4,8 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// EtherType of IPv4.
 pub const IPV4: [u8; 2] = [0x08, 0x00];
+/// EtherType of ARP.
+pub const ARP: [u8; 2] = [0x08, 0x06];
 /// EtherType of IPv6.
 pub const IPV6: [u8; 2] = [0x86, 0xdd];
 /// EtherType of a customer VLAN tag (802.1Q).
@@ -43,6 +45,13 @@ impl Ethernet {
     #[inline(always)]
     pub const fn is_group(&self) -> bool {
         self.macs[0] & 1 != 0
+    }
+
+    /// Returns the destination MAC.
+    #[inline(always)]
+    pub const fn destination(&self) -> [u8; 6] {
+        let [a, b, c, d, e, f, ..] = self.macs;
+        [a, b, c, d, e, f]
     }
 
     /// Returns the source MAC.

@@ -36,6 +36,10 @@ pub mod v6 {
     pub const ECHO_REQUEST: u8 = 128;
     /// Echo reply.
     pub const ECHO_REPLY: u8 = 129;
+    /// Asks for the MAC of an address (RFC 4861 section 4.3).
+    pub const NEIGHBOUR_SOLICITATION: u8 = 135;
+    /// Tells it (RFC 4861 section 4.4).
+    pub const NEIGHBOUR_ADVERTISEMENT: u8 = 136;
 }
 
 /// What all ICMP messages of both versions begin with.

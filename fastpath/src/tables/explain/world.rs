@@ -10,8 +10,8 @@ use std::{
 use aya::maps::{self, MapData, lpm_trie::Key};
 use xdp_prog::{
     abi::{
-        AddressKey, Backend, Config, Datagram, EdgeMac, EdgePrefix, NatForward, NatMark,
-        NatReverse, NextHop, Pod, PodFlow, PodKey, Service, ServiceKeyV4, ServiceKeyV6,
+        AddressKey, AnnounceLink, Backend, Config, Datagram, EdgeMac, EdgePrefix, NatForward,
+        NatMark, NatReverse, NextHop, Pod, PodFlow, PodKey, Service, ServiceKeyV4, ServiceKeyV6,
         ServiceWord, Slot, SourcePrefix, Tuple,
     },
     decide::{
@@ -20,6 +20,7 @@ use xdp_prog::{
         deliver::{FlowTable, Flows, Hairpins, Relay},
         fragment::Fragments,
         nat::{Inserted, NatFlows, Origin, Translation},
+        neighbour::Announcements,
         probe::Probes,
         receive::Shortcuts,
     },
@@ -295,6 +296,18 @@ impl Probes for ReadOnly<'_> {
     fn probe_peer(&self, answer: &Tuple) -> Option<AddressKey> {
         self.tables.probe_peers.get(answer, 0).ok()
     }
+}
+
+impl Announcements for ReadOnly<'_> {
+    fn is_announced(&self, address: &AddressKey) -> bool {
+        self.tables.announced.get(address, 0).is_ok()
+    }
+
+    fn announcing_mac(&self, link: AnnounceLink) -> Option<EdgeMac> {
+        self.tables.announce_links.get(&link, 0).ok()
+    }
+
+    fn note_claim(&self, _: &AddressKey, _: EdgeMac) {}
 }
 
 /// Hands every look-up on.

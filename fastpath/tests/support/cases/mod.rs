@@ -15,6 +15,7 @@ mod lengths;
 mod link;
 mod lookup;
 mod nat;
+mod neighbour;
 mod node_ports;
 mod not_ours;
 mod pods;
@@ -23,13 +24,16 @@ mod policies_of_nodes;
 mod probe;
 mod security;
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::{
+    collections::HashMap,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+};
 
 use etherparse::TcpHeader;
 use xdp_prog::{
     abi::{
-        ADDRESS_LOCAL, ADDRESS_VIP, BACKEND_V4, BACKEND_V6, Backend, MODE_IPIP, MODE_L2DSR,
-        NextHop, Traffic,
+        ADDRESS_LOCAL, ADDRESS_VIP, AddressKey, BACKEND_V4, BACKEND_V6, Backend, MODE_IPIP,
+        MODE_L2DSR, NextHop, Traffic,
     },
     decide::Action,
     reason::{DropReason, PassReason, ReplyReason},
@@ -38,7 +42,7 @@ use xdp_prog::{
 use super::{
     kernel::{HEADROOM, INGRESS},
     packet::{End, Link, Packet},
-    tables::{Counts, TableSet, padded},
+    tables::{Counts, TableSet, address_key, padded},
 };
 
 /// One frame in, and everything that must come of it.
@@ -55,7 +59,17 @@ pub(crate) struct Case {
     pub(crate) output: Vec<u8>,
     /// What the frame adds to all counters.
     pub(crate) counts: Counts,
+    /// Addresses that the frame is noted to announce, each with its MAC.
+    pub(crate) claims: HashMap<AddressKey, [u8; 6]>,
     pub(crate) kernel: InKernel,
+}
+
+impl Case {
+    /// The frame is noted as another machine's announcement.
+    fn claims(mut self, address: IpAddr, mac: [u8; 6]) -> Self {
+        self.claims.insert(address_key(address), mac);
+        self
+    }
 }
 
 /// What `BPF_PROG_TEST_RUN` makes of a case's input.
@@ -83,6 +97,7 @@ pub(crate) fn all() -> Vec<Case> {
         lookup::cases,
         decap::cases,
         nat::cases,
+        neighbour::cases,
         pods::cases,
         node_ports::cases,
         policies::cases,
@@ -203,6 +218,7 @@ impl Draft {
             action,
             output,
             counts,
+            claims: HashMap::new(),
             kernel,
         }
     }

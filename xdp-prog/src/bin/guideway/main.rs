@@ -99,6 +99,11 @@ fn guideway_nat_icmp(ctx: XdpContext) -> u32 {
     stage(&ctx, Stage::NatIcmp)
 }
 
+#[xdp(frags)]
+fn guideway_neighbour(ctx: XdpContext) -> u32 {
+    stage(&ctx, Stage::Neighbour)
+}
+
 #[inline(always)]
 fn stage(ctx: &XdpContext, stage: Stage) -> u32 {
     let tables = KernelTables::new(ctx);

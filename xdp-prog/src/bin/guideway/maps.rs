@@ -1,5 +1,6 @@
 //! The maps, and the look-ups that the library half makes in them.
 
+mod announce;
 mod answers;
 mod egress;
 mod flows;
@@ -19,9 +20,9 @@ use aya_ebpf::{
 };
 use xdp_prog::{
     abi::{
-        AddressKey, BACKEND_V4, Backend, Config, Datagram, EdgeMac, HOP_GATEWAY, NatForward,
-        NatMark, NatReverse, NextHop, Pod, PodFlow, PodKey, Service, ServiceKeyV4, ServiceKeyV6,
-        ServiceWord, Shortcut, Slot, Traffic, Tuple, size,
+        AddressKey, AnnounceLink, BACKEND_V4, Backend, Config, Datagram, EdgeMac, HOP_GATEWAY,
+        NatForward, NatMark, NatReverse, NextHop, Pod, PodFlow, PodKey, Service, ServiceKeyV4,
+        ServiceKeyV6, ServiceWord, Shortcut, Slot, Traffic, Tuple, size,
     },
     decide::{
         Clock, Counters, Stage, Tables,
@@ -29,6 +30,7 @@ use xdp_prog::{
         deliver::{FlowTable, Flows, Hairpins, Relay},
         fragment::Fragments,
         nat::{Inserted, NatFlows, Origin, Translation},
+        neighbour::Announcements,
         probe::Probes,
         receive::Shortcuts,
     },
@@ -384,6 +386,23 @@ impl Answers for KernelTables<'_> {
     #[inline(always)]
     fn set_all_full_at(&self, time: u64) {
         answers::set_all_full_at(time);
+    }
+}
+
+impl Announcements for KernelTables<'_> {
+    #[inline(always)]
+    fn is_announced(&self, address: &AddressKey) -> bool {
+        announce::is_announced(address)
+    }
+
+    #[inline(always)]
+    fn announcing_mac(&self, link: AnnounceLink) -> Option<EdgeMac> {
+        announce::mac(link)
+    }
+
+    #[inline(always)]
+    fn note_claim(&self, address: &AddressKey, mac: EdgeMac) {
+        announce::note_claim(address, mac);
     }
 }
 

@@ -1,0 +1,123 @@
+//! Addresses that are announced to neighbours, on which links, and by whom else.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
+
+use aya::maps::MapError;
+use xdp_prog::abi::{AddressKey, AnnounceLink, CONFIG_ANNOUNCE, Config, EdgeMac, map};
+
+use super::{
+    TableError, Tables,
+    error::{read_failed, write_failed},
+    types::{address_key, address_of},
+};
+use crate::announce::Link;
+
+/// Another machine's announcement of an address that this machine announces.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct AnnouncedElsewhere {
+    /// The address.
+    pub address: IpAddr,
+    /// The MAC that it is said to have.
+    pub mac: [u8; 6],
+}
+
+impl Tables {
+    /// Lists the addresses that are announced.
+    pub fn announced(&self) -> BTreeSet<IpAddr> {
+        self.announced.keys().flatten().map(address_of).collect()
+    }
+
+    /// Makes exactly these the announced addresses.
+    ///
+    /// # Errors
+    ///
+    /// When the kernel refuses a write, as it does when the table is full.
+    pub fn set_announced(&mut self, wanted: &BTreeSet<IpAddr>) -> Result<(), TableError> {
+        let outcome = self.replace_announced(wanted);
+        // Also where only some fitted.
+        self.announce_if(!self.announced().is_empty())?;
+        outcome
+    }
+
+    fn replace_announced(&mut self, wanted: &BTreeSet<IpAddr>) -> Result<(), TableError> {
+        let present = self.announced();
+        for address in present.difference(wanted) {
+            self.announced
+                .remove(&address_key(*address))
+                .map_err(write_failed(map::ANNOUNCED))?;
+        }
+        for address in wanted.difference(&present) {
+            self.announced
+                .insert(address_key(*address), 1, 0)
+                .map_err(write_failed(map::ANNOUNCED))?;
+        }
+        Ok(())
+    }
+
+    /// Makes exactly these the links on which addresses are announced.
+    ///
+    /// # Errors
+    ///
+    /// When the kernel refuses a write, as it does when the table is full.
+    pub fn set_announce_links(&mut self, links: &[Link]) -> Result<(), TableError> {
+        let mut wanted: BTreeMap<(u32, u16), EdgeMac> = BTreeMap::new();
+        for link in links {
+            let mac = EdgeMac::new(link.mac);
+            wanted.extend(link.arrivals.iter().map(|arrival| (*arrival, mac)));
+        }
+        for ((ifindex, vlan), mac) in &wanted {
+            let key = AnnounceLink::new(*ifindex, *vlan);
+            if self.announce_links.get(&key, 0).ok() != Some(*mac) {
+                self.announce_links
+                    .insert(key, mac, 0)
+                    .map_err(write_failed(map::ANNOUNCE_LINKS))?;
+            }
+        }
+        let present: Result<Vec<AnnounceLink>, MapError> = self.announce_links.keys().collect();
+        for key in present.map_err(read_failed(map::ANNOUNCE_LINKS))? {
+            if !wanted.contains_key(&key.parts()) {
+                self.announce_links
+                    .remove(&key)
+                    .map_err(write_failed(map::ANNOUNCE_LINKS))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes what other machines have announced since the last call.
+    ///
+    /// # Errors
+    ///
+    /// When the kernel refuses to read or to forget it.
+    pub fn take_claims(&mut self) -> Result<Vec<AnnouncedElsewhere>, TableError> {
+        let claims: Result<Vec<_>, MapError> = self.claims.iter().collect();
+        let claims = claims.map_err(read_failed(map::CLAIMS))?;
+        for (key, _) in &claims {
+            self.claims.remove(key).map_err(write_failed(map::CLAIMS))?;
+        }
+        let read = |(key, claim): &(AddressKey, xdp_prog::abi::Claim)| AnnouncedElsewhere {
+            address: address_of(*key),
+            mac: claim.mac(),
+        };
+        Ok(claims.iter().map(read).collect())
+    }
+
+    /// Has questions for announced addresses looked at, or not.
+    fn announce_if(&mut self, announces: bool) -> Result<(), TableError> {
+        let flag = if announces { CONFIG_ANNOUNCE } else { 0 };
+        let config = Config {
+            flags: self.current_config.flags & !CONFIG_ANNOUNCE | flag,
+            ..self.current_config
+        };
+        if config != self.current_config {
+            self.config
+                .set(0, config, 0)
+                .map_err(write_failed(map::CONFIG))?;
+            self.current_config = config;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,33 @@
+//! Announced addresses, where they are announced, and by whom else.
+
+use aya_ebpf::{btf_maps::HashMap, macros::btf_map};
+use xdp_prog::abi::{AddressKey, AnnounceLink, Claim, EdgeMac, size};
+
+use super::{NO_PREALLOC, now, read_once};
+
+#[btf_map]
+static ANNOUNCED: HashMap<AddressKey, u32, { size::VIPS }, NO_PREALLOC> = HashMap::new();
+#[btf_map]
+static ANNOUNCE_LINKS: HashMap<AnnounceLink, EdgeMac, { size::ANNOUNCE_LINKS }, NO_PREALLOC> =
+    HashMap::new();
+#[btf_map]
+static CLAIMS: HashMap<AddressKey, Claim, { size::VIPS }, NO_PREALLOC> = HashMap::new();
+
+#[inline(always)]
+pub(crate) fn is_announced(address: &AddressKey) -> bool {
+    ANNOUNCED.get_ptr(address).is_some()
+}
+
+#[inline(always)]
+pub(crate) fn mac(link: AnnounceLink) -> Option<EdgeMac> {
+    let mac = ANNOUNCE_LINKS.get_ptr(link)?;
+    // SAFETY: the element is valid for the run; recycled under the reader it is the MAC of another
+    // link of this machine.
+    Some(read_once(unsafe { &*mac }))
+}
+
+#[inline(always)]
+pub(crate) fn note_claim(address: &AddressKey, mac: EdgeMac) {
+    // Where there is no room, the next announcement is noted.
+    let _ = CLAIMS.insert(address, Claim::new(mac, now()), 0);
+}

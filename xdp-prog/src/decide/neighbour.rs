@@ -1,0 +1,236 @@
+//! Announced addresses: ARP requests and neighbour solicitations for them are answered with the
+//! MAC of the interface that they came in on, although no interface has the address.
+//!
+//! What another machine announces of such an address is noted ([`Announcements::note_claim`]), for
+//! the agent to judge; that and everything else is the stack's.
+
+use super::{Action, Counters, Tables, World};
+use crate::{
+    abi::{AddressKey, AnnounceLink, CONFIG_ANNOUNCE, EdgeMac},
+    csum,
+    frame::{Frame, FrameMut, FrameSum},
+    parse::{self, Link},
+    reason::{PassReason, ReplyReason},
+    rewrite,
+    wire::{
+        ethernet::{self, Ethernet, VlanTag},
+        icmp,
+        ipv6::Ipv6,
+        neighbour::{Advertisement, Arp, Discovery},
+        protocol,
+    },
+};
+
+/// What is announced, where, and by whom else.
+pub trait Announcements {
+    /// Tells whether this machine announces an address.
+    fn is_announced(&self, address: &AddressKey) -> bool;
+    /// Returns the MAC of a link on which addresses are announced.
+    fn announcing_mac(&self, link: AnnounceLink) -> Option<EdgeMac>;
+    /// Notes that somebody else announces an address that this machine announces.
+    fn note_claim(&self, address: &AddressKey, mac: EdgeMac);
+}
+
+/// Tells whether anything is announced at all.
+#[inline(always)]
+pub(super) fn announces<T: Tables>(tables: &T) -> bool {
+    tables
+        .config()
+        .is_some_and(|config| config.flags & CONFIG_ANNOUNCE != 0)
+}
+
+/// An answer that is due, and the MAC to give.
+enum Answer {
+    Arp(EdgeMac),
+    Advertisement(EdgeMac),
+}
+
+/// Answers a frame, or hands it to the stack.
+#[inline(always)]
+pub fn process<F: FrameMut + FrameSum, T: World>(
+    frame: &mut F,
+    tables: &T,
+    ingress: u32,
+) -> Action {
+    let link = match parse::any_link(frame) {
+        Ok(link) => link,
+        Err(reason) => return pass(tables, reason),
+    };
+    let answered = match decide(frame, tables, ingress, &link) {
+        Ok(Answer::Arp(mac)) => rewrite::neighbour::arp(frame, link.l3, mac),
+        Ok(Answer::Advertisement(mac)) => rewrite::neighbour::advertisement(frame, link.l3, mac),
+        Err(reason) => return pass(tables, reason),
+    };
+    match answered {
+        Ok(()) => {
+            tables.count_reason(ReplyReason::Neighbour.index());
+            Action::Transmit
+        }
+        Err(reason) => {
+            tables.count_reason(reason.index());
+            Action::Drop
+        }
+    }
+}
+
+#[inline(always)]
+fn pass<T: Counters>(tables: &T, reason: PassReason) -> Action {
+    tables.count_reason(reason.index());
+    Action::Pass
+}
+
+#[inline(always)]
+fn decide<F: FrameSum, T: World>(
+    frame: &F,
+    tables: &T,
+    ingress: u32,
+    link: &Link,
+) -> Result<Answer, PassReason> {
+    let Some(header) = frame.view::<Ethernet>(0) else {
+        return Err(PassReason::RuntFrame);
+    };
+    // What the frame is counted as where it is nothing to answer.
+    let stacks = match link.ether_type {
+        _ if header.is_group() => PassReason::GroupAddress,
+        ethernet::IPV6 => PassReason::Icmp,
+        _ => PassReason::NotIp,
+    };
+    let Some(vlan) = vlan(frame, link) else {
+        return Err(stacks);
+    };
+    let Some(mac) = tables.announcing_mac(AnnounceLink::new(ingress, vlan)) else {
+        return Err(stacks);
+    };
+    let source = EdgeMac::new(header.source());
+    // A switch may send here what is for another machine.
+    let is_for_us = header.is_group() || EdgeMac::new(header.destination()) == mac;
+    // The machine's own, come back by a loop or by another of its links.
+    if !is_for_us || source == mac || source.is_group() {
+        return Err(stacks);
+    }
+    match link.ether_type {
+        ethernet::ARP => arp(frame, tables, link.l3, mac, stacks),
+        ethernet::IPV6 => discovery(frame, tables, link.l3, mac, source, stacks),
+        _ => Err(stacks),
+    }
+}
+
+/// Returns the frame's VLAN id, 0 without one; nothing for tags on which nothing is announced.
+#[inline(always)]
+fn vlan<F: Frame>(frame: &F, link: &Link) -> Option<u16> {
+    const TAGGED: usize = Ethernet::LENGTH + VlanTag::LENGTH;
+    match link.l3 {
+        Ethernet::LENGTH => Some(0),
+        TAGGED if frame.view::<Ethernet>(0)?.ether_type == ethernet::VLAN => {
+            let tag: &VlanTag = frame.view(Ethernet::LENGTH)?;
+            Some(u16::from_be_bytes(tag.control) & 0x0fff)
+        }
+        _ => None,
+    }
+}
+
+#[inline(always)]
+fn arp<F: Frame, T: World>(
+    frame: &F,
+    tables: &T,
+    l3: usize,
+    mac: EdgeMac,
+    stacks: PassReason,
+) -> Result<Answer, PassReason> {
+    let Some(message) = frame.view::<Arp>(l3) else {
+        return Err(stacks);
+    };
+    let operation = u64::from_ne_bytes(message.operation);
+    let is_request = operation == const { u64::from_ne_bytes(Arp::REQUEST) };
+    let is_reply = operation == const { u64::from_ne_bytes(Arp::REPLY) };
+    let target = AddressKey::v4(message.target);
+    if !(is_request || is_reply) || !tables.is_announced(&target) {
+        return Err(stacks);
+    }
+    // Sender and target are the same in announcements alone (RFC 5227 section 3).
+    if message.sender == message.target {
+        let claimed = EdgeMac::new(message.sender_mac);
+        return Err(claim(tables, &target, claimed, mac, stacks));
+    }
+    if is_request {
+        Ok(Answer::Arp(mac))
+    } else {
+        Err(stacks)
+    }
+}
+
+#[inline(always)]
+fn discovery<F: FrameSum, T: World>(
+    frame: &F,
+    tables: &T,
+    l3: usize,
+    mac: EdgeMac,
+    source: EdgeMac,
+    stacks: PassReason,
+) -> Result<Answer, PassReason> {
+    let Some(message) = frame.view::<Discovery>(l3) else {
+        return Err(stacks);
+    };
+    let is_solicitation = message.icmp.kind == icmp::v6::NEIGHBOUR_SOLICITATION;
+    let is_advertisement = message.icmp.kind == icmp::v6::NEIGHBOUR_ADVERTISEMENT;
+    // RFC 4861 sections 7.1.1 and 7.1.2.
+    if !(is_solicitation || is_advertisement)
+        || message.ip.version() != 6
+        || message.ip.next_header != protocol::ICMPV6
+        || message.ip.hop_limit != Discovery::HOP_LIMIT
+        || message.icmp.code != 0
+    {
+        return Err(stacks);
+    }
+    let target = AddressKey::v6(message.target);
+    if !tables.is_announced(&target) {
+        return Err(stacks);
+    }
+    if !is_intact(frame, l3, &message.ip) {
+        return Err(stacks);
+    }
+    if is_solicitation {
+        return Ok(Answer::Advertisement(mac));
+    }
+    let [flags, ..] = message.icmp.rest;
+    if flags & Advertisement::SOLICITED != 0 {
+        // An answer to a question of this machine's own.
+        return Err(stacks);
+    }
+    Err(claim(tables, &target, source, mac, stacks))
+}
+
+/// Notes an announcement, unless it is the machine's own.
+#[inline(always)]
+fn claim<T: World>(
+    tables: &T,
+    target: &AddressKey,
+    claimed: EdgeMac,
+    mac: EdgeMac,
+    stacks: PassReason,
+) -> PassReason {
+    if claimed == mac {
+        return stacks;
+    }
+    tables.note_claim(target, claimed);
+    PassReason::AnnouncedElsewhere
+}
+
+/// Tells whether the whole message is there and its checksum right.
+#[inline(always)]
+fn is_intact<F: FrameSum>(frame: &F, l3: usize, ip: &Ipv6) -> bool {
+    let length = ip.total_length() - Ipv6::LENGTH;
+    if length < Discovery::PAYLOAD || !frame.holds(l3 + ip.total_length()) {
+        return false;
+    }
+    let pseudo_header = csum::pseudo_header_v6(
+        &ip.source,
+        &ip.destination,
+        protocol::ICMPV6,
+        u32::from(u16::from_be_bytes(ip.payload_length)),
+    );
+    match frame.sum(l3 + Ipv6::LENGTH, length) {
+        Some(sum) => sum.add_sum(pseudo_header).fold() == u16::MAX,
+        None => false,
+    }
+}

@@ -136,6 +136,7 @@ impl Watchers {
                 };
                 let cluster = Cluster::new(
                     index_options(options, identity.node_name, hash_seed),
+                    &scope.service,
                     started,
                 );
                 watch::follow(client, scope, cluster, hash_seed, feed, changed).await;

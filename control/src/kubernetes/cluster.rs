@@ -89,11 +89,11 @@ pub(super) struct Cluster {
 }
 
 impl Cluster {
-    /// Begins with nothing, at the time `started`.
-    pub(super) fn new(options: Options, started: Timestamp) -> Self {
+    /// Begins with nothing, at the time `started`; our headless Service is `service`.
+    pub(super) fn new(options: Options, service: &str, started: Timestamp) -> Self {
         Self {
             index: Index::new(options),
-            presence: Presence::default(),
+            presence: Presence::new(service),
             shown: index::Presence::default(),
             listings: Kind::ALL.map(|kind| (kind, Listing::default())).into(),
             told: BTreeMap::new(),
@@ -313,7 +313,7 @@ mod tests {
             node_name: Some("n1".to_owned()),
             ..Options::default()
         };
-        Cluster::new(options, "2026-01-01T00:00:00Z".parse().unwrap())
+        Cluster::new(options, "guideway", "2026-01-01T00:00:00Z".parse().unwrap())
     }
 
     fn take(cluster: &mut Cluster, told: impl IntoIterator<Item = Told>) {

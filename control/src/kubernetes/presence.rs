@@ -4,12 +4,15 @@
 //! It stays one for a while after the pod has gone, so that rolling the agents changes nobody's mode:
 //! programs and tables stay in place without an agent. An endpoint without a Node is an edge outside
 //! the cluster, written by the operator, and counts for exactly as long as it is written.
+//!
+//! A pod that has detached its node is shown by another Service, and there is nothing to wait for: what
+//! edges send would find no program.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use crate::index::objects::{EndpointSlice, ObjectName};
+use crate::index::objects::{EndpointSlice, ObjectName, SERVICE_NAME};
 
 /// How long a machine is known after its last presence.
 const KEPT: Duration = Duration::from_secs(600);
@@ -17,6 +20,8 @@ const KEPT: Duration = Duration::from_secs(600);
 /// What the slices show, and for how long a machine is still known that they no longer show.
 #[derive(Debug, Default)]
 pub(super) struct Presence {
+    /// The Service that shows the nodes that have detached.
+    detached: String,
     slices: BTreeMap<ObjectName, Shown>,
     /// When machines went that no slice shows.
     gone: BTreeMap<String, Instant>,
@@ -25,15 +30,31 @@ pub(super) struct Presence {
 #[derive(Debug, Default)]
 struct Shown {
     nodes: BTreeSet<String>,
+    detached: BTreeSet<String>,
     edges: BTreeSet<IpAddr>,
 }
 
+/// Names the Service that shows the nodes that have detached, beside the one that shows who runs Guideway.
+pub(super) fn detached(service: &str) -> String {
+    format!("{service}-detached")
+}
+
 impl Presence {
+    /// Begins with nothing; `service` shows who runs Guideway.
+    pub(super) fn new(service: &str) -> Self {
+        Self {
+            detached: detached(service),
+            ..Self::default()
+        }
+    }
+
     /// Takes a slice as it is now.
     pub(super) fn apply(&mut self, slice: &EndpointSlice, now: Instant) {
         let mut shown = Shown::default();
+        let is_detached = slice.labels.get(SERVICE_NAME) == Some(&self.detached);
         for endpoint in &slice.endpoints {
             match &endpoint.node_name {
+                Some(node) if is_detached => drop(shown.detached.insert(node.clone())),
                 Some(node) => drop(shown.nodes.insert(node.clone())),
                 None => {
                     let first = endpoint.addresses.first();
@@ -64,7 +85,9 @@ impl Presence {
         let was = before.into_iter().flat_map(|before| before.nodes);
         self.gone.extend(was.map(|node| (node, now)));
         let shown = shown(&self.slices);
-        self.gone.retain(|node, _| !shown.contains(node.as_str()));
+        let detached = all(&self.slices, |shown| &shown.detached);
+        self.gone
+            .retain(|node, _| !shown.contains(node.as_str()) && !detached.contains(node.as_str()));
     }
 
     /// Forgets a machine whose Node is gone.
@@ -96,8 +119,20 @@ impl Presence {
     }
 }
 
+/// The nodes that are present and have not detached: where one pod follows the other, either slice may be late,
+/// and backends behind a node that is taken for one without Guideway are reached all the same.
 fn shown(slices: &BTreeMap<ObjectName, Shown>) -> BTreeSet<&str> {
-    let nodes = slices.values().flat_map(|shown| &shown.nodes);
+    let detached = all(slices, |shown| &shown.detached);
+    let mut nodes = all(slices, |shown| &shown.nodes);
+    nodes.retain(|node| !detached.contains(node));
+    nodes
+}
+
+fn all(
+    slices: &BTreeMap<ObjectName, Shown>,
+    nodes: fn(&Shown) -> &BTreeSet<String>,
+) -> BTreeSet<&str> {
+    let nodes = slices.values().flat_map(nodes);
     nodes.map(String::as_str).collect()
 }
 
@@ -180,6 +215,40 @@ mod tests {
         presence.apply(&slice("a", &[]), start);
         presence.delete_node("n1");
         assert!(names(&presence).is_empty());
+    }
+
+    #[test]
+    fn machine_that_has_detached_is_forgotten_at_once() {
+        let start = Instant::now();
+        let mut presence = Presence::new("guideway");
+        presence.apply(&slice("a", &["n1", "n2"]), start);
+        presence.apply(&slice("a", &["n2"]), start);
+        assert_eq!(names(&presence), ["n1", "n2"]);
+        let mut detached = slice("b", &["n1"]);
+        let service = (SERVICE_NAME.to_owned(), "guideway-detached".to_owned());
+        detached.labels.extend([service]);
+        presence.apply(&detached, start);
+        assert_eq!(names(&presence), ["n2"]);
+        // Uninstalled: the pods go, and nothing of before comes back.
+        presence.delete(&detached.name, start + MINUTE);
+        assert_eq!(names(&presence), ["n2"]);
+    }
+
+    #[test]
+    fn machine_is_detached_while_either_slice_is_late() {
+        let start = Instant::now();
+        let mut presence = Presence::new("guideway");
+        let mut detached = slice("b", &["n1"]);
+        let service = (SERVICE_NAME.to_owned(), "guideway-detached".to_owned());
+        detached.labels.extend([service]);
+        presence.apply(&slice("a", &["n1"]), start);
+        presence.apply(&detached, start);
+        assert!(names(&presence).is_empty());
+        presence.apply(&slice("a", &[]), start);
+        assert!(names(&presence).is_empty());
+        presence.apply(&slice("a", &["n1"]), start);
+        presence.delete(&detached.name, start);
+        assert_eq!(names(&presence), ["n1"]);
     }
 
     #[test]

@@ -19,6 +19,7 @@ use kube::{Api, Client};
 use super::cluster::{Cluster, Kind, Told};
 use super::feed::{Feed, Update};
 use super::pace::Pace;
+use super::presence;
 use crate::agent::chain;
 use crate::index::objects::{HEADLESS, SERVICE_NAME, SERVICE_PROXY_NAME};
 
@@ -106,7 +107,8 @@ async fn sleep_until(time: Option<Instant>) {
 type Heard = Result<Told, (Kind, watcher::Error)>;
 
 fn watchers(client: &Client, scope: &Scope) -> impl Stream<Item = Heard> + use<> {
-    let ours = format!("{SERVICE_NAME}={}", scope.service);
+    let (service, detached) = (&scope.service, presence::detached(&scope.service));
+    let ours = format!("{SERVICE_NAME} in ({service},{detached})");
     let theirs = format!("!{SERVICE_PROXY_NAME},!{HEADLESS}");
     let any = watcher::Config::default().timeout(WATCH_SECONDS);
     let services = Api::<Service>::all(client.clone());

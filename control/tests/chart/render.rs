@@ -111,8 +111,12 @@ fn agents_are_on_every_node_and_are_replaced_one_by_one() {
 fn headless_service_selects_agents_ready_or_not() {
     let objects = Objects::render(&[]);
     let service = &objects.get("Service", "guideway")["spec"];
-    assert_eq!(service["clusterIP"], "None");
-    assert_eq!(service["publishNotReadyAddresses"], true);
+    let detached = &objects.get("Service", "guideway-detached")["spec"];
+    for service in [service, detached] {
+        assert_eq!(service["clusterIP"], "None");
+        assert_eq!(service["publishNotReadyAddresses"], true);
+    }
+    assert!(!selects(detached, objects.agent_pod()));
     assert!(selects(service, objects.agent_pod()));
     assert!(!selects(service, objects.controller_pod()));
 }
@@ -121,7 +125,9 @@ fn headless_service_selects_agents_ready_or_not() {
 fn detaching_pods_run_detach_once_and_are_no_longer_present() {
     let objects = Objects::render(&["detach=true"]);
     let pod = objects.agent_pod();
-    assert!(!selects(&objects.get("Service", "guideway")["spec"], pod));
+    let present = &objects.get("Service", "guideway")["spec"];
+    let detached = &objects.get("Service", "guideway-detached")["spec"];
+    assert!(!selects(present, pod) && selects(detached, pod));
     let detach = container(pod, "detach");
     assert_eq!(detach["args"], json!(["detach"]));
     let agent = Objects::render(&[]);

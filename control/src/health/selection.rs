@@ -78,6 +78,7 @@ impl Selection {
             let out = |backend: &BackendSpec| left_out.has(&Member::new(key, mode, backend));
             let backends = service.spec.backends.iter();
             let mut used = backends
+                .filter(|backend| backend.weight != 0)
                 .filter(|backend| !is_local || own.contains(&backend.address))
                 .peekable();
             if used.peek().is_some() && used.all(out) {
@@ -89,7 +90,9 @@ impl Selection {
             }
             let service = Arc::make_mut(service);
             // A table of another length would move nearly every flow, and back again.
-            service.spec.log2_slots = service.spec.log2_slots_for(service.spec.backends.len());
+            let sharing = service.spec.backends.iter();
+            let sharing = sharing.filter(|backend| backend.weight != 0).count();
+            service.spec.log2_slots = service.spec.log2_slots_for(sharing);
             service.spec.backends.retain(|backend| !out(backend));
         }
         selection

@@ -67,21 +67,25 @@ pub(super) fn layout(
     if spec.traffic_policy == TrafficPolicy::Local {
         used.retain(is_local_pod);
     }
-    let local: Vec<usize> = (0..used.len())
-        .filter(|index| is_local_pod(&used[*index]))
-        .collect();
+    // Pods without a share come last: the tables are over the front.
+    let has_share = |backend: &BackendSpec| backend.weight != 0 || backend.pod.is_none();
+    used.sort_by_key(|backend| !has_share(backend));
+    let sharing = used.partition_point(has_share);
+    let pods = (0..used.len()).filter(|index| is_local_pod(&used[*index]));
+    let pods: Vec<usize> = pods.collect();
+    let local = &pods[..pods.partition_point(|index| *index < sharing)];
 
-    let table = lut::build(key, spec, &used, seed)?;
+    let table = lut::build(key, spec, &used[..sharing], seed)?;
     let local_table = match local.len() {
         0 => None,
-        all if all == used.len() => Some(LocalTable::Same),
+        all if all == sharing => Some(LocalTable::Same),
         _ => Some(LocalTable::Own(local_lut(
-            key, spec, &used, &local, seed, table.log2,
+            key, spec, &used, local, seed, table.log2,
         )?)),
     };
     let tag = |index: usize| used[index].pod.map(|pod| Tag::pod(address_key(pod.ip())));
     Ok(Layout {
-        pods: local
+        pods: pods
             .iter()
             .filter_map(|index| Some((tag(*index)?.pod_bits(), *index)))
             .collect(),
@@ -112,13 +116,14 @@ fn check(key: &ServiceKey, mode: ForwardMode, backend: &BackendSpec) -> Result<(
     Ok(())
 }
 
-/// Finds the pods that share node and tag with one of a lower address: the node could not tell them apart.
+/// Finds the pods that share node and tag with one of a lower address, or with one that has a share of the
+/// table: the node could not tell them apart.
 fn hidden(backends: &[BackendSpec]) -> BTreeSet<BackendSpec> {
     let mut pods: Vec<&BackendSpec> = backends
         .iter()
         .filter(|backend| backend.pod.is_some())
         .collect();
-    pods.sort_unstable_by_key(|backend| backend.pod);
+    pods.sort_unstable_by_key(|backend| (backend.weight == 0, backend.pod));
     let mut taken = BTreeSet::new();
     let is_hidden = |backend: &&&BackendSpec| {
         backend.pod.is_some_and(|pod| {
@@ -225,7 +230,7 @@ mod tests {
         elsewhere.traffic_policy = TrafficPolicy::Local;
         let layout = layout_of(&elsewhere);
         assert!(layout.backends.is_empty());
-        assert_eq!(layout.table.owners, [0]);
+        assert_eq!(layout.table.owners, [lut::NOBODY]);
     }
 
     #[test]
@@ -241,6 +246,45 @@ mod tests {
             panic!("no table of their own");
         };
         assert_eq!(local.log2, 11);
+    }
+
+    #[test]
+    fn pod_of_no_weight_is_delivered_to_and_gets_no_slot() {
+        let mut wanted = spec(&[
+            (HERE, "10.244.0.5:80"),
+            (HERE, "10.244.0.6:80"),
+            (THERE, "10.244.1.5:80"),
+        ]);
+        wanted.backends[0].weight = 0;
+        let layout = layout_of(&wanted);
+        assert_eq!(
+            pods(&layout.backends),
+            ["10.244.0.6:80", "10.244.1.5:80", "10.244.0.5:80"]
+        );
+        let owners: BTreeSet<u32> = layout.table.owners.iter().copied().collect();
+        assert_eq!(owners, BTreeSet::from([0, 1]));
+        assert_eq!(layout.pods, BTreeMap::from([(5, 2), (6, 0)]));
+        let Some(LocalTable::Own(local)) = &layout.local else {
+            panic!("no table of their own");
+        };
+        assert!(local.owners.iter().all(|owner| *owner == 0));
+    }
+
+    #[test]
+    fn pods_of_no_weight_alone_leave_the_table_empty() {
+        let mut wanted = spec(&[(HERE, "10.244.0.5:80")]);
+        wanted.backends[0].weight = 0;
+        let layout = layout_of(&wanted);
+        assert_eq!(layout.table.owners, [lut::NOBODY]);
+        assert!(layout.local.is_none());
+        assert_eq!(layout.pods, BTreeMap::from([(5, 0)]));
+    }
+
+    #[test]
+    fn pod_of_no_weight_hides_none_that_shares_its_tag() {
+        let mut wanted = spec(&[(HERE, "10.244.0.5:80"), (HERE, "10.244.8.5:80")]);
+        wanted.backends[0].weight = 0;
+        assert_eq!(pods(&layout_of(&wanted).left_out), ["10.244.0.5:80"]);
     }
 
     #[test]

@@ -8,9 +8,12 @@ use super::{BackendSpec, ServiceKey, ServiceSpec, TableError};
 pub(super) struct Lut {
     /// Logarithm of the number of slots.
     pub(super) log2: u8,
-    /// For each slot the index of the owning backend; all 0 where there is none.
+    /// For each slot the index of the owning backend; all [`NOBODY`] where there is none.
     pub(super) owners: Vec<u32>,
 }
+
+/// Owner of the slots of a table without backends.
+pub(super) const NOBODY: u32 = u32::MAX;
 
 /// Builds the table of a service over these of its backends: a function of them and the seed only.
 ///
@@ -29,7 +32,7 @@ pub(super) fn build(
 ) -> Result<Lut, TableError> {
     if backends.is_empty() {
         let log2 = spec.log2_slots.unwrap_or(0).min(MAX_LOG2_LEN);
-        let owners = vec![0; 1 << log2];
+        let owners = vec![NOBODY; 1 << log2];
         return Ok(Lut { log2, owners });
     }
     let members: Vec<Member> = backends.iter().map(BackendSpec::member).collect();

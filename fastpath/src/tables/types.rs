@@ -175,7 +175,8 @@ pub struct BackendSpec {
     /// The pod behind a Guideway node, or the backend of NAT mode, with the port it listens on. Without
     /// one the node has the VIP on `lo`.
     pub pod: Option<SocketAddr>,
-    /// Share of the slots, in proportion to the other weights.
+    /// Share of the slots, in proportion to the other weights. A pod without any is delivered to where its
+    /// node is this machine, for others may send to it, and takes no new connections.
     pub weight: u32,
 }
 

@@ -29,6 +29,7 @@
 //! **Two Services that claim the same** address, port and protocol: the older one has it, or of equally old
 //! ones the first by name; the other one gets it when the first one goes.
 
+mod few;
 mod machines;
 pub mod objects;
 mod outcome;
@@ -50,9 +51,9 @@ pub use self::problem::{Object, Problem, Rule};
 
 use self::machines::{Machines, Node};
 use self::objects::ObjectName;
-use self::outcome::{Outcome, World, outcome};
+use self::outcome::{Captured, Outcome, World, outcome};
 use self::problem::Findings;
-use self::slice::{Names, Slice};
+use self::slice::{Names, Slices};
 use crate::desired::{BackendSpec, ForwardMode, Service, ServiceKey};
 
 /// What does not come from objects.
@@ -111,12 +112,16 @@ pub enum TopologyHints {
 pub struct State {
     /// Services by address, port and protocol; NodePorts at the unspecified address of their family.
     pub services: BTreeMap<ServiceKey, Arc<Service>>,
-    /// Endpoints that serve and terminate and get no new connections, where there are any.
+    /// Endpoints that serve and terminate and get no new connections, where there are any. Those of this
+    /// machine are among the backends too, without weight.
     pub draining: BTreeMap<ServiceKey, Arc<[BackendSpec]>>,
     /// Virtual addresses.
     pub vips: BTreeSet<IpAddr>,
     /// Those of them that were assigned for our class, so that nothing else can be at their other ports.
     pub assigned: BTreeSet<IpAddr>,
+    /// Virtual addresses of Services with the policy `Local`: the addresses of the Nodes that run Guideway and
+    /// have usable pods. Of the Nodes only these should attract packets.
+    pub local_nodes: BTreeMap<IpAddr, BTreeSet<IpAddr>>,
     /// Addresses of the Nodes that run Guideway.
     pub nodes: BTreeSet<IpAddr>,
     /// Addresses of the other edges.
@@ -143,7 +148,7 @@ pub struct Changes {
     pub computed: usize,
     /// Services of the dataplane that were added, changed or removed.
     pub services: BTreeSet<ServiceKey>,
-    /// Whether `vips`, `assigned`, `nodes` or `trusted_edges` changed.
+    /// Whether `vips`, `assigned`, `local_nodes`, `nodes` or `trusted_edges` changed.
     pub addresses: bool,
     /// Whether `draining` changed.
     pub draining: bool,
@@ -175,8 +180,8 @@ pub struct Index {
     names: Names,
     dirty: BTreeSet<ObjectName>,
     claims: HashMap<ServiceKey, Vec<Claim>>,
-    /// The Services that have an address, and whether it was assigned to them.
-    captured: HashMap<IpAddr, Vec<(ObjectName, bool)>>,
+    /// The Services that have an address.
+    captured: HashMap<IpAddr, Vec<(ObjectName, Captured)>>,
     state: State,
     changes: Changes,
 }
@@ -185,7 +190,7 @@ pub struct Index {
 #[derive(Debug, Default)]
 struct Entry {
     service: Option<Box<objects::Service>>,
-    slices: BTreeMap<String, Slice>,
+    slices: Slices,
     outcome: Outcome,
     /// Who has what this Service claims too.
     conflicts: BTreeMap<ServiceKey, ObjectName>,
@@ -223,8 +228,14 @@ impl Index {
         let edges = presence.edges.clone();
         let nodes = presence.nodes.clone();
         let old = self.machines.set_presence(presence);
-        let moved: Vec<&String> = old.nodes.symmetric_difference(&nodes).collect();
-        self.touch_pods_of(|node| moved.iter().any(|name| *name == node));
+        let moved: BTreeSet<&str> = old
+            .nodes
+            .symmetric_difference(&nodes)
+            .map(String::as_str)
+            .collect();
+        if !moved.is_empty() {
+            self.touch_pods_of(|node| moved.contains(node));
+        }
         self.touch_addresses(old.edges.symmetric_difference(&edges));
         self.machines_changed();
     }
@@ -273,8 +284,9 @@ impl Index {
         }
         if let (Some(service), Some(read)) = (service, read) {
             let entry = self.entries.entry(service.clone()).or_default();
-            let old = entry.slices.insert(slice.name.name.clone(), read);
-            if old.as_ref() != entry.slices.get(&slice.name.name) {
+            let name = slice.name.name.as_str();
+            if entry.slices.get(name) != Some(&read) {
+                entry.slices.insert(name.into(), read);
                 self.dirty.insert(service);
             }
         }
@@ -415,7 +427,7 @@ impl Index {
             None => Outcome::default(),
         };
         let old = std::mem::take(&mut entry.outcome);
-        for (key, service) in &mut new.services {
+        for (key, service) in new.services.values_mut() {
             // Whoever compares states compares pointers first.
             if let Some(old) = old.services.get(key).filter(|old| *old == service) {
                 *service = Arc::clone(old);
@@ -425,8 +437,10 @@ impl Index {
         for key in old.services.keys() {
             release(&mut self.claims, key, |claim| claim.name != *name);
         }
-        for (key, service) in &new.services {
-            self.claims.entry(*key).or_default().push(Claim {
+        for (key, service) in new.services.iter() {
+            let claims = self.claims.entry(*key).or_default();
+            claims.reserve_exact(1);
+            claims.push(Claim {
                 created: created.unwrap_or(i64::MAX),
                 name: name.clone(),
                 service: Arc::clone(service),
@@ -435,9 +449,10 @@ impl Index {
         for address in old.captured.keys() {
             release(&mut self.captured, address, |(holder, _)| holder != name);
         }
-        for (address, assigned) in &new.captured {
+        for (address, captured) in new.captured.iter() {
             let holders = self.captured.entry(*address).or_default();
-            holders.push((name.clone(), *assigned));
+            holders.reserve_exact(1);
+            holders.push((name.clone(), captured.clone()));
         }
         touched.keys.extend(old.services.keys());
         touched.keys.extend(new.services.keys());
@@ -485,9 +500,12 @@ impl Index {
     /// Decides what an address is.
     fn capture(&mut self, address: IpAddr) {
         let holders = self.captured.get(&address);
-        let is_vip = holders.is_some() && !self.machines.has(address);
-        let is_assigned =
-            is_vip && holders.is_some_and(|holders| holders.iter().any(|(_, assigned)| *assigned));
+        let holders = holders.filter(|_| !self.machines.has(address));
+        let is_vip = holders.is_some();
+        let held = holders.into_iter().flatten().map(|(_, captured)| captured);
+        let is_assigned = held.clone().any(|captured| captured.assigned);
+        let local = held.filter_map(|captured| captured.nodes.as_deref());
+        let local = local.cloned().reduce(|nodes, more| &nodes | &more);
         let state = &mut self.state;
         for (is_member, set) in [
             (is_vip, &mut state.vips),
@@ -500,6 +518,10 @@ impl Index {
             };
             self.changes.addresses |= changed;
         }
+        if state.local_nodes.get(&address) != local.as_ref() {
+            put(&mut state.local_nodes, address, local);
+            self.changes.addresses = true;
+        }
     }
 
     /// Publishes what concerns a Service alone, and forgets it if nothing is left of it.
@@ -508,7 +530,7 @@ impl Index {
             return;
         };
         let claimed = &entry.outcome.services;
-        entry.conflicts.retain(|key, _| claimed.contains_key(key));
+        entry.conflicts.retain(|key, _| claimed.get(key).is_some());
         let mut problems = entry.outcome.problems.clone();
         let object = Object::Service(name.clone());
         problems.extend(conflict(&object, &entry.conflicts));
@@ -616,3 +638,6 @@ fn conflict(object: &Object, conflicts: &BTreeMap<ServiceKey, ObjectName>) -> Op
         remedy: "give one of the two another address or port".to_owned(),
     })
 }
+
+#[cfg(test)]
+mod tests;

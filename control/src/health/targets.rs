@@ -128,6 +128,10 @@ fn plans<'desired>(
         let mode = service.spec.mode;
         for backend in &service.spec.backends {
             let node = backend.address;
+            // An endpoint that nobody knows the machine of.
+            if node.is_unspecified() {
+                continue;
+            }
             if desired.node_health && !around.own.contains(&node) {
                 let encapsulated = around.diverts && mode == ForwardMode::Ipip;
                 let way = encapsulated.then_some(ProbeSpec {

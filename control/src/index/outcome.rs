@@ -1,15 +1,16 @@
 //! One Service with its slices, turned into services of the dataplane.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 
+use super::few::Few;
 use super::machines::Machines;
 use super::objects::{self, ObjectName};
 use super::problem::{Findings, Object, Problem, Rule};
 use super::select::{Candidate, Place, Selection, select};
 use super::service::{self, Port, Wanted};
-use super::slice::{Condition, Slice};
+use super::slice::{Condition, Slices};
 use super::{HealthCheck, Options, TopologyHints};
 use crate::desired::{
     BackendSpec, ForwardMode, Protocol, Service, ServiceKey, ServiceSpec, TrafficPolicy,
@@ -19,13 +20,21 @@ use crate::desired::{
 /// What becomes of a Service.
 #[derive(Debug, Default)]
 pub(super) struct Outcome {
-    pub(super) services: BTreeMap<ServiceKey, Arc<Service>>,
+    pub(super) services: Few<ServiceKey, Arc<Service>>,
     /// Endpoints that serve and terminate and get no new connections.
-    pub(super) draining: BTreeMap<ServiceKey, Arc<[BackendSpec]>>,
-    /// Its addresses, and whether a controller assigned them for our class.
-    pub(super) captured: BTreeMap<IpAddr, bool>,
+    pub(super) draining: Few<ServiceKey, Arc<[BackendSpec]>>,
+    pub(super) captured: Few<IpAddr, Captured>,
     pub(super) health_check: Option<HealthCheck>,
     pub(super) problems: Vec<Problem>,
+}
+
+/// What a Service says of one of its addresses.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Captured {
+    /// Whether a controller assigned it for our class.
+    pub(super) assigned: bool,
+    /// With the policy `Local`: the machines that have pods for it.
+    pub(super) nodes: Option<Arc<BTreeSet<IpAddr>>>,
 }
 
 /// What a Service is read with.
@@ -36,11 +45,7 @@ pub(super) struct World<'a> {
 }
 
 /// Computes what becomes of a Service.
-pub(super) fn outcome(
-    world: World<'_>,
-    service: &objects::Service,
-    slices: &BTreeMap<String, Slice>,
-) -> Outcome {
+pub(super) fn outcome(world: World<'_>, service: &objects::Service, slices: &Slices) -> Outcome {
     let mut findings = Findings::default();
     let mut outcome = Outcome::default();
     let wanted = service::read(service, world.options, world.machines, &mut findings);
@@ -53,9 +58,7 @@ pub(super) fn outcome(
             outcome: &mut outcome,
         };
         making.all(slices);
-        let load_balancer = wanted.load_balancer.iter().map(|address| (*address, true));
-        let external = wanted.external.iter().map(|address| (*address, false));
-        outcome.captured = load_balancer.chain(external).collect();
+        making.addresses(slices);
     }
     outcome.problems = findings.problems(&Object::Service(service.name.clone()));
     outcome
@@ -78,7 +81,7 @@ enum Front {
 }
 
 impl Making<'_> {
-    fn all(&mut self, slices: &BTreeMap<String, Slice>) {
+    fn all(&mut self, slices: &Slices) {
         let wanted = self.wanted;
         for port in &wanted.ports {
             for is_ipv4 in [true, false] {
@@ -94,6 +97,36 @@ impl Making<'_> {
                 local_endpoints: self.local_endpoints(slices),
             });
         }
+    }
+
+    fn addresses(&mut self, slices: &Slices) {
+        let wanted = self.wanted;
+        let nodes = [true, false].map(|is_ipv4| {
+            let nodes = || Arc::new(self.nodes_with_pods(slices, is_ipv4));
+            wanted.only_local.then(nodes)
+        });
+        let load_balancer = wanted.load_balancer.iter();
+        let external = wanted.external.iter();
+        self.outcome.captured = load_balancer
+            .map(|address| (*address, true))
+            .chain(external.map(|address| (*address, false)))
+            .map(|(address, assigned)| {
+                let nodes = nodes[usize::from(address.is_ipv6())].clone();
+                (address, Captured { assigned, nodes })
+            })
+            .collect();
+    }
+
+    /// Lists the machines that have usable pods of a family: each uses its own ready ones, else those that
+    /// serve and terminate.
+    fn nodes_with_pods(&self, slices: &Slices, is_ipv4: bool) -> BTreeSet<IpAddr> {
+        let slices = slices.values().filter(|slice| slice.is_ipv4 == is_ipv4);
+        let endpoints = slices.flat_map(|slice| &slice.endpoints);
+        let usable = endpoints.filter(|endpoint| endpoint.condition != Condition::Unusable);
+        let nodes = usable.filter_map(|endpoint| endpoint.node.as_deref());
+        nodes
+            .filter_map(|node| self.world.machines.address(node))
+            .collect()
     }
 
     /// Lists where a port is served in a family.
@@ -113,13 +146,7 @@ impl Making<'_> {
     }
 
     /// Makes the services of one port in one family.
-    fn port(
-        &mut self,
-        slices: &BTreeMap<String, Slice>,
-        port: &Port,
-        is_ipv4: bool,
-        fronts: &[Front],
-    ) {
+    fn port(&mut self, slices: &Slices, port: &Port, is_ipv4: bool, fronts: &[Front]) {
         let World { options, machines } = self.world;
         let own_node = machines.own_node();
         // Outside the cluster a machine is the load balancer in front, which has no pods and uses all.
@@ -167,12 +194,14 @@ impl Making<'_> {
         self.findings.add(
             Rule::MachineWithoutGuideway,
             || {
-                let on = foreign.endpoint.node.as_deref();
-                let on = on.map_or("no Node".to_owned(), |node| format!("Node {node}"));
+                let socket = foreign.socket;
+                let why = match foreign.endpoint.node.as_deref() {
+                    Some(node) => format!("{socket} is on Node {node}, which runs no Guideway"),
+                    None => format!("{socket} is on no Node"),
+                };
                 format!(
-                    "endpoint {} is on {on}, which runs no Guideway: this port goes by NAT, and \
-                     its pods do not see the addresses of clients",
-                    foreign.socket
+                    "endpoint {why}: this port goes by NAT, and its pods do not see the \
+                     addresses of clients"
                 )
             },
             "run Guideway on all Nodes that have pods of the Service",
@@ -203,12 +232,17 @@ impl Making<'_> {
         // With none of its own a machine drops packets as long as others have some.
         backends.extend(selection.elsewhere.map(|candidate| {
             let nowhere = unspecified(candidate.socket.is_ipv4());
-            BackendSpec::pod(
-                self.node_of(&candidate).unwrap_or(nowhere),
-                candidate.socket,
-                1,
-            )
+            let node = self.node_of(&candidate).unwrap_or(nowhere);
+            BackendSpec::pod(node, candidate.socket, 1)
         }));
+        // Other machines may select them, or have done so a moment ago.
+        if mode != ForwardMode::Nat {
+            let reachable = selection.reachable.iter();
+            backends.extend(reachable.filter_map(|candidate| {
+                let node = self.node_of(candidate)?;
+                Some(BackendSpec::pod(node, candidate.socket, 0))
+            }));
+        }
         backends.sort_unstable();
         backends
     }
@@ -227,19 +261,20 @@ impl Making<'_> {
             Front::LoadBalancer(address) | Front::External(address) => (address, port.number),
             Front::NodePort => (unspecified(is_ipv4), port.node_port.unwrap_or_default()),
         };
-        if Wanted::is_reserved(machines, address, port) {
-            self.findings.add(
-                Rule::AddressIsApiServer,
-                || format!("{address}:{number} is the API server's and is not served"),
-                "give the Service another address",
-            );
-            return;
-        }
         let key = ServiceKey {
             address,
             port: number,
             protocol: port.protocol,
         };
+        let socket = SocketAddr::new(address, number);
+        if key.protocol == Protocol::Tcp && machines.is_api_server(socket) {
+            self.findings.add(
+                Rule::AddressIsApiServer,
+                || format!("{socket} is the API server's and is not served"),
+                "give the Service another address",
+            );
+            return;
+        }
         let Some(backends) = self.translatable(&key, backends) else {
             return;
         };
@@ -265,7 +300,7 @@ impl Making<'_> {
                 ForwardMode::L2dsr if is_machine => ForwardMode::Ipip,
                 mode => mode,
             },
-            log2_slots: self.log2_slots(backends.len()),
+            log2_slots: self.log2_slots(&backends),
             backends,
             traffic_policy: if only_local {
                 TrafficPolicy::Local
@@ -321,8 +356,10 @@ impl Making<'_> {
     }
 
     /// Returns the wanted length of the table, unless some backend would have no slot.
-    fn log2_slots(&mut self, backends: usize) -> Option<u8> {
+    fn log2_slots(&mut self, backends: &[BackendSpec]) -> Option<u8> {
         let log2 = self.wanted.log2_slots?;
+        let backends = backends.iter();
+        let backends = backends.filter(|backend| backend.weight != 0).count();
         if backends <= 1 << log2 {
             return Some(log2);
         }
@@ -340,7 +377,7 @@ impl Making<'_> {
     }
 
     /// Counts the pods of this machine that are ready, whatever ports they have.
-    fn local_endpoints(&self, slices: &BTreeMap<String, Slice>) -> usize {
+    fn local_endpoints(&self, slices: &Slices) -> usize {
         let Some(own) = self.world.machines.own_node() else {
             return 0;
         };

@@ -1,9 +1,8 @@
 //! Which endpoints of a port get traffic here, by conditions, policy and hints.
 
-use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
-use super::slice::{Condition, Endpoint, Slice};
+use super::slice::{Condition, Endpoint, Slices};
 use crate::desired::Protocol;
 
 /// Where the machine is, as endpoints name it.
@@ -48,7 +47,7 @@ pub(super) struct Selection<'a> {
 /// With `only_local` this is the Local set, else the Cluster set; each falls back on its own to what
 /// serves and terminates.
 pub(super) fn select<'a>(
-    slices: &'a BTreeMap<String, Slice>,
+    slices: &'a Slices,
     (name, protocol, is_ipv4): (&str, Protocol, bool),
     place: &Place<'_>,
     only_local: bool,
@@ -94,7 +93,7 @@ pub(super) fn select<'a>(
 /// Lists the endpoints of a port, each once, in the order of their sockets: of duplicates a local one, else
 /// the one that can be used for more.
 fn candidates<'a>(
-    slices: &'a BTreeMap<String, Slice>,
+    slices: &'a Slices,
     (name, protocol, is_ipv4): (&str, Protocol, bool),
     place: &Place<'_>,
 ) -> Vec<Candidate<'a>> {

@@ -1,7 +1,7 @@
 //! What a Service asks for: its ports and addresses that are captured here, and its rules.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 
 use ipnet::IpNet;
 use xdp_prog::maglev::LENGTH_CLASSES;
@@ -52,7 +52,6 @@ pub(super) fn read(
     let is_load_balancer = service.kind.as_deref() == Some("LoadBalancer");
     let has_family = |address: &IpAddr| families[usize::from(address.is_ipv6())];
     let mut addresses = Addresses {
-        machines,
         findings,
         has_family: &has_family,
     };
@@ -78,6 +77,20 @@ pub(super) fn read(
         // Without a range that can be read, who may come in is unknown.
         if !any_good {
             load_balancer.clear();
+        }
+    }
+    for address in load_balancer.iter().chain(&external) {
+        if machines.has(*address) {
+            findings.add(
+                Rule::AddressIsNode,
+                || {
+                    format!(
+                        "{address} belongs to a machine: the Service's ports are served there, \
+                         everything else passes"
+                    )
+                },
+                "give the Service an address that no machine has",
+            );
         }
     }
     let is_local = matches!(service.external_traffic_policy.as_deref(), Some("Local"));
@@ -146,7 +159,6 @@ fn is_ours(service: &objects::Service, options: &Options) -> bool {
 
 /// Reads addresses that may become virtual ones.
 struct Addresses<'a> {
-    machines: &'a Machines,
     findings: &'a mut Findings,
     has_family: &'a dyn Fn(&IpAddr) -> bool,
 }
@@ -184,18 +196,6 @@ impl Addresses<'_> {
                 "add the family to ipFamilies, or take the address away",
             );
             return None;
-        }
-        if self.machines.has(address) {
-            self.findings.add(
-                Rule::AddressIsNode,
-                || {
-                    format!(
-                        "{address} belongs to a machine: the Service's ports are served there, \
-                         everything else passes"
-                    )
-                },
-                "give the Service an address that no machine has",
-            );
         }
         Some(address)
     }
@@ -348,12 +348,4 @@ fn read_table_size(service: &objects::Service, findings: &mut Findings) -> Optio
         );
     }
     class
-}
-
-impl Wanted {
-    /// Tells whether a port of an address must be left to the API server.
-    pub(super) fn is_reserved(machines: &Machines, address: IpAddr, port: &Port) -> bool {
-        port.protocol == Protocol::Tcp
-            && machines.is_api_server(SocketAddr::new(address, port.number))
-    }
 }

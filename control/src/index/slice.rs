@@ -4,10 +4,14 @@ use std::collections::HashSet;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use super::few::Few;
 use super::objects::{self, HEADLESS, ObjectName, SERVICE_NAME, SERVICE_PROXY_NAME};
 use super::parse;
 use super::problem::{Findings, Rule, quoted};
 use crate::desired::{Protocol, unusable};
+
+/// The slices of a Service, by name.
+pub(super) type Slices = Few<Box<str>, Slice>;
 
 /// What counts of a slice.
 #[derive(Debug, Default, PartialEq, Eq)]

@@ -1,0 +1,510 @@
+//! Which endpoints get traffic: conditions, policies, hints, affinity, and machines without Guideway.
+
+use super::words::*;
+use crate::desired::{ForwardMode, TrafficPolicy};
+use crate::index::{Options, TopologyHints};
+
+#[test]
+fn missing_conditions_mean_ready_and_serving_and_not_terminating() {
+    let mut cluster = cluster();
+    cluster.service(web());
+    cluster.slice(slice(
+        "web-1",
+        &["10.244.1.1@node-1", "10.244.1.2@node-1 unready terminating"],
+    ));
+    assert_eq!(cluster.used(VIP), pods(&["10.244.1.1:8080"]));
+    cluster.slice(slice("web-1", &["10.244.1.2@node-1 unready terminating"]));
+    assert_eq!(
+        cluster.used(VIP),
+        pods(&["10.244.1.2:8080"]),
+        "serving, as nothing else is said"
+    );
+    cluster.slice(slice("web-1", &["10.244.1.2@node-1 unready serving"]));
+    assert_eq!(
+        cluster.used(VIP),
+        pods(&[]),
+        "not terminating, as nothing else is said"
+    );
+}
+
+#[test]
+fn only_ready_endpoints_are_used_while_there_are_some() {
+    let mut cluster = cluster();
+    cluster.service(web());
+    cluster.slice(slice(
+        "web-1",
+        &[
+            "10.244.1.1@node-1 ready",
+            "10.244.1.2@node-1 unready serving terminating",
+            "10.244.1.3@node-1 unready serving",
+        ],
+    ));
+    assert_eq!(cluster.used(VIP), pods(&["10.244.1.1:8080"]));
+}
+
+#[test]
+fn without_ready_endpoints_those_that_serve_and_terminate_are_used() {
+    let mut cluster = cluster();
+    cluster.service(web());
+    cluster.slice(slice(
+        "web-1",
+        &[
+            "10.244.1.2@node-1 unready serving terminating",
+            "10.244.2.2@node-2 unready serving terminating",
+            "10.244.1.3@node-1 unready silent terminating",
+        ],
+    ));
+    assert_eq!(
+        cluster.used(VIP),
+        pods(&["10.244.1.2:8080", "10.244.2.2:8080"])
+    );
+}
+
+#[test]
+fn endpoint_that_terminates_without_serving_is_never_used() {
+    let mut cluster = cluster();
+    cluster.service(web());
+    cluster.slice(slice(
+        "web-1",
+        &["10.244.1.1@node-1 unready silent terminating"],
+    ));
+    assert_eq!(cluster.used(VIP), pods(&[]));
+    assert!(cluster.reachable(VIP).is_empty());
+}
+
+#[test]
+fn local_set_falls_back_on_its_own() {
+    let draining_here = slice(
+        "web-1",
+        &[
+            "10.244.1.1@node-1 unready serving terminating",
+            "10.244.2.1@node-2 ready",
+        ],
+    );
+    let mut cluster = cluster();
+    cluster.service(web().local()).slice(draining_here.clone());
+    assert_eq!(cluster.used(VIP), pods(&["10.244.1.1:8080"]));
+    cluster.service(web());
+    assert_eq!(
+        cluster.used(VIP),
+        pods(&["10.244.2.1:8080"]),
+        "the Cluster set has a ready one"
+    );
+}
+
+#[test]
+fn publish_not_ready_addresses_shows_in_the_conditions_alone() {
+    let mut cluster = cluster();
+    cluster.service(web());
+    cluster.slice(slice(
+        "web-1",
+        &["10.244.1.1@node-1 ready serving terminating"],
+    ));
+    assert_eq!(cluster.used(VIP), pods(&["10.244.1.1:8080"]));
+}
+
+#[test]
+fn cluster_policy_uses_all_usable_endpoints() {
+    let mut cluster = cluster();
+    cluster
+        .service(web())
+        .slice(slice("web-1", &["10.244.1.1@node-1", "10.244.2.1@node-2"]));
+    assert_eq!(
+        cluster.used(VIP),
+        pods(&["10.244.1.1:8080", "10.244.2.1:8080"])
+    );
+    let spec = &cluster.served(VIP).unwrap().spec;
+    assert_eq!(spec.traffic_policy, TrafficPolicy::Cluster);
+}
+
+#[test]
+fn local_policy_uses_the_pods_of_this_node_alone() {
+    let mut cluster = cluster();
+    cluster.service(web().local().node_port(30080));
+    cluster.slice(slice("web-1", &["10.244.1.1@node-1", "10.244.2.1@node-2"]));
+    for key in [VIP, NODE_PORT] {
+        assert_eq!(cluster.used(key), pods(&["10.244.1.1:8080"]), "{key}");
+        let spec = &cluster.served(key).unwrap().spec;
+        assert_eq!(spec.traffic_policy, TrafficPolicy::Local, "{key}");
+    }
+}
+
+#[test]
+fn local_policy_without_local_endpoints_drops_while_others_have_some() {
+    let mut cluster = cluster();
+    cluster
+        .service(web().local())
+        .slice(slice("web-1", &["10.244.2.1@node-2"]));
+    let spec = &cluster.served(VIP).unwrap().spec;
+    assert_eq!(spec.traffic_policy, TrafficPolicy::Local);
+    // Tables drop where a service has backends and this machine has none of them.
+    assert_eq!(spec.backends.len(), 1);
+    assert_eq!(spec.backends[0].address.to_string(), "10.0.0.2");
+}
+
+#[test]
+fn address_with_the_local_policy_names_the_nodes_that_have_usable_pods() {
+    let mut cluster = cluster();
+    cluster.guideway_on(&["node-2"]);
+    cluster.service(web().local());
+    cluster.slice(slice(
+        "web-1",
+        &[
+            "10.244.1.1@node-1 unready serving terminating",
+            "10.244.2.1@node-2 unready",
+            "10.244.3.1@node-3 ready",
+        ],
+    ));
+    let here = addresses(&["10.0.0.1"]);
+    assert_eq!(
+        cluster.state().local_nodes,
+        [("192.0.2.1".parse().unwrap(), here)].into()
+    );
+    cluster.slice(slice("web-1", &["10.244.2.1@node-2"]));
+    assert!(cluster.update().addresses);
+    let there = addresses(&["10.0.0.2"]);
+    assert_eq!(
+        cluster.state().local_nodes,
+        [("192.0.2.1".parse().unwrap(), there)].into()
+    );
+    cluster.service(web());
+    assert!(cluster.state().local_nodes.is_empty());
+}
+
+#[test]
+fn local_policy_outside_the_cluster_uses_the_cluster_set() {
+    let mut edge = edge_of_the_cluster();
+    edge.service(web().local());
+    edge.slice(slice(
+        "web-1",
+        &[
+            "10.244.1.1@node-1 unready serving terminating",
+            "10.244.2.1@node-2 ready",
+            "10.244.3.1@node-3 ready",
+        ],
+    ));
+    assert_eq!(
+        edge.used(VIP),
+        pods(&["10.244.2.1:8080", "10.244.3.1:8080"])
+    );
+    let spec = &edge.served(VIP).unwrap().spec;
+    assert_eq!(spec.traffic_policy, TrafficPolicy::Cluster);
+}
+
+#[test]
+fn no_endpoints_at_all_are_rejected_whatever_the_policy() {
+    for service in [web(), web().local()] {
+        let mut cluster = cluster();
+        cluster.service(service.node_port(30080));
+        cluster.slice(slice(
+            "web-1",
+            &["10.244.1.1@node-1 unready", "10.244.2.1@node-2 unready"],
+        ));
+        for key in [VIP, NODE_PORT] {
+            assert!(
+                cluster.served(key).unwrap().spec.backends.is_empty(),
+                "{key}"
+            );
+        }
+    }
+}
+
+#[test]
+fn service_without_slices_is_rejected() {
+    let mut cluster = cluster();
+    cluster.service(web());
+    assert_eq!(cluster.used(VIP), pods(&[]));
+}
+
+#[test]
+fn unknown_policy_counts_as_the_default_and_is_named() {
+    let mut cluster = cluster();
+    let mut odd = web();
+    odd.external_traffic_policy = Some("Nearby".to_owned());
+    odd.session_affinity = Some("Cookie".to_owned());
+    cluster
+        .service(odd)
+        .slice(slice("web-1", &["10.244.2.1@node-2"]));
+    let spec = &cluster.served(VIP).unwrap().spec;
+    assert_eq!(
+        (spec.traffic_policy, spec.affinity),
+        (TrafficPolicy::Cluster, None)
+    );
+    assert_eq!(cluster.problems("web"), ["InvalidPolicy"]);
+}
+
+#[test]
+fn node_hints_leave_those_that_name_this_node() {
+    let mut cluster = cluster();
+    cluster.service(web());
+    cluster.slice(slice(
+        "web-1",
+        &[
+            "10.244.1.1@node-1 node=node-1",
+            "10.244.2.1@node-2 node=node-2",
+        ],
+    ));
+    assert_eq!(cluster.used(VIP), pods(&["10.244.1.1:8080"]));
+}
+
+#[test]
+fn zone_hints_leave_those_that_name_this_zone() {
+    let mut cluster = in_zone("a");
+    cluster.slice(slice(
+        "web-1",
+        &[
+            "10.244.1.1@node-1 zone=a",
+            "10.244.2.1@node-2 zone=b zone=a",
+        ],
+    ));
+    assert_eq!(
+        cluster.used(VIP),
+        pods(&["10.244.1.1:8080", "10.244.2.1:8080"])
+    );
+    cluster.slice(slice(
+        "web-1",
+        &["10.244.1.1@node-1 zone=a", "10.244.2.1@node-2 zone=b"],
+    ));
+    assert_eq!(cluster.used(VIP), pods(&["10.244.1.1:8080"]));
+}
+
+#[test]
+fn node_hints_come_before_zone_hints() {
+    let mut cluster = in_zone("a");
+    cluster.slice(slice(
+        "web-1",
+        &[
+            "10.244.1.1@node-1 zone=a node=node-1",
+            "10.244.2.1@node-2 zone=a node=node-2",
+        ],
+    ));
+    assert_eq!(cluster.used(VIP), pods(&["10.244.1.1:8080"]));
+    cluster.slice(slice(
+        "web-1",
+        &[
+            "10.244.1.1@node-3 zone=b node=node-3",
+            "10.244.2.1@node-2 zone=a node=node-2",
+        ],
+    ));
+    assert_eq!(
+        cluster.used(VIP),
+        pods(&["10.244.2.1:8080"]),
+        "no node hint names this one"
+    );
+}
+
+#[test]
+fn ready_endpoint_without_a_hint_voids_that_kind() {
+    let mut cluster = in_zone("a");
+    cluster.slice(slice(
+        "web-1",
+        &["10.244.1.1@node-1 zone=a", "10.244.2.1@node-2"],
+    ));
+    assert_eq!(
+        cluster.used(VIP),
+        pods(&["10.244.1.1:8080", "10.244.2.1:8080"])
+    );
+    cluster.slice(slice(
+        "web-1",
+        &[
+            "10.244.1.1@node-1 zone=b node=node-1",
+            "10.244.2.1@node-2 zone=a",
+        ],
+    ));
+    assert_eq!(
+        cluster.used(VIP),
+        pods(&["10.244.2.1:8080"]),
+        "zone hints are whole"
+    );
+    cluster.slice(slice(
+        "web-1",
+        &["10.244.1.1@node-1 zone=a", "10.244.2.1@node-2 unready"],
+    ));
+    assert_eq!(
+        cluster.used(VIP),
+        pods(&["10.244.1.1:8080"]),
+        "only ready ones void"
+    );
+}
+
+#[test]
+fn hints_that_name_nobody_here_are_ignored() {
+    let mut cluster = in_zone("c");
+    cluster.slice(slice(
+        "web-1",
+        &["10.244.1.1@node-1 zone=a", "10.244.2.1@node-2 zone=b"],
+    ));
+    assert_eq!(
+        cluster.used(VIP),
+        pods(&["10.244.1.1:8080", "10.244.2.1:8080"])
+    );
+}
+
+#[test]
+fn zone_hints_are_ignored_where_the_node_has_no_zone() {
+    let mut cluster = cluster();
+    cluster.service(web());
+    cluster.slice(slice(
+        "web-1",
+        &["10.244.1.1@node-1 zone=a", "10.244.2.1@node-2 zone="],
+    ));
+    assert_eq!(
+        cluster.used(VIP),
+        pods(&["10.244.1.1:8080", "10.244.2.1:8080"])
+    );
+}
+
+#[test]
+fn machine_outside_the_cluster_may_have_a_zone() {
+    let mut edge = cluster_with(Options {
+        zone: Some("b".to_owned()),
+        ..Options::default()
+    });
+    edge.service(web());
+    edge.slice(slice(
+        "web-1",
+        &["10.244.1.1@node-1 zone=a", "10.244.2.1@node-2 zone=b"],
+    ));
+    assert_eq!(edge.used(VIP), pods(&["10.244.2.1:8080"]));
+}
+
+#[test]
+fn local_policy_and_the_fallback_ignore_hints() {
+    let mut cluster = in_zone("a");
+    cluster.service(web().local());
+    cluster.slice(slice(
+        "web-1",
+        &["10.244.1.1@node-1 zone=b", "10.244.2.1@node-2 zone=a"],
+    ));
+    assert_eq!(cluster.used(VIP), pods(&["10.244.1.1:8080"]));
+    cluster.service(web());
+    cluster.slice(slice(
+        "web-1",
+        &[
+            "10.244.1.1@node-1 unready serving terminating zone=b",
+            "10.244.2.1@node-2 unready serving terminating zone=a",
+        ],
+    ));
+    assert_eq!(
+        cluster.used(VIP),
+        pods(&["10.244.1.1:8080", "10.244.2.1:8080"])
+    );
+}
+
+#[test]
+fn hints_are_ignored_where_the_options_say_so() {
+    let mut cluster = cluster_with(Options {
+        node_name: Some("node-1".to_owned()),
+        topology_hints: TopologyHints::Ignore,
+        ..Options::default()
+    });
+    cluster.service(web());
+    cluster.slice(slice(
+        "web-1",
+        &[
+            "10.244.1.1@node-1 node=node-1",
+            "10.244.2.1@node-2 node=node-2",
+        ],
+    ));
+    assert_eq!(
+        cluster.used(VIP),
+        pods(&["10.244.1.1:8080", "10.244.2.1:8080"])
+    );
+}
+
+#[test]
+fn local_pod_that_hints_leave_to_others_is_still_delivered_to() {
+    let mut cluster = in_zone("a");
+    cluster.slice(slice(
+        "web-1",
+        &["10.244.1.1@node-1 zone=b", "10.244.2.1@node-2 zone=a"],
+    ));
+    assert_eq!(cluster.used(VIP), pods(&["10.244.2.1:8080"]));
+    assert_eq!(cluster.reachable(VIP), ["10.244.1.1:8080"]);
+}
+
+#[test]
+fn session_affinity_is_shared_by_all_addresses_of_a_port() {
+    let mut cluster = cluster();
+    cluster.service(web().node_port(30080).port("b", 81, "TCP").affinity());
+    let seed = |cluster: &mut Cluster, key: &str| cluster.served(key).unwrap().spec.affinity;
+    let at_vip = seed(&mut cluster, VIP);
+    assert!(at_vip.is_some());
+    assert_eq!(at_vip, seed(&mut cluster, NODE_PORT));
+    assert_ne!(at_vip, seed(&mut cluster, "192.0.2.1:81/tcp"));
+}
+
+#[test]
+fn session_affinity_can_be_switched_on_a_live_service() {
+    let mut cluster = cluster();
+    cluster.service(web().affinity());
+    assert!(cluster.served(VIP).unwrap().spec.affinity.is_some());
+    cluster.service(web());
+    assert!(cluster.served(VIP).unwrap().spec.affinity.is_none());
+}
+
+#[test]
+fn pods_on_machines_with_guideway_go_by_the_address_of_their_node() {
+    let mut cluster = cluster();
+    cluster
+        .service(web())
+        .slice(slice("web-1", &["10.244.1.1@node-1", "10.244.2.1@node-2"]));
+    let spec = cluster.served(VIP).unwrap().spec.clone();
+    assert_eq!(spec.mode, ForwardMode::Ipip);
+    let nodes: Vec<String> = spec
+        .backends
+        .iter()
+        .map(|backend| backend.address.to_string())
+        .collect();
+    assert_eq!(nodes, ["10.0.0.1", "10.0.0.2"]);
+}
+
+#[test]
+fn port_with_an_endpoint_on_a_machine_without_guideway_goes_by_nat() {
+    for stranger in ["10.244.2.1@node-2", "10.244.2.1@node-9", "10.244.2.1"] {
+        let mut cluster = cluster();
+        cluster.guideway_on(&["node-3"]);
+        cluster
+            .service(web())
+            .slice(slice("web-1", &["10.244.1.1@node-1", stranger]));
+        let spec = cluster.served(VIP).unwrap().spec.clone();
+        assert_eq!(spec.mode, ForwardMode::Nat, "{stranger}");
+        let targets: Vec<String> = spec
+            .backends
+            .iter()
+            .map(|backend| backend.address.to_string())
+            .collect();
+        assert_eq!(targets, ["10.244.1.1", "10.244.2.1"]);
+        assert_eq!(cluster.problems("web"), ["MachineWithoutGuideway"]);
+        cluster.slice(slice(
+            "web-1",
+            &["10.244.1.1@node-1", &format!("{stranger} unready")],
+        ));
+        assert_eq!(
+            cluster.served(VIP).unwrap().spec.mode,
+            ForwardMode::Ipip,
+            "gets no traffic"
+        );
+        assert_eq!(cluster.problems("web"), [""; 0]);
+    }
+}
+
+#[test]
+fn local_policy_needs_guideway_on_this_machine_alone() {
+    let mut cluster = cluster();
+    cluster.guideway_on(&[]);
+    cluster
+        .service(web().local())
+        .slice(slice("web-1", &["10.244.1.1@node-1", "10.244.2.1@node-2"]));
+    assert_eq!(cluster.used(VIP), pods(&["10.244.1.1:8080"]));
+    assert_eq!(cluster.served(VIP).unwrap().spec.mode, ForwardMode::Ipip);
+    assert_eq!(cluster.problems("web"), [""; 0]);
+}
+
+/// The cluster with this machine in a zone, and [`web`].
+fn in_zone(zone: &str) -> Cluster {
+    let mut cluster = cluster();
+    cluster.node(node("node-1").internal("10.0.0.1").zone(zone));
+    cluster.service(web());
+    cluster
+}

@@ -34,7 +34,7 @@ use std::env;
 use std::fs;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use http_body_util::Full;
 use hyper::body::Bytes;
 use hyper::{Response, StatusCode};
@@ -100,7 +100,7 @@ async fn serve(options: &cli::Controller) -> Result<()> {
     let leases: Api<Lease> = Api::namespaced(client.clone(), &namespace);
     let candidate = Candidate::new(leases, identity, duration);
     let (stop, stopped) = oneshot::channel::<()>();
-    let election = tokio::spawn(async move {
+    let mut election = tokio::spawn(async move {
         let stopped = async {
             let _ = stopped.await;
         };
@@ -122,6 +122,7 @@ async fn serve(options: &cli::Controller) -> Result<()> {
         never = working => match never {},
         _ = terminate.recv() => "SIGTERM",
         _ = interrupt.recv() => "SIGINT",
+        ended = &mut election => return Err(anyhow!("the election has ended: {ended:?}")),
     };
     tracing::info!(signal, "ending; addresses stay as they are");
     drop(stop);

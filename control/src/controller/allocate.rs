@@ -97,9 +97,7 @@ struct Claim<'a> {
 impl<'a> Claim<'a> {
     fn new(service: &'a Service, inventory: &'a Inventory) -> Self {
         let wish = Wish::of(service, inventory);
-        let nothing = Labels::new();
         let namespace = inventory.namespaces.get(&service.name.namespace);
-        let namespace = namespace.unwrap_or(&nothing);
         let named = wish.as_ref().map_or(&[][..], |wish| &wish.pools[..]);
         let pools = inventory
             .pools

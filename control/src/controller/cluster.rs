@@ -69,11 +69,7 @@ impl Cluster {
             let Some((service, decision)) = inventory.services.get(name).zip(decisions.get(name))
             else {
                 if seen.observed.condition.is_some() {
-                    let write = Write {
-                        patch: status::withdraw(name),
-                        notices: Vec::new(),
-                    };
-                    plan.services.push((name.clone(), write));
+                    plan.services.push((name.clone(), status::withdraw(name)));
                 }
                 continue;
             };
@@ -120,6 +116,15 @@ impl Cluster {
         plan
     }
 
+    /// Tells whether one of these pools has one of these addresses.
+    pub(super) fn has_any(&self, pools: &[ObjectName], addresses: &[IpAddr]) -> bool {
+        let pools = pools
+            .iter()
+            .filter_map(|name| self.pools.objects().get(name));
+        let mut pools = pools.map(|seen| &seen.source.pool);
+        pools.any(|pool| addresses.iter().any(|address| pool.contains(*address)))
+    }
+
     fn inventory(&self) -> Inventory {
         let services = self.services.objects();
         let ours = services.iter().filter_map(|(name, seen)| {
@@ -147,5 +152,124 @@ impl Cluster {
             foreign: foreign.collect(),
             services: ours.collect(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::core::v1 as core;
+    use kube::runtime::watcher::Event;
+
+    use super::*;
+    use crate::controller::convert::{self, Classes};
+
+    const NOW: &str = "2026-11-21T12:00:00Z";
+
+    /// A Service, older the smaller the number.
+    fn service(name: &str, created: u8) -> (ObjectName, Seen) {
+        let service: core::Service = serde_json::from_value(json!({
+            "metadata": {
+                "namespace": "test",
+                "name": name,
+                "uid": format!("uid-{name}"),
+                "creationTimestamp": format!("2026-11-21T12:00:{created:02}Z"),
+            },
+            "spec": {
+                "type": "LoadBalancer",
+                "loadBalancerClass": "a/b",
+                "ipFamilies": ["IPv4"],
+                "ports": [{"port": 80}],
+            },
+        }))
+        .unwrap();
+        let classes = Classes {
+            class: "a/b".to_owned(),
+            default: false,
+        };
+        (convert::name(&service.metadata), classes.service(&service))
+    }
+
+    fn cluster() -> Cluster {
+        let mut cluster = Cluster::default();
+        let pool = serde_json::from_value(json!({
+            "apiVersion": "guideway.dev/v1alpha1",
+            "kind": "LoadBalancerPool",
+            "metadata": {"name": "a", "resourceVersion": "7"},
+            "spec": {"addresses": ["192.0.2.0/30"]},
+        }));
+        let name = ObjectName::new("", "a");
+        let pool = convert::pool(&pool.unwrap());
+        cluster.pools.follow(Event::Apply((name, pool)));
+        cluster
+    }
+
+    fn addresses(plan: &Plan) -> Vec<(&str, String)> {
+        let writes = plan.services.iter();
+        writes
+            .map(|(name, write)| (name.name.as_str(), write.addresses[0].to_string()))
+            .collect()
+    }
+
+    #[test]
+    fn a_pool_counts_what_is_decided_and_what_is_not_taken_back_yet() {
+        let mut cluster = cluster();
+        let (name, mut seen) = service("web", 1);
+        cluster.services.put(name.clone(), seen.clone());
+        let plan = cluster.plan(NOW);
+        let (_, patch) = &plan.pools[0];
+        assert_eq!(patch["metadata"]["resourceVersion"], "7");
+        assert_eq!(patch["status"]["used"], 1);
+
+        // It holds one address, and asks for another one.
+        seen.observed.ingress = vec![status::Ingress {
+            ip: Some("192.0.2.0".to_owned()),
+            ..status::Ingress::default()
+        }];
+        seen.ours.as_mut().unwrap().request.addresses = Some("192.0.2.3".to_owned());
+        cluster.services.put(name, seen);
+        let plan = cluster.plan(NOW);
+        assert_eq!(addresses(&plan), [("web", "192.0.2.3".to_owned())]);
+        assert_eq!(plan.pools[0].1["status"]["used"], 2);
+    }
+
+    #[test]
+    fn what_was_decided_stands_until_another_controller_may_have_decided() {
+        let mut cluster = cluster();
+        let (young, seen) = service("young", 9);
+        cluster.services.put(young, seen);
+        assert_eq!(
+            addresses(&cluster.plan(NOW)),
+            [("young", "192.0.2.0".to_owned())]
+        );
+        // The watch shows an older one before it shows what was written.
+        let (old, seen) = service("old", 1);
+        cluster.services.put(old, seen);
+        let both = |old: &str, young: &str| [("old", old.to_owned()), ("young", young.to_owned())];
+        assert_eq!(
+            addresses(&cluster.plan(NOW)),
+            both("192.0.2.1", "192.0.2.0")
+        );
+        cluster.forget();
+        assert_eq!(
+            addresses(&cluster.plan(NOW)),
+            both("192.0.2.0", "192.0.2.1")
+        );
+    }
+
+    #[test]
+    fn a_service_of_the_same_name_is_another_one() {
+        let mut cluster = cluster();
+        let (name, mut seen) = service("web", 1);
+        cluster.services.put(name.clone(), seen.clone());
+        cluster.plan(NOW);
+        let (other, first) = service("first", 0);
+        cluster.services.put(other, first);
+        seen.uid = "another".to_owned();
+        cluster.services.put(name, seen);
+        let expected = [
+            ("first", "192.0.2.0".to_owned()),
+            ("web", "192.0.2.1".to_owned()),
+        ];
+        assert_eq!(addresses(&cluster.plan(NOW)), expected);
     }
 }

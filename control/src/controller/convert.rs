@@ -81,7 +81,10 @@ impl Classes {
 }
 
 fn wanted(metadata: &ObjectMeta, spec: &core::ServiceSpec, held: Vec<IpAddr>) -> Service {
-    let annotation = |key: &str| metadata.annotations.as_ref()?.get(key).cloned();
+    let annotation = |key: &str| {
+        let text = metadata.annotations.as_ref()?.get(key)?.trim();
+        (!text.is_empty()).then(|| text.to_owned())
+    };
     let families = spec.ip_families.iter().flatten();
     let created = metadata.creation_timestamp.as_ref();
     Service {

@@ -19,6 +19,8 @@ use super::MANAGER;
 
 /// Name of the Lease.
 pub const LEASE: &str = "guideway-controller";
+/// How long a process that ends tries to give the Lease back.
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Whether, and how long, this process may act.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -88,7 +90,7 @@ impl Candidate {
             }
         }
         if term.borrow().is_leading() {
-            match tokio::time::timeout(pause, self.release()).await {
+            match tokio::time::timeout(RELEASE_TIMEOUT, self.release()).await {
                 Ok(Ok(())) => tracing::info!("gave the Lease back"),
                 _ => tracing::warn!("could not give the Lease back; it ends by itself"),
             }

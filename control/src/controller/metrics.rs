@@ -38,6 +38,15 @@ pub struct PoolValues {
     pub free_ipv6: i64,
 }
 
+impl Values {
+    /// Drops what only the controller that acts can tell.
+    pub(super) fn forget(&mut self) {
+        self.assigned = 0;
+        self.waiting = 0;
+        self.pools.clear();
+    }
+}
+
 impl Collector for Values {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         gauge(

@@ -31,9 +31,14 @@ impl Pool {
         self.blocks.iter().any(|block| block.contains(address))
     }
 
-    /// Tells whether a Service with these labels, in a namespace with these, may have the pool's addresses.
-    pub fn admits(&self, service: &Labels, namespace: &Labels) -> bool {
-        self.services.matches(service) && self.namespaces.matches(namespace)
+    /// Tells whether a Service with these labels, in a namespace with these, may have the pool's addresses;
+    /// a namespace whose labels are not known is only in a selector of all.
+    pub fn admits(&self, service: &Labels, namespace: Option<&Labels>) -> bool {
+        let in_namespace = match namespace {
+            Some(labels) => self.namespaces.matches(labels),
+            None => self.namespaces.selects_all(),
+        };
+        self.services.matches(service) && in_namespace
     }
 }
 

@@ -70,6 +70,8 @@ pub struct Notice {
 pub struct Write {
     /// The whole of what the controller says.
     pub patch: Value,
+    /// The addresses that the Service has then.
+    pub addresses: Vec<IpAddr>,
     /// The Events, in order.
     pub notices: Vec<Notice>,
 }
@@ -97,13 +99,18 @@ pub fn service(
     let status = json!({"loadBalancer": {"ingress": ingress}, "conditions": [condition]});
     Some(Write {
         patch: patch(&service.name, status),
+        addresses: decision.addresses.clone(),
         notices: notices(observed, decision, unchanged),
     })
 }
 
 /// Takes back everything that the controller said about a Service that is no longer its.
-pub fn withdraw(name: &ObjectName) -> Value {
-    patch(name, json!({}))
+pub fn withdraw(name: &ObjectName) -> Write {
+    Write {
+        patch: patch(name, json!({})),
+        addresses: Vec::new(),
+        notices: Vec::new(),
+    }
 }
 
 fn patch(name: &ObjectName, status: Value) -> Value {

@@ -79,9 +79,12 @@ pub(super) async fn follow(
                 }
                 values.send_modify(|values| values.missing = cluster.missing());
             }
-            // The sender lives as long as this task.
-            _ = terms.changed() => {
+            Ok(()) = terms.changed() => {
                 term = become_of(term, *terms.borrow_and_update(), &mut cluster, &mut pacer);
+                if !term.is_leading() {
+                    // The one that leads tells.
+                    values.send_modify(Values::forget);
+                }
             }
             () = pacer.due(), if is_ready => {
                 if !has_seed {
@@ -155,24 +158,29 @@ async fn act(
         values.waiting = plan.waiting;
         values.pools = plan.usage;
     });
-    let more = !plan.pools.is_empty() || !plan.services.is_empty();
-    let mut outcome = Ok(more);
+    let mut outcome = Ok(!plan.pools.is_empty() || !plan.services.is_empty());
+    let mut uncounted = Vec::new();
     for (name, patch) in plan.pools {
         let written = writer.pool(&name, &patch).await;
         told(values, "pool", &name, written.as_ref().err());
         match written {
             Ok(pool) => _ = cluster.pools.put(name, convert::pool(&pool)),
-            Err(error) => outcome = Err(error),
+            Err(WriteError::NotLeading) => return Err(WriteError::NotLeading),
+            Err(error) => {
+                outcome = Err(error);
+                uncounted.push(name);
+            }
         }
     }
     // An address that its pool does not count is not given.
-    outcome?;
-    let mut outcome = Ok(more);
-    let mut writes = writer.services(plan.services);
+    let mut services = plan.services;
+    services.retain(|(_, write)| !cluster.has_any(&uncounted, &write.addresses));
+    let mut writes = writer.services(services);
     while let Some((name, written)) = writes.next().await {
         told(values, "service", &name, written.as_ref().err());
         match written {
             Ok(service) => _ = cluster.services.put(name, classes.service(&service)),
+            Err(WriteError::NotLeading) => return Err(WriteError::NotLeading),
             // It was deleted: the watch will tell.
             Err(error) if error.is_gone() => {}
             Err(error) => outcome = Err(error),

@@ -53,9 +53,9 @@ fn a_service_gets_an_address_that_goes_with_its_type() {
 #[test]
 fn addresses_outlive_the_controller_and_a_leader_is_followed() {
     let cluster = Cluster::start();
-    let mut first = cluster.controller(&["--lease-duration", "2"]);
+    let mut first = cluster.controller(&["--lease-duration", "4"]);
     first.wait_for_line("leads=true", PATIENCE).unwrap();
-    let mut second = cluster.controller(&["--lease-duration", "2"]);
+    let mut second = cluster.controller(&["--lease-duration", "4"]);
     cluster.apply(&pool("public", &["192.0.2.0/29"]));
     cluster.apply(&service("a", ""));
     assert_eq!(cluster.addresses("a", 1), ["192.0.2.0"]);

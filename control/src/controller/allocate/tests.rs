@@ -46,9 +46,15 @@ fn selectors_decide_which_services_get_addresses_of_a_pool() {
     pool.services = [Expression::Equal("tier".into(), "gold".into())]
         .into_iter()
         .collect();
-    pool.namespaces = [Expression::Exists("outside".into())].into_iter().collect();
+    pool.namespaces = [Expression::DoesNotExist("inside".into())]
+        .into_iter()
+        .collect();
     let labels = |key: &str, value: &str| Labels::from([(key.to_owned(), value.to_owned())]);
-    cluster.0.namespaces = [("open".to_owned(), labels("outside", ""))].into();
+    cluster.0.namespaces = [
+        ("open".to_owned(), Labels::new()),
+        ("shut".to_owned(), labels("inside", "")),
+    ]
+    .into();
 
     cluster.add("open/gold", |service| {
         service.labels = labels("tier", "gold")
@@ -62,6 +68,12 @@ fn selectors_decide_which_services_get_addresses_of_a_pool() {
     assert_eq!(cluster.addresses("open/gold"), ["192.0.2.0"]);
     assert_eq!(cluster.addresses("open/iron"), ["198.51.100.0"]);
     assert_eq!(cluster.addresses("shut/gold"), ["198.51.100.1"]);
+    cluster.0.namespaces.remove("shut");
+    assert_eq!(
+        cluster.addresses("shut/gold"),
+        ["198.51.100.1"],
+        "not known yet"
+    );
 
     cluster.pool("b").auto_assign = false;
     assert_eq!(cluster.problem("open/iron"), "NoPool");

@@ -167,6 +167,10 @@ reasons! {
         /// A fragment that hides the ports: its datagram's first, but cut inside the transport header or of a
         /// protocol without ports; or a later one that overlaps them (RFC 1858 section 4).
         FragmentOpaque = "fragment_opaque",
+        /// A fragment of an ICMP message to a VIP: nothing is put together here.
+        FragmentedIcmp = "fragmented_icmp",
+        /// ICMP to a VIP with IP options or extension headers, which an answer would have to take along.
+        IcmpOptions = "icmp_options",
         /// An answer was due, but the source has used up its allowance of answers.
         AnswerLimited = "answer_limited",
         /// No answer may be given: to a RST, an ICMP error, a source that is no host.
@@ -189,8 +193,10 @@ reasons! {
         NatTableFull = "nat_table_full",
         /// A later part of the program is not there: the agent is about to put it in place.
         StageMissing = "stage_missing",
-        /// Larger than the next hop's MTU once encapsulated.
+        /// Larger than the next hop's MTU once encapsulated, and its sender cannot be asked for less.
         MtuExceeded = "mtu_exceeded",
+        /// The same of IPv4 without DF: it would have to be cut into fragments.
+        FragmentationNeeded = "fragmentation_needed",
         /// Neither netlink nor the kernel's FIB knows a neighbour for the backend.
         NextHopUnresolved = "next_hop_unresolved",
         /// An L2 DSR backend that lies behind a router.

@@ -344,7 +344,10 @@ fn judge<F: Frame, A: Answerable>(
     if kind == Answer::KIND_TOO_BIG {
         // A host never goes below the smallest MTU: what does not exceed it is beyond help.
         let told = answer.mtu().max(A::SMALLEST_MTU) as usize;
-        if packet.length <= told || A::may_be_fragmented(frame, packet) {
+        if A::may_be_fragmented(frame, packet) {
+            return Err(DropReason::FragmentationNeeded);
+        }
+        if packet.length <= told {
             return Err(DropReason::MtuExceeded);
         }
     }

@@ -182,6 +182,9 @@ impl Head {
         tables: &T,
         packet: &Packet<A>,
     ) -> Result<Self, DropReason> {
+        if packet.protocol == A::ICMP {
+            return Err(DropReason::FragmentedIcmp);
+        }
         if !is_later(packet) {
             return Self::first(frame, packet);
         }

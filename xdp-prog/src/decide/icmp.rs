@@ -271,6 +271,9 @@ fn sort<'t, F: Frame, A: Messages, T: Tables>(
 ) -> Verdict<'t> {
     // At an address that is nobody's but a service's, nothing else can be meant.
     let is_vip = tables.address_flags(&packet.destination.key()) == ADDRESS_VIP;
+    if is_vip && packet.l4 != packet.l3 + A::HEADER_LENGTH {
+        return Verdict::Drop(DropReason::IcmpOptions);
+    }
     match kind(frame, packet) {
         Kind::EchoRequest if is_vip => return Verdict::Answer(Answer::ECHO),
         Kind::Solicitation if neighbour::announces(tables) => {

@@ -429,7 +429,7 @@ fn mtus() -> Vec<Case> {
     let fragmentable = sized(V4_UDP.1, 1481).fragmentable();
     cases.push(
         case("v4_that_may_be_fragmented_drops", IN.carry(&fragmentable))
-            .drops(DropReason::MtuExceeded),
+            .drops(DropReason::FragmentationNeeded),
     );
     for (name, to) in [("v4_in_v6", V4_IN_V6.1), ("v6_in_v4", V6_IN_V4.1)] {
         let packet = tcp(to).hop_limit(1);

@@ -1,6 +1,6 @@
 //! IPv4 options and IPv6 extension headers in front of the ports.
 
-use xdp_prog::reason::{PassReason, ReplyReason};
+use xdp_prog::reason::{DropReason, PassReason, ReplyReason};
 
 use super::{
     super::packet::{IPV6, Packet, patched},
@@ -115,10 +115,10 @@ fn followed() -> Vec<Case> {
             &l2,
             TO_NODE_V6.carry(&l2.next_hop()),
         ),
-        case("icmpv6_behind_hop_by_hop_passes", {
+        case("icmpv6_behind_hop_by_hop_drops", {
             IN.carry(&Packet::echo(CLIENT_V6, VIP_V6).extensions(&[(HOP_BY_HOP, &PAD)]))
         })
-        .passes(PassReason::Icmp),
+        .drops(DropReason::IcmpOptions),
     ]);
     cases
 }

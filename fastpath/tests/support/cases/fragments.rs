@@ -287,16 +287,16 @@ fn hidden_ports() -> Vec<Case> {
         case("first_fragment_of_icmp_to_vip_drops", {
             IN.carry(&Packet::echo(CLIENT_V4, VIP_V4).fragment(0, true))
         })
-        .drops(DropReason::FragmentOpaque),
+        .drops(DropReason::FragmentedIcmp),
         case("fragment_of_icmp_to_vip_drops", {
             IN.carry(&Packet::echo(CLIENT_V4, VIP_V4).fragment(3, false))
         })
-        .drops(DropReason::FragmentOutOfOrder),
+        .drops(DropReason::FragmentedIcmp),
         case("first_fragment_of_icmpv6_to_vip_drops", {
             let header = fragment_header(0, 1);
             IN.carry(&Packet::echo(CLIENT_V6, VIP_V6).extensions(&[(44, &header)]))
         })
-        .drops(DropReason::FragmentOpaque),
+        .drops(DropReason::FragmentedIcmp),
         case("v6_fragment_without_payload_drops", {
             let header = [&[6], &fragment_header(0, 1)[..]].concat();
             IN.carry(&Packet::ip(CLIENT_V6, VIP_V6, 44, &header))
@@ -448,7 +448,8 @@ fn services() -> Vec<Case> {
             tables.datagrams.extend([published_of(&later, to)]);
         })
         .drops(DropReason::TableChanged),
-        case("large_first_fragment_does_not_fit", IN.carry(&large)).drops(DropReason::MtuExceeded),
+        case("large_first_fragment_does_not_fit", IN.carry(&large))
+            .drops(DropReason::FragmentationNeeded),
         case(
             "first_fragment_with_expired_ttl_is_answered",
             IN.carry(&first.clone().hop_limit(1)),
@@ -582,7 +583,7 @@ fn lost_at_the_node() -> Vec<Case> {
         here("ping_in_pieces_drops_at_the_node", {
             within(&Packet::echo(CLIENT_V4, VIP_V4).fragment(0, true), TAG_V4)
         })
-        .drops(DropReason::FragmentOpaque),
+        .drops(DropReason::FragmentedIcmp),
         here("tiny_fragment_drops_at_the_node", {
             within(&packet.piece(&packet.payload()[..8], 0, true, ID), TAG_V4)
         })

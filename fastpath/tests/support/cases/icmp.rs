@@ -5,8 +5,9 @@ use std::net::IpAddr;
 use etherparse::TcpHeader;
 use xdp_prog::{
     abi::{
-        ADDRESS_LOCAL, ADDRESS_NODE_PORT, BACKEND_LOCAL, BACKEND_POD, BACKEND_V4, Backend,
-        CONFIG_NODE, EdgeMac, MODE_IPIP, SERVICE_PODS, SERVICE_SOURCE_RANGES, ServiceWord, Tag,
+        ADDRESS_LOCAL, ADDRESS_NODE_PORT, ADDRESS_VIP, BACKEND_LOCAL, BACKEND_POD, BACKEND_V4,
+        Backend, CONFIG_NODE, EdgeMac, MODE_IPIP, SERVICE_PODS, SERVICE_SOURCE_RANGES, ServiceWord,
+        Tag,
     },
     reason::{DropReason, PassReason, ReplyReason},
 };
@@ -163,12 +164,21 @@ fn echoes() -> Vec<Case> {
             .drops(DropReason::Unanswerable),
         );
     }
-    cases.push(
-        case("echo_with_options_passes", {
-            IN.carry(&message(CLIENT_V4, VIP_V4, false, b"").options(&[1; 4]))
-        })
-        .passes(PassReason::Icmp),
-    );
+    let options: (u8, &[u8]) = (60, &[0, 1, 4, 0, 0, 0, 0]);
+    let optioned = message(CLIENT_V4, VIP_V4, false, b"").options(&[1; 4]);
+    let extended = message(CLIENT_V6, VIP_V6, false, b"").extensions(&[options]);
+    for (name, packet) in [("options", optioned), ("extension_headers", extended)] {
+        let case_of = |what| case(format!("echo_with_{name}_{what}"), IN.carry(&packet));
+        cases.extend([
+            case_of("drops").drops(DropReason::IcmpOptions),
+            case_of("passes_where_the_address_is_a_nodes_too")
+                .with(|tables| {
+                    tables.address(VIP_V4, ADDRESS_VIP | ADDRESS_LOCAL);
+                    tables.address(VIP_V6, ADDRESS_VIP | ADDRESS_LOCAL);
+                })
+                .passes(PassReason::Icmp),
+        ]);
+    }
     cases
 }
 

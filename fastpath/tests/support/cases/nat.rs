@@ -549,7 +549,7 @@ fn limits() -> Vec<Case> {
             FROM_MACHINE.carry(&fragmentable)
         })
         .with(|tables| TCP_V4.seed(tables, TCP_V4.client, PORT, 0, 0))
-        .drops(DropReason::MtuExceeded),
+        .drops(DropReason::FragmentationNeeded),
         nat("configured_source", IN.carry(&request))
             .with(|tables| tables.config.nat_v4 = padded(other.0))
             .forwards(

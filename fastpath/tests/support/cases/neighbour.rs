@@ -358,10 +358,6 @@ fn solicitations_left_alone() -> Vec<Case> {
             ),
             left("shorter_than_its_target", link.carry(&cut.hop_limit(255))),
             left(
-                "behind_an_extension_header",
-                link.carry(&question.clone().extensions(&[(60, &[0, 1, 4, 0, 0, 0, 0])])),
-            ),
-            left(
                 "for_another_address",
                 link.carry(&solicitation(
                     CLIENT_V6,
@@ -375,6 +371,17 @@ fn solicitations_left_alone() -> Vec<Case> {
         if let Some(last) = cases.last_mut() {
             last.tables.config.flags &= !CONFIG_ANNOUNCE;
         }
+        let extended = question.extensions(&[(60, &[0, 1, 4, 0, 0, 0, 0])]);
+        let name = "behind_an_extension_header";
+        cases.push(if destination == VIP_V6 {
+            begin(
+                format!("solicitation_{way}_{name}_is_dropped"),
+                link.carry(&extended),
+            )
+            .drops(DropReason::IcmpOptions)
+        } else {
+            left(name, link.carry(&extended))
+        });
     }
     let (_, group, link, _) = ways()[0];
     let bytes = solicitation(CLIENT_V6, group, VIP_V6, &source_mac()).bytes();

@@ -10,9 +10,10 @@ mod icmp;
 
 use xdp_prog::{
     abi::{
-        ADDRESS_NAT, BACKEND_NAT, BACKEND_V4, BACKEND_V6, Backend, MODE_IPIP, NAT_ANSWERED,
-        NAT_FIN_BACKEND, NAT_FIN_CLIENT, NAT_OPEN, NAT_RESET, NatForward, NatLink, NatMark,
-        NatReverse, SERVICE_NAT, Tuple,
+        ADDRESS_LOCAL, ADDRESS_NAT, ADDRESS_NODE_PORT, BACKEND_NAT, BACKEND_V4, BACKEND_V6,
+        Backend, LocalFlow, MODE_IPIP, NAT_ANSWERED, NAT_FIN_BACKEND, NAT_FIN_CLIENT, NAT_OPEN,
+        NAT_RESET, NatForward, NatLink, NatMark, NatReverse, SERVICE_NAT, SERVICE_NODE_PORT,
+        SERVICE_SOURCE_RANGES, Tuple,
     },
     decide::{
         Action,
@@ -28,8 +29,9 @@ use super::{
         tables::{TableSet, address_key, monotonic_ns, padded},
     },
     BACK, CLIENT_V4, CLIENT_V6, Case, Draft, EDGE_V4, EDGE_V6, IN, INGRESS, TCP, TO_NODE_V4,
-    TO_NODE_V6, UDP, VIP_V4, VIP_V6, Way, case, counted, reset_of_syn, time_exceeded, too_big, v4,
-    v6, way,
+    TO_NODE_V6, UDP, VIP_V4, VIP_V6, Way, case, counted,
+    policies::client_slot,
+    reset_of_syn, time_exceeded, too_big, v4, v6, way,
 };
 
 const SCTP: u8 = 132;
@@ -250,6 +252,7 @@ pub(super) fn cases() -> Vec<Case> {
     cases.extend(idle_times());
     cases.extend(connection_states());
     cases.extend(changes());
+    cases.extend(policies());
     cases.extend(fragments::cases());
     cases.extend(icmp::cases());
     cases
@@ -847,4 +850,73 @@ fn changes() -> Vec<Case> {
             .with(|tables| tables.set_owner(TCP_V4.way.service, 0))
             .replies(ReplyReason::Reset, BACK.carry(&reset_of_syn(TCP_V4.vip, 4))),
     ]
+}
+
+/// What holds of every service holds of these too.
+fn policies() -> Vec<Case> {
+    const AFFINITY: u64 = 0x5eed_0f0f_5eed;
+    let mut cases = Vec::new();
+    for service in SERVICES {
+        let name = service.name();
+        let id = service.way.service;
+        let ranged = |what: &str, flags| {
+            let input = IN.carry(&service.request(flags));
+            nat(format!("{name}_source_range_{what}"), input)
+                .with(|tables| tables.service[id as usize].flags |= SERVICE_SOURCE_RANGES)
+        };
+        let seed = |tables: &mut TableSet| {
+            let flags = if service.protocol == TCP { OPEN } else { 0 };
+            service.seed(tables, service.client, service.edge.1, flags, 0);
+        };
+        cases.extend([
+            ranged("keeps_a_stranger_out", SYN).drops(DropReason::SourceRange),
+            ranged("keeps_out_whom_it_let_in_before", ACK)
+                .with(seed)
+                .drops(DropReason::SourceRange),
+            ranged("lets_its_clients_in", SYN)
+                .with(|tables| {
+                    let (address, _) = service.client;
+                    let bits = if address.is_ipv4() { 32 } else { 128 };
+                    tables.admit(id, address, bits);
+                })
+                .reaches(&service, SYN),
+        ]);
+        // One slot has an owner: every port of the client finds it.
+        for port in [40_000, 40_001, 40_002] {
+            if service.protocol == SCTP && port != 40_000 {
+                continue;
+            }
+            let (address, _) = service.client;
+            let service = Service {
+                client: (address, port),
+                ..service
+            };
+            let input = IN.carry(&service.request(SYN));
+            let case = nat(format!("{name}_affinity_of_port_{port}"), input).with(|tables| {
+                let mut owners = vec![0; 256];
+                owners[client_slot(AFFINITY, address, 8)] = service.way.backend;
+                tables.service(id, service.vip, service.protocol, MODE_IPIP, &owners);
+                tables.service[id as usize].flags = SERVICE_NAT;
+                tables.service[id as usize].affinity = AFFINITY;
+            });
+            cases.push(case.reaches(&service, SYN));
+        }
+        let at_node = |what: &str, flags| {
+            let input = IN.carry(&service.request(flags));
+            nat(format!("{name}_node_port_{what}"), input).with(|tables| {
+                tables.service[id as usize].flags |= SERVICE_NODE_PORT;
+                tables.address(service.vip.0, ADDRESS_LOCAL | ADDRESS_NODE_PORT);
+            })
+        };
+        cases.extend([
+            at_node("is_translated", SYN).reaches(&service, SYN),
+            at_node("leaves_answers_to_the_kernels_flows_alone", ACK)
+                .with(|tables| {
+                    let flow = LocalFlow::new(u64::MAX, false);
+                    tables.local_flows.insert(service.forward_key(), flow);
+                })
+                .passes(PassReason::LocalFlow),
+        ]);
+    }
+    cases
 }

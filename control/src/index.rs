@@ -16,8 +16,10 @@
 //! addresses stay with kube-proxy, and so do what pods and hosts originate, `internalTrafficPolicy`, and the
 //! headless Services and those of another proxy.
 //!
-//! **`externalTrafficPolicy: Local`** is kept on a machine that is a Node. Any other machine is the load
-//! balancer in front, which has no pods, and uses the pods of all: the client's address is kept either way.
+//! **`externalTrafficPolicy: Local`** is kept on a machine that is a Node: the service lists the Local sets of
+//! all nodes, of which tables take the machine's own, and drop where only others have one. Any other machine
+//! is the load balancer in front, which has no pods, and uses the Cluster set; what only its node uses is
+//! listed without weight. So all machines list the same nodes, and the client's address is kept either way.
 //!
 //! **Hints** count in the Cluster set only. They depend on where the machine is: edges in two zones then send
 //! the packets of one flow to different pods, should a router move it from one to the other. Where that
@@ -51,7 +53,7 @@ pub use self::problem::{Object, Problem, Rule};
 
 use self::machines::{Machines, Node};
 use self::objects::ObjectName;
-use self::outcome::{Captured, Outcome, World, outcome};
+use self::outcome::{Outcome, World, outcome};
 use self::problem::Findings;
 use self::slice::{Names, Slices};
 use crate::desired::{BackendSpec, ForwardMode, Service, ServiceKey};
@@ -119,9 +121,6 @@ pub struct State {
     pub vips: BTreeSet<IpAddr>,
     /// Those of them that were assigned for our class, so that nothing else can be at their other ports.
     pub assigned: BTreeSet<IpAddr>,
-    /// Virtual addresses of Services with the policy `Local`: the addresses of the Nodes that run Guideway and
-    /// have usable pods. Of the Nodes only these should attract packets.
-    pub local_nodes: BTreeMap<IpAddr, BTreeSet<IpAddr>>,
     /// Addresses of the Nodes that run Guideway.
     pub nodes: BTreeSet<IpAddr>,
     /// Addresses of the other edges.
@@ -148,7 +147,7 @@ pub struct Changes {
     pub computed: usize,
     /// Services of the dataplane that were added, changed or removed.
     pub services: BTreeSet<ServiceKey>,
-    /// Whether `vips`, `assigned`, `local_nodes`, `nodes` or `trusted_edges` changed.
+    /// Whether `vips`, `assigned`, `nodes` or `trusted_edges` changed.
     pub addresses: bool,
     /// Whether `draining` changed.
     pub draining: bool,
@@ -180,8 +179,8 @@ pub struct Index {
     names: Names,
     dirty: BTreeSet<ObjectName>,
     claims: HashMap<ServiceKey, Vec<Claim>>,
-    /// The Services that have an address.
-    captured: HashMap<IpAddr, Vec<(ObjectName, Captured)>>,
+    /// The Services that have an address, and whether it was assigned to them.
+    captured: HashMap<IpAddr, Vec<(ObjectName, bool)>>,
     state: State,
     changes: Changes,
 }
@@ -449,10 +448,10 @@ impl Index {
         for address in old.captured.keys() {
             release(&mut self.captured, address, |(holder, _)| holder != name);
         }
-        for (address, captured) in new.captured.iter() {
+        for (address, assigned) in new.captured.iter() {
             let holders = self.captured.entry(*address).or_default();
             holders.reserve_exact(1);
-            holders.push((name.clone(), captured.clone()));
+            holders.push((name.clone(), *assigned));
         }
         touched.keys.extend(old.services.keys());
         touched.keys.extend(new.services.keys());
@@ -502,10 +501,7 @@ impl Index {
         let holders = self.captured.get(&address);
         let holders = holders.filter(|_| !self.machines.has(address));
         let is_vip = holders.is_some();
-        let held = holders.into_iter().flatten().map(|(_, captured)| captured);
-        let is_assigned = held.clone().any(|captured| captured.assigned);
-        let local = held.filter_map(|captured| captured.nodes.as_deref());
-        let local = local.cloned().reduce(|nodes, more| &nodes | &more);
+        let is_assigned = holders.into_iter().flatten().any(|(_, assigned)| *assigned);
         let state = &mut self.state;
         for (is_member, set) in [
             (is_vip, &mut state.vips),
@@ -517,10 +513,6 @@ impl Index {
                 set.remove(&address)
             };
             self.changes.addresses |= changed;
-        }
-        if state.local_nodes.get(&address) != local.as_ref() {
-            put(&mut state.local_nodes, address, local);
-            self.changes.addresses = true;
         }
     }
 

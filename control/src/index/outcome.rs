@@ -23,18 +23,10 @@ pub(super) struct Outcome {
     pub(super) services: Few<ServiceKey, Arc<Service>>,
     /// Endpoints that serve and terminate and get no new connections.
     pub(super) draining: Few<ServiceKey, Arc<[BackendSpec]>>,
-    pub(super) captured: Few<IpAddr, Captured>,
+    /// Its addresses, and whether a controller assigned them for our class.
+    pub(super) captured: Few<IpAddr, bool>,
     pub(super) health_check: Option<HealthCheck>,
     pub(super) problems: Vec<Problem>,
-}
-
-/// What a Service says of one of its addresses.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Captured {
-    /// Whether a controller assigned it for our class.
-    pub(super) assigned: bool,
-    /// With the policy `Local`: the machines that have pods for it.
-    pub(super) nodes: Option<Arc<BTreeSet<IpAddr>>>,
 }
 
 /// What a Service is read with.
@@ -58,7 +50,9 @@ pub(super) fn outcome(world: World<'_>, service: &objects::Service, slices: &Sli
             outcome: &mut outcome,
         };
         making.all(slices);
-        making.addresses(slices);
+        let load_balancer = wanted.load_balancer.iter().map(|address| (*address, true));
+        let external = wanted.external.iter().map(|address| (*address, false));
+        outcome.captured = load_balancer.chain(external).collect();
     }
     outcome.problems = findings.problems(&Object::Service(service.name.clone()));
     outcome
@@ -99,36 +93,6 @@ impl Making<'_> {
         }
     }
 
-    fn addresses(&mut self, slices: &Slices) {
-        let wanted = self.wanted;
-        let nodes = [true, false].map(|is_ipv4| {
-            let nodes = || Arc::new(self.nodes_with_pods(slices, is_ipv4));
-            wanted.only_local.then(nodes)
-        });
-        let load_balancer = wanted.load_balancer.iter();
-        let external = wanted.external.iter();
-        self.outcome.captured = load_balancer
-            .map(|address| (*address, true))
-            .chain(external.map(|address| (*address, false)))
-            .map(|(address, assigned)| {
-                let nodes = nodes[usize::from(address.is_ipv6())].clone();
-                (address, Captured { assigned, nodes })
-            })
-            .collect();
-    }
-
-    /// Lists the machines that have usable pods of a family: each uses its own ready ones, else those that
-    /// serve and terminate.
-    fn nodes_with_pods(&self, slices: &Slices, is_ipv4: bool) -> BTreeSet<IpAddr> {
-        let slices = slices.values().filter(|slice| slice.is_ipv4 == is_ipv4);
-        let endpoints = slices.flat_map(|slice| &slice.endpoints);
-        let usable = endpoints.filter(|endpoint| endpoint.condition != Condition::Unusable);
-        let nodes = usable.filter_map(|endpoint| endpoint.node.as_deref());
-        nodes
-            .filter_map(|node| self.world.machines.address(node))
-            .collect()
-    }
-
     /// Lists where a port is served in a family.
     fn fronts(&self, port: &Port, is_ipv4: bool) -> Vec<Front> {
         let wanted = self.wanted;
@@ -149,37 +113,28 @@ impl Making<'_> {
     fn port(&mut self, slices: &Slices, port: &Port, is_ipv4: bool, fronts: &[Front]) {
         let World { options, machines } = self.world;
         let own_node = machines.own_node();
-        // Outside the cluster a machine is the load balancer in front, which has no pods and uses all.
-        let only_local = self.wanted.only_local && own_node.is_some();
         let place = Place {
             node: own_node,
             zone: machines.zone(),
-            hints: options.topology_hints == TopologyHints::Honour && !self.wanted.only_local,
+            hints: options.topology_hints == TopologyHints::Honour,
         };
         let key = (port.name.as_str(), port.protocol, is_ipv4);
-        let selection = select(slices, key, &place, only_local);
-        let mode = self.mode(&selection, only_local);
+        let selection = select(slices, key, &place, self.wanted.only_local);
+        let mode = self.mode(&selection, own_node.is_some());
         let backends = self.backends(&selection, mode);
         let draining = selection.draining.iter();
         let draining: Vec<BackendSpec> = draining
             .filter_map(|candidate| self.backend(candidate, mode))
             .collect();
         for front in fronts {
-            self.service(
-                port,
-                is_ipv4,
-                *front,
-                (mode, only_local),
-                &backends,
-                &draining,
-            );
+            self.service(port, is_ipv4, *front, mode, &backends, &draining);
         }
     }
 
     /// Chooses how packets reach the backends of a port: one way for all of them, so by NAT as soon as one
     /// is on a machine that does not run Guideway.
-    fn mode(&mut self, selection: &Selection<'_>, only_local: bool) -> ForwardMode {
-        if only_local {
+    fn mode(&mut self, selection: &Selection<'_>, is_node: bool) -> ForwardMode {
+        if self.wanted.only_local && is_node {
             // A pod of this machine is handed its packets, whatever others are sent.
             return match self.wanted.mode {
                 ForwardMode::Nat => ForwardMode::Ipip,
@@ -226,15 +181,16 @@ impl Making<'_> {
 
     fn backends(&self, selection: &Selection<'_>, mode: ForwardMode) -> Vec<BackendSpec> {
         let used = selection.used.iter();
+        let nowhere = |candidate: &Candidate<'_>| {
+            // Of machines that packets are not sent to the policy `Local` knows only that they are others.
+            BackendSpec::pod(unspecified(candidate.socket.is_ipv4()), candidate.socket, 1)
+        };
         let mut backends: Vec<BackendSpec> = used
-            .filter_map(|candidate| self.backend(candidate, mode))
+            .map(|candidate| {
+                let known = self.backend(candidate, mode);
+                known.unwrap_or_else(|| nowhere(candidate))
+            })
             .collect();
-        // With none of its own a machine drops packets as long as others have some.
-        backends.extend(selection.elsewhere.map(|candidate| {
-            let nowhere = unspecified(candidate.socket.is_ipv4());
-            let node = self.node_of(&candidate).unwrap_or(nowhere);
-            BackendSpec::pod(node, candidate.socket, 1)
-        }));
         // Other machines may select them, or have done so a moment ago.
         if mode != ForwardMode::Nat {
             let reachable = selection.reachable.iter();
@@ -252,7 +208,7 @@ impl Making<'_> {
         port: &Port,
         is_ipv4: bool,
         front: Front,
-        (mode, only_local): (ForwardMode, bool),
+        mode: ForwardMode,
         backends: &[BackendSpec],
         draining: &[BackendSpec],
     ) {
@@ -302,7 +258,8 @@ impl Making<'_> {
             },
             log2_slots: self.log2_slots(&backends),
             backends,
-            traffic_policy: if only_local {
+            // NAT has no pods of any machine.
+            traffic_policy: if self.wanted.only_local && mode != ForwardMode::Nat {
                 TrafficPolicy::Local
             } else {
                 TrafficPolicy::Cluster

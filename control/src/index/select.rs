@@ -1,5 +1,6 @@
 //! Which endpoints of a port get traffic here, by conditions, policy and hints.
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 
 use super::slice::{Condition, Endpoint, Slices};
@@ -34,44 +35,43 @@ pub(super) struct Candidate<'a> {
 pub(super) struct Selection<'a> {
     /// They share the new connections.
     pub(super) used: Vec<Candidate<'a>>,
-    /// Others of this machine that serve; other machines may send to them.
+    /// Others that serve and that some machine uses: pods of this one, and with the policy `Local` those that
+    /// their own nodes fall back to.
     pub(super) reachable: Vec<Candidate<'a>>,
     /// Others that serve and terminate, on any machine.
     pub(super) draining: Vec<Candidate<'a>>,
-    /// One that stands for all where none of this machine may be used, but others are there.
-    pub(super) elsewhere: Option<Candidate<'a>>,
 }
 
 /// Selects from the endpoints that slices have for a port.
 ///
-/// With `only_local` this is the Local set, else the Cluster set; each falls back on its own to what
-/// serves and terminates.
+/// This is the Cluster set, or with the policy `Local` the Local sets of all nodes; each falls back on its own
+/// to what serves and terminates. A machine that is no Node has no Local set: it uses the Cluster set.
 pub(super) fn select<'a>(
     slices: &'a Slices,
     (name, protocol, is_ipv4): (&str, Protocol, bool),
     place: &Place<'_>,
-    only_local: bool,
+    is_local: bool,
 ) -> Selection<'a> {
     let all = candidates(slices, (name, protocol, is_ipv4), place);
     let cluster = usable(&all);
-    let mut selection = Selection::default();
-    if only_local {
-        let here = all.iter().filter(|candidate| place.has(candidate.endpoint));
-        let here: Vec<Candidate<'_>> = here.copied().collect();
-        selection.used = usable(&here);
-        if selection.used.is_empty() {
-            selection.elsewhere = cluster.first().copied();
-        }
+    let by_node = if is_local {
+        usable_by_node(&all)
     } else {
-        let is_fallback = cluster
-            .first()
-            .is_some_and(|first| first.endpoint.condition == Condition::Draining);
-        selection.used = if place.hints && !is_fallback {
+        Vec::new()
+    };
+    let is_fallback = cluster
+        .first()
+        .is_some_and(|first| first.endpoint.condition == Condition::Draining);
+    let mut selection = Selection {
+        used: if is_local && place.node.is_some() {
+            by_node.clone()
+        } else if place.hints && !is_local && !is_fallback {
             by_hints(cluster, place)
         } else {
             cluster
-        };
-    }
+        },
+        ..Selection::default()
+    };
     let is_used = |candidate: &Candidate<'_>| {
         let found = selection
             .used
@@ -80,7 +80,8 @@ pub(super) fn select<'a>(
     };
     for candidate in all.iter().filter(|candidate| !is_used(candidate)) {
         let condition = candidate.endpoint.condition;
-        if condition != Condition::Unusable && place.has(candidate.endpoint) {
+        let of_node = by_node.binary_search_by_key(&candidate.socket, |used| used.socket);
+        if of_node.is_ok() || (condition != Condition::Unusable && place.has(candidate.endpoint)) {
             selection.reachable.push(*candidate);
         }
         if condition == Condition::Draining {
@@ -128,6 +129,22 @@ fn usable<'a>(all: &[Candidate<'a>]) -> Vec<Candidate<'a>> {
         ready if ready.is_empty() => of(Condition::Draining),
         ready => ready,
     }
+}
+
+/// Returns those of each node that are usable there, in the order of their sockets.
+fn usable_by_node<'a>(all: &[Candidate<'a>]) -> Vec<Candidate<'a>> {
+    let ready = all.iter();
+    let ready = ready.filter(|candidate| candidate.endpoint.condition == Condition::Ready);
+    let ready: BTreeSet<Option<&str>> = ready
+        .map(|candidate| candidate.endpoint.node.as_deref())
+        .collect();
+    let mut usable = all.to_vec();
+    usable.retain(|candidate| match candidate.endpoint.condition {
+        Condition::Ready => true,
+        Condition::Draining => !ready.contains(&candidate.endpoint.node.as_deref()),
+        Condition::Unusable => false,
+    });
+    usable
 }
 
 /// Returns those that hints leave to this machine: by node, else by zone, else all. One endpoint without

@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use proptest::sample::select;
 
 use super::words::*;
-use crate::desired::{ForwardMode, Protocol, unusable};
+use crate::desired::{ForwardMode, Protocol, TrafficPolicy, unusable};
 use crate::index::objects::{
     Endpoint, EndpointPort, EndpointSlice, HEADLESS, Ingress, MODE, Node, NodeAddress, ObjectName,
     SERVICE_NAME, SERVICE_PROXY_NAME, Service, ServicePort, TABLE_SIZE, ZONE,
@@ -136,7 +136,9 @@ fn check(state: &State, last: &Last, is_node: bool) {
             assert_eq!(pod.is_ipv4(), key.address.is_ipv4(), "{key}");
             assert_eq!(unusable(pod.ip()), None, "{key}");
             assert!(pod.port() != 0 && (key.protocol != Protocol::Sctp || pod.port() == key.port));
-            assert!(is_node || backend.weight == 1, "{key}");
+            let is_local = spec.traffic_policy == TrafficPolicy::Local;
+            assert!(is_node || is_local || backend.weight == 1, "{key}");
+            assert!(is_node || !backend.address.is_unspecified(), "{key}");
             assert!(
                 spec.mode != ForwardMode::Nat || backend.address == pod.ip(),
                 "{key}"

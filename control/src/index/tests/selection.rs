@@ -143,35 +143,6 @@ fn local_policy_without_local_endpoints_drops_while_others_have_some() {
 }
 
 #[test]
-fn address_with_the_local_policy_names_the_nodes_that_have_usable_pods() {
-    let mut cluster = cluster();
-    cluster.guideway_on(&["node-2"]);
-    cluster.service(web().local());
-    cluster.slice(slice(
-        "web-1",
-        &[
-            "10.244.1.1@node-1 unready serving terminating",
-            "10.244.2.1@node-2 unready",
-            "10.244.3.1@node-3 ready",
-        ],
-    ));
-    let here = addresses(&["10.0.0.1"]);
-    assert_eq!(
-        cluster.state().local_nodes,
-        [("192.0.2.1".parse().unwrap(), here)].into()
-    );
-    cluster.slice(slice("web-1", &["10.244.2.1@node-2"]));
-    assert!(cluster.update().addresses);
-    let there = addresses(&["10.0.0.2"]);
-    assert_eq!(
-        cluster.state().local_nodes,
-        [("192.0.2.1".parse().unwrap(), there)].into()
-    );
-    cluster.service(web());
-    assert!(cluster.state().local_nodes.is_empty());
-}
-
-#[test]
 fn local_policy_outside_the_cluster_uses_the_cluster_set() {
     let mut edge = edge_of_the_cluster();
     edge.service(web().local());
@@ -187,8 +158,29 @@ fn local_policy_outside_the_cluster_uses_the_cluster_set() {
         edge.used(VIP),
         pods(&["10.244.2.1:8080", "10.244.3.1:8080"])
     );
-    let spec = &edge.served(VIP).unwrap().spec;
-    assert_eq!(spec.traffic_policy, TrafficPolicy::Cluster);
+    assert_eq!(
+        edge.reachable(VIP),
+        ["10.244.1.1:8080"],
+        "by its node alone"
+    );
+}
+
+#[test]
+fn local_policy_lists_the_same_nodes_on_every_machine() {
+    let state = [
+        "10.244.1.1@node-1 unready serving terminating",
+        "10.244.2.1@node-2 ready",
+        "10.244.2.2@node-2 unready serving terminating",
+        "10.244.3.1@node-3 unready",
+    ];
+    for mut machine in [cluster(), edge_of_the_cluster()] {
+        machine.service(web().local()).slice(slice("web-1", &state));
+        let spec = &machine.served(VIP).unwrap().spec;
+        assert_eq!(spec.traffic_policy, TrafficPolicy::Local);
+        let nodes = spec.backends.iter().map(|backend| backend.address);
+        let with_pods = addresses(&["10.0.0.1", "10.0.0.2"]);
+        assert_eq!(nodes.collect::<std::collections::BTreeSet<_>>(), with_pods);
+    }
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use crate::desired::{BackendSpec, Service as Served, ServiceKey};
+use crate::desired::{BackendSpec, Service as Served, ServiceKey, TrafficPolicy};
 use crate::index::objects::{
     Endpoint, EndpointPort, EndpointSlice, Ingress, Node, NodeAddress, ObjectName, SERVICE_NAME,
     Service, ServicePort, ZONE,
@@ -82,11 +82,16 @@ impl Cluster {
         self.state().services.get(&key).map(AsRef::as_ref)
     }
 
-    /// Lists the sockets that share the new connections to a key; `None` where it is not served.
+    /// Lists the sockets that share the new connections to a key, as tables take them; `None` where it is not
+    /// served.
     pub(super) fn used(&mut self, key: &str) -> Option<Vec<String>> {
-        let backends = &self.served(key)?.spec.backends;
-        let sharing = backends.iter().filter(|backend| backend.weight != 0);
-        Some(sharing.map(socket).collect())
+        let is_node = self.index.machines.own_node().is_some();
+        let spec = &self.served(key)?.spec;
+        let is_local = is_node && spec.traffic_policy == TrafficPolicy::Local;
+        let own: IpAddr = [10, 0, 0, 1].into();
+        let sharing = spec.backends.iter().filter(|backend| backend.weight != 0);
+        let used = sharing.filter(|backend| !is_local || backend.address == own);
+        Some(used.map(socket).collect())
     }
 
     /// Lists the sockets that are delivered to and get no new connections from here.

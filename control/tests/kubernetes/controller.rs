@@ -339,6 +339,65 @@ fn probes_and_metrics_tell_how_it_is() {
 }
 
 #[test]
+fn the_chart_installs_a_controller_that_may_do_its_work() {
+    let control_plane = ControlPlane::start().unwrap();
+    let chart = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/helm/guideway");
+    let values = "image.repository=example/guideway,agent.interfaces[0].name=eth0";
+    let namespaced = ["--namespace", "guideway-system"];
+    let template = [
+        "template",
+        "guideway",
+        chart,
+        "--include-crds",
+        "--set",
+        values,
+    ];
+    let objects = control_plane
+        .helm(&[&template[..], &namespaced].concat())
+        .unwrap();
+    control_plane
+        .kubectl(&["create", "namespace", "guideway-system"])
+        .unwrap();
+    control_plane.apply(&objects).unwrap();
+    let cluster = Cluster(control_plane);
+
+    // As its pod would run it: with its arguments, as its service account, on a machine of its own.
+    let deployment = [&["deployment", "guideway-controller"][..], &namespaced].concat();
+    let deployment = cluster.0.get(&deployment).unwrap();
+    let pod = &deployment["spec"]["template"]["spec"];
+    let arguments = pod["containers"][0]["args"].as_array().unwrap().iter();
+    let arguments = arguments.map(|argument| argument.as_str().unwrap());
+    let account = pod["serviceAccountName"].as_str().unwrap();
+    let token = cluster
+        .0
+        .service_account_token("guideway-system", account)
+        .unwrap();
+    let machine = Namespace::new("controller").unwrap();
+    cluster.0.connect(&machine).unwrap();
+    let kubeconfig = cluster.0.write_kubeconfig(&machine, &token).unwrap();
+    let mut command = machine.command(env!("CARGO_BIN_EXE_guideway"));
+    command
+        .args(arguments)
+        .env("KUBECONFIG", kubeconfig)
+        .env("POD_NAMESPACE", "guideway-system");
+    let mut controller = Process::spawn(&mut command).unwrap();
+
+    cluster.apply(&pool("public", &["192.0.2.0/29"]));
+    cluster.apply(&service("web", ""));
+    assert_eq!(cluster.addresses("web", 1), ["192.0.2.0"]);
+    assert_eq!(cluster.events("web", "IPAllocated"), 1);
+    let seed = [&["secret", "guideway-seed"][..], &namespaced].concat();
+    assert_eq!(cluster.0.get(&seed).unwrap()["immutable"], true);
+    controller.signal(Signal::SIGTERM).unwrap();
+    assert!(controller.wait(PATIENCE).unwrap().success());
+    let log = controller.stderr();
+    assert!(
+        log.contains("gave the Lease back") && !log.contains("orbidden"),
+        "{log}"
+    );
+}
+
+#[test]
 fn the_chart_has_the_definition_that_the_binary_prints() {
     let printed = lab::output(
         Command::new(env!("CARGO_BIN_EXE_guideway")).args(["controller", "--print-crds"]),

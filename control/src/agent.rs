@@ -8,6 +8,7 @@
 //! and desired is computed anew and applied. What cannot be applied leaves the rest in
 //! force, is reported, and is tried again with growing pauses.
 
+mod announce;
 mod answers;
 mod apply;
 mod cluster;
@@ -36,6 +37,7 @@ use fastpath::pins::{PinError, Pins};
 use fastpath::tables::{ServiceKey, Settings, TableError, Tables};
 use xdp_prog::abi::map;
 
+use self::announce::Announcing;
 use self::apply::Attached;
 use self::cluster::Cluster;
 pub use self::handle::{Command, Handle};
@@ -134,6 +136,8 @@ pub struct Agent {
     /// Services that the tables should have.
     wanted: BTreeSet<ServiceKey>,
 
+    announcing: Announcing,
+
     /// Devices with the egress program.
     egress: BTreeMap<String, EgressAttachment>,
     /// Those with one of an earlier agent that this one has not taken over yet.
@@ -229,6 +233,7 @@ impl Agent {
             stale: BTreeSet::new(),
             machine,
             wanted: BTreeSet::new(),
+            announcing: Announcing::default(),
             egress: BTreeMap::new(),
             inherited_egress,
             pod_devices: BTreeSet::new(),
@@ -269,9 +274,13 @@ impl Agent {
     pub fn run(mut self, commands: &Receiver<Command>) -> Result<(), NetlinkError> {
         loop {
             let pause = self.problems.pause(Instant::now());
-            let timeout = pause.map_or(TIMER, |pause| pause.min(TIMER));
+            let pauses = pause
+                .into_iter()
+                .chain(self.announcing.pause(Instant::now()));
+            let timeout = pauses.min().map_or(TIMER, |pause| pause.min(TIMER));
             let wake = self.watcher.wait(Some(timeout))?;
             self.sweep();
+            self.keep_announcing();
             while let Ok(command) = commands.try_recv() {
                 if self.obey(command) {
                     return Ok(());
@@ -311,6 +320,7 @@ impl Agent {
             Command::Reload { cause } => self.reload(cause),
             // Many may turn at once: the selection is made when all that was sent is read.
             Command::Health => self.health_changed = true,
+            Command::Announce(holdings) => self.take_holdings(holdings),
             // Likewise: the newest one is taken.
             Command::State => {}
             Command::Ask(request, answer) => {
@@ -408,6 +418,10 @@ impl Agent {
             let outcome = self.next_hops.refresh(&mut self.tables);
             let outcome = outcome.map_err(|error| chain(&error));
             self.problems.note(Instant::now(), Item::NextHops, outcome);
+            // A link may have come, or have another MAC.
+            for (item, outcome) in self.announce() {
+                self.problems.note(Instant::now(), item, outcome);
+            }
         } else {
             self.settle();
         }
@@ -440,6 +454,7 @@ impl Agent {
         if self.select() {
             done += self.apply();
         }
+        self.show_announceable();
         done
     }
 
@@ -604,6 +619,14 @@ fn needs_restart(started_with: &Config, config: &Config) -> Vec<String> {
     }
     if started_with.pin_dir != config.pin_dir {
         options.push("pin_dir".to_owned());
+    }
+    let election = |config: &Config| {
+        let announce = config.desired.announce.as_ref();
+        let announce = announce.filter(|_| config.kubernetes.is_some());
+        announce.map(|announce| announce.node_selector.clone())
+    };
+    if election(started_with) != election(config) {
+        options.push("announce".to_owned());
     }
     if started_with.kubernetes != config.kubernetes {
         options.push("kubernetes".to_owned());

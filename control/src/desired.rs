@@ -37,6 +37,8 @@ pub struct Desired {
     pub clamp_mss: bool,
     /// Prefixes from which IP-in-IP is accepted.
     pub trusted_edges: BTreeSet<IpNet>,
+    /// Which addresses neighbours are told to send here, and by which interfaces.
+    pub announce: Option<Announce>,
     /// Whether nodes are checked by echo.
     pub node_health: bool,
     /// Services by address, port and protocol; NodePorts at the unspecified address of their family.
@@ -58,6 +60,24 @@ impl Desired {
         let services = self.services.iter().filter(|_| self.edge);
         let services = services.map(|(key, service)| (key, service.as_ref()));
         services.filter(|(_, service)| service.spec.mode == ForwardMode::Nat)
+    }
+}
+
+/// What is announced to neighbours, where no router sends the virtual addresses here.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Announce {
+    /// Interfaces whose neighbours are told.
+    pub interfaces: BTreeSet<String>,
+    /// Networks of the virtual addresses that are announced; all of them if there are none.
+    pub within: BTreeSet<IpNet>,
+    /// Labels of the Nodes that may announce, where there are Nodes.
+    pub node_selector: BTreeMap<String, String>,
+}
+
+impl Announce {
+    /// Tells whether a virtual address is announced.
+    pub fn includes(&self, address: &IpAddr) -> bool {
+        self.within.is_empty() || self.within.iter().any(|network| network.contains(address))
     }
 }
 

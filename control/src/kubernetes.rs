@@ -13,6 +13,7 @@ mod client;
 mod cluster;
 mod convert;
 mod feed;
+pub mod leases;
 mod listing;
 mod pace;
 mod presence;

@@ -12,6 +12,7 @@
 #![warn(missing_docs)]
 
 pub mod agent;
+pub mod announce;
 pub mod api;
 pub mod check;
 pub mod cli;

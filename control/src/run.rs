@@ -12,7 +12,7 @@ use tracing_subscriber::EnvFilter;
 use crate::agent::{Agent, Command, Handle};
 use crate::api::server::Socket;
 use crate::config::Source;
-use crate::kubernetes::Watchers;
+use crate::kubernetes::{Watchers, leases};
 use crate::{cli, config, http, watch};
 
 /// Variable that says what is logged.
@@ -81,9 +81,17 @@ async fn serve(
         None => None,
     };
     let (commands, received) = mpsc::channel();
-    let agent = Agent::start(path, config, watchers.as_ref().map(Watchers::feed))?;
+    let announce = config.desired.announce.as_ref();
+    let node_selector = announce.map(|announce| announce.node_selector.clone());
+    let mut agent = Agent::start(path, config, watchers.as_ref().map(Watchers::feed))?;
     let handle = Handle::new(commands, agent.waker());
     if let Some(watchers) = watchers {
+        if let Some(node_selector) = node_selector {
+            let (announced, heard) = agent.elect();
+            let told = handle.clone();
+            let tell = move |holdings| told.send(Command::Announce(holdings));
+            leases::start(&watchers, node_selector, announced, heard, tell)?;
+        }
         let told = handle.clone();
         watchers.start(move || told.send(Command::State))?;
     }

@@ -76,6 +76,8 @@ impl Agent {
             attempt.done += usize::from(changes && outcome.is_ok());
             attempt.outcomes.push((item, outcome));
         }
+        // What is announced is served by then.
+        attempt.outcomes.extend(self.announce());
         attempt
     }
 

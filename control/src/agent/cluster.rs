@@ -107,6 +107,7 @@ impl Agent {
         desired.nodes = state.nodes;
         desired.trusted_edges = state.trusted_edges;
         desired.hash_seed = hash_seed;
+        self.announcing.set_assigned(state.assigned);
         if moved {
             // Which address is the primary one depends on what the Node says.
             self.look_at_machine();

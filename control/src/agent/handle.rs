@@ -6,6 +6,7 @@ use std::time::Duration;
 use fastpath::nexthop::Waker;
 use tokio::sync::oneshot;
 
+use crate::announce::Holdings;
 use crate::api::Request;
 use crate::api::server::error_line;
 use crate::metrics::Snapshot;
@@ -25,6 +26,8 @@ pub enum Command {
     },
     /// Take the newest state of the cluster.
     State,
+    /// Announce what the election says.
+    Announce(Holdings),
     /// Look again at which backends should serve.
     Health,
     /// Answer a request with a line of JSON.

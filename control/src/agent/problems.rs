@@ -19,6 +19,7 @@ pub(super) enum Item {
     NextHops,
     Interface(String),
     Egress(String),
+    Announce(String),
     Service(ServiceKey),
 }
 

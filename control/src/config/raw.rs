@@ -5,6 +5,8 @@
 //! serde refuses only what has the wrong shape: unknown or repeated fields, a list
 //! where a value belongs.
 
+use std::collections::BTreeMap;
+
 use serde::Deserialize;
 use serde_saphyr::Spanned;
 
@@ -30,6 +32,7 @@ pub(super) struct File {
     pub(super) node_health: Text,
     pub(super) trusted_edges: List<Spanned<String>>,
     pub(super) kubernetes: Option<Spanned<Kubernetes>>,
+    pub(super) announce: Option<Spanned<Announce>>,
     pub(super) tables: Option<Tables>,
     pub(super) api: Option<Api>,
     pub(super) metrics: Option<Metrics>,
@@ -117,6 +120,14 @@ pub(super) struct Kubernetes {
     pub(super) default_class: Text,
     pub(super) external_ips: List<Spanned<String>>,
     pub(super) topology_hints: Text,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Announce {
+    pub(super) interfaces: List<Spanned<String>>,
+    pub(super) addresses: List<Spanned<String>>,
+    pub(super) node_selector: Option<Spanned<BTreeMap<String, String>>>,
 }
 
 #[derive(Debug, Default, Deserialize)]

@@ -93,6 +93,13 @@ fn every_field_is_taken_over() {
         .map(ToString::to_string)
         .collect();
     assert_eq!(edges, ["10.0.0.1/32", "10.1.0.0/16", "2001:db8::/32"]);
+    let announce = desired.announce.as_ref().unwrap();
+    assert_eq!(
+        announce.interfaces,
+        ["a".to_owned(), "a.7".to_owned()].into()
+    );
+    let includes = |text: &str| announce.includes(&text.parse().unwrap());
+    assert!(includes("10.99.0.1") && !includes("2001:db8:99::1"));
     let sizes = TableSizes {
         lut_slots: 2 << 17,
         services: 3,
@@ -382,7 +389,7 @@ macro_rules! cases {
 /// Each replacement changes the first occurrence.
 const CASES: &[Case] = cases! {
     "unknown field at the top": "vips:" => "vpis:",
-        "3:1: vpis: unknown field; the fields here are interfaces, roles, nodes, hash_seed, sources, nat, default_mode, vips, node_port_addresses, node_port_range, clamp_mss, services, health, node_health, trusted_edges, kubernetes, tables, api, metrics, pin_dir";
+        "3:1: vpis: unknown field; the fields here are interfaces, roles, nodes, hash_seed, sources, nat, default_mode, vips, node_port_addresses, node_port_range, clamp_mss, services, health, node_health, trusted_edges, kubernetes, announce, tables, api, metrics, pin_dir";
     "unknown field of an interface": "  - name: eth0" => "  - name: eth0\n    speed: 10",
         "3:5: speed: unknown field; the fields here are name, mode";
     "unknown field of a service": "    port: 80" => "    prot: 80",
@@ -614,6 +621,12 @@ const CASES: &[Case] = cases! {
         "4:23: node_port_addresses \"primary\": a keyword stands for all addresses that it means and takes none beside it; use primary or all alone, or networks only";
     "NodePort network twice": "services:\n" => "node_port_addresses: [10.0.0.0/8, 10.0.0.0/8]\nservices:\n",
         "4:35: node_port_addresses[1] \"10.0.0.0/8\": this network is already listed at 4:23; list each network once";
+    "interfaces to announce on": "services:\n" => "announce: {}\nservices:\n",
+        "4:11: announce.interfaces: missing; name the interfaces whose neighbours should learn the virtual addresses, such as [eth0]";
+    "name of an interface to announce on": "services:\n" => "announce: {interfaces: [eth/0]}\nservices:\n",
+        "4:25: announce.interfaces[0] \"eth/0\": not an interface name; use 1 to 15 characters without spaces, slashes or colons, as `ip link` shows it";
+    "interface to announce on given twice": "services:\n" => "announce: {interfaces: [eth0, eth0]}\nservices:\n",
+        "4:31: announce.interfaces[1] \"eth0\": this interface is given twice; keep one of the two";
     "switch of MSS clamping": "services:\n" => "clamp_mss: yes\nservices:\n",
         "4:12: clamp_mss \"yes\": not a switch; use on or off";
     "sctp with another target port": "    protocol: tcp\n    backends:\n" => "    protocol: sctp\n    mode: nat\n    backends:\n      - {address: 10.0.0.7, port: 81}\n",

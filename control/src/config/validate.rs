@@ -3,6 +3,7 @@
 //! A value that breaks a rule is reported and left out; the rest is still checked,
 //! so one run of the agent names everything there is to mend.
 
+mod announce;
 mod backends;
 mod health;
 mod kubernetes;
@@ -103,6 +104,7 @@ impl Rules {
                 node_port_addresses,
                 clamp_mss: self.switch("clamp_mss", file.clamp_mss.as_ref(), true),
                 trusted_edges,
+                announce: self.announce(file, source),
                 node_health,
                 services: services
                     .into_iter()

@@ -7,6 +7,7 @@
 )]
 
 mod alone;
+mod announce;
 mod capture;
 mod commands;
 mod egress;

@@ -7,6 +7,7 @@
 
 mod agent;
 mod controller;
+mod leases;
 #[path = "../e2e/support/mod.rs"]
 #[allow(
     dead_code,

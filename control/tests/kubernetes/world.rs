@@ -80,8 +80,14 @@ impl<'net> World<'net> {
 
     /// Starts agents on all machines.
     pub(crate) fn launch(&mut self) {
+        self.launch_with("");
+    }
+
+    /// Starts agents on all machines, with more in their configuration.
+    pub(crate) fn launch_with(&mut self, more: &str) {
         let machines = self.net.edges().iter().chain(self.net.nodes());
-        self.agents.extend(machines.map(Agent::launch));
+        let agents = machines.map(|machine| Agent::launch(machine, more));
+        self.agents.extend(agents);
     }
 
     /// Writes the Secret with the seed, as the controller would.
@@ -233,14 +239,14 @@ impl<'net> World<'net> {
 
 impl<'net> Agent<'net> {
     /// Starts an agent without waiting for it.
-    fn launch(machine: &'net Machine) -> Self {
+    fn launch(machine: &'net Machine, more: &str) -> Self {
         let config = format!(
             "interfaces: [{{ name: {}, mode: native }}]
 tables: {{ lut_arena_mib: 1, services: 64, backends: 256, next_hops: 256, vips: 256, pods: 256 }}
 api: {{ socket: {} }}
 metrics: {{ listen: \"127.0.0.1:9750\" }}
 kubernetes: {{ node_name: {} }}
-",
+{more}",
             Machine::INTERFACE,
             Guideway::socket().display(),
             machine.label(),
@@ -261,6 +267,16 @@ kubernetes: {{ node_name: {} }}
             .args(["run", "--kubernetes", "--config"])
             .arg(files.join("guideway.yaml"));
         Process::spawn(&mut command).unwrap()
+    }
+
+    /// Ends the agent without a word to anybody.
+    pub(crate) fn kill(&mut self) {
+        self.process.signal(Signal::SIGKILL).unwrap();
+        self.process.wait(PATIENCE).unwrap();
+    }
+
+    pub(crate) fn machine(&self) -> &'net Machine {
+        self.machine
     }
 
     /// Ends the agent and starts it again; what it had attached stays in between.

@@ -1,0 +1,103 @@
+//! Rendezvous hashing: each address belongs to the edge for which the hash of both is highest.
+//!
+//! An edge that comes takes its share from all others alike, and what an edge leaves is spread over
+//! all: no other address moves. The hash is fixed, because edges of different builds must agree.
+
+use std::net::{IpAddr, Ipv6Addr};
+
+/// Returns the edge that an address belongs to; of no edges, none.
+pub fn holder<'e>(address: IpAddr, edges: impl IntoIterator<Item = &'e str>) -> Option<&'e str> {
+    // Two edges of the same hash: the name decides, not the order in which they are known.
+    let score = |edge: &&'e str| (hash(address, edge), *edge);
+    edges.into_iter().max_by_key(score)
+}
+
+fn hash(address: IpAddr, edge: &str) -> u64 {
+    let address: Ipv6Addr = match address {
+        IpAddr::V4(address) => address.to_ipv6_mapped(),
+        IpAddr::V6(address) => address,
+    };
+    let [a, b, c, d, e, f, g, h] = address.segments().map(u64::from);
+    let (high, low) = (
+        a << 48 | b << 32 | c << 16 | d,
+        e << 48 | f << 32 | g << 16 | h,
+    );
+    mix(mix(fnv_1a(edge) ^ high) ^ low)
+}
+
+/// FNV-1a of 64 bits (draft-eastlake-fnv).
+fn fnv_1a(text: &str) -> u64 {
+    let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
+    text.bytes().fold(0xcbf2_9ce4_8422_2325, step)
+}
+
+/// SplitMix64's finalizer (Steele, Lea, Flood 2014).
+const fn mix(word: u64) -> u64 {
+    let word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    word ^ (word >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::net::Ipv4Addr;
+
+    use super::*;
+
+    fn addresses() -> impl Iterator<Item = IpAddr> {
+        (0..10_000).map(|n| Ipv4Addr::from_bits(0xcb00_7100 + n).into())
+    }
+
+    fn names(count: usize) -> Vec<String> {
+        (0..count).map(|n| format!("node-{n}")).collect()
+    }
+
+    fn spread(edges: &[String]) -> BTreeMap<IpAddr, &str> {
+        let of = |address| holder(address, edges.iter().map(String::as_str)).unwrap();
+        addresses().map(|address| (address, of(address))).collect()
+    }
+
+    #[test]
+    fn addresses_are_spread_evenly() {
+        let edges = names(5);
+        let mut counts: BTreeMap<&str, u32> = BTreeMap::new();
+        for edge in spread(&edges).into_values() {
+            *counts.entry(edge).or_default() += 1;
+        }
+        assert_eq!(counts.len(), 5);
+        // Each within four standard deviations (40) of 2000.
+        let is_even = |count: &u32| (1840..2160).contains(count);
+        assert!(counts.values().all(is_even), "{counts:?}");
+    }
+
+    #[test]
+    fn only_what_a_lost_edge_held_moves() {
+        let mut edges = names(5);
+        let all = edges.clone();
+        let before = spread(&all);
+        let lost = edges.remove(2);
+        let after = spread(&edges);
+        for (address, edge) in before {
+            if edge != lost {
+                assert_eq!(after[&address], edge, "{address}");
+            }
+        }
+    }
+
+    #[test]
+    fn order_of_edges_does_not_matter() {
+        let edges = names(5);
+        let reversed: Vec<String> = edges.iter().rev().cloned().collect();
+        assert_eq!(spread(&edges), spread(&reversed));
+    }
+
+    #[test]
+    fn other_builds_choose_the_same() {
+        let edges = ["a", "b", "c"];
+        let of = |text: &str| holder(text.parse().unwrap(), edges).unwrap();
+        let chosen = ["192.0.2.1", "192.0.2.2", "192.0.2.3", "2001:db8::1"].map(of);
+        assert_eq!(chosen, ["c", "a", "a", "a"]);
+        assert_eq!(holder("192.0.2.1".parse().unwrap(), []), None);
+    }
+}

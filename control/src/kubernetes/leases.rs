@@ -1,0 +1,391 @@
+//! The Leases by which edges tell each other that they live, and the [`Election`] over them.
+//!
+//! An edge renews its Lease each 0.7 s while it may announce addresses, and watches those of all edges. It
+//! reads them no more often than they change, and writes no other object.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use futures_util::StreamExt;
+use futures_util::stream::BoxStream;
+use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
+use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+use k8s_openapi::jiff::Timestamp;
+use kube::api::{ObjectMeta, PartialObjectMeta, Patch, PatchParams, PostParams};
+use kube::runtime::utils::Backoff;
+use kube::runtime::watcher::{self, Event};
+use kube::runtime::{WatchStreamExt, watcher as watch_objects};
+use kube::{Api, Client, ResourceExt};
+use tokio::sync::{mpsc, watch};
+
+use super::{FollowError, Watchers, client};
+use crate::agent::chain;
+use crate::announce::election::{DURATION, RENEWAL};
+use crate::announce::{Candidates, Edge, Election, Holdings};
+
+/// Label of edges' Leases, which tells them from others in the namespace.
+const LABEL: &str = "guideway.dev/lease";
+const LABEL_VALUE: &str = "edge";
+/// Annotation with the addresses by which endpoints name the edge's Node.
+const ADDRESSES: &str = "guideway.dev/node-addresses";
+/// A Node with this label gets no traffic from outside the cluster.
+const EXCLUDED: &str = "node.kubernetes.io/exclude-from-external-load-balancers";
+/// How long a renewal may take before it is tried anew.
+const RENEWAL_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long the server is asked to keep a watch open.
+const WATCH_SECONDS: u32 = 60;
+
+/// Who this edge is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Candidate {
+    /// Name of its Node, or of the machine if it is none.
+    pub name: String,
+    /// Namespace of the Leases.
+    pub namespace: String,
+    /// Labels that its Node must have.
+    pub node_selector: BTreeMap<String, String>,
+}
+
+impl Candidate {
+    /// Tells whether a Node with these labels may announce addresses; no labels for a machine that is no Node.
+    fn may_announce(&self, labels: Option<&BTreeMap<String, String>>) -> bool {
+        let Some(labels) = labels else {
+            return self.node_selector.is_empty();
+        };
+        let mut asked = self.node_selector.iter();
+        !labels.contains_key(EXCLUDED) && asked.all(|(key, value)| labels.get(key) == Some(value))
+    }
+}
+
+/// What the agent shows: what there is to announce, once it serves it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Shown {
+    /// Addresses, and who may have them.
+    pub wanted: BTreeMap<IpAddr, Candidates>,
+    /// Addresses by which endpoints name this machine's Node.
+    pub node_addresses: BTreeSet<IpAddr>,
+}
+
+/// What the election hears from the agent.
+#[derive(Debug)]
+pub struct Heard {
+    /// Nothing until the agent serves.
+    pub shown: watch::Receiver<Option<Shown>>,
+    /// Addresses that other machines have announced.
+    pub claims: mpsc::UnboundedReceiver<BTreeSet<IpAddr>>,
+}
+
+/// Begins to take part in the election, in a thread of its own.
+///
+/// # Errors
+///
+/// When there is no client for the API, or no thread.
+pub fn start(
+    watchers: &Watchers,
+    node_selector: BTreeMap<String, String>,
+    announced: BTreeSet<IpAddr>,
+    heard: Heard,
+    tell: impl Fn(Holdings) + Send + 'static,
+) -> Result<(), FollowError> {
+    let candidate = Candidate {
+        name: watchers.identity.node_name.clone(),
+        namespace: watchers.identity.namespace.clone(),
+        node_selector,
+    };
+    let server = watchers.server.clone();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    let client = {
+        let _context = runtime.enter();
+        client::client(server)?
+    };
+    // Not in the watchers' thread, which a list of thousands of objects keeps busy for longer than a Lease lasts.
+    let thread = thread::Builder::new().name("leases".to_owned());
+    thread.spawn(move || {
+        runtime.block_on(follow(client, candidate, announced, heard, tell));
+    })?;
+    Ok(())
+}
+
+/// Takes part in the election for ever; calls `tell` when this edge should announce something else.
+///
+/// Begins with what an earlier agent has left announced.
+pub async fn follow(
+    client: Client,
+    candidate: Candidate,
+    announced: BTreeSet<IpAddr>,
+    mut heard: Heard,
+    tell: impl Fn(Holdings),
+) {
+    let leases: Api<Lease> = Api::namespaced(client.clone(), &candidate.namespace);
+    let mut events = leases_of_edges(leases.clone());
+    let mut nodes = node_of(Api::all(client), &candidate.name);
+    let mut node = OwnNode::default();
+    let (renewals, to_renew) = watch::channel(None);
+    let mut renewing = std::pin::pin!(renew(leases, candidate.name.clone(), to_renew));
+    let mut election = Election::new(candidate.name.clone(), announced.clone());
+    let mut told = announced;
+    let mut listed = BTreeSet::new();
+    heard.shown.mark_changed();
+    loop {
+        let deadline = election.deadline(Instant::now());
+        tokio::select! {
+            () = &mut renewing => return,
+            Some(addresses) = heard.claims.recv() => {
+                addresses.into_iter().for_each(|address| election.claim(address));
+            }
+            Ok(()) = heard.shown.changed() => {
+                if let Some(shown) = &*heard.shown.borrow_and_update() {
+                    election.want(shown.wanted.clone());
+                }
+            }
+            Some(event) = events.next() => take(&mut election, &mut listed, event),
+            Some(event) = nodes.next() => node.take(event),
+            () = sleep_until(deadline) => {}
+        }
+        let shown = heard.shown.borrow();
+        let addresses = shown.as_ref().map(|shown| shown.node_addresses.clone());
+        drop(shown);
+        let may_announce = node.labels().map(|labels| candidate.may_announce(labels));
+        // An edge that serves nothing yet counts for no address.
+        let renewal = addresses.filter(|_| may_announce == Some(true));
+        if let Some(may_announce) = may_announce {
+            election.set_eligible(may_announce);
+        }
+        renewals.send_if_modified(|before| {
+            let changed = *before != renewal;
+            *before = renewal;
+            changed
+        });
+        let holdings = election.step(Instant::now());
+        if holdings.addresses != told || !holdings.again.is_empty() {
+            told.clone_from(&holdings.addresses);
+            tell(holdings);
+        }
+    }
+}
+
+async fn sleep_until(time: Option<Instant>) {
+    match time {
+        Some(time) => tokio::time::sleep_until(time.into()).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// A pause that stays as it is: a watch of Leases has to come back within a second, and there are
+/// no more watchers than edges.
+#[derive(Debug)]
+struct Steady;
+
+impl Iterator for Steady {
+    type Item = Duration;
+
+    fn next(&mut self) -> Option<Duration> {
+        Some(Duration::from_millis(500))
+    }
+}
+
+impl Backoff for Steady {
+    fn reset(&mut self) {}
+}
+
+type Heartbeats<K> = BoxStream<'static, watcher::Result<Event<K>>>;
+
+fn leases_of_edges(leases: Api<Lease>) -> Heartbeats<Lease> {
+    let config = watcher::Config::default().labels(&format!("{LABEL}={LABEL_VALUE}"));
+    let config = config.timeout(WATCH_SECONDS);
+    watch_objects(leases, config).backoff(Steady).boxed()
+}
+
+fn node_of(nodes: Api<PartialObjectMeta<Node>>, name: &str) -> Heartbeats<PartialObjectMeta<Node>> {
+    let config = watcher::Config::default().fields(&format!("metadata.name={name}"));
+    let config = config.timeout(WATCH_SECONDS);
+    watch_objects(nodes, config).default_backoff().boxed()
+}
+
+/// Hands what the watch tells on to the election.
+fn take(
+    election: &mut Election,
+    listed: &mut BTreeSet<String>,
+    event: watcher::Result<Event<Lease>>,
+) {
+    let now = Instant::now();
+    match event {
+        Ok(Event::Init) => listed.clear(),
+        Ok(Event::InitApply(lease)) => {
+            if let Some(edge) = edge_of(&lease) {
+                listed.insert(edge.name.clone());
+                election.see(edge, now);
+            }
+        }
+        Ok(Event::InitDone) => election.retain(listed),
+        Ok(Event::Apply(lease)) => {
+            if let Some(edge) = edge_of(&lease) {
+                election.see(edge, now);
+            }
+        }
+        Ok(Event::Delete(lease)) => {
+            if let Some(edge) = edge_of(&lease) {
+                election.forget(&edge.name);
+            }
+        }
+        Err(error) => {
+            tracing::debug!(
+                error = chain(&error),
+                "the watch of the edges' Leases is begun again"
+            );
+        }
+    }
+}
+
+fn edge_of(lease: &Lease) -> Option<Edge> {
+    let spec = lease.spec.as_ref()?;
+    let addresses = lease.annotations().get(ADDRESSES);
+    let addresses = addresses.into_iter().flat_map(|text| text.split(','));
+    Some(Edge {
+        name: spec.holder_identity.clone()?,
+        addresses: addresses.filter_map(|text| text.parse().ok()).collect(),
+        // Every write changes it, whatever the writer's clock says.
+        renewal: lease.resource_version()?,
+    })
+}
+
+/// What is known of this machine's Node.
+#[derive(Debug, Default)]
+struct OwnNode {
+    labels: Option<BTreeMap<String, String>>,
+    is_listed: bool,
+}
+
+impl OwnNode {
+    fn take(&mut self, event: watcher::Result<Event<PartialObjectMeta<Node>>>) {
+        match event {
+            Ok(Event::Init) => self.labels = self.labels.take().filter(|_| self.is_listed),
+            Ok(Event::Apply(node) | Event::InitApply(node)) => {
+                self.labels = Some(node.metadata.labels.unwrap_or_default());
+            }
+            Ok(Event::InitDone) => self.is_listed = true,
+            Ok(Event::Delete(_)) => self.labels = None,
+            Err(error) => {
+                tracing::debug!(
+                    error = chain(&error),
+                    "the watch of this Node is begun again"
+                );
+            }
+        }
+    }
+
+    /// Returns the labels, none within if there is no such Node; nothing until that is known.
+    fn labels(&self) -> Option<Option<&BTreeMap<String, String>>> {
+        self.is_listed.then_some(self.labels.as_ref())
+    }
+}
+
+/// Renews this edge's Lease for ever, while there are addresses to put into it.
+async fn renew(
+    leases: Api<Lease>,
+    edge: String,
+    mut to_renew: watch::Receiver<Option<BTreeSet<IpAddr>>>,
+) {
+    let mut ticks = tokio::time::interval(RENEWAL);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut last = Timestamp::UNIX_EPOCH;
+    loop {
+        if to_renew.wait_for(Option::is_some).await.is_err() {
+            return;
+        }
+        ticks.tick().await;
+        let Some(addresses) = to_renew.borrow().clone() else {
+            continue;
+        };
+        // A clock that stands still or goes back would leave the Lease as it is.
+        let microsecond = Duration::from_micros(1);
+        last = Timestamp::now().max(last.saturating_add(microsecond).unwrap_or(last));
+        let renewal = renew_once(&leases, lease(&edge, &addresses, last));
+        match tokio::time::timeout(RENEWAL_TIMEOUT, renewal).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::warn!(error = chain(&error), "the Lease is not renewed"),
+            Err(_) => tracing::warn!("the Lease is not renewed: the API server does not answer"),
+        }
+    }
+}
+
+async fn renew_once(leases: &Api<Lease>, lease: Lease) -> kube::Result<()> {
+    let name = lease.name_any();
+    let patched = leases
+        .patch(&name, &PatchParams::default(), &Patch::Merge(&lease))
+        .await;
+    match patched {
+        Err(kube::Error::Api(status)) if status.is_not_found() => leases
+            .create(&PostParams::default(), &lease)
+            .await
+            .map(drop),
+        outcome => outcome.map(drop),
+    }
+}
+
+fn lease(edge: &str, addresses: &BTreeSet<IpAddr>, now: Timestamp) -> Lease {
+    let addresses: Vec<String> = addresses.iter().map(ToString::to_string).collect();
+    Lease {
+        metadata: ObjectMeta {
+            name: Some(format!("guideway-edge-{edge}")),
+            labels: Some([(LABEL.to_owned(), LABEL_VALUE.to_owned())].into()),
+            annotations: Some([(ADDRESSES.to_owned(), addresses.join(","))].into()),
+            ..ObjectMeta::default()
+        },
+        spec: Some(LeaseSpec {
+            holder_identity: Some(edge.to_owned()),
+            lease_duration_seconds: i32::try_from(DURATION.as_secs()).ok(),
+            renew_time: Some(MicroTime(now)),
+            ..LeaseSpec::default()
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn labels(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
+        let pairs = pairs.iter();
+        pairs
+            .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
+            .collect()
+    }
+
+    #[test]
+    fn label_excludes_and_selector_chooses() {
+        let candidate = |selector| Candidate {
+            name: "node1".to_owned(),
+            namespace: "guideway-system".to_owned(),
+            node_selector: labels(selector),
+        };
+        let any = candidate(&[]);
+        assert!(any.may_announce(None));
+        assert!(any.may_announce(Some(&labels(&[("role", "worker")]))));
+        assert!(!any.may_announce(Some(&labels(&[(EXCLUDED, "")]))));
+        let edges = candidate(&[("role", "edge")]);
+        assert!(!edges.may_announce(None), "no Node, no label");
+        assert!(!edges.may_announce(Some(&labels(&[("role", "worker")]))));
+        assert!(edges.may_announce(Some(&labels(&[("role", "edge")]))));
+        assert!(!edges.may_announce(Some(&labels(&[("role", "edge"), (EXCLUDED, "true")]))));
+    }
+
+    #[test]
+    fn lease_reads_back_as_the_edge_that_wrote_it() {
+        let addresses: BTreeSet<IpAddr> = ["10.0.0.1", "fd00::1"]
+            .map(|text| text.parse().unwrap())
+            .into();
+        for addresses in [addresses, BTreeSet::new()] {
+            let mut written = lease("node1", &addresses, Timestamp::UNIX_EPOCH);
+            written.metadata.resource_version = Some("7".to_owned());
+            let edge = edge_of(&written).unwrap();
+            assert_eq!((edge.name.as_str(), edge.renewal.as_str()), ("node1", "7"));
+            assert_eq!(edge.addresses, addresses);
+        }
+    }
+}

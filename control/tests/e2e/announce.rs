@@ -1,0 +1,80 @@
+//! Clients on the segment of the edges, with no router in front: `announce` in the configuration.
+
+use std::net::IpAddr;
+
+use lab::{Cidr, Machine, Route, Topology, output, wait_until};
+
+use crate::support::{Agent, Echo, Flow, Mode, Service, TIMEOUT, edge_config};
+
+const ANNOUNCE: &str = "announce: { interfaces: [eth0] }\n";
+
+/// Makes a machine take the VIPs of services for its neighbours' addresses.
+fn expect_on_link(client: &Machine, services: &[Service]) {
+    let link = client.link().unwrap();
+    for service in services {
+        let route = Route::to(Cidr::host(service.address.ip())).through(&link);
+        client.namespace().replace_route(&route).unwrap();
+    }
+}
+
+/// Returns what the neighbour table of a machine says of an address.
+fn neighbour(machine: &Machine, address: IpAddr) -> String {
+    let mut command = machine.namespace().command("ip");
+    output(command.args(["neighbour", "show", "to", &address.to_string()])).unwrap()
+}
+
+/// Tells whether a machine takes all these services to be at another one.
+fn sends_to(client: &Machine, services: &[Service], edge: &Machine) -> bool {
+    let [a, b, c, d, e, f] = edge.mac();
+    let mac = format!("{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{f:02x}");
+    let mut services = services.iter();
+    services.all(|service| neighbour(client, service.address.ip()).contains(&mac))
+}
+
+#[test]
+fn address_moves_to_another_edge_with_its_flows() {
+    let net = Topology::builder().edges(2).nodes(2).build().unwrap();
+    let services = Service::all(&[Mode::L2dsr]);
+    let [node, client] = net.nodes() else {
+        panic!("two nodes were asked for");
+    };
+    let _echo = Echo::start(node, &services);
+    expect_on_link(client, &services);
+    let silent = edge_config(&services, [node]);
+    let announcing = silent.clone() + ANNOUNCE;
+    let [first, second] = net.edges() else {
+        panic!("two edges were asked for");
+    };
+    let first_agent = Agent::start(first, &announcing);
+    let mut flows = Flow::open_many(client, &services, 4);
+    assert!(sends_to(client, &services, first));
+
+    let _second_agent = Agent::start(second, &announcing);
+    wait_until("the client knows the second edge", TIMEOUT, || {
+        sends_to(client, &services, second)
+    })
+    .unwrap();
+    first_agent.write_config(&silent);
+    first_agent.wait_for_reloads(2);
+    for flow in &mut flows {
+        assert_eq!(flow.ask().unwrap(), node.label());
+    }
+    for flow in &mut Flow::open_many(client, &services, 4) {
+        assert_eq!(flow.ask().unwrap(), node.label());
+    }
+    assert!(sends_to(client, &services, second));
+}
+
+#[test]
+fn interface_that_hears_nobody_is_named() {
+    const PROBLEM: &str =
+        "interface eth7: nothing can be announced on it: it is not there, or not Ethernet";
+    let net = Topology::builder().nodes(1).build().unwrap();
+    let services = Service::all(&[Mode::L2dsr]);
+    let config = edge_config(&services, net.nodes());
+    let config = config + "announce: { interfaces: [eth0, eth7] }\n";
+    let agent = Agent::launch(&net.edges()[0], &config);
+    agent.wait_for_answer("the interface is named", &["status"], |status| {
+        status["problems"] == serde_json::json!([PROBLEM])
+    });
+}

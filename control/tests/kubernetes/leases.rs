@@ -1,0 +1,283 @@
+//! The election of edges over a real API server: Leases renewed, watched and lost.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::{IpAddr, Ipv4Addr},
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
+
+use control::announce::Candidates;
+use control::kubernetes::leases::{Candidate, Heard, Shown, follow};
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use lab::{
+    Cidr, Machine, Namespace, Route, Topology, kubernetes::ControlPlane, output, vip_v4, vip_v6,
+};
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinHandle;
+
+use crate::support::{Flow, Protocol};
+use crate::world::{World, at};
+
+const TIMEOUT: Duration = Duration::from_secs(60);
+/// From the loss of an edge to the announcements of the others.
+const FAILOVER: Duration = Duration::from_secs(3);
+const EDGES: [&str; 3] = ["edge0", "edge1", "edge2"];
+
+fn addresses() -> BTreeSet<IpAddr> {
+    let numbers = 0..30;
+    numbers
+        .map(|number| Ipv4Addr::new(203, 0, 113, number).into())
+        .collect()
+}
+
+/// What one edge announces, and the ends that its agent would hold.
+struct Member {
+    holds: Arc<Mutex<BTreeSet<IpAddr>>>,
+    task: JoinHandle<()>,
+    _shown: watch::Sender<Option<Shown>>,
+    claims: mpsc::UnboundedSender<BTreeSet<IpAddr>>,
+}
+
+impl Member {
+    fn start(client: kube::Client, name: &str) -> Self {
+        let wanted = addresses().into_iter();
+        let shown = Shown {
+            wanted: wanted.map(|one| (one, Candidates::Every)).collect(),
+            node_addresses: BTreeSet::new(),
+        };
+        let (shown, to_show) = watch::channel(Some(shown));
+        let (claims, to_claim) = mpsc::unbounded_channel();
+        let candidate = Candidate {
+            name: name.to_owned(),
+            namespace: "default".to_owned(),
+            node_selector: BTreeMap::new(),
+        };
+        let heard = Heard {
+            shown: to_show,
+            claims: to_claim,
+        };
+        let holds: Arc<Mutex<BTreeSet<IpAddr>>> = Arc::default();
+        let told = Arc::clone(&holds);
+        let task = tokio::spawn(follow(client, candidate, BTreeSet::new(), heard, {
+            move |holdings| *told.lock().unwrap() = holdings.addresses
+        }));
+        Self {
+            holds,
+            task,
+            _shown: shown,
+            claims,
+        }
+    }
+
+    fn holds(&self) -> BTreeSet<IpAddr> {
+        self.holds.lock().unwrap().clone()
+    }
+}
+
+/// Hands announcements on as the segment would, and waits until every address is one edge's.
+async fn until_spread(members: &[Member]) -> Instant {
+    let deadline = Instant::now() + TIMEOUT;
+    let mut before: Vec<BTreeSet<IpAddr>> = members.iter().map(Member::holds).collect();
+    loop {
+        let held: Vec<_> = members.iter().map(Member::holds).collect();
+        for (place, now) in held.iter().enumerate() {
+            let new: BTreeSet<_> = now.difference(&before[place]).copied().collect();
+            for (_, other) in members
+                .iter()
+                .enumerate()
+                .filter(|(other, _)| *other != place)
+            {
+                let _ = other.claims.send(new.clone());
+            }
+        }
+        before.clone_from(&held);
+        let together: usize = held.iter().map(BTreeSet::len).sum();
+        let all: BTreeSet<_> = held.iter().flatten().copied().collect();
+        if together == all.len() && all == addresses() {
+            return Instant::now();
+        }
+        assert!(Instant::now() < deadline, "{held:?}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+/// Runs a test with a client of the API server.
+fn on<T: Send>(machine: &Namespace, work: impl AsyncFnOnce(kube::Client) -> T + Send) -> T {
+    machine.run(|| {
+        let runtime = tokio::runtime::Builder::new_current_thread();
+        let runtime = { runtime }.enable_all().build().unwrap();
+        runtime.block_on(async {
+            let path = std::path::Path::new(Namespace::FILES).join("kubeconfig");
+            let kubeconfig = Kubeconfig::read_from(path).unwrap();
+            let options = KubeConfigOptions::default();
+            let config = kube::Config::from_custom_kubeconfig(kubeconfig, &options);
+            work(config.await.unwrap().try_into().unwrap()).await
+        })
+    })
+}
+
+#[test]
+fn addresses_of_a_lost_edge_are_announced_by_others_within_three_seconds() {
+    let control_plane = ControlPlane::start().unwrap();
+    on(control_plane.machine(), async |client: kube::Client| {
+        let start = |name: &&str| Member::start(client.clone(), name);
+        let mut members: Vec<Member> = EDGES.iter().map(start).collect();
+        until_spread(&members).await;
+        for member in &members {
+            assert!(member.holds().len() > 2, "each has its share");
+        }
+        let lost = members.remove(1);
+        let kept: Vec<_> = members.iter().map(Member::holds).collect();
+        let at = Instant::now();
+        lost.task.abort();
+        let took = until_spread(&members).await - at;
+        eprintln!("announced by others after {took:?}");
+        assert!(took < FAILOVER, "{took:?}");
+        for (member, kept) in members.iter().zip(kept) {
+            assert!(member.holds().is_superset(&kept), "no other address moves");
+        }
+    });
+}
+
+#[test]
+fn edges_keep_what_they_have_while_the_api_server_does_not_answer() {
+    const AWAY: Duration = Duration::from_secs(6);
+    const AFTER: Duration = Duration::from_secs(8);
+    let mut control_plane = ControlPlane::start().unwrap();
+    let api_server = control_plane.api_server().id().to_string();
+    let signal = |name: &str| {
+        let mut command = std::process::Command::new("kill");
+        assert!(
+            command
+                .args([name, &api_server])
+                .status()
+                .unwrap()
+                .success()
+        );
+    };
+    on(control_plane.machine(), async |client: kube::Client| {
+        let start = |name: &&str| Member::start(client.clone(), name);
+        let members: Vec<Member> = EDGES.iter().map(start).collect();
+        until_spread(&members).await;
+        let held: Vec<_> = members.iter().map(Member::holds).collect();
+        let unchanged_for = async |time| {
+            let end = Instant::now() + time;
+            while Instant::now() < end {
+                assert!(members.iter().map(Member::holds).eq(held.clone()));
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        signal("-STOP");
+        unchanged_for(AWAY).await;
+        signal("-CONT");
+        unchanged_for(AFTER).await;
+    });
+}
+
+#[test]
+fn edge_that_may_not_announce_leaves_its_share_to_the_others() {
+    let control_plane = ControlPlane::start().unwrap();
+    let node = "{apiVersion: v1, kind: Node, metadata: {name: edge1, labels: {zone: a}}}";
+    control_plane.apply(node).unwrap();
+    on(control_plane.machine(), async |client: kube::Client| {
+        let start = |name: &&str| Member::start(client.clone(), name);
+        let members: Vec<Member> = EDGES.iter().map(start).collect();
+        until_spread(&members).await;
+        assert!(!members[1].holds().is_empty());
+        let label = "node.kubernetes.io/exclude-from-external-load-balancers=";
+        control_plane
+            .kubectl(&["label", "node", "edge1", label])
+            .unwrap();
+        let deadline = Instant::now() + TIMEOUT;
+        while !members[1].holds().is_empty() {
+            assert!(Instant::now() < deadline);
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        until_spread(&members).await;
+    });
+}
+
+/// Makes the router, which is on the segment of the edges, ask for the addresses there.
+fn expect_on_link(net: &Topology, addresses: &[IpAddr]) {
+    let link = net.router().link("fabric").unwrap();
+    for address in addresses {
+        let route = Route::to(Cidr::host(*address)).through(&link);
+        net.router().replace_route(&route).unwrap();
+    }
+}
+
+/// Returns the MAC that the router knows of an address.
+fn known_mac(net: &Topology, address: IpAddr) -> String {
+    let mut command = net.router().command("ip");
+    output(command.args(["neighbour", "show", "to", &address.to_string()])).unwrap()
+}
+
+fn is_at(net: &Topology, address: IpAddr, machine: &Machine) -> bool {
+    let [a, b, c, d, e, f] = machine.mac();
+    known_mac(net, address).contains(&format!("{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{f:02x}"))
+}
+
+#[test]
+fn clients_reach_another_edge_within_three_seconds_of_the_loss_of_one() {
+    let net = Topology::builder()
+        .edges(2)
+        .nodes(1)
+        .pods(1)
+        .build()
+        .unwrap();
+    let addresses: [IpAddr; 2] = [vip_v4(1).into(), vip_v6(1).into()];
+    let mut world = World::new(&net);
+    world.write_seed();
+    world.show_presence();
+    // What is left must be the loss of an edge, not of the only pod.
+    let label = "node.kubernetes.io/exclude-from-external-load-balancers=";
+    let node = net.nodes()[0].label();
+    world
+        .control
+        .kubectl(&["label", "node", node, label])
+        .unwrap();
+    world.launch_with("announce: { interfaces: [eth0] }\n");
+    for agent in &mut world.agents {
+        agent.wait_until_in_step();
+    }
+    expect_on_link(&net, &addresses);
+    world.balance(&addresses);
+    let pods: Vec<&Machine> = net.pods().collect();
+    world.endpoints(&[(pods[0], true)]);
+    let ways = addresses.map(|address| at(address, 80, Protocol::Udp));
+    world.wait_for_pods(&ways, &pods);
+
+    for way in &ways {
+        assert!(
+            !is_at(&net, way.address.ip(), &net.nodes()[0]),
+            "it is excluded"
+        );
+    }
+    let mut edges = world.agents.iter_mut().take(net.edges().len());
+    let lost = edges.find(|agent| is_at(&net, addresses[0], agent.machine()));
+    let lost = lost.expect("one of the edges has the address");
+    lost.kill();
+    lost.machine().link().unwrap().set_down().unwrap();
+    let since = Instant::now();
+    let client = &net.clients()[0];
+    for way in &ways {
+        while let Err(error) = Flow::open_within(client, way, Duration::from_millis(100)) {
+            assert!(since.elapsed() < FAILOVER, "{way}: {error}");
+        }
+    }
+    // Not by chance: a switch floods what is for a machine that is gone.
+    let lost = lost.machine().label();
+    let others: Vec<&Machine> = net
+        .edges()
+        .iter()
+        .filter(|edge| edge.label() != lost)
+        .collect();
+    for address in addresses {
+        while !others.iter().any(|edge| is_at(&net, address, edge)) {
+            assert!(since.elapsed() < FAILOVER, "{}", known_mac(&net, address));
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+    eprintln!("answered by another edge after {:?}", since.elapsed());
+}

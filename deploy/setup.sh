@@ -284,6 +284,7 @@ runtime() {
         want iptables iptables
         want openssl openssl
         want systemd-analyze systemd
+        want crun crun
     fi
     install_missing
     if [ -n "${installs_nginx:-}" ] && have systemctl; then

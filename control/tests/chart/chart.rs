@@ -102,6 +102,12 @@ impl Objects {
     pub(crate) fn controller_pod(&self) -> &Value {
         &self.get("Deployment", "guideway-controller")["spec"]["template"]
     }
+
+    /// Returns the agents' configuration file.
+    pub(crate) fn agent_config(&self) -> &str {
+        let config = self.get("ConfigMap", "guideway-agent");
+        config["data"]["guideway.yaml"].as_str().unwrap()
+    }
 }
 
 /// Returns the container of this name.

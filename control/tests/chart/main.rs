@@ -7,6 +7,7 @@
 )]
 
 mod chart;
+mod confined;
 mod image;
 mod monitoring;
 mod render;

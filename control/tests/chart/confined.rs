@@ -1,0 +1,270 @@
+//! The agent as a container runtime would run the chart's pod, against a real API server.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use lab::kubernetes::ControlPlane;
+use lab::{Machine, Namespace, Process, Topology, output, wait_for};
+use serde_json::{Value, json};
+
+use super::chart::{NAMESPACE, Objects, container, manifest, text};
+
+const GUIDEWAY: &str = env!("CARGO_BIN_EXE_guideway");
+const TIMEOUT: Duration = Duration::from_secs(180);
+/// Where a container finds who it is.
+const ACCOUNT: &str = "var/run/secrets/kubernetes.io/serviceaccount";
+
+#[test]
+fn agent_serves_with_the_rights_that_the_chart_gives_it() {
+    let net = Topology::builder().nodes(1).pods(1).build().unwrap();
+    let node = &net.nodes()[0];
+    let server = ControlPlane::start().unwrap();
+    server.connect(node.namespace()).unwrap();
+    server.add_node(node).unwrap();
+    let host = format!("apiServer.host={}", ControlPlane::ADDRESS);
+    let values = [
+        "namespace.create=true",
+        "agent.seccompProfile.type=Localhost",
+        "agent.seccompProfile.localhostProfile=guideway.json",
+        &host,
+    ];
+    server.apply(&manifest(&values)).unwrap();
+    server.apply(SEED).unwrap();
+
+    let objects = Objects::render(&values);
+    let bundle = Bundle::new(&server, node, &objects);
+    let mut agent = bundle.run("agent");
+
+    let health = &container(objects.agent_pod(), "agent")["ports"][0]["containerPort"];
+    let url = format!("http://127.0.0.1:{health}/healthz");
+    wait_for("the agent is ready", TIMEOUT, || {
+        assert!(agent.is_running(), "{}", agent.stderr());
+        let ask = output(node.namespace().command("curl").args(["-sSf", &url]));
+        ask.map_err(|error| format!("{error}\n{}", agent.stderr()))
+    })
+    .unwrap();
+    let pod = node.pods()[0].v4();
+    server
+        .apply(&SERVICE.replace("POD", &pod.to_string()))
+        .unwrap();
+    let socket = bundle.directory.join("run/guideway.sock");
+    wait_for("the agent serves the NodePort", TIMEOUT, || {
+        let mut services = node.namespace().command(GUIDEWAY);
+        services
+            .args(["services", "--json", "--socket"])
+            .arg(&socket);
+        let services = output(&mut services).map_err(|error| error.to_string())?;
+        let served = services.contains(":30080/tcp");
+        served.then_some(()).ok_or(services)
+    })
+    .unwrap();
+
+    let status = fs::read_to_string(format!("/proc/{}/status", child(agent.id()))).unwrap();
+    let field = |name: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name));
+        line.unwrap().trim().to_owned()
+    };
+    // CAP_NET_ADMIN 12, CAP_NET_RAW 13, CAP_PERFMON 38, CAP_BPF 39.
+    let capabilities = format!("{:016x}", 1_u64 << 12 | 1 << 13 | 1 << 38 | 1 << 39);
+    for set in ["CapPrm:", "CapEff:", "CapBnd:"] {
+        assert_eq!(field(set), capabilities, "{set}");
+    }
+    assert_eq!(field("NoNewPrivs:"), "1");
+    assert_eq!(field("Seccomp:"), "2", "a filter is in force");
+    agent.stop(TIMEOUT).unwrap();
+
+    let detaching = Objects::render(&[&values[..], &["detach=true"]].concat());
+    let bundle = Bundle {
+        objects: &detaching,
+        ..bundle
+    };
+    let mut detach = bundle.run("detach");
+    assert!(
+        detach.wait(TIMEOUT).unwrap().success(),
+        "{}",
+        detach.stderr()
+    );
+    assert!(
+        detach.stdout().contains("detached from eth0"),
+        "{}",
+        detach.stdout()
+    );
+}
+
+const SEED: &str = "
+apiVersion: v1
+kind: Secret
+metadata: {name: guideway-seed, namespace: guideway-system}
+stringData: {seed: '12345'}
+";
+
+const SERVICE: &str = "
+apiVersion: v1
+kind: Service
+metadata: {name: web, namespace: default}
+spec: {type: NodePort, ports: [{name: http, port: 80, nodePort: 30080}]}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: web-1, namespace: default, labels: {kubernetes.io/service-name: web}}
+addressType: IPv4
+ports: [{name: http, port: 8080}]
+endpoints: [{addresses: [POD], nodeName: node0}]
+";
+
+/// What a container runtime makes of the agents' pod on a machine.
+struct Bundle<'test> {
+    node: &'test Machine,
+    objects: &'test Objects,
+    directory: PathBuf,
+}
+
+impl<'test> Bundle<'test> {
+    /// Makes the root file system: the image, the ConfigMap, and the service account's token.
+    fn new(server: &ControlPlane, node: &'test Machine, objects: &'test Objects) -> Self {
+        let directory = Path::new(Namespace::FILES).join("bundle");
+        let root = directory.join("rootfs");
+        let account = server.service_account_token(NAMESPACE, "guideway-agent");
+        let account = [
+            ("token", account.unwrap()),
+            ("ca.crt", server.ca().to_owned()),
+            ("namespace", NAMESPACE.to_owned()),
+        ];
+        node.namespace().run(|| {
+            for empty in [
+                "usr/bin",
+                "usr/lib",
+                "usr/lib64",
+                "etc/guideway",
+                "run/guideway",
+            ] {
+                fs::create_dir_all(root.join(empty)).unwrap();
+            }
+            for empty in ["sys", "proc", "dev"] {
+                fs::create_dir(root.join(empty)).unwrap();
+            }
+            for library in ["lib", "lib64"] {
+                symlink(format!("usr/{library}"), root.join(library)).unwrap();
+            }
+            fs::copy(GUIDEWAY, root.join("usr/bin/guideway")).unwrap();
+            let config = root.join("etc/guideway/guideway.yaml");
+            fs::write(config, objects.agent_config()).unwrap();
+            let place = root.join(ACCOUNT);
+            fs::create_dir_all(&place).unwrap();
+            for (name, content) in account {
+                fs::write(place.join(name), content).unwrap();
+            }
+            fs::create_dir(directory.join("run")).unwrap();
+        });
+        // The machine has no cgroups of its own, and the pod asks for none; the runtime looks all the same.
+        let mount = ["-t", "tmpfs", "none", "/sys/fs/cgroup"];
+        output(node.namespace().command("mount").args(mount)).unwrap();
+        Self {
+            node,
+            objects,
+            directory,
+        }
+    }
+
+    /// Runs a container of the pod with the machine's network and bpffs.
+    fn run(&self, name: &str) -> Process {
+        let pod = self.objects.agent_pod();
+        let configuration = configuration(container(pod, name), pod, self.node);
+        let machine = self.node.namespace();
+        let path = self.directory.join("config.json");
+        machine.run(|| fs::write(path, configuration.to_string()).unwrap());
+        let mut runtime = machine.command("crun");
+        runtime.arg("--root").arg(self.directory.join("state"));
+        runtime.args(["--cgroup-manager=disabled", "run", "--bundle"]);
+        runtime.arg(&self.directory).arg(name);
+        Process::spawn(&mut runtime).unwrap()
+    }
+}
+
+/// What the pod's specification says, in the runtime's words.
+fn configuration(agent: &Value, pod: &Value, node: &Machine) -> Value {
+    let security = &agent["securityContext"];
+    assert_eq!(security["capabilities"]["drop"], json!(["ALL"]));
+    let added = security["capabilities"]["add"].as_array().unwrap().iter();
+    let added: Vec<_> = added
+        .map(|name| format!("CAP_{}", name.as_str().unwrap()))
+        .collect();
+    let profile = security["seccompProfile"]["localhostProfile"]
+        .as_str()
+        .unwrap();
+    let seccomp: Value = serde_json::from_str(&text(&format!("seccomp/{profile}"))).unwrap();
+    let arguments = agent["args"].as_array().unwrap().iter();
+    let arguments: Vec<_> = ["/usr/bin/guideway"]
+        .into_iter()
+        .chain(arguments.map(|argument| argument.as_str().unwrap()))
+        .collect();
+    let variables = agent["env"].as_array().into_iter().flatten();
+    let variables: Vec<_> = variables
+        .map(|variable| {
+            let value = match variable["valueFrom"]["fieldRef"]["fieldPath"].as_str() {
+                Some("metadata.namespace") => NAMESPACE,
+                Some("metadata.name") => "agent",
+                Some("spec.nodeName") => node.label(),
+                Some(other) => panic!("{other}"),
+                None => variable["value"].as_str().unwrap(),
+            };
+            format!("{}={value}", variable["name"].as_str().unwrap())
+        })
+        .collect();
+    json!({
+        "ociVersion": "1.0.2",
+        "process": {
+            "terminal": false,
+            "user": {"uid": security["runAsUser"], "gid": security["runAsGroup"]},
+            "args": arguments,
+            "env": variables,
+            "cwd": "/",
+            "capabilities": {"bounding": added, "effective": added, "permitted": added},
+            "noNewPrivileges": security["allowPrivilegeEscalation"] == false,
+        },
+        "root": {"path": "rootfs", "readonly": security["readOnlyRootFilesystem"]},
+        "mounts": mounts(agent, pod),
+        "linux": {
+            // The network is the machine's, as `hostNetwork` has it.
+            "namespaces": [{"type": "pid"}, {"type": "mount"}, {"type": "ipc"}, {"type": "uts"}],
+            "seccomp": seccomp,
+            "maskedPaths": ["/proc/kcore", "/proc/keys", "/proc/timer_list", "/sys/firmware"],
+            "readonlyPaths": ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"],
+        },
+    })
+}
+
+/// What every container has, and the pod's host paths; the image and its volumes are the root file system.
+fn mounts(agent: &Value, pod: &Value) -> Vec<Value> {
+    let bind = |from: &str, to: &str, mode: &str| json!({"type": "bind", "source": from, "destination": to, "options": ["rbind", mode]});
+    let mut mounts = vec![
+        json!({"type": "proc", "source": "proc", "destination": "/proc"}),
+        json!({"type": "tmpfs", "source": "tmpfs", "destination": "/dev", "options": ["nosuid", "mode=755"]}),
+        json!({"type": "sysfs", "source": "sysfs", "destination": "/sys", "options": ["nosuid", "noexec", "nodev", "ro"]}),
+        bind("/usr/lib", "/usr/lib", "ro"),
+        bind("/usr/lib64", "/usr/lib64", "ro"),
+    ];
+    let volumes = pod["spec"]["volumes"].as_array().unwrap();
+    for mount in agent["volumeMounts"].as_array().unwrap() {
+        let mut named = volumes
+            .iter()
+            .filter(|volume| volume["name"] == mount["name"]);
+        let inside = mount["mountPath"].as_str().unwrap();
+        match named.next().unwrap()["hostPath"]["path"].as_str() {
+            Some("/sys/fs/bpf") => mounts.push(bind("/sys/fs/bpf", inside, "rw")),
+            // The machine's own, not that of the host the test runs on.
+            Some("/run/guideway") => mounts.push(bind("run", inside, "rw")),
+            Some(other) => panic!("the pod mounts {other}"),
+            None => assert_eq!(mount["readOnly"], true),
+        }
+    }
+    mounts
+}
+
+/// The process that the container runtime started.
+fn child(runtime: u32) -> u32 {
+    let children = fs::read_to_string(format!("/proc/{runtime}/task/{runtime}/children")).unwrap();
+    children.split_whitespace().next().unwrap().parse().unwrap()
+}

@@ -443,6 +443,12 @@ impl Agent {
     /// Brings dataplane and checks to the desired state as far as possible; returns how many steps changed
     /// something.
     fn settle(&mut self) -> usize {
+        let done = self.settle_what_is_known();
+        self.report();
+        done
+    }
+
+    fn settle_what_is_known(&mut self) -> usize {
         if self.waits_for_state() {
             self.hold();
             return 0;

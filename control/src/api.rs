@@ -172,6 +172,22 @@ pub struct Egress {
     pub note: Option<String>,
 }
 
+/// Names each device without its program, why, and what to do.
+pub fn unattached(interfaces: &[Interface], egress: &[Egress]) -> Vec<String> {
+    let line = |program: &str, device: &str, note: Option<&str>| {
+        let why = note.unwrap_or("somebody removed it, or the device is gone");
+        format!(
+            "no {program} program on {device}: {why}; the agent tries again by itself, `guideway check` names what hinders it"
+        )
+    };
+    let interfaces = interfaces.iter().filter(|one| one.mode.is_none());
+    let egress = egress.iter().filter(|one| one.mode.is_none());
+    interfaces
+        .map(|one| line("XDP", &one.name, one.note.as_deref()))
+        .chain(egress.map(|one| line("egress", &one.device, one.note.as_deref())))
+        .collect()
+}
+
 /// How full one table is.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]

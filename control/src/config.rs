@@ -30,6 +30,7 @@ use xdp_prog::abi::size;
 pub use problem::{ConfigError, Position, Problem};
 
 use crate::desired::{Desired, ForwardMode};
+use crate::healthz::ports;
 use crate::render::printable;
 
 /// Where the agent listens unless `api.socket` says otherwise.
@@ -89,6 +90,10 @@ pub struct Kubernetes {
     pub external_ips: BTreeSet<IpNet>,
     /// Whether topology hints restrict the endpoints.
     pub honour_hints: bool,
+    /// Who answers at the health check ports of Services.
+    pub health_check_node_port: ports::Mode,
+    /// Where `/healthz`, `/livez` and `/readyz` are served, if they are.
+    pub healthz: Option<SocketAddr>,
     /// Forwarding mode of services that name none.
     pub default_mode: ForwardMode,
     /// Seed of the flow hash; that of the cluster's Secret if not given.

@@ -88,7 +88,7 @@ async fn serve(options: &cli::Controller) -> Result<()> {
     let (term, terms) = channel::channel(Term::default());
     let (values, shown) = channel::channel(Values::default());
     if let Some(address) = options.metrics {
-        let listener = http::listen(address).await?;
+        let listener = http::listen(address, "--metrics").await?;
         let terms = terms.clone();
         tokio::spawn(http::serve_pages(listener, move |path| {
             let leads = terms.borrow().is_leading();

@@ -1,4 +1,6 @@
 //! The HTTP listener: `/metrics` for Prometheus, `/healthz` for probes.
+//!
+//! [`healthz`](crate::healthz) has listeners of the same kind.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -15,7 +17,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 
-use crate::api::{Egress, Interface, Status};
+use crate::api::{Status, unattached};
 use crate::metrics::{self, Snapshot};
 
 /// Connections served at a time; further ones wait.
@@ -24,26 +26,62 @@ const MAX_CONNECTIONS: usize = 32;
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(30);
 /// Longest time a peer may take to ask: silent ones must not keep a liveness probe out.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long a connection of a probe may last.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The listener cannot be had.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot listen for metrics on {address}; free it or set metrics.listen to another address")]
+#[error("cannot listen on {address}; free it or set {field} to another address")]
 pub struct ListenError {
     /// The address.
     address: SocketAddr,
+    /// The field that it comes from.
+    field: &'static str,
     /// The operating system's reason.
     #[source]
     source: std::io::Error,
 }
 
-/// Opens the listener.
+/// Opens the listener whose address a field of the configuration, or an option, says.
 ///
 /// # Errors
 ///
 /// When the address is not free or not this machine's.
-pub async fn listen(address: SocketAddr) -> Result<TcpListener, ListenError> {
+pub async fn listen(address: SocketAddr, field: &'static str) -> Result<TcpListener, ListenError> {
     let listener = TcpListener::bind(address).await;
-    listener.map_err(|source| ListenError { address, source })
+    listener.map_err(|source| ListenError {
+        address,
+        field,
+        source,
+    })
+}
+
+/// How many connections are served at a time, and for how long.
+#[derive(Clone, Debug)]
+pub(crate) struct Limits {
+    connections: Arc<Semaphore>,
+    /// What other listeners count against too.
+    shared: Option<Arc<Semaphore>>,
+    timeout: Duration,
+}
+
+impl Limits {
+    /// Sets the limits of a listener for probes, each of which is one short question.
+    pub(crate) fn of_probes(connections: usize) -> Self {
+        Self {
+            connections: Arc::new(Semaphore::new(connections)),
+            shared: None,
+            timeout: PROBE_TIMEOUT,
+        }
+    }
+
+    /// Counts the connections against a limit of several listeners too.
+    pub(crate) fn within(self, shared: &Arc<Semaphore>) -> Self {
+        Self {
+            shared: Some(Arc::clone(shared)),
+            ..self
+        }
+    }
 }
 
 /// Serves the agent's pages until the task is dropped; `snapshot` reads the values, or nothing if the agent is stuck.
@@ -62,43 +100,64 @@ where
     F: Fn(String) -> S + Clone + Send + Sync + 'static,
     S: Future<Output = Response<Full<Bytes>>> + Send + 'static,
 {
-    let connections = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let limits = Limits {
+        connections: Arc::new(Semaphore::new(MAX_CONNECTIONS)),
+        shared: None,
+        timeout: CONNECTION_TIMEOUT,
+    };
+    serve_with(listener, limits, move |request| {
+        answer(request, pages.clone())
+    })
+    .await;
+}
+
+/// Serves until the task is dropped: every connection is closed after one answer.
+pub(crate) async fn serve_with<A, F>(listener: TcpListener, limits: Limits, answer: A)
+where
+    A: Fn(Request<Incoming>) -> F + Clone + Send + Sync + 'static,
+    F: Future<Output = Response<Full<Bytes>>> + Send,
+{
     loop {
-        let Ok(permit) = Arc::clone(&connections).acquire_owned().await else {
+        let Ok(permit) = Arc::clone(&limits.connections).acquire_owned().await else {
             return;
         };
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
             Err(error) => {
                 // Out of descriptors or memory: both pass, but not at once.
-                tracing::warn!(%error, "cannot accept a connection for metrics");
+                tracing::warn!(%error, "cannot accept a connection");
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
             }
         };
-        let pages = pages.clone();
+        // With the connection at hand, not before: listeners that wait for one hold no share.
+        let share = match &limits.shared {
+            Some(shared) => Arc::clone(shared).acquire_owned().await.ok(),
+            None => None,
+        };
+        let (answer, timeout) = (answer.clone(), limits.timeout);
         tokio::spawn(async move {
-            let service = service_fn(|request| answer(request, pages.clone()));
+            let service = service_fn(|request| {
+                let answered = answer(request);
+                async { Ok::<_, Infallible>(answered.await) }
+            });
             let connection = http1::Builder::new()
                 .max_buf_size(16 << 10)
                 .timer(TokioTimer::new())
                 .header_read_timeout(HEADER_TIMEOUT)
                 .keep_alive(false)
                 .serve_connection(TokioIo::new(stream), service);
-            match tokio::time::timeout(CONNECTION_TIMEOUT, connection).await {
+            match tokio::time::timeout(timeout, connection).await {
                 Ok(Ok(())) => {}
-                Ok(Err(error)) => tracing::debug!(%error, "a metrics connection broke"),
-                Err(_) => tracing::debug!("a metrics connection took too long"),
+                Ok(Err(error)) => tracing::debug!(%error, "a connection broke"),
+                Err(_) => tracing::debug!("a connection took too long"),
             }
-            drop(permit);
+            drop((permit, share));
         });
     }
 }
 
-async fn answer<F, S>(
-    request: Request<Incoming>,
-    pages: F,
-) -> Result<Response<Full<Bytes>>, Infallible>
+async fn answer<F, S>(request: Request<Incoming>, pages: F) -> Response<Full<Bytes>>
 where
     F: Fn(String) -> S,
     S: Future<Output = Response<Full<Bytes>>>,
@@ -108,9 +167,9 @@ where
         response
             .headers_mut()
             .insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
-        return Ok(response);
+        return response;
     }
-    Ok(pages(request.uri().path().to_owned()).await)
+    pages(request.uri().path().to_owned()).await
 }
 
 /// Answers for the agent.
@@ -155,26 +214,12 @@ fn health(snapshot: &Snapshot) -> Response<Full<Bytes>> {
     let Status {
         interfaces, egress, ..
     } = &snapshot.status;
-    let interfaces = interfaces
-        .iter()
-        .filter(|interface| interface.mode.is_none());
-    let egress = egress.iter().filter(|egress| egress.mode.is_none());
-    let missing: Vec<String> = interfaces
-        .map(|Interface { name, note, .. }| missing("XDP", name, note.as_deref()))
-        .chain(egress.map(|Egress { device, note, .. }| missing("egress", device, note.as_deref())))
-        .collect();
-    if missing.is_empty() {
+    let lines = unattached(interfaces, egress);
+    if lines.is_empty() {
         return plain(StatusCode::OK, "ok\n");
     }
-    plain(StatusCode::SERVICE_UNAVAILABLE, missing.concat())
-}
-
-/// Names a device without its program, why, and what to do.
-fn missing(program: &str, device: &str, note: Option<&str>) -> String {
-    let why = note.unwrap_or("somebody removed it, or the device is gone");
-    format!(
-        "no {program} program on {device}: {why}; the agent tries again by itself, `guideway check` names what hinders it\n"
-    )
+    let lines: String = lines.iter().map(|line| format!("{line}\n")).collect();
+    plain(StatusCode::SERVICE_UNAVAILABLE, lines)
 }
 
 /// Answers with a text.
@@ -189,11 +234,65 @@ pub(crate) fn plain(status: StatusCode, text: impl Into<Bytes>) -> Response<Full
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod testing {
+    //! Servers that run beside a test, and a client that says what it is told to.
+
     use std::io::{Read, Write};
     use std::net::TcpStream;
 
     use super::*;
+
+    /// Runs a task in a thread until the end of the process.
+    pub(crate) fn runs(task: impl Future<Output = ()> + Send + 'static) {
+        std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .unwrap();
+            runtime.block_on(task);
+        });
+    }
+
+    /// Serves a free port until the end of the process.
+    pub(crate) fn serving<F, S>(serve: F) -> SocketAddr
+    where
+        F: FnOnce(TcpListener) -> S + Send + 'static,
+        S: Future<Output = ()> + Send,
+    {
+        let (tell, told) = std::sync::mpsc::channel();
+        runs(async move {
+            let listener = listen("127.0.0.1:0".parse().unwrap(), "").await.unwrap();
+            tell.send(listener.local_addr().unwrap()).unwrap();
+            serve(listener).await;
+        });
+        told.recv().unwrap()
+    }
+
+    pub(crate) fn send(address: SocketAddr, request: &str) -> String {
+        let mut stream = TcpStream::connect(address).unwrap();
+        stream.write_all(request.as_bytes()).unwrap();
+        let mut response = String::new();
+        stream.read_to_string(&mut response).unwrap();
+        response
+    }
+
+    pub(crate) fn get(address: SocketAddr, path: &str) -> String {
+        send(address, &format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n"))
+    }
+
+    pub(crate) fn body_of(response: &str) -> &str {
+        response.split_once("\r\n\r\n").unwrap().1
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::TcpStream;
+
+    use super::testing::{get, send};
+    use super::*;
+    use crate::api::{Egress, Interface};
 
     /// A node, whose programs are attached in this mode.
     fn snapshot(mode: Option<&str>) -> Snapshot {
@@ -219,33 +318,8 @@ mod tests {
         }
     }
 
-    /// Starts a listener on a free port, served by a thread until the end of the process.
     fn serving(snapshot: Option<Snapshot>) -> SocketAddr {
-        let (tell, told) = std::sync::mpsc::channel();
-        std::thread::spawn(move || {
-            let runtime = tokio::runtime::Builder::new_current_thread()
-                .enable_all()
-                .build()
-                .unwrap();
-            runtime.block_on(async {
-                let listener = listen("127.0.0.1:0".parse().unwrap()).await.unwrap();
-                tell.send(listener.local_addr().unwrap()).unwrap();
-                serve(listener, move || std::future::ready(snapshot.clone())).await;
-            });
-        });
-        told.recv().unwrap()
-    }
-
-    fn send(address: SocketAddr, request: &str) -> String {
-        let mut stream = TcpStream::connect(address).unwrap();
-        stream.write_all(request.as_bytes()).unwrap();
-        let mut response = String::new();
-        stream.read_to_string(&mut response).unwrap();
-        response
-    }
-
-    fn get(address: SocketAddr, path: &str) -> String {
-        send(address, &format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n"))
+        testing::serving(|listener| serve(listener, move || std::future::ready(snapshot.clone())))
     }
 
     #[test]

@@ -125,6 +125,8 @@ pub struct State {
     pub nodes: BTreeSet<IpAddr>,
     /// Addresses of the other edges.
     pub trusted_edges: BTreeSet<IpNet>,
+    /// Whether this machine's Node is about to go, where it has one.
+    pub leaving: Option<bool>,
     /// What is told at the health check ports of Services.
     pub health_checks: BTreeMap<ObjectName, HealthCheck>,
     /// What is wrong, by object.
@@ -151,6 +153,8 @@ pub struct Changes {
     pub addresses: bool,
     /// Whether `draining` changed.
     pub draining: bool,
+    /// Whether `leaving` changed.
+    pub leaving: bool,
     /// Whether `health_checks` changed.
     pub health_checks: bool,
     /// Whether `problems` changed.
@@ -576,6 +580,9 @@ impl Index {
             self.state.trusted_edges = edges;
             self.changes.addresses = true;
         }
+        let leaving = self.machines.is_leaving();
+        self.changes.leaving |= self.state.leaving != leaving;
+        self.state.leaving = leaving;
     }
 }
 

@@ -22,6 +22,7 @@ pub mod controller;
 pub mod desired;
 pub mod durations;
 pub mod health;
+pub mod healthz;
 pub mod hex;
 pub mod http;
 pub mod index;

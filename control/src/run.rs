@@ -13,7 +13,7 @@ use crate::agent::{Agent, Command, Handle};
 use crate::api::server::Socket;
 use crate::config::Source;
 use crate::kubernetes::{Watchers, leases};
-use crate::{cli, config, http, watch};
+use crate::{cli, config, healthz, http, watch};
 
 /// Variable that says what is logged.
 const LOG_VARIABLE: &str = "GUIDEWAY_LOG";
@@ -72,14 +72,19 @@ async fn serve(
     // Everything that may be taken by others comes before the dataplane is touched.
     let socket = Socket::bind(&config.socket)?;
     let metrics = match config.metrics {
-        Some(address) => Some(http::listen(address).await?),
+        Some(address) => Some(http::listen(address, "metrics.listen").await?),
         None => None,
     };
 
-    let watchers = match &config.kubernetes {
-        Some(options) => Some(Watchers::new(options.clone()).await?),
-        None => None,
-    };
+    let (mut watchers, mut healthz) = (None, None);
+    if let Some(options) = &config.kubernetes {
+        watchers = Some(Watchers::new(options.clone()).await?);
+        if let Some(address) = options.healthz {
+            healthz = Some(http::listen(address, "kubernetes.healthz").await?);
+        }
+    }
+    let health_check_ports = config.kubernetes.as_ref();
+    let health_check_ports = health_check_ports.map(|options| options.health_check_node_port);
     let (commands, received) = mpsc::channel();
     let announce = config.desired.announce.as_ref();
     let node_selector = announce.map(|announce| announce.node_selector.clone());
@@ -92,7 +97,13 @@ async fn serve(
             let tell = move |holdings| told.send(Command::Announce(holdings));
             leases::start(&watchers, node_selector, announced, heard, tell)?;
         }
-        let told = handle.clone();
+        let (told, reports) = (handle.clone(), watchers.feed().reports().clone());
+        if let Some(listener) = healthz {
+            tokio::spawn(healthz::server::serve(listener, reports.clone()));
+        }
+        if let Some(mode) = health_check_ports {
+            tokio::spawn(healthz::ports::serve(mode, reports));
+        }
         watchers.start(move || told.send(Command::State))?;
     }
     let health = agent.health();

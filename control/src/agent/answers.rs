@@ -96,7 +96,7 @@ impl Agent {
         }
     }
 
-    fn interfaces(&self) -> Vec<Interface> {
+    pub(super) fn interfaces(&self) -> Vec<Interface> {
         let wanted = self.config.desired.interfaces.iter();
         wanted
             .map(|(name, mode)| {

@@ -4,7 +4,7 @@
 //! next hops followed, and nothing else is touched.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -15,9 +15,11 @@ use k8s_openapi::jiff::Timestamp;
 use super::Agent;
 use crate::api;
 use crate::config::host::HostFacts;
-use crate::desired::{Desired, ForwardMode};
+use crate::desired::{Desired, ForwardMode, NodePortAddresses};
 use crate::durations::Durations;
-use crate::index::{Object, Problem};
+use crate::healthz::Checks;
+use crate::index::objects::ObjectName;
+use crate::index::{HealthCheck, Object, Problem};
 use crate::kubernetes::{Feed, Update};
 use crate::metrics::KubernetesValues;
 
@@ -42,6 +44,7 @@ pub(super) struct Cluster {
     /// When the first state came.
     synced: Option<Instant>,
     problems: BTreeMap<Object, Arc<[Problem]>>,
+    health_checks: BTreeMap<ObjectName, HealthCheck>,
     /// From a change's arrival to the tables.
     sync: Durations,
     /// From a change in the cluster to the tables.
@@ -54,6 +57,7 @@ impl Cluster {
             feed,
             synced: None,
             problems: BTreeMap::new(),
+            health_checks: BTreeMap::new(),
             sync: Durations::new(SYNC_BOUNDS),
             programming: Durations::new(PROGRAMMING_BOUNDS),
         }
@@ -100,6 +104,8 @@ impl Agent {
         }
         log_new(&cluster.problems, &state.problems);
         cluster.problems = state.problems;
+        cluster.health_checks = state.health_checks;
+        cluster.feed.reports().vitals().set_leaving(state.leaving);
         let desired = &mut self.config.desired;
         let moved = desired.nodes != state.nodes;
         desired.services = state.services;
@@ -120,6 +126,7 @@ impl Agent {
         let Some(cluster) = &mut self.cluster else {
             return;
         };
+        cluster.feed.reports().vitals().finish(Instant::now());
         cluster.sync.add(taken.arrived.elapsed());
         let now = Timestamp::now();
         for change in taken.changes {
@@ -127,6 +134,30 @@ impl Agent {
             let took = Duration::try_from(now.duration_since(change)).unwrap_or_default();
             cluster.programming.add(took);
         }
+    }
+
+    /// Tells the health servers what was brought about.
+    pub(super) fn report(&self) {
+        let Some(cluster) = &self.cluster else {
+            return;
+        };
+        let reports = cluster.feed.reports();
+        let unattached = api::unattached(&self.interfaces(), &self.egress_status());
+        reports.vitals().set_unattached(unattached);
+        let own = &self.machine.addresses;
+        reports.set_checks(Checks {
+            services: cluster.health_checks.clone(),
+            addresses: match &self.config.desired.node_port_addresses {
+                // kube-proxy's are at all addresses too unless it is given networks.
+                NodePortAddresses::Primary | NodePortAddresses::All => {
+                    [Ipv6Addr::UNSPECIFIED.into()].into()
+                }
+                NodePortAddresses::Within(networks) => {
+                    let within = |own: &&IpAddr| networks.iter().any(|net| net.contains(*own));
+                    own.iter().filter(within).copied().collect()
+                }
+            },
+        });
     }
 
     pub(super) fn kubernetes_status(&self) -> Option<api::Kubernetes> {
@@ -151,7 +182,10 @@ impl Agent {
                 .map(|(kind, number)| (kind.to_owned(), number))
                 .collect(),
             broken: watching.broken.into_iter().map(text).collect(),
-            problems: problems.map(ToString::to_string).collect(),
+            problems: problems
+                .chain(&cluster.feed.reports().problems())
+                .map(ToString::to_string)
+                .collect(),
         })
     }
 
@@ -164,6 +198,7 @@ impl Agent {
                 .problems
                 .values()
                 .map(|problems| problems.len())
+                .chain([cluster.feed.reports().problems().len()])
                 .sum(),
             sync: cluster.sync.clone(),
             programming: cluster.programming.clone(),

@@ -120,6 +120,8 @@ pub(super) struct Kubernetes {
     pub(super) default_class: Text,
     pub(super) external_ips: List<Spanned<String>>,
     pub(super) topology_hints: Text,
+    pub(super) health_check_node_port: Text,
+    pub(super) healthz: Text,
 }
 
 #[derive(Debug, Default, Deserialize)]

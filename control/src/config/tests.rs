@@ -297,6 +297,8 @@ fn every_field_of_the_kubernetes_section_is_taken_over() {
             .map(|net| net.parse().unwrap())
             .into(),
         honour_hints: false,
+        health_check_node_port: ports::Mode::On,
+        healthz: Some(([0, 0, 0, 0], 10791).into()),
         default_mode: ForwardMode::L2dsr,
         hash_seed: Some(9),
     };
@@ -314,6 +316,8 @@ fn kubernetes_section_has_defaults() {
         default_class: false,
         external_ips: BTreeSet::new(),
         honour_hints: true,
+        health_check_node_port: ports::Mode::Auto,
+        healthz: None,
         default_mode: ForwardMode::Ipip,
         hash_seed: None,
     };
@@ -358,6 +362,8 @@ kubernetes:
   default_class: maybe
   external_ips: [192.0.2.1/24]
   topology_hints: off
+  health_check_node_port: never
+  healthz: localhost
 ";
     let name = "not the name of an object; use lower-case letters, digits, - and ., as `kubectl get` shows it";
     let expected = [
@@ -368,6 +374,8 @@ kubernetes:
         "7:18: kubernetes.default_class \"maybe\": not a switch; use on or off".to_owned(),
         "8:18: kubernetes.external_ips[0] \"192.0.2.1/24\": the prefix has bits set beyond its length; did you mean 192.0.2.0/24 or 192.0.2.1?".to_owned(),
         "9:19: kubernetes.topology_hints \"off\": not a way to treat hints; use honour or ignore".to_owned(),
+        "10:27: kubernetes.health_check_node_port \"never\": not a way to serve health check ports; use auto, on or off".to_owned(),
+        "11:12: kubernetes.healthz \"localhost\": not an address and port; write it like 127.0.0.1:9750 or [::1]:9750, or off".to_owned(),
     ];
     assert_eq!(lines(parse(text)), expected);
 }

@@ -113,7 +113,7 @@ impl Rules {
             },
             tables,
             socket: socket.unwrap_or_else(|| PathBuf::from(DEFAULT_SOCKET)),
-            metrics: metrics.and_then(|text| self.listen(text)),
+            metrics: metrics.and_then(|text| self.listen("metrics.listen", text)),
             pin_dir: pin_dir.unwrap_or_else(|| PathBuf::from(DEFAULT_PIN_DIR)),
             kubernetes,
             origins,

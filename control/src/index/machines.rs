@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 
-use super::objects::{self, ZONE};
+use super::objects::{self, TO_BE_DELETED, ZONE};
 use super::parse;
 use super::problem::{Findings, Rule, quoted};
 use crate::desired::unusable;
@@ -34,6 +34,8 @@ pub(super) struct Node {
     /// All its addresses.
     addresses: BTreeSet<IpAddr>,
     zone: Option<String>,
+    /// Whether it is about to go.
+    is_leaving: bool,
 }
 
 impl Node {
@@ -45,6 +47,8 @@ impl Node {
                 .get(ZONE)
                 .filter(|zone| !zone.is_empty())
                 .cloned(),
+            // Cordoning is no such sign: it keeps new pods away, and those that are there serve on.
+            is_leaving: node.deleting || node.taints.contains(TO_BE_DELETED),
             ..Self::default()
         };
         let mut external = Vec::new();
@@ -103,6 +107,12 @@ impl Machines {
     pub(super) fn own_node(&self) -> Option<&str> {
         let name = self.own_name.as_deref()?;
         self.address(name).map(|_| name)
+    }
+
+    /// Tells whether this machine's Node is about to go, if there is one.
+    pub(super) fn is_leaving(&self) -> Option<bool> {
+        let name = self.own_name.as_ref()?;
+        self.nodes.get(name).map(|node| node.is_leaving)
     }
 
     /// Returns this machine's zone.

@@ -3,7 +3,7 @@
 //! What the API has as text that may be wrong stays text here: the index judges it and names
 //! what is wrong. An absent or null list is an empty one.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 /// Namespace and name of an object; cluster-wide ones have an empty namespace.
@@ -143,6 +143,10 @@ pub struct Node {
     pub labels: BTreeMap<String, String>,
     /// `status.addresses`.
     pub addresses: Vec<NodeAddress>,
+    /// Whether there is a `metadata.deletionTimestamp`.
+    pub deleting: bool,
+    /// Keys of `spec.taints`; those of [`NODE_TAINTS`] suffice.
+    pub taints: BTreeSet<String>,
 }
 
 /// An entry of a Node's `status.addresses`.
@@ -166,6 +170,8 @@ pub const ZONE: &str = "topology.kubernetes.io/zone";
 pub const MODE: &str = "guideway.dev/mode";
 /// Annotation of a Service: the length of its lookup tables.
 pub const TABLE_SIZE: &str = "guideway.dev/table-size";
+/// Taint of a Node that the cluster autoscaler is about to remove.
+pub const TO_BE_DELETED: &str = "ToBeDeletedByClusterAutoscaler";
 
 /// Labels of a Service that rules read.
 pub const SERVICE_LABELS: [&str; 2] = [SERVICE_PROXY_NAME, HEADLESS];
@@ -175,3 +181,5 @@ pub const SERVICE_ANNOTATIONS: [&str; 2] = [MODE, TABLE_SIZE];
 pub const SLICE_LABELS: [&str; 3] = [SERVICE_NAME, SERVICE_PROXY_NAME, HEADLESS];
 /// Labels of a Node that rules read.
 pub const NODE_LABELS: [&str; 1] = [ZONE];
+/// Taints of a Node that rules read.
+pub const NODE_TAINTS: [&str; 1] = [TO_BE_DELETED];

@@ -64,6 +64,8 @@ pub enum Rule {
     TooManyBackends,
     /// A Node has no address that packets could be sent to.
     NoInternalAddress,
+    /// Nothing can listen at a health check port.
+    FailedToStartServiceHealthcheck,
 }
 
 impl Rule {
@@ -88,6 +90,7 @@ impl Rule {
             Self::NoServiceName => "NoServiceName",
             Self::TooManyBackends => "TooManyBackends",
             Self::NoInternalAddress => "NoInternalAddress",
+            Self::FailedToStartServiceHealthcheck => "FailedToStartServiceHealthcheck",
         }
     }
 }

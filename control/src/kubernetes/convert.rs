@@ -7,8 +7,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::jiff::Timestamp;
 
 use crate::index::objects::{
-    Endpoint, EndpointPort, EndpointSlice, Ingress, NODE_LABELS, Node, NodeAddress, ObjectName,
-    SERVICE_ANNOTATIONS, SERVICE_LABELS, SLICE_LABELS, Service, ServicePort,
+    Endpoint, EndpointPort, EndpointSlice, Ingress, NODE_LABELS, NODE_TAINTS, Node, NodeAddress,
+    ObjectName, SERVICE_ANNOTATIONS, SERVICE_LABELS, SLICE_LABELS, Service, ServicePort,
 };
 
 /// Annotation of a slice: when the change happened that last made the controller write it.
@@ -119,7 +119,13 @@ fn endpoint(endpoint: discovery::Endpoint) -> Endpoint {
 /// Converts a Node.
 pub(super) fn node(node: core::Node) -> Node {
     let addresses = node.status.and_then(|status| status.addresses);
+    let taints = node.spec.and_then(|spec| spec.taints).unwrap_or_default();
+    let taints = taints.into_iter().map(|taint| taint.key);
     Node {
+        deleting: node.metadata.deletion_timestamp.is_some(),
+        taints: taints
+            .filter(|key| NODE_TAINTS.contains(&key.as_str()))
+            .collect(),
         name: node.metadata.name.unwrap_or_default(),
         labels: only(node.metadata.labels, &NODE_LABELS),
         addresses: addresses
@@ -145,6 +151,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::index::objects::TO_BE_DELETED;
 
     fn read<T: DeserializeOwned>(value: serde_json::Value) -> T {
         serde_json::from_value(value).unwrap()
@@ -252,15 +259,20 @@ mod tests {
     }
 
     #[test]
-    fn node_keeps_zone_and_addresses() {
+    fn node_keeps_zone_addresses_and_signs_that_it_goes() {
         let converted = node(read(json!({
-            "metadata": {"name": "a", "labels": {"topology.kubernetes.io/zone": "z", "x": "y"}},
+            "metadata": {"name": "a", "labels": {"topology.kubernetes.io/zone": "z", "x": "y"},
+                         "deletionTimestamp": "2026-01-01T00:00:00Z"},
+            "spec": {"taints": [{"key": "ToBeDeletedByClusterAutoscaler", "effect": "NoSchedule"},
+                                {"key": "x", "effect": "NoExecute"}]},
             "status": {"addresses": [{"type": "InternalIP", "address": "10.0.0.1"}]},
         })));
         assert_eq!(
             converted.labels,
             [("topology.kubernetes.io/zone", "z")].map(owned).into()
         );
+        assert!(converted.deleting);
+        assert_eq!(converted.taints, [TO_BE_DELETED.to_owned()].into());
         assert_eq!(converted.addresses[0].kind, "InternalIP");
         assert_eq!(converted.addresses[0].address, "10.0.0.1");
     }

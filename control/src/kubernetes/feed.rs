@@ -10,6 +10,7 @@ use k8s_openapi::jiff::Timestamp;
 use tokio::sync::watch;
 
 use super::cluster::Kind;
+use crate::healthz::Reports;
 use crate::index::State;
 
 /// A state that the agent is to bring about.
@@ -90,6 +91,7 @@ pub struct Feed {
     update: Arc<Mutex<Option<Update>>>,
     watching: Arc<Mutex<Watching>>,
     machine: watch::Sender<BTreeSet<IpAddr>>,
+    reports: Reports,
 }
 
 impl Feed {
@@ -99,12 +101,14 @@ impl Feed {
             update: Arc::default(),
             watching: Arc::new(Mutex::new(Watching::new(server))),
             machine: watch::Sender::default(),
+            reports: Reports::new(Instant::now()),
         }
     }
 
     /// Leaves a state for the agent, in place of one that it has not taken.
     pub(super) fn put(&self, mut update: Update) {
         let mut slot = lock(&self.update);
+        self.reports.vitals().pass(update.arrived, Instant::now());
         if let Some(before) = slot.take() {
             update.arrived = before.arrived;
             let newer = std::mem::replace(&mut update.changes, before.changes);
@@ -115,7 +119,15 @@ impl Feed {
 
     /// Takes the newest state, if there is one since the last time.
     pub fn take(&self) -> Option<Update> {
-        lock(&self.update).take()
+        let mut slot = lock(&self.update);
+        let update = slot.take()?;
+        self.reports.vitals().take();
+        Some(update)
+    }
+
+    /// Returns what health servers answer from.
+    pub const fn reports(&self) -> &Reports {
+        &self.reports
     }
 
     /// Returns how the watchers are.

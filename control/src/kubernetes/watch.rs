@@ -62,6 +62,7 @@ pub(super) async fn follow(
     loop {
         let expiry = cluster.expire(Instant::now());
         let is_complete = cluster.missing().next().is_none();
+        feed.reports().vitals().gather(arrived);
         let due = arrived.filter(|_| is_complete).map(|since| pace.due(since));
         tokio::select! {
             biased;

@@ -9,6 +9,7 @@ use super::super::{Kubernetes, Problem, Source, raw};
 use super::Rules;
 use super::values::position;
 use crate::desired::ForwardMode;
+use crate::healthz::ports;
 
 /// Name of our headless Service unless `kubernetes.service` says otherwise.
 const DEFAULT_SERVICE: &str = "guideway";
@@ -48,6 +49,7 @@ impl Rules {
                 let class = section.load_balancer_class.as_ref();
                 let class = class.and_then(|text| self.class(text));
                 let default_class = section.default_class.as_ref();
+                let healthz = section.healthz.as_ref();
                 Some(Kubernetes {
                     node_name: self.object_name("node_name", &section.node_name),
                     namespace: self.object_name("namespace", &section.namespace),
@@ -56,6 +58,9 @@ impl Rules {
                     default_class: self.switch("kubernetes.default_class", default_class, false),
                     external_ips: self.external_ips(section),
                     honour_hints: self.topology_hints(section.topology_hints.as_ref()),
+                    health_check_node_port: self
+                        .health_check_node_port(section.health_check_node_port.as_ref()),
+                    healthz: healthz.and_then(|text| self.listen("kubernetes.healthz", text)),
                     default_mode,
                     hash_seed,
                 })
@@ -155,6 +160,23 @@ impl Rules {
                 self.network(&format!("kubernetes.external_ips[{index}]"), text)
             })
             .collect()
+    }
+
+    fn health_check_node_port(&mut self, text: Option<&Spanned<String>>) -> ports::Mode {
+        match text.map(|text| (text.value.as_str(), text)) {
+            None | Some(("auto", _)) => ports::Mode::Auto,
+            Some(("on", _)) => ports::Mode::On,
+            Some(("off", _)) => ports::Mode::Off,
+            Some((_, text)) => {
+                self.refuse(
+                    "kubernetes.health_check_node_port",
+                    text,
+                    "not a way to serve health check ports",
+                    "use auto, on or off",
+                );
+                ports::Mode::default()
+            }
+        }
     }
 
     fn topology_hints(&mut self, text: Option<&Spanned<String>>) -> bool {

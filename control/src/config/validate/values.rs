@@ -148,7 +148,7 @@ impl Rules {
         Some(prefix)
     }
 
-    pub(super) fn listen(&mut self, text: &Spanned<String>) -> Option<SocketAddr> {
+    pub(super) fn listen(&mut self, field: &str, text: &Spanned<String>) -> Option<SocketAddr> {
         if text.value == "off" {
             return None;
         }
@@ -156,7 +156,7 @@ impl Rules {
             Ok(address) if address.port() != 0 => Some(address),
             _ => {
                 self.refuse(
-                    "metrics.listen",
+                    field,
                     text,
                     "not an address and port",
                     "write it like 127.0.0.1:9750 or [::1]:9750, or off",

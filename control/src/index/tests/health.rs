@@ -2,6 +2,7 @@
 
 use super::words::*;
 use crate::index::HealthCheck;
+use crate::index::objects::{Node, TO_BE_DELETED};
 
 #[test]
 fn health_check_port_is_for_load_balancers_with_the_local_policy() {
@@ -71,6 +72,49 @@ fn port_that_goes_or_changes_is_told_of() {
     cluster.index.delete_service(&name("web"));
     assert!(cluster.update().health_checks);
     assert_eq!(told(&mut cluster), None);
+}
+
+#[test]
+fn node_is_about_to_go_with_a_deletion_or_the_autoscalers_taint() {
+    let own = || node("node-1").internal("10.0.0.1");
+    let tainted = |key: &str| Node {
+        taints: [key.to_owned()].into(),
+        ..own()
+    };
+    let deleting = Node {
+        deleting: true,
+        ..own()
+    };
+    let mut cluster = cluster();
+    assert_eq!(cluster.state().leaving, Some(false));
+    for (node, leaving) in [
+        (tainted("node.kubernetes.io/unschedulable"), false),
+        (tainted(TO_BE_DELETED), true),
+        (own(), false),
+        (deleting, true),
+    ] {
+        let changes = leaving != (cluster.state().leaving == Some(true));
+        cluster.node(node.clone());
+        assert_eq!(cluster.update().leaving, changes, "{node:?}");
+        assert_eq!(cluster.state().leaving, Some(leaving), "{node:?}");
+    }
+    cluster.index.delete_node("node-1");
+    assert!(cluster.update().leaving);
+    assert_eq!(cluster.state().leaving, None);
+}
+
+#[test]
+fn other_nodes_that_go_and_machines_without_a_node_do_not_matter() {
+    let gone = Node {
+        deleting: true,
+        ..node("node-2").internal("10.0.0.2")
+    };
+    let mut inside = cluster();
+    inside.node(gone.clone());
+    assert_eq!(inside.state().leaving, Some(false));
+    let mut outside = edge_of_the_cluster();
+    outside.node(gone);
+    assert_eq!(outside.state().leaving, None);
 }
 
 fn told(cluster: &mut Cluster) -> Option<(u16, usize)> {

@@ -383,10 +383,13 @@ fn an_endpoint() -> impl Strategy<Value = Endpoint> {
 fn a_node() -> impl Strategy<Value = Node> {
     let kind = words(&["InternalIP", "InternalIP", "ExternalIP", "Hostname", "?"]);
     let labels = btree_map(words(&[ZONE]), words(&["a", "b", ""]), 0..=1);
-    (a_node_name(), labels, vec((kind, an_address()), 0..3)).prop_map(
-        |(name, labels, addresses)| Node {
+    let addresses = vec((kind, an_address()), 0..3);
+    (a_node_name(), labels, addresses, any::<bool>()).prop_map(
+        |(name, labels, addresses, deleting)| Node {
             name,
             labels,
+            deleting,
+            taints: BTreeSet::new(),
             addresses: addresses
                 .into_iter()
                 .map(|(kind, address)| NodeAddress { kind, address })

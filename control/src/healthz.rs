@@ -1,0 +1,78 @@
+//! What load balancers and the kubelet ask this machine: is it fit for traffic.
+//!
+//! ```text
+//! watchers, agent -> reports -+-> vitals --> server: /healthz, /livez, /readyz
+//!                             |      v
+//!                             +-> ports:   a listener for each healthCheckNodePort
+//! ```
+//!
+//! The answers are those of kube-proxy, so that a load balancer cannot tell the two apart. `vitals` has the
+//! rules and no clock; the servers have neither rules nor state.
+
+pub mod ports;
+pub mod server;
+pub mod vitals;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use tokio::sync::watch;
+
+use self::vitals::Vitals;
+use crate::index::objects::ObjectName;
+use crate::index::{HealthCheck, Problem};
+
+/// What is told at the health check ports, and where.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Checks {
+    /// The Services that have one.
+    pub services: BTreeMap<ObjectName, HealthCheck>,
+    /// The addresses that are listened at; all if unspecified.
+    pub addresses: BTreeSet<IpAddr>,
+}
+
+/// What the watchers and the agent tell, and the servers read.
+#[derive(Clone, Debug)]
+pub struct Reports {
+    vitals: Arc<Mutex<Vitals>>,
+    checks: watch::Sender<Checks>,
+    problems: Arc<Mutex<Vec<Problem>>>,
+}
+
+impl Reports {
+    /// Begins at the time `now`, with nothing told.
+    pub fn new(now: Instant) -> Self {
+        Self {
+            vitals: Arc::new(Mutex::new(Vitals::new(now))),
+            checks: watch::Sender::default(),
+            problems: Arc::default(),
+        }
+    }
+
+    /// Gives access to what probes are answered from.
+    pub fn vitals(&self) -> MutexGuard<'_, Vitals> {
+        // Whole after each statement, also where a thread panicked.
+        self.vitals.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Replaces what is told at the health check ports.
+    pub fn set_checks(&self, checks: Checks) {
+        self.checks.send_if_modified(|known| {
+            let changed = *known != checks;
+            *known = checks;
+            changed
+        });
+    }
+
+    /// Returns what is wrong with health check ports.
+    pub fn problems(&self) -> Vec<Problem> {
+        let problems = self.problems.lock();
+        problems.unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn set_problems(&self, problems: Vec<Problem>) {
+        *self.problems.lock().unwrap_or_else(PoisonError::into_inner) = problems;
+    }
+}

@@ -1,0 +1,531 @@
+//! The `healthCheckNodePort` of Services: a listener at each, which tells how many ready pods are here.
+//!
+//! Listeners are opened and closed one by one as Services come and go. A port that cannot be had is
+//! tried again, with growing pauses. Where kube-proxy runs it has them all, and answers the same.
+
+use std::collections::BTreeMap;
+use std::io::{self, ErrorKind};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use http_body_util::Full;
+use hyper::Response;
+use hyper::body::Bytes;
+use hyper::header::HeaderValue;
+use nix::errno::Errno;
+use serde::Serialize;
+use serde_json::ser::{PrettyFormatter, Serializer};
+use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
+use tokio::task::JoinHandle;
+
+use super::server::json_response;
+use super::{Checks, Reports};
+use crate::http::{self, Limits};
+use crate::index::objects::ObjectName;
+use crate::index::{HealthCheck, Object, Problem, Rule};
+
+/// Connections served at a time at one port; further ones wait.
+const MAX_CONNECTIONS: usize = 16;
+/// The same for all ports together: a port range of connections would take the process's descriptors.
+const MAX_ALL_CONNECTIONS: usize = 256;
+/// Pause after the first attempt to listen that fails; each further one doubles it.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+/// Longest pause.
+const LAST_PAUSE: Duration = Duration::from_secs(60);
+/// Number of ready pods, which load balancers may weigh nodes by.
+const WEIGHT: &str = "x-load-balancing-endpoint-weight";
+
+/// Whether this process answers at health check ports.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Mode {
+    /// At those that nobody else has.
+    #[default]
+    Auto,
+    /// At all; one that cannot be had is a problem.
+    On,
+    /// At none.
+    Off,
+}
+
+/// What is told at a port.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Told {
+    service: ObjectName,
+    local_endpoints: usize,
+}
+
+/// By port.
+type Tellings = Arc<Mutex<BTreeMap<u16, Told>>>;
+
+/// Opens and closes listeners until the task is dropped.
+pub async fn serve(mode: Mode, reports: Reports) {
+    if mode == Mode::Off {
+        return;
+    }
+    let mut checks = reports.checks.subscribe();
+    let mut ports = Ports {
+        mode,
+        reports: reports.clone(),
+        told: Tellings::default(),
+        connections: Arc::new(Semaphore::new(MAX_ALL_CONNECTIONS)),
+        open: BTreeMap::new(),
+        failed: BTreeMap::new(),
+    };
+    loop {
+        let wanted = checks.borrow_and_update().clone();
+        ports.follow(&wanted, Instant::now()).await;
+        reports.set_problems(ports.problems());
+        let retry = ports.failed.values().map(|failure| failure.retry).min();
+        tokio::select! {
+            changed = checks.changed() => if changed.is_err() { return },
+            () = sleep_until(retry) => {}
+        }
+    }
+}
+
+async fn sleep_until(time: Option<Instant>) {
+    match time {
+        Some(time) => tokio::time::sleep_until(time.into()).await,
+        None => std::future::pending().await,
+    }
+}
+
+struct Ports {
+    mode: Mode,
+    reports: Reports,
+    told: Tellings,
+    connections: Arc<Semaphore>,
+    open: BTreeMap<SocketAddr, Listening>,
+    failed: BTreeMap<SocketAddr, Failure>,
+}
+
+/// A task that listens; the listener is closed with it.
+struct Listening(JoinHandle<()>);
+
+impl Drop for Listening {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// A port that could not be had.
+#[derive(Debug)]
+struct Failure {
+    service: ObjectName,
+    attempts: u32,
+    retry: Instant,
+    is_in_use: bool,
+    reason: String,
+}
+
+impl Ports {
+    /// Brings the listeners to what is wanted, as far as possible.
+    async fn follow(&mut self, checks: &Checks, now: Instant) {
+        let told = by_port(&checks.services);
+        let listened = |port: u16| checks.addresses.iter().map(move |ip| (*ip, port).into());
+        let wanted: BTreeMap<SocketAddr, ObjectName> = told
+            .iter()
+            .flat_map(|(port, told)| listened(*port).map(|at| (at, told.service.clone())))
+            .collect();
+        *self.told.lock().unwrap_or_else(PoisonError::into_inner) = told;
+        self.open.retain(|at, _| wanted.contains_key(at));
+        self.failed
+            .retain(|at, failure| wanted.get(at) == Some(&failure.service));
+        for (at, service) in wanted {
+            let waits = self
+                .failed
+                .get(&at)
+                .is_some_and(|failure| failure.retry > now);
+            if !waits && !self.open.contains_key(&at) {
+                self.open(at, service, now).await;
+            }
+        }
+    }
+
+    async fn open(&mut self, at: SocketAddr, service: ObjectName, now: Instant) {
+        let error = match listen(at).await {
+            Ok(listener) => {
+                if self.failed.remove(&at).is_some() {
+                    tracing::info!(%service, %at, "the health check port is free; it is answered here");
+                }
+                let task = tokio::spawn(http::serve_with(
+                    listener,
+                    Limits::of_probes(MAX_CONNECTIONS).within(&self.connections),
+                    self.answers(at.port()),
+                ));
+                self.open.insert(at, Listening(task));
+                return;
+            }
+            Err(error) => error,
+        };
+        let before = self.failed.remove(&at);
+        let failure = Failure {
+            attempts: before.as_ref().map_or(0, |before| before.attempts) + 1,
+            retry: now + pause(before.as_ref().map_or(0, |before| before.attempts)),
+            is_in_use: error.kind() == ErrorKind::AddrInUse,
+            reason: error.to_string(),
+            service,
+        };
+        if before.is_none_or(|before| before.reason != failure.reason) {
+            self.log(at, &failure);
+        }
+        self.failed.insert(at, failure);
+    }
+
+    fn log(&self, at: SocketAddr, failure: &Failure) {
+        let Failure {
+            service, reason, ..
+        } = failure;
+        if self.is_left(failure) {
+            tracing::info!(%service, %at, "somebody else, such as kube-proxy, answers at the health check port");
+        } else {
+            tracing::warn!(%service, %at, reason, "cannot listen at the health check port");
+        }
+    }
+
+    /// Tells whether a port is left to whoever has it.
+    fn is_left(&self, failure: &Failure) -> bool {
+        self.mode == Mode::Auto && failure.is_in_use
+    }
+
+    fn problems(&self) -> Vec<Problem> {
+        let failed = self.failed.iter();
+        failed
+            .filter(|(_, failure)| !self.is_left(failure))
+            .map(|(at, failure)| Problem {
+                object: Object::Service(failure.service.clone()),
+                rule: Rule::FailedToStartServiceHealthcheck,
+                text: format!(
+                    "cannot listen at the health check port {at} ({}), so that load balancers leave this machine out",
+                    failure.reason
+                ),
+                remedy: if failure.is_in_use {
+                    "free the port, or set kubernetes.health_check_node_port to auto to leave it to who has it"
+                } else {
+                    "free what is short, or set kubernetes.health_check_node_port to off"
+                }
+                .to_owned(),
+            })
+            .collect()
+    }
+
+    /// Makes what answers at a port: the same whatever is asked.
+    fn answers<R>(
+        &self,
+        port: u16,
+    ) -> impl Fn(R) -> std::future::Ready<Response<Full<Bytes>>> + Clone + Send + Sync + use<R>
+    {
+        let (told, reports) = (Arc::clone(&self.told), self.reports.clone());
+        move |_| {
+            let told = told
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .get(&port)
+                .cloned();
+            let is_healthy = reports.vitals().is_healthy(Instant::now());
+            std::future::ready(match told {
+                Some(told) => answer(&told, is_healthy),
+                // The Service has just gone; so does the listener.
+                None => json_response(false, Vec::new()),
+            })
+        }
+    }
+}
+
+/// Says what is told at each port; Services cannot share one, so which of them would be told is all the same.
+fn by_port(services: &BTreeMap<ObjectName, HealthCheck>) -> BTreeMap<u16, Told> {
+    let told = services.iter().map(|(name, check)| {
+        let told = Told {
+            service: name.clone(),
+            local_endpoints: check.local_endpoints,
+        };
+        (check.port, told)
+    });
+    told.collect()
+}
+
+/// Returns the pause after a failure that others came before.
+fn pause(failures: u32) -> Duration {
+    let pause = FIRST_PAUSE.checked_mul(1_u32.checked_shl(failures).unwrap_or(u32::MAX));
+    pause.map_or(LAST_PAUSE, |pause| pause.min(LAST_PAUSE))
+}
+
+async fn listen(at: SocketAddr) -> io::Result<TcpListener> {
+    let without_ipv6 = [Errno::EAFNOSUPPORT, Errno::EADDRNOTAVAIL].map(|errno| errno as i32);
+    match TcpListener::bind(at).await {
+        Err(error)
+            if at.ip() == IpAddr::from(std::net::Ipv6Addr::UNSPECIFIED)
+                && error
+                    .raw_os_error()
+                    .is_some_and(|errno| without_ipv6.contains(&errno)) =>
+        {
+            TcpListener::bind((Ipv4Addr::UNSPECIFIED, at.port())).await
+        }
+        outcome => outcome,
+    }
+}
+
+#[derive(Debug, Serialize)]
+struct Service<'a> {
+    namespace: &'a str,
+    name: &'a str,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Body<'a> {
+    service: Service<'a>,
+    local_endpoints: usize,
+    service_proxy_healthy: bool,
+}
+
+/// Answers as kube-proxy does: 200 where there are pods and what is known of them is up to date.
+fn answer(told: &Told, is_healthy: bool) -> Response<Full<Bytes>> {
+    let body = Body {
+        service: Service {
+            namespace: &told.service.namespace,
+            name: &told.service.name,
+        },
+        local_endpoints: told.local_endpoints,
+        service_proxy_healthy: is_healthy,
+    };
+    let mut text = Vec::new();
+    let mut serializer = Serializer::with_formatter(&mut text, PrettyFormatter::with_indent(b"\t"));
+    if let Err(error) = body.serialize(&mut serializer) {
+        tracing::error!(%error, "a health check has no body");
+    }
+    let mut response = json_response(told.local_endpoints != 0 && is_healthy, text);
+    response
+        .headers_mut()
+        .insert(WEIGHT, HeaderValue::from(told.local_endpoints));
+    response
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::TcpStream;
+
+    use super::super::vitals::HEALTH_TIMEOUT;
+    use super::*;
+    use crate::http::testing::{body_of, get, runs, send};
+
+    const TIMEOUT: Duration = Duration::from_secs(20);
+
+    /// A port that is free.
+    fn free_port() -> u16 {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.local_addr().unwrap().port()
+    }
+
+    /// Checks at loopback: a Service named after its port for each pair of port and count.
+    fn checks(pairs: &[(u16, usize)]) -> Checks {
+        let check = |(port, local_endpoints): &(u16, usize)| {
+            let check = HealthCheck {
+                port: *port,
+                local_endpoints: *local_endpoints,
+            };
+            (ObjectName::new("shop", format!("web-{port}")), check)
+        };
+        Checks {
+            services: pairs.iter().map(check).collect(),
+            addresses: [Ipv4Addr::LOCALHOST.into()].into(),
+        }
+    }
+
+    fn started(mode: Mode, checks: Checks) -> Reports {
+        let reports = Reports::new(Instant::now());
+        reports.set_checks(checks);
+        let served = reports.clone();
+        runs(serve(mode, served));
+        reports
+    }
+
+    fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
+        let deadline = Instant::now() + TIMEOUT;
+        while !done() {
+            assert!(Instant::now() < deadline, "{what}");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    fn at(port: u16) -> SocketAddr {
+        (Ipv4Addr::LOCALHOST, port).into()
+    }
+
+    fn wait_until_open(port: u16) {
+        wait_for("the port is open", || TcpStream::connect(at(port)).is_ok());
+    }
+
+    fn wait_until_closed(port: u16) {
+        wait_for("the port is closed", || {
+            TcpStream::connect(at(port)).is_err()
+        });
+    }
+
+    #[test]
+    fn ready_pod_answers_200_with_kube_proxys_body_and_headers() {
+        let port = free_port();
+        let _reports = started(Mode::On, checks(&[(port, 2)]));
+        wait_until_open(port);
+        let response = get(at(port), "/");
+        assert!(response.starts_with("HTTP/1.1 200 "), "{response}");
+        for header in [
+            "content-type: application/json\r\n",
+            "x-content-type-options: nosniff\r\n",
+            "x-load-balancing-endpoint-weight: 2\r\n",
+        ] {
+            assert!(response.contains(header), "{response}");
+        }
+        let expected = format!(
+            "{{\n\t\"service\": {{\n\t\t\"namespace\": \"shop\",\n\t\t\"name\": \"web-{port}\"\n\t}},\n\
+             \t\"localEndpoints\": 2,\n\t\"serviceProxyHealthy\": true\n}}"
+        );
+        assert_eq!(body_of(&response), expected);
+    }
+
+    #[test]
+    fn every_path_and_method_is_answered() {
+        let port = free_port();
+        let _reports = started(Mode::On, checks(&[(port, 1)]));
+        wait_until_open(port);
+        for request in [
+            "GET /healthz?x=1 HTTP/1.1\r\nHost: x\r\n\r\n",
+            "POST /any HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\nab",
+            "OPTIONS * HTTP/1.1\r\nHost: x\r\n\r\n",
+            "GET / HTTP/1.0\r\n\r\n",
+        ] {
+            let response = send(at(port), request);
+            assert!(response.contains(" 200 OK\r\n"), "{request}: {response}");
+        }
+    }
+
+    #[test]
+    fn no_ready_pod_answers_503() {
+        let port = free_port();
+        let reports = started(Mode::On, checks(&[(port, 1)]));
+        wait_until_open(port);
+        reports.set_checks(checks(&[(port, 0)]));
+        wait_for("no pods are told", || {
+            let response = get(at(port), "/");
+            response.starts_with("HTTP/1.1 503 ")
+                && response.contains("x-load-balancing-endpoint-weight: 0\r\n")
+                && response.contains("\"localEndpoints\": 0,")
+                && response.contains("\"serviceProxyHealthy\": true")
+        });
+    }
+
+    #[test]
+    fn unhealthy_proxy_answers_503_and_node_about_to_go_does_not() {
+        let port = free_port();
+        let reports = started(Mode::On, checks(&[(port, 1)]));
+        wait_until_open(port);
+        reports.vitals().set_leaving(Some(true));
+        assert!(get(at(port), "/").starts_with("HTTP/1.1 200 "));
+        let late = Instant::now().checked_sub(2 * HEALTH_TIMEOUT).unwrap();
+        reports.vitals().pass(late, late);
+        let response = get(at(port), "/");
+        assert!(response.starts_with("HTTP/1.1 503 "), "{response}");
+        assert!(
+            response.contains("\"serviceProxyHealthy\": false"),
+            "{response}"
+        );
+        assert!(response.contains("\"localEndpoints\": 1,"), "{response}");
+    }
+
+    #[test]
+    fn change_opens_and_closes_ports_without_touching_the_others() {
+        let [kept, closed, opened] = [free_port(), free_port(), free_port()];
+        let reports = started(Mode::On, checks(&[(kept, 1), (closed, 1)]));
+        wait_until_open(kept);
+        wait_until_open(closed);
+        // A listener that were closed would reset a connection that it has not answered.
+        let mut under_way = TcpStream::connect(at(kept)).unwrap();
+        under_way.write_all(b"GET / HTTP/1.1\r\n").unwrap();
+        reports.set_checks(checks(&[(kept, 3), (opened, 1)]));
+        wait_until_open(opened);
+        wait_until_closed(closed);
+        under_way.write_all(b"Host: x\r\n\r\n").unwrap();
+        let mut response = String::new();
+        under_way.read_to_string(&mut response).unwrap();
+        assert!(response.contains("\"localEndpoints\": 3,"), "{response}");
+    }
+
+    #[test]
+    fn port_of_another_is_left_to_it_and_taken_once_it_is_free() {
+        let other = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let (taken, port) = (other.local_addr().unwrap().port(), free_port());
+        let reports = started(Mode::Auto, checks(&[(taken, 1), (port, 1)]));
+        wait_until_open(port);
+        assert_eq!(reports.problems(), []);
+        drop(other);
+        wait_until_open(taken);
+        assert!(get(at(taken), "/").starts_with("HTTP/1.1 200 "));
+    }
+
+    #[test]
+    fn port_of_another_is_a_problem_where_all_are_asked_for() {
+        let other = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = other.local_addr().unwrap().port();
+        let reports = started(Mode::On, checks(&[(port, 1)]));
+        wait_for("a problem is told", || !reports.problems().is_empty());
+        let problem = &reports.problems()[0];
+        assert_eq!(problem.rule.name(), "FailedToStartServiceHealthcheck");
+        let text = problem.to_string();
+        let expected = format!(
+            "Service shop/web-{port}: cannot listen at the health check port 127.0.0.1:{port} ("
+        );
+        assert!(text.starts_with(&expected), "{text}");
+        drop(other);
+        wait_until_open(port);
+        wait_for("the problem is over", || reports.problems().is_empty());
+    }
+
+    #[test]
+    fn nothing_listens_where_it_is_switched_off() {
+        let port = free_port();
+        let reports = Reports::new(Instant::now());
+        reports.set_checks(checks(&[(port, 1)]));
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .build()
+            .unwrap();
+        runtime.block_on(serve(Mode::Off, reports));
+        TcpStream::connect(at(port)).unwrap_err();
+    }
+
+    #[test]
+    fn all_addresses_of_both_families_are_listened_at() {
+        let port = free_port();
+        let all = Checks {
+            addresses: [std::net::Ipv6Addr::UNSPECIFIED.into()].into(),
+            ..checks(&[(port, 1)])
+        };
+        let _reports = started(Mode::On, all);
+        wait_until_open(port);
+        assert!(get(at(port), "/").starts_with("HTTP/1.1 200 "));
+        let six = (std::net::Ipv6Addr::LOCALHOST, port).into();
+        assert!(get(six, "/").starts_with("HTTP/1.1 200 "));
+    }
+
+    #[test]
+    fn silent_peers_do_not_keep_a_load_balancer_out() {
+        let [port, other] = [free_port(), free_port()];
+        let _reports = started(Mode::On, checks(&[(port, 1), (other, 1)]));
+        wait_until_open(other);
+        wait_until_open(port);
+        let silent: Vec<TcpStream> = (0..2 * MAX_CONNECTIONS)
+            .map(|_| TcpStream::connect(at(port)).unwrap())
+            .collect();
+        assert!(get(at(other), "/").starts_with("HTTP/1.1 200 "));
+        assert!(get(at(port), "/").starts_with("HTTP/1.1 200 "));
+        drop(silent);
+    }
+
+    #[test]
+    fn pauses_between_attempts_double_to_a_minute() {
+        let seconds = [0, 1, 5, 6, 40].map(|failures| pause(failures).as_secs());
+        assert_eq!(seconds, [1, 2, 32, 60, 60]);
+    }
+}

@@ -37,8 +37,8 @@ fn agent_serves_with_the_rights_that_the_chart_gives_it() {
     let bundle = Bundle::new(&server, node, &objects);
     let mut agent = bundle.run("agent");
 
-    let health = &container(objects.agent_pod(), "agent")["ports"][0]["containerPort"];
-    let url = format!("http://127.0.0.1:{health}/healthz");
+    let health = &container(objects.agent_pod(), "agent")["ports"][1]["containerPort"];
+    let url = format!("http://127.0.0.1:{health}/readyz");
     wait_for("the agent is ready", TIMEOUT, || {
         assert!(agent.is_running(), "{}", agent.stderr());
         let ask = output(node.namespace().command("curl").args(["-sSf", &url]));

@@ -85,13 +85,13 @@ fn controller_has_no_rights_on_its_node() {
 }
 
 #[test]
-fn a_missing_program_restarts_no_agent() {
+fn a_node_that_is_about_to_go_restarts_no_agent() {
     let objects = Objects::render(&[]);
     let agent = container(objects.agent_pod(), "agent");
     let path = |probe: &str| agent[probe]["httpGet"]["path"].clone();
-    assert_eq!(path("startupProbe"), "/metrics");
-    assert_eq!(path("livenessProbe"), "/metrics");
-    assert_eq!(path("readinessProbe"), "/healthz");
+    assert_eq!(path("startupProbe"), "/livez");
+    assert_eq!(path("livenessProbe"), "/livez");
+    assert_eq!(path("readinessProbe"), "/readyz");
 }
 
 #[test]
@@ -158,8 +158,8 @@ fn ports_are_our_own() {
         .map(|port| port["containerPort"].as_u64().unwrap())
         .collect();
     let distinct: BTreeSet<_> = ports.iter().collect();
-    assert_eq!(ports.len(), 2);
-    assert_eq!(distinct.len(), 2, "{ports:?}");
+    assert_eq!(ports.len(), 3);
+    assert_eq!(distinct.len(), 3, "{ports:?}");
     for port in ports {
         assert!(!TAKEN_PORTS.contains(&port), "{port}");
         assert!(!(30000..=32767).contains(&port), "{port} may be a NodePort");
@@ -207,6 +207,7 @@ fn only_what_a_start_reads_replaces_agents() {
         "agent.extraConfig.tables.services=4096",
         "agent.extraConfig.api.socket=/run/guideway/other.sock",
         "agent.metricsPort=10780",
+        "agent.healthPort=10781",
     ] {
         assert_ne!(pod(&[value]), before, "{value}");
     }

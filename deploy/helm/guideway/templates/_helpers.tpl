@@ -117,6 +117,7 @@ kubernetes:
   {{- if .Values.defaultClass }}
   default_class: "on"
   {{- end }}
+  healthz: {{ include "guideway.socket" (list .Values.agent.listenAddress .Values.agent.healthPort) | quote }}
   {{- with .Values.agent.kubernetes }}
   {{- toYaml . | nindent 2 }}
   {{- end }}

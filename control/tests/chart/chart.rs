@@ -11,6 +11,8 @@ pub(crate) const REQUIRED: [&str; 2] = [
     "image.repository=registry.example/guideway",
     "agent.interfaces[0].name=eth0",
 ];
+/// Values that have the pods detach their nodes.
+pub(crate) const DETACH: &str = "detach=true,pauseImage=registry.example/pause:1";
 /// The namespace that objects are rendered for.
 pub(crate) const NAMESPACE: &str = "guideway-system";
 

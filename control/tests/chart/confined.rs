@@ -9,7 +9,7 @@ use lab::kubernetes::ControlPlane;
 use lab::{Machine, Namespace, Process, Topology, output, wait_for};
 use serde_json::{Value, json};
 
-use super::chart::{NAMESPACE, Objects, container, manifest, text};
+use super::chart::{DETACH, NAMESPACE, Objects, container, manifest, text};
 
 const GUIDEWAY: &str = env!("CARGO_BIN_EXE_guideway");
 const TIMEOUT: Duration = Duration::from_secs(180);
@@ -75,7 +75,7 @@ fn agent_serves_with_the_rights_that_the_chart_gives_it() {
     assert_eq!(field("Seccomp:"), "2", "a filter is in force");
     agent.stop(TIMEOUT).unwrap();
 
-    let detaching = Objects::render(&[&values[..], &["detach=true"]].concat());
+    let detaching = Objects::render(&[&values[..], &[DETACH]].concat());
     let bundle = Bundle {
         objects: &detaching,
         ..bundle

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use control::config::{self, Source};
 use serde_json::{Value, json};
 
-use super::chart::{Objects, container, deploy, helm};
+use super::chart::{DETACH, Objects, container, deploy, helm};
 
 /// Ports that Kubernetes' own components have on a node.
 const TAKEN_PORTS: [u64; 7] = [10248, 10249, 10250, 10255, 10256, 10257, 10259];
@@ -16,7 +16,7 @@ fn lint_has_nothing_to_object() {
     for values in [
         &[][..],
         &super::chart::REQUIRED,
-        &["controller.enabled=false", "detach=true"],
+        &["controller.enabled=false", DETACH],
         &[
             "metrics.serviceMonitor.enabled=true",
             "metrics.prometheusRule.enabled=true",
@@ -124,7 +124,7 @@ fn headless_service_selects_agents_ready_or_not() {
 
 #[test]
 fn detaching_pods_run_detach_once_and_are_no_longer_present() {
-    let objects = Objects::render(&["detach=true"]);
+    let objects = Objects::render(&[DETACH]);
     let pod = objects.agent_pod();
     let present = &objects.get("Service", "guideway")["spec"];
     let detached = &objects.get("Service", "guideway-detached")["spec"];

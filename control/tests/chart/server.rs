@@ -3,7 +3,7 @@
 use lab::kubernetes::ControlPlane;
 use serde_json::{Value, json};
 
-use super::chart::{NAMESPACE, Objects, manifest, text};
+use super::chart::{DETACH, NAMESPACE, Objects, manifest, text};
 
 /// Stands for the definitions of Prometheus Operator, which keep unknown fields out of what is asserted here.
 const MONITORING: &str = "
@@ -47,11 +47,7 @@ fn api_server_takes_every_object_and_enforces_what_each_may_do() {
         server.kubectl(&established).unwrap();
     }
 
-    for values in [
-        &["detach=true", "namespace.create=true"][..],
-        &[],
-        EVERYTHING,
-    ] {
+    for values in [&[DETACH, "namespace.create=true"][..], &[], EVERYTHING] {
         strictly(&server, &manifest(values));
     }
     strictly(&server, &text("examples/outside-edge.yaml"));

@@ -7,6 +7,7 @@
 
 mod agent;
 mod controller;
+mod healthz;
 mod leases;
 #[path = "../e2e/support/mod.rs"]
 #[allow(

@@ -245,7 +245,7 @@ impl<'net> Agent<'net> {
 tables: {{ lut_arena_mib: 1, services: 64, backends: 256, next_hops: 256, vips: 256, pods: 256 }}
 api: {{ socket: {} }}
 metrics: {{ listen: \"127.0.0.1:9750\" }}
-kubernetes: {{ node_name: {} }}
+kubernetes: {{ node_name: {}, healthz: \"127.0.0.1:9751\" }}
 {more}",
             Machine::INTERFACE,
             Guideway::socket().display(),

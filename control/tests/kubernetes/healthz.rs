@@ -1,0 +1,165 @@
+//! What load balancers and probes are told, by the agent and by kube-proxy beside it.
+
+use lab::kubernetes::ProxyMode;
+use lab::{Machine, Topology, wait_for};
+use serde_json::{Value, json};
+
+use crate::world::{PATIENCE, World};
+
+/// The `healthCheckNodePort` of the Service.
+const PORT: u16 = 30_099;
+
+#[test]
+fn health_check_port_follows_the_pods_and_is_left_to_kube_proxy_where_it_has_it() {
+    let net = Topology::builder().nodes(2).pods(1).build().unwrap();
+    let [alone, beside] = net.nodes() else {
+        panic!("two nodes");
+    };
+    let mut world = World::new(&net);
+    world.write_seed();
+    world.show_presence();
+    world.control.apply(&service()).unwrap();
+    let pods = [alone, beside].map(|node| &node.pods()[0]);
+    let ready = json!({"ready": true});
+    world.control.apply(&slice(alone, pods[0], &ready)).unwrap();
+    let kube_proxy = world
+        .control
+        .run_kube_proxy(beside.namespace(), beside.label(), ProxyMode::Nftables)
+        .unwrap();
+    wait_for_owner(beside, "kube-proxy");
+
+    world.launch();
+    for agent in &mut world.agents {
+        agent.wait_until_in_step();
+    }
+    wait_for_owner(alone, "guideway");
+    wait_for_answer(&net, alone, (200, 1));
+    wait_for_answer(&net, beside, (503, 0));
+    let client = &net.clients()[0];
+    let (_, body) = ask(client, &format!("http://{}:{PORT}/any", alone.v4())).unwrap();
+    let body: Value = serde_json::from_str(&body).unwrap();
+    assert_eq!(
+        body["service"],
+        json!({"namespace": "default", "name": "local"})
+    );
+
+    // The last connections of a pod that ends are served on; a load balancer brings no new ones.
+    let terminating = json!({"ready": false, "serving": true, "terminating": true});
+    world
+        .control
+        .apply(&slice(alone, pods[0], &terminating))
+        .unwrap();
+    wait_for_answer(&net, alone, (503, 0));
+
+    assert_eq!(owner(beside), "kube-proxy");
+    drop(kube_proxy);
+    wait_for_owner(beside, "guideway");
+    world
+        .control
+        .apply(&slice(beside, pods[1], &ready))
+        .unwrap();
+    wait_for_answer(&net, beside, (200, 1));
+
+    world
+        .control
+        .kubectl(&["delete", "service", "local"])
+        .unwrap();
+    wait_for_owner(alone, "");
+}
+
+#[test]
+fn node_that_the_autoscaler_is_about_to_remove_fails_healthz_and_lives_on() {
+    let net = Topology::builder().nodes(1).pods(1).build().unwrap();
+    let node = &net.nodes()[0];
+    let world = World::start(&net);
+    let told = |path: &str| {
+        let answer = ask(node, &format!("http://127.0.0.1:9751/{path}"));
+        answer.map(|(status, _)| status).unwrap()
+    };
+    for path in ["healthz", "livez", "readyz"] {
+        assert_eq!(told(path), 200, "{path}");
+    }
+    let taint = |taint: &str| {
+        world
+            .control
+            .kubectl(&["taint", "node", "node0", taint])
+            .unwrap();
+    };
+    let wait_for_healthz = |status| {
+        wait_for(&format!("/healthz answers {status}"), PATIENCE, || {
+            let answered = told("healthz");
+            (answered == status).then_some(()).ok_or(answered)
+        })
+        .unwrap();
+    };
+    taint("ToBeDeletedByClusterAutoscaler=1:NoSchedule");
+    wait_for_healthz(503);
+    assert_eq!((told("livez"), told("readyz")), (200, 200));
+    taint("ToBeDeletedByClusterAutoscaler-");
+    wait_for_healthz(200);
+}
+
+/// A Service of which a load balancer asks each node.
+fn service() -> String {
+    json!({
+        "apiVersion": "v1", "kind": "Service", "metadata": {"name": "local"},
+        "spec": {
+            "type": "LoadBalancer", "loadBalancerClass": "guideway.dev/guideway",
+            "externalTrafficPolicy": "Local", "healthCheckNodePort": PORT,
+            "ports": [{"port": 80, "nodePort": 30_080, "targetPort": 8080}],
+        },
+    })
+    .to_string()
+}
+
+/// Its slice, with one pod.
+fn slice(node: &Machine, pod: &Machine, conditions: &Value) -> String {
+    json!({
+        "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
+        "metadata": {"name": "local-1", "labels": {"kubernetes.io/service-name": "local"}},
+        "addressType": "IPv4", "ports": [{"name": "", "port": 8080}],
+        "endpoints": [{
+            "addresses": [pod.v4().to_string()], "nodeName": node.label(), "conditions": conditions,
+        }],
+    })
+    .to_string()
+}
+
+/// Asks a URL; returns status and body.
+fn ask(from: &Machine, url: &str) -> Result<(u16, String), String> {
+    let mut curl = from.namespace().command("curl");
+    curl.args(["-sS", "--max-time", "5", "-w", "\n%{http_code}", url]);
+    let answer = lab::output(&mut curl).map_err(|error| error.to_string())?;
+    let (body, status) = answer.rsplit_once('\n').unwrap();
+    Ok((status.parse().unwrap(), body.to_owned()))
+}
+
+/// Waits until a node answers a client with this status and number of pods.
+fn wait_for_answer(net: &Topology, node: &Machine, expected: (u16, u64)) {
+    let url = format!("http://{}:{PORT}/", node.v4());
+    let awaited = format!("{} answers {expected:?}", node.label());
+    wait_for(&awaited, PATIENCE, || {
+        let (status, body) = ask(&net.clients()[0], &url)?;
+        let told: Value = serde_json::from_str(&body).map_err(|error| error.to_string())?;
+        let is_right = (Some(expected.1), expected.0) == (told["localEndpoints"].as_u64(), status);
+        is_right.then_some(()).ok_or(format!("{status} {body}"))
+    })
+    .unwrap();
+}
+
+/// Returns the program that listens at the health check port of a node.
+fn owner(node: &Machine) -> String {
+    let mut ss = node.namespace().command("ss");
+    let sockets = lab::output(ss.args(["-Hltnp", &format!("sport = :{PORT}")])).unwrap();
+    let name = sockets.split('"').nth(1);
+    name.unwrap_or_default().to_owned()
+}
+
+fn wait_for_owner(node: &Machine, program: &str) {
+    let awaited = format!("{:?} listens on {}", program, node.label());
+    wait_for(&awaited, PATIENCE, || {
+        let owner = owner(node);
+        (owner == program).then_some(()).ok_or(owner)
+    })
+    .unwrap();
+}

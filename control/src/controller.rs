@@ -75,9 +75,11 @@ pub fn run(options: &cli::Controller) -> Result<()> {
 async fn serve(options: &cli::Controller) -> Result<()> {
     let mut terminate = signal(SignalKind::terminate()).context("cannot handle signals")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot handle signals")?;
-    let config = kube::Config::infer().await.context(
+    let mut config = kube::Config::infer().await.context(
         "cannot find the API server: neither KUBECONFIG, ~/.kube/config nor a pod's service account tells",
     )?;
+    // Its pauses grow to minutes, and nobody would be told: watches and writes have their own.
+    config.default_retry = false;
     let server = config.cluster_url.to_string();
     let client = Client::try_from(config)
         .with_context(|| format!("cannot use the credentials for the API server {server}"))?;

@@ -9,6 +9,7 @@
 //! The API's types end here; what the objects mean is the [`index`](crate::index)'s matter. A thread of its
 //! own does it all, so that a list of thousands of objects keeps no health check and no command waiting.
 
+pub(crate) mod backoff;
 mod client;
 mod cluster;
 mod convert;
@@ -29,7 +30,7 @@ use tokio::runtime::Runtime;
 
 pub use self::client::{ClientError, Identity};
 pub use self::cluster::Kind;
-pub use self::feed::{Feed, Update, Watching};
+pub use self::feed::{Failure, Feed, Update, Watching};
 
 use self::cluster::Cluster;
 use self::watch::Scope;

@@ -483,10 +483,11 @@ fn size(length: usize) -> u64 {
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
-    use std::time::Duration;
+    use std::time::{Duration, Instant};
 
     use super::*;
     use crate::api::{ConfigStatus, Egress, Interface, Table};
+    use crate::kubernetes::Failure;
 
     fn snapshot() -> Snapshot {
         Snapshot {
@@ -558,7 +559,14 @@ mod tests {
                     objects: [("services", 3)].into(),
                     events: [("services", 5)].into(),
                     errors: [("services", 1), ("nodes", 0)].into(),
-                    broken: [("services", "gone".to_owned())].into(),
+                    broken: [(
+                        "services",
+                        Failure {
+                            reason: "gone".to_owned(),
+                            last: Instant::now(),
+                        },
+                    )]
+                    .into(),
                     last_event: Some(1_700_000_001),
                     pending: 2,
                     ..Watching::default()

@@ -136,6 +136,10 @@ impl Announcing {
 impl Agent {
     /// Has the datapath answer for the addresses that belong here, and tells neighbours of those that are new.
     pub(super) fn announce(&mut self) -> Vec<(Item, Result<(), String>)> {
+        // What an earlier agent left goes on being answered for.
+        if self.waits_for_state() {
+            return Vec::new();
+        }
         let desired = &self.config.desired;
         let rules = desired.announce.as_ref().filter(|_| desired.edge);
         let election = self.announcing.election.as_ref();

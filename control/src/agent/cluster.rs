@@ -20,7 +20,7 @@ use crate::durations::Durations;
 use crate::healthz::Checks;
 use crate::index::objects::ObjectName;
 use crate::index::{HealthCheck, Object, Problem};
-use crate::kubernetes::{Feed, Update};
+use crate::kubernetes::{Failure, Feed, Update};
 use crate::metrics::KubernetesValues;
 
 /// Upper bounds in seconds of the time from a change in the cluster to the tables; kube-proxy has the same.
@@ -168,7 +168,7 @@ impl Agent {
             .values()
             .flat_map(|problems| problems.iter());
         let now = Timestamp::now().as_second();
-        let text = |(kind, reason): (&'static str, String)| format!("{kind}: {reason}");
+        let text = |(kind, failure): (&'static str, Failure)| format!("{kind}: {}", failure.reason);
         Some(api::Kubernetes {
             server: watching.server,
             synced_seconds: cluster.synced.map(|since| since.elapsed().as_secs()),

@@ -71,7 +71,8 @@ impl Candidate {
                 Ok(Ok(leads)) => {
                     let until = leads.then_some(asked + self.duration * 2 / 3);
                     term.send_if_modified(|term| {
-                        let turned = term.until.is_some() != leads;
+                        // A term that ran out unnoticed has turned too.
+                        let turned = term.is_leading() != leads;
                         if turned {
                             tracing::info!(leads, "leader election");
                         }

@@ -26,6 +26,7 @@ use super::objects::Labels;
 use super::seed;
 use super::write::{WriteError, Writer};
 use crate::index::objects::ObjectName;
+use crate::kubernetes::backoff::Patience;
 
 /// How long the server is asked to keep a watch open: a server that has gone without a word is noticed a few
 /// seconds later.
@@ -34,6 +35,8 @@ const WATCH_SECONDS: u32 = 60;
 const EVENTS_AT_ONCE: usize = 1024;
 /// Shortest time from one decision to the next.
 const PACE: Duration = Duration::from_millis(100);
+/// Pause after a failure to read or make the seed.
+const SEED_PAUSE: Duration = Duration::from_secs(5);
 /// First and longest pause after a failure.
 const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 
@@ -63,9 +66,11 @@ pub(super) async fn follow(
     let mut cluster = Cluster::default();
     let mut pacer = Pacer::default();
     let mut term = Term::default();
-    let mut has_seed = false;
+    // When to see to the seed, which agents wait for, whatever else is missing.
+    let mut seed_due = Some(Instant::now());
     loop {
-        let is_ready = terms.borrow().is_leading() && cluster.missing().is_empty();
+        let leads = terms.borrow().is_leading();
+        let is_ready = leads && cluster.missing().is_empty();
         tokio::select! {
             Some(heard) = events.next() => {
                 for heard in heard {
@@ -86,17 +91,27 @@ pub(super) async fn follow(
                     values.send_modify(Values::forget);
                 }
             }
-            () = pacer.due(), if is_ready => {
-                if !has_seed {
-                    match writer.in_time(seed::ensure(&secrets)).await {
-                        Ok(()) => has_seed = true,
-                        Err(error) => tracing::error!(%error, secret = seed::SECRET, "no seed of the flow hash: agents wait for it"),
+            () = due(seed_due), if leads => {
+                seed_due = match writer.in_time(seed::ensure(&secrets)).await {
+                    Ok(()) => None,
+                    Err(error) => {
+                        tracing::error!(%error, secret = seed::SECRET, "no seed of the flow hash: agents wait for it");
+                        Some(Instant::now() + SEED_PAUSE)
                     }
-                }
+                };
+            }
+            () = pacer.due(), if is_ready => {
                 let outcome = act(&mut cluster, &classes, &writer, &values).await;
-                pacer.done(outcome, has_seed);
+                pacer.done(outcome);
             }
         }
+    }
+}
+
+async fn due(time: Option<Instant>) {
+    match time {
+        Some(time) => tokio::time::sleep_until(time).await,
+        None => std::future::pending().await,
     }
 }
 
@@ -121,18 +136,14 @@ struct Pacer {
 
 impl Pacer {
     async fn due(&self) {
-        if !self.dirty {
-            std::future::pending::<()>().await;
-        }
-        if let Some(earliest) = self.earliest {
-            tokio::time::sleep_until(earliest).await;
-        }
+        let earliest = self.earliest.unwrap_or_else(Instant::now);
+        due(self.dirty.then_some(earliest)).await;
     }
 
-    fn done(&mut self, outcome: Result<bool, WriteError>, has_seed: bool) {
+    fn done(&mut self, outcome: Result<bool, WriteError>) {
         let (dirty, pause) = match outcome {
-            Ok(more) if has_seed => (more, None),
-            _ => {
+            Ok(more) => (more, None),
+            Err(_) => {
                 let longer = self
                     .pause
                     .map_or(PAUSES.0, |pause| (pause * 2).min(PAUSES.1));
@@ -248,7 +259,7 @@ where
     T: 'static,
 {
     let config = watcher::Config::default().timeout(WATCH_SECONDS);
-    let events = watch(Api::<K>::all(client.clone()), config).default_backoff();
+    let events = watch(Api::<K>::all(client.clone()), config).backoff(Patience::default());
     let named = move |object: K| (convert::name(object.meta()), convert(&object));
     events
         .map_ok(move |event| {

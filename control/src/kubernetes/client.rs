@@ -72,7 +72,9 @@ fn host_name() -> String {
 }
 
 /// Makes a client; no packet is sent for it.
-pub(super) fn client(config: kube::Config) -> Result<Client, ClientError> {
+pub(super) fn client(mut config: kube::Config) -> Result<Client, ClientError> {
+    // Its pauses grow to minutes, and nobody would be told: the watchers have their own.
+    config.default_retry = false;
     let server = config.cluster_url.to_string();
     Client::try_from(config).map_err(|source| ClientError::Client { server, source })
 }

@@ -70,6 +70,15 @@ impl Told {
             Self::Presence(_) => Kind::Presence,
         }
     }
+
+    /// Tells whether the server has said it: that a list begins is said before it is asked for one.
+    pub(super) fn is_from_server(&self) -> bool {
+        match self {
+            Self::Service(event) => !matches!(**event, Event::Init),
+            Self::Node(event) => !matches!(**event, Event::Init),
+            Self::Slice(event) | Self::Presence(event) => !matches!(**event, Event::Init),
+        }
+    }
 }
 
 /// All that is known of the cluster.

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use k8s_openapi::jiff::Timestamp;
 use tokio::sync::watch;
@@ -12,6 +12,10 @@ use tokio::sync::watch;
 use super::cluster::Kind;
 use crate::healthz::Reports;
 use crate::index::State;
+
+/// How long a watch counts as broken after its last failure: one that was begun again in a quiet cluster tells
+/// of nothing, and one that is broken fails again after the longest pause, connecting, and being cut off.
+const FAILURE_LASTS: Duration = Duration::from_secs(135);
 
 /// A state that the agent is to bring about.
 #[derive(Debug)]
@@ -39,8 +43,8 @@ pub struct Watching {
     pub events: BTreeMap<&'static str, u64>,
     /// Errors by kind.
     pub errors: BTreeMap<&'static str, u64>,
-    /// Kinds whose watch is broken, each with the reason.
-    pub broken: BTreeMap<&'static str, String>,
+    /// Kinds whose watch is broken, each with its last failure.
+    pub broken: BTreeMap<&'static str, Failure>,
     /// When the last event arrived, in seconds since 1970.
     pub last_event: Option<i64>,
     /// Services that wait for an update.
@@ -60,29 +64,38 @@ impl Watching {
         }
     }
 
-    /// Notes events; a kind that is heard of is not broken.
-    pub(super) fn hear(&mut self, counts: &BTreeMap<Kind, u64>, now: i64) {
-        for (kind, count) in counts {
-            *self.events.entry(kind.name()).or_default() += count;
-            if self.broken.remove(kind.name()).is_some() {
-                tracing::info!(kind = kind.name(), "the API server tells of changes again");
-            }
-            self.last_event = Some(now);
+    /// Notes an event; a kind that is heard of is not broken.
+    pub(super) fn hear(&mut self, kind: Kind, now: i64) {
+        *self.events.entry(kind.name()).or_default() += 1;
+        if self.broken.remove(kind.name()).is_some() {
+            tracing::info!(kind = kind.name(), "the API server tells of changes again");
         }
+        self.last_event = Some(now);
     }
 
     /// Notes an error; one that only comes again is logged once.
-    pub(super) fn fail(&mut self, kind: Kind, reason: String) {
+    pub(super) fn fail(&mut self, kind: Kind, reason: String, now: Instant) {
         *self.errors.entry(kind.name()).or_default() += 1;
-        if self.broken.get(kind.name()) != Some(&reason) {
+        let before = self.broken.get(kind.name());
+        if before.is_none_or(|failure| failure.reason != reason) {
             tracing::warn!(
                 kind = kind.name(),
                 reason,
                 "cannot watch; what is known stays in force"
             );
-            self.broken.insert(kind.name(), reason);
         }
+        let failure = Failure { reason, last: now };
+        self.broken.insert(kind.name(), failure);
     }
+}
+
+/// Why a watch is broken.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Failure {
+    /// The reason.
+    pub reason: String,
+    /// When it was met last.
+    pub last: Instant,
 }
 
 /// The end of the feed that the agent holds.
@@ -132,7 +145,10 @@ impl Feed {
 
     /// Returns how the watchers are.
     pub fn watching(&self) -> Watching {
-        lock(&self.watching).clone()
+        let mut watching = lock(&self.watching).clone();
+        let lasts = |failure: &Failure| failure.last.elapsed() < FAILURE_LASTS;
+        watching.broken.retain(|_, failure| lasts(failure));
+        watching
     }
 
     /// Lets a watcher tell how it is.
@@ -182,5 +198,19 @@ mod tests {
         assert_eq!(taken.changes, [Timestamp::UNIX_EPOCH, Timestamp::MAX]);
         assert_eq!(taken.arrived, arrived);
         assert!(feed.take().is_none());
+    }
+
+    #[test]
+    fn watch_is_broken_from_a_failure_until_it_is_heard_of_or_has_long_not_failed() {
+        let feed = Feed::new("https://api:6443".to_owned());
+        let now = Instant::now();
+        feed.tell(|watching| {
+            watching.fail(Kind::Services, "refused".to_owned(), now);
+            watching.fail(Kind::Nodes, "refused".to_owned(), now);
+            watching.fail(Kind::Presence, "refused".to_owned(), now - FAILURE_LASTS);
+            watching.hear(Kind::Nodes, 1);
+        });
+        let broken = feed.watching().broken;
+        assert_eq!(broken.into_keys().collect::<Vec<_>>(), ["services"]);
     }
 }

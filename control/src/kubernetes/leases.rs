@@ -21,6 +21,7 @@ use kube::runtime::{WatchStreamExt, watcher as watch_objects};
 use kube::{Api, Client, ResourceExt};
 use tokio::sync::{mpsc, watch};
 
+use super::backoff::Patience;
 use super::{FollowError, Watchers, client};
 use crate::agent::chain;
 use crate::announce::election::{DURATION, RENEWAL};
@@ -204,7 +205,9 @@ fn leases_of_edges(leases: Api<Lease>) -> Heartbeats<Lease> {
 fn node_of(nodes: Api<PartialObjectMeta<Node>>, name: &str) -> Heartbeats<PartialObjectMeta<Node>> {
     let config = watcher::Config::default().fields(&format!("metadata.name={name}"));
     let config = config.timeout(WATCH_SECONDS);
-    watch_objects(nodes, config).default_backoff().boxed()
+    watch_objects(nodes, config)
+        .backoff(Patience::default())
+        .boxed()
 }
 
 /// Hands what the watch tells on to the election.

@@ -4,7 +4,7 @@
 //! first change at once, those of a storm together. Before every kind was listed to its end, nothing leaves
 //! it. A watch that fails is begun again with growing pauses; what was known stays.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::time::Instant;
 
@@ -16,6 +16,7 @@ use k8s_openapi::jiff::Timestamp;
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client};
 
+use super::backoff::Patience;
 use super::cluster::{Cluster, Kind, Told};
 use super::feed::{Feed, Update};
 use super::pace::Pace;
@@ -68,13 +69,15 @@ pub(super) async fn follow(
             biased;
             () = sleep_until(due) => {
                 let since = arrived.take().unwrap_or_else(Instant::now);
-                let changes = cluster.update();
-                if is_first || !changes.is_empty() {
+                let outcome = cluster.update();
+                // Those that change nothing here are not waited for.
+                let changes = cluster.take_changes();
+                if is_first || !outcome.is_empty() {
                     is_first = false;
                     feed.put(Update {
                         state: cluster.state().clone(),
                         hash_seed,
-                        changes: cluster.take_changes(),
+                        changes,
                         arrived: since,
                     });
                     changed();
@@ -142,7 +145,7 @@ fn heard<K: Send + 'static>(
     events: impl Stream<Item = watcher::Result<watcher::Event<K>>> + Send + 'static,
     told: fn(Box<watcher::Event<K>>) -> Told,
 ) -> BoxStream<'static, Heard> {
-    let events = events.default_backoff();
+    let events = events.backoff(Patience::default());
     events
         .map_ok(move |event| told(Box::new(event)))
         .map_err(move |error| (kind, error))
@@ -151,17 +154,18 @@ fn heard<K: Send + 'static>(
 
 /// Takes events and errors; each watcher goes on after an error by itself.
 fn take(cluster: &mut Cluster, feed: &Feed, heard: Vec<Heard>, now: Instant) {
-    let mut counts: BTreeMap<Kind, u64> = BTreeMap::new();
+    let at = Timestamp::now().as_second();
     for heard in heard {
         match heard {
             Ok(told) => {
-                *counts.entry(told.kind()).or_default() += 1;
+                if told.is_from_server() {
+                    feed.tell(|watching| watching.hear(told.kind(), at));
+                }
                 cluster.take(told, now);
             }
-            Err((kind, error)) => feed.tell(|watching| watching.fail(kind, chain(&error))),
+            Err((kind, error)) => feed.tell(|watching| watching.fail(kind, chain(&error), now)),
         }
     }
-    feed.tell(|watching| watching.hear(&counts, Timestamp::now().as_second()));
 }
 
 fn tell(feed: &Feed, cluster: &Cluster) {

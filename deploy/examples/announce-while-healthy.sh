@@ -3,6 +3,9 @@
 # disables BIRD's protocol `vips` (bird.conf) by what the agent says.
 #
 # usage: announce-while-healthy.sh [URL]
+#
+# The default is for services from a file. With `guideway run --kubernetes` ask
+# /readyz at kubernetes.healthz, which fails until the first state is in the tables.
 set -u
 
 url=${1:-http://127.0.0.1:9750/healthz}

@@ -49,6 +49,9 @@ pub(crate) fn check(tables: &TableSet, input: &[u8], outcome: &Outcome) -> Resul
         {
             translated(input, &outcome.bytes)
         }
+        (Action::Transmit, Event::Reason(reason)) if reason == ReplyReason::Neighbour.index() => {
+            neighbour_answered(input, &outcome.bytes)
+        }
         (Action::Transmit, Event::Reason(reason)) => {
             ensure(
                 ReplyReason::ALL.iter().any(|reply| reply.index() == reason),
@@ -274,6 +277,22 @@ fn translated(input: &[u8], output: &[u8]) -> Result<(), String> {
         },
         "the transport checksum was not kept right",
     )
+}
+
+/// An answer to a question for a MAC goes from one of ours to who asked, or to all nodes where the question came
+/// from no address (RFC 4861), and is the question's kind and size, with room for the option that tells the MAC.
+fn neighbour_answered(input: &[u8], output: &[u8]) -> Result<(), String> {
+    const ALL_NODES: [u8; 6] = [0x33, 0x33, 0, 0, 0, 1];
+    ensure(
+        (output[..6] == input[6..12] || output[..6] == ALL_NODES) && output[6] & 1 == 0,
+        "an answer about a neighbour goes from or to somewhere else",
+    )?;
+    let l3 = 14 + 4 * tags(output);
+    ensure(
+        output[12..l3] == input[12..l3],
+        "the tags of an answer are not those of its packet",
+    )?;
+    ensure(output.len() <= input.len() + 8, "an answer is too large")
 }
 
 /// An answer goes back by MAC and tags, and is at most the packet and the headers of an ICMP error.

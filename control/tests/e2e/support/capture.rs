@@ -1,12 +1,18 @@
 //! What passes on a machine's wire, judged by tshark.
 
-use std::path::Path;
+use std::{
+    net::{Ipv6Addr, SocketAddrV6, UdpSocket},
+    path::Path,
+};
 
-use lab::{Machine, Namespace, Process, output};
+use lab::{Machine, Namespace, Process, output, wait_until};
+use nix::net::if_::if_nametoindex;
 
 use super::TIMEOUT;
 
 const FILE: &str = "wire.pcapng";
+/// All nodes of the link, by the discard service: nobody answers that (RFC 4443 section 2.4).
+const END: (Ipv6Addr, u16) = (Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1), 9);
 /// Finds every bad checksum that tshark can tell in our traffic. An ICMP error quotes a segment
 /// whose end is cut off, and whose checksum tshark judges all the same; it also objects to the
 /// 0xffff that Linux writes for zero (`CSUM_MANGLED_0`), which any receiver takes for the same.
@@ -43,20 +49,40 @@ impl<'net> Capture<'net> {
         self.packets("tcp || udp || icmp || icmpv6").len()
     }
 
-    /// Ends the capture.
+    /// Ends the capture, once the file holds all that passed before.
+    ///
+    /// The kernel hands packets over a block at a time, and a block under way is lost with the
+    /// capture: a last packet of our own must come out first.
     pub(crate) fn stop(&mut self) {
+        let (address, port) = END;
+        self.machine.namespace().run(|| {
+            let socket = UdpSocket::bind((Ipv6Addr::UNSPECIFIED, 0)).unwrap();
+            let scope = if_nametoindex(Machine::INTERFACE).unwrap();
+            let to = SocketAddrV6::new(address, port, 0, scope);
+            socket.send_to(&[], to).unwrap();
+        });
+        let end = format!("ipv6.dst == {address} && udp.dstport == {port}");
+        // A file that is being written may end within a packet.
+        wait_until("the capture holds its end", TIMEOUT, || {
+            self.read(&end).is_ok_and(|packets| !packets.is_empty())
+        })
+        .unwrap();
         self.process.stop(TIMEOUT).unwrap();
     }
 
     /// One line for each captured packet that a display filter finds.
     pub(crate) fn packets(&self, filter: &str) -> Vec<String> {
+        self.read(filter).unwrap()
+    }
+
+    fn read(&self, filter: &str) -> lab::Result<Vec<String>> {
         let mut tshark = self.machine.namespace().command("tshark");
         let file = Path::new(Namespace::FILES).join(FILE);
         tshark.arg("-r").arg(file).args(["-n", "-Y", filter]);
         for protocol in ["ip", "tcp", "udp"] {
             tshark.args(["-o", &format!("{protocol}.check_checksum:TRUE")]);
         }
-        let lines = output(&mut tshark).unwrap();
-        lines.lines().map(str::to_owned).collect()
+        let lines = output(&mut tshark)?;
+        Ok(lines.lines().map(str::to_owned).collect())
     }
 }

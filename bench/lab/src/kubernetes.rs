@@ -17,6 +17,7 @@
 //! A control plane belongs to one test: Nodes, NodePorts and load-balancer
 //! addresses are the cluster's, and every topology has the same.
 
+mod fake;
 mod kubectl;
 mod objects;
 mod parts;
@@ -31,6 +32,7 @@ use std::{
     time::Duration,
 };
 
+pub use fake::{FakeApiServer, Fault, Mishap, Verb};
 pub use parts::ProxyMode;
 pub use programs::program;
 

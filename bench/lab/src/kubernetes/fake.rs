@@ -1,0 +1,278 @@
+//! An API server in this process, for faults that a real one cannot be made to produce, and for recorded
+//! lists and watches of any size.
+//!
+//! ```text
+//!   put, delete --> store (objects, log of changes) --> list: pages --------+
+//!                                 |                                         +--> faults --> client
+//!                                 +-------------------> watch: log, live ---+
+//! ```
+//!
+//! It only reads out: get, list by pages, and watch, by label selectors, over plain HTTP. It checks nothing
+//! of what is put into it. Faults are below what an HTTP library can be told to do, so there is none.
+
+mod http;
+mod store;
+mod watch;
+
+use std::{
+    collections::BTreeMap,
+    io::{self, BufReader},
+    net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream},
+    os::fd::AsRawFd,
+    path::PathBuf,
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    thread,
+    time::Instant,
+};
+
+use nix::sys::socket;
+use serde_json::{Value, json};
+
+use self::{http::Request, store::Store};
+use super::KUBECONFIG;
+use crate::{Namespace, Result};
+
+/// Where it listens on a machine's loopback.
+const PORT: u16 = 6480;
+
+/// How a kind of objects is answered, from when it is set until it is lifted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    /// Requests are taken and get no answer; open watches tell nothing.
+    Silent,
+    /// Requests are refused with this status, 429 with `Retry-After`; open watches go on.
+    Refused(u16),
+    /// Watches tell every event twice.
+    Doubled,
+    /// Watches hold events back; once it is lifted, they tell the newest first.
+    Reversed,
+}
+
+/// What happens once to all watches that are open.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mishap {
+    /// An error event says that the version is too old, and the stream ends.
+    Gone,
+    /// The next event breaks off, and the connection with it.
+    Cut,
+    /// The next event breaks off in a stream that ends as it should.
+    Torn,
+    /// The next event is no JSON; the stream goes on.
+    Garbled,
+    /// The connection ends without a word.
+    Reset,
+}
+
+/// What was asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verb {
+    /// One object.
+    Get,
+    /// A page of a list.
+    List,
+    /// Changes since a version.
+    Watch,
+}
+
+/// A running server, ended on drop with all of its connections.
+#[derive(Debug)]
+pub struct FakeApiServer {
+    shared: Arc<Shared>,
+    listeners: Mutex<Vec<TcpListener>>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    store: Store,
+    faults: BTreeMap<String, Fault>,
+    /// What happened to the watches of each kind so far; one that begins leaves these behind.
+    mishaps: BTreeMap<String, Vec<Mishap>>,
+    asked: Vec<(String, Verb, Instant)>,
+    connections: Vec<TcpStream>,
+    has_ended: bool,
+}
+
+impl FakeApiServer {
+    /// Starts a server that nobody can reach yet.
+    #[expect(
+        clippy::new_without_default,
+        reason = "what is made is a running server"
+    )]
+    pub fn new() -> Self {
+        Self {
+            shared: Arc::default(),
+            listeners: Mutex::default(),
+        }
+    }
+
+    /// Listens on a machine's loopback, and writes a kubeconfig for it among the machine's files.
+    ///
+    /// # Errors
+    ///
+    /// [`crate::Error::Kernel`], for example when it listens there already.
+    pub fn serve(&self, machine: &Namespace) -> Result<PathBuf> {
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, PORT));
+        let failed = |source| machine.error(format!("listen on {address}"), source);
+        let listener = machine.run(|| TcpListener::bind(address)).map_err(failed)?;
+        let shared = Arc::clone(&self.shared);
+        let accepting = listener.try_clone().map_err(failed)?;
+        thread::spawn(move || {
+            while let Ok((stream, _)) = accepting.accept() {
+                let shared = Arc::clone(&shared);
+                // A client that goes away is no fault of the server.
+                thread::spawn(move || _ = shared.converse(stream));
+            }
+        });
+        lock(&self.listeners).push(listener);
+        let kubeconfig = json!({
+            "apiVersion": "v1", "kind": "Config", "current-context": "fake",
+            "contexts": [{"name": "fake", "context": {"cluster": "fake", "user": "fake"}}],
+            "clusters": [{"name": "fake", "cluster": {"server": format!("http://{address}")}}],
+            "users": [{"name": "fake", "user": {}}],
+        });
+        machine.write_file(KUBECONFIG, kubeconfig.to_string())
+    }
+
+    /// Creates or replaces an object, as JSON with `apiVersion`, `kind` and `metadata`; its version is set.
+    ///
+    /// # Panics
+    ///
+    /// When it has none of these.
+    pub fn put(&self, object: Value) {
+        lock(&self.shared.state).store.put(object);
+        self.shared.changed.notify_all();
+    }
+
+    /// Deletes an object, if it is there; `namespace` is empty for what is in none.
+    pub fn delete(&self, resource: &str, namespace: &str, name: &str) {
+        lock(&self.shared.state)
+            .store
+            .delete(resource, namespace, name);
+        self.shared.changed.notify_all();
+    }
+
+    /// Forgets all changes until now: a watch from an older version is told so.
+    pub fn compact(&self) {
+        lock(&self.shared.state).store.compact();
+    }
+
+    /// Answers a resource, such as `endpointslices`, with a fault from now on.
+    pub fn set_fault(&self, resource: &str, fault: Fault) {
+        let faults = &mut lock(&self.shared.state).faults;
+        faults.insert(resource.to_owned(), fault);
+        self.shared.changed.notify_all();
+    }
+
+    /// Answers a resource as it should be; what was kept waiting gets its answer.
+    pub fn lift(&self, resource: &str) {
+        lock(&self.shared.state).faults.remove(resource);
+        self.shared.changed.notify_all();
+    }
+
+    /// Has something happen to all watches of a resource that are open.
+    pub fn strike(&self, resource: &str, mishap: Mishap) {
+        let mishaps = &mut lock(&self.shared.state).mishaps;
+        mishaps.entry(resource.to_owned()).or_default().push(mishap);
+        self.shared.changed.notify_all();
+    }
+
+    /// Returns when a resource was asked for in this way, oldest first.
+    pub fn asked(&self, resource: &str, verb: Verb) -> Vec<Instant> {
+        let state = lock(&self.shared.state);
+        let same = |(what, how, _): &&(String, Verb, Instant)| what == resource && *how == verb;
+        let asked = state.asked.iter().filter(same);
+        asked.map(|(_, _, at)| *at).collect()
+    }
+}
+
+impl Drop for FakeApiServer {
+    fn drop(&mut self) {
+        for listener in lock(&self.listeners).iter() {
+            // Whoever waits for a connection is told that there will be none.
+            let _ = socket::shutdown(listener.as_raw_fd(), socket::Shutdown::Both);
+        }
+        let mut state = lock(&self.shared.state);
+        state.has_ended = true;
+        for connection in &state.connections {
+            let _ = connection.shutdown(Shutdown::Both);
+        }
+        self.shared.changed.notify_all();
+    }
+}
+
+impl Shared {
+    /// Answers one request after the other.
+    fn converse(&self, stream: TcpStream) -> io::Result<()> {
+        stream.set_nodelay(true)?;
+        {
+            let mut state = lock(&self.state);
+            if state.has_ended {
+                return Ok(());
+            }
+            state.connections.push(stream.try_clone()?);
+        }
+        let mut requests = BufReader::new(stream.try_clone()?);
+        while let Some(request) = Request::read(&mut requests)? {
+            self.answer(&request, &stream)?;
+        }
+        Ok(())
+    }
+
+    fn answer(&self, request: &Request, stream: &TcpStream) -> io::Result<()> {
+        let verb = match request {
+            Request { name: Some(_), .. } => Verb::Get,
+            request if request.option("watch") == Some("true") => Verb::Watch,
+            _ => Verb::List,
+        };
+        let mut state = lock(&self.state);
+        let asked = (request.resource.clone(), verb, Instant::now());
+        state.asked.push(asked);
+        while state.fault(&request.resource) == Some(Fault::Silent) {
+            if state.has_ended {
+                return Ok(());
+            }
+            state = self.wait(state);
+        }
+        if let Some(Fault::Refused(status)) = state.fault(&request.resource) {
+            drop(state);
+            return http::refuse(stream, status);
+        }
+        match verb {
+            Verb::Get => match state.store.get(request) {
+                Some(object) => http::answer(stream, &object),
+                None => http::refuse(stream, 404),
+            },
+            Verb::List => {
+                let list = state.store.list(request);
+                drop(state);
+                http::answer(stream, &list)
+            }
+            Verb::Watch => {
+                drop(state);
+                self.watch(request, stream)
+            }
+        }
+    }
+
+    fn wait<'state>(&self, state: MutexGuard<'state, State>) -> MutexGuard<'state, State> {
+        let waited = self.changed.wait(state);
+        waited.unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn fault(&self, resource: &str) -> Option<Fault> {
+        self.faults.get(resource).copied()
+    }
+}
+
+/// Takes a lock; what it guards is whole after each statement, also where one panicked.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

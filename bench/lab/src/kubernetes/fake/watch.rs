@@ -1,0 +1,143 @@
+//! One watch, from a version until its time is over or something happens to it.
+
+use std::{
+    io,
+    net::{Shutdown, TcpStream},
+    sync::PoisonError,
+    time::{Duration, Instant},
+};
+
+use super::{
+    Fault, Mishap, Shared, State,
+    http::{Chunks, Request, error, half},
+    lock, store,
+};
+
+/// How long a watch lasts for which no time was asked.
+const DEFAULT_SECONDS: u64 = 1800;
+
+/// What a watch does next.
+enum Step {
+    Tell(Vec<String>),
+    Strike(Mishap, Option<String>),
+    /// Its version is too old.
+    Expire,
+    End,
+}
+
+impl Shared {
+    pub(super) fn watch(&self, request: &Request, stream: &TcpStream) -> io::Result<()> {
+        let seconds = request.number("timeoutSeconds").unwrap_or(DEFAULT_SECONDS);
+        let deadline = Instant::now() + Duration::from_secs(seconds);
+        let mut chunks = Chunks::begin(stream)?;
+        let mut watch = Watch {
+            request,
+            version: request.number("resourceVersion").unwrap_or(0),
+            struck: lock(&self.state).mishaps(&request.resource).len(),
+            held: Vec::new(),
+        };
+        loop {
+            match self.next(&mut watch, deadline) {
+                Step::Tell(lines) => chunks.write(&lines.concat())?,
+                Step::Strike(mishap, line) => match (mishap, line.unwrap_or_default()) {
+                    (Mishap::Gone, _) => break,
+                    (Mishap::Cut, line) => {
+                        chunks.write_half(&line)?;
+                        return stream.shutdown(Shutdown::Both);
+                    }
+                    (Mishap::Torn, line) => {
+                        chunks.write(half(&line))?;
+                        return chunks.end();
+                    }
+                    (Mishap::Garbled, line) => {
+                        let (_, rest) = line.split_at(half(&line).len());
+                        chunks.write(rest)?;
+                    }
+                    (Mishap::Reset, _) => return stream.shutdown(Shutdown::Both),
+                },
+                Step::Expire => break,
+                Step::End => return chunks.end(),
+            }
+        }
+        chunks.write(&store::line("ERROR", &error(410)))?;
+        chunks.end()
+    }
+
+    /// Waits for something to do.
+    fn next(&self, watch: &mut Watch<'_>, deadline: Instant) -> Step {
+        let mut state = lock(&self.state);
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if state.has_ended {
+                return Step::End;
+            }
+            if let Some(step) = watch.step(&state) {
+                return step;
+            }
+            let is_silent = state.fault(&watch.request.resource) == Some(Fault::Silent);
+            if left.is_zero() && !is_silent {
+                return Step::End;
+            }
+            // A silent watch does not even end.
+            let pause = if is_silent { Duration::MAX } else { left };
+            let waited = self.changed.wait_timeout(state, pause);
+            (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+impl State {
+    fn mishaps(&self, resource: &str) -> &[Mishap] {
+        self.mishaps.get(resource).map_or(&[], Vec::as_slice)
+    }
+}
+
+/// How far a watch is.
+struct Watch<'request> {
+    request: &'request Request,
+    /// Everything up to this version is told.
+    version: u64,
+    /// Everything up to this mishap is over.
+    struck: usize,
+    /// Events that are held back.
+    held: Vec<String>,
+}
+
+impl Watch<'_> {
+    fn step(&mut self, state: &State) -> Option<Step> {
+        let resource = &self.request.resource;
+        let fault = state.fault(resource);
+        if fault == Some(Fault::Silent) {
+            return None;
+        }
+        let Some(mut lines) = state.store.since(self.version, self.request) else {
+            return Some(Step::Expire);
+        };
+        if let Some(&mishap) = state.mishaps(resource).get(self.struck) {
+            let needs_event = !matches!(mishap, Mishap::Gone | Mishap::Reset);
+            if needs_event && lines.is_empty() {
+                return None;
+            }
+            self.struck += 1;
+            self.version = state.store.version();
+            return Some(Step::Strike(mishap, Some(lines.concat())));
+        }
+        self.version = state.store.version();
+        if fault == Some(Fault::Reversed) {
+            self.held.append(&mut lines);
+            return None;
+        }
+        if !self.held.is_empty() {
+            self.held.append(&mut lines);
+            self.held.reverse();
+            lines = std::mem::take(&mut self.held);
+        }
+        if fault == Some(Fault::Doubled) {
+            lines = lines
+                .into_iter()
+                .flat_map(|line| [line.clone(), line])
+                .collect();
+        }
+        (!lines.is_empty()).then_some(Step::Tell(lines))
+    }
+}

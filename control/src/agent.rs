@@ -50,7 +50,7 @@ use crate::health::selection::Selection;
 use crate::health::targets::{Surroundings, Targets};
 use crate::health::ways::Ways;
 use crate::kubernetes::Feed;
-use crate::target::Machine;
+use crate::target::{Machine, Shapes};
 
 /// How often the machine is looked at without an event: a path MTU is learnt without one.
 const TIMER: Duration = Duration::from_secs(30);
@@ -133,6 +133,9 @@ pub struct Agent {
     /// Services whose table is not what their specification makes of the present settings.
     stale: BTreeSet<ServiceKey>,
     machine: Machine,
+    shapes: Shapes,
+    /// When the tables were last brought to the desired state.
+    programmed: Instant,
     /// Services that the tables should have.
     wanted: BTreeSet<ServiceKey>,
 
@@ -142,7 +145,8 @@ pub struct Agent {
     egress: BTreeMap<String, EgressAttachment>,
     /// Those with one of an earlier agent that this one has not taken over yet.
     inherited_egress: BTreeSet<String>,
-    /// The devices that lead to pods of this machine.
+    /// Pods of this machine, and the devices that led to them when the kernel was last asked.
+    pods: BTreeSet<IpAddr>,
     pod_devices: BTreeSet<String>,
 
     health: Arc<Monitor>,
@@ -232,10 +236,13 @@ impl Agent {
             unattached: BTreeMap::new(),
             stale: BTreeSet::new(),
             machine,
+            shapes: Shapes::default(),
+            programmed: Instant::now(),
             wanted: BTreeSet::new(),
             announcing: Announcing::default(),
             egress: BTreeMap::new(),
             inherited_egress,
+            pods: BTreeSet::new(),
             pod_devices: BTreeSet::new(),
             problems: Problems::default(),
             started: Instant::now(),
@@ -293,7 +300,8 @@ impl Agent {
                 self.account(taken);
             } else if turned || self.problems.pause(Instant::now()) == Some(Duration::ZERO) {
                 self.settle();
-            } else if wake != Wake::Woken {
+            }
+            if wake != Wake::Woken {
                 self.follow_machine();
             }
         }
@@ -373,6 +381,7 @@ impl Agent {
                 self.machine = Machine::of(&self.config.desired, &facts);
                 self.forget_detached();
                 self.forget_egress();
+                self.pods.clear();
                 let put = self.settle();
                 tracing::info!(
                     cause,

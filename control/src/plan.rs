@@ -7,6 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use fastpath::tables::{Addresses, Settings};
 use ipnet::IpNet;
@@ -24,7 +25,7 @@ pub struct Installed<'tables> {
     /// Prefixes from which IP-in-IP is accepted.
     pub trusted_edges: BTreeSet<IpNet>,
     /// Services; those of an earlier agent without what they were made from.
-    pub services: BTreeMap<ServiceKey, Option<&'tables ServiceSpec>>,
+    pub services: BTreeMap<ServiceKey, Option<&'tables Arc<ServiceSpec>>>,
     /// Interfaces; those of an earlier agent without the mode that it was allowed.
     pub interfaces: BTreeMap<String, Option<AttachMode>>,
     /// Devices with the egress program, and whether this agent has put its own there.
@@ -48,7 +49,7 @@ pub enum Operation {
         edges: BTreeSet<IpAddr>,
     },
     /// Add or change a service.
-    Put(ServiceKey, ServiceSpec),
+    Put(ServiceKey, Arc<ServiceSpec>),
     /// Remove a service.
     Remove(ServiceKey),
     /// Attach to an interface, or take over what is attached there.
@@ -106,8 +107,9 @@ pub fn plan(installed: &Installed<'_>, target: &Target) -> Vec<Operation> {
     });
     for (key, spec) in &target.services {
         let present = installed.services.get(key);
+        // The same object is equal without a look into it.
         if reseeded || present != Some(&Some(spec)) {
-            operations.push(Operation::Put(*key, spec.clone()));
+            operations.push(Operation::Put(*key, Arc::clone(spec)));
         }
     }
     for key in installed

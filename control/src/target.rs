@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::Arc;
 
 use fastpath::tables::{Addresses, Settings};
 use ipnet::IpNet;
@@ -127,7 +128,7 @@ pub struct Target {
     /// Prefixes from which IP-in-IP is accepted.
     pub trusted_edges: BTreeSet<IpNet>,
     /// Services.
-    pub services: BTreeMap<ServiceKey, ServiceSpec>,
+    pub services: BTreeMap<ServiceKey, Arc<ServiceSpec>>,
     /// Addresses that packets are sent to, and those of this machine's own pods' nodes.
     pub nodes: BTreeSet<IpAddr>,
     /// Interfaces with the attach mode wanted.
@@ -139,9 +140,71 @@ pub struct Target {
 impl Target {
     /// Applies the desired state to a machine.
     pub fn of(desired: &Desired, machine: &Machine) -> Self {
+        Shapes::default().target(desired, machine)
+    }
+
+    /// Lists the trusted edges from which frames may come by L2 DSR: single addresses.
+    pub fn l2dsr_edges(&self) -> BTreeSet<IpAddr> {
+        let mut services = self.services.values();
+        if !self.settings.node || !services.any(|spec| spec.mode == ForwardMode::L2dsr) {
+            return BTreeSet::new();
+        }
+        let single = |net: &&IpNet| net.prefix_len() == net.max_prefix_len();
+        let edges = self.trusted_edges.iter().filter(single);
+        edges.map(IpNet::addr).collect()
+    }
+}
+
+/// What became of each service, kept from one target to the next: a service that is the same object as
+/// before, on a machine that is as before, is not looked into again.
+#[derive(Debug, Default)]
+pub struct Shapes {
+    place: Place,
+    shapes: BTreeMap<ServiceKey, Shape>,
+    /// How many services send to an address.
+    nodes: BTreeMap<IpAddr, usize>,
+}
+
+/// What all shapes depend on.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Place {
+    edge: bool,
+    node: bool,
+    own: BTreeSet<IpAddr>,
+    node_ports: BTreeSet<IpAddr>,
+}
+
+#[derive(Debug)]
+struct Shape {
+    service: Arc<Service>,
+    /// For packets of clients, where this machine balances it.
+    balanced: Option<Arc<ServiceSpec>>,
+    /// For packets of edges, where this machine has the service for its pods alone.
+    for_pods: Option<Arc<ServiceSpec>>,
+    /// Addresses that it sends to.
+    nodes: BTreeSet<IpAddr>,
+}
+
+impl Shapes {
+    /// Applies the desired state to a machine.
+    pub fn target(&mut self, desired: &Desired, machine: &Machine) -> Target {
         let own = &machine.addresses;
         let node = desired.is_node(own);
-        let mut target = Self {
+        let place = Place {
+            edge: desired.edge,
+            node,
+            own: own.clone(),
+            node_ports: node_port_addresses(desired, machine),
+        };
+        if place != self.place {
+            *self = Self {
+                place,
+                ..Self::default()
+            };
+        }
+        self.follow(&desired.services);
+
+        let mut target = Target {
             settings: Settings {
                 hash_seed: desired.hash_seed,
                 source_v4: desired.sources.ipv4,
@@ -154,7 +217,7 @@ impl Target {
             addresses: Addresses::default(),
             trusted_edges: BTreeSet::new(),
             services: BTreeMap::new(),
-            nodes: BTreeSet::new(),
+            nodes: self.nodes.keys().copied().collect(),
             interfaces: desired.interfaces.clone(),
             egress: BTreeSet::new(),
         };
@@ -174,81 +237,116 @@ impl Target {
         if desired.diverts_checks() {
             target.egress.extend(desired.interfaces.keys().cloned());
         }
-        let node_ports = node_port_addresses(desired, machine);
-        for (key, service) in &desired.services {
-            target.add(desired, node, &node_ports, *key, &service.spec);
-        }
-        for spec in target.services.values() {
-            let backends = spec.backends.iter().map(|backend| backend.address);
-            match spec.traffic_policy {
-                TrafficPolicy::Cluster => target.nodes.extend(backends),
-                TrafficPolicy::Local => {
-                    target
-                        .nodes
-                        .extend(backends.filter(|node| own.contains(node)));
-                }
-            }
+        for (key, shape) in &self.shapes {
+            self.add(&mut target, *key, shape);
         }
         target
     }
 
-    fn add(
-        &mut self,
-        desired: &Desired,
-        node: bool,
-        node_ports: &BTreeSet<IpAddr>,
-        key: ServiceKey,
-        spec: &ServiceSpec,
-    ) {
-        let mut spec = spec.clone();
-        // To a machine without pods the policy would leave nothing: it is the load balancer in front,
-        // which sends to the nodes that have some.
-        if !node {
-            spec.traffic_policy = TrafficPolicy::Cluster;
-        }
-        let here_only = ServiceSpec {
-            traffic_policy: TrafficPolicy::Local,
-            ..spec.clone()
-        };
-        // A node hands to pods what edges send; what else it has the VIP of is the stack's.
-        let for_pods = node
-            && spec.mode != ForwardMode::Nat
-            && spec.backends.iter().any(|backend| backend.pod.is_some());
-        if !key.address.is_unspecified() {
-            if desired.edge {
-                self.services.insert(key, spec);
-            } else if for_pods {
-                self.services.insert(key, here_only);
+    /// Makes the shapes those of these services.
+    fn follow(&mut self, services: &BTreeMap<ServiceKey, Arc<Service>>) {
+        let Self {
+            place,
+            shapes,
+            nodes,
+        } = self;
+        shapes.retain(|key, shape| {
+            let stays = services
+                .get(key)
+                .is_some_and(|service| Arc::ptr_eq(service, &shape.service));
+            if !stays {
+                release(nodes, &shape.nodes);
             }
-            return;
-        }
-        if for_pods {
-            self.services.insert(key, here_only);
-        }
-        if !desired.edge {
-            return;
-        }
-        for address in node_ports {
-            if address.is_ipv4() == key.address.is_ipv4() {
-                self.addresses.node_ports.insert(*address);
-                let key = ServiceKey {
-                    address: *address,
-                    ..key
-                };
-                self.services.insert(key, spec.clone());
-            }
+            stays
+        });
+        for (key, service) in services {
+            shapes.entry(*key).or_insert_with(|| {
+                let shape = place.shape(*key, service);
+                for node in &shape.nodes {
+                    *nodes.entry(*node).or_default() += 1;
+                }
+                shape
+            });
         }
     }
 
-    /// Lists the trusted edges from which frames may come by L2 DSR: single addresses.
-    pub fn l2dsr_edges(&self) -> BTreeSet<IpAddr> {
-        let mut services = self.services.values();
-        if !self.settings.node || !services.any(|spec| spec.mode == ForwardMode::L2dsr) {
-            return BTreeSet::new();
+    fn add(&self, target: &mut Target, key: ServiceKey, shape: &Shape) {
+        if let Some(spec) = &shape.for_pods {
+            target.services.insert(key, Arc::clone(spec));
         }
-        let single = |net: &&IpNet| net.prefix_len() == net.max_prefix_len();
-        let edges = self.trusted_edges.iter().filter(single);
-        edges.map(IpNet::addr).collect()
+        let Some(spec) = &shape.balanced else {
+            return;
+        };
+        if !key.address.is_unspecified() {
+            target.services.insert(key, Arc::clone(spec));
+            return;
+        }
+        for address in self.place.node_ports_like(key.address) {
+            target.addresses.node_ports.insert(*address);
+            let key = ServiceKey {
+                address: *address,
+                ..key
+            };
+            target.services.insert(key, Arc::clone(spec));
+        }
+    }
+}
+
+impl Place {
+    fn shape(&self, key: ServiceKey, service: &Arc<Service>) -> Shape {
+        let spec = &service.spec;
+        let with_policy = |traffic_policy| {
+            Arc::new(ServiceSpec {
+                traffic_policy,
+                ..spec.clone()
+            })
+        };
+        // To a machine without pods the policy would leave nothing: it is the load balancer in front,
+        // which sends to the nodes that have some.
+        let policy = if self.node {
+            spec.traffic_policy
+        } else {
+            TrafficPolicy::Cluster
+        };
+        let is_node_port = key.address.is_unspecified();
+        let is_balanced =
+            self.edge && (!is_node_port || self.node_ports_like(key.address).next().is_some());
+        let balanced = is_balanced.then(|| with_policy(policy));
+        // A node hands to pods what edges send; what else it has the VIP of is the stack's.
+        let has_pods = self.node
+            && spec.mode != ForwardMode::Nat
+            && spec.backends.iter().any(|backend| backend.pod.is_some());
+        let for_pods =
+            (has_pods && (is_node_port || !self.edge)).then(|| with_policy(TrafficPolicy::Local));
+        let mut nodes = BTreeSet::new();
+        for spec in [&balanced, &for_pods].into_iter().flatten() {
+            let used = spec.backends.iter().map(|backend| backend.address);
+            let all = spec.traffic_policy == TrafficPolicy::Cluster;
+            nodes.extend(used.filter(|node| all || self.own.contains(node)));
+        }
+        Shape {
+            service: Arc::clone(service),
+            balanced,
+            for_pods,
+            nodes,
+        }
+    }
+
+    fn node_ports_like(&self, like: IpAddr) -> impl Iterator<Item = &IpAddr> {
+        let is_like = move |address: &&IpAddr| address.is_ipv4() == like.is_ipv4();
+        self.node_ports.iter().filter(is_like)
+    }
+}
+
+/// Takes one service off the count of each address.
+fn release(nodes: &mut BTreeMap<IpAddr, usize>, addresses: &BTreeSet<IpAddr>) {
+    for address in addresses {
+        if let Some(count) = nodes.get_mut(address) {
+            *count -= 1;
+            if *count == 0 {
+                nodes.remove(address);
+            }
+        }
     }
 }
 

@@ -18,6 +18,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
     net::IpAddr,
+    sync::Arc,
 };
 
 use aya::maps::{self, Map, MapData, MapError};
@@ -83,12 +84,17 @@ pub struct InstalledService {
     /// Pods that another one of their node has the tag of.
     left_out: Vec<BackendKey>,
     /// The specification it was made from; unknown after adoption.
-    spec: Option<ServiceSpec>,
+    spec: Option<Arc<ServiceSpec>>,
 }
 
 impl InstalledService {
     /// Returns what the service was made from, or nothing if an earlier agent made it.
     pub fn spec(&self) -> Option<&ServiceSpec> {
+        self.spec.as_deref()
+    }
+
+    /// Returns the same for who shares it: equal ones are mostly one.
+    pub const fn shared_spec(&self) -> Option<&Arc<ServiceSpec>> {
         self.spec.as_ref()
     }
 
@@ -210,6 +216,8 @@ pub struct Tables {
 
     settings: Settings,
     current_config: Config,
+    /// What `VIPS` holds; unknown after adoption and after a write that failed.
+    known_addresses: Option<Addresses>,
     arena: Arena,
     service_ids: Ids,
     backend_ids: Ids,
@@ -301,6 +309,7 @@ impl Tables {
             },
             settings: Settings::default(),
             current_config: Config::default(),
+            known_addresses: None,
             arena: Arena::new(lut.length()),
             service_ids: Ids::new(service.length()),
             backend_ids: Ids::new(backends.length()),

@@ -9,7 +9,7 @@ use super::problems::Item;
 use super::{Agent, chain, cluster};
 use crate::desired::{AttachMode, ServiceKey};
 use crate::plan::{Installed, Operation, hold, plan};
-use crate::target::{Machine, Target};
+use crate::target::Machine;
 
 /// Where the program is, and how it was asked to be there.
 #[derive(Debug)]
@@ -29,6 +29,7 @@ impl Agent {
             attempt = self.attempt();
             done += attempt.done;
         }
+        self.programmed = Instant::now();
         self.tables.reclaim();
         if let Err(error) = self.pins.remove_other_versions() {
             tracing::warn!(
@@ -60,12 +61,14 @@ impl Agent {
 
     /// Does every step of the plan, whatever becomes of the others.
     fn attempt(&mut self) -> Attempt {
-        self.pod_devices = self.find_pod_devices();
+        if self.pods != self.config.desired.pods_of(&self.machine.addresses) {
+            self.pod_devices = self.find_pod_devices();
+        }
         let machine = Machine {
             pod_devices: self.pod_devices.clone(),
             ..self.machine.clone()
         };
-        let target = Target::of(&self.selection.desired, &machine);
+        let target = self.shapes.target(&self.selection.desired, &machine);
         let operations = plan(&self.installed(), &target);
         self.wanted = target.services.into_keys().collect();
         let mut attempt = Attempt::default();
@@ -91,7 +94,10 @@ impl Agent {
             addresses: self.tables.addresses(),
             trusted_edges: self.tables.trusted_edges(),
             services: services
-                .map(|(key, service)| (*key, service.spec().filter(|_| !self.stale.contains(key))))
+                .map(|(key, service)| {
+                    let spec = service.shared_spec();
+                    (*key, spec.filter(|_| !self.stale.contains(key)))
+                })
                 .collect(),
             interfaces: inherited.chain(attached).collect(),
             egress: self.egress_in_force(),
@@ -123,12 +129,17 @@ impl Agent {
                 table(self.tables.set_addresses(&addresses)),
             ),
             Operation::Resolve { nodes, edges } => {
-                self.next_hops.set_targets(nodes, edges);
+                let changed = self.next_hops.set_targets(nodes, edges);
+                let failed = self.problems.of(&Item::NextHops).is_some();
+                // What the kernel changes has an event of its own.
+                if !changed && !failed {
+                    return (Item::NextHops, Ok(()));
+                }
                 let outcome = self.next_hops.refresh(&mut self.tables);
                 (Item::NextHops, outcome.map_err(|error| chain(&error)))
             }
             Operation::Put(key, spec) => {
-                let outcome = self.tables.put_service(key, &spec);
+                let outcome = self.tables.put_shared_service(key, spec);
                 if let Ok(change) = &outcome {
                     self.stale.remove(&key);
                     self.warn_of_left_out(&key);

@@ -127,7 +127,8 @@ impl Agent {
             return;
         };
         cluster.feed.reports().vitals().finish(Instant::now());
-        cluster.sync.add(taken.arrived.elapsed());
+        let took = self.programmed.saturating_duration_since(taken.arrived);
+        cluster.sync.add(took);
         let now = Timestamp::now();
         for change in taken.changes {
             // The clocks of two machines differ.

@@ -14,11 +14,11 @@ impl Agent {
     /// Asks the kernel for the devices that lead to the pods of this machine; those known before
     /// stay when it does not answer.
     pub(super) fn find_pod_devices(&mut self) -> BTreeSet<String> {
-        let pods = self.config.desired.pods_of(&self.machine.addresses);
-        if pods.is_empty() {
+        self.pods = self.config.desired.pods_of(&self.machine.addresses);
+        if self.pods.is_empty() {
             return BTreeSet::new();
         }
-        let leading = match self.next_hops.devices(&pods) {
+        let leading = match self.next_hops.devices(&self.pods) {
             Ok(leading) => leading,
             Err(error) => return self.keep_pod_devices(&error),
         };
@@ -28,7 +28,9 @@ impl Agent {
         }
     }
 
-    fn keep_pod_devices(&self, error: &dyn std::error::Error) -> BTreeSet<String> {
+    fn keep_pod_devices(&mut self, error: &dyn std::error::Error) -> BTreeSet<String> {
+        // The next attempt asks again.
+        self.pods.clear();
         tracing::warn!(error = chain(error), "cannot find the devices of the pods");
         self.pod_devices.clone()
     }

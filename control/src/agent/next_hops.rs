@@ -44,12 +44,19 @@ impl NextHops {
         })
     }
 
-    pub(super) fn set_targets(&mut self, targets: BTreeSet<IpAddr>, edges: BTreeSet<IpAddr>) {
-        if targets != self.targets || edges != self.edges {
+    /// Makes these the targets; tells whether they are others than before.
+    pub(super) fn set_targets(
+        &mut self,
+        targets: BTreeSet<IpAddr>,
+        edges: BTreeSet<IpAddr>,
+    ) -> bool {
+        let changed = targets != self.targets || edges != self.edges;
+        if changed {
             self.tracker.set_targets(targets.union(&edges).copied());
             self.targets = targets;
             self.edges = edges;
         }
+        changed
     }
 
     /// Asks the kernel about every target and stores the answers that the tables lack.

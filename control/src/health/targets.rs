@@ -1,6 +1,6 @@
 //! Who is checked, and by which way: derived from the desired state.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
@@ -124,6 +124,8 @@ fn plans<'desired>(
     around: &Surroundings<'_>,
 ) -> BTreeMap<Checked, Plan<'desired>> {
     let mut plans = BTreeMap::new();
+    // Most backends add nothing to what another one of their node said.
+    let mut seen: HashSet<(IpAddr, bool)> = HashSet::new();
     for (key, service) in &desired.services {
         let mode = service.spec.mode;
         for backend in &service.spec.backends {
@@ -132,8 +134,11 @@ fn plans<'desired>(
             if node.is_unspecified() {
                 continue;
             }
-            if desired.node_health && !around.own.contains(&node) {
-                let encapsulated = around.diverts && mode == ForwardMode::Ipip;
+            let encapsulated = around.diverts && mode == ForwardMode::Ipip;
+            if desired.node_health
+                && seen.insert((node, encapsulated))
+                && !around.own.contains(&node)
+            {
                 let way = encapsulated.then_some(ProbeSpec {
                     peer: node,
                     destination: node,

@@ -242,6 +242,52 @@ fn pods_here_are_those_on_an_address_of_this_machine() {
 }
 
 #[test]
+fn service_that_is_the_same_object_keeps_its_shape() {
+    let machine = machine(&["10.0.0.1"]);
+    let mut desired = config::parse(CLUSTER).unwrap().desired;
+    let mut shapes = Shapes::default();
+    let before = shapes.target(&desired, &machine);
+    let changed = *desired.services.keys().next_back().unwrap();
+    let service = Arc::make_mut(desired.services.get_mut(&changed).unwrap());
+    service.spec.backends.pop();
+    let after = shapes.target(&desired, &machine);
+    assert_eq!(after, Target::of(&desired, &machine));
+    assert_ne!(after, before);
+    for (key, spec) in &after.services {
+        assert_eq!(
+            Arc::ptr_eq(spec, &before.services[key]),
+            *key != changed,
+            "{key}"
+        );
+    }
+}
+
+#[test]
+fn shapes_follow_services_and_the_machine() {
+    let full = config::parse(CLUSTER).unwrap().desired;
+    let mut shapes = Shapes::default();
+    let none = Desired {
+        services: BTreeMap::new(),
+        ..full.clone()
+    };
+    let edge = Desired {
+        node: crate::desired::Role::No,
+        ..full.clone()
+    };
+    let mut one = full.clone();
+    one.services.pop_first();
+    for own in ["10.0.0.1", "10.0.0.2", "10.0.0.100"] {
+        for desired in [&full, &one, &full, &edge, &none, &one] {
+            let machine = machine(&[own]);
+            assert_eq!(
+                shapes.target(desired, &machine),
+                Target::of(desired, &machine)
+            );
+        }
+    }
+}
+
+#[test]
 fn keys_in_the_tables_lead_back_to_their_service() {
     let desired = config::parse(CLUSTER).unwrap().desired;
     for (key, configured) in [

@@ -1,6 +1,11 @@
 //! Backends, and the next hops that lead to their nodes.
 
-use std::{collections::BTreeSet, mem::offset_of, net::IpAddr, sync::atomic::Ordering};
+use std::{
+    collections::BTreeSet,
+    mem::offset_of,
+    net::IpAddr,
+    sync::{Arc, atomic::Ordering},
+};
 
 use xdp_prog::abi::{Backend, map};
 
@@ -146,8 +151,8 @@ impl Tables {
         }
     }
 
-    fn services_with_pods_on(&self, node: IpAddr) -> Vec<(ServiceKey, ServiceSpec)> {
-        let has_pods = |spec: &&ServiceSpec| {
+    fn services_with_pods_on(&self, node: IpAddr) -> Vec<(ServiceKey, Arc<ServiceSpec>)> {
+        let has_pods = |spec: &&Arc<ServiceSpec>| {
             spec.backends
                 .iter()
                 .any(|backend| backend.pod.is_some() && backend.address == node)

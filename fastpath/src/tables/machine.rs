@@ -62,6 +62,10 @@ impl Tables {
 
     /// Lists the addresses.
     pub fn addresses(&self) -> Addresses {
+        // Nobody else writes the map, and reading it takes two system calls for each entry.
+        if let Some(known) = &self.known_addresses {
+            return known.clone();
+        }
         let mut addresses = Addresses::default();
         for (key, flags) in self.vips.iter().flatten() {
             for (flag, set) in by_flag(&mut addresses) {
@@ -80,6 +84,7 @@ impl Tables {
     /// When the kernel refuses a write, as it does when the table is full.
     pub fn set_addresses(&mut self, addresses: &Addresses) -> Result<(), TableError> {
         let outcome = self.replace_addresses(addresses);
+        self.known_addresses = outcome.is_ok().then(|| addresses.clone());
         self.begin_epoch()?;
         outcome
     }

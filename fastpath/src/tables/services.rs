@@ -1,6 +1,10 @@
 //! Services: their lookup tables, their rules, and the keys that lead to them.
 
-use std::{collections::BTreeSet, mem::offset_of, sync::atomic::Ordering};
+use std::{
+    collections::BTreeSet,
+    mem::offset_of,
+    sync::{Arc, atomic::Ordering},
+};
 
 use xdp_prog::abi::{Service, ServiceWord, Slot, map};
 
@@ -46,6 +50,19 @@ impl Tables {
         key: ServiceKey,
         spec: &ServiceSpec,
     ) -> Result<Change, TableError> {
+        self.put_shared_service(key, Arc::new(spec.clone()))
+    }
+
+    /// Does the same with a specification that the caller keeps too.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Tables::put_service`].
+    pub fn put_shared_service(
+        &mut self,
+        key: ServiceKey,
+        spec: Arc<ServiceSpec>,
+    ) -> Result<Change, TableError> {
         let outcome = self.replace_service(key, spec);
         self.begin_epoch()?;
         outcome
@@ -54,9 +71,9 @@ impl Tables {
     fn replace_service(
         &mut self,
         key: ServiceKey,
-        spec: &ServiceSpec,
+        spec: Arc<ServiceSpec>,
     ) -> Result<Change, TableError> {
-        let layout = layout(&key, spec, self.settings.hash_seed, |node| {
+        let layout = layout(&key, &spec, self.settings.hash_seed, |node| {
             self.ways.get(&node).is_some_and(|way| way.local)
         })?;
         let ids = self.take_backends(&layout.backends)?;
@@ -99,11 +116,11 @@ impl Tables {
     }
 
     /// Puts services again whose local pods are not what they were when they were put.
-    pub(super) fn put_again(&mut self, services: Vec<(ServiceKey, ServiceSpec)>) {
+    pub(super) fn put_again(&mut self, services: Vec<(ServiceKey, Arc<ServiceSpec>)>) {
         for (key, spec) in services {
             // A service that does not fit stays as it was; whoever compares what is installed with what is
             // wanted finds it to be something else.
-            if self.put_service(key, &spec).is_err()
+            if self.put_shared_service(key, spec).is_err()
                 && let Some(service) = self.installed.get_mut(&key)
             {
                 service.spec = None;
@@ -116,7 +133,7 @@ impl Tables {
     fn install(
         &mut self,
         key: &ServiceKey,
-        spec: &ServiceSpec,
+        spec: Arc<ServiceSpec>,
         layout: &Layout,
         ids: &[u32],
     ) -> Result<(InstalledService, Change), TableError> {
@@ -167,13 +184,13 @@ impl Tables {
         let local_word = runs.local.map_or(ServiceWord::default(), word);
         if old_id.is_some() {
             self.store_words(id, word(runs.table), local_word);
-            self.set_rules(id, spec);
+            self.set_rules(id, &spec);
         } else {
             self.counters.clear_service(id);
             let entry = Service {
                 word: word(runs.table),
                 local: local_word,
-                ..service_rules(spec)
+                ..service_rules(&spec)
             };
             self.service.write(id, entry);
             if let Err(error) = self.insert_key(key, id) {
@@ -204,7 +221,7 @@ impl Tables {
             pods,
             source_ranges: ranges,
             left_out: layout.left_out.clone(),
-            spec: Some(spec.clone()),
+            spec: Some(spec),
         };
         Ok((service, change))
     }

@@ -33,6 +33,7 @@ use std::{
 };
 
 pub use fake::{FakeApiServer, Fault, Mishap, Verb};
+pub use objects::node;
 pub use parts::ProxyMode;
 pub use programs::program;
 
@@ -101,7 +102,7 @@ impl ControlPlane {
         )?;
 
         let etcd = Process::spawn(&mut etcd(&machine)?)?;
-        let api_server = Process::spawn(&mut api_server(&machine)?)?;
+        let api_server = Process::spawn(&mut api_server(&machine, Self::PORT)?)?;
         let mut control_plane = Self {
             api_server,
             etcd,
@@ -209,8 +210,30 @@ impl ControlPlane {
     ///
     /// [`crate::Error::Start`].
     pub fn start_api_server(&mut self) -> Result<()> {
-        self.api_server = Process::spawn(&mut api_server(&self.machine)?)?;
+        self.api_server = Process::spawn(&mut api_server(&self.machine, Self::PORT)?)?;
         Ok(())
+    }
+
+    /// Starts an API server beside the first, over the same etcd, that only `kubectl` and the like go to,
+    /// until the first is started again.
+    ///
+    /// # Errors
+    ///
+    /// As for [`ControlPlane::start`].
+    pub fn start_other_api_server(&self) -> Result<Process> {
+        let mut command = api_server(&self.machine, Self::PORT + 1)?;
+        let mut other = Process::spawn(&mut command)?;
+        other.wait_for_line("Serving securely", READY_TIMEOUT)?;
+        let url = format!("https://{}:{}", Self::ADDRESS, Self::PORT + 1);
+        self.write_kubeconfig_for(&url, &self.machine, Self::ADMIN)?;
+        let awaited = "the other API server is ready";
+        wait_for(awaited, READY_TIMEOUT, || {
+            if let Err(ended) = other.expect_running("being ready") {
+                return Ok(Err(ended));
+            }
+            self.kubectl(&["get", "--raw", "/readyz"]).map(|_| Ok(()))
+        })??;
+        Ok(other)
     }
 
     /// Kills etcd.
@@ -238,6 +261,10 @@ impl ControlPlane {
     ///
     /// [`crate::Error::Kernel`].
     pub fn write_kubeconfig(&self, machine: &Namespace, token: &str) -> Result<PathBuf> {
+        self.write_kubeconfig_for(&self.url(), machine, token)
+    }
+
+    fn write_kubeconfig_for(&self, url: &str, machine: &Namespace, token: &str) -> Result<PathBuf> {
         let ca = machine.write_file("ca.crt", &self.ca)?;
         let kubeconfig = format!(
             "apiVersion: v1
@@ -248,12 +275,11 @@ contexts:
   context: {{cluster: lab, user: lab}}
 clusters:
 - name: lab
-  cluster: {{server: '{}', certificate-authority: '{}'}}
+  cluster: {{server: '{url}', certificate-authority: '{}'}}
 users:
 - name: lab
   user: {{token: '{token}'}}
 ",
-            self.url(),
             ca.display()
         );
         machine.write_file(KUBECONFIG, kubeconfig)
@@ -296,7 +322,7 @@ fn etcd(machine: &Namespace) -> Result<Command> {
     Ok(command)
 }
 
-fn api_server(machine: &Namespace) -> Result<Command> {
+fn api_server(machine: &Namespace, port: u16) -> Result<Command> {
     let files = Path::new(Namespace::FILES);
     let key = files.join("service-accounts.key");
     let mut command = machine.command(program("kube-apiserver")?);
@@ -305,7 +331,7 @@ fn api_server(machine: &Namespace) -> Result<Command> {
         .arg("--cert-dir")
         .arg(files)
         .args(["--bind-address", &ControlPlane::ADDRESS.to_string()])
-        .args(["--secure-port", &ControlPlane::PORT.to_string()])
+        .args(["--secure-port", &port.to_string()])
         .args(["--service-cluster-ip-range", ControlPlane::SERVICE_RANGE])
         .args(["--service-account-issuer", "https://kubernetes.default.svc"])
         .arg("--service-account-key-file")

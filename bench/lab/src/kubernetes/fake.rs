@@ -42,6 +42,8 @@ pub enum Fault {
     Silent,
     /// Requests are refused with this status, 429 with `Retry-After`; open watches go on.
     Refused(u16),
+    /// Watches from any version but the newest are refused with 410.
+    Expired,
     /// Watches tell every event twice.
     Doubled,
     /// Watches hold events back; once it is lifted, they tell the newest first.
@@ -239,7 +241,13 @@ impl Shared {
             }
             state = self.wait(state);
         }
-        if let Some(Fault::Refused(status)) = state.fault(&request.resource) {
+        let is_old = || request.number("resourceVersion") < Some(state.store.version());
+        let refused = match state.fault(&request.resource) {
+            Some(Fault::Refused(status)) => Some(status),
+            Some(Fault::Expired) if verb == Verb::Watch && is_old() => Some(410),
+            _ => None,
+        };
+        if let Some(status) = refused {
             drop(state);
             return http::refuse(stream, status);
         }

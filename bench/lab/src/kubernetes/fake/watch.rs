@@ -19,7 +19,8 @@ const DEFAULT_SECONDS: u64 = 1800;
 /// What a watch does next.
 enum Step {
     Tell(Vec<String>),
-    Strike(Mishap, Option<String>),
+    /// With the events that it comes upon.
+    Strike(Mishap, Vec<String>),
     /// Its version is too old.
     Expire,
     End,
@@ -39,22 +40,24 @@ impl Shared {
         loop {
             match self.next(&mut watch, deadline) {
                 Step::Tell(lines) => chunks.write(&lines.concat())?,
-                Step::Strike(mishap, line) => match (mishap, line.unwrap_or_default()) {
-                    (Mishap::Gone, _) => break,
-                    (Mishap::Cut, line) => {
-                        chunks.write_half(&line)?;
-                        return stream.shutdown(Shutdown::Both);
+                Step::Strike(mishap, lines) => {
+                    let next = lines.first().map_or("", String::as_str);
+                    match mishap {
+                        Mishap::Gone => break,
+                        Mishap::Cut => {
+                            chunks.write_half(next)?;
+                            return stream.shutdown(Shutdown::Both);
+                        }
+                        Mishap::Torn => {
+                            chunks.write(half(next))?;
+                            return chunks.end();
+                        }
+                        Mishap::Garbled => {
+                            chunks.write(&lines.concat()[half(next).len()..])?;
+                        }
+                        Mishap::Reset => return stream.shutdown(Shutdown::Both),
                     }
-                    (Mishap::Torn, line) => {
-                        chunks.write(half(&line))?;
-                        return chunks.end();
-                    }
-                    (Mishap::Garbled, line) => {
-                        let (_, rest) = line.split_at(half(&line).len());
-                        chunks.write(rest)?;
-                    }
-                    (Mishap::Reset, _) => return stream.shutdown(Shutdown::Both),
-                },
+                }
                 Step::Expire => break,
                 Step::End => return chunks.end(),
             }
@@ -120,7 +123,7 @@ impl Watch<'_> {
             }
             self.struck += 1;
             self.version = state.store.version();
-            return Some(Step::Strike(mishap, Some(lines.concat())));
+            return Some(Step::Strike(mishap, lines));
         }
         self.version = state.store.version();
         if fault == Some(Fault::Reversed) {

@@ -40,13 +40,14 @@ use hyper::body::Bytes;
 use hyper::{Response, StatusCode};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Secret;
-use kube::{Api, Client};
+use kube::Api;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{oneshot, watch as channel};
 
 use self::convert::Classes;
 use self::lease::{Candidate, Term};
 use self::metrics::Values;
+use crate::kubernetes::client::{ClientError, client};
 use crate::{cli, commands, http, run};
 
 /// Who writes, in the API server's records of field ownership and in Events.
@@ -75,14 +76,9 @@ pub fn run(options: &cli::Controller) -> Result<()> {
 async fn serve(options: &cli::Controller) -> Result<()> {
     let mut terminate = signal(SignalKind::terminate()).context("cannot handle signals")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot handle signals")?;
-    let mut config = kube::Config::infer().await.context(
-        "cannot find the API server: neither KUBECONFIG, ~/.kube/config nor a pod's service account tells",
-    )?;
-    // Its pauses grow to minutes, and nobody would be told: watches and writes have their own.
-    config.default_retry = false;
+    let config = kube::Config::infer().await.map_err(ClientError::from)?;
     let server = config.cluster_url.to_string();
-    let client = Client::try_from(config)
-        .with_context(|| format!("cannot use the credentials for the API server {server}"))?;
+    let client = client(config)?;
     let namespace = namespace(options);
     let identity = identity();
     tracing::info!(server, namespace, identity, "starting");

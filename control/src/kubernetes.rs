@@ -10,7 +10,7 @@
 //! own does it all, so that a list of thousands of objects keeps no health check and no command waiting.
 
 pub(crate) mod backoff;
-mod client;
+pub(crate) mod client;
 mod cluster;
 mod convert;
 mod feed;
@@ -18,6 +18,7 @@ pub mod leases;
 mod listing;
 mod pace;
 mod presence;
+pub(crate) mod relist;
 mod watch;
 
 use std::fmt;

@@ -11,8 +11,8 @@ use futures_util::stream::{BoxStream, select_all};
 use futures_util::{Stream, StreamExt, TryStreamExt};
 use k8s_openapi::api::core::v1::{Namespace, Node, Secret, Service};
 use k8s_openapi::jiff::Timestamp;
+use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Event};
-use kube::runtime::{WatchStreamExt, watcher as watch};
 use kube::{Api, Client};
 use tokio::sync::watch as channel;
 use tokio::time::Instant;
@@ -27,6 +27,7 @@ use super::seed;
 use super::write::{WriteError, Writer};
 use crate::index::objects::ObjectName;
 use crate::kubernetes::backoff::Patience;
+use crate::kubernetes::relist;
 
 /// How long the server is asked to keep a watch open: a server that has gone without a word is noticed a few
 /// seconds later.
@@ -259,7 +260,7 @@ where
     T: 'static,
 {
     let config = watcher::Config::default().timeout(WATCH_SECONDS);
-    let events = watch(Api::<K>::all(client.clone()), config).backoff(Patience::default());
+    let events = relist::watch(Api::<K>::all(client.clone()), config).backoff(Patience::default());
     let named = move |object: K| (convert::name(object.meta()), convert(&object));
     events
         .map_ok(move |event| {

@@ -20,7 +20,9 @@ const DEFAULT_NAMESPACE: &str = "guideway-system";
 /// The Secret with the seed of the flow hash, and the key in it.
 const SEED_SECRET: &str = "guideway-seed";
 const SEED_KEY: &str = "seed";
-/// How often it is looked for.
+/// How long the server may keep a request without a byte: longer than a watch in which nothing changes.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(70);
+/// How often the seed is looked for.
 const SEED_PAUSE: Duration = Duration::from_secs(2);
 
 /// Why the API cannot be used at all; a server that does not answer is no such reason.
@@ -72,9 +74,12 @@ fn host_name() -> String {
 }
 
 /// Makes a client; no packet is sent for it.
-pub(super) fn client(mut config: kube::Config) -> Result<Client, ClientError> {
-    // Its pauses grow to minutes, and nobody would be told: the watchers have their own.
+pub(crate) fn client(mut config: kube::Config) -> Result<Client, ClientError> {
+    // Its pauses grow to minutes, and nobody would be told: watchers and writers have their own.
     config.default_retry = false;
+    // By default a server that takes a request and never answers is waited for for ever.
+    config.read_timeout = Some(ANSWER_TIMEOUT);
+    config.reset_reader_on_write = true;
     let server = config.cluster_url.to_string();
     Client::try_from(config).map_err(|source| ClientError::Client { server, source })
 }

@@ -15,14 +15,14 @@ use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{ObjectMeta, PartialObjectMeta, Patch, PatchParams, PostParams};
+use kube::runtime::WatchStreamExt;
 use kube::runtime::utils::Backoff;
 use kube::runtime::watcher::{self, Event};
-use kube::runtime::{WatchStreamExt, watcher as watch_objects};
 use kube::{Api, Client, ResourceExt};
 use tokio::sync::{mpsc, watch};
 
 use super::backoff::Patience;
-use super::{FollowError, Watchers, client};
+use super::{FollowError, Watchers, client, relist};
 use crate::agent::chain;
 use crate::announce::election::{DURATION, RENEWAL};
 use crate::announce::{Candidates, Edge, Election, Holdings};
@@ -199,13 +199,13 @@ type Heartbeats<K> = BoxStream<'static, watcher::Result<Event<K>>>;
 fn leases_of_edges(leases: Api<Lease>) -> Heartbeats<Lease> {
     let config = watcher::Config::default().labels(&format!("{LABEL}={LABEL_VALUE}"));
     let config = config.timeout(WATCH_SECONDS);
-    watch_objects(leases, config).backoff(Steady).boxed()
+    relist::watch(leases, config).backoff(Steady).boxed()
 }
 
 fn node_of(nodes: Api<PartialObjectMeta<Node>>, name: &str) -> Heartbeats<PartialObjectMeta<Node>> {
     let config = watcher::Config::default().fields(&format!("metadata.name={name}"));
     let config = config.timeout(WATCH_SECONDS);
-    watch_objects(nodes, config)
+    relist::watch(nodes, config)
         .backoff(Patience::default())
         .boxed()
 }
@@ -305,9 +305,7 @@ async fn renew(
         let Some(addresses) = to_renew.borrow().clone() else {
             continue;
         };
-        // A clock that stands still or goes back would leave the Lease as it is.
-        let microsecond = Duration::from_micros(1);
-        last = Timestamp::now().max(last.saturating_add(microsecond).unwrap_or(last));
+        last = renewal_time(last, Timestamp::now());
         let renewal = renew_once(&leases, lease(&edge, &addresses, last));
         match tokio::time::timeout(RENEWAL_TIMEOUT, renewal).await {
             Ok(Ok(())) => {}
@@ -315,6 +313,12 @@ async fn renew(
             Err(_) => tracing::warn!("the Lease is not renewed: the API server does not answer"),
         }
     }
+}
+
+/// Returns the time to write after another: a clock that stands still or goes back would leave the Lease as it is.
+fn renewal_time(last: Timestamp, now: Timestamp) -> Timestamp {
+    let microsecond = Duration::from_micros(1);
+    now.max(last.saturating_add(microsecond).unwrap_or(last))
 }
 
 async fn renew_once(leases: &Api<Lease>, lease: Lease) -> kube::Result<()> {
@@ -351,6 +355,8 @@ fn lease(edge: &str, addresses: &BTreeSet<IpAddr>, now: Timestamp) -> Lease {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     fn labels(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
@@ -376,6 +382,44 @@ mod tests {
         assert!(!edges.may_announce(Some(&labels(&[("role", "worker")]))));
         assert!(edges.may_announce(Some(&labels(&[("role", "edge")]))));
         assert!(!edges.may_announce(Some(&labels(&[("role", "edge"), (EXCLUDED, "true")]))));
+    }
+
+    #[test]
+    fn every_renewal_changes_the_lease_whatever_the_clock_does() {
+        let at = |seconds| Timestamp::from_second(seconds).unwrap();
+        let mut last = Timestamp::UNIX_EPOCH;
+        for clock in [1_000, 1_000, 5, 4_000_000_000, 1_001] {
+            let next = renewal_time(last, at(clock));
+            assert!(next > last, "{next} after {last} at {clock}");
+            last = next;
+        }
+    }
+
+    #[test]
+    fn lease_of_an_agent_one_version_apart_is_read_and_written() {
+        let first = json!({
+            "metadata": {
+                "name": "guideway-edge-node1", "labels": {"guideway.dev/lease": "edge"},
+                "annotations": {"guideway.dev/node-addresses": "10.0.0.1"},
+            },
+            "spec": {
+                "holderIdentity": "node1", "leaseDurationSeconds": 2,
+                "renewTime": "1970-01-01T00:00:00.000000Z",
+            },
+        });
+        let mut newer = first.clone();
+        newer["metadata"]["resourceVersion"] = json!("7");
+        newer["metadata"]["annotations"]["guideway.dev/newer"] = json!("x");
+        newer["spec"]["strategy"] = json!("Newer");
+        newer["newer"] = json!({});
+        let edge = edge_of(&serde_json::from_value(newer).unwrap()).unwrap();
+        let addresses: BTreeSet<IpAddr> = ["10.0.0.1".parse().unwrap()].into();
+        assert_eq!((edge.name.as_str(), &edge.addresses), ("node1", &addresses));
+        let written = lease("node1", &addresses, Timestamp::UNIX_EPOCH);
+        let written = serde_json::to_value(written).unwrap();
+        for part in ["metadata", "spec"] {
+            assert_eq!(written[part], first[part]);
+        }
     }
 
     #[test]

@@ -20,7 +20,7 @@ use super::backoff::Patience;
 use super::cluster::{Cluster, Kind, Told};
 use super::feed::{Feed, Update};
 use super::pace::Pace;
-use super::presence;
+use super::{presence, relist};
 use crate::agent::chain;
 use crate::index::objects::{HEADLESS, SERVICE_NAME, SERVICE_PROXY_NAME};
 
@@ -123,18 +123,18 @@ fn watchers(client: &Client, scope: &Scope) -> impl Stream<Item = Heard> + use<>
     select_all([
         heard(
             Kind::Services,
-            watcher(services, any.clone().labels(&theirs)),
+            relist::watch(services, any.clone().labels(&theirs)),
             Told::Service,
         ),
         heard(
             Kind::EndpointSlices,
-            watcher(slices, any.clone().labels(&theirs)),
+            relist::watch(slices, any.clone().labels(&theirs)),
             Told::Slice,
         ),
-        heard(Kind::Nodes, watcher(nodes, any.clone()), Told::Node),
+        heard(Kind::Nodes, relist::watch(nodes, any.clone()), Told::Node),
         heard(
             Kind::Presence,
-            watcher(presence, any.labels(&ours)),
+            relist::watch(presence, any.labels(&ours)),
             Told::Presence,
         ),
     ])

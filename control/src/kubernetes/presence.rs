@@ -181,6 +181,21 @@ mod tests {
     }
 
     #[test]
+    fn clock_that_leaps_takes_along_only_who_was_gone() {
+        let start = Instant::now();
+        let mut presence = Presence::default();
+        presence.apply(&slice("a", &["n1", "n2"]), start);
+        presence.apply(&slice("a", &["n2"]), start);
+        let later = start + 1000 * MINUTE;
+        assert_eq!(presence.expire(later), None);
+        assert_eq!(names(&presence), ["n2"]);
+        // The list after that is the one before.
+        presence.apply(&slice("a", &["n2"]), later);
+        presence.retain(&[slice("a", &[]).name].into(), later);
+        assert_eq!(names(&presence), ["n2"]);
+    }
+
+    #[test]
     fn machine_that_comes_back_is_not_forgotten() {
         let start = Instant::now();
         let mut presence = Presence::default();

@@ -395,3 +395,35 @@ fn local_traffic_policy_leaves_nodes_without_endpoints_out() {
     world.expect_one_holder_each();
     assert!(world.edge("b").holds.is_empty(), "the endpoint has moved");
 }
+
+#[test]
+fn clock_that_leaps_moves_no_address() {
+    // A host is paused with all its machines: an hour has passed for each of them, and no time.
+    let mut world = World::new(&["a", "b"], 60);
+    world.pass(SETTLED);
+    let before = ["a", "b"].map(|name| world.edge(name).holds.clone());
+    world.now += Duration::from_secs(3600);
+    for _ in 0..60 {
+        world.tick();
+        assert_eq!(
+            ["a", "b"].map(|name| world.edge(name).holds.clone()),
+            before
+        );
+    }
+}
+
+#[test]
+fn machine_that_was_paused_yields_and_takes_back() {
+    let mut world = World::new(&["a", "b"], 60);
+    world.pass(SETTLED);
+    let before = world.edge("a").holds.clone();
+    world.edge("a").runs = false;
+    world.pass(Duration::from_secs(60));
+    assert_eq!(world.edge("b").holds.len(), 60);
+    world.edge("a").runs = true;
+    world.tick();
+    assert!(world.edge("a").holds.is_empty(), "it has heard the other");
+    world.pass(SETTLED);
+    world.expect_one_holder_each();
+    assert_eq!(world.edge("a").holds, before);
+}

@@ -89,3 +89,4 @@ health: setup
 bench: setup
 	cargo bench --workspace --locked
 	cargo run --release --locked --package bench --bin guideway-bench -- datapath
+	GUIDEWAY_OUTAGE_SECONDS=300 cargo test --locked --package control --test kubernetes outages

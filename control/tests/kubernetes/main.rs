@@ -7,8 +7,11 @@
 
 mod agent;
 mod controller;
+mod faults;
 mod healthz;
 mod leases;
+mod objects;
+mod outages;
 #[path = "../e2e/support/mod.rs"]
 #[allow(
     dead_code,

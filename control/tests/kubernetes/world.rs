@@ -6,19 +6,16 @@ use std::path::Path;
 use std::time::Duration;
 
 use lab::kubernetes::ControlPlane;
-use lab::{Guideway, Machine, Namespace, Process, Signal, Topology, wait_for};
+use lab::{Guideway, Machine, Namespace, Process, Signal, Topology, vip_v4, vip_v6, wait_for};
 use serde_json::{Value, json};
 
+use crate::objects::{self, SYSTEM, TARGET_PORT};
 use crate::support::{Echo, Flow, Mode, Protocol, Service, guideway};
 
 /// Longer than a watch that failed takes to begin anew: 30 s, on a busy machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(90);
 /// How long a flow waits for its answer before it is opened again.
 const FLOW_PATIENCE: Duration = Duration::from_millis(500);
-/// Namespace of Guideway's own objects.
-const SYSTEM: &str = "guideway-system";
-/// Where pods listen.
-const TARGET_PORT: u16 = 8080;
 
 /// The machines of a topology as a cluster.
 pub(crate) struct World<'net> {
@@ -51,15 +48,8 @@ impl<'net> World<'net> {
         let namespace =
             json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SYSTEM}});
         control.apply(&namespace.to_string()).unwrap();
-        let echoes = net.pods().map(|pod| {
-            let at = |address| SocketAddr::new(address, TARGET_PORT);
-            let protocols = [Protocol::Tcp, Protocol::Udp];
-            let served =
-                protocols.map(|protocol| [(at(pod.v4()), protocol), (at(pod.v6()), protocol)]);
-            Echo::serve(pod, served.into_iter().flatten())
-        });
         Self {
-            _echoes: echoes.collect(),
+            _echoes: serve_on_pods(net),
             net,
             control,
             agents: Vec::new(),
@@ -92,132 +82,50 @@ impl<'net> World<'net> {
 
     /// Writes the Secret with the seed, as the controller would.
     pub(crate) fn write_seed(&self) {
-        let secret = json!({
-            "apiVersion": "v1", "kind": "Secret",
-            "metadata": {"namespace": SYSTEM, "name": "guideway-seed"},
-            "stringData": {"seed": "0x1234567890abcdef"},
-        });
-        self.control.apply(&secret.to_string()).unwrap();
+        self.apply(&objects::seed());
     }
 
     /// Writes the slices of Guideway's own Service: its pods on the nodes, and the edges.
     pub(crate) fn show_presence(&self) {
-        let pod = |node: &Machine| {
-            json!({
-                "addresses": [node.v4().to_string()], "nodeName": node.label(),
-                "conditions": {"ready": true},
-            })
-        };
-        let edge = |edge: &Machine| json!({"addresses": [edge.v4().to_string()]});
-        let nodes: Vec<Value> = self.net.nodes().iter().map(pod).collect();
-        let edges: Vec<Value> = self.net.edges().iter().map(edge).collect();
-        for (name, endpoints) in [("guideway-1", nodes), ("edges", edges)] {
-            let slice = json!({
-                "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
-                "metadata": {"namespace": SYSTEM, "name": name, "labels": {
-                    "kubernetes.io/service-name": "guideway", "service.kubernetes.io/headless": "",
-                }},
-                "addressType": "IPv4", "ports": [], "endpoints": endpoints,
-            });
-            self.control.apply(&slice.to_string()).unwrap();
+        for slice in objects::presence(self.net.nodes(), self.net.edges()) {
+            self.apply(&slice);
         }
     }
 
     /// Applies a Service `web` of type LoadBalancer, TCP and UDP at one port, and gives it addresses.
     pub(crate) fn balance(&self, addresses: &[IpAddr]) {
-        let port = |protocol: &str| {
-            json!({
-                "name": protocol.to_lowercase(), "protocol": protocol, "port": 80, "nodePort": 30_080,
-            })
-        };
-        let service = json!({
-            "apiVersion": "v1", "kind": "Service", "metadata": {"name": "web"},
-            "spec": {
-                "type": "LoadBalancer", "loadBalancerClass": "guideway.dev/guideway",
-                "ipFamilyPolicy": "RequireDualStack", "ports": [port("TCP"), port("UDP")],
-            },
-        });
-        self.control.apply(&service.to_string()).unwrap();
-        let ingress = addresses
-            .iter()
-            .map(|address| json!({"ip": address.to_string()}));
-        let ingress: Vec<Value> = ingress.collect();
-        let status = json!({"status": {"loadBalancer": {"ingress": ingress}}}).to_string();
+        self.balance_at("web", 30_080, addresses);
+    }
+
+    /// Applies such a Service by another name.
+    pub(crate) fn balance_at(&self, name: &str, node_port: u16, addresses: &[IpAddr]) {
+        self.apply(&objects::service(name, node_port));
+        let status = json!({"status": objects::status(addresses)}).to_string();
+        let patch = ["patch", "service", name, "--subresource=status"];
         self.control
-            .kubectl(&[
-                "patch",
-                "service",
-                "web",
-                "--subresource=status",
-                "--type=merge",
-                "-p",
-                &status,
-            ])
+            .kubectl(&[&patch[..], &["--type=merge", "-p", &status]].concat())
             .unwrap();
     }
 
     /// Writes the slices of `web`: these pods, each ready or not.
     pub(crate) fn endpoints(&self, pods: &[(&Machine, bool)]) {
-        for (kind, is_v4) in [("IPv4", true), ("IPv6", false)] {
-            let endpoint = |(pod, ready): &(&Machine, bool)| {
-                let address = if is_v4 { pod.v4() } else { pod.v6() };
-                json!({
-                    "addresses": [address.to_string()], "nodeName": self.node_of(pod).label(),
-                    "conditions": {"ready": ready},
-                })
-            };
-            let endpoints: Vec<Value> = pods.iter().map(endpoint).collect();
-            let port = |protocol: &str| {
-                json!({
-                    "name": protocol.to_lowercase(), "protocol": protocol, "port": TARGET_PORT,
-                })
-            };
-            let slice = json!({
-                "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
-                "metadata": {
-                    "name": format!("web-{}", kind.to_lowercase()),
-                    "labels": {"kubernetes.io/service-name": "web"},
-                },
-                "addressType": kind, "ports": [port("TCP"), port("UDP")], "endpoints": endpoints,
-            });
-            self.control.apply(&slice.to_string()).unwrap();
+        self.endpoints_of("web", pods);
+    }
+
+    /// Writes the slices of a Service.
+    pub(crate) fn endpoints_of(&self, service: &str, pods: &[(&Machine, bool)]) {
+        for slice in objects::slices(self.net, service, pods) {
+            self.apply(&slice);
         }
     }
 
-    fn node_of(&self, pod: &Machine) -> &'net Machine {
-        let mut nodes = self.net.nodes().iter();
-        let is_here =
-            |node: &&Machine| node.pods().iter().any(|other| other.label() == pod.label());
-        nodes.find(is_here).unwrap()
+    pub(crate) fn apply(&self, object: &Value) {
+        self.control.apply(&object.to_string()).unwrap();
     }
 
     /// Waits until new flows from the client to each service are answered by exactly these pods.
     pub(crate) fn wait_for_pods(&self, services: &[Service], pods: &[&Machine]) {
-        const FLOWS: usize = 24;
-        let client = &self.net.clients()[0];
-        let expected: BTreeSet<&str> = pods.iter().map(|pod| pod.label()).collect();
-        for service in services {
-            let awaited = format!("{service} is answered by {expected:?}");
-            wait_for(&awaited, PATIENCE, || {
-                let mut answered = BTreeSet::new();
-                for _ in 0..FLOWS {
-                    match Flow::open_within(client, service, FLOW_PATIENCE) {
-                        Ok(flow) => drop(answered.insert(flow.node)),
-                        Err(error) => return Err(format!("{error}, after {answered:?}")),
-                    }
-                }
-                let is_right = answered
-                    .iter()
-                    .map(String::as_str)
-                    .eq(expected.iter().copied());
-                if is_right {
-                    Ok(())
-                } else {
-                    Err(format!("{answered:?}"))
-                }
-            })
-            .unwrap();
-        }
+        wait_for_pods(self.net, services, pods);
     }
 
     /// Waits until each service answers nobody.
@@ -239,7 +147,7 @@ impl<'net> World<'net> {
 
 impl<'net> Agent<'net> {
     /// Starts an agent without waiting for it.
-    fn launch(machine: &'net Machine, more: &str) -> Self {
+    pub(crate) fn launch(machine: &'net Machine, more: &str) -> Self {
         let config = format!(
             "interfaces: [{{ name: {}, mode: native }}]
 tables: {{ lut_arena_mib: 1, services: 64, backends: 256, next_hops: 256, vips: 256, pods: 256 }}
@@ -316,6 +224,23 @@ kubernetes: {{ node_name: {}, healthz: \"127.0.0.1:9751\" }}
         });
     }
 
+    /// Returns the rows of `guideway backends` about a Service.
+    pub(crate) fn backends_of(&self, service: &str) -> Vec<Value> {
+        let rows = guideway().ask(self.machine.namespace(), &["backends"]);
+        let mut rows = rows.unwrap().as_array().unwrap().clone();
+        rows.retain(|row| row["name"].as_str().unwrap().contains(service));
+        rows
+    }
+
+    /// Returns the addresses of the pods that the agent has for a Service.
+    pub(crate) fn pods_of(&self, service: &str) -> BTreeSet<IpAddr> {
+        let address = |row: &Value| {
+            let backend = row["backend"].as_str().unwrap();
+            backend.parse::<SocketAddr>().unwrap().ip()
+        };
+        self.backends_of(service).iter().map(address).collect()
+    }
+
     /// Reads one value of the metrics.
     pub(crate) fn metric(&self, name: &str) -> f64 {
         let mut curl = self.machine.namespace().command("curl");
@@ -338,6 +263,62 @@ impl Drop for Agent<'_> {
             eprintln!("--- agent of {}\n{log}", self.machine.label());
         }
     }
+}
+
+/// Serves on all pods.
+pub(crate) fn serve_on_pods(net: &Topology) -> Vec<Echo> {
+    let echoes = net.pods().map(|pod| {
+        let at = |address| SocketAddr::new(address, TARGET_PORT);
+        let protocols = [Protocol::Tcp, Protocol::Udp];
+        let served = protocols.map(|protocol| [(at(pod.v4()), protocol), (at(pod.v6()), protocol)]);
+        Echo::serve(pod, served.into_iter().flatten())
+    });
+    echoes.collect()
+}
+
+/// Waits until new flows from the client to each service are answered by exactly these pods.
+pub(crate) fn wait_for_pods(net: &Topology, services: &[Service], pods: &[&Machine]) {
+    const FLOWS: usize = 24;
+    let client = &net.clients()[0];
+    let expected: BTreeSet<&str> = pods.iter().map(|pod| pod.label()).collect();
+    for service in services {
+        let awaited = format!("{service} is answered by {expected:?}");
+        wait_for(&awaited, PATIENCE, || {
+            let mut answered = BTreeSet::new();
+            for _ in 0..FLOWS {
+                match Flow::open_within(client, service, FLOW_PATIENCE) {
+                    Ok(flow) => drop(answered.insert(flow.node)),
+                    Err(error) => return Err(format!("{error}, after {answered:?}")),
+                }
+            }
+            let is_right = answered
+                .iter()
+                .map(String::as_str)
+                .eq(expected.iter().copied());
+            if is_right {
+                Ok(())
+            } else {
+                Err(format!("{answered:?}"))
+            }
+        })
+        .unwrap();
+    }
+}
+
+/// Returns the addresses of pods.
+pub(crate) fn addresses(pods: &[&Machine]) -> BTreeSet<IpAddr> {
+    pods.iter().flat_map(|pod| [pod.v4(), pod.v6()]).collect()
+}
+
+/// Returns the load-balancer addresses of a number.
+pub(crate) fn vips(number: u8) -> [IpAddr; 2] {
+    [vip_v4(number).into(), vip_v6(number).into()]
+}
+
+/// Names the services at these addresses.
+pub(crate) fn ways(number: u8) -> Vec<Service> {
+    let ways = |vip| [Protocol::Tcp, Protocol::Udp].map(|protocol| at(vip, 80, protocol));
+    vips(number).into_iter().flat_map(ways).collect()
 }
 
 /// Names a service as flows need it.

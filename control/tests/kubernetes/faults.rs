@@ -1,0 +1,392 @@
+//! Agents and an API server that does what a real one cannot be made to do.
+
+use std::thread;
+use std::time::Duration;
+
+use lab::kubernetes::{FakeApiServer, Fault, Mishap, Verb, node};
+use lab::{Machine, Topology, wait_for, wait_until};
+use serde_json::{Value, json};
+
+use crate::objects;
+use crate::support::{Echo, Flow, Traffic, guideway};
+use crate::world::{Agent, PATIENCE, addresses, serve_on_pods, vips, wait_for_pods, ways};
+
+/// Everything that agents watch.
+const WATCHED: [&str; 3] = ["services", "endpointslices", "nodes"];
+/// Longer than an agent starts and then waits for a list.
+const SILENCE: Duration = Duration::from_secs(180);
+/// Questions on every flow before and after the events.
+const ROUNDS: u64 = 20;
+
+/// They mostly wait, so side by side.
+#[test]
+fn server_with_faults_is_followed_and_what_it_does_not_change_is_left_alone() {
+    thread::scope(|scope| {
+        let scenarios = [
+            broken_watches_are_caught_up_with,
+            server_that_refuses_is_asked_ever_more_rarely,
+            server_that_falls_silent_is_noticed,
+        ];
+        let networks = scenarios.map(|scenario| (scenario, network()));
+        for (scenario, net) in networks {
+            scope.spawn(move || scenario(&net));
+        }
+    });
+}
+
+fn broken_watches_are_caught_up_with(net: &Topology) {
+    let mut cluster = Cluster::start(net);
+    let pods: Vec<&Machine> = net.pods().collect();
+    cluster.serve("steady", 1, &pods);
+    cluster.serve("web", 2, &pods[..1]);
+    let steady = cluster.steady(&pods);
+
+    // Too old within the stream, and nothing has changed: the new list is a difference of nothing.
+    let updates = cluster.updates();
+    let lists = WATCHED.map(|resource| cluster.api.asked(resource, Verb::List).len());
+    for resource in WATCHED {
+        cluster.api.strike(resource, Mishap::Gone);
+    }
+    for (resource, before) in WATCHED.into_iter().zip(lists) {
+        cluster.wait_for_requests(resource, Verb::List, before + cluster.agents.len());
+    }
+    cluster.serve("mark", 3, &pods[..1]);
+    cluster.wait_for_table("mark", &pods[..1]);
+    for (agent, before) in cluster.agents.iter().zip(updates) {
+        let more = updates_of(agent) - before;
+        // The new Service and its slices, and nothing for the lists.
+        assert!(more <= 3.0, "{more} updates on {}", agent.machine().label());
+    }
+
+    let turns = [&pods[1..], &pods[..2], &pods[2..], &pods[..1], &pods[1..]];
+    let mishaps = [
+        Mishap::Gone,
+        Mishap::Cut,
+        Mishap::Torn,
+        Mishap::Garbled,
+        Mishap::Reset,
+    ];
+    for (mishap, pods) in mishaps.into_iter().zip(turns) {
+        cluster.api.strike("endpointslices", mishap);
+        cluster.endpoints("web", pods);
+        cluster.wait_for_table("web", pods);
+    }
+
+    // Watches that begin are told that their version is gone.
+    cluster.api.set_fault("nodes", Fault::Expired);
+    cluster.api.strike("nodes", Mishap::Reset);
+    let mut late = node(&net.nodes()[0]);
+    late["metadata"]["name"] = json!("late");
+    late["status"]["addresses"] = json!([{"type": "InternalIP", "address": "10.0.1.250"}]);
+    cluster.put(late);
+    cluster.wait_for_objects("nodes", 2);
+    cluster.api.lift("nodes");
+
+    cluster.api.set_fault("endpointslices", Fault::Doubled);
+    cluster.endpoints("web", &pods[..2]);
+    cluster.wait_for_table("web", &pods[..2]);
+    cluster.api.lift("endpointslices");
+
+    // Newest first: what is told last is not the truth, until the watch begins anew from there.
+    for resource in ["services", "endpointslices"] {
+        cluster.api.set_fault(resource, Fault::Reversed);
+    }
+    cluster.serve("brief", 4, &pods);
+    cluster.endpoints("web", &pods[2..]);
+    cluster.remove("brief");
+    cluster.endpoints("web", &pods[1..]);
+    for resource in ["services", "endpointslices"] {
+        cluster.api.lift(resource);
+    }
+    cluster.wait_for_table("web", &pods[2..]);
+    cluster.wait_for_table("brief", &pods);
+    for resource in ["services", "endpointslices"] {
+        cluster.api.strike(resource, Mishap::Reset);
+    }
+    cluster.wait_for_table("web", &pods[1..]);
+    cluster.wait_for_table("brief", &[]);
+
+    steady.expect_untouched(&cluster);
+    wait_for_pods(net, &ways(2), &pods[1..]);
+}
+
+fn server_that_refuses_is_asked_ever_more_rarely(net: &Topology) {
+    let mut cluster = Cluster::start(net);
+    let pods: Vec<&Machine> = net.pods().collect();
+    cluster.serve("steady", 1, &pods);
+    let steady = cluster.steady(&pods);
+
+    let before = WATCHED.map(|resource| cluster.watches(resource));
+    for resource in WATCHED {
+        cluster.api.set_fault(resource, Fault::Refused(429));
+        cluster.api.strike(resource, Mishap::Reset);
+    }
+    cluster.serve("web", 2, &pods[..1]);
+    for agent in &mut cluster.agents {
+        agent.wait_for_status("the watches are broken", |status| {
+            let broken = status["kubernetes"]["broken"].as_array();
+            broken.is_some_and(|broken| {
+                broken.len() == 4
+                    && broken
+                        .iter()
+                        .all(|one| one.to_string().contains("Too many requests"))
+            })
+        });
+    }
+    let agents = cluster.agents.len();
+    cluster.wait_for_requests("services", Verb::Watch, before[0] + 4 * agents);
+    let asked = cluster.api.asked("services", Verb::Watch);
+    let storm = &asked[before[0]..];
+    // The first one follows the cut; the pauses of two agents are 0.8 s, 1.6 s, 3.2 s at least.
+    let lasted = storm[storm.len() - 1] - storm[0];
+    assert!(lasted >= Duration::from_secs(5), "{lasted:?}");
+    for (resource, before) in WATCHED.into_iter().zip(before) {
+        let watches = if resource == "endpointslices" { 2 } else { 1 };
+        let asked = cluster.watches(resource) - before;
+        assert!(
+            asked <= 7 * watches * agents,
+            "{asked} requests for {resource}"
+        );
+        cluster.api.lift(resource);
+    }
+    cluster.wait_for_table("web", &pods[..1]);
+    // A watch is whole when it is heard of.
+    cluster.put_machines();
+    for agent in &mut cluster.agents {
+        agent.wait_for_status("the watches are whole", |status| {
+            status["kubernetes"]["broken"] == json!([])
+        });
+    }
+    steady.expect_untouched(&cluster);
+}
+
+fn server_that_falls_silent_is_noticed(net: &Topology) {
+    let mut cluster = Cluster::start(net);
+    let pods: Vec<&Machine> = net.pods().collect();
+    cluster.serve("steady", 1, &pods);
+    cluster.serve("web", 2, &pods[..1]);
+    let steady = cluster.steady(&pods);
+
+    // One agent is watching, the other one is about to list.
+    for resource in WATCHED {
+        cluster.api.set_fault(resource, Fault::Silent);
+    }
+    let watches = cluster.watches("services");
+    let [watching, listing] = &mut cluster.agents[..] else {
+        panic!("two agents");
+    };
+    listing.restart();
+    for object in objects::slices(net, "web", &[(pods[1], true)]) {
+        cluster.api.put(newer(in_default(object)));
+    }
+    wait_for("the lists are given up", SILENCE, || {
+        let answer = guideway().ask(listing.machine().namespace(), &["status"]);
+        let status = answer.map_err(|error| error.to_string())?;
+        let broken = status["kubernetes"]["broken"].as_array();
+        let is_right = broken.is_some_and(|broken| broken.len() == 4)
+            && status["kubernetes"]["synced_seconds"].is_null();
+        if is_right {
+            Ok(())
+        } else {
+            Err(status.to_string())
+        }
+    })
+    .unwrap();
+    // The other one has asked again by itself.
+    wait_until("the watch is asked for again", PATIENCE, || {
+        cluster.api.asked("services", Verb::Watch).len() > watches
+    })
+    .unwrap();
+    assert!(watching.status()["kubernetes"]["synced_seconds"].is_u64());
+    for resource in WATCHED {
+        cluster.api.lift(resource);
+    }
+    listing.wait_until_in_step();
+    cluster.wait_for_table("web", &pods[1..2]);
+    steady.expect_untouched(&cluster);
+}
+
+fn network() -> Topology {
+    Topology::builder().nodes(1).pods(3).build().unwrap()
+}
+
+/// An edge and a node whose agents follow a server of ours.
+struct Cluster<'net> {
+    net: &'net Topology,
+    api: FakeApiServer,
+    agents: Vec<Agent<'net>>,
+    _echoes: Vec<Echo>,
+}
+
+impl<'net> Cluster<'net> {
+    fn start(net: &'net Topology) -> Self {
+        let mut cluster = Self {
+            net,
+            api: FakeApiServer::new(),
+            agents: Vec::new(),
+            _echoes: serve_on_pods(net),
+        };
+        cluster.put(objects::seed());
+        cluster.put_machines();
+        for machine in net.edges().iter().chain(net.nodes()) {
+            cluster.api.serve(machine.namespace()).unwrap();
+            cluster.agents.push(Agent::launch(machine, ""));
+        }
+        for agent in &mut cluster.agents {
+            agent.wait_until_in_step();
+        }
+        cluster
+    }
+
+    /// Writes the Nodes, and who runs Guideway.
+    fn put_machines(&self) {
+        for slice in objects::presence(self.net.nodes(), self.net.edges()) {
+            self.put(slice);
+        }
+        for machine in self.net.nodes() {
+            self.put(node(machine));
+        }
+    }
+
+    fn put(&self, object: Value) {
+        self.api.put(newer(object));
+    }
+
+    /// Adds a Service with addresses of this number, served by these pods.
+    fn serve(&self, name: &str, number: u8, pods: &[&Machine]) {
+        let mut service = in_default(objects::service(name, 30_080 + u16::from(number)));
+        service["spec"]["clusterIPs"] =
+            json!([format!("10.96.0.{number}"), format!("fd00:96::{number}")]);
+        service["status"] = objects::status(&vips(number));
+        self.put(service);
+        self.endpoints(name, pods);
+    }
+
+    fn endpoints(&self, service: &str, pods: &[&Machine]) {
+        let pods: Vec<(&Machine, bool)> = pods.iter().map(|pod| (*pod, true)).collect();
+        for slice in objects::slices(self.net, service, &pods) {
+            self.put(in_default(slice));
+        }
+    }
+
+    fn remove(&self, service: &str) {
+        self.api.delete("services", "default", service);
+        for family in ["ipv4", "ipv6"] {
+            let slice = format!("{service}-{family}");
+            self.api.delete("endpointslices", "default", &slice);
+        }
+    }
+
+    fn watches(&self, resource: &str) -> usize {
+        self.api.asked(resource, Verb::Watch).len()
+    }
+
+    fn wait_for_requests(&self, resource: &str, verb: Verb, number: usize) {
+        let awaited = format!("{resource} are asked for {number} times by {verb:?}");
+        wait_for(&awaited, PATIENCE, || {
+            let asked = self.api.asked(resource, verb).len();
+            if asked >= number { Ok(()) } else { Err(asked) }
+        })
+        .unwrap();
+    }
+
+    /// Waits until all agents know of so many objects.
+    fn wait_for_objects(&mut self, kind: &str, number: u64) {
+        for agent in &mut self.agents {
+            agent.wait_for_status(&format!("{number} {kind}"), |status| {
+                status["kubernetes"]["objects"][kind] == number
+            });
+        }
+    }
+
+    /// Waits until the tables of all agents have exactly these pods for a Service.
+    fn wait_for_table(&self, service: &str, pods: &[&Machine]) {
+        let expected = addresses(pods);
+        for agent in &self.agents {
+            let awaited = format!("{service} on {} has {expected:?}", agent.machine().label());
+            wait_for(&awaited, PATIENCE, || {
+                let pods = agent.pods_of(service);
+                if pods == expected {
+                    Ok(())
+                } else {
+                    Err(format!("{pods:?}"))
+                }
+            })
+            .unwrap();
+        }
+    }
+
+    /// Begins to watch over the Service `steady`.
+    fn steady(&self, pods: &[&Machine]) -> Steady {
+        self.wait_for_table("steady", pods);
+        wait_for_pods(self.net, &ways(1), pods);
+        let traffic = Traffic::over(Flow::open_many(&self.net.clients()[0], &ways(1), 3));
+        traffic.wait_for_rounds(ROUNDS);
+        Steady {
+            tables: self
+                .agents
+                .iter()
+                .map(|agent| table(agent, "steady"))
+                .collect(),
+            traffic,
+        }
+    }
+
+    fn updates(&self) -> Vec<f64> {
+        self.agents.iter().map(updates_of).collect()
+    }
+}
+
+/// A Service that nothing happens to.
+struct Steady {
+    tables: Vec<Vec<Value>>,
+    traffic: Traffic,
+}
+
+impl Steady {
+    fn expect_untouched(self, cluster: &Cluster<'_>) {
+        self.traffic.wait_for_rounds(ROUNDS);
+        self.traffic.stop_unharmed();
+        for (agent, before) in cluster.agents.iter().zip(self.tables) {
+            assert_eq!(table(agent, "steady"), before);
+        }
+    }
+}
+
+/// Returns what an agent's tables have for a Service, without counters.
+fn table(agent: &Agent<'_>, service: &str) -> Vec<Value> {
+    let shown = ["service", "backend", "node", "slots", "table_size"];
+    let rows = agent.backends_of(service);
+    let row = |row: &Value| shown.iter().map(|name| row[name].clone()).collect();
+    rows.iter().map(row).collect()
+}
+
+fn updates_of(agent: &Agent<'_>) -> f64 {
+    agent.metric("guideway_kubernetes_sync_duration_seconds_count")
+}
+
+fn in_default(mut object: Value) -> Value {
+    object["metadata"]["namespace"] = json!("default");
+    object
+}
+
+/// Adds fields to an object as a newer API may have them.
+fn newer(mut object: Value) -> Value {
+    fn add(value: &mut Value) {
+        match value {
+            Value::Object(fields) => {
+                for (name, field) in fields.iter_mut() {
+                    // Names there are the user's.
+                    if !["labels", "annotations", "data"].contains(&name.as_str()) {
+                        add(field);
+                    }
+                }
+                fields.insert("newer".to_owned(), json!({"field": [1, null]}));
+            }
+            Value::Array(items) => items.iter_mut().for_each(add),
+            _ => {}
+        }
+    }
+    add(&mut object);
+    object
+}

@@ -31,6 +31,8 @@ pub struct Desired {
     pub interfaces: BTreeMap<String, AttachMode>,
     /// Virtual addresses.
     pub vips: BTreeSet<IpAddr>,
+    /// Addresses that somebody else may have too, virtual or a machine's: of them only what is served is ours.
+    pub shared: BTreeSet<IpAddr>,
     /// Addresses of this machine at which NodePorts are served.
     pub node_port_addresses: NodePortAddresses,
     /// Whether the MSS of connections to pods is bounded by what fits behind the outer header.

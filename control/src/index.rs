@@ -121,6 +121,8 @@ pub struct State {
     pub vips: BTreeSet<IpAddr>,
     /// Those of them that were assigned for our class, so that nothing else can be at their other ports.
     pub assigned: BTreeSet<IpAddr>,
+    /// The other addresses that ports are served at: external ones, and those of machines.
+    pub shared: BTreeSet<IpAddr>,
     /// Addresses of the Nodes that run Guideway.
     pub nodes: BTreeSet<IpAddr>,
     /// Addresses of the other edges.
@@ -149,7 +151,7 @@ pub struct Changes {
     pub computed: usize,
     /// Services of the dataplane that were added, changed or removed.
     pub services: BTreeSet<ServiceKey>,
-    /// Whether `vips`, `assigned`, `nodes` or `trusted_edges` changed.
+    /// Whether `vips`, `assigned`, `shared`, `nodes` or `trusted_edges` changed.
     pub addresses: bool,
     /// Whether `draining` changed.
     pub draining: bool,
@@ -503,13 +505,13 @@ impl Index {
     /// Decides what an address is.
     fn capture(&mut self, address: IpAddr) {
         let holders = self.captured.get(&address);
-        let holders = holders.filter(|_| !self.machines.has(address));
-        let is_vip = holders.is_some();
-        let is_assigned = holders.into_iter().flatten().any(|(_, assigned)| *assigned);
+        let is_vip = holders.is_some() && !self.machines.has(address);
+        let is_assigned = is_vip && holders.into_iter().flatten().any(|(_, assigned)| *assigned);
         let state = &mut self.state;
         for (is_member, set) in [
             (is_vip, &mut state.vips),
             (is_assigned, &mut state.assigned),
+            (holders.is_some() && !is_assigned, &mut state.shared),
         ] {
             let changed = if is_member {
                 set.insert(address)

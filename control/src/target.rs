@@ -222,7 +222,8 @@ impl Shapes {
             egress: BTreeSet::new(),
         };
         if desired.edge {
-            target.addresses.vips.clone_from(&desired.vips);
+            target.addresses.vips = &desired.vips - &desired.shared;
+            target.addresses.shared.clone_from(&desired.shared);
             target.addresses.nat = desired.nat_addresses(machine);
         }
         if node {

@@ -221,6 +221,7 @@ fn addresses_and_edges_become_exactly_what_was_asked() {
     let own = BTreeSet::from([address("10.0.0.9")]);
     let addresses = Addresses {
         vips: BTreeSet::from([address("10.99.0.1"), address("fd00:99::1")]),
+        shared: BTreeSet::from([address("192.0.2.1"), address("10.0.0.9")]),
         local: own.clone(),
         node_ports: own.clone(),
         nat: own,

@@ -46,7 +46,7 @@ pub mod map {
     /// Array of one [`super::Config`].
     pub const CONFIG: &str = "CONFIG";
     /// Hash from [`super::AddressKey`] to `u32` flags ([`super::ADDRESS_VIP`], [`super::ADDRESS_LOCAL`],
-    /// [`super::ADDRESS_NODE_PORT`], [`super::ADDRESS_NAT`]).
+    /// [`super::ADDRESS_NODE_PORT`], [`super::ADDRESS_NAT`], [`super::ADDRESS_SHARED`]).
     pub const VIPS: &str = "VIPS";
     /// Hash from [`super::ServiceKeyV4`] to a service id.
     pub const SERVICES_V4: &str = "SERVICES_V4";
@@ -241,6 +241,8 @@ pub const ADDRESS_LOCAL: u32 = 2;
 pub const ADDRESS_NODE_PORT: u32 = 4;
 /// `VIPS` flag: the source address of NAT mode, to which backends reply.
 pub const ADDRESS_NAT: u32 = 8;
+/// `VIPS` flag: an address with services that somebody else may have too; what is for none of them passes.
+pub const ADDRESS_SHARED: u32 = 16;
 
 /// An IPv6 address, or an IPv4 one as `::ffff:a.b.c.d` (RFC 4291 section 2.5.5.2).
 ///

@@ -30,8 +30,8 @@ use self::{
 };
 use crate::{
     abi::{
-        ADDRESS_NAT, ADDRESS_NODE_PORT, ADDRESS_VIP, AddressKey, Backend, Config, EdgeMac, NextHop,
-        Pod, PodKey, Service, ServiceKeyV4, ServiceKeyV6, Slot, Tag, Tuple,
+        ADDRESS_NAT, ADDRESS_NODE_PORT, ADDRESS_SHARED, ADDRESS_VIP, AddressKey, Backend, Config,
+        EdgeMac, NextHop, Pod, PodKey, Service, ServiceKeyV4, ServiceKeyV6, Slot, Tag, Tuple,
     },
     flow::{Address, FlowKey, V4, V6},
     frame::{Frame, FrameMut, FrameSum},
@@ -572,7 +572,7 @@ fn route<'t, F: Frame, A: Ip, T: Tables>(
     packet: &Packet<A>,
 ) -> Verdict<'t> {
     /// Addresses to which more than service traffic comes that is ours.
-    const OURS: u32 = ADDRESS_VIP | ADDRESS_NODE_PORT | ADDRESS_NAT;
+    const OURS: u32 = ADDRESS_VIP | ADDRESS_SHARED | ADDRESS_NODE_PORT | ADDRESS_NAT;
     let is_ours = || tables.address_flags(&packet.destination.key()) & OURS != 0;
     if packet.is_fragment {
         return if is_ours() {

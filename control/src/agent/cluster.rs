@@ -110,6 +110,7 @@ impl Agent {
         let moved = desired.nodes != state.nodes;
         desired.services = state.services;
         desired.vips = state.vips;
+        desired.shared = state.shared;
         desired.nodes = state.nodes;
         desired.trusted_edges = state.trusted_edges;
         desired.hash_seed = hash_seed;
@@ -211,6 +212,7 @@ impl Agent {
 pub(super) fn carry_over(from: Desired, to: &mut Desired) {
     to.services = from.services;
     to.vips = from.vips;
+    to.shared = from.shared;
     to.nodes = from.nodes;
     to.trusted_edges = from.trusted_edges;
     to.hash_seed = from.hash_seed;

@@ -101,6 +101,7 @@ impl Rules {
                 nat,
                 interfaces,
                 vips,
+                shared: BTreeSet::new(),
                 node_port_addresses,
                 clamp_mss: self.switch("clamp_mss", file.clamp_mss.as_ref(), true),
                 trusted_edges,

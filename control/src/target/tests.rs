@@ -300,6 +300,26 @@ fn keys_in_the_tables_lead_back_to_their_service() {
     }
 }
 
+#[test]
+fn only_what_is_served_is_ours_at_an_address_that_others_may_have() {
+    let mut desired = config::parse(CLUSTER).unwrap().desired;
+    desired.shared = addresses(&["10.99.0.1", "10.0.0.2"]);
+    let edge = Target::of(&desired, &machine(&["10.0.0.100"]));
+    assert!(edge.addresses.vips.is_empty());
+    assert_eq!(edge.addresses.shared, desired.shared);
+    desired.edge = false;
+    let node = Target::of(&desired, &machine(&["10.0.0.2"]));
+    assert!(node.addresses.shared.is_empty());
+    assert_eq!(
+        node.addresses.local,
+        desired
+            .nodes
+            .intersection(&addresses(&["10.0.0.2"]))
+            .copied()
+            .collect()
+    );
+}
+
 fn target(text: &str, own: &[&str]) -> Target {
     Target::of(&config::parse(text).unwrap().desired, &machine(own))
 }

@@ -8,8 +8,8 @@ use std::{
 use aya::maps::MapError;
 use ipnet::IpNet;
 use xdp_prog::abi::{
-    ADDRESS_LOCAL, ADDRESS_NAT, ADDRESS_NODE_PORT, ADDRESS_VIP, AddressKey, CONFIG_ANNOUNCE,
-    Config, EdgeMac, map,
+    ADDRESS_LOCAL, ADDRESS_NAT, ADDRESS_NODE_PORT, ADDRESS_SHARED, ADDRESS_VIP, AddressKey,
+    CONFIG_ANNOUNCE, Config, EdgeMac, map,
 };
 
 use super::{
@@ -178,9 +178,10 @@ impl Tables {
 }
 
 /// Pairs each set of addresses with its flag in `VIPS`.
-const fn by_flag(addresses: &mut Addresses) -> [(u32, &mut BTreeSet<IpAddr>); 4] {
+const fn by_flag(addresses: &mut Addresses) -> [(u32, &mut BTreeSet<IpAddr>); 5] {
     [
         (ADDRESS_VIP, &mut addresses.vips),
+        (ADDRESS_SHARED, &mut addresses.shared),
         (ADDRESS_LOCAL, &mut addresses.local),
         (ADDRESS_NODE_PORT, &mut addresses.node_ports),
         (ADDRESS_NAT, &mut addresses.nat),

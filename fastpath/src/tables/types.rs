@@ -344,8 +344,10 @@ impl Default for NatSettings {
 /// The addresses that are more to the datapath than the destination of a service.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Addresses {
-    /// Virtual addresses.
+    /// Virtual addresses that are nobody's but the services'.
     pub vips: BTreeSet<IpAddr>,
+    /// Addresses of services that somebody else may have too.
+    pub shared: BTreeSet<IpAddr>,
     /// Addresses of this machine at which IP-in-IP is decapsulated.
     pub local: BTreeSet<IpAddr>,
     /// Addresses of this machine at which NodePorts are served.
@@ -360,6 +362,7 @@ impl Addresses {
     pub fn union(&self, other: &Self) -> Self {
         Self {
             vips: &self.vips | &other.vips,
+            shared: &self.shared | &other.shared,
             local: &self.local | &other.local,
             node_ports: &self.node_ports | &other.node_ports,
             nat: &self.nat | &other.nat,

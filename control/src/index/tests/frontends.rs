@@ -1,5 +1,6 @@
 //! Where Services are served: node ports, addresses of load balancers, external addresses.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use super::words::*;
@@ -166,6 +167,13 @@ fn other_ports_of_an_address_are_rejected_only_where_our_class_assigned_it() {
         addresses(&["192.0.2.1", "198.51.100.1"])
     );
     assert_eq!(cluster.state().assigned, addresses(&["192.0.2.1"]));
+    assert_eq!(cluster.state().shared, addresses(&["198.51.100.1"]));
+    cluster.service(load_balancer("other", "198.51.100.1"));
+    assert_eq!(
+        cluster.state().shared,
+        BTreeSet::new(),
+        "assigned after all"
+    );
 }
 
 #[test]
@@ -240,6 +248,7 @@ fn address_of_a_machine_is_served_and_is_no_vip() {
         );
         assert!(cluster.state().vips.is_empty(), "{address}");
         assert!(cluster.state().assigned.is_empty(), "{address}");
+        assert_eq!(cluster.state().shared, addresses(&[address]));
         assert_eq!(cluster.problems("web"), ["AddressIsNode"], "{address}");
     }
 }

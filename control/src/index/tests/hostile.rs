@@ -111,6 +111,18 @@ fn check(state: &State, last: &Last, is_node: bool) {
     assert!(state.vips.contains(&"192.0.2.200".parse().unwrap()));
 
     assert!(state.assigned.is_subset(&state.vips));
+    assert!(state.assigned.is_disjoint(&state.shared));
+    for key in state
+        .services
+        .keys()
+        .filter(|key| !key.address.is_unspecified())
+    {
+        let sets = [&state.assigned, &state.shared];
+        assert!(
+            sets.iter().any(|set| set.contains(&key.address)),
+            "{key} is in neither"
+        );
+    }
     let machines = last.machine_addresses();
     for vip in &state.vips {
         assert!(!machines.contains(vip), "{vip} is a machine's");

@@ -23,6 +23,7 @@ mod policies;
 mod policies_of_nodes;
 mod probe;
 mod security;
+mod shared;
 
 use std::{
     collections::HashMap,
@@ -105,6 +106,7 @@ pub(crate) fn all() -> Vec<Case> {
         security::cases,
         answers::cases,
         icmp::cases,
+        shared::cases,
     ] {
         cases.extend(subject());
     }

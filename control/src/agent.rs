@@ -203,7 +203,7 @@ impl Agent {
         let machine = Machine::of(&config.desired, &facts);
         let cluster = feed.map(Cluster::new);
         if let Some(cluster) = &cluster {
-            cluster.show_machine(&facts);
+            cluster.show_machine(&facts, &config.desired);
         }
         let mut agent = Self {
             health: Arc::new(Monitor::new(RandomState::new().build_hasher().finish())),
@@ -375,8 +375,9 @@ impl Agent {
                 self.status.error = None;
                 self.status.needs_restart = needs_restart(&self.started_with, &config);
                 let before = std::mem::replace(&mut self.config, config);
-                if self.cluster.is_some() {
+                if let Some(cluster) = &self.cluster {
                     cluster::carry_over(before.desired, &mut self.config.desired);
+                    cluster.show_machine(&facts, &self.config.desired);
                 }
                 self.machine = Machine::of(&self.config.desired, &facts);
                 self.forget_detached();
@@ -442,7 +443,7 @@ impl Agent {
             Ok(facts) => {
                 self.machine = Machine::of(&self.config.desired, &facts);
                 if let Some(cluster) = &self.cluster {
-                    cluster.show_machine(&facts);
+                    cluster.show_machine(&facts, &self.config.desired);
                 }
             }
             Err(error) => tracing::warn!(%error, "cannot read the addresses of this machine"),

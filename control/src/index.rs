@@ -16,7 +16,7 @@
 //! addresses stay with kube-proxy, and so do what pods and hosts originate, `internalTrafficPolicy`, and the
 //! headless Services and those of another proxy.
 //!
-//! **`externalTrafficPolicy: Local`** is kept on a machine that is a Node: the service lists the Local sets of
+//! **`externalTrafficPolicy: Local`** is kept on a machine that is a Node and takes the node role: the service lists the Local sets of
 //! all nodes, of which tables take the machine's own, and drop where only others have one. Any other machine
 //! is the load balancer in front, which has no pods, and uses the Cluster set; what only its node uses is
 //! listed without weight. So all machines list the same nodes, and the client's address is kept either way.
@@ -63,6 +63,8 @@ use crate::desired::{BackendSpec, ForwardMode, Service, ServiceKey};
 pub struct Options {
     /// Name of the Node that this machine is, if it is one.
     pub node_name: Option<String>,
+    /// Whether this machine takes the edge role only, so that pods here are not handed their packets.
+    pub edge_only: bool,
     /// Zone of this machine, where no Node says it.
     pub zone: Option<String>,
     /// The class of load balancers whose addresses are captured.
@@ -88,6 +90,7 @@ impl Default for Options {
     fn default() -> Self {
         Self {
             node_name: None,
+            edge_only: false,
             zone: None,
             load_balancer_class: Self::DEFAULT_CLASS.to_owned(),
             serve_unset_class: false,
@@ -221,11 +224,20 @@ impl Index {
     pub fn set_options(&mut self, options: Options) {
         if self.options != options {
             let (name, zone) = (options.node_name.as_ref(), options.zone.as_ref());
-            self.machines.set_own(name, zone);
+            self.machines.set_own(name, zone, options.edge_only);
             self.options = options;
             self.dirty.extend(self.entries.keys().cloned());
             self.machines_changed();
         }
+    }
+
+    /// Tells whether this machine takes the edge role only.
+    pub fn set_edge_only(&mut self, edge_only: bool) {
+        let options = self.options.clone();
+        self.set_options(Options {
+            edge_only,
+            ..options
+        });
     }
 
     /// Replaces what is known of who runs Guideway.

@@ -31,7 +31,7 @@ use tokio::runtime::Runtime;
 
 pub use self::client::{ClientError, Identity};
 pub use self::cluster::Kind;
-pub use self::feed::{Failure, Feed, Update, Watching};
+pub use self::feed::{Failure, Feed, OwnMachine, Update, Watching};
 
 use self::cluster::Cluster;
 use self::watch::Scope;

@@ -15,12 +15,12 @@ use k8s_openapi::jiff::Timestamp;
 use super::Agent;
 use crate::api;
 use crate::config::host::HostFacts;
-use crate::desired::{Desired, ForwardMode, NodePortAddresses};
+use crate::desired::{Desired, ForwardMode, NodePortAddresses, Role};
 use crate::durations::Durations;
 use crate::healthz::Checks;
 use crate::index::objects::ObjectName;
 use crate::index::{HealthCheck, Object, Problem};
-use crate::kubernetes::{Failure, Feed, Update};
+use crate::kubernetes::{Failure, Feed, OwnMachine, Update};
 use crate::metrics::KubernetesValues;
 
 /// Upper bounds in seconds of the time from a change in the cluster to the tables; kube-proxy has the same.
@@ -63,11 +63,13 @@ impl Cluster {
         }
     }
 
-    /// Tells the watchers which addresses are this machine's; a VIP may stand on `lo`.
-    pub(super) fn show_machine(&self, facts: &HostFacts) {
+    /// Tells the watchers which addresses are this machine's, and its role; a VIP may stand on `lo`.
+    pub(super) fn show_machine(&self, facts: &HostFacts, desired: &Desired) {
         let own = facts.addresses.iter().filter(|(_, name)| *name != "lo");
-        let own: BTreeSet<IpAddr> = own.map(|(address, _)| *address).collect();
-        self.feed.set_machine(own);
+        self.feed.set_machine(OwnMachine {
+            addresses: own.map(|(address, _)| *address).collect(),
+            edge_only: desired.node == Role::No,
+        });
     }
 }
 

@@ -88,6 +88,8 @@ impl Node {
 #[derive(Debug, Default)]
 pub(super) struct Machines {
     own_name: Option<String>,
+    /// Whether this machine's pods are not handed their packets.
+    edge_only: bool,
     own_zone: Option<String>,
     nodes: BTreeMap<String, Node>,
     presence: Presence,
@@ -98,15 +100,21 @@ pub(super) struct Machines {
 
 impl Machines {
     /// Tells which machine this is; the zone counts where its Node has none.
-    pub(super) fn set_own(&mut self, name: Option<&String>, zone: Option<&String>) {
+    pub(super) fn set_own(
+        &mut self,
+        name: Option<&String>,
+        zone: Option<&String>,
+        edge_only: bool,
+    ) {
         self.own_name = name.cloned();
+        self.edge_only = edge_only;
         self.own_zone = zone.cloned();
     }
 
-    /// Returns the name of this machine's Node, if there is one that packets can be sent to.
+    /// Returns the name of this machine's Node, if there is one whose pods are handed their packets here.
     pub(super) fn own_node(&self) -> Option<&str> {
         let name = self.own_name.as_deref()?;
-        self.address(name).map(|_| name)
+        self.address_of_pods(name).map(|_| name)
     }
 
     /// Tells whether this machine's Node is about to go, if there is one.
@@ -127,8 +135,14 @@ impl Machines {
         self.own_name.as_deref() == Some(name)
     }
 
-    /// Returns the address that packets for the pods of a Node are sent to, if it runs Guideway.
-    pub(super) fn address(&self, name: &str) -> Option<IpAddr> {
+    /// Returns the address that packets for the pods of a Node are sent to, if somebody there hands them on.
+    pub(super) fn address_of_pods(&self, name: &str) -> Option<IpAddr> {
+        let hands_on = !self.edge_only || !self.is_own(name);
+        self.address(name).filter(|_| hands_on)
+    }
+
+    /// Returns the address of a Node that runs Guideway.
+    fn address(&self, name: &str) -> Option<IpAddr> {
         if !self.is_own(name) && !self.presence.nodes.contains(name) {
             return None;
         }

@@ -10,7 +10,7 @@ use super::objects::{self, ObjectName};
 use super::problem::{Findings, Object, Problem, Rule};
 use super::select::{Candidate, Place, Selection, select};
 use super::service::{self, Port, Wanted};
-use super::slice::{Condition, Slices};
+use super::slice::{Condition, Endpoint, Slices};
 use super::{HealthCheck, Options, TopologyHints};
 use crate::desired::{
     BackendSpec, ForwardMode, Protocol, Service, ServiceKey, ServiceSpec, TrafficPolicy,
@@ -166,7 +166,7 @@ impl Making<'_> {
 
     fn node_of(&self, candidate: &Candidate<'_>) -> Option<IpAddr> {
         let node = candidate.endpoint.node.as_deref()?;
-        self.world.machines.address(node)
+        self.world.machines.address_of_pods(node)
     }
 
     fn backend(&self, candidate: &Candidate<'_>, mode: ForwardMode) -> Option<BackendSpec> {
@@ -335,13 +335,12 @@ impl Making<'_> {
 
     /// Counts the pods of this machine that are ready, whatever ports they have.
     fn local_endpoints(&self, slices: &Slices) -> usize {
-        let Some(own) = self.world.machines.own_node() else {
-            return 0;
-        };
+        let machines = self.world.machines;
+        let is_here =
+            |endpoint: &Endpoint| matches!(&endpoint.node, Some(node) if machines.is_own(node));
         let endpoints = slices.values().flat_map(|slice| &slice.endpoints);
-        let ready = endpoints.filter(|endpoint| {
-            endpoint.condition == Condition::Ready && endpoint.node.as_deref() == Some(own)
-        });
+        let ready = endpoints
+            .filter(|endpoint| endpoint.condition == Condition::Ready && is_here(endpoint));
         let addresses: BTreeSet<IpAddr> = ready.map(|endpoint| endpoint.address).collect();
         addresses.len()
     }

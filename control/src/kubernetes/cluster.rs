@@ -4,7 +4,7 @@
 //! only at its end is gone what it does not have, so that a watch that begins anew changes nothing by itself.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::time::Instant;
 
 use k8s_openapi::api::core::v1::{Node, Service};
@@ -14,6 +14,7 @@ use kube::ResourceExt;
 use kube::runtime::watcher::Event;
 
 use super::convert;
+use super::feed::OwnMachine;
 use super::listing::Listing;
 use super::presence::Presence;
 use crate::index::objects::ObjectName;
@@ -231,10 +232,11 @@ impl Cluster {
         }
     }
 
-    /// Takes the addresses that never become virtual ones.
-    pub(super) fn reserve(&mut self, machine: BTreeSet<IpAddr>, api_servers: BTreeSet<SocketAddr>) {
+    /// Takes what this machine is, and where the API server is: their addresses never become virtual ones.
+    pub(super) fn take_machine(&mut self, own: OwnMachine, api_servers: BTreeSet<SocketAddr>) {
+        self.index.set_edge_only(own.edge_only);
         self.index.set_reserved(Reserved {
-            machine,
+            machine: own.addresses,
             api_servers,
         });
     }
@@ -282,6 +284,8 @@ impl Cluster {
 
 #[cfg(test)]
 mod tests {
+    use std::net::IpAddr;
+
     use serde::de::DeserializeOwned;
     use serde_json::{Value, json};
 
@@ -466,7 +470,11 @@ mod tests {
         take(&mut cluster, list(Told::Service, vec![balancer]));
         let vip: IpAddr = "192.0.2.1".parse().unwrap();
         assert_eq!(cluster.state().vips, [vip].into());
-        cluster.reserve([vip].into(), BTreeSet::new());
+        let own = OwnMachine {
+            addresses: [vip].into(),
+            edge_only: false,
+        };
+        cluster.take_machine(own, BTreeSet::new());
         cluster.update();
         assert!(cluster.state().vips.is_empty());
         assert_eq!(

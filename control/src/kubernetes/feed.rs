@@ -98,12 +98,21 @@ pub struct Failure {
     pub last: Instant,
 }
 
+/// What the watchers have to know of this machine.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct OwnMachine {
+    /// Its addresses that are never virtual.
+    pub addresses: BTreeSet<IpAddr>,
+    /// Whether it takes the edge role only.
+    pub edge_only: bool,
+}
+
 /// The end of the feed that the agent holds.
 #[derive(Clone, Debug)]
 pub struct Feed {
     update: Arc<Mutex<Option<Update>>>,
     watching: Arc<Mutex<Watching>>,
-    machine: watch::Sender<BTreeSet<IpAddr>>,
+    machine: watch::Sender<OwnMachine>,
     reports: Reports,
 }
 
@@ -156,17 +165,17 @@ impl Feed {
         change(&mut lock(&self.watching));
     }
 
-    /// Tells the watchers the addresses of this machine.
-    pub fn set_machine(&self, addresses: BTreeSet<IpAddr>) {
+    /// Tells the watchers what this machine is.
+    pub fn set_machine(&self, machine: OwnMachine) {
         self.machine.send_if_modified(|known| {
-            let changed = *known != addresses;
-            *known = addresses;
+            let changed = *known != machine;
+            *known = machine;
             changed
         });
     }
 
-    /// Follows the addresses of this machine.
-    pub(super) fn machine(&self) -> watch::Receiver<BTreeSet<IpAddr>> {
+    /// Follows what this machine is.
+    pub(super) fn machine(&self) -> watch::Receiver<OwnMachine> {
         self.machine.subscribe()
     }
 }

@@ -52,7 +52,7 @@ pub(super) async fn follow(
 ) {
     let mut events = watchers(&client, &scope).ready_chunks(EVENTS_AT_ONCE);
     let mut machine = feed.machine();
-    cluster.reserve(
+    cluster.take_machine(
         machine.borrow_and_update().clone(),
         scope.api_servers.clone(),
     );
@@ -93,7 +93,7 @@ pub(super) async fn follow(
             }
             Ok(()) = machine.changed() => {
                 let own = machine.borrow_and_update().clone();
-                cluster.reserve(own, scope.api_servers.clone());
+                cluster.take_machine(own, scope.api_servers.clone());
                 arrived = arrived.or(Some(Instant::now()));
             }
             () = sleep_until(expiry) => arrived = arrived.or(Some(Instant::now())),

@@ -166,6 +166,40 @@ fn local_policy_outside_the_cluster_uses_the_cluster_set() {
 }
 
 #[test]
+fn node_with_the_edge_role_only_uses_the_cluster_set_with_local_policy_too() {
+    let mut edge = cluster();
+    edge.index.set_edge_only(true);
+    edge.guideway_on(&["node-1", "node-2"]);
+    edge.service(web().local().node_port(30080));
+    edge.slice(slice("web-1", &["10.244.2.1@node-2", "10.244.3.1@node-3"]));
+    for key in [VIP, NODE_PORT] {
+        let spec = &edge.served(key).unwrap().spec;
+        let nowhere = spec
+            .backends
+            .iter()
+            .find(|backend| backend.address.is_unspecified());
+        assert_eq!(nowhere, None, "{key}");
+        let used = edge.used(key).unwrap();
+        assert!(
+            used.contains(&"10.244.2.1:8080".to_owned()),
+            "{key}: {used:?}"
+        );
+    }
+    edge.index.set_edge_only(false);
+    assert_eq!(edge.used(VIP), pods(&[]), "none here");
+}
+
+#[test]
+fn pods_of_a_node_with_the_edge_role_only_are_as_on_a_machine_without_guideway() {
+    let mut edge = cluster();
+    edge.index.set_edge_only(true);
+    edge.service(web())
+        .slice(slice("web-1", &["10.244.1.1@node-1"]));
+    assert_eq!(edge.served(VIP).unwrap().spec.mode, ForwardMode::Nat);
+    assert_eq!(edge.problems("web"), ["MachineWithoutGuideway"]);
+}
+
+#[test]
 fn local_policy_lists_the_same_nodes_on_every_machine() {
     let state = [
         "10.244.1.1@node-1 unready serving terminating",

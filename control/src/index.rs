@@ -25,8 +25,10 @@
 //! the packets of one flow to different pods, should a router move it from one to the other. Where that
 //! matters more than locality, the options ignore hints.
 //!
-//! **Machines without Guideway** are reached by NAT. A service is sent one way, so one such endpoint that gets
-//! traffic takes the whole port there, and the problem names it.
+//! **Machines without Guideway** are reached by NAT, and a service is sent one way. While more than half of a
+//! port's endpoints are on such machines, the whole port goes by NAT; else those endpoints get no traffic. So
+//! one pod that starts on the wrong machine moves no flow, and a cluster that is being migrated does not send
+//! everything to the pods of its first node. The problem names it either way.
 //!
 //! **Two Services that claim the same** address, port and protocol: the older one has it, or of equally old
 //! ones the first by name; the other one gets it when the first one goes.

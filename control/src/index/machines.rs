@@ -76,7 +76,7 @@ impl Node {
         if read.reached_at.is_empty() {
             findings.add(
                 Rule::NoInternalAddress,
-                || "without an InternalIP its pods are reached by NAT".to_owned(),
+                || "without an InternalIP its pods are reached by NAT at best".to_owned(),
                 "give the Node an InternalIP",
             );
         }

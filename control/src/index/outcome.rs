@@ -131,8 +131,8 @@ impl Making<'_> {
         }
     }
 
-    /// Chooses how packets reach the backends of a port: one way for all of them, so by NAT as soon as one
-    /// is on a machine that does not run Guideway.
+    /// Chooses how packets reach the backends of a port: one way for all of them, so by NAT where most are on
+    /// machines that do not run Guideway.
     fn mode(&mut self, selection: &Selection<'_>, is_node: bool) -> ForwardMode {
         if self.wanted.only_local && is_node {
             // A pod of this machine is handed its packets, whatever others are sent.
@@ -141,27 +141,40 @@ impl Making<'_> {
                 mode => mode,
             };
         }
-        let mut used = selection.used.iter();
-        let foreign = used.find(|candidate| self.node_of(candidate).is_none());
-        let (Some(foreign), true) = (foreign, self.wanted.mode != ForwardMode::Nat) else {
+        let foreign = selection.used.iter();
+        let foreign: Vec<_> = foreign
+            .filter(|candidate| self.node_of(candidate).is_none())
+            .collect();
+        let (Some(first), true) = (foreign.first(), self.wanted.mode != ForwardMode::Nat) else {
             return self.wanted.mode;
         };
+        let are_most = foreign.len() * 2 > selection.used.len();
         self.findings.add(
             Rule::MachineWithoutGuideway,
             || {
-                let socket = foreign.socket;
-                let why = match foreign.endpoint.node.as_deref() {
+                let socket = first.socket;
+                let why = match first.endpoint.node.as_deref() {
                     Some(node) => format!("{socket} is on Node {node}, which runs no Guideway"),
                     None => format!("{socket} is on no Node"),
                 };
-                format!(
-                    "endpoint {why}: this port goes by NAT, and its pods do not see the \
-                     addresses of clients"
-                )
+                let how_many = match foreign.len() {
+                    1 => String::new(),
+                    all => format!(" (and {} more)", all - 1),
+                };
+                let so = if are_most {
+                    "this port goes by NAT, and its pods do not see the addresses of clients"
+                } else {
+                    "it gets no traffic from outside, which the other endpoints of the port take"
+                };
+                format!("endpoint {why}{how_many}: {so}")
             },
             "run Guideway on all Nodes that have pods of the Service",
         );
-        ForwardMode::Nat
+        if are_most {
+            ForwardMode::Nat
+        } else {
+            self.wanted.mode
+        }
     }
 
     fn node_of(&self, candidate: &Candidate<'_>) -> Option<IpAddr> {
@@ -181,14 +194,16 @@ impl Making<'_> {
 
     fn backends(&self, selection: &Selection<'_>, mode: ForwardMode) -> Vec<BackendSpec> {
         let used = selection.used.iter();
+        // Of machines that packets are not sent to the policy `Local` knows only that they are others.
+        let is_local = self.wanted.only_local && self.world.machines.own_node().is_some();
         let nowhere = |candidate: &Candidate<'_>| {
-            // Of machines that packets are not sent to the policy `Local` knows only that they are others.
-            BackendSpec::pod(unspecified(candidate.socket.is_ipv4()), candidate.socket, 1)
+            let node = unspecified(candidate.socket.is_ipv4());
+            is_local.then(|| BackendSpec::pod(node, candidate.socket, 1))
         };
         let mut backends: Vec<BackendSpec> = used
-            .map(|candidate| {
+            .filter_map(|candidate| {
                 let known = self.backend(candidate, mode);
-                known.unwrap_or_else(|| nowhere(candidate))
+                known.or_else(|| nowhere(candidate))
             })
             .collect();
         // Other machines may select them, or have done so a moment ago.

@@ -115,13 +115,15 @@ fn new_list_removes_what_it_does_not_have() {
 }
 
 #[test]
-fn removed_node_takes_its_pods_to_nat_until_they_go() {
+fn pods_of_a_removed_node_get_no_traffic() {
     let mut cluster = two_services();
     cluster.index.delete_node("node-2");
-    assert_eq!(cluster.served(VIP).unwrap().spec.mode, ForwardMode::Nat);
-    assert_eq!(cluster.state().nodes, addresses(&["10.0.0.1", "10.0.0.3"]));
-    cluster.slice(slice("web-1", &PODS[..1]));
+    assert_eq!(cluster.used(VIP), pods(&["10.244.1.1:8080"]));
     assert_eq!(cluster.served(VIP).unwrap().spec.mode, ForwardMode::Ipip);
+    assert_eq!(cluster.state().nodes, addresses(&["10.0.0.1", "10.0.0.3"]));
+    assert_eq!(cluster.problems("web"), ["MachineWithoutGuideway"]);
+    cluster.slice(slice("web-1", &PODS[..1]));
+    assert_eq!(cluster.problems("web"), [""; 0]);
 }
 
 #[test]
@@ -159,7 +161,7 @@ fn node_without_an_address_is_named() {
         cluster.rules(&object),
         ["InvalidAddress", "NoInternalAddress"]
     );
-    assert_eq!(cluster.served(VIP).unwrap().spec.mode, ForwardMode::Nat);
+    assert_eq!(cluster.used(VIP), pods(&["10.244.1.1:8080"]));
 }
 
 #[test]
@@ -169,10 +171,13 @@ fn machines_that_begin_or_cease_to_run_guideway_are_followed() {
     cluster.guideway_on(&["node-1", "node-3"]);
     let changes = cluster.update();
     assert_eq!(changes.services.len(), 2);
-    assert_eq!(cluster.served(VIP).unwrap().spec.mode, ForwardMode::Nat);
+    assert_eq!(cluster.used(VIP), pods(&["10.244.1.1:8080"]));
     assert_eq!(cluster.state().nodes, addresses(&["10.0.0.1", "10.0.0.3"]));
     cluster.guideway_on(&["node-2"]);
-    assert_eq!(cluster.served(VIP).unwrap().spec.mode, ForwardMode::Ipip);
+    assert_eq!(
+        cluster.used(VIP),
+        pods(&["10.244.1.1:8080", "10.244.2.1:8080"])
+    );
     assert_eq!(
         cluster.state().nodes,
         addresses(&["10.0.0.1", "10.0.0.2"]),

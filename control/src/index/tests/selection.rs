@@ -486,13 +486,14 @@ fn pods_on_machines_with_guideway_go_by_the_address_of_their_node() {
 }
 
 #[test]
-fn port_with_an_endpoint_on_a_machine_without_guideway_goes_by_nat() {
+fn port_goes_by_nat_while_most_endpoints_are_on_machines_without_guideway() {
     for stranger in ["10.244.2.1@node-2", "10.244.2.1@node-9", "10.244.2.1"] {
         let mut cluster = cluster();
         cluster.guideway_on(&["node-3"]);
+        let other = "10.244.2.2@node-2";
         cluster
             .service(web())
-            .slice(slice("web-1", &["10.244.1.1@node-1", stranger]));
+            .slice(slice("web-1", &["10.244.1.1@node-1", stranger, other]));
         let spec = cluster.served(VIP).unwrap().spec.clone();
         assert_eq!(spec.mode, ForwardMode::Nat, "{stranger}");
         let targets: Vec<String> = spec
@@ -500,18 +501,23 @@ fn port_with_an_endpoint_on_a_machine_without_guideway_goes_by_nat() {
             .iter()
             .map(|backend| backend.address.to_string())
             .collect();
-        assert_eq!(targets, ["10.244.1.1", "10.244.2.1"]);
+        assert_eq!(targets, ["10.244.1.1", "10.244.2.1", "10.244.2.2"]);
         assert_eq!(cluster.problems("web"), ["MachineWithoutGuideway"]);
-        cluster.slice(slice(
-            "web-1",
-            &["10.244.1.1@node-1", &format!("{stranger} unready")],
-        ));
-        assert_eq!(
-            cluster.served(VIP).unwrap().spec.mode,
-            ForwardMode::Ipip,
-            "gets no traffic"
-        );
+    }
+}
+
+#[test]
+fn few_endpoints_on_machines_without_guideway_get_no_traffic_and_move_no_flow() {
+    for stranger in ["10.244.2.1@node-2", "10.244.2.1@node-9", "10.244.2.1"] {
+        let mut cluster = cluster();
+        cluster.guideway_on(&["node-3"]);
+        let alone = slice("web-1", &["10.244.1.1@node-1"]);
+        cluster.service(web()).slice(alone);
+        let before = cluster.served(VIP).unwrap().spec.clone();
         assert_eq!(cluster.problems("web"), [""; 0]);
+        cluster.slice(slice("web-1", &["10.244.1.1@node-1", stranger]));
+        assert_eq!(cluster.served(VIP).unwrap().spec, before, "{stranger}");
+        assert_eq!(cluster.problems("web"), ["MachineWithoutGuideway"]);
     }
 }
 

@@ -374,6 +374,21 @@ impl Index {
         self.services_of_slices.keys()
     }
 
+    /// Tells whether a Node is known.
+    pub fn has_node(&self, name: &str) -> bool {
+        self.machines.node(name).is_some()
+    }
+
+    /// Lists the Nodes that have one of these addresses.
+    pub fn nodes_at(&self, addresses: &BTreeSet<IpAddr>) -> Vec<String> {
+        let nodes = self.machines.node_names();
+        let has_one = |name: &&String| {
+            let node = self.machines.node(name);
+            node.is_some_and(|node| !node.addresses().is_disjoint(addresses))
+        };
+        nodes.filter(has_one).cloned().collect()
+    }
+
     /// Lists the Nodes that are known.
     pub fn nodes(&self) -> impl Iterator<Item = &String> {
         self.machines.node_names()

@@ -21,8 +21,10 @@ mod presence;
 pub(crate) mod relist;
 mod watch;
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::io;
+use std::net::IpAddr;
 use std::thread;
 
 use k8s_openapi::jiff::Timestamp;
@@ -109,10 +111,16 @@ impl Watchers {
 
     /// Begins to watch, in a thread of its own; `changed` is called for each state that the feed has.
     ///
+    /// `inherited` are the addresses of Nodes that an earlier agent sent to.
+    ///
     /// # Errors
     ///
     /// When the thread cannot be started.
-    pub fn start(self, changed: impl Fn() + Send + 'static) -> Result<(), FollowError> {
+    pub fn start(
+        self,
+        inherited: BTreeSet<IpAddr>,
+        changed: impl Fn() + Send + 'static,
+    ) -> Result<(), FollowError> {
         let thread = thread::Builder::new().name("kubernetes".to_owned());
         thread.spawn(move || {
             let Self {
@@ -140,6 +148,7 @@ impl Watchers {
                 let cluster = Cluster::new(
                     index_options(options, identity.node_name, hash_seed),
                     &scope.service,
+                    inherited,
                     started,
                 );
                 watch::follow(client, scope, cluster, hash_seed, feed, changed).await;

@@ -104,7 +104,7 @@ async fn serve(
         if let Some(mode) = health_check_ports {
             tokio::spawn(healthz::ports::serve(mode, reports));
         }
-        watchers.start(move || told.send(Command::State))?;
+        watchers.start(agent.inherited_nodes(), move || told.send(Command::State))?;
     }
     let health = agent.health();
     let (end, mut ended) = oneshot::channel::<()>();

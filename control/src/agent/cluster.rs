@@ -87,6 +87,15 @@ impl Agent {
         cluster.is_some_and(|cluster| cluster.synced.is_none())
     }
 
+    /// Lists the machines that run Guideway as the tables have it: those whose pods are sent to other than by
+    /// NAT, and those whose frames are taken.
+    pub(crate) fn inherited_nodes(&self) -> BTreeSet<IpAddr> {
+        let backends = self.tables.backends().map(|(backend, _)| backend);
+        let nodes = backends.filter(|backend| backend.pod.is_some() && !backend.nat);
+        let edges = single(self.tables.trusted_edges());
+        nodes.map(|node| node.address).chain(edges).collect()
+    }
+
     /// Takes the newest state of the cluster into what is desired, if there is one.
     pub(super) fn take_state(&mut self) -> Option<Taken> {
         let cluster = self.cluster.as_mut()?;
@@ -225,13 +234,19 @@ pub(super) fn in_tables(tables: &Tables) -> (BTreeSet<IpAddr>, BTreeSet<IpAddr>)
     let nodes = tables.backends().map(|(backend, _)| backend.address);
     let mut services = tables.services();
     let edges = if services.any(|(_, service)| service.mode == ForwardMode::L2dsr) {
-        let single = |net: &IpNet| net.prefix_len() == net.max_prefix_len();
-        let edges = tables.trusted_edges().into_iter().filter(single);
-        edges.map(|net| net.addr()).collect()
+        single(tables.trusted_edges()).collect()
     } else {
         BTreeSet::new()
     };
     (nodes.collect(), edges)
+}
+
+/// Lists the networks of one address.
+fn single(networks: BTreeSet<IpNet>) -> impl Iterator<Item = IpAddr> {
+    let networks = networks.into_iter();
+    networks
+        .filter(|net| net.prefix_len() == net.max_prefix_len())
+        .map(|net| net.addr())
 }
 
 /// Objects whose problems one state logs one by one.

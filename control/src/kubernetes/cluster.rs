@@ -4,7 +4,7 @@
 //! only at its end is gone what it does not have, so that a watch that begins anew changes nothing by itself.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Instant;
 
 use k8s_openapi::api::core::v1::{Node, Service};
@@ -92,6 +92,8 @@ pub(super) struct Cluster {
     listings: BTreeMap<Kind, Listing>,
     /// The last change that each slice told of.
     told: BTreeMap<ObjectName, Timestamp>,
+    /// Nodes that an earlier agent sent to, by their addresses, until it is known who is present.
+    inherited: BTreeSet<IpAddr>,
     /// Changes before this are not ours to account for.
     started: Timestamp,
     /// When the changes happened that the state does not have yet.
@@ -99,14 +101,21 @@ pub(super) struct Cluster {
 }
 
 impl Cluster {
-    /// Begins with nothing, at the time `started`; our headless Service is `service`.
-    pub(super) fn new(options: Options, service: &str, started: Timestamp) -> Self {
+    /// Begins with nothing but the addresses of Nodes that an earlier agent sent to, at the time `started`; our
+    /// headless Service is `service`.
+    pub(super) fn new(
+        options: Options,
+        service: &str,
+        inherited: BTreeSet<IpAddr>,
+        started: Timestamp,
+    ) -> Self {
         Self {
             index: Index::new(options),
             presence: Presence::new(service),
             shown: index::Presence::default(),
             listings: Kind::ALL.map(|kind| (kind, Listing::default())).into(),
             told: BTreeMap::new(),
+            inherited,
             started,
             changes: Vec::new(),
         }
@@ -117,7 +126,7 @@ impl Cluster {
         match told {
             Told::Service(event) => self.take_service(*event),
             Told::Slice(event) => self.take_slice(*event),
-            Told::Node(event) => self.take_node(*event),
+            Told::Node(event) => self.take_node(*event, now),
             Told::Presence(event) => self.take_presence(*event, now),
         }
     }
@@ -161,7 +170,7 @@ impl Cluster {
         }
     }
 
-    fn take_node(&mut self, event: Event<Node>) {
+    fn take_node(&mut self, event: Event<Node>, now: Instant) {
         match event {
             Event::Init => self.listing(Kind::Nodes).begin(),
             Event::InitApply(node) | Event::Apply(node) => {
@@ -179,8 +188,8 @@ impl Cluster {
             Event::InitDone => {
                 let listed = self.listing(Kind::Nodes).end();
                 let listed: BTreeSet<String> = listed.into_iter().map(|node| node.name).collect();
-                self.presence.retain_nodes(&listed);
                 self.index.retain_nodes(&listed);
+                self.match_presence(now);
                 self.show_presence();
             }
         }
@@ -200,7 +209,28 @@ impl Cluster {
                 self.presence.retain(&listed, now);
             }
         }
+        self.match_presence(now);
         self.show_presence();
+    }
+
+    /// Keeps nobody for present whose Node does not exist, and those whom an earlier agent knew.
+    fn match_presence(&mut self, now: Instant) {
+        let is_listed = |kind| self.listings.get(&kind).is_some_and(Listing::is_complete);
+        if !is_listed(Kind::Nodes) {
+            return;
+        }
+        self.presence.retain_nodes(|name| self.index.has_node(name));
+        if is_listed(Kind::Presence) {
+            let inherited = std::mem::take(&mut self.inherited);
+            self.presence.inherit(self.index.nodes_at(&inherited), now);
+        }
+    }
+
+    /// Notes that the watch of a kind has failed.
+    pub(super) fn fail(&mut self, kind: Kind, now: Instant) {
+        if kind == Kind::Presence {
+            self.presence.fail(now);
+        }
     }
 
     /// Keeps the time of a change until it is in force; that of one already told is told no more.
@@ -284,8 +314,6 @@ impl Cluster {
 
 #[cfg(test)]
 mod tests {
-    use std::net::IpAddr;
-
     use serde::de::DeserializeOwned;
     use serde_json::{Value, json};
 
@@ -322,11 +350,18 @@ mod tests {
     }
 
     fn cluster() -> Cluster {
+        cluster_that_follows(&[])
+    }
+
+    /// A cluster whose earlier agent sent to these addresses.
+    fn cluster_that_follows(inherited: &[&str]) -> Cluster {
+        let inherited = inherited.iter().map(|text| text.parse().unwrap()).collect();
         let options = Options {
             node_name: Some("n1".to_owned()),
             ..Options::default()
         };
-        Cluster::new(options, "guideway", "2026-01-01T00:00:00Z".parse().unwrap())
+        let started = "2026-01-01T00:00:00Z".parse().unwrap();
+        Cluster::new(options, "guideway", inherited, started)
     }
 
     fn take(cluster: &mut Cluster, told: impl IntoIterator<Item = Told>) {
@@ -435,6 +470,77 @@ mod tests {
             [Told::Node(Box::new(Event::Delete(node("n1", "10.0.0.1"))))],
         );
         assert!(cluster.state().nodes.is_empty());
+    }
+
+    fn presence(nodes: &[&str]) -> EndpointSlice {
+        let endpoints = nodes
+            .iter()
+            .map(|node| json!({"addresses": ["10.0.0.99"], "nodeName": node}));
+        read(json!({
+            "metadata": {"namespace": "guideway-system", "name": "guideway-1"}, "addressType": "IPv4",
+            "endpoints": endpoints.collect::<Vec<_>>(),
+        }))
+    }
+
+    #[test]
+    fn nodes_that_an_earlier_agent_sent_to_are_present_at_the_start() {
+        let nodes = || {
+            list(
+                Told::Node,
+                vec![
+                    node("n1", "10.0.0.1"),
+                    node("n2", "10.0.0.2"),
+                    node("n3", "10.0.0.3"),
+                ],
+            )
+        };
+        for presence_first in [false, true] {
+            let mut cluster = cluster_that_follows(&["10.0.0.2", "10.0.0.9"]);
+            let present = list(Told::Presence, vec![presence(&["n1"])]);
+            if presence_first {
+                take(&mut cluster, present);
+                take(&mut cluster, nodes());
+            } else {
+                take(&mut cluster, nodes());
+                take(&mut cluster, present);
+            }
+            let known: BTreeSet<IpAddr> = ["10.0.0.1", "10.0.0.2"]
+                .map(|text| text.parse().unwrap())
+                .into();
+            assert_eq!(cluster.state().nodes, known);
+            assert!(cluster.expire(Instant::now()).is_some(), "for a while");
+        }
+    }
+
+    #[test]
+    fn node_that_comes_back_under_its_name_is_not_present_by_that() {
+        let mut cluster = cluster();
+        take(
+            &mut cluster,
+            list(
+                Told::Node,
+                vec![node("n1", "10.0.0.1"), node("n2", "10.0.0.2")],
+            ),
+        );
+        take(
+            &mut cluster,
+            list(Told::Presence, vec![presence(&["n1", "n2"])]),
+        );
+        assert_eq!(cluster.state().nodes.len(), 2);
+        // The slice controller hears of it later than we do.
+        take(
+            &mut cluster,
+            [Told::Node(Box::new(Event::Delete(node("n2", "10.0.0.2"))))],
+        );
+        take(
+            &mut cluster,
+            [Told::Presence(Box::new(Event::Apply(presence(&["n1"]))))],
+        );
+        take(
+            &mut cluster,
+            [Told::Node(Box::new(Event::Apply(node("n2", "10.0.0.2"))))],
+        );
+        assert_eq!(cluster.state().nodes, ["10.0.0.1".parse().unwrap()].into());
     }
 
     #[test]

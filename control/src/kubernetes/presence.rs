@@ -5,6 +5,10 @@
 //! programs and tables stay in place without an agent. An endpoint without a Node is an edge outside
 //! the cluster, written by the operator, and counts for exactly as long as it is written.
 //!
+//! What an earlier agent sent to counts as gone just now: agents that are rolled begin anew one after the
+//! other, and to each of them the pods of the others may be missing at that moment. While the watch fails,
+//! time stands still.
+//!
 //! A pod that has detached its node is shown by another Service, and there is nothing to wait for: what
 //! edges send would find no program.
 
@@ -25,6 +29,8 @@ pub(super) struct Presence {
     slices: BTreeMap<ObjectName, Shown>,
     /// When machines went that no slice shows.
     gone: BTreeMap<String, Instant>,
+    /// When the watch failed last.
+    failed: Option<Instant>,
 }
 
 #[derive(Debug, Default)]
@@ -95,15 +101,35 @@ impl Presence {
         self.gone.remove(node);
     }
 
-    /// Forgets the machines that have none of these Nodes.
-    pub(super) fn retain_nodes(&mut self, listed: &BTreeSet<String>) {
-        self.gone.retain(|node, _| listed.contains(node));
+    /// Forgets the machines whose Node does not exist.
+    pub(super) fn retain_nodes(&mut self, exists: impl Fn(&str) -> bool) {
+        self.gone.retain(|node, _| exists(node));
+    }
+
+    /// Takes machines that no slice shows for gone just now.
+    pub(super) fn inherit(&mut self, nodes: Vec<String>, now: Instant) {
+        let detached = all(&self.slices, |shown| &shown.detached);
+        let shown = shown(&self.slices);
+        let missing = nodes.into_iter().filter(|node| {
+            let node = node.as_str();
+            !shown.contains(node) && !detached.contains(node)
+        });
+        let missing: Vec<String> = missing.collect();
+        self.gone
+            .extend(missing.into_iter().map(|node| (node, now)));
+    }
+
+    /// Notes that the watch has failed, so that machines may have come back unseen.
+    pub(super) fn fail(&mut self, now: Instant) {
+        self.failed = Some(now);
     }
 
     /// Forgets machines that are gone for too long; returns when the next one is.
     pub(super) fn expire(&mut self, now: Instant) -> Option<Instant> {
-        self.gone.retain(|_, since| now < *since + KEPT);
-        self.gone.values().min().map(|since| *since + KEPT)
+        let failed = self.failed;
+        let end = |since: &Instant| failed.map_or(*since, |failed| failed.max(*since)) + KEPT;
+        self.gone.retain(|_, since| now < end(since));
+        self.gone.values().map(end).min()
     }
 
     /// Lists the names of the Nodes that run Guideway.
@@ -229,6 +255,43 @@ mod tests {
         presence.apply(&slice("a", &["n1"]), start);
         presence.apply(&slice("a", &[]), start);
         presence.delete_node("n1");
+        assert!(names(&presence).is_empty());
+        presence.apply(&slice("a", &["n1"]), start);
+        presence.apply(&slice("a", &[]), start);
+        presence.retain_nodes(|node| node != "n1");
+        assert!(names(&presence).is_empty());
+    }
+
+    #[test]
+    fn machine_that_an_earlier_agent_knew_is_kept_like_one_that_just_went() {
+        let start = Instant::now();
+        let mut presence = Presence::new("guideway");
+        let mut detached = slice("b", &["n3"]);
+        let service = (SERVICE_NAME.to_owned(), "guideway-detached".to_owned());
+        detached.labels.extend([service]);
+        presence.apply(&slice("a", &["n1"]), start);
+        presence.apply(&detached, start);
+        presence.inherit(["n1", "n2", "n3"].map(str::to_owned).into(), start);
+        assert_eq!(names(&presence), ["n1", "n2"]);
+        assert_eq!(presence.expire(start), Some(start + 10 * MINUTE));
+        presence.expire(start + 10 * MINUTE);
+        assert_eq!(names(&presence), ["n1"]);
+    }
+
+    #[test]
+    fn time_stands_still_while_the_watch_fails() {
+        let start = Instant::now();
+        let mut presence = Presence::default();
+        presence.apply(&slice("a", &["n1"]), start);
+        presence.apply(&slice("a", &[]), start);
+        presence.fail(start + 8 * MINUTE);
+        presence.fail(start + 9 * MINUTE);
+        assert_eq!(
+            presence.expire(start + 11 * MINUTE),
+            Some(start + 19 * MINUTE)
+        );
+        assert_eq!(names(&presence), ["n1"]);
+        assert_eq!(presence.expire(start + 19 * MINUTE), None);
         assert!(names(&presence).is_empty());
     }
 

@@ -163,7 +163,10 @@ fn take(cluster: &mut Cluster, feed: &Feed, heard: Vec<Heard>, now: Instant) {
                 }
                 cluster.take(told, now);
             }
-            Err((kind, error)) => feed.tell(|watching| watching.fail(kind, chain(&error), now)),
+            Err((kind, error)) => {
+                cluster.fail(kind, now);
+                feed.tell(|watching| watching.fail(kind, chain(&error), now));
+            }
         }
     }
 }

@@ -256,6 +256,12 @@ impl Index {
             self.touch_pods_of(|node| moved.contains(node));
         }
         self.touch_addresses(old.edges.symmetric_difference(&edges));
+        let slices = old.unreadable.keys();
+        let slices = slices.chain(self.machines.presence().unreadable.keys());
+        for slice in slices.cloned().collect::<BTreeSet<_>>() {
+            let problems = self.machines.presence().problems(&slice);
+            self.set_problems(Object::Slice(slice), problems);
+        }
         self.machines_changed();
     }
 

@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 
-use super::objects::{self, TO_BE_DELETED, ZONE};
+use super::objects::{self, ObjectName, TO_BE_DELETED, ZONE};
 use super::parse;
-use super::problem::{Findings, Rule, quoted};
+use super::problem::{Findings, Object, Problem, Rule, quoted};
 use crate::desired::unusable;
 
 /// The machines that run Guideway, as its headless Service shows them.
@@ -15,6 +15,23 @@ pub struct Presence {
     pub nodes: BTreeSet<String>,
     /// Addresses of edges that are no Nodes.
     pub edges: BTreeSet<IpAddr>,
+    /// What stands in the place of such addresses and is none, by slice.
+    pub unreadable: BTreeMap<ObjectName, BTreeSet<String>>,
+}
+
+impl Presence {
+    /// Says what is wrong with a slice.
+    pub(super) fn problems(&self, slice: &ObjectName) -> Vec<Problem> {
+        let mut findings = Findings::default();
+        for text in self.unreadable.get(slice).into_iter().flatten() {
+            findings.add(
+                Rule::InvalidAddress,
+                || format!("{} is no address of an edge, whose frames are refused", quoted(text)),
+                "give the endpoint the IP address that the edge sends from, or the name of its Node",
+            );
+        }
+        findings.problems(&Object::Slice(slice.clone()))
+    }
 }
 
 /// Addresses that are somebody's without an object that says so.
@@ -190,6 +207,10 @@ impl Machines {
 
     pub(super) fn node_names(&self) -> impl Iterator<Item = &String> {
         self.nodes.keys()
+    }
+
+    pub(super) fn presence(&self) -> &Presence {
+        &self.presence
     }
 
     /// Replaces the presence; returns what it was.

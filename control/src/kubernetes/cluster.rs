@@ -255,6 +255,7 @@ impl Cluster {
         let shown = index::Presence {
             nodes: self.presence.nodes(),
             edges: self.presence.edges(),
+            unreadable: self.presence.unreadable(),
         };
         if shown != self.shown {
             self.shown = shown.clone();

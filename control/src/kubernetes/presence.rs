@@ -16,6 +16,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
+use crate::desired::unusable;
 use crate::index::objects::{EndpointSlice, ObjectName, SERVICE_NAME};
 
 /// How long a machine is known after its last presence.
@@ -38,6 +39,8 @@ struct Shown {
     nodes: BTreeSet<String>,
     detached: BTreeSet<String>,
     edges: BTreeSet<IpAddr>,
+    /// What stands in the place of edges' addresses and is none.
+    unreadable: BTreeSet<String>,
 }
 
 /// Names the Service that shows the nodes that have detached, beside the one that shows who runs Guideway.
@@ -63,9 +66,11 @@ impl Presence {
                 Some(node) if is_detached => drop(shown.detached.insert(node.clone())),
                 Some(node) => drop(shown.nodes.insert(node.clone())),
                 None => {
-                    let first = endpoint.addresses.first();
-                    let edge = first.and_then(|address| address.parse::<IpAddr>().ok());
-                    shown.edges.extend(edge);
+                    let text = endpoint.addresses.first().map_or("", String::as_str);
+                    match text.parse::<IpAddr>() {
+                        Ok(edge) if unusable(edge).is_none() => drop(shown.edges.insert(edge)),
+                        _ => drop(shown.unreadable.insert(text.to_owned())),
+                    }
                 }
             }
         }
@@ -142,6 +147,15 @@ impl Presence {
     pub(super) fn edges(&self) -> BTreeSet<IpAddr> {
         let edges = self.slices.values().flat_map(|shown| &shown.edges);
         edges.copied().collect()
+    }
+
+    /// Lists what stands in the place of their addresses and is none.
+    pub(super) fn unreadable(&self) -> BTreeMap<ObjectName, BTreeSet<String>> {
+        let slices = self.slices.iter();
+        let slices = slices.filter(|(_, shown)| !shown.unreadable.is_empty());
+        slices
+            .map(|(name, shown)| (name.clone(), shown.unreadable.clone()))
+            .collect()
     }
 }
 
@@ -339,8 +353,16 @@ mod tests {
         let edge: IpAddr = "10.0.0.1".parse().unwrap();
         assert_eq!(presence.edges(), [edge].into());
         assert!(names(&presence).is_empty());
-        edges.endpoints.clear();
+        edges.endpoints[0].addresses = vec!["10.0.0.256".to_owned()];
         presence.apply(&edges, start);
         assert!(presence.edges().is_empty());
+        let unreadable = ["10.0.0.256".to_owned()].into();
+        assert_eq!(
+            presence.unreadable(),
+            [(edges.name.clone(), unreadable)].into()
+        );
+        edges.endpoints.clear();
+        presence.apply(&edges, start);
+        assert!(presence.edges().is_empty() && presence.unreadable().is_empty());
     }
 }

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use super::words::*;
 use crate::desired::ForwardMode;
-use crate::index::{Changes, Options, Presence};
+use crate::index::objects::ObjectName;
+use crate::index::{Changes, Object, Options, Presence};
 
 const PODS: &[&str] = &["10.244.1.1@node-1", "10.244.2.1@node-2"];
 
@@ -192,6 +193,7 @@ fn other_edges_are_trusted_and_never_become_vips() {
     cluster.index.set_presence(Presence {
         nodes: BTreeSet::new(),
         edges: addresses(&["192.0.2.1"]),
+        ..Presence::default()
     });
     assert!(cluster.update().addresses);
     let state = cluster.state();
@@ -204,6 +206,22 @@ fn other_edges_are_trusted_and_never_become_vips() {
         cluster.problems("web"),
         ["AddressIsNode", "MachineWithoutGuideway"]
     );
+}
+
+#[test]
+fn edge_that_has_no_address_is_named_until_it_has_one() {
+    let mut cluster = cluster();
+    cluster.update();
+    let slice = ObjectName::new("guideway-system", "edges");
+    let unreadable = [(slice.clone(), ["edge-1".to_owned()].into())];
+    cluster.index.set_presence(Presence {
+        unreadable: unreadable.into(),
+        ..Presence::default()
+    });
+    let slice = Object::Slice(slice);
+    assert_eq!(cluster.rules(&slice), ["InvalidAddress"]);
+    cluster.index.set_presence(Presence::default());
+    assert_eq!(cluster.rules(&slice), [""; 0]);
 }
 
 #[test]

@@ -415,6 +415,7 @@ fn a_presence() -> impl Strategy<Value = Presence> {
     (vec(a_node_name(), 0..4), vec(edges, 0..2)).prop_map(|(nodes, edges)| Presence {
         nodes: nodes.into_iter().collect(),
         edges: addresses(&edges),
+        ..Presence::default()
     })
 }
 

@@ -63,7 +63,7 @@ impl Cluster {
     pub(super) fn guideway_on(&mut self, nodes: &[&str]) -> &mut Self {
         self.index.set_presence(Presence {
             nodes: nodes.iter().map(|name| (*name).to_owned()).collect(),
-            edges: BTreeSet::new(),
+            ..Presence::default()
         });
         self
     }

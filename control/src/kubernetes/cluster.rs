@@ -17,8 +17,11 @@ use super::convert;
 use super::feed::OwnMachine;
 use super::listing::Listing;
 use super::presence::Presence;
-use crate::index::objects::ObjectName;
+use crate::index::objects::{self, ObjectName, SERVICE_NAME};
 use crate::index::{self, Changes, Index, Options, Reserved, State};
+
+/// Namespace and name of the API servers' own Service.
+const API_SERVICE: (&str, Option<&str>) = ("default", Some("kubernetes"));
 
 /// A kind of objects that is watched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -92,6 +95,11 @@ pub(super) struct Cluster {
     listings: BTreeMap<Kind, Listing>,
     /// The last change that each slice told of.
     told: BTreeMap<ObjectName, Timestamp>,
+    /// What this machine is, and where it reaches the API server.
+    own: OwnMachine,
+    api_server: BTreeSet<SocketAddr>,
+    /// Where API servers listen by the slices of their own Service.
+    api_servers: BTreeMap<ObjectName, BTreeSet<SocketAddr>>,
     /// Nodes that an earlier agent sent to, by their addresses, until it is known who is present.
     inherited: BTreeSet<IpAddr>,
     /// Changes before this are not ours to account for.
@@ -115,6 +123,9 @@ impl Cluster {
             shown: index::Presence::default(),
             listings: Kind::ALL.map(|kind| (kind, Listing::default())).into(),
             told: BTreeMap::new(),
+            own: OwnMachine::default(),
+            api_server: BTreeSet::new(),
+            api_servers: BTreeMap::new(),
             inherited,
             started,
             changes: Vec::new(),
@@ -155,17 +166,20 @@ impl Cluster {
                 let slice = convert::slice(slice);
                 self.listing(Kind::EndpointSlices).note(&slice.name);
                 self.note_change(&slice.name, change);
+                self.note_api_servers(&slice);
                 self.index.apply_slice(slice);
             }
             Event::Delete(slice) => {
                 let name = convert::name(&slice.metadata);
                 self.told.remove(&name);
                 self.index.delete_slice(&name);
+                self.retain_api_servers(|slice| *slice != name);
             }
             Event::InitDone => {
                 let listed = self.listing(Kind::EndpointSlices).end();
                 self.told.retain(|name, _| listed.contains(name));
                 self.index.retain_slices(&listed);
+                self.retain_api_servers(|slice| listed.contains(slice));
             }
         }
     }
@@ -264,11 +278,47 @@ impl Cluster {
     }
 
     /// Takes what this machine is, and where the API server is: their addresses never become virtual ones.
-    pub(super) fn take_machine(&mut self, own: OwnMachine, api_servers: BTreeSet<SocketAddr>) {
+    pub(super) fn take_machine(&mut self, own: OwnMachine, api_server: BTreeSet<SocketAddr>) {
         self.index.set_edge_only(own.edge_only);
+        self.own = own;
+        self.api_server = api_server;
+        self.reserve();
+    }
+
+    /// Takes the sockets of a slice for API servers' where it belongs to their Service: this machine may reach
+    /// them by another address.
+    fn note_api_servers(&mut self, slice: &objects::EndpointSlice) {
+        let service = slice.labels.get(SERVICE_NAME).map(String::as_str);
+        if (slice.name.namespace.as_str(), service) != API_SERVICE {
+            return;
+        }
+        let addresses = slice.endpoints.iter();
+        let addresses = addresses.filter_map(|endpoint| endpoint.addresses.first()?.parse().ok());
+        let addresses: Vec<IpAddr> = addresses.collect();
+        let ports = slice.ports.iter();
+        let ports = ports.filter_map(|port| u16::try_from(port.port?).ok());
+        let sockets = ports.flat_map(|port| {
+            let addresses = addresses.iter();
+            addresses.map(move |address| SocketAddr::new(*address, port))
+        });
+        self.api_servers
+            .insert(slice.name.clone(), sockets.collect());
+        self.reserve();
+    }
+
+    fn retain_api_servers(&mut self, is_there: impl Fn(&ObjectName) -> bool) {
+        let before = self.api_servers.len();
+        self.api_servers.retain(|slice, _| is_there(slice));
+        if self.api_servers.len() != before {
+            self.reserve();
+        }
+    }
+
+    fn reserve(&mut self) {
+        let of_slices = self.api_servers.values().flatten();
         self.index.set_reserved(Reserved {
-            machine: own.addresses,
-            api_servers,
+            machine: self.own.addresses.clone(),
+            api_servers: self.api_server.iter().chain(of_slices).copied().collect(),
         });
     }
 
@@ -330,6 +380,16 @@ mod tests {
             "spec": {"type": "NodePort", "clusterIP": "10.96.0.1", "clusterIPs": ["10.96.0.1"],
                      "ports": [{"port": 80, "protocol": "TCP", "nodePort": node_port}]},
         }))
+    }
+
+    fn balancer(address: &str, port: u16) -> Service {
+        let mut balancer = service("web", 30_001);
+        let spec = balancer.spec.as_mut().unwrap();
+        spec.type_ = Some("LoadBalancer".to_owned());
+        spec.load_balancer_class = Some(Options::DEFAULT_CLASS.to_owned());
+        spec.ports.as_mut().unwrap()[0].port = port.into();
+        balancer.status = read(json!({"loadBalancer": {"ingress": [{"ip": address}]}}));
+        balancer
     }
 
     fn slice(name: &str, change: &str) -> EndpointSlice {
@@ -569,12 +629,10 @@ mod tests {
     #[test]
     fn own_addresses_are_never_virtual() {
         let mut cluster = cluster();
-        let mut balancer = service("web", 30_001);
-        let spec = balancer.spec.as_mut().unwrap();
-        spec.type_ = Some("LoadBalancer".to_owned());
-        spec.load_balancer_class = Some(Options::DEFAULT_CLASS.to_owned());
-        balancer.status = read(json!({"loadBalancer": {"ingress": [{"ip": "192.0.2.1"}]}}));
-        take(&mut cluster, list(Told::Service, vec![balancer]));
+        take(
+            &mut cluster,
+            list(Told::Service, vec![balancer("192.0.2.1", 80)]),
+        );
         let vip: IpAddr = "192.0.2.1".parse().unwrap();
         assert_eq!(cluster.state().vips, [vip].into());
         let own = OwnMachine {
@@ -589,5 +647,30 @@ mod tests {
             [30_001, 80],
             "its ports are served all the same"
         );
+    }
+
+    #[test]
+    fn address_that_any_api_server_has_is_never_virtual() {
+        let mut cluster = cluster();
+        take(
+            &mut cluster,
+            list(Told::Service, vec![balancer("192.0.2.1", 6443)]),
+        );
+        assert_eq!(cluster.state().vips.len(), 1);
+        let of_api: EndpointSlice = read(json!({
+            "metadata": {"namespace": "default", "name": "kubernetes", "labels": {SERVICE_NAME: "kubernetes"}},
+            "addressType": "IPv4",
+            "endpoints": [{"addresses": ["192.0.2.9"]}, {"addresses": ["192.0.2.1"]}],
+            "ports": [{"name": "https", "port": 6443, "protocol": "TCP"}],
+        }));
+        let mut of_a_namesake = of_api.clone();
+        of_a_namesake.metadata.namespace = Some("other".to_owned());
+        take(&mut cluster, list(Told::Slice, vec![of_a_namesake]));
+        assert_eq!(cluster.state().vips.len(), 1);
+        take(&mut cluster, list(Told::Slice, vec![of_api.clone()]));
+        assert!(cluster.state().vips.is_empty());
+        assert_eq!(ports(&cluster), [30_001], "its port is left to it");
+        take(&mut cluster, [Told::Slice(Box::new(Event::Delete(of_api)))]);
+        assert_eq!(cluster.state().vips.len(), 1);
     }
 }

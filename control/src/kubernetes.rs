@@ -20,12 +20,12 @@ mod pace;
 mod presence;
 pub(crate) mod relist;
 mod watch;
+mod worker;
 
 use std::collections::BTreeSet;
 use std::fmt;
 use std::io;
 use std::net::IpAddr;
-use std::thread;
 
 use k8s_openapi::jiff::Timestamp;
 use kube::Client;
@@ -109,7 +109,8 @@ impl Watchers {
         self.feed.clone()
     }
 
-    /// Begins to watch, in a thread of its own; `changed` is called for each state that the feed has.
+    /// Begins to watch, in a thread of its own; `changed` is called for each state that the feed has, and
+    /// `ended` if the thread ends, which it does by a panic only.
     ///
     /// `inherited` are the addresses of Nodes that an earlier agent sent to.
     ///
@@ -120,9 +121,9 @@ impl Watchers {
         self,
         inherited: BTreeSet<IpAddr>,
         changed: impl Fn() + Send + 'static,
+        ended: impl FnMut(&'static str) + Send + 'static,
     ) -> Result<(), FollowError> {
-        let thread = thread::Builder::new().name("kubernetes".to_owned());
-        thread.spawn(move || {
+        worker::start("kubernetes", ended, move || {
             let Self {
                 runtime,
                 client,

@@ -6,6 +6,7 @@ use std::thread;
 
 use anyhow::{Context, Result, anyhow};
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::mpsc::unbounded_channel;
 use tokio::sync::oneshot;
 use tracing_subscriber::EnvFilter;
 
@@ -90,12 +91,24 @@ async fn serve(
     let node_selector = announce.map(|announce| announce.node_selector.clone());
     let mut agent = Agent::start(path, config, watchers.as_ref().map(Watchers::feed))?;
     let handle = Handle::new(commands, agent.waker());
+    let (lose, mut lost) = unbounded_channel::<&'static str>();
+    let ended = move |thread| {
+        // Nobody listens any more once the process ends.
+        let _ = lose.send(thread);
+    };
     if let Some(watchers) = watchers {
         if let Some(node_selector) = node_selector {
             let (announced, heard) = agent.elect();
             let told = handle.clone();
             let tell = move |holdings| told.send(Command::Announce(holdings));
-            leases::start(&watchers, node_selector, announced, heard, tell)?;
+            leases::start(
+                &watchers,
+                node_selector,
+                announced,
+                heard,
+                tell,
+                ended.clone(),
+            )?;
         }
         let (told, reports) = (handle.clone(), watchers.feed().reports().clone());
         if let Some(listener) = healthz {
@@ -104,10 +117,11 @@ async fn serve(
         if let Some(mode) = health_check_ports {
             tokio::spawn(healthz::ports::serve(mode, reports));
         }
-        watchers.start(agent.inherited_nodes(), move || told.send(Command::State))?;
+        let changed = move || told.send(Command::State);
+        watchers.start(agent.inherited_nodes(), changed, ended)?;
     }
     let health = agent.health();
-    let (end, mut ended) = oneshot::channel::<()>();
+    let (end, mut end_of_agent) = oneshot::channel::<()>();
     let thread = thread::Builder::new()
         .name("agent".to_owned())
         .spawn(move || {
@@ -144,9 +158,14 @@ async fn serve(
         });
     }));
 
+    let mut outcome = Ok(());
     loop {
         tokio::select! {
-            _ = &mut ended => break,
+            _ = &mut end_of_agent => break,
+            Some(thread) = lost.recv() => {
+                outcome = Err(anyhow!("the thread {thread} has ended; the dataplane serves as it is"));
+                handle.send(Command::Stop);
+            }
             cause = signals.next() => match cause {
                 Asked::Reload => handle.send(Command::Reload { cause: "SIGHUP" }),
                 Asked::Stop(signal) => {
@@ -159,10 +178,11 @@ async fn serve(
     // Answers under way are still written, such as the one to a detach.
     drop(stop);
     let _ = api.await;
-    let outcome = thread
+    thread
         .join()
-        .map_err(|_| anyhow!("the agent's thread panicked"))?;
-    outcome.context("the agent cannot go on; the dataplane serves as it is")
+        .map_err(|_| anyhow!("the agent's thread panicked"))?
+        .context("the agent cannot go on; the dataplane serves as it is")?;
+    outcome
 }
 
 /// What a signal asks for.

@@ -5,7 +5,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
-use std::thread;
 use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
@@ -22,7 +21,7 @@ use kube::{Api, Client, ResourceExt};
 use tokio::sync::{mpsc, watch};
 
 use super::backoff::Patience;
-use super::{FollowError, Watchers, client, relist};
+use super::{FollowError, Watchers, client, relist, worker};
 use crate::agent::chain;
 use crate::announce::election::{DURATION, RENEWAL};
 use crate::announce::{Candidates, Edge, Election, Holdings};
@@ -79,7 +78,8 @@ pub struct Heard {
     pub claims: mpsc::UnboundedReceiver<BTreeSet<IpAddr>>,
 }
 
-/// Begins to take part in the election, in a thread of its own.
+/// Begins to take part in the election, in a thread of its own; `ended` is called if that ends, which it does
+/// with the agent or by a panic only.
 ///
 /// # Errors
 ///
@@ -90,6 +90,7 @@ pub fn start(
     announced: BTreeSet<IpAddr>,
     heard: Heard,
     tell: impl Fn(Holdings) + Send + 'static,
+    ended: impl FnMut(&'static str) + Send + 'static,
 ) -> Result<(), FollowError> {
     let candidate = Candidate {
         name: watchers.identity.node_name.clone(),
@@ -105,8 +106,7 @@ pub fn start(
         client::client(server)?
     };
     // Not in the watchers' thread, which a list of thousands of objects keeps busy for longer than a Lease lasts.
-    let thread = thread::Builder::new().name("leases".to_owned());
-    thread.spawn(move || {
+    worker::start("leases", ended, move || {
         runtime.block_on(follow(client, candidate, announced, heard, tell));
     })?;
     Ok(())

@@ -636,12 +636,9 @@ fn needs_restart(started_with: &Config, config: &Config) -> Vec<String> {
     if started_with.pin_dir != config.pin_dir {
         options.push("pin_dir".to_owned());
     }
-    let election = |config: &Config| {
-        let announce = config.desired.announce.as_ref();
-        let announce = announce.filter(|_| config.kubernetes.is_some());
-        announce.map(|announce| announce.node_selector.clone())
-    };
-    if election(started_with) != election(config) {
+    // Without the section nobody takes part in the election.
+    let announces = |config: &Config| config.desired.announce.is_some();
+    if config.kubernetes.is_some() && announces(config) && !announces(started_with) {
         options.push("announce".to_owned());
     }
     if started_with.kubernetes != config.kubernetes {

@@ -87,8 +87,7 @@ async fn serve(
     let health_check_ports = config.kubernetes.as_ref();
     let health_check_ports = health_check_ports.map(|options| options.health_check_node_port);
     let (commands, received) = mpsc::channel();
-    let announce = config.desired.announce.as_ref();
-    let node_selector = announce.map(|announce| announce.node_selector.clone());
+    let announces = config.desired.announce.is_some();
     let mut agent = Agent::start(path, config, watchers.as_ref().map(Watchers::feed))?;
     let handle = Handle::new(commands, agent.waker());
     let (lose, mut lost) = unbounded_channel::<&'static str>();
@@ -97,18 +96,11 @@ async fn serve(
         let _ = lose.send(thread);
     };
     if let Some(watchers) = watchers {
-        if let Some(node_selector) = node_selector {
+        if announces {
             let (announced, heard) = agent.elect();
             let told = handle.clone();
             let tell = move |holdings| told.send(Command::Announce(holdings));
-            leases::start(
-                &watchers,
-                node_selector,
-                announced,
-                heard,
-                tell,
-                ended.clone(),
-            )?;
+            leases::start(&watchers, announced, heard, tell, ended.clone())?;
         }
         let (told, reports) = (handle.clone(), watchers.feed().reports().clone());
         if let Some(listener) = healthz {

@@ -210,11 +210,12 @@ impl Agent {
     /// Shows the election what there is to announce, which is served by then.
     pub(super) fn show_announceable(&self) {
         let desired = &self.config.desired;
-        let (Some(election), Some(rules)) = (&self.announcing.election, &desired.announce) else {
+        let Some(election) = &self.announcing.election else {
             return;
         };
         let mut wanted: BTreeMap<IpAddr, Candidates> = BTreeMap::new();
-        if desired.edge {
+        let rules = desired.announce.as_ref().filter(|_| desired.edge);
+        if let Some(rules) = rules {
             let ours = election.assigned.iter().filter(|one| rules.includes(one));
             wanted.extend(ours.map(|address| (*address, Candidates::Every)));
         }
@@ -223,6 +224,7 @@ impl Agent {
         let shown = Some(Shown {
             wanted,
             node_addresses: nodes.copied().collect(),
+            node_selector: rules.map(|rules| rules.node_selector.clone()),
         });
         election.shown.send_if_modified(|before| {
             let changed = *before != shown;

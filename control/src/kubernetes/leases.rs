@@ -45,19 +45,6 @@ pub struct Candidate {
     pub name: String,
     /// Namespace of the Leases.
     pub namespace: String,
-    /// Labels that its Node must have.
-    pub node_selector: BTreeMap<String, String>,
-}
-
-impl Candidate {
-    /// Tells whether a Node with these labels may announce addresses; no labels for a machine that is no Node.
-    fn may_announce(&self, labels: Option<&BTreeMap<String, String>>) -> bool {
-        let Some(labels) = labels else {
-            return self.node_selector.is_empty();
-        };
-        let mut asked = self.node_selector.iter();
-        !labels.contains_key(EXCLUDED) && asked.all(|(key, value)| labels.get(key) == Some(value))
-    }
 }
 
 /// What the agent shows: what there is to announce, once it serves it.
@@ -67,6 +54,22 @@ pub struct Shown {
     pub wanted: BTreeMap<IpAddr, Candidates>,
     /// Addresses by which endpoints name this machine's Node.
     pub node_addresses: BTreeSet<IpAddr>,
+    /// Labels that this machine's Node must have; nothing where it is to announce none at all.
+    pub node_selector: Option<BTreeMap<String, String>>,
+}
+
+impl Shown {
+    /// Tells whether a Node with these labels may announce addresses; no labels for a machine that is no Node.
+    fn may_announce(&self, labels: Option<&BTreeMap<String, String>>) -> bool {
+        let Some(selector) = &self.node_selector else {
+            return false;
+        };
+        let Some(labels) = labels else {
+            return selector.is_empty();
+        };
+        let mut asked = selector.iter();
+        !labels.contains_key(EXCLUDED) && asked.all(|(key, value)| labels.get(key) == Some(value))
+    }
 }
 
 /// What the election hears from the agent.
@@ -86,7 +89,6 @@ pub struct Heard {
 /// When there is no client for the API, or no thread.
 pub fn start(
     watchers: &Watchers,
-    node_selector: BTreeMap<String, String>,
     announced: BTreeSet<IpAddr>,
     heard: Heard,
     tell: impl Fn(Holdings) + Send + 'static,
@@ -95,7 +97,6 @@ pub fn start(
     let candidate = Candidate {
         name: watchers.identity.node_name.clone(),
         namespace: watchers.identity.namespace.clone(),
-        node_selector,
     };
     let server = watchers.server.clone();
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -150,8 +151,9 @@ pub async fn follow(
         }
         let shown = heard.shown.borrow();
         let addresses = shown.as_ref().map(|shown| shown.node_addresses.clone());
+        let may_announce = shown.as_ref().zip(node.labels());
+        let may_announce = may_announce.map(|(shown, labels)| shown.may_announce(labels));
         drop(shown);
-        let may_announce = node.labels().map(|labels| candidate.may_announce(labels));
         // An edge that serves nothing yet counts for no address.
         let renewal = addresses.filter(|_| may_announce == Some(true));
         if let Some(may_announce) = may_announce {
@@ -368,16 +370,16 @@ mod tests {
 
     #[test]
     fn label_excludes_and_selector_chooses() {
-        let candidate = |selector| Candidate {
-            name: "node1".to_owned(),
-            namespace: "guideway-system".to_owned(),
-            node_selector: labels(selector),
+        let shown = |selector| Shown {
+            node_selector: Some(labels(selector)),
+            ..Shown::default()
         };
-        let any = candidate(&[]);
+        assert!(!Shown::default().may_announce(None), "it is not to");
+        let any = shown(&[]);
         assert!(any.may_announce(None));
         assert!(any.may_announce(Some(&labels(&[("role", "worker")]))));
         assert!(!any.may_announce(Some(&labels(&[(EXCLUDED, "")]))));
-        let edges = candidate(&[("role", "edge")]);
+        let edges = shown(&[("role", "edge")]);
         assert!(!edges.may_announce(None), "no Node, no label");
         assert!(!edges.may_announce(Some(&labels(&[("role", "worker")]))));
         assert!(edges.may_announce(Some(&labels(&[("role", "edge")]))));

@@ -95,6 +95,25 @@ fn a_node_that_is_about_to_go_restarts_no_agent() {
 }
 
 #[test]
+fn agents_are_replaced_for_what_only_a_start_reads() {
+    let checksum = |values: &[&str]| {
+        let objects = Objects::render(values);
+        objects.agent_pod()["metadata"]["annotations"]["checksum/start-config"].clone()
+    };
+    let without = checksum(&[]);
+    let announces = checksum(&["agent.extraConfig.announce.interfaces[0]=eth0"]);
+    assert_ne!(without, announces, "the election begins with the agent");
+    assert_eq!(
+        announces,
+        checksum(&["agent.extraConfig.announce.interfaces[0]=eth1"])
+    );
+    assert_ne!(
+        without,
+        checksum(&["agent.kubernetes.topology_hints=ignore"])
+    );
+}
+
+#[test]
 fn agents_are_on_every_node_and_are_replaced_one_by_one() {
     let objects = Objects::render(&[]);
     let spec = &objects.get("DaemonSet", "guideway-agent")["spec"];

@@ -35,7 +35,7 @@ fn addresses() -> BTreeSet<IpAddr> {
 struct Member {
     holds: Arc<Mutex<BTreeSet<IpAddr>>>,
     task: JoinHandle<()>,
-    _shown: watch::Sender<Option<Shown>>,
+    shown: watch::Sender<Option<Shown>>,
     claims: mpsc::UnboundedSender<BTreeSet<IpAddr>>,
 }
 
@@ -45,13 +45,13 @@ impl Member {
         let shown = Shown {
             wanted: wanted.map(|one| (one, Candidates::Every)).collect(),
             node_addresses: BTreeSet::new(),
+            node_selector: Some(BTreeMap::new()),
         };
         let (shown, to_show) = watch::channel(Some(shown));
         let (claims, to_claim) = mpsc::unbounded_channel();
         let candidate = Candidate {
             name: name.to_owned(),
             namespace: "default".to_owned(),
-            node_selector: BTreeMap::new(),
         };
         let heard = Heard {
             shown: to_show,
@@ -65,7 +65,7 @@ impl Member {
         Self {
             holds,
             task,
-            _shown: shown,
+            shown,
             claims,
         }
     }
@@ -182,20 +182,31 @@ fn edge_that_may_not_announce_leaves_its_share_to_the_others() {
     control_plane.apply(node).unwrap();
     on(control_plane.machine(), async |client: kube::Client| {
         let start = |name: &&str| Member::start(client.clone(), name);
-        let members: Vec<Member> = EDGES.iter().map(start).collect();
+        let mut members: Vec<Member> = EDGES.iter().map(start).collect();
         until_spread(&members).await;
         assert!(!members[1].holds().is_empty());
         let label = "node.kubernetes.io/exclude-from-external-load-balancers=";
         control_plane
             .kubectl(&["label", "node", "edge1", label])
             .unwrap();
-        let deadline = Instant::now() + TIMEOUT;
-        while !members[1].holds().is_empty() {
-            assert!(Instant::now() < deadline);
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
+        until_without(&members[1]).await;
+        until_spread(&members).await;
+        // As by a reload of a file that has no section `announce` any more.
+        members[2].shown.send_modify(|shown| {
+            shown.as_mut().unwrap().node_selector = None;
+        });
+        until_without(&members[2]).await;
+        members.truncate(1);
         until_spread(&members).await;
     });
+}
+
+async fn until_without(member: &Member) {
+    let deadline = Instant::now() + TIMEOUT;
+    while !member.holds().is_empty() {
+        assert!(Instant::now() < deadline);
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
 }
 
 /// Makes the router, which is on the segment of the edges, ask for the addresses there.

@@ -128,6 +128,12 @@ kubernetes:
 {{- end }}
 {{- end }}
 
+{{/* What a start alone brings into force: those fields, and whether edges elect who announces addresses. */}}
+{{- define "guideway.agent.startChecksum" -}}
+{{- $announces := hasKey .Values.agent.extraConfig "announce" }}
+{{- printf "%s\nannounce: %t" (include "guideway.agent.startConfig" .) $announces | sha256sum }}
+{{- end }}
+
 {{/* The agent's configuration file. */}}
 {{- define "guideway.agent.config" -}}
 {{- if not .Values.agent.interfaces }}

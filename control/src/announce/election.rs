@@ -172,6 +172,11 @@ impl Election {
         self.edges.retain(|name, _| edges.contains(name));
     }
 
+    /// Counts the edges that have a Lease, this one included.
+    pub fn edges(&self) -> usize {
+        self.edges.len()
+    }
+
     /// Takes note that another machine has announced an address.
     pub fn claim(&mut self, address: IpAddr) {
         self.claimed.insert(address);

@@ -37,6 +37,11 @@ const EXCLUDED: &str = "node.kubernetes.io/exclude-from-external-load-balancers"
 const RENEWAL_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long the server is asked to keep a watch open.
 const WATCH_SECONDS: u32 = 60;
+/// Reasons that are logged of one row of failures.
+const REASONS_LOGGED: usize = 10;
+/// Edges beyond which their Leases are a load: each is told of each renewal, so that the API server sends
+/// 1300 events in a second to 30 edges and grows with the square.
+const MANY_EDGES: usize = 30;
 
 /// Who this edge is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -132,6 +137,7 @@ pub async fn follow(
     let mut election = Election::new(candidate.name.clone(), announced.clone());
     let mut told = announced;
     let mut listed = BTreeSet::new();
+    let mut are_many = false;
     heard.shown.mark_changed();
     loop {
         let deadline = election.deadline(Instant::now());
@@ -149,6 +155,15 @@ pub async fn follow(
             Some(event) = nodes.next() => node.take(event),
             () = sleep_until(deadline) => {}
         }
+        let edges = election.edges();
+        if edges > MANY_EDGES && !are_many {
+            tracing::warn!(
+                edges,
+                "so many Leases are a load for the API server: choose fewer edges by announce.node_selector, \
+                 or announce by BGP"
+            );
+        }
+        are_many = edges > MANY_EDGES;
         let shown = heard.shown.borrow();
         let addresses = shown.as_ref().map(|shown| shown.node_addresses.clone());
         let may_announce = shown.as_ref().zip(node.labels());
@@ -299,6 +314,7 @@ async fn renew(
     let mut ticks = tokio::time::interval(RENEWAL);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut last = Timestamp::UNIX_EPOCH;
+    let mut log = RenewalLog::default();
     loop {
         if to_renew.wait_for(Option::is_some).await.is_err() {
             return;
@@ -309,10 +325,41 @@ async fn renew(
         };
         last = renewal_time(last, Timestamp::now());
         let renewal = renew_once(&leases, lease(&edge, &addresses, last));
-        match tokio::time::timeout(RENEWAL_TIMEOUT, renewal).await {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => tracing::warn!(error = chain(&error), "the Lease is not renewed"),
-            Err(_) => tracing::warn!("the Lease is not renewed: the API server does not answer"),
+        let outcome = match tokio::time::timeout(RENEWAL_TIMEOUT, renewal).await {
+            Ok(outcome) => outcome.map_err(|error| chain(&error)),
+            Err(_) => Err("the API server does not answer".to_owned()),
+        };
+        log.take(outcome);
+    }
+}
+
+/// Logs a Lease that is not renewed once for each reason, however often it is tried.
+#[derive(Debug, Default)]
+struct RenewalLog {
+    reasons: BTreeSet<String>,
+}
+
+impl RenewalLog {
+    /// Takes an outcome; returns whether something was logged.
+    fn take(&mut self, outcome: Result<(), String>) -> bool {
+        match outcome {
+            Ok(()) if self.reasons.is_empty() => false,
+            Ok(()) => {
+                self.reasons.clear();
+                tracing::info!("the Lease is renewed again");
+                true
+            }
+            Err(reason) if self.reasons.contains(&reason) => false,
+            // Texts that differ at each try are not to fill the memory.
+            Err(_) if self.reasons.len() >= REASONS_LOGGED => false,
+            Err(reason) => {
+                tracing::warn!(
+                    reason,
+                    "the Lease is not renewed; it is tried again each second"
+                );
+                self.reasons.insert(reason);
+                true
+            }
         }
     }
 }
@@ -422,6 +469,26 @@ mod tests {
         for part in ["metadata", "spec"] {
             assert_eq!(written[part], first[part]);
         }
+    }
+
+    #[test]
+    fn lease_that_is_not_renewed_is_logged_once_for_each_reason() {
+        let mut log = RenewalLog::default();
+        assert!(!log.take(Ok(())));
+        let fail = |reason: &str| Err(reason.to_owned());
+        let tries = [
+            fail("away"),
+            fail("away"),
+            fail("forbidden"),
+            fail("away"),
+            Ok(()),
+            Ok(()),
+            fail("away"),
+        ];
+        let logged = tries.map(|outcome| log.take(outcome));
+        assert_eq!(logged, [true, false, true, false, true, false, true]);
+        let many = (0..1000).filter(|number| log.take(fail(&number.to_string())));
+        assert_eq!(many.count(), REASONS_LOGGED - 1);
     }
 
     #[test]

@@ -38,7 +38,7 @@ pub struct Checks {
 pub struct Reports {
     vitals: Arc<Mutex<Vitals>>,
     checks: watch::Sender<Checks>,
-    problems: Arc<Mutex<Vec<Problem>>>,
+    problems: watch::Sender<Vec<Problem>>,
 }
 
 impl Reports {
@@ -47,7 +47,7 @@ impl Reports {
         Self {
             vitals: Arc::new(Mutex::new(Vitals::new(now))),
             checks: watch::Sender::default(),
-            problems: Arc::default(),
+            problems: watch::Sender::default(),
         }
     }
 
@@ -68,11 +68,19 @@ impl Reports {
 
     /// Returns what is wrong with health check ports.
     pub fn problems(&self) -> Vec<Problem> {
-        let problems = self.problems.lock();
-        problems.unwrap_or_else(PoisonError::into_inner).clone()
+        self.problems.borrow().clone()
+    }
+
+    /// Follows what is wrong with health check ports.
+    pub fn follow_problems(&self) -> watch::Receiver<Vec<Problem>> {
+        self.problems.subscribe()
     }
 
     fn set_problems(&self, problems: Vec<Problem>) {
-        *self.problems.lock().unwrap_or_else(PoisonError::into_inner) = problems;
+        self.problems.send_if_modified(|known| {
+            let changed = *known != problems;
+            *known = problems;
+            changed
+        });
     }
 }

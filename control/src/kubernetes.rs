@@ -13,6 +13,7 @@ pub(crate) mod backoff;
 pub(crate) mod client;
 mod cluster;
 mod convert;
+pub mod events;
 mod feed;
 pub mod leases;
 mod listing;
@@ -141,17 +142,20 @@ impl Watchers {
                             .await
                     }
                 };
+                let node_name = identity.node_name;
                 let scope = Scope {
                     namespace: identity.namespace,
                     service: options.service.clone(),
                     api_servers: client::addresses(&server).await,
                 };
                 let cluster = Cluster::new(
-                    index_options(options, identity.node_name, hash_seed),
+                    index_options(options, node_name.clone(), hash_seed),
                     &scope.service,
                     inherited,
                     started,
                 );
+                let reports = feed.reports().clone();
+                tokio::spawn(events::publish(client.clone(), node_name, reports));
                 watch::follow(client, scope, cluster, hash_seed, feed, changed).await;
             });
         })?;

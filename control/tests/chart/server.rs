@@ -106,9 +106,9 @@ fn agents_may_do_what_they_need(server: &ControlPlane) {
             "default",
         );
     }
-    for events in ["events", "events.events.k8s.io"] {
-        agent.may(&["create", "patch"], events, "default");
-    }
+    let events = "events.events.k8s.io";
+    agent.may(&["create", "patch"], events, "default");
+    agent.may_not(&["delete", "list"], events, "default");
     agent.may_not(&["patch", "update"], "services/status", "default");
     agent.may(&["get"], "secrets:guideway-seed", NAMESPACE);
     agent.may_not(&["get"], "secrets:another", NAMESPACE);

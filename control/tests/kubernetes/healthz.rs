@@ -1,9 +1,21 @@
 //! What load balancers and probes are told, by the agent and by kube-proxy beside it.
 
-use lab::kubernetes::ProxyMode;
+use std::net::{Ipv4Addr, TcpListener};
+use std::time::{Duration, Instant};
+
+use control::healthz::ports::{self, Mode};
+use control::healthz::{Checks, Reports};
+use control::index::HealthCheck;
+use control::index::objects::ObjectName;
+use control::kubernetes::events::publish;
+use k8s_openapi::api::events::v1::Event;
+use kube::Api;
+use kube::api::ListParams;
+use lab::kubernetes::{ControlPlane, ProxyMode};
 use lab::{Machine, Topology, wait_for};
 use serde_json::{Value, json};
 
+use crate::leases::on;
 use crate::world::{PATIENCE, World};
 
 /// The `healthCheckNodePort` of the Service.
@@ -97,6 +109,48 @@ fn node_that_the_autoscaler_is_about_to_remove_fails_healthz_and_lives_on() {
     assert_eq!((told("livez"), told("readyz")), (200, 200));
     taint("ToBeDeletedByClusterAutoscaler-");
     wait_for_healthz(200);
+}
+
+#[test]
+fn health_check_port_that_cannot_be_had_is_an_event_of_the_service() {
+    let control_plane = ControlPlane::start().unwrap();
+    control_plane.apply(&service()).unwrap();
+    on(control_plane.machine(), async |client: kube::Client| {
+        let other = TcpListener::bind(("0.0.0.0", PORT)).unwrap();
+        let reports = Reports::new(Instant::now());
+        let check = HealthCheck {
+            port: PORT,
+            local_endpoints: 1,
+        };
+        reports.set_checks(Checks {
+            services: [(ObjectName::new("default", "local"), check)].into(),
+            addresses: [Ipv4Addr::UNSPECIFIED.into()].into(),
+        });
+        tokio::spawn(ports::serve(Mode::On, reports.clone()));
+        tokio::spawn(publish(client.clone(), "node0".to_owned(), reports));
+        let events: Api<Event> = Api::namespaced(client, "default");
+        let deadline = Instant::now() + PATIENCE;
+        let event = loop {
+            let listed = events.list(&ListParams::default()).await.unwrap();
+            let mut listed = listed.items.into_iter();
+            let reason = "FailedToStartServiceHealthcheck";
+            if let Some(event) = listed.find(|event| event.reason.as_deref() == Some(reason)) {
+                break event;
+            }
+            assert!(Instant::now() < deadline, "no Event");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        };
+        let regarding = event.regarding.unwrap();
+        assert_eq!(regarding.name.as_deref(), Some("local"));
+        assert!(regarding.uid.is_some_and(|uid| !uid.is_empty()));
+        assert_eq!(event.reporting_instance.as_deref(), Some("node0"));
+        let note = event.note.unwrap();
+        assert!(
+            note.starts_with("node node0: cannot listen at the health check port"),
+            "{note}"
+        );
+        drop(other);
+    });
 }
 
 /// A Service of which a load balancer asks each node.

@@ -103,7 +103,10 @@ async fn until_spread(members: &[Member]) -> Instant {
 }
 
 /// Runs a test with a client of the API server.
-fn on<T: Send>(machine: &Namespace, work: impl AsyncFnOnce(kube::Client) -> T + Send) -> T {
+pub(crate) fn on<T: Send>(
+    machine: &Namespace,
+    work: impl AsyncFnOnce(kube::Client) -> T + Send,
+) -> T {
     machine.run(|| {
         let runtime = tokio::runtime::Builder::new_current_thread();
         let runtime = { runtime }.enable_all().build().unwrap();

@@ -76,6 +76,12 @@ pub struct CheckedBackend {
     pub healthy: bool,
 }
 
+/// Services, or backends, that have series of their own; of more the sum alone is shown. A quarter of a
+/// million series from each of a hundred machines is more than a Prometheus server takes.
+const MOST_SERIES: usize = 5000;
+/// Label value of a sum.
+const ALL: &str = "*";
+
 /// Content type of [`render`]'s text.
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
@@ -85,7 +91,7 @@ pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; cha
 ///
 /// Never with the metrics declared here; the encoder has the error in its type.
 pub fn render(snapshot: Snapshot) -> Result<String, fmt::Error> {
-    encoded(snapshot)
+    encoded(snapshot.bounded())
 }
 
 /// Writes what a collector has, under the prefix of all our metrics.
@@ -112,6 +118,42 @@ impl Collector for Snapshot {
 }
 
 impl Snapshot {
+    /// Sums up services and backends where there are too many for a series each. All or none: of a sum of
+    /// the rest, which changes with every service that comes, no rate could be computed.
+    fn bounded(mut self) -> Self {
+        if self.services.len() > MOST_SERIES {
+            let mut all = Service {
+                name: ALL.to_owned(),
+                ..Service::default()
+            };
+            for service in &self.services {
+                all.packets += service.packets;
+                all.bytes += service.bytes;
+                all.backends += service.backends;
+                all.left_out += service.left_out;
+                all.all_fail |= service.all_fail;
+            }
+            self.services = vec![all];
+        }
+        if self.backends.len() > MOST_SERIES {
+            let mut all = Backend {
+                backend: ALL.to_owned(),
+                ..Backend::default()
+            };
+            for backend in &self.backends {
+                all.packets += backend.packets;
+                all.bytes += backend.bytes;
+            }
+            self.backends = vec![all];
+        }
+        if self.health.backends.len() > MOST_SERIES {
+            // No series says of all what holds for some.
+            self.health.backends.retain(|checked| !checked.healthy);
+            self.health.backends.truncate(MOST_SERIES);
+        }
+        self
+    }
+
     fn agent(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let config = &self.status.config;
         let mut build = gauge(
@@ -488,6 +530,44 @@ mod tests {
     use super::*;
     use crate::api::{ConfigStatus, Egress, Interface, Table};
     use crate::kubernetes::Failure;
+
+    #[test]
+    fn more_services_than_a_server_takes_are_summed_up() {
+        let with = |number: usize| Snapshot {
+            services: vec![snapshot().services.remove(0); number],
+            backends: vec![snapshot().backends.remove(0); number],
+            ..snapshot()
+        };
+        let each = with(MOST_SERIES).bounded();
+        assert_eq!(each.services.len(), MOST_SERIES);
+        assert_eq!(each.backends.len(), MOST_SERIES);
+        let text = render(with(MOST_SERIES + 1)).unwrap();
+        let packets = 7 * (MOST_SERIES + 1);
+        let sum = format!(
+            "guideway_service_packets_total{{service=\"*\",address=\"\",port=\"\",protocol=\"\"}} {packets}\n"
+        );
+        assert!(text.contains(&sum));
+        assert!(text.contains(&format!(
+            "guideway_backend_packets_total{{backend=\"*\"}} {packets}\n"
+        )));
+        let series = text
+            .lines()
+            .filter(|line| line.starts_with("guideway_service_packets_total{"));
+        assert_eq!(series.count(), 1);
+    }
+
+    #[test]
+    fn of_more_checked_backends_only_those_that_fail_are_told() {
+        let mut snapshot = snapshot();
+        let passes = snapshot.health.backends.remove(0);
+        let fails = CheckedBackend {
+            healthy: false,
+            ..passes.clone()
+        };
+        snapshot.health.backends = vec![passes; MOST_SERIES];
+        snapshot.health.backends.push(fails.clone());
+        assert_eq!(snapshot.bounded().health.backends, [fails]);
+    }
 
     fn snapshot() -> Snapshot {
         Snapshot {

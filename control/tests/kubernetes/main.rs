@@ -6,12 +6,16 @@
 )]
 
 mod agent;
+mod beside;
 mod controller;
 mod faults;
 mod healthz;
 mod leases;
 mod objects;
 mod outages;
+mod outcome;
+mod scenario;
+mod services;
 #[path = "../e2e/support/mod.rs"]
 #[allow(
     dead_code,
@@ -19,4 +23,5 @@ mod outages;
     reason = "agents with a file need more of it"
 )]
 mod support;
+mod witness;
 mod world;

@@ -34,6 +34,14 @@ pub(crate) struct Agent<'net> {
 impl<'net> World<'net> {
     /// Starts a control plane with the Nodes of a network, and servers on all pods; no agents yet.
     pub(crate) fn new(net: &'net Topology) -> Self {
+        Self {
+            _echoes: serve_on_pods(net),
+            ..Self::without_servers(net)
+        }
+    }
+
+    /// Starts a control plane with the Nodes of a network; no agents yet.
+    pub(crate) fn without_servers(net: &'net Topology) -> Self {
         let control = ControlPlane::start().unwrap();
         for machine in net.nodes().iter().chain(net.edges()) {
             control.connect(machine.namespace()).unwrap();
@@ -49,7 +57,7 @@ impl<'net> World<'net> {
             json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SYSTEM}});
         control.apply(&namespace.to_string()).unwrap();
         Self {
-            _echoes: serve_on_pods(net),
+            _echoes: Vec::new(),
             net,
             control,
             agents: Vec::new(),
@@ -76,7 +84,17 @@ impl<'net> World<'net> {
     /// Starts agents on all machines, with more in their configuration.
     pub(crate) fn launch_with(&mut self, more: &str) {
         let machines = self.net.edges().iter().chain(self.net.nodes());
-        let agents = machines.map(|machine| Agent::launch(machine, more));
+        self.launch_on(machines, more);
+    }
+
+    /// Starts agents on these machines, with more in their configuration.
+    pub(crate) fn launch_on(
+        &mut self,
+        machines: impl IntoIterator<Item = &'net Machine>,
+        more: &str,
+    ) {
+        let agents = machines.into_iter();
+        let agents = agents.map(|machine| Agent::launch(machine, more));
         self.agents.extend(agents);
     }
 
@@ -87,7 +105,12 @@ impl<'net> World<'net> {
 
     /// Writes the slices of Guideway's own Service: its pods on the nodes, and the edges.
     pub(crate) fn show_presence(&self) {
-        for slice in objects::presence(self.net.nodes(), self.net.edges()) {
+        self.show_presence_of(self.net.nodes());
+    }
+
+    /// Writes the slices of Guideway's own Service: its pods on these nodes, and the edges.
+    pub(crate) fn show_presence_of(&self, nodes: &[Machine]) {
+        for slice in objects::presence(nodes, self.net.edges()) {
             self.apply(&slice);
         }
     }
@@ -100,6 +123,11 @@ impl<'net> World<'net> {
     /// Applies such a Service by another name.
     pub(crate) fn balance_at(&self, name: &str, node_port: u16, addresses: &[IpAddr]) {
         self.apply(&objects::service(name, node_port));
+        self.give(name, addresses);
+    }
+
+    /// Gives a Service of the namespace `default` these addresses, as the controller would.
+    pub(crate) fn give(&self, name: &str, addresses: &[IpAddr]) {
         let status = json!({"status": objects::status(addresses)}).to_string();
         let patch = ["patch", "service", name, "--subresource=status"];
         self.control
@@ -150,10 +178,10 @@ impl<'net> Agent<'net> {
     pub(crate) fn launch(machine: &'net Machine, more: &str) -> Self {
         let config = format!(
             "interfaces: [{{ name: {}, mode: native }}]
-tables: {{ lut_arena_mib: 1, services: 64, backends: 256, next_hops: 256, vips: 256, pods: 256 }}
+tables: {{ lut_arena_mib: 2, services: 512, backends: 256, next_hops: 256, vips: 256, pods: 2048 }}
 api: {{ socket: {} }}
 metrics: {{ listen: \"127.0.0.1:9750\" }}
-kubernetes: {{ node_name: {}, healthz: \"127.0.0.1:9751\" }}
+kubernetes: {{ node_name: {}, healthz: \"127.0.0.1:9751\", external_ips: [10.99.0.200/29, \"fd00:99::c8/125\"] }}
 {more}",
             Machine::INTERFACE,
             Guideway::socket().display(),

@@ -11,6 +11,7 @@ mod controller;
 mod faults;
 mod healthz;
 mod leases;
+mod listed;
 mod objects;
 mod outages;
 mod outcome;

@@ -58,6 +58,8 @@ const TIMER: Duration = Duration::from_secs(30);
 const SWEEP_FLOWS: usize = 262_144;
 /// How often flows of NAT mode are swept at most.
 const SWEEP_PAUSE: Duration = Duration::from_secs(5);
+/// Items of one kind that are logged one by one: a switch that fails takes a thousand nodes along.
+const LOGGED_ONE_BY_ONE: usize = 10;
 
 /// Why the agent cannot start.
 #[derive(Debug, thiserror::Error)]

@@ -8,6 +8,7 @@ use clap_complete::Shell;
 
 use crate::config::{DEFAULT_PIN_DIR, DEFAULT_SOCKET};
 use crate::desired::ServiceKey;
+use crate::index::Options;
 
 /// Layer-4 load balancer in XDP: the agent, and the commands that show what it does
 #[derive(Debug, Parser)]
@@ -108,7 +109,7 @@ pub struct Controller {
     #[arg(long, short, value_name = "NAME")]
     pub namespace: Option<String>,
     /// The spec.loadBalancerClass of the Services that get addresses
-    #[arg(long, value_name = "CLASS", default_value = "guideway.dev/guideway")]
+    #[arg(long, value_name = "CLASS", default_value = Options::DEFAULT_CLASS)]
     pub load_balancer_class: String,
     /// Give addresses to Services without a class too: no other implementation may do so
     #[arg(long)]

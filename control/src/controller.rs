@@ -30,7 +30,6 @@ pub mod status;
 mod watch;
 mod write;
 
-use std::env;
 use std::fs;
 use std::time::Duration;
 
@@ -47,14 +46,11 @@ use tokio::sync::{oneshot, watch as channel};
 use self::convert::Classes;
 use self::lease::{Candidate, Term};
 use self::metrics::Values;
-use crate::kubernetes::client::{ClientError, client};
+use crate::kubernetes::client;
 use crate::{cli, commands, http, run};
 
 /// Who writes, in the API server's records of field ownership and in Events.
 const MANAGER: &str = "guideway-controller";
-/// Variable with the namespace of the pod.
-const NAMESPACE: &str = "POD_NAMESPACE";
-const DEFAULT_NAMESPACE: &str = "guideway-system";
 
 /// Runs the controller until a signal ends it, or prints the custom resource definitions.
 ///
@@ -76,10 +72,10 @@ pub fn run(options: &cli::Controller) -> Result<()> {
 async fn serve(options: &cli::Controller) -> Result<()> {
     let mut terminate = signal(SignalKind::terminate()).context("cannot handle signals")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot handle signals")?;
-    let config = kube::Config::infer().await.map_err(ClientError::from)?;
+    let config = client::infer().await?;
     let server = config.cluster_url.to_string();
-    let client = client(config)?;
-    let namespace = namespace(options);
+    let client = client::client(config)?;
+    let namespace = client::namespace(options.namespace.clone());
     let identity = identity();
     tracing::info!(server, namespace, identity, "starting");
 
@@ -126,12 +122,6 @@ async fn serve(options: &cli::Controller) -> Result<()> {
     drop(stop);
     let _ = election.await;
     Ok(())
-}
-
-fn namespace(options: &cli::Controller) -> String {
-    let variable = || env::var(NAMESPACE).ok().filter(|value| !value.is_empty());
-    let namespace = options.namespace.clone().or_else(variable);
-    namespace.unwrap_or_else(|| DEFAULT_NAMESPACE.to_owned())
 }
 
 /// Names this process, differently from every other one.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use ipnet::IpNet;
 
+use crate::fnv::fnv_1a;
 use crate::health::Check;
 
 pub use fastpath::tables::{
@@ -150,13 +151,18 @@ impl AttachMode {
     }
 }
 
-/// Hashes a service's name (FNV-1a): all its addresses share the result, and all edges compute the same.
+/// Hashes a service's name: all its addresses share the result, and all edges compute the same.
 pub(crate) fn affinity_seed(seed: u64, name: &str) -> u64 {
-    const OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
-    const PRIME: u64 = 0x0000_0100_0000_01b3;
-    name.bytes().fold(seed ^ OFFSET, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(PRIME)
-    })
+    fnv_1a(seed, name)
+}
+
+/// Returns the address that stands for every address of a family.
+pub(crate) const fn unspecified(is_ipv4: bool) -> IpAddr {
+    if is_ipv4 {
+        IpAddr::V4(Ipv4Addr::UNSPECIFIED)
+    } else {
+        IpAddr::V6(Ipv6Addr::UNSPECIFIED)
+    }
 }
 
 /// Says what keeps an address from being a VIP, a backend, a node or an edge.

@@ -67,8 +67,6 @@ pub struct Options {
     pub node_name: Option<String>,
     /// Whether this machine takes the edge role only, so that pods here are not handed their packets.
     pub edge_only: bool,
-    /// Zone of this machine, where no Node says it.
-    pub zone: Option<String>,
     /// The class of load balancers whose addresses are captured.
     pub load_balancer_class: String,
     /// Whether Services without a class are of ours.
@@ -93,7 +91,6 @@ impl Default for Options {
         Self {
             node_name: None,
             edge_only: false,
-            zone: None,
             load_balancer_class: Self::DEFAULT_CLASS.to_owned(),
             serve_unset_class: false,
             external_ips: BTreeSet::new(),
@@ -225,8 +222,8 @@ impl Index {
     /// Replaces the options.
     pub fn set_options(&mut self, options: Options) {
         if self.options != options {
-            let (name, zone) = (options.node_name.as_ref(), options.zone.as_ref());
-            self.machines.set_own(name, zone, options.edge_only);
+            let name = options.node_name.as_ref();
+            self.machines.set_own(name, options.edge_only);
             self.options = options;
             self.dirty.extend(self.entries.keys().cloned());
             self.machines_changed();

@@ -12,7 +12,7 @@
 pub(crate) mod backoff;
 pub(crate) mod client;
 mod cluster;
-mod convert;
+pub(crate) mod convert;
 pub mod events;
 mod feed;
 pub mod leases;
@@ -80,7 +80,7 @@ impl Watchers {
     ///
     /// When nothing says where the API server is, or how to speak to it.
     pub async fn new(options: Kubernetes) -> Result<Self, FollowError> {
-        let server = kube::Config::infer().await.map_err(ClientError::from)?;
+        let server = client::infer().await?;
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()?;

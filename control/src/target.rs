@@ -5,7 +5,7 @@
 //! each serves NodePorts at addresses of its own.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use fastpath::tables::{Addresses, Settings};
@@ -14,7 +14,7 @@ use ipnet::IpNet;
 use crate::config::host::{self, HostFacts};
 use crate::desired::{
     AttachMode, Desired, ForwardMode, NodePortAddresses, Role, Service, ServiceKey, ServiceSpec,
-    TrafficPolicy,
+    TrafficPolicy, unspecified,
 };
 
 /// What the target depends on of the machine.
@@ -109,7 +109,7 @@ impl Desired {
     /// Returns the service that a key in the tables was made from, with the key it is configured by.
     pub fn service(&self, key: &ServiceKey) -> Option<(ServiceKey, &Service)> {
         let as_node_port = ServiceKey {
-            address: unspecified(key.address),
+            address: unspecified(key.address.is_ipv4()),
             ..*key
         };
         [*key, as_node_port]
@@ -363,13 +363,6 @@ fn node_port_addresses(desired: &Desired, machine: &Machine) -> BTreeSet<IpAddr>
     };
     addresses.retain(|address| !desired.vips.contains(address));
     addresses
-}
-
-const fn unspecified(address: IpAddr) -> IpAddr {
-    match address {
-        IpAddr::V4(_) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
-        IpAddr::V6(_) => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
-    }
 }
 
 #[cfg(test)]

@@ -13,6 +13,7 @@ use tokio::sync::{mpsc, watch};
 use fastpath::announce::{self, Announcer, Link};
 use fastpath::tables::AnnouncedElsewhere;
 
+use super::apply::table;
 use super::problems::Item;
 use super::{Agent, chain};
 use crate::announce::{Candidates, Holdings};
@@ -163,7 +164,7 @@ impl Agent {
             Ok(links) => {
                 outcomes.extend(names.iter().map(|name| self.judge_link(name, &links)));
                 let outcome = self.tables.set_announce_links(&links);
-                outcomes.push(table("announce_links", outcome));
+                outcomes.push((Item::Table("announce_links"), table(outcome)));
                 let before = std::mem::replace(&mut self.announcing.links, links);
                 if !before.is_empty() && before != self.announcing.links {
                     self.announcing.plan(&wanted, Instant::now());
@@ -172,7 +173,8 @@ impl Agent {
             Err(error) => outcomes.push((Item::Table("announce_links"), Err(chain(&error)))),
         }
         let before = self.tables.announced();
-        outcomes.push(table("announced", self.tables.set_announced(&wanted)));
+        let outcome = self.tables.set_announced(&wanted);
+        outcomes.push((Item::Table("announced"), table(outcome)));
         let new: BTreeSet<IpAddr> = wanted.difference(&before).copied().collect();
         if !new.is_empty() {
             tracing::info!(addresses = new.len(), "announced from here");
@@ -310,13 +312,6 @@ fn restrict(wanted: &mut BTreeMap<IpAddr, Candidates>, desired: &Desired) {
             Candidates::NodesAt(others) => others.intersection(&nodes).copied().collect(),
         });
     }
-}
-
-fn table(
-    name: &'static str,
-    outcome: Result<(), fastpath::tables::TableError>,
-) -> (Item, Result<(), String>) {
-    (Item::Table(name), outcome.map_err(|error| chain(&error)))
 }
 
 #[cfg(test)]

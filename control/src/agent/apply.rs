@@ -234,6 +234,7 @@ struct Attempt {
     outcomes: Vec<(Item, Result<(), String>)>,
 }
 
-fn table(outcome: Result<(), TableError>) -> Result<(), String> {
+/// Words the outcome of writing a table.
+pub(super) fn table(outcome: Result<(), TableError>) -> Result<(), String> {
     outcome.map_err(|error| chain(&error))
 }

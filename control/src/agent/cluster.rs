@@ -12,7 +12,7 @@ use fastpath::tables::Tables;
 use ipnet::IpNet;
 use k8s_openapi::jiff::Timestamp;
 
-use super::Agent;
+use super::{Agent, LOGGED_ONE_BY_ONE};
 use crate::api;
 use crate::config::host::HostFacts;
 use crate::desired::{Desired, ForwardMode, NodePortAddresses, Role};
@@ -248,9 +248,6 @@ fn single(networks: BTreeSet<IpNet>) -> impl Iterator<Item = IpAddr> {
         .filter(|net| net.prefix_len() == net.max_prefix_len())
         .map(|net| net.addr())
 }
-
-/// Objects whose problems one state logs one by one.
-const LOGGED_ONE_BY_ONE: usize = 10;
 
 fn log_new(before: &BTreeMap<Object, Arc<[Problem]>>, after: &BTreeMap<Object, Arc<[Problem]>>) {
     let is_new =

@@ -6,6 +6,8 @@ use std::net::IpAddr;
 use fastpath::nexthop::{NetlinkError, Resolution, Resolver, Tracker};
 use fastpath::tables::{TableError, Tables};
 
+use super::LOGGED_ONE_BY_ONE;
+
 /// Why next hops could not be brought up to date.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum NextHopsError {
@@ -125,9 +127,6 @@ impl NextHops {
         self.tracker.refresh(&mut self.resolver).map(drop)
     }
 }
-
-/// Changes that one refresh logs one by one: a switch that fails takes a thousand nodes along.
-const LOGGED_ONE_BY_ONE: usize = 10;
 
 fn log(changes: &[(IpAddr, Resolution)]) {
     for (target, resolution) in changes.iter().take(LOGGED_ONE_BY_ONE) {

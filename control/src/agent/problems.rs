@@ -5,12 +5,12 @@ use std::time::{Duration, Instant};
 
 use fastpath::tables::ServiceKey;
 
+use super::LOGGED_ONE_BY_ONE;
+
 /// The first pause before something that failed is tried again.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 /// The longest pause.
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
-/// Problems that one attempt logs one by one: a full table fails thousands of services.
-const LOGGED_ONE_BY_ONE: usize = 10;
 
 /// A part of the dataplane that can fail by itself.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]

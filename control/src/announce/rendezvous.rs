@@ -5,6 +5,8 @@
 
 use std::net::{IpAddr, Ipv6Addr};
 
+use crate::fnv::fnv_1a;
+
 /// Returns the edge that an address belongs to; of no edges, none.
 pub fn holder<'e>(address: IpAddr, edges: impl IntoIterator<Item = &'e str>) -> Option<&'e str> {
     // Two edges of the same hash: the name decides, not the order in which they are known.
@@ -22,13 +24,7 @@ fn hash(address: IpAddr, edge: &str) -> u64 {
         a << 48 | b << 32 | c << 16 | d,
         e << 48 | f << 32 | g << 16 | h,
     );
-    mix(mix(fnv_1a(edge) ^ high) ^ low)
-}
-
-/// FNV-1a of 64 bits (draft-eastlake-fnv).
-fn fnv_1a(text: &str) -> u64 {
-    let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
-    text.bytes().fold(0xcbf2_9ce4_8422_2325, step)
+    mix(mix(fnv_1a(0, edge) ^ high) ^ low)
 }
 
 /// SplitMix64's finalizer (Steele, Lea, Flood 2014).

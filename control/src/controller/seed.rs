@@ -11,11 +11,7 @@ use kube::Api;
 use kube::api::PostParams;
 
 use super::MANAGER;
-
-/// Name of the Secret.
-pub const SECRET: &str = "guideway-seed";
-/// The key in it; the value is written as `hash_seed` in the agent's configuration.
-pub const KEY: &str = "seed";
+use crate::kubernetes::client::{SEED_KEY, SEED_SECRET};
 
 /// Why there is no seed.
 #[derive(Debug, thiserror::Error)]
@@ -34,7 +30,7 @@ pub enum SeedError {
 ///
 /// When it can neither be read nor created.
 pub(super) async fn ensure(api: &Api<Secret>) -> Result<(), SeedError> {
-    if api.get_opt(SECRET).await?.is_some() {
+    if api.get_opt(SEED_SECRET).await?.is_some() {
         return Ok(());
     }
     let mut seed = [0; 8];
@@ -42,10 +38,13 @@ pub(super) async fn ensure(api: &Api<Secret>) -> Result<(), SeedError> {
     let text = format!("{:#018x}", u64::from_be_bytes(seed));
     let secret = Secret {
         metadata: ObjectMeta {
-            name: Some(SECRET.to_owned()),
+            name: Some(SEED_SECRET.to_owned()),
             ..ObjectMeta::default()
         },
-        data: Some(BTreeMap::from([(KEY.to_owned(), ByteString(text.into()))])),
+        data: Some(BTreeMap::from([(
+            SEED_KEY.to_owned(),
+            ByteString(text.into()),
+        )])),
         // Another seed would move nearly every flow: the API server refuses it too.
         immutable: Some(true),
         ..Secret::default()
@@ -56,7 +55,7 @@ pub(super) async fn ensure(api: &Api<Secret>) -> Result<(), SeedError> {
     };
     match api.create(&parameters, &secret).await {
         Ok(_) => {
-            tracing::info!(secret = SECRET, "made the seed of the flow hash");
+            tracing::info!(secret = SEED_SECRET, "made the seed of the flow hash");
             Ok(())
         }
         // Somebody was faster, and that is the seed.

@@ -17,6 +17,7 @@ use super::probe::probe;
 use super::selection::{LeftOut, Member};
 use super::targets::{BackendCheck, NodeCheck, Targets};
 use crate::durations::Durations;
+use crate::timer::sleep_until;
 
 /// Backends and nodes, each, that are under check at a time: every check is an open socket.
 const MAX_UNDER_WAY: usize = 256;
@@ -136,16 +137,10 @@ impl Monitor {
         let mut nodes = JoinSet::new();
         loop {
             let due = self.begin(&mut backends, &mut nodes);
-            let pause = async {
-                match due {
-                    Some(due) => tokio::time::sleep_until(due.into()).await,
-                    None => std::future::pending().await,
-                }
-            };
             let turns = tokio::select! {
                 Some(done) = backends.join_next() => self.finish_backend(done),
                 Some(done) = nodes.join_next() => self.finish_node(done),
-                () = pause => false,
+                () = sleep_until(due) => false,
                 () = self.changed.notified() => false,
             };
             if turns {

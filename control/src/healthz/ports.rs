@@ -25,6 +25,7 @@ use super::{Checks, Reports};
 use crate::http::{self, Limits};
 use crate::index::objects::ObjectName;
 use crate::index::{HealthCheck, Object, Problem, Rule};
+use crate::timer::sleep_until;
 
 /// Connections served at a time at one port; further ones wait.
 const MAX_CONNECTIONS: usize = 16;
@@ -82,13 +83,6 @@ pub async fn serve(mode: Mode, reports: Reports) {
             changed = checks.changed() => if changed.is_err() { return },
             () = sleep_until(retry) => {}
         }
-    }
-}
-
-async fn sleep_until(time: Option<Instant>) {
-    match time {
-        Some(time) => tokio::time::sleep_until(time.into()).await,
-        None => std::future::pending().await,
     }
 }
 

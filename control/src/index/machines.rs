@@ -107,7 +107,6 @@ pub(super) struct Machines {
     own_name: Option<String>,
     /// Whether this machine's pods are not handed their packets.
     edge_only: bool,
-    own_zone: Option<String>,
     nodes: BTreeMap<String, Node>,
     presence: Presence,
     reserved: Reserved,
@@ -116,16 +115,10 @@ pub(super) struct Machines {
 }
 
 impl Machines {
-    /// Tells which machine this is; the zone counts where its Node has none.
-    pub(super) fn set_own(
-        &mut self,
-        name: Option<&String>,
-        zone: Option<&String>,
-        edge_only: bool,
-    ) {
+    /// Tells which machine this is.
+    pub(super) fn set_own(&mut self, name: Option<&String>, edge_only: bool) {
         self.own_name = name.cloned();
         self.edge_only = edge_only;
-        self.own_zone = zone.cloned();
     }
 
     /// Returns the name of this machine's Node, if there is one whose pods are handed their packets here.
@@ -142,9 +135,8 @@ impl Machines {
 
     /// Returns this machine's zone.
     pub(super) fn zone(&self) -> Option<&str> {
-        let name = self.own_name.as_ref();
-        let zone = name.and_then(|name| self.nodes.get(name)?.zone.as_ref());
-        zone.or(self.own_zone.as_ref()).map(String::as_str)
+        let name = self.own_name.as_ref()?;
+        self.nodes.get(name)?.zone.as_deref()
     }
 
     /// Tells whether this is the name of this machine.

@@ -1,7 +1,7 @@
 //! One Service with its slices, turned into services of the dataplane.
 
 use std::collections::BTreeSet;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use super::few::Few;
@@ -14,7 +14,7 @@ use super::slice::{Condition, Endpoint, Slices};
 use super::{HealthCheck, Options, TopologyHints};
 use crate::desired::{
     BackendSpec, ForwardMode, Protocol, Service, ServiceKey, ServiceSpec, TrafficPolicy,
-    affinity_seed,
+    affinity_seed, unspecified,
 };
 
 /// What becomes of a Service.
@@ -358,13 +358,5 @@ impl Making<'_> {
             .filter(|endpoint| endpoint.condition == Condition::Ready && is_here(endpoint));
         let addresses: BTreeSet<IpAddr> = ready.map(|endpoint| endpoint.address).collect();
         addresses.len()
-    }
-}
-
-const fn unspecified(is_ipv4: bool) -> IpAddr {
-    if is_ipv4 {
-        IpAddr::V4(Ipv4Addr::UNSPECIFIED)
-    } else {
-        IpAddr::V6(Ipv6Addr::UNSPECIFIED)
     }
 }

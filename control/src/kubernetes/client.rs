@@ -13,13 +13,13 @@ use crate::config::{Kubernetes, parse_seed};
 
 /// Variable with the name of this machine's Node, which a pod has from the downward API.
 const NODE_NAME: &str = "NODE_NAME";
-/// Variable with the namespace of the agent's pod.
+/// Variable with the namespace of the pod.
 const NAMESPACE: &str = "POD_NAMESPACE";
 /// Namespace of our objects where nothing says another.
 const DEFAULT_NAMESPACE: &str = "guideway-system";
 /// The Secret with the seed of the flow hash, and the key in it.
-const SEED_SECRET: &str = "guideway-seed";
-const SEED_KEY: &str = "seed";
+pub(crate) const SEED_SECRET: &str = "guideway-seed";
+pub(crate) const SEED_KEY: &str = "seed";
 /// How long the server may keep a request without a byte: longer than a watch in which nothing changes.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(70);
 /// How often the seed is looked for.
@@ -56,14 +56,22 @@ pub struct Identity {
 impl Identity {
     /// Takes what the configuration says, else the environment, else what is usual.
     pub fn of(options: &Kubernetes) -> Self {
-        let variable = |name: &str| env::var(name).ok().filter(|value| !value.is_empty());
         let node_name = options.node_name.clone().or_else(|| variable(NODE_NAME));
-        let namespace = options.namespace.clone().or_else(|| variable(NAMESPACE));
         Self {
             node_name: node_name.unwrap_or_else(host_name),
-            namespace: namespace.unwrap_or_else(|| DEFAULT_NAMESPACE.to_owned()),
+            namespace: namespace(options.namespace.clone()),
         }
     }
+}
+
+/// Returns the namespace of our objects, where `given` is what the user says.
+pub(crate) fn namespace(given: Option<String>) -> String {
+    let namespace = given.or_else(|| variable(NAMESPACE));
+    namespace.unwrap_or_else(|| DEFAULT_NAMESPACE.to_owned())
+}
+
+fn variable(name: &str) -> Option<String> {
+    env::var(name).ok().filter(|value| !value.is_empty())
 }
 
 /// Returns the name of this machine as the kubelet would register it.
@@ -73,13 +81,19 @@ fn host_name() -> String {
     name.unwrap_or_default()
 }
 
-/// Makes a client; no packet is sent for it.
-pub(crate) fn client(mut config: kube::Config) -> Result<Client, ClientError> {
+/// Finds the API server and who we are to it.
+pub(crate) async fn infer() -> Result<kube::Config, ClientError> {
+    let mut config = kube::Config::infer().await?;
     // Its pauses grow to minutes, and nobody would be told: watchers and writers have their own.
     config.default_retry = false;
     // By default a server that takes a request and never answers is waited for for ever.
     config.read_timeout = Some(ANSWER_TIMEOUT);
     config.reset_reader_on_write = true;
+    Ok(config)
+}
+
+/// Makes a client; no packet is sent for it.
+pub(crate) fn client(config: kube::Config) -> Result<Client, ClientError> {
     let server = config.cluster_url.to_string();
     Client::try_from(config).map_err(|source| ClientError::Client { server, source })
 }

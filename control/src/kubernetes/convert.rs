@@ -15,7 +15,7 @@ use crate::index::objects::{
 const LAST_CHANGE: &str = "endpoints.kubernetes.io/last-change-trigger-time";
 
 /// Names an object.
-pub(super) fn name(metadata: &ObjectMeta) -> ObjectName {
+pub(crate) fn name(metadata: &ObjectMeta) -> ObjectName {
     ObjectName::new(
         metadata.namespace.clone().unwrap_or_default(),
         metadata.name.clone().unwrap_or_default(),

@@ -8,6 +8,10 @@ use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Resource};
 use serde::de::DeserializeOwned;
 
+/// How long the server is asked to keep a watch open: a server that has gone without a word is noticed a few
+/// seconds later.
+const WATCH_SECONDS: u32 = 60;
+
 /// Watches objects of a kind for ever.
 pub(crate) fn watch<K>(
     api: Api<K>,
@@ -16,6 +20,7 @@ pub(crate) fn watch<K>(
 where
     K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static,
 {
+    let config = config.timeout(WATCH_SECONDS);
     let begin = move || watcher(api.clone(), config.clone()).boxed();
     let first = begin();
     stream::unfold((first, begin), next)

@@ -23,10 +23,8 @@ use super::pace::Pace;
 use super::{presence, relist};
 use crate::agent::chain;
 use crate::index::objects::{HEADLESS, SERVICE_NAME, SERVICE_PROXY_NAME};
+use crate::timer::sleep_until;
 
-/// How long the server is asked to keep a watch open: a server that has gone without a word is noticed a few
-/// seconds later.
-const WATCH_SECONDS: u32 = 60;
 /// Events taken before a state is computed.
 const EVENTS_AT_ONCE: usize = 1024;
 
@@ -101,20 +99,13 @@ pub(super) async fn follow(
     }
 }
 
-async fn sleep_until(time: Option<Instant>) {
-    match time {
-        Some(time) => tokio::time::sleep_until(time.into()).await,
-        None => std::future::pending().await,
-    }
-}
-
 type Heard = Result<Told, (Kind, watcher::Error)>;
 
 fn watchers(client: &Client, scope: &Scope) -> impl Stream<Item = Heard> + use<> {
     let (service, detached) = (&scope.service, presence::detached(&scope.service));
     let ours = format!("{SERVICE_NAME} in ({service},{detached})");
     let theirs = format!("!{SERVICE_PROXY_NAME},!{HEADLESS}");
-    let any = watcher::Config::default().timeout(WATCH_SECONDS);
+    let any = watcher::Config::default();
     let services = Api::<Service>::all(client.clone());
     let slices = Api::<EndpointSlice>::all(client.clone());
     let nodes = Api::<Node>::all(client.clone());

@@ -10,11 +10,10 @@ use super::Rules;
 use super::values::position;
 use crate::desired::ForwardMode;
 use crate::healthz::ports;
+use crate::index::Options;
 
 /// Name of our headless Service unless `kubernetes.service` says otherwise.
 const DEFAULT_SERVICE: &str = "guideway";
-/// Class of the Services of type LoadBalancer that are ours.
-const DEFAULT_CLASS: &str = "guideway.dev/guideway";
 /// Longest DNS subdomain, which object names are.
 const MAX_NAME: usize = 253;
 
@@ -54,7 +53,7 @@ impl Rules {
                     node_name: self.object_name("node_name", &section.node_name),
                     namespace: self.object_name("namespace", &section.namespace),
                     service: service.unwrap_or_else(|| DEFAULT_SERVICE.to_owned()),
-                    load_balancer_class: class.unwrap_or_else(|| DEFAULT_CLASS.to_owned()),
+                    load_balancer_class: class.unwrap_or_else(|| Options::DEFAULT_CLASS.to_owned()),
                     default_class: self.switch("kubernetes.default_class", default_class, false),
                     external_ips: self.external_ips(section),
                     honour_hints: self.topology_hints(section.topology_hints.as_ref()),

@@ -381,20 +381,6 @@ fn zone_hints_are_ignored_where_the_node_has_no_zone() {
 }
 
 #[test]
-fn machine_outside_the_cluster_may_have_a_zone() {
-    let mut edge = cluster_with(Options {
-        zone: Some("b".to_owned()),
-        ..Options::default()
-    });
-    edge.service(web());
-    edge.slice(slice(
-        "web-1",
-        &["10.244.1.1@node-1 zone=a", "10.244.2.1@node-2 zone=b"],
-    ));
-    assert_eq!(edge.used(VIP), pods(&["10.244.2.1:8080"]));
-}
-
-#[test]
 fn local_policy_and_the_fallback_ignore_hints() {
     let mut cluster = in_zone("a");
     cluster.service(web().local());

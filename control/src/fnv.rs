@@ -1,0 +1,22 @@
+//! FNV-1a of 64 bits (draft-eastlake-fnv): a fixed hash, so that edges of different builds agree.
+
+const OFFSET_BASIS: u64 = 0xcbf2_9ce4_8422_2325;
+const PRIME: u64 = 0x0000_0100_0000_01b3;
+
+/// Hashes a text; `seed` 0 gives the hash of the standard.
+pub(crate) fn fnv_1a(seed: u64, text: &str) -> u64 {
+    let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(PRIME);
+    text.bytes().fold(seed ^ OFFSET_BASIS, step)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hashes_are_those_of_the_standard() {
+        assert_eq!(fnv_1a(0, ""), 0xcbf2_9ce4_8422_2325);
+        assert_eq!(fnv_1a(0, "a"), 0xaf63_dc4c_8601_ec8c);
+        assert_eq!(fnv_1a(0, "foobar"), 0x8594_4171_f739_67e8);
+    }
+}

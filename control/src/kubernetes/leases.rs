@@ -11,13 +11,13 @@ use futures_util::StreamExt;
 use futures_util::stream::BoxStream;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::api::core::v1::Node;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, OwnerReference};
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{ObjectMeta, PartialObjectMeta, Patch, PatchParams, PostParams};
 use kube::runtime::WatchStreamExt;
 use kube::runtime::utils::Backoff;
 use kube::runtime::watcher::{self, Event};
-use kube::{Api, Client, ResourceExt};
+use kube::{Api, Client, Resource, ResourceExt};
 use tokio::sync::{mpsc, watch};
 
 use super::backoff::Patience;
@@ -25,6 +25,7 @@ use super::{FollowError, Watchers, client, relist, worker};
 use crate::agent::chain;
 use crate::announce::election::{DURATION, RENEWAL};
 use crate::announce::{Candidates, Edge, Election, Holdings};
+use crate::timer::sleep_until;
 
 /// Label of edges' Leases, which tells them from others in the namespace.
 const LABEL: &str = "guideway.dev/lease";
@@ -35,8 +36,6 @@ const ADDRESSES: &str = "guideway.dev/node-addresses";
 const EXCLUDED: &str = "node.kubernetes.io/exclude-from-external-load-balancers";
 /// How long a renewal may take before it is tried anew.
 const RENEWAL_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long the server is asked to keep a watch open.
-const WATCH_SECONDS: u32 = 60;
 /// Reasons that are logged of one row of failures.
 const REASONS_LOGGED: usize = 10;
 /// Edges beyond which their Leases are a load: each is told of each renewal, so that the API server sends
@@ -170,7 +169,11 @@ pub async fn follow(
         let may_announce = may_announce.map(|(shown, labels)| shown.may_announce(labels));
         drop(shown);
         // An edge that serves nothing yet counts for no address.
-        let renewal = addresses.filter(|_| may_announce == Some(true));
+        let addresses = addresses.filter(|_| may_announce == Some(true));
+        let renewal = addresses.map(|addresses| Renewal {
+            addresses,
+            owner: node.as_owner(),
+        });
         if let Some(may_announce) = may_announce {
             election.set_eligible(may_announce);
         }
@@ -184,13 +187,6 @@ pub async fn follow(
             told.clone_from(&holdings.addresses);
             tell(holdings);
         }
-    }
-}
-
-async fn sleep_until(time: Option<Instant>) {
-    match time {
-        Some(time) => tokio::time::sleep_until(time.into()).await,
-        None => std::future::pending().await,
     }
 }
 
@@ -215,13 +211,11 @@ type Heartbeats<K> = BoxStream<'static, watcher::Result<Event<K>>>;
 
 fn leases_of_edges(leases: Api<Lease>) -> Heartbeats<Lease> {
     let config = watcher::Config::default().labels(&format!("{LABEL}={LABEL_VALUE}"));
-    let config = config.timeout(WATCH_SECONDS);
     relist::watch(leases, config).backoff(Steady).boxed()
 }
 
 fn node_of(nodes: Api<PartialObjectMeta<Node>>, name: &str) -> Heartbeats<PartialObjectMeta<Node>> {
     let config = watcher::Config::default().fields(&format!("metadata.name={name}"));
-    let config = config.timeout(WATCH_SECONDS);
     relist::watch(nodes, config)
         .backoff(Patience::default())
         .boxed()
@@ -277,19 +271,21 @@ fn edge_of(lease: &Lease) -> Option<Edge> {
 /// What is known of this machine's Node.
 #[derive(Debug, Default)]
 struct OwnNode {
-    labels: Option<BTreeMap<String, String>>,
+    metadata: Option<ObjectMeta>,
     is_listed: bool,
 }
 
 impl OwnNode {
     fn take(&mut self, event: watcher::Result<Event<PartialObjectMeta<Node>>>) {
         match event {
-            Ok(Event::Init) => self.labels = self.labels.take().filter(|_| self.is_listed),
+            Ok(Event::Init) => self.metadata = self.metadata.take().filter(|_| self.is_listed),
             Ok(Event::Apply(node) | Event::InitApply(node)) => {
-                self.labels = Some(node.metadata.labels.unwrap_or_default());
+                let mut metadata = node.metadata;
+                metadata.labels.get_or_insert_default();
+                self.metadata = Some(metadata);
             }
             Ok(Event::InitDone) => self.is_listed = true,
-            Ok(Event::Delete(_)) => self.labels = None,
+            Ok(Event::Delete(_)) => self.metadata = None,
             Err(error) => {
                 tracing::debug!(
                     error = chain(&error),
@@ -301,16 +297,35 @@ impl OwnNode {
 
     /// Returns the labels, none within if there is no such Node; nothing until that is known.
     fn labels(&self) -> Option<Option<&BTreeMap<String, String>>> {
-        self.is_listed.then_some(self.labels.as_ref())
+        let metadata = self.metadata.as_ref();
+        let labels = metadata.and_then(|metadata| metadata.labels.as_ref());
+        self.is_listed.then_some(labels)
+    }
+
+    /// Returns the Node as the owner of its Lease, which goes with it.
+    fn as_owner(&self) -> Option<OwnerReference> {
+        let metadata = self.metadata.as_ref()?;
+        Some(OwnerReference {
+            api_version: Node::api_version(&()).into_owned(),
+            kind: Node::kind(&()).into_owned(),
+            name: metadata.name.clone()?,
+            uid: metadata.uid.clone()?,
+            ..OwnerReference::default()
+        })
     }
 }
 
-/// Renews this edge's Lease for ever, while there are addresses to put into it.
-async fn renew(
-    leases: Api<Lease>,
-    edge: String,
-    mut to_renew: watch::Receiver<Option<BTreeSet<IpAddr>>>,
-) {
+/// What this edge's Lease says.
+#[derive(Clone, Debug, PartialEq)]
+struct Renewal {
+    /// The addresses by which endpoints name the edge's Node.
+    addresses: BTreeSet<IpAddr>,
+    /// The Node, if the edge is one.
+    owner: Option<OwnerReference>,
+}
+
+/// Renews this edge's Lease for ever, while there is something to put into it.
+async fn renew(leases: Api<Lease>, edge: String, mut to_renew: watch::Receiver<Option<Renewal>>) {
     let mut ticks = tokio::time::interval(RENEWAL);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut last = Timestamp::UNIX_EPOCH;
@@ -320,11 +335,11 @@ async fn renew(
             return;
         }
         ticks.tick().await;
-        let Some(addresses) = to_renew.borrow().clone() else {
+        let Some(said) = to_renew.borrow().clone() else {
             continue;
         };
         last = renewal_time(last, Timestamp::now());
-        let renewal = renew_once(&leases, lease(&edge, &addresses, last));
+        let renewal = renew_once(&leases, lease(&edge, said, last));
         let outcome = match tokio::time::timeout(RENEWAL_TIMEOUT, renewal).await {
             Ok(outcome) => outcome.map_err(|error| chain(&error)),
             Err(_) => Err("the API server does not answer".to_owned()),
@@ -384,13 +399,14 @@ async fn renew_once(leases: &Api<Lease>, lease: Lease) -> kube::Result<()> {
     }
 }
 
-fn lease(edge: &str, addresses: &BTreeSet<IpAddr>, now: Timestamp) -> Lease {
-    let addresses: Vec<String> = addresses.iter().map(ToString::to_string).collect();
+fn lease(edge: &str, said: Renewal, now: Timestamp) -> Lease {
+    let addresses: Vec<String> = said.addresses.iter().map(ToString::to_string).collect();
     Lease {
         metadata: ObjectMeta {
             name: Some(format!("guideway-edge-{edge}")),
             labels: Some([(LABEL.to_owned(), LABEL_VALUE.to_owned())].into()),
             annotations: Some([(ADDRESSES.to_owned(), addresses.join(","))].into()),
+            owner_references: said.owner.map(|owner| vec![owner]),
             ..ObjectMeta::default()
         },
         spec: Some(LeaseSpec {
@@ -407,6 +423,14 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    /// What an edge says that is no Node.
+    fn said(addresses: &BTreeSet<IpAddr>) -> Renewal {
+        Renewal {
+            addresses: addresses.clone(),
+            owner: None,
+        }
+    }
 
     fn labels(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
         let pairs = pairs.iter();
@@ -464,11 +488,30 @@ mod tests {
         let edge = edge_of(&serde_json::from_value(newer).unwrap()).unwrap();
         let addresses: BTreeSet<IpAddr> = ["10.0.0.1".parse().unwrap()].into();
         assert_eq!((edge.name.as_str(), &edge.addresses), ("node1", &addresses));
-        let written = lease("node1", &addresses, Timestamp::UNIX_EPOCH);
+        let written = lease("node1", said(&addresses), Timestamp::UNIX_EPOCH);
         let written = serde_json::to_value(written).unwrap();
         for part in ["metadata", "spec"] {
             assert_eq!(written[part], first[part]);
         }
+    }
+
+    #[test]
+    fn lease_goes_with_the_node_of_its_edge() {
+        let mut node = OwnNode::default();
+        assert_eq!(node.as_owner(), None);
+        let metadata = json!({"metadata": {"name": "node1", "uid": "7"}});
+        node.take(Ok(Event::InitApply(
+            serde_json::from_value(metadata).unwrap(),
+        )));
+        let said = Renewal {
+            addresses: BTreeSet::new(),
+            owner: node.as_owner(),
+        };
+        let written = lease("node1", said, Timestamp::UNIX_EPOCH);
+        assert_eq!(
+            serde_json::to_value(written.metadata.owner_references).unwrap(),
+            json!([{"apiVersion": "v1", "kind": "Node", "name": "node1", "uid": "7"}])
+        );
     }
 
     #[test]
@@ -497,7 +540,7 @@ mod tests {
             .map(|text| text.parse().unwrap())
             .into();
         for addresses in [addresses, BTreeSet::new()] {
-            let mut written = lease("node1", &addresses, Timestamp::UNIX_EPOCH);
+            let mut written = lease("node1", said(&addresses), Timestamp::UNIX_EPOCH);
             written.metadata.resource_version = Some("7".to_owned());
             let edge = edge_of(&written).unwrap();
             assert_eq!((edge.name.as_str(), edge.renewal.as_str()), ("node1", "7"));

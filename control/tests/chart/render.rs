@@ -16,7 +16,11 @@ fn lint_has_nothing_to_object() {
     for values in [
         &[][..],
         &super::chart::REQUIRED,
-        &["controller.enabled=false", DETACH],
+        &[
+            "controller.enabled=false",
+            "agent.extraConfig.hash_seed=0x7",
+            DETACH,
+        ],
         &[
             "metrics.serviceMonitor.enabled=true",
             "metrics.prometheusRule.enabled=true",

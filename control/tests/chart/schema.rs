@@ -50,4 +50,13 @@ fn what_has_no_default_is_asked_for() {
         assert!(!output.status.success(), "{missing} is not asked for");
         assert!(said.contains(name), "{said}");
     }
+    let output = template(&["controller.enabled=false"]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success(), "no seed is asked for");
+    assert!(said.contains("agent.extraConfig.hash_seed"), "{said}");
+    let output = template(&[
+        "controller.enabled=false",
+        "agent.extraConfig.hash_seed=0x7",
+    ]);
+    assert!(output.status.success(), "{output:?}");
 }

@@ -136,6 +136,9 @@ kubernetes:
 
 {{/* The agent's configuration file. */}}
 {{- define "guideway.agent.config" -}}
+{{- if not (or .Values.controller.enabled (hasKey .Values.agent.extraConfig "hash_seed")) }}
+{{- fail "controller.enabled=false: agents wait for the seed of the flow hash, which the controller makes; set agent.extraConfig.hash_seed, equal on all edges" }}
+{{- end }}
 {{- if not .Values.agent.interfaces }}
 {{- fail "agent.interfaces: name the interfaces that service traffic enters by" }}
 {{- end }}

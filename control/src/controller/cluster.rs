@@ -68,8 +68,9 @@ impl Cluster {
         for (name, seen) in self.services.objects() {
             let Some((service, decision)) = inventory.services.get(name).zip(decisions.get(name))
             else {
-                if seen.observed.condition.is_some() {
-                    plan.services.push((name.clone(), status::withdraw(name)));
+                if seen.observed.condition.is_some() && !seen.is_of_other_class {
+                    let write = status::withdraw(name, &seen.uid);
+                    plan.services.push((name.clone(), write));
                 }
                 continue;
             };
@@ -162,6 +163,7 @@ mod tests {
 
     use super::*;
     use crate::controller::convert::{self, Classes};
+    use crate::kubernetes::convert::name as name_of;
 
     const NOW: &str = "2026-11-21T12:00:00Z";
 
@@ -186,7 +188,7 @@ mod tests {
             class: "a/b".to_owned(),
             default: false,
         };
-        (convert::name(&service.metadata), classes.service(&service))
+        (name_of(&service.metadata), classes.service(&service))
     }
 
     fn cluster() -> Cluster {

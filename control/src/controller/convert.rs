@@ -10,7 +10,7 @@ use super::crd::{Condition, LoadBalancerPool, PoolStatus};
 use super::objects::{Labels, Request, Service};
 use super::status::{ADDRESS_ASSIGNED, Ingress, Observed, PoolSource};
 use crate::desired::Protocol;
-use crate::index::objects::ObjectName;
+use crate::kubernetes::convert::name;
 
 const ADDRESSES: &str = "guideway.dev/addresses";
 const POOL: &str = "guideway.dev/pool";
@@ -34,6 +34,8 @@ pub(super) struct Seen {
     /// The addresses that it has by other ways.
     pub(super) foreign: Vec<IpAddr>,
     pub(super) observed: Observed,
+    /// Whether another class stands in it, which never changes: what its status says is another controller's.
+    pub(super) is_of_other_class: bool,
 }
 
 /// A pool of the API server.
@@ -46,7 +48,7 @@ pub(super) struct SeenPool {
 
 impl Classes {
     fn has(&self, spec: &core::ServiceSpec) -> bool {
-        spec.type_.as_deref() == Some("LoadBalancer")
+        is_load_balancer(spec)
             && match &spec.load_balancer_class {
                 Some(class) => *class == self.class,
                 None => self.default,
@@ -76,8 +78,17 @@ impl Classes {
             ours,
             foreign,
             observed,
+            is_of_other_class: is_load_balancer(spec)
+                && spec
+                    .load_balancer_class
+                    .as_ref()
+                    .is_some_and(|class| *class != self.class),
         }
     }
+}
+
+fn is_load_balancer(spec: &core::ServiceSpec) -> bool {
+    spec.type_.as_deref() == Some("LoadBalancer")
 }
 
 fn wanted(metadata: &ObjectMeta, spec: &core::ServiceSpec, held: Vec<IpAddr>) -> Service {
@@ -89,6 +100,7 @@ fn wanted(metadata: &ObjectMeta, spec: &core::ServiceSpec, held: Vec<IpAddr>) ->
     let created = metadata.creation_timestamp.as_ref();
     Service {
         name: name(metadata),
+        uid: metadata.uid.clone().unwrap_or_default(),
         created: created.map_or(i64::MAX, |time| time.0.as_second()),
         labels: labels(metadata),
         families: families.filter_map(|text| family(text)).collect(),
@@ -181,12 +193,4 @@ pub(super) fn node(node: &core::Node) -> Vec<IpAddr> {
 /// Reads the labels of an object.
 pub(super) fn labels(metadata: &ObjectMeta) -> Labels {
     metadata.labels.clone().unwrap_or_default()
-}
-
-/// Reads the name of an object.
-pub(super) fn name(metadata: &ObjectMeta) -> ObjectName {
-    ObjectName {
-        namespace: metadata.namespace.clone().unwrap_or_default(),
-        name: metadata.name.clone().unwrap_or_default(),
-    }
 }

@@ -47,6 +47,8 @@ impl Pool {
 pub struct Service {
     /// Its name.
     pub name: ObjectName,
+    /// What tells it from others that have had its name.
+    pub uid: String,
     /// When it was created, in seconds since 1970: who came first.
     pub created: i64,
     /// Its labels.

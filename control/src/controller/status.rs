@@ -98,26 +98,27 @@ pub fn service(
         .collect();
     let status = json!({"loadBalancer": {"ingress": ingress}, "conditions": [condition]});
     Some(Write {
-        patch: patch(&service.name, status),
+        patch: patch(&service.name, &service.uid, status),
         addresses: decision.addresses.clone(),
         notices: notices(observed, decision, unchanged),
     })
 }
 
 /// Takes back everything that the controller said about a Service that is no longer its.
-pub fn withdraw(name: &ObjectName) -> Write {
+pub fn withdraw(name: &ObjectName, uid: &str) -> Write {
     Write {
-        patch: patch(name, json!({})),
+        patch: patch(name, uid, json!({})),
         addresses: Vec::new(),
         notices: Vec::new(),
     }
 }
 
-fn patch(name: &ObjectName, status: Value) -> Value {
+/// Says the status of one Service; the API server refuses it for another one of the same name.
+fn patch(name: &ObjectName, uid: &str, status: Value) -> Value {
     json!({
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": {"namespace": name.namespace, "name": name.name},
+        "metadata": {"namespace": name.namespace, "name": name.name, "uid": uid},
         "status": status,
     })
 }
@@ -326,6 +327,7 @@ mod tests {
                 namespace: "default".to_owned(),
                 name: "web".to_owned(),
             },
+            uid: "7".to_owned(),
             created: 0,
             labels: Default::default(),
             families: families.to_vec(),

@@ -3,6 +3,7 @@
 //! The first change is acted on at once, those of a storm together. Nothing is decided before all four kinds were listed to
 //! their end, and nothing while another controller leads. A write that fails is tried again with growing pauses.
 
+use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::net::IpAddr;
 use std::time::Duration;
@@ -27,11 +28,11 @@ use super::seed;
 use super::write::{WriteError, Writer};
 use crate::index::objects::ObjectName;
 use crate::kubernetes::backoff::Patience;
+use crate::kubernetes::client::SEED_SECRET;
+use crate::kubernetes::convert::name;
 use crate::kubernetes::relist;
+use crate::timer::sleep_until;
 
-/// How long the server is asked to keep a watch open: a server that has gone without a word is noticed a few
-/// seconds later.
-const WATCH_SECONDS: u32 = 60;
 /// Events taken before something is decided.
 const EVENTS_AT_ONCE: usize = 1024;
 /// Shortest time from one decision to the next.
@@ -92,27 +93,20 @@ pub(super) async fn follow(
                     values.send_modify(Values::forget);
                 }
             }
-            () = due(seed_due), if leads => {
+            () = sleep_until(seed_due), if leads => {
                 seed_due = match writer.in_time(seed::ensure(&secrets)).await {
                     Ok(()) => None,
                     Err(error) => {
-                        tracing::error!(%error, secret = seed::SECRET, "no seed of the flow hash: agents wait for it");
+                        tracing::error!(%error, secret = SEED_SECRET, "no seed of the flow hash: agents wait for it");
                         Some(Instant::now() + SEED_PAUSE)
                     }
                 };
             }
             () = pacer.due(), if is_ready => {
-                let outcome = act(&mut cluster, &classes, &writer, &values).await;
-                pacer.done(outcome);
+                let wrote = act(&mut cluster, &classes, &writer, &mut pacer, &values).await;
+                pacer.done(wrote);
             }
         }
-    }
-}
-
-async fn due(time: Option<Instant>) {
-    match time {
-        Some(time) => tokio::time::sleep_until(time).await,
-        None => std::future::pending().await,
     }
 }
 
@@ -127,90 +121,118 @@ fn become_of(before: Term, now: Term, cluster: &mut Cluster, pacer: &mut Pacer) 
     now
 }
 
-/// When to act next.
+/// Kind and name of something that is written.
+type Object = (&'static str, ObjectName);
+
+/// When to act next, and on what not yet.
 #[derive(Default)]
 struct Pacer {
     dirty: bool,
     earliest: Option<Instant>,
-    pause: Option<Duration>,
+    /// Objects that could not be written, whose turn comes again; the others do not wait for them.
+    failed: BTreeMap<Object, Pause>,
+}
+
+struct Pause {
+    length: Duration,
+    end: Instant,
 }
 
 impl Pacer {
     async fn due(&self) {
-        let earliest = self.earliest.unwrap_or_else(Instant::now);
-        due(self.dirty.then_some(earliest)).await;
+        let retry = self.failed.values().map(|pause| pause.end).min();
+        let wanted = self.dirty.then(Instant::now).or(retry);
+        sleep_until(wanted.map(|wanted| wanted.max(self.earliest.unwrap_or(wanted)))).await;
     }
 
-    fn done(&mut self, outcome: Result<bool, WriteError>) {
-        let (dirty, pause) = match outcome {
-            Ok(more) => (more, None),
-            Err(_) => {
-                let longer = self
-                    .pause
-                    .map_or(PAUSES.0, |pause| (pause * 2).min(PAUSES.1));
-                (true, Some(longer))
-            }
-        };
-        self.dirty = dirty;
-        self.pause = pause;
-        self.earliest = Some(Instant::now() + pause.unwrap_or(PACE));
+    /// Tells whether an object may be written.
+    fn allows(&self, object: &Object) -> bool {
+        let pause = self.failed.get(object);
+        pause.is_none_or(|pause| pause.end <= Instant::now())
+    }
+
+    /// Notes that an object could not be written: it waits twice as long as the last time.
+    fn fail(&mut self, object: Object) {
+        let before = self.failed.get(&object);
+        let length = before.map_or(PAUSES.0, |before| (before.length * 2).min(PAUSES.1));
+        let end = Instant::now() + length;
+        self.failed.insert(object, Pause { length, end });
+    }
+
+    /// Ends an attempt; `wrote` tells whether anything was written, which may lead to more.
+    fn done(&mut self, wrote: bool) {
+        let now = Instant::now();
+        self.dirty = wrote;
+        self.earliest = Some(now + PACE);
+        // What had its turn and did not fail again.
+        self.failed.retain(|_, pause| pause.end > now);
     }
 }
 
-/// Decides and writes; tells whether there may be more to do, which is so after every write.
+/// Decides and writes; tells whether anything was written.
 async fn act(
     cluster: &mut Cluster,
     classes: &Classes,
     writer: &Writer,
+    pacer: &mut Pacer,
     values: &channel::Sender<Values>,
-) -> Result<bool, WriteError> {
+) -> bool {
     let plan = cluster.plan(&now());
     values.send_modify(|values| {
         values.assigned = plan.assigned;
         values.waiting = plan.waiting;
         values.pools = plan.usage;
     });
-    let mut outcome = Ok(!plan.pools.is_empty() || !plan.services.is_empty());
+    let mut wrote = false;
     let mut uncounted = Vec::new();
     for (name, patch) in plan.pools {
+        let object = ("pool", name.clone());
+        if !pacer.allows(&object) {
+            uncounted.push(name);
+            continue;
+        }
         let written = writer.pool(&name, &patch).await;
-        told(values, "pool", &name, written.as_ref().err());
+        told(values, &object, written.as_ref().err());
         match written {
-            Ok(pool) => _ = cluster.pools.put(name, convert::pool(&pool)),
-            Err(WriteError::NotLeading) => return Err(WriteError::NotLeading),
-            Err(error) => {
-                outcome = Err(error);
+            Ok(pool) => {
+                wrote = true;
+                cluster.pools.put(name, convert::pool(&pool));
+            }
+            Err(WriteError::NotLeading) => return wrote,
+            Err(_) => {
+                pacer.fail(object);
                 uncounted.push(name);
             }
         }
     }
-    // An address that its pool does not count is not given.
     let mut services = plan.services;
-    services.retain(|(_, write)| !cluster.has_any(&uncounted, &write.addresses));
+    services.retain(|(name, write)| {
+        // An address that its pool does not count is not given.
+        pacer.allows(&("service", name.clone())) && !cluster.has_any(&uncounted, &write.addresses)
+    });
     let mut writes = writer.services(services);
     while let Some((name, written)) = writes.next().await {
-        told(values, "service", &name, written.as_ref().err());
+        let object = ("service", name.clone());
+        told(values, &object, written.as_ref().err());
         match written {
-            Ok(service) => _ = cluster.services.put(name, classes.service(&service)),
-            Err(WriteError::NotLeading) => return Err(WriteError::NotLeading),
-            // It was deleted: the watch will tell.
+            Ok(service) => {
+                wrote = true;
+                cluster.services.put(name, classes.service(&service));
+            }
+            Err(WriteError::NotLeading) => return wrote,
+            // It was deleted, or is another one by now: the watch will tell.
             Err(error) if error.is_gone() => {}
-            Err(error) => outcome = Err(error),
+            Err(_) => pacer.fail(object),
         }
     }
-    outcome
+    wrote
 }
 
-fn told(
-    values: &channel::Sender<Values>,
-    object: &'static str,
-    name: &ObjectName,
-    error: Option<&WriteError>,
-) {
+fn told(values: &channel::Sender<Values>, (object, name): &Object, error: Option<&WriteError>) {
     if let Some(error) = error {
         tracing::warn!(object, %name, error = ?error, "cannot write a status; it is tried again");
     }
-    values.send_modify(|values| *values.writes.entry((object, error.is_none())).or_default() += 1);
+    values.send_modify(|values| *values.writes.entry((*object, error.is_none())).or_default() += 1);
 }
 
 /// Tells the time as conditions have it.
@@ -259,9 +281,9 @@ where
         + 'static,
     T: 'static,
 {
-    let config = watcher::Config::default().timeout(WATCH_SECONDS);
+    let config = watcher::Config::default();
     let events = relist::watch(Api::<K>::all(client.clone()), config).backoff(Patience::default());
-    let named = move |object: K| (convert::name(object.meta()), convert(&object));
+    let named = move |object: K| (name(object.meta()), convert(&object));
     events
         .map_ok(move |event| {
             told(Box::new(match event {
@@ -274,4 +296,37 @@ where
         })
         .map_err(move |error| (kind, error))
         .boxed()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn service(name: &str) -> Object {
+        ("service", ObjectName::new("default", name))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_object_that_fails_waits_longer_each_time_and_keeps_no_other_waiting() {
+        let mut pacer = Pacer::default();
+        let begin = Instant::now();
+        for pause in [1, 2, 4, 8, 16, 30, 30] {
+            assert!(pacer.allows(&service("a")));
+            pacer.fail(service("a"));
+            pacer.done(false);
+            assert!(!pacer.allows(&service("a")));
+            assert!(pacer.allows(&service("b")));
+            let failed = Instant::now();
+            pacer.due().await;
+            assert_eq!(failed.elapsed(), Duration::from_secs(pause));
+        }
+        // What succeeds, or is gone, begins anew.
+        pacer.done(false);
+        pacer.fail(service("a"));
+        pacer.done(true);
+        let again = Instant::now();
+        pacer.due().await;
+        assert_eq!(again.elapsed(), PACE, "something was written");
+        assert!(begin.elapsed() > Duration::from_secs(91));
+    }
 }

@@ -34,9 +34,9 @@ pub(super) enum WriteError<E = kube::Error> {
 }
 
 impl WriteError {
-    /// Tells whether the object does not exist.
+    /// Tells whether the object does not exist, or is another one of its name.
     pub(super) fn is_gone(&self) -> bool {
-        matches!(self, Self::Refused(kube::Error::Api(status)) if status.code == 404)
+        matches!(self, Self::Refused(kube::Error::Api(status)) if matches!(status.code, 404 | 409))
     }
 }
 

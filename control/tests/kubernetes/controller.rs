@@ -211,7 +211,18 @@ fn services_of_other_classes_are_left_alone() {
     let other = service("other", "").replace("guideway.dev/guideway", "example.com/other");
     cluster.apply(&none);
     cluster.apply(&other);
-    let theirs = json!({"status": {"loadBalancer": {"ingress": [{"ip": "192.0.2.0"}]}}});
+    // Another one of ours may serve that class.
+    let condition_of_theirs = json!({
+        "type": "guideway.dev/AddressAssigned",
+        "status": "True",
+        "reason": "Assigned",
+        "message": "192.0.2.0",
+        "lastTransitionTime": "2026-11-21T12:00:00Z",
+    });
+    let theirs = json!({"status": {
+        "loadBalancer": {"ingress": [{"ip": "192.0.2.0"}]},
+        "conditions": [condition_of_theirs],
+    }});
     cluster.kubectl(&[
         "patch",
         "service",

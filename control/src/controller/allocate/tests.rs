@@ -393,6 +393,7 @@ fn service() -> impl Strategy<Value = Service> {
             |((text, created, families, required, ports, local), (asked, pools, key, held))| {
                 Service {
                     name: name(&text),
+                    uid: String::new(),
                     created,
                     labels: Labels::new(),
                     families,
@@ -519,6 +520,7 @@ impl Cluster {
     fn add(&mut self, named: &str, with: impl FnOnce(&mut Service)) {
         let mut service = Service {
             name: name(named),
+            uid: String::new(),
             created: 0,
             labels: Labels::new(),
             families: vec![Family::V4],

@@ -581,7 +581,7 @@ impl Tuple {
 pub struct PodFlow {
     /// The address that the client talks to.
     pub address: AddressKey,
-    /// When its last packet was seen, on the monotonic clock in ns.
+    /// When its last packet was seen, on the monotonic clock in ns; or one up to [`RENEWAL_NS`] before.
     pub seen: u64,
     /// Port (2 bytes, wire order), length of the outer header (1), state (1), four zeros.
     rest: u64,
@@ -624,6 +624,18 @@ impl PodFlow {
         self.rest.to_ne_bytes()[3]
     }
 
+    /// Notes a packet of the flow. Stores only what is new or has become old: packets of the other direction
+    /// read the same cache line, on other CPUs.
+    #[inline(always)]
+    pub const fn note(&mut self, state: u8, now: u64) {
+        if now.saturating_sub(self.seen) >= RENEWAL_NS {
+            self.seen = now;
+        }
+        if state & !self.state() != 0 {
+            self.add_state(state);
+        }
+    }
+
     /// Adds flags to the state.
     #[inline(always)]
     pub const fn add_state(&mut self, state: u8) {
@@ -639,6 +651,9 @@ impl PodFlow {
         (a ^ c) | (b ^ d) | ((self.rest ^ other.rest) & port) == 0
     }
 }
+
+/// How often the time of a flow's last packet is written to its entry, in `FLOWS` and in NAT mode.
+pub const RENEWAL_NS: u64 = 1_000_000_000;
 
 /// State of a [`PodFlow`]: the client has sent a FIN.
 pub const FLOW_FIN_CLIENT: u8 = 1;

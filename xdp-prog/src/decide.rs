@@ -77,7 +77,7 @@ pub trait Tables {
 
 /// Time, for what is remembered of flows.
 pub trait Clock {
-    /// Returns the monotonic time in ns, as of the last timer tick or newer.
+    /// Returns the monotonic time in ns, a timer tick or two old at most.
     fn now(&self) -> u64;
 }
 
@@ -137,6 +137,8 @@ pub enum Verdict<'t> {
     Translate(Translate<'t>),
     /// Begin anew in another stage.
     Continue(Stage),
+    /// The backends of this service take part by NAT: begin anew in that stage.
+    Nat(u32),
     /// An answer is due: begin anew in the stage that judges and gives it.
     Answer(Answer),
 }
@@ -421,6 +423,10 @@ pub fn carry_out<F: FrameMut + FrameSum, T: World>(
             Err(reason) => reason,
         },
         Verdict::Continue(stage) => return Action::Continue(stage),
+        Verdict::Nat(service) => {
+            tables.note_nat_service(service);
+            return Action::Continue(Stage::Nat);
+        }
         Verdict::Answer(answer) => {
             tables.hand_over(answer);
             return Action::Continue(Stage::Answer);

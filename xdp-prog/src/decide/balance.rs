@@ -84,7 +84,7 @@ pub fn balance<'t, F: Frame, A: Ip, T: Tables>(
         return Verdict::Continue(Stage::Local);
     }
     if found.entry.flags & SERVICE_NAT != 0 {
-        return Verdict::Continue(Stage::Nat);
+        return Verdict::Nat(found.id);
     }
     match choose(tables, &found, flow) {
         Ok(choice) => match forward(tables, packet, &choice) {

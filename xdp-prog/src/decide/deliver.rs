@@ -377,8 +377,7 @@ const fn meet(
 ) -> bool {
     // A port that is used again begins anew: what ended its last use does not count.
     if is_same && !flags.begins_connection() {
-        known.add_state(new.state());
-        known.seen = new.seen;
+        known.note(new.state(), new.seen);
         return true;
     }
     if !is_same && new.seen.saturating_sub(known.seen) < idle_limit {

@@ -92,7 +92,7 @@ fn bare<'t, F: Frame, A: Ip, T: World>(
     let found = match balance::find(tables, &flow) {
         Ok(found) => found,
         Err(Verdict::Continue(Stage::NatReply)) => {
-            return head.follow_nat(tables, packet, Stage::NatReply);
+            return head.follow_nat(tables, packet, Verdict::Continue(Stage::NatReply));
         }
         // Checks of this machine make no fragments.
         Err(Verdict::Continue(_)) => return Verdict::Pass(PassReason::FragmentNotOurs),
@@ -102,7 +102,7 @@ fn bare<'t, F: Frame, A: Ip, T: World>(
         return verdict;
     }
     if found.entry.flags & SERVICE_NAT != 0 {
-        return head.follow_nat(tables, packet, Stage::Nat);
+        return head.follow_nat(tables, packet, Verdict::Nat(found.id));
     }
     head.publish(tables, packet);
     if found.entry.mode == MODE_L2DSR && balance::is_from_edge(frame, tables) {
@@ -248,13 +248,13 @@ impl Head {
         &self,
         tables: &T,
         packet: &Packet<A>,
-        stage: Stage,
+        first: Verdict<'t>,
     ) -> Verdict<'t> {
         if is_later(packet) {
             return Verdict::Continue(Stage::NatFragment);
         }
         self.publish(tables, packet);
-        Verdict::Continue(stage)
+        first
     }
 
     /// Delivers the packet to the chosen pod.

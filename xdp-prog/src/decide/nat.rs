@@ -11,9 +11,9 @@
 //! backend, whatever CPUs they come in on. It is there before the forward entry
 //! and goes after it.
 //!
-//! **Whether a flow lives** is told by the mark of its forward entry alone. Each
-//! packet of the client renews it; a reply does at most once a second, so that
-//! it costs one look-up. A flow that was idle for too long is never renewed, and its
+//! **Whether a flow lives** is told by the mark of its forward entry alone. Packets
+//! of both directions renew it, at most once a second unless they tell something new,
+//! so that a reply costs one look-up. A flow that was idle for too long is never renewed, and its
 //! port is given out again only [`GUARD_NS`] later: whoever removes it need not
 //! fear a packet that has just found it.
 //!
@@ -41,7 +41,7 @@ use crate::{
     abi::{
         AddressKey, BACKEND_LOCAL, BACKEND_NAT, Backend, NAT_ANSWERED, NAT_FIN_BACKEND,
         NAT_FIN_CLIENT, NAT_OPEN, NAT_RESET, NatForward, NatLink, NatMark, NatReverse, NextHop,
-        Tuple,
+        RENEWAL_NS, Tuple,
     },
     flow::FlowKey,
     frame::Frame,
@@ -55,8 +55,6 @@ use crate::{
 
 /// How long an idle flow that nobody may renew any more keeps its port.
 pub const GUARD_NS: u64 = 20_000_000_000;
-/// How often replies renew their flow.
-const RENEWAL_NS: u64 = 1_000_000_000;
 
 /// The memory of NAT mode.
 pub trait NatFlows: Clock {
@@ -96,6 +94,10 @@ pub trait NatFlows: Clock {
     fn device_mtu(&self, ifindex: u32) -> Option<u16>;
     /// Puts a translation where it stays while the packet is under way.
     fn keep(&self, translation: Translation) -> Option<&Translation>;
+    /// Notes the service of the packet under way, for the stages that follow.
+    fn note_nat_service(&self, service: u32);
+    /// Returns the service that an earlier stage has found.
+    fn nat_service(&self) -> u32;
 }
 
 /// Where a client's packets come from, and its replies go.
@@ -283,12 +285,7 @@ fn request<'t, F: Frame, A: Ip, T: World>(
         Ok(flow) => flow,
         Err(reason) => return Err(Verdict::Pass(reason)),
     };
-    let service = match balance::find(tables, &flow) {
-        Ok(found) => found.id,
-        // There was a service just now.
-        Err(_) => return Err(Verdict::Drop(DropReason::TableChanged)),
-    };
-    Ok(Arrived::new(frame, packet, &flow, service))
+    Ok(Arrived::new(frame, packet, &flow, tables.nat_service()))
 }
 
 #[inline(always)]
@@ -471,7 +468,8 @@ fn meet<T: NatFlows>(tables: &T, key: &Tuple, flags: TcpFlags, now: u64) -> Opti
             return None;
         }
         let told = after_client(key.protocol(), entry.mark.flags(), flags);
-        Some(NatMark::new(now, told))
+        let is_due = told != entry.mark.flags() || entry.mark.idle(now) >= RENEWAL_NS;
+        is_due.then_some(NatMark::new(now, told))
     });
     match entry {
         Some(entry) if is_known(&entry, key, now) => Some(entry),

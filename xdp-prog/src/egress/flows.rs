@@ -64,14 +64,7 @@ fn visit<T: Memory>(
     tables.with_flow(table, key, |flow| {
         let before = *flow;
         if is_fresh(&before, table, protocol, now) {
-            // Stores only what is new: the client's packets read and write the
-            // same cache line on other CPUs.
-            if before.seen != now {
-                flow.seen = now;
-            }
-            if state & !before.state() != 0 {
-                flow.add_state(state);
-            }
+            flow.note(state, now);
         }
         before
     })

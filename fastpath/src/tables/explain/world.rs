@@ -34,6 +34,7 @@ pub(super) struct ReadOnly<'t> {
     tables: &'t Tables,
     counted: RefCell<Vec<Counted>>,
     answer: Cell<Answer>,
+    nat_service: Cell<u32>,
     translation: OnceCell<Translation>,
     hairpins: Overlay<AddressKey>,
     nat_forward: Overlay<NatForward>,
@@ -62,6 +63,7 @@ impl<'t> ReadOnly<'t> {
             tables,
             counted: RefCell::new(Vec::new()),
             answer: Cell::default(),
+            nat_service: Cell::default(),
             translation: OnceCell::new(),
             hairpins: Overlay::default(),
             nat_forward: Overlay::default(),
@@ -258,6 +260,14 @@ impl NatFlows for ReadOnly<'_> {
 
     fn keep(&self, translation: Translation) -> Option<&Translation> {
         Some(self.translation.get_or_init(|| translation))
+    }
+
+    fn note_nat_service(&self, service: u32) {
+        self.nat_service.set(service);
+    }
+
+    fn nat_service(&self) -> u32 {
+        self.nat_service.get()
     }
 }
 

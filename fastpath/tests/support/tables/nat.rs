@@ -1,7 +1,7 @@
 //! The flows of NAT mode, as plain maps.
 
 use std::{
-    cell::RefCell,
+    cell::{Cell, RefCell},
     collections::{HashMap, HashSet, hash_map::Entry},
     hash::Hash,
 };
@@ -25,6 +25,7 @@ pub(crate) struct Nat {
 pub(super) struct LiveNat {
     flows: RefCell<Nat>,
     claims: RefCell<HashSet<Tuple>>,
+    service: Cell<u32>,
 }
 
 impl LiveNat {
@@ -32,6 +33,7 @@ impl LiveNat {
         Self {
             flows: RefCell::new(flows),
             claims: RefCell::default(),
+            service: Cell::default(),
         }
     }
 }
@@ -117,6 +119,14 @@ impl NatFlows for ModelTables<'_> {
     fn keep(&self, translation: Translation) -> Option<&Translation> {
         // One small leak per packet of a test.
         Some(Box::leak(Box::new(translation)))
+    }
+
+    fn note_nat_service(&self, service: u32) {
+        self.nat.service.set(service);
+    }
+
+    fn nat_service(&self) -> u32 {
+        self.nat.service.get()
     }
 }
 

@@ -34,7 +34,9 @@ fn edge(ctx: &XdpContext) -> u32 {
     carry_out(&tables, action)
 }
 
+// LLVM leaves a function this large out of the one that the kernel calls, and every packet would pay for the call.
 #[xdp(frags)]
+#[inline(always)]
 fn guideway_receive(ctx: XdpContext) -> u32 {
     stage(&ctx, Stage::Receive)
 }

@@ -14,7 +14,7 @@ use aya_ebpf::{
         BPF_F_MMAPABLE, BPF_F_NO_PREALLOC, BPF_FIB_LKUP_RET_SUCCESS, bpf_fib_lookup as FibParams,
     },
     btf_maps::{Array, HashMap, PerCpuArray, ProgramArray},
-    helpers::{bpf_fib_lookup, bpf_ktime_get_coarse_ns},
+    helpers::{bpf_fib_lookup, bpf_jiffies64, bpf_ktime_get_coarse_ns},
     macros::btf_map,
     programs::XdpContext,
 };
@@ -72,6 +72,9 @@ static RELAY: PerCpuArray<[u64; 4], 1> = PerCpuArray::new();
 /// Scratch: see [`Shortcuts`].
 #[btf_map]
 static SHORTCUTS: PerCpuArray<Shortcut, { size::SHORTCUTS }> = PerCpuArray::new();
+/// Scratch: a tick of the timer, and the coarse clock as it was read in it.
+#[btf_map]
+static CLOCK: PerCpuArray<[u64; 2], 1> = PerCpuArray::new();
 /// Scratch: the fields that are never set stay zero from the map's creation.
 #[btf_map]
 static FIB_PARAMETERS: PerCpuArray<FibParams, 1> = PerCpuArray::new();
@@ -300,6 +303,16 @@ impl NatFlows for KernelTables<'_> {
     fn keep(&self, translation: Translation) -> Option<&Translation> {
         nat::keep(translation)
     }
+
+    #[inline(always)]
+    fn note_nat_service(&self, service: u32) {
+        nat::note_service(service);
+    }
+
+    #[inline(always)]
+    fn nat_service(&self) -> u32 {
+        nat::service()
+    }
 }
 
 impl Hairpins for KernelTables<'_> {
@@ -441,10 +454,30 @@ fn service(id: u32) -> Option<Service> {
     })
 }
 
+/// Returns the coarse clock, which moves with the timer tick and costs a tenth of the fine one.
+///
+/// Reading it is three functions of the kernel deep; reading the tick is one load, since the verifier
+/// puts that in the place of the call (Linux 5.6). So the clock is read once in a tick.
 #[inline(always)]
 pub(crate) fn now() -> u64 {
-    // SAFETY: the helper takes nothing. The coarse clock moves with the
-    // timer tick and costs a tenth of the fine one.
+    // SAFETY: the helper takes nothing.
+    let tick = unsafe { bpf_jiffies64() };
+    let Some(place) = CLOCK.get_ptr_mut(0) else {
+        return coarse_clock();
+    };
+    // SAFETY: a per-CPU element. Neither program interrupts the other on a
+    // CPU: both run with softirqs off.
+    let [read_in, clock] = unsafe { &mut *place };
+    if *read_in != tick {
+        *read_in = tick;
+        *clock = coarse_clock();
+    }
+    *clock
+}
+
+#[inline(always)]
+fn coarse_clock() -> u64 {
+    // SAFETY: the helper takes nothing.
     unsafe { bpf_ktime_get_coarse_ns() }
 }
 

@@ -3,7 +3,7 @@
 use aya_ebpf::{
     bindings::BPF_NOEXIST,
     btf_maps::{HashMap, PerCpuArray},
-    helpers::{bpf_check_mtu, bpf_ktime_get_coarse_ns},
+    helpers::bpf_check_mtu,
     macros::btf_map,
     programs::XdpContext,
 };
@@ -13,12 +13,17 @@ use xdp_prog::{
 };
 use zerocopy::transmute;
 
+use super::now;
+
 #[btf_map]
 static NAT_FORWARD: HashMap<Tuple, NatForward, { size::NAT }> = HashMap::new();
 #[btf_map]
 static NAT_REVERSE: HashMap<Tuple, NatReverse, { size::NAT }> = HashMap::new();
 #[btf_map]
 static NAT_CLAIMS: HashMap<Tuple, u64, { size::NAT_CLAIMS }> = HashMap::new();
+/// Scratch: the service of the packet under way, from the program that looked it up to those that follow.
+#[btf_map]
+static NAT_SERVICE: PerCpuArray<u32, 1> = PerCpuArray::new();
 /// Scratch: what the packet under way gets.
 #[btf_map]
 static NAT_TRANSLATION: PerCpuArray<Translation, 1> = PerCpuArray::new();
@@ -146,9 +151,9 @@ pub(crate) fn move_client(forward: &Tuple, reverse: &Tuple, client: &Origin) {
 
 #[inline(always)]
 pub(crate) fn claim(key: &Tuple) -> bool {
-    // SAFETY: the helper takes nothing.
-    let now = unsafe { bpf_ktime_get_coarse_ns() };
-    NAT_CLAIMS.insert(key, now, u64::from(BPF_NOEXIST)).is_ok()
+    NAT_CLAIMS
+        .insert(key, now(), u64::from(BPF_NOEXIST))
+        .is_ok()
 }
 
 #[inline(always)]
@@ -177,4 +182,21 @@ pub(crate) fn keep(translation: Translation) -> Option<&'static Translation> {
     let place = unsafe { &mut *place };
     *place = translation;
     Some(place)
+}
+
+#[inline(always)]
+pub(crate) fn note_service(service: u32) {
+    if let Some(place) = NAT_SERVICE.get_ptr_mut(0) {
+        // SAFETY: a per-CPU element; XDP runs do not nest on a CPU.
+        unsafe { *place = service };
+    }
+}
+
+#[inline(always)]
+pub(crate) fn service() -> u32 {
+    match NAT_SERVICE.get_ptr(0) {
+        // SAFETY: a per-CPU element; XDP runs do not nest on a CPU.
+        Some(place) => unsafe { *place },
+        None => 0,
+    }
 }

@@ -80,8 +80,9 @@ pub struct Options {
 
 /// Numbers of flows that the generator cycles through.
 pub const FLOWS: [u32; 3] = [1, 10_000, 1_000_000];
-/// The same on the ways whose flows lie in tables.
-pub const KNOWN_FLOWS: [u32; 2] = [1, paths::MOST_FLOWS];
+/// The same on the ways whose flows lie in tables: what a packet touches there stays in a core's caches for a
+/// thousand flows, and for ten thousand it does not.
+pub const KNOWN_FLOWS: [u32; 3] = [1, 1_000, paths::MOST_FLOWS];
 
 /// A program under test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -266,7 +267,11 @@ fn cost_trials(round: usize) -> Vec<(System, u32)> {
     let beside = System::BESIDE
         .iter()
         .flat_map(|&system| KNOWN_FLOWS.map(|flows| (system, flows)));
-    in_turn(trials.chain(beside).collect(), round)
+    let yardsticks = [System::Floor, System::Hit]
+        .into_iter()
+        .flat_map(|system| KNOWN_FLOWS.map(|flows| (system, flows)))
+        .filter(|(_, flows)| !FLOWS.contains(flows));
+    in_turn(trials.chain(beside).chain(yardsticks).collect(), round)
 }
 
 /// Rotates the trials by one every second round and reverses them in between.
@@ -288,9 +293,13 @@ mod tests {
         for round in 0..30 {
             let plain = |systems: &[System]| systems.len() * FLOWS.len();
             let beside = System::BESIDE.len() * KNOWN_FLOWS.len();
+            let yardsticks = 2;
             for (mut trials, expected) in [
                 (rate_trials(round), plain(&System::WITH_RATE)),
-                (cost_trials(round), plain(&System::WITH_COST) + beside),
+                (
+                    cost_trials(round),
+                    plain(&System::WITH_COST) + beside + yardsticks,
+                ),
             ] {
                 trials.sort();
                 trials.dedup();

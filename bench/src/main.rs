@@ -38,7 +38,7 @@ struct Datapath {
     /// Rounds to measure; one more is run first and thrown away.
     #[arg(long, default_value_t = 40)]
     rounds: usize,
-    /// Seconds per trial; a round has 33 of them per family and protocol.
+    /// Seconds per trial; a round has 41 of them per family and protocol.
     #[arg(long, default_value_t = 0.02)]
     seconds: f64,
     /// The core to run on [default: the last one].

@@ -52,10 +52,11 @@ impl Desired {
     /// Tells whether checks are put on the way of a client's packets, which takes the egress program.
     pub fn diverts_checks(&self) -> bool {
         self.edge
-            && self
-                .services
-                .values()
-                .any(|service| service.health.is_some())
+            && self.services.values().any(|service| {
+                let has_nodes =
+                    service.spec.mode == ForwardMode::Ipip && !service.spec.backends.is_empty();
+                service.health.is_some() || (self.node_health && has_nodes)
+            })
     }
 
     /// Lists the services that this machine sends to their backends by NAT.

@@ -109,6 +109,7 @@ impl Check {
             rise: self.rise,
             fall: self.fall,
             first_decides: true,
+            starting: Duration::ZERO,
         }
     }
 }

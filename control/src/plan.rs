@@ -247,11 +247,14 @@ trusted_edges: [10.0.0.8/29]
     #[test]
     fn checks_need_the_egress_program_on_the_uplinks() {
         let edge = EDGE_AND_NODE.replace("[edge, node]", "[edge]");
-        let plain = target(&edge);
+        let without_nodes = edge.replacen("services:", "node_health: off\nservices:", 1);
+        let plain = target(&without_nodes);
         assert!(plain.egress.is_empty() && !plain.settings.probes);
-        let checked = target(&edge.replacen("protocol: tcp,", "protocol: tcp, health: {},", 1));
-        assert_eq!(checked.egress, BTreeSet::from(["eth0".to_owned()]));
-        assert!(checked.settings.probes);
+        let backends = without_nodes.replacen("protocol: tcp,", "protocol: tcp, health: {},", 1);
+        for checked in [edge, backends].map(|text| target(&text)) {
+            assert_eq!(checked.egress, BTreeSet::from(["eth0".to_owned()]));
+            assert!(checked.settings.probes);
+        }
     }
 
     #[test]
@@ -344,6 +347,7 @@ trusted_edges: [10.0.0.8/29]
         let edge = target(
             &EDGE_AND_NODE
                 .replace("[edge, node]", "[edge]")
+                .replace("services:", "node_health: off\nservices:")
                 .replace("eth0", "eth1"),
         );
         let steps = names(&plan(&installed(&node), &edge));

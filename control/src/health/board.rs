@@ -19,6 +19,8 @@ pub struct Rule {
     /// Whether the first result after the target or its check is new decides alone: nothing is
     /// known yet that it could contradict.
     pub first_decides: bool,
+    /// How long a target that has never passed its check may be starting: [`Start::may_be_starting`].
+    pub starting: Duration,
 }
 
 /// All targets of one kind. `K` names a target, `C` says how it is checked.
@@ -37,8 +39,12 @@ pub struct Target<C> {
     check: C,
     rule: Rule,
     healthy: bool,
-    /// Whether a result has come since the target or its check was new.
+    /// Since when the target is checked in this way.
+    begun: Instant,
+    /// Whether a result has come since then.
     decided: bool,
+    /// Whether a check has succeeded since then.
+    has_passed: bool,
     /// Results in a row that contradict `healthy`.
     against: u32,
     since: Instant,
@@ -59,6 +65,8 @@ pub struct Start<K, C> {
     pub key: K,
     /// How it is checked.
     pub check: C,
+    /// Whether the target has not passed this check yet, but may be about to: a failure need not mean much.
+    pub may_be_starting: bool,
     /// Tells this check from others of the same target; for [`Board::finish`].
     pub ticket: u64,
 }
@@ -118,6 +126,7 @@ impl<C> Target<C> {
             self.since = now;
         }
         self.decided = true;
+        self.has_passed |= succeeded;
         match outcome {
             Err(failure) => self.failure = Some(failure),
             // While it rises, the reason why it does not serve is still the last failure.
@@ -140,7 +149,7 @@ impl<K: Ord + Clone, C: Clone + PartialEq> Board<K, C> {
     }
 
     /// Makes these the targets. Those that stay keep what is known of them; where only the check
-    /// changed, the next result decides and is asked for at once, as for a new target.
+    /// changed, it is made at once, and its results count as those of a new target.
     pub fn set_targets(&mut self, now: Instant, wanted: BTreeMap<K, (C, Rule)>) {
         let mut before = std::mem::take(&mut self.targets);
         for (key, (check, rule)) in wanted {
@@ -149,7 +158,9 @@ impl<K: Ord + Clone, C: Clone + PartialEq> Board<K, C> {
                 Some(other) => Target {
                     check,
                     rule,
+                    begun: now,
                     decided: false,
+                    has_passed: false,
                     against: 0,
                     phase: Phase::Waiting { until: now },
                     ..other
@@ -158,7 +169,9 @@ impl<K: Ord + Clone, C: Clone + PartialEq> Board<K, C> {
                     check,
                     rule,
                     healthy: true,
+                    begun: now,
                     decided: false,
+                    has_passed: false,
                     against: 0,
                     since: now,
                     failure: None,
@@ -190,6 +203,7 @@ impl<K: Ord + Clone, C: Clone + PartialEq> Board<K, C> {
         };
         Some(Start {
             check: target.check.clone(),
+            may_be_starting: !target.has_passed && now < target.begun + target.rule.starting,
             ticket: self.tickets,
             key,
         })
@@ -200,15 +214,15 @@ impl<K: Ord + Clone, C: Clone + PartialEq> Board<K, C> {
         self.due.first().map(|(at, _)| *at)
     }
 
-    /// Takes the result of a check; true if the target turned healthy or unhealthy by it.
+    /// Takes the result of a check, none if it says nothing; true if the target turned healthy or unhealthy by it.
     ///
-    /// The result of a target that is gone or is checked otherwise by now says nothing.
+    /// The result of a target that is gone or is checked otherwise by now says nothing either.
     pub fn finish(
         &mut self,
         now: Instant,
         key: &K,
         ticket: u64,
-        outcome: Result<(), String>,
+        outcome: Option<Result<(), String>>,
     ) -> bool {
         let Some(target) = self.targets.get_mut(key) else {
             return false;
@@ -223,7 +237,7 @@ impl<K: Ord + Clone, C: Clone + PartialEq> Board<K, C> {
         let until = (started + self.jitter.spread(target.rule.interval)).max(now);
         target.phase = Phase::Waiting { until };
         self.due.insert((until, key.clone()));
-        target.count(now, outcome)
+        outcome.is_some_and(|outcome| target.count(now, outcome))
     }
 
     /// Returns what is known of a target.

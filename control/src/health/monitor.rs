@@ -162,8 +162,8 @@ impl Monitor {
             && let Some(start) = state.nodes.start(now)
         {
             nodes.spawn(async move {
-                let outcome = echo::echo(start.key, start.check.mark, NodeCheck::TIMEOUT).await;
-                Done::new(start, now, outcome.map_err(|error| error.to_string()))
+                let outcome = check_node(&start).await;
+                Done::new(start, now, outcome)
             });
         }
         if nodes.len() < MAX_UNDER_WAY {
@@ -175,7 +175,8 @@ impl Monitor {
             backends.spawn(async move {
                 let BackendCheck { route, check } = &start.check;
                 let outcome = probe(route, check).await;
-                Done::new(start, now, outcome.map_err(|error| error.to_string()))
+                let outcome = outcome.map_err(|error| error.to_string());
+                Done::new(start, now, Some(outcome))
             });
         }
         if backends.len() < MAX_UNDER_WAY {
@@ -198,7 +199,7 @@ impl Monitor {
             .or_insert_with(|| Durations::new(DURATION_BOUNDS))
             .add(now - done.began);
         let member = done.start.key;
-        let failure = done.outcome.clone().err();
+        let failure = done.failure();
         let turned = state
             .backends
             .finish(now, &member, done.start.ticket, done.outcome);
@@ -230,7 +231,7 @@ impl Monitor {
         let durations = durations.or_insert_with(|| Durations::new(DURATION_BOUNDS));
         durations.add(now - done.began);
         let node = done.start.key;
-        let failure = done.outcome.clone().err();
+        let failure = done.failure();
         let turned = state
             .nodes
             .finish(now, &node, done.start.ticket, done.outcome);
@@ -288,17 +289,41 @@ fn failure_of_node(reason: &str) -> String {
 struct Done<K, C> {
     start: Start<K, C>,
     began: Instant,
-    outcome: Result<(), String>,
+    /// None where it says nothing.
+    outcome: Option<Result<(), String>>,
 }
 
 impl<K, C> Done<K, C> {
-    fn new(start: Start<K, C>, began: Instant, outcome: Result<(), String>) -> Self {
+    fn new(start: Start<K, C>, began: Instant, outcome: Option<Result<(), String>>) -> Self {
         Self {
             start,
             began,
             outcome,
         }
     }
+
+    fn failure(&self) -> Option<String> {
+        self.outcome.clone()?.err()
+    }
+}
+
+/// Asks a node for an echo by the way of client packets; none where only its kernel replies, and Guideway there may
+/// be starting.
+async fn check_node(start: &Start<IpAddr, NodeCheck>) -> Option<Result<(), String>> {
+    let (node, mark) = (start.key, start.check.mark);
+    let through = echo::echo(node, mark, NodeCheck::TIMEOUT);
+    let outcome = if mark != 0 && start.may_be_starting {
+        // At once: a node that is dead must not be left out any later.
+        let straight = echo::echo(node, 0, NodeCheck::TIMEOUT);
+        let (through, straight) = tokio::join!(through, straight);
+        if through.is_err() && straight.is_ok() {
+            return None;
+        }
+        through
+    } else {
+        through.await
+    };
+    Some(outcome.map_err(|error| error.to_string()))
 }
 
 type Joined<K, C> = Result<Done<K, C>, tokio::task::JoinError>;

@@ -31,12 +31,17 @@ pub struct NodeCheck {
 
 impl NodeCheck {
     /// An echo every second; three misses in a row and the node is unreachable, one reply and it is not.
+    ///
+    /// Until its first reply through the outer header, five minutes at most, an echo without one will do.
     pub const RULE: Rule = Rule {
         interval: Duration::from_secs(1),
         rise: 1,
         fall: 3,
         // The first packet to a node may wait for its neighbour entry.
         first_decides: false,
+        // A node that starts beside this agent takes no packets of clients yet either, but flows that find
+        // another backend meanwhile would move once it does.
+        starting: Duration::from_secs(300),
     };
     /// How long a reply may take.
     pub const TIMEOUT: Duration = Duration::from_millis(800);

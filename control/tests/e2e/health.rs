@@ -156,6 +156,52 @@ fn when_all_backends_fail_all_serve_and_it_is_said() {
     );
 }
 
+#[test]
+fn node_that_starts_after_the_edge_keeps_its_backends() {
+    let net = Topology::builder().nodes(1).build().unwrap();
+    let (edge, node) = (&net.edges()[0], &net.nodes()[0]);
+    let at_edge = Agent::start(edge, &edge_config(&Service::all(&[Mode::IpipV4]), [node]));
+    // More than count against a node that is known.
+    at_edge.wait_for_answer("echoes go unanswered", &["drops", "--all"], |reasons| {
+        packets(reasons, "probe_sent") > Some(4)
+    });
+    assert_eq!(at_edge.json(&["status"])["health"]["unreachable"], 0);
+    assert_eq!(states(&at_edge.json(&["backends"])), names(&["new"]));
+
+    let _node = Agent::start(node, &node_config([edge]));
+    at_edge.wait_for_answer("the node has replied", &["backends"], |rows| {
+        states(rows) == names(&["healthy"])
+    });
+}
+
+/// No backend is checked, and the kernel of the node replies all the time.
+#[test]
+fn node_that_no_longer_takes_the_outer_header_off_is_left_out() {
+    let net = Topology::builder().nodes(2).build().unwrap();
+    let (edge, nodes, client) = (&net.edges()[0], net.nodes(), &net.clients()[0]);
+    let services = Service::all(&[Mode::IpipV4]);
+    let _echoes: Vec<Echo> = nodes
+        .iter()
+        .map(|node| Echo::start(node, &services))
+        .collect();
+    let agents: Vec<Agent> = nodes
+        .iter()
+        .map(|node| Agent::start(node, &node_config([edge])))
+        .collect();
+    let at_edge = Agent::start(edge, &edge_config(&services, nodes));
+    at_edge.wait_for_answer("the nodes have replied", &["backends"], |rows| {
+        states(rows) == names(&["healthy"])
+    });
+
+    agents[0].write_config(&node_config([&nodes[1]]));
+    at_edge.wait_for_answer("node0 is left out", &["backends"], |rows| {
+        states(rows) == names(&["healthy", "unreachable"])
+    });
+    let flows = Flow::open_many(client, &services, 20);
+    let used: BTreeSet<String> = flows.into_iter().map(|flow| flow.node).collect();
+    assert_eq!(used, names(&["node1"]));
+}
+
 /// Servers listen at the VIPs alone, which only the edge's way to a node leads to.
 #[test]
 fn checks_take_the_way_of_a_clients_packet() {
@@ -209,9 +255,7 @@ fn checks_take_the_way_of_a_clients_packet() {
     }
     let reasons = agent.json(&["drops", "--all"]);
     for reason in ["probe_sent", "probe_answer"] {
-        let mut rows = reasons.as_array().unwrap().iter();
-        let row = rows.find(|row| row["reason"] == reason).unwrap();
-        assert!(row["packets"].as_u64() > Some(0), "{row}");
+        assert!(packets(&reasons, reason) > Some(0), "{reason}: {reasons}");
     }
 
     servers[0].iter().for_each(|server| server.answer(503));
@@ -388,6 +432,18 @@ impl<'net> Cluster<'net> {
             std::io::read_to_string(stream).unwrap()
         })
     }
+}
+
+/// The states of health that backends are in.
+fn states(rows: &Value) -> BTreeSet<String> {
+    let rows = rows.as_array().unwrap().iter();
+    rows.map(|row| row["health"].as_str().unwrap().to_owned())
+        .collect()
+}
+
+fn packets(reasons: &Value, reason: &str) -> Option<u64> {
+    let mut rows = reasons.as_array()?.iter();
+    rows.find(|row| row["reason"] == reason)?["packets"].as_u64()
 }
 
 fn names(names: &[&str]) -> BTreeSet<String> {

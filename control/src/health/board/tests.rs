@@ -6,8 +6,8 @@ const RULE: Rule = Rule {
     rise: 2,
     fall: 3,
     first_decides: true,
+    starting: Duration::ZERO,
 };
-
 #[test]
 fn new_target_serves_and_is_checked_at_once() {
     let (mut board, now) = board(&["a"], RULE);
@@ -36,6 +36,45 @@ fn where_the_first_result_does_not_decide_it_counts_like_any_other() {
     assert!(!check(&mut board, now, Err("x")));
     assert!(!check(&mut board, now, Err("x")));
     assert!(check(&mut board, now, Err("x")));
+}
+
+#[test]
+fn target_may_be_starting_until_it_has_passed_or_for_so_long() {
+    const STARTING: Duration = Duration::from_secs(60);
+    let rule = Rule {
+        first_decides: false,
+        starting: STARTING,
+        ..RULE
+    };
+    let start = Instant::now();
+    let mut board = Board::new(1);
+    board.set_targets(start, wanted(&["a"], "/old", rule));
+    let next = |board: &mut Board<_, _>, now, outcome: Option<Result<(), String>>| {
+        let begun = board.start(now).unwrap();
+        board.finish(now, &begun.key, begun.ticket, outcome);
+        begun.may_be_starting
+    };
+    let failure = || Some(Err("x".to_owned()));
+    assert!(next(&mut board, start, failure()));
+    let late = start + STARTING;
+    assert!(next(&mut board, late - INTERVAL, failure()));
+    assert!(!next(&mut board, late + INTERVAL, failure()));
+
+    // So again where the check is new, until it is passed.
+    let later = late + 3 * INTERVAL;
+    board.set_targets(later, wanted(&["a"], "/new", rule));
+    assert!(next(&mut board, later, Some(Ok(()))));
+    assert!(!next(&mut board, later + 2 * INTERVAL, failure()));
+}
+
+#[test]
+fn check_that_says_nothing_changes_nothing() {
+    let (mut board, now) = board(&["a"], RULE);
+    let start = board.start(now).unwrap();
+    assert!(!board.finish(now, &start.key, start.ticket, None));
+    let target = board.get(&"a").unwrap();
+    assert!(target.is_healthy() && !target.is_decided());
+    assert!(board.next_due() > Some(now));
 }
 
 #[test]
@@ -106,7 +145,7 @@ fn next_check_comes_an_interval_after_the_last_began_within_a_tenth() {
         assert_eq!(board.start(now), None);
         assert_eq!(board.next_due(), None);
         let took = Duration::from_millis(30);
-        board.finish(now + took, &start.key, start.ticket, Ok(()));
+        board.finish(now + took, &start.key, start.ticket, Some(Ok(())));
         let next = board.next_due().unwrap();
         assert_eq!(board.start(next - Duration::from_nanos(1)), None);
         pauses.push(next - now);
@@ -130,7 +169,7 @@ fn check_that_took_longer_than_the_interval_is_followed_at_once_and_not_made_up_
     let (mut board, now) = board(&["a"], RULE);
     let start = board.start(now).unwrap();
     let late = now + 4 * INTERVAL;
-    board.finish(late, &start.key, start.ticket, Ok(()));
+    board.finish(late, &start.key, start.ticket, Some(Ok(())));
     assert_eq!(board.next_due(), Some(late));
     assert!(board.start(late).is_some());
     assert!(board.start(late).is_none());
@@ -144,7 +183,7 @@ fn targets_that_became_due_together_drift_apart() {
     let mut board = Board::new(7);
     board.set_targets(now, wanted(&names, (), RULE));
     while let Some(start) = board.start(now) {
-        board.finish(now, &start.key, start.ticket, Ok(()));
+        board.finish(now, &start.key, start.ticket, Some(Ok(())));
     }
     // All were checked at once; the next round takes a fifth of the interval.
     let tenths: BTreeSet<u128> = board
@@ -197,7 +236,7 @@ fn check_under_way_counts_after_a_change_of_the_others() {
     let (mut board, now) = board(&["a"], RULE);
     let start = board.start(now).unwrap();
     board.set_targets(now, wanted(&["a", "b"], (), RULE));
-    assert!(board.finish(now, &"a", start.ticket, Err("x".to_owned())));
+    assert!(board.finish(now, &"a", start.ticket, Some(Err("x".to_owned()))));
 }
 
 #[test]
@@ -206,7 +245,7 @@ fn changed_check_keeps_the_verdict_and_lets_the_next_result_decide() {
     let mut board = Board::new(1);
     board.set_targets(now, wanted(&["a"], "/old", RULE));
     let start = board.start(now).unwrap();
-    board.finish(now, &"a", start.ticket, Err("HTTP 404".to_owned()));
+    board.finish(now, &"a", start.ticket, Some(Err("HTTP 404".to_owned())));
     let stale = {
         let due = board.next_due().unwrap();
         board.start(due).unwrap()
@@ -214,10 +253,10 @@ fn changed_check_keeps_the_verdict_and_lets_the_next_result_decide() {
     board.set_targets(now, wanted(&["a"], "/new", RULE));
     assert!(!board.get(&"a").unwrap().is_healthy());
     // What the old check found out by now is of no interest.
-    assert!(!board.finish(now, &"a", stale.ticket, Ok(())));
+    assert!(!board.finish(now, &"a", stale.ticket, Some(Ok(()))));
     let start = board.start(now).unwrap();
     assert_eq!(start.check, "/new");
-    assert!(board.finish(now, &"a", start.ticket, Ok(())));
+    assert!(board.finish(now, &"a", start.ticket, Some(Ok(()))));
     assert!(board.get(&"a").unwrap().is_healthy());
 }
 
@@ -226,11 +265,11 @@ fn result_of_a_target_that_is_gone_is_ignored() {
     let (mut board, now) = board(&["a"], RULE);
     let start = board.start(now).unwrap();
     board.set_targets(now, BTreeMap::new());
-    assert!(!board.finish(now, &"a", start.ticket, Ok(())));
+    assert!(!board.finish(now, &"a", start.ticket, Some(Ok(()))));
     assert_eq!(board.next_due(), None);
     // One of the same name is another target.
     board.set_targets(now, wanted(&["a"], (), RULE));
-    assert!(!board.finish(now, &"a", start.ticket, Err("x".to_owned())));
+    assert!(!board.finish(now, &"a", start.ticket, Some(Err("x".to_owned()))));
     assert!(board.get(&"a").unwrap().is_healthy());
 }
 
@@ -252,9 +291,10 @@ fn every_target_is_waiting_or_under_check_whatever_happens() {
             1 => under_way.extend(board.start(now)),
             _ => {
                 if let Some(start) = under_way.pop() {
-                    let outcome = match random.next() % 2 {
-                        0 => Ok(()),
-                        _ => Err("x".to_owned()),
+                    let outcome = match random.next() % 3 {
+                        0 => None,
+                        1 => Some(Ok(())),
+                        _ => Some(Err("x".to_owned())),
                     };
                     board.finish(now, &start.key, start.ticket, outcome);
                 }
@@ -286,5 +326,10 @@ fn wanted<'n, C: Copy>(names: &[&'n str], check: C, rule: Rule) -> BTreeMap<&'n 
 fn check(board: &mut Board<&'static str, ()>, at: Instant, outcome: Result<(), &str>) -> bool {
     let due = board.next_due().unwrap();
     let start = board.start(due).unwrap();
-    board.finish(at, &start.key, start.ticket, outcome.map_err(str::to_owned))
+    board.finish(
+        at,
+        &start.key,
+        start.ticket,
+        Some(outcome.map_err(str::to_owned)),
+    )
 }

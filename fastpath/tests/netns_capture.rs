@@ -5,6 +5,9 @@
     reason = "a panic at the place is how a test fails"
 )]
 
+#[path = "support/next_hops.rs"]
+mod next_hops;
+
 use std::{
     net::{IpAddr, SocketAddr, UdpSocket},
     sync::atomic::{AtomicU32, Ordering},
@@ -18,13 +21,13 @@ use fastpath::{
         action, clear_away,
     },
     load::{Loaded, Loader},
-    nexthop::{Resolution, Resolver, Tracker},
     pins::Pins,
     tables::{
         BackendSpec, ForwardMode, NatSettings, Protocol, ServiceKey, ServiceSpec, Settings, Tables,
     },
 };
 use lab::{Machine, Topology, vip_v4, wait_until};
+use next_hops::resolve;
 use xdp_prog::{
     abi::{AddressKey, map},
     reason::{PassReason, ReplyReason},
@@ -353,19 +356,4 @@ impl Drop for Edge<'_> {
             self.pins.remove_all().unwrap();
         });
     }
-}
-
-fn resolve(tables: &mut Tables, targets: &[IpAddr]) {
-    let mut resolver = Resolver::new().unwrap();
-    let mut tracker = Tracker::default();
-    tracker.set_targets(targets.iter().copied());
-    wait_until("all next hops are resolved", TIMEOUT, || {
-        for (target, way) in tracker.refresh(&mut resolver).unwrap().changes {
-            tables.set_next_hop(target, way).unwrap();
-        }
-        tracker
-            .answers()
-            .all(|(_, way)| matches!(way, Some(Resolution::Resolved(_))))
-    })
-    .unwrap();
 }

@@ -12,6 +12,8 @@
 
 #[path = "netns_egress/capture.rs"]
 mod capture;
+#[path = "support/next_hops.rs"]
+mod next_hops;
 
 use std::{
     collections::BTreeSet,
@@ -25,10 +27,11 @@ use capture::{Capture, Segment};
 use fastpath::{
     attach::{EgressHook, Options},
     load::{Loaded, Loader},
-    nexthop::{Resolution, Resolver, Tracker},
+    nexthop::Resolution,
     tables::{Addresses, BackendSpec, Protocol, ServiceKey, ServiceSpec, Settings, Tables},
 };
-use lab::{Machine, Offload, Topology, output, vip_v4, vip_v6, wait_until};
+use lab::{Machine, Offload, Topology, output, vip_v4, vip_v6};
+use next_hops::resolve;
 use xdp_prog::abi::map;
 
 const PORT: u16 = 80;
@@ -308,7 +311,9 @@ impl World {
             .set_trusted_edges(&edges.map(Into::into).into())
             .unwrap();
 
-        edge.resolve(edge_machine, &[node_machine.v4()]);
+        edge_machine
+            .namespace()
+            .run(|| resolve(&mut edge.tables, &[node_machine.v4()]));
         node.tables
             .set_next_hop(node_machine.v4(), Resolution::Local)
             .unwrap();
@@ -428,23 +433,5 @@ impl Dataplane {
             };
             self.tables.put_service(key, &spec).unwrap();
         }
-    }
-
-    fn resolve(&mut self, machine: &Machine, targets: &[IpAddr]) {
-        let tables = &mut self.tables;
-        machine.namespace().run(|| {
-            let mut resolver = Resolver::new().unwrap();
-            let mut tracker = Tracker::default();
-            tracker.set_targets(targets.iter().copied());
-            wait_until("all next hops are resolved", TIMEOUT, || {
-                for (target, way) in tracker.refresh(&mut resolver).unwrap().changes {
-                    tables.set_next_hop(target, way).unwrap();
-                }
-                tracker
-                    .answers()
-                    .all(|(_, way)| matches!(way, Some(Resolution::Resolved(_))))
-            })
-            .unwrap();
-        });
     }
 }

@@ -7,6 +7,9 @@
     reason = "a panic at the place is how a test fails"
 )]
 
+#[path = "support/next_hops.rs"]
+mod next_hops;
+
 use std::{
     collections::BTreeSet,
     io::{Read, Write},
@@ -17,13 +20,13 @@ use std::{
 use fastpath::{
     attach::Options,
     load::{Loaded, Loader},
-    nexthop::{Resolution, Resolver, Tracker},
     tables::{
         Addresses, BackendSpec, Counters, ForwardMode, Protocol, ServiceKey, ServiceSpec, Settings,
         Tables,
     },
 };
 use lab::{Machine, Topology, vip_v4, vip_v6, wait_until};
+use next_hops::resolve;
 use xdp_prog::abi::map;
 
 const PORT: u16 = 7000;
@@ -150,7 +153,8 @@ fn l2dsr_never_goes_through_a_router() {
     for resolved in [true, false] {
         let mut edge = Dataplane::start(edge_machine);
         if resolved {
-            edge.resolve(&[node]);
+            let tables = &mut edge.tables;
+            edge.machine.namespace().run(|| resolve(tables, &[node]));
         } else {
             edge_machine.namespace().run(|| meet(&node));
         }
@@ -347,7 +351,8 @@ impl<'lab> Dataplane<'lab> {
     }
 
     fn serve(&mut self, vip: IpAddr, mode: ForwardMode, nodes: &[IpAddr]) {
-        self.resolve(nodes);
+        let tables = &mut self.tables;
+        self.machine.namespace().run(|| resolve(tables, nodes));
         self.put(vip, mode, nodes);
     }
 
@@ -366,24 +371,6 @@ impl<'lab> Dataplane<'lab> {
             };
             self.tables.put_service(key, &spec).unwrap();
         }
-    }
-
-    fn resolve(&mut self, targets: &[IpAddr]) {
-        let tables = &mut self.tables;
-        self.machine.namespace().run(|| {
-            let mut resolver = Resolver::new().unwrap();
-            let mut tracker = Tracker::default();
-            tracker.set_targets(targets.iter().copied());
-            wait_until("all next hops are resolved", TIMEOUT, || {
-                for (target, way) in tracker.refresh(&mut resolver).unwrap().changes {
-                    tables.set_next_hop(target, way).unwrap();
-                }
-                tracker
-                    .answers()
-                    .all(|(_, way)| matches!(way, Some(Resolution::Resolved(_))))
-            })
-            .unwrap();
-        });
     }
 
     fn counters(&self) -> Counters {

@@ -8,6 +8,9 @@
     reason = "a panic at the place is how a test fails"
 )]
 
+#[path = "support/next_hops.rs"]
+mod next_hops;
+
 use std::{
     io::{ErrorKind, Read, Write},
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket},
@@ -17,13 +20,13 @@ use std::{
 use fastpath::{
     attach::Options,
     load::{Loaded, Loader},
-    nexthop::{Resolution, Resolver, Tracker},
     tables::{
         Addresses, BackendSpec, ForwardMode, NatSettings, Protocol, ServiceKey, ServiceSpec,
         Settings, Tables,
     },
 };
-use lab::{Machine, Topology, vip_v4, vip_v6, wait_until};
+use lab::{Machine, Topology, vip_v4, vip_v6};
+use next_hops::resolve;
 use xdp_prog::abi::map;
 
 /// What clients talk to, and what the machines listen on.
@@ -317,19 +320,4 @@ impl Drop for Edge<'_> {
         let loaded = self.loaded.take();
         self.machine.namespace().run(|| drop(loaded));
     }
-}
-
-fn resolve(tables: &mut Tables, targets: &[IpAddr]) {
-    let mut resolver = Resolver::new().unwrap();
-    let mut tracker = Tracker::default();
-    tracker.set_targets(targets.iter().copied());
-    wait_until("all next hops are resolved", TIMEOUT, || {
-        for (target, way) in tracker.refresh(&mut resolver).unwrap().changes {
-            tables.set_next_hop(target, way).unwrap();
-        }
-        tracker
-            .answers()
-            .all(|(_, way)| matches!(way, Some(Resolution::Resolved(_))))
-    })
-    .unwrap();
 }

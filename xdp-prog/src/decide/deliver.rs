@@ -280,7 +280,7 @@ pub fn remember<F: Frame, T: Tables + Flows + Hairpins>(
         return Ok(SeenAs::Client);
     }
     let mut seen_as = SeenAs::Client;
-    if is_here(tables, deliver, &client) {
+    if is_here(tables, &client, &deliver.backend.pod) {
         seen_as = SeenAs::Destination;
         key = deliver.key(address);
         flow.add_state(FLOW_HAIRPIN);
@@ -306,10 +306,34 @@ pub fn remember<F: Frame, T: Tables + Flows + Hairpins>(
     }
 }
 
+/// Tells whom a pod takes for the client of a flow that has been delivered to it.
+#[inline(always)]
+pub(super) fn seen_as<A: Ip, T: Tables + Hairpins>(
+    tables: &T,
+    flow: &FlowKey<A>,
+    pod: &Backend,
+) -> SeenAs {
+    let client = flow.source.key();
+    if !is_here(tables, &client, &pod.pod) {
+        return SeenAs::Client;
+    }
+    let key = Tuple::new(
+        flow.destination.key(),
+        pod.pod,
+        flow.source_port,
+        pod.port,
+        flow.protocol,
+    );
+    match tables.hairpin(&key) {
+        Some(hidden) if hidden.words() == client.words() => SeenAs::Destination,
+        _ => SeenAs::Client,
+    }
+}
+
 /// Tells whether the client is the chosen pod, or this machine.
 #[inline(always)]
-fn is_here<T: Tables>(tables: &T, deliver: &Deliver<'_>, client: &AddressKey) -> bool {
-    client.words() == deliver.backend.pod.words()
+fn is_here<T: Tables>(tables: &T, client: &AddressKey, pod: &AddressKey) -> bool {
+    client.words() == pod.words()
         || tables.address_flags(client) & (ADDRESS_LOCAL | ADDRESS_NODE_PORT) != 0
 }
 

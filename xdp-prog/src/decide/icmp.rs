@@ -7,7 +7,10 @@
 //! recognises its own packet. The rest is the stack's.
 
 use super::{
-    Action, Decap, Family, Ip, Stage, Tables, Verdict, World, answer::Answer, balance, carry_out,
+    Action, Decap, Family, Ip, Stage, Tables, Verdict, World,
+    answer::Answer,
+    balance, carry_out,
+    deliver::{self, SeenAs},
     neighbour, receive,
 };
 use crate::{
@@ -51,6 +54,8 @@ pub struct DeliverError<'t> {
     pub protocol: u8,
     /// Whether the quote reaches as far as its transport checksum.
     pub has_checksum: bool,
+    /// Whom the pod has sent the quoted packet to.
+    pub seen_as: SeenAs,
 }
 
 /// Decides what is to be done with a bare ICMP message.
@@ -327,7 +332,7 @@ const fn malformed<'t>(is_vip: bool) -> Verdict<'t> {
 }
 
 #[inline(always)]
-fn sort_local<'t, F: Frame, A: Messages, T: Tables>(
+fn sort_local<'t, F: Frame, A: Messages, T: World>(
     frame: &F,
     tables: &'t T,
     packet: &Packet<A>,
@@ -370,6 +375,7 @@ fn sort_local<'t, F: Frame, A: Messages, T: Tables>(
             quoted_l4: quote.l4,
             protocol: quote.flow.protocol,
             has_checksum: has_checksum(packet, &quote),
+            seen_as: deliver::seen_as(tables, &quote.flow, choice.backend),
         }),
         _ => Err(Verdict::Drop(DropReason::UnknownPod)),
     }

@@ -1,10 +1,14 @@
 //! An ICMP error about a flow of a pod of this machine: its destination and its quote are translated as
 //! the pod's replies are, the other way round.
+//!
+//! A client that the pod does not see ([`crate::decide::deliver`]) has the address that it talks to in its
+//! place, as the quote's destination. So has the error itself, whoever sent it: it is
+//! this machine or the pod, and the stack takes no packet from an address of its own.
 
 use super::{decap, view_mut};
 use crate::{
     csum::{self, Sum},
-    decide::{Family, icmp::DeliverError},
+    decide::{Family, deliver::SeenAs, icmp::DeliverError},
     frame::FrameMut,
     reason::DropReason,
     wire::{
@@ -51,15 +55,17 @@ fn translate_v4<F: FrameMut>(
     let new = u32::from_be_bytes([a, b, c, d]);
 
     let header = view_mut::<Ipv4, _>(frame, deliver.place.inner_l3)?;
-    let old = u32::from_be_bytes(header.destination());
-    let [e, f, g, h] = header.source();
+    let (source, gone) = stay(deliver.seen_as, header.source(), header.destination());
+    let [e, f, g, h] = source;
     header.addresses = [e, f, g, h, a, b, c, d];
     let check = u16::from_be_bytes(header.checksum);
-    header.checksum = csum::update(check, Sum::ZERO.replace_u32(old, new)).to_be_bytes();
+    let difference = Sum::ZERO.replace_u32(u32::from_be_bytes(gone), new);
+    header.checksum = csum::update(check, difference).to_be_bytes();
 
     let quoted = view_mut::<Ipv4, _>(frame, deliver.quoted_l3)?;
-    let difference = Sum::ZERO.replace_u32(old, new);
-    let [e, f, g, h] = quoted.destination();
+    let (destination, gone) = stay(deliver.seen_as, quoted.destination(), quoted.source());
+    let difference = Sum::ZERO.replace_u32(u32::from_be_bytes(gone), new);
+    let [e, f, g, h] = destination;
     quoted.addresses = [a, b, c, d, e, f, g, h];
     let check = u16::from_be_bytes(quoted.checksum);
     let new_check = csum::update(check, difference);
@@ -74,11 +80,39 @@ fn translate_v6<F: FrameMut>(
 ) -> Result<(Sum, Sum), DropReason> {
     let new = deliver.backend.pod.octets();
     let header = view_mut::<Ipv6, _>(frame, deliver.place.inner_l3)?;
-    let difference = Sum::ZERO.replace_array(&header.destination, &new);
+    let pseudo_header = match deliver.seen_as {
+        SeenAs::Client => Sum::ZERO.replace_array(&header.destination, &new),
+        SeenAs::Destination => {
+            let difference = Sum::ZERO.replace_array(&header.source, &new);
+            header.source = header.destination;
+            difference
+        }
+    };
     header.destination = new;
-    view_mut::<Ipv6, _>(frame, deliver.quoted_l3)?.source = new;
-    // Once in the pseudo-header, once in the quote.
-    Ok((difference, difference.add_sum(difference)))
+
+    let quoted = view_mut::<Ipv6, _>(frame, deliver.quoted_l3)?;
+    let difference = match deliver.seen_as {
+        SeenAs::Client => Sum::ZERO.replace_array(&quoted.source, &new),
+        SeenAs::Destination => {
+            let difference = Sum::ZERO.replace_array(&quoted.destination, &new);
+            quoted.destination = quoted.source;
+            difference
+        }
+    };
+    quoted.source = new;
+    Ok((difference, difference.add_sum(pseudo_header)))
+}
+
+/// Of the client's end and the one that becomes the pod's: the address that takes the client's end, and the one
+/// that is gone then.
+///
+/// An address that moves from one end to the other stays within the sum.
+#[inline(always)]
+fn stay(seen_as: SeenAs, client: [u8; 4], talks_to: [u8; 4]) -> ([u8; 4], [u8; 4]) {
+    match seen_as {
+        SeenAs::Client => (client, talks_to),
+        SeenAs::Destination => (talks_to, client),
+    }
 }
 
 /// Translates the quoted port and checksum and returns the difference to the ICMP message.

@@ -10,6 +10,7 @@ mod decap;
 mod extensions;
 mod forward;
 mod fragments;
+mod hairpin_errors;
 mod icmp;
 mod lengths;
 mod link;
@@ -107,6 +108,7 @@ pub(crate) fn all() -> Vec<Case> {
         answers::cases,
         icmp::cases,
         shared::cases,
+        hairpin_errors::cases,
     ] {
         cases.extend(subject());
     }

@@ -130,7 +130,7 @@ fn from_edge(inner: &Packet, tag: u16) -> Vec<u8> {
     IN.carry(&inner.within(PEER_V4, EDGE_V4).tag(tag))
 }
 
-fn case_here(name: impl Into<String>, input: Vec<u8>) -> super::Draft {
+pub(super) fn case_here(name: impl Into<String>, input: Vec<u8>) -> super::Draft {
     case(name, input).with(node)
 }
 
@@ -179,9 +179,9 @@ fn tags_at_the_edge() -> Vec<Case> {
 }
 
 /// Makes a packet of a client to this end.
-type Make = fn(End, End, &[u8]) -> Packet;
+pub(super) type Make = fn(End, End, &[u8]) -> Packet;
 
-const KINDS: [(&str, (Way, End), Make); 6] = [
+pub(super) const KINDS: [(&str, (Way, End), Make); 6] = [
     ("v4_tcp", PODS_V4_TCP, Packet::tcp),
     ("v4_udp", PODS_V4_UDP, Packet::udp),
     ("v4_sctp", PODS_V4_SCTP, Packet::sctp),
@@ -191,7 +191,7 @@ const KINDS: [(&str, (Way, End), Make); 6] = [
 ];
 
 /// Tag and backend of both pods of a family.
-fn pods_like(vip: IpAddr) -> [(IpAddr, u16, u32); 2] {
+pub(super) fn pods_like(vip: IpAddr) -> [(IpAddr, u16, u32); 2] {
     match vip {
         IpAddr::V4(_) => [
             (POD_V4, TAG_V4, HERE_V4),

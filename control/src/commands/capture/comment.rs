@@ -177,8 +177,9 @@ impl Names {
         let mut pods = here
             .filter_map(|backend| backend.pod)
             .filter(|pod| outer.names_pod(pod.ip()));
-        match (pods.next(), pods.next()) {
-            (Some(pod), None) => format!("{pod} on {node}"),
+        // A NodePort's pods are listed for the machine's own addresses and for those of others.
+        match pods.next() {
+            Some(pod) if pods.all(|other| other == pod) => format!("{pod} on {node}"),
             _ => node.to_string(),
         }
     }

@@ -1,8 +1,9 @@
 //! `guideway capture`, read by tshark.
 
-use std::{path::Path, process::Command};
+use std::{net::SocketAddr, path::Path, process::Command};
 
 use lab::{Machine, Namespace, Process, Signal, Topology, output, wait_for};
+use serde_json::Value;
 
 use crate::support::{
     Agent, Cluster, Echo, Flow, Mode, PodService, Protocol, Service, TIMEOUT, edge_config,
@@ -175,6 +176,104 @@ fn pods_are_named_at_the_edge_and_at_the_node() {
             let comment = format!("{side}: pass delivered, {named}");
             assert!(at_nodes.contains(&comment), "{comment} not in {at_nodes:?}");
         }
+
+        // A frame that the edge would send, given to the node's agent.
+        let (service, from) = (service.to_string(), flow.client.to_string());
+        let at_edge = ["trace", "--service", &service, "--from", &from];
+        let sent = cluster.edge.json(&at_edge)["after"].clone();
+        let agents = cluster.nodes.iter();
+        let agent = agents.clone().find(|one| one.machine().v4() == node.v4());
+        let trace = agent
+            .unwrap()
+            .json(&["trace", "--hex", sent.as_str().unwrap()]);
+        assert_eq!(trace["action"], "pass", "{trace}");
+        assert_eq!(trace["reason"], "delivered", "{trace}");
+        assert!(steps(&trace).contains(&"pod"), "{trace}");
+        // The other node leaves what is not addressed to it to its stack.
+        let other = agents.clone().find(|one| one.machine().v4() != node.v4());
+        let trace = other
+            .unwrap()
+            .json(&["trace", "--hex", sent.as_str().unwrap()]);
+        assert_eq!(trace["reason"], "encap_not_ours", "{trace}");
+    }
+}
+
+/// The names of a trace's steps.
+fn steps(trace: &Value) -> Vec<&str> {
+    let steps = trace["steps"].as_array().unwrap().iter();
+    steps.map(|step| step["name"].as_str().unwrap()).collect()
+}
+
+#[test]
+fn node_ports_and_refusals_are_named() {
+    const NODE_PORT: u16 = 30_080;
+    let net = Topology::builder().pods(1).build().unwrap();
+    let client = &net.clients()[0];
+    let [served, empty] = [Mode::IpipV4, Mode::IpipV6].map(|mode| {
+        let all = Service::all(&[Mode::IpipV4, Mode::IpipV6]).into_iter();
+        let mut all = all.filter(|one| one.mode == mode && one.address.is_ipv4());
+        all.find(|one| one.protocol == Protocol::Udp).unwrap()
+    });
+    let services = [
+        PodService {
+            node_port: Some(NODE_PORT),
+            ..PodService::over_all(served)
+        },
+        PodService {
+            only: Some(client),
+            ..PodService::over_all(empty)
+        },
+    ];
+    let _echoes = serve_on_pods(&net, &services);
+    let cluster = Cluster::start(&net, &services);
+    let comments = |mut capture: Capture<'_>| {
+        capture.end();
+        capture.packets("udp", &["frame.comment"])
+    };
+
+    let node = &cluster.nodes[0];
+    let node_port = Service {
+        address: (node.machine().v4(), NODE_PORT).into(),
+        ..served
+    };
+    let capture = Capture::start(node, &["host", &client.v4().to_string(), "udp"]);
+    let flows = Flow::open_many(client, &[node_port], 16);
+    let said = comments(capture);
+    for flow in flows {
+        let pod = net.pods().find(|pod| pod.label() == flow.node).unwrap();
+        let node = net.nodes().iter().find(|node| {
+            let pods = node.pods().iter();
+            pods.map(Machine::label).any(|label| label == flow.node)
+        });
+        let (pod, node) = (pod.v4(), node.unwrap().v4());
+        let named = if node == node_port.address.ip() {
+            format!("pass delivered, service s0 {node_port}, backend {pod}:8080")
+        } else {
+            format!("forward (ipip), service s0 {node_port}, backend {pod}:8080 on {node}")
+        };
+        for side in ["before", "after"] {
+            let comment = format!("{side}: {named}");
+            assert!(said.contains(&comment), "{comment} not in {said:?}");
+        }
+    }
+
+    let capture = Capture::start(&cluster.edge, &["service", &empty.to_string()]);
+    Flow::open(client, &empty).unwrap_err();
+    let said = comments(capture);
+    for side in ["before", "after"] {
+        let named = format!("{side}: reply port_unreachable, service {empty}");
+        assert!(said.contains(&named), "{named} not in {said:?}");
+    }
+    let (service, from) = (
+        empty.to_string(),
+        SocketAddr::new(client.v4(), 1).to_string(),
+    );
+    for command in ["which", "trace"] {
+        let told = cluster
+            .edge
+            .json(&[command, "--service", &service, "--from", &from]);
+        assert_eq!(told["action"], "reply", "{told}");
+        assert_eq!(told["reason"], "port_unreachable", "{told}");
     }
 }
 

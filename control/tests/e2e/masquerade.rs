@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeSet,
     io::{self, Read, Write},
-    net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket},
     ops::RangeInclusive,
     sync::{
         Mutex,
@@ -20,8 +20,6 @@ use crate::support::{Cluster, Flow, Mode, PodService, Protocol, Service, serve_o
 const NODE_PORTS: RangeInclusive<u16> = 30_000..=32_767;
 /// Ports of the server outside; with one, a node would run out of NodePorts to masquerade with.
 const OUTSIDE_PORTS: RangeInclusive<u16> = 7001..=7004;
-const TCP_CONNECTIONS: usize = 8000;
-const UDP_FLOWS: usize = 2000;
 const WORKERS: usize = 8;
 const PATIENCE: Duration = Duration::from_secs(8);
 
@@ -33,7 +31,37 @@ const INTO_NODE_PORTS: &str = "table ip into_node_ports {
       masquerade to :30000-32767 fully-random
   }
 }
+table ip6 into_node_ports {
+  chain postrouting {
+    type nat hook postrouting priority srcnat - 1;
+    ip6 saddr fd00:2::/96 ip6 daddr != fd00:2::/96 meta l4proto { tcp, udp } \\
+      masquerade to :30000-30255 fully-random
+  }
+}
 ";
+
+/// The flows of a family, and the NodePorts that they are masqueraded with.
+struct Load {
+    unspecified: IpAddr,
+    node_ports: RangeInclusive<u16>,
+    tcp: usize,
+    udp: usize,
+}
+
+const LOADS: [Load; 2] = [
+    Load {
+        unspecified: IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+        node_ports: NODE_PORTS,
+        tcp: 8000,
+        udp: 2000,
+    },
+    Load {
+        unspecified: IpAddr::V6(Ipv6Addr::UNSPECIFIED),
+        node_ports: 30_000..=30_255,
+        tcp: 800,
+        udp: 200,
+    },
+];
 
 /// Servers outside that answer each flow with the port that they see.
 struct Outside {
@@ -89,20 +117,20 @@ fn ask_by_udp(from: IpAddr, to: SocketAddr, question: [u8; 4]) -> io::Result<boo
 }
 
 /// Asks from a pod until `next` has reached the number of all flows; returns what failed.
-fn ask(pod: &Machine, outside: IpAddr, next: &AtomicUsize) -> Vec<String> {
+fn ask(pod: &Machine, outside: IpAddr, load: &Load, next: &AtomicUsize) -> Vec<String> {
     let ports: Vec<u16> = OUTSIDE_PORTS.collect();
     let mut failed = Vec::new();
     loop {
         let number = next.fetch_add(1, Ordering::Relaxed);
-        if number >= TCP_CONNECTIONS + UDP_FLOWS {
+        if number >= load.tcp + load.udp {
             return failed;
         }
         let to = SocketAddr::new(outside, ports[number % ports.len()]);
         let question = u32::try_from(number).unwrap().to_be_bytes();
-        let answered = if number < TCP_CONNECTIONS {
+        let answered = if number < load.tcp {
             ask_by_tcp(to, question)
         } else {
-            ask_by_udp(pod.v4(), to, question)
+            ask_by_udp(pod.address_like(outside), to, question)
         };
         match answered {
             Ok(true) => {}
@@ -119,53 +147,62 @@ fn masqueraded_flows_survive_when_every_node_port_is_in_use() {
     for node in net.nodes() {
         node.namespace().nft(INTO_NODE_PORTS).unwrap();
     }
-    let services: Vec<PodService<'_>> = NODE_PORTS
-        .flat_map(|port| {
-            [Protocol::Tcp, Protocol::Udp].map(|protocol| PodService {
-                node_port: Some(port),
-                ..PodService::over_all(Service {
-                    address: SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), port),
-                    protocol,
-                    mode: Mode::IpipV4,
-                })
+    let of_port = |address, port| {
+        [Protocol::Tcp, Protocol::Udp].map(|protocol| PodService {
+            node_port: Some(port),
+            ..PodService::over_all(Service {
+                address: SocketAddr::new(address, port),
+                protocol,
+                mode: Mode::IpipV4,
             })
+        })
+    };
+    let services: Vec<PodService<'_>> = LOADS
+        .iter()
+        .flat_map(|load| {
+            let (ports, address) = (load.node_ports.clone(), load.unspecified);
+            ports.flat_map(move |port| of_port(address, port))
         })
         .collect();
     let _echoes = serve_on_pods(&net, &services);
     let _cluster = Cluster::start(&net, &services);
 
-    let outside = Outside {
-        address: client.v4(),
-        seen: Mutex::default(),
-        stop: AtomicBool::new(false),
-    };
-    let failed = flows_to(&net, client, &outside);
-    assert!(
-        failed.is_empty(),
-        "{} failed: {:?}",
-        failed.len(),
-        failed.first()
-    );
-    let seen = outside.seen.lock().unwrap();
-    assert!(seen.iter().all(|port| NODE_PORTS.contains(port)));
-    assert!(seen.len() > 2000, "{} NodePorts were used", seen.len());
+    for load in &LOADS {
+        let outside = Outside {
+            address: client.address_like(load.unspecified),
+            seen: Mutex::default(),
+            stop: AtomicBool::new(false),
+        };
+        let failed = flows_to(&net, client, &outside, load);
+        assert!(
+            failed.is_empty(),
+            "{} to {} failed: {:?}",
+            failed.len(),
+            outside.address,
+            failed.first()
+        );
+        let seen = outside.seen.lock().unwrap();
+        let ports = load.node_ports.clone();
+        assert!(seen.iter().all(|port| ports.contains(port)));
+        let most = ports.len() * 3 / 4;
+        assert!(seen.len() > most, "{} NodePorts were used", seen.len());
 
-    // The NodePorts themselves are served meanwhile.
-    for (node, port) in net.nodes().iter().zip([30_000, 32_767]) {
-        for protocol in [Protocol::Tcp, Protocol::Udp] {
-            let address = SocketAddr::new(node.v4(), port);
-            let service = Service {
-                address,
-                protocol,
-                mode: Mode::IpipV4,
-            };
-            Flow::open_many(client, &[service], 4);
+        // The NodePorts themselves are served meanwhile.
+        for (node, port) in net.nodes().iter().zip([*ports.start(), *ports.end()]) {
+            for protocol in [Protocol::Tcp, Protocol::Udp] {
+                let service = Service {
+                    address: (node.address_like(load.unspecified), port).into(),
+                    protocol,
+                    mode: Mode::IpipV4,
+                };
+                Flow::open_many(client, &[service], 4);
+            }
         }
     }
 }
 
 /// Opens all flows from the pods to servers on a machine; returns what failed.
-fn flows_to(net: &Topology, machine: &Machine, outside: &Outside) -> Vec<String> {
+fn flows_to(net: &Topology, machine: &Machine, outside: &Outside, load: &Load) -> Vec<String> {
     let bind = |port: u16| {
         let address = SocketAddr::new(outside.address, port);
         machine.namespace().run(|| {
@@ -185,7 +222,10 @@ fn flows_to(net: &Topology, machine: &Machine, outside: &Outside) -> Vec<String>
         let ask = |worker: usize| {
             let pod = pods[worker % pods.len()];
             let next = &next;
-            scope.spawn(move || pod.namespace().run(|| ask(pod, outside.address, next)))
+            scope.spawn(move || {
+                pod.namespace()
+                    .run(|| ask(pod, outside.address, load, next))
+            })
         };
         let workers: Vec<_> = (0..WORKERS).map(ask).collect();
         let failed = workers

@@ -157,3 +157,48 @@ fn large_datagrams_reach_pods_in_fragments() {
         }
     }
 }
+
+#[test]
+fn jumbo_frames_reach_pods_whole() {
+    const JUMBO: u32 = 9000;
+    const FLOWS: usize = 4;
+    /// A datagram that fills a client's frame, less the longer of the headers and room for the pod's name.
+    const DATAGRAM: usize = JUMBO as usize - 40 - 8 - 16;
+    let net = Topology::builder()
+        .client_mtu(JUMBO)
+        .fabric_mtu(JUMBO + 100)
+        .pod_mtu(JUMBO)
+        .pods(1)
+        .build()
+        .unwrap();
+    let client = &net.clients()[0];
+    let services = Service::all(&[Mode::L2dsr, Mode::IpipV4, Mode::IpipV6]);
+    let services: Vec<PodService<'_>> = services.into_iter().map(PodService::over_all).collect();
+    let _echoes = serve_on_pods(&net, &services);
+    let cluster = Cluster::start(&net, &services);
+    let mut capture = Capture::start(client);
+    for PodService { service, .. } in &services {
+        let length = match service.protocol {
+            Protocol::Tcp | Protocol::Sctp => 100_000,
+            Protocol::Udp => DATAGRAM,
+        };
+        for mut flow in Flow::open_many(client, &[*service], FLOWS) {
+            let node = flow.ask_with(&"x".repeat(length)).unwrap();
+            assert_eq!(node, flow.node, "{service}");
+        }
+    }
+    capture.stop();
+    let datagrams = services
+        .iter()
+        .filter(|one| one.service.protocol == Protocol::Udp);
+    assert_eq!(
+        capture.packets("udp && frame.len > 8900").len(),
+        2 * FLOWS * datagrams.count()
+    );
+    let pieces = "ip.flags.mf == 1 || ip.frag_offset > 0 || ipv6.fraghdr";
+    assert_eq!(capture.packets(pieces), Vec::<String>::new());
+    assert_eq!(
+        Cluster::packets(&cluster.edge, "reply", "packet_too_big"),
+        0
+    );
+}

@@ -5,7 +5,9 @@ use std::collections::BTreeSet;
 
 use lab::{Machine, Topology};
 
-use crate::support::{Capture, Cluster, Flow, Mode, PodService, Protocol, Service, serve_on_pods};
+use crate::support::{
+    Agent, Capture, Cluster, Flow, Mode, PodService, Protocol, Service, serve_on_pods,
+};
 
 /// Flows to each service: a pod that gets none of them has been left out.
 const FLOWS: usize = 32;
@@ -136,13 +138,19 @@ fn node_port_is_served_by_every_node_with_the_pods_of_all() {
         link.stats().unwrap().tx_bytes
     };
     let before = router_to_edge();
-    for node in net.nodes() {
+    for (node, agent) in net.nodes().iter().zip(&cluster.nodes) {
         for service in plain(&services) {
             let at_node = Service {
                 address: (node.address_like(service.address.ip()), NODE_PORT).into(),
                 ..service
             };
             let flows = Flow::open_many(client, &[at_node], FLOWS);
+            for flow in flows.iter().take(4) {
+                let pod = net.pods().find(|pod| pod.label() == flow.node).unwrap();
+                let is_here = node.pods().iter().any(|one| one.label() == pod.label());
+                let wanted = if is_here { "pass" } else { "forward" };
+                assert_eq!(which(agent, flow, pod), wanted, "{at_node}");
+            }
             let answered: BTreeSet<String> = flows.into_iter().map(|flow| flow.node).collect();
             assert_eq!(answered, labels(net.pods()), "{at_node}");
         }
@@ -157,6 +165,19 @@ fn node_port_is_served_by_every_node_with_the_pods_of_all() {
     }
 }
 
+/// Asks an agent about a flow, which it must know to be the pod's; returns what it does with it.
+fn which(agent: &Agent<'_>, flow: &Flow, pod: &Machine) -> String {
+    let (service, from) = (flow.service.to_string(), flow.client.to_string());
+    let which = agent.json(&["which", "--service", &service, "--from", &from]);
+    let backend = which["choice"]["backend"].as_str().unwrap();
+    let pod = pod.address_like(flow.service.address.ip());
+    assert!(backend.contains(&pod.to_string()), "{which}");
+    if which["action"] == "pass" {
+        assert_eq!(which["reason"], "delivered", "{which}");
+    }
+    which["action"].as_str().unwrap().to_owned()
+}
+
 #[test]
 fn pod_reaches_itself_through_its_own_service() {
     let net = segment();
@@ -169,10 +190,13 @@ fn pod_reaches_itself_through_its_own_service() {
         });
     let services: Vec<PodService<'_>> = services.collect();
     let _echoes = serve_on_pods(&net, &services);
-    let _cluster = Cluster::start(&net, &services);
+    let cluster = Cluster::start(&net, &services);
     for service in plain(&services) {
         let mut flow = Flow::open(pod, &service).unwrap();
         let bytes = "x".repeat(1000);
         assert_eq!(flow.ask_with(&bytes).unwrap(), pod.label(), "{service}");
+        for (agent, wanted) in [(&cluster.edge, "forward"), (&cluster.nodes[0], "pass")] {
+            assert_eq!(which(agent, &flow, pod), wanted, "{service}");
+        }
     }
 }

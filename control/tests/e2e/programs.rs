@@ -12,24 +12,29 @@ use serde_json::Value;
 
 use crate::support::{Capture, Cluster, Mode, PodService, Protocol, Service, TIMEOUT};
 
-const VIPS: [fn() -> IpAddr; 2] = [|| vip_v4(1).into(), || vip_v6(1).into()];
-
-/// The same port and protocol on the VIPs of both families, over one pod or all.
+/// The same port and protocol on VIPs of both families for each mode, over one pod or all.
 fn services<'net>(
+    modes: &[Mode],
     port: u16,
     protocol: Protocol,
     only: Option<&'net Machine>,
 ) -> Vec<PodService<'net>> {
-    let service = |vip: fn() -> IpAddr| PodService {
+    let service = |vip: IpAddr, mode| PodService {
         target_port: port,
         only,
         ..PodService::over_all(Service {
-            address: SocketAddr::new(vip(), port),
+            address: SocketAddr::new(vip, port),
             protocol,
-            mode: Mode::IpipV4,
+            mode,
         })
     };
-    VIPS.map(service).into()
+    let modes = modes.iter().zip(1..);
+    modes
+        .flat_map(|(&mode, number)| {
+            let vips: [IpAddr; 2] = [vip_v4(number).into(), vip_v6(number).into()];
+            vips.map(|vip| service(vip, mode))
+        })
+        .collect()
 }
 
 fn command(machine: &Machine, line: &str) -> Command {
@@ -44,7 +49,7 @@ fn curl_gets_pages_from_nginx_in_every_pod() {
     const PAGE: usize = 300_000;
     let net = Topology::builder().pods(1).build().unwrap();
     let client = &net.clients()[0];
-    let services = services(80, Protocol::Tcp, None);
+    let services = services(&[Mode::IpipV4], 80, Protocol::Tcp, None);
     let _servers: Vec<Process> = net
         .pods()
         .map(|pod| {
@@ -74,13 +79,17 @@ fn iperf3_measures_tcp_and_udp() {
     let (client, pod) = (&net.clients()[0], &net.nodes()[1].pods()[0]);
     // Its connections have to meet in one server.
     let services = [Protocol::Tcp, Protocol::Udp]
-        .map(|protocol| services(5201, protocol, Some(pod)))
+        .map(|protocol| services(&[Mode::IpipV4, Mode::L2dsr], 5201, protocol, Some(pod)))
         .concat();
+    let vips: BTreeSet<IpAddr> = services
+        .iter()
+        .map(|service| service.service.address.ip())
+        .collect();
     let mut server = Process::spawn(&mut command(pod, "iperf3 --server --forceflush")).unwrap();
     server.wait_for_line("Server listening", TIMEOUT).unwrap();
     let _cluster = Cluster::start(&net, &services);
     let capture = Capture::start(client);
-    for vip in VIPS.map(|vip| vip()) {
+    for vip in vips {
         for options in [
             "-n 8M",
             "-n 8M -R",
@@ -133,16 +142,17 @@ fn full_buffers(machine: &Machine) -> u64 {
 fn ping_is_answered_by_the_vip() {
     let net = Topology::builder().pods(1).build().unwrap();
     let client = &net.clients()[0];
-    let services = services(80, Protocol::Tcp, None);
+    let services = services(&[Mode::IpipV4, Mode::L2dsr], 80, Protocol::Tcp, None);
     let cluster = Cluster::start(&net, &services);
     let capture = Capture::start(client);
-    for vip in VIPS.map(|vip| vip()) {
+    for service in &services {
+        let vip = service.service.address.ip();
         let line = format!("ping -c 5 -i 0.05 -W 2 -s 1000 {vip}");
         let report = output(&mut command(client, &line)).unwrap();
         assert!(report.contains("5 received, 0% packet loss"), "{report}");
     }
-    assert_eq!(Cluster::packets(&cluster.edge, "reply", "echo_reply"), 10);
-    assert!(capture.assert_good_checksums() >= 10);
+    assert_eq!(Cluster::packets(&cluster.edge, "reply", "echo_reply"), 20);
+    assert!(capture.assert_good_checksums() >= 20);
 }
 
 /// Answers each query with the largest message that resolvers ask for (RFC 9715
@@ -185,7 +195,8 @@ fn large_dns_answers_arrive_in_fragments() {
     const PORT: u16 = 53;
     let net = Topology::builder().pods(1).build().unwrap();
     let client = &net.clients()[0];
-    let services = services(PORT, Protocol::Udp, None);
+    let modes = [Mode::IpipV4, Mode::IpipV6, Mode::L2dsr];
+    let services = services(&modes, PORT, Protocol::Udp, None);
     let _cluster = Cluster::start(&net, &services);
     let mut servers = Vec::new();
     for pod in net.pods() {
@@ -195,13 +206,15 @@ fn large_dns_answers_arrive_in_fragments() {
         }
     }
     let capture = Capture::start(client);
+    // One port that talks to a pod by two VIPs would be a conflict.
+    let mut ports = 20_000..;
     for service in &services {
         let vip = service.service.address;
         for id in 0..20 {
             let from = client.address_like(vip.ip());
             let socket = client
                 .namespace()
-                .run(|| UdpSocket::bind((from, 0)))
+                .run(|| UdpSocket::bind((from, ports.next().unwrap())))
                 .unwrap();
             socket.set_read_timeout(Some(TIMEOUT)).unwrap();
             socket.connect(vip).unwrap();

@@ -1,11 +1,11 @@
 //! A QUIC server and client, which find out for themselves what a path carries.
 
 use std::{
-    net::{IpAddr, SocketAddr, UdpSocket},
+    net::{SocketAddr, UdpSocket},
     sync::Arc,
 };
 
-use lab::{Machine, Topology, vip_v4, vip_v6};
+use lab::{Machine, Topology};
 use quinn::{
     ClientConfig, Endpoint, EndpointConfig, ServerConfig, TokioRuntime,
     rustls::{RootCertStore, pki_types::PrivatePkcs8KeyDer},
@@ -18,7 +18,7 @@ const PORT: u16 = 443;
 const NAME: &str = "pods.example";
 /// Echoed on each connection, hence many packets of the largest size.
 const LENGTH: usize = 300_000;
-const CONNECTIONS: usize = 8;
+const CONNECTIONS: usize = 5;
 
 /// The two sides' configurations, with a certificate made for this run.
 fn configurations() -> (ServerConfig, ClientConfig) {
@@ -70,15 +70,15 @@ async fn echo(client: &Endpoint, vip: SocketAddr) {
 fn quic_connections_to_pods_carry_streams() {
     let net = Topology::builder().pods(1).build().unwrap();
     let client = &net.clients()[0];
-    let vips: [IpAddr; 2] = [vip_v4(1).into(), vip_v6(1).into()];
-    let services = vips.map(|vip| PodService {
-        target_port: PORT,
-        ..PodService::over_all(Service {
-            address: SocketAddr::new(vip, PORT),
-            protocol: Protocol::Udp,
-            mode: Mode::IpipV4,
+    let modes = [Mode::IpipV4, Mode::IpipV6, Mode::L2dsr];
+    let services: Vec<PodService<'_>> = Service::all(&modes)
+        .into_iter()
+        .filter(|service| service.protocol == Protocol::Udp)
+        .map(|service| PodService {
+            target_port: PORT,
+            ..PodService::over_all(service)
         })
-    });
+        .collect();
     let _cluster = Cluster::start(&net, &services);
     let (server, trusting) = configurations();
     let capture = Capture::start(client);
@@ -93,10 +93,13 @@ fn quic_connections_to_pods_carry_streams() {
                 tokio::spawn(serve(endpoint(pod, address, Some(server.clone()))));
             }
         }
+        // One port that talks to a pod by two VIPs would be a conflict.
+        let mut ports = 20_000..;
         for service in &services {
             let vip = service.service.address;
             for _ in 0..CONNECTIONS {
-                let from = SocketAddr::new(client.address_like(vip.ip()), 0);
+                let from = client.address_like(vip.ip());
+                let from = SocketAddr::new(from, ports.next().unwrap());
                 let mut endpoint = endpoint(client, from, None);
                 endpoint.set_default_client_config(trusting.clone());
                 timeout(TIMEOUT, echo(&endpoint, vip)).await.unwrap();

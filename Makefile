@@ -86,7 +86,10 @@ health: setup
 	cargo test --locked --package control --lib health
 	cargo test --locked --package control --test e2e -- health
 
-bench: setup
+bench:
+	@deploy/setup.sh test
 	cargo bench --workspace --locked
 	cargo run --release --locked --package bench --bin guideway-bench -- datapath
 	GUIDEWAY_OUTAGE_SECONDS=300 cargo test --locked --package control --test kubernetes outages
+	cargo build --release --locked --package control --bin guideway
+	cargo run --release --locked --package bench --bin guideway-bench -- control

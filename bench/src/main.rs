@@ -1,12 +1,17 @@
 //! The `guideway-bench` command.
 
 use std::{
+    env,
     io::{IsTerminal, Write, stderr},
+    path::PathBuf,
     process::ExitCode,
 };
 
-use anyhow::Result;
-use bench::datapath::{self, Family, Outcome, Protocol};
+use anyhow::{Context, Result, ensure};
+use bench::{
+    control,
+    datapath::{self, Family, Outcome, Protocol},
+};
 use clap::{Parser, Subcommand};
 
 /// Measures Guideway.
@@ -24,6 +29,12 @@ enum Scenario {
     /// Needs root. Runs on one core for a few minutes, in a network namespace of its own.
     #[command(after_help = EXIT_CODES)]
     Datapath(Datapath),
+    /// What following a large Kubernetes cluster costs: time, memory, CPU.
+    ///
+    /// Needs root, the programs of `deploy/setup.sh test`, and `guideway` beside this program
+    /// (`cargo build --release --package control`). Runs for ten minutes, in network namespaces of its own.
+    #[command(after_help = EXIT_CODES)]
+    Control(Control),
 }
 
 const EXIT_CODES: &str = "\
@@ -52,9 +63,25 @@ struct Datapath {
     protocol: Option<Protocol>,
 }
 
+#[derive(Debug, clap::Args)]
+struct Control {
+    /// Print one JSON object per figure and line, instead of the table.
+    #[arg(long)]
+    json: bool,
+    /// Run only the scenario of so many services [default: all].
+    #[arg(long, value_name = "NUMBER")]
+    services: Option<u32>,
+    /// The `guideway` program [default: the one beside this program].
+    #[arg(long, value_name = "PATH")]
+    guideway: Option<PathBuf>,
+}
+
 fn main() -> ExitCode {
-    let Scenario::Datapath(arguments) = Cli::parse().scenario;
-    match run(&arguments) {
+    let outcome = match Cli::parse().scenario {
+        Scenario::Datapath(arguments) => run_datapath(&arguments),
+        Scenario::Control(arguments) => run_control(&arguments),
+    };
+    match outcome {
         Ok(Outcome::Holds) => ExitCode::SUCCESS,
         Ok(Outcome::Fails) => ExitCode::from(3),
         Ok(Outcome::Inconclusive) => ExitCode::from(4),
@@ -65,7 +92,7 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(arguments: &Datapath) -> Result<Outcome> {
+fn run_datapath(arguments: &Datapath) -> Result<Outcome> {
     let options = datapath::Options {
         families: arguments
             .family
@@ -85,6 +112,36 @@ fn run(arguments: &Datapath) -> Result<Outcome> {
         }
         for way in &report.ways {
             println!("{}", way.to_json());
+        }
+    } else {
+        print!("{report}");
+    }
+    Ok(report.outcome())
+}
+
+fn run_control(arguments: &Control) -> Result<Outcome> {
+    let beside = || {
+        let own = env::current_exe().context("finding this program")?;
+        anyhow::Ok(own.with_file_name("guideway"))
+    };
+    let wanted = |scenario: &control::Scenario| {
+        let services = arguments.services;
+        services.is_none_or(|services| services == scenario.cluster.services)
+    };
+    let scenarios = control::Scenario::ALL.into_iter().filter(wanted);
+    let options = control::Options {
+        scenarios: scenarios.collect(),
+        guideway: arguments.guideway.clone().map_or_else(beside, Ok)?,
+    };
+    ensure!(
+        !options.scenarios.is_empty(),
+        "no scenario has so many services"
+    );
+    let report = control::run(&options, &show_progress)?;
+    show_progress("");
+    if arguments.json {
+        for row in report.to_json() {
+            println!("{row}");
         }
     } else {
         print!("{report}");

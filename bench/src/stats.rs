@@ -47,6 +47,11 @@ pub fn median(rounds: &[f64]) -> f64 {
     quantile(&sorted(rounds), 0.5)
 }
 
+/// Returns the value that this share of the rounds does not exceed; zero for no rounds.
+pub fn percentile(rounds: &[f64], share: f64) -> f64 {
+    quantile(&sorted(rounds), share)
+}
+
 /// Estimates a quantity from rounds and resamples the rounds for its interval.
 ///
 /// `quantity` gets the indices of the rounds to use. What was measured in one

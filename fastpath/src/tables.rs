@@ -333,6 +333,11 @@ impl Tables {
         self.installed.iter()
     }
 
+    /// Returns an installed service.
+    pub fn service(&self, key: &ServiceKey) -> Option<&InstalledService> {
+        self.installed.get(key)
+    }
+
     /// Lists the backends in the tables.
     pub fn backends(&self) -> impl Iterator<Item = (&BackendKey, &InstalledBackend)> {
         self.backend_by_key.iter()

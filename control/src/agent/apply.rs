@@ -179,11 +179,8 @@ impl Agent {
 
     /// Says which pods of a service get no traffic.
     fn warn_of_left_out(&self, key: &ServiceKey) {
-        let service = self.tables.services().find(|(other, _)| *other == key);
-        for pod in service
-            .into_iter()
-            .flat_map(|(_, service)| service.left_out())
-        {
+        let service = self.tables.service(key);
+        for pod in service.into_iter().flat_map(|service| service.left_out()) {
             tracing::warn!(service = %self.title(key), %pod, "left out: the pod shares its node and the low 11 bits of its address with another one");
         }
     }

@@ -43,6 +43,8 @@ pub(super) struct Cluster {
     feed: Feed,
     /// When the first state came.
     synced: Option<Instant>,
+    /// Whether the tables have had it.
+    is_programmed: bool,
     problems: BTreeMap<Object, Arc<[Problem]>>,
     health_checks: BTreeMap<ObjectName, HealthCheck>,
     /// From a change's arrival to the tables.
@@ -56,6 +58,7 @@ impl Cluster {
         Self {
             feed,
             synced: None,
+            is_programmed: false,
             problems: BTreeMap::new(),
             health_checks: BTreeMap::new(),
             sync: Durations::new(SYNC_BOUNDS),
@@ -139,6 +142,9 @@ impl Agent {
             return;
         };
         cluster.feed.reports().vitals().finish(Instant::now());
+        if !std::mem::replace(&mut cluster.is_programmed, true) {
+            tracing::info!("the tables have the first state of the cluster");
+        }
         let took = self.programmed.saturating_duration_since(taken.arrived);
         cluster.sync.add(took);
         let now = Timestamp::now();

@@ -58,9 +58,13 @@ pub(super) async fn follow(
     // When the first change arrived that the agent does not have.
     let mut arrived: Option<Instant> = None;
     let mut is_first = true;
+    let mut is_complete = false;
     loop {
         let expiry = cluster.expire(Instant::now());
-        let is_complete = cluster.missing().next().is_none();
+        if !is_complete && cluster.missing().next().is_none() {
+            is_complete = true;
+            tracing::info!("every kind is listed to its end");
+        }
         feed.reports().vitals().gather(arrived);
         let due = arrived.filter(|_| is_complete).map(|since| pace.due(since));
         tokio::select! {

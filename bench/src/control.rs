@@ -1,0 +1,347 @@
+//! What following a large cluster costs: time until the tables are full, time of one change, memory, CPU.
+//!
+//! The agent is the real `guideway run --kubernetes`, on a machine of its own whose packets are real. The
+//! cluster is one of two:
+//!
+//! | source | what | for |
+//! |---|---|---|
+//! | `real` | etcd and kube-apiserver, filled with objects | what a real server's pace and answers do |
+//! | `recorded` | a server in this process that plays lists and watches back | sizes and rates that filling a real one takes too long for |
+//!
+//! **Cold start**: from the end of the last list to the last table; the agent's log has both times. That the
+//! tables are full is then seen by connections to services all over the cluster.
+//!
+//! **One change**: from the moment that the recorded server is given an event to the first new connection that
+//! reaches the endpoint in it: the event's way, all of the agent, and the packet's way are in it.
+//! Changes are far enough apart that none waits for another.
+//!
+//! **Storm**: the same for some of many changes a second. An agent that falls behind is later each time, so the
+//! latest of the last third counts.
+//!
+//! **Memory**: resident bytes at the end, the tables' that are mapped included, and the most they ever were.
+//!
+//! **Idle**: CPU time of all threads while nothing changes, over a period with the agent's timers and the
+//! renewal of its watches in it.
+
+mod agent;
+mod cluster;
+mod report;
+mod source;
+mod usage;
+mod wire;
+
+use std::{
+    path::PathBuf,
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+
+use self::{
+    agent::Agent,
+    report::once,
+    source::Server,
+    wire::{Prober, Wire},
+};
+pub use self::{
+    cluster::Cluster,
+    report::{Figure, Report, Sheet},
+    source::Source,
+};
+use crate::{
+    host::{self, Facts},
+    stats::{bootstrap, percentile},
+};
+
+/// Longest that a packet may take to follow a change.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Between two changes that are measured alone: longer than the agent gathers changes for, and than it waits for
+/// packets in flight before it reuses what the last change has freed.
+const GAP: Duration = Duration::from_millis(100);
+/// Services all over the cluster whose tables are tried after the start.
+const TRIED: u32 = 16;
+/// Between two of a storm's changes that are measured.
+const STORM_SAMPLE: Duration = Duration::from_millis(500);
+/// How often changes of a storm are written.
+const STORM_TICK: Duration = Duration::from_millis(10);
+
+/// Milliseconds from one change's arrival to its first packet, 99 of 100.
+const MOST_CHANGE_MS: f64 = 10.0;
+/// Seconds from complete lists to full tables.
+const MOST_START_SECONDS: f64 = 5.0;
+/// Seconds that a change of a storm may take: less than an agent that falls behind by a thirtieth would take.
+const MOST_STORM_SECONDS: f64 = 1.0;
+/// Percent of one core while nothing changes.
+const MOST_IDLE_PERCENT: f64 = 1.0;
+/// Bytes for each endpoint and for each service, beside their lookup tables.
+const ENDPOINT_BYTES: f64 = 1536.0;
+const SERVICE_BYTES: f64 = 3072.0;
+const MIB: f64 = (1 << 20) as f64;
+
+/// A cluster, and what is done to it.
+#[derive(Clone, Copy, Debug)]
+pub struct Scenario {
+    /// Who tells of it.
+    pub source: Source,
+    /// How large it is.
+    pub cluster: Cluster,
+    /// Changes that are measured one by one.
+    pub changes: u32,
+    /// Changes a second, and for how long.
+    pub storm: Option<(u32, Duration)>,
+    /// How long nothing happens while CPU time is taken.
+    pub idle: Duration,
+}
+
+impl Scenario {
+    /// Those of the scale that Guideway is made for.
+    pub const ALL: [Self; 3] = [
+        Self {
+            source: Source::Recorded,
+            cluster: Cluster {
+                services: 10_000,
+                endpoints: 2,
+                nodes: 500,
+            },
+            changes: 1_000,
+            storm: None,
+            idle: Duration::from_secs(70),
+        },
+        Self {
+            source: Source::Recorded,
+            cluster: Cluster {
+                services: 44_000,
+                endpoints: 1,
+                nodes: 500,
+            },
+            changes: 200,
+            storm: Some((1_000, Duration::from_secs(30))),
+            idle: Duration::from_secs(70),
+        },
+        Self {
+            source: Source::Real,
+            cluster: Cluster {
+                services: 5_000,
+                endpoints: 50,
+                nodes: 500,
+            },
+            changes: 0,
+            storm: None,
+            idle: Duration::from_secs(70),
+        },
+    ];
+}
+
+/// What to measure.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The `guideway` program.
+    pub guideway: PathBuf,
+    /// The clusters.
+    pub scenarios: Vec<Scenario>,
+}
+
+/// Runs the scenarios; `progress` hears what is being done.
+///
+/// # Errors
+///
+/// When the machine is unfit, a program ends, or packets do not follow the cluster.
+pub fn run(options: &Options, progress: &(dyn Fn(&str) + Sync)) -> Result<Report> {
+    host::preflight()?;
+    let mut report = Report::new(Facts::collect());
+    for scenario in &options.scenarios {
+        let mut sheet = Sheet::new(scenario);
+        let outcome = measure(options, scenario, &mut sheet, progress);
+        outcome.with_context(|| format!("measuring {}", sheet.title()))?;
+        report.add(sheet);
+    }
+    Ok(report)
+}
+
+fn measure(
+    options: &Options,
+    scenario: &Scenario,
+    sheet: &mut Sheet,
+    progress: &(dyn Fn(&str) + Sync),
+) -> Result<()> {
+    let title = sheet.title();
+    let say = |what: &str| progress(&format!("{title}: {what}"));
+    let cluster = &scenario.cluster;
+    say("filling");
+    let wire = Wire::new(cluster.nodes)?;
+    let server = Server::start(scenario.source, cluster, &wire.edge, &say)?;
+    let mut prober = wire.prober()?;
+
+    say("cold start");
+    let mut agent = Agent::start(&options.guideway, &wire.edge, cluster)?;
+    let outcome = measure_agent(scenario, &mut agent, &server, &mut prober, sheet, &say);
+    outcome.with_context(|| format!("the end of the agent's log:\n{}", agent.end_of_log()))?;
+    agent.stop()
+}
+
+fn measure_agent(
+    scenario: &Scenario,
+    agent: &mut Agent<'_>,
+    server: &Server,
+    prober: &mut Prober,
+    sheet: &mut Sheet,
+    say: &dyn Fn(&str),
+) -> Result<()> {
+    let cluster = &scenario.cluster;
+    let start = agent.wait_until_full(cluster.services)?;
+    sheet.add(
+        "lists complete to full tables",
+        "s",
+        once(start.tables.as_secs_f64()),
+        Some(MOST_START_SECONDS),
+    );
+    sheet.add(
+        "start of the program to full tables",
+        "s",
+        once(start.total.as_secs_f64()),
+        None,
+    );
+    let distance = (cluster.services / TRIED).max(1) as usize;
+    for service in (0..cluster.services).step_by(distance) {
+        prober
+            .wait_for(
+                Cluster::vip(service),
+                Cluster::node_address(service % cluster.nodes),
+                PATIENCE,
+            )
+            .context("the tables are not as the lists were")?;
+    }
+
+    if scenario.changes > 0 {
+        say("single changes");
+        let times = single_changes(scenario, server, prober)?;
+        for (what, quantile, bound) in [
+            ("one change to its first packet, p50", 0.50, None),
+            (
+                "one change to its first packet, p99",
+                0.99,
+                Some(MOST_CHANGE_MS),
+            ),
+        ] {
+            let estimate = bootstrap(times.len(), |sample| {
+                percentile(
+                    &sample.iter().map(|&i| times[i]).collect::<Vec<_>>(),
+                    quantile,
+                )
+            });
+            sheet.add(what, "ms", estimate, bound);
+        }
+    }
+    if let Some((rate, duration)) = scenario.storm {
+        say("storm");
+        let before = agent.cpu_time()?;
+        let lags = storm(scenario, server, prober, rate, duration)?;
+        let busy = (agent.cpu_time()? - before).as_secs_f64() / duration.as_secs_f64();
+        let last = &lags[lags.len() * 2 / 3..];
+        let latest = last.iter().copied().fold(0.0, f64::max);
+        sheet.add(
+            "storm: latest of the last third",
+            "s",
+            once(latest),
+            Some(MOST_STORM_SECONDS),
+        );
+        sheet.add("storm: CPU, % of one core", "%", once(busy * 100.0), None);
+    }
+
+    say("idle");
+    let before = agent.cpu_time()?;
+    thread::sleep(scenario.idle);
+    let busy = (agent.cpu_time()? - before).as_secs_f64() / scenario.idle.as_secs_f64();
+    sheet.add(
+        "CPU when nothing changes, % of one core",
+        "%",
+        once(busy * 100.0),
+        Some(MOST_IDLE_PERCENT),
+    );
+
+    let memory = agent.memory()?;
+    let endpoints = f64::from(cluster.services * cluster.endpoints);
+    let bound = ENDPOINT_BYTES * endpoints
+        + SERVICE_BYTES * f64::from(cluster.services)
+        + agent.lookup_table_bytes()?;
+    sheet.add(
+        "memory, resident",
+        "MiB",
+        once(memory.resident as f64 / MIB),
+        Some(bound / MIB),
+    );
+    sheet.add("memory, peak", "MiB", once(memory.peak as f64 / MIB), None);
+    Ok(())
+}
+
+/// Measures changes of one Service after the other, in milliseconds.
+fn single_changes(scenario: &Scenario, server: &Server, prober: &mut Prober) -> Result<Vec<f64>> {
+    let cluster = &scenario.cluster;
+    let change = |number: u32| {
+        thread::sleep(GAP);
+        let (service, round) = (number % cluster.services, number / cluster.services + 1);
+        let took = change_one(server, prober, cluster, service, round)?;
+        Ok(took.as_secs_f64() * 1e3)
+    };
+    (0..scenario.changes).map(change).collect()
+}
+
+/// Changes the first endpoint of a Service and waits for the first packet that it gets.
+fn change_one(
+    server: &Server,
+    prober: &mut Prober,
+    cluster: &Cluster,
+    service: u32,
+    round: u32,
+) -> Result<Duration> {
+    let slice = cluster.served_slice(service, round);
+    let node = cluster.node_of_change(service, round);
+    let begun = Instant::now();
+    server.put(slice)?;
+    prober.wait_for(Cluster::vip(service), Cluster::node_address(node), PATIENCE)?;
+    Ok(begun.elapsed())
+}
+
+/// Writes so many changes a second, and measures how late some of them are, in seconds.
+fn storm(
+    scenario: &Scenario,
+    server: &Server,
+    prober: &mut Prober,
+    rate: u32,
+    duration: Duration,
+) -> Result<Vec<f64>> {
+    let cluster = &scenario.cluster;
+    // The last service is the one whose changes are measured.
+    let others = cluster.services - 1;
+    ensure!(others > 0, "a storm needs two services");
+    let begun = Instant::now();
+    thread::scope(|scope| {
+        let writer = scope.spawn(|| {
+            let mut written: u32 = 0;
+            while begun.elapsed() < duration {
+                let due = (begun.elapsed().as_secs_f64() * f64::from(rate)).floor();
+                while f64::from(written) < due {
+                    let (service, round) = (written % others, written / others);
+                    server.put(cluster.served_slice(service, scenario.changes + round + 1))?;
+                    written += 1;
+                }
+                thread::sleep(STORM_TICK);
+            }
+            ensure!(
+                f64::from(written) > 0.95 * f64::from(rate) * duration.as_secs_f64(),
+                "the server could not write {rate} changes a second: {written} in {duration:?}"
+            );
+            Ok(())
+        });
+        let mut lags = Vec::new();
+        while begun.elapsed() < duration {
+            let round = u32::try_from(lags.len())? + 1;
+            let lag = change_one(server, prober, cluster, others, scenario.changes + round)?;
+            lags.push(lag.as_secs_f64());
+            thread::sleep(STORM_SAMPLE);
+        }
+        writer.join().expect("the writer does not panic")?;
+        Ok(lags)
+    })
+}

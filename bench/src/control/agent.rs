@@ -1,0 +1,197 @@
+//! The agent under test.
+
+use std::{
+    path::{Path, PathBuf},
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use anyhow::{Context, Result, ensure};
+use lab::{Guideway, Namespace, Process, wait_for};
+
+use super::{cluster::Cluster, usage, wire::INTERFACE};
+
+/// Longer than lists and tables take on a busy machine.
+const START_LIMIT: Duration = Duration::from_secs(180);
+const END_LIMIT: Duration = Duration::from_secs(30);
+/// What the agent logs when the last list has ended, and when the tables have what was listed.
+const LISTED: &str = "every kind is listed to its end";
+const FULL: &str = "the tables have the first state of the cluster";
+/// Lines of the log that an error shows.
+const LOG_LINES: usize = 20;
+const DAY: f64 = 86_400.0;
+/// Bytes of a slot of a lookup table.
+const SLOT: f64 = 8.0;
+
+/// A running agent.
+#[derive(Debug)]
+pub(super) struct Agent<'machine> {
+    machine: &'machine Namespace,
+    guideway: Guideway,
+    process: Process,
+    started: f64,
+}
+
+/// How long a start took.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Start {
+    /// From the end of the last list to full tables.
+    pub(super) tables: Duration,
+    /// From the start of the program.
+    pub(super) total: Duration,
+}
+
+impl<'machine> Agent<'machine> {
+    /// Starts an agent with room for a cluster.
+    pub(super) fn start(
+        binary: &Path,
+        machine: &'machine Namespace,
+        cluster: &Cluster,
+    ) -> Result<Self> {
+        ensure!(
+            binary.exists(),
+            "{} is not built: cargo build --release --package control",
+            binary.display()
+        );
+        let guideway = Guideway::new(binary);
+        guideway.configure(machine, &config(cluster))?;
+        let files = PathBuf::from(Namespace::FILES);
+        let mut command = machine.command(binary);
+        command
+            .env("GUIDEWAY_LOG", "info")
+            .env("KUBECONFIG", files.join("kubeconfig"))
+            .args(["run", "--kubernetes", "--config"])
+            .arg(files.join("guideway.yaml"));
+        let started = time_of_day(SystemTime::now());
+        Ok(Self {
+            machine,
+            guideway,
+            process: Process::spawn(&mut command)?,
+            started,
+        })
+    }
+
+    /// Waits until the tables have all services.
+    pub(super) fn wait_until_full(&mut self, services: u32) -> Result<Start> {
+        let full = self.process.wait_for_line(FULL, START_LIMIT)?;
+        let listed = self.process.wait_for_line(LISTED, START_LIMIT)?;
+        let status = wait_for("the agent has no problem", START_LIMIT, || {
+            let status = self.guideway.ask(self.machine, &["status"]);
+            let status = status.map_err(|error| error.to_string())?;
+            let problems = status["problems"].as_array();
+            let unresolved = status["next_hops"]["unresolved"].as_u64().unwrap_or(0);
+            if problems.is_some_and(Vec::is_empty) && unresolved == 0 {
+                Ok(status)
+            } else {
+                Err(format!(
+                    "{} next hops unresolved, {}",
+                    unresolved, status["problems"]
+                ))
+            }
+        });
+        let status = status?;
+        ensure!(
+            status["services"] == services,
+            "{} services are in the tables, not {services}",
+            status["services"],
+        );
+        let [listed, full] =
+            [&listed, &full].map(|line| logged_at(line).with_context(|| line.clone()));
+        let (listed, full) = (listed?, full?);
+        Ok(Start {
+            tables: between(listed, full),
+            total: between(self.started, full),
+        })
+    }
+
+    pub(super) fn cpu_time(&self) -> Result<Duration> {
+        usage::cpu_time(self.process.id())
+    }
+
+    pub(super) fn memory(&self) -> Result<usage::Memory> {
+        usage::Memory::of(self.process.id())
+    }
+
+    /// Returns the bytes of the lookup tables that services have.
+    pub(super) fn lookup_table_bytes(&self) -> Result<f64> {
+        let status = self.guideway.ask(self.machine, &["status"])?;
+        let tables = status["tables"].as_array();
+        let mut tables = tables.into_iter().flatten();
+        let slots = tables.find(|table| table["name"] == "lut_slots");
+        let slots = slots.and_then(|table| table["used"].as_f64());
+        Ok(SLOT * slots.context("the agent tells nothing of lut_slots")?)
+    }
+
+    /// Returns the last lines of its log.
+    pub(super) fn end_of_log(&self) -> String {
+        let log = self.process.stderr();
+        let lines: Vec<&str> = log.lines().collect();
+        lines[lines.len().saturating_sub(LOG_LINES)..].join("\n")
+    }
+
+    /// Ends it as a service manager would.
+    pub(super) fn stop(mut self) -> Result<()> {
+        let status = self.process.stop(END_LIMIT)?;
+        ensure!(status.success(), "the agent ended with {status}");
+        Ok(())
+    }
+}
+
+fn config(cluster: &Cluster) -> String {
+    const TABLE_SIZES: [(u32, u32); 3] = [(1, 1), (6, 256), (64, 2048)];
+    let size = TABLE_SIZES
+        .iter()
+        .find(|(most, _)| cluster.endpoints <= *most)
+        .map_or(2048, |(_, size)| *size);
+    // A changed table is beside the one of before for a moment.
+    let slots = cluster.services * size + (1 << 20);
+    format!(
+        "interfaces: [{{ name: {INTERFACE}, mode: native }}]
+tables: {{ lut_arena_mib: {}, services: {}, backends: {} }}
+api: {{ socket: {} }}
+hash_seed: 1
+kubernetes: {{ node_name: edge, healthz: \"127.0.0.1:9751\" }}
+",
+        (slots >> 17) + 1,
+        cluster.services + 1_000,
+        cluster.services * cluster.endpoints + 20_000,
+        Guideway::socket().display(),
+    )
+}
+
+/// Reads the time of a line of the log, in seconds of its day.
+fn logged_at(line: &str) -> Option<f64> {
+    let (_, time) = line.split_once('T')?;
+    let (time, _) = time.split_once('Z')?;
+    let [hours, minutes, seconds] = *time.split(':').collect::<Vec<_>>() else {
+        return None;
+    };
+    let [hours, minutes, seconds] = [hours, minutes, seconds].map(str::parse::<f64>);
+    Some(hours.ok()? * 3600.0 + minutes.ok()? * 60.0 + seconds.ok()?)
+}
+
+fn time_of_day(now: SystemTime) -> f64 {
+    let since = now.duration_since(UNIX_EPOCH).unwrap_or_default();
+    since.as_secs_f64() % DAY
+}
+
+/// Midnight may lie between.
+fn between(from: f64, to: f64) -> Duration {
+    Duration::from_secs_f64((to - from).rem_euclid(DAY))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_of_the_log_are_seconds_of_their_day() {
+        let line = "2026-11-21T17:02:03.500000Z  INFO every kind is listed to its end";
+        assert_eq!(logged_at(line), Some(61_323.5));
+        assert_eq!(logged_at("no time"), None);
+    }
+
+    #[test]
+    fn midnight_may_lie_between() {
+        assert_eq!(between(86_399.5, 0.5), Duration::from_secs(1));
+    }
+}

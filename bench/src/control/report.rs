@@ -1,0 +1,259 @@
+//! Figures with their bounds, and the two ways to print them.
+
+use std::fmt;
+
+use serde_json::{Value, json};
+
+use super::Scenario;
+use crate::{datapath::Outcome, host::Facts, stats::Estimate};
+
+/// What kube-proxy in its nftables mode is reported to need, by its own project.
+const PUBLISHED: &str = "\
+kube-proxy, nftables mode, as published (other machines, other clusters):
+  5 006 services, 250 011 endpoints: one full sync 2 min 13 s to 13 min 15 s (kubernetes issue 135639)
+  44 125 services, 44 152 endpoints, 1.36.1: full sync 16 min 44 s (kubernetes issue 139513)
+  10 000 services, 2 endpoints each: one service more ~141 ms, memory ~260 MiB (kubernetes PR 126013)
+";
+
+/// One figure of a scenario.
+#[derive(Clone, Debug)]
+pub struct Figure {
+    /// What it is.
+    pub name: &'static str,
+    /// What it is counted in.
+    pub unit: &'static str,
+    /// The figure; its interval is the figure itself where it was taken once.
+    pub estimate: Estimate,
+    /// What it must not exceed.
+    pub bound: Option<f64>,
+}
+
+impl Figure {
+    /// Judges the figure, if there is a bound.
+    pub fn outcome(&self) -> Option<Outcome> {
+        let Estimate { low, high, .. } = self.estimate;
+        self.bound.map(|bound| {
+            if high <= bound {
+                Outcome::Holds
+            } else if low > bound {
+                Outcome::Fails
+            } else {
+                Outcome::Inconclusive
+            }
+        })
+    }
+}
+
+/// A figure that was taken once.
+pub(super) const fn once(value: f64) -> Estimate {
+    Estimate {
+        value,
+        low: value,
+        high: value,
+    }
+}
+
+/// The figures of one scenario.
+#[derive(Clone, Debug)]
+pub struct Sheet {
+    /// The scenario.
+    pub scenario: Scenario,
+    /// Its figures, in the order they were taken.
+    pub figures: Vec<Figure>,
+}
+
+impl Sheet {
+    pub(super) const fn new(scenario: &Scenario) -> Self {
+        Self {
+            scenario: *scenario,
+            figures: Vec::new(),
+        }
+    }
+
+    pub(super) fn add(
+        &mut self,
+        name: &'static str,
+        unit: &'static str,
+        estimate: Estimate,
+        bound: Option<f64>,
+    ) {
+        self.figures.push(Figure {
+            name,
+            unit,
+            estimate,
+            bound,
+        });
+    }
+
+    /// Returns what the scenario is called.
+    pub(super) fn title(&self) -> String {
+        let Scenario {
+            source, cluster, ..
+        } = &self.scenario;
+        format!(
+            "{} services x {} endpoints, {}",
+            cluster.services,
+            cluster.endpoints,
+            source.name()
+        )
+    }
+}
+
+/// Everything that was measured.
+#[derive(Clone, Debug)]
+pub struct Report {
+    /// The machine.
+    pub host: Facts,
+    /// The scenarios.
+    pub sheets: Vec<Sheet>,
+}
+
+impl Report {
+    pub(super) const fn new(host: Facts) -> Self {
+        Self {
+            host,
+            sheets: Vec::new(),
+        }
+    }
+
+    pub(super) fn add(&mut self, sheet: Sheet) {
+        self.sheets.push(sheet);
+    }
+
+    /// Returns the worst outcome.
+    pub fn outcome(&self) -> Outcome {
+        let figures = self.sheets.iter().flat_map(|sheet| &sheet.figures);
+        let outcomes = figures.filter_map(Figure::outcome);
+        outcomes.max().unwrap_or(Outcome::Holds)
+    }
+
+    /// Returns each figure as one flat object.
+    pub fn to_json(&self) -> Vec<Value> {
+        let row = |sheet: &Sheet, figure: &Figure| {
+            let Scenario {
+                source, cluster, ..
+            } = &sheet.scenario;
+            json!({
+                "source": source,
+                "services": cluster.services,
+                "endpoints": cluster.endpoints,
+                "nodes": cluster.nodes,
+                "figure": figure.name,
+                "unit": figure.unit,
+                "value": figure.estimate.value,
+                "interval": [figure.estimate.low, figure.estimate.high],
+                "bound": figure.bound,
+                "verdict": figure.outcome().map(|outcome| outcome.to_string()),
+                "host": self.host,
+            })
+        };
+        let sheets = self.sheets.iter();
+        sheets
+            .flat_map(|sheet| sheet.figures.iter().map(move |figure| row(sheet, figure)))
+            .collect()
+    }
+}
+
+/// The table for people.
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Facts { kernel, cpu, date } = &self.host;
+        writeln!(f, "Linux {kernel}, {cpu}, {date}")?;
+        writeln!(f, "[ ] holds the true value with 95 % confidence")?;
+        for sheet in &self.sheets {
+            writeln!(
+                f,
+                "\n{}, {} nodes",
+                sheet.title(),
+                sheet.scenario.cluster.nodes
+            )?;
+            for figure in &sheet.figures {
+                write_figure(f, figure)?;
+            }
+        }
+        write!(f, "\n{PUBLISHED}")
+    }
+}
+
+fn write_figure(f: &mut fmt::Formatter<'_>, figure: &Figure) -> fmt::Result {
+    let Estimate { value, low, high } = figure.estimate;
+    let interval = if low < high {
+        format!(" [{low:.2} {high:.2}]")
+    } else {
+        String::new()
+    };
+    let text = format!("{value:.2} {}{interval}", figure.unit);
+    let line = match (figure.bound, figure.outcome()) {
+        (Some(bound), Some(outcome)) => {
+            format!(
+                "  {:<42}{text:<28}{:<12}{outcome}",
+                figure.name,
+                format!("<= {bound:.0}")
+            )
+        }
+        _ => format!("  {:<42}{text}", figure.name),
+    };
+    writeln!(f, "{line}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report(value: Estimate) -> Report {
+        let mut sheet = Sheet::new(&Scenario::ALL[0]);
+        sheet.add(
+            "one change to its first packet, p99",
+            "ms",
+            value,
+            Some(10.0),
+        );
+        sheet.add("memory, peak", "MiB", once(12_345.0), None);
+        Report {
+            host: Facts {
+                kernel: "6.18.0".to_owned(),
+                cpu: "Some CPU".to_owned(),
+                date: "2026-11-21".to_owned(),
+            },
+            sheets: vec![sheet],
+        }
+    }
+
+    #[test]
+    fn figures_are_judged_by_their_intervals() {
+        let outcome = |low, high| {
+            let value = Estimate {
+                value: 9.5,
+                low,
+                high,
+            };
+            report(value).outcome()
+        };
+        assert_eq!(outcome(9.0, 10.0), Outcome::Holds);
+        assert_eq!(outcome(9.0, 10.1), Outcome::Inconclusive);
+        assert_eq!(outcome(10.1, 11.0), Outcome::Fails);
+    }
+
+    #[test]
+    fn json_rows_carry_the_documented_fields() {
+        let rows = report(once(12.0)).to_json();
+        assert_eq!(rows.len(), 2);
+        assert_eq!(rows[0]["source"], "recorded");
+        assert_eq!(rows[0]["services"], 10_000);
+        assert_eq!(rows[0]["value"], 12.0);
+        assert_eq!(rows[0]["verdict"], "FAILS");
+        assert!(rows[1]["bound"].is_null() && rows[1]["verdict"].is_null());
+    }
+
+    #[test]
+    fn table_fits_a_hundred_columns() {
+        let value = Estimate {
+            value: 1234.5,
+            low: 1000.0,
+            high: 2000.0,
+        };
+        for line in report(value).to_string().lines() {
+            assert!(line.chars().count() <= 104, "{line}");
+        }
+    }
+}

@@ -1,0 +1,71 @@
+//! What a process has used, as the kernel counts it.
+
+use std::{fs, path::Path, time::Duration};
+
+use anyhow::{Context, Result};
+
+/// Memory of a process.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Memory {
+    /// Resident bytes.
+    pub(super) resident: u64,
+    /// The most that they ever were.
+    pub(super) peak: u64,
+}
+
+impl Memory {
+    pub(super) fn of(process: u32) -> Result<Self> {
+        let path = format!("/proc/{process}/status");
+        let text = fs::read_to_string(&path).with_context(|| format!("reading {path}"))?;
+        let bytes = |field: &str| {
+            field_of(&text, field).with_context(|| format!("{path} has no field {field}"))
+        };
+        Ok(Self {
+            resident: bytes("VmRSS")?,
+            peak: bytes("VmHWM")?,
+        })
+    }
+}
+
+fn field_of(status: &str, field: &str) -> Option<u64> {
+    let mut lines = status.lines();
+    let value = lines.find_map(|line| line.strip_prefix(field)?.strip_prefix(':'))?;
+    let kibibytes: u64 = value.trim().strip_suffix("kB")?.trim_end().parse().ok()?;
+    Some(kibibytes << 10)
+}
+
+/// Returns the time that the threads of a process have been on a CPU.
+pub(super) fn cpu_time(process: u32) -> Result<Duration> {
+    let tasks = format!("/proc/{process}/task");
+    let mut total = 0;
+    for task in fs::read_dir(&tasks).with_context(|| format!("reading {tasks}"))? {
+        // One that has ended meanwhile has no file any more.
+        total += on_cpu(&task?.path()).unwrap_or(0);
+    }
+    Ok(Duration::from_nanos(total))
+}
+
+fn on_cpu(task: &Path) -> Option<u64> {
+    let text = fs::read_to_string(task.join("schedstat")).ok()?;
+    text.split_whitespace().next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_of_a_status_are_in_kibibytes() {
+        let status = "Name:\tx\nVmHWM:\t    2048 kB\nVmRSS:\t    1024 kB\n";
+        assert_eq!(field_of(status, "VmRSS"), Some(1 << 20));
+        assert_eq!(field_of(status, "VmHWM"), Some(2 << 20));
+        assert_eq!(field_of(status, "VmSwap"), None);
+    }
+
+    #[test]
+    fn own_process_has_used_something() {
+        let memory = Memory::of(std::process::id()).unwrap();
+        assert!(memory.resident > 0 && memory.peak >= memory.resident);
+        assert!(cpu_time(std::process::id()).unwrap() > Duration::ZERO);
+    }
+}

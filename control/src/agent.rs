@@ -147,8 +147,8 @@ pub struct Agent {
     egress: BTreeMap<String, EgressAttachment>,
     /// Those with one of an earlier agent that this one has not taken over yet.
     inherited_egress: BTreeSet<String>,
-    /// Pods of this machine, and the devices that led to them when the kernel was last asked.
-    pods: BTreeSet<IpAddr>,
+    /// Pods of this machine, unless the kernel has to be asked again, and the devices that led to them.
+    pods: Option<BTreeSet<IpAddr>>,
     pod_devices: BTreeSet<String>,
 
     health: Arc<Monitor>,
@@ -244,7 +244,7 @@ impl Agent {
             announcing: Announcing::default(),
             egress: BTreeMap::new(),
             inherited_egress,
-            pods: BTreeSet::new(),
+            pods: None,
             pod_devices: BTreeSet::new(),
             problems: Problems::default(),
             started: Instant::now(),
@@ -344,7 +344,7 @@ impl Agent {
                 let lost = self.forget_detached() | self.forget_egress();
                 if lost {
                     // A pod that ended takes its device along.
-                    self.pod_devices = self.find_pod_devices();
+                    self.look_for_pod_devices();
                 }
                 let _ = answer.send(self.snapshot());
                 if lost {
@@ -384,7 +384,7 @@ impl Agent {
                 self.machine = Machine::of(&self.config.desired, &facts);
                 self.forget_detached();
                 self.forget_egress();
-                self.pods.clear();
+                self.pods = None;
                 let put = self.settle();
                 tracing::info!(
                     cause,
@@ -425,8 +425,8 @@ impl Agent {
             .collect();
         let may_attach = lost || unattached != self.unattached;
         self.unattached = unattached;
-        let pod_devices = self.find_pod_devices();
-        if self.machine == before && !may_attach && pod_devices == self.pod_devices {
+        let moved = self.look_for_pod_devices();
+        if self.machine == before && !may_attach && !moved {
             let outcome = self.next_hops.refresh(&mut self.tables);
             let outcome = outcome.map_err(|error| chain(&error));
             self.problems.note(Instant::now(), Item::NextHops, outcome);

@@ -61,8 +61,8 @@ impl Agent {
 
     /// Does every step of the plan, whatever becomes of the others.
     fn attempt(&mut self) -> Attempt {
-        if self.pods != self.config.desired.pods_of(&self.machine.addresses) {
-            self.pod_devices = self.find_pod_devices();
+        if self.pods.as_ref() != Some(&self.config.desired.pods_of(&self.machine.addresses)) {
+            self.look_for_pod_devices();
         }
         let machine = Machine {
             pod_devices: self.pod_devices.clone(),

@@ -1,6 +1,7 @@
 //! The egress program: on which devices it has to be, and putting it there.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 
 use fastpath::attach::{AttachError, EgressHook};
 use fastpath::facts::{self, InterfaceError};
@@ -11,28 +12,32 @@ use super::{Agent, chain};
 use crate::api::Egress;
 
 impl Agent {
-    /// Asks the kernel for the devices that lead to the pods of this machine; those known before
-    /// stay when it does not answer.
-    pub(super) fn find_pod_devices(&mut self) -> BTreeSet<String> {
-        self.pods = self.config.desired.pods_of(&self.machine.addresses);
-        if self.pods.is_empty() {
-            return BTreeSet::new();
-        }
-        let leading = match self.next_hops.devices(&self.pods) {
-            Ok(leading) => leading,
-            Err(error) => return self.keep_pod_devices(&error),
-        };
-        match facts::pod_devices(&leading) {
-            Ok(devices) => devices,
-            Err(error) => self.keep_pod_devices(&error),
+    /// Asks the kernel for the devices that lead to the pods of this machine, and tells whether they are
+    /// others than before; when it does not answer, those stay, and the next attempt asks again.
+    pub(super) fn look_for_pod_devices(&mut self) -> bool {
+        let pods = self.config.desired.pods_of(&self.machine.addresses);
+        match self.devices_of(&pods) {
+            Ok(devices) => {
+                self.pods = Some(pods);
+                let moved = devices != self.pod_devices;
+                self.pod_devices = devices;
+                moved
+            }
+            Err(error) => {
+                self.pods = None;
+                tracing::warn!(error, "cannot find the devices of the pods");
+                false
+            }
         }
     }
 
-    fn keep_pod_devices(&mut self, error: &dyn std::error::Error) -> BTreeSet<String> {
-        // The next attempt asks again.
-        self.pods.clear();
-        tracing::warn!(error = chain(error), "cannot find the devices of the pods");
-        self.pod_devices.clone()
+    fn devices_of(&mut self, pods: &BTreeSet<IpAddr>) -> Result<BTreeSet<String>, String> {
+        if pods.is_empty() {
+            return Ok(BTreeSet::new());
+        }
+        let leading = self.next_hops.devices(pods);
+        let leading = leading.map_err(|error| chain(&error))?;
+        facts::pod_devices(&leading).map_err(|error| chain(&error))
     }
 
     /// Lists the devices with the egress program, and whether this agent has put its own there.

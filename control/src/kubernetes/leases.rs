@@ -166,7 +166,7 @@ pub async fn follow(
         let shown = heard.shown.borrow();
         let addresses = shown.as_ref().map(|shown| shown.node_addresses.clone());
         let may_announce = shown.as_ref().zip(node.labels());
-        let may_announce = may_announce.map(|(shown, labels)| shown.may_announce(labels));
+        let may_announce = may_announce.map(|(shown, labels)| shown.may_announce(labels.as_ref()));
         drop(shown);
         // An edge that serves nothing yet counts for no address.
         let addresses = addresses.filter(|_| may_announce == Some(true));
@@ -272,19 +272,21 @@ fn edge_of(lease: &Lease) -> Option<Edge> {
 #[derive(Debug, Default)]
 struct OwnNode {
     metadata: Option<ObjectMeta>,
+    /// What a list under way has shown; what it does not show is gone.
+    listed: Option<ObjectMeta>,
     is_listed: bool,
 }
 
 impl OwnNode {
     fn take(&mut self, event: watcher::Result<Event<PartialObjectMeta<Node>>>) {
         match event {
-            Ok(Event::Init) => self.metadata = self.metadata.take().filter(|_| self.is_listed),
-            Ok(Event::Apply(node) | Event::InitApply(node)) => {
-                let mut metadata = node.metadata;
-                metadata.labels.get_or_insert_default();
-                self.metadata = Some(metadata);
+            Ok(Event::Init) => self.listed = None,
+            Ok(Event::InitApply(node)) => self.listed = Some(node.metadata),
+            Ok(Event::InitDone) => {
+                self.metadata = self.listed.take();
+                self.is_listed = true;
             }
-            Ok(Event::InitDone) => self.is_listed = true,
+            Ok(Event::Apply(node)) => self.metadata = Some(node.metadata),
             Ok(Event::Delete(_)) => self.metadata = None,
             Err(error) => {
                 tracing::debug!(
@@ -296,9 +298,9 @@ impl OwnNode {
     }
 
     /// Returns the labels, none within if there is no such Node; nothing until that is known.
-    fn labels(&self) -> Option<Option<&BTreeMap<String, String>>> {
+    fn labels(&self) -> Option<Option<BTreeMap<String, String>>> {
         let metadata = self.metadata.as_ref();
-        let labels = metadata.and_then(|metadata| metadata.labels.as_ref());
+        let labels = metadata.map(|metadata| metadata.labels.clone().unwrap_or_default());
         self.is_listed.then_some(labels)
     }
 
@@ -500,9 +502,9 @@ mod tests {
         let mut node = OwnNode::default();
         assert_eq!(node.as_owner(), None);
         let metadata = json!({"metadata": {"name": "node1", "uid": "7"}});
-        node.take(Ok(Event::InitApply(
-            serde_json::from_value(metadata).unwrap(),
-        )));
+        let own: PartialObjectMeta<Node> = serde_json::from_value(metadata).unwrap();
+        node.take(Ok(Event::InitApply(own)));
+        node.take(Ok(Event::InitDone));
         let said = Renewal {
             addresses: BTreeSet::new(),
             owner: node.as_owner(),
@@ -512,6 +514,13 @@ mod tests {
             serde_json::to_value(written.metadata.owner_references).unwrap(),
             json!([{"apiVersion": "v1", "kind": "Node", "name": "node1", "uid": "7"}])
         );
+        assert_eq!(node.labels(), Some(Some(BTreeMap::new())));
+
+        // It went while the watch was down.
+        node.take(Ok(Event::Init));
+        assert!(node.as_owner().is_some());
+        node.take(Ok(Event::InitDone));
+        assert_eq!((node.as_owner(), node.labels()), (None, Some(None)));
     }
 
     #[test]

@@ -103,8 +103,9 @@ pub(super) async fn follow(
                 };
             }
             () = pacer.due(), if is_ready => {
+                let begun = Instant::now();
                 let wrote = act(&mut cluster, &classes, &writer, &mut pacer, &values).await;
-                pacer.done(wrote);
+                pacer.done(begun, wrote);
             }
         }
     }
@@ -160,12 +161,11 @@ impl Pacer {
     }
 
     /// Ends an attempt; `wrote` tells whether anything was written, which may lead to more.
-    fn done(&mut self, wrote: bool) {
-        let now = Instant::now();
+    fn done(&mut self, begun: Instant, wrote: bool) {
         self.dirty = wrote;
-        self.earliest = Some(now + PACE);
+        self.earliest = Some(Instant::now() + PACE);
         // What had its turn and did not fail again.
-        self.failed.retain(|_, pause| pause.end > now);
+        self.failed.retain(|_, pause| pause.end > begun);
     }
 }
 
@@ -312,21 +312,36 @@ mod tests {
         let begin = Instant::now();
         for pause in [1, 2, 4, 8, 16, 30, 30] {
             assert!(pacer.allows(&service("a")));
+            let begun = Instant::now();
             pacer.fail(service("a"));
-            pacer.done(false);
+            pacer.done(begun, false);
             assert!(!pacer.allows(&service("a")));
             assert!(pacer.allows(&service("b")));
-            let failed = Instant::now();
             pacer.due().await;
-            assert_eq!(failed.elapsed(), Duration::from_secs(pause));
+            assert_eq!(begun.elapsed(), Duration::from_secs(pause));
         }
         // What succeeds, or is gone, begins anew.
-        pacer.done(false);
+        pacer.done(Instant::now(), false);
+        let again = Instant::now();
         pacer.fail(service("a"));
-        pacer.done(true);
+        pacer.done(again, false);
+        pacer.due().await;
+        assert_eq!(again.elapsed(), PAUSES.0);
+        pacer.done(again + PAUSES.0, true);
         let again = Instant::now();
         pacer.due().await;
         assert_eq!(again.elapsed(), PACE, "something was written");
         assert!(begin.elapsed() > Duration::from_secs(91));
+
+        // A failure counts too if the attempt goes on for longer than the pause after it.
+        let begun = Instant::now();
+        pacer.fail(service("b"));
+        tokio::time::advance(PAUSES.0 * 3).await;
+        pacer.done(begun, false);
+        let begun = Instant::now();
+        pacer.fail(service("b"));
+        pacer.done(begun, false);
+        pacer.due().await;
+        assert_eq!(begun.elapsed(), PAUSES.0 * 2);
     }
 }

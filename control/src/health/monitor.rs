@@ -19,7 +19,7 @@ use super::targets::{BackendCheck, NodeCheck, Targets};
 use crate::durations::Durations;
 use crate::timer::sleep_until;
 
-/// Backends and nodes, each, that are under check at a time: every check is an open socket.
+/// Backends and nodes, each, that are under check at a time: every check is an open socket or two.
 const MAX_UNDER_WAY: usize = 256;
 /// Upper bounds in seconds of how long checks take; what takes longer has timed out.
 const DURATION_BOUNDS: &[f64] = &[

@@ -290,6 +290,9 @@ impl Cluster {
     fn note_api_servers(&mut self, slice: &objects::EndpointSlice) {
         let service = slice.labels.get(SERVICE_NAME).map(String::as_str);
         if (slice.name.namespace.as_str(), service) != API_SERVICE {
+            if self.api_servers.remove(&slice.name).is_some() {
+                self.reserve();
+            }
             return;
         }
         let addresses = slice.endpoints.iter();

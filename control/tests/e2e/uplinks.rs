@@ -6,6 +6,7 @@ use std::{
 };
 
 use lab::{Link, Machine, Namespace, Topology, Veth, output};
+use serde_json::Value;
 
 use crate::support::{
     Agent, Cluster, Flow, Mode, PodService, Service, cluster_config, serve_on_pods,
@@ -140,14 +141,7 @@ fn pods_are_clients_of_pods_beside_them() {
     let _echoes = serve_on_pods(&net, &services);
     let cluster = Cluster::start(&net, &services);
     let status = cluster.nodes[0].json(&["status"]);
-    let devices: BTreeSet<&str> = status["egress"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .filter(|row| row["mode"].is_string())
-        .map(|row| row["device"].as_str().unwrap())
-        .collect();
-    assert!(devices.contains(neighbour.label()), "{devices:?}");
+    assert!(has_egress_program(&status, neighbour.label()), "{status}");
 
     let translated = |node: &Agent<'_>| Cluster::packets(node, "pass", "translated");
     for client in [neighbour, distant] {
@@ -157,6 +151,21 @@ fn pods_are_clients_of_pods_beside_them() {
             assert!(translated(&cluster.nodes[0]) > before, "{service}");
         }
     }
+
+    // A pod that nobody tells of may be a client.
+    let cable = "ip link add newcomer type veth peer name newcomer-eth0";
+    let mut shell = net.nodes()[0].namespace().command("sh");
+    output(shell.args(["-c", cable])).unwrap();
+    cluster.nodes[0].wait_for_answer("the newcomer's device is seen to", &["status"], |status| {
+        has_egress_program(status, "newcomer")
+    });
+}
+
+/// Tells whether `status` shows the egress program on a device.
+fn has_egress_program(status: &Value, device: &str) -> bool {
+    let rows = status["egress"].as_array().unwrap();
+    rows.iter()
+        .any(|row| row["device"] == *device && row["mode"].is_string())
 }
 
 fn ask(client: &Machine, service: &Service, server: &Machine) {

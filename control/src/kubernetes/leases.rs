@@ -166,7 +166,7 @@ pub async fn follow(
         let shown = heard.shown.borrow();
         let addresses = shown.as_ref().map(|shown| shown.node_addresses.clone());
         let may_announce = shown.as_ref().zip(node.labels());
-        let may_announce = may_announce.map(|(shown, labels)| shown.may_announce(labels.as_ref()));
+        let may_announce = may_announce.map(|(shown, labels)| shown.may_announce(labels));
         drop(shown);
         // An edge that serves nothing yet counts for no address.
         let addresses = addresses.filter(|_| may_announce == Some(true));
@@ -298,9 +298,10 @@ impl OwnNode {
     }
 
     /// Returns the labels, none within if there is no such Node; nothing until that is known.
-    fn labels(&self) -> Option<Option<BTreeMap<String, String>>> {
+    fn labels(&self) -> Option<Option<&BTreeMap<String, String>>> {
+        static NONE: BTreeMap<String, String> = BTreeMap::new();
         let metadata = self.metadata.as_ref();
-        let labels = metadata.map(|metadata| metadata.labels.clone().unwrap_or_default());
+        let labels = metadata.map(|metadata| metadata.labels.as_ref().unwrap_or(&NONE));
         self.is_listed.then_some(labels)
     }
 
@@ -514,7 +515,7 @@ mod tests {
             serde_json::to_value(written.metadata.owner_references).unwrap(),
             json!([{"apiVersion": "v1", "kind": "Node", "name": "node1", "uid": "7"}])
         );
-        assert_eq!(node.labels(), Some(Some(BTreeMap::new())));
+        assert_eq!(node.labels(), Some(Some(&BTreeMap::new())));
 
         // It went while the watch was down.
         node.take(Ok(Event::Init));

@@ -6,8 +6,8 @@
 //! the cluster, written by the operator, and counts for exactly as long as it is written.
 //!
 //! What an earlier agent sent to counts as gone just now: agents that are rolled begin anew one after the
-//! other, and to each of them the pods of the others may be missing at that moment. While the watch fails,
-//! time stands still.
+//! other, and to each of them the pods of the others may be missing at that moment. Each failure of the watch
+//! begins the time anew.
 //!
 //! A pod that has detached its node is shown by another Service, and there is nothing to wait for: what
 //! edges send would find no program.

@@ -287,12 +287,18 @@ fn neighbour_answered(input: &[u8], output: &[u8]) -> Result<(), String> {
         (output[..6] == input[6..12] || output[..6] == ALL_NODES) && output[6] & 1 == 0,
         "an answer about a neighbour goes from or to somewhere else",
     )?;
+    same_tags(input, output)?;
+    ensure(output.len() <= input.len() + 8, "an answer is too large")
+}
+
+/// An answer has the tags of its packet; returns where they end.
+fn same_tags(input: &[u8], output: &[u8]) -> Result<usize, String> {
     let l3 = 14 + 4 * tags(output);
     ensure(
         output[12..l3] == input[12..l3],
         "the tags of an answer are not those of its packet",
     )?;
-    ensure(output.len() <= input.len() + 8, "an answer is too large")
+    Ok(l3)
 }
 
 /// An answer goes back by MAC and tags, and is at most the packet and the headers of an ICMP error.
@@ -301,11 +307,7 @@ fn answered(input: &[u8], output: &[u8]) -> Result<(), String> {
         output[..6] == input[6..12] && output[6..12] == input[..6],
         "the MACs of an answer are not those of its packet",
     )?;
-    let l3 = 14 + 4 * tags(output);
-    ensure(
-        output[12..l3] == input[12..l3],
-        "the tags of an answer are not those of its packet",
-    )?;
+    let l3 = same_tags(input, output)?;
     let (length, room, longest) = if input[l3] >> 4 == 4 {
         (usize::from(word(input, l3 + 2)), 28, 576)
     } else {

@@ -30,8 +30,9 @@
 //! one pod that starts on the wrong machine moves no flow, and a cluster that is being migrated does not send
 //! everything to the pods of its first node. The problem names it either way.
 //!
-//! **Two Services that claim the same** address, port and protocol: the older one has it, or of equally old
-//! ones the first by name; the other one gets it when the first one goes.
+//! **Two Services that claim the same** address, port and protocol: one that was assigned the address goes before
+//! those that name it as an external one, which whoever may write a Service can do. Else the older one has it, or of
+//! equally old ones the first by name; the other one gets it when the first one goes.
 
 mod few;
 mod machines;
@@ -206,6 +207,8 @@ struct Entry {
 /// What a Service would make of a key; the least one is served.
 #[derive(Debug)]
 struct Claim {
+    /// Whether it names the address as an external one.
+    is_external: bool,
     created: i64,
     name: ObjectName,
     service: Arc<Service>,
@@ -478,6 +481,7 @@ impl Index {
             let claims = self.claims.entry(*key).or_default();
             claims.reserve_exact(1);
             claims.push(Claim {
+                is_external: new.captured.get(&key.address) == Some(&false),
                 created: created.unwrap_or(i64::MAX),
                 name: name.clone(),
                 service: Arc::clone(service),
@@ -504,7 +508,7 @@ impl Index {
         let claims = self.claims.get(&key).map_or(&[][..], Vec::as_slice);
         let winner = claims
             .iter()
-            .min_by_key(|claim| (claim.created, &claim.name));
+            .min_by_key(|claim| (claim.is_external, claim.created, &claim.name));
         let service = winner.map(|winner| &winner.service);
         let same = match (self.state.services.get(&key), service) {
             (Some(old), Some(new)) => Arc::ptr_eq(old, new),
@@ -667,7 +671,7 @@ fn conflict(object: &Object, conflicts: &BTreeMap<ServiceKey, ObjectName>) -> Op
     Some(Problem {
         object: object.clone(),
         rule: Rule::Conflict,
-        text: format!("{at} is served for Service {winner}, which is older{more}"),
+        text: format!("{at} is served for Service {winner}, which goes first{more}"),
         remedy: "give one of the two another address or port".to_owned(),
     })
 }

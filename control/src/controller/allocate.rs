@@ -8,6 +8,8 @@
 //!    Of two that may not have one address together, the older one keeps it.
 //! 2. Services that ask for an address get it, the oldest first.
 //! 3. The others get one they may share, or else the first free one, from the pools in the order of their names.
+//!    Addresses that some Service names as external ones come last: they are not its by right, and one Service
+//!    that names all of a pool must not keep the others waiting.
 
 mod problem;
 #[cfg(test)]
@@ -31,8 +33,10 @@ pub struct Inventory {
     pub namespaces: BTreeMap<String, Labels>,
     /// Addresses of Nodes.
     pub nodes: BTreeSet<IpAddr>,
-    /// Addresses that Services have by other ways: another implementation's, external IPs.
+    /// Addresses that another implementation gave to Services.
     pub foreign: BTreeMap<IpAddr, ObjectName>,
+    /// External addresses of Services: whoever may write a Service writes there what it likes.
+    pub external: BTreeSet<IpAddr>,
     /// The Services that get their addresses from here.
     pub services: BTreeMap<ObjectName, Service>,
 }
@@ -209,14 +213,16 @@ impl<'a> Claim<'a> {
             return Ok(address);
         }
         let blocks = pools.iter().flat_map(|pool| &pool.blocks);
-        let mut blocks = blocks
-            .filter(|block| block.family() == family)
-            .copied()
-            .peekable();
-        if blocks.peek().is_none() {
+        let of_family = |block: &&Block| block.family() == family;
+        let blocks: Vec<Block> = blocks.filter(of_family).copied().collect();
+        if blocks.is_empty() {
             return Err(Problem::NoPool(family));
         }
-        let free = blocks.find_map(|block| ledger.first_free(block));
+        let mut ways = [Search::Unnamed, Search::All].into_iter();
+        let free = ways.find_map(|search| {
+            let mut blocks = blocks.iter();
+            blocks.find_map(|block| ledger.first_free(*block, search))
+        });
         free.ok_or(Problem::Exhausted(family))
     }
 
@@ -296,11 +302,22 @@ struct Ledger<'a> {
     /// Addresses by the key that their Services share them under.
     shared: BTreeMap<&'a str, BTreeSet<IpAddr>>,
     /// How far each block is known to be taken: nothing is given back while services are filled.
-    searched: BTreeMap<Block, IpAddr>,
+    searched: BTreeMap<(Block, Search), IpAddr>,
+}
+
+/// Which addresses are free.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Search {
+    /// Those that no Service names as an external one.
+    Unnamed,
+    /// Those too.
+    All,
 }
 
 enum Holders<'a> {
     Node,
+    /// Nobody, though a Service names it as an external address.
+    Named,
     Foreign(&'a ObjectName),
     Services(Vec<&'a Service>),
 }
@@ -311,8 +328,11 @@ impl<'a> Ledger<'a> {
         let foreign = foreign.map(|(address, name)| (*address, Holders::Foreign(name)));
         let nodes = inventory.nodes.iter();
         let nodes = nodes.map(|address| (*address, Holders::Node));
+        let named = inventory.external.iter();
+        let named = named.map(|address| (*address, Holders::Named));
         Self {
-            holders: foreign.chain(nodes).collect(),
+            // Of two holders the later one counts.
+            holders: named.chain(foreign).chain(nodes).collect(),
             shared: BTreeMap::new(),
             searched: BTreeMap::new(),
         }
@@ -327,7 +347,9 @@ impl<'a> Ledger<'a> {
         match holders {
             Holders::Services(services) => services.push(service),
             // This Service's as well: see `may_join`.
-            Holders::Foreign(_) | Holders::Node => *holders = Holders::Services(vec![service]),
+            Holders::Foreign(_) | Holders::Node | Holders::Named => {
+                *holders = Holders::Services(vec![service]);
+            }
         }
     }
 
@@ -335,7 +357,7 @@ impl<'a> Ledger<'a> {
     fn may_join(&self, address: IpAddr, service: &Service) -> Result<(), Problem> {
         let conflict = |holder| Problem::Taken { address, holder };
         match self.holders.get(&address) {
-            None => Ok(()),
+            None | Some(Holders::Named) => Ok(()),
             Some(Holders::Node) => Err(conflict(Holder::Node)),
             // Which of the two is wrong cannot be known, and taking it away breaks one.
             Some(Holders::Foreign(_)) if service.held.contains(&address) => Ok(()),
@@ -359,21 +381,22 @@ impl<'a> Ledger<'a> {
         addresses.into_iter().flatten().copied()
     }
 
-    fn first_free(&mut self, block: Block) -> Option<IpAddr> {
-        let from = *self.searched.get(&block).unwrap_or(&block.first());
+    fn first_free(&mut self, block: Block, search: Search) -> Option<IpAddr> {
+        let searched = self.searched.get(&(block, search));
+        let from = *searched.unwrap_or(&block.first());
         let mut free = Some(from);
-        for taken in self
-            .holders
-            .range(from..=block.last())
-            .map(|(taken, _)| *taken)
-        {
+        let is_taken =
+            |holders: &Holders<'_>| search == Search::Unnamed || !matches!(holders, Holders::Named);
+        let holders = self.holders.range(from..=block.last());
+        for taken in holders.filter_map(|(taken, by)| is_taken(by).then_some(*taken)) {
             if Some(taken) != free {
                 break;
             }
             free = block::next(taken);
         }
         let free = free.filter(|free| *free <= block.last());
-        self.searched.insert(block, free.unwrap_or(block.last()));
+        let from = free.unwrap_or(block.last());
+        self.searched.insert((block, search), from);
         free
     }
 }

@@ -140,6 +140,7 @@ impl Cluster {
         let foreign = services
             .iter()
             .flat_map(|(name, seen)| seen.foreign.iter().map(|address| (*address, name.clone())));
+        let external = services.values().flat_map(|seen| &seen.external);
         let pools = self.pools.objects().iter();
         let namespaces = self.namespaces.objects().iter();
         Inventory {
@@ -151,6 +152,7 @@ impl Cluster {
                 .collect(),
             nodes: self.nodes.objects().values().flatten().copied().collect(),
             foreign: foreign.collect(),
+            external: external.copied().collect(),
             services: ours.collect(),
         }
     }

@@ -31,8 +31,10 @@ pub(super) struct Seen {
     pub(super) uid: String,
     /// The Service, if it gets its addresses from here.
     pub(super) ours: Option<Service>,
-    /// The addresses that it has by other ways.
+    /// The addresses that another controller gave it.
     pub(super) foreign: Vec<IpAddr>,
+    /// The external addresses that it names.
+    pub(super) external: Vec<IpAddr>,
     pub(super) observed: Observed,
     /// Whether another class stands in it, which never changes: what its status says is another controller's.
     pub(super) is_of_other_class: bool,
@@ -60,23 +62,19 @@ impl Classes {
         let nothing = core::ServiceSpec::default();
         let spec = service.spec.as_ref().unwrap_or(&nothing);
         let observed = observed(service.status.as_ref());
-        let mut foreign: Vec<IpAddr> = spec
-            .external_ips
-            .iter()
-            .flatten()
-            .filter_map(|text| text.parse().ok())
-            .collect();
-        let ours = if self.has(spec) {
-            let held = observed.addresses().collect();
-            Some(wanted(&service.metadata, spec, held))
+        let external = spec.external_ips.iter().flatten();
+        let (mut ours, mut foreign) = (None, Vec::new());
+        let held: Vec<IpAddr> = observed.addresses().collect();
+        if self.has(spec) {
+            ours = Some(wanted(&service.metadata, spec, held));
         } else {
-            foreign.extend(observed.addresses());
-            None
-        };
+            foreign = held;
+        }
         Seen {
             uid: service.metadata.uid.clone().unwrap_or_default(),
             ours,
             foreign,
+            external: external.filter_map(|text| text.parse().ok()).collect(),
             observed,
             is_of_other_class: is_load_balancer(spec)
                 && spec

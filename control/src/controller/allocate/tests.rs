@@ -259,6 +259,24 @@ fn addresses_that_others_gave_are_left_to_them() {
 }
 
 #[test]
+fn addresses_that_services_name_as_external_come_last_and_are_not_reserved() {
+    let mut cluster = Cluster::new(&[("a", "192.0.2.0/31"), ("b", "198.51.100.1")]);
+    cluster.0.external = ["192.0.2.0", "198.51.100.1"].map(ip).into();
+    cluster.add("1", |_| {});
+    cluster.add("2", |_| {});
+    cluster.add("3", |_| {});
+    assert_eq!(cluster.addresses("1"), ["192.0.2.1"]);
+    assert_eq!(cluster.addresses("2"), ["192.0.2.0"]);
+    assert_eq!(cluster.addresses("3"), ["198.51.100.1"]);
+    cluster.add("asks", |service| {
+        service.created = 1;
+        service.request.addresses = Some("198.51.100.1".into());
+    });
+    assert_eq!(cluster.addresses("asks"), ["198.51.100.1"]);
+    assert_eq!(cluster.problem("3"), "PoolExhausted");
+}
+
+#[test]
 fn services_with_one_key_share_an_address_unless_ports_clash() {
     let mut cluster = Cluster::new(&[("a", "192.0.2.0/28")]);
     let shared = |protocol, port| {

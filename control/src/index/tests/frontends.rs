@@ -393,6 +393,26 @@ fn older_of_two_services_has_what_both_claim() {
 }
 
 #[test]
+fn assigned_address_is_not_taken_by_an_older_service_that_names_it_as_external() {
+    let assigned = web().created(2);
+    let thief = Service {
+        name: name("thief"),
+        ..external(&["192.0.2.1"]).created(1)
+    };
+    for order in [[&assigned, &thief], [&thief, &assigned]] {
+        let mut cluster = cluster_with(with_external_ips());
+        for service in order {
+            cluster.service(service.clone());
+        }
+        assert_eq!(cluster.served(VIP).unwrap().name, "default/web");
+        assert_eq!(cluster.problems("thief"), ["Conflict"]);
+        assert_eq!(cluster.problems("web"), [""; 0]);
+        cluster.index.delete_service(&name("web"));
+        assert_eq!(cluster.served(VIP).unwrap().name, "default/thief");
+    }
+}
+
+#[test]
 fn of_equally_old_services_the_first_by_name_has_what_both_claim() {
     let mut cluster = cluster();
     cluster.service(

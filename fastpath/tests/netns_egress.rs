@@ -390,6 +390,7 @@ impl Dataplane {
             for table in [
                 map::LUT,
                 map::FLOWS,
+                map::FLOWS_DATAGRAM,
                 map::FLOWS_EMBRYONIC,
                 map::LOCAL_FLOWS,
                 map::FRAGMENTS,

@@ -68,8 +68,10 @@ pub mod map {
     pub const PODS: &str = "PODS";
     /// LPM trie over [`super::SourcePrefix`] to 1: who may talk to a service.
     pub const SOURCE_RANGES: &str = "SOURCE_RANGES";
-    /// LRU hash from [`super::Tuple`] (client to pod) to [`super::PodFlow`]: flows that the pod has answered.
+    /// LRU hash from [`super::Tuple`] (client to pod) to [`super::PodFlow`]: TCP flows that the pod has answered.
     pub const FLOWS: &str = "FLOWS";
+    /// LRU hash like `FLOWS`: those of other protocols.
+    pub const FLOWS_DATAGRAM: &str = "FLOWS_DATAGRAM";
     /// LRU hash like `FLOWS`: flows that the pod has not answered yet.
     pub const FLOWS_EMBRYONIC: &str = "FLOWS_EMBRYONIC";
     /// LRU hash from [`super::Tuple`] (as the pod sees the flow) to [`super::AddressKey`]: the client whose place

@@ -300,6 +300,10 @@ pub(super) fn fill_flows(product: &mut Ebpf, case: Case, device: u32) -> Result<
         Protocol::Tcp => NAT_OPEN | NAT_ANSWERED,
     };
     let mark = NatMark::new(now, told);
+    let answered = match protocol {
+        Protocol::Udp => map::FLOWS_DATAGRAM,
+        Protocol::Tcp => map::FLOWS,
+    };
     let link = link();
     for flow in 0..MOST_FLOWS {
         let (bits, port) = client(flow);
@@ -307,7 +311,7 @@ pub(super) fn fill_flows(product: &mut Ebpf, case: Case, device: u32) -> Result<
         let port = port.to_be_bytes();
         let target = TARGET_PORT.to_be_bytes();
         let mut flows: HashMap<_, Tuple, PodFlow> =
-            HashMap::try_from(tables::map_mut(product, map::FLOWS)?)?;
+            HashMap::try_from(tables::map_mut(product, answered)?)?;
         let tuple = Tuple::new(from, key(known.pod), port, target, number);
         flows.insert(tuple, to_pod, 0)?;
 

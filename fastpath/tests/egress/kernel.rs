@@ -11,6 +11,7 @@ use aya::{
 use xdp_prog::{
     abi::{self, AddressKey, Datagram, LocalFlow, PodFlow, Tuple, map},
     decide::deliver::FlowTable,
+    wire::protocol,
 };
 
 use super::{
@@ -48,6 +49,7 @@ impl Kernel {
             (map::BACKEND_TRAFFIC, size::BACKENDS),
             (map::NEXTHOPS, size::NEXT_HOPS),
             (map::FLOWS, size::LRU),
+            (map::FLOWS_DATAGRAM, size::LRU),
             (map::FLOWS_EMBRYONIC, size::LRU),
             (map::LOCAL_FLOWS, size::LRU),
             (map::HAIRPINS, size::LRU),
@@ -72,7 +74,10 @@ impl Kernel {
         self.array(map::SERVICE, &tables.set.service)?;
         self.hash(map::SERVICES_V4, &tables.set.services_v4)?;
         self.hash(map::SERVICES_V6, &tables.set.services_v6)?;
-        self.hash(map::FLOWS, &tables.flows_at(FlowTable::Answered, now))?;
+        let mut answered = tables.flows_at(FlowTable::Answered, now);
+        let datagram = answered.extract_if(|key, _| !is_tcp(key)).collect();
+        self.hash(map::FLOWS, &answered)?;
+        self.hash(map::FLOWS_DATAGRAM, &datagram)?;
         self.hash(
             map::FLOWS_EMBRYONIC,
             &tables.flows_at(FlowTable::Embryonic, now),
@@ -97,7 +102,7 @@ impl Kernel {
             bytes,
             reasons: reasons.collect(),
             remembered: Remembered {
-                answered: timeless(&self.read::<Tuple, PodFlow>(map::FLOWS)?),
+                answered: timeless(&self.answered()?),
                 embryonic: timeless(&self.read::<Tuple, PodFlow>(map::FLOWS_EMBRYONIC)?),
                 datagrams: ports(&self.read::<Tuple, Datagram>(map::FRAGMENTS)?),
                 local: lifetimes(
@@ -150,6 +155,15 @@ impl Kernel {
         Ok(())
     }
 
+    /// Reads the flows that pods have answered, each of which must be in the map of its protocol.
+    fn answered(&self) -> Result<Model<Tuple, PodFlow>, MapError> {
+        let mut tcp = self.read(map::FLOWS)?;
+        let others = self.read(map::FLOWS_DATAGRAM)?;
+        assert!(tcp.keys().all(is_tcp) && !others.keys().any(is_tcp));
+        tcp.extend(others);
+        Ok(tcp)
+    }
+
     fn read<K: Pod + Eq + std::hash::Hash, V: Pod>(
         &self,
         name: &str,
@@ -162,6 +176,10 @@ impl Kernel {
     fn map_mut(&mut self, name: &str) -> &mut Map {
         self.ebpf.map_mut(name).unwrap()
     }
+}
+
+fn is_tcp(key: &Tuple) -> bool {
+    key.protocol() == protocol::TCP
 }
 
 fn program(ebpf: &mut Ebpf) -> &mut SchedClassifier {

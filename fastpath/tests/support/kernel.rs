@@ -17,8 +17,9 @@ use aya::{
     sys::SyscallError,
 };
 use xdp_prog::{
-    abi::{self, AddressKey, Claim, Config, Traffic, map},
+    abi::{self, AddressKey, Claim, Config, Traffic, Tuple, map},
     decide::{Action, Stage},
+    wire::protocol,
 };
 
 use super::tables::{Counts, TableSet, size};
@@ -54,6 +55,7 @@ impl Kernel {
             (map::PODS, size::HASH),
             (map::SOURCE_RANGES, size::HASH),
             (map::FLOWS, size::LRU),
+            (map::FLOWS_DATAGRAM, size::LRU),
             (map::FLOWS_EMBRYONIC, size::LRU),
             (map::LOCAL_FLOWS, size::LRU),
             (map::PROBE_PEERS, size::LRU),
@@ -114,7 +116,11 @@ impl Kernel {
 
         self.fill_hash(map::EDGE_MACS, &tables.edge_macs)?;
         self.fill_hash(map::PODS, &tables.pods)?;
-        self.fill_hash(map::FLOWS, &tables.flows)?;
+        let mut tcp = tables.flows.clone();
+        let is_datagram = |key: &Tuple| key.protocol() != protocol::TCP;
+        let datagram = tcp.extract_if(|key, _| is_datagram(key)).collect();
+        self.fill_hash(map::FLOWS, &tcp)?;
+        self.fill_hash(map::FLOWS_DATAGRAM, &datagram)?;
         self.fill_hash(map::FLOWS_EMBRYONIC, &tables.embryonic)?;
         self.fill_hash(map::LOCAL_FLOWS, &tables.local_flows)?;
         self.fill_hash(map::PROBE_PEERS, &tables.probe_peers)?;

@@ -2,10 +2,12 @@
 //! translated back.
 //!
 //! A flow enters `FLOWS_EMBRYONIC` with its first packet and is moved to
-//! `FLOWS` by the TC egress program when the pod sends more than a SYN+ACK, so
-//! that no flood can push out a flow that is answered. The key names the client
-//! and the pod: a client port that talks to one pod by two of its VIPs would
-//! be one key, and is refused.
+//! `FLOWS` by the TC egress program when the pod sends more than a SYN+ACK: its
+//! client is where it says, so no forged source pushes out a flow that is
+//! answered. Of other protocols an answer proves nothing, and a resolver gets a
+//! flow with each question: they go to `FLOWS_DATAGRAM`, where no TCP flow is.
+//! The key names the client and the pod: a client port that talks to one pod by
+//! two of its VIPs would be one key, and is refused.
 //!
 //! **Hairpin.** A client that is the chosen pod itself, or this machine (its own
 //! processes, and pods behind its masquerade), cannot be shown to the pod: the
@@ -195,7 +197,7 @@ impl<'t> Deliver<'t> {
 /// The two tables of flows to pods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FlowTable {
-    /// `FLOWS`: the pod has answered.
+    /// `FLOWS`, and `FLOWS_DATAGRAM` of all but TCP: the pod has answered.
     Answered = 0,
     /// `FLOWS_EMBRYONIC`: it has not.
     Embryonic = 1,

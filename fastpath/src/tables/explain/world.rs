@@ -24,6 +24,7 @@ use xdp_prog::{
         probe::Probes,
         receive::Shortcuts,
     },
+    wire::protocol,
 };
 
 use super::super::Tables;
@@ -117,7 +118,8 @@ impl Flows for ReadOnly<'_> {
         f: impl FnOnce(&mut PodFlow) -> R,
     ) -> Option<R> {
         let map = match table {
-            FlowTable::Answered => &self.tables.flows,
+            FlowTable::Answered if key.protocol() == protocol::TCP => &self.tables.flows,
+            FlowTable::Answered => &self.tables.flows_datagram,
             FlowTable::Embryonic => &self.tables.flows_embryonic,
         };
         let mut copy = map.get(key, 0).ok()?;

@@ -8,10 +8,13 @@ use aya_ebpf::{
 use xdp_prog::{
     abi::{AddressKey, LocalFlow, PodFlow, Tuple, size},
     decide::deliver::FlowTable,
+    wire::protocol,
 };
 
 #[btf_map]
 static FLOWS: LruHashMap<Tuple, PodFlow, { size::FLOWS }> = LruHashMap::new();
+#[btf_map]
+static FLOWS_DATAGRAM: LruHashMap<Tuple, PodFlow, { size::FLOWS }> = LruHashMap::new();
 #[btf_map]
 static FLOWS_EMBRYONIC: LruHashMap<Tuple, PodFlow, { size::FLOWS }> = LruHashMap::new();
 #[btf_map]
@@ -20,9 +23,10 @@ static HAIRPINS: LruHashMap<Tuple, AddressKey, { size::HAIRPINS }> = LruHashMap:
 static LOCAL_FLOWS: LruHashMap<Tuple, LocalFlow, { size::FLOWS }> = LruHashMap::new();
 
 #[inline(always)]
-fn map(table: FlowTable) -> &'static LruHashMap<Tuple, PodFlow, { size::FLOWS }> {
+fn map(table: FlowTable, key: &Tuple) -> &'static LruHashMap<Tuple, PodFlow, { size::FLOWS }> {
     match table {
-        FlowTable::Answered => &FLOWS,
+        FlowTable::Answered if key.protocol() == protocol::TCP => &FLOWS,
+        FlowTable::Answered => &FLOWS_DATAGRAM,
         FlowTable::Embryonic => &FLOWS_EMBRYONIC,
     }
 }
@@ -33,7 +37,7 @@ pub(crate) fn with<R>(
     key: &Tuple,
     f: impl FnOnce(&mut PodFlow) -> R,
 ) -> Option<R> {
-    let flow = map(table).get_ptr_mut(key)?;
+    let flow = map(table, key).get_ptr_mut(key)?;
     // SAFETY: the element is valid for the run. Another CPU that has a packet of
     // the same flow may write it too: a time or a flag is lost at worst.
     Some(f(unsafe { &mut *flow }))
@@ -41,13 +45,15 @@ pub(crate) fn with<R>(
 
 #[inline(always)]
 pub(crate) fn insert(table: FlowTable, key: &Tuple, flow: &PodFlow) -> bool {
-    map(table).insert(key, flow, u64::from(BPF_NOEXIST)).is_ok()
+    map(table, key)
+        .insert(key, flow, u64::from(BPF_NOEXIST))
+        .is_ok()
 }
 
 #[inline(always)]
 pub(crate) fn remove(table: FlowTable, key: &Tuple) {
     // It may be gone already, which is as good.
-    let _ = map(table).remove(key);
+    let _ = map(table, key).remove(key);
 }
 
 #[inline(always)]

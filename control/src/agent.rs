@@ -252,9 +252,7 @@ impl Agent {
         };
         agent.settle();
         if agent.attached.is_empty() && !agent.is_held_back() {
-            return Err(StartError::NotAttached(
-                agent.problems.texts().cloned().collect(),
-            ));
+            return Err(StartError::NotAttached(agent.problems.texts().collect()));
         }
         tracing::info!(
             services = agent.tables.services().count(),

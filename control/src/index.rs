@@ -52,6 +52,7 @@ use std::sync::Arc;
 use ipnet::IpNet;
 
 pub use self::machines::{Presence, Reserved};
+pub(crate) use self::problem::quoted;
 pub use self::problem::{Object, Problem, Rule};
 
 use self::machines::{Machines, Node};

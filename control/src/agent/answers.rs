@@ -92,7 +92,7 @@ impl Agent {
             next_hops,
             services: self.tables.services().count(),
             health: self.health_status(),
-            problems: self.problems.texts().cloned().collect(),
+            problems: self.problems.texts().collect(),
         }
     }
 

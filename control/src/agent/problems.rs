@@ -69,8 +69,8 @@ impl Problems {
         self.current.len()
     }
 
-    pub(super) fn texts(&self) -> impl Iterator<Item = &String> {
-        self.current.values()
+    pub(super) fn texts(&self) -> impl Iterator<Item = String> {
+        self.current.iter().map(told)
     }
 
     /// A later step of one attempt may mend what an earlier one could not do.
@@ -88,9 +88,9 @@ impl Problems {
             .iter()
             .filter(|(item, reason)| before.get(item) != Some(reason));
         let mut more = 0;
-        for (index, (_, reason)) in new.enumerate() {
+        for (index, problem) in new.enumerate() {
             if index < LOGGED_ONE_BY_ONE {
-                tracing::error!(reason, "not applied, tried again later");
+                tracing::error!(reason = told(problem), "not applied, tried again later");
             } else {
                 more += 1;
             }
@@ -115,6 +115,18 @@ impl Problems {
             at: now + pause,
             pause,
         });
+    }
+}
+
+/// Words a problem; that of a service names it, for a full table does not.
+fn told((item, reason): (&Item, &String)) -> String {
+    match item {
+        Item::Service(key) => format!("{key}: {reason}"),
+        Item::Table(_)
+        | Item::NextHops
+        | Item::Interface(_)
+        | Item::Egress(_)
+        | Item::Announce(_) => reason.clone(),
     }
 }
 
@@ -169,6 +181,15 @@ mod tests {
             problems.of(&Item::NextHops).map(String::as_str),
             Some("full")
         );
+    }
+
+    #[test]
+    fn problem_of_a_service_names_it() {
+        let mut problems = Problems::default();
+        let key = "192.0.2.1:80/tcp".parse().unwrap();
+        problems.replace(Instant::now(), vec![failed(Item::Service(key))]);
+        let texts: Vec<String> = problems.texts().collect();
+        assert_eq!(texts, ["192.0.2.1:80/tcp: full"]);
     }
 
     #[test]

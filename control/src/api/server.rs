@@ -6,7 +6,7 @@
 
 use std::fs::{self, File, Permissions, TryLockError};
 use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, FileTypeExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -178,6 +178,8 @@ fn lock(socket: &Path, path: &Path) -> Result<File, ListenError> {
         .truncate(false)
         .read(true)
         .write(true)
+        // It is emptied: not what somebody else's link leads to.
+        .custom_flags(nix::libc::O_NOFOLLOW)
         .open(path)
         .map_err(failed)?;
     match file.try_lock() {
@@ -406,6 +408,18 @@ mod tests {
         let error = Socket::bind(&path).unwrap_err();
         assert!(matches!(error, ListenError::InTheWay { .. }), "{error}");
         assert_eq!(fs::read_to_string(&path).unwrap(), "mine");
+    }
+
+    #[tokio::test]
+    async fn lock_that_is_a_link_is_refused_and_its_target_kept() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("agent.sock");
+        let target = directory.path().join("theirs");
+        fs::write(&target, "theirs").unwrap();
+        std::os::unix::fs::symlink(&target, lock_path(&path)).unwrap();
+        let error = Socket::bind(&path).unwrap_err();
+        assert!(matches!(error, ListenError::Io { .. }), "{error}");
+        assert_eq!(fs::read_to_string(&target).unwrap(), "theirs");
     }
 
     #[test]

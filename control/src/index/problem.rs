@@ -147,7 +147,7 @@ impl Findings {
 }
 
 /// Shortens a text from an object for a message, and makes it printable.
-pub(super) fn quoted(text: &str) -> String {
+pub(crate) fn quoted(text: &str) -> String {
     const LONGEST: usize = 64;
     let mut shown: String = text.chars().take(LONGEST).collect();
     if shown.len() < text.len() {

@@ -6,12 +6,13 @@ use std::net::IpAddr;
 use crate::controller::block::Family;
 use crate::desired::Protocol;
 use crate::index::objects::ObjectName;
+use crate::index::quoted;
 
 /// Why a Service does not get an address.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Problem {
     /// A part of the request is no address.
-    #[error("{0:?} is no address; write one per family, separated by a comma")]
+    #[error("{} is no address; write one per family, separated by a comma", quoted(.0))]
     NoAddress(String),
     /// Annotation and field ask for different addresses.
     #[error(
@@ -28,7 +29,7 @@ pub enum Problem {
     #[error("{0} is asked for")]
     Asked(IpAddr),
     /// The pool that is asked for does not exist.
-    #[error("there is no LoadBalancerPool {0:?}")]
+    #[error("there is no LoadBalancerPool {}", quoted(.0))]
     NoSuchPool(String),
     /// No pool is open to the Service.
     #[error(

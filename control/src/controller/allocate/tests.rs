@@ -277,6 +277,21 @@ fn addresses_that_services_name_as_external_come_last_and_are_not_reserved() {
 }
 
 #[test]
+fn long_requests_are_told_in_short() {
+    // The API server takes no Event whose note is longer.
+    const LONGEST_NOTE: usize = 1024;
+    let mut cluster = Cluster::new(&[("a", "192.0.2.0/31")]);
+    let long = "\u{1b}".repeat(100_000);
+    cluster.add("address", |service| {
+        service.request.addresses = Some(long.clone());
+    });
+    cluster.add("pool", |service| service.request.pools = Some(long.clone()));
+    for (_, decision) in allocate(&cluster.0) {
+        assert!(decision.problem.unwrap().to_string().len() <= LONGEST_NOTE);
+    }
+}
+
+#[test]
 fn services_with_one_key_share_an_address_unless_ports_clash() {
     let mut cluster = Cluster::new(&[("a", "192.0.2.0/28")]);
     let shared = |protocol, port| {

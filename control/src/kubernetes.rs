@@ -30,7 +30,6 @@ use std::net::IpAddr;
 
 use k8s_openapi::jiff::Timestamp;
 use kube::Client;
-use tokio::runtime::Runtime;
 
 pub use self::client::{ClientError, Identity};
 pub use self::cluster::Kind;
@@ -38,6 +37,7 @@ pub use self::feed::{Failure, Feed, OwnMachine, Update, Watching};
 
 use self::cluster::Cluster;
 use self::watch::Scope;
+use self::worker::EventLoop;
 use crate::config::Kubernetes;
 use crate::index::{Options, TopologyHints};
 
@@ -54,7 +54,7 @@ pub enum FollowError {
 
 /// The watchers before they begin.
 pub struct Watchers {
-    runtime: Runtime,
+    runtime: EventLoop,
     client: Client,
     server: kube::Config,
     options: Kubernetes,
@@ -81,9 +81,7 @@ impl Watchers {
     /// When nothing says where the API server is, or how to speak to it.
     pub async fn new(options: Kubernetes) -> Result<Self, FollowError> {
         let server = client::infer().await?;
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()?;
+        let runtime = EventLoop::new()?;
         let client = {
             let _context = runtime.enter();
             client::client(server.clone())?

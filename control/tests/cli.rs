@@ -69,6 +69,45 @@ fn file_that_could_keep_the_agent_waiting_is_refused() {
 }
 
 #[test]
+fn start_that_fails_in_kubernetes_mode_says_why() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: String| {
+        let path = directory.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path
+    };
+    let kubeconfig = write(
+        "kubeconfig",
+        "{current-context: a, contexts: [{name: a, context: {cluster: a, user: a}}], \
+         clusters: [{name: a, cluster: {server: \"http://127.0.0.1:1\"}}], users: [{name: a, user: {}}]}"
+            .to_owned(),
+    );
+    let socket = directory.path().join("agent.sock");
+    let config = write(
+        "guideway.yaml",
+        format!(
+            "interfaces: [{{name: eth0}}]\napi: {{socket: {}}}\nkubernetes: {{healthz: \"{address}\"}}\n",
+            socket.display()
+        ),
+    );
+    let output = Command::new(GUIDEWAY)
+        .env("KUBECONFIG", kubeconfig)
+        .args(["run", "--kubernetes", "--config"])
+        .arg(config)
+        .output()
+        .unwrap();
+    let text = stderr(&output);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(
+        text.contains(&format!("cannot listen on {address}")),
+        "{text}"
+    );
+    assert!(!text.contains("panicked"), "{text}");
+}
+
+#[test]
 fn message_does_not_steer_the_terminal() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("edge.yaml");

@@ -21,7 +21,8 @@ use kube::{Api, Client, Resource, ResourceExt};
 use tokio::sync::{mpsc, watch};
 
 use super::backoff::Patience;
-use super::{FollowError, Watchers, client, relist, worker};
+use super::worker::{self, EventLoop};
+use super::{FollowError, Watchers, client, relist};
 use crate::agent::chain;
 use crate::announce::election::{DURATION, RENEWAL};
 use crate::announce::{Candidates, Edge, Election, Holdings};
@@ -103,9 +104,7 @@ pub fn start(
         namespace: watchers.identity.namespace.clone(),
     };
     let server = watchers.server.clone();
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()?;
+    let runtime = EventLoop::new()?;
     let client = {
         let _context = runtime.enter();
         client::client(server)?

@@ -4,7 +4,43 @@
 //! ended with an error, it is started again, and the tables serve meanwhile.
 
 use std::io;
+use std::ops::Deref;
 use std::thread;
+
+use tokio::runtime::{Builder, Runtime};
+
+/// The event loop of a thread that is about to be started.
+///
+/// Where something else fails first it is dropped within another event loop, which a plain runtime may not be.
+pub(super) struct EventLoop(Option<Runtime>);
+
+impl EventLoop {
+    /// Makes one.
+    ///
+    /// # Errors
+    ///
+    /// When the kernel refuses it.
+    pub(super) fn new() -> io::Result<Self> {
+        let runtime = Builder::new_current_thread().enable_all().build()?;
+        Ok(Self(Some(runtime)))
+    }
+}
+
+impl Deref for EventLoop {
+    type Target = Runtime;
+
+    fn deref(&self) -> &Runtime {
+        self.0.as_ref().expect("only a drop takes it out")
+    }
+}
+
+impl Drop for EventLoop {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.0.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
 
 /// Calls back when it goes, be it by a panic.
 struct Alarm<F: FnMut(&'static str)> {

@@ -344,7 +344,7 @@ fn read_table_size(service: &objects::Service, findings: &mut Findings) -> Optio
                     quoted(text)
                 )
             },
-            "use 1, 256, 2048, 16384, 131072 or 1048576",
+            "use 1, 256, 2048 or 16384",
         );
     }
     class

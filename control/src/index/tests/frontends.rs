@@ -366,6 +366,24 @@ fn table_size_annotation_chooses_the_length_if_all_backends_fit() {
 }
 
 #[test]
+fn table_size_annotation_gets_no_more_than_others_can_spare() {
+    for size in ["131072", "1048576"] {
+        let mut cluster = cluster();
+        cluster
+            .service(web().annotation(TABLE_SIZE, size))
+            .slice(slice("web-1", PODS));
+        assert_eq!(cluster.served(VIP).unwrap().spec.log2_slots, Some(14));
+        assert_eq!(cluster.problems("web"), ["InvalidAnnotation"]);
+        // 410 backends need more, which they get by themselves.
+        let many = (0..410).map(|pod| format!("10.244.{}.{}@node-1", pod / 250, pod % 250 + 1));
+        let many: Vec<String> = many.collect();
+        let many: Vec<&str> = many.iter().map(String::as_str).collect();
+        cluster.slice(slice("web-1", &many));
+        assert_eq!(cluster.served(VIP).unwrap().spec.log2_slots, None);
+    }
+}
+
+#[test]
 fn older_of_two_services_has_what_both_claim() {
     let older = web().created(1);
     let younger = Service {

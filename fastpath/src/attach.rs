@@ -8,7 +8,7 @@ mod diagnosis;
 mod egress;
 mod words;
 
-use std::{io, path::Path};
+use std::{fs, io, path::Path};
 
 use aya::{
     pin::PinError as PinFailure,
@@ -429,6 +429,11 @@ fn other_namespace(device: &Interface, pin: &Path) -> AttachError {
 }
 
 fn pin(path: &Path, device: &Interface, link: FdLink) -> Result<(), AttachError> {
+    // Whoever removed the directory under a running agent has detached everything; this brings it back.
+    if let Some(directory) = path.parent() {
+        fs::create_dir_all(directory)
+            .map_err(|source| PinError::io("create it", directory, source))?;
+    }
     // Dropped after a failure, the link detaches: nothing unpinned is left running.
     link.pin(path).map_err(|source| match source {
         PinFailure::SyscallError(error) => {

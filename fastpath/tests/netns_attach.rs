@@ -82,6 +82,23 @@ fn next_agent_adopts_the_link_and_replaces_the_program() {
 }
 
 #[test]
+fn attachment_comes_back_after_the_pins_were_removed() {
+    on_edge(|edge| {
+        let mut loaded = edge.load();
+        loaded.attach("up0", &NATIVE).unwrap();
+        let directory = edge.pins.link("up0").parent().unwrap().to_owned();
+        fs::remove_dir_all(directory.parent().unwrap()).unwrap();
+        wait_until("nothing holds the program", || programs("up0") == 0);
+
+        loaded.attach("up0", &NATIVE).unwrap();
+        assert_eq!(programs("up0"), 1);
+
+        edge.load().attach("up0", &NATIVE).unwrap();
+        assert_eq!(programs("up0"), 1);
+    });
+}
+
+#[test]
 fn one_program_serves_several_interfaces() {
     on_edge(|edge| {
         let mut loaded = edge.load();

@@ -34,7 +34,7 @@ use fastpath::facts::{self, Bpffs, InterfaceError};
 use fastpath::load::{LoadError, Loaded, Loader};
 use fastpath::nexthop::{NetlinkError, Wake, Waker, Watcher};
 use fastpath::pins::{PinError, Pins};
-use fastpath::tables::{ServiceKey, Settings, TableError, Tables};
+use fastpath::tables::{Settings, Specs, TableError, Tables};
 use xdp_prog::abi::map;
 
 use self::announce::Announcing;
@@ -44,6 +44,7 @@ pub use self::handle::{Command, Handle};
 use self::next_hops::NextHops;
 use self::problems::{Item, Problems};
 use crate::api::{ConfigStatus, Detached};
+use crate::census::Census;
 use crate::config::{self, Config, ConfigError, Source, TableSizes, host};
 use crate::health::monitor::Monitor;
 use crate::health::selection::Selection;
@@ -132,14 +133,14 @@ pub struct Agent {
     attached: BTreeMap<String, Attached>,
     /// Wanted interfaces without the program, with their numbers when last looked at.
     unattached: BTreeMap<String, Option<u32>>,
-    /// Services whose table is not what their specification makes of the present settings.
-    stale: BTreeSet<ServiceKey>,
     machine: Machine,
+    /// Of the services that the configuration asks for.
+    census: Census,
     shapes: Shapes,
     /// When the tables were last brought to the desired state.
     programmed: Instant,
     /// Services that the tables should have.
-    wanted: BTreeSet<ServiceKey>,
+    wanted: Specs,
 
     announcing: Announcing,
 
@@ -159,6 +160,8 @@ pub struct Agent {
     /// When flows of NAT mode were last swept.
     swept: Instant,
     ways: Ways,
+    /// What is checked, and how; nothing if that is not in force.
+    targets: Option<Targets>,
     /// Checks that are not made.
     unchecked: usize,
 
@@ -209,10 +212,11 @@ impl Agent {
         }
         let mut agent = Self {
             health: Arc::new(Monitor::new(RandomState::new().build_hasher().finish())),
-            selection: Selection::all(&config.desired),
+            selection: Selection::default(),
             health_changed: false,
             swept: Instant::now(),
             ways: Ways::new(tables.probe_capacity()),
+            targets: None,
             unchecked: 0,
             started_with: config.clone(),
             status: ConfigStatus {
@@ -236,11 +240,11 @@ impl Agent {
             inherited,
             attached: BTreeMap::new(),
             unattached: BTreeMap::new(),
-            stale: BTreeSet::new(),
             machine,
+            census: Census::default(),
             shapes: Shapes::default(),
             programmed: Instant::now(),
-            wanted: BTreeSet::new(),
+            wanted: Specs::new(),
             announcing: Announcing::default(),
             egress: BTreeMap::new(),
             inherited_egress,
@@ -463,6 +467,8 @@ impl Agent {
             self.hold();
             return 0;
         }
+        self.census
+            .follow(&self.config.desired, &self.machine.addresses);
         self.select();
         let mut done = self.apply();
         // A check may need what was just put in place, and what it was for may be gone.
@@ -479,11 +485,15 @@ impl Agent {
         let mut interfaces = self.config.desired.interfaces.keys();
         let around = Surroundings {
             own: &self.machine.addresses,
-            diverts: self.config.desired.diverts_checks()
+            diverts: self.census.diverts_checks(&self.config.desired)
                 && interfaces.all(|name| self.egress.contains_key(name)),
             source_towards,
         };
-        let targets = Targets::of(&self.config.desired, &around, &mut self.ways);
+        let desired = &self.config.desired;
+        let targets = Targets::of(desired, &self.census, &around, &mut self.ways);
+        if self.targets.as_ref() == Some(&targets) {
+            return;
+        }
         let mut unset = 0;
         for (index, way) in &targets.ways {
             if let Err(error) = self.tables.set_probe(*index, way) {
@@ -499,24 +509,25 @@ impl Agent {
             );
         }
         self.unchecked = left;
+        self.targets = (unset == 0).then(|| targets.clone());
         self.health.set_targets(targets);
     }
 
     /// Selects the backends that serve; true if that is another selection than before.
     fn select(&mut self) -> bool {
-        let selection = Selection::of(
+        let before = self.selection.all_fail.clone();
+        let changed = self.selection.follow(
             &self.config.desired,
-            &self.health.left_out(),
+            self.health.left_out(),
             &self.machine.addresses,
         );
-        for key in selection.all_fail.difference(&self.selection.all_fail) {
+        let all_fail = &self.selection.all_fail;
+        for key in all_fail.difference(&before) {
             tracing::warn!(service = %self.title(key), "every backend should be left out, so all serve");
         }
-        for key in self.selection.all_fail.difference(&selection.all_fail) {
+        for key in before.difference(all_fail) {
             tracing::info!(service = %self.title(key), "some backends can serve again, the others are left out");
         }
-        let changed = selection != self.selection;
-        self.selection = selection;
         changed
     }
 

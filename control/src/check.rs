@@ -16,7 +16,7 @@ use serde::Serialize;
 
 use crate::config::{self, Config, ConfigError, DEFAULT_PIN_DIR, host};
 use crate::desired::AttachMode;
-use crate::target::Machine;
+use crate::target::{Machine, Target};
 use crate::{cli, commands};
 
 /// How a fact is judged.
@@ -96,7 +96,7 @@ fn findings(options: &cli::Check) -> Vec<Finding> {
     if let Some(Config { desired, .. }) = &config {
         let machine = Machine::of(desired, &host::facts().unwrap_or_default());
         node = desired.is_node(&machine.addresses);
-        let shared = &desired.nat_addresses(&machine) & &machine.primary;
+        let shared = &Target::of(desired, &machine).addresses.nat & &machine.primary;
         findings.extend(judge::masquerade(&shared, facts::masquerades()));
     }
     let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);

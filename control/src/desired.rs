@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 
+use imbl::{OrdMap, OrdSet};
 use ipnet::IpNet;
 
 use crate::fnv::fnv_1a;
@@ -31,9 +32,9 @@ pub struct Desired {
     /// Interfaces by name, with the attach mode wanted.
     pub interfaces: BTreeMap<String, AttachMode>,
     /// Virtual addresses.
-    pub vips: BTreeSet<IpAddr>,
+    pub vips: OrdSet<IpAddr>,
     /// Addresses that somebody else may have too, virtual or a machine's: of them only what is served is ours.
-    pub shared: BTreeSet<IpAddr>,
+    pub shared: OrdSet<IpAddr>,
     /// Addresses of this machine at which NodePorts are served.
     pub node_port_addresses: NodePortAddresses,
     /// Whether the MSS of connections to pods is bounded by what fits behind the outer header.
@@ -45,27 +46,20 @@ pub struct Desired {
     /// Whether nodes are checked by echo.
     pub node_health: bool,
     /// Services by address, port and protocol; NodePorts at the unspecified address of their family.
-    pub services: BTreeMap<ServiceKey, Arc<Service>>,
+    pub services: Services,
 }
 
 impl Desired {
-    /// Tells whether checks are put on the way of a client's packets, which takes the egress program.
-    pub fn diverts_checks(&self) -> bool {
-        self.edge
-            && self.services.values().any(|service| {
-                let has_nodes =
-                    service.spec.mode == ForwardMode::Ipip && !service.spec.backends.is_empty();
-                service.health.is_some() || (self.node_health && has_nodes)
-            })
-    }
-
     /// Lists the services that this machine sends to their backends by NAT.
-    pub fn by_nat(&self) -> impl Iterator<Item = (&ServiceKey, &Service)> {
-        let services = self.services.iter().filter(|_| self.edge);
-        let services = services.map(|(key, service)| (key, service.as_ref()));
-        services.filter(|(_, service)| service.spec.mode == ForwardMode::Nat)
+    pub fn by_nat(&self) -> impl Iterator<Item = &Service> {
+        let services = self.services.values().filter(|_| self.edge);
+        let services = services.map(Arc::as_ref);
+        services.filter(|service| service.spec.mode == ForwardMode::Nat)
     }
 }
+
+/// Services by key. A clone shares all of them, and two versions are compared without a look at what they share.
+pub type Services = OrdMap<ServiceKey, Arc<Service>>;
 
 /// What is announced to neighbours, where no router sends the virtual addresses here.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -115,7 +109,7 @@ pub struct Service {
     /// The name, unique in a configuration.
     pub name: String,
     /// Mode, table size, policies and backends.
-    pub spec: ServiceSpec,
+    pub spec: Arc<ServiceSpec>,
     /// How its backends are checked; none for not at all.
     pub health: Option<Check>,
 }

@@ -13,11 +13,12 @@ pub mod ports;
 pub mod server;
 pub mod vitals;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
+use imbl::OrdMap;
 use tokio::sync::watch;
 
 use self::vitals::Vitals;
@@ -28,7 +29,7 @@ use crate::index::{HealthCheck, Problem};
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Checks {
     /// The Services that have one.
-    pub services: BTreeMap<ObjectName, HealthCheck>,
+    pub services: OrdMap<ObjectName, HealthCheck>,
     /// The addresses that are listened at; all if unspecified.
     pub addresses: BTreeSet<IpAddr>,
 }

@@ -44,11 +44,11 @@ mod select;
 mod service;
 mod slice;
 
-use std::collections::btree_map;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
+use imbl::{OrdMap, OrdSet};
 use ipnet::IpNet;
 
 pub use self::machines::{Presence, Reserved};
@@ -60,7 +60,7 @@ use self::objects::ObjectName;
 use self::outcome::{Outcome, World, outcome};
 use self::problem::Findings;
 use self::slice::{Names, Slices};
-use crate::desired::{BackendSpec, ForwardMode, Service, ServiceKey};
+use crate::desired::{BackendSpec, ForwardMode, Service, ServiceKey, Services};
 
 /// What does not come from objects.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -113,20 +113,20 @@ pub enum TopologyHints {
     Ignore,
 }
 
-/// What the objects ask of this machine. A clone shares all services.
+/// What the objects ask of this machine. A clone shares nearly everything.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct State {
     /// Services by address, port and protocol; NodePorts at the unspecified address of their family.
-    pub services: BTreeMap<ServiceKey, Arc<Service>>,
+    pub services: Services,
     /// Endpoints that serve and terminate and get no new connections, where there are any. Those of this
     /// machine are among the backends too, without weight.
-    pub draining: BTreeMap<ServiceKey, Arc<[BackendSpec]>>,
+    pub draining: OrdMap<ServiceKey, Arc<[BackendSpec]>>,
     /// Virtual addresses.
-    pub vips: BTreeSet<IpAddr>,
+    pub vips: OrdSet<IpAddr>,
     /// Those of them that were assigned for our class, so that nothing else can be at their other ports.
-    pub assigned: BTreeSet<IpAddr>,
+    pub assigned: OrdSet<IpAddr>,
     /// The other addresses that ports are served at: external ones, and those of machines.
-    pub shared: BTreeSet<IpAddr>,
+    pub shared: OrdSet<IpAddr>,
     /// Addresses of the Nodes that run Guideway.
     pub nodes: BTreeSet<IpAddr>,
     /// Addresses of the other edges.
@@ -134,9 +134,9 @@ pub struct State {
     /// Whether this machine's Node is about to go, where it has one.
     pub leaving: Option<bool>,
     /// What is told at the health check ports of Services.
-    pub health_checks: BTreeMap<ObjectName, HealthCheck>,
+    pub health_checks: OrdMap<ObjectName, HealthCheck>,
     /// What is wrong, by object.
-    pub problems: BTreeMap<Object, Arc<[Problem]>>,
+    pub problems: OrdMap<Object, Arc<[Problem]>>,
 }
 
 /// What a load balancer that asks at a Service's `healthCheckNodePort` is told.
@@ -183,7 +183,9 @@ impl Changes {
 pub struct Index {
     options: Options,
     machines: Machines,
-    entries: HashMap<ObjectName, Entry>,
+    entries: HashMap<ObjectName, Box<Entry>>,
+    /// Of them those whose Service is known, and not only slices of it.
+    services_known: usize,
     /// The Service of each slice.
     services_of_slices: BTreeMap<ObjectName, Option<ObjectName>>,
     names: Names,
@@ -282,6 +284,7 @@ impl Index {
         let entry = self.entries.entry(service.name.clone()).or_default();
         if entry.service.as_deref() != Some(&service) {
             self.dirty.insert(service.name.clone());
+            self.services_known += usize::from(entry.service.is_none());
             entry.service = Some(Box::new(service));
         }
     }
@@ -291,6 +294,7 @@ impl Index {
         if let Some(entry) = self.entries.get_mut(name)
             && entry.service.take().is_some()
         {
+            self.services_known -= 1;
             self.dirty.insert(name.clone());
         }
     }
@@ -298,7 +302,7 @@ impl Index {
     /// Takes an EndpointSlice that is new or has changed.
     pub fn apply_slice(&mut self, slice: objects::EndpointSlice) {
         let mut findings = Findings::default();
-        let service = slice::service_of(&slice, &mut findings);
+        let service = slice::service_of(&slice, &mut findings).map(|name| self.shared(name));
         let read = service
             .is_some()
             .then(|| slice::read(&slice, &mut self.names, &mut findings));
@@ -319,6 +323,12 @@ impl Index {
         let object = Object::Slice(slice.name);
         let problems = findings.problems(&object);
         self.set_problems(object, problems);
+    }
+
+    /// Returns the same name as a Service has it that is known, so that their texts are one.
+    fn shared(&self, name: ObjectName) -> ObjectName {
+        let known = self.entries.get_key_value(&name);
+        known.map_or(name, |(known, _)| known.clone())
     }
 
     /// Forgets an EndpointSlice.
@@ -372,12 +382,20 @@ impl Index {
 
     /// Lists the Services that are known.
     pub fn services(&self) -> impl Iterator<Item = &ObjectName> {
-        let known = |(_, entry): &(&ObjectName, &Entry)| entry.service.is_some();
-        self.entries.iter().filter(known).map(|(name, _)| name)
+        let known = self
+            .entries
+            .iter()
+            .filter(|(_, entry)| entry.service.is_some());
+        known.map(|(name, _)| name)
+    }
+
+    /// Counts the Services that are known.
+    pub const fn services_known(&self) -> usize {
+        self.services_known
     }
 
     /// Lists the EndpointSlices that are known.
-    pub fn slices(&self) -> impl Iterator<Item = &ObjectName> {
+    pub fn slices(&self) -> impl ExactSizeIterator<Item = &ObjectName> {
         self.services_of_slices.keys()
     }
 
@@ -397,7 +415,7 @@ impl Index {
     }
 
     /// Lists the Nodes that are known.
-    pub fn nodes(&self) -> impl Iterator<Item = &String> {
+    pub fn nodes(&self) -> impl ExactSizeIterator<Item = &String> {
         self.machines.node_names()
     }
 
@@ -533,7 +551,10 @@ impl Index {
             };
             let lost_to = winner.clone().filter(|winner| *winner != claim.name);
             if entry.conflicts.get(&key) != lost_to.as_ref() {
-                put(&mut entry.conflicts, key, lost_to);
+                match lost_to {
+                    Some(winner) => drop(entry.conflicts.insert(key, winner)),
+                    None => drop(entry.conflicts.remove(&key)),
+                }
                 touched.insert(claim.name.clone());
             }
         }
@@ -550,12 +571,15 @@ impl Index {
             (is_assigned, &mut state.assigned),
             (holders.is_some() && !is_assigned, &mut state.shared),
         ] {
-            let changed = if is_member {
-                set.insert(address)
+            if is_member == set.contains(&address) {
+                continue;
+            }
+            if is_member {
+                set.insert(address);
             } else {
-                set.remove(&address)
-            };
-            self.changes.addresses |= changed;
+                set.remove(&address);
+            }
+            self.changes.addresses = true;
         }
     }
 
@@ -648,12 +672,10 @@ fn release<K: std::hash::Hash + Eq, V>(
 }
 
 /// Sets an entry, or removes it.
-fn put<K: Ord, V>(map: &mut BTreeMap<K, V>, key: K, value: Option<V>) {
-    match (map.entry(key), value) {
-        (btree_map::Entry::Occupied(mut entry), Some(value)) => drop(entry.insert(value)),
-        (btree_map::Entry::Occupied(entry), None) => drop(entry.remove()),
-        (btree_map::Entry::Vacant(entry), Some(value)) => drop(entry.insert(value)),
-        (btree_map::Entry::Vacant(_), None) => {}
+fn put<K: Ord + Clone, V: Clone>(map: &mut OrdMap<K, V>, key: K, value: Option<V>) {
+    match value {
+        Some(value) => drop(map.insert(key, value)),
+        None => drop(map.remove(&key)),
     }
 }
 

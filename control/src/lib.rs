@@ -14,6 +14,7 @@
 pub mod agent;
 pub mod announce;
 pub mod api;
+pub mod census;
 pub mod check;
 pub mod cli;
 pub mod commands;

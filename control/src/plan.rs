@@ -9,23 +9,26 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use fastpath::tables::{Addresses, Settings};
+use fastpath::tables::{Addresses, Settings, Specs};
 use ipnet::IpNet;
 
+use crate::census::sides;
 use crate::desired::{AttachMode, ServiceKey, ServiceSpec};
 use crate::target::Target;
 
 /// What the dataplane has.
 #[derive(Debug, Default)]
-pub struct Installed<'tables> {
+pub struct Installed {
     /// Machine-wide settings; unknown in tables that nobody has set yet.
     pub settings: Option<Settings>,
     /// Virtual addresses and those of this machine.
-    pub addresses: Addresses,
+    pub addresses: Arc<Addresses>,
     /// Prefixes from which IP-in-IP is accepted.
     pub trusted_edges: BTreeSet<IpNet>,
-    /// Services; those of an earlier agent without what they were made from.
-    pub services: BTreeMap<ServiceKey, Option<&'tables Arc<ServiceSpec>>>,
+    /// Services.
+    pub services: Specs,
+    /// Those of an earlier agent, of which it is not known what they were made from.
+    pub unknown: BTreeSet<ServiceKey>,
     /// Interfaces; those of an earlier agent without the mode that it was allowed.
     pub interfaces: BTreeMap<String, Option<AttachMode>>,
     /// Devices with the egress program, and whether this agent has put its own there.
@@ -40,7 +43,7 @@ pub enum Operation {
     /// Make these the trusted prefixes.
     Trust(BTreeSet<IpNet>),
     /// Make these the addresses.
-    Addresses(Addresses),
+    Addresses(Arc<Addresses>),
     /// Find next hops, and follow their changes.
     Resolve {
         /// Addresses that packets are sent to.
@@ -64,10 +67,7 @@ pub enum Operation {
 
 /// Returns the steps that keep in force what is installed, where nothing says what is desired: programs that
 /// an earlier agent attached are taken over, and an interface without one gets it.
-pub fn hold(
-    installed: &Installed<'_>,
-    interfaces: &BTreeMap<String, AttachMode>,
-) -> Vec<Operation> {
+pub fn hold(installed: &Installed, interfaces: &BTreeMap<String, AttachMode>) -> Vec<Operation> {
     let inherited = installed.egress.iter().filter(|(_, ours)| !**ours);
     let egress = inherited.map(|(device, _)| Operation::AttachEgress(device.clone()));
     let missing = interfaces
@@ -78,7 +78,7 @@ pub fn hold(
 }
 
 /// Returns the steps from `installed` to `target`.
-pub fn plan(installed: &Installed<'_>, target: &Target) -> Vec<Operation> {
+pub fn plan(installed: &Installed, target: &Target) -> Vec<Operation> {
     let mut operations = Vec::new();
     let reseeded = installed
         .settings
@@ -96,29 +96,34 @@ pub fn plan(installed: &Installed<'_>, target: &Target) -> Vec<Operation> {
     if trust != installed.trusted_edges {
         operations.push(Operation::Trust(trust.clone()));
     }
-    let addresses = installed.addresses.union(&target.addresses);
-    if addresses != installed.addresses {
-        operations.push(Operation::Addresses(addresses.clone()));
+    let mut addresses = Arc::clone(&installed.addresses);
+    if addresses != target.addresses {
+        let both = Arc::new(addresses.union(&target.addresses));
+        if both != addresses {
+            operations.push(Operation::Addresses(Arc::clone(&both)));
+        }
+        addresses = both;
     }
 
     operations.push(Operation::Resolve {
         nodes: target.nodes.clone(),
         edges: target.l2dsr_edges(),
     });
-    for (key, spec) in &target.services {
-        let present = installed.services.get(key);
-        // The same object is equal without a look into it.
-        if reseeded || present != Some(&Some(spec)) {
-            operations.push(Operation::Put(*key, Arc::clone(spec)));
+    let put =
+        |(key, spec): (&ServiceKey, &Arc<ServiceSpec>)| Operation::Put(*key, Arc::clone(spec));
+    let changes = installed.services.diff(&target.services).map(sides);
+    let mut removed: BTreeSet<&ServiceKey> = installed.unknown.iter().collect();
+    removed.retain(|key| !target.services.contains_key(*key));
+    for (old, new) in changes {
+        match (old, new) {
+            (Some((key, _)), None) => drop(removed.insert(key)),
+            (_, new) => operations.extend(new.filter(|_| !reseeded).map(put)),
         }
     }
-    for key in installed
-        .services
-        .keys()
-        .filter(|key| !target.services.contains_key(key))
-    {
-        operations.push(Operation::Remove(*key));
+    if reseeded {
+        operations.extend(target.services.iter().map(put));
     }
+    operations.extend(removed.into_iter().copied().map(Operation::Remove));
 
     if addresses != target.addresses {
         operations.push(Operation::Addresses(target.addresses.clone()));
@@ -182,14 +187,14 @@ trusted_edges: [10.0.0.8/29]
     }
 
     /// The state after everything in a plan for `target` was done.
-    fn installed(target: &Target) -> Installed<'_> {
-        let services = target.services.iter();
+    fn installed(target: &Target) -> Installed {
         let interfaces = target.interfaces.iter();
         Installed {
             settings: Some(target.settings),
             addresses: target.addresses.clone(),
             trusted_edges: target.trusted_edges.clone(),
-            services: services.map(|(key, spec)| (*key, Some(spec))).collect(),
+            services: target.services.clone(),
+            unknown: BTreeSet::new(),
             interfaces: interfaces
                 .map(|(name, mode)| (name.clone(), Some(*mode)))
                 .collect(),
@@ -267,7 +272,10 @@ trusted_edges: [10.0.0.8/29]
     fn what_an_earlier_agent_left_is_confirmed_and_the_rest_removed() {
         let wanted = target(EDGE_AND_NODE);
         let mut before = installed(&wanted);
-        before.services.values_mut().for_each(|spec| *spec = None);
+        before.unknown = std::mem::take(&mut before.services)
+            .keys()
+            .copied()
+            .collect();
         before.interfaces = [("eth0".to_owned(), None), ("eth9".to_owned(), None)].into();
         assert_eq!(
             names(&plan(&before, &wanted)),

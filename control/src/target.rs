@@ -8,13 +8,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use fastpath::tables::{Addresses, Settings};
+use fastpath::tables::{Addresses, Settings, Specs};
+use imbl::OrdSet;
 use ipnet::IpNet;
 
+use crate::census::{Census, Counts, sides};
 use crate::config::host::{self, HostFacts};
 use crate::desired::{
     AttachMode, Desired, ForwardMode, NodePortAddresses, Role, Service, ServiceKey, ServiceSpec,
-    TrafficPolicy, unspecified,
+    Services, TrafficPolicy, unspecified,
 };
 
 /// What the target depends on of the machine.
@@ -71,41 +73,6 @@ impl Desired {
         }
     }
 
-    /// Lists the addresses of those pods that run on a machine with the addresses `own`.
-    pub fn pods_of(&self, own: &BTreeSet<IpAddr>) -> BTreeSet<IpAddr> {
-        if !self.is_node(own) {
-            return BTreeSet::new();
-        }
-        let services = self.services.values().map(|service| &service.spec);
-        let tunnelled = services.filter(|spec| spec.mode != ForwardMode::Nat);
-        let backends = tunnelled.flat_map(|spec| &spec.backends);
-        backends
-            .filter(|backend| own.contains(&backend.address))
-            .filter_map(|backend| backend.pod)
-            .map(|pod| pod.ip())
-            .collect()
-    }
-
-    /// Lists the addresses that replies to NAT mode come to: where none is configured, the next hop's source
-    /// may be any of the machine's.
-    pub fn nat_addresses(&self, machine: &Machine) -> BTreeSet<IpAddr> {
-        let of_family = |is_v4: bool, given: Option<IpAddr>| {
-            let own = machine.addresses.difference(&self.vips).copied();
-            let own = own.filter(move |address| address.is_ipv4() == is_v4);
-            let mut backends = self
-                .by_nat()
-                .flat_map(|(_, service)| &service.spec.backends);
-            match given {
-                _ if !backends.any(|backend| backend.address.is_ipv4() == is_v4) => BTreeSet::new(),
-                Some(address) => BTreeSet::from([address]),
-                None => own.collect(),
-            }
-        };
-        let mut addresses = of_family(true, self.nat.v4.map(IpAddr::V4));
-        addresses.append(&mut of_family(false, self.nat.v6.map(IpAddr::V6)));
-        addresses
-    }
-
     /// Returns the service that a key in the tables was made from, with the key it is configured by.
     pub fn service(&self, key: &ServiceKey) -> Option<(ServiceKey, &Service)> {
         let as_node_port = ServiceKey {
@@ -124,11 +91,11 @@ pub struct Target {
     /// Machine-wide settings.
     pub settings: Settings,
     /// Virtual addresses and those of the machine.
-    pub addresses: Addresses,
+    pub addresses: Arc<Addresses>,
     /// Prefixes from which IP-in-IP is accepted.
     pub trusted_edges: BTreeSet<IpNet>,
     /// Services.
-    pub services: BTreeMap<ServiceKey, Arc<ServiceSpec>>,
+    pub services: Specs,
     /// Addresses that packets are sent to, and those of this machine's own pods' nodes.
     pub nodes: BTreeSet<IpAddr>,
     /// Interfaces with the attach mode wanted.
@@ -140,7 +107,9 @@ pub struct Target {
 impl Target {
     /// Applies the desired state to a machine.
     pub fn of(desired: &Desired, machine: &Machine) -> Self {
-        Shapes::default().target(desired, machine)
+        let mut census = Census::default();
+        census.follow(desired, &machine.addresses);
+        Shapes::default().target(desired, &census, machine)
     }
 
     /// Lists the trusted edges from which frames may come by L2 DSR: single addresses.
@@ -155,14 +124,20 @@ impl Target {
     }
 }
 
-/// What became of each service, kept from one target to the next: a service that is the same object as
-/// before, on a machine that is as before, is not looked into again.
+/// What became of the services, kept from one target to the next: those that are the same objects as before, on
+/// a machine that is as before, are not looked into again.
 #[derive(Debug, Default)]
 pub struct Shapes {
     place: Place,
-    shapes: BTreeMap<ServiceKey, Shape>,
-    /// How many services send to an address.
-    nodes: BTreeMap<IpAddr, usize>,
+    /// What was shaped.
+    services: Services,
+    specs: Specs,
+    /// Addresses that services send to.
+    nodes: Counts<IpAddr>,
+    /// NodePorts that are served; whether of IPv4.
+    node_ports: Counts<bool>,
+    given: Given,
+    addresses: Arc<Addresses>,
 }
 
 /// What all shapes depend on.
@@ -174,20 +149,29 @@ struct Place {
     node_ports: BTreeSet<IpAddr>,
 }
 
+/// One service on a machine.
 #[derive(Debug)]
 struct Shape {
-    service: Arc<Service>,
     /// For packets of clients, where this machine balances it.
     balanced: Option<Arc<ServiceSpec>>,
     /// For packets of edges, where this machine has the service for its pods alone.
     for_pods: Option<Arc<ServiceSpec>>,
-    /// Addresses that it sends to.
-    nodes: BTreeSet<IpAddr>,
+}
+
+/// What the addresses are made of.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Given {
+    vips: OrdSet<IpAddr>,
+    shared: OrdSet<IpAddr>,
+    local: BTreeSet<IpAddr>,
+    node_ports: BTreeSet<IpAddr>,
+    nat: BTreeSet<IpAddr>,
 }
 
 impl Shapes {
-    /// Applies the desired state to a machine.
-    pub fn target(&mut self, desired: &Desired, machine: &Machine) -> Target {
+    /// Applies a desired state to a machine; the census is of all its services, those included of whose backends
+    /// some should not serve.
+    pub fn target(&mut self, desired: &Desired, census: &Census, machine: &Machine) -> Target {
         let own = &machine.addresses;
         let node = desired.is_node(own);
         let place = Place {
@@ -204,102 +188,145 @@ impl Shapes {
         }
         self.follow(&desired.services);
 
-        let mut target = Target {
+        let mut given = Given::default();
+        let mut trusted_edges = BTreeSet::new();
+        let mut egress = BTreeSet::new();
+        if desired.edge {
+            given.vips = desired.vips.clone();
+            given.shared = desired.shared.clone();
+            given.nat = nat_addresses(desired, census, machine);
+            let served = self.place.node_ports.iter();
+            given.node_ports = served
+                .filter(|address| self.node_ports.has(&address.is_ipv4()))
+                .copied()
+                .collect();
+        }
+        if node {
+            let is_vip = |address: &&IpAddr| desired.vips.contains(*address);
+            given.local = own.iter().filter(|one| !is_vip(one)).copied().collect();
+            trusted_edges.clone_from(&desired.trusted_edges);
+            let others = desired.nodes.difference(own).copied();
+            trusted_edges.extend(others.map(IpNet::from));
+            // Replies leave by the uplinks, and by a pod's device if the client is a pod here.
+            egress.extend(desired.interfaces.keys().cloned());
+            egress.extend(machine.pod_devices.iter().cloned());
+        }
+        let diverts_checks = census.diverts_checks(desired);
+        if diverts_checks {
+            egress.extend(desired.interfaces.keys().cloned());
+        }
+        if given != self.given {
+            self.addresses = given.addresses().into();
+            self.given = given;
+        }
+        Target {
             settings: Settings {
                 hash_seed: desired.hash_seed,
                 source_v4: desired.sources.ipv4,
                 source_v6: desired.sources.ipv6,
                 node,
                 mtu: machine.mtu.filter(|_| node && desired.clamp_mss),
-                probes: desired.diverts_checks(),
-                nat: desired.by_nat().next().map(|_| desired.nat),
+                probes: diverts_checks,
+                nat: (desired.edge && census.has_nat()).then_some(desired.nat),
             },
-            addresses: Addresses::default(),
-            trusted_edges: BTreeSet::new(),
-            services: BTreeMap::new(),
+            addresses: Arc::clone(&self.addresses),
+            trusted_edges,
+            services: self.specs.clone(),
             nodes: self.nodes.keys().copied().collect(),
             interfaces: desired.interfaces.clone(),
-            egress: BTreeSet::new(),
-        };
-        if desired.edge {
-            target.addresses.vips = &desired.vips - &desired.shared;
-            target.addresses.shared.clone_from(&desired.shared);
-            target.addresses.nat = desired.nat_addresses(machine);
+            egress,
         }
-        if node {
-            target.addresses.local = own.difference(&desired.vips).copied().collect();
-            target.trusted_edges.clone_from(&desired.trusted_edges);
-            let others = desired.nodes.difference(own).copied();
-            target.trusted_edges.extend(others.map(IpNet::from));
-            // Replies leave by the uplinks, and by a pod's device if the client is a pod here.
-            target.egress = desired.interfaces.keys().cloned().collect();
-            target.egress.extend(machine.pod_devices.iter().cloned());
-        }
-        if desired.diverts_checks() {
-            target.egress.extend(desired.interfaces.keys().cloned());
-        }
-        for (key, shape) in &self.shapes {
-            self.add(&mut target, *key, shape);
-        }
-        target
     }
 
-    /// Makes the shapes those of these services.
-    fn follow(&mut self, services: &BTreeMap<ServiceKey, Arc<Service>>) {
-        let Self {
-            place,
-            shapes,
-            nodes,
-        } = self;
-        shapes.retain(|key, shape| {
-            let stays = services
-                .get(key)
-                .is_some_and(|service| Arc::ptr_eq(service, &shape.service));
-            if !stays {
-                release(nodes, &shape.nodes);
-            }
-            stays
-        });
-        for (key, service) in services {
-            shapes.entry(*key).or_insert_with(|| {
-                let shape = place.shape(*key, service);
-                for node in &shape.nodes {
-                    *nodes.entry(*node).or_default() += 1;
+    /// Makes the specifications those of these services.
+    fn follow(&mut self, services: &Services) {
+        let before = std::mem::replace(&mut self.services, services.clone());
+        for change in before.diff(services) {
+            let (old, new) = sides(change);
+            for (side, is_there) in [(old, false), (new, true)] {
+                let Some((key, service)) = side else { continue };
+                for node in self.place.nodes(*key, service) {
+                    self.nodes.count(node, is_there);
                 }
-                shape
-            });
+                if key.address.is_unspecified() {
+                    self.node_ports.count(key.address.is_ipv4(), is_there);
+                }
+            }
+            if let Some((key, _)) = new.or(old) {
+                self.put(*key);
+            }
         }
     }
 
-    fn add(&self, target: &mut Target, key: ServiceKey, shape: &Shape) {
-        if let Some(spec) = &shape.for_pods {
-            target.services.insert(key, Arc::clone(spec));
+    /// Shapes a service anew wherever it is served.
+    fn put(&mut self, key: ServiceKey) {
+        let at_node_ports = self.place.node_ports_like(key.address);
+        let at_node_ports = at_node_ports.filter(|_| key.address.is_unspecified());
+        let keys = at_node_ports.map(|address| ServiceKey {
+            address: *address,
+            ..key
+        });
+        for key in keys.chain([key]).collect::<Vec<_>>() {
+            match self.place.spec(key, &self.services) {
+                Some(spec) => drop(self.specs.insert(key, spec)),
+                None => drop(self.specs.remove(&key)),
+            }
         }
-        let Some(spec) = &shape.balanced else {
-            return;
-        };
-        if !key.address.is_unspecified() {
-            target.services.insert(key, Arc::clone(spec));
-            return;
-        }
-        for address in self.place.node_ports_like(key.address) {
-            target.addresses.node_ports.insert(*address);
-            let key = ServiceKey {
-                address: *address,
-                ..key
-            };
-            target.services.insert(key, Arc::clone(spec));
+    }
+}
+
+impl Given {
+    fn addresses(&self) -> Addresses {
+        let alone = self.vips.iter().filter(|vip| !self.shared.contains(*vip));
+        Addresses {
+            vips: alone.copied().collect(),
+            shared: self.shared.iter().copied().collect(),
+            local: self.local.clone(),
+            node_ports: self.node_ports.clone(),
+            nat: self.nat.clone(),
         }
     }
 }
 
 impl Place {
-    fn shape(&self, key: ServiceKey, service: &Arc<Service>) -> Shape {
+    /// Returns what the tables have at a key: the service there, else a NodePort.
+    fn spec(&self, key: ServiceKey, services: &Services) -> Option<Arc<ServiceSpec>> {
+        if let Some(service) = services.get(&key) {
+            let Shape { balanced, for_pods } = self.shape(key, service);
+            // At no address of its own a NodePort is there for packets of edges.
+            let balanced = balanced.filter(|_| !key.address.is_unspecified());
+            return balanced.or(for_pods);
+        }
+        let as_node_port = ServiceKey {
+            address: unspecified(key.address.is_ipv4()),
+            ..key
+        };
+        let is_served = self.node_ports.contains(&key.address);
+        let service = services.get(&as_node_port).filter(|_| is_served)?;
+        self.shape(as_node_port, service).balanced
+    }
+
+    /// Lists the addresses that a service sends to.
+    fn nodes(&self, key: ServiceKey, service: &Service) -> BTreeSet<IpAddr> {
+        let Shape { balanced, for_pods } = self.shape(key, service);
+        let mut nodes = BTreeSet::new();
+        for spec in [&balanced, &for_pods].into_iter().flatten() {
+            let used = spec.backends.iter().map(|backend| backend.address);
+            let all = spec.traffic_policy == TrafficPolicy::Cluster;
+            nodes.extend(used.filter(|node| all || self.own.contains(node)));
+        }
+        nodes
+    }
+
+    fn shape(&self, key: ServiceKey, service: &Service) -> Shape {
         let spec = &service.spec;
         let with_policy = |traffic_policy| {
+            if spec.traffic_policy == traffic_policy {
+                return Arc::clone(spec);
+            }
             Arc::new(ServiceSpec {
                 traffic_policy,
-                ..spec.clone()
+                ..ServiceSpec::clone(spec)
             })
         };
         // To a machine without pods the policy would leave nothing: it is the load balancer in front,
@@ -312,24 +339,14 @@ impl Place {
         let is_node_port = key.address.is_unspecified();
         let is_balanced =
             self.edge && (!is_node_port || self.node_ports_like(key.address).next().is_some());
-        let balanced = is_balanced.then(|| with_policy(policy));
         // A node hands to pods what edges send; what else it has the VIP of is the stack's.
         let has_pods = self.node
             && spec.mode != ForwardMode::Nat
             && spec.backends.iter().any(|backend| backend.pod.is_some());
-        let for_pods =
-            (has_pods && (is_node_port || !self.edge)).then(|| with_policy(TrafficPolicy::Local));
-        let mut nodes = BTreeSet::new();
-        for spec in [&balanced, &for_pods].into_iter().flatten() {
-            let used = spec.backends.iter().map(|backend| backend.address);
-            let all = spec.traffic_policy == TrafficPolicy::Cluster;
-            nodes.extend(used.filter(|node| all || self.own.contains(node)));
-        }
         Shape {
-            service: Arc::clone(service),
-            balanced,
-            for_pods,
-            nodes,
+            balanced: is_balanced.then(|| with_policy(policy)),
+            for_pods: (has_pods && (is_node_port || !self.edge))
+                .then(|| with_policy(TrafficPolicy::Local)),
         }
     }
 
@@ -339,16 +356,22 @@ impl Place {
     }
 }
 
-/// Takes one service off the count of each address.
-fn release(nodes: &mut BTreeMap<IpAddr, usize>, addresses: &BTreeSet<IpAddr>) {
-    for address in addresses {
-        if let Some(count) = nodes.get_mut(address) {
-            *count -= 1;
-            if *count == 0 {
-                nodes.remove(address);
-            }
+/// Lists the addresses that replies to NAT mode come to: where none is configured, the next hop's source may be any
+/// of the machine's.
+fn nat_addresses(desired: &Desired, census: &Census, machine: &Machine) -> BTreeSet<IpAddr> {
+    let is_vip = |address: &IpAddr| desired.vips.contains(address);
+    let of_family = |is_ipv4: bool, configured: Option<IpAddr>| {
+        let own = machine.addresses.iter().copied();
+        let own = own.filter(|one| one.is_ipv4() == is_ipv4 && !is_vip(one));
+        match configured {
+            _ if !census.has_nat_backends(is_ipv4) => BTreeSet::new(),
+            Some(address) => BTreeSet::from([address]),
+            None => own.collect(),
         }
-    }
+    };
+    let mut addresses = of_family(true, desired.nat.v4.map(IpAddr::V4));
+    addresses.append(&mut of_family(false, desired.nat.v6.map(IpAddr::V6)));
+    addresses
 }
 
 /// Chooses the addresses of a machine at which NodePorts are served; never a VIP.

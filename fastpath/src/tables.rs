@@ -22,6 +22,7 @@ use std::{
 };
 
 use aya::maps::{self, Map, MapData, MapError};
+use imbl::OrdMap;
 use ipnet::IpNet;
 use xdp_prog::abi::{
     AddressKey, AnnounceLink, Backend, Claim, Config, Datagram, EdgeMac, EdgePrefix, LocalFlow,
@@ -83,21 +84,9 @@ pub struct InstalledService {
     source_ranges: BTreeSet<IpNet>,
     /// Pods that another one of their node has the tag of.
     left_out: Vec<BackendKey>,
-    /// The specification it was made from; unknown after adoption.
-    spec: Option<Arc<ServiceSpec>>,
 }
 
 impl InstalledService {
-    /// Returns what the service was made from, or nothing if an earlier agent made it.
-    pub fn spec(&self) -> Option<&ServiceSpec> {
-        self.spec.as_deref()
-    }
-
-    /// Returns the same for who shares it: equal ones are mostly one.
-    pub const fn shared_spec(&self) -> Option<&Arc<ServiceSpec>> {
-        self.spec.as_ref()
-    }
-
     /// Lists the pods that get no traffic because their node could not tell them from another one.
     pub fn left_out(&self) -> &[BackendKey] {
         &self.left_out
@@ -108,6 +97,9 @@ impl InstalledService {
         self.pods.len()
     }
 }
+
+/// Specifications of services.
+pub type Specs = OrdMap<ServiceKey, Arc<ServiceSpec>>;
 
 /// A backend as the tables have it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -218,12 +210,15 @@ pub struct Tables {
     settings: Settings,
     current_config: Config,
     /// What `VIPS` holds; unknown after adoption and after a write that failed.
-    known_addresses: Option<Addresses>,
+    known_addresses: Option<Arc<Addresses>>,
+    /// What `TRUSTED_EDGES` holds; likewise.
+    known_trusted_edges: Option<BTreeSet<IpNet>>,
     arena: Arena,
     service_ids: Ids,
     backend_ids: Ids,
     next_hop_ids: Ids,
     installed: BTreeMap<ServiceKey, InstalledService>,
+    specs: Specs,
     backend_by_key: BTreeMap<BackendKey, InstalledBackend>,
     ways: BTreeMap<IpAddr, Way>,
     retired: Retired,
@@ -312,11 +307,13 @@ impl Tables {
             settings: Settings::default(),
             current_config: Config::default(),
             known_addresses: None,
+            known_trusted_edges: None,
             arena: Arena::new(lut.length()),
             service_ids: Ids::new(service.length()),
             backend_ids: Ids::new(backends.length()),
             next_hop_ids: Ids::new(next_hops.length()),
             installed: BTreeMap::new(),
+            specs: Specs::new(),
             backend_by_key: BTreeMap::new(),
             ways: BTreeMap::new(),
             retired: Retired::default(),
@@ -331,13 +328,21 @@ impl Tables {
     }
 
     /// Lists the services in the tables.
-    pub fn services(&self) -> impl Iterator<Item = (&ServiceKey, &InstalledService)> {
+    pub fn services(&self) -> impl ExactSizeIterator<Item = (&ServiceKey, &InstalledService)> {
         self.installed.iter()
     }
 
     /// Returns an installed service.
     pub fn service(&self, key: &ServiceKey) -> Option<&InstalledService> {
         self.installed.get(key)
+    }
+
+    /// Returns what services were made from under the present settings. Those that an earlier agent made are not
+    /// among them, nor is one that could not be made anew.
+    ///
+    /// A clone shares everything, and two versions are compared without a look at what they share.
+    pub const fn specs(&self) -> &Specs {
+        &self.specs
     }
 
     /// Lists the backends in the tables.

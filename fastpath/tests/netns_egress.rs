@@ -305,7 +305,7 @@ impl World {
             node_ports: own.clone(),
             ..Addresses::default()
         };
-        node.tables.set_addresses(&addresses).unwrap();
+        node.tables.set_addresses(addresses.into()).unwrap();
         let edges = [edge_machine.v4(), edge_machine.v6()];
         node.tables
             .set_trusted_edges(&edges.map(Into::into).into())

@@ -14,6 +14,7 @@ use std::{
     collections::BTreeSet,
     io::{Read, Write},
     net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket},
+    sync::Arc,
     time::Duration,
 };
 
@@ -84,10 +85,10 @@ fn ipip_from_an_untrusted_edge_is_left_alone() {
     let mut receiver = Dataplane::start(node);
     receiver
         .tables
-        .set_addresses(&Addresses {
+        .set_addresses(Arc::new(Addresses {
             local: BTreeSet::from([node.v4()]),
             ..Addresses::default()
-        })
+        }))
         .unwrap();
     let mut edge = Dataplane::start(&lab.edges()[0]);
     edge.serve(vip, ForwardMode::Ipip, &[node.v4()]);
@@ -342,7 +343,7 @@ impl<'lab> Dataplane<'lab> {
             local: BTreeSet::from([machine.v4(), machine.v6()]),
             ..Addresses::default()
         };
-        node.tables.set_addresses(&addresses).unwrap();
+        node.tables.set_addresses(addresses.into()).unwrap();
         let edges = lab.edges().iter().flat_map(|edge| [edge.v4(), edge.v6()]);
         node.tables
             .set_trusted_edges(&edges.map(Into::into).collect())

@@ -281,7 +281,7 @@ impl<'lab> Edge<'lab> {
             nat: [machine.address_like(vip)].into(),
             ..Addresses::default()
         };
-        tables.set_addresses(&addresses).unwrap();
+        tables.set_addresses(addresses.into()).unwrap();
         machine.namespace().run(|| resolve(&mut tables, machines));
         let backends = machines
             .iter()

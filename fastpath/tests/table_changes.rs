@@ -489,7 +489,7 @@ fn load_node() -> (Loaded, Tables) {
         local: [OWN.into()].into(),
         ..Addresses::default()
     };
-    tables.set_addresses(&local).unwrap();
+    tables.set_addresses(local.into()).unwrap();
     let edge = IpAddr::V4(EDGE);
     tables.set_trusted_edges(&[edge.into()].into()).unwrap();
     tables.set_next_hop(OWN.into(), Resolution::Local).unwrap();

@@ -8,6 +8,7 @@
 use std::{
     collections::BTreeSet,
     net::{IpAddr, SocketAddr},
+    sync::Arc,
 };
 
 use aya::maps::{Array, HashMap, Map, MapData, PerCpuArray, PerCpuValues};
@@ -170,8 +171,7 @@ fn bad_specifications_are_refused_and_name_the_service() {
     for bad in [twice, weightless, crowded] {
         let error = tables.put_service(key, &bad).unwrap_err();
         assert!(error.to_string().contains("10.99.0.1:80/tcp"), "{error}");
-        let installed = tables.services().next().unwrap().1;
-        assert_eq!(installed.spec(), Some(&spec(&[("10.0.0.1", 1)])));
+        assert_eq!(*tables.specs()[&key], spec(&[("10.0.0.1", 1)]));
         assert_eq!(tables.backends().count(), 1);
     }
 }
@@ -196,7 +196,7 @@ fn every_change_ends_what_programs_have_noted() {
     let mut before = config.get(&0, 0).unwrap().epoch;
     let key = service("10.99.0.1:80/tcp");
     let changes: [&dyn Fn(&mut Tables); 6] = [
-        &|tables| tables.set_addresses(&Addresses::default()).unwrap(),
+        &|tables| tables.set_addresses(Addresses::default().into()).unwrap(),
         &|tables| tables.set_trusted_edges(&BTreeSet::new()).unwrap(),
         &|tables| tables.set_settings(Settings::default()).unwrap(),
         &|tables| {
@@ -231,7 +231,8 @@ fn addresses_and_edges_become_exactly_what_was_asked() {
         ..Addresses::default()
     };
     for wanted in [addresses, fewer] {
-        tables.set_addresses(&wanted).unwrap();
+        let wanted = Arc::new(wanted);
+        tables.set_addresses(Arc::clone(&wanted)).unwrap();
         assert_eq!(tables.addresses(), wanted);
     }
 
@@ -399,7 +400,7 @@ fn a_full_table_of_pods_refuses_and_keeps_the_rest() {
         matches!(error, TableError::TableFull { map: map::PODS, .. }),
         "{error}"
     );
-    assert_eq!(tables.services().next().unwrap().1.spec(), Some(&one));
+    assert_eq!(*tables.specs()[&key], one);
     assert_eq!(pod_count(&loaded), 1);
     let new = service("10.99.0.1:81/tcp");
     tables.put_service(new, &pods(&many)).unwrap_err();
@@ -574,7 +575,7 @@ fn a_trace_tells_every_step_and_changes_nothing() {
         local: BTreeSet::from([address("10.0.0.2")]),
         ..Addresses::default()
     };
-    tables.set_addresses(&local).unwrap();
+    tables.set_addresses(local.into()).unwrap();
     tables
         .set_trusted_edges(&BTreeSet::from(["10.0.0.100/32".parse().unwrap()]))
         .unwrap();

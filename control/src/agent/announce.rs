@@ -8,6 +8,7 @@ use std::io;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
+use imbl::OrdSet;
 use tokio::sync::{mpsc, watch};
 
 use fastpath::announce::{self, Announcer, Link};
@@ -53,12 +54,12 @@ struct Ends {
     /// What belongs here.
     share: BTreeSet<IpAddr>,
     /// Addresses that were assigned to services.
-    assigned: BTreeSet<IpAddr>,
+    assigned: OrdSet<IpAddr>,
 }
 
 impl Announcing {
     /// Takes the addresses that were assigned to services.
-    pub(super) fn set_assigned(&mut self, assigned: BTreeSet<IpAddr>) {
+    pub(super) fn set_assigned(&mut self, assigned: OrdSet<IpAddr>) {
         if let Some(election) = &mut self.election {
             election.assigned = assigned;
         }
@@ -143,6 +144,11 @@ impl Agent {
         }
         let desired = &self.config.desired;
         let rules = desired.announce.as_ref().filter(|_| desired.edge);
+        let names = rules.map(|rules| rules.interfaces.clone());
+        let names = names.unwrap_or_default();
+        if names.is_empty() && self.tables.announced().is_empty() {
+            return Vec::new();
+        }
         let election = self.announcing.election.as_ref();
         let belongs_here = |vip: &&IpAddr| match election {
             Some(election) => election.share.contains(*vip),
@@ -154,11 +160,6 @@ impl Agent {
             Some(rules) => vips.filter(|vip| rules.includes(vip)).copied().collect(),
             None => BTreeSet::new(),
         };
-        let names = rules.map(|rules| rules.interfaces.clone());
-        let names = names.unwrap_or_default();
-        if names.is_empty() && self.tables.announced().is_empty() {
-            return Vec::new();
-        }
         let mut outcomes = Vec::new();
         match announce::links(&names) {
             Ok(links) => {
@@ -200,7 +201,7 @@ impl Agent {
             shown,
             claims,
             share: share.clone(),
-            assigned: BTreeSet::new(),
+            assigned: OrdSet::new(),
         });
         let heard = Heard {
             shown: to_show,
@@ -220,8 +221,8 @@ impl Agent {
         if let Some(rules) = rules {
             let ours = election.assigned.iter().filter(|one| rules.includes(one));
             wanted.extend(ours.map(|address| (*address, Candidates::Every)));
+            restrict(&mut wanted, desired);
         }
-        restrict(&mut wanted, desired);
         let nodes = desired.nodes.intersection(&self.machine.addresses);
         let shown = Some(Shown {
             wanted,

@@ -144,7 +144,7 @@ impl Agent {
         let installed: BTreeMap<&ServiceKey, &InstalledService> = self.tables.services().collect();
         let mut keys: Vec<&ServiceKey> = self
             .wanted
-            .iter()
+            .keys()
             .chain(installed.keys().copied())
             .collect();
         keys.sort_unstable();
@@ -190,7 +190,8 @@ impl Agent {
         for (key, service) in self.tables.services() {
             let slots = self.tables.slots_by_backend(service);
             let name = self.name_of(key).unwrap_or_else(|| key.to_string());
-            let installed = service.spec().map(|spec| spec.backends.as_slice());
+            let installed = self.tables.specs().get(key);
+            let installed = installed.map(|spec| spec.backends.as_slice());
             let (configured_key, configured) = self.config.desired.service(key).unzip();
             let configured_key = configured_key.unwrap_or(*key);
             let left_out: BTreeSet<&BackendKey> = service.left_out().iter().collect();
@@ -267,13 +268,12 @@ impl Agent {
 
     fn which(&self, service: &str, from: &str) -> Result<Which, String> {
         let (key, from) = parse_flow(service, from)?;
-        let installed = self.tables.services().find(|(other, _)| **other == key);
         let explanation = self.tables.which(&key, from);
         let explanation = explanation.ok_or_else(|| families_differ(&key, from))?;
         let choice = explanation.choice.map(|choice| {
-            let service = installed.map(|(_, service)| service);
+            let service = self.tables.service(&key);
             let slots = service.map(|service| self.tables.slots_by_backend(service));
-            let spec = service.and_then(|service| service.spec());
+            let spec = self.tables.specs().get(&key);
             let backend = spec.and_then(|spec| {
                 spec.backends
                     .iter()

@@ -1,5 +1,6 @@
 //! From the plan to the dataplane: what each operation does to tables and interfaces.
 
+use std::collections::BTreeSet;
 use std::time::Instant;
 
 use fastpath::attach::{AttachError, Attachment, Mode, Options};
@@ -61,16 +62,18 @@ impl Agent {
 
     /// Does every step of the plan, whatever becomes of the others.
     fn attempt(&mut self) -> Attempt {
-        if self.pods.as_ref() != Some(&self.config.desired.pods_of(&self.machine.addresses)) {
+        if self.pods.as_ref() != Some(&self.census.own_pods()) {
             self.look_for_pod_devices();
         }
         let machine = Machine {
             pod_devices: self.pod_devices.clone(),
             ..self.machine.clone()
         };
-        let target = self.shapes.target(&self.selection.desired, &machine);
+        let target = self
+            .shapes
+            .target(&self.selection.desired, &self.census, &machine);
         let operations = plan(&self.installed(), &target);
-        self.wanted = target.services.into_keys().collect();
+        self.wanted = target.services;
         let mut attempt = Attempt::default();
         for operation in operations {
             let changes = !matches!(operation, Operation::Resolve { .. });
@@ -84,8 +87,13 @@ impl Agent {
         attempt
     }
 
-    fn installed(&self) -> Installed<'_> {
-        let services = self.tables.services();
+    fn installed(&self) -> Installed {
+        let specs = self.tables.specs();
+        let services = self.tables.services().map(|(key, _)| *key);
+        let mut unknown = BTreeSet::new();
+        if services.len() != specs.len() {
+            unknown.extend(services.filter(|key| !specs.contains_key(key)));
+        }
         let inherited = self.inherited.iter().map(|name| (name.clone(), None));
         let attached = self.attached.iter();
         let attached = attached.map(|(name, attached)| (name.clone(), Some(attached.allowed)));
@@ -93,12 +101,8 @@ impl Agent {
             settings: self.settings,
             addresses: self.tables.addresses(),
             trusted_edges: self.tables.trusted_edges(),
-            services: services
-                .map(|(key, service)| {
-                    let spec = service.shared_spec();
-                    (*key, spec.filter(|_| !self.stale.contains(key)))
-                })
-                .collect(),
+            services: specs.clone(),
+            unknown,
             interfaces: inherited.chain(attached).collect(),
             egress: self.egress_in_force(),
         }
@@ -109,13 +113,6 @@ impl Agent {
             Operation::Settings(settings) => {
                 let outcome = self.tables.set_settings(settings);
                 if outcome.is_ok() {
-                    if self
-                        .settings
-                        .is_some_and(|old| old.hash_seed != settings.hash_seed)
-                    {
-                        self.stale
-                            .extend(self.tables.services().map(|(key, _)| *key));
-                    }
                     self.settings = Some(settings);
                 }
                 (Item::Table("settings"), table(outcome))
@@ -126,7 +123,7 @@ impl Agent {
             ),
             Operation::Addresses(addresses) => (
                 Item::Table("vips"),
-                table(self.tables.set_addresses(&addresses)),
+                table(self.tables.set_addresses(addresses)),
             ),
             Operation::Resolve { nodes, edges } => {
                 let changed = self.next_hops.set_targets(nodes, edges);
@@ -141,7 +138,6 @@ impl Agent {
             Operation::Put(key, spec) => {
                 let outcome = self.tables.put_shared_service(key, spec);
                 if let Ok(change) = &outcome {
-                    self.stale.remove(&key);
                     self.warn_of_left_out(&key);
                     tracing::debug!(service = %key, slots = change.slots, new_table = change.new_table, "service programmed");
                 }
@@ -149,7 +145,6 @@ impl Agent {
             }
             Operation::Remove(key) => {
                 let outcome = self.tables.remove_service(&key);
-                self.stale.remove(&key);
                 tracing::debug!(service = %key, "service removed");
                 (Item::Service(key), table(outcome.map(drop)))
             }

@@ -3,17 +3,19 @@
 //! Until the first state has come, what an earlier agent left goes on serving: programs are taken over and
 //! next hops followed, and nothing else is touched.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fastpath::tables::Tables;
+use imbl::OrdMap;
 use ipnet::IpNet;
 use k8s_openapi::jiff::Timestamp;
 
 use super::{Agent, LOGGED_ONE_BY_ONE};
 use crate::api;
+use crate::census::sides;
 use crate::config::host::HostFacts;
 use crate::desired::{Desired, ForwardMode, NodePortAddresses, Role};
 use crate::durations::Durations;
@@ -37,6 +39,9 @@ const SYNC_BOUNDS: &[f64] = &[
     0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0,
 ];
 
+/// What is wrong, by object.
+type Problems = OrdMap<Object, Arc<[Problem]>>;
+
 /// What the agent knows of the cluster.
 #[derive(Debug)]
 pub(super) struct Cluster {
@@ -45,8 +50,8 @@ pub(super) struct Cluster {
     synced: Option<Instant>,
     /// Whether the tables have had it.
     is_programmed: bool,
-    problems: BTreeMap<Object, Arc<[Problem]>>,
-    health_checks: BTreeMap<ObjectName, HealthCheck>,
+    problems: Problems,
+    health_checks: OrdMap<ObjectName, HealthCheck>,
     /// From a change's arrival to the tables.
     sync: Durations,
     /// From a change in the cluster to the tables.
@@ -59,8 +64,8 @@ impl Cluster {
             feed,
             synced: None,
             is_programmed: false,
-            problems: BTreeMap::new(),
-            health_checks: BTreeMap::new(),
+            problems: Problems::new(),
+            health_checks: OrdMap::new(),
             sync: Durations::new(SYNC_BOUNDS),
             programming: Durations::new(PROGRAMMING_BOUNDS),
         }
@@ -255,10 +260,9 @@ fn single(networks: BTreeSet<IpNet>) -> impl Iterator<Item = IpAddr> {
         .map(|net| net.addr())
 }
 
-fn log_new(before: &BTreeMap<Object, Arc<[Problem]>>, after: &BTreeMap<Object, Arc<[Problem]>>) {
-    let is_new =
-        |(object, problems): &(&Object, &Arc<[Problem]>)| before.get(object) != Some(*problems);
-    let mut new = after.iter().filter(is_new);
+fn log_new(before: &Problems, after: &Problems) {
+    let changes = before.diff(after).map(sides);
+    let mut new = changes.filter_map(|(_, new)| new);
     for (_, problems) in new.by_ref().take(LOGGED_ONE_BY_ONE) {
         for problem in problems.iter() {
             tracing::warn!(rule = problem.rule.name(), "{problem}");

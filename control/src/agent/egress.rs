@@ -15,7 +15,7 @@ impl Agent {
     /// Asks the kernel for the devices that lead to the pods of this machine, and tells whether they are
     /// others than before; when it does not answer, those stay, and the next attempt asks again.
     pub(super) fn look_for_pod_devices(&mut self) -> bool {
-        let pods = self.config.desired.pods_of(&self.machine.addresses);
+        let pods = self.census.own_pods();
         match self.devices_of(&pods) {
             Ok(devices) => {
                 self.pods = Some(pods);

@@ -100,7 +100,7 @@ fn nat(config: &Config, facts: &HostFacts) -> Vec<Problem> {
             let mut backends = service.spec.backends.iter();
             backends.any(|backend| backend.address.is_ipv4() == is_v4)
         };
-        let mut services = config.desired.by_nat().map(|(_, service)| service);
+        let mut services = config.desired.by_nat();
         if let Some(service) = services.find(is_of_family) {
             problems.push(Problem {
                 position: None,

@@ -162,7 +162,7 @@ services:
             "[::]:20004/tcp",
         ]
     );
-    let spec = |key: &str| &desired.services[&key.parse().unwrap()].spec;
+    let spec = |key: &str| &desired.services[&key.parse::<ServiceKey>().unwrap()].spec;
     let web = spec("10.99.0.1:80/tcp");
     let backend = |node: &str, port, weight| {
         let pod = SocketAddr::new("10.244.0.5".parse().unwrap(), port);

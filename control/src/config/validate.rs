@@ -19,6 +19,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use fastpath::tables::BackendKey;
+use imbl::OrdSet;
 use ipnet::IpNet;
 use serde_saphyr::Spanned;
 use xdp_prog::maglev::MAX_LOG2_LEN;
@@ -101,7 +102,7 @@ impl Rules {
                 nat,
                 interfaces,
                 vips,
-                shared: BTreeSet::new(),
+                shared: OrdSet::new(),
                 node_port_addresses,
                 clamp_mss: self.switch("clamp_mss", file.clamp_mss.as_ref(), true),
                 trusted_edges,
@@ -260,7 +261,7 @@ impl Rules {
         }
     }
 
-    fn vips(&mut self, file: &raw::File, origins: &mut Origins) -> BTreeSet<IpAddr> {
+    fn vips(&mut self, file: &raw::File, origins: &mut Origins) -> OrdSet<IpAddr> {
         for (index, text) in file
             .vips
             .iter()

@@ -74,10 +74,7 @@ mod tests {
     use super::*;
 
     fn named(name: &str, value: u8) -> (ObjectName, u8) {
-        let name = ObjectName {
-            namespace: "test".to_owned(),
-            name: name.to_owned(),
-        };
+        let name = ObjectName::new("test", name);
         (name, value)
     }
 

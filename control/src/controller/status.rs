@@ -323,10 +323,7 @@ mod tests {
 
     fn web(families: &[Family], required: bool) -> Service {
         Service {
-            name: ObjectName {
-                namespace: "default".to_owned(),
-                name: "web".to_owned(),
-            },
+            name: ObjectName::new("default", "web"),
             uid: "7".to_owned(),
             created: 0,
             labels: Default::default(),

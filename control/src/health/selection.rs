@@ -9,7 +9,10 @@ use std::sync::Arc;
 
 use fastpath::tables::BackendKey;
 
-use crate::desired::{BackendSpec, Desired, ForwardMode, ServiceKey, TrafficPolicy};
+use crate::census::sides;
+use crate::desired::{
+    BackendSpec, Desired, ForwardMode, Service, ServiceKey, ServiceSpec, Services, TrafficPolicy,
+};
 
 /// A backend of a service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -47,55 +50,94 @@ impl LeftOut {
 }
 
 /// A desired state without the backends that should not serve.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Debug, Default)]
 pub struct Selection {
     /// The state.
     pub desired: Desired,
     /// Services of which no backend should serve, so that all do.
     pub all_fail: BTreeSet<ServiceKey>,
+    /// The services that were selected from, and by what.
+    services: Services,
+    rules: Rules,
+}
+
+/// What all services are selected by.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Rules {
+    left_out: LeftOut,
+    /// Addresses of this machine if it is a node, which may be bound to its own pods; any other machine is the
+    /// load balancer in front and uses all.
+    own: Option<BTreeSet<IpAddr>>,
 }
 
 impl Selection {
-    /// Leaves nothing out.
-    pub fn all(desired: &Desired) -> Self {
-        Self {
-            desired: desired.clone(),
-            all_fail: BTreeSet::new(),
+    /// Leaves backends out of a desired state, on a machine with the addresses `own`; true if the state is
+    /// another one than before. Services are looked into that have changed, or all if others are left out.
+    pub fn follow(&mut self, desired: &Desired, left_out: LeftOut, own: &BTreeSet<IpAddr>) -> bool {
+        let own = desired.is_node(own).then(|| own.clone());
+        let rules = Rules { left_out, own };
+        let before = std::mem::take(&mut self.desired);
+        let mut next = before.services.clone();
+        if rules != self.rules {
+            next = Services::new();
+            self.services = Services::new();
+            self.all_fail.clear();
+            self.rules = rules;
         }
+        for change in self.services.diff(&desired.services) {
+            let (old, new) = sides(change);
+            if let Some((key, _)) = old {
+                self.all_fail.remove(key);
+            }
+            match new {
+                Some((key, service)) => match self.rules.select(key, service) {
+                    Some(selected) => drop(next.insert(*key, selected)),
+                    None => {
+                        self.all_fail.insert(*key);
+                        next.insert(*key, Arc::clone(service));
+                    }
+                },
+                None => old.into_iter().for_each(|(key, _)| drop(next.remove(key))),
+            }
+        }
+        self.services = desired.services.clone();
+        self.desired = Desired {
+            services: next,
+            ..desired.clone()
+        };
+        self.desired != before
     }
+}
 
-    /// Leaves backends out of a desired state, on a machine with the addresses `own`.
-    pub fn of(desired: &Desired, left_out: &LeftOut, own: &BTreeSet<IpAddr>) -> Self {
-        let mut selection = Self::all(desired);
-        if *left_out == LeftOut::default() {
-            return selection;
+impl Rules {
+    /// Leaves backends out of a service, unless that leaves it with none.
+    fn select(&self, key: &ServiceKey, service: &Arc<Service>) -> Option<Arc<Service>> {
+        let spec = &service.spec;
+        let out = |backend: &BackendSpec| self.left_out.has(&Member::new(key, spec.mode, backend));
+        let is_local = spec.traffic_policy == TrafficPolicy::Local;
+        let own = self.own.as_ref().filter(|_| is_local);
+        let sharing = spec.backends.iter().filter(|backend| backend.weight != 0);
+        let mut used = sharing
+            .clone()
+            .filter(|backend| own.is_none_or(|own| own.contains(&backend.address)))
+            .peekable();
+        if used.peek().is_some() && used.all(out) {
+            return None;
         }
-        // Any other machine is the load balancer in front and uses all.
-        let is_node = desired.is_node(own);
-        for (key, service) in &mut selection.desired.services {
-            let mode = service.spec.mode;
-            let is_local = is_node && service.spec.traffic_policy == TrafficPolicy::Local;
-            let out = |backend: &BackendSpec| left_out.has(&Member::new(key, mode, backend));
-            let backends = service.spec.backends.iter();
-            let mut used = backends
-                .filter(|backend| backend.weight != 0)
-                .filter(|backend| !is_local || own.contains(&backend.address))
-                .peekable();
-            if used.peek().is_some() && used.all(out) {
-                selection.all_fail.insert(*key);
-                continue;
-            }
-            if !service.spec.backends.iter().any(out) {
-                continue;
-            }
-            let service = Arc::make_mut(service);
+        if !spec.backends.iter().any(out) {
+            return Some(Arc::clone(service));
+        }
+        let backends = spec.backends.iter().filter(|backend| !out(backend));
+        let spec = ServiceSpec {
             // A table of another length would move nearly every flow, and back again.
-            let sharing = service.spec.backends.iter();
-            let sharing = sharing.filter(|backend| backend.weight != 0).count();
-            service.spec.log2_slots = service.spec.log2_slots_for(sharing);
-            service.spec.backends.retain(|backend| !out(backend));
-        }
-        selection
+            log2_slots: spec.log2_slots_for(sharing.count()),
+            backends: backends.copied().collect(),
+            ..ServiceSpec::clone(spec)
+        };
+        Some(Arc::new(Service {
+            spec: spec.into(),
+            ..Service::clone(service)
+        }))
     }
 }
 
@@ -148,23 +190,19 @@ services:
     fn machine_that_may_use_its_own_pods_only_keeps_them_when_all_of_them_fail() {
         let mut desired = desired(TWO_SERVICES);
         desired.node = Role::Yes;
-        let service = desired
-            .services
-            .values_mut()
-            .next()
-            .map(Arc::make_mut)
-            .unwrap();
-        service.spec.traffic_policy = TrafficPolicy::Local;
+        let key = *desired.services.keys().next().unwrap();
+        let service = Arc::make_mut(desired.services.get_mut(&key).unwrap());
+        Arc::make_mut(&mut service.spec).traffic_policy = TrafficPolicy::Local;
         let left_out = left_out(&[("10.99.0.1:80/tcp", "10.0.0.1")], &[]);
         let own = |text: &str| BTreeSet::from([text.parse().unwrap()]);
-        let selection = Selection::of(&desired, &left_out, &own("10.0.0.1"));
+        let selection = select_on(&desired, &left_out, &own("10.0.0.1"));
         assert_eq!(backends(&selection)[0], "10.0.0.1 10.0.0.2");
         assert_eq!(selection.all_fail.len(), 1);
-        let elsewhere = Selection::of(&desired, &left_out, &own("10.0.0.2"));
+        let elsewhere = select_on(&desired, &left_out, &own("10.0.0.2"));
         assert_eq!(backends(&elsewhere)[0], "10.0.0.2");
         assert!(elsewhere.all_fail.is_empty());
         desired.node = Role::No;
-        let in_front = Selection::of(&desired, &left_out, &own("10.0.0.1"));
+        let in_front = select_on(&desired, &left_out, &own("10.0.0.1"));
         assert_eq!(backends(&in_front)[0], "10.0.0.2", "uses all of them");
     }
 
@@ -194,8 +232,45 @@ services:
         assert_eq!(length(&selection.desired), Some(11));
     }
 
+    #[test]
+    fn selection_that_follows_is_one_that_was_made_anew() {
+        let both = desired(TWO_SERVICES);
+        let mut one = both.clone();
+        let first = *both.services.keys().next().unwrap();
+        one.services.remove(&first);
+        let mut fewer = both.clone();
+        let service = Arc::make_mut(fewer.services.get_mut(&first).unwrap());
+        Arc::make_mut(&mut service.spec).backends.pop();
+        let nothing = LeftOut::default();
+        let node = left_out(&[], &["10.0.0.1"]);
+        let mut selection = Selection::default();
+        for (desired, left_out, is_other) in [
+            (&both, &nothing, true),
+            (&both, &nothing, false),
+            (&both, &node, true),
+            (&fewer, &node, true),
+            (&fewer, &node, false),
+            (&one, &node, true),
+            (&both, &node, true),
+            (&fewer, &nothing, true),
+            (&one, &nothing, true),
+        ] {
+            let changed = selection.follow(desired, left_out.clone(), &BTreeSet::new());
+            let anew = select(desired, left_out);
+            assert_eq!(changed, is_other);
+            assert_eq!(selection.desired, anew.desired);
+            assert_eq!(selection.all_fail, anew.all_fail);
+        }
+    }
+
     fn select(desired: &Desired, left_out: &LeftOut) -> Selection {
-        Selection::of(desired, left_out, &BTreeSet::new())
+        select_on(desired, left_out, &BTreeSet::new())
+    }
+
+    fn select_on(desired: &Desired, left_out: &LeftOut, own: &BTreeSet<IpAddr>) -> Selection {
+        let mut selection = Selection::default();
+        selection.follow(desired, left_out.clone(), own);
+        selection
     }
 
     fn desired(text: &str) -> Desired {

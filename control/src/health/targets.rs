@@ -1,6 +1,6 @@
 //! Who is checked, and by which way: derived from the desired state.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
@@ -11,6 +11,7 @@ use super::board::Rule;
 use super::probe::Route;
 use super::selection::Member;
 use super::ways::{Checked, Ways};
+use crate::census::Census;
 use crate::desired::{BackendSpec, Desired, ForwardMode, ServiceKey, ServiceSpec};
 
 /// How a backend is checked.
@@ -72,14 +73,19 @@ pub struct Surroundings<'agent> {
 }
 
 impl Targets {
-    /// Lists what a desired state asks to be checked.
-    pub fn of(desired: &Desired, around: &Surroundings<'_>, ways: &mut Ways) -> Self {
+    /// Lists what a desired state asks to be checked; the census is of its services.
+    pub fn of(
+        desired: &Desired,
+        census: &Census,
+        around: &Surroundings<'_>,
+        ways: &mut Ways,
+    ) -> Self {
         let mut targets = Self::default();
         if !desired.edge {
             ways.assign(&BTreeSet::new());
             return targets;
         }
-        let plans = plans(desired, around);
+        let plans = plans(desired, census, around);
         let wanted = plans.iter().filter(|(_, plan)| plan.way.is_some());
         ways.assign(&wanted.map(|(checked, _)| *checked).collect());
         for (checked, plan) in plans {
@@ -117,51 +123,46 @@ impl Targets {
 }
 
 /// How something is to be checked, before it has an index.
-struct Plan<'desired> {
+struct Plan<'census> {
     peer: SocketAddr,
     /// Not given where the check goes straight to the peer.
     way: Option<ProbeSpec>,
-    check: Option<(&'desired str, &'desired Check)>,
+    check: Option<(&'census str, &'census Check)>,
 }
 
-fn plans<'desired>(
-    desired: &'desired Desired,
+fn plans<'census>(
+    desired: &Desired,
+    census: &'census Census,
     around: &Surroundings<'_>,
-) -> BTreeMap<Checked, Plan<'desired>> {
+) -> BTreeMap<Checked, Plan<'census>> {
     let mut plans = BTreeMap::new();
-    // Most backends add nothing to what another one of their node said.
-    let mut seen: HashSet<(IpAddr, bool)> = HashSet::new();
-    for (key, service) in &desired.services {
+    // An endpoint that nobody knows the machine of is at the unspecified address.
+    let nodes = census.nodes().filter(|(node, _)| {
+        desired.node_health && !node.is_unspecified() && !around.own.contains(node)
+    });
+    for (node, is_tunnelled) in nodes {
+        let way = (around.diverts && is_tunnelled).then_some(ProbeSpec {
+            peer: node,
+            destination: node,
+            outer: Some(node),
+            source: None,
+            pod: None,
+        });
+        let plan = Plan {
+            peer: SocketAddr::new(node, 0),
+            way,
+            check: None,
+        };
+        let known: &mut Plan<'_> = plans.entry(Checked::Node(node)).or_insert(plan);
+        known.way = known.way.or(way);
+    }
+    for (key, service) in census.checked() {
         let mode = service.spec.mode;
-        for backend in &service.spec.backends {
-            let node = backend.address;
-            // An endpoint that nobody knows the machine of.
-            if node.is_unspecified() {
-                continue;
-            }
-            let encapsulated = around.diverts && mode == ForwardMode::Ipip;
-            if desired.node_health
-                && seen.insert((node, encapsulated))
-                && !around.own.contains(&node)
-            {
-                let way = encapsulated.then_some(ProbeSpec {
-                    peer: node,
-                    destination: node,
-                    outer: Some(node),
-                    source: None,
-                    pod: None,
-                });
-                let plan = Plan {
-                    peer: SocketAddr::new(node, 0),
-                    way,
-                    check: None,
-                };
-                let known: &mut Plan<'_> = plans.entry(Checked::Node(node)).or_insert(plan);
-                known.way = known.way.or(way);
-            }
-            let Some(check) = &service.health else {
-                continue;
-            };
+        let Some(check) = &service.health else {
+            continue;
+        };
+        let backends = service.spec.backends.iter();
+        for backend in backends.filter(|backend| !backend.address.is_unspecified()) {
             let (peer, way) = way_to(key, &service.spec, backend, check, around);
             let plan = Plan {
                 peer,
@@ -327,7 +328,9 @@ services:
             source_towards: |_| Some(address("2001:db8::9")),
         };
         let desired = config::parse(text).unwrap().desired;
-        Targets::of(&desired, &around, &mut Ways::new(8))
+        let mut census = Census::default();
+        census.follow(&desired, &own);
+        Targets::of(&desired, &census, &around, &mut Ways::new(8))
     }
 
     fn address(text: &str) -> IpAddr {

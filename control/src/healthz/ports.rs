@@ -13,6 +13,7 @@ use http_body_util::Full;
 use hyper::Response;
 use hyper::body::Bytes;
 use hyper::header::HeaderValue;
+use imbl::OrdMap;
 use nix::errno::Errno;
 use serde::Serialize;
 use serde_json::ser::{PrettyFormatter, Serializer};
@@ -229,7 +230,7 @@ impl Ports {
 }
 
 /// Says what is told at each port; Services cannot share one, so which of them would be told is all the same.
-fn by_port(services: &BTreeMap<ObjectName, HealthCheck>) -> BTreeMap<u16, Told> {
+fn by_port(services: &OrdMap<ObjectName, HealthCheck>) -> BTreeMap<u16, Told> {
     let told = services.iter().map(|(name, check)| {
         let told = Told {
             service: name.clone(),

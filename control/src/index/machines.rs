@@ -197,7 +197,7 @@ impl Machines {
         self.nodes.get(name)
     }
 
-    pub(super) fn node_names(&self) -> impl Iterator<Item = &String> {
+    pub(super) fn node_names(&self) -> impl ExactSizeIterator<Item = &String> {
         self.nodes.keys()
     }
 

@@ -5,10 +5,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::ops::Deref;
+use std::sync::Arc;
 
-/// Namespace and name of an object; cluster-wide ones have an empty namespace.
+/// Namespace and name of an object; cluster-wide ones have an empty namespace. A clone shares the text.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ObjectName {
+pub struct ObjectName(Arc<Parts>);
+
+/// The parts of an object's name.
+#[derive(Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Parts {
     /// The namespace.
     pub namespace: String,
     /// The name.
@@ -18,10 +24,18 @@ pub struct ObjectName {
 impl ObjectName {
     /// Names an object of a namespace.
     pub fn new(namespace: impl Into<String>, name: impl Into<String>) -> Self {
-        Self {
+        Self(Arc::new(Parts {
             namespace: namespace.into(),
             name: name.into(),
-        }
+        }))
+    }
+}
+
+impl Deref for ObjectName {
+    type Target = Parts;
+
+    fn deref(&self) -> &Parts {
+        &self.0
     }
 }
 

@@ -296,7 +296,7 @@ impl Making<'_> {
         }
         let service = Service {
             name,
-            spec,
+            spec: Arc::new(spec),
             health: None,
         };
         self.outcome.services.insert(key, Arc::new(service));

@@ -50,7 +50,7 @@ fn listed_machine_is_a_node_and_any_other_an_edge_only() {
 fn local_policy_is_for_machines_with_pods() {
     let policies = |own| {
         let target = target(CLUSTER, &[own]);
-        let specs = target.services.into_values();
+        let specs = target.services.values();
         specs
             .map(|spec| spec.traffic_policy)
             .collect::<BTreeSet<_>>()
@@ -63,7 +63,7 @@ fn local_policy_is_for_machines_with_pods() {
 fn what_edges_send_to_a_nodeport_is_for_pods_here_only() {
     let text = CLUSTER.replace("    traffic_policy: local\n", "");
     let node = target(&text, &["10.0.0.1"]);
-    let policy = |key: &str| node.services[&key.parse().unwrap()].traffic_policy;
+    let policy = |key: &str| node.services[&key.parse::<ServiceKey>().unwrap()].traffic_policy;
     assert_eq!(policy("0.0.0.0:30080/tcp"), TrafficPolicy::Local);
     assert_eq!(policy("10.0.0.1:30080/tcp"), TrafficPolicy::Cluster);
     assert_eq!(policy("10.99.0.1:80/tcp"), TrafficPolicy::Cluster);
@@ -106,7 +106,7 @@ trusted_edges: [10.0.0.8]
 #[test]
 fn nodeports_are_at_the_primary_addresses_unless_told_otherwise() {
     let own = ["10.0.0.1", "10.0.0.7", "192.168.0.1"];
-    let at = |text: &str| target(text, &own).addresses.node_ports;
+    let at = |text: &str| target(text, &own).addresses.node_ports.clone();
     assert_eq!(at(CLUSTER), addresses(&["10.0.0.1"]));
     let told = |how: &str| at(&format!("node_port_addresses: {how}\n{CLUSTER}"));
     assert_eq!(told("[primary]"), addresses(&["10.0.0.1"]));
@@ -227,8 +227,9 @@ fn nat_mode_has_ports_and_addresses_where_a_service_goes_by_it() {
 #[test]
 fn pods_here_are_those_on_an_address_of_this_machine() {
     let pods = |text: &str, own| {
-        let desired = config::parse(text).unwrap().desired;
-        desired.pods_of(&addresses(&[own]))
+        let mut census = Census::default();
+        census.follow(&config::parse(text).unwrap().desired, &addresses(&[own]));
+        census.own_pods()
     };
     assert_eq!(pods(CLUSTER, "10.0.0.1"), addresses(&["10.244.1.5"]));
     assert_eq!(pods(CLUSTER, "10.0.0.100"), addresses(&[]));
@@ -245,13 +246,14 @@ fn pods_here_are_those_on_an_address_of_this_machine() {
 fn service_that_is_the_same_object_keeps_its_shape() {
     let machine = machine(&["10.0.0.1"]);
     let mut desired = config::parse(CLUSTER).unwrap().desired;
+    let census = Census::default();
     let mut shapes = Shapes::default();
-    let before = shapes.target(&desired, &machine);
+    let before = shapes.target(&desired, &census, &machine);
     let changed = *desired.services.keys().next_back().unwrap();
     let service = Arc::make_mut(desired.services.get_mut(&changed).unwrap());
-    service.spec.backends.pop();
-    let after = shapes.target(&desired, &machine);
-    assert_eq!(after, Target::of(&desired, &machine));
+    Arc::make_mut(&mut service.spec).backends.pop();
+    let after = shapes.target(&desired, &census, &machine);
+    assert_eq!(after.services, Target::of(&desired, &machine).services);
     assert_ne!(after, before);
     for (key, spec) in &after.services {
         assert_eq!(
@@ -265,9 +267,10 @@ fn service_that_is_the_same_object_keeps_its_shape() {
 #[test]
 fn shapes_follow_services_and_the_machine() {
     let full = config::parse(CLUSTER).unwrap().desired;
+    let mut census = Census::default();
     let mut shapes = Shapes::default();
     let none = Desired {
-        services: BTreeMap::new(),
+        services: Services::new(),
         ..full.clone()
     };
     let edge = Desired {
@@ -275,12 +278,22 @@ fn shapes_follow_services_and_the_machine() {
         ..full.clone()
     };
     let mut one = full.clone();
-    one.services.pop_first();
+    one.services
+        .remove(&"0.0.0.0:30080/tcp".parse::<ServiceKey>().unwrap());
+    // The NodePort of one service is the port of another one at the machine's own address.
+    let [web, of_machine]: [ServiceKey; 2] =
+        ["10.99.0.1:80/tcp", "10.0.0.1:30080/tcp"].map(|key| key.parse().unwrap());
+    let mut both = full.clone();
+    both.services
+        .insert(of_machine, Arc::clone(&full.services[&web]));
     for own in ["10.0.0.1", "10.0.0.2", "10.0.0.100"] {
-        for desired in [&full, &one, &full, &edge, &none, &one] {
+        for desired in [
+            &full, &one, &full, &both, &full, &both, &edge, &none, &one, &both,
+        ] {
             let machine = machine(&[own]);
+            census.follow(desired, &machine.addresses);
             assert_eq!(
-                shapes.target(desired, &machine),
+                shapes.target(desired, &census, &machine),
                 Target::of(desired, &machine)
             );
         }
@@ -303,10 +316,11 @@ fn keys_in_the_tables_lead_back_to_their_service() {
 #[test]
 fn only_what_is_served_is_ours_at_an_address_that_others_may_have() {
     let mut desired = config::parse(CLUSTER).unwrap().desired;
-    desired.shared = addresses(&["10.99.0.1", "10.0.0.2"]);
+    let shared = addresses(&["10.99.0.1", "10.0.0.2"]);
+    desired.shared = shared.clone().into();
     let edge = Target::of(&desired, &machine(&["10.0.0.100"]));
     assert!(edge.addresses.vips.is_empty());
-    assert_eq!(edge.addresses.shared, desired.shared);
+    assert_eq!(edge.addresses.shared, shared);
     desired.edge = false;
     let node = Target::of(&desired, &machine(&["10.0.0.2"]));
     assert!(node.addresses.shared.is_empty());

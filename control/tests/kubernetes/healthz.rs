@@ -123,7 +123,9 @@ fn health_check_port_that_cannot_be_had_is_an_event_of_the_service() {
             local_endpoints: 1,
         };
         reports.set_checks(Checks {
-            services: [(ObjectName::new("default", "local"), check)].into(),
+            services: [(ObjectName::new("default", "local"), check)]
+                .into_iter()
+                .collect(),
             addresses: [Ipv4Addr::UNSPECIFIED.into()].into(),
         });
         tokio::spawn(ports::serve(Mode::On, reports.clone()));

@@ -104,7 +104,6 @@ impl Tables {
             pods,
             source_ranges: source_ranges.cloned().unwrap_or_default(),
             left_out: Vec::new(),
-            spec: None,
         })
     }
 

@@ -157,12 +157,8 @@ impl Tables {
                 .iter()
                 .any(|backend| backend.pod.is_some() && backend.address == node)
         };
-        let services = self.installed.iter();
-        services
-            .filter_map(|(key, service)| {
-                Some((*key, service.spec.as_ref().filter(has_pods)?.clone()))
-            })
-            .collect()
+        let specs = self.specs.iter().filter(|(_, spec)| has_pods(spec));
+        specs.map(|(key, spec)| (*key, Arc::clone(spec))).collect()
     }
 
     /// Lists the backends on one node.

@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
+    sync::Arc,
 };
 
 use aya::maps::MapError;
@@ -13,7 +14,7 @@ use xdp_prog::abi::{
 };
 
 use super::{
-    Addresses, Settings, TableError, Tables,
+    Addresses, Settings, Specs, TableError, Tables,
     encode::{config_of, edge_prefix_key, edge_prefix_of},
     error::{read_failed, write_failed},
     types::{address_key, address_of},
@@ -38,6 +39,9 @@ impl Tables {
         self.config
             .set(0, config, 0)
             .map_err(write_failed(map::CONFIG))?;
+        if settings.hash_seed != self.settings.hash_seed {
+            self.specs = Specs::new();
+        }
         self.settings = settings;
         self.current_config = config;
         Ok(())
@@ -61,10 +65,10 @@ impl Tables {
     }
 
     /// Lists the addresses.
-    pub fn addresses(&self) -> Addresses {
+    pub fn addresses(&self) -> Arc<Addresses> {
         // Nobody else writes the map, and reading it takes two system calls for each entry.
         if let Some(known) = &self.known_addresses {
-            return known.clone();
+            return Arc::clone(known);
         }
         let mut addresses = Addresses::default();
         for (key, flags) in self.vips.iter().flatten() {
@@ -74,7 +78,7 @@ impl Tables {
                 }
             }
         }
-        addresses
+        addresses.into()
     }
 
     /// Makes exactly these the addresses.
@@ -82,40 +86,45 @@ impl Tables {
     /// # Errors
     ///
     /// When the kernel refuses a write, as it does when the table is full.
-    pub fn set_addresses(&mut self, addresses: &Addresses) -> Result<(), TableError> {
-        let outcome = self.replace_addresses(addresses);
-        self.known_addresses = outcome.is_ok().then(|| addresses.clone());
+    pub fn set_addresses(&mut self, addresses: Arc<Addresses>) -> Result<(), TableError> {
+        let outcome = self.replace_addresses(&addresses);
+        self.known_addresses = outcome.is_ok().then_some(addresses);
         self.begin_epoch()?;
         outcome
     }
 
     fn replace_addresses(&mut self, addresses: &Addresses) -> Result<(), TableError> {
-        let mut addresses = addresses.clone();
-        let mut wanted: BTreeMap<IpAddr, u32> = BTreeMap::new();
-        for (flag, set) in by_flag(&mut addresses) {
-            for address in set.iter() {
-                *wanted.entry(*address).or_default() |= flag;
+        let wanted = flags_of(addresses);
+        let present = match &self.known_addresses {
+            Some(known) => flags_of(known),
+            None => {
+                let entries: Result<Vec<(AddressKey, u32)>, MapError> = self.vips.iter().collect();
+                let entries = entries.map_err(read_failed(map::VIPS))?.into_iter();
+                entries
+                    .map(|(key, flags)| (address_of(key), flags))
+                    .collect()
             }
-        }
+        };
         for (address, flags) in &wanted {
-            let key = address_key(*address);
-            if self.vips.get(&key, 0).ok() != Some(*flags) {
+            if present.get(address) != Some(flags) {
                 self.vips
-                    .insert(key, flags, 0)
+                    .insert(address_key(*address), flags, 0)
                     .map_err(write_failed(map::VIPS))?;
             }
         }
-        let present: Result<Vec<AddressKey>, MapError> = self.vips.keys().collect();
-        for key in present.map_err(read_failed(map::VIPS))? {
-            if !wanted.contains_key(&address_of(key)) {
-                self.vips.remove(&key).map_err(write_failed(map::VIPS))?;
-            }
+        for address in present.keys().filter(|one| !wanted.contains_key(*one)) {
+            self.vips
+                .remove(&address_key(*address))
+                .map_err(write_failed(map::VIPS))?;
         }
         Ok(())
     }
 
     /// Lists the prefixes from which IP-in-IP is accepted.
     pub fn trusted_edges(&self) -> BTreeSet<IpNet> {
+        if let Some(known) = &self.known_trusted_edges {
+            return known.clone();
+        }
         self.trusted_edges
             .keys()
             .flatten()
@@ -129,21 +138,22 @@ impl Tables {
     ///
     /// When the kernel refuses a write, as it does when the table is full.
     pub fn set_trusted_edges(&mut self, wanted: &BTreeSet<IpNet>) -> Result<(), TableError> {
-        let outcome = self.replace_trusted_edges(wanted);
+        // The table holds no bits beyond a prefix's length.
+        let wanted: BTreeSet<IpNet> = wanted.iter().map(IpNet::trunc).collect();
+        let outcome = self.replace_trusted_edges(&wanted);
+        self.known_trusted_edges = outcome.is_ok().then_some(wanted);
         self.begin_epoch()?;
         outcome
     }
 
     fn replace_trusted_edges(&mut self, wanted: &BTreeSet<IpNet>) -> Result<(), TableError> {
         let present = self.trusted_edges();
-        // The table holds no bits beyond a prefix's length.
-        let wanted: BTreeSet<IpNet> = wanted.iter().map(IpNet::trunc).collect();
         for net in wanted.difference(&present) {
             self.trusted_edges
                 .insert(&edge_prefix_key(*net), 1, 0)
                 .map_err(write_failed(map::TRUSTED_EDGES))?;
         }
-        for net in present.difference(&wanted) {
+        for net in present.difference(wanted) {
             self.trusted_edges
                 .remove(&edge_prefix_key(*net))
                 .map_err(write_failed(map::TRUSTED_EDGES))?;
@@ -175,6 +185,17 @@ impl Tables {
         }
         Ok(())
     }
+}
+
+/// Turns the sets into what `VIPS` has for each address.
+fn flags_of(addresses: &Addresses) -> BTreeMap<IpAddr, u32> {
+    let mut flags: BTreeMap<IpAddr, u32> = BTreeMap::new();
+    for (flag, set) in by_flag(&mut addresses.clone()) {
+        for address in set.iter() {
+            *flags.entry(*address).or_default() |= flag;
+        }
+    }
+    flags
 }
 
 /// Pairs each set of addresses with its flag in `VIPS`.

@@ -77,13 +77,14 @@ impl Tables {
             self.ways.get(&node).is_some_and(|way| way.local)
         })?;
         let ids = self.take_backends(&layout.backends)?;
-        let (service, change) = match self.install(&key, spec, &layout, &ids) {
+        let (service, change) = match self.install(&key, &spec, &layout, &ids) {
             Ok(done) => done,
             Err(error) => {
                 self.drop_backends(ids);
                 return Err(error);
             }
         };
+        self.specs.insert(key, spec);
         if let Some(old) = self.installed.insert(key, service) {
             self.drop_backends(old.backends);
         }
@@ -101,6 +102,7 @@ impl Tables {
             return Ok(false);
         }
         self.remove_key(key)?;
+        self.specs.remove(key);
         if let Some(service) = self.installed.remove(key) {
             self.store_words(service.id, ServiceWord::default(), ServiceWord::default());
             self.remove_pods(service.id, &Pods::new(), &service.pods);
@@ -120,10 +122,8 @@ impl Tables {
         for (key, spec) in services {
             // A service that does not fit stays as it was; whoever compares what is installed with what is
             // wanted finds it to be something else.
-            if self.put_shared_service(key, spec).is_err()
-                && let Some(service) = self.installed.get_mut(&key)
-            {
-                service.spec = None;
+            if self.put_shared_service(key, spec).is_err() {
+                self.specs.remove(&key);
             }
         }
     }
@@ -133,7 +133,7 @@ impl Tables {
     fn install(
         &mut self,
         key: &ServiceKey,
-        spec: Arc<ServiceSpec>,
+        spec: &ServiceSpec,
         layout: &Layout,
         ids: &[u32],
     ) -> Result<(InstalledService, Change), TableError> {
@@ -184,13 +184,13 @@ impl Tables {
         let local_word = runs.local.map_or(ServiceWord::default(), word);
         if old_id.is_some() {
             self.store_words(id, word(runs.table), local_word);
-            self.set_rules(id, &spec);
+            self.set_rules(id, spec);
         } else {
             self.counters.clear_service(id);
             let entry = Service {
                 word: word(runs.table),
                 local: local_word,
-                ..service_rules(&spec)
+                ..service_rules(spec)
             };
             self.service.write(id, entry);
             if let Err(error) = self.insert_key(key, id) {
@@ -221,7 +221,6 @@ impl Tables {
             pods,
             source_ranges: ranges,
             left_out: layout.left_out.clone(),
-            spec: Some(spec),
         };
         Ok((service, change))
     }

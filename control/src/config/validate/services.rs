@@ -88,7 +88,7 @@ impl Rules {
                 services.extend(specs.into_iter().map(|(key, spec)| {
                     let service = Service {
                         name: name.clone(),
-                        spec,
+                        spec: spec.into(),
                         health: health.clone(),
                     };
                     (key, service)

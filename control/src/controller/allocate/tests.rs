@@ -341,7 +341,7 @@ fn local_services_share_with_the_same_pods_only() {
     assert!(!share(
         |service| service.selector = Labels::from([("app".into(), "x".into())])
     ));
-    assert!(!share(|service| service.name.namespace = "z".into()));
+    assert!(!share(|service| service.name = ObjectName::new("z", "2")));
     assert!(share(|service| service.ports = [(Protocol::Udp, 80)].into()));
 }
 
@@ -605,10 +605,7 @@ impl Cluster {
 /// Names a Service, of namespace `test` if the text names none.
 fn name(text: &str) -> ObjectName {
     let (namespace, name) = text.split_once('/').unwrap_or(("test", text));
-    ObjectName {
-        namespace: namespace.to_owned(),
-        name: name.to_owned(),
-    }
+    ObjectName::new(namespace, name)
 }
 
 fn ip(text: &str) -> IpAddr {

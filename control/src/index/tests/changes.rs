@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::words::*;
-use crate::desired::ForwardMode;
+use crate::desired::{ForwardMode, ServiceKey};
 use crate::index::objects::ObjectName;
 use crate::index::{Changes, Object, Options, Presence};
 
@@ -46,7 +46,7 @@ fn what_changes_and_changes_back_keeps_its_place_in_memory() {
         .slice(slice("web-1", PODS));
     let changes = cluster.update();
     assert!(changes.is_empty(), "{changes:?}");
-    let key = VIP.parse().unwrap();
+    let key: ServiceKey = VIP.parse().unwrap();
     assert!(Arc::ptr_eq(
         &cluster.state().services[&key],
         &before.services[&key]
@@ -251,7 +251,7 @@ fn draining_endpoints_are_told_of_and_delivered_to_on_their_node() {
     assert!(cluster.update().draining);
     assert_eq!(cluster.used(VIP), pods(&["10.244.3.1:8080"]));
     assert_eq!(cluster.reachable(VIP), ["10.244.1.1:8080"]);
-    let draining = &cluster.state().draining[&VIP.parse().unwrap()];
+    let draining = &cluster.state().draining[&VIP.parse::<ServiceKey>().unwrap()];
     let draining = draining
         .iter()
         .map(|backend| backend.pod.unwrap().to_string());

@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use proptest::sample::select;
 
 use super::words::*;
-use crate::desired::{ForwardMode, Protocol, TrafficPolicy, unusable};
+use crate::desired::{ForwardMode, Protocol, ServiceKey, TrafficPolicy, unusable};
 use crate::index::objects::{
     Endpoint, EndpointPort, EndpointSlice, HEADLESS, Ingress, MODE, Node, NodeAddress, ObjectName,
     SERVICE_NAME, SERVICE_PROXY_NAME, Service, ServicePort, TABLE_SIZE, ZONE,
@@ -83,9 +83,9 @@ fn start(options: &Options) -> Index {
         api_servers: [API_SERVER.parse().unwrap()].into(),
     });
     let mut good = load_balancer("good", "192.0.2.200");
-    good.name.namespace = "good".to_owned();
+    good.name = ObjectName::new("good", "good");
     let mut pods = slice_of("good", "good-1", &["10.244.200.1"]).port("", 8080, "TCP");
-    pods.name.namespace = "good".to_owned();
+    pods.name = ObjectName::new("good", "good-1");
     index.apply_service(good);
     index.apply_slice(pods);
     index
@@ -106,12 +106,21 @@ fn take(index: &mut Index, step: Step) {
 
 /// Asserts what holds whatever the objects say.
 fn check(state: &State, last: &Last, is_node: bool) {
-    let good = &state.services[&GOOD.parse().unwrap()].spec;
+    let good = &state.services[&GOOD.parse::<ServiceKey>().unwrap()].spec;
     assert_eq!(good.backends[0].pod, "10.244.200.1:8080".parse().ok());
-    assert!(state.vips.contains(&"192.0.2.200".parse().unwrap()));
+    assert!(
+        state
+            .vips
+            .contains(&"192.0.2.200".parse::<IpAddr>().unwrap())
+    );
 
     assert!(state.assigned.is_subset(&state.vips));
-    assert!(state.assigned.is_disjoint(&state.shared));
+    assert!(
+        state
+            .assigned
+            .iter()
+            .all(|address| !state.shared.contains(address))
+    );
     for key in state
         .services
         .keys()
@@ -224,7 +233,7 @@ impl Last {
         let texts = nodes.map(|node| node.address.replace("192.000.2.01", "192.0.2.1"));
         let mut all: BTreeSet<IpAddr> = texts.filter_map(|text| text.parse().ok()).collect();
         all.extend(&self.presence.edges);
-        all.extend(addresses(&["192.0.2.5", "192.0.2.6"]));
+        all.extend(addresses::<Vec<_>>(&["192.0.2.5", "192.0.2.6"]));
         all
     }
 }
@@ -345,7 +354,7 @@ fn a_service_port() -> impl Strategy<Value = ServicePort> {
 
 fn a_slice() -> impl Strategy<Value = EndpointSlice> {
     let labels = prop_oneof![
-        8 => a_name().prop_map(|name| BTreeMap::from([(SERVICE_NAME.to_owned(), name.name)])),
+        8 => a_name().prop_map(|name| BTreeMap::from([(SERVICE_NAME.to_owned(), name.name.clone())])),
         1 => btree_map(words(&[SERVICE_NAME, SERVICE_PROXY_NAME, HEADLESS]), a_text(), 0..=2),
     ];
     let ports = vec((a_port_name(), a_protocol(), option::of(a_number())), 0..4);
@@ -424,7 +433,7 @@ fn a_name() -> impl Strategy<Value = ObjectName> {
         words(&["default", "default", "other"]),
         words(&["a", "b", "c", "d", ""]),
     )
-        .prop_map(|(namespace, name)| ObjectName { namespace, name })
+        .prop_map(|(namespace, name)| ObjectName::new(namespace, name))
 }
 
 fn a_node_name() -> impl Strategy<Value = String> {

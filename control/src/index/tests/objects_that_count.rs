@@ -2,7 +2,9 @@
 
 use super::words::*;
 use crate::index::Options;
-use crate::index::objects::{EndpointSlice, HEADLESS, SERVICE_NAME, SERVICE_PROXY_NAME};
+use crate::index::objects::{
+    EndpointSlice, HEADLESS, ObjectName, SERVICE_NAME, SERVICE_PROXY_NAME,
+};
 
 const POD: &[&str] = &["10.244.1.1@node-1"];
 
@@ -65,7 +67,7 @@ fn service_proxy_name_and_headless_labels_hide_slices() {
 fn slice_belongs_to_the_service_of_its_label_in_its_namespace() {
     let mut cluster = cluster();
     let mut elsewhere = slice("web-2", &["10.244.2.1@node-2"]);
-    elsewhere.name.namespace = "other".to_owned();
+    elsewhere.name = ObjectName::new("other", "web-2");
     cluster
         .service(web())
         .slice(slice("web-1", POD))
@@ -394,7 +396,7 @@ fn endpoint_without_a_node_name_is_never_local() {
         .service(web().local())
         .slice(slice("web-1", &["10.0.0.1"]));
     let spec = &cluster.served(VIP).unwrap().spec;
-    let own = addresses(&["10.0.0.1"]);
+    let own: Vec<_> = addresses(&["10.0.0.1"]);
     assert!(!spec.backends.is_empty(), "dropped, not rejected");
     assert!(
         spec.backends

@@ -1,6 +1,5 @@
 //! The words that tests say their objects in.
 
-use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use crate::desired::{BackendSpec, Service as Served, ServiceKey, TrafficPolicy};
@@ -355,7 +354,7 @@ pub(super) fn name(name: &str) -> ObjectName {
     ObjectName::new("default", name)
 }
 
-pub(super) fn addresses(texts: &[&str]) -> BTreeSet<IpAddr> {
+pub(super) fn addresses<T: FromIterator<IpAddr>>(texts: &[&str]) -> T {
     texts.iter().map(|text| text.parse().unwrap()).collect()
 }
 

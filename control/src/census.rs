@@ -1,0 +1,243 @@
+//! What services taken together ask of a machine, counted, so that a change costs only what it changes.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use imbl::ordmap::DiffItem;
+
+use crate::desired::{Desired, ForwardMode, Service, ServiceKey, Services};
+
+/// Services and what they come to.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Census {
+    /// What was counted.
+    services: Services,
+    /// Addresses of this machine if it has the node role, so that pods there are its own.
+    own: BTreeSet<IpAddr>,
+    /// Where backends are, and whether packets reach them behind an outer header.
+    nodes: Counts<(IpAddr, bool)>,
+    pods: Counts<IpAddr>,
+    checked: BTreeSet<ServiceKey>,
+    /// Services by their mode; whether they have backends.
+    modes: Counts<(ForwardMode, bool)>,
+    /// Backends by NAT; whether they are of IPv4.
+    nat_backends: Counts<bool>,
+}
+
+impl Census {
+    /// Counts what has changed since the last time; everything, if the machine has other addresses or another role.
+    pub fn follow(&mut self, desired: &Desired, own: &BTreeSet<IpAddr>) {
+        let own = if desired.is_node(own) {
+            own.clone()
+        } else {
+            BTreeSet::new()
+        };
+        if own != self.own {
+            *self = Self {
+                own,
+                ..Self::default()
+            };
+        }
+        let before = std::mem::replace(&mut self.services, desired.services.clone());
+        for change in before.diff(&desired.services) {
+            let (old, new) = sides(change);
+            if let Some((key, service)) = old {
+                self.count(key, service, false);
+            }
+            if let Some((key, service)) = new {
+                self.count(key, service, true);
+            }
+        }
+    }
+
+    /// Lists the addresses of the machine's own pods.
+    pub fn own_pods(&self) -> BTreeSet<IpAddr> {
+        self.pods.keys().copied().collect()
+    }
+
+    /// Lists the addresses that packets are sent to, with and without an outer header.
+    pub fn nodes(&self) -> impl Iterator<Item = (IpAddr, bool)> {
+        self.nodes.keys().copied()
+    }
+
+    /// Lists the services whose backends are checked.
+    pub fn checked(&self) -> impl Iterator<Item = (&ServiceKey, &Arc<Service>)> {
+        let checked = self.checked.iter();
+        checked.filter_map(|key| Some((key, self.services.get(key)?)))
+    }
+
+    /// Tells whether checks are put on the way of a client's packets, which takes the egress program.
+    pub fn diverts_checks(&self, desired: &Desired) -> bool {
+        let has_tunnels = self.modes.has(&(ForwardMode::Ipip, true));
+        desired.edge && (!self.checked.is_empty() || (desired.node_health && has_tunnels))
+    }
+
+    /// Tells whether some service goes by NAT.
+    pub fn has_nat(&self) -> bool {
+        [true, false]
+            .iter()
+            .any(|has_backends| self.modes.has(&(ForwardMode::Nat, *has_backends)))
+    }
+
+    /// Tells whether some backend of a family is reached by NAT.
+    pub fn has_nat_backends(&self, is_ipv4: bool) -> bool {
+        self.nat_backends.has(&is_ipv4)
+    }
+
+    fn count(&mut self, key: &ServiceKey, service: &Service, is_there: bool) {
+        if is_there && service.health.is_some() {
+            self.checked.insert(*key);
+        } else {
+            self.checked.remove(key);
+        }
+        let spec = &service.spec;
+        self.modes
+            .count((spec.mode, !spec.backends.is_empty()), is_there);
+        for backend in &spec.backends {
+            let node = backend.address;
+            self.nodes
+                .count((node, spec.mode == ForwardMode::Ipip), is_there);
+            if spec.mode == ForwardMode::Nat {
+                self.nat_backends.count(node.is_ipv4(), is_there);
+            } else if let Some(pod) = backend.pod.filter(|_| self.own.contains(&node)) {
+                self.pods.count(pod.ip(), is_there);
+            }
+        }
+    }
+}
+
+/// How often something is there.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Counts<K>(BTreeMap<K, usize>);
+
+impl<K> Default for Counts<K> {
+    fn default() -> Self {
+        Self(BTreeMap::new())
+    }
+}
+
+impl<K: Ord> Counts<K> {
+    /// Counts one more, or one less.
+    pub(crate) fn count(&mut self, key: K, is_more: bool) {
+        if is_more {
+            *self.0.entry(key).or_default() += 1;
+        } else if let Some(count) = self.0.get_mut(&key) {
+            *count -= 1;
+            if *count == 0 {
+                self.0.remove(&key);
+            }
+        }
+    }
+
+    /// Lists what is there.
+    pub(crate) fn keys(&self) -> impl Iterator<Item = &K> {
+        self.0.keys()
+    }
+
+    /// Tells whether it is there.
+    pub(crate) fn has(&self, key: &K) -> bool {
+        self.0.contains_key(key)
+    }
+}
+
+/// An entry of a map, if it has one.
+type Side<'map, K, V> = Option<(&'map K, &'map V)>;
+
+/// Returns what a change of a map took away and what it brought.
+pub(crate) fn sides<'old, 'new, K, V>(
+    change: DiffItem<'old, 'new, K, V>,
+) -> (Side<'old, K, V>, Side<'new, K, V>) {
+    match change {
+        DiffItem::Add(key, new) => (None, Some((key, new))),
+        DiffItem::Remove(key, old) => (Some((key, old)), None),
+        DiffItem::Update { old, new } => (Some(old), Some(new)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config;
+
+    const SERVICES: &str = "\
+interfaces: [{name: eth0}]
+vips: [10.99.0.1, '2001:db8:99::1']
+nodes: [{address: 10.0.0.1}, {address: 10.0.0.2}]
+trusted_edges: [10.0.0.100]
+services:
+  - name: web
+    address: 10.99.0.1
+    port: 80
+    protocol: tcp
+    health: {}
+    backends:
+      - {address: 10.244.1.5, node: 10.0.0.1}
+      - {address: 10.244.2.5, node: 10.0.0.2}
+  - name: dns
+    address: 10.99.0.1
+    port: 53
+    protocol: udp
+    backends: [{address: 10.244.1.5, node: 10.0.0.1}]
+  - {name: far, address: '2001:db8:99::1', port: 81, protocol: tcp, mode: nat, backends: [{address: '2001:db8::1'}]}
+";
+
+    #[test]
+    fn census_that_follows_is_one_that_was_taken_anew() {
+        let all = config::parse(SERVICES).unwrap().desired;
+        let without = |ports: &[u16]| {
+            let mut some = all.clone();
+            for key in all.services.keys().filter(|key| ports.contains(&key.port)) {
+                some.services.remove(key);
+            }
+            some
+        };
+        let [none, one, two] = [without(&[80, 53, 81]), without(&[53, 81]), without(&[80])];
+        let mut fewer = all.clone();
+        let web = all.services.keys().find(|key| key.port == 80).unwrap();
+        let service = Arc::make_mut(fewer.services.get_mut(web).unwrap());
+        Arc::make_mut(&mut service.spec).backends.pop();
+        service.health = None;
+        let mut census = Census::default();
+        for own in ["10.0.0.1", "10.0.0.2", "10.0.0.100"] {
+            let own = [own.parse().unwrap()].into();
+            for desired in [&all, &one, &fewer, &two, &all, &fewer, &none, &two] {
+                census.follow(desired, &own);
+                let mut anew = Census::default();
+                anew.follow(desired, &own);
+                assert_eq!(census, anew);
+            }
+        }
+    }
+
+    #[test]
+    fn pod_is_there_as_long_as_one_service_has_it() {
+        let all = config::parse(SERVICES).unwrap().desired;
+        let own = ["10.0.0.1".parse().unwrap()].into();
+        let pod: IpAddr = "10.244.1.5".parse().unwrap();
+        let mut census = Census::default();
+        let mut left = all.clone();
+        census.follow(&left, &own);
+        assert!(census.has_nat_backends(false) && !census.has_nat_backends(true));
+        for (key, service) in &all.services {
+            left.services.remove(key);
+            census.follow(&left, &own);
+            let services = left.services.values();
+            let mut pods = services.flat_map(|service| &service.spec.backends);
+            let is_left = pods.any(|backend| backend.pod.is_some_and(|one| one.ip() == pod));
+            assert_eq!(
+                census.own_pods().contains(&pod),
+                is_left,
+                "{}",
+                service.name
+            );
+        }
+        assert_eq!(
+            census,
+            Census {
+                own,
+                ..Census::default()
+            }
+        );
+    }
+}

@@ -235,7 +235,7 @@ pub const CONFIG_PROBES: u32 = 2;
 /// [`Config::flags`]: this machine announces addresses to its neighbours.
 pub const CONFIG_ANNOUNCE: u32 = 4;
 
-/// `VIPS` flag: a virtual address; what comes for it is ours, be the port in use or not.
+/// `VIPS` flag: a virtual address; with no other flag, what comes for it is ours, be the port in use or not.
 pub const ADDRESS_VIP: u32 = 1;
 /// `VIPS` flag: an address of this machine at which IP-in-IP is decapsulated.
 pub const ADDRESS_LOCAL: u32 = 2;

@@ -571,6 +571,14 @@ impl Ip for V6 {
     }
 }
 
+/// Tells whether an address is nobody's but a service's: whatever comes for it is ours.
+///
+/// One that is the machine's own or shared as well is not: what no service has there passes.
+#[inline(always)]
+fn is_vip<A: Ip, T: Tables>(tables: &T, address: A) -> bool {
+    tables.address_flags(&address.key()) == ADDRESS_VIP
+}
+
 #[inline(always)]
 fn route<'t, F: Frame, A: Ip, T: Tables>(
     frame: &F,

@@ -1,11 +1,11 @@
 //! Edge role: service -> slot -> backend -> next hop.
 
-use super::{Forward, Ip, Outer, Stage, Tables, Verdict, answer::Answer};
+use super::{Forward, Ip, Outer, Stage, Tables, Verdict, answer::Answer, is_vip};
 use crate::{
     abi::{
-        ADDRESS_VIP, BACKEND_LOCAL, BACKEND_NAT, BACKEND_POD, BACKEND_V4, Backend, CONFIG_NODE,
-        CONFIG_PROBES, EdgeMac, HOP_GATEWAY, MODE_L2DSR, NextHop, SERVICE_DROP_WHEN_EMPTY,
-        SERVICE_NAT, SERVICE_NODE_PORT, SERVICE_SOURCE_RANGES, Service, ServiceWord, Tuple,
+        BACKEND_LOCAL, BACKEND_NAT, BACKEND_POD, BACKEND_V4, Backend, CONFIG_NODE, CONFIG_PROBES,
+        EdgeMac, HOP_GATEWAY, MODE_L2DSR, NextHop, SERVICE_DROP_WHEN_EMPTY, SERVICE_NAT,
+        SERVICE_NODE_PORT, SERVICE_SOURCE_RANGES, Service, ServiceWord, Tuple,
     },
     flow::FlowKey,
     frame::Frame,
@@ -136,7 +136,6 @@ pub fn find<'t, A: Ip, T: Tables>(tables: &'t T, flow: &FlowKey<A>) -> Result<Fo
 }
 
 /// A reply to NAT mode comes for a port that is no service's: one of the mode's, or, for SCTP, any.
-/// At an address that is nobody's but a service's, nothing else can be meant.
 #[inline(always)]
 fn no_service<'t, A: Ip, T: Tables>(tables: &T, flow: &FlowKey<A>) -> Verdict<'t> {
     let config = tables.config();
@@ -147,7 +146,7 @@ fn no_service<'t, A: Ip, T: Tables>(tables: &T, flow: &FlowKey<A>) -> Verdict<'t
     if is_nat {
         return Verdict::Continue(Stage::NatReply);
     }
-    if tables.address_flags(&flow.destination.key()) == ADDRESS_VIP {
+    if is_vip(tables, flow.destination) {
         return Verdict::Answer(Answer::REFUSE);
     }
     if config.is_some_and(|config| config.flags & CONFIG_PROBES != 0) {

@@ -13,10 +13,10 @@ use super::{
     Clock, Decap, Family, Ip, Stage, Tables, Verdict, World,
     balance::{self, Choice},
     deliver::Deliver,
-    receive,
+    is_vip, receive,
 };
 use crate::{
-    abi::{ADDRESS_VIP, CONFIG_NODE, Datagram, MODE_L2DSR, SERVICE_NAT, Tuple},
+    abi::{CONFIG_NODE, Datagram, MODE_L2DSR, SERVICE_NAT, Tuple},
     flow::FlowKey,
     frame::Frame,
     parse::{self, Packet, TcpFlags},
@@ -83,9 +83,7 @@ fn bare<'t, F: Frame, A: Ip, T: World>(
 ) -> Verdict<'t> {
     let head = match Head::read(frame, tables, packet) {
         Ok(part) => part,
-        Err(reason) if tables.address_flags(&packet.destination.key()) & ADDRESS_VIP != 0 => {
-            return Verdict::Drop(reason);
-        }
+        Err(reason) if is_vip(tables, packet.destination) => return Verdict::Drop(reason),
         Err(_) => return Verdict::Pass(PassReason::FragmentNotOurs),
     };
     let flow = head.flow(packet);

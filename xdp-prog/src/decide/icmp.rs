@@ -11,10 +11,10 @@ use super::{
     answer::Answer,
     balance, carry_out,
     deliver::{self, SeenAs},
-    neighbour, receive,
+    is_vip, neighbour, receive,
 };
 use crate::{
-    abi::{ADDRESS_VIP, BACKEND_LOCAL, BACKEND_POD, Backend, MODE_L2DSR, SERVICE_NAT},
+    abi::{BACKEND_LOCAL, BACKEND_POD, Backend, MODE_L2DSR, SERVICE_NAT},
     flow::{V4, V6},
     frame::{Frame, FrameMut, FrameSum},
     parse::{
@@ -274,8 +274,7 @@ fn sort<'t, F: Frame, A: Messages, T: Tables>(
     tables: &'t T,
     packet: &Packet<A>,
 ) -> Verdict<'t> {
-    // At an address that is nobody's but a service's, nothing else can be meant.
-    let is_vip = tables.address_flags(&packet.destination.key()) == ADDRESS_VIP;
+    let is_vip = is_vip(tables, packet.destination);
     if is_vip && packet.l4 != packet.l3 + A::HEADER_LENGTH {
         return Verdict::Drop(DropReason::IcmpOptions);
     }

@@ -330,11 +330,11 @@ fn addresses() -> Vec<Case> {
     let at_node = |tables: &mut TableSet| tables.address(VIP_V4, ADDRESS_NODE_PORT | ADDRESS_LOCAL);
     vec![
         case(
-            "fragment_to_address_that_is_vip_and_local_drops",
+            "fragment_to_address_that_is_vip_and_local_passes",
             IN.carry(&later),
         )
         .with(|tables| tables.address(VIP_V4, ADDRESS_VIP | ADDRESS_LOCAL))
-        .drops(DropReason::FragmentOutOfOrder),
+        .passes(PassReason::FragmentNotOurs),
         case(
             "fragment_to_service_address_that_is_no_vip_passes",
             IN.carry(&first),

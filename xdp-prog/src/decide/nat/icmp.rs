@@ -10,11 +10,10 @@
 
 use super::{Arrived, Translate, follow};
 use crate::{
-    abi::ADDRESS_VIP,
     decide::{
         Action, Ip, Verdict, World, balance, carry_out,
         icmp::{Messages, has_checksum, quoted},
-        send,
+        is_vip, send,
     },
     frame::{Frame, FrameMut, FrameSum},
     parse::{self, Packet},
@@ -142,7 +141,7 @@ fn translate<'t, F: Frame, A: Messages, T: World>(
 /// At an address that is nobody's but a service's, nothing else can be meant.
 #[inline(always)]
 fn unknown<'t, A: Ip, T: World>(tables: &T, packet: &Packet<A>) -> Verdict<'t> {
-    if tables.address_flags(&packet.destination.key()) == ADDRESS_VIP {
+    if is_vip(tables, packet.destination) {
         Verdict::Drop(DropReason::MalformedIcmp)
     } else {
         Verdict::Pass(PassReason::Icmp)

@@ -77,7 +77,11 @@ pub trait Tables {
 
 /// Time, for what is remembered of flows.
 pub trait Clock {
-    /// Returns the monotonic time in ns, a timer tick or two old at most.
+    /// Returns the monotonic time in ns, as it was read first in this timer tick on this CPU.
+    ///
+    /// It is a tick or two old as a rule. But the kernel moves its tick before its clock (`tick_do_update_jiffies64`):
+    /// what reads between the two when a machine wakes that had no ticks gets, for one tick, the time at
+    /// which it fell idle. Good for what is renewed and lasts for seconds, not for locks.
     fn now(&self) -> u64;
 }
 

@@ -475,8 +475,9 @@ pub(crate) fn now() -> u64 {
     *clock
 }
 
+/// Returns the coarse clock as it is at this moment.
 #[inline(always)]
-fn coarse_clock() -> u64 {
+pub(crate) fn coarse_clock() -> u64 {
     // SAFETY: the helper takes nothing.
     unsafe { bpf_ktime_get_coarse_ns() }
 }

@@ -13,7 +13,7 @@ use xdp_prog::{
 };
 use zerocopy::transmute;
 
-use super::now;
+use super::coarse_clock;
 
 #[btf_map]
 static NAT_FORWARD: HashMap<Tuple, NatForward, { size::NAT }> = HashMap::new();
@@ -151,8 +151,9 @@ pub(crate) fn move_client(forward: &Tuple, reverse: &Tuple, client: &Origin) {
 
 #[inline(always)]
 pub(crate) fn claim(key: &Tuple) -> bool {
+    // Not the tick's copy of the clock: user space removes a claim that looks a second old.
     NAT_CLAIMS
-        .insert(key, now(), u64::from(BPF_NOEXIST))
+        .insert(key, coarse_clock(), u64::from(BPF_NOEXIST))
         .is_ok()
 }
 

@@ -310,7 +310,7 @@ impl Decap {
         Some(Self {
             l3: (offsets >> 48) as usize & OFFSETS,
             inner_l3: (offsets >> 32) as usize & OFFSETS,
-            inner_room: (offsets & 0xffff) as usize,
+            inner_room: offsets as u32 as usize,
             is_plain: flags & 2 != 0,
             inner: if flags & 1 == 0 {
                 Family::V4

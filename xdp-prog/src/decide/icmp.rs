@@ -112,6 +112,9 @@ fn decide_local<'t, F: Frame, T: World>(
         Ok(place) => place,
         Err(reason) => return Err(Verdict::Pass(reason)),
     };
+    let Some(place) = place.relayed(tables) else {
+        return Err(Verdict::Drop(DropReason::StageMissing));
+    };
     match place.inner {
         Family::V4 => match parse::ipv4(frame, place.inner_l3) {
             Ok(packet) => sort_local(frame, tables, &packet, place),

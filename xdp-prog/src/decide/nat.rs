@@ -30,7 +30,7 @@ use super::{
     Clock, Family, Ip, Stage, Tables, Verdict, World,
     answer::Answer,
     balance::{self, LARGEST_PACKET},
-    deliver::{IDLE_TCP_NS, IDLE_TRANSITORY_NS, IDLE_UDP_NS},
+    deliver::{IDLE_TCP_NS, IDLE_TRANSITORY_NS, IDLE_UDP_NS, OFFSETS, Relay},
 };
 pub mod begin;
 mod follow;
@@ -249,6 +249,33 @@ impl Arrived {
             flags: parse::tcp_flags(frame, packet).0.into(),
             key: flow.tuple(),
         }
+    }
+
+    /// Carries everything but the key through [`Relay`]: for stages that do not see most packets.
+    #[inline(always)]
+    #[expect(clippy::cast_possible_truncation, reason = "takes the fields apart")]
+    fn relayed<T: Relay>(self, tables: &T) -> Option<Self> {
+        let is_v6 = matches!(self.family, Family::V6);
+        let [ids, offsets, rest, _] = tables.relay([
+            u64::from(self.service) << 32 | self.length as u64,
+            (self.l3 as u64) << 32 | self.l4 as u64,
+            u64::from(self.hop_limit) << 32 | u64::from(self.flags) << 1 | u64::from(is_v6),
+            0,
+        ])?;
+        Some(Self {
+            service: (ids >> 32) as u32,
+            family: if rest & 1 == 0 {
+                Family::V4
+            } else {
+                Family::V6
+            },
+            l3: (offsets >> 32) as usize & OFFSETS,
+            l4: offsets as usize & OFFSETS,
+            length: ids as u32 as usize,
+            hop_limit: (rest >> 32) as u32,
+            flags: rest as u32 >> 1,
+            key: self.key,
+        })
     }
 
     /// Returns what keeps the packet from leaving by a device with this MTU.

@@ -30,9 +30,13 @@ pub fn decide<'t, F: Frame, T: World>(frame: &F, tables: &'t T) -> Verdict<'t> {
         },
         _ => return Verdict::Pass(PassReason::NotIp),
     };
-    match arrived {
-        Ok(arrived) => send(tables, &arrived),
-        Err(reason) => Verdict::Drop(reason),
+    let arrived = match arrived {
+        Ok(arrived) => arrived,
+        Err(reason) => return Verdict::Drop(reason),
+    };
+    match arrived.relayed(tables) {
+        Some(arrived) => send(tables, &arrived),
+        None => Verdict::Drop(DropReason::StageMissing),
     }
 }
 

@@ -71,8 +71,10 @@ clippy-bpf:
 unit:
 	cargo test --workspace --locked
 
+# With the examples, dependencies get the features that clippy has checked them
+# with, those of tests: without, cargo would check half of them once more.
 doc:
-	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked
+	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked --lib --bins --examples
 
 kernel-matrix:
 	deploy/kernel-matrix/run.sh

@@ -1,8 +1,8 @@
 #!/bin/sh
-# Boots each kernel of MATRIX_KERNELS (deploy/versions.env) in qemu, with an
-# initramfs of its own, and runs the payloads in it: programs that load the BPF
-# object and end with 0. Fails when a kernel cannot be had, does not boot, or a
-# payload fails.
+# Boots the kernels of MATRIX_KERNELS (deploy/versions.env) in qemu, all at once,
+# each with an initramfs of its own, and runs the payloads in it: programs that
+# load the BPF object and end with 0. Fails when a kernel cannot be had, does not
+# boot, or a payload fails.
 #
 # usage: deploy/kernel-matrix/run.sh [PROGRAM...]
 #
@@ -22,14 +22,15 @@ CACHE="${XDG_CACHE_HOME:-$HOME/.cache}/guideway/kernel-matrix"
 KEYRING=/usr/share/keyrings/debian-archive-keyring.gpg
 # What payloads may use beyond the kernel's own parts.
 MODULES="veth bridge 8021q bonding ipip sit ip6_tunnel sctp sch_ingress cls_bpf nft_chain_nat nft_masq"
-PROGRAMS="ip nft"
+PROGRAMS="bridge ip nft"
 # What they look for where it was built.
 BUILT="$PWD/target/debug/guideway"
 # Agents verify their programs slowly there, and more so beside other work.
 DEADLINE_S=2400
 
 work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+trap 'end_machines; rm -rf "$work"' EXIT
+trap 'exit 1' INT TERM
 
 die() {
     printf 'kernel-matrix: %s\n' "$*" >&2
@@ -129,25 +130,25 @@ busybox() {
 ## The initramfs
 
 # Leaves the executables to run in $payloads, and those for the newest kernel in $newest.
+# Of the whole workspace, as `cargo test` builds it: with a package's own choice of
+# features, cargo would build what they depend on once more.
 default_payloads() {
-    cargo build --locked --package fastpath --example verify --example egress
-    cargo test --locked --package fastpath --test packets --no-run 2>&1 | tee "$work/cargo"
-    payloads="target/debug/examples/verify target/debug/examples/egress $(executable)"
-    cargo test --locked --package control --test devices --no-run 2>&1 | tee "$work/cargo"
-    newest=$(executable)
+    cargo build --locked --workspace --example verify --example egress
+    cargo test --locked --workspace --test packets --test devices --no-run 2>&1 | tee "$work/cargo"
+    payloads="target/debug/examples/verify target/debug/examples/egress $(executable packets)"
+    newest=$(executable devices)
 }
 
-# The test program that cargo says it has built.
+# executable TEST: the program that cargo says it has built of it.
 executable() {
-    sed -n 's/^ *Executable .*(\(.*\))$/\1/p' "$work/cargo"
+    sed -n "s/^ *Executable .*(\(.*\/$1-.*\))$/\1/p" "$work/cargo"
 }
 
-# initramfs KERNEL PAYLOAD...: leaves it in $work/initramfs.
+# initramfs KERNEL PAYLOAD...: leaves it in $machine/initramfs.
 initramfs() {
     modules_of=$1
     shift
-    root="$work/root"
-    rm -rf "$root"
+    root="$machine/root"
     mkdir -p "$root/bin" "$root/modules" "$root/payloads"
     cp "$busybox" "$root/bin/busybox"
     cp "$here/init" "$root/init"
@@ -166,7 +167,8 @@ initramfs() {
         cp "$BUILT" "$root$BUILT"
         copy_libraries "$BUILT"
     fi
-    (cd "$root" && find . | cpio --quiet -o -H newc) >"$work/initramfs"
+    (cd "$root" && find . | cpio --quiet -o -H newc) >"$machine/initramfs"
+    rm -rf "$root"
 }
 
 # Modules with those that they need, numbered in the order of loading.
@@ -203,36 +205,49 @@ copy_libraries() {
 
 ## The run
 
-# boot KERNEL: runs qemu and judges by the serial console.
+# boot KERNEL: starts a machine.
 boot() {
-    set -- "$1" "$1"/boot/vmlinuz-*
-    log="$work/console-${2##*/vmlinuz-}"
     # Emulated (tcg): nested KVM aborts on some hosts, and a boot takes seconds only.
     # One thread for both CPUs: with two, code that Linux patches (int3) was seen to trap late.
     # -no-reboot: both `reboot` at the end of init and a panic end qemu.
     timeout "$DEADLINE_S" qemu-system-x86_64 \
         -accel tcg,thread=single -cpu max -smp 2 -m 2G \
-        -nodefaults -no-reboot -display none -serial "file:$log" \
-        -kernel "$2" -initrd "$work/initramfs" \
-        -append "console=ttyS0 quiet panic=-1" >"$work/qemu" 2>&1 && ended=0 || ended=$?
+        -nodefaults -no-reboot -display none -serial "file:$machine/serial" \
+        -kernel "$1"/boot/vmlinuz-* -initrd "$machine/initramfs" \
+        -append "console=ttyS0 quiet panic=-1" >"$machine/qemu" 2>&1 &
+    echo $! >"$machine/pid"
+}
+
+# Ends what still runs when this script ends early.
+end_machines() {
+    for pid in "$work"/*/pid; do
+        [ ! -e "$pid" ] || kill "$(cat "$pid")" || true
+    done
+}
+
+# Waits for the end of a machine and judges it by its serial console.
+judge() {
+    wait "$(cat "$machine/pid")" && ended=0 || ended=$?
+    rm "$machine/pid"
     # The console ends its lines with CR LF.
-    tr -d '\r' <"$log" >"$work/console"
-    booted=$(sed -n 's/^guideway: booted .* in \(.*\)$/\1/p' "$work/console")
-    result=$(sed -n 's/^guideway: result //p' "$work/console")
+    tr -d '\r' <"$machine/serial" >"$machine/console"
+    booted=$(sed -n 's/^guideway: booted .* in \(.*\)$/\1/p' "$machine/console")
+    result=$(sed -n 's/^guideway: result //p' "$machine/console")
     if [ -z "$result" ]; then
         result="no result"
         [ "$ended" -ne 124 ] || result="no result within $DEADLINE_S s"
     fi
-    printf '%-28s %8s  %s\n' "${2##*/vmlinuz-}" "${booted:-never}" "$result" >>"$work/table"
-    echo "kernel-matrix: ${2##*/vmlinuz-}: $result; the console:"
+    release=${machine##*/linux-image-}
+    printf '%-28s %8s  %s\n' "$release" "${booted:-never}" "$result" >>"$work/table"
+    echo "kernel-matrix: $release: $result; the console:"
     if [ "$result" = passed ]; then
         # Each payload's name and last word.
-        grep -v '^$' "$work/console" |
+        grep -v '^$' "$machine/console" |
             grep -B 1 --no-group-separator '^guideway: \(running\|result\)'
     else
         failed=1
-        cat "$work/qemu"
-        tail -n 60 "$work/console"
+        cat "$machine/qemu"
+        tail -n 60 "$machine/console"
     fi
 }
 
@@ -244,14 +259,21 @@ if [ $# -gt 0 ]; then
 else
     default_payloads
 fi
-printf '%-28s %8s  %s\n' kernel boot result >"$work/table"
-failed=0
+machines=
 for entry in $MATRIX_KERNELS; do
     kernel "${entry%%:*}" "${entry##*:}"
     [ "$entry" != "${MATRIX_KERNELS##* }" ] || payloads="$payloads $newest"
+    machine="$work/${kernel##*/}"
+    mkdir "$machine"
     # shellcheck disable=SC2086 # a list of paths
     initramfs "$kernel" $payloads
     boot "$kernel"
+    machines="$machines $machine"
+done
+printf '%-28s %8s  %s\n' kernel boot result >"$work/table"
+failed=0
+for machine in $machines; do
+    judge
 done
 cat "$work/table"
 exit "$failed"

@@ -15,6 +15,8 @@
 #[path = "../e2e/support/mod.rs"]
 mod support;
 
+use std::net::IpAddr;
+
 use lab::{Machine, Namespace, Topology, Veth, output};
 use support::{
     Agent, Cluster, Echo, Flow, Mode, PodService, Protocol, Service, Traffic, cluster_config,
@@ -25,8 +27,12 @@ use support::{
 const ROUNDS: u64 = 5;
 /// Enough that a node is left out by chance once in 2^30 runs.
 const FLOWS: usize = 4;
+/// As many for a service alone: one of two nodes is left out by chance once in 2^23 times.
+const FLOWS_OF_ONE: usize = 24;
 /// As many for each of two pods: one is left out by chance once in 2^11 times.
 const POD_FLOWS: usize = 12;
+const VLAN: u16 = 100;
+const OTHER_VLAN: u16 = 200;
 const MODES: [Mode; 3] = [Mode::L2dsr, Mode::IpipV4, Mode::IpipV6];
 
 /// Runs `ip` in a namespace.
@@ -35,18 +41,24 @@ fn ip(machine: &Namespace, arguments: &str) {
     output(ip.args(arguments.split(' '))).unwrap();
 }
 
+/// Gives an interface an address of each family.
+fn add_addresses(machine: &Namespace, interface: &str, addresses: [IpAddr; 2]) {
+    for address in addresses {
+        let add = if address.is_ipv6() {
+            format!("address add {address}/64 dev {interface} nodad")
+        } else {
+            format!("address add {address}/24 dev {interface}")
+        };
+        ip(machine, &add);
+    }
+}
+
 /// Moves a machine's addresses and default routes to another of its interfaces.
 fn move_addresses(machine: &Machine, interface: &str) {
     let namespace = machine.namespace();
     ip(namespace, "address flush dev eth0 scope global");
-    let addresses = [(machine.v4(), 24), (machine.v6(), 64)];
-    for ((address, length), gateway) in addresses.into_iter().zip(machine.gateways()) {
-        let add = format!("address add {address}/{length} dev {interface}");
-        if address.is_ipv6() {
-            ip(namespace, &format!("{add} nodad"));
-        } else {
-            ip(namespace, &add);
-        }
+    add_addresses(namespace, interface, [machine.v4(), machine.v6()]);
+    for gateway in machine.gateways() {
         ip(
             namespace,
             &format!("route replace default via {gateway} dev {interface}"),
@@ -54,8 +66,19 @@ fn move_addresses(machine: &Machine, interface: &str) {
     }
 }
 
-fn every_node_answers(net: &Topology, services: &[Service]) {
-    let mut nodes: Vec<String> = Flow::open_many(&net.clients()[0], services, FLOWS)
+/// Adds a VLAN to an interface, and returns its name.
+fn add_vlan(machine: &Namespace, interface: &str, vlan: u16) -> String {
+    let name = format!("{interface}.{vlan}");
+    ip(
+        machine,
+        &format!("link add link {interface} name {name} type vlan id {vlan}"),
+    );
+    ip(machine, &format!("link set {name} up"));
+    name
+}
+
+fn every_node_answers(net: &Topology, services: &[Service], each: usize) {
+    let mut nodes: Vec<String> = Flow::open_many(&net.clients()[0], services, each)
         .into_iter()
         .map(|flow| flow.node)
         .collect();
@@ -66,29 +89,19 @@ fn every_node_answers(net: &Topology, services: &[Service]) {
 
 /// Moves edges, nodes and the router to a VLAN.
 fn tag(net: &Topology) {
-    const VLAN: &str = "eth0.100";
-    let edge = &net.edges()[0];
-    for machine in net.edges().iter().chain(net.nodes()) {
-        let namespace = machine.namespace();
-        ip(
-            namespace,
-            &format!("link add link eth0 name {VLAN} type vlan id 100"),
-        );
-        ip(namespace, &format!("link set {VLAN} up"));
-        move_addresses(machine, VLAN);
+    tag_all(net, net.edges().iter().chain(net.nodes()));
+}
+
+/// Moves these machines and the router's address among them to a VLAN.
+fn tag_all<'net>(net: &Topology, machines: impl IntoIterator<Item = &'net Machine>) {
+    for machine in machines {
+        let vlan = add_vlan(machine.namespace(), "eth0", VLAN);
+        move_addresses(machine, &vlan);
     }
     let router = net.router();
-    ip(
-        router,
-        "link add link fabric name fabric.100 type vlan id 100",
-    );
-    ip(router, "link set fabric.100 up");
+    let vlan = add_vlan(router, "fabric", VLAN);
     ip(router, "address flush dev fabric scope global");
-    for (address, length) in edge.gateways().into_iter().zip([24, 64]) {
-        let nodad = if address.is_ipv6() { " nodad" } else { "" };
-        let add = format!("address add {address}/{length} dev fabric.100{nodad}");
-        ip(router, &add);
-    }
+    add_addresses(router, &vlan, net.edges()[0].gateways());
     net.route_vips(&[0]).unwrap();
 }
 
@@ -109,7 +122,71 @@ fn frames_keep_to_the_vlan_of_their_next_hop() {
         .iter()
         .map(|node| Agent::start(node, &node_config([edge])))
         .collect();
-    every_node_answers(&net, &services);
+    every_node_answers(&net, &services, FLOWS);
+}
+
+/// Moves a node that was routed to the switch, in a VLAN of its own that edge and router are in too.
+/// Returns the edge's addresses there.
+fn tag_apart(net: &Topology, node: &Machine) -> [IpAddr; 2] {
+    let of_edge: [IpAddr; 2] =
+        ["10.0.101.11", "fd00:101::11"].map(|address| address.parse().unwrap());
+    let edge = net.edges()[0].namespace();
+    add_addresses(edge, &add_vlan(edge, "eth0", OTHER_VLAN), of_edge);
+    ip(node.namespace(), "link delete eth0");
+    connect(net, node, "eth0", node.label());
+    let vlan = add_vlan(node.namespace(), "eth0", OTHER_VLAN);
+    move_addresses(node, &vlan);
+    let router = net.router();
+    let vlan = add_vlan(router, "fabric", OTHER_VLAN);
+    add_addresses(router, &vlan, node.gateways());
+    of_edge
+}
+
+/// Has the switch keep the VLANs apart: the ports of nodes are in one each, and take no frames without a tag.
+fn separate(switch: &Namespace, nodes: [(&Machine, u16); 2]) {
+    ip(switch, "link set br0 type bridge vlan_filtering 1");
+    let bridge = |arguments: &str| {
+        let mut bridge = switch.command("bridge");
+        output(bridge.args(arguments.split(' '))).unwrap();
+    };
+    for port in ["router", "edge0"] {
+        for vlan in [VLAN, OTHER_VLAN] {
+            bridge(&format!("vlan add dev {port} vid {vlan}"));
+        }
+    }
+    for (node, vlan) in nodes {
+        let port = node.label();
+        bridge(&format!("vlan del dev {port} vid 1"));
+        bridge(&format!("vlan add dev {port} vid {vlan}"));
+    }
+}
+
+#[test]
+fn backends_in_two_vlans_of_one_uplink_are_both_reached() {
+    let net = Topology::builder()
+        .nodes(1)
+        .routed_nodes(1)
+        .build()
+        .unwrap();
+    let (edge, near, apart) = (&net.edges()[0], &net.nodes()[0], &net.nodes()[1]);
+    let of_edge = tag_apart(&net, apart);
+    tag_all(&net, [edge, near]);
+    separate(net.switch(), [(near, VLAN), (apart, OTHER_VLAN)]);
+
+    let services = Service::all(&MODES);
+    let _echoes = [near, apart].map(|node| Echo::start(node, &services));
+    let _edge = Agent::start(edge, &edge_config(&services, net.nodes()));
+    // The edge sends from the address that it has in the node's VLAN.
+    let [v4, v6] = of_edge;
+    let of_apart = node_config([edge]).replace(
+        "trusted_edges: [",
+        &format!("trusted_edges: [\"{v4}\", \"{v6}\", "),
+    );
+    let _near = Agent::start(near, &node_config([edge]));
+    let _apart = Agent::start(apart, &of_apart);
+    for service in services {
+        every_node_answers(&net, &[service], FLOWS_OF_ONE);
+    }
 }
 
 /// Services of all pods, at VIPs and at a NodePort.
@@ -162,11 +239,10 @@ fn replies_of_pods_leave_by_the_vlan() {
     every_pod_replies(&net, &services);
 }
 
-/// Gives a machine a second cable to the switch, and one bond over both.
-fn bond(net: &Topology, machine: &Machine) {
-    let (namespace, switch) = (machine.namespace(), net.switch());
-    let second = format!("{}b", machine.label());
-    let (near, far) = Veth::between((namespace, "eth1"), (switch, &second))
+/// Gives a machine a cable to a port of the switch.
+fn connect(net: &Topology, machine: &Machine, interface: &str, port: &str) {
+    let switch = net.switch();
+    let (near, far) = Veth::between((machine.namespace(), interface), (switch, port))
         .mtu(1600)
         .create()
         .unwrap();
@@ -175,6 +251,12 @@ fn bond(net: &Topology, machine: &Machine) {
     }
     far.set_bridge(&switch.link("br0").unwrap()).unwrap();
     far.attach_pass().unwrap();
+}
+
+/// Gives a machine a second cable to the switch, and one bond over both.
+fn bond(net: &Topology, machine: &Machine) {
+    let namespace = machine.namespace();
+    connect(net, machine, "eth1", &format!("{}b", machine.label()));
     ip(
         namespace,
         "link add bond0 mtu 1600 type bond mode active-backup miimon 10",
@@ -205,7 +287,7 @@ fn bond_goes_on_with_the_member_that_is_left() {
     let _edge = Agent::start(edge, &on_bond(edge_config(&services, net.nodes())));
     let _bonded = Agent::start(node, &on_bond(node_config([edge])));
     let _other = Agent::start(&net.nodes()[1], &node_config([edge]));
-    every_node_answers(&net, &services);
+    every_node_answers(&net, &services, FLOWS);
 
     let traffic = Traffic::over(Flow::open_many(&net.clients()[0], &services, 1));
     traffic.wait_for_rounds(ROUNDS);
@@ -214,7 +296,7 @@ fn bond_goes_on_with_the_member_that_is_left() {
         net.far_end(machine).unwrap().set_down().unwrap();
     }
     every_tcp_flow_goes_on(traffic);
-    every_node_answers(&net, &services);
+    every_node_answers(&net, &services, FLOWS);
 }
 
 #[test]
@@ -268,7 +350,7 @@ fn tunnel_devices_are_backends_without_an_agent() {
         echoes.push(Echo::start(node, &services));
     }
     let _edge = Agent::start(edge, &edge_config(&services, net.nodes()));
-    every_node_answers(&net, &services);
+    every_node_answers(&net, &services, FLOWS);
 }
 
 #[test]
@@ -288,5 +370,5 @@ fn sctp_associations_reach_pods_whose_ports_stay() {
     let _echoes = serve_on_pods(&net, &services);
     let _cluster = Cluster::start(&net, &services);
     let services: Vec<Service> = services.iter().map(|service| service.service).collect();
-    every_node_answers(&net, &services);
+    every_node_answers(&net, &services, FLOWS);
 }

@@ -1,6 +1,10 @@
 //! `guideway capture`, read by tshark.
 
-use std::{net::SocketAddr, path::Path, process::Command};
+use std::{
+    net::{IpAddr, SocketAddr},
+    path::Path,
+    process::Command,
+};
 
 use lab::{Machine, Namespace, Process, Signal, Topology, output, wait_for};
 use serde_json::Value;
@@ -195,6 +199,60 @@ fn pods_are_named_at_the_edge_and_at_the_node() {
             .unwrap()
             .json(&["trace", "--hex", sent.as_str().unwrap()]);
         assert_eq!(trace["reason"], "encap_not_ours", "{trace}");
+    }
+}
+
+#[test]
+fn pod_that_asks_itself_is_seen_with_the_vip_in_its_place() {
+    let net = Topology::builder().nodes(1).pods(1).build().unwrap();
+    let (edge, node) = (&net.edges()[0], &net.nodes()[0]);
+    let pod = &node.pods()[0];
+    let services: Vec<PodService<'_>> = Service::all(&[Mode::IpipV4])
+        .into_iter()
+        .filter(|service| service.protocol == Protocol::Udp)
+        .map(PodService::over_all)
+        .collect();
+    let _echoes = serve_on_pods(&net, &services);
+    let cluster = Cluster::start(&net, &services);
+    for (number, PodService { service, .. }) in services.iter().enumerate() {
+        let vip = service.address.ip();
+        let addresses = if vip.is_ipv4() {
+            ["ip.src", "ip.dst"]
+        } else {
+            ["ipv6.src", "ipv6.dst"]
+        };
+        // The node masquerades what its pods send to the outside.
+        let [asking, asked] = [node, pod].map(|machine| machine.address_like(vip));
+        let mut captures = [&cluster.edge, &cluster.nodes[0]]
+            .map(|agent| Capture::start(agent, &["service", &service.to_string()]));
+        let flow = Flow::open(pod, service).unwrap();
+        assert_eq!(flow.node, pod.label());
+
+        let backend = format!(
+            "service s{number} {service}, backend {}",
+            SocketAddr::new(asked, 8080)
+        );
+        let verdicts = [
+            format!("forward (ipip), {backend} on {}", node.v4()),
+            format!("pass delivered, {backend}"),
+        ];
+        // The outer header's addresses too, where it is of the same family.
+        let within = |outer: &Machine, inner: IpAddr| match inner {
+            IpAddr::V4(_) => format!("{},{inner}", outer.v4()),
+            IpAddr::V6(_) => inner.to_string(),
+        };
+        let sent = [asking, vip].map(|address| address.to_string());
+        let forwarded = [within(edge, asking), within(node, vip)];
+        let delivered = [vip, asked].map(|address| address.to_string());
+        let ends = [[&sent, &forwarded], [&forwarded, &delivered]];
+        for ((capture, verdict), ends) in captures.iter_mut().zip(verdicts).zip(ends) {
+            capture.end();
+            let [source, destination] = addresses;
+            let seen = capture.packets("udp", &["frame.comment", source, destination]);
+            let sides = ["before", "after"].into_iter().zip(ends);
+            let wanted = sides.map(|(side, [from, to])| format!("{side}: {verdict}\t{from}\t{to}"));
+            assert_eq!(seen, wanted.collect::<Vec<_>>());
+        }
     }
 }
 

@@ -9,7 +9,7 @@ use std::{
 use lab::{Machine, Topology, output, serve_page, vip_v4, vip_v6};
 use serde_json::Value;
 
-use crate::support::{Agent, Capture, Cluster, TIMEOUT, nat_config};
+use crate::support::{Agent, Capture, Cluster, Protocol, TIMEOUT, nat_config};
 
 const PAGE: usize = 200_000;
 const SHORT: Duration = Duration::from_millis(500);
@@ -40,7 +40,7 @@ fn curl_gets_pages_from_an_unmodified_host_on_another_segment() {
     let (client, edge, host) = (&net.clients()[0], &net.edges()[0], &net.nodes()[0]);
     let services = services(host);
     let _server = serve_page(host, &services.map(|(_, host)| host), &"x".repeat(PAGE)).unwrap();
-    let agent = Agent::start(edge, &nat_config(services));
+    let agent = Agent::start(edge, &nat_config(&[Protocol::Tcp], services));
     assert_kernel_does_nothing(edge);
 
     let capture = Capture::start(client);
@@ -78,7 +78,7 @@ fn which_and_trace_tell_the_ends_that_a_flow_has_at_the_host() {
     let net = net();
     let (client, edge, host) = (&net.clients()[0], &net.edges()[0], &net.nodes()[0]);
     let services = services(host);
-    let agent = Agent::start(edge, &nat_config(services));
+    let agent = Agent::start(edge, &nat_config(&[Protocol::Tcp], services));
     for (vip, backend) in services {
         let listener = host.namespace().run(|| TcpListener::bind(backend).unwrap());
         let stream = client.namespace().run(|| TcpStream::connect(vip).unwrap());
@@ -128,7 +128,7 @@ fn datagrams_in_pieces_and_errors_about_datagrams_get_through() {
         .unwrap();
     let (client, edge, host) = (&net.clients()[0], &net.edges()[0], &net.nodes()[0]);
     let services = services(host);
-    let config = nat_config(services).replace("protocol: tcp", "protocol: udp");
+    let config = nat_config(&[Protocol::Udp], services);
     let agent = Agent::start(edge, &config);
     for (refused, (vip, backend)) in (1..).zip(services) {
         let ask = |question: &[u8]| {
@@ -173,7 +173,10 @@ fn exhausted_ports_are_visible() {
     let net = net();
     let (client, edge, host) = (&net.clients()[0], &net.edges()[0], &net.nodes()[0]);
     let services = services(host);
-    let config = format!("nat: {{ports: 61001-61001}}\n{}", nat_config(services));
+    let config = format!(
+        "nat: {{ports: 61001-61001}}\n{}",
+        nat_config(&[Protocol::Tcp], services)
+    );
     let agent = Agent::start(edge, &config);
     for (refused, (vip, backend)) in (1..).zip(services) {
         let listener = host.namespace().run(|| TcpListener::bind(backend).unwrap());
@@ -204,7 +207,7 @@ fn step<'a>(trace: &'a Value, name: &str) -> &'a str {
 fn check_warns_of_ports_that_the_kernel_gives_out_too() {
     let net = net();
     let (edge, host) = (&net.edges()[0], &net.nodes()[0]);
-    let own = nat_config(services(host));
+    let own = nat_config(&[Protocol::Tcp], services(host));
     let verdicts = |config: &str| {
         let path = edge.namespace().write_file("check.yaml", config).unwrap();
         let mut check = edge.namespace().command(env!("CARGO_BIN_EXE_guideway"));

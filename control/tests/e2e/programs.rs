@@ -10,7 +10,9 @@ use std::{
 use lab::{Machine, Process, Topology, output, serve_page, vip_v4, vip_v6};
 use serde_json::Value;
 
-use crate::support::{Capture, Cluster, Mode, PodService, Protocol, Service, TIMEOUT};
+use crate::support::{
+    Agent, Capture, Cluster, Mode, PodService, Protocol, Service, TIMEOUT, nat_config,
+};
 
 /// The same port and protocol on VIPs of both families for each mode, over one pod or all.
 fn services<'net>(
@@ -85,41 +87,79 @@ fn iperf3_measures_tcp_and_udp() {
         .iter()
         .map(|service| service.service.address.ip())
         .collect();
-    let mut server = Process::spawn(&mut command(pod, "iperf3 --server --forceflush")).unwrap();
-    server.wait_for_line("Server listening", TIMEOUT).unwrap();
+    let _server = serve_iperf3(pod);
     let _cluster = Cluster::start(&net, &services);
     let capture = Capture::start(client);
     for vip in vips {
-        for options in [
-            "-n 8M",
-            "-n 8M -R",
-            "-u -b 8M -n 1500K -l 1200",
-            "-u -b 8M -n 1500K -l 1200 -R",
-        ] {
-            let line = format!("iperf3 --json --connect-timeout 5000 -c {vip} {options}");
-            let receiver = if options.ends_with("-R") { client } else { pod };
-            let before = full_buffers(receiver);
-            let report = output(&mut command(client, &line)).unwrap();
-            let report: Value = serde_json::from_str(&report).unwrap();
-            let sums = &report["end"];
-            if options.starts_with("-u") {
-                let (lost, sent) = (&sums["sum"]["lost_packets"], &sums["sum"]["packets"]);
-                assert!(sent.as_u64() > Some(1000), "{options}: {sums}");
-                // None on the way: where the receiver is not scheduled, its buffer overflows.
-                let full = full_buffers(receiver) - before;
-                assert!(
-                    lost.as_u64() <= Some(full),
-                    "{full} at the receiver: {sums}"
-                );
-            } else {
-                // It ends when all is sent, whatever is still on its way.
-                let bytes = |sum: &str| sums[sum]["bytes"].as_u64();
-                assert!(bytes("sum_sent") >= Some(8 << 20), "{options}: {sums}");
-                assert!(bytes("sum_received") > Some(1 << 20), "{options}: {sums}");
-            }
-        }
+        measure(client, pod, vip);
     }
     assert!(capture.assert_good_checksums() > 4000);
+}
+
+#[test]
+fn iperf3_measures_tcp_and_udp_by_nat() {
+    let net = Topology::builder()
+        .nodes(0)
+        .routed_nodes(1)
+        .build()
+        .unwrap();
+    let (client, host) = (&net.clients()[0], &net.nodes()[0]);
+    let vips: [IpAddr; 2] = [vip_v4(1).into(), vip_v6(1).into()];
+    let services = vips.map(|vip| {
+        let at = |address| SocketAddr::new(address, 5201);
+        (at(vip), at(host.address_like(vip)))
+    });
+    let _server = serve_iperf3(host);
+    let config = nat_config(&[Protocol::Tcp, Protocol::Udp], services);
+    let edge = Agent::start(&net.edges()[0], &config);
+    let capture = Capture::start(client);
+    for vip in vips {
+        measure(client, host, vip);
+    }
+    assert!(capture.assert_good_checksums() > 2000);
+    assert!(Cluster::packets(&edge, "return", "nat_reply") > 1000);
+}
+
+fn serve_iperf3(machine: &Machine) -> Process {
+    let mut server = Process::spawn(&mut command(machine, "iperf3 --server --forceflush")).unwrap();
+    server.wait_for_line("Server listening", TIMEOUT).unwrap();
+    server
+}
+
+/// Sends by TCP and UDP, both ways, between a client and the one server behind a VIP.
+fn measure(client: &Machine, server: &Machine, vip: IpAddr) {
+    for options in [
+        "-n 8M",
+        "-n 8M -R",
+        "-u -b 24M -n 1500K -l 1200",
+        "-u -b 24M -n 1500K -l 1200 -R",
+    ] {
+        let line = format!("iperf3 --json --connect-timeout 5000 -c {vip} {options}");
+        let receiver = if options.ends_with("-R") {
+            client
+        } else {
+            server
+        };
+        let before = full_buffers(receiver);
+        let report = output(&mut command(client, &line)).unwrap();
+        let report: Value = serde_json::from_str(&report).unwrap();
+        let sums = &report["end"];
+        if options.starts_with("-u") {
+            let (lost, sent) = (&sums["sum"]["lost_packets"], &sums["sum"]["packets"]);
+            assert!(sent.as_u64() > Some(1000), "{options}: {sums}");
+            // None on the way: where the receiver is not scheduled, its buffer overflows.
+            let full = full_buffers(receiver) - before;
+            assert!(
+                lost.as_u64() <= Some(full),
+                "{full} at the receiver: {sums}"
+            );
+        } else {
+            // It ends when all is sent, whatever is still on its way.
+            let bytes = |sum: &str| sums[sum]["bytes"].as_u64();
+            assert!(bytes("sum_sent") >= Some(8 << 20), "{options}: {sums}");
+            assert!(bytes("sum_received") > Some(1 << 20), "{options}: {sums}");
+        }
+    }
 }
 
 /// Counts the datagrams that a machine dropped because a socket's buffer was full.

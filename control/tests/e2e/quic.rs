@@ -1,18 +1,20 @@
 //! A QUIC server and client, which find out for themselves what a path carries.
 
 use std::{
-    net::{SocketAddr, UdpSocket},
+    net::{IpAddr, SocketAddr, UdpSocket},
     sync::Arc,
 };
 
-use lab::{Machine, Topology};
+use lab::{Machine, Topology, vip_v4, vip_v6};
 use quinn::{
     ClientConfig, Endpoint, EndpointConfig, ServerConfig, TokioRuntime,
     rustls::{RootCertStore, pki_types::PrivatePkcs8KeyDer},
 };
 use tokio::{runtime, time::timeout};
 
-use crate::support::{Capture, Cluster, Mode, PodService, Protocol, Service, TIMEOUT};
+use crate::support::{
+    Agent, Capture, Cluster, Mode, PodService, Protocol, Service, TIMEOUT, nat_config,
+};
 
 const PORT: u16 = 443;
 const NAME: &str = "pods.example";
@@ -66,20 +68,8 @@ async fn echo(client: &Endpoint, vip: SocketAddr) {
     connection.close(0_u8.into(), b"done");
 }
 
-#[test]
-fn quic_connections_to_pods_carry_streams() {
-    let net = Topology::builder().pods(1).build().unwrap();
-    let client = &net.clients()[0];
-    let modes = [Mode::IpipV4, Mode::IpipV6, Mode::L2dsr];
-    let services: Vec<PodService<'_>> = Service::all(&modes)
-        .into_iter()
-        .filter(|service| service.protocol == Protocol::Udp)
-        .map(|service| PodService {
-            target_port: PORT,
-            ..PodService::over_all(service)
-        })
-        .collect();
-    let _cluster = Cluster::start(&net, &services);
+/// Opens connections to VIPs from a client; each carries a stream to one of the servers and back.
+fn streams_pass(client: &Machine, servers: &[&Machine], vips: &[SocketAddr]) {
     let (server, trusting) = configurations();
     let capture = Capture::start(client);
     let tokio = runtime::Builder::new_current_thread()
@@ -87,16 +77,15 @@ fn quic_connections_to_pods_carry_streams() {
         .build()
         .unwrap();
     tokio.block_on(async {
-        for pod in net.pods() {
-            for address in [pod.v4(), pod.v6()] {
+        for machine in servers {
+            for address in [machine.v4(), machine.v6()] {
                 let address = SocketAddr::new(address, PORT);
-                tokio::spawn(serve(endpoint(pod, address, Some(server.clone()))));
+                tokio::spawn(serve(endpoint(machine, address, Some(server.clone()))));
             }
         }
         // One port that talks to a pod by two VIPs would be a conflict.
         let mut ports = 20_000..;
-        for service in &services {
-            let vip = service.service.address;
+        for &vip in vips {
             for _ in 0..CONNECTIONS {
                 let from = client.address_like(vip.ip());
                 let from = SocketAddr::new(from, ports.next().unwrap());
@@ -107,4 +96,42 @@ fn quic_connections_to_pods_carry_streams() {
         }
     });
     assert!(capture.assert_good_checksums() > 1000);
+}
+
+#[test]
+fn quic_connections_to_pods_carry_streams() {
+    let net = Topology::builder().pods(1).build().unwrap();
+    let modes = [Mode::IpipV4, Mode::IpipV6, Mode::L2dsr];
+    let services: Vec<PodService<'_>> = Service::all(&modes)
+        .into_iter()
+        .filter(|service| service.protocol == Protocol::Udp)
+        .map(|service| PodService {
+            target_port: PORT,
+            ..PodService::over_all(service)
+        })
+        .collect();
+    let _cluster = Cluster::start(&net, &services);
+    let pods: Vec<&Machine> = net.pods().collect();
+    let vips: Vec<SocketAddr> = services
+        .iter()
+        .map(|service| service.service.address)
+        .collect();
+    streams_pass(&net.clients()[0], &pods, &vips);
+}
+
+#[test]
+fn quic_connections_by_nat_carry_streams() {
+    let net = Topology::builder()
+        .nodes(0)
+        .routed_nodes(1)
+        .build()
+        .unwrap();
+    let host = &net.nodes()[0];
+    let vips: [IpAddr; 2] = [vip_v4(1).into(), vip_v6(1).into()];
+    let vips = vips.map(|vip| SocketAddr::new(vip, PORT));
+    let services = vips.map(|vip| (vip, SocketAddr::new(host.address_like(vip.ip()), PORT)));
+    let config = nat_config(&[Protocol::Udp], services);
+    let edge = Agent::start(&net.edges()[0], &config);
+    streams_pass(&net.clients()[0], &[host], &vips);
+    assert!(Cluster::packets(&edge, "return", "nat_reply") > 1000);
 }

@@ -178,16 +178,22 @@ fn table_sizes(services: usize) -> String {
     )
 }
 
-/// The file of an edge whose services are translated to one backend each.
-pub(crate) fn nat_config(services: impl IntoIterator<Item = (SocketAddr, SocketAddr)>) -> String {
-    let services: Vec<(SocketAddr, SocketAddr)> = services.into_iter().collect();
+/// The file of an edge whose services, of each of these protocols, are translated to one backend each.
+pub(crate) fn nat_config(
+    protocols: &[Protocol],
+    services: impl IntoIterator<Item = (SocketAddr, SocketAddr)>,
+) -> String {
+    let services: Vec<(Protocol, (SocketAddr, SocketAddr))> = services
+        .into_iter()
+        .flat_map(|ends| protocols.iter().map(move |&protocol| (protocol, ends)))
+        .collect();
     let mut text = machine_config(&table_sizes(services.len()));
-    let vips: BTreeSet<IpAddr> = services.iter().map(|(vip, _)| vip.ip()).collect();
+    let vips: BTreeSet<IpAddr> = services.iter().map(|(_, (vip, _))| vip.ip()).collect();
     writeln!(text, "vips: {}\nservices:", list(vips)).unwrap();
-    for (number, (vip, backend)) in services.into_iter().enumerate() {
+    for (number, (protocol, (vip, backend))) in services.into_iter().enumerate() {
         writeln!(
             text,
-            "  - name: s{number}\n    address: \"{}\"\n    port: {}\n    protocol: tcp\n    \
+            "  - name: s{number}\n    address: \"{}\"\n    port: {}\n    protocol: {protocol}\n    \
              mode: nat\n    backends: [{{ address: \"{}\", port: {} }}]",
             vip.ip(),
             vip.port(),

@@ -73,14 +73,23 @@ pub(super) fn layout(
     let sharing = used.partition_point(has_share);
     let pods = (0..used.len()).filter(|index| is_local_pod(&used[*index]));
     let pods: Vec<usize> = pods.collect();
-    let local = &pods[..pods.partition_point(|index| *index < sharing)];
+    let sharing_here = &pods[..pods.partition_point(|index| *index < sharing)];
+    // By L2 DSR no tag says which pod an edge means. Where this machine would choose none, the edge may have
+    // heard of one before, or not yet of its end.
+    let is_instead = sharing_here.is_empty() && spec.mode == ForwardMode::L2dsr;
+    let local = if is_instead { &pods } else { sharing_here };
 
     let table = lut::build(key, spec, &used[..sharing], seed)?;
+    // The length of a table without members says nothing about them.
+    let largest = match sharing {
+        0 => MAX_LOG2_LEN,
+        _ => table.log2,
+    };
     let local_table = match local.len() {
         0 => None,
-        all if all == sharing => Some(LocalTable::Same),
+        all if all == sharing && !is_instead => Some(LocalTable::Same),
         _ => Some(LocalTable::Own(local_lut(
-            key, spec, &used, local, seed, table.log2,
+            key, spec, &used, local, seed, largest,
         )?)),
     };
     let tag = |index: usize| used[index].pod.map(|pod| Tag::pod(address_key(pod.ip())));
@@ -142,7 +151,11 @@ fn local_lut(
     seed: u64,
     largest: u8,
 ) -> Result<Lut, TableError> {
-    let members: Vec<BackendSpec> = local.iter().map(|index| used[*index]).collect();
+    let member = |index: &usize| BackendSpec {
+        weight: used[*index].weight.max(1),
+        ..used[*index]
+    };
+    let members: Vec<BackendSpec> = local.iter().map(member).collect();
     let by_count = ServiceSpec::default().log2_slots_for(members.len());
     let smallest = by_count.unwrap_or(MAX_LOG2_LEN).min(largest);
     let lengths = LENGTH_CLASSES.into_iter().chain([largest]);
@@ -278,6 +291,29 @@ mod tests {
         assert_eq!(layout.table.owners, [lut::NOBODY]);
         assert!(layout.local.is_none());
         assert_eq!(layout.pods, BTreeMap::from([(5, 0)]));
+    }
+
+    #[test]
+    fn pods_of_no_weight_are_chosen_among_for_l2dsr_where_there_are_no_others() {
+        let mut wanted = spec(&[(HERE, "10.244.0.5:80"), (THERE, "10.244.1.5:80")]);
+        wanted.mode = ForwardMode::L2dsr;
+        wanted.backends[0].weight = 0;
+        let layout = layout_of(&wanted);
+        assert_eq!(pods(&layout.backends), ["10.244.1.5:80", "10.244.0.5:80"]);
+        assert!(layout.table.owners.iter().all(|owner| *owner == 0));
+        let Some(LocalTable::Own(local)) = &layout.local else {
+            panic!("no table of their own");
+        };
+        assert!(local.owners.iter().all(|owner| *owner == 1));
+        wanted.backends[1] = wanted.backends[0];
+        wanted.backends[1].pod = "10.244.0.6:80".parse().ok();
+        let layout = layout_of(&wanted);
+        assert_eq!(layout.table.owners, [lut::NOBODY]);
+        let Some(LocalTable::Own(local)) = &layout.local else {
+            panic!("no table of their own");
+        };
+        let owners: BTreeSet<u32> = local.owners.iter().copied().collect();
+        assert_eq!(owners, BTreeSet::from([0, 1]));
     }
 
     #[test]

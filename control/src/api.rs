@@ -222,7 +222,7 @@ pub struct Service {
     pub local_pods: usize,
     /// Pods that get no traffic because they share their node and tag with another one.
     pub left_out: usize,
-    /// Number of backends.
+    /// Number of backends that take new connections.
     pub backends: usize,
     /// Length of the lookup table; 0 while it is not installed.
     pub slots: u32,
@@ -250,7 +250,7 @@ pub struct Backend {
     pub node: String,
     /// Whether it gets no traffic because it shares its node and tag with another pod.
     pub left_out: bool,
-    /// Configured weight.
+    /// Configured weight; without any it takes no new connections from this machine.
     pub weight: u32,
     /// Slots that it owns.
     pub slots: u32,

@@ -21,6 +21,10 @@
 //! is the load balancer in front, which has no pods, and uses the Cluster set; what only its node uses is
 //! listed without weight. So all machines list the same nodes, and the client's address is kept either way.
 //!
+//! **Pods of this machine** that it selects nobody for are listed without weight, whatever their condition: its
+//! tables deliver to them, and choose none. Agents follow the API server each at its own pace, so an edge may
+//! send to a pod before the pod's own node has heard that it is ready, and for a while after it ceased to be.
+//!
 //! **Hints** count in the Cluster set only. They depend on where the machine is: edges in two zones then send
 //! the packets of one flow to different pods, should a router move it from one to the other. Where that
 //! matters more than locality, the options ignore hints.

@@ -303,9 +303,7 @@ fn restrict(wanted: &mut BTreeMap<IpAddr, Candidates>, desired: &Desired) {
         let Some(candidates) = wanted.get_mut(&key.address) else {
             continue;
         };
-        let backends = service.spec.backends.iter();
-        // Without weight, a pod gets no new connections.
-        let usable = backends.filter(|backend| backend.weight > 0);
+        let usable = service.spec.sharing();
         let nodes: BTreeSet<IpAddr> = usable.map(|backend| backend.address).collect();
         // Of services that share an address, each is to be served.
         *candidates = Candidates::NodesAt(match candidates {

@@ -167,7 +167,7 @@ impl Agent {
                 source_ranges: wanted.map_or(0, |service| service.spec.source_ranges.len()),
                 local_pods: present.map_or(0, |service| service.local_pods()),
                 left_out: present.map_or(0, |service| service.left_out().len()),
-                backends: wanted.map_or(0, |service| service.spec.backends.len()),
+                backends: wanted.map_or(0, |service| service.spec.sharing().count()),
                 slots: present.map_or(0, |service| service.run.length()),
                 packets: traffic.packets,
                 bytes: traffic.bytes,

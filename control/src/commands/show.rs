@@ -313,8 +313,17 @@ pub fn backends(sampled: &Sampled<Vec<Backend>>) -> String {
             )));
         }
     }
+    if sampled.current.iter().any(|backend| backend.weight == 0) {
+        notes.push_str(NO_WEIGHT);
+    }
     table.render("no backends") + &notes
 }
+
+/// What [`backends`] says where some have no weight.
+const NO_WEIGHT: &str = "\
+weight 0: takes no new connections from here; a pod of this machine gets what
+other machines send to it
+";
 
 /// Says how packets leave, and to which node where that is not the backend itself.
 fn way(backend: &Backend) -> String {
@@ -755,6 +764,18 @@ mod tests {
         ] {
             assert!(page.contains(part), "{part:?} is not in:\n{page}");
         }
+    }
+
+    #[test]
+    fn backends_without_weight_are_explained_where_there_are_some() {
+        let weightless = Backend {
+            weight: 0,
+            ..backend()
+        };
+        let page = backends(&once(vec![backend(), weightless]));
+        assert!(page.ends_with(NO_WEIGHT), "{page}");
+        assert_fits(&page);
+        assert!(!backends(&once(vec![backend()])).contains(NO_WEIGHT));
     }
 
     #[test]

@@ -116,7 +116,7 @@ impl Rules {
         let out = |backend: &BackendSpec| self.left_out.has(&Member::new(key, spec.mode, backend));
         let is_local = spec.traffic_policy == TrafficPolicy::Local;
         let own = self.own.as_ref().filter(|_| is_local);
-        let sharing = spec.backends.iter().filter(|backend| backend.weight != 0);
+        let sharing = spec.sharing();
         let mut used = sharing
             .clone()
             .filter(|backend| own.is_none_or(|own| own.contains(&backend.address)))
@@ -204,6 +204,18 @@ services:
         desired.node = Role::No;
         let in_front = select_on(&desired, &left_out, &own("10.0.0.1"));
         assert_eq!(backends(&in_front)[0], "10.0.0.2", "uses all of them");
+    }
+
+    #[test]
+    fn backends_without_weight_never_serve_for_those_that_fail() {
+        let mut desired = desired(TWO_SERVICES);
+        let key = *desired.services.keys().next().unwrap();
+        let service = Arc::make_mut(desired.services.get_mut(&key).unwrap());
+        Arc::make_mut(&mut service.spec).backends[1].weight = 0;
+        let selection = select(&desired, &left_out(&[], &["10.0.0.1"]));
+        let service = selection.desired.services.values().next();
+        assert_eq!(service, desired.services.values().next());
+        assert!(selection.all_fail.contains(&key), "the failing one serves");
     }
 
     #[test]

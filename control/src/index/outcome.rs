@@ -302,8 +302,8 @@ impl Making<'_> {
         self.outcome.services.insert(key, Arc::new(service));
     }
 
-    /// Leaves out the backends whose port would have to be translated and cannot; none if that leaves none,
-    /// so that the port stays with whoever else can serve it.
+    /// Leaves out the backends whose port would have to be translated and cannot; none if that leaves none that
+    /// takes new connections, so that the port stays with whoever else can serve it.
     fn translatable(
         &mut self,
         key: &ServiceKey,
@@ -313,7 +313,9 @@ impl Making<'_> {
             key.protocol != Protocol::Sctp || backend.pod.is_none_or(|pod| pod.port() == key.port)
         };
         let fitting: Vec<BackendSpec> = backends.iter().filter(fits).copied().collect();
-        if let Some(misfit) = backends.iter().find(|backend| !fits(backend)) {
+        let takes_new = |backend: &&BackendSpec| backend.weight != 0;
+        let mut sharing = backends.iter().filter(takes_new);
+        if let Some(misfit) = sharing.find(|backend| !fits(backend)) {
             let pod = misfit.pod.map_or(0, |pod| pod.port());
             self.findings.add(
                 Rule::SctpPort,
@@ -325,7 +327,7 @@ impl Making<'_> {
                 },
                 "use one number for port and targetPort, and leave nodePort to kube-proxy",
             );
-            if fitting.is_empty() {
+            if !fitting.iter().any(|backend| takes_new(&backend)) {
                 return None;
             }
         }

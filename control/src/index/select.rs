@@ -35,8 +35,8 @@ pub(super) struct Candidate<'a> {
 pub(super) struct Selection<'a> {
     /// They share the new connections.
     pub(super) used: Vec<Candidate<'a>>,
-    /// Others that serve and that some machine uses: pods of this one, and with the policy `Local` those that
-    /// their own nodes fall back to.
+    /// Others that some machine may use: pods of this one in any condition, and with the policy `Local` those
+    /// that their own nodes fall back to.
     pub(super) reachable: Vec<Candidate<'a>>,
     /// Others that serve and terminate, on any machine.
     pub(super) draining: Vec<Candidate<'a>>,
@@ -46,6 +46,10 @@ pub(super) struct Selection<'a> {
 ///
 /// This is the Cluster set, or with the policy `Local` the Local sets of all nodes; each falls back on its own
 /// to what serves and terminates. A machine that is no Node has no Local set: it uses the Cluster set.
+///
+/// A pod of this machine is reachable before it is ready, because another machine may learn that it is before
+/// this one does, and for as long as it is listed: one that terminates and serves no more still gets what is
+/// under way to it.
 pub(super) fn select<'a>(
     slices: &'a Slices,
     (name, protocol, is_ipv4): (&str, Protocol, bool),
@@ -79,12 +83,11 @@ pub(super) fn select<'a>(
         found.is_ok()
     };
     for candidate in all.iter().filter(|candidate| !is_used(candidate)) {
-        let condition = candidate.endpoint.condition;
         let of_node = by_node.binary_search_by_key(&candidate.socket, |used| used.socket);
-        if of_node.is_ok() || (condition != Condition::Unusable && place.has(candidate.endpoint)) {
+        if of_node.is_ok() || place.has(candidate.endpoint) {
             selection.reachable.push(*candidate);
         }
-        if condition == Condition::Draining {
+        if candidate.endpoint.condition == Condition::Draining {
             selection.draining.push(*candidate);
         }
     }

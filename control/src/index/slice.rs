@@ -44,7 +44,7 @@ pub(super) enum Condition {
     Ready,
     /// New connections if there is nothing else: it serves and terminates.
     Draining,
-    /// Nothing.
+    /// Nothing, but for what other machines send to it.
     Unusable,
 }
 

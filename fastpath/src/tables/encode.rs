@@ -49,7 +49,7 @@ pub(super) fn service_rules(spec: &ServiceSpec) -> Service {
         (!spec.source_ranges.is_empty(), SERVICE_SOURCE_RANGES),
         (spec.node_port, SERVICE_NODE_PORT),
         (
-            spec.traffic_policy == TrafficPolicy::Local && !spec.backends.is_empty(),
+            spec.traffic_policy == TrafficPolicy::Local && spec.sharing().next().is_some(),
             SERVICE_DROP_WHEN_EMPTY,
         ),
     ];
@@ -243,4 +243,31 @@ pub(super) fn source_prefix_of(key: Key<SourcePrefix>) -> Option<(u32, IpNet)> {
     let length = key.prefix_len().checked_sub(front)?;
     let net = IpNet::new(address, u8::try_from(length).ok()?).ok()?;
     Some((key.data().service(), net))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::BackendSpec, *};
+
+    #[test]
+    fn local_policy_drops_only_while_some_backend_takes_new_connections() {
+        let rules = |traffic_policy, weights: &[u32]| {
+            let pod = |weight| {
+                let [node, pod] = ["10.0.0.1", "10.244.0.5"].map(|text| text.parse().unwrap());
+                BackendSpec::pod(node, SocketAddr::new(pod, 80), weight)
+            };
+            service_rules(&ServiceSpec {
+                traffic_policy,
+                backends: weights.iter().copied().map(pod).collect(),
+                ..ServiceSpec::default()
+            })
+            .flags
+        };
+        let (local, cluster) = (TrafficPolicy::Local, TrafficPolicy::Cluster);
+        assert_eq!(rules(local, &[]), 0);
+        assert_eq!(rules(local, &[0]), SERVICE_PODS);
+        let drops = SERVICE_PODS | SERVICE_DROP_WHEN_EMPTY;
+        assert_eq!(rules(local, &[0, 1]), drops);
+        assert_eq!(rules(cluster, &[0, 1]), SERVICE_PODS);
+    }
 }

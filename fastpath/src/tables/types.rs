@@ -257,7 +257,8 @@ pub struct ServiceSpec {
     pub mode: ForwardMode,
     /// Logarithm of the table size; by the number of backends if not given.
     pub log2_slots: Option<u8>,
-    /// The backends, those that this machine does not use included; without any, packets are rejected.
+    /// The backends, those that this machine does not use included; without any that takes new connections,
+    /// packets are rejected.
     pub backends: Vec<BackendSpec>,
     /// Which of them this machine uses.
     pub traffic_policy: TrafficPolicy,
@@ -271,6 +272,11 @@ pub struct ServiceSpec {
 }
 
 impl ServiceSpec {
+    /// Lists the backends that take new connections.
+    pub fn sharing(&self) -> impl Iterator<Item = &BackendSpec> + Clone {
+        self.backends.iter().filter(|backend| backend.weight != 0)
+    }
+
     /// Returns the logarithm of the table size for this many backends, or nothing where they are too many.
     pub fn log2_slots_for(&self, backends: usize) -> Option<u8> {
         let backends = u32::try_from(backends).ok()?;

@@ -69,7 +69,104 @@ fn endpoint_that_terminates_without_serving_is_never_used() {
         &["10.244.1.1@node-1 unready silent terminating"],
     ));
     assert_eq!(cluster.used(VIP), pods(&[]));
-    assert!(cluster.reachable(VIP).is_empty());
+    assert_eq!(
+        cluster.reachable(VIP),
+        ["10.244.1.1:8080"],
+        "what is under way to it"
+    );
+}
+
+#[test]
+fn pod_that_is_not_ready_is_delivered_to_on_its_own_node_alone() {
+    let state = [
+        "10.244.1.1@node-1 unready",
+        "10.244.2.1@node-2 ready",
+        "10.244.2.2@node-2 unready",
+        "10.244.9.9 unready",
+    ];
+    for service in [web(), web().local()] {
+        let mut here = cluster();
+        here.service(service.clone().node_port(30080));
+        here.slice(slice("web-1", &state));
+        for key in [VIP, NODE_PORT] {
+            assert_eq!(here.reachable(key), ["10.244.1.1:8080"], "{key}");
+        }
+        let mut edge = edge_of_the_cluster();
+        edge.service(service).slice(slice("web-1", &state));
+        assert_eq!(edge.used(VIP), pods(&["10.244.2.1:8080"]));
+        assert_eq!(edge.reachable(VIP), [""; 0]);
+    }
+}
+
+#[test]
+fn pod_that_becomes_ready_and_ceases_to_be_stays_listed() {
+    let mut cluster = cluster();
+    cluster.service(web());
+    let changes = [
+        ("unready", 0),
+        ("ready", 1),
+        ("unready", 0),
+        ("ready", 1),
+        ("unready serving terminating", 0),
+        ("unready silent terminating", 0),
+    ];
+    for (condition, weight) in changes {
+        let pod = format!("10.244.1.1@node-1 {condition}");
+        cluster.slice(slice("web-1", &[&pod, "10.244.2.1@node-2"]));
+        let backends = &cluster.served(VIP).unwrap().spec.backends;
+        let weights: Vec<u32> = backends.iter().map(|backend| backend.weight).collect();
+        assert_eq!(weights, [weight, 1], "{condition}");
+    }
+    cluster.slice(slice("web-1", &["10.244.2.1@node-2"]));
+    assert_eq!(cluster.reachable(VIP), [""; 0]);
+}
+
+#[test]
+fn pod_that_is_not_ready_is_delivered_to_at_each_of_its_ports() {
+    let mut cluster = cluster();
+    cluster.service(web().port("admin", 81, "TCP"));
+    let pods = ["10.244.1.1@node-1 unready", "10.244.2.1@node-2"];
+    cluster.slice(slice("web-1", &pods).port("admin", 9090, "TCP"));
+    assert_eq!(cluster.reachable(VIP), ["10.244.1.1:8080"]);
+    assert_eq!(cluster.reachable("192.0.2.1:81/tcp"), ["10.244.1.1:9090"]);
+}
+
+#[test]
+fn pods_that_are_not_ready_count_neither_for_the_mode_nor_for_the_table() {
+    let mut cluster = cluster();
+    cluster.service(web().annotation("guideway.dev/table-size", "1"));
+    let state = [
+        "10.244.1.1@node-1 unready",
+        "10.244.1.2@node-1 unready",
+        "10.244.9.1@node-9",
+    ];
+    cluster.slice(slice("web-1", &state));
+    let spec = &cluster.served(VIP).unwrap().spec;
+    assert_eq!(spec.mode, ForwardMode::Nat, "all that is used is elsewhere");
+    assert_eq!(spec.backends.len(), 1, "by NAT no machine delivers");
+    cluster.slice(slice("web-1", &["10.244.2.1@node-2", state[0], state[1]]));
+    let spec = &cluster.served(VIP).unwrap().spec;
+    assert_eq!((spec.mode, spec.log2_slots), (ForwardMode::Ipip, Some(0)));
+    assert_eq!(spec.backends.len(), 3);
+    assert_eq!(cluster.problems("web"), [""; 0]);
+}
+
+#[test]
+fn sctp_pod_that_is_not_ready_leaves_no_port_to_others() {
+    let mut cluster = cluster();
+    let sctp = service("web").kind("LoadBalancer");
+    let sctp = sctp.class(Some(Options::DEFAULT_CLASS));
+    let sctp = sctp.port("", 80, "SCTP").ingress("192.0.2.1");
+    let pods = |condition: &str| {
+        let pod = format!("10.244.1.1@node-1 {condition}");
+        slice_of("web", "web-1", &[&pod]).port("", 9899, "SCTP")
+    };
+    cluster.service(sctp).slice(pods("unready"));
+    assert_eq!(cluster.keys(), ["192.0.2.1:80/sctp"]);
+    assert_eq!(cluster.problems("web"), [""; 0]);
+    cluster.slice(pods("ready"));
+    assert_eq!(cluster.keys(), [""; 0]);
+    assert_eq!(cluster.problems("web"), ["SctpPort"]);
 }
 
 #[test]
@@ -227,10 +324,9 @@ fn no_endpoints_at_all_are_rejected_whatever_the_policy() {
             &["10.244.1.1@node-1 unready", "10.244.2.1@node-2 unready"],
         ));
         for key in [VIP, NODE_PORT] {
-            assert!(
-                cluster.served(key).unwrap().spec.backends.is_empty(),
-                "{key}"
-            );
+            let spec = &cluster.served(key).unwrap().spec;
+            assert_eq!(spec.sharing().count(), 0, "{key}");
+            assert_eq!(cluster.reachable(key), ["10.244.1.1:8080"], "{key}");
         }
     }
 }

@@ -10,11 +10,13 @@ mod beside;
 mod controller;
 mod faults;
 mod healthz;
+mod kubelet;
 mod leases;
 mod listed;
 mod objects;
 mod outages;
 mod outcome;
+mod rollout;
 mod scenario;
 mod services;
 #[path = "../e2e/support/mod.rs"]

@@ -110,6 +110,8 @@ impl Drop for Echo {
 fn listen(address: SocketAddr, protocol: Protocol) -> io::Result<TcpListener> {
     const BACKLOG: i32 = 128;
     let socket = protocol.stream(address)?;
+    // Connections of an earlier server may not have expired.
+    socket.set_reuse_address(true)?;
     socket.bind(&address.into())?;
     socket.listen(BACKLOG)?;
     Ok(socket.into())

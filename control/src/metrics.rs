@@ -76,11 +76,10 @@ pub struct CheckedBackend {
     pub healthy: bool,
 }
 
-/// Services, or backends, that have series of their own; of more the sum alone is shown. A quarter of a
-/// million series from each of a hundred machines is more than a Prometheus server takes.
+/// Services, or backends, that have series of their own; of more, only what is wrong with some. A quarter of a
+/// million series from each of a hundred machines is more than a Prometheus server takes. A sum is no way out:
+/// it falls with each service that goes, as a counter never does.
 const MOST_SERIES: usize = 5000;
-/// Label value of a sum.
-const ALL: &str = "*";
 
 /// Content type of [`render`]'s text.
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -91,7 +90,7 @@ pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; cha
 ///
 /// Never with the metrics declared here; the encoder has the error in its type.
 pub fn render(snapshot: Snapshot) -> Result<String, fmt::Error> {
-    encoded(snapshot.bounded())
+    encoded(snapshot)
 }
 
 /// Writes what a collector has, under the prefix of all our metrics.
@@ -118,42 +117,6 @@ impl Collector for Snapshot {
 }
 
 impl Snapshot {
-    /// Sums up services and backends where there are too many for a series each. All or none: of a sum of
-    /// the rest, which changes with every service that comes, no rate could be computed.
-    fn bounded(mut self) -> Self {
-        if self.services.len() > MOST_SERIES {
-            let mut all = Service {
-                name: ALL.to_owned(),
-                ..Service::default()
-            };
-            for service in &self.services {
-                all.packets += service.packets;
-                all.bytes += service.bytes;
-                all.backends += service.backends;
-                all.left_out += service.left_out;
-                all.all_fail |= service.all_fail;
-            }
-            self.services = vec![all];
-        }
-        if self.backends.len() > MOST_SERIES {
-            let mut all = Backend {
-                backend: ALL.to_owned(),
-                ..Backend::default()
-            };
-            for backend in &self.backends {
-                all.packets += backend.packets;
-                all.bytes += backend.bytes;
-            }
-            self.backends = vec![all];
-        }
-        if self.health.backends.len() > MOST_SERIES {
-            // No series says of all what holds for some.
-            self.health.backends.retain(|checked| !checked.healthy);
-            self.health.backends.truncate(MOST_SERIES);
-        }
-        self
-    }
-
     fn agent(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let config = &self.status.config;
         let mut build = gauge(
@@ -237,12 +200,24 @@ impl Snapshot {
             ];
             count(&mut ended, &labels, reason.packets)?;
         }
+        gauge(
+            encoder,
+            "services",
+            "Services by address, port and protocol; of more than 5000 none has series of its own unless it fails",
+        )?
+        .encode_gauge(&size(self.services.len()))?;
+        gauge(
+            encoder,
+            "backends",
+            "Backends over all services; of more than 5000 none has series of its own unless it fails",
+        )?
+        .encode_gauge(&size(self.backends.len()))?;
         let mut packets = counter(
             encoder,
             "service_packets",
             "Packets forwarded to backends of the service",
         )?;
-        for service in &self.services {
+        for service in series(&self.services, |_| false) {
             count(&mut packets, &service_labels(service), service.packets)?;
         }
         let mut bytes = counter(
@@ -250,11 +225,11 @@ impl Snapshot {
             "service_bytes",
             "Bytes of these packets as they came in, from the IP header on",
         )?;
-        for service in &self.services {
+        for service in series(&self.services, |_| false) {
             count(&mut bytes, &service_labels(service), service.bytes)?;
         }
         let mut backends = gauge(encoder, "service_backends", "Backends of the service")?;
-        for service in &self.services {
+        for service in series(&self.services, |_| false) {
             backends
                 .encode_family(&service_labels(service))?
                 .encode_gauge(&size(service.backends))?;
@@ -264,7 +239,7 @@ impl Snapshot {
             "service_left_out_backends",
             "Pods without traffic because they share their node and tag with another one",
         )?;
-        for service in &self.services {
+        for service in series(&self.services, |service| service.left_out > 0) {
             left_out
                 .encode_family(&service_labels(service))?
                 .encode_gauge(&size(service.left_out))?;
@@ -274,7 +249,7 @@ impl Snapshot {
             "backend_packets",
             "Packets forwarded to the backend, over all services",
         )?;
-        for backend in &self.backends {
+        for backend in series(&self.backends, |_| false) {
             count(
                 &mut packets,
                 &[("backend", backend.backend.as_str())],
@@ -286,7 +261,7 @@ impl Snapshot {
             "backend_bytes",
             "Bytes of these packets as they came in, from the IP header on",
         )?;
-        for backend in &self.backends {
+        for backend in series(&self.backends, |_| false) {
             count(
                 &mut bytes,
                 &[("backend", backend.backend.as_str())],
@@ -302,7 +277,7 @@ impl Snapshot {
             "backend_healthy",
             "1 if the backend passes its service's checks, 0 if it fails them",
         )?;
-        for checked in &self.health.backends {
+        for checked in series(&self.health.backends, |checked| !checked.healthy) {
             let [name, address, port, protocol] = key_labels(&checked.name, Some(checked.service));
             let backend = ("backend", checked.backend.clone());
             healthy
@@ -314,7 +289,7 @@ impl Snapshot {
             "service_all_backends_fail",
             "1 if no backend of the service should serve, so that all do",
         )?;
-        for service in &self.services {
+        for service in series(&self.services, |service| service.all_fail) {
             all_fail
                 .encode_family(&service_labels(service))?
                 .encode_gauge(&i64::from(service.all_fail))?;
@@ -467,6 +442,13 @@ impl KubernetesValues {
     }
 }
 
+/// Lists what has series of its own: all where they are few, else those of note.
+fn series<T>(all: &[T], of_note: impl Fn(&T) -> bool) -> impl Iterator<Item = &T> {
+    let few = all.len() <= MOST_SERIES;
+    let some = all.iter().filter(move |one| few || of_note(one));
+    some.take(MOST_SERIES)
+}
+
 fn histogram(
     encoder: &mut DescriptorEncoder<'_>,
     name: &str,
@@ -531,29 +513,53 @@ mod tests {
     use crate::api::{ConfigStatus, Egress, Interface, Table};
     use crate::kubernetes::Failure;
 
+    /// Counts the series of each metric of a scrape.
+    fn series_of(snapshot: Snapshot) -> BTreeMap<String, usize> {
+        let text = render(snapshot).unwrap();
+        let mut series = BTreeMap::new();
+        for line in text.lines().filter(|line| !line.starts_with('#')) {
+            let name = line.split(['{', ' ']).next().unwrap();
+            *series.entry(name.to_owned()).or_default() += 1;
+        }
+        series
+    }
+
     #[test]
-    fn more_services_than_a_server_takes_are_summed_up() {
-        let with = |number: usize| Snapshot {
-            services: vec![snapshot().services.remove(0); number],
-            backends: vec![snapshot().backends.remove(0); number],
-            ..snapshot()
+    fn of_more_services_than_a_server_takes_those_that_fail_are_named() {
+        let with = |number: usize| {
+            let mut snapshot = snapshot();
+            let serves = snapshot.services.remove(0);
+            let fails = Service {
+                name: "fails".to_owned(),
+                left_out: 1,
+                all_fail: true,
+                ..serves.clone()
+            };
+            snapshot.services = vec![serves; number - 1];
+            snapshot.services.push(fails);
+            snapshot.backends = vec![snapshot.backends.remove(0); number];
+            snapshot
         };
-        let each = with(MOST_SERIES).bounded();
-        assert_eq!(each.services.len(), MOST_SERIES);
-        assert_eq!(each.backends.len(), MOST_SERIES);
+        let each = series_of(with(MOST_SERIES));
+        assert_eq!(each["guideway_service_packets_total"], MOST_SERIES);
+        assert_eq!(each["guideway_backend_packets_total"], MOST_SERIES);
         let text = render(with(MOST_SERIES + 1)).unwrap();
-        let packets = 7 * (MOST_SERIES + 1);
-        let sum = format!(
-            "guideway_service_packets_total{{service=\"*\",address=\"\",port=\"\",protocol=\"\"}} {packets}\n"
-        );
-        assert!(text.contains(&sum));
-        assert!(text.contains(&format!(
-            "guideway_backend_packets_total{{backend=\"*\"}} {packets}\n"
-        )));
-        let series = text
-            .lines()
-            .filter(|line| line.starts_with("guideway_service_packets_total{"));
-        assert_eq!(series.count(), 1);
+        assert!(text.contains("guideway_services 5001\n"));
+        assert!(text.contains("guideway_backends 5001\n"));
+        let few = series_of(with(MOST_SERIES + 1));
+        for metric in [
+            "service_packets_total",
+            "service_bytes_total",
+            "service_backends",
+        ] {
+            assert_eq!(few.get(&format!("guideway_{metric}")), None);
+        }
+        assert_eq!(few.get("guideway_backend_packets_total"), None);
+        assert_eq!(few.get("guideway_backend_bytes_total"), None);
+        for metric in ["service_all_backends_fail", "service_left_out_backends"] {
+            assert_eq!(few[&format!("guideway_{metric}")], 1);
+            assert!(text.contains(&format!("guideway_{metric}{{service=\"fails\"")));
+        }
     }
 
     #[test]
@@ -561,12 +567,15 @@ mod tests {
         let mut snapshot = snapshot();
         let passes = snapshot.health.backends.remove(0);
         let fails = CheckedBackend {
+            name: "fails".to_owned(),
             healthy: false,
             ..passes.clone()
         };
         snapshot.health.backends = vec![passes; MOST_SERIES];
-        snapshot.health.backends.push(fails.clone());
-        assert_eq!(snapshot.bounded().health.backends, [fails]);
+        snapshot.health.backends.push(fails);
+        assert_eq!(series_of(snapshot.clone())["guideway_backend_healthy"], 1);
+        let text = render(snapshot).unwrap();
+        assert!(text.contains("guideway_backend_healthy{service=\"fails\""));
     }
 
     fn snapshot() -> Snapshot {

@@ -343,6 +343,8 @@ fn api_server(machine: &Namespace, port: u16) -> Result<Command> {
         .args(["--authorization-mode=RBAC", "--allow-privileged=true"])
         // Service accounts have no controller that would make them.
         .arg("--disable-admission-plugins=ServiceAccount")
+        // Off by default, but some distributions have it on.
+        .arg("--enable-admission-plugins=OwnerReferencesPermissionEnforcement")
         // The Service `kubernetes` gets no endpoint that a proxy would forward to.
         .arg("--endpoint-reconciler-type=none");
     Ok(command)

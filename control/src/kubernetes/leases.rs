@@ -341,7 +341,7 @@ async fn renew(leases: Api<Lease>, edge: String, mut to_renew: watch::Receiver<O
             continue;
         };
         last = renewal_time(last, Timestamp::now());
-        let renewal = renew_once(&leases, lease(&edge, said, last));
+        let renewal = renew_once(&leases, lease(&edge, &said.addresses, last), said.owner);
         let outcome = match tokio::time::timeout(RENEWAL_TIMEOUT, renewal).await {
             Ok(outcome) => outcome.map_err(|error| chain(&error)),
             Err(_) => Err("the API server does not answer".to_owned()),
@@ -387,28 +387,34 @@ fn renewal_time(last: Timestamp, now: Timestamp) -> Timestamp {
     now.max(last.saturating_add(microsecond).unwrap_or(last))
 }
 
-async fn renew_once(leases: &Api<Lease>, lease: Lease) -> kube::Result<()> {
+async fn renew_once(
+    leases: &Api<Lease>,
+    mut lease: Lease,
+    owner: Option<OwnerReference>,
+) -> kube::Result<()> {
     let name = lease.name_any();
     let patched = leases
         .patch(&name, &PatchParams::default(), &Patch::Merge(&lease))
         .await;
     match patched {
-        Err(kube::Error::Api(status)) if status.is_not_found() => leases
-            .create(&PostParams::default(), &lease)
-            .await
-            .map(drop),
+        Err(kube::Error::Api(status)) if status.is_not_found() => {
+            // Not in a patch: where OwnerReferencesPermissionEnforcement is on, only who may delete an object
+            // may change its owners.
+            lease.metadata.owner_references = owner.map(|owner| vec![owner]);
+            let created = leases.create(&PostParams::default(), &lease).await;
+            created.map(drop)
+        }
         outcome => outcome.map(drop),
     }
 }
 
-fn lease(edge: &str, said: Renewal, now: Timestamp) -> Lease {
-    let addresses: Vec<String> = said.addresses.iter().map(ToString::to_string).collect();
+fn lease(edge: &str, addresses: &BTreeSet<IpAddr>, now: Timestamp) -> Lease {
+    let addresses: Vec<String> = addresses.iter().map(ToString::to_string).collect();
     Lease {
         metadata: ObjectMeta {
             name: Some(format!("guideway-edge-{edge}")),
             labels: Some([(LABEL.to_owned(), LABEL_VALUE.to_owned())].into()),
             annotations: Some([(ADDRESSES.to_owned(), addresses.join(","))].into()),
-            owner_references: said.owner.map(|owner| vec![owner]),
             ..ObjectMeta::default()
         },
         spec: Some(LeaseSpec {
@@ -425,14 +431,6 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-
-    /// What an edge says that is no Node.
-    fn said(addresses: &BTreeSet<IpAddr>) -> Renewal {
-        Renewal {
-            addresses: addresses.clone(),
-            owner: None,
-        }
-    }
 
     fn labels(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
         let pairs = pairs.iter();
@@ -490,7 +488,7 @@ mod tests {
         let edge = edge_of(&serde_json::from_value(newer).unwrap()).unwrap();
         let addresses: BTreeSet<IpAddr> = ["10.0.0.1".parse().unwrap()].into();
         assert_eq!((edge.name.as_str(), &edge.addresses), ("node1", &addresses));
-        let written = lease("node1", said(&addresses), Timestamp::UNIX_EPOCH);
+        let written = lease("node1", &addresses, Timestamp::UNIX_EPOCH);
         let written = serde_json::to_value(written).unwrap();
         for part in ["metadata", "spec"] {
             assert_eq!(written[part], first[part]);
@@ -505,14 +503,9 @@ mod tests {
         let own: PartialObjectMeta<Node> = serde_json::from_value(metadata).unwrap();
         node.take(Ok(Event::InitApply(own)));
         node.take(Ok(Event::InitDone));
-        let said = Renewal {
-            addresses: BTreeSet::new(),
-            owner: node.as_owner(),
-        };
-        let written = lease("node1", said, Timestamp::UNIX_EPOCH);
         assert_eq!(
-            serde_json::to_value(written.metadata.owner_references).unwrap(),
-            json!([{"apiVersion": "v1", "kind": "Node", "name": "node1", "uid": "7"}])
+            serde_json::to_value(node.as_owner()).unwrap(),
+            json!({"apiVersion": "v1", "kind": "Node", "name": "node1", "uid": "7"})
         );
         assert_eq!(node.labels(), Some(Some(&BTreeMap::new())));
 
@@ -549,7 +542,7 @@ mod tests {
             .map(|text| text.parse().unwrap())
             .into();
         for addresses in [addresses, BTreeSet::new()] {
-            let mut written = lease("node1", said(&addresses), Timestamp::UNIX_EPOCH);
+            let mut written = lease("node1", &addresses, Timestamp::UNIX_EPOCH);
             written.metadata.resource_version = Some("7".to_owned());
             let edge = edge_of(&written).unwrap();
             assert_eq!((edge.name.as_str(), edge.renewal.as_str()), ("node1", "7"));

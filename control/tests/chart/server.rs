@@ -116,6 +116,7 @@ fn agents_may_do_what_they_need(server: &ControlPlane) {
     let leases = "leases.coordination.k8s.io";
     let verbs = ["get", "list", "watch", "create", "update", "patch"];
     agent.may(&verbs, leases, NAMESPACE);
+    agent.may_not(&["delete"], leases, NAMESPACE);
     agent.may_not(&verbs, leases, "kube-system");
     agent.ask(server);
 }

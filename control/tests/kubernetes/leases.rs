@@ -110,14 +110,17 @@ pub(crate) fn on<T: Send>(
     machine.run(|| {
         let runtime = tokio::runtime::Builder::new_current_thread();
         let runtime = { runtime }.enable_all().build().unwrap();
-        runtime.block_on(async {
-            let path = std::path::Path::new(Namespace::FILES).join("kubeconfig");
-            let kubeconfig = Kubeconfig::read_from(path).unwrap();
-            let options = KubeConfigOptions::default();
-            let config = kube::Config::from_custom_kubeconfig(kubeconfig, &options);
-            work(config.await.unwrap().try_into().unwrap()).await
-        })
+        runtime.block_on(async { work(config().await.try_into().unwrap()).await })
     })
+}
+
+/// Reads an administrator's configuration.
+async fn config() -> kube::Config {
+    let path = std::path::Path::new(Namespace::FILES).join("kubeconfig");
+    let kubeconfig = Kubeconfig::read_from(path).unwrap();
+    let options = KubeConfigOptions::default();
+    let config = kube::Config::from_custom_kubeconfig(kubeconfig, &options);
+    config.await.unwrap()
 }
 
 #[test]
@@ -201,6 +204,57 @@ fn edge_that_may_not_announce_leaves_its_share_to_the_others() {
         until_without(&members[2]).await;
         members.truncate(1);
         until_spread(&members).await;
+    });
+}
+
+/// An agent, with the chart's rights on Leases.
+const AGENT: &str = "
+apiVersion: v1
+kind: ServiceAccount
+metadata: {name: agent, namespace: default}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRole
+metadata: {name: agent}
+rules:
+- {apiGroups: [''], resources: [nodes], verbs: [get, list, watch]}
+- {apiGroups: [coordination.k8s.io], resources: [leases], verbs: [get, list, watch, create, update, patch]}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata: {name: agent}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: agent}
+subjects: [{kind: ServiceAccount, name: agent, namespace: default}]
+";
+
+#[test]
+fn lease_that_is_older_than_the_node_of_its_edge_is_renewed_without_the_right_to_delete() {
+    let control_plane = ControlPlane::start().unwrap();
+    control_plane.apply(AGENT).unwrap();
+    let token = control_plane.service_account_token("default", "agent");
+    let token = token.unwrap();
+    on(control_plane.machine(), async |_| {
+        let mut config = config().await;
+        config.auth_info.token = Some(token.into());
+        let member = Member::start(config.try_into().unwrap(), "edge1");
+        until_spread(std::slice::from_ref(&member)).await;
+        let version = || {
+            let lease = control_plane.get(&["lease", "guideway-edge-edge1"]);
+            lease.unwrap()["metadata"]["resourceVersion"].clone()
+        };
+        // The label tells when the Node is known.
+        let label = "node.kubernetes.io/exclude-from-external-load-balancers";
+        let node = format!("{{apiVersion: v1, kind: Node, metadata: {{name: edge1, labels: {{{label}: ''}}}}}}");
+        control_plane.apply(&node).unwrap();
+        until_without(&member).await;
+        let before = version();
+        let unlabel = ["label", "node", "edge1", &format!("{label}-")];
+        control_plane.kubectl(&unlabel).unwrap();
+        let deadline = Instant::now() + TIMEOUT;
+        while version() == before {
+            assert!(Instant::now() < deadline, "it is not renewed");
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
     });
 }
 

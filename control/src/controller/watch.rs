@@ -152,10 +152,12 @@ impl Pacer {
         pause.is_none_or(|pause| pause.end <= Instant::now())
     }
 
-    /// Notes that an object could not be written: it waits twice as long as the last time.
-    fn fail(&mut self, object: Object) {
+    /// Notes that an object could not be written: it waits twice as long as the last time, or longer if the
+    /// server asks for it.
+    fn fail(&mut self, object: Object, asked: Option<Duration>) {
         let before = self.failed.get(&object);
         let length = before.map_or(PAUSES.0, |before| (before.length * 2).min(PAUSES.1));
+        let length = length.max(asked.unwrap_or_default());
         let end = Instant::now() + length;
         self.failed.insert(object, Pause { length, end });
     }
@@ -199,8 +201,8 @@ async fn act(
                 cluster.pools.put(name, convert::pool(&pool));
             }
             Err(WriteError::NotLeading) => return wrote,
-            Err(_) => {
-                pacer.fail(object);
+            Err(error) => {
+                pacer.fail(object, error.asked_pause());
                 uncounted.push(name);
             }
         }
@@ -222,7 +224,7 @@ async fn act(
             Err(WriteError::NotLeading) => return wrote,
             // It was deleted, or is another one by now: the watch will tell.
             Err(error) if error.is_gone() => {}
-            Err(_) => pacer.fail(object),
+            Err(error) => pacer.fail(object, error.asked_pause()),
         }
     }
     wrote
@@ -313,7 +315,7 @@ mod tests {
         for pause in [1, 2, 4, 8, 16, 30, 30] {
             assert!(pacer.allows(&service("a")));
             let begun = Instant::now();
-            pacer.fail(service("a"));
+            pacer.fail(service("a"), None);
             pacer.done(begun, false);
             assert!(!pacer.allows(&service("a")));
             assert!(pacer.allows(&service("b")));
@@ -323,7 +325,7 @@ mod tests {
         // What succeeds, or is gone, begins anew.
         pacer.done(Instant::now(), false);
         let again = Instant::now();
-        pacer.fail(service("a"));
+        pacer.fail(service("a"), None);
         pacer.done(again, false);
         pacer.due().await;
         assert_eq!(again.elapsed(), PAUSES.0);
@@ -335,13 +337,22 @@ mod tests {
 
         // A failure counts too if the attempt goes on for longer than the pause after it.
         let begun = Instant::now();
-        pacer.fail(service("b"));
+        pacer.fail(service("b"), None);
         tokio::time::advance(PAUSES.0 * 3).await;
         pacer.done(begun, false);
         let begun = Instant::now();
-        pacer.fail(service("b"));
+        pacer.fail(service("b"), None);
         pacer.done(begun, false);
         pacer.due().await;
         assert_eq!(begun.elapsed(), PAUSES.0 * 2);
+
+        // The server asks for more, and the pauses go on from there.
+        for (asked, pause) in [(Some(7), 7), (None, 14)] {
+            let begun = Instant::now();
+            pacer.fail(service("b"), asked.map(Duration::from_secs));
+            pacer.done(begun, false);
+            pacer.due().await;
+            assert_eq!(begun.elapsed(), Duration::from_secs(pause));
+        }
     }
 }

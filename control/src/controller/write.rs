@@ -15,6 +15,7 @@ use super::crd::LoadBalancerPool;
 use super::lease::Term;
 use super::status::{Notice, Write};
 use crate::index::objects::ObjectName;
+use crate::kubernetes::backoff::asked_pause;
 
 /// Writes under way at a time.
 const CONCURRENT: usize = 8;
@@ -37,6 +38,14 @@ impl WriteError {
     /// Tells whether the object does not exist, or is another one of its name.
     pub(super) fn is_gone(&self) -> bool {
         matches!(self, Self::Refused(kube::Error::Api(status)) if matches!(status.code, 404 | 409))
+    }
+
+    /// Returns for how long the server asks not to be asked.
+    pub(super) fn asked_pause(&self) -> Option<Duration> {
+        match self {
+            Self::Refused(error) => asked_pause(error),
+            Self::Late | Self::NotLeading => None,
+        }
     }
 }
 

@@ -1,9 +1,23 @@
-//! How long watches wait after an error.
+//! How long to wait after an error.
 
 use std::time::Duration;
 
 use kube::runtime::utils::Backoff;
 use kube::runtime::watcher::DefaultBackoff;
+
+/// The longest pause that a server is granted: its own and the next of ours are not to be mistaken for silence.
+const LONGEST: Duration = Duration::from_secs(30);
+
+/// Returns for how long the server asks not to be asked, as one does that is overloaded or only starting.
+///
+/// It does so in the body of its answer, as a Status; kube shows nobody the header `Retry-After`.
+pub(crate) fn asked_pause(error: &kube::Error) -> Option<Duration> {
+    let kube::Error::Api(status) = error else {
+        return None;
+    };
+    let seconds = status.details.as_ref()?.retry_after_seconds;
+    (seconds > 0).then(|| Duration::from_secs(seconds.into()).min(LONGEST))
+}
 
 /// kube's own pauses, 0.8 s to 30 s, which begin anew after two minutes without an error and not before.
 ///
@@ -25,8 +39,27 @@ impl Backoff for Patience {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
+    use kube::core::Status;
+    use serde_json::json;
+
     use super::*;
+
+    /// What a server answers that asks for a pause.
+    pub(crate) fn overloaded(seconds: u32) -> kube::Error {
+        let details = json!({"retryAfterSeconds": seconds});
+        let status = Status::failure("overloaded", "TooManyRequests").with_code(429);
+        let status = status.with_details(serde_json::from_value(details).unwrap());
+        kube::Error::Api(status.boxed())
+    }
+
+    #[test]
+    fn server_says_how_long_to_wait_within_bounds() {
+        let asked = |seconds| asked_pause(&overloaded(seconds));
+        assert_eq!(asked(7), Some(Duration::from_secs(7)));
+        assert_eq!(asked(0), None);
+        assert_eq!(asked(u32::MAX), Some(LONGEST));
+    }
 
     #[test]
     fn pauses_grow_whatever_was_heard_between() {

@@ -244,7 +244,9 @@ fn lease_that_is_older_than_the_node_of_its_edge_is_renewed_without_the_right_to
         };
         // The label tells when the Node is known.
         let label = "node.kubernetes.io/exclude-from-external-load-balancers";
-        let node = format!("{{apiVersion: v1, kind: Node, metadata: {{name: edge1, labels: {{{label}: ''}}}}}}");
+        let node = format!(
+            "{{apiVersion: v1, kind: Node, metadata: {{name: edge1, labels: {{{label}: ''}}}}}}"
+        );
         control_plane.apply(&node).unwrap();
         until_without(&member).await;
         let before = version();

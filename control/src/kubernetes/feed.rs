@@ -15,7 +15,7 @@ use crate::index::State;
 
 /// How long a watch counts as broken after its last failure: one that was begun again in a quiet cluster tells
 /// of nothing, and one that is broken fails again after the longest pause, connecting, and being cut off.
-const FAILURE_LASTS: Duration = Duration::from_secs(135);
+pub(super) const FAILURE_LASTS: Duration = Duration::from_secs(135);
 
 /// A state that the agent is to bring about.
 #[derive(Debug)]

@@ -6,8 +6,8 @@
 //! the cluster, written by the operator, and counts for exactly as long as it is written.
 //!
 //! What an earlier agent sent to counts as gone just now: agents that are rolled begin anew one after the
-//! other, and to each of them the pods of the others may be missing at that moment. Each failure of the watch
-//! begins the time anew.
+//! other, and to each of them the pods of the others may be missing at that moment. The time stands still
+//! while the watch is broken: a machine may have come back unseen.
 //!
 //! A pod that has detached its node is shown by another Service, and there is nothing to wait for: what
 //! edges send would find no program.
@@ -16,6 +16,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
+use super::feed::FAILURE_LASTS;
 use crate::desired::unusable;
 use crate::index::objects::{EndpointSlice, ObjectName, SERVICE_NAME};
 
@@ -124,15 +125,23 @@ impl Presence {
             .extend(missing.into_iter().map(|node| (node, now)));
     }
 
-    /// Notes that the watch has failed, so that machines may have come back unseen.
+    /// Notes that the watch has failed; the time from one failure to the next counts for nobody.
     pub(super) fn fail(&mut self, now: Instant) {
-        self.failed = Some(now);
+        let before = self.failed.replace(now);
+        if let Some(before) = before.filter(|before| now < *before + FAILURE_LASTS) {
+            for since in self.gone.values_mut() {
+                *since += now - before.max(*since);
+            }
+        }
     }
 
     /// Forgets machines that are gone for too long; returns when the next one is.
     pub(super) fn expire(&mut self, now: Instant) -> Option<Instant> {
         let failed = self.failed;
-        let end = |since: &Instant| failed.map_or(*since, |failed| failed.max(*since)) + KEPT;
+        let end = |since: &Instant| {
+            let end = *since + KEPT;
+            failed.map_or(end, |failed| end.max(failed + FAILURE_LASTS))
+        };
         self.gone.retain(|_, since| now < end(since));
         self.gone.values().map(end).min()
     }
@@ -296,16 +305,36 @@ mod tests {
     fn time_stands_still_while_the_watch_fails() {
         let start = Instant::now();
         let mut presence = Presence::default();
-        presence.apply(&slice("a", &["n1"]), start);
-        presence.apply(&slice("a", &[]), start);
-        presence.fail(start + 8 * MINUTE);
+        presence.apply(&slice("a", &["n1", "n2"]), start);
+        presence.apply(&slice("a", &["n2"]), start);
+        for minute in 2..=5 {
+            presence.fail(start + minute * MINUTE);
+        }
+        presence.apply(&slice("a", &[]), start + 6 * MINUTE);
+        // Another time, with nothing in between that was missed.
         presence.fail(start + 9 * MINUTE);
         assert_eq!(
-            presence.expire(start + 11 * MINUTE),
-            Some(start + 19 * MINUTE)
+            presence.expire(start + 12 * MINUTE),
+            Some(start + 13 * MINUTE)
         );
+        assert_eq!(names(&presence), ["n1", "n2"]);
+        let next = Some(start + 16 * MINUTE);
+        assert_eq!(presence.expire(start + 13 * MINUTE), next);
+        assert_eq!(names(&presence), ["n2"]);
+    }
+
+    #[test]
+    fn nobody_is_forgotten_while_the_watch_may_be_broken() {
+        let start = Instant::now();
+        let mut presence = Presence::default();
+        presence.apply(&slice("a", &["n1"]), start);
+        presence.apply(&slice("a", &[]), start);
+        let failed = start + 9 * MINUTE;
+        presence.fail(failed);
+        let end = failed + FAILURE_LASTS;
+        assert_eq!(presence.expire(start + 10 * MINUTE), Some(end));
         assert_eq!(names(&presence), ["n1"]);
-        assert_eq!(presence.expire(start + 19 * MINUTE), None);
+        assert_eq!(presence.expire(end), None);
         assert!(names(&presence).is_empty());
     }
 

@@ -159,6 +159,9 @@ impl Making<'_> {
             || {
                 let socket = first.socket;
                 let why = match first.endpoint.node.as_deref() {
+                    Some(node) if self.world.machines.is_own(node) => {
+                        format!("{socket} is on this machine, which has not the role node")
+                    }
                     Some(node) => format!("{socket} is on Node {node}, which runs no Guideway"),
                     None => format!("{socket} is on no Node"),
                 };
@@ -173,7 +176,7 @@ impl Making<'_> {
                 };
                 format!("endpoint {why}{how_many}: {so}")
             },
-            "run Guideway on all Nodes that have pods of the Service",
+            "run Guideway, with the role node, on all Nodes that have pods of the Service",
         );
         if are_most {
             ForwardMode::Nat

@@ -294,6 +294,9 @@ fn pods_of_a_node_with_the_edge_role_only_are_as_on_a_machine_without_guideway()
         .slice(slice("web-1", &["10.244.1.1@node-1"]));
     assert_eq!(edge.served(VIP).unwrap().spec.mode, ForwardMode::Nat);
     assert_eq!(edge.problems("web"), ["MachineWithoutGuideway"]);
+    let mut problems = edge.state().problems.values().flat_map(|all| all.iter());
+    let text = &problems.next().unwrap().text;
+    assert!(text.contains("which has not the role node"), "{text}");
 }
 
 #[test]

@@ -102,6 +102,8 @@ pub struct Health {
     pub nodes: usize,
     /// Those of them that do not answer.
     pub unreachable: usize,
+    /// Those of them of which no check has come to a result yet.
+    pub unknown: usize,
     /// Checks that are not made, because the egress program is not in place or there are too many.
     pub unchecked: usize,
     /// Services of which every backend fails or has an unreachable node, so that all serve.

@@ -57,7 +57,7 @@ pub struct KubernetesValues {
 pub struct HealthValues {
     /// Backends that are checked.
     pub backends: Vec<CheckedBackend>,
-    /// Nodes that are checked, each with whether it answers.
+    /// Nodes of which a check has come to a result, each with whether it answers.
     pub nodes: Vec<(String, bool)>,
     /// How long checks took, by type.
     pub durations: BTreeMap<&'static str, Durations>,

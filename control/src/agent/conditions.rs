@@ -32,6 +32,7 @@ impl Agent {
             unhealthy: backends.values().filter(failing).count(),
             backends: backends.len(),
             unreachable: nodes.values().filter(failing).count(),
+            unknown: nodes.values().filter(|node| !node.checked).count(),
             nodes: nodes.len(),
             unchecked: self.unchecked,
             all_fail: all_fail.map(|key| self.title(key)).collect(),
@@ -78,6 +79,7 @@ impl Agent {
                 })
                 .collect(),
             nodes: nodes
+                .filter(|(_, condition)| condition.checked)
                 .map(|(node, condition)| (node.to_string(), condition.healthy))
                 .collect(),
             durations: self.health.durations(),

@@ -115,6 +115,12 @@ fn health(status: &Status) -> String {
             health.unhealthy, health.backends, health.unreachable, health.nodes
         ));
     }
+    if health.unknown > 0 {
+        page.push_str(&format!(
+            "health: {} nodes NOT KNOWN YET: no check has come to a result\n",
+            health.unknown
+        ));
+    }
     if health.unchecked > 0 {
         page.push_str(&format!(
             "health: {} checks NOT MADE: no egress program in place, or too many of them\n",
@@ -738,6 +744,7 @@ mod tests {
                 unhealthy: 2,
                 nodes: 4,
                 unreachable: 1,
+                unknown: 2,
                 unchecked: 3,
                 all_fail: vec!["web (192.0.2.10:80/tcp)".to_owned()],
             },
@@ -757,6 +764,7 @@ mod tests {
             "  tcx program 7 runs first\n",
             "next hops: 3 resolved, 1 unresolved",
             "health: 2 of 9 checked backends unhealthy, 1 of 4 nodes unreachable\n",
+            "health: 2 nodes NOT KNOWN YET: no check has come to a result\n",
             "health: 3 checks NOT MADE: no egress program in place, or too many of them\n",
             "EVERY BACKEND FAILS, SO ALL SERVE\n  web (192.0.2.10:80/tcp)\n",
             "  service web: full\n",

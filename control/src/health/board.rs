@@ -237,7 +237,12 @@ impl<K: Ord + Clone, C: Clone + PartialEq> Board<K, C> {
         let until = (started + self.jitter.spread(target.rule.interval)).max(now);
         target.phase = Phase::Waiting { until };
         self.due.insert((until, key.clone()));
-        outcome.is_some_and(|outcome| target.count(now, outcome))
+        let Some(outcome) = outcome else {
+            // What came before and comes after is not in a row.
+            target.against = 0;
+            return false;
+        };
+        target.count(now, outcome)
     }
 
     /// Returns what is known of a target.

@@ -78,6 +78,25 @@ fn check_that_says_nothing_changes_nothing() {
 }
 
 #[test]
+fn check_that_says_nothing_ends_a_row_of_failures() {
+    let (mut board, now) = board(
+        &["a"],
+        Rule {
+            first_decides: false,
+            ..RULE
+        },
+    );
+    for _ in 0..3 {
+        for _ in 1..RULE.fall {
+            assert!(!check(&mut board, now, Err("x")));
+        }
+        let start = board.start(board.next_due().unwrap()).unwrap();
+        assert!(!board.finish(now, &start.key, start.ticket, None));
+    }
+    assert_eq!(board.get(&"a").unwrap().against(), (0, RULE.fall));
+}
+
+#[test]
 fn falls_after_as_many_failures_in_a_row_and_rises_after_as_many_successes() {
     let (mut board, now) = board(&["a"], RULE);
     let results = [

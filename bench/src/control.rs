@@ -239,7 +239,8 @@ fn measure_agent(
         let lags = storm(scenario, server, prober, rate, duration)?;
         let busy = (agent.cpu_time()? - before).as_secs_f64() / duration.as_secs_f64();
         let last = &lags[lags.len() * 2 / 3..];
-        let latest = last.iter().copied().fold(0.0, f64::max);
+        let latest = last.iter().copied().reduce(f64::max);
+        let latest = latest.context("no change was measured in the storm")?;
         sheet.add(
             "storm: latest of the last third",
             "s",

@@ -102,9 +102,12 @@ fn api_server_is_away(world: &mut World<'_>, agents: &[Agent<'_>], pods: &[(&Mac
     }
     world.endpoints(&pods[2..]);
     for agent in agents {
-        let status = agent.status();
-        let broken = status["kubernetes"]["broken"].as_array().unwrap();
-        assert_eq!(broken.len(), 4, "{status}");
+        wait_for("every watch is broken", PATIENCE, || {
+            let status = agent.status();
+            let broken = status["kubernetes"]["broken"].as_array().unwrap();
+            (broken.len() == 4).then_some(()).ok_or(status.to_string())
+        })
+        .unwrap();
         assert_eq!(agent.pods_of("web"), addresses(&[pods[0].0]));
     }
     world.control.start_api_server().unwrap();

@@ -74,6 +74,8 @@ async fn serve(options: &cli::Controller) -> Result<()> {
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot handle signals")?;
     let config = client::infer().await?;
     let server = config.cluster_url.to_string();
+    let api_server = client::addresses(&config).await;
+    let api_server = api_server.iter().map(|socket| socket.ip()).collect();
     let client = client::client(config)?;
     let namespace = client::namespace(options.namespace.clone());
     let identity = identity();
@@ -111,7 +113,7 @@ async fn serve(options: &cli::Controller) -> Result<()> {
         terms.clone(),
         Candidate::write_timeout(duration),
     );
-    let working = watch::follow(client, classes, secrets, writer, terms, values);
+    let working = watch::follow(client, api_server, classes, secrets, writer, terms, values);
     let signal = tokio::select! {
         never = working => match never {},
         _ = terminate.recv() => "SIGTERM",

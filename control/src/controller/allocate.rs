@@ -33,6 +33,8 @@ pub struct Inventory {
     pub namespaces: BTreeMap<String, Labels>,
     /// Addresses of Nodes.
     pub nodes: BTreeSet<IpAddr>,
+    /// Addresses of API servers.
+    pub api_servers: BTreeSet<IpAddr>,
     /// Addresses that another implementation gave to Services.
     pub foreign: BTreeMap<IpAddr, ObjectName>,
     /// External addresses of Services: whoever may write a Service writes there what it likes.
@@ -316,6 +318,7 @@ enum Search {
 
 enum Holders<'a> {
     Node,
+    ApiServer,
     /// Nobody, though a Service names it as an external address.
     Named,
     Foreign(&'a ObjectName),
@@ -326,13 +329,19 @@ impl<'a> Ledger<'a> {
     fn new(inventory: &'a Inventory) -> Self {
         let foreign = inventory.foreign.iter();
         let foreign = foreign.map(|(address, name)| (*address, Holders::Foreign(name)));
+        let api_servers = inventory.api_servers.iter();
+        let api_servers = api_servers.map(|address| (*address, Holders::ApiServer));
         let nodes = inventory.nodes.iter();
         let nodes = nodes.map(|address| (*address, Holders::Node));
         let named = inventory.external.iter();
         let named = named.map(|address| (*address, Holders::Named));
         Self {
             // Of two holders the later one counts.
-            holders: named.chain(foreign).chain(nodes).collect(),
+            holders: named
+                .chain(foreign)
+                .chain(api_servers)
+                .chain(nodes)
+                .collect(),
             shared: BTreeMap::new(),
             searched: BTreeMap::new(),
         }
@@ -347,7 +356,7 @@ impl<'a> Ledger<'a> {
         match holders {
             Holders::Services(services) => services.push(service),
             // This Service's as well: see `may_join`.
-            Holders::Foreign(_) | Holders::Node | Holders::Named => {
+            Holders::Foreign(_) | Holders::Node | Holders::ApiServer | Holders::Named => {
                 *holders = Holders::Services(vec![service]);
             }
         }
@@ -359,6 +368,7 @@ impl<'a> Ledger<'a> {
         match self.holders.get(&address) {
             None | Some(Holders::Named) => Ok(()),
             Some(Holders::Node) => Err(conflict(Holder::Node)),
+            Some(Holders::ApiServer) => Err(conflict(Holder::ApiServer)),
             // Which of the two is wrong cannot be known, and taking it away breaks one.
             Some(Holders::Foreign(_)) if service.held.contains(&address) => Ok(()),
             Some(Holders::Foreign(name)) if **name == service.name => Ok(()),

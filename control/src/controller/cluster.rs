@@ -19,6 +19,9 @@ pub(super) struct Cluster {
     pub(super) services: Mirror<Seen>,
     pub(super) pools: Mirror<SeenPool>,
     pub(super) nodes: Mirror<Vec<IpAddr>>,
+    /// Where this process reaches the API server, and where the slices of its own Service show it.
+    api_server: BTreeSet<IpAddr>,
+    pub(super) api_servers: Mirror<Vec<IpAddr>>,
     pub(super) namespaces: Mirror<Labels>,
     /// The addresses last decided in this term, by name and uid: the watch may not show yet that they are written.
     decided: BTreeMap<ObjectName, (String, Vec<IpAddr>)>,
@@ -39,12 +42,21 @@ pub(super) struct Plan {
 }
 
 impl Cluster {
+    /// Begins with nothing but the addresses at which the API server is reached.
+    pub(super) fn new(api_server: BTreeSet<IpAddr>) -> Self {
+        Self {
+            api_server,
+            ..Self::default()
+        }
+    }
+
     /// Lists what is not known yet.
     pub(super) fn missing(&self) -> Vec<&'static str> {
         [
             ("services", self.services.is_complete()),
             ("loadbalancerpools", self.pools.is_complete()),
             ("nodes", self.nodes.is_complete()),
+            ("endpointslices", self.api_servers.is_complete()),
             ("namespaces", self.namespaces.is_complete()),
         ]
         .into_iter()
@@ -92,6 +104,7 @@ impl Cluster {
         let taken = ours
             .iter()
             .chain(&inventory.nodes)
+            .chain(&inventory.api_servers)
             .chain(foreign)
             .copied()
             .collect();
@@ -143,6 +156,7 @@ impl Cluster {
         let external = services.values().flat_map(|seen| &seen.external);
         let pools = self.pools.objects().iter();
         let namespaces = self.namespaces.objects().iter();
+        let api_servers = self.api_servers.objects().values().flatten();
         Inventory {
             pools: pools
                 .map(|(name, seen)| (name.name.clone(), seen.source.pool.clone()))
@@ -151,6 +165,7 @@ impl Cluster {
                 .map(|(name, labels)| (name.name.clone(), labels.clone()))
                 .collect(),
             nodes: self.nodes.objects().values().flatten().copied().collect(),
+            api_servers: api_servers.chain(&self.api_server).copied().collect(),
             foreign: foreign.collect(),
             external: external.copied().collect(),
             services: ours.collect(),

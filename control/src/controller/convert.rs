@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 
 use k8s_openapi::api::core::v1 as core;
+use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{self as meta, ObjectMeta};
 
 use super::block::Family;
@@ -185,6 +186,13 @@ pub(super) fn node(node: &core::Node) -> Vec<IpAddr> {
         .into_iter()
         .flatten()
         .map(|address| &address.address);
+    texts.filter_map(|text| text.parse().ok()).collect()
+}
+
+/// Reads the addresses of a slice.
+pub(super) fn slice(slice: &EndpointSlice) -> Vec<IpAddr> {
+    let endpoints = slice.endpoints.iter().flatten();
+    let texts = endpoints.flat_map(|endpoint| &endpoint.addresses);
     texts.filter_map(|text| text.parse().ok()).collect()
 }
 

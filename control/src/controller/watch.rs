@@ -1,16 +1,16 @@
 //! The watches, and the one task that owns what they tell.
 //!
-//! The first change is acted on at once, those of a storm together. Nothing is decided before all four kinds were listed to
+//! The first change is acted on at once, those of a storm together. Nothing is decided before all kinds were listed to
 //! their end, and nothing while another controller leads. A write that fails is tried again with growing pauses.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
 use std::net::IpAddr;
 use std::time::Duration;
 
 use futures_util::stream::{BoxStream, select_all};
 use futures_util::{Stream, StreamExt, TryStreamExt};
-use k8s_openapi::api::core::v1::{Namespace, Node, Secret, Service};
+use k8s_openapi::api::core::v1::{Namespace, Secret, Service};
 use k8s_openapi::jiff::Timestamp;
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Event};
@@ -20,13 +20,12 @@ use tokio::time::Instant;
 
 use super::cluster::Cluster;
 use super::convert::{self, Classes, Seen, SeenPool};
-use super::crd::LoadBalancerPool;
 use super::lease::Term;
 use super::metrics::Values;
 use super::objects::Labels;
 use super::seed;
 use super::write::{WriteError, Writer};
-use crate::index::objects::ObjectName;
+use crate::index::objects::{API_SERVICE, ObjectName, SERVICE_NAME};
 use crate::kubernetes::backoff::Patience;
 use crate::kubernetes::client::SEED_SECRET;
 use crate::kubernetes::convert::name;
@@ -47,6 +46,7 @@ enum Told {
     Service(Named<Seen>),
     Pool(Named<SeenPool>),
     Node(Named<Vec<IpAddr>>),
+    ApiServers(Named<Vec<IpAddr>>),
     Namespace(Named<Labels>),
 }
 
@@ -55,9 +55,10 @@ type Named<T> = Box<Event<(ObjectName, T)>>;
 
 type Heard = Result<Told, (&'static str, watcher::Error)>;
 
-/// Follows the API and writes what follows from it, for ever.
+/// Follows the API, which is reached at `api_server`, and writes what follows from it, for ever.
 pub(super) async fn follow(
     client: Client,
+    api_server: BTreeSet<IpAddr>,
     classes: Classes,
     secrets: Api<Secret>,
     writer: Writer,
@@ -65,7 +66,7 @@ pub(super) async fn follow(
     values: channel::Sender<Values>,
 ) -> Infallible {
     let mut events = watches(&client, &classes).ready_chunks(EVENTS_AT_ONCE);
-    let mut cluster = Cluster::default();
+    let mut cluster = Cluster::new(api_server);
     let mut pacer = Pacer::default();
     let mut term = Term::default();
     // When to see to the seed, which agents wait for, whatever else is missing.
@@ -250,41 +251,61 @@ fn take(cluster: &mut Cluster, told: Told) -> bool {
         Told::Service(event) => cluster.services.follow(*event),
         Told::Pool(event) => cluster.pools.follow(*event),
         Told::Node(event) => cluster.nodes.follow(*event),
+        Told::ApiServers(event) => cluster.api_servers.follow(*event),
         Told::Namespace(event) => cluster.namespaces.follow(*event),
     }
 }
 
 fn watches(client: &Client, classes: &Classes) -> impl Stream<Item = Heard> + use<> {
     let classes = classes.clone();
+    let all = watcher::Config::default;
+    let (namespace, service) = API_SERVICE;
+    let of_api_servers = all().labels(&format!("{SERVICE_NAME}={service}"));
     select_all([
-        heard::<Service, _>("service", client, Told::Service, move |service| {
-            classes.service(service)
-        }),
-        heard::<LoadBalancerPool, _>("pool", client, Told::Pool, convert::pool),
-        heard::<Node, _>("node", client, Told::Node, convert::node),
-        heard::<Namespace, _>("namespace", client, Told::Namespace, |namespace| {
-            convert::labels(&namespace.metadata)
-        }),
+        heard(
+            "service",
+            relist::watch(Api::<Service>::all(client.clone()), all()),
+            Told::Service,
+            move |service| classes.service(service),
+        ),
+        heard(
+            "pool",
+            relist::watch(Api::all(client.clone()), all()),
+            Told::Pool,
+            convert::pool,
+        ),
+        heard(
+            "node",
+            relist::watch(Api::all(client.clone()), all()),
+            Told::Node,
+            convert::node,
+        ),
+        heard(
+            "endpointslice",
+            relist::watch(Api::namespaced(client.clone(), namespace), of_api_servers),
+            Told::ApiServers,
+            convert::slice,
+        ),
+        heard(
+            "namespace",
+            relist::watch(Api::<Namespace>::all(client.clone()), all()),
+            Told::Namespace,
+            |namespace| convert::labels(&namespace.metadata),
+        ),
     ])
 }
 
 fn heard<K, T>(
     kind: &'static str,
-    client: &Client,
+    events: impl Stream<Item = watcher::Result<Event<K>>> + Send + 'static,
     told: fn(Named<T>) -> Told,
     convert: impl Fn(&K) -> T + Send + 'static,
 ) -> BoxStream<'static, Heard>
 where
-    K: kube::Resource<DynamicType = ()>
-        + Clone
-        + std::fmt::Debug
-        + serde::de::DeserializeOwned
-        + Send
-        + 'static,
+    K: kube::Resource<DynamicType = ()> + Send + 'static,
     T: 'static,
 {
-    let config = watcher::Config::default();
-    let events = relist::watch(Api::<K>::all(client.clone()), config).backoff(Patience::default());
+    let events = events.backoff(Patience::default());
     let named = move |object: K| (name(object.meta()), convert(&object));
     events
         .map_ok(move |event| {

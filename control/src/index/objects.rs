@@ -172,6 +172,8 @@ pub struct NodeAddress {
     pub address: String,
 }
 
+/// Namespace and name of the API servers' own Service.
+pub const API_SERVICE: (&str, &str) = ("default", "kubernetes");
 /// Label of a slice: the Service that it belongs to.
 pub const SERVICE_NAME: &str = "kubernetes.io/service-name";
 /// Label of a Service or slice that another proxy takes care of.

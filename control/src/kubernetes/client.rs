@@ -99,7 +99,7 @@ pub(crate) fn client(config: kube::Config) -> Result<Client, ClientError> {
 }
 
 /// Finds the addresses of the API server.
-pub(super) async fn addresses(config: &kube::Config) -> BTreeSet<SocketAddr> {
+pub(crate) async fn addresses(config: &kube::Config) -> BTreeSet<SocketAddr> {
     let server = &config.cluster_url;
     let Some(host) = server.host() else {
         return BTreeSet::new();

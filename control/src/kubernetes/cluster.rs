@@ -17,11 +17,8 @@ use super::convert;
 use super::feed::OwnMachine;
 use super::listing::Listing;
 use super::presence::Presence;
-use crate::index::objects::{self, ObjectName, SERVICE_NAME};
+use crate::index::objects::{self, API_SERVICE, ObjectName, SERVICE_NAME};
 use crate::index::{self, Changes, Index, Options, Reserved, State};
-
-/// Namespace and name of the API servers' own Service.
-const API_SERVICE: (&str, Option<&str>) = ("default", Some("kubernetes"));
 
 /// A kind of objects that is watched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -288,7 +285,7 @@ impl Cluster {
     /// Takes the sockets of a slice for API servers' where it belongs to their Service: this machine may reach
     /// them by another address.
     fn note_api_servers(&mut self, slice: &objects::EndpointSlice) {
-        let service = slice.labels.get(SERVICE_NAME).map(String::as_str);
+        let service = slice.labels.get(SERVICE_NAME).map_or("", String::as_str);
         if (slice.name.namespace.as_str(), service) != API_SERVICE {
             if self.api_servers.remove(&slice.name).is_some() {
                 self.reserve();

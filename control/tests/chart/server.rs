@@ -124,7 +124,8 @@ fn agents_may_do_what_they_need(server: &ControlPlane) {
 fn controller_may_do_what_it_needs(server: &ControlPlane) {
     let mut controller = Account::new("guideway-controller");
     let pools = "loadbalancerpools.guideway.dev";
-    for resource in ["services", "nodes", "namespaces", pools] {
+    let slices = "endpointslices.discovery.k8s.io";
+    for resource in ["services", "nodes", "namespaces", slices, pools] {
         controller.may(&["get", "list", "watch"], resource, "default");
         controller.may_not(&["create", "update", "delete"], resource, "default");
     }

@@ -304,6 +304,13 @@ fn requests_and_conflicts_are_told_by_conditions_and_events() {
     cluster.told("same", "AddressIsNode", "192.0.2.5");
     assert_eq!(cluster.addresses("same", 0), [""; 0]);
     assert_eq!(cluster.events("same", "AddressConflict"), 1);
+
+    // Nor is one that API servers listen at.
+    cluster.apply(
+        "{apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, metadata: {name: kubernetes, namespace: default, labels: {kubernetes.io/service-name: kubernetes}}, addressType: IPv4, ports: [{name: https, port: 6443}], endpoints: [{addresses: [192.0.2.6]}]}",
+    );
+    cluster.apply(&annotated("api", "guideway.dev/addresses: 192.0.2.6", ""));
+    cluster.told("api", "AddressIsApiServer", "192.0.2.6");
 }
 
 #[test]

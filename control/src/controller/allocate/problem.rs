@@ -69,6 +69,10 @@ impl Problem {
                 holder: Holder::Node,
                 ..
             } => "AddressIsNode",
+            Self::Taken {
+                holder: Holder::ApiServer,
+                ..
+            } => "AddressIsApiServer",
             Self::Taken { .. } => "AddressInUse",
         }
     }
@@ -89,6 +93,8 @@ impl Problem {
 pub enum Holder {
     /// A Node.
     Node,
+    /// An API server.
+    ApiServer,
     /// A Service that does not get it from here.
     Foreign(ObjectName),
     /// A Service with which it is not shared.
@@ -103,6 +109,7 @@ impl fmt::Display for Holder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Node => f.write_str("is an address of a Node"),
+            Self::ApiServer => f.write_str("is an address of the API server"),
             Self::Foreign(name) => {
                 write!(
                     f,

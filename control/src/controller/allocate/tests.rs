@@ -240,6 +240,21 @@ fn addresses_of_nodes_are_never_given_and_taken_back() {
 }
 
 #[test]
+fn addresses_of_api_servers_are_never_given_and_taken_back() {
+    let mut cluster = Cluster::new(&[("a", "192.0.2.0/30")]);
+    cluster.0.api_servers = [ip("192.0.2.0"), ip("192.0.2.2")].into();
+    cluster.add("free", |_| {});
+    cluster.add("held", |service| service.held = vec![ip("192.0.2.2")]);
+    cluster.add("asks", |service| {
+        service.request.addresses = Some("192.0.2.0".into())
+    });
+    assert_eq!(cluster.addresses("free"), ["192.0.2.1"]);
+    assert_eq!(cluster.addresses("held"), ["192.0.2.3"]);
+    assert_eq!(cluster.lost("held"), ["192.0.2.2"]);
+    assert_eq!(cluster.problem("asks"), "AddressIsApiServer");
+}
+
+#[test]
 fn addresses_that_others_gave_are_left_to_them() {
     let mut cluster = Cluster::new(&[("a", "192.0.2.0/30")]);
     cluster.0.foreign = [

@@ -42,6 +42,7 @@ use k8s_openapi::api::core::v1::Secret;
 use kube::Api;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{oneshot, watch as channel};
+use tokio::task::JoinSet;
 
 use self::convert::Classes;
 use self::lease::{Candidate, Term};
@@ -83,10 +84,11 @@ async fn serve(options: &cli::Controller) -> Result<()> {
 
     let (term, terms) = channel::channel(Term::default());
     let (values, shown) = channel::channel(Values::default());
+    let mut pages = JoinSet::new();
     if let Some(address) = options.metrics {
         let listener = http::listen(address, "--metrics").await?;
         let terms = terms.clone();
-        tokio::spawn(http::serve_pages(listener, move |path| {
+        pages.spawn(http::serve_pages(listener, move |path| {
             let leads = terms.borrow().is_leading();
             std::future::ready(page(&path, leads, &shown.borrow()))
         }));
@@ -118,6 +120,7 @@ async fn serve(options: &cli::Controller) -> Result<()> {
         never = working => match never {},
         _ = terminate.recv() => "SIGTERM",
         _ = interrupt.recv() => "SIGINT",
+        Some(ended) = pages.join_next() => return Err(anyhow!("the metrics are not served any more: {ended:?}")),
         ended = &mut election => return Err(anyhow!("the election has ended: {ended:?}")),
     };
     tracing::info!(signal, "ending; addresses stay as they are");

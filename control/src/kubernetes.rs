@@ -153,8 +153,11 @@ impl Watchers {
                     started,
                 );
                 let reports = feed.reports().clone();
-                tokio::spawn(events::publish(client.clone(), node_name, reports));
-                watch::follow(client, scope, cluster, hash_seed, feed, changed).await;
+                // In one task, which takes the thread along if it panics.
+                tokio::join!(
+                    events::publish(client.clone(), node_name, reports),
+                    watch::follow(client, scope, cluster, hash_seed, feed, changed),
+                );
             });
         })?;
         Ok(())

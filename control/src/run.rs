@@ -8,6 +8,7 @@ use anyhow::{Context, Result, anyhow};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc::unbounded_channel;
 use tokio::sync::oneshot;
+use tokio::task::{JoinError, JoinSet};
 use tracing_subscriber::EnvFilter;
 
 use crate::agent::{Agent, Command, Handle};
@@ -95,6 +96,7 @@ async fn serve(
         // Nobody listens any more once the process ends.
         let _ = lose.send(thread);
     };
+    let mut tasks = JoinSet::new();
     if let Some(watchers) = watchers {
         if announces {
             let (announced, heard) = agent.elect();
@@ -104,10 +106,11 @@ async fn serve(
         }
         let (told, reports) = (handle.clone(), watchers.feed().reports().clone());
         if let Some(listener) = healthz {
-            tokio::spawn(healthz::server::serve(listener, reports.clone()));
+            tasks.spawn(healthz::server::serve(listener, reports.clone()));
         }
-        if let Some(mode) = health_check_ports {
-            tokio::spawn(healthz::ports::serve(mode, reports));
+        // Switched off, it ends at once, which is no fault.
+        if let Some(mode) = health_check_ports.filter(|mode| *mode != healthz::ports::Mode::Off) {
+            tasks.spawn(healthz::ports::serve(mode, reports));
         }
         let changed = move || told.send(Command::State);
         watchers.start(agent.inherited_nodes(), changed, ended)?;
@@ -125,7 +128,8 @@ async fn serve(
 
     let asked = handle.clone();
     let (stop, stopped) = oneshot::channel::<()>();
-    let api = tokio::spawn(socket.serve(
+    let mut api = JoinSet::new();
+    api.spawn(socket.serve(
         move |request| {
             let handle = asked.clone();
             async move { handle.ask(request).await }
@@ -136,15 +140,15 @@ async fn serve(
     ));
     if let Some(listener) = metrics {
         let handle = handle.clone();
-        tokio::spawn(http::serve(listener, move || {
+        tasks.spawn(http::serve(listener, move || {
             let handle = handle.clone();
             async move { handle.snapshot().await }
         }));
     }
     let turned = handle.clone();
-    tokio::spawn(async move { health.run(|| turned.send(Command::Health)).await });
+    tasks.spawn(async move { health.run(|| turned.send(Command::Health)).await });
     let reloaded = handle.clone();
-    tokio::spawn(watch::changes(path.to_owned(), content, move || {
+    tasks.spawn(watch::changes(path.to_owned(), content, move || {
         reloaded.send(Command::Reload {
             cause: "file changed",
         });
@@ -152,29 +156,43 @@ async fn serve(
 
     let mut outcome = Ok(());
     loop {
-        tokio::select! {
+        // A part that panicked would leave an agent that looks alive: started again, it is whole.
+        let broken = tokio::select! {
             _ = &mut end_of_agent => break,
-            Some(thread) = lost.recv() => {
-                outcome = Err(anyhow!("the thread {thread} has ended; the dataplane serves as it is"));
-                handle.send(Command::Stop);
-            }
-            cause = signals.next() => match cause {
-                Asked::Reload => handle.send(Command::Reload { cause: "SIGHUP" }),
-                Asked::Stop(signal) => {
-                    tracing::info!(signal, "ending; everything stays attached");
-                    handle.send(Command::Stop);
+            Some(thread) = lost.recv() => anyhow!("the thread {thread} has ended"),
+            Some(ended) = tasks.join_next() => why(ended),
+            Some(ended) = api.join_next() => why(ended),
+            cause = signals.next() => {
+                match cause {
+                    Asked::Reload => handle.send(Command::Reload { cause: "SIGHUP" }),
+                    Asked::Stop(signal) => {
+                        tracing::info!(signal, "ending; everything stays attached");
+                        handle.send(Command::Stop);
+                    }
                 }
-            },
-        }
+                continue;
+            }
+        };
+        outcome =
+            Err(broken.context("a part of the agent broke off; the dataplane serves as it is"));
+        handle.send(Command::Stop);
     }
     // Answers under way are still written, such as the one to a detach.
     drop(stop);
-    let _ = api.await;
+    let _ = api.join_next().await;
     thread
         .join()
         .map_err(|_| anyhow!("the agent's thread panicked"))?
         .context("the agent cannot go on; the dataplane serves as it is")?;
     outcome
+}
+
+/// Says why a task has ended that does not by itself.
+fn why(ended: Result<(), JoinError>) -> anyhow::Error {
+    match ended {
+        Ok(()) => anyhow!("a task has ended"),
+        Err(error) => error.into(),
+    }
 }
 
 /// What a signal asks for.

@@ -5,9 +5,11 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::panic::AssertUnwindSafe;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use futures_util::FutureExt;
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
 
@@ -162,7 +164,8 @@ impl Monitor {
             && let Some(start) = state.nodes.start(now)
         {
             nodes.spawn(async move {
-                let outcome = check_node(&start).await;
+                let outcome = unpanicked(check_node(&start)).await;
+                let outcome = outcome.unwrap_or_else(|panic| Some(Err(panic)));
                 Done::new(start, now, outcome)
             });
         }
@@ -174,8 +177,8 @@ impl Monitor {
         {
             backends.spawn(async move {
                 let BackendCheck { route, check } = &start.check;
-                let outcome = probe(route, check).await;
-                let outcome = outcome.map_err(|error| error.to_string());
+                let outcome = unpanicked(probe(route, check)).await;
+                let outcome = outcome.and_then(|done| done.map_err(|error| error.to_string()));
                 Done::new(start, now, Some(outcome))
             });
         }
@@ -186,7 +189,7 @@ impl Monitor {
     }
 
     fn finish_backend(&self, done: Joined<Member, BackendCheck>) -> bool {
-        let Some(done) = unpanicked(done) else {
+        let Ok(done) = done else {
             return false;
         };
         let now = Instant::now();
@@ -222,7 +225,7 @@ impl Monitor {
     }
 
     fn finish_node(&self, done: Joined<IpAddr, NodeCheck>) -> bool {
-        let Some(done) = unpanicked(done) else {
+        let Ok(done) = done else {
             return false;
         };
         let now = Instant::now();
@@ -326,9 +329,27 @@ async fn check_node(start: &Start<IpAddr, NodeCheck>) -> Option<Result<(), Strin
     Some(outcome.map_err(|error| error.to_string()))
 }
 
+/// An error is a check that was cancelled, which none is.
 type Joined<K, C> = Result<Done<K, C>, tokio::task::JoinError>;
 
-fn unpanicked<T>(done: Result<T, tokio::task::JoinError>) -> Option<T> {
-    done.inspect_err(|error| tracing::error!(%error, "a check broke off"))
-        .ok()
+/// Makes a panic a failure: a target whose check broke off without a result would never be checked again.
+async fn unpanicked<T>(check: impl Future<Output = T>) -> Result<T, String> {
+    let done = AssertUnwindSafe(check).catch_unwind().await;
+    done.map_err(|_| "the check broke off, see the log".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn check_that_panics_fails() {
+        assert_eq!(unpanicked(async { 7 }).await, Ok(7));
+        let failed = unpanicked(async { panic!("on purpose") });
+        assert!(
+            failed
+                .await
+                .is_err_and(|reason: String| reason.contains("broke off"))
+        );
+    }
 }

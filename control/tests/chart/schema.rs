@@ -15,6 +15,8 @@ fn absurd_values_are_refused() {
         ("agent.healthPort=70000", "healthPort"),
         ("agent.listenAddress=everywhere", "listenAddress"),
         ("agent.nat.ports=all", "ports"),
+        ("agent.nat.ipv4=192.0.2.1", "ipv4"),
+        ("agent.sources.ipv4=192.0.2.1", "sources"),
         ("agent.seccompProfile.type=Unconfined", "seccompProfile"),
         ("agent.seccompProfile.type=Localhost", "seccompProfile"),
         ("agent.afXdp=perhaps", "afXdp"),

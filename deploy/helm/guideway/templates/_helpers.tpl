@@ -144,10 +144,6 @@ kubernetes:
 {{- end }}
 interfaces:
   {{- toYaml .Values.agent.interfaces | nindent 2 }}
-{{- with .Values.agent.sources }}
-sources:
-  {{- toYaml . | nindent 2 }}
-{{- end }}
 {{- with .Values.agent.nat }}
 nat:
   {{- toYaml . | nindent 2 }}

@@ -95,6 +95,8 @@ struct State {
     faults: BTreeMap<String, Fault>,
     /// What happened to the watches of each kind so far; one that begins leaves these behind.
     mishaps: BTreeMap<String, Vec<Mishap>>,
+    /// How often [`Fault::Reversed`] was lifted.
+    reversals: BTreeMap<String, usize>,
     asked: Vec<(String, Verb, Instant)>,
     connections: Vec<TcpStream>,
     has_ended: bool,
@@ -173,7 +175,11 @@ impl FakeApiServer {
 
     /// Answers a resource as it should be; what was kept waiting gets its answer.
     pub fn lift(&self, resource: &str) {
-        lock(&self.shared.state).faults.remove(resource);
+        let mut state = lock(&self.shared.state);
+        if state.faults.remove(resource) == Some(Fault::Reversed) {
+            *state.reversals.entry(resource.to_owned()).or_default() += 1;
+        }
+        drop(state);
         self.shared.changed.notify_all();
     }
 
@@ -277,6 +283,10 @@ impl Shared {
 impl State {
     fn fault(&self, resource: &str) -> Option<Fault> {
         self.faults.get(resource).copied()
+    }
+
+    fn reversals(&self, resource: &str) -> usize {
+        self.reversals.get(resource).copied().unwrap_or_default()
     }
 }
 

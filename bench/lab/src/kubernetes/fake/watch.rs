@@ -31,11 +31,14 @@ impl Shared {
         let seconds = request.number("timeoutSeconds").unwrap_or(DEFAULT_SECONDS);
         let deadline = Instant::now() + Duration::from_secs(seconds);
         let mut chunks = Chunks::begin(stream)?;
-        let mut watch = Watch {
-            request,
-            version: request.number("resourceVersion").unwrap_or(0),
-            struck: lock(&self.state).mishaps(&request.resource).len(),
-            held: Vec::new(),
+        let mut watch = {
+            let state = lock(&self.state);
+            Watch {
+                request,
+                version: request.number("resourceVersion").unwrap_or(0),
+                struck: state.mishaps(&request.resource).len(),
+                reversed: state.reversals(&request.resource),
+            }
         };
         loop {
             match self.next(&mut watch, deadline) {
@@ -102,15 +105,16 @@ struct Watch<'request> {
     version: u64,
     /// Everything up to this mishap is over.
     struck: usize,
-    /// Events that are held back.
-    held: Vec<String>,
+    /// So many times events were held back that are told by now.
+    reversed: usize,
 }
 
 impl Watch<'_> {
     fn step(&mut self, state: &State) -> Option<Step> {
         let resource = &self.request.resource;
         let fault = state.fault(resource);
-        if fault == Some(Fault::Silent) {
+        let is_struck = state.mishaps(resource).len() > self.struck;
+        if fault == Some(Fault::Silent) || fault == Some(Fault::Reversed) && !is_struck {
             return None;
         }
         let Some(mut lines) = state.store.since(self.version, self.request) else {
@@ -126,14 +130,10 @@ impl Watch<'_> {
             return Some(Step::Strike(mishap, lines));
         }
         self.version = state.store.version();
-        if fault == Some(Fault::Reversed) {
-            self.held.append(&mut lines);
-            return None;
-        }
-        if !self.held.is_empty() {
-            self.held.append(&mut lines);
-            self.held.reverse();
-            lines = std::mem::take(&mut self.held);
+        let reversals = state.reversals(resource);
+        if reversals > self.reversed {
+            self.reversed = reversals;
+            lines.reverse();
         }
         if fault == Some(Fault::Doubled) {
             lines = lines

@@ -290,7 +290,6 @@ impl Agent {
                 .chain(self.announcing.pause(Instant::now()));
             let timeout = pauses.min().map_or(TIMER, |pause| pause.min(TIMER));
             let wake = self.watcher.wait(Some(timeout))?;
-            self.sweep();
             self.keep_announcing();
             while let Ok(command) = commands.try_recv() {
                 if self.obey(command) {
@@ -308,6 +307,8 @@ impl Agent {
             if wake != Wake::Woken {
                 self.follow_machine();
             }
+            // A walk of tens of milliseconds, which what woke the agent does not wait for.
+            self.sweep();
         }
     }
 

@@ -379,7 +379,8 @@ impl Making<'_> {
         None
     }
 
-    /// Counts the pods of this machine that are ready, whatever ports they have.
+    /// Counts the pods of this machine that are ready, whatever ports they have. A pod may have an address of
+    /// each family, and kube-proxy tells of one family at a time: the one with more of them counts.
     fn local_endpoints(&self, slices: &Slices) -> usize {
         let machines = self.world.machines;
         let is_here =
@@ -388,6 +389,7 @@ impl Making<'_> {
         let ready = endpoints
             .filter(|endpoint| endpoint.condition == Condition::Ready && is_here(endpoint));
         let addresses: BTreeSet<IpAddr> = ready.map(|endpoint| endpoint.address).collect();
-        addresses.len()
+        let ipv4 = addresses.iter().filter(|address| address.is_ipv4()).count();
+        ipv4.max(addresses.len() - ipv4)
     }
 }

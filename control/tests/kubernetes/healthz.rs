@@ -1,6 +1,6 @@
 //! What load balancers and probes are told, by the agent and by kube-proxy beside it.
 
-use std::net::{Ipv4Addr, TcpListener};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::time::{Duration, Instant};
 
 use control::healthz::ports::{self, Mode};
@@ -33,7 +33,8 @@ fn health_check_port_follows_the_pods_and_is_left_to_kube_proxy_where_it_has_it(
     world.control.apply(&service()).unwrap();
     let pods = [alone, beside].map(|node| &node.pods()[0]);
     let ready = json!({"ready": true});
-    world.control.apply(&slice(alone, pods[0], &ready)).unwrap();
+    let everywhere = [(alone, pods[0]), (beside, pods[1])];
+    world.control.apply(&slices(&everywhere, &ready)).unwrap();
     let kube_proxy = world
         .control
         .run_kube_proxy(beside.namespace(), beside.label(), ProxyMode::Nftables)
@@ -45,6 +46,14 @@ fn health_check_port_follows_the_pods_and_is_left_to_kube_proxy_where_it_has_it(
         agent.wait_until_in_step();
     }
     wait_for_owner(alone, "guideway");
+    // A pod counts once, whatever families it has addresses of.
+    for node in [beside, alone] {
+        wait_for_answer(&net, node, (200, 1));
+    }
+    world
+        .control
+        .apply(&slices(&everywhere[..1], &ready))
+        .unwrap();
     wait_for_answer(&net, alone, (200, 1));
     wait_for_answer(&net, beside, (503, 0));
     let client = &net.clients()[0];
@@ -59,7 +68,7 @@ fn health_check_port_follows_the_pods_and_is_left_to_kube_proxy_where_it_has_it(
     let terminating = json!({"ready": false, "serving": true, "terminating": true});
     world
         .control
-        .apply(&slice(alone, pods[0], &terminating))
+        .apply(&slices(&everywhere[..1], &terminating))
         .unwrap();
     wait_for_answer(&net, alone, (503, 0));
 
@@ -68,7 +77,7 @@ fn health_check_port_follows_the_pods_and_is_left_to_kube_proxy_where_it_has_it(
     wait_for_owner(beside, "guideway");
     world
         .control
-        .apply(&slice(beside, pods[1], &ready))
+        .apply(&slices(&everywhere[1..], &ready))
         .unwrap();
     wait_for_answer(&net, beside, (200, 1));
 
@@ -162,27 +171,43 @@ fn service() -> String {
         "spec": {
             "type": "LoadBalancer", "loadBalancerClass": "guideway.dev/guideway",
             "externalTrafficPolicy": "Local", "healthCheckNodePort": PORT,
+            "ipFamilyPolicy": "RequireDualStack",
             "ports": [{"port": 80, "nodePort": 30_080, "targetPort": 8080}],
         },
     })
     .to_string()
 }
 
-/// Its slice, with one pod.
-fn slice(node: &Machine, pod: &Machine, conditions: &Value) -> String {
-    json!({
-        "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
-        "metadata": {"name": "local-1", "labels": {"kubernetes.io/service-name": "local"}},
-        "addressType": "IPv4", "ports": [{"name": "", "port": 8080}],
-        "endpoints": [{
-            "addresses": [pod.v4().to_string()], "nodeName": node.label(), "conditions": conditions,
-        }],
-    })
-    .to_string()
+/// Its slices of both families, with one pod on each of these nodes.
+fn slices(pods: &[(&Machine, &Machine)], conditions: &Value) -> String {
+    let slice = |(kind, address): (&str, fn(&Machine) -> IpAddr)| {
+        let endpoint = |(node, pod): &(&Machine, &Machine)| {
+            json!({
+                "addresses": [address(pod).to_string()], "nodeName": node.label(),
+                "conditions": conditions,
+            })
+        };
+        json!({
+            "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
+            "metadata": {
+                "name": format!("local-{}", kind.to_lowercase()),
+                "labels": {"kubernetes.io/service-name": "local"},
+            },
+            "addressType": kind, "ports": [{"name": "", "port": 8080}],
+            "endpoints": pods.iter().map(endpoint).collect::<Vec<_>>(),
+        })
+        .to_string()
+    };
+    [
+        ("IPv4", Machine::v4 as fn(&Machine) -> IpAddr),
+        ("IPv6", Machine::v6),
+    ]
+    .map(slice)
+    .join("\n---\n")
 }
 
 /// Asks a URL; returns status and body.
-fn ask(from: &Machine, url: &str) -> Result<(u16, String), String> {
+pub(crate) fn ask(from: &Machine, url: &str) -> Result<(u16, String), String> {
     let mut curl = from.namespace().command("curl");
     curl.args(["-sS", "--max-time", "5", "-w", "\n%{http_code}", url]);
     let answer = lab::output(&mut curl).map_err(|error| error.to_string())?;
@@ -190,17 +215,21 @@ fn ask(from: &Machine, url: &str) -> Result<(u16, String), String> {
     Ok((status.parse().unwrap(), body.to_owned()))
 }
 
-/// Waits until a node answers a client with this status and number of pods.
+/// Waits until a node answers a client with this status and number of pods, at its addresses of both families.
 fn wait_for_answer(net: &Topology, node: &Machine, expected: (u16, u64)) {
-    let url = format!("http://{}:{PORT}/", node.v4());
-    let awaited = format!("{} answers {expected:?}", node.label());
-    wait_for(&awaited, PATIENCE, || {
-        let (status, body) = ask(&net.clients()[0], &url)?;
-        let told: Value = serde_json::from_str(&body).map_err(|error| error.to_string())?;
-        let is_right = (Some(expected.1), expected.0) == (told["localEndpoints"].as_u64(), status);
-        is_right.then_some(()).ok_or(format!("{status} {body}"))
-    })
-    .unwrap();
+    for own in [node.v4(), node.v6()] {
+        let url = format!("http://{}/", SocketAddr::new(own, PORT));
+        let awaited = format!("{} answers {expected:?} at {own}", node.label());
+        wait_for(&awaited, PATIENCE, || {
+            let (status, body) = ask(&net.clients()[0], &url)?;
+            let told: Value = serde_json::from_str(&body).map_err(|error| error.to_string())?;
+            let answer = (status, told["localEndpoints"].as_u64().unwrap_or(u64::MAX));
+            (answer == expected)
+                .then_some(())
+                .ok_or(format!("{status} {body}"))
+        })
+        .unwrap();
+    }
 }
 
 /// Returns the program that listens at the health check port of a node.

@@ -50,6 +50,20 @@ fn local_ready_addresses_count_once_over_all_ports() {
 }
 
 #[test]
+fn pod_with_addresses_of_both_families_counts_once() {
+    let mut cluster = cluster();
+    let dual = web().cluster_ips(&["10.96.0.1", "fd00:96::1"]);
+    cluster.service(dual.local().health_check(32000));
+    let v6 = ["fd00:1::1@node-1", "fd00:1::2@node-1", "fd00:2::1@node-2"];
+    cluster.slice(slice("web-1", &["10.244.1.1@node-1", "10.244.2.1@node-2"]));
+    cluster.slice(slice("web-2", &v6[..1]).address_type("IPv6"));
+    assert_eq!(told(&mut cluster), Some((32000, 1)));
+    // Another one has an address of one family alone.
+    cluster.slice(slice("web-2", &v6).address_type("IPv6"));
+    assert_eq!(told(&mut cluster), Some((32000, 2)));
+}
+
+#[test]
 fn terminating_endpoints_get_traffic_and_do_not_count() {
     let mut cluster = cluster();
     cluster.service(web().local().health_check(32000));

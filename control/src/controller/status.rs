@@ -171,10 +171,10 @@ fn notices(observed: &Observed, decision: &Decision, told: bool) -> Vec<Notice> 
     let had: BTreeSet<IpAddr> = observed.addresses().collect();
     let lost = decision.lost.iter().map(|(address, problem)| Notice {
         warning: !problem.is_wish(),
-        reason: if problem.is_conflict() {
-            "AddressConflict"
-        } else {
-            "AddressReleased"
+        reason: match problem {
+            problem if problem.is_machine() => problem.reason(),
+            problem if problem.is_conflict() => "AddressConflict",
+            _ => "AddressReleased",
         },
         text: format!("took {address} back: {problem}"),
     });
@@ -190,7 +190,11 @@ fn notices(observed: &Observed, decision: &Decision, told: bool) -> Vec<Notice> 
     let problem = decision.problem.iter().filter(|_| !told);
     let problem = problem.map(|problem| Notice {
         warning: true,
-        reason: "AllocationFailed",
+        reason: if problem.is_machine() {
+            problem.reason()
+        } else {
+            "AllocationFailed"
+        },
         text: problem.to_string(),
     });
     lost.chain(got).chain(problem).collect()
@@ -313,7 +317,7 @@ impl PoolSource {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::controller::allocate::Problem;
+    use crate::controller::allocate::{Holder, Problem};
 
     const NOW: &str = "2026-11-21T12:00:00Z";
 
@@ -427,7 +431,7 @@ mod tests {
         let service_ = web(&[Family::V4], false);
         let node = Problem::Taken {
             address: ip("192.0.2.1"),
-            holder: crate::controller::allocate::Holder::Node,
+            holder: Holder::Node,
         };
         let first = service(
             &service_,
@@ -446,14 +450,31 @@ mod tests {
             .iter()
             .map(|notice| (notice.warning, notice.reason))
             .collect();
-        assert_eq!(told, [(true, "AddressConflict"), (false, "IPAllocated")]);
+        assert_eq!(told, [(true, "AddressIsNode"), (false, "IPAllocated")]);
         assert_eq!(
             write.notices[0].text,
             "took 192.0.2.1 back: 192.0.2.1 is an address of a Node"
         );
-        let gone = decision(&[], Some(Problem::Exhausted(Family::V4)));
-        let write = service(&service_, &written(&write), &gone, NOW).unwrap();
-        assert_eq!(write.notices[0].reason, "AllocationFailed");
+        let taken = |holder| Problem::Taken {
+            address: ip("192.0.2.2"),
+            holder,
+        };
+        let other = taken(Holder::Service(ObjectName::new("default", "older")));
+        let conflict = Decision {
+            lost: vec![(ip("192.0.2.2"), other)],
+            ..decision(&["192.0.2.3"], None)
+        };
+        let write = service(&service_, &written(&write), &conflict, NOW).unwrap();
+        assert_eq!(write.notices[0].reason, "AddressConflict");
+        for (problem, reason) in [
+            (Problem::Exhausted(Family::V4), "AllocationFailed"),
+            (taken(Holder::Node), "AddressIsNode"),
+            (taken(Holder::ApiServer), "AddressIsApiServer"),
+        ] {
+            let gone = decision(&[], Some(problem));
+            let write = service(&service_, &written(&write), &gone, NOW).unwrap();
+            assert_eq!(write.notices[0].reason, reason);
+        }
     }
 
     #[test]

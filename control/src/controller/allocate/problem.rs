@@ -86,6 +86,12 @@ impl Problem {
     pub fn is_conflict(&self) -> bool {
         matches!(self, Self::Taken { .. })
     }
+
+    /// Tells whether a machine has the address, which no Service can have then.
+    pub fn is_machine(&self) -> bool {
+        let of_machine = |holder: &Holder| matches!(holder, Holder::Node | Holder::ApiServer);
+        matches!(self, Self::Taken { holder, .. } if of_machine(holder))
+    }
 }
 
 /// Who has an address, and what is against having it together.

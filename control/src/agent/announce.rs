@@ -315,10 +315,64 @@ fn restrict(wanted: &mut BTreeMap<IpAddr, Candidates>, desired: &Desired) {
 
 #[cfg(test)]
 mod tests {
+    use std::net::SocketAddr;
+    use std::sync::Arc;
+
     use super::*;
+    use crate::desired::{BackendSpec, Service, ServiceKey, ServiceSpec};
 
     fn addresses(range: std::ops::Range<u8>) -> BTreeSet<IpAddr> {
         range.map(|n| [192, 0, 2, n].into()).collect()
+    }
+
+    /// A service on a VIP, and a pod on each of these nodes, some without weight.
+    fn service(
+        vip: &str,
+        traffic_policy: TrafficPolicy,
+        pods: &[(u8, u32)],
+    ) -> (ServiceKey, Arc<Service>) {
+        let backend = |(node, weight): &(u8, u32)| {
+            let pod = SocketAddr::from(([10, 244, *node, 1], 8080));
+            BackendSpec::pod([10, 0, 0, *node].into(), pod, *weight)
+        };
+        let spec = ServiceSpec {
+            traffic_policy,
+            backends: pods.iter().map(backend).collect(),
+            ..ServiceSpec::default()
+        };
+        let service = Service {
+            name: "web".to_owned(),
+            spec: Arc::new(spec),
+            health: None,
+        };
+        (vip.parse().unwrap(), Arc::new(service))
+    }
+
+    #[test]
+    fn address_of_local_services_is_for_nodes_where_all_of_them_have_usable_pods() {
+        use TrafficPolicy::{Cluster, Local};
+        let desired = Desired {
+            services: [
+                service("192.0.2.1:80/tcp", Cluster, &[(1, 1)]),
+                service("192.0.2.2:80/tcp", Local, &[(1, 1), (2, 1), (3, 0)]),
+                service("192.0.2.3:80/tcp", Local, &[(1, 1), (2, 1)]),
+                service("192.0.2.3:80/udp", Local, &[(2, 1), (3, 1)]),
+                service("192.0.2.3:81/tcp", Cluster, &[(4, 1)]),
+                service("192.0.2.4:80/tcp", Local, &[]),
+            ]
+            .into_iter()
+            .collect(),
+            ..Desired::default()
+        };
+        let every = addresses(1..5).into_iter();
+        let mut wanted = every.map(|vip| (vip, Candidates::Every)).collect();
+        restrict(&mut wanted, &desired);
+        let nodes = |nodes: &[u8]| {
+            let nodes = nodes.iter().map(|node| [10, 0, 0, *node].into());
+            Candidates::NodesAt(nodes.collect())
+        };
+        let expected = [Candidates::Every, nodes(&[1, 2]), nodes(&[2]), nodes(&[])];
+        assert_eq!(wanted.into_values().collect::<Vec<_>>(), expected);
     }
 
     #[test]

@@ -168,19 +168,10 @@ impl Agent {
         let reports = cluster.feed.reports();
         let unattached = api::unattached(&self.interfaces(), &self.egress_status());
         reports.vitals().set_unattached(unattached);
-        let own = &self.machine.addresses;
+        let served = &self.config.desired.node_port_addresses;
         reports.set_checks(Checks {
             services: cluster.health_checks.clone(),
-            addresses: match &self.config.desired.node_port_addresses {
-                // kube-proxy's are at all addresses too unless it is given networks.
-                NodePortAddresses::Primary | NodePortAddresses::All => {
-                    [Ipv6Addr::UNSPECIFIED.into()].into()
-                }
-                NodePortAddresses::Within(networks) => {
-                    let within = |own: &&IpAddr| networks.iter().any(|net| net.contains(*own));
-                    own.iter().filter(within).copied().collect()
-                }
-            },
+            addresses: health_check_addresses(served, &self.machine.addresses),
         });
     }
 
@@ -230,6 +221,19 @@ impl Agent {
     }
 }
 
+/// Returns the addresses of health check ports: all, as kube-proxy's are too unless it is given networks.
+fn health_check_addresses(served: &NodePortAddresses, own: &BTreeSet<IpAddr>) -> BTreeSet<IpAddr> {
+    match served {
+        NodePortAddresses::Primary | NodePortAddresses::All => {
+            [Ipv6Addr::UNSPECIFIED.into()].into()
+        }
+        NodePortAddresses::Within(networks) => {
+            let within = |own: &&IpAddr| networks.iter().any(|net| net.contains(*own));
+            own.iter().filter(within).copied().collect()
+        }
+    }
+}
+
 /// Replaces what comes from the cluster by what another desired state had of it.
 pub(super) fn carry_over(from: Desired, to: &mut Desired) {
     to.services = from.services;
@@ -274,5 +278,27 @@ fn log_new(before: &Problems, after: &Problems) {
             objects = more,
             "more have problems; `guideway status --json` lists all"
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn health_check_ports_are_at_all_addresses_or_within_the_networks_of_node_ports() {
+        let own = ["10.0.0.1", "192.0.2.1", "fd00::1"].map(|own| own.parse().unwrap());
+        let at = |served: &NodePortAddresses| {
+            let addresses = health_check_addresses(served, &own.into());
+            addresses
+                .iter()
+                .map(ToString::to_string)
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(at(&NodePortAddresses::Primary), ["::"]);
+        assert_eq!(at(&NodePortAddresses::All), ["::"]);
+        let networks = ["10.0.0.0/8", "fd00::/64"].map(|net| net.parse().unwrap());
+        let within = NodePortAddresses::Within(networks.into());
+        assert_eq!(at(&within), ["10.0.0.1", "fd00::1"]);
     }
 }

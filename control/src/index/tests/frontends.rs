@@ -210,6 +210,14 @@ fn source_ranges_count_per_family() {
 }
 
 #[test]
+fn source_ranges_of_the_annotation_are_not_read() {
+    let mut cluster = cluster();
+    let annotation = "service.beta.kubernetes.io/load-balancer-source-ranges";
+    cluster.service(web().annotation(annotation, "10.0.0.0/8"));
+    assert_eq!(ranges(&mut cluster, VIP), [""; 0]);
+}
+
+#[test]
 fn source_range_that_cannot_be_read_is_named_and_admits_nobody() {
     let mut cluster = cluster();
     cluster.service(web().source_ranges(&["10.0.0.0/8", "everyone"]));

@@ -382,11 +382,20 @@ fn dual_stack_is_served_per_family() {
 
 #[test]
 fn family_without_a_cluster_address_is_not_served() {
-    let mut cluster = cluster();
-    cluster.service(web().node_port(30080).ingress("2001:db8::1"));
-    cluster.slice(slice("web-2", &["fd00:1::1@node-1"]).address_type("IPv6"));
-    assert_eq!(cluster.keys(), [NODE_PORT, VIP]);
-    assert_eq!(cluster.problems("web"), ["OtherFamily"]);
+    let mut cluster = cluster_with(Options {
+        external_ips: ["::/0".parse().unwrap()].into(),
+        ..Options::default()
+    });
+    let slice = slice("web-2", &["fd00:1::1@node-1"]);
+    cluster.slice(slice.address_type("IPv6"));
+    for service in [
+        web().ingress("2001:db8::1"),
+        web().external(&["2001:db8::1"]),
+    ] {
+        cluster.service(service.node_port(30080));
+        assert_eq!(cluster.keys(), [NODE_PORT, VIP]);
+        assert_eq!(cluster.problems("web"), ["OtherFamily"]);
+    }
 }
 
 #[test]

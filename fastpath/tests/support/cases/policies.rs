@@ -24,6 +24,7 @@ use super::{
 pub(super) fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     cases.extend(source_ranges());
+    cases.extend(source_ranges_of_empty_services());
     cases.extend(source_ranges_at_the_node());
     cases.extend(affinity());
     cases.extend(l2dsr());
@@ -118,6 +119,24 @@ fn source_ranges() -> Vec<Case> {
             }
         })
         .collect()
+}
+
+/// Who may not come in is not told that nobody serves.
+fn source_ranges_of_empty_services() -> Vec<Case> {
+    let services = [("v4", V4_TCP), ("v6", V6_TCP)];
+    let of_service = |(family, (way, to)): (&str, (super::Way, End))| {
+        let from = if to.0.is_ipv4() { CLIENT_V4 } else { CLIENT_V6 };
+        let syn = Packet::tcp((from, 40_000), to, b"");
+        case(format!("source_range_of_an_empty_{family}_service"), {
+            IN.carry(&syn)
+        })
+        .with(|tables| {
+            tables.service[way.service as usize].flags |= SERVICE_SOURCE_RANGES;
+            tables.set_owner(way.service, 0);
+        })
+        .drops(DropReason::SourceRange)
+    };
+    services.map(of_service).into()
 }
 
 /// Delivery on this machine, and what an edge sends by L2 DSR, asks for them too; an edge that encapsulates has asked.

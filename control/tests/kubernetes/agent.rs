@@ -5,7 +5,9 @@ use std::net::IpAddr;
 use lab::{Machine, Topology, vip_v4, vip_v6};
 use serde_json::json;
 
-use crate::support::{Flow, Protocol, Service, Traffic};
+use crate::objects;
+use crate::outages::wait_for_tables;
+use crate::support::{Flow, Protocol, Service, Traffic, guideway};
 use crate::world::{World, at};
 
 /// Questions on every flow before, between and after the events.
@@ -105,6 +107,58 @@ fn agents_serve_on_and_restart_without_the_api_server() {
     world.agents = agents;
     world.endpoints(&all[..1]);
     world.wait_for_pods(&ways, &pods[..1]);
+}
+
+#[test]
+fn nodes_that_move_go_come_back_and_detach_are_followed() {
+    const OTHER: &str = "10.0.1.200";
+    let net = network();
+    let world = World::start(&net);
+    let pods: Vec<&Machine> = net.pods().collect();
+    let ways = &ways(&net)[..2];
+    world.balance(&vips());
+    let all: Vec<(&Machine, bool)> = pods.iter().map(|pod| (*pod, true)).collect();
+    world.endpoints(&all);
+    world.wait_for_pods(ways, &pods);
+
+    let node = &net.nodes()[1];
+    let address = |verb: &str, address: &str| {
+        let mut ip = node.namespace().command("ip");
+        let place = format!("{address}/24");
+        lab::output(ip.args(["address", verb, &place, "dev", Machine::INTERFACE])).unwrap();
+    };
+    let own = node.v4().to_string();
+    // Else the second address of a network goes with the first one.
+    let promote = "net/ipv4/conf/all/promote_secondaries";
+    node.namespace().set_sysctl(promote, "1").unwrap();
+    address("add", OTHER);
+    address("delete", &own);
+    let addresses = json!([{"type": "InternalIP", "address": OTHER}]);
+    let status = json!({"status": {"addresses": addresses}}).to_string();
+    let patch = ["patch", "node", node.label(), "--subresource=status"];
+    world
+        .control
+        .kubectl(&[&patch[..], &["--type=merge", "-p", &status]].concat())
+        .unwrap();
+    world.wait_for_pods(ways, &pods);
+
+    let others_alone = || {
+        wait_for_tables(&world.agents[..1], &pods[..2]);
+        world.wait_for_pods(ways, &pods[..2]);
+    };
+    let delete = ["delete", "node", node.label()];
+    world.control.kubectl(&delete).unwrap();
+    others_alone();
+    address("add", &own);
+    world.control.add_node(node).unwrap();
+    world.wait_for_pods(ways, &pods);
+
+    guideway().ask(node.namespace(), &["detach"]).unwrap();
+    let [mut detached, _] = objects::presence([node], &[]);
+    detached["metadata"]["name"] = "guideway-detached-1".into();
+    detached["metadata"]["labels"]["kubernetes.io/service-name"] = "guideway-detached".into();
+    world.apply(&detached);
+    others_alone();
 }
 
 #[test]

@@ -198,9 +198,17 @@ fn server_that_falls_silent_is_noticed(net: &Topology) {
     })
     .unwrap();
     assert!(watching.status()["kubernetes"]["synced_seconds"].is_u64());
-    for resource in WATCHED {
+    // Services alone would be Services without pods: nothing is programmed before all is listed.
+    for resource in ["services", "nodes"] {
         cluster.api.lift(resource);
     }
+    let missing = json!(["the list of endpointslices", "the list of presence"]);
+    listing.wait_for_status("the slices are missing", |status| {
+        status["kubernetes"]["missing"] == missing
+    });
+    steady.traffic.wait_for_rounds(ROUNDS);
+    assert!(listing.status()["kubernetes"]["synced_seconds"].is_null());
+    cluster.api.lift("endpointslices");
     listing.wait_until_in_step();
     cluster.wait_for_table("web", &pods[1..2]);
     steady.expect_untouched(&cluster);

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::jiff::Timestamp;
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use lab::Machine;
 use lab::kubernetes::ControlPlane;
@@ -186,7 +187,8 @@ async fn patch(pods: &Api<Pod>, name: &str, status: &Value) {
 
 pub(crate) fn ready(is_ready: bool) -> Value {
     let status = if is_ready { "True" } else { "False" };
-    json!({"type": "Ready", "status": status})
+    let now = Timestamp::now().to_string();
+    json!({"type": "Ready", "status": status, "lastTransitionTime": now})
 }
 
 fn serve(machine: &Machine) -> Echo {

@@ -10,6 +10,7 @@ use lab::kubernetes::ControlPlane;
 use lab::{Machine, Topology, wait_for, wait_until};
 use serde_json::{Value, json};
 
+use crate::healthz::ask;
 use crate::objects;
 use crate::support::{Flow, Service, Traffic, guideway};
 use crate::world::{Agent, PATIENCE, World, addresses, vips, ways};
@@ -71,8 +72,8 @@ fn control_plane_fails_and_agents_are_rolled_while_services_go_on() {
     world.agents = agents;
 }
 
-/// Waits until all agents have exactly these pods for `web`.
-fn wait_for_tables(agents: &[Agent<'_>], pods: &[&Machine]) {
+/// Waits until these agents have exactly these pods for `web`.
+pub(crate) fn wait_for_tables(agents: &[Agent<'_>], pods: &[&Machine]) {
     let expected = addresses(pods);
     for agent in agents {
         let awaited = format!("{} has {expected:?}", agent.machine().label());
@@ -109,6 +110,9 @@ fn api_server_is_away(world: &mut World<'_>, agents: &[Agent<'_>], pods: &[(&Mac
         })
         .unwrap();
         assert_eq!(agent.pods_of("web"), addresses(&[pods[0].0]));
+        assert!(agent.metric("guideway_kubernetes_watch_broken{kind=\"services\"}") > 0.0);
+        let (healthy, _) = ask(agent.machine(), "http://127.0.0.1:9751/healthz").unwrap();
+        assert_eq!(healthy, 200, "the last state stands");
     }
     world.control.start_api_server().unwrap();
     world.control.wait_until_ready().unwrap();

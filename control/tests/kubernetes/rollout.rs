@@ -105,6 +105,10 @@ fn no_new_flow_fails_while_pods_come_and_go() {
         roll_with_the_local_policy(&rollout);
         crashed_pod_is_left_out_in_time(&rollout);
         nobody_is_left_and_somebody_comes_back(&rollout);
+        for agent in &world.agents {
+            let measured = agent.metric("guideway_network_programming_duration_seconds_count");
+            assert!(measured > 0.0, "changes of Pods took no time");
+        }
     });
 }
 

@@ -112,7 +112,12 @@ impl<'net> Scenario<'net> {
 
     /// Writes the addresses, as the controller would.
     pub(crate) fn give_addresses(&self) {
-        let ingress = self.addresses().map(|one| json!({"ip": one.to_string()}));
+        self.give(self.addresses(), "VIP");
+    }
+
+    /// Writes these addresses as the load balancer's, with how it brings their packets.
+    pub(crate) fn give(&self, addresses: [IpAddr; 2], mode: &str) {
+        let ingress = addresses.map(|one| json!({"ip": one.to_string(), "ipMode": mode}));
         let status = json!({"status": {"loadBalancer": {"ingress": ingress}}}).to_string();
         self.kubectl(&[
             "patch",

@@ -32,9 +32,12 @@ fn services_are_followed_through_all_their_changes() {
         affinity_is_kept_and_switched,
         protocols_of_one_port_come_and_go,
         local_policy_is_for_nodes_with_pods_and_is_switched,
+        internal_policy_keeps_nobody_outside_out,
         terminating_pods_serve_while_no_other_is_ready,
         service_without_endpoints_is_refused,
         external_address_is_served_where_no_machine_has_it,
+        address_of_a_machine_is_served_at_the_services_port_alone,
+        address_that_its_load_balancer_translates_is_left_to_it,
         labels_take_a_service_away_and_give_it_back,
         ports_are_added_and_deleted,
         services_go_and_come_back_beside_each_other,
@@ -91,6 +94,7 @@ fn affinity_is_kept_and_switched(web: &Scenario<'_>) {
     web.balance(json!({"sessionAffinity": "ClientIP"}));
     web.serve(&ready(&web.pods()));
     expect_one_pod(web, &web.ways());
+    expect_another_when_the_pod_goes(web);
     web.change(&json!({"sessionAffinity": "None", "sessionAffinityConfig": null}));
     expect(web.client(), &web.ways(), &everybody);
     web.change(&json!({"sessionAffinity": "ClientIP"}));
@@ -164,6 +168,14 @@ fn local_policy_is_for_nodes_with_pods_and_is_switched(web: &Scenario<'_>) {
     }
 }
 
+fn internal_policy_keeps_nobody_outside_out(web: &Scenario<'_>) {
+    let with = &web.net.nodes()[0];
+    let pods: Vec<&Machine> = with.pods().iter().collect();
+    web.balance(json!({"internalTrafficPolicy": "Local"}));
+    web.serve(&ready(&pods));
+    expect(web.client(), &web.ways(), &Outcome::by(pods));
+}
+
 fn terminating_pods_serve_while_no_other_is_ready(web: &Scenario<'_>) {
     let pods = web.pods();
     web.balance(json!({}));
@@ -212,6 +224,33 @@ fn external_address_is_served_where_no_machine_has_it(web: &Scenario<'_>) {
     expect(web.client(), &served, &Outcome::by(web.pods()));
     let beyond = only(Protocol::Tcp, &both_protocols([beyond; 2], 80)[..1]);
     expect(web.client(), &beyond, &Outcome::SILENCE);
+}
+
+fn address_of_a_machine_is_served_at_the_services_port_alone(web: &Scenario<'_>) {
+    const OTHER: u16 = 8086;
+    let machine = &web.net.nodes()[1];
+    let addresses = [machine.v4(), machine.v6()];
+    let of_machine = both_protocols(addresses, OTHER);
+    let sockets = of_machine.iter().map(|way| (way.address, way.protocol));
+    let _servers = Echo::serve(machine, sockets);
+    web.balance(json!({}));
+    web.give(addresses, "VIP");
+    web.serve(&ready(&web.pods()));
+    let served = both_protocols(addresses, 80);
+    expect(web.client(), &served, &Outcome::by(web.pods()));
+    expect(web.client(), &of_machine, &Outcome::by([machine]));
+}
+
+fn address_that_its_load_balancer_translates_is_left_to_it(web: &Scenario<'_>) {
+    let everybody = Outcome::by(web.pods());
+    web.balance(json!({}));
+    web.serve(&ready(&web.pods()));
+    expect(web.client(), &web.ways(), &everybody);
+    web.give(web.addresses(), "Proxy");
+    expect(web.client(), &web.balanced(), &Outcome::SILENCE);
+    expect(web.client(), &web.node_ports(), &everybody);
+    web.give_addresses();
+    expect(web.client(), &web.balanced(), &everybody);
 }
 
 fn labels_take_a_service_away_and_give_it_back(web: &Scenario<'_>) {
@@ -452,6 +491,23 @@ fn expect_one_pod(web: &Scenario<'_>, ways: &[Service]) {
         )
         .unwrap();
     }
+}
+
+/// Takes the client's pod away, waits until it has another one, and gives it back.
+fn expect_another_when_the_pod_goes(web: &Scenario<'_>) {
+    let way = web.balanced()[0];
+    let gone = Flow::open(web.client(), &way).unwrap().node;
+    let mut others = web.pods();
+    others.retain(|pod| pod.label() != gone);
+    web.serve(&ready(&others));
+    wait_for("another pod answers", PATIENCE, || {
+        match Outcome::of(web.client(), &way) {
+            Outcome::Answers(pods) if pods.len() == 1 && !pods.contains(&gone) => Ok(()),
+            other => Err(format!("{other:?}")),
+        }
+    })
+    .unwrap();
+    web.serve(&ready(&web.pods()));
 }
 
 /// The pods see the client's address, by the load balancer's and by a node's.

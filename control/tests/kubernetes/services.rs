@@ -38,6 +38,7 @@ fn services_are_followed_through_all_their_changes() {
         external_address_is_served_where_no_machine_has_it,
         address_of_a_machine_is_served_at_the_services_port_alone,
         address_that_its_load_balancer_translates_is_left_to_it,
+        address_of_another_class_is_left_to_it,
         labels_take_a_service_away_and_give_it_back,
         ports_are_added_and_deleted,
         services_go_and_come_back_beside_each_other,
@@ -224,6 +225,9 @@ fn external_address_is_served_where_no_machine_has_it(web: &Scenario<'_>) {
     expect(web.client(), &served, &Outcome::by(web.pods()));
     let beyond = only(Protocol::Tcp, &both_protocols([beyond; 2], 80)[..1]);
     expect(web.client(), &beyond, &Outcome::SILENCE);
+    // Other ports are somebody else's, and are not refused in that one's name.
+    let others = only(Protocol::Tcp, &both_protocols(addresses, 81));
+    expect(web.client(), &others, &Outcome::SILENCE);
 }
 
 fn address_of_a_machine_is_served_at_the_services_port_alone(web: &Scenario<'_>) {
@@ -251,6 +255,14 @@ fn address_that_its_load_balancer_translates_is_left_to_it(web: &Scenario<'_>) {
     expect(web.client(), &web.node_ports(), &everybody);
     web.give_addresses();
     expect(web.client(), &web.balanced(), &everybody);
+}
+
+fn address_of_another_class_is_left_to_it(web: &Scenario<'_>) {
+    web.create(json!({"type": "LoadBalancer"}));
+    web.give_addresses();
+    web.serve(&ready(&web.pods()));
+    expect(web.client(), &web.node_ports(), &Outcome::by(web.pods()));
+    expect(web.client(), &web.balanced(), &Outcome::SILENCE);
 }
 
 fn labels_take_a_service_away_and_give_it_back(web: &Scenario<'_>) {

@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use imbl::ordmap::DiffItem;
-
 use crate::desired::{Desired, ForwardMode, Service, ServiceKey, Services};
+use crate::health::Check;
+use crate::versions::sides;
 
 /// Services and what they come to.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -15,14 +15,12 @@ pub struct Census {
     services: Services,
     /// Addresses of this machine if it has the node role, so that pods there are its own.
     own: BTreeSet<IpAddr>,
-    /// Where backends are, and whether packets reach them behind an outer header.
-    nodes: Counts<(IpAddr, bool)>,
+    /// Where backends are, and how packets reach them.
+    nodes: Counts<(IpAddr, ForwardMode)>,
     pods: Counts<IpAddr>,
     checked: BTreeSet<ServiceKey>,
-    /// Services by their mode; whether they have backends.
-    modes: Counts<(ForwardMode, bool)>,
-    /// Backends by NAT; whether they are of IPv4.
-    nat_backends: Counts<bool>,
+    /// The modes of services, with and without backends.
+    modes: Counts<ForwardMode>,
 }
 
 impl Census {
@@ -42,11 +40,10 @@ impl Census {
         let before = std::mem::replace(&mut self.services, desired.services.clone());
         for change in before.diff(&desired.services) {
             let (old, new) = sides(change);
-            if let Some((key, service)) = old {
-                self.count(key, service, false);
-            }
-            if let Some((key, service)) = new {
-                self.count(key, service, true);
+            for (side, is_there) in [(old, false), (new, true)] {
+                if let Some((key, service)) = side {
+                    self.count(key, service, is_there);
+                }
             }
         }
     }
@@ -56,33 +53,36 @@ impl Census {
         self.pods.keys().copied().collect()
     }
 
-    /// Lists the addresses that packets are sent to, with and without an outer header.
-    pub fn nodes(&self) -> impl Iterator<Item = (IpAddr, bool)> {
+    /// Lists the addresses that packets are sent to, each with the ways there.
+    pub fn nodes(&self) -> impl Iterator<Item = (IpAddr, ForwardMode)> {
         self.nodes.keys().copied()
     }
 
-    /// Lists the services whose backends are checked.
-    pub fn checked(&self) -> impl Iterator<Item = (&ServiceKey, &Arc<Service>)> {
-        let checked = self.checked.iter();
-        checked.filter_map(|key| Some((key, self.services.get(key)?)))
+    /// Lists the services whose backends are checked, and how.
+    pub fn checked(&self) -> impl Iterator<Item = (&ServiceKey, &Arc<Service>, &Check)> {
+        self.checked.iter().filter_map(|key| {
+            let service = self.services.get(key)?;
+            Some((key, service, service.health.as_ref()?))
+        })
     }
 
     /// Tells whether checks are put on the way of a client's packets, which takes the egress program.
     pub fn diverts_checks(&self, desired: &Desired) -> bool {
-        let has_tunnels = self.modes.has(&(ForwardMode::Ipip, true));
-        desired.edge && (!self.checked.is_empty() || (desired.node_health && has_tunnels))
+        let mut modes = self.nodes().map(|(_, mode)| mode);
+        desired.edge
+            && (!self.checked.is_empty()
+                || (desired.node_health && modes.any(|mode| mode == ForwardMode::Ipip)))
     }
 
     /// Tells whether some service goes by NAT.
     pub fn has_nat(&self) -> bool {
-        [true, false]
-            .iter()
-            .any(|has_backends| self.modes.has(&(ForwardMode::Nat, *has_backends)))
+        self.modes.has(&ForwardMode::Nat)
     }
 
     /// Tells whether some backend of a family is reached by NAT.
     pub fn has_nat_backends(&self, is_ipv4: bool) -> bool {
-        self.nat_backends.has(&is_ipv4)
+        let mut nodes = self.nodes();
+        nodes.any(|(node, mode)| mode == ForwardMode::Nat && node.is_ipv4() == is_ipv4)
     }
 
     fn count(&mut self, key: &ServiceKey, service: &Service, is_there: bool) {
@@ -91,16 +91,12 @@ impl Census {
         } else {
             self.checked.remove(key);
         }
-        let spec = &service.spec;
-        self.modes
-            .count((spec.mode, !spec.backends.is_empty()), is_there);
-        for backend in &spec.backends {
-            let node = backend.address;
-            self.nodes
-                .count((node, spec.mode == ForwardMode::Ipip), is_there);
-            if spec.mode == ForwardMode::Nat {
-                self.nat_backends.count(node.is_ipv4(), is_there);
-            } else if let Some(pod) = backend.pod.filter(|_| self.own.contains(&node)) {
+        let mode = service.spec.mode;
+        self.modes.count(mode, is_there);
+        for backend in &service.spec.backends {
+            self.nodes.count((backend.address, mode), is_there);
+            let is_own = mode != ForwardMode::Nat && self.own.contains(&backend.address);
+            if let Some(pod) = backend.pod.filter(|_| is_own) {
                 self.pods.count(pod.ip(), is_there);
             }
         }
@@ -138,20 +134,6 @@ impl<K: Ord> Counts<K> {
     /// Tells whether it is there.
     pub(crate) fn has(&self, key: &K) -> bool {
         self.0.contains_key(key)
-    }
-}
-
-/// An entry of a map, if it has one.
-type Side<'map, K, V> = Option<(&'map K, &'map V)>;
-
-/// Returns what a change of a map took away and what it brought.
-pub(crate) fn sides<'old, 'new, K, V>(
-    change: DiffItem<'old, 'new, K, V>,
-) -> (Side<'old, K, V>, Side<'new, K, V>) {
-    match change {
-        DiffItem::Add(key, new) => (None, Some((key, new))),
-        DiffItem::Remove(key, old) => (Some((key, old)), None),
-        DiffItem::Update { old, new } => (Some(old), Some(new)),
     }
 }
 

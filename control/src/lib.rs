@@ -35,4 +35,5 @@ pub mod render;
 pub mod run;
 pub mod target;
 mod timer;
+mod versions;
 pub mod watch;

@@ -12,9 +12,9 @@ use std::sync::Arc;
 use fastpath::tables::{Addresses, Settings, Specs};
 use ipnet::IpNet;
 
-use crate::census::sides;
 use crate::desired::{AttachMode, ServiceKey, ServiceSpec};
 use crate::target::Target;
+use crate::versions::sides;
 
 /// What the dataplane has.
 #[derive(Debug, Default)]

@@ -12,12 +12,13 @@ use fastpath::tables::{Addresses, Settings, Specs};
 use imbl::OrdSet;
 use ipnet::IpNet;
 
-use crate::census::{Census, Counts, sides};
+use crate::census::{Census, Counts};
 use crate::config::host::{self, HostFacts};
 use crate::desired::{
     AttachMode, Desired, ForwardMode, NodePortAddresses, Role, Service, ServiceKey, ServiceSpec,
     Services, TrafficPolicy, unspecified,
 };
+use crate::versions::sides;
 
 /// What the target depends on of the machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -149,13 +150,13 @@ struct Place {
     node_ports: BTreeSet<IpAddr>,
 }
 
-/// One service on a machine.
-#[derive(Debug)]
+/// The policies of one service on a machine.
+#[derive(Clone, Copy, Debug)]
 struct Shape {
     /// For packets of clients, where this machine balances it.
-    balanced: Option<Arc<ServiceSpec>>,
+    balanced: Option<TrafficPolicy>,
     /// For packets of edges, where this machine has the service for its pods alone.
-    for_pods: Option<Arc<ServiceSpec>>,
+    for_pods: Option<TrafficPolicy>,
 }
 
 /// What the addresses are made of.
@@ -245,7 +246,7 @@ impl Shapes {
             let (old, new) = sides(change);
             for (side, is_there) in [(old, false), (new, true)] {
                 let Some((key, service)) = side else { continue };
-                for node in self.place.nodes(*key, service) {
+                for node in self.place.nodes(*key, &service.spec) {
                     self.nodes.count(node, is_there);
                 }
                 if key.address.is_unspecified() {
@@ -292,10 +293,10 @@ impl Place {
     /// Returns what the tables have at a key: the service there, else a NodePort.
     fn spec(&self, key: ServiceKey, services: &Services) -> Option<Arc<ServiceSpec>> {
         if let Some(service) = services.get(&key) {
-            let Shape { balanced, for_pods } = self.shape(key, service);
+            let Shape { balanced, for_pods } = self.shape(key, &service.spec);
             // At no address of its own a NodePort is there for packets of edges.
             let balanced = balanced.filter(|_| !key.address.is_unspecified());
-            return balanced.or(for_pods);
+            return Some(with_policy(&service.spec, balanced.or(for_pods)?));
         }
         let as_node_port = ServiceKey {
             address: unspecified(key.address.is_ipv4()),
@@ -303,32 +304,22 @@ impl Place {
         };
         let is_served = self.node_ports.contains(&key.address);
         let service = services.get(&as_node_port).filter(|_| is_served)?;
-        self.shape(as_node_port, service).balanced
+        let policy = self.shape(as_node_port, &service.spec).balanced?;
+        Some(with_policy(&service.spec, policy))
     }
 
     /// Lists the addresses that a service sends to.
-    fn nodes(&self, key: ServiceKey, service: &Service) -> BTreeSet<IpAddr> {
-        let Shape { balanced, for_pods } = self.shape(key, service);
-        let mut nodes = BTreeSet::new();
-        for spec in [&balanced, &for_pods].into_iter().flatten() {
-            let used = spec.backends.iter().map(|backend| backend.address);
-            let all = spec.traffic_policy == TrafficPolicy::Cluster;
-            nodes.extend(used.filter(|node| all || self.own.contains(node)));
-        }
-        nodes
+    fn nodes(&self, key: ServiceKey, spec: &ServiceSpec) -> BTreeSet<IpAddr> {
+        let Shape { balanced, for_pods } = self.shape(key, spec);
+        let policies = [balanced, for_pods];
+        let all = policies.contains(&Some(TrafficPolicy::Cluster));
+        let own = policies.contains(&Some(TrafficPolicy::Local));
+        let used = spec.backends.iter().map(|backend| backend.address);
+        used.filter(|node| all || (own && self.own.contains(node)))
+            .collect()
     }
 
-    fn shape(&self, key: ServiceKey, service: &Service) -> Shape {
-        let spec = &service.spec;
-        let with_policy = |traffic_policy| {
-            if spec.traffic_policy == traffic_policy {
-                return Arc::clone(spec);
-            }
-            Arc::new(ServiceSpec {
-                traffic_policy,
-                ..ServiceSpec::clone(spec)
-            })
-        };
+    fn shape(&self, key: ServiceKey, spec: &ServiceSpec) -> Shape {
         // To a machine without pods the policy would leave nothing: it is the load balancer in front,
         // which sends to the nodes that have some.
         let policy = if self.node {
@@ -344,9 +335,8 @@ impl Place {
             && spec.mode != ForwardMode::Nat
             && spec.backends.iter().any(|backend| backend.pod.is_some());
         Shape {
-            balanced: is_balanced.then(|| with_policy(policy)),
-            for_pods: (has_pods && (is_node_port || !self.edge))
-                .then(|| with_policy(TrafficPolicy::Local)),
+            balanced: is_balanced.then_some(policy),
+            for_pods: (has_pods && (is_node_port || !self.edge)).then_some(TrafficPolicy::Local),
         }
     }
 
@@ -354,6 +344,17 @@ impl Place {
         let is_like = move |address: &&IpAddr| address.is_ipv4() == like.is_ipv4();
         self.node_ports.iter().filter(is_like)
     }
+}
+
+/// Returns a specification with a policy, which is mostly its own.
+fn with_policy(spec: &Arc<ServiceSpec>, traffic_policy: TrafficPolicy) -> Arc<ServiceSpec> {
+    if spec.traffic_policy == traffic_policy {
+        return Arc::clone(spec);
+    }
+    Arc::new(ServiceSpec {
+        traffic_policy,
+        ..ServiceSpec::clone(spec)
+    })
 }
 
 /// Lists the addresses that replies to NAT mode come to: where none is configured, the next hop's source may be any

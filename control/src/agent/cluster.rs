@@ -15,7 +15,6 @@ use k8s_openapi::jiff::Timestamp;
 
 use super::{Agent, LOGGED_ONE_BY_ONE};
 use crate::api;
-use crate::census::sides;
 use crate::config::host::HostFacts;
 use crate::desired::{Desired, ForwardMode, NodePortAddresses, Role};
 use crate::durations::Durations;
@@ -24,6 +23,7 @@ use crate::index::objects::ObjectName;
 use crate::index::{HealthCheck, Object, Problem};
 use crate::kubernetes::{Failure, Feed, OwnMachine, Update};
 use crate::metrics::KubernetesValues;
+use crate::versions::sides;
 
 /// Upper bounds in seconds of the time from a change in the cluster to the tables; kube-proxy has the same.
 const PROGRAMMING_BOUNDS: &[f64] = &[

@@ -9,10 +9,10 @@ use std::sync::Arc;
 
 use fastpath::tables::BackendKey;
 
-use crate::census::sides;
 use crate::desired::{
     BackendSpec, Desired, ForwardMode, Service, ServiceKey, ServiceSpec, Services, TrafficPolicy,
 };
+use crate::versions::sides;
 
 /// A backend of a service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -88,16 +88,14 @@ impl Selection {
             let (old, new) = sides(change);
             if let Some((key, _)) = old {
                 self.all_fail.remove(key);
+                next.remove(key);
             }
-            match new {
-                Some((key, service)) => match self.rules.select(key, service) {
-                    Some(selected) => drop(next.insert(*key, selected)),
-                    None => {
-                        self.all_fail.insert(*key);
-                        next.insert(*key, Arc::clone(service));
-                    }
-                },
-                None => old.into_iter().for_each(|(key, _)| drop(next.remove(key))),
+            if let Some((key, service)) = new {
+                let selected = self.rules.select(key, service).unwrap_or_else(|| {
+                    self.all_fail.insert(*key);
+                    Arc::clone(service)
+                });
+                next.insert(*key, selected);
             }
         }
         self.services = desired.services.clone();

@@ -140,8 +140,8 @@ fn plans<'census>(
     let nodes = census.nodes().filter(|(node, _)| {
         desired.node_health && !node.is_unspecified() && !around.own.contains(node)
     });
-    for (node, is_tunnelled) in nodes {
-        let way = (around.diverts && is_tunnelled).then_some(ProbeSpec {
+    for (node, mode) in nodes {
+        let way = (around.diverts && mode == ForwardMode::Ipip).then_some(ProbeSpec {
             peer: node,
             destination: node,
             outer: Some(node),
@@ -156,11 +156,8 @@ fn plans<'census>(
         let known: &mut Plan<'_> = plans.entry(Checked::Node(node)).or_insert(plan);
         known.way = known.way.or(way);
     }
-    for (key, service) in census.checked() {
+    for (key, service, check) in census.checked() {
         let mode = service.spec.mode;
-        let Some(check) = &service.health else {
-            continue;
-        };
         let backends = service.spec.backends.iter();
         for backend in backends.filter(|backend| !backend.address.is_unspecified()) {
             let (peer, way) = way_to(key, &service.spec, backend, check, around);

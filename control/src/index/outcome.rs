@@ -316,8 +316,7 @@ impl Making<'_> {
             key.protocol != Protocol::Sctp || backend.pod.is_none_or(|pod| pod.port() == key.port)
         };
         let fitting: Vec<BackendSpec> = backends.iter().filter(fits).copied().collect();
-        let takes_new = |backend: &&BackendSpec| backend.weight != 0;
-        let mut sharing = backends.iter().filter(takes_new);
+        let mut sharing = backends.iter().filter(|backend| backend.is_sharing());
         if let Some(misfit) = sharing.find(|backend| !fits(backend)) {
             let pod = misfit.pod.map_or(0, |pod| pod.port());
             self.findings.add(
@@ -330,7 +329,7 @@ impl Making<'_> {
                 },
                 "use one number for port and targetPort, and leave nodePort to kube-proxy",
             );
-            if !fitting.iter().any(|backend| takes_new(&backend)) {
+            if !fitting.iter().any(BackendSpec::is_sharing) {
                 return None;
             }
         }
@@ -344,7 +343,7 @@ impl Making<'_> {
     fn log2_slots(&mut self, backends: &[BackendSpec]) -> Option<u8> {
         let log2 = self.wanted.log2_slots?;
         let backends = backends.iter();
-        let backends = backends.filter(|backend| backend.weight != 0).count();
+        let backends = backends.filter(|backend| backend.is_sharing()).count();
         if log2 > MOST_ASKED {
             self.findings.add(
                 Rule::InvalidAnnotation,

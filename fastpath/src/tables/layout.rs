@@ -68,7 +68,7 @@ pub(super) fn layout(
         used.retain(is_local_pod);
     }
     // Pods without a share come last: the tables are over the front.
-    let has_share = |backend: &BackendSpec| backend.weight != 0 || backend.pod.is_none();
+    let has_share = |backend: &BackendSpec| backend.is_sharing() || backend.pod.is_none();
     used.sort_by_key(|backend| !has_share(backend));
     let sharing = used.partition_point(has_share);
     let pods = (0..used.len()).filter(|index| is_local_pod(&used[*index]));
@@ -132,7 +132,7 @@ fn hidden(backends: &[BackendSpec]) -> BTreeSet<BackendSpec> {
         .iter()
         .filter(|backend| backend.pod.is_some())
         .collect();
-    pods.sort_unstable_by_key(|backend| (backend.weight == 0, backend.pod));
+    pods.sort_unstable_by_key(|backend| (!backend.is_sharing(), backend.pod));
     let mut taken = BTreeSet::new();
     let is_hidden = |backend: &&&BackendSpec| {
         backend.pod.is_some_and(|pod| {

@@ -208,6 +208,11 @@ impl BackendSpec {
         }
     }
 
+    /// Tells whether it takes new connections.
+    pub const fn is_sharing(&self) -> bool {
+        self.weight != 0
+    }
+
     /// Returns what makes this backend of a service in that mode one with another service's.
     pub fn key(&self, mode: ForwardMode) -> BackendKey {
         BackendKey {
@@ -274,7 +279,7 @@ pub struct ServiceSpec {
 impl ServiceSpec {
     /// Lists the backends that take new connections.
     pub fn sharing(&self) -> impl Iterator<Item = &BackendSpec> + Clone {
-        self.backends.iter().filter(|backend| backend.weight != 0)
+        self.backends.iter().filter(|backend| backend.is_sharing())
     }
 
     /// Returns the logarithm of the table size for this many backends, or nothing where they are too many.

@@ -166,13 +166,7 @@ fn check(state: &State, last: &Last, is_node: bool) {
             );
         }
         let slots = spec.log2_slots_for(pods.len()).unwrap();
-        assert!(
-            spec.backends
-                .iter()
-                .filter(|backend| backend.weight != 0)
-                .count()
-                <= 1 << slots
-        );
+        assert!(spec.sharing().count() <= 1 << slots);
     }
     for (object, problems) in &state.problems {
         assert!(!problems.is_empty() && problems.is_sorted());

@@ -88,15 +88,16 @@ impl Cluster {
         let spec = &self.served(key)?.spec;
         let is_local = is_node && spec.traffic_policy == TrafficPolicy::Local;
         let own: IpAddr = [10, 0, 0, 1].into();
-        let sharing = spec.backends.iter().filter(|backend| backend.weight != 0);
-        let used = sharing.filter(|backend| !is_local || backend.address == own);
+        let used = spec
+            .sharing()
+            .filter(|backend| !is_local || backend.address == own);
         Some(used.map(socket).collect())
     }
 
     /// Lists the sockets that are delivered to and get no new connections from here.
     pub(super) fn reachable(&mut self, key: &str) -> Vec<String> {
         let backends = &self.served(key).unwrap().spec.backends;
-        let others = backends.iter().filter(|backend| backend.weight == 0);
+        let others = backends.iter().filter(|backend| !backend.is_sharing());
         others.map(socket).collect()
     }
 

@@ -36,8 +36,8 @@ pub(crate) struct Orders {
     crashed: Mutex<BTreeSet<String>>,
 }
 
-/// Ends the kubelets, also when a test panics.
-pub(crate) struct End<'orders>(&'orders Orders);
+/// Tells what runs beside a test that it is over, also when the test panics.
+pub(crate) struct EndOnDrop<'a>(pub(crate) &'a AtomicBool);
 
 /// A Pod on its machine.
 struct Running<'net> {
@@ -62,8 +62,8 @@ impl Orders {
         }
     }
 
-    pub(crate) fn end_on_drop(&self) -> End<'_> {
-        End(self)
+    pub(crate) fn end_on_drop(&self) -> EndOnDrop<'_> {
+        EndOnDrop(&self.is_over)
     }
 
     /// Ends the server of a Pod, without a word to anybody.
@@ -95,9 +95,9 @@ impl<'net> Running<'net> {
     }
 }
 
-impl Drop for End<'_> {
+impl Drop for EndOnDrop<'_> {
     fn drop(&mut self) {
-        self.0.is_over.store(true, Ordering::Relaxed);
+        self.0.store(true, Ordering::Relaxed);
     }
 }
 

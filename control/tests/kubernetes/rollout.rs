@@ -15,7 +15,7 @@ use lab::kubernetes::ProxyMode;
 use lab::{Machine, Topology, vip_v4, vip_v6, wait_for, wait_until};
 use serde_json::json;
 
-use crate::kubelet::{Orders, ready, run_pods};
+use crate::kubelet::{EndOnDrop, Orders, ready, run_pods};
 use crate::outcome::{Outcome, expect};
 use crate::scenario::both_protocols;
 use crate::support::{Flow, Protocol, Service, guideway};
@@ -317,15 +317,6 @@ impl Rollout<'_> {
 
     fn kubectl(&self, arguments: &[&str]) {
         self.world.control.kubectl(arguments).unwrap();
-    }
-}
-
-/// Ends the probes, also when a step panics.
-struct EndOnDrop<'a>(&'a AtomicBool);
-
-impl Drop for EndOnDrop<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
     }
 }
 

@@ -226,23 +226,20 @@ fn of_two_that_hold_one_address_the_older_keeps_it() {
 
 #[test]
 fn addresses_of_nodes_are_never_given_and_taken_back() {
-    let mut cluster = Cluster::new(&[("a", "192.0.2.0/30")]);
-    cluster.0.nodes = [ip("192.0.2.0"), ip("192.0.2.2")].into();
-    cluster.add("free", |_| {});
-    cluster.add("held", |service| service.held = vec![ip("192.0.2.2")]);
-    cluster.add("asks", |service| {
-        service.request.addresses = Some("192.0.2.0".into())
-    });
-    assert_eq!(cluster.addresses("free"), ["192.0.2.1"]);
-    assert_eq!(cluster.addresses("held"), ["192.0.2.3"]);
-    assert_eq!(cluster.lost("held"), ["192.0.2.2"]);
-    assert_eq!(cluster.problem("asks"), "AddressIsNode");
+    never_given_and_taken_back("AddressIsNode", |inventory| &mut inventory.nodes);
 }
 
 #[test]
 fn addresses_of_api_servers_are_never_given_and_taken_back() {
+    never_given_and_taken_back("AddressIsApiServer", |inventory| &mut inventory.api_servers);
+}
+
+fn never_given_and_taken_back(
+    problem: &str,
+    own: impl FnOnce(&mut Inventory) -> &mut BTreeSet<IpAddr>,
+) {
     let mut cluster = Cluster::new(&[("a", "192.0.2.0/30")]);
-    cluster.0.api_servers = [ip("192.0.2.0"), ip("192.0.2.2")].into();
+    *own(&mut cluster.0) = [ip("192.0.2.0"), ip("192.0.2.2")].into();
     cluster.add("free", |_| {});
     cluster.add("held", |service| service.held = vec![ip("192.0.2.2")]);
     cluster.add("asks", |service| {
@@ -251,7 +248,7 @@ fn addresses_of_api_servers_are_never_given_and_taken_back() {
     assert_eq!(cluster.addresses("free"), ["192.0.2.1"]);
     assert_eq!(cluster.addresses("held"), ["192.0.2.3"]);
     assert_eq!(cluster.lost("held"), ["192.0.2.2"]);
-    assert_eq!(cluster.problem("asks"), "AddressIsApiServer");
+    assert_eq!(cluster.problem("asks"), problem);
 }
 
 #[test]

@@ -72,7 +72,6 @@ fn run() -> anyhow::Result<()> {
     println!("random frames: GUIDEWAY_SEED={seed:#x}");
     let mut kernel = Kernel::load()?;
     let cases: Vec<_> = cases::all()
-        .into_iter()
         .filter(|case| case.input.len() <= LONGEST_INPUT)
         .collect();
     let inputs: Vec<_> = cases.iter().map(|case| case.input.as_slice()).collect();

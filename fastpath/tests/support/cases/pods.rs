@@ -663,14 +663,13 @@ fn flows_that_meet() -> Vec<Case> {
             }),
         ]);
     }
-    // Tables, state and idle time of the known flow; whether another VIP may take its place. Those that stay have
-    // minutes left, for these are times of when the list is made.
+    // Tables, state and idle time of the known flow; whether another VIP may take its place.
     type Known = (&'static str, u8, bool, u8, u64, bool);
     let known: [Known; 14] = [
         ("answered_tcp", TCP, true, 0, 0, false),
         ("tcp_idle_for_two_hours", TCP, true, 0, 7_300, false),
         ("tcp_idle_for_longer", TCP, true, 0, 7_500, true),
-        ("embryonic_tcp", TCP, false, 0, 60, false),
+        ("embryonic_tcp", TCP, false, 0, 180, false),
         (
             "embryonic_tcp_idle_for_four_minutes",
             TCP,
@@ -679,9 +678,9 @@ fn flows_that_meet() -> Vec<Case> {
             250,
             true,
         ),
-        ("answered_udp", UDP, true, 0, 120, false),
+        ("answered_udp", UDP, true, 0, 240, false),
         ("udp_idle_for_five_minutes", UDP, true, 0, 310, true),
-        ("embryonic_udp", UDP, false, 0, 60, false),
+        ("embryonic_udp", UDP, false, 0, 180, false),
         (
             "embryonic_udp_idle_for_four_minutes",
             UDP,

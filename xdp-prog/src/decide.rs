@@ -300,10 +300,9 @@ impl Decap {
     #[inline(always)]
     #[expect(clippy::cast_possible_truncation, reason = "takes the fields apart")]
     fn relayed<T: Relay>(self, tables: &T) -> Option<Self> {
-        let is_v6 = matches!(self.inner, Family::V6);
         let [offsets, flags, tag, _] = tables.relay([
             (self.l3 as u64) << 48 | (self.inner_l3 as u64) << 32 | self.inner_room as u64,
-            u64::from(self.outer_class) << 2 | u64::from(self.is_plain) << 1 | u64::from(is_v6),
+            u64::from(self.outer_class) << 2 | u64::from(self.is_plain) << 1 | self.inner.bit(),
             u64::from(self.tag.0),
             0,
         ])?;
@@ -312,11 +311,7 @@ impl Decap {
             inner_l3: (offsets >> 32) as usize & OFFSETS,
             inner_room: offsets as u32 as usize,
             is_plain: flags & 2 != 0,
-            inner: if flags & 1 == 0 {
-                Family::V4
-            } else {
-                Family::V6
-            },
+            inner: Family::of_bit(flags),
             outer_class: (flags >> 2) as u8,
             tag: Tag(tag as u16),
         })
@@ -337,6 +332,20 @@ pub enum Family {
     V4,
     /// IPv6.
     V6,
+}
+
+impl Family {
+    /// Returns it as a number of one bit, for [`Relay`].
+    #[inline(always)]
+    pub(crate) const fn bit(self) -> u64 {
+        matches!(self, Self::V6) as u64
+    }
+
+    /// Returns it from the lowest bit of a number.
+    #[inline(always)]
+    pub(crate) const fn of_bit(number: u64) -> Self {
+        if number & 1 == 0 { Self::V4 } else { Self::V6 }
+    }
 }
 
 /// What [`process`] asks the kernel to do.

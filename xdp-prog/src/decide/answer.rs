@@ -120,10 +120,9 @@ impl Reply {
     /// Packs it into numbers, for [`Relay`](super::deliver::Relay).
     #[inline(always)]
     const fn to_words(self) -> [u64; 4] {
-        let is_v6 = matches!(self.family, Family::V6);
         [
             self.answer.0 as u64,
-            (self.protocol as u64) << 1 | is_v6 as u64,
+            (self.protocol as u64) << 1 | self.family.bit(),
             (self.l3 as u64) << 32 | self.l4 as u64,
             self.length as u64,
         ]
@@ -136,11 +135,7 @@ impl Reply {
         Self {
             answer: Answer(answer as u32),
             protocol: (protocol >> 1) as u8,
-            family: if protocol & 1 == 0 {
-                Family::V4
-            } else {
-                Family::V6
-            },
+            family: Family::of_bit(protocol),
             l3: (offsets >> 32) as usize & OFFSETS,
             l4: offsets as usize & OFFSETS,
             length: length as usize & 0xffff,

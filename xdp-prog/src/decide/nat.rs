@@ -255,20 +255,15 @@ impl Arrived {
     #[inline(always)]
     #[expect(clippy::cast_possible_truncation, reason = "takes the fields apart")]
     fn relayed<T: Relay>(self, tables: &T) -> Option<Self> {
-        let is_v6 = matches!(self.family, Family::V6);
         let [ids, offsets, rest, _] = tables.relay([
             u64::from(self.service) << 32 | self.length as u64,
             (self.l3 as u64) << 32 | self.l4 as u64,
-            u64::from(self.hop_limit) << 32 | u64::from(self.flags) << 1 | u64::from(is_v6),
+            u64::from(self.hop_limit) << 32 | u64::from(self.flags) << 1 | self.family.bit(),
             0,
         ])?;
         Some(Self {
             service: (ids >> 32) as u32,
-            family: if rest & 1 == 0 {
-                Family::V4
-            } else {
-                Family::V6
-            },
+            family: Family::of_bit(rest),
             l3: (offsets >> 32) as usize & OFFSETS,
             l4: offsets as usize & OFFSETS,
             length: ids as u32 as usize,

@@ -49,10 +49,6 @@ impl Headers {
     #[inline(always)]
     #[expect(clippy::cast_possible_truncation, reason = "takes the fields apart")]
     pub(super) fn relayed<T: Relay>(self, tables: &T) -> Option<Self> {
-        let family = match self.family {
-            Family::V4 => 0,
-            Family::V6 => 1,
-        };
         let part = match self.part {
             Part::Whole => 0,
             Part::First => 1,
@@ -61,15 +57,14 @@ impl Headers {
         let [offsets, end, rest, _] = tables.relay([
             (self.l3 as u64) << 32 | self.l4 as u64,
             (self.end as u64) << 32 | u64::from(self.identification),
-            u64::from(self.checksum) << 32 | part << 16 | family << 8 | u64::from(self.protocol),
+            u64::from(self.checksum) << 32
+                | part << 16
+                | self.family.bit() << 8
+                | u64::from(self.protocol),
             0,
         ])?;
         Some(Self {
-            family: if rest & 0x100 == 0 {
-                Family::V4
-            } else {
-                Family::V6
-            },
+            family: Family::of_bit(rest >> 8),
             l3: (offsets >> 32) as usize & OFFSETS,
             l4: offsets as usize & OFFSETS,
             end: (end >> 32) as usize,

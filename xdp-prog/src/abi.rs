@@ -72,6 +72,8 @@ pub mod map {
     pub const FLOWS: &str = "FLOWS";
     /// LRU hash like `FLOWS`: those of other protocols.
     pub const FLOWS_DATAGRAM: &str = "FLOWS_DATAGRAM";
+    /// Mmapable array of [`super::FlowNote`]: what packets of the last second found in `FLOWS` and `FLOWS_DATAGRAM`.
+    pub const FLOW_NOTES: &str = "FLOW_NOTES";
     /// LRU hash like `FLOWS`: flows that the pod has not answered yet.
     pub const FLOWS_EMBRYONIC: &str = "FLOWS_EMBRYONIC";
     /// LRU hash from [`super::Tuple`] (as the pod sees the flow) to [`super::AddressKey`]: the client whose place
@@ -143,6 +145,8 @@ pub mod size {
     pub const SOURCE_RANGES: usize = 65_536;
     /// Flows in `FLOWS`, and in each of the tables of flows beside it.
     pub const FLOWS: usize = 262_144;
+    /// [`super::FlowNote`]s.
+    pub const FLOW_NOTES: usize = 65_536;
     /// Flows in `HAIRPINS`.
     pub const HAIRPINS: usize = 16_384;
     /// Datagrams in `FRAGMENTS`.
@@ -187,6 +191,7 @@ plain_data! {
     Pod: 8,
     Tuple: 40,
     PodFlow: 32,
+    FlowNote: 64,
     Datagram: 16,
     Shortcut: 56,
     Service: 32,
@@ -559,6 +564,37 @@ impl Tuple {
         (mix(mix(mix(mix(mix(a) ^ b) ^ c) ^ d) ^ rest) >> 32) as u32
     }
 
+    /// Returns the three bytes behind the protocol, which are no part of a key.
+    #[inline(always)]
+    const fn spare(&self) -> [u8; 3] {
+        let [.., a, b, c] = self.0[4].to_ne_bytes();
+        [a, b, c]
+    }
+
+    /// Returns it with other bytes behind the protocol; zero in a key.
+    #[inline(always)]
+    const fn with_spare(&self, [a, b, c]: [u8; 3]) -> Self {
+        const SPARE: u64 = u64::from_ne_bytes([0, 0, 0, 0, 0, 0xff, 0xff, 0xff]);
+        let [d, e, f, g, rest] = self.0;
+        let spare = u64::from_ne_bytes([0, 0, 0, 0, 0, a, b, c]);
+        Self([d, e, f, g, rest & !SPARE | spare])
+    }
+
+    /// Returns bits that depend on all of the key, the topmost most of all.
+    #[inline(always)]
+    const fn mixed(&self) -> u64 {
+        let [a, b, c, d, e] = self.0;
+        (a ^ b.rotate_left(7) ^ c.rotate_left(17) ^ d.rotate_left(29) ^ e)
+            .wrapping_mul(CHECK_MULTIPLIER)
+    }
+
+    /// Returns the key's place in an array of so many, a power of two.
+    #[inline(always)]
+    #[expect(clippy::cast_possible_truncation, reason = "arrays are smaller")]
+    const fn place(&self, places: usize) -> u32 {
+        (self.mixed() >> (64 - places.trailing_zeros())) as u32
+    }
+
     /// Returns source, destination, source port and destination port (host order), protocol.
     pub const fn parts(self) -> (AddressKey, AddressKey, u16, u16, u8) {
         let [a, b, c, d, rest] = self.0;
@@ -667,6 +703,81 @@ pub const FLOW_RESET: u8 = 4;
 /// place.
 pub const FLOW_HAIRPIN: u8 = 8;
 
+/// A flow of `FLOWS` or `FLOWS_DATAGRAM` that goes on, as it was within the last second, on one cache line.
+///
+/// All CPUs write without a lock: the check finds out what two have written together.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
+#[repr(C)]
+pub struct FlowNote {
+    /// The flow's key; in the last three bytes the length of the outer header and the port that the client talks to.
+    key: Tuple,
+    address: AddressKey,
+    /// When the flow was seen, in steps of 2^20 ns; in the low 20 bits a check of the rest and of the epoch.
+    last: u64,
+}
+
+impl FlowNote {
+    const CHECK_BITS: u32 = 20;
+    const CHECK: u64 = (1 << Self::CHECK_BITS) - 1;
+
+    /// Makes the note of a flow that was found in this epoch ([`Config::epoch`]).
+    #[inline(always)]
+    pub const fn new(key: &Tuple, flow: &PodFlow, epoch: u32) -> Self {
+        let [a, b] = flow.port();
+        let mut note = Self {
+            key: key.with_spare([flow.outer(), a, b]),
+            address: flow.address,
+            last: flow.seen & !Self::CHECK,
+        };
+        note.last |= note.check(epoch);
+        note
+    }
+
+    /// Returns the flow, if this is its note, of this epoch and less than a second old.
+    #[inline(always)]
+    pub const fn flow(&self, key: &Tuple, epoch: u32, now: u64) -> Option<PodFlow> {
+        if !self.is_of(key) || self.is_free(epoch, now) {
+            return None;
+        }
+        let [outer, a, b] = self.key.spare();
+        Some(PodFlow::new(self.address, [a, b], outer, 0, self.seen()))
+    }
+
+    /// Tells whether this is the note of a flow.
+    #[inline(always)]
+    pub const fn is_of(&self, key: &Tuple) -> bool {
+        self.key.with_spare([0; 3]).is(key)
+    }
+
+    /// Tells whether another flow may take the place: a note stays while it counts.
+    #[inline(always)]
+    pub const fn is_free(&self, epoch: u32, now: u64) -> bool {
+        self.last & Self::CHECK != self.check(epoch)
+            || now.saturating_sub(self.seen()) >= RENEWAL_NS
+    }
+
+    #[inline(always)]
+    const fn seen(&self) -> u64 {
+        self.last & !Self::CHECK
+    }
+
+    #[inline(always)]
+    const fn check(&self, epoch: u32) -> u64 {
+        let [a, b] = self.address.words();
+        let words = self.key.mixed() ^ a ^ b.rotate_left(23) ^ self.seen() ^ epoch as u64;
+        words.wrapping_mul(CHECK_MULTIPLIER) >> (64 - Self::CHECK_BITS)
+    }
+
+    /// Returns the place of a flow's note.
+    #[inline(always)]
+    pub const fn place(key: &Tuple) -> u32 {
+        const { assert!(size::FLOW_NOTES.is_power_of_two()) };
+        key.place(size::FLOW_NOTES)
+    }
+}
+
 /// What the first fragment of a datagram tells the later ones, in whole words.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
@@ -743,13 +854,9 @@ impl Shortcut {
 
     /// Returns the place of a look-up's note among those of a CPU.
     #[inline(always)]
-    #[expect(clippy::cast_possible_truncation, reason = "ten bits are left")]
     pub const fn place(key: &Tuple) -> u32 {
         const { assert!(size::SHORTCUTS.is_power_of_two()) };
-        let [a, b, c, d, e] = key.0;
-        let mixed = (a ^ b.rotate_left(7) ^ c.rotate_left(17) ^ d.rotate_left(29) ^ e)
-            .wrapping_mul(CHECK_MULTIPLIER);
-        (mixed >> (64 - size::SHORTCUTS.trailing_zeros())) as u32
+        key.place(size::SHORTCUTS)
     }
 }
 
@@ -1083,6 +1190,61 @@ mod tests {
         assert_eq!(shortcut.value(&key(80), 8), None);
         assert_eq!(Shortcut::default().value(&Tuple::default(), 0), None);
         assert_ne!(Shortcut::place(&key(80)), Shortcut::place(&key(81)));
+    }
+
+    #[test]
+    fn flow_note_counts_for_its_key_in_its_epoch_for_a_second() {
+        let key = |port| {
+            let (client, pod) = (AddressKey::v4([198, 51, 100, 7]), AddressKey::v6([7; 16]));
+            Tuple::new(client, pod, [156, port], [0, 80], 17)
+        };
+        let (key, other) = (key(64), key(65));
+        let seen = 77 << 32;
+        let vip = AddressKey::v4([192, 0, 2, 1]);
+        let flow = PodFlow::new(vip, [1, 187], 20, 0, seen);
+        let note = FlowNote::new(&key, &flow, 5);
+        let (last, over) = (seen + RENEWAL_NS - 1, seen + RENEWAL_NS);
+
+        assert_eq!(note.flow(&key, 5, seen), Some(flow));
+        assert_eq!(note.flow(&key, 5, last), Some(flow));
+        assert_eq!(note.flow(&key, 5, over), None);
+        assert_eq!(note.flow(&key, 6, seen), None);
+        assert_eq!(note.flow(&other, 5, seen), None);
+        assert!(note.is_of(&key) && !note.is_of(&other));
+        assert!(!note.is_free(5, last));
+        assert!(note.is_free(5, over) && note.is_free(6, seen));
+        assert!(FlowNote::default().is_free(5, over));
+        assert_ne!(FlowNote::place(&key), FlowNote::place(&other));
+
+        // What two CPUs have written together.
+        let theirs = PodFlow::new(AddressKey::v6([9; 16]), [0, 53], 40, 0, seen + (1 << 21));
+        let theirs = FlowNote::new(&other, &theirs, 5);
+        for (torn, key) in [
+            (
+                FlowNote {
+                    key: theirs.key,
+                    ..note
+                },
+                &other,
+            ),
+            (
+                FlowNote {
+                    address: theirs.address,
+                    ..note
+                },
+                &key,
+            ),
+            (
+                FlowNote {
+                    last: theirs.last,
+                    ..note
+                },
+                &key,
+            ),
+        ] {
+            assert!(torn.is_of(key));
+            assert_eq!(torn.flow(key, 5, last), None);
+        }
     }
 
     #[test]

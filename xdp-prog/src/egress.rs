@@ -12,7 +12,7 @@
 //!  v
 //! hairpin flow ---------- of the ways below: HAIRPINS               -> destination too, back to the stack
 //! later fragment -------- FRAGMENTS -> FLOWS                        -> source address
-//! TCP, UDP, SCTP -------- FLOWS, FLOWS_EMBRYONIC                    -> source address and port, MSS of a SYN+ACK
+//! TCP, UDP, SCTP -------- FLOW_NOTES, FLOWS, FLOWS_EMBRYONIC        -> source address and port, MSS of a SYN+ACK
 //!  |                      none, but from a NodePort of this machine -> LOCAL_FLOWS, untouched
 //! ICMP, ICMPv6 error ---- quotes a flow of FLOWS, FLOWS_EMBRYONIC   -> quoted destination, source where it is the pod's
 //! else                                                              -> untouched

@@ -9,7 +9,7 @@ use aya::{
     programs::{SchedClassifier, TestRun as _, TestRunOptions},
 };
 use xdp_prog::{
-    abi::{self, AddressKey, Datagram, LocalFlow, PodFlow, Tuple, map},
+    abi::{self, AddressKey, Config, Datagram, LocalFlow, PodFlow, Tuple, map},
     decide::deliver::FlowTable,
     wire::protocol,
 };
@@ -35,6 +35,8 @@ pub(crate) fn uptime() -> u64 {
 /// The loaded program and its maps.
 pub(crate) struct Kernel {
     ebpf: Ebpf,
+    /// Contents that the tables have had.
+    epoch: u32,
 }
 
 impl Kernel {
@@ -63,14 +65,19 @@ impl Kernel {
             .load(fastpath::object::bytes())
             .context("loading the object")?;
         program(&mut ebpf).load().context("loading the program")?;
-        Ok(Self { ebpf })
+        Ok(Self { ebpf, epoch: 0 })
     }
 
     /// Takes a case's frames through the program.
     pub(crate) fn run(&mut self, case: &Case) -> anyhow::Result<Outcome> {
         let now = monotonic_ns();
         let tables = &case.tables;
-        self.array(map::CONFIG, &[tables.set.config])?;
+        self.epoch += 1;
+        let config = Config {
+            epoch: self.epoch,
+            ..tables.set.config
+        };
+        self.array(map::CONFIG, &[config])?;
         self.array(map::SERVICE, &tables.set.service)?;
         self.hash(map::SERVICES_V4, &tables.set.services_v4)?;
         self.hash(map::SERVICES_V6, &tables.set.services_v6)?;

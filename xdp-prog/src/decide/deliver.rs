@@ -9,6 +9,10 @@
 //! The key names the client and the pod: a client port that talks to one pod by
 //! two of its VIPs would be one key, and is refused.
 //!
+//! **Notes.** What finds its flow notes it for the packets of the next second, of either direction and on any CPU,
+//! where one look at one cache line finds it. A note is of a flow that is answered and goes on: what begins or ends
+//! one, and what meets a flow of another VIP, asks the tables. So a note is gone before its flow's key may be another's.
+//!
 //! **Hairpin.** A client that is the chosen pod itself, or this machine (its own
 //! processes, and pods behind its masquerade), cannot be shown to the pod: the
 //! pod would take its own address for a forgery, the stack takes that of its
@@ -216,6 +220,14 @@ pub trait Flows: Clock {
     fn insert_flow(&self, table: FlowTable, key: &Tuple, flow: &PodFlow) -> bool;
     /// Removes a flow.
     fn remove_flow(&self, table: FlowTable, key: &Tuple);
+    /// Returns an answered flow that goes on, as some packet of the last second found it; without notes, none.
+    #[inline(always)]
+    fn noted_flow(&self, _: &Tuple) -> Option<PodFlow> {
+        None
+    }
+    /// Notes an answered flow, as a packet has just found it; takes the note away of one that has begun to end.
+    #[inline(always)]
+    fn note_flow(&self, _: &Tuple, _: &PodFlow) {}
 }
 
 /// The clients whose place another address has taken, by flow as the pod sees it.
@@ -278,6 +290,13 @@ pub fn remember<F: Frame, T: Tables + Flows + Hairpins>(
         client_state(deliver.flags),
         tables.now(),
     );
+    let goes_on = flow.state() == 0 && !deliver.flags.begins_connection();
+    if goes_on
+        && let Some(known) = tables.noted_flow(&key)
+        && known.is_to_same(&flow)
+    {
+        return Ok(SeenAs::Client);
+    }
     if refresh(tables, deliver, &key, &flow, true)? {
         return Ok(SeenAs::Client);
     }
@@ -356,11 +375,16 @@ fn refresh<T: Flows>(
         let met = tables.with_flow(table, key, |known| {
             let is_same = is_same_client && known.is_to_same(flow);
             let limit = idle_limit(table, deliver.protocol, known.state());
-            meet(known, flow, is_same, limit, deliver.flags)
+            meet(known, flow, is_same, limit, deliver.flags).then_some(*known)
         });
         match met {
-            Some(true) => return Ok(true),
-            Some(false) => return Err(DropReason::FlowConflict),
+            Some(Some(known)) => {
+                if table == FlowTable::Answered {
+                    tables.note_flow(key, &known);
+                }
+                return Ok(true);
+            }
+            Some(None) => return Err(DropReason::FlowConflict),
             None => {}
         }
     }

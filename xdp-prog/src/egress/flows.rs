@@ -22,8 +22,18 @@ pub(super) fn answer<T: Memory>(
 ) -> Option<PodFlow> {
     let now = tables.now();
     let state = pod_state(flags);
-    if let Some(flow) = visit(tables, FlowTable::Answered, key, protocol, state, now) {
-        return is_fresh(&flow, FlowTable::Answered, protocol, now).then_some(flow);
+    if state == 0
+        && let Some(flow) = tables.noted_flow(key)
+    {
+        return Some(flow);
+    }
+    if let Some(mut flow) = visit(tables, FlowTable::Answered, key, protocol, state, now) {
+        if !is_fresh(&flow, FlowTable::Answered, protocol, now) {
+            return None;
+        }
+        flow.note(state, now);
+        tables.note_flow(key, &flow);
+        return Some(flow);
     }
     let mut flow = visit(tables, FlowTable::Embryonic, key, protocol, state, now)?;
     if !is_fresh(&flow, FlowTable::Embryonic, protocol, now) {

@@ -772,6 +772,28 @@ fn ends_of_flows() -> Vec<Case> {
                 .after(segment(SYN))
                 .after(segment(RST | ACK)),
         ),
+        // The second packet finds the note of the first.
+        case_here("flow_in_use_keeps_its_port", other.clone())
+            .with(old(0))
+            .after(segment(ACK))
+            .after(segment(ACK))
+            .drops(DropReason::FlowConflict),
+        delivers(
+            case_here("reset_by_the_client_ends_a_flow_in_use", other.clone())
+                .with(old(0))
+                .after(segment(ACK))
+                .after(segment(ACK))
+                .after(segment(RST)),
+        ),
+        case_here(
+            "port_that_was_taken_over_serves_the_old_flow_no_more",
+            segment(ACK),
+        )
+        .with(old(0))
+        .after(segment(ACK))
+        .after(segment(RST))
+        .after(other.clone())
+        .drops(DropReason::FlowConflict),
         case_here("fin_by_the_client_alone_does_not", other.clone())
             .with(old(0))
             .after(segment(FIN | ACK))

@@ -232,6 +232,16 @@ impl Flows for KernelTables<'_> {
     fn remove_flow(&self, table: FlowTable, key: &Tuple) {
         flows::remove(table, key);
     }
+
+    #[inline(always)]
+    fn noted_flow(&self, key: &Tuple) -> Option<PodFlow> {
+        flows::noted(key)
+    }
+
+    #[inline(always)]
+    fn note_flow(&self, key: &Tuple, flow: &PodFlow) {
+        flows::note(key, flow);
+    }
 }
 
 impl NatFlows for KernelTables<'_> {
@@ -332,6 +342,11 @@ impl Relay for KernelTables<'_> {
     fn relay(&self, words: [u64; 4]) -> Option<[u64; 4]> {
         relay(words)
     }
+}
+
+#[inline(always)]
+fn epoch() -> u32 {
+    CONFIG.get(0).map_or(0, |config| config.epoch)
 }
 
 #[inline(always)]

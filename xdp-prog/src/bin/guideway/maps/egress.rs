@@ -95,6 +95,16 @@ impl Flows for EgressTables {
     fn remove_flow(&self, table: FlowTable, key: &Tuple) {
         flows::remove(table, key);
     }
+
+    #[inline(always)]
+    fn noted_flow(&self, key: &Tuple) -> Option<PodFlow> {
+        flows::noted(key)
+    }
+
+    #[inline(always)]
+    fn note_flow(&self, key: &Tuple, flow: &PodFlow) {
+        flows::note(key, flow);
+    }
 }
 
 impl Relay for EgressTables {

@@ -2,11 +2,11 @@
 
 use aya_ebpf::{
     bindings::{BPF_ANY, BPF_NOEXIST},
-    btf_maps::LruHashMap,
+    btf_maps::{Array, LruHashMap},
     macros::btf_map,
 };
 use xdp_prog::{
-    abi::{AddressKey, LocalFlow, PodFlow, Tuple, size},
+    abi::{AddressKey, FlowNote, LocalFlow, PodFlow, Tuple, size},
     decide::deliver::FlowTable,
     wire::protocol,
 };
@@ -15,6 +15,9 @@ use xdp_prog::{
 static FLOWS: LruHashMap<Tuple, PodFlow, { size::FLOWS }> = LruHashMap::new();
 #[btf_map]
 static FLOWS_DATAGRAM: LruHashMap<Tuple, PodFlow, { size::FLOWS }> = LruHashMap::new();
+/// Mmapable because the elements of such an array begin on cache lines.
+#[btf_map]
+static FLOW_NOTES: Array<FlowNote, { size::FLOW_NOTES }, { super::MMAPABLE }> = Array::new();
 #[btf_map]
 static FLOWS_EMBRYONIC: LruHashMap<Tuple, PodFlow, { size::FLOWS }> = LruHashMap::new();
 #[btf_map]
@@ -54,6 +57,30 @@ pub(crate) fn insert(table: FlowTable, key: &Tuple, flow: &PodFlow) -> bool {
 pub(crate) fn remove(table: FlowTable, key: &Tuple) {
     // It may be gone already, which is as good.
     let _ = map(table, key).remove(key);
+}
+
+#[inline(always)]
+pub(crate) fn noted(key: &Tuple) -> Option<PodFlow> {
+    // What another CPU writes into it meanwhile, its check finds out.
+    let note = FLOW_NOTES.get(FlowNote::place(key))?;
+    note.flow(key, super::epoch(), super::now())
+}
+
+#[inline(always)]
+pub(crate) fn note(key: &Tuple, flow: &PodFlow) {
+    let Some(note) = FLOW_NOTES.get_ptr_mut(FlowNote::place(key)) else {
+        return;
+    };
+    // SAFETY: the element is valid for the run; see above.
+    let note = unsafe { &mut *note };
+    let epoch = super::epoch();
+    if flow.state() != 0 {
+        if note.is_of(key) {
+            *note = FlowNote::default();
+        }
+    } else if note.is_free(epoch, super::now()) {
+        *note = FlowNote::new(key, flow, epoch);
+    }
 }
 
 #[inline(always)]

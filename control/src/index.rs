@@ -284,7 +284,8 @@ impl Index {
     }
 
     /// Takes a Service that is new or has changed.
-    pub fn apply_service(&mut self, service: objects::Service) {
+    pub fn apply_service(&mut self, mut service: objects::Service) {
+        service.name = self.shared(service.name);
         let entry = self.entries.entry(service.name.clone()).or_default();
         if entry.service.as_deref() != Some(&service) {
             self.dirty.insert(service.name.clone());
@@ -320,7 +321,7 @@ impl Index {
             let entry = self.entries.entry(service.clone()).or_default();
             let name = slice.name.name.as_str();
             if entry.slices.get(name) != Some(&read) {
-                entry.slices.insert(name.into(), read);
+                entry.slices.insert(slice.name.name.clone(), read);
                 self.dirty.insert(service);
             }
         }
@@ -329,7 +330,7 @@ impl Index {
         self.set_problems(object, problems);
     }
 
-    /// Returns the same name as a Service has it that is known, so that their texts are one.
+    /// Returns the same name as a Service has it, or a slice for it, so that their texts are one.
     fn shared(&self, name: ObjectName) -> ObjectName {
         let known = self.entries.get_key_value(&name);
         known.map_or(name, |(known, _)| known.clone())

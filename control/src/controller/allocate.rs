@@ -103,7 +103,7 @@ struct Claim<'a> {
 impl<'a> Claim<'a> {
     fn new(service: &'a Service, inventory: &'a Inventory) -> Self {
         let wish = Wish::of(service, inventory);
-        let namespace = inventory.namespaces.get(&service.name.namespace);
+        let namespace = inventory.namespaces.get(service.name.namespace.as_str());
         let named = wish.as_ref().map_or(&[][..], |wish| &wish.pools[..]);
         let pools = inventory
             .pools

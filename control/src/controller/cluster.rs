@@ -115,7 +115,7 @@ impl Cluster {
                 free_ipv4: status.free_ipv4,
                 free_ipv6: status.free_ipv6,
             };
-            plan.usage.insert(name.name.clone(), values);
+            plan.usage.insert(name.name.to_string(), values);
             if status != seen.status {
                 let patch = json!({
                     "apiVersion": "guideway.dev/v1alpha1",
@@ -159,10 +159,10 @@ impl Cluster {
         let api_servers = self.api_servers.objects().values().flatten();
         Inventory {
             pools: pools
-                .map(|(name, seen)| (name.name.clone(), seen.source.pool.clone()))
+                .map(|(name, seen)| (name.name.to_string(), seen.source.pool.clone()))
                 .collect(),
             namespaces: namespaces
-                .map(|(name, labels)| (name.name.clone(), labels.clone()))
+                .map(|(name, labels)| (name.name.to_string(), labels.clone()))
                 .collect(),
             nodes: self.nodes.objects().values().flatten().copied().collect(),
             api_servers: api_servers.chain(&self.api_server).copied().collect(),

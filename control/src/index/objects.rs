@@ -8,6 +8,11 @@ use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
 
+use compact_str::CompactString;
+
+/// A text that is kept for each of many objects: up to 24 bytes, as nearly all have, take no memory elsewhere.
+pub type Text = CompactString;
+
 /// Namespace and name of an object; cluster-wide ones have an empty namespace. A clone shares the text.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ObjectName(Arc<Parts>);
@@ -16,14 +21,14 @@ pub struct ObjectName(Arc<Parts>);
 #[derive(Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Parts {
     /// The namespace.
-    pub namespace: String,
+    pub namespace: Text,
     /// The name.
-    pub name: String,
+    pub name: Text,
 }
 
 impl ObjectName {
     /// Names an object of a namespace.
-    pub fn new(namespace: impl Into<String>, name: impl Into<String>) -> Self {
+    pub fn new(namespace: impl Into<Text>, name: impl Into<Text>) -> Self {
         Self(Arc::new(Parts {
             namespace: namespace.into(),
             name: name.into(),
@@ -60,23 +65,23 @@ pub struct Service {
     /// `metadata.annotations`; those of [`SERVICE_ANNOTATIONS`] suffice.
     pub annotations: BTreeMap<String, String>,
     /// `spec.type`.
-    pub kind: Option<String>,
+    pub kind: Option<Text>,
     /// `spec.clusterIPs`, or `spec.clusterIP` alone where there are none.
-    pub cluster_ips: Vec<String>,
+    pub cluster_ips: Vec<Text>,
     /// `spec.ports`.
     pub ports: Vec<ServicePort>,
     /// `spec.externalIPs`.
-    pub external_ips: Vec<String>,
+    pub external_ips: Vec<Text>,
     /// `status.loadBalancer.ingress`.
     pub ingress: Vec<Ingress>,
     /// `spec.loadBalancerSourceRanges`.
-    pub source_ranges: Vec<String>,
+    pub source_ranges: Vec<Text>,
     /// `spec.loadBalancerClass`.
-    pub load_balancer_class: Option<String>,
+    pub load_balancer_class: Option<Text>,
     /// `spec.externalTrafficPolicy`.
-    pub external_traffic_policy: Option<String>,
+    pub external_traffic_policy: Option<Text>,
     /// `spec.sessionAffinity`.
-    pub session_affinity: Option<String>,
+    pub session_affinity: Option<Text>,
     /// `spec.healthCheckNodePort`.
     pub health_check_node_port: Option<i32>,
 }
@@ -85,9 +90,9 @@ pub struct Service {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ServicePort {
     /// `name`; the only port of a Service needs none.
-    pub name: Option<String>,
+    pub name: Option<Text>,
     /// `protocol`; TCP if not given.
-    pub protocol: Option<String>,
+    pub protocol: Option<Text>,
     /// `port`.
     pub port: i32,
     /// `nodePort`.
@@ -98,9 +103,9 @@ pub struct ServicePort {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ingress {
     /// `ip`; none where there is a host name only.
-    pub ip: Option<String>,
+    pub ip: Option<Text>,
     /// `ipMode`.
-    pub ip_mode: Option<String>,
+    pub ip_mode: Option<Text>,
 }
 
 /// A `discovery.k8s.io/v1` EndpointSlice.

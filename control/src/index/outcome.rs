@@ -254,9 +254,10 @@ impl Making<'_> {
             );
             return;
         }
-        let Some(backends) = self.translatable(&key, backends) else {
+        let Some(mut backends) = self.translatable(&key, backends) else {
             return;
         };
+        backends.shrink_to_fit();
         // Packets to a machine's own address are for its kernel too, and carry that address behind L2 DSR,
         // where the pod's machine would take them for a stranger's.
         let is_machine = front == Front::NodePort || machines.has(address);
@@ -270,10 +271,11 @@ impl Making<'_> {
             }
             Front::External(_) | Front::NodePort => BTreeSet::new(),
         };
-        let name = match port.name.as_str() {
+        let mut name = match port.name.as_str() {
             "" => self.name.to_string(),
             port => format!("{}:{port}", self.name),
         };
+        name.shrink_to_fit();
         let spec = ServiceSpec {
             mode: match mode {
                 ForwardMode::L2dsr if is_machine => ForwardMode::Ipip,

@@ -7,7 +7,7 @@ use ipnet::IpNet;
 use xdp_prog::maglev::LENGTH_CLASSES;
 
 use super::machines::Machines;
-use super::objects::{self, HEADLESS, MODE, SERVICE_PROXY_NAME, TABLE_SIZE};
+use super::objects::{self, HEADLESS, MODE, SERVICE_PROXY_NAME, TABLE_SIZE, Text};
 use super::problem::{Findings, Rule, quoted};
 use super::slice::protocol;
 use super::{Options, parse};
@@ -65,7 +65,7 @@ pub(super) fn read(
     }
     let mut external = BTreeSet::new();
     if !options.external_ips.is_empty() {
-        external = addresses.read(service.external_ips.iter().map(String::as_str));
+        external = addresses.read(service.external_ips.iter().map(Text::as_str));
         external.retain(|address| is_allowed(*address, options, findings));
         // The load balancer's rules count where an address is both.
         external.retain(|address| !load_balancer.contains(address));
@@ -138,7 +138,7 @@ fn families(service: &objects::Service) -> Option<[bool; 2]> {
         .iter()
         .any(|label| service.labels.contains_key(*label));
     let kind = service.kind.as_deref();
-    let first = service.cluster_ips.first().map_or("", String::as_str);
+    let first = service.cluster_ips.first().map_or("", Text::as_str);
     if is_ignored || kind == Some("ExternalName") || matches!(first, "" | "None") {
         return None;
     }

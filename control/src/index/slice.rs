@@ -5,13 +5,13 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use super::few::Few;
-use super::objects::{self, HEADLESS, ObjectName, SERVICE_NAME, SERVICE_PROXY_NAME};
+use super::objects::{self, HEADLESS, ObjectName, SERVICE_NAME, SERVICE_PROXY_NAME, Text};
 use super::parse;
 use super::problem::{Findings, Rule, quoted};
 use crate::desired::{Protocol, unusable};
 
 /// The slices of a Service, by name.
-pub(super) type Slices = Few<Box<str>, Slice>;
+pub(super) type Slices = Few<Text, Slice>;
 
 /// What counts of a slice.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -91,7 +91,7 @@ pub(super) fn service_of(
     }
     match slice.labels.get(SERVICE_NAME) {
         Some(service) if !service.is_empty() => {
-            Some(ObjectName::new(&slice.name.namespace, service))
+            Some(ObjectName::new(slice.name.namespace.clone(), service))
         }
         _ => {
             findings.add(

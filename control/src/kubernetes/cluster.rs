@@ -198,7 +198,7 @@ impl Cluster {
             }
             Event::InitDone => {
                 let listed = self.listing(Kind::Nodes).end();
-                let listed = listed.iter().map(|node| node.name.clone()).collect();
+                let listed = listed.iter().map(|node| node.name.to_string()).collect();
                 self.index.retain_nodes(&listed);
                 self.match_presence(now);
                 self.show_presence();

@@ -8,7 +8,7 @@ use k8s_openapi::jiff::Timestamp;
 
 use crate::index::objects::{
     Endpoint, EndpointPort, EndpointSlice, Ingress, NODE_LABELS, NODE_TAINTS, Node, NodeAddress,
-    ObjectName, SERVICE_ANNOTATIONS, SERVICE_LABELS, SLICE_LABELS, Service, ServicePort,
+    ObjectName, SERVICE_ANNOTATIONS, SERVICE_LABELS, SLICE_LABELS, Service, ServicePort, Text,
 };
 
 /// Annotation of a slice: when the change happened that last made the controller write it.
@@ -16,10 +16,8 @@ const LAST_CHANGE: &str = "endpoints.kubernetes.io/last-change-trigger-time";
 
 /// Names an object.
 pub(crate) fn name(metadata: &ObjectMeta) -> ObjectName {
-    ObjectName::new(
-        metadata.namespace.clone().unwrap_or_default(),
-        metadata.name.clone().unwrap_or_default(),
-    )
+    let text = |text: &Option<String>| text.as_deref().map(Text::from).unwrap_or_default();
+    ObjectName::new(text(&metadata.namespace), text(&metadata.name))
 }
 
 /// Reads when the change happened that a slice tells of.
@@ -34,10 +32,8 @@ pub(super) fn service(service: core::Service) -> Service {
     let spec = service.spec.unwrap_or_default();
     let balancer = service.status.and_then(|status| status.load_balancer);
     let ingress = balancer.and_then(|balancer| balancer.ingress);
-    let mut cluster_ips = spec.cluster_ips.unwrap_or_default();
-    if cluster_ips.is_empty() {
-        cluster_ips.extend(spec.cluster_ip);
-    }
+    let cluster_ips = spec.cluster_ips.filter(|all| !all.is_empty());
+    let cluster_ips = cluster_ips.or_else(|| Some(vec![spec.cluster_ip?]));
     Service {
         name: name(&metadata),
         created: metadata
@@ -45,30 +41,26 @@ pub(super) fn service(service: core::Service) -> Service {
             .map(|created| created.0.as_second()),
         labels: only(metadata.labels, &SERVICE_LABELS),
         annotations: only(metadata.annotations, &SERVICE_ANNOTATIONS),
-        kind: spec.type_,
-        cluster_ips,
-        ports: spec.ports.into_iter().flatten().map(port).collect(),
-        external_ips: spec.external_ips.unwrap_or_default(),
-        ingress: ingress
-            .into_iter()
-            .flatten()
-            .map(|ingress| Ingress {
-                ip: ingress.ip,
-                ip_mode: ingress.ip_mode,
-            })
-            .collect(),
-        source_ranges: spec.load_balancer_source_ranges.unwrap_or_default(),
-        load_balancer_class: spec.load_balancer_class,
-        external_traffic_policy: spec.external_traffic_policy,
-        session_affinity: spec.session_affinity,
+        kind: spec.type_.map(Text::from),
+        cluster_ips: list(cluster_ips, Text::from),
+        ports: list(spec.ports, port),
+        external_ips: list(spec.external_ips, Text::from),
+        ingress: list(ingress, |ingress| Ingress {
+            ip: ingress.ip.map(Text::from),
+            ip_mode: ingress.ip_mode.map(Text::from),
+        }),
+        source_ranges: list(spec.load_balancer_source_ranges, Text::from),
+        load_balancer_class: spec.load_balancer_class.map(Text::from),
+        external_traffic_policy: spec.external_traffic_policy.map(Text::from),
+        session_affinity: spec.session_affinity.map(Text::from),
         health_check_node_port: spec.health_check_node_port,
     }
 }
 
 fn port(port: core::ServicePort) -> ServicePort {
     ServicePort {
-        name: port.name,
-        protocol: port.protocol,
+        name: port.name.map(Text::from),
+        protocol: port.protocol.map(Text::from),
         port: port.port,
         node_port: port.node_port,
     }
@@ -140,9 +132,18 @@ pub(super) fn node(node: core::Node) -> Node {
 }
 
 fn only(map: Option<BTreeMap<String, String>>, names: &[&str]) -> BTreeMap<String, String> {
-    let mut map = map.unwrap_or_default();
-    map.retain(|name, _| names.contains(&name.as_str()));
-    map
+    // A map out of which everything was taken would keep its room.
+    let all = map.into_iter().flatten();
+    all.filter(|(name, _)| names.contains(&name.as_str()))
+        .collect()
+}
+
+/// Converts a list into one without room to spare.
+fn list<T, U>(list: Option<Vec<T>>, convert: impl Fn(T) -> U) -> Vec<U> {
+    let all = list.unwrap_or_default();
+    let mut converted = Vec::with_capacity(all.len());
+    converted.extend(all.into_iter().map(convert));
+    converted
 }
 
 #[cfg(test)]
@@ -180,26 +181,26 @@ mod tests {
                 .map(owned)
                 .into(),
             annotations: [("guideway.dev/mode", "nat")].map(owned).into(),
-            kind: Some("LoadBalancer".to_owned()),
-            cluster_ips: vec!["10.96.0.7".to_owned()],
+            kind: Some("LoadBalancer".into()),
+            cluster_ips: vec!["10.96.0.7".into()],
             ports: vec![ServicePort {
-                name: Some("http".to_owned()),
-                protocol: Some("TCP".to_owned()),
+                name: Some("http".into()),
+                protocol: Some("TCP".into()),
                 port: 80,
                 node_port: Some(30_080),
             }],
-            external_ips: vec!["192.0.2.9".to_owned()],
+            external_ips: vec!["192.0.2.9".into()],
             ingress: vec![
                 Ingress {
-                    ip: Some("192.0.2.1".to_owned()),
-                    ip_mode: Some("VIP".to_owned()),
+                    ip: Some("192.0.2.1".into()),
+                    ip_mode: Some("VIP".into()),
                 },
                 Ingress::default(),
             ],
-            source_ranges: vec![" 192.0.2.0/24".to_owned()],
-            load_balancer_class: Some("guideway.dev/guideway".to_owned()),
-            external_traffic_policy: Some("Local".to_owned()),
-            session_affinity: Some("ClientIP".to_owned()),
+            source_ranges: vec![" 192.0.2.0/24".into()],
+            load_balancer_class: Some("guideway.dev/guideway".into()),
+            external_traffic_policy: Some("Local".into()),
+            session_affinity: Some("ClientIP".into()),
             health_check_node_port: Some(31_000),
         };
         assert_eq!(converted, expected);

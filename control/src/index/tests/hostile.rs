@@ -12,7 +12,7 @@ use super::words::*;
 use crate::desired::{ForwardMode, Protocol, ServiceKey, TrafficPolicy, unusable};
 use crate::index::objects::{
     Endpoint, EndpointPort, EndpointSlice, HEADLESS, Ingress, MODE, Node, NodeAddress, ObjectName,
-    SERVICE_NAME, SERVICE_PROXY_NAME, Service, ServicePort, TABLE_SIZE, ZONE,
+    SERVICE_NAME, SERVICE_PROXY_NAME, Service, ServicePort, TABLE_SIZE, Text, ZONE,
 };
 use crate::index::{Index, Options, Presence, Reserved, State};
 
@@ -305,6 +305,7 @@ fn a_service() -> impl Strategy<Value = Service> {
     (front, rules, 0..8).prop_map(|(front, rules, labelled)| {
         let (name, created, kind, cluster_ips, ports, external_ips, ingress, source_ranges) = front;
         let (class, policy, affinity, health_check, labels, annotations) = rules;
+        let texts = |all: Vec<String>| all.into_iter().map(Text::from).collect();
         Service {
             name,
             created,
@@ -314,18 +315,21 @@ fn a_service() -> impl Strategy<Value = Service> {
                 BTreeMap::new()
             },
             annotations,
-            kind,
-            cluster_ips,
+            kind: kind.map(Text::from),
+            cluster_ips: texts(cluster_ips),
             ports,
-            external_ips,
+            external_ips: texts(external_ips),
             ingress: ingress
                 .into_iter()
-                .map(|(ip, ip_mode)| Ingress { ip, ip_mode })
+                .map(|(ip, ip_mode)| Ingress {
+                    ip: ip.map(Text::from),
+                    ip_mode: ip_mode.map(Text::from),
+                })
                 .collect(),
-            source_ranges,
-            load_balancer_class: class,
-            external_traffic_policy: policy,
-            session_affinity: affinity,
+            source_ranges: texts(source_ranges),
+            load_balancer_class: class.map(Text::from),
+            external_traffic_policy: policy.map(Text::from),
+            session_affinity: affinity.map(Text::from),
             health_check_node_port: health_check,
         }
     })
@@ -339,8 +343,8 @@ fn a_service_port() -> impl Strategy<Value = ServicePort> {
         option::of(a_number()),
     )
         .prop_map(|(name, protocol, port, node_port)| ServicePort {
-            name,
-            protocol,
+            name: name.map(Text::from),
+            protocol: protocol.map(Text::from),
             port,
             node_port,
         })
@@ -348,7 +352,7 @@ fn a_service_port() -> impl Strategy<Value = ServicePort> {
 
 fn a_slice() -> impl Strategy<Value = EndpointSlice> {
     let labels = prop_oneof![
-        8 => a_name().prop_map(|name| BTreeMap::from([(SERVICE_NAME.to_owned(), name.name.clone())])),
+        8 => a_name().prop_map(|name| BTreeMap::from([(SERVICE_NAME.to_owned(), name.name.to_string())])),
         1 => btree_map(words(&[SERVICE_NAME, SERVICE_PROXY_NAME, HEADLESS]), a_text(), 0..=2),
     ];
     let ports = vec((a_port_name(), a_protocol(), option::of(a_number())), 0..4);

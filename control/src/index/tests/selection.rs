@@ -345,8 +345,8 @@ fn service_without_slices_is_rejected() {
 fn unknown_policy_counts_as_the_default_and_is_named() {
     let mut cluster = cluster();
     let mut odd = web();
-    odd.external_traffic_policy = Some("Nearby".to_owned());
-    odd.session_affinity = Some("Cookie".to_owned());
+    odd.external_traffic_policy = Some("Nearby".into());
+    odd.session_affinity = Some("Cookie".into());
     cluster
         .service(odd)
         .slice(slice("web-1", &["10.244.2.1@node-2"]));

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use crate::desired::{BackendSpec, Service as Served, ServiceKey, TrafficPolicy};
 use crate::index::objects::{
     Endpoint, EndpointPort, EndpointSlice, Ingress, Node, NodeAddress, ObjectName, SERVICE_NAME,
-    Service, ServicePort, ZONE,
+    Service, ServicePort, Text, ZONE,
 };
 use crate::index::{Changes, Index, Object, Options, Presence, State};
 
@@ -133,8 +133,8 @@ pub(super) fn service(name: &str) -> Service {
     Service {
         name: ObjectName::new("default", name),
         created: Some(1),
-        kind: Some("ClusterIP".to_owned()),
-        cluster_ips: strings(&["10.96.0.1"]),
+        kind: Some("ClusterIP".into()),
+        cluster_ips: texts(&["10.96.0.1"]),
         ..Service::default()
     }
 }
@@ -154,7 +154,7 @@ pub(super) fn load_balancer(name: &str, address: &str) -> Service {
 
 impl Service {
     pub(super) fn kind(mut self, kind: &str) -> Self {
-        self.kind = Some(kind.to_owned());
+        self.kind = Some(kind.into());
         self
     }
 
@@ -164,12 +164,12 @@ impl Service {
     }
 
     pub(super) fn class(mut self, class: Option<&str>) -> Self {
-        self.load_balancer_class = class.map(ToOwned::to_owned);
+        self.load_balancer_class = class.map(Text::from);
         self
     }
 
     pub(super) fn cluster_ips(mut self, addresses: &[&str]) -> Self {
-        self.cluster_ips = strings(addresses);
+        self.cluster_ips = texts(addresses);
         self
     }
 
@@ -185,8 +185,8 @@ impl Service {
 
     pub(super) fn port(mut self, name: &str, port: i32, protocol: &str) -> Self {
         self.ports.push(ServicePort {
-            name: Some(name.to_owned()).filter(|name| !name.is_empty()),
-            protocol: Some(protocol.to_owned()),
+            name: Some(name.into()).filter(|name: &Text| !name.is_empty()),
+            protocol: Some(protocol.into()),
             port,
             node_port: None,
         });
@@ -201,7 +201,7 @@ impl Service {
 
     pub(super) fn ingress(mut self, address: &str) -> Self {
         self.ingress.push(Ingress {
-            ip: Some(address.to_owned()),
+            ip: Some(address.into()),
             ip_mode: None,
         });
         self
@@ -209,7 +209,7 @@ impl Service {
 
     /// Gives the address that was named last a mode.
     pub(super) fn ip_mode(mut self, mode: &str) -> Self {
-        self.ingress.last_mut().unwrap().ip_mode = Some(mode.to_owned());
+        self.ingress.last_mut().unwrap().ip_mode = Some(mode.into());
         self
     }
 
@@ -219,22 +219,22 @@ impl Service {
     }
 
     pub(super) fn external(mut self, addresses: &[&str]) -> Self {
-        self.external_ips = strings(addresses);
+        self.external_ips = texts(addresses);
         self
     }
 
     pub(super) fn source_ranges(mut self, ranges: &[&str]) -> Self {
-        self.source_ranges = strings(ranges);
+        self.source_ranges = texts(ranges);
         self
     }
 
     pub(super) fn local(mut self) -> Self {
-        self.external_traffic_policy = Some("Local".to_owned());
+        self.external_traffic_policy = Some("Local".into());
         self
     }
 
     pub(super) fn affinity(mut self) -> Self {
-        self.session_affinity = Some("ClientIP".to_owned());
+        self.session_affinity = Some("ClientIP".into());
         self
     }
 
@@ -357,6 +357,10 @@ pub(super) fn name(name: &str) -> ObjectName {
 
 pub(super) fn addresses<T: FromIterator<IpAddr>>(texts: &[&str]) -> T {
     texts.iter().map(|text| text.parse().unwrap()).collect()
+}
+
+fn texts(texts: &[&str]) -> Vec<Text> {
+    texts.iter().map(|text| Text::from(*text)).collect()
 }
 
 pub(super) fn strings(texts: &[&str]) -> Vec<String> {

@@ -77,13 +77,13 @@ pub struct InstalledService {
     /// How packets reach the backends.
     pub mode: ForwardMode,
     /// Ids of the backends that it uses.
-    backends: BTreeSet<u32>,
+    backends: Box<[u32]>,
     /// This machine's pods by tag.
     pods: Pods,
     /// The clients that may use it, of its own family; all, if the specification names none.
     source_ranges: BTreeSet<IpNet>,
     /// Pods that another one of their node has the tag of.
-    left_out: Vec<BackendKey>,
+    left_out: Box<[BackendKey]>,
 }
 
 impl InstalledService {

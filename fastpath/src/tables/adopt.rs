@@ -100,10 +100,10 @@ impl Tables {
             run,
             local,
             mode,
-            backends,
+            backends: backends.into_iter().collect(),
             pods,
             source_ranges: source_ranges.cloned().unwrap_or_default(),
-            left_out: Vec::new(),
+            left_out: Box::default(),
         })
     }
 

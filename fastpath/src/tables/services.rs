@@ -217,10 +217,10 @@ impl Tables {
             run: runs.table,
             local: runs.local,
             mode: spec.mode,
-            backends: ids.iter().copied().collect(),
+            backends: ids.into(),
             pods,
             source_ranges: ranges,
-            left_out: layout.left_out.clone(),
+            left_out: layout.left_out.as_slice().into(),
         };
         Ok((service, change))
     }

@@ -7,6 +7,7 @@ mod clsact;
 pub mod echo;
 pub mod facts;
 pub mod load;
+pub mod memory;
 mod netlink;
 pub mod nexthop;
 pub mod object;

@@ -19,6 +19,8 @@ const FULL: &str = "the tables have the first state of the cluster";
 /// Lines of the log that an error shows.
 const LOG_LINES: usize = 20;
 const DAY: f64 = 86_400.0;
+/// Services whose tables and backends of before are kept for a moment after a change.
+const MOST_RETIRED: u32 = 1024;
 /// Bytes of a slot of a lookup table.
 const SLOT: f64 = 8.0;
 
@@ -142,8 +144,8 @@ fn config(cluster: &Cluster) -> String {
         .iter()
         .find(|(most, _)| cluster.endpoints <= *most)
         .map_or(2048, |(_, size)| *size);
-    // A changed table is beside the one of before for a moment.
-    let slots = cluster.services * size + (1 << 20);
+    let services = cluster.services + MOST_RETIRED;
+    let slots = services * size;
     format!(
         "interfaces: [{{ name: {INTERFACE}, mode: native }}]
 tables: {{ lut_arena_mib: {}, services: {}, backends: {} }}
@@ -152,8 +154,8 @@ hash_seed: 1
 kubernetes: {{ node_name: edge, healthz: \"127.0.0.1:9751\" }}
 ",
         (slots >> 17) + 1,
-        cluster.services + 1_000,
-        cluster.services * cluster.endpoints + 20_000,
+        services,
+        services * cluster.endpoints,
         Guideway::socket().display(),
     )
 }

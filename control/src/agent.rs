@@ -17,6 +17,7 @@ mod egress;
 mod handle;
 mod next_hops;
 mod problems;
+mod sweeps;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{File, TryLockError};
@@ -43,6 +44,7 @@ use self::cluster::Cluster;
 pub use self::handle::{Command, Handle};
 use self::next_hops::NextHops;
 use self::problems::{Item, Problems};
+use self::sweeps::Sweeps;
 use crate::api::{ConfigStatus, Detached};
 use crate::census::Census;
 use crate::config::{self, Config, ConfigError, Source, TableSizes, host};
@@ -57,7 +59,7 @@ use crate::target::{Machine, Shapes};
 const TIMER: Duration = Duration::from_secs(30);
 /// Flows of NAT mode that one sweep looks at: all of a table of the usual size.
 const SWEEP_FLOWS: usize = 262_144;
-/// How often flows of NAT mode are swept at most.
+/// How often the agent sweeps at most.
 const SWEEP_PAUSE: Duration = Duration::from_secs(5);
 /// Items of one kind that are logged one by one: a switch that fails takes a thousand nodes along.
 const LOGGED_ONE_BY_ONE: usize = 10;
@@ -157,8 +159,9 @@ pub struct Agent {
     selection: Selection,
     /// Whether the health of backends or nodes has changed since the selection was made.
     health_changed: bool,
-    /// When flows of NAT mode were last swept.
+    /// When the agent last swept.
     swept: Instant,
+    nat_sweeps: Sweeps,
     ways: Ways,
     /// What is checked, and how; nothing if that is not in force.
     targets: Option<Targets>,
@@ -215,6 +218,7 @@ impl Agent {
             selection: Selection::default(),
             health_changed: false,
             swept: Instant::now(),
+            nat_sweeps: Sweeps::new(Instant::now()),
             ways: Ways::new(tables.probe_capacity()),
             targets: None,
             unchecked: 0,
@@ -318,13 +322,26 @@ impl Agent {
             return;
         }
         self.swept = Instant::now();
-        match self.tables.sweep_nat(SWEEP_FLOWS) {
-            Ok(removed) => tracing::debug!(removed, "flows of NAT mode swept"),
-            Err(error) => tracing::warn!(%error, "cannot sweep the flows of NAT mode"),
+        if self.nat_sweeps.are_due(self.swept, self.census.has_nat()) {
+            self.sweep_nat();
         }
         if let Err(error) = capture::clear_away(&self.pins) {
             tracing::warn!(%error, "cannot look for what a capture has left");
         }
+    }
+
+    fn sweep_nat(&mut self) {
+        let may_be_left = match self.tables.sweep_nat(SWEEP_FLOWS) {
+            Ok(removed) => {
+                tracing::debug!(removed, "flows of NAT mode swept");
+                self.tables.may_have_nat_flows()
+            }
+            Err(error) => {
+                tracing::warn!(%error, "cannot sweep the flows of NAT mode");
+                true
+            }
+        };
+        self.nat_sweeps.note(self.swept, may_be_left);
     }
 
     /// Does what a command says; true if it ends the agent.

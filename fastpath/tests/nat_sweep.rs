@@ -64,6 +64,7 @@ fn flows_that_are_over_go_and_free_their_ports() {
         assert_eq!(flows.reverse.get(&reply(port), 0).is_ok(), stays, "{port}");
     }
     assert_eq!(tables.nat_fill().used, usize::from(LIVE) + 1);
+    assert!(tables.may_have_nat_flows());
     assert_eq!(tables.sweep_nat(usize::MAX).unwrap(), 0);
 }
 
@@ -80,11 +81,13 @@ fn a_small_budget_gets_through_in_several_calls() {
     }
     let first = tables.sweep_nat(1).unwrap();
     assert!(first > 0 && first < usize::from(LIVE), "{first}");
+    assert!(tables.may_have_nat_flows(), "the walk is not at its end");
     let mut removed = first;
     for _ in 0..10 {
         removed += tables.sweep_nat(1).unwrap();
     }
     assert_eq!(removed, usize::from(LIVE));
+    assert!(!tables.may_have_nat_flows());
     assert_eq!(flows.reverse.keys().count(), 0);
     assert_eq!(flows.forward.keys().count(), 0);
 }

@@ -77,6 +77,11 @@ impl Tables {
         Ok(removed)
     }
 
+    /// Tells whether the last whole sweep has left flows of NAT mode, or the last one was not whole.
+    pub const fn may_have_nat_flows(&self) -> bool {
+        self.nat.flows > 0 || self.nat.cursor.is_some()
+    }
+
     /// Reports how many flows of NAT mode the last whole sweep has left.
     pub const fn nat_fill(&self) -> Usage {
         Usage {

@@ -1,12 +1,13 @@
 //! `guideway run`: the agent's thread, and what feeds it.
 
+use std::future::pending;
 use std::path::Path;
 use std::sync::mpsc;
 use std::thread;
 
 use anyhow::{Context, Result, anyhow};
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::sync::mpsc::unbounded_channel;
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::sync::oneshot;
 use tokio::task::{JoinError, JoinSet};
 use tracing_subscriber::EnvFilter;
@@ -159,9 +160,7 @@ async fn serve(
         // A part that panicked would leave an agent that looks alive: started again, it is whole.
         let broken = tokio::select! {
             _ = &mut end_of_agent => break,
-            Some(thread) = lost.recv() => anyhow!("the thread {thread} has ended"),
-            Some(ended) = tasks.join_next() => why(ended),
-            Some(ended) = api.join_next() => why(ended),
+            broken = breakage(&mut lost, [&mut tasks, &mut api]) => broken,
             cause = signals.next() => {
                 match cause {
                     Asked::Reload => handle.send(Command::Reload { cause: "SIGHUP" }),
@@ -187,7 +186,21 @@ async fn serve(
     outcome
 }
 
-/// Says why a task has ended that does not by itself.
+/// Waits until a thread or a task ends that does not by itself, and says why it did.
+async fn breakage(
+    lost: &mut UnboundedReceiver<&'static str>,
+    [tasks, api]: [&mut JoinSet<()>; 2],
+) -> anyhow::Error {
+    tokio::select! {
+        Some(thread) = lost.recv() => anyhow!("the thread {thread} has ended"),
+        Some(ended) = tasks.join_next() => why(ended),
+        Some(ended) = api.join_next() => why(ended),
+        // There are none.
+        else => pending().await,
+    }
+}
+
+/// Says why a task has ended.
 fn why(ended: Result<(), JoinError>) -> anyhow::Error {
     match ended {
         Ok(()) => anyhow!("a task has ended"),
@@ -222,5 +235,43 @@ impl Signals {
             _ = self.terminate.recv() => Asked::Stop("SIGTERM"),
             _ = self.interrupt.recv() => Asked::Stop("SIGINT"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn task_that_panics_or_ends_breaks_the_agent_and_says_so() {
+        let (_lose, mut lost) = unbounded_channel();
+        let (mut tasks, mut api) = (JoinSet::new(), JoinSet::new());
+        tasks.spawn(pending());
+        api.spawn(async { panic!("on purpose") });
+        let broken = breakage(&mut lost, [&mut tasks, &mut api])
+            .await
+            .to_string();
+        assert!(
+            broken.contains("panicked") && broken.contains("on purpose"),
+            "{broken}"
+        );
+
+        tasks.spawn(async {});
+        let broken = breakage(&mut lost, [&mut tasks, &mut api])
+            .await
+            .to_string();
+        assert_eq!(broken, "a task has ended");
+    }
+
+    #[tokio::test]
+    async fn thread_that_ends_breaks_the_agent_and_is_named() {
+        let (lose, mut lost) = unbounded_channel();
+        let (mut tasks, mut api) = (JoinSet::new(), JoinSet::new());
+        tasks.spawn(pending());
+        lose.send("index").unwrap();
+        let broken = breakage(&mut lost, [&mut tasks, &mut api])
+            .await
+            .to_string();
+        assert_eq!(broken, "the thread index has ended");
     }
 }

@@ -21,10 +21,12 @@
 //! **Memory**: resident bytes at the end, the tables' that are mapped included, and the most they ever were.
 //!
 //! **Idle**: CPU time of all threads while nothing changes, over a period with the agent's timers and the
-//! renewal of its watches in it.
+//! renewal of its watches in it. Every node gets its echo each second and answers it; on one machine, the sender
+//! of an echo is charged with the kernel's work at the node's end too.
 
 mod agent;
 mod cluster;
+mod nodes;
 mod report;
 mod source;
 mod usage;
@@ -172,6 +174,7 @@ fn measure(
     let wire = Wire::new(cluster.nodes)?;
     let server = Server::start(scenario.source, cluster, &wire.edge, &say)?;
     let mut prober = wire.prober()?;
+    let _nodes = wire.nodes()?;
 
     say("cold start");
     let mut agent = Agent::start(&options.guideway, &wire.edge, cluster)?;

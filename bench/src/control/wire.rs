@@ -24,7 +24,10 @@ use rustix::net::{
     socket_with,
 };
 
-use super::cluster::{Cluster, PORT};
+use super::{
+    cluster::{Cluster, PORT},
+    nodes::Nodes,
+};
 
 /// The edge's interface.
 pub(super) const INTERFACE: &str = "eth0";
@@ -75,6 +78,11 @@ impl Wire {
             lo.add_address(Cidr::host(Cluster::node_address(node)))?;
         }
         Ok(Self { edge, machine })
+    }
+
+    /// Has the nodes answer echoes for as long as the value is there.
+    pub(super) fn nodes(&self) -> Result<Nodes> {
+        Nodes::start(&self.machine)
     }
 
     /// Opens the sockets of clients and nodes.

@@ -1,7 +1,7 @@
 //! Health: are backends and nodes able to serve, and which of them are left out while they are not.
 //!
 //! ```text
-//! desired state -> targets (who, how) + ways (indices) -> monitor: probe, echo -> board (results add up)
+//! desired state -> targets (who, how) + ways (indices) -> monitor: probe, echo(es) -> board (results add up)
 //! desired state <- selection (who serves) <-------------------------------------- what fails
 //! ```
 //!
@@ -10,6 +10,7 @@
 
 pub mod board;
 mod echo;
+mod echoes;
 pub mod monitor;
 pub mod probe;
 pub mod selection;

@@ -1,5 +1,12 @@
 //! ICMP echo (RFC 792, RFC 4443 section 4) as a raw socket sends and receives it.
 
+use std::{io, os::fd::AsFd};
+
+use libc::{
+    BPF_B, BPF_H, BPF_IMM, BPF_IND, BPF_JEQ, BPF_JMP, BPF_K, BPF_LD, BPF_LDX, BPF_MSH, BPF_RET,
+    BPF_W,
+};
+use socket2::{SockFilter, SockRef};
 use xdp_prog::{
     csum::Sum,
     wire::{icmp::Icmp, ipv4::Ipv4},
@@ -51,24 +58,75 @@ impl Echo {
 
     /// Tells whether a raw socket received the reply to this echo.
     pub fn is_answered_by(self, received: &[u8]) -> bool {
-        // A raw socket of IPv4 receives the IP header too, one of IPv6 does not.
-        let message = if self.is_v6 {
-            Some(received)
-        } else {
-            Ipv4::ref_from_prefix(received)
-                .ok()
-                .and_then(|(header, _)| received.get(header.header_length()..))
-        };
-        let Some((header, data)) = message.and_then(|message| Icmp::ref_from_prefix(message).ok())
-        else {
-            return false;
-        };
-        let kind = if self.is_v6 { REPLY_V6 } else { REPLY_V4 };
-        let request = self.request();
-        (header.kind, header.code) == (kind, 0)
-            && header.rest == request[4..Icmp::LENGTH]
-            && data == &request[Icmp::LENGTH..]
+        Self::of_reply(self.is_v6, received) == Some(self)
     }
+
+    /// Reads from what a raw socket received which echo it is the reply to; none if it is no reply to one of these.
+    pub fn of_reply(is_v6: bool, received: &[u8]) -> Option<Self> {
+        // A raw socket of IPv4 receives the IP header too, one of IPv6 does not.
+        let message = if is_v6 {
+            received
+        } else {
+            let (header, _) = Ipv4::ref_from_prefix(received).ok()?;
+            received.get(header.header_length()..)?
+        };
+        let (header, data) = Icmp::ref_from_prefix(message).ok()?;
+        let echo = Self {
+            is_v6,
+            nonce: u64::from_be_bytes(data.try_into().ok()?),
+        };
+        let is_reply = (header.kind, header.code) == (reply_kind(is_v6), 0)
+            && header.rest == echo.request()[4..Icmp::LENGTH];
+        is_reply.then_some(echo)
+    }
+}
+
+/// Has the kernel drop what arrives at a raw socket, but for replies to echoes whose numbers have these upper 32 bits.
+///
+/// A raw socket that is not connected gets all ICMP of the machine, and what strangers send would fill it.
+///
+/// # Errors
+///
+/// When the kernel refuses the filter.
+pub fn hear_only(socket: &impl AsFd, is_v6: bool, upper: u32) -> io::Result<()> {
+    SockRef::from(socket).attach_filter(&filter(is_v6, upper))
+}
+
+/// Writes the filter, in classic BPF: it sees what the socket would receive.
+fn filter(is_v6: bool, upper: u32) -> [SockFilter; 7] {
+    const IS_EQUAL: u32 = BPF_JMP | BPF_JEQ | BPF_K;
+    #[expect(clippy::cast_possible_truncation, reason = "it is 8")]
+    const DATA: u32 = Icmp::LENGTH as u32;
+    let step = |code: u32, value| instruction(code, 0, value);
+    // The index register is where the message begins.
+    let message = if is_v6 {
+        step(BPF_LDX | BPF_IMM, 0)
+    } else {
+        step(BPF_LDX | BPF_B | BPF_MSH, 0)
+    };
+    let kind_and_code = u32::from_be_bytes([0, 0, reply_kind(is_v6), 0]);
+    [
+        message,
+        step(BPF_LD | BPF_H | BPF_IND, 0),
+        instruction(IS_EQUAL, 3, kind_and_code),
+        step(BPF_LD | BPF_W | BPF_IND, DATA),
+        instruction(IS_EQUAL, 1, upper),
+        step(BPF_RET | BPF_K, u32::MAX),
+        step(BPF_RET | BPF_K, 0),
+    ]
+}
+
+/// Writes one instruction, which skips as many of the next ones as it says where it does not hold.
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "codes of classic BPF have 16 bits"
+)]
+const fn instruction(code: u32, skipped: u8, value: u32) -> SockFilter {
+    SockFilter::new(code as u16, 0, skipped, value)
+}
+
+const fn reply_kind(is_v6: bool) -> u8 {
+    if is_v6 { REPLY_V6 } else { REPLY_V4 }
 }
 
 #[cfg(test)]

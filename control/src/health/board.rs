@@ -67,6 +67,8 @@ pub struct Start<K, C> {
     pub check: C,
     /// Whether the target has not passed this check yet, but may be about to: a failure need not mean much.
     pub may_be_starting: bool,
+    /// Whether the target is healthy and passed this check the last time it was made.
+    pub has_just_passed: bool,
     /// Tells this check from others of the same target; for [`Board::finish`].
     pub ticket: u64,
 }
@@ -204,6 +206,7 @@ impl<K: Ord + Clone, C: Clone + PartialEq> Board<K, C> {
         Some(Start {
             check: target.check.clone(),
             may_be_starting: !target.has_passed && now < target.begun + target.rule.starting,
+            has_just_passed: target.has_passed && target.healthy && target.against == 0,
             ticket: self.tickets,
             key,
         })

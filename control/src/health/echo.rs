@@ -1,8 +1,9 @@
-//! One echo to one node.
+//! One echo to one node, by a socket of its own.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::Duration;
 
 use fastpath::echo::Echo;
@@ -42,20 +43,26 @@ async fn exchange(node: IpAddr, mark: u32) -> io::Result<()> {
     }
 }
 
-/// Opens a raw socket that sends to the node and hears from it alone. Not one of those that any user may open:
-/// `net.ipv4.ping_group_range` usually allows them to nobody.
+/// Opens a raw socket that sends to the node and hears from it alone, and of what the network says of it.
 fn open(node: IpAddr, mark: u32) -> io::Result<tokio::net::UdpSocket> {
-    let (family, protocol) = match node {
-        IpAddr::V4(_) => (AddressFamily::Inet, SockProtocol::Icmp),
-        IpAddr::V6(_) => (AddressFamily::Inet6, SockProtocol::IcmpV6),
-    };
-    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-    let socket = socket(family, SockType::Raw, flags, Some(protocol))?;
+    let socket = raw_socket(node.is_ipv6())?;
     if mark != 0 {
         setsockopt(&socket, sockopt::Mark, &mark)?;
     }
     let peer = SockaddrStorage::from(SocketAddr::new(node, 0));
-    connect(std::os::fd::AsRawFd::as_raw_fd(&socket), &peer)?;
+    connect(socket.as_raw_fd(), &peer)?;
     // Of the type only what every connected socket has is used: send and recv.
     tokio::net::UdpSocket::from_std(UdpSocket::from(socket))
+}
+
+/// Opens a raw socket of ICMP. Not one of those that any user may open: `net.ipv4.ping_group_range` usually allows
+/// them to nobody.
+pub(super) fn raw_socket(is_v6: bool) -> io::Result<OwnedFd> {
+    let (family, protocol) = if is_v6 {
+        (AddressFamily::Inet6, SockProtocol::IcmpV6)
+    } else {
+        (AddressFamily::Inet, SockProtocol::Icmp)
+    };
+    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+    Ok(socket(family, SockType::Raw, flags, Some(protocol))?)
 }

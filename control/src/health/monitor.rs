@@ -15,14 +15,17 @@ use tokio::task::JoinSet;
 
 use super::board::{Board, Rule, Start, Target};
 use super::echo;
+use super::echoes::{Echoes, Ended};
 use super::probe::probe;
 use super::selection::{LeftOut, Member};
 use super::targets::{BackendCheck, NodeCheck, Targets};
 use crate::durations::Durations;
 use crate::timer::sleep_until;
 
-/// Backends and nodes, each, that are under check at a time: every check is an open socket or two.
+/// Backends and nodes, each, that are under check at a time: most checks are an open socket or two.
 const MAX_UNDER_WAY: usize = 256;
+/// Nodes that become due within this time are checked together: waking up for each costs more than its echo.
+const ROUND: Duration = Duration::from_millis(50);
 /// Upper bounds in seconds of how long checks take; what takes longer has timed out.
 const DURATION_BOUNDS: &[f64] = &[
     0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5,
@@ -137,11 +140,13 @@ impl Monitor {
     pub async fn run(&self, turned: impl Fn()) {
         let mut backends = JoinSet::new();
         let mut nodes = JoinSet::new();
+        let mut echoes = Echoes::new();
         loop {
-            let due = self.begin(&mut backends, &mut nodes);
+            let due = self.begin(&mut backends, &mut nodes, &mut echoes);
             let turns = tokio::select! {
                 Some(done) = backends.join_next() => self.finish_backend(done),
-                Some(done) = nodes.join_next() => self.finish_node(done),
+                Some(done) = nodes.join_next() => self.finish_nodes(done),
+                ended = echoes.ended() => self.finish_nodes(ended.into_iter().map(Done::from)),
                 () = sleep_until(due) => false,
                 () = self.changed.notified() => false,
             };
@@ -156,21 +161,26 @@ impl Monitor {
         &self,
         backends: &mut JoinSet<Done<Member, BackendCheck>>,
         nodes: &mut JoinSet<Done<IpAddr, NodeCheck>>,
+        echoes: &mut Echoes,
     ) -> Option<Instant> {
         let now = Instant::now();
         let mut state = self.lock();
         let mut next = Vec::new();
-        while nodes.len() < MAX_UNDER_WAY
+        while nodes.len() + echoes.len() < MAX_UNDER_WAY
             && let Some(start) = state.nodes.start(now)
         {
+            if start.has_just_passed && echoes.send(&start, now) {
+                continue;
+            }
             nodes.spawn(async move {
                 let outcome = unpanicked(check_node(&start)).await;
                 let outcome = outcome.unwrap_or_else(|panic| Some(Err(panic)));
                 Done::new(start, now, outcome)
             });
         }
-        if nodes.len() < MAX_UNDER_WAY {
-            next.extend(state.nodes.next_due());
+        if nodes.len() + echoes.len() < MAX_UNDER_WAY {
+            let due = state.nodes.next_due();
+            next.extend(due.map(|due| due.max(now + ROUND)));
         }
         while backends.len() < MAX_UNDER_WAY
             && let Some(start) = state.backends.start(now)
@@ -224,18 +234,30 @@ impl Monitor {
         turned
     }
 
-    fn finish_node(&self, done: Joined<IpAddr, NodeCheck>) -> bool {
-        let Ok(done) = done else {
-            return false;
-        };
+    fn finish_nodes(&self, all: impl IntoIterator<Item = Done<IpAddr, NodeCheck>>) -> bool {
         let now = Instant::now();
         let mut state = self.lock();
-        let durations = state.durations.entry("echo");
+        let mut turns = false;
+        for done in all {
+            turns |= state.finish_node(now, done);
+        }
+        turns
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Every change is complete within one call, so a panic elsewhere leaves nothing half done.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn finish_node(&mut self, now: Instant, done: Done<IpAddr, NodeCheck>) -> bool {
+        let durations = self.durations.entry("echo");
         let durations = durations.or_insert_with(|| Durations::new(DURATION_BOUNDS));
         durations.add(now - done.began);
         let node = done.start.key;
         let failure = done.failure();
-        let turned = state
+        let turned = self
             .nodes
             .finish(now, &node, done.start.ticket, done.outcome);
         if turned {
@@ -245,11 +267,6 @@ impl Monitor {
             }
         }
         turned
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        // Every change is complete within one call, so a panic elsewhere leaves nothing half done.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -307,6 +324,13 @@ impl<K, C> Done<K, C> {
 
     fn failure(&self) -> Option<String> {
         self.outcome.clone()?.err()
+    }
+}
+
+impl From<Ended> for Done<IpAddr, NodeCheck> {
+    fn from(ended: Ended) -> Self {
+        let outcome = ended.outcome.map_err(|error| error.to_string());
+        Self::new(ended.start, ended.began, Some(outcome))
     }
 }
 

@@ -68,6 +68,28 @@ fn target_may_be_starting_until_it_has_passed_or_for_so_long() {
 }
 
 #[test]
+fn target_has_just_passed_after_a_success_until_a_failure() {
+    let rule = Rule { rise: 1, ..RULE };
+    let (mut board, start) = board(&["a"], rule);
+    let mut now = start;
+    let mut next = |outcome: Result<(), &str>| {
+        let begun = board.start(now).unwrap();
+        let outcome = outcome.map_err(str::to_owned);
+        board.finish(now, &begun.key, begun.ticket, Some(outcome));
+        now += 2 * INTERVAL;
+        begun.has_just_passed
+    };
+    assert!(!next(Ok(())), "nothing is known yet");
+    assert!(next(Err("x")));
+    assert!(!next(Ok(())));
+    for failure in ["x", "y", "z"] {
+        assert_eq!(next(Err(failure)), failure == "x", "{failure}");
+    }
+    assert!(!next(Ok(())), "it is unhealthy");
+    assert!(next(Ok(())));
+}
+
+#[test]
 fn check_that_says_nothing_changes_nothing() {
     let (mut board, now) = board(&["a"], RULE);
     let start = board.start(now).unwrap();

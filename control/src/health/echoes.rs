@@ -1,0 +1,320 @@
+//! Echoes to nodes that answer: all of a family go by one socket, which stays open.
+//!
+//! Opening a socket costs more than an echo does. But a socket that is connected to nobody is not told what the
+//! network says of a packet that did not arrive; so these echoes find out that a node is well, and [`super::echo`]
+//! why one is not: a node that missed its last echo has the next one there, and so has one to which nothing can be
+//! sent here.
+
+use std::collections::{HashMap, VecDeque};
+use std::future::pending;
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::io::{self, ErrorKind};
+use std::net::{IpAddr, UdpSocket};
+use std::time::Instant;
+
+use fastpath::echo::{Echo, hear_only};
+use nix::sys::socket::{setsockopt, sockopt};
+
+use super::board::Start;
+use super::echo::raw_socket;
+use super::probe::ProbeError;
+use super::targets::NodeCheck;
+use crate::timer::sleep_until;
+
+/// Bytes that wait in a socket at most, in either direction: a packet for each of the echoes under way, whose
+/// memory a driver may take a page for.
+const SOCKET_BUFFER: usize = 1 << 20;
+
+/// Echoes under way, and the sockets that they go by.
+#[derive(Debug)]
+pub(super) struct Echoes {
+    v4: Line,
+    v6: Line,
+    under_way: UnderWay,
+}
+
+/// A check that came to its end.
+#[derive(Debug)]
+pub(super) struct Ended {
+    pub(super) start: Start<IpAddr, NodeCheck>,
+    pub(super) began: Instant,
+    pub(super) outcome: Result<(), ProbeError>,
+}
+
+impl Echoes {
+    pub(super) fn new() -> Self {
+        // Nobody can guess it, who has not seen an echo.
+        let upper = (random() >> 32) as u32;
+        Self {
+            v4: Line::new(false, upper),
+            v6: Line::new(true, upper),
+            under_way: UnderWay::default(),
+        }
+    }
+
+    /// Sends an echo; false if it cannot be sent here.
+    pub(super) fn send(&mut self, start: &Start<IpAddr, NodeCheck>, now: Instant) -> bool {
+        let node = start.key;
+        let line = if node.is_ipv6() {
+            &mut self.v6
+        } else {
+            &mut self.v4
+        };
+        let nonce = u64::from(line.upper) << 32 | random() >> 32;
+        match line.send(node, start.check.mark, nonce) {
+            Ok(()) => {
+                self.under_way.add(nonce, start.clone(), now);
+                true
+            }
+            Err(error) => {
+                tracing::trace!(%node, %error, "echo is left to a socket of its own");
+                false
+            }
+        }
+    }
+
+    /// Returns how many are under way.
+    pub(super) fn len(&self) -> usize {
+        self.under_way.waiting.len()
+    }
+
+    /// Waits until echoes are answered, or too late to be.
+    pub(super) async fn ended(&mut self) -> Vec<Ended> {
+        loop {
+            tokio::select! {
+                () = self.v4.is_readable() => {}
+                () = self.v6.is_readable() => {}
+                () = sleep_until(self.under_way.deadline()) => {}
+            }
+            let mut ended = Vec::new();
+            for line in [&mut self.v4, &mut self.v6] {
+                while let Some((from, nonce)) = line.receive() {
+                    ended.extend(self.under_way.answer(from, nonce));
+                }
+            }
+            ended.extend(self.under_way.expire(Instant::now()));
+            if !ended.is_empty() {
+                return ended;
+            }
+        }
+    }
+}
+
+/// A socket for all nodes of a family.
+#[derive(Debug)]
+struct Line {
+    is_v6: bool,
+    /// Upper half of all nonces, by which the kernel tells replies from what strangers send.
+    upper: u32,
+    /// Opened for the first echo.
+    socket: Option<tokio::net::UdpSocket>,
+    /// What the socket's packets are marked with.
+    mark: u32,
+}
+
+impl Line {
+    fn new(is_v6: bool, upper: u32) -> Self {
+        Self {
+            is_v6,
+            upper,
+            socket: None,
+            mark: 0,
+        }
+    }
+
+    fn send(&mut self, node: IpAddr, mark: u32, nonce: u64) -> io::Result<()> {
+        let socket = match self.socket.take() {
+            Some(socket) => socket,
+            None => self.open()?,
+        };
+        let socket = self.socket.insert(socket);
+        if mark != self.mark {
+            setsockopt(socket, sockopt::Mark, &mark)?;
+            self.mark = mark;
+        }
+        let echo = Echo {
+            is_v6: self.is_v6,
+            nonce,
+        };
+        socket.try_send_to(&echo.request(), (node, 0).into())?;
+        Ok(())
+    }
+
+    fn open(&mut self) -> io::Result<tokio::net::UdpSocket> {
+        let socket = raw_socket(self.is_v6)?;
+        hear_only(&socket, self.is_v6, self.upper)?;
+        setsockopt(&socket, sockopt::RcvBufForce, &SOCKET_BUFFER)?;
+        setsockopt(&socket, sockopt::SndBufForce, &SOCKET_BUFFER)?;
+        self.mark = 0;
+        // Of the type only what every socket of packets has is used.
+        tokio::net::UdpSocket::from_std(UdpSocket::from(socket))
+    }
+
+    /// Waits until there may be something to receive.
+    async fn is_readable(&self) {
+        match &self.socket {
+            // Receiving tells of an error.
+            Some(socket) => {
+                let _ = socket.readable().await;
+            }
+            None => pending().await,
+        }
+    }
+
+    /// Takes the next reply, if there is one: who sent it, and to which nonce.
+    fn receive(&mut self) -> Option<(IpAddr, u64)> {
+        let socket = self.socket.as_ref()?;
+        let mut received = [0; 256];
+        loop {
+            match socket.try_recv_from(&mut received) {
+                Ok((length, from)) => {
+                    if let Some(echo) = Echo::of_reply(self.is_v6, &received[..length]) {
+                        return Some((from.ip(), echo.nonce));
+                    }
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return None,
+                Err(error) => {
+                    tracing::debug!(%error, "the socket for echoes is opened again");
+                    self.socket = None;
+                    return None;
+                }
+            }
+        }
+    }
+}
+
+/// Echoes that wait for their replies, by nonce.
+#[derive(Debug, Default)]
+struct UnderWay {
+    waiting: HashMap<u64, (Start<IpAddr, NodeCheck>, Instant)>,
+    /// Nonces by when they were sent; some have been answered.
+    sent: VecDeque<(Instant, u64)>,
+}
+
+impl UnderWay {
+    /// Adds one; none is added with an earlier time than another.
+    fn add(&mut self, nonce: u64, start: Start<IpAddr, NodeCheck>, now: Instant) {
+        self.waiting.insert(nonce, (start, now));
+        self.sent.push_back((now, nonce));
+    }
+
+    /// Ends the echo that a reply is to; none if it is to none of them, or from another machine than was asked.
+    fn answer(&mut self, from: IpAddr, nonce: u64) -> Option<Ended> {
+        let (start, _) = self.waiting.get(&nonce)?;
+        if start.key != from {
+            return None;
+        }
+        self.end(nonce, Ok(()))
+    }
+
+    /// Ends those whose time is over.
+    fn expire(&mut self, now: Instant) -> Vec<Ended> {
+        let mut ended = Vec::new();
+        while self.deadline().is_some_and(|deadline| deadline <= now)
+            && let Some((_, nonce)) = self.sent.pop_front()
+        {
+            let outcome = Err(ProbeError::Timeout(NodeCheck::TIMEOUT));
+            ended.extend(self.end(nonce, outcome));
+        }
+        ended
+    }
+
+    fn end(&mut self, nonce: u64, outcome: Result<(), ProbeError>) -> Option<Ended> {
+        let (start, began) = self.waiting.remove(&nonce)?;
+        Some(Ended {
+            start,
+            began,
+            outcome,
+        })
+    }
+
+    /// Returns when the time of the first one is over.
+    fn deadline(&mut self) -> Option<Instant> {
+        while let Some((sent, nonce)) = self.sent.front() {
+            if self.waiting.contains_key(nonce) {
+                return Some(*sent + NodeCheck::TIMEOUT);
+            }
+            self.sent.pop_front();
+        }
+        None
+    }
+}
+
+/// Returns a number that nobody else knows.
+fn random() -> u64 {
+    RandomState::new().build_hasher().finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    const NODE: [u8; 4] = [10, 0, 0, 1];
+
+    #[test]
+    fn reply_ends_its_own_echo_alone_and_only_once() {
+        let now = Instant::now();
+        let mut under_way = UnderWay::default();
+        under_way.add(7, start(NODE, 1), now);
+        under_way.add(8, start([10, 0, 0, 2], 2), now);
+        let ended = under_way.answer(NODE.into(), 7).unwrap();
+        assert_eq!((ended.start.ticket, ended.began), (1, now));
+        assert!(ended.outcome.is_ok());
+        assert!(under_way.answer(NODE.into(), 7).is_none());
+        assert_eq!(under_way.waiting.len(), 1);
+    }
+
+    #[test]
+    fn reply_from_another_machine_or_to_no_echo_under_way_counts_for_nothing() {
+        let now = Instant::now();
+        let mut under_way = UnderWay::default();
+        under_way.add(7, start(NODE, 1), now);
+        assert!(under_way.answer([10, 0, 0, 2].into(), 7).is_none());
+        assert!(under_way.answer(NODE.into(), 8).is_none());
+        assert!(under_way.answer(NODE.into(), 7).is_some());
+    }
+
+    #[test]
+    fn echo_that_is_not_answered_in_time_is_missed_and_a_late_reply_ignored() {
+        let now = Instant::now();
+        let later = now + Duration::from_millis(10);
+        let mut under_way = UnderWay::default();
+        under_way.add(7, start(NODE, 1), now);
+        under_way.add(8, start([10, 0, 0, 2], 2), later);
+        assert_eq!(under_way.deadline(), Some(now + NodeCheck::TIMEOUT));
+        assert!(under_way.expire(later).is_empty());
+
+        let ended = under_way.expire(now + NodeCheck::TIMEOUT);
+        let tickets: Vec<u64> = ended.iter().map(|one| one.start.ticket).collect();
+        assert_eq!(tickets, [1]);
+        let reason = ended[0].outcome.as_ref().unwrap_err().to_string();
+        assert_eq!(reason, "timeout 800 ms");
+        assert!(under_way.answer(NODE.into(), 7).is_none());
+        assert_eq!(under_way.deadline(), Some(later + NodeCheck::TIMEOUT));
+    }
+
+    #[test]
+    fn answered_echoes_have_no_deadline() {
+        let now = Instant::now();
+        let mut under_way = UnderWay::default();
+        for nonce in 0..3 {
+            under_way.add(nonce, start(NODE, nonce), now);
+        }
+        for nonce in [1, 0, 2] {
+            assert!(under_way.answer(NODE.into(), nonce).is_some());
+        }
+        assert_eq!(under_way.deadline(), None);
+        assert!(under_way.sent.is_empty());
+    }
+
+    fn start(node: [u8; 4], ticket: u64) -> Start<IpAddr, NodeCheck> {
+        Start {
+            key: node.into(),
+            check: NodeCheck { mark: 0 },
+            may_be_starting: false,
+            has_just_passed: true,
+            ticket,
+        }
+    }
+}

@@ -35,7 +35,7 @@
 //! | `nat` | NAT mode, from client to backend | `floor` |
 //! | `nat_reply` | NAT mode, from backend to client | `floor` |
 //!
-//! Each finds its flow in the tables; the tables hold 10 000, and each flow of a trial has one packet before it. Behind a program that hands frames to the stack, a TC
+//! Each finds its flow in the tables; the tables hold 10 000, and each has one packet before its cost is measured. Behind a program that hands frames to the stack, a TC
 //! program is the sink. The TC programs run at ingress there, on packets that the driver made of the frames:
 //! `BPF_PROG_TEST_RUN` would repeat them over one packet that is its own output.
 //!

@@ -21,6 +21,7 @@
 mod announce;
 mod local;
 mod nat;
+mod notes;
 mod probe;
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -31,6 +32,7 @@ pub use self::nat::{
     NAT_ANSWERED, NAT_FIN_BACKEND, NAT_FIN_CLIENT, NAT_OPEN, NAT_RESET, NatForward, NatLink,
     NatMark, NatReverse,
 };
+pub use self::notes::{FlowNote, Shortcut};
 pub use self::probe::{PROBE_ENCAP, PROBE_MARK, PROBE_MARK_MASK, Probe};
 
 /// Version of the layouts below; part of the path under which maps are pinned.
@@ -662,10 +664,10 @@ impl PodFlow {
         self.rest.to_ne_bytes()[3]
     }
 
-    /// Notes a packet of the flow. Stores only what is new or has become old: packets of the other direction
+    /// Renews it by a packet of the flow. Stores only what is new or has become old: packets of the other direction
     /// read the same cache line, on other CPUs.
     #[inline(always)]
-    pub const fn note(&mut self, state: u8, now: u64) {
+    pub const fn renew(&mut self, state: u8, now: u64) {
         if now.saturating_sub(self.seen) >= RENEWAL_NS {
             self.seen = now;
         }
@@ -702,81 +704,6 @@ pub const FLOW_RESET: u8 = 4;
 /// State of a [`PodFlow`]: the client is in `HAIRPINS`, and the pod sees the address that it talks to in its
 /// place.
 pub const FLOW_HAIRPIN: u8 = 8;
-
-/// A flow of `FLOWS` or `FLOWS_DATAGRAM` that goes on, as it was within the last second, on one cache line.
-///
-/// All CPUs write without a lock: the check finds out what two have written together.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
-)]
-#[repr(C)]
-pub struct FlowNote {
-    /// The flow's key; in the last three bytes the length of the outer header and the port that the client talks to.
-    key: Tuple,
-    address: AddressKey,
-    /// When the flow was seen, in steps of 2^20 ns; in the low 20 bits a check of the rest and of the epoch.
-    last: u64,
-}
-
-impl FlowNote {
-    const CHECK_BITS: u32 = 20;
-    const CHECK: u64 = (1 << Self::CHECK_BITS) - 1;
-
-    /// Makes the note of a flow that was found in this epoch ([`Config::epoch`]).
-    #[inline(always)]
-    pub const fn new(key: &Tuple, flow: &PodFlow, epoch: u32) -> Self {
-        let [a, b] = flow.port();
-        let mut note = Self {
-            key: key.with_spare([flow.outer(), a, b]),
-            address: flow.address,
-            last: flow.seen & !Self::CHECK,
-        };
-        note.last |= note.check(epoch);
-        note
-    }
-
-    /// Returns the flow, if this is its note, of this epoch and less than a second old.
-    #[inline(always)]
-    pub const fn flow(&self, key: &Tuple, epoch: u32, now: u64) -> Option<PodFlow> {
-        if !self.is_of(key) || self.is_free(epoch, now) {
-            return None;
-        }
-        let [outer, a, b] = self.key.spare();
-        Some(PodFlow::new(self.address, [a, b], outer, 0, self.seen()))
-    }
-
-    /// Tells whether this is the note of a flow.
-    #[inline(always)]
-    pub const fn is_of(&self, key: &Tuple) -> bool {
-        self.key.with_spare([0; 3]).is(key)
-    }
-
-    /// Tells whether another flow may take the place: a note stays while it counts.
-    #[inline(always)]
-    pub const fn is_free(&self, epoch: u32, now: u64) -> bool {
-        self.last & Self::CHECK != self.check(epoch)
-            || now.saturating_sub(self.seen()) >= RENEWAL_NS
-    }
-
-    #[inline(always)]
-    const fn seen(&self) -> u64 {
-        self.last & !Self::CHECK
-    }
-
-    #[inline(always)]
-    const fn check(&self, epoch: u32) -> u64 {
-        let [a, b] = self.address.words();
-        let words = self.key.mixed() ^ a ^ b.rotate_left(23) ^ self.seen() ^ epoch as u64;
-        words.wrapping_mul(CHECK_MULTIPLIER) >> (64 - Self::CHECK_BITS)
-    }
-
-    /// Returns the place of a flow's note.
-    #[inline(always)]
-    pub const fn place(key: &Tuple) -> u32 {
-        const { assert!(size::FLOW_NOTES.is_power_of_two()) };
-        key.place(size::FLOW_NOTES)
-    }
-}
 
 /// What the first fragment of a datagram tells the later ones, in whole words.
 #[derive(
@@ -816,47 +743,6 @@ impl Datagram {
     pub const fn destination_port(&self) -> [u8; 2] {
         let [_, _, a, b, ..] = self.ports.to_ne_bytes();
         [a, b]
-    }
-}
-
-/// What a look-up in several tables has yielded, for as long as they stay as they are.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
-)]
-#[repr(C)]
-pub struct Shortcut {
-    key: Tuple,
-    /// [`Config::epoch`], one higher: what was never written counts at no time.
-    epoch: u64,
-    value: u64,
-}
-
-impl Shortcut {
-    /// Makes the note of what a look-up has yielded that began in this epoch.
-    #[inline(always)]
-    pub const fn new(key: Tuple, epoch: u32, value: u64) -> Self {
-        Self {
-            key,
-            epoch: epoch as u64 + 1,
-            value,
-        }
-    }
-
-    /// Returns what the look-up would yield, if this is its note and the epoch has not ended.
-    #[inline(always)]
-    pub const fn value(&self, key: &Tuple, epoch: u32) -> Option<u64> {
-        if self.epoch == epoch as u64 + 1 && self.key.is(key) {
-            Some(self.value)
-        } else {
-            None
-        }
-    }
-
-    /// Returns the place of a look-up's note among those of a CPU.
-    #[inline(always)]
-    pub const fn place(key: &Tuple) -> u32 {
-        const { assert!(size::SHORTCUTS.is_power_of_two()) };
-        key.place(size::SHORTCUTS)
     }
 }
 
@@ -1175,75 +1061,6 @@ mod tests {
                 "byte {byte}"
             );
             address[byte] ^= 1;
-        }
-    }
-
-    #[test]
-    fn shortcut_counts_for_its_key_in_its_epoch() {
-        let key = |port| {
-            let address = AddressKey::v4([198, 51, 100, 7]);
-            Tuple::new(address, address, [0, 0], [0, port], 6)
-        };
-        let shortcut = Shortcut::new(key(80), 7, 9);
-        assert_eq!(shortcut.value(&key(80), 7), Some(9));
-        assert_eq!(shortcut.value(&key(81), 7), None);
-        assert_eq!(shortcut.value(&key(80), 8), None);
-        assert_eq!(Shortcut::default().value(&Tuple::default(), 0), None);
-        assert_ne!(Shortcut::place(&key(80)), Shortcut::place(&key(81)));
-    }
-
-    #[test]
-    fn flow_note_counts_for_its_key_in_its_epoch_for_a_second() {
-        let key = |port| {
-            let (client, pod) = (AddressKey::v4([198, 51, 100, 7]), AddressKey::v6([7; 16]));
-            Tuple::new(client, pod, [156, port], [0, 80], 17)
-        };
-        let (key, other) = (key(64), key(65));
-        let seen = 77 << 32;
-        let vip = AddressKey::v4([192, 0, 2, 1]);
-        let flow = PodFlow::new(vip, [1, 187], 20, 0, seen);
-        let note = FlowNote::new(&key, &flow, 5);
-        let (last, over) = (seen + RENEWAL_NS - 1, seen + RENEWAL_NS);
-
-        assert_eq!(note.flow(&key, 5, seen), Some(flow));
-        assert_eq!(note.flow(&key, 5, last), Some(flow));
-        assert_eq!(note.flow(&key, 5, over), None);
-        assert_eq!(note.flow(&key, 6, seen), None);
-        assert_eq!(note.flow(&other, 5, seen), None);
-        assert!(note.is_of(&key) && !note.is_of(&other));
-        assert!(!note.is_free(5, last));
-        assert!(note.is_free(5, over) && note.is_free(6, seen));
-        assert!(FlowNote::default().is_free(5, over));
-        assert_ne!(FlowNote::place(&key), FlowNote::place(&other));
-
-        // What two CPUs have written together.
-        let theirs = PodFlow::new(AddressKey::v6([9; 16]), [0, 53], 40, 0, seen + (1 << 21));
-        let theirs = FlowNote::new(&other, &theirs, 5);
-        for (torn, key) in [
-            (
-                FlowNote {
-                    key: theirs.key,
-                    ..note
-                },
-                &other,
-            ),
-            (
-                FlowNote {
-                    address: theirs.address,
-                    ..note
-                },
-                &key,
-            ),
-            (
-                FlowNote {
-                    last: theirs.last,
-                    ..note
-                },
-                &key,
-            ),
-        ] {
-            assert!(torn.is_of(key));
-            assert_eq!(torn.flow(key, 5, last), None);
         }
     }
 

@@ -145,7 +145,9 @@ impl Agent {
             }
             Operation::Remove(key) => {
                 let outcome = self.tables.remove_service(&key);
-                tracing::debug!(service = %key, "service removed");
+                if let Ok(true) = outcome {
+                    tracing::debug!(service = %key, "service removed");
+                }
                 (Item::Service(key), table(outcome.map(drop)))
             }
             Operation::Attach(name, mode) => {

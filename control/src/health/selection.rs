@@ -119,11 +119,13 @@ impl Rules {
             .clone()
             .filter(|backend| own.is_none_or(|own| own.contains(&backend.address)))
             .peekable();
+        // That other machines have pods tells a machine without any to drop, and not to refuse.
+        let uses_none = own.is_some() && used.peek().is_none();
+        if uses_none || !spec.backends.iter().any(out) {
+            return Some(Arc::clone(service));
+        }
         if used.peek().is_some() && used.all(out) {
             return None;
-        }
-        if !spec.backends.iter().any(out) {
-            return Some(Arc::clone(service));
         }
         let backends = spec.backends.iter().filter(|backend| !out(backend));
         let spec = ServiceSpec {
@@ -192,6 +194,7 @@ services:
         let service = Arc::make_mut(desired.services.get_mut(&key).unwrap());
         Arc::make_mut(&mut service.spec).traffic_policy = TrafficPolicy::Local;
         let left_out = left_out(&[("10.99.0.1:80/tcp", "10.0.0.1")], &[]);
+        let left_out_all = self::left_out(&[], &["10.0.0.1", "10.0.0.2"]);
         let own = |text: &str| BTreeSet::from([text.parse().unwrap()]);
         let selection = select_on(&desired, &left_out, &own("10.0.0.1"));
         assert_eq!(backends(&selection)[0], "10.0.0.1 10.0.0.2");
@@ -199,6 +202,9 @@ services:
         let elsewhere = select_on(&desired, &left_out, &own("10.0.0.2"));
         assert_eq!(backends(&elsewhere)[0], "10.0.0.2");
         assert!(elsewhere.all_fail.is_empty());
+        let without = select_on(&desired, &left_out_all, &own("10.0.0.9"));
+        assert_eq!(backends(&without)[0], "10.0.0.1 10.0.0.2");
+        assert!(without.all_fail.is_empty());
         desired.node = Role::No;
         let in_front = select_on(&desired, &left_out, &own("10.0.0.1"));
         assert_eq!(backends(&in_front)[0], "10.0.0.2", "uses all of them");

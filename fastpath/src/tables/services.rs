@@ -65,6 +65,7 @@ impl Tables {
     ) -> Result<Change, TableError> {
         let outcome = self.replace_service(key, spec);
         self.begin_epoch()?;
+        self.reclaim_if_worth_it();
         outcome
     }
 
@@ -88,7 +89,6 @@ impl Tables {
         if let Some(old) = self.installed.insert(key, service) {
             self.drop_backends(old.backends);
         }
-        self.reclaim_if_worth_it();
         Ok(change)
     }
 

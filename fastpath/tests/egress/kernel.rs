@@ -9,14 +9,14 @@ use aya::{
     programs::{SchedClassifier, TestRun as _, TestRunOptions},
 };
 use xdp_prog::{
-    abi::{self, AddressKey, Config, Datagram, LocalFlow, PodFlow, Tuple, map},
+    abi::{self, AddressKey, Datagram, LocalFlow, PodFlow, Tuple, map},
     decide::deliver::FlowTable,
     wire::protocol,
 };
 
 use super::{
     cases::{Case, Outcome, Remembered, lifetimes, ports, timeless},
-    support::tables::{monotonic_ns, size},
+    support::tables::{forget_notes, monotonic_ns, size},
 };
 
 /// Size of `struct __sk_buff` up to Linux 6.18, and the offset of its mark.
@@ -35,8 +35,6 @@ pub(crate) fn uptime() -> u64 {
 /// The loaded program and its maps.
 pub(crate) struct Kernel {
     ebpf: Ebpf,
-    /// Contents that the tables have had.
-    epoch: u32,
 }
 
 impl Kernel {
@@ -65,19 +63,15 @@ impl Kernel {
             .load(fastpath::object::bytes())
             .context("loading the object")?;
         program(&mut ebpf).load().context("loading the program")?;
-        Ok(Self { ebpf, epoch: 0 })
+        Ok(Self { ebpf })
     }
 
     /// Takes a case's frames through the program.
     pub(crate) fn run(&mut self, case: &Case) -> anyhow::Result<Outcome> {
         let now = monotonic_ns();
         let tables = &case.tables;
-        self.epoch += 1;
-        let config = Config {
-            epoch: self.epoch,
-            ..tables.set.config
-        };
-        self.array(map::CONFIG, &[config])?;
+        forget_notes(&mut self.ebpf)?;
+        self.array(map::CONFIG, &[tables.set.config])?;
         self.array(map::SERVICE, &tables.set.service)?;
         self.hash(map::SERVICES_V4, &tables.set.services_v4)?;
         self.hash(map::SERVICES_V6, &tables.set.services_v6)?;

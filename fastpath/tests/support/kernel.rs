@@ -22,7 +22,7 @@ use xdp_prog::{
     wire::protocol,
 };
 
-use super::tables::{Counts, TableSet, size};
+use super::tables::{Counts, TableSet, forget_notes, size};
 
 /// Index of the device that frames come in on: the namespace's loopback device.
 pub(crate) const INGRESS: u32 = 1;
@@ -32,7 +32,7 @@ pub(crate) const HEADROOM: usize = 256;
 /// The loaded program and its maps.
 #[derive(Debug)]
 pub(crate) struct Kernel {
-    ebpf: Ebpf,
+    pub(crate) ebpf: Ebpf,
     /// Contents that the tables have had.
     epoch: u32,
 }
@@ -100,6 +100,7 @@ impl Kernel {
 
     /// Replaces the contents of all tables.
     pub(crate) fn install(&mut self, tables: &TableSet) -> Result<(), MapError> {
+        forget_notes(&mut self.ebpf)?;
         self.epoch += 1;
         let config = Config {
             epoch: self.epoch,

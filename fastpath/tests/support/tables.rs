@@ -8,11 +8,15 @@ use std::{
     net::IpAddr,
 };
 
+use aya::{
+    Ebpf,
+    maps::{Array, HashMap as KernelHash, MapError},
+};
 use xdp_prog::{
     abi::{
-        AddressKey, AnnounceLink, Backend, Claim, Config, Datagram, EdgeMac, EdgePrefix, LocalFlow,
-        NextHop, Pod, PodFlow, PodKey, Service, ServiceKeyV4, ServiceKeyV6, ServiceWord, Slot,
-        SourcePrefix, Tag, Traffic, Tuple,
+        AddressKey, AnnounceLink, Backend, Claim, Config, Datagram, EdgeMac, EdgePrefix, FlowNote,
+        LocalFlow, NextHop, Pod, PodFlow, PodKey, Service, ServiceKeyV4, ServiceKeyV6, ServiceWord,
+        Slot, SourcePrefix, Tag, Traffic, Tuple, map,
     },
     decide::{
         Clock, Counters, Tables,
@@ -442,6 +446,25 @@ impl Announcements for ModelTables<'_> {
     fn note_claim(&self, address: &AddressKey, mac: EdgeMac) {
         self.claims.borrow_mut().insert(*address, mac.mac());
     }
+}
+
+/// Takes the notes of all flows away that the programs know.
+pub(crate) fn forget_notes(ebpf: &mut Ebpf) -> Result<(), MapError> {
+    let mut places = Vec::new();
+    for name in [map::FLOWS, map::FLOWS_DATAGRAM] {
+        let flows = ebpf.map(name).expect("the object has this map");
+        for key in KernelHash::<_, Tuple, PodFlow>::try_from(flows)?.keys() {
+            places.push(FlowNote::place(&key?));
+        }
+    }
+    let notes = ebpf
+        .map_mut(map::FLOW_NOTES)
+        .expect("the object has this map");
+    let mut notes = Array::<_, FlowNote>::try_from(notes)?;
+    for place in places {
+        notes.set(place, FlowNote::default(), 0)?;
+    }
+    Ok(())
 }
 
 impl Clock for ModelTables<'_> {

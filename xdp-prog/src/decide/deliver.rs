@@ -9,9 +9,9 @@
 //! The key names the client and the pod: a client port that talks to one pod by
 //! two of its VIPs would be one key, and is refused.
 //!
-//! **Notes.** What finds its flow notes it for the packets of the next second, of either direction and on any CPU,
-//! where one look at one cache line finds it. A note is of a flow that is answered and goes on: what begins or ends
-//! one, and what meets a flow of another VIP, asks the tables. So a note is gone before its flow's key may be another's.
+//! **Notes.** What finds its flow in a table notes it for the packets of the next second, of either direction and on
+//! any CPU: one look at one cache line finds it again. A note is of a flow that is answered and goes on; what begins
+//! or ends one, and what is of another VIP, asks the tables and puts the note right.
 //!
 //! **Hairpin.** A client that is the chosen pod itself, or this machine (its own
 //! processes, and pods behind its masquerade), cannot be shown to the pod: the
@@ -132,6 +132,7 @@ impl<'t> Deliver<'t> {
 
     /// Puts everything but the backend into numbers.
     #[inline(always)]
+    #[expect(clippy::cast_possible_truncation, reason = "one bit")]
     fn to_words(self) -> [u64; 4] {
         let (outer, room, class) = match &self.decap {
             Some(decap) => (decap.l3, decap.inner_room, decap.outer_class),
@@ -142,7 +143,7 @@ impl<'t> Deliver<'t> {
             (self.length as u64) << 32 | u64::from(self.ports),
             (self.l3 as u64) << 48 | (self.l4 as u64) << 32 | (outer as u64) << 16 | room as u64,
             u64::from_ne_bytes([
-                u8::from(self.family == Family::V6),
+                self.family.bit() as u8,
                 self.protocol,
                 self.flags.0,
                 u8::from(self.is_later),
@@ -160,7 +161,7 @@ impl<'t> Deliver<'t> {
     fn from_words(words: [u64; 4], backend: &'t Backend) -> Self {
         let [ids, length, offsets, rest] = words;
         let [is_v6, protocol, flags, is_later, is_within, outer_class, ..] = rest.to_ne_bytes();
-        let family = if is_v6 == 0 { Family::V4 } else { Family::V6 };
+        let family = Family::of_bit(is_v6.into());
         let l3 = (offsets >> 48) as usize & OFFSETS;
         let decap = (is_within != 0).then_some(Decap {
             l3: (offsets >> 16) as usize & OFFSETS,
@@ -225,9 +226,12 @@ pub trait Flows: Clock {
     fn noted_flow(&self, _: &Tuple) -> Option<PodFlow> {
         None
     }
-    /// Notes an answered flow, as a packet has just found it; takes the note away of one that has begun to end.
+    /// Notes an answered flow that goes on, as a packet has just found it.
     #[inline(always)]
     fn note_flow(&self, _: &Tuple, _: &PodFlow) {}
+    /// Takes a flow's note away.
+    #[inline(always)]
+    fn forget_note(&self, _: &Tuple) {}
 }
 
 /// The clients whose place another address has taken, by flow as the pod sees it.
@@ -268,7 +272,7 @@ pub enum SeenAs {
     Destination,
 }
 
-/// Notes the flow of a packet that is delivered.
+/// Puts the flow of a packet that is delivered into the tables, or renews it there.
 ///
 /// # Errors
 ///
@@ -317,6 +321,8 @@ pub fn remember<F: Frame, T: Tables + Flows + Hairpins>(
             return Ok(seen_as);
         }
     }
+    // Of a flow that was pushed out of its table meanwhile.
+    tables.forget_note(&key);
     // Another CPU may have added it meanwhile.
     if tables.insert_flow(FlowTable::Embryonic, &key, &flow)
         || refresh(tables, deliver, &key, &flow, true)?
@@ -380,7 +386,7 @@ fn refresh<T: Flows>(
         match met {
             Some(Some(known)) => {
                 if table == FlowTable::Answered {
-                    tables.note_flow(key, &known);
+                    note(tables, key, &known);
                 }
                 return Ok(true);
             }
@@ -389,6 +395,16 @@ fn refresh<T: Flows>(
         }
     }
     Ok(false)
+}
+
+/// Notes an answered flow for the packets of the next second, unless it has begun to end.
+#[inline(always)]
+pub(crate) fn note<T: Flows>(tables: &T, key: &Tuple, flow: &PodFlow) {
+    if flow.state() == 0 {
+        tables.note_flow(key, flow);
+    } else {
+        tables.forget_note(key);
+    }
 }
 
 /// Reads source and destination address off the packet.
@@ -427,7 +443,7 @@ const fn meet(
 ) -> bool {
     // A port that is used again begins anew: what ended its last use does not count.
     if is_same && !flags.begins_connection() {
-        known.note(new.state(), new.seen);
+        known.renew(new.state(), new.seen);
         return true;
     }
     if !is_same && new.seen.saturating_sub(known.seen) < idle_limit {

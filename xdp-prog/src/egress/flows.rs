@@ -3,12 +3,12 @@
 use super::Memory;
 use crate::{
     abi::{FLOW_FIN_CLIENT, FLOW_FIN_POD, FLOW_RESET, PodFlow, Tuple},
-    decide::deliver::{FlowTable, IDLE_TCP_NS, IDLE_TRANSITORY_NS, IDLE_UDP_NS},
+    decide::deliver::{self, FlowTable, IDLE_TCP_NS, IDLE_TRANSITORY_NS, IDLE_UDP_NS},
     parse::TcpFlags,
     wire::protocol,
 };
 
-/// Finds the flow that a pod's packet answers, and notes the answer.
+/// Finds the flow that a pod's packet answers, and renews it.
 ///
 /// An entry outlives its flow, as long as the table has room. What has idled
 /// too long may be a connection to the pod itself from a port that was used for
@@ -23,6 +23,7 @@ pub(super) fn answer<T: Memory>(
     let now = tables.now();
     let state = pod_state(flags);
     if state == 0
+        && !flags.accepts_connection()
         && let Some(flow) = tables.noted_flow(key)
     {
         return Some(flow);
@@ -31,8 +32,8 @@ pub(super) fn answer<T: Memory>(
         if !is_fresh(&flow, FlowTable::Answered, protocol, now) {
             return None;
         }
-        flow.note(state, now);
-        tables.note_flow(key, &flow);
+        flow.renew(state, now);
+        deliver::note(tables, key, &flow);
         return Some(flow);
     }
     let mut flow = visit(tables, FlowTable::Embryonic, key, protocol, state, now)?;
@@ -74,7 +75,7 @@ fn visit<T: Memory>(
     tables.with_flow(table, key, |flow| {
         let before = *flow;
         if is_fresh(&before, table, protocol, now) {
-            flow.note(state, now);
+            flow.renew(state, now);
         }
         before
     })

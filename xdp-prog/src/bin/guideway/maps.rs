@@ -242,6 +242,11 @@ impl Flows for KernelTables<'_> {
     fn note_flow(&self, key: &Tuple, flow: &PodFlow) {
         flows::note(key, flow);
     }
+
+    #[inline(always)]
+    fn forget_note(&self, key: &Tuple) {
+        flows::forget_note(key);
+    }
 }
 
 impl NatFlows for KernelTables<'_> {
@@ -342,11 +347,6 @@ impl Relay for KernelTables<'_> {
     fn relay(&self, words: [u64; 4]) -> Option<[u64; 4]> {
         relay(words)
     }
-}
-
-#[inline(always)]
-fn epoch() -> u32 {
-    CONFIG.get(0).map_or(0, |config| config.epoch)
 }
 
 #[inline(always)]

@@ -105,6 +105,11 @@ impl Flows for EgressTables {
     fn note_flow(&self, key: &Tuple, flow: &PodFlow) {
         flows::note(key, flow);
     }
+
+    #[inline(always)]
+    fn forget_note(&self, key: &Tuple) {
+        flows::forget_note(key);
+    }
 }
 
 impl Relay for EgressTables {

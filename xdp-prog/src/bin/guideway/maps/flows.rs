@@ -61,25 +61,33 @@ pub(crate) fn remove(table: FlowTable, key: &Tuple) {
 
 #[inline(always)]
 pub(crate) fn noted(key: &Tuple) -> Option<PodFlow> {
-    // What another CPU writes into it meanwhile, its check finds out.
-    let note = FLOW_NOTES.get(FlowNote::place(key))?;
-    note.flow(key, super::epoch(), super::now())
+    // Read once: another CPU may write into it, which its check finds out.
+    let note = super::read_once(FLOW_NOTES.get(FlowNote::place(key))?);
+    note.flow(key, super::now())
 }
 
 #[inline(always)]
 pub(crate) fn note(key: &Tuple, flow: &PodFlow) {
-    let Some(note) = FLOW_NOTES.get_ptr_mut(FlowNote::place(key)) else {
+    write_note(key, FlowNote::new(key, flow), |known| {
+        known.is_of(key) || known.is_over(super::now())
+    });
+}
+
+#[inline(always)]
+pub(crate) fn forget_note(key: &Tuple) {
+    write_note(key, FlowNote::default(), |known| known.is_of(key));
+}
+
+#[inline(always)]
+fn write_note(key: &Tuple, note: FlowNote, gives_way: impl Fn(&FlowNote) -> bool) {
+    let Some(place) = FLOW_NOTES.get_ptr_mut(FlowNote::place(key)) else {
         return;
     };
-    // SAFETY: the element is valid for the run; see above.
-    let note = unsafe { &mut *note };
-    let epoch = super::epoch();
-    if flow.state() != 0 {
-        if note.is_of(key) {
-            *note = FlowNote::default();
-        }
-    } else if note.is_free(epoch, super::now()) {
-        *note = FlowNote::new(key, flow, epoch);
+    // SAFETY: the element is valid for the run, and any bytes are a note: one that another CPU has
+    // half written is found out by its check.
+    if gives_way(unsafe { &*place }) {
+        // SAFETY: as above.
+        unsafe { *place = note };
     }
 }
 

@@ -1,0 +1,190 @@
+//! Notes of look-ups, which spare packets that come soon after the look-ups themselves.
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use super::{AddressKey, CHECK_MULTIPLIER, PodFlow, RENEWAL_NS, Tuple, size};
+
+/// What a look-up in several tables has yielded, for as long as they stay as they are.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
+#[repr(C)]
+pub struct Shortcut {
+    key: Tuple,
+    /// [`Config::epoch`], one higher: what was never written counts at no time.
+    epoch: u64,
+    value: u64,
+}
+
+impl Shortcut {
+    /// Makes the note of what a look-up has yielded that began in this epoch.
+    #[inline(always)]
+    pub const fn new(key: Tuple, epoch: u32, value: u64) -> Self {
+        Self {
+            key,
+            epoch: epoch as u64 + 1,
+            value,
+        }
+    }
+
+    /// Returns what the look-up would yield, if this is its note and the epoch has not ended.
+    #[inline(always)]
+    pub const fn value(&self, key: &Tuple, epoch: u32) -> Option<u64> {
+        if self.epoch == epoch as u64 + 1 && self.key.is(key) {
+            Some(self.value)
+        } else {
+            None
+        }
+    }
+
+    /// Returns the place of a look-up's note among those of a CPU.
+    #[inline(always)]
+    pub const fn place(key: &Tuple) -> u32 {
+        const { assert!(size::SHORTCUTS.is_power_of_two()) };
+        key.place(size::SHORTCUTS)
+    }
+}
+
+/// A flow of `FLOWS` or `FLOWS_DATAGRAM` that goes on, as it was within the last second, on one cache line.
+///
+/// All CPUs write without a lock: the check finds out what two have written together.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
+#[repr(C)]
+pub struct FlowNote {
+    /// The flow's key; in the last three bytes the length of the outer header and the port that the client talks to.
+    key: Tuple,
+    address: AddressKey,
+    /// When the flow was seen, in steps of 2^20 ns; in the low 20 bits a check of the rest.
+    seen_and_check: u64,
+}
+
+impl FlowNote {
+    const CHECK_BITS: u32 = 20;
+    const CHECK: u64 = (1 << Self::CHECK_BITS) - 1;
+
+    /// Makes the note of a flow.
+    #[inline(always)]
+    pub const fn new(key: &Tuple, flow: &PodFlow) -> Self {
+        let [a, b] = flow.port();
+        let mut note = Self {
+            key: key.with_spare([flow.outer(), a, b]),
+            address: flow.address,
+            seen_and_check: flow.seen & !Self::CHECK,
+        };
+        note.seen_and_check |= note.check();
+        note
+    }
+
+    /// Returns the flow, if this is its note and less than a second old.
+    #[inline(always)]
+    pub const fn flow(&self, key: &Tuple, now: u64) -> Option<PodFlow> {
+        if !self.is_of(key) || self.is_over(now) {
+            return None;
+        }
+        let [outer, a, b] = self.key.spare();
+        Some(PodFlow::new(self.address, [a, b], outer, 0, self.seen()))
+    }
+
+    /// Tells whether this is the note of a flow.
+    #[inline(always)]
+    pub const fn is_of(&self, key: &Tuple) -> bool {
+        self.key.with_spare([0; 3]).is(key)
+    }
+
+    /// Tells whether it counts no more, so that another flow may take the place.
+    #[inline(always)]
+    pub const fn is_over(&self, now: u64) -> bool {
+        self.seen_and_check & Self::CHECK != self.check()
+            || now.saturating_sub(self.seen()) >= RENEWAL_NS
+    }
+
+    #[inline(always)]
+    const fn seen(&self) -> u64 {
+        self.seen_and_check & !Self::CHECK
+    }
+
+    #[inline(always)]
+    const fn check(&self) -> u64 {
+        let [a, b] = self.address.words();
+        let words = self.key.mixed() ^ a ^ b.rotate_left(23) ^ self.seen();
+        words.wrapping_mul(CHECK_MULTIPLIER) >> (64 - Self::CHECK_BITS)
+    }
+
+    /// Returns the place of a flow's note.
+    #[inline(always)]
+    pub const fn place(key: &Tuple) -> u32 {
+        const { assert!(size::FLOW_NOTES.is_power_of_two()) };
+        key.place(size::FLOW_NOTES)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shortcut_counts_for_its_key_in_its_epoch() {
+        let key = |port| {
+            let address = AddressKey::v4([198, 51, 100, 7]);
+            Tuple::new(address, address, [0, 0], [0, port], 6)
+        };
+        let shortcut = Shortcut::new(key(80), 7, 9);
+        assert_eq!(shortcut.value(&key(80), 7), Some(9));
+        assert_eq!(shortcut.value(&key(81), 7), None);
+        assert_eq!(shortcut.value(&key(80), 8), None);
+        assert_eq!(Shortcut::default().value(&Tuple::default(), 0), None);
+        assert_ne!(Shortcut::place(&key(80)), Shortcut::place(&key(81)));
+    }
+
+    #[test]
+    fn flow_note_counts_for_its_key_for_a_second() {
+        let key = |port| {
+            let (client, pod) = (AddressKey::v4([198, 51, 100, 7]), AddressKey::v6([7; 16]));
+            Tuple::new(client, pod, [156, port], [0, 80], 17)
+        };
+        let (key, other) = (key(64), key(65));
+        let seen = 77 << 32;
+        let vip = AddressKey::v4([192, 0, 2, 1]);
+        let flow = PodFlow::new(vip, [1, 187], 20, 0, seen);
+        let note = FlowNote::new(&key, &flow);
+        let (last, over) = (seen + RENEWAL_NS - 1, seen + RENEWAL_NS);
+
+        assert_eq!(note.flow(&key, seen), Some(flow));
+        assert_eq!(note.flow(&key, last), Some(flow));
+        assert_eq!(note.flow(&key, over), None);
+        assert_eq!(note.flow(&other, seen), None);
+        assert!(note.is_of(&key) && !note.is_of(&other));
+        assert!(!note.is_over(last) && note.is_over(over));
+        assert!(FlowNote::default().is_over(over));
+        assert_ne!(FlowNote::place(&key), FlowNote::place(&other));
+    }
+
+    #[test]
+    fn flow_note_that_two_have_written_together_is_over() {
+        let address = |byte| AddressKey::v6([byte; 16]);
+        let note = |byte| {
+            let key = Tuple::new(address(byte), address(7), [156, byte], [0, 80], 6);
+            let flow = PodFlow::new(address(byte + 1), [0, byte], 40, 0, u64::from(byte) << 32);
+            FlowNote::new(&key, &flow)
+        };
+        let (ours, theirs) = (note(20), note(30));
+        for torn in [
+            FlowNote {
+                key: theirs.key,
+                ..ours
+            },
+            FlowNote {
+                address: theirs.address,
+                ..ours
+            },
+            FlowNote {
+                seen_and_check: theirs.seen_and_check,
+                ..ours
+            },
+        ] {
+            assert!(!ours.is_over(20 << 32) && torn.is_over(20 << 32));
+        }
+    }
+}

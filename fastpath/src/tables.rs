@@ -217,7 +217,8 @@ pub struct Tables {
     service_ids: Ids,
     backend_ids: Ids,
     next_hop_ids: Ids,
-    installed: BTreeMap<ServiceKey, InstalledService>,
+    /// In boxes, because nodes of such a map are half empty.
+    installed: BTreeMap<ServiceKey, Box<InstalledService>>,
     specs: Specs,
     backend_by_key: BTreeMap<BackendKey, InstalledBackend>,
     ways: BTreeMap<IpAddr, Way>,
@@ -329,12 +330,13 @@ impl Tables {
 
     /// Lists the services in the tables.
     pub fn services(&self) -> impl ExactSizeIterator<Item = (&ServiceKey, &InstalledService)> {
-        self.installed.iter()
+        let services = self.installed.iter();
+        services.map(|(key, service)| (key, service.as_ref()))
     }
 
     /// Returns an installed service.
     pub fn service(&self, key: &ServiceKey) -> Option<&InstalledService> {
-        self.installed.get(key)
+        self.installed.get(key).map(Box::as_ref)
     }
 
     /// Returns what services were made from under the present settings. Those that an earlier agent made are not

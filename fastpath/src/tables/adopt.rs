@@ -23,7 +23,7 @@ impl Tables {
         for (key, id) in self.installed_keys()? {
             match self.adopt_service(&key, id, pods.get(&id), ranges.get(&id)) {
                 Some(service) => {
-                    self.installed.insert(key, service);
+                    self.installed.insert(key, Box::new(service));
                 }
                 None => self.remove_key(&key)?,
             }

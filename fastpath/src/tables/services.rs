@@ -86,7 +86,7 @@ impl Tables {
             }
         };
         self.specs.insert(key, spec);
-        if let Some(old) = self.installed.insert(key, service) {
+        if let Some(old) = self.installed.insert(key, Box::new(service)) {
             self.drop_backends(old.backends);
         }
         Ok(change)
@@ -137,7 +137,7 @@ impl Tables {
         layout: &Layout,
         ids: &[u32],
     ) -> Result<(InstalledService, Change), TableError> {
-        let old = self.installed.get(key);
+        let old = self.service(key);
         let old_runs = old.map(InstalledService::runs);
         let old_pods = old.map(|old| old.pods.clone()).unwrap_or_default();
         let old_ranges = old.map(|old| old.source_ranges.clone()).unwrap_or_default();

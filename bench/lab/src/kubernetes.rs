@@ -37,7 +37,7 @@ pub use objects::node;
 pub use parts::ProxyMode;
 pub use programs::program;
 
-use crate::{Link, Namespace, Process, Result, Signal, Veth, output, topology::cidr, wait_for};
+use crate::{Namespace, Process, Result, Signal, Veth, output, topology::cidr, wait_for};
 
 const READY_TIMEOUT: Duration = Duration::from_secs(120);
 const END_TIMEOUT: Duration = Duration::from_secs(30);
@@ -146,7 +146,7 @@ impl ControlPlane {
         let address = cidr(Ipv4Addr::new(a, b, c, number), 24);
         link.add_address(address)?;
         for link in [&link, &port] {
-            wait_until_link_is_ready(link)?;
+            link.wait_until_ready()?;
         }
         Ok(address.address)
     }
@@ -353,13 +353,4 @@ fn api_server(machine: &Namespace, port: u16) -> Result<Command> {
 fn kill(process: &mut Process) -> Result<()> {
     process.signal(Signal::SIGKILL)?;
     process.wait(END_TIMEOUT).map(drop)
-}
-
-fn wait_until_link_is_ready(link: &Link<'_>) -> Result<()> {
-    let awaited = format!("{} of {} is ready", link.name(), link.namespace().name());
-    wait_for(&awaited, READY_TIMEOUT, || match link.is_ready() {
-        Ok(true) => Ok(()),
-        Ok(false) => Err(String::new()),
-        Err(error) => Err(error.to_string()),
-    })
 }

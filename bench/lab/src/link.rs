@@ -25,6 +25,7 @@ use netlink_packet_route::{
 use crate::{Cidr, Error, Namespace, Result, route::family, wait_for};
 
 const ADDRESS_TIMEOUT: Duration = Duration::from_secs(5);
+const READY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// An Ethernet address.
 pub type Mac = [u8; 6];
@@ -406,6 +407,21 @@ impl<'ns> Link<'ns> {
     pub fn is_ready(&self) -> Result<bool> {
         let flags = self.get()?.header.flags;
         Ok(flags.contains(LinkFlags::Up | LinkFlags::Running) && self.forwards_if_port())
+    }
+
+    /// Waits until the interface is ready: one that has just been brought up drops what is sent by it, until a work
+    /// queue of the kernel has seen the carrier.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Timeout`] when it is not within 10 s.
+    pub fn wait_until_ready(&self) -> Result<()> {
+        let awaited = format!("{} of {} is ready", self.name, self.namespace.name());
+        wait_for(&awaited, READY_TIMEOUT, || match self.is_ready() {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(String::new()),
+            Err(error) => Err(error.to_string()),
+        })
     }
 
     /// The interface's directory in sysfs, for use inside [`Namespace::run`].

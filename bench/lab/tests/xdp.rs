@@ -9,7 +9,7 @@ mod support;
 
 use std::{net::UdpSocket, time::Duration};
 
-use lab::{Namespace, Offload, Topology, Veth, wait_until};
+use lab::{Link, Namespace, Offload, Topology, Veth, wait_until};
 
 use support::{ETHERNET_LENGTH, EXPERIMENTAL, RawSocket, careless_forwarder, frame, reflector};
 
@@ -18,7 +18,7 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 #[test]
 fn a_frame_from_xdp_tx_arrives_at_a_peer_with_a_program_of_its_own() {
     let (a, b) = (Namespace::new("a").unwrap(), Namespace::new("b").unwrap());
-    let (sender, edge) = Veth::between((&a, "eth0"), (&b, "eth0")).create().unwrap();
+    let (sender, edge) = cable(&a, &b);
     edge.attach_xdp(&reflector()).unwrap();
     sender.attach_pass().unwrap();
     let socket = RawSocket::open(&sender, EXPERIMENTAL);
@@ -34,7 +34,7 @@ fn a_frame_from_xdp_tx_arrives_at_a_peer_with_a_program_of_its_own() {
 #[test]
 fn a_frame_from_xdp_tx_is_dropped_and_counted_where_the_peer_has_neither_program_nor_gro() {
     let (a, b) = (Namespace::new("a").unwrap(), Namespace::new("b").unwrap());
-    let (sender, edge) = Veth::between((&a, "eth0"), (&b, "eth0")).create().unwrap();
+    let (sender, edge) = cable(&a, &b);
     edge.attach_xdp(&reflector()).unwrap();
     let before = edge.stats().unwrap().tx_dropped;
     let socket = RawSocket::open(&sender, EXPERIMENTAL);
@@ -49,7 +49,7 @@ fn a_frame_from_xdp_tx_is_dropped_and_counted_where_the_peer_has_neither_program
 #[test]
 fn a_frame_from_xdp_tx_waits_in_a_peer_with_gro_until_something_else_wakes_it() {
     let (a, b) = (Namespace::new("a").unwrap(), Namespace::new("b").unwrap());
-    let (sender, edge) = Veth::between((&a, "eth0"), (&b, "eth0")).create().unwrap();
+    let (sender, edge) = cable(&a, &b);
     // What the kernel itself sends is received by NAPI only without TSO.
     edge.disable_tx_offloads().unwrap();
     for namespace in [&a, &b] {
@@ -128,6 +128,14 @@ fn datagrams_carry_finished_checksums_only_with_tx_offload_off() {
         let frame = socket.receive(TIMEOUT).unwrap();
         assert_eq!(udp_checksum_holds(&frame), finished);
     }
+}
+
+/// Makes a pair of interfaces that carry.
+fn cable<'n>(a: &'n Namespace, b: &'n Namespace) -> (Link<'n>, Link<'n>) {
+    let (a, b) = Veth::between((a, "eth0"), (b, "eth0")).create().unwrap();
+    a.wait_until_ready().unwrap();
+    b.wait_until_ready().unwrap();
+    (a, b)
 }
 
 /// Recomputes the checksum of a UDP datagram in an IPv4 packet without options (RFC 768).

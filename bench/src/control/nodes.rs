@@ -19,6 +19,7 @@ use rustix::net::{
     sockopt::{Timeout, set_socket_timeout},
 };
 use socket2::{SockFilter, SockRef};
+use xdp_prog::csum::Sum;
 
 const IP_HEADER: usize = 20;
 const PROTOCOL: usize = 9;
@@ -95,18 +96,9 @@ fn reply_to(request: &[u8]) -> Option<(Ipv4Addr, Vec<u8>)> {
     let message = &mut reply[IP_HEADER..];
     message[0] = ECHO_REPLY;
     message.get_mut(2..4)?.fill(0);
-    let checksum = !sum(message);
+    let checksum = Sum::ZERO.add_bytes(message).checksum();
     message[2..4].copy_from_slice(&checksum.to_be_bytes());
     Some((client.into(), reply))
-}
-
-/// Adds up 16-bit words as RFC 1071 does.
-fn sum(bytes: &[u8]) -> u16 {
-    bytes.chunks(2).fold(0, |sum: u16, word| {
-        let word = u16::from_be_bytes([word[0], word.get(1).copied().unwrap_or(0)]);
-        let (sum, carry) = sum.overflowing_add(word);
-        sum + u16::from(carry)
-    })
 }
 
 /// Writes, in classic BPF, that the packet behind the outer header is ICMP.
@@ -139,7 +131,7 @@ mod tests {
         assert_eq!(reply[12..20], [10, 1, 0, 7, 10, 0, 0, 2]);
         assert_eq!(reply[20..22], [ECHO_REPLY, 0]);
         assert_eq!(reply[24..], request[24..]);
-        assert_eq!(sum(&reply[20..]), 0xffff);
+        assert_eq!(Sum::ZERO.add_bytes(&reply[20..]).checksum(), 0);
 
         request[20] = ECHO_REPLY;
         assert_eq!(reply_to(&request), None);

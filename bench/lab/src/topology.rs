@@ -25,14 +25,10 @@
 //! Offloads are off at every sender but the pods, and the far end of every edge's and node's
 //! cable has a pass-through XDP program, so that XDP may transmit on any of them.
 
-use std::{
-    net::{IpAddr, Ipv4Addr, Ipv6Addr},
-    time::Duration,
-};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use crate::{Cidr, Error, Link, Mac, Namespace, Result, Route, Veth, pod, wait_for};
+use crate::{Cidr, Error, Link, Mac, Namespace, Result, Route, Veth, pod};
 
-const READY_TIMEOUT: Duration = Duration::from_secs(10);
 const MAX_CLIENTS: u8 = 15;
 const MAX_EDGES: u8 = 89;
 const MAX_NODES: u8 = 99;
@@ -551,18 +547,10 @@ impl Topology {
             links.push(machine.link()?);
             links.push(self.far_end(machine)?);
         }
-        wait_for("every interface is ready", READY_TIMEOUT, || {
-            for link in &links {
-                match link.is_ready() {
-                    Ok(true) => {}
-                    Ok(false) => {
-                        return Err(format!("{} of {}", link.name(), link.namespace().name()));
-                    }
-                    Err(error) => return Err(error.to_string()),
-                }
-            }
-            Ok(())
-        })
+        for link in &links {
+            link.wait_until_ready()?;
+        }
+        Ok(())
     }
 }
 

@@ -21,7 +21,6 @@ mod sweeps;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{File, TryLockError};
-use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::path::{Path, PathBuf};
@@ -53,6 +52,7 @@ use crate::health::selection::Selection;
 use crate::health::targets::{Surroundings, Targets};
 use crate::health::ways::Ways;
 use crate::kubernetes::Feed;
+use crate::random::random;
 use crate::target::{Machine, Shapes};
 
 /// How often the machine is looked at without an event: a path MTU is learnt without one.
@@ -214,7 +214,7 @@ impl Agent {
             cluster.show_machine(&facts, &config.desired);
         }
         let mut agent = Self {
-            health: Arc::new(Monitor::new(RandomState::new().build_hasher().finish())),
+            health: Arc::new(Monitor::new(random())),
             selection: Selection::default(),
             health_changed: false,
             swept: Instant::now(),

@@ -31,6 +31,7 @@ pub mod index;
 pub mod kubernetes;
 pub mod metrics;
 pub mod plan;
+mod random;
 pub mod render;
 pub mod run;
 pub mod target;

@@ -1,6 +1,5 @@
 //! One echo to one node, by a socket of its own.
 
-use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -13,6 +12,7 @@ use nix::sys::socket::{
 };
 
 use super::probe::ProbeError;
+use crate::random::random;
 
 /// Sends an echo request and waits for its reply.
 ///
@@ -30,7 +30,7 @@ async fn exchange(node: IpAddr, mark: u32) -> io::Result<()> {
     let socket = open(node, mark)?;
     let echo = Echo {
         is_v6: node.is_ipv6(),
-        nonce: RandomState::new().build_hasher().finish(),
+        nonce: random(),
     };
     socket.send(&echo.request()).await?;
     // The socket gets all ICMP that comes from the node; the caller's timeout ends the wait.

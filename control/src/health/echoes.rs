@@ -7,7 +7,6 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::future::pending;
-use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, UdpSocket};
 use std::time::Instant;
@@ -19,6 +18,7 @@ use super::board::Start;
 use super::echo::raw_socket;
 use super::probe::ProbeError;
 use super::targets::NodeCheck;
+use crate::random::random;
 use crate::timer::sleep_until;
 
 /// Bytes that wait in a socket at most, in either direction: a packet for each of the echoes under way, whose
@@ -238,11 +238,6 @@ impl UnderWay {
         }
         None
     }
-}
-
-/// Returns a number that nobody else knows.
-fn random() -> u64 {
-    RandomState::new().build_hasher().finish()
 }
 
 #[cfg(test)]

@@ -1,17 +1,22 @@
 //! ICMP echo (RFC 792, RFC 4443 section 4) as a raw socket sends and receives it.
 
-use std::{io, os::fd::AsFd};
+use std::{
+    io::{self, IoSlice},
+    mem::offset_of,
+    net::{IpAddr, SocketAddr},
+    os::fd::AsFd,
+};
 
 use libc::{
     BPF_B, BPF_H, BPF_IMM, BPF_IND, BPF_JEQ, BPF_JMP, BPF_K, BPF_LD, BPF_LDX, BPF_MSH, BPF_RET,
-    BPF_W,
+    BPF_W, SO_MARK, SOL_SOCKET,
 };
-use socket2::{SockFilter, SockRef};
+use socket2::{MsgHdr, SockAddr, SockFilter, SockRef};
 use xdp_prog::{
     csum::Sum,
     wire::{icmp::Icmp, ipv4::Ipv4},
 };
-use zerocopy::{FromBytes, IntoBytes};
+use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 const REQUEST_V4: u8 = 8;
 const REPLY_V4: u8 = 0;
@@ -56,6 +61,24 @@ impl Echo {
         message
     }
 
+    /// Sends the request by a raw socket that is connected to nobody, with a mark on the packet.
+    ///
+    /// # Errors
+    ///
+    /// When the kernel cannot send it now.
+    pub fn send(self, socket: &impl AsFd, node: IpAddr, mark: u32) -> io::Result<()> {
+        let request = self.request();
+        let address = SockAddr::from(SocketAddr::new(node, 0));
+        let bytes = [IoSlice::new(&request)];
+        let mark = Mark::new(mark);
+        let message = MsgHdr::new()
+            .with_addr(&address)
+            .with_buffers(&bytes)
+            .with_control(mark.as_bytes());
+        SockRef::from(socket).sendmsg(&message, 0)?;
+        Ok(())
+    }
+
     /// Tells whether a raw socket received the reply to this echo.
     pub fn is_answered_by(self, received: &[u8]) -> bool {
         Self::of_reply(self.is_v6, received) == Some(self)
@@ -78,6 +101,30 @@ impl Echo {
         let is_reply = (header.kind, header.code) == (reply_kind(is_v6), 0)
             && header.rest == echo.request()[4..Icmp::LENGTH];
         is_reply.then_some(echo)
+    }
+}
+
+/// The control message that marks one packet: cmsg(3), socket(7).
+#[derive(IntoBytes, Immutable)]
+#[repr(C)]
+struct Mark {
+    length: usize,
+    level: i32,
+    kind: i32,
+    mark: u32,
+    /// The kernel counts in machine words.
+    padding: u32,
+}
+
+impl Mark {
+    const fn new(mark: u32) -> Self {
+        Self {
+            length: offset_of!(Self, padding),
+            level: SOL_SOCKET,
+            kind: SO_MARK,
+            mark,
+            padding: 0,
+        }
     }
 }
 

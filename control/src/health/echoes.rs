@@ -2,8 +2,8 @@
 //!
 //! Opening a socket costs more than an echo does. But a socket that is connected to nobody is not told what the
 //! network says of a packet that did not arrive; so these echoes find out that a node is well, and [`super::echo`]
-//! why one is not: a node that missed its last echo has the next one there, and so has one to which nothing can be
-//! sent here.
+//! why one is not: a node that missed its last echo has the next one there, as long as there are few of them, and so
+//! has one to which nothing can be sent here.
 
 use std::collections::{HashMap, VecDeque};
 use std::future::pending;
@@ -13,6 +13,7 @@ use std::time::Instant;
 
 use fastpath::echo::{Echo, hear_only};
 use nix::sys::socket::{setsockopt, sockopt};
+use tokio::task::yield_now;
 
 use super::board::Start;
 use super::echo::raw_socket;
@@ -21,9 +22,12 @@ use super::targets::NodeCheck;
 use crate::random::random;
 use crate::timer::sleep_until;
 
-/// Bytes that wait in a socket at most, in either direction: a packet for each of the echoes under way, whose
-/// memory a driver may take a page for.
+/// Bytes that wait in a socket at most, in either direction: hundreds of packets, whose memory a driver may take a
+/// page each for.
 const SOCKET_BUFFER: usize = 1 << 20;
+/// Packets taken from a socket at a time, more than its buffer holds: a node that floods the socket keeps nothing
+/// else waiting.
+const AT_ONCE: usize = 4096;
 
 /// Echoes under way, and the sockets that they go by.
 #[derive(Debug)]
@@ -60,7 +64,7 @@ impl Echoes {
         } else {
             &mut self.v4
         };
-        let nonce = u64::from(line.upper) << 32 | random() >> 32;
+        let nonce = self.under_way.draw(line.upper, random);
         match line.send(node, start.check.mark, nonce) {
             Ok(()) => {
                 self.under_way.add(nonce, start.clone(), now);
@@ -73,11 +77,6 @@ impl Echoes {
         }
     }
 
-    /// Returns how many are under way.
-    pub(super) fn len(&self) -> usize {
-        self.under_way.waiting.len()
-    }
-
     /// Waits until echoes are answered, or too late to be.
     pub(super) async fn ended(&mut self) -> Vec<Ended> {
         loop {
@@ -88,7 +87,7 @@ impl Echoes {
             }
             let mut ended = Vec::new();
             for line in [&mut self.v4, &mut self.v6] {
-                while let Some((from, nonce)) = line.receive() {
+                for (from, nonce) in line.receive() {
                     ended.extend(self.under_way.answer(from, nonce));
                 }
             }
@@ -96,6 +95,7 @@ impl Echoes {
             if !ended.is_empty() {
                 return ended;
             }
+            yield_now().await;
         }
     }
 }
@@ -108,8 +108,6 @@ struct Line {
     upper: u32,
     /// Opened for the first echo.
     socket: Option<tokio::net::UdpSocket>,
-    /// What the socket's packets are marked with.
-    mark: u32,
 }
 
 impl Line {
@@ -118,7 +116,6 @@ impl Line {
             is_v6,
             upper,
             socket: None,
-            mark: 0,
         }
     }
 
@@ -128,24 +125,18 @@ impl Line {
             None => self.open()?,
         };
         let socket = self.socket.insert(socket);
-        if mark != self.mark {
-            setsockopt(socket, sockopt::Mark, &mark)?;
-            self.mark = mark;
-        }
         let echo = Echo {
             is_v6: self.is_v6,
             nonce,
         };
-        socket.try_send_to(&echo.request(), (node, 0).into())?;
-        Ok(())
+        echo.send(socket, node, mark)
     }
 
-    fn open(&mut self) -> io::Result<tokio::net::UdpSocket> {
+    fn open(&self) -> io::Result<tokio::net::UdpSocket> {
         let socket = raw_socket(self.is_v6)?;
         hear_only(&socket, self.is_v6, self.upper)?;
         setsockopt(&socket, sockopt::RcvBufForce, &SOCKET_BUFFER)?;
         setsockopt(&socket, sockopt::SndBufForce, &SOCKET_BUFFER)?;
-        self.mark = 0;
         // Of the type only what every socket of packets has is used.
         tokio::net::UdpSocket::from_std(UdpSocket::from(socket))
     }
@@ -161,25 +152,28 @@ impl Line {
         }
     }
 
-    /// Takes the next reply, if there is one: who sent it, and to which nonce.
-    fn receive(&mut self) -> Option<(IpAddr, u64)> {
-        let socket = self.socket.as_ref()?;
+    /// Takes the replies that have come: who sent each, and to which nonce.
+    fn receive(&mut self) -> Vec<(IpAddr, u64)> {
+        let mut replies = Vec::new();
+        let Some(socket) = &self.socket else {
+            return replies;
+        };
         let mut received = [0; 256];
-        loop {
+        for _ in 0..AT_ONCE {
             match socket.try_recv_from(&mut received) {
                 Ok((length, from)) => {
-                    if let Some(echo) = Echo::of_reply(self.is_v6, &received[..length]) {
-                        return Some((from.ip(), echo.nonce));
-                    }
+                    let echo = Echo::of_reply(self.is_v6, &received[..length]);
+                    replies.extend(echo.map(|echo| (from.ip(), echo.nonce)));
                 }
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return None,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                 Err(error) => {
                     tracing::debug!(%error, "the socket for echoes is opened again");
                     self.socket = None;
-                    return None;
+                    break;
                 }
             }
         }
+        replies
     }
 }
 
@@ -192,7 +186,17 @@ struct UnderWay {
 }
 
 impl UnderWay {
-    /// Adds one; none is added with an earlier time than another.
+    /// Draws a nonce that no echo under way has: of two with the same, one would never end.
+    fn draw(&self, upper: u32, mut random: impl FnMut() -> u64) -> u64 {
+        loop {
+            let nonce = u64::from(upper) << 32 | random() >> 32;
+            if !self.waiting.contains_key(&nonce) {
+                return nonce;
+            }
+        }
+    }
+
+    /// Adds one with a nonce of its own; none is added with an earlier time than another.
     fn add(&mut self, nonce: u64, start: Start<IpAddr, NodeCheck>, now: Instant) {
         self.waiting.insert(nonce, (start, now));
         self.sent.push_back((now, nonce));
@@ -258,6 +262,15 @@ mod tests {
         assert!(ended.outcome.is_ok());
         assert!(under_way.answer(NODE.into(), 7).is_none());
         assert_eq!(under_way.waiting.len(), 1);
+    }
+
+    #[test]
+    fn echoes_under_way_have_nonces_of_their_own() {
+        let mut under_way = UnderWay::default();
+        under_way.add(1 << 32 | 7, start(NODE, 1), Instant::now());
+        let mut numbers = [7, 7, 8].map(|lower: u64| lower << 32).into_iter();
+        let nonce = under_way.draw(1, || numbers.next().unwrap());
+        assert_eq!(nonce, 1 << 32 | 8);
     }
 
     #[test]

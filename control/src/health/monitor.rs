@@ -22,10 +22,10 @@ use super::targets::{BackendCheck, NodeCheck, Targets};
 use crate::durations::Durations;
 use crate::timer::sleep_until;
 
-/// Backends and nodes, each, that are under check at a time: most checks are an open socket or two.
+/// Checks under way at a time with sockets of their own, of backends and of nodes each.
 const MAX_UNDER_WAY: usize = 256;
 /// Nodes that become due within this time are checked together: waking up for each costs more than its echo.
-const ROUND: Duration = Duration::from_millis(50);
+const ROUND: Duration = Duration::from_millis(100);
 /// Upper bounds in seconds of how long checks take; what takes longer has timed out.
 const DURATION_BOUNDS: &[f64] = &[
     0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5,
@@ -165,11 +165,15 @@ impl Monitor {
     ) -> Option<Instant> {
         let now = Instant::now();
         let mut state = self.lock();
-        let mut next = Vec::new();
-        while nodes.len() + echoes.len() < MAX_UNDER_WAY
-            && let Some(start) = state.nodes.start(now)
-        {
-            if start.has_just_passed && echoes.send(&start, now) {
+        while let Some(start) = state.nodes.start(now) {
+            // Where so many fail, that others are checked in time counts for more than why each does.
+            let is_crowded = nodes.len() >= MAX_UNDER_WAY;
+            if (start.has_just_passed || is_crowded) && echoes.send(&start, now) {
+                continue;
+            }
+            if is_crowded {
+                // It cannot be made now, and says nothing.
+                state.nodes.finish(now, &start.key, start.ticket, None);
                 continue;
             }
             nodes.spawn(async move {
@@ -177,10 +181,6 @@ impl Monitor {
                 let outcome = outcome.unwrap_or_else(|panic| Some(Err(panic)));
                 Done::new(start, now, outcome)
             });
-        }
-        if nodes.len() + echoes.len() < MAX_UNDER_WAY {
-            let due = state.nodes.next_due();
-            next.extend(due.map(|due| due.max(now + ROUND)));
         }
         while backends.len() < MAX_UNDER_WAY
             && let Some(start) = state.backends.start(now)
@@ -192,10 +192,10 @@ impl Monitor {
                 Done::new(start, now, Some(outcome))
             });
         }
-        if backends.len() < MAX_UNDER_WAY {
-            next.extend(state.backends.next_due());
-        }
-        next.into_iter().min()
+        let nodes_due = state.nodes.next_due().map(|due| due.max(now + ROUND));
+        let is_full = backends.len() >= MAX_UNDER_WAY;
+        let backends_due = state.backends.next_due().filter(|_| !is_full);
+        nodes_due.into_iter().chain(backends_due).min()
     }
 
     fn finish_backend(&self, done: Joined<Member, BackendCheck>) -> bool {

@@ -32,6 +32,7 @@ use fastpath::attach::EgressAttachment;
 use fastpath::capture;
 use fastpath::facts::{self, Bpffs, InterfaceError};
 use fastpath::load::{LoadError, Loaded, Loader};
+use fastpath::memory;
 use fastpath::nexthop::{NetlinkError, Wake, Waker, Watcher};
 use fastpath::pins::{PinError, Pins};
 use fastpath::tables::{Settings, Specs, TableError, Tables};
@@ -61,6 +62,8 @@ const TIMER: Duration = Duration::from_secs(30);
 const SWEEP_FLOWS: usize = 262_144;
 /// How often the agent sweeps at most.
 const SWEEP_PAUSE: Duration = Duration::from_secs(5);
+/// How often the agent gives back freed memory at most: it takes milliseconds, in which nothing else is done.
+const RELEASE_PAUSE: Duration = Duration::from_secs(60);
 /// Items of one kind that are logged one by one: a switch that fails takes a thousand nodes along.
 const LOGGED_ONE_BY_ONE: usize = 10;
 
@@ -162,6 +165,8 @@ pub struct Agent {
     /// When the agent last swept.
     swept: Instant,
     nat_sweeps: Sweeps,
+    /// When the agent last gave back what changes had freed.
+    released: Instant,
     ways: Ways,
     /// What is checked, and how; nothing if that is not in force.
     targets: Option<Targets>,
@@ -219,6 +224,7 @@ impl Agent {
             health_changed: false,
             swept: Instant::now(),
             nat_sweeps: Sweeps::new(Instant::now()),
+            released: Instant::now(),
             ways: Ways::new(tables.probe_capacity()),
             targets: None,
             unchecked: 0,
@@ -316,7 +322,7 @@ impl Agent {
         }
     }
 
-    /// Removes flows of NAT mode that are over, and what a capture has left that was killed.
+    /// Removes flows of NAT mode that are over, what a capture has left that was killed, and memory that is not in use.
     fn sweep(&mut self) {
         if self.swept.elapsed() < SWEEP_PAUSE {
             return;
@@ -327,6 +333,10 @@ impl Agent {
         }
         if let Err(error) = capture::clear_away(&self.pins) {
             tracing::warn!(%error, "cannot look for what a capture has left");
+        }
+        if self.programmed > self.released && self.released.elapsed() >= RELEASE_PAUSE {
+            memory::release_freed();
+            self.released = Instant::now();
         }
     }
 

@@ -8,7 +8,6 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use fastpath::memory;
 use fastpath::tables::Tables;
 use imbl::OrdMap;
 use ipnet::IpNet;
@@ -150,8 +149,6 @@ impl Agent {
         cluster.feed.reports().vitals().finish(Instant::now());
         if !std::mem::replace(&mut cluster.is_programmed, true) {
             tracing::info!("the tables have the first state of the cluster");
-            // Lists come with much that is not kept.
-            memory::release_freed();
         }
         let took = self.programmed.saturating_duration_since(taken.arrived);
         cluster.sync.add(took);

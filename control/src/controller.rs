@@ -13,14 +13,16 @@
 //! changed meanwhile. So a rule of the custom resource, which the API server checks by itself, can refuse to make a pool
 //! smaller than its use, also while no controller runs.
 //!
-//! Neither Services nor pools get a finalizer: nothing outside of the API server is to be cleaned up,
-//! and a finalizer would keep objects from being deleted where the controller is gone.
+//! A pool has a finalizer while addresses of it are in use (`deletion`), so that it cannot be deleted under them.
+//! Services get none: nothing outside of the API server is to be cleaned up,
+//! and it would keep them from being deleted where the controller is gone.
 
 pub mod allocate;
 pub mod block;
 mod cluster;
 mod convert;
 pub mod crd;
+mod deletion;
 pub mod lease;
 pub mod metrics;
 mod mirror;

@@ -4,8 +4,8 @@
 //! order of events changes nothing, and a restart, which knows only what the status of Services says,
 //! decides as the process before it did:
 //!
-//! 1. Services keep what they hold, if the pools and their own requests still allow it.
-//!    Of two that may not have one address together, the older one keeps it.
+//! 1. Services keep what they hold, if the pools and their own requests still allow it; also what a pool has that
+//!    is being deleted, which gives nothing more. Of two that may not have one address together, the older one keeps it.
 //! 2. Services that ask for an address get it, the oldest first.
 //! 3. The others get one they may share, or else the first free one, from the pools in the order of their names.
 //!    Addresses that some Service names as external ones come last: they are not its by right, and one Service
@@ -93,8 +93,8 @@ pub fn usage(blocks: &[Block], family: Family, taken: &BTreeSet<IpAddr>) -> (u12
 struct Claim<'a> {
     service: &'a Service,
     wish: Result<Wish<'a>, Problem>,
-    /// The pools that admit the Service; if it names some, only those.
-    pools: Vec<&'a Pool>,
+    /// The pools that admit the Service, by name; if it names some, only those.
+    pools: Vec<(&'a str, &'a Pool)>,
     got: BTreeMap<Family, IpAddr>,
     problem: Option<Problem>,
     lost: Vec<(IpAddr, Problem)>,
@@ -112,7 +112,7 @@ impl<'a> Claim<'a> {
                 let named = named.is_empty() || named.contains(&name.as_str());
                 named && pool.admits(&service.labels, namespace)
             })
-            .map(|(_, pool)| pool)
+            .map(|(name, pool)| (name.as_str(), pool))
             .collect();
         Self {
             service,
@@ -157,16 +157,25 @@ impl<'a> Claim<'a> {
         let asked = self.wish.as_ref().ok();
         match asked.and_then(|wish| wish.addresses.get(&family)) {
             Some(asked) if *asked != address => Err(Problem::Asked(*asked)),
-            _ => self.may_have(address, ledger),
+            _ if self.having(address).next().is_none() => Err(Problem::NotInPools(address)),
+            _ => ledger.may_join(address, self.service),
         }
     }
 
-    /// Tells whether the Service may have an address, whatever it asks for.
-    fn may_have(&self, address: IpAddr, ledger: &Ledger<'_>) -> Result<(), Problem> {
-        if !self.pools.iter().any(|pool| pool.contains(address)) {
-            return Err(Problem::NotInPools(address));
+    /// Tells whether the Service may get an address that it does not have.
+    fn may_get(&self, address: IpAddr, ledger: &Ledger<'_>) -> Result<(), Problem> {
+        let having: Vec<(&str, &Pool)> = self.having(address).collect();
+        let (first, _) = having.first().ok_or(Problem::NotInPools(address))?;
+        if having.iter().all(|(_, pool)| pool.terminating) {
+            return Err(Problem::PoolTerminating((*first).to_owned()));
         }
         ledger.may_join(address, self.service)
+    }
+
+    /// Lists the pools that have an address and admit the Service.
+    fn having(&self, address: IpAddr) -> impl Iterator<Item = (&'a str, &'a Pool)> {
+        let pools = self.pools.iter().copied();
+        pools.filter(move |(_, pool)| pool.contains(address))
     }
 
     fn fill(&mut self, ledger: &mut Ledger<'a>) {
@@ -202,23 +211,29 @@ impl<'a> Claim<'a> {
     fn find(&self, family: Family, ledger: &mut Ledger<'_>) -> Result<IpAddr, Problem> {
         let wish = self.wish.as_ref().map_err(Clone::clone)?;
         if let Some(address) = wish.addresses.get(&family) {
-            return self.may_have(*address, ledger).map(|()| *address);
+            return self.may_get(*address, ledger).map(|()| *address);
         }
-        let open = |pool: &&&Pool| pool.auto_assign || !wish.pools.is_empty();
-        let pools: Vec<&Pool> = self.pools.iter().filter(open).copied().collect();
+        let pools = self.pools.iter().copied();
+        let open = pools.filter(|(_, pool)| pool.auto_assign || !wish.pools.is_empty());
+        let (terminating, pools): (Vec<_>, Vec<_>) = open.partition(|(_, pool)| pool.terminating);
         let shared = ledger.shared(self.service).find(|address| {
             Family::of(*address) == family
-                && pools.iter().any(|pool| pool.contains(*address))
+                && pools.iter().any(|(_, pool)| pool.contains(*address))
                 && ledger.may_join(*address, self.service).is_ok()
         });
         if let Some(address) = shared {
             return Ok(address);
         }
-        let blocks = pools.iter().flat_map(|pool| &pool.blocks);
         let of_family = |block: &&Block| block.family() == family;
+        let blocks = pools.iter().flat_map(|(_, pool)| &pool.blocks);
         let blocks: Vec<Block> = blocks.filter(of_family).copied().collect();
         if blocks.is_empty() {
-            return Err(Problem::NoPool(family));
+            let mut terminating = terminating.into_iter();
+            let had =
+                terminating.find(|(_, pool)| pool.blocks.iter().any(|block| of_family(&block)));
+            return Err(had.map_or(Problem::NoPool(family), |(name, _)| {
+                Problem::PoolTerminating(name.to_owned())
+            }));
         }
         let mut ways = [Search::Unnamed, Search::All].into_iter();
         let free = ways.find_map(|search| {

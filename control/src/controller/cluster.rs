@@ -3,14 +3,16 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::allocate::{self, Inventory};
 use super::convert::{Seen, SeenPool};
+use super::crd::PoolStatus;
+use super::deletion;
 use super::metrics::PoolValues;
 use super::mirror::Mirror;
 use super::objects::Labels;
-use super::status::{self, Write};
+use super::status::{self, PoolSource, PoolWrite, Write};
 use crate::index::objects::ObjectName;
 
 /// The objects that the controller follows, and what it decided about them.
@@ -30,8 +32,8 @@ pub(super) struct Cluster {
 /// What has to be written.
 #[derive(Debug, Default)]
 pub(super) struct Plan {
-    /// Status of pools, which have to count an address before a Service has it.
-    pub(super) pools: Vec<(ObjectName, Value)>,
+    /// What to write to pools, which have to count an address before a Service has it.
+    pub(super) pools: Vec<(ObjectName, PoolWrite)>,
     /// Status of Services.
     pub(super) services: Vec<(ObjectName, Write)>,
     /// Services that have what they want, and those that wait.
@@ -75,7 +77,7 @@ impl Cluster {
         let inventory = self.inventory();
         let decisions = allocate::allocate(&inventory);
         let mut plan = Plan::default();
-        let mut ours: BTreeSet<IpAddr> = BTreeSet::new();
+        let mut held: Vec<(&ObjectName, IpAddr)> = Vec::new();
         let mut decided = BTreeMap::new();
         for (name, seen) in self.services.objects() {
             let Some((service, decision)) = inventory.services.get(name).zip(decisions.get(name))
@@ -87,8 +89,9 @@ impl Cluster {
                 continue;
             };
             // What it still has counts until it is taken back.
-            ours.extend(seen.observed.addresses());
-            ours.extend(&decision.addresses);
+            let given = decision.addresses.iter().copied();
+            let addresses = seen.observed.addresses().chain(given);
+            held.extend(addresses.map(|address| (name, address)));
             match decision.problem {
                 None => plan.assigned += 1,
                 Some(_) => plan.waiting += 1,
@@ -100,6 +103,7 @@ impl Cluster {
         }
         self.decided = decided;
 
+        let ours: BTreeSet<IpAddr> = held.iter().map(|(_, address)| *address).collect();
         let foreign = inventory.foreign.keys();
         let taken = ours
             .iter()
@@ -108,24 +112,27 @@ impl Cluster {
             .chain(foreign)
             .copied()
             .collect();
-        for (name, seen) in self.pools.objects() {
-            let status = seen.source.status(&ours, &taken, &seen.status, now);
+        let pools = self.pools.objects();
+        let guarded = pools
+            .iter()
+            .filter(|(_, seen)| deletion::is_guarded(&seen.finalizers));
+        let guarded = guarded.map(|(name, _)| name.name.as_str()).collect();
+        let at_stake = deletion::at_stake(inventory, &guarded, &held);
+        for (name, seen) in pools {
+            let PoolSource { pool, .. } = &seen.source;
+            let users = at_stake
+                .iter()
+                .filter(|(_, address)| pool.terminating && pool.contains(*address));
+            let users = users.map(|(user, _)| *user).collect();
+            let status = seen.source.status(&ours, &taken, &users, &seen.status, now);
             let values = PoolValues {
                 used: status.used,
                 free_ipv4: status.free_ipv4,
                 free_ipv6: status.free_ipv6,
             };
             plan.usage.insert(name.name.to_string(), values);
-            if status != seen.status {
-                let patch = json!({
-                    "apiVersion": "guideway.dev/v1alpha1",
-                    "kind": "LoadBalancerPool",
-                    // Of the pool that was decided about: a smaller one may not hold what was decided.
-                    "metadata": {"name": name.name, "resourceVersion": seen.version},
-                    "status": status,
-                });
-                plan.pools.push((name.clone(), patch));
-            }
+            let write = pool_write(name, seen, &status, &users);
+            plan.pools.extend(write.map(|write| (name.clone(), write)));
         }
         plan
     }
@@ -173,6 +180,39 @@ impl Cluster {
     }
 }
 
+/// Compares what a pool has come to with what the API server has of it; nothing if they are equal.
+fn pool_write(
+    name: &ObjectName,
+    seen: &SeenPool,
+    status: &PoolStatus,
+    users: &BTreeSet<&ObjectName>,
+) -> Option<PoolWrite> {
+    let terminating = seen.source.pool.terminating;
+    let in_use = if terminating {
+        !users.is_empty()
+    } else {
+        status.used > 0
+    };
+    let finalizers = deletion::finalizers(&seen.finalizers, in_use, terminating);
+    let patch = (*status != seen.status).then(|| {
+        json!({
+            "apiVersion": "guideway.dev/v1alpha1",
+            "kind": "LoadBalancerPool",
+            // Of the pool that was decided about: a smaller one may not hold what was decided.
+            "metadata": {"name": name.name, "resourceVersion": seen.version},
+            "status": status,
+        })
+    });
+    let ready = status.ready();
+    let notice = ready.and_then(|ready| deletion::notice(seen.status.ready(), ready, users));
+    (patch.is_some() || finalizers.is_some()).then(|| PoolWrite {
+        version: seen.version.clone(),
+        status: patch,
+        finalizers,
+        notice,
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use k8s_openapi::api::core::v1 as core;
@@ -180,6 +220,7 @@ mod tests {
 
     use super::*;
     use crate::controller::convert::{self, Classes};
+    use crate::controller::deletion::FINALIZER;
     use crate::kubernetes::convert::name as name_of;
 
     const NOW: &str = "2026-11-21T12:00:00Z";
@@ -210,16 +251,24 @@ mod tests {
 
     fn cluster() -> Cluster {
         let mut cluster = Cluster::default();
+        put_pool(&mut cluster, "a", &[], false);
+        cluster
+    }
+
+    fn put_pool(cluster: &mut Cluster, name: &str, finalizers: &[&str], terminating: bool) {
         let pool = serde_json::from_value(json!({
             "apiVersion": "guideway.dev/v1alpha1",
             "kind": "LoadBalancerPool",
-            "metadata": {"name": "a", "resourceVersion": "7"},
+            "metadata": {
+                "name": name,
+                "resourceVersion": "7",
+                "finalizers": finalizers,
+                "deletionTimestamp": terminating.then_some(NOW),
+            },
             "spec": {"addresses": ["192.0.2.0/30"]},
         }));
-        let name = ObjectName::new("", "a");
-        let pool = convert::pool(&pool.unwrap());
-        cluster.pools.follow(Event::Apply((name, pool)));
-        cluster
+        let name = ObjectName::new("", name);
+        cluster.pools.put(name, convert::pool(&pool.unwrap()));
     }
 
     fn addresses(plan: &Plan) -> Vec<(&str, String)> {
@@ -235,7 +284,8 @@ mod tests {
         let (name, mut seen) = service("web", 1);
         cluster.services.put(name.clone(), seen.clone());
         let plan = cluster.plan(NOW);
-        let (_, patch) = &plan.pools[0];
+        let (_, write) = &plan.pools[0];
+        let patch = write.status.as_ref().unwrap();
         assert_eq!(patch["metadata"]["resourceVersion"], "7");
         assert_eq!(patch["status"]["used"], 1);
 
@@ -248,7 +298,62 @@ mod tests {
         cluster.services.put(name, seen);
         let plan = cluster.plan(NOW);
         assert_eq!(addresses(&plan), [("web", "192.0.2.3".to_owned())]);
-        assert_eq!(plan.pools[0].1["status"]["used"], 2);
+        let (_, write) = &plan.pools[0];
+        assert_eq!(write.status.as_ref().unwrap()["status"]["used"], 2);
+    }
+
+    #[test]
+    fn a_pool_has_the_finalizer_while_one_of_its_addresses_is_in_use() {
+        let mut cluster = cluster();
+        assert_eq!(finalizers(&mut cluster, "a"), None);
+        let (name, seen) = service("web", 1);
+        cluster.services.put(name.clone(), seen);
+        assert_eq!(
+            finalizers(&mut cluster, "a"),
+            Some(vec![FINALIZER.to_owned()])
+        );
+        put_pool(&mut cluster, "a", &[FINALIZER], false);
+        assert_eq!(finalizers(&mut cluster, "a"), None);
+        cluster.services.follow(Event::Delete(service("web", 1)));
+        assert_eq!(finalizers(&mut cluster, "a"), Some(vec![]));
+    }
+
+    #[test]
+    fn a_deleted_pool_stays_until_nobody_would_lose_an_address_by_it() {
+        let mut cluster = Cluster::default();
+        let (name, mut seen) = service("web", 1);
+        seen.ours.as_mut().unwrap().held = vec!["192.0.2.0".parse().unwrap()];
+        cluster.services.put(name, seen);
+        put_pool(&mut cluster, "a", &[FINALIZER], true);
+        let plan = cluster.plan(NOW);
+        let (_, write) = &plan.pools[0];
+        assert_eq!(write.finalizers, None);
+        let ready = &write.status.as_ref().unwrap()["status"]["conditions"][0];
+        assert_eq!(
+            (&ready["status"], &ready["reason"]),
+            (&json!("False"), &json!("Terminating"))
+        );
+        assert!(
+            ready["message"].as_str().unwrap().contains("test/web"),
+            "{ready}"
+        );
+        assert_eq!(write.notice.as_ref().unwrap().reason, "PoolInUse");
+
+        // One that might vanish at once, or is deleted as well, cannot take over.
+        for (present, terminating) in [(&[][..], false), (&[FINALIZER], true)] {
+            put_pool(&mut cluster, "b", present, terminating);
+            assert_eq!(finalizers(&mut cluster, "a"), None);
+        }
+        put_pool(&mut cluster, "b", &[FINALIZER], false);
+        assert_eq!(finalizers(&mut cluster, "a"), Some(vec![]));
+        assert_eq!(finalizers(&mut cluster, "b"), None);
+    }
+
+    /// Tells which finalizers a pool is to get.
+    fn finalizers(cluster: &mut Cluster, name: &str) -> Option<Vec<String>> {
+        let pools = cluster.plan(NOW).pools;
+        let mut writes = pools.into_iter().filter(|(pool, _)| pool.name == *name);
+        writes.next()?.1.finalizers
     }
 
     #[test]

@@ -45,6 +45,7 @@ pub(super) struct Seen {
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct SeenPool {
     pub(super) version: String,
+    pub(super) finalizers: Vec<String>,
     pub(super) source: PoolSource,
     pub(super) status: PoolStatus,
 }
@@ -169,9 +170,12 @@ fn family(text: &str) -> Option<Family> {
 
 /// Converts a pool.
 pub(super) fn pool(pool: &LoadBalancerPool) -> SeenPool {
+    let mut source = PoolSource::new(&pool.spec);
+    source.pool.terminating = pool.metadata.deletion_timestamp.is_some();
     SeenPool {
         version: pool.metadata.resource_version.clone().unwrap_or_default(),
-        source: PoolSource::new(&pool.spec),
+        finalizers: pool.metadata.finalizers.clone().unwrap_or_default(),
+        source,
         status: pool.status.clone().unwrap_or_default(),
     }
 }

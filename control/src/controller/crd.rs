@@ -10,6 +10,9 @@ use kube::{CustomResource, CustomResourceExt, KubeSchema};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
+/// The condition of a pool that tells whether its specification is in force.
+pub const READY: &str = "Ready";
+
 /// The definition as it is installed.
 ///
 /// # Errors
@@ -84,9 +87,17 @@ pub struct PoolStatus {
     /// The entries of spec.addresses with their use; an address counts for the smallest entry that has it.
     #[schemars(length(max = 64))]
     pub blocks: Vec<BlockStatus>,
-    /// `Ready`: whether all of the specification is in force.
+    /// `Ready`: whether all of the specification is in force; of a pool that is being deleted, which Services keep it.
     #[schemars(length(max = 8))]
     pub conditions: Vec<Condition>,
+}
+
+impl PoolStatus {
+    /// Returns the condition [`READY`].
+    pub fn ready(&self) -> Option<&Condition> {
+        let mut conditions = self.conditions.iter();
+        conditions.find(|condition| condition.kind == READY)
+    }
 }
 
 /// One entry of a pool's addresses.

@@ -23,6 +23,8 @@ pub struct Pool {
     pub namespaces: Selector,
     /// Whether Services get them that ask for nothing.
     pub auto_assign: bool,
+    /// Whether the pool is being deleted: Services keep its addresses, and none gets another one.
+    pub terminating: bool,
 }
 
 impl Pool {

@@ -7,14 +7,13 @@ use serde_json::{Value, json};
 
 use super::allocate::{self, Decision};
 use super::block::{Block, Family};
-use super::crd::{BlockStatus, Condition, PoolSpec, PoolStatus};
+use super::crd::{BlockStatus, Condition, PoolSpec, PoolStatus, READY};
+use super::deletion::{self, TERMINATING};
 use super::objects::{Pool, Service};
 use crate::index::objects::ObjectName;
 
 /// The condition of a Service that tells whether it has its addresses.
 pub const ADDRESS_ASSIGNED: &str = "guideway.dev/AddressAssigned";
-/// The condition of a pool that tells whether its specification is in force.
-const READY: &str = "Ready";
 
 /// What the status of a Service says, as far as it is the controller's.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -54,7 +53,7 @@ impl Observed {
     }
 }
 
-/// An Event about a Service.
+/// An Event about a Service or a pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Notice {
     /// Whether a human should look.
@@ -74,6 +73,19 @@ pub struct Write {
     pub addresses: Vec<IpAddr>,
     /// The Events, in order.
     pub notices: Vec<Notice>,
+}
+
+/// Something to write to a pool, and what to tell about it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PoolWrite {
+    /// The version of the pool that was decided about.
+    pub version: String,
+    /// The whole of its status.
+    pub status: Option<Value>,
+    /// All finalizers that it has to have.
+    pub finalizers: Option<Vec<String>>,
+    /// The Event.
+    pub notice: Option<Notice>,
 }
 
 /// Compares what a Service gets with what its status says; nothing if they are equal.
@@ -251,16 +263,18 @@ impl PoolSource {
                 services,
                 namespaces,
                 auto_assign: spec.auto_assign,
+                terminating: false,
             },
         }
     }
 
     /// Says what the pool has come to: `ours` are the addresses that Services have from the
-    /// controller, `taken` all that somebody has.
+    /// controller, `taken` all that somebody has, `users` the Services that keep it from being deleted.
     pub fn status(
         &self,
         ours: &BTreeSet<IpAddr>,
         taken: &BTreeSet<IpAddr>,
+        users: &BTreeSet<&ObjectName>,
         before: &PoolStatus,
         now: &str,
     ) -> PoolStatus {
@@ -290,6 +304,7 @@ impl PoolSource {
             i64::try_from(size - used).unwrap_or(i64::MAX)
         };
         let (status, reason, message) = match &self.problem {
+            _ if self.pool.terminating => ("False", TERMINATING, deletion::message(users)),
             None => ("True", "Valid", String::new()),
             Some((reason, message)) => ("False", *reason, message.clone()),
         };
@@ -300,10 +315,7 @@ impl PoolSource {
             message,
             last_transition_time: String::new(),
         };
-        let told = before
-            .conditions
-            .iter()
-            .find(|condition| condition.kind == READY);
+        let told = before.ready();
         PoolStatus {
             used,
             free_ipv4: free(Family::V4),
@@ -492,7 +504,8 @@ mod tests {
             .map(ip)
             .into();
         let source = PoolSource::new(&spec);
-        let status = source.status(&ours, &taken, &PoolStatus::default(), NOW);
+        let users = BTreeSet::new();
+        let status = source.status(&ours, &taken, &users, &PoolStatus::default(), NOW);
         let used: Vec<i64> = status.blocks.iter().map(|block| block.used).collect();
         assert_eq!(used, [1, 1, 1, 0]);
         assert_eq!(
@@ -500,7 +513,8 @@ mod tests {
             (3, 252, 0)
         );
         assert_eq!(status.conditions[0].reason, "InvalidAddresses");
-        assert_eq!(source.status(&ours, &taken, &status, "later"), status);
+        let again = source.status(&ours, &taken, &users, &status, "later");
+        assert_eq!(again, status);
     }
 
     #[test]
@@ -509,8 +523,9 @@ mod tests {
             addresses: vec!["2001:db8::/32".to_owned()],
             ..PoolSpec::default()
         };
-        let none = BTreeSet::new();
-        let status = PoolSource::new(&spec).status(&none, &none, &PoolStatus::default(), NOW);
+        let (none, users) = (BTreeSet::new(), BTreeSet::new());
+        let before = PoolStatus::default();
+        let status = PoolSource::new(&spec).status(&none, &none, &users, &before, NOW);
         assert_eq!(status.free_ipv6, i64::MAX);
     }
 }

@@ -188,18 +188,20 @@ async fn act(
     });
     let mut wrote = false;
     let mut uncounted = Vec::new();
-    for (name, patch) in plan.pools {
+    for (name, write) in plan.pools {
         let object = ("pool", name.clone());
         if !pacer.allows(&object) {
             uncounted.push(name);
             continue;
         }
-        let written = writer.pool(&name, &patch).await;
+        let written = writer.pool(&name, &write).await;
         told(values, &object, written.as_ref().err());
         match written {
             Ok(pool) => {
                 wrote = true;
-                cluster.pools.put(name, convert::pool(&pool));
+                if let Some(pool) = pool {
+                    cluster.pools.put(name, convert::pool(&pool));
+                }
             }
             Err(WriteError::NotLeading) => return wrote,
             Err(error) => {
@@ -233,7 +235,7 @@ async fn act(
 
 fn told(values: &channel::Sender<Values>, (object, name): &Object, error: Option<&WriteError>) {
     if let Some(error) = error {
-        tracing::warn!(object, %name, error = ?error, "cannot write a status; it is tried again");
+        tracing::warn!(object, %name, error = ?error, "cannot write; it is tried again");
     }
     values.send_modify(|values| *values.writes.entry((*object, error.is_none())).or_default() += 1);
 }

@@ -6,14 +6,14 @@ use futures_util::{Stream, StreamExt};
 use k8s_openapi::api::core::v1::{ObjectReference, Service};
 use kube::api::{Patch, PatchParams};
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
-use kube::{Api, Client, Resource};
-use serde_json::Value;
+use kube::{Api, Client, Resource, ResourceExt};
+use serde_json::json;
 use tokio::sync::watch;
 
 use super::MANAGER;
 use super::crd::LoadBalancerPool;
 use super::lease::Term;
-use super::status::{Notice, Write};
+use super::status::{Notice, PoolWrite, Write};
 use crate::index::objects::ObjectName;
 use crate::kubernetes::backoff::asked_pause;
 
@@ -82,16 +82,38 @@ impl Writer {
         }
     }
 
-    /// Writes the status of a pool.
+    /// Writes the status and the finalizers of a pool; each fails if somebody has changed the pool meanwhile.
+    /// Returns the pool as it is then.
     pub(super) async fn pool(
         &self,
         name: &ObjectName,
-        patch: &Value,
-    ) -> Result<LoadBalancerPool, WriteError> {
+        write: &PoolWrite,
+    ) -> Result<Option<LoadBalancerPool>, WriteError> {
         let pools: Api<LoadBalancerPool> = Api::all(self.client.clone());
-        let (parameters, patch) = (parameters(), Patch::Apply(patch));
-        let write = pools.patch_status(&name.name, &parameters, &patch);
-        self.in_time(write).await
+        let mut version = Some(write.version.clone());
+        let mut written = None;
+        if let Some(status) = &write.status {
+            let (parameters, patch) = (parameters(), Patch::Apply(status));
+            let patching = pools.patch_status(&name.name, &parameters, &patch);
+            let pool = self.in_time(patching).await?;
+            if let Some(notice) = &write.notice {
+                self.tell("DeletePool", &pool.object_ref(&()), notice).await;
+            }
+            version = pool.resource_version();
+            written = Some(pool);
+        }
+        if let Some(finalizers) = &write.finalizers {
+            let metadata = json!({"resourceVersion": version, "finalizers": finalizers});
+            // Not applied, which would make a pool that is gone.
+            let patch = Patch::Merge(json!({"metadata": metadata}));
+            let parameters = PatchParams {
+                field_manager: Some(MANAGER.to_owned()),
+                ..PatchParams::default()
+            };
+            let patching = pools.patch(&name.name, &parameters, &patch);
+            written = Some(self.in_time(patching).await?);
+        }
+        Ok(written)
     }
 
     /// Writes the status of Services, several at a time, and tells of what was written.
@@ -114,13 +136,13 @@ impl Writer {
         let service = self.in_time(written).await?;
         let reference = service.object_ref(&());
         for notice in &write.notices {
-            self.tell(&reference, notice).await;
+            self.tell("AssignAddress", &reference, notice).await;
         }
         Ok(service)
     }
 
     /// Publishes an Event; one that gets lost changes nothing.
-    async fn tell(&self, reference: &ObjectReference, notice: &Notice) {
+    async fn tell(&self, action: &str, reference: &ObjectReference, notice: &Notice) {
         let event = Event {
             type_: if notice.warning {
                 EventType::Warning
@@ -129,7 +151,7 @@ impl Writer {
             },
             reason: notice.reason.to_owned(),
             note: Some(notice.text.clone()),
-            action: "AssignAddress".to_owned(),
+            action: action.to_owned(),
             secondary: None,
         };
         if let Err(error) = self.in_time(self.recorder.publish(&event, reference)).await {

@@ -151,17 +151,111 @@ fn a_pool_is_not_made_smaller_than_its_use() {
     });
     cluster.apply(&pool("public", &["192.0.2.0/30"]));
     assert_eq!(cluster.addresses("web", 1), ["192.0.2.0"]);
-    // A pool that is deleted keeps nothing; the next one serves.
+}
+
+#[test]
+fn a_deleted_pool_stays_while_its_addresses_are_in_use() {
+    let cluster = Cluster::start();
+    let mut first = cluster.controller(&["--lease-duration", "4"]);
+    cluster.apply(&pool("public", &["192.0.2.0/28"]));
+    cluster.patch(
+        "lbpool",
+        "public",
+        &json!({"metadata": {"finalizers": ["example.com/other"]}}),
+    );
+    cluster.apply(&pool("unused", &["198.51.100.0/28"]));
+    cluster.apply(&service("web", ""));
+    assert_eq!(cluster.addresses("web", 1), ["192.0.2.0"]);
+    let both = json!(["example.com/other", "guideway.dev/in-use"]);
+    assert_eq!(cluster.finalizers("public"), both, "before web has it");
+    assert_eq!(cluster.finalizers("unused"), Value::Null);
+    cluster.kubectl(&["delete", "lbpool", "unused", "--timeout=60s"]);
+
+    cluster.delete_pool("public");
+    cluster.waits_for("public", "default/web");
+    assert_eq!(cluster.events("public", "PoolInUse"), 1);
+    let asking = annotated("late", "guideway.dev/addresses: 192.0.2.7", "");
+    cluster.apply(&asking);
+    cluster.told("late", "PoolTerminating", "LoadBalancerPool public");
+    assert_eq!(cluster.events("late", "AllocationFailed"), 1);
+    let before = cluster.get("service", "web");
+
+    // The next controller goes on as this one.
+    first.signal(Signal::SIGKILL).unwrap();
+    first.wait(PATIENCE).unwrap();
+    let mut second = cluster.controller(&["--lease-duration", "4"]);
+    second.wait_for_line("leads=true", PATIENCE).unwrap();
     cluster.apply(&pool("next", &["203.0.113.0/28"]));
-    cluster.kubectl(&["delete", "lbpool", "public"]);
-    cluster.eventually("web moves", || {
-        let web = cluster.get("service", "web");
-        expect(
-            web["status"]["loadBalancer"]["ingress"][0]["ip"] == "203.0.113.0",
-            &web["status"],
-        )
+    cluster.apply(&service("other", ""));
+    assert_eq!(cluster.addresses("other", 1), ["203.0.113.0"]);
+    assert_eq!(cluster.get("service", "web"), before);
+    assert_eq!(cluster.finalizers("public"), both);
+    cluster.told("late", "PoolTerminating", "LoadBalancerPool public");
+
+    // The last one moves away.
+    cluster.kubectl(&["annotate", "service", "web", "guideway.dev/pool=next"]);
+    cluster.eventually("the finalizer of the other is left", || {
+        let left = cluster.finalizers("public");
+        expect(left == json!(["example.com/other"]), &left)
     });
-    assert_eq!(cluster.events("web", "AddressReleased"), 1);
+    assert_eq!(cluster.addresses("web", 1), ["203.0.113.1"]);
+    cluster.patch(
+        "lbpool",
+        "public",
+        &json!({"metadata": {"finalizers": null}}),
+    );
+    cluster.is_gone("lbpool/public");
+
+    // One of the same name is another one.
+    cluster.apply(&pool("public", &["192.0.2.0/28"]));
+    assert_eq!(cluster.addresses("late", 1), ["192.0.2.7"]);
+}
+
+#[test]
+fn a_pool_with_the_same_addresses_takes_over_from_a_deleted_one() {
+    let cluster = Cluster::start();
+    let _controller = cluster.controller(&[]);
+    cluster.apply(&pool("public", &["192.0.2.0/28"]));
+    cluster.apply(&service("web", ""));
+    assert_eq!(cluster.addresses("web", 1), ["192.0.2.0"]);
+    let before = cluster.get("service", "web");
+    cluster.delete_pool("public");
+    cluster.waits_for("public", "default/web");
+    cluster.apply(&pool("rescue", &["192.0.2.0/24"]));
+    cluster.is_gone("lbpool/public");
+    assert_eq!(cluster.finalizers("rescue"), json!(["guideway.dev/in-use"]));
+    assert_eq!(cluster.get("service", "web"), before);
+}
+
+#[test]
+fn a_pool_deleted_while_no_controller_runs_waits_for_one() {
+    let cluster = Cluster::start();
+    let controller = cluster.controller(&["--lease-duration", "4"]);
+    cluster.apply(&pool("public", &["192.0.2.0/28"]));
+    cluster.apply(&service("web", ""));
+    assert_eq!(cluster.addresses("web", 1), ["192.0.2.0"]);
+    drop(controller);
+    cluster.delete_pool("public");
+    cluster.kubectl(&["delete", "service", "web"]);
+    let terminating = cluster.get("lbpool", "public");
+    assert!(terminating["metadata"]["deletionTimestamp"].is_string());
+    let controller = cluster.controller(&["--lease-duration", "4"]);
+    cluster.is_gone("lbpool/public");
+
+    // With the definition it goes as the documentation says.
+    cluster.apply(&pool("public", &["192.0.2.0/28"]));
+    cluster.apply(&service("web", ""));
+    assert_eq!(cluster.addresses("web", 1), ["192.0.2.0"]);
+    drop(controller);
+    let definition = "crd/loadbalancerpools.guideway.dev";
+    cluster.kubectl(&["delete", definition, "--wait=false"]);
+    cluster.patch(
+        "lbpool",
+        "public",
+        &json!({"metadata": {"finalizers": null}}),
+    );
+    cluster.is_gone(definition);
+    assert_eq!(cluster.addresses("web", 1), ["192.0.2.0"]);
 }
 
 #[test]
@@ -405,6 +499,11 @@ fn the_chart_installs_a_controller_that_may_do_its_work() {
     cluster.apply(&service("web", ""));
     assert_eq!(cluster.addresses("web", 1), ["192.0.2.0"]);
     assert_eq!(cluster.events("web", "IPAllocated"), 1);
+    assert_eq!(cluster.finalizers("public"), json!(["guideway.dev/in-use"]));
+    cluster.delete_pool("public");
+    assert_eq!(cluster.events("public", "PoolInUse"), 1);
+    cluster.kubectl(&["delete", "service", "web"]);
+    cluster.is_gone("lbpool/public");
     let seed = [&["secret", "guideway-seed"][..], &namespaced].concat();
     assert_eq!(cluster.0.get(&seed).unwrap()["immutable"], true);
     controller.signal(Signal::SIGTERM).unwrap();
@@ -496,6 +595,29 @@ impl Cluster {
 
     fn eventually(&self, awaited: &str, attempt: impl FnMut() -> Result<(), String>) {
         wait_for(awaited, PATIENCE, attempt).unwrap();
+    }
+
+    fn finalizers(&self, pool: &str) -> Value {
+        self.get("lbpool", pool)["metadata"]["finalizers"].clone()
+    }
+
+    fn delete_pool(&self, name: &str) {
+        self.kubectl(&["delete", "lbpool", name, "--wait=false"]);
+    }
+
+    fn is_gone(&self, object: &str) {
+        self.kubectl(&["wait", "--for=delete", object, "--timeout=60s"]);
+    }
+
+    /// Waits until a pool that is being deleted says which Service it is kept for.
+    fn waits_for(&self, pool: &str, service: &str) {
+        self.eventually(&format!("{pool} waits for {service}"), || {
+            let pool = self.get("lbpool", pool);
+            let ready = &pool["status"]["conditions"][0];
+            let text = ready["message"].as_str().unwrap_or_default();
+            let is = ready["reason"] == "Terminating" && text.contains(service);
+            expect(is && ready["status"] == "False", &pool["status"])
+        });
     }
 
     /// Waits until a Service has so many addresses, and returns them.

@@ -39,6 +39,9 @@ pub enum Problem {
     /// No pool that is open to the Service has the address.
     #[error("{0} is in no LoadBalancerPool that is open to this Service")]
     NotInPools(IpAddr),
+    /// The pool that would have the address is being deleted.
+    #[error("LoadBalancerPool {0} is being deleted and gives no addresses")]
+    PoolTerminating(String),
     /// All addresses are taken.
     #[error("every {0} address that is open to this Service is in use")]
     Exhausted(Family),
@@ -64,6 +67,7 @@ impl Problem {
             Self::NoSuchPool(_) => "NoSuchPool",
             Self::NoPool(_) => "NoPool",
             Self::NotInPools(_) => "NotInPools",
+            Self::PoolTerminating(_) => "PoolTerminating",
             Self::Exhausted(_) => "PoolExhausted",
             Self::Taken {
                 holder: Holder::Node,

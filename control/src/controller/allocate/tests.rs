@@ -208,6 +208,50 @@ fn what_is_held_is_kept_while_pools_and_requests_allow_it() {
 }
 
 #[test]
+fn a_pool_that_is_being_deleted_keeps_its_services_and_gets_no_more() {
+    let mut cluster = Cluster::new(&[("a", "192.0.2.0/28,2001:db8::/120")]);
+    let key = |service: &mut Service| service.request.sharing_key = Some("k".into());
+    cluster.add("web", |service| {
+        key(service);
+        service.families = Family::ALL.to_vec();
+        service.held = vec![ip("192.0.2.9")];
+    });
+    cluster.add("any", |_| {});
+    cluster.add("pool", |service| service.request.pools = Some("a".into()));
+    cluster.add("address", |service| {
+        service.request.addresses = Some("192.0.2.3".into())
+    });
+    cluster.add("shares", |service| {
+        key(service);
+        service.ports = [(Protocol::Udp, 80)].into();
+    });
+    cluster.pool("a").terminating = true;
+    assert_eq!(cluster.addresses("web"), ["192.0.2.9"]);
+    assert_eq!(cluster.lost("web"), [""; 0]);
+    for name in ["web", "any", "pool", "address", "shares"] {
+        assert_eq!(cluster.problem(name), "PoolTerminating", "{name}");
+    }
+    for name in ["any", "pool", "address", "shares"] {
+        assert_eq!(cluster.addresses(name), [""; 0], "{name}");
+    }
+
+    // Another pool gives, also the same addresses.
+    let mut other = Cluster::new(&[("b", "192.0.2.0/30")]);
+    cluster.0.pools.append(&mut other.0.pools);
+    assert_eq!(cluster.addresses("address"), ["192.0.2.3"]);
+    assert_eq!(cluster.addresses("any"), ["192.0.2.0"]);
+    assert_eq!(cluster.problem("pool"), "PoolTerminating");
+    assert_eq!(cluster.addresses("web"), ["192.0.2.9"]);
+
+    // Who names it leaves the old one.
+    cluster.add("web", |service| {
+        service.request.pools = Some("b".into());
+        service.held = vec![ip("192.0.2.9")];
+    });
+    assert_eq!(cluster.lost("web"), ["192.0.2.9"]);
+}
+
+#[test]
 fn of_two_that_hold_one_address_the_older_keeps_it() {
     let mut cluster = Cluster::new(&[("a", "192.0.2.0/28")]);
     cluster.add("a-young", |service| {
@@ -519,6 +563,23 @@ proptest! {
             prop_assert_eq!(&decision.addresses, &before[name].addresses);
             prop_assert_eq!(&decision.problem, &before[name].problem);
             prop_assert_eq!(&decision.lost, &vec![]);
+        }
+    }
+
+    #[test]
+    fn a_pool_that_is_being_deleted_moves_nobody_and_gives_nothing(
+        mut cluster in cluster(), newcomer in service(),
+    ) {
+        let before = cluster.settle();
+        cluster.pool("a").terminating = true;
+        let newcomer = Service { name: name("newcomer"), created: 9, held: Vec::new(), ..newcomer };
+        cluster.0.services.insert(newcomer.name.clone(), newcomer);
+        let remaining = cluster.0.pools["b"].clone();
+        for (name, decision) in cluster.decide() {
+            let had = before.get(&name).map(|before| &before.addresses[..]).unwrap_or_default();
+            prop_assert!(had.iter().all(|address| decision.addresses.contains(address)));
+            let mut new = decision.addresses.iter().filter(|address| !had.contains(address));
+            prop_assert!(new.all(|address| remaining.contains(*address)));
         }
     }
 

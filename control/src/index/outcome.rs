@@ -124,7 +124,20 @@ impl Making<'_> {
             hints: options.topology_hints == TopologyHints::Honour,
         };
         let key = (port.name.as_str(), port.protocol, is_ipv4);
-        let selection = select(slices, key, &place, self.wanted.only_local);
+        let (wanted, findings) = (self.wanted, &mut *self.findings);
+        let sound = |candidate: &Candidate<'_>| {
+            let socket = candidate.socket;
+            let comes_back = comes_back(wanted, machines, port.protocol, socket);
+            if comes_back {
+                findings.add(
+                    Rule::EndpointIsVip,
+                    || format!("endpoint {socket} gets no traffic: the Service itself is served at that address"),
+                    "give the endpoint the address of the machine or pod that answers",
+                );
+            }
+            !comes_back
+        };
+        let selection = select(slices, key, &place, wanted.only_local, sound);
         let mode = self.mode(&selection, own_node.is_some());
         let backends = self.backends(&selection, mode);
         let draining = selection.draining.iter();
@@ -393,4 +406,20 @@ impl Making<'_> {
         let ipv4 = addresses.iter().filter(|address| address.is_ipv4()).count();
         ipv4.max(addresses.len() - ipv4)
     }
+}
+
+/// Tells whether packets to an endpoint would be served for the same Service again: by NAT they would circle
+/// until their TTL ends. Nothing else answers at an address that was assigned; at an external one other ports
+/// pass, and at a machine's the machine itself may answer.
+fn comes_back(
+    wanted: &Wanted,
+    machines: &Machines,
+    protocol: Protocol,
+    endpoint: SocketAddr,
+) -> bool {
+    let address = endpoint.ip();
+    let is_served = |port: &Port| (port.number, port.protocol) == (endpoint.port(), protocol);
+    let is_own = wanted.load_balancer.contains(&address)
+        || (wanted.external.contains(&address) && wanted.ports.iter().any(is_served));
+    is_own && !machines.has(address)
 }

@@ -56,6 +56,8 @@ pub enum Rule {
     SctpPort,
     /// Backends are on machines that do not run Guideway.
     MachineWithoutGuideway,
+    /// An endpoint is at an address that the Service itself is served at.
+    EndpointIsVip,
     /// The policy `Local` cannot be kept in NAT mode.
     LocalByNat,
     /// A slice names no Service.
@@ -86,6 +88,7 @@ impl Rule {
             Self::ExternalAddressNotAllowed => "ExternalAddressNotAllowed",
             Self::SctpPort => "SctpPort",
             Self::MachineWithoutGuideway => "MachineWithoutGuideway",
+            Self::EndpointIsVip => "EndpointIsVip",
             Self::LocalByNat => "LocalByNat",
             Self::NoServiceName => "NoServiceName",
             Self::TooManyBackends => "TooManyBackends",

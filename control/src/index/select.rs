@@ -42,7 +42,7 @@ pub(super) struct Selection<'a> {
     pub(super) draining: Vec<Candidate<'a>>,
 }
 
-/// Selects from the endpoints that slices have for a port.
+/// Selects from the endpoints that slices have for a port; those that are not `sound` are as if they were not there.
 ///
 /// This is the Cluster set, or with the policy `Local` the Local sets of all nodes; each falls back on its own
 /// to what serves and terminates. A machine that is no Node has no Local set: it uses the Cluster set.
@@ -55,8 +55,10 @@ pub(super) fn select<'a>(
     (name, protocol, is_ipv4): (&str, Protocol, bool),
     place: &Place<'_>,
     is_local: bool,
+    sound: impl FnMut(&Candidate<'_>) -> bool,
 ) -> Selection<'a> {
-    let all = candidates(slices, (name, protocol, is_ipv4), place);
+    let mut all = candidates(slices, (name, protocol, is_ipv4), place);
+    all.retain(sound);
     let cluster = usable(&all);
     let by_node = if is_local {
         usable_by_node(&all)

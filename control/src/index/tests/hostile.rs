@@ -160,6 +160,8 @@ fn check(state: &State, last: &Last, is_node: bool) {
             let is_local = spec.traffic_policy == TrafficPolicy::Local;
             assert!(is_node || is_local || backend.weight == 1, "{key}");
             assert!(is_node || !backend.address.is_unspecified(), "{key}");
+            let comes_back = (pod.ip(), pod.port()) == (key.address, key.port);
+            assert!(is_machine || !comes_back, "{key}");
             assert!(
                 spec.mode != ForwardMode::Nat || backend.address == pod.ip(),
                 "{key}"

@@ -2,6 +2,7 @@
 
 use super::words::*;
 use crate::desired::{ForwardMode, TrafficPolicy};
+use crate::index::objects::MODE;
 use crate::index::{Options, TopologyHints};
 
 #[test]
@@ -624,4 +625,39 @@ fn in_zone(zone: &str) -> Cluster {
     cluster.node(node("node-1").internal("10.0.0.1").zone(zone));
     cluster.service(web());
     cluster
+}
+
+#[test]
+fn endpoint_at_an_address_of_its_own_service_is_named_and_left_out() {
+    for mode in ["ipip", "nat"] {
+        let mut cluster = edge_of_the_cluster();
+        cluster
+            .service(web().annotation(MODE, mode))
+            .slice(slice("web-1", &["192.0.2.1@node-1", "10.244.2.1@node-2"]));
+        assert_eq!(cluster.used(VIP), pods(&["10.244.2.1:8080"]), "{mode}");
+        assert_eq!(cluster.problems("web"), ["EndpointIsVip"]);
+        // Where the machine itself has the address, it may answer at another port.
+        cluster.node(node("node-1").internal("192.0.2.1"));
+        let all = pods(&["10.244.2.1:8080", "192.0.2.1:8080"]);
+        assert_eq!(cluster.used(VIP), all, "{mode}");
+        assert_eq!(cluster.problems("web"), ["AddressIsNode"]);
+    }
+}
+
+#[test]
+fn endpoint_at_an_external_address_counts_unless_its_port_is_served_there() {
+    let mut cluster = cluster_with(Options {
+        external_ips: ["203.0.113.0/24".parse().unwrap()].into(),
+        ..Options::default()
+    });
+    let external = web().without_ingress().external(&["203.0.113.7"]);
+    cluster
+        .service(external.clone().annotation(MODE, "nat"))
+        .slice(slice("web-1", &["203.0.113.7"]));
+    let key = "203.0.113.7:80/tcp";
+    assert_eq!(cluster.used(key), pods(&["203.0.113.7:8080"]));
+    assert_eq!(cluster.problems("web"), [""; 0]);
+    cluster.service(external.annotation(MODE, "nat").port("b", 8080, "TCP"));
+    assert_eq!(cluster.used(key), pods(&[]));
+    assert_eq!(cluster.problems("web"), ["EndpointIsVip"]);
 }

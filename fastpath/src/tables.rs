@@ -415,6 +415,10 @@ impl Tables {
         if self.retired.count() == 0 {
             return;
         }
+        // What programs have noted names ids too; until that has ended, they stay retired.
+        if self.begin_epoch().is_err() {
+            return;
+        }
         grace::wait();
         let retired = std::mem::take(&mut self.retired);
         for (id, source_ranges) in retired.services {

@@ -18,15 +18,17 @@ pub mod nat;
 pub mod neighbour;
 pub mod probe;
 pub mod receive;
+pub mod relay;
 
 use self::{
     answer::{Answer, Answers},
-    deliver::{Deliver, Flows, Hairpins, OFFSETS, Relay},
+    deliver::{Deliver, Flows, Hairpins},
     fragment::Fragments,
     nat::{NatFlows, Translate},
     neighbour::Announcements,
     probe::Probes,
     receive::Shortcuts,
+    relay::{OFFSETS, Relay},
 };
 use crate::{
     abi::{
@@ -472,7 +474,7 @@ fn hand_to_pod<F: FrameMut, T: World>(
     tables: &T,
     deliver: &Deliver<'_>,
 ) -> Result<(), DropReason> {
-    let deliver = deliver::relay(tables, deliver).ok_or(DropReason::StageMissing)?;
+    let deliver = deliver.relayed(tables).ok_or(DropReason::StageMissing)?;
     let seen_as = deliver::remember(frame, tables, &deliver)?;
     rewrite::deliver(frame, &deliver, seen_as)?;
     tables.count_forward(deliver.service, deliver.id, deliver.length as u64);

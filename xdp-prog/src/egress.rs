@@ -41,10 +41,7 @@ use crate::{
         AddressKey, Config, Datagram, LocalFlow, Probe, Service, ServiceKeyV4, ServiceKeyV6, Tuple,
     },
     csum::Sum,
-    decide::{
-        Counters, Family,
-        deliver::{Flows, Relay},
-    },
+    decide::{Counters, Family, deliver::Flows, relay::Relay},
     frame::{Frame, Wire},
     reason::{DropReason, PassReason},
     wire::protocol,
@@ -79,11 +76,11 @@ pub trait Skb: Frame {
     /// Takes the packet's mark off.
     fn unmark(&mut self);
 
-    /// Tells whether [`Self::note_translated`] was called, by another device that the packet has passed.
+    /// Tells whether [`Self::mark_translated`] was called, by another device that the packet has passed.
     fn is_translated(&self) -> bool;
 
-    /// Notes that the packet is a reply that has been translated, for as long as the packet lives.
-    fn note_translated(&mut self);
+    /// Marks the packet as a reply that has been translated, for as long as the packet lives.
+    fn mark_translated(&mut self);
 
     /// Makes room for an outer header of `length` bytes in front of the IP header, whose bytes are
     /// then undefined.
@@ -184,7 +181,7 @@ pub fn process<S: Skb, T: Memory>(skb: &mut S, tables: &T) -> Result<Next, DropR
             Ok(Next::Out)
         }
         Ok(Outcome::Translated) => {
-            skb.note_translated();
+            skb.mark_translated();
             tables.count_reason(PassReason::Translated.index());
             Ok(Next::Out)
         }

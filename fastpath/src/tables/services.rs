@@ -44,7 +44,8 @@ impl Tables {
     ///
     /// # Errors
     ///
-    /// When the specification cannot be met or a table is full; the service is then as before.
+    /// When the specification cannot be met or a table is full; the service is then as before. When the kernel
+    /// refuses to end what programs have noted of it; it has changed then.
     pub fn put_service(
         &mut self,
         key: ServiceKey,

@@ -12,7 +12,8 @@ use xdp_prog::{
     },
     decide::{
         Clock, Counters,
-        deliver::{FlowTable, Flows, Relay},
+        deliver::{FlowTable, Flows},
+        relay::Relay,
     },
     egress::{Memory, Next, host::HostSkb, process},
     reason::REASON_COUNT,

@@ -21,11 +21,12 @@ use xdp_prog::{
     decide::{
         Clock, Counters, Tables,
         answer::{Answer, Answers},
-        deliver::{FlowTable, Flows, Hairpins, Relay},
+        deliver::{FlowTable, Flows, Hairpins},
         fragment::Fragments,
         neighbour::Announcements,
         probe::Probes,
         receive::Shortcuts,
+        relay::Relay,
     },
     reason::REASON_COUNT,
 };

@@ -7,9 +7,8 @@
 //! worse a reflector than any host.
 
 use super::{
-    Action, Clock, Family, Ip, World, balance,
-    deliver::{OFFSETS, addresses},
-    is_sent_back, send,
+    Action, Clock, Family, Ip, World, balance, deliver::addresses, is_sent_back, relay::OFFSETS,
+    send,
 };
 use crate::{
     abi::{AddressKey, NextHop},
@@ -117,7 +116,7 @@ impl Reply {
         self.answer.reason(self.protocol)
     }
 
-    /// Packs it into numbers, for [`Relay`](super::deliver::Relay).
+    /// Packs it into numbers, for [`Relay`](super::relay::Relay).
     #[inline(always)]
     const fn to_words(self) -> [u64; 4] {
         [

@@ -41,9 +41,9 @@ pub struct Choice<'t> {
     pub backend: &'t Backend,
 }
 
-/// A backend of a service.
+/// A backend of a service, in whatever way it was found.
 #[derive(Clone, Copy, Debug)]
-pub struct Target<'t> {
+pub struct Chosen<'t> {
     /// Service id.
     pub service: u32,
     /// Backend id.
@@ -55,8 +55,8 @@ pub struct Target<'t> {
 impl<'t> Choice<'t> {
     /// Returns what was chosen.
     #[inline(always)]
-    pub const fn target(&self) -> Target<'t> {
-        Target {
+    pub const fn chosen(&self) -> Chosen<'t> {
+        Chosen {
             service: self.service,
             id: self.id,
             backend: self.backend,

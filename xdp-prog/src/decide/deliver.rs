@@ -30,7 +30,11 @@
 //! had come in. A node address as source lost: it needs `accept_local` on the
 //! uplinks, a second hook at the pods, and ports that may be taken.
 
-use super::{Clock, Decap, Family, Ip, Tables, balance::Target};
+use super::{
+    Clock, Decap, Family, Ip, Tables,
+    balance::Chosen,
+    relay::{OFFSETS, Relay},
+};
 use crate::{
     abi::{
         ADDRESS_LOCAL, ADDRESS_NODE_PORT, AddressKey, Backend, FLOW_FIN_CLIENT, FLOW_FIN_POD,
@@ -86,13 +90,13 @@ impl<'t> Deliver<'t> {
         packet: &Packet<A>,
         flow: &FlowKey<A>,
         flags: TcpFlags,
-        target: &Target<'t>,
+        chosen: &Chosen<'t>,
         decap: Option<Decap>,
     ) -> Self {
         Self {
-            service: target.service,
-            id: target.id,
-            backend: target.backend,
+            service: chosen.service,
+            id: chosen.id,
+            backend: chosen.backend,
             decap,
             l3: packet.l3,
             l4: packet.l4,
@@ -128,6 +132,13 @@ impl<'t> Deliver<'t> {
     pub const fn destination_port(&self) -> [u8; 2] {
         let [.., a, b] = self.ports.to_ne_bytes();
         [a, b]
+    }
+
+    /// Carries everything but the backend through [`Relay`].
+    #[inline(always)]
+    pub fn relayed<T: Relay>(&self, tables: &T) -> Option<Self> {
+        let words = tables.relay(self.to_words())?;
+        Some(Self::from_words(words, self.backend))
     }
 
     /// Puts everything but the backend into numbers.
@@ -242,27 +253,6 @@ pub trait Hairpins {
     fn insert_hairpin(&self, key: &Tuple, client: &AddressKey) -> bool;
 }
 
-/// Bits of an offset that went through [`Relay`]: beyond all headers that the parser follows,
-/// and below what the verifier allows.
-pub(crate) const OFFSETS: usize = 0x7fff;
-
-/// A place that numbers pass through.
-///
-/// What comes out is what went in, which the kernel's verifier does not see: it
-/// takes them for any numbers, and so verifies what follows once and not once
-/// for each way that leads there.
-pub trait Relay {
-    /// Returns the numbers.
-    fn relay(&self, words: [u64; 4]) -> Option<[u64; 4]>;
-}
-
-/// Carries a delivery through [`Relay`].
-#[inline(always)]
-pub fn relay<'t, T: Relay>(tables: &T, deliver: &Deliver<'t>) -> Option<Deliver<'t>> {
-    let words = tables.relay(deliver.to_words())?;
-    Some(Deliver::from_words(words, deliver.backend))
-}
-
 /// Whom the pod takes for its client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SeenAs {
@@ -291,7 +281,7 @@ pub fn remember<F: Frame, T: Tables + Flows + Hairpins>(
         address,
         deliver.destination_port(),
         deliver.outer_length(),
-        client_state(deliver.flags),
+        end_state(deliver.flags, FLOW_FIN_CLIENT),
         tables.now(),
     );
     let goes_on = flow.state() == 0 && !deliver.flags.begins_connection();
@@ -321,7 +311,7 @@ pub fn remember<F: Frame, T: Tables + Flows + Hairpins>(
             return Ok(seen_as);
         }
     }
-    // Of a flow that was pushed out of its table meanwhile.
+    // The table may have evicted a flow whose note still counts; replies to this one must not find it.
     tables.forget_note(&key);
     // Another CPU may have added it meanwhile.
     if tables.insert_flow(FlowTable::Embryonic, &key, &flow)
@@ -380,7 +370,7 @@ fn refresh<T: Flows>(
     for table in [FlowTable::Answered, FlowTable::Embryonic] {
         let met = tables.with_flow(table, key, |known| {
             let is_same = is_same_client && known.is_to_same(flow);
-            let limit = idle_limit(table, deliver.protocol, known.state());
+            let limit = idle_limit(table, deliver.protocol, known.state(), 0);
             meet(known, flow, is_same, limit, deliver.flags).then_some(*known)
         });
         match met {
@@ -453,18 +443,20 @@ const fn meet(
     true
 }
 
+/// Returns how long a flow may idle; `ended` is for one that has ended.
 #[inline(always)]
-const fn idle_limit(table: FlowTable, protocol: u8, state: u8) -> u64 {
+pub(crate) const fn idle_limit(table: FlowTable, protocol: u8, state: u8, ended: u64) -> u64 {
     const CLOSED: u8 = FLOW_FIN_CLIENT | FLOW_FIN_POD;
     match table {
-        _ if state & FLOW_RESET != 0 || state & CLOSED == CLOSED => 0,
+        _ if state & FLOW_RESET != 0 || state & CLOSED == CLOSED => ended,
         FlowTable::Embryonic => IDLE_TRANSITORY_NS,
         FlowTable::Answered if protocol == protocol::TCP => IDLE_TCP_NS,
         FlowTable::Answered => IDLE_UDP_NS,
     }
 }
 
+/// Returns what a packet's flags say of its flow's end; `fin` is the bit for a FIN of its sender.
 #[inline(always)]
-const fn client_state(flags: TcpFlags) -> u8 {
-    (if flags.fin() { FLOW_FIN_CLIENT } else { 0 }) | (if flags.rst() { FLOW_RESET } else { 0 })
+pub(crate) const fn end_state(flags: TcpFlags, fin: u8) -> u8 {
+    (if flags.fin() { fin } else { 0 }) | (if flags.rst() { FLOW_RESET } else { 0 })
 }

@@ -267,7 +267,7 @@ impl Head {
             packet,
             &self.flow(packet),
             self.flags,
-            &choice.target(),
+            &choice.chosen(),
             decap,
         );
         deliver.is_later = is_later(packet);

@@ -30,7 +30,8 @@ use super::{
     Clock, Family, Ip, Stage, Tables, Verdict, World,
     answer::Answer,
     balance::{self, LARGEST_PACKET},
-    deliver::{IDLE_TCP_NS, IDLE_TRANSITORY_NS, IDLE_UDP_NS, OFFSETS, Relay},
+    deliver::{IDLE_TCP_NS, IDLE_TRANSITORY_NS, IDLE_UDP_NS},
+    relay::{OFFSETS, Relay},
 };
 pub mod begin;
 mod follow;

@@ -3,7 +3,7 @@
 use super::{
     Decap, Family, Ip, Stage, Tables, Verdict, World,
     answer::Answer,
-    balance::{self, Choice, Found, Target},
+    balance::{self, Choice, Chosen, Found},
     deliver::Deliver,
     local,
 };
@@ -162,8 +162,8 @@ fn deliver<'t, F: Frame, A: Ip, T: Tables + Shortcuts>(
     let flags = parse::tcp_flags(frame, packet);
     let epoch = epoch(tables);
     let key = pod_key(&flow, decap.tag);
-    if let Some(target) = noted(tables, &key, epoch) {
-        return Verdict::Deliver(Deliver::new(packet, &flow, flags, &target, Some(decap)));
+    if let Some(chosen) = noted(tables, &key, epoch) {
+        return Verdict::Deliver(Deliver::new(packet, &flow, flags, &chosen, Some(decap)));
     }
     let Some(found) = find(tables, &flow) else {
         return Verdict::Decap(decap);
@@ -178,8 +178,8 @@ fn deliver<'t, F: Frame, A: Ip, T: Tables + Shortcuts>(
     };
     match choice {
         Some(choice) => {
-            let target = choice.target();
-            Verdict::Deliver(Deliver::new(packet, &flow, flags, &target, Some(decap)))
+            let chosen = choice.chosen();
+            Verdict::Deliver(Deliver::new(packet, &flow, flags, &chosen, Some(decap)))
         }
         None if packet.protocol == protocol::TCP && !flags.rst() && !flags.begins_connection() => {
             Verdict::Answer(Answer::refuse_inner(A::FAMILY))
@@ -191,11 +191,11 @@ fn deliver<'t, F: Frame, A: Ip, T: Tables + Shortcuts>(
 /// Returns the pod that earlier packets to the same service with the same tag went to.
 #[inline(always)]
 #[expect(clippy::cast_possible_truncation, reason = "takes the low half")]
-fn noted<'t, T: Tables + Shortcuts>(tables: &'t T, key: &Tuple, epoch: u32) -> Option<Target<'t>> {
+fn noted<'t, T: Tables + Shortcuts>(tables: &'t T, key: &Tuple, epoch: u32) -> Option<Chosen<'t>> {
     let value = tables.shortcut(key, epoch)?;
     let id = value as u32;
     let backend = tables.backend(id)?;
-    local::is_here(backend).then_some(Target {
+    local::is_here(backend).then_some(Chosen {
         service: (value >> 32) as u32,
         id,
         backend,

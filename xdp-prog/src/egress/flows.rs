@@ -2,8 +2,8 @@
 
 use super::Memory;
 use crate::{
-    abi::{FLOW_FIN_CLIENT, FLOW_FIN_POD, FLOW_RESET, PodFlow, Tuple},
-    decide::deliver::{self, FlowTable, IDLE_TCP_NS, IDLE_TRANSITORY_NS, IDLE_UDP_NS},
+    abi::{FLOW_FIN_POD, PodFlow, Tuple},
+    decide::deliver::{self, FlowTable, IDLE_TRANSITORY_NS},
     parse::TcpFlags,
     wire::protocol,
 };
@@ -21,29 +21,22 @@ pub(super) fn answer<T: Memory>(
     flags: TcpFlags,
 ) -> Option<PodFlow> {
     let now = tables.now();
-    let state = pod_state(flags);
+    let state = deliver::end_state(flags, FLOW_FIN_POD);
     if state == 0
         && !flags.accepts_connection()
         && let Some(flow) = tables.noted_flow(key)
     {
         return Some(flow);
     }
-    if let Some(mut flow) = visit(tables, FlowTable::Answered, key, protocol, state, now) {
-        if !is_fresh(&flow, FlowTable::Answered, protocol, now) {
-            return None;
-        }
-        flow.renew(state, now);
+    if let Some(met) = visit(tables, FlowTable::Answered, key, protocol, state, now) {
+        let flow = met?;
         deliver::note(tables, key, &flow);
         return Some(flow);
     }
-    let mut flow = visit(tables, FlowTable::Embryonic, key, protocol, state, now)?;
-    if !is_fresh(&flow, FlowTable::Embryonic, protocol, now) {
-        return None;
-    }
+    let mut flow = visit(tables, FlowTable::Embryonic, key, protocol, state, now)??;
     let is_established = protocol != protocol::TCP || !(flags.accepts_connection() || flags.rst());
     if is_established {
         flow.seen = now;
-        flow.add_state(state);
         // In this order, so that the XDP program always finds one of the two.
         tables.insert_flow(FlowTable::Answered, key, &flow);
         tables.remove_flow(FlowTable::Embryonic, key);
@@ -62,7 +55,7 @@ pub(super) fn find<T: Memory>(tables: &T, key: &Tuple, protocol: u8) -> Option<P
     is_fresh(&flow, FlowTable::Embryonic, protocol, now).then_some(flow)
 }
 
-/// Returns a flow as it was before this packet, which it notes if the flow is fresh.
+/// Renews a flow; within the outer option none if it is known, but no more in use.
 #[inline(always)]
 fn visit<T: Memory>(
     tables: &T,
@@ -71,13 +64,13 @@ fn visit<T: Memory>(
     protocol: u8,
     state: u8,
     now: u64,
-) -> Option<PodFlow> {
+) -> Option<Option<PodFlow>> {
     tables.with_flow(table, key, |flow| {
-        let before = *flow;
-        if is_fresh(&before, table, protocol, now) {
-            flow.renew(state, now);
+        if !is_fresh(flow, table, protocol, now) {
+            return None;
         }
-        before
+        flow.renew(state, now);
+        Some(*flow)
     })
 }
 
@@ -87,18 +80,6 @@ fn visit<T: Memory>(
 /// has ended is still translated for a while: last segments are sent again.
 #[inline(always)]
 const fn is_fresh(flow: &PodFlow, table: FlowTable, protocol: u8, now: u64) -> bool {
-    const CLOSED: u8 = FLOW_FIN_CLIENT | FLOW_FIN_POD;
-    let state = flow.state();
-    let limit = match table {
-        _ if state & FLOW_RESET != 0 || state & CLOSED == CLOSED => IDLE_TRANSITORY_NS,
-        FlowTable::Embryonic => IDLE_TRANSITORY_NS,
-        FlowTable::Answered if protocol == protocol::TCP => IDLE_TCP_NS,
-        FlowTable::Answered => IDLE_UDP_NS,
-    };
+    let limit = deliver::idle_limit(table, protocol, flow.state(), IDLE_TRANSITORY_NS);
     now.saturating_sub(flow.seen) < limit
-}
-
-#[inline(always)]
-const fn pod_state(flags: TcpFlags) -> u8 {
-    (if flags.fin() { FLOW_FIN_POD } else { 0 }) | (if flags.rst() { FLOW_RESET } else { 0 })
 }

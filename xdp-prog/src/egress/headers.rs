@@ -9,7 +9,7 @@ use crate::{
     abi::AddressKey,
     decide::{
         Family,
-        deliver::{OFFSETS, Relay},
+        relay::{OFFSETS, Relay},
     },
     parse,
     wire::{

@@ -129,7 +129,7 @@ impl Skb for HostSkb {
         self.is_translated
     }
 
-    fn note_translated(&mut self) {
+    fn mark_translated(&mut self) {
         self.is_translated = true;
     }
 

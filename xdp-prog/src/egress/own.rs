@@ -24,9 +24,9 @@ use crate::{
 /// (`nf_conntrack_tcp_timeout_established`: 5 days).
 const LOCAL_TCP_NS: u64 = 432_000_000_000_000;
 
-/// Notes the flow of a packet that leaves from a NodePort of this machine.
+/// Remembers the flow of a packet that leaves from a NodePort of this machine.
 #[inline(always)]
-pub(super) fn note<T: Memory>(tables: &T, packet: &Headers, ports: &Ports, flags: TcpFlags) {
+pub(super) fn remember<T: Memory>(tables: &T, packet: &Headers, ports: &Ports, flags: TcpFlags) {
     if leaves_from_node_port(tables, packet, ports) {
         let answers = Tuple::new(
             packet.destination,

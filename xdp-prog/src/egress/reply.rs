@@ -63,7 +63,7 @@ pub(super) fn translate<S: Skb, T: Memory>(
     let Some(flow) = flow else {
         // A translated reply may leave from a NodePort too.
         if !skb.is_translated() {
-            own::note(tables, packet, &ports, flags);
+            own::remember(tables, packet, &ports, flags);
         }
         return Ok(Outcome::Untouched);
     };

@@ -13,7 +13,8 @@ use crate::{
     abi::{AddressKey, PodFlow},
     decide::{
         Clock,
-        deliver::{FlowTable, IDLE_TCP_NS, Relay},
+        deliver::{FlowTable, IDLE_TCP_NS},
+        relay::Relay,
     },
     reason::REASON_COUNT,
 };

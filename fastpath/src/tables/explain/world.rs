@@ -17,12 +17,13 @@ use xdp_prog::{
     decide::{
         self,
         answer::{Answer, Answers},
-        deliver::{FlowTable, Flows, Hairpins, Relay},
+        deliver::{FlowTable, Flows, Hairpins},
         fragment::Fragments,
         nat::{Inserted, NatFlows, Origin, Translation},
         neighbour::Announcements,
         probe::Probes,
         receive::Shortcuts,
+        relay::Relay,
     },
     wire::protocol,
 };

@@ -27,12 +27,13 @@ use xdp_prog::{
     decide::{
         Clock, Counters, Stage, Tables,
         answer::{Answer, Answers},
-        deliver::{FlowTable, Flows, Hairpins, Relay},
+        deliver::{FlowTable, Flows, Hairpins},
         fragment::Fragments,
         nat::{Inserted, NatFlows, Origin, Translation},
         neighbour::Announcements,
         probe::Probes,
         receive::Shortcuts,
+        relay::Relay,
     },
     reason::REASON_COUNT,
 };
@@ -528,7 +529,8 @@ fn count(counter: Option<*mut Traffic>, bytes: u64) {
     }
 }
 
-/// Reads a word that user space replaces while we look, with one load.
+/// Reads what others may replace while we look, each word with one load; whether several belong together is the
+/// caller's to find out.
 #[inline(always)]
 fn read_once<T: Copy>(word: &T) -> T {
     // SAFETY: a reference is valid and aligned.

@@ -141,7 +141,7 @@ impl Skb for SkbFrame<'_> {
     }
 
     #[inline(always)]
-    fn note_translated(&mut self) {
+    fn mark_translated(&mut self) {
         // SAFETY: as in `unmark`.
         unsafe { (*self.ctx.skb.skb).tc_index |= TRANSLATED }
     }

@@ -7,7 +7,8 @@ use xdp_prog::{
     },
     decide::{
         Clock, Counters,
-        deliver::{FlowTable, Flows, Relay},
+        deliver::{FlowTable, Flows},
+        relay::Relay,
     },
     egress::Memory,
 };

@@ -62,16 +62,6 @@ fn agent_has_four_capabilities_and_no_way_to_more() {
 }
 
 #[test]
-fn af_xdp_adds_the_right_to_lock_memory() {
-    let objects = Objects::render(&["agent.afXdp=true"]);
-    let security = &container(objects.agent_pod(), "agent")["securityContext"];
-    assert_eq!(
-        security["capabilities"]["add"],
-        json!(["BPF", "NET_ADMIN", "NET_RAW", "PERFMON", "IPC_LOCK"])
-    );
-}
-
-#[test]
 fn controller_has_no_rights_on_its_node() {
     let objects = Objects::render(&[]);
     let pod = objects.controller_pod();

@@ -19,7 +19,6 @@ fn absurd_values_are_refused() {
         ("agent.sources.ipv4=192.0.2.1", "sources"),
         ("agent.seccompProfile.type=Unconfined", "seccompProfile"),
         ("agent.seccompProfile.type=Localhost", "seccompProfile"),
-        ("agent.afXdp=perhaps", "afXdp"),
         ("agent.extraConfig.services[0].name=web", "extraConfig"),
         ("agent.extraConfig.vips[0]=192.0.2.1", "extraConfig"),
         ("agent.extraConfig.metrics.listen=off", "extraConfig"),

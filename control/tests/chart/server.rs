@@ -32,7 +32,6 @@ const EVERYTHING: &[&str] = &[
     "metrics.prometheusRule.enabled=true",
     "metrics.dashboard.enabled=true",
     "networkPolicy.enabled=true",
-    "agent.afXdp=true",
     "agent.seLinuxOptions.type=spc_t",
     "apiServer.host=198.51.100.10",
 ];
@@ -129,6 +128,7 @@ fn controller_may_do_what_it_needs(server: &ControlPlane) {
         controller.may(&["get", "list", "watch"], resource, "default");
         controller.may_not(&["create", "update", "delete"], resource, "default");
     }
+    controller.may(&["patch"], pools, "default");
     controller.may(&["patch"], "services/status", "default");
     controller.may(
         &["patch"],

@@ -26,6 +26,7 @@
 //! cable has a pass-through XDP program, so that XDP may transmit on any of them.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::atomic::{AtomicU16, Ordering};
 
 use crate::{Cidr, Error, Link, Mac, Namespace, Result, Route, Veth, pod};
 
@@ -33,6 +34,8 @@ const MAX_CLIENTS: u8 = 15;
 const MAX_EDGES: u8 = 89;
 const MAX_NODES: u8 = 99;
 const MAX_PODS: u8 = 99;
+/// The first source port that a machine gives to flows.
+const FIRST_PORT: u16 = 10_000;
 
 /// Returns the `n`-th address of the IPv4 prefix that the router sends to the edges.
 pub fn vip_v4(n: u8) -> Ipv4Addr {
@@ -323,6 +326,8 @@ pub struct Machine {
     mac: Mac,
     pod_prefixes: Option<[Cidr; 2]>,
     pods: Vec<Machine>,
+    /// The source port of the next flow.
+    next_port: AtomicU16,
 }
 
 /// Where a machine's cable ends.
@@ -354,6 +359,7 @@ impl Machine {
             mac,
             pod_prefixes: None,
             pods: Vec::new(),
+            next_port: AtomicU16::new(FIRST_PORT),
         }
     }
 
@@ -393,6 +399,22 @@ impl Machine {
         } else {
             self.v6.address
         }
+    }
+
+    /// Returns a source port that it has not returned before: one port that talks to a pod by two addresses
+    /// is a conflict, for minutes after the first socket is closed.
+    ///
+    /// # Panics
+    ///
+    /// When none is left.
+    pub fn fresh_port(&self) -> u16 {
+        let port = self.next_port.fetch_add(1, Ordering::Relaxed);
+        assert!(
+            port >= FIRST_PORT,
+            "{} has had all source ports",
+            self.label()
+        );
+        port
     }
 
     /// Returns the pods, if the machine is a node that has some.

@@ -2,8 +2,7 @@
 
 use std::{
     io::{self, BufRead, BufReader, Write},
-    net::{IpAddr, SocketAddr, TcpStream, UdpSocket},
-    sync::atomic::{AtomicU16, Ordering},
+    net::{SocketAddr, TcpStream, UdpSocket},
     time::Duration,
 };
 
@@ -46,6 +45,7 @@ impl Flow {
         patience: Duration,
     ) -> io::Result<Self> {
         let from = client.address_like(service.address.ip());
+        let from = SocketAddr::new(from, client.fresh_port());
         let socket = client
             .namespace()
             .run(|| Socket::connect(service, from, patience))?;
@@ -91,11 +91,11 @@ impl Flow {
 }
 
 impl Socket {
-    fn connect(service: &Service, from: IpAddr, patience: Duration) -> io::Result<Self> {
+    fn connect(service: &Service, from: SocketAddr, patience: Duration) -> io::Result<Self> {
         match service.protocol {
             Protocol::Tcp | Protocol::Sctp => {
                 let socket = service.protocol.stream(service.address)?;
-                socket.bind(&SocketAddr::new(from, fresh_port()).into())?;
+                socket.bind(&from.into())?;
                 socket.connect_timeout(&service.address.into(), patience)?;
                 socket.set_read_timeout(Some(patience))?;
                 if service.protocol == Protocol::Tcp {
@@ -104,7 +104,7 @@ impl Socket {
                 Ok(Self::Stream(BufReader::new(socket.into())))
             }
             Protocol::Udp => {
-                let socket = UdpSocket::bind((from, fresh_port()))?;
+                let socket = UdpSocket::bind(from)?;
                 socket.connect(service.address)?;
                 socket.set_read_timeout(Some(patience))?;
                 Ok(Self::Udp(socket))
@@ -139,11 +139,4 @@ impl Socket {
             }
         }
     }
-}
-
-/// Returns a source port that no flow of this process has had: one port that talks to a pod by two addresses
-/// is a conflict, for minutes after the first socket is closed.
-fn fresh_port() -> u16 {
-    static NEXT: AtomicU16 = AtomicU16::new(10_000);
-    NEXT.fetch_add(1, Ordering::Relaxed)
 }

@@ -44,7 +44,7 @@ use self::cluster::Cluster;
 pub use self::handle::{Command, Handle};
 use self::next_hops::NextHops;
 use self::problems::{Item, Problems};
-use self::sweeps::Sweeps;
+use self::sweeps::NatSweeps;
 use crate::api::{ConfigStatus, Detached};
 use crate::census::Census;
 use crate::config::{self, Config, ConfigError, Source, TableSizes, host};
@@ -62,6 +62,10 @@ const TIMER: Duration = Duration::from_secs(30);
 const SWEEP_FLOWS: usize = 262_144;
 /// How often the agent sweeps at most.
 const SWEEP_PAUSE: Duration = Duration::from_secs(5);
+/// Entries of one table of flows that the agent counts at a time.
+const COUNT_FLOWS: usize = 65_536;
+/// How long the agent leaves the flows uncounted once it has counted those of all tables.
+const COUNT_PAUSE: Duration = Duration::from_secs(60);
 /// How often the agent gives back freed memory at most: it takes milliseconds, in which nothing else is done.
 const RELEASE_PAUSE: Duration = Duration::from_secs(60);
 /// Items of one kind that are logged one by one: a switch that fails takes a thousand nodes along.
@@ -164,7 +168,9 @@ pub struct Agent {
     health_changed: bool,
     /// When the agent last swept.
     swept: Instant,
-    nat_sweeps: Sweeps,
+    nat_sweeps: NatSweeps,
+    /// When the agent last had counted all flows; nothing if it has not.
+    counted: Option<Instant>,
     /// When the agent last gave back what changes had freed.
     released: Instant,
     ways: Ways,
@@ -223,7 +229,8 @@ impl Agent {
             selection: Selection::default(),
             health_changed: false,
             swept: Instant::now(),
-            nat_sweeps: Sweeps::new(Instant::now()),
+            nat_sweeps: NatSweeps::new(Instant::now()),
+            counted: None,
             released: Instant::now(),
             ways: Ways::new(tables.probe_capacity()),
             targets: None,
@@ -322,7 +329,8 @@ impl Agent {
         }
     }
 
-    /// Removes flows of NAT mode that are over, what a capture has left that was killed, and memory that is not in use.
+    /// Removes flows of NAT mode that are over, what a capture has left that was killed, and memory that is not in
+    /// use; counts the other flows.
     fn sweep(&mut self) {
         if self.swept.elapsed() < SWEEP_PAUSE {
             return;
@@ -330,6 +338,10 @@ impl Agent {
         self.swept = Instant::now();
         if self.nat_sweeps.are_due(self.swept, self.census.has_nat()) {
             self.sweep_nat();
+        }
+        let pause = self.counted.map(|counted| self.swept - counted);
+        if pause.is_none_or(|pause| pause >= COUNT_PAUSE) {
+            self.count_flows();
         }
         if let Err(error) = capture::clear_away(&self.pins) {
             tracing::warn!(%error, "cannot look for what a capture has left");
@@ -352,6 +364,17 @@ impl Agent {
             }
         };
         self.nat_sweeps.note(self.swept, may_be_left);
+    }
+
+    fn count_flows(&mut self) {
+        match self.tables.count_live(COUNT_FLOWS) {
+            Ok(false) => {}
+            Ok(true) => self.counted = Some(self.swept),
+            Err(error) => {
+                tracing::warn!(%error, "cannot count the flows");
+                self.counted = Some(self.swept);
+            }
+        }
     }
 
     /// Does what a command says; true if it ends the agent.
@@ -624,7 +647,16 @@ fn loader(pins: Pins, sizes: TableSizes) -> Loader {
     // Id 0 means "none" in these tables.
     let (services, backends, next_hops) =
         (sizes.services + 1, sizes.backends + 1, sizes.next_hops + 1);
-    Loader::pinned(pins)
+    let flows = [
+        map::FLOWS,
+        map::FLOWS_DATAGRAM,
+        map::FLOWS_EMBRYONIC,
+        map::LOCAL_FLOWS,
+    ];
+    let loader = flows.into_iter().fold(Loader::pinned(pins), |loader, map| {
+        loader.max_entries(map, sizes.flows)
+    });
+    loader
         .max_entries(map::SERVICES_V4, sizes.services)
         .max_entries(map::SERVICES_V6, sizes.services)
         .max_entries(map::SERVICE, services)
@@ -637,6 +669,8 @@ fn loader(pins: Pins, sizes: TableSizes) -> Loader {
         .max_entries(map::TRUSTED_EDGES, sizes.trusted_edges)
         .max_entries(map::PODS, sizes.pods)
         .max_entries(map::SOURCE_RANGES, sizes.source_ranges)
+        .max_entries(map::NAT_FORWARD, sizes.nat_flows)
+        .max_entries(map::NAT_REVERSE, sizes.nat_flows)
 }
 
 /// Keeps other agents off the pins for as long as the file is open.

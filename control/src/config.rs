@@ -119,6 +119,11 @@ pub struct TableSizes {
     pub pods: u32,
     /// Source ranges, once for each address of a service.
     pub source_ranges: u32,
+    /// Flows that a node remembers, of each kind: answered ones of TCP, those of other protocols, unanswered ones,
+    /// and those of its own kernel.
+    pub flows: u32,
+    /// Flows of NAT mode.
+    pub nat_flows: u32,
 }
 
 impl Default for TableSizes {
@@ -132,6 +137,8 @@ impl Default for TableSizes {
             trusted_edges: entries(size::TRUSTED_EDGES),
             pods: entries(size::PODS),
             source_ranges: entries(size::SOURCE_RANGES),
+            flows: entries(size::FLOWS),
+            nat_flows: entries(size::NAT),
         }
     }
 }

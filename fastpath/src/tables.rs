@@ -42,7 +42,10 @@ pub use self::{
         ServiceKeyError, ServiceSpec, Settings, TrafficPolicy,
     },
 };
-use self::{encode::backend_key, error::read_failed, ids::Ids, mapped::Mapped, policy::Pods};
+use self::{
+    encode::backend_key, error::read_failed, ids::Ids, live::Live, mapped::Mapped, policy::Pods,
+    walk::Walk,
+};
 use crate::{load::Loaded, nexthop::Resolution};
 
 mod adopt;
@@ -56,6 +59,7 @@ mod explain;
 mod grace;
 mod ids;
 mod layout;
+mod live;
 mod lut;
 mod machine;
 mod mapped;
@@ -64,6 +68,7 @@ mod policy;
 mod probes;
 mod services;
 mod types;
+mod walk;
 
 /// A service as the tables have it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -206,6 +211,7 @@ pub struct Tables {
     next_hops: Mapped<NextHop>,
     counters: counters::Maps,
     nat: nat::Nat,
+    live: Live,
 
     settings: Settings,
     current_config: Config,
@@ -296,15 +302,14 @@ impl Tables {
                 backend_traffic: typed(loaded, map::BACKEND_TRAFFIC, Map::PerCpuArray)?,
             },
             nat: nat::Nat {
-                forward: typed(loaded, map::NAT_FORWARD, Map::HashMap)?,
-                reverse: typed(loaded, map::NAT_REVERSE, Map::HashMap)?,
-                claims: typed(loaded, map::NAT_CLAIMS, Map::HashMap)?,
-                walk: loaded.map(map::NAT_REVERSE)?,
-                capacity: capacity(loaded, map::NAT_REVERSE)?,
-                cursor: None,
-                walked: 0,
-                flows: 0,
+                entries: nat::Entries {
+                    forward: typed(loaded, map::NAT_FORWARD, Map::HashMap)?,
+                    reverse: typed(loaded, map::NAT_REVERSE, Map::HashMap)?,
+                    claims: typed(loaded, map::NAT_CLAIMS, Map::HashMap)?,
+                },
+                walk: Walk::through(loaded, map::NAT_REVERSE)?,
             },
+            live: Live::of(loaded)?,
             settings: Settings::default(),
             current_config: Config::default(),
             known_addresses: None,
@@ -323,7 +328,7 @@ impl Tables {
             backends,
             next_hops,
         };
-        tables.nat.drop_stale_claims()?;
+        tables.nat.entries.drop_stale_claims()?;
         tables.adopt()?;
         Ok(tables)
     }

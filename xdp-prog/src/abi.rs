@@ -731,6 +731,12 @@ impl Datagram {
         }
     }
 
+    /// Tells whether later fragments may still come.
+    #[inline(always)]
+    pub const fn is_awaited(&self, now: u64) -> bool {
+        now.saturating_sub(self.seen) < Self::LIFETIME_NS
+    }
+
     /// Returns the source port, in wire order.
     #[inline(always)]
     pub const fn source_port(&self) -> [u8; 2] {

@@ -121,7 +121,9 @@ impl Agent {
             capacity: usage.capacity as u64,
             largest_free_run: None,
         };
-        vec![
+        let live = self.tables.live_fill();
+        let live = live.map(|(name, live)| usage(&name.to_lowercase(), live));
+        let own = [
             Table {
                 name: "lut_slots".to_owned(),
                 used: (fill.arena.slots - fill.arena.free).into(),
@@ -134,7 +136,8 @@ impl Agent {
             usage("pods", fill.pods),
             usage("source_ranges", fill.source_ranges),
             usage("nat_flows", self.tables.nat_fill()),
-        ]
+        ];
+        own.into_iter().chain(live).collect()
     }
 
     /// Lists the services that are configured or still installed.

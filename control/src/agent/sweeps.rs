@@ -8,13 +8,13 @@ const LOOK_PAUSE: Duration = Duration::from_secs(300);
 
 /// What is known of the flows in the table.
 #[derive(Debug)]
-pub(super) struct Sweeps {
+pub(super) struct NatSweeps {
     last: Instant,
     /// Whether the last sweep has left any, as far as is known.
     may_be_left: bool,
 }
 
-impl Sweeps {
+impl NatSweeps {
     /// Begins with a table that an earlier agent may have left flows in.
     pub(super) const fn new(now: Instant) -> Self {
         Self {
@@ -42,7 +42,7 @@ mod tests {
     #[test]
     fn flows_that_earlier_agents_and_services_left_are_swept_until_none_is_left() {
         let start = Instant::now();
-        let mut sweeps = Sweeps::new(start);
+        let mut sweeps = NatSweeps::new(start);
         assert!(sweeps.are_due(start, false));
         sweeps.note(start, true);
         assert!(sweeps.are_due(start, false));
@@ -53,7 +53,7 @@ mod tests {
     #[test]
     fn where_a_service_goes_by_nat_every_sweep_is_due() {
         let start = Instant::now();
-        let mut sweeps = Sweeps::new(start);
+        let mut sweeps = NatSweeps::new(start);
         sweeps.note(start, false);
         assert!(sweeps.are_due(start, true));
     }
@@ -61,7 +61,7 @@ mod tests {
     #[test]
     fn flows_are_looked_for_now_and_then_where_none_is_expected() {
         let start = Instant::now();
-        let mut sweeps = Sweeps::new(start);
+        let mut sweeps = NatSweeps::new(start);
         sweeps.note(start, false);
         assert!(!sweeps.are_due(start + LOOK_PAUSE - Duration::from_secs(1), false));
         assert!(sweeps.are_due(start + LOOK_PAUSE, false));

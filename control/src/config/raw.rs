@@ -143,6 +143,8 @@ pub(super) struct Tables {
     pub(super) trusted_edges: Text,
     pub(super) pods: Text,
     pub(super) source_ranges: Text,
+    pub(super) flows: Text,
+    pub(super) nat_flows: Text,
 }
 
 #[derive(Debug, Default, Deserialize)]

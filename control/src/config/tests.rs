@@ -109,6 +109,8 @@ fn every_field_is_taken_over() {
         trusted_edges: 7,
         pods: 8,
         source_ranges: 9,
+        flows: 10,
+        nat_flows: 11,
     };
     assert_eq!(config.tables, sizes);
     assert_eq!(config.socket, Path::new("/run/x.sock"));
@@ -407,7 +409,7 @@ const CASES: &[Case] = cases! {
     "unknown field of sources": "interfaces:" => "sources: {ipv5: 1}\ninterfaces:",
         "1:11: ipv5: unknown field; the fields here are ipv4, ipv6";
     "unknown field of tables": "interfaces:" => "tables: {lut: 1}\ninterfaces:",
-        "1:10: lut: unknown field; the fields here are lut_arena_mib, services, backends, next_hops, vips, trusted_edges, pods, source_ranges";
+        "1:10: lut: unknown field; the fields here are lut_arena_mib, services, backends, next_hops, vips, trusted_edges, pods, source_ranges, flows, nat_flows";
     "unknown field of api": "interfaces:" => "api: {sock: 1}\ninterfaces:",
         "1:7: sock: unknown field; the fields here are socket";
     "unknown field of metrics": "interfaces:" => "metrics: {port: 1}\ninterfaces:",

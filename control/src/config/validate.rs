@@ -364,6 +364,13 @@ impl Rules {
             1 << 20,
             &mut sizes.source_ranges,
         );
+        take("flows", &tables.flows, 1 << 24, &mut sizes.flows);
+        take(
+            "nat_flows",
+            &tables.nat_flows,
+            1 << 24,
+            &mut sizes.nat_flows,
+        );
         sizes.lut_slots = arena_mib << SLOTS_PER_MIB_LOG2;
         sizes
     }

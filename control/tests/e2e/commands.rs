@@ -264,3 +264,39 @@ fn commands_without_an_agent_say_so_and_fail() {
         assert!(message.contains("guideway run --config"), "{message}");
     }
 }
+
+#[test]
+fn status_tells_how_large_each_table_is() {
+    let net = Topology::builder().nodes(0).build().unwrap();
+    let sizes = [
+        ("services", 11),
+        ("backends", 12),
+        ("next_hops", 13),
+        ("pods", 14),
+        ("source_ranges", 15),
+        ("flows", 1600),
+        ("nat_flows", 17),
+    ];
+    let listed: Vec<String> = sizes
+        .iter()
+        .map(|(name, size)| format!("{name}: {size}"))
+        .collect();
+    let config = edge_config(&[], net.nodes());
+    let tables = config.lines().find(|line| line.starts_with("tables:"));
+    let own = format!("tables: {{ lut_arena_mib: 1, {} }}", listed.join(", "));
+    let edge = Agent::start(&net.edges()[0], &config.replace(tables.unwrap(), &own));
+    let status = edge.json(&["status"]);
+    let capacity = |name: &str| {
+        let table = rows(&status["tables"])
+            .iter()
+            .find(|table| table["name"] == name);
+        table.unwrap_or_else(|| panic!("no {name} in {status}"))["capacity"].as_u64()
+    };
+    for (name, size) in sizes {
+        assert_eq!(capacity(name), Some(size), "{name}");
+    }
+    assert_eq!(capacity("lut_slots"), Some(131_072));
+    for name in ["flows_datagram", "flows_embryonic", "local_flows"] {
+        assert_eq!(capacity(name), Some(1600), "{name}");
+    }
+}

@@ -443,6 +443,11 @@ const fn meet(
     true
 }
 
+/// Tells whether a flow has not ended, and has not been idle for too long.
+pub const fn is_live(table: FlowTable, protocol: u8, flow: &PodFlow, now: u64) -> bool {
+    now.saturating_sub(flow.seen) < idle_limit(table, protocol, flow.state(), 0)
+}
+
 /// Returns how long a flow may idle; `ended` is for one that has ended.
 #[inline(always)]
 pub(crate) const fn idle_limit(table: FlowTable, protocol: u8, state: u8, ended: u64) -> u64 {
@@ -459,4 +464,31 @@ pub(crate) const fn idle_limit(table: FlowTable, protocol: u8, state: u8, ended:
 #[inline(always)]
 pub(crate) const fn end_state(flags: TcpFlags, fin: u8) -> u8 {
     (if flags.fin() { fin } else { 0 }) | (if flags.rst() { FLOW_RESET } else { 0 })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flow_lives_until_it_ends_or_was_idle_for_too_long() {
+        const SEEN: u64 = 1_000;
+        let (tcp, udp) = (protocol::TCP, protocol::UDP);
+        let both = FLOW_FIN_CLIENT | FLOW_FIN_POD;
+        for (table, protocol, state, limit) in [
+            (FlowTable::Answered, tcp, FLOW_FIN_POD, IDLE_TCP_NS),
+            (FlowTable::Answered, udp, 0, IDLE_UDP_NS),
+            (FlowTable::Embryonic, tcp, 0, IDLE_TRANSITORY_NS),
+            (FlowTable::Answered, tcp, both, 0),
+            (FlowTable::Answered, tcp, FLOW_RESET, 0),
+        ] {
+            let flow = PodFlow::new(AddressKey::v4([192, 0, 2, 1]), [0, 80], 0, state, SEEN);
+            let lives = |idle| is_live(table, protocol, &flow, SEEN + idle);
+            assert!(
+                limit == 0 || lives(limit - 1),
+                "{table:?} {protocol} {state}"
+            );
+            assert!(!lives(limit), "{table:?} {protocol} {state}");
+        }
+    }
 }

@@ -190,13 +190,11 @@ impl Head {
             return Err(DropReason::FragmentOpaque);
         }
         match tables.datagram(&key(packet)) {
-            Some(first) if tables.now().saturating_sub(first.seen) < Datagram::LIFETIME_NS => {
-                Ok(Self::new(
-                    first.source_port(),
-                    first.destination_port(),
-                    TcpFlags::default(),
-                ))
-            }
+            Some(first) if first.is_awaited(tables.now()) => Ok(Self::new(
+                first.source_port(),
+                first.destination_port(),
+                TcpFlags::default(),
+            )),
             _ => Err(DropReason::FragmentOutOfOrder),
         }
     }

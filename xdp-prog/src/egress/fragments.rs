@@ -28,7 +28,7 @@ pub(super) fn later<S: Skb, T: Memory>(
     let Some(datagram) = tables.datagram(&key(packet)) else {
         return Ok(Outcome::Untouched);
     };
-    if tables.now().saturating_sub(datagram.seen) > Datagram::LIFETIME_NS {
+    if !datagram.is_awaited(tables.now()) {
         return Ok(Outcome::Untouched);
     }
     let key = Tuple::new(

@@ -1,0 +1,107 @@
+//! Counts flows in the tables whose oldest entries make room for new ones.
+//!
+//! Such a table (an LRU hash) is full of what is long over, sooner or later. How much of its capacity is needed tell the
+//! entries that a packet may still come for: where they come near to it, the kernel drops flows that live.
+
+use xdp_prog::{
+    abi::{Datagram, LocalFlow, PodFlow, Tuple, map},
+    decide::deliver::{FlowTable, is_live},
+};
+
+use super::{
+    TableError, Tables, Usage,
+    walk::{Walk, monotonic_ns},
+};
+use crate::load::Loaded;
+
+/// The tables, which are walked through one after the other.
+pub(super) struct Live {
+    tables: Vec<Box<dyn Table + Send>>,
+    /// Which one goes on.
+    turn: usize,
+}
+
+impl Live {
+    pub(super) fn of(loaded: &Loaded) -> Result<Self, TableError> {
+        let answered = |name| {
+            Counted::of(loaded, name, |key, flow: &PodFlow, now| {
+                is_live(FlowTable::Answered, key.protocol(), flow, now)
+            })
+        };
+        Ok(Self {
+            tables: vec![
+                answered(map::FLOWS)?,
+                answered(map::FLOWS_DATAGRAM)?,
+                Counted::of(loaded, map::FLOWS_EMBRYONIC, |key, flow, now| {
+                    is_live(FlowTable::Embryonic, key.protocol(), flow, now)
+                })?,
+                Counted::of(loaded, map::LOCAL_FLOWS, |_, flow: &LocalFlow, now| {
+                    flow.is_alive(now)
+                })?,
+                Counted::of(loaded, map::FRAGMENTS, |_, first: &Datagram, now| {
+                    first.is_awaited(now)
+                })?,
+            ],
+            turn: 0,
+        })
+    }
+}
+
+impl Tables {
+    /// Looks at about `budget` entries of one of the tables, for [`Self::live_fill`]; the next call goes on from there.
+    /// Returns whether it has come to the end of the last table.
+    ///
+    /// # Errors
+    ///
+    /// When a map cannot be read.
+    pub fn count_live(&mut self, budget: usize) -> Result<bool, TableError> {
+        let Live { tables, turn } = &mut self.live;
+        if tables[*turn].go(budget, monotonic_ns())? {
+            *turn = (*turn + 1) % tables.len();
+            return Ok(*turn == 0);
+        }
+        Ok(false)
+    }
+
+    /// Reports, by the table's name, the entries that a packet may still come for, as the last whole walk found them.
+    pub fn live_fill(&self) -> impl Iterator<Item = (&'static str, Usage)> {
+        self.live.tables.iter().map(|table| table.usage())
+    }
+}
+
+/// A table of any kind of entries.
+trait Table {
+    /// Passes about `budget` entries; true at the end.
+    fn go(&mut self, budget: usize, now: u64) -> Result<bool, TableError>;
+
+    fn usage(&self) -> (&'static str, Usage);
+}
+
+struct Counted<V> {
+    walk: Walk<V>,
+    is_live: fn(&Tuple, &V, u64) -> bool,
+}
+
+impl<V: aya::Pod + Default + Send> Counted<V> {
+    fn of(
+        loaded: &Loaded,
+        name: &'static str,
+        is_live: fn(&Tuple, &V, u64) -> bool,
+    ) -> Result<Box<dyn Table + Send>, TableError> {
+        let walk = Walk::through(loaded, name)?;
+        Ok(Box::new(Self { walk, is_live }))
+    }
+}
+
+impl<V: aya::Pod + Default> Table for Counted<V> {
+    fn go(&mut self, budget: usize, now: u64) -> Result<bool, TableError> {
+        let is_live = self.is_live;
+        self.walk
+            .go(budget, |key, entry| Ok(is_live(key, entry, now)))?;
+        Ok(self.walk.is_whole())
+    }
+
+    fn usage(&self) -> (&'static str, Usage) {
+        (self.walk.name(), self.walk.usage())
+    }
+}

@@ -16,7 +16,7 @@ use crate::load::Loaded;
 
 /// The tables, which are walked through one after the other.
 pub(super) struct Live {
-    tables: Vec<Box<dyn Table + Send>>,
+    tables: Vec<Box<dyn Table>>,
     /// Which one goes on.
     turn: usize,
 }
@@ -70,7 +70,7 @@ impl Tables {
 }
 
 /// A table of any kind of entries.
-trait Table {
+trait Table: Send + Sync {
     /// Passes about `budget` entries; true at the end.
     fn go(&mut self, budget: usize, now: u64) -> Result<bool, TableError>;
 
@@ -82,18 +82,18 @@ struct Counted<V> {
     is_live: fn(&Tuple, &V, u64) -> bool,
 }
 
-impl<V: aya::Pod + Default + Send> Counted<V> {
+impl<V: aya::Pod + Default + Send + Sync> Counted<V> {
     fn of(
         loaded: &Loaded,
         name: &'static str,
         is_live: fn(&Tuple, &V, u64) -> bool,
-    ) -> Result<Box<dyn Table + Send>, TableError> {
+    ) -> Result<Box<dyn Table>, TableError> {
         let walk = Walk::through(loaded, name)?;
         Ok(Box::new(Self { walk, is_live }))
     }
 }
 
-impl<V: aya::Pod + Default> Table for Counted<V> {
+impl<V: aya::Pod + Default + Send + Sync> Table for Counted<V> {
     fn go(&mut self, budget: usize, now: u64) -> Result<bool, TableError> {
         let is_live = self.is_live;
         self.walk

@@ -252,6 +252,8 @@ pub struct Backend {
     pub node: String,
     /// Whether it gets no traffic because it shares its node and tag with another pod.
     pub left_out: bool,
+    /// Whether it terminates, and still serves the connections that it has.
+    pub draining: bool,
     /// Configured weight; without any it takes no new connections from this machine.
     pub weight: u32,
     /// Slots that it owns.

@@ -47,6 +47,8 @@ pub struct Desired {
     pub node_health: bool,
     /// Services by address, port and protocol; NodePorts at the unspecified address of their family.
     pub services: Services,
+    /// Backends of services that serve and terminate, without weight: they get no new connections.
+    pub draining: OrdMap<ServiceKey, Arc<[BackendSpec]>>,
 }
 
 impl Desired {

@@ -125,6 +125,9 @@ pub struct State {
     /// Endpoints that serve and terminate and get no new connections, where there are any. Those of this
     /// machine are among the backends too, without weight.
     pub draining: OrdMap<ServiceKey, Arc<[BackendSpec]>>,
+    /// Of services with the policy `Local` at assigned addresses: addresses of the Nodes that have endpoints which
+    /// share connections. Of the Nodes only these announce the address.
+    pub announcers: OrdMap<ServiceKey, Arc<BTreeSet<IpAddr>>>,
     /// Virtual addresses.
     pub vips: OrdSet<IpAddr>,
     /// Those of them that were assigned for our class, so that nothing else can be at their other ports.
@@ -159,7 +162,7 @@ pub struct Changes {
     pub computed: usize,
     /// Services of the dataplane that were added, changed or removed.
     pub services: BTreeSet<ServiceKey>,
-    /// Whether `vips`, `assigned`, `shared`, `nodes` or `trusted_edges` changed.
+    /// Whether `announcers`, `vips`, `assigned`, `shared`, `nodes` or `trusted_edges` changed.
     pub addresses: bool,
     /// Whether `draining` changed.
     pub draining: bool,
@@ -545,10 +548,16 @@ impl Index {
         }
         let winner = winner.map(|winner| winner.name.clone());
         let entry = winner.as_ref().and_then(|name| self.entries.get(name));
-        let draining = entry.and_then(|entry| entry.outcome.draining.get(&key));
+        let outcome = entry.map(|entry| &entry.outcome);
+        let draining = outcome.and_then(|outcome| outcome.draining.get(&key));
         if self.state.draining.get(&key) != draining {
             put(&mut self.state.draining, key, draining.map(Arc::clone));
             self.changes.draining = true;
+        }
+        let announcers = outcome.and_then(|outcome| outcome.announcers.get(&key));
+        if self.state.announcers.get(&key) != announcers {
+            put(&mut self.state.announcers, key, announcers.map(Arc::clone));
+            self.changes.addresses = true;
         }
         for claim in self.claims.get(&key).into_iter().flatten() {
             let Some(entry) = self.entries.get_mut(&claim.name) else {

@@ -6,9 +6,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use imbl::OrdSet;
+use imbl::{OrdMap, OrdSet};
 use tokio::sync::{mpsc, watch};
 
 use fastpath::announce::{self, Announcer, Link};
@@ -18,7 +19,7 @@ use super::apply::table;
 use super::problems::Item;
 use super::{Agent, chain};
 use crate::announce::{Candidates, Holdings};
-use crate::desired::{Desired, TrafficPolicy};
+use crate::desired::ServiceKey;
 use crate::kubernetes::leases::{Heard, Shown};
 
 /// When an address is announced, counted from its taking over: a neighbour may miss a frame.
@@ -55,13 +56,19 @@ struct Ends {
     share: BTreeSet<IpAddr>,
     /// Addresses that were assigned to services.
     assigned: OrdSet<IpAddr>,
+    /// Of services with the policy `Local` at these, the Nodes that announce them.
+    announcers: Announcers,
 }
 
+/// Addresses of Nodes, by service.
+type Announcers = OrdMap<ServiceKey, Arc<BTreeSet<IpAddr>>>;
+
 impl Announcing {
-    /// Takes the addresses that were assigned to services.
-    pub(super) fn set_assigned(&mut self, assigned: OrdSet<IpAddr>) {
+    /// Takes the addresses that were assigned to services, and which Nodes announce those with the policy `Local`.
+    pub(super) fn set_assigned(&mut self, assigned: OrdSet<IpAddr>, announcers: Announcers) {
         if let Some(election) = &mut self.election {
             election.assigned = assigned;
+            election.announcers = announcers;
         }
     }
 
@@ -202,6 +209,7 @@ impl Agent {
             claims,
             share: share.clone(),
             assigned: OrdSet::new(),
+            announcers: OrdMap::new(),
         });
         let heard = Heard {
             shown: to_show,
@@ -221,7 +229,7 @@ impl Agent {
         if let Some(rules) = rules {
             let ours = election.assigned.iter().filter(|one| rules.includes(one));
             wanted.extend(ours.map(|address| (*address, Candidates::Every)));
-            restrict(&mut wanted, desired);
+            restrict(&mut wanted, &election.announcers);
         }
         let nodes = desired.nodes.intersection(&self.machine.addresses);
         let shown = Some(Shown {
@@ -296,82 +304,49 @@ impl Agent {
 }
 
 /// Leaves the addresses of services with the traffic policy Local to nodes with endpoints of them.
-fn restrict(wanted: &mut BTreeMap<IpAddr, Candidates>, desired: &Desired) {
-    let services = desired.services.iter();
-    let local = services.filter(|(_, service)| service.spec.traffic_policy == TrafficPolicy::Local);
-    for (key, service) in local {
+fn restrict(wanted: &mut BTreeMap<IpAddr, Candidates>, announcers: &Announcers) {
+    for (key, nodes) in announcers {
         let Some(candidates) = wanted.get_mut(&key.address) else {
             continue;
         };
-        let usable = service.spec.sharing();
-        let nodes: BTreeSet<IpAddr> = usable.map(|backend| backend.address).collect();
         // Of services that share an address, each is to be served.
         *candidates = Candidates::NodesAt(match candidates {
-            Candidates::Every => nodes,
-            Candidates::NodesAt(others) => others.intersection(&nodes).copied().collect(),
+            Candidates::Every => BTreeSet::clone(nodes),
+            Candidates::NodesAt(others) => others.intersection(nodes).copied().collect(),
         });
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::net::SocketAddr;
-    use std::sync::Arc;
-
     use super::*;
-    use crate::desired::{BackendSpec, Service, ServiceKey, ServiceSpec};
 
     fn addresses(range: std::ops::Range<u8>) -> BTreeSet<IpAddr> {
         range.map(|n| [192, 0, 2, n].into()).collect()
     }
 
-    /// A service on a VIP, and a pod on each of these nodes, some without weight.
-    fn service(
-        vip: &str,
-        traffic_policy: TrafficPolicy,
-        pods: &[(u8, u32)],
-    ) -> (ServiceKey, Arc<Service>) {
-        let backend = |(node, weight): &(u8, u32)| {
-            let pod = SocketAddr::from(([10, 244, *node, 1], 8080));
-            BackendSpec::pod([10, 0, 0, *node].into(), pod, *weight)
-        };
-        let spec = ServiceSpec {
-            traffic_policy,
-            backends: pods.iter().map(backend).collect(),
-            ..ServiceSpec::default()
-        };
-        let service = Service {
-            name: "web".to_owned(),
-            spec: Arc::new(spec),
-            health: None,
-        };
-        (vip.parse().unwrap(), Arc::new(service))
-    }
-
     #[test]
     fn address_of_local_services_is_for_nodes_where_all_of_them_have_usable_pods() {
-        use TrafficPolicy::{Cluster, Local};
-        let desired = Desired {
-            services: [
-                service("192.0.2.1:80/tcp", Cluster, &[(1, 1)]),
-                service("192.0.2.2:80/tcp", Local, &[(1, 1), (2, 1), (3, 0)]),
-                service("192.0.2.3:80/tcp", Local, &[(1, 1), (2, 1)]),
-                service("192.0.2.3:80/udp", Local, &[(2, 1), (3, 1)]),
-                service("192.0.2.3:81/tcp", Cluster, &[(4, 1)]),
-                service("192.0.2.4:80/tcp", Local, &[]),
-            ]
-            .into_iter()
-            .collect(),
-            ..Desired::default()
+        let nodes = |nodes: &[u8]| -> BTreeSet<IpAddr> {
+            let nodes = nodes.iter().map(|node| [10, 0, 0, *node].into());
+            nodes.collect()
         };
+        let announcers = [
+            ("192.0.2.2:80/tcp", nodes(&[1, 2])),
+            ("192.0.2.3:80/tcp", nodes(&[1, 2])),
+            ("192.0.2.3:80/udp", nodes(&[2, 3])),
+            ("192.0.2.4:80/tcp", nodes(&[])),
+        ];
+        let announcers = announcers.map(|(key, nodes)| (key.parse().unwrap(), Arc::new(nodes)));
         let every = addresses(1..5).into_iter();
         let mut wanted = every.map(|vip| (vip, Candidates::Every)).collect();
-        restrict(&mut wanted, &desired);
-        let nodes = |nodes: &[u8]| {
-            let nodes = nodes.iter().map(|node| [10, 0, 0, *node].into());
-            Candidates::NodesAt(nodes.collect())
-        };
-        let expected = [Candidates::Every, nodes(&[1, 2]), nodes(&[2]), nodes(&[])];
+        restrict(&mut wanted, &announcers.into_iter().collect());
+        let expected = [
+            Candidates::Every,
+            Candidates::NodesAt(nodes(&[1, 2])),
+            Candidates::NodesAt(nodes(&[2])),
+            Candidates::NodesAt(nodes(&[])),
+        ];
         assert_eq!(wanted.into_values().collect::<Vec<_>>(), expected);
     }
 

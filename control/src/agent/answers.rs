@@ -198,11 +198,13 @@ impl Agent {
             let (configured_key, configured) = self.config.desired.service(key).unzip();
             let configured_key = configured_key.unwrap_or(*key);
             let left_out: BTreeSet<&BackendKey> = service.left_out().iter().collect();
+            let draining = self.config.desired.draining.get(&configured_key);
+            let draining = draining.map_or(&[][..], |draining| draining);
+            let configured = configured.map(|service| service.spec.backends.as_slice());
             // Those that are left out are configured only, those about to be removed installed only.
-            let backends: BTreeMap<Member, &BackendSpec> = configured
-                .map(|service| service.spec.backends.as_slice())
+            let backends: BTreeMap<Member, &BackendSpec> = [Some(draining), configured, installed]
                 .into_iter()
-                .chain(installed)
+                .flatten()
                 .flatten()
                 .map(|backend| (Member::new(&configured_key, service.mode, backend), backend))
                 .collect();
@@ -215,6 +217,7 @@ impl Agent {
                     backend: backend_text(&member.backend),
                     node: member.backend.address.to_string(),
                     left_out: left_out.contains(&member.backend),
+                    draining: draining.iter().any(|one| one.pod == backend.pod),
                     weight: backend.weight,
                     slots: slots.get(&member.backend).copied().unwrap_or(0),
                     table_size: service.run.length(),

@@ -128,12 +128,14 @@ impl Agent {
         let desired = &mut self.config.desired;
         let moved = desired.nodes != state.nodes;
         desired.services = state.services;
+        desired.draining = state.draining;
         desired.vips = state.vips;
         desired.shared = state.shared;
         desired.nodes = state.nodes;
         desired.trusted_edges = state.trusted_edges;
         desired.hash_seed = hash_seed;
-        self.announcing.set_assigned(state.assigned);
+        self.announcing
+            .set_assigned(state.assigned, state.announcers);
         if moved {
             // Which address is the primary one depends on what the Node says.
             self.look_at_machine();
@@ -237,6 +239,7 @@ fn health_check_addresses(served: &NodePortAddresses, own: &BTreeSet<IpAddr>) ->
 /// Replaces what comes from the cluster by what another desired state had of it.
 pub(super) fn carry_over(from: Desired, to: &mut Desired) {
     to.services = from.services;
+    to.draining = from.draining;
     to.vips = from.vips;
     to.shared = from.shared;
     to.nodes = from.nodes;

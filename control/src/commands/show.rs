@@ -312,6 +312,12 @@ pub fn backends(sampled: &Sampled<Vec<Backend>>) -> String {
             packets,
         ]);
         notes.push_str(&health_note(backend));
+        if backend.draining {
+            notes.push_str(&indented(&format!(
+                "{} {}: terminating, takes no new connections",
+                backend.name, backend.backend
+            )));
+        }
         if backend.left_out {
             notes.push_str(&indented(&format!(
                 "{}: {} left out: another pod of {} has the same low 11 bits of its address",
@@ -677,6 +683,19 @@ mod tests {
         let page = backends(&once(vec![backend()]));
         assert_fits(&page);
         assert!(page.contains("33.33%"), "{page}");
+    }
+
+    #[test]
+    fn draining_backends_are_named() {
+        let draining = Backend {
+            weight: 0,
+            draining: true,
+            ..backend()
+        };
+        let page = backends(&once(vec![backend(), draining]));
+        let note = "  web-v6 2001:db8:20::112: terminating, takes no new connections\n";
+        assert_eq!(page.matches(note).count(), 1, "{page}");
+        assert_fits(&page);
     }
 
     #[test]

@@ -19,7 +19,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use fastpath::tables::BackendKey;
-use imbl::OrdSet;
+use imbl::{OrdMap, OrdSet};
 use ipnet::IpNet;
 use serde_saphyr::Spanned;
 use xdp_prog::maglev::MAX_LOG2_LEN;
@@ -112,6 +112,7 @@ impl Rules {
                     .into_iter()
                     .map(|(key, service)| (key, Arc::new(service)))
                     .collect(),
+                draining: OrdMap::new(),
             },
             tables,
             socket: socket.unwrap_or_else(|| PathBuf::from(DEFAULT_SOCKET)),

@@ -28,6 +28,8 @@ pub(super) struct Outcome {
     pub(super) services: Few<ServiceKey, Arc<Service>>,
     /// Endpoints that serve and terminate and get no new connections.
     pub(super) draining: Few<ServiceKey, Arc<[BackendSpec]>>,
+    /// With the policy `Local`, addresses of the Nodes that have endpoints which share connections.
+    pub(super) announcers: Few<ServiceKey, Arc<BTreeSet<IpAddr>>>,
     /// Its addresses, and whether a controller assigned them for our class.
     pub(super) captured: Few<IpAddr, bool>,
     pub(super) health_check: Option<HealthCheck>,
@@ -142,10 +144,22 @@ impl Making<'_> {
         let backends = self.backends(&selection, mode);
         let draining = selection.draining.iter();
         let draining: Vec<BackendSpec> = draining
-            .filter_map(|candidate| self.backend(candidate, mode))
+            .filter_map(|candidate| self.backend(candidate, mode, 0))
             .collect();
+        let by_node = selection.by_node.iter();
+        let announcers = Arc::new(by_node.filter_map(|local| self.node_of(local)).collect());
         for front in fronts {
-            self.service(port, is_ipv4, *front, mode, &backends, &draining);
+            let Some(key) = self.service(port, is_ipv4, *front, mode, &backends) else {
+                continue;
+            };
+            if !draining.is_empty() {
+                self.outcome
+                    .draining
+                    .insert(key, draining.as_slice().into());
+            }
+            if wanted.only_local && matches!(front, Front::LoadBalancer(_)) {
+                self.outcome.announcers.insert(key, Arc::clone(&announcers));
+            }
         }
     }
 
@@ -203,12 +217,17 @@ impl Making<'_> {
         self.world.machines.address_of_pods(node)
     }
 
-    fn backend(&self, candidate: &Candidate<'_>, mode: ForwardMode) -> Option<BackendSpec> {
+    fn backend(
+        &self,
+        candidate: &Candidate<'_>,
+        mode: ForwardMode,
+        weight: u32,
+    ) -> Option<BackendSpec> {
         match mode {
-            ForwardMode::Nat => Some(BackendSpec::nat(candidate.socket, 1)),
+            ForwardMode::Nat => Some(BackendSpec::nat(candidate.socket, weight)),
             ForwardMode::Ipip | ForwardMode::L2dsr => {
                 let node = self.node_of(candidate)?;
-                Some(BackendSpec::pod(node, candidate.socket, 1))
+                Some(BackendSpec::pod(node, candidate.socket, weight))
             }
         }
     }
@@ -223,7 +242,7 @@ impl Making<'_> {
         };
         let mut backends: Vec<BackendSpec> = used
             .filter_map(|candidate| {
-                let known = self.backend(candidate, mode);
+                let known = self.backend(candidate, mode, 1);
                 known.or_else(|| nowhere(candidate))
             })
             .collect();
@@ -239,6 +258,7 @@ impl Making<'_> {
         backends
     }
 
+    /// Makes the service of one port at one address; nothing if it is not served there.
     fn service(
         &mut self,
         port: &Port,
@@ -246,8 +266,7 @@ impl Making<'_> {
         front: Front,
         mode: ForwardMode,
         backends: &[BackendSpec],
-        draining: &[BackendSpec],
-    ) {
+    ) -> Option<ServiceKey> {
         let machines = self.world.machines;
         let (address, number) = match front {
             Front::LoadBalancer(address) | Front::External(address) => (address, port.number),
@@ -265,11 +284,9 @@ impl Making<'_> {
                 || format!("{socket} is the API server's and is not served"),
                 "give the Service another address",
             );
-            return;
+            return None;
         }
-        let Some(mut backends) = self.translatable(&key, backends) else {
-            return;
-        };
+        let mut backends = self.translatable(&key, backends)?;
         backends.shrink_to_fit();
         // Packets to a machine's own address are for its kernel too, and carry that address behind L2 DSR,
         // where the pod's machine would take them for a stranger's.
@@ -309,15 +326,13 @@ impl Making<'_> {
                 .then(|| affinity_seed(self.world.options.hash_seed, &name)),
             node_port: is_machine,
         };
-        if !draining.is_empty() {
-            self.outcome.draining.insert(key, draining.into());
-        }
         let service = Service {
             name,
             spec: Arc::new(spec),
             health: None,
         };
         self.outcome.services.insert(key, Arc::new(service));
+        Some(key)
     }
 
     /// Leaves out the backends whose port would have to be translated and cannot; none if that leaves none that

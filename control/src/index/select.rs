@@ -40,6 +40,8 @@ pub(super) struct Selection<'a> {
     pub(super) reachable: Vec<Candidate<'a>>,
     /// Others that serve and terminate, on any machine.
     pub(super) draining: Vec<Candidate<'a>>,
+    /// With the policy `Local`, those that share the connections of their own nodes.
+    pub(super) by_node: Vec<Candidate<'a>>,
 }
 
 /// Selects from the endpoints that slices have for a port; those that are not `sound` are as if they were not there.
@@ -93,6 +95,7 @@ pub(super) fn select<'a>(
             selection.draining.push(*candidate);
         }
     }
+    selection.by_node = by_node;
     selection
 }
 

@@ -254,10 +254,13 @@ fn draining_endpoints_are_told_of_and_delivered_to_on_their_node() {
     let draining = &cluster.state().draining[&VIP.parse::<ServiceKey>().unwrap()];
     let draining = draining
         .iter()
-        .map(|backend| backend.pod.unwrap().to_string());
+        .map(|backend| (backend.pod.unwrap().to_string(), backend.weight));
     assert_eq!(
         draining.collect::<Vec<_>>(),
-        ["10.244.1.1:8080", "10.244.2.1:8080"]
+        [
+            ("10.244.1.1:8080".to_owned(), 0),
+            ("10.244.2.1:8080".to_owned(), 0)
+        ]
     );
     cluster.slice(slice("web-1", &["10.244.3.1@node-3"]));
     assert!(cluster.update().draining);

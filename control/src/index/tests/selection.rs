@@ -1,7 +1,10 @@
 //! Which endpoints get traffic: conditions, policies, hints, affinity, and machines without Guideway.
 
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
 use super::words::*;
-use crate::desired::{ForwardMode, TrafficPolicy};
+use crate::desired::{ForwardMode, ServiceKey, TrafficPolicy};
 use crate::index::objects::MODE;
 use crate::index::{Options, TopologyHints};
 
@@ -188,6 +191,34 @@ fn local_set_falls_back_on_its_own() {
         pods(&["10.244.2.1:8080"]),
         "the Cluster set has a ready one"
     );
+}
+
+#[test]
+fn all_machines_agree_on_who_announces_a_local_service() {
+    let key = VIP.parse::<ServiceKey>().unwrap();
+    for mode in ["ipip", "nat"] {
+        for mut cluster in [cluster(), edge_of_the_cluster()] {
+            cluster.service(web().local().annotation(MODE, mode));
+            assert!(cluster.state().announcers[&key].is_empty());
+            // Each Node falls back on its own, whatever others have.
+            cluster.slice(slice(
+                "web-1",
+                &[
+                    "10.244.1.1@node-1 unready serving terminating",
+                    "10.244.2.1@node-2",
+                    "10.244.3.1@node-3 unready",
+                ],
+            ));
+            assert!(cluster.update().addresses);
+            let expected: BTreeSet<IpAddr> = addresses(&["10.0.0.1", "10.0.0.2"]);
+            assert_eq!(*cluster.state().announcers[&key], expected, "{mode}");
+            // NodePorts are not announced, and with the other policy everybody announces.
+            assert_eq!(cluster.state().announcers.len(), 1);
+            cluster.service(web());
+            assert!(cluster.update().addresses);
+            assert!(cluster.state().announcers.is_empty());
+        }
+    }
 }
 
 #[test]

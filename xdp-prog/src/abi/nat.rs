@@ -4,6 +4,7 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
+use super::check::mix;
 use super::{AddressKey, Tuple, plain_data};
 
 plain_data! {
@@ -277,7 +278,7 @@ impl NatLink {
     #[expect(clippy::cast_possible_truncation, reason = "takes the low bits")]
     pub const fn fingerprint(self, ifindex: u32) -> u16 {
         let link = self.with_mtu(0);
-        (super::mix(super::mix(link.0[0]) ^ link.0[1] ^ (ifindex as u64) << 16) >> 16) as u16
+        (mix(mix(link.0[0]) ^ link.0[1] ^ (ifindex as u64) << 16) >> 16) as u16
     }
 }
 

@@ -2,7 +2,13 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use super::{AddressKey, CHECK_MULTIPLIER, PodFlow, RENEWAL_NS, Tuple, size};
+use super::check::CHECK_MULTIPLIER;
+use super::{AddressKey, PodFlow, RENEWAL_NS, Tuple, plain_data, size};
+
+plain_data! {
+    FlowNote: 64,
+    Shortcut: 56,
+}
 
 /// What a look-up in several tables has yielded, for as long as they stay as they are.
 #[derive(

@@ -1,0 +1,284 @@
+//! What is remembered of flows to pods, and of fragmented datagrams.
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use super::check::{CHECK_MULTIPLIER, mix};
+use super::{AddressKey, plain_data};
+
+plain_data! {
+    Tuple: 40,
+    PodFlow: 32,
+    Datagram: 16,
+}
+
+/// A five-tuple of either family: source and destination (16 bytes each, as [`AddressKey`]), their ports,
+/// the protocol, three zeros; in wire order.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
+#[repr(C)]
+pub struct Tuple([u64; 5]);
+
+impl Tuple {
+    /// Builds the key.
+    #[inline(always)]
+    pub const fn new(
+        source: AddressKey,
+        destination: AddressKey,
+        source_port: [u8; 2],
+        destination_port: [u8; 2],
+        protocol: u8,
+    ) -> Self {
+        let [a, b] = source.words();
+        let [c, d] = destination.words();
+        let [e, f] = source_port;
+        let [g, h] = destination_port;
+        Self([
+            a,
+            b,
+            c,
+            d,
+            u64::from_ne_bytes([e, f, g, h, protocol, 0, 0, 0]),
+        ])
+    }
+
+    /// Builds the key under which the fragments of one datagram find each other: the identification (of
+    /// IPv4 in the last two bytes) takes the place of the ports (RFC 791 section 3.2, RFC 8200 section 4.5).
+    #[inline(always)]
+    pub const fn fragments(
+        source: AddressKey,
+        destination: AddressKey,
+        identification: [u8; 4],
+        protocol: u8,
+    ) -> Self {
+        let [a, b, c, d] = identification;
+        Self::new(source, destination, [a, b], [c, d], protocol)
+    }
+
+    /// Returns the source address.
+    #[inline(always)]
+    pub const fn source(&self) -> AddressKey {
+        let [a, b, ..] = self.0;
+        AddressKey([a, b])
+    }
+
+    /// Returns the destination address.
+    #[inline(always)]
+    pub const fn destination(&self) -> AddressKey {
+        let [_, _, c, d, _] = self.0;
+        AddressKey([c, d])
+    }
+
+    /// Returns source and destination port, in wire order.
+    #[inline(always)]
+    pub const fn ports(&self) -> u32 {
+        let [a, b, c, d, ..] = self.0[4].to_ne_bytes();
+        u32::from_ne_bytes([a, b, c, d])
+    }
+
+    /// Returns the protocol.
+    #[inline(always)]
+    pub const fn protocol(&self) -> u8 {
+        self.0[4].to_ne_bytes()[4]
+    }
+
+    /// Compares by words: the BPF target has no `memcmp`.
+    #[inline(always)]
+    pub const fn is(&self, other: &Self) -> bool {
+        let [a, b, c, d, e] = self.0;
+        let [f, g, h, i, j] = other.0;
+        (a ^ f) | (b ^ g) | (c ^ h) | (d ^ i) | (e ^ j) == 0
+    }
+
+    /// Returns what a value carries so that it is not taken for another key's.
+    #[inline(always)]
+    pub const fn check(&self) -> u32 {
+        let [a, b, c, d, rest] = self.0;
+        (mix(mix(mix(mix(mix(a) ^ b) ^ c) ^ d) ^ rest) >> 32) as u32
+    }
+
+    /// Returns the three bytes behind the protocol, which are no part of a key.
+    #[inline(always)]
+    pub(super) const fn spare(&self) -> [u8; 3] {
+        let [.., a, b, c] = self.0[4].to_ne_bytes();
+        [a, b, c]
+    }
+
+    /// Returns it with other bytes behind the protocol; zero in a key.
+    #[inline(always)]
+    pub(super) const fn with_spare(&self, [a, b, c]: [u8; 3]) -> Self {
+        const SPARE: u64 = u64::from_ne_bytes([0, 0, 0, 0, 0, 0xff, 0xff, 0xff]);
+        let [d, e, f, g, rest] = self.0;
+        let spare = u64::from_ne_bytes([0, 0, 0, 0, 0, a, b, c]);
+        Self([d, e, f, g, rest & !SPARE | spare])
+    }
+
+    /// Returns bits that depend on all of the key, the topmost most of all.
+    #[inline(always)]
+    pub(super) const fn mixed(&self) -> u64 {
+        let [a, b, c, d, e] = self.0;
+        (a ^ b.rotate_left(7) ^ c.rotate_left(17) ^ d.rotate_left(29) ^ e)
+            .wrapping_mul(CHECK_MULTIPLIER)
+    }
+
+    /// Returns the key's place in an array of so many, a power of two.
+    #[inline(always)]
+    #[expect(clippy::cast_possible_truncation, reason = "arrays are smaller")]
+    pub(super) const fn place(&self, places: usize) -> u32 {
+        (self.mixed() >> (64 - places.trailing_zeros())) as u32
+    }
+
+    /// Returns source, destination, source port and destination port (host order), protocol.
+    pub const fn parts(self) -> (AddressKey, AddressKey, u16, u16, u8) {
+        let [a, b, c, d, rest] = self.0;
+        let [e, f, g, h, protocol, ..] = rest.to_ne_bytes();
+        (
+            AddressKey([a, b]),
+            AddressKey([c, d]),
+            u16::from_be_bytes([e, f]),
+            u16::from_be_bytes([g, h]),
+            protocol,
+        )
+    }
+}
+
+/// What a node remembers of a flow to one of its pods: how to translate the reply.
+///
+/// In whole words, as all values that the programs build on their stack.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
+#[repr(C)]
+pub struct PodFlow {
+    /// The address that the client talks to.
+    pub address: AddressKey,
+    /// When its last packet was seen, on the monotonic clock in ns; or one up to [`RENEWAL_NS`] before.
+    pub seen: u64,
+    /// Port (2 bytes, wire order), length of the outer header (1), state (1), four zeros.
+    rest: u64,
+}
+
+impl PodFlow {
+    /// Makes the memory of a flow that talks to this address and port and comes with an outer header of
+    /// `outer` bytes; 0 for none.
+    #[inline(always)]
+    pub const fn new(
+        address: AddressKey,
+        [a, b]: [u8; 2],
+        outer: u8,
+        state: u8,
+        seen: u64,
+    ) -> Self {
+        Self {
+            address,
+            seen,
+            rest: u64::from_ne_bytes([a, b, outer, state, 0, 0, 0, 0]),
+        }
+    }
+
+    /// Returns the port that the client talks to, in wire order.
+    #[inline(always)]
+    pub const fn port(&self) -> [u8; 2] {
+        let [a, b, ..] = self.rest.to_ne_bytes();
+        [a, b]
+    }
+
+    /// Returns the length of the outer header that the client's packets come with; 0 for none.
+    #[inline(always)]
+    pub const fn outer(&self) -> u8 {
+        self.rest.to_ne_bytes()[2]
+    }
+
+    /// Returns [`FLOW_FIN_CLIENT`] and the other flags.
+    #[inline(always)]
+    pub const fn state(&self) -> u8 {
+        self.rest.to_ne_bytes()[3]
+    }
+
+    /// Renews it by a packet of the flow. Stores only what is new or has become old: packets of the other direction
+    /// read the same cache line, on other CPUs.
+    #[inline(always)]
+    pub const fn renew(&mut self, state: u8, now: u64) {
+        if now.saturating_sub(self.seen) >= RENEWAL_NS {
+            self.seen = now;
+        }
+        if state & !self.state() != 0 {
+            self.add_state(state);
+        }
+    }
+
+    /// Adds flags to the state.
+    #[inline(always)]
+    pub const fn add_state(&mut self, state: u8) {
+        self.rest |= u64::from_ne_bytes([0, 0, 0, state, 0, 0, 0, 0]);
+    }
+
+    /// Tells whether the client talks to the same address and port.
+    #[inline(always)]
+    pub const fn is_to_same(&self, other: &Self) -> bool {
+        let [a, b] = self.address.words();
+        let [c, d] = other.address.words();
+        let port = u64::from_ne_bytes([0xff, 0xff, 0, 0, 0, 0, 0, 0]);
+        (a ^ c) | (b ^ d) | ((self.rest ^ other.rest) & port) == 0
+    }
+}
+
+/// How often the time of a flow's last packet is written to its entry, in `FLOWS` and in NAT mode.
+pub const RENEWAL_NS: u64 = 1_000_000_000;
+
+/// State of a [`PodFlow`]: the client has sent a FIN.
+pub const FLOW_FIN_CLIENT: u8 = 1;
+/// State of a [`PodFlow`]: the pod has sent a FIN.
+pub const FLOW_FIN_POD: u8 = 2;
+/// State of a [`PodFlow`]: one of them has sent a RST.
+pub const FLOW_RESET: u8 = 4;
+/// State of a [`PodFlow`]: the client is in `HAIRPINS`, and the pod sees the address that it talks to in its
+/// place.
+pub const FLOW_HAIRPIN: u8 = 8;
+
+/// What the first fragment of a datagram tells the later ones, in whole words.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
+#[repr(C)]
+pub struct Datagram {
+    /// When the first fragment was seen, on the monotonic clock in ns.
+    pub seen: u64,
+    /// Source and destination port (2 bytes each, wire order), four zeros.
+    ports: u64,
+}
+
+impl Datagram {
+    /// How long later fragments are waited for, as Linux reassembles (`ipfrag_time`; RFC 791 section 3.2
+    /// suggests 15 s, RFC 8200 section 4.5 asks for 60 s).
+    pub const LIFETIME_NS: u64 = 30_000_000_000;
+
+    /// Makes the memory of a datagram whose first fragment has these ports.
+    #[inline(always)]
+    pub const fn new([a, b]: [u8; 2], [c, d]: [u8; 2], seen: u64) -> Self {
+        Self {
+            seen,
+            ports: u64::from_ne_bytes([a, b, c, d, 0, 0, 0, 0]),
+        }
+    }
+
+    /// Tells whether later fragments may still come.
+    #[inline(always)]
+    pub const fn is_awaited(&self, now: u64) -> bool {
+        now.saturating_sub(self.seen) < Self::LIFETIME_NS
+    }
+
+    /// Returns the source port, in wire order.
+    #[inline(always)]
+    pub const fn source_port(&self) -> [u8; 2] {
+        let [a, b, ..] = self.ports.to_ne_bytes();
+        [a, b]
+    }
+
+    /// Returns the destination port, in wire order.
+    #[inline(always)]
+    pub const fn destination_port(&self) -> [u8; 2] {
+        let [_, _, a, b, ..] = self.ports.to_ne_bytes();
+        [a, b]
+    }
+}

@@ -1,0 +1,83 @@
+//! Pods of a node, by the tag that an edge writes.
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use super::check::fold_check;
+use super::{AddressKey, plain_data};
+
+plain_data! {
+    PodKey: 8,
+    Pod: 8,
+}
+
+/// The 16-bit tag by which an edge names the pod in the outer header (the IPv4 identification, or the
+/// low 16 bits of the IPv6 flow label).
+///
+/// ```text
+/// 15         14         11 10                                   0
+/// | returned | tries left | low 11 bits of the pod's address     |
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tag(pub u16);
+
+impl Tag {
+    const POD_BITS: u32 = 11;
+
+    /// Names the pod with this address, with no tries left.
+    #[inline(always)]
+    pub const fn pod(address: AddressKey) -> Self {
+        let [_, low] = address.words();
+        Self((low.to_be() & ((1 << Self::POD_BITS) - 1)) as u16)
+    }
+
+    /// Returns the part that names the pod.
+    #[inline(always)]
+    pub const fn pod_bits(self) -> u16 {
+        self.0 & ((1 << Self::POD_BITS) - 1)
+    }
+}
+
+/// Key of `PODS`: service id and the pod's part of the tag.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(transparent)]
+pub struct PodKey(u64);
+
+impl PodKey {
+    /// Builds the key.
+    #[inline(always)]
+    pub const fn new(service: u32, tag: Tag) -> Self {
+        Self((service as u64) << 32 | tag.pod_bits() as u64)
+    }
+
+    /// Returns the service id and the pod's part of the tag.
+    #[expect(clippy::cast_possible_truncation, reason = "takes the halves")]
+    pub const fn parts(self) -> (u32, Tag) {
+        ((self.0 >> 32) as u32, Tag(self.0 as u16))
+    }
+}
+
+/// Value of `PODS`: a backend id and a check of the key, in one word that is read with one load.
+///
+/// An element recycled under the reader carries another key's check.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(transparent)]
+pub struct Pod(pub u64);
+
+impl Pod {
+    /// Packs a backend id for this key.
+    #[inline(always)]
+    pub const fn new(key: PodKey, backend: u32) -> Self {
+        Self((fold_check(key.0) as u64) << 32 | backend as u64)
+    }
+
+    /// Returns the backend id if the value belongs to this key.
+    #[inline(always)]
+    #[expect(clippy::cast_possible_truncation, reason = "takes the low half")]
+    pub const fn backend(self, key: PodKey) -> Option<u32> {
+        if self.0 >> 32 == fold_check(key.0) as u64 {
+            Some(self.0 as u32)
+        } else {
+            None
+        }
+    }
+}

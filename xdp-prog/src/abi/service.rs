@@ -1,0 +1,245 @@
+//! Services and the slots of their lookup tables.
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use super::check::{CHECK_MULTIPLIER, fold_check};
+use super::{AddressKey, plain_data};
+
+plain_data! {
+    ServiceKeyV4: 8,
+    ServiceKeyV6: 24,
+    Service: 32,
+    ServiceWord: 8,
+    Slot: 8,
+}
+
+/// Address (4 bytes), port (2), protocol (1) of an IPv4 service, in wire order, and a zero.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct ServiceKeyV4(u64);
+
+impl ServiceKeyV4 {
+    /// Builds the key from wire bytes and the IP protocol number.
+    #[inline(always)]
+    pub const fn new(address: [u8; 4], port: [u8; 2], protocol: u8) -> Self {
+        let [a, b, c, d] = address;
+        let [e, f] = port;
+        Self(u64::from_ne_bytes([a, b, c, d, e, f, protocol, 0]))
+    }
+
+    /// Returns address, port (host order) and protocol.
+    pub const fn parts(self) -> ([u8; 4], u16, u8) {
+        let [a, b, c, d, e, f, protocol, _] = self.0.to_ne_bytes();
+        ([a, b, c, d], u16::from_be_bytes([e, f]), protocol)
+    }
+
+    /// Returns the check that the service's word must carry.
+    #[inline(always)]
+    pub const fn check(self) -> u32 {
+        fold_check(self.0)
+    }
+}
+
+/// Address (16 bytes), port (2), protocol (1) of an IPv6 service, in wire order, and zeros.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct ServiceKeyV6([u64; 3]);
+
+impl ServiceKeyV6 {
+    /// Builds the key from wire bytes and the IP protocol number.
+    #[inline(always)]
+    pub const fn new(address: [u8; 16], port: [u8; 2], protocol: u8) -> Self {
+        let [high, low] = AddressKey::v6(address).words();
+        Self([
+            high,
+            low,
+            u64::from_ne_bytes([port[0], port[1], protocol, 0, 0, 0, 0, 0]),
+        ])
+    }
+
+    /// Returns address, port (host order) and protocol.
+    pub const fn parts(self) -> ([u8; 16], u16, u8) {
+        let [high, low, rest] = self.0;
+        let [a, b, protocol, ..] = rest.to_ne_bytes();
+        (
+            AddressKey([high, low]).octets(),
+            u16::from_be_bytes([a, b]),
+            protocol,
+        )
+    }
+
+    /// Returns the check that the service's word must carry.
+    #[inline(always)]
+    pub const fn check(self) -> u32 {
+        let [high, low, rest] = self.0;
+        let mixed = (high.wrapping_mul(CHECK_MULTIPLIER) ^ low).wrapping_mul(CHECK_MULTIPLIER);
+        fold_check((mixed ^ (mixed >> 32)) ^ rest)
+    }
+}
+
+/// What `SERVICE` holds for one service id; all zero where the id is free.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
+#[repr(C)]
+pub struct Service {
+    /// Where the lookup table lies; replaced by one store.
+    pub word: ServiceWord,
+    /// Where a second table lies, of this machine's pods alone; base 0 where there is none.
+    pub local: ServiceWord,
+    /// [`MODE_IPIP`] or [`MODE_L2DSR`]; nothing where [`SERVICE_NAT`] is set.
+    pub mode: u32,
+    /// [`SERVICE_PODS`] and the other flags.
+    pub flags: u32,
+    /// Seed that is hashed with the client's address alone (`sessionAffinity: ClientIP`), the same for all
+    /// addresses of a ServicePort; 0 to hash the five-tuple.
+    pub affinity: u64,
+}
+
+/// [`Service::flags`]: backends are pods behind Guideway nodes; without it a decapsulated packet goes to
+/// the stack as it is.
+pub const SERVICE_PODS: u32 = 1;
+/// [`Service::flags`]: only clients in `SOURCE_RANGES` are served.
+pub const SERVICE_SOURCE_RANGES: u32 = 2;
+/// [`Service::flags`]: without a backend here, drop instead of rejecting: there are some elsewhere.
+pub const SERVICE_DROP_WHEN_EMPTY: u32 = 4;
+/// [`Service::flags`]: a NodePort: an address that the kernel's own flows use too.
+pub const SERVICE_NODE_PORT: u32 = 8;
+/// [`Service::flags`]: its backends take part by NAT, all of them.
+pub const SERVICE_NAT: u32 = 16;
+
+/// [`Service::mode`]: an outer IPv4 or IPv6 header is put in front.
+pub const MODE_IPIP: u32 = 0;
+/// [`Service::mode`]: only the MAC addresses are rewritten.
+pub const MODE_L2DSR: u32 = 1;
+
+/// A service's lookup table and key check in one word.
+///
+/// ```text
+/// 63                    33 32      28 27                     0
+/// | check of the key (31) | log2 (5) | first slot in LUT (28) |
+/// ```
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
+#[repr(transparent)]
+pub struct ServiceWord(pub u64);
+
+impl ServiceWord {
+    /// Width of the first-slot field: the arena's largest size is 2^28 slots.
+    pub const BASE_BITS: u32 = 28;
+    const LOG2_BITS: u32 = 5;
+    /// Width of the key check.
+    pub const CHECK_BITS: u32 = 64 - Self::BASE_BITS - Self::LOG2_BITS;
+
+    /// Packs the fields; `base` below 2^28, `log2_length` below 32.
+    pub const fn new(base: u32, log2_length: u8, check: u32) -> Self {
+        debug_assert!(base < 1 << Self::BASE_BITS && log2_length < 1 << Self::LOG2_BITS);
+        Self(
+            base as u64
+                | (log2_length as u64) << Self::BASE_BITS
+                | (check as u64) << (64 - Self::CHECK_BITS),
+        )
+    }
+
+    /// Returns the first slot of the table.
+    #[expect(clippy::cast_possible_truncation, reason = "takes the low bits")]
+    #[inline(always)]
+    pub const fn base(self) -> u32 {
+        self.0 as u32 & ((1 << Self::BASE_BITS) - 1)
+    }
+
+    /// Returns the table size's logarithm.
+    #[expect(clippy::cast_possible_truncation, reason = "takes the low bits")]
+    #[inline(always)]
+    pub const fn log2_length(self) -> u8 {
+        (self.0 >> Self::BASE_BITS) as u8 & ((1 << Self::LOG2_BITS) - 1)
+    }
+
+    /// Returns the check of the key that this word belongs to.
+    #[inline(always)]
+    pub const fn check(self) -> u32 {
+        (self.0 >> (64 - Self::CHECK_BITS)) as u32
+    }
+}
+
+/// One LUT entry: `current` in the low half, a word about past owners in the high half.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
+#[repr(transparent)]
+pub struct Slot(pub u64);
+
+impl Slot {
+    /// Makes a slot without a past.
+    pub const fn quiet(current: u32) -> Self {
+        Self(current as u64)
+    }
+
+    /// Returns the backend id that owns the slot; 0 for none.
+    #[expect(clippy::cast_possible_truncation, reason = "takes the low bits")]
+    #[inline(always)]
+    pub const fn current(self) -> u32 {
+        self.0 as u32
+    }
+
+    /// Returns the same slot with another owner and its past kept.
+    pub const fn with_current(self, current: u32) -> Self {
+        Self(self.0 >> 32 << 32 | current as u64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn service_word_keeps_its_fields_apart() {
+        let word = ServiceWord::new((1 << 28) - 1, 0, 0);
+        assert_eq!(
+            (word.base(), word.log2_length(), word.check()),
+            ((1 << 28) - 1, 0, 0)
+        );
+        let word = ServiceWord::new(0, 31, 0);
+        assert_eq!((word.base(), word.log2_length(), word.check()), (0, 31, 0));
+        let word = ServiceWord::new(0, 0, 0x7fff_ffff);
+        assert_eq!(
+            (word.base(), word.log2_length(), word.check()),
+            (0, 0, 0x7fff_ffff)
+        );
+    }
+
+    #[test]
+    fn check_depends_on_every_part_of_the_key() {
+        let key = ServiceKeyV4::new([10, 0, 0, 1], [0, 80], 6);
+        for other in [
+            ServiceKeyV4::new([10, 0, 0, 2], [0, 80], 6),
+            ServiceKeyV4::new([11, 0, 0, 1], [0, 80], 6),
+            ServiceKeyV4::new([10, 0, 0, 1], [0, 81], 6),
+            ServiceKeyV4::new([10, 0, 0, 1], [1, 80], 6),
+            ServiceKeyV4::new([10, 0, 0, 1], [0, 80], 17),
+        ] {
+            assert_ne!(key.check(), other.check(), "{other:?}");
+        }
+        let mut address = [0xfd; 16];
+        let key = ServiceKeyV6::new(address, [0, 80], 6);
+        assert_ne!(key.check(), ServiceKeyV6::new(address, [0, 80], 17).check());
+        assert_ne!(key.check(), ServiceKeyV6::new(address, [0, 81], 6).check());
+        for byte in 0..16 {
+            address[byte] ^= 1;
+            assert_ne!(
+                key.check(),
+                ServiceKeyV6::new(address, [0, 80], 6).check(),
+                "byte {byte}"
+            );
+            address[byte] ^= 1;
+        }
+    }
+
+    #[test]
+    fn new_owner_keeps_the_slots_past() {
+        let slot = Slot(7 << 32 | 3);
+        assert_eq!(slot.with_current(9), Slot(7 << 32 | 9));
+        assert_eq!(slot.with_current(9).current(), 9);
+    }
+}

@@ -5,13 +5,14 @@ use std::net::IpAddr;
 
 use serde_json::json;
 
-use super::allocate::{self, Inventory};
+use super::allocate::{self, Decision, Inventory};
 use super::convert::{Seen, SeenPool};
 use super::crd::PoolStatus;
 use super::deletion;
 use super::metrics::PoolValues;
 use super::mirror::Mirror;
 use super::objects::Labels;
+use super::refusal::Refusals;
 use super::status::{self, PoolSource, PoolWrite, Write};
 use crate::index::objects::ObjectName;
 
@@ -27,7 +28,11 @@ pub(super) struct Cluster {
     pub(super) namespaces: Mirror<Labels>,
     /// The addresses last decided in this term, by name and uid: the watch may not show yet that they are written.
     decided: BTreeMap<ObjectName, (String, Vec<IpAddr>)>,
+    /// Pools that could not be written when that was last tried.
+    pub(super) refusals: Refusals,
 }
+
+type Decisions = BTreeMap<ObjectName, Decision>;
 
 /// What has to be written.
 #[derive(Debug, Default)]
@@ -70,6 +75,7 @@ impl Cluster {
     /// Forgets what was decided: another controller may have decided since.
     pub(super) fn forget(&mut self) {
         self.decided.clear();
+        self.refusals = Refusals::default();
     }
 
     /// Decides, and says what has to be written for it; `now` is the time in RFC 3339.
@@ -77,32 +83,27 @@ impl Cluster {
         let inventory = self.inventory();
         let decisions = allocate::allocate(&inventory);
         let mut plan = Plan::default();
-        let mut held: Vec<(&ObjectName, IpAddr)> = Vec::new();
-        let mut decided = BTreeMap::new();
-        for (name, seen) in self.services.objects() {
-            let Some((service, decision)) = inventory.services.get(name).zip(decisions.get(name))
-            else {
-                if seen.observed.condition.is_some() && !seen.is_of_other_class {
-                    let write = status::withdraw(name, &seen.uid);
-                    plan.services.push((name.clone(), write));
-                }
-                continue;
-            };
-            // What it still has counts until it is taken back.
-            let given = decision.addresses.iter().copied();
-            let addresses = seen.observed.addresses().chain(given);
-            held.extend(addresses.map(|address| (name, address)));
-            match decision.problem {
-                None => plan.assigned += 1,
-                Some(_) => plan.waiting += 1,
-            }
-            if let Some(write) = status::service(service, &seen.observed, decision, now) {
-                plan.services.push((name.clone(), write));
-            }
-            decided.insert(name.clone(), (seen.uid.clone(), decision.addresses.clone()));
-        }
-        self.decided = decided;
+        self.plan_pools(&mut plan, &inventory, &decisions, now);
+        let is_due = |name: &ObjectName| plan.pools.iter().any(|(pool, _)| pool == name);
+        self.refusals.retain(is_due);
+        self.plan_services(&mut plan, &inventory, &decisions, now);
+        let decided = self.services.objects().iter().filter_map(|(name, seen)| {
+            let decision = decisions.get(name)?;
+            Some((name.clone(), (seen.uid.clone(), decision.addresses.clone())))
+        });
+        self.decided = decided.collect();
+        plan
+    }
 
+    fn plan_pools(&self, plan: &mut Plan, inventory: &Inventory, decisions: &Decisions, now: &str) {
+        let mut held: Vec<(&ObjectName, IpAddr)> = Vec::new();
+        for (name, decision) in decisions {
+            // What it still has counts until it is taken back.
+            let seen = self.services.objects().get(name);
+            let had = seen.into_iter().flat_map(|seen| seen.observed.addresses());
+            let addresses = had.chain(decision.addresses.iter().copied());
+            held.extend(addresses.map(|address| (name, address)));
+        }
         let ours: BTreeSet<IpAddr> = held.iter().map(|(_, address)| *address).collect();
         let foreign = inventory.foreign.keys();
         let taken = ours
@@ -134,7 +135,36 @@ impl Cluster {
             let write = pool_write(name, seen, &status, &users);
             plan.pools.extend(write.map(|write| (name.clone(), write)));
         }
-        plan
+    }
+
+    fn plan_services(
+        &self,
+        plan: &mut Plan,
+        inventory: &Inventory,
+        decisions: &Decisions,
+        now: &str,
+    ) {
+        let pools = self.pools.objects();
+        for (name, seen) in self.services.objects() {
+            let Some((service, decision)) = inventory.services.get(name).zip(decisions.get(name))
+            else {
+                if seen.observed.condition.is_some() && !seen.is_of_other_class {
+                    let write = status::withdraw(name, &seen.uid);
+                    plan.services.push((name.clone(), write));
+                }
+                continue;
+            };
+            let observed = &seen.observed;
+            let without = (self.refusals).withhold(pools, service, observed, decision);
+            let decision = without.as_ref().unwrap_or(decision);
+            match decision.problem {
+                None => plan.assigned += 1,
+                Some(_) => plan.waiting += 1,
+            }
+            let write = status::service(service, observed, decision, now);
+            plan.services
+                .extend(write.map(|write| (name.clone(), write)));
+        }
     }
 
     /// Tells whether one of these pools has one of these addresses.
@@ -219,6 +249,7 @@ mod tests {
     use kube::runtime::watcher::Event;
 
     use super::*;
+    use crate::controller::block::Family;
     use crate::controller::convert::{self, Classes};
     use crate::controller::deletion::FINALIZER;
     use crate::kubernetes::convert::name as name_of;
@@ -256,6 +287,16 @@ mod tests {
     }
 
     fn put_pool(cluster: &mut Cluster, name: &str, finalizers: &[&str], terminating: bool) {
+        put_pool_of(cluster, name, "192.0.2.0/30", finalizers, terminating);
+    }
+
+    fn put_pool_of(
+        cluster: &mut Cluster,
+        name: &str,
+        addresses: &str,
+        finalizers: &[&str],
+        terminating: bool,
+    ) {
         let pool = serde_json::from_value(json!({
             "apiVersion": "guideway.dev/v1alpha1",
             "kind": "LoadBalancerPool",
@@ -265,7 +306,7 @@ mod tests {
                 "finalizers": finalizers,
                 "deletionTimestamp": terminating.then_some(NOW),
             },
-            "spec": {"addresses": ["192.0.2.0/30"]},
+            "spec": {"addresses": [addresses]},
         }));
         let name = ObjectName::new("", name);
         cluster.pools.put(name, convert::pool(&pool.unwrap()));
@@ -274,7 +315,7 @@ mod tests {
     fn addresses(plan: &Plan) -> Vec<(&str, String)> {
         let writes = plan.services.iter();
         writes
-            .map(|(name, write)| (name.name.as_str(), write.addresses[0].to_string()))
+            .map(|(name, write)| (name.name.as_str(), write.given[0].to_string()))
             .collect()
     }
 
@@ -354,6 +395,93 @@ mod tests {
         let pools = cluster.plan(NOW).pools;
         let mut writes = pools.into_iter().filter(|(pool, _)| pool.name == *name);
         writes.next()?.1.finalizers
+    }
+
+    /// Returns the condition that a Service is to get, and its addresses.
+    fn told(plan: &Plan, name: &str) -> Option<(String, String, Vec<String>)> {
+        let mut writes = plan.services.iter();
+        let (_, write) = writes.find(|(service, _)| service.name == *name)?;
+        let status = &write.patch["status"];
+        let text = |value: &serde_json::Value| value.as_str().unwrap().to_owned();
+        let ingress = status["loadBalancer"]["ingress"].as_array().unwrap();
+        let condition = &status["conditions"][0];
+        Some((
+            text(&condition["reason"]),
+            text(&condition["message"]),
+            ingress.iter().map(|entry| text(&entry["ip"])).collect(),
+        ))
+    }
+
+    #[test]
+    fn a_pool_that_cannot_be_written_gives_nothing_and_the_services_say_why() {
+        let mut cluster = cluster();
+        let (old, mut seen) = service("old", 1);
+        seen.ours.as_mut().unwrap().held = vec!["192.0.2.0".parse().unwrap()];
+        seen.observed.ingress = vec![status::Ingress {
+            ip: Some("192.0.2.0".to_owned()),
+            ..status::Ingress::default()
+        }];
+        cluster.services.put(old, seen);
+        let (new, seen) = service("new", 2);
+        cluster.services.put(new, seen);
+        assert_eq!(told(&cluster.plan(NOW), "new").unwrap().2, ["192.0.2.1"]);
+
+        let pool = ObjectName::new("", "a");
+        assert!(cluster.refusals.note(pool.clone(), "no right".to_owned()));
+        assert!(!cluster.refusals.note(pool.clone(), "no right".to_owned()));
+        let plan = cluster.plan(NOW);
+        let (reason, message, addresses) = told(&plan, "new").unwrap();
+        assert_eq!((reason.as_str(), addresses), ("PoolNotWritable", vec![]));
+        let expected = "LoadBalancerPool a cannot be written";
+        assert!(
+            message.starts_with(expected) && message.contains("no right; see"),
+            "{message}"
+        );
+        assert_eq!((plan.assigned, plan.waiting), (1, 1));
+        // Who has an address has it, and its status can be repaired.
+        let kept = vec!["192.0.2.0".to_owned()];
+        let of_old = told(&plan, "old").unwrap();
+        assert_eq!(of_old, ("Assigned".to_owned(), kept[0].clone(), kept));
+        // The pool is tried on, with the address that waits.
+        let (_, write) = &plan.pools[0];
+        assert_eq!(write.status.as_ref().unwrap()["status"]["used"], 2);
+        assert!(write.finalizers.is_some());
+
+        // Once nothing is left to be written to it, it was written: in the same plan.
+        let status = write.status.as_ref().unwrap()["status"].clone();
+        put_pool(&mut cluster, "a", &[FINALIZER], false);
+        let mut counted = cluster.pools.objects()[&pool].clone();
+        counted.status = serde_json::from_value(status).unwrap();
+        cluster.pools.put(pool, counted);
+        assert_eq!(told(&cluster.plan(NOW), "new").unwrap().2, ["192.0.2.1"]);
+    }
+
+    #[test]
+    fn a_service_that_requires_both_families_gets_no_half_from_a_pool_that_can_be_written() {
+        for (required, has_one, expected) in [
+            (true, false, vec![]),
+            (false, false, vec!["192.0.2.0".to_owned()]),
+            (true, true, vec!["192.0.2.0".to_owned()]),
+        ] {
+            let mut cluster = cluster();
+            put_pool_of(&mut cluster, "b", "2001:db8::/126", &[], false);
+            let (name, mut seen) = service("web", 1);
+            let ours = seen.ours.as_mut().unwrap();
+            ours.families = Family::ALL.to_vec();
+            ours.dual_stack_required = required;
+            if has_one {
+                seen.observed.ingress = vec![status::Ingress {
+                    ip: Some("192.0.2.0".to_owned()),
+                    ..status::Ingress::default()
+                }];
+            }
+            cluster.services.put(name, seen);
+            cluster
+                .refusals
+                .note(ObjectName::new("", "b"), String::new());
+            let (reason, _, addresses) = told(&cluster.plan(NOW), "web").unwrap();
+            assert_eq!((reason.as_str(), addresses), ("PoolNotWritable", expected));
+        }
     }
 
     #[test]

@@ -30,17 +30,18 @@ const NAMED: usize = 5;
 /// `guarded` are the pools with the finalizer; only one of these takes over from another, since it cannot
 /// vanish in turn.
 pub(super) fn at_stake<'a>(
-    mut inventory: Inventory,
+    inventory: &Inventory,
     guarded: &BTreeSet<&str>,
     held: &[(&'a ObjectName, IpAddr)],
 ) -> Vec<(&'a ObjectName, IpAddr)> {
     if !inventory.pools.values().any(|pool| pool.terminating) {
         return Vec::new();
     }
-    inventory
+    let mut remaining = inventory.clone();
+    remaining
         .pools
         .retain(|name, pool| !pool.terminating && guarded.contains(name.as_str()));
-    let remaining = allocate::allocate(&inventory);
+    let remaining = allocate::allocate(&remaining);
     let keeps = |name: &ObjectName, address: &IpAddr| {
         let decision = remaining.get(name);
         decision.is_some_and(|decision| decision.addresses.contains(address))

@@ -69,8 +69,8 @@ pub struct Notice {
 pub struct Write {
     /// The whole of what the controller says.
     pub patch: Value,
-    /// The addresses that the Service has then.
-    pub addresses: Vec<IpAddr>,
+    /// The addresses that the Service has then and had not.
+    pub given: Vec<IpAddr>,
     /// The Events, in order.
     pub notices: Vec<Notice>,
 }
@@ -109,10 +109,13 @@ pub fn service(
         .map(|address| json!({"ip": address, "ipMode": "VIP"}))
         .collect();
     let status = json!({"loadBalancer": {"ingress": ingress}, "conditions": [condition]});
+    let had: BTreeSet<IpAddr> = observed.addresses().collect();
+    let given = decision.addresses.iter().copied();
+    let given: Vec<IpAddr> = given.filter(|address| !had.contains(address)).collect();
     Some(Write {
         patch: patch(&service.name, &service.uid, status),
-        addresses: decision.addresses.clone(),
-        notices: notices(observed, decision, unchanged),
+        notices: notices(&given, decision, unchanged),
+        given,
     })
 }
 
@@ -120,7 +123,7 @@ pub fn service(
 pub fn withdraw(name: &ObjectName, uid: &str) -> Write {
     Write {
         patch: patch(name, uid, json!({})),
-        addresses: Vec::new(),
+        given: Vec::new(),
         notices: Vec::new(),
     }
 }
@@ -179,8 +182,7 @@ fn same(one: &Condition, other: &Condition) -> bool {
     (&one.status, &one.reason, &one.message) == (&other.status, &other.reason, &other.message)
 }
 
-fn notices(observed: &Observed, decision: &Decision, told: bool) -> Vec<Notice> {
-    let had: BTreeSet<IpAddr> = observed.addresses().collect();
+fn notices(given: &[IpAddr], decision: &Decision, told: bool) -> Vec<Notice> {
     let lost = decision.lost.iter().map(|(address, problem)| Notice {
         warning: !problem.is_wish(),
         reason: match problem {
@@ -190,11 +192,7 @@ fn notices(observed: &Observed, decision: &Decision, told: bool) -> Vec<Notice> 
         },
         text: format!("took {address} back: {problem}"),
     });
-    let got = decision
-        .addresses
-        .iter()
-        .filter(|address| !had.contains(address));
-    let got = got.map(|address| Notice {
+    let given = given.iter().map(|address| Notice {
         warning: false,
         reason: "IPAllocated",
         text: format!("assigned {address}"),
@@ -209,7 +207,7 @@ fn notices(observed: &Observed, decision: &Decision, told: bool) -> Vec<Notice> 
         },
         text: problem.to_string(),
     });
-    lost.chain(got).chain(problem).collect()
+    lost.chain(given).chain(problem).collect()
 }
 
 /// A pool as it is written, and what of it can be used.

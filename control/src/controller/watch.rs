@@ -105,8 +105,8 @@ pub(super) async fn follow(
             }
             () = pacer.due(), if is_ready => {
                 let begun = Instant::now();
-                let wrote = act(&mut cluster, &classes, &writer, &mut pacer, &values).await;
-                pacer.done(begun, wrote);
+                let more = act(&mut cluster, &classes, &writer, &mut pacer, &values).await;
+                pacer.done(begun, more);
             }
         }
     }
@@ -163,16 +163,16 @@ impl Pacer {
         self.failed.insert(object, Pause { length, end });
     }
 
-    /// Ends an attempt; `wrote` tells whether anything was written, which may lead to more.
-    fn done(&mut self, begun: Instant, wrote: bool) {
-        self.dirty = wrote;
+    /// Ends an attempt; `more` tells whether it leads to another one.
+    fn done(&mut self, begun: Instant, more: bool) {
+        self.dirty = more;
         self.earliest = Some(Instant::now() + PACE);
         // What had its turn and did not fail again.
         self.failed.retain(|_, pause| pause.end > begun);
     }
 }
 
-/// Decides and writes; tells whether anything was written.
+/// Decides and writes; tells whether that leads to more.
 async fn act(
     cluster: &mut Cluster,
     classes: &Classes,
@@ -186,7 +186,7 @@ async fn act(
         values.waiting = plan.waiting;
         values.pools = plan.usage;
     });
-    let mut wrote = false;
+    let mut more = false;
     let mut uncounted = Vec::new();
     for (name, write) in plan.pools {
         let object = ("pool", name.clone());
@@ -198,14 +198,17 @@ async fn act(
         told(values, &object, written.as_ref().err());
         match written {
             Ok(pool) => {
-                wrote = true;
+                more = true;
                 if let Some(pool) = pool {
                     cluster.pools.put(name, convert::pool(&pool));
                 }
             }
-            Err(WriteError::NotLeading) => return wrote,
+            Err(WriteError::NotLeading) => return more,
             Err(error) => {
                 pacer.fail(object, error.asked_pause());
+                if let Some(why) = error.refusal() {
+                    more |= cluster.refusals.note(name.clone(), why);
+                }
                 uncounted.push(name);
             }
         }
@@ -213,7 +216,7 @@ async fn act(
     let mut services = plan.services;
     services.retain(|(name, write)| {
         // An address that its pool does not count is not given.
-        pacer.allows(&("service", name.clone())) && !cluster.has_any(&uncounted, &write.addresses)
+        pacer.allows(&("service", name.clone())) && !cluster.has_any(&uncounted, &write.given)
     });
     let mut writes = writer.services(services);
     while let Some((name, written)) = writes.next().await {
@@ -221,16 +224,16 @@ async fn act(
         told(values, &object, written.as_ref().err());
         match written {
             Ok(service) => {
-                wrote = true;
+                more = true;
                 cluster.services.put(name, classes.service(&service));
             }
-            Err(WriteError::NotLeading) => return wrote,
+            Err(WriteError::NotLeading) => return more,
             // It was deleted, or is another one by now: the watch will tell.
             Err(error) if error.is_gone() => {}
             Err(error) => pacer.fail(object, error.asked_pause()),
         }
     }
-    wrote
+    more
 }
 
 fn told(values: &channel::Sender<Values>, (object, name): &Object, error: Option<&WriteError>) {

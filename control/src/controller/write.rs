@@ -17,6 +17,8 @@ use super::status::{Notice, PoolWrite, Write};
 use crate::index::objects::ObjectName;
 use crate::kubernetes::backoff::asked_pause;
 
+/// Characters of what the API server says that are passed on; an Event holds few more.
+const LONGEST_REASON: usize = 400;
 /// Writes under way at a time.
 const CONCURRENT: usize = 8;
 
@@ -38,6 +40,16 @@ impl WriteError {
     /// Tells whether the object does not exist, or is another one of its name.
     pub(super) fn is_gone(&self) -> bool {
         matches!(self, Self::Refused(kube::Error::Api(status)) if matches!(status.code, 404 | 409))
+    }
+
+    /// Says why the API server refuses the write, if trying again alone does not change that.
+    pub(super) fn refusal(&self) -> Option<String> {
+        let Self::Refused(kube::Error::Api(status)) = self else {
+            return None;
+        };
+        let passes = matches!(status.code, 404 | 408 | 409 | 429);
+        let lasts = (400..500).contains(&status.code) && !passes;
+        lasts.then(|| status.message.chars().take(LONGEST_REASON).collect())
     }
 
     /// Returns for how long the server asks not to be asked.
@@ -163,4 +175,26 @@ impl Writer {
 /// Of two that write one Service, the one whose class it has is right.
 fn parameters() -> PatchParams {
     PatchParams::apply(MANAGER).force()
+}
+
+#[cfg(test)]
+mod tests {
+    use kube::core::Status;
+
+    use super::*;
+
+    #[test]
+    fn what_another_attempt_may_change_is_no_refusal() {
+        let refusal = |code| {
+            let status = Status::failure("because", "Any").with_code(code);
+            WriteError::Refused(kube::Error::Api(status.boxed())).refusal()
+        };
+        for code in [400, 403, 422] {
+            assert_eq!(refusal(code).as_deref(), Some("because"), "{code}");
+        }
+        for code in [404, 408, 409, 429, 500, 503] {
+            assert_eq!(refusal(code), None, "{code}");
+        }
+        assert_eq!(WriteError::<kube::Error>::Late.refusal(), None);
+    }
 }

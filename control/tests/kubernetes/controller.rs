@@ -259,6 +259,36 @@ fn a_pool_deleted_while_no_controller_runs_waits_for_one() {
 }
 
 #[test]
+fn services_say_that_the_controller_may_not_write_their_pool() {
+    let cluster = Cluster::start();
+    // Rights as they were before pools had finalizers.
+    cluster.apply(&account("get"));
+    cluster.apply(&pool("guarded", &["198.51.100.0/28"]));
+    let guarded = json!({"metadata": {"finalizers": ["guideway.dev/in-use"]}});
+    cluster.patch("lbpool", "guarded", &guarded);
+    cluster.apply(&pool("public", &["192.0.2.0/28"]));
+    let arguments = ["controller", "--namespace", "default"];
+    let (_machine, _controller) = cluster.controller_as("default", "controller", arguments);
+    cluster.apply(&annotated("web", "guideway.dev/pool: public", ""));
+    cluster.told("web", "PoolNotWritable", "cannot patch resource");
+    assert_eq!(cluster.addresses("web", 0), [""; 0]);
+    assert_eq!(cluster.events("web", "AllocationFailed"), 1);
+    assert_eq!(cluster.finalizers("public"), Value::Null);
+    // Where nothing is to be written but use, nobody waits.
+    cluster.apply(&annotated("other", "guideway.dev/pool: guarded", ""));
+    assert_eq!(cluster.addresses("other", 1), ["198.51.100.0"]);
+
+    cluster.apply(&account("patch"));
+    assert_eq!(cluster.addresses("web", 1), ["192.0.2.0"]);
+    let web = cluster.get("service", "web");
+    assert_eq!(condition(&web).unwrap()["status"], "True");
+    assert_eq!(
+        cluster.finalizers("public"),
+        guarded["metadata"]["finalizers"]
+    );
+}
+
+#[test]
 fn what_a_pool_may_say_is_checked_by_the_api_server() {
     let cluster = Cluster::start();
     for wrong in [
@@ -481,19 +511,7 @@ fn the_chart_installs_a_controller_that_may_do_its_work() {
     let arguments = pod["containers"][0]["args"].as_array().unwrap().iter();
     let arguments = arguments.map(|argument| argument.as_str().unwrap());
     let account = pod["serviceAccountName"].as_str().unwrap();
-    let token = cluster
-        .0
-        .service_account_token("guideway-system", account)
-        .unwrap();
-    let machine = Namespace::new("controller").unwrap();
-    cluster.0.connect(&machine).unwrap();
-    let kubeconfig = cluster.0.write_kubeconfig(&machine, &token).unwrap();
-    let mut command = machine.command(env!("CARGO_BIN_EXE_guideway"));
-    command
-        .args(arguments)
-        .env("KUBECONFIG", kubeconfig)
-        .env("POD_NAMESPACE", "guideway-system");
-    let mut controller = Process::spawn(&mut command).unwrap();
+    let (_machine, mut controller) = cluster.controller_as("guideway-system", account, arguments);
 
     cluster.apply(&pool("public", &["192.0.2.0/29"]));
     cluster.apply(&service("web", ""));
@@ -564,6 +582,26 @@ impl Cluster {
                 std::path::Path::new(Namespace::FILES).join("kubeconfig"),
             );
         Process::spawn(&mut command).unwrap()
+    }
+
+    /// Starts one with the rights of a service account, on a machine of its own.
+    fn controller_as<'a>(
+        &self,
+        namespace: &str,
+        account: &str,
+        arguments: impl IntoIterator<Item = &'a str>,
+    ) -> (Namespace, Process) {
+        let token = self.0.service_account_token(namespace, account).unwrap();
+        let machine = Namespace::new("controller").unwrap();
+        self.0.connect(&machine).unwrap();
+        let kubeconfig = self.0.write_kubeconfig(&machine, &token).unwrap();
+        let mut command = machine.command(env!("CARGO_BIN_EXE_guideway"));
+        command
+            .args(arguments)
+            .env("KUBECONFIG", kubeconfig)
+            .env("POD_NAMESPACE", namespace);
+        let controller = Process::spawn(&mut command).unwrap();
+        (machine, controller)
     }
 
     fn kubectl(&self, arguments: &[&str]) -> String {
@@ -685,6 +723,32 @@ fn pool(name: &str, addresses: &[&str]) -> String {
         "spec": {"addresses": addresses},
     })
     .to_string()
+}
+
+/// A service account `controller` with the rights that one needs, of those on pools only to read and `on_pools`.
+fn account(on_pools: &str) -> String {
+    format!(
+        "
+apiVersion: v1
+kind: ServiceAccount
+metadata: {{name: controller, namespace: default}}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRole
+metadata: {{name: controller}}
+rules:
+- {{apiGroups: ['', discovery.k8s.io], resources: [services, nodes, namespaces, endpointslices], verbs: [get, list, watch]}}
+- {{apiGroups: [guideway.dev], resources: [loadbalancerpools], verbs: [get, list, watch, {on_pools}]}}
+- {{apiGroups: ['', guideway.dev], resources: [services/status, loadbalancerpools/status], verbs: [patch]}}
+- {{apiGroups: ['', events.k8s.io, coordination.k8s.io], resources: [events, leases, secrets], verbs: [get, create, update, patch]}}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata: {{name: controller}}
+roleRef: {{apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: controller}}
+subjects: [{{kind: ServiceAccount, name: controller, namespace: default}}]
+"
+    )
 }
 
 fn service(name: &str, spec: &str) -> String {

@@ -42,6 +42,17 @@ pub enum Problem {
     /// The pool that would have the address is being deleted.
     #[error("LoadBalancerPool {0} is being deleted and gives no addresses")]
     PoolTerminating(String),
+    /// The pool that has the address cannot count it.
+    #[error(
+        "LoadBalancerPool {pool} cannot be written, which has to come before a Service gets an address of it: {why}; \
+         see that the ClusterRole of guideway controller is that of its version, and that no admission policy is against it"
+    )]
+    PoolNotWritable {
+        /// The pool.
+        pool: String,
+        /// What the API server says.
+        why: String,
+    },
     /// All addresses are taken.
     #[error("every {0} address that is open to this Service is in use")]
     Exhausted(Family),
@@ -68,6 +79,7 @@ impl Problem {
             Self::NoPool(_) => "NoPool",
             Self::NotInPools(_) => "NotInPools",
             Self::PoolTerminating(_) => "PoolTerminating",
+            Self::PoolNotWritable { .. } => "PoolNotWritable",
             Self::Exhausted(_) => "PoolExhausted",
             Self::Taken {
                 holder: Holder::Node,

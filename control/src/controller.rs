@@ -27,6 +27,7 @@ pub mod lease;
 pub mod metrics;
 mod mirror;
 pub mod objects;
+mod pacer;
 mod refusal;
 pub mod seed;
 pub mod status;

@@ -1,6 +1,7 @@
 //! What the controller writes: the status of Services and of pools, and what Events tell of it.
 
 use std::collections::BTreeSet;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::IpAddr;
 
 use serde_json::{Value, json};
@@ -75,6 +76,13 @@ pub struct Write {
     pub notices: Vec<Notice>,
 }
 
+impl Write {
+    /// Tells what is written from other things.
+    pub fn digest(&self) -> u64 {
+        digest(Some(&self.patch), None)
+    }
+}
+
 /// Something to write to a pool, and what to tell about it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PoolWrite {
@@ -86,6 +94,28 @@ pub struct PoolWrite {
     pub finalizers: Option<Vec<String>>,
     /// The Event.
     pub notice: Option<Notice>,
+}
+
+impl PoolWrite {
+    /// Tells what is written from other things.
+    pub fn digest(&self) -> u64 {
+        digest(self.status.as_ref(), self.finalizers.as_deref())
+    }
+}
+
+/// Digests what is said of which object; not when, nor of which version of it.
+fn digest(patch: Option<&Value>, finalizers: Option<&[String]>) -> u64 {
+    let mut patch = patch.cloned().unwrap_or_default();
+    for (path, key) in [
+        ("/metadata", "resourceVersion"),
+        ("/status/conditions/0", "lastTransitionTime"),
+    ] {
+        let part = patch.pointer_mut(path).and_then(Value::as_object_mut);
+        part.map(|part| part.remove(key));
+    }
+    let mut hasher = DefaultHasher::new();
+    (patch, finalizers).hash(&mut hasher);
+    hasher.finish()
 }
 
 /// Compares what a Service gets with what its status says; nothing if they are equal.
@@ -395,6 +425,43 @@ mod tests {
         let again = service(&service_, &proxied, &decision, "later").unwrap();
         assert_eq!(again.patch, write.patch);
         assert_eq!(again.notices, []);
+    }
+
+    #[test]
+    fn what_is_written_again_has_the_same_digest() {
+        let service_ = web(&[Family::V4], false);
+        let write = |service_: &Service, address, now| {
+            let decision = decision(&[address], None);
+            service(service_, &Observed::default(), &decision, now).unwrap()
+        };
+        let first = write(&service_, "192.0.2.1", NOW);
+        let later = write(&service_, "192.0.2.1", "later");
+        assert_ne!(first.patch, later.patch);
+        assert_eq!(first.digest(), later.digest());
+        let moved = write(&service_, "192.0.2.2", NOW);
+        assert_ne!(first.digest(), moved.digest());
+        // Another Service of the name.
+        let other = Service {
+            uid: "8".to_owned(),
+            ..service_
+        };
+        let other = write(&other, "192.0.2.1", NOW);
+        assert_ne!(first.digest(), other.digest());
+
+        let pool = |version: &str, used, finalizers: &[&str]| {
+            let patch = json!({"metadata": {"resourceVersion": version}, "status": {"used": used}});
+            let finalizers = finalizers.iter().map(|one| (*one).to_owned()).collect();
+            let write = PoolWrite {
+                version: version.to_owned(),
+                status: Some(patch),
+                finalizers: Some(finalizers),
+                notice: None,
+            };
+            write.digest()
+        };
+        assert_eq!(pool("7", 1, &["a"]), pool("8", 1, &["a"]));
+        assert_ne!(pool("7", 1, &["a"]), pool("7", 2, &["a"]));
+        assert_ne!(pool("7", 1, &["a"]), pool("7", 1, &[]));
     }
 
     #[test]

@@ -1,9 +1,10 @@
 //! The watches, and the one task that owns what they tell.
 //!
 //! The first change is acted on at once, those of a storm together. Nothing is decided before all kinds were listed to
-//! their end, and nothing while another controller leads. A write that fails is tried again with growing pauses.
+//! their end, and nothing while another controller leads. A write that fails, or that somebody undoes, is tried
+//! again with growing pauses.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::net::IpAddr;
 use std::time::Duration;
@@ -23,6 +24,7 @@ use super::convert::{self, Classes, Seen, SeenPool};
 use super::lease::Term;
 use super::metrics::Values;
 use super::objects::Labels;
+use super::pacer::{Object, Pacer};
 use super::seed;
 use super::write::{WriteError, Writer};
 use crate::index::objects::{API_SERVICE, ObjectName, SERVICE_NAME};
@@ -34,12 +36,8 @@ use crate::timer::sleep_until;
 
 /// Events taken before something is decided.
 const EVENTS_AT_ONCE: usize = 1024;
-/// Shortest time from one decision to the next.
-const PACE: Duration = Duration::from_millis(100);
 /// Pause after a failure to read or make the seed.
 const SEED_PAUSE: Duration = Duration::from_secs(5);
-/// First and longest pause after a failure.
-const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 
 /// What a watch tells.
 enum Told {
@@ -115,61 +113,10 @@ pub(super) async fn follow(
 fn become_of(before: Term, now: Term, cluster: &mut Cluster, pacer: &mut Pacer) -> Term {
     if now.number != before.number {
         cluster.forget();
-        *pacer = Pacer {
-            dirty: true,
-            ..Pacer::default()
-        };
+        *pacer = Pacer::default();
+        pacer.dirty = true;
     }
     now
-}
-
-/// Kind and name of something that is written.
-type Object = (&'static str, ObjectName);
-
-/// When to act next, and on what not yet.
-#[derive(Default)]
-struct Pacer {
-    dirty: bool,
-    earliest: Option<Instant>,
-    /// Objects that could not be written, whose turn comes again; the others do not wait for them.
-    failed: BTreeMap<Object, Pause>,
-}
-
-struct Pause {
-    length: Duration,
-    end: Instant,
-}
-
-impl Pacer {
-    async fn due(&self) {
-        let retry = self.failed.values().map(|pause| pause.end).min();
-        let wanted = self.dirty.then(Instant::now).or(retry);
-        sleep_until(wanted.map(|wanted| wanted.max(self.earliest.unwrap_or(wanted)))).await;
-    }
-
-    /// Tells whether an object may be written.
-    fn allows(&self, object: &Object) -> bool {
-        let pause = self.failed.get(object);
-        pause.is_none_or(|pause| pause.end <= Instant::now())
-    }
-
-    /// Notes that an object could not be written: it waits twice as long as the last time, or longer if the
-    /// server asks for it.
-    fn fail(&mut self, object: Object, asked: Option<Duration>) {
-        let before = self.failed.get(&object);
-        let length = before.map_or(PAUSES.0, |before| (before.length * 2).min(PAUSES.1));
-        let length = length.max(asked.unwrap_or_default());
-        let end = Instant::now() + length;
-        self.failed.insert(object, Pause { length, end });
-    }
-
-    /// Ends an attempt; `more` tells whether it leads to another one.
-    fn done(&mut self, begun: Instant, more: bool) {
-        self.dirty = more;
-        self.earliest = Some(Instant::now() + PACE);
-        // What had its turn and did not fail again.
-        self.failed.retain(|_, pause| pause.end > begun);
-    }
 }
 
 /// Decides and writes; tells whether that leads to more.
@@ -189,8 +136,8 @@ async fn act(
     let mut more = false;
     let mut uncounted = Vec::new();
     for (name, write) in plan.pools {
-        let object = ("pool", name.clone());
-        if !pacer.allows(&object) {
+        let (object, digest) = (("pool", name.clone()), write.digest());
+        if !pacer.allows(&object, digest) {
             uncounted.push(name);
             continue;
         }
@@ -199,6 +146,7 @@ async fn act(
         match written {
             Ok(pool) => {
                 more = true;
+                pacer.wrote(object, digest);
                 if let Some(pool) = pool {
                     cluster.pools.put(name, convert::pool(&pool));
                 }
@@ -216,15 +164,17 @@ async fn act(
     let mut services = plan.services;
     services.retain(|(name, write)| {
         // An address that its pool does not count is not given.
-        pacer.allows(&("service", name.clone())) && !cluster.has_any(&uncounted, &write.given)
+        pacer.allows(&("service", name.clone()), write.digest())
+            && !cluster.has_any(&uncounted, &write.given)
     });
     let mut writes = writer.services(services);
-    while let Some((name, written)) = writes.next().await {
+    while let Some((name, digest, written)) = writes.next().await {
         let object = ("service", name.clone());
         told(values, &object, written.as_ref().err());
         match written {
             Ok(service) => {
                 more = true;
+                pacer.wrote(object, digest);
                 cluster.services.put(name, classes.service(&service));
             }
             Err(WriteError::NotLeading) => return more,
@@ -324,61 +274,4 @@ where
         })
         .map_err(move |error| (kind, error))
         .boxed()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn service(name: &str) -> Object {
-        ("service", ObjectName::new("default", name))
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn an_object_that_fails_waits_longer_each_time_and_keeps_no_other_waiting() {
-        let mut pacer = Pacer::default();
-        let begin = Instant::now();
-        for pause in [1, 2, 4, 8, 16, 30, 30] {
-            assert!(pacer.allows(&service("a")));
-            let begun = Instant::now();
-            pacer.fail(service("a"), None);
-            pacer.done(begun, false);
-            assert!(!pacer.allows(&service("a")));
-            assert!(pacer.allows(&service("b")));
-            pacer.due().await;
-            assert_eq!(begun.elapsed(), Duration::from_secs(pause));
-        }
-        // What succeeds, or is gone, begins anew.
-        pacer.done(Instant::now(), false);
-        let again = Instant::now();
-        pacer.fail(service("a"), None);
-        pacer.done(again, false);
-        pacer.due().await;
-        assert_eq!(again.elapsed(), PAUSES.0);
-        pacer.done(again + PAUSES.0, true);
-        let again = Instant::now();
-        pacer.due().await;
-        assert_eq!(again.elapsed(), PACE, "something was written");
-        assert!(begin.elapsed() > Duration::from_secs(91));
-
-        // A failure counts too if the attempt goes on for longer than the pause after it.
-        let begun = Instant::now();
-        pacer.fail(service("b"), None);
-        tokio::time::advance(PAUSES.0 * 3).await;
-        pacer.done(begun, false);
-        let begun = Instant::now();
-        pacer.fail(service("b"), None);
-        pacer.done(begun, false);
-        pacer.due().await;
-        assert_eq!(begun.elapsed(), PAUSES.0 * 2);
-
-        // The server asks for more, and the pauses go on from there.
-        for (asked, pause) in [(Some(7), 7), (None, 14)] {
-            let begun = Instant::now();
-            pacer.fail(service("b"), asked.map(Duration::from_secs));
-            pacer.done(begun, false);
-            pacer.due().await;
-            assert_eq!(begun.elapsed(), Duration::from_secs(pause));
-        }
-    }
 }

@@ -128,15 +128,16 @@ impl Writer {
         Ok(written)
     }
 
-    /// Writes the status of Services, several at a time, and tells of what was written.
+    /// Writes the status of Services, several at a time, and tells of what was written. Returns the Services with
+    /// the digests of what was to be written.
     pub(super) fn services(
         &self,
         writes: Vec<(ObjectName, Write)>,
-    ) -> impl Stream<Item = (ObjectName, Result<Service, WriteError>)> + Unpin {
+    ) -> impl Stream<Item = (ObjectName, u64, Result<Service, WriteError>)> + Unpin {
         let writes = futures_util::stream::iter(writes);
         let writes = writes.map(move |(name, write)| async move {
             let written = self.service(&name, &write).await;
-            (name, written)
+            (name, write.digest(), written)
         });
         Box::pin(writes.buffer_unordered(CONCURRENT))
     }

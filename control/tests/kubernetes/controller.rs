@@ -259,6 +259,36 @@ fn a_pool_deleted_while_no_controller_runs_waits_for_one() {
 }
 
 #[test]
+fn a_finalizer_that_somebody_strips_comes_back_less_and_less_often() {
+    let cluster = Cluster::start();
+    let _controller = cluster.controller(&[]);
+    cluster.apply(&pool("public", &["192.0.2.0/28"]));
+    cluster.apply(&service("web", ""));
+    assert_eq!(cluster.addresses("web", 1), ["192.0.2.0"]);
+    let ours = json!(["guideway.dev/in-use"]);
+    let strip = json!({"metadata": {"finalizers": null}});
+    let begun = Instant::now();
+    let mut stripped = 0;
+    while begun.elapsed() < Duration::from_secs(12) {
+        if cluster.finalizers("public") == ours {
+            cluster.patch("lbpool", "public", &strip);
+            stripped += 1;
+        }
+    }
+    // What was there, twice at once, the first time as something new, and after 1, 2 and 4 seconds.
+    assert!((3..=6).contains(&stripped), "{stripped} times");
+    // Meanwhile others get what they ask for: that is something else to be written.
+    cluster.patch("lbpool", "public", &strip);
+    cluster.apply(&service("other", ""));
+    assert_eq!(cluster.addresses("other", 1), ["192.0.2.1"]);
+    // With nobody against it, it stays.
+    cluster.eventually("the finalizer is back", || {
+        let left = cluster.finalizers("public");
+        expect(left == ours, &left)
+    });
+}
+
+#[test]
 fn services_say_that_the_controller_may_not_write_their_pool() {
     let cluster = Cluster::start();
     // Rights as they were before pools had finalizers.

@@ -1,0 +1,229 @@
+//! When the controller writes next, and what not yet.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::index::objects::ObjectName;
+use crate::timer::sleep_until;
+
+/// Shortest time from one decision to the next.
+const PACE: Duration = Duration::from_millis(100);
+/// First and longest pause after a failure, and before something is written that somebody undoes.
+const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
+/// How long nobody undoes what was written until it counts as the first time again.
+const QUIET: Duration = Duration::from_secs(120);
+
+/// Kind and name of something that is written.
+pub(super) type Object = (&'static str, ObjectName);
+
+/// When to act next, and on what not yet.
+#[derive(Default)]
+pub(super) struct Pacer {
+    /// Whether something has changed that was not acted on.
+    pub(super) dirty: bool,
+    earliest: Option<Instant>,
+    /// Objects that could not be written, whose turn comes again; the others do not wait for them.
+    failed: BTreeMap<Object, Pause>,
+    /// What was written of late. That the same is to be written again means that somebody has undone it: at
+    /// once it would be written, and undone, as often as two programs can.
+    written: BTreeMap<Object, Written>,
+}
+
+struct Pause {
+    length: Duration,
+    end: Instant,
+}
+
+struct Written {
+    /// Tells what was written from other things.
+    digest: u64,
+    pause: Pause,
+    /// Whether it is to be written again after the pause.
+    awaited: bool,
+}
+
+impl Written {
+    fn is_recent(&self, now: Instant) -> bool {
+        self.pause.end + QUIET > now
+    }
+}
+
+impl Pacer {
+    /// Waits until there may be something to write.
+    pub(super) async fn due(&self) {
+        let undone = self.written.values().filter(|written| written.awaited);
+        let undone = undone.map(|written| &written.pause);
+        let retry = self.failed.values().chain(undone);
+        let retry = retry.map(|pause| pause.end).min();
+        let wanted = self.dirty.then(Instant::now).or(retry);
+        sleep_until(wanted.map(|wanted| wanted.max(self.earliest.unwrap_or(wanted)))).await;
+    }
+
+    /// Tells whether this may be written to an object; if not, its turn comes.
+    pub(super) fn allows(&mut self, object: &Object, digest: u64) -> bool {
+        let now = Instant::now();
+        let is_over = |pause: &Pause| pause.end <= now;
+        if !self.failed.get(object).is_none_or(is_over) {
+            return false;
+        }
+        let Some(written) = self.written.get_mut(object) else {
+            return true;
+        };
+        written.awaited = written.digest == digest && !is_over(&written.pause);
+        !written.awaited
+    }
+
+    /// Notes that this was written to an object. If it is the same as the last time, the next time waits.
+    pub(super) fn wrote(&mut self, object: Object, digest: u64) {
+        let now = Instant::now();
+        let before = self.written.get(&object);
+        let before = before.filter(|before| before.digest == digest && before.is_recent(now));
+        let length = before.map_or(Duration::ZERO, |before| {
+            let (first, longest) = PAUSES;
+            (before.pause.length * 2).clamp(first, longest)
+        });
+        if !length.is_zero() {
+            let (object, name) = &object;
+            tracing::warn!(object, %name, pause = ?length, "somebody has undone what was written; it is written again");
+        }
+        let written = Written {
+            digest,
+            pause: Pause {
+                length,
+                end: now + length,
+            },
+            awaited: false,
+        };
+        self.written.insert(object, written);
+    }
+
+    /// Notes that an object could not be written: it waits twice as long as the last time, or longer if the
+    /// server asks for it.
+    pub(super) fn fail(&mut self, object: Object, asked: Option<Duration>) {
+        let before = self.failed.get(&object);
+        let length = before.map_or(PAUSES.0, |before| (before.length * 2).min(PAUSES.1));
+        let length = length.max(asked.unwrap_or_default());
+        let end = Instant::now() + length;
+        self.failed.insert(object, Pause { length, end });
+    }
+
+    /// Ends an attempt; `more` tells whether it leads to another one.
+    pub(super) fn done(&mut self, begun: Instant, more: bool) {
+        self.dirty = more;
+        self.earliest = Some(Instant::now() + PACE);
+        // What had its turn and did not fail again.
+        self.failed.retain(|_, pause| pause.end > begun);
+        self.written.retain(|_, written| {
+            written.awaited &= written.pause.end > begun;
+            written.is_recent(begun)
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn service(name: &str) -> Object {
+        ("service", ObjectName::new("default", name))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_object_that_fails_waits_longer_each_time_and_keeps_no_other_waiting() {
+        let mut pacer = Pacer::default();
+        let begin = Instant::now();
+        for pause in [1, 2, 4, 8, 16, 30, 30] {
+            assert!(pacer.allows(&service("a"), 0));
+            let begun = Instant::now();
+            pacer.fail(service("a"), None);
+            pacer.done(begun, false);
+            assert!(!pacer.allows(&service("a"), 0));
+            assert!(pacer.allows(&service("b"), 0));
+            pacer.due().await;
+            assert_eq!(begun.elapsed(), Duration::from_secs(pause));
+        }
+        // What succeeds, or is gone, begins anew.
+        pacer.done(Instant::now(), false);
+        let again = Instant::now();
+        pacer.fail(service("a"), None);
+        pacer.done(again, false);
+        pacer.due().await;
+        assert_eq!(again.elapsed(), PAUSES.0);
+        pacer.done(again + PAUSES.0, true);
+        let again = Instant::now();
+        pacer.due().await;
+        assert_eq!(again.elapsed(), PACE, "something was written");
+        assert!(begin.elapsed() > Duration::from_secs(91));
+
+        // A failure counts too if the attempt goes on for longer than the pause after it.
+        let begun = Instant::now();
+        pacer.fail(service("b"), None);
+        tokio::time::advance(PAUSES.0 * 3).await;
+        pacer.done(begun, false);
+        let begun = Instant::now();
+        pacer.fail(service("b"), None);
+        pacer.done(begun, false);
+        pacer.due().await;
+        assert_eq!(begun.elapsed(), PAUSES.0 * 2);
+
+        // The server asks for more, and the pauses go on from there.
+        for (asked, pause) in [(Some(7), 7), (None, 14)] {
+            let begun = Instant::now();
+            pacer.fail(service("b"), asked.map(Duration::from_secs));
+            pacer.done(begun, false);
+            pacer.due().await;
+            assert_eq!(begun.elapsed(), Duration::from_secs(pause));
+        }
+    }
+
+    /// Writes the same to `a` when it may be; returns how long that took.
+    async fn write_again(pacer: &mut Pacer) -> Duration {
+        let begun = Instant::now();
+        while !pacer.allows(&service("a"), 1) {
+            pacer.done(Instant::now(), false);
+            pacer.due().await;
+        }
+        pacer.wrote(service("a"), 1);
+        pacer.done(Instant::now(), false);
+        begun.elapsed()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_somebody_undoes_is_written_again_less_and_less_often() {
+        let mut pacer = Pacer::default();
+        for pause in [0, 0, 1, 2, 4, 8, 16, 30, 30] {
+            let took = write_again(&mut pacer).await;
+            assert_eq!(took, Duration::from_secs(pause));
+        }
+        // Something else is news, and another object is another one.
+        assert!(!pacer.allows(&service("a"), 1));
+        assert!(pacer.allows(&service("a"), 2));
+        assert!(pacer.allows(&service("b"), 1));
+        tokio::time::advance(PAUSES.1 + QUIET).await;
+        for pause in [0, 0, 1] {
+            let took = write_again(&mut pacer).await;
+            assert_eq!(took, Duration::from_secs(pause));
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_pause_is_waited_for_only_by_who_has_something_to_write() {
+        let mut pacer = Pacer::default();
+        for _ in 0..2 {
+            write_again(&mut pacer).await;
+        }
+        let due = tokio::time::timeout(QUIET, pacer.due());
+        assert!(due.await.is_err(), "nobody has undone it");
+
+        // Somebody has, and then put it right: nothing is left to be done at the end of the pause.
+        write_again(&mut pacer).await;
+        assert!(!pacer.allows(&service("a"), 1));
+        pacer.done(Instant::now(), false);
+        pacer.due().await;
+        pacer.done(Instant::now(), false);
+        let due = tokio::time::timeout(QUIET, pacer.due());
+        assert!(due.await.is_err());
+    }
+}

@@ -252,6 +252,7 @@ mod tests {
     use crate::controller::block::Family;
     use crate::controller::convert::{self, Classes};
     use crate::controller::deletion::FINALIZER;
+    use crate::controller::mirror::Shown;
     use crate::kubernetes::convert::name as name_of;
 
     const NOW: &str = "2026-11-21T12:00:00Z";
@@ -355,7 +356,13 @@ mod tests {
         );
         put_pool(&mut cluster, "a", &[FINALIZER], false);
         assert_eq!(finalizers(&mut cluster, "a"), None);
-        cluster.services.follow(Event::Delete(service("web", 1)));
+        let (_, object) = service("web", 1);
+        let shown = Shown {
+            name,
+            version: None,
+            object,
+        };
+        cluster.services.follow(Event::Delete(shown));
         assert_eq!(finalizers(&mut cluster, "a"), Some(vec![]));
     }
 

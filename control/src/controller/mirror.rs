@@ -1,10 +1,16 @@
-//! What a watch has shown so far, converted, by name.
+//! What a watch has shown so far, converted, by name; and what answers to writes have shown before it.
+//!
+//! The watch still tells of the versions before a write when the answer is known already. To go back to them
+//! would be to write once more what is there, and to be refused for the version. Versions of one kind compare as
+//! numbers: Kubernetes says so since 1.35 (KEP-5504), and revisions of etcd have always done.
 
 use std::collections::BTreeMap;
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::runtime::watcher::Event;
 
 use crate::index::objects::ObjectName;
+use crate::kubernetes::convert::name;
 
 /// The objects of one kind as the API server has them.
 #[derive(Debug)]
@@ -13,6 +19,29 @@ pub(super) struct Mirror<T> {
     /// What a list has shown until now; it replaces the rest when it is complete.
     listed: Option<BTreeMap<ObjectName, T>>,
     complete: bool,
+    /// The versions of answers to writes that the watch has not come to yet.
+    ahead: BTreeMap<ObjectName, u64>,
+}
+
+/// An object as the API server tells of it.
+#[derive(Debug)]
+pub(super) struct Shown<T> {
+    pub(super) name: ObjectName,
+    /// Its version, if that is a number.
+    pub(super) version: Option<u64>,
+    pub(super) object: T,
+}
+
+impl<T> Shown<T> {
+    /// Reads name and version of an object, which is converted already.
+    pub(super) fn new(metadata: &ObjectMeta, object: T) -> Self {
+        let version = metadata.resource_version.as_deref();
+        Self {
+            name: name(metadata),
+            version: version.and_then(|version| version.parse().ok()),
+            object,
+        }
+    }
 }
 
 impl<T> Default for Mirror<T> {
@@ -21,6 +50,7 @@ impl<T> Default for Mirror<T> {
             objects: BTreeMap::new(),
             listed: None,
             complete: false,
+            ahead: BTreeMap::new(),
         }
     }
 }
@@ -37,14 +67,15 @@ impl<T: PartialEq> Mirror<T> {
     }
 
     /// Follows an event; tells whether anything changed.
-    pub(super) fn follow(&mut self, event: Event<(ObjectName, T)>) -> bool {
+    pub(super) fn follow(&mut self, event: Event<Shown<T>>) -> bool {
         match event {
             Event::Init => {
                 self.listed = Some(BTreeMap::new());
                 false
             }
-            Event::InitApply((name, object)) => {
-                self.listed.get_or_insert_default().insert(name, object);
+            Event::InitApply(shown) => {
+                let listed = self.listed.get_or_insert_default();
+                listed.insert(shown.name, shown.object);
                 false
             }
             Event::InitDone => {
@@ -52,11 +83,33 @@ impl<T: PartialEq> Mirror<T> {
                 let changed = !self.complete || self.objects != listed;
                 self.complete = true;
                 self.objects = listed;
+                // Of a storage that was restored from a copy, versions may have gone back.
+                self.ahead.clear();
                 changed
             }
-            Event::Apply((name, object)) => self.put(name, object),
-            Event::Delete((name, _)) => self.objects.remove(&name).is_some(),
+            Event::Apply(shown) => {
+                let ahead = self.ahead.get(&shown.name);
+                let both = shown.version.zip(ahead);
+                if both.is_some_and(|(version, ahead)| version < *ahead) {
+                    return false;
+                }
+                self.ahead.remove(&shown.name);
+                self.put(shown.name, shown.object)
+            }
+            Event::Delete(shown) => {
+                self.ahead.remove(&shown.name);
+                self.objects.remove(&shown.name).is_some()
+            }
         }
+    }
+
+    /// Takes the answer to a write, which the watch shows later.
+    pub(super) fn take_answer(&mut self, shown: Shown<T>) {
+        match shown.version {
+            Some(version) => drop(self.ahead.insert(shown.name.clone(), version)),
+            None => drop(self.ahead.remove(&shown.name)),
+        }
+        self.put(shown.name, shown.object);
     }
 
     /// Adds or replaces an object; tells whether anything changed.
@@ -71,11 +124,22 @@ impl<T: PartialEq> Mirror<T> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
     use super::*;
 
-    fn named(name: &str, value: u8) -> (ObjectName, u8) {
-        let name = ObjectName::new("test", name);
-        (name, value)
+    fn named(name: &str, value: u8) -> Shown<u8> {
+        versioned(name, "", value)
+    }
+
+    fn versioned<T>(name: &str, version: &str, object: T) -> Shown<T> {
+        let metadata = ObjectMeta {
+            name: Some(name.to_owned()),
+            resource_version: Some(version.to_owned()),
+            ..ObjectMeta::default()
+        };
+        Shown::new(&metadata, object)
     }
 
     #[test]
@@ -106,5 +170,66 @@ mod tests {
         assert!(mirror.follow(Event::Apply(named("a", 2))));
         assert!(mirror.follow(Event::Delete(named("a", 2))));
         assert!(!mirror.follow(Event::Delete(named("a", 2))));
+    }
+
+    #[test]
+    fn what_a_write_has_shown_is_not_replaced_by_what_was_before() {
+        let mut mirror = Mirror::default();
+        mirror.take_answer(versioned("a", "10", 10));
+        assert!(!mirror.follow(Event::Apply(versioned("a", "9", 9))));
+        assert!(mirror.follow(Event::Apply(versioned("b", "3", 3))));
+        assert!(mirror.follow(Event::Apply(versioned("a", "11", 11))));
+        // A deletion and a list count whatever the versions.
+        mirror.take_answer(versioned("a", "20", 20));
+        assert!(mirror.follow(Event::Delete(versioned("a", "19", 19))));
+        assert!(mirror.follow(Event::Apply(versioned("a", "5", 5))));
+        mirror.take_answer(versioned("a", "20", 20));
+        mirror.follow(Event::Init);
+        mirror.follow(Event::InitApply(versioned("a", "6", 6)));
+        assert!(mirror.follow(Event::InitDone));
+        assert!(mirror.follow(Event::Apply(versioned("a", "7", 7))));
+        let left: Vec<_> = mirror.objects().values().collect();
+        assert_eq!(left, [&7]);
+    }
+
+    #[test]
+    fn versions_that_are_no_numbers_tell_nothing() {
+        let mut mirror = Mirror::default();
+        for (answer, event) in [("x", "9"), ("10", "x"), ("10", "")] {
+            mirror.take_answer(versioned("a", answer, 1));
+            assert!(mirror.follow(Event::Apply(versioned("a", event, 2))));
+        }
+    }
+
+    proptest! {
+        /// Whatever is written by us and by others, and however late the watch is: what the mirror has never
+        /// gets older, is never older than an answer to us, and is the last in the end.
+        #[test]
+        fn an_object_never_gets_older(steps in vec(0..3_u8, 1..40)) {
+            let mut mirror = Mirror::default();
+            let (mut last, mut told, mut known) = (0_u64, 0_u64, 0_u64);
+            let show = |version: u64| versioned("a", &version.to_string(), version);
+            for step in steps {
+                match step {
+                    0 => last += 1,
+                    1 => {
+                        last += 1;
+                        mirror.take_answer(show(last));
+                        known = last;
+                    }
+                    _ if told < last => {
+                        told += 1;
+                        mirror.follow(Event::Apply(show(told)));
+                        known = known.max(told);
+                    }
+                    _ => {}
+                }
+                prop_assert_eq!(mirror.objects().values().copied().next().unwrap_or(0), known);
+            }
+            for version in told + 1..=last {
+                mirror.follow(Event::Apply(show(version)));
+            }
+            prop_assert_eq!(mirror.objects().values().copied().next().unwrap_or(0), last);
+        }
     }
 }

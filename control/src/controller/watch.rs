@@ -23,14 +23,14 @@ use super::cluster::Cluster;
 use super::convert::{self, Classes, Seen, SeenPool};
 use super::lease::Term;
 use super::metrics::Values;
+use super::mirror::Shown;
 use super::objects::Labels;
 use super::pacer::{Object, Pacer};
 use super::seed;
 use super::write::{WriteError, Writer};
-use crate::index::objects::{API_SERVICE, ObjectName, SERVICE_NAME};
+use crate::index::objects::{API_SERVICE, SERVICE_NAME};
 use crate::kubernetes::backoff::Patience;
 use crate::kubernetes::client::SEED_SECRET;
-use crate::kubernetes::convert::name;
 use crate::kubernetes::relist;
 use crate::timer::sleep_until;
 
@@ -41,15 +41,15 @@ const SEED_PAUSE: Duration = Duration::from_secs(5);
 
 /// What a watch tells.
 enum Told {
-    Service(Named<Seen>),
-    Pool(Named<SeenPool>),
-    Node(Named<Vec<IpAddr>>),
-    ApiServers(Named<Vec<IpAddr>>),
-    Namespace(Named<Labels>),
+    Service(Boxed<Seen>),
+    Pool(Boxed<SeenPool>),
+    Node(Boxed<Vec<IpAddr>>),
+    ApiServers(Boxed<Vec<IpAddr>>),
+    Namespace(Boxed<Labels>),
 }
 
-/// An event about a named object; in a box, since the kinds differ much in size.
-type Named<T> = Box<Event<(ObjectName, T)>>;
+/// An event about an object; in a box, since the kinds differ much in size.
+type Boxed<T> = Box<Event<Shown<T>>>;
 
 type Heard = Result<Told, (&'static str, watcher::Error)>;
 
@@ -148,7 +148,8 @@ async fn act(
                 more = true;
                 pacer.wrote(object, digest);
                 if let Some(pool) = pool {
-                    cluster.pools.put(name, convert::pool(&pool));
+                    let shown = Shown::new(&pool.metadata, convert::pool(&pool));
+                    cluster.pools.take_answer(shown);
                 }
             }
             Err(WriteError::NotLeading) => return more,
@@ -175,7 +176,8 @@ async fn act(
             Ok(service) => {
                 more = true;
                 pacer.wrote(object, digest);
-                cluster.services.put(name, classes.service(&service));
+                let shown = Shown::new(&service.metadata, classes.service(&service));
+                cluster.services.take_answer(shown);
             }
             Err(WriteError::NotLeading) => return more,
             // It was deleted, or is another one by now: the watch will tell.
@@ -253,7 +255,7 @@ fn watches(client: &Client, classes: &Classes) -> impl Stream<Item = Heard> + us
 fn heard<K, T>(
     kind: &'static str,
     events: impl Stream<Item = watcher::Result<Event<K>>> + Send + 'static,
-    told: fn(Named<T>) -> Told,
+    told: fn(Boxed<T>) -> Told,
     convert: impl Fn(&K) -> T + Send + 'static,
 ) -> BoxStream<'static, Heard>
 where
@@ -261,14 +263,14 @@ where
     T: 'static,
 {
     let events = events.backoff(Patience::default());
-    let named = move |object: K| (name(object.meta()), convert(&object));
+    let shown = move |object: K| Shown::new(object.meta(), convert(&object));
     events
         .map_ok(move |event| {
             told(Box::new(match event {
-                Event::Apply(object) => Event::Apply(named(object)),
-                Event::Delete(object) => Event::Delete(named(object)),
+                Event::Apply(object) => Event::Apply(shown(object)),
+                Event::Delete(object) => Event::Delete(shown(object)),
                 Event::Init => Event::Init,
-                Event::InitApply(object) => Event::InitApply(named(object)),
+                Event::InitApply(object) => Event::InitApply(shown(object)),
                 Event::InitDone => Event::InitDone,
             }))
         })

@@ -259,6 +259,41 @@ fn a_pool_deleted_while_no_controller_runs_waits_for_one() {
 }
 
 #[test]
+fn a_deleted_pool_goes_with_the_namespaces_of_its_services() {
+    let cluster = Cluster::start();
+    let _namespaces = cluster
+        .0
+        .run_controllers(&["namespace-controller"])
+        .unwrap();
+    let _controller = cluster.controller(&[]);
+    cluster.apply(&pool("public", &["192.0.2.0/28"]));
+    let tenants = ["one", "two"];
+    for tenant in tenants {
+        cluster.kubectl(&["create", "namespace", tenant]);
+        let web =
+            service("web", "").replace("name: web,", &format!("name: web, namespace: {tenant},"));
+        cluster.apply(&web);
+    }
+    // One goes before the pool is deleted, the other while it waits.
+    cluster.eventually("both have an address", || {
+        let public = cluster.get("lbpool", "public");
+        let has_address = |tenant: &&str| {
+            let web = cluster.0.get(&["service", "web", "-n", tenant]).unwrap();
+            !web["status"]["loadBalancer"]["ingress"].is_null()
+        };
+        expect(tenants.iter().all(has_address), &public)
+    });
+    cluster.kubectl(&["delete", "namespace", "one", "--wait=false"]);
+    cluster.delete_pool("public");
+    cluster.waits_for("public", "two/web");
+    cluster.kubectl(&["delete", "namespace", "two", "--wait=false"]);
+    cluster.is_gone("lbpool/public");
+    for tenant in tenants {
+        cluster.is_gone(&format!("namespace/{tenant}"));
+    }
+}
+
+#[test]
 fn a_finalizer_that_somebody_strips_comes_back_less_and_less_often() {
     let cluster = Cluster::start();
     let _controller = cluster.controller(&[]);

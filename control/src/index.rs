@@ -204,6 +204,13 @@ pub struct Index {
     changes: Changes,
 }
 
+/// Lists what is wrong with a Service as it stands, whatever machine captures it.
+pub fn problems_of(service: &objects::Service, options: &Options) -> Vec<Problem> {
+    let mut findings = Findings::default();
+    service::read(service, options, &Machines::default(), &mut findings);
+    findings.problems(&Object::Service(service.name.clone()))
+}
+
 /// A Service with its slices, and what was made of them.
 #[derive(Debug, Default)]
 struct Entry {

@@ -13,8 +13,12 @@ use super::metrics::PoolValues;
 use super::mirror::Mirror;
 use super::objects::Labels;
 use super::refusal::Refusals;
-use super::status::{self, PoolSource, PoolWrite, Write};
+use super::status::{self, Notice, PoolSource, PoolWrite, Write};
+use crate::index::Problem;
 use crate::index::objects::ObjectName;
+
+/// Events about what is wrong with Services that are published together.
+const NOTICES_AT_ONCE: usize = 20;
 
 /// The objects that the controller follows, and what it decided about them.
 #[derive(Debug, Default)]
@@ -28,6 +32,8 @@ pub(super) struct Cluster {
     pub(super) namespaces: Mirror<Labels>,
     /// The addresses last decided in this term, by name and uid: the watch may not show yet that they are written.
     decided: BTreeMap<ObjectName, (String, Vec<IpAddr>)>,
+    /// What was told to be wrong with Services in this term, by name and uid.
+    told: BTreeMap<ObjectName, (String, Vec<Problem>)>,
     /// Pools that could not be written when that was last tried.
     pub(super) refusals: Refusals,
 }
@@ -41,6 +47,10 @@ pub(super) struct Plan {
     pub(super) pools: Vec<(ObjectName, PoolWrite)>,
     /// Status of Services.
     pub(super) services: Vec<(ObjectName, Write)>,
+    /// What to tell of Services, by name and uid, to which nothing is to be written for it.
+    pub(super) notices: Vec<(ObjectName, String, Notice)>,
+    /// Whether there is more to tell than that.
+    pub(super) has_more: bool,
     /// Services that have what they want, and those that wait.
     pub(super) assigned: u64,
     pub(super) waiting: u64,
@@ -76,6 +86,7 @@ impl Cluster {
     pub(super) fn forget(&mut self) {
         self.decided.clear();
         self.refusals = Refusals::default();
+        self.told.clear();
     }
 
     /// Decides, and says what has to be written for it; `now` is the time in RFC 3339.
@@ -87,6 +98,7 @@ impl Cluster {
         let is_due = |name: &ObjectName| plan.pools.iter().any(|(pool, _)| pool == name);
         self.refusals.retain(is_due);
         self.plan_services(&mut plan, &inventory, &decisions, now);
+        self.plan_notices(&mut plan);
         let decided = self.services.objects().iter().filter_map(|(name, seen)| {
             let decision = decisions.get(name)?;
             Some((name.clone(), (seen.uid.clone(), decision.addresses.clone())))
@@ -165,6 +177,36 @@ impl Cluster {
             plan.services
                 .extend(write.map(|write| (name.clone(), write)));
         }
+    }
+
+    /// Finds what is wrong with Services and was not; of a thousand that come together, some at a time.
+    fn plan_notices(&mut self, plan: &mut Plan) {
+        let services = self.services.objects().iter();
+        let mut told = BTreeMap::new();
+        for (name, seen) in services.filter(|(_, seen)| !seen.problems.is_empty()) {
+            let before = self.told.get(name).filter(|(uid, _)| *uid == seen.uid);
+            let is_told =
+                |problem: &Problem| before.is_some_and(|(_, problems)| problems.contains(problem));
+            let mut problems = Vec::new();
+            for problem in &seen.problems {
+                let is_new = !is_told(problem);
+                if is_new && plan.notices.len() == NOTICES_AT_ONCE {
+                    plan.has_more = true;
+                    continue;
+                }
+                problems.push(problem.clone());
+                if is_new {
+                    let notice = Notice {
+                        warning: true,
+                        reason: problem.rule.name(),
+                        text: format!("{}; {}", problem.text, problem.remedy),
+                    };
+                    plan.notices.push((name.clone(), seen.uid.clone(), notice));
+                }
+            }
+            told.insert(name.clone(), (seen.uid.clone(), problems));
+        }
+        self.told = told;
     }
 
     /// Tells whether one of these pools has one of these addresses.
@@ -253,6 +295,7 @@ mod tests {
     use crate::controller::convert::{self, Classes};
     use crate::controller::deletion::FINALIZER;
     use crate::controller::mirror::Shown;
+    use crate::index::{Object, Rule};
     use crate::kubernetes::convert::name as name_of;
 
     const NOW: &str = "2026-11-21T12:00:00Z";
@@ -489,6 +532,68 @@ mod tests {
             let (reason, _, addresses) = told(&cluster.plan(NOW), "web").unwrap();
             assert_eq!((reason.as_str(), addresses), ("PoolNotWritable", expected));
         }
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_service_is_told_once() {
+        let mut cluster = cluster();
+        let (name, mut seen) = service("web", 1);
+        let problem = |name: &ObjectName, rule: Rule| Problem {
+            object: Object::Service(name.clone()),
+            rule,
+            text: "x is no mode".to_owned(),
+            remedy: "use another".to_owned(),
+        };
+        seen.problems = vec![problem(&name, Rule::InvalidAnnotation)];
+        cluster.services.put(name.clone(), seen.clone());
+        let plan = cluster.plan(NOW);
+        let expected = Notice {
+            warning: true,
+            reason: "InvalidAnnotation",
+            text: "x is no mode; use another".to_owned(),
+        };
+        assert_eq!(plan.notices, [(name.clone(), seen.uid.clone(), expected)]);
+        assert_eq!(cluster.plan(NOW).notices, []);
+
+        // Another problem is news, and one that comes back.
+        let both = [Rule::InvalidAnnotation, Rule::InvalidPolicy];
+        seen.problems = both.map(|rule| problem(&name, rule)).into();
+        cluster.services.put(name.clone(), seen.clone());
+        assert_eq!(reasons(&mut cluster), ["InvalidPolicy"]);
+        seen.problems.remove(0);
+        cluster.services.put(name.clone(), seen.clone());
+        assert_eq!(reasons(&mut cluster), [""; 0]);
+        seen.problems
+            .insert(0, problem(&name, Rule::InvalidAnnotation));
+        cluster.services.put(name.clone(), seen.clone());
+        assert_eq!(reasons(&mut cluster), ["InvalidAnnotation"]);
+
+        // So is all of another Service of the name, and for another leader.
+        seen.uid = "another".to_owned();
+        cluster.services.put(name, seen);
+        assert_eq!(reasons(&mut cluster).len(), 2);
+        cluster.forget();
+        assert_eq!(reasons(&mut cluster).len(), 2);
+
+        // Many are told bit by bit.
+        for number in 0..NOTICES_AT_ONCE * 2 {
+            let (name, mut seen) = service(&format!("web{number}"), 1);
+            seen.problems = vec![problem(&name, Rule::InvalidPort)];
+            cluster.services.put(name, seen);
+        }
+        for has_more in [true, false] {
+            let plan = cluster.plan(NOW);
+            assert_eq!(
+                (plan.notices.len(), plan.has_more),
+                (NOTICES_AT_ONCE, has_more)
+            );
+        }
+        assert_eq!(reasons(&mut cluster), [""; 0]);
+    }
+
+    fn reasons(cluster: &mut Cluster) -> Vec<&'static str> {
+        let notices = cluster.plan(NOW).notices;
+        notices.iter().map(|(.., notice)| notice.reason).collect()
     }
 
     #[test]

@@ -11,7 +11,8 @@ use super::crd::{Condition, LoadBalancerPool, PoolStatus};
 use super::objects::{Labels, Request, Service};
 use super::status::{ADDRESS_ASSIGNED, Ingress, Observed, PoolSource};
 use crate::desired::Protocol;
-use crate::kubernetes::convert::name;
+use crate::index::{self, Options, Problem};
+use crate::kubernetes::convert::{self, name};
 
 const ADDRESSES: &str = "guideway.dev/addresses";
 const POOL: &str = "guideway.dev/pool";
@@ -39,6 +40,8 @@ pub(super) struct Seen {
     pub(super) observed: Observed,
     /// Whether another class stands in it, which never changes: what its status says is another controller's.
     pub(super) is_of_other_class: bool,
+    /// What is wrong with it, for all agents alike.
+    pub(super) problems: Vec<Problem>,
 }
 
 /// A pool of the API server.
@@ -83,7 +86,18 @@ impl Classes {
                     .load_balancer_class
                     .as_ref()
                     .is_some_and(|class| *class != self.class),
+            problems: self.problems(service),
         }
+    }
+
+    /// Reads a Service as agents do. Which external addresses they serve is in their files.
+    fn problems(&self, service: &core::Service) -> Vec<Problem> {
+        let options = Options {
+            load_balancer_class: self.class.clone(),
+            serve_unset_class: self.default,
+            ..Options::default()
+        };
+        index::problems_of(&convert::service(service.clone()), &options)
     }
 }
 
@@ -203,4 +217,44 @@ pub(super) fn slice(slice: &EndpointSlice) -> Vec<IpAddr> {
 /// Reads the labels of an object.
 pub(super) fn labels(metadata: &ObjectMeta) -> Labels {
     metadata.labels.clone().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::index::Rule;
+
+    #[test]
+    fn what_agents_cannot_read_of_a_service_is_a_problem_here_too() {
+        let rules = |class: &str, node_port: i32| {
+            let service = serde_json::from_value(json!({
+                "metadata": {"namespace": "test", "name": "web", "annotations": {
+                    "guideway.dev/mode": "tunnel", "guideway.dev/table-size": "7",
+                }},
+                "spec": {
+                    "type": "LoadBalancer", "loadBalancerClass": class, "clusterIPs": ["10.96.0.1"],
+                    "loadBalancerSourceRanges": ["192.0.2.0"], "sessionAffinity": "Cookie",
+                    "ports": [{"port": 80, "nodePort": node_port}],
+                },
+                "status": {"loadBalancer": {"ingress": [{"ip": "192.0.2.1"}]}},
+            }));
+            let classes = Classes {
+                class: "a/b".to_owned(),
+                default: false,
+            };
+            let problems = classes.service(&service.unwrap()).problems;
+            problems
+                .iter()
+                .map(|problem| problem.rule)
+                .collect::<Vec<_>>()
+        };
+        let anywhere = [Rule::InvalidAnnotation, Rule::InvalidPolicy];
+        let ours = [&[Rule::InvalidSourceRange][..], &anywhere].concat();
+        assert_eq!(rules("a/b", 30080), ours);
+        // Of another class only the node port is served, and without one nothing.
+        assert_eq!(rules("c/d", 30080), anywhere);
+        assert_eq!(rules("c/d", 0), []);
+    }
 }

@@ -185,7 +185,8 @@ async fn act(
             Err(error) => pacer.fail(object, error.asked_pause()),
         }
     }
-    more
+    writer.notices(plan.notices).await;
+    more || plan.has_more
 }
 
 fn told(values: &channel::Sender<Values>, (object, name): &Object, error: Option<&WriteError>) {

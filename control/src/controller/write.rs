@@ -154,6 +154,23 @@ impl Writer {
         Ok(service)
     }
 
+    /// Tells of Services to which nothing is written for it, several at a time.
+    pub(super) async fn notices(&self, notices: Vec<(ObjectName, String, Notice)>) {
+        let notices = futures_util::stream::iter(notices);
+        let told = notices.for_each_concurrent(CONCURRENT, async |(name, uid, notice)| {
+            let reference = ObjectReference {
+                api_version: Some("v1".to_owned()),
+                kind: Some("Service".to_owned()),
+                namespace: Some(name.namespace.to_string()),
+                name: Some(name.name.to_string()),
+                uid: Some(uid),
+                ..ObjectReference::default()
+            };
+            self.tell("ReadService", &reference, &notice).await;
+        });
+        told.await;
+    }
+
     /// Publishes an Event; one that gets lost changes nothing.
     async fn tell(&self, action: &str, reference: &ObjectReference, notice: &Notice) {
         let event = Event {

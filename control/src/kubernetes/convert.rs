@@ -27,7 +27,7 @@ pub(super) fn last_change(metadata: &ObjectMeta) -> Option<Timestamp> {
 }
 
 /// Converts a Service.
-pub(super) fn service(service: core::Service) -> Service {
+pub(crate) fn service(service: core::Service) -> Service {
     let metadata = service.metadata;
     let spec = service.spec.unwrap_or_default();
     let balancer = service.status.and_then(|status| status.load_balancer);

@@ -259,6 +259,40 @@ fn a_pool_deleted_while_no_controller_runs_waits_for_one() {
 }
 
 #[test]
+fn what_is_wrong_with_a_service_is_told_once() {
+    let cluster = Cluster::start();
+    let _controller = cluster.controller(&[]);
+    cluster.apply(&pool("public", &["192.0.2.0/28"]));
+    let wrong = annotated("web", "guideway.dev/mode: tunnel", "");
+    cluster.apply(&wrong);
+    assert_eq!(cluster.addresses("web", 1), ["192.0.2.0"]);
+    assert_eq!(cluster.events("web", "InvalidAnnotation"), 1);
+    // What else changes about it says nothing new.
+    cluster.apply(&wrong.replace("port: 80", "port: 8080"));
+    cluster.apply(&annotated("other", "guideway.dev/table-size: '7'", ""));
+    assert_eq!(cluster.events("other", "InvalidAnnotation"), 1);
+    let about = "involvedObject.name=web,reason=InvalidAnnotation";
+    let events = cluster
+        .0
+        .get(&["events", "--field-selector", about])
+        .unwrap();
+    let [event] = &events["items"].as_array().unwrap()[..] else {
+        panic!("{events}");
+    };
+    let note = event["message"].as_str().unwrap();
+    assert!(
+        note.contains("\"tunnel\" is no mode") && note.contains("use ipip"),
+        "{note}"
+    );
+    assert_eq!(
+        (&event["type"], &event["series"]),
+        (&json!("Warning"), &Value::Null)
+    );
+    let web = cluster.get("service", "web");
+    assert_eq!(event["involvedObject"]["uid"], web["metadata"]["uid"]);
+}
+
+#[test]
 fn a_deleted_pool_goes_with_the_namespaces_of_its_services() {
     let cluster = Cluster::start();
     let _namespaces = cluster

@@ -228,10 +228,10 @@ mod tests {
 
     #[test]
     fn what_agents_cannot_read_of_a_service_is_a_problem_here_too() {
-        let rules = |class: &str, node_port: i32| {
+        let rules = |class: &str, node_port: i32, table_size: &str| {
             let service = serde_json::from_value(json!({
                 "metadata": {"namespace": "test", "name": "web", "annotations": {
-                    "guideway.dev/mode": "tunnel", "guideway.dev/table-size": "7",
+                    "guideway.dev/table-size": table_size,
                 }},
                 "spec": {
                     "type": "LoadBalancer", "loadBalancerClass": class, "clusterIPs": ["10.96.0.1"],
@@ -252,9 +252,11 @@ mod tests {
         };
         let anywhere = [Rule::InvalidAnnotation, Rule::InvalidPolicy];
         let ours = [&[Rule::InvalidSourceRange][..], &anywhere].concat();
-        assert_eq!(rules("a/b", 30080), ours);
+        for table_size in ["7", "131072"] {
+            assert_eq!(rules("a/b", 30080, table_size), ours, "{table_size}");
+        }
         // Of another class only the node port is served, and without one nothing.
-        assert_eq!(rules("c/d", 30080), anywhere);
-        assert_eq!(rules("c/d", 0), []);
+        assert_eq!(rules("c/d", 30080, "7"), anywhere);
+        assert_eq!(rules("c/d", 0, "7"), []);
     }
 }

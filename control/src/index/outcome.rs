@@ -8,19 +8,16 @@ use xdp_prog::maglev::{SLOTS_PER_BACKEND, class_for};
 
 use super::few::Few;
 use super::machines::Machines;
-use super::objects::{self, ObjectName, TABLE_SIZE};
+use super::objects::{self, ObjectName};
 use super::problem::{Findings, Object, Problem, Rule};
 use super::select::{Candidate, Place, Selection, select};
-use super::service::{self, Port, Wanted};
+use super::service::{self, MOST_ASKED, Port, Wanted};
 use super::slice::{Condition, Endpoint, Slices};
 use super::{HealthCheck, Options, TopologyHints};
 use crate::desired::{
     BackendSpec, ForwardMode, Protocol, Service, ServiceKey, ServiceSpec, TrafficPolicy,
     affinity_seed, unspecified,
 };
-
-/// The longest table that an annotation gets, as a power of two.
-const MOST_ASKED: u8 = 14;
 
 /// What becomes of a Service.
 #[derive(Debug, Default)]
@@ -368,24 +365,12 @@ impl Making<'_> {
 
     /// Returns the wanted length of the table, unless some backend would have no slot.
     ///
-    /// Whoever may write a Service may ask, and all tables are in one arena: a dozen ports with the largest
-    /// length would fill it. More than [`MOST_ASKED`] gets who has the backends for it, without asking.
+    /// More than [`MOST_ASKED`] gets who has the backends for it, without asking.
     fn log2_slots(&mut self, backends: &[BackendSpec]) -> Option<u8> {
         let log2 = self.wanted.log2_slots?;
         let backends = backends.iter();
         let backends = backends.filter(|backend| backend.is_sharing()).count();
         if log2 > MOST_ASKED {
-            self.findings.add(
-                Rule::InvalidAnnotation,
-                || {
-                    format!(
-                        "{TABLE_SIZE} {} is more than a Service may ask for, which is {}",
-                        1_u32 << log2,
-                        1_u32 << MOST_ASKED
-                    )
-                },
-                "leave the annotation out: with many backends the table is larger by itself",
-            );
             let members = u32::try_from(backends).unwrap_or(u32::MAX);
             let needed = class_for(members, SLOTS_PER_BACKEND);
             return needed

@@ -13,6 +13,10 @@ use super::slice::protocol;
 use super::{Options, parse};
 use crate::desired::{ForwardMode, Protocol, unusable};
 
+/// The longest table that an annotation gets, as a power of two. Whoever may write a Service may ask, and all
+/// tables are in one arena: a dozen ports with the largest length would fill it.
+pub(super) const MOST_ASKED: u8 = 14;
+
 /// A Service that there is something to capture of.
 #[derive(Debug)]
 pub(super) struct Wanted {
@@ -345,6 +349,19 @@ fn read_table_size(service: &objects::Service, findings: &mut Findings) -> Optio
                 )
             },
             "use 1, 256, 2048 or 16384",
+        );
+    }
+    if class.is_some_and(|log2| log2 > MOST_ASKED) {
+        findings.add(
+            Rule::InvalidAnnotation,
+            || {
+                format!(
+                    "{TABLE_SIZE} {} is more than a Service may ask for, which is {}",
+                    quoted(text),
+                    1_u32 << MOST_ASKED
+                )
+            },
+            "leave the annotation out: with many backends the table is larger by itself",
         );
     }
     class

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::io::ErrorKind;
+use std::thread;
 use std::time::Duration;
 
 use lab::{Machine, wait_for};
@@ -11,6 +12,8 @@ use crate::world::PATIENCE;
 
 /// Flows that are opened to see all pods: one of three is missed in 1 of 5000 cases.
 const FLOWS: usize = 24;
+/// Pause between such looks: each flow takes one of the machine's ports for good, and many ways are looked at together.
+const PAUSE: Duration = Duration::from_secs(1);
 /// How long a flow waits for its answer.
 const FLOW_PATIENCE: Duration = Duration::from_millis(500);
 
@@ -56,8 +59,11 @@ pub(crate) fn expect(client: &Machine, services: &[Service], expected: &Outcome)
         let awaited = format!("{} to {service}: {expected:?}", client.label());
         wait_for(&awaited, PATIENCE, || {
             let outcome = Outcome::of(client, service);
-            let is_right = outcome == *expected;
-            is_right.then_some(()).ok_or(format!("{outcome:?}"))
+            if outcome == *expected {
+                return Ok(());
+            }
+            thread::sleep(PAUSE);
+            Err(format!("{outcome:?}"))
         })
         .unwrap();
     }

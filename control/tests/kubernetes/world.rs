@@ -10,6 +10,7 @@ use lab::{Guideway, Machine, Namespace, Process, Signal, Topology, vip_v4, vip_v
 use serde_json::{Value, json};
 
 use crate::objects::{self, SYSTEM, TARGET_PORT};
+use crate::outcome::{self, Outcome};
 use crate::support::{Echo, Flow, Mode, Protocol, Service, guideway};
 
 /// Longer than a watch that failed takes to begin anew: 30 s, on a busy machine.
@@ -306,31 +307,8 @@ pub(crate) fn serve_on_pods(net: &Topology) -> Vec<Echo> {
 
 /// Waits until new flows from the client to each service are answered by exactly these pods.
 pub(crate) fn wait_for_pods(net: &Topology, services: &[Service], pods: &[&Machine]) {
-    const FLOWS: usize = 24;
-    let client = &net.clients()[0];
-    let expected: BTreeSet<&str> = pods.iter().map(|pod| pod.label()).collect();
-    for service in services {
-        let awaited = format!("{service} is answered by {expected:?}");
-        wait_for(&awaited, PATIENCE, || {
-            let mut answered = BTreeSet::new();
-            for _ in 0..FLOWS {
-                match Flow::open_within(client, service, FLOW_PATIENCE) {
-                    Ok(flow) => drop(answered.insert(flow.node)),
-                    Err(error) => return Err(format!("{error}, after {answered:?}")),
-                }
-            }
-            let is_right = answered
-                .iter()
-                .map(String::as_str)
-                .eq(expected.iter().copied());
-            if is_right {
-                Ok(())
-            } else {
-                Err(format!("{answered:?}"))
-            }
-        })
-        .unwrap();
-    }
+    let expected = Outcome::by(pods.iter().copied());
+    outcome::expect(&net.clients()[0], services, &expected);
 }
 
 /// Returns the addresses of pods.

@@ -9,6 +9,7 @@ use k8s_openapi::api::core::v1::Secret;
 use kube::config::InferConfigError;
 use kube::{Api, Client};
 
+use crate::agent::chain;
 use crate::config::{Kubernetes, parse_seed};
 
 /// Variable with the name of this machine's Node, which a pod has from the downward API.
@@ -133,7 +134,7 @@ async fn read_seed(client: &Client, namespace: &str) -> Result<u64, String> {
     let secrets: Api<Secret> = Api::namespaced(client.clone(), namespace);
     let name = format!("Secret {namespace}/{SEED_SECRET}");
     let secret = secrets.get_opt(SEED_SECRET).await;
-    let secret = secret.map_err(|error| format!("cannot read the {name}: {error}"))?;
+    let secret = secret.map_err(|error| format!("cannot read the {name}: {}", chain(&error)))?;
     let secret = secret.ok_or_else(|| {
         format!("there is no {name} with the seed of the flow hash; `guideway controller` makes it")
     })?;

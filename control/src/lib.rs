@@ -34,6 +34,7 @@ pub mod plan;
 mod random;
 pub mod render;
 pub mod run;
+mod systemd;
 pub mod target;
 mod timer;
 mod versions;

@@ -16,7 +16,7 @@ use crate::agent::{Agent, Command, Handle};
 use crate::api::server::Socket;
 use crate::config::Source;
 use crate::kubernetes::{Watchers, leases};
-use crate::{cli, config, healthz, http, watch};
+use crate::{cli, config, healthz, http, systemd, watch};
 
 /// Variable that says what is logged.
 const LOG_VARIABLE: &str = "GUIDEWAY_LOG";
@@ -154,6 +154,10 @@ async fn serve(
             cause: "file changed",
         });
     }));
+
+    if let Err(error) = systemd::ready() {
+        tracing::warn!(%error, "cannot tell systemd that the agent serves");
+    }
 
     let mut outcome = Ok(());
     loop {

@@ -1,5 +1,7 @@
 //! One agent has a machine's dataplane, whatever else is on the machine.
 
+use std::os::unix::net::UnixDatagram;
+
 use lab::{Machine, Namespace, Process, Topology, output, wait_for};
 
 use crate::support::{Agent, Mode, Service, TIMEOUT, edge_config, guideway};
@@ -73,4 +75,26 @@ fn agent_whose_log_nobody_reads_goes_on() {
     .unwrap();
     guideway().ask(machine, &["detach"]).unwrap();
     assert_eq!(process.wait().unwrap().code(), Some(0));
+}
+
+#[test]
+fn systemd_hears_of_an_agent_that_serves() {
+    let net = Topology::builder().nodes(1).build().unwrap();
+    let (edge, config) = edge_and_config(&net);
+    let machine = edge.namespace();
+    let path = machine.write_file("guideway.yaml", config).unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let address = directory.path().join("notify");
+    let socket = UnixDatagram::bind(&address).unwrap();
+    socket.set_read_timeout(Some(TIMEOUT)).unwrap();
+    let mut command = machine.command(env!("CARGO_BIN_EXE_guideway"));
+    command.args(["run", "--config"]).arg(path);
+    let mut agent = Process::spawn(command.env("NOTIFY_SOCKET", &address)).unwrap();
+
+    let mut message = [0; 64];
+    let length = socket.recv(&mut message).unwrap();
+    assert_eq!(&message[..length], b"READY=1");
+    let status = guideway().ask(machine, &["status"]).unwrap();
+    assert_eq!(status["interfaces"][0]["mode"], "native", "{status}");
+    assert!(agent.is_running());
 }

@@ -1,7 +1,12 @@
 //! The systemd unit.
 
 use std::collections::BTreeSet;
+use std::path::Path;
 use std::process::Command;
+
+use clap::Parser;
+use control::cli::{self, Cli};
+use control::config::DEFAULT_PIN_DIR;
 
 use super::chart::{Objects, container, text};
 
@@ -25,12 +30,35 @@ fn systemd_takes_the_unit() {
 }
 
 #[test]
+fn agent_takes_the_options_of_the_unit() {
+    let line = setting("ExecStart").replace("$OPTIONS", "--kubernetes");
+    let cli = Cli::try_parse_from(line.split_whitespace()).unwrap();
+    let cli::Command::Run(run) = cli.command else {
+        panic!("{line}");
+    };
+    assert!(run.kubernetes);
+    let directory = format!("/etc/{}", setting("ConfigurationDirectory"));
+    assert_eq!(run.config.parent(), Some(Path::new(&directory)));
+}
+
+// systemd starts the unit either way.
+#[test]
+fn sandbox_leaves_the_pins_writable() {
+    let pins = Path::new(DEFAULT_PIN_DIR).parent().unwrap();
+    assert_eq!(setting("ReadWritePaths"), pins.to_str().unwrap());
+    // It makes /sys/fs/bpf read-only by that very path, which wins over ReadWritePaths.
+    assert!(!text(UNIT).contains("\nProtectKernelTunables="));
+}
+
+#[test]
+fn end_without_an_error_is_final() {
+    // `guideway detach` ends the agent so.
+    assert_eq!(setting("Restart"), "on-failure");
+}
+
+#[test]
 fn unit_gives_the_capabilities_that_the_chart_gives() {
-    let unit = text(UNIT);
-    let mut lines = unit.lines();
-    let bounds = lines.find_map(|line| line.strip_prefix("CapabilityBoundingSet="));
-    let bounds: BTreeSet<_> = bounds
-        .unwrap()
+    let bounds: BTreeSet<_> = setting("CapabilityBoundingSet")
         .split_whitespace()
         .map(|name| name.strip_prefix("CAP_").unwrap().to_owned())
         .collect();
@@ -41,4 +69,12 @@ fn unit_gives_the_capabilities_that_the_chart_gives() {
         .map(|name| name.as_str().unwrap().to_owned())
         .collect();
     assert_eq!(bounds, added);
+}
+
+/// What the unit's first line `NAME=` says.
+fn setting(name: &str) -> String {
+    let unit = text(UNIT);
+    let mut lines = unit.lines().filter_map(|line| line.split_once('='));
+    let found = lines.find(|(key, _)| *key == name);
+    found.unwrap_or_else(|| panic!("{name}")).1.to_owned()
 }

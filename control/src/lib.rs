@@ -34,7 +34,6 @@ pub mod plan;
 mod random;
 pub mod render;
 pub mod run;
-mod systemd;
 pub mod target;
 mod timer;
 mod versions;

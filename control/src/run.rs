@@ -6,6 +6,7 @@ use std::sync::mpsc;
 use std::thread;
 
 use anyhow::{Context, Result, anyhow};
+use sd_notify::NotifyState;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::sync::oneshot;
@@ -16,7 +17,7 @@ use crate::agent::{Agent, Command, Handle};
 use crate::api::server::Socket;
 use crate::config::Source;
 use crate::kubernetes::{Watchers, leases};
-use crate::{cli, config, healthz, http, systemd, watch};
+use crate::{cli, config, healthz, http, watch};
 
 /// Variable that says what is logged.
 const LOG_VARIABLE: &str = "GUIDEWAY_LOG";
@@ -155,7 +156,8 @@ async fn serve(
         });
     }));
 
-    if let Err(error) = systemd::ready() {
+    // Where systemd has started the agent, its start ends here.
+    if let Err(error) = sd_notify::notify(&[NotifyState::Ready]) {
         tracing::warn!(%error, "cannot tell systemd that the agent serves");
     }
 

@@ -93,7 +93,7 @@ fn systemd_hears_of_an_agent_that_serves() {
 
     let mut message = [0; 64];
     let length = socket.recv(&mut message).unwrap();
-    assert_eq!(&message[..length], b"READY=1");
+    assert_eq!(&message[..length], b"READY=1\n");
     let status = guideway().ask(machine, &["status"]).unwrap();
     assert_eq!(status["interfaces"][0]["mode"], "native", "{status}");
     assert!(agent.is_running());

@@ -285,6 +285,7 @@ runtime() {
         want openssl openssl
         want systemd-analyze systemd
         want crun crun
+        want bpftool bpftool
     fi
     install_missing
     if [ -n "${installs_nginx:-}" ] && have systemctl; then

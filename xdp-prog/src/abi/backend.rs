@@ -62,7 +62,7 @@ pub struct NextHop {
     pub ifindex: u32,
     /// Largest IP packet the path takes, outer header included.
     pub mtu: u32,
-    /// Outer source address, of the backend's family; all zero to use [`Config`]'s.
+    /// Outer source address, of the backend's family; all zero to use [`Config`](super::Config)'s.
     pub source: [u8; 16],
     /// Destination MAC, then source MAC: the first 12 bytes of the frame.
     pub macs: [u8; 12],

@@ -17,7 +17,7 @@ plain_data! {
 #[repr(C)]
 pub struct Shortcut {
     key: Tuple,
-    /// [`Config::epoch`], one higher: what was never written counts at no time.
+    /// [`Config::epoch`](super::Config::epoch), one higher: what was never written counts at no time.
     epoch: u64,
     value: u64,
 }

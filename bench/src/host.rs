@@ -127,12 +127,6 @@ pub fn thread_seconds() -> f64 {
     now.tv_sec as f64 + now.tv_nsec as f64 / 1e9
 }
 
-/// Returns the clock that the kernel's programs read.
-pub fn monotonic_ns() -> u64 {
-    let now = clock_gettime(ClockId::Monotonic);
-    now.tv_sec.cast_unsigned() * 1_000_000_000 + now.tv_nsec.cast_unsigned()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

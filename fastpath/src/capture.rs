@@ -18,10 +18,7 @@ use aya::{
     programs::{ProgramError, Xdp},
 };
 use aya_obj::programs::XdpAttachType;
-use rustix::{
-    event::{PollFd, PollFlags, Timespec, poll},
-    time::{ClockId, clock_gettime},
-};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 pub use xdp_prog::capture::{Event, Filter, INTERFACES, Network, Outcomes, Reasons, SNAP_MAX};
 use xdp_prog::{
     abi::map,
@@ -31,6 +28,7 @@ use xdp_prog::{
 use zerocopy::FromBytes;
 
 use crate::{
+    clock::monotonic_ns,
     pins::{PinError, Pins, read_link},
     refusal::{Refusal, is_refusal},
 };
@@ -467,14 +465,6 @@ fn settings(options: &Options, interfaces: &[Interface]) -> Result<Settings, Cap
         }
     }
     Ok(settings)
-}
-
-/// Returns the time on the clock of captured frames.
-#[must_use]
-pub fn monotonic_ns() -> u64 {
-    let now = clock_gettime(ClockId::Monotonic);
-    let seconds = u64::try_from(now.tv_sec).unwrap_or_default();
-    seconds * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap_or_default()
 }
 
 fn sum(lost: &PerCpuArray<MapData, u64>) -> Result<u64, CaptureError> {

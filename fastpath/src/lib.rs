@@ -3,6 +3,7 @@
 pub mod announce;
 pub mod attach;
 pub mod capture;
+pub mod clock;
 mod clsact;
 pub mod echo;
 pub mod facts;

@@ -17,6 +17,7 @@ use aya::{
 };
 use etherparse::PacketBuilder;
 use fastpath::{
+    clock::monotonic_ns,
     load::{Loaded, Loader},
     nexthop::{NextHop, Resolution},
     tables::{
@@ -326,9 +327,4 @@ fn loopback() -> Resolution {
         mtu: 1500,
         source: Some(EDGE.into()),
     })
-}
-
-fn monotonic_ns() -> u64 {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    u64::try_from(time.tv_sec).unwrap() * SECOND + u64::try_from(time.tv_nsec).unwrap()
 }

@@ -23,6 +23,7 @@ use aya::{
         lpm_trie::{Key, LpmTrie},
     },
 };
+use fastpath::clock::monotonic_ns;
 use xdp_prog::{
     abi::{
         ADDRESS_LOCAL, AddressKey, BACKEND_LOCAL, BACKEND_NAT, BACKEND_POD, BACKEND_V4, BACKEND_V6,
@@ -44,7 +45,6 @@ use super::{
     frames::{self, EDGE_V4, EDGE_V6, Family, Protocol},
     tables,
 };
-use crate::host;
 
 /// The port of the service whose backends are pods.
 const POD_SERVICE_PORT: u16 = 81;
@@ -291,7 +291,7 @@ pub(super) fn fill_flows(product: &mut Ebpf, case: Case, device: u32) -> Result<
     } = case;
     let known = addresses(family);
     let number = protocol.number();
-    let now = host::monotonic_ns();
+    let now = monotonic_ns();
     let outer = u8::try_from(family.header_length())?;
     let vip = key(known.vip);
     let to_pod = PodFlow::new(vip, POD_SERVICE_PORT.to_be_bytes(), outer, 0, now);

@@ -12,7 +12,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use fastpath::capture::{Capture, Captured, Headers, Options, action, monotonic_ns};
+use fastpath::capture::{Capture, Captured, Headers, Options, action};
+use fastpath::clock::monotonic_ns;
 use fastpath::pins::Pins;
 use tokio::signal::unix::{SignalKind, signal};
 

@@ -1,18 +1,15 @@
 //! Counts flows in the tables whose oldest entries make room for new ones.
 //!
-//! Such a table (an LRU hash) is full of what is long over, sooner or later. How much of its capacity is needed tell the
-//! entries that a packet may still come for: where they come near to it, the kernel drops flows that live.
+//! Such a table (an LRU hash) is full sooner or later, mostly of flows that are long over. How much of it is needed, the
+//! flows tell that have neither ended nor idled for too long: where they fill it, the kernel removes live ones.
 
 use xdp_prog::{
     abi::{Datagram, LocalFlow, PodFlow, Tuple, map},
     decide::deliver::{FlowTable, is_live},
 };
 
-use super::{
-    TableError, Tables, Usage,
-    walk::{Walk, monotonic_ns},
-};
-use crate::load::Loaded;
+use super::{TableError, Tables, Usage, walk::Walk};
+use crate::{clock::monotonic_ns, load::Loaded};
 
 /// The tables, which are walked through one after the other.
 pub(super) struct Live {
@@ -48,22 +45,30 @@ impl Live {
 }
 
 impl Tables {
-    /// Looks at about `budget` entries of one of the tables, for [`Self::live_fill`]; the next call goes on from there.
-    /// Returns whether it has come to the end of the last table.
+    /// Looks at about `budget` entries, for [`Self::live_fill`]; the next call goes on from there. Returns whether it has
+    /// come to the end of the last table.
     ///
     /// # Errors
     ///
     /// When a map cannot be read.
     pub fn count_live(&mut self, budget: usize) -> Result<bool, TableError> {
+        let now = monotonic_ns();
         let Live { tables, turn } = &mut self.live;
-        if tables[*turn].go(budget, monotonic_ns())? {
-            *turn = (*turn + 1) % tables.len();
-            return Ok(*turn == 0);
+        let mut passed = 0;
+        while passed < budget {
+            let table = &mut tables[*turn];
+            passed += table.go(budget - passed, now)?;
+            if table.is_whole() {
+                *turn = (*turn + 1) % tables.len();
+                if *turn == 0 {
+                    return Ok(true);
+                }
+            }
         }
         Ok(false)
     }
 
-    /// Reports, by the table's name, the entries that a packet may still come for, as the last whole walk found them.
+    /// Reports, by the table's name, how many flows live, as the last whole walk found them.
     pub fn live_fill(&self) -> impl Iterator<Item = (&'static str, Usage)> {
         self.live.tables.iter().map(|table| table.usage())
     }
@@ -71,8 +76,10 @@ impl Tables {
 
 /// A table of any kind of entries.
 trait Table: Send + Sync {
-    /// Passes about `budget` entries; true at the end.
-    fn go(&mut self, budget: usize, now: u64) -> Result<bool, TableError>;
+    /// Passes about `budget` entries, or those up to the end; returns how many.
+    fn go(&mut self, budget: usize, now: u64) -> Result<usize, TableError>;
+
+    fn is_whole(&self) -> bool;
 
     fn usage(&self) -> (&'static str, Usage);
 }
@@ -94,11 +101,14 @@ impl<V: aya::Pod + Default + Send + Sync> Counted<V> {
 }
 
 impl<V: aya::Pod + Default + Send + Sync> Table for Counted<V> {
-    fn go(&mut self, budget: usize, now: u64) -> Result<bool, TableError> {
+    fn go(&mut self, budget: usize, now: u64) -> Result<usize, TableError> {
         let is_live = self.is_live;
         self.walk
-            .go(budget, |key, entry| Ok(is_live(key, entry, now)))?;
-        Ok(self.walk.is_whole())
+            .go(budget, |key, entry| Ok(is_live(key, entry, now)))
+    }
+
+    fn is_whole(&self) -> bool {
+        self.walk.is_whole()
     }
 
     fn usage(&self) -> (&'static str, Usage) {

@@ -16,8 +16,9 @@ use xdp_prog::{
 use super::{
     TableError, Tables, Usage,
     error::{read_failed, write_failed},
-    walk::{Walk, monotonic_ns},
+    walk::Walk,
 };
+use crate::clock::monotonic_ns;
 
 /// The maps, and how far the walk has come.
 pub(super) struct Nat {

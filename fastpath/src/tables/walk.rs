@@ -44,12 +44,13 @@ impl<V: aya::Pod + Default> Walk<V> {
         })
     }
 
-    /// Passes about `budget` entries, or those up to the end, and asks which of them count.
+    /// Passes about `budget` entries, or those up to the end, and asks which of them count. Returns how many it has
+    /// passed.
     pub(super) fn go(
         &mut self,
         budget: usize,
         mut counts: impl FnMut(&Tuple, &V) -> Result<bool, TableError>,
-    ) -> Result<(), TableError> {
+    ) -> Result<usize, TableError> {
         let mut keys = vec![Tuple::default(); BATCH];
         let mut values = vec![V::default(); BATCH];
         let mut passed = 0;
@@ -65,7 +66,7 @@ impl<V: aya::Pod + Default> Walk<V> {
                 break;
             }
         }
-        Ok(())
+        Ok(passed)
     }
 
     #[expect(
@@ -155,16 +156,4 @@ struct BatchAttributes {
     map_fd: u32,
     elem_flags: u64,
     flags: u64,
-}
-
-/// Returns the clock that the datapath reads too.
-#[expect(clippy::cast_sign_loss, reason = "the clock begins at zero")]
-pub(super) fn monotonic_ns() -> u64 {
-    let mut time = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
-    // SAFETY: the pointer is to a local that outlives the call. Every Linux has this clock.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
-    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }

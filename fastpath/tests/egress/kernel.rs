@@ -8,6 +8,7 @@ use aya::{
     maps::{Array, HashMap, Map, MapError, PerCpuArray},
     programs::{SchedClassifier, TestRun as _, TestRunOptions},
 };
+use fastpath::clock::monotonic_ns;
 use xdp_prog::{
     abi::{self, AddressKey, Datagram, LocalFlow, PodFlow, Tuple, map},
     decide::deliver::FlowTable,
@@ -16,7 +17,7 @@ use xdp_prog::{
 
 use super::{
     cases::{Case, Outcome, Remembered, lifetimes, ports, timeless},
-    support::tables::{forget_notes, monotonic_ns, size},
+    support::tables::{forget_notes, size},
 };
 
 /// Size of `struct __sk_buff` up to Linux 6.18, and the offset of its mark.

@@ -12,6 +12,7 @@ use aya::{
     Ebpf,
     maps::{Array, HashMap as KernelHash, MapError},
 };
+use fastpath::clock::monotonic_ns;
 use xdp_prog::{
     abi::{
         AddressKey, AnnounceLink, Backend, Claim, Config, Datagram, EdgeMac, EdgePrefix, FlowNote,
@@ -415,18 +416,6 @@ fn covers(prefix: AddressKey, bits: u32, address: AddressKey) -> bool {
     let differing = u128::from_be_bytes(address.octets()) ^ u128::from_be_bytes(prefix.octets());
     let mask = u128::MAX.checked_shl(128 - bits).unwrap_or(0);
     differing & mask == 0
-}
-
-/// Returns the clock that the kernel's programs read too.
-pub(crate) fn monotonic_ns() -> u64 {
-    let mut time = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
-    // SAFETY: the pointer is to a local that outlives the call.
-    let outcome = unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
-    assert_eq!(outcome, 0, "every Linux has this clock");
-    u64::try_from(time.tv_sec).unwrap() * 1_000_000_000 + u64::try_from(time.tv_nsec).unwrap()
 }
 
 impl Probes for ModelTables<'_> {

@@ -29,6 +29,7 @@ use xdp_prog::{
 };
 
 use super::super::Tables;
+use crate::clock::monotonic_ns;
 
 /// The tables in the hands of one packet that leaves no trace in them.
 #[derive(Debug)]
@@ -102,13 +103,6 @@ impl decide::Clock for ReadOnly<'_> {
     fn now(&self) -> u64 {
         monotonic_ns()
     }
-}
-
-/// Returns the clock that the programs read.
-fn monotonic_ns() -> u64 {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    let seconds = u64::try_from(now.tv_sec).unwrap_or(0);
-    seconds * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap_or(0)
 }
 
 impl Flows for ReadOnly<'_> {

@@ -1,6 +1,7 @@
 //! Frames that XDP answers itself: too large, expired, or nobody's.
 
 use etherparse::TcpHeader;
+use fastpath::clock::monotonic_ns;
 use xdp_prog::{
     abi::{
         ADDRESS_LOCAL, ADDRESS_NODE_PORT, ADDRESS_VIP, CONFIG_NODE, EdgeMac, MODE_IPIP,
@@ -12,7 +13,7 @@ use xdp_prog::{
 use super::{
     super::{
         packet::{IPV6, Link, Packet, SERVICE_VLAN, VLAN, patched},
-        tables::{TableSet, address_key, monotonic_ns},
+        tables::{TableSet, address_key},
     },
     BACK, CLIENT_V4, CLIENT_V6, Case, EDGE_V4, End, IN, NODE_V4, V4_IN_V6, V4_L2, V4_TCP, V4_UDP,
     V6_IN_V4, V6_TCP, V6_UDP, VIP_V4, VIP_V6, case, client, port_unreachable, reset, reset_of_syn,

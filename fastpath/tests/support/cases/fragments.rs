@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 
+use fastpath::clock::monotonic_ns;
 use xdp_prog::{
     abi::{
         ADDRESS_LOCAL, ADDRESS_NODE_PORT, ADDRESS_VIP, Datagram, EdgeMac, LocalFlow, MODE_L2DSR,
@@ -13,7 +14,7 @@ use xdp_prog::{
 use super::{
     super::{
         packet::{End, IPV4, Packet, RST, forged_v4},
-        tables::{TableSet, address_key, monotonic_ns},
+        tables::{TableSet, address_key},
     },
     BACK, CLIENT_V4, CLIENT_V6, Case, Draft, EDGE_V4, EDGE_V6, IN, PEER_V4, PEER_V6, STRANGER_V4,
     UDP, V4_TCP, V4_UDP, V6_TCP, V6_UDP, VIP_V4, VIP_V6, Way, case, client, pods,

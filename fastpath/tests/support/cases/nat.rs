@@ -8,6 +8,7 @@
 mod fragments;
 mod icmp;
 
+use fastpath::clock::monotonic_ns;
 use xdp_prog::{
     abi::{
         ADDRESS_LOCAL, ADDRESS_NAT, ADDRESS_NODE_PORT, BACKEND_NAT, BACKEND_V4, BACKEND_V6,
@@ -26,7 +27,7 @@ use xdp_prog::{
 use super::{
     super::{
         packet::{ACK, End, FIN, IPV4, Link, Packet, RST, SERVICE_VLAN, SYN, VLAN, patched},
-        tables::{TableSet, address_key, monotonic_ns, padded},
+        tables::{TableSet, address_key, padded},
     },
     BACK, CLIENT_V4, CLIENT_V6, Case, Draft, EDGE_V4, EDGE_V6, IN, INGRESS, TCP, TO_NODE_V4,
     TO_NODE_V6, UDP, VIP_V4, VIP_V6, Way, case, counted,

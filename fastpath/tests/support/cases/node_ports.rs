@@ -3,6 +3,7 @@
 
 use std::net::IpAddr;
 
+use fastpath::clock::monotonic_ns;
 use xdp_prog::{
     abi::{
         ADDRESS_LOCAL, ADDRESS_NODE_PORT, LocalFlow, MODE_IPIP, SERVICE_NODE_PORT, SERVICE_PODS,
@@ -14,7 +15,7 @@ use xdp_prog::{
 use super::{
     super::{
         packet::{ACK, End, FIN, Packet, RST, SYN},
-        tables::{TableSet, address_key, monotonic_ns},
+        tables::{TableSet, address_key},
     },
     Case, EDGE_V4, EDGE_V6, IN, PEER_V4, PEER_V6, TCP, UDP, case, client,
     pods::{self, HERE_V4, HERE_V6, POD_V4, POD_V6, TAG_V4, TAG_V6, TARGET},

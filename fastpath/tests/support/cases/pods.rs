@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 
+use fastpath::clock::monotonic_ns;
 use xdp_prog::{
     abi::{
         ADDRESS_NODE_PORT, BACKEND_LOCAL, BACKEND_POD, BACKEND_V4, BACKEND_V6, Backend,
@@ -14,7 +15,7 @@ use xdp_prog::{
 use super::{
     super::{
         packet::{ACK, End, FIN, IPV4, Link, Packet, RST, SERVICE_VLAN, SYN, VLAN, patched},
-        tables::{TableSet, address_key, monotonic_ns, padded},
+        tables::{TableSet, address_key, padded},
     },
     CLIENT_V4, Case, EDGE_V4, EDGE_V6, IN, NODE_V4, NODE_V6, PEER_V4, PEER_V6, STRANGER_V4,
     STRANGER_V6, TCP, TO_NODE_V4, TO_NODE_V6, UDP, VIP_V4, VIP_V6, Way, case, client, v4, v6, way,

@@ -151,7 +151,7 @@ impl Machines {
     }
 
     /// Returns the address of a Node that runs Guideway.
-    fn address(&self, name: &str) -> Option<IpAddr> {
+    pub(super) fn address(&self, name: &str) -> Option<IpAddr> {
         if !self.is_own(name) && !self.presence.nodes.contains(name) {
             return None;
         }

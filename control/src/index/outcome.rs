@@ -143,8 +143,10 @@ impl Making<'_> {
         let draining: Vec<BackendSpec> = draining
             .filter_map(|candidate| self.backend(candidate, mode, 0))
             .collect();
+        // Not by what this machine does with its pods, which others cannot know.
         let by_node = selection.by_node.iter();
-        let announcers = Arc::new(by_node.filter_map(|local| self.node_of(local)).collect());
+        let nodes = by_node.filter_map(|local| local.endpoint.node.as_deref());
+        let announcers = Arc::new(nodes.filter_map(|node| machines.address(node)).collect());
         for front in fronts {
             let Some(key) = self.service(port, is_ipv4, *front, mode, &backends) else {
                 continue;

@@ -197,7 +197,12 @@ fn local_set_falls_back_on_its_own() {
 fn all_machines_agree_on_who_announces_a_local_service() {
     let key = VIP.parse::<ServiceKey>().unwrap();
     for mode in ["ipip", "nat"] {
-        for mut cluster in [cluster(), edge_of_the_cluster()] {
+        let edge_on_a_node = cluster_with(Options {
+            node_name: Some("node-1".to_owned()),
+            edge_only: true,
+            ..Options::default()
+        });
+        for mut cluster in [cluster(), edge_of_the_cluster(), edge_on_a_node] {
             cluster.service(web().local().annotation(MODE, mode));
             assert!(cluster.state().announcers[&key].is_empty());
             // Each Node falls back on its own, whatever others have.

@@ -32,8 +32,8 @@ pub(super) struct Cluster {
     pub(super) namespaces: Mirror<Labels>,
     /// The addresses last decided in this term, by name and uid: the watch may not show yet that they are written.
     decided: BTreeMap<ObjectName, (String, Vec<IpAddr>)>,
-    /// What was told to be wrong with Services in this term, by name and uid.
-    told: BTreeMap<ObjectName, (String, Vec<Problem>)>,
+    /// What Events of this term have told to be wrong with Services, by name and uid.
+    published: BTreeMap<ObjectName, (String, Vec<Problem>)>,
     /// Pools that could not be written when that was last tried.
     pub(super) refusals: Refusals,
 }
@@ -86,7 +86,7 @@ impl Cluster {
     pub(super) fn forget(&mut self) {
         self.decided.clear();
         self.refusals = Refusals::default();
-        self.told.clear();
+        self.published.clear();
     }
 
     /// Decides, and says what has to be written for it; `now` is the time in RFC 3339.
@@ -182,14 +182,14 @@ impl Cluster {
     /// Finds what is wrong with Services and was not; of a thousand that come together, some at a time.
     fn plan_notices(&mut self, plan: &mut Plan) {
         let services = self.services.objects().iter();
-        let mut told = BTreeMap::new();
+        let mut published = BTreeMap::new();
         for (name, seen) in services.filter(|(_, seen)| !seen.problems.is_empty()) {
-            let before = self.told.get(name).filter(|(uid, _)| *uid == seen.uid);
-            let is_told =
+            let before = self.published.get(name).filter(|(uid, _)| *uid == seen.uid);
+            let is_published =
                 |problem: &Problem| before.is_some_and(|(_, problems)| problems.contains(problem));
             let mut problems = Vec::new();
             for problem in &seen.problems {
-                let is_new = !is_told(problem);
+                let is_new = !is_published(problem);
                 if is_new && plan.notices.len() == NOTICES_AT_ONCE {
                     plan.has_more = true;
                     continue;
@@ -204,9 +204,9 @@ impl Cluster {
                     plan.notices.push((name.clone(), seen.uid.clone(), notice));
                 }
             }
-            told.insert(name.clone(), (seen.uid.clone(), problems));
+            published.insert(name.clone(), (seen.uid.clone(), problems));
         }
-        self.told = told;
+        self.published = published;
     }
 
     /// Tells whether one of these pools has one of these addresses.

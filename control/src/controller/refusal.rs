@@ -20,10 +20,7 @@ pub(super) struct Refusals(BTreeMap<ObjectName, String>);
 impl Refusals {
     /// Notes why a pool cannot be written; tells whether that is news.
     pub(super) fn note(&mut self, pool: ObjectName, why: String) -> bool {
-        self.0.get(&pool) != Some(&why) && {
-            self.0.insert(pool, why);
-            true
-        }
+        self.0.insert(pool, why.clone()) != Some(why)
     }
 
     /// Keeps what is known of these pools only.
@@ -48,8 +45,9 @@ impl Refusals {
         };
         let had: Vec<IpAddr> = observed.addresses().collect();
         let refusal = |address: &IpAddr| {
-            let mut refusals = self.0.iter().filter(|_| !had.contains(address));
-            refusals.find(|(name, _)| having(name, *address))
+            let mut refusals = self.0.iter();
+            let is_new = !had.contains(address);
+            refusals.find(|(name, _)| is_new && having(name, *address))
         };
         let (pool, why) = decision.addresses.iter().find_map(refusal)?;
         let given = decision.addresses.iter().copied();

@@ -142,7 +142,7 @@ async fn act(
             continue;
         }
         let written = writer.pool(&name, &write).await;
-        told(values, &object, written.as_ref().err());
+        count(values, &object, written.as_ref().err());
         match written {
             Ok(pool) => {
                 more = true;
@@ -171,7 +171,7 @@ async fn act(
     let mut writes = writer.services(services);
     while let Some((name, digest, written)) = writes.next().await {
         let object = ("service", name.clone());
-        told(values, &object, written.as_ref().err());
+        count(values, &object, written.as_ref().err());
         match written {
             Ok(service) => {
                 more = true;
@@ -180,8 +180,6 @@ async fn act(
                 cluster.services.take_answer(shown);
             }
             Err(WriteError::NotLeading) => return more,
-            // It was deleted, or is another one by now: the watch will tell.
-            Err(error) if error.is_gone() => {}
             Err(error) => pacer.fail(object, error.asked_pause()),
         }
     }
@@ -189,7 +187,7 @@ async fn act(
     more || plan.has_more
 }
 
-fn told(values: &channel::Sender<Values>, (object, name): &Object, error: Option<&WriteError>) {
+fn count(values: &channel::Sender<Values>, (object, name): &Object, error: Option<&WriteError>) {
     if let Some(error) = error {
         tracing::warn!(object, %name, error = ?error, "cannot write; it is tried again");
     }

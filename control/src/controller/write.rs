@@ -9,6 +9,7 @@ use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use kube::{Api, Client, Resource, ResourceExt};
 use serde_json::json;
 use tokio::sync::watch;
+use tokio::time::timeout;
 
 use super::MANAGER;
 use super::crd::LoadBalancerPool;
@@ -21,6 +22,9 @@ use crate::kubernetes::backoff::asked_pause;
 const LONGEST_REASON: usize = 400;
 /// Writes under way at a time.
 const CONCURRENT: usize = 8;
+
+/// How long Events that are published together may take.
+const NOTICES_TIME: Duration = Duration::from_secs(1);
 
 /// Why something was not written.
 #[derive(Debug, thiserror::Error)]
@@ -37,11 +41,6 @@ pub(super) enum WriteError<E = kube::Error> {
 }
 
 impl WriteError {
-    /// Tells whether the object does not exist, or is another one of its name.
-    pub(super) fn is_gone(&self) -> bool {
-        matches!(self, Self::Refused(kube::Error::Api(status)) if matches!(status.code, 404 | 409))
-    }
-
     /// Says why the API server refuses the write, if trying again alone does not change that.
     pub(super) fn refusal(&self) -> Option<String> {
         let Self::Refused(kube::Error::Api(status)) = self else {
@@ -88,7 +87,7 @@ impl Writer {
         if !self.terms.borrow().is_leading() {
             return Err(WriteError::NotLeading);
         }
-        match tokio::time::timeout(self.timeout, write).await {
+        match timeout(self.timeout, write).await {
             Ok(outcome) => Ok(outcome?),
             Err(_) => Err(WriteError::Late),
         }
@@ -154,7 +153,8 @@ impl Writer {
         Ok(service)
     }
 
-    /// Tells of Services to which nothing is written for it, several at a time.
+    /// Tells of Services to which nothing is written for it, several at a time; what takes longer than a second gets
+    /// lost, for addresses wait for it.
     pub(super) async fn notices(&self, notices: Vec<(ObjectName, String, Notice)>) {
         let notices = futures_util::stream::iter(notices);
         let told = notices.for_each_concurrent(CONCURRENT, async |(name, uid, notice)| {
@@ -168,7 +168,9 @@ impl Writer {
             };
             self.tell("ReadService", &reference, &notice).await;
         });
-        told.await;
+        if timeout(NOTICES_TIME, told).await.is_err() {
+            tracing::debug!("Events take too long");
+        }
     }
 
     /// Publishes an Event; one that gets lost changes nothing.

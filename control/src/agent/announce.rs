@@ -65,7 +65,7 @@ type Announcers = OrdMap<ServiceKey, Arc<BTreeSet<IpAddr>>>;
 
 impl Announcing {
     /// Takes the addresses that were assigned to services, and which Nodes announce those with the policy `Local`.
-    pub(super) fn set_assigned(&mut self, assigned: OrdSet<IpAddr>, announcers: Announcers) {
+    pub(super) fn set_announceable(&mut self, assigned: OrdSet<IpAddr>, announcers: Announcers) {
         if let Some(election) = &mut self.election {
             election.assigned = assigned;
             election.announcers = announcers;

@@ -135,7 +135,7 @@ impl Agent {
         desired.trusted_edges = state.trusted_edges;
         desired.hash_seed = hash_seed;
         self.announcing
-            .set_assigned(state.assigned, state.announcers);
+            .set_announceable(state.assigned, state.announcers);
         if moved {
             // Which address is the primary one depends on what the Node says.
             self.look_at_machine();

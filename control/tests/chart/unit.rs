@@ -41,7 +41,7 @@ fn agent_takes_the_options_of_the_unit() {
     assert_eq!(run.config.parent(), Some(Path::new(&directory)));
 }
 
-// systemd starts the unit either way.
+// `systemd-analyze verify` does not notice: it is at run time that the mount is read-only.
 #[test]
 fn sandbox_leaves_the_pins_writable() {
     let pins = Path::new(DEFAULT_PIN_DIR).parent().unwrap();

@@ -16,10 +16,11 @@ use lab::{Machine, Offload, Topology};
 
 const TIMEOUT: Duration = Duration::from_secs(10);
 const PORT: u16 = 80;
+/// Bytes of a transfer.
+const LENGTH: usize = 300_000;
 
 /// Transfers some segments by TCP; returns the address that the server saw.
 fn transfer(client: &Machine, server: &Machine, address: IpAddr) -> SocketAddr {
-    const LENGTH: usize = 300_000;
     let listener = server
         .namespace()
         .run(|| TcpListener::bind((address, PORT)).unwrap());
@@ -63,9 +64,12 @@ fn nodes_reach_their_pods_without_the_wire() {
     let node = &net.nodes()[0];
     let pod = &node.pods()[0];
     for address in [pod.v4(), pod.v6()] {
-        let before = node.link().unwrap().stats().unwrap().tx_packets;
+        let sent = || node.link().unwrap().stats().unwrap().tx_bytes;
+        let before = sent();
         transfer(node, pod, address);
-        assert_eq!(node.link().unwrap().stats().unwrap().tx_packets, before);
+        // Now and then the kernel says something by itself there.
+        let sent = sent() - before;
+        assert!(sent < LENGTH as u64 / 100, "{sent} bytes on the wire");
     }
 }
 

@@ -95,7 +95,9 @@ fn edges_reach_nodes_on_the_segment_without_the_router() {
     udp_exchange(edge, node, node.v4());
     let before = router.stats().unwrap().tx_packets;
     tcp_exchange(edge, node, node.v4());
-    assert_eq!(router.stats().unwrap().tx_packets, before);
+    let sent = router.stats().unwrap().tx_packets - before;
+    // The transfer is dozens of packets each way; now and then the kernel says something by itself.
+    assert!(sent < 10, "{sent} packets");
 }
 
 #[test]

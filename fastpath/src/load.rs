@@ -4,8 +4,9 @@
 
 use std::{
     collections::BTreeMap,
-    fmt, io,
+    fmt, fs, io,
     os::fd::{AsFd, BorrowedFd},
+    path::PathBuf,
 };
 
 use aya::{
@@ -240,7 +241,7 @@ impl Loader {
     ///
     /// # Errors
     ///
-    /// Each names the cause and the remedy. Maps that were pinned before stay as they are.
+    /// Each names the cause and the remedy. Maps that were pinned before stay as they are, and no others stay.
     pub fn load(&self) -> Result<Loaded, LoadError> {
         let kernel = facts::kernel();
         if kernel.is_too_old() {
@@ -256,7 +257,30 @@ impl Loader {
             }
             None => Vec::new(),
         };
+        let pins = self.pins.iter();
+        let pins = pins.flat_map(|pins| declared.keys().map(|map| pins.map(map)));
+        let new: Vec<PathBuf> = pins.filter(|pin| !pin.exists()).collect();
+        let ebpf = self.load_into_kernel(&declared, &kernel.release);
+        let ebpf = ebpf.inspect_err(|_| {
+            for pin in new {
+                // Where it was not made, there is nothing to remove.
+                _ = fs::remove_file(pin);
+            }
+        })?;
+        Ok(Loaded {
+            ebpf,
+            pins: self.pins.clone(),
+            kept_sizes,
+            unpinned_links: Vec::new(),
+            unpinned_filters: Vec::new(),
+        })
+    }
 
+    fn load_into_kernel(
+        &self,
+        declared: &BTreeMap<String, aya_obj::Map>,
+        release: &str,
+    ) -> Result<Ebpf, LoadError> {
         let mut loader = EbpfLoader::new();
         for (map, entries) in &self.max_entries {
             loader.map_max_entries(map, *entries);
@@ -268,18 +292,12 @@ impl Loader {
         }
         let mut ebpf = loader
             .load(object::bytes())
-            .map_err(|error| explain(error, &declared, &kernel.release))?;
-        load_programs(&mut ebpf).map_err(|error| explain(error, &declared, &kernel.release))?;
+            .map_err(|error| explain(error, declared, release))?;
+        load_programs(&mut ebpf).map_err(|error| explain(error, declared, release))?;
         if let Some(pins) = &self.pins {
             pin_capture(&mut ebpf, pins)?;
         }
-        Ok(Loaded {
-            ebpf,
-            pins: self.pins.clone(),
-            kept_sizes,
-            unpinned_links: Vec::new(),
-            unpinned_filters: Vec::new(),
-        })
+        Ok(ebpf)
     }
 
     /// Reads the maps that the object declares, with the sizes asked for.

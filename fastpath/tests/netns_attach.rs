@@ -8,6 +8,7 @@
 )]
 
 use std::{
+    collections::BTreeSet,
     fs::{self, File},
     io,
     net::{SocketAddr, UdpSocket},
@@ -584,6 +585,31 @@ fn map_that_the_kernel_refuses_is_named() {
         .load()
         .unwrap_err();
     assert!(matches!(&error, LoadError::Map { map, .. } if map == map::VIPS));
+}
+
+#[test]
+fn load_that_fails_leaves_no_new_map_pinned() {
+    on_edge(|edge| {
+        let pinned = || -> BTreeSet<_> {
+            let maps = fs::read_dir(edge.pins.map(map::VIPS).parent().unwrap()).unwrap();
+            maps.map(|map| map.unwrap().file_name()).collect()
+        };
+        let refused = edge.loader().max_entries(map::VIPS, 0);
+        refused.load().unwrap_err();
+        assert!(pinned().is_empty(), "{:?}", pinned());
+
+        drop(edge.load());
+        let before = pinned();
+        assert!(before.len() > 20, "{before:?}");
+        for map in [map::VIPS, map::LUT] {
+            fs::remove_file(edge.pins.map(map)).unwrap();
+        }
+        refused.load().unwrap_err();
+        let kept = before
+            .iter()
+            .filter(|name| *name != map::VIPS && *name != map::LUT);
+        assert_eq!(pinned(), kept.cloned().collect());
+    });
 }
 
 #[test]

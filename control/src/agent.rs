@@ -169,7 +169,7 @@ pub struct Agent {
     /// When the agent last swept.
     swept: Instant,
     nat_sweeps: NatSweeps,
-    /// When the agent last had counted all flows; nothing if it has not.
+    /// When the agent last had counted all flows; nothing while it counts them.
     counted: Option<Instant>,
     /// When the agent last gave back what changes had freed.
     released: Instant,
@@ -305,7 +305,9 @@ impl Agent {
             let pauses = pause
                 .into_iter()
                 .chain(self.announcing.pause(Instant::now()));
-            let timeout = pauses.min().map_or(TIMER, |pause| pause.min(TIMER));
+            // A count that is under way goes on with every sweep.
+            let timer = self.counted.map_or(SWEEP_PAUSE, |_| TIMER);
+            let timeout = pauses.min().map_or(timer, |pause| pause.min(timer));
             let wake = self.watcher.wait(Some(timeout))?;
             self.keep_announcing();
             while let Ok(command) = commands.try_recv() {
@@ -368,7 +370,7 @@ impl Agent {
 
     fn count_flows(&mut self) {
         match self.tables.count_live(COUNT_FLOWS) {
-            Ok(false) => {}
+            Ok(false) => self.counted = None,
             Ok(true) => self.counted = Some(self.swept),
             Err(error) => {
                 tracing::warn!(%error, "cannot count the flows");

@@ -23,6 +23,11 @@ impl Refusals {
         self.0.insert(pool, why.clone()) != Some(why)
     }
 
+    /// Notes that a pool was written.
+    pub(super) fn end(&mut self, pool: &ObjectName) {
+        self.0.remove(pool);
+    }
+
     /// Keeps what is known of these pools only.
     pub(super) fn retain(&mut self, is_wanted: impl Fn(&ObjectName) -> bool) {
         self.0.retain(|pool, _| is_wanted(pool));

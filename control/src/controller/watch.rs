@@ -147,6 +147,7 @@ async fn act(
             Ok(pool) => {
                 more = true;
                 pacer.wrote(object, digest);
+                cluster.refusals.end(&name);
                 if let Some(pool) = pool {
                     let shown = Shown::new(&pool.metadata, convert::pool(&pool));
                     cluster.pools.take_answer(shown);
@@ -155,6 +156,13 @@ async fn act(
             Err(WriteError::NotLeading) => return more,
             Err(error) => {
                 pacer.fail(object, error.asked_pause());
+                // The watch shows what has changed, but for a storage that was restored from a copy.
+                if error.is_conflict()
+                    && let Ok(pool) = writer.read_pool(&name).await
+                {
+                    let shown = Shown::new(&pool.metadata, convert::pool(&pool));
+                    cluster.pools.take_answer(shown);
+                }
                 if let Some(why) = error.refusal() {
                     more |= cluster.refusals.note(name.clone(), why);
                 }

@@ -41,6 +41,11 @@ pub(super) enum WriteError<E = kube::Error> {
 }
 
 impl WriteError {
+    /// Tells whether somebody has changed the object meanwhile.
+    pub(super) fn is_conflict(&self) -> bool {
+        matches!(self, Self::Refused(kube::Error::Api(status)) if status.code == 409)
+    }
+
     /// Says why the API server refuses the write, if trying again alone does not change that.
     pub(super) fn refusal(&self) -> Option<String> {
         let Self::Refused(kube::Error::Api(status)) = self else {
@@ -63,17 +68,14 @@ impl WriteError {
 /// Writes for the controller.
 pub(super) struct Writer {
     client: Client,
-    recorder: Recorder,
     terms: watch::Receiver<Term>,
     timeout: Duration,
 }
 
 impl Writer {
     pub(super) fn new(client: Client, terms: watch::Receiver<Term>, timeout: Duration) -> Self {
-        let recorder = Recorder::new(client.clone(), Reporter::from(MANAGER));
         Self {
             client,
-            recorder,
             terms,
             timeout,
         }
@@ -127,6 +129,15 @@ impl Writer {
         Ok(written)
     }
 
+    /// Reads a pool.
+    pub(super) async fn read_pool(
+        &self,
+        name: &ObjectName,
+    ) -> Result<LoadBalancerPool, WriteError> {
+        let pools: Api<LoadBalancerPool> = Api::all(self.client.clone());
+        self.in_time(pools.get(&name.name)).await
+    }
+
     /// Writes the status of Services, several at a time, and tells of what was written. Returns the Services with
     /// the digests of what was to be written.
     pub(super) fn services(
@@ -175,6 +186,8 @@ impl Writer {
 
     /// Publishes an Event; one that gets lost changes nothing.
     async fn tell(&self, action: &str, reference: &ObjectReference, notice: &Notice) {
+        // One that has published before takes an Event of the same reason for the same Event, with the first text.
+        let recorder = Recorder::new(self.client.clone(), Reporter::from(MANAGER));
         let event = Event {
             type_: if notice.warning {
                 EventType::Warning
@@ -186,7 +199,7 @@ impl Writer {
             action: action.to_owned(),
             secondary: None,
         };
-        if let Err(error) = self.in_time(self.recorder.publish(&event, reference)).await {
+        if let Err(error) = self.in_time(recorder.publish(&event, reference)).await {
             tracing::debug!(%error, reason = notice.reason, "cannot publish an Event");
         }
     }

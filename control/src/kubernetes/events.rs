@@ -22,18 +22,13 @@ const MOST: usize = 20;
 ///
 /// `node_name` is this machine's.
 pub async fn publish(client: Client, node_name: String, reports: Reports) {
-    let reporter = Reporter {
-        controller: REPORTER.to_owned(),
-        instance: Some(node_name.clone()),
-    };
-    let recorder = Recorder::new(client.clone(), reporter);
     let mut problems = reports.follow_problems();
     let mut told: BTreeSet<Problem> = BTreeSet::new();
     loop {
         let current: BTreeSet<Problem> = problems.borrow_and_update().iter().cloned().collect();
         for problem in current.difference(&told).take(MOST) {
             // One that gets lost changes nothing.
-            if let Err(error) = tell(&client, &recorder, &node_name, problem).await {
+            if let Err(error) = tell(&client, &node_name, problem).await {
                 tracing::debug!(error = chain(&error), %problem, "cannot publish an Event");
             }
         }
@@ -44,18 +39,19 @@ pub async fn publish(client: Client, node_name: String, reports: Reports) {
     }
 }
 
-async fn tell(
-    client: &Client,
-    recorder: &Recorder,
-    node_name: &str,
-    problem: &Problem,
-) -> kube::Result<()> {
+async fn tell(client: &Client, node_name: &str, problem: &Problem) -> kube::Result<()> {
     let Object::Service(name) = &problem.object else {
         return Ok(());
     };
     // `kubectl describe` finds Events by the uid, which the index does not keep.
     let services: Api<Service> = Api::namespaced(client.clone(), &name.namespace);
     let service = services.get(&name.name).await?;
+    let reporter = Reporter {
+        controller: REPORTER.to_owned(),
+        instance: Some(node_name.to_owned()),
+    };
+    // One that has published before takes an Event of the same reason for the same Event, with the first text.
+    let recorder = Recorder::new(client.clone(), reporter);
     let event = Event {
         type_: EventType::Warning,
         reason: problem.rule.name().to_owned(),

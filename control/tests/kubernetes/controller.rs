@@ -290,6 +290,17 @@ fn what_is_wrong_with_a_service_is_told_once() {
     );
     let web = cluster.get("service", "web");
     assert_eq!(event["involvedObject"]["uid"], web["metadata"]["uid"]);
+
+    // Something else of the same kind gets a text of its own.
+    cluster.apply(&annotated("web", "guideway.dev/table-size: '13'", ""));
+    cluster.eventually("both are told", || {
+        let events = cluster.0.get(&["events", "--field-selector", about]);
+        let texts = events.map_err(|error| error.to_string())?.to_string();
+        let told = ["is no mode", "\\\"13\\\""]
+            .iter()
+            .all(|text| texts.contains(text));
+        expect(told, texts)
+    });
 }
 
 #[test]

@@ -18,7 +18,9 @@ install -D -m 0644 LICENSE-APACHE LICENSE-MIT -t "$out/guideway"
 crates=$(tree --package control &&
     tree --package xdp-prog --features bpf-object --target bpfel-unknown-none)
 # The workspace's own have a path behind their version.
-echo "$crates" | sed -n 's/^\([^ ]*\) v\([^ ]*\)\( ([^/]*)\)*$/\1-\2/p' | sort -u |
+names=$(echo "$crates" | sed -n 's/^\([^ ]*\) v\([^ ]*\)\( ([^/]*)\)*$/\1-\2/p' | sort -u)
+[ -n "$names" ] || { echo "licences: cargo tree names no crate" >&2; exit 1; }
+echo "$names" |
     while read -r crate; do
         source=$(echo "${CARGO_HOME:-$HOME/.cargo}"/registry/src/*/"$crate")
         # Names authors and licence, which for some crates nothing else does.
@@ -28,6 +30,7 @@ echo "$crates" | sed -n 's/^\([^ ]*\) v\([^ ]*\)\( ([^/]*)\)*$/\1-\2/p' | sort -
             -exec install -m 0644 -t "$out/guideway/crates/$crate" {} +
     done
 
+if ldd "$binary" | grep 'not found' >&2; then exit 1; fi
 libraries=$(ldd "$binary" | grep -o '/[^ ]*')
 # shellcheck disable=SC2086 # a list of paths
 packages=$(dpkg --search $libraries "$(rustc --print target-libdir)")

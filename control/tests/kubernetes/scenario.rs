@@ -70,8 +70,9 @@ impl<'net> Scenario<'net> {
         self.net.pods().collect()
     }
 
+    /// The API server gives ports above the first 86 to whoever asks for none.
     pub(crate) fn node_port(&self) -> u16 {
-        30_100 + u16::from(self.number)
+        30_000 + u16::from(self.number)
     }
 
     /// The addresses of the load balancer.

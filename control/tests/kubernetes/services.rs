@@ -16,6 +16,8 @@ use crate::support::{Echo, Flow, Protocol, Service};
 use crate::witness::{Witness, curl};
 use crate::world::{PATIENCE, World};
 
+/// From the number of a scenario to that of another Service in it: more than there are scenarios.
+const ASIDE: u8 = 25;
 /// Scenarios that are under way at a time.
 const WORKERS: usize = 4;
 
@@ -143,7 +145,7 @@ fn local_policy_is_for_nodes_with_pods_and_is_switched(web: &Scenario<'_>) {
         .iter()
         .map(|pod| Witness::serve(pod, WITNESS))
         .collect();
-    let witness = web.beside("witness", 50);
+    let witness = web.beside("witness", ASIDE);
     let port = json!({"name": "tcp", "port": 80, "nodePort": witness.node_port()});
     for (service, spec) in [(web, json!({})), (&witness, json!({"ports": [port]}))] {
         service.balance(spec);
@@ -284,12 +286,12 @@ fn labels_take_a_service_away_and_give_it_back(web: &Scenario<'_>) {
 
 fn ports_are_added_and_deleted(web: &Scenario<'_>) {
     let everybody = Outcome::by(web.pods());
-    let (first, second) = (web.node_ports(), web.beside("web", 50).node_ports());
+    let (first, second) = (web.node_ports(), web.beside("web", ASIDE).node_ports());
     let [first, second] = [first, second].map(|ways| only(Protocol::Tcp, &ways));
     let (one, mut two) = (web.port("tcp"), web.port("tcp"));
     two["name"] = "more".into();
     two["port"] = 81.into();
-    two["nodePort"] = web.beside("web", 50).node_port().into();
+    two["nodePort"] = web.beside("web", ASIDE).node_port().into();
     web.create(json!({"type": "NodePort", "ports": [one]}));
     web.slice(
         "",
@@ -311,7 +313,10 @@ fn ports_are_added_and_deleted(web: &Scenario<'_>) {
 
 fn services_go_and_come_back_beside_each_other(first: &Scenario<'_>) {
     let pods = first.pods();
-    let (second, third) = (first.beside("second", 50), first.beside("third", 100));
+    let (second, third) = (
+        first.beside("second", ASIDE),
+        first.beside("third", 2 * ASIDE),
+    );
     for (service, pod) in [(first, pods[0]), (&second, pods[1])] {
         service.balance(json!({}));
         service.serve(&ready(&[pod]));
@@ -404,7 +409,7 @@ fn type_and_ports_of_a_load_balancer_change(web: &Scenario<'_>) {
     web.give_addresses();
     expect(web.client(), &web.ways(), &everybody);
 
-    let other = web.beside("web", 50);
+    let other = web.beside("web", ASIDE);
     let ports = ["tcp", "udp"].map(|name| {
         let mut port = other.port(name);
         port["port"] = 82.into();

@@ -62,7 +62,7 @@ const TIMER: Duration = Duration::from_secs(30);
 const SWEEP_FLOWS: usize = 262_144;
 /// How often the agent sweeps at most.
 const SWEEP_PAUSE: Duration = Duration::from_secs(5);
-/// Entries of one table of flows that the agent counts at a time.
+/// Entries of the tables of flows that the agent counts at a time.
 const COUNT_FLOWS: usize = 65_536;
 /// How long the agent leaves the flows uncounted once it has counted those of all tables.
 const COUNT_PAUSE: Duration = Duration::from_secs(60);

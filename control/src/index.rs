@@ -557,15 +557,9 @@ impl Index {
         let entry = winner.as_ref().and_then(|name| self.entries.get(name));
         let outcome = entry.map(|entry| &entry.outcome);
         let draining = outcome.and_then(|outcome| outcome.draining.get(&key));
-        if self.state.draining.get(&key) != draining {
-            put(&mut self.state.draining, key, draining.map(Arc::clone));
-            self.changes.draining = true;
-        }
+        self.changes.draining |= put_new(&mut self.state.draining, key, draining);
         let announcers = outcome.and_then(|outcome| outcome.announcers.get(&key));
-        if self.state.announcers.get(&key) != announcers {
-            put(&mut self.state.announcers, key, announcers.map(Arc::clone));
-            self.changes.addresses = true;
-        }
+        self.changes.addresses |= put_new(&mut self.state.announcers, key, announcers);
         for claim in self.claims.get(&key).into_iter().flatten() {
             let Some(entry) = self.entries.get_mut(&claim.name) else {
                 continue;
@@ -619,10 +613,8 @@ impl Index {
         if entry.service.is_none() && entry.slices.is_empty() {
             self.entries.remove(&name);
         }
-        if self.state.health_checks.get(&name) != health_check.as_ref() {
-            put(&mut self.state.health_checks, name, health_check);
-            self.changes.health_checks = true;
-        }
+        self.changes.health_checks |=
+            put_new(&mut self.state.health_checks, name, health_check.as_ref());
         self.set_problems(object, problems);
     }
 
@@ -698,6 +690,19 @@ fn put<K: Ord + Clone, V: Clone>(map: &mut OrdMap<K, V>, key: K, value: Option<V
         Some(value) => drop(map.insert(key, value)),
         None => drop(map.remove(&key)),
     }
+}
+
+/// Sets an entry, or removes it; tells whether that changes anything.
+fn put_new<K, V>(map: &mut OrdMap<K, V>, key: K, value: Option<&V>) -> bool
+where
+    K: Ord + Clone,
+    V: Clone + PartialEq,
+{
+    let is_new = map.get(&key) != value;
+    if is_new {
+        put(map, key, value.cloned());
+    }
+    is_new
 }
 
 /// Tells a Service who has what it claims.

@@ -263,11 +263,6 @@ impl Tables {
                 .map_err(|source| TableError::Mapping { map: name, source })
         }
 
-        fn capacity(loaded: &Loaded, name: &'static str) -> Result<usize, TableError> {
-            let info = loaded.map(name)?.info().map_err(read_failed(name))?;
-            Ok(info.max_entries() as usize)
-        }
-
         let service = mapped::<Service>(loaded, map::SERVICE)?;
         let lut = mapped::<Slot>(loaded, map::LUT)?;
         let backends = mapped::<Backend>(loaded, map::BACKENDS)?;
@@ -294,8 +289,8 @@ impl Tables {
             claims: typed(loaded, map::CLAIMS, Map::HashMap)?,
             nat_forward: typed(loaded, map::NAT_FORWARD, Map::HashMap)?,
             nat_reverse: typed(loaded, map::NAT_REVERSE, Map::HashMap)?,
-            pods_capacity: capacity(loaded, map::PODS)?,
-            source_ranges_capacity: capacity(loaded, map::SOURCE_RANGES)?,
+            pods_capacity: capacity(&loaded.map(map::PODS)?, map::PODS)?,
+            source_ranges_capacity: capacity(&loaded.map(map::SOURCE_RANGES)?, map::SOURCE_RANGES)?,
             counters: counters::Maps {
                 reasons: typed(loaded, map::REASONS, Map::PerCpuArray)?,
                 service_traffic: typed(loaded, map::SERVICE_TRAFFIC, Map::PerCpuArray)?,
@@ -460,4 +455,10 @@ impl Tables {
             take(self)
         })
     }
+}
+
+/// Returns how many entries a map may have.
+fn capacity(map: &MapData, name: &'static str) -> Result<usize, TableError> {
+    let info = map.info().map_err(read_failed(name))?;
+    Ok(info.max_entries() as usize)
 }

@@ -31,12 +31,7 @@ const LIVE: u16 = 10_000;
 
 #[test]
 fn flows_that_are_over_go_and_free_their_ports() {
-    let loaded = Loader::unpinned()
-        .max_entries(map::LUT, 1024)
-        .load()
-        .unwrap();
-    let mut tables = Tables::open(&loaded).unwrap();
-    let mut flows = Flows::of(&loaded);
+    let (mut tables, mut flows) = nat();
     for port in 0..LIVE {
         flows.add(port, 0, 0);
     }
@@ -76,12 +71,7 @@ fn flows_that_are_over_go_and_free_their_ports() {
 
 #[test]
 fn a_small_budget_gets_through_in_several_calls() {
-    let loaded = Loader::unpinned()
-        .max_entries(map::LUT, 1024)
-        .load()
-        .unwrap();
-    let mut tables = Tables::open(&loaded).unwrap();
-    let mut flows = Flows::of(&loaded);
+    let (mut tables, mut flows) = nat();
     for port in 0..LIVE {
         flows.add(port, 0, IDLE_TRANSITORY_NS + GUARD_NS + SECOND);
     }
@@ -159,6 +149,14 @@ fn flows_that_are_over_do_not_count() {
     assert_eq!(used(&tables)[map::FLOWS], 1_000);
     let (_, flows) = tables.live_fill().next().unwrap();
     assert_eq!(flows.capacity, 32_768);
+}
+
+fn nat() -> (Tables, Flows) {
+    let loaded = Loader::unpinned()
+        .max_entries(map::LUT, 1024)
+        .load()
+        .unwrap();
+    (Tables::open(&loaded).unwrap(), Flows::of(&loaded))
 }
 
 /// The two tables as any process with the right to may change them.

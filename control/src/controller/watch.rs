@@ -21,6 +21,7 @@ use tokio::time::Instant;
 
 use super::cluster::Cluster;
 use super::convert::{self, Classes, Seen, SeenPool};
+use super::crd::LoadBalancerPool;
 use super::lease::Term;
 use super::metrics::Values;
 use super::mirror::Shown;
@@ -149,8 +150,7 @@ async fn act(
                 pacer.wrote(object, digest);
                 cluster.refusals.end(&name);
                 if let Some(pool) = pool {
-                    let shown = Shown::new(&pool.metadata, convert::pool(&pool));
-                    cluster.pools.take_answer(shown);
+                    cluster.pools.take_answer(shown(&pool));
                 }
             }
             Err(WriteError::NotLeading) => return more,
@@ -160,8 +160,7 @@ async fn act(
                 if error.is_conflict()
                     && let Ok(pool) = writer.read_pool(&name).await
                 {
-                    let shown = Shown::new(&pool.metadata, convert::pool(&pool));
-                    cluster.pools.take_answer(shown);
+                    cluster.pools.take_answer(shown(&pool));
                 }
                 if let Some(why) = error.refusal() {
                     more |= cluster.refusals.note(name.clone(), why);
@@ -170,13 +169,14 @@ async fn act(
             }
         }
     }
-    let mut services = plan.services;
-    services.retain(|(name, write)| {
+    let services = plan.services.into_iter();
+    let services = services.map(|(name, write)| (name, write.digest(), write));
+    let services = services.filter(|(name, digest, write)| {
         // An address that its pool does not count is not given.
-        pacer.allows(&("service", name.clone()), write.digest())
+        pacer.allows(&("service", name.clone()), *digest)
             && !cluster.has_any(&uncounted, &write.given)
     });
-    let mut writes = writer.services(services);
+    let mut writes = writer.services(services.collect());
     while let Some((name, digest, written)) = writes.next().await {
         let object = ("service", name.clone());
         count(values, &object, written.as_ref().err());
@@ -193,6 +193,10 @@ async fn act(
     }
     writer.notices(plan.notices).await;
     more || plan.has_more
+}
+
+fn shown(pool: &LoadBalancerPool) -> Shown<SeenPool> {
+    Shown::new(&pool.metadata, convert::pool(pool))
 }
 
 fn count(values: &channel::Sender<Values>, (object, name): &Object, error: Option<&WriteError>) {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use futures_util::{Stream, StreamExt};
 use k8s_openapi::api::core::v1::{ObjectReference, Service};
 use kube::api::{Patch, PatchParams};
-use kube::runtime::events::{Event, EventType, Recorder, Reporter};
+use kube::runtime::events::{Event, EventType, Reporter};
 use kube::{Api, Client, Resource, ResourceExt};
 use serde_json::json;
 use tokio::sync::watch;
@@ -17,6 +17,7 @@ use super::lease::Term;
 use super::status::{Notice, PoolWrite, Write};
 use crate::index::objects::ObjectName;
 use crate::kubernetes::backoff::asked_pause;
+use crate::kubernetes::events::publish_event;
 
 /// Characters of what the API server says that are passed on; an Event holds few more.
 const LONGEST_REASON: usize = 400;
@@ -142,12 +143,12 @@ impl Writer {
     /// the digests of what was to be written.
     pub(super) fn services(
         &self,
-        writes: Vec<(ObjectName, Write)>,
+        writes: Vec<(ObjectName, u64, Write)>,
     ) -> impl Stream<Item = (ObjectName, u64, Result<Service, WriteError>)> + Unpin {
         let writes = futures_util::stream::iter(writes);
-        let writes = writes.map(move |(name, write)| async move {
+        let writes = writes.map(move |(name, digest, write)| async move {
             let written = self.service(&name, &write).await;
-            (name, write.digest(), written)
+            (name, digest, written)
         });
         Box::pin(writes.buffer_unordered(CONCURRENT))
     }
@@ -186,8 +187,6 @@ impl Writer {
 
     /// Publishes an Event; one that gets lost changes nothing.
     async fn tell(&self, action: &str, reference: &ObjectReference, notice: &Notice) {
-        // One that has published before takes an Event of the same reason for the same Event, with the first text.
-        let recorder = Recorder::new(self.client.clone(), Reporter::from(MANAGER));
         let event = Event {
             type_: if notice.warning {
                 EventType::Warning
@@ -199,7 +198,8 @@ impl Writer {
             action: action.to_owned(),
             secondary: None,
         };
-        if let Err(error) = self.in_time(recorder.publish(&event, reference)).await {
+        let publishing = publish_event(&self.client, Reporter::from(MANAGER), &event, reference);
+        if let Err(error) = self.in_time(publishing).await {
             tracing::debug!(%error, reason = notice.reason, "cannot publish an Event");
         }
     }

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeSet;
 
-use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::core::v1::{ObjectReference, Service};
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use kube::{Api, Client, Resource};
 
@@ -50,8 +50,6 @@ async fn tell(client: &Client, node_name: &str, problem: &Problem) -> kube::Resu
         controller: REPORTER.to_owned(),
         instance: Some(node_name.to_owned()),
     };
-    // One that has published before takes an Event of the same reason for the same Event, with the first text.
-    let recorder = Recorder::new(client.clone(), reporter);
     let event = Event {
         type_: EventType::Warning,
         reason: problem.rule.name().to_owned(),
@@ -62,5 +60,17 @@ async fn tell(client: &Client, node_name: &str, problem: &Problem) -> kube::Resu
         action: "Listen".to_owned(),
         secondary: None,
     };
-    recorder.publish(&event, &service.object_ref(&())).await
+    publish_event(client, reporter, &event, &service.object_ref(&())).await
+}
+
+/// Publishes an Event about an object.
+pub(crate) async fn publish_event(
+    client: &Client,
+    reporter: Reporter,
+    event: &Event,
+    reference: &ObjectReference,
+) -> kube::Result<()> {
+    // One that has published before takes an Event of the same reason for the same Event, with the first text.
+    let recorder = Recorder::new(client.clone(), reporter);
+    recorder.publish(event, reference).await
 }

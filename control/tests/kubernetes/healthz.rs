@@ -20,7 +20,7 @@ use crate::leases::on;
 use crate::world::{PATIENCE, World};
 
 /// The `healthCheckNodePort` of the Service.
-const PORT: u16 = 30_099;
+const PORT: u16 = 30_085;
 
 #[test]
 fn health_check_port_follows_the_pods_and_is_left_to_kube_proxy_where_it_has_it() {

@@ -9,7 +9,7 @@ use std::{
 use aya::maps::{MapData, MapError};
 use xdp_prog::abi::Tuple;
 
-use super::{TableError, Usage, error::read_failed};
+use super::{TableError, Usage, capacity, error::read_failed};
 use crate::load::Loaded;
 
 /// Entries that are read at once.
@@ -32,10 +32,9 @@ pub(super) struct Walk<V> {
 impl<V: aya::Pod + Default> Walk<V> {
     pub(super) fn through(loaded: &Loaded, name: &'static str) -> Result<Self, TableError> {
         let map = loaded.map(name)?;
-        let info = map.info().map_err(read_failed(name))?;
         Ok(Self {
             name,
-            capacity: info.max_entries() as usize,
+            capacity: capacity(&map, name)?,
             map,
             cursor: None,
             passed: 0,

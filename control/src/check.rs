@@ -123,7 +123,7 @@ fn findings(options: &cli::Check) -> Vec<Finding> {
 fn load(path: &Path, findings: &mut Vec<Finding>) -> Option<Config> {
     let loaded = config::load(path, config::Source::AsWritten).and_then(|config| {
         let facts = host::facts().unwrap_or_default();
-        crate::agent::refuse_for_host(path, &config, &facts).map(|()| config)
+        host::validate(path, &config, &facts).map(|()| config)
     });
     match loaded {
         Ok(config) => {

@@ -15,6 +15,7 @@ pub mod agent;
 pub mod announce;
 pub mod api;
 pub mod census;
+mod chain;
 pub mod check;
 pub mod cli;
 pub mod commands;

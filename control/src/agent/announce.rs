@@ -15,10 +15,11 @@ use tokio::sync::{mpsc, watch};
 use fastpath::announce::{self, Announcer, Link};
 use fastpath::tables::AnnouncedElsewhere;
 
+use super::Agent;
 use super::apply::table;
 use super::problems::Item;
-use super::{Agent, chain};
 use crate::announce::{Candidates, Holdings};
+use crate::chain::chain;
 use crate::desired::ServiceKey;
 use crate::kubernetes::leases::{Heard, Shown};
 

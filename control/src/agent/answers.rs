@@ -8,12 +8,13 @@ use fastpath::tables::{BackendKey, InstalledService, Outcome, ServiceKey, Servic
 use xdp_prog::abi::Traffic;
 use xdp_prog::reason::ReasonKind;
 
+use super::Agent;
 use super::problems::Item;
-use super::{Agent, chain};
 use crate::api::server::{error_line, line};
 use crate::api::{
     Backend, Choice, Interface, Reason, Reply, Request, Service, Status, Step, Table, Trace, Which,
 };
+use crate::chain::chain;
 use crate::desired::BackendSpec;
 use crate::health::selection::Member;
 use crate::hex;

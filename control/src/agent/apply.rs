@@ -7,7 +7,8 @@ use fastpath::attach::{AttachError, Attachment, Mode, Options};
 use fastpath::tables::TableError;
 
 use super::problems::Item;
-use super::{Agent, chain, cluster};
+use super::{Agent, cluster};
+use crate::chain::chain;
 use crate::desired::{AttachMode, ServiceKey};
 use crate::plan::{Installed, Operation, hold, plan};
 use crate::target::Machine;

@@ -7,9 +7,10 @@ use fastpath::attach::{AttachError, EgressHook};
 use fastpath::facts::{self, InterfaceError};
 use fastpath::pins::PinError;
 
+use super::Agent;
 use super::problems::Item;
-use super::{Agent, chain};
 use crate::api::Egress;
+use crate::chain::chain;
 
 impl Agent {
     /// Asks the kernel for the devices that lead to the pods of this machine, and tells whether they are

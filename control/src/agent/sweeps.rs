@@ -1,14 +1,108 @@
-//! When flows of NAT mode are swept: where there may be any.
+//! What the agent does now and then: removes flows of NAT mode that are over, where there may be any, counts the
+//! other flows, and gives back what is not in use.
 
 use std::time::{Duration, Instant};
 
-/// How often they are looked for where none is expected. A service that the desired state has no more, but could not
-/// be taken from the tables yet, still makes some.
+use fastpath::{capture, memory};
+
+use super::Agent;
+
+/// Flows of NAT mode that one sweep looks at: all of a table of the usual size.
+const SWEEP_FLOWS: usize = 262_144;
+/// How often the agent sweeps at most.
+const SWEEP_PAUSE: Duration = Duration::from_secs(5);
+/// Entries of the tables of flows that the agent counts at a time.
+const COUNT_FLOWS: usize = 65_536;
+/// How long the agent leaves the flows uncounted once it has counted those of all tables.
+const COUNT_PAUSE: Duration = Duration::from_secs(60);
+/// How often the agent gives back freed memory at most: it takes milliseconds, in which nothing else is done.
+const RELEASE_PAUSE: Duration = Duration::from_secs(60);
+/// How often flows of NAT mode are looked for where none is expected. A service that the desired state has no more,
+/// but could not be taken from the tables yet, still makes some.
 const LOOK_PAUSE: Duration = Duration::from_secs(300);
 
-/// What is known of the flows in the table.
+/// When what was done last.
 #[derive(Debug)]
-pub(super) struct NatSweeps {
+pub(super) struct Sweeps {
+    swept: Instant,
+    nat: NatSweeps,
+    /// When all flows had been counted; nothing while they are.
+    counted: Option<Instant>,
+    /// When what changes had freed was given back.
+    released: Instant,
+}
+
+impl Sweeps {
+    pub(super) const fn new(now: Instant) -> Self {
+        Self {
+            swept: now,
+            nat: NatSweeps::new(now),
+            counted: None,
+            released: now,
+        }
+    }
+
+    /// Returns how long the agent may sleep: a count that is under way goes on with every sweep.
+    pub(super) const fn pause(&self) -> Option<Duration> {
+        match self.counted {
+            Some(_) => None,
+            None => Some(SWEEP_PAUSE),
+        }
+    }
+}
+
+impl Agent {
+    /// Removes flows of NAT mode that are over, what a capture has left that was killed, and memory that is not in
+    /// use; counts the other flows.
+    pub(super) fn sweep(&mut self) {
+        if self.sweeps.swept.elapsed() < SWEEP_PAUSE {
+            return;
+        }
+        let now = Instant::now();
+        self.sweeps.swept = now;
+        if self.sweeps.nat.are_due(now, self.census.has_nat()) {
+            self.sweep_nat();
+        }
+        let pause = self.sweeps.counted.map(|counted| now - counted);
+        if pause.is_none_or(|pause| pause >= COUNT_PAUSE) {
+            self.count_flows();
+        }
+        if let Err(error) = capture::clear_away(&self.pins) {
+            tracing::warn!(%error, "cannot look for what a capture has left");
+        }
+        let released = &mut self.sweeps.released;
+        if self.programmed > *released && released.elapsed() >= RELEASE_PAUSE {
+            memory::release_freed();
+            *released = Instant::now();
+        }
+    }
+
+    fn sweep_nat(&mut self) {
+        let may_be_left = match self.tables.sweep_nat(SWEEP_FLOWS) {
+            Ok(removed) => {
+                tracing::debug!(removed, "flows of NAT mode swept");
+                self.tables.may_have_nat_flows()
+            }
+            Err(error) => {
+                tracing::warn!(%error, "cannot sweep the flows of NAT mode");
+                true
+            }
+        };
+        self.sweeps.nat.note(self.sweeps.swept, may_be_left);
+    }
+
+    fn count_flows(&mut self) {
+        let is_done = self.tables.count_live(COUNT_FLOWS).unwrap_or_else(|error| {
+            tracing::warn!(%error, "cannot count the flows");
+            true
+        });
+        self.sweeps.counted = is_done.then_some(self.sweeps.swept);
+    }
+}
+
+/// What is known of the flows in the tables of NAT mode.
+#[derive(Debug)]
+struct NatSweeps {
     last: Instant,
     /// Whether the last sweep has left any, as far as is known.
     may_be_left: bool,
@@ -16,7 +110,7 @@ pub(super) struct NatSweeps {
 
 impl NatSweeps {
     /// Begins with a table that an earlier agent may have left flows in.
-    pub(super) const fn new(now: Instant) -> Self {
+    const fn new(now: Instant) -> Self {
         Self {
             last: now,
             may_be_left: true,
@@ -24,12 +118,12 @@ impl NatSweeps {
     }
 
     /// Tells whether a walk through the table may find flows.
-    pub(super) fn are_due(&self, now: Instant, has_nat: bool) -> bool {
+    fn are_due(&self, now: Instant, has_nat: bool) -> bool {
         has_nat || self.may_be_left || now.saturating_duration_since(self.last) >= LOOK_PAUSE
     }
 
     /// Notes a sweep, and whether flows may be left.
-    pub(super) const fn note(&mut self, now: Instant, may_be_left: bool) {
+    const fn note(&mut self, now: Instant, may_be_left: bool) {
         self.last = now;
         self.may_be_left = may_be_left;
     }

@@ -6,9 +6,10 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::path::Path;
 
-use super::Config;
 use super::problem::{Position, Problem};
+use super::{Config, ConfigError};
 use crate::desired::{ForwardMode, Role, Service};
 
 /// What the rules need to know about this machine.
@@ -48,8 +49,24 @@ pub fn facts() -> std::io::Result<HostFacts> {
     Ok(facts)
 }
 
+/// Applies the rules to a configuration that was read from a file.
+///
+/// # Errors
+///
+/// With every rule that is broken.
+pub fn validate(path: &Path, config: &Config, facts: &HostFacts) -> Result<(), ConfigError> {
+    let problems = problems(config, facts);
+    if problems.is_empty() {
+        return Ok(());
+    }
+    Err(ConfigError::Invalid {
+        path: path.to_owned(),
+        problems,
+    })
+}
+
 /// Returns every rule that the configuration breaks on a machine with these facts.
-pub fn problems(config: &Config, facts: &HostFacts) -> Vec<Problem> {
+pub(super) fn problems(config: &Config, facts: &HostFacts) -> Vec<Problem> {
     let mut problems = vips(config, facts);
     problems.extend(sources(config, facts));
     problems.extend(nat(config, facts));

@@ -17,7 +17,7 @@ use crate::kubernetes::convert::name;
 pub(super) struct Mirror<T> {
     objects: BTreeMap<ObjectName, T>,
     /// What a list has shown until now; it replaces the rest when it is complete.
-    listed: Option<BTreeMap<ObjectName, T>>,
+    listed: Option<BTreeMap<ObjectName, (Option<u64>, T)>>,
     complete: bool,
     /// The versions of answers to writes that the watch has not come to yet.
     ahead: BTreeMap<ObjectName, u64>,
@@ -55,7 +55,7 @@ impl<T> Default for Mirror<T> {
     }
 }
 
-impl<T: PartialEq> Mirror<T> {
+impl<T: Clone + PartialEq> Mirror<T> {
     /// Returns the objects, which are all of them once a list was complete.
     pub(super) fn objects(&self) -> &BTreeMap<ObjectName, T> {
         &self.objects
@@ -71,26 +71,34 @@ impl<T: PartialEq> Mirror<T> {
         match event {
             Event::Init => {
                 self.listed = Some(BTreeMap::new());
+                // The list has them; and of a storage that was restored from a copy, versions may have gone back.
+                self.ahead.clear();
                 false
             }
             Event::InitApply(shown) => {
                 let listed = self.listed.get_or_insert_default();
-                listed.insert(shown.name, shown.object);
+                listed.insert(shown.name, (shown.version, shown.object));
                 false
             }
             Event::InitDone => {
                 let listed = self.listed.take().unwrap_or_default();
-                let changed = !self.complete || self.objects != listed;
+                let objects = listed.into_iter().map(|(name, (version, object))| {
+                    // Of a write that was made while the list was, the list may not tell.
+                    let known = self
+                        .objects
+                        .get(&name)
+                        .filter(|_| self.is_past(&name, version));
+                    let object = known.cloned().unwrap_or(object);
+                    (name, object)
+                });
+                let objects = objects.collect();
+                let changed = !self.complete || self.objects != objects;
                 self.complete = true;
-                self.objects = listed;
-                // Of a storage that was restored from a copy, versions may have gone back.
-                self.ahead.clear();
+                self.objects = objects;
                 changed
             }
             Event::Apply(shown) => {
-                let ahead = self.ahead.get(&shown.name);
-                let both = shown.version.zip(ahead);
-                if both.is_some_and(|(version, ahead)| version < *ahead) {
+                if self.is_past(&shown.name, shown.version) {
                     return false;
                 }
                 self.ahead.remove(&shown.name);
@@ -110,6 +118,12 @@ impl<T: PartialEq> Mirror<T> {
             None => drop(self.ahead.remove(&shown.name)),
         }
         self.put(shown.name, shown.object);
+    }
+
+    /// Tells whether a version is from before the answer to a write.
+    fn is_past(&self, name: &ObjectName, version: Option<u64>) -> bool {
+        let both = version.zip(self.ahead.get(name));
+        both.is_some_and(|(version, ahead)| version < *ahead)
     }
 
     /// Adds or replaces an object; tells whether anything changed.
@@ -190,6 +204,30 @@ mod tests {
         assert!(mirror.follow(Event::Apply(versioned("a", "7", 7))));
         let left: Vec<_> = mirror.objects().values().collect();
         assert_eq!(left, [&7]);
+    }
+
+    #[test]
+    fn a_list_that_a_write_overlaps_does_not_undo_it() {
+        let mut mirror = Mirror::default();
+        // Before and after what the list has of them.
+        mirror.follow(Event::Init);
+        mirror.take_answer(versioned("a", "41", 41));
+        mirror.follow(Event::InitApply(versioned("a", "31", 31)));
+        mirror.follow(Event::InitApply(versioned("b", "32", 32)));
+        mirror.follow(Event::InitApply(versioned("c", "33", 33)));
+        mirror.take_answer(versioned("b", "42", 42));
+        mirror.follow(Event::InitDone);
+        let left = |mirror: &Mirror<u64>| mirror.objects().values().copied().collect::<Vec<_>>();
+        assert_eq!(left(&mirror), [41, 42, 33]);
+        assert!(!mirror.follow(Event::Apply(versioned("a", "40", 40))));
+        assert!(mirror.follow(Event::Apply(versioned("a", "43", 43))));
+
+        // One that was deleted after the answer is in no list.
+        mirror.follow(Event::Init);
+        mirror.take_answer(versioned("b", "50", 50));
+        mirror.follow(Event::InitApply(versioned("a", "43", 43)));
+        assert!(mirror.follow(Event::InitDone));
+        assert_eq!(left(&mirror), [43]);
     }
 
     #[test]

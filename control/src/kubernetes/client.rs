@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::Secret;
 use kube::config::InferConfigError;
 use kube::{Api, Client};
 
-use crate::agent::chain;
+use crate::chain::chain;
 use crate::config::{Kubernetes, parse_seed};
 
 /// Variable with the name of this machine's Node, which a pod has from the downward API.

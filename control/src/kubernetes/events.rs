@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::{ObjectReference, Service};
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use kube::{Api, Client, Resource};
 
-use crate::agent::chain;
+use crate::chain::chain;
 use crate::healthz::Reports;
 use crate::index::{Object, Problem};
 

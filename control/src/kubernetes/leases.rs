@@ -23,9 +23,9 @@ use tokio::sync::{mpsc, watch};
 use super::backoff::Patience;
 use super::worker::{self, EventLoop};
 use super::{FollowError, Watchers, client, relist};
-use crate::agent::chain;
 use crate::announce::election::{DURATION, RENEWAL};
 use crate::announce::{Candidates, Edge, Election, Holdings};
+use crate::chain::chain;
 use crate::timer::sleep_until;
 
 /// Label of edges' Leases, which tells them from others in the namespace.

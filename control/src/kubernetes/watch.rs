@@ -21,7 +21,7 @@ use super::cluster::{Cluster, Kind, Told};
 use super::feed::{Feed, Update};
 use super::pace::Pace;
 use super::{presence, relist};
-use crate::agent::chain;
+use crate::chain::chain;
 use crate::index::objects::{HEADLESS, SERVICE_NAME, SERVICE_PROXY_NAME};
 use crate::timer::sleep_until;
 

@@ -1,0 +1,235 @@
+//! A control plane for `guideway controller`, and objects for it.
+
+use std::process::Command;
+use std::time::Duration;
+
+use lab::kubernetes::ControlPlane;
+use lab::{Namespace, Process, wait_for};
+use serde_json::{Value, json};
+
+/// Far more than a decision and a write take, also beside other tests.
+pub(super) const PATIENCE: Duration = Duration::from_secs(60);
+
+pub(super) struct Cluster(pub(super) ControlPlane);
+
+impl Cluster {
+    pub(super) fn start() -> Self {
+        let cluster = Self(ControlPlane::start().unwrap());
+        cluster.install_crd();
+        cluster
+    }
+
+    pub(super) fn install_crd(&self) {
+        let printed = lab::output(
+            Command::new(env!("CARGO_BIN_EXE_guideway")).args(["controller", "--print-crds"]),
+        );
+        self.apply(&printed.unwrap());
+        self.kubectl(&[
+            "wait",
+            "--for=condition=Established",
+            "crd/loadbalancerpools.guideway.dev",
+        ]);
+    }
+
+    /// Starts a controller on the control plane's machine.
+    pub(super) fn controller(&self, arguments: &[&str]) -> Process {
+        let machine = self.0.machine();
+        let mut command = machine.command(env!("CARGO_BIN_EXE_guideway"));
+        command
+            .args(["controller", "--namespace", "default"])
+            .args(arguments)
+            .env(
+                "KUBECONFIG",
+                std::path::Path::new(Namespace::FILES).join("kubeconfig"),
+            );
+        Process::spawn(&mut command).unwrap()
+    }
+
+    /// Starts one with the rights of a service account, on a machine of its own.
+    pub(super) fn controller_as<'a>(
+        &self,
+        namespace: &str,
+        account: &str,
+        arguments: impl IntoIterator<Item = &'a str>,
+    ) -> (Namespace, Process) {
+        let token = self.0.service_account_token(namespace, account).unwrap();
+        let machine = Namespace::new("controller").unwrap();
+        self.0.connect(&machine).unwrap();
+        let kubeconfig = self.0.write_kubeconfig(&machine, &token).unwrap();
+        let mut command = machine.command(env!("CARGO_BIN_EXE_guideway"));
+        command
+            .args(arguments)
+            .env("KUBECONFIG", kubeconfig)
+            .env("POD_NAMESPACE", namespace);
+        let controller = Process::spawn(&mut command).unwrap();
+        (machine, controller)
+    }
+
+    pub(super) fn kubectl(&self, arguments: &[&str]) -> String {
+        self.0.kubectl(arguments).unwrap()
+    }
+
+    pub(super) fn apply(&self, objects: &str) {
+        self.0.apply(objects).unwrap();
+    }
+
+    pub(super) fn try_apply(&self, objects: &str) -> Result<String, String> {
+        self.0.apply(objects).map_err(|error| error.to_string())
+    }
+
+    pub(super) fn patch(&self, kind: &str, name: &str, patch: &Value) {
+        self.kubectl(&[
+            "patch",
+            kind,
+            name,
+            "--type=merge",
+            "-p",
+            &patch.to_string(),
+        ]);
+    }
+
+    pub(super) fn get(&self, kind: &str, name: &str) -> Value {
+        self.0.get(&[kind, name]).unwrap()
+    }
+
+    pub(super) fn eventually(&self, awaited: &str, attempt: impl FnMut() -> Result<(), String>) {
+        wait_for(awaited, PATIENCE, attempt).unwrap();
+    }
+
+    pub(super) fn finalizers(&self, pool: &str) -> Value {
+        self.get("lbpool", pool)["metadata"]["finalizers"].clone()
+    }
+
+    pub(super) fn delete_pool(&self, name: &str) {
+        self.kubectl(&["delete", "lbpool", name, "--wait=false"]);
+    }
+
+    pub(super) fn is_gone(&self, object: &str) {
+        self.kubectl(&["wait", "--for=delete", object, "--timeout=60s"]);
+    }
+
+    /// Waits until a pool that is being deleted says which Service it is kept for.
+    pub(super) fn waits_for(&self, pool: &str, service: &str) {
+        self.eventually(&format!("{pool} waits for {service}"), || {
+            let pool = self.get("lbpool", pool);
+            let ready = &pool["status"]["conditions"][0];
+            let text = ready["message"].as_str().unwrap_or_default();
+            let is = ready["reason"] == "Terminating" && text.contains(service);
+            expect(is && ready["status"] == "False", &pool["status"])
+        });
+    }
+
+    /// Waits until a Service has so many addresses, and returns them.
+    pub(super) fn addresses(&self, name: &str, number: usize) -> Vec<String> {
+        let awaited = format!("{name} has {number} addresses");
+        wait_for(&awaited, PATIENCE, || {
+            let service = self.get("service", name);
+            let ingress = service["status"]["loadBalancer"]["ingress"].as_array();
+            let addresses = ingress.into_iter().flatten();
+            let addresses: Vec<String> = addresses
+                .map(|ingress| ingress["ip"].as_str().unwrap_or_default().to_owned())
+                .collect();
+            match addresses.len() == number {
+                true => Ok(addresses),
+                false => Err(service["status"].to_string()),
+            }
+        })
+        .unwrap()
+    }
+
+    /// Waits until a Service's condition has a reason and a message with a text.
+    pub(super) fn told(&self, name: &str, reason: &str, text: &str) {
+        self.eventually(&format!("{name}: {reason}"), || {
+            let service = self.get("service", name);
+            let told = condition(&service);
+            let is = told.is_some_and(|told| {
+                let message = told["message"].as_str().unwrap_or_default();
+                told["reason"] == reason && message.contains(text) && told["status"] == "False"
+            });
+            expect(is, &service["status"])
+        });
+    }
+
+    /// Waits until there are Events for a reason about a Service, and counts them.
+    pub(super) fn events(&self, name: &str, reason: &str) -> usize {
+        let about = format!("involvedObject.name={name},reason={reason}");
+        let arguments = ["events", "--field-selector", &about];
+        wait_for(&format!("Event {reason} about {name}"), PATIENCE, || {
+            let events = self.0.get(&arguments).map_err(|error| error.to_string())?;
+            match events["items"].as_array().map_or(0, Vec::len) {
+                0 => Err("none".to_owned()),
+                number => Ok(number),
+            }
+        })
+        .unwrap()
+    }
+}
+
+pub(super) fn condition(service: &Value) -> Option<&Value> {
+    let conditions = service["status"]["conditions"].as_array()?;
+    conditions
+        .iter()
+        .find(|condition| condition["type"] == "guideway.dev/AddressAssigned")
+}
+
+pub(super) fn expect(is: bool, otherwise: impl ToString) -> Result<(), String> {
+    is.then_some(()).ok_or_else(|| otherwise.to_string())
+}
+
+pub(super) fn pool(name: &str, addresses: &[&str]) -> String {
+    json!({
+        "apiVersion": "guideway.dev/v1alpha1",
+        "kind": "LoadBalancerPool",
+        "metadata": {"name": name},
+        "spec": {"addresses": addresses},
+    })
+    .to_string()
+}
+
+/// A service account `controller` with the rights that one needs, of those on pools only to read and `on_pools`.
+pub(super) fn account(on_pools: &str) -> String {
+    format!(
+        "
+apiVersion: v1
+kind: ServiceAccount
+metadata: {{name: controller, namespace: default}}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRole
+metadata: {{name: controller}}
+rules:
+- {{apiGroups: ['', discovery.k8s.io], resources: [services, nodes, namespaces, endpointslices], verbs: [get, list, watch]}}
+- {{apiGroups: [guideway.dev], resources: [loadbalancerpools], verbs: [get, list, watch, {on_pools}]}}
+- {{apiGroups: ['', guideway.dev], resources: [services/status, loadbalancerpools/status], verbs: [patch]}}
+- {{apiGroups: ['', events.k8s.io, coordination.k8s.io], resources: [events, leases, secrets], verbs: [get, create, update, patch]}}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata: {{name: controller}}
+roleRef: {{apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: controller}}
+subjects: [{{kind: ServiceAccount, name: controller, namespace: default}}]
+"
+    )
+}
+
+pub(super) fn service(name: &str, spec: &str) -> String {
+    annotated(name, "", spec)
+}
+
+/// A Service of our class, with annotations and a line of its specification.
+pub(super) fn annotated(name: &str, annotations: &str, spec: &str) -> String {
+    format!(
+        "
+apiVersion: v1
+kind: Service
+metadata: {{name: {name}, annotations: {{{annotations}}}}}
+spec:
+  type: LoadBalancer
+  loadBalancerClass: guideway.dev/guideway
+  allocateLoadBalancerNodePorts: false
+  selector: {{app: web}}
+  ports: [{{name: http, port: 80}}]
+  {spec}
+"
+    )
+}

@@ -7,7 +7,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use lab::kubernetes::ControlPlane;
-use lab::{Signal, wait_for};
+use lab::Signal;
 use serde_json::{Value, json};
 
 use self::cluster::{Cluster, PATIENCE, annotated, condition, expect, pool, service};

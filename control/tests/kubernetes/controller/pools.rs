@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use lab::{Signal, wait_for};
+use lab::Signal;
 use serde_json::{Value, json};
 
 use super::cluster::{Cluster, PATIENCE, account, annotated, condition, expect, pool, service};

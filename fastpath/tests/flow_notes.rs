@@ -10,15 +10,16 @@ mod support;
 
 use aya::{
     TestRun, TestRunOptions,
-    maps::HashMap,
+    maps::{Array, HashMap, MapData},
     programs::{ProgramError, SchedClassifier},
 };
+use fastpath::clock::monotonic_ns;
 use support::{
     cases::{self, Case},
     kernel::Kernel,
     tables::forget_notes,
 };
-use xdp_prog::abi::{self, PodFlow, Tuple, map};
+use xdp_prog::abi::{self, AddressKey, FlowNote, PodFlow, Tuple, map};
 
 /// `XDP_PASS`: the packet goes on to the pod.
 const PASS: u32 = 2;
@@ -45,6 +46,33 @@ fn packet_in_the_second_after_another_asks_no_table_for_its_flow() {
         assert_eq!(kernel.run(&frame).unwrap().0, PASS);
         assert_eq!(take_flows(&mut kernel, map::FLOWS_EMBRYONIC).len(), 1);
     }
+}
+
+#[test]
+fn flow_whose_place_another_note_has_is_noted_in_its_second() {
+    let mut kernel = Kernel::load().unwrap();
+    let [first, second, reset] = known_flow(&mut kernel);
+    let [key] = keys(&mut kernel, map::FLOWS)[..] else {
+        panic!("one flow is known");
+    };
+    let other = PodFlow::new(AddressKey::default(), [0, 80], 0, 0, monotonic_ns());
+    let [place, _] = FlowNote::places(&key);
+    let notes = kernel.ebpf.map_mut(map::FLOW_NOTES).unwrap();
+    let mut notes = Array::<_, FlowNote>::try_from(notes).unwrap();
+    let other = FlowNote::new(&Tuple::default(), &other);
+    notes.set(place, other, 0).unwrap();
+
+    kernel.run(&first).unwrap();
+    take_flows(&mut kernel, map::FLOWS);
+    assert_eq!(kernel.run(&second).unwrap().0, PASS);
+    assert_eq!(take_flows(&mut kernel, map::FLOWS_EMBRYONIC), []);
+    for frame in [reset, second] {
+        assert_eq!(kernel.run(&frame).unwrap().0, PASS);
+        assert_eq!(take_flows(&mut kernel, map::FLOWS_EMBRYONIC).len(), 1);
+    }
+    let notes = kernel.ebpf.map(map::FLOW_NOTES).unwrap();
+    let notes = Array::<_, FlowNote>::try_from(notes).unwrap();
+    assert_eq!(notes.get(&place, 0).unwrap(), other);
 }
 
 #[test]
@@ -124,11 +152,18 @@ fn egress(kernel: &mut Kernel) -> &mut SchedClassifier {
 
 /// Takes all flows out of a table.
 fn take_flows(kernel: &mut Kernel, name: &str) -> Vec<Tuple> {
-    let map = kernel.ebpf.map_mut(name).unwrap();
-    let mut flows = HashMap::<_, Tuple, PodFlow>::try_from(map).unwrap();
-    let keys: Vec<Tuple> = flows.keys().map(Result::unwrap).collect();
+    let keys = keys(kernel, name);
     for key in &keys {
-        flows.remove(key).unwrap();
+        flows(kernel, name).remove(key).unwrap();
     }
     keys
+}
+
+fn keys(kernel: &mut Kernel, name: &str) -> Vec<Tuple> {
+    flows(kernel, name).keys().map(Result::unwrap).collect()
+}
+
+fn flows<'a>(kernel: &'a mut Kernel, name: &str) -> HashMap<&'a mut MapData, Tuple, PodFlow> {
+    let map = kernel.ebpf.map_mut(name).unwrap();
+    HashMap::try_from(map).unwrap()
 }

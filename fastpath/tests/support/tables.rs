@@ -444,7 +444,7 @@ pub(crate) fn forget_notes(ebpf: &mut Ebpf) -> Result<(), MapError> {
     for name in [map::FLOWS, map::FLOWS_DATAGRAM] {
         let flows = ebpf.map(name).expect("the object has this map");
         for key in KernelHash::<_, Tuple, PodFlow>::try_from(flows)?.keys() {
-            places.push(FlowNote::place(&key?));
+            places.extend(FlowNote::places(&key?));
         }
     }
     let notes = ebpf

@@ -113,19 +113,25 @@ impl Tuple {
         Self([d, e, f, g, rest & !SPARE | spare])
     }
 
-    /// Returns bits that depend on all of the key, the topmost most of all.
+    /// Returns a word that depends on all of the key.
     #[inline(always)]
-    pub(super) const fn mixed(&self) -> u64 {
-        let [a, b, c, d, e] = self.0;
-        (a ^ b.rotate_left(7) ^ c.rotate_left(17) ^ d.rotate_left(29) ^ e)
-            .wrapping_mul(CHECK_MULTIPLIER)
+    pub(super) const fn folded(&self) -> u64 {
+        self.folded_addresses() ^ self.0[4]
     }
 
     /// Returns the key's place in an array of so many, a power of two.
     #[inline(always)]
     #[expect(clippy::cast_possible_truncation, reason = "arrays are smaller")]
     pub(super) const fn place(&self, places: usize) -> u32 {
-        (self.mixed() >> (64 - places.trailing_zeros())) as u32
+        // The addresses by themselves first: else their last bytes and the ports of many flows cancel each other out.
+        let mixed = (mix(self.folded_addresses()) ^ self.0[4]).wrapping_mul(CHECK_MULTIPLIER);
+        (mixed >> (64 - places.trailing_zeros())) as u32
+    }
+
+    #[inline(always)]
+    const fn folded_addresses(&self) -> u64 {
+        let [a, b, c, d, _] = self.0;
+        a ^ b.rotate_left(7) ^ c.rotate_left(17) ^ d.rotate_left(29)
     }
 
     /// Returns source, destination, source port and destination port (host order), protocol.

@@ -114,20 +114,25 @@ impl FlowNote {
     #[inline(always)]
     const fn check(&self) -> u64 {
         let [a, b] = self.address.words();
-        let words = self.key.mixed() ^ a ^ b.rotate_left(23) ^ self.seen();
+        let words = self.key.folded() ^ a ^ b.rotate_left(23) ^ self.seen();
         words.wrapping_mul(CHECK_MULTIPLIER) >> (64 - Self::CHECK_BITS)
     }
 
-    /// Returns the place of a flow's note.
+    /// Returns the places of a flow's note: of 10 000 flows with one each, 7 % would find theirs taken.
     #[inline(always)]
-    pub const fn place(key: &Tuple) -> u32 {
+    pub const fn places(key: &Tuple) -> [u32; 2] {
         const { assert!(size::FLOW_NOTES.is_power_of_two()) };
-        key.place(size::FLOW_NOTES)
+        let place = key.place(size::FLOW_NOTES);
+        [place, place ^ 1]
     }
 }
 
 #[cfg(test)]
 mod tests {
+    extern crate std;
+
+    use std::collections::BTreeSet;
+
     use super::*;
 
     #[test]
@@ -164,7 +169,37 @@ mod tests {
         assert!(note.is_of(&key) && !note.is_of(&other));
         assert!(!note.is_over(last) && note.is_over(over));
         assert!(FlowNote::default().is_over(over));
-        assert_ne!(FlowNote::place(&key), FlowNote::place(&other));
+        assert_ne!(FlowNote::places(&key)[0], FlowNote::places(&other)[0]);
+    }
+
+    #[test]
+    fn nearly_all_of_ten_thousand_flows_find_a_place_however_alike_they_are() {
+        // How many ports each client has, and how far apart their addresses are.
+        for (ports, step) in [
+            (1, 1),
+            (1, 256),
+            (8, 1),
+            (64, 1),
+            (100, 256),
+            (1024, 1),
+            (1024, 65_536),
+            (10_000, 1),
+        ] {
+            let pod = AddressKey::v4([172, 16, 0, 1]);
+            let mut taken = BTreeSet::new();
+            let without = (0..10_000_u32).filter(|flow| {
+                let client = AddressKey::v4((0xc633_6400 + flow / ports * step).to_be_bytes());
+                let port = u16::try_from(32_768 + flow % ports).unwrap().to_be_bytes();
+                let key = Tuple::new(client, pod, port, [31, 144], 6);
+                let places = FlowNote::places(&key);
+                !places.into_iter().any(|place| taken.insert(place))
+            });
+            let without = without.count();
+            assert!(
+                without < 200,
+                "{ports} ports, {step} apart: {without} without"
+            );
+        }
     }
 
     #[test]

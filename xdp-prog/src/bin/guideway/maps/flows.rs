@@ -61,34 +61,49 @@ pub(crate) fn remove(table: FlowTable, key: &Tuple) {
 
 #[inline(always)]
 pub(crate) fn noted(key: &Tuple) -> Option<PodFlow> {
-    // Read once: another CPU may write into it, which its check finds out.
-    let note = super::read_once(FLOW_NOTES.get(FlowNote::place(key))?);
-    note.flow(key, super::now())
+    let now = super::now();
+    for place in FlowNote::places(key) {
+        // Read once: another CPU may write into it, which its check finds out.
+        let note = super::read_once(FLOW_NOTES.get(place)?);
+        if let Some(flow) = note.flow(key, now) {
+            return Some(flow);
+        }
+    }
+    None
 }
 
 #[inline(always)]
 pub(crate) fn note(key: &Tuple, flow: &PodFlow) {
-    write_note(key, FlowNote::new(key, flow), |known| {
-        known.is_of(key) || known.is_over(super::now())
-    });
+    // An older one may stand in the second place.
+    forget_note(key);
+    let now = super::now();
+    for place in FlowNote::places(key) {
+        if replace_note(place, FlowNote::new(key, flow), |known| known.is_over(now)) {
+            return;
+        }
+    }
 }
 
 #[inline(always)]
 pub(crate) fn forget_note(key: &Tuple) {
-    write_note(key, FlowNote::default(), |known| known.is_of(key));
+    for place in FlowNote::places(key) {
+        replace_note(place, FlowNote::default(), |known| known.is_of(key));
+    }
 }
 
 #[inline(always)]
-fn write_note(key: &Tuple, note: FlowNote, gives_way: impl Fn(&FlowNote) -> bool) {
-    let Some(place) = FLOW_NOTES.get_ptr_mut(FlowNote::place(key)) else {
-        return;
+fn replace_note(place: u32, note: FlowNote, gives_way: impl Fn(&FlowNote) -> bool) -> bool {
+    let Some(place) = FLOW_NOTES.get_ptr_mut(place) else {
+        return false;
     };
     // SAFETY: the element is valid for the run, and any bytes are a note: one that another CPU has
     // half written is found out by its check.
-    if gives_way(unsafe { &*place }) {
+    let gives_way = gives_way(unsafe { &*place });
+    if gives_way {
         // SAFETY: as above.
         unsafe { *place = note };
     }
+    gives_way
 }
 
 #[inline(always)]

@@ -128,7 +128,7 @@ impl Scenario {
                 endpoints: 50,
                 nodes: 500,
             },
-            changes: 0,
+            changes: 200,
             storm: None,
             idle: Duration::from_secs(70),
         },
@@ -219,14 +219,20 @@ fn measure_agent(
     if scenario.changes > 0 {
         say("single changes");
         let times = single_changes(scenario, server, prober)?;
-        for (what, quantile, bound) in [
-            ("one change to its first packet, p50", 0.50, None),
-            (
+        // A real server takes its time to write and to tell, and the bound is for what comes after.
+        let (p50, p99, bound) = match scenario.source {
+            Source::Recorded => (
+                "one change to its first packet, p50",
                 "one change to its first packet, p99",
-                0.99,
                 Some(MOST_CHANGE_MS),
             ),
-        ] {
+            Source::Real => (
+                "one write to its first packet, p50",
+                "one write to its first packet, p99",
+                None,
+            ),
+        };
+        for (what, quantile, bound) in [(p50, 0.50, None), (p99, 0.99, bound)] {
             let estimate = bootstrap(times.len(), |sample| {
                 percentile(
                     &sample.iter().map(|&i| times[i]).collect::<Vec<_>>(),
@@ -299,10 +305,9 @@ fn change_one(
     service: u32,
     round: u32,
 ) -> Result<Duration> {
-    let slice = cluster.served_slice(service, round);
     let node = cluster.node_of_change(service, round);
     let begun = Instant::now();
-    server.put(slice)?;
+    server.put_slice(cluster, service, round)?;
     prober.wait_for(Cluster::vip(service), Cluster::node_address(node), PATIENCE)?;
     Ok(begun.elapsed())
 }
@@ -327,7 +332,7 @@ fn storm(
                 let due = (begun.elapsed().as_secs_f64() * f64::from(rate)).floor();
                 while f64::from(written) < due {
                     let (service, round) = (written % others, written / others);
-                    server.put(cluster.served_slice(service, scenario.changes + round + 1))?;
+                    server.put_slice(cluster, service, scenario.changes + round + 1)?;
                     written += 1;
                 }
                 thread::sleep(STORM_TICK);

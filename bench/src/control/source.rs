@@ -3,12 +3,15 @@
 use std::{
     io::{BufRead, BufReader, Read, Write},
     net::TcpStream,
-    sync::atomic::{AtomicU32, Ordering},
+    sync::{
+        Mutex,
+        atomic::{AtomicU32, Ordering},
+    },
     thread,
     time::Duration,
 };
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use lab::{
     Namespace, Process,
     kubernetes::{ControlPlane, FakeApiServer},
@@ -41,7 +44,13 @@ impl Source {
 /// A server with a whole cluster.
 #[derive(Debug)]
 pub(super) enum Server {
-    Real { _control_plane: Box<ControlPlane> },
+    Real {
+        /// To it.
+        writer: Mutex<Writer>,
+        /// Its way, which ends before the control plane does.
+        _proxy: Process,
+        _control_plane: Box<ControlPlane>,
+    },
     Recorded(FakeApiServer),
 }
 
@@ -58,8 +67,12 @@ impl Server {
                 let control_plane = ControlPlane::start()?;
                 control_plane.connect(machine)?;
                 control_plane.write_kubeconfig(machine, ControlPlane::ADMIN)?;
-                fill(&control_plane, cluster, progress)?;
+                let proxy = proxy(&control_plane)?;
+                let machine = control_plane.machine();
+                machine.run(|| fill(cluster, progress))?;
                 Ok(Self::Real {
+                    writer: Mutex::new(machine.run(Writer::connect)?),
+                    _proxy: proxy,
                     _control_plane: Box::new(control_plane),
                 })
             }
@@ -81,13 +94,21 @@ impl Server {
         }
     }
 
-    /// Writes an object.
-    pub(super) fn put(&self, object: Value) -> Result<()> {
+    /// Writes the slice of a Service as it is after so many changes.
+    pub(super) fn put_slice(&self, cluster: &Cluster, service: u32, change: u32) -> Result<()> {
         match self {
-            Self::Recorded(server) => server.put(object),
-            Self::Real { .. } => bail!("changes are measured with recorded watches only"),
+            Self::Recorded(server) => {
+                server.put(cluster.served_slice(service, change));
+                Ok(())
+            }
+            Self::Real { writer, .. } => {
+                let slice = cluster.slice(service, change);
+                let name = slice["metadata"]["name"].as_str().unwrap_or_default();
+                let path = format!("{}/{name}", slices(DEFAULT));
+                let mut writer = writer.lock().expect("no writer panics");
+                writer.request("PUT", &path, "application/json", &slice)
+            }
         }
-        Ok(())
     }
 }
 
@@ -97,41 +118,38 @@ const PROXY_TIMEOUT: Duration = Duration::from_secs(30);
 /// Connections that write at the same time.
 const WRITERS: u32 = 8;
 
-/// Writes all objects of a cluster into a real API server.
-fn fill(
-    control_plane: &ControlPlane,
-    cluster: &Cluster,
-    progress: &(dyn Fn(&str) + Sync),
-) -> Result<()> {
+fn proxy(control_plane: &ControlPlane) -> Result<Process> {
     let mut command = control_plane.kubectl_command()?;
     let mut proxy = Process::spawn(command.args(["proxy", "--port=8001"]))?;
     proxy.wait_for_line("Starting to serve", PROXY_TIMEOUT)?;
-    let machine = control_plane.machine();
+    Ok(proxy)
+}
+
+/// Writes all objects of a cluster into the real API server of this machine.
+fn fill(cluster: &Cluster, progress: &(dyn Fn(&str) + Sync)) -> Result<()> {
     let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SYSTEM}});
-    machine.run(|| {
-        let mut writer = Writer::connect()?;
-        writer.create("/api/v1/namespaces", &namespace)?;
-        for number in 0..cluster.nodes {
-            writer.create("/api/v1/nodes", &Cluster::node(number))?;
+    let mut writer = Writer::connect()?;
+    writer.create("/api/v1/namespaces", &namespace)?;
+    for number in 0..cluster.nodes {
+        writer.create("/api/v1/nodes", &Cluster::node(number))?;
+    }
+    for slice in cluster.presence() {
+        writer.create(&slices(SYSTEM), &slice)?;
+    }
+    let next = AtomicU32::new(0);
+    thread::scope(|scope| {
+        let writers: Vec<_> = (0..WRITERS)
+            .map(|_| scope.spawn(|| fill_services(cluster, &next)))
+            .collect();
+        while !writers.iter().all(thread::ScopedJoinHandle::is_finished) {
+            let done = next.load(Ordering::Relaxed).min(cluster.services);
+            progress(&format!("filling, {done} of {} services", cluster.services));
+            thread::sleep(Duration::from_millis(500));
         }
-        for slice in cluster.presence() {
-            writer.create(&slices(SYSTEM), &slice)?;
+        for writer in writers {
+            writer.join().expect("a writer does not panic")?;
         }
-        let next = AtomicU32::new(0);
-        thread::scope(|scope| {
-            let writers: Vec<_> = (0..WRITERS)
-                .map(|_| scope.spawn(|| fill_services(cluster, &next)))
-                .collect();
-            while !writers.iter().all(thread::ScopedJoinHandle::is_finished) {
-                let done = next.load(Ordering::Relaxed).min(cluster.services);
-                progress(&format!("filling, {done} of {} services", cluster.services));
-                thread::sleep(Duration::from_millis(500));
-            }
-            for writer in writers {
-                writer.join().expect("a writer does not panic")?;
-            }
-            Ok(())
-        })
+        Ok(())
     })
 }
 
@@ -156,7 +174,8 @@ fn slices(namespace: &str) -> String {
 }
 
 /// A connection to the proxy.
-struct Writer(BufReader<TcpStream>);
+#[derive(Debug)]
+pub(super) struct Writer(BufReader<TcpStream>);
 
 impl Writer {
     fn connect() -> Result<Self> {

@@ -6,8 +6,8 @@ mod pools;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use lab::kubernetes::ControlPlane;
 use lab::Signal;
+use lab::kubernetes::ControlPlane;
 use serde_json::{Value, json};
 
 use self::cluster::{Cluster, PATIENCE, annotated, condition, expect, pool, service};

@@ -27,6 +27,8 @@ pub(crate) enum State {
     Leaving,
     /// It ends, and serves no more.
     Gone,
+    /// It ends, serves no more, and counts as ready by `publishNotReadyAddresses`.
+    Published,
 }
 
 /// A port of a slice: name, protocol and number.
@@ -219,6 +221,7 @@ impl State {
             Self::Unready => (false, false, false),
             Self::Leaving => (false, true, true),
             Self::Gone => (false, false, true),
+            Self::Published => (true, false, true),
         };
         json!({"ready": ready, "serving": serving, "terminating": terminating})
     }

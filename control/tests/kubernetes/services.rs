@@ -36,6 +36,7 @@ fn services_are_followed_through_all_their_changes() {
         local_policy_is_for_nodes_with_pods_and_is_switched,
         internal_policy_keeps_nobody_outside_out,
         terminating_pods_serve_while_no_other_is_ready,
+        published_pods_serve_beside_ready_ones,
         service_without_endpoints_is_refused,
         external_address_is_served_where_no_machine_has_it,
         address_of_a_machine_is_served_at_the_services_port_alone,
@@ -202,6 +203,19 @@ fn terminating_pods_serve_while_no_other_is_ready(web: &Scenario<'_>) {
     for (node, pod) in web.net.nodes().iter().zip([pods[1], pods[2]]) {
         expect(web.client(), &web.node_ports_of(node), &Outcome::by([pod]));
     }
+}
+
+fn published_pods_serve_beside_ready_ones(web: &Scenario<'_>) {
+    let pods = web.pods();
+    let with = |state| [(pods[0], State::Ready), (pods[1], state)];
+    web.balance(json!({"publishNotReadyAddresses": true}));
+    web.serve(&with(State::Published));
+    expect(web.client(), &web.ways(), &Outcome::by([pods[0], pods[1]]));
+    web.serve(&[(pods[1], State::Published)]);
+    expect(web.client(), &web.ways(), &Outcome::by([pods[1]]));
+    web.change(&json!({"publishNotReadyAddresses": false}));
+    web.serve(&with(State::Gone));
+    expect(web.client(), &web.ways(), &Outcome::by([pods[0]]));
 }
 
 fn service_without_endpoints_is_refused(web: &Scenario<'_>) {

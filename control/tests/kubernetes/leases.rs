@@ -12,11 +12,12 @@ use control::kubernetes::leases::{Candidate, Heard, Shown, follow};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use lab::{
     Cidr, Machine, Namespace, Route, Topology, kubernetes::ControlPlane, output, vip_v4, vip_v6,
+    wait_for,
 };
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
-use crate::support::{Flow, Protocol};
+use crate::support::{Flow, Protocol, Service};
 use crate::world::{World, at};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -218,12 +219,23 @@ kind: ClusterRole
 metadata: {name: agent}
 rules:
 - {apiGroups: [''], resources: [nodes], verbs: [get, list, watch]}
-- {apiGroups: [coordination.k8s.io], resources: [leases], verbs: [get, list, watch, create, update, patch]}
 ---
 apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRoleBinding
 metadata: {name: agent}
 roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: agent}
+subjects: [{kind: ServiceAccount, name: agent, namespace: default}]
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: Role
+metadata: {name: agent, namespace: default}
+rules:
+- {apiGroups: [coordination.k8s.io], resources: [leases], verbs: [get, list, watch, create, update, patch]}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: RoleBinding
+metadata: {name: agent, namespace: default}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: agent}
 subjects: [{kind: ServiceAccount, name: agent, namespace: default}]
 ";
 
@@ -350,4 +362,54 @@ fn clients_reach_another_edge_within_three_seconds_of_the_loss_of_one() {
         }
     }
     eprintln!("answered by another edge after {:?}", since.elapsed());
+}
+
+#[test]
+fn local_service_is_announced_by_edges_outside_and_by_the_node_of_its_pod() {
+    let net = Topology::builder().nodes(2).pods(1).build().unwrap();
+    let numbers = 1..=4;
+    let addresses: Vec<IpAddr> = numbers
+        .flat_map(|number| [vip_v4(number).into(), vip_v6(number).into()])
+        .collect();
+    let mut world = World::new(&net);
+    world.write_seed();
+    world.show_presence();
+    world.launch_with("announce: { interfaces: [eth0] }\n");
+    for agent in &mut world.agents {
+        agent.wait_until_in_step();
+    }
+    expect_on_link(&net, &addresses);
+    world.balance(&addresses);
+    let local = r#"{"spec": {"externalTrafficPolicy": "Local"}}"#;
+    world
+        .control
+        .kubectl(&["patch", "service", "web", "-p", local])
+        .unwrap();
+
+    let ways = addresses.iter();
+    let ways: Vec<Service> = ways.map(|one| at(*one, 80, Protocol::Udp)).collect();
+    let [first, second] = net.nodes() else {
+        panic!("two nodes");
+    };
+    for (with, without) in [(first, second), (second, first)] {
+        let pod = &with.pods()[0];
+        world.endpoints(&[(pod, true)]);
+        // Whom the router has not asked for, it does not know.
+        world.wait_for_pods(&ways, &[pod]);
+        let announced_by = |machine: &Machine| {
+            let there = addresses.iter().filter(|one| is_at(&net, **one, machine));
+            there.count()
+        };
+        let awaited = format!("{} and the edge share the addresses", with.label());
+        wait_for(&awaited, TIMEOUT, || {
+            let shares = [with, without, &net.edges()[0]].map(announced_by);
+            let [here, elsewhere, outside] = shares;
+            let is_right = here > 0 && outside > 0 && here + outside == addresses.len();
+            (is_right && elsewhere == 0)
+                .then_some(())
+                .ok_or(format!("{shares:?}"))
+        })
+        .unwrap();
+        world.wait_for_pods(&ways, &[pod]);
+    }
 }

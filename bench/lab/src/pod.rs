@@ -34,7 +34,7 @@ pub(crate) fn pods_of(node: u8) -> [Cidr; 2] {
 }
 
 /// The prefixes of all pods.
-fn all_pods() -> [Cidr; 2] {
+pub(crate) fn all_pods() -> [Cidr; 2] {
     [
         cidr(Ipv4Addr::new(10, 2, 0, 0), 16),
         cidr(Ipv6Addr::new(0xfd00, 2, 0, 0, 0, 0, 0, 0), 96),

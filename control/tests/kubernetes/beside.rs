@@ -7,6 +7,7 @@ use lab::kubernetes::ProxyMode;
 use lab::{Machine, Process, Topology, output, vip_v4, vip_v6, wait_for};
 use serde_json::{Value, json};
 
+use crate::objects;
 use crate::outcome::{Outcome, expect};
 use crate::support::{Echo, Flow, Protocol, Service, Traffic, guideway};
 use crate::witness::{Witness, curl};
@@ -18,6 +19,9 @@ const ROUNDS: u64 = 50;
 const WITNESS: u16 = 8090;
 const WITNESS_PORT: u16 = 81;
 const WITNESS_NODE_PORT: u16 = 30_081;
+/// A Service of the policy Local, with pods on the second node alone.
+const LOCAL: &str = "local";
+const LOCAL_NODE_PORT: u16 = 30_082;
 /// Servers outside of the cluster.
 const OUTSIDE_PORT: u16 = 9000;
 const OUTSIDE_WITNESS: u16 = 9001;
@@ -43,6 +47,11 @@ fn neither_disturbs_the_other(mode: ProxyMode) {
     world.endpoints(&all);
     world.control.apply(&witness_service(&net)).unwrap();
     world.give("witness", &vips());
+    let mut local = objects::service(LOCAL, LOCAL_NODE_PORT);
+    local["spec"]["externalTrafficPolicy"] = "Local".into();
+    world.apply(&local);
+    world.give(LOCAL, &local_vips());
+    world.endpoints_of(LOCAL, &all[2..]);
     let _witnesses: Vec<Witness> = net.pods().map(|pod| Witness::serve(pod, WITNESS)).collect();
     let run = |node: &Machine| -> Process {
         let proxy = world
@@ -68,6 +77,7 @@ fn neither_disturbs_the_other(mode: ProxyMode) {
 
     each_traffic_goes_its_own_way(&net, &world, &inside);
     addresses_arrive_as_each_of_them_leaves_them(&net, &world);
+    local_policy_is_for_clients_outside(&net);
     all_traffic_goes_on_at_the_same_time(&net, &inside);
     assert_eq!(
         rules(),
@@ -144,6 +154,26 @@ fn addresses_arrive_as_each_of_them_leaves_them(net: &Topology, world: &World<'_
     }
 }
 
+/// What begins on a node that has no pods of the Service is kube-proxy's, which gives it to those elsewhere.
+fn local_policy_is_for_clients_outside(net: &Topology) {
+    let [without, with] = net.nodes() else {
+        panic!("two nodes");
+    };
+    let port_of = |node: &Machine| [node.v4(), node.v6()].map(|own| (own, LOCAL_NODE_PORT));
+    let balanced = local_vips().map(|vip| (vip, 80));
+    let (there, elsewhere) = (port_of(with), port_of(without));
+    let pods = Outcome::by(with.pods());
+    let client = &net.clients()[0];
+    let served = with_both_protocols(balanced.into_iter().chain(there));
+    expect(client, &served, &pods);
+    let unserved = with_both_protocols(elsewhere.into_iter());
+    expect(client, &unserved, &Outcome::SILENCE);
+    let own = with_both_protocols(balanced.into_iter().chain(elsewhere));
+    for machine in [&without.pods()[0], without] {
+        expect(machine, &own, &pods);
+    }
+}
+
 fn all_traffic_goes_on_at_the_same_time(net: &Topology, inside: &[(&Machine, Vec<Service>)]) {
     let client = &net.clients()[0];
     let own = [client.v4(), client.v6()].map(|own| SocketAddr::new(own, OUTSIDE_PORT));
@@ -189,6 +219,10 @@ fn kube_proxy_serves_node_ports(net: &Topology) {
 
 fn vips() -> [IpAddr; 2] {
     [vip_v4(1).into(), vip_v6(1).into()]
+}
+
+fn local_vips() -> [IpAddr; 2] {
+    [vip_v4(2).into(), vip_v6(2).into()]
 }
 
 /// The ways from outside to `web`.

@@ -7,7 +7,7 @@ use std::{
 };
 
 use super::{ControlPlane, READY_TIMEOUT, program};
-use crate::{Namespace, Process, Result, wait_for};
+use crate::{Namespace, Process, Result, pod::all_pods, wait_for};
 
 /// How kube-proxy programs the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,6 +47,11 @@ impl ControlPlane {
             .arg("--kubeconfig")
             .arg(kubeconfig)
             .args(["--proxy-mode", mode.name(), "--hostname-override", node])
+            // So that it knows its own pods, as where kubeadm has set it up.
+            .args([
+                "--cluster-cidr",
+                &all_pods().map(|cidr| cidr.to_string()).join(","),
+            ])
             // These settings of conntrack are the host's alone.
             .args([
                 "--conntrack-max-per-core=0",

@@ -17,12 +17,15 @@ use crate::world::{Agent, PATIENCE, World, addresses, vips, ways};
 
 /// How long the API server is away, in seconds, unless this variable says otherwise.
 const AWAY: (&str, u64) = ("GUIDEWAY_OUTAGE_SECONDS", 60);
-/// How often the watches are cut, once a second.
-const CUTS: usize = 5;
+/// How often each agent's watch of slices is broken by cuts, one a second: with the pauses before it begins anew,
+/// not every second finds it open.
+const CUTS: f64 = 3.0;
 /// How long changes take to be written while nothing is wrong, at most.
 const PAUSE: Duration = Duration::from_secs(1);
 /// Counts what agents were told of who runs Guideway.
 const PRESENCE: &str = "guideway_kubernetes_events_total{kind=\"presence\"}";
+/// Counts watches of slices that were broken.
+const BROKEN: &str = "guideway_kubernetes_watch_errors_total{kind=\"endpointslices\"}";
 /// Questions on every flow before and after the events.
 const ROUNDS: u64 = 20;
 
@@ -142,42 +145,68 @@ fn watches_are_cut_every_second(
     agents: &[Agent<'_>],
     pods: &[(&Machine, bool)],
 ) {
+    let broken = |agent: &Agent<'_>| agent.metric(BROKEN);
+    let before: Vec<_> = agents.iter().map(broken).collect();
     let mut turns = pods.windows(2).cycle();
-    for _ in 0..CUTS {
+    wait_for("the watches were broken often enough", PATIENCE, || {
         for agent in agents {
             let mut cut = agent.machine().namespace().command("ss");
             lab::output(cut.args(["-tK", "dst", &ControlPlane::ADDRESS.to_string()])).unwrap();
         }
         world.endpoints(turns.next().unwrap());
         thread::sleep(PAUSE);
-    }
+        let cuts = agents.iter().zip(&before);
+        let cuts: Vec<_> = cuts.map(|(agent, before)| broken(agent) - before).collect();
+        if cuts.iter().all(|cuts| *cuts >= CUTS) {
+            Ok(())
+        } else {
+            Err(format!("{cuts:?}"))
+        }
+    })
+    .unwrap();
 }
 
 /// Replaces the agents as a DaemonSet does: each one's pod goes, and another one comes.
 fn agents_are_rolled(world: &World<'_>, net: &Topology, agents: &mut [Agent<'_>]) {
-    let modes: Vec<_> = agents.iter().map(modes).collect();
+    let modes_of = |agents: &[Agent<'_>]| -> Vec<Value> { agents.iter().map(modes).collect() };
+    let before = modes_of(agents);
     for number in 0..agents.len() {
         let rolled = agents[number].machine().label().to_owned();
-        if net.nodes().iter().any(|node| node.label() == rolled) {
-            let told = |agent: &Agent<'_>| agent.metric(PRESENCE);
-            let before: Vec<_> = agents.iter().map(told).collect();
-            let others = net.nodes().iter().filter(|node| node.label() != rolled);
-            for slice in objects::presence(others, net.edges()) {
-                world.apply(&slice);
-            }
-            wait_until("all agents are told", PATIENCE, || {
-                agents
-                    .iter()
-                    .zip(&before)
-                    .all(|(agent, before)| told(agent) > *before)
-            })
-            .unwrap();
+        let is_other = |node: &&Machine| node.label() != rolled;
+        let others: Vec<&Machine> = net.nodes().iter().filter(is_other).collect();
+        let is_node = others.len() < net.nodes().len();
+        if is_node {
+            tell_presence(world, net, others, agents);
+            assert_eq!(modes_of(agents), before, "{rolled} goes");
         }
         agents[number].restart();
-        world.show_presence();
         agents[number].wait_until_in_step();
-        assert_eq!(agents.iter().map(self::modes).collect::<Vec<_>>(), modes);
+        // Of a node, nothing tells that it is back.
+        assert_eq!(modes_of(agents), before, "{rolled} has begun anew");
+        if is_node {
+            tell_presence(world, net, net.nodes(), agents);
+            assert_eq!(modes_of(agents), before, "{rolled} is back");
+        }
     }
+}
+
+/// Writes that Guideway runs on these nodes, and waits until all agents have heard of it.
+fn tell_presence<'net>(
+    world: &World<'_>,
+    net: &Topology,
+    nodes: impl IntoIterator<Item = &'net Machine>,
+    agents: &[Agent<'_>],
+) {
+    let heard = |agent: &Agent<'_>| agent.metric(PRESENCE);
+    let before: Vec<_> = agents.iter().map(heard).collect();
+    for slice in objects::presence(nodes, net.edges()) {
+        world.apply(&slice);
+    }
+    wait_until("all agents are told", PATIENCE, || {
+        let mut agents = agents.iter().zip(&before);
+        agents.all(|(agent, before)| heard(agent) > *before)
+    })
+    .unwrap();
 }
 
 /// Returns how an agent reaches each backend, and the modes of its services.

@@ -1,13 +1,13 @@
 //! `guideway run --kubernetes`: from objects to packets.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use lab::{Machine, Topology, vip_v4, vip_v6};
+use lab::{Cidr, Machine, Route, Topology, kubernetes, vip_v4, vip_v6};
 use serde_json::json;
 
-use crate::objects;
+use crate::objects::{self, TARGET_PORT};
 use crate::outages::wait_for_tables;
-use crate::support::{Flow, Protocol, Service, Traffic, guideway};
+use crate::support::{Echo, Flow, Protocol, Service, Traffic, guideway};
 use crate::world::{World, at};
 
 /// Questions on every flow before, between and after the events.
@@ -150,7 +150,25 @@ fn nodes_that_move_go_come_back_and_detach_are_followed() {
     world.control.kubectl(&delete).unwrap();
     others_alone();
     address("add", &own);
-    world.control.add_node(node).unwrap();
+    // It comes back with other prefixes for pods, before its pods have addresses of them.
+    let prefixes = node.pod_prefixes().unwrap().map(|prefix| {
+        let address = renumbered(prefix.address);
+        Cidr { address, ..prefix }.to_string()
+    });
+    let mut back = kubernetes::node(node);
+    back["spec"] = json!({"podCIDR": prefixes[0], "podCIDRs": prefixes});
+    world.apply(&back);
+    world.wait_for_pods(ways, &pods);
+    let _echoes = renumber_pods(&net, node);
+    for mut slice in objects::slices(&net, "web", &all) {
+        let endpoints = slice["endpoints"].as_array_mut().unwrap().iter_mut();
+        for endpoint in endpoints.filter(|endpoint| endpoint["nodeName"] == node.label()) {
+            let before = endpoint["addresses"][0].as_str().unwrap();
+            let address = renumbered(before.parse().unwrap());
+            endpoint["addresses"] = json!([address.to_string()]);
+        }
+        world.apply(&slice);
+    }
     world.wait_for_pods(ways, &pods);
 
     guideway().ask(node.namespace(), &["detach"]).unwrap();
@@ -159,6 +177,39 @@ fn nodes_that_move_go_come_back_and_detach_are_followed() {
     detached["metadata"]["labels"]["kubernetes.io/service-name"] = "guideway-detached".into();
     world.apply(&detached);
     others_alone();
+}
+
+/// Returns an address in place of a pod's, or of its prefix.
+fn renumbered(address: IpAddr) -> IpAddr {
+    match address {
+        IpAddr::V4(address) => {
+            let [a, _, c, d] = address.octets();
+            Ipv4Addr::new(a, 3, c, d).into()
+        }
+        IpAddr::V6(address) => {
+            let mut segments = address.segments();
+            segments[1] = 3;
+            Ipv6Addr::from(segments).into()
+        }
+    }
+}
+
+/// Gives a node's pods other addresses, and takes theirs away; returns their servers.
+fn renumber_pods(net: &Topology, node: &Machine) -> Vec<Echo> {
+    let renumber = |pod: &Machine| {
+        let link = pod.link().unwrap();
+        let addresses = [pod.v4(), pod.v6()].map(|before| {
+            let after = renumbered(before);
+            let route = Route::to(Cidr::host(after)).through(&net.far_end(pod).unwrap());
+            link.add_address(Cidr::host(after)).unwrap();
+            link.remove_address(Cidr::host(before)).unwrap();
+            node.namespace().add_route(&route).unwrap();
+            node.namespace().delete_route(Cidr::host(before)).unwrap();
+            SocketAddr::new(after, TARGET_PORT)
+        });
+        Echo::serve(pod, addresses.map(|address| (address, Protocol::Tcp)))
+    };
+    node.pods().iter().map(renumber).collect()
 }
 
 #[test]

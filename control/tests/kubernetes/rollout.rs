@@ -12,7 +12,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use lab::kubernetes::ProxyMode;
-use lab::{Machine, Topology, vip_v4, vip_v6, wait_for, wait_until};
+use lab::{Machine, Topology, output, vip_v4, vip_v6, wait_for, wait_until};
 use serde_json::json;
 
 use crate::kubelet::{EndOnDrop, Orders, ready, run_pods};
@@ -109,6 +109,7 @@ fn no_new_flow_fails_while_pods_come_and_go() {
             let measured = agent.metric("guideway_network_programming_duration_seconds_count");
             assert!(measured > 0.0, "changes of Pods took no time");
         }
+        agents_have_the_buckets_of_kube_proxy(&rollout);
     });
 }
 
@@ -205,6 +206,34 @@ fn nobody_is_left_and_somebody_comes_back(rollout: &Rollout<'_>) {
         &connections(&ways.kube_proxy),
         &Outcome::REFUSED,
     );
+}
+
+fn agents_have_the_buckets_of_kube_proxy(rollout: &Rollout<'_>) {
+    const PROGRAMMING: &str = "network_programming_duration_seconds";
+    let mut curl = rollout.other.namespace().command("curl");
+    curl.args(["-sS", "--fail", "http://127.0.0.1:10249/metrics"]);
+    let theirs = bounds(
+        &output(&mut curl).unwrap(),
+        &format!("kubeproxy_{PROGRAMMING}"),
+    );
+    assert!(theirs.len() > 2, "{theirs:?}");
+    let agent = &rollout.world.agents[0];
+    let ours = bounds(&agent.metrics(), &format!("guideway_{PROGRAMMING}"));
+    assert_eq!(ours, theirs);
+}
+
+/// The bounds of a histogram's buckets.
+fn bounds(metrics: &str, histogram: &str) -> Vec<f64> {
+    let series = format!("{histogram}_bucket{{");
+    let bound = |line: &str| {
+        let (_, bound) = line.strip_prefix(&series)?.split_once("le=\"")?;
+        bound.split('"').next()?.parse().ok()
+    };
+    let mut bounds: Vec<f64> = metrics.lines().filter_map(bound).collect();
+    bounds.sort_by(f64::total_cmp);
+    // One histogram for each family.
+    bounds.dedup();
+    bounds
 }
 
 impl Rollout<'_> {

@@ -270,11 +270,16 @@ kubernetes: {{ node_name: {}, healthz: \"127.0.0.1:9751\", external_ips: [10.99.
         self.backends_of(service).iter().map(address).collect()
     }
 
-    /// Reads one value of the metrics.
-    pub(crate) fn metric(&self, name: &str) -> f64 {
+    /// Reads the metrics.
+    pub(crate) fn metrics(&self) -> String {
         let mut curl = self.machine.namespace().command("curl");
         curl.args(["-sS", "--fail", "http://127.0.0.1:9750/metrics"]);
-        let text = lab::output(&mut curl).unwrap();
+        lab::output(&mut curl).unwrap()
+    }
+
+    /// Reads one value of the metrics.
+    pub(crate) fn metric(&self, name: &str) -> f64 {
+        let text = self.metrics();
         let value = text
             .lines()
             .find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));

@@ -15,6 +15,8 @@ use crate::world::{Agent, PATIENCE, addresses, serve_on_pods, vips, wait_for_pod
 const WATCHED: [&str; 3] = ["services", "endpointslices", "nodes"];
 /// Longer than an agent starts and then waits for a list.
 const SILENCE: Duration = Duration::from_secs(180);
+/// Objects that kube asks for at a time.
+const PAGE: u64 = 500;
 /// Questions on every flow before and after the events.
 const ROUNDS: u64 = 20;
 
@@ -105,6 +107,18 @@ fn broken_watches_are_caught_up_with(net: &Topology) {
     }
     cluster.wait_for_table("web", &pods[1..]);
     cluster.wait_for_table("brief", &[]);
+
+    // More than one page of a list, with the served ones on the second.
+    for number in 0..PAGE {
+        cluster.put(unserved(&format!("a-{number}")));
+    }
+    let before = cluster.api.asked("services", Verb::List).len();
+    cluster.api.strike("services", Mishap::Gone);
+    let pages = 2 * cluster.agents.len();
+    cluster.wait_for_requests("services", Verb::List, before + pages);
+    cluster.serve("late", 5, &pods[..1]);
+    cluster.wait_for_table("late", &pods[..1]);
+    cluster.wait_for_objects("services", PAGE + 4);
 
     steady.expect_untouched(&cluster);
     wait_for_pods(net, &ways(2), &pods[1..]);
@@ -371,6 +385,14 @@ fn table(agent: &Agent<'_>, service: &str) -> Vec<Value> {
 
 fn updates_of(agent: &Agent<'_>) -> f64 {
     agent.metric("guideway_kubernetes_sync_duration_seconds_count")
+}
+
+/// A Service that has nothing to be served at.
+fn unserved(name: &str) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Service", "metadata": {"name": name, "namespace": "default"},
+        "spec": {"type": "ExternalName", "externalName": "example.com"},
+    })
 }
 
 fn in_default(mut object: Value) -> Value {

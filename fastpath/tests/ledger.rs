@@ -4,10 +4,11 @@
 //! random packet --> edge (kernel) --IP-in-IP--> node (kernel) --> a pod's packet
 //! ```
 //!
-//! Half of the packets are well formed, half are mutated. Each must be passed
-//! on untouched, delivered to a pod once and unaltered but for the translation,
-//! answered, or dropped; and what the counters say of it must be what was seen.
-//! The checks know nothing of the program: they compare bytes.
+//! At least half of the packets are malformed, as another library reads them.
+//! Each must be passed on untouched, delivered to a pod once and unaltered but
+//! for the translation, answered, or dropped; and what the counters say of it
+//! must be what was seen. The checks know nothing of the program: they compare
+//! bytes.
 //!
 //! `GUIDEWAY_SEED` repeats a run.
 
@@ -20,6 +21,8 @@ mod support;
 
 #[path = "ledger/delivery.rs"]
 mod delivery;
+#[path = "ledger/form.rs"]
+mod form;
 #[path = "ledger/world.rs"]
 mod world;
 
@@ -64,18 +67,17 @@ fn a_million_packets_add_up() {
     let (mut at_edge, mut at_node) = (Seen::default(), Seen::default());
     let samples = world.samples();
     let inputs: Vec<&[u8]> = samples.iter().map(Vec::as_slice).collect();
-    let mut sent = 0;
-    while sent < PACKETS {
-        let input = if random.below(2) == 0 {
-            world.packet(&mut random)
+    let (mut malformed, mut later_fragments) = (0, 0);
+    for _ in 0..PACKETS {
+        // More than half, so that chance cannot take the half away.
+        let input = if random.below(16) < 7 {
+            let packet = world.packet(&mut random);
+            assert!(form::is_whole(&packet), "{packet:02x?}");
+            packet
         } else {
-            mutate::frame(&mut random, &inputs)
+            malformed += 1;
+            malformed_frame(&mut random, &world, &inputs)
         };
-        // A test run takes no frame without a whole Ethernet header.
-        if input.len() < 14 || world.is_from_node(&input) {
-            continue;
-        }
-        sent += 1;
         let (action, output) = edge.run(&input).unwrap();
         match action {
             XDP_PASS => {
@@ -85,6 +87,7 @@ fn a_million_packets_add_up() {
             XDP_DROP => at_edge.dropped += 1,
             XDP_TX if world.is_to_node(&output) => {
                 at_edge.forwarded += 1;
+                later_fragments += usize::from(delivery::is_later_fragment(&input));
                 at_the_node(&mut node, &world, &input, &output, &mut at_node);
             }
             XDP_TX => {
@@ -97,6 +100,7 @@ fn a_million_packets_add_up() {
 
     let edge = edge.counts().unwrap();
     let node = node.counts().unwrap();
+    println!("{malformed} malformed, {later_fragments} later fragments forwarded");
     println!("edge: {at_edge:?}{}", report::counters(&edge));
     println!("node: {at_node:?}{}", report::counters(&node));
     assert_eq!(counted(&edge), at_edge, "the edge's counters");
@@ -106,6 +110,14 @@ fn a_million_packets_add_up() {
     assert_eq!(total(&at_edge), PACKETS as u64, "the edge's ledger");
     assert_eq!(total(&at_node), at_edge.forwarded, "the node's ledger");
     assert!(
+        malformed >= PACKETS / 2,
+        "only {malformed} of {PACKETS} were malformed"
+    );
+    assert!(
+        later_fragments > 0,
+        "no later fragment followed its first one"
+    );
+    assert!(
         at_node.delivered > PACKETS as u64 / 4,
         "too few packets reached a pod to tell anything"
     );
@@ -113,6 +125,17 @@ fn a_million_packets_add_up() {
         "ledger: {PACKETS} packets in {:.1} s, nothing lost",
         started.elapsed().as_secs_f64()
     );
+}
+
+/// Returns a frame that is no whole packet, but one that a test run takes.
+fn malformed_frame(random: &mut Random, world: &World, inputs: &[&[u8]]) -> Vec<u8> {
+    loop {
+        let frame = mutate::frame(random, inputs);
+        // A test run takes no frame without a whole Ethernet header.
+        if frame.len() >= 14 && !world.is_from_node(&frame) && !form::is_whole(&frame) {
+            return frame;
+        }
+    }
 }
 
 fn at_the_node(node: &mut Kernel, world: &World, sent: &[u8], arrived: &[u8], seen: &mut Seen) {

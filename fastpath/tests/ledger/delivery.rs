@@ -62,62 +62,25 @@ pub(crate) fn is_delivered(world: &World, sent: &[u8], output: &[u8]) {
     }
 }
 
-/// Panics unless a later fragment has its destination translated and nothing else.
+/// Panics unless a later fragment has its destination translated and its hop limit lowered, and nothing else.
 fn is_moved(world: &World, sent: &[u8], output: &[u8]) {
-    let (before, after) = (payload(sent), payload(output));
-    assert_eq!(
-        before.rest, after.rest,
-        "sent {sent:02x?}\ngot  {output:02x?}"
-    );
-    assert_eq!(before.source, after.source);
+    let (before, after) = (header(sent), header(output));
+    let story = || format!("{before:02x?}\n{after:02x?}\nsent {sent:02x?}\ngot  {output:02x?}");
     assert!(
         world.serves_some(after.destination, before.destination),
-        "not to a pod of the address\nsent {sent:02x?}\ngot  {output:02x?}"
+        "not to a pod of the address\n{}",
+        story()
     );
+    assert_eq!(after.source, before.source, "{}", story());
+    assert_eq!(after.hop_limit + 1, before.hop_limit, "{}", story());
+    assert_eq!(after.kept, before.kept, "{}", story());
+    assert_eq!(after.error, before.error, "{}", story());
+    assert_eq!(after.rest, before.rest, "{}", story());
 }
 
-/// What is compared of a fragment that has no transport header.
-struct Payload {
-    source: IpAddr,
-    destination: IpAddr,
-    rest: Vec<u8>,
-}
-
-fn payload(frame: &[u8]) -> Payload {
-    let packet = &frame[l3(frame)..];
-    if packet[0] >> 4 == 4 {
-        let address = |at: usize| IpAddr::from(<[u8; 4]>::try_from(&packet[at..at + 4]).unwrap());
-        Payload {
-            source: address(12),
-            destination: address(16),
-            rest: packet[usize::from(packet[0] & 15) * 4..usize::from(word(packet, 2))].to_vec(),
-        }
-    } else {
-        let address = |at: usize| IpAddr::from(<[u8; 16]>::try_from(&packet[at..at + 16]).unwrap());
-        Payload {
-            source: address(8),
-            destination: address(24),
-            rest: packet[40..40 + usize::from(word(packet, 4))].to_vec(),
-        }
-    }
-}
-
-fn is_later_fragment(frame: &[u8]) -> bool {
-    let packet = &frame[l3(frame)..];
-    if packet[0] >> 4 == 4 {
-        return word(packet, 6) & 0x1fff != 0;
-    }
-    let (mut protocol, mut at) = (packet[6], 40);
-    // Hop-by-hop, routing, destination options, mobility; the authentication header counts otherwise.
-    while let 0 | 43 | 51 | 60 | 135 = protocol {
-        let length = match protocol {
-            51 => (usize::from(packet[at + 1]) + 2) * 4,
-            _ => (usize::from(packet[at + 1]) + 1) * 8,
-        };
-        protocol = packet[at];
-        at += length;
-    }
-    protocol == 44 && word(packet, at + 2) & 0xfff8 != 0
+/// Tells whether a frame that was forwarded is a fragment without a transport header.
+pub(crate) fn is_later_fragment(frame: &[u8]) -> bool {
+    header(frame).is_later_fragment
 }
 
 /// Panics unless `output` goes back to where `input` came from and is not much larger.
@@ -167,41 +130,61 @@ fn has_good_checksums(answer: &[u8]) {
     assert_eq!(sum.ones_complement(), 0, "message of {answer:02x?}");
 }
 
-fn view(frame: &[u8]) -> View {
-    let l3 = l3(frame);
-    let packet = &frame[l3..];
+/// An IP header with its options or extension headers, and what follows.
+#[derive(Debug)]
+struct Header<'f> {
+    source: IpAddr,
+    destination: IpAddr,
+    hop_limit: u8,
+    protocol: u8,
+    is_later_fragment: bool,
+    /// The header; hop limit, checksum and destination zero.
+    kept: Vec<u8>,
+    /// What the sum over an IPv4 header lacks to be right.
+    error: u16,
+    rest: &'f [u8],
+}
+
+fn header(frame: &[u8]) -> Header<'_> {
+    let packet = &frame[l3(frame)..];
     if packet[0] >> 4 == 4 {
-        let header = usize::from(packet[0] & 15) * 4;
-        let end = usize::from(word(packet, 2));
+        let length = usize::from(packet[0] & 15) * 4;
         let address = |at: usize| {
             let octets: [u8; 4] = packet[at..at + 4].try_into().unwrap();
             IpAddr::from(octets)
         };
-        let mut kept = packet[..header].to_vec();
+        let mut kept = packet[..length].to_vec();
         kept[8] = 0;
         kept[10..12].fill(0);
         kept[16..20].fill(0);
-        transport(
-            (address(12), address(16)),
-            packet[8],
-            packet[9],
+        Header {
+            source: address(12),
+            destination: address(16),
+            hop_limit: packet[8],
+            protocol: packet[9],
+            is_later_fragment: word(packet, 6) & 0x1fff != 0,
             kept,
-            &packet[header..end],
-            Sum16BitWords::new()
-                .add_slice(&packet[..header])
+            error: Sum16BitWords::new()
+                .add_slice(&packet[..length])
                 .ones_complement(),
-        )
+            rest: &packet[length..usize::from(word(packet, 2))],
+        }
     } else {
-        let end = 40 + usize::from(word(packet, 4));
         let address = |at: usize| {
             let octets: [u8; 16] = packet[at..at + 16].try_into().unwrap();
             IpAddr::from(octets)
         };
         let (mut protocol, mut l4) = (packet[6], 40);
-        // Hop-by-hop, routing, fragment (atomic), authentication, destination options, mobility.
-        while let 0 | 43 | 44 | 51 | 60 | 135 = protocol {
+        let mut is_later_fragment = false;
+        // Hop-by-hop, routing, fragment, authentication, destination options, mobility.
+        while let 0 | 43 | 44 | 51 | 60 | 135 = protocol
+            && !is_later_fragment
+        {
             let length = match protocol {
-                44 => 8,
+                44 => {
+                    is_later_fragment = word(packet, l4 + 2) & 0xfff8 != 0;
+                    8
+                }
                 51 => (usize::from(packet[l4 + 1]) + 2) * 4,
                 _ => (usize::from(packet[l4 + 1]) + 1) * 8,
             };
@@ -211,25 +194,30 @@ fn view(frame: &[u8]) -> View {
         let mut kept = packet[..l4].to_vec();
         kept[7] = 0;
         kept[24..40].fill(0);
-        transport(
-            (address(8), address(24)),
-            packet[7],
+        Header {
+            source: address(8),
+            destination: address(24),
+            hop_limit: packet[7],
             protocol,
+            is_later_fragment,
             kept,
-            &packet[l4..end],
-            0,
-        )
+            error: 0,
+            rest: &packet[l4..40 + usize::from(word(packet, 4))],
+        }
     }
 }
 
-fn transport(
-    (source, destination): (IpAddr, IpAddr),
-    hop_limit: u8,
-    protocol: u8,
-    header: Vec<u8>,
-    segment: &[u8],
-    header_error: u16,
-) -> View {
+fn view(frame: &[u8]) -> View {
+    let Header {
+        source,
+        destination,
+        hop_limit,
+        protocol,
+        kept,
+        error,
+        rest: segment,
+        ..
+    } = header(frame);
     let checksum_at = if protocol == TCP { 16 } else { 6 };
     let pseudo = [source, destination].map(|address| match address {
         IpAddr::V4(address) => address.octets().to_vec(),
@@ -252,8 +240,8 @@ fn transport(
             .add_2bytes(u16::try_from(segment.len()).unwrap().to_be_bytes())
             .add_slice(segment)
             .ones_complement(),
-        header_error,
-        header,
+        header_error: error,
+        header: kept,
         rest,
     }
 }

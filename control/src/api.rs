@@ -43,6 +43,8 @@ pub enum Request {
         from: Option<String>,
         /// A frame as hexadecimal digits, from the Ethernet header on, in place of the flow's.
         frame: Option<String>,
+        /// The interface that it comes in by; if there is none, the first one with the program.
+        interface: Option<String>,
     },
     /// Detach from every interface, remove every pin, and end: [`Detached`].
     Detach {},

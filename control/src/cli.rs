@@ -60,7 +60,8 @@ pub enum Command {
     /// Follow one packet through the datapath's code, step by step
     ///
     /// The packet is the first one of the flow, or the frame given. Nothing is remembered and nothing
-    /// counted. Where netlink knows no next hop, the datapath asks the kernel's FIB as well.
+    /// counted. Where the datapath asks the kernel's FIB, so does this, by netlink: rules for an interface
+    /// apart, it answers the same, but of several equal paths it may take another.
     Trace(Trace),
     /// Write packets as they come and as they leave to a file for Wireshark or tshark
     ///
@@ -198,6 +199,9 @@ pub struct Trace {
     /// A frame in place of the flow's first one: hexadecimal digits from the Ethernet header on
     #[arg(long, value_name = "FRAME")]
     pub hex: Option<String>,
+    /// The interface that the frame comes in by [default: the first one with the program]
+    #[arg(long, short, value_name = "NAME")]
+    pub interface: Option<String>,
     /// Where the agent is.
     #[command(flatten)]
     pub agent: Agent,

@@ -121,6 +121,7 @@ pub fn trace(options: &cli::Trace) -> Result<()> {
         service: options.service.map(|service| service.to_string()),
         from: options.from.map(|from| from.to_string()),
         frame: options.hex.clone(),
+        interface: options.interface.clone(),
     };
     let trace: Trace = ask(&options.agent.socket, &request)?;
     if options.json {

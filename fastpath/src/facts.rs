@@ -20,11 +20,11 @@ pub(crate) use egress::tcx_programs;
 pub use egress::{Egress, Filter, TcxProgram, egress, runs_at_egress};
 pub use ethtool::{Channels, Features, set_features};
 pub use interface::{
-    Interface, InterfaceError, NativeXdp, XdpMode, XdpProgram, interface, is_attached, members,
-    mtus,
+    Interface, InterfaceError, NativeXdp, XdpMode, XdpProgram, device_name, interface, is_attached,
+    members, mtus,
 };
 pub(crate) use interface::{link, links};
 pub use kernel::{Bpffs, Jit, Kernel, KernelVersion, Lockdown, bpffs, kernel};
 pub use masquerade::masquerades;
 pub use process::{Capability, Process, process};
-pub use settings::{LocalPorts, ReversePathFilter, local_ports, reverse_path_filter};
+pub use settings::{LocalPorts, ReversePathFilter, forwards, local_ports, reverse_path_filter};

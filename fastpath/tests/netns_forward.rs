@@ -22,8 +22,8 @@ use fastpath::{
     attach::Options,
     load::{Loaded, Loader},
     tables::{
-        Addresses, BackendSpec, Counters, ForwardMode, Protocol, ServiceKey, ServiceSpec, Settings,
-        Tables,
+        Addresses, BackendSpec, Counters, ForwardMode, Outcome, Protocol, ServiceKey, ServiceSpec,
+        Settings, Tables, Trace,
     },
 };
 use lab::{Machine, Topology, vip_v4, vip_v6, wait_until};
@@ -136,7 +136,39 @@ fn next_hops_that_nobody_resolved_are_found_in_the_kernels_fib() {
         edge_machine.namespace().run(|| nodes.iter().for_each(meet));
 
         exercise(&lab, vip, &edge);
+        explanations_ask_the_fib_too(&edge, vip, lab.clients()[0].address_like(vip));
     }
+}
+
+fn explanations_ask_the_fib_too(edge: &Dataplane<'_>, vip: IpAddr, client: IpAddr) {
+    let device = edge.machine.link().unwrap();
+    let (key, from) = (key(vip, Protocol::Tcp), SocketAddr::new(client, 4711));
+    let trace = |ingress| {
+        let namespace = edge.machine.namespace();
+        namespace.run(|| edge.tables.trace(&key, from, ingress).unwrap())
+    };
+    let way = |trace: &Trace| {
+        let step = trace.steps.iter().find(|step| step.name == "fib");
+        step.unwrap_or_else(|| panic!("{trace:?}")).text.clone()
+    };
+    let found = trace(device.index());
+    assert_eq!(found.verdict, Outcome::Forward(device.index()), "{found:?}");
+    let known = format!("device {}, MAC ", device.index());
+    assert!(way(&found).contains(&known), "{found:?}");
+    assert_eq!(found.after[6..12], device.mac());
+
+    let lost = Outcome::Drop("next_hop_unresolved");
+    let nowhere = trace(0);
+    assert_eq!(nowhere.verdict, lost, "{nowhere:?}");
+    let family = if vip.is_ipv4() { "ipv4" } else { "ipv6" };
+    let forwarding = format!("net/{family}/conf/eth0/forwarding");
+    edge.machine
+        .namespace()
+        .set_sysctl(&forwarding, "0")
+        .unwrap();
+    let closed = trace(device.index());
+    assert_eq!(closed.verdict, lost, "{closed:?}");
+    assert!(way(&closed).ends_with("forwarding is off on eth0"));
 }
 
 #[test]
@@ -365,17 +397,20 @@ impl<'lab> Dataplane<'lab> {
             ..ServiceSpec::default()
         };
         for protocol in [Protocol::Tcp, Protocol::Udp] {
-            let key = ServiceKey {
-                address: vip,
-                port: PORT,
-                protocol,
-            };
-            self.tables.put_service(key, &spec).unwrap();
+            self.tables.put_service(key(vip, protocol), &spec).unwrap();
         }
     }
 
     fn counters(&self) -> Counters {
         self.tables.counters().unwrap()
+    }
+}
+
+fn key(vip: IpAddr, protocol: Protocol) -> ServiceKey {
+    ServiceKey {
+        address: vip,
+        port: PORT,
+        protocol,
     }
 }
 

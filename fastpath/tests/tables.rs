@@ -47,31 +47,31 @@ fn a_flow_is_explained_down_to_its_next_hop() {
     tables.put_service(key, &spec(&[("10.0.0.1", 1)])).unwrap();
     let from: SocketAddr = "192.0.2.1:4711".parse().unwrap();
 
-    let unresolved = tables.which(&key, from).unwrap();
+    let unresolved = tables.which(&key, from, 0).unwrap();
     assert_eq!(unresolved.choice.unwrap().backend, node("10.0.0.1"));
     assert_eq!(unresolved.verdict, Outcome::Drop("next_hop_unresolved"));
 
     tables
         .set_next_hop(address("10.0.0.1"), resolved(7))
         .unwrap();
-    let verdict = tables.which(&key, from).unwrap().verdict;
+    let verdict = tables.which(&key, from, 0).unwrap().verdict;
     assert_eq!(verdict, Outcome::Forward(7));
 
     tables
         .set_next_hop(address("10.0.0.1"), Resolution::Local)
         .unwrap();
     assert_eq!(
-        tables.which(&key, from).unwrap().verdict,
+        tables.which(&key, from, 0).unwrap().verdict,
         Outcome::Pass("local_backend")
     );
     let reason = Resolution::Unresolved(Reason::LinkDown);
     tables.set_next_hop(address("10.0.0.1"), reason).unwrap();
-    let verdict = tables.which(&key, from).unwrap().verdict;
+    let verdict = tables.which(&key, from, 0).unwrap().verdict;
     assert_eq!(verdict, Outcome::Drop("next_hop_unresolved"));
 
     let other_family: SocketAddr = "[2001:db8::1]:4711".parse().unwrap();
-    assert_eq!(tables.which(&key, other_family), None);
-    let unknown = tables.which(&service("10.99.0.1:81/tcp"), from).unwrap();
+    assert_eq!(tables.which(&key, other_family, 0), None);
+    let unknown = tables.which(&service("10.99.0.1:81/tcp"), from, 0).unwrap();
     assert_eq!(
         (unknown.choice, unknown.verdict),
         (None, Outcome::Pass("no_service"))
@@ -84,7 +84,7 @@ fn a_service_without_backends_refuses() {
     let key = service("[fd00:99::1]:53/udp");
     tables.put_service(key, &spec(&[])).unwrap();
     let explanation = tables
-        .which(&key, "[2001:db8::1]:9".parse().unwrap())
+        .which(&key, "[2001:db8::1]:9".parse().unwrap(), 0)
         .unwrap();
     assert_eq!(explanation.verdict, Outcome::Reply("port_unreachable"));
 }
@@ -281,7 +281,7 @@ fn another_agent_adopts_ids_runs_and_slots() {
     assert_eq!(installed(&tables), left);
     assert_eq!(slots(&tables), owners);
     let explanation = tables
-        .which(&keys[0], "192.0.2.1:1".parse().unwrap())
+        .which(&keys[0], "192.0.2.1:1".parse().unwrap(), 0)
         .unwrap();
     assert!(explanation.choice.is_some());
     for key in keys {
@@ -470,8 +470,12 @@ fn source_ranges_of_the_other_family_let_nobody_in() {
         ..spec(&[("10.0.0.1", 1)])
     };
     tables.put_service(key, &wanted).unwrap();
-    let verdict =
-        |tables: &Tables, from: &str| tables.which(&key, from.parse().unwrap()).unwrap().verdict;
+    let verdict = |tables: &Tables, from: &str| {
+        tables
+            .which(&key, from.parse().unwrap(), 0)
+            .unwrap()
+            .verdict
+    };
     assert_eq!(
         verdict(&tables, "192.0.2.1:1"),
         Outcome::Drop("next_hop_unresolved")
@@ -513,7 +517,7 @@ fn clients_with_affinity_keep_their_backend_whatever_their_port() {
             .flat_map(|key| [1024, 1025, 40_000].map(|port| (key, port)))
             .map(|(key, port)| {
                 let from = SocketAddr::new(address(&format!("192.0.2.{client}")), port);
-                tables.which(key, from).unwrap().choice.unwrap().backend
+                tables.which(key, from, 0).unwrap().choice.unwrap().backend
             })
             .collect();
         assert_eq!(chosen.len(), 1, "client {client}");
@@ -540,7 +544,7 @@ fn a_trace_tells_every_step_and_changes_nothing() {
     let before = tables.counters().unwrap();
     let from: SocketAddr = "192.0.2.1:4711".parse().unwrap();
 
-    let trace = tables.trace(&there, from).unwrap();
+    let trace = tables.trace(&there, from, 0).unwrap();
     assert_eq!(trace.verdict, Outcome::Forward(7));
     let said = |trace: &Trace, name: &str, text: &str| {
         let steps = trace.steps.iter().filter(|step| step.name == name);
@@ -560,13 +564,13 @@ fn a_trace_tells_every_step_and_changes_nothing() {
     assert_eq!(trace.after.len(), trace.before.len() + 20);
     assert_eq!(trace.after[18..20], [0x01, 0x06]);
 
-    let delivered = tables.trace(&here, from).unwrap();
+    let delivered = tables.trace(&here, from, 0).unwrap();
     assert_eq!(delivered.verdict, Outcome::Pass("delivered"));
     said(&delivered, "stage", "guideway_local");
     said(&delivered, "next hop", "this machine");
     assert_eq!(delivered.after[30..34], [10, 244, 0, 5]);
     assert_eq!(
-        tables.which(&here, from).unwrap().verdict,
+        tables.which(&here, from, 0).unwrap().verdict,
         Outcome::Pass("delivered")
     );
 
@@ -613,7 +617,7 @@ fn a_trace_follows_nat() {
     };
     tables.put_service(key, &spec).unwrap();
     let trace = tables
-        .trace(&key, "192.0.2.1:4711".parse().unwrap())
+        .trace(&key, "192.0.2.1:4711".parse().unwrap(), 0)
         .unwrap();
     assert_eq!(trace.verdict, Outcome::Forward(7), "{trace:?}");
     assert_eq!(trace.after[26..34], [10, 0, 0, 100, 10, 0, 0, 7]);

@@ -8,8 +8,8 @@ use fastpath::tables::{BackendKey, InstalledService, Outcome, ServiceKey, Servic
 use xdp_prog::abi::Traffic;
 use xdp_prog::reason::ReasonKind;
 
-use super::Agent;
 use super::problems::Item;
+use super::{Agent, index_of};
 use crate::api::server::{error_line, line};
 use crate::api::{
     Backend, Choice, Interface, Reason, Reply, Request, Service, Status, Step, Table, Trace, Which,
@@ -41,8 +41,17 @@ impl Agent {
                 service,
                 from,
                 frame,
+                interface,
             } => self
-                .trace(service.as_deref(), from.as_deref(), frame.as_deref())
+                .ingress(interface.as_deref())
+                .and_then(|ingress| {
+                    self.trace(
+                        service.as_deref(),
+                        from.as_deref(),
+                        frame.as_deref(),
+                        ingress,
+                    )
+                })
                 .map_or_else(error_line, |trace| line(&Reply::Ok(trace))),
             Request::Detach {} => match self.detach() {
                 Ok(detached) => return (line(&Reply::Ok(detached)), true),
@@ -275,7 +284,7 @@ impl Agent {
 
     fn which(&self, service: &str, from: &str) -> Result<Which, String> {
         let (key, from) = parse_flow(service, from)?;
-        let explanation = self.tables.which(&key, from);
+        let explanation = self.tables.which(&key, from, self.ingress(None)?);
         let explanation = explanation.ok_or_else(|| families_differ(&key, from))?;
         let choice = explanation.choice.map(|choice| {
             let service = self.tables.service(&key);
@@ -320,20 +329,35 @@ impl Agent {
         self.tables.backends().map(|(key, _)| key.address).collect()
     }
 
+    /// Returns the number of the interface that a packet comes in by, if nobody says the first one with the
+    /// program.
+    fn ingress(&self, name: Option<&str>) -> Result<u32, String> {
+        match name {
+            Some(name) => index_of(name).ok_or_else(|| format!("there is no interface {name}")),
+            None => {
+                let mut attached = self.attached.values();
+                Ok(attached
+                    .next()
+                    .map_or(0, |attached| attached.attachment.ifindex))
+            }
+        }
+    }
+
     fn trace(
         &self,
         service: Option<&str>,
         from: Option<&str>,
         frame: Option<&str>,
+        ingress: u32,
     ) -> Result<Trace, String> {
         let trace = match (frame, service, from) {
             (Some(frame), _, _) => {
                 let bytes = hex::decode(frame).ok_or("the frame is not hexadecimal")?;
-                self.tables.trace_frame(&bytes, 0)
+                self.tables.trace_frame(&bytes, ingress)
             }
             (None, Some(service), Some(from)) => {
                 let (key, from) = parse_flow(service, from)?;
-                let trace = self.tables.trace(&key, from);
+                let trace = self.tables.trace(&key, from, ingress);
                 trace.ok_or_else(|| families_differ(&key, from))?
             }
             (None, _, _) => return Err("give a service and a client, or a frame".to_owned()),

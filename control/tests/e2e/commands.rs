@@ -1,17 +1,19 @@
 //! The commands tell what the datapath does.
 
-use std::time::Duration;
+use std::{net::SocketAddr, time::Duration};
 
 use lab::{Machine, Signal, Topology};
 use serde_json::Value;
 
-use crate::support::{Agent, Echo, Flow, Mode, Protocol, Service, edge_config, node_config};
+use crate::support::{
+    Agent, Cluster, Echo, Flow, Mode, PodService, Protocol, Service, cluster_config, edge_config,
+    node_config, serve_on_pods,
+};
 
 const MODES: [Mode; 3] = [Mode::L2dsr, Mode::IpipV4, Mode::IpipV6];
 const SHORT: Duration = Duration::from_millis(300);
 
-/// Starts servers and agents on two nodes and an edge.
-/// Starts everything; no node gets any echo, so that what it takes off its outer header is the client's.
+/// Starts servers and agents on the nodes and an edge; no node gets any echo, so that what it takes off its outer header is the client's.
 fn start<'net>(
     net: &'net Topology,
     services: &[Service],
@@ -123,6 +125,88 @@ fn get(machine: &Machine, path: &str) -> String {
     let url = format!("http://127.0.0.1:9750{path}");
     let mut curl = machine.namespace().command("curl");
     lab::output(curl.args(["-sSf", &url])).unwrap()
+}
+
+/// The frame that an edge would send for the first packet of a flow.
+fn sent_by(edge: &Agent<'_>, service: &Service, client: &Machine) -> String {
+    let from = SocketAddr::new(client.address_like(service.address.ip()), 4711).to_string();
+    let trace = edge.json(&["trace", "--service", &service.to_string(), "--from", &from]);
+    assert_eq!(trace["action"], "forward", "{trace}");
+    trace["after"].as_str().unwrap().to_owned()
+}
+
+/// Overwrites bytes of a frame in hexadecimal digits.
+fn with_bytes(frame: &str, at: usize, digits: &str) -> String {
+    let mut frame = frame.to_owned();
+    frame.replace_range(2 * at..2 * at + digits.len(), digits);
+    frame
+}
+
+/// As `tags_of_an_edge_that_lies_reach_no_pod_outside_the_service` sees the datapath do it.
+#[test]
+fn trace_answers_for_a_pod_that_is_not_there_by_the_kernels_routes() {
+    /// Behind Ethernet and two IPv4 headers.
+    const TCP_FLAGS: usize = 14 + 20 + 20 + 13;
+    const TAG: usize = 14 + 4;
+    let net = Topology::builder().nodes(1).pods(1).build().unwrap();
+    let (node, client) = (&net.nodes()[0], &net.clients()[0]);
+    let service = Service::all(&[Mode::IpipV4])[0];
+    let services = [PodService::over_all(service)];
+    let _echoes = serve_on_pods(&net, &services);
+    let cluster = Cluster::start(&net, &services);
+    // The neighbour on the way back is known by then.
+    Flow::open(client, &service).unwrap();
+
+    let ack = with_bytes(&sent_by(&cluster.edge, &service, client), TCP_FLAGS, "10");
+    let to_nobody = with_bytes(&ack, TAG, "07ff");
+    let agent = &cluster.nodes[0];
+    let traced = |frame: &str, more: &[&str]| {
+        let words = [&["trace", "--hex", frame][..], more].concat();
+        agent.json(&words)
+    };
+    assert_eq!(traced(&ack, &[])["reason"], "delivered");
+    for more in [&[][..], &["--interface", "eth0"]] {
+        let trace = traced(&to_nobody, more);
+        assert_eq!(
+            (&trace["action"], &trace["reason"]),
+            (&"reply".into(), &"reset".into()),
+            "{trace}"
+        );
+        let steps = trace["steps"].as_array().unwrap().iter();
+        let mut asked = steps.filter(|step| step["name"] == "fib");
+        let text = asked.next().unwrap()["text"].as_str().unwrap();
+        let way = format!("to {}: device ", client.v4());
+        assert!(text.starts_with(&way), "{trace}");
+    }
+    let mut nowhere = agent.command(&["trace", "--hex", &ack, "--interface", "eth9"]);
+    let said = nowhere.output().unwrap();
+    assert_eq!(said.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&said.stderr).contains("no interface eth9"));
+
+    // Where the kernel forwards nothing, the datapath finds no way back either.
+    let forwarding = "net/ipv4/conf/eth0/forwarding";
+    node.namespace().set_sysctl(forwarding, "0").unwrap();
+    let trace = traced(&to_nobody, &[]);
+    assert_eq!(trace["reason"], "unknown_pod", "{trace}");
+}
+
+/// As `node_sends_nothing_back_that_an_edge_has_sent` sees the datapath do it.
+#[test]
+fn trace_tells_what_the_kernel_would_send_back() {
+    let net = Topology::builder().nodes(1).pods(1).build().unwrap();
+    let (edge, node, client) = (&net.edges()[0], &net.nodes()[0], &net.clients()[0]);
+    let service = Service::all(&[Mode::IpipV4])[0];
+    let services = [PodService::over_all(service)];
+    let agent = Agent::start(node, &cluster_config(&net, &[]));
+    let edge = Agent::start(edge, &cluster_config(&net, &services));
+    let machine = node.namespace();
+    machine.set_sysctl("net/ipv4/ip_forward", "1").unwrap();
+    let mut ping = machine.command("ping");
+    lab::output(ping.args(["-c", "1", "-W", "5", &client.v4().to_string()])).unwrap();
+    let sent = sent_by(&edge, &service, client);
+    let trace = agent.json(&["trace", "--hex", &sent]);
+    assert_eq!(trace["action"], "drop", "{trace}");
+    assert_eq!(trace["reason"], "sent_back", "{trace}");
 }
 
 #[test]

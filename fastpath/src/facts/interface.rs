@@ -191,6 +191,14 @@ pub fn mtus() -> Result<BTreeMap<String, u32>, RequestError> {
     Ok(links.map(|link| (link.name, link.mtu)).collect())
 }
 
+/// Returns the name of the interface with this number in this thread's network namespace.
+#[must_use]
+pub fn device_name(index: u32) -> Option<String> {
+    use rustix::net::{AddressFamily, SocketType, netdevice, socket};
+    let socket = socket(AddressFamily::INET, SocketType::DGRAM, None).ok()?;
+    netdevice::index_to_name(socket, index).ok()
+}
+
 /// Tells whether the interface still has this number and runs this program.
 ///
 /// # Errors

@@ -28,6 +28,14 @@ pub fn reverse_path_filter(interface: &str) -> Option<ReversePathFilter> {
     })
 }
 
+/// Tells whether the kernel forwards packets of a family that come in by an interface.
+#[must_use]
+pub fn forwards(interface: &str, v4: bool) -> bool {
+    let family = if v4 { "ipv4" } else { "ipv6" };
+    let path = format!("/proc/sys/net/{family}/conf/{interface}/forwarding");
+    fs::read_to_string(path).is_ok_and(|text| text.trim() == "1")
+}
+
 /// Which ports the kernel takes for connections of its own.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LocalPorts {

@@ -1,8 +1,9 @@
 //! Which backend a flow gets, and why: the datapath's own code over the live tables.
 //!
 //! A frame runs through the same `decide`, stages and rewrites as in the kernel, with
-//! look-ups in the live tables; nothing is remembered and nothing counted.
+//! look-ups in the live tables and in the kernel's FIB; nothing is remembered and nothing counted.
 
+mod fib;
 mod flow_frame;
 mod world;
 
@@ -14,9 +15,10 @@ use xdp_prog::{
         SERVICE_PODS, SERVICE_SOURCE_RANGES, Tag,
     },
     decide::{
-        self, Action, Ip, Stage, Tables as _,
+        self, Action, Ip, Stage, Tables as _, Verdict,
         balance::{self, Choice, Found},
         nat::Translation,
+        receive,
     },
     flow::FlowKey,
     frame::HostFrame,
@@ -116,20 +118,24 @@ pub struct TraceStep {
 }
 
 impl Tables {
-    /// Decides as the datapath would for the first small packet of a flow.
+    /// Decides as the datapath would for the first small packet of a flow that comes in on a device.
     ///
-    /// A backend whose next hop netlink could not resolve counts as dropped
-    /// here; the datapath asks the kernel's FIB as well.
+    /// With device 0 the kernel's FIB is not asked, as it has no answer then.
     ///
     /// Returns nothing where service and client are of different families.
-    pub fn which(&self, service: &ServiceKey, from: SocketAddr) -> Option<Explanation> {
+    pub fn which(
+        &self,
+        service: &ServiceKey,
+        from: SocketAddr,
+        ingress: u32,
+    ) -> Option<Explanation> {
         let frame = HostFrame::new(&first_frame(service, from)?);
         let choice = with_packet(&frame, &Chosen { tables: self }).flatten();
         let Run {
             translated,
             verdict,
             ..
-        } = run(self, frame, 0);
+        } = run(self, frame, ingress);
         Some(Explanation {
             choice,
             translated,
@@ -140,11 +146,11 @@ impl Tables {
     /// Follows the first small packet of a flow; see [`Tables::trace_frame`].
     ///
     /// Returns nothing where service and client are of different families.
-    pub fn trace(&self, service: &ServiceKey, from: SocketAddr) -> Option<Trace> {
-        Some(self.trace_frame(&first_frame(service, from)?, 0))
+    pub fn trace(&self, service: &ServiceKey, from: SocketAddr, ingress: u32) -> Option<Trace> {
+        Some(self.trace_frame(&first_frame(service, from)?, ingress))
     }
 
-    /// Follows a frame, from the Ethernet header on, as if it had come in on a device.
+    /// Follows a frame, from the Ethernet header on, as if it had come in on a device; see [`Tables::which`].
     pub fn trace_frame(&self, bytes: &[u8], ingress: u32) -> Trace {
         let frame = HostFrame::new(bytes);
         let mut steps = with_packet(&frame, &Described { tables: self }).unwrap_or_default();
@@ -168,7 +174,7 @@ struct Run {
 }
 
 fn run(tables: &Tables, mut frame: HostFrame, ingress: u32) -> Run {
-    let world = ReadOnly::new(tables);
+    let world = ReadOnly::new(tables, ingress);
     let mut steps = Vec::new();
     let mut is_new = false;
     let mut action = decide::process(&mut frame, &world, ingress);
@@ -181,6 +187,10 @@ fn run(tables: &Tables, mut frame: HostFrame, ingress: u32) -> Run {
         is_new |= stage == Stage::NatBegin;
         action = decide::resume(stage, &mut frame, &world, ingress);
     }
+    steps.extend(world.fib().asked().map(|(target, answer)| {
+        let found = answer.map_or_else(|reason| format!("no way: {reason}"), next_hop);
+        step("fib", format!("to {target}: {found}"))
+    }));
     let translated = world.translation().map(|by| translated(by, is_new));
     if let Some(translated) = translated {
         steps.push(step("nat", translated.to_string()));
@@ -343,14 +353,16 @@ impl Described<'_> {
             return;
         };
         let flags = parse::tcp_flags(frame, packet);
-        let admitted = match balance::admit(self.tables, &found, flow, flags) {
-            Ok(()) => "admitted".to_owned(),
-            Err(_) if found.entry.flags & SERVICE_SOURCE_RANGES != 0 => {
-                "refused by source ranges or known as the kernel's own flow".to_owned()
-            }
-            Err(_) => "a flow of the kernel's own".to_owned(),
+        let admitted = balance::admit(self.tables, &found, flow, flags);
+        let told = match admitted {
+            Ok(()) => "admitted",
+            Err(Verdict::Pass(_)) => "a flow of the kernel's own",
+            Err(_) => "refused by the source ranges",
         };
-        steps.push(step("policy", admitted));
+        steps.push(step("policy", told.to_owned()));
+        if admitted.is_err() {
+            return;
+        }
         match balance::choose(self.tables, &found, flow) {
             Ok(choice) => {
                 let chosen = chosen(&choice);
@@ -403,26 +415,32 @@ impl About for Inner<'_> {
         let Some(flow) = flow(frame, packet, &mut steps) else {
             return steps;
         };
-        let anywhere = FlowKey {
-            destination: A::UNSPECIFIED,
-            ..flow
+        let Some(found) = receive::find(self.tables, &flow) else {
+            let at = service_end(&flow);
+            steps.push(step("service", format!("none with pods at {at}")));
+            return steps;
         };
-        let found = service(self.tables, &flow, &mut steps)
-            .or_else(|| service(self.tables, &anywhere, &mut steps));
-        if let Some(found) = found {
-            let key = PodKey::new(found.id, self.tag);
-            let pod = self.tables.pod(&key).and_then(|pod| pod.backend(key));
-            let tag = self.tag.pod_bits();
-            match pod {
-                Some(id) => {
-                    steps.push(step("pod", format!("tag {tag} is backend {id}")));
-                    let described = Described {
-                        tables: self.tables,
-                    };
-                    described.backend(id, &mut steps);
-                }
-                None => steps.push(step("pod", format!("tag {tag} is no pod of this machine"))),
+        steps.push(described(&found, &flow));
+        let key = PodKey::new(found.id, self.tag);
+        let named = self.tables.pod(&key).and_then(|pod| pod.backend(key));
+        let tag = self.tag.pod_bits();
+        steps.push(step(
+            "pod",
+            match named {
+                Some(id) => format!("tag {tag} is backend {id}"),
+                None => format!("tag {tag} is no pod of this machine"),
+            },
+        ));
+        let flags = parse::tcp_flags(frame, packet);
+        if let Some(choice) = receive::pod(self.tables, &found, &flow, flags, self.tag) {
+            if named != Some(choice.id) {
+                let id = choice.id;
+                steps.push(step("pod", format!("backend {id} in its place")));
             }
+            let described = Described {
+                tables: self.tables,
+            };
+            described.backend(choice.id, &mut steps);
         }
         steps
     }
@@ -467,14 +485,22 @@ fn flow<A: Ip>(
 }
 
 fn service<A: Ip>(tables: &Tables, flow: &FlowKey<A>, steps: &mut Vec<TraceStep>) -> Option<Found> {
-    let at = SocketAddr::new(
-        address_of(flow.destination.key()),
-        u16::from_be_bytes(flow.destination_port),
-    );
     let Ok(found) = balance::find(tables, flow) else {
-        steps.push(step("service", format!("none at {at}")));
+        steps.push(step("service", format!("none at {}", service_end(flow))));
         return None;
     };
+    steps.push(described(&found, flow));
+    Some(found)
+}
+
+fn service_end<A: Ip>(flow: &FlowKey<A>) -> SocketAddr {
+    SocketAddr::new(
+        address_of(flow.destination.key()),
+        u16::from_be_bytes(flow.destination_port),
+    )
+}
+
+fn described<A: Ip>(found: &Found, flow: &FlowKey<A>) -> TraceStep {
     let entry = &found.entry;
     let marks: Vec<&str> = [
         (SERVICE_PODS, "pods"),
@@ -488,15 +514,14 @@ fn service<A: Ip>(tables: &Tables, flow: &FlowKey<A>, steps: &mut Vec<TraceStep>
     .map(|(_, mark)| mark)
     .collect();
     let mode = super::ForwardMode::from_abi(entry.mode, entry.flags);
-    let mut text = format!("{} at {at}, mode {mode}", found.id);
+    let mut text = format!("{} at {}, mode {mode}", found.id, service_end(flow));
     if !marks.is_empty() {
         text.push_str(&format!(" ({})", marks.join(", ")));
     }
     if entry.local.base() != 0 {
         text.push_str(", with pods of this machine");
     }
-    steps.push(step("service", text));
-    Some(found)
+    step("service", text)
 }
 
 fn next_hop(hop: &NextHop) -> String {

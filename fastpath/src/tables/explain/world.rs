@@ -28,13 +28,17 @@ use xdp_prog::{
     wire::protocol,
 };
 
-use super::super::Tables;
-use crate::clock::monotonic_ns;
+use super::{
+    super::{Tables, encode::backend_key, types::address_of},
+    fib::Fib,
+};
+use crate::{clock::monotonic_ns, facts};
 
 /// The tables in the hands of one packet that leaves no trace in them.
 #[derive(Debug)]
 pub(super) struct ReadOnly<'t> {
     tables: &'t Tables,
+    fib: Fib,
     counted: RefCell<Vec<Counted>>,
     answer: Cell<Answer>,
     nat_service: Cell<u32>,
@@ -61,9 +65,11 @@ pub(super) enum Counted {
 }
 
 impl<'t> ReadOnly<'t> {
-    pub(super) fn new(tables: &'t Tables) -> Self {
+    /// Prepares for a packet that came in on a device.
+    pub(super) fn new(tables: &'t Tables, ingress: u32) -> Self {
         Self {
             tables,
+            fib: Fib::new(ingress),
             counted: RefCell::new(Vec::new()),
             answer: Cell::default(),
             nat_service: Cell::default(),
@@ -77,6 +83,11 @@ impl<'t> ReadOnly<'t> {
     /// Returns what NAT mode gives the packet.
     pub(super) fn translation(&self) -> Option<&Translation> {
         self.translation.get()
+    }
+
+    /// Returns what the kernel's FIB was asked.
+    pub(super) fn fib(&self) -> &Fib {
+        &self.fib
     }
 
     /// Lists the counters that were moved.
@@ -248,10 +259,7 @@ impl NatFlows for ReadOnly<'_> {
     fn release_nat(&self, _: &Tuple) {}
 
     fn device_mtu(&self, ifindex: u32) -> Option<u16> {
-        use rustix::net::{AddressFamily, SocketType, netdevice, socket};
-        let socket = socket(AddressFamily::INET, SocketType::DGRAM, None).ok()?;
-        let name = netdevice::index_to_name(socket, ifindex).ok()?;
-        let mtu = *crate::facts::mtus().ok()?.get(&name)?;
+        let mtu = *facts::mtus().ok()?.get(&facts::device_name(ifindex)?)?;
         Some(u16::try_from(mtu).unwrap_or(u16::MAX))
     }
 
@@ -341,8 +349,14 @@ impl decide::Tables for ReadOnly<'_> {
         slot(index: u32) -> Option<Slot>;
         backend(id: u32) -> Option<&Backend>;
         next_hop(id: u32) -> Option<&NextHop>;
-        fib_next_hop(backend: &Backend) -> Option<&NextHop>;
-        fib_route(address: &AddressKey) -> Option<&NextHop>;
+    }
+
+    fn fib_next_hop(&self, backend: &Backend) -> Option<&NextHop> {
+        self.fib.ask(backend_key(backend).address)
+    }
+
+    fn fib_route(&self, address: &AddressKey) -> Option<&NextHop> {
+        self.fib.ask(address_of(*address))
     }
 }
 
@@ -411,10 +425,12 @@ impl decide::Tables for Tables {
         self.next_hops.get(id)
     }
 
+    /// Finds nothing: the FIB is asked for a packet, which [`ReadOnly`] stands for.
     fn fib_next_hop(&self, _backend: &Backend) -> Option<&NextHop> {
         None
     }
 
+    /// Finds nothing, likewise.
     fn fib_route(&self, _address: &AddressKey) -> Option<&NextHop> {
         None
     }

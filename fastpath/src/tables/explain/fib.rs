@@ -1,0 +1,87 @@
+//! What the kernel's FIB says of a forwarded packet, asked by netlink in place of the program's helper.
+//!
+//! Two things can differ from what `bpf_fib_lookup` answers: policy rules that ask for the ingress device do
+//! not match here, and of several paths (ECMP) it may take another.
+
+use std::{cell::OnceCell, net::IpAddr};
+
+use xdp_prog::abi::NextHop;
+
+use super::super::encode::next_hop_entry;
+use crate::{
+    facts,
+    nexthop::{NetlinkError, Resolution, Resolver},
+};
+
+/// The questions that one packet leads to, each asked once.
+#[derive(Debug)]
+pub(super) struct Fib {
+    ingress: u32,
+    asked: OnceCell<Box<Asked>>,
+}
+
+/// A question, its answer, and the questions after it.
+#[derive(Debug)]
+struct Asked {
+    target: IpAddr,
+    answer: Result<NextHop, String>,
+    next: OnceCell<Box<Asked>>,
+}
+
+impl Fib {
+    /// Prepares for questions about what came in on a device.
+    pub(super) fn new(ingress: u32) -> Self {
+        Self {
+            ingress,
+            asked: OnceCell::new(),
+        }
+    }
+
+    /// Returns the way that the kernel would send a forwarded packet.
+    pub(super) fn ask(&self, target: IpAddr) -> Option<&NextHop> {
+        let mut link = &self.asked;
+        loop {
+            let asked = link.get_or_init(|| {
+                Box::new(Asked {
+                    target,
+                    answer: look_up(self.ingress, target),
+                    next: OnceCell::new(),
+                })
+            });
+            if asked.target == target {
+                return asked.answer.as_ref().ok();
+            }
+            link = &asked.next;
+        }
+    }
+
+    /// Lists what was asked for, with the answer or the reason why there is none.
+    pub(super) fn asked(&self) -> impl Iterator<Item = (IpAddr, Result<&NextHop, &str>)> {
+        let first = self.asked.get();
+        std::iter::successors(first, |asked| asked.next.get())
+            .map(|asked| (asked.target, asked.answer.as_ref().map_err(String::as_str)))
+    }
+}
+
+fn look_up(ingress: u32, target: IpAddr) -> Result<NextHop, String> {
+    let device = facts::device_name(ingress).ok_or("it is not known where the packet came in")?;
+    if !facts::forwards(&device, target.is_ipv4()) {
+        return Err(format!("forwarding is off on {device}"));
+    }
+    let told = |error: NetlinkError| error.to_string();
+    let mut resolver = Resolver::new().map_err(told)?;
+    match resolver.resolve(target).map_err(told)? {
+        Resolution::Resolved(hop) => {
+            // The helper names the VLAN device itself, without the tag, and no source.
+            let ifindex = resolver.device(target).map_err(told)?;
+            Ok(NextHop {
+                ifindex: ifindex.unwrap_or(hop.ifindex),
+                source: [0; 16],
+                vlan: [0; 2],
+                ..next_hop_entry(target, &hop)
+            })
+        }
+        Resolution::Local => Err("an address of this machine".to_owned()),
+        Resolution::Unresolved(reason) => Err(reason.to_string()),
+    }
+}

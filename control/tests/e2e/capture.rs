@@ -3,7 +3,7 @@
 use std::{
     net::{IpAddr, SocketAddr},
     path::Path,
-    process::Command,
+    process::{Command, Stdio},
 };
 
 use lab::{Machine, Namespace, Process, Signal, Topology, output, wait_for};
@@ -360,14 +360,22 @@ fn counts_filters_and_standard_output() {
     let served = service.address.port().to_string();
     assert_eq!(ports, [served.as_str(); 4]);
 
-    let mut command = edge.command(&["capture", "--write", "-", "--duration", "1"]);
-    let output = command.output().unwrap();
-    assert!(output.status.success());
-    assert_eq!(
-        output.stdout[..4],
-        [0x0a, 0x0d, 0x0d, 0x0a],
-        "a section header"
-    );
+    let mut command = edge.command(&["capture", "--write", "-", "--count", "2", "forward"]);
+    command.stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut writer = command.spawn().unwrap();
+    let mut tshark = edge.machine().namespace().command("tshark");
+    tshark.args(["-r", "-", "-T", "fields", "-e", "udp.dstport"]);
+    tshark.stdin(writer.stdout.take().unwrap());
+    let reader = tshark.stdout(Stdio::piped()).spawn().unwrap();
+    let ended = wait_for("two packets were written", TIMEOUT, || {
+        let _ = Flow::open_within(client, &service, std::time::Duration::from_millis(50));
+        writer.try_wait().unwrap().ok_or("it goes on")
+    });
+    assert!(ended.unwrap().success());
+    let read = reader.wait_with_output().unwrap();
+    assert!(read.status.success());
+    let ports = String::from_utf8(read.stdout).unwrap();
+    assert_eq!(ports.lines().collect::<Vec<_>>(), [served.as_str(); 4]);
 }
 
 #[test]

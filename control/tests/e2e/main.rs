@@ -9,6 +9,7 @@
 mod alone;
 mod announce;
 mod capture;
+mod checksums;
 mod commands;
 mod egress;
 mod health;

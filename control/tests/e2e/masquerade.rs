@@ -187,7 +187,7 @@ fn masqueraded_flows_survive_when_every_node_port_is_in_use() {
         let most = ports.len() * 3 / 4;
         assert!(seen.len() > most, "{} NodePorts were used", seen.len());
 
-        // The NodePorts themselves are served meanwhile.
+        // What the kernel knows of its own flows keeps nobody from the NodePorts that they had.
         for (node, port) in net.nodes().iter().zip([*ports.start(), *ports.end()]) {
             for protocol in [Protocol::Tcp, Protocol::Udp] {
                 let service = Service {

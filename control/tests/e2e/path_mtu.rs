@@ -82,10 +82,12 @@ fn nodes_clamp_the_mss_by_the_outer_header() {
     });
     let _echoes = serve_on_pods(&net, &services);
     let cluster = Cluster::start(&net, &services);
+    let capture = Capture::start(client);
     for service in services {
         let mut flow = Flow::open(client, &service.service).unwrap();
         assert_eq!(flow.ask_with(&"x".repeat(MEGABYTE)).unwrap(), flow.node);
     }
+    assert!(capture.assert_good_checksums() > 1000);
     assert_eq!(
         Cluster::packets(&cluster.edge, "reply", "packet_too_big"),
         0
@@ -150,12 +152,15 @@ fn large_datagrams_reach_pods_in_fragments() {
         .collect();
     let _echoes = serve_on_pods(&net, &services);
     let _cluster = Cluster::start(&net, &services);
-    for PodService { service, .. } in services {
-        for mut flow in Flow::open_many(client, &[service], 4) {
+    let capture = Capture::start(client);
+    for PodService { service, .. } in &services {
+        for mut flow in Flow::open_many(client, &[*service], 4) {
             let node = flow.ask_with(&"x".repeat(LARGE_DATAGRAM)).unwrap();
             assert_eq!(node, flow.node, "{service}");
         }
     }
+    // A question and an answer of each flow, first small and then large.
+    assert!(capture.assert_good_checksums() >= 4 * 4 * services.len());
 }
 
 #[test]
@@ -188,6 +193,7 @@ fn jumbo_frames_reach_pods_whole() {
         }
     }
     capture.stop();
+    assert!(capture.assert_none_bad() > 4 * FLOWS * services.len());
     let datagrams = services
         .iter()
         .filter(|one| one.service.protocol == Protocol::Udp);

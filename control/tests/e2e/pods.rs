@@ -138,6 +138,7 @@ fn node_port_is_served_by_every_node_with_the_pods_of_all() {
         link.stats().unwrap().tx_bytes
     };
     let before = router_to_edge();
+    let capture = Capture::start(client);
     for (node, agent) in net.nodes().iter().zip(&cluster.nodes) {
         for service in plain(&services) {
             let at_node = Service {
@@ -155,6 +156,7 @@ fn node_port_is_served_by_every_node_with_the_pods_of_all() {
             assert_eq!(answered, labels(net.pods()), "{at_node}");
         }
     }
+    assert!(capture.assert_good_checksums() > 2 * FLOWS * services.len() * net.nodes().len());
     let broadcasts = 4096;
     assert!(
         router_to_edge() < before + broadcasts,

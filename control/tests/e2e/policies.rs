@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, io::ErrorKind, time::Duration};
 
 use lab::{Machine, Topology};
 
-use crate::support::{Cluster, Flow, Mode, PodService, Protocol, Service, serve_on_pods};
+use crate::support::{Capture, Cluster, Flow, Mode, PodService, Protocol, Service, serve_on_pods};
 
 const NODE_PORT: u16 = 30_080;
 /// How long to wait for answers that must not come.
@@ -79,13 +79,18 @@ fn service_without_any_pod_is_refused() {
         service
     }));
     let _cluster = Cluster::start(&net, &all);
+    let capture = Capture::start(client);
+    let mut refused = 0;
     for service in &all {
         let nodes = net.nodes().iter().map(|node| at_node(service, node));
         for service in nodes.chain([service.service]) {
             let error = Flow::open(client, &service).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::ConnectionRefused, "{service}");
+            refused += 1;
         }
     }
+    // Resets and ICMP errors.
+    assert!(capture.assert_good_checksums() >= 2 * refused);
 }
 
 #[test]

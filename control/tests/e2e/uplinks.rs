@@ -120,7 +120,8 @@ fn backends_lie_behind_several_uplinks_of_the_edge() {
     assert!(Cluster::packets(&far, "pass", "delivered") > 0);
 }
 
-/// The pod sees its neighbour's own address: the reply leaves by the neighbour's device, not by an uplink.
+/// The pod sees the other's own address, and the reply leaves by the other's device, not by an uplink; to itself
+/// it is a client at the VIP.
 #[test]
 fn pods_are_clients_of_pods_beside_them() {
     let net = Topology::builder().pods(2).build().unwrap();
@@ -144,7 +145,7 @@ fn pods_are_clients_of_pods_beside_them() {
     assert!(has_egress_program(&status, neighbour.label()), "{status}");
 
     let translated = |node: &Agent<'_>| Cluster::packets(node, "pass", "translated");
-    for client in [neighbour, distant] {
+    for client in [neighbour, distant, server] {
         for PodService { service, .. } in &services {
             let before = translated(&cluster.nodes[0]);
             ask(client, service, server);

@@ -3,6 +3,7 @@
 use std::{
     net::{Ipv6Addr, SocketAddrV6, UdpSocket},
     path::Path,
+    process::Command,
 };
 
 use lab::{Machine, Namespace, Process, output, wait_until};
@@ -44,6 +45,11 @@ impl<'net> Capture<'net> {
     /// Ends the capture; every packet must have good checksums. Returns how many there are.
     pub(crate) fn assert_good_checksums(mut self) -> usize {
         self.stop();
+        self.assert_none_bad()
+    }
+
+    /// Every packet of an ended capture must have good checksums. Returns how many there are.
+    pub(crate) fn assert_none_bad(&self) -> usize {
         let bad = self.packets(BAD);
         assert!(bad.is_empty(), "bad checksums:\n{}", bad.join("\n"));
         self.packets("tcp || udp || icmp || icmpv6").len()
@@ -76,13 +82,21 @@ impl<'net> Capture<'net> {
     }
 
     fn read(&self, filter: &str) -> lab::Result<Vec<String>> {
-        let mut tshark = self.machine.namespace().command("tshark");
         let file = Path::new(Namespace::FILES).join(FILE);
-        tshark.arg("-r").arg(file).args(["-n", "-Y", filter]);
-        for protocol in ["ip", "tcp", "udp"] {
-            tshark.args(["-o", &format!("{protocol}.check_checksum:TRUE")]);
-        }
-        let lines = output(&mut tshark)?;
-        Ok(lines.lines().map(str::to_owned).collect())
+        packets(self.machine.namespace().command("tshark"), &file, filter)
     }
+}
+
+/// One line for each packet of a file whose checksum tshark finds bad.
+pub(crate) fn bad_checksums(file: &Path) -> Vec<String> {
+    packets(Command::new("tshark"), file, BAD).unwrap()
+}
+
+fn packets(mut tshark: Command, file: &Path, filter: &str) -> lab::Result<Vec<String>> {
+    tshark.arg("-r").arg(file).args(["-n", "-Y", filter]);
+    for protocol in ["ip", "tcp", "udp"] {
+        tshark.args(["-o", &format!("{protocol}.check_checksum:TRUE")]);
+    }
+    let lines = output(&mut tshark)?;
+    Ok(lines.lines().map(str::to_owned).collect())
 }

@@ -11,7 +11,7 @@ mod watch;
 use std::time::Duration;
 
 pub(crate) use agent::{Agent, guideway};
-pub(crate) use capture::Capture;
+pub(crate) use capture::{Capture, bad_checksums};
 pub(crate) use cluster::{Cluster, PodService, cluster_config, nat_config, serve_on_pods};
 pub(crate) use echo::Echo;
 pub(crate) use flow::Flow;

@@ -90,6 +90,8 @@ pub struct Status {
     pub health: Health,
     /// What could not be applied, one line each; retried by itself.
     pub problems: Vec<String>,
+    /// What is in force but deserves a look, one line each.
+    pub warnings: Vec<String>,
 }
 
 /// What the checks of backends and nodes come to.

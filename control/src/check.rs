@@ -5,7 +5,8 @@
 
 mod judge;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -68,6 +69,13 @@ pub fn check(options: &cli::Check) -> Result<ExitCode> {
     })
 }
 
+/// Says what it does to NAT mode that the kernel masquerades by these addresses of it, and what to do about it;
+/// nothing where it does not, or does not tell.
+pub fn masquerade(shared: &BTreeSet<IpAddr>, masquerades: Option<bool>) -> Option<String> {
+    let finding = judge::masquerade(shared, masquerades)?;
+    (finding.verdict != Verdict::Ok).then(|| format!("{}: {}", finding.detail, finding.remedy))
+}
+
 fn findings(options: &cli::Check) -> Vec<Finding> {
     let mut findings = Vec::new();
     let config = options
@@ -100,6 +108,7 @@ fn findings(options: &cli::Check) -> Vec<Finding> {
         findings.extend(judge::masquerade(&shared, facts::masquerades()));
     }
     let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let mut used = Vec::new();
     for (name, mode) in interfaces(options, config.as_ref()) {
         match facts::interface(&name) {
             Ok(interface) => {
@@ -112,9 +121,14 @@ fn findings(options: &cli::Check) -> Vec<Finding> {
                         facts::reverse_path_filter(&name),
                     ));
                 }
+                used.push((interface, mode));
             }
             Err(error) => findings.push(judge::unreadable(&name, &error)),
         }
+    }
+    // Else they are all that the machine has, whatever will be used of them.
+    if config.is_some() || !options.interface.is_empty() {
+        findings.extend(judge::redirect_targets(&used, &ours));
     }
     findings
 }

@@ -103,6 +103,7 @@ impl Agent {
             services: self.tables.services().count(),
             health: self.health_status(),
             problems: self.problems.texts().collect(),
+            warnings: self.sweeps.warnings().cloned().collect(),
         }
     }
 

@@ -37,6 +37,7 @@ impl Agent {
                 self.forget_detached();
                 self.forget_egress();
                 self.pods = None;
+                self.sweeps.look_at_rules();
                 let put = self.settle();
                 tracing::info!(
                     cause,

@@ -1,11 +1,12 @@
 //! What the agent does now and then: removes flows of NAT mode that are over, where there may be any, counts the
-//! other flows, and gives back what is not in use.
+//! other flows, gives back what is not in use, and looks whether the kernel masquerades by addresses of NAT mode.
 
 use std::time::{Duration, Instant};
 
-use fastpath::{capture, memory};
+use fastpath::{capture, facts, memory};
 
 use super::Agent;
+use crate::check;
 
 /// Flows of NAT mode that one sweep looks at: all of a table of the usual size.
 const SWEEP_FLOWS: usize = 262_144;
@@ -20,6 +21,9 @@ const RELEASE_PAUSE: Duration = Duration::from_secs(60);
 /// How often flows of NAT mode are looked for where none is expected. A service that the desired state has no more,
 /// but could not be taken from the tables yet, still makes some.
 const LOOK_PAUSE: Duration = Duration::from_secs(300);
+/// How often the rules of the kernel are listed, where NAT mode has an address that they could masquerade by: a
+/// node of a large cluster has tens of thousands.
+const RULES_PAUSE: Duration = Duration::from_secs(60);
 
 /// When what was done last.
 #[derive(Debug)]
@@ -30,6 +34,10 @@ pub(super) struct Sweeps {
     counted: Option<Instant>,
     /// When what changes had freed was given back.
     released: Instant,
+    /// When the rules of the kernel were listed; nothing since the configuration was loaded.
+    rules: Option<Instant>,
+    /// What masquerading does to NAT mode, and what to do about it.
+    masquerade: Option<String>,
 }
 
 impl Sweeps {
@@ -39,7 +47,19 @@ impl Sweeps {
             nat: NatSweeps::new(now),
             counted: None,
             released: now,
+            rules: None,
+            masquerade: None,
         }
+    }
+
+    /// Has the rules of the kernel listed with the next sweep.
+    pub(super) const fn look_at_rules(&mut self) {
+        self.rules = None;
+    }
+
+    /// Returns what a human should look at.
+    pub(super) fn warnings(&self) -> impl Iterator<Item = &String> {
+        self.masquerade.iter()
     }
 
     /// Returns how long the agent may sleep: a count that is under way goes on with every sweep.
@@ -67,6 +87,14 @@ impl Agent {
         if pause.is_none_or(|pause| pause >= COUNT_PAUSE) {
             self.count_flows();
         }
+        if self
+            .sweeps
+            .rules
+            .is_none_or(|listed| now - listed >= RULES_PAUSE)
+        {
+            self.sweeps.rules = Some(now);
+            self.look_for_masquerade();
+        }
         if let Err(error) = capture::clear_away(&self.pins) {
             tracing::warn!(%error, "cannot look for what a capture has left");
         }
@@ -89,6 +117,21 @@ impl Agent {
             }
         };
         self.sweeps.nat.note(self.sweeps.swept, may_be_left);
+    }
+
+    fn look_for_masquerade(&mut self) {
+        let shared = &self.tables.addresses().nat & &self.machine.primary;
+        let masquerades = match shared.is_empty() {
+            true => None,
+            false => facts::masquerades(),
+        };
+        let found = check::masquerade(&shared, masquerades);
+        if let Some(warning) = &found
+            && self.sweeps.masquerade != found
+        {
+            tracing::warn!(warning, "NAT mode shares its ports with the kernel");
+        }
+        self.sweeps.masquerade = found;
     }
 
     fn count_flows(&mut self) {

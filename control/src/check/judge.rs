@@ -377,6 +377,58 @@ fn programs(judge: &mut Judge, interface: &Interface, ours: bool) {
     }
 }
 
+/// Judges whether each of several interfaces takes what comes in by another one and is redirected to it; `ours`
+/// are those that an agent's link is pinned for.
+///
+/// A frame that the target does not take is lost after it was counted as forwarded.
+pub(super) fn redirect_targets(used: &[(Interface, AttachMode)], ours: &[String]) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for (place, (interface, _)) in used.iter().enumerate() {
+        let others = used.iter().enumerate().filter(|(other, _)| *other != place);
+        // In generic mode the stack sends, which needs nothing of the driver.
+        let is_native = |(_, (other, mode)): (usize, &(Interface, AttachMode))| {
+            *mode != AttachMode::Generic && other.native_xdp != NativeXdp::Unsupported
+        };
+        if !others.map(is_native).any(|native| native) {
+            continue;
+        }
+        let driver = interface.driver.as_deref().unwrap_or("no driver");
+        let mut judge = Judge::of(&interface.name);
+        match interface.native_xdp {
+            NativeXdp::Supported {
+                redirect_target: true,
+                ..
+            } => judge.find(
+                Verdict::Ok,
+                "redirects",
+                format!("{driver} takes frames of other interfaces"),
+                "",
+            ),
+            // Many drivers set up the queues for it with the first program.
+            NativeXdp::Supported { .. } if !ours.contains(&interface.name) => judge.find(
+                Verdict::Warn,
+                "redirects",
+                format!("{driver} takes no frames of other interfaces without an XDP program"),
+                "check again when the agent runs, unless what comes in by another interface never leaves by \
+                 this one",
+            ),
+            NativeXdp::Supported { .. } | NativeXdp::Unsupported => judge.find(
+                Verdict::Warn,
+                "redirects",
+                format!(
+                    "{driver} takes no frames of other interfaces: what comes in there and leaves here is lost"
+                ),
+                "have clients and nodes behind one interface (a VLAN or a bond), use a NIC whose driver takes \
+                 redirected frames, or mode: generic on the others",
+            ),
+            // The finding about native XDP tells that the kernel is too old.
+            NativeXdp::Unknown => continue,
+        }
+        findings.append(&mut judge.findings);
+    }
+    findings
+}
+
 /// Judges what runs where a node's replies leave.
 pub(super) fn egress(name: &str, found: Result<Egress, InterfaceError>) -> Finding {
     let mut judge = Judge::of(name);
@@ -653,6 +705,62 @@ mod tests {
             judged(&nic, AttachMode::Native, false),
             [("XDP program", Verdict::Fail)]
         );
+    }
+
+    #[test]
+    fn interface_that_takes_no_redirected_frames_is_named_where_another_one_could_send_some() {
+        let named = |name: &str, native_xdp| Interface {
+            name: name.to_owned(),
+            native_xdp,
+            ..nic()
+        };
+        let supported = |redirect_target| NativeXdp::Supported {
+            redirect_target,
+            zero_copy: false,
+            several_buffers: true,
+        };
+        let native = AttachMode::NativeOrGeneric;
+        let judged = |used: &[(Interface, AttachMode)], ours: &[&str]| {
+            let ours: Vec<String> = ours.iter().map(|name| (*name).to_owned()).collect();
+            let findings = redirect_targets(used, &ours).into_iter();
+            findings
+                .map(|finding| (finding.subject, finding.verdict, finding.detail))
+                .collect::<Vec<_>>()
+        };
+        let (good, bad) = (
+            named("eth0", supported(true)),
+            named("eth1", supported(false)),
+        );
+        assert_eq!(
+            judged(&[(bad.clone(), native)], &["eth1"]),
+            [],
+            "it is alone"
+        );
+
+        let both = [(good.clone(), native), (bad.clone(), native)];
+        let found = judged(&both, &["eth0", "eth1"]);
+        let verdicts: Vec<_> = found
+            .iter()
+            .map(|(name, verdict, _)| (&**name, *verdict))
+            .collect();
+        assert_eq!(verdicts, [("eth0", Verdict::Ok), ("eth1", Verdict::Warn)]);
+        assert!(found[1].2.ends_with("is lost"), "{found:?}");
+        let before = judged(&both, &["eth0"]);
+        assert!(before[1].2.contains("without an XDP program"), "{before:?}");
+
+        // Only the other one's stack sends.
+        let generic = [(good.clone(), AttachMode::Generic), (bad, native)];
+        let named_ones: Vec<_> = judged(&generic, &[]).into_iter().map(|one| one.0).collect();
+        assert_eq!(named_ones, ["eth0"]);
+
+        let without = [
+            (good.clone(), native),
+            (named("eth1", NativeXdp::Unsupported), native),
+        ];
+        assert_eq!(judged(&without, &[]), judged(&without, &["eth1"]));
+        assert!(judged(&without, &[])[0].2.ends_with("is lost"));
+        let old = [(good, native), (named("eth1", NativeXdp::Unknown), native)];
+        assert_eq!(judged(&old, &[]).len(), 1);
     }
 
     #[test]

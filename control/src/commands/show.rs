@@ -68,6 +68,12 @@ pub fn status(sampled: &Sampled<Status>) -> String {
             page.push_str(&format!("  and {more} more; --json lists all\n"));
         }
     }
+    if !status.warnings.is_empty() {
+        page.push_str("\nWARNINGS\n");
+        for warning in &status.warnings {
+            page.push_str(&indented(warning));
+        }
+    }
     page
 }
 
@@ -768,6 +774,7 @@ mod tests {
                 all_fail: vec!["web (192.0.2.10:80/tcp)".to_owned()],
             },
             problems: vec!["service web: full".to_owned(); 12],
+            warnings: vec!["rules masquerade".to_owned()],
         }));
         assert_fits(&page);
         for part in [
@@ -788,6 +795,7 @@ mod tests {
             "EVERY BACKEND FAILS, SO ALL SERVE\n  web (192.0.2.10:80/tcp)\n",
             "  service web: full\n",
             "  and 2 more; --json lists all\n",
+            "WARNINGS\n  rules masquerade\n",
         ] {
             assert!(page.contains(part), "{part:?} is not in:\n{page}");
         }

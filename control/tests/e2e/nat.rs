@@ -9,10 +9,19 @@ use std::{
 use lab::{Machine, Topology, output, serve_page, vip_v4, vip_v6};
 use serde_json::Value;
 
-use crate::support::{Agent, Capture, Cluster, Protocol, TIMEOUT, nat_config};
+use crate::support::{
+    Agent, Capture, Cluster, Echo, Flow, Mode, Protocol, Service, TIMEOUT, nat_config,
+};
 
 const PAGE: usize = 200_000;
 const SHORT: Duration = Duration::from_millis(500);
+const MASQUERADE: &str = "table inet t {
+  chain c {
+    type nat hook postrouting priority srcnat;
+    oifname eth0 masquerade random
+  }
+}
+";
 
 /// The VIPs of both families with the host that is behind them.
 fn services(host: &Machine) -> [(SocketAddr, SocketAddr); 2] {
@@ -130,6 +139,7 @@ fn datagrams_in_pieces_and_errors_about_datagrams_get_through() {
     let services = services(host);
     let config = nat_config(&[Protocol::Udp], services);
     let agent = Agent::start(edge, &config);
+    let capture = Capture::start(client);
     for (refused, (vip, backend)) in (1..).zip(services) {
         let ask = |question: &[u8]| {
             client.namespace().run(|| {
@@ -166,6 +176,59 @@ fn datagrams_in_pieces_and_errors_about_datagrams_get_through() {
             }
         });
     }
+    assert!(capture.assert_good_checksums() > 4 * ROUNDS);
+}
+
+#[test]
+fn jumbo_frames_reach_the_host_whole() {
+    const JUMBO: u32 = 9000;
+    /// A datagram that fills a frame, less the longer of the headers.
+    const DATAGRAM: usize = JUMBO as usize - 40 - 8;
+    let net = Topology::builder()
+        .nodes(0)
+        .routed_nodes(1)
+        .client_mtu(JUMBO)
+        .fabric_mtu(JUMBO)
+        .build()
+        .unwrap();
+    let (client, edge, host) = (&net.clients()[0], &net.edges()[0], &net.nodes()[0]);
+    let services = services(host);
+    let protocols = [Protocol::Tcp, Protocol::Udp];
+    let agent = Agent::start(edge, &nat_config(&protocols, services));
+    let ends = services.map(|(_, backend)| (backend, Protocol::Udp));
+    let pages = services.map(|(_, backend)| backend);
+    let _server = serve_page(host, &pages, &"x".repeat(PAGE)).unwrap();
+    let _echo = Echo::serve(host, ends);
+    let mut capture = Capture::start(client);
+    for (vip, _) in services {
+        let mut curl = client.namespace().command("curl");
+        let page = output(curl.args(["-sSf", "-m", "10", &format!("http://{vip}/")])).unwrap();
+        assert_eq!(page.len(), PAGE);
+        let udp = Service {
+            address: vip,
+            protocol: Protocol::Udp,
+            mode: Mode::L2dsr,
+        };
+        let mut flow = Flow::open(client, &udp).unwrap();
+        // The number of the question, and the host's name before the answer.
+        let room = DATAGRAM - 16;
+        assert_eq!(flow.ask_with(&"x".repeat(room)).unwrap(), host.label());
+    }
+    capture.stop();
+    assert!(capture.assert_none_bad() > 8);
+    let large = |protocol: &str| {
+        let filter = format!("{protocol} && frame.len > 8900");
+        capture.packets(&filter).len()
+    };
+    assert!(
+        large("tcp") > services.len() * PAGE / 10_000,
+        "{}",
+        large("tcp")
+    );
+    assert_eq!(large("udp"), 2 * services.len());
+    let pieces = "ip.flags.mf == 1 || ip.frag_offset > 0 || ipv6.fraghdr";
+    assert_eq!(capture.packets(pieces), Vec::<String>::new());
+    assert_eq!(Cluster::packets(&agent, "reply", "packet_too_big"), 0);
 }
 
 #[test]
@@ -222,16 +285,38 @@ fn check_warns_of_ports_that_the_kernel_gives_out_too() {
     let verdict = |text: &str| Some(text.to_owned());
     assert_eq!(verdicts(&own), [verdict("OK"), verdict("OK")]);
 
-    for line in [
-        "add table inet t",
-        "add chain inet t c { type nat hook postrouting priority 100; }",
-        "add rule inet t c oifname eth0 masquerade random",
-    ] {
-        output(edge.namespace().command("nft").args(line.split(' '))).unwrap();
-    }
+    edge.namespace().nft(MASQUERADE).unwrap();
     assert_eq!(verdicts(&own), [verdict("OK"), verdict("WARN")]);
     let among_them = format!("nat: {{ports: 40000-50000}}\n{own}");
     assert_eq!(verdicts(&among_them), [verdict("WARN"), verdict("WARN")]);
+}
+
+#[test]
+fn agent_warns_while_the_kernel_masquerades_by_the_same_address() {
+    let net = net();
+    let (edge, host) = (&net.edges()[0], &net.nodes()[0]);
+    edge.namespace().nft(MASQUERADE).unwrap();
+    let config = nat_config(&[Protocol::Tcp], services(host));
+    let agent = Agent::start(edge, &config);
+    let warnings = |status: &Value| status["warnings"].as_array().unwrap().clone();
+    let status = agent.wait_for_answer("a warning", &["status"], |status| {
+        !warnings(status).is_empty()
+    });
+    let warning = warnings(&status)[0].as_str().unwrap().to_owned();
+    let address = edge.v4().to_string();
+    assert!(
+        warning.contains(&address) && warning.contains("set nat.ipv4"),
+        "{warning}"
+    );
+    assert!(agent.page(&["status"]).contains("WARNINGS"));
+    assert_eq!(status["problems"].as_array().unwrap().len(), 0, "{status}");
+
+    let mut nft = edge.namespace().command("nft");
+    output(nft.args(["flush", "ruleset"])).unwrap();
+    agent.write_config(&format!("{config}# as before\n"));
+    agent.wait_for_answer("no warning", &["status"], |status| {
+        warnings(status).is_empty()
+    });
 }
 
 /// Neither forwarding nor a netfilter rule.

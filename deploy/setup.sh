@@ -275,6 +275,8 @@ runtime() {
     if [ "$purpose" = test ]; then
         want ping iputils-ping
         want iperf3 iperf3
+        want dnsmasq dnsmasq-base
+        want dig bind9-dnsutils
         want tshark tshark
         want qemu-system-x86_64 qemu-system-x86
         want cpio cpio

@@ -2,9 +2,8 @@
 
 use std::{
     collections::BTreeSet,
-    net::{IpAddr, SocketAddr, UdpSocket},
+    net::{IpAddr, SocketAddr},
     process::Command,
-    thread,
 };
 
 use lab::{Machine, Process, Topology, output, serve_page, vip_v4, vip_v6};
@@ -195,83 +194,83 @@ fn ping_is_answered_by_the_vip() {
     assert!(capture.assert_good_checksums() >= 20);
 }
 
-/// Answers each query with the largest message that resolvers ask for (RFC 9715
-/// speaks of 4096 bytes as the common one), which leaves the pod in fragments.
-fn serve_large_answers(pod: &Machine, address: SocketAddr) -> thread::JoinHandle<()> {
-    let socket = pod.namespace().run(|| UdpSocket::bind(address)).unwrap();
-    socket.set_read_timeout(Some(TIMEOUT)).unwrap();
-    thread::spawn(move || {
-        let mut query = [0; 512];
-        while let Ok((length, client)) = socket.recv_from(&mut query) {
-            if length == 0 {
-                return;
-            }
-            socket.send_to(&answer(&query[..length]), client).unwrap();
-        }
-    })
+/// What a TXT record of the answer says: as much as one string can.
+fn text(number: u8) -> String {
+    char::from(b'a' + number).to_string().repeat(255)
 }
 
-/// A query for the TXT records of the root: header, question (RFC 1035 section 4.1).
-fn query(id: u16) -> Vec<u8> {
-    let [high, low] = id.to_be_bytes();
-    vec![high, low, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 16, 0, 1]
-}
+const NAME: &str = "large.test";
+/// With these the answer is as large as resolvers used to ask for at most (RFC 6891 section 6.2.5).
+const RECORDS: u8 = 15;
+const EDNS_SIZE: usize = 4096;
 
-/// The query with 15 TXT records behind it: 4067 bytes.
-fn answer(query: &[u8]) -> Vec<u8> {
-    const RECORDS: u8 = 15;
-    let mut answer = query.to_vec();
-    answer[2] |= 0x80;
-    answer[7] = RECORDS;
-    for number in 0..RECORDS {
-        answer.extend([0, 0, 16, 0, 1, 0, 0, 0, 60, 1, 0, 255]);
-        answer.extend([number; 255]);
+/// Serves the records on a pod's addresses. Such an answer leaves in fragments.
+fn serve_dns(pod: &Machine) -> Process {
+    let mut dnsmasq = pod.namespace().command("dnsmasq");
+    dnsmasq.args([
+        "--keep-in-foreground",
+        "--conf-file=/dev/null",
+        "--no-resolv",
+        "--no-hosts",
+        "--pid-file=",
+        "--user=root",
+        "--bind-interfaces",
+        "--log-facility=-",
+    ]);
+    dnsmasq.arg(format!("--edns-packet-max={EDNS_SIZE}"));
+    for address in [pod.v4().to_string(), pod.v6().to_string()] {
+        dnsmasq.arg(format!("--listen-address={address}"));
     }
-    answer
+    for number in 0..RECORDS {
+        dnsmasq.arg(format!("--txt-record={NAME},{}", text(number)));
+    }
+    let mut server = Process::spawn(&mut dnsmasq).unwrap();
+    server.wait_for_line("started", TIMEOUT).unwrap();
+    server
 }
 
 #[test]
 fn large_dns_answers_arrive_in_fragments() {
-    const PORT: u16 = 53;
+    const QUERIES: usize = 10;
     let net = Topology::builder().pods(1).build().unwrap();
     let client = &net.clients()[0];
     let modes = [Mode::IpipV4, Mode::IpipV6, Mode::L2dsr];
-    let services = services(&modes, PORT, Protocol::Udp, None);
+    let services = services(&modes, 53, Protocol::Udp, None);
+    let _servers: Vec<Process> = net.pods().map(serve_dns).collect();
     let _cluster = Cluster::start(&net, &services);
-    let mut servers = Vec::new();
-    for pod in net.pods() {
-        for address in [pod.v4(), pod.v6()] {
-            let address = SocketAddr::new(address, PORT);
-            servers.push((pod, address, serve_large_answers(pod, address)));
-        }
-    }
-    let capture = Capture::start(client);
-    // One port that talks to a pod by two VIPs would be a conflict.
-    let mut ports = 20_000..;
+    let mut wanted: Vec<String> = (0..RECORDS)
+        .map(|number| format!("\"{}\"", text(number)))
+        .collect();
+    wanted.sort_unstable();
+    let mut capture = Capture::start(client);
     for service in &services {
-        let vip = service.service.address;
-        for id in 0..20 {
-            let from = client.address_like(vip.ip());
-            let socket = client
-                .namespace()
-                .run(|| UdpSocket::bind((from, ports.next().unwrap())))
-                .unwrap();
-            socket.set_read_timeout(Some(TIMEOUT)).unwrap();
-            socket.connect(vip).unwrap();
-            socket.send(&query(id)).unwrap();
-            let mut received = vec![0; 8192];
-            let length = socket.recv(&mut received).unwrap();
-            assert!(
-                received[..length] == answer(&query(id)),
-                "{vip}: {length} bytes"
+        let vip = service.service.address.ip();
+        for _ in 0..QUERIES {
+            // One port that talks to a pod by two VIPs would be a conflict.
+            let from = format!("{}#{}", client.address_like(vip), client.fresh_port());
+            let line = format!(
+                "dig -b {from} @{vip} {NAME} TXT +bufsize={EDNS_SIZE} +ignore +tries=1 +time=5 +short"
             );
-            assert!(length > 4000);
+            let answer = output(&mut command(client, &line)).unwrap();
+            let mut records: Vec<&str> = answer.lines().collect();
+            records.sort_unstable();
+            assert_eq!(records, wanted, "{vip}");
         }
     }
-    capture.assert_good_checksums();
-    for (pod, address, server) in servers {
-        let ended = pod.namespace().run(|| UdpSocket::bind((address.ip(), 0)));
-        ended.unwrap().send_to(&[], address).unwrap();
-        server.join().unwrap();
+    capture.stop();
+    capture.assert_none_bad();
+    // The first and the last fragment of each answer.
+    for (first, last) in [
+        (
+            "ip.flags.mf == 1 && ip.frag_offset == 0",
+            "ip.frag_offset > 0",
+        ),
+        ("ipv6.fraghdr.offset == 0", "ipv6.fraghdr.offset > 0"),
+    ] {
+        let answers = modes.len() * QUERIES;
+        assert_eq!(capture.packets(first).len(), answers, "{first}");
+        assert!(capture.packets(last).len() >= answers, "{last}");
     }
+    let whole = format!("dns.flags.response == 1 && dns.count.answers == {RECORDS}");
+    assert_eq!(capture.packets(&whole).len(), services.len() * QUERIES);
 }

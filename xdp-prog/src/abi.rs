@@ -204,6 +204,16 @@ plain_data! {
     Traffic: 16,
 }
 
+/// Returns how long ago a moment on the monotonic clock was; zero where it is to come, by the clock of another CPU.
+///
+/// Round the end of the number, so that a moment before the machine's start counts like any other: tests of a machine that
+/// has just been started have flows that are older.
+#[inline(always)]
+pub const fn age(then: u64, now: u64) -> u64 {
+    let age = now.wrapping_sub(then);
+    if age >> 63 == 0 { age } else { 0 }
+}
+
 /// Machine-wide settings.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,

@@ -75,6 +75,8 @@ pub trait Tables {
     fn fib_next_hop(&self, backend: &Backend) -> Option<&NextHop>;
     /// Asks the kernel's FIB and neighbour table for the way to any address.
     fn fib_route(&self, address: &AddressKey) -> Option<&NextHop>;
+    /// Asks the kernel's FIB for the device that leads to any address, be the neighbour there known or not.
+    fn fib_device(&self, address: &AddressKey) -> Option<u32>;
 }
 
 /// Time, for what is remembered of flows.
@@ -491,7 +493,8 @@ fn hand_to_stack<F: FrameMut, T: World>(
 ) -> Result<(), DropReason> {
     let (_, destination) =
         deliver::addresses(frame, decap.inner, decap.inner_l3).ok_or(DropReason::MalformedInner)?;
-    if is_sent_back(tables, &destination, ingress) {
+    let edge = outer_source(frame, decap.l3).ok_or(DropReason::MalformedInner)?;
+    if is_sent_back(tables, &destination, &edge, ingress) {
         return Err(DropReason::SentBack);
     }
     rewrite::decap(frame, decap)?;
@@ -499,15 +502,35 @@ fn hand_to_stack<F: FrameMut, T: World>(
     Ok(())
 }
 
-/// Tells whether the stack would send a packet out of the device that it came in by.
+/// Tells whether the stack would send on what an edge has sent by the device that leads to the edge: the edge would be
+/// the next to get it, and send it here again.
 ///
-/// Of what an edge has sent, the edge would be the next to get it, and send it here again.
+/// The FIB names VLAN devices, bonds and bridges, XDP the device below, and the MAC is often the same for all of them. So
+/// the FIB is asked for the edge too: what goes on by another VLAN of the same device is not sent back.
 #[inline(always)]
-fn is_sent_back<T: Tables>(tables: &T, destination: &AddressKey, ingress: u32) -> bool {
-    match tables.fib_route(destination) {
-        Some(hop) => hop.ifindex == ingress,
+fn is_sent_back<T: Tables>(
+    tables: &T,
+    destination: &AddressKey,
+    edge: &AddressKey,
+    ingress: u32,
+) -> bool {
+    match tables.fib_device(destination) {
+        Some(device) => device == ingress || tables.fib_device(edge) == Some(device),
         None => false,
     }
+}
+
+/// Reads the source address off the header at `l3`, of either family.
+#[inline(always)]
+fn outer_source<F: Frame>(frame: &F, l3: usize) -> Option<AddressKey> {
+    let header: &Ipv4 = frame.view(l3)?;
+    let family = if header.version() == 4 {
+        Family::V4
+    } else {
+        Family::V6
+    };
+    let (source, _) = deliver::addresses(frame, family, l3)?;
+    Some(source)
 }
 
 /// Decides what is to be done with a frame.

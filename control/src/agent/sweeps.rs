@@ -22,8 +22,8 @@ const RELEASE_PAUSE: Duration = Duration::from_secs(60);
 /// but could not be taken from the tables yet, still makes some.
 const LOOK_PAUSE: Duration = Duration::from_secs(300);
 /// How often the rules of the kernel are listed, where NAT mode has an address that they could masquerade by: a
-/// node of a large cluster has tens of thousands.
-const RULES_PAUSE: Duration = Duration::from_secs(60);
+/// node of a large cluster has tens of thousands, and nothing else is done meanwhile.
+const RULES_PAUSE: Duration = Duration::from_secs(600);
 
 /// When what was done last.
 #[derive(Debug)]
@@ -34,7 +34,7 @@ pub(super) struct Sweeps {
     counted: Option<Instant>,
     /// When what changes had freed was given back.
     released: Instant,
-    /// When the rules of the kernel were listed; nothing since the configuration was loaded.
+    /// When the rules of the kernel were listed; nothing if they have to be, once an address is shared.
     rules: Option<Instant>,
     /// What masquerading does to NAT mode, and what to do about it.
     masquerade: Option<String>,
@@ -87,14 +87,7 @@ impl Agent {
         if pause.is_none_or(|pause| pause >= COUNT_PAUSE) {
             self.count_flows();
         }
-        if self
-            .sweeps
-            .rules
-            .is_none_or(|listed| now - listed >= RULES_PAUSE)
-        {
-            self.sweeps.rules = Some(now);
-            self.look_for_masquerade();
-        }
+        self.look_for_masquerade();
         if let Err(error) = capture::clear_away(&self.pins) {
             tracing::warn!(%error, "cannot look for what a capture has left");
         }
@@ -121,11 +114,21 @@ impl Agent {
 
     fn look_for_masquerade(&mut self) {
         let shared = &self.tables.addresses().nat & &self.machine.primary;
-        let masquerades = match shared.is_empty() {
-            true => None,
-            false => facts::masquerades(),
-        };
-        let found = check::masquerade(&shared, masquerades);
+        if shared.is_empty() {
+            self.sweeps.rules = None;
+            self.sweeps.masquerade = None;
+            return;
+        }
+        let now = self.sweeps.swept;
+        if self
+            .sweeps
+            .rules
+            .is_some_and(|listed| now - listed < RULES_PAUSE)
+        {
+            return;
+        }
+        self.sweeps.rules = Some(now);
+        let found = check::masquerade(&shared, facts::masquerades());
         if let Some(warning) = &found
             && self.sweeps.masquerade != found
         {

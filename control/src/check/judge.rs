@@ -384,12 +384,12 @@ fn programs(judge: &mut Judge, interface: &Interface, ours: bool) {
 pub(super) fn redirect_targets(used: &[(Interface, AttachMode)], ours: &[String]) -> Vec<Finding> {
     let mut findings = Vec::new();
     for (place, (interface, _)) in used.iter().enumerate() {
-        let others = used.iter().enumerate().filter(|(other, _)| *other != place);
+        let mut others = used.iter().enumerate().filter(|(other, _)| *other != place);
         // In generic mode the stack sends, which needs nothing of the driver.
         let is_native = |(_, (other, mode)): (usize, &(Interface, AttachMode))| {
             *mode != AttachMode::Generic && other.native_xdp != NativeXdp::Unsupported
         };
-        if !others.map(is_native).any(|native| native) {
+        if !others.any(is_native) {
             continue;
         }
         let driver = interface.driver.as_deref().unwrap_or("no driver");

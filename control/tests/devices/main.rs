@@ -15,7 +15,7 @@
 #[path = "../e2e/support/mod.rs"]
 mod support;
 
-use std::net::IpAddr;
+use std::{io, net::IpAddr, time::Duration};
 
 use lab::{Machine, Namespace, Topology, Veth, output};
 use support::{
@@ -237,6 +237,63 @@ fn replies_of_pods_leave_by_the_vlan() {
     let _echoes = serve_on_pods(&net, &services);
     let _cluster = Cluster::start(&net, &services);
     every_pod_replies(&net, &services);
+}
+
+/// What an edge sends by IP-in-IP to a node that knows less than the edge: the client of a pod that is not there gets a RST,
+/// and what no service there has goes round no circle.
+fn strays_end(net: &Topology, with_devices: impl Fn(String) -> String) {
+    const SHORT: Duration = Duration::from_millis(500);
+    let (edge, node, client) = (&net.edges()[0], &net.nodes()[0], &net.clients()[0]);
+    let [own, foreign] = node.pods() else {
+        panic!("two pods");
+    };
+    let over = |only, protocol, port| {
+        let all = Service::all(&[Mode::IpipV4, Mode::IpipV6]).into_iter();
+        let of_protocol = all.filter(move |service| service.protocol == protocol);
+        of_protocol.map(move |mut service| {
+            service.address.set_port(port);
+            PodService {
+                only: Some(only),
+                ..PodService::over_all(service)
+            }
+        })
+    };
+    let known: Vec<PodService<'_>> = over(own, Protocol::Tcp, 7000).collect();
+    let misnamed: Vec<PodService<'_>> = over(foreign, Protocol::Tcp, 7000).collect();
+    let unknown: Vec<PodService<'_>> = over(own, Protocol::Udp, 7100).collect();
+    let at_edge: Vec<PodService<'_>> = misnamed.iter().chain(&unknown).copied().collect();
+    let _echoes = serve_on_pods(net, &known);
+    let agent = Agent::start(node, &with_devices(cluster_config(net, &known)));
+    let config = cluster_config(net, &at_edge) + "node_health: off\n";
+    let _edge = Agent::start(edge, &with_devices(config));
+
+    for PodService { service, .. } in misnamed {
+        let error = Flow::open(client, &service).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::ConnectionReset, "{service}");
+    }
+    for (PodService { service, .. }, sent) in unknown.into_iter().zip(1..) {
+        let error = Flow::open_within(client, &service, SHORT).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::WouldBlock, "{service}");
+        assert_eq!(Cluster::packets(&agent, "drop", "sent_back"), sent);
+    }
+    assert_eq!(Cluster::packets(&agent, "pass", "decapsulated"), 0);
+}
+
+#[test]
+fn strays_end_at_a_node_on_a_vlan() {
+    let net = Topology::builder().nodes(1).pods(2).build().unwrap();
+    tag(&net);
+    strays_end(&net, |config| config);
+}
+
+#[test]
+fn strays_end_at_a_node_on_a_bond() {
+    let net = Topology::builder().nodes(1).pods(2).build().unwrap();
+    for machine in [&net.edges()[0], &net.nodes()[0]] {
+        bond(&net, machine);
+    }
+    net.route_vips(&[0]).unwrap();
+    strays_end(&net, |config| config.replace("name: eth0", "name: bond0"));
 }
 
 /// Gives a machine a cable to a port of the switch.

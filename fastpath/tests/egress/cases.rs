@@ -91,7 +91,7 @@ impl Tables {
             FlowTable::Embryonic => self.embryonic.clone(),
         };
         for flow in flows.values_mut() {
-            flow.seen = now.saturating_sub(flow.seen);
+            flow.seen = now.wrapping_sub(flow.seen);
         }
         flows
     }
@@ -100,17 +100,9 @@ impl Tables {
     pub(crate) fn datagrams_at(&self, now: u64) -> HashMap<Tuple, Datagram> {
         let mut datagrams = self.datagrams.clone();
         for datagram in datagrams.values_mut() {
-            datagram.seen = now.saturating_sub(datagram.seen);
+            datagram.seen = now.wrapping_sub(datagram.seen);
         }
         datagrams
-    }
-
-    /// Returns the age of the oldest entry.
-    pub(crate) fn oldest(&self) -> u64 {
-        let flows = self.answered.values().chain(self.embryonic.values());
-        let datagrams = self.datagrams.values().map(|datagram| datagram.seen);
-        let ages = flows.map(|flow| flow.seen).chain(datagrams);
-        ages.max().unwrap_or(0)
     }
 
     fn remembered(&self) -> Remembered {

@@ -28,11 +28,6 @@ const OUTER: usize = 40;
 /// `TC_ACT_UNSPEC`: the next program decides.
 const UNSPEC: u32 = u32::MAX;
 
-/// Returns how long the machine has been up: no entry can be older.
-pub(crate) fn uptime() -> u64 {
-    monotonic_ns()
-}
-
 /// The loaded program and its maps.
 pub(crate) struct Kernel {
     ebpf: Ebpf,

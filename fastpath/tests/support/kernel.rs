@@ -1,7 +1,7 @@
 //! The second engine: the loaded object, run by `BPF_PROG_TEST_RUN`.
 //!
-//! The process moves to a network namespace of its own first: its FIB is
-//! empty, and the only device is the loopback one, from which test runs
+//! The thread moves to a network namespace of its own first: its FIB has the
+//! [`routes`] alone, and its loopback device is the one from which test runs
 //! pretend that the frame came.
 
 use std::io;
@@ -22,7 +22,10 @@ use xdp_prog::{
     wire::protocol,
 };
 
-use super::tables::{Counts, TableSet, forget_notes, size};
+use super::{
+    routes,
+    tables::{Counts, TableSet, forget_notes, size},
+};
 
 /// Index of the device that frames come in on: the namespace's loopback device.
 pub(crate) const INGRESS: u32 = 1;
@@ -45,6 +48,7 @@ impl Kernel {
             return Err(io::Error::last_os_error())
                 .context("moving to a network namespace of its own");
         }
+        routes::install().context("installing routes")?;
         let mut loader = EbpfLoader::new();
         for (name, entries) in [
             (map::VIPS, size::HASH),

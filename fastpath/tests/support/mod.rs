@@ -3,7 +3,7 @@
 //! [`cases`] says what must happen, [`packet`] builds frames with a library
 //! that is independent of the code under test, [`host`] and [`kernel`] run a
 //! frame through the same tables: as functions of this process, and as the
-//! loaded BPF object.
+//! loaded BPF object. [`routes`] are what the kernel knows beside the tables.
 
 pub(crate) mod cases;
 pub(crate) mod hash;
@@ -11,4 +11,5 @@ pub(crate) mod host;
 pub(crate) mod kernel;
 pub(crate) mod packet;
 pub(crate) mod report;
+pub(crate) mod routes;
 pub(crate) mod tables;

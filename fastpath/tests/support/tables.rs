@@ -33,6 +33,7 @@ use xdp_prog::{
 };
 
 pub(crate) use self::nat::Nat;
+use super::routes;
 
 /// Entries of each table; the kernel's maps are made with the same sizes.
 pub(crate) mod size {
@@ -301,7 +302,7 @@ pub(crate) enum Event {
     },
 }
 
-/// The tables as `process` looks into them; no FIB stands behind them.
+/// The tables as `process` looks into them; behind them, [`routes`] stand for the FIB.
 #[derive(Debug)]
 pub(crate) struct ModelTables<'a> {
     tables: &'a TableSet,
@@ -406,8 +407,12 @@ impl Tables for ModelTables<'_> {
         None
     }
 
-    fn fib_route(&self, _: &AddressKey) -> Option<&NextHop> {
-        None
+    fn fib_route(&self, address: &AddressKey) -> Option<&NextHop> {
+        routes::hop(address)
+    }
+
+    fn fib_device(&self, address: &AddressKey) -> Option<u32> {
+        routes::device(address)
     }
 }
 

@@ -3,7 +3,7 @@
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::check::{CHECK_MULTIPLIER, mix};
-use super::{AddressKey, plain_data};
+use super::{AddressKey, age, plain_data};
 
 plain_data! {
     Tuple: 40,
@@ -205,7 +205,7 @@ impl PodFlow {
     /// read the same cache line, on other CPUs.
     #[inline(always)]
     pub const fn renew(&mut self, state: u8, now: u64) {
-        if now.saturating_sub(self.seen) >= RENEWAL_NS {
+        if age(self.seen, now) >= RENEWAL_NS {
             self.seen = now;
         }
         if state & !self.state() != 0 {
@@ -271,7 +271,7 @@ impl Datagram {
     /// Tells whether later fragments may still come.
     #[inline(always)]
     pub const fn is_awaited(&self, now: u64) -> bool {
-        now.saturating_sub(self.seen) < Self::LIFETIME_NS
+        age(self.seen, now) < Self::LIFETIME_NS
     }
 
     /// Returns the source port, in wire order.

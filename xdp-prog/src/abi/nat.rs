@@ -5,7 +5,7 @@
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::check::mix;
-use super::{AddressKey, Tuple, plain_data};
+use super::{AddressKey, Tuple, age, plain_data};
 
 plain_data! {
     NatMark: 8,
@@ -61,8 +61,7 @@ impl NatMark {
     /// Returns for how long nothing was seen; zero where that was in the future, by the clock of another CPU.
     #[inline(always)]
     pub const fn idle(self, now: u64) -> u64 {
-        let idle = now.wrapping_sub(self.time());
-        if idle >> 63 == 0 { idle } else { 0 }
+        age(self.time(), now)
     }
 }
 

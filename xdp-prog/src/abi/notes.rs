@@ -3,7 +3,7 @@
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::check::CHECK_MULTIPLIER;
-use super::{AddressKey, PodFlow, RENEWAL_NS, Tuple, plain_data, size};
+use super::{AddressKey, PodFlow, RENEWAL_NS, Tuple, age, plain_data, size};
 
 plain_data! {
     FlowNote: 64,
@@ -102,8 +102,7 @@ impl FlowNote {
     /// Tells whether it counts no more, so that another flow may take the place.
     #[inline(always)]
     pub const fn is_over(&self, now: u64) -> bool {
-        self.seen_and_check & Self::CHECK != self.check()
-            || now.saturating_sub(self.seen()) >= RENEWAL_NS
+        self.seen_and_check & Self::CHECK != self.check() || age(self.seen(), now) >= RENEWAL_NS
     }
 
     #[inline(always)]

@@ -7,17 +7,22 @@
 //! worse a reflector than any host.
 
 use super::{
-    Action, Clock, Family, Ip, World, balance, deliver::addresses, is_sent_back, relay::OFFSETS,
+    Action, Clock, Family, Ip, World, balance, deliver::addresses, outer_source, relay::OFFSETS,
     send,
 };
 use crate::{
-    abi::{AddressKey, NextHop},
+    abi::{AddressKey, EdgeMac},
     flow::{V4, V6},
     frame::{Frame, FrameMut, FrameSum},
     parse::{self, Packet},
     reason::{DropReason, PassReason, ReplyReason},
     rewrite,
-    wire::{ethernet, ipv4::Ipv4, ipv6::Ipv6, protocol},
+    wire::{
+        ethernet::{self, Ethernet},
+        ipv4::Ipv4,
+        ipv6::Ipv6,
+        protocol,
+    },
 };
 
 /// What is to be answered, in one word that is handed over in `HANDOVER`.
@@ -205,14 +210,11 @@ pub fn process<F: FrameMut + FrameSum, T: World>(
     tables: &T,
     ingress: u32,
 ) -> Action {
-    let reason = match decide(frame, tables, ingress) {
-        Ok(reply) => match give(frame, tables, reply) {
-            Ok(hop) => {
+    let reason = match decide(frame, tables) {
+        Ok(reply) => match give(frame, tables, reply, ingress) {
+            Ok(action) => {
                 tables.count_reason(reply.reason().index());
-                return match hop {
-                    Some(hop) => send(hop.ifindex, ingress),
-                    None => Action::Transmit,
-                };
+                return action;
             }
             Err(reason) => reason,
         },
@@ -226,30 +228,67 @@ pub fn process<F: FrameMut + FrameSum, T: World>(
     Action::Drop
 }
 
-/// Makes the frame of an answer and returns where it goes; none for the way that it came.
+/// Makes the frame of an answer and returns how it is sent.
 #[inline(always)]
-fn give<'t, F: FrameMut + FrameSum, T: World>(
+fn give<F: FrameMut + FrameSum, T: World>(
     frame: &mut F,
-    tables: &'t T,
+    tables: &T,
     reply: Reply,
-) -> Result<Option<&'t NextHop>, DropReason> {
+    ingress: u32,
+) -> Result<Action, DropReason> {
     let words = tables
         .relay(reply.to_words())
         .ok_or(DropReason::StageMissing)?;
     let reply = Reply::from_words(words);
-    let hop = match reply.answer.inner() {
-        None => None,
+    let (way, action) = match reply.answer.inner() {
+        None => (None, Action::Transmit),
         Some(_) => {
-            let (source, _) =
-                addresses(frame, reply.family, reply.l3).ok_or(DropReason::NoHeadroom)?;
-            match tables.fib_route(&source) {
-                None => return Err(DropReason::UnknownPod),
-                some => some,
-            }
+            let (way, action) = way_to_client(frame, tables, &reply, ingress)?;
+            (Some(way), action)
         }
     };
-    rewrite::reply(frame, &reply, hop)?;
-    Ok(hop)
+    rewrite::reply(frame, &reply, way)?;
+    Ok(action)
+}
+
+/// A way that is not just the one by which the frame came.
+#[derive(Clone, Copy, Debug)]
+pub struct Way<'t> {
+    /// Destination MAC, then source MAC.
+    pub macs: &'t [u8; 12],
+    /// Where the IP header goes: behind the VLAN tags that the frame came with, or without any.
+    pub l3: usize,
+}
+
+/// Asks the FIB for the way to the client of a packet that an edge sent in an outer header: the edge need not
+/// forward what is for clients.
+///
+/// A VLAN device takes no frames from XDP, and the FIB does not tell its tag. But where it leads to the edge as well, and
+/// has the MAC that the edge has sent to, the frame came in by it: the answer goes out as the frame came in, tags included.
+#[inline(always)]
+fn way_to_client<'t, F: Frame, T: World>(
+    frame: &F,
+    tables: &'t T,
+    reply: &Reply,
+    ingress: u32,
+) -> Result<(Way<'t>, Action), DropReason> {
+    let Ok(link) = parse::link(frame) else {
+        return Err(DropReason::NoHeadroom);
+    };
+    let edge = outer_source(frame, link.l3).ok_or(DropReason::NoHeadroom)?;
+    let (client, _) = addresses(frame, reply.family, reply.l3).ok_or(DropReason::NoHeadroom)?;
+    let to_edge = tables.fib_device(&edge);
+    let hop = tables.fib_route(&client).ok_or(DropReason::UnknownPod)?;
+    let header: &Ethernet = frame.view(0).ok_or(DropReason::NoHeadroom)?;
+    let [.., a, b, c, d, e, f] = hop.macs;
+    let is_own_mac = EdgeMac::new([a, b, c, d, e, f]) == EdgeMac::new(header.destination());
+    let (l3, action) = if is_own_mac && to_edge == Some(hop.ifindex) {
+        (link.l3, Action::Transmit)
+    } else {
+        (Ethernet::LENGTH, send(hop.ifindex, ingress))
+    };
+    let macs = &hop.macs;
+    Ok((Way { macs, l3 }, action))
 }
 
 /// What becomes of a packet that gets no answer.
@@ -259,7 +298,7 @@ enum Ending {
 }
 
 #[inline(always)]
-fn decide<F: Frame, T: World>(frame: &F, tables: &T, ingress: u32) -> Result<Reply, Ending> {
+fn decide<F: Frame, T: World>(frame: &F, tables: &T) -> Result<Reply, Ending> {
     let answer = tables.handed_over();
     let link = match parse::link(frame) {
         Ok(link) => link,
@@ -277,11 +316,11 @@ fn decide<F: Frame, T: World>(frame: &F, tables: &T, ingress: u32) -> Result<Rep
     };
     match family {
         Family::V4 => match parse::ipv4(frame, l3) {
-            Ok(packet) => reply(frame, tables, &packet, answer, ingress),
+            Ok(packet) => reply(frame, tables, &packet, answer),
             Err(reason) => Err(Ending::Pass(reason)),
         },
         Family::V6 => match parse::ipv6(frame, l3) {
-            Ok(packet) => reply(frame, tables, &packet, answer, ingress),
+            Ok(packet) => reply(frame, tables, &packet, answer),
             Err(reason) => Err(Ending::Pass(reason)),
         },
     }
@@ -293,17 +332,16 @@ fn reply<F: Frame, A: Answerable, T: World>(
     tables: &T,
     packet: &Packet<A>,
     answer: Answer,
-    ingress: u32,
 ) -> Result<Reply, Ending> {
-    // The edge knows a service that is about to be known here too.
+    // The edge knows a service that is about to be known here too. But where the stack would send on what
+    // came for an address of ours, it would sooner or later be an edge that gets it, and sends it here again.
     if answer == Answer::REFUSE && balance::is_from_edge(frame, tables) {
-        return Err(
-            if is_sent_back(tables, &packet.destination.key(), ingress) {
-                Ending::Drop(DropReason::SentBack)
-            } else {
-                Ending::Pass(PassReason::NoService)
-            },
-        );
+        let is_sent_on = tables.fib_device(&packet.destination.key()).is_some();
+        return Err(if is_sent_on {
+            Ending::Drop(DropReason::SentBack)
+        } else {
+            Ending::Pass(PassReason::NoService)
+        });
     }
     let reason = match judge(frame, packet, answer) {
         Ok(reason) => reason,

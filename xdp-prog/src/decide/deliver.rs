@@ -38,7 +38,7 @@ use super::{
 use crate::{
     abi::{
         ADDRESS_LOCAL, ADDRESS_NODE_PORT, AddressKey, Backend, FLOW_FIN_CLIENT, FLOW_FIN_POD,
-        FLOW_HAIRPIN, FLOW_RESET, PodFlow, Tag, Tuple,
+        FLOW_HAIRPIN, FLOW_RESET, PodFlow, Tag, Tuple, age,
     },
     flow::FlowKey,
     frame::Frame,
@@ -436,7 +436,7 @@ const fn meet(
         known.renew(new.state(), new.seen);
         return true;
     }
-    if !is_same && new.seen.saturating_sub(known.seen) < idle_limit {
+    if !is_same && age(known.seen, new.seen) < idle_limit {
         return false;
     }
     *known = *new;
@@ -445,7 +445,7 @@ const fn meet(
 
 /// Tells whether a flow has not ended, and has not been idle for too long.
 pub const fn is_live(table: FlowTable, protocol: u8, flow: &PodFlow, now: u64) -> bool {
-    now.saturating_sub(flow.seen) < idle_limit(table, protocol, flow.state(), 0)
+    age(flow.seen, now) < idle_limit(table, protocol, flow.state(), 0)
 }
 
 /// Returns how long a flow may idle; `ended` is for one that has ended.

@@ -2,7 +2,7 @@
 
 use super::Memory;
 use crate::{
-    abi::{FLOW_FIN_POD, PodFlow, Tuple},
+    abi::{FLOW_FIN_POD, PodFlow, Tuple, age},
     decide::deliver::{self, FlowTable, IDLE_TRANSITORY_NS},
     parse::TcpFlags,
     wire::protocol,
@@ -81,5 +81,5 @@ fn visit<T: Memory>(
 #[inline(always)]
 const fn is_fresh(flow: &PodFlow, table: FlowTable, protocol: u8, now: u64) -> bool {
     let limit = deliver::idle_limit(table, protocol, flow.state(), IDLE_TRANSITORY_NS);
-    now.saturating_sub(flow.seen) < limit
+    age(flow.seen, now) < limit
 }

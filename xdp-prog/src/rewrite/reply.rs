@@ -12,9 +12,12 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::{TTL, ipv4_header, patch_checksum, shift_link, view_mut};
 use crate::{
-    abi::{AddressKey, NextHop},
+    abi::AddressKey,
     csum::{self, Sum},
-    decide::{Family, answer::Reply},
+    decide::{
+        Family,
+        answer::{Reply, Way},
+    },
     frame::{Frame, FrameMut, FrameSum},
     parse::TcpFlags,
     reason::{DropReason, ReplyReason},
@@ -35,7 +38,7 @@ pub const LONGEST_ERROR_V4: usize = 576;
 /// Longest ICMPv6 error (RFC 4443 section 2.4(c)).
 pub const LONGEST_ERROR_V6: usize = 1280;
 
-/// Makes the frame of an answer that goes by `hop`, or the way that the frame came.
+/// Makes the frame of an answer that goes by `way`, or that by which the frame came; only a RST has another.
 ///
 /// # Errors
 ///
@@ -45,13 +48,13 @@ pub const LONGEST_ERROR_V6: usize = 1280;
 pub fn reply<F: FrameMut + FrameSum>(
     frame: &mut F,
     reply: &Reply,
-    hop: Option<&NextHop>,
+    way: Option<Way<'_>>,
 ) -> Result<(), DropReason> {
     match (reply.reason(), reply.family) {
         (ReplyReason::EchoReply, Family::V4) => echo_v4(frame, reply),
         (ReplyReason::EchoReply, Family::V6) => echo_v6(frame, reply),
-        (ReplyReason::Reset, Family::V4) => reset_v4(frame, reply, hop),
-        (ReplyReason::Reset, Family::V6) => reset_v6(frame, reply, hop),
+        (ReplyReason::Reset, Family::V4) => reset_v4(frame, reply, way),
+        (ReplyReason::Reset, Family::V6) => reset_v6(frame, reply, way),
         (_, Family::V4) => error_v4(frame, reply),
         (_, Family::V6) => error_v6(frame, reply),
     }
@@ -286,29 +289,27 @@ fn segment_of_reset<F: Frame>(frame: &F, reply: &Reply) -> Result<Segment, DropR
     })
 }
 
-/// Cuts the frame to a RST with an IP header of this length and writes the Ethernet header.
+/// Cuts the frame to a RST with an IP header of this length and writes what stands before that.
 ///
 /// Returns where the IP header goes.
 #[inline(always)]
 fn make_room_for_reset<F: FrameMut>(
     frame: &mut F,
     reply: &Reply,
-    hop: Option<&NextHop>,
+    way: Option<Way<'_>>,
     header_length: usize,
 ) -> Result<usize, DropReason> {
-    let l3 = match hop {
-        Some(_) => Ethernet::LENGTH,
+    let l3 = match way {
+        Some(way) => way.l3,
         None => reply.l3,
     };
     if !frame.truncate(l3 + header_length + Tcp::LENGTH) {
         return Err(DropReason::NoHeadroom);
     }
-    match hop {
-        Some(hop) => {
-            *view_mut::<Ethernet, _>(frame, 0)? = Ethernet {
-                macs: hop.macs,
-                ether_type: reply.family.ether_type(),
-            };
+    match way {
+        Some(way) => {
+            view_mut::<Ethernet, _>(frame, 0)?.macs = *way.macs;
+            *view_mut::<[u8; 2], _>(frame, l3 - 2)? = reply.family.ether_type();
         }
         None => turn_back(frame)?,
     }
@@ -340,13 +341,13 @@ fn reset_header(segment: &Segment, pseudo_header: Sum) -> Tcp {
 fn reset_v4<F: FrameMut>(
     frame: &mut F,
     reply: &Reply,
-    hop: Option<&NextHop>,
+    way: Option<Way<'_>>,
 ) -> Result<(), DropReason> {
     const TCP_LENGTH: u16 = Tcp::LENGTH as u16;
     let segment = segment_of_reset(frame, reply)?;
     let header: &Ipv4 = frame.view(reply.l3).ok_or(DropReason::NoHeadroom)?;
     let [a, b, c, d, e, f, g, h] = header.addresses;
-    let l3 = make_room_for_reset(frame, reply, hop, Ipv4::LENGTH)?;
+    let l3 = make_room_for_reset(frame, reply, way, Ipv4::LENGTH)?;
     let ends = [e, f, g, h, a, b, c, d];
     let length = Ipv4::LENGTH as u16 + TCP_LENGTH;
     let pseudo_header =
@@ -362,11 +363,11 @@ fn reset_v4<F: FrameMut>(
 fn reset_v6<F: FrameMut>(
     frame: &mut F,
     reply: &Reply,
-    hop: Option<&NextHop>,
+    way: Option<Way<'_>>,
 ) -> Result<(), DropReason> {
     let segment = segment_of_reset(frame, reply)?;
     let ends = ends_v6(view_mut(frame, reply.l3)?);
-    let l3 = make_room_for_reset(frame, reply, hop, Ipv6::LENGTH)?;
+    let l3 = make_room_for_reset(frame, reply, way, Ipv6::LENGTH)?;
     let reset = view_mut::<Reset<Ipv6>, _>(frame, l3)?;
     let length = Tcp::LENGTH as u16;
     let pseudo_header = write_v6(&mut reset.ip, 0, length, protocol::TCP, ends);

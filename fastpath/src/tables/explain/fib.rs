@@ -24,7 +24,9 @@ pub(super) struct Fib {
 #[derive(Debug)]
 struct Asked {
     target: IpAddr,
-    answer: Result<NextHop, String>,
+    /// The device that leads there, be the neighbour there known or not.
+    device: Option<u32>,
+    next_hop: Result<NextHop, String>,
     next: OnceCell<Box<Asked>>,
 }
 
@@ -38,18 +40,30 @@ impl Fib {
     }
 
     /// Returns the way that the kernel would send a forwarded packet.
-    pub(super) fn ask(&self, target: IpAddr) -> Option<&NextHop> {
+    pub(super) fn next_hop(&self, target: IpAddr) -> Option<&NextHop> {
+        self.ask(target).next_hop.as_ref().ok()
+    }
+
+    /// Returns the device that it would send it by.
+    pub(super) fn device(&self, target: IpAddr) -> Option<u32> {
+        self.ask(target).device
+    }
+
+    fn ask(&self, target: IpAddr) -> &Asked {
         let mut link = &self.asked;
         loop {
             let asked = link.get_or_init(|| {
+                let mut device = None;
+                let next_hop = look_up(self.ingress, target, &mut device);
                 Box::new(Asked {
                     target,
-                    answer: look_up(self.ingress, target),
+                    device,
+                    next_hop,
                     next: OnceCell::new(),
                 })
             });
             if asked.target == target {
-                return asked.answer.as_ref().ok();
+                return asked;
             }
             link = &asked.next;
         }
@@ -58,29 +72,32 @@ impl Fib {
     /// Lists what was asked for, with the answer or the reason why there is none.
     pub(super) fn asked(&self) -> impl Iterator<Item = (IpAddr, Result<&NextHop, &str>)> {
         let first = self.asked.get();
-        std::iter::successors(first, |asked| asked.next.get())
-            .map(|asked| (asked.target, asked.answer.as_ref().map_err(String::as_str)))
+        std::iter::successors(first, |asked| asked.next.get()).map(|asked| {
+            (
+                asked.target,
+                asked.next_hop.as_ref().map_err(String::as_str),
+            )
+        })
     }
 }
 
-fn look_up(ingress: u32, target: IpAddr) -> Result<NextHop, String> {
-    let device = facts::device_name(ingress).ok_or("it is not known where the packet came in")?;
-    if !facts::forwards(&device, target.is_ipv4()) {
-        return Err(format!("forwarding is off on {device}"));
+/// Looks for the way to a target, and for the device that leads there, which may be known without a way.
+fn look_up(ingress: u32, target: IpAddr, device: &mut Option<u32>) -> Result<NextHop, String> {
+    let came_in = facts::device_name(ingress).ok_or("it is not known where the packet came in")?;
+    if !facts::forwards(&came_in, target.is_ipv4()) {
+        return Err(format!("forwarding is off on {came_in}"));
     }
     let told = |error: NetlinkError| error.to_string();
     let mut resolver = Resolver::new().map_err(told)?;
+    *device = resolver.device(target).map_err(told)?;
     match resolver.resolve(target).map_err(told)? {
-        Resolution::Resolved(hop) => {
-            // The helper names the VLAN device itself, without the tag, and no source.
-            let ifindex = resolver.device(target).map_err(told)?;
-            Ok(NextHop {
-                ifindex: ifindex.unwrap_or(hop.ifindex),
-                source: [0; 16],
-                vlan: [0; 2],
-                ..next_hop_entry(target, &hop)
-            })
-        }
+        // The helper names the VLAN device itself, without the tag, and no source.
+        Resolution::Resolved(hop) => Ok(NextHop {
+            ifindex: device.unwrap_or(hop.ifindex),
+            source: [0; 16],
+            vlan: [0; 2],
+            ..next_hop_entry(target, &hop)
+        }),
         Resolution::Local => Err("an address of this machine".to_owned()),
         Resolution::Unresolved(reason) => Err(reason.to_string()),
     }

@@ -352,11 +352,15 @@ impl decide::Tables for ReadOnly<'_> {
     }
 
     fn fib_next_hop(&self, backend: &Backend) -> Option<&NextHop> {
-        self.fib.ask(backend_key(backend).address)
+        self.fib.next_hop(backend_key(backend).address)
     }
 
     fn fib_route(&self, address: &AddressKey) -> Option<&NextHop> {
-        self.fib.ask(address_of(*address))
+        self.fib.next_hop(address_of(*address))
+    }
+
+    fn fib_device(&self, address: &AddressKey) -> Option<u32> {
+        self.fib.device(address_of(*address))
     }
 }
 
@@ -432,6 +436,11 @@ impl decide::Tables for Tables {
 
     /// Finds nothing, likewise.
     fn fib_route(&self, _address: &AddressKey) -> Option<&NextHop> {
+        None
+    }
+
+    /// Finds nothing, likewise.
+    fn fib_device(&self, _address: &AddressKey) -> Option<u32> {
         None
     }
 }

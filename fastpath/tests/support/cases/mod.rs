@@ -23,6 +23,7 @@ mod pods;
 mod policies;
 mod policies_of_nodes;
 mod probe;
+mod routed;
 mod security;
 mod shared;
 
@@ -87,7 +88,7 @@ pub(crate) enum InKernel {
 
 /// Returns the whole table; the cases of a subject are made as they are reached, for some take times.
 pub(crate) fn all() -> impl Iterator<Item = Case> {
-    let subjects: [fn() -> Vec<Case>; 20] = [
+    let subjects: [fn() -> Vec<Case>; 21] = [
         not_ours::cases,
         probe::cases,
         lengths::cases,
@@ -104,6 +105,7 @@ pub(crate) fn all() -> impl Iterator<Item = Case> {
         policies::cases,
         policies_of_nodes::cases,
         security::cases,
+        routed::cases,
         answers::cases,
         icmp::cases,
         shared::cases,
@@ -231,12 +233,12 @@ fn counted(reason: u32) -> Counts {
     counts
 }
 
-const fn v4(a: u8, b: u8, c: u8, d: u8) -> IpAddr {
+pub(crate) const fn v4(a: u8, b: u8, c: u8, d: u8) -> IpAddr {
     IpAddr::V4(Ipv4Addr::new(a, b, c, d))
 }
 
 /// An address in 2001:db8::/32.
-const fn v6(network: u16, host: u16) -> IpAddr {
+pub(crate) const fn v6(network: u16, host: u16) -> IpAddr {
     IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, network, 0, 0, 0, 0, host))
 }
 
@@ -260,7 +262,7 @@ const TCP: u8 = 6;
 const UDP: u8 = 17;
 
 /// How frames come in.
-const IN: Link<'static> = Link {
+pub(crate) const IN: Link<'static> = Link {
     destination: [0x02, 0, 0, 0, 0, 0x01],
     source: [0x02, 0, 0, 0, 0, 0xc1],
     tags: &[],

@@ -153,7 +153,9 @@ fn spoofed_tags(kind: Kind, outer: OuterEnds) -> Vec<Case> {
             let segment = Packet::segment(from, kind.to, flags, b"");
             cases.push(
                 named(
-                    &format!("{what}_with_the_tag_of_another_services_pod"),
+                    &format!(
+                        "{what}_with_the_tag_of_another_services_pod_and_no_way_to_the_client"
+                    ),
                     tagged(&segment, foreign),
                 )
                 .drops(DropReason::UnknownPod),

@@ -11,7 +11,8 @@ mod probes;
 
 use aya_ebpf::{
     bindings::{
-        BPF_F_MMAPABLE, BPF_F_NO_PREALLOC, BPF_FIB_LKUP_RET_SUCCESS, bpf_fib_lookup as FibParams,
+        BPF_F_MMAPABLE, BPF_F_NO_PREALLOC, BPF_FIB_LKUP_RET_NO_NEIGH, BPF_FIB_LKUP_RET_SUCCESS,
+        bpf_fib_lookup as FibParams,
     },
     btf_maps::{Array, HashMap, PerCpuArray, ProgramArray},
     helpers::{bpf_fib_lookup, bpf_jiffies64, bpf_ktime_get_coarse_ns},
@@ -189,13 +190,17 @@ impl Tables for KernelTables<'_> {
 
     #[inline(always)]
     fn fib_route(&self, address: &AddressKey) -> Option<&NextHop> {
-        let words = as_words(&address.octets());
-        if address.is_mapped() {
-            let [.., v4] = words;
-            fib_lookup(self.ctx, AF_INET, [v4, 0, 0, 0])
-        } else {
-            fib_lookup(self.ctx, AF_INET6, words)
-        }
+        let (family, target) = fib_target(address);
+        fib_lookup(self.ctx, family, target)
+    }
+
+    #[inline(always)]
+    fn fib_device(&self, address: &AddressKey) -> Option<u32> {
+        let (family, target) = fib_target(address);
+        let (found, params) = ask_fib(self.ctx, family, target)?;
+        let is_found = found == i64::from(BPF_FIB_LKUP_RET_SUCCESS)
+            || found == i64::from(BPF_FIB_LKUP_RET_NO_NEIGH);
+        is_found.then_some(params.ifindex)
     }
 }
 
@@ -540,11 +545,26 @@ fn read_once<T: Copy>(word: &T) -> T {
 const AF_INET: u8 = 2;
 const AF_INET6: u8 = 10;
 
-/// Asks the kernel's FIB, as if a packet to this address had come in here.
-///
-/// Answers only where the ingress device has forwarding switched on.
 #[inline(always)]
-fn fib_lookup(ctx: &XdpContext, family: u8, target: [u32; 4]) -> Option<&'static NextHop> {
+fn fib_target(address: &AddressKey) -> (u8, [u32; 4]) {
+    let words = as_words(&address.octets());
+    if address.is_mapped() {
+        let [.., v4] = words;
+        (AF_INET, [v4, 0, 0, 0])
+    } else {
+        (AF_INET6, words)
+    }
+}
+
+/// Asks the kernel's FIB, as if a packet to this address had come in here; returns what the helper did, and its answer.
+///
+/// It succeeds only where the ingress device has forwarding switched on. The device is told without a neighbour too (Linux 5.10).
+#[inline(always)]
+fn ask_fib(
+    ctx: &XdpContext,
+    family: u8,
+    target: [u32; 4],
+) -> Option<(i64, &'static mut FibParams)> {
     let params = FIB_PARAMETERS.get_ptr_mut(0)?;
     // SAFETY: a per-CPU element that only this run uses.
     let params = unsafe { &mut *params };
@@ -566,6 +586,12 @@ fn fib_lookup(ctx: &XdpContext, family: u8, target: [u32; 4]) -> Option<&'static
             0,
         )
     };
+    Some((found, params))
+}
+
+#[inline(always)]
+fn fib_lookup(ctx: &XdpContext, family: u8, target: [u32; 4]) -> Option<&'static NextHop> {
+    let (found, params) = ask_fib(ctx, family, target)?;
     if found != i64::from(BPF_FIB_LKUP_RET_SUCCESS) {
         return None;
     }

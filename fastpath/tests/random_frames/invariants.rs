@@ -52,6 +52,11 @@ pub(crate) fn check(tables: &TableSet, input: &[u8], outcome: &Outcome) -> Resul
         (Action::Transmit, Event::Reason(reason)) if reason == ReplyReason::Neighbour.index() => {
             neighbour_answered(input, &outcome.bytes)
         }
+        (Action::Transmit | Action::Redirect(_), Event::Reason(reason))
+            if reason == ReplyReason::Reset.index() && is_encapsulated(input) =>
+        {
+            reset_within(input, &outcome.bytes)
+        }
         (Action::Transmit, Event::Reason(reason)) => {
             ensure(
                 ReplyReason::ALL.iter().any(|reply| reply.index() == reason),
@@ -323,6 +328,48 @@ fn answered(input: &[u8], output: &[u8]) -> Result<(), String> {
         Ipv6Header::from_slice(&output[l3..]).map_err(|e| e.to_string())?;
     }
     Ok(())
+}
+
+fn is_encapsulated(frame: &[u8]) -> bool {
+    let packet = &frame[14 + 4 * tags(frame)..];
+    let protocol = packet[if packet[0] >> 4 == 4 { 9 } else { 6 }];
+    matches!(protocol, 4 | 41)
+}
+
+/// The RST for a segment within another packet has its ends turned round, right checksums, and the frame's tags or none.
+fn reset_within(input: &[u8], output: &[u8]) -> Result<(), String> {
+    let (came, l3) = (14 + 4 * tags(input), 14 + 4 * tags(output));
+    ensure(
+        l3 == 14 || (l3 == came && output[12..l3 - 2] == input[12..l3 - 2]),
+        "the tags of a RST are neither its packet's nor none",
+    )?;
+    let outer = if input[came] >> 4 == 4 { 20 } else { 40 };
+    let (segment, reset) = (&input[came + outer..], &output[l3..]);
+    let (header, source, destination) = if reset[0] >> 4 == 4 {
+        (20, 12..16, 16..20)
+    } else {
+        (40, 8..24, 24..40)
+    };
+    ensure(
+        reset[source.clone()] == segment[destination.clone()]
+            && reset[destination.clone()] == segment[source.clone()],
+        "the ends of a RST are not those of its segment",
+    )?;
+    ensure(
+        reset.len() == header + 20 && reset[header + 13] & 4 != 0,
+        "the answer is no RST",
+    )?;
+    ensure(
+        header == 40 || checksum_error(reset) == 0,
+        "the header checksum of a RST is wrong",
+    )?;
+    let sum = Sum16BitWords::new()
+        .add_slice(&reset[source.start..destination.end])
+        .add_2bytes([0, 6])
+        .add_2bytes([0, 20])
+        .add_slice(&reset[header..])
+        .ones_complement();
+    ensure(sum == 0, "the checksum of a RST is wrong")
 }
 
 fn decapsulated(input: &[u8], output: &[u8]) -> Result<(), String> {

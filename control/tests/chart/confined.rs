@@ -1,12 +1,17 @@
 //! The agent as a container runtime would run the chart's pod, against a real API server.
 
 use std::fs;
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
+use std::thread;
 use std::time::Duration;
 
 use lab::kubernetes::ControlPlane;
 use lab::{Machine, Namespace, Process, Topology, output, wait_for};
+use nix::sys::socket::{Shutdown, shutdown};
 use serde_json::{Value, json};
 
 use super::chart::{DETACH, NAMESPACE, Objects, container, manifest, text};
@@ -28,6 +33,7 @@ fn agent_serves_with_the_rights_that_the_chart_gives_it() {
         "namespace.create=true",
         "agent.seccompProfile.type=Localhost",
         "agent.seccompProfile.localhostProfile=guideway.json",
+        "agent.extraConfig.announce.interfaces[0]=eth0",
         &host,
     ];
     server.apply(&manifest(&values)).unwrap();
@@ -45,19 +51,29 @@ fn agent_serves_with_the_rights_that_the_chart_gives_it() {
         ask.map_err(|error| format!("{error}\n{}", agent.stderr()))
     })
     .unwrap();
-    let pod = node.pods()[0].v4();
+    let pod = &node.pods()[0];
     server
-        .apply(&SERVICE.replace("POD", &pod.to_string()))
+        .apply(&SERVICE.replace("POD", &pod.v4().to_string()))
         .unwrap();
-    let socket = bundle.directory.join("run/guideway.sock");
-    wait_for("the agent serves the NodePort", TIMEOUT, || {
-        let mut services = node.namespace().command(GUIDEWAY);
-        services
-            .args(["services", "--json", "--socket"])
-            .arg(&socket);
-        let services = output(&mut services).map_err(|error| error.to_string())?;
-        let served = services.contains(":30080/tcp");
-        served.then_some(()).ok_or(services)
+    let greeter = Greeter::start(pod);
+    let at = SocketAddr::new(node.v4(), 30_080);
+    wait_for("the pod answers a client at the NodePort", TIMEOUT, || {
+        let answer = net.clients()[0].namespace().run(|| greeted(at));
+        let answer = answer.map_err(|error| error.to_string())?;
+        (answer == GREETING).then_some(()).ok_or(answer)
+    })
+    .unwrap();
+    drop(greeter);
+    let renewed = || {
+        let lease = ["lease", "guideway-edge-node0", "-n", NAMESPACE];
+        let lease = server.get(&lease).map_err(|error| error.to_string())?;
+        let time = lease["spec"]["renewTime"].as_str();
+        time.map(str::to_owned).ok_or("never".to_owned())
+    };
+    let first = wait_for("the agent has a Lease", TIMEOUT, renewed).unwrap();
+    wait_for("the agent renews its Lease", TIMEOUT, || {
+        let time = renewed()?;
+        (time != first).then_some(()).ok_or(time)
     })
     .unwrap();
 
@@ -113,6 +129,42 @@ addressType: IPv4
 ports: [{name: http, port: 8080}]
 endpoints: [{addresses: [POD], nodeName: node0}]
 ";
+
+const GREETING: &str = "the pod greets";
+
+/// Greets whoever connects to the target port of a pod, until it is dropped.
+struct Greeter(TcpListener);
+
+impl Greeter {
+    fn start(pod: &Machine) -> Self {
+        let listen = || TcpListener::bind((pod.v4(), 8080));
+        let listener = pod.namespace().run(listen).unwrap();
+        let accepting = listener.try_clone().unwrap();
+        thread::spawn(move || {
+            for mut stream in accepting.incoming().map_while(Result::ok) {
+                // Who has given up meanwhile comes again.
+                let _ = stream.write_all(GREETING.as_bytes());
+            }
+        });
+        Self(listener)
+    }
+}
+
+impl Drop for Greeter {
+    fn drop(&mut self) {
+        let _ = shutdown(self.0.as_raw_fd(), Shutdown::Both);
+    }
+}
+
+/// Connects, and returns what is said.
+fn greeted(at: SocketAddr) -> io::Result<String> {
+    let patience = Duration::from_secs(1);
+    let mut stream = TcpStream::connect_timeout(&at, patience)?;
+    stream.set_read_timeout(Some(patience))?;
+    let mut said = String::new();
+    stream.read_to_string(&mut said)?;
+    Ok(said)
+}
 
 /// What a container runtime makes of the agents' pod on a machine.
 struct Bundle<'test> {

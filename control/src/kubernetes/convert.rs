@@ -67,7 +67,7 @@ fn port(port: core::ServicePort) -> ServicePort {
 }
 
 /// Converts an EndpointSlice.
-pub(super) fn slice(slice: discovery::EndpointSlice) -> EndpointSlice {
+pub(crate) fn slice(slice: discovery::EndpointSlice) -> EndpointSlice {
     let metadata = slice.metadata;
     EndpointSlice {
         name: name(&metadata),
@@ -109,7 +109,7 @@ fn endpoint(endpoint: discovery::Endpoint) -> Endpoint {
 }
 
 /// Converts a Node.
-pub(super) fn node(node: core::Node) -> Node {
+pub(crate) fn node(node: core::Node) -> Node {
     let addresses = node.status.and_then(|status| status.addresses);
     let taints = node.spec.and_then(|spec| spec.taints).unwrap_or_default();
     let taints = taints.into_iter().map(|taint| taint.key);
@@ -204,6 +204,22 @@ mod tests {
             health_check_node_port: Some(31_000),
         };
         assert_eq!(converted, expected);
+    }
+
+    #[test]
+    fn traffic_distribution_is_never_read() {
+        let with = |distribution: Option<&str>| {
+            service(read(json!({
+                "metadata": {"namespace": "shop", "name": "web"},
+                "spec": {
+                    "type": "NodePort", "clusterIP": "10.96.0.7", "trafficDistribution": distribution,
+                    "ports": [{"port": 80, "nodePort": 30080}],
+                },
+            })))
+        };
+        for distribution in ["PreferClose", "PreferSameZone", "PreferSameNode", "?"] {
+            assert_eq!(with(Some(distribution)), with(None), "{distribution}");
+        }
     }
 
     #[test]

@@ -1,31 +1,39 @@
-//! Objects that nobody should write: none makes the index panic, serve what it must not, or lose what is good.
+//! Objects that nobody should write: none makes the index panic, serve what it must not, or lose what is good,
+//! and what is wrong is named.
 
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
+use k8s_openapi::api::{core::v1 as core, discovery::v1 as discovery};
 use proptest::collection::{btree_map, vec};
 use proptest::option;
 use proptest::prelude::*;
 use proptest::sample::select;
+use proptest::test_runner::TestRunner;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
 
 use super::words::*;
 use crate::desired::{ForwardMode, Protocol, ServiceKey, TrafficPolicy, unusable};
 use crate::index::objects::{
-    Endpoint, EndpointPort, EndpointSlice, HEADLESS, Ingress, MODE, Node, NodeAddress, ObjectName,
-    SERVICE_NAME, SERVICE_PROXY_NAME, Service, ServicePort, TABLE_SIZE, Text, ZONE,
+    HEADLESS, MODE, ObjectName, SERVICE_NAME, SERVICE_PROXY_NAME, TABLE_SIZE, ZONE,
 };
-use crate::index::{Index, Options, Presence, Reserved, State};
+use crate::index::{Index, Object, Options, Presence, Reserved, Rule, State};
+use crate::kubernetes::convert;
 
 const API_SERVER: &str = "192.0.2.6:6443";
 /// A Service that no other object touches.
 const GOOD: &str = "192.0.2.200:80/tcp";
+/// Services and EndpointSlices that are written at least.
+const OBJECTS: u32 = 10_000;
 
 /// One step of whoever writes objects.
 #[derive(Clone, Debug)]
 enum Step {
-    Service(Box<Service>),
-    Slice(EndpointSlice),
-    Node(Node),
+    Service(Box<core::Service>),
+    Slice(Box<discovery::EndpointSlice>),
+    Node(Box<core::Node>),
     DeleteService(ObjectName),
     DeleteSlice(ObjectName),
     DeleteNode(String),
@@ -33,24 +41,29 @@ enum Step {
     Update,
 }
 
-proptest! {
-    // 250 times 40 steps: 10 000 objects.
-    #![proptest_config(ProptestConfig { cases: 250, failure_persistence: None, ..ProptestConfig::default() })]
-
-    #[test]
-    fn hostile_objects_break_nothing_and_leave_the_good_ones_served(
-        steps in vec(step(), 40),
-        is_node in any::<bool>(),
-    ) {
+#[test]
+fn hostile_objects_break_nothing_are_named_and_leave_the_good_ones_served() {
+    // Two of three steps write a Service or a slice.
+    let config = ProptestConfig {
+        cases: 400,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    };
+    let (written, named) = (Cell::new(0_u32), Cell::new(0_u32));
+    let mut runner = TestRunner::new(config);
+    let outcome = runner.run(&(vec(step(), 40), any::<bool>()), |(steps, is_node)| {
         let options = options(is_node);
         let mut index = start(&options);
         let mut last = Last::default();
         for step in steps {
+            let is_counted = matches!(step, Step::Service(_) | Step::Slice(_));
+            written.set(written.get() + u32::from(is_counted));
             last.note(&step);
             take(&mut index, step);
         }
         index.update();
         check(index.state(), &last, is_node);
+        named.set(named.get() + last.check_named(index.state()));
         // The way there does not matter.
         let mut anew = start(&options);
         last.replay(&mut anew);
@@ -62,9 +75,19 @@ proptest! {
         index.delete_slice(&ObjectName::new("good", "good-1"));
         index.update();
         let state = index.state();
-        prop_assert!(state.services.is_empty() && state.vips.is_empty() && state.problems.is_empty());
-        prop_assert!(index.entries.is_empty() && index.claims.is_empty() && index.captured.is_empty());
+        prop_assert!(
+            state.services.is_empty() && state.vips.is_empty() && state.problems.is_empty()
+        );
+        prop_assert!(
+            index.entries.is_empty() && index.claims.is_empty() && index.captured.is_empty()
+        );
+        Ok(())
+    });
+    if let Err(error) = outcome {
+        panic!("{error}");
     }
+    assert!(written.get() >= OBJECTS, "{}", written.get());
+    assert!(named.get() >= 500, "{}", named.get());
 }
 
 fn options(is_node: bool) -> Options {
@@ -93,9 +116,9 @@ fn start(options: &Options) -> Index {
 
 fn take(index: &mut Index, step: Step) {
     match step {
-        Step::Service(service) => index.apply_service(*service),
-        Step::Slice(slice) => index.apply_slice(slice),
-        Step::Node(node) => index.apply_node(node),
+        Step::Service(service) => index.apply_service(convert::service(*service)),
+        Step::Slice(slice) => index.apply_slice(convert::slice(*slice)),
+        Step::Node(node) => index.apply_node(convert::node(*node)),
         Step::DeleteService(name) => index.delete_service(&name),
         Step::DeleteSlice(name) => index.delete_slice(&name),
         Step::DeleteNode(name) => index.delete_node(&name),
@@ -179,18 +202,27 @@ fn check(state: &State, last: &Last, is_node: bool) {
 /// The objects as they are at the end.
 #[derive(Debug, Default)]
 struct Last {
-    services: BTreeMap<ObjectName, Service>,
-    slices: BTreeMap<ObjectName, EndpointSlice>,
-    nodes: BTreeMap<String, Node>,
+    services: BTreeMap<ObjectName, core::Service>,
+    slices: BTreeMap<ObjectName, discovery::EndpointSlice>,
+    nodes: BTreeMap<String, core::Node>,
     presence: Presence,
 }
 
 impl Last {
     fn note(&mut self, step: &Step) {
         match step.clone() {
-            Step::Service(service) => drop(self.services.insert(service.name.clone(), *service)),
-            Step::Slice(slice) => drop(self.slices.insert(slice.name.clone(), slice)),
-            Step::Node(node) => drop(self.nodes.insert(node.name.clone(), node)),
+            Step::Service(service) => {
+                let name = convert::name(&service.metadata);
+                self.services.insert(name, *service);
+            }
+            Step::Slice(slice) => {
+                let name = convert::name(&slice.metadata);
+                self.slices.insert(name, *slice);
+            }
+            Step::Node(node) => {
+                let name = node.metadata.name.clone().unwrap();
+                self.nodes.insert(name, *node);
+            }
             Step::DeleteService(name) => drop(self.services.remove(&name)),
             Step::DeleteSlice(name) => drop(self.slices.remove(&name)),
             Step::DeleteNode(name) => drop(self.nodes.remove(&name)),
@@ -202,13 +234,13 @@ impl Last {
     fn replay(&self, index: &mut Index) {
         index.set_presence(self.presence.clone());
         for slice in self.slices.values().rev() {
-            index.apply_slice(slice.clone());
+            index.apply_slice(convert::slice(slice.clone()));
         }
         for service in self.services.values().rev() {
-            index.apply_service(service.clone());
+            index.apply_service(convert::service(service.clone()));
         }
         for node in self.nodes.values() {
-            index.apply_node(node.clone());
+            index.apply_node(convert::node(node.clone()));
         }
     }
 
@@ -225,20 +257,99 @@ impl Last {
     }
 
     fn machine_addresses(&self) -> BTreeSet<IpAddr> {
-        let nodes = self.nodes.values().flat_map(|node| &node.addresses);
-        let texts = nodes.map(|node| node.address.replace("192.000.2.01", "192.0.2.1"));
+        let nodes = self.nodes.values().filter_map(|node| node.status.as_ref());
+        let entries = nodes.flat_map(|status| status.addresses.iter().flatten());
+        let texts = entries.map(|entry| entry.address.replace("192.000.2.01", "192.0.2.1"));
         let mut all: BTreeSet<IpAddr> = texts.filter_map(|text| text.parse().ok()).collect();
         all.extend(&self.presence.edges);
         all.extend(addresses::<Vec<_>>(&["192.0.2.5", "192.0.2.6"]));
         all
     }
+
+    /// Asserts that ports and protocols that are none are told of each Service and slice that is served, and
+    /// counts these objects.
+    fn check_named(&self, state: &State) -> u32 {
+        let services = self.services.iter().filter(|(_, one)| is_captured(one));
+        let services = services.map(|(name, service)| {
+            let ports = service
+                .spec
+                .iter()
+                .flat_map(|spec| spec.ports.iter().flatten());
+            let ports = ports.map(|port| (port.protocol.as_deref(), Some(port.port)));
+            (Object::Service(name.clone()), ports.collect::<Vec<_>>())
+        });
+        let slices = self.slices.iter().filter(|(_, one)| is_balanced(one));
+        let slices = slices.map(|(name, slice)| {
+            let ports = slice.ports.iter().flatten();
+            let ports = ports.map(|port| {
+                let number = port.port.filter(|_| port.name.is_some());
+                (port.protocol.as_deref(), number)
+            });
+            (Object::Slice(name.clone()), ports.collect())
+        });
+        let mut named = 0;
+        for (object, ports) in services.chain(slices) {
+            let is_bad = |number: &Option<i32>| number.is_none_or(|port| !is_port(port));
+            let is_known = |text: &Option<&str>| *text != Some("QUIC");
+            // Of one that is wrong in both ways either suffices.
+            let only_port = ports
+                .iter()
+                .any(|(text, port)| is_known(text) && is_bad(port));
+            let only_protocol = ports
+                .iter()
+                .any(|(text, port)| !is_known(text) && !is_bad(port));
+            let problems = state
+                .problems
+                .get(&object)
+                .map_or(&[][..], |problems| problems);
+            for (rule, is_expected) in [
+                (Rule::InvalidPort, only_port),
+                (Rule::InvalidProtocol, only_protocol),
+            ] {
+                let is_told = problems.iter().any(|problem| problem.rule == rule);
+                assert!(
+                    is_told || !is_expected,
+                    "{object}: no {rule:?} in {problems:?}"
+                );
+            }
+            named += u32::from(only_port || only_protocol);
+        }
+        named
+    }
+}
+
+fn is_port(number: i32) -> bool {
+    (1..=65_535).contains(&number)
+}
+
+/// Tells whether a Service is surely read, for it has a node port.
+fn is_captured(service: &core::Service) -> bool {
+    let spec = service.spec.as_ref().unwrap();
+    let labels = service.metadata.labels.iter().flatten();
+    let first = spec.cluster_ips.iter().flatten().next();
+    labels.count() == 0
+        && spec.type_.as_deref() != Some("ExternalName")
+        && first.is_some_and(|first| !matches!(first.as_str(), "" | "None"))
+        && spec
+            .ports
+            .iter()
+            .flatten()
+            .any(|port| port.node_port.is_some_and(|port| port != 0))
+}
+
+/// Tells whether a slice belongs to a Service that this proxy takes care of.
+fn is_balanced(slice: &discovery::EndpointSlice) -> bool {
+    let labels = slice.metadata.labels.iter().flatten();
+    let mut labels = labels.map(|(key, value)| key == SERVICE_NAME && !value.is_empty());
+    let is_ours = labels.next().unwrap_or(false) && labels.next().is_none();
+    is_ours && matches!(slice.address_type.as_str(), "IPv4" | "IPv6")
 }
 
 fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         8 => a_service().prop_map(|service| Step::Service(Box::new(service))),
-        8 => a_slice().prop_map(Step::Slice),
-        2 => a_node().prop_map(Step::Node),
+        8 => a_slice().prop_map(|slice| Step::Slice(Box::new(slice))),
+        2 => a_node().prop_map(|node| Step::Node(Box::new(node))),
         1 => a_name().prop_map(Step::DeleteService),
         1 => a_name().prop_map(Step::DeleteSlice),
         1 => a_node_name().prop_map(Step::DeleteNode),
@@ -247,10 +358,10 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-fn a_service() -> impl Strategy<Value = Service> {
+fn a_service() -> impl Strategy<Value = core::Service> {
     let front = (
         a_name(),
-        option::of(0..3_i64),
+        option::of(0..3_u8),
         option::weighted(
             0.9,
             words(&[
@@ -262,20 +373,21 @@ fn a_service() -> impl Strategy<Value = Service> {
                 "?",
             ]),
         ),
-        vec(
+        a_list(
             words(&["10.96.0.1", "fd00:96::1", "10.96.0.1", "None", "", "x"]),
-            0..3,
+            3,
         ),
-        vec(a_service_port(), 0..5),
-        vec(an_address(), 0..3),
-        vec(
+        a_list(a_service_port(), 5),
+        a_list(an_address(), 3),
+        a_list(
             (
                 option::weighted(0.9, an_address()),
                 option::weighted(0.2, words(&["VIP", "Proxy", "?"])),
-            ),
-            0..4,
+            )
+                .prop_map(|(ip, mode)| json!({"ip": ip, "ipMode": mode})),
+            4,
         ),
-        vec(
+        a_list(
             words(&[
                 "10.0.0.0/8",
                 " 010.0.0.0/08 ",
@@ -286,137 +398,158 @@ fn a_service() -> impl Strategy<Value = Service> {
                 "/",
                 "x/9",
             ]),
-            0..3,
+            3,
         ),
     );
+    let labels = prop_oneof![
+        7 => Just(BTreeMap::new()),
+        1 => btree_map(words(&[SERVICE_PROXY_NAME, HEADLESS]), a_text(), 0..=1),
+    ];
+    let annotations = prop_oneof![
+        4 => Just(BTreeMap::new()),
+        1 => btree_map(
+            words(&[MODE, TABLE_SIZE]),
+            words(&["ipip", "l2dsr", "nat", "1", "256", "1048576", "?", ""]),
+            1..=2,
+        ),
+    ];
     let rules = (
         option::of(words(&[Options::DEFAULT_CLASS, "other"])),
         option::of(words(&["Cluster", "Local", "?"])),
         option::of(words(&["None", "ClientIP", "?"])),
         option::of(a_number()),
-        btree_map(words(&[SERVICE_PROXY_NAME, HEADLESS]), a_text(), 0..=1),
-        prop_oneof![
-            4 => Just(BTreeMap::new()),
-            1 => btree_map(
-                words(&[MODE, TABLE_SIZE]),
-                words(&["ipip", "l2dsr", "nat", "1", "256", "1048576", "?", ""]),
-                1..=2,
-            ),
-        ],
+        labels,
+        annotations,
     );
-    (front, rules, 0..8).prop_map(|(front, rules, labelled)| {
+    (front, rules, a_surprise()).prop_map(|(front, rules, surprise)| {
         let (name, created, kind, cluster_ips, ports, external_ips, ingress, source_ranges) = front;
         let (class, policy, affinity, health_check, labels, annotations) = rules;
-        let texts = |all: Vec<String>| all.into_iter().map(Text::from).collect();
-        Service {
-            name,
-            created,
-            labels: if labelled == 0 {
-                labels
-            } else {
-                BTreeMap::new()
+        object(json!({
+            "apiVersion": "v1", "kind": "Service", "surprise": surprise,
+            "metadata": {
+                "namespace": name.namespace, "name": name.name, "surprise": surprise,
+                "creationTimestamp": created.map(|second| format!("1970-01-01T00:00:0{second}Z")),
+                "labels": labels, "annotations": annotations,
             },
-            annotations,
-            kind: kind.map(Text::from),
-            cluster_ips: texts(cluster_ips),
-            ports,
-            external_ips: texts(external_ips),
-            ingress: ingress
-                .into_iter()
-                .map(|(ip, ip_mode)| Ingress {
-                    ip: ip.map(Text::from),
-                    ip_mode: ip_mode.map(Text::from),
-                })
-                .collect(),
-            source_ranges: texts(source_ranges),
-            load_balancer_class: class.map(Text::from),
-            external_traffic_policy: policy.map(Text::from),
-            session_affinity: affinity.map(Text::from),
-            health_check_node_port: health_check,
-        }
+            "spec": {
+                "type": kind, "clusterIPs": cluster_ips, "ports": ports,
+                "externalIPs": external_ips, "loadBalancerSourceRanges": source_ranges,
+                "loadBalancerClass": class, "externalTrafficPolicy": policy,
+                "sessionAffinity": affinity, "healthCheckNodePort": health_check,
+                "surprise": surprise,
+            },
+            "status": {"loadBalancer": {"ingress": ingress, "surprise": surprise}},
+        }))
     })
 }
 
-fn a_service_port() -> impl Strategy<Value = ServicePort> {
+fn a_service_port() -> impl Strategy<Value = Value> {
     (
         a_port_name(),
         a_protocol(),
         a_number(),
         option::of(a_number()),
+        a_surprise(),
     )
-        .prop_map(|(name, protocol, port, node_port)| ServicePort {
-            name: name.map(Text::from),
-            protocol: protocol.map(Text::from),
-            port,
-            node_port,
+        .prop_map(|(name, protocol, port, node_port, surprise)| {
+            json!({
+                "name": name, "protocol": protocol, "port": port, "nodePort": node_port,
+                "surprise": surprise,
+            })
         })
 }
 
-fn a_slice() -> impl Strategy<Value = EndpointSlice> {
+fn a_slice() -> impl Strategy<Value = discovery::EndpointSlice> {
     let labels = prop_oneof![
         8 => a_name().prop_map(|name| BTreeMap::from([(SERVICE_NAME.to_owned(), name.name.to_string())])),
         1 => btree_map(words(&[SERVICE_NAME, SERVICE_PROXY_NAME, HEADLESS]), a_text(), 0..=2),
     ];
-    let ports = vec((a_port_name(), a_protocol(), option::of(a_number())), 0..4);
+    let port = (a_port_name(), a_protocol(), option::of(a_number()));
+    let port = port.prop_map(
+        |(name, protocol, port)| json!({"name": name, "protocol": protocol, "port": port}),
+    );
     let kind = words(&["IPv4", "IPv4", "IPv6", "FQDN", "", "?"]);
-    (a_name(), labels, kind, vec(an_endpoint(), 0..6), ports).prop_map(
-        |(name, labels, address_type, endpoints, ports)| EndpointSlice {
-            name,
-            labels,
-            address_type,
-            endpoints,
-            ports: ports
-                .into_iter()
-                .map(|(name, protocol, port)| EndpointPort {
-                    name,
-                    protocol,
-                    port,
-                })
-                .collect(),
+    let lists = (a_list(an_endpoint(), 6), a_list(port, 4));
+    (a_name(), labels, kind, lists, a_surprise()).prop_map(
+        |(name, labels, address_type, (endpoints, ports), surprise)| {
+            object(json!({
+                "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "surprise": surprise,
+                "metadata": {"namespace": name.namespace, "name": name.name, "labels": labels},
+                "addressType": address_type, "endpoints": endpoints, "ports": ports,
+            }))
         },
     )
 }
 
-fn an_endpoint() -> impl Strategy<Value = Endpoint> {
+fn an_endpoint() -> impl Strategy<Value = Value> {
     let condition = || option::of(any::<bool>());
+    let name = |name: String| json!({"name": name});
     (
         vec(an_address(), 0..3),
-        condition(),
-        condition(),
-        condition(),
+        (condition(), condition(), condition()),
         option::weighted(0.8, a_node_name()),
-        vec(a_node_name(), 0..2),
-        vec(words(&["a", "b", ""]), 0..2),
+        a_list(a_node_name().prop_map(name), 2),
+        a_list(words(&["a", "b", ""]).prop_map(name), 2),
+        a_surprise(),
     )
         .prop_map(
-            |(addresses, ready, serving, terminating, node_name, for_nodes, for_zones)| Endpoint {
-                addresses,
-                ready,
-                serving,
-                terminating,
-                node_name,
-                for_nodes,
-                for_zones,
+            |(addresses, conditions, node_name, nodes, zones, surprise)| {
+                let (ready, serving, terminating) = conditions;
+                json!({
+                    "addresses": addresses, "nodeName": node_name, "surprise": surprise,
+                    "conditions": {"ready": ready, "serving": serving, "terminating": terminating},
+                    "hints": {"forNodes": nodes, "forZones": zones},
+                })
             },
         )
 }
 
-fn a_node() -> impl Strategy<Value = Node> {
+fn a_node() -> impl Strategy<Value = core::Node> {
     let kind = words(&["InternalIP", "InternalIP", "ExternalIP", "Hostname", "?"]);
     let labels = btree_map(words(&[ZONE]), words(&["a", "b", ""]), 0..=1);
-    let addresses = vec((kind, an_address()), 0..3);
-    (a_node_name(), labels, addresses, any::<bool>()).prop_map(
-        |(name, labels, addresses, deleting)| Node {
-            name,
-            labels,
-            deleting,
-            taints: BTreeSet::new(),
-            addresses: addresses
-                .into_iter()
-                .map(|(kind, address)| NodeAddress { kind, address })
-                .collect(),
-        },
+    let address = (kind, an_address());
+    let address = address.prop_map(|(kind, text)| json!({"type": kind, "address": text}));
+    (
+        a_node_name(),
+        labels,
+        a_list(address, 3),
+        any::<bool>(),
+        a_surprise(),
     )
+        .prop_map(|(name, labels, addresses, deleting, surprise)| {
+            object(json!({
+                "apiVersion": "v1", "kind": "Node", "surprise": surprise,
+                "metadata": {
+                    "name": name, "labels": labels,
+                    "deletionTimestamp": deleting.then_some("1970-01-01T00:00:00Z"),
+                },
+                "status": {"addresses": addresses, "surprise": surprise},
+            }))
+        })
+}
+
+/// Reads an object as the API server's answers are read.
+fn object<T: DeserializeOwned>(object: Value) -> T {
+    serde_json::from_value(object).unwrap()
+}
+
+/// A list, which is absent in part of the cases.
+fn a_list<T>(one: T, longest: usize) -> impl Strategy<Value = Option<Vec<T::Value>>>
+where
+    T: Strategy,
+    T::Value: Clone,
+{
+    option::weighted(0.9, vec(one, 0..longest))
+}
+
+/// What stands in a field that nobody knows.
+fn a_surprise() -> impl Strategy<Value = Value> {
+    select(vec![
+        Value::Null,
+        json!(-1),
+        json!("x"),
+        json!([{"surprise": {}}]),
+    ])
 }
 
 fn a_presence() -> impl Strategy<Value = Presence> {

@@ -32,6 +32,29 @@ fn missing_conditions_mean_ready_and_serving_and_not_terminating() {
 }
 
 #[test]
+fn selection_is_uniform_over_the_chosen_set() {
+    let endpoints = [
+        "10.244.1.1@node-1",
+        "10.244.1.2@node-1",
+        "10.244.2.1@node-2",
+        "10.244.3.1@node-3 unready",
+    ];
+    for (service, number) in [(web(), 3), (web().local(), 2), (web().affinity(), 3)] {
+        let is_local = number == 2;
+        let mut cluster = cluster();
+        cluster.service(service.node_port(30080));
+        cluster.slice(slice("web-1", &endpoints));
+        for key in [VIP, NODE_PORT] {
+            let sharing = cluster.served(key).unwrap().spec.sharing();
+            let own: IpAddr = [10, 0, 0, 1].into();
+            let used = sharing.filter(|backend| !is_local || backend.address == own);
+            let weights: Vec<_> = used.map(|backend| backend.weight).collect();
+            assert_eq!(weights, vec![1; number], "{key}");
+        }
+    }
+}
+
+#[test]
 fn only_ready_endpoints_are_used_while_there_are_some() {
     let mut cluster = cluster();
     cluster.service(web());

@@ -5,8 +5,9 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
+use ipnet::IpNet;
 
-use crate::config::{DEFAULT_PIN_DIR, DEFAULT_SOCKET};
+use crate::config::{self, DEFAULT_PIN_DIR, DEFAULT_SERVICE, DEFAULT_SOCKET};
 use crate::desired::ServiceKey;
 use crate::index::Options;
 
@@ -115,6 +116,12 @@ pub struct Controller {
     /// Give addresses to Services without a class too: no other implementation may do so
     #[arg(long)]
     pub default_class: bool,
+    /// The headless Service whose EndpointSlices have the edges outside the cluster; agents: kubernetes.service
+    #[arg(long, value_name = "NAME", default_value = DEFAULT_SERVICE)]
+    pub service: String,
+    /// Networks and addresses within which agents serve spec.externalIPs; agents: kubernetes.external_ips
+    #[arg(long, value_name = "NET", value_delimiter = ',', value_parser = network)]
+    pub external_ips: Vec<IpNet>,
     /// Serve /metrics, /livez and /readyz here
     #[arg(long, value_name = "ADDR:PORT")]
     pub metrics: Option<SocketAddr>,
@@ -301,6 +308,11 @@ pub struct Detach {
     pub json: bool,
 }
 
+fn network(text: &str) -> Result<IpNet, String> {
+    let network = config::parse_network(text);
+    network.ok_or_else(|| "write it like 192.0.2.0/24, 192.0.2.7 or 2001:db8::/64".to_owned())
+}
+
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory;
@@ -325,6 +337,23 @@ mod tests {
         assert_eq!(watch(&["--watch"]).unwrap(), Some(1));
         assert_eq!(watch(&["--watch", "5"]).unwrap(), Some(5));
         assert_eq!(watch(&["--watch", "0"]).unwrap_err().exit_code(), 2);
+    }
+
+    #[test]
+    fn controller_takes_networks_as_the_agents_file_does() {
+        let controller = |networks: &str| {
+            let option = format!("--external-ips={networks}");
+            let cli = Cli::try_parse_from(["guideway", "controller", &option]);
+            cli.map(|cli| match cli.command {
+                Command::Controller(controller) => controller.external_ips,
+                other => panic!("{other:?}"),
+            })
+        };
+        let expected = ["192.0.2.0/24", "2001:db8::7/128"].map(|text| text.parse().unwrap());
+        assert_eq!(controller("192.0.2.0/24,2001:db8::7").unwrap(), expected);
+        for wrong in ["192.0.2.1/24", "web"] {
+            assert_eq!(controller(wrong).unwrap_err().exit_code(), 2, "{wrong}");
+        }
     }
 
     #[test]

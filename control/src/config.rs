@@ -37,6 +37,8 @@ use crate::render::printable;
 pub const DEFAULT_SOCKET: &str = "/run/guideway/guideway.sock";
 /// Where maps and links are pinned unless `pin_dir` says otherwise.
 pub const DEFAULT_PIN_DIR: &str = fastpath::pins::DEFAULT_ROOT;
+/// Name of our headless Service unless `kubernetes.service` says otherwise.
+pub const DEFAULT_SERVICE: &str = "guideway";
 /// Seed of the flow hash unless `hash_seed` says otherwise: every edge has the same.
 pub const DEFAULT_HASH_SEED: u64 = 0x6775_6964_6577_6179;
 
@@ -257,6 +259,11 @@ fn parse_for(text: &str, source: Source) -> Result<Config, Vec<Problem>> {
     let file: raw::File = serde_saphyr::from_str_with_options(text, options)
         .map_err(|error| vec![shape_problem(text, &error)])?;
     validate::validate(&file, source)
+}
+
+/// Parses a network as `kubernetes.external_ips` has them, or an address.
+pub fn parse_network(text: &str) -> Option<IpNet> {
+    validate::parse_network(text).filter(|network| network.trunc() == *network)
 }
 
 /// Parses a seed as `hash_seed` is written: 64 bits, decimal or `0x`.

@@ -1,9 +1,9 @@
 //! `guideway controller`: hands out load-balancer addresses to Services, for the whole cluster.
 //!
 //! ```text
-//! watch (Services, pools, Nodes, Namespaces) -> convert -> cluster -> allocate (pure) -> status -> API server
-//!                                                             ^
-//!                                      lease (who acts) ------+          seed (made once)
+//! watch (Services, pools, Nodes, EndpointSlices, Namespaces) -> convert -> cluster -> allocate (pure) -> status -> API server
+//!                                                                             ^
+//!                                                      lease (who acts) ------+          seed (made once)
 //! ```
 //!
 //! Of several controllers one acts, by a Lease; the others watch, so that they can go on at once. What an
@@ -109,9 +109,15 @@ async fn serve(options: &cli::Controller) -> Result<()> {
         candidate.run(&term, stopped).await;
     });
 
-    let classes = Classes {
-        class: options.load_balancer_class.clone(),
-        default: options.default_class,
+    let scope = watch::Scope {
+        namespace: namespace.clone(),
+        service: options.service.clone(),
+        api_server,
+        classes: Classes {
+            class: options.load_balancer_class.clone(),
+            default: options.default_class,
+            external_ips: options.external_ips.iter().copied().collect(),
+        },
     };
     let secrets: Api<Secret> = Api::namespaced(client.clone(), &namespace);
     let writer = write::Writer::new(
@@ -119,7 +125,7 @@ async fn serve(options: &cli::Controller) -> Result<()> {
         terms.clone(),
         Candidate::write_timeout(duration),
     );
-    let working = watch::follow(client, api_server, classes, secrets, writer, terms, values);
+    let working = watch::follow(client, scope, secrets, writer, terms, values);
     let signal = tokio::select! {
         never = working => match never {},
         _ = terminate.recv() => "SIGTERM",

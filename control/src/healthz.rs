@@ -40,6 +40,7 @@ pub struct Reports {
     vitals: Arc<Mutex<Vitals>>,
     checks: watch::Sender<Checks>,
     problems: watch::Sender<Vec<Problem>>,
+    problems_here: watch::Sender<Vec<Problem>>,
 }
 
 impl Reports {
@@ -49,6 +50,7 @@ impl Reports {
             vitals: Arc::new(Mutex::new(Vitals::new(now))),
             checks: watch::Sender::default(),
             problems: watch::Sender::default(),
+            problems_here: watch::Sender::default(),
         }
     }
 
@@ -60,11 +62,7 @@ impl Reports {
 
     /// Replaces what is told at the health check ports.
     pub fn set_checks(&self, checks: Checks) {
-        self.checks.send_if_modified(|known| {
-            let changed = *known != checks;
-            *known = checks;
-            changed
-        });
+        replace(&self.checks, checks);
     }
 
     /// Returns what is wrong with health check ports.
@@ -78,10 +76,25 @@ impl Reports {
     }
 
     fn set_problems(&self, problems: Vec<Problem>) {
-        self.problems.send_if_modified(|known| {
-            let changed = *known != problems;
-            *known = problems;
-            changed
-        });
+        replace(&self.problems, problems);
     }
+
+    /// Replaces what is wrong with objects on this machine alone.
+    pub(crate) fn set_problems_here(&self, problems: Vec<Problem>) {
+        replace(&self.problems_here, problems);
+    }
+
+    /// Follows what is wrong with objects on this machine alone.
+    pub(crate) fn follow_problems_here(&self) -> watch::Receiver<Vec<Problem>> {
+        self.problems_here.subscribe()
+    }
+}
+
+/// Replaces a value; who follows it hears only of one that differs.
+fn replace<T: PartialEq>(known: &watch::Sender<T>, value: T) {
+    known.send_if_modified(|known| {
+        let changed = *known != value;
+        *known = value;
+        changed
+    });
 }

@@ -56,6 +56,7 @@ use imbl::{OrdMap, OrdSet};
 use ipnet::IpNet;
 
 pub use self::machines::{Presence, Reserved};
+pub(crate) use self::parse::address;
 pub(crate) use self::problem::quoted;
 pub use self::problem::{Object, Problem, Rule};
 
@@ -204,11 +205,33 @@ pub struct Index {
     changes: Changes,
 }
 
-/// Lists what is wrong with a Service as it stands, whatever machine captures it.
-pub fn problems_of(service: &objects::Service, options: &Options) -> Vec<Problem> {
+/// A Service as it stands, whatever machine captures it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reading {
+    /// What is wrong with it.
+    pub problems: Vec<Problem>,
+    /// Its external addresses that are captured.
+    pub external: BTreeSet<IpAddr>,
+}
+
+/// Reads a Service without regard to machines.
+pub fn read(service: &objects::Service, options: &Options) -> Reading {
     let mut findings = Findings::default();
-    service::read(service, options, &Machines::default(), &mut findings);
-    findings.problems(&Object::Service(service.name.clone()))
+    let wanted = service::read(service, options, &Machines::default(), &mut findings);
+    Reading {
+        problems: findings.problems(&Object::Service(service.name.clone())),
+        external: wanted.map(|wanted| wanted.external).unwrap_or_default(),
+    }
+}
+
+/// Tells a Service which of its addresses machines have.
+pub fn problems_of_addresses(
+    name: &ObjectName,
+    of_machines: impl Iterator<Item = IpAddr>,
+) -> Vec<Problem> {
+    let mut findings = Findings::default();
+    of_machines.for_each(|address| service::name_machine(address, &mut findings));
+    findings.problems(&Object::Service(name.clone()))
 }
 
 /// A Service with its slices, and what was made of them.
@@ -722,6 +745,7 @@ fn conflict(object: &Object, conflicts: &BTreeMap<ServiceKey, ObjectName>) -> Op
         rule: Rule::Conflict,
         text: format!("{at} is served for Service {winner}, which goes first{more}"),
         remedy: "give one of the two another address or port".to_owned(),
+        only_here: false,
     })
 }
 

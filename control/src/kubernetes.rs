@@ -14,6 +14,7 @@ pub(crate) mod client;
 mod cluster;
 pub(crate) mod convert;
 pub mod events;
+mod failures;
 mod feed;
 pub mod leases;
 mod listing;
@@ -33,6 +34,7 @@ use kube::Client;
 
 pub use self::client::{ClientError, Identity};
 pub use self::cluster::Kind;
+pub use self::failures::Failures;
 pub use self::feed::{Failure, Feed, OwnMachine, Update, Watching};
 
 use self::cluster::Cluster;
@@ -136,8 +138,9 @@ impl Watchers {
                 let hash_seed = match options.hash_seed {
                     Some(seed) => seed,
                     None => {
-                        client::seed(&client, &identity.namespace, |reason| wait(&feed, reason))
-                            .await
+                        let failures = feed.failures();
+                        let waiting = |reason| wait(&feed, reason);
+                        client::seed(&client, &identity.namespace, failures, waiting).await
                     }
                 };
                 let node_name = identity.node_name;
@@ -152,10 +155,10 @@ impl Watchers {
                     inherited,
                     started,
                 );
-                let reports = feed.reports().clone();
+                let (reports, failures) = (feed.reports().clone(), feed.failures().clone());
                 // In one task, which takes the thread along if it panics.
                 tokio::join!(
-                    events::publish(client.clone(), node_name, reports),
+                    events::publish(client.clone(), node_name, reports, failures),
                     watch::follow(client, scope, cluster, hash_seed, feed, changed),
                 );
             });

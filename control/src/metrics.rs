@@ -191,7 +191,7 @@ impl Snapshot {
         let mut ended = counter(
             encoder,
             "packets",
-            "Packets that were dropped or passed to the kernel's stack, by reason",
+            "Packets dropped, passed to the kernel's stack, answered, or sent on to a client, by reason",
         )?;
         for reason in &self.reasons {
             let labels = [
@@ -398,6 +398,14 @@ impl KubernetesValues {
         )?;
         for (kind, number) in &watching.errors {
             count(&mut errors, &[("kind", *kind)], *number)?;
+        }
+        let mut failed = counter(
+            encoder,
+            "kubernetes_request_errors",
+            "Other requests that failed, by what they are for",
+        )?;
+        for (request, number) in &watching.failed_requests {
+            count(&mut failed, &[("request", *request)], *number)?;
         }
         let mut broken = gauge(
             encoder,
@@ -648,6 +656,7 @@ mod tests {
                     objects: [("services", 3)].into(),
                     events: [("services", 5)].into(),
                     errors: [("services", 1), ("nodes", 0)].into(),
+                    failed_requests: [("lease", 3)].into(),
                     broken: [(
                         "services",
                         Failure {
@@ -704,6 +713,7 @@ mod tests {
             "guideway_kubernetes_objects{kind=\"services\"} 3",
             "guideway_kubernetes_events_total{kind=\"services\"} 5",
             "guideway_kubernetes_watch_errors_total{kind=\"services\"} 1",
+            "guideway_kubernetes_request_errors_total{request=\"lease\"} 3",
             "guideway_kubernetes_watch_broken{kind=\"services\"} 1",
             "guideway_kubernetes_watch_broken{kind=\"nodes\"} 0",
             "guideway_kubernetes_last_event_timestamp_seconds 1700000001",

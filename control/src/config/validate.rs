@@ -24,8 +24,8 @@ use ipnet::IpNet;
 use serde_saphyr::Spanned;
 use xdp_prog::maglev::MAX_LOG2_LEN;
 
-pub(super) use self::values::parse_seed;
 use self::values::{decimal, is_interface_name, position};
+pub(super) use self::values::{parse_network, parse_seed};
 use super::problem::{Position, Problem};
 use super::{
     Config, DEFAULT_HASH_SEED, DEFAULT_PIN_DIR, DEFAULT_SOCKET, Origins, Source, TableSizes, raw,

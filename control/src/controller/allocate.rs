@@ -35,12 +35,22 @@ pub struct Inventory {
     pub nodes: BTreeSet<IpAddr>,
     /// Addresses of API servers.
     pub api_servers: BTreeSet<IpAddr>,
+    /// Addresses of edges outside the cluster.
+    pub edges: BTreeSet<IpAddr>,
     /// Addresses that another implementation gave to Services.
     pub foreign: BTreeMap<IpAddr, ObjectName>,
     /// External addresses of Services: whoever may write a Service writes there what it likes.
     pub external: BTreeSet<IpAddr>,
     /// The Services that get their addresses from here.
     pub services: BTreeMap<ObjectName, Service>,
+}
+
+impl Inventory {
+    /// Tells whether a machine has an address.
+    pub fn is_machine(&self, address: IpAddr) -> bool {
+        let mut machines = [&self.nodes, &self.api_servers, &self.edges].into_iter();
+        machines.any(|addresses| addresses.contains(&address))
+    }
 }
 
 /// What a Service gets.
@@ -334,6 +344,7 @@ enum Search {
 enum Holders<'a> {
     Node,
     ApiServer,
+    Edge,
     /// Nobody, though a Service names it as an external address.
     Named,
     Foreign(&'a ObjectName),
@@ -346,6 +357,8 @@ impl<'a> Ledger<'a> {
         let foreign = foreign.map(|(address, name)| (*address, Holders::Foreign(name)));
         let api_servers = inventory.api_servers.iter();
         let api_servers = api_servers.map(|address| (*address, Holders::ApiServer));
+        let edges = inventory.edges.iter();
+        let edges = edges.map(|address| (*address, Holders::Edge));
         let nodes = inventory.nodes.iter();
         let nodes = nodes.map(|address| (*address, Holders::Node));
         let named = inventory.external.iter();
@@ -355,6 +368,7 @@ impl<'a> Ledger<'a> {
             holders: named
                 .chain(foreign)
                 .chain(api_servers)
+                .chain(edges)
                 .chain(nodes)
                 .collect(),
             shared: BTreeMap::new(),
@@ -371,7 +385,11 @@ impl<'a> Ledger<'a> {
         match holders {
             Holders::Services(services) => services.push(service),
             // This Service's as well: see `may_join`.
-            Holders::Foreign(_) | Holders::Node | Holders::ApiServer | Holders::Named => {
+            Holders::Foreign(_)
+            | Holders::Node
+            | Holders::ApiServer
+            | Holders::Edge
+            | Holders::Named => {
                 *holders = Holders::Services(vec![service]);
             }
         }
@@ -384,6 +402,7 @@ impl<'a> Ledger<'a> {
             None | Some(Holders::Named) => Ok(()),
             Some(Holders::Node) => Err(conflict(Holder::Node)),
             Some(Holders::ApiServer) => Err(conflict(Holder::ApiServer)),
+            Some(Holders::Edge) => Err(conflict(Holder::Edge)),
             // Which of the two is wrong cannot be known, and taking it away breaks one.
             Some(Holders::Foreign(_)) if service.held.contains(&address) => Ok(()),
             Some(Holders::Foreign(name)) if **name == service.name => Ok(()),

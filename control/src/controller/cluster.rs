@@ -14,8 +14,8 @@ use super::mirror::Mirror;
 use super::objects::Labels;
 use super::refusal::Refusals;
 use super::status::{self, Notice, PoolSource, PoolWrite, Write};
-use crate::index::Problem;
 use crate::index::objects::ObjectName;
+use crate::index::{self, Problem};
 
 /// Events about what is wrong with Services that are published together.
 const NOTICES_AT_ONCE: usize = 20;
@@ -29,6 +29,8 @@ pub(super) struct Cluster {
     /// Where this process reaches the API server, and where the slices of its own Service show it.
     api_server: BTreeSet<IpAddr>,
     pub(super) api_servers: Mirror<Vec<IpAddr>>,
+    /// Edges outside the cluster, as slices of Guideway's own Service show them.
+    pub(super) edges: Mirror<Vec<IpAddr>>,
     pub(super) namespaces: Mirror<Labels>,
     /// The addresses last decided in this term, by name and uid: the watch may not show yet that they are written.
     decided: BTreeMap<ObjectName, (String, Vec<IpAddr>)>,
@@ -73,7 +75,10 @@ impl Cluster {
             ("services", self.services.is_complete()),
             ("loadbalancerpools", self.pools.is_complete()),
             ("nodes", self.nodes.is_complete()),
-            ("endpointslices", self.api_servers.is_complete()),
+            (
+                "endpointslices",
+                self.api_servers.is_complete() && self.edges.is_complete(),
+            ),
             ("namespaces", self.namespaces.is_complete()),
         ]
         .into_iter()
@@ -98,7 +103,7 @@ impl Cluster {
         let is_due = |name: &ObjectName| plan.pools.iter().any(|(pool, _)| pool == name);
         self.refusals.retain(is_due);
         self.plan_services(&mut plan, &inventory, &decisions, now);
-        self.plan_notices(&mut plan);
+        self.plan_notices(&mut plan, &inventory);
         let decided = self.services.objects().iter().filter_map(|(name, seen)| {
             let decision = decisions.get(name)?;
             Some((name.clone(), (seen.uid.clone(), decision.addresses.clone())))
@@ -122,6 +127,7 @@ impl Cluster {
             .iter()
             .chain(&inventory.nodes)
             .chain(&inventory.api_servers)
+            .chain(&inventory.edges)
             .chain(foreign)
             .copied()
             .collect();
@@ -180,15 +186,20 @@ impl Cluster {
     }
 
     /// Finds what is wrong with Services and was not; of a thousand that come together, some at a time.
-    fn plan_notices(&mut self, plan: &mut Plan) {
-        let services = self.services.objects().iter();
+    fn plan_notices(&mut self, plan: &mut Plan, inventory: &Inventory) {
         let mut published = BTreeMap::new();
-        for (name, seen) in services.filter(|(_, seen)| !seen.problems.is_empty()) {
+        for (name, seen) in self.services.objects() {
+            let served = seen.served.iter().copied();
+            let of_machines = served.filter(|address| inventory.is_machine(*address));
+            let of_machines = index::problems_of_addresses(name, of_machines);
+            if seen.problems.is_empty() && of_machines.is_empty() {
+                continue;
+            }
             let before = self.published.get(name).filter(|(uid, _)| *uid == seen.uid);
             let is_published =
                 |problem: &Problem| before.is_some_and(|(_, problems)| problems.contains(problem));
             let mut problems = Vec::new();
-            for problem in &seen.problems {
+            for problem in seen.problems.iter().chain(&of_machines) {
                 let is_new = !is_published(problem);
                 if is_new && plan.notices.len() == NOTICES_AT_ONCE {
                     plan.has_more = true;
@@ -236,6 +247,7 @@ impl Cluster {
         let pools = self.pools.objects().iter();
         let namespaces = self.namespaces.objects().iter();
         let api_servers = self.api_servers.objects().values().flatten();
+        let edges = self.edges.objects().values().flatten();
         Inventory {
             pools: pools
                 .map(|(name, seen)| (name.name.to_string(), seen.source.pool.clone()))
@@ -245,6 +257,7 @@ impl Cluster {
                 .collect(),
             nodes: self.nodes.objects().values().flatten().copied().collect(),
             api_servers: api_servers.chain(&self.api_server).copied().collect(),
+            edges: edges.copied().collect(),
             foreign: foreign.collect(),
             external: external.copied().collect(),
             services: ours.collect(),
@@ -294,7 +307,7 @@ mod tests {
     use crate::controller::block::Family;
     use crate::controller::convert::{self, Classes};
     use crate::controller::deletion::FINALIZER;
-    use crate::controller::mirror::Shown;
+    use crate::controller::mirror::Versioned;
     use crate::index::{Object, Rule};
     use crate::kubernetes::convert::name as name_of;
 
@@ -317,11 +330,15 @@ mod tests {
             },
         }))
         .unwrap();
-        let classes = Classes {
+        (name_of(&service.metadata), classes().service(&service))
+    }
+
+    fn classes() -> Classes {
+        Classes {
             class: "a/b".to_owned(),
             default: false,
-        };
-        (name_of(&service.metadata), classes.service(&service))
+            external_ips: ["203.0.113.0/24".parse().unwrap()].into(),
+        }
     }
 
     fn cluster() -> Cluster {
@@ -400,7 +417,7 @@ mod tests {
         put_pool(&mut cluster, "a", &[FINALIZER], false);
         assert_eq!(finalizers(&mut cluster, "a"), None);
         let (_, object) = service("web", 1);
-        let shown = Shown {
+        let shown = Versioned {
             name,
             version: None,
             object,
@@ -543,6 +560,7 @@ mod tests {
             rule,
             text: "x is no mode".to_owned(),
             remedy: "use another".to_owned(),
+            only_here: false,
         };
         seen.problems = vec![problem(&name, Rule::InvalidAnnotation)];
         cluster.services.put(name.clone(), seen.clone());
@@ -589,6 +607,50 @@ mod tests {
             );
         }
         assert_eq!(reasons(&mut cluster), [""; 0]);
+    }
+
+    #[test]
+    fn an_external_address_that_agents_serve_and_a_machine_has_is_told() {
+        let address = |last: u8| IpAddr::from([203, 0, 113, last]);
+        let mut cluster = Cluster::new([address(1)].into());
+        let own = |name: &str| ObjectName::new("", name);
+        cluster.nodes.put(own("node1"), vec![address(2)]);
+        cluster.api_servers.put(own("slice"), vec![address(3)]);
+        cluster.edges.put(own("edges"), vec![address(4)]);
+        let put = |cluster: &mut Cluster, external: &[&str]| {
+            let service: core::Service = serde_json::from_value(json!({
+                "metadata": {"namespace": "test", "name": "web", "uid": "7"},
+                "spec": {
+                    "clusterIPs": ["10.96.0.1"], "externalIPs": external,
+                    "ports": [{"port": 80}],
+                },
+            }))
+            .unwrap();
+            let seen = classes().service(&service);
+            cluster.services.put(name_of(&service.metadata), seen);
+        };
+        for last in 1..5 {
+            put(&mut cluster, &[&address(last).to_string()]);
+            let notices = cluster.plan(NOW).notices;
+            let [(_, uid, notice)] = &notices[..] else {
+                panic!("{last}: {notices:?}");
+            };
+            assert_eq!((uid.as_str(), notice.reason), ("7", "AddressIsNode"));
+            let text = format!("203.0.113.{last} belongs to a machine: ");
+            assert!(notice.text.starts_with(&text), "{}", notice.text);
+            assert_eq!(cluster.plan(NOW).notices, [], "told once");
+        }
+        // Nobody's, and one that no agent serves.
+        put(&mut cluster, &["203.0.113.9"]);
+        assert_eq!(reasons(&mut cluster), [""; 0]);
+        cluster.nodes.put(own("node1"), vec![[192, 0, 2, 1].into()]);
+        put(&mut cluster, &["192.0.2.1"]);
+        assert_eq!(reasons(&mut cluster), ["ExternalAddressNotAllowed"]);
+        // A Node comes to have it.
+        put(&mut cluster, &["203.0.113.9"]);
+        assert_eq!(reasons(&mut cluster), [""; 0]);
+        cluster.nodes.put(own("node2"), vec![address(9)]);
+        assert_eq!(reasons(&mut cluster), ["AddressIsNode"]);
     }
 
     fn reasons(cluster: &mut Cluster) -> Vec<&'static str> {

@@ -1,7 +1,9 @@
 //! Objects of the API server into what the controller reads of them.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 
+use ipnet::IpNet;
 use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{self as meta, ObjectMeta};
@@ -11,7 +13,7 @@ use super::crd::{Condition, LoadBalancerPool, PoolStatus};
 use super::objects::{Labels, Request, Service};
 use super::status::{ADDRESS_ASSIGNED, Ingress, Observed, PoolSource};
 use crate::desired::Protocol;
-use crate::index::{self, Options, Problem};
+use crate::index::{self, Options, Problem, Reading};
 use crate::kubernetes::convert::{self, name};
 
 const ADDRESSES: &str = "guideway.dev/addresses";
@@ -25,6 +27,8 @@ pub(super) struct Classes {
     pub(super) class: String,
     /// Whether Services without a class are too.
     pub(super) default: bool,
+    /// Networks within which agents serve external addresses.
+    pub(super) external_ips: BTreeSet<IpNet>,
 }
 
 /// A Service of the API server.
@@ -37,6 +41,8 @@ pub(super) struct Seen {
     pub(super) foreign: Vec<IpAddr>,
     /// The external addresses that it names.
     pub(super) external: Vec<IpAddr>,
+    /// Of these, those that agents serve.
+    pub(super) served: BTreeSet<IpAddr>,
     pub(super) observed: Observed,
     /// Whether another class stands in it, which never changes: what its status says is another controller's.
     pub(super) is_of_other_class: bool,
@@ -75,29 +81,32 @@ impl Classes {
         } else {
             foreign = held;
         }
+        let reading = self.read(service);
         Seen {
             uid: service.metadata.uid.clone().unwrap_or_default(),
             ours,
             foreign,
-            external: external.filter_map(|text| text.parse().ok()).collect(),
+            external: external.filter_map(|text| index::address(text)).collect(),
             observed,
             is_of_other_class: is_load_balancer(spec)
                 && spec
                     .load_balancer_class
                     .as_ref()
                     .is_some_and(|class| *class != self.class),
-            problems: self.problems(service),
+            served: reading.external,
+            problems: reading.problems,
         }
     }
 
-    /// Reads a Service as agents do. Which external addresses they serve is in their files.
-    fn problems(&self, service: &core::Service) -> Vec<Problem> {
+    /// Reads a Service as agents do.
+    fn read(&self, service: &core::Service) -> Reading {
         let options = Options {
             load_balancer_class: self.class.clone(),
             serve_unset_class: self.default,
+            external_ips: self.external_ips.clone(),
             ..Options::default()
         };
-        index::problems_of(&convert::service(service.clone()), &options)
+        index::read(&convert::service(service.clone()), &options)
     }
 }
 
@@ -204,14 +213,22 @@ pub(super) fn node(node: &core::Node) -> Vec<IpAddr> {
         .into_iter()
         .flatten()
         .map(|address| &address.address);
-    texts.filter_map(|text| text.parse().ok()).collect()
+    texts.filter_map(|text| index::address(text)).collect()
 }
 
 /// Reads the addresses of a slice.
 pub(super) fn slice(slice: &EndpointSlice) -> Vec<IpAddr> {
     let endpoints = slice.endpoints.iter().flatten();
     let texts = endpoints.flat_map(|endpoint| &endpoint.addresses);
-    texts.filter_map(|text| text.parse().ok()).collect()
+    texts.filter_map(|text| index::address(text)).collect()
+}
+
+/// Reads the addresses of the edges outside the cluster that a slice of Guideway's own Service has.
+pub(super) fn edges(slice: &EndpointSlice) -> Vec<IpAddr> {
+    let endpoints = slice.endpoints.iter().flatten();
+    let outside = endpoints.filter(|endpoint| endpoint.node_name.is_none());
+    let texts = outside.filter_map(|endpoint| endpoint.addresses.first());
+    texts.filter_map(|text| index::address(text)).collect()
 }
 
 /// Reads the labels of an object.
@@ -243,6 +260,7 @@ mod tests {
             let classes = Classes {
                 class: "a/b".to_owned(),
                 default: false,
+                external_ips: BTreeSet::new(),
             };
             let problems = classes.service(&service.unwrap()).problems;
             problems
@@ -258,5 +276,44 @@ mod tests {
         // Of another class only the node port is served, and without one nothing.
         assert_eq!(rules("c/d", 30080, "7"), anywhere);
         assert_eq!(rules("c/d", 0, "7"), []);
+    }
+
+    #[test]
+    fn addresses_are_read_as_agents_read_them() {
+        let service: core::Service = serde_json::from_value(json!({
+            "spec": {"type": "ClusterIP", "externalIPs": ["192.000.2.07"]},
+            "status": {"loadBalancer": {"ingress": [{"ip": "192.0.02.8"}]}},
+        }))
+        .unwrap();
+        let classes = Classes {
+            class: "a/b".to_owned(),
+            default: false,
+            external_ips: BTreeSet::new(),
+        };
+        let seen = classes.service(&service);
+        assert_eq!(seen.external, ["192.0.2.7".parse::<IpAddr>().unwrap()]);
+        assert_eq!(seen.foreign, ["192.0.2.8".parse::<IpAddr>().unwrap()]);
+        let of_node = serde_json::from_value(json!({
+            "status": {"addresses": [{"type": "InternalIP", "address": "010.0.0.01"}]},
+        }));
+        assert_eq!(
+            node(&of_node.unwrap()),
+            ["10.0.0.1".parse::<IpAddr>().unwrap()]
+        );
+    }
+
+    #[test]
+    fn edges_are_the_endpoints_without_a_node() {
+        let of_ours: EndpointSlice = serde_json::from_value(json!({
+            "addressType": "IPv4",
+            "endpoints": [
+                {"addresses": ["198.51.100.07"]},
+                {"addresses": ["10.0.0.1"], "nodeName": "node1"},
+            ],
+        }))
+        .unwrap();
+        let edge: IpAddr = "198.51.100.7".parse().unwrap();
+        assert_eq!(edges(&of_ours), [edge]);
+        assert_eq!(slice(&of_ours).len(), 2);
     }
 }

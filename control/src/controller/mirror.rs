@@ -25,14 +25,14 @@ pub(super) struct Mirror<T> {
 
 /// An object as the API server tells of it.
 #[derive(Debug)]
-pub(super) struct Shown<T> {
+pub(super) struct Versioned<T> {
     pub(super) name: ObjectName,
     /// Its version, if that is a number.
     pub(super) version: Option<u64>,
     pub(super) object: T,
 }
 
-impl<T> Shown<T> {
+impl<T> Versioned<T> {
     /// Reads name and version of an object, which is converted already.
     pub(super) fn new(metadata: &ObjectMeta, object: T) -> Self {
         let version = metadata.resource_version.as_deref();
@@ -67,7 +67,7 @@ impl<T: Clone + PartialEq> Mirror<T> {
     }
 
     /// Follows an event; tells whether anything changed.
-    pub(super) fn follow(&mut self, event: Event<Shown<T>>) -> bool {
+    pub(super) fn follow(&mut self, event: Event<Versioned<T>>) -> bool {
         match event {
             Event::Init => {
                 self.listed = Some(BTreeMap::new());
@@ -112,7 +112,7 @@ impl<T: Clone + PartialEq> Mirror<T> {
     }
 
     /// Takes the answer to a write, which the watch shows later.
-    pub(super) fn take_answer(&mut self, shown: Shown<T>) {
+    pub(super) fn take_answer(&mut self, shown: Versioned<T>) {
         match shown.version {
             Some(version) => drop(self.ahead.insert(shown.name.clone(), version)),
             None => drop(self.ahead.remove(&shown.name)),
@@ -143,17 +143,17 @@ mod tests {
 
     use super::*;
 
-    fn named(name: &str, value: u8) -> Shown<u8> {
+    fn named(name: &str, value: u8) -> Versioned<u8> {
         versioned(name, "", value)
     }
 
-    fn versioned<T>(name: &str, version: &str, object: T) -> Shown<T> {
+    fn versioned<T>(name: &str, version: &str, object: T) -> Versioned<T> {
         let metadata = ObjectMeta {
             name: Some(name.to_owned()),
             resource_version: Some(version.to_owned()),
             ..ObjectMeta::default()
         };
-        Shown::new(&metadata, object)
+        Versioned::new(&metadata, object)
     }
 
     #[test]

@@ -11,6 +11,7 @@ use super::block::{Block, Family};
 use super::crd::{BlockStatus, Condition, PoolSpec, PoolStatus, READY};
 use super::deletion::{self, TERMINATING};
 use super::objects::{Pool, Service};
+use crate::index;
 use crate::index::objects::ObjectName;
 
 /// The condition of a Service that tells whether it has its addresses.
@@ -43,7 +44,7 @@ impl Observed {
             .ingress
             .iter()
             .filter_map(|ingress| ingress.ip.as_deref());
-        texts.filter_map(|text| text.parse().ok())
+        texts.filter_map(index::address)
     }
 
     fn says(&self, addresses: &[IpAddr]) -> bool {

@@ -24,7 +24,7 @@ use super::convert::{self, Classes, Seen, SeenPool};
 use super::crd::LoadBalancerPool;
 use super::lease::Term;
 use super::metrics::Values;
-use super::mirror::Shown;
+use super::mirror::Versioned;
 use super::objects::Labels;
 use super::pacer::{Object, Pacer};
 use super::seed;
@@ -40,32 +40,45 @@ const EVENTS_AT_ONCE: usize = 1024;
 /// Pause after a failure to read or make the seed.
 const SEED_PAUSE: Duration = Duration::from_secs(5);
 
+/// Where Guideway's own objects and the API server are, and whose Services are ours.
+pub(super) struct Scope {
+    /// Namespace of our objects.
+    pub(super) namespace: String,
+    /// Our headless Service.
+    pub(super) service: String,
+    /// Addresses of the API server.
+    pub(super) api_server: BTreeSet<IpAddr>,
+    /// Whose Services are ours.
+    pub(super) classes: Classes,
+}
+
 /// What a watch tells.
 enum Told {
     Service(Boxed<Seen>),
     Pool(Boxed<SeenPool>),
     Node(Boxed<Vec<IpAddr>>),
     ApiServers(Boxed<Vec<IpAddr>>),
+    Edges(Boxed<Vec<IpAddr>>),
     Namespace(Boxed<Labels>),
 }
 
 /// An event about an object; in a box, since the kinds differ much in size.
-type Boxed<T> = Box<Event<Shown<T>>>;
+type Boxed<T> = Box<Event<Versioned<T>>>;
 
 type Heard = Result<Told, (&'static str, watcher::Error)>;
 
-/// Follows the API, which is reached at `api_server`, and writes what follows from it, for ever.
+/// Follows the API, and writes what follows from it, for ever.
 pub(super) async fn follow(
     client: Client,
-    api_server: BTreeSet<IpAddr>,
-    classes: Classes,
+    scope: Scope,
     secrets: Api<Secret>,
     writer: Writer,
     mut terms: channel::Receiver<Term>,
     values: channel::Sender<Values>,
 ) -> Infallible {
-    let mut events = watches(&client, &classes).ready_chunks(EVENTS_AT_ONCE);
-    let mut cluster = Cluster::new(api_server);
+    let mut events = watches(&client, &scope).ready_chunks(EVENTS_AT_ONCE);
+    let mut cluster = Cluster::new(scope.api_server);
+    let classes = scope.classes;
     let mut pacer = Pacer::default();
     let mut term = Term::default();
     // When to see to the seed, which agents wait for, whatever else is missing.
@@ -184,7 +197,7 @@ async fn act(
             Ok(service) => {
                 more = true;
                 pacer.wrote(object, digest);
-                let shown = Shown::new(&service.metadata, classes.service(&service));
+                let shown = Versioned::new(&service.metadata, classes.service(&service));
                 cluster.services.take_answer(shown);
             }
             Err(WriteError::NotLeading) => return more,
@@ -195,8 +208,8 @@ async fn act(
     more || plan.has_more
 }
 
-fn shown(pool: &LoadBalancerPool) -> Shown<SeenPool> {
-    Shown::new(&pool.metadata, convert::pool(pool))
+fn shown(pool: &LoadBalancerPool) -> Versioned<SeenPool> {
+    Versioned::new(&pool.metadata, convert::pool(pool))
 }
 
 fn count(values: &channel::Sender<Values>, (object, name): &Object, error: Option<&WriteError>) {
@@ -220,15 +233,19 @@ fn take(cluster: &mut Cluster, told: Told) -> bool {
         Told::Pool(event) => cluster.pools.follow(*event),
         Told::Node(event) => cluster.nodes.follow(*event),
         Told::ApiServers(event) => cluster.api_servers.follow(*event),
+        Told::Edges(event) => cluster.edges.follow(*event),
         Told::Namespace(event) => cluster.namespaces.follow(*event),
     }
 }
 
-fn watches(client: &Client, classes: &Classes) -> impl Stream<Item = Heard> + use<> {
-    let classes = classes.clone();
+fn watches(client: &Client, scope: &Scope) -> impl Stream<Item = Heard> + use<> {
+    let classes = scope.classes.clone();
     let all = watcher::Config::default;
+    let slices_of = |namespace: &str, service: &str| {
+        let config = all().labels(&format!("{SERVICE_NAME}={service}"));
+        relist::watch(Api::namespaced(client.clone(), namespace), config)
+    };
     let (namespace, service) = API_SERVICE;
-    let of_api_servers = all().labels(&format!("{SERVICE_NAME}={service}"));
     select_all([
         heard(
             "service",
@@ -250,9 +267,15 @@ fn watches(client: &Client, classes: &Classes) -> impl Stream<Item = Heard> + us
         ),
         heard(
             "endpointslice",
-            relist::watch(Api::namespaced(client.clone(), namespace), of_api_servers),
+            slices_of(namespace, service),
             Told::ApiServers,
             convert::slice,
+        ),
+        heard(
+            "endpointslice",
+            slices_of(&scope.namespace, &scope.service),
+            Told::Edges,
+            convert::edges,
         ),
         heard(
             "namespace",
@@ -274,7 +297,7 @@ where
     T: 'static,
 {
     let events = events.backoff(Patience::default());
-    let shown = move |object: K| Shown::new(object.meta(), convert(&object));
+    let shown = move |object: K| Versioned::new(object.meta(), convert(&object));
     events
         .map_ok(move |event| {
             told(Box::new(match event {

@@ -202,6 +202,7 @@ impl Ports {
                     "free what is short, or set kubernetes.health_check_node_port to off"
                 }
                 .to_owned(),
+                only_here: true,
             })
             .collect()
     }

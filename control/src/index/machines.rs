@@ -176,6 +176,11 @@ impl Machines {
         self.taken.contains_key(&address)
     }
 
+    /// Tells whether an address is an interface's of this machine, and no other object says that a machine has it.
+    pub(super) fn is_only_here(&self, address: IpAddr) -> bool {
+        self.reserved.machine.contains(&address) && self.taken.get(&address) == Some(&1)
+    }
+
     /// Tells whether the API server listens here.
     pub(super) fn is_api_server(&self, socket: SocketAddr) -> bool {
         self.reserved.api_servers.contains(&socket)

@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use ipnet::IpNet;
 
 /// Reads an address.
-pub(super) fn address(text: &str) -> Option<IpAddr> {
+pub(crate) fn address(text: &str) -> Option<IpAddr> {
     match text.parse() {
         Ok(address) => Some(address),
         Err(_) => ipv4_with_zeros(text).map(IpAddr::V4),

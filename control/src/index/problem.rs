@@ -109,6 +109,8 @@ pub struct Problem {
     pub text: String,
     /// What to do.
     pub remedy: String,
+    /// Whether it lies in this machine alone, so that nobody else could tell of it.
+    pub only_here: bool,
 }
 
 impl fmt::Display for Problem {
@@ -119,31 +121,66 @@ impl fmt::Display for Problem {
 
 /// What is found wrong with one object: one problem for each rule, however often it is broken.
 #[derive(Debug, Default)]
-pub(super) struct Findings {
-    found: Vec<(Rule, String, &'static str, usize)>,
+pub(super) struct Findings(Vec<Finding>);
+
+#[derive(Debug)]
+struct Finding {
+    rule: Rule,
+    only_here: bool,
+    text: String,
+    remedy: &'static str,
+    count: usize,
 }
 
 impl Findings {
     /// Notes that a rule is broken; the first text of a rule stands for all.
     pub(super) fn add(&mut self, rule: Rule, text: impl FnOnce() -> String, remedy: &'static str) {
-        match self.found.iter_mut().find(|found| found.0 == rule) {
-            Some((.., count)) => *count += 1,
-            None => self.found.push((rule, text(), remedy, 1)),
+        self.note(rule, false, text, remedy);
+    }
+
+    /// Notes that a rule is broken on this machine alone.
+    pub(super) fn add_here(
+        &mut self,
+        rule: Rule,
+        text: impl FnOnce() -> String,
+        remedy: &'static str,
+    ) {
+        self.note(rule, true, text, remedy);
+    }
+
+    fn note(
+        &mut self,
+        rule: Rule,
+        only_here: bool,
+        text: impl FnOnce() -> String,
+        remedy: &'static str,
+    ) {
+        let is_same = |found: &&mut Finding| (found.rule, found.only_here) == (rule, only_here);
+        match self.0.iter_mut().find(is_same) {
+            Some(found) => found.count += 1,
+            None => self.0.push(Finding {
+                rule,
+                only_here,
+                text: text(),
+                remedy,
+                count: 1,
+            }),
         }
     }
 
     /// Returns the problems in the order of their rules.
     pub(super) fn problems(self, object: &Object) -> Vec<Problem> {
-        let mut found = self.found;
-        found.sort_unstable_by_key(|(rule, ..)| *rule);
-        let problem = |(rule, text, remedy, count): (Rule, String, &str, usize)| Problem {
+        let mut found = self.0;
+        found.sort_unstable_by_key(|found| (found.rule, found.only_here));
+        let problem = |found: Finding| Problem {
             object: object.clone(),
-            rule,
-            text: match count {
-                1 => text,
-                more => format!("{text} (and {} more of this kind)", more - 1),
+            rule: found.rule,
+            text: match found.count {
+                1 => found.text,
+                more => format!("{} (and {} more of this kind)", found.text, more - 1),
             },
-            remedy: remedy.to_owned(),
+            remedy: found.remedy.to_owned(),
+            only_here: found.only_here,
         };
         found.into_iter().map(problem).collect()
     }

@@ -84,17 +84,14 @@ pub(super) fn read(
         }
     }
     for address in load_balancer.iter().chain(&external) {
-        if machines.has(*address) {
-            findings.add(
+        if machines.is_only_here(*address) {
+            findings.add_here(
                 Rule::AddressIsNode,
-                || {
-                    format!(
-                        "{address} belongs to a machine: the Service's ports are served there, \
-                         everything else passes"
-                    )
-                },
-                "give the Service an address that no machine has",
+                || is_machines(*address, "an interface of this machine"),
+                FREE_ADDRESS,
             );
+        } else if machines.has(*address) {
+            name_machine(*address, findings);
         }
     }
     let is_local = matches!(service.external_traffic_policy.as_deref(), Some("Local"));
@@ -133,6 +130,23 @@ pub(super) fn read(
         log2_slots: read_table_size(service, findings),
         health_check_port,
     })
+}
+
+const FREE_ADDRESS: &str = "give the Service an address that no machine has";
+
+/// Names an address that a machine has, as objects say.
+pub(super) fn name_machine(address: IpAddr, findings: &mut Findings) {
+    findings.add(
+        Rule::AddressIsNode,
+        || is_machines(address, "a machine"),
+        FREE_ADDRESS,
+    );
+}
+
+fn is_machines(address: IpAddr, owner: &str) -> String {
+    format!(
+        "{address} belongs to {owner}: the Service's ports are served there, everything else passes"
+    )
 }
 
 /// Tells which families a Service has cluster addresses of; none for one that no proxy takes care of, or

@@ -9,6 +9,7 @@ use k8s_openapi::api::core::v1::Secret;
 use kube::config::InferConfigError;
 use kube::{Api, Client};
 
+use super::failures::{Failures, Request};
 use crate::chain::chain;
 use crate::config::{Kubernetes, parse_seed};
 
@@ -120,9 +121,14 @@ pub(crate) async fn addresses(config: &kube::Config) -> BTreeSet<SocketAddr> {
 }
 
 /// Waits for the seed that the controller has chosen for the cluster, and tells what it waits for.
-pub(super) async fn seed(client: &Client, namespace: &str, mut waiting: impl FnMut(String)) -> u64 {
+pub(super) async fn seed(
+    client: &Client,
+    namespace: &str,
+    failures: &Failures,
+    mut waiting: impl FnMut(String),
+) -> u64 {
     loop {
-        match read_seed(client, namespace).await {
+        match read_seed(client, namespace, failures).await {
             Ok(seed) => return seed,
             Err(reason) => waiting(reason),
         }
@@ -130,11 +136,14 @@ pub(super) async fn seed(client: &Client, namespace: &str, mut waiting: impl FnM
     }
 }
 
-async fn read_seed(client: &Client, namespace: &str) -> Result<u64, String> {
+async fn read_seed(client: &Client, namespace: &str, failures: &Failures) -> Result<u64, String> {
     let secrets: Api<Secret> = Api::namespaced(client.clone(), namespace);
     let name = format!("Secret {namespace}/{SEED_SECRET}");
     let secret = secrets.get_opt(SEED_SECRET).await;
-    let secret = secret.map_err(|error| format!("cannot read the {name}: {}", chain(&error)))?;
+    let secret = secret.map_err(|error| {
+        failures.count(Request::Seed);
+        format!("cannot read the {name}: {}", chain(&error))
+    })?;
     let secret = secret.ok_or_else(|| {
         format!("there is no {name} with the seed of the flow hash; `guideway controller` makes it")
     })?;

@@ -18,7 +18,7 @@ use super::feed::OwnMachine;
 use super::listing::Listing;
 use super::presence::Presence;
 use crate::index::objects::{self, API_SERVICE, ObjectName, SERVICE_NAME};
-use crate::index::{self, Changes, Index, Options, Reserved, State};
+use crate::index::{self, Changes, Index, Options, Problem, Reserved, State};
 
 /// A kind of objects that is watched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -293,7 +293,8 @@ impl Cluster {
             return;
         }
         let addresses = slice.endpoints.iter();
-        let addresses = addresses.filter_map(|endpoint| endpoint.addresses.first()?.parse().ok());
+        let addresses =
+            addresses.filter_map(|endpoint| index::address(endpoint.addresses.first()?));
         let addresses: Vec<IpAddr> = addresses.collect();
         let ports = slice.ports.iter();
         let ports = ports.filter_map(|port| u16::try_from(port.port?).ok());
@@ -351,6 +352,16 @@ impl Cluster {
     /// Returns the state as of the last update.
     pub(super) fn state(&self) -> &State {
         self.index.state()
+    }
+
+    /// Lists what is wrong on this machine alone, as of the last update.
+    pub(super) fn problems_here(&self) -> Vec<Problem> {
+        let problems = self.state().problems.values();
+        let problems = problems.flat_map(|problems| problems.iter());
+        problems
+            .filter(|problem| problem.only_here)
+            .cloned()
+            .collect()
     }
 
     /// Hands out when the changes happened that the state now has.

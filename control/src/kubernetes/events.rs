@@ -1,7 +1,8 @@
 //! Events about what one machine cannot do for a Service, as kube-proxy publishes them.
 //!
 //! What is wrong with an object as a whole, all agents see alike: the controller says it once, in status
-//! and Events, and an agent in `guideway status`. A health check port that cannot be had is this machine's.
+//! and Events, and an agent in `guideway status`. This machine's are a health check port that cannot be had,
+//! and a virtual address that one of its interfaces has, as no Node says.
 
 use std::collections::BTreeSet;
 
@@ -9,31 +10,41 @@ use k8s_openapi::api::core::v1::{ObjectReference, Service};
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use kube::{Api, Client, Resource};
 
+use super::failures::{Failures, Request};
 use crate::chain::chain;
 use crate::healthz::Reports;
-use crate::index::{Object, Problem};
+use crate::index::{Object, Problem, Rule};
 
 /// Who writes the Events.
 const REPORTER: &str = "guideway-agent";
-/// Events for one change: of a thousand ports that fail together some suffice.
+/// Events for one change: of a thousand Services that fail together some suffice.
 const MOST: usize = 20;
 
-/// Publishes for ever what is wrong with health check ports, once for each time that it turns up.
+/// Publishes for ever what is wrong on this machine alone, once for each time that it turns up.
 ///
 /// `node_name` is this machine's.
-pub async fn publish(client: Client, node_name: String, reports: Reports) {
-    let mut problems = reports.follow_problems();
+pub async fn publish(client: Client, node_name: String, reports: Reports, failures: Failures) {
+    let mut of_ports = reports.follow_problems();
+    let mut of_objects = reports.follow_problems_here();
     let mut told: BTreeSet<Problem> = BTreeSet::new();
     loop {
-        let current: BTreeSet<Problem> = problems.borrow_and_update().iter().cloned().collect();
+        let mut current = BTreeSet::new();
+        for problems in [&mut of_ports, &mut of_objects] {
+            current.extend(problems.borrow_and_update().iter().cloned());
+        }
         for problem in current.difference(&told).take(MOST) {
             // One that gets lost changes nothing.
             if let Err(error) = tell(&client, &node_name, problem).await {
+                failures.count(Request::Event);
                 tracing::debug!(error = chain(&error), %problem, "cannot publish an Event");
             }
         }
         told = current;
-        if problems.changed().await.is_err() {
+        let changed = tokio::select! {
+            changed = of_ports.changed() => changed,
+            changed = of_objects.changed() => changed,
+        };
+        if changed.is_err() {
             return;
         }
     }
@@ -57,7 +68,11 @@ async fn tell(client: &Client, node_name: &str, problem: &Problem) -> kube::Resu
             "node {node_name}: {}; {}",
             problem.text, problem.remedy
         )),
-        action: "Listen".to_owned(),
+        action: match problem.rule {
+            Rule::FailedToStartServiceHealthcheck => "Listen",
+            _ => "Serve",
+        }
+        .to_owned(),
         secondary: None,
     };
     publish_event(client, reporter, &event, &service.object_ref(&())).await

@@ -10,6 +10,7 @@ use k8s_openapi::jiff::Timestamp;
 use tokio::sync::watch;
 
 use super::cluster::Kind;
+use super::failures::Failures;
 use crate::healthz::Reports;
 use crate::index::State;
 
@@ -43,6 +44,8 @@ pub struct Watching {
     pub events: BTreeMap<&'static str, u64>,
     /// Errors by kind.
     pub errors: BTreeMap<&'static str, u64>,
+    /// Requests that failed and are no lists and watches of these kinds, by what they were for.
+    pub failed_requests: BTreeMap<&'static str, u64>,
     /// Kinds whose watch is broken, each with its last failure.
     pub broken: BTreeMap<&'static str, Failure>,
     /// When the last event arrived, in seconds since 1970.
@@ -114,6 +117,7 @@ pub struct Feed {
     watching: Arc<Mutex<Watching>>,
     machine: watch::Sender<OwnMachine>,
     reports: Reports,
+    failures: Failures,
 }
 
 impl Feed {
@@ -124,6 +128,7 @@ impl Feed {
             watching: Arc::new(Mutex::new(Watching::new(server))),
             machine: watch::Sender::default(),
             reports: Reports::new(Instant::now()),
+            failures: Failures::default(),
         }
     }
 
@@ -157,7 +162,13 @@ impl Feed {
         let mut watching = lock(&self.watching).clone();
         let lasts = |failure: &Failure| failure.last.elapsed() < FAILURE_LASTS;
         watching.broken.retain(|_, failure| lasts(failure));
+        watching.failed_requests = self.failures.by_name();
         watching
+    }
+
+    /// Returns where requests are counted that fail.
+    pub(super) const fn failures(&self) -> &Failures {
+        &self.failures
     }
 
     /// Lets a watcher tell how it is.

@@ -21,6 +21,7 @@ use kube::{Api, Client, Resource, ResourceExt};
 use tokio::sync::{mpsc, watch};
 
 use super::backoff::Patience;
+use super::failures::{Failures, Request};
 use super::worker::{self, EventLoop};
 use super::{FollowError, Watchers, client, relist};
 use crate::announce::election::{DURATION, RENEWAL};
@@ -109,14 +110,16 @@ pub fn start(
         let _context = runtime.enter();
         client::client(server)?
     };
+    let failures = watchers.feed.failures().clone();
     // Not in the watchers' thread, which a list of thousands of objects keeps busy for longer than a Lease lasts.
     worker::start("leases", ended, move || {
-        runtime.block_on(follow(client, candidate, announced, heard, tell));
+        runtime.block_on(follow(client, candidate, announced, heard, failures, tell));
     })?;
     Ok(())
 }
 
-/// Takes part in the election for ever; calls `tell` when this edge should announce something else.
+/// Takes part in the election for ever; calls `tell` when this edge should announce something else, and counts
+/// the requests that fail.
 ///
 /// Begins with what an earlier agent has left announced.
 pub async fn follow(
@@ -124,6 +127,7 @@ pub async fn follow(
     candidate: Candidate,
     announced: BTreeSet<IpAddr>,
     mut heard: Heard,
+    failures: Failures,
     tell: impl Fn(Holdings),
 ) {
     let leases: Api<Lease> = Api::namespaced(client.clone(), &candidate.namespace);
@@ -131,7 +135,12 @@ pub async fn follow(
     let mut nodes = node_of(Api::all(client), &candidate.name);
     let mut node = OwnNode::default();
     let (renewals, to_renew) = watch::channel(None);
-    let mut renewing = std::pin::pin!(renew(leases, candidate.name.clone(), to_renew));
+    let mut renewing = std::pin::pin!(renew(
+        leases,
+        candidate.name.clone(),
+        to_renew,
+        failures.clone()
+    ));
     let mut election = Election::new(candidate.name.clone(), announced.clone());
     let mut told = announced;
     let mut listed = BTreeSet::new();
@@ -149,8 +158,18 @@ pub async fn follow(
                     election.want(shown.wanted.clone());
                 }
             }
-            Some(event) = events.next() => take(&mut election, &mut listed, event),
-            Some(event) = nodes.next() => node.take(event),
+            Some(event) = events.next() => {
+                if event.is_err() {
+                    failures.count(Request::LeaseWatch);
+                }
+                take(&mut election, &mut listed, event);
+            }
+            Some(event) = nodes.next() => {
+                if event.is_err() {
+                    failures.count(Request::NodeWatch);
+                }
+                node.take(event);
+            }
             () = sleep_until(deadline) => {}
         }
         let edges = election.edges();
@@ -327,7 +346,12 @@ struct Renewal {
 }
 
 /// Renews this edge's Lease for ever, while there is something to put into it.
-async fn renew(leases: Api<Lease>, edge: String, mut to_renew: watch::Receiver<Option<Renewal>>) {
+async fn renew(
+    leases: Api<Lease>,
+    edge: String,
+    mut to_renew: watch::Receiver<Option<Renewal>>,
+    failures: Failures,
+) {
     let mut ticks = tokio::time::interval(RENEWAL);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut last = Timestamp::UNIX_EPOCH;
@@ -346,6 +370,9 @@ async fn renew(leases: Api<Lease>, edge: String, mut to_renew: watch::Receiver<O
             Ok(outcome) => outcome.map_err(|error| chain(&error)),
             Err(_) => Err("the API server does not answer".to_owned()),
         };
+        if outcome.is_err() {
+            failures.count(Request::Lease);
+        }
         log.take(outcome);
     }
 }
@@ -372,7 +399,7 @@ impl RenewalLog {
             Err(reason) => {
                 tracing::warn!(
                     reason,
-                    "the Lease is not renewed; it is tried again each second"
+                    "the Lease is not renewed; the next renewal tries again"
                 );
                 self.reasons.insert(reason);
                 true

@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 
 use super::feed::FAILURE_LASTS;
 use crate::desired::unusable;
+use crate::index;
 use crate::index::objects::{EndpointSlice, ObjectName, SERVICE_NAME};
 
 /// How long a machine is known after its last presence.
@@ -28,15 +29,16 @@ const KEPT: Duration = Duration::from_secs(600);
 pub(super) struct Presence {
     /// The Service that shows the nodes that have detached.
     detached: String,
-    slices: BTreeMap<ObjectName, Shown>,
+    slices: BTreeMap<ObjectName, Machines>,
     /// When machines went that no slice shows.
     gone: BTreeMap<String, Instant>,
     /// When the watch failed last.
     failed: Option<Instant>,
 }
 
+/// The machines of a slice.
 #[derive(Debug, Default)]
-struct Shown {
+struct Machines {
     nodes: BTreeSet<String>,
     detached: BTreeSet<String>,
     edges: BTreeSet<IpAddr>,
@@ -60,7 +62,7 @@ impl Presence {
 
     /// Takes a slice as it is now.
     pub(super) fn apply(&mut self, slice: &EndpointSlice, now: Instant) {
-        let mut shown = Shown::default();
+        let mut shown = Machines::default();
         let is_detached = slice.labels.get(SERVICE_NAME) == Some(&self.detached);
         for endpoint in &slice.endpoints {
             match &endpoint.node_name {
@@ -68,9 +70,9 @@ impl Presence {
                 Some(node) => drop(shown.nodes.insert(node.clone())),
                 None => {
                     let text = endpoint.addresses.first().map_or("", String::as_str);
-                    match text.parse::<IpAddr>() {
-                        Ok(edge) if unusable(edge).is_none() => drop(shown.edges.insert(edge)),
-                        _ => drop(shown.unreadable.insert(text.to_owned())),
+                    match index::address(text).filter(|edge| unusable(*edge).is_none()) {
+                        Some(edge) => drop(shown.edges.insert(edge)),
+                        None => drop(shown.unreadable.insert(text.to_owned())),
                     }
                 }
             }
@@ -93,7 +95,7 @@ impl Presence {
         }
     }
 
-    fn note_gone(&mut self, before: Option<Shown>, now: Instant) {
+    fn note_gone(&mut self, before: Option<Machines>, now: Instant) {
         let was = before.into_iter().flat_map(|before| before.nodes);
         self.gone.extend(was.map(|node| (node, now)));
         let shown = shown(&self.slices);
@@ -170,7 +172,7 @@ impl Presence {
 
 /// The nodes that are present and have not detached: where one pod follows the other, either slice may be late,
 /// and backends behind a node that is taken for one without Guideway are reached all the same.
-fn shown(slices: &BTreeMap<ObjectName, Shown>) -> BTreeSet<&str> {
+fn shown(slices: &BTreeMap<ObjectName, Machines>) -> BTreeSet<&str> {
     let detached = all(slices, |shown| &shown.detached);
     let mut nodes = all(slices, |shown| &shown.nodes);
     nodes.retain(|node| !detached.contains(node));
@@ -178,8 +180,8 @@ fn shown(slices: &BTreeMap<ObjectName, Shown>) -> BTreeSet<&str> {
 }
 
 fn all(
-    slices: &BTreeMap<ObjectName, Shown>,
-    nodes: fn(&Shown) -> &BTreeSet<String>,
+    slices: &BTreeMap<ObjectName, Machines>,
+    nodes: fn(&Machines) -> &BTreeSet<String>,
 ) -> BTreeSet<&str> {
     let nodes = slices.values().flat_map(nodes);
     nodes.map(String::as_str).collect()

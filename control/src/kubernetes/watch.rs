@@ -72,6 +72,9 @@ pub(super) async fn follow(
             () = sleep_until(due) => {
                 let since = arrived.take().unwrap_or_else(Instant::now);
                 let outcome = cluster.update();
+                if outcome.problems {
+                    feed.reports().set_problems_here(cluster.problems_here());
+                }
                 // Those that change nothing here are not waited for.
                 let changes = cluster.take_changes();
                 if is_first || !outcome.is_empty() {

@@ -204,6 +204,32 @@ fn agent_takes_the_configuration_that_the_chart_makes() {
 }
 
 #[test]
+fn controller_is_told_what_agents_are_told() {
+    let arguments = |name: &str, values: &[&str]| -> Vec<String> {
+        let objects = Objects::render(values);
+        let pod = &objects.get("Deployment", name)["spec"]["template"];
+        let arguments = container(pod, "controller")["args"].as_array().unwrap();
+        let texts = arguments.iter().map(|text| text.as_str().unwrap());
+        texts.map(str::to_owned).collect()
+    };
+    let plain = arguments("guideway-controller", &[]);
+    assert!(
+        plain.contains(&"--service=guideway".to_owned()),
+        "{plain:?}"
+    );
+    let mut options = plain.iter();
+    assert!(!options.any(|text| text.starts_with("--external-ips")));
+    let values = [
+        "fullnameOverride=other",
+        "agent.kubernetes.external_ips={192.0.2.0/24,2001:db8::7}",
+    ];
+    let set = arguments("other-controller", &values);
+    for expected in ["--service=other", "--external-ips=192.0.2.0/24,2001:db8::7"] {
+        assert!(set.iter().any(|text| text == expected), "{set:?}");
+    }
+}
+
+#[test]
 fn only_what_a_start_reads_replaces_agents() {
     let pod = |values: &[&str]| Objects::render(values).agent_pod().clone();
     let before = pod(&[]);

@@ -261,6 +261,38 @@ fn requests_and_conflicts_are_told_by_conditions_and_events() {
 }
 
 #[test]
+fn external_addresses_of_machines_are_told_and_those_of_outside_edges_never_given() {
+    let cluster = Cluster::start();
+    cluster.apply(
+        "
+apiVersion: v1
+kind: Node
+metadata: {name: node9}
+status: {addresses: [{type: InternalIP, address: 192.0.2.65}]}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: edges, labels: {kubernetes.io/service-name: guideway}}
+addressType: IPv4
+ports: []
+endpoints: [{addresses: [192.0.2.0]}, {addresses: [192.0.2.66]}]
+",
+    );
+    let _controller = cluster.controller(&["--external-ips", "192.0.2.64/28"]);
+    cluster.apply(&pool("public", &["192.0.2.0/29"]));
+    cluster.apply(&service("web", ""));
+    assert_eq!(cluster.addresses("web", 1), ["192.0.2.1"]);
+    cluster.apply(&annotated("asks", "guideway.dev/addresses: 192.0.2.0", ""));
+    cluster.told("asks", "AddressIsNode", "outside the cluster");
+    for (name, address) in [("node", "192.0.2.65"), ("edge", "192.0.2.66")] {
+        cluster.apply(&service(name, &format!("externalIPs: [{address}]")));
+        assert_eq!(cluster.events(name, "AddressIsNode"), 1);
+    }
+    cluster.apply(&service("other", "externalIPs: [192.0.2.80]"));
+    assert_eq!(cluster.events("other", "ExternalAddressNotAllowed"), 1);
+}
+
+#[test]
 fn probes_and_metrics_tell_how_it_is() {
     let cluster = Cluster::start();
     cluster.kubectl(&["delete", "crd", "loadbalancerpools.guideway.dev"]);

@@ -8,6 +8,7 @@ use control::healthz::ports::{self, Mode};
 use control::healthz::{Checks, Reports};
 use control::index::HealthCheck;
 use control::index::objects::ObjectName;
+use control::kubernetes::Failures;
 use control::kubernetes::events::publish;
 use k8s_openapi::api::events::v1::Event;
 use kube::Api;
@@ -134,7 +135,8 @@ fn health_check_port_that_cannot_be_had_is_an_event_of_the_service() {
             addresses: [Ipv4Addr::UNSPECIFIED.into()].into(),
         });
         tokio::spawn(ports::serve(Mode::On, reports.clone()));
-        tokio::spawn(publish(client.clone(), "node0".to_owned(), reports));
+        let name = "node0".to_owned();
+        tokio::spawn(publish(client.clone(), name, reports, Failures::default()));
         let events: Api<Event> = Api::namespaced(client, "default");
         let deadline = Instant::now() + PATIENCE;
         let event = loop {

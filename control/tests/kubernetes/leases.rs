@@ -8,6 +8,7 @@ use std::{
 };
 
 use control::announce::Candidates;
+use control::kubernetes::Failures;
 use control::kubernetes::leases::{Candidate, Heard, Shown, follow};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use lab::{
@@ -60,7 +61,8 @@ impl Member {
         };
         let holds: Arc<Mutex<BTreeSet<IpAddr>>> = Arc::default();
         let told = Arc::clone(&holds);
-        let task = tokio::spawn(follow(client, candidate, BTreeSet::new(), heard, {
+        let (announced, failures) = (BTreeSet::new(), Failures::default());
+        let task = tokio::spawn(follow(client, candidate, announced, heard, failures, {
             move |holdings| *told.lock().unwrap() = holdings.addresses
         }));
         Self {

@@ -8,6 +8,7 @@
 mod agent;
 mod beside;
 mod controller;
+mod events;
 mod faults;
 mod healthz;
 mod kubelet;

@@ -5,15 +5,13 @@ use std::collections::BTreeSet;
 use ipnet::IpNet;
 use serde_saphyr::Spanned;
 
-use super::super::{Kubernetes, Problem, Source, raw};
+use super::super::{DEFAULT_SERVICE, Kubernetes, Problem, Source, raw};
 use super::Rules;
 use super::values::position;
 use crate::desired::ForwardMode;
 use crate::healthz::ports;
 use crate::index::Options;
 
-/// Name of our headless Service unless `kubernetes.service` says otherwise.
-const DEFAULT_SERVICE: &str = "guideway";
 /// Longest DNS subdomain, which object names are.
 const MAX_NAME: usize = 253;
 

@@ -68,9 +68,7 @@ impl Rules {
 
     /// Takes an address or a network of any length, for clients and machines rather than senders of IP-in-IP.
     pub(super) fn network(&mut self, field: &str, text: &Spanned<String>) -> Option<IpNet> {
-        let network = IpNet::from_str(&text.value)
-            .or_else(|_| IpAddr::from_str(&text.value).map(IpNet::from));
-        let Ok(network) = network else {
+        let Some(network) = parse_network(&text.value) else {
             self.refuse(
                 field,
                 text,
@@ -107,9 +105,7 @@ impl Rules {
     }
 
     pub(super) fn prefix(&mut self, field: &str, text: &Spanned<String>) -> Option<IpNet> {
-        let prefix = IpNet::from_str(&text.value)
-            .or_else(|_| IpAddr::from_str(&text.value).map(IpNet::from));
-        let Ok(prefix) = prefix else {
+        let Some(prefix) = parse_network(&text.value) else {
             self.refuse(
                 field,
                 text,
@@ -247,6 +243,14 @@ impl Rules {
 /// Returns the place where a value is used.
 pub(super) fn position<T>(spanned: &Spanned<T>) -> Position {
     spanned.referenced.into()
+}
+
+/// Parses a network, or an address as a network of its own.
+pub(in crate::config) fn parse_network(text: &str) -> Option<IpNet> {
+    let network = IpNet::from_str(text);
+    network
+        .or_else(|_| IpAddr::from_str(text).map(IpNet::from))
+        .ok()
 }
 
 /// Parses a seed: 64 bits, decimal or `0x`.

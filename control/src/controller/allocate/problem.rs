@@ -82,7 +82,7 @@ impl Problem {
             Self::PoolNotWritable { .. } => "PoolNotWritable",
             Self::Exhausted(_) => "PoolExhausted",
             Self::Taken {
-                holder: Holder::Node,
+                holder: Holder::Node | Holder::Edge,
                 ..
             } => "AddressIsNode",
             Self::Taken {
@@ -105,7 +105,8 @@ impl Problem {
 
     /// Tells whether a machine has the address, which no Service can have then.
     pub fn is_machine(&self) -> bool {
-        let of_machine = |holder: &Holder| matches!(holder, Holder::Node | Holder::ApiServer);
+        let of_machine =
+            |holder: &Holder| matches!(holder, Holder::Node | Holder::ApiServer | Holder::Edge);
         matches!(self, Self::Taken { holder, .. } if of_machine(holder))
     }
 }
@@ -117,6 +118,8 @@ pub enum Holder {
     Node,
     /// An API server.
     ApiServer,
+    /// An edge outside the cluster.
+    Edge,
     /// A Service that does not get it from here.
     Foreign(ObjectName),
     /// A Service with which it is not shared.
@@ -132,6 +135,7 @@ impl fmt::Display for Holder {
         match self {
             Self::Node => f.write_str("is an address of a Node"),
             Self::ApiServer => f.write_str("is an address of the API server"),
+            Self::Edge => f.write_str("is an address of an edge outside the cluster"),
             Self::Foreign(name) => {
                 write!(
                     f,

@@ -278,6 +278,11 @@ fn addresses_of_api_servers_are_never_given_and_taken_back() {
     never_given_and_taken_back("AddressIsApiServer", |inventory| &mut inventory.api_servers);
 }
 
+#[test]
+fn addresses_of_edges_outside_the_cluster_are_never_given_and_taken_back() {
+    never_given_and_taken_back("AddressIsNode", |inventory| &mut inventory.edges);
+}
+
 fn never_given_and_taken_back(
     problem: &str,
     own: impl FnOnce(&mut Inventory) -> &mut BTreeSet<IpAddr>,

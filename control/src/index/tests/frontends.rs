@@ -4,8 +4,8 @@ use std::net::IpAddr;
 
 use super::words::*;
 use crate::desired::ForwardMode;
-use crate::index::objects::{Ingress, MODE, Service, TABLE_SIZE};
-use crate::index::{Options, Reserved};
+use crate::index::objects::{Ingress, MODE, ObjectName, Service, TABLE_SIZE};
+use crate::index::{Object, Options, Reserved, Rule};
 
 const PODS: &[&str] = &["10.244.1.1@node-1", "10.244.2.1@node-2"];
 
@@ -281,6 +281,36 @@ fn address_of_an_interface_or_of_the_api_server_is_no_vip() {
     assert_eq!(cluster.state().vips, addresses(&["192.0.2.1", "192.0.2.2"]));
     assert_eq!(cluster.keys().len(), 3);
     assert_eq!(cluster.problems("api"), [""; 0]);
+}
+
+#[test]
+fn address_of_an_interface_that_no_node_has_is_for_this_machine_to_tell() {
+    let mut cluster = cluster();
+    cluster.index.set_reserved(Reserved {
+        machine: addresses(&["10.0.0.1", "192.0.2.1"]),
+        api_servers: ["192.0.2.2:6443".parse().unwrap()].into(),
+    });
+    cluster.service(web().ingress("10.0.0.1").ingress("192.0.2.2"));
+    let told = |cluster: &mut Cluster| {
+        let web = Object::Service(ObjectName::new("default", "web"));
+        let problems = cluster.state().problems[&web].iter();
+        let told = problems.map(|problem| {
+            assert_eq!(problem.rule, Rule::AddressIsNode);
+            let (text, _) = problem.text.split_once(':').unwrap();
+            (problem.only_here, text.to_owned())
+        });
+        told.collect::<Vec<_>>()
+    };
+    let everywhere = |address: &str| (false, format!("{address} belongs to a machine"));
+    let here = "192.0.2.1 belongs to an interface of this machine".to_owned();
+    let expected = [everywhere("10.0.0.1"), (true, here)];
+    assert_eq!(told(&mut cluster), expected);
+    cluster.node(
+        node("node-1")
+            .internal("10.0.0.1")
+            .address("ExternalIP", "192.0.2.1"),
+    );
+    assert_eq!(told(&mut cluster), expected[..1]);
 }
 
 #[test]

@@ -1,0 +1,96 @@
+//! What one machine tells of a Service by Events, and how requests that fail are counted.
+
+use lab::kubernetes::ControlPlane;
+use lab::{Machine, Topology, wait_for};
+use serde_json::json;
+
+use crate::objects::SYSTEM;
+use crate::world::{PATIENCE, World};
+
+#[test]
+fn virtual_address_that_only_an_interface_of_one_machine_has_is_an_event_of_that_machine() {
+    let net = Topology::builder().nodes(2).pods(1).build().unwrap();
+    let [node, other] = net.nodes() else {
+        panic!("two nodes");
+    };
+    let own = "10.99.0.77".parse().unwrap();
+    let mut ip = node.namespace().command("ip");
+    lab::output(ip.args(["address", "add", "10.99.0.77/32", "dev", Machine::INTERFACE])).unwrap();
+    let world = World::start(&net);
+    // A Node's address everybody sees: that is the controller's to tell.
+    world.balance(&[own, other.v4()]);
+    let told = |reason: &str| {
+        let about = format!("involvedObject.name=web,reason={reason}");
+        let events = world.control.get(&["events", "--field-selector", &about]);
+        let events = events.unwrap();
+        events["items"].as_array().unwrap().clone()
+    };
+    wait_for("an Event of the Service", PATIENCE, || {
+        (!told("AddressIsNode").is_empty())
+            .then_some(())
+            .ok_or("none")
+    })
+    .unwrap();
+    let events = told("AddressIsNode");
+    let [event] = &events[..] else {
+        panic!("{events:?}");
+    };
+    let note = event["message"].as_str().unwrap();
+    let expected = "node node0: 10.99.0.77 belongs to an interface of this machine: ";
+    assert!(note.starts_with(expected), "{note}");
+    assert_eq!(event["type"], "Warning");
+    assert_eq!(event["reportingInstance"], "node0");
+    let web = world.control.get(&["service", "web"]).unwrap();
+    assert_eq!(event["involvedObject"]["uid"], web["metadata"]["uid"]);
+}
+
+#[test]
+fn lease_that_cannot_be_renewed_is_counted() {
+    let net = Topology::builder().nodes(1).build().unwrap();
+    let mut world = World::without_servers(&net);
+    world.write_seed();
+    world.show_presence();
+    let account = "
+apiVersion: v1
+kind: ServiceAccount
+metadata: {name: reader, namespace: default}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRole
+metadata: {name: reader}
+rules:
+- {apiGroups: ['', discovery.k8s.io], resources: [services, nodes, endpointslices, secrets], verbs: [get, list, watch]}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata: {name: reader}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: reader}
+subjects: [{kind: ServiceAccount, name: reader, namespace: default}]
+";
+    world.control.apply(account).unwrap();
+    let token = world.control.service_account_token("default", "reader");
+    let machine = net.nodes()[0].namespace();
+    let control: &ControlPlane = &world.control;
+    control.write_kubeconfig(machine, &token.unwrap()).unwrap();
+    let announce = format!("announce: {{ interfaces: [{}] }}", Machine::INTERFACE);
+    world.launch_on(net.nodes(), &announce);
+    let agent = &mut world.agents[0];
+    agent.wait_until_in_step();
+    let failed = |request: &str| {
+        agent.metric(&format!(
+            "guideway_kubernetes_request_errors_total{{request=\"{request}\"}}"
+        ))
+    };
+    for request in ["lease", "lease_watch"] {
+        wait_for(&format!("{request} is counted"), PATIENCE, || {
+            let number = failed(request);
+            (number >= 2.0).then_some(()).ok_or(number)
+        })
+        .unwrap();
+    }
+    for request in ["node_watch", "event", "seed"] {
+        assert_eq!(failed(request), 0.0, "{request}");
+    }
+    let leases = world.control.get(&["leases", "-n", SYSTEM]).unwrap();
+    assert_eq!(leases["items"], json!([]));
+}

@@ -287,6 +287,7 @@ runtime() {
         want openssl openssl
         want systemd-analyze systemd
         want crun crun
+        want /usr/share/containers/seccomp.json golang-github-containers-common
         want bpftool bpftool
     fi
     install_missing

@@ -18,11 +18,25 @@ use super::chart::{DETACH, NAMESPACE, Objects, container, manifest, text};
 
 const GUIDEWAY: &str = env!("CARGO_BIN_EXE_guideway");
 const TIMEOUT: Duration = Duration::from_secs(180);
+/// The default profile of Podman and CRI-O.
+const RUNTIME_DEFAULT: &str = "/usr/share/containers/seccomp.json";
 /// Where a container finds who it is.
 const ACCOUNT: &str = "var/run/secrets/kubernetes.io/serviceaccount";
 
 #[test]
 fn agent_serves_with_the_rights_that_the_chart_gives_it() {
+    serves_with(&[]);
+}
+
+#[test]
+fn agent_serves_under_the_profile_for_runtimes_that_forbid_bpf() {
+    serves_with(&[
+        "agent.seccompProfile.type=Localhost",
+        "agent.seccompProfile.localhostProfile=guideway.json",
+    ]);
+}
+
+fn serves_with(more: &[&str]) {
     let net = Topology::builder().nodes(1).pods(1).build().unwrap();
     let node = &net.nodes()[0];
     let server = ControlPlane::start().unwrap();
@@ -31,11 +45,10 @@ fn agent_serves_with_the_rights_that_the_chart_gives_it() {
     let host = format!("apiServer.host={}", ControlPlane::ADDRESS);
     let values = [
         "namespace.create=true",
-        "agent.seccompProfile.type=Localhost",
-        "agent.seccompProfile.localhostProfile=guideway.json",
         "agent.extraConfig.announce.interfaces[0]=eth0",
         &host,
     ];
+    let values = [&values[..], more].concat();
     server.apply(&manifest(&values)).unwrap();
     server.apply(SEED).unwrap();
 
@@ -243,10 +256,15 @@ fn configuration(agent: &Value, pod: &Value, node: &Machine) -> Value {
     let added: Vec<_> = added
         .map(|name| format!("CAP_{}", name.as_str().unwrap()))
         .collect();
-    let profile = security["seccompProfile"]["localhostProfile"]
-        .as_str()
-        .unwrap();
-    let seccomp: Value = serde_json::from_str(&text(&format!("seccomp/{profile}"))).unwrap();
+    let profile = &security["seccompProfile"];
+    let seccomp = match profile["type"].as_str().unwrap() {
+        "Localhost" => {
+            let name = profile["localhostProfile"].as_str().unwrap();
+            serde_json::from_str(&text(&format!("seccomp/{name}"))).unwrap()
+        }
+        "RuntimeDefault" => runtime_default(&added),
+        other => panic!("{other}"),
+    };
     let arguments = agent["args"].as_array().unwrap().iter();
     let arguments: Vec<_> = ["/usr/bin/guideway"]
         .into_iter()
@@ -285,6 +303,52 @@ fn configuration(agent: &Value, pod: &Value, node: &Machine) -> Value {
             "maskedPaths": ["/proc/kcore", "/proc/keys", "/proc/timer_list", "/sys/firmware"],
             "readonlyPaths": ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"],
         },
+    })
+}
+
+/// What a runtime makes of its default profile for a container with these capabilities.
+///
+/// `CAP_BPF` permits `bpf(2)`, as in containerd since 1.7; the file may be of a version that asks for `CAP_SYS_ADMIN`.
+fn runtime_default(capabilities: &[String]) -> Value {
+    let profile: Value = serde_json::from_slice(&fs::read(RUNTIME_DEFAULT).unwrap()).unwrap();
+    let machine = match std::env::consts::ARCH {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        other => other,
+    };
+    let applies = |rule: &&Value| {
+        let listed = |part: &str, kind: &str| -> Vec<String> {
+            let names = rule[part][kind].as_array().into_iter().flatten();
+            names
+                .map(|name| name.as_str().unwrap().to_owned())
+                .collect()
+        };
+        let is_own = |name: &String| capabilities.contains(name) || name == machine;
+        let arches = listed("includes", "arches");
+        listed("includes", "caps").iter().all(is_own)
+            && !listed("excludes", "caps").iter().any(is_own)
+            && (arches.is_empty() || arches.iter().any(is_own))
+            && !listed("excludes", "arches").iter().any(is_own)
+    };
+    let rules = profile["syscalls"].as_array().unwrap().iter();
+    let mut rules: Vec<Value> = rules.filter(applies).cloned().collect();
+    for rule in &mut rules {
+        let rule = rule.as_object_mut().unwrap();
+        rule.retain(|key, value| {
+            ["names", "action", "args", "errnoRet"].contains(&key.as_str()) && !value.is_null()
+        });
+        rule["names"]
+            .as_array_mut()
+            .unwrap()
+            .retain(|name| name != "bpf");
+    }
+    assert!(capabilities.contains(&"CAP_BPF".to_owned()));
+    rules.push(json!({"names": ["bpf"], "action": "SCMP_ACT_ALLOW"}));
+    json!({
+        "defaultAction": profile["defaultAction"],
+        "defaultErrnoRet": profile["defaultErrnoRet"],
+        "architectures": ["SCMP_ARCH_X86_64", "SCMP_ARCH_AARCH64"],
+        "syscalls": rules,
     })
 }
 

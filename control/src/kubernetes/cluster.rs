@@ -671,7 +671,7 @@ mod tests {
         let of_api: EndpointSlice = read(json!({
             "metadata": {"namespace": "default", "name": "kubernetes", "labels": {SERVICE_NAME: "kubernetes"}},
             "addressType": "IPv4",
-            "endpoints": [{"addresses": ["192.0.2.9"]}, {"addresses": ["192.0.2.1"]}],
+            "endpoints": [{"addresses": ["192.0.2.9"]}, {"addresses": ["192.000.2.01"]}],
             "ports": [{"name": "https", "port": 6443, "protocol": "TCP"}],
         }));
         let mut of_a_namesake = of_api.clone();

@@ -380,6 +380,8 @@ mod tests {
         let mut presence = Presence::default();
         let mut edges = slice("edges", &["x"]);
         edges.endpoints[0].node_name = None;
+        // As a Node's address would be read.
+        edges.endpoints[0].addresses = vec!["010.0.0.01".to_owned()];
         presence.apply(&edges, start);
         let edge: IpAddr = "10.0.0.1".parse().unwrap();
         assert_eq!(presence.edges(), [edge].into());

@@ -2,7 +2,8 @@
 //!
 //! One line and a diff per case that fails, then `N passed, N failed`. An
 //! argument picks the cases whose name contains it. It takes the right to
-//! load BPF programs and /sys (for the number of CPUs), no other files.
+//! load BPF programs and to make network namespaces, `ip`, /proc/sys and /sys
+//! (for the number of CPUs), no other files.
 
 #![expect(clippy::unwrap_used, reason = "a test: what does not hold may panic")]
 

@@ -206,8 +206,7 @@ plain_data! {
 
 /// Returns how long ago a moment on the monotonic clock was; zero where it is to come, by the clock of another CPU.
 ///
-/// Round the end of the number, so that a moment before the machine's start counts like any other: tests of a machine that
-/// has just been started have flows that are older.
+/// Round the end of the number: tests on a machine that has just been started have flows that are older.
 #[inline(always)]
 pub const fn age(then: u64, now: u64) -> u64 {
     let age = now.wrapping_sub(then);
@@ -273,4 +272,16 @@ pub struct Traffic {
     pub packets: u64,
     /// Bytes of their IP packets as they came in.
     pub bytes: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn age_counts_from_before_the_start_and_is_zero_of_what_is_to_come() {
+        assert_eq!(age(3, 10), 7);
+        assert_eq!(age(11, 10), 0);
+        assert_eq!(age(u64::MAX, 10), 11);
+    }
 }

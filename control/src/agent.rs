@@ -7,6 +7,10 @@
 //! Everything is level-triggered: whatever happened, the difference between installed
 //! and desired is computed anew and applied. What cannot be applied leaves the rest in
 //! force, is reported, and is tried again with growing pauses.
+//!
+//! `start` and `reload` make the state that is wanted, `cluster` takes it from the API. `settle`, here, goes by
+//! `checks` (what serves, and what is checked) and `apply` (what differs). `sweeps` has what is done now and
+//! then, `answers` what commands ask.
 
 mod announce;
 mod answers;

@@ -1,8 +1,9 @@
 //! What the commands ask the running agent, and what it answers.
 //!
 //! One connection to the agent's unix socket carries one line of JSON each way:
-//! a [`Request`], then a [`Reply`]. Readers ignore fields that they do not know,
-//! so that a command and an agent of neighbouring versions understand each other.
+//! a [`Request`], then a [`Reply`]. So that a command and an agent of neighbouring versions
+//! understand each other, readers of replies ignore fields that they do not know. An agent refuses a request
+//! with such a field, as its answer would be to another question; what is not asked for is left out.
 
 pub mod client;
 pub mod server;
@@ -44,6 +45,7 @@ pub enum Request {
         /// A frame as hexadecimal digits, from the Ethernet header on, in place of the flow's.
         frame: Option<String>,
         /// The interface that it comes in by; if there is none, the first one with the program.
+        #[serde(skip_serializing_if = "Option::is_none")]
         interface: Option<String>,
     },
     /// Detach from every interface, remove every pin, and end: [`Detached`].
@@ -373,4 +375,22 @@ pub struct Step {
 pub struct Detached {
     /// Interfaces that the program was taken off.
     pub interfaces: Vec<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_trace_without_an_interface_is_asked_for_as_agents_without_that_field_know_it() {
+        let trace = Request::Trace {
+            service: None,
+            from: None,
+            frame: Some("00".to_owned()),
+            interface: None,
+        };
+        let asked = serde_json::to_string(&trace).unwrap();
+        assert!(!asked.contains("interface"), "{asked}");
+        assert_eq!(serde_json::from_str::<Request>(&asked).unwrap(), trace);
+    }
 }

@@ -71,7 +71,7 @@ pub fn check(options: &cli::Check) -> Result<ExitCode> {
 
 /// Says what it does to NAT mode that the kernel masquerades by these addresses of it, and what to do about it;
 /// nothing where it does not, or does not tell.
-pub fn masquerade(shared: &BTreeSet<IpAddr>, masquerades: Option<bool>) -> Option<String> {
+pub fn masquerade_warning(shared: &BTreeSet<IpAddr>, masquerades: Option<bool>) -> Option<String> {
     let finding = judge::masquerade(shared, masquerades)?;
     (finding.verdict != Verdict::Ok).then(|| format!("{}: {}", finding.detail, finding.remedy))
 }

@@ -79,7 +79,7 @@ impl Reports {
         replace(&self.problems, problems);
     }
 
-    /// Replaces what is wrong with objects on this machine alone.
+    /// Replaces what is wrong with objects on this machine alone, which `kubernetes::events` tells of.
     pub(crate) fn set_problems_here(&self, problems: Vec<Problem>) {
         replace(&self.problems_here, problems);
     }

@@ -14,13 +14,13 @@ pub(crate) mod client;
 mod cluster;
 pub(crate) mod convert;
 pub mod events;
-mod failures;
 mod feed;
 pub mod leases;
 mod listing;
 mod pace;
 mod presence;
 pub(crate) mod relist;
+mod request_errors;
 mod watch;
 mod worker;
 
@@ -34,8 +34,8 @@ use kube::Client;
 
 pub use self::client::{ClientError, Identity};
 pub use self::cluster::Kind;
-pub use self::failures::Failures;
 pub use self::feed::{Failure, Feed, OwnMachine, Update, Watching};
+pub use self::request_errors::RequestErrors;
 
 use self::cluster::Cluster;
 use self::watch::Scope;
@@ -138,9 +138,9 @@ impl Watchers {
                 let hash_seed = match options.hash_seed {
                     Some(seed) => seed,
                     None => {
-                        let failures = feed.failures();
+                        let request_errors = feed.request_errors();
                         let waiting = |reason| wait(&feed, reason);
-                        client::seed(&client, &identity.namespace, failures, waiting).await
+                        client::seed(&client, &identity.namespace, request_errors, waiting).await
                     }
                 };
                 let node_name = identity.node_name;
@@ -155,10 +155,11 @@ impl Watchers {
                     inherited,
                     started,
                 );
-                let (reports, failures) = (feed.reports().clone(), feed.failures().clone());
+                let (reports, request_errors) =
+                    (feed.reports().clone(), feed.request_errors().clone());
                 // In one task, which takes the thread along if it panics.
                 tokio::join!(
-                    events::publish(client.clone(), node_name, reports, failures),
+                    events::publish(client.clone(), node_name, reports, request_errors),
                     watch::follow(client, scope, cluster, hash_seed, feed, changed),
                 );
             });

@@ -55,7 +55,9 @@ fn flow_whose_place_another_note_has_is_noted_in_its_second() {
     let [key] = keys(&mut kernel, map::FLOWS)[..] else {
         panic!("one flow is known");
     };
-    let other = PodFlow::new(AddressKey::default(), [0, 80], 0, 0, monotonic_ns());
+    // From the future, so that a slow machine does not outlive it.
+    let seen = monotonic_ns() + 3_600_000_000_000;
+    let other = PodFlow::new(AddressKey::default(), [0, 80], 0, 0, seen);
     let [place, _] = FlowNote::places(&key);
     let notes = kernel.ebpf.map_mut(map::FLOW_NOTES).unwrap();
     let mut notes = Array::<_, FlowNote>::try_from(notes).unwrap();

@@ -206,7 +206,7 @@ plain_data! {
 
 /// Returns how long ago a moment on the monotonic clock was; zero where it is to come, by the clock of another CPU.
 ///
-/// Round the end of the number: tests on a machine that has just been started have flows that are older.
+/// Wraps: a test on a machine that has just started makes flows from before the clock's zero.
 #[inline(always)]
 pub const fn age(then: u64, now: u64) -> u64 {
     let age = now.wrapping_sub(then);

@@ -506,7 +506,7 @@ fn hand_to_stack<F: FrameMut, T: World>(
 /// the next to get it, and send it here again.
 ///
 /// The FIB names VLAN devices, bonds and bridges, XDP the device below, and the MAC is often the same for all of them. So
-/// the FIB is asked for the edge too: what goes on by another VLAN of the same device is not sent back.
+/// the FIB is asked for the edge too: what goes on by another VLAN device of the same device is not sent back.
 #[inline(always)]
 fn is_sent_back<T: Tables>(
     tables: &T,

@@ -128,7 +128,12 @@ impl Agent {
             return;
         }
         self.sweeps.rules = Some(now);
-        let found = check::masquerade(&shared, facts::masquerades());
+        let masquerades = facts::masquerades();
+        if masquerades.is_none() {
+            // The kernel does not tell: what it told last stands.
+            return;
+        }
+        let found = check::masquerade_warning(&shared, masquerades);
         if let Some(warning) = &found
             && self.sweeps.masquerade != found
         {

@@ -12,7 +12,7 @@ use super::block::Family;
 use super::crd::{Condition, LoadBalancerPool, PoolStatus};
 use super::objects::{Labels, Request, Service};
 use super::status::{ADDRESS_ASSIGNED, Ingress, Observed, PoolSource};
-use crate::desired::Protocol;
+use crate::desired::{Protocol, unusable};
 use crate::index::{self, Options, Problem, Reading};
 use crate::kubernetes::convert::{self, name};
 
@@ -217,7 +217,7 @@ pub(super) fn node(node: &core::Node) -> Vec<IpAddr> {
 }
 
 /// Reads the addresses of a slice.
-pub(super) fn slice(slice: &EndpointSlice) -> Vec<IpAddr> {
+pub(super) fn api_servers(slice: &EndpointSlice) -> Vec<IpAddr> {
     let endpoints = slice.endpoints.iter().flatten();
     let texts = endpoints.flat_map(|endpoint| &endpoint.addresses);
     texts.filter_map(|text| index::address(text)).collect()
@@ -228,7 +228,8 @@ pub(super) fn edges(slice: &EndpointSlice) -> Vec<IpAddr> {
     let endpoints = slice.endpoints.iter().flatten();
     let outside = endpoints.filter(|endpoint| endpoint.node_name.is_none());
     let texts = outside.filter_map(|endpoint| endpoint.addresses.first());
-    texts.filter_map(|text| index::address(text)).collect()
+    let addresses = texts.filter_map(|text| index::address(text));
+    addresses.filter(|edge| unusable(*edge).is_none()).collect()
 }
 
 /// Reads the labels of an object.
@@ -314,6 +315,6 @@ mod tests {
         .unwrap();
         let edge: IpAddr = "198.51.100.7".parse().unwrap();
         assert_eq!(edges(&of_ours), [edge]);
-        assert_eq!(slice(&of_ours).len(), 2);
+        assert_eq!(api_servers(&of_ours).len(), 2);
     }
 }

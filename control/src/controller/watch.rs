@@ -269,7 +269,7 @@ fn watches(client: &Client, scope: &Scope) -> impl Stream<Item = Heard> + use<> 
             "endpointslice",
             slices_of(namespace, service),
             Told::ApiServers,
-            convert::slice,
+            convert::api_servers,
         ),
         heard(
             "endpointslice",

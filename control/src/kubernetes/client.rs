@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::Secret;
 use kube::config::InferConfigError;
 use kube::{Api, Client};
 
-use super::failures::{Failures, Request};
+use super::request_errors::{Purpose, RequestErrors};
 use crate::chain::chain;
 use crate::config::{Kubernetes, parse_seed};
 
@@ -124,11 +124,11 @@ pub(crate) async fn addresses(config: &kube::Config) -> BTreeSet<SocketAddr> {
 pub(super) async fn seed(
     client: &Client,
     namespace: &str,
-    failures: &Failures,
+    request_errors: &RequestErrors,
     mut waiting: impl FnMut(String),
 ) -> u64 {
     loop {
-        match read_seed(client, namespace, failures).await {
+        match read_seed(client, namespace, request_errors).await {
             Ok(seed) => return seed,
             Err(reason) => waiting(reason),
         }
@@ -136,12 +136,16 @@ pub(super) async fn seed(
     }
 }
 
-async fn read_seed(client: &Client, namespace: &str, failures: &Failures) -> Result<u64, String> {
+async fn read_seed(
+    client: &Client,
+    namespace: &str,
+    request_errors: &RequestErrors,
+) -> Result<u64, String> {
     let secrets: Api<Secret> = Api::namespaced(client.clone(), namespace);
     let name = format!("Secret {namespace}/{SEED_SECRET}");
     let secret = secrets.get_opt(SEED_SECRET).await;
     let secret = secret.map_err(|error| {
-        failures.count(Request::Seed);
+        request_errors.count(Purpose::Seed);
         format!("cannot read the {name}: {}", chain(&error))
     })?;
     let secret = secret.ok_or_else(|| {

@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1::{ObjectReference, Service};
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use kube::{Api, Client, Resource};
 
-use super::failures::{Failures, Request};
+use super::request_errors::{Purpose, RequestErrors};
 use crate::chain::chain;
 use crate::healthz::Reports;
 use crate::index::{Object, Problem, Rule};
@@ -23,7 +23,12 @@ const MOST: usize = 20;
 /// Publishes for ever what is wrong on this machine alone, once for each time that it turns up.
 ///
 /// `node_name` is this machine's.
-pub async fn publish(client: Client, node_name: String, reports: Reports, failures: Failures) {
+pub async fn publish(
+    client: Client,
+    node_name: String,
+    reports: Reports,
+    request_errors: RequestErrors,
+) {
     let mut of_ports = reports.follow_problems();
     let mut of_objects = reports.follow_problems_here();
     let mut told: BTreeSet<Problem> = BTreeSet::new();
@@ -35,7 +40,7 @@ pub async fn publish(client: Client, node_name: String, reports: Reports, failur
         for problem in current.difference(&told).take(MOST) {
             // One that gets lost changes nothing.
             if let Err(error) = tell(&client, &node_name, problem).await {
-                failures.count(Request::Event);
+                request_errors.count(Purpose::Event);
                 tracing::debug!(error = chain(&error), %problem, "cannot publish an Event");
             }
         }
@@ -56,7 +61,9 @@ async fn tell(client: &Client, node_name: &str, problem: &Problem) -> kube::Resu
     };
     // `kubectl describe` finds Events by the uid, which the index does not keep.
     let services: Api<Service> = Api::namespaced(client.clone(), &name.namespace);
-    let service = services.get(&name.name).await?;
+    let Some(service) = services.get_opt(&name.name).await? else {
+        return Ok(());
+    };
     let reporter = Reporter {
         controller: REPORTER.to_owned(),
         instance: Some(node_name.to_owned()),

@@ -10,7 +10,7 @@ use k8s_openapi::jiff::Timestamp;
 use tokio::sync::watch;
 
 use super::cluster::Kind;
-use super::failures::Failures;
+use super::request_errors::RequestErrors;
 use crate::healthz::Reports;
 use crate::index::State;
 
@@ -117,7 +117,7 @@ pub struct Feed {
     watching: Arc<Mutex<Watching>>,
     machine: watch::Sender<OwnMachine>,
     reports: Reports,
-    failures: Failures,
+    request_errors: RequestErrors,
 }
 
 impl Feed {
@@ -128,7 +128,7 @@ impl Feed {
             watching: Arc::new(Mutex::new(Watching::new(server))),
             machine: watch::Sender::default(),
             reports: Reports::new(Instant::now()),
-            failures: Failures::default(),
+            request_errors: RequestErrors::default(),
         }
     }
 
@@ -162,13 +162,13 @@ impl Feed {
         let mut watching = lock(&self.watching).clone();
         let lasts = |failure: &Failure| failure.last.elapsed() < FAILURE_LASTS;
         watching.broken.retain(|_, failure| lasts(failure));
-        watching.failed_requests = self.failures.by_name();
+        watching.failed_requests = self.request_errors.by_name();
         watching
     }
 
     /// Returns where requests are counted that fail.
-    pub(super) const fn failures(&self) -> &Failures {
-        &self.failures
+    pub(super) const fn request_errors(&self) -> &RequestErrors {
+        &self.request_errors
     }
 
     /// Lets a watcher tell how it is.

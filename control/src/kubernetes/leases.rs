@@ -21,7 +21,7 @@ use kube::{Api, Client, Resource, ResourceExt};
 use tokio::sync::{mpsc, watch};
 
 use super::backoff::Patience;
-use super::failures::{Failures, Request};
+use super::request_errors::{Purpose, RequestErrors};
 use super::worker::{self, EventLoop};
 use super::{FollowError, Watchers, client, relist};
 use crate::announce::election::{DURATION, RENEWAL};
@@ -110,10 +110,17 @@ pub fn start(
         let _context = runtime.enter();
         client::client(server)?
     };
-    let failures = watchers.feed.failures().clone();
+    let request_errors = watchers.feed.request_errors().clone();
     // Not in the watchers' thread, which a list of thousands of objects keeps busy for longer than a Lease lasts.
     worker::start("leases", ended, move || {
-        runtime.block_on(follow(client, candidate, announced, heard, failures, tell));
+        runtime.block_on(follow(
+            client,
+            candidate,
+            announced,
+            heard,
+            request_errors,
+            tell,
+        ));
     })?;
     Ok(())
 }
@@ -127,7 +134,7 @@ pub async fn follow(
     candidate: Candidate,
     announced: BTreeSet<IpAddr>,
     mut heard: Heard,
-    failures: Failures,
+    request_errors: RequestErrors,
     tell: impl Fn(Holdings),
 ) {
     let leases: Api<Lease> = Api::namespaced(client.clone(), &candidate.namespace);
@@ -139,7 +146,7 @@ pub async fn follow(
         leases,
         candidate.name.clone(),
         to_renew,
-        failures.clone()
+        request_errors.clone()
     ));
     let mut election = Election::new(candidate.name.clone(), announced.clone());
     let mut told = announced;
@@ -160,13 +167,13 @@ pub async fn follow(
             }
             Some(event) = events.next() => {
                 if event.is_err() {
-                    failures.count(Request::LeaseWatch);
+                    request_errors.count(Purpose::LeaseWatch);
                 }
                 take(&mut election, &mut listed, event);
             }
             Some(event) = nodes.next() => {
                 if event.is_err() {
-                    failures.count(Request::NodeWatch);
+                    request_errors.count(Purpose::NodeWatch);
                 }
                 node.take(event);
             }
@@ -350,7 +357,7 @@ async fn renew(
     leases: Api<Lease>,
     edge: String,
     mut to_renew: watch::Receiver<Option<Renewal>>,
-    failures: Failures,
+    request_errors: RequestErrors,
 ) {
     let mut ticks = tokio::time::interval(RENEWAL);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -371,7 +378,7 @@ async fn renew(
             Err(_) => Err("the API server does not answer".to_owned()),
         };
         if outcome.is_err() {
-            failures.count(Request::Lease);
+            request_errors.count(Purpose::Lease);
         }
         log.take(outcome);
     }

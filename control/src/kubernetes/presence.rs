@@ -29,7 +29,7 @@ const KEPT: Duration = Duration::from_secs(600);
 pub(super) struct Presence {
     /// The Service that shows the nodes that have detached.
     detached: String,
-    slices: BTreeMap<ObjectName, Machines>,
+    slices: BTreeMap<ObjectName, OfSlice>,
     /// When machines went that no slice shows.
     gone: BTreeMap<String, Instant>,
     /// When the watch failed last.
@@ -38,7 +38,7 @@ pub(super) struct Presence {
 
 /// The machines of a slice.
 #[derive(Debug, Default)]
-struct Machines {
+struct OfSlice {
     nodes: BTreeSet<String>,
     detached: BTreeSet<String>,
     edges: BTreeSet<IpAddr>,
@@ -62,7 +62,7 @@ impl Presence {
 
     /// Takes a slice as it is now.
     pub(super) fn apply(&mut self, slice: &EndpointSlice, now: Instant) {
-        let mut shown = Machines::default();
+        let mut shown = OfSlice::default();
         let is_detached = slice.labels.get(SERVICE_NAME) == Some(&self.detached);
         for endpoint in &slice.endpoints {
             match &endpoint.node_name {
@@ -95,7 +95,7 @@ impl Presence {
         }
     }
 
-    fn note_gone(&mut self, before: Option<Machines>, now: Instant) {
+    fn note_gone(&mut self, before: Option<OfSlice>, now: Instant) {
         let was = before.into_iter().flat_map(|before| before.nodes);
         self.gone.extend(was.map(|node| (node, now)));
         let shown = shown(&self.slices);
@@ -172,7 +172,7 @@ impl Presence {
 
 /// The nodes that are present and have not detached: where one pod follows the other, either slice may be late,
 /// and backends behind a node that is taken for one without Guideway are reached all the same.
-fn shown(slices: &BTreeMap<ObjectName, Machines>) -> BTreeSet<&str> {
+fn shown(slices: &BTreeMap<ObjectName, OfSlice>) -> BTreeSet<&str> {
     let detached = all(slices, |shown| &shown.detached);
     let mut nodes = all(slices, |shown| &shown.nodes);
     nodes.retain(|node| !detached.contains(node));
@@ -180,8 +180,8 @@ fn shown(slices: &BTreeMap<ObjectName, Machines>) -> BTreeSet<&str> {
 }
 
 fn all(
-    slices: &BTreeMap<ObjectName, Machines>,
-    nodes: fn(&Machines) -> &BTreeSet<String>,
+    slices: &BTreeMap<ObjectName, OfSlice>,
+    nodes: fn(&OfSlice) -> &BTreeSet<String>,
 ) -> BTreeSet<&str> {
     let nodes = slices.values().flat_map(nodes);
     nodes.map(String::as_str).collect()

@@ -371,6 +371,9 @@ fn counts_filters_and_standard_output() {
         let _ = Flow::open_within(client, &service, std::time::Duration::from_millis(50));
         writer.try_wait().unwrap().ok_or("it goes on")
     });
+    if ended.is_err() {
+        writer.kill().unwrap();
+    }
     assert!(ended.unwrap().success());
     let read = reader.wait_with_output().unwrap();
     assert!(read.status.success());

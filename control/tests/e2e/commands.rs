@@ -174,9 +174,9 @@ fn trace_answers_for_a_pod_that_is_not_there_by_the_kernels_routes() {
         );
         let steps = trace["steps"].as_array().unwrap().iter();
         let mut asked = steps.filter(|step| step["name"] == "fib");
-        let text = asked.next().unwrap()["text"].as_str().unwrap();
         let way = format!("to {}: device ", client.v4());
-        assert!(text.starts_with(&way), "{trace}");
+        let is_told = asked.any(|step| step["text"].as_str().unwrap().starts_with(&way));
+        assert!(is_told, "{trace}");
     }
     let mut nowhere = agent.command(&["trace", "--hex", &ack, "--interface", "eth9"]);
     let said = nowhere.output().unwrap();

@@ -290,6 +290,10 @@ endpoints: [{addresses: [192.0.2.0]}, {addresses: [192.0.2.66]}]
     }
     cluster.apply(&service("other", "externalIPs: [192.0.2.80]"));
     assert_eq!(cluster.events("other", "ExternalAddressNotAllowed"), 1);
+
+    // Nobody has the address any more.
+    cluster.kubectl(&["delete", "endpointslice", "edges"]);
+    assert_eq!(cluster.addresses("asks", 1), ["192.0.2.0"]);
 }
 
 #[test]

@@ -8,7 +8,7 @@ use control::healthz::ports::{self, Mode};
 use control::healthz::{Checks, Reports};
 use control::index::HealthCheck;
 use control::index::objects::ObjectName;
-use control::kubernetes::Failures;
+use control::kubernetes::RequestErrors;
 use control::kubernetes::events::publish;
 use k8s_openapi::api::events::v1::Event;
 use kube::Api;
@@ -136,7 +136,12 @@ fn health_check_port_that_cannot_be_had_is_an_event_of_the_service() {
         });
         tokio::spawn(ports::serve(Mode::On, reports.clone()));
         let name = "node0".to_owned();
-        tokio::spawn(publish(client.clone(), name, reports, Failures::default()));
+        tokio::spawn(publish(
+            client.clone(),
+            name,
+            reports,
+            RequestErrors::default(),
+        ));
         let events: Api<Event> = Api::namespaced(client, "default");
         let deadline = Instant::now() + PATIENCE;
         let event = loop {

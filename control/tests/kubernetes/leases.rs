@@ -8,7 +8,7 @@ use std::{
 };
 
 use control::announce::Candidates;
-use control::kubernetes::Failures;
+use control::kubernetes::RequestErrors;
 use control::kubernetes::leases::{Candidate, Heard, Shown, follow};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use lab::{
@@ -61,10 +61,15 @@ impl Member {
         };
         let holds: Arc<Mutex<BTreeSet<IpAddr>>> = Arc::default();
         let told = Arc::clone(&holds);
-        let (announced, failures) = (BTreeSet::new(), Failures::default());
-        let task = tokio::spawn(follow(client, candidate, announced, heard, failures, {
-            move |holdings| *told.lock().unwrap() = holdings.addresses
-        }));
+        let (announced, request_errors) = (BTreeSet::new(), RequestErrors::default());
+        let task = tokio::spawn(follow(
+            client,
+            candidate,
+            announced,
+            heard,
+            request_errors,
+            move |holdings| *told.lock().unwrap() = holdings.addresses,
+        ));
         Self {
             holds,
             task,

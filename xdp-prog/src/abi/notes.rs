@@ -117,7 +117,7 @@ impl FlowNote {
         words.wrapping_mul(CHECK_MULTIPLIER) >> (64 - Self::CHECK_BITS)
     }
 
-    /// Returns the places of a flow's note: of 10 000 flows with one each, 7 % would find theirs taken.
+    /// Returns the two places where a flow's note may stand. With one each, 7 % of 10 000 flows would find theirs taken.
     #[inline(always)]
     pub const fn places(key: &Tuple) -> [u32; 2] {
         const { assert!(size::FLOW_NOTES.is_power_of_two()) };

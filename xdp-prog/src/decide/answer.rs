@@ -256,7 +256,7 @@ fn give<F: FrameMut + FrameSum, T: World>(
 pub struct Way<'t> {
     /// Destination MAC, then source MAC.
     pub macs: &'t [u8; 12],
-    /// Where the IP header goes: behind the VLAN tags that the frame came with, or without any.
+    /// Where the IP header is written: behind the VLAN tags that the frame came with, or without any.
     pub l3: usize,
 }
 
@@ -264,7 +264,8 @@ pub struct Way<'t> {
 /// forward what is for clients.
 ///
 /// A VLAN device takes no frames from XDP, and the FIB does not tell its tag. But where it leads to the edge as well, and
-/// has the MAC that the edge has sent to, the frame came in by it: the answer goes out as the frame came in, tags included.
+/// has the MAC that the edge has sent to, the frame is taken to have come in by it: the answer goes out as the frame came
+/// in, tags included.
 #[inline(always)]
 fn way_to_client<'t, F: Frame, T: World>(
     frame: &F,
@@ -277,6 +278,7 @@ fn way_to_client<'t, F: Frame, T: World>(
     };
     let edge = outer_source(frame, link.l3).ok_or(DropReason::NoHeadroom)?;
     let (client, _) = addresses(frame, reply.family, reply.l3).ok_or(DropReason::NoHeadroom)?;
+    // A number, not a borrow: there is one scratch for hops.
     let to_edge = tables.fib_device(&edge);
     let hop = tables.fib_route(&client).ok_or(DropReason::UnknownPod)?;
     let header: &Ethernet = frame.view(0).ok_or(DropReason::NoHeadroom)?;

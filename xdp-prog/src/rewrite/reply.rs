@@ -38,7 +38,7 @@ pub const LONGEST_ERROR_V4: usize = 576;
 /// Longest ICMPv6 error (RFC 4443 section 2.4(c)).
 pub const LONGEST_ERROR_V6: usize = 1280;
 
-/// Makes the frame of an answer that goes by `way`, or that by which the frame came; only a RST has another.
+/// Makes the frame of an answer that goes by `way`; none is that by which the frame came, and only RSTs are given one.
 ///
 /// # Errors
 ///

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// What a request is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Request {
+pub(super) enum Purpose {
     /// An Event is published.
     Event,
     /// This edge's Lease is renewed.
@@ -20,7 +20,7 @@ pub(super) enum Request {
     Seed,
 }
 
-impl Request {
+impl Purpose {
     const ALL: [Self; 5] = [
         Self::Event,
         Self::Lease,
@@ -43,24 +43,24 @@ impl Request {
 
 /// How many requests have failed; a clone counts on in the same place.
 #[derive(Clone, Debug, Default)]
-pub struct Failures(Arc<Mutex<BTreeMap<Request, u64>>>);
+pub struct RequestErrors(Arc<Mutex<BTreeMap<Purpose, u64>>>);
 
-impl Failures {
+impl RequestErrors {
     /// Counts one.
-    pub(super) fn count(&self, request: Request) {
-        *self.lock().entry(request).or_default() += 1;
+    pub(super) fn count(&self, purpose: Purpose) {
+        *self.lock().entry(purpose).or_default() += 1;
     }
 
     /// Returns the numbers by name; of what has never failed, too.
     pub(super) fn by_name(&self) -> BTreeMap<&'static str, u64> {
         let counted = self.lock();
-        let number = |request| counted.get(&request).copied().unwrap_or_default();
-        let all = Request::ALL.into_iter();
-        all.map(|request| (request.name(), number(request)))
+        let number = |purpose| counted.get(&purpose).copied().unwrap_or_default();
+        let all = Purpose::ALL.into_iter();
+        all.map(|purpose| (purpose.name(), number(purpose)))
             .collect()
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<Request, u64>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<Purpose, u64>> {
         // Whole after each statement, also where a thread panicked.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -72,11 +72,11 @@ mod tests {
 
     #[test]
     fn failures_are_counted_by_what_the_requests_were_for() {
-        let failures = Failures::default();
-        let elsewhere = failures.clone();
-        failures.count(Request::Lease);
-        elsewhere.count(Request::Lease);
-        elsewhere.count(Request::Seed);
+        let request_errors = RequestErrors::default();
+        let elsewhere = request_errors.clone();
+        request_errors.count(Purpose::Lease);
+        elsewhere.count(Purpose::Lease);
+        elsewhere.count(Purpose::Seed);
         let expected = [
             ("event", 0),
             ("lease", 2),
@@ -84,6 +84,6 @@ mod tests {
             ("node_watch", 0),
             ("seed", 1),
         ];
-        assert_eq!(failures.by_name(), expected.into());
+        assert_eq!(request_errors.by_name(), expected.into());
     }
 }

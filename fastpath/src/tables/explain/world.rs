@@ -429,7 +429,7 @@ impl decide::Tables for Tables {
         self.next_hops.get(id)
     }
 
-    /// Finds nothing: the FIB is asked for a packet, which [`ReadOnly`] stands for.
+    /// Finds nothing: the FIB is asked for a packet, on whose behalf an explanation asks.
     fn fib_next_hop(&self, _backend: &Backend) -> Option<&NextHop> {
         None
     }

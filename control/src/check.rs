@@ -70,9 +70,9 @@ pub fn check(options: &cli::Check) -> Result<ExitCode> {
 }
 
 /// Says what it does to NAT mode that the kernel masquerades by these addresses of it, and what to do about it;
-/// nothing where it does not, or does not tell.
-pub fn masquerade_warning(shared: &BTreeSet<IpAddr>, masquerades: Option<bool>) -> Option<String> {
-    let finding = judge::masquerade(shared, masquerades)?;
+/// nothing where it does not.
+pub fn masquerade_warning(shared: &BTreeSet<IpAddr>, masquerades: bool) -> Option<String> {
+    let finding = judge::masquerade(shared, Some(masquerades))?;
     (finding.verdict != Verdict::Ok).then(|| format!("{}: {}", finding.detail, finding.remedy))
 }
 

@@ -119,23 +119,9 @@ fn machines_reach_the_api_server_with_the_rights_of_their_token() {
     let net = Topology::builder().edges(2).nodes(0).build().unwrap();
     let control_plane = ControlPlane::start().unwrap();
     control_plane
-        .apply(
-            "
-apiVersion: v1
-kind: ServiceAccount
-metadata: {name: reader, namespace: default}
----
-apiVersion: rbac.authorization.k8s.io/v1
-kind: ClusterRole
-metadata: {name: reader}
-rules: [{apiGroups: [''], resources: [services], verbs: [list]}]
----
-apiVersion: rbac.authorization.k8s.io/v1
-kind: ClusterRoleBinding
-metadata: {name: reader}
-roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: reader}
-subjects: [{kind: ServiceAccount, name: reader, namespace: default}]
-",
+        .make_service_account(
+            "reader",
+            "- {apiGroups: [''], resources: [services], verbs: [list]}",
         )
         .unwrap();
     let token = control_plane

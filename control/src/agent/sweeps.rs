@@ -128,11 +128,10 @@ impl Agent {
             return;
         }
         self.sweeps.rules = Some(now);
-        let masquerades = facts::masquerades();
-        if masquerades.is_none() {
-            // The kernel does not tell: what it told last stands.
+        // If the kernel does not tell, what it told last stands.
+        let Some(masquerades) = facts::masquerades() else {
             return;
-        }
+        };
         let found = check::masquerade_warning(&shared, masquerades);
         if let Some(warning) = &found
             && self.sweeps.masquerade != found

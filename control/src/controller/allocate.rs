@@ -46,9 +46,14 @@ pub struct Inventory {
 }
 
 impl Inventory {
+    /// Returns the addresses of machines of all kinds.
+    pub const fn machines(&self) -> [&BTreeSet<IpAddr>; 3] {
+        [&self.nodes, &self.api_servers, &self.edges]
+    }
+
     /// Tells whether a machine has an address.
     pub fn is_machine(&self, address: IpAddr) -> bool {
-        let mut machines = [&self.nodes, &self.api_servers, &self.edges].into_iter();
+        let mut machines = self.machines().into_iter();
         machines.any(|addresses| addresses.contains(&address))
     }
 }

@@ -125,9 +125,7 @@ impl Cluster {
         let foreign = inventory.foreign.keys();
         let taken = ours
             .iter()
-            .chain(&inventory.nodes)
-            .chain(&inventory.api_servers)
-            .chain(&inventory.edges)
+            .chain(inventory.machines().into_iter().flatten())
             .chain(foreign)
             .copied()
             .collect();

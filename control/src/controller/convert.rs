@@ -12,7 +12,7 @@ use super::block::Family;
 use super::crd::{Condition, LoadBalancerPool, PoolStatus};
 use super::objects::{Labels, Request, Service};
 use super::status::{ADDRESS_ASSIGNED, Ingress, Observed, PoolSource};
-use crate::desired::{Protocol, unusable};
+use crate::desired::Protocol;
 use crate::index::{self, Options, Problem, Reading};
 use crate::kubernetes::convert::{self, name};
 
@@ -228,8 +228,7 @@ pub(super) fn edges(slice: &EndpointSlice) -> Vec<IpAddr> {
     let endpoints = slice.endpoints.iter().flatten();
     let outside = endpoints.filter(|endpoint| endpoint.node_name.is_none());
     let texts = outside.filter_map(|endpoint| endpoint.addresses.first());
-    let addresses = texts.filter_map(|text| index::address(text));
-    addresses.filter(|edge| unusable(*edge).is_none()).collect()
+    texts.filter_map(|text| convert::edge(text)).collect()
 }
 
 /// Reads the labels of an object.
@@ -258,12 +257,7 @@ mod tests {
                 },
                 "status": {"loadBalancer": {"ingress": [{"ip": "192.0.2.1"}]}},
             }));
-            let classes = Classes {
-                class: "a/b".to_owned(),
-                default: false,
-                external_ips: BTreeSet::new(),
-            };
-            let problems = classes.service(&service.unwrap()).problems;
+            let problems = classes().service(&service.unwrap()).problems;
             problems
                 .iter()
                 .map(|problem| problem.rule)
@@ -286,12 +280,7 @@ mod tests {
             "status": {"loadBalancer": {"ingress": [{"ip": "192.0.02.8"}]}},
         }))
         .unwrap();
-        let classes = Classes {
-            class: "a/b".to_owned(),
-            default: false,
-            external_ips: BTreeSet::new(),
-        };
-        let seen = classes.service(&service);
+        let seen = classes().service(&service);
         assert_eq!(seen.external, ["192.0.2.7".parse::<IpAddr>().unwrap()]);
         assert_eq!(seen.foreign, ["192.0.2.8".parse::<IpAddr>().unwrap()]);
         let of_node = serde_json::from_value(json!({
@@ -316,5 +305,13 @@ mod tests {
         let edge: IpAddr = "198.51.100.7".parse().unwrap();
         assert_eq!(edges(&of_ours), [edge]);
         assert_eq!(api_servers(&of_ours).len(), 2);
+    }
+
+    fn classes() -> Classes {
+        Classes {
+            class: "a/b".to_owned(),
+            default: false,
+            external_ips: BTreeSet::new(),
+        }
     }
 }

@@ -1,11 +1,14 @@
 //! From the API's types to the index's: fields are moved, and what no rule reads is dropped.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 
 use k8s_openapi::api::{core::v1 as core, discovery::v1 as discovery};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::jiff::Timestamp;
 
+use crate::desired::unusable;
+use crate::index;
 use crate::index::objects::{
     Endpoint, EndpointPort, EndpointSlice, Ingress, NODE_LABELS, NODE_TAINTS, Node, NodeAddress,
     ObjectName, SERVICE_ANNOTATIONS, SERVICE_LABELS, SLICE_LABELS, Service, ServicePort, Text,
@@ -24,6 +27,11 @@ pub(crate) fn name(metadata: &ObjectMeta) -> ObjectName {
 pub(super) fn last_change(metadata: &ObjectMeta) -> Option<Timestamp> {
     let annotations = metadata.annotations.as_ref()?;
     annotations.get(LAST_CHANGE)?.parse().ok()
+}
+
+/// Reads the address of an edge outside the cluster.
+pub(crate) fn edge(text: &str) -> Option<IpAddr> {
+    index::address(text).filter(|edge| unusable(*edge).is_none())
 }
 
 /// Converts a Service.

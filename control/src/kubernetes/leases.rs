@@ -7,8 +7,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use futures_util::StreamExt;
 use futures_util::stream::BoxStream;
+use futures_util::{StreamExt, TryStreamExt};
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, OwnerReference};
@@ -138,8 +138,10 @@ pub async fn follow(
     tell: impl Fn(Holdings),
 ) {
     let leases: Api<Lease> = Api::namespaced(client.clone(), &candidate.namespace);
-    let mut events = leases_of_edges(leases.clone());
-    let mut nodes = node_of(Api::all(client), &candidate.name);
+    let mut events =
+        leases_of_edges(leases.clone()).inspect_err(|_| request_errors.count(Purpose::LeaseWatch));
+    let mut nodes = node_of(Api::all(client), &candidate.name)
+        .inspect_err(|_| request_errors.count(Purpose::NodeWatch));
     let mut node = OwnNode::default();
     let (renewals, to_renew) = watch::channel(None);
     let mut renewing = std::pin::pin!(renew(
@@ -165,18 +167,8 @@ pub async fn follow(
                     election.want(shown.wanted.clone());
                 }
             }
-            Some(event) = events.next() => {
-                if event.is_err() {
-                    request_errors.count(Purpose::LeaseWatch);
-                }
-                take(&mut election, &mut listed, event);
-            }
-            Some(event) = nodes.next() => {
-                if event.is_err() {
-                    request_errors.count(Purpose::NodeWatch);
-                }
-                node.take(event);
-            }
+            Some(event) = events.next() => take(&mut election, &mut listed, event),
+            Some(event) = nodes.next() => node.take(event),
             () = sleep_until(deadline) => {}
         }
         let edges = election.edges();

@@ -16,9 +16,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
+use super::convert;
 use super::feed::FAILURE_LASTS;
-use crate::desired::unusable;
-use crate::index;
 use crate::index::objects::{EndpointSlice, ObjectName, SERVICE_NAME};
 
 /// How long a machine is known after its last presence.
@@ -70,7 +69,7 @@ impl Presence {
                 Some(node) => drop(shown.nodes.insert(node.clone())),
                 None => {
                     let text = endpoint.addresses.first().map_or("", String::as_str);
-                    match index::address(text).filter(|edge| unusable(*edge).is_none()) {
+                    match convert::edge(text) {
                         Some(edge) => drop(shown.edges.insert(edge)),
                         None => drop(shown.unreadable.insert(text.to_owned())),
                     }

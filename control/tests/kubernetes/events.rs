@@ -62,24 +62,8 @@ fn lease_that_cannot_be_renewed_is_counted() {
     let mut world = World::without_servers(&net);
     world.write_seed();
     world.show_presence();
-    let account = "
-apiVersion: v1
-kind: ServiceAccount
-metadata: {name: reader, namespace: default}
----
-apiVersion: rbac.authorization.k8s.io/v1
-kind: ClusterRole
-metadata: {name: reader}
-rules:
-- {apiGroups: ['', discovery.k8s.io], resources: [services, nodes, endpointslices, secrets], verbs: [get, list, watch]}
----
-apiVersion: rbac.authorization.k8s.io/v1
-kind: ClusterRoleBinding
-metadata: {name: reader}
-roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: reader}
-subjects: [{kind: ServiceAccount, name: reader, namespace: default}]
-";
-    world.control.apply(account).unwrap();
+    let rules = "- {apiGroups: ['', discovery.k8s.io], resources: [services, nodes, endpointslices, secrets], verbs: [get, list, watch]}";
+    world.control.make_service_account("reader", rules).unwrap();
     let token = world.control.service_account_token("default", "reader");
     let machine = net.nodes()[0].namespace();
     let control: &ControlPlane = &world.control;

@@ -215,24 +215,10 @@ fn edge_that_may_not_announce_leaves_its_share_to_the_others() {
     });
 }
 
-/// An agent, with the chart's rights on Leases.
-const AGENT: &str = "
-apiVersion: v1
-kind: ServiceAccount
-metadata: {name: agent, namespace: default}
----
-apiVersion: rbac.authorization.k8s.io/v1
-kind: ClusterRole
-metadata: {name: agent}
-rules:
-- {apiGroups: [''], resources: [nodes], verbs: [get, list, watch]}
----
-apiVersion: rbac.authorization.k8s.io/v1
-kind: ClusterRoleBinding
-metadata: {name: agent}
-roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: agent}
-subjects: [{kind: ServiceAccount, name: agent, namespace: default}]
----
+/// What an agent that announces reads beside Leases.
+const OF_AGENT: &str = "- {apiGroups: [''], resources: [nodes], verbs: [get, list, watch]}";
+/// The chart's rights of an agent on Leases.
+const ON_LEASES: &str = "
 apiVersion: rbac.authorization.k8s.io/v1
 kind: Role
 metadata: {name: agent, namespace: default}
@@ -249,7 +235,10 @@ subjects: [{kind: ServiceAccount, name: agent, namespace: default}]
 #[test]
 fn lease_that_is_older_than_the_node_of_its_edge_is_renewed_without_the_right_to_delete() {
     let control_plane = ControlPlane::start().unwrap();
-    control_plane.apply(AGENT).unwrap();
+    control_plane
+        .make_service_account("agent", OF_AGENT)
+        .unwrap();
+    control_plane.apply(ON_LEASES).unwrap();
     let token = control_plane.service_account_token("default", "agent");
     let token = token.unwrap();
     on(control_plane.machine(), async |_| {

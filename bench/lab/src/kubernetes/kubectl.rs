@@ -80,6 +80,35 @@ impl ControlPlane {
         })
     }
 
+    /// Makes a service account of namespace `default` with these rules of a ClusterRole, one a line, as YAML; one
+    /// that exists gets other rules.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Failed`] when the API server refuses the objects.
+    pub fn make_service_account(&self, name: &str, rules: &str) -> Result<()> {
+        let objects = format!(
+            "
+apiVersion: v1
+kind: ServiceAccount
+metadata: {{name: {name}, namespace: default}}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRole
+metadata: {{name: {name}}}
+rules:
+{rules}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata: {{name: {name}}}
+roleRef: {{apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: {name}}}
+subjects: [{{kind: ServiceAccount, name: {name}, namespace: default}}]
+"
+        );
+        self.apply(&objects).map(drop)
+    }
+
     /// Returns a token, bound and valid for an hour, of a service account, which must exist.
     ///
     /// # Errors

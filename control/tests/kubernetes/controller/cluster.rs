@@ -65,6 +65,18 @@ impl Cluster {
         (machine, controller)
     }
 
+    /// Gives the service account `controller` the rights that one needs, of those on pools only to read and `on_pools`.
+    pub(super) fn allow(&self, on_pools: &str) {
+        let rules = format!(
+            "
+- {{apiGroups: ['', discovery.k8s.io], resources: [services, nodes, namespaces, endpointslices], verbs: [get, list, watch]}}
+- {{apiGroups: [guideway.dev], resources: [loadbalancerpools], verbs: [get, list, watch, {on_pools}]}}
+- {{apiGroups: ['', guideway.dev], resources: [services/status, loadbalancerpools/status], verbs: [patch]}}
+- {{apiGroups: ['', events.k8s.io, coordination.k8s.io], resources: [events, leases, secrets], verbs: [get, create, update, patch]}}"
+        );
+        self.0.make_service_account("controller", &rules).unwrap();
+    }
+
     pub(super) fn kubectl(&self, arguments: &[&str]) -> String {
         self.0.kubectl(arguments).unwrap()
     }
@@ -184,32 +196,6 @@ pub(super) fn pool(name: &str, addresses: &[&str]) -> String {
         "spec": {"addresses": addresses},
     })
     .to_string()
-}
-
-/// A service account `controller` with the rights that one needs, of those on pools only to read and `on_pools`.
-pub(super) fn account(on_pools: &str) -> String {
-    format!(
-        "
-apiVersion: v1
-kind: ServiceAccount
-metadata: {{name: controller, namespace: default}}
----
-apiVersion: rbac.authorization.k8s.io/v1
-kind: ClusterRole
-metadata: {{name: controller}}
-rules:
-- {{apiGroups: ['', discovery.k8s.io], resources: [services, nodes, namespaces, endpointslices], verbs: [get, list, watch]}}
-- {{apiGroups: [guideway.dev], resources: [loadbalancerpools], verbs: [get, list, watch, {on_pools}]}}
-- {{apiGroups: ['', guideway.dev], resources: [services/status, loadbalancerpools/status], verbs: [patch]}}
-- {{apiGroups: ['', events.k8s.io, coordination.k8s.io], resources: [events, leases, secrets], verbs: [get, create, update, patch]}}
----
-apiVersion: rbac.authorization.k8s.io/v1
-kind: ClusterRoleBinding
-metadata: {{name: controller}}
-roleRef: {{apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: controller}}
-subjects: [{{kind: ServiceAccount, name: controller, namespace: default}}]
-"
-    )
 }
 
 pub(super) fn service(name: &str, spec: &str) -> String {

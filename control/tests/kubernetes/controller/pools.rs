@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use lab::Signal;
 use serde_json::{Value, json};
 
-use super::cluster::{Cluster, PATIENCE, account, annotated, condition, expect, pool, service};
+use super::cluster::{Cluster, PATIENCE, annotated, condition, expect, pool, service};
 
 #[test]
 fn a_pool_is_not_made_smaller_than_its_use() {
@@ -232,7 +232,7 @@ fn a_finalizer_that_somebody_strips_comes_back_less_and_less_often() {
 fn services_say_that_the_controller_may_not_write_their_pool() {
     let cluster = Cluster::start();
     // Rights as they were before pools had finalizers.
-    cluster.apply(&account("get"));
+    cluster.allow("get");
     cluster.apply(&pool("guarded", &["198.51.100.0/28"]));
     let guarded = json!({"metadata": {"finalizers": ["guideway.dev/in-use"]}});
     cluster.patch("lbpool", "guarded", &guarded);
@@ -248,7 +248,7 @@ fn services_say_that_the_controller_may_not_write_their_pool() {
     cluster.apply(&annotated("other", "guideway.dev/pool: guarded", ""));
     assert_eq!(cluster.addresses("other", 1), ["198.51.100.0"]);
 
-    cluster.apply(&account("patch"));
+    cluster.allow("patch");
     assert_eq!(cluster.addresses("web", 1), ["192.0.2.0"]);
     let web = cluster.get("service", "web");
     assert_eq!(condition(&web).unwrap()["status"], "True");

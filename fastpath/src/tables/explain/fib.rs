@@ -52,16 +52,7 @@ impl Fib {
     fn ask(&self, target: IpAddr) -> &Asked {
         let mut link = &self.asked;
         loop {
-            let asked = link.get_or_init(|| {
-                let mut device = None;
-                let next_hop = look_up(self.ingress, target, &mut device);
-                Box::new(Asked {
-                    target,
-                    device,
-                    next_hop,
-                    next: OnceCell::new(),
-                })
-            });
+            let asked = link.get_or_init(|| Box::new(Asked::new(self.ingress, target)));
             if asked.target == target {
                 return asked;
             }
@@ -81,15 +72,37 @@ impl Fib {
     }
 }
 
-/// Looks for the way to a target, and for the device that leads there, which may be known without a way.
-fn look_up(ingress: u32, target: IpAddr, device: &mut Option<u32>) -> Result<NextHop, String> {
+impl Asked {
+    fn new(ingress: u32, target: IpAddr) -> Self {
+        let (device, next_hop) = match route(ingress, target) {
+            Ok((mut resolver, device)) => (device, next_hop(&mut resolver, target, device)),
+            Err(reason) => (None, Err(reason)),
+        };
+        Self {
+            target,
+            device,
+            next_hop,
+            next: OnceCell::new(),
+        }
+    }
+}
+
+/// Looks for the device that leads to a target.
+fn route(ingress: u32, target: IpAddr) -> Result<(Resolver, Option<u32>), String> {
     let came_in = facts::device_name(ingress).ok_or("it is not known where the packet came in")?;
     if !facts::forwards(&came_in, target.is_ipv4()) {
         return Err(format!("forwarding is off on {came_in}"));
     }
-    let told = |error: NetlinkError| error.to_string();
     let mut resolver = Resolver::new().map_err(told)?;
-    *device = resolver.device(target).map_err(told)?;
+    let device = resolver.device(target).map_err(told)?;
+    Ok((resolver, device))
+}
+
+fn next_hop(
+    resolver: &mut Resolver,
+    target: IpAddr,
+    device: Option<u32>,
+) -> Result<NextHop, String> {
     match resolver.resolve(target).map_err(told)? {
         // The helper names the VLAN device itself, without the tag, and no source.
         Resolution::Resolved(hop) => Ok(NextHop {
@@ -101,4 +114,8 @@ fn look_up(ingress: u32, target: IpAddr, device: &mut Option<u32>) -> Result<Nex
         Resolution::Local => Err("an address of this machine".to_owned()),
         Resolution::Unresolved(reason) => Err(reason.to_string()),
     }
+}
+
+fn told(error: NetlinkError) -> String {
+    error.to_string()
 }

@@ -52,12 +52,9 @@ fn a_frame_from_xdp_tx_waits_in_a_peer_with_gro_until_something_else_wakes_it() 
     let (sender, edge) = cable(&a, &b);
     // What the kernel itself sends is received by NAPI only without TSO.
     edge.disable_tx_offloads().unwrap();
-    for namespace in [&a, &b] {
-        // Silences the stack, whose own packets would wake the receiver.
-        namespace
-            .set_sysctl("net/ipv6/conf/eth0/disable_ipv6", "1")
-            .unwrap();
-    }
+    // The stack's own packets would wake the receiver.
+    silence(&sender);
+    silence(&edge);
     edge.attach_xdp(&reflector()).unwrap();
     sender.set_offload(Offload::Gro, true).unwrap();
     let socket = RawSocket::open(&sender, EXPERIMENTAL);
@@ -94,6 +91,8 @@ fn a_source_mac_left_in_place_moves_its_owner_to_the_port_of_the_edge() {
     let net = Topology::builder().build().unwrap();
     let [edge, owner, other] =
         [&net.edges()[0], &net.nodes()[0], &net.nodes()[1]].map(|m| m.link().unwrap());
+    // A report of its stack's (MLD) would bring the owner's MAC back to its port.
+    silence(&owner);
     let at_owner = RawSocket::open(&owner, EXPERIMENTAL);
     let at_other = RawSocket::open(&other, EXPERIMENTAL);
 
@@ -128,6 +127,12 @@ fn datagrams_carry_finished_checksums_only_with_tx_offload_off() {
         let frame = socket.receive(TIMEOUT).unwrap();
         assert_eq!(udp_checksum_holds(&frame), finished);
     }
+}
+
+/// Ends what the IPv6 stack sends by itself; IPv4's sends nothing unasked.
+fn silence(link: &Link<'_>) {
+    let disable = format!("net/ipv6/conf/{}/disable_ipv6", link.name());
+    link.namespace().set_sysctl(&disable, "1").unwrap();
 }
 
 /// Makes a pair of interfaces that carry.

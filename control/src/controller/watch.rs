@@ -13,7 +13,6 @@ use futures_util::stream::{BoxStream, select_all};
 use futures_util::{Stream, StreamExt, TryStreamExt};
 use k8s_openapi::api::core::v1::{Namespace, Secret, Service};
 use k8s_openapi::jiff::Timestamp;
-use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client};
 use tokio::sync::watch as channel;
@@ -30,7 +29,6 @@ use super::pacer::{Object, Pacer};
 use super::seed;
 use super::write::{WriteError, Writer};
 use crate::index::objects::{API_SERVICE, SERVICE_NAME};
-use crate::kubernetes::backoff::Patience;
 use crate::kubernetes::client::SEED_SECRET;
 use crate::kubernetes::relist;
 use crate::timer::sleep_until;
@@ -296,7 +294,6 @@ where
     K: kube::Resource<DynamicType = ()> + Send + 'static,
     T: 'static,
 {
-    let events = events.backoff(Patience::default());
     let shown = move |object: K| Versioned::new(object.meta(), convert(&object));
     events
         .map_ok(move |event| {

@@ -60,8 +60,8 @@ impl WriteError {
     /// Returns for how long the server asks not to be asked.
     pub(super) fn asked_pause(&self) -> Option<Duration> {
         match self {
-            Self::Refused(error) => asked_pause(error),
-            Self::Late | Self::NotLeading => None,
+            Self::Refused(kube::Error::Api(status)) => asked_pause(status),
+            Self::Refused(_) | Self::Late | Self::NotLeading => None,
         }
     }
 }

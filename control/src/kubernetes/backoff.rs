@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use kube::runtime::utils::Backoff;
+use kube::core::Status;
 use kube::runtime::watcher::DefaultBackoff;
 
 /// The longest pause that a server is granted: its own and the next of ours are not to be mistaken for silence.
@@ -11,18 +11,16 @@ const LONGEST: Duration = Duration::from_secs(30);
 /// Returns for how long the server asks not to be asked, as one does that is overloaded or only starting.
 ///
 /// It does so in the body of its answer, as a Status; kube shows nobody the header `Retry-After`.
-pub(crate) fn asked_pause(error: &kube::Error) -> Option<Duration> {
-    let kube::Error::Api(status) = error else {
-        return None;
-    };
+pub(crate) fn asked_pause(status: &Status) -> Option<Duration> {
     let seconds = status.details.as_ref()?.retry_after_seconds;
     (seconds > 0).then(|| Duration::from_secs(seconds.into()).min(LONGEST))
 }
 
-/// kube's own pauses, 0.8 s to 30 s, which begin anew after two minutes without an error and not before.
+/// kube's own pauses, 0.8 s to 30 s and as much again by chance, which begin anew after two minutes without an error
+/// and not before.
 ///
-/// A watcher says that it begins a list before the server was asked for it. By kube's reset at any sign of
-/// life the pauses would never grow while the server is away.
+/// A watcher says that it begins a list before the server was asked for it. Were the pauses to begin anew at any
+/// sign of life, as kube's own do, they would never grow while the server is away.
 #[derive(Default)]
 pub(crate) struct Patience(DefaultBackoff);
 
@@ -34,23 +32,18 @@ impl Iterator for Patience {
     }
 }
 
-impl Backoff for Patience {
-    fn reset(&mut self) {}
-}
-
 #[cfg(test)]
 pub(crate) mod tests {
-    use kube::core::Status;
     use serde_json::json;
 
     use super::*;
 
     /// What a server answers that asks for a pause.
-    pub(crate) fn overloaded(seconds: u32) -> kube::Error {
+    pub(crate) fn overloaded(seconds: u32) -> Box<Status> {
         let details = json!({"retryAfterSeconds": seconds});
         let status = Status::failure("overloaded", "TooManyRequests").with_code(429);
-        let status = status.with_details(serde_json::from_value(details).unwrap());
-        kube::Error::Api(status.boxed())
+        let details = serde_json::from_value(details).unwrap();
+        status.with_details(details).boxed()
     }
 
     #[test]
@@ -59,16 +52,5 @@ pub(crate) mod tests {
         assert_eq!(asked(7), Some(Duration::from_secs(7)));
         assert_eq!(asked(0), None);
         assert_eq!(asked(u32::MAX), Some(LONGEST));
-    }
-
-    #[test]
-    fn pauses_grow_whatever_was_heard_between() {
-        let mut pauses = Patience::default();
-        for _ in 0..8 {
-            assert!(pauses.next().is_some());
-            pauses.reset();
-        }
-        let pause = pauses.next().unwrap();
-        assert!(pause >= Duration::from_secs(30), "{pause:?}");
     }
 }

@@ -4,6 +4,7 @@
 //! reads them no more often than they change, and writes no other object.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::iter;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
@@ -14,13 +15,10 @@ use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, OwnerReference};
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{ObjectMeta, PartialObjectMeta, Patch, PatchParams, PostParams};
-use kube::runtime::WatchStreamExt;
-use kube::runtime::utils::Backoff;
 use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client, Resource, ResourceExt};
 use tokio::sync::{mpsc, watch};
 
-use super::backoff::Patience;
 use super::request_errors::{Purpose, RequestErrors};
 use super::worker::{self, EventLoop};
 use super::{FollowError, Watchers, client, relist};
@@ -36,6 +34,9 @@ const LABEL_VALUE: &str = "edge";
 const ADDRESSES: &str = "guideway.dev/node-addresses";
 /// A Node with this label gets no traffic from outside the cluster.
 const EXCLUDED: &str = "node.kubernetes.io/exclude-from-external-load-balancers";
+/// How long to wait before a watch of Leases begins anew, however often it fails: it has to be back within a second,
+/// and there are no more watchers than edges.
+const WATCH_PAUSE: Duration = Duration::from_millis(500);
 /// How long a renewal may take before it is tried anew.
 const RENEWAL_TIMEOUT: Duration = Duration::from_secs(1);
 /// Reasons that are logged of one row of failures.
@@ -207,35 +208,16 @@ pub async fn follow(
     }
 }
 
-/// A pause that stays as it is: a watch of Leases has to come back within a second, and there are
-/// no more watchers than edges.
-#[derive(Debug)]
-struct Steady;
-
-impl Iterator for Steady {
-    type Item = Duration;
-
-    fn next(&mut self) -> Option<Duration> {
-        Some(Duration::from_millis(500))
-    }
-}
-
-impl Backoff for Steady {
-    fn reset(&mut self) {}
-}
-
 type Heartbeats<K> = BoxStream<'static, watcher::Result<Event<K>>>;
 
 fn leases_of_edges(leases: Api<Lease>) -> Heartbeats<Lease> {
     let config = watcher::Config::default().labels(&format!("{LABEL}={LABEL_VALUE}"));
-    relist::watch(leases, config).backoff(Steady).boxed()
+    relist::watch_with(leases, config, || iter::repeat(WATCH_PAUSE)).boxed()
 }
 
 fn node_of(nodes: Api<PartialObjectMeta<Node>>, name: &str) -> Heartbeats<PartialObjectMeta<Node>> {
     let config = watcher::Config::default().fields(&format!("metadata.name={name}"));
-    relist::watch(nodes, config)
-        .backoff(Patience::default())
-        .boxed()
+    relist::watch(nodes, config).boxed()
 }
 
 /// Hands what the watch tells on to the election.

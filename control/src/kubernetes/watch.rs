@@ -13,10 +13,9 @@ use futures_util::{Stream, StreamExt, TryStreamExt};
 use k8s_openapi::api::core::v1::{Node, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::jiff::Timestamp;
-use kube::runtime::{WatchStreamExt, watcher};
+use kube::runtime::watcher;
 use kube::{Api, Client};
 
-use super::backoff::Patience;
 use super::cluster::{Cluster, Kind, Told};
 use super::feed::{Feed, Update};
 use super::pace::Pace;
@@ -143,7 +142,6 @@ fn heard<K: Send + 'static>(
     events: impl Stream<Item = watcher::Result<watcher::Event<K>>> + Send + 'static,
     told: fn(Box<watcher::Event<K>>) -> Told,
 ) -> BoxStream<'static, Heard> {
-    let events = events.backoff(Patience::default());
     events
         .map_ok(move |event| told(Box::new(event)))
         .map_err(move |error| (kind, error))

@@ -76,6 +76,8 @@ pub struct Agent {
     cluster: Option<Cluster>,
 
     loaded: Loaded,
+    /// Why frames that XDP fails to send are not all counted.
+    uncounted: Option<String>,
     pins: Pins,
     /// Whether the tables of an earlier agent are of another layout, so that its programs use none of ours.
     other_layout: bool,

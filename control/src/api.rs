@@ -291,7 +291,7 @@ pub struct Backend {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Reason {
-    /// `drop` or `pass`.
+    /// `drop`, `pass`, `reply`, `return`; `fail` for what XDP sent and the kernel or the driver could not.
     pub action: String,
     /// The reason's label, as in the metrics.
     pub reason: String,

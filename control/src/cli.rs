@@ -54,7 +54,7 @@ pub enum Command {
     Services(Show),
     /// Show the backends of each service with their shares, next hops and traffic
     Backends(Show),
-    /// Show why packets were dropped or passed on to the kernel
+    /// Show why packets were dropped, passed on to the kernel, or failed to leave
     Drops(Drops),
     /// Tell which backend a flow gets, and why
     Which(Which),

@@ -31,6 +31,8 @@ pub struct Snapshot {
     pub backends: Vec<Backend>,
     /// The pass and drop reasons.
     pub reasons: Vec<Reason>,
+    /// The causes of frames that XDP failed to send.
+    pub failures: Vec<Reason>,
     /// What the checks come to.
     pub health: HealthValues,
     /// How the Kubernetes API is followed, where it is.
@@ -199,6 +201,15 @@ impl Snapshot {
                 ("reason", reason.reason.as_str()),
             ];
             count(&mut ended, &labels, reason.packets)?;
+        }
+        let mut failed = counter(
+            encoder,
+            "transmit_failures",
+            "Frames that XDP sent and the kernel or the driver could not, of all XDP programs of the machine, by cause",
+        )?;
+        for failure in &self.failures {
+            let cause = [("cause", failure.reason.as_str())];
+            count(&mut failed, &cause, failure.packets)?;
         }
         gauge(
             encoder,
@@ -636,6 +647,11 @@ mod tests {
                 reason: "no_backend".to_owned(),
                 packets: 11,
             }],
+            failures: vec![Reason {
+                action: "fail".to_owned(),
+                reason: "queue_full".to_owned(),
+                packets: 12,
+            }],
             health: HealthValues {
                 backends: vec![CheckedBackend {
                     name: "web".to_owned(),
@@ -695,6 +711,7 @@ mod tests {
             "guideway_interface_attached{interface=\"eth0\",mode=\"native\"} 1",
             "guideway_egress_attached{device=\"eth0\",mode=\"none\"} 0",
             "guideway_packets_total{action=\"drop\",reason=\"no_backend\"} 11",
+            "guideway_transmit_failures_total{cause=\"queue_full\"} 12",
             "guideway_service_packets_total{service=\"we\\\"b\",address=\"2001:db8::1\",port=\"80\",protocol=\"tcp\"} 7",
             "guideway_service_backends{service=\"we\\\"b\",address=\"2001:db8::1\",port=\"80\",protocol=\"tcp\"} 2",
             "guideway_backend_bytes_total{backend=\"10.0.0.1\"} 900",

@@ -1,9 +1,11 @@
-//! Loads the embedded object and lets the kernel verify each of its programs.
+//! Loads the embedded object, lets the kernel verify each of its programs, and puts those of tracepoints in place.
 //!
 //! The kernel matrix runs it on every supported kernel.
 
 use anyhow::{Context, Result, bail};
 use aya::{EbpfLoader, programs::Program};
+use fastpath::load::Loader;
+use xdp_prog::abi::map;
 
 fn main() -> Result<()> {
     let mut object = EbpfLoader::new()
@@ -14,6 +16,7 @@ fn main() -> Result<()> {
         match program {
             Program::Xdp(program) => program.load(),
             Program::SchedClassifier(program) => program.load(),
+            Program::RawTracePoint(program) => program.load(),
             other => bail!(
                 "program {name} has the unexpected type {:?}",
                 other.prog_type()
@@ -34,6 +37,8 @@ fn main() -> Result<()> {
     if count == 0 {
         bail!("the object has no program");
     }
+    let mut loaded = Loader::unpinned().max_entries(map::LUT, 1024).load()?;
+    loaded.count_failures().context("counting at tracepoints")?;
     println!(
         "{count} programs verified, {}",
         fastpath::object::built_with()

@@ -6,6 +6,7 @@
 
 mod diagnosis;
 mod egress;
+mod failures;
 mod words;
 
 use std::{fs, io, path::Path};

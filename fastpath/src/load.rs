@@ -12,7 +12,7 @@ use std::{
 use aya::{
     Ebpf, EbpfError, EbpfLoader,
     maps::{Map, MapData, MapError, MapInfo, ProgramArray},
-    programs::{ProgramError, SchedClassifier, Xdp, links::FdLink},
+    programs::{ProgramError, RawTracePoint, SchedClassifier, Xdp, links::FdLink},
 };
 use xdp_prog::{
     abi::{EGRESS_PROGRAM, XDP_PROGRAM, map},
@@ -29,7 +29,13 @@ use crate::{
 };
 
 /// Arrays whose length is part of the build.
-const OF_ONE_LENGTH: [&str; 4] = [map::CAPTURE, map::CONFIG, map::REASONS, map::STAGES];
+const OF_ONE_LENGTH: [&str; 5] = [
+    map::CAPTURE,
+    map::CONFIG,
+    map::FAILURES,
+    map::REASONS,
+    map::STAGES,
+];
 
 /// Lines of the verifier's log that a message quotes: the end says what is wrong.
 const LOG_LINES: usize = 12;
@@ -430,6 +436,20 @@ impl Loaded {
         }
     }
 
+    /// Loads the program of a tracepoint, which no other does.
+    pub(crate) fn load_trace_program(
+        &mut self,
+        name: &str,
+    ) -> Result<&mut RawTracePoint, ProgramError> {
+        let program: &mut RawTracePoint = self
+            .ebpf
+            .program_mut(name)
+            .ok_or(ProgramError::UnexpectedProgramType)?
+            .try_into()?;
+        program.load()?;
+        Ok(program)
+    }
+
     pub(crate) const fn pins(&self) -> Option<&Pins> {
         self.pins.as_ref()
     }
@@ -550,7 +570,7 @@ fn xdp<'e>(ebpf: &'e mut Ebpf, name: &str) -> Result<&'e mut Xdp, ProgramError> 
 }
 
 /// Finds the cause of a failure in what the loader returns.
-fn explain(
+pub(crate) fn explain(
     error: EbpfError,
     declared: &BTreeMap<String, aya_obj::Map>,
     release: &str,

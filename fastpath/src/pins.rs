@@ -3,6 +3,7 @@
 //! ```text
 //! <root>/v<layout version>/maps/<MAP>
 //!                         /programs/capture
+//!                                  /trace-<tracepoint>
 //!                         /links/xdp-<interface>
 //!                               /egress-<device>
 //! ```
@@ -220,6 +221,13 @@ impl Pins {
     /// Returns the path of the pin of the program to capture with.
     pub(crate) fn capture_program(&self) -> PathBuf {
         self.programs().join("capture")
+    }
+
+    /// Returns the path of the pin of the link to a tracepoint.
+    ///
+    /// Among the programs: those that are not on a device are removed together.
+    pub(crate) fn trace_link(&self, tracepoint: &str) -> PathBuf {
+        self.programs().join(format!("trace-{tracepoint}"))
     }
 
     /// Returns the path of the pin of an interface's XDP link.

@@ -293,6 +293,7 @@ impl Tables {
             source_ranges_capacity: capacity(&loaded.map(map::SOURCE_RANGES)?, map::SOURCE_RANGES)?,
             counters: counters::Maps {
                 reasons: typed(loaded, map::REASONS, Map::PerCpuArray)?,
+                failures: typed(loaded, map::FAILURES, Map::PerCpuArray)?,
                 service_traffic: typed(loaded, map::SERVICE_TRAFFIC, Map::PerCpuArray)?,
                 backend_traffic: typed(loaded, map::BACKEND_TRAFFIC, Map::PerCpuArray)?,
             },

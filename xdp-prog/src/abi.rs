@@ -137,6 +137,8 @@ pub mod map {
     pub const STAGES: &str = "STAGES";
     /// Per-CPU array of `u64` packets by [`crate::reason`] index.
     pub const REASONS: &str = "REASONS";
+    /// Per-CPU array of `u64` frames by [`crate::failure::Failure`].
+    pub const FAILURES: &str = "FAILURES";
     /// Per-CPU array of [`super::Traffic`] by service id.
     pub const SERVICE_TRAFFIC: &str = "SERVICE_TRAFFIC";
     /// Per-CPU array of [`super::Traffic`] by backend id.

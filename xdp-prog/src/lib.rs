@@ -18,6 +18,7 @@ pub mod capture;
 pub mod csum;
 pub mod decide;
 pub mod egress;
+pub mod failure;
 pub mod flow;
 pub mod frame;
 pub mod maglev;

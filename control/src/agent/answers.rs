@@ -4,8 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 
 use fastpath::nexthop::Resolution;
-use fastpath::tables::{BackendKey, InstalledService, Outcome, ServiceKey, ServiceKeyError};
+use fastpath::tables::{
+    BackendKey, InstalledService, Outcome, ReasonCount, ServiceKey, ServiceKeyError,
+};
 use xdp_prog::abi::Traffic;
+use xdp_prog::failure::Failure;
 use xdp_prog::reason::ReasonKind;
 
 use super::problems::Item;
@@ -32,7 +35,7 @@ impl Agent {
                 .backends()
                 .map_or_else(error_line, |rows| line(&Reply::Ok(rows))),
             Request::Drops {} => self
-                .reasons()
+                .drops()
                 .map_or_else(error_line, |rows| line(&Reply::Ok(rows))),
             Request::Which { service, from } => self
                 .which(service, from)
@@ -68,6 +71,7 @@ impl Agent {
             services: self.services().unwrap_or_default(),
             backends: self.each_backend().unwrap_or_default(),
             reasons: self.reasons().unwrap_or_default(),
+            failures: self.failures().unwrap_or_default(),
             health: self.health_values(),
             kubernetes: self.kubernetes_values(),
         }
@@ -103,7 +107,12 @@ impl Agent {
             services: self.tables.services().count(),
             health: self.health_status(),
             problems: self.problems.texts().collect(),
-            warnings: self.sweeps.warnings().cloned().collect(),
+            warnings: self
+                .sweeps
+                .warnings()
+                .chain(&self.uncounted)
+                .cloned()
+                .collect(),
         }
     }
 
@@ -261,26 +270,39 @@ impl Agent {
         Ok(rows.collect())
     }
 
-    fn reasons(&self) -> Result<Vec<Reason>, String> {
-        let mut rows: Vec<Reason> = self
-            .counters()?
-            .reasons
-            .into_iter()
-            .map(|reason| Reason {
-                action: match reason.kind {
-                    ReasonKind::Drop => "drop",
-                    ReasonKind::Reply => "reply",
-                    ReasonKind::Pass => "pass",
-                    ReasonKind::Return => "return",
-                }
-                .to_owned(),
-                reason: reason.label.to_owned(),
-                packets: reason.packets,
-            })
-            .collect();
+    /// Lists what ended a packet, or its frame after the program had sent it.
+    fn drops(&self) -> Result<Vec<Reason>, String> {
+        let mut rows = self.reasons()?;
+        rows.extend(self.failures()?);
         // Drops first: they are what people look for.
         rows.sort_by(|a, b| a.action.cmp(&b.action));
         Ok(rows)
+    }
+
+    fn failures(&self) -> Result<Vec<Reason>, String> {
+        let failures = self.counters()?.failures.into_iter();
+        let row = |(failure, packets): (Failure, u64)| Reason {
+            action: "fail".to_owned(),
+            reason: failure.label().to_owned(),
+            packets,
+        };
+        Ok(failures.map(row).collect())
+    }
+
+    fn reasons(&self) -> Result<Vec<Reason>, String> {
+        let reasons = self.counters()?.reasons.into_iter();
+        let row = |reason: ReasonCount| Reason {
+            action: match reason.kind {
+                ReasonKind::Drop => "drop",
+                ReasonKind::Reply => "reply",
+                ReasonKind::Pass => "pass",
+                ReasonKind::Return => "return",
+            }
+            .to_owned(),
+            reason: reason.label.to_owned(),
+            packets: reason.packets,
+        };
+        Ok(reasons.map(row).collect())
     }
 
     fn which(&self, service: &str, from: &str) -> Result<Which, String> {

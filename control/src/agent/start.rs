@@ -23,6 +23,7 @@ use super::reload::unix_time;
 use super::sweeps::Sweeps;
 use crate::api::ConfigStatus;
 use crate::census::Census;
+use crate::chain::chain;
 use crate::config::{Config, ConfigError, TableSizes, host};
 use crate::health::monitor::Monitor;
 use crate::health::selection::Selection;
@@ -100,7 +101,7 @@ impl Agent {
         }
         let inherited = pins.interfaces()?.into_iter().collect();
         let inherited_egress = pins.egress_devices()?.into_iter().collect();
-        let loaded = loader(pins.clone(), config.tables).load()?;
+        let mut loaded = loader(pins.clone(), config.tables).load()?;
         for kept in loaded.kept_sizes() {
             tracing::warn!(
                 map = kept.map,
@@ -109,6 +110,11 @@ impl Agent {
                 "a pinned table keeps its size until `guideway detach`"
             );
         }
+        let uncounted = loaded.count_failures().err().map(|error| {
+            let reason = chain(&error);
+            tracing::warn!(reason, "frames that XDP fails to send are not all counted");
+            format!("frames that XDP fails to send are not all counted: {reason}")
+        });
         let tables = Tables::open(&loaded).map_err(StartError::Tables)?;
         let machine = Machine::of(&config.desired, &facts);
         let cluster = feed.map(Cluster::new);
@@ -133,6 +139,7 @@ impl Agent {
             path: path.to_owned(),
             cluster,
             loaded,
+            uncounted,
             pins,
             other_layout: !others.is_empty(),
             _pins_lock: pins_lock,

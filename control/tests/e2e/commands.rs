@@ -265,6 +265,10 @@ fn pages_for_people_name_what_there_is() {
     }
     let page = edge.page(&["drops", "--all"]);
     assert!(page.contains("no_backend"), "{page}");
+    assert!(
+        page.contains("fail") && page.contains("queue_full"),
+        "{page}"
+    );
     let from = "10.0.0.2:4000";
     let page = edge.page(&[
         "which",

@@ -3,6 +3,7 @@
 use aya::maps::{MapData, PerCpuArray, PerCpuValues};
 use xdp_prog::{
     abi::{Traffic, map},
+    failure::Failure,
     reason::{self, ReasonKind},
 };
 
@@ -13,6 +14,8 @@ use super::{BackendKey, ServiceKey, TableError, error::read_failed};
 pub struct Counters {
     /// Packets per pass and drop reason; every reason is there.
     pub reasons: Vec<ReasonCount>,
+    /// Frames of the whole machine that XDP could not send, per cause; every cause is there.
+    pub failures: Vec<(Failure, u64)>,
     /// Packets and bytes per service.
     pub services: Vec<(ServiceKey, Traffic)>,
     /// Packets and bytes per backend, over all services.
@@ -32,6 +35,7 @@ pub struct ReasonCount {
 
 pub(super) struct Maps {
     pub(super) reasons: PerCpuArray<MapData, u64>,
+    pub(super) failures: PerCpuArray<MapData, u64>,
     pub(super) service_traffic: PerCpuArray<MapData, Traffic>,
     pub(super) backend_traffic: PerCpuArray<MapData, Traffic>,
 }
@@ -53,6 +57,11 @@ impl Maps {
                 label,
                 packets: values.iter().sum(),
             });
+        }
+        for failure in Failure::ALL {
+            let values = self.failures.get(&failure.index(), 0);
+            let values = values.map_err(read_failed(map::FAILURES))?;
+            counters.failures.push((failure, values.iter().sum()));
         }
         for (key, id) in services {
             let values = self.service_traffic.get(&id, 0);

@@ -8,6 +8,7 @@
 mod capture;
 mod context;
 mod egress;
+mod failures;
 mod maps;
 mod skb;
 mod sum;
@@ -135,8 +136,8 @@ fn carry_out(tables: &KernelTables<'_>, action: Action) -> u32 {
     reason = "the helper returns an XDP action"
 )]
 fn redirect(ifindex: u32) -> u32 {
-    // SAFETY: the helper takes plain integers; an unknown ifindex is an error
-    // that the kernel counts (tracepoint xdp_redirect_err).
+    // SAFETY: the helper takes plain integers; an unknown ifindex shows later,
+    // as one of the `failures`.
     unsafe { bpf_redirect(ifindex, 0) as u32 }
 }
 

@@ -1,0 +1,238 @@
+//! Frames that the kernel cannot send although the program said so are counted, by cause.
+//!
+//! The counters are the machine's: tests that run beside these may move them too, never back.
+
+#![expect(
+    clippy::unwrap_used,
+    reason = "a panic at the place is how a test fails"
+)]
+
+use std::{
+    net::{IpAddr, Ipv4Addr, UdpSocket},
+    path::PathBuf,
+    process::Command,
+    time::Duration,
+};
+
+use fastpath::{
+    attach::Options,
+    load::{Loaded, Loader},
+    nexthop::{NextHop, Resolution},
+    pins::Pins,
+    tables::{BackendSpec, ForwardMode, Protocol, ServiceKey, ServiceSpec, Settings, Tables},
+};
+use lab::{Link, Namespace, Veth, wait_until};
+use xdp_prog::{
+    abi::map,
+    failure::{Failure, TRACEPOINTS},
+};
+
+const VIP: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 100);
+const EDGE: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
+const NODE: Ipv4Addr = Ipv4Addr::new(10, 0, 1, 2);
+const PORT: u16 = 7000;
+const DATAGRAMS: u64 = 40;
+const TIMEOUT: Duration = Duration::from_secs(20);
+/// A number that no device has.
+const NOWHERE: u32 = 1 << 30;
+
+#[test]
+fn what_cannot_be_sent_is_counted_by_its_cause() {
+    let machines = Machines::new();
+    let (uplink, downlink, far) = machines.links();
+    machines.edge.run(|| {
+        let mut edge = Edge::start(Loader::unpinned());
+        let mut lost = |to: u32, cause: Failure| {
+            edge.lead_to(to);
+            let (forwarded, before) = (edge.forwarded(), edge.failures(cause));
+            machines.send();
+            wait_until(cause.label(), TIMEOUT, || {
+                edge.failures(cause) >= before + DATAGRAMS
+            })
+            .unwrap();
+            assert_eq!(edge.forwarded(), forwarded + DATAGRAMS, "{cause:?}");
+        };
+        // The other end has neither a program nor GRO. By the way out, then by the way in.
+        lost(downlink.index(), Failure::Unsupported);
+        lost(uplink.index(), Failure::Unsupported);
+        lost(NOWHERE, Failure::NoDevice);
+        downlink.set_mtu(68).unwrap();
+        far.attach_pass().unwrap();
+        lost(downlink.index(), Failure::TooLong);
+        downlink.set_down().unwrap();
+        lost(downlink.index(), Failure::DeviceDown);
+
+        downlink.set_mtu(1500).unwrap();
+        downlink.set_up().unwrap();
+        downlink.wait_until_ready().unwrap();
+        let before = far.stats().unwrap().rx_packets;
+        edge.lead_to(downlink.index());
+        machines.send();
+        wait_until("they arrive", TIMEOUT, || {
+            far.stats().unwrap().rx_packets >= before + DATAGRAMS
+        })
+        .unwrap();
+    });
+}
+
+#[test]
+fn each_is_counted_once_whoever_came_last_until_all_is_detached() {
+    let machines = Machines::new();
+    let _links = machines.links();
+    machines.edge.run(|| {
+        let pins = Pins::new(PathBuf::from(format!(
+            "/sys/fs/bpf/failures-{}",
+            std::process::id()
+        )));
+        drop(Edge::start(Loader::pinned(pins.clone())));
+        let mut edge = Edge::start(Loader::pinned(pins.clone()));
+        edge.lead_to(NOWHERE);
+        // A round in which no test beside this one loses frames likewise.
+        wait_until("each is counted once", TIMEOUT, || {
+            let before = edge.failures(Failure::NoDevice);
+            let forwarded = edge.forwarded();
+            machines.send();
+            wait_until("all are forwarded", TIMEOUT, || {
+                edge.forwarded() == forwarded + DATAGRAMS
+            })
+            .unwrap();
+            edge.failures(Failure::NoDevice) == before + DATAGRAMS
+        })
+        .unwrap();
+        let links = TRACEPOINTS.map(|(tracepoint, _)| link_at(&pins, tracepoint).unwrap());
+
+        pins.remove_all().unwrap();
+        assert!(!pins.root().exists());
+        wait_until("no program is at a tracepoint", TIMEOUT, || {
+            !links.iter().any(|link| exists(link))
+        })
+        .unwrap();
+    });
+}
+
+/// Returns the number of the pinned link, as the kernel counts links.
+fn link_at(pins: &Pins, tracepoint: &str) -> Option<String> {
+    let pin = pins
+        .map("")
+        .with_file_name("programs")
+        .join(format!("trace-{tracepoint}"));
+    let shown = bpftool(&["show", "pinned", &pin.display().to_string()])?;
+    Some(shown.split(':').next()?.to_owned())
+}
+
+fn exists(link: &str) -> bool {
+    bpftool(&["show", "id", link]).is_some()
+}
+
+fn bpftool(arguments: &[&str]) -> Option<String> {
+    let output = Command::new("bpftool").arg("link").args(arguments).output();
+    let output = output.unwrap();
+    let shown = String::from_utf8(output.stdout).unwrap();
+    output.status.success().then_some(shown)
+}
+
+/// client - edge - node.
+struct Machines {
+    client: Namespace,
+    edge: Namespace,
+    node: Namespace,
+}
+
+impl Machines {
+    fn new() -> Self {
+        let machine = |label| Namespace::new(label).unwrap();
+        Self {
+            client: machine("client"),
+            edge: machine("edge"),
+            node: machine("node"),
+        }
+    }
+
+    /// Connects them; returns the edge's link to the client, that to the node, and the node's.
+    fn links(&self) -> (Link<'_>, Link<'_>, Link<'_>) {
+        let (port, uplink) = Veth::between((&self.client, "eth0"), (&self.edge, "up0"))
+            .create()
+            .unwrap();
+        port.add_address("10.0.0.2/24".parse().unwrap()).unwrap();
+        port.set_neighbour(VIP.into(), uplink.mac()).unwrap();
+        let (downlink, far) = Veth::between((&self.edge, "down0"), (&self.node, "eth0"))
+            .create()
+            .unwrap();
+        (uplink, downlink, far)
+    }
+
+    fn send(&self) {
+        self.client.run(|| {
+            let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+            for _ in 0..DATAGRAMS {
+                socket.send_to(&[0; 100], (VIP, PORT)).unwrap();
+            }
+        });
+    }
+}
+
+struct Edge {
+    _loaded: Loaded,
+    tables: Tables,
+}
+
+impl Edge {
+    fn start(loader: Loader) -> Self {
+        let mut loaded = loader
+            .max_entries(map::LUT, 4096)
+            .max_entries(map::BACKENDS, 64)
+            .max_entries(map::BACKEND_TRAFFIC, 64)
+            .load()
+            .unwrap();
+        loaded.count_failures().unwrap();
+        loaded.attach("up0", &Options::default()).unwrap();
+        let mut tables = Tables::open(&loaded).unwrap();
+        let settings = Settings {
+            source_v4: Some(EDGE),
+            ..Settings::default()
+        };
+        tables.set_settings(settings).unwrap();
+        let spec = ServiceSpec {
+            mode: ForwardMode::Ipip,
+            backends: [BackendSpec::node(NODE.into(), 1)].into(),
+            ..ServiceSpec::default()
+        };
+        let key = ServiceKey {
+            address: VIP.into(),
+            port: PORT,
+            protocol: Protocol::Udp,
+        };
+        tables.put_service(key, &spec).unwrap();
+        Self {
+            _loaded: loaded,
+            tables,
+        }
+    }
+
+    /// Names the device by which the node is reached, be it there or not.
+    fn lead_to(&mut self, ifindex: u32) {
+        let hop = NextHop {
+            ifindex,
+            source_mac: [2, 0, 0, 0, 0, 1],
+            destination_mac: [2, 0, 0, 0, 0, 2],
+            via_gateway: false,
+            vlan: None,
+            mtu: 1500,
+            source: Some(IpAddr::V4(EDGE)),
+        };
+        self.tables
+            .set_next_hop(NODE.into(), Resolution::Resolved(hop))
+            .unwrap();
+    }
+
+    fn forwarded(&self) -> u64 {
+        let counters = self.tables.counters().unwrap();
+        counters.services[0].1.packets
+    }
+
+    fn failures(&self, cause: Failure) -> u64 {
+        let counters = self.tables.counters().unwrap();
+        let mut failures = counters.failures.into_iter();
+        failures.find(|(failure, _)| *failure == cause).unwrap().1
+    }
+}

@@ -25,9 +25,9 @@ use aya::maps::{self, Map, MapData, MapError};
 use imbl::OrdMap;
 use ipnet::IpNet;
 use xdp_prog::abi::{
-    AddressKey, AnnounceLink, Backend, Claim, Config, Datagram, EdgeMac, EdgePrefix, LocalFlow,
-    NatForward, NatReverse, NextHop, Pod, PodFlow, PodKey, Probe, Service, ServiceKeyV4,
-    ServiceKeyV6, Slot, SourcePrefix, Tuple, map,
+    AddressKey, Backend, Claim, Config, Datagram, EdgeMac, EdgePrefix, LocalFlow, NatForward,
+    NatReverse, NextHop, Pod, PodFlow, PodKey, Probe, Service, ServiceKeyV4, ServiceKeyV6, Slot,
+    SourcePrefix, TaggedLink, Tuple, map,
 };
 
 pub use self::{
@@ -188,6 +188,7 @@ pub struct Tables {
     services_v6: maps::HashMap<MapData, ServiceKeyV6, u32>,
     trusted_edges: maps::lpm_trie::LpmTrie<MapData, EdgePrefix, u32>,
     edge_macs: maps::HashMap<MapData, EdgeMac, u32>,
+    vlans: maps::HashMap<MapData, u32, TaggedLink>,
     source_ranges: maps::lpm_trie::LpmTrie<MapData, SourcePrefix, u32>,
     pods: maps::HashMap<MapData, PodKey, Pod>,
     local_flows: maps::HashMap<MapData, Tuple, LocalFlow>,
@@ -199,7 +200,7 @@ pub struct Tables {
     hairpins: maps::HashMap<MapData, Tuple, AddressKey>,
     fragments: maps::HashMap<MapData, Tuple, Datagram>,
     announced: maps::HashMap<MapData, AddressKey, u32>,
-    announce_links: maps::HashMap<MapData, AnnounceLink, EdgeMac>,
+    announce_links: maps::HashMap<MapData, TaggedLink, EdgeMac>,
     claims: maps::HashMap<MapData, AddressKey, Claim>,
     nat_forward: maps::HashMap<MapData, Tuple, NatForward>,
     nat_reverse: maps::HashMap<MapData, Tuple, NatReverse>,
@@ -274,6 +275,7 @@ impl Tables {
             services_v6: typed(loaded, map::SERVICES_V6, Map::HashMap)?,
             trusted_edges: typed(loaded, map::TRUSTED_EDGES, Map::LpmTrie)?,
             edge_macs: typed(loaded, map::EDGE_MACS, Map::HashMap)?,
+            vlans: typed(loaded, map::VLANS, Map::HashMap)?,
             source_ranges: typed(loaded, map::SOURCE_RANGES, Map::LpmTrie)?,
             pods: typed(loaded, map::PODS, Map::HashMap)?,
             local_flows: typed(loaded, map::LOCAL_FLOWS, Map::LruHashMap)?,

@@ -23,6 +23,7 @@ mod announce;
 mod backend;
 mod check;
 mod flow;
+mod link;
 mod local;
 mod nat;
 mod notes;
@@ -33,13 +34,14 @@ mod service;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 pub use self::address::{AddressKey, EdgeMac, EdgePrefix, SourcePrefix};
-pub use self::announce::{AnnounceLink, Claim};
+pub use self::announce::Claim;
 pub use self::backend::{
     BACKEND_LOCAL, BACKEND_NAT, BACKEND_POD, BACKEND_V4, BACKEND_V6, Backend, HOP_GATEWAY, NextHop,
 };
 pub use self::flow::{
     Datagram, FLOW_FIN_CLIENT, FLOW_FIN_POD, FLOW_HAIRPIN, FLOW_RESET, PodFlow, RENEWAL_NS, Tuple,
 };
+pub use self::link::TaggedLink;
 pub use self::local::LocalFlow;
 pub use self::nat::{
     NAT_ANSWERED, NAT_FIN_BACKEND, NAT_FIN_CLIENT, NAT_OPEN, NAT_RESET, NatForward, NatLink,
@@ -80,6 +82,8 @@ pub mod map {
     pub const BACKENDS: &str = "BACKENDS";
     /// Mmapable array from next-hop id to [`super::NextHop`].
     pub const NEXTHOPS: &str = "NEXTHOPS";
+    /// Hash from the index of a VLAN device to the [`super::TaggedLink`] by which its frames leave.
+    pub const VLANS: &str = "VLANS";
     /// LPM trie over [`super::EdgePrefix`] to 1.
     pub const TRUSTED_EDGES: &str = "TRUSTED_EDGES";
     /// Hash from [`super::EdgeMac`] to 1: MACs from which L2 DSR frames come.
@@ -119,7 +123,7 @@ pub mod map {
     pub const PROBE_PEERS: &str = "PROBE_PEERS";
     /// Hash from [`super::AddressKey`] to 1: addresses that this machine announces to its neighbours.
     pub const ANNOUNCED: &str = "ANNOUNCED";
-    /// Hash from [`super::AnnounceLink`] to [`super::EdgeMac`]: where, and the MAC that they have there.
+    /// Hash from [`super::TaggedLink`] to [`super::EdgeMac`]: where, and the MAC that they have there.
     pub const ANNOUNCE_LINKS: &str = "ANNOUNCE_LINKS";
     /// Hash from [`super::AddressKey`] to [`super::Claim`]: who else announces one of these addresses.
     pub const CLAIMS: &str = "CLAIMS";
@@ -153,6 +157,8 @@ pub mod size {
     pub const BACKENDS: usize = 65_536;
     /// Next hops; id 0 is never used.
     pub const NEXT_HOPS: usize = 16_384;
+    /// VLAN devices.
+    pub const VLANS: usize = 4_096;
     /// Slots of the LUT arena: 128 MiB of 8 bytes each; slot 0 is never used.
     pub const LUT_SLOTS: usize = 16 << 20;
     /// Addresses in `VIPS`.

@@ -71,11 +71,13 @@ pub trait Tables {
     fn backend(&self, id: u32) -> Option<&Backend>;
     /// Returns a next hop.
     fn next_hop(&self, id: u32) -> Option<&NextHop>;
-    /// Asks the kernel's FIB and neighbour table for the way to a backend.
+    /// Asks the kernel's FIB and neighbour table for the way to a backend; by the device below a VLAN device, with its
+    /// tag, where user space has told these.
     fn fib_next_hop(&self, backend: &Backend) -> Option<&NextHop>;
-    /// Asks the kernel's FIB and neighbour table for the way to any address.
+    /// Asks for the way to any address likewise.
     fn fib_route(&self, address: &AddressKey) -> Option<&NextHop>;
-    /// Asks the kernel's FIB for the device that leads to any address, be the neighbour there known or not.
+    /// Asks the kernel's FIB for the device that leads to any address, be the neighbour there known or not: the VLAN
+    /// device itself.
     fn fib_device(&self, address: &AddressKey) -> Option<u32>;
 }
 

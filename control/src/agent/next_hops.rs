@@ -21,6 +21,8 @@ pub(super) enum NextHopsError {
     },
     #[error("cannot store the MACs of edges")]
     EdgeMacs(#[source] TableError),
+    #[error("cannot store the VLAN devices")]
+    Vlans(#[source] TableError),
 }
 
 #[derive(Debug)]
@@ -90,11 +92,11 @@ impl NextHops {
             }
         }
         let edge_macs = self.edge_macs();
-        outcome.and(
-            tables
-                .set_edge_macs(&edge_macs)
-                .map_err(NextHopsError::EdgeMacs),
-        )
+        let edge_macs = tables.set_edge_macs(&edge_macs);
+        let vlans = tables.set_vlans(&refresh.vlans);
+        outcome
+            .and(edge_macs.map_err(NextHopsError::EdgeMacs))
+            .and(vlans.map_err(NextHopsError::Vlans))
     }
 
     /// Lists the MACs of the edges on this machine's segments: by L2 DSR frames come from these.

@@ -291,6 +291,24 @@ fn strays_end_at_a_node_on_a_vlan() {
 }
 
 #[test]
+fn strays_end_where_clients_are_behind_another_vlan_than_the_edge() {
+    let net = Topology::builder().nodes(1).pods(2).build().unwrap();
+    tag(&net);
+    let node = net.nodes()[0].namespace();
+    for (machine, interface, addresses) in [
+        (node, "eth0", ["10.0.102.2", "fd00:102::2"]),
+        (net.router(), "fabric", ["10.0.102.1", "fd00:102::1"]),
+    ] {
+        let vlan = add_vlan(machine, interface, OTHER_VLAN);
+        add_addresses(machine, &vlan, addresses.map(|one| one.parse().unwrap()));
+    }
+    for route in ["10.0.0.0/24 via 10.0.102.1", "fd00::/64 via fd00:102::1"] {
+        ip(node, &format!("route add {route}"));
+    }
+    strays_end(&net, |config| config);
+}
+
+#[test]
 fn strays_end_at_a_node_on_a_bond() {
     let net = Topology::builder().nodes(1).pods(2).build().unwrap();
     for machine in [&net.edges()[0], &net.nodes()[0]] {

@@ -1,6 +1,6 @@
 //! Asking the kernel: one snapshot of devices and neighbours, then any number of targets.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use super::connection::Connection;
@@ -119,6 +119,11 @@ impl Snapshot<'_> {
             Ok(route) => self.view.resolve(target, &route),
             Err(reason) => Answer::from(reason),
         })
+    }
+
+    /// Lists the VLAN devices whose frames XDP can make, each with the device below and the VLAN id.
+    pub(super) fn vlans(&self) -> BTreeMap<u32, (u32, u16)> {
+        self.view.vlans()
     }
 
     /// Has the kernel keep the wanted neighbours resolved, and release those that we wanted before.

@@ -39,6 +39,8 @@ pub struct Refresh {
     /// Why neighbours could not be kept resolved. The changes hold all the same; the next refresh
     /// asks again.
     pub unkept: Option<NetlinkError>,
+    /// The VLAN devices whose frames XDP can make, each with the device below and the VLAN id.
+    pub vlans: BTreeMap<u32, (u32, u16)>,
 }
 
 impl Tracker {
@@ -77,6 +79,7 @@ impl Tracker {
         Ok(Refresh {
             changes: self.record(answers),
             unkept,
+            vlans: snapshot.vlans(),
         })
     }
 

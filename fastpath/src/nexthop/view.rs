@@ -1,6 +1,6 @@
 //! A view of the machine's network at one moment, and the pure join of route, device and neighbour.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 
 use super::link::{ETHERTYPE_VLAN, Link};
@@ -102,6 +102,15 @@ impl View {
             return Err(Reason::VlanUnsupported);
         }
         Ok((Some(vlan.id), carrier))
+    }
+
+    /// Lists the VLAN devices whose frames XDP can make, each with the device below and the VLAN id.
+    pub(super) fn vlans(&self) -> BTreeMap<u32, (u32, u16)> {
+        let carried = |link: &Link| match self.carrier(link) {
+            Ok((Some(vlan), carrier)) => Some((link.ifindex, (carrier.ifindex, vlan))),
+            _ => None,
+        };
+        self.links.values().filter_map(carried).collect()
     }
 
     fn running_link(&self, ifindex: u32) -> Result<&Link, Reason> {

@@ -6,7 +6,7 @@ use std::{
 };
 
 use aya::maps::MapError;
-use xdp_prog::abi::{AddressKey, AnnounceLink, CONFIG_ANNOUNCE, Config, EdgeMac, map};
+use xdp_prog::abi::{AddressKey, CONFIG_ANNOUNCE, Config, EdgeMac, TaggedLink, map};
 
 use super::{
     TableError, Tables,
@@ -69,14 +69,14 @@ impl Tables {
             wanted.extend(link.arrivals.iter().map(|arrival| (*arrival, mac)));
         }
         for ((ifindex, vlan), mac) in &wanted {
-            let key = AnnounceLink::new(*ifindex, *vlan);
+            let key = TaggedLink::new(*ifindex, *vlan);
             if self.announce_links.get(&key, 0).ok() != Some(*mac) {
                 self.announce_links
                     .insert(key, mac, 0)
                     .map_err(write_failed(map::ANNOUNCE_LINKS))?;
             }
         }
-        let present: Result<Vec<AnnounceLink>, MapError> = self.announce_links.keys().collect();
+        let present: Result<Vec<TaggedLink>, MapError> = self.announce_links.keys().collect();
         for key in present.map_err(read_failed(map::ANNOUNCE_LINKS))? {
             if !wanted.contains_key(&key.parts()) {
                 self.announce_links

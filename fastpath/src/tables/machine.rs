@@ -10,7 +10,7 @@ use aya::maps::MapError;
 use ipnet::IpNet;
 use xdp_prog::abi::{
     ADDRESS_LOCAL, ADDRESS_NAT, ADDRESS_NODE_PORT, ADDRESS_SHARED, ADDRESS_VIP, AddressKey,
-    CONFIG_ANNOUNCE, Config, EdgeMac, map,
+    CONFIG_ANNOUNCE, Config, EdgeMac, TaggedLink, map,
 };
 
 use super::{
@@ -182,6 +182,30 @@ impl Tables {
             self.edge_macs
                 .remove(&EdgeMac::new(*mac))
                 .map_err(write_failed(map::EDGE_MACS))?;
+        }
+        Ok(())
+    }
+
+    /// Makes exactly these the known VLAN devices: with each, the device below and the VLAN id.
+    ///
+    /// # Errors
+    ///
+    /// When the kernel refuses a write, as it does when the table is full.
+    pub fn set_vlans(&mut self, wanted: &BTreeMap<u32, (u32, u16)>) -> Result<(), TableError> {
+        let present: Result<BTreeMap<u32, TaggedLink>, MapError> = self.vlans.iter().collect();
+        let present = present.map_err(read_failed(map::VLANS))?;
+        for device in present.keys().filter(|device| !wanted.contains_key(device)) {
+            self.vlans
+                .remove(device)
+                .map_err(write_failed(map::VLANS))?;
+        }
+        for (device, (below, vlan)) in wanted {
+            let link = TaggedLink::new(*below, *vlan);
+            if present.get(device) != Some(&link) {
+                self.vlans
+                    .insert(device, link, 0)
+                    .map_err(write_failed(map::VLANS))?;
+            }
         }
         Ok(())
     }

@@ -17,7 +17,7 @@ use aya::{
     sys::SyscallError,
 };
 use xdp_prog::{
-    abi::{self, AddressKey, Claim, Config, Traffic, Tuple, map},
+    abi::{self, AddressKey, Claim, Config, TaggedLink, Traffic, Tuple, map},
     decide::{Action, Stage},
     wire::protocol,
 };
@@ -115,6 +115,8 @@ impl Kernel {
         self.fill_array(map::LUT, &tables.lut)?;
         self.fill_array(map::BACKENDS, &tables.backends)?;
         self.fill_array(map::NEXTHOPS, &tables.next_hops)?;
+        let vlan = |(device, below, vlan)| (device, TaggedLink::new(below, vlan));
+        self.fill_hash(map::VLANS, &routes::VLANS.map(vlan).into())?;
         self.fill_hash(map::VIPS, &tables.vips)?;
         self.fill_hash(map::SERVICES_V4, &tables.services_v4)?;
         self.fill_hash(map::SERVICES_V6, &tables.services_v6)?;

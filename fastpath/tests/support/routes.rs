@@ -6,6 +6,8 @@
 //! INGRESS, whose MAC-+-- BESIDE --- another VLAN
 //! both have too
 //!                        APART ---- another cable, with a MAC of its own
+//!                        TAGGED --- a VLAN device above the ingress device, of which user space has told
+//!                        TAGGED_APART --- one above APART
 //! ```
 
 use std::{
@@ -57,6 +59,23 @@ pub(crate) const APART: Device = Device {
     mac: [0x02, 0, 0, 0, 0, 0xa9],
 };
 
+/// Stand-ins: what makes them VLAN devices is what [`VLANS`] says of them.
+pub(crate) const TAGGED: Device = Device {
+    name: "vlan",
+    ifindex: 13,
+    mac: IN.destination,
+};
+pub(crate) const TAGGED_APART: Device = Device {
+    name: "vlan-apart",
+    ifindex: 14,
+    mac: APART.mac,
+};
+/// VLAN devices with the devices below and the tags.
+pub(crate) const VLANS: [(u32, u32, u16); 2] = [
+    (TAGGED.ifindex, INGRESS, 0x064),
+    (TAGGED_APART.ifindex, APART.ifindex, 0xabc),
+];
+
 /// An address that the kernel has a way to.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Route {
@@ -84,6 +103,19 @@ pub(crate) const BY_APART: [Route; 2] = [
     route(v4(198, 51, 100, 23), APART, Some(MAC)),
     route(v6(0xc, 23), APART, Some(MAC)),
 ];
+pub(crate) const BY_TAGGED: [Route; 2] = [
+    route(v4(198, 51, 100, 26), TAGGED, Some(MAC)),
+    route(v6(0xc, 26), TAGGED, Some(MAC)),
+];
+pub(crate) const BY_TAGGED_APART: [Route; 2] = [
+    route(v4(198, 51, 100, 27), TAGGED_APART, Some(MAC)),
+    route(v6(0xc, 27), TAGGED_APART, Some(MAC)),
+];
+/// To an edge behind [`TAGGED`].
+pub(crate) const TO_TAGGED_EDGE: [Route; 2] = [
+    route(v4(192, 0, 2, 5), TAGGED, None),
+    route(v6(0xe, 5), TAGGED, None),
+];
 pub(crate) const BY_LOOPBACK: Route = route(v4(198, 51, 100, 24), LOOPBACK, Some(MAC));
 /// Of which the kernel does not know the neighbour.
 pub(crate) const UNRESOLVED: [Route; 2] = [
@@ -100,7 +132,16 @@ const fn route(to: IpAddr, device: Device, neighbour: Option<[u8; 6]>) -> Route 
 }
 
 fn all() -> impl Iterator<Item = Route> {
-    let pairs = [TO_EDGE, BY_ABOVE, BY_BESIDE, BY_APART, UNRESOLVED];
+    let pairs = [
+        TO_EDGE,
+        TO_TAGGED_EDGE,
+        BY_ABOVE,
+        BY_BESIDE,
+        BY_APART,
+        BY_TAGGED,
+        BY_TAGGED_APART,
+        UNRESOLVED,
+    ];
     pairs.into_iter().flatten().chain([BY_LOOPBACK])
 }
 
@@ -125,8 +166,12 @@ impl Route {
         let mut macs = [0; 12];
         macs[..6].copy_from_slice(&self.neighbour?);
         macs[6..].copy_from_slice(&self.device.mac);
+        let mut vlans = VLANS.iter();
+        let vlan = vlans.find(|(device, ..)| *device == self.device.ifindex);
+        let (ifindex, vlan) = vlan.map_or((self.device.ifindex, 0), |(_, below, id)| (*below, *id));
         Some(NextHop {
-            ifindex: self.device.ifindex,
+            ifindex,
+            vlan: vlan.to_be_bytes(),
             mtu: 1500,
             macs,
             ..NextHop::default()
@@ -137,7 +182,7 @@ impl Route {
 /// Gives the namespace that the thread is in these devices, routes and neighbours, and has it forward.
 pub(crate) fn install() -> anyhow::Result<()> {
     let mut script = format!("link set lo address {} up\n", spelled(LOOPBACK.mac));
-    for Device { name, ifindex, mac } in [ABOVE, BESIDE, APART] {
+    for Device { name, ifindex, mac } in [ABOVE, BESIDE, APART, TAGGED, TAGGED_APART] {
         let mac = spelled(mac);
         script += &format!(
             "link add {name} index {ifindex} address {mac} type veth peer name {name}-end\n\

@@ -15,9 +15,9 @@ use aya::{
 use fastpath::clock::monotonic_ns;
 use xdp_prog::{
     abi::{
-        AddressKey, AnnounceLink, Backend, Claim, Config, Datagram, EdgeMac, EdgePrefix, FlowNote,
+        AddressKey, BACKEND_V4, Backend, Claim, Config, Datagram, EdgeMac, EdgePrefix, FlowNote,
         LocalFlow, NextHop, Pod, PodFlow, PodKey, Service, ServiceKeyV4, ServiceKeyV6, ServiceWord,
-        Slot, SourcePrefix, Tag, Traffic, Tuple, map,
+        Slot, SourcePrefix, Tag, TaggedLink, Traffic, Tuple, map,
     },
     decide::{
         Clock, Counters, Tables,
@@ -70,7 +70,7 @@ pub(crate) struct TableSet {
     pub(crate) local_flows: HashMap<Tuple, LocalFlow>,
     pub(crate) nat: Nat,
     pub(crate) announced: HashMap<AddressKey, u32>,
-    pub(crate) announce_links: HashMap<AnnounceLink, EdgeMac>,
+    pub(crate) announce_links: HashMap<TaggedLink, EdgeMac>,
     /// What others have announced; none at first.
     pub(crate) claims: HashMap<AddressKey, Claim>,
     pub(crate) hairpins: HashMap<Tuple, AddressKey>,
@@ -403,8 +403,12 @@ impl Tables for ModelTables<'_> {
         self.tables.next_hops.get(id as usize)
     }
 
-    fn fib_next_hop(&self, _: &Backend) -> Option<&NextHop> {
-        None
+    fn fib_next_hop(&self, backend: &Backend) -> Option<&NextHop> {
+        routes::hop(&if backend.flags & BACKEND_V4 != 0 {
+            AddressKey::v4(backend.address_v4())
+        } else {
+            AddressKey::v6(backend.address)
+        })
     }
 
     fn fib_route(&self, address: &AddressKey) -> Option<&NextHop> {
@@ -434,7 +438,7 @@ impl Announcements for ModelTables<'_> {
         self.tables.announced.contains_key(address)
     }
 
-    fn announcing_mac(&self, link: AnnounceLink) -> Option<EdgeMac> {
+    fn announcing_mac(&self, link: TaggedLink) -> Option<EdgeMac> {
         self.tables.announce_links.get(&link).copied()
     }
 

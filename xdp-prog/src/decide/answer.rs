@@ -18,7 +18,7 @@ use crate::{
     reason::{DropReason, PassReason, ReplyReason},
     rewrite,
     wire::{
-        ethernet::{self, Ethernet},
+        ethernet::{self, Ethernet, VlanTag},
         ipv4::Ipv4,
         ipv6::Ipv6,
         protocol,
@@ -256,16 +256,18 @@ fn give<F: FrameMut + FrameSum, T: World>(
 pub struct Way<'t> {
     /// Destination MAC, then source MAC.
     pub macs: &'t [u8; 12],
-    /// Where the IP header is written: behind the VLAN tags that the frame came with, or without any.
+    /// The tag to write; zero to write none.
+    pub vlan: [u8; 2],
+    /// Where the IP header is written: behind that tag, or those that the frame came with and keeps, or without any.
     pub l3: usize,
 }
 
 /// Asks the FIB for the way to the client of a packet that an edge sent in an outer header: the edge need not
 /// forward what is for clients.
 ///
-/// A VLAN device takes no frames from XDP, and the FIB does not tell its tag. But where it leads to the edge as well, and
-/// has the MAC that the edge has sent to, the frame is taken to have come in by it: the answer goes out as the frame came
-/// in, tags included.
+/// Some devices take no frames from XDP, or their tags are not known here: a bridge, stacked VLANs. But where the device leads
+/// to the edge as well, and has the MAC that the edge has sent to, the frame is taken to have come in by it, unless its tag
+/// says otherwise: the answer goes out as the frame came in, tags included.
 #[inline(always)]
 fn way_to_client<'t, F: Frame, T: World>(
     frame: &F,
@@ -278,19 +280,48 @@ fn way_to_client<'t, F: Frame, T: World>(
     };
     let edge = outer_source(frame, link.l3).ok_or(DropReason::NoHeadroom)?;
     let (client, _) = addresses(frame, reply.family, reply.l3).ok_or(DropReason::NoHeadroom)?;
-    // A number, not a borrow: there is one scratch for hops.
-    let to_edge = tables.fib_device(&edge);
     let hop = tables.fib_route(&client).ok_or(DropReason::UnknownPod)?;
     let header: &Ethernet = frame.view(0).ok_or(DropReason::NoHeadroom)?;
     let [.., a, b, c, d, e, f] = hop.macs;
     let is_own_mac = EdgeMac::new([a, b, c, d, e, f]) == EdgeMac::new(header.destination());
-    let (l3, action) = if is_own_mac && to_edge == Some(hop.ifindex) {
-        (link.l3, Action::Transmit)
+    let is_tagged = hop.vlan != [0; 2];
+    let may_be_the_same = is_own_mac && (!is_tagged || hop.vlan == only_vlan(frame, link.l3));
+    let is_the_same = may_be_the_same
+        && match tables.fib_device(&client) {
+            Some(device) => tables.fib_device(&edge) == Some(device),
+            None => false,
+        };
+    if is_the_same {
+        let way = Way {
+            macs: &hop.macs,
+            vlan: [0; 2],
+            l3: link.l3,
+        };
+        return Ok((way, Action::Transmit));
+    }
+    let l3 = if is_tagged {
+        Ethernet::LENGTH + VlanTag::LENGTH
     } else {
-        (Ethernet::LENGTH, send(hop.ifindex, ingress))
+        Ethernet::LENGTH
     };
-    let macs = &hop.macs;
-    Ok((Way { macs, l3 }, action))
+    let way = Way {
+        macs: &hop.macs,
+        vlan: hop.vlan,
+        l3,
+    };
+    Ok((way, send(hop.ifindex, ingress)))
+}
+
+/// Returns the VLAN id of a frame with one tag, as next hops spell it; else 0.
+#[inline(always)]
+fn only_vlan<F: Frame>(frame: &F, l3: usize) -> [u8; 2] {
+    match frame.view::<VlanTag>(Ethernet::LENGTH) {
+        Some(tag) if l3 == Ethernet::LENGTH + VlanTag::LENGTH => {
+            let [high, low] = tag.control;
+            [high & 0x0f, low]
+        }
+        _ => [0; 2],
+    }
 }
 
 /// What becomes of a packet that gets no answer.

@@ -6,7 +6,7 @@
 
 use super::{Action, Counters, Tables, World};
 use crate::{
-    abi::{AddressKey, AnnounceLink, CONFIG_ANNOUNCE, EdgeMac},
+    abi::{AddressKey, CONFIG_ANNOUNCE, EdgeMac, TaggedLink},
     csum,
     frame::{Frame, FrameMut, FrameSum},
     parse::{self, Link},
@@ -26,7 +26,7 @@ pub trait Announcements {
     /// Tells whether this machine announces an address.
     fn is_announced(&self, address: &AddressKey) -> bool;
     /// Returns the MAC of a link on which addresses are announced.
-    fn announcing_mac(&self, link: AnnounceLink) -> Option<EdgeMac>;
+    fn announcing_mac(&self, link: TaggedLink) -> Option<EdgeMac>;
     /// Notes that somebody else announces an address that this machine announces.
     fn note_claim(&self, address: &AddressKey, mac: EdgeMac);
 }
@@ -98,7 +98,7 @@ fn decide<F: FrameSum, T: World>(
     let Some(vlan) = vlan(frame, link) else {
         return Err(stacks);
     };
-    let Some(mac) = tables.announcing_mac(AnnounceLink::new(ingress, vlan)) else {
+    let Some(mac) = tables.announcing_mac(TaggedLink::new(ingress, vlan)) else {
         return Err(stacks);
     };
     let source = EdgeMac::new(header.source());

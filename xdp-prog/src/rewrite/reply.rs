@@ -22,7 +22,7 @@ use crate::{
     parse::TcpFlags,
     reason::{DropReason, ReplyReason},
     wire::{
-        ethernet::Ethernet,
+        ethernet::{self, Ethernet, VlanTag},
         icmp::{self, Icmp},
         ipv4::Ipv4,
         ipv6::Ipv6,
@@ -308,7 +308,12 @@ fn make_room_for_reset<F: FrameMut>(
     }
     match way {
         Some(way) => {
-            view_mut::<Ethernet, _>(frame, 0)?.macs = *way.macs;
+            let header = view_mut::<Ethernet, _>(frame, 0)?;
+            header.macs = *way.macs;
+            if way.vlan != [0; 2] {
+                header.ether_type = ethernet::VLAN;
+                view_mut::<VlanTag, _>(frame, Ethernet::LENGTH)?.control = way.vlan;
+            }
             *view_mut::<[u8; 2], _>(frame, l3 - 2)? = reply.family.ether_type();
         }
         None => turn_back(frame)?,

@@ -75,7 +75,7 @@ impl Fib {
 impl Asked {
     fn new(ingress: u32, target: IpAddr) -> Self {
         let (device, next_hop) = match route(ingress, target) {
-            Ok((mut resolver, device)) => (device, next_hop(&mut resolver, target, device)),
+            Ok((mut resolver, device)) => (device, next_hop(&mut resolver, target)),
             Err(reason) => (None, Err(reason)),
         };
         Self {
@@ -98,17 +98,11 @@ fn route(ingress: u32, target: IpAddr) -> Result<(Resolver, Option<u32>), String
     Ok((resolver, device))
 }
 
-fn next_hop(
-    resolver: &mut Resolver,
-    target: IpAddr,
-    device: Option<u32>,
-) -> Result<NextHop, String> {
+fn next_hop(resolver: &mut Resolver, target: IpAddr) -> Result<NextHop, String> {
     match resolver.resolve(target).map_err(told)? {
-        // The helper names the VLAN device itself, without the tag, and no source.
+        // The helper names no source.
         Resolution::Resolved(hop) => Ok(NextHop {
-            ifindex: device.unwrap_or(hop.ifindex),
             source: [0; 16],
-            vlan: [0; 2],
             ..next_hop_entry(target, &hop)
         }),
         Resolution::Local => Err("an address of this machine".to_owned()),

@@ -10,9 +10,9 @@ use std::{
 use aya::maps::{self, MapData, lpm_trie::Key};
 use xdp_prog::{
     abi::{
-        AddressKey, AnnounceLink, Backend, Config, Datagram, EdgeMac, EdgePrefix, NatForward,
-        NatMark, NatReverse, NextHop, Pod, PodFlow, PodKey, Service, ServiceKeyV4, ServiceKeyV6,
-        ServiceWord, Slot, SourcePrefix, Tuple,
+        AddressKey, Backend, Config, Datagram, EdgeMac, EdgePrefix, NatForward, NatMark,
+        NatReverse, NextHop, Pod, PodFlow, PodKey, Service, ServiceKeyV4, ServiceKeyV6,
+        ServiceWord, Slot, SourcePrefix, TaggedLink, Tuple,
     },
     decide::{
         self,
@@ -318,7 +318,7 @@ impl Announcements for ReadOnly<'_> {
         self.tables.announced.get(address, 0).is_ok()
     }
 
-    fn announcing_mac(&self, link: AnnounceLink) -> Option<EdgeMac> {
+    fn announcing_mac(&self, link: TaggedLink) -> Option<EdgeMac> {
         self.tables.announce_links.get(&link, 0).ok()
     }
 

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use xdp_prog::{
-    abi::{AnnounceLink, CONFIG_ANNOUNCE, EdgeMac},
+    abi::{CONFIG_ANNOUNCE, EdgeMac, TaggedLink},
     reason::{DropReason, PassReason, ReplyReason},
 };
 
@@ -62,7 +62,7 @@ fn announcing(tables: &mut TableSet) {
         tables.announced.insert(address_key(vip), 1);
     }
     for vlan in [0, 100] {
-        let link = AnnounceLink::new(INGRESS, vlan);
+        let link = TaggedLink::new(INGRESS, vlan);
         tables.announce_links.insert(link, EdgeMac::new(OURS));
     }
 }
@@ -177,7 +177,7 @@ fn arp_left_alone() -> Vec<Case> {
         })
         .with(|tables| {
             tables.announce_links.clear();
-            let other = AnnounceLink::new(INGRESS + 1, 0);
+            let other = TaggedLink::new(INGRESS + 1, 0);
             tables.announce_links.insert(other, EdgeMac::new(OURS));
         })
         .passes(PassReason::GroupAddress),

@@ -13,14 +13,15 @@ use super::{
     super::{
         packet::{ACK, End, Link, Packet, SERVICE_VLAN, VLAN},
         routes::{
-            ABOVE, APART, BESIDE, BY_ABOVE, BY_APART, BY_BESIDE, BY_LOOPBACK, LOOPBACK, Route,
-            TO_EDGE, UNRESOLVED,
+            ABOVE, APART, BESIDE, BY_ABOVE, BY_APART, BY_BESIDE, BY_LOOPBACK, BY_TAGGED,
+            BY_TAGGED_APART, LOOPBACK, Route, TO_EDGE, TO_TAGGED_EDGE, UNRESOLVED,
         },
+        tables::padded,
     },
-    CLIENT_V4, CLIENT_V6, Case, EDGE_V4, EDGE_V6, IN, PEER_V4, VIP_V4, VIP_V6, case, client,
-    counted,
+    CLIENT_V4, CLIENT_V6, Case, EDGE_V4, EDGE_V6, IN, PEER_V4, V4_TCP, V6_TCP, VIP_V4, VIP_V6,
+    case, client, counted,
     pods::{PODS_V4_TCP, PODS_V6_TCP, case_here},
-    reset,
+    reset, tcp,
 };
 
 pub(super) fn cases() -> Vec<Case> {
@@ -28,7 +29,9 @@ pub(super) fn cases() -> Vec<Case> {
     for (family, to) in [("v4", PODS_V4_TCP.1), ("v6", PODS_V6_TCP.1)] {
         cases.extend(resets(family, to));
         cases.extend(ways_of_resets(family, to));
+        cases.extend(resets_by_vlans(family, to));
     }
+    cases.extend(backends_that_the_fib_knows());
     cases.extend(sent_back());
     cases.extend(sent_on_at_a_vip());
     cases
@@ -162,6 +165,88 @@ fn ways_of_resets(family: &str, to: End) -> Vec<Case> {
         )
         .drops(DropReason::UnknownPod),
     );
+    cases
+}
+
+/// Where the way to the client is a known VLAN device, the tag is that device's, whatever the frame came with.
+fn resets_by_vlans(family: &str, to: End) -> Vec<Case> {
+    const OTHERS: [(&str, &[(u16, u16)]); 4] = [
+        TAGS[0],
+        TAGS[1],
+        TAGS[2],
+        ("tagged_for_another_vlan", &[(VLAN, 0x6065)]),
+    ];
+    let mut cases = Vec::new();
+    for (what, routes, id, action) in [
+        ("the_vlan", BY_TAGGED, 0x064, Action::Transmit),
+        (
+            "a_vlan_of_another_cable",
+            BY_TAGGED_APART,
+            0xabc,
+            Action::Redirect(APART.ifindex),
+        ),
+    ] {
+        let route = like(to.0, routes);
+        let from = (route.to, 40_000);
+        let packet = segment(from, to, |header| header.ack = true, b"");
+        for (edge, of_edge) in [
+            ("an_edge_elsewhere", TO_EDGE),
+            ("an_edge_there", TO_TAGGED_EDGE),
+        ] {
+            for (how, tags) in OTHERS {
+                let input = from_edge(&Link { tags, ..IN }, &packet, of_edge[0].to, EDGE_V4);
+                // Priority and all, where it came by that device.
+                let came_by = edge == "an_edge_there" && id == 0x064 && tags == TAGS[1].1;
+                let tag = [(VLAN, if came_by { 0x6064 } else { id })];
+                let name = format!("{family}_{how}_from_{edge}_is_reset_by_{what}");
+                cases.push(case_here(name, input).ends(
+                    action,
+                    by(&route, &tag).carry(&reset_of_ack(to, from)),
+                    counted(ReplyReason::Reset.index()),
+                ));
+            }
+        }
+    }
+    cases
+}
+
+/// Without a next hop of their own.
+fn backends_that_the_fib_knows() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (way, backend, packet, own) in [
+        (V4_TCP.0, 1, tcp(V4_TCP.1), EDGE_V4),
+        (V6_TCP.0, 2, tcp(V6_TCP.1), EDGE_V6),
+    ] {
+        for (what, routes, tags, action) in [
+            (
+                "a_cable",
+                BY_APART,
+                &[][..],
+                Action::Redirect(APART.ifindex),
+            ),
+            ("the_vlan", BY_TAGGED, &[(VLAN, 0x064)], Action::Transmit),
+            (
+                "a_vlan_of_another_cable",
+                BY_TAGGED_APART,
+                &[(VLAN, 0xabc)],
+                Action::Redirect(APART.ifindex),
+            ),
+        ] {
+            let route = like(own, routes);
+            let sent = packet.next_hop().within(own, route.to);
+            let name = format!("backend_at_{}_is_reached_by_{what}", route.to);
+            cases.push(
+                case(name, IN.carry(&packet))
+                    .with(|tables| {
+                        tables.config.source_v4 = padded(EDGE_V4);
+                        tables.config.source_v6 = padded(EDGE_V6);
+                        tables.backends[backend].next_hop = 0;
+                        tables.backends[backend].address = padded(route.to);
+                    })
+                    .forwards(action, way, packet.length(), by(&route, tags).carry(&sent)),
+            );
+        }
+    }
     cases
 }
 

@@ -21,9 +21,9 @@ use aya_ebpf::{
 };
 use xdp_prog::{
     abi::{
-        AddressKey, AnnounceLink, BACKEND_V4, Backend, Config, Datagram, EdgeMac, HOP_GATEWAY,
-        NatForward, NatMark, NatReverse, NextHop, Pod, PodFlow, PodKey, Service, ServiceKeyV4,
-        ServiceKeyV6, ServiceWord, Shortcut, Slot, Traffic, Tuple, size,
+        AddressKey, BACKEND_V4, Backend, Config, Datagram, EdgeMac, HOP_GATEWAY, NatForward,
+        NatMark, NatReverse, NextHop, Pod, PodFlow, PodKey, Service, ServiceKeyV4, ServiceKeyV6,
+        ServiceWord, Shortcut, Slot, TaggedLink, Traffic, Tuple, size,
     },
     decide::{
         Clock, Counters, Stage, Tables,
@@ -60,6 +60,8 @@ static LUT: Array<Slot, { size::LUT_SLOTS }, MMAPABLE> = Array::new();
 static BACKENDS: Array<Backend, { size::BACKENDS }, MMAPABLE> = Array::new();
 #[btf_map]
 static NEXTHOPS: Array<NextHop, { size::NEXT_HOPS }, MMAPABLE> = Array::new();
+#[btf_map]
+static VLANS: HashMap<u32, TaggedLink, { size::VLANS }, NO_PREALLOC> = HashMap::new();
 #[btf_map]
 static STAGES: ProgramArray<{ Stage::ALL.len() }> = ProgramArray::new();
 #[btf_map]
@@ -430,7 +432,7 @@ impl Announcements for KernelTables<'_> {
     }
 
     #[inline(always)]
-    fn announcing_mac(&self, link: AnnounceLink) -> Option<EdgeMac> {
+    fn announcing_mac(&self, link: TaggedLink) -> Option<EdgeMac> {
         announce::mac(link)
     }
 
@@ -604,7 +606,12 @@ fn fib_lookup(ctx: &XdpContext, family: u8, target: [u32; 4]) -> Option<&'static
     let hop = FIB_SCRATCH.get_ptr_mut(0)?;
     // SAFETY: a per-CPU element that only this run uses.
     let hop = unsafe { &mut *hop };
-    hop.ifindex = params.ifindex;
+    // SAFETY: the value is one aligned word; an element recycled under the reader yields another VLAN's at worst.
+    let link =
+        unsafe { VLANS.get(params.ifindex) }.map_or(TaggedLink::new(params.ifindex, 0), read_once);
+    let (ifindex, vlan) = link.parts();
+    hop.ifindex = ifindex;
+    hop.vlan = vlan.to_be_bytes();
     hop.mtu = u32::from(mtu);
     hop.macs = [a, b, c, d, e, f, g, h, i, j, k, l];
     hop.flags = if same(reached, target) {

@@ -1,14 +1,14 @@
 //! Announced addresses, where they are announced, and by whom else.
 
 use aya_ebpf::{btf_maps::HashMap, macros::btf_map};
-use xdp_prog::abi::{AddressKey, AnnounceLink, Claim, EdgeMac, size};
+use xdp_prog::abi::{AddressKey, Claim, EdgeMac, TaggedLink, size};
 
 use super::{NO_PREALLOC, now, read_once};
 
 #[btf_map]
 static ANNOUNCED: HashMap<AddressKey, u32, { size::VIPS }, NO_PREALLOC> = HashMap::new();
 #[btf_map]
-static ANNOUNCE_LINKS: HashMap<AnnounceLink, EdgeMac, { size::ANNOUNCE_LINKS }, NO_PREALLOC> =
+static ANNOUNCE_LINKS: HashMap<TaggedLink, EdgeMac, { size::ANNOUNCE_LINKS }, NO_PREALLOC> =
     HashMap::new();
 #[btf_map]
 static CLAIMS: HashMap<AddressKey, Claim, { size::VIPS }, NO_PREALLOC> = HashMap::new();
@@ -19,7 +19,7 @@ pub(crate) fn is_announced(address: &AddressKey) -> bool {
 }
 
 #[inline(always)]
-pub(crate) fn mac(link: AnnounceLink) -> Option<EdgeMac> {
+pub(crate) fn mac(link: TaggedLink) -> Option<EdgeMac> {
     let mac = ANNOUNCE_LINKS.get_ptr(link)?;
     // SAFETY: the element is valid for the run; recycled under the reader it is the MAC of another
     // link of this machine.

@@ -76,7 +76,7 @@ pub struct Agent {
     cluster: Option<Cluster>,
 
     loaded: Loaded,
-    /// Why frames that XDP fails to send are not all counted.
+    /// Why frames that XDP fails to send are not counted.
     uncounted: Option<String>,
     pins: Pins,
     /// Whether the tables of an earlier agent are of another layout, so that its programs use none of ours.

@@ -649,7 +649,7 @@ mod tests {
             }],
             failures: vec![Reason {
                 action: "fail".to_owned(),
-                reason: "queue_full".to_owned(),
+                reason: "too_long".to_owned(),
                 packets: 12,
             }],
             health: HealthValues {
@@ -711,7 +711,7 @@ mod tests {
             "guideway_interface_attached{interface=\"eth0\",mode=\"native\"} 1",
             "guideway_egress_attached{device=\"eth0\",mode=\"none\"} 0",
             "guideway_packets_total{action=\"drop\",reason=\"no_backend\"} 11",
-            "guideway_transmit_failures_total{cause=\"queue_full\"} 12",
+            "guideway_transmit_failures_total{cause=\"too_long\"} 12",
             "guideway_service_packets_total{service=\"we\\\"b\",address=\"2001:db8::1\",port=\"80\",protocol=\"tcp\"} 7",
             "guideway_service_backends{service=\"we\\\"b\",address=\"2001:db8::1\",port=\"80\",protocol=\"tcp\"} 2",
             "guideway_backend_bytes_total{backend=\"10.0.0.1\"} 900",

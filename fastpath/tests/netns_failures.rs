@@ -14,6 +14,11 @@ use std::{
     time::Duration,
 };
 
+use aya::{
+    EbpfLoader,
+    maps::PerCpuArray,
+    programs::{RawTracePoint, RawTracePointRunOptions, TestRun as _},
+};
 use fastpath::{
     attach::Options,
     load::{Loaded, Loader},
@@ -33,13 +38,15 @@ const NODE: Ipv4Addr = Ipv4Addr::new(10, 0, 1, 2);
 const PORT: u16 = 7000;
 const DATAGRAMS: u64 = 40;
 const TIMEOUT: Duration = Duration::from_secs(20);
+/// Number of the loopback device of any network namespace.
+const LOOPBACK: u32 = 1;
 /// A number that no device has.
 const NOWHERE: u32 = 1 << 30;
 
 #[test]
 fn what_cannot_be_sent_is_counted_by_its_cause() {
     let machines = Machines::new();
-    let (uplink, downlink, far) = machines.links();
+    let (downlink, far) = machines.links();
     machines.edge.run(|| {
         let mut edge = Edge::start(Loader::unpinned());
         let mut lost = |to: u32, cause: Failure| {
@@ -52,12 +59,11 @@ fn what_cannot_be_sent_is_counted_by_its_cause() {
             .unwrap();
             assert_eq!(edge.forwarded(), forwarded + DATAGRAMS, "{cause:?}");
         };
-        // The other end has neither a program nor GRO. By the way out, then by the way in.
-        lost(downlink.index(), Failure::Unsupported);
-        lost(uplink.index(), Failure::Unsupported);
+        lost(LOOPBACK, Failure::Unsupported);
         lost(NOWHERE, Failure::NoDevice);
-        downlink.set_mtu(68).unwrap();
+        // The other end has to take frames, or the device takes none from XDP.
         far.attach_pass().unwrap();
+        downlink.set_mtu(68).unwrap();
         lost(downlink.index(), Failure::TooLong);
         downlink.set_down().unwrap();
         lost(downlink.index(), Failure::DeviceDown);
@@ -110,6 +116,49 @@ fn each_is_counted_once_whoever_came_last_until_all_is_detached() {
     });
 }
 
+#[test]
+fn what_is_told_otherwise_or_of_others_is_not_counted() {
+    const XDP_TX: u64 = 3;
+    const XDP_REDIRECT: u64 = 4;
+    const DEVMAP: u64 = 14;
+    const ENETDOWN: u64 = (-100_i32).cast_unsigned() as u64;
+    let mut object = EbpfLoader::new()
+        .map_max_entries(map::LUT, 1024)
+        .load(fastpath::object::bytes())
+        .unwrap();
+    let mut counted = |program: &str, arguments: &[u64]| {
+        let program: &mut RawTracePoint = object.program_mut(program).unwrap().try_into().unwrap();
+        if program.fd().is_err() {
+            program.load().unwrap();
+        }
+        let mut options = RawTracePointRunOptions::new();
+        options.args[..arguments.len()].copy_from_slice(arguments);
+        program.test_run(options).unwrap();
+        let counters = PerCpuArray::<_, u64>::try_from(object.map(map::FAILURES).unwrap()).unwrap();
+        Failure::ALL.map(|failure| {
+            counters
+                .get(&failure.index(), 0)
+                .unwrap()
+                .iter()
+                .sum::<u64>()
+        })
+    };
+    // The pointers are no business of the programs.
+    assert_eq!(counted("guideway_exception", &[0, 0, XDP_REDIRECT]), [0; 6]);
+    assert_eq!(
+        counted("guideway_exception", &[0, 0, XDP_TX]),
+        [0, 0, 0, 0, 1, 0]
+    );
+    assert_eq!(
+        counted("guideway_redirect_err", &[0, 0, 0, ENETDOWN, DEVMAP, 7, 7]),
+        [0, 0, 0, 0, 1, 0]
+    );
+    assert_eq!(
+        counted("guideway_redirect_err", &[0, 0, 0, ENETDOWN, 0, 7, 7]),
+        [0, 1, 0, 0, 1, 0]
+    );
+}
+
 /// Returns the number of the pinned link, as the kernel counts links.
 fn link_at(pins: &Pins, tracepoint: &str) -> Option<String> {
     let pin = pins
@@ -148,8 +197,8 @@ impl Machines {
         }
     }
 
-    /// Connects them; returns the edge's link to the client, that to the node, and the node's.
-    fn links(&self) -> (Link<'_>, Link<'_>, Link<'_>) {
+    /// Connects them; returns the edge's link to the node, and the node's.
+    fn links(&self) -> (Link<'_>, Link<'_>) {
         let (port, uplink) = Veth::between((&self.client, "eth0"), (&self.edge, "up0"))
             .create()
             .unwrap();
@@ -158,7 +207,7 @@ impl Machines {
         let (downlink, far) = Veth::between((&self.edge, "down0"), (&self.node, "eth0"))
             .create()
             .unwrap();
-        (uplink, downlink, far)
+        (downlink, far)
     }
 
     fn send(&self) {

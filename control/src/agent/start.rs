@@ -112,8 +112,8 @@ impl Agent {
         }
         let uncounted = loaded.count_failures().err().map(|error| {
             let reason = chain(&error);
-            tracing::warn!(reason, "frames that XDP fails to send are not all counted");
-            format!("frames that XDP fails to send are not all counted: {reason}")
+            tracing::warn!(reason, "frames that XDP fails to send are not counted");
+            format!("frames that XDP fails to send are not counted: {reason}")
         });
         let tables = Tables::open(&loaded).map_err(StartError::Tables)?;
         let machine = Machine::of(&config.desired, &facts);

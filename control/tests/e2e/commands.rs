@@ -266,7 +266,7 @@ fn pages_for_people_name_what_there_is() {
     let page = edge.page(&["drops", "--all"]);
     assert!(page.contains("no_backend"), "{page}");
     assert!(
-        page.contains("fail") && page.contains("queue_full"),
+        page.contains("fail") && page.contains("device_down"),
         "{page}"
     );
     let from = "10.0.0.2:4000";

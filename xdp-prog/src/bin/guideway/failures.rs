@@ -4,7 +4,9 @@
 //! relocations for offsets of kernel structures. So what other XDP programs lose is counted too.
 
 use aya_ebpf::{
-    bindings::xdp_action, btf_maps::PerCpuArray, macros::btf_map, macros::raw_tracepoint,
+    bindings::xdp_action,
+    btf_maps::PerCpuArray,
+    macros::{btf_map, raw_tracepoint},
     programs::RawTracePointContext,
 };
 use xdp_prog::failure::Failure;
@@ -18,20 +20,8 @@ fn guideway_redirect_err(ctx: RawTracePointContext) {
     /// `BPF_MAP_TYPE_UNSPEC`: the program named a device, as ours do, and no place in a map.
     const NO_MAP: u32 = 0;
     if ctx.arg::<u32>(4) == NO_MAP {
-        count(Failure::of_error(ctx.arg(3)), 1);
+        count(Failure::of_redirect(ctx.arg(3)));
     }
-}
-
-/// `(from_dev, to_dev, sent, drops, err)`: a bulk of redirected frames has been handed to the driver.
-#[raw_tracepoint(tracepoint = "xdp_devmap_xmit")]
-fn guideway_devmap_xmit(ctx: RawTracePointContext) {
-    count_bulk(ctx.arg(3), ctx.arg(4));
-}
-
-/// `(dev, sent, drops, err)`: the same for frames that go back out of the device they came in by, from drivers with bulks (veth).
-#[raw_tracepoint(tracepoint = "xdp_bulk_tx")]
-fn guideway_bulk_tx(ctx: RawTracePointContext) {
-    count_bulk(ctx.arg(2), ctx.arg(3));
 }
 
 /// `(dev, xdp, act)`: the driver could not do what the program said.
@@ -39,21 +29,14 @@ fn guideway_bulk_tx(ctx: RawTracePointContext) {
 fn guideway_exception(ctx: RawTracePointContext) {
     // Some drivers say so of redirects too, which `xdp_redirect_err` has told already.
     if ctx.arg::<u32>(2) == xdp_action::XDP_TX {
-        count(Failure::Other, 1);
+        count(Failure::Transmit);
     }
 }
 
 #[inline(always)]
-fn count_bulk(drops: i32, error: i32) {
-    if drops > 0 {
-        count(Failure::of_error(error), drops.unsigned_abs());
-    }
-}
-
-#[inline(always)]
-fn count(failure: Failure, frames: u32) {
+fn count(failure: Failure) {
     if let Some(counter) = FAILURES.get_ptr_mut(failure.index()) {
         // SAFETY: a per-CPU element; where these tracepoints are, softirqs are off.
-        unsafe { *counter += u64::from(frames) };
+        unsafe { *counter += 1 };
     }
 }

@@ -436,18 +436,12 @@ impl Loaded {
         }
     }
 
-    /// Loads the program of a tracepoint, which no other does.
-    pub(crate) fn load_trace_program(
-        &mut self,
-        name: &str,
-    ) -> Result<&mut RawTracePoint, ProgramError> {
-        let program: &mut RawTracePoint = self
-            .ebpf
-            .program_mut(name)
-            .ok_or(ProgramError::UnexpectedProgramType)?
-            .try_into()?;
-        program.load()?;
-        Ok(program)
+    /// Returns the program of a tracepoint, which is not loaded with the others.
+    pub(crate) fn trace_program_mut(&mut self, name: &str) -> &mut RawTracePoint {
+        match self.ebpf.program_mut(name) {
+            Some(aya::programs::Program::RawTracePoint(program)) => program,
+            _ => unreachable!("the object has this program for a tracepoint"),
+        }
     }
 
     pub(crate) const fn pins(&self) -> Option<&Pins> {

@@ -8,6 +8,7 @@
 )]
 
 use std::{
+    fs,
     net::{IpAddr, Ipv4Addr, UdpSocket},
     path::PathBuf,
     process::Command,
@@ -105,6 +106,10 @@ fn each_is_counted_once_whoever_came_last_until_all_is_detached() {
             edge.failures(Failure::NoDevice) == before + DATAGRAMS
         })
         .unwrap();
+        // Somebody removes what is pinned, and the agent puts it back.
+        fs::remove_dir_all(pins.map("").with_file_name("programs")).unwrap();
+        edge.loaded.count_failures().unwrap();
+        edge.loaded.count_failures().unwrap();
         let links = TRACEPOINTS.map(|(tracepoint, _)| link_at(&pins, tracepoint).unwrap());
 
         pins.remove_all().unwrap();
@@ -221,7 +226,7 @@ impl Machines {
 }
 
 struct Edge {
-    _loaded: Loaded,
+    loaded: Loaded,
     tables: Tables,
 }
 
@@ -252,10 +257,7 @@ impl Edge {
             protocol: Protocol::Udp,
         };
         tables.put_service(key, &spec).unwrap();
-        Self {
-            _loaded: loaded,
-            tables,
-        }
+        Self { loaded, tables }
     }
 
     /// Names the device by which the node is reached, be it there or not.

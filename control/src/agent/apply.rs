@@ -183,6 +183,20 @@ impl Agent {
         }
     }
 
+    /// Sees to it that what XDP fails to send is counted; serves without where that cannot be.
+    fn count_failures(&mut self) {
+        let uncounted = self.loaded.count_failures().err().map(|error| {
+            let reason = chain(&error);
+            format!("frames that XDP fails to send are not counted: {reason}")
+        });
+        if let Some(warning) = &uncounted
+            && uncounted != self.uncounted
+        {
+            tracing::warn!("{warning}");
+        }
+        self.uncounted = uncounted;
+    }
+
     fn attach(&mut self, name: &str, allowed: AttachMode) -> Result<(), AttachError> {
         let options = Options {
             mode: match allowed {
@@ -192,6 +206,7 @@ impl Agent {
             },
             ..Options::default()
         };
+        self.count_failures();
         let attachment = self.loaded.attach(name, &options)?;
         tracing::info!(
             interface = name,

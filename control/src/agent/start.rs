@@ -23,7 +23,6 @@ use super::reload::unix_time;
 use super::sweeps::Sweeps;
 use crate::api::ConfigStatus;
 use crate::census::Census;
-use crate::chain::chain;
 use crate::config::{Config, ConfigError, TableSizes, host};
 use crate::health::monitor::Monitor;
 use crate::health::selection::Selection;
@@ -101,7 +100,7 @@ impl Agent {
         }
         let inherited = pins.interfaces()?.into_iter().collect();
         let inherited_egress = pins.egress_devices()?.into_iter().collect();
-        let mut loaded = loader(pins.clone(), config.tables).load()?;
+        let loaded = loader(pins.clone(), config.tables).load()?;
         for kept in loaded.kept_sizes() {
             tracing::warn!(
                 map = kept.map,
@@ -110,11 +109,6 @@ impl Agent {
                 "a pinned table keeps its size until `guideway detach`"
             );
         }
-        let uncounted = loaded.count_failures().err().map(|error| {
-            let reason = chain(&error);
-            tracing::warn!(reason, "frames that XDP fails to send are not counted");
-            format!("frames that XDP fails to send are not counted: {reason}")
-        });
         let tables = Tables::open(&loaded).map_err(StartError::Tables)?;
         let machine = Machine::of(&config.desired, &facts);
         let cluster = feed.map(Cluster::new);
@@ -139,7 +133,7 @@ impl Agent {
             path: path.to_owned(),
             cluster,
             loaded,
-            uncounted,
+            uncounted: None,
             pins,
             other_layout: !others.is_empty(),
             _pins_lock: pins_lock,

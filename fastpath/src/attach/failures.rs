@@ -1,6 +1,6 @@
 //! Counts what the kernel could not send, by programs at its tracepoints.
 
-use std::{collections::BTreeMap, io};
+use std::{collections::BTreeMap, fs, io, path::Path};
 
 use aya::{
     pin::PinError as PinFailure,
@@ -16,41 +16,57 @@ use crate::{
 
 impl Loaded {
     /// Counts from now on the frames of the whole machine that XDP could not send, beside what was counted before.
+    /// What is in place stays.
     ///
-    /// The dataplane goes on without, as kernels make no promise about their tracepoints.
+    /// The dataplane serves without: kernels make no promise about their tracepoints.
     ///
     /// # Errors
     ///
-    /// When the kernel refuses a program or its place, or the link cannot be pinned; other tracepoints may be in use then.
+    /// When the kernel refuses a program or its place, or the link cannot be pinned; another tracepoint may be in use then.
     pub fn count_failures(&mut self) -> Result<(), LoadError> {
         for (tracepoint, program) in TRACEPOINTS {
-            // Such a link keeps its program. So the old one goes first: what fails in between is not counted, where else
-            // it would be twice.
             let pin = self.pins().map(|pins| pins.trace_link(tracepoint));
+            let is_loaded = self.trace_program_mut(program).fd().is_ok();
+            if is_loaded && pin.as_ref().is_none_or(|pin| pin.exists()) {
+                continue;
+            }
+            // Such a link keeps its program, so an earlier agent's goes first: what fails in between is not counted,
+            // where else it would be twice.
             if let Some(pin) = &pin {
                 unpin(pin)?;
             }
             let link = self.link_tracepoint(tracepoint, program).map_err(|error| {
                 explain(error.into(), &BTreeMap::new(), &facts::kernel().release)
             })?;
-            let Some(pin) = pin else {
-                self.keep(link);
-                continue;
-            };
-            link.pin(&pin).map_err(|error| {
-                let source = match error {
-                    PinFailure::SyscallError(error) => error.io_error,
-                    error => io::Error::other(error),
-                };
-                PinError::io("pin the link", &pin, source)
-            })?;
+            match pin {
+                Some(path) => pin_link(link, &path)?,
+                None => self.keep(link),
+            }
         }
         Ok(())
     }
 
     fn link_tracepoint(&mut self, tracepoint: &str, program: &str) -> Result<FdLink, ProgramError> {
-        let program = self.load_trace_program(program)?;
+        let program = self.trace_program_mut(program);
+        if program.fd().is_err() {
+            program.load()?;
+        }
         let id = program.attach(tracepoint)?;
         Ok(program.take_link(id)?.into())
     }
+}
+
+fn pin_link(link: FdLink, path: &Path) -> Result<(), PinError> {
+    if let Some(directory) = path.parent() {
+        fs::create_dir_all(directory)
+            .map_err(|source| PinError::io("create it", directory, source))?;
+    }
+    let pinned = link.pin(path);
+    pinned.map(drop).map_err(|error| {
+        let source = match error {
+            PinFailure::SyscallError(error) => error.io_error,
+            error => io::Error::other(error),
+        };
+        PinError::io("pin the link", path, source)
+    })
 }

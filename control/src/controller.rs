@@ -52,6 +52,7 @@ use self::convert::Classes;
 use self::lease::{Candidate, Term};
 use self::metrics::Values;
 use crate::kubernetes::client;
+use crate::kubernetes::request_errors::RequestErrors;
 use crate::{cli, commands, http, run};
 
 /// Who writes, in the API server's records of field ownership and in Events.
@@ -88,19 +89,24 @@ async fn serve(options: &cli::Controller) -> Result<()> {
 
     let (term, terms) = channel::channel(Term::default());
     let (values, shown) = channel::channel(Values::default());
+    let request_errors = RequestErrors::of_controller();
     let mut pages = JoinSet::new();
     if let Some(address) = options.metrics {
         let listener = http::listen(address, "--metrics").await?;
-        let terms = terms.clone();
+        let (terms, request_errors) = (terms.clone(), request_errors.clone());
         pages.spawn(http::serve_pages(listener, move |path| {
-            let leads = terms.borrow().is_leading();
-            std::future::ready(page(&path, leads, &shown.borrow()))
+            let values = Values {
+                leads: terms.borrow().is_leading(),
+                failed_requests: request_errors.by_name(),
+                ..shown.borrow().clone()
+            };
+            std::future::ready(page(&path, values))
         }));
     }
 
     let duration = Duration::from_secs(options.lease_duration.into());
     let leases: Api<Lease> = Api::namespaced(client.clone(), &namespace);
-    let candidate = Candidate::new(leases, identity, duration);
+    let candidate = Candidate::new(leases, identity, duration, request_errors.clone());
     let (stop, stopped) = oneshot::channel::<()>();
     let mut election = tokio::spawn(async move {
         let stopped = async {
@@ -124,6 +130,7 @@ async fn serve(options: &cli::Controller) -> Result<()> {
         client.clone(),
         terms.clone(),
         Candidate::write_timeout(duration),
+        request_errors,
     );
     let working = watch::follow(client, scope, secrets, writer, terms, values);
     let signal = tokio::select! {
@@ -147,15 +154,9 @@ fn identity() -> String {
     format!("{}_{}", host.trim(), unique.trim())
 }
 
-fn page(path: &str, leads: bool, values: &Values) -> Response<Full<Bytes>> {
+fn page(path: &str, values: Values) -> Response<Full<Bytes>> {
     match path {
-        "/metrics" => {
-            let values = Values {
-                leads,
-                ..values.clone()
-            };
-            http::metrics_page(crate::metrics::encoded(values).ok())
-        }
+        "/metrics" => http::metrics_page(crate::metrics::encoded(values).ok()),
         // The loop that answers is the one that works.
         "/healthz" | "/livez" => http::plain(StatusCode::OK, "ok\n"),
         "/readyz" if values.missing.is_empty() => http::plain(StatusCode::OK, "ok\n"),

@@ -20,7 +20,7 @@ mod listing;
 mod pace;
 mod presence;
 pub(crate) mod relist;
-mod request_errors;
+pub(crate) mod request_errors;
 mod watch;
 mod worker;
 

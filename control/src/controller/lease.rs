@@ -16,6 +16,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::MANAGER;
+use crate::kubernetes::request_errors::{Purpose, RequestErrors};
 
 /// Name of the Lease.
 pub const LEASE: &str = "guideway-controller";
@@ -44,15 +45,22 @@ pub(super) struct Candidate {
     duration: Duration,
     /// The Lease as it was last seen to change, and when.
     seen: Option<(LeaseSpec, Instant)>,
+    request_errors: RequestErrors,
 }
 
 impl Candidate {
-    pub(super) fn new(api: Api<Lease>, identity: String, duration: Duration) -> Self {
+    pub(super) fn new(
+        api: Api<Lease>,
+        identity: String,
+        duration: Duration,
+        request_errors: RequestErrors,
+    ) -> Self {
         Self {
             api,
             identity,
             duration,
             seen: None,
+            request_errors,
         }
     }
 
@@ -67,7 +75,11 @@ impl Candidate {
         let pause = self.duration / 5;
         loop {
             let asked = Instant::now();
-            match tokio::time::timeout(pause, self.stand()).await {
+            let outcome = tokio::time::timeout(pause, self.stand()).await;
+            if !matches!(outcome, Ok(Ok(_))) {
+                self.request_errors.count(Purpose::Lease);
+            }
+            match outcome {
                 Ok(Ok(leads)) => {
                     let until = leads.then_some(asked + self.duration * 2 / 3);
                     term.send_if_modified(|term| {

@@ -25,6 +25,8 @@ pub struct Values {
     pub writes: BTreeMap<(&'static str, bool), u64>,
     /// Errors of watches, by what is watched.
     pub watch_errors: BTreeMap<&'static str, u64>,
+    /// Other requests that failed, by what they were for.
+    pub failed_requests: BTreeMap<&'static str, u64>,
 }
 
 /// The values of a pool.
@@ -113,6 +115,14 @@ impl Collector for Values {
         for (object, number) in &self.watch_errors {
             count(&mut errors, &[("object", *object)], *number)?;
         }
+        let mut failed = counter(
+            &mut encoder,
+            "controller_request_errors",
+            "Other requests that failed, by what they are for",
+        )?;
+        for (request, number) in &self.failed_requests {
+            count(&mut failed, &[("request", *request)], *number)?;
+        }
         Ok(())
     }
 }
@@ -139,6 +149,7 @@ mod tests {
             .into(),
             writes: [(("service", false), 2)].into(),
             watch_errors: [("node", 4)].into(),
+            failed_requests: [("lease", 5)].into(),
             ..Values::default()
         };
         crate::metrics::encoded(values).unwrap()
@@ -154,6 +165,7 @@ mod tests {
             "guideway_controller_pool_free_addresses{pool=\"a\",family=\"ipv4\"} 13",
             "guideway_controller_writes_total{object=\"service\",result=\"failure\"} 2",
             "guideway_controller_watch_errors_total{object=\"node\"} 4",
+            "guideway_controller_request_errors_total{request=\"lease\"} 5",
         ] {
             assert!(
                 text.lines().any(|other| other == line),

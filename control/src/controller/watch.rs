@@ -31,6 +31,7 @@ use super::write::{WriteError, Writer};
 use crate::index::objects::{API_SERVICE, SERVICE_NAME};
 use crate::kubernetes::client::SEED_SECRET;
 use crate::kubernetes::relist;
+use crate::kubernetes::request_errors::Purpose;
 use crate::timer::sleep_until;
 
 /// Events taken before something is decided.
@@ -105,7 +106,7 @@ pub(super) async fn follow(
                 }
             }
             () = sleep_until(seed_due), if leads => {
-                seed_due = match writer.in_time(seed::ensure(&secrets)).await {
+                seed_due = match writer.counted(Purpose::Seed, seed::ensure(&secrets)).await {
                     Ok(()) => None,
                     Err(error) => {
                         tracing::error!(%error, secret = SEED_SECRET, "no seed of the flow hash: agents wait for it");

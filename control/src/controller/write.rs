@@ -9,7 +9,7 @@ use kube::runtime::events::{Event, EventType, Reporter};
 use kube::{Api, Client, Resource, ResourceExt};
 use serde_json::json;
 use tokio::sync::watch;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout, timeout_at};
 
 use super::MANAGER;
 use super::crd::LoadBalancerPool;
@@ -18,6 +18,7 @@ use super::status::{Notice, PoolWrite, Write};
 use crate::index::objects::ObjectName;
 use crate::kubernetes::backoff::asked_pause;
 use crate::kubernetes::events::publish_event;
+use crate::kubernetes::request_errors::{Purpose, RequestErrors};
 
 /// Characters of what the API server says that are passed on; an Event holds few more.
 const LONGEST_REASON: usize = 400;
@@ -71,19 +72,39 @@ pub(super) struct Writer {
     client: Client,
     terms: watch::Receiver<Term>,
     timeout: Duration,
+    request_errors: RequestErrors,
 }
 
 impl Writer {
-    pub(super) fn new(client: Client, terms: watch::Receiver<Term>, timeout: Duration) -> Self {
+    pub(super) fn new(
+        client: Client,
+        terms: watch::Receiver<Term>,
+        timeout: Duration,
+        request_errors: RequestErrors,
+    ) -> Self {
         Self {
             client,
             terms,
             timeout,
+            request_errors,
         }
     }
 
+    /// Does something that only a leader may do, and counts it among the requests that fail if it does.
+    pub(super) async fn counted<T, E>(
+        &self,
+        purpose: Purpose,
+        request: impl Future<Output = Result<T, E>>,
+    ) -> Result<T, WriteError<E>> {
+        let outcome = self.in_time(request).await;
+        if let Err(WriteError::Refused(_) | WriteError::Late) = outcome {
+            self.request_errors.count(purpose);
+        }
+        outcome
+    }
+
     /// Does something that only a leader may do.
-    pub(super) async fn in_time<T, E>(
+    async fn in_time<T, E>(
         &self,
         write: impl Future<Output = Result<T, E>>,
     ) -> Result<T, WriteError<E>> {
@@ -136,7 +157,7 @@ impl Writer {
         name: &ObjectName,
     ) -> Result<LoadBalancerPool, WriteError> {
         let pools: Api<LoadBalancerPool> = Api::all(self.client.clone());
-        self.in_time(pools.get(&name.name)).await
+        self.counted(Purpose::Pool, pools.get(&name.name)).await
     }
 
     /// Writes the status of Services, several at a time, and tells of what was written. Returns the Services with
@@ -168,6 +189,7 @@ impl Writer {
     /// Tells of Services to which nothing is written for it, several at a time; what takes longer than a second gets
     /// lost, for addresses wait for it.
     pub(super) async fn notices(&self, notices: Vec<(ObjectName, String, Notice)>) {
+        let end = Instant::now() + NOTICES_TIME;
         let notices = futures_util::stream::iter(notices);
         let told = notices.for_each_concurrent(CONCURRENT, async |(name, uid, notice)| {
             let reference = ObjectReference {
@@ -178,11 +200,13 @@ impl Writer {
                 uid: Some(uid),
                 ..ObjectReference::default()
             };
-            self.tell("ReadService", &reference, &notice).await;
+            let telling = self.tell("ReadService", &reference, &notice);
+            if timeout_at(end, telling).await.is_err() {
+                self.request_errors.count(Purpose::Event);
+                tracing::debug!(reason = notice.reason, "an Event takes too long");
+            }
         });
-        if timeout(NOTICES_TIME, told).await.is_err() {
-            tracing::debug!("Events take too long");
-        }
+        told.await;
     }
 
     /// Publishes an Event; one that gets lost changes nothing.
@@ -199,7 +223,7 @@ impl Writer {
             secondary: None,
         };
         let publishing = publish_event(&self.client, Reporter::from(MANAGER), &event, reference);
-        if let Err(error) = self.in_time(publishing).await {
+        if let Err(error) = self.counted(Purpose::Event, publishing).await {
             tracing::debug!(%error, reason = notice.reason, "cannot publish an Event");
         }
     }

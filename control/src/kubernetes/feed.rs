@@ -128,7 +128,7 @@ impl Feed {
             watching: Arc::new(Mutex::new(Watching::new(server))),
             machine: watch::Sender::default(),
             reports: Reports::new(Instant::now()),
-            request_errors: RequestErrors::default(),
+            request_errors: RequestErrors::of_agent(),
         }
     }
 

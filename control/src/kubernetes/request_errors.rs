@@ -1,34 +1,29 @@
 //! Requests to the API server that failed, counted by what they were for.
 //!
-//! Those of the four kinds that the index is made of are counted by the watchers themselves.
+//! Agents count watches of the four kinds that the index is made of where they watch, and controllers their watches
+//! and writes of status where they make them.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// What a request is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Purpose {
+pub(crate) enum Purpose {
     /// An Event is published.
     Event,
-    /// This edge's Lease is renewed.
+    /// The Lease of this edge, or of the controller that acts, is renewed.
     Lease,
     /// The Leases of all edges are listed or watched.
     LeaseWatch,
     /// The metadata of this machine's Node are listed or watched.
     NodeWatch,
-    /// The seed of the flow hash is read.
+    /// A pool is read anew, since somebody else has written it.
+    Pool,
+    /// The seed of the flow hash is read, or made.
     Seed,
 }
 
 impl Purpose {
-    const ALL: [Self; 5] = [
-        Self::Event,
-        Self::Lease,
-        Self::LeaseWatch,
-        Self::NodeWatch,
-        Self::Seed,
-    ];
-
     /// Returns the name for metrics.
     const fn name(self) -> &'static str {
         match self {
@@ -36,27 +31,49 @@ impl Purpose {
             Self::Lease => "lease",
             Self::LeaseWatch => "lease_watch",
             Self::NodeWatch => "node_watch",
+            Self::Pool => "pool",
             Self::Seed => "seed",
         }
     }
 }
 
 /// How many requests have failed; a clone counts on in the same place.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct RequestErrors(Arc<Mutex<BTreeMap<Purpose, u64>>>);
 
 impl RequestErrors {
+    /// Begins with none of an agent's.
+    pub fn of_agent() -> Self {
+        Self::none([
+            Purpose::Event,
+            Purpose::Lease,
+            Purpose::LeaseWatch,
+            Purpose::NodeWatch,
+            Purpose::Seed,
+        ])
+    }
+
+    /// Begins with none of a controller's.
+    pub(crate) fn of_controller() -> Self {
+        Self::none([Purpose::Event, Purpose::Lease, Purpose::Pool, Purpose::Seed])
+    }
+
+    fn none<const N: usize>(purposes: [Purpose; N]) -> Self {
+        let none = purposes.map(|purpose| (purpose, 0));
+        Self(Arc::new(Mutex::new(none.into())))
+    }
+
     /// Counts one.
-    pub(super) fn count(&self, purpose: Purpose) {
+    pub(crate) fn count(&self, purpose: Purpose) {
         *self.lock().entry(purpose).or_default() += 1;
     }
 
     /// Returns the numbers by name; of what has never failed, too.
-    pub(super) fn by_name(&self) -> BTreeMap<&'static str, u64> {
+    pub(crate) fn by_name(&self) -> BTreeMap<&'static str, u64> {
         let counted = self.lock();
-        let number = |purpose| counted.get(&purpose).copied().unwrap_or_default();
-        let all = Purpose::ALL.into_iter();
-        all.map(|purpose| (purpose.name(), number(purpose)))
+        counted
+            .iter()
+            .map(|(purpose, number)| (purpose.name(), *number))
             .collect()
     }
 
@@ -72,7 +89,7 @@ mod tests {
 
     #[test]
     fn failures_are_counted_by_what_the_requests_were_for() {
-        let request_errors = RequestErrors::default();
+        let request_errors = RequestErrors::of_agent();
         let elsewhere = request_errors.clone();
         request_errors.count(Purpose::Lease);
         elsewhere.count(Purpose::Lease);

@@ -6,11 +6,14 @@ mod pools;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use lab::Signal;
 use lab::kubernetes::ControlPlane;
+use lab::{Namespace, Signal};
 use serde_json::{Value, json};
 
 use self::cluster::{Cluster, PATIENCE, annotated, condition, expect, pool, service};
+
+/// Where controllers of tests serve their metrics.
+const METRICS: &str = "127.0.0.1:10792";
 
 #[test]
 fn a_service_gets_an_address_that_goes_with_its_type() {
@@ -300,17 +303,8 @@ endpoints: [{addresses: [192.0.2.0]}, {addresses: [192.0.2.66]}]
 fn probes_and_metrics_tell_how_it_is() {
     let cluster = Cluster::start();
     cluster.kubectl(&["delete", "crd", "loadbalancerpools.guideway.dev"]);
-    let _controller = cluster.controller(&["--metrics", "127.0.0.1:10792"]);
-    let get = |path: &str| {
-        let mut curl = cluster.0.machine().command("curl");
-        curl.args([
-            "-sS",
-            "-w",
-            "%{http_code}",
-            &format!("http://127.0.0.1:10792{path}"),
-        ]);
-        lab::output(&mut curl).unwrap_or_default()
-    };
+    let _controller = cluster.controller(&["--metrics", METRICS]);
+    let get = |path: &str| get(cluster.0.machine(), path);
     cluster.eventually("three lists have arrived", || {
         let answer = get("/readyz");
         expect(
@@ -337,6 +331,37 @@ fn probes_and_metrics_tell_how_it_is() {
             .all(|line| metrics.lines().any(|other| other == *line));
         expect(all, &metrics)
     });
+}
+
+#[test]
+fn requests_that_fail_are_counted_by_what_they_are_for() {
+    let cluster = Cluster::start();
+    cluster.allow_to_write("leases, secrets");
+    let arguments = ["controller", "--metrics", METRICS];
+    let (machine, _controller) = cluster.controller_as("default", "controller", arguments);
+    cluster.apply(&pool("public", &["192.0.2.0/30"]));
+    cluster.apply(&service("web", ""));
+    assert_eq!(cluster.addresses("web", 1), ["192.0.2.0"]);
+    let failed = |request: &str| {
+        let metrics = get(&machine, "/metrics");
+        let name = format!("guideway_controller_request_errors_total{{request=\"{request}\"}} ");
+        let mut values = metrics.lines().filter_map(|line| line.strip_prefix(&name));
+        values.next().map(|value| value.parse::<u64>().unwrap())
+    };
+    let is_counted = |request: &str| {
+        cluster.eventually(&format!("{request} is counted"), || {
+            let number = failed(request);
+            expect(number > Some(0), format!("{number:?}"))
+        });
+    };
+    is_counted("event");
+    for request in ["lease", "pool", "seed"] {
+        assert_eq!(failed(request), Some(0), "{request}");
+    }
+
+    cluster.allow_to_write("secrets");
+    is_counted("lease");
+    assert_eq!(failed("seed"), Some(0));
 }
 
 #[test]
@@ -405,4 +430,12 @@ fn the_chart_has_the_definition_that_the_binary_prints() {
         chart == printed.unwrap(),
         "run: guideway controller --print-crds > deploy/helm/guideway/crds/loadbalancerpools.yaml"
     );
+}
+
+/// Asks a controller of this machine; returns the body and the status code behind it.
+fn get(machine: &Namespace, path: &str) -> String {
+    let mut curl = machine.command("curl");
+    let url = format!("http://{METRICS}{path}");
+    curl.args(["-sS", "-w", "%{http_code}", &url]);
+    lab::output(&mut curl).unwrap_or_default()
 }

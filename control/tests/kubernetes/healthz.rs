@@ -140,7 +140,7 @@ fn health_check_port_that_cannot_be_had_is_an_event_of_the_service() {
             client.clone(),
             name,
             reports,
-            RequestErrors::default(),
+            RequestErrors::of_agent(),
         ));
         let events: Api<Event> = Api::namespaced(client, "default");
         let deadline = Instant::now() + PATIENCE;

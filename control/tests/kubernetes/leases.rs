@@ -61,7 +61,7 @@ impl Member {
         };
         let holds: Arc<Mutex<BTreeSet<IpAddr>>> = Arc::default();
         let told = Arc::clone(&holds);
-        let (announced, request_errors) = (BTreeSet::new(), RequestErrors::default());
+        let (announced, request_errors) = (BTreeSet::new(), RequestErrors::of_agent());
         let task = tokio::spawn(follow(
             client,
             candidate,

@@ -67,12 +67,21 @@ impl Cluster {
 
     /// Gives the service account `controller` the rights that one needs, of those on pools only to read and `on_pools`.
     pub(super) fn allow(&self, on_pools: &str) {
+        self.allow_with(on_pools, "events, leases, secrets");
+    }
+
+    /// Does so with all rights on pools, and to write no other objects than these.
+    pub(super) fn allow_to_write(&self, written: &str) {
+        self.allow_with("patch", written);
+    }
+
+    fn allow_with(&self, on_pools: &str, written: &str) {
         let rules = format!(
             "
 - {{apiGroups: ['', discovery.k8s.io], resources: [services, nodes, namespaces, endpointslices], verbs: [get, list, watch]}}
 - {{apiGroups: [guideway.dev], resources: [loadbalancerpools], verbs: [get, list, watch, {on_pools}]}}
 - {{apiGroups: ['', guideway.dev], resources: [services/status, loadbalancerpools/status], verbs: [patch]}}
-- {{apiGroups: ['', events.k8s.io, coordination.k8s.io], resources: [events, leases, secrets], verbs: [get, create, update, patch]}}"
+- {{apiGroups: ['', events.k8s.io, coordination.k8s.io], resources: [{written}], verbs: [get, create, update, patch]}}"
         );
         self.0.make_service_account("controller", &rules).unwrap();
     }

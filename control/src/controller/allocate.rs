@@ -347,35 +347,33 @@ enum Search {
 }
 
 enum Holders<'a> {
-    Node,
-    ApiServer,
-    Edge,
     /// Nobody, though a Service names it as an external address.
     Named,
-    Foreign(&'a ObjectName),
+    /// Somebody who does not get it from here.
+    Other(Holder),
+    /// Services that get it from here.
     Services(Vec<&'a Service>),
 }
 
 impl<'a> Ledger<'a> {
     fn new(inventory: &'a Inventory) -> Self {
-        let foreign = inventory.foreign.iter();
-        let foreign = foreign.map(|(address, name)| (*address, Holders::Foreign(name)));
-        let api_servers = inventory.api_servers.iter();
-        let api_servers = api_servers.map(|address| (*address, Holders::ApiServer));
-        let edges = inventory.edges.iter();
-        let edges = edges.map(|address| (*address, Holders::Edge));
-        let nodes = inventory.nodes.iter();
-        let nodes = nodes.map(|address| (*address, Holders::Node));
         let named = inventory.external.iter();
         let named = named.map(|address| (*address, Holders::Named));
+        let foreign = inventory.foreign.iter();
+        let foreign = foreign
+            .map(|(address, name)| (*address, Holders::Other(Holder::Foreign(name.clone()))));
+        let machines = [
+            (&inventory.api_servers, Holder::ApiServer),
+            (&inventory.edges, Holder::Edge),
+            (&inventory.nodes, Holder::Node),
+        ];
+        let machines = machines.into_iter().flat_map(|(addresses, holder)| {
+            let addresses = addresses.iter();
+            addresses.map(move |address| (*address, Holders::Other(holder.clone())))
+        });
         Self {
             // Of two holders the later one counts.
-            holders: named
-                .chain(foreign)
-                .chain(api_servers)
-                .chain(edges)
-                .chain(nodes)
-                .collect(),
+            holders: named.chain(foreign).chain(machines).collect(),
             shared: BTreeMap::new(),
             searched: BTreeMap::new(),
         }
@@ -390,13 +388,7 @@ impl<'a> Ledger<'a> {
         match holders {
             Holders::Services(services) => services.push(service),
             // This Service's as well: see `may_join`.
-            Holders::Foreign(_)
-            | Holders::Node
-            | Holders::ApiServer
-            | Holders::Edge
-            | Holders::Named => {
-                *holders = Holders::Services(vec![service]);
-            }
+            Holders::Named | Holders::Other(_) => *holders = Holders::Services(vec![service]),
         }
     }
 
@@ -405,13 +397,13 @@ impl<'a> Ledger<'a> {
         let conflict = |holder| Problem::Taken { address, holder };
         match self.holders.get(&address) {
             None | Some(Holders::Named) => Ok(()),
-            Some(Holders::Node) => Err(conflict(Holder::Node)),
-            Some(Holders::ApiServer) => Err(conflict(Holder::ApiServer)),
-            Some(Holders::Edge) => Err(conflict(Holder::Edge)),
-            // Which of the two is wrong cannot be known, and taking it away breaks one.
-            Some(Holders::Foreign(_)) if service.held.contains(&address) => Ok(()),
-            Some(Holders::Foreign(name)) if **name == service.name => Ok(()),
-            Some(Holders::Foreign(name)) => Err(conflict(Holder::Foreign((*name).clone()))),
+            // Where both have it, it cannot be known which is wrong, and taking it away breaks one.
+            Some(Holders::Other(Holder::Foreign(name)))
+                if *name == service.name || service.held.contains(&address) =>
+            {
+                Ok(())
+            }
+            Some(Holders::Other(holder)) => Err(conflict(holder.clone())),
             Some(Holders::Services(others)) => {
                 let against =
                     |other: &&Service| Some((other.name.clone(), may_share(service, other).err()?));

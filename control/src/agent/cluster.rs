@@ -19,8 +19,7 @@ use crate::config::host::HostFacts;
 use crate::desired::{Desired, ForwardMode, NodePortAddresses, Role};
 use crate::durations::Durations;
 use crate::healthz::Checks;
-use crate::index::objects::ObjectName;
-use crate::index::{HealthCheck, Object, Problem};
+use crate::index::{Object, Problem, State};
 use crate::kubernetes::{Failure, Feed, OwnMachine, Update};
 use crate::metrics::KubernetesValues;
 use crate::versions::sides;
@@ -51,8 +50,9 @@ pub(super) struct Cluster {
     synced: Option<Instant>,
     /// Whether the tables have had it.
     is_programmed: bool,
-    problems: Problems,
-    health_checks: OrdMap<ObjectName, HealthCheck>,
+    /// The newest state.
+    state: State,
+    hash_seed: u64,
     /// From a change's arrival to the tables.
     sync: Durations,
     /// From a change in the cluster to the tables.
@@ -65,11 +65,26 @@ impl Cluster {
             feed,
             synced: None,
             is_programmed: false,
-            problems: Problems::new(),
-            health_checks: OrdMap::new(),
+            state: State::default(),
+            hash_seed: 0,
             sync: Durations::new(SYNC_BOUNDS),
             programming: Durations::new(PROGRAMMING_BOUNDS),
         }
+    }
+
+    /// Says what comes from the cluster and not from the file, once it is known.
+    pub(super) fn complete(&self, desired: &mut Desired) {
+        if self.synced.is_none() {
+            return;
+        }
+        let state = self.state.clone();
+        desired.services = state.services;
+        desired.draining = state.draining;
+        desired.vips = state.vips;
+        desired.shared = state.shared;
+        desired.nodes = state.nodes;
+        desired.trusted_edges = state.trusted_edges;
+        desired.hash_seed = self.hash_seed;
     }
 
     /// Tells the watchers which addresses are this machine's, and its role; a VIP may stand on `lo`.
@@ -122,21 +137,13 @@ impl Agent {
                 "the first state of the cluster is complete"
             );
         }
-        log_new(&cluster.problems, &state.problems);
-        cluster.problems = state.problems;
-        cluster.health_checks = state.health_checks;
+        log_new(&cluster.state.problems, &state.problems);
         cluster.feed.reports().vitals().set_leaving(state.leaving);
-        let desired = &mut self.config.desired;
-        let moved = desired.nodes != state.nodes;
-        desired.services = state.services;
-        desired.draining = state.draining;
-        desired.vips = state.vips;
-        desired.shared = state.shared;
-        desired.nodes = state.nodes;
-        desired.trusted_edges = state.trusted_edges;
-        desired.hash_seed = hash_seed;
+        let moved = self.config.desired.nodes != state.nodes;
         self.announcing
-            .set_announceable(state.assigned, state.announcers);
+            .set_announceable(state.assigned.clone(), state.announcers.clone());
+        (cluster.state, cluster.hash_seed) = (state, hash_seed);
+        cluster.complete(&mut self.config.desired);
         if moved {
             // Which address is the primary one depends on what the Node says.
             self.look_at_machine();
@@ -173,7 +180,7 @@ impl Agent {
         reports.vitals().set_unattached(unattached);
         let served = &self.config.desired.node_port_addresses;
         reports.set_checks(Checks {
-            services: cluster.health_checks.clone(),
+            services: cluster.state.health_checks.clone(),
             addresses: health_check_addresses(served, &self.machine.addresses),
         });
     }
@@ -182,6 +189,7 @@ impl Agent {
         let cluster = self.cluster.as_ref()?;
         let watching = cluster.feed.watching();
         let problems = cluster
+            .state
             .problems
             .values()
             .flat_map(|problems| problems.iter());
@@ -213,6 +221,7 @@ impl Agent {
             watching: cluster.feed.watching(),
             synced: cluster.synced.is_some(),
             problems: cluster
+                .state
                 .problems
                 .values()
                 .map(|problems| problems.len())
@@ -235,17 +244,6 @@ fn health_check_addresses(served: &NodePortAddresses, own: &BTreeSet<IpAddr>) ->
             own.iter().filter(within).copied().collect()
         }
     }
-}
-
-/// Replaces what comes from the cluster by what another desired state had of it.
-pub(super) fn carry_over(from: Desired, to: &mut Desired) {
-    to.services = from.services;
-    to.draining = from.draining;
-    to.vips = from.vips;
-    to.shared = from.shared;
-    to.nodes = from.nodes;
-    to.trusted_edges = from.trusted_edges;
-    to.hash_seed = from.hash_seed;
 }
 
 /// Lists what the tables send to, and the edges whose frames they take, where nobody says what is desired.

@@ -2,7 +2,7 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use super::{Agent, cluster};
+use super::Agent;
 use crate::chain::chain;
 use crate::config::{self, Config, ConfigError, Source, host};
 use crate::target::Machine;
@@ -28,9 +28,9 @@ impl Agent {
                 self.status.loaded_at = unix_time();
                 self.status.error = None;
                 self.status.needs_restart = needs_restart(&self.started_with, &config);
-                let before = std::mem::replace(&mut self.config, config);
+                self.config = config;
                 if let Some(cluster) = &self.cluster {
-                    cluster::carry_over(before.desired, &mut self.config.desired);
+                    cluster.complete(&mut self.config.desired);
                     cluster.show_machine(&facts, &self.config.desired);
                 }
                 self.machine = Machine::of(&self.config.desired, &facts);

@@ -154,7 +154,7 @@ pub async fn follow(
     let mut election = Election::new(candidate.name.clone(), announced.clone());
     let mut told = announced;
     let mut listed = BTreeSet::new();
-    let mut are_many = false;
+    let mut crowd = Crowd::default();
     heard.shown.mark_changed();
     loop {
         let deadline = election.deadline(Instant::now());
@@ -172,38 +172,46 @@ pub async fn follow(
             Some(event) = nodes.next() => node.take(event),
             () = sleep_until(deadline) => {}
         }
-        let edges = election.edges();
-        if edges > MANY_EDGES && !are_many {
+        crowd.look(election.edges());
+        // An edge that serves nothing yet counts for no address.
+        if let Some(shown) = &*heard.shown.borrow()
+            && let Some(labels) = node.labels()
+        {
+            let may_announce = shown.may_announce(labels);
+            election.set_eligible(may_announce);
+            let renewal = may_announce.then(|| Renewal {
+                addresses: shown.node_addresses.clone(),
+                owner: node.as_owner(),
+            });
+            renewals.send_if_modified(|before| {
+                let changed = *before != renewal;
+                *before = renewal;
+                changed
+            });
+        }
+        let holdings = election.step(Instant::now());
+        if holdings.addresses != told || !holdings.again.is_empty() {
+            told.clone_from(&holdings.addresses);
+            tell(holdings);
+        }
+    }
+}
+
+/// Warns of many edges, once each time that they become many.
+#[derive(Debug, Default)]
+struct Crowd {
+    are_many: bool,
+}
+
+impl Crowd {
+    fn look(&mut self, edges: usize) {
+        let were_many = std::mem::replace(&mut self.are_many, edges > MANY_EDGES);
+        if self.are_many && !were_many {
             tracing::warn!(
                 edges,
                 "so many Leases are a load for the API server: choose fewer edges by announce.node_selector, \
                  or announce by BGP"
             );
-        }
-        are_many = edges > MANY_EDGES;
-        let shown = heard.shown.borrow();
-        let addresses = shown.as_ref().map(|shown| shown.node_addresses.clone());
-        let may_announce = shown.as_ref().zip(node.labels());
-        let may_announce = may_announce.map(|(shown, labels)| shown.may_announce(labels));
-        drop(shown);
-        // An edge that serves nothing yet counts for no address.
-        let addresses = addresses.filter(|_| may_announce == Some(true));
-        let renewal = addresses.map(|addresses| Renewal {
-            addresses,
-            owner: node.as_owner(),
-        });
-        if let Some(may_announce) = may_announce {
-            election.set_eligible(may_announce);
-        }
-        renewals.send_if_modified(|before| {
-            let changed = *before != renewal;
-            *before = renewal;
-            changed
-        });
-        let holdings = election.step(Instant::now());
-        if holdings.addresses != told || !holdings.again.is_empty() {
-            told.clone_from(&holdings.addresses);
-            tell(holdings);
         }
     }
 }

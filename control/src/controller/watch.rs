@@ -99,7 +99,12 @@ pub(super) async fn follow(
                 values.send_modify(|values| values.missing = cluster.missing());
             }
             Ok(()) = terms.changed() => {
-                term = become_of(term, *terms.borrow_and_update(), &mut cluster, &mut pacer);
+                let before = std::mem::replace(&mut term, *terms.borrow_and_update());
+                if term.number != before.number {
+                    cluster.forget();
+                    pacer = Pacer::default();
+                    pacer.dirty = true;
+                }
                 if !term.is_leading() {
                     // The one that leads tells.
                     values.send_modify(Values::forget);
@@ -121,15 +126,6 @@ pub(super) async fn follow(
             }
         }
     }
-}
-
-fn become_of(before: Term, now: Term, cluster: &mut Cluster, pacer: &mut Pacer) -> Term {
-    if now.number != before.number {
-        cluster.forget();
-        *pacer = Pacer::default();
-        pacer.dirty = true;
-    }
-    now
 }
 
 /// Decides and writes; tells whether that leads to more.

@@ -140,7 +140,7 @@ impl ControlPlane {
         let number = self.links.fetch_add(1, Ordering::Relaxed);
         let port = format!("port{number}");
         let (link, port) =
-            Veth::between((machine, Self::INTERFACE), (&self.machine, &port)).create()?;
+            Veth::between((machine, Self::INTERFACE), (&self.machine, &port)).lay()?;
         port.set_bridge(&self.machine.link(BRIDGE)?)?;
         let [a, b, c, _] = Self::ADDRESS.octets();
         let address = cidr(Ipv4Addr::new(a, b, c, number), 24);

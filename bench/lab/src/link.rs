@@ -24,8 +24,8 @@ use netlink_packet_route::{
 
 use crate::{Cidr, Error, Namespace, Result, route::family, wait_for};
 
-const ADDRESS_TIMEOUT: Duration = Duration::from_secs(5);
-const READY_TIMEOUT: Duration = Duration::from_secs(10);
+const ADDRESS_TIMEOUT: Duration = Duration::from_secs(30);
+const READY_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// An Ethernet address.
 pub type Mac = [u8; 6];
@@ -98,12 +98,20 @@ impl<'a, 'b> Veth<'a, 'b> {
         self
     }
 
-    /// Makes the pair, with both ends up.
+    /// Makes the pair, with both ends up and ready.
     ///
     /// # Errors
     ///
-    /// [`Error::Kernel`], for example when a name is taken.
+    /// [`Error::Kernel`], for example when a name is taken; otherwise as for [`Link::wait_until_ready`].
     pub fn create(self) -> Result<(Link<'a>, Link<'b>)> {
+        let (a, b) = self.lay()?;
+        a.wait_until_ready()?;
+        b.wait_until_ready()?;
+        Ok((a, b))
+    }
+
+    /// Makes the pair, with both ends up, for who waits for many pairs together.
+    pub(crate) fn lay(self) -> Result<(Link<'a>, Link<'b>)> {
         let mut peer = self.end(&self.b);
         let fd = self.b.namespace.net().as_raw_fd();
         peer.attributes.push(LinkAttribute::NetNsFd(fd));
@@ -414,7 +422,7 @@ impl<'ns> Link<'ns> {
     ///
     /// # Errors
     ///
-    /// [`Error::Timeout`] when it is not within 10 s.
+    /// [`Error::Timeout`] when it is not within 30 s.
     pub fn wait_until_ready(&self) -> Result<()> {
         let awaited = format!("{} of {} is ready", self.name, self.namespace.name());
         wait_for(&awaited, READY_TIMEOUT, || match self.is_ready() {

@@ -81,7 +81,7 @@ pub(crate) fn add(node: &Namespace, number: u8, pod: u8, mtu: u32) -> Result<Mac
     let namespace = Namespace::new(&label)?;
     let (link, far) = Veth::between((&namespace, Machine::INTERFACE), (node, &label))
         .mtu(mtu)
-        .create()?;
+        .lay()?;
     let [v4, v6] = addresses(number, pod);
     prepare_far_end(&far)?;
     for address in [v4, v6] {

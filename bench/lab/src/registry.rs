@@ -31,7 +31,7 @@ use crate::wait_until;
 /// Where `ip netns` looks for names.
 pub(crate) const NAMES: &str = "/run/netns";
 const PREFIX: &str = "gw-";
-const RESIDENTS_TIMEOUT: Duration = Duration::from_secs(5);
+const RESIDENTS_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The names of this process's namespaces.
 #[derive(Debug)]

@@ -195,7 +195,7 @@ impl Builder {
         let (fabric, port) = Veth::between((router, "fabric"), (switch, "router"))
             .queues(self.queues)
             .mtu(self.fabric_mtu)
-            .create()?;
+            .lay()?;
         port.set_bridge(&bridge)?;
         fabric.disable_tx_offloads()?;
         port.disable_tx_offloads()?;
@@ -286,7 +286,7 @@ impl Builder {
         let (link, far) = Veth::between((&namespace, Machine::INTERFACE), (other, &plan.label))
             .queues(self.queues)
             .mtu(plan.mtu)
-            .create()?;
+            .lay()?;
         if let FarEnd::Switch = far_end {
             far.set_bridge(&other.link("br0")?)?;
         } else {

@@ -19,7 +19,7 @@ use std::{
 use lab::{Namespace, Process, Signal, Topology};
 
 const CHILD: &str = "GUIDEWAY_LAB_CHILD";
-const TIMEOUT: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 fn names_with(part: &str) -> Vec<String> {
     fs::read_dir("/run/netns")

@@ -15,7 +15,7 @@ use std::{
 
 use lab::{Cidr, Error, Namespace, Offload, Process, Route, Signal, Veth, wait_until};
 
-const TIMEOUT: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 fn cidr(text: &str) -> Cidr {
     text.parse().unwrap()

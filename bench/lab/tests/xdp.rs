@@ -13,7 +13,7 @@ use lab::{Link, Namespace, Offload, Topology, Veth, wait_until};
 
 use support::{ETHERNET_LENGTH, EXPERIMENTAL, RawSocket, careless_forwarder, frame, reflector};
 
-const TIMEOUT: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 #[test]
 fn a_frame_from_xdp_tx_arrives_at_a_peer_with_a_program_of_its_own() {
@@ -137,10 +137,7 @@ fn silence(link: &Link<'_>) {
 
 /// Makes a pair of interfaces that carry.
 fn cable<'n>(a: &'n Namespace, b: &'n Namespace) -> (Link<'n>, Link<'n>) {
-    let (a, b) = Veth::between((a, "eth0"), (b, "eth0")).create().unwrap();
-    a.wait_until_ready().unwrap();
-    b.wait_until_ready().unwrap();
-    (a, b)
+    Veth::between((a, "eth0"), (b, "eth0")).create().unwrap()
 }
 
 /// Recomputes the checksum of a UDP datagram in an IPv4 packet without options (RFC 768).

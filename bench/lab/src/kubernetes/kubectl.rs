@@ -4,8 +4,8 @@ use std::{ffi::OsStr, path::Path, process::Command, sync::atomic::Ordering};
 
 use serde_json::Value;
 
-use super::{ControlPlane, KUBECONFIG, program};
-use crate::{Error, Namespace, Result, output};
+use super::{ControlPlane, KUBECONFIG, READY_TIMEOUT, program};
+use crate::{Error, Namespace, Result, output, wait_for};
 
 impl ControlPlane {
     /// Prepares a `kubectl` command.
@@ -80,13 +80,42 @@ impl ControlPlane {
         })
     }
 
-    /// Makes a service account of namespace `default` with these rules of a ClusterRole, one a line, as YAML; one
-    /// that exists gets other rules.
+    /// Waits until objects of a kind can be listed: one that is defined anew is found a moment after it is
+    /// established.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Timeout`] when there is no such kind.
+    pub fn wait_for_kind(&self, kind: &str) -> Result<()> {
+        wait_for(&format!("{kind} are listed"), READY_TIMEOUT, || {
+            self.kubectl(&["get", kind, "--all-namespaces"]).map(drop)
+        })
+    }
+
+    /// Waits until the API server lets a service account do something, such as `list services`: it takes note of
+    /// roles a moment after they are written.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Timeout`] when the account may not.
+    pub fn wait_for_right(&self, namespace: &str, account: &str, right: &str) -> Result<()> {
+        let user = format!("--as=system:serviceaccount:{namespace}:{account}");
+        let ask = ["auth", "can-i", "-n", namespace, &user];
+        let ask: Vec<&str> = ask.into_iter().chain(right.split(' ')).collect();
+        wait_for(&format!("{account} may {right}"), READY_TIMEOUT, || {
+            self.kubectl(&ask).map(drop)
+        })
+    }
+
+    /// Makes a service account of namespace `default` with these rules of a ClusterRole, one a line, as YAML, and
+    /// waits until they are in force; one that exists gets other rules.
     ///
     /// # Errors
     ///
     /// [`Error::Failed`] when the API server refuses the objects.
     pub fn make_service_account(&self, name: &str, rules: &str) -> Result<()> {
+        // Tells these rules from those that the account had before.
+        let mark = format!("/rules/{}", self.files.fetch_add(1, Ordering::Relaxed));
         let objects = format!(
             "
 apiVersion: v1
@@ -97,6 +126,7 @@ apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRole
 metadata: {{name: {name}}}
 rules:
+- {{nonResourceURLs: [{mark}], verbs: [get]}}
 {rules}
 ---
 apiVersion: rbac.authorization.k8s.io/v1
@@ -106,7 +136,8 @@ roleRef: {{apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: {name}}
 subjects: [{{kind: ServiceAccount, name: {name}, namespace: default}}]
 "
         );
-        self.apply(&objects).map(drop)
+        self.apply(&objects)?;
+        self.wait_for_right("default", name, &format!("get {mark}"))
     }
 
     /// Returns a token, bound and valid for an hour, of a service account, which must exist.

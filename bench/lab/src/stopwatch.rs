@@ -1,0 +1,99 @@
+//! Times that a test holds a product to, on a machine that others keep busy.
+
+use std::{
+    fs, thread,
+    time::{Duration, Instant},
+};
+
+/// How much later the kernel may tell of time that was waited: it adds it up every 2 s (`PSI_FREQ` in
+/// `kernel/sched/psi.c`).
+const TOLD_WITHIN: Duration = Duration::from_millis(2_100);
+/// Of `/proc/stat`: `USER_HZ`, which is the same on all machines that Linux runs on by now.
+const TICK: Duration = Duration::from_millis(10);
+
+/// A time that runs, and how much of it the machine withheld.
+#[derive(Debug)]
+pub struct Stopwatch {
+    started: Instant,
+    withheld: Duration,
+}
+
+impl Stopwatch {
+    /// Starts one.
+    pub fn start() -> Self {
+        Self {
+            withheld: withheld(),
+            started: Instant::now(),
+        }
+    }
+
+    /// Returns the time since the start.
+    pub fn elapsed(&self) -> Duration {
+        self.started.elapsed()
+    }
+
+    /// Tells whether what has just ended took less than `limit`. Where it took longer, the time does not count in
+    /// which anything on the machine was kept waiting for a CPU.
+    pub fn is_within(&self, limit: Duration) -> bool {
+        let elapsed = self.elapsed();
+        elapsed < limit || elapsed.saturating_sub(self.waited()) < limit
+    }
+
+    /// Returns for how long something was kept waiting for a CPU since the start: never too short a time.
+    pub fn waited(&self) -> Duration {
+        thread::sleep(TOLD_WITHIN);
+        withheld().saturating_sub(self.withheld)
+    }
+}
+
+/// Time that tasks waited for a CPU, and CPUs for the host they are guests of, since the machine started; none where
+/// the kernel does not tell.
+fn withheld() -> Duration {
+    let read = |path| fs::read_to_string(path).unwrap_or_default();
+    let waited = waited(&read("/proc/pressure/cpu")).unwrap_or_default();
+    waited + stolen(&read("/proc/stat")).unwrap_or_default()
+}
+
+fn waited(pressure: &str) -> Option<Duration> {
+    let some = pressure
+        .lines()
+        .find_map(|line| line.strip_prefix("some "))?;
+    let total = some
+        .split(' ')
+        .find_map(|word| word.strip_prefix("total="))?;
+    total.parse().ok().map(Duration::from_micros)
+}
+
+fn stolen(stat: &str) -> Option<Duration> {
+    let all = stat.lines().find_map(|line| line.strip_prefix("cpu "))?;
+    let ticks: u32 = all.split_whitespace().nth(7)?.parse().ok()?;
+    Some(TICK * ticks)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn time_that_the_kernel_tells_of_is_read() {
+        let pressure =
+            "some avg10=0.12 avg60=1.50 avg300=0.00 total=1500000\nfull avg10=0.00 total=7\n";
+        assert_eq!(waited(pressure), Some(Duration::from_millis(1_500)));
+        assert_eq!(waited(""), None);
+        let stat = "cpu  1 2 3 4 5 6 7 150 9 10\ncpu0 1 2 3 4 5 6 7 8 9 10\n";
+        assert_eq!(stolen(stat), Some(Duration::from_millis(1_500)));
+        assert_eq!(stolen("intr 1"), None);
+    }
+
+    #[test]
+    fn time_that_nobody_withheld_counts() {
+        let long_ago = |withheld| Stopwatch {
+            started: Instant::now() - Duration::from_secs(10),
+            withheld,
+        };
+        assert!(long_ago(Duration::ZERO).is_within(Duration::from_secs(11)));
+        // More than there is by now, so that nothing was withheld since.
+        let all_counts = long_ago(withheld() + Duration::from_secs(3600));
+        assert!(!all_counts.is_within(Duration::from_secs(9)));
+    }
+}

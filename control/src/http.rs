@@ -238,9 +238,23 @@ pub(crate) mod testing {
     //! Servers that run beside a test, and a client that says what it is told to.
 
     use std::io::{Read, Write};
-    use std::net::TcpStream;
+    use std::net::{Ipv4Addr, TcpStream};
+    use std::sync::atomic::{AtomicU16, Ordering};
 
     use super::*;
+
+    /// Returns a loopback address that no other process uses: a port that is free there stays so.
+    pub(crate) fn own_loopback() -> Ipv4Addr {
+        let [_, a, b, c] = std::process::id().to_be_bytes();
+        // Process ids have 22 bits.
+        Ipv4Addr::new(127, 64 | a, b, c)
+    }
+
+    /// Returns a port that no other test is told, below those that the kernel gives out.
+    pub(crate) fn free_port() -> u16 {
+        static NEXT: AtomicU16 = AtomicU16::new(11_000);
+        NEXT.fetch_add(1, Ordering::Relaxed)
+    }
 
     /// Runs a task in a thread until the end of the process.
     pub(crate) fn runs(task: impl Future<Output = ()> + Send + 'static) {

@@ -306,17 +306,11 @@ mod tests {
 
     use super::super::vitals::HEALTH_TIMEOUT;
     use super::*;
-    use crate::http::testing::{body_of, get, runs, send};
+    use crate::http::testing::{body_of, free_port, get, own_loopback, runs, send};
 
-    const TIMEOUT: Duration = Duration::from_secs(20);
+    const TIMEOUT: Duration = Duration::from_secs(60);
 
-    /// A port that is free.
-    fn free_port() -> u16 {
-        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        listener.local_addr().unwrap().port()
-    }
-
-    /// Checks at loopback: a Service named after its port for each pair of port and count.
+    /// Checks at this process's address: a Service named after its port for each pair of port and count.
     fn checks(pairs: &[(u16, usize)]) -> Checks {
         let check = |(port, local_endpoints): &(u16, usize)| {
             let check = HealthCheck {
@@ -327,7 +321,7 @@ mod tests {
         };
         Checks {
             services: pairs.iter().map(check).collect(),
-            addresses: [Ipv4Addr::LOCALHOST.into()].into(),
+            addresses: [own_loopback().into()].into(),
         }
     }
 
@@ -348,7 +342,7 @@ mod tests {
     }
 
     fn at(port: u16) -> SocketAddr {
-        (Ipv4Addr::LOCALHOST, port).into()
+        (own_loopback(), port).into()
     }
 
     fn wait_until_open(port: u16) {
@@ -451,8 +445,8 @@ mod tests {
 
     #[test]
     fn port_of_another_is_left_to_it_and_taken_once_it_is_free() {
-        let other = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let (taken, port) = (other.local_addr().unwrap().port(), free_port());
+        let [taken, port] = [free_port(), free_port()];
+        let other = std::net::TcpListener::bind(at(taken)).unwrap();
         let reports = started(Mode::Auto, checks(&[(taken, 1), (port, 1)]));
         wait_until_open(port);
         assert_eq!(reports.problems(), []);
@@ -463,15 +457,16 @@ mod tests {
 
     #[test]
     fn port_of_another_is_a_problem_where_all_are_asked_for() {
-        let other = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let port = other.local_addr().unwrap().port();
+        let port = free_port();
+        let other = std::net::TcpListener::bind(at(port)).unwrap();
         let reports = started(Mode::On, checks(&[(port, 1)]));
         wait_for("a problem is told", || !reports.problems().is_empty());
         let problem = &reports.problems()[0];
         assert_eq!(problem.rule.name(), "FailedToStartServiceHealthcheck");
         let text = problem.to_string();
         let expected = format!(
-            "Service shop/web-{port}: cannot listen at the health check port 127.0.0.1:{port} ("
+            "Service shop/web-{port}: cannot listen at the health check port {} (",
+            at(port)
         );
         assert!(text.starts_with(&expected), "{text}");
         drop(other);

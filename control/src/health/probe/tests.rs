@@ -8,8 +8,12 @@ use tokio_rustls::rustls::crypto::ring;
 
 use super::*;
 use crate::health::Get;
+use crate::http::testing::{free_port, own_loopback};
 
-const TIMEOUT: Duration = Duration::from_millis(400);
+/// Longer than any answer takes.
+const TIMEOUT: Duration = Duration::from_secs(60);
+/// For who gives none.
+const SHORT: Duration = Duration::from_millis(400);
 
 #[tokio::test]
 async fn open_port_passes_a_tcp_check() {
@@ -19,14 +23,14 @@ async fn open_port_passes_a_tcp_check() {
 
 #[tokio::test]
 async fn closed_port_is_connection_refused() {
-    let closed = address(&listen().await);
+    let closed = (own_loopback(), free_port()).into();
     assert_eq!(outcome(closed, Kind::Tcp).await, "connection refused");
 }
 
 #[tokio::test]
 async fn unreachable_address_is_told_in_the_kernels_words() {
     let nowhere = "[2001:db8:ffff::1]:9".parse().unwrap();
-    let told = outcome(nowhere, Kind::Tcp).await;
+    let told = outcome_within(SHORT, nowhere, Kind::Tcp).await;
     assert!(
         [
             "network is unreachable",
@@ -120,7 +124,7 @@ async fn peer_that_closes_without_a_word_is_no_answer() {
 async fn silent_peer_runs_into_the_timeout() {
     // The kernel accepts for it; nobody answers.
     let listener = listen().await;
-    let told = outcome(address(&listener), http(&[200..=200], None)).await;
+    let told = outcome_within(SHORT, address(&listener), http(&[200..=200], None)).await;
     assert_eq!(told, "timeout 400 ms");
 }
 
@@ -173,9 +177,13 @@ fn spans_are_written_in_the_largest_unit_that_is_exact() {
 }
 
 async fn outcome(peer: SocketAddr, kind: Kind) -> String {
+    outcome_within(TIMEOUT, peer, kind).await
+}
+
+async fn outcome_within(timeout: Duration, peer: SocketAddr, kind: Kind) -> String {
     let check = Check {
         kind,
-        timeout: TIMEOUT,
+        timeout,
         ..Check::default()
     };
     match probe(&Route { peer, mark: 0 }, &check).await {

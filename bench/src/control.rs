@@ -74,6 +74,8 @@ const MOST_CHANGE_MS: f64 = 10.0;
 const MOST_START_SECONDS: f64 = 5.0;
 /// Seconds that a change of a storm may take: less than an agent that falls behind by a thirtieth would take.
 const MOST_STORM_SECONDS: f64 = 1.0;
+/// Percent of a storm's changes that the server may be too slow for: with more of them, it was another storm.
+const MOST_UNWRITTEN_PERCENT: f64 = 5.0;
 /// Percent of one core while nothing changes.
 const MOST_IDLE_PERCENT: f64 = 1.0;
 /// Bytes for each endpoint and for each service, beside their lookup tables.
@@ -245,7 +247,7 @@ fn measure_agent(
     if let Some((rate, duration)) = scenario.storm {
         say("storm");
         let before = agent.cpu_time()?;
-        let lags = storm(scenario, server, prober, rate, duration)?;
+        let (lags, unwritten) = storm(scenario, server, prober, rate, duration)?;
         let busy = (agent.cpu_time()? - before).as_secs_f64() / duration.as_secs_f64();
         let last = &lags[lags.len() * 2 / 3..];
         let latest = last.iter().copied().reduce(f64::max);
@@ -257,6 +259,12 @@ fn measure_agent(
             Some(MOST_STORM_SECONDS),
         );
         sheet.add("storm: CPU, % of one core", "%", once(busy * 100.0), None);
+        sheet.add(
+            "storm: changes not written in its time",
+            "%",
+            once(unwritten * 100.0),
+            Some(MOST_UNWRITTEN_PERCENT),
+        );
     }
 
     say("idle");
@@ -312,14 +320,15 @@ fn change_one(
     Ok(begun.elapsed())
 }
 
-/// Writes so many changes a second, and measures how late some of them are, in seconds.
+/// Writes so many changes a second, and measures how late some of them are, in seconds; tells, too, what share of
+/// them could not be written.
 fn storm(
     scenario: &Scenario,
     server: &Server,
     prober: &mut Prober,
     rate: u32,
     duration: Duration,
-) -> Result<Vec<f64>> {
+) -> Result<(Vec<f64>, f64)> {
     let cluster = &scenario.cluster;
     // The last service is the one whose changes are measured.
     let others = cluster.services - 1;
@@ -337,11 +346,8 @@ fn storm(
                 }
                 thread::sleep(STORM_TICK);
             }
-            ensure!(
-                f64::from(written) > 0.95 * f64::from(rate) * duration.as_secs_f64(),
-                "the server could not write {rate} changes a second: {written} in {duration:?}"
-            );
-            Ok(())
+            let due = f64::from(rate) * duration.as_secs_f64();
+            anyhow::Ok((1.0 - f64::from(written) / due).max(0.0))
         });
         let mut lags = Vec::new();
         while begun.elapsed() < duration {
@@ -350,7 +356,7 @@ fn storm(
             lags.push(lag.as_secs_f64());
             thread::sleep(STORM_SAMPLE);
         }
-        writer.join().expect("the writer does not panic")?;
-        Ok(lags)
+        let unwritten = writer.join().expect("the writer does not panic")?;
+        Ok((lags, unwritten))
     })
 }

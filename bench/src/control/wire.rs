@@ -68,8 +68,6 @@ impl Wire {
         // What the edge sends by XDP_TX arrives only where there is a program.
         near.attach_pass()?;
         near.disable_tx_offloads()?;
-        near.wait_until_ready()?;
-        far.wait_until_ready()?;
         edge.add_route(&Route::to(Cidr::ANY_V4).via(WIRE))?;
         machine.add_route(&Route::to(on_wire(VIPS.0, VIPS.1)).via(EDGE))?;
         let lo = machine.link("lo")?;

@@ -55,7 +55,7 @@ fn socket_hears_replies_to_its_own_echoes_only() {
 fn received(socket: &mut Socket) -> Vec<u8> {
     let mut packet = vec![0; 256];
     socket
-        .set_read_timeout(Some(Duration::from_secs(10)))
+        .set_read_timeout(Some(Duration::from_secs(60)))
         .unwrap();
     let length = socket.read(&mut packet).unwrap();
     packet.truncate(length);

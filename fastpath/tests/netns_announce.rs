@@ -26,7 +26,7 @@ use lab::{Cidr, Mac, Machine, Route, Topology, output, vip_v4, vip_v6, wait_for,
 use xdp_prog::abi::map;
 
 const PORT: u16 = 7000;
-const TIMEOUT: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 #[test]
 fn client_on_the_segment_reaches_an_address_that_no_interface_has() {

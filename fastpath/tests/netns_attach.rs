@@ -848,5 +848,5 @@ fn in_thread<T: Send>(work: impl FnOnce() -> T + Send) -> T {
 }
 
 fn wait_until(awaited: &str, condition: impl FnMut() -> bool) {
-    lab::wait_until(awaited, Duration::from_secs(20), condition).unwrap();
+    lab::wait_until(awaited, Duration::from_secs(60), condition).unwrap();
 }

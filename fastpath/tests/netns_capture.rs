@@ -33,7 +33,7 @@ use xdp_prog::{
     reason::{PassReason, ReplyReason},
 };
 
-const TIMEOUT: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(60);
 const IPIP: u16 = 7000;
 const NAT: u16 = 7001;
 const EMPTY: u16 = 7002;
@@ -126,7 +126,7 @@ fn sampling_takes_about_its_share() {
         ..options()
     };
     let mut capture = edge.capture(&options).unwrap();
-    edge.send_many(IPIP, SENT);
+    edge.send_many(IPIP, SENT, |sent| edge.wait_for_forwarded(sent));
     // Sent until one is taken: what came before it has been through.
     let mut frames = Vec::new();
     let end = |frame: &Captured| port(frame) == Some(EMPTY);
@@ -231,7 +231,7 @@ struct Edge<'lab> {
     client: &'lab Machine,
     pins: Pins,
     loaded: Option<Loaded>,
-    _tables: Tables,
+    tables: Tables,
 }
 
 impl<'lab> Edge<'lab> {
@@ -282,7 +282,7 @@ impl<'lab> Edge<'lab> {
             client: &lab.clients()[0],
             pins,
             loaded: Some(loaded),
-            _tables: tables,
+            tables,
         }
     }
 
@@ -308,13 +308,29 @@ impl<'lab> Edge<'lab> {
         });
     }
 
-    fn send_many(&self, port: u16, count: usize) {
+    /// Sends datagrams; `arrive` waits for so many, now and then: queues on the way hold some hundred.
+    fn send_many(&self, port: u16, count: usize, arrive: impl Fn(usize) + Sync) {
+        const ON_THE_WAY: usize = 100;
         self.client.namespace().run(|| {
             let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
-            for _ in 0..count {
+            for sent in 1..=count {
                 socket.send_to(b"a question", (vip_v4(1), port)).unwrap();
+                if sent % ON_THE_WAY == 0 {
+                    arrive(sent);
+                }
             }
         });
+    }
+
+    /// Waits until so many packets were forwarded to the backend.
+    fn wait_for_forwarded(&self, packets: usize) {
+        wait_until("all have come", TIMEOUT, || {
+            let counters = self.tables.counters().unwrap();
+            let services = counters.services.iter();
+            let forwarded: u64 = services.map(|(_, traffic)| traffic.packets).sum();
+            forwarded >= packets as u64
+        })
+        .unwrap();
     }
 
     fn send_and_take(&self, capture: &mut Capture, port: u16) -> Captured {

@@ -31,7 +31,7 @@ use next_hops::resolve;
 use xdp_prog::abi::map;
 
 const PORT: u16 = 7000;
-const TIMEOUT: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(60);
 const CONNECTIONS: u64 = 40;
 
 #[test]

@@ -32,7 +32,7 @@ use xdp_prog::abi::map;
 /// What clients talk to, and what the machines listen on.
 const PORT: u16 = 80;
 const MACHINE_PORT: u16 = 8080;
-const TIMEOUT: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(60);
 const SHORT: Duration = Duration::from_millis(500);
 /// More than the window and the buffers of a connection hold.
 const TRANSFER: usize = 8 << 20;

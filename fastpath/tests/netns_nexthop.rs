@@ -19,7 +19,7 @@ use fastpath::nexthop::{NextHop, Reason, Resolution, Resolver, Tracker, Wake, Wa
 use lab::{Mac, Namespace, Veth, wait_until};
 
 /// Longer than the kernel takes to try a failed neighbour again (5 s).
-const DEADLINE: Duration = Duration::from_secs(20);
+const DEADLINE: Duration = Duration::from_secs(60);
 
 #[test]
 fn targets_on_the_link_and_behind_gateways_get_resolved() {

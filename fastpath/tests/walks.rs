@@ -120,11 +120,10 @@ fn flows_that_are_over_do_not_count() {
         .insert(to_pod(TCP, 2), LocalFlow::new(now, false), 0)
         .unwrap();
     let mut fragments = table(&loaded, map::FRAGMENTS);
-    for seen in [now, 0] {
+    let over = now.wrapping_sub(Datagram::LIFETIME_NS + SECOND);
+    for (port, seen) in [(0, now), (1, over)] {
         let first = Datagram::new([0, 1], [0, 2], seen);
-        fragments
-            .insert(to_pod(UDP, u16::from(seen == 0)), first, 0)
-            .unwrap();
+        fragments.insert(to_pod(UDP, port), first, 0).unwrap();
     }
 
     // A part at a time: the first table takes several, and nothing is said of it until it is done.

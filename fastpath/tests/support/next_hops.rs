@@ -8,7 +8,7 @@ use fastpath::{
 };
 use lab::wait_until;
 
-const TIMEOUT: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Puts the ways to the targets into the tables, once the namespace that the thread is in knows them all.
 pub(crate) fn resolve(tables: &mut Tables, targets: &[IpAddr]) {

@@ -41,9 +41,8 @@ fn api_server_takes_every_object_and_enforces_what_each_may_do() {
     let server = ControlPlane::start().unwrap();
     server.apply(MONITORING).unwrap();
     for crd in ["servicemonitors", "prometheusrules"] {
-        let crd = format!("crd/{crd}.monitoring.coreos.com");
-        let established = ["wait", "--for=condition=Established", "--timeout=60s", &crd];
-        server.kubectl(&established).unwrap();
+        let kind = format!("{crd}.monitoring.coreos.com");
+        server.wait_for_kind(&kind).unwrap();
     }
 
     for values in [&[DETACH, "namespace.create=true"][..], &[], EVERYTHING] {

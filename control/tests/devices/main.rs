@@ -19,8 +19,8 @@ use std::{io, net::IpAddr, time::Duration};
 
 use lab::{Machine, Namespace, Topology, Veth, output, wait_for};
 use support::{
-    Agent, Cluster, Echo, Flow, Mode, PodService, Protocol, Service, Traffic, cluster_config,
-    edge_config, node_config, serve_on_pods,
+    Agent, Cluster, Echo, Flow, Mode, PodService, Protocol, Service, TIMEOUT, Traffic,
+    cluster_config, edge_config, node_config, serve_on_pods,
 };
 
 /// Questions on every flow between events.
@@ -274,7 +274,7 @@ fn strays_end(net: &Topology, with_devices: impl Fn(String) -> String) {
     for (PodService { service, .. }, sent) in unknown.into_iter().zip(1..) {
         let error = Flow::open_within(client, &service, SHORT).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::WouldBlock, "{service}");
-        wait_for("the packet is dropped", Duration::from_secs(10), || {
+        wait_for("the packet is dropped", TIMEOUT, || {
             let dropped = Cluster::packets(&agent, "drop", "sent_back");
             (dropped == sent).then_some(()).ok_or(dropped)
         })

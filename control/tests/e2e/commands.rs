@@ -202,7 +202,7 @@ fn trace_tells_what_the_kernel_would_send_back() {
     let machine = node.namespace();
     machine.set_sysctl("net/ipv4/ip_forward", "1").unwrap();
     let mut ping = machine.command("ping");
-    lab::output(ping.args(["-c", "1", "-W", "5", &client.v4().to_string()])).unwrap();
+    lab::output(ping.args(["-c", "1", "-W", "20", &client.v4().to_string()])).unwrap();
     let sent = sent_by(&edge, &service, client);
     let trace = agent.json(&["trace", "--hex", &sent]);
     assert_eq!(trace["action"], "drop", "{trace}");

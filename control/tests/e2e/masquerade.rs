@@ -21,7 +21,7 @@ const NODE_PORTS: RangeInclusive<u16> = 30_000..=32_767;
 /// Ports of the server outside; with one, a node would run out of NodePorts to masquerade with.
 const OUTSIDE_PORTS: RangeInclusive<u16> = 7001..=7004;
 const WORKERS: usize = 8;
-const PATIENCE: Duration = Duration::from_secs(8);
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Every masqueraded flow gets a source port that is a NodePort.
 const INTO_NODE_PORTS: &str = "table ip into_node_ports {

@@ -58,7 +58,7 @@ fn curl_gets_pages_from_an_unmodified_host_on_another_segment() {
         let url = format!("http://{vip}/");
         for _ in 0..10 {
             let mut curl = client.namespace().command("curl");
-            let page = output(curl.args(["-sSf", "-m", "10", &url])).unwrap();
+            let page = output(curl.args(["-sSf", "-m", "60", &url])).unwrap();
             assert!(page == "x".repeat(PAGE), "{} bytes", page.len());
         }
     }
@@ -202,7 +202,7 @@ fn jumbo_frames_reach_the_host_whole() {
     let mut capture = Capture::start(client);
     for (vip, _) in services {
         let mut curl = client.namespace().command("curl");
-        let page = output(curl.args(["-sSf", "-m", "10", &format!("http://{vip}/")])).unwrap();
+        let page = output(curl.args(["-sSf", "-m", "60", &format!("http://{vip}/")])).unwrap();
         assert_eq!(page.len(), PAGE);
         let udp = Service {
             address: vip,

@@ -65,7 +65,7 @@ fn curl_gets_pages_from_nginx_in_every_pod() {
         let mut answered = BTreeSet::new();
         for _ in 0..20 {
             let url = format!("http://{}/", service.service.address);
-            let page = output(&mut command(client, &format!("curl -sSf -m 10 {url}"))).unwrap();
+            let page = output(&mut command(client, &format!("curl -sSf -m 60 {url}"))).unwrap();
             assert!(page.len() > PAGE, "{} bytes", page.len());
             answered.insert(page.lines().next().unwrap().to_owned());
         }
@@ -86,11 +86,11 @@ fn iperf3_measures_tcp_and_udp() {
         .iter()
         .map(|service| service.service.address.ip())
         .collect();
-    let _server = serve_iperf3(pod);
+    let mut server = Iperf3::serve(pod);
     let _cluster = Cluster::start(&net, &services);
     let capture = Capture::start(client);
     for vip in vips {
-        measure(client, pod, vip);
+        server.measure(client, vip);
     }
     assert!(capture.assert_good_checksums() > 4000);
 }
@@ -108,55 +108,71 @@ fn iperf3_measures_tcp_and_udp_by_nat() {
         let at = |address| SocketAddr::new(address, 5201);
         (at(vip), at(host.address_like(vip)))
     });
-    let _server = serve_iperf3(host);
+    let mut server = Iperf3::serve(host);
     let config = nat_config(&[Protocol::Tcp, Protocol::Udp], services);
     let edge = Agent::start(&net.edges()[0], &config);
     let capture = Capture::start(client);
     for vip in vips {
-        measure(client, host, vip);
+        server.measure(client, vip);
     }
     assert!(capture.assert_good_checksums() > 2000);
     assert!(Cluster::packets(&edge, "return", "nat_reply") > 1000);
 }
 
-fn serve_iperf3(machine: &Machine) -> Process {
-    let mut server = Process::spawn(&mut command(machine, "iperf3 --server --forceflush")).unwrap();
-    server.wait_for_line("Server listening", TIMEOUT).unwrap();
-    server
+/// A server of iperf3.
+struct Iperf3<'net> {
+    machine: &'net Machine,
+    process: Process,
+    measured: u32,
 }
 
-/// Sends by TCP and UDP, both ways, between a client and the one server behind a VIP.
-fn measure(client: &Machine, server: &Machine, vip: IpAddr) {
-    for options in [
-        "-n 8M",
-        "-n 8M -R",
-        "-u -b 24M -n 1500K -l 1200",
-        "-u -b 24M -n 1500K -l 1200 -R",
-    ] {
-        let line = format!("iperf3 --json --connect-timeout 5000 -c {vip} {options}");
-        let receiver = if options.ends_with("-R") {
-            client
-        } else {
-            server
-        };
-        let before = full_buffers(receiver);
-        let report = output(&mut command(client, &line)).unwrap();
-        let report: Value = serde_json::from_str(&report).unwrap();
-        let sums = &report["end"];
-        if options.starts_with("-u") {
-            let (lost, sent) = (&sums["sum"]["lost_packets"], &sums["sum"]["packets"]);
-            assert!(sent.as_u64() > Some(1000), "{options}: {sums}");
-            // None on the way: where the receiver is not scheduled, its buffer overflows.
-            let full = full_buffers(receiver) - before;
-            assert!(
-                lost.as_u64() <= Some(full),
-                "{full} at the receiver: {sums}"
-            );
-        } else {
-            // It ends when all is sent, whatever is still on its way.
-            let bytes = |sum: &str| sums[sum]["bytes"].as_u64();
-            assert!(bytes("sum_sent") >= Some(8 << 20), "{options}: {sums}");
-            assert!(bytes("sum_received") > Some(1 << 20), "{options}: {sums}");
+impl<'net> Iperf3<'net> {
+    fn serve(machine: &'net Machine) -> Self {
+        let mut command = command(machine, "iperf3 --server --forceflush");
+        Self {
+            machine,
+            process: Process::spawn(&mut command).unwrap(),
+            measured: 0,
+        }
+    }
+
+    /// Sends by TCP and UDP, both ways, between a client and the one server behind a VIP.
+    fn measure(&mut self, client: &Machine, vip: IpAddr) {
+        for options in [
+            "-n 8M",
+            "-n 8M -R",
+            "-u -b 24M -n 1500K -l 1200",
+            "-u -b 24M -n 1500K -l 1200 -R",
+        ] {
+            // After each test the server opens its port anew.
+            self.measured += 1;
+            let listening = format!("Server listening on 5201 (test #{})", self.measured);
+            self.process.wait_for_line(&listening, TIMEOUT).unwrap();
+            let line = format!("iperf3 --json --connect-timeout 20000 -c {vip} {options}");
+            let receiver = if options.ends_with("-R") {
+                client
+            } else {
+                self.machine
+            };
+            let before = full_buffers(receiver);
+            let report = output(&mut command(client, &line)).unwrap();
+            let report: Value = serde_json::from_str(&report).unwrap();
+            let sums = &report["end"];
+            if options.starts_with("-u") {
+                let (lost, sent) = (&sums["sum"]["lost_packets"], &sums["sum"]["packets"]);
+                assert!(sent.as_u64() > Some(1000), "{options}: {sums}");
+                // None on the way: where the receiver is not scheduled, its buffer overflows.
+                let full = full_buffers(receiver) - before;
+                assert!(
+                    lost.as_u64() <= Some(full),
+                    "{full} at the receiver: {sums}"
+                );
+            } else {
+                // It ends when all is sent, whatever is still on its way.
+                let bytes = |sum: &str| sums[sum]["bytes"].as_u64();
+                assert!(bytes("sum_sent") >= Some(8 << 20), "{options}: {sums}");
+                assert!(bytes("sum_received") > Some(1 << 20), "{options}: {sums}");
+            }
         }
     }
 }
@@ -186,7 +202,7 @@ fn ping_is_answered_by_the_vip() {
     let capture = Capture::start(client);
     for service in &services {
         let vip = service.service.address.ip();
-        let line = format!("ping -c 5 -i 0.05 -W 2 -s 1000 {vip}");
+        let line = format!("ping -c 5 -i 0.05 -W 20 -s 1000 {vip}");
         let report = output(&mut command(client, &line)).unwrap();
         assert!(report.contains("5 received, 0% packet loss"), "{report}");
     }
@@ -249,7 +265,7 @@ fn large_dns_answers_arrive_in_fragments() {
             // One port that talks to a pod by two VIPs would be a conflict.
             let from = format!("{}#{}", client.address_like(vip), client.fresh_port());
             let line = format!(
-                "dig -b {from} @{vip} {NAME} TXT +bufsize={EDNS_SIZE} +ignore +tries=1 +time=5 +short"
+                "dig -b {from} @{vip} {NAME} TXT +bufsize={EDNS_SIZE} +ignore +tries=1 +time=20 +short"
             );
             let answer = output(&mut command(client, &line)).unwrap();
             let mut records: Vec<&str> = answer.lines().collect();

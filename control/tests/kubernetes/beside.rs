@@ -113,11 +113,23 @@ fn each_traffic_goes_its_own_way(
             "{service}: {before}, {after}"
         );
     }
+    wait_until_closed(client);
     let before = (delivered(world), forwarded(world));
     for (machine, services) in inside {
         Flow::open_many(machine, services, FLOWS);
     }
     assert_eq!((delivered(world), forwarded(world)), before);
+}
+
+/// Waits until the connections of a machine are closed at both ends, and their last packets are on no way any more.
+fn wait_until_closed(machine: &Machine) {
+    wait_for("connections are closed", PATIENCE, || {
+        let mut ss = machine.namespace().command("ss");
+        let open = output(ss.args(["-Htn", "state", "connected", "exclude", "time-wait"]));
+        let open = open.unwrap();
+        if open.is_empty() { Ok(()) } else { Err(open) }
+    })
+    .unwrap();
 }
 
 fn addresses_arrive_as_each_of_them_leaves_them(net: &Topology, world: &World<'_>) {

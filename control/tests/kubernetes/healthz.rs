@@ -212,7 +212,7 @@ fn slices(pods: &[(&Machine, &Machine)], conditions: &Value) -> String {
 /// Asks a URL; returns status and body.
 pub(crate) fn ask(from: &Machine, url: &str) -> Result<(u16, String), String> {
     let mut curl = from.namespace().command("curl");
-    curl.args(["-sS", "--max-time", "5", "-w", "\n%{http_code}", url]);
+    curl.args(["-sS", "--max-time", "20", "-w", "\n%{http_code}", url]);
     let answer = lab::output(&mut curl).map_err(|error| error.to_string())?;
     let (body, status) = answer.rsplit_once('\n').unwrap();
     Ok((status.parse().unwrap(), body.to_owned()))
@@ -222,7 +222,7 @@ pub(crate) fn ask(from: &Machine, url: &str) -> Result<(u16, String), String> {
 fn whole_answer(net: &Topology, node: &Machine) -> (String, BTreeSet<String>, String) {
     let mut curl = net.clients()[0].namespace().command("curl");
     let url = format!("http://{}:{PORT}/any?x=1", node.v4());
-    let answer = lab::output(curl.args(["-sSi", "--max-time", "5", &url])).unwrap();
+    let answer = lab::output(curl.args(["-sSi", "--max-time", "20", &url])).unwrap();
     let (head, body) = answer.split_once("\r\n\r\n").unwrap();
     let head = head.to_lowercase();
     let mut lines = head.split("\r\n").map(str::to_owned);

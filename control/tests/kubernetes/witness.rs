@@ -10,7 +10,7 @@ use lab::Machine;
 use nix::sys::socket;
 
 /// How long a client may take to ask.
-const PATIENCE: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = Duration::from_secs(20);
 
 /// The servers of one machine, at one port of both its addresses; they end on drop.
 pub(crate) struct Witness {
@@ -63,7 +63,7 @@ fn answer(mut stream: &TcpStream, text: &str) -> io::Result<()> {
 /// Asks with curl; returns the server's name and the client's address as it saw it.
 pub(crate) fn curl(from: &Machine, at: SocketAddr) -> Result<(String, IpAddr), String> {
     let mut curl = from.namespace().command("curl");
-    curl.args(["-sS", "--max-time", "5", &format!("http://{at}/")]);
+    curl.args(["-sS", "--max-time", "20", &format!("http://{at}/")]);
     let answer = lab::output(&mut curl).map_err(|error| error.to_string())?;
     let (name, seen) = answer.split_once(' ').ok_or_else(|| answer.clone())?;
     Ok((name.to_owned(), seen.parse().map_err(|_| answer.clone())?))

@@ -12,6 +12,8 @@ use nix::net::if_::if_nametoindex;
 use super::TIMEOUT;
 
 const FILE: &str = "wire.pcapng";
+/// What the kernel keeps of packets while dumpcap waits for a CPU: more than any test captures, in MiB.
+const BUFFER_MIB: &str = "64";
 /// All nodes of the link, by the discard service: nobody answers that (RFC 4443 section 2.4).
 const END: (Ipv6Addr, u16) = (Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1), 9);
 /// Finds every bad checksum that tshark can tell in our traffic. An ICMP error quotes a segment
@@ -35,7 +37,7 @@ impl<'net> Capture<'net> {
         let file = Path::new(Namespace::FILES).join(FILE);
         let mut command = machine.namespace().command("dumpcap");
         command
-            .args(["-q", "-i", Machine::INTERFACE, "-w"])
+            .args(["-q", "-B", BUFFER_MIB, "-i", Machine::INTERFACE, "-w"])
             .arg(file);
         let mut process = Process::spawn(&mut command).unwrap();
         process.wait_for_line("File: ", TIMEOUT).unwrap();

@@ -19,4 +19,4 @@ pub(crate) use service::{Mode, Protocol, Service, edge_config, node_config};
 pub(crate) use watch::{Traffic, Watched};
 
 /// Longer than anything takes that is going to happen at all.
-pub(crate) const TIMEOUT: Duration = Duration::from_secs(20);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);

@@ -24,11 +24,9 @@ impl Cluster {
             Command::new(env!("CARGO_BIN_EXE_guideway")).args(["controller", "--print-crds"]),
         );
         self.apply(&printed.unwrap());
-        self.kubectl(&[
-            "wait",
-            "--for=condition=Established",
-            "crd/loadbalancerpools.guideway.dev",
-        ]);
+        self.0
+            .wait_for_kind("loadbalancerpools.guideway.dev")
+            .unwrap();
     }
 
     /// Starts a controller on the control plane's machine.

@@ -2,13 +2,13 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use lab::{Cidr, Machine, Route, Topology, kubernetes, vip_v4, vip_v6};
+use lab::{Cidr, Machine, Route, Topology, kubernetes, vip_v4, vip_v6, wait_for};
 use serde_json::json;
 
 use crate::objects::{self, TARGET_PORT};
 use crate::outages::wait_for_tables;
 use crate::support::{Echo, Flow, Protocol, Service, Traffic, guideway};
-use crate::world::{World, at};
+use crate::world::{PATIENCE, World, at};
 
 /// Questions on every flow before, between and after the events.
 const ROUNDS: u64 = 20;
@@ -61,7 +61,11 @@ fn service_is_served_at_its_addresses_and_node_ports_and_followed() {
         .unwrap();
     world.wait_until_nobody_answers(&ways);
     let edge = &world.agents[0];
-    assert_eq!(edge.status()["services"], json!(0));
+    wait_for("the edge has no service", PATIENCE, || {
+        let services = &edge.status()["services"];
+        (*services == json!(0)).then_some(()).ok_or(services.clone())
+    })
+    .unwrap();
     assert!(edge.metric("guideway_kubernetes_sync_duration_seconds_count") > 0.0);
     assert!(edge.metric("guideway_kubernetes_synced") > 0.0);
 }

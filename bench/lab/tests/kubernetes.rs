@@ -251,7 +251,7 @@ fn kube_proxy_serves(mode: ProxyMode, ruleset: &[&str]) {
     let _server = serve_page(pod, &[(pod.v4(), 8080).into()], "pod").unwrap();
     let url = format!("http://{}:{node_port}/", node.v4());
     let mut curl = net.clients()[0].namespace().command("curl");
-    let page = output(curl.args(["-sS", "--max-time", "10", &url])).unwrap();
+    let page = output(curl.args(["-sS", "--max-time", "60", &url])).unwrap();
     assert_eq!(page.trim_end(), "pod");
 }
 

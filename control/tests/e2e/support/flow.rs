@@ -11,7 +11,7 @@ use lab::Machine;
 use super::{Protocol, Service};
 
 /// How long an answer may take; a lost datagram is not sent again.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A flow to a service, and the node that answers it.
 #[derive(Debug)]

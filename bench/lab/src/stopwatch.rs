@@ -32,11 +32,11 @@ impl Stopwatch {
         self.started.elapsed()
     }
 
-    /// Tells whether what has just ended took less than `limit`. Where it took longer, the time does not count in
-    /// which anything on the machine was kept waiting for a CPU.
+    /// Tells whether what has just ended took less than `limit`. Where it took longer, but not twice as long, the time
+    /// does not count in which anything on the machine was kept waiting for a CPU.
     pub fn is_within(&self, limit: Duration) -> bool {
         let elapsed = self.elapsed();
-        elapsed < limit || elapsed.saturating_sub(self.waited()) < limit
+        elapsed < limit || elapsed < limit * 2 && elapsed.saturating_sub(self.waited()) < limit
     }
 
     /// Returns for how long something was kept waiting for a CPU since the start: never too short a time.
@@ -95,5 +95,7 @@ mod tests {
         // More than there is by now, so that nothing was withheld since.
         let all_counts = long_ago(withheld() + Duration::from_secs(3600));
         assert!(!all_counts.is_within(Duration::from_secs(9)));
+        // However much was withheld.
+        assert!(!long_ago(Duration::ZERO).is_within(Duration::from_secs(4)));
     }
 }

@@ -63,7 +63,9 @@ fn service_is_served_at_its_addresses_and_node_ports_and_followed() {
     let edge = &world.agents[0];
     wait_for("the edge has no service", PATIENCE, || {
         let services = &edge.status()["services"];
-        (*services == json!(0)).then_some(()).ok_or(services.clone())
+        (*services == json!(0))
+            .then_some(())
+            .ok_or(services.clone())
     })
     .unwrap();
     assert!(edge.metric("guideway_kubernetes_sync_duration_seconds_count") > 0.0);

@@ -5,13 +5,14 @@ use etherparse::{
 };
 use xdp_prog::{
     abi::{BACKEND_NAT, BACKEND_V4, MODE_L2DSR},
-    decide::Action,
+    decide::{self, Action},
     reason::{DropReason, PassReason, ReplyReason, ReturnReason},
 };
 
 use crate::support::{
     host::Outcome,
-    tables::{Event, TableSet},
+    routes::VLANS,
+    tables::{Event, ModelTables, TableSet},
 };
 
 /// Checks an outcome against its input.
@@ -114,7 +115,11 @@ fn forwarded(
     };
     let output = &outcome.bytes;
     let backend = &tables.backends[backend as usize];
-    let hop = &tables.next_hops[backend.next_hop as usize];
+    let hop = match backend.next_hop {
+        0 => decide::Tables::fib_next_hop(&ModelTables::new(tables), backend).copied(),
+        id => Some(tables.next_hops[id as usize]),
+    };
+    let hop = hop.ok_or("it went where no way leads")?;
     ensure(
         output.starts_with(&hop.macs),
         "the MACs are not the next hop's",
@@ -336,12 +341,18 @@ fn is_encapsulated(frame: &[u8]) -> bool {
     matches!(protocol, 4 | 41)
 }
 
-/// The RST for a segment within another packet has its ends turned round, right checksums, and the frame's tags or none.
+/// The RST for a segment within another packet has its ends turned round, right checksums, and the frame's tags, a known VLAN's or none.
 fn reset_within(input: &[u8], output: &[u8]) -> Result<(), String> {
     let (came, l3) = (14 + 4 * tags(input), 14 + 4 * tags(output));
+    let is_known = |&(_, _, vlan): &(u32, u32, u16)| {
+        let [high, low] = vlan.to_be_bytes();
+        l3 == 18 && output[12..16] == [0x81, 0, high, low]
+    };
     ensure(
-        l3 == 14 || (l3 == came && output[12..l3 - 2] == input[12..l3 - 2]),
-        "the tags of a RST are neither its packet's nor none",
+        l3 == 14
+            || (l3 == came && output[12..l3 - 2] == input[12..l3 - 2])
+            || VLANS.iter().any(is_known),
+        "the tags of a RST are neither its packet's, nor a known VLAN's, nor none",
     )?;
     let outer = if input[came] >> 4 == 4 { 20 } else { 40 };
     let (segment, reset) = (&input[came + outer..], &output[l3..]);

@@ -27,8 +27,9 @@ use ipnet::IpNet;
 use xdp_prog::abi::{
     AddressKey, Backend, Claim, Config, Datagram, EdgeMac, EdgePrefix, LocalFlow, NatForward,
     NatReverse, NextHop, Pod, PodFlow, PodKey, Probe, Service, ServiceKeyV4, ServiceKeyV6, Slot,
-    SourcePrefix, TaggedLink, Tuple, map,
+    SourcePrefix, TaggedLink, Traffic, Tuple, map,
 };
+use xdp_prog::failure::Failure;
 
 pub use self::{
     announce::AnnouncedElsewhere,
@@ -366,21 +367,58 @@ impl Tables {
         slots
     }
 
-    /// Sums the counters of all CPUs.
+    /// Sums all counters over all CPUs. Where services are many, one kind of them is much cheaper.
     ///
     /// # Errors
     ///
     /// When a map cannot be read.
     pub fn counters(&self) -> Result<Counters, TableError> {
-        let services = self
-            .installed
-            .iter()
-            .map(|(key, service)| (*key, service.id));
-        let backends = self
-            .backend_by_key
-            .iter()
-            .map(|(key, backend)| (*key, backend.id));
-        self.counters.sum(services, backends)
+        Ok(Counters {
+            reasons: self.reasons()?,
+            failures: self.failures()?,
+            services: self.service_traffic()?,
+            backends: self.backend_traffic()?,
+        })
+    }
+
+    /// Sums the packets per pass and drop reason; every reason is there.
+    ///
+    /// # Errors
+    ///
+    /// When the map cannot be read.
+    pub fn reasons(&self) -> Result<Vec<ReasonCount>, TableError> {
+        self.counters.reasons()
+    }
+
+    /// Sums the frames of the whole machine that XDP could not send, per cause; every cause is there.
+    ///
+    /// # Errors
+    ///
+    /// When the map cannot be read.
+    pub fn failures(&self) -> Result<Vec<(Failure, u64)>, TableError> {
+        self.counters.failures()
+    }
+
+    /// Sums packets and bytes per service that is installed.
+    ///
+    /// # Errors
+    ///
+    /// When the map cannot be read.
+    pub fn service_traffic(&self) -> Result<Vec<(ServiceKey, Traffic)>, TableError> {
+        let services = self.installed.iter();
+        self.counters
+            .service_traffic(services.map(|(key, service)| (*key, service.id)))
+    }
+
+    /// Sums packets and bytes per backend, over all services.
+    ///
+    /// # Errors
+    ///
+    /// When the map cannot be read.
+    pub fn backend_traffic(&self) -> Result<Vec<(BackendKey, Traffic)>, TableError> {
+        let backends = self.backend_by_key.iter();
+        self.counters
+            .backend_traffic(backends.map(|(key, backend)| (*key, backend.id)))
     }
 
     /// Reports how full the tables are.

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use fastpath::nexthop::Resolution;
 use fastpath::tables::{
-    BackendKey, InstalledService, Outcome, ReasonCount, ServiceKey, ServiceKeyError,
+    BackendKey, InstalledService, Outcome, ReasonCount, ServiceKey, ServiceKeyError, TableError,
 };
 use xdp_prog::abi::Traffic;
 use xdp_prog::failure::Failure;
@@ -162,8 +162,8 @@ impl Agent {
 
     /// Lists the services that are configured or still installed.
     fn services(&self) -> Result<Vec<Service>, String> {
-        let traffic: BTreeMap<ServiceKey, Traffic> =
-            self.counters()?.services.into_iter().collect();
+        let traffic = self.tables.service_traffic().map_err(told)?;
+        let traffic: BTreeMap<ServiceKey, Traffic> = traffic.into_iter().collect();
         let installed: BTreeMap<&ServiceKey, &InstalledService> = self.tables.services().collect();
         let mut keys: Vec<&ServiceKey> = self
             .wanted
@@ -206,8 +206,8 @@ impl Agent {
 
     /// Lists each backend of each service that is installed.
     fn backends(&self) -> Result<Vec<Backend>, String> {
-        let traffic: BTreeMap<BackendKey, Traffic> =
-            self.counters()?.backends.into_iter().collect();
+        let traffic = self.tables.backend_traffic().map_err(told)?;
+        let traffic: BTreeMap<BackendKey, Traffic> = traffic.into_iter().collect();
         let conditions = self.conditions();
         let mut rows = Vec::new();
         for (key, service) in self.tables.services() {
@@ -257,17 +257,14 @@ impl Agent {
 
     /// Lists each backend once, for counters that are over all services.
     fn each_backend(&self) -> Result<Vec<Backend>, String> {
-        let rows = self
-            .counters()?
-            .backends
-            .into_iter()
-            .map(|(key, traffic)| Backend {
-                backend: key.to_string(),
-                packets: traffic.packets,
-                bytes: traffic.bytes,
-                ..Backend::default()
-            });
-        Ok(rows.collect())
+        let traffic = self.tables.backend_traffic().map_err(told)?;
+        let row = |(key, traffic): (BackendKey, Traffic)| Backend {
+            backend: key.to_string(),
+            packets: traffic.packets,
+            bytes: traffic.bytes,
+            ..Backend::default()
+        };
+        Ok(traffic.into_iter().map(row).collect())
     }
 
     /// Lists what ended a packet, or its frame after the program had sent it.
@@ -280,17 +277,17 @@ impl Agent {
     }
 
     fn failures(&self) -> Result<Vec<Reason>, String> {
-        let failures = self.counters()?.failures.into_iter();
+        let failures = self.tables.failures().map_err(told)?;
         let row = |(failure, packets): (Failure, u64)| Reason {
             action: "fail".to_owned(),
             reason: failure.label().to_owned(),
             packets,
         };
-        Ok(failures.map(row).collect())
+        Ok(failures.into_iter().map(row).collect())
     }
 
     fn reasons(&self) -> Result<Vec<Reason>, String> {
-        let reasons = self.counters()?.reasons.into_iter();
+        let reasons = self.tables.reasons().map_err(told)?;
         let row = |reason: ReasonCount| Reason {
             action: match reason.kind {
                 ReasonKind::Drop => "drop",
@@ -302,7 +299,7 @@ impl Agent {
             reason: reason.label.to_owned(),
             packets: reason.packets,
         };
-        Ok(reasons.map(row).collect())
+        Ok(reasons.into_iter().map(row).collect())
     }
 
     fn which(&self, service: &str, from: &str) -> Result<Which, String> {
@@ -407,10 +404,10 @@ impl Agent {
         let (_, service) = self.config.desired.service(key)?;
         Some(service.name.clone())
     }
+}
 
-    fn counters(&self) -> Result<fastpath::tables::Counters, String> {
-        self.tables.counters().map_err(|error| chain(&error))
-    }
+fn told(error: TableError) -> String {
+    chain(&error)
 }
 
 /// Names what packets are delivered to: the pod, where there is one.

@@ -41,39 +41,40 @@ pub(super) struct Maps {
 }
 
 impl Maps {
-    pub(super) fn sum(
-        &self,
-        services: impl Iterator<Item = (ServiceKey, u32)>,
-        backends: impl Iterator<Item = (BackendKey, u32)>,
-    ) -> Result<Counters, TableError> {
-        let mut counters = Counters::default();
-        for (index, (kind, label)) in (0..).zip(reason::all()) {
-            let values = self
-                .reasons
-                .get(&index, 0)
-                .map_err(read_failed(map::REASONS))?;
-            counters.reasons.push(ReasonCount {
+    pub(super) fn reasons(&self) -> Result<Vec<ReasonCount>, TableError> {
+        let count = |(index, (kind, label))| {
+            let packets = self.reasons.get(&index, 0);
+            let packets = packets.map_err(read_failed(map::REASONS))?;
+            Ok(ReasonCount {
                 kind,
                 label,
-                packets: values.iter().sum(),
-            });
-        }
-        for failure in Failure::ALL {
-            let values = self.failures.get(&failure.index(), 0);
-            let values = values.map_err(read_failed(map::FAILURES))?;
-            counters.failures.push((failure, values.iter().sum()));
-        }
-        for (key, id) in services {
-            let values = self.service_traffic.get(&id, 0);
-            let values = values.map_err(read_failed(map::SERVICE_TRAFFIC))?;
-            counters.services.push((key, total(&values)));
-        }
-        for (key, id) in backends {
-            let values = self.backend_traffic.get(&id, 0);
-            let values = values.map_err(read_failed(map::BACKEND_TRAFFIC))?;
-            counters.backends.push((key, total(&values)));
-        }
-        Ok(counters)
+                packets: packets.iter().sum(),
+            })
+        };
+        (0..).zip(reason::all()).map(count).collect()
+    }
+
+    pub(super) fn failures(&self) -> Result<Vec<(Failure, u64)>, TableError> {
+        let count = |failure: Failure| {
+            let frames = self.failures.get(&failure.index(), 0);
+            let frames = frames.map_err(read_failed(map::FAILURES))?;
+            Ok((failure, frames.iter().sum()))
+        };
+        Failure::ALL.into_iter().map(count).collect()
+    }
+
+    pub(super) fn service_traffic<K>(
+        &self,
+        services: impl Iterator<Item = (K, u32)>,
+    ) -> Result<Vec<(K, Traffic)>, TableError> {
+        totals(&self.service_traffic, map::SERVICE_TRAFFIC, services)
+    }
+
+    pub(super) fn backend_traffic<K>(
+        &self,
+        backends: impl Iterator<Item = (K, u32)>,
+    ) -> Result<Vec<(K, Traffic)>, TableError> {
+        totals(&self.backend_traffic, map::BACKEND_TRAFFIC, backends)
     }
 
     /// Zeroes the counters of an id that is about to be given out.
@@ -100,9 +101,18 @@ fn clear(map: &mut PerCpuArray<MapData, Traffic>, id: u32) {
     }
 }
 
-fn total(values: &PerCpuValues<Traffic>) -> Traffic {
-    values.iter().fold(Traffic::default(), |sum, one| Traffic {
-        packets: sum.packets + one.packets,
-        bytes: sum.bytes + one.bytes,
-    })
+fn totals<K>(
+    map: &PerCpuArray<MapData, Traffic>,
+    name: &'static str,
+    ids: impl Iterator<Item = (K, u32)>,
+) -> Result<Vec<(K, Traffic)>, TableError> {
+    let total = |(key, id)| {
+        let values = map.get(&id, 0).map_err(read_failed(name))?;
+        let sum = |sum: Traffic, one: &Traffic| Traffic {
+            packets: sum.packets + one.packets,
+            bytes: sum.bytes + one.bytes,
+        };
+        Ok((key, values.iter().fold(Traffic::default(), sum)))
+    };
+    ids.map(total).collect()
 }

@@ -4,6 +4,7 @@
 #
 # usage: deploy/licences.sh BINARY DIRECTORY    DIRECTORY will be /usr/share/doc
 set -eu
+export LC_ALL=C
 
 binary=$1
 out=$2

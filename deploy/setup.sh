@@ -8,7 +8,12 @@
 #
 # Debian and Ubuntu: by apt, as root or through sudo. Elsewhere it names the
 # packages and ends with 1.
+#
+# Compilers and bpf-linker have the versions of deploy/versions.env. What is here in another one is
+# named and refused; GUIDEWAY_UNPINNED=1 takes it all the same.
 set -eu
+# The messages of apt and others are read.
+export LC_ALL=C
 
 cd "$(dirname "$0")/.."
 . deploy/versions.env
@@ -56,6 +61,17 @@ want() {
     esac
     shift
     missing="$missing $*"
+}
+
+# first_known PACKAGE...: the first of the names that apt knows, else the first.
+first_known() {
+    for package; do
+        if [ -n "$(candidate "$package")" ]; then
+            echo "$package"
+            return
+        fi
+    done
+    echo "$1"
 }
 
 install_missing() {
@@ -112,25 +128,40 @@ candidate() {
     apt-cache policy "$1" 2>/dev/null | sed -n 's/^  Candidate: //p' | grep -v '^(none)$' || true
 }
 
-# Succeeds when the distribution's own Rust is new enough for everything here.
+# Succeeds when the distribution's own Rust is one of the pinned ones.
 distribution_has_rust() {
     version=$(candidate rust-web-src)
-    case $version in
-    1.*) minor=${version#1.} && [ "${minor%%.*}" -ge "$RUST_MINOR" ] ;;
+    is_pinned "${version%%[+~-]*}" "$RUST_VERSIONS"
+}
+
+## Pinned versions
+
+# is_pinned VERSION PINNED: succeeds when it is one of them, or any is asked for.
+is_pinned() {
+    [ -n "$1" ] || return 1
+    [ -z "${GUIDEWAY_UNPINNED:-}" ] || return 0
+    case " $2 " in
+    *" $1 "*) ;;
     *) false ;;
     esac
 }
 
-## The host's compiler
-
-new_enough() {
-    version=$("$1" --version 2>/dev/null) || return 1
-    minor=${version#rustc 1.}
-    case ${minor%%.*} in
-    '' | *[!0-9]*) false ;;
-    *) [ "${minor%%.*}" -ge "$RUST_MINOR" ] ;;
-    esac
+# version_of COMMAND: the second word of what it says of itself.
+version_of() {
+    "$1" --version 2>/dev/null | sed -n '1s/^[^ ]* \([^ ]*\).*/\1/p'
 }
+
+# pinned_rust RUSTC: succeeds when it is a pinned one, and names it otherwise.
+pinned_rust() {
+    version=$(version_of "$1")
+    [ -n "$version" ] || return 1
+    is_pinned "$version" "$RUST_VERSIONS" || {
+        say "$1 is Rust $version, pinned are $RUST_VERSIONS: not used (GUIDEWAY_UNPINNED=1 has it used)" >&2
+        false
+    }
+}
+
+## The host's compiler
 
 host_toolchain() {
     want make make
@@ -141,14 +172,15 @@ host_toolchain() {
         pinned_toolchain
         return
     fi
-    if ! { have cargo && new_enough rustc; }; then
+    if ! { have cargo && pinned_rust rustc; }; then
         refresh_lists
         if distribution_has_rust; then
             missing="$missing cargo-web rustc-web"
         elif [ -n "$(candidate rustup)" ]; then
             missing="$missing rustup"
         else
-            die "no package here has Rust 1.$RUST_MINOR or rustup; install rustup from its own site"
+            die "no package here has Rust of the versions $RUST_VERSIONS, or rustup;" \
+                "install rustup from its own site"
         fi
     fi
     install_missing
@@ -192,24 +224,39 @@ has_core_source() {
 
 # Prints the sysroot of the compiler for the BPF object.
 bpf_sysroot() {
+    # Who names one asks for it.
+    case ${GUIDEWAY_BPF_TOOLCHAIN:-} in
+    /*)
+        has_core_source "$GUIDEWAY_BPF_TOOLCHAIN" && echo "$GUIDEWAY_BPF_TOOLCHAIN"
+        return
+        ;;
+    ?*)
+        sysroot=$(rustup run "$GUIDEWAY_BPF_TOOLCHAIN" rustc --print sysroot 2>/dev/null) &&
+            has_core_source "$sysroot" && echo "$sysroot"
+        return
+        ;;
+    esac
     if have rustup; then
-        for name in ${GUIDEWAY_BPF_TOOLCHAIN:-bpf nightly}; do
+        for name in bpf nightly; do
             if sysroot=$(rustup run "$name" rustc --print sysroot 2>/dev/null) &&
-                has_core_source "$sysroot"; then
+                has_core_source "$sysroot" && pinned_rust "$sysroot/bin/rustc"; then
                 echo "$sysroot"
                 return
             fi
         done
     fi
-    sysroot=/usr
-    case ${GUIDEWAY_BPF_TOOLCHAIN:-} in
-    /*) sysroot=$GUIDEWAY_BPF_TOOLCHAIN ;;
-    esac
-    has_core_source "$sysroot" && new_enough "$sysroot/bin/rustc" && echo "$sysroot"
+    has_core_source /usr && pinned_rust /usr/bin/rustc && echo /usr
 }
 
 has_bpf_linker() {
-    have bpf-linker || ls "$CACHE"/bpf-linker-*/bin/bpf-linker >/dev/null 2>&1
+    for linker in "$CACHE/bpf-linker-$BPF_LINKER_VERSION/bin/bpf-linker" "$(command -v bpf-linker)"; do
+        version=$(version_of "$linker") || continue
+        if is_pinned "$version" "$BPF_LINKER_VERSION"; then
+            return
+        fi
+        [ -z "$version" ] || say "$linker is version $version, pinned is $BPF_LINKER_VERSION: not used" >&2
+    done
+    false
 }
 
 bpf_toolchain() {
@@ -288,7 +335,8 @@ runtime() {
         want systemd-analyze systemd
         want crun crun
         want /usr/share/containers/seccomp.json golang-github-containers-common
-        want bpftool bpftool
+        # Ubuntu's belongs to a kernel.
+        want bpftool "$(first_known bpftool "linux-tools-$(uname -r)" linux-tools-generic)"
     fi
     install_missing
     if [ -n "${installs_nginx:-}" ] && have systemctl; then

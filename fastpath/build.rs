@@ -9,6 +9,10 @@
 //! 4. the distribution's compiler in `/usr`, without rustup.
 //!
 //! `bpf-linker` comes from `PATH`, else from `$XDG_CACHE_HOME/guideway/bpf-linker-VERSION/bin`.
+//!
+//! Both must be of a version of `deploy/versions.env`. Others are passed over, and named where there is none of these;
+//! `GUIDEWAY_UNPINNED=1` takes the first of any version, and whoever sets `GUIDEWAY_BPF_TOOLCHAIN` has asked for what
+//! it names.
 
 use std::{
     env,
@@ -61,8 +65,9 @@ fn run() -> Result<()> {
         .context("the manifest directory has no parent")?;
     watch(workspace);
 
-    let toolchain = Toolchain::find()?;
-    let linker = find_linker()?;
+    let pins = Pins::read(workspace)?;
+    let toolchain = Toolchain::find(&pins)?;
+    let linker = find_linker(&pins)?;
     println!(
         "cargo::rustc-env=GUIDEWAY_BPF_BUILD={} ({}), {}",
         toolchain.version,
@@ -85,15 +90,67 @@ fn watch(workspace: &Path) {
     for path in [
         "Cargo.lock",
         "Cargo.toml",
+        "deploy/versions.env",
         "fastpath/build.rs",
         "xdp-prog/Cargo.toml",
         "xdp-prog/src",
     ] {
         println!("cargo::rerun-if-changed={}", workspace.join(path).display());
     }
-    for name in ["GUIDEWAY_BPF_TOOLCHAIN", "XDG_CACHE_HOME"] {
+    for name in [
+        "GUIDEWAY_BPF_TOOLCHAIN",
+        "GUIDEWAY_UNPINNED",
+        "XDG_CACHE_HOME",
+    ] {
         println!("cargo::rerun-if-env-changed={name}");
     }
+}
+
+/// The versions that the object is tested with.
+struct Pins {
+    rust: Vec<String>,
+    linker: Vec<String>,
+    /// Whether any other will do.
+    any: bool,
+}
+
+impl Pins {
+    fn read(workspace: &Path) -> Result<Self> {
+        let path = workspace.join("deploy/versions.env");
+        let text =
+            fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?;
+        let versions = |key: &str| {
+            let value = text
+                .lines()
+                .find_map(|line| line.strip_prefix(key)?.strip_prefix('='))
+                .with_context(|| format!("{} has no {key}", path.display()))?;
+            let words = value.trim_matches('"').split_whitespace();
+            anyhow::Ok(words.map(str::to_owned).collect())
+        };
+        Ok(Self {
+            rust: versions("RUST_VERSIONS")?,
+            linker: versions("BPF_LINKER_VERSION")?,
+            any: env::var("GUIDEWAY_UNPINNED").is_ok_and(|value| !value.is_empty()),
+        })
+    }
+
+    /// Tells whether the first line of `--version` is of a version that may be used.
+    fn allow(&self, pinned: &[String], line: &str) -> bool {
+        let version = line.split_whitespace().nth(1).unwrap_or_default();
+        self.any || pinned.iter().any(|one| one == version)
+    }
+}
+
+/// Says what was found and passed over.
+fn passed_over(found: &[String], pinned: &[String]) -> String {
+    if found.is_empty() {
+        return String::new();
+    }
+    format!(
+        "; found, but not of a pinned version ({}): {}; GUIDEWAY_UNPINNED=1 takes it all the same",
+        pinned.join(", "),
+        found.join(", ")
+    )
 }
 
 /// A compiler that can build `core` from source.
@@ -106,7 +163,7 @@ struct Toolchain {
 }
 
 impl Toolchain {
-    fn find() -> Result<Self> {
+    fn find(pins: &Pins) -> Result<Self> {
         if let Ok(wanted) = env::var("GUIDEWAY_BPF_TOOLCHAIN") {
             let sysroot = if wanted.starts_with('/') {
                 Some(PathBuf::from(&wanted))
@@ -121,19 +178,24 @@ impl Toolchain {
                     )
                 });
         }
-        for name in ["bpf", "nightly"] {
-            let found = rustup_sysroot(name)
-                .and_then(|sysroot| Self::at(sysroot, format!("rustup toolchain {name}")));
-            if let Some(toolchain) = found {
+        let in_rustup = |name| {
+            let sysroot = rustup_sysroot(name)?;
+            Self::at(sysroot, format!("rustup toolchain {name}"))
+        };
+        let in_usr = || Self::at(PathBuf::from("/usr"), "distribution".to_owned());
+        let candidates = ["bpf", "nightly"].into_iter().filter_map(in_rustup);
+        let mut unpinned = Vec::new();
+        for toolchain in candidates.chain(std::iter::once_with(in_usr).flatten()) {
+            if pins.allow(&pins.rust, &toolchain.version) {
                 return Ok(toolchain);
             }
+            unpinned.push(format!("{} ({})", toolchain.version, toolchain.origin));
         }
-        Self::at(PathBuf::from("/usr"), "distribution".to_owned()).with_context(|| {
-            format!(
-                "no toolchain can build the BPF object: it takes cargo, rustc and rust-src in a \
-                 rustup toolchain `bpf` or `nightly`, or in /usr; {REMEDY}"
-            )
-        })
+        bail!(
+            "no toolchain can build the BPF object: it takes cargo, rustc and rust-src in a rustup \
+             toolchain `bpf` or `nightly`, or in /usr; {REMEDY}{}",
+            passed_over(&unpinned, &pins.rust)
+        )
     }
 
     fn at(sysroot: PathBuf, origin: String) -> Option<Self> {
@@ -178,7 +240,7 @@ fn rustup_sysroot(toolchain: &str) -> Option<PathBuf> {
     first_line(&mut rustc).ok().map(PathBuf::from)
 }
 
-fn find_linker() -> Result<PathBuf> {
+fn find_linker(pins: &Pins) -> Result<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     let cache = env::var_os("XDG_CACHE_HOME")
         .map(PathBuf::from)
@@ -194,11 +256,23 @@ fn find_linker() -> Result<PathBuf> {
                 .is_some_and(|name| name.to_string_lossy().starts_with("bpf-linker-"))
         })
         .map(|dir| dir.join("bin"));
-    env::split_paths(&path)
+    let linkers = env::split_paths(&path)
         .chain(cached)
         .map(|dir| dir.join("bpf-linker"))
-        .find(|linker| linker.is_file())
-        .with_context(|| format!("no bpf-linker in PATH or {}; {REMEDY}", cache.display()))
+        .filter(|linker| linker.is_file());
+    let mut unpinned = Vec::new();
+    for linker in linkers {
+        let version = first_line(Command::new(&linker).arg("--version"))?;
+        if pins.allow(&pins.linker, &version) {
+            return Ok(linker);
+        }
+        unpinned.push(format!("{version} ({})", linker.display()));
+    }
+    bail!(
+        "no bpf-linker in PATH or {}; {REMEDY}{}",
+        cache.display(),
+        passed_over(&unpinned, &pins.linker)
+    )
 }
 
 fn build(workspace: &Path, toolchain: &Toolchain, linker: &Path) -> Result<PathBuf> {

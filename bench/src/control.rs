@@ -18,6 +18,9 @@
 //! **Storm**: the same for some of many changes a second. An agent that falls behind is later each time, so the
 //! latest of the last third counts.
 //!
+//! **Heartbeats**: kubelets write the status of their Nodes, and everybody who watches Nodes is told of each, so that
+//! the cost of a cluster grows with the square of its Nodes. CPU time of all threads while so many a second arrive.
+//!
 //! **Memory**: resident bytes at the end, the tables' that are mapped included, and the most they ever were.
 //!
 //! **Idle**: CPU time of all threads while nothing changes, over a period with the agent's timers and the
@@ -94,13 +97,18 @@ pub struct Scenario {
     pub changes: u32,
     /// Changes a second, and for how long.
     pub storm: Option<(u32, Duration)>,
+    /// Heartbeats of Nodes a second, and for how long.
+    pub heartbeats: Option<(u32, Duration)>,
     /// How long nothing happens while CPU time is taken.
     pub idle: Duration,
 }
 
+/// How long heartbeats come while they are measured.
+const HEARTBEATS_LAST: Duration = Duration::from_secs(20);
+
 impl Scenario {
     /// Those of the scale that Guideway is made for.
-    pub const ALL: [Self; 3] = [
+    pub const ALL: [Self; 4] = [
         Self {
             source: Source::Recorded,
             cluster: Cluster {
@@ -110,6 +118,7 @@ impl Scenario {
             },
             changes: 1_000,
             storm: None,
+            heartbeats: None,
             idle: Duration::from_secs(70),
         },
         Self {
@@ -121,6 +130,7 @@ impl Scenario {
             },
             changes: 200,
             storm: Some((1_000, Duration::from_secs(30))),
+            heartbeats: None,
             idle: Duration::from_secs(70),
         },
         Self {
@@ -132,9 +142,35 @@ impl Scenario {
             },
             changes: 200,
             storm: None,
+            heartbeats: None,
+            idle: Duration::from_secs(70),
+        },
+        Self {
+            source: Source::Recorded,
+            cluster: Cluster {
+                services: 1_000,
+                endpoints: 2,
+                nodes: 2_500,
+            },
+            changes: 200,
+            storm: None,
+            // Each kubelet of the cluster writes every ten seconds, which is the most that it does.
+            heartbeats: Some((250, HEARTBEATS_LAST)),
             idle: Duration::from_secs(70),
         },
     ];
+
+    /// Returns the scenario with another number of Nodes.
+    pub fn with_nodes(mut self, nodes: u32) -> Self {
+        self.cluster.nodes = nodes;
+        self
+    }
+
+    /// Returns the scenario with so many heartbeats a second.
+    pub fn with_heartbeats(mut self, rate: u32) -> Self {
+        self.heartbeats = Some((rate, HEARTBEATS_LAST));
+        self
+    }
 }
 
 /// What to measure.
@@ -267,6 +303,22 @@ fn measure_agent(
         );
     }
 
+    if let Some((rate, duration)) = scenario.heartbeats {
+        say("heartbeats");
+        let before = agent.cpu_time()?;
+        let written = heartbeats(cluster, server, rate, duration)?;
+        let busy = (agent.cpu_time()? - before).as_secs_f64();
+        let percent = busy / duration.as_secs_f64() * 100.0;
+        sheet.add("heartbeats: CPU, % of one core", "%", once(percent), None);
+        let each = busy / f64::from(written.max(1)) * 1e6;
+        sheet.add(
+            "heartbeats: CPU of each, idle time included",
+            "us",
+            once(each),
+            None,
+        );
+    }
+
     say("idle");
     let before = agent.cpu_time()?;
     thread::sleep(scenario.idle);
@@ -318,6 +370,21 @@ fn change_one(
     server.put_slice(cluster, service, round)?;
     prober.wait_for(Cluster::vip(service), Cluster::node_address(node), PATIENCE)?;
     Ok(begun.elapsed())
+}
+
+/// Has so many Nodes a second written by their kubelets; tells how many were.
+fn heartbeats(cluster: &Cluster, server: &Server, rate: u32, duration: Duration) -> Result<u32> {
+    let begun = Instant::now();
+    let mut written: u32 = 0;
+    while begun.elapsed() < duration {
+        let due = (begun.elapsed().as_secs_f64() * f64::from(rate)).floor();
+        while f64::from(written) < due {
+            server.put_heartbeat(written % cluster.nodes, written)?;
+            written += 1;
+        }
+        thread::sleep(STORM_TICK);
+    }
+    Ok(written)
 }
 
 /// Writes so many changes a second, and measures how late some of them are, in seconds; tells, too, what share of

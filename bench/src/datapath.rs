@@ -13,8 +13,8 @@
 //! every frame anew (live frames are recycled without being restored) and sends it
 //! into the pair; the program under test sends it back, a sink counts and frees it.
 //! Generator, driver, program and sink share one core, so the rate is one over the sum
-//! of their costs. Seconds are those of core time that the trial got (`CLOCK_THREAD_CPUTIME_ID`),
-//! since other processes may take the core in between. The sink's count and byte count, and the product's own counters,
+//! of their costs. Seconds are those of core time that the trial got: by the wall clock, less the time that
+//! other processes had the core. A trial in which a hypervisor took the core away is made again. The sink's count and byte count, and the product's own counters,
 //! must match the frames sent to the last one, or the run is an error.
 //!
 //! **Cost** (`ns`, `units`). Repeating one packet in `BPF_PROG_TEST_RUN` cannot be used:
@@ -186,7 +186,7 @@ pub fn run(options: &Options, progress: &(dyn Fn(&str) + Sync)) -> Result<Report
     let cables = rig::cable(&namespace)?;
     namespace.run(|| {
         let core = host::occupy_core(options.core)?;
-        let mut rig = Rig::new(cables)?;
+        let mut rig = Rig::new(cables, core)?;
         let mut report = Report::new(Facts::collect(), core, options.rounds);
         for &family in &options.families {
             for &protocol in &options.protocols {

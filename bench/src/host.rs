@@ -121,15 +121,131 @@ pub fn occupy_core(wanted: Option<usize>) -> Result<usize> {
 /// The nice value of the most favoured ordinary thread.
 const HIGHEST_PRIORITY: i32 = -20;
 
-/// Returns the time that the calling thread has spent on a CPU, in seconds.
-pub fn thread_seconds() -> f64 {
-    let now = clock_gettime(ClockId::ThreadCPUTime);
-    now.tv_sec as f64 + now.tv_nsec as f64 / 1e9
+/// Reads the calling thread's clock of core time.
+///
+/// Its own CPU clock (`CLOCK_THREAD_CPUTIME_ID`) will not do: a kernel with `CONFIG_IRQ_TIME_ACCOUNTING` leaves
+/// softirqs out of it, in which the whole receiving side runs. So this is the wall clock, less the time that the
+/// thread waited for its core.
+///
+/// # Errors
+///
+/// When the kernel does not tell how long a thread has waited, or what a hypervisor took from the core.
+pub fn core_clock(core: usize) -> Result<CoreClock> {
+    let waited = read_proc("/proc/thread-self/schedstat")?;
+    let waited = waited_ns(&waited).context(
+        "the kernel does not tell how long threads wait for their core: it takes one with CONFIG_SCHED_INFO",
+    )?;
+    let taken = read_proc("/proc/stat")?;
+    let stolen = stolen_ticks(&taken, core)
+        .with_context(|| format!("/proc/stat does not tell what was stolen from CPU {core}"))?;
+    let now = clock_gettime(ClockId::Monotonic);
+    Ok(CoreClock {
+        wall: now.tv_sec as f64 + now.tv_nsec as f64 / 1e9,
+        waited: waited as f64 / 1e9,
+        stolen: stolen as f64 / f64::from(TICKS_PER_SECOND),
+    })
+}
+
+/// A reading of the clock of core time, in seconds.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct CoreClock {
+    wall: f64,
+    waited: f64,
+    stolen: f64,
+}
+
+/// Unit of `/proc/stat` (`USER_HZ`), the same on all architectures that we build for.
+const TICKS_PER_SECOND: u32 = 100;
+
+/// What a hypervisor may take from a trial: about as much as one trial differs from the next anyway.
+const STOLEN_AT_MOST: f64 = 0.02;
+
+impl CoreClock {
+    /// Returns the core time since an earlier reading, in seconds.
+    pub fn since(self, earlier: Self) -> f64 {
+        (self.wall - earlier.wall) - (self.waited - earlier.waited)
+    }
+
+    /// Tells whether a hypervisor took so much of the core since an earlier reading that the figure is not of the
+    /// core's work. One tick may be anybody's.
+    pub fn is_stolen_since(self, earlier: Self) -> bool {
+        let tick = 1.0 / f64::from(TICKS_PER_SECOND);
+        let stolen = self.stolen - earlier.stolen - tick;
+        stolen > STOLEN_AT_MOST * self.since(earlier)
+    }
+}
+
+fn read_proc(path: &str) -> Result<String> {
+    fs::read_to_string(path).with_context(|| format!("reading {path}"))
+}
+
+/// Reads how long a thread waited while it could run: the second number.
+fn waited_ns(schedstat: &str) -> Option<u64> {
+    schedstat.split_whitespace().nth(1)?.parse().ok()
+}
+
+/// Reads the eighth number of a CPU's line (proc(5)).
+fn stolen_ticks(stat: &str, core: usize) -> Option<u64> {
+    let name = format!("cpu{core}");
+    let mut fields = stat
+        .lines()
+        .map(str::split_whitespace)
+        .find_map(|mut fields| (fields.next()? == name).then_some(fields))?;
+    fields.nth(7)?.parse().ok()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const STAT: &str =
+        "cpu  9 9 9 9 9 9 9 9 9 9\ncpu1 1 2 3 4 5 6 7 8 9 10\ncpu11 0 0 0 0 0 0 0 77 0 0\n";
+
+    #[test]
+    fn waiting_and_stealing_are_read_of_the_right_fields() {
+        assert_eq!(waited_ns("123 456 7\n"), Some(456));
+        assert_eq!(waited_ns(""), None);
+        assert_eq!(stolen_ticks(STAT, 1), Some(8));
+        assert_eq!(stolen_ticks(STAT, 11), Some(77));
+        assert_eq!(stolen_ticks(STAT, 2), None);
+    }
+
+    #[test]
+    fn core_time_is_wall_time_less_waiting() {
+        let at = |wall, waited, stolen| CoreClock {
+            wall,
+            waited,
+            stolen,
+        };
+        let start = at(10.0, 1.0, 5.0);
+        // Softirqs are in it, whatever the thread's CPU clock makes of them.
+        assert_eq!(at(12.0, 1.5, 5.0).since(start), 1.5);
+        assert!(!at(11.0, 1.0, 5.01).is_stolen_since(start));
+        assert!(!at(11.0, 1.0, 5.025).is_stolen_since(start));
+        assert!(at(11.0, 1.0, 5.04).is_stolen_since(start));
+        assert!(at(11.0, 1.5, 5.025).is_stolen_since(start));
+    }
+
+    #[test]
+    fn core_clock_counts_what_a_busy_thread_does_and_not_what_it_waits() {
+        let core = occupy_core(None).unwrap();
+        let cpu = || {
+            let now = clock_gettime(ClockId::ThreadCPUTime);
+            now.tv_sec as f64 + now.tv_nsec as f64 / 1e9
+        };
+        let (start, cpu_start) = (core_clock(core).unwrap(), cpu());
+        let wall = std::time::Instant::now();
+        while cpu() - cpu_start < 0.05 {}
+        let busy = cpu() - cpu_start;
+        let took = core_clock(core).unwrap().since(start);
+        let wall = wall.elapsed().as_secs_f64();
+        // What ends before the last reading of the clocks is in neither.
+        assert!(
+            took > 0.9 * busy,
+            "{took} s of core time, {busy} s of CPU time"
+        );
+        assert!(took <= wall + 0.05, "{took} s of core time in {wall} s");
+    }
 
     fn sysctls(stats: &str, jit: Option<&str>) -> std::path::PathBuf {
         let name = format!("guideway-bench-{}-{stats}-{jit:?}", std::process::id());

@@ -71,6 +71,12 @@ struct Control {
     /// Run only the scenario of so many services [default: all].
     #[arg(long, value_name = "NUMBER")]
     services: Option<u32>,
+    /// Have so many Nodes in each scenario [default: as many as it says].
+    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(65..))]
+    nodes: Option<u32>,
+    /// Have so many heartbeats of Nodes a second in each scenario [default: as many as it says].
+    #[arg(long, value_name = "PER_SECOND", value_parser = clap::value_parser!(u32).range(1..))]
+    heartbeats: Option<u32>,
     /// The `guideway` program [default: the one beside this program].
     #[arg(long, value_name = "PATH")]
     guideway: Option<PathBuf>,
@@ -129,6 +135,11 @@ fn run_control(arguments: &Control) -> Result<Outcome> {
         services.is_none_or(|services| services == scenario.cluster.services)
     };
     let scenarios = control::Scenario::ALL.into_iter().filter(wanted);
+    let scenarios = scenarios.map(|scenario| {
+        let nodes = arguments.nodes.unwrap_or(scenario.cluster.nodes);
+        let scenario = scenario.with_nodes(nodes);
+        (arguments.heartbeats).map_or(scenario, |rate| scenario.with_heartbeats(rate))
+    });
     let options = control::Options {
         scenarios: scenarios.collect(),
         guideway: arguments.guideway.clone().map_or_else(beside, Ok)?,

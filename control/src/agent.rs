@@ -21,8 +21,10 @@ mod conditions;
 mod egress;
 mod handle;
 mod next_hops;
+mod path_mtus;
 mod problems;
 mod reload;
+mod room;
 mod start;
 mod sweeps;
 
@@ -35,7 +37,7 @@ use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
 use fastpath::attach::EgressAttachment;
-use fastpath::facts::{self, InterfaceError};
+use fastpath::facts::Devices;
 use fastpath::load::Loaded;
 use fastpath::nexthop::{NetlinkError, Wake, Waker, Watcher};
 use fastpath::pins::Pins;
@@ -46,16 +48,18 @@ use self::apply::Attached;
 use self::cluster::Cluster;
 pub use self::handle::{Command, Handle};
 use self::next_hops::NextHops;
+use self::path_mtus::PathMtus;
 use self::problems::{Item, Problems};
+use self::room::Refused;
 pub use self::start::StartError;
 use self::sweeps::Sweeps;
-use crate::api::{ConfigStatus, Detached};
+use crate::api::{ConfigStatus, Detached, Request};
 use crate::census::Census;
 use crate::chain::chain;
 use crate::config::{Config, host};
 use crate::health::monitor::Monitor;
 use crate::health::selection::Selection;
-use crate::health::targets::Targets;
+use crate::health::targets::{NotMade, Targets};
 use crate::health::ways::Ways;
 use crate::target::{Machine, Shapes};
 
@@ -85,6 +89,7 @@ pub struct Agent {
     _pins_lock: File,
     tables: Tables,
     next_hops: NextHops,
+    path_mtus: PathMtus,
     watcher: Watcher,
 
     settings: Option<Settings>,
@@ -94,6 +99,8 @@ pub struct Agent {
     /// Wanted interfaces without the program, with their numbers when last looked at.
     unattached: BTreeMap<String, Option<u32>>,
     machine: Machine,
+    /// When the machine was last looked at.
+    followed: Instant,
     /// Of the services that the configuration asks for.
     census: Census,
     shapes: Shapes,
@@ -101,6 +108,8 @@ pub struct Agent {
     programmed: Instant,
     /// Services that the tables should have.
     wanted: Specs,
+    /// Those that did not fit.
+    refused: Refused,
 
     announcing: Announcing,
 
@@ -121,7 +130,7 @@ pub struct Agent {
     /// What is checked, and how; nothing if that is not in force.
     targets: Option<Targets>,
     /// Checks that are not made.
-    unchecked: usize,
+    not_made: NotMade,
 
     sweeps: Sweeps,
     problems: Problems,
@@ -147,13 +156,15 @@ impl Agent {
     /// When routes and neighbours cannot be followed any more.
     pub fn run(mut self, commands: &Receiver<Command>) -> Result<(), NetlinkError> {
         loop {
-            let pause = self.problems.pause(Instant::now());
-            let pauses = pause
-                .into_iter()
-                .chain(self.announcing.pause(Instant::now()));
+            let now = Instant::now();
+            let pauses = self.problems.pause(now).into_iter();
+            let pauses = pauses.chain(self.announcing.pause(now));
             let timer = self.sweeps.pause().map_or(TIMER, |pause| pause.min(TIMER));
+            let timer = timer.saturating_sub(self.followed.elapsed());
             let timeout = pauses.min().map_or(timer, |pause| pause.min(timer));
-            let wake = self.watcher.wait(Some(timeout))?;
+            let paths = self.path_pause(now).unwrap_or(timeout);
+            let wake = self.watcher.wait(Some(timeout.min(paths)))?;
+            self.show_life();
             self.keep_announcing();
             while let Ok(command) = commands.try_recv() {
                 if self.obey(command) {
@@ -168,9 +179,12 @@ impl Agent {
             } else if turned || self.problems.pause(Instant::now()) == Some(Duration::ZERO) {
                 self.settle();
             }
-            if wake != Wake::Woken {
+            // What routers say ends the sleep more often than the machine has to be looked at.
+            let is_for_paths = wake == Wake::TimedOut && now.elapsed() < timeout;
+            if wake != Wake::Woken && !is_for_paths {
                 self.follow_machine();
             }
+            self.follow_paths(Instant::now());
             // A walk of tens of milliseconds, which what woke the agent does not wait for.
             self.sweep();
         }
@@ -185,6 +199,10 @@ impl Agent {
             Command::Announce(holdings) => self.take_holdings(holdings),
             // Likewise: the newest one is taken.
             Command::State => {}
+            // Nobody reads the answer; what a request does besides is still wanted.
+            Command::Ask(request, answer)
+                if answer.is_closed() && request != (Request::Detach {}) => {}
+            Command::Snapshot(answer) if answer.is_closed() => {}
             Command::Ask(request, answer) => {
                 let (line, end) = self.answer(&request);
                 // A peer that went away is no concern of ours.
@@ -193,7 +211,7 @@ impl Agent {
             }
             Command::Snapshot(answer) => {
                 // What somebody took off is told first, and then put back.
-                let lost = self.forget_detached() | self.forget_egress();
+                let lost = self.forget_lost();
                 if lost {
                     // A pod that ended takes its device along.
                     self.look_for_pod_devices();
@@ -210,10 +228,10 @@ impl Agent {
 
     /// Looks at what the machine changed under us: next hops, addresses, interfaces.
     fn follow_machine(&mut self) {
+        self.followed = Instant::now();
         let before = self.machine.clone();
         self.look_at_machine();
-        let mut lost = self.forget_detached();
-        lost |= self.forget_egress();
+        let lost = self.forget_lost();
         let interfaces = self.config.desired.interfaces.keys();
         let unattached: BTreeMap<String, Option<u32>> = interfaces
             .filter(|name| !self.attached.contains_key(*name))
@@ -230,6 +248,7 @@ impl Agent {
             for (item, outcome) in self.announce() {
                 self.problems.note(Instant::now(), item, outcome);
             }
+            self.show_announceable();
         } else {
             self.settle();
         }
@@ -259,6 +278,7 @@ impl Agent {
     fn settle_what_is_known(&mut self) -> usize {
         if self.waits_for_state() {
             self.hold();
+            self.hold_announcements();
             return 0;
         }
         self.census
@@ -274,20 +294,36 @@ impl Agent {
         done
     }
 
+    /// Forgets the programs that interfaces and devices have lost; returns whether there are any.
+    fn forget_lost(&mut self) -> bool {
+        if self.attached.is_empty() && self.egress.is_empty() {
+            return false;
+        }
+        match Devices::list() {
+            Ok(mut devices) => self.forget_detached(&devices) | self.forget_egress(&mut devices),
+            Err(error) => {
+                // The next event or the timer tells.
+                tracing::warn!(error = chain(&error), "cannot list the network devices");
+                false
+            }
+        }
+    }
+
     /// Takes interfaces that lost the program for what an earlier agent left: a pin at most.
     ///
     /// Returns whether there are any.
-    fn forget_detached(&mut self) -> bool {
+    fn forget_detached(&mut self, devices: &Devices) -> bool {
         let lost = self.attached.iter().filter_map(|(name, attached)| {
             let attachment = &attached.attachment;
-            match facts::is_attached(name, attachment.ifindex, attachment.program) {
-                Ok(true) => None,
-                Ok(false) => Some((name.clone(), "somebody removed the program or its pin")),
-                Err(InterfaceError::NotFound { .. }) => {
-                    Some((name.clone(), "the interface is gone or has another name"))
+            // By the name that it had then: the configuration may know it by an alternative one.
+            match devices.find(&attachment.interface) {
+                Some(device)
+                    if device.index == attachment.ifindex && device.runs(attachment.program) =>
+                {
+                    None
                 }
-                // The next event or the timer tells.
-                Err(InterfaceError::Unreadable { .. }) => None,
+                Some(_) => Some((name.clone(), "somebody removed the program or its pin")),
+                None => Some((name.clone(), "the interface is gone or has another name")),
             }
         });
         let lost: Vec<_> = lost.collect();

@@ -6,6 +6,10 @@
 //! Both are pure: time and events are arguments.
 
 pub mod election;
+mod mac;
+pub mod pulse;
 pub mod rendezvous;
 
-pub use election::{Candidates, Edge, Election, Holdings};
+pub use election::{Candidates, Edge, Election, Holdings, Home};
+pub use mac::Mac;
+pub use pulse::Pulse;

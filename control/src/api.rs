@@ -90,10 +90,25 @@ pub struct Status {
     pub services: usize,
     /// What the checks of backends and nodes come to.
     pub health: Health,
-    /// What could not be applied, one line each; retried by itself.
+    /// Everything that is wrong, one line each: what could not be applied comes first, then checks that are not
+    /// made, then the rules that objects of the Kubernetes API break.
     pub problems: Vec<String>,
+    /// How many of the problems are changes that could not be applied; they are tried again by themselves.
+    pub unapplied: usize,
     /// What is in force but deserves a look, one line each.
     pub warnings: Vec<String>,
+    /// The last machine whose outer headers were refused.
+    pub untrusted: Option<Untrusted>,
+}
+
+/// The last source from which IP-in-IP was refused.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Untrusted {
+    /// The outer source.
+    pub source: String,
+    /// Seconds since its last packet.
+    pub seconds_ago: u64,
 }
 
 /// What the checks of backends and nodes come to.
@@ -132,8 +147,6 @@ pub struct Kubernetes {
     pub objects: BTreeMap<String, usize>,
     /// Lists and watches that fail, one line each; tried again by themselves.
     pub broken: Vec<String>,
-    /// Rules that objects break, one line each.
-    pub problems: Vec<String>,
 }
 
 /// The configuration in force and the last attempt to replace it.
@@ -272,6 +285,9 @@ pub struct Backend {
     pub next_hop: String,
     /// MAC address of the next hop, once it is resolved.
     pub mac: Option<String>,
+    /// MTU of the path to the node, where a router has said within the last ten minutes that it is smaller than
+    /// that of the next hop.
+    pub path_mtu: Option<u32>,
     /// `healthy`, `unhealthy`, `unreachable`, or `new` before the first result; nothing if neither it
     /// nor its node is checked.
     pub health: Option<String>,
@@ -297,6 +313,12 @@ pub struct Reason {
     pub reason: String,
     /// Packets.
     pub packets: u64,
+    /// What the drivers of attached devices count under it, by device and name of the counter.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub drivers: BTreeMap<String, u64>,
+    /// The last machine that sent one, where that is known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub last: Option<Untrusted>,
 }
 
 /// Which backend a flow gets, and why.

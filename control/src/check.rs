@@ -3,6 +3,7 @@
 //! The facts come from [`fastpath::facts`]; here they are judged. A FAIL keeps the
 //! agent from starting or serving, a WARN costs speed or deserves a look.
 
+pub(crate) mod cluster;
 mod judge;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -11,12 +12,12 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Result;
-use fastpath::facts;
+use fastpath::facts::{self, InterfaceError};
 use fastpath::pins::Pins;
 use serde::Serialize;
 
 use crate::config::{self, Config, ConfigError, DEFAULT_PIN_DIR, host};
-use crate::desired::AttachMode;
+use crate::desired::{AttachMode, Role};
 use crate::target::{Machine, Target};
 use crate::{cli, commands};
 
@@ -90,25 +91,34 @@ fn findings(options: &cli::Check) -> Vec<Finding> {
     findings.extend(judge::process(&facts::process()));
     findings.push(judge::bpffs(&pin_dir, facts::bpffs(&pin_dir)));
     if let (Some(config), Some(ports)) = (&config, facts::local_ports()) {
-        let services = config.desired.services.iter();
-        let node_ports = services.filter(|(_, service)| service.spec.node_port);
-        let node_ports = node_ports.map(|(key, _)| key.port).collect();
-        findings.extend(judge::node_ports(&node_ports, &ports));
-        if config.desired.by_nat().next().is_some() {
+        findings.extend(judge::node_ports(&node_ports(config), &ports));
+        // In a cluster any port may come to go by NAT.
+        if config.kubernetes.is_some() || config.desired.by_nat().next().is_some() {
             findings.extend(judge::nat_ports(&config.desired.nat, &ports));
         }
     }
 
     let ours = Pins::new(&pin_dir).interfaces().unwrap_or_default();
     let mut node = false;
-    if let Some(Config { desired, .. }) = &config {
+    if let Some(config) = &config {
+        let desired = &config.desired;
         let machine = Machine::of(desired, &host::facts().unwrap_or_default());
         node = desired.is_node(&machine.addresses);
+        if let Some(options) = &config.kubernetes {
+            let seen = cluster::look(options, desired);
+            // Which machines are nodes, the cluster says.
+            node |= desired.node == Role::IfListed && seen.may_be_node;
+            findings.extend(seen.findings);
+        }
         let shared = &Target::of(desired, &machine).addresses.nat & &machine.primary;
         findings.extend(judge::masquerade(&shared, facts::masquerades()));
     }
     let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let mut used = Vec::new();
+    let is_configured = |name: &String| {
+        let config = config.as_ref();
+        config.is_some_and(|config| config.desired.interfaces.contains_key(name))
+    };
     for (name, mode) in interfaces(options, config.as_ref()) {
         match facts::interface(&name) {
             Ok(interface) => {
@@ -123,6 +133,8 @@ fn findings(options: &cli::Check) -> Vec<Finding> {
                 }
                 used.push((interface, mode));
             }
+            // The finding about the file tells.
+            Err(InterfaceError::NotFound { .. }) if is_configured(&name) => {}
             Err(error) => findings.push(judge::unreadable(&name, &error)),
         }
     }
@@ -133,14 +145,30 @@ fn findings(options: &cli::Check) -> Vec<Finding> {
     findings
 }
 
-/// Reads a configuration; whatever is wrong with it is a finding.
+/// Lists the ports at which NodePorts are or may be served.
+fn node_ports(config: &Config) -> BTreeSet<u16> {
+    if config.kubernetes.is_some() {
+        return config.node_port_range.clone().collect();
+    }
+    let services = config.desired.services.iter();
+    let node_ports = services.filter(|(_, service)| service.spec.node_port);
+    node_ports.map(|(key, _)| key.port).collect()
+}
+
+/// Reads a configuration; whatever is wrong with it is a finding. One that only this machine does not fit is
+/// looked at further.
 fn load(path: &Path, findings: &mut Vec<Finding>) -> Option<Config> {
-    let loaded = config::load(path, config::Source::AsWritten).and_then(|config| {
+    let loaded = config::load(path, config::Source::AsWritten).map(|config| {
         let facts = host::facts().unwrap_or_default();
-        host::validate(path, &config, &facts).map(|()| config)
+        let misfits = host::validate(path, &config, &facts);
+        (config, misfits)
     });
     match loaded {
-        Ok(config) => {
+        Ok((config, Err(misfits))) => {
+            refuse(misfits, findings);
+            Some(config)
+        }
+        Ok((config, Ok(()))) => {
             let desired = &config.desired;
             findings.push(Finding {
                 verdict: Verdict::Ok,
@@ -157,7 +185,17 @@ fn load(path: &Path, findings: &mut Vec<Finding>) -> Option<Config> {
             });
             Some(config)
         }
-        Err(ConfigError::Invalid { path, problems }) => {
+        Err(error) => {
+            refuse(error, findings);
+            None
+        }
+    }
+}
+
+/// Makes a finding of each reason why a file is refused.
+fn refuse(error: ConfigError, findings: &mut Vec<Finding>) {
+    match error {
+        ConfigError::Invalid { path, problems } => {
             findings.extend(problems.into_iter().map(|problem| {
                 let at = problem
                     .position
@@ -170,9 +208,8 @@ fn load(path: &Path, findings: &mut Vec<Finding>) -> Option<Config> {
                     remedy: problem.remedy,
                 }
             }));
-            None
         }
-        Err(error @ ConfigError::Read { .. }) => {
+        error @ ConfigError::Read { .. } => {
             findings.push(Finding {
                 verdict: Verdict::Fail,
                 subject: "config".to_owned(),
@@ -180,7 +217,6 @@ fn load(path: &Path, findings: &mut Vec<Finding>) -> Option<Config> {
                 detail: format!("{:#}", anyhow::Error::from(error)),
                 remedy: "name an existing file that this user may read".to_owned(),
             });
-            None
         }
     }
 }
@@ -315,6 +351,38 @@ mod tests {
                 "{findings:?}"
             );
         }
+    }
+
+    #[test]
+    fn file_for_kubernetes_has_ports_and_reverse_paths_looked_at_and_absent_interfaces_hide_no_others()
+     {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("edge.yaml");
+        let text = "interfaces: [{name: lo}, {name: nosuch0}]\nnode_port_range: 40000-40001\nkubernetes: {}\n";
+        std::fs::write(&path, text).unwrap();
+        let findings = findings(&cli::Check {
+            config: Some(path),
+            interface: Vec::new(),
+            json: false,
+        });
+        let has = |subject: &str, check: &str| {
+            let mut findings = findings.iter();
+            findings.any(|finding| finding.subject == subject && finding.check == check)
+        };
+        for (subject, check) in [
+            ("lo", "state"),
+            ("lo", "rp_filter"),
+            ("kernel", "NodePorts"),
+            ("kernel", "NAT ports"),
+            ("kubernetes", "API server"),
+        ] {
+            assert!(has(subject, check), "no {subject} {check}: {findings:?}");
+        }
+        let absent = findings
+            .iter()
+            .filter(|finding| finding.detail.contains("nosuch0"));
+        let verdicts: Vec<Verdict> = absent.map(|finding| finding.verdict).collect();
+        assert_eq!(verdicts, [Verdict::Fail]);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use ipnet::IpNet;
 
@@ -27,7 +27,8 @@ Exit codes:
   2  the command line or the configuration is wrong
 
 Environment:
-  GUIDEWAY_LOG  what `run` logs, such as `info` (default) or `debug,control::watch=trace`";
+  GUIDEWAY_LOG         what `run` and `controller` log, such as `info` (default) or `debug,control::watch=trace`
+  GUIDEWAY_LOG_FORMAT  `text` (default), or `json`: an object on each line";
 
 /// The commands.
 #[derive(Debug, Subcommand)]
@@ -73,6 +74,10 @@ pub enum Command {
     /// The datapath pays for it while it lasts only; sample and filter where there is much traffic.
     #[command(after_help = CAPTURE_FILTER)]
     Capture(Capture),
+    /// Change what a running agent or controller logs
+    ///
+    /// It is sent a signal: SIGUSR1 for `debug`, SIGUSR2 for what its GUIDEWAY_LOG says.
+    Log(Log),
     /// Take the program off every interface and remove everything pinned
     ///
     /// A running agent is told to do it and ends.
@@ -292,6 +297,29 @@ pub struct Which {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+}
+
+/// Options of `log`.
+#[derive(Debug, Args)]
+pub struct Log {
+    /// What to log
+    #[arg(value_enum, value_name = "LEVEL")]
+    pub level: LogLevel,
+    /// The process, such as 1 within the container of a controller [default: the agent at the socket]
+    #[arg(long, value_name = "PID", value_parser = clap::value_parser!(i32).range(1..))]
+    pub pid: Option<i32>,
+    /// Where the agent is.
+    #[command(flatten)]
+    pub agent: Agent,
+}
+
+/// What `log` can ask for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogLevel {
+    /// `debug` of Guideway's own code.
+    Debug,
+    /// What GUIDEWAY_LOG says.
+    Default,
 }
 
 /// Options of `detach`.

@@ -8,12 +8,14 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::api::client::{AskError, ask};
+use crate::api::client::{self, AskError, ask};
 use crate::api::{Detached, Request, Trace, Which};
-use crate::cli;
+use crate::cli::{self, LogLevel};
 use fastpath::pins::Pins;
 
 /// Two samples of one answer, for rates.
@@ -128,6 +130,23 @@ pub fn trace(options: &cli::Trace) -> Result<()> {
         return print(&json(&trace, true)?);
     }
     print(&show::trace(&trace))
+}
+
+/// Has an agent or a controller log more, or what it did at its start.
+///
+/// # Errors
+///
+/// When no agent answers, or the process takes no signals from here.
+pub fn log(options: &cli::Log) -> Result<()> {
+    let pid = match options.pid {
+        Some(pid) => Pid::from_raw(pid),
+        None => client::process(&options.agent.socket)?,
+    };
+    let signal = match options.level {
+        LogLevel::Debug => Signal::SIGUSR1,
+        LogLevel::Default => Signal::SIGUSR2,
+    };
+    kill(pid, signal).with_context(|| format!("cannot send {signal} to the process {pid}"))
 }
 
 /// Detaches by the agent, or without one.

@@ -10,6 +10,7 @@
 //! node counts, which a hostile file would otherwise use up memory with.
 
 pub mod host;
+mod listen;
 mod problem;
 mod raw;
 #[cfg(test)]
@@ -19,7 +20,8 @@ mod validate;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{self, Read};
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
+use std::ops::RangeInclusive;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
@@ -27,6 +29,7 @@ use ipnet::IpNet;
 use serde_saphyr::MessageFormatter;
 use xdp_prog::abi::size;
 
+pub use listen::{Listen, NoNodeAddress};
 pub use problem::{ConfigError, Position, Problem};
 
 use crate::desired::{Desired, ForwardMode};
@@ -55,9 +58,11 @@ pub struct Config {
     /// The agent's unix socket.
     pub socket: PathBuf,
     /// Where metrics are served; `None` when they are off.
-    pub metrics: Option<SocketAddr>,
+    pub metrics: Option<Listen>,
     /// Directory on bpffs that holds the pins.
     pub pin_dir: PathBuf,
+    /// Ports that NodePorts may have.
+    pub node_port_range: RangeInclusive<u16>,
     /// How the API is read; `None` where the file says everything.
     pub kubernetes: Option<Kubernetes>,
     /// Where the values stand that [`host`] may object to.
@@ -82,6 +87,8 @@ pub struct Kubernetes {
     pub node_name: Option<String>,
     /// Namespace of Guideway's own objects; from the environment if not given.
     pub namespace: Option<String>,
+    /// Namespace of the Leases of edges; the name of `service` with `-edges` behind it if not given.
+    pub lease_namespace: Option<String>,
     /// The headless Service whose EndpointSlices tell who runs Guideway.
     pub service: String,
     /// Class of the Services of type LoadBalancer that are served.
@@ -95,7 +102,11 @@ pub struct Kubernetes {
     /// Who answers at the health check ports of Services.
     pub health_check_node_port: ports::Mode,
     /// Where `/healthz`, `/livez` and `/readyz` are served, if they are.
-    pub healthz: Option<SocketAddr>,
+    pub healthz: Option<Listen>,
+    /// Slots that the lookup tables of one Service have at most.
+    pub slots_per_service: u64,
+    /// The same for all Services of a namespace, if that is bounded.
+    pub slots_per_namespace: Option<u64>,
     /// Forwarding mode of services that name none.
     pub default_mode: ForwardMode,
     /// Seed of the flow hash; that of the cluster's Secret if not given.

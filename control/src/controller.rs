@@ -30,6 +30,7 @@ pub mod objects;
 mod pacer;
 mod refusal;
 pub mod seed;
+mod selector;
 pub mod status;
 mod watch;
 mod write;
@@ -41,7 +42,6 @@ use anyhow::{Context, Result, anyhow};
 use http_body_util::Full;
 use hyper::body::Bytes;
 use hyper::{Response, StatusCode};
-use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Secret;
 use kube::Api;
 use tokio::signal::unix::{SignalKind, signal};
@@ -53,7 +53,8 @@ use self::lease::{Candidate, Term};
 use self::metrics::Values;
 use crate::kubernetes::client;
 use crate::kubernetes::request_errors::RequestErrors;
-use crate::{cli, commands, http, run};
+use crate::kubernetes::schema::Lease;
+use crate::{cli, commands, http, log};
 
 /// Who writes, in the API server's records of field ownership and in Events.
 const MANAGER: &str = "guideway-controller";
@@ -67,7 +68,7 @@ pub fn run(options: &cli::Controller) -> Result<()> {
     if options.print_crds {
         return commands::print(&crd::definition()?);
     }
-    run::log_to_stderr()?;
+    log::start()?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -78,6 +79,8 @@ pub fn run(options: &cli::Controller) -> Result<()> {
 async fn serve(options: &cli::Controller) -> Result<()> {
     let mut terminate = signal(SignalKind::terminate()).context("cannot handle signals")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot handle signals")?;
+    let mut logging = JoinSet::new();
+    logging.spawn(log::follow_signals().context("cannot handle signals")?);
     let config = client::infer().await?;
     let server = config.cluster_url.to_string();
     let api_server = client::addresses(&config).await;

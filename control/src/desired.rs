@@ -110,6 +110,8 @@ pub enum NodePortAddresses {
 pub struct Service {
     /// The name, unique in a configuration.
     pub name: String,
+    /// When it was created, in seconds since 1970, or its place in the file: where a table is full, the oldest have it.
+    pub created: i64,
     /// Mode, table size, policies and backends.
     pub spec: Arc<ServiceSpec>,
     /// How its backends are checked; none for not at all.

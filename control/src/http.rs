@@ -2,9 +2,11 @@
 //!
 //! [`healthz`](crate::healthz) has listeners of the same kind.
 
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::convert::Infallible;
-use std::net::SocketAddr;
-use std::sync::Arc;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use http_body_util::Full;
@@ -62,7 +64,70 @@ pub(crate) struct Limits {
     connections: Arc<Semaphore>,
     /// What other listeners count against too.
     shared: Option<Arc<Semaphore>>,
+    /// How many of them one source may have.
+    sources: Vec<Sources>,
     timeout: Duration,
+}
+
+/// Bounds the connections of each source, so that none takes those of all others; what is beyond is closed.
+#[derive(Clone, Debug)]
+pub(crate) struct Sources {
+    most: usize,
+    /// By source, for those that have some.
+    open: Arc<Mutex<HashMap<IpAddr, usize>>>,
+}
+
+/// A connection that counts for its source until it is dropped.
+#[derive(Debug)]
+struct Admitted {
+    sources: Sources,
+    source: IpAddr,
+}
+
+impl Sources {
+    /// Lets each source have this many connections.
+    pub(crate) fn new(most: usize) -> Self {
+        Self {
+            most,
+            open: Arc::default(),
+        }
+    }
+
+    /// Counts a connection, unless its source has as many as it may.
+    fn admit(&self, peer: IpAddr) -> Option<Admitted> {
+        let source = source(peer);
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = open.entry(source).or_default();
+        if *count == self.most {
+            return None;
+        }
+        *count += 1;
+        Some(Admitted {
+            sources: self.clone(),
+            source,
+        })
+    }
+}
+
+impl Drop for Admitted {
+    fn drop(&mut self) {
+        let open = self.sources.open.lock();
+        let mut open = open.unwrap_or_else(PoisonError::into_inner);
+        if let Entry::Occupied(mut count) = open.entry(self.source) {
+            *count.get_mut() -= 1;
+            if *count.get() == 0 {
+                count.remove();
+            }
+        }
+    }
+}
+
+/// Returns what tells sources apart: of IPv6 a host has a whole /64.
+fn source(peer: IpAddr) -> IpAddr {
+    match peer.to_canonical() {
+        IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() >> 64 << 64).into(),
+        address @ IpAddr::V4(_) => address,
+    }
 }
 
 impl Limits {
@@ -71,6 +136,7 @@ impl Limits {
         Self {
             connections: Arc::new(Semaphore::new(connections)),
             shared: None,
+            sources: Vec::new(),
             timeout: PROBE_TIMEOUT,
         }
     }
@@ -81,6 +147,11 @@ impl Limits {
             shared: Some(Arc::clone(shared)),
             ..self
         }
+    }
+
+    /// Bounds what one source may have, here and where else these count.
+    pub(crate) fn of_each_source(self, sources: Vec<Sources>) -> Self {
+        Self { sources, ..self }
     }
 }
 
@@ -103,6 +174,7 @@ where
     let limits = Limits {
         connections: Arc::new(Semaphore::new(MAX_CONNECTIONS)),
         shared: None,
+        sources: Vec::new(),
         timeout: CONNECTION_TIMEOUT,
     };
     serve_with(listener, limits, move |request| {
@@ -121,14 +193,19 @@ where
         let Ok(permit) = Arc::clone(&limits.connections).acquire_owned().await else {
             return;
         };
-        let stream = match listener.accept().await {
-            Ok((stream, _)) => stream,
+        let (stream, peer) = match listener.accept().await {
+            Ok(accepted) => accepted,
             Err(error) => {
                 // Out of descriptors or memory: both pass, but not at once.
                 tracing::warn!(%error, "cannot accept a connection");
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
             }
+        };
+        let admitted = limits.sources.iter().map(|one| one.admit(peer.ip()));
+        let Some(admitted) = admitted.collect::<Option<Vec<Admitted>>>() else {
+            tracing::debug!(%peer, "closed: its source has as many connections as it may");
+            continue;
         };
         // With the connection at hand, not before: listeners that wait for one hold no share.
         let share = match &limits.shared {
@@ -152,7 +229,7 @@ where
                 Ok(Err(error)) => tracing::debug!(%error, "a connection broke"),
                 Err(_) => tracing::debug!("a connection took too long"),
             }
-            drop((permit, share));
+            drop((permit, share, admitted));
         });
     }
 }
@@ -290,6 +367,21 @@ pub(crate) mod testing {
         response
     }
 
+    /// Connects from a certain address.
+    pub(crate) fn connect_from(source: IpAddr, to: SocketAddr) -> TcpStream {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        let stream = runtime.block_on(async {
+            let socket = tokio::net::TcpSocket::new_v4().unwrap();
+            socket.bind((source, 0).into()).unwrap();
+            socket.connect(to).await.unwrap().into_std().unwrap()
+        });
+        stream.set_nonblocking(false).unwrap();
+        stream
+    }
+
     pub(crate) fn get(address: SocketAddr, path: &str) -> String {
         send(address, &format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n"))
     }
@@ -304,7 +396,7 @@ mod tests {
     use std::io::{Read, Write};
     use std::net::TcpStream;
 
-    use super::testing::{get, send};
+    use super::testing::{connect_from, get, send};
     use super::*;
     use crate::api::{Egress, Interface};
 
@@ -369,6 +461,65 @@ mod tests {
         probe.read_to_string(&mut response).unwrap();
         assert!(response.starts_with("HTTP/1.1 200 "), "{response}");
         drop(silent);
+    }
+
+    #[test]
+    fn one_source_does_not_take_the_connections_of_others() {
+        const REQUEST: &[u8] = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n";
+        let release = Arc::new(Semaphore::new(0));
+        let released = Arc::clone(&release);
+        let limits = Limits {
+            timeout: Duration::from_secs(600),
+            ..Limits::of_probes(4).of_each_source(vec![Sources::new(9), Sources::new(2)])
+        };
+        let address = testing::serving(|listener| {
+            serve_with(listener, limits, move |_| {
+                let released = Arc::clone(&released);
+                async move {
+                    let _ = released.acquire().await;
+                    plain(StatusCode::OK, "ok\n")
+                }
+            })
+        });
+        let ask = |source: [u8; 4]| {
+            let mut stream = connect_from(source.into(), address);
+            // One that is closed already may refuse it.
+            let _ = stream.write_all(REQUEST);
+            stream
+        };
+        let answer = |mut stream: TcpStream| {
+            let mut said = String::new();
+            let _ = stream.read_to_string(&mut said);
+            said
+        };
+        let greedy = [127, 0, 0, 1];
+        let kept = [ask(greedy), ask(greedy)];
+        // Closed at once, while the others wait for their answers.
+        for _ in 0..4 {
+            assert_eq!(answer(ask(greedy)), "");
+        }
+        let other = ask([127, 0, 0, 2]);
+        release.add_permits(100);
+        for stream in kept.into_iter().chain([other]) {
+            let said = answer(stream);
+            assert!(said.starts_with("HTTP/1.1 200 "), "{said:?}");
+        }
+        // What has ended counts no more, once its end is noticed.
+        let deadline = std::time::Instant::now() + Duration::from_secs(60);
+        while !answer(ask(greedy)).starts_with("HTTP/1.1 200 ") {
+            assert!(std::time::Instant::now() < deadline);
+        }
+    }
+
+    #[test]
+    fn source_is_an_ipv4_address_or_a_network_of_ipv6() {
+        for (peer, expected) in [
+            ("192.0.2.1", "192.0.2.1"),
+            ("::ffff:192.0.2.1", "192.0.2.1"),
+            ("2001:db8:0:1:2:3:4:5", "2001:db8:0:1::"),
+        ] {
+            assert_eq!(source(peer.parse().unwrap()).to_string(), expected);
+        }
     }
 
     #[test]

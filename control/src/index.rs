@@ -44,6 +44,7 @@ pub mod objects;
 mod outcome;
 mod parse;
 mod problem;
+mod quota;
 mod select;
 mod service;
 mod slice;
@@ -54,6 +55,7 @@ use std::sync::Arc;
 
 use imbl::{OrdMap, OrdSet};
 use ipnet::IpNet;
+use xdp_prog::abi::size;
 
 pub use self::machines::{Presence, Reserved};
 pub(crate) use self::parse::address;
@@ -62,8 +64,9 @@ pub use self::problem::{Object, Problem, Rule};
 
 use self::machines::{Machines, Node};
 use self::objects::ObjectName;
-use self::outcome::{Outcome, World, outcome};
+use self::outcome::{Capture, Outcome, World, outcome};
 use self::problem::Findings;
+use self::quota::Quotas;
 use self::slice::{Names, Slices};
 use crate::desired::{BackendSpec, ForwardMode, Service, ServiceKey, Services};
 
@@ -86,11 +89,17 @@ pub struct Options {
     pub default_mode: ForwardMode,
     /// Seed of session affinity; equal on all edges.
     pub hash_seed: u64,
+    /// Slots that the lookup tables of one Service have at most: all tables are in one arena.
+    pub slots_per_service: u64,
+    /// The same for all Services of a namespace, if that is bounded.
+    pub slots_per_namespace: Option<u64>,
 }
 
 impl Options {
     /// The class of load balancers that the controller serves.
     pub const DEFAULT_CLASS: &str = "guideway.dev/guideway";
+    /// The share of the arena that one Service has at most, in percent.
+    pub const DEFAULT_SHARE: u64 = 25;
 }
 
 impl Default for Options {
@@ -104,8 +113,15 @@ impl Default for Options {
             topology_hints: TopologyHints::default(),
             default_mode: ForwardMode::default(),
             hash_seed: 0,
+            slots_per_service: slots_of_share(Self::DEFAULT_SHARE, size::LUT_SLOTS as u64),
+            slots_per_namespace: None,
         }
     }
+}
+
+/// Returns how many slots a share of an arena is, in percent.
+pub fn slots_of_share(percent: u64, slots: u64) -> u64 {
+    slots * percent / 100
 }
 
 /// What becomes of the topology hints of endpoints.
@@ -126,8 +142,8 @@ pub struct State {
     /// Endpoints that serve and terminate and get no new connections, where there are any. Those of this
     /// machine are among the backends too, without weight.
     pub draining: OrdMap<ServiceKey, Arc<[BackendSpec]>>,
-    /// Of services with the policy `Local` at assigned addresses: addresses of the Nodes that have endpoints which
-    /// share connections. Of the Nodes only these announce the address.
+    /// Of Services with the policy `Local` at assigned addresses, under each of their ports: addresses of the Nodes
+    /// that have endpoints, of any of the ports, which share connections. Of the Nodes only these announce the address.
     pub announcers: OrdMap<ServiceKey, Arc<BTreeSet<IpAddr>>>,
     /// Virtual addresses.
     pub vips: OrdSet<IpAddr>,
@@ -141,6 +157,9 @@ pub struct State {
     pub trusted_edges: BTreeSet<IpNet>,
     /// Whether this machine's Node is about to go, where it has one.
     pub leaving: Option<bool>,
+    /// Addresses from which other machines take this one's packets: those of its Node, once our slices show it, and
+    /// of all edges outside the cluster.
+    pub known_as: BTreeSet<IpAddr>,
     /// What is told at the health check ports of Services.
     pub health_checks: OrdMap<ObjectName, HealthCheck>,
     /// What is wrong, by object.
@@ -163,7 +182,7 @@ pub struct Changes {
     pub computed: usize,
     /// Services of the dataplane that were added, changed or removed.
     pub services: BTreeSet<ServiceKey>,
-    /// Whether `announcers`, `vips`, `assigned`, `shared`, `nodes` or `trusted_edges` changed.
+    /// Whether `announcers`, `vips`, `assigned`, `shared`, `nodes`, `trusted_edges` or `known_as` changed.
     pub addresses: bool,
     /// Whether `draining` changed.
     pub draining: bool,
@@ -191,6 +210,7 @@ impl Changes {
 pub struct Index {
     options: Options,
     machines: Machines,
+    quotas: Quotas,
     entries: HashMap<ObjectName, Box<Entry>>,
     /// Of them those whose Service is known, and not only slices of it.
     services_known: usize,
@@ -199,10 +219,12 @@ pub struct Index {
     names: Names,
     dirty: BTreeSet<ObjectName>,
     claims: HashMap<ServiceKey, Vec<Claim>>,
-    /// The Services that have an address, and whether it was assigned to them.
-    captured: HashMap<IpAddr, Vec<(ObjectName, bool)>>,
+    /// The Services that have an address, and why.
+    captured: HashMap<IpAddr, Vec<(ObjectName, Capture)>>,
     state: State,
     changes: Changes,
+    /// Why objects cannot be read as they are.
+    unreadable: BTreeMap<Object, String>,
 }
 
 /// A Service as it stands, whatever machine captures it.
@@ -224,13 +246,24 @@ pub fn read(service: &objects::Service, options: &Options) -> Reading {
     }
 }
 
-/// Tells a Service which of its addresses machines have.
+/// Tells a Service which of its external addresses machines have.
 pub fn problems_of_addresses(
     name: &ObjectName,
     of_machines: impl Iterator<Item = IpAddr>,
 ) -> Vec<Problem> {
     let mut findings = Findings::default();
-    of_machines.for_each(|address| service::name_machine(address, &mut findings));
+    of_machines
+        .for_each(|address| service::name_machine(address, service::NOT_SERVED, &mut findings));
+    findings.problems(&Object::Service(name.clone()))
+}
+
+/// Tells a Service which of the addresses that it was assigned machines have come to have.
+pub fn problems_of_claims(
+    name: &ObjectName,
+    claimed: impl Iterator<Item = IpAddr>,
+) -> Vec<Problem> {
+    let mut findings = Findings::default();
+    claimed.for_each(|address| service::name_claim(address, &mut findings));
     findings.problems(&Object::Service(name.clone()))
 }
 
@@ -267,6 +300,7 @@ impl Index {
         if self.options != options {
             let name = options.node_name.as_ref();
             self.machines.set_own(name, options.edge_only);
+            self.quotas.set_most(options.slots_per_namespace);
             self.options = options;
             self.dirty.extend(self.entries.keys().cloned());
             self.machines_changed();
@@ -385,14 +419,14 @@ impl Index {
         }
     }
 
-    /// Takes a Node that is new or has changed.
-    pub fn apply_node(&mut self, node: objects::Node) {
+    /// Takes a Node that is new or has changed; tells whether anything follows from it.
+    pub fn apply_node(&mut self, node: objects::Node) -> bool {
         let mut findings = Findings::default();
         let read = Node::read(&node, &mut findings);
-        self.set_node(&node.name, Some(read));
+        let is_new = self.set_node(&node.name, Some(read));
         let object = Object::Node(node.name);
         let problems = findings.problems(&object);
-        self.set_problems(object, problems);
+        self.set_problems(object, problems) | is_new
     }
 
     /// Forgets a Node.
@@ -401,9 +435,9 @@ impl Index {
         self.set_problems(Object::Node(name.to_owned()), Vec::new());
     }
 
-    fn set_node(&mut self, name: &str, node: Option<Node>) {
+    fn set_node(&mut self, name: &str, node: Option<Node>) -> bool {
         if self.machines.node(name) == node.as_ref() {
-            return;
+            return false;
         }
         let old = self.machines.set_node(name, node);
         let addresses = |node: Option<&Node>| node.map(|node| node.addresses().clone());
@@ -416,6 +450,7 @@ impl Index {
         }
         self.touch_addresses(old.symmetric_difference(&new));
         self.machines_changed();
+        true
     }
 
     /// Lists the Services that are known.
@@ -497,6 +532,10 @@ impl Index {
         for name in std::mem::take(&mut self.dirty) {
             self.compute(&name, &mut touched);
         }
+        // Whom a namespace has room for depends on all its Services.
+        for name in self.quotas.settle() {
+            self.compute(&name, &mut touched);
+        }
         for key in touched.keys {
             self.serve(key, &mut touched.names);
         }
@@ -523,6 +562,11 @@ impl Index {
             Some(service) => outcome(world, service, &entry.slices),
             None => Outcome::default(),
         };
+        let created = entry.service.as_deref().map_or(i64::MAX, outcome::created);
+        self.quotas.note(name, created, new.slots);
+        if let Some(most) = self.quotas.refusal(name) {
+            new = new.refuse(&Object::Service(name.clone()), most);
+        }
         let old = std::mem::take(&mut entry.outcome);
         for (key, service) in new.services.values_mut() {
             // Whoever compares states compares pointers first.
@@ -530,7 +574,6 @@ impl Index {
                 *service = Arc::clone(old);
             }
         }
-        let created = entry.service.as_ref().and_then(|service| service.created);
         for key in old.services.keys() {
             release(&mut self.claims, key, |claim| claim.name != *name);
         }
@@ -538,8 +581,8 @@ impl Index {
             let claims = self.claims.entry(*key).or_default();
             claims.reserve_exact(1);
             claims.push(Claim {
-                is_external: new.captured.get(&key.address) == Some(&false),
-                created: created.unwrap_or(i64::MAX),
+                is_external: new.captured.get(&key.address) == Some(&Capture::External),
+                created,
                 name: name.clone(),
                 service: Arc::clone(service),
             });
@@ -547,10 +590,10 @@ impl Index {
         for address in old.captured.keys() {
             release(&mut self.captured, address, |(holder, _)| holder != name);
         }
-        for (address, assigned) in new.captured.iter() {
+        for (address, how) in new.captured.iter() {
             let holders = self.captured.entry(*address).or_default();
             holders.reserve_exact(1);
-            holders.push((name.clone(), *assigned));
+            holders.push((name.clone(), *how));
         }
         touched.keys.extend(old.services.keys());
         touched.keys.extend(new.services.keys());
@@ -600,14 +643,16 @@ impl Index {
 
     /// Decides what an address is.
     fn capture(&mut self, address: IpAddr) {
-        let holders = self.captured.get(&address);
-        let is_vip = holders.is_some() && !self.machines.has(address);
-        let is_assigned = is_vip && holders.into_iter().flatten().any(|(_, assigned)| *assigned);
+        let holders = self.captured.get(&address).map_or(&[][..], Vec::as_slice);
+        let has = |wanted: Capture| holders.iter().any(|(_, how)| *how == wanted);
+        let is_served = has(Capture::Assigned) || has(Capture::External);
+        let is_vip = is_served && !self.machines.withholds(address);
+        let is_assigned = is_vip && has(Capture::Assigned);
         let state = &mut self.state;
         for (is_member, set) in [
             (is_vip, &mut state.vips),
             (is_assigned, &mut state.assigned),
-            (holders.is_some() && !is_assigned, &mut state.shared),
+            (is_served && !is_assigned, &mut state.shared),
         ] {
             if is_member == set.contains(&address) {
                 continue;
@@ -641,14 +686,39 @@ impl Index {
         self.set_problems(object, problems);
     }
 
-    fn set_problems(&mut self, object: Object, problems: Vec<Problem>) {
+    /// Notes why an object cannot be read as it is, or that it can be, or is gone.
+    pub fn set_unreadable(&mut self, object: Object, reason: Option<String>) {
+        let known = self.state.problems.get(&object);
+        let known = known.into_iter().flat_map(|known| known.iter());
+        let known = known.filter(|problem| problem.rule != Rule::Unreadable);
+        let known = known.cloned().collect();
+        match reason {
+            Some(reason) => drop(self.unreadable.insert(object.clone(), reason)),
+            None => drop(self.unreadable.remove(&object)),
+        }
+        self.set_problems(object, known);
+    }
+
+    /// Replaces what is wrong with an object; tells whether that changes anything.
+    fn set_problems(&mut self, object: Object, mut problems: Vec<Problem>) -> bool {
+        if let Some(reason) = self.unreadable.get(&object) {
+            problems.push(Problem {
+                object: object.clone(),
+                rule: Rule::Unreadable,
+                text: format!("it cannot be read: {reason}"),
+                remedy: "mend or delete it; until then what it was before stays in force"
+                    .to_owned(),
+                only_here: false,
+            });
+        }
         let old = self.state.problems.get(&object);
         if old.map_or(&[][..], |old| old) == problems {
-            return;
+            return false;
         }
         let problems = Some(problems).filter(|problems| !problems.is_empty());
         put(&mut self.state.problems, object, problems.map(Into::into));
         self.changes.problems = true;
+        true
     }
 
     /// Marks the Services that have pods on some Nodes.
@@ -677,6 +747,11 @@ impl Index {
         if self.state.nodes != nodes || self.state.trusted_edges != edges {
             self.state.nodes = nodes;
             self.state.trusted_edges = edges;
+            self.changes.addresses = true;
+        }
+        let known_as = self.machines.known_as();
+        if self.state.known_as != known_as {
+            self.state.known_as = known_as;
             self.changes.addresses = true;
         }
         let leaving = self.machines.is_leaving();
@@ -728,6 +803,15 @@ where
     is_new
 }
 
+/// Names what is served at a key, as the owner of a Service knows it.
+fn front_name(key: &ServiceKey) -> String {
+    if key.address.is_unspecified() {
+        format!("node port {}/{}", key.port, key.protocol)
+    } else {
+        key.to_string()
+    }
+}
+
 /// Tells a Service who has what it claims.
 fn conflict(object: &Object, conflicts: &BTreeMap<ServiceKey, ObjectName>) -> Option<Problem> {
     let (key, winner) = conflicts.first_key_value()?;
@@ -735,11 +819,7 @@ fn conflict(object: &Object, conflicts: &BTreeMap<ServiceKey, ObjectName>) -> Op
         1 => String::new(),
         all => format!(" (and {} more of this kind)", all - 1),
     };
-    let at = if key.address.is_unspecified() {
-        format!("node port {}/{}", key.port, key.protocol)
-    } else {
-        key.to_string()
-    };
+    let at = front_name(key);
     Some(Problem {
         object: object.clone(),
         rule: Rule::Conflict,

@@ -1,9 +1,9 @@
 //! What speaks to the Kubernetes API: objects in, states for the agent out.
 //!
 //! ```text
-//! API server -> watch -> cluster (convert, listing, presence, index) -> feed -> agent
-//!                          ^                                              |
-//!                          +------------ addresses of the machine --------+
+//! API server -> relist (list, schema) -> cluster (listing, presence, index) -> feed -> agent
+//!                                          ^                                |
+//!                                          +---- addresses of the machine --+
 //! ```
 //!
 //! The API's types end here; what the objects mean is the [`index`](crate::index)'s matter. A thread of its
@@ -12,15 +12,16 @@
 pub(crate) mod backoff;
 pub(crate) mod client;
 mod cluster;
-pub(crate) mod convert;
 pub mod events;
 mod feed;
 pub mod leases;
+mod list;
 mod listing;
 mod pace;
-mod presence;
+pub(crate) mod presence;
 pub(crate) mod relist;
 pub(crate) mod request_errors;
+pub(crate) mod schema;
 mod watch;
 mod worker;
 
@@ -34,7 +35,7 @@ use kube::Client;
 
 pub use self::client::{ClientError, Identity};
 pub use self::cluster::Kind;
-pub use self::feed::{Failure, Feed, OwnMachine, Update, Watching};
+pub use self::feed::{Feed, OwnMachine, Update, Watching};
 pub use self::request_errors::RequestErrors;
 
 use self::cluster::Cluster;
@@ -184,6 +185,8 @@ fn index_options(options: Kubernetes, node_name: String, hash_seed: u64) -> Opti
         load_balancer_class: options.load_balancer_class,
         serve_unset_class: options.default_class,
         external_ips: options.external_ips,
+        slots_per_service: options.slots_per_service,
+        slots_per_namespace: options.slots_per_namespace,
         topology_hints: if options.honour_hints {
             TopologyHints::Honour
         } else {

@@ -30,6 +30,7 @@ pub mod hex;
 pub mod http;
 pub mod index;
 pub mod kubernetes;
+mod log;
 pub mod metrics;
 pub mod plan;
 mod random;

@@ -54,6 +54,7 @@ fn execute(command: Command) -> Result<ExitCode> {
         Command::Trace(options) => commands::trace(&options)?,
         Command::Capture(options) => commands::capture::capture(&options)?,
         Command::Detach(options) => commands::detach(&options)?,
+        Command::Log(options) => commands::log(&options)?,
         Command::Completions { shell } => {
             let mut text = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "guideway", &mut text);

@@ -61,6 +61,8 @@ pub struct HealthValues {
     pub backends: Vec<CheckedBackend>,
     /// Nodes of which a check has come to a result, each with whether it answers.
     pub nodes: Vec<(String, bool)>,
+    /// Checks that are not made, by reason.
+    pub not_made: [(&'static str, usize); 2],
     /// How long checks took, by type.
     pub durations: BTreeMap<&'static str, Durations>,
 }
@@ -160,7 +162,7 @@ impl Snapshot {
             "unapplied_changes",
             "Services, interfaces and next hops that could not be brought to their desired state",
         )?
-        .encode_gauge(&size(self.status.problems.len()))
+        .encode_gauge(&size(self.status.unapplied))
     }
 
     fn interfaces(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
@@ -314,6 +316,16 @@ impl Snapshot {
             reachable
                 .encode_family(&[("node", node.as_str())])?
                 .encode_gauge(&i64::from(*answers))?;
+        }
+        let mut not_made = gauge(
+            encoder,
+            "health_checks_not_made",
+            "Checks of backends and nodes that are asked for and not made, by reason",
+        )?;
+        for (reason, checks) in self.health.not_made {
+            not_made
+                .encode_family(&[("reason", reason)])?
+                .encode_gauge(&size(checks))?;
         }
         let mut durations = encoder.encode_descriptor(
             "health_check_duration_seconds",
@@ -526,11 +538,10 @@ fn size(length: usize) -> u64 {
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
-    use std::time::{Duration, Instant};
+    use std::time::Duration;
 
     use super::*;
     use crate::api::{ConfigStatus, Egress, Interface, Table};
-    use crate::kubernetes::Failure;
 
     /// Counts the series of each metric of a scrape.
     fn series_of(snapshot: Snapshot) -> BTreeMap<String, usize> {
@@ -624,7 +635,8 @@ mod tests {
                     largest_free_run: Some(4),
                 }],
                 next_hops: [("resolved".to_owned(), 2)].into(),
-                problems: vec!["p".to_owned()],
+                problems: vec!["p".to_owned(), "of an object".to_owned()],
+                unapplied: 1,
                 ..Status::default()
             },
             started_at: 1_600_000_000,
@@ -646,11 +658,13 @@ mod tests {
                 action: "drop".to_owned(),
                 reason: "no_backend".to_owned(),
                 packets: 11,
+                ..Reason::default()
             }],
             failures: vec![Reason {
                 action: "fail".to_owned(),
                 reason: "too_long".to_owned(),
                 packets: 12,
+                ..Reason::default()
             }],
             health: HealthValues {
                 backends: vec![CheckedBackend {
@@ -660,6 +674,7 @@ mod tests {
                     healthy: true,
                 }],
                 nodes: vec![("10.0.0.1".to_owned(), false)],
+                not_made: [("no_way", 0), ("too_many", 5)],
                 durations: [("tcp", {
                     let mut taken = Durations::new(&[0.001, 0.002_5]);
                     taken.add(Duration::from_millis(2));
@@ -673,14 +688,7 @@ mod tests {
                     events: [("services", 5)].into(),
                     errors: [("services", 1), ("nodes", 0)].into(),
                     failed_requests: [("lease", 3)].into(),
-                    broken: [(
-                        "services",
-                        Failure {
-                            reason: "gone".to_owned(),
-                            last: Instant::now(),
-                        },
-                    )]
-                    .into(),
+                    broken: [("services", "gone".to_owned())].into(),
                     last_event: Some(1_700_000_001),
                     pending: 2,
                     ..Watching::default()
@@ -721,6 +729,7 @@ mod tests {
             "guideway_backend_healthy{service=\"web\",address=\"10.99.0.1\",port=\"80\",protocol=\"tcp\",backend=\"10.0.0.1\"} 1",
             "guideway_service_all_backends_fail{service=\"we\\\"b\",address=\"2001:db8::1\",port=\"80\",protocol=\"tcp\"} 0",
             "guideway_node_reachable{node=\"10.0.0.1\"} 0",
+            "guideway_health_checks_not_made{reason=\"too_many\"} 5",
             "guideway_health_check_duration_seconds_bucket{le=\"0.001\",type=\"tcp\"} 0",
             "guideway_health_check_duration_seconds_bucket{le=\"0.0025\",type=\"tcp\"} 1",
             "guideway_health_check_duration_seconds_bucket{le=\"+Inf\",type=\"tcp\"} 1",

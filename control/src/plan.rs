@@ -77,6 +77,20 @@ pub fn hold(installed: &Installed, interfaces: &BTreeMap<String, AttachMode>) ->
     egress.chain(attach).collect()
 }
 
+/// Brings the services that are to be put into the order of their ages: where a table is full, the oldest have it.
+pub fn oldest_first<A: Ord>(operations: &mut [Operation], age: impl Fn(&ServiceKey) -> A) {
+    let is_put = |operation: &Operation| matches!(operation, Operation::Put(..));
+    // They stand together.
+    let Some(first) = operations.iter().position(is_put) else {
+        return;
+    };
+    let puts = operations[first..].partition_point(is_put);
+    operations[first..first + puts].sort_by_cached_key(|operation| match operation {
+        Operation::Put(key, _) => Some((age(key), *key)),
+        _ => None,
+    });
+}
+
 /// Returns the steps from `installed` to `target`.
 pub fn plan(installed: &Installed, target: &Target) -> Vec<Operation> {
     let mut operations = Vec::new();
@@ -337,6 +351,26 @@ trusted_edges: [10.0.0.8/29]
             names(&plan(&installed(&old), &new)),
             ["resolve 2", "put 10.99.0.2"]
         );
+    }
+
+    #[test]
+    fn oldest_services_are_put_first_and_all_else_stays_in_order() {
+        let wanted = target(EDGE_AND_NODE);
+        let mut operations = plan(&Installed::default(), &wanted);
+        let mut expected = names(&operations);
+        let is_put = |name: &String| name.starts_with("put ");
+        let puts: Vec<usize> = (0..expected.len())
+            .filter(|index| is_put(&expected[*index]))
+            .collect();
+        // The last address belongs to the oldest service, and that of the first one is as old.
+        oldest_first(&mut operations, |key| {
+            key.address != "10.99.0.2".parse::<IpAddr>().unwrap()
+        });
+        expected.swap(puts[0], puts[1]);
+        assert_eq!(names(&operations), expected);
+        oldest_first(&mut operations, |_| 0);
+        expected.swap(puts[0], puts[1]);
+        assert_eq!(names(&operations), expected);
     }
 
     #[test]

@@ -7,20 +7,17 @@ use std::thread;
 
 use anyhow::{Context, Result, anyhow};
 use sd_notify::NotifyState;
+use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::sync::oneshot;
 use tokio::task::{JoinError, JoinSet};
-use tracing_subscriber::EnvFilter;
 
 use crate::agent::{Agent, Command, Handle};
 use crate::api::server::Socket;
-use crate::config::Source;
+use crate::config::{Listen, Source};
 use crate::kubernetes::{Watchers, leases};
-use crate::{cli, config, healthz, http, watch};
-
-/// Variable that says what is logged.
-const LOG_VARIABLE: &str = "GUIDEWAY_LOG";
+use crate::{cli, config, healthz, http, log, watch};
 
 /// Runs the agent until a signal or `guideway detach` ends it.
 ///
@@ -28,7 +25,7 @@ const LOG_VARIABLE: &str = "GUIDEWAY_LOG";
 ///
 /// When the configuration is wrong, another agent runs, or the dataplane cannot be set up.
 pub fn run(options: &cli::Run) -> Result<()> {
-    log_to_stderr()?;
+    log::start()?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -50,23 +47,6 @@ pub fn run(options: &cli::Run) -> Result<()> {
     runtime.block_on(serve(path, content, config, signals))
 }
 
-/// Logs to standard error what [`LOG_VARIABLE`] says.
-pub(crate) fn log_to_stderr() -> Result<()> {
-    let directives = std::env::var(LOG_VARIABLE).unwrap_or_else(|_| "info".to_owned());
-    let filter = EnvFilter::try_new(&directives)
-        .with_context(|| format!("{LOG_VARIABLE}={directives:?} is not a log filter"))?;
-    let ansi = std::io::IsTerminal::is_terminal(&std::io::stderr());
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(ansi)
-        .with_target(false)
-        // It would report them to stderr, and panic where that is what failed.
-        .log_internal_errors(false)
-        .init();
-    Ok(())
-}
-
 async fn serve(
     path: &Path,
     content: Option<Vec<u8>>,
@@ -75,17 +55,12 @@ async fn serve(
 ) -> Result<()> {
     // Everything that may be taken by others comes before the dataplane is touched.
     let socket = Socket::bind(&config.socket)?;
-    let metrics = match config.metrics {
-        Some(address) => Some(http::listen(address, "metrics.listen").await?),
-        None => None,
-    };
+    let metrics = listeners(config.metrics, "metrics.listen").await?;
 
-    let (mut watchers, mut healthz) = (None, None);
+    let (mut watchers, mut healthz) = (None, Vec::new());
     if let Some(options) = &config.kubernetes {
         watchers = Some(Watchers::new(options.clone()).await?);
-        if let Some(address) = options.healthz {
-            healthz = Some(http::listen(address, "kubernetes.healthz").await?);
-        }
+        healthz = listeners(options.healthz, "kubernetes.healthz").await?;
     }
     let health_check_ports = config.kubernetes.as_ref();
     let health_check_ports = health_check_ports.map(|options| options.health_check_node_port);
@@ -99,6 +74,7 @@ async fn serve(
         let _ = lose.send(thread);
     };
     let mut tasks = JoinSet::new();
+    tasks.spawn(log::follow_signals().context("cannot handle signals")?);
     if let Some(watchers) = watchers {
         if announces {
             let (announced, heard) = agent.elect();
@@ -107,7 +83,7 @@ async fn serve(
             leases::start(&watchers, announced, heard, tell, ended.clone())?;
         }
         let (told, reports) = (handle.clone(), watchers.feed().reports().clone());
-        if let Some(listener) = healthz {
+        for listener in healthz {
             tasks.spawn(healthz::server::serve(listener, reports.clone()));
         }
         // Switched off, it ends at once, which is no fault.
@@ -140,7 +116,7 @@ async fn serve(
             let _ = stopped.await;
         },
     ));
-    if let Some(listener) = metrics {
+    for listener in metrics {
         let handle = handle.clone();
         tasks.spawn(http::serve(listener, move || {
             let handle = handle.clone();
@@ -190,6 +166,22 @@ async fn serve(
         .map_err(|_| anyhow!("the agent's thread panicked"))?
         .context("the agent cannot go on; the dataplane serves as it is")?;
     outcome
+}
+
+/// Opens the listeners that a field asks for.
+async fn listeners(listen: Option<Listen>, field: &'static str) -> Result<Vec<TcpListener>> {
+    let Some(listen) = listen else {
+        return Ok(Vec::new());
+    };
+    let addresses = std::env::var(Listen::NODE_ADDRESSES).ok();
+    let sockets = listen
+        .sockets(addresses.as_deref())
+        .with_context(|| format!("cannot listen as {field} says"))?;
+    let mut listeners = Vec::new();
+    for socket in sockets {
+        listeners.push(http::listen(socket, field).await?);
+    }
+    Ok(listeners)
 }
 
 /// Waits until a thread or a task ends that does not by itself, and says why it did.

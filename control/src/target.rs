@@ -25,6 +25,8 @@ use crate::versions::sides;
 pub struct Machine {
     /// Its addresses that other machines can send to.
     pub addresses: BTreeSet<IpAddr>,
+    /// Those on `lo`, where a machine has the virtual addresses that its own stack serves.
+    pub on_loopback: BTreeSet<IpAddr>,
     /// The first of these for each attached interface and family, or the one that is listed as a node,
     /// on any interface.
     pub primary: BTreeSet<IpAddr>,
@@ -55,7 +57,10 @@ impl Machine {
             }
         }
         let mtus = desired.interfaces.keys();
+        let on_loopback = facts.addresses.iter().filter(|(_, name)| *name == "lo");
+        let on_loopback = on_loopback.map(|(address, _)| address).filter(routed);
         Self {
+            on_loopback: on_loopback.copied().collect(),
             primary: primary.into_values().collect(),
             addresses: facts.addresses.keys().filter(routed).copied().collect(),
             mtu: mtus.filter_map(|name| facts.mtus.get(name)).min().copied(),
@@ -76,14 +81,22 @@ impl Desired {
 
     /// Returns the service that a key in the tables was made from, with the key it is configured by.
     pub fn service(&self, key: &ServiceKey) -> Option<(ServiceKey, &Service)> {
-        let as_node_port = ServiceKey {
-            address: unspecified(key.address.is_ipv4()),
-            ..*key
-        };
-        [*key, as_node_port]
-            .into_iter()
-            .find_map(|key| Some((key, self.services.get(&key)?.as_ref())))
+        service_at(&self.services, key)
     }
+}
+
+/// Returns the one of these services that a key in the tables was made from, with the key it is configured by.
+pub fn service_at<'a>(
+    services: &'a Services,
+    key: &ServiceKey,
+) -> Option<(ServiceKey, &'a Service)> {
+    let as_node_port = ServiceKey {
+        address: unspecified(key.address.is_ipv4()),
+        ..*key
+    };
+    [*key, as_node_port]
+        .into_iter()
+        .find_map(|key| Some((key, services.get(&key)?.as_ref())))
 }
 
 /// What the tables of a machine should hold.
@@ -167,6 +180,8 @@ struct Given {
     local: BTreeSet<IpAddr>,
     node_ports: BTreeSet<IpAddr>,
     nat: BTreeSet<IpAddr>,
+    /// Virtual addresses, of what edges send to the stack.
+    inner: OrdSet<IpAddr>,
 }
 
 impl Shapes {
@@ -204,6 +219,9 @@ impl Shapes {
         }
         if node {
             let is_vip = |address: &&IpAddr| desired.vips.contains(*address);
+            // A machine whose address as a node is on `lo` has more there than services.
+            let served = machine.on_loopback.difference(&desired.nodes);
+            given.inner = desired.vips.clone().union(served.copied().collect());
             given.local = own.iter().filter(|one| !is_vip(one)).copied().collect();
             trusted_edges.clone_from(&desired.trusted_edges);
             let others = desired.nodes.difference(own).copied();
@@ -278,9 +296,11 @@ impl Shapes {
 
 impl Given {
     fn addresses(&self) -> Addresses {
-        let alone = self.vips.iter().filter(|vip| !self.shared.contains(*vip));
+        let is_alone = |vip: &&IpAddr| self.vips.contains(*vip) && !self.shared.contains(*vip);
+        let inner = self.inner.iter().filter(|vip| !is_alone(vip));
         Addresses {
-            vips: alone.copied().collect(),
+            vips: self.vips.iter().filter(is_alone).copied().collect(),
+            inner: inner.copied().collect(),
             shared: self.shared.iter().copied().collect(),
             local: self.local.clone(),
             node_ports: self.node_ports.clone(),

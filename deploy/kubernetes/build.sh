@@ -10,6 +10,7 @@
 # Any Go will do to begin with: one older than GO_VERSION is used to fetch that
 # version, which is a Go module too, and is verified like one.
 set -eu
+export LC_ALL=C
 
 here=$(cd "$(dirname "$0")" && pwd)
 . "$here/../versions.env"

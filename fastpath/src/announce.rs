@@ -29,7 +29,6 @@ use zerocopy::IntoBytes;
 
 use crate::{
     facts::{self, RequestError, connection::Connection},
-    netlink::Message,
     nexthop::link,
 };
 
@@ -106,14 +105,13 @@ pub fn links(names: &BTreeSet<String>) -> Result<Vec<Link>, LinksError> {
 
 /// Returns the device below each VLAN device, and the VLAN id.
 fn vlans() -> Result<BTreeMap<u32, (u32, u16)>, RequestError> {
-    let answers = Connection::route()?.ask(link::list())?;
-    let vlan_of = |answer: &Vec<u8>| {
-        let link = link::decode(&Message::about_link(answer))?;
+    let devices = Connection::route()?.list(&link::list(), link::decode)?;
+    let vlan_of = |link: link::Link| {
         let vlan = link.vlan?;
         let is_plain = vlan.ethertype == link::ETHERTYPE_VLAN;
         Some((link.ifindex, (vlan.lower.filter(|_| is_plain)?, vlan.id)))
     };
-    Ok(answers.iter().filter_map(vlan_of).collect())
+    Ok(devices.into_iter().filter_map(vlan_of).collect())
 }
 
 /// Sends announcements.

@@ -27,7 +27,7 @@ pub use self::{
 use crate::{
     facts::{self, Features, Interface, InterfaceError, RequestError, XdpMode},
     load::Loaded,
-    pins::{Hook, PinError, ifindex_of, open_link, unpin},
+    pins::{Hook, PinError, Pins, ifindex_of, open_link, read_link, rename, unpin},
     refusal::Refusal,
 };
 
@@ -293,7 +293,7 @@ impl Loaded {
                 XdpMode::Native | XdpMode::Offloaded => Vec::new(),
             };
             let link = self.replace(device, mode, link)?;
-            repin(&path, &pins.link(&device.name), device, link)?;
+            repin(&path, &pins, Hook::Xdp, device, &link)?;
             return Ok(Some(Attachment {
                 replaced: Some(info.program_id()),
                 switched_off,
@@ -445,13 +445,31 @@ fn pin(path: &Path, device: &Interface, link: FdLink) -> Result<(), AttachError>
     Ok(())
 }
 
-/// Moves the pin of an adopted link to this layout version's directory.
-fn repin(old: &Path, new: &Path, device: &Interface, link: FdLink) -> Result<(), AttachError> {
-    if old == new {
-        return Ok(());
+/// Moves the pin of an adopted link to this layout version's directory, in one step, and removes what other pins the
+/// device has: an agent of another version that ended between two steps has left the link two.
+fn repin(
+    path: &Path,
+    pins: &Pins,
+    hook: Hook,
+    device: &Interface,
+    link: &FdLink,
+) -> Result<(), AttachError> {
+    let own = pins.link_at(hook, &device.name);
+    if path != own {
+        rename(path, &own)?;
     }
-    pin(new, device, link)?;
-    Ok(unpin(old)?)
+    let ours = link.info().map_err(link_error(device, READ))?.id();
+    for other in pins.links_of(hook, &device.name)? {
+        if other == own {
+            continue;
+        }
+        let (id, program, ifindex) = read_link(&other)?;
+        // One in another network namespace stays, which has a device of the same name.
+        if id == ours || ifindex == 0 || hook.runs(device, id, program) {
+            unpin(&other)?;
+        }
+    }
+    Ok(())
 }
 
 /// Sees to it that generic mode meets no merged packets; returns what it switched off.

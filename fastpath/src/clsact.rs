@@ -96,14 +96,21 @@ impl Drop for OwnedFilter {
 
 /// Lists the filters at a device's egress in the order in which they run.
 pub(crate) fn filters(ifindex: u32) -> Result<Vec<Filter>, RequestError> {
+    filters_over(&mut Connection::route()?, ifindex)
+}
+
+/// Lists them over a connection that is there.
+pub(crate) fn filters_over(
+    route: &mut Connection,
+    ifindex: u32,
+) -> Result<Vec<Filter>, RequestError> {
     let fixed = Fixed {
         ifindex,
         parent: EGRESS,
         ..Fixed::default()
     };
     let request = Request::new(libc::RTM_GETTFILTER, NLM_F_ACK | NLM_F_DUMP, &fixed);
-    let answers = Connection::route()?.ask(request)?;
-    Ok(answers.iter().filter_map(|answer| parse(answer)).collect())
+    route.list(&request, |message| parse(message.payload))
 }
 
 /// Finds our filter at a device's egress.

@@ -5,7 +5,7 @@
 //! All of it speaks of the network namespace of the calling thread.
 
 mod cables;
-pub(crate) mod connection;
+mod devices;
 mod egress;
 mod ethtool;
 mod interface;
@@ -13,18 +13,22 @@ mod kernel;
 mod masquerade;
 mod process;
 mod settings;
+mod statistics;
 
+pub(crate) use crate::netlink::connection;
+pub use crate::netlink::connection::RequestError;
 pub use cables::pod_devices;
-pub use connection::RequestError;
+pub use devices::Devices;
 pub(crate) use egress::tcx_programs;
-pub use egress::{Egress, Filter, TcxProgram, egress, runs_at_egress};
+pub use egress::{Egress, Filter, TcxProgram, egress};
 pub use ethtool::{Channels, Features, set_features};
 pub use interface::{
     Interface, InterfaceError, NativeXdp, XdpMode, XdpProgram, device_name, interface, is_attached,
     members, mtus,
 };
 pub(crate) use interface::{link, links};
-pub use kernel::{Bpffs, Jit, Kernel, KernelVersion, Lockdown, bpffs, kernel};
+pub use kernel::{Bpffs, Jit, Kernel, KernelVersion, Lockdown, Softirq, bpffs, kernel};
 pub use masquerade::masquerades;
 pub use process::{Capability, Process, process};
 pub use settings::{LocalPorts, ReversePathFilter, forwards, local_ports, reverse_path_filter};
+pub use statistics::transmit_errors;

@@ -11,8 +11,9 @@ use std::{
 
 use aya::{
     Ebpf, EbpfError, EbpfLoader,
-    maps::{Map, MapData, MapError, MapInfo, ProgramArray},
+    maps::{Map, MapData, MapError, MapInfo, MapType, ProgramArray},
     programs::{ProgramError, RawTracePoint, SchedClassifier, Xdp, links::FdLink},
+    util::nr_cpus,
 };
 use xdp_prog::{
     abi::{EGRESS_PROGRAM, XDP_PROGRAM, map},
@@ -22,19 +23,20 @@ use xdp_prog::{
 
 use crate::{
     clsact::OwnedFilter,
-    facts::{self, KernelVersion},
+    facts::{self, KernelVersion, Softirq},
     object,
     pins::{PinError, Pins, unpin},
     refusal::{Refusal, is_refusal},
 };
 
 /// Arrays whose length is part of the build.
-const OF_ONE_LENGTH: [&str; 5] = [
+const OF_ONE_LENGTH: [&str; 6] = [
     map::CAPTURE,
     map::CONFIG,
     map::FAILURES,
     map::REASONS,
     map::STAGES,
+    map::UNTRUSTED,
 ];
 
 /// Lines of the verifier's log that a message quotes: the end says what is wrong.
@@ -52,6 +54,21 @@ pub enum LoadError {
     KernelTooOld {
         /// The running release.
         release: String,
+    },
+    /// Two runs of a program may share a CPU, and with it what each takes for its own.
+    #[error(
+        "kernel {release} is PREEMPT_RT {}: threads of two devices would share the scratch memory of a CPU; \
+         use a kernel with PREEMPT_RT_NEEDS_BH_LOCK=y, or one without PREEMPT_RT",
+        match softirq {
+            Softirq::Unknown => "and does not tell (in /boot/config-...) whether it has PREEMPT_RT_NEEDS_BH_LOCK",
+            Softirq::InTurn | Softirq::Preempted => "without PREEMPT_RT_NEEDS_BH_LOCK",
+        }
+    )]
+    Realtime {
+        /// The running release.
+        release: String,
+        /// What is known of it.
+        softirq: Softirq,
     },
     /// The pin directory cannot be used.
     #[error(transparent)]
@@ -213,6 +230,22 @@ pub struct KeptSize {
     pub asked: u32,
 }
 
+/// Returns how many entries a table of the kernel's LRU needs on so many possible CPUs.
+///
+/// Before 6.17, each CPU takes 128 free elements at a time for itself (`LOCAL_FREE_TARGET` of kernel/bpf/bpf_lru_list.c), and
+/// evicts what is in use when the table has no more. So at least half of it is to be left. Later kernels see to that.
+fn lru_entries(version: Option<KernelVersion>, cpus: usize) -> u32 {
+    const LOCAL_FREE_TARGET: usize = 128;
+    const FIXED: KernelVersion = KernelVersion {
+        major: 6,
+        minor: 17,
+    };
+    if version.is_some_and(|version| version >= FIXED) {
+        return 0;
+    }
+    u32::try_from(2 * LOCAL_FREE_TARGET * cpus).unwrap_or(u32::MAX)
+}
+
 /// Options for loading.
 #[derive(Clone, Debug, Default)]
 pub struct Loader {
@@ -255,6 +288,29 @@ impl Loader {
                 release: kernel.release,
             });
         }
+        if kernel.softirq != Softirq::InTurn {
+            return Err(LoadError::Realtime {
+                release: kernel.release,
+                softirq: kernel.softirq,
+            });
+        }
+        let cpus = nr_cpus().unwrap_or(1);
+        let loader = self.with_room_for_cpus(lru_entries(kernel.version, cpus))?;
+        loader.load_on(&kernel.release)
+    }
+
+    /// Returns the options with tables of the kernel's LRU of so many entries at the least.
+    fn with_room_for_cpus(&self, least: u32) -> Result<Self, LoadError> {
+        let mut loader = self.clone();
+        for (name, map) in self.declared_maps()? {
+            if map.map_type() == MapType::LruHash as u32 && map.max_entries() < least {
+                loader.max_entries.insert(name, least);
+            }
+        }
+        Ok(loader)
+    }
+
+    fn load_on(&self, release: &str) -> Result<Loaded, LoadError> {
         let declared = self.declared_maps()?;
         let kept_sizes = match &self.pins {
             Some(pins) => {
@@ -266,7 +322,7 @@ impl Loader {
         let pins = self.pins.iter();
         let pins = pins.flat_map(|pins| declared.keys().map(|map| pins.map(map)));
         let new: Vec<PathBuf> = pins.filter(|pin| !pin.exists()).collect();
-        let ebpf = self.load_into_kernel(&declared, &kernel.release);
+        let ebpf = self.load_into_kernel(&declared, release);
         let ebpf = ebpf.inspect_err(|_| {
             for pin in new {
                 // Where it was not made, there is nothing to remove.
@@ -696,6 +752,51 @@ mod tests {
                 .to_string()
                 .starts_with("map LUT: no memory for 16777216 entries")
         );
+    }
+
+    #[test]
+    fn lru_tables_have_room_for_what_each_cpu_takes() {
+        let version = |release| KernelVersion::parse(release);
+        assert_eq!(lru_entries(version("6.12.9"), 2), 512);
+        assert_eq!(lru_entries(version("6.16.1"), 256), 65_536);
+        assert_eq!(lru_entries(None, 256), 65_536);
+        assert_eq!(lru_entries(version("6.17.0"), 256), 0);
+    }
+
+    #[test]
+    fn small_lru_tables_alone_grow_with_the_cpus() {
+        let loader = Loader::unpinned()
+            .max_entries(map::FLOWS, 20_000)
+            .max_entries(map::NAT_FORWARD, 20_000);
+        let loader = loader.with_room_for_cpus(65_536).unwrap();
+        let sizes: BTreeMap<String, u32> = loader
+            .declared_maps()
+            .unwrap()
+            .into_iter()
+            .map(|(name, map)| (name, map.max_entries()))
+            .collect();
+        for small in [map::FLOWS, map::FRAGMENTS, map::HAIRPINS, map::ANSWERS] {
+            assert_eq!(sizes[small], 65_536, "{small}");
+        }
+        assert_eq!(sizes[map::NAT_FORWARD], 20_000, "no LRU");
+        assert_eq!(sizes[map::FLOWS_EMBRYONIC], 262_144, "large enough");
+    }
+
+    #[test]
+    fn realtime_kernel_is_refused_by_name() {
+        let error = |softirq| {
+            let release = "6.18.5-rt".to_owned();
+            LoadError::Realtime { release, softirq }.to_string()
+        };
+        for softirq in [Softirq::Preempted, Softirq::Unknown] {
+            let error = error(softirq);
+            assert!(
+                error.starts_with("kernel 6.18.5-rt is PREEMPT_RT"),
+                "{error}"
+            );
+            assert!(error.contains("PREEMPT_RT_NEEDS_BH_LOCK=y"), "{error}");
+        }
+        assert!(error(Softirq::Unknown).contains("does not tell"));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Netlink framing: requests out, messages and attributes in.
+//! Netlink framing: requests out, messages and attributes in. [`connection`] sends and receives them.
 //!
 //! Reading never fails loudly: a length that does not fit ends the iteration, as the kernel's own
 //! `nla_for_each_attr` does, and the decoders treat what is missing as absent.
@@ -6,6 +6,8 @@
 use std::net::IpAddr;
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+pub(crate) mod connection;
 
 pub(crate) const NLM_F_REQUEST: u16 = 0x1;
 pub(crate) const NLM_F_MULTI: u16 = 0x2;
@@ -43,7 +45,7 @@ struct Header {
 }
 
 /// A message to the kernel under construction.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Request {
     kind: u16,
     flags: u16,
@@ -111,16 +113,6 @@ pub(crate) struct Message<'a> {
 }
 
 impl<'a> Message<'a> {
-    /// Takes the payload of a message about a device.
-    pub(crate) fn about_link(payload: &'a [u8]) -> Self {
-        Self {
-            kind: libc::RTM_NEWLINK,
-            flags: 0,
-            sequence: 0,
-            payload,
-        }
-    }
-
     /// Splits the payload into its fixed header and its attributes.
     pub(crate) fn split<T: FromBytes>(&self) -> Option<(T, Attributes<'a>)> {
         let (fixed, rest) = T::read_from_prefix(self.payload).ok()?;

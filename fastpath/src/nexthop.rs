@@ -34,7 +34,6 @@
 //! an odd driver must not fail the message that carries it, as it does with crates that decode
 //! everything.
 
-mod connection;
 pub(crate) mod link;
 mod neighbour;
 mod resolver;
@@ -47,6 +46,7 @@ use std::fmt;
 use std::io;
 use std::net::IpAddr;
 
+use crate::netlink::connection::RequestError;
 pub use resolver::{Resolver, Snapshot};
 pub use tracker::{Refresh, Tracker};
 pub use watcher::{Wake, Waker, Watcher};
@@ -138,24 +138,24 @@ impl fmt::Display for Reason {
 pub enum NetlinkError {
     /// A socket could not be opened or prepared.
     #[error("cannot open a netlink socket")]
-    Open(#[source] io::Error),
+    Open(#[source] RequestError),
     /// The kernel refused a question, or its answer could not be read.
     #[error("cannot {attempt}")]
     Ask {
         /// What was attempted.
         attempt: &'static str,
-        /// The kernel's or the decoder's objection.
+        /// The objection.
         #[source]
-        source: io::Error,
+        source: RequestError,
     },
     /// The route of one target could not be looked up.
     #[error("cannot look up the route to {target}")]
     Route {
         /// The target.
         target: IpAddr,
-        /// The kernel's or the decoder's objection.
+        /// The objection.
         #[source]
-        source: io::Error,
+        source: RequestError,
     },
     /// The kernel refused to keep neighbours resolved.
     #[error(
@@ -170,7 +170,7 @@ pub enum NetlinkError {
         failed: usize,
         /// The objection to the first.
         #[source]
-        source: io::Error,
+        source: RequestError,
     },
     /// Waiting for changes failed.
     #[error("cannot wait for network changes")]

@@ -174,9 +174,9 @@ impl Hook {
     }
 
     /// Tells whether a device of this namespace runs what the link holds there.
-    fn runs(self, device: &Interface, link: u32, program: u32) -> bool {
+    pub(crate) fn runs(self, device: &Interface, link: u32, program: u32) -> bool {
         match self {
-            Self::Xdp => device.programs.iter().any(|other| other.id == program),
+            Self::Xdp => device.runs(program),
             Self::Egress => facts::tcx_programs(device.index)
                 .is_ok_and(|programs| programs.iter().flatten().any(|other| other.link == link)),
         }
@@ -608,7 +608,7 @@ fn devices() -> Result<Vec<Interface>, PinError> {
     })
 }
 
-fn rename(from: &Path, to: &Path) -> Result<(), PinError> {
+pub(crate) fn rename(from: &Path, to: &Path) -> Result<(), PinError> {
     fs::rename(from, to).map_err(|source| PinError::io("rename it", from, source))
 }
 
@@ -632,9 +632,10 @@ fn remove_version(version: &Path) -> Result<(), PinError> {
 }
 
 fn remove_directory(path: &Path) -> Result<(), PinError> {
-    use io::ErrorKind::{DirectoryNotEmpty, NotFound};
+    use io::ErrorKind::{DirectoryNotEmpty, NotFound, ResourceBusy};
     match fs::remove_dir(path) {
-        Err(source) if !matches!(source.kind(), NotFound | DirectoryNotEmpty) => {
+        // In a container the directory itself is what is mounted.
+        Err(source) if !matches!(source.kind(), NotFound | DirectoryNotEmpty | ResourceBusy) => {
             Err(PinError::io("remove it", path, source))
         }
         _ => Ok(()),

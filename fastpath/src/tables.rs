@@ -19,15 +19,16 @@ use std::{
     fmt,
     net::IpAddr,
     sync::Arc,
+    time::Duration,
 };
 
 use aya::maps::{self, Map, MapData, MapError};
 use imbl::OrdMap;
 use ipnet::IpNet;
 use xdp_prog::abi::{
-    AddressKey, Backend, Claim, Config, Datagram, EdgeMac, EdgePrefix, LocalFlow, NatForward,
-    NatReverse, NextHop, Pod, PodFlow, PodKey, Probe, Service, ServiceKeyV4, ServiceKeyV6, Slot,
-    SourcePrefix, TaggedLink, Traffic, Tuple, map,
+    AddressKey, Backend, Claim, Config, Datagram, EdgeMac, EdgePrefix, LocalFlow, NatCount,
+    NatForward, NatReverse, NextHop, PathReport, Pod, PodFlow, PodKey, Probe, Service,
+    ServiceKeyV4, ServiceKeyV6, Slot, SourcePrefix, TaggedLink, Traffic, Tuple, map,
 };
 use xdp_prog::failure::Failure;
 
@@ -45,7 +46,7 @@ pub use self::{
 };
 use self::{
     encode::backend_key, error::read_failed, ids::Ids, live::Live, mapped::Mapped, policy::Pods,
-    walk::Walk,
+    walk::Walk, written::Written,
 };
 use crate::{load::Loaded, nexthop::Resolution};
 
@@ -59,17 +60,21 @@ mod error;
 mod explain;
 mod grace;
 mod ids;
+#[cfg(test)]
+mod interrupted;
 mod layout;
 mod live;
 mod lut;
 mod machine;
 mod mapped;
 mod nat;
+mod paths;
 mod policy;
 mod probes;
 mod services;
 mod types;
 mod walk;
+mod written;
 
 /// A service as the tables have it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -93,6 +98,13 @@ pub struct InstalledService {
 }
 
 impl InstalledService {
+    /// Counts the slots of its lookup tables.
+    pub fn slots(&self) -> u64 {
+        let local = self.local.filter(|local| *local != self.run);
+        let runs = [Some(self.run), local].into_iter().flatten();
+        runs.map(|run| u64::from(run.length())).sum()
+    }
+
     /// Lists the pods that get no traffic because their node could not tell them from another one.
     pub fn left_out(&self) -> &[BackendKey] {
         &self.left_out
@@ -165,11 +177,18 @@ pub struct Usage {
 /// What was taken out of use and waits for its grace period.
 #[derive(Debug, Default)]
 struct Retired {
-    /// With the source ranges that lie under the id.
-    services: Vec<(u32, BTreeSet<IpNet>)>,
+    services: Vec<RetiredService>,
     runs: Vec<Run>,
     backends: Vec<u32>,
     next_hops: Vec<u32>,
+}
+
+/// A service id that no key leads to, and what lies under it.
+#[derive(Debug)]
+struct RetiredService {
+    id: u32,
+    pods: Pods,
+    source_ranges: BTreeSet<IpNet>,
 }
 
 /// Retired items that are worth an RCU grace period of their own.
@@ -183,28 +202,31 @@ impl Retired {
 
 /// The tables of one dataplane, owned by one agent.
 pub struct Tables {
-    config: maps::Array<MapData, Config>,
-    vips: maps::HashMap<MapData, AddressKey, u32>,
-    services_v4: maps::HashMap<MapData, ServiceKeyV4, u32>,
-    services_v6: maps::HashMap<MapData, ServiceKeyV6, u32>,
-    trusted_edges: maps::lpm_trie::LpmTrie<MapData, EdgePrefix, u32>,
-    edge_macs: maps::HashMap<MapData, EdgeMac, u32>,
-    vlans: maps::HashMap<MapData, u32, TaggedLink>,
-    source_ranges: maps::lpm_trie::LpmTrie<MapData, SourcePrefix, u32>,
-    pods: maps::HashMap<MapData, PodKey, Pod>,
+    config: Written<maps::Array<MapData, Config>>,
+    vips: Written<maps::HashMap<MapData, AddressKey, u32>>,
+    services_v4: Written<maps::HashMap<MapData, ServiceKeyV4, u32>>,
+    services_v6: Written<maps::HashMap<MapData, ServiceKeyV6, u32>>,
+    trusted_edges: Written<maps::lpm_trie::LpmTrie<MapData, EdgePrefix, u32>>,
+    edge_macs: Written<maps::HashMap<MapData, EdgeMac, u32>>,
+    vlans: Written<maps::HashMap<MapData, u32, TaggedLink>>,
+    paths: maps::HashMap<MapData, AddressKey, PathReport>,
+    source_ranges: Written<maps::lpm_trie::LpmTrie<MapData, SourcePrefix, u32>>,
+    pods: Written<maps::HashMap<MapData, PodKey, Pod>>,
     local_flows: maps::HashMap<MapData, Tuple, LocalFlow>,
-    probes: maps::Array<MapData, Probe>,
+    probes: Written<maps::Array<MapData, Probe>>,
     flows: maps::HashMap<MapData, Tuple, PodFlow>,
     flows_datagram: maps::HashMap<MapData, Tuple, PodFlow>,
     flows_embryonic: maps::HashMap<MapData, Tuple, PodFlow>,
     probe_peers: maps::HashMap<MapData, Tuple, AddressKey>,
     hairpins: maps::HashMap<MapData, Tuple, AddressKey>,
     fragments: maps::HashMap<MapData, Tuple, Datagram>,
-    announced: maps::HashMap<MapData, AddressKey, u32>,
-    announce_links: maps::HashMap<MapData, TaggedLink, EdgeMac>,
+    announced: Written<maps::HashMap<MapData, AddressKey, u32>>,
+    announce_stamp: Mapped<u64>,
+    announce_links: Written<maps::HashMap<MapData, TaggedLink, EdgeMac>>,
     claims: maps::HashMap<MapData, AddressKey, Claim>,
     nat_forward: maps::HashMap<MapData, Tuple, NatForward>,
     nat_reverse: maps::HashMap<MapData, Tuple, NatReverse>,
+    nat_counts: maps::Array<MapData, NatCount>,
     pods_capacity: usize,
     source_ranges_capacity: usize,
     service: Mapped<Service>,
@@ -217,10 +239,14 @@ pub struct Tables {
 
     settings: Settings,
     current_config: Config,
-    /// What `VIPS` holds; unknown after adoption and after a write that failed.
-    known_addresses: Option<Arc<Addresses>>,
-    /// What `TRUSTED_EDGES` holds; likewise.
-    known_trusted_edges: Option<BTreeSet<IpNet>>,
+    /// What `VIPS` holds. Nobody else writes it, and reading it takes two system calls for each entry.
+    known_addresses: Arc<Addresses>,
+    /// What `TRUSTED_EDGES` holds.
+    known_trusted_edges: BTreeSet<IpNet>,
+    /// What `EDGE_MACS` holds.
+    known_edge_macs: BTreeSet<[u8; 6]>,
+    /// What `ANNOUNCED` holds.
+    known_announced: BTreeSet<IpAddr>,
     arena: Arena,
     service_ids: Ids,
     backend_ids: Ids,
@@ -230,7 +256,22 @@ pub struct Tables {
     specs: Specs,
     backend_by_key: BTreeMap<BackendKey, InstalledBackend>,
     ways: BTreeMap<IpAddr, Way>,
+    /// Of nodes to which the path takes less than the next hop does.
+    path_mtus: BTreeMap<IpAddr, u32>,
+    has_paths: bool,
+    /// How many errors about outer packets had come when they were looked at.
+    path_errors: u64,
     retired: Retired,
+    freed: Freed,
+}
+
+/// Counts what services have given up since the tables were opened: what did not fit may fit once one of these grows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Freed {
+    /// Runs of the LUT arena.
+    pub runs: u64,
+    /// Entries of other tables, or sets of them.
+    pub entries: u64,
 }
 
 impl fmt::Debug for Tables {
@@ -277,6 +318,7 @@ impl Tables {
             trusted_edges: typed(loaded, map::TRUSTED_EDGES, Map::LpmTrie)?,
             edge_macs: typed(loaded, map::EDGE_MACS, Map::HashMap)?,
             vlans: typed(loaded, map::VLANS, Map::HashMap)?,
+            paths: typed(loaded, map::PATHS, Map::HashMap)?,
             source_ranges: typed(loaded, map::SOURCE_RANGES, Map::LpmTrie)?,
             pods: typed(loaded, map::PODS, Map::HashMap)?,
             local_flows: typed(loaded, map::LOCAL_FLOWS, Map::LruHashMap)?,
@@ -287,16 +329,19 @@ impl Tables {
             probe_peers: typed(loaded, map::PROBE_PEERS, Map::LruHashMap)?,
             hairpins: typed(loaded, map::HAIRPINS, Map::LruHashMap)?,
             fragments: typed(loaded, map::FRAGMENTS, Map::LruHashMap)?,
+            announce_stamp: mapped(loaded, map::ANNOUNCE_STAMP)?,
             announced: typed(loaded, map::ANNOUNCED, Map::HashMap)?,
             announce_links: typed(loaded, map::ANNOUNCE_LINKS, Map::HashMap)?,
             claims: typed(loaded, map::CLAIMS, Map::HashMap)?,
             nat_forward: typed(loaded, map::NAT_FORWARD, Map::HashMap)?,
             nat_reverse: typed(loaded, map::NAT_REVERSE, Map::HashMap)?,
+            nat_counts: typed(loaded, map::NAT_COUNTS, Map::Array)?,
             pods_capacity: capacity(&loaded.map(map::PODS)?, map::PODS)?,
             source_ranges_capacity: capacity(&loaded.map(map::SOURCE_RANGES)?, map::SOURCE_RANGES)?,
             counters: counters::Maps {
                 reasons: typed(loaded, map::REASONS, Map::PerCpuArray)?,
                 failures: typed(loaded, map::FAILURES, Map::PerCpuArray)?,
+                untrusted: typed(loaded, map::UNTRUSTED, Map::PerCpuArray)?,
                 service_traffic: typed(loaded, map::SERVICE_TRAFFIC, Map::PerCpuArray)?,
                 backend_traffic: typed(loaded, map::BACKEND_TRAFFIC, Map::PerCpuArray)?,
             },
@@ -307,12 +352,15 @@ impl Tables {
                     claims: typed(loaded, map::NAT_CLAIMS, Map::HashMap)?,
                 },
                 walk: Walk::through(loaded, map::NAT_REVERSE)?,
+                found: BTreeMap::new(),
             },
             live: Live::of(loaded)?,
             settings: Settings::default(),
             current_config: Config::default(),
-            known_addresses: None,
-            known_trusted_edges: None,
+            known_addresses: Arc::default(),
+            known_trusted_edges: BTreeSet::new(),
+            known_edge_macs: BTreeSet::new(),
+            known_announced: BTreeSet::new(),
             arena: Arena::new(lut.length()),
             service_ids: Ids::new(service.length()),
             backend_ids: Ids::new(backends.length()),
@@ -321,13 +369,18 @@ impl Tables {
             specs: Specs::new(),
             backend_by_key: BTreeMap::new(),
             ways: BTreeMap::new(),
+            path_mtus: BTreeMap::new(),
+            has_paths: false,
+            path_errors: 0,
             retired: Retired::default(),
+            freed: Freed::default(),
             service,
             lut,
             backends,
             next_hops,
         };
         tables.nat.entries.drop_stale_claims()?;
+        tables.find_room_for_nat()?;
         tables.adopt()?;
         Ok(tables)
     }
@@ -399,6 +452,15 @@ impl Tables {
         self.counters.failures()
     }
 
+    /// Returns the last source from which IP-in-IP was refused, and how long ago that was.
+    ///
+    /// # Errors
+    ///
+    /// When the map cannot be read.
+    pub fn last_untrusted(&self) -> Result<Option<(IpAddr, Duration)>, TableError> {
+        self.counters.last_untrusted()
+    }
+
     /// Sums packets and bytes per service that is installed.
     ///
     /// # Errors
@@ -451,6 +513,11 @@ impl Tables {
         }
     }
 
+    /// Counts what was given up so far.
+    pub fn freed(&self) -> Freed {
+        self.freed
+    }
+
     /// Waits until no packet in flight can still hold a retired id or run, and frees them.
     pub fn reclaim(&mut self) {
         if self.retired.count() == 0 {
@@ -462,7 +529,13 @@ impl Tables {
         }
         grace::wait();
         let retired = std::mem::take(&mut self.retired);
-        for (id, source_ranges) in retired.services {
+        for service in retired.services {
+            let RetiredService {
+                id,
+                pods,
+                source_ranges,
+            } = service;
+            self.remove_pods(id, &Pods::new(), &pods);
             self.remove_source_ranges(id, &source_ranges);
             self.service.write(id, Service::default());
             self.service_ids.release(id);

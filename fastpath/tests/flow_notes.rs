@@ -1,4 +1,5 @@
-//! Notes of flows: what a packet has found is found again without the tables.
+//! Flows to pods in the kernel's tables: what proves their clients, and notes, by which what a packet has found is found
+//! again without the tables.
 
 #![expect(
     clippy::unwrap_used,
@@ -29,12 +30,14 @@ const IP: usize = 14;
 const TCP: usize = IP + 20;
 const FLAGS: usize = TCP + 13;
 const ACK: u8 = 0x10;
+const RST: u8 = 0x04;
+const SYN: u8 = 0x02;
 const FIN: u8 = 0x01;
 
 #[test]
 fn packet_in_the_second_after_another_asks_no_table_for_its_flow() {
     let mut kernel = Kernel::load().unwrap();
-    let [first, second, reset] = known_flow(&mut kernel);
+    let [first, second, end] = known_flow(&mut kernel);
     kernel.run(&first).unwrap();
     assert_eq!(take_flows(&mut kernel, map::FLOWS).len(), 1);
 
@@ -42,7 +45,7 @@ fn packet_in_the_second_after_another_asks_no_table_for_its_flow() {
     assert_eq!(kernel.run(&second).unwrap().0, PASS);
     assert_eq!(take_flows(&mut kernel, map::FLOWS_EMBRYONIC), []);
     // The end of a flow is for the tables, and for the note too.
-    for frame in [reset, second] {
+    for frame in [end, second] {
         assert_eq!(kernel.run(&frame).unwrap().0, PASS);
         assert_eq!(take_flows(&mut kernel, map::FLOWS_EMBRYONIC).len(), 1);
     }
@@ -51,24 +54,25 @@ fn packet_in_the_second_after_another_asks_no_table_for_its_flow() {
 #[test]
 fn flow_whose_place_another_note_has_is_noted_in_its_second() {
     let mut kernel = Kernel::load().unwrap();
-    let [first, second, reset] = known_flow(&mut kernel);
+    let [first, second, end] = known_flow(&mut kernel);
     let [key] = keys(&mut kernel, map::FLOWS)[..] else {
         panic!("one flow is known");
     };
     // From the future, so that a slow machine does not outlive it.
     let seen = monotonic_ns() + 3_600_000_000_000;
-    let other = PodFlow::new(AddressKey::default(), [0, 80], 0, 0, seen);
+    let key_of_other = Tuple::default();
+    let other = PodFlow::new(&key_of_other, AddressKey::default(), [0, 80], 0, 0, seen);
     let [place, _] = FlowNote::places(&key);
     let notes = kernel.ebpf.map_mut(map::FLOW_NOTES).unwrap();
     let mut notes = Array::<_, FlowNote>::try_from(notes).unwrap();
-    let other = FlowNote::new(&Tuple::default(), &other);
+    let other = FlowNote::new(&key_of_other, &other);
     notes.set(place, other, 0).unwrap();
 
     kernel.run(&first).unwrap();
     take_flows(&mut kernel, map::FLOWS);
     assert_eq!(kernel.run(&second).unwrap().0, PASS);
     assert_eq!(take_flows(&mut kernel, map::FLOWS_EMBRYONIC), []);
-    for frame in [reset, second] {
+    for frame in [end, second] {
         assert_eq!(kernel.run(&frame).unwrap().0, PASS);
         assert_eq!(take_flows(&mut kernel, map::FLOWS_EMBRYONIC).len(), 1);
     }
@@ -115,17 +119,104 @@ fn packet_in_the_second_after_a_reply_asks_no_table_until_the_pod_ends_the_flow(
     assert_eq!(take_flows(&mut kernel, map::FLOWS_EMBRYONIC).len(), 1);
 }
 
-/// Installs tables that know a flow; returns two segments of it, and a reset.
+/// Of a client that is silent, to a server that is silent too.
+#[test]
+fn client_that_acknowledges_what_the_pod_has_sent_is_where_it_says() {
+    let mut kernel = Kernel::load().unwrap();
+    egress(&mut kernel).load().unwrap();
+    for to in [Vip::First, Vip::Second] {
+        let (syn, ack) = handshake(&mut kernel, to);
+        let (_, delivered) = kernel.run(&syn).unwrap();
+        let accepted = reply_to(&delivered, SYN | ACK);
+        let sent = leave(&mut kernel, &accepted).unwrap();
+        assert_ne!(sent, accepted);
+        // The client gets it at the port that it has.
+        assert_eq!(sent[TCP + 2..TCP + 4], syn[INNER..INNER + 2]);
+
+        // Anybody can say so, but for the number.
+        let guessed = acknowledging(&ack, SEQUENCE);
+        assert_eq!(kernel.run(&guessed).unwrap().0, PASS);
+        let entries = to.entries();
+        assert_eq!(keys(&mut kernel, map::FLOWS), [], "{to:?}");
+        assert_eq!(keys(&mut kernel, map::FLOWS_EMBRYONIC).len(), entries);
+        // Nor does what the pod says to forged segments.
+        leave(&mut kernel, &reply_to(&delivered, ACK)).unwrap();
+        leave(&mut kernel, &reply_to(&delivered, RST)).unwrap();
+        assert_eq!(keys(&mut kernel, map::FLOWS), [], "{to:?}");
+
+        let proof = acknowledging(&ack, SEQUENCE + 1);
+        let (action, output) = kernel.run(&proof).unwrap();
+        assert_eq!(action, PASS);
+        assert_eq!(output[TCP..TCP + 4], delivered[TCP..TCP + 4]);
+        let moved = if to == Vip::First { 1 } else { 2 };
+        assert_eq!(take_flows(&mut kernel, map::FLOWS).len(), moved);
+        let left = take_flows(&mut kernel, map::FLOWS_EMBRYONIC).len();
+        assert_eq!(left, entries - moved, "{to:?}");
+        forget_notes(&mut kernel.ebpf).unwrap();
+    }
+}
+
+/// By which address of the pod a client connects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Vip {
+    First,
+    /// Another flow has the client's port at the pod.
+    Second,
+}
+
+impl Vip {
+    /// Entries of all flows there are.
+    fn entries(self) -> usize {
+        match self {
+            Self::First => 1,
+            Self::Second => 3,
+        }
+    }
+}
+
+/// Makes a client's SYN, of which nothing is known, and its ACK.
+fn handshake(kernel: &mut Kernel, to: Vip) -> (Vec<u8>, Vec<u8>) {
+    let find = |name: &str| cases::all().find(|case| case.name == name).expect(name);
+    let Case {
+        tables, earlier, ..
+    } = find("v4_tcp_port_that_met_itself_stays_the_other");
+    let [first, second] = earlier.try_into().expect("a SYN by each address");
+    kernel.install(&tables).unwrap();
+    let syn: Vec<u8> = match to {
+        Vip::First => first,
+        Vip::Second => {
+            kernel.run(&first).unwrap();
+            second
+        }
+    };
+    let mut ack = syn.clone();
+    ack[INNER + 13] = ACK;
+    (syn, ack)
+}
+
+/// The sequence number of all segments that a pod sends here.
+const SEQUENCE: u32 = 0x0102_0304;
+/// Where the TCP header of what an edge sends begins.
+const INNER: usize = TCP + 20;
+
+/// Makes a segment acknowledge this; no program looks at its checksum.
+fn acknowledging(segment: &[u8], number: u32) -> Vec<u8> {
+    let mut segment = segment.to_vec();
+    segment[INNER + 8..INNER + 12].copy_from_slice(&number.to_be_bytes());
+    segment
+}
+
+/// Installs tables that know a flow; returns two segments of it, and its end.
 fn known_flow(kernel: &mut Kernel) -> [Vec<u8>; 3] {
     let Case {
         tables, earlier, ..
     } = cases::all()
-        .find(|case| case.name == "reset_by_the_client_ends_a_flow_in_use")
+        .find(|case| case.name == "flow_in_use_keeps_its_port")
         .expect("the table has this case");
     kernel.install(&tables).unwrap();
     earlier
         .try_into()
-        .expect("two segments of a known flow, and the one that ends it")
+        .expect("two segments of a known flow, and its FIN")
 }
 
 /// Makes the pod's answer to a segment; no program looks at its checksum.

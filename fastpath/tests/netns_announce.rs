@@ -13,6 +13,7 @@ use std::{
     time::Duration,
 };
 
+use aya::maps::{Array, Map};
 use fastpath::{
     announce::{Announcer, Link, links},
     attach::Options,
@@ -26,6 +27,8 @@ use lab::{Cidr, Mac, Machine, Route, Topology, output, vip_v4, vip_v6, wait_for,
 use xdp_prog::abi::map;
 
 const PORT: u16 = 7000;
+/// A stamp of the future, which stays young.
+const AGELESS: u64 = u64::MAX >> 1;
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 #[test]
@@ -105,6 +108,26 @@ fn machine_that_wants_the_address_learns_that_it_is_taken() {
         } else {
             Err(shown)
         }
+    })
+    .unwrap();
+}
+
+#[test]
+fn address_is_answered_for_while_the_agent_shows_life() {
+    let lab = segment();
+    let vip = IpAddr::V4(vip_v4(1));
+    let mut edge = Edge::start(&lab.edges()[0]);
+    edge.announce([vip]);
+    let client = Client::of(&lab, vip);
+    edge.set_stamp(0);
+    assert!(!edge.tables.answers_for_announced());
+    client.look_up();
+    assert_eq!((client.mac_of_vip(), edge.answered()), (None, 0));
+
+    wait_until("the client is answered", TIMEOUT, || {
+        edge.tables.renew_announcements();
+        client.look_up();
+        client.mac_of_vip() == Some(edge.machine.mac())
     })
     .unwrap();
 }
@@ -271,7 +294,20 @@ impl<'lab> Edge<'lab> {
         self.tables.put_service(key, &spec).unwrap();
     }
 
+    /// Says that the agent has shown signs of life until this time, ns.
+    fn set_stamp(&self, stamp: u64) {
+        let map = self
+            .loaded
+            .as_ref()
+            .unwrap()
+            .map(map::ANNOUNCE_STAMP)
+            .unwrap();
+        let mut stamps = Array::<_, u64>::try_from(Map::Array(map)).unwrap();
+        stamps.set(0, stamp, 0).unwrap();
+    }
+
     fn announce<const N: usize>(&mut self, vips: [IpAddr; N]) {
+        self.set_stamp(AGELESS);
         assert_eq!(self.links.len(), 1);
         self.tables.set_announce_links(&self.links).unwrap();
         self.tables.set_announced(&BTreeSet::from(vips)).unwrap();

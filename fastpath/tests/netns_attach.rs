@@ -396,6 +396,24 @@ fn link_of_another_layout_version_is_taken_over() {
     });
 }
 
+/// An agent of another version has ended after it pinned the link anew, and before it removed the old pin.
+#[test]
+fn second_pin_of_a_link_goes() {
+    on_edge(|edge| {
+        let first = edge.load().attach("up0", &NATIVE).unwrap();
+        let old = edge.pins.root().join("v0");
+        fs::create_dir_all(old.join("links")).unwrap();
+        fs::hard_link(edge.pins.link("up0"), old.join("links/xdp-up0")).unwrap();
+
+        let second = edge.load().attach("up0", &NATIVE).unwrap();
+        edge.pins.remove_other_versions().unwrap();
+
+        assert_eq!((second.link, programs("up0")), (first.link, 1));
+        assert!(edge.pins.link("up0").exists());
+        assert!(!old.exists());
+    });
+}
+
 #[test]
 fn generic_mode_switches_merging_offloads_off() {
     on_edge(|edge| {

@@ -12,13 +12,16 @@
 
 #[path = "netns_egress/capture.rs"]
 mod capture;
+#[path = "netns_egress/forge.rs"]
+mod forge;
 #[path = "support/next_hops.rs"]
 mod next_hops;
 
 use std::{
     collections::BTreeSet,
     io::{ErrorKind, Read, Write},
-    net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket},
+    net::{IpAddr, SocketAddr, SocketAddrV4, TcpListener, TcpStream, UdpSocket},
+    os::fd::{AsRawFd, FromRawFd, OwnedFd},
     thread,
     time::Duration,
 };
@@ -30,6 +33,7 @@ use fastpath::{
     nexthop::Resolution,
     tables::{Addresses, BackendSpec, Protocol, ServiceKey, ServiceSpec, Settings, Tables},
 };
+use forge::{Forger, Says};
 use lab::{Machine, Offload, Topology, output, vip_v4, vip_v6};
 use next_hops::resolve;
 use xdp_prog::abi::map;
@@ -39,7 +43,18 @@ const POD_PORT: u16 = 8080;
 const NODE_PORT: u16 = 30_080;
 const TIMEOUT: Duration = Duration::from_secs(60);
 const MTU: u32 = 1500;
+/// Entries of each table of flows.
+const TABLE: u32 = 4096;
 const BRIDGE: &str = "br0";
+/// The machine answers no segment that it knows nothing of.
+const SILENCE: &str = "
+table ip silence {
+    chain output {
+        type filter hook output priority filter
+        tcp flags & rst == rst drop
+    }
+}
+";
 
 #[test]
 fn megabytes_from_a_pod_with_offloads_arrive_whole() {
@@ -201,6 +216,174 @@ fn replies_that_pass_two_devices_are_no_flows_of_the_node() {
     assert_eq!(world.node.count("local_flow"), 0);
 }
 
+/// As the kernel's connection tracking has it: each VIP has a tuple of its own at the pod, and finds it in TIME_WAIT.
+#[test]
+fn port_goes_from_vip_to_vip_of_a_pod_without_a_challenge() {
+    const ROUNDS: usize = 4;
+    let world = World::new();
+    let vips = world.vips_v4();
+    let server = world.pod().namespace().run(|| listen(vips[0].into()));
+    let closer = thread::spawn(move || {
+        // The pod closes first, and has the connection in TIME_WAIT.
+        for _ in 0..ROUNDS * vips.len() {
+            let (stream, _) = server.accept().unwrap();
+            drop(stream);
+        }
+    });
+    world.client().run(|| {
+        for round in 0..ROUNDS {
+            for vip in vips {
+                let mut stream = connect_from(4711, SocketAddrV4::new(vip, PORT)).unwrap();
+                assert_eq!(stream.read(&mut [0; 1]).unwrap(), 0, "{vip}");
+                // By a RST it would answer an ACK of an older connection.
+                assert_eq!(sent_resets(), 0, "{vip}, round {round}");
+            }
+        }
+    });
+    closer.join().unwrap();
+}
+
+#[test]
+fn forged_segments_break_no_connection() {
+    const CONNECTIONS: usize = 20;
+    let world = World::new();
+    let [first, second] = world.vips_v4();
+    let server = world.pod().namespace().run(|| listen(first.into()));
+    let streams: Vec<TcpStream> = world.client().run(|| {
+        let connect = |_| connect(first.into()).unwrap();
+        (0..CONNECTIONS).map(connect).collect()
+    });
+    let mut accepted: Vec<TcpStream> = streams.iter().map(|_| server.accept().unwrap().0).collect();
+    let _server = server;
+
+    world.client().run(|| {
+        let forger = Forger::open();
+        for stream in &streams {
+            let SocketAddr::V4(from) = stream.local_addr().unwrap() else {
+                panic!("IPv6");
+            };
+            for (says, to) in [
+                (Says::Rst, first),
+                (Says::Ack, second),
+                (Says::Rst, second),
+                (Says::Syn, second),
+                (Says::Ack, second),
+                (Says::Syn, first),
+                (Says::Ack, first),
+            ] {
+                assert!(forger.send(from, SocketAddrV4::new(to, PORT), says));
+            }
+        }
+    });
+    world.talk(&streams, &mut accepted);
+}
+
+/// The servers are silent until the flood is over.
+#[test]
+fn connections_of_silent_servers_survive_a_flood_of_handshakes() {
+    const CONNECTIONS: usize = 20;
+    let world = World::new();
+    let [first, second] = world.vips_v4();
+    let server = world.pod().namespace().run(|| listen(first.into()));
+    let streams: Vec<TcpStream> = world.client().run(|| {
+        let connect = |_| connect(first.into()).unwrap();
+        (0..CONNECTIONS).map(connect).collect()
+    });
+    let mut accepted: Vec<TcpStream> = streams.iter().map(|_| server.accept().unwrap().0).collect();
+    drop(server);
+
+    let begun = world.node.count("delivered");
+    world.client().run(|| {
+        let forger = Forger::open();
+        let own = world.lab.clients()[0].v4();
+        let IpAddr::V4(own) = own else { panic!("IPv6") };
+        let taken: BTreeSet<u16> = streams
+            .iter()
+            .map(|stream| stream.local_addr().unwrap().port())
+            .collect();
+        // Several times as many flows as the table has entries.
+        for port in (1024..u16::MAX)
+            .step_by(9)
+            .filter(|port| !taken.contains(port))
+        {
+            let from = SocketAddrV4::new(own, port);
+            for to in [first, second] {
+                forger.send(from, SocketAddrV4::new(to, PORT), Says::Syn);
+            }
+        }
+    });
+    let delivered = world.node.count("delivered") - begun;
+    assert!(delivered > u64::from(TABLE), "{delivered} SYNs");
+    world.talk(&streams, &mut accepted);
+}
+
+/// Of a client that answers nothing, so that the pod waits for the end of the handshake.
+#[test]
+fn forged_handshake_keeps_no_port_from_another_vip() {
+    let world = World::new();
+    let [first, second] = world.vips_v4();
+    let server = world.pod().namespace().run(|| listen(first.into()));
+    world.client().nft(SILENCE).unwrap();
+    world.client().run(|| {
+        let forger = Forger::open();
+        let IpAddr::V4(own) = world.lab.clients()[0].v4() else {
+            panic!("IPv6");
+        };
+        for port in 5000..5010 {
+            let from = SocketAddrV4::new(own, port);
+            assert!(forger.send(from, SocketAddrV4::new(first, PORT), Says::Syn));
+            connect_from(port, SocketAddrV4::new(second, PORT)).unwrap();
+        }
+    });
+    drop(server);
+}
+
+/// Connects from this port.
+fn connect_from(port: u16, to: SocketAddrV4) -> std::io::Result<TcpStream> {
+    // SAFETY: takes no pointers.
+    let fd = unsafe { libc::socket(libc::AF_INET, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0) };
+    if fd < 0 {
+        return Err(std::io::Error::last_os_error());
+    }
+    // SAFETY: a descriptor that nobody else has.
+    let socket = unsafe { OwnedFd::from_raw_fd(fd) };
+    let from = socket_address(SocketAddrV4::new([0; 4].into(), port));
+    let length = size_of::<libc::sockaddr_in>().try_into().unwrap();
+    // SAFETY: the address is valid for reading, and its length is its own.
+    if unsafe { libc::bind(socket.as_raw_fd(), (&raw const from).cast(), length) } != 0 {
+        return Err(std::io::Error::last_os_error());
+    }
+    let to = socket_address(to);
+    // SAFETY: as above.
+    if unsafe { libc::connect(socket.as_raw_fd(), (&raw const to).cast(), length) } != 0 {
+        return Err(std::io::Error::last_os_error());
+    }
+    let stream = TcpStream::from(socket);
+    stream.set_read_timeout(Some(TIMEOUT))?;
+    Ok(stream)
+}
+
+fn socket_address(end: SocketAddrV4) -> libc::sockaddr_in {
+    libc::sockaddr_in {
+        sin_family: libc::AF_INET.try_into().unwrap(),
+        sin_port: end.port().to_be(),
+        sin_addr: libc::in_addr {
+            s_addr: u32::from_ne_bytes(end.ip().octets()),
+        },
+        sin_zero: [0; 8],
+    }
+}
+
+/// Returns how many RSTs the calling thread's namespace has sent.
+fn sent_resets() -> u64 {
+    let counters = std::fs::read_to_string("/proc/thread-self/net/snmp").unwrap();
+    let mut tcp = counters.lines().filter(|line| line.starts_with("Tcp:"));
+    let (names, values) = (tcp.next().unwrap(), tcp.next().unwrap());
+    let mut both = names.split(' ').zip(values.split(' '));
+    let (_, value) = both.find(|(name, _)| *name == "OutRsts").unwrap();
+    value.parse().unwrap()
+}
+
 fn pattern(length: usize) -> Vec<u8> {
     (0_u32..)
         .flat_map(|number| number.wrapping_mul(0x9e37_79b9).to_be_bytes())
@@ -318,7 +501,7 @@ impl World {
         node.tables
             .set_next_hop(node_machine.v4(), Resolution::Local)
             .unwrap();
-        for vip in [IpAddr::V4(vip_v4(1)), IpAddr::V6(vip_v6(1))] {
+        for vip in [vip_v4(1).into(), vip_v4(2).into(), vip_v6(1).into()] {
             edge.serve(vip, PORT, node_machine, pod, false);
             node.serve(vip, PORT, node_machine, pod, false);
         }
@@ -338,6 +521,32 @@ impl World {
 
     fn vips(&self) -> [IpAddr; 2] {
         [vip_v4(1).into(), vip_v6(1).into()]
+    }
+
+    /// Two VIPs of the pod.
+    fn vips_v4(&self) -> [std::net::Ipv4Addr; 2] {
+        [vip_v4(1), vip_v4(2)]
+    }
+
+    /// The pod says something in each connection, and hears something.
+    fn talk(&self, streams: &[TcpStream], accepted: &mut [TcpStream]) {
+        for stream in &mut *accepted {
+            stream.set_read_timeout(Some(TIMEOUT)).unwrap();
+            stream.write_all(b"hello").unwrap();
+        }
+        let mut answered = 0;
+        for mut stream in streams {
+            let mut hello = [0; 5];
+            answered += usize::from(stream.read_exact(&mut hello).is_ok());
+            stream.write_all(b"bye").unwrap();
+        }
+        assert_eq!(answered, streams.len());
+        let mut peers = BTreeSet::new();
+        for stream in accepted {
+            stream.read_exact(&mut [0; 3]).unwrap();
+            peers.insert(stream.peer_addr().unwrap());
+        }
+        assert_eq!(peers.len(), streams.len());
     }
 
     fn client(&self) -> &lab::Namespace {
@@ -396,7 +605,7 @@ impl Dataplane {
                 map::LOCAL_FLOWS,
                 map::FRAGMENTS,
             ] {
-                loader = loader.max_entries(table, 4096);
+                loader = loader.max_entries(table, TABLE);
             }
             let mut loaded = loader.load().unwrap();
             loaded

@@ -19,7 +19,7 @@ use std::{
 
 use fastpath::{
     attach::{Ahead, AttachError, EgressAttachment, EgressHook, EgressMode, Options},
-    facts::{self, Egress},
+    facts::{self, Devices, Egress},
     load::{Loaded, Loader},
     pins::Pins,
     refusal::Refusal,
@@ -42,7 +42,11 @@ fn tcx_link_is_pinned_and_outlives_the_loader() {
         assert_eq!(attachment.ahead, []);
         assert!(node.pins.egress_link("up0").exists());
         assert_eq!(node.tcx_programs(), [attachment.program]);
-        assert!(facts::runs_at_egress("up0", attachment.ifindex, attachment.program).unwrap());
+        assert!(runs_at_egress(
+            "up0",
+            attachment.ifindex,
+            attachment.program
+        ));
     });
 }
 
@@ -73,7 +77,11 @@ fn filter_outlives_the_loader_and_has_a_name_and_a_priority_of_its_own() {
         assert_eq!(egress.filters[0].name.as_deref(), Some(EGRESS_PROGRAM));
         assert_eq!(egress.filters[0].program, Some(attachment.program));
         assert_eq!(node.pins.egress_devices().unwrap(), ["up0"]);
-        assert!(facts::runs_at_egress("up0", attachment.ifindex, attachment.program).unwrap());
+        assert!(runs_at_egress(
+            "up0",
+            attachment.ifindex,
+            attachment.program
+        ));
     });
 }
 
@@ -235,7 +243,9 @@ fn detach_removes_the_program_from_one_device() {
             assert!(node.pins.detach_egress("up0").unwrap());
             assert!(!node.pins.detach_egress("up0").unwrap());
             assert_eq!(node.running(), 0);
-            assert!(facts::runs_at_egress("up1", other.ifindex, other.program).unwrap());
+            assert!(runs_at_egress("up1", other.ifindex, other.program));
+            assert!(!runs_at_egress("up1", other.ifindex + 1, other.program));
+            assert!(!runs_at_egress("gone", other.ifindex, other.program));
             assert_eq!(node.pins.egress_devices().unwrap(), ["up1"]);
         });
     }
@@ -341,6 +351,23 @@ fn link_that_works_in_another_namespace_is_left_alone() {
             "{error}"
         );
         assert_eq!(node.tcx_programs(), [first.program]);
+    });
+}
+
+#[test]
+fn second_pin_of_a_link_goes() {
+    on_node(|node| {
+        node.attach("up0", EgressHook::TcxOrClsact);
+        let old = node.pins.root().join("v0");
+        fs::create_dir_all(old.join("links")).unwrap();
+        let pin = node.pins.egress_link("up0");
+        fs::hard_link(&pin, old.join("links/egress-up0")).unwrap();
+
+        node.attach("up0", EgressHook::TcxOrClsact);
+        node.pins.remove_other_versions().unwrap();
+
+        assert_eq!(node.running(), 1);
+        assert!(pin.exists() && !old.exists());
     });
 }
 
@@ -531,4 +558,9 @@ fn in_thread<T: Send>(work: impl FnOnce() -> T + Send) -> T {
 
 fn wait_until(awaited: &str, condition: impl FnMut() -> bool) {
     lab::wait_until(awaited, Duration::from_secs(60), condition).unwrap();
+}
+
+fn runs_at_egress(device: &str, index: u32, program: u32) -> bool {
+    let mut devices = Devices::list().unwrap();
+    devices.runs_at_egress(device, index, program).unwrap()
 }

@@ -22,6 +22,7 @@ use aya::{
 };
 use fastpath::{
     attach::Options,
+    facts,
     load::{Loaded, Loader},
     nexthop::{NextHop, Resolution},
     pins::Pins,
@@ -80,6 +81,29 @@ fn what_cannot_be_sent_is_counted_by_its_cause() {
         })
         .unwrap();
     });
+}
+
+/// The client's end of the cable has neither an XDP program nor GRO, as those of newcomers' labs.
+#[test]
+fn what_a_veth_cannot_send_back_its_driver_counts() {
+    let machines = Machines::new();
+    let _links = machines.links();
+    machines.edge.run(|| {
+        let mut edge = Edge::start(Loader::unpinned());
+        assert_eq!(lost("up0"), 0);
+        edge.lead_to(facts::interface("up0").unwrap().index);
+        let forwarded = edge.forwarded();
+        machines.send();
+        wait_until("the driver counts them", TIMEOUT, || {
+            lost("up0") == DATAGRAMS
+        })
+        .unwrap();
+        assert_eq!(edge.forwarded(), forwarded + DATAGRAMS);
+    });
+}
+
+fn lost(device: &str) -> u64 {
+    facts::transmit_errors(device).unwrap().values().sum()
 }
 
 #[test]

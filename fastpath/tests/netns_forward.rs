@@ -107,6 +107,9 @@ fn ipip_from_an_untrusted_edge_is_left_alone() {
     })
     .unwrap();
     assert_eq!(reason(&receiver.counters(), "decapsulated"), 0);
+    let noted = receiver.tables.last_untrusted().unwrap();
+    assert_eq!(noted.map(|(source, _)| source), Some(lab.edges()[0].v4()));
+    assert_eq!(edge.tables.last_untrusted().unwrap(), None);
 }
 
 #[test]
@@ -373,6 +376,7 @@ impl<'lab> Dataplane<'lab> {
         let mut node = Self::start(machine);
         let addresses = Addresses {
             local: BTreeSet::from([machine.v4(), machine.v6()]),
+            inner: BTreeSet::from([vip_v4(1).into(), vip_v6(1).into()]),
             ..Addresses::default()
         };
         node.tables.set_addresses(addresses.into()).unwrap();

@@ -18,7 +18,7 @@ use support::{
     report,
     tables::{Counts, ModelTables},
 };
-use xdp_prog::abi::AddressKey;
+use xdp_prog::abi::{AddressKey, PathReport};
 
 fn main() -> ExitCode {
     // Cargo and people may pass options that mean nothing here.
@@ -71,6 +71,7 @@ fn on_host(case: &Case, faults: &mut Vec<String>) {
     }
     compare("host", case, &outcome.bytes, &counts, faults);
     compare_claims("host", case, &tables.claims.borrow(), faults);
+    compare_paths("host", case, &tables.paths.borrow(), faults);
 }
 
 fn in_kernel(kernel: &mut Kernel, case: &Case, faults: &mut Vec<String>) -> anyhow::Result<()> {
@@ -97,6 +98,7 @@ fn in_kernel(kernel: &mut Kernel, case: &Case, faults: &mut Vec<String>) -> anyh
             let counts = kernel.counts()?.since(&before);
             compare("kernel", case, &bytes, &counts, faults);
             compare_claims("kernel", case, &kernel.claims()?, faults);
+            compare_paths("kernel", case, &kernel.paths()?, faults);
         }
     }
     Ok(())
@@ -112,6 +114,20 @@ fn compare_claims(
         faults.push(format!(
             "  {engine}: noted {claims:02x?}, expected {:02x?}\n",
             case.claims
+        ));
+    }
+}
+
+fn compare_paths(
+    engine: &str,
+    case: &Case,
+    paths: &HashMap<AddressKey, PathReport>,
+    faults: &mut Vec<String>,
+) {
+    if *paths != case.paths {
+        faults.push(format!(
+            "  {engine}: noted {paths:x?}, expected {:x?}\n",
+            case.paths
         ));
     }
 }

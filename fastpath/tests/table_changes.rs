@@ -487,6 +487,7 @@ fn load_node() -> (Loaded, Tables) {
     tables.set_settings(settings).unwrap();
     let local = Addresses {
         local: [OWN.into()].into(),
+        inner: [VIP.into()].into(),
         ..Addresses::default()
     };
     tables.set_addresses(local.into()).unwrap();

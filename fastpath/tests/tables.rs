@@ -22,8 +22,10 @@ use fastpath::{
     },
 };
 use xdp_prog::abi::{
-    BACKEND_V4, Backend, Config, Pod, PodKey, ServiceKeyV4, Slot, Tag, Traffic, map,
+    AddressKey, BACKEND_V4, Backend, Config, PathReport, Pod, PodKey, ServiceKeyV4, Slot, Tag,
+    Traffic, map,
 };
+use xdp_prog::reason::PassReason;
 
 #[test]
 fn a_service_leads_to_its_backends_in_proportion_to_their_weights() {
@@ -225,6 +227,7 @@ fn addresses_and_edges_become_exactly_what_was_asked() {
         local: own.clone(),
         node_ports: own.clone(),
         nat: own,
+        inner: BTreeSet::from([address("192.0.2.1"), address("192.0.2.2")]),
     };
     let fewer = Addresses {
         vips: BTreeSet::from([address("10.99.0.2")]),
@@ -458,6 +461,8 @@ fn another_agent_adopts_pods_and_policies() {
     for key in [key, nat] {
         tables.remove_service(&key).unwrap();
     }
+    // Under other rules it has another id; what lies under the old one waits for packets that have met it.
+    tables.reclaim();
     assert_eq!(pod_count(&loaded), 0);
 }
 
@@ -750,6 +755,119 @@ fn installed(tables: &Tables) -> Vec<(ServiceKey, u32, u32, u8)> {
 }
 
 /// Loads the object with an arena of 4096 slots.
+/// What the program would note about a node.
+fn says(loaded: &Loaded, node: &str, report: PathReport) {
+    let key = match address(node) {
+        IpAddr::V4(node) => AddressKey::v4(node.octets()),
+        IpAddr::V6(node) => AddressKey::v6(node.octets()),
+    };
+    let paths = Map::HashMap(loaded.map(map::PATHS).unwrap());
+    let mut paths: HashMap<_, AddressKey, PathReport> = HashMap::try_from(paths).unwrap();
+    // The program writes to what is there.
+    paths.insert(key, report, 2).unwrap();
+    let reasons = Map::PerCpuArray(loaded.map(map::REASONS).unwrap());
+    let mut reasons: PerCpuArray<_, u64> = PerCpuArray::try_from(reasons).unwrap();
+    let index = PassReason::PathMtu.index();
+    let mut counts: Vec<u64> = reasons.get(&index, 0).unwrap().to_vec();
+    counts[0] += 1;
+    let counts = PerCpuValues::try_from(counts).unwrap();
+    reasons.set(index, counts, 0).unwrap();
+}
+
+#[test]
+fn a_path_is_as_small_as_a_router_says_that_knows_the_tag() {
+    let (loaded, mut tables) = small();
+    let behind_a_router = |mtu| match resolved(7) {
+        Resolution::Resolved(hop) => Resolution::Resolved(NextHop {
+            via_gateway: true,
+            mtu,
+            ..hop
+        }),
+        other => other,
+    };
+    for (node, answer) in [
+        ("10.0.0.1", behind_a_router(1500)),
+        ("10.0.0.2", behind_a_router(1500)),
+        ("fd00::1", behind_a_router(1500)),
+        ("10.0.0.3", resolved(7)),
+    ] {
+        tables.set_next_hop(address(node), answer).unwrap();
+    }
+    let pods = [
+        ("10.0.0.1", "10.244.0.5:80"),
+        ("10.0.0.2", "10.244.1.6:80"),
+        ("fd00::1", "[fd01::5]:80"),
+    ];
+    let pods = pods.map(|(node, pod)| BackendSpec::pod(address(node), pod.parse().unwrap(), 1));
+    let spec = ServiceSpec {
+        backends: pods[..2].to_vec(),
+        ..ServiceSpec::default()
+    };
+    let spec_v6 = ServiceSpec {
+        backends: pods[2..].to_vec(),
+        ..ServiceSpec::default()
+    };
+    tables
+        .put_service(service("10.99.0.1:80/tcp"), &spec)
+        .unwrap();
+    tables
+        .put_service(service("[fd99::1]:80/tcp"), &spec_v6)
+        .unwrap();
+    tables.watch_paths().unwrap();
+    assert!(tables.has_paths());
+    let (tag, other) = (Tag(5), Tag(0x106));
+    let mut learnt = |node: &str, mtu, length, tag| {
+        says(&loaded, node, PathReport::new(mtu, length, tag));
+        let smaller = tables.take_path_mtus().unwrap();
+        assert_eq!(tables.take_path_mtus().unwrap(), [], "it is taken once");
+        for (node, mtu) in &smaller {
+            tables.set_path_mtu(*node, Some(*mtu)).unwrap();
+        }
+        smaller
+    };
+    // A tag of another node's pod, and a packet that is larger than any that was sent.
+    assert_eq!(learnt("10.0.0.1", 1400, 1500, other), []);
+    assert_eq!(learnt("10.0.0.1", 1400, 1501, tag), []);
+    let node = address("10.0.0.1");
+    assert_eq!(learnt("10.0.0.1", 1400, 1500, tag), [(node, 1400)]);
+    assert_eq!(learnt("10.0.0.1", 1400, 1500, tag), [], "no news");
+    assert_eq!(learnt("10.0.0.1", 1450, 1500, tag), [], "not smaller");
+    assert_eq!(learnt("10.0.0.1", 0, 1500, tag), [(node, 596)], "bounded");
+    assert_eq!(
+        learnt("fd00::1", 68, 1500, tag),
+        [(address("fd00::1"), 1280)]
+    );
+
+    // That node's next hop alone, also when the kernel says something new of it, until it is taken back.
+    let mtu_in_use = |loaded: &Loaded, tables: &Tables, node: &str| {
+        let backends = Map::Array(loaded.map(map::BACKENDS).unwrap());
+        let backends: Array<_, Backend> = Array::try_from(backends).unwrap();
+        let hops = Map::Array(loaded.map(map::NEXTHOPS).unwrap());
+        let hops: Array<_, xdp_prog::abi::NextHop> = Array::try_from(hops).unwrap();
+        let mut backends_there = tables
+            .backends()
+            .filter(|(key, _)| key.address == address(node));
+        let (_, backend) = backends_there.next().unwrap();
+        let hop = backends.get(&backend.id, 0).unwrap().next_hop;
+        hops.get(&hop, 0).unwrap().mtu
+    };
+    assert_eq!(mtu_in_use(&loaded, &tables, "10.0.0.1"), 596);
+    assert_eq!(mtu_in_use(&loaded, &tables, "10.0.0.2"), 1500);
+    tables.set_next_hop(node, behind_a_router(1400)).unwrap();
+    assert_eq!(mtu_in_use(&loaded, &tables, "10.0.0.1"), 596);
+    assert_eq!(tables.next_hop(node), Some(behind_a_router(1400)));
+    tables.set_path_mtu(node, None).unwrap();
+    assert_eq!(mtu_in_use(&loaded, &tables, "10.0.0.1"), 1400);
+    assert_eq!(tables.path_mtu(node), None);
+
+    // A node on the segment has no router in front.
+    for node in ["10.0.0.1", "10.0.0.2", "fd00::1"] {
+        tables.set_next_hop(address(node), resolved(7)).unwrap();
+    }
+    tables.watch_paths().unwrap();
+    assert!(!tables.has_paths());
+}
+
 fn small() -> (Loaded, Tables) {
     let loaded = sized(Loader::unpinned()).load().unwrap();
     let tables = Tables::open(&loaded).unwrap();

@@ -17,11 +17,12 @@ use fastpath::{
 use xdp_prog::{
     abi::{
         AddressKey, Datagram, FLOW_FIN_CLIENT, FLOW_FIN_POD, FLOW_RESET, LocalFlow, NAT_ANSWERED,
-        NAT_OPEN, NatForward, NatLink, NatMark, NatReverse, PodFlow, Tuple, map,
+        NAT_FIN_BACKEND, NAT_FIN_CLIENT, NAT_OPEN, NatForward, NatLink, NatMark, NatReverse,
+        PodFlow, Tuple, map,
     },
     decide::{
-        deliver::{IDLE_TCP_NS, IDLE_TRANSITORY_NS},
-        nat::GUARD_NS,
+        deliver::IDLE_TCP_NS,
+        nat::{GUARD_NS, IDLE_CLOSED_NS, IDLE_HALF_OPEN_TCP_NS},
     },
     wire::protocol::{TCP, UDP},
 };
@@ -36,18 +37,21 @@ fn flows_that_are_over_go_and_free_their_ports() {
         flows.add(port, 0, 0);
     }
     let established = NAT_OPEN | NAT_ANSWERED;
-    let (unanswered, old_but_live, over, orphan) = (LIVE, LIVE + 1, LIVE + 2, LIVE + 3);
-    flows.add(unanswered, 0, IDLE_TRANSITORY_NS + GUARD_NS + SECOND);
+    let closed = established | NAT_FIN_CLIENT | NAT_FIN_BACKEND;
+    let (unanswered, old_but_live, over) = (LIVE, LIVE + 1, LIVE + 2);
+    let (orphan, both_closed) = (LIVE + 3, LIVE + 4);
+    flows.add(unanswered, 0, IDLE_HALF_OPEN_TCP_NS + GUARD_NS + SECOND);
     flows.add(
         old_but_live,
         established,
-        IDLE_TRANSITORY_NS + GUARD_NS + SECOND,
+        IDLE_CLOSED_NS + GUARD_NS + SECOND,
     );
+    flows.add(both_closed, closed, IDLE_CLOSED_NS + GUARD_NS + SECOND);
     flows.add(over, established, IDLE_TCP_NS + GUARD_NS + SECOND);
-    flows.add(orphan, 0, IDLE_TRANSITORY_NS + GUARD_NS + SECOND);
+    flows.add(orphan, 0, IDLE_CLOSED_NS + GUARD_NS + SECOND);
     flows.forward.remove(&request(orphan)).unwrap();
 
-    assert_eq!(tables.sweep_nat(usize::MAX).unwrap(), 3);
+    assert_eq!(tables.sweep_nat(usize::MAX).unwrap(), 4);
 
     for (port, stays) in [
         (0, true),
@@ -56,6 +60,7 @@ fn flows_that_are_over_go_and_free_their_ports() {
         (unanswered, false),
         (over, false),
         (orphan, false),
+        (both_closed, false),
     ] {
         assert_eq!(
             flows.forward.get(&request(port), 0).is_ok(),
@@ -73,7 +78,7 @@ fn flows_that_are_over_go_and_free_their_ports() {
 fn a_small_budget_gets_through_in_several_calls() {
     let (mut tables, mut flows) = nat();
     for port in 0..LIVE {
-        flows.add(port, 0, IDLE_TRANSITORY_NS + GUARD_NS + SECOND);
+        flows.add(port, 0, IDLE_HALF_OPEN_TCP_NS + GUARD_NS + SECOND);
     }
     let first = tables.sweep_nat(1).unwrap();
     assert!(first > 0 && first < usize::from(LIVE), "{first}");
@@ -97,7 +102,10 @@ fn flows_that_are_over_do_not_count() {
         .unwrap();
     let mut tables = Tables::open(&loaded).unwrap();
     let now = monotonic_ns();
-    let flow = |state| PodFlow::new(AddressKey::v4([192, 0, 2, 1]), [0, 80], 0, state, now);
+    let flow = |state| {
+        let vip = AddressKey::v4([192, 0, 2, 1]);
+        PodFlow::new(&Tuple::default(), vip, [0, 80], 0, state, now)
+    };
     let mut answered = table(&loaded, map::FLOWS);
     for port in 0..9_000 {
         answered

@@ -23,10 +23,13 @@ mod announce;
 mod backend;
 mod check;
 mod flow;
+#[cfg(test)]
+mod layouts;
 mod link;
 mod local;
 mod nat;
 mod notes;
+mod path;
 mod pod;
 mod probe;
 mod service;
@@ -34,20 +37,22 @@ mod service;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 pub use self::address::{AddressKey, EdgeMac, EdgePrefix, SourcePrefix};
-pub use self::announce::Claim;
+pub use self::announce::{ANNOUNCE_NS, Claim, is_announcing};
 pub use self::backend::{
     BACKEND_LOCAL, BACKEND_NAT, BACKEND_POD, BACKEND_V4, BACKEND_V6, Backend, HOP_GATEWAY, NextHop,
 };
 pub use self::flow::{
-    Datagram, FLOW_FIN_CLIENT, FLOW_FIN_POD, FLOW_HAIRPIN, FLOW_RESET, PodFlow, RENEWAL_NS, Tuple,
+    Datagram, FLOW_ACCEPTED, FLOW_FIN_CLIENT, FLOW_FIN_POD, FLOW_FORWARD, FLOW_HAIRPIN, FLOW_RESET,
+    PodFlow, RENEWAL_NS, Tuple,
 };
 pub use self::link::TaggedLink;
 pub use self::local::LocalFlow;
 pub use self::nat::{
-    NAT_ANSWERED, NAT_FIN_BACKEND, NAT_FIN_CLIENT, NAT_OPEN, NAT_RESET, NatForward, NatLink,
-    NatMark, NatReverse,
+    NAT_ANSWERED, NAT_CONDEMNED, NAT_FIN_BACKEND, NAT_FIN_CLIENT, NAT_OPEN, NAT_RESET_BACKEND,
+    NAT_RESET_CLIENT, NatCount, NatForward, NatLink, NatMark, NatReverse,
 };
-pub use self::notes::{FlowNote, Shortcut};
+pub use self::notes::{FlowNote, Shortcut, Untrusted};
+pub use self::path::PathReport;
 pub use self::pod::{Pod, PodKey, Tag};
 pub use self::probe::{PROBE_ENCAP, PROBE_MARK, PROBE_MARK_MASK, Probe};
 pub use self::service::{
@@ -56,7 +61,9 @@ pub use self::service::{
 };
 
 /// Version of the layouts below; part of the path under which maps are pinned.
-pub const VERSION: u32 = 3;
+///
+/// It rises once between two releases, with the first change; `abi/layouts.rs` ties it to them.
+pub const VERSION: u32 = 4;
 
 /// Name of the XDP program in the object.
 pub const XDP_PROGRAM: &str = "guideway";
@@ -68,7 +75,7 @@ pub mod map {
     /// Array of one [`super::Config`].
     pub const CONFIG: &str = "CONFIG";
     /// Hash from [`super::AddressKey`] to `u32` flags ([`super::ADDRESS_VIP`], [`super::ADDRESS_LOCAL`],
-    /// [`super::ADDRESS_NODE_PORT`], [`super::ADDRESS_NAT`], [`super::ADDRESS_SHARED`]).
+    /// [`super::ADDRESS_NODE_PORT`], [`super::ADDRESS_NAT`], [`super::ADDRESS_SHARED`], [`super::ADDRESS_INNER`]).
     pub const VIPS: &str = "VIPS";
     /// Hash from [`super::ServiceKeyV4`] to a service id.
     pub const SERVICES_V4: &str = "SERVICES_V4";
@@ -82,6 +89,8 @@ pub mod map {
     pub const BACKENDS: &str = "BACKENDS";
     /// Mmapable array from next-hop id to [`super::NextHop`].
     pub const NEXTHOPS: &str = "NEXTHOPS";
+    /// Hash from the [`super::AddressKey`] of a node behind a router to the last [`super::PathReport`] about it.
+    pub const PATHS: &str = "PATHS";
     /// Hash from the index of a VLAN device to the [`super::TaggedLink`] by which its frames leave.
     pub const VLANS: &str = "VLANS";
     /// LPM trie over [`super::EdgePrefix`] to 1.
@@ -92,13 +101,14 @@ pub mod map {
     pub const PODS: &str = "PODS";
     /// LPM trie over [`super::SourcePrefix`] to 1: who may talk to a service.
     pub const SOURCE_RANGES: &str = "SOURCE_RANGES";
-    /// LRU hash from [`super::Tuple`] (client to pod) to [`super::PodFlow`]: TCP flows that the pod has answered.
+    /// LRU hash from [`super::Tuple`] (client to pod) to [`super::PodFlow`]: TCP flows whose clients are where they say.
+    /// Those whose client port is another one at the pod are here twice, the second time from client to VIP.
     pub const FLOWS: &str = "FLOWS";
     /// LRU hash like `FLOWS`: those of other protocols.
     pub const FLOWS_DATAGRAM: &str = "FLOWS_DATAGRAM";
     /// Mmapable array of [`super::FlowNote`]: what packets of the last second found in `FLOWS` and `FLOWS_DATAGRAM`.
     pub const FLOW_NOTES: &str = "FLOW_NOTES";
-    /// LRU hash like `FLOWS`: flows that the pod has not answered yet.
+    /// LRU hash like `FLOWS`: flows that may have forged sources. For all but TCP, which the pod has not answered yet.
     pub const FLOWS_EMBRYONIC: &str = "FLOWS_EMBRYONIC";
     /// LRU hash from [`super::Tuple`] (as the pod sees the flow) to [`super::AddressKey`]: the client whose place
     /// the address that it talks to has taken.
@@ -113,6 +123,8 @@ pub mod map {
     pub const NAT_REVERSE: &str = "NAT_REVERSE";
     /// Hash from [`super::Tuple`] (client to VIP) to `u64` time, ns: flows of NAT mode that someone is removing.
     pub const NAT_CLAIMS: &str = "NAT_CLAIMS";
+    /// Array from service id to [`super::NatCount`]; the element of id 0 says what is free.
+    pub const NAT_COUNTS: &str = "NAT_COUNTS";
     /// LRU hash from [`super::AddressKey`] to `u64`: when a source's allowance of answers is full again, ns.
     pub const ANSWERS: &str = "ANSWERS";
     /// Per-CPU array of one `u64`: when the allowance of answers to all sources together is full again, ns.
@@ -123,6 +135,9 @@ pub mod map {
     pub const PROBE_PEERS: &str = "PROBE_PEERS";
     /// Hash from [`super::AddressKey`] to 1: addresses that this machine announces to its neighbours.
     pub const ANNOUNCED: &str = "ANNOUNCED";
+    /// Mmapable array of one `u64`: when the agent has last said that it serves, on the monotonic clock in ns;
+    /// [`super::ANNOUNCE_NS`] later nobody who asks for an address in `ANNOUNCED` is answered.
+    pub const ANNOUNCE_STAMP: &str = "ANNOUNCE_STAMP";
     /// Hash from [`super::TaggedLink`] to [`super::EdgeMac`]: where, and the MAC that they have there.
     pub const ANNOUNCE_LINKS: &str = "ANNOUNCE_LINKS";
     /// Hash from [`super::AddressKey`] to [`super::Claim`]: who else announces one of these addresses.
@@ -141,6 +156,8 @@ pub mod map {
     pub const STAGES: &str = "STAGES";
     /// Per-CPU array of `u64` packets by [`crate::reason`] index.
     pub const REASONS: &str = "REASONS";
+    /// Per-CPU array of one [`super::Untrusted`].
+    pub const UNTRUSTED: &str = "UNTRUSTED";
     /// Per-CPU array of `u64` frames by [`crate::failure::Failure`].
     pub const FAILURES: &str = "FAILURES";
     /// Per-CPU array of [`super::Traffic`] by service id.
@@ -269,6 +286,9 @@ pub const ADDRESS_NODE_PORT: u32 = 4;
 pub const ADDRESS_NAT: u32 = 8;
 /// `VIPS` flag: an address with services that somebody else may have too; what is for none of them passes.
 pub const ADDRESS_SHARED: u32 = 16;
+/// `VIPS` flag: an address of services alone that this machine does not balance, or not alone: what edges send for it
+/// and is for no pod here is the stack's.
+pub const ADDRESS_INNER: u32 = 32;
 
 /// A counter pair.
 #[derive(

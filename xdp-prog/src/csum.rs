@@ -193,11 +193,13 @@ pub fn pseudo_header_v6(src: &[u8; 16], dst: &[u8; 16], next_header: u8, len: u3
 /// records.
 ///
 /// Equation 3 of RFC 1624; the equation of RFC 1141 gets a sum of zero wrong.
-/// The result is what a full computation gives for any data but all zeros.
+/// The result is what a full computation gives for any data but all zeros, of
+/// which alone the sum is 0x0000 (section 3): that of other data is never, and so
+/// all ones are added, which change no other sum.
 #[inline(always)]
 #[must_use]
 pub const fn update(check: u16, difference: Sum) -> u16 {
-    difference.add_u16(!check).checksum()
+    difference.add_u16(!check).add_u16(0xffff).checksum()
 }
 
 /// Returns UDP checksum field `check` after the change of data that

@@ -16,31 +16,42 @@ pub mod icmp;
 pub mod local;
 pub mod nat;
 pub mod neighbour;
+pub mod path;
+pub mod pod_flow;
 pub mod probe;
 pub mod receive;
 pub mod relay;
 
 use self::{
     answer::{Answer, Answers},
-    deliver::{Deliver, Flows, Hairpins},
+    deliver::{Deliver, Flows, Hairpins, Met, SeenAs, Shown},
     fragment::Fragments,
+    icmp::Messages,
     nat::{NatFlows, Translate},
     neighbour::Announcements,
+    path::Paths,
     probe::Probes,
     receive::Shortcuts,
     relay::{OFFSETS, Relay},
 };
 use crate::{
     abi::{
-        ADDRESS_NAT, ADDRESS_NODE_PORT, ADDRESS_SHARED, ADDRESS_VIP, AddressKey, Backend, Config,
-        EdgeMac, NextHop, Pod, PodKey, Service, ServiceKeyV4, ServiceKeyV6, Slot, Tag, Tuple,
+        ADDRESS_INNER, ADDRESS_LOCAL, ADDRESS_NAT, ADDRESS_NODE_PORT, ADDRESS_SHARED, ADDRESS_VIP,
+        AddressKey, Backend, Config, EdgeMac, NextHop, Pod, PodKey, Service, ServiceKeyV4,
+        ServiceKeyV6, Slot, Tag, Tuple,
     },
     flow::{Address, FlowKey, V4, V6},
     frame::{Frame, FrameMut, FrameSum},
     parse::{self, Packet},
     reason::{DropReason, PassReason, ReturnReason},
     rewrite,
-    wire::{ethernet, ipv4::Ipv4, ipv6::Ipv6, protocol},
+    wire::{
+        ethernet,
+        icmp::{self as icmp_wire, Icmp},
+        ipv4::Ipv4,
+        ipv6::Ipv6,
+        protocol,
+    },
 };
 
 /// The look-ups that a decision may make.
@@ -104,6 +115,7 @@ pub trait World:
     + Shortcuts
     + Answers
     + Announcements
+    + Paths
 {
 }
 
@@ -119,6 +131,7 @@ impl<T> World for T where
         + Shortcuts
         + Answers
         + Announcements
+        + Paths
 {
 }
 
@@ -185,11 +198,17 @@ pub enum Stage {
     NatIcmp = 12,
     /// Questions for the MAC of announced addresses.
     Neighbour = 13,
+    /// ICMP errors about outer packets of this machine.
+    Path = 14,
+    /// Delivery to a pod of this machine, where the flow begins, is proved or has another client port at the pod.
+    PodFlow = 15,
+    /// NAT mode: what a client's packet proves of its flow.
+    NatProof = 16,
 }
 
 impl Stage {
     /// Every stage.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 17] = [
         Self::Receive,
         Self::Local,
         Self::Icmp,
@@ -204,6 +223,9 @@ impl Stage {
         Self::NatFragment,
         Self::NatIcmp,
         Self::Neighbour,
+        Self::Path,
+        Self::PodFlow,
+        Self::NatProof,
     ];
 
     /// Returns the index in `STAGES`.
@@ -228,6 +250,9 @@ impl Stage {
             Self::NatFragment => "guideway_nat_fragment",
             Self::NatIcmp => "guideway_nat_icmp",
             Self::Neighbour => "guideway_neighbour",
+            Self::Path => "guideway_path",
+            Self::PodFlow => "guideway_pod_flow",
+            Self::NatProof => "guideway_nat_proof",
         }
     }
 }
@@ -396,6 +421,7 @@ pub fn resume<F: FrameMut + FrameSum, T: World>(
         Stage::Probe => return probe::process(frame, tables),
         Stage::Nat => nat::decide(frame, tables, ingress),
         Stage::NatBegin => nat::begin::decide(frame, tables, ingress),
+        Stage::NatProof => nat::proof::decide(frame, tables),
         Stage::NatReply => nat::decide_reply(frame, tables),
         Stage::FragmentWithin => fragment::decide_within(frame, tables),
         Stage::Answer => return answer::process(frame, tables, ingress),
@@ -403,6 +429,8 @@ pub fn resume<F: FrameMut + FrameSum, T: World>(
         Stage::NatFragment => nat::fragment::decide(frame, tables),
         Stage::NatIcmp => return nat::icmp::process(frame, tables, ingress),
         Stage::Neighbour => return neighbour::process(frame, tables, ingress),
+        Stage::Path => path::decide(frame, tables),
+        Stage::PodFlow => return pod_flow::process(frame, tables),
     };
     carry_out(frame, tables, ingress, verdict)
 }
@@ -451,7 +479,7 @@ pub fn carry_out<F: FrameMut + FrameSum, T: World>(
             return Action::Continue(Stage::Answer);
         }
         Verdict::Deliver(deliver) => match hand_to_pod(frame, tables, &deliver) {
-            Ok(()) => return Action::Pass,
+            Ok(action) => return action,
             Err(reason) => reason,
         },
         Verdict::Decap(decap) => match hand_to_stack(frame, tables, ingress, &decap) {
@@ -477,13 +505,67 @@ fn hand_to_pod<F: FrameMut, T: World>(
     frame: &mut F,
     tables: &T,
     deliver: &Deliver<'_>,
-) -> Result<(), DropReason> {
+) -> Result<Action, DropReason> {
     let deliver = deliver.relayed(tables).ok_or(DropReason::StageMissing)?;
-    let seen_as = deliver::remember(frame, tables, &deliver)?;
-    rewrite::deliver(frame, &deliver, seen_as)?;
+    match deliver::meet(frame, tables, &deliver) {
+        Some(Met::Answered | Met::Embryonic) => {
+            let shown = Shown {
+                seen_as: SeenAs::Client,
+                port: u16::from_be_bytes(deliver.source_port()),
+            };
+            show_to_pod(frame, tables, &deliver, shown)?;
+            Ok(Action::Pass)
+        }
+        Some(met) => {
+            deliver.hand_over(tables, met == Met::Unknown);
+            Ok(Action::Continue(Stage::PodFlow))
+        }
+        None => Err(DropReason::NoHeadroom),
+    }
+}
+
+/// Hands a packet to its pod, which sees the client like this.
+#[inline(always)]
+fn show_to_pod<F: FrameMut, T: World>(
+    frame: &mut F,
+    tables: &T,
+    deliver: &Deliver<'_>,
+    shown: Shown,
+) -> Result<(), DropReason> {
+    rewrite::deliver(frame, deliver, shown)?;
     tables.count_forward(deliver.service, deliver.id, deliver.length as u64);
     tables.count_reason(PassReason::Delivered.index());
     Ok(())
+}
+
+/// Tells whether a packet inside is a whole echo request without options: edges ask nodes so, by the way of
+/// clients' packets, whether they take outer headers off.
+#[inline(always)]
+fn is_echo_request<F: Frame>(frame: &F, decap: &Decap) -> bool {
+    const PLAIN: u8 = 0x45;
+    let l3 = decap.inner_l3;
+    let (l4, request) = match decap.inner {
+        Family::V4 => match frame.view::<Ipv4>(l3) {
+            Some(header)
+                if header.version_ihl == PLAIN
+                    && header.protocol == protocol::ICMP
+                    && matches!(header.fragment, [0 | 0x40, 0]) =>
+            {
+                (l3 + Ipv4::LENGTH, icmp_wire::v4::ECHO_REQUEST)
+            }
+            _ => return false,
+        },
+        Family::V6 => match frame.view::<Ipv6>(l3) {
+            Some(header) if header.next_header == protocol::ICMPV6 => {
+                (l3 + Ipv6::LENGTH, icmp_wire::v6::ECHO_REQUEST)
+            }
+            _ => return false,
+        },
+    };
+    match frame.view::<Icmp>(l4) {
+        Some(header) => header.kind == request,
+        None => false,
+    }
 }
 
 #[inline(always)]
@@ -495,6 +577,12 @@ fn hand_to_stack<F: FrameMut, T: World>(
 ) -> Result<(), DropReason> {
     let (_, destination) =
         deliver::addresses(frame, decap.inner, decap.inner_l3).ok_or(DropReason::MalformedInner)?;
+    // Whoever forges an edge's address gets no further than to what is everyone's.
+    let flags = tables.address_flags(&destination);
+    let is_probe = flags & ADDRESS_LOCAL != 0 && is_echo_request(frame, decap);
+    if flags & (ADDRESS_VIP | ADDRESS_INNER) == 0 && !is_probe {
+        return Err(DropReason::InnerNotOurs);
+    }
     let edge = outer_source(frame, decap.l3).ok_or(DropReason::MalformedInner)?;
     if is_sent_back(tables, &destination, &edge, ingress) {
         return Err(DropReason::SentBack);
@@ -552,11 +640,23 @@ pub fn decide<'t, F: Frame, T: Tables>(frame: &F, tables: &'t T) -> Verdict<'t> 
     match link.ether_type {
         ethernet::IPV4 => match parse::ipv4(frame, link.l3) {
             Ok(packet) => route(frame, tables, &packet),
-            Err(reason) => Verdict::Pass(reason),
+            Err(reason) => match frame.view::<Ipv4>(link.l3) {
+                Some(header) if header.version() == 4 => {
+                    let destination = V4(header.destination());
+                    leave(tables, destination, reason, DropReason::VipHeaders)
+                }
+                _ => Verdict::Pass(reason),
+            },
         },
         ethernet::IPV6 => match parse::ipv6(frame, link.l3) {
             Ok(packet) => route(frame, tables, &packet),
-            Err(reason) => Verdict::Pass(reason),
+            Err(reason) => match frame.view::<Ipv6>(link.l3) {
+                Some(header) if header.version() == 6 => {
+                    let destination = V6(header.destination);
+                    leave(tables, destination, reason, DropReason::VipHeaders)
+                }
+                _ => Verdict::Pass(reason),
+            },
         },
         ethernet::ARP if neighbour::announces(tables) => Verdict::Continue(Stage::Neighbour),
         _ => Verdict::Pass(PassReason::NotIp),
@@ -619,8 +719,24 @@ fn is_vip<A: Ip, T: Tables>(tables: &T, address: A) -> bool {
     tables.address_flags(&address.key()) == ADDRESS_VIP
 }
 
+/// Leaves what no service can have to the stack, but at a VIP: there it would be forwarded to an edge, this one for
+/// one, and circle until its TTL ends.
 #[inline(always)]
-fn route<'t, F: Frame, A: Ip, T: Tables>(
+fn leave<'t, A: Ip, T: Tables>(
+    tables: &T,
+    destination: A,
+    elsewhere: PassReason,
+    at_a_vip: DropReason,
+) -> Verdict<'t> {
+    if is_vip(tables, destination) {
+        Verdict::Drop(at_a_vip)
+    } else {
+        Verdict::Pass(elsewhere)
+    }
+}
+
+#[inline(always)]
+fn route<'t, F: Frame, A: Messages, T: Tables>(
     frame: &F,
     tables: &'t T,
     packet: &Packet<A>,
@@ -638,16 +754,23 @@ fn route<'t, F: Frame, A: Ip, T: Tables>(
     match packet.protocol {
         protocol::TCP | protocol::UDP | protocol::SCTP => match parse::flow(frame, packet) {
             Ok(flow) => balance::balance(frame, tables, packet, &flow),
-            Err(reason) => Verdict::Pass(reason),
+            Err(reason) => leave(tables, packet.destination, reason, DropReason::VipTransport),
         },
         protocol::ICMP | protocol::ICMPV6 => {
             if is_ours() {
                 Verdict::Continue(Stage::Icmp)
+            } else if icmp::is_too_big(frame, packet) {
+                Verdict::Continue(Stage::Path)
             } else {
                 Verdict::Pass(PassReason::Icmp)
             }
         }
         protocol::IPV4 | protocol::IPV6 => Verdict::Continue(Stage::Receive),
-        _ => Verdict::Pass(PassReason::Protocol),
+        _ => leave(
+            tables,
+            packet.destination,
+            PassReason::Protocol,
+            DropReason::VipProtocol,
+        ),
     }
 }

@@ -290,6 +290,7 @@ impl TcpFlags {
     const FIN: u8 = 0x01;
     const SYN: u8 = 0x02;
     const RST: u8 = 0x04;
+    const PSH: u8 = 0x08;
     const ACK: u8 = 0x10;
 
     /// Tells whether the sender has no more data.
@@ -302,6 +303,18 @@ impl TcpFlags {
     #[inline(always)]
     pub const fn rst(self) -> bool {
         self.0 & Self::RST != 0
+    }
+
+    /// Tells whether the sender asks for its data to be delivered at once.
+    #[inline(always)]
+    pub const fn psh(self) -> bool {
+        self.0 & Self::PSH != 0
+    }
+
+    /// Tells whether this goes on with a connection and acknowledges something.
+    #[inline(always)]
+    pub const fn acknowledges(self) -> bool {
+        self.0 & (Self::SYN | Self::ACK | Self::RST) == Self::ACK
     }
 
     /// Tells whether the sender begins a connection, or accepts one.

@@ -150,6 +150,8 @@ reasons! {
         LocalFlow = "local_flow",
         /// To a source port of NAT mode, but of no flow that is known.
         NatNotOurs = "nat_not_ours",
+        /// An ICMP error about an outer packet: the path to a node takes less than its next hop does.
+        PathMtu = "path_mtu",
         /// Another machine announces an address that this machine announces too.
         AnnouncedElsewhere = "announced_elsewhere",
     }
@@ -181,8 +183,24 @@ reasons! {
         UnknownPod = "unknown_pod",
         /// A trusted edge sent it for a service that is not known here, and the stack would route it back.
         SentBack = "sent_back",
-        /// The client's port already talks to the same pod by another address of it.
+        /// A trusted edge sent it for an address that no service has: the stack is not open to that.
+        InnerNotOurs = "inner_not_ours",
+        /// To a VIP, and its IP headers cannot be followed: cut short, too many, or with a route to be taken.
+        VipHeaders = "vip_headers",
+        /// To a VIP, of a transport protocol that no service can have.
+        VipProtocol = "vip_protocol",
+        /// To a VIP, and ends inside the TCP, UDP or SCTP header.
+        VipTransport = "vip_transport",
+        /// IP-in-IP to a VIP.
+        VipEncap = "vip_encap",
+        /// ICMP to a VIP that is neither an echo request nor an error.
+        VipIcmp = "vip_icmp",
+        /// The client's port already talks to the same pod by another address of it, and every other port that was tried
+        /// is in use too.
         FlowConflict = "flow_conflict",
+        /// Goes on with a connection that is not known here, while the client's port talks to the same pod by another
+        /// address of it.
+        UnknownFlow = "unknown_flow",
         /// The table of flows takes no more.
         FlowTableFull = "flow_table_full",
         /// NAT mode: goes on with a connection that is not known here.

@@ -26,7 +26,7 @@ use crate::{
     csum::{self, Sum},
     decide::{
         Decap, Family, Forward, Outer,
-        deliver::{Deliver, SeenAs},
+        deliver::{Deliver, SeenAs, Shown},
     },
     frame::FrameMut,
     reason::DropReason,
@@ -227,7 +227,8 @@ fn ipv4_header(
     }
 }
 
-/// Translates the destination to the pod and takes the outer header off, if there is one.
+/// Translates the destination to the pod, shows the client as the pod knows it, and takes the outer header off, if there is
+/// one.
 ///
 /// SCTP's checksum covers no addresses, and its ports are never translated.
 ///
@@ -238,26 +239,30 @@ fn ipv4_header(
 pub fn deliver<F: FrameMut>(
     frame: &mut F,
     deliver: &Deliver<'_>,
-    seen_as: SeenAs,
+    shown: Shown,
 ) -> Result<(), DropReason> {
     if let Some(decap) = &deliver.decap {
         mend_inner(frame, decap)?;
     }
     let difference = match deliver.family {
-        Family::V4 => translate_v4(frame, deliver, seen_as)?,
-        Family::V6 => translate_v6(frame, deliver, seen_as)?,
+        Family::V4 => translate_v4(frame, deliver, shown.seen_as)?,
+        Family::V6 => translate_v6(frame, deliver, shown.seen_as)?,
+    };
+    let ports = Ports {
+        source: shown.port.to_be_bytes(),
+        destination: deliver.backend.port,
     };
     match deliver.protocol {
         _ if deliver.is_later => {}
         protocol::TCP => {
             let header = view_mut::<Tcp, _>(frame, deliver.l4)?;
-            let difference = set_port(&mut header.ports, deliver.backend.port, difference);
+            let difference = set_ports(&mut header.ports, ports, difference);
             let check = u16::from_be_bytes(header.checksum);
             header.checksum = csum::update(check, difference).to_be_bytes();
         }
         protocol::UDP => {
             let header = view_mut::<Udp, _>(frame, deliver.l4)?;
-            let difference = set_port(&mut header.ports, deliver.backend.port, difference);
+            let difference = set_ports(&mut header.ports, ports, difference);
             let check = u16::from_be_bytes(header.checksum);
             header.checksum = csum::update_udp(check, difference).to_be_bytes();
         }
@@ -313,10 +318,10 @@ fn translate_v6<F: FrameMut>(
 }
 
 #[inline(always)]
-fn set_port(ports: &mut Ports, new: [u8; 2], difference: Sum) -> Sum {
-    let old = u16::from_be_bytes(ports.destination);
-    ports.destination = new;
-    difference.replace_u16(old, u16::from_be_bytes(new))
+fn set_ports(ports: &mut Ports, new: Ports, difference: Sum) -> Sum {
+    let moved = ports.replaced_by(new);
+    *ports = new;
+    difference.add_sum(moved)
 }
 
 /// Gives a TCP segment another source address; nothing if it is not all there.

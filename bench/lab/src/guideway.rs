@@ -102,8 +102,7 @@ impl Guideway {
 
 fn is_ready(status: &Value) -> bool {
     let interfaces = status["interfaces"].as_array();
-    let problems = status["problems"].as_array();
     interfaces.is_some_and(|all| all.iter().all(|one| one["mode"].is_string()))
-        && problems.is_some_and(Vec::is_empty)
+        && status["unapplied"] == 0
         && status["next_hops"]["unresolved"].as_u64().unwrap_or(0) == 0
 }

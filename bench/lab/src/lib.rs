@@ -46,6 +46,7 @@
 //!   sender's `tx` offload is off ([`Link::disable_tx_offloads`]); a program that
 //!   edits them incrementally would make them wrong.
 
+mod delay;
 mod guideway;
 pub mod kubernetes;
 mod link;
@@ -53,6 +54,7 @@ mod namespace;
 mod offload;
 mod pod;
 mod process;
+mod raw;
 mod registry;
 mod route;
 mod rtnl;
@@ -64,12 +66,14 @@ mod xdp;
 
 use std::{io, process::ExitStatus, time::Duration};
 
+pub use delay::DelayedCable;
 pub use guideway::Guideway;
 pub use link::{Link, Mac, Stats, Veth};
 pub use namespace::Namespace;
 pub use nix::sys::signal::Signal;
 pub use offload::Offload;
 pub use process::{Process, output};
+pub use raw::RawSocket;
 pub use registry::sweep;
 pub use route::{Cidr, Route};
 pub use stopwatch::Stopwatch;

@@ -154,6 +154,24 @@ impl Namespace {
             .map_err(|source| self.error(format!("read {key}"), source))
     }
 
+    /// Reads a counter of the machine's TCP, by its name in `/proc/net/netstat`, such as `TCPChallengeACK`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Kernel`] when there is no such counter.
+    pub fn tcp_counter(&self, name: &str) -> Result<u64> {
+        self.run(|| fs::read_to_string("/proc/thread-self/net/netstat"))
+            .and_then(|text| {
+                let mut lines = text.lines().filter(|line| line.starts_with("TcpExt:"));
+                let (names, values) = (lines.next(), lines.next());
+                names
+                    .and_then(|names| names.split(' ').position(|other| other == name))
+                    .and_then(|place| values?.split(' ').nth(place)?.parse().ok())
+                    .ok_or_else(|| io::ErrorKind::NotFound.into())
+            })
+            .map_err(|source| self.error(format!("read the counter {name}"), source))
+    }
+
     /// Lets the machine forward packets of both families between its interfaces.
     ///
     /// # Errors

@@ -9,9 +9,9 @@ mod support;
 
 use std::{net::UdpSocket, time::Duration};
 
-use lab::{Link, Namespace, Offload, Topology, Veth, wait_until};
+use lab::{Link, Namespace, Offload, RawSocket, Topology, Veth, wait_until};
 
-use support::{ETHERNET_LENGTH, EXPERIMENTAL, RawSocket, careless_forwarder, frame, reflector};
+use support::{ETHERNET_LENGTH, EXPERIMENTAL, careless_forwarder, frame, reflector};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -21,10 +21,10 @@ fn a_frame_from_xdp_tx_arrives_at_a_peer_with_a_program_of_its_own() {
     let (sender, edge) = cable(&a, &b);
     edge.attach_xdp(&reflector()).unwrap();
     sender.attach_pass().unwrap();
-    let socket = RawSocket::open(&sender, EXPERIMENTAL);
-    socket.send(&frame(edge.mac(), sender.mac()));
+    let socket = RawSocket::open(&sender, EXPERIMENTAL).unwrap();
+    assert!(socket.send(&frame(edge.mac(), sender.mac())).unwrap());
     let back = frame(sender.mac(), edge.mac());
-    assert_eq!(socket.receive(TIMEOUT), Some(back));
+    assert_eq!(socket.receive(TIMEOUT).unwrap(), Some(back));
 
     sender.attach_pass().unwrap_err();
     sender.detach_xdp().unwrap();
@@ -37,13 +37,13 @@ fn a_frame_from_xdp_tx_is_dropped_and_counted_where_the_peer_has_neither_program
     let (sender, edge) = cable(&a, &b);
     edge.attach_xdp(&reflector()).unwrap();
     let before = edge.stats().unwrap().tx_dropped;
-    let socket = RawSocket::open(&sender, EXPERIMENTAL);
-    socket.send(&frame(edge.mac(), sender.mac()));
+    let socket = RawSocket::open(&sender, EXPERIMENTAL).unwrap();
+    assert!(socket.send(&frame(edge.mac(), sender.mac())).unwrap());
     wait_until("the drop is counted", TIMEOUT, || {
         edge.stats().unwrap().tx_dropped == before + 1
     })
     .unwrap();
-    assert_eq!(socket.receive(Duration::ZERO), None);
+    assert_eq!(socket.receive(Duration::ZERO).unwrap(), None);
 }
 
 #[test]
@@ -57,15 +57,15 @@ fn a_frame_from_xdp_tx_waits_in_a_peer_with_gro_until_something_else_wakes_it() 
     silence(&edge);
     edge.attach_xdp(&reflector()).unwrap();
     sender.set_offload(Offload::Gro, true).unwrap();
-    let socket = RawSocket::open(&sender, EXPERIMENTAL);
-    socket.send(&frame(edge.mac(), sender.mac()));
-    assert_eq!(socket.receive(Duration::from_millis(500)), None);
+    let socket = RawSocket::open(&sender, EXPERIMENTAL).unwrap();
+    assert!(socket.send(&frame(edge.mac(), sender.mac())).unwrap());
+    assert_eq!(socket.receive(Duration::from_millis(500)).unwrap(), None);
 
-    let from_edge = RawSocket::open(&edge, EXPERIMENTAL);
+    let from_edge = RawSocket::open(&edge, EXPERIMENTAL).unwrap();
     let waker = frame(sender.mac(), [0x02; 6]);
-    from_edge.send(&waker);
+    assert!(from_edge.send(&waker).unwrap());
     // One poll delivers both, in no particular order.
-    let received = [(); 2].map(|()| socket.receive(TIMEOUT).unwrap());
+    let received = [(); 2].map(|()| socket.receive(TIMEOUT).unwrap().unwrap());
     assert!(received.contains(&waker), "{received:?}");
     let late = frame(sender.mac(), edge.mac());
     assert!(received.contains(&late), "{received:?}");
@@ -79,10 +79,13 @@ fn a_bridge_forwards_frames_from_xdp_tx() {
         net.nodes()[0].link().unwrap(),
     );
     edge.attach_xdp(&reflector()).unwrap();
-    let socket = RawSocket::open(&node, EXPERIMENTAL);
+    let socket = RawSocket::open(&node, EXPERIMENTAL).unwrap();
     for _ in 0..100 {
-        socket.send(&frame(edge.mac(), node.mac()));
-        assert_eq!(socket.receive(TIMEOUT), Some(frame(node.mac(), edge.mac())));
+        assert!(socket.send(&frame(edge.mac(), node.mac())).unwrap());
+        assert_eq!(
+            socket.receive(TIMEOUT).unwrap(),
+            Some(frame(node.mac(), edge.mac()))
+        );
     }
 }
 
@@ -93,21 +96,21 @@ fn a_source_mac_left_in_place_moves_its_owner_to_the_port_of_the_edge() {
         [&net.edges()[0], &net.nodes()[0], &net.nodes()[1]].map(|m| m.link().unwrap());
     // A report of its stack's (MLD) would bring the owner's MAC back to its port.
     silence(&owner);
-    let at_owner = RawSocket::open(&owner, EXPERIMENTAL);
-    let at_other = RawSocket::open(&other, EXPERIMENTAL);
+    let at_owner = RawSocket::open(&owner, EXPERIMENTAL).unwrap();
+    let at_other = RawSocket::open(&other, EXPERIMENTAL).unwrap();
 
-    at_other.send(&frame(owner.mac(), other.mac()));
-    assert!(at_owner.receive(TIMEOUT).is_some(), "before");
+    assert!(at_other.send(&frame(owner.mac(), other.mac())).unwrap());
+    assert!(at_owner.receive(TIMEOUT).unwrap().is_some(), "before");
 
     edge.attach_xdp(&careless_forwarder(other.mac())).unwrap();
-    at_owner.send(&frame(edge.mac(), owner.mac()));
-    let forwarded = at_other.receive(TIMEOUT);
+    assert!(at_owner.send(&frame(edge.mac(), owner.mac())).unwrap());
+    let forwarded = at_other.receive(TIMEOUT).unwrap();
     assert_eq!(forwarded, Some(frame(other.mac(), owner.mac())));
     edge.detach_xdp().unwrap();
 
-    let at_edge = RawSocket::open(&edge, EXPERIMENTAL);
-    at_other.send(&frame(owner.mac(), other.mac()));
-    let astray = at_edge.receive(TIMEOUT);
+    let at_edge = RawSocket::open(&edge, EXPERIMENTAL).unwrap();
+    assert!(at_other.send(&frame(owner.mac(), other.mac())).unwrap());
+    let astray = at_edge.receive(TIMEOUT).unwrap();
     assert_eq!(astray, Some(frame(owner.mac(), other.mac())));
 }
 
@@ -117,14 +120,14 @@ fn datagrams_carry_finished_checksums_only_with_tx_offload_off() {
     let (client, node) = (&net.clients()[0], &net.nodes()[0]);
     let link = client.link().unwrap();
     let port = net.far_end(client).unwrap();
-    let socket = RawSocket::open(&port, libc::ETH_P_IP.try_into().unwrap());
+    let socket = RawSocket::open(&port, libc::ETH_P_IP.try_into().unwrap()).unwrap();
     let sender = client
         .namespace()
         .run(|| UdpSocket::bind((client.v4(), 0)).unwrap());
     for finished in [true, false] {
         link.set_offload(Offload::Tx, !finished).unwrap();
         sender.send_to(b"payload", (node.v4(), 9)).unwrap();
-        let frame = socket.receive(TIMEOUT).unwrap();
+        let frame = socket.receive(TIMEOUT).unwrap().unwrap();
         assert_eq!(udp_checksum_holds(&frame), finished);
     }
 }

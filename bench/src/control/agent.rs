@@ -79,9 +79,8 @@ impl<'machine> Agent<'machine> {
         let status = wait_for("the agent has no problem", START_LIMIT, || {
             let status = self.guideway.ask(self.machine, &["status"]);
             let status = status.map_err(|error| error.to_string())?;
-            let problems = status["problems"].as_array();
             let unresolved = status["next_hops"]["unresolved"].as_u64().unwrap_or(0);
-            if problems.is_some_and(Vec::is_empty) && unresolved == 0 {
+            if status["unapplied"] == 0 && unresolved == 0 {
                 Ok(status)
             } else {
                 Err(format!(

@@ -62,6 +62,41 @@ impl Cluster {
         })
     }
 
+    /// Makes a Node as its kubelet writes it: with other times, and the images that it has, which are most of it.
+    pub(super) fn heartbeat(number: u32, beat: u32) -> Value {
+        const IMAGES: u32 = 50;
+        const CONDITIONS: [&str; 4] = ["MemoryPressure", "DiskPressure", "PIDPressure", "Ready"];
+        let time = format!(
+            "2026-11-21T{:02}:{:02}:{:02}Z",
+            beat / 3600 % 24,
+            beat / 60 % 60,
+            beat % 60
+        );
+        let image = |image: u32| {
+            let digest = format!("{:064x}", u64::from(image) << 32 | u64::from(number));
+            json!({
+                "names": [
+                    format!("registry.example/team-{image}/application@sha256:{digest}"),
+                    format!("registry.example/team-{image}/application:v1.{image}.0"),
+                ],
+                "sizeBytes": 100_000_000 + image,
+            })
+        };
+        let condition = |kind: &str| {
+            json!({
+                "type": kind, "status": if kind == "Ready" { "True" } else { "False" },
+                "lastHeartbeatTime": time, "lastTransitionTime": "2026-11-21T00:00:00Z",
+                "reason": format!("Kubelet{kind}"), "message": format!("kubelet tells of {kind}"),
+            })
+        };
+        let mut node = Self::node(number);
+        let status = &mut node["status"];
+        status["conditions"] = CONDITIONS.iter().map(|kind| condition(kind)).collect();
+        status["images"] = (0..IMAGES).map(image).collect();
+        add_managed(&mut node, "kubelet", &["f:conditions", "f:images"]);
+        node
+    }
+
     /// Makes the slices of Guideway's own Service: it runs on all Nodes.
     pub(super) fn presence(&self) -> Vec<Value> {
         let numbers: Vec<u32> = (0..self.nodes).collect();

@@ -94,6 +94,23 @@ impl Server {
         }
     }
 
+    /// Writes a Node as its kubelet does after so many heartbeats.
+    pub(super) fn put_heartbeat(&self, node: u32, beat: u32) -> Result<()> {
+        let object = Cluster::heartbeat(node, beat);
+        match self {
+            Self::Recorded(server) => {
+                server.put(object);
+                Ok(())
+            }
+            Self::Real { writer, .. } => {
+                let path = format!("/api/v1/nodes/node-{node}/status");
+                let status = json!({"status": object["status"]});
+                let mut writer = writer.lock().expect("no writer panics");
+                writer.request("PATCH", &path, "application/merge-patch+json", &status)
+            }
+        }
+    }
+
     /// Writes the slice of a Service as it is after so many changes.
     pub(super) fn put_slice(&self, cluster: &Cluster, service: u32, change: u32) -> Result<()> {
         match self {

@@ -294,12 +294,7 @@ pub(super) fn fill_flows(product: &mut Ebpf, case: Case, device: u32) -> Result<
     let now = monotonic_ns();
     let outer = u8::try_from(family.header_length())?;
     let vip = key(known.vip);
-    let to_pod = PodFlow::new(vip, POD_SERVICE_PORT.to_be_bytes(), outer, 0, now);
-    let told = match protocol {
-        Protocol::Udp => 0,
-        Protocol::Tcp => NAT_OPEN | NAT_ANSWERED,
-    };
-    let mark = NatMark::new(now, told);
+    let mark = NatMark::new(now, NAT_OPEN | NAT_ANSWERED);
     let answered = match protocol {
         Protocol::Udp => map::FLOWS_DATAGRAM,
         Protocol::Tcp => map::FLOWS,
@@ -313,6 +308,7 @@ pub(super) fn fill_flows(product: &mut Ebpf, case: Case, device: u32) -> Result<
         let mut flows: HashMap<_, Tuple, PodFlow> =
             HashMap::try_from(tables::map_mut(product, answered)?)?;
         let tuple = Tuple::new(from, key(known.pod), port, target, number);
+        let to_pod = PodFlow::new(&tuple, vip, POD_SERVICE_PORT.to_be_bytes(), outer, 0, now);
         flows.insert(tuple, to_pod, 0)?;
 
         let service = NAT_SERVICE_PORT.to_be_bytes();

@@ -2,6 +2,10 @@
 //!
 //! Which addresses belong here, the configuration says, or in a cluster the election of the edges: that
 //! hears from here what there is to announce, once it is served, and what other machines announce.
+//!
+//! The datapath answers for 3 s after each sign of life of the agent's loop, which gives one while neighbours can be
+//! answered at all. So a machine whose agent hangs, crashes or cannot attach falls silent by the time that another
+//! one has taken over. What others have announced while it was silent, or had no agent, is theirs when it goes on.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -13,24 +17,31 @@ use imbl::{OrdMap, OrdSet};
 use tokio::sync::{mpsc, watch};
 
 use fastpath::announce::{self, Announcer, Link};
-use fastpath::tables::AnnouncedElsewhere;
+use fastpath::facts;
+use fastpath::tables::{AnnouncedElsewhere, TableError};
 
 use super::Agent;
 use super::apply::table;
 use super::problems::Item;
-use crate::announce::{Candidates, Holdings};
+use crate::announce::{Candidates, Holdings, Mac, Pulse};
 use crate::chain::chain;
 use crate::desired::ServiceKey;
-use crate::kubernetes::leases::{Heard, Shown};
+use crate::kubernetes::leases::{Claims, Heard, Shown, warn_of_stranger};
 
-/// When an address is announced, counted from its taking over: a neighbour may miss a frame.
-const REPEATS: [Duration; 3] = [
+/// When an address is announced, counted from its taking over: a neighbour may miss a frame, and an edge that has
+/// lost the API may know of this one by its insistence alone ([`crate::announce::election::INSISTENCE`]).
+const REPEATS: [Duration; 5] = [
     Duration::ZERO,
     Duration::from_millis(200),
     Duration::from_secs(1),
+    Duration::from_secs(2),
+    Duration::from_millis(3_500),
 ];
-/// How often other machines' announcements of the same addresses are looked for.
+/// How often other machines' announcements of the same addresses are looked for, and how often the loop gives a sign
+/// of life at least.
 const LOOK_PAUSE: Duration = Duration::from_millis(250);
+/// How often it is made sure that the program is on its interfaces: nobody tells when it is taken off.
+const ATTACHED_PAUSE: Duration = Duration::from_millis(500);
 
 /// What is announced and where, as last put in force.
 #[derive(Debug, Default)]
@@ -40,10 +51,16 @@ pub(super) struct Announcing {
     addresses: BTreeSet<IpAddr>,
     /// Announcements that are still to be sent.
     repeats: Vec<(Instant, BTreeSet<IpAddr>)>,
-    /// When other machines' announcements were last looked for; nothing while nothing is announced.
+    /// Whether neighbours who ask on these links are answered, once there is an address.
+    is_able: bool,
+    /// Whether this agent has given a sign of life of its own.
+    has_begun: bool,
+    /// When other machines' announcements were last looked for; nothing while there is nothing to announce.
     looked: Option<Instant>,
+    /// When the program was last seen on its interfaces.
+    seen_attached: Option<Instant>,
     /// Who else announces an address.
-    rivals: BTreeMap<IpAddr, [u8; 6]>,
+    rivals: BTreeMap<IpAddr, Mac>,
     /// Who decides, where the configuration does not.
     election: Option<Ends>,
 }
@@ -52,7 +69,8 @@ pub(super) struct Announcing {
 #[derive(Debug)]
 struct Ends {
     shown: watch::Sender<Option<Shown>>,
-    claims: mpsc::UnboundedSender<BTreeSet<IpAddr>>,
+    claims: mpsc::UnboundedSender<Claims>,
+    pulse: Pulse,
     /// What belongs here.
     share: BTreeSet<IpAddr>,
     /// Addresses that were assigned to services.
@@ -79,6 +97,14 @@ impl Announcing {
         let look = self.looked.map(|looked| looked + LOOK_PAUSE);
         let next = repeats.chain(look).min()?;
         Some(next.saturating_duration_since(now))
+    }
+
+    /// Takes these addresses for those that are announced.
+    fn hold(&mut self, addresses: BTreeSet<IpAddr>, now: Instant) {
+        // However often that changes, others' announcements are looked for at their time.
+        let looks = !addresses.is_empty() || self.election.is_some();
+        self.looked = self.looked.or(Some(now)).filter(|_| looks);
+        self.addresses = addresses;
     }
 
     /// Plans the announcements of addresses, in place of those that are still to be sent.
@@ -122,24 +148,31 @@ impl Announcing {
     }
 
     /// Tells the election who else announces the same addresses, or whoever reads the log, once.
-    fn report(&mut self, mut claims: Vec<AnnouncedElsewhere>) {
-        // On another link of this machine in the same segment.
-        claims.retain(|claim| self.links.iter().all(|link| link.mac != claim.mac));
-        if let Some(election) = self.election.as_ref().filter(|_| !claims.is_empty()) {
-            let addresses = claims.iter().map(|claim| claim.address);
-            // Whoever is to hear it ends with the agent.
-            let _ = election.claims.send(addresses.collect());
+    fn report(&mut self, claims: Vec<AnnouncedElsewhere>) {
+        let claims = self.of_others(claims);
+        if let Some(election) = &self.election {
+            if !claims.is_empty() {
+                // Whoever is to hear it ends with the agent.
+                let _ = election.claims.send(Claims::Heard(claims));
+            }
             return;
         }
         self.rivals
             .retain(|address, _| self.addresses.contains(address));
-        for AnnouncedElsewhere { address, mac } in claims {
+        for (address, mac) in claims {
             if self.rivals.insert(address, mac) != Some(mac) {
-                let [a, b, c, d, e, f] = mac;
-                let mac = format!("{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{f:02x}");
-                tracing::warn!(%address, mac, "another machine announces this address too");
+                warn_of_stranger(address, mac);
             }
         }
+    }
+
+    /// Leaves out what another link of this machine in the same segment has announced.
+    fn of_others(&self, claims: Vec<AnnouncedElsewhere>) -> Vec<(IpAddr, Mac)> {
+        let claims = claims.into_iter();
+        let others = claims.filter(|claim| self.links.iter().all(|link| link.mac != claim.mac));
+        others
+            .map(|claim| (claim.address, Mac(claim.mac)))
+            .collect()
     }
 }
 
@@ -168,18 +201,15 @@ impl Agent {
             Some(rules) => vips.filter(|vip| rules.includes(vip)).copied().collect(),
             None => BTreeSet::new(),
         };
-        let mut outcomes = Vec::new();
-        match announce::links(&names) {
-            Ok(links) => {
-                outcomes.extend(names.iter().map(|name| self.judge_link(name, &links)));
-                let outcome = self.tables.set_announce_links(&links);
-                outcomes.push((Item::Table("announce_links"), table(outcome)));
-                let before = std::mem::replace(&mut self.announcing.links, links);
-                if !before.is_empty() && before != self.announcing.links {
-                    self.announcing.plan(&wanted, Instant::now());
-                }
-            }
-            Err(error) => outcomes.push((Item::Table("announce_links"), Err(chain(&error)))),
+        let before = self.announcing.links.clone();
+        let outcome = self.follow_links(&names).and_then(|()| {
+            let outcome = self.tables.set_announce_links(&self.announcing.links);
+            table(outcome)
+        });
+        let mut outcomes = vec![(Item::Table("announce_links"), outcome)];
+        outcomes.extend(names.iter().map(|name| self.judge_link(name)));
+        if !before.is_empty() && before != self.announcing.links {
+            self.announcing.plan(&wanted, Instant::now());
         }
         let before = self.tables.announced();
         let outcome = self.tables.set_announced(&wanted);
@@ -193,11 +223,88 @@ impl Agent {
             tracing::info!(addresses = lost, "not announced from here any more");
         }
         let now = Instant::now();
-        self.announcing.looked = (!wanted.is_empty()).then_some(now);
-        self.announcing.addresses = wanted;
+        self.announcing.hold(wanted, now);
         self.announcing.plan(&new, now);
         self.announcing.send(now);
         outcomes
+    }
+
+    /// Looks for the links to announce on, and whether those who ask there are answered; what was known stays where
+    /// the kernel does not tell.
+    fn follow_links(&mut self, names: &BTreeSet<String>) -> Result<(), String> {
+        let links = announce::links(names).map_err(|error| chain(&error))?;
+        // One file for many machines may name links that this one has not.
+        self.announcing.is_able = !links.is_empty() && links.iter().all(|link| self.hears(link));
+        self.announcing.links = links;
+        Ok(())
+    }
+
+    /// Finds out whether an earlier agent's announcements can be kept up, while it is not known what is desired.
+    pub(super) fn hold_announcements(&mut self) {
+        let rules = self.config.desired.announce.as_ref();
+        let rules = rules.filter(|_| self.config.desired.edge);
+        let names = rules.map(|rules| rules.interfaces.clone());
+        if let Err(reason) = self.follow_links(&names.unwrap_or_default()) {
+            tracing::warn!(
+                reason,
+                "cannot tell whether announced addresses are answered for"
+            );
+        }
+    }
+
+    /// Says that the loop runs, and while neighbours can be answered has the datapath do so.
+    pub(super) fn show_life(&mut self) {
+        if let Some(election) = &self.announcing.election {
+            election.pulse.beat(Instant::now());
+        }
+        if !self.announcing.is_able {
+            return;
+        }
+        let has_begun = std::mem::replace(&mut self.announcing.has_begun, true);
+        if (has_begun && self.tables.answers_for_announced()) || self.give_up_claimed() {
+            self.tables.renew_announcements();
+        }
+    }
+
+    /// Gives up the addresses that others have announced while this machine was silent, or had no agent; the others
+    /// are announced again. Returns whether that could be done.
+    fn give_up_claimed(&mut self) -> bool {
+        if self.announcing.election.is_some()
+            && let Err(error) = self.leave_to_others()
+        {
+            tracing::warn!(
+                error = chain(&error),
+                "cannot tell what others announce, so nobody who asks is answered"
+            );
+            return false;
+        }
+        let kept = self.announcing.addresses.clone();
+        self.announcing.plan(&kept, Instant::now());
+        true
+    }
+
+    /// Announces no more what others have announced, and tells the election so.
+    fn leave_to_others(&mut self) -> Result<(), TableError> {
+        let claims = self.announcing.of_others(self.tables.take_claims()?);
+        let lost: BTreeSet<IpAddr> = claims.into_iter().map(|(address, _)| address).collect();
+        if lost.is_empty() {
+            return Ok(());
+        }
+        let kept = &self.tables.announced() - &lost;
+        self.tables.set_announced(&kept)?;
+        tracing::info!(
+            addresses = lost.len(),
+            "announced by others meanwhile, not announced from here any more"
+        );
+        self.announcing
+            .addresses
+            .retain(|address| !lost.contains(address));
+        if let Some(election) = &mut self.announcing.election {
+            election.share.retain(|address| !lost.contains(address));
+            // Whoever is to hear it ends with the agent.
+            let _ = election.claims.send(Claims::Lost(lost));
+        }
+        Ok(())
     }
 
     /// Leaves it to an election what is announced; until it has begun, that stays which is.
@@ -205,9 +312,13 @@ impl Agent {
         let share = self.tables.announced();
         let (shown, to_show) = watch::channel(None);
         let (claims, to_claim) = mpsc::unbounded_channel();
+        let now = Instant::now();
+        let pulse = Pulse::new(now);
+        self.announcing.looked = Some(now);
         self.announcing.election = Some(Ends {
             shown,
             claims,
+            pulse: pulse.clone(),
             share: share.clone(),
             assigned: OrdSet::new(),
             announcers: OrdMap::new(),
@@ -215,6 +326,7 @@ impl Agent {
         let heard = Heard {
             shown: to_show,
             claims: to_claim,
+            pulse,
         };
         (share, heard)
     }
@@ -222,7 +334,8 @@ impl Agent {
     /// Shows the election what there is to announce, which is served by then.
     pub(super) fn show_announceable(&self) {
         let desired = &self.config.desired;
-        let Some(election) = &self.announcing.election else {
+        let election = self.announcing.election.as_ref();
+        let Some(election) = election.filter(|_| !self.waits_for_state()) else {
             return;
         };
         let mut wanted: BTreeMap<IpAddr, Candidates> = BTreeMap::new();
@@ -233,8 +346,11 @@ impl Agent {
             restrict(&mut wanted, &election.announcers);
         }
         let nodes = desired.nodes.intersection(&self.machine.addresses);
+        let links = self.announcing.links.iter();
+        let links = links.filter(|_| self.announcing.is_able);
         let shown = Some(Shown {
             wanted,
+            macs: links.map(|link| Mac(link.mac)).collect(),
             node_addresses: nodes.copied().collect(),
             node_selector: rules.map(|rules| rules.node_selector.clone()),
         });
@@ -260,32 +376,56 @@ impl Agent {
     }
 
     /// Tells whether neighbours on an interface can be answered.
-    fn judge_link(&self, name: &str, links: &[Link]) -> (Item, Result<(), String>) {
-        let mut attached = self.attached.values();
-        let outcome = match links.iter().find(|link| link.name == name) {
+    fn judge_link(&self, name: &str) -> (Item, Result<(), String>) {
+        let outcome = match self.announcing.links.iter().find(|link| link.name == name) {
             None => Err(format!(
                 "interface {name}: nothing can be announced on it: it is not there, or not Ethernet"
             )),
-            Some(link)
-                if !attached.any(|attached| {
-                    let ifindex = attached.attachment.ifindex;
-                    link.arrivals.iter().any(|(arrival, _)| *arrival == ifindex)
-                }) =>
-            {
-                Err(format!(
-                    "interface {name}: nobody who asks there is answered: list it, or the device below it, \
-                     under interfaces"
-                ))
-            }
+            Some(link) if !self.hears(link) => Err(format!(
+                "interface {name}: nobody who asks there is answered: list it, or the device below it, \
+                 under interfaces"
+            )),
             Some(_) => Ok(()),
         };
         (Item::Announce(name.to_owned()), outcome)
+    }
+
+    /// Tells whether the program sees what comes in on a link.
+    fn hears(&self, link: &Link) -> bool {
+        self.attached.values().any(|attached| {
+            let ifindex = attached.attachment.ifindex;
+            link.arrivals.iter().any(|(arrival, _)| *arrival == ifindex)
+        })
+    }
+
+    /// Tells whether the program was taken off one of the links' devices, of which nobody tells.
+    fn has_lost_a_link(&self) -> bool {
+        let announces = |ifindex: u32| {
+            let mut arrivals = self.announcing.links.iter().flat_map(|link| &link.arrivals);
+            arrivals.any(|(arrival, _)| *arrival == ifindex)
+        };
+        let mut attachments = self.attached.values().map(|attached| &attached.attachment);
+        attachments.any(|one| {
+            // Where the kernel does not tell, the next look does.
+            announces(one.ifindex)
+                && matches!(
+                    facts::is_attached(&one.interface, one.ifindex, one.program),
+                    Ok(false)
+                )
+        })
     }
 
     /// Sends announcements that are due, and looks for those of others.
     pub(super) fn keep_announcing(&mut self) {
         let now = Instant::now();
         self.announcing.send(now);
+        let seen = self.announcing.seen_attached;
+        if self.announcing.is_able && seen.is_none_or(|seen| now >= seen + ATTACHED_PAUSE) {
+            self.announcing.seen_attached = Some(now);
+            if self.has_lost_a_link() && self.forget_lost() {
+                self.settle();
+            }
+        }
         if self
             .announcing
             .looked
@@ -306,15 +446,21 @@ impl Agent {
 
 /// Leaves the addresses of services with the traffic policy Local to nodes with endpoints of them.
 fn restrict(wanted: &mut BTreeMap<IpAddr, Candidates>, announcers: &Announcers) {
+    let mut common: BTreeMap<IpAddr, Option<BTreeSet<IpAddr>>> = BTreeMap::new();
     for (key, nodes) in announcers {
-        let Some(candidates) = wanted.get_mut(&key.address) else {
-            continue;
-        };
-        // Of services that share an address, each is to be served.
-        *candidates = Candidates::NodesAt(match candidates {
-            Candidates::Every => BTreeSet::clone(nodes),
-            Candidates::NodesAt(others) => others.intersection(nodes).copied().collect(),
-        });
+        let common = common.entry(key.address).or_default();
+        // A Service without endpoints is served nowhere: it takes no node away from those that share its address.
+        if !nodes.is_empty() {
+            *common = Some(match common.take() {
+                Some(others) => others.intersection(nodes).copied().collect(),
+                None => BTreeSet::clone(nodes),
+            });
+        }
+    }
+    for (address, nodes) in common {
+        if let Some(candidates) = wanted.get_mut(&address) {
+            *candidates = Candidates::NodesAt(nodes.unwrap_or_default());
+        }
     }
 }
 
@@ -337,14 +483,22 @@ mod tests {
             ("192.0.2.3:80/tcp", nodes(&[1, 2])),
             ("192.0.2.3:80/udp", nodes(&[2, 3])),
             ("192.0.2.4:80/tcp", nodes(&[])),
+            ("192.0.2.5:80/tcp", nodes(&[])),
+            ("192.0.2.5:80/udp", nodes(&[1, 2])),
+            ("192.0.2.5:81/tcp", nodes(&[2, 3])),
+            ("192.0.2.6:80/tcp", nodes(&[1])),
+            ("192.0.2.6:80/udp", nodes(&[2])),
+            ("192.0.2.6:81/tcp", nodes(&[3])),
         ];
         let announcers = announcers.map(|(key, nodes)| (key.parse().unwrap(), Arc::new(nodes)));
-        let every = addresses(1..5).into_iter();
+        let every = addresses(1..7).into_iter();
         let mut wanted = every.map(|vip| (vip, Candidates::Every)).collect();
         restrict(&mut wanted, &announcers.into_iter().collect());
         let expected = [
             Candidates::Every,
             Candidates::NodesAt(nodes(&[1, 2])),
+            Candidates::NodesAt(nodes(&[2])),
+            Candidates::NodesAt(nodes(&[])),
             Candidates::NodesAt(nodes(&[2])),
             Candidates::NodesAt(nodes(&[])),
         ];
@@ -363,6 +517,20 @@ mod tests {
             announcing.send(now + pause);
         }
         assert_eq!(pauses, REPEATS);
+    }
+
+    #[test]
+    fn announcements_of_others_are_looked_for_however_often_something_changes() {
+        let mut announcing = Announcing::default();
+        let begin = Instant::now();
+        let mut now = begin;
+        while now < begin + LOOK_PAUSE {
+            announcing.hold(addresses(0..1), now);
+            now += LOOK_PAUSE / 10;
+        }
+        assert_eq!(announcing.pause(now), Some(Duration::ZERO));
+        announcing.hold(BTreeSet::new(), now);
+        assert_eq!(announcing.pause(now), None);
     }
 
     #[test]

@@ -3,19 +3,22 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 
+use fastpath::facts;
 use fastpath::nexthop::Resolution;
 use fastpath::tables::{
     BackendKey, InstalledService, Outcome, ReasonCount, ServiceKey, ServiceKeyError, TableError,
 };
 use xdp_prog::abi::Traffic;
 use xdp_prog::failure::Failure;
-use xdp_prog::reason::ReasonKind;
+use xdp_prog::reason::{PassReason, ReasonKind};
 
+use super::checks::reasons;
 use super::problems::Item;
 use super::{Agent, index_of};
 use crate::api::server::{error_line, line};
 use crate::api::{
-    Backend, Choice, Interface, Reason, Reply, Request, Service, Status, Step, Table, Trace, Which,
+    Backend, Choice, Interface, Reason, Reply, Request, Service, Status, Step, Table, Trace,
+    Untrusted, Which,
 };
 use crate::chain::chain;
 use crate::desired::BackendSpec;
@@ -106,13 +109,20 @@ impl Agent {
             next_hops,
             services: self.tables.services().count(),
             health: self.health_status(),
-            problems: self.problems.texts().collect(),
+            problems: self
+                .problems
+                .texts()
+                .chain(reasons(&self.not_made))
+                .chain(self.object_problems())
+                .collect(),
+            unapplied: self.problems.len(),
             warnings: self
                 .sweeps
                 .warnings()
                 .chain(&self.uncounted)
                 .cloned()
                 .collect(),
+            untrusted: self.last_untrusted(),
         }
     }
 
@@ -244,6 +254,7 @@ impl Agent {
                     state: state(next_hop).to_owned(),
                     next_hop: describe(next_hop),
                     mac: mac(next_hop),
+                    path_mtu: self.tables.path_mtu(backend.address),
                     packets: traffic.packets,
                     bytes: traffic.bytes,
                     ..Backend::default()
@@ -267,6 +278,15 @@ impl Agent {
         Ok(traffic.into_iter().map(row).collect())
     }
 
+    fn last_untrusted(&self) -> Option<Untrusted> {
+        // Without it the rest of an answer stands.
+        let (source, ago) = self.tables.last_untrusted().ok()??;
+        Some(Untrusted {
+            source: source.to_string(),
+            seconds_ago: ago.as_secs(),
+        })
+    }
+
     /// Lists what ended a packet, or its frame after the program had sent it.
     fn drops(&self) -> Result<Vec<Reason>, String> {
         let mut rows = self.reasons()?;
@@ -278,12 +298,36 @@ impl Agent {
 
     fn failures(&self) -> Result<Vec<Reason>, String> {
         let failures = self.tables.failures().map_err(told)?;
-        let row = |(failure, packets): (Failure, u64)| Reason {
-            action: "fail".to_owned(),
-            reason: failure.label().to_owned(),
-            packets,
+        let row = |(failure, packets): (Failure, u64)| {
+            let drivers = match failure {
+                Failure::Transmit => self.transmit_errors(),
+                Failure::Unsupported
+                | Failure::DeviceDown
+                | Failure::NoDevice
+                | Failure::TooLong
+                | Failure::Other => BTreeMap::new(),
+            };
+            Reason {
+                action: "fail".to_owned(),
+                reason: failure.label().to_owned(),
+                // Many drivers tell both ways of one frame.
+                packets: packets.max(drivers.values().sum()),
+                drivers,
+                last: None,
+            }
         };
         Ok(failures.into_iter().map(row).collect())
+    }
+
+    /// Reads what the drivers of attached devices failed to send, as far as they count it.
+    fn transmit_errors(&self) -> BTreeMap<String, u64> {
+        let mut errors = BTreeMap::new();
+        for device in self.attached.keys() {
+            let counted = facts::transmit_errors(device).unwrap_or_default();
+            let counted = counted.into_iter().filter(|(_, frames)| *frames > 0);
+            errors.extend(counted.map(|(name, frames)| (format!("{device} {name}"), frames)));
+        }
+        errors
     }
 
     fn reasons(&self) -> Result<Vec<Reason>, String> {
@@ -298,6 +342,12 @@ impl Agent {
             .to_owned(),
             reason: reason.label.to_owned(),
             packets: reason.packets,
+            drivers: BTreeMap::new(),
+            last: if reason.label == PassReason::EncapUntrusted.label() {
+                self.last_untrusted()
+            } else {
+                None
+            },
         };
         Ok(reasons.into_iter().map(row).collect())
     }

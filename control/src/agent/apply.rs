@@ -1,16 +1,17 @@
 //! From the plan to the dataplane: what each operation does to tables and interfaces.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Instant;
 
 use fastpath::attach::{AttachError, Attachment, Mode, Options};
-use fastpath::tables::TableError;
+use fastpath::tables::{Change, TableError};
 
 use super::problems::Item;
-use super::{Agent, cluster};
+use super::{Agent, cluster, room};
 use crate::chain::chain;
-use crate::desired::{AttachMode, ServiceKey};
-use crate::plan::{Installed, Operation, hold, plan};
+use crate::desired::{AttachMode, ServiceKey, ServiceSpec};
+use crate::plan::{Installed, Operation, hold, oldest_first, plan};
 use crate::target::Machine;
 
 /// Where the program is, and how it was asked to be there.
@@ -28,9 +29,13 @@ impl Agent {
         let mut done = attempt.done;
         // What was removed may have made room for what did not fit.
         if attempt.removed && attempt.outcomes.iter().any(|(_, outcome)| outcome.is_err()) {
+            self.refused.take_crowded();
             attempt = self.attempt();
             done += attempt.done;
         }
+        attempt.outcomes.extend(self.make_room());
+        let wanted = &self.wanted;
+        self.refused.retain(|key| wanted.contains_key(key));
         self.programmed = Instant::now();
         self.tables.reclaim();
         if let Err(error) = self.pins.remove_other_versions() {
@@ -73,10 +78,14 @@ impl Agent {
         let target = self
             .shapes
             .target(&self.selection.desired, &self.census, &machine);
-        let operations = plan(&self.installed(), &target);
+        let mut operations = plan(&self.installed(), &target);
+        let services = &self.selection.desired.services;
+        oldest_first(&mut operations, |key| room::age(services, key));
         self.wanted = target.services;
         let mut attempt = Attempt::default();
         for operation in operations {
+            // Thousands of them take seconds.
+            self.show_life();
             let changes = !matches!(operation, Operation::Resolve { .. });
             attempt.removed |= matches!(operation, Operation::Remove(_));
             let (item, outcome) = self.execute(operation);
@@ -109,6 +118,78 @@ impl Agent {
         }
     }
 
+    /// Adds or changes a service, unless it is known not to fit.
+    fn put(&mut self, key: ServiceKey, spec: &Arc<ServiceSpec>) -> Result<(), String> {
+        if let Some(reason) = self.refused.reason(&key, spec, self.tables.freed()) {
+            return Err(reason.to_owned());
+        }
+        self.put_now(key, spec).map(drop).map_err(|error| {
+            let reason = chain(&error);
+            if error.is_full() {
+                self.refused.crowd(key, error);
+            }
+            reason
+        })
+    }
+
+    fn put_now(&mut self, key: ServiceKey, spec: &Arc<ServiceSpec>) -> Result<Change, TableError> {
+        let outcome = self.tables.put_shared_service(key, Arc::clone(spec));
+        if let Ok(change) = &outcome {
+            self.warn_of_left_out(&key);
+            tracing::debug!(service = %key, slots = change.slots, new_table = change.new_table, "service programmed");
+        }
+        let freed = self.tables.freed();
+        self.refused.note(key, spec, &outcome, freed);
+        outcome
+    }
+
+    /// Gives services that did not fit, the oldest first, the room of younger ones; returns what became of all of them.
+    fn make_room(&mut self) -> Vec<(Item, Result<(), String>)> {
+        let crowded = self.refused.take_crowded();
+        let mut outcomes = Vec::new();
+        if crowded.is_empty() {
+            return outcomes;
+        }
+        let services = self.selection.desired.services.clone();
+        let installed = self.tables.services();
+        let mut installed: Vec<_> = installed
+            .map(|(key, service)| (room::age(&services, key), service.slots()))
+            .collect();
+        installed.sort_unstable();
+        let mut evicted = Vec::new();
+        for (key, error) in crowded {
+            let Some(spec) = self.wanted.get(&key).cloned() else {
+                continue;
+            };
+            let own = room::age(&services, &key);
+            let mut outcome = Err(error);
+            while let Err(error) = &outcome {
+                let count = room::to_make_room(&installed, &own, error);
+                if count == 0 {
+                    break;
+                }
+                for (younger, _) in installed.split_off(installed.len() - count) {
+                    let (.., younger_key) = younger;
+                    tracing::warn!(service = %self.title(&younger_key), older = %self.title(&key), "the tables are full: an older service gets the room of this one");
+                    let removed = self.tables.remove_service(&younger_key);
+                    outcomes.push((Item::Service(younger_key), table(removed.map(drop))));
+                    evicted.push(younger);
+                }
+                outcome = self.put_now(key, &spec);
+            }
+            outcomes.push((Item::Service(key), table(outcome.map(drop))));
+        }
+        // Of these, some may be small enough.
+        evicted.sort_unstable();
+        for (.., key) in evicted {
+            if let Some(spec) = self.wanted.get(&key).cloned() {
+                let outcome = self.put_now(key, &spec);
+                outcomes.push((Item::Service(key), table(outcome.map(drop))));
+            }
+        }
+        outcomes
+    }
+
     fn execute(&mut self, operation: Operation) -> (Item, Result<(), String>) {
         match operation {
             Operation::Settings(settings) => {
@@ -137,12 +218,8 @@ impl Agent {
                 (Item::NextHops, outcome.map_err(|error| chain(&error)))
             }
             Operation::Put(key, spec) => {
-                let outcome = self.tables.put_shared_service(key, spec);
-                if let Ok(change) = &outcome {
-                    self.warn_of_left_out(&key);
-                    tracing::debug!(service = %key, slots = change.slots, new_table = change.new_table, "service programmed");
-                }
-                (Item::Service(key), table(outcome.map(drop)))
+                let outcome = self.put(key, &spec);
+                (Item::Service(key), outcome)
             }
             Operation::Remove(key) => {
                 let outcome = self.tables.remove_service(&key);

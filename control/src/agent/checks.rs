@@ -1,10 +1,9 @@
 //! The checks of backends and nodes: what is checked, and which backends serve by what came of it.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
-
 use super::Agent;
 use crate::chain::chain;
-use crate::health::targets::{Surroundings, Targets};
+use crate::config::host::source_towards;
+use crate::health::targets::{NotMade, Surroundings, Targets};
 
 impl Agent {
     /// Has everything checked that the configuration asks for.
@@ -28,14 +27,14 @@ impl Agent {
                 unset += 1;
             }
         }
-        let left = targets.left + unset;
-        if left != self.unchecked && left > 0 {
-            tracing::warn!(
-                checks = left,
-                "not made: their packets cannot be put on the way of a client's"
-            );
+        let mut not_made = targets.not_made;
+        not_made.no_way += unset;
+        if not_made != self.not_made {
+            for reason in reasons(&not_made) {
+                tracing::warn!(reason, "backends or nodes are not checked");
+            }
         }
-        self.unchecked = left;
+        self.not_made = not_made;
         self.targets = (unset == 0).then(|| targets.clone());
         self.health.set_targets(targets);
     }
@@ -59,13 +58,20 @@ impl Agent {
     }
 }
 
-/// Finds the address that the kernel would send from; nothing is sent for that.
-fn source_towards(node: IpAddr) -> Option<IpAddr> {
-    let any: IpAddr = match node {
-        IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
-        IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
-    };
-    let socket = UdpSocket::bind((any, 0)).ok()?;
-    socket.connect((node, 9)).ok()?;
-    Some(socket.local_addr().ok()?.ip())
+/// Says which checks are not made, why, and what to do.
+pub(super) fn reasons(not_made: &NotMade) -> impl Iterator<Item = String> {
+    let NotMade { no_way, too_many } = *not_made;
+    let no_way = (no_way > 0).then(|| {
+        format!(
+            "{no_way} health checks are not made: their packets cannot be put on the way of a client's; \
+             see the problems of the egress program"
+        )
+    });
+    let too_many = (too_many > 0).then(|| {
+        format!(
+            "{too_many} health checks are not made: there are more than this machine makes; \
+             spread the services over several edges, or check fewer of them"
+        )
+    });
+    no_way.into_iter().chain(too_many)
 }

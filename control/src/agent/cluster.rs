@@ -8,6 +8,7 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use fastpath::nexthop::Resolution;
 use fastpath::tables::Tables;
 use imbl::OrdMap;
 use ipnet::IpNet;
@@ -15,12 +16,13 @@ use k8s_openapi::jiff::Timestamp;
 
 use super::{Agent, LOGGED_ONE_BY_ONE};
 use crate::api;
+use crate::check::cluster::{UNTRUSTED_REMEDY, untrusted_source};
 use crate::config::host::HostFacts;
 use crate::desired::{Desired, ForwardMode, NodePortAddresses, Role};
 use crate::durations::Durations;
 use crate::healthz::Checks;
 use crate::index::{Object, Problem, State};
-use crate::kubernetes::{Failure, Feed, OwnMachine, Update};
+use crate::kubernetes::{Feed, Identity, OwnMachine, Update};
 use crate::metrics::KubernetesValues;
 use crate::versions::sides;
 
@@ -151,6 +153,69 @@ impl Agent {
         Some(Taken { changes, arrived })
     }
 
+    /// Returns the name of this machine's Node, and whether there is one, once that is known.
+    pub(super) fn node_name(&self) -> Option<(String, bool)> {
+        let state = self.cluster_state()?;
+        let options = self.started_with.kubernetes.as_ref()?;
+        Some((Identity::of(options).node_name, state.leaving.is_some()))
+    }
+
+    /// Says why other machines may refuse what this one sends, and what to do.
+    pub(super) fn distrust(&self) -> Vec<String> {
+        let Some(state) = self.cluster_state().filter(|_| self.config.desired.edge) else {
+            return Vec::new();
+        };
+        let Some(options) = self.started_with.kubernetes.as_ref() else {
+            return Vec::new();
+        };
+        let Identity {
+            node_name,
+            namespace,
+            ..
+        } = Identity::of(options);
+        let has_node = state.leaving.is_some();
+        let mut reasons = Vec::new();
+        if !has_node && state.known_as.is_disjoint(&self.machine.addresses) {
+            reasons.push(format!(
+                "no Node is named {node_name}: this machine is an edge outside the cluster; set \
+                 kubernetes.node_name to the name of its Node, if it has one"
+            ));
+        }
+        let service = format!("{namespace}/{}", options.service);
+        let unknown = self.outer_sources();
+        let unknown = unknown.difference(&state.known_as);
+        let node = has_node.then_some(&*node_name);
+        reasons.extend(unknown.map(|source| {
+            let text = untrusted_source(source, &service, node);
+            format!("{text}; {UNTRUSTED_REMEDY}")
+        }));
+        reasons
+    }
+
+    /// Lists the addresses that outer headers leave with.
+    fn outer_sources(&self) -> BTreeSet<IpAddr> {
+        let given = self.config.desired.sources;
+        let tunnelled = self.census.nodes();
+        let tunnelled = tunnelled.filter(|(_, mode)| *mode == ForwardMode::Ipip);
+        let source = |node: IpAddr| match self.tables.next_hop(node)? {
+            Resolution::Resolved(hop) => {
+                let given = match node {
+                    IpAddr::V4(_) => given.ipv4.map(IpAddr::from),
+                    IpAddr::V6(_) => given.ipv6.map(IpAddr::from),
+                };
+                given.or(hop.source)
+            }
+            Resolution::Local | Resolution::Unresolved(_) => None,
+        };
+        tunnelled.filter_map(|(node, _)| source(node)).collect()
+    }
+
+    /// Returns what the cluster is, once that is known.
+    fn cluster_state(&self) -> Option<&State> {
+        let cluster = self.cluster.as_ref()?;
+        cluster.synced.map(|_| &cluster.state)
+    }
+
     /// Measures how long changes took that are in the tables.
     pub(super) fn account(&mut self, taken: Taken) {
         let Some(cluster) = &mut self.cluster else {
@@ -188,13 +253,8 @@ impl Agent {
     pub(super) fn kubernetes_status(&self) -> Option<api::Kubernetes> {
         let cluster = self.cluster.as_ref()?;
         let watching = cluster.feed.watching();
-        let problems = cluster
-            .state
-            .problems
-            .values()
-            .flat_map(|problems| problems.iter());
         let now = Timestamp::now().as_second();
-        let text = |(kind, failure): (&'static str, Failure)| format!("{kind}: {}", failure.reason);
+        let text = |(kind, reason): (&'static str, String)| format!("{kind}: {reason}");
         Some(api::Kubernetes {
             server: watching.server,
             synced_seconds: cluster.synced.map(|since| since.elapsed().as_secs()),
@@ -208,11 +268,20 @@ impl Agent {
                 .map(|(kind, number)| (kind.to_owned(), number))
                 .collect(),
             broken: watching.broken.into_iter().map(text).collect(),
-            problems: problems
-                .chain(&cluster.feed.reports().problems())
-                .map(ToString::to_string)
-                .collect(),
         })
+    }
+
+    /// Lists the rules that objects break, one line each.
+    pub(super) fn object_problems(&self) -> Vec<String> {
+        let Some(cluster) = &self.cluster else {
+            return Vec::new();
+        };
+        let of_index = cluster.state.problems.values();
+        let of_index = of_index.flat_map(|problems| problems.iter());
+        of_index
+            .chain(&cluster.feed.reports().problems())
+            .map(ToString::to_string)
+            .collect()
     }
 
     pub(super) fn kubernetes_values(&self) -> Option<KubernetesValues> {

@@ -34,7 +34,7 @@ impl Agent {
             unreachable: nodes.values().filter(failing).count(),
             unknown: nodes.values().filter(|node| !node.checked).count(),
             nodes: nodes.len(),
-            unchecked: self.unchecked,
+            unchecked: self.not_made.sum(),
             all_fail: all_fail.map(|key| self.title(key)).collect(),
         }
     }
@@ -82,6 +82,10 @@ impl Agent {
                 .filter(|(_, condition)| condition.checked)
                 .map(|(node, condition)| (node.to_string(), condition.healthy))
                 .collect(),
+            not_made: [
+                ("no_way", self.not_made.no_way),
+                ("too_many", self.not_made.too_many),
+            ],
             durations: self.health.durations(),
         }
     }

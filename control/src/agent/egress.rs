@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use fastpath::attach::{AttachError, EgressHook};
-use fastpath::facts::{self, InterfaceError};
+use fastpath::attach::{AttachError, EgressAttachment, EgressHook};
+use fastpath::facts::{self, Devices};
 use fastpath::pins::PinError;
 
 use super::Agent;
@@ -80,14 +80,17 @@ impl Agent {
     /// Takes devices that lost the egress program for what an earlier agent left: a pin at most.
     ///
     /// Returns whether there are any.
-    pub(super) fn forget_egress(&mut self) -> bool {
-        let lost = self.egress.iter().filter(|(name, attachment)| {
-            match facts::runs_at_egress(name, attachment.ifindex, attachment.program) {
-                Ok(runs) => !runs,
-                Err(InterfaceError::NotFound { .. }) => true,
-                // The next event or the timer tells.
-                Err(InterfaceError::Unreadable { .. }) => false,
-            }
+    pub(super) fn forget_egress(&mut self, devices: &mut Devices) -> bool {
+        let lost = self.egress.iter().filter(|(_, attachment)| {
+            let EgressAttachment {
+                device,
+                ifindex,
+                program,
+                ..
+            } = attachment;
+            let runs = devices.runs_at_egress(device, *ifindex, *program);
+            // Where the kernel does not answer, the next event or the timer tells.
+            !runs.unwrap_or(true)
         });
         let lost: Vec<String> = lost.map(|(name, _)| name.clone()).collect();
         for device in &lost {

@@ -23,6 +23,8 @@ pub(super) enum NextHopsError {
     EdgeMacs(#[source] TableError),
     #[error("cannot store the VLAN devices")]
     Vlans(#[source] TableError),
+    #[error("cannot have errors noted about packets to nodes")]
+    Paths(#[source] TableError),
 }
 
 #[derive(Debug)]
@@ -94,9 +96,11 @@ impl NextHops {
         let edge_macs = self.edge_macs();
         let edge_macs = tables.set_edge_macs(&edge_macs);
         let vlans = tables.set_vlans(&refresh.vlans);
+        let paths = tables.watch_paths();
         outcome
             .and(edge_macs.map_err(NextHopsError::EdgeMacs))
             .and(vlans.map_err(NextHopsError::Vlans))
+            .and(paths.map_err(NextHopsError::Paths))
     }
 
     /// Lists the MACs of the edges on this machine's segments: by L2 DSR frames come from these.

@@ -34,8 +34,7 @@ impl Agent {
                     cluster.show_machine(&facts, &self.config.desired);
                 }
                 self.machine = Machine::of(&self.config.desired, &facts);
-                self.forget_detached();
-                self.forget_egress();
+                self.forget_lost();
                 self.pods = None;
                 self.sweeps.look_at_rules();
                 let put = self.settle();

@@ -18,14 +18,17 @@ use super::Agent;
 use super::announce::Announcing;
 use super::cluster::Cluster;
 use super::next_hops::NextHops;
+use super::path_mtus::PathMtus;
 use super::problems::Problems;
 use super::reload::unix_time;
+use super::room::Refused;
 use super::sweeps::Sweeps;
 use crate::api::ConfigStatus;
 use crate::census::Census;
 use crate::config::{Config, ConfigError, TableSizes, host};
 use crate::health::monitor::Monitor;
 use crate::health::selection::Selection;
+use crate::health::targets::NotMade;
 use crate::health::ways::Ways;
 use crate::kubernetes::Feed;
 use crate::random::random;
@@ -121,7 +124,7 @@ impl Agent {
             health_changed: false,
             ways: Ways::new(tables.probe_capacity()),
             targets: None,
-            unchecked: 0,
+            not_made: NotMade::default(),
             started_with: config.clone(),
             status: ConfigStatus {
                 path: path.display().to_string(),
@@ -141,6 +144,7 @@ impl Agent {
             // The watcher first: a change between the two is then not missed.
             watcher: Watcher::new()?,
             next_hops: NextHops::new()?,
+            path_mtus: PathMtus::new(Instant::now()),
             settings: None,
             inherited,
             attached: BTreeMap::new(),
@@ -148,8 +152,10 @@ impl Agent {
             machine,
             census: Census::default(),
             shapes: Shapes::default(),
+            followed: Instant::now(),
             programmed: Instant::now(),
             wanted: Specs::new(),
+            refused: Refused::default(),
             announcing: Announcing::default(),
             egress: BTreeMap::new(),
             inherited_egress,
@@ -195,6 +201,7 @@ fn loader(pins: Pins, sizes: TableSizes) -> Loader {
         .max_entries(map::BACKENDS, backends)
         .max_entries(map::BACKEND_TRAFFIC, backends)
         .max_entries(map::NEXTHOPS, next_hops)
+        .max_entries(map::PATHS, next_hops)
         .max_entries(map::LUT, sizes.lut_slots)
         .max_entries(map::VIPS, sizes.vips)
         .max_entries(map::TRUSTED_EDGES, sizes.trusted_edges)
@@ -202,6 +209,7 @@ fn loader(pins: Pins, sizes: TableSizes) -> Loader {
         .max_entries(map::SOURCE_RANGES, sizes.source_ranges)
         .max_entries(map::NAT_FORWARD, sizes.nat_flows)
         .max_entries(map::NAT_REVERSE, sizes.nat_flows)
+        .max_entries(map::NAT_COUNTS, services)
 }
 
 /// Keeps other agents off the pins for as long as the file is open.

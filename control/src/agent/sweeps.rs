@@ -38,6 +38,10 @@ pub(super) struct Sweeps {
     rules: Option<Instant>,
     /// What masquerading does to NAT mode, and what to do about it.
     masquerade: Option<String>,
+    /// Why other machines may refuse what this one sends.
+    distrust: Vec<String>,
+    /// Whether it was logged that this machine is no Node.
+    is_outside_told: bool,
 }
 
 impl Sweeps {
@@ -49,6 +53,8 @@ impl Sweeps {
             released: now,
             rules: None,
             masquerade: None,
+            distrust: Vec::new(),
+            is_outside_told: false,
         }
     }
 
@@ -59,7 +65,7 @@ impl Sweeps {
 
     /// Returns what a human should look at.
     pub(super) fn warnings(&self) -> impl Iterator<Item = &String> {
-        self.masquerade.iter()
+        self.masquerade.iter().chain(&self.distrust)
     }
 
     /// Returns how long the agent may sleep: a count that is under way goes on with every sweep.
@@ -88,6 +94,7 @@ impl Agent {
             self.count_flows();
         }
         self.look_for_masquerade();
+        self.look_for_distrust();
         if let Err(error) = capture::clear_away(&self.pins) {
             tracing::warn!(%error, "cannot look for what a capture has left");
         }
@@ -139,6 +146,27 @@ impl Agent {
             tracing::warn!(warning, "NAT mode shares its ports with the kernel");
         }
         self.sweeps.masquerade = found;
+    }
+
+    /// Looks whether other machines know this one, and by the addresses that it sends from.
+    fn look_for_distrust(&mut self) {
+        let found = self.distrust();
+        for warning in &found {
+            if !self.sweeps.distrust.contains(warning) {
+                tracing::warn!(warning, "other machines do not know this one");
+            }
+        }
+        self.sweeps.distrust = found;
+        let node = self.node_name();
+        let is_outside = node.is_some_and(|(_, has_node)| !has_node);
+        if is_outside && !self.sweeps.is_outside_told {
+            let name = self.node_name().map(|(name, _)| name);
+            tracing::warn!(
+                name,
+                "no Node has this name: this machine is an edge outside the cluster"
+            );
+        }
+        self.sweeps.is_outside_told = is_outside;
     }
 
     fn count_flows(&mut self) {

@@ -7,17 +7,23 @@
 //!
 //! | | takes addresses | lets go of those that belong to another | yields to an announcement |
 //! |---|---|---|---|
-//! | settled: the API has spoken for [`RECOVERY`] | yes | after [`LINGER`], or its announcement | of what belongs to another |
-//! | the API speaks again, or for the first time | no | no | yes |
-//! | the API is silent | no | no | yes |
+//! | settled: the API has spoken for [`RECOVERY`] | yes | after [`LINGER`], or an edge's announcement | of what belongs to another |
+//! | the API speaks again, or for the first time | no | no | of an edge |
+//! | the API is silent | no | no | of an edge |
 //!
-//! Two edges that announce one address for a moment do no harm: both forward its packets.
+//! Any machine on the segment can send an announcement. It is an edge's if it has a MAC of a Lease, or if it is
+//! repeated for [`INSISTENCE`], as an edge does that this one has never heard of; anything else is answered by
+//! an announcement of this edge's own. Two edges that announce one address for a moment do no harm: both forward
+//! its packets.
+//!
+//! Edges of the version before have their Leases in another place ([`Home::Shared`]) and see no others. So as long
+//! as one of them lives, it has what would be its own among them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use super::rendezvous;
+use super::{Mac, rendezvous};
 
 /// How long an edge whose Lease does not change counts as alive.
 pub const DURATION: Duration = Duration::from_secs(2);
@@ -29,14 +35,29 @@ pub const RECOVERY: Duration = Duration::from_secs(3);
 /// How long an address is kept that belongs to another edge, unless that is heard to announce it: it may
 /// not have settled yet.
 pub const LINGER: Duration = RECOVERY.saturating_add(Duration::from_secs(1));
+/// For how long another machine must go on announcing an address until it is taken for an edge.
+pub const INSISTENCE: Duration = Duration::from_secs(3);
 /// How long an announcement of an address that belongs here stands: its sender may be about to see that.
 pub const DEFENCE: Duration = Duration::from_millis(500);
+
+/// Where an edge has its Lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Home {
+    /// Where edges have none but their own.
+    Own,
+    /// Beside the controller's, as edges of the version before do, which look nowhere else.
+    Shared,
+}
 
 /// An edge, as its Lease shows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Edge {
     /// Its name.
     pub name: String,
+    /// Where its Lease is.
+    pub home: Home,
+    /// MACs by which it announces addresses; none where the Lease does not tell.
+    pub macs: BTreeSet<Mac>,
     /// Addresses by which pods name their node; none where it is no Node.
     pub addresses: BTreeSet<IpAddr>,
     /// What every renewal changes.
@@ -70,6 +91,8 @@ pub struct Holdings {
     pub addresses: BTreeSet<IpAddr>,
     /// Those of them that are to be announced once more, since another machine has done it.
     pub again: BTreeSet<IpAddr>,
+    /// Machines that are no edges and have announced one of them, each told of once.
+    pub strangers: Vec<(IpAddr, Mac)>,
 }
 
 /// The state of one edge.
@@ -79,14 +102,33 @@ pub struct Election {
     eligible: Option<bool>,
     wanted: Option<BTreeMap<IpAddr, Candidates>>,
     /// All edges with a Lease, this one included.
-    edges: BTreeMap<String, Seen>,
+    edges: BTreeMap<(Home, String), Seen>,
+    /// Whether all of them have been told of once.
+    is_listed: bool,
     contact: Option<Contact>,
     held: BTreeMap<IpAddr, Held>,
     /// Announcements of others that are to be judged.
-    claimed: BTreeSet<IpAddr>,
+    claims: BTreeMap<IpAddr, Claim>,
+    /// Machines that were told of.
+    strangers: BTreeMap<IpAddr, Mac>,
     /// What belongs here, and the live edges that it was computed from.
     share: BTreeSet<IpAddr>,
-    share_of: Option<BTreeMap<String, BTreeSet<IpAddr>>>,
+    share_of: Option<Live>,
+}
+
+/// Edges that live, and the addresses by which endpoints name them.
+type Live = BTreeMap<(Home, String), BTreeSet<IpAddr>>;
+
+/// What another machine announces.
+#[derive(Clone, Copy, Debug)]
+struct Claim {
+    mac: Mac,
+    /// When it began to.
+    since: Instant,
+    /// When it was last heard.
+    last: Instant,
+    /// Whether it was heard since the last step.
+    is_new: bool,
 }
 
 #[derive(Debug)]
@@ -133,7 +175,9 @@ impl Election {
             edges: BTreeMap::new(),
             contact: None,
             held: held.map(|address| (address, Held::default())).collect(),
-            claimed: BTreeSet::new(),
+            claims: BTreeMap::new(),
+            strangers: BTreeMap::new(),
+            is_listed: false,
             share: BTreeSet::new(),
             share_of: None,
         }
@@ -152,24 +196,27 @@ impl Election {
 
     /// Takes note of a Lease as it is.
     pub fn see(&mut self, edge: Edge, now: Instant) {
-        let known = self.edges.get(&edge.name);
+        let key = (edge.home, edge.name.clone());
+        let known = self.edges.get(&key);
         let unchanged = known.filter(|seen| seen.edge.renewal == edge.renewal);
         let changed = unchanged.map_or(now, |seen| seen.changed);
         // What the first list holds of this edge may be of its life before.
-        if edge.name == self.name && known.is_some() && unchanged.is_none() {
+        if key.0 == Home::Own && self.is_own(&key) && known.is_some() && unchanged.is_none() {
             self.hear(now);
         }
-        self.edges.insert(edge.name.clone(), Seen { edge, changed });
+        self.edges.insert(key, Seen { edge, changed });
     }
 
     /// Takes note that a Lease is gone.
-    pub fn forget(&mut self, edge: &str) {
-        self.edges.remove(edge);
+    pub fn forget(&mut self, home: Home, edge: &str) {
+        self.edges.remove(&(home, edge.to_owned()));
     }
 
-    /// Takes the Leases of a list for all that there are.
-    pub fn retain(&mut self, edges: &BTreeSet<String>) {
-        self.edges.retain(|name, _| edges.contains(name));
+    /// Takes the Leases of a list for all that there are at that place.
+    pub fn retain(&mut self, home: Home, edges: &BTreeSet<String>) {
+        self.is_listed |= home == Home::Own;
+        self.edges
+            .retain(|(place, name), _| *place != home || edges.contains(name));
     }
 
     /// Counts the edges that have a Lease, this one included.
@@ -178,8 +225,22 @@ impl Election {
     }
 
     /// Takes note that another machine has announced an address.
-    pub fn claim(&mut self, address: IpAddr) {
-        self.claimed.insert(address);
+    pub fn claim(&mut self, address: IpAddr, mac: Mac, now: Instant) {
+        let before = self.claims.get(&address);
+        let goes_on = before.filter(|claim| claim.mac == mac && now < claim.last + INSISTENCE);
+        let since = goes_on.map_or(now, |claim| claim.since);
+        let claim = Claim {
+            mac,
+            since,
+            last: now,
+            is_new: true,
+        };
+        self.claims.insert(address, claim);
+    }
+
+    /// Takes note that addresses are held no more, since others have announced them while this edge was silent.
+    pub fn lose(&mut self, addresses: &BTreeSet<IpAddr>) {
+        self.held.retain(|address, _| !addresses.contains(address));
     }
 
     fn hear(&mut self, now: Instant) {
@@ -198,10 +259,11 @@ impl Election {
 
     /// Returns what this edge should announce.
     pub fn step(&mut self, now: Instant) -> Holdings {
-        let claimed = std::mem::take(&mut self.claimed);
         if let Some(wanted) = &self.wanted {
             self.held.retain(|address, _| wanted.contains_key(address));
         }
+        let mut holdings = Holdings::default();
+        let (claimed, disputed) = self.judge_claims(&mut holdings.strangers, now);
         let is_judged = match (self.eligible, &self.wanted) {
             (Some(true), Some(_)) => self.is_settled(now),
             (Some(false), _) => true,
@@ -210,12 +272,15 @@ impl Election {
         if is_judged {
             self.share_out(now);
             self.take_and_let_go(&claimed, now);
+            // Another edge that has what belongs here may be about to see that.
+            let claimed_here = claimed.intersection(&self.share).copied();
+            self.defend(&disputed.into_iter().chain(claimed_here).collect(), now);
         } else {
             self.held.retain(|address, _| !claimed.contains(address));
+            self.defend(&disputed, now);
         }
         self.held
             .retain(|_, held| held.release.is_none_or(|release| now < release));
-        let mut holdings = Holdings::default();
         for (address, held) in &mut self.held {
             holdings.addresses.insert(*address);
             if held.defend.is_some_and(|defend| now >= defend) {
@@ -240,26 +305,86 @@ impl Election {
             .min()
     }
 
+    /// Judges what others have announced: returns the addresses that edges have, and those that somebody else
+    /// claims, if anybody was heard.
+    fn judge_claims(
+        &mut self,
+        strangers: &mut Vec<(IpAddr, Mac)>,
+        now: Instant,
+    ) -> (BTreeSet<IpAddr>, BTreeSet<IpAddr>) {
+        let (mut claimed, mut disputed) = (BTreeSet::new(), BTreeSet::new());
+        let mut pending = std::mem::take(&mut self.claims);
+        pending.retain(|address, claim| {
+            if !self.held.contains_key(address) {
+                return false;
+            }
+            let insists = claim.last >= claim.since + INSISTENCE;
+            let is_edge = self.is_edge(claim.mac, now);
+            if is_edge || insists {
+                claimed.insert(*address);
+            } else if std::mem::take(&mut claim.is_new) {
+                disputed.insert(*address);
+            }
+            // Who is no edge as far as all Leases are known.
+            let is_strange = !is_edge && (self.is_listed || insists);
+            if is_strange && self.strangers.insert(*address, claim.mac) != Some(claim.mac) {
+                strangers.push((*address, claim.mac));
+            }
+            // A Lease that tells of the MAC may come to be known, or the machine may go on.
+            !claimed.contains(address) && now < claim.last + INSISTENCE
+        });
+        self.claims = pending;
+        let held = &self.held;
+        self.strangers
+            .retain(|address, _| held.contains_key(address));
+        (claimed, disputed)
+    }
+
+    /// Tells whether a MAC is another edge's, or may be.
+    fn is_edge(&self, mac: Mac, now: Instant) -> bool {
+        let mut others = self.edges.iter().filter(|(key, _)| !self.is_own(key));
+        // One of the version before does not tell which it has, and leaves its Lease behind.
+        let may_have = |seen: &Seen| seen.edge.macs.is_empty() && self.is_alive(seen, now);
+        others.any(|(_, seen)| seen.edge.macs.contains(&mac) || may_have(seen))
+    }
+
+    fn is_own(&self, (_, name): &(Home, String)) -> bool {
+        // A Lease at the other place is of this edge's own past.
+        *name == self.name
+    }
+
+    /// Has addresses announced once more.
+    fn defend(&mut self, addresses: &BTreeSet<IpAddr>, now: Instant) {
+        for (address, held) in &mut self.held {
+            if held.release.is_none() && addresses.contains(address) {
+                held.defend.get_or_insert(now + DEFENCE);
+            }
+        }
+    }
+
     /// Computes what belongs to this edge, if that may be something else than before.
     fn share_out(&mut self, now: Instant) {
-        let alive = |seen: &&Seen| seen.edge.name != self.name && self.is_alive(seen, now);
-        let live = self.edges.values().filter(alive);
-        let mut live: BTreeMap<String, BTreeSet<IpAddr>> = live
-            .map(|seen| (seen.edge.name.clone(), seen.edge.addresses.clone()))
+        let others = self.edges.iter().filter(|(key, _)| !self.is_own(key));
+        let mut live: Live = others
+            .filter(|(_, seen)| self.is_alive(seen, now))
+            .map(|(key, seen)| (key.clone(), seen.edge.addresses.clone()))
             .collect();
+        let own = (Home::Own, self.name.clone());
         if self.eligible == Some(true)
-            && let Some(own) = self.edges.get(&self.name)
+            && let Some(seen) = self.edges.get(&own)
         {
-            live.insert(self.name.clone(), own.edge.addresses.clone());
+            live.insert(own, seen.edge.addresses.clone());
         }
         if self.share_of.as_ref() == Some(&live) {
             return;
         }
         let belongs_here = |(address, candidates): &(&IpAddr, &Candidates)| {
-            let edges = live.iter();
-            let edges = edges.filter(|(_, addresses)| candidates.include(addresses));
-            rendezvous::holder(**address, edges.map(|(name, _)| name.as_str()))
-                == Some(self.name.as_str())
+            let holder = |home: Home| {
+                let edges = live.iter().filter(|((place, _), _)| *place == home);
+                let edges = edges.filter(|(_, addresses)| candidates.include(addresses));
+                rendezvous::holder(**address, edges.map(|((_, name), _)| name.as_str()))
+            };
+            holder(Home::Shared).is_none() && holder(Home::Own) == Some(self.name.as_str())
         };
         let wanted = self.wanted.iter().flatten();
         self.share = wanted
@@ -283,9 +408,6 @@ impl Election {
         for address in &self.share {
             let held = self.held.entry(*address).or_default();
             held.release = None;
-            if claimed.contains(address) {
-                held.defend.get_or_insert(now + DEFENCE);
-            }
         }
         for (address, held) in &mut self.held {
             if !self.share.contains(address) {

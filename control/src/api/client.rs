@@ -5,6 +5,8 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
+use nix::unistd::Pid;
 use serde::de::DeserializeOwned;
 
 use super::{MAX_REPLY_BYTES, Reply, Request};
@@ -53,6 +55,33 @@ pub enum AskError {
     Refused(String),
 }
 
+/// Returns the process of the agent on `socket`.
+///
+/// # Errors
+///
+/// When no agent listens there.
+pub fn process(socket: &Path) -> Result<Pid, AskError> {
+    let stream = connect(socket)?;
+    let credentials = getsockopt(&stream, PeerCredentials);
+    let credentials = credentials.map_err(|errno| AskError::Broken {
+        socket: socket.to_owned(),
+        source: errno.into(),
+    })?;
+    Ok(Pid::from_raw(credentials.pid()))
+}
+
+fn connect(socket: &Path) -> Result<UnixStream, AskError> {
+    UnixStream::connect(socket).map_err(|source| match source.kind() {
+        io::ErrorKind::PermissionDenied => AskError::Denied {
+            socket: socket.to_owned(),
+        },
+        _ => AskError::NotRunning {
+            socket: socket.to_owned(),
+            source,
+        },
+    })
+}
+
 /// Asks the agent on `socket`.
 ///
 /// # Errors
@@ -63,15 +92,7 @@ pub fn ask<T: DeserializeOwned>(socket: &Path, request: &Request) -> Result<T, A
         socket: socket.to_owned(),
         source,
     };
-    let mut stream = UnixStream::connect(socket).map_err(|source| match source.kind() {
-        io::ErrorKind::PermissionDenied => AskError::Denied {
-            socket: socket.to_owned(),
-        },
-        _ => AskError::NotRunning {
-            socket: socket.to_owned(),
-            source,
-        },
-    })?;
+    let mut stream = connect(socket)?;
     stream.set_read_timeout(Some(TIMEOUT)).map_err(broken)?;
     stream.set_write_timeout(Some(TIMEOUT)).map_err(broken)?;
 

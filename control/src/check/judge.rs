@@ -7,7 +7,7 @@ use std::path::Path;
 
 use fastpath::facts::{
     Bpffs, Capability, Egress, Filter, Interface, InterfaceError, Jit, Kernel, KernelVersion,
-    LocalPorts, Lockdown, NativeXdp, Process, ReversePathFilter, XdpMode,
+    LocalPorts, Lockdown, NativeXdp, Process, ReversePathFilter, Softirq, XdpMode,
 };
 
 use super::{Finding, Verdict};
@@ -21,20 +21,20 @@ const CLIENT_MTU: u32 = 1_500;
 const SINGLE_BUFFER_MTU: u32 = 3_498;
 
 /// Takes what is found; the remedy is kept only where something is wrong.
-struct Judge {
+pub(super) struct Judge {
     subject: String,
-    findings: Vec<Finding>,
+    pub(super) findings: Vec<Finding>,
 }
 
 impl Judge {
-    fn of(subject: &str) -> Self {
+    pub(super) fn of(subject: &str) -> Self {
         Self {
             subject: subject.to_owned(),
             findings: Vec::new(),
         }
     }
 
-    fn find(
+    pub(super) fn find(
         &mut self,
         verdict: Verdict,
         check: &'static str,
@@ -93,6 +93,14 @@ pub(super) fn kernel(kernel: &Kernel) -> Vec<Finding> {
             "BTF",
             "no /sys/kernel/btf/vmlinux",
             "use a kernel with CONFIG_DEBUG_INFO_BTF, as the distributions build it",
+        );
+    }
+    if kernel.softirq != Softirq::InTurn {
+        judge.find(
+            Verdict::Fail,
+            "PREEMPT_RT",
+            "without PREEMPT_RT_NEEDS_BH_LOCK, or it cannot be seen: the program's scratch memory of a CPU would be shared",
+            "use a kernel with PREEMPT_RT_NEEDS_BH_LOCK=y and its /boot/config, or one without PREEMPT_RT",
         );
     }
     match kernel.lockdown {
@@ -194,6 +202,7 @@ pub(super) fn interface(
         judge.find(Verdict::Warn, "state", "down", &remedy);
     }
     let generic = native_xdp(&mut judge, interface, mode);
+    cable(&mut judge, interface);
     queues(&mut judge, interface, cpus);
     mtu(&mut judge, interface);
     offloads(&mut judge, interface, generic);
@@ -265,6 +274,28 @@ fn native_xdp(judge: &mut Judge, interface: &Interface, mode: AttachMode) -> boo
             false
         }
     }
+}
+
+/// Warns of a veth, whose other end decides whether what XDP sends by it arrives, and arrives whole.
+fn cable(judge: &mut Judge, interface: &Interface) {
+    if interface.kind.as_deref() != Some("veth") {
+        return;
+    }
+    // veth_xdp_xmit() in drivers/net/veth.c takes a frame only where the receiving end runs NAPI.
+    judge.find(
+        Verdict::Warn,
+        "veth peer",
+        "a frame that XDP sends by a veth is lost unless the other end has an XDP program or GRO; `guideway drops` \
+         counts those that are",
+        "attach a pass-through XDP program to the other end, or ethtool -K DEV gro on there",
+    );
+    judge.find(
+        Verdict::Warn,
+        "veth checksums",
+        "a sender at the other end that leaves checksums to the device sends packets without them, which \
+         receivers drop after XDP has forwarded them",
+        "ethtool -K DEV tx off at the sender's end",
+    );
 }
 
 fn queues(judge: &mut Judge, interface: &Interface, cpus: usize) {
@@ -670,6 +701,31 @@ mod tests {
     }
 
     #[test]
+    fn veth_is_warned_of_with_both_remedies() {
+        let veth = Interface {
+            kind: Some("veth".to_owned()),
+            ..nic()
+        };
+        for mode in [AttachMode::Native, AttachMode::NativeOrGeneric] {
+            assert_eq!(
+                judged(&veth, mode, true),
+                [
+                    ("veth peer", Verdict::Warn),
+                    ("veth checksums", Verdict::Warn)
+                ]
+            );
+        }
+        let remedies: Vec<String> = interface(&veth, AttachMode::Native, true, 1)
+            .into_iter()
+            .map(|finding| finding.remedy)
+            .collect();
+        let remedies = remedies.join("\n");
+        for remedy in ["pass-through", "gro on", "tx off"] {
+            assert!(remedies.contains(remedy), "{remedies}");
+        }
+    }
+
+    #[test]
     fn driver_without_xdp_fails_only_where_native_is_asked_for() {
         let nic = Interface {
             native_xdp: NativeXdp::Unsupported,
@@ -860,11 +916,18 @@ mod tests {
             btf: false,
             lockdown: Lockdown::Confidentiality,
             unprivileged_bpf_disabled: Some(true),
+            softirq: Softirq::Unknown,
         });
         let verdicts: Vec<Verdict> = findings.iter().map(|finding| finding.verdict).collect();
         assert_eq!(
             verdicts,
-            [Verdict::Fail, Verdict::Warn, Verdict::Warn, Verdict::Warn]
+            [
+                Verdict::Fail,
+                Verdict::Warn,
+                Verdict::Warn,
+                Verdict::Fail,
+                Verdict::Warn
+            ]
         );
     }
 

@@ -1,10 +1,11 @@
 //! The agent's answers as pages for people, 80 columns wide for usual addresses.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::Sampled;
-use crate::api::{Backend, Detached, Kubernetes, Reason, Service, Status, Trace, Which};
+use crate::api::{Backend, Detached, Kubernetes, Reason, Service, Status, Trace, Untrusted, Which};
 use crate::render::Align::{Left, Right};
 use crate::render::{Table, count, duration, percent, printable};
 
@@ -58,8 +59,19 @@ pub fn status(sampled: &Sampled<Status>) -> String {
         page.push_str(&format!("\nnext hops: {}\n", hops.join(", ")));
     }
     page.push_str(&health(status));
+    if let Some(untrusted) = &status.untrusted {
+        page.push_str(&refused(untrusted));
+    }
     if !status.problems.is_empty() {
-        page.push_str("\nPROBLEMS (tried again by themselves)\n");
+        page.push_str("\nPROBLEMS");
+        if status.unapplied > 0 {
+            let tried = format!(
+                " (not applied, tried again by themselves: {})",
+                status.unapplied
+            );
+            page.push_str(&tried);
+        }
+        page.push('\n');
         for problem in status.problems.iter().take(PROBLEMS_SHOWN) {
             page.push_str(&indented(problem));
         }
@@ -102,14 +114,16 @@ fn cluster(kubernetes: &Kubernetes) -> String {
     for reason in &kubernetes.broken {
         page.push_str(&indented(&format!("BROKEN {reason}")));
     }
-    for problem in kubernetes.problems.iter().take(PROBLEMS_SHOWN) {
-        page.push_str(&indented(problem));
-    }
-    let more = kubernetes.problems.len().saturating_sub(PROBLEMS_SHOWN);
-    if more > 0 {
-        page.push_str(&format!("  and {more} more; --json lists all\n"));
-    }
     page
+}
+
+/// Names the last machine whose outer headers were refused.
+fn refused(untrusted: &Untrusted) -> String {
+    format!(
+        "last untrusted outer source: {}, {} ago\n",
+        untrusted.source,
+        duration(untrusted.seconds_ago)
+    )
 }
 
 fn health(status: &Status) -> String {
@@ -129,7 +143,7 @@ fn health(status: &Status) -> String {
     }
     if health.unchecked > 0 {
         page.push_str(&format!(
-            "health: {} checks NOT MADE: no egress program in place, or too many of them\n",
+            "health: {} checks NOT MADE, see PROBLEMS\n",
             health.unchecked
         ));
     }
@@ -294,9 +308,9 @@ pub fn backends(sampled: &Sampled<Vec<Backend>>) -> String {
     let mut notes = String::new();
     let mut table = Table::new(&[
         ("SERVICE", Left),
+        ("ADDRESS", Left),
         ("BACKEND", Left),
         ("WEIGHT", Right),
-        ("SLOTS", Right),
         ("SHARE", Right),
         ("NEXT HOP", Left),
         traffic_title(sampled, "PACKETS", "PKT/S"),
@@ -310,9 +324,9 @@ pub fn backends(sampled: &Sampled<Vec<Backend>>) -> String {
         });
         table.row([
             backend.name.clone(),
+            backend.service.clone(),
             backend.backend.clone(),
             backend.weight.to_string(),
-            backend.slots.to_string(),
             percent(backend.slots.into(), backend.table_size.into()),
             way(backend),
             packets,
@@ -331,11 +345,28 @@ pub fn backends(sampled: &Sampled<Vec<Backend>>) -> String {
             )));
         }
     }
+    if has_shared(&sampled.current) {
+        notes.push_str(SHARED);
+    }
     if sampled.current.iter().any(|backend| backend.weight == 0) {
         notes.push_str(NO_WEIGHT);
     }
     table.render("no backends") + &notes
 }
+
+/// Tells whether some backend serves several of the services.
+fn has_shared(backends: &[Backend]) -> bool {
+    let mut services = BTreeMap::new();
+    backends.iter().any(|one| {
+        let first = services.entry((&one.backend, &one.node));
+        *first.or_insert(&one.service) != &one.service
+    })
+}
+
+/// What [`backends`] says where some serve several services.
+const SHARED: &str = "\
+packets of a backend that serves several services are those of all of them
+";
 
 /// What [`backends`] says where some have no weight.
 const NO_WEIGHT: &str = "\
@@ -350,11 +381,15 @@ fn way(backend: &Backend) -> String {
         .backend
         .parse::<SocketAddr>()
         .is_ok_and(|pod| pod.ip().to_string() == backend.node);
-    if at_node || own {
+    let mut way = if at_node || own {
         backend.next_hop.clone()
     } else {
         format!("{}, {}", backend.node, backend.next_hop)
+    };
+    if let Some(mtu) = backend.path_mtu {
+        way.push_str(&format!(", path MTU {mtu}"));
     }
+    way
 }
 
 /// Says why a backend does not serve, or might soon not.
@@ -407,7 +442,17 @@ pub fn drops(sampled: &Sampled<Vec<Reason>>, all: bool) -> String {
             rate.map_or_else(String::new, |rate| rate.to_string()),
         ]);
     }
-    table.render("nothing dropped or passed")
+    let mut page = table.render("nothing dropped or passed");
+    for reason in &sampled.current {
+        for (counter, frames) in &reason.drivers {
+            page.push_str(&format!(
+                "{}: the driver counts {counter} {frames}\n",
+                reason.reason
+            ));
+        }
+        page.push_str(&reason.last.as_ref().map(refused).unwrap_or_default());
+    }
+    page
 }
 
 /// Shows the way of one frame.
@@ -572,8 +617,8 @@ mod tests {
     fn backend() -> Backend {
         Backend {
             name: "web-v6".to_owned(),
-            service: "[2001:db8:10::10]:8080/tcp".to_owned(),
-            backend: "2001:db8:20::112".to_owned(),
+            service: "[2001:db8::10]:80/tcp".to_owned(),
+            backend: "2001:db8::112".to_owned(),
             weight: 65_535,
             slots: 5_462,
             table_size: 16_384,
@@ -654,7 +699,6 @@ mod tests {
             ..backend()
         };
         let page = backends(&once(vec![pod]));
-        assert_fits(page.lines().next().unwrap());
         assert!(page.contains("10.0.0.1, eth0"), "{page}");
         assert!(page.contains("10.244.0.5:8080 left out"), "{page}");
         let nat = Backend {
@@ -685,10 +729,30 @@ mod tests {
     }
 
     #[test]
-    fn backends_fit_80_columns_and_show_shares() {
-        let page = backends(&once(vec![backend()]));
+    fn backends_fit_80_columns_and_show_address_and_share() {
+        let usual = Backend {
+            name: "web".to_owned(),
+            service: "192.0.2.10:80/tcp".to_owned(),
+            backend: "10.244.0.5:8080".to_owned(),
+            ..backend()
+        };
+        let page = backends(&once(vec![usual]));
         assert_fits(&page);
-        assert!(page.contains("33.33%"), "{page}");
+        for text in ["192.0.2.10:80/tcp", "33.33%"] {
+            assert!(page.contains(text), "{text}: {page}");
+        }
+        assert!(!page.contains(SHARED), "{page}");
+    }
+
+    #[test]
+    fn packets_over_several_services_are_not_shown_as_those_of_one() {
+        let other = Backend {
+            service: "[2001:db8::10]:443/tcp".to_owned(),
+            ..backend()
+        };
+        let page = backends(&once(vec![backend(), other]));
+        assert!(page.contains(SHARED), "{page}");
+        assert_eq!(page.matches("]:443/tcp").count(), 1, "{page}");
     }
 
     #[test]
@@ -699,7 +763,7 @@ mod tests {
             ..backend()
         };
         let page = backends(&once(vec![backend(), draining]));
-        let note = "  web-v6 2001:db8:20::112: terminating, takes no new connections\n";
+        let note = "  web-v6 2001:db8::112: terminating, takes no new connections\n";
         assert_eq!(page.matches(note).count(), 1, "{page}");
         assert_fits(&page);
     }
@@ -710,11 +774,25 @@ mod tests {
             action: "drop".to_owned(),
             reason: reason.to_owned(),
             packets,
+            ..Reason::default()
         };
         let reasons = once(vec![reason("no_backend", 3), reason("fragment", 0)]);
         assert!(!drops(&reasons, false).contains("fragment"));
         assert!(drops(&reasons, true).contains("fragment"));
         assert_fits(&drops(&reasons, true));
+        let mut refused = reason("encap_untrusted", 2);
+        refused.last = Some(Untrusted {
+            source: "198.51.100.1".to_owned(),
+            seconds_ago: 75,
+        });
+        let page = drops(&once(vec![refused]), false);
+        let line = "last untrusted outer source: 198.51.100.1, 1m 15s ago\n";
+        assert!(page.ends_with(line), "{page}");
+        let mut lost = reason("transmit", 7);
+        lost.drivers = [("eth0 rx_queue_xdp_tx_errors".to_owned(), 7)].into();
+        let page = drops(&once(vec![lost]), false);
+        let line = "transmit: the driver counts eth0 rx_queue_xdp_tx_errors 7\n";
+        assert!(page.ends_with(line), "{page}");
         assert_eq!(drops(&once(vec![]), false), "nothing dropped or passed\n");
     }
 
@@ -740,7 +818,6 @@ mod tests {
                 missing: vec!["the list of nodes".to_owned()],
                 objects: [("nodes".to_owned(), 0), ("services".to_owned(), 7)].into(),
                 broken: vec!["nodes: forbidden".to_owned()],
-                problems: vec!["Service a/b: bad; mend it".to_owned(); 11],
             }),
             interfaces: vec![Interface {
                 name: "enp1s0f0np0".to_owned(),
@@ -774,7 +851,12 @@ mod tests {
                 all_fail: vec!["web (192.0.2.10:80/tcp)".to_owned()],
             },
             problems: vec!["service web: full".to_owned(); 12],
+            unapplied: 12,
             warnings: vec!["rules masquerade".to_owned()],
+            untrusted: Some(Untrusted {
+                source: "198.51.100.1".to_owned(),
+                seconds_ago: 75,
+            }),
         }));
         assert_fits(&page);
         for part in [
@@ -783,7 +865,6 @@ mod tests {
             "after a restart: tables",
             "kubernetes https://10.96.0.1:443, NOT IN STEP YET, last event 1m 15s ago\n",
             "  0 nodes, 7 services\n  waits for the list of nodes\n  BROKEN nodes: forbidden\n",
-            "  Service a/b: bad; mend it\n  and 1 more; --json lists all\n",
             "DETACHED",
             "  no such interface\n",
             "EGRESS           MODE\ncali0123456789a  tcx\n",
@@ -791,11 +872,12 @@ mod tests {
             "next hops: 3 resolved, 1 unresolved",
             "health: 2 of 9 checked backends unhealthy, 1 of 4 nodes unreachable\n",
             "health: 2 nodes NOT KNOWN YET: no check has come to a result\n",
-            "health: 3 checks NOT MADE: no egress program in place, or too many of them\n",
+            "health: 3 checks NOT MADE, see PROBLEMS\n",
             "EVERY BACKEND FAILS, SO ALL SERVE\n  web (192.0.2.10:80/tcp)\n",
-            "  service web: full\n",
+            "PROBLEMS (not applied, tried again by themselves: 12)\n  service web: full\n",
             "  and 2 more; --json lists all\n",
             "WARNINGS\n  rules masquerade\n",
+            "last untrusted outer source: 198.51.100.1, 1m 15s ago\n",
         ] {
             assert!(page.contains(part), "{part:?} is not in:\n{page}");
         }

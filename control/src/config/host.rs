@@ -5,12 +5,12 @@
 //! `guideway check --config`, never when a file is merely parsed.
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
+use std::net::{IpAddr, UdpSocket};
 use std::path::Path;
 
 use super::problem::{Position, Problem};
 use super::{Config, ConfigError};
-use crate::desired::{ForwardMode, Role, Service};
+use crate::desired::{ForwardMode, Role, Service, unspecified};
 
 /// What the rules need to know about this machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -47,6 +47,13 @@ pub fn facts() -> std::io::Result<HostFacts> {
         }
     }
     Ok(facts)
+}
+
+/// Finds the address that the kernel would send from; nothing is sent for that.
+pub(crate) fn source_towards(machine: IpAddr) -> Option<IpAddr> {
+    let socket = UdpSocket::bind((unspecified(machine.is_ipv4()), 0)).ok()?;
+    socket.connect((machine, 9)).ok()?;
+    Some(socket.local_addr().ok()?.ip())
 }
 
 /// Applies the rules to a configuration that was read from a file.

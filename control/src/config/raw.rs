@@ -115,6 +115,7 @@ pub(super) struct Backend {
 pub(super) struct Kubernetes {
     pub(super) node_name: Text,
     pub(super) namespace: Text,
+    pub(super) lease_namespace: Text,
     pub(super) service: Text,
     pub(super) load_balancer_class: Text,
     pub(super) default_class: Text,
@@ -122,6 +123,8 @@ pub(super) struct Kubernetes {
     pub(super) topology_hints: Text,
     pub(super) health_check_node_port: Text,
     pub(super) healthz: Text,
+    pub(super) table_share: Text,
+    pub(super) namespace_table_share: Text,
 }
 
 #[derive(Debug, Default, Deserialize)]

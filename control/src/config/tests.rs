@@ -1,5 +1,6 @@
 //! One case per rule, the examples that we ship, and mutated files.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use super::host::{self, HostFacts};
@@ -114,7 +115,8 @@ fn every_field_is_taken_over() {
     };
     assert_eq!(config.tables, sizes);
     assert_eq!(config.socket, Path::new("/run/x.sock"));
-    assert_eq!(config.metrics, Some("[::1]:9750".parse().unwrap()));
+    let metrics = "[::1]:9750".parse().unwrap();
+    assert_eq!(config.metrics, Some(Listen::At(metrics)));
     assert_eq!(config.pin_dir, Path::new("/sys/fs/bpf/x"));
 }
 
@@ -292,6 +294,7 @@ fn every_field_of_the_kubernetes_section_is_taken_over() {
     let expected = Kubernetes {
         node_name: Some("worker-1.example".to_owned()),
         namespace: Some("lb".to_owned()),
+        lease_namespace: Some("lb-leases".to_owned()),
         service: "edges".to_owned(),
         load_balancer_class: "example.org/lb".to_owned(),
         default_class: true,
@@ -300,7 +303,9 @@ fn every_field_of_the_kubernetes_section_is_taken_over() {
             .into(),
         honour_hints: false,
         health_check_node_port: ports::Mode::On,
-        healthz: Some(([0, 0, 0, 0], 10791).into()),
+        healthz: Some(Listen::At(([0, 0, 0, 0], 10791).into())),
+        slots_per_service: (128 << 17) / 10,
+        slots_per_namespace: Some((128 << 17) / 2),
         default_mode: ForwardMode::L2dsr,
         hash_seed: Some(9),
     };
@@ -313,6 +318,7 @@ fn kubernetes_section_has_defaults() {
     let expected = Kubernetes {
         node_name: None,
         namespace: None,
+        lease_namespace: None,
         service: "guideway".to_owned(),
         load_balancer_class: "guideway.dev/guideway".to_owned(),
         default_class: false,
@@ -320,6 +326,8 @@ fn kubernetes_section_has_defaults() {
         honour_hints: true,
         health_check_node_port: ports::Mode::Auto,
         healthz: None,
+        slots_per_service: (128 << 17) / 4,
+        slots_per_namespace: None,
         default_mode: ForwardMode::Ipip,
         hash_seed: None,
     };
@@ -366,6 +374,7 @@ kubernetes:
   topology_hints: off
   health_check_node_port: never
   healthz: localhost
+  lease_namespace: a_b
 ";
     let name = "not the name of an object; use lower-case letters, digits, - and ., as `kubectl get` shows it";
     let expected = [
@@ -377,7 +386,8 @@ kubernetes:
         "8:18: kubernetes.external_ips[0] \"192.0.2.1/24\": the prefix has bits set beyond its length; did you mean 192.0.2.0/24 or 192.0.2.1?".to_owned(),
         "9:19: kubernetes.topology_hints \"off\": not a way to treat hints; use honour or ignore".to_owned(),
         "10:27: kubernetes.health_check_node_port \"never\": not a way to serve health check ports; use auto, on or off".to_owned(),
-        "11:12: kubernetes.healthz \"localhost\": not an address and port; write it like 127.0.0.1:9750 or [::1]:9750, or off".to_owned(),
+        "11:12: kubernetes.healthz \"localhost\": not an address and port; write it like 127.0.0.1:9750 or [::1]:9750, node:9750 for the addresses of a pod's node, or off".to_owned(),
+        format!("12:20: kubernetes.lease_namespace \"a_b\": {name}"),
     ];
     assert_eq!(lines(parse(text)), expected);
 }
@@ -694,9 +704,9 @@ const CASES: &[Case] = cases! {
     "socket relative": "interfaces:" => "api: {socket: run/x.sock}\ninterfaces:",
         "1:15: api.socket \"run/x.sock\": not an absolute path; begin it with / and name a file or directory";
     "metrics without a port": "interfaces:" => "metrics: {listen: 127.0.0.1}\ninterfaces:",
-        "1:19: metrics.listen \"127.0.0.1\": not an address and port; write it like 127.0.0.1:9750 or [::1]:9750, or off";
+        "1:19: metrics.listen \"127.0.0.1\": not an address and port; write it like 127.0.0.1:9750 or [::1]:9750, node:9750 for the addresses of a pod's node, or off";
     "metrics port 0": "interfaces:" => "metrics: {listen: '127.0.0.1:0'}\ninterfaces:",
-        "1:19: metrics.listen \"127.0.0.1:0\": not an address and port; write it like 127.0.0.1:9750 or [::1]:9750, or off";
+        "1:19: metrics.listen \"127.0.0.1:0\": not an address and port; write it like 127.0.0.1:9750 or [::1]:9750, node:9750 for the addresses of a pod's node, or off";
     "pin directory relative": "interfaces:" => "pin_dir: bpf\ninterfaces:",
         "1:10: pin_dir \"bpf\": not an absolute path; begin it with / and name a file or directory";
 };

@@ -73,11 +73,12 @@ impl Rules {
         let seed = hash_seed.unwrap_or(DEFAULT_HASH_SEED);
         let nodes = self.nodes(file, &mut origins);
         let node_port_addresses = self.node_port_addresses(file);
-        let services = self.services(file, &origins, &nodes, default_mode, seed);
+        let node_port_range = self.node_port_range(file);
+        let services = self.services(file, &origins, &nodes, default_mode, &node_port_range, seed);
         let node_health = self.node_health(file.node_health.as_ref());
         let trusted_edges = self.trusted_edges(file);
         let tables = self.tables(file.tables.as_ref());
-        let kubernetes = self.kubernetes(file, source, default_mode, hash_seed);
+        let kubernetes = self.kubernetes(file, source, default_mode, hash_seed, tables);
         if kubernetes.is_none() {
             self.roles_fit(file, node, &nodes);
         }
@@ -118,6 +119,7 @@ impl Rules {
             socket: socket.unwrap_or_else(|| PathBuf::from(DEFAULT_SOCKET)),
             metrics: metrics.and_then(|text| self.listen("metrics.listen", text)),
             pin_dir: pin_dir.unwrap_or_else(|| PathBuf::from(DEFAULT_PIN_DIR)),
+            node_port_range,
             kubernetes,
             origins,
         }

@@ -5,7 +5,8 @@
 //! decides as the process before it did:
 //!
 //! 1. Services keep what they hold, if the pools and their own requests still allow it; also what a pool has that
-//!    is being deleted, which gives nothing more. Of two that may not have one address together, the older one keeps it.
+//!    is being deleted or whose selectors cannot be read, which gives nothing more, and what a machine has come to
+//!    have. Of two that may not have one address together, the older one keeps it.
 //! 2. Services that ask for an address get it, the oldest first.
 //! 3. The others get one they may share, or else the first free one, from the pools in the order of their names.
 //!    Addresses that some Service names as external ones come last: they are not its by right, and one Service
@@ -53,8 +54,19 @@ impl Inventory {
 
     /// Tells whether a machine has an address.
     pub fn is_machine(&self, address: IpAddr) -> bool {
-        let mut machines = self.machines().into_iter();
-        machines.any(|addresses| addresses.contains(&address))
+        self.machine_at(address).is_some()
+    }
+
+    /// Returns what kind of machine has an address.
+    fn machine_at(&self, address: IpAddr) -> Option<Holder> {
+        let machines = [
+            (&self.nodes, Holder::Node),
+            (&self.edges, Holder::Edge),
+            (&self.api_servers, Holder::ApiServer),
+        ];
+        let mut having = machines.into_iter();
+        let (_, holder) = having.find(|(addresses, _)| addresses.contains(&address))?;
+        Some(holder)
     }
 }
 
@@ -173,18 +185,18 @@ impl<'a> Claim<'a> {
         match asked.and_then(|wish| wish.addresses.get(&family)) {
             Some(asked) if *asked != address => Err(Problem::Asked(*asked)),
             _ if self.having(address).next().is_none() => Err(Problem::NotInPools(address)),
-            _ => ledger.may_join(address, self.service),
+            _ => ledger.may_join(address, self.service, true),
         }
     }
 
     /// Tells whether the Service may get an address that it does not have.
     fn may_get(&self, address: IpAddr, ledger: &Ledger<'_>) -> Result<(), Problem> {
         let having: Vec<(&str, &Pool)> = self.having(address).collect();
-        let (first, _) = having.first().ok_or(Problem::NotInPools(address))?;
-        if having.iter().all(|(_, pool)| pool.terminating) {
-            return Err(Problem::PoolTerminating((*first).to_owned()));
+        let (first, pool) = having.first().ok_or(Problem::NotInPools(address))?;
+        if having.iter().all(|(_, pool)| pool.is_closed()) {
+            return Err(Problem::of_closed(first, pool));
         }
-        ledger.may_join(address, self.service)
+        ledger.may_join(address, self.service, false)
     }
 
     /// Lists the pools that have an address and admit the Service.
@@ -230,11 +242,11 @@ impl<'a> Claim<'a> {
         }
         let pools = self.pools.iter().copied();
         let open = pools.filter(|(_, pool)| pool.auto_assign || !wish.pools.is_empty());
-        let (terminating, pools): (Vec<_>, Vec<_>) = open.partition(|(_, pool)| pool.terminating);
+        let (closed, pools): (Vec<_>, Vec<_>) = open.partition(|(_, pool)| pool.is_closed());
         let shared = ledger.shared(self.service).find(|address| {
             Family::of(*address) == family
                 && pools.iter().any(|(_, pool)| pool.contains(*address))
-                && ledger.may_join(*address, self.service).is_ok()
+                && ledger.may_join(*address, self.service, false).is_ok()
         });
         if let Some(address) = shared {
             return Ok(address);
@@ -243,11 +255,10 @@ impl<'a> Claim<'a> {
         let blocks = pools.iter().flat_map(|(_, pool)| &pool.blocks);
         let blocks: Vec<Block> = blocks.filter(of_family).copied().collect();
         if blocks.is_empty() {
-            let mut terminating = terminating.into_iter();
-            let had =
-                terminating.find(|(_, pool)| pool.blocks.iter().any(|block| of_family(&block)));
-            return Err(had.map_or(Problem::NoPool(family), |(name, _)| {
-                Problem::PoolTerminating(name.to_owned())
+            let mut closed = closed.into_iter();
+            let had = closed.find(|(_, pool)| pool.blocks.iter().any(|block| of_family(&block)));
+            return Err(had.map_or(Problem::NoPool(family), |(name, pool)| {
+                Problem::of_closed(name, pool)
             }));
         }
         let mut ways = [Search::Unnamed, Search::All].into_iter();
@@ -330,6 +341,7 @@ fn listed(text: &str) -> Vec<&str> {
 
 /// Who has which address.
 struct Ledger<'a> {
+    inventory: &'a Inventory,
     holders: BTreeMap<IpAddr, Holders<'a>>,
     /// Addresses by the key that their Services share them under.
     shared: BTreeMap<&'a str, BTreeSet<IpAddr>>,
@@ -372,6 +384,7 @@ impl<'a> Ledger<'a> {
             addresses.map(move |address| (*address, Holders::Other(holder.clone())))
         });
         Self {
+            inventory,
             // Of two holders the later one counts.
             holders: named.chain(foreign).chain(machines).collect(),
             shared: BTreeMap::new(),
@@ -392,21 +405,33 @@ impl<'a> Ledger<'a> {
         }
     }
 
-    /// Tells whether a Service may have an address, beside those that have it.
-    fn may_join(&self, address: IpAddr, service: &Service) -> Result<(), Problem> {
+    /// Tells whether a Service may have an address, beside those that have it; whether it is about one that the Service holds.
+    fn may_join(&self, address: IpAddr, service: &Service, is_held: bool) -> Result<(), Problem> {
         let conflict = |holder| Problem::Taken { address, holder };
+        // Also if others hold it already.
+        if !is_held && let Some(machine) = self.inventory.machine_at(address) {
+            return Err(conflict(machine));
+        }
         match self.holders.get(&address) {
             None | Some(Holders::Named) => Ok(()),
-            // Where both have it, it cannot be known which is wrong, and taking it away breaks one.
-            Some(Holders::Other(Holder::Foreign(name)))
-                if *name == service.name || service.held.contains(&address) =>
+            // Where both have it, it cannot be known which is wrong, and taking it away breaks one. What a Node says of
+            // its addresses anybody may say who has its credentials.
+            Some(Holders::Other(holder))
+                if is_held || *holder == Holder::Foreign(service.name.clone()) =>
             {
                 Ok(())
             }
             Some(Holders::Other(holder)) => Err(conflict(holder.clone())),
             Some(Holders::Services(others)) => {
-                let against =
-                    |other: &&Service| Some((other.name.clone(), may_share(service, other).err()?));
+                let lets_share = |key: &str, namespaces: [&str; 2]| {
+                    let pools = self.inventory.pools.values();
+                    let mut having = pools.filter(|pool| pool.contains(address));
+                    having.any(|pool| pool.lets_share(key, namespaces))
+                };
+                let against = |other: &&Service| {
+                    let holder = may_share(service, other, lets_share).err()?;
+                    Some((other.name.clone(), holder))
+                };
                 let first = others
                     .iter()
                     .filter_map(against)
@@ -443,11 +468,22 @@ impl<'a> Ledger<'a> {
 }
 
 /// Tells whether two Services may have one address together, else what is against it.
-fn may_share(service: &Service, other: &Service) -> Result<(), Holder> {
+///
+/// `lets_share` tells whether a pool lets Services of two namespaces share the address by a key: who may write Services
+/// in one namespace might guess or read the key of another one.
+fn may_share(
+    service: &Service,
+    other: &Service,
+    lets_share: impl Fn(&str, [&str; 2]) -> bool,
+) -> Result<(), Holder> {
     let name = || other.name.clone();
-    let key = service.request.sharing_key.as_ref();
-    if key.is_none() || key != other.request.sharing_key.as_ref() {
+    let keys = [service, other].map(|service| service.request.sharing_key.as_deref());
+    let Some(key) = keys[0].filter(|_| keys[0] == keys[1]) else {
         return Err(Holder::Service(name()));
+    };
+    let namespaces = [service, other].map(|service| service.name.namespace.as_str());
+    if namespaces[0] != namespaces[1] && !lets_share(key, namespaces) {
+        return Err(Holder::OtherNamespace(name()));
     }
     if let Some((protocol, port)) = service.ports.intersection(&other.ports).next() {
         return Err(Holder::Port(name(), *protocol, *port));

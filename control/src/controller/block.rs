@@ -91,8 +91,9 @@ impl Block {
         number(self.last) - number(self.first) + 1
     }
 
-    fn overlaps(&self, other: &IpNet) -> bool {
-        self.first <= other.broadcast() && other.network() <= self.last
+    /// Tells whether both have an address.
+    pub fn meets(&self, other: &Self) -> bool {
+        self.first <= other.last && other.first <= self.last
     }
 }
 
@@ -128,7 +129,10 @@ impl FromStr for Block {
         if block.last < block.first {
             return Err(BlockError::Order);
         }
-        match special().into_iter().find(|net| block.overlaps(net)) {
+        match special()
+            .into_iter()
+            .find(|net| block.meets(&Self::from(*net)))
+        {
             Some(network) => Err(BlockError::Special(network)),
             None => Ok(block),
         }
@@ -150,6 +154,36 @@ pub fn size(blocks: &[Block]) -> u128 {
         counted = Some(block.last);
     }
     size
+}
+
+/// Returns what blocks have and others have not.
+pub fn without<'a>(blocks: &[Block], others: impl IntoIterator<Item = &'a Block>) -> Vec<Block> {
+    let mut left = blocks.to_vec();
+    for other in others {
+        let parts = left.into_iter().flat_map(|block| {
+            if !block.meets(other) {
+                return [Some(block), None];
+            }
+            let before =
+                previous(other.first).filter(|last| block.first <= *last && *last <= block.last);
+            let behind =
+                next(other.last).filter(|first| block.first <= *first && *first <= block.last);
+            [
+                before.map(|last| Block { last, ..block }),
+                behind.map(|first| Block { first, ..block }),
+            ]
+        });
+        left = parts.flatten().collect();
+    }
+    left
+}
+
+/// Returns the address before this one; nothing before the first of its family.
+fn previous(address: IpAddr) -> Option<IpAddr> {
+    Some(match address {
+        IpAddr::V4(address) => Ipv4Addr::from_bits(address.to_bits().checked_sub(1)?).into(),
+        IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits().checked_sub(1)?).into(),
+    })
 }
 
 /// Returns the address behind this one; nothing behind the last of its family.
@@ -255,5 +289,39 @@ mod tests {
         let blocks: Vec<Block> = blocks.iter().map(|text| text.parse().unwrap()).collect();
         assert_eq!(size(&blocks), 16 + 1 + 4);
         assert_eq!(size(&[]), 0);
+    }
+
+    #[test]
+    fn what_others_have_is_cut_out() {
+        let blocks = |texts: &[&str]| -> Vec<Block> {
+            texts.iter().map(|text| text.parse().unwrap()).collect()
+        };
+        let all = blocks(&["192.0.2.0/28", "192.0.2.4-192.0.2.20", "2001:db8::/126"]);
+        for (others, left) in [
+            (
+                &[][..],
+                &["192.0.2.0/28", "192.0.2.4-192.0.2.20", "2001:db8::/126"][..],
+            ),
+            (
+                &["192.0.2.6"],
+                &[
+                    "192.0.2.0-192.0.2.5",
+                    "192.0.2.7-192.0.2.15",
+                    "192.0.2.4-192.0.2.5",
+                    "192.0.2.7-192.0.2.20",
+                    "2001:db8::/126",
+                ],
+            ),
+            (
+                &["192.0.2.0/24", "2001:db8::-2001:db8::2"],
+                &["2001:db8::3"],
+            ),
+            (
+                &["192.0.2.8-192.0.2.255", "2001:db8::/32"],
+                &["192.0.2.0/29", "192.0.2.4-192.0.2.7"],
+            ),
+        ] {
+            assert_eq!(without(&all, &blocks(others)), blocks(left), "{others:?}");
+        }
     }
 }

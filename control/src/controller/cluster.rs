@@ -11,7 +11,7 @@ use super::crd::PoolStatus;
 use super::deletion;
 use super::metrics::PoolValues;
 use super::mirror::Mirror;
-use super::objects::Labels;
+use super::objects::{Labels, Pool, Service};
 use super::refusal::Refusals;
 use super::status::{self, Notice, PoolSource, PoolWrite, Write};
 use crate::index::objects::ObjectName;
@@ -56,6 +56,8 @@ pub(super) struct Plan {
     /// Services that have what they want, and those that wait.
     pub(super) assigned: u64,
     pub(super) waiting: u64,
+    /// Addresses of Services that machines have come to have.
+    pub(super) claimed: BTreeSet<IpAddr>,
     /// Use of the pools.
     pub(super) usage: BTreeMap<String, PoolValues>,
 }
@@ -103,7 +105,7 @@ impl Cluster {
         let is_due = |name: &ObjectName| plan.pools.iter().any(|(pool, _)| pool == name);
         self.refusals.retain(is_due);
         self.plan_services(&mut plan, &inventory, &decisions, now);
-        self.plan_notices(&mut plan, &inventory);
+        self.plan_notices(&mut plan, &inventory, &decisions);
         let decided = self.services.objects().iter().filter_map(|(name, seen)| {
             let decision = decisions.get(name)?;
             Some((name.clone(), (seen.uid.clone(), decision.addresses.clone())))
@@ -121,10 +123,9 @@ impl Cluster {
             let addresses = had.chain(decision.addresses.iter().copied());
             held.extend(addresses.map(|address| (name, address)));
         }
-        let ours: BTreeSet<IpAddr> = held.iter().map(|(_, address)| *address).collect();
+        let ours = held.iter().map(|(_, address)| address);
         let foreign = inventory.foreign.keys();
         let taken = ours
-            .iter()
             .chain(inventory.machines().into_iter().flatten())
             .chain(foreign)
             .copied()
@@ -135,13 +136,30 @@ impl Cluster {
             .filter(|(_, seen)| deletion::is_guarded(&seen.finalizers));
         let guarded = guarded.map(|(name, _)| name.name.as_str()).collect();
         let at_stake = deletion::at_stake(inventory, &guarded, &held);
+        let mut counted = counted(inventory, &held);
+        // Of two with the same addresses the first counts them, but for one that is about to go.
+        let mut in_order: Vec<(&str, &Pool)> = inventory
+            .pools
+            .iter()
+            .map(|(name, pool)| (name.as_str(), pool))
+            .collect();
+        in_order.sort_by_key(|(_, pool)| pool.terminating);
         for (name, seen) in pools {
             let PoolSource { pool, .. } = &seen.source;
+            let is_itself = |(other, _): &&(&str, &Pool)| **other == *name.name;
+            let before_it = in_order.iter().take_while(|other| !is_itself(other));
+            let before_it: Vec<_> = before_it
+                .filter(|(_, pool)| !pool.terminating)
+                .copied()
+                .collect();
+            let ours = counted.remove(name.name.as_str()).unwrap_or_default();
             let users = at_stake
                 .iter()
                 .filter(|(_, address)| pool.terminating && pool.contains(*address));
             let users = users.map(|(user, _)| *user).collect();
-            let status = seen.source.status(&ours, &taken, &users, &seen.status, now);
+            let status = seen
+                .source
+                .status(&ours, &taken, &before_it, &users, &seen.status, now);
             let values = PoolValues {
                 used: status.used,
                 free_ipv4: status.free_ipv4,
@@ -184,12 +202,18 @@ impl Cluster {
     }
 
     /// Finds what is wrong with Services and was not; of a thousand that come together, some at a time.
-    fn plan_notices(&mut self, plan: &mut Plan, inventory: &Inventory) {
+    fn plan_notices(&mut self, plan: &mut Plan, inventory: &Inventory, decisions: &Decisions) {
         let mut published = BTreeMap::new();
         for (name, seen) in self.services.objects() {
             let served = seen.served.iter().copied();
             let of_machines = served.filter(|address| inventory.is_machine(*address));
-            let of_machines = index::problems_of_addresses(name, of_machines);
+            let mut of_machines = index::problems_of_addresses(name, of_machines);
+            let given = decisions.get(name).into_iter();
+            let given = given.flat_map(|decision| &decision.addresses).copied();
+            let claimed = given.filter(|address| inventory.is_machine(*address));
+            let claimed: Vec<IpAddr> = claimed.collect();
+            plan.claimed.extend(&claimed);
+            of_machines.extend(index::problems_of_claims(name, claimed.into_iter()));
             if seen.problems.is_empty() && of_machines.is_empty() {
                 continue;
             }
@@ -263,6 +287,35 @@ impl Cluster {
     }
 }
 
+/// Says which pool counts which of the addresses that Services hold: each is counted by one, of those that have it the first
+/// that gives it to a holder and is not about to go.
+fn counted<'a>(
+    inventory: &'a Inventory,
+    held: &[(&ObjectName, IpAddr)],
+) -> BTreeMap<&'a str, BTreeSet<IpAddr>> {
+    let mut holders: BTreeMap<IpAddr, Vec<&Service>> = BTreeMap::new();
+    for (name, address) in held {
+        let holders = holders.entry(*address).or_default();
+        holders.extend(inventory.services.get(*name));
+    }
+    let mut counted: BTreeMap<&str, BTreeSet<IpAddr>> = BTreeMap::new();
+    for (address, holders) in holders {
+        let having = inventory.pools.iter();
+        let having = having.filter(|(_, pool)| pool.contains(address));
+        let first = having.min_by_key(|(_, pool)| {
+            let admits = |service: &&Service| {
+                let namespace = inventory.namespaces.get(service.name.namespace.as_str());
+                pool.admits(&service.labels, namespace)
+            };
+            (pool.terminating, !holders.iter().any(admits))
+        });
+        if let Some((name, _)) = first {
+            counted.entry(name).or_default().insert(address);
+        }
+    }
+    counted
+}
+
 /// Compares what a pool has come to with what the API server has of it; nothing if they are equal.
 fn pool_write(
     name: &ObjectName,
@@ -298,22 +351,19 @@ fn pool_write(
 
 #[cfg(test)]
 mod tests {
-    use k8s_openapi::api::core::v1 as core;
-    use kube::runtime::watcher::Event;
-
     use super::*;
     use crate::controller::block::Family;
     use crate::controller::convert::{self, Classes};
     use crate::controller::deletion::FINALIZER;
-    use crate::controller::mirror::Versioned;
+    use crate::controller::mirror::Event;
     use crate::index::{Object, Rule};
-    use crate::kubernetes::convert::name as name_of;
+    use crate::kubernetes::schema::{self, name as name_of};
 
     const NOW: &str = "2026-11-21T12:00:00Z";
 
     /// A Service, older the smaller the number.
     fn service(name: &str, created: u8) -> (ObjectName, Seen) {
-        let service: core::Service = serde_json::from_value(json!({
+        let service: schema::Service = serde_json::from_value(json!({
             "metadata": {
                 "namespace": "test",
                 "name": name,
@@ -414,13 +464,7 @@ mod tests {
         );
         put_pool(&mut cluster, "a", &[FINALIZER], false);
         assert_eq!(finalizers(&mut cluster, "a"), None);
-        let (_, object) = service("web", 1);
-        let shown = Versioned {
-            name,
-            version: None,
-            object,
-        };
-        cluster.services.follow(Event::Delete(shown));
+        cluster.services.follow(Event::Delete(name));
         assert_eq!(finalizers(&mut cluster, "a"), Some(vec![]));
     }
 
@@ -453,6 +497,89 @@ mod tests {
         put_pool(&mut cluster, "b", &[FINALIZER], false);
         assert_eq!(finalizers(&mut cluster, "a"), Some(vec![]));
         assert_eq!(finalizers(&mut cluster, "b"), None);
+    }
+
+    #[test]
+    fn an_address_of_two_pools_is_counted_by_one_and_the_other_is_not_ready() {
+        let mut cluster = Cluster::default();
+        put_pool_of(&mut cluster, "a", "192.0.2.0/30", &[], false);
+        put_pool_of(&mut cluster, "b", "192.0.2.2-192.0.2.9", &[], false);
+        let (name, mut seen) = service("web", 1);
+        seen.ours.as_mut().unwrap().held = vec!["192.0.2.3".parse().unwrap()];
+        cluster.services.put(name, seen);
+        let told = |cluster: &mut Cluster| -> Vec<_> {
+            let plan = cluster.plan(NOW);
+            let pools = plan.pools.iter().map(|(name, write)| {
+                let status = &write.status.as_ref().unwrap()["status"];
+                let ready = &status["conditions"][0];
+                let text = |value: &serde_json::Value| value.as_str().unwrap().to_owned();
+                let values = plan.usage[name.name.as_str()];
+                assert_eq!(status["used"], values.used);
+                let about_a = text(&ready["message"]).contains("LoadBalancerPool a has too");
+                (
+                    values.used,
+                    values.free_ipv4,
+                    text(&ready["reason"]),
+                    about_a,
+                )
+            });
+            pools.collect()
+        };
+        let overlapping = [
+            (1, 3, "Valid".to_owned(), false),
+            (0, 6, "Overlap".to_owned(), true),
+        ];
+        assert_eq!(told(&mut cluster), overlapping);
+
+        // One that is about to go leaves them to the other.
+        put_pool_of(&mut cluster, "a", "192.0.2.0/30", &[FINALIZER], true);
+        let (used, free, ..) = &told(&mut cluster)[0];
+        assert_eq!((*used, *free), (0, 2));
+        let (used, free, reason, _) = &told(&mut cluster)[1];
+        assert_eq!((*used, *free, reason.as_str()), (1, 7, "Valid"));
+    }
+
+    #[test]
+    fn a_selector_that_cannot_be_read_takes_no_address_away() {
+        let mut cluster = cluster();
+        for (name, number) in [("held", 1), ("new", 2)] {
+            let (name, seen) = service(name, number);
+            cluster.services.put(name, seen);
+        }
+        let held = ObjectName::new("test", "held");
+        let mut seen = cluster.services.objects()[&held].clone();
+        seen.ours.as_mut().unwrap().held = vec!["192.0.2.3".parse().unwrap()];
+        seen.observed.ingress = vec![status::Ingress {
+            ip: Some("192.0.2.3".to_owned()),
+            ..status::Ingress::default()
+        }];
+        cluster.services.put(held, seen);
+        for typo in [
+            json!([{"key": "app", "operator": "In"}]),
+            json!([{"key": "app", "operator": "In", "values": []}]),
+            json!([{"key": "a pp", "operator": "Exists"}]),
+        ] {
+            cluster.forget();
+            let pool = serde_json::from_value(json!({
+                "apiVersion": "guideway.dev/v1alpha1",
+                "kind": "LoadBalancerPool",
+                "metadata": {"name": "a", "resourceVersion": "8"},
+                "spec": {
+                    "addresses": ["192.0.2.0/30"],
+                    "serviceSelector": {"matchExpressions": typo},
+                },
+            }));
+            cluster
+                .pools
+                .put(ObjectName::new("", "a"), convert::pool(&pool.unwrap()));
+            let plan = cluster.plan(NOW);
+            assert_eq!(told(&plan, "held").unwrap().2, ["192.0.2.3"], "{typo}");
+            let (reason, _, addresses) = told(&plan, "new").unwrap();
+            assert_eq!((reason.as_str(), addresses), ("PoolUnreadable", vec![]));
+            let ready = &plan.pools[0].1.status.as_ref().unwrap()["status"]["conditions"][0];
+            assert_eq!(ready["reason"], "InvalidSelector");
+            assert_eq!(plan.usage["a"].used, 1);
+        }
     }
 
     /// Tells which finalizers a pool is to get.
@@ -616,7 +743,7 @@ mod tests {
         cluster.api_servers.put(own("slice"), vec![address(3)]);
         cluster.edges.put(own("edges"), vec![address(4)]);
         let put = |cluster: &mut Cluster, external: &[&str]| {
-            let service: core::Service = serde_json::from_value(json!({
+            let service: schema::Service = serde_json::from_value(json!({
                 "metadata": {"namespace": "test", "name": "web", "uid": "7"},
                 "spec": {
                     "clusterIPs": ["10.96.0.1"], "externalIPs": external,

@@ -4,17 +4,17 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use k8s_openapi::api::core::v1 as core;
-use k8s_openapi::api::discovery::v1::EndpointSlice;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{self as meta, ObjectMeta};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::block::Family;
-use super::crd::{Condition, LoadBalancerPool, PoolStatus};
+use super::crd::{Condition, Pool, PoolStatus};
 use super::objects::{Labels, Request, Service};
 use super::status::{ADDRESS_ASSIGNED, Ingress, Observed, PoolSource};
 use crate::desired::Protocol;
+use crate::index::objects::ServicePort;
 use crate::index::{self, Options, Problem, Reading};
-use crate::kubernetes::convert::{self, name};
+use crate::kubernetes::presence;
+use crate::kubernetes::schema::{self, EndpointSlice, Node, ServiceSpec, ServiceStatus, name};
 
 const ADDRESSES: &str = "guideway.dev/addresses";
 const POOL: &str = "guideway.dev/pool";
@@ -60,17 +60,17 @@ pub(super) struct SeenPool {
 }
 
 impl Classes {
-    fn has(&self, spec: &core::ServiceSpec) -> bool {
+    fn has(&self, spec: &ServiceSpec) -> bool {
         is_load_balancer(spec)
             && match &spec.load_balancer_class {
-                Some(class) => *class == self.class,
+                Some(class) => **class == self.class,
                 None => self.default,
             }
     }
 
     /// Converts a Service.
-    pub(super) fn service(&self, service: &core::Service) -> Seen {
-        let nothing = core::ServiceSpec::default();
+    pub(super) fn service(&self, service: &schema::Service) -> Seen {
+        let nothing = ServiceSpec::default();
         let spec = service.spec.as_ref().unwrap_or(&nothing);
         let observed = observed(service.status.as_ref());
         let external = spec.external_ips.iter().flatten();
@@ -92,29 +92,29 @@ impl Classes {
                 && spec
                     .load_balancer_class
                     .as_ref()
-                    .is_some_and(|class| *class != self.class),
+                    .is_some_and(|class| **class != self.class),
             served: reading.external,
             problems: reading.problems,
         }
     }
 
     /// Reads a Service as agents do.
-    fn read(&self, service: &core::Service) -> Reading {
+    fn read(&self, service: &schema::Service) -> Reading {
         let options = Options {
             load_balancer_class: self.class.clone(),
             serve_unset_class: self.default,
             external_ips: self.external_ips.clone(),
             ..Options::default()
         };
-        index::read(&convert::service(service.clone()), &options)
+        index::read(&service.clone().into(), &options)
     }
 }
 
-fn is_load_balancer(spec: &core::ServiceSpec) -> bool {
+fn is_load_balancer(spec: &ServiceSpec) -> bool {
     spec.type_.as_deref() == Some("LoadBalancer")
 }
 
-fn wanted(metadata: &ObjectMeta, spec: &core::ServiceSpec, held: Vec<IpAddr>) -> Service {
+fn wanted(metadata: &ObjectMeta, spec: &ServiceSpec, held: Vec<IpAddr>) -> Service {
     let annotation = |key: &str| {
         let text = metadata.annotations.as_ref()?.get(key)?.trim();
         (!text.is_empty()).then(|| text.to_owned())
@@ -144,36 +144,37 @@ fn wanted(metadata: &ObjectMeta, spec: &core::ServiceSpec, held: Vec<IpAddr>) ->
     }
 }
 
-fn observed(status: Option<&core::ServiceStatus>) -> Observed {
+fn observed(status: Option<&ServiceStatus>) -> Observed {
     let ingress = status
         .and_then(|status| status.load_balancer.as_ref()?.ingress.as_ref())
         .into_iter()
         .flatten()
         .map(|ingress| Ingress {
-            ip: ingress.ip.clone(),
-            mode: ingress.ip_mode.clone(),
+            ip: ingress.ip.as_ref().map(ToString::to_string),
+            mode: ingress.ip_mode.as_ref().map(ToString::to_string),
             more: ingress.hostname.is_some() || ingress.ports.is_some(),
         });
     let conditions = status.and_then(|status| status.conditions.as_ref());
     let mut conditions = conditions.into_iter().flatten();
-    let ours = conditions.find(|condition| condition.type_ == ADDRESS_ASSIGNED);
+    let ours = conditions.find(|condition| condition.type_.as_deref() == Some(ADDRESS_ASSIGNED));
     Observed {
         ingress: ingress.collect(),
         condition: ours.map(condition),
     }
 }
 
-fn condition(condition: &meta::Condition) -> Condition {
+fn condition(condition: &schema::Condition) -> Condition {
+    let text = |text: &Option<String>| text.clone().unwrap_or_default();
     Condition {
-        kind: condition.type_.clone(),
-        status: condition.status.clone(),
-        reason: condition.reason.clone(),
-        message: condition.message.clone(),
-        last_transition_time: condition.last_transition_time.0.to_string(),
+        kind: text(&condition.type_),
+        status: text(&condition.status),
+        reason: text(&condition.reason),
+        message: text(&condition.message),
+        last_transition_time: text(&condition.last_transition_time),
     }
 }
 
-fn port(port: &core::ServicePort) -> Option<(Protocol, u16)> {
+fn port(port: &ServicePort) -> Option<(Protocol, u16)> {
     let protocol = match port.protocol.as_deref() {
         None | Some("TCP") => Protocol::Tcp,
         Some("UDP") => Protocol::Udp,
@@ -192,7 +193,7 @@ fn family(text: &str) -> Option<Family> {
 }
 
 /// Converts a pool.
-pub(super) fn pool(pool: &LoadBalancerPool) -> SeenPool {
+pub(super) fn pool(pool: &Pool) -> SeenPool {
     let mut source = PoolSource::new(&pool.spec);
     source.pool.terminating = pool.metadata.deletion_timestamp.is_some();
     SeenPool {
@@ -204,7 +205,7 @@ pub(super) fn pool(pool: &LoadBalancerPool) -> SeenPool {
 }
 
 /// Reads the addresses of a Node.
-pub(super) fn node(node: &core::Node) -> Vec<IpAddr> {
+pub(super) fn node(node: &Node) -> Vec<IpAddr> {
     let addresses = node
         .status
         .as_ref()
@@ -219,7 +220,7 @@ pub(super) fn node(node: &core::Node) -> Vec<IpAddr> {
 /// Reads the addresses of a slice.
 pub(super) fn api_servers(slice: &EndpointSlice) -> Vec<IpAddr> {
     let endpoints = slice.endpoints.iter().flatten();
-    let texts = endpoints.flat_map(|endpoint| &endpoint.addresses);
+    let texts = endpoints.flat_map(|endpoint| endpoint.addresses.iter().flatten());
     texts.filter_map(|text| index::address(text)).collect()
 }
 
@@ -227,8 +228,8 @@ pub(super) fn api_servers(slice: &EndpointSlice) -> Vec<IpAddr> {
 pub(super) fn edges(slice: &EndpointSlice) -> Vec<IpAddr> {
     let endpoints = slice.endpoints.iter().flatten();
     let outside = endpoints.filter(|endpoint| endpoint.node_name.is_none());
-    let texts = outside.filter_map(|endpoint| endpoint.addresses.first());
-    texts.filter_map(|text| convert::edge(text)).collect()
+    let texts = outside.filter_map(|endpoint| endpoint.addresses.as_ref()?.first());
+    texts.filter_map(|text| presence::edge(text)).collect()
 }
 
 /// Reads the labels of an object.
@@ -275,7 +276,7 @@ mod tests {
 
     #[test]
     fn addresses_are_read_as_agents_read_them() {
-        let service: core::Service = serde_json::from_value(json!({
+        let service: schema::Service = serde_json::from_value(json!({
             "spec": {"type": "ClusterIP", "externalIPs": ["192.000.2.07"]},
             "status": {"loadBalancer": {"ingress": [{"ip": "192.0.02.8"}]}},
         }))

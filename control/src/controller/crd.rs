@@ -5,10 +5,17 @@
     reason = "the derived schema is read from a copy of the struct inside of a function"
 )]
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
+use kube::core::Rule;
 use kube::{CustomResource, CustomResourceExt, KubeSchema};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+use super::selector::{
+    KEY, LONGEST_KEY, LONGEST_VALUE, MOST_PARTS, VALUE, WITH_VALUES, WITHOUT_VALUES,
+};
+use crate::kubernetes::schema;
 
 /// The condition of a pool that tells whether its specification is in force.
 pub const READY: &str = "Ready";
@@ -58,6 +65,12 @@ pub struct PoolSpec {
         "self.all(a, isIP(a) || (isCIDR(a) && cidr(a) == cidr(a).masked()) || \
          (a.split('-').size() == 2 && a.split('-').all(e, isIP(e.trim()))))"
     ).message("each is a CIDR without host bits, a range FIRST-LAST or an address"))]
+    #[x_kube(
+        validation = range_in_order(RANGE_RULES[0]),
+        validation = range_in_order(RANGE_RULES[1]),
+        validation = range_in_order(RANGE_RULES[2]),
+        validation = range_in_order(RANGE_RULES[3]),
+    )]
     pub addresses: Vec<String>,
     /// Which Services get addresses, by their labels; all if left out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -70,6 +83,22 @@ pub struct PoolSpec {
     /// Whether Services get addresses that name neither this pool nor an address.
     #[serde(default = "yes")]
     pub auto_assign: bool,
+    /// Keys by which Services of several namespaces may share an address of the pool. Within a namespace any key holds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 64))]
+    pub sharing: Option<Vec<SharingSpec>>,
+}
+
+/// A sharing key that holds in more than one namespace.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SharingSpec {
+    /// The key, as the annotation `guideway.dev/sharing-key` has it.
+    #[schemars(length(min = 1, max = 253))]
+    pub key: String,
+    /// The namespaces in which it is one key.
+    #[schemars(length(min = 1, max = 64), inner(length(min = 1, max = 63)))]
+    pub namespaces: Vec<String>,
 }
 
 /// What a pool has come to.
@@ -128,27 +157,95 @@ pub struct Condition {
     pub last_transition_time: String,
 }
 
+/// A pool as the API server has it: of its metadata and status what is read of them, whatever else stands there.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Pool {
+    #[serde(deserialize_with = "schema::metadata")]
+    pub(crate) metadata: ObjectMeta,
+    pub(crate) spec: PoolSpec,
+    /// Nothing where it was written by something else; it is written anew then.
+    #[serde(deserialize_with = "schema::or_nothing")]
+    pub(crate) status: Option<PoolStatus>,
+}
+
+schema::resources! {
+    Pool: LoadBalancerPool, false;
+}
+
 fn yes() -> bool {
     true
 }
 
-/// The schema of a label selector, which `k8s-openapi` has behind a feature only.
+/// The first prefix length of each rule about ranges: one rule for all would cost more than the API server grants.
+const RANGE_RULES: [u32; 4] = [0, 32, 64, 96];
+
+/// A rule that ranges do not end before they begin, for those whose ends differ first in one of 32 bits.
+///
+/// CEL does not compare addresses. Of two in order, the first has a zero where they differ first: the network of all bits
+/// before then has the same address as that of one bit more. The API server bounds what rules may cost by the lengths
+/// of texts, which it knows of parts of other texts, but not of numbers as text: so these are cut out of one.
+fn range_in_order(from: u32) -> Rule {
+    let first = "a.substring(0, a.indexOf('-')).trim()";
+    let last = "a.substring(a.indexOf('-') + 1).trim()";
+    let bits = 32;
+    let lengths: String = (from..=from + bits)
+        .map(|length| format!("{length:3}"))
+        .collect();
+    let network = |bit: &str| {
+        format!("cidr({first} + '/' + '{lengths}'.substring(3 * ({bit}), 3 * ({bit}) + 3).trim())")
+    };
+    let (before, behind) = (network("i"), network("i + 1"));
+    let every: Vec<String> = (0..bits).map(|bit| bit.to_string()).collect();
+    // IPv4 has no more than the first rule looks at.
+    let family = if from < bits {
+        format!("ip({first}).family() == ip({last}).family() && ")
+    } else {
+        format!("ip({first}).family() == 4 || ")
+    };
+    let rule = format!(
+        "self.all(a, !a.contains('-') || !isIP({first}) || !isIP({last}) || ({family}\
+         [{}].all(i, !{before}.containsIP({last}) || {behind}.containsIP({last}) || \
+         {before}.masked().ip() == {behind}.masked().ip())))",
+        every.join(", ")
+    );
+    Rule::new(rule)
+        .message("both ends of a range are of one family, and the first is not behind the last")
+}
+
+/// The schema of a label selector, which `k8s-openapi` has behind a feature only, with the rules of Kubernetes.
 fn label_selector(_: &mut SchemaGenerator) -> Schema {
+    let value = json!({"type": "string", "maxLength": LONGEST_VALUE, "pattern": VALUE});
+    let operators = [WITH_VALUES, WITHOUT_VALUES].concat();
+    let needs = format!("self.operator in ['{}']", WITH_VALUES.join("', '"));
     json_schema!({
         "type": "object",
         "nullable": true,
         "properties": {
-            "matchLabels": {"type": "object", "additionalProperties": {"type": "string"}},
+            "matchLabels": {
+                "type": "object",
+                "maxProperties": MOST_PARTS,
+                "additionalProperties": value,
+                "x-kubernetes-validations": [{
+                    "rule": format!("self.all(k, k.size() <= {LONGEST_KEY} && k.matches('{KEY}'))"),
+                    "message": "each key is one that a label can have",
+                }],
+            },
             "matchExpressions": {
                 "type": "array",
+                "maxItems": MOST_PARTS,
                 "items": {
                     "type": "object",
                     "required": ["key", "operator"],
                     "properties": {
-                        "key": {"type": "string"},
-                        "operator": {"type": "string", "enum": ["In", "NotIn", "Exists", "DoesNotExist"]},
-                        "values": {"type": "array", "items": {"type": "string"}},
+                        "key": {"type": "string", "maxLength": LONGEST_KEY, "pattern": KEY},
+                        "operator": {"type": "string", "enum": operators},
+                        "values": {"type": "array", "maxItems": MOST_PARTS, "items": value},
                     },
+                    "x-kubernetes-validations": [{
+                        "rule": format!("({needs}) == (has(self.values) && self.values.size() > 0)"),
+                        "message": "In and NotIn need values, Exists and DoesNotExist take none",
+                    }],
                 },
             },
         },

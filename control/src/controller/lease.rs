@@ -7,8 +7,7 @@
 
 use std::time::Duration;
 
-use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::jiff::Timestamp;
 use kube::Api;
 use kube::api::PostParams;
@@ -16,7 +15,9 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::MANAGER;
+use crate::chain::chain;
 use crate::kubernetes::request_errors::{Purpose, RequestErrors};
+use crate::kubernetes::schema::{Lease, LeaseSpec, micro_time};
 
 /// Name of the Lease.
 pub const LEASE: &str = "guideway-controller";
@@ -76,26 +77,25 @@ impl Candidate {
         loop {
             let asked = Instant::now();
             let outcome = tokio::time::timeout(pause, self.stand()).await;
-            if !matches!(outcome, Ok(Ok(_))) {
-                self.request_errors.count(Purpose::Lease);
-            }
-            match outcome {
-                Ok(Ok(leads)) => {
-                    let until = leads.then_some(asked + self.duration * 2 / 3);
-                    term.send_if_modified(|term| {
-                        // A term that ran out unnoticed has turned too.
-                        let turned = term.is_leading() != leads;
-                        if turned {
-                            tracing::info!(leads, "leader election");
-                        }
-                        term.number += u64::from(turned && leads);
-                        term.until = until;
-                        turned
-                    });
-                }
-                // What the term has left is what there is to find out.
-                Ok(Err(error)) => tracing::warn!(%error, "cannot renew or read the Lease"),
-                Err(_) => tracing::warn!("the API server does not answer about the Lease"),
+            let failed = match &outcome {
+                Ok(Ok(_)) => Ok(()),
+                Ok(Err(error)) => Err(chain(error)),
+                Err(_) => Err("the API server does not answer in time".to_owned()),
+            };
+            self.request_errors.take(Purpose::Lease, failed);
+            // What the term has left is what there is to find out where that failed.
+            if let Ok(Ok(leads)) = outcome {
+                let until = leads.then_some(asked + self.duration * 2 / 3);
+                term.send_if_modified(|term| {
+                    // A term that ran out unnoticed has turned too.
+                    let turned = term.is_leading() != leads;
+                    if turned {
+                        tracing::info!(leads, "leader election");
+                    }
+                    term.number += u64::from(turned && leads);
+                    term.until = until;
+                    turned
+                });
             }
             tokio::select! {
                 () = tokio::time::sleep(pause) => {}
@@ -141,7 +141,7 @@ impl Candidate {
 
     /// Says of the Lease that this process has it from now on.
     fn renewed(&self, spec: &LeaseSpec) -> LeaseSpec {
-        let now = MicroTime(Timestamp::now());
+        let now = micro_time(Timestamp::now());
         let mine = spec.holder_identity.as_deref() == Some(&self.identity);
         let transitions = spec.lease_transitions.unwrap_or(0);
         LeaseSpec {
@@ -154,7 +154,6 @@ impl Candidate {
                 .or(Some(now.clone())),
             renew_time: Some(now),
             lease_transitions: Some(if mine { transitions } else { transitions + 1 }),
-            ..LeaseSpec::default()
         }
     }
 

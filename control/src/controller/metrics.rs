@@ -19,6 +19,8 @@ pub struct Values {
     pub assigned: u64,
     /// Services that wait for an address.
     pub waiting: u64,
+    /// Addresses of Services that machines have come to have.
+    pub claimed: u64,
     /// Used and free addresses, by pool.
     pub pools: BTreeMap<String, PoolValues>,
     /// Writes by what was written and whether it went well.
@@ -45,6 +47,7 @@ impl Values {
     pub(super) fn forget(&mut self) {
         self.assigned = 0;
         self.waiting = 0;
+        self.claimed = 0;
         self.pools.clear();
     }
 }
@@ -74,6 +77,12 @@ impl Collector for Values {
                 .encode_family(&[("state", state)])?
                 .encode_gauge(&number)?;
         }
+        gauge(
+            &mut encoder,
+            "controller_claimed_addresses",
+            "Addresses of Services that a machine has come to have too",
+        )?
+        .encode_gauge(&self.claimed)?;
         let mut used = gauge(
             &mut encoder,
             "controller_pool_used_addresses",
@@ -138,6 +147,7 @@ mod tests {
             leads: true,
             assigned: 3,
             waiting: 1,
+            claimed: 2,
             pools: [(
                 "a".to_owned(),
                 PoolValues {
@@ -161,6 +171,7 @@ mod tests {
         for line in [
             "guideway_controller_leader 1",
             "guideway_controller_services{state=\"waiting\"} 1",
+            "guideway_controller_claimed_addresses 2",
             "guideway_controller_pool_used_addresses{pool=\"a\"} 3",
             "guideway_controller_pool_free_addresses{pool=\"a\",family=\"ipv4\"} 13",
             "guideway_controller_writes_total{object=\"service\",result=\"failure\"} 2",

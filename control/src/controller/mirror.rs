@@ -7,10 +7,9 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::runtime::watcher::Event;
 
 use crate::index::objects::ObjectName;
-use crate::kubernetes::convert::name;
+use crate::kubernetes::schema::name;
 
 /// The objects of one kind as the API server has them.
 #[derive(Debug)]
@@ -21,6 +20,23 @@ pub(super) struct Mirror<T> {
     complete: bool,
     /// The versions of answers to writes that the watch has not come to yet.
     ahead: BTreeMap<ObjectName, u64>,
+}
+
+/// What a watch tells.
+#[derive(Debug)]
+pub(super) enum Event<T> {
+    /// A list begins.
+    Init,
+    /// An object of the list.
+    InitApply(Versioned<T>),
+    /// An object of the list that cannot be read.
+    InitUnreadable(ObjectName),
+    /// The list was complete.
+    InitDone,
+    /// An object is new, or was changed.
+    Apply(Versioned<T>),
+    /// An object is gone.
+    Delete(ObjectName),
 }
 
 /// An object as the API server tells of it.
@@ -67,7 +83,7 @@ impl<T: Clone + PartialEq> Mirror<T> {
     }
 
     /// Follows an event; tells whether anything changed.
-    pub(super) fn follow(&mut self, event: Event<Versioned<T>>) -> bool {
+    pub(super) fn follow(&mut self, event: Event<T>) -> bool {
         match event {
             Event::Init => {
                 self.listed = Some(BTreeMap::new());
@@ -78,6 +94,14 @@ impl<T: Clone + PartialEq> Mirror<T> {
             Event::InitApply(shown) => {
                 let listed = self.listed.get_or_insert_default();
                 listed.insert(shown.name, (shown.version, shown.object));
+                false
+            }
+            Event::InitUnreadable(name) => {
+                // It stays as it was.
+                if let Some(known) = self.objects.get(&name).cloned() {
+                    let listed = self.listed.get_or_insert_default();
+                    listed.insert(name, (None, known));
+                }
                 false
             }
             Event::InitDone => {
@@ -104,9 +128,9 @@ impl<T: Clone + PartialEq> Mirror<T> {
                 self.ahead.remove(&shown.name);
                 self.put(shown.name, shown.object)
             }
-            Event::Delete(shown) => {
-                self.ahead.remove(&shown.name);
-                self.objects.remove(&shown.name).is_some()
+            Event::Delete(name) => {
+                self.ahead.remove(&name);
+                self.objects.remove(&name).is_some()
             }
         }
     }
@@ -175,6 +199,21 @@ mod tests {
     }
 
     #[test]
+    fn what_cannot_be_read_stays_as_it_was() {
+        let mut mirror = Mirror::default();
+        mirror.follow(Event::Apply(named("a", 1)));
+        let unreadable = |name| Event::InitUnreadable(ObjectName::new("", name));
+        mirror.follow(Event::Init);
+        mirror.follow(unreadable("a"));
+        mirror.follow(unreadable("b"));
+        mirror.follow(Event::InitDone);
+        assert_eq!(mirror.objects().values().collect::<Vec<_>>(), [&1]);
+        mirror.follow(Event::Init);
+        assert!(mirror.follow(Event::InitDone), "it is gone");
+        assert!(mirror.objects().is_empty());
+    }
+
+    #[test]
     fn what_says_nothing_new_is_no_change() {
         let mut mirror = Mirror::default();
         mirror.follow(Event::Init);
@@ -182,8 +221,8 @@ mod tests {
         assert!(mirror.follow(Event::Apply(named("a", 1))));
         assert!(!mirror.follow(Event::Apply(named("a", 1))));
         assert!(mirror.follow(Event::Apply(named("a", 2))));
-        assert!(mirror.follow(Event::Delete(named("a", 2))));
-        assert!(!mirror.follow(Event::Delete(named("a", 2))));
+        assert!(mirror.follow(Event::Delete(ObjectName::new("", "a"))));
+        assert!(!mirror.follow(Event::Delete(ObjectName::new("", "a"))));
     }
 
     #[test]
@@ -195,7 +234,7 @@ mod tests {
         assert!(mirror.follow(Event::Apply(versioned("a", "11", 11))));
         // A deletion and a list count whatever the versions.
         mirror.take_answer(versioned("a", "20", 20));
-        assert!(mirror.follow(Event::Delete(versioned("a", "19", 19))));
+        assert!(mirror.follow(Event::Delete(ObjectName::new("", "a"))));
         assert!(mirror.follow(Event::Apply(versioned("a", "5", 5))));
         mirror.take_answer(versioned("a", "20", 20));
         mirror.follow(Event::Init);

@@ -25,6 +25,11 @@ pub struct Pool {
     pub auto_assign: bool,
     /// Whether the pool is being deleted: Services keep its addresses, and none gets another one.
     pub terminating: bool,
+    /// Whether it cannot be read for whom the pool is: Services keep its addresses, whoever they are, and none gets
+    /// another one.
+    pub unreadable: bool,
+    /// The namespaces whose Services may share an address of the pool by a key, by the key.
+    pub sharing: BTreeMap<String, BTreeSet<String>>,
 }
 
 impl Pool {
@@ -41,6 +46,17 @@ impl Pool {
             None => self.namespaces.selects_all(),
         };
         self.services.matches(service) && in_namespace
+    }
+
+    /// Tells whether Services keep its addresses and none gets another one.
+    pub fn is_closed(&self) -> bool {
+        self.terminating || self.unreadable
+    }
+
+    /// Tells whether Services of both namespaces may share an address of the pool by a key.
+    pub fn lets_share(&self, key: &str, namespaces: [&str; 2]) -> bool {
+        let named = self.sharing.get(key);
+        named.is_some_and(|named| namespaces.iter().all(|one| named.contains(*one)))
     }
 }
 

@@ -1,21 +1,25 @@
 //! What the controller writes: the status of Services and of pools, and what Events tell of it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::IpAddr;
 
 use serde_json::{Value, json};
 
 use super::allocate::{self, Decision};
-use super::block::{Block, Family};
+use super::block::{self, Block, Family};
 use super::crd::{BlockStatus, Condition, PoolSpec, PoolStatus, READY};
 use super::deletion::{self, TERMINATING};
 use super::objects::{Pool, Service};
+use super::selector;
 use crate::index;
 use crate::index::objects::ObjectName;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 
 /// The condition of a Service that tells whether it has its addresses.
 pub const ADDRESS_ASSIGNED: &str = "guideway.dev/AddressAssigned";
+/// Why a pool that has addresses of another one is not ready, in a word.
+const OVERLAP: &str = "Overlap";
 
 /// What the status of a Service says, as far as it is the controller's.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -216,10 +220,10 @@ fn same(one: &Condition, other: &Condition) -> bool {
 fn notices(given: &[IpAddr], decision: &Decision, told: bool) -> Vec<Notice> {
     let lost = decision.lost.iter().map(|(address, problem)| Notice {
         warning: !problem.is_wish(),
-        reason: match problem {
-            problem if problem.is_machine() => problem.reason(),
-            problem if problem.is_conflict() => "AddressConflict",
-            _ => "AddressReleased",
+        reason: if problem.is_conflict() {
+            "AddressConflict"
+        } else {
+            "AddressReleased"
         },
         text: format!("took {address} back: {problem}"),
     });
@@ -272,37 +276,52 @@ impl PoolSource {
                 }
             }
         }
-        let mut blocks: Vec<Block> = entries.iter().filter_map(|(_, block)| *block).collect();
-        let mut selector = |selector: &Option<_>| {
-            let selector = selector.clone().unwrap_or_default();
-            kube::core::Selector::try_from(selector).unwrap_or_else(|error| {
-                // Whom it was meant for is unknown: nobody gets anything.
-                blocks.clear();
-                problem = Some(("InvalidSelector", format!("nothing is handed out: {error}")));
-                kube::core::Selector::default()
+        let read = |field: &str, selector: Option<&LabelSelector>| {
+            selector::read(selector).map_err(|error| {
+                format!(
+                    "spec.{field}: {error}; until it can be read the pool gives no addresses, and Services keep those \
+                     that they have"
+                )
             })
         };
-        let services = selector(&spec.service_selector);
-        let namespaces = selector(&spec.namespace_selector);
+        let services = read("serviceSelector", spec.service_selector.as_ref());
+        let namespaces = read("namespaceSelector", spec.namespace_selector.as_ref());
+        let selectors = services.and_then(|services| Ok((services, namespaces?)));
+        let unreadable = selectors.is_err();
+        // Who has an address of it may be whom it was meant for.
+        let (services, namespaces) = selectors.unwrap_or_else(|text| {
+            problem = Some(("InvalidSelector", text));
+            Default::default()
+        });
+        let mut sharing: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+        for shared in spec.sharing.iter().flatten() {
+            let named = sharing.entry(shared.key.clone()).or_default();
+            named.extend(shared.namespaces.iter().cloned());
+        }
+        let blocks = entries.iter().filter_map(|(_, block)| *block).collect();
         Self {
-            entries,
-            problem,
             pool: Pool {
                 blocks,
                 services,
                 namespaces,
                 auto_assign: spec.auto_assign,
                 terminating: false,
+                unreadable,
+                sharing,
             },
+            entries,
+            problem,
         }
     }
 
     /// Says what the pool has come to: `ours` are the addresses that Services have from the
-    /// controller, `taken` all that somebody has, `users` the Services that keep it from being deleted.
+    /// controller and that it counts, `taken` all that somebody has, `before_it` the pools that count what it has too,
+    /// `users` the Services that keep it from being deleted.
     pub fn status(
         &self,
         ours: &BTreeSet<IpAddr>,
         taken: &BTreeSet<IpAddr>,
+        before_it: &[(&str, &Pool)],
         users: &BTreeSet<&ObjectName>,
         before: &PoolStatus,
         now: &str,
@@ -328,14 +347,19 @@ impl PoolSource {
                 used += 1;
             }
         }
+        let others = before_it.iter().flat_map(|(_, pool)| &pool.blocks);
+        let counted = block::without(&self.pool.blocks, others);
         let free = |family| {
-            let (used, size) = allocate::usage(&self.pool.blocks, family, taken);
+            let (used, size) = allocate::usage(&counted, family, taken);
             i64::try_from(size - used).unwrap_or(i64::MAX)
         };
         let (status, reason, message) = match &self.problem {
             _ if self.pool.terminating => ("False", TERMINATING, deletion::message(users)),
-            None => ("True", "Valid", String::new()),
             Some((reason, message)) => ("False", *reason, message.clone()),
+            None => match self.overlap(before_it) {
+                Some(message) => ("False", OVERLAP, message),
+                None => ("True", "Valid", String::new()),
+            },
         };
         let ready = Condition {
             kind: READY.to_owned(),
@@ -352,6 +376,21 @@ impl PoolSource {
             blocks,
             conditions: vec![since(told, now, ready)],
         }
+    }
+
+    /// Says which addresses another pool has too.
+    fn overlap(&self, before_it: &[(&str, &Pool)]) -> Option<String> {
+        let entries = self.entries.iter();
+        let mut entries = entries.filter_map(|(text, block)| Some((text, (*block)?)));
+        entries.find_map(|(text, block)| {
+            let mut pools = before_it.iter();
+            let meets = |other: &&Block| other.meets(&block);
+            let (name, _) = pools.find(|(_, pool)| pool.blocks.iter().any(|other| meets(&other)))?;
+            Some(format!(
+                "spec.addresses {text:?} has addresses that LoadBalancerPool {name} has too, which counts them; take them \
+                 out of one of the two"
+            ))
+        })
     }
 }
 
@@ -507,10 +546,7 @@ mod tests {
     #[test]
     fn events_tell_what_was_taken_given_and_refused() {
         let service_ = web(&[Family::V4], false);
-        let node = Problem::Taken {
-            address: ip("192.0.2.1"),
-            holder: Holder::Node,
-        };
+        let foreign = Problem::NotInPools(ip("192.0.2.1"));
         let first = service(
             &service_,
             &Observed::default(),
@@ -519,7 +555,7 @@ mod tests {
         )
         .unwrap();
         let moved = Decision {
-            lost: vec![(ip("192.0.2.1"), node)],
+            lost: vec![(ip("192.0.2.1"), foreign)],
             ..decision(&["192.0.2.2"], None)
         };
         let write = service(&service_, &written(&first), &moved, NOW).unwrap();
@@ -528,10 +564,10 @@ mod tests {
             .iter()
             .map(|notice| (notice.warning, notice.reason))
             .collect();
-        assert_eq!(told, [(true, "AddressIsNode"), (false, "IPAllocated")]);
+        assert_eq!(told, [(true, "AddressReleased"), (false, "IPAllocated")]);
         assert_eq!(
             write.notices[0].text,
-            "took 192.0.2.1 back: 192.0.2.1 is an address of a Node"
+            "took 192.0.2.1 back: 192.0.2.1 is in no LoadBalancerPool that is open to this Service"
         );
         let taken = |holder| Problem::Taken {
             address: ip("192.0.2.2"),
@@ -571,7 +607,7 @@ mod tests {
             .into();
         let source = PoolSource::new(&spec);
         let users = BTreeSet::new();
-        let status = source.status(&ours, &taken, &users, &PoolStatus::default(), NOW);
+        let status = source.status(&ours, &taken, &[], &users, &PoolStatus::default(), NOW);
         let used: Vec<i64> = status.blocks.iter().map(|block| block.used).collect();
         assert_eq!(used, [1, 1, 1, 0]);
         assert_eq!(
@@ -579,7 +615,7 @@ mod tests {
             (3, 252, 0)
         );
         assert_eq!(status.conditions[0].reason, "InvalidAddresses");
-        let again = source.status(&ours, &taken, &users, &status, "later");
+        let again = source.status(&ours, &taken, &[], &users, &status, "later");
         assert_eq!(again, status);
     }
 
@@ -591,7 +627,7 @@ mod tests {
         };
         let (none, users) = (BTreeSet::new(), BTreeSet::new());
         let before = PoolStatus::default();
-        let status = PoolSource::new(&spec).status(&none, &none, &users, &before, NOW);
+        let status = PoolSource::new(&spec).status(&none, &none, &[], &users, &before, NOW);
         assert_eq!(status.free_ipv6, i64::MAX);
     }
 }

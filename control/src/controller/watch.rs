@@ -4,34 +4,34 @@
 //! their end, and nothing while another controller leads. A write that fails, or that somebody undoes, is tried
 //! again with growing pauses.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
 use std::net::IpAddr;
 use std::time::Duration;
 
 use futures_util::stream::{BoxStream, select_all};
-use futures_util::{Stream, StreamExt, TryStreamExt};
-use k8s_openapi::api::core::v1::{Namespace, Secret, Service};
+use futures_util::{Stream, StreamExt};
+use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::jiff::Timestamp;
-use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client};
 use tokio::sync::watch as channel;
 use tokio::time::Instant;
 
 use super::cluster::Cluster;
 use super::convert::{self, Classes, Seen, SeenPool};
-use super::crd::LoadBalancerPool;
+use super::crd::Pool;
 use super::lease::Term;
 use super::metrics::Values;
-use super::mirror::Versioned;
+use super::mirror::{Event, Versioned};
 use super::objects::Labels;
 use super::pacer::{Object, Pacer};
 use super::seed;
 use super::write::{WriteError, Writer};
-use crate::index::objects::{API_SERVICE, SERVICE_NAME};
-use crate::kubernetes::client::SEED_SECRET;
-use crate::kubernetes::relist;
+use crate::chain::chain;
+use crate::index::objects::{API_SERVICE, ObjectName, SERVICE_NAME};
+use crate::kubernetes::relist::{self, Selection, Shown, WatchError};
 use crate::kubernetes::request_errors::Purpose;
+use crate::kubernetes::schema::{self, Namespace, Service, Unreadable};
 use crate::timer::sleep_until;
 
 /// Events taken before something is decided.
@@ -62,9 +62,15 @@ enum Told {
 }
 
 /// An event about an object; in a box, since the kinds differ much in size.
-type Boxed<T> = Box<Event<Versioned<T>>>;
+type Boxed<T> = Box<Event<T>>;
 
-type Heard = Result<Told, (&'static str, watcher::Error)>;
+/// What is heard of a watch.
+struct Heard {
+    /// The watch.
+    kind: &'static str,
+    /// Nothing where the server only lets know that it tells of changes.
+    told: Result<Option<Told>, WatchError>,
+}
 
 /// Follows the API, and writes what follows from it, for ever.
 pub(super) async fn follow(
@@ -78,6 +84,7 @@ pub(super) async fn follow(
     let mut events = watches(&client, &scope).ready_chunks(EVENTS_AT_ONCE);
     let mut cluster = Cluster::new(scope.api_server);
     let classes = scope.classes;
+    let mut broken = Broken::default();
     let mut pacer = Pacer::default();
     let mut term = Term::default();
     // When to see to the seed, which agents wait for, whatever else is missing.
@@ -87,11 +94,12 @@ pub(super) async fn follow(
         let is_ready = leads && cluster.missing().is_empty();
         tokio::select! {
             Some(heard) = events.next() => {
-                for heard in heard {
-                    match heard {
-                        Ok(told) => pacer.dirty |= take(&mut cluster, told),
-                        Err((kind, error)) => {
-                            tracing::warn!(kind, error = ?error, "a watch failed; it is begun again");
+                for Heard { kind, told } in heard {
+                    broken.note(kind, told.as_ref().err());
+                    match told {
+                        Ok(Some(told)) => pacer.dirty |= take(&mut cluster, told),
+                        Ok(None) => {}
+                        Err(_) => {
                             values.send_modify(|values| *values.watch_errors.entry(kind).or_default() += 1);
                         }
                     }
@@ -113,10 +121,7 @@ pub(super) async fn follow(
             () = sleep_until(seed_due), if leads => {
                 seed_due = match writer.counted(Purpose::Seed, seed::ensure(&secrets)).await {
                     Ok(()) => None,
-                    Err(error) => {
-                        tracing::error!(%error, secret = SEED_SECRET, "no seed of the flow hash: agents wait for it");
-                        Some(Instant::now() + SEED_PAUSE)
-                    }
+                    Err(_) => Some(Instant::now() + SEED_PAUSE),
                 };
             }
             () = pacer.due(), if is_ready => {
@@ -141,6 +146,7 @@ async fn act(
         values.assigned = plan.assigned;
         values.waiting = plan.waiting;
         values.pools = plan.usage;
+        values.claimed = plan.claimed.len() as u64;
     });
     let mut more = false;
     let mut uncounted = Vec::new();
@@ -203,13 +209,13 @@ async fn act(
     more || plan.has_more
 }
 
-fn shown(pool: &LoadBalancerPool) -> Versioned<SeenPool> {
+fn shown(pool: &Pool) -> Versioned<SeenPool> {
     Versioned::new(&pool.metadata, convert::pool(pool))
 }
 
 fn count(values: &channel::Sender<Values>, (object, name): &Object, error: Option<&WriteError>) {
     if let Some(error) = error {
-        tracing::warn!(object, %name, error = ?error, "cannot write; it is tried again");
+        tracing::warn!(object, %name, error = chain(error), "cannot write; it is tried again");
     }
     values.send_modify(|values| *values.writes.entry((*object, error.is_none())).or_default() += 1);
 }
@@ -220,6 +226,65 @@ fn now() -> String {
     Timestamp::from_second(seconds)
         .unwrap_or_default()
         .to_string()
+}
+
+/// The watches that failed last, each with the reason, which is logged once.
+#[derive(Default)]
+struct Broken(BTreeMap<&'static str, String>);
+
+impl Broken {
+    fn note(&mut self, kind: &'static str, error: Option<&WatchError>) {
+        match error.map(|error| chain(error)) {
+            Some(reason) if self.0.get(kind) == Some(&reason) => {}
+            Some(reason) => {
+                tracing::warn!(kind, reason, "cannot watch; what is known stays in force");
+                self.0.insert(kind, reason);
+            }
+            None => {
+                if self.0.remove(kind).is_some() {
+                    tracing::info!(kind, "the API server tells of changes again");
+                }
+            }
+        }
+    }
+}
+
+/// The objects of a watch that cannot be read, each with the reason, which is logged once.
+struct UnreadableObjects {
+    kind: &'static str,
+    reasons: BTreeMap<ObjectName, String>,
+}
+
+impl UnreadableObjects {
+    /// Returns an object that can be read, or the name of one that cannot.
+    fn sort_out<K: kube::Resource>(&mut self, shown: Shown<K>) -> Result<K, ObjectName> {
+        match shown {
+            Ok(object) => {
+                if !self.reasons.is_empty() {
+                    self.reasons.remove(&schema::name(object.meta()));
+                }
+                Ok(object)
+            }
+            Err(Unreadable { name, reason, .. }) => {
+                let before = self.reasons.insert(name.clone(), reason.clone());
+                if before.as_ref() != Some(&reason) {
+                    let kind = self.kind;
+                    tracing::warn!(kind, %name, reason, "an object cannot be read; what it was before stays in force");
+                }
+                Err(name)
+            }
+        }
+    }
+
+    /// Returns the name of an object that is gone.
+    fn forget<K: kube::Resource>(&mut self, shown: &Shown<K>) -> ObjectName {
+        let name = match shown {
+            Ok(object) => schema::name(object.meta()),
+            Err(unreadable) => unreadable.name.clone(),
+        };
+        self.reasons.remove(&name);
+        name
+    }
 }
 
 fn take(cluster: &mut Cluster, told: Told) -> bool {
@@ -235,9 +300,9 @@ fn take(cluster: &mut Cluster, told: Told) -> bool {
 
 fn watches(client: &Client, scope: &Scope) -> impl Stream<Item = Heard> + use<> {
     let classes = scope.classes.clone();
-    let all = watcher::Config::default;
+    let all = Selection::default;
     let slices_of = |namespace: &str, service: &str| {
-        let config = all().labels(&format!("{SERVICE_NAME}={service}"));
+        let config = Selection::labels(&format!("{SERVICE_NAME}={service}"));
         relist::watch(Api::namespaced(client.clone(), namespace), config)
     };
     let (namespace, service) = API_SERVICE;
@@ -283,7 +348,7 @@ fn watches(client: &Client, scope: &Scope) -> impl Stream<Item = Heard> + use<> 
 
 fn heard<K, T>(
     kind: &'static str,
-    events: impl Stream<Item = watcher::Result<Event<K>>> + Send + 'static,
+    events: impl Stream<Item = Result<relist::Event<K>, WatchError>> + Send + 'static,
     told: fn(Boxed<T>) -> Told,
     convert: impl Fn(&K) -> T + Send + 'static,
 ) -> BoxStream<'static, Heard>
@@ -292,16 +357,27 @@ where
     T: 'static,
 {
     let shown = move |object: K| Versioned::new(object.meta(), convert(&object));
-    events
-        .map_ok(move |event| {
-            told(Box::new(match event {
-                Event::Apply(object) => Event::Apply(shown(object)),
-                Event::Delete(object) => Event::Delete(shown(object)),
-                Event::Init => Event::Init,
-                Event::InitApply(object) => Event::InitApply(shown(object)),
-                Event::InitDone => Event::InitDone,
-            }))
+    let mut unreadable = UnreadableObjects {
+        kind,
+        reasons: BTreeMap::new(),
+    };
+    let mut event = move |event| {
+        Some(match event {
+            relist::Event::Init => Event::Init,
+            relist::Event::InitApply(object) => match unreadable.sort_out(object) {
+                Ok(object) => Event::InitApply(shown(object)),
+                Err(name) => Event::InitUnreadable(name),
+            },
+            relist::Event::InitDone => Event::InitDone,
+            relist::Event::Watching => return None,
+            relist::Event::Apply(object) => Event::Apply(shown(unreadable.sort_out(object).ok()?)),
+            relist::Event::Delete(object) => Event::Delete(unreadable.forget(&object)),
         })
-        .map_err(move |error| (kind, error))
+    };
+    events
+        .map(move |heard| Heard {
+            kind,
+            told: heard.map(|heard| event(heard).map(|event| told(Box::new(event)))),
+        })
         .boxed()
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use futures_util::{Stream, StreamExt};
-use k8s_openapi::api::core::v1::{ObjectReference, Service};
+use k8s_openapi::api::core::v1::ObjectReference;
 use kube::api::{Patch, PatchParams};
 use kube::runtime::events::{Event, EventType, Reporter};
 use kube::{Api, Client, Resource, ResourceExt};
@@ -12,13 +12,15 @@ use tokio::sync::watch;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::MANAGER;
-use super::crd::LoadBalancerPool;
+use super::crd::Pool;
 use super::lease::Term;
 use super::status::{Notice, PoolWrite, Write};
+use crate::chain::chain;
 use crate::index::objects::ObjectName;
 use crate::kubernetes::backoff::asked_pause;
 use crate::kubernetes::events::publish_event;
 use crate::kubernetes::request_errors::{Purpose, RequestErrors};
+use crate::kubernetes::schema::Service;
 
 /// Characters of what the API server says that are passed on; an Event holds few more.
 const LONGEST_REASON: usize = 400;
@@ -32,8 +34,8 @@ const NOTICES_TIME: Duration = Duration::from_secs(1);
 #[derive(Debug, thiserror::Error)]
 pub(super) enum WriteError<E = kube::Error> {
     /// The API server refused it, or does not answer.
-    #[error(transparent)]
-    Refused(#[from] E),
+    #[error("the request failed")]
+    Refused(#[source] E),
     /// It took longer than a leader may take.
     #[error("the API server does not answer in time")]
     Late,
@@ -91,14 +93,16 @@ impl Writer {
     }
 
     /// Does something that only a leader may do, and counts it among the requests that fail if it does.
-    pub(super) async fn counted<T, E>(
+    pub(super) async fn counted<T, E: std::error::Error + 'static>(
         &self,
         purpose: Purpose,
         request: impl Future<Output = Result<T, E>>,
     ) -> Result<T, WriteError<E>> {
         let outcome = self.in_time(request).await;
-        if let Err(WriteError::Refused(_) | WriteError::Late) = outcome {
-            self.request_errors.count(purpose);
+        match &outcome {
+            Ok(_) => drop(self.request_errors.take(purpose, Ok(()))),
+            Err(WriteError::NotLeading) => {}
+            Err(error) => drop(self.request_errors.take(purpose, Err(chain(error)))),
         }
         outcome
     }
@@ -112,7 +116,7 @@ impl Writer {
             return Err(WriteError::NotLeading);
         }
         match timeout(self.timeout, write).await {
-            Ok(outcome) => Ok(outcome?),
+            Ok(outcome) => outcome.map_err(WriteError::Refused),
             Err(_) => Err(WriteError::Late),
         }
     }
@@ -123,8 +127,8 @@ impl Writer {
         &self,
         name: &ObjectName,
         write: &PoolWrite,
-    ) -> Result<Option<LoadBalancerPool>, WriteError> {
-        let pools: Api<LoadBalancerPool> = Api::all(self.client.clone());
+    ) -> Result<Option<Pool>, WriteError> {
+        let pools: Api<Pool> = Api::all(self.client.clone());
         let mut version = Some(write.version.clone());
         let mut written = None;
         if let Some(status) = &write.status {
@@ -152,11 +156,8 @@ impl Writer {
     }
 
     /// Reads a pool.
-    pub(super) async fn read_pool(
-        &self,
-        name: &ObjectName,
-    ) -> Result<LoadBalancerPool, WriteError> {
-        let pools: Api<LoadBalancerPool> = Api::all(self.client.clone());
+    pub(super) async fn read_pool(&self, name: &ObjectName) -> Result<Pool, WriteError> {
+        let pools: Api<Pool> = Api::all(self.client.clone());
         self.counted(Purpose::Pool, pools.get(&name.name)).await
     }
 
@@ -202,8 +203,8 @@ impl Writer {
             };
             let telling = self.tell("ReadService", &reference, &notice);
             if timeout_at(end, telling).await.is_err() {
-                self.request_errors.count(Purpose::Event);
-                tracing::debug!(reason = notice.reason, "an Event takes too long");
+                let late = WriteError::<kube::Error>::Late;
+                self.request_errors.take(Purpose::Event, Err(chain(&late)));
             }
         });
         told.await;
@@ -223,9 +224,7 @@ impl Writer {
             secondary: None,
         };
         let publishing = publish_event(&self.client, Reporter::from(MANAGER), &event, reference);
-        if let Err(error) = self.counted(Purpose::Event, publishing).await {
-            tracing::debug!(%error, reason = notice.reason, "cannot publish an Event");
-        }
+        let _ = self.counted(Purpose::Event, publishing).await;
     }
 }
 

@@ -57,8 +57,24 @@ pub struct Targets {
     pub nodes: BTreeMap<IpAddr, NodeCheck>,
     /// The ways of those checks that do not go straight to their socket's peer, by index.
     pub ways: BTreeMap<u32, ProbeSpec>,
-    /// Checks that are not made, because their way cannot be had.
-    pub left: usize,
+    /// What is not checked.
+    pub not_made: NotMade,
+}
+
+/// How many checks are not made, and why.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct NotMade {
+    /// Their packets cannot be put on the way of a client's.
+    pub no_way: usize,
+    /// There are more than are made at all.
+    pub too_many: usize,
+}
+
+impl NotMade {
+    /// Counts all of them.
+    pub const fn sum(&self) -> usize {
+        self.no_way + self.too_many
+    }
 }
 
 /// What the targets depend on besides the desired state.
@@ -74,6 +90,9 @@ pub struct Surroundings<'agent> {
 
 impl Targets {
     /// Lists what a desired state asks to be checked; the census is of its services.
+    ///
+    /// There are at most as many targets as there are ways, also of those that need none: what is asked for comes
+    /// from others, and each target costs packets. Nodes come first.
     pub fn of(
         desired: &Desired,
         census: &Census,
@@ -85,7 +104,11 @@ impl Targets {
             ways.assign(&BTreeSet::new());
             return targets;
         }
-        let plans = plans(desired, census, around);
+        let mut plans = plans(desired, census, around);
+        if let Some((first_left, _)) = plans.iter().nth(ways.capacity()) {
+            let first_left = *first_left;
+            targets.not_made.too_many = plans.split_off(&first_left).len();
+        }
         let wanted = plans.iter().filter(|(_, plan)| plan.way.is_some());
         ways.assign(&wanted.map(|(checked, _)| *checked).collect());
         for (checked, plan) in plans {
@@ -97,7 +120,7 @@ impl Targets {
                         probe_mark(index)
                     }
                     None => {
-                        targets.left += 1;
+                        targets.not_made.no_way += 1;
                         continue;
                     }
                 },
@@ -136,9 +159,12 @@ fn plans<'census>(
     around: &Surroundings<'_>,
 ) -> BTreeMap<Checked, Plan<'census>> {
     let mut plans = BTreeMap::new();
-    // An endpoint that nobody knows the machine of is at the unspecified address.
-    let nodes = census.nodes().filter(|(node, _)| {
-        desired.node_health && !node.is_unspecified() && !around.own.contains(node)
+    // What goes by NAT is sent to the backend itself, which is no node: it may well answer no echo, and whoever
+    // writes EndpointSlices may name any address. An endpoint that nobody knows the machine of is at the
+    // unspecified address.
+    let nodes = census.nodes().filter(|(node, mode)| {
+        let is_node = *mode != ForwardMode::Nat && !node.is_unspecified();
+        desired.node_health && is_node && !around.own.contains(node)
     });
     for (node, mode) in nodes {
         let way = (around.diverts && mode == ForwardMode::Ipip).then_some(ProbeSpec {
@@ -299,9 +325,43 @@ services:
     #[test]
     fn without_the_egress_program_only_what_goes_straight_is_checked() {
         let targets = targets(EDGE, false);
-        assert_eq!((targets.backends.len(), targets.left), (0, 2));
+        let no_way = NotMade {
+            no_way: 2,
+            too_many: 0,
+        };
+        assert_eq!((targets.backends.len(), targets.not_made), (0, no_way));
         assert_eq!(targets.nodes.len(), 2);
         assert!(targets.nodes.values().all(|node| node.mark == 0));
+    }
+
+    #[test]
+    fn backends_by_nat_are_no_nodes() {
+        let by_nat = EDGE.replace("vips:", "default_mode: nat\nvips:");
+        let targets = targets(&by_nat, true);
+        assert_eq!(targets.nodes, BTreeMap::new());
+        assert_eq!(targets.backends.len(), 2, "their own checks are made");
+
+        let both = EDGE.replace("name: b,", "name: b, mode: nat,");
+        let nodes = self::targets(&both, true).nodes;
+        let nodes: Vec<String> = nodes.keys().map(ToString::to_string).collect();
+        assert_eq!(
+            nodes,
+            ["10.0.0.1", "10.0.0.2"],
+            "those of the other service"
+        );
+    }
+
+    #[test]
+    fn targets_are_as_many_as_there_are_ways_and_nodes_come_first() {
+        for text in [EDGE, &EDGE.replace("vips:", "default_mode: l2dsr\nvips:")] {
+            let targets = bounded(text, true, 3);
+            assert_eq!((targets.nodes.len(), targets.backends.len()), (2, 1));
+            let one = NotMade {
+                no_way: 0,
+                too_many: 1,
+            };
+            assert_eq!(targets.not_made, one);
+        }
     }
 
     #[test]
@@ -316,8 +376,12 @@ services:
         assert_eq!(targets(node, true), Targets::default());
     }
 
-    /// Has `10.0.0.3` for the machine's own address.
     fn targets(text: &str, diverts: bool) -> Targets {
+        bounded(text, diverts, 8)
+    }
+
+    /// Has `10.0.0.3` for the machine's own address.
+    fn bounded(text: &str, diverts: bool, ways: u32) -> Targets {
         let own = BTreeSet::from([address("10.0.0.3")]);
         let around = Surroundings {
             own: &own,
@@ -327,7 +391,7 @@ services:
         let desired = config::parse(text).unwrap().desired;
         let mut census = Census::default();
         census.follow(&desired, &own);
-        Targets::of(&desired, &census, &around, &mut Ways::new(8))
+        Targets::of(&desired, &census, &around, &mut Ways::new(ways))
     }
 
     fn address(text: &str) -> IpAddr {

@@ -8,10 +8,10 @@ use super::selection::Member;
 /// What is checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Checked {
-    /// A backend of a service.
-    Backend(Member),
     /// A node.
     Node(IpAddr),
+    /// A backend of a service.
+    Backend(Member),
 }
 
 /// The indices in use, from 1 up to a number.
@@ -28,6 +28,11 @@ impl Ways {
             capacity,
             indices: BTreeMap::new(),
         }
+    }
+
+    /// Returns how many indices there are.
+    pub fn capacity(&self) -> usize {
+        usize::try_from(self.capacity).unwrap_or(usize::MAX)
     }
 
     /// Gives an index to each of these, and to nothing else; as many as there are.

@@ -23,7 +23,7 @@ use tokio::task::JoinHandle;
 
 use super::server::json_response;
 use super::{Checks, Reports};
-use crate::http::{self, Limits};
+use crate::http::{self, Limits, Sources};
 use crate::index::objects::ObjectName;
 use crate::index::{HealthCheck, Object, Problem, Rule};
 use crate::timer::sleep_until;
@@ -32,6 +32,10 @@ use crate::timer::sleep_until;
 const MAX_CONNECTIONS: usize = 16;
 /// The same for all ports together: a port range of connections would take the process's descriptors.
 const MAX_ALL_CONNECTIONS: usize = 256;
+/// Connections that one source may have at a port: a load balancer needs one for each address that it asks from.
+const MAX_OF_A_SOURCE: usize = 4;
+/// The same for all ports together.
+const MAX_ALL_OF_A_SOURCE: usize = 64;
 /// Pause after the first attempt to listen that fails; each further one doubles it.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 /// Longest pause.
@@ -72,6 +76,7 @@ pub async fn serve(mode: Mode, reports: Reports) {
         reports: reports.clone(),
         told: Tellings::default(),
         connections: Arc::new(Semaphore::new(MAX_ALL_CONNECTIONS)),
+        sources: Sources::new(MAX_ALL_OF_A_SOURCE),
         open: BTreeMap::new(),
         failed: BTreeMap::new(),
     };
@@ -92,6 +97,7 @@ struct Ports {
     reports: Reports,
     told: Tellings,
     connections: Arc<Semaphore>,
+    sources: Sources,
     open: BTreeMap<SocketAddr, Listening>,
     failed: BTreeMap<SocketAddr, Failure>,
 }
@@ -145,11 +151,11 @@ impl Ports {
                 if self.failed.remove(&at).is_some() {
                     tracing::info!(%service, %at, "the health check port is free; it is answered here");
                 }
-                let task = tokio::spawn(http::serve_with(
-                    listener,
-                    Limits::of_probes(MAX_CONNECTIONS).within(&self.connections),
-                    self.answers(at.port()),
-                ));
+                let limits = Limits::of_probes(MAX_CONNECTIONS)
+                    .within(&self.connections)
+                    .of_each_source(vec![Sources::new(MAX_OF_A_SOURCE), self.sources.clone()]);
+                let answers = self.answers(at.port());
+                let task = tokio::spawn(http::serve_with(listener, limits, answers));
                 self.open.insert(at, Listening(task));
                 return;
             }
@@ -306,7 +312,7 @@ mod tests {
 
     use super::super::vitals::HEALTH_TIMEOUT;
     use super::*;
-    use crate::http::testing::{body_of, free_port, get, own_loopback, runs, send};
+    use crate::http::testing::{body_of, connect_from, free_port, get, own_loopback, runs, send};
 
     const TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -509,8 +515,15 @@ mod tests {
         let silent: Vec<TcpStream> = (0..2 * MAX_CONNECTIONS)
             .map(|_| TcpStream::connect(at(port)).unwrap())
             .collect();
-        assert!(get(at(other), "/").starts_with("HTTP/1.1 200 "));
-        assert!(get(at(port), "/").starts_with("HTTP/1.1 200 "));
+        for port in [other, port] {
+            let mut stream = connect_from([127, 0, 0, 2].into(), at(port));
+            stream
+                .write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+                .unwrap();
+            let mut response = String::new();
+            stream.read_to_string(&mut response).unwrap();
+            assert!(response.starts_with("HTTP/1.1 200 "), "{response}");
+        }
         drop(silent);
     }
 

@@ -167,6 +167,15 @@ impl Machines {
             .collect()
     }
 
+    /// Lists the addresses from which other machines take this one's packets.
+    pub(super) fn known_as(&self) -> BTreeSet<IpAddr> {
+        let shown = |name: &&String| self.presence.nodes.contains(*name);
+        let node = self.own_name.as_ref().filter(shown);
+        let node = node.and_then(|name| self.nodes.get(name));
+        let of_node = node.into_iter().flat_map(|node| &node.reached_at);
+        of_node.chain(&self.presence.edges).copied().collect()
+    }
+
     pub(super) fn edges(&self) -> &BTreeSet<IpAddr> {
         &self.presence.edges
     }
@@ -174,6 +183,21 @@ impl Machines {
     /// Tells whether an address is a machine's.
     pub(super) fn has(&self, address: IpAddr) -> bool {
         self.taken.contains_key(&address)
+    }
+
+    /// Tells whether an address is none to make virtual here, whoever was given it: it is this machine's, an API
+    /// server's, or that of an edge outside the cluster. What other Nodes say that they have does not count: whoever
+    /// has a kubelet's credentials could take any address away.
+    pub(super) fn withholds(&self, address: IpAddr) -> bool {
+        let own = self.own_name.as_ref().and_then(|name| self.nodes.get(name));
+        let Reserved {
+            machine,
+            api_servers,
+        } = &self.reserved;
+        machine.contains(&address)
+            || api_servers.iter().any(|socket| socket.ip() == address)
+            || self.presence.edges.contains(&address)
+            || own.is_some_and(|own| own.addresses.contains(&address))
     }
 
     /// Tells whether an address is an interface's of this machine, and no other object says that a machine has it.

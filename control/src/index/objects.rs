@@ -9,6 +9,8 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use compact_str::CompactString;
+use serde::de::{Error, Visitor};
+use serde::{Deserialize, Deserializer};
 
 /// A text that is kept for each of many objects: up to 24 bytes, as nearly all have, take no memory elsewhere.
 pub type Text = CompactString;
@@ -87,15 +89,18 @@ pub struct Service {
 }
 
 /// A port of a Service.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(default, rename_all = "camelCase")]
 pub struct ServicePort {
     /// `name`; the only port of a Service needs none.
     pub name: Option<Text>,
     /// `protocol`; TCP if not given.
     pub protocol: Option<Text>,
     /// `port`.
+    #[serde(deserialize_with = "number")]
     pub port: i32,
     /// `nodePort`.
+    #[serde(deserialize_with = "optional_number")]
     pub node_port: Option<i32>,
 }
 
@@ -143,13 +148,15 @@ pub struct Endpoint {
 }
 
 /// A port of a slice.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(default, rename_all = "camelCase")]
 pub struct EndpointPort {
     /// `name`.
     pub name: Option<String>,
     /// `protocol`; TCP if not given.
     pub protocol: Option<String>,
     /// `port`.
+    #[serde(deserialize_with = "optional_number")]
     pub port: Option<i32>,
 }
 
@@ -169,12 +176,53 @@ pub struct Node {
 }
 
 /// An entry of a Node's `status.addresses`.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(default, rename_all = "camelCase")]
 pub struct NodeAddress {
     /// `type`.
+    #[serde(rename = "type")]
     pub kind: String,
     /// `address`.
     pub address: String,
+}
+
+/// Reads a number: one that 32 bits cannot hold as the nearest that they can, which is no port.
+pub(crate) fn number<'de, D: Deserializer<'de>>(decoder: D) -> Result<i32, D::Error> {
+    Ok(optional_number(decoder)?.unwrap_or_default())
+}
+
+/// Reads a number that may be left out.
+pub(crate) fn optional_number<'de, D: Deserializer<'de>>(
+    decoder: D,
+) -> Result<Option<i32>, D::Error> {
+    struct Number;
+
+    impl Visitor<'_> for Number {
+        type Value = Option<i32>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a number")
+        }
+
+        fn visit_unit<E: Error>(self) -> Result<Option<i32>, E> {
+            Ok(None)
+        }
+
+        fn visit_i64<E: Error>(self, number: i64) -> Result<Option<i32>, E> {
+            let nearest = if number < 0 { i32::MIN } else { i32::MAX };
+            Ok(Some(i32::try_from(number).unwrap_or(nearest)))
+        }
+
+        fn visit_u64<E: Error>(self, number: u64) -> Result<Option<i32>, E> {
+            Ok(Some(i32::try_from(number).unwrap_or(i32::MAX)))
+        }
+
+        fn visit_f64<E: Error>(self, number: f64) -> Result<Option<i32>, E> {
+            Ok(Some(if number < 0.0 { i32::MIN } else { i32::MAX }))
+        }
+    }
+
+    decoder.deserialize_any(Number)
 }
 
 /// Namespace and name of the API servers' own Service.
@@ -193,6 +241,9 @@ pub const MODE: &str = "guideway.dev/mode";
 pub const TABLE_SIZE: &str = "guideway.dev/table-size";
 /// Taint of a Node that the cluster autoscaler is about to remove.
 pub const TO_BE_DELETED: &str = "ToBeDeletedByClusterAutoscaler";
+
+/// Annotation of a slice: when the change happened that last made the controller write it.
+pub const LAST_CHANGE: &str = "endpoints.kubernetes.io/last-change-trigger-time";
 
 /// Labels of a Service that rules read.
 pub const SERVICE_LABELS: [&str; 2] = [SERVICE_PROXY_NAME, HEADLESS];

@@ -4,16 +4,16 @@ use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
-use xdp_prog::maglev::{SLOTS_PER_BACKEND, class_for};
+use xdp_prog::maglev::{MAX_LOG2_LEN, SLOTS_PER_BACKEND, class_for};
 
 use super::few::Few;
 use super::machines::Machines;
-use super::objects::{self, ObjectName};
+use super::objects::{self, ObjectName, TABLE_SIZE};
 use super::problem::{Findings, Object, Problem, Rule};
 use super::select::{Candidate, Place, Selection, select};
 use super::service::{self, MOST_ASKED, Port, Wanted};
 use super::slice::{Condition, Endpoint, Slices};
-use super::{HealthCheck, Options, TopologyHints};
+use super::{HealthCheck, Options, TopologyHints, front_name};
 use crate::desired::{
     BackendSpec, ForwardMode, Protocol, Service, ServiceKey, ServiceSpec, TrafficPolicy,
     affinity_seed, unspecified,
@@ -25,12 +25,50 @@ pub(super) struct Outcome {
     pub(super) services: Few<ServiceKey, Arc<Service>>,
     /// Endpoints that serve and terminate and get no new connections.
     pub(super) draining: Few<ServiceKey, Arc<[BackendSpec]>>,
-    /// With the policy `Local`, addresses of the Nodes that have endpoints which share connections.
+    /// With the policy `Local`, addresses of the Nodes that have endpoints of any port which share connections.
     pub(super) announcers: Few<ServiceKey, Arc<BTreeSet<IpAddr>>>,
-    /// Its addresses, and whether a controller assigned them for our class.
-    pub(super) captured: Few<IpAddr, bool>,
+    /// Its addresses, and why they are.
+    pub(super) captured: Few<IpAddr, Capture>,
     pub(super) health_check: Option<HealthCheck>,
+    /// Slots of its lookup tables.
+    pub(super) slots: u64,
     pub(super) problems: Vec<Problem>,
+}
+
+impl Outcome {
+    /// Leaves out everything, as the Services of a namespace have no more than `most` slots together.
+    pub(super) fn refuse(self, object: &Object, most: u64) -> Self {
+        let mut findings = Findings::default();
+        findings.add(
+            Rule::TableShare,
+            || {
+                format!(
+                    "nothing of it is served: its lookup tables take {} slots, and those of its namespace {most} at most, \
+                     which older Services take",
+                    self.slots
+                )
+            },
+            "use fewer ports, addresses or Services in the namespace, or raise kubernetes.namespace_table_share",
+        );
+        let mut problems = self.problems;
+        problems.extend(findings.problems(object));
+        Self {
+            slots: self.slots,
+            problems,
+            ..Self::default()
+        }
+    }
+}
+
+/// Why a Service has an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Capture {
+    /// A controller assigned it for our class.
+    Assigned,
+    /// The Service names it as an external one.
+    External,
+    /// It does, and is not served there, for a machine has it.
+    Withheld,
 }
 
 /// What a Service is read with.
@@ -40,23 +78,37 @@ pub(super) struct World<'a> {
     pub(super) machines: &'a Machines,
 }
 
+/// Returns when a Service was created; one that does not say so counts as the youngest.
+pub(super) fn created(service: &objects::Service) -> i64 {
+    service.created.unwrap_or(i64::MAX)
+}
+
 /// Computes what becomes of a Service.
 pub(super) fn outcome(world: World<'_>, service: &objects::Service, slices: &Slices) -> Outcome {
     let mut findings = Findings::default();
     let mut outcome = Outcome::default();
     let wanted = service::read(service, world.options, world.machines, &mut findings);
-    if let Some(wanted) = wanted {
+    if let Some(mut wanted) = wanted {
+        bound_table_size(&mut wanted, world.options.slots_per_service, &mut findings);
         let mut making = Making {
             world,
             name: &service.name,
+            created: created(service),
             wanted: &wanted,
             findings: &mut findings,
             outcome: &mut outcome,
         };
         making.all(slices);
-        let load_balancer = wanted.load_balancer.iter().map(|address| (*address, true));
-        let external = wanted.external.iter().map(|address| (*address, false));
-        outcome.captured = load_balancer.chain(external).collect();
+        let captured = [
+            (&wanted.of_machines, Capture::Withheld),
+            (&wanted.external, Capture::External),
+            (&wanted.load_balancer, Capture::Assigned),
+        ];
+        let captured = captured.into_iter().flat_map(|(addresses, how)| {
+            let addresses = addresses.iter();
+            addresses.map(move |address| (*address, how))
+        });
+        outcome.captured = captured.collect();
     }
     outcome.problems = findings.problems(&Object::Service(service.name.clone()));
     outcome
@@ -65,6 +117,7 @@ pub(super) fn outcome(world: World<'_>, service: &objects::Service, slices: &Sli
 struct Making<'a> {
     world: World<'a>,
     name: &'a ObjectName,
+    created: i64,
     wanted: &'a Wanted,
     findings: &'a mut Findings,
     outcome: &'a mut Outcome,
@@ -78,15 +131,85 @@ enum Front {
     NodePort,
 }
 
+impl Front {
+    /// Counts the lookup tables: a NodePort has one for what edges send, and one for each address of the machine.
+    const fn tables(self) -> u64 {
+        match self {
+            Self::LoadBalancer(_) | Self::External(_) => 1,
+            Self::NodePort => 2,
+        }
+    }
+}
+
+/// Lists where a port is served in a family.
+fn fronts(wanted: &Wanted, port: &Port, is_ipv4: bool) -> Vec<Front> {
+    let of_family = |address: &&IpAddr| address.is_ipv4() == is_ipv4;
+    let load_balancer = wanted.load_balancer.iter().filter(of_family);
+    let external = wanted.external.iter().filter(of_family);
+    let node_port = port
+        .node_port
+        .filter(|_| wanted.families[usize::from(!is_ipv4)]);
+    load_balancer
+        .map(|address| Front::LoadBalancer(*address))
+        .chain(external.map(|address| Front::External(*address)))
+        .chain(node_port.map(|_| Front::NodePort))
+        .collect()
+}
+
+/// Lets the length that a Service asks for count only if all its tables fit the room that one Service may have.
+fn bound_table_size(wanted: &mut Wanted, most: u64, findings: &mut Findings) {
+    let Some(asked) = wanted.log2_slots else {
+        return;
+    };
+    let ports = wanted.ports.iter();
+    let fronts = ports.flat_map(|port| {
+        [true, false]
+            .into_iter()
+            .flat_map(|is_ipv4| fronts(wanted, port, is_ipv4))
+    });
+    let tables: u64 = fronts.map(Front::tables).sum();
+    let slots = tables << asked.min(MOST_ASKED);
+    if slots <= most {
+        return;
+    }
+    wanted.log2_slots = None;
+    findings.add(
+        Rule::InvalidAnnotation,
+        || {
+            format!(
+                "{TABLE_SIZE} asks for {slots} slots in {tables} tables, and one Service has {most} at most, so the default \
+                 counts"
+            )
+        },
+        "ask for a smaller size, use fewer ports and addresses, or raise kubernetes.table_share",
+    );
+}
+
+/// What has to be announced of a Service with the policy `Local`, in one family.
+#[derive(Debug, Default)]
+struct Announced {
+    keys: Vec<ServiceKey>,
+    /// Addresses of the Nodes with endpoints of any port. A port that has none yet, as while it is added, is not
+    /// to take the address away from the clients of the others.
+    nodes: BTreeSet<IpAddr>,
+}
+
 impl Making<'_> {
     fn all(&mut self, slices: &Slices) {
         let wanted = self.wanted;
+        let mut announced = [Announced::default(), Announced::default()];
         for port in &wanted.ports {
-            for is_ipv4 in [true, false] {
-                let fronts = self.fronts(port, is_ipv4);
+            for (is_ipv4, announced) in [true, false].into_iter().zip(&mut announced) {
+                let fronts = fronts(wanted, port, is_ipv4);
                 if !fronts.is_empty() {
-                    self.port(slices, port, is_ipv4, &fronts);
+                    self.port(slices, port, is_ipv4, &fronts, announced);
                 }
+            }
+        }
+        for Announced { keys, nodes } in announced {
+            let nodes = Arc::new(nodes);
+            for key in keys {
+                self.outcome.announcers.insert(key, Arc::clone(&nodes));
             }
         }
         if let Some(port) = wanted.health_check_port {
@@ -97,24 +220,15 @@ impl Making<'_> {
         }
     }
 
-    /// Lists where a port is served in a family.
-    fn fronts(&self, port: &Port, is_ipv4: bool) -> Vec<Front> {
-        let wanted = self.wanted;
-        let of_family = |address: &&IpAddr| address.is_ipv4() == is_ipv4;
-        let load_balancer = wanted.load_balancer.iter().filter(of_family);
-        let external = wanted.external.iter().filter(of_family);
-        let node_port = port
-            .node_port
-            .filter(|_| wanted.families[usize::from(!is_ipv4)]);
-        load_balancer
-            .map(|address| Front::LoadBalancer(*address))
-            .chain(external.map(|address| Front::External(*address)))
-            .chain(node_port.map(|_| Front::NodePort))
-            .collect()
-    }
-
     /// Makes the services of one port in one family.
-    fn port(&mut self, slices: &Slices, port: &Port, is_ipv4: bool, fronts: &[Front]) {
+    fn port(
+        &mut self,
+        slices: &Slices,
+        port: &Port,
+        is_ipv4: bool,
+        fronts: &[Front],
+        announced: &mut Announced,
+    ) {
         let World { options, machines } = self.world;
         let own_node = machines.own_node();
         let place = Place {
@@ -146,7 +260,9 @@ impl Making<'_> {
         // Not by what this machine does with its pods, which others cannot know.
         let by_node = selection.by_node.iter();
         let nodes = by_node.filter_map(|local| local.endpoint.node.as_deref());
-        let announcers = Arc::new(nodes.filter_map(|node| machines.address(node)).collect());
+        announced
+            .nodes
+            .extend(nodes.filter_map(|node| machines.address(node)));
         for front in fronts {
             let Some(key) = self.service(port, is_ipv4, *front, mode, &backends) else {
                 continue;
@@ -157,7 +273,7 @@ impl Making<'_> {
                     .insert(key, draining.as_slice().into());
             }
             if wanted.only_local && matches!(front, Front::LoadBalancer(_)) {
-                self.outcome.announcers.insert(key, Arc::clone(&announcers));
+                announced.keys.push(key);
             }
         }
     }
@@ -289,7 +405,7 @@ impl Making<'_> {
         backends.shrink_to_fit();
         // Packets to a machine's own address are for its kernel too, and carry that address behind L2 DSR,
         // where the pod's machine would take them for a stranger's.
-        let is_machine = front == Front::NodePort || machines.has(address);
+        let is_machine = front == Front::NodePort || machines.withholds(address);
         let source_ranges = match front {
             Front::LoadBalancer(_) => {
                 let ranges = self.wanted.source_ranges.iter();
@@ -325,8 +441,26 @@ impl Making<'_> {
                 .then(|| affinity_seed(self.world.options.hash_seed, &name)),
             node_port: is_machine,
         };
+        let log2 = spec.log2_slots_for(spec.sharing().count());
+        let slots = front.tables() << log2.unwrap_or(MAX_LOG2_LEN);
+        let most = self.world.options.slots_per_service;
+        if self.outcome.slots + slots > most {
+            self.findings.add(
+                Rule::TableShare,
+                || {
+                    format!(
+                        "{} is not served: with its {slots} slots the lookup tables of the Service would have more than {most}",
+                        front_name(&key)
+                    )
+                },
+                "use fewer ports and addresses, or raise kubernetes.table_share",
+            );
+            return None;
+        }
+        self.outcome.slots += slots;
         let service = Service {
             name,
+            created: self.created,
             spec: Arc::new(spec),
             health: None,
         };
@@ -423,5 +557,5 @@ fn comes_back(
     let is_served = |port: &Port| (port.number, port.protocol) == (endpoint.port(), protocol);
     let is_own = wanted.load_balancer.contains(&address)
         || (wanted.external.contains(&address) && wanted.ports.iter().any(is_served));
-    is_own && !machines.has(address)
+    is_own && !machines.withholds(address)
 }

@@ -30,6 +30,8 @@ impl fmt::Display for Object {
 pub enum Rule {
     /// A virtual address is that of a machine: the Service's ports are served there, nothing else changes.
     AddressIsNode,
+    /// A machine has come to have an address that was assigned to the Service: the Service keeps it.
+    AddressClaimed,
     /// A port of the API server stays its own.
     AddressIsApiServer,
     /// Another Service has the address, port and protocol.
@@ -64,10 +66,14 @@ pub enum Rule {
     NoServiceName,
     /// A lookup table cannot have a slot for each backend.
     TooManyBackends,
+    /// Lookup tables would take more room than a Service or a namespace has.
+    TableShare,
     /// A Node has no address that packets could be sent to.
     NoInternalAddress,
     /// Nothing can listen at a health check port.
     FailedToStartServiceHealthcheck,
+    /// An object cannot be read.
+    Unreadable,
 }
 
 impl Rule {
@@ -75,6 +81,7 @@ impl Rule {
     pub const fn name(self) -> &'static str {
         match self {
             Self::AddressIsNode => "AddressIsNode",
+            Self::AddressClaimed => "AddressClaimed",
             Self::AddressIsApiServer => "AddressIsApiServer",
             Self::Conflict => "Conflict",
             Self::InvalidAddress => "InvalidAddress",
@@ -92,8 +99,10 @@ impl Rule {
             Self::LocalByNat => "LocalByNat",
             Self::NoServiceName => "NoServiceName",
             Self::TooManyBackends => "TooManyBackends",
+            Self::TableShare => "TableShare",
             Self::NoInternalAddress => "NoInternalAddress",
             Self::FailedToStartServiceHealthcheck => "FailedToStartServiceHealthcheck",
+            Self::Unreadable => "Unreadable",
         }
     }
 }

@@ -27,6 +27,8 @@ pub(super) struct Wanted {
     pub(super) load_balancer: BTreeSet<IpAddr>,
     /// Addresses that the owner of the Service routes here.
     pub(super) external: BTreeSet<IpAddr>,
+    /// Those of them that machines have: who may write a Service could take a machine's port.
+    pub(super) of_machines: BTreeSet<IpAddr>,
     /// The clients that may use the addresses of the load balancer.
     pub(super) source_ranges: BTreeSet<IpNet>,
     pub(super) only_local: bool,
@@ -83,15 +85,22 @@ pub(super) fn read(
             load_balancer.clear();
         }
     }
-    for address in load_balancer.iter().chain(&external) {
-        if machines.is_only_here(*address) {
-            findings.add_here(
-                Rule::AddressIsNode,
-                || is_machines(*address, "an interface of this machine"),
-                FREE_ADDRESS,
-            );
-        } else if machines.has(*address) {
-            name_machine(*address, findings);
+    let (of_machines, external): (BTreeSet<_>, BTreeSet<_>) = external
+        .into_iter()
+        .partition(|address| machines.has(*address));
+    for (addresses, so) in [(&load_balancer, ONLY_PORTS), (&of_machines, NOT_SERVED)] {
+        for address in addresses.iter().filter(|address| machines.has(**address)) {
+            if machines.is_only_here(*address) {
+                findings.add_here(
+                    Rule::AddressIsNode,
+                    || format!("{address} belongs to an interface of this machine: {so}"),
+                    FREE_ADDRESS,
+                );
+            } else if so == NOT_SERVED || machines.withholds(*address) {
+                name_machine(*address, so, findings);
+            } else {
+                name_claim(*address, findings);
+            }
         }
     }
     let is_local = matches!(service.external_traffic_policy.as_deref(), Some("Local"));
@@ -103,6 +112,7 @@ pub(super) fn read(
     let has_node_port = |port: &objects::ServicePort| port.node_port.is_some_and(|port| port != 0);
     if load_balancer.is_empty()
         && external.is_empty()
+        && of_machines.is_empty()
         && health_check_port.is_none()
         && !service.ports.iter().any(has_node_port)
     {
@@ -113,6 +123,7 @@ pub(super) fn read(
         families,
         load_balancer,
         external,
+        of_machines,
         source_ranges,
         only_local: is_one_of(
             "externalTrafficPolicy",
@@ -134,19 +145,31 @@ pub(super) fn read(
 
 const FREE_ADDRESS: &str = "give the Service an address that no machine has";
 
-/// Names an address that a machine has, as objects say.
-pub(super) fn name_machine(address: IpAddr, findings: &mut Findings) {
+/// What becomes of an assigned address that this machine has.
+const ONLY_PORTS: &str = "the Service's ports are served there, everything else passes";
+/// What becomes of an external address that any machine has.
+pub(super) const NOT_SERVED: &str = "it is not served";
+
+/// Names an address that a machine has, as objects say, and what becomes of it.
+pub(super) fn name_machine(address: IpAddr, so: &str, findings: &mut Findings) {
     findings.add(
         Rule::AddressIsNode,
-        || is_machines(address, "a machine"),
+        || format!("{address} belongs to a machine: {so}"),
         FREE_ADDRESS,
     );
 }
 
-fn is_machines(address: IpAddr, owner: &str) -> String {
-    format!(
-        "{address} belongs to {owner}: the Service's ports are served there, everything else passes"
-    )
+/// Names an assigned address that a machine has come to have, as objects say.
+pub(super) fn name_claim(address: IpAddr, findings: &mut Findings) {
+    findings.add(
+        Rule::AddressClaimed,
+        || {
+            format!(
+                "{address} is an address of a machine too, which came to have it later: the Service keeps it"
+            )
+        },
+        "take the address from the machine, or give the Service another one",
+    );
 }
 
 /// Tells which families a Service has cluster addresses of; none for one that no proxy takes care of, or

@@ -5,5 +5,6 @@ mod frontends;
 mod health;
 mod hostile;
 mod objects_that_count;
+mod room;
 mod selection;
 mod words;

@@ -5,11 +5,11 @@ use std::env;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::Secret;
 use kube::config::InferConfigError;
 use kube::{Api, Client};
 
 use super::request_errors::{Purpose, RequestErrors};
+use super::schema::Secret;
 use crate::chain::chain;
 use crate::config::{Kubernetes, parse_seed};
 
@@ -53,14 +53,19 @@ pub struct Identity {
     pub node_name: String,
     /// Namespace of our objects.
     pub namespace: String,
+    /// Namespace of the Leases of edges.
+    pub lease_namespace: String,
 }
 
 impl Identity {
     /// Takes what the configuration says, else the environment, else what is usual.
     pub fn of(options: &Kubernetes) -> Self {
         let node_name = options.node_name.clone().or_else(|| variable(NODE_NAME));
+        let lease_namespace = options.lease_namespace.clone();
         Self {
             node_name: node_name.unwrap_or_else(host_name),
+            lease_namespace: lease_namespace
+                .unwrap_or_else(|| format!("{}-edges", options.service)),
             namespace: namespace(options.namespace.clone()),
         }
     }

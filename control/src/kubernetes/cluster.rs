@@ -7,18 +7,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Instant;
 
-use k8s_openapi::api::core::v1::{Node, Service};
-use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::jiff::Timestamp;
-use kube::ResourceExt;
-use kube::runtime::watcher::Event;
 
-use super::convert;
 use super::feed::OwnMachine;
 use super::listing::Listing;
 use super::presence::Presence;
+use super::relist::{Event, Shown};
+use super::schema::{self, EndpointSlice, Node, Service, Unreadable};
 use crate::index::objects::{self, API_SERVICE, ObjectName, SERVICE_NAME};
-use crate::index::{self, Changes, Index, Options, Problem, Reserved, State};
+use crate::index::{self, Changes, Index, Object, Options, Problem, Reserved, State};
 
 /// A kind of objects that is watched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -53,6 +50,24 @@ impl Kind {
     }
 }
 
+impl Kind {
+    /// Names an object of the kind as problems do.
+    fn object(self, name: &ObjectName) -> Object {
+        match self {
+            Self::Services => Object::Service(name.clone()),
+            Self::EndpointSlices | Self::Presence => Object::Slice(name.clone()),
+            Self::Nodes => Object::Node(name.name.to_string()),
+        }
+    }
+}
+
+fn name_of<K: kube::Resource>(shown: &Shown<K>) -> ObjectName {
+    match shown {
+        Ok(object) => schema::name(object.meta()),
+        Err(Unreadable { name, .. }) => name.clone(),
+    }
+}
+
 /// An event of one watcher.
 #[derive(Debug)]
 pub(super) enum Told {
@@ -72,12 +87,21 @@ impl Told {
         }
     }
 
-    /// Tells whether the server has said it: that a list begins is said before it is asked for one.
-    pub(super) fn is_from_server(&self) -> bool {
+    /// Tells whether a list begins.
+    fn begins_list(&self) -> bool {
         match self {
-            Self::Service(event) => !matches!(**event, Event::Init),
-            Self::Node(event) => !matches!(**event, Event::Init),
-            Self::Slice(event) | Self::Presence(event) => !matches!(**event, Event::Init),
+            Self::Service(event) => matches!(**event, Event::Init),
+            Self::Node(event) => matches!(**event, Event::Init),
+            Self::Slice(event) | Self::Presence(event) => matches!(**event, Event::Init),
+        }
+    }
+
+    /// Tells whether it says something of objects.
+    pub(super) fn is_event(&self) -> bool {
+        match self {
+            Self::Service(event) => event.is_of_objects(),
+            Self::Node(event) => event.is_of_objects(),
+            Self::Slice(event) | Self::Presence(event) => event.is_of_objects(),
         }
     }
 }
@@ -90,6 +114,8 @@ pub(super) struct Cluster {
     /// What the index knows of the presence.
     shown: index::Presence,
     listings: BTreeMap<Kind, Listing>,
+    /// Objects that cannot be read as they are: what was known of them before stays.
+    unreadable: BTreeMap<Kind, BTreeSet<ObjectName>>,
     /// The last change that each slice told of.
     told: BTreeMap<ObjectName, Timestamp>,
     /// What this machine is, and where it reaches the API server.
@@ -119,6 +145,7 @@ impl Cluster {
             presence: Presence::new(service),
             shown: index::Presence::default(),
             listings: Kind::ALL.map(|kind| (kind, Listing::default())).into(),
+            unreadable: BTreeMap::new(),
             told: BTreeMap::new(),
             own: OwnMachine::default(),
             api_server: BTreeSet::new(),
@@ -129,99 +156,160 @@ impl Cluster {
         }
     }
 
-    /// Takes an event.
-    pub(super) fn take(&mut self, told: Told, now: Instant) {
+    /// Takes an event; tells whether anything may follow from it.
+    pub(super) fn take(&mut self, told: Told, now: Instant) -> bool {
+        if told.begins_list() {
+            self.listing(told.kind()).begin();
+        }
+        if !told.is_event() {
+            return false;
+        }
         match told {
             Told::Service(event) => self.take_service(*event),
             Told::Slice(event) => self.take_slice(*event),
-            Told::Node(event) => self.take_node(*event, now),
+            Told::Node(event) => return self.take_node(*event, now),
             Told::Presence(event) => self.take_presence(*event, now),
         }
+        true
     }
 
     fn take_service(&mut self, event: Event<Service>) {
         match event {
-            Event::Init => self.listing(Kind::Services).begin(),
-            Event::InitApply(service) | Event::Apply(service) => {
-                let service = convert::service(service);
-                self.listing(Kind::Services).note(&service.name);
-                self.index.apply_service(service);
+            Event::InitApply(shown) | Event::Apply(shown) => {
+                if let Some(service) = self.read(Kind::Services, shown) {
+                    self.index.apply_service(service.into());
+                }
             }
-            Event::Delete(service) => self.index.delete_service(&convert::name(&service.metadata)),
+            Event::Delete(shown) => {
+                let name = self.forget(Kind::Services, &shown);
+                self.index.delete_service(&name);
+            }
             Event::InitDone => {
-                let listed = self.listing(Kind::Services).end();
+                let listed = self.end(Kind::Services);
                 self.index.retain_services(&listed);
             }
+            Event::Init | Event::Watching => {}
         }
     }
 
     fn take_slice(&mut self, event: Event<EndpointSlice>) {
         match event {
-            Event::Init => self.listing(Kind::EndpointSlices).begin(),
-            Event::InitApply(slice) | Event::Apply(slice) => {
-                let change = convert::last_change(&slice.metadata);
-                let slice = convert::slice(slice);
-                self.listing(Kind::EndpointSlices).note(&slice.name);
-                self.note_change(&slice.name, change);
-                self.note_api_servers(&slice);
-                self.index.apply_slice(slice);
+            Event::InitApply(shown) | Event::Apply(shown) => {
+                if let Some(slice) = self.read(Kind::EndpointSlices, shown) {
+                    let change = schema::last_change(&slice.metadata);
+                    let slice = objects::EndpointSlice::from(slice);
+                    self.note_change(&slice.name, change);
+                    self.note_api_servers(&slice);
+                    self.index.apply_slice(slice);
+                }
             }
-            Event::Delete(slice) => {
-                let name = convert::name(&slice.metadata);
+            Event::Delete(shown) => {
+                let name = self.forget(Kind::EndpointSlices, &shown);
                 self.told.remove(&name);
                 self.index.delete_slice(&name);
                 self.retain_api_servers(|slice| *slice != name);
             }
             Event::InitDone => {
-                let listed = self.listing(Kind::EndpointSlices).end();
+                let listed = self.end(Kind::EndpointSlices);
                 self.told.retain(|name, _| listed.contains(name));
                 self.index.retain_slices(&listed);
                 self.retain_api_servers(|slice| listed.contains(slice));
             }
+            Event::Init | Event::Watching => {}
         }
     }
 
-    fn take_node(&mut self, event: Event<Node>, now: Instant) {
+    /// Takes an event of a Node; nearly all of them are heartbeats, from which nothing follows.
+    fn take_node(&mut self, event: Event<Node>, now: Instant) -> bool {
         match event {
-            Event::Init => self.listing(Kind::Nodes).begin(),
-            Event::InitApply(node) | Event::Apply(node) => {
-                let node = convert::node(node);
-                let name = ObjectName::new("", node.name.clone());
-                self.listing(Kind::Nodes).note(&name);
-                self.index.apply_node(node);
+            Event::InitApply(shown) | Event::Apply(shown) => {
+                if let Some(node) = self.read(Kind::Nodes, shown) {
+                    return self.index.apply_node(node.into());
+                }
             }
-            Event::Delete(node) => {
-                let name = node.name_any();
-                self.presence.delete_node(&name);
-                self.index.delete_node(&name);
+            Event::Delete(shown) => {
+                let name = self.forget(Kind::Nodes, &shown);
+                self.presence.delete_node(&name.name);
+                self.index.delete_node(&name.name);
                 self.show_presence();
             }
             Event::InitDone => {
-                let listed = self.listing(Kind::Nodes).end();
+                let listed = self.end(Kind::Nodes);
                 let listed = listed.iter().map(|node| node.name.to_string()).collect();
                 self.index.retain_nodes(&listed);
                 self.match_presence(now);
                 self.show_presence();
             }
+            Event::Init | Event::Watching => {}
         }
+        true
     }
 
     fn take_presence(&mut self, event: Event<EndpointSlice>, now: Instant) {
         match event {
-            Event::Init => self.listing(Kind::Presence).begin(),
-            Event::InitApply(slice) | Event::Apply(slice) => {
-                let slice = convert::slice(slice);
-                self.listing(Kind::Presence).note(&slice.name);
-                self.presence.apply(&slice, now);
+            Event::InitApply(shown) | Event::Apply(shown) => {
+                if let Some(slice) = self.read(Kind::Presence, shown) {
+                    self.presence.apply(&slice.into(), now);
+                }
             }
-            Event::Delete(slice) => self.presence.delete(&convert::name(&slice.metadata), now),
+            Event::Delete(shown) => {
+                let name = self.forget(Kind::Presence, &shown);
+                self.presence.delete(&name, now);
+            }
             Event::InitDone => {
-                let listed = self.listing(Kind::Presence).end();
+                let listed = self.end(Kind::Presence);
                 self.presence.retain(&listed, now);
             }
+            Event::Init | Event::Watching => {}
         }
         self.match_presence(now);
         self.show_presence();
+    }
+
+    /// Returns an object if it can be read, and keeps in mind that it is there if not.
+    fn read<K: kube::Resource>(&mut self, kind: Kind, shown: Shown<K>) -> Option<K> {
+        let name = name_of(&shown);
+        self.listing(kind).note(&name);
+        match shown {
+            Ok(object) => {
+                self.note_readable(kind, &name);
+                Some(object)
+            }
+            Err(unreadable) => {
+                self.index
+                    .set_unreadable(kind.object(&name), Some(unreadable.reason));
+                self.unreadable.entry(kind).or_default().insert(name);
+                None
+            }
+        }
+    }
+
+    /// Returns the name of an object that is gone.
+    fn forget<K: kube::Resource>(&mut self, kind: Kind, shown: &Shown<K>) -> ObjectName {
+        let name = name_of(shown);
+        self.note_readable(kind, &name);
+        name
+    }
+
+    fn note_readable(&mut self, kind: Kind, name: &ObjectName) {
+        let unreadable = self.unreadable.get_mut(&kind);
+        if unreadable.is_some_and(|unreadable| unreadable.remove(name)) {
+            self.index.set_unreadable(kind.object(name), None);
+        }
+    }
+
+    /// Ends the list of a kind; returns the objects that are there.
+    fn end(&mut self, kind: Kind) -> BTreeSet<ObjectName> {
+        let listed = self.listing(kind).end();
+        let unreadable = self.unreadable.get(&kind).into_iter().flatten();
+        let gone: Vec<ObjectName> = unreadable
+            .filter(|name| !listed.contains(*name))
+            .cloned()
+            .collect();
+        for name in gone {
+            self.note_readable(kind, &name);
+        }
+        listed
     }
 
     /// Keeps nobody for present whose Node does not exist, and those whom an earlier agent knew.
@@ -396,8 +484,8 @@ mod tests {
     fn balancer(address: &str, port: u16) -> Service {
         let mut balancer = service("web", 30_001);
         let spec = balancer.spec.as_mut().unwrap();
-        spec.type_ = Some("LoadBalancer".to_owned());
-        spec.load_balancer_class = Some(Options::DEFAULT_CLASS.to_owned());
+        spec.type_ = Some("LoadBalancer".into());
+        spec.load_balancer_class = Some(Options::DEFAULT_CLASS.into());
         spec.ports.as_mut().unwrap()[0].port = port.into();
         balancer.status = read(json!({"loadBalancer": {"ingress": [{"ip": address}]}}));
         balancer
@@ -444,7 +532,9 @@ mod tests {
     }
 
     fn list<K>(told: fn(Box<Event<K>>) -> Told, objects: Vec<K>) -> Vec<Told> {
-        let objects = objects.into_iter().map(Event::InitApply);
+        let objects = objects
+            .into_iter()
+            .map(|object| Event::InitApply(Ok(object)));
         let events = [Event::Init].into_iter().chain(objects);
         events
             .chain([Event::InitDone])
@@ -478,7 +568,7 @@ mod tests {
             &mut cluster,
             [
                 Told::Node(Box::new(Event::Init)),
-                Told::Node(Box::new(Event::InitApply(node("n1", "10.0.0.1")))),
+                Told::Node(Box::new(Event::InitApply(Ok(node("n1", "10.0.0.1"))))),
             ],
         );
         assert_eq!(missing(&cluster), ["endpointslices", "nodes"]);
@@ -496,9 +586,9 @@ mod tests {
         take(&mut cluster, [Told::Service(Box::new(Event::Init))]);
         take(
             &mut cluster,
-            [Told::Service(Box::new(Event::InitApply(service(
+            [Told::Service(Box::new(Event::InitApply(Ok(service(
                 "b", 30_002,
-            ))))],
+            )))))],
         );
         assert_eq!(
             ports(&cluster),
@@ -539,7 +629,9 @@ mod tests {
         assert_eq!(cluster.state().nodes, ["10.0.0.1".parse().unwrap()].into());
         take(
             &mut cluster,
-            [Told::Node(Box::new(Event::Delete(node("n1", "10.0.0.1"))))],
+            [Told::Node(Box::new(Event::Delete(Ok(node(
+                "n1", "10.0.0.1",
+            )))))],
         );
         assert!(cluster.state().nodes.is_empty());
     }
@@ -602,15 +694,21 @@ mod tests {
         // The slice controller hears of it later than we do.
         take(
             &mut cluster,
-            [Told::Node(Box::new(Event::Delete(node("n2", "10.0.0.2"))))],
+            [Told::Node(Box::new(Event::Delete(Ok(node(
+                "n2", "10.0.0.2",
+            )))))],
         );
         take(
             &mut cluster,
-            [Told::Presence(Box::new(Event::Apply(presence(&["n1"]))))],
+            [Told::Presence(Box::new(Event::Apply(Ok(presence(&[
+                "n1",
+            ])))))],
         );
         take(
             &mut cluster,
-            [Told::Node(Box::new(Event::Apply(node("n2", "10.0.0.2"))))],
+            [Told::Node(Box::new(Event::Apply(Ok(node(
+                "n2", "10.0.0.2",
+            )))))],
         );
         assert_eq!(cluster.state().nodes, ["10.0.0.1".parse().unwrap()].into());
     }
@@ -628,11 +726,11 @@ mod tests {
         assert_eq!(cluster.take_changes(), []);
         take(
             &mut cluster,
-            [Told::Slice(Box::new(Event::Delete(slice("b", new))))],
+            [Told::Slice(Box::new(Event::Delete(Ok(slice("b", new)))))],
         );
         take(
             &mut cluster,
-            [Told::Slice(Box::new(Event::Apply(slice("b", new))))],
+            [Told::Slice(Box::new(Event::Apply(Ok(slice("b", new)))))],
         );
         assert_eq!(cluster.take_changes().len(), 1);
     }
@@ -681,7 +779,10 @@ mod tests {
         take(&mut cluster, list(Told::Slice, vec![of_api.clone()]));
         assert!(cluster.state().vips.is_empty());
         assert_eq!(ports(&cluster), [30_001], "its port is left to it");
-        take(&mut cluster, [Told::Slice(Box::new(Event::Delete(of_api)))]);
+        take(
+            &mut cluster,
+            [Told::Slice(Box::new(Event::Delete(Ok(of_api))))],
+        );
         assert_eq!(cluster.state().vips.len(), 1);
     }
 }

@@ -6,11 +6,12 @@
 
 use std::collections::BTreeSet;
 
-use k8s_openapi::api::core::v1::{ObjectReference, Service};
+use k8s_openapi::api::core::v1::ObjectReference;
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use kube::{Api, Client, Resource};
 
 use super::request_errors::{Purpose, RequestErrors};
+use super::schema::Service;
 use crate::chain::chain;
 use crate::healthz::Reports;
 use crate::index::{Object, Problem, Rule};
@@ -39,10 +40,8 @@ pub async fn publish(
         }
         for problem in current.difference(&told).take(MOST) {
             // One that gets lost changes nothing.
-            if let Err(error) = tell(&client, &node_name, problem).await {
-                request_errors.count(Purpose::Event);
-                tracing::debug!(error = chain(&error), %problem, "cannot publish an Event");
-            }
+            let outcome = tell(&client, &node_name, problem).await;
+            request_errors.take(Purpose::Event, outcome.map_err(|error| chain(&error)));
         }
         told = current;
         let changed = tokio::select! {

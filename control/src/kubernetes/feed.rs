@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use k8s_openapi::jiff::Timestamp;
 use tokio::sync::watch;
@@ -13,10 +13,6 @@ use super::cluster::Kind;
 use super::request_errors::RequestErrors;
 use crate::healthz::Reports;
 use crate::index::State;
-
-/// How long a watch counts as broken after its last failure: one that was begun again in a quiet cluster tells
-/// of nothing, and one that is broken fails again after the longest pause, connecting, and being cut off.
-pub(super) const FAILURE_LASTS: Duration = Duration::from_secs(135);
 
 /// A state that the agent is to bring about.
 #[derive(Debug)]
@@ -46,8 +42,8 @@ pub struct Watching {
     pub errors: BTreeMap<&'static str, u64>,
     /// Requests that failed and are no lists and watches of these kinds, by what they were for.
     pub failed_requests: BTreeMap<&'static str, u64>,
-    /// Kinds whose watch is broken, each with its last failure.
-    pub broken: BTreeMap<&'static str, Failure>,
+    /// Kinds whose watch is broken, each with the reason: from a failure until the server has answered.
+    pub broken: BTreeMap<&'static str, String>,
     /// When the last event arrived, in seconds since 1970.
     pub last_event: Option<i64>,
     /// Services that wait for an update.
@@ -67,38 +63,29 @@ impl Watching {
         }
     }
 
-    /// Notes an event; a kind that is heard of is not broken.
-    pub(super) fn hear(&mut self, kind: Kind, now: i64) {
-        *self.events.entry(kind.name()).or_default() += 1;
+    /// Notes that the server has answered, with an event or without one: the kind is not broken.
+    pub(super) fn hear(&mut self, kind: Kind, event: Option<i64>) {
         if self.broken.remove(kind.name()).is_some() {
             tracing::info!(kind = kind.name(), "the API server tells of changes again");
         }
-        self.last_event = Some(now);
+        if event.is_some() {
+            *self.events.entry(kind.name()).or_default() += 1;
+            self.last_event = event;
+        }
     }
 
     /// Notes an error; one that only comes again is logged once.
-    pub(super) fn fail(&mut self, kind: Kind, reason: String, now: Instant) {
+    pub(super) fn fail(&mut self, kind: Kind, reason: String) {
         *self.errors.entry(kind.name()).or_default() += 1;
-        let before = self.broken.get(kind.name());
-        if before.is_none_or(|failure| failure.reason != reason) {
+        if self.broken.get(kind.name()) != Some(&reason) {
             tracing::warn!(
                 kind = kind.name(),
                 reason,
                 "cannot watch; what is known stays in force"
             );
         }
-        let failure = Failure { reason, last: now };
-        self.broken.insert(kind.name(), failure);
+        self.broken.insert(kind.name(), reason);
     }
-}
-
-/// Why a watch is broken.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Failure {
-    /// The reason.
-    pub reason: String,
-    /// When it was met last.
-    pub last: Instant,
 }
 
 /// What the watchers have to know of this machine.
@@ -160,8 +147,6 @@ impl Feed {
     /// Returns how the watchers are.
     pub fn watching(&self) -> Watching {
         let mut watching = lock(&self.watching).clone();
-        let lasts = |failure: &Failure| failure.last.elapsed() < FAILURE_LASTS;
-        watching.broken.retain(|_, failure| lasts(failure));
         watching.failed_requests = self.request_errors.by_name();
         watching
     }
@@ -221,14 +206,12 @@ mod tests {
     }
 
     #[test]
-    fn watch_is_broken_from_a_failure_until_it_is_heard_of_or_has_long_not_failed() {
+    fn watch_is_broken_from_a_failure_until_the_server_answers() {
         let feed = Feed::new("https://api:6443".to_owned());
-        let now = Instant::now();
         feed.tell(|watching| {
-            watching.fail(Kind::Services, "refused".to_owned(), now);
-            watching.fail(Kind::Nodes, "refused".to_owned(), now);
-            watching.fail(Kind::Presence, "refused".to_owned(), now - FAILURE_LASTS);
-            watching.hear(Kind::Nodes, 1);
+            watching.fail(Kind::Services, "refused".to_owned());
+            watching.fail(Kind::Nodes, "refused".to_owned());
+            watching.hear(Kind::Nodes, None);
         });
         let broken = feed.watching().broken;
         assert_eq!(broken.into_keys().collect::<Vec<_>>(), ["services"]);

@@ -1,29 +1,31 @@
 //! The Leases by which edges tell each other that they live, and the [`Election`] over them.
 //!
-//! An edge renews its Lease each 0.7 s while it may announce addresses, and watches those of all edges. It
-//! reads them no more often than they change, and writes no other object.
+//! An edge renews its Lease each 0.7 s while it may announce addresses and its agent's loop runs, and watches those
+//! of all edges. It reads them no more often than they change, and writes no other object. They are in a namespace
+//! of their own, so that who may write them may not write the controller's. Edges of the version before have theirs
+//! in the controller's namespace, where they are read and not written.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::iter;
 use std::net::IpAddr;
+use std::str::FromStr;
 use std::time::{Duration, Instant};
 
-use futures_util::stream::BoxStream;
-use futures_util::{StreamExt, TryStreamExt};
-use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
-use k8s_openapi::api::core::v1::Node;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, OwnerReference};
+use futures_util::StreamExt;
+use futures_util::stream::{BoxStream, select_all};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use k8s_openapi::jiff::Timestamp;
-use kube::api::{ObjectMeta, PartialObjectMeta, Patch, PatchParams, PostParams};
-use kube::runtime::watcher::{self, Event};
+use kube::api::{ObjectMeta, Patch, PatchParams, PostParams};
 use kube::{Api, Client, Resource, ResourceExt};
 use tokio::sync::{mpsc, watch};
 
+use super::relist::{self, Event, Selection, WatchError};
 use super::request_errors::{Purpose, RequestErrors};
+use super::schema::{Lease, LeaseSpec, NodeMetadata, micro_time};
 use super::worker::{self, EventLoop};
-use super::{FollowError, Watchers, client, relist};
+use super::{FollowError, Watchers, client};
 use crate::announce::election::{DURATION, RENEWAL};
-use crate::announce::{Candidates, Edge, Election, Holdings};
+use crate::announce::{Candidates, Edge, Election, Holdings, Home, Mac, Pulse};
 use crate::chain::chain;
 use crate::timer::sleep_until;
 
@@ -32,6 +34,8 @@ const LABEL: &str = "guideway.dev/lease";
 const LABEL_VALUE: &str = "edge";
 /// Annotation with the addresses by which endpoints name the edge's Node.
 const ADDRESSES: &str = "guideway.dev/node-addresses";
+/// Annotation with the MACs by which the edge announces addresses.
+const MACS: &str = "guideway.dev/macs";
 /// A Node with this label gets no traffic from outside the cluster.
 const EXCLUDED: &str = "node.kubernetes.io/exclude-from-external-load-balancers";
 /// How long to wait before a watch of Leases begins anew, however often it fails: it has to be back within a second,
@@ -39,8 +43,12 @@ const EXCLUDED: &str = "node.kubernetes.io/exclude-from-external-load-balancers"
 const WATCH_PAUSE: Duration = Duration::from_millis(500);
 /// How long a renewal may take before it is tried anew.
 const RENEWAL_TIMEOUT: Duration = Duration::from_secs(1);
-/// Reasons that are logged of one row of failures.
-const REASONS_LOGGED: usize = 10;
+/// How old the last sign of life of the agent's loop may be for a renewal. Longer than the loop is busy with one
+/// change, and short enough for another edge to have taken over once this one answers nobody any more:
+/// [`xdp_prog::abi::ANNOUNCE_NS`] after the same sign.
+const FRESH: Duration = Duration::from_millis(500);
+/// How often a loop that gives none is looked at.
+const FRESH_PAUSE: Duration = Duration::from_millis(50);
 /// Edges beyond which their Leases are a load: each is told of each renewal, so that the API server sends
 /// 1300 events in a second to 30 edges and grows with the square.
 const MANY_EDGES: usize = 30;
@@ -50,8 +58,10 @@ const MANY_EDGES: usize = 30;
 pub struct Candidate {
     /// Name of its Node, or of the machine if it is none.
     pub name: String,
-    /// Namespace of the Leases.
+    /// Namespace of the edges' Leases.
     pub namespace: String,
+    /// Namespace where edges of the version before have them, beside the controller's.
+    pub shared_namespace: String,
 }
 
 /// What the agent shows: what there is to announce, once it serves it.
@@ -61,6 +71,8 @@ pub struct Shown {
     pub wanted: BTreeMap<IpAddr, Candidates>,
     /// Addresses by which endpoints name this machine's Node.
     pub node_addresses: BTreeSet<IpAddr>,
+    /// MACs by which addresses are announced from here; none where nobody who asks there is answered.
+    pub macs: BTreeSet<Mac>,
     /// Labels that this machine's Node must have; nothing where it is to announce none at all.
     pub node_selector: Option<BTreeMap<String, String>>,
 }
@@ -68,7 +80,11 @@ pub struct Shown {
 impl Shown {
     /// Tells whether a Node with these labels may announce addresses; no labels for a machine that is no Node.
     fn may_announce(&self, labels: Option<&BTreeMap<String, String>>) -> bool {
-        let Some(selector) = &self.node_selector else {
+        let Some(selector) = self
+            .node_selector
+            .as_ref()
+            .filter(|_| !self.macs.is_empty())
+        else {
             return false;
         };
         let Some(labels) = labels else {
@@ -84,8 +100,19 @@ impl Shown {
 pub struct Heard {
     /// Nothing until the agent serves.
     pub shown: watch::Receiver<Option<Shown>>,
-    /// Addresses that other machines have announced.
-    pub claims: mpsc::UnboundedReceiver<BTreeSet<IpAddr>>,
+    /// What other machines have announced.
+    pub claims: mpsc::UnboundedReceiver<Claims>,
+    /// Whether the agent's loop runs.
+    pub pulse: Pulse,
+}
+
+/// What other machines have announced of the addresses that this one announces.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Claims {
+    /// They were heard while this one answered, too.
+    Heard(Vec<(IpAddr, Mac)>),
+    /// They were heard while this one had fallen silent, and so have the addresses.
+    Lost(BTreeSet<IpAddr>),
 }
 
 /// Begins to take part in the election, in a thread of its own; `ended` is called if that ends, which it does
@@ -103,7 +130,8 @@ pub fn start(
 ) -> Result<(), FollowError> {
     let candidate = Candidate {
         name: watchers.identity.node_name.clone(),
-        namespace: watchers.identity.namespace.clone(),
+        namespace: watchers.identity.lease_namespace.clone(),
+        shared_namespace: watchers.identity.namespace.clone(),
     };
     let server = watchers.server.clone();
     let runtime = EventLoop::new()?;
@@ -139,36 +167,67 @@ pub async fn follow(
     tell: impl Fn(Holdings),
 ) {
     let leases: Api<Lease> = Api::namespaced(client.clone(), &candidate.namespace);
-    let mut events =
-        leases_of_edges(leases.clone()).inspect_err(|_| request_errors.count(Purpose::LeaseWatch));
+    let shared: Api<Lease> = Api::namespaced(client.clone(), &candidate.shared_namespace);
+    let noted = |purpose, failed: Option<&WatchError>| {
+        let outcome = failed.map_or(Ok(()), |error| Err(chain(error)));
+        request_errors.take(purpose, outcome);
+    };
+    let places = [(Home::Own, leases.clone()), (Home::Shared, shared)];
+    let events = places.map(|(home, leases)| {
+        let events = leases_of_edges(leases);
+        events.map(move |event| (home, event))
+    });
+    // They count as one request, which works once it does in both places.
+    let mut failing = BTreeSet::new();
+    let mut events = select_all(events).inspect(|(home, heard)| {
+        match heard {
+            Ok(_) => failing.remove(home),
+            Err(_) => failing.insert(*home),
+        };
+        if heard.is_err() || failing.is_empty() {
+            noted(Purpose::LeaseWatch, heard.as_ref().err());
+        }
+    });
     let mut nodes = node_of(Api::all(client), &candidate.name)
-        .inspect_err(|_| request_errors.count(Purpose::NodeWatch));
+        .inspect(|heard| noted(Purpose::NodeWatch, heard.as_ref().err()));
     let mut node = OwnNode::default();
     let (renewals, to_renew) = watch::channel(None);
     let mut renewing = std::pin::pin!(renew(
         leases,
         candidate.name.clone(),
         to_renew,
+        heard.pulse,
         request_errors.clone()
     ));
     let mut election = Election::new(candidate.name.clone(), announced.clone());
     let mut told = announced;
-    let mut listed = BTreeSet::new();
+    let mut listed = BTreeMap::new();
     let mut crowd = Crowd::default();
     heard.shown.mark_changed();
     loop {
         let deadline = election.deadline(Instant::now());
         tokio::select! {
             () = &mut renewing => return,
-            Some(addresses) = heard.claims.recv() => {
-                addresses.into_iter().for_each(|address| election.claim(address));
-            }
+            Some(claims) = heard.claims.recv() => match claims {
+                Claims::Heard(claims) => {
+                    let now = Instant::now();
+                    for (address, mac) in claims {
+                        election.claim(address, mac, now);
+                    }
+                }
+                Claims::Lost(addresses) => {
+                    election.lose(&addresses);
+                    told.retain(|address| !addresses.contains(address));
+                }
+            },
             Ok(()) = heard.shown.changed() => {
                 if let Some(shown) = &*heard.shown.borrow_and_update() {
                     election.want(shown.wanted.clone());
                 }
             }
-            Some(event) = events.next() => take(&mut election, &mut listed, event),
+            Some((home, event)) = events.next() => {
+                take(&mut election, home, listed.entry(home).or_default(), event);
+            }
             Some(event) = nodes.next() => node.take(event),
             () = sleep_until(deadline) => {}
         }
@@ -181,6 +240,7 @@ pub async fn follow(
             election.set_eligible(may_announce);
             let renewal = may_announce.then(|| Renewal {
                 addresses: shown.node_addresses.clone(),
+                macs: shown.macs.clone(),
                 owner: node.as_owner(),
             });
             renewals.send_if_modified(|before| {
@@ -190,11 +250,19 @@ pub async fn follow(
             });
         }
         let holdings = election.step(Instant::now());
+        for (address, mac) in &holdings.strangers {
+            warn_of_stranger(*address, *mac);
+        }
         if holdings.addresses != told || !holdings.again.is_empty() {
             told.clone_from(&holdings.addresses);
             tell(holdings);
         }
     }
+}
+
+/// Tells of a machine that is no edge, or not known as one, and announces an address too.
+pub(crate) fn warn_of_stranger(address: IpAddr, mac: Mac) {
+    tracing::warn!(%address, %mac, "another machine announces this address too");
 }
 
 /// Warns of many edges, once each time that they become many.
@@ -216,63 +284,73 @@ impl Crowd {
     }
 }
 
-type Heartbeats<K> = BoxStream<'static, watcher::Result<Event<K>>>;
+type Heartbeats<K> = BoxStream<'static, Result<Event<K>, WatchError>>;
 
 fn leases_of_edges(leases: Api<Lease>) -> Heartbeats<Lease> {
-    let config = watcher::Config::default().labels(&format!("{LABEL}={LABEL_VALUE}"));
-    relist::watch_with(leases, config, || iter::repeat(WATCH_PAUSE)).boxed()
+    let edges = Selection::labels(&format!("{LABEL}={LABEL_VALUE}"));
+    relist::watch_with(leases, edges, || iter::repeat(WATCH_PAUSE)).boxed()
 }
 
-fn node_of(nodes: Api<PartialObjectMeta<Node>>, name: &str) -> Heartbeats<PartialObjectMeta<Node>> {
-    let config = watcher::Config::default().fields(&format!("metadata.name={name}"));
-    relist::watch(nodes, config).boxed()
+fn node_of(nodes: Api<NodeMetadata>, name: &str) -> Heartbeats<NodeMetadata> {
+    let own = Selection::fields(&format!("metadata.name={name}"));
+    relist::watch(nodes, own).boxed()
 }
 
 /// Hands what the watch tells on to the election.
 fn take(
     election: &mut Election,
+    home: Home,
     listed: &mut BTreeSet<String>,
-    event: watcher::Result<Event<Lease>>,
+    event: Result<Event<Lease>, WatchError>,
 ) {
     let now = Instant::now();
+    // A Lease that cannot be read renews nothing, and takes nothing away before its time is over.
     match event {
         Ok(Event::Init) => listed.clear(),
         Ok(Event::InitApply(lease)) => {
-            if let Some(edge) = edge_of(&lease) {
+            if let Some(edge) = read_edge(home, lease) {
                 listed.insert(edge.name.clone());
                 election.see(edge, now);
             }
         }
-        Ok(Event::InitDone) => election.retain(listed),
+        Ok(Event::InitDone) => election.retain(home, listed),
+        Ok(Event::Watching) => {}
         Ok(Event::Apply(lease)) => {
-            if let Some(edge) = edge_of(&lease) {
+            if let Some(edge) = read_edge(home, lease) {
                 election.see(edge, now);
             }
         }
         Ok(Event::Delete(lease)) => {
-            if let Some(edge) = edge_of(&lease) {
-                election.forget(&edge.name);
+            if let Some(edge) = read_edge(home, lease) {
+                election.forget(home, &edge.name);
             }
         }
-        Err(error) => {
-            tracing::debug!(
-                error = chain(&error),
-                "the watch of the edges' Leases is begun again"
-            );
-        }
+        // It is begun again.
+        Err(_) => {}
     }
 }
 
-fn edge_of(lease: &Lease) -> Option<Edge> {
+fn read_edge(home: Home, shown: relist::Shown<Lease>) -> Option<Edge> {
+    edge_of(home, &shown.ok()?)
+}
+
+fn edge_of(home: Home, lease: &Lease) -> Option<Edge> {
     let spec = lease.spec.as_ref()?;
-    let addresses = lease.annotations().get(ADDRESSES);
-    let addresses = addresses.into_iter().flat_map(|text| text.split(','));
     Some(Edge {
         name: spec.holder_identity.clone()?,
-        addresses: addresses.filter_map(|text| text.parse().ok()).collect(),
+        home,
+        macs: listed_in(lease, MACS),
+        addresses: listed_in(lease, ADDRESSES),
         // Every write changes it, whatever the writer's clock says.
         renewal: lease.resource_version()?,
     })
+}
+
+/// Reads what an annotation lists, except what cannot be read.
+fn listed_in<T: FromStr + Ord>(lease: &Lease, annotation: &str) -> BTreeSet<T> {
+    let texts = lease.annotations().get(annotation).into_iter();
+    let texts = texts.flat_map(|text| text.split(','));
+    texts.filter_map(|text| text.parse().ok()).collect()
 }
 
 /// What is known of this machine's Node.
@@ -285,22 +363,23 @@ struct OwnNode {
 }
 
 impl OwnNode {
-    fn take(&mut self, event: watcher::Result<Event<PartialObjectMeta<Node>>>) {
+    fn take(&mut self, event: Result<Event<NodeMetadata>, WatchError>) {
         match event {
             Ok(Event::Init) => self.listed = None,
-            Ok(Event::InitApply(node)) => self.listed = Some(node.metadata),
+            // One that cannot be read is as it was.
+            Ok(Event::InitApply(node)) => {
+                let node = node.map(|node| node.metadata);
+                self.listed = node.ok().or_else(|| self.metadata.clone());
+            }
             Ok(Event::InitDone) => {
                 self.metadata = self.listed.take();
                 self.is_listed = true;
             }
-            Ok(Event::Apply(node)) => self.metadata = Some(node.metadata),
+            Ok(Event::Apply(Ok(node))) => self.metadata = Some(node.metadata),
+            Ok(Event::Apply(Err(_)) | Event::Watching) => {}
             Ok(Event::Delete(_)) => self.metadata = None,
-            Err(error) => {
-                tracing::debug!(
-                    error = chain(&error),
-                    "the watch of this Node is begun again"
-                );
-            }
+            // It is begun again.
+            Err(_) => {}
         }
     }
 
@@ -316,8 +395,8 @@ impl OwnNode {
     fn as_owner(&self) -> Option<OwnerReference> {
         let metadata = self.metadata.as_ref()?;
         Some(OwnerReference {
-            api_version: Node::api_version(&()).into_owned(),
-            kind: Node::kind(&()).into_owned(),
+            api_version: NodeMetadata::api_version(&()).into_owned(),
+            kind: NodeMetadata::kind(&()).into_owned(),
             name: metadata.name.clone()?,
             uid: metadata.uid.clone()?,
             ..OwnerReference::default()
@@ -330,6 +409,8 @@ impl OwnNode {
 struct Renewal {
     /// The addresses by which endpoints name the edge's Node.
     addresses: BTreeSet<IpAddr>,
+    /// The MACs by which it announces addresses.
+    macs: BTreeSet<Mac>,
     /// The Node, if the edge is one.
     owner: Option<OwnerReference>,
 }
@@ -339,61 +420,31 @@ async fn renew(
     leases: Api<Lease>,
     edge: String,
     mut to_renew: watch::Receiver<Option<Renewal>>,
+    pulse: Pulse,
     request_errors: RequestErrors,
 ) {
     let mut ticks = tokio::time::interval(RENEWAL);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut last = Timestamp::UNIX_EPOCH;
-    let mut log = RenewalLog::default();
     loop {
         if to_renew.wait_for(Option::is_some).await.is_err() {
             return;
         }
         ticks.tick().await;
+        // A Lease that outlives what it stands for would keep the addresses from the other edges.
+        while pulse.age(Instant::now()) >= FRESH {
+            tokio::time::sleep(FRESH_PAUSE).await;
+        }
         let Some(said) = to_renew.borrow().clone() else {
             continue;
         };
         last = renewal_time(last, Timestamp::now());
-        let renewal = renew_once(&leases, lease(&edge, &said.addresses, last), said.owner);
+        let renewal = renew_once(&leases, lease(&edge, &said, last), said.owner);
         let outcome = match tokio::time::timeout(RENEWAL_TIMEOUT, renewal).await {
             Ok(outcome) => outcome.map_err(|error| chain(&error)),
             Err(_) => Err("the API server does not answer".to_owned()),
         };
-        if outcome.is_err() {
-            request_errors.count(Purpose::Lease);
-        }
-        log.take(outcome);
-    }
-}
-
-/// Logs a Lease that is not renewed once for each reason, however often it is tried.
-#[derive(Debug, Default)]
-struct RenewalLog {
-    reasons: BTreeSet<String>,
-}
-
-impl RenewalLog {
-    /// Takes an outcome; returns whether something was logged.
-    fn take(&mut self, outcome: Result<(), String>) -> bool {
-        match outcome {
-            Ok(()) if self.reasons.is_empty() => false,
-            Ok(()) => {
-                self.reasons.clear();
-                tracing::info!("the Lease is renewed again");
-                true
-            }
-            Err(reason) if self.reasons.contains(&reason) => false,
-            // Texts that differ at each try are not to fill the memory.
-            Err(_) if self.reasons.len() >= REASONS_LOGGED => false,
-            Err(reason) => {
-                tracing::warn!(
-                    reason,
-                    "the Lease is not renewed; the next renewal tries again"
-                );
-                self.reasons.insert(reason);
-                true
-            }
-        }
+        request_errors.take(Purpose::Lease, outcome);
     }
 }
 
@@ -424,19 +475,22 @@ async fn renew_once(
     }
 }
 
-fn lease(edge: &str, addresses: &BTreeSet<IpAddr>, now: Timestamp) -> Lease {
-    let addresses: Vec<String> = addresses.iter().map(ToString::to_string).collect();
+fn lease(edge: &str, said: &Renewal, now: Timestamp) -> Lease {
+    let addresses: Vec<String> = said.addresses.iter().map(ToString::to_string).collect();
+    let macs: Vec<String> = said.macs.iter().map(ToString::to_string).collect();
+    let annotations = [(ADDRESSES, addresses), (MACS, macs)];
+    let annotations = annotations.map(|(name, listed)| (name.to_owned(), listed.join(",")));
     Lease {
         metadata: ObjectMeta {
             name: Some(format!("guideway-edge-{edge}")),
             labels: Some([(LABEL.to_owned(), LABEL_VALUE.to_owned())].into()),
-            annotations: Some([(ADDRESSES.to_owned(), addresses.join(","))].into()),
+            annotations: Some(annotations.into()),
             ..ObjectMeta::default()
         },
         spec: Some(LeaseSpec {
             holder_identity: Some(edge.to_owned()),
             lease_duration_seconds: i32::try_from(DURATION.as_secs()).ok(),
-            renew_time: Some(MicroTime(now)),
+            renew_time: Some(micro_time(now)),
             ..LeaseSpec::default()
         }),
     }
@@ -447,6 +501,16 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    const MAC: Mac = Mac([2, 0, 0, 0, 0, 0x17]);
+
+    fn renewal(addresses: BTreeSet<IpAddr>) -> Renewal {
+        Renewal {
+            addresses,
+            macs: [MAC].into(),
+            owner: None,
+        }
+    }
 
     fn labels(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
         let pairs = pairs.iter();
@@ -459,11 +523,17 @@ mod tests {
     fn label_excludes_and_selector_chooses() {
         let shown = |selector| Shown {
             node_selector: Some(labels(selector)),
+            macs: [MAC].into(),
             ..Shown::default()
         };
         assert!(!Shown::default().may_announce(None), "it is not to");
         let any = shown(&[]);
         assert!(any.may_announce(None));
+        let deaf = Shown {
+            macs: BTreeSet::new(),
+            ..any.clone()
+        };
+        assert!(!deaf.may_announce(None), "nobody who asks is answered");
         assert!(any.may_announce(Some(&labels(&[("role", "worker")]))));
         assert!(!any.may_announce(Some(&labels(&[(EXCLUDED, "")]))));
         let edges = shown(&[("role", "edge")]);
@@ -489,7 +559,9 @@ mod tests {
         let first = json!({
             "metadata": {
                 "name": "guideway-edge-node1", "labels": {"guideway.dev/lease": "edge"},
-                "annotations": {"guideway.dev/node-addresses": "10.0.0.1"},
+                "annotations": {
+                    "guideway.dev/node-addresses": "10.0.0.1", "guideway.dev/macs": "02:00:00:00:00:17",
+                },
             },
             "spec": {
                 "holderIdentity": "node1", "leaseDurationSeconds": 2,
@@ -501,10 +573,16 @@ mod tests {
         newer["metadata"]["annotations"]["guideway.dev/newer"] = json!("x");
         newer["spec"]["strategy"] = json!("Newer");
         newer["newer"] = json!({});
-        let edge = edge_of(&serde_json::from_value(newer).unwrap()).unwrap();
+        let read = |lease| edge_of(Home::Own, &serde_json::from_value(lease).unwrap()).unwrap();
+        let edge = read(newer.clone());
         let addresses: BTreeSet<IpAddr> = ["10.0.0.1".parse().unwrap()].into();
         assert_eq!((edge.name.as_str(), &edge.addresses), ("node1", &addresses));
-        let written = lease("node1", &addresses, Timestamp::UNIX_EPOCH);
+        assert_eq!(edge.macs, [MAC].into());
+        newer["metadata"]["annotations"] = first["metadata"]["annotations"].clone();
+        let annotations = newer["metadata"]["annotations"].as_object_mut().unwrap();
+        annotations.remove("guideway.dev/macs");
+        assert_eq!(read(newer).macs, BTreeSet::new());
+        let written = lease("node1", &renewal(addresses), Timestamp::UNIX_EPOCH);
         let written = serde_json::to_value(written).unwrap();
         for part in ["metadata", "spec"] {
             assert_eq!(written[part], first[part]);
@@ -516,8 +594,8 @@ mod tests {
         let mut node = OwnNode::default();
         assert_eq!(node.as_owner(), None);
         let metadata = json!({"metadata": {"name": "node1", "uid": "7"}});
-        let own: PartialObjectMeta<Node> = serde_json::from_value(metadata).unwrap();
-        node.take(Ok(Event::InitApply(own)));
+        let own: NodeMetadata = serde_json::from_value(metadata).unwrap();
+        node.take(Ok(Event::InitApply(Ok(own))));
         node.take(Ok(Event::InitDone));
         assert_eq!(
             serde_json::to_value(node.as_owner()).unwrap(),
@@ -533,34 +611,16 @@ mod tests {
     }
 
     #[test]
-    fn lease_that_is_not_renewed_is_logged_once_for_each_reason() {
-        let mut log = RenewalLog::default();
-        assert!(!log.take(Ok(())));
-        let fail = |reason: &str| Err(reason.to_owned());
-        let tries = [
-            fail("away"),
-            fail("away"),
-            fail("forbidden"),
-            fail("away"),
-            Ok(()),
-            Ok(()),
-            fail("away"),
-        ];
-        let logged = tries.map(|outcome| log.take(outcome));
-        assert_eq!(logged, [true, false, true, false, true, false, true]);
-        let many = (0..1000).filter(|number| log.take(fail(&number.to_string())));
-        assert_eq!(many.count(), REASONS_LOGGED - 1);
-    }
-
-    #[test]
     fn lease_reads_back_as_the_edge_that_wrote_it() {
         let addresses: BTreeSet<IpAddr> = ["10.0.0.1", "fd00::1"]
             .map(|text| text.parse().unwrap())
             .into();
         for addresses in [addresses, BTreeSet::new()] {
-            let mut written = lease("node1", &addresses, Timestamp::UNIX_EPOCH);
+            let said = renewal(addresses.clone());
+            let mut written = lease("node1", &said, Timestamp::UNIX_EPOCH);
             written.metadata.resource_version = Some("7".to_owned());
-            let edge = edge_of(&written).unwrap();
+            let edge = edge_of(Home::Own, &written).unwrap();
+            assert_eq!((edge.home, &edge.macs), (Home::Own, &said.macs));
             assert_eq!((edge.name.as_str(), edge.renewal.as_str()), ("node1", "7"));
             assert_eq!(edge.addresses, addresses);
         }

@@ -16,12 +16,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use super::convert;
-use super::feed::FAILURE_LASTS;
+use crate::desired::unusable;
+use crate::index;
 use crate::index::objects::{EndpointSlice, ObjectName, SERVICE_NAME};
 
 /// How long a machine is known after its last presence.
 const KEPT: Duration = Duration::from_secs(600);
+/// How long the watch may have been broken after its last failure: one that is broken fails again after the longest
+/// pause, connecting, and being cut off.
+const FAILURE_LASTS: Duration = Duration::from_secs(135);
 
 /// What the slices show, and for how long a machine is still known that they no longer show.
 #[derive(Debug, Default)]
@@ -43,6 +46,11 @@ struct OfSlice {
     edges: BTreeSet<IpAddr>,
     /// What stands in the place of edges' addresses and is none.
     unreadable: BTreeSet<String>,
+}
+
+/// Reads the address of an edge outside the cluster.
+pub(crate) fn edge(text: &str) -> Option<IpAddr> {
+    index::address(text).filter(|edge| unusable(*edge).is_none())
 }
 
 /// Names the Service that shows the nodes that have detached, beside the one that shows who runs Guideway.
@@ -69,7 +77,7 @@ impl Presence {
                 Some(node) => drop(shown.nodes.insert(node.clone())),
                 None => {
                     let text = endpoint.addresses.first().map_or("", String::as_str);
-                    match convert::edge(text) {
+                    match edge(text) {
                         Some(edge) => drop(shown.edges.insert(edge)),
                         None => drop(shown.unreadable.insert(text.to_owned())),
                     }

@@ -1,9 +1,9 @@
-//! Requests to the API server that failed, counted by what they were for.
+//! Requests to the API server that failed, counted by what they were for, and logged once.
 //!
 //! Agents count watches of the four kinds that the index is made of where they watch, and controllers their watches
 //! and writes of status where they make them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// What a request is for.
@@ -24,6 +24,18 @@ pub(crate) enum Purpose {
 }
 
 impl Purpose {
+    /// Says what the request does.
+    const fn what(self) -> &'static str {
+        match self {
+            Self::Event => "publish an Event",
+            Self::Lease => "read or renew the Lease",
+            Self::LeaseWatch => "watch the Leases of edges",
+            Self::NodeWatch => "watch this machine's Node",
+            Self::Pool => "read a pool",
+            Self::Seed => "read or make the seed of the flow hash",
+        }
+    }
+
     /// Returns the name for metrics.
     const fn name(self) -> &'static str {
         match self {
@@ -37,9 +49,20 @@ impl Purpose {
     }
 }
 
-/// How many requests have failed; a clone counts on in the same place.
+/// Reasons that are logged of one row of failures: texts that differ at each try are not to fill the memory.
+const REASONS_LOGGED: usize = 10;
+
+/// The requests that have failed; a clone counts on in the same place.
 #[derive(Clone, Debug)]
-pub struct RequestErrors(Arc<Mutex<BTreeMap<Purpose, u64>>>);
+pub struct RequestErrors(Arc<Mutex<BTreeMap<Purpose, Failures>>>);
+
+/// Failed requests of one purpose.
+#[derive(Clone, Debug, Default)]
+struct Failures {
+    number: u64,
+    /// Why those failed since the last one that did not.
+    reasons: BTreeSet<String>,
+}
 
 impl RequestErrors {
     /// Begins with none of an agent's.
@@ -59,13 +82,37 @@ impl RequestErrors {
     }
 
     fn none<const N: usize>(purposes: [Purpose; N]) -> Self {
-        let none = purposes.map(|purpose| (purpose, 0));
+        let none = purposes.map(|purpose| (purpose, Failures::default()));
         Self(Arc::new(Mutex::new(none.into())))
     }
 
-    /// Counts one.
+    /// Takes the outcome of a request: counts one that failed, and logs it once for each reason, however often it is
+    /// tried. Tells whether something was logged.
+    pub(crate) fn take(&self, purpose: Purpose, outcome: Result<(), String>) -> bool {
+        let mut failures = self.lock();
+        let failures = failures.entry(purpose).or_default();
+        let (request, what) = (purpose.name(), purpose.what());
+        match outcome {
+            Ok(()) if failures.reasons.is_empty() => return false,
+            Ok(()) => {
+                failures.reasons.clear();
+                tracing::info!(request, "the API server lets {what} again");
+            }
+            Err(reason) => {
+                failures.number += 1;
+                if failures.reasons.len() >= REASONS_LOGGED || failures.reasons.contains(&reason) {
+                    return false;
+                }
+                tracing::warn!(request, reason, "cannot {what}; it is tried again");
+                failures.reasons.insert(reason);
+            }
+        }
+        true
+    }
+
+    /// Counts a failed request that is told of elsewhere.
     pub(crate) fn count(&self, purpose: Purpose) {
-        *self.lock().entry(purpose).or_default() += 1;
+        self.lock().entry(purpose).or_default().number += 1;
     }
 
     /// Returns the numbers by name; of what has never failed, too.
@@ -73,11 +120,11 @@ impl RequestErrors {
         let counted = self.lock();
         counted
             .iter()
-            .map(|(purpose, number)| (purpose.name(), *number))
+            .map(|(purpose, failures)| (purpose.name(), failures.number))
             .collect()
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<Purpose, u64>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<Purpose, Failures>> {
         // Whole after each statement, also where a thread panicked.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -91,7 +138,7 @@ mod tests {
     fn failures_are_counted_by_what_the_requests_were_for() {
         let request_errors = RequestErrors::of_agent();
         let elsewhere = request_errors.clone();
-        request_errors.count(Purpose::Lease);
+        request_errors.take(Purpose::Lease, Err("away".to_owned()));
         elsewhere.count(Purpose::Lease);
         elsewhere.count(Purpose::Seed);
         let expected = [
@@ -102,5 +149,26 @@ mod tests {
             ("seed", 1),
         ];
         assert_eq!(request_errors.by_name(), expected.into());
+    }
+
+    #[test]
+    fn request_that_fails_is_logged_once_for_each_reason() {
+        let request_errors = RequestErrors::of_agent();
+        let take = |outcome| request_errors.take(Purpose::Lease, outcome);
+        assert!(!take(Ok(())));
+        let fail = |reason: &str| Err(reason.to_owned());
+        let tries = [
+            fail("away"),
+            fail("away"),
+            fail("forbidden"),
+            fail("away"),
+            Ok(()),
+            Ok(()),
+            fail("away"),
+        ];
+        let logged = tries.map(take);
+        assert_eq!(logged, [true, false, true, false, true, false, true]);
+        let many = (0..1000).filter(|number| take(fail(&number.to_string())));
+        assert_eq!(many.count(), REASONS_LOGGED - 1);
     }
 }

@@ -10,16 +10,15 @@ use std::time::Instant;
 
 use futures_util::stream::{BoxStream, select_all};
 use futures_util::{Stream, StreamExt, TryStreamExt};
-use k8s_openapi::api::core::v1::{Node, Service};
-use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::jiff::Timestamp;
-use kube::runtime::watcher;
 use kube::{Api, Client};
 
 use super::cluster::{Cluster, Kind, Told};
 use super::feed::{Feed, Update};
 use super::pace::Pace;
-use super::{presence, relist};
+use super::presence;
+use super::relist::{self, Event, Selection, WatchError};
+use super::schema::{EndpointSlice, Node, Service};
 use crate::chain::chain;
 use crate::index::objects::{HEADLESS, SERVICE_NAME, SERVICE_PROXY_NAME};
 use crate::timer::sleep_until;
@@ -91,8 +90,9 @@ pub(super) async fn follow(
             }
             Some(told) = events.next() => {
                 let now = Instant::now();
-                arrived = arrived.or(Some(now));
-                take(&mut cluster, &feed, told, now);
+                if take(&mut cluster, &feed, told, now) {
+                    arrived = arrived.or(Some(now));
+                }
                 tell(&feed, &cluster);
             }
             Ok(()) = machine.changed() => {
@@ -105,13 +105,12 @@ pub(super) async fn follow(
     }
 }
 
-type Heard = Result<Told, (Kind, watcher::Error)>;
+type Heard = Result<Told, (Kind, WatchError)>;
 
 fn watchers(client: &Client, scope: &Scope) -> impl Stream<Item = Heard> + use<> {
     let (service, detached) = (&scope.service, presence::detached(&scope.service));
     let ours = format!("{SERVICE_NAME} in ({service},{detached})");
     let theirs = format!("!{SERVICE_PROXY_NAME},!{HEADLESS}");
-    let any = watcher::Config::default();
     let services = Api::<Service>::all(client.clone());
     let slices = Api::<EndpointSlice>::all(client.clone());
     let nodes = Api::<Node>::all(client.clone());
@@ -120,18 +119,22 @@ fn watchers(client: &Client, scope: &Scope) -> impl Stream<Item = Heard> + use<>
     select_all([
         heard(
             Kind::Services,
-            relist::watch(services, any.clone().labels(&theirs)),
+            relist::watch(services, Selection::labels(&theirs)),
             Told::Service,
         ),
         heard(
             Kind::EndpointSlices,
-            relist::watch(slices, any.clone().labels(&theirs)),
+            relist::watch(slices, Selection::labels(&theirs)),
             Told::Slice,
         ),
-        heard(Kind::Nodes, relist::watch(nodes, any.clone()), Told::Node),
+        heard(
+            Kind::Nodes,
+            relist::watch(nodes, Selection::default()),
+            Told::Node,
+        ),
         heard(
             Kind::Presence,
-            relist::watch(presence, any.labels(&ours)),
+            relist::watch(presence, Selection::labels(&ours)),
             Told::Presence,
         ),
     ])
@@ -139,8 +142,8 @@ fn watchers(client: &Client, scope: &Scope) -> impl Stream<Item = Heard> + use<>
 
 fn heard<K: Send + 'static>(
     kind: Kind,
-    events: impl Stream<Item = watcher::Result<watcher::Event<K>>> + Send + 'static,
-    told: fn(Box<watcher::Event<K>>) -> Told,
+    events: impl Stream<Item = Result<Event<K>, WatchError>> + Send + 'static,
+    told: fn(Box<Event<K>>) -> Told,
 ) -> BoxStream<'static, Heard> {
     events
         .map_ok(move |event| told(Box::new(event)))
@@ -148,23 +151,24 @@ fn heard<K: Send + 'static>(
         .boxed()
 }
 
-/// Takes events and errors; each watcher goes on after an error by itself.
-fn take(cluster: &mut Cluster, feed: &Feed, heard: Vec<Heard>, now: Instant) {
+/// Takes events and errors; tells whether anything may follow from them. Each watcher goes on after an error by itself.
+fn take(cluster: &mut Cluster, feed: &Feed, heard: Vec<Heard>, now: Instant) -> bool {
+    let mut follows = false;
     let at = Timestamp::now().as_second();
     for heard in heard {
         match heard {
             Ok(told) => {
-                if told.is_from_server() {
-                    feed.tell(|watching| watching.hear(told.kind(), at));
-                }
-                cluster.take(told, now);
+                let at = told.is_event().then_some(at);
+                feed.tell(|watching| watching.hear(told.kind(), at));
+                follows |= cluster.take(told, now);
             }
             Err((kind, error)) => {
                 cluster.fail(kind, now);
-                feed.tell(|watching| watching.fail(kind, chain(&error), now));
+                feed.tell(|watching| watching.fail(kind, chain(&error)));
             }
         }
     }
+    follows
 }
 
 fn tell(feed: &Feed, cluster: &Cluster) {

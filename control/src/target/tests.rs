@@ -101,6 +101,56 @@ trusted_edges: [10.0.0.8]
     let node = target(plain, &["10.0.0.9", "10.99.0.1"]);
     assert!(node.services.is_empty(), "the stack has the VIP");
     assert_eq!(node.addresses.local, addresses(&["10.0.0.9"]));
+    assert_eq!(node.addresses.inner, addresses(&["10.99.0.1"]));
+}
+
+#[test]
+fn stack_gets_from_edges_what_is_for_a_vip_alone() {
+    let mut desired = config::parse(CLUSTER).unwrap().desired;
+    let vips = BTreeSet::from_iter(desired.vips.iter().copied());
+    let inner = |desired: &Desired, own: &[&str]| {
+        let target = Target::of(desired, &machine(own));
+        (
+            target.addresses.vips.clone(),
+            target.addresses.inner.clone(),
+        )
+    };
+    // An edge that is no node opens nothing; one that is has the VIPs as such.
+    assert_eq!(
+        inner(&desired, &["10.0.0.100"]),
+        (vips.clone(), BTreeSet::new())
+    );
+    assert_eq!(inner(&desired, &["10.0.0.1"]), (vips, BTreeSet::new()));
+    // A shared one is a VIP to edges; one that is a machine's own is none.
+    desired.shared = addresses(&["10.99.0.1", "10.0.0.1"]).into();
+    let shared = addresses(&["10.99.0.1"]);
+    assert_eq!(inner(&desired, &["10.0.0.1"]).1, shared);
+    desired.edge = false;
+    assert_eq!(inner(&desired, &["10.0.0.1"]).1, shared);
+}
+
+#[test]
+fn stack_gets_from_edges_what_is_for_an_address_on_loopback_too() {
+    let text = "\
+interfaces: [{name: eth0}]
+roles: [node]
+trusted_edges: [10.0.0.8]
+nodes: [{address: 10.0.0.9}, {address: 10.0.0.10}]
+";
+    let desired = config::parse(text).unwrap().desired;
+    let facts = HostFacts {
+        addresses: [
+            ("127.0.0.1", "lo"),
+            ("10.0.0.9", "lo"),
+            ("10.99.0.1", "lo"),
+            ("10.0.1.9", "eth0"),
+        ]
+        .map(|(address, interface)| (address.parse().unwrap(), interface.to_owned()))
+        .into(),
+        ..HostFacts::default()
+    };
+    let target = Target::of(&desired, &Machine::of(&desired, &facts));
+    assert_eq!(target.addresses.inner, addresses(&["10.99.0.1"]));
 }
 
 #[test]

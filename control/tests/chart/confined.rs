@@ -57,7 +57,7 @@ fn serves_with(more: &[&str]) {
     let mut agent = bundle.run("agent");
 
     let health = &container(objects.agent_pod(), "agent")["ports"][1]["containerPort"];
-    let url = format!("http://127.0.0.1:{health}/readyz");
+    let url = format!("http://{}:{health}/readyz", node.v4());
     wait_for("the agent is ready", TIMEOUT, || {
         assert!(agent.is_running(), "{}", agent.stderr());
         let ask = output(node.namespace().command("curl").args(["-sSf", &url]));
@@ -78,7 +78,7 @@ fn serves_with(more: &[&str]) {
     .unwrap();
     drop(greeter);
     let renewed = || {
-        let lease = ["lease", "guideway-edge-node0", "-n", NAMESPACE];
+        let lease = ["lease", "guideway-edge-node0", "-n", "guideway-edges"];
         let lease = server.get(&lease).map_err(|error| error.to_string())?;
         let time = lease["spec"]["renewTime"].as_str();
         time.map(str::to_owned).ok_or("never".to_owned())
@@ -222,6 +222,8 @@ impl<'test> Bundle<'test> {
                 fs::write(place.join(name), content).unwrap();
             }
             fs::create_dir(directory.join("run")).unwrap();
+            // As the kubelet does for `DirectoryOrCreate`.
+            fs::create_dir_all("/sys/fs/bpf/guideway").unwrap();
         });
         // The machine has no cgroups of its own, and the pod asks for none; the runtime looks all the same.
         let mount = ["-t", "tmpfs", "none", "/sys/fs/cgroup"];
@@ -270,6 +272,7 @@ fn configuration(agent: &Value, pod: &Value, node: &Machine) -> Value {
         .into_iter()
         .chain(arguments.map(|argument| argument.as_str().unwrap()))
         .collect();
+    let addresses = format!("{},{}", node.v4(), node.v6());
     let variables = agent["env"].as_array().into_iter().flatten();
     let variables: Vec<_> = variables
         .map(|variable| {
@@ -277,6 +280,7 @@ fn configuration(agent: &Value, pod: &Value, node: &Machine) -> Value {
                 Some("metadata.namespace") => NAMESPACE,
                 Some("metadata.name") => "agent",
                 Some("spec.nodeName") => node.label(),
+                Some("status.hostIPs") => &addresses,
                 Some(other) => panic!("{other}"),
                 None => variable["value"].as_str().unwrap(),
             };
@@ -367,12 +371,16 @@ fn mounts(agent: &Value, pod: &Value) -> Vec<Value> {
         let mut named = volumes
             .iter()
             .filter(|volume| volume["name"] == mount["name"]);
+        let volume = named.next().unwrap();
         let inside = mount["mountPath"].as_str().unwrap();
-        match named.next().unwrap()["hostPath"]["path"].as_str() {
-            Some("/sys/fs/bpf") => mounts.push(bind("/sys/fs/bpf", inside, "rw")),
+        match volume["hostPath"]["path"].as_str() {
+            Some(pins @ "/sys/fs/bpf/guideway") => mounts.push(bind(pins, inside, "rw")),
             // The machine's own, not that of the host the test runs on.
             Some("/run/guideway") => mounts.push(bind("run", inside, "rw")),
             Some(other) => panic!("the pod mounts {other}"),
+            None if volume["emptyDir"].is_object() => {
+                mounts.push(json!({"type": "tmpfs", "source": "tmpfs", "destination": inside}));
+            }
             None => assert_eq!(mount["readOnly"], true),
         }
     }

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use control::config::{self, Source};
+use control::config::{self, Listen, Source};
 use serde_json::{Value, json};
 
-use super::chart::{DETACH, Objects, container, deploy, helm};
+use super::chart::{DETACH, Objects, container, deploy, helm, text};
 
 /// Ports that Kubernetes' own components have on a node.
 const TAKEN_PORTS: [u64; 7] = [10248, 10249, 10250, 10255, 10256, 10257, 10259];
@@ -58,7 +58,94 @@ fn agent_has_four_capabilities_and_no_way_to_more() {
     let host_paths: Vec<_> = host_paths
         .filter_map(|volume| volume["hostPath"]["path"].as_str())
         .collect();
-    assert_eq!(host_paths, ["/sys/fs/bpf", "/run/guideway"]);
+    assert_eq!(host_paths, ["/sys/fs/bpf/guideway", "/run/guideway"]);
+}
+
+#[test]
+fn of_bpffs_the_directory_of_the_pins_alone_is_mounted() {
+    for (values, directory) in [
+        (&[][..], "/sys/fs/bpf/guideway"),
+        (
+            &["agent.extraConfig.pin_dir=/sys/fs/bpf/other"],
+            "/sys/fs/bpf/other",
+        ),
+    ] {
+        for (name, more) in [("agent", &[][..]), ("detach", &[DETACH])] {
+            let objects = Objects::render(&[values, more].concat());
+            let pod = objects.agent_pod();
+            let volumes = pod["spec"]["volumes"].as_array().unwrap();
+            let mut pins = volumes.iter().filter(|volume| volume["name"] == "pins");
+            let made = json!({"path": directory, "type": "DirectoryOrCreate"});
+            assert_eq!(pins.next().unwrap()["hostPath"], made, "{name}");
+            let mounts = container(pod, name)["volumeMounts"].as_array().unwrap();
+            let at = |name: &str| mounts.iter().position(|mount| mount["name"] == name);
+            // The directory that it is mounted in comes first.
+            assert!(at("bpf").unwrap() < at("pins").unwrap());
+            assert_eq!(mounts[at("pins").unwrap()]["mountPath"], directory);
+        }
+    }
+}
+
+#[test]
+fn metrics_and_health_are_at_the_nodes_addresses() {
+    let objects = Objects::render(&[]);
+    let parse = |objects: &Objects| {
+        let file = objects.agent_config();
+        config::parse_bytes(file.as_bytes(), Source::Kubernetes).unwrap()
+    };
+    let config = parse(&objects);
+    assert_eq!(config.metrics, Some(Listen::Node(10790)));
+    let healthz = config.kubernetes.unwrap().healthz;
+    assert_eq!(healthz, Some(Listen::Node(10791)));
+    let agent = container(objects.agent_pod(), "agent");
+    let variables = agent["env"].as_array().unwrap();
+    let addresses = json!({
+        "name": Listen::NODE_ADDRESSES,
+        "valueFrom": {"fieldRef": {"fieldPath": "status.hostIPs"}},
+    });
+    assert!(variables.contains(&addresses), "{variables:?}");
+    // The kubelet asks the pod's address, which is the node's.
+    assert_eq!(agent["livenessProbe"]["httpGet"]["host"], Value::Null);
+    let all = parse(&Objects::render(&["agent.listenAddress=0.0.0.0"]));
+    let everywhere = "0.0.0.0:10790".parse().unwrap();
+    assert_eq!(all.metrics, Some(Listen::At(everywhere)));
+}
+
+#[test]
+fn apparmor_profile_gives_the_capabilities_and_paths_that_the_chart_gives() {
+    let profile = text("apparmor/guideway");
+    let objects = Objects::render(&[
+        "agent.appArmorProfile.type=Localhost",
+        "agent.appArmorProfile.localhostProfile=guideway",
+    ]);
+    let agent = container(objects.agent_pod(), "agent");
+    let security = &agent["securityContext"];
+    let named = security["appArmorProfile"]["localhostProfile"]
+        .as_str()
+        .unwrap();
+    assert!(profile.contains(&format!("\nprofile {named} flags=")));
+    let rules = profile.lines().map(str::trim);
+    let rules: BTreeSet<_> = rules.filter_map(|line| line.strip_suffix(',')).collect();
+    let given = rules
+        .iter()
+        .filter_map(|rule| rule.strip_prefix("capability "));
+    let given: BTreeSet<_> = given.map(str::to_uppercase).collect();
+    let added = security["capabilities"]["add"].as_array().unwrap().iter();
+    let added: BTreeSet<_> = added
+        .map(|name| name.as_str().unwrap().to_owned())
+        .collect();
+    assert_eq!(given, added);
+    for rule in [
+        "/usr/bin/guideway mr",
+        "/etc/** r",
+        "/run/guideway/** rwk",
+        "/sys/fs/bpf/*/** rwk",
+    ] {
+        assert!(rules.contains(rule), "{rule}");
+    }
+    for all in ["file", "mount", "capability", "network", "ptrace"] {
+        assert!(!rules.contains(all), "everything is permitted by {all:?}");
+    }
 }
 
 #[test]
@@ -185,6 +272,12 @@ fn agent_takes_the_configuration_that_the_chart_makes() {
         &[][..],
         &[
             "agent.listenAddress=::",
+            "agent.kubernetes.table_share=10",
+            "agent.kubernetes.namespace_table_share=50",
+            "agent.extraConfig.roles={edge,node}",
+            "agent.extraConfig.clamp_mss=off",
+            "agent.extraConfig.node_port_range=30000-31000",
+            "agent.extraConfig.health.status[0]=200",
             "agent.defaultMode=l2dsr",
             "agent.nat.ports=61001-61999",
             "agent.kubernetes.topology_hints=ignore",

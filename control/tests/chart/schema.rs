@@ -1,6 +1,11 @@
 //! Values that the chart refuses.
 
-use super::chart::{REQUIRED, deploy, helm, template};
+use std::collections::BTreeSet;
+
+use control::config::{self, Source};
+use serde_json::Value;
+
+use super::chart::{REQUIRED, deploy, helm, template, text};
 
 #[test]
 fn absurd_values_are_refused() {
@@ -23,6 +28,18 @@ fn absurd_values_are_refused() {
         ("agent.extraConfig.vips[0]=192.0.2.1", "extraConfig"),
         ("agent.extraConfig.metrics.listen=off", "extraConfig"),
         ("agent.kubernetes.service=other", "kubernetes"),
+        ("agent.kubernetes.topology_hint=ignore", "topology_hint"),
+        ("agent.kubernetes.topology_hints=never", "topology_hints"),
+        ("agent.kubernetes.external_ips=192.0.2.0/24", "external_ips"),
+        ("agent.kubernetes.table_share=120", "table_share"),
+        ("agent.extraConfig.tabels.services=4096", "tabels"),
+        ("agent.extraConfig.tables.service=4096", "service"),
+        ("agent.extraConfig.tables.services=many", "services"),
+        ("agent.extraConfig.announce.interface=eth0", "interface"),
+        ("agent.extraConfig.health.every=5s", "every"),
+        ("agent.extraConfig.roles[0]=router", "roles"),
+        ("agent.extraConfig.clamp_mss=maybe", "clamp_mss"),
+        ("agent.extraConfig.pin_dir=/run/pins", "pin_dir"),
         ("controller.replicas=0", "replicas"),
         ("image.digest=latest", "digest"),
         ("image.pullPolicy=Sometimes", "pullPolicy"),
@@ -39,6 +56,43 @@ fn absurd_values_are_refused() {
             "{value}: {said}"
         );
     }
+}
+
+/// Else a typo fails the agents and not `helm install`, or the chart refuses what agents know.
+#[test]
+fn schema_has_exactly_the_fields_of_the_configuration_file() {
+    let schema: Value = serde_json::from_str(&text("helm/guideway/values.schema.json")).unwrap();
+    let agent = &schema["properties"]["agent"]["properties"];
+    let file = &agent["extraConfig"];
+    expect_fields(file, "FIELD: x");
+    expect_fields(&agent["kubernetes"], "kubernetes: {FIELD: x}");
+    let sections = file["properties"].as_object().unwrap().iter();
+    let sections: Vec<_> = sections
+        .filter(|(_, section)| section["type"] == "object")
+        .collect();
+    assert!(sections.len() >= 4, "{sections:?}");
+    for (name, section) in sections {
+        expect_fields(section, &format!("{name}: {{FIELD: x}}"));
+    }
+    expect_fields(
+        &schema["definitions"]["interface"],
+        "interfaces: [{FIELD: x}]",
+    );
+}
+
+/// Compares the properties of an object with the fields that the configuration file has at `FIELD`.
+fn expect_fields(object: &Value, place: &str) {
+    assert_eq!(object["additionalProperties"], false, "{place}");
+    let properties = object["properties"].as_object().unwrap().keys();
+    let properties: BTreeSet<_> = properties.map(String::as_str).collect();
+    let file = place.replace("FIELD", "no_such_field");
+    let problems = config::parse_bytes(file.as_bytes(), Source::Kubernetes).unwrap_err();
+    let (_, fields) = problems[0]
+        .remedy
+        .split_once("the fields here are ")
+        .unwrap();
+    let fields: BTreeSet<_> = fields.split(", ").collect();
+    assert_eq!(properties, fields, "{place}");
 }
 
 #[test]

@@ -34,7 +34,14 @@ const EVERYTHING: &[&str] = &[
     "networkPolicy.enabled=true",
     "agent.seLinuxOptions.type=spc_t",
     "apiServer.host=198.51.100.10",
+    "agent.extraConfig.announce.interfaces[0]=eth0",
 ];
+
+const LEASES: &str = "leases.coordination.k8s.io";
+/// The namespace of the edges' Leases.
+const LEASE_NAMESPACE: &str = "guideway-edges";
+const READS: [&str; 3] = ["get", "list", "watch"];
+const WRITES: [&str; 4] = ["create", "update", "patch", "delete"];
 
 #[test]
 fn api_server_takes_every_object_and_enforces_what_each_may_do() {
@@ -49,8 +56,10 @@ fn api_server_takes_every_object_and_enforces_what_each_may_do() {
         strictly(&server, &manifest(values));
     }
     strictly(&server, &text("examples/outside-edge.yaml"));
+    strictly(&server, &text("examples/outside-edge-announcing.yaml"));
     pods_are_admitted_where_the_namespace_is_labelled(&server);
     agents_may_do_what_they_need(&server);
+    edges_outside_write_their_leases_at_most(&server);
     controller_may_do_what_it_needs(&server);
 }
 
@@ -111,12 +120,41 @@ fn agents_may_do_what_they_need(server: &ControlPlane) {
     agent.may(&["get"], "secrets:guideway-seed", NAMESPACE);
     agent.may_not(&["get"], "secrets:another", NAMESPACE);
     agent.may_not(&["list", "watch", "create", "update"], "secrets", NAMESPACE);
-    let leases = "leases.coordination.k8s.io";
-    let verbs = ["get", "list", "watch", "create", "update", "patch"];
-    agent.may(&verbs, leases, NAMESPACE);
-    agent.may_not(&["delete"], leases, NAMESPACE);
-    agent.may_not(&verbs, leases, "kube-system");
+    agent.may(&READS, LEASES, LEASE_NAMESPACE);
+    agent.may(&["create", "patch"], LEASES, LEASE_NAMESPACE);
+    agent.may_not(&["delete"], LEASES, LEASE_NAMESPACE);
+    // Of the version before; the controller's is among them.
+    agent.may(&READS, LEASES, NAMESPACE);
+    agent.may_not(&WRITES, LEASES, NAMESPACE);
+    let of_the_controller = format!("{LEASES}:guideway-controller");
+    agent.may_not(&WRITES, &of_the_controller, NAMESPACE);
+    agent.may_not(&READS, LEASES, "kube-system");
+    agent.may_not(&WRITES, LEASES, "kube-system");
     agent.ask(server);
+}
+
+fn edges_outside_write_their_leases_at_most(server: &ControlPlane) {
+    for announces in [false, true] {
+        let mut edge = Account::new(if announces {
+            "guideway-outside-announcing"
+        } else {
+            "guideway-outside"
+        });
+        for resource in ["services", "nodes", "endpointslices.discovery.k8s.io"] {
+            edge.may(&READS, resource, "default");
+            edge.may_not(&WRITES, resource, "default");
+        }
+        edge.may(&["get"], "secrets:guideway-seed", NAMESPACE);
+        edge.may_not(&WRITES, "secrets", NAMESPACE);
+        edge.may_not(&WRITES, "events.events.k8s.io", "default");
+        edge.may_not(&WRITES, LEASES, NAMESPACE);
+        if announces {
+            edge.may(&["create", "patch"], LEASES, LEASE_NAMESPACE);
+        } else {
+            edge.may_not(&WRITES, LEASES, LEASE_NAMESPACE);
+        }
+        edge.ask(server);
+    }
 }
 
 fn controller_may_do_what_it_needs(server: &ControlPlane) {

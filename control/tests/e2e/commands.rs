@@ -197,7 +197,10 @@ fn trace_tells_what_the_kernel_would_send_back() {
     let (edge, node, client) = (&net.edges()[0], &net.nodes()[0], &net.clients()[0]);
     let service = Service::all(&[Mode::IpipV4])[0];
     let services = [PodService::over_all(service)];
-    let agent = Agent::start(node, &cluster_config(&net, &[]));
+    // The node knows the address, and no service there yet.
+    let vips = format!("vips: [\"{}\"]", service.address.ip());
+    let config = cluster_config(&net, &[]).replace("vips: []", &vips);
+    let agent = Agent::start(node, &config);
     let edge = Agent::start(edge, &cluster_config(&net, &services));
     let machine = node.namespace();
     machine.set_sysctl("net/ipv4/ip_forward", "1").unwrap();

@@ -64,6 +64,56 @@ fn client_learns_the_mtu_and_transfers_a_megabyte() {
     assert!(capture.assert_good_checksums() > 1000);
 }
 
+/// Behind a router that takes less, the edge learns it from the router, and its clients from the edge.
+#[test]
+fn edge_learns_the_mtu_of_the_path_to_a_node() {
+    const PATH_MTU: u32 = 1400;
+    let net = Topology::builder()
+        .nodes(0)
+        .routed_nodes(1)
+        .pods(1)
+        .fabric_mtu(1500)
+        .build()
+        .unwrap();
+    let (client, node) = (&net.clients()[0], &net.nodes()[0]);
+    let narrow = net.far_end(node).unwrap();
+    for address in [node.v4(), node.v6()] {
+        let route = Route::to(Cidr::host(address)).through(&narrow);
+        net.router().add_route(&route.mtu(PATH_MTU)).unwrap();
+    }
+    let services = [
+        (vip_v4(1).into(), Mode::IpipV4),
+        (vip_v4(2).into(), Mode::IpipV6),
+    ];
+    let services = services.map(|(vip, mode): (IpAddr, Mode)| {
+        PodService::over_all(Service {
+            address: SocketAddr::new(vip, 80),
+            protocol: Protocol::Tcp,
+            mode,
+        })
+    });
+    let _echoes = serve_on_pods(&net, &services);
+    let cluster = Cluster::start(&net, &services);
+    let path_mtu = |service: &Service| {
+        let rows = cluster.edge.json(&["backends"]);
+        let mut rows = rows.as_array().unwrap().iter();
+        let row = rows.find(|row| row["service"] == service.to_string());
+        row.unwrap()["path_mtu"].as_u64()
+    };
+    for (PodService { service, .. }, outer) in services.into_iter().zip([20, 40]) {
+        assert_eq!(path_mtu(&service), None);
+        let mut flow = Flow::open(client, &service).unwrap();
+        assert_eq!(flow.ask_with(&"x".repeat(MEGABYTE)).unwrap(), flow.node);
+        assert_eq!(path_mtu(&service), Some(PATH_MTU.into()));
+        assert_eq!(
+            learnt_mtu(client, service.address.ip()),
+            Some(PATH_MTU - outer)
+        );
+    }
+    assert!(cluster.edge.page(&["backends"]).contains("path MTU 1400"));
+    assert!(Cluster::packets(&cluster.edge, "pass", "path_mtu") >= 2);
+}
+
 #[test]
 fn nodes_clamp_the_mss_by_the_outer_header() {
     let net = Topology::builder()

@@ -68,7 +68,7 @@ fn node_sends_nothing_back_that_an_edge_has_sent() {
             "{}",
             service.service
         );
-        assert_eq!(Cluster::packets(&agent, "drop", "sent_back"), sent);
+        assert_eq!(Cluster::packets(&agent, "drop", "inner_not_ours"), sent);
     }
     assert_eq!(Cluster::packets(&agent, "pass", "decapsulated"), 0);
 }

@@ -251,13 +251,15 @@ fn requests_and_conflicts_are_told_by_conditions_and_events() {
     cluster.kubectl(&["delete", "service", "old"]);
     assert_eq!(cluster.addresses("same", 1), ["192.0.2.5"]);
 
-    // An address that becomes a Node's is taken back.
+    // An address that a Node comes to claim stays where it is.
     cluster.apply(
         "{apiVersion: v1, kind: Node, metadata: {name: node9}, status: {addresses: [{type: InternalIP, address: 192.0.2.5}]}}",
     );
-    cluster.told("same", "AddressIsNode", "192.0.2.5");
-    assert_eq!(cluster.addresses("same", 0), [""; 0]);
-    cluster.events("same", "AddressIsNode");
+    assert_eq!(cluster.events("same", "AddressClaimed"), 1);
+    assert_eq!(cluster.addresses("same", 1), ["192.0.2.5"]);
+    cluster.apply(&annotated("late", "guideway.dev/addresses: 192.0.2.5", ""));
+    cluster.told("late", "AddressIsNode", "192.0.2.5");
+    cluster.events("late", "AddressIsNode");
 
     // Nor is one that API servers listen at.
     cluster.apply(

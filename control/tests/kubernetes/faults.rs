@@ -4,7 +4,7 @@ use std::thread;
 use std::time::Duration;
 
 use lab::kubernetes::{FakeApiServer, Fault, Mishap, Verb, node};
-use lab::{Machine, Topology, wait_for, wait_until};
+use lab::{Guideway, Machine, Topology, wait_for, wait_until};
 use serde_json::{Value, json};
 
 use crate::objects;
@@ -28,6 +28,7 @@ fn server_with_faults_is_followed_and_what_it_does_not_change_is_left_alone() {
             broken_watches_are_caught_up_with,
             server_that_refuses_is_asked_ever_more_rarely,
             server_that_falls_silent_is_noticed,
+            objects_that_cannot_be_read_are_named_and_the_others_count,
         ];
         let networks = scenarios.map(|scenario| (scenario, network()));
         for (scenario, net) in networks {
@@ -164,8 +165,7 @@ fn server_that_refuses_is_asked_ever_more_rarely(net: &Topology) {
         cluster.api.lift(resource);
     }
     cluster.wait_for_table("web", &pods[..1]);
-    // A watch is whole when it is heard of.
-    cluster.put_machines();
+    // A watch is whole once the server has taken it, though it has nothing to tell.
     for agent in &mut cluster.agents {
         agent.wait_for_status("the watches are whole", |status| {
             status["kubernetes"]["broken"] == json!([])
@@ -228,6 +228,83 @@ fn server_that_falls_silent_is_noticed(net: &Topology) {
     steady.expect_untouched(&cluster);
 }
 
+fn objects_that_cannot_be_read_are_named_and_the_others_count(net: &Topology) {
+    let mut cluster = Cluster::start(net);
+    let pods: Vec<&Machine> = net.pods().collect();
+    cluster.serve("steady", 1, &pods);
+    let steady = cluster.steady(&pods);
+
+    // The API server stores it, and who decodes all fields cannot read it.
+    let of_year_zero = |mut object: Value| {
+        let time = "-001-12-31T23:00:00Z";
+        object["metadata"]["managedFields"] =
+            json!([{"manager": "x", "operation": "Update", "time": time}]);
+        object
+    };
+    cluster.put(of_year_zero(service_at("web", 2)));
+    for slice in cluster.slices_of("web", &pods[..1]) {
+        cluster.put(of_year_zero(slice));
+    }
+    cluster.wait_for_table("web", &pods[..1]);
+
+    // What cannot be read is named, and takes nothing away that it had.
+    cluster.serve("kept", 3, &pods[..2]);
+    cluster.wait_for_table("kept", &pods[..2]);
+    for name in ["kept", "torn"] {
+        let mut object = service_at(name, 3);
+        object["spec"]["ports"] = json!("x");
+        cluster.put(of_year_zero(object));
+    }
+    let torn = "Service default/torn: it cannot be read: spec.ports";
+    let is_named = |status: &Value| status["problems"].to_string().contains(torn);
+    for agent in &mut cluster.agents {
+        agent.wait_for_status("the bad one is named", is_named);
+    }
+    cluster.wait_for_table("kept", &pods[..2]);
+
+    // In lists too.
+    let lists = cluster.api.asked("services", Verb::List).len();
+    cluster.api.strike("services", Mishap::Gone);
+    let agents = cluster.agents.len();
+    cluster.wait_for_requests("services", Verb::List, lists + agents);
+    cluster.endpoints("web", &pods[1..]);
+    cluster.wait_for_table("web", &pods[1..]);
+    cluster.wait_for_table("kept", &pods[..2]);
+    let restarted = &mut cluster.agents[0];
+    restarted.restart();
+    restarted.wait_until_in_step();
+    restarted.wait_for_status("the bad one is named", is_named);
+    cluster.wait_for_table("web", &pods[1..]);
+
+    // The log is changed while the agent runs, and none of it is kube's.
+    let agent = &cluster.agents[0];
+    for (level, filter) in [("debug", "control=debug"), ("default", "kube=info")] {
+        let mut command = agent
+            .machine()
+            .namespace()
+            .command(env!("CARGO_BIN_EXE_guideway"));
+        command
+            .args(["log", level, "--socket"])
+            .arg(Guideway::socket());
+        lab::output(&mut command).unwrap();
+        wait_until("another log", PATIENCE, || {
+            let log = agent.log();
+            let mut lines = log.lines().filter(|line| line.contains("another log"));
+            lines.any(|line| line.contains(filter))
+        })
+        .unwrap();
+    }
+
+    for name in ["kept", "torn", "web"] {
+        cluster.remove(name);
+        cluster.wait_for_table(name, &[]);
+    }
+    for agent in &mut cluster.agents {
+        agent.wait_for_status("nothing is wrong", |status| !is_named(status));
+    }
+    steady.expect_untouched(&cluster);
+}
+
 fn network() -> Topology {
     Topology::builder().nodes(1).pods(3).build().unwrap()
 }
@@ -276,19 +353,19 @@ impl<'net> Cluster<'net> {
 
     /// Adds a Service with addresses of this number, served by these pods.
     fn serve(&self, name: &str, number: u8, pods: &[&Machine]) {
-        let mut service = in_default(objects::service(name, 30_080 + u16::from(number)));
-        service["spec"]["clusterIPs"] =
-            json!([format!("10.96.0.{number}"), format!("fd00:96::{number}")]);
-        service["status"] = objects::status(&vips(number));
-        self.put(service);
+        self.put(service_at(name, number));
         self.endpoints(name, pods);
     }
 
     fn endpoints(&self, service: &str, pods: &[&Machine]) {
-        let pods: Vec<(&Machine, bool)> = pods.iter().map(|pod| (*pod, true)).collect();
-        for slice in objects::slices(self.net, service, &pods) {
-            self.put(in_default(slice));
+        for slice in self.slices_of(service, pods) {
+            self.put(slice);
         }
+    }
+
+    fn slices_of(&self, service: &str, pods: &[&Machine]) -> [Value; 2] {
+        let pods: Vec<(&Machine, bool)> = pods.iter().map(|pod| (*pod, true)).collect();
+        objects::slices(self.net, service, &pods).map(in_default)
     }
 
     fn remove(&self, service: &str) {
@@ -385,6 +462,15 @@ fn table(agent: &Agent<'_>, service: &str) -> Vec<Value> {
 
 fn updates_of(agent: &Agent<'_>) -> f64 {
     agent.metric("guideway_kubernetes_sync_duration_seconds_count")
+}
+
+/// A Service with addresses of this number.
+fn service_at(name: &str, number: u8) -> Value {
+    let mut service = in_default(objects::service(name, 30_080 + u16::from(number)));
+    service["spec"]["clusterIPs"] =
+        json!([format!("10.96.0.{number}"), format!("fd00:96::{number}")]);
+    service["status"] = objects::status(&vips(number));
+    service
 }
 
 /// A Service that has nothing to be served at.

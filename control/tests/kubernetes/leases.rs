@@ -7,9 +7,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use control::announce::Candidates;
+use control::announce::{Candidates, Mac, Pulse};
 use control::kubernetes::RequestErrors;
-use control::kubernetes::leases::{Candidate, Heard, Shown, follow};
+use control::kubernetes::leases::{Candidate, Claims, Heard, Shown, follow};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use lab::{
     Cidr, Machine, Namespace, Route, Stopwatch, Topology, kubernetes::ControlPlane, output, vip_v4,
@@ -24,6 +24,8 @@ use crate::world::{World, at};
 const TIMEOUT: Duration = Duration::from_secs(60);
 /// From the loss of an edge to the announcements of the others.
 const FAILOVER: Duration = Duration::from_secs(3);
+/// How often an agent's loop runs.
+const BEAT: Duration = Duration::from_millis(50);
 const EDGES: [&str; 3] = ["edge0", "edge1", "edge2"];
 
 fn addresses() -> BTreeSet<IpAddr> {
@@ -37,14 +39,19 @@ fn addresses() -> BTreeSet<IpAddr> {
 struct Member {
     holds: Arc<Mutex<BTreeSet<IpAddr>>>,
     task: JoinHandle<()>,
+    /// Its agent's loop.
+    beating: JoinHandle<()>,
+    mac: Mac,
     shown: watch::Sender<Option<Shown>>,
-    claims: mpsc::UnboundedSender<BTreeSet<IpAddr>>,
+    claims: mpsc::UnboundedSender<Claims>,
 }
 
 impl Member {
     fn start(client: kube::Client, name: &str) -> Self {
         let wanted = addresses().into_iter();
+        let mac = Mac([2, 0, 0, 0, 0, *name.as_bytes().last().unwrap()]);
         let shown = Shown {
+            macs: [mac].into(),
             wanted: wanted.map(|one| (one, Candidates::Every)).collect(),
             node_addresses: BTreeSet::new(),
             node_selector: Some(BTreeMap::new()),
@@ -54,11 +61,20 @@ impl Member {
         let candidate = Candidate {
             name: name.to_owned(),
             namespace: "default".to_owned(),
+            shared_namespace: "kube-system".to_owned(),
         };
+        let pulse = Pulse::new(Instant::now());
         let heard = Heard {
             shown: to_show,
             claims: to_claim,
+            pulse: pulse.clone(),
         };
+        let beating = tokio::spawn(async move {
+            loop {
+                pulse.beat(Instant::now());
+                tokio::time::sleep(BEAT).await;
+            }
+        });
         let holds: Arc<Mutex<BTreeSet<IpAddr>>> = Arc::default();
         let told = Arc::clone(&holds);
         let (announced, request_errors) = (BTreeSet::new(), RequestErrors::of_agent());
@@ -73,6 +89,8 @@ impl Member {
         Self {
             holds,
             task,
+            beating,
+            mac,
             shown,
             claims,
         }
@@ -90,13 +108,14 @@ async fn until_spread(members: &[Member]) {
     loop {
         let held: Vec<_> = members.iter().map(Member::holds).collect();
         for (place, now) in held.iter().enumerate() {
-            let new: BTreeSet<_> = now.difference(&before[place]).copied().collect();
+            let new = now.difference(&before[place]);
+            let new: Vec<_> = new.map(|one| (*one, members[place].mac)).collect();
             for (_, other) in members
                 .iter()
                 .enumerate()
                 .filter(|(other, _)| *other != place)
             {
-                let _ = other.claims.send(new.clone());
+                let _ = other.claims.send(Claims::Heard(new.clone()));
             }
         }
         before.clone_from(&held);
@@ -132,7 +151,7 @@ async fn config() -> kube::Config {
 }
 
 #[test]
-fn addresses_of_a_lost_edge_are_announced_by_others_within_three_seconds() {
+fn addresses_of_an_edge_that_is_lost_or_hangs_are_announced_by_others_within_three_seconds() {
     let control_plane = ControlPlane::start().unwrap();
     on(control_plane.machine(), async |client: kube::Client| {
         let start = |name: &&str| Member::start(client.clone(), name);
@@ -150,6 +169,12 @@ fn addresses_of_a_lost_edge_are_announced_by_others_within_three_seconds() {
         for (member, kept) in members.iter().zip(kept) {
             assert!(member.holds().is_superset(&kept), "no other address moves");
         }
+        assert!(since.is_within(FAILOVER));
+
+        let since = Stopwatch::start();
+        members[0].beating.abort();
+        until_spread(&members[1..]).await;
+        eprintln!("announced by another after {:?}", since.elapsed());
         assert!(since.is_within(FAILOVER));
     });
 }

@@ -17,6 +17,7 @@ mod listed;
 mod objects;
 mod outages;
 mod outcome;
+mod responders;
 mod rollout;
 mod scenario;
 mod services;

@@ -55,9 +55,11 @@ impl<'net> World<'net> {
         for node in net.nodes() {
             control.add_node(node).unwrap();
         }
-        let namespace =
-            json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SYSTEM}});
-        control.apply(&namespace.to_string()).unwrap();
+        for name in [SYSTEM, "guideway-edges"] {
+            let namespace =
+                json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}});
+            control.apply(&namespace.to_string()).unwrap();
+        }
         Self {
             _echoes: Vec::new(),
             net,
@@ -213,6 +215,22 @@ kubernetes: {{ node_name: {}, healthz: \"127.0.0.1:9751\", external_ips: [10.99.
         self.process.wait(PATIENCE).unwrap();
     }
 
+    /// Sends the agent a signal.
+    pub(crate) fn signal(&mut self, signal: Signal) {
+        self.process.signal(signal).unwrap();
+    }
+
+    /// Starts another agent, whose configuration is not good enough, and waits for its end.
+    pub(crate) fn fail_to_start(&self) {
+        let mut command = self
+            .machine
+            .namespace()
+            .command(env!("CARGO_BIN_EXE_guideway"));
+        command.args(["run", "--kubernetes", "--config", "/dev/null"]);
+        let mut process = Process::spawn(&mut command).unwrap();
+        assert!(!process.wait(PATIENCE).unwrap().success());
+    }
+
     pub(crate) fn machine(&self) -> &'net Machine {
         self.machine
     }
@@ -223,6 +241,11 @@ kubernetes: {{ node_name: {}, healthz: \"127.0.0.1:9751\", external_ips: [10.99.
         let code = self.process.wait(PATIENCE).unwrap().code();
         assert_eq!(code, Some(0));
         self.process = Self::run(self.machine);
+    }
+
+    /// Returns what the agent has logged since it was started.
+    pub(crate) fn log(&self) -> String {
+        self.process.stderr()
     }
 
     pub(crate) fn status(&self) -> Value {
@@ -250,7 +273,7 @@ kubernetes: {{ node_name: {}, healthz: \"127.0.0.1:9751\", external_ips: [10.99.
     /// Waits until the agent has taken over the first state and has no problem.
     pub(crate) fn wait_until_in_step(&mut self) {
         self.wait_for_status("in step with the API", |status| {
-            status["kubernetes"]["synced_seconds"].is_u64() && status["problems"] == json!([])
+            status["kubernetes"]["synced_seconds"].is_u64() && status["unapplied"] == 0
         });
     }
 

@@ -188,7 +188,7 @@ impl Loaded {
                 .attach_to_link(link)
                 .map_err(|error| failed(device, REPLACE, error))?;
             let link = self.take_tcx(device, id)?;
-            repin(&path, &pins.egress_link(&device.name), device, link)?;
+            repin(&path, &pins, Hook::Egress, device, &link)?;
             return Ok(Some(info.program_id()));
         }
         Ok(None)

@@ -38,7 +38,7 @@ pub(super) fn of_refusal(program: &Xdp, ifindex: u32, mode: XdpMode) -> Option<S
     };
     match set(ifindex, fd, flag | FLAG_UPDATE_IF_NOEXIST, None) {
         Err(RequestError::Refused { message, .. }) => message,
-        Err(RequestError::Socket(_) | RequestError::Malformed) => None,
+        Err(_) => None,
         Ok(()) => {
             // The obstacle has just gone. Undone, because only a link can be pinned.
             let _ = set(ifindex, -1, flag | FLAG_REPLACE, Some(fd));

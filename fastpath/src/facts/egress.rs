@@ -49,20 +49,6 @@ pub fn egress(name: &str) -> Result<Egress, InterfaceError> {
     })
 }
 
-/// Tells whether the interface still has this number and runs this program at its egress.
-///
-/// # Errors
-///
-/// When there is no such interface, or the kernel does not answer.
-pub fn runs_at_egress(name: &str, index: u32, program: u32) -> Result<bool, InterfaceError> {
-    if link(name)?.index != index {
-        return Ok(false);
-    }
-    let Egress { tcx, filters } = egress(name)?;
-    let in_tcx = tcx.iter().flatten().any(|other| other.program == program);
-    Ok(in_tcx || filters.iter().any(|filter| filter.program == Some(program)))
-}
-
 /// `union bpf_attr` as `BPF_PROG_QUERY` uses it.
 #[derive(Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]

@@ -29,7 +29,7 @@ const NETDEV_A_DEV_IFINDEX: u16 = 1;
 const NETDEV_A_DEV_XDP_FEATURES: u16 = 3;
 
 /// Longest interface name (`IFNAMSIZ` without the terminator).
-const NAME_MAX: usize = 15;
+pub(super) const NAME_MAX: usize = 15;
 
 /// Why an interface could not be read.
 #[derive(Debug, thiserror::Error)]
@@ -144,6 +144,12 @@ impl Interface {
             .copied()
             .find(|program| program.mode == mode)
     }
+
+    /// Tells whether it runs this program, in whatever mode.
+    #[must_use]
+    pub fn runs(&self, program: u32) -> bool {
+        self.programs.iter().any(|other| other.id == program)
+    }
 }
 
 /// Reads everything about an interface.
@@ -199,25 +205,31 @@ pub fn device_name(index: u32) -> Option<String> {
     netdevice::index_to_name(socket, index).ok()
 }
 
-/// Tells whether the interface still has this number and runs this program.
-///
-/// # Errors
-///
-/// When there is no such interface, or the kernel does not answer.
-pub fn is_attached(name: &str, index: u32, program: u32) -> Result<bool, InterfaceError> {
-    let link = link(name)?;
-    Ok(link.index == index && link.programs.iter().any(|other| other.id == program))
-}
-
 /// Reads what rtnetlink tells of every interface, with one request.
 pub(crate) fn links() -> Result<Vec<Interface>, RequestError> {
+    links_over(&mut Connection::route()?)
+}
+
+pub(super) fn links_over(route: &mut Connection) -> Result<Vec<Interface>, RequestError> {
     let request = Request::new(
         libc::RTM_GETLINK,
         NLM_F_ACK | NLM_F_DUMP,
         &[0u8; LINK_HEADER],
     );
-    let answers = Connection::route()?.ask(request)?;
-    Ok(answers.iter().filter_map(|answer| parse(answer)).collect())
+    route.list(&request, |message| parse(message.payload))
+}
+
+/// Tells whether an interface is there, with this number, and runs this program.
+///
+/// # Errors
+///
+/// When the kernel does not answer.
+pub fn is_attached(name: &str, index: u32, program: u32) -> Result<bool, InterfaceError> {
+    match link(name) {
+        Ok(link) => Ok(link.index == index && link.runs(program)),
+        Err(InterfaceError::NotFound { .. }) => Ok(false),
+        Err(error) => Err(error),
+    }
 }
 
 /// Reads what rtnetlink tells, with one request.

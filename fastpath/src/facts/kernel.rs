@@ -28,6 +28,12 @@ impl KernelVersion {
         minor: 18,
     };
 
+    /// The first whose `PREEMPT_RT` may do without the lock that work on packets takes (`PREEMPT_RT_NEEDS_BH_LOCK`).
+    const WITHOUT_BH_LOCK: Self = Self {
+        major: 6,
+        minor: 18,
+    };
+
     /// Reads the two numbers a release begins with (`6.1.0-38-amd64`).
     #[must_use]
     pub fn parse(release: &str) -> Option<Self> {
@@ -82,6 +88,19 @@ pub struct Kernel {
     pub lockdown: Lockdown,
     /// `kernel.unprivileged_bpf_disabled`, where visible.
     pub unprivileged_bpf_disabled: Option<bool>,
+    /// Whether packets that come in on a CPU are worked on one after the other.
+    pub softirq: Softirq,
+}
+
+/// How work on packets shares a CPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Softirq {
+    /// One after the other: nothing preempts it but what is no work on packets.
+    InTurn,
+    /// `PREEMPT_RT` without `PREEMPT_RT_NEEDS_BH_LOCK`: a thread of one device may preempt that of another.
+    Preempted,
+    /// `PREEMPT_RT` of a kernel that may be built without that lock, and whose configuration is not visible.
+    Unknown,
 }
 
 impl Kernel {
@@ -97,8 +116,12 @@ impl Kernel {
 #[must_use]
 pub fn kernel() -> Kernel {
     let release = read("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let version = KernelVersion::parse(&release);
+    let build = read("/proc/sys/kernel/version").unwrap_or_default();
+    let configuration = fs::read_to_string(format!("/boot/config-{release}")).ok();
     Kernel {
-        version: KernelVersion::parse(&release),
+        softirq: softirq(version, &build, configuration.as_deref()),
+        version,
         release,
         jit: match read("/proc/sys/net/core/bpf_jit_enable").as_deref() {
             Some("0") => Jit::Off,
@@ -114,6 +137,26 @@ pub fn kernel() -> Kernel {
 
 fn read(path: &str) -> Option<String> {
     Some(fs::read_to_string(path).ok()?.trim().to_owned())
+}
+
+/// Judges by `uname -v` and the configuration of the build.
+fn softirq(version: Option<KernelVersion>, build: &str, configuration: Option<&str>) -> Softirq {
+    let is_realtime = build.split_whitespace().any(|word| word == "PREEMPT_RT");
+    let has_the_lock = version.is_some_and(|version| version < KernelVersion::WITHOUT_BH_LOCK);
+    if !is_realtime || has_the_lock {
+        return Softirq::InTurn;
+    }
+    match configuration {
+        Some(lines)
+            if lines
+                .lines()
+                .any(|line| line == "CONFIG_PREEMPT_RT_NEEDS_BH_LOCK=y") =>
+        {
+            Softirq::InTurn
+        }
+        Some(_) => Softirq::Preempted,
+        None => Softirq::Unknown,
+    }
 }
 
 fn lockdown(levels: &str) -> Lockdown {
@@ -179,6 +222,25 @@ mod tests {
         let old = KernelVersion::parse("5.9.1").unwrap();
         assert!(old < KernelVersion::MINIMUM);
         assert!(KernelVersion::parse("5.18.0").unwrap() >= KernelVersion::MINIMUM);
+    }
+
+    #[test]
+    fn realtime_kernels_work_on_packets_in_turn_where_they_lock() {
+        const RT: &str = "#1 SMP PREEMPT_RT Debian 6.18.5-1 (2026-01-16)";
+        let with = Some("CONFIG_PREEMPT_RT=y\nCONFIG_PREEMPT_RT_NEEDS_BH_LOCK=y\n");
+        let without = Some("CONFIG_PREEMPT_RT=y\n# CONFIG_PREEMPT_RT_NEEDS_BH_LOCK is not set\n");
+        for (release, build, configuration, expected) in [
+            ("6.18.5", "#1 SMP PREEMPT_DYNAMIC", None, Softirq::InTurn),
+            ("6.12.9-rt", RT, None, Softirq::InTurn),
+            ("6.18.5-rt", RT, with, Softirq::InTurn),
+            ("6.18.5-rt", RT, without, Softirq::Preempted),
+            ("6.18.5-rt", RT, None, Softirq::Unknown),
+            ("7.0.0", RT, without, Softirq::Preempted),
+        ] {
+            let version = KernelVersion::parse(release);
+            let found = softirq(version, build, configuration);
+            assert_eq!(found, expected, "{release} {build}");
+        }
     }
 
     #[test]

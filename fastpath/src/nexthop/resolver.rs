@@ -3,12 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use super::connection::Connection;
 use super::neighbour::Key;
 use super::route::Route;
 use super::view::{Answer, View};
 use super::{NetlinkError, Reason, Resolution, link, neighbour, route};
 use crate::netlink::Request;
+use crate::netlink::connection::{Connection, RequestError};
 
 /// A connection to the kernel of the network namespace it was opened in.
 #[derive(Debug)]
@@ -23,7 +23,7 @@ impl Resolver {
     ///
     /// Fails if the socket cannot be opened.
     pub fn new() -> Result<Self, NetlinkError> {
-        let connection = Connection::open()?;
+        let connection = Connection::route().map_err(NetlinkError::Open)?;
         Ok(Self { connection })
     }
 
@@ -58,12 +58,11 @@ impl Resolver {
     ///
     /// Fails if the kernel cannot be asked or its answer is not understood.
     pub fn snapshot(&mut self) -> Result<Snapshot<'_>, NetlinkError> {
-        let links = self
-            .connection
-            .dump("list the network devices", link::list, link::decode)?;
-        let neighbours =
-            self.connection
-                .dump("list the neighbours", neighbour::list, neighbour::decode)?;
+        let failed = |attempt| move |source| NetlinkError::Ask { attempt, source };
+        let links = self.connection.list(&link::list(), link::decode);
+        let links = links.map_err(failed("list the network devices"))?;
+        let neighbours = self.connection.list(&neighbour::list(), neighbour::decode);
+        let neighbours = neighbours.map_err(failed("list the neighbours"))?;
         let view = View {
             links: links.into_iter().map(|link| (link.ifindex, link)).collect(),
             neighbours: neighbours.into_iter().collect(),
@@ -81,7 +80,7 @@ fn lookup(
     target: IpAddr,
 ) -> Result<Result<Route, Reason>, NetlinkError> {
     let mut found = None;
-    let asked = connection.exchange(route::lookup(target), |message| {
+    let asked = connection.exchange(&route::lookup(target), |message| {
         found = route::decode(message)
     });
     if let Err(source) = asked {
@@ -90,9 +89,9 @@ fn lookup(
             None => Err(NetlinkError::Route { target, source }),
         };
     }
-    found.map(Ok).ok_or_else(|| NetlinkError::Route {
+    found.map(Ok).ok_or(NetlinkError::Route {
         target,
-        source: std::io::Error::new(std::io::ErrorKind::InvalidData, "the answer is not a route"),
+        source: RequestError::Malformed,
     })
 }
 
@@ -141,7 +140,7 @@ impl Snapshot<'_> {
                 .map(|key| (key, neighbour::release(key))),
         );
         for (key, request) in requests {
-            if let Err(source) = self.command(request) {
+            if let Err(source) = self.command(&request) {
                 match &mut refused {
                     Some(NetlinkError::Keep { failed, .. }) => *failed += 1,
                     _ => {
@@ -159,10 +158,10 @@ impl Snapshot<'_> {
     }
 
     /// Gives an order; that its device or entry has just gone is no failure, an event tells.
-    fn command(&mut self, request: Request) -> std::io::Result<()> {
+    fn command(&mut self, request: &Request) -> Result<(), RequestError> {
         match self.connection.exchange(request, |_| {}) {
             Ok(_) => Ok(()),
-            Err(error) => match error.raw_os_error() {
+            Err(error) => match error.errno() {
                 Some(libc::ENOENT | libc::ENODEV | libc::ENETDOWN) => Ok(()),
                 _ => Err(error),
             },

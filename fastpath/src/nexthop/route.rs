@@ -1,11 +1,11 @@
 //! Asking for the route to one address.
 
-use std::io;
 use std::net::IpAddr;
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::Reason;
+use crate::netlink::connection::RequestError;
 use crate::netlink::{Attributes, Message, Request, family_of, read_address, read_u16, read_u32};
 
 const RTAX_MTU: u16 = 2;
@@ -56,8 +56,11 @@ pub(super) fn lookup(target: IpAddr) -> Request {
 ///
 /// The numbers are those of the kernel's `fib_props` (IPv4) and `fib6_prop` (IPv6). A kernel that
 /// was booted with `ipv6.disable=1` does not know the question: `EOPNOTSUPP`.
-pub(super) fn refusal(error: &io::Error) -> Option<Reason> {
-    match error.raw_os_error()? {
+pub(super) fn refusal(error: &RequestError) -> Option<Reason> {
+    let RequestError::Refused { source, .. } = error else {
+        return None;
+    };
+    match source.raw_os_error()? {
         libc::ENETUNREACH | libc::ESRCH | libc::EAGAIN | libc::EOPNOTSUPP => Some(Reason::NoRoute),
         libc::EHOSTUNREACH => Some(Reason::Unreachable),
         libc::EINVAL => Some(Reason::Blackhole),
@@ -98,6 +101,8 @@ fn decode_mtu(mut metrics: Attributes<'_>) -> Option<u32> {
 
 #[cfg(test)]
 mod tests {
+    use std::io;
+
     use super::*;
     use crate::netlink::messages;
 
@@ -141,13 +146,17 @@ mod tests {
 
     #[test]
     fn errors_of_the_lookup_are_told_from_errors_of_the_question() {
-        let reason = |number| refusal(&io::Error::from_raw_os_error(number));
+        let refused = |number| RequestError::Refused {
+            message: None,
+            source: io::Error::from_raw_os_error(number),
+        };
+        let reason = |number| refusal(&refused(number));
         assert_eq!(reason(libc::ENETUNREACH), Some(Reason::NoRoute));
         assert_eq!(reason(libc::EOPNOTSUPP), Some(Reason::NoRoute));
         assert_eq!(reason(libc::EHOSTUNREACH), Some(Reason::Unreachable));
         assert_eq!(reason(libc::EINVAL), Some(Reason::Blackhole));
         assert_eq!(reason(libc::EACCES), Some(Reason::Prohibited));
         assert_eq!(reason(libc::ENOBUFS), None);
-        assert_eq!(refusal(&io::Error::other("cut")), None);
+        assert_eq!(refusal(&RequestError::Malformed), None);
     }
 }

@@ -10,8 +10,8 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SocketFlags, recv, sockopt};
 
 use super::NetlinkError;
-use super::connection::open;
 use super::neighbour::{self, Key, Neighbour};
+use crate::netlink::connection::{RequestError, open};
 use crate::netlink::{Message, messages};
 
 /// The groups whose messages tell of changes; group `n` is bit `n - 1`.
@@ -84,12 +84,13 @@ impl Watcher {
     ///
     /// Fails if the socket cannot be opened.
     pub fn new() -> Result<Self, NetlinkError> {
-        let socket = open(GROUPS, SocketFlags::NONBLOCK).map_err(NetlinkError::Open)?;
+        let failed = |error| NetlinkError::Open(RequestError::Socket(error));
+        let socket = open(None, GROUPS, SocketFlags::NONBLOCK).map_err(failed)?;
         // Beyond the system's limit only with CAP_NET_ADMIN; a smaller buffer overruns sooner, and
         // an overrun is dealt with.
         let _ = sockopt::set_socket_recv_buffer_size_force(&socket, SOCKET_BUFFER_LENGTH);
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-            .map_err(|error| NetlinkError::Open(error.into()))?;
+            .map_err(|error| failed(error.into()))?;
         Ok(Self {
             socket,
             waker: Waker(Arc::new(wake)),

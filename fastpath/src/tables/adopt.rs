@@ -1,23 +1,31 @@
 //! What an earlier agent left in the maps.
 
-use std::{collections::BTreeSet, mem::offset_of, sync::atomic::Ordering};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    mem::offset_of,
+    net::IpAddr,
+};
 
+use aya::maps::MapError;
 use ipnet::IpNet;
-use xdp_prog::abi::{BACKEND_LOCAL, Backend, NextHop, Service, ServiceWord, Slot, map};
+use xdp_prog::abi::{BACKEND_LOCAL, Backend, EdgeMac, NextHop, Service, ServiceWord, Slot, map};
 
 use super::{
     ForwardMode, InstalledBackend, InstalledService, Run, ServiceKey, TableError, Tables, Way,
-    encode::{backend_key, key_check, service_key, settings_of},
+    encode::{backend_key, edge_prefix_of, key_check, service_key, settings_of},
     error::read_failed,
     grace,
+    machine::addresses_of,
     policy::Pods,
+    types::address_of,
 };
 
 impl Tables {
     /// Takes over what the maps hold; what nothing leads to is cleared.
     pub(super) fn adopt(&mut self) -> Result<(), TableError> {
-        self.current_config = self.config.get(&0, 0).map_err(read_failed(map::CONFIG))?;
+        self.current_config = self.config.get(0).map_err(read_failed(map::CONFIG))?;
         self.settings = settings_of(&self.current_config);
+        self.adopt_machine()?;
         let pods = self.pods_by_service()?;
         let ranges = self.source_ranges_by_service()?;
         for (key, id) in self.installed_keys()? {
@@ -35,10 +43,32 @@ impl Tables {
                 self.remove_source_ranges(*service, ranges);
             }
         }
-        // The agent before this one may have ended right after it took something out of use.
+        // The agent before this one may have ended right after it took something out of use, which what programs
+        // have noted may name too.
+        self.begin_epoch()?;
         grace::wait();
         self.clear_unreferenced();
-        self.begin_epoch()
+        Ok(())
+    }
+
+    /// Reads back what holds for the whole machine. Nobody else writes it, so this once is enough.
+    fn adopt_machine(&mut self) -> Result<(), TableError> {
+        let flags: Result<BTreeMap<IpAddr, u32>, MapError> = self
+            .vips
+            .iter()
+            .map(|entry| entry.map(|(key, flags)| (address_of(key), flags)))
+            .collect();
+        self.known_addresses = addresses_of(&flags.map_err(read_failed(map::VIPS))?).into();
+        let edges: Result<Vec<_>, MapError> = self.trusted_edges.keys().collect();
+        let edges = edges.map_err(read_failed(map::TRUSTED_EDGES))?;
+        self.known_trusted_edges = edges.into_iter().filter_map(edge_prefix_of).collect();
+        let macs: Result<Vec<EdgeMac>, MapError> = self.edge_macs.keys().collect();
+        let macs = macs.map_err(read_failed(map::EDGE_MACS))?;
+        self.known_edge_macs = macs.into_iter().map(EdgeMac::mac).collect();
+        let announced: Result<Vec<_>, MapError> = self.announced.keys().collect();
+        let announced = announced.map_err(read_failed(map::ANNOUNCED))?;
+        self.known_announced = announced.into_iter().map(address_of).collect();
+        Ok(())
     }
 
     /// Lists the keys of both families with their ids.
@@ -119,9 +149,7 @@ impl Tables {
         if run == table || self.arena.reserve(run) {
             return Some(run);
         }
-        if let Some(stored) = self.service.atomic_u64(id, offset_of!(Service, local)) {
-            stored.store(0, Ordering::Release);
-        }
+        self.service.store_u64(id, offset_of!(Service, local), 0);
         None
     }
 

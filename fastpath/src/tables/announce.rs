@@ -6,14 +6,14 @@ use std::{
 };
 
 use aya::maps::MapError;
-use xdp_prog::abi::{AddressKey, CONFIG_ANNOUNCE, Config, EdgeMac, TaggedLink, map};
+use xdp_prog::abi::{AddressKey, CONFIG_ANNOUNCE, Config, EdgeMac, TaggedLink, is_announcing, map};
 
 use super::{
     TableError, Tables,
     error::{read_failed, write_failed},
     types::{address_key, address_of},
 };
-use crate::announce::Link;
+use crate::{announce::Link, clock::monotonic_ns};
 
 /// Another machine's announcement of an address that this machine announces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -27,7 +27,7 @@ pub struct AnnouncedElsewhere {
 impl Tables {
     /// Lists the addresses that are announced.
     pub fn announced(&self) -> BTreeSet<IpAddr> {
-        self.announced.keys().flatten().map(address_of).collect()
+        self.known_announced.clone()
     }
 
     /// Makes exactly these the announced addresses.
@@ -48,13 +48,29 @@ impl Tables {
             self.announced
                 .remove(&address_key(*address))
                 .map_err(write_failed(map::ANNOUNCED))?;
+            self.known_announced.remove(address);
         }
         for address in wanted.difference(&present) {
             self.announced
                 .insert(address_key(*address), 1, 0)
                 .map_err(write_failed(map::ANNOUNCED))?;
+            self.known_announced.insert(*address);
         }
         Ok(())
+    }
+
+    /// Says that this machine serves: for the next three seconds it answers for the announced addresses.
+    pub fn renew_announcements(&mut self) {
+        self.announce_stamp.store_u64(0, 0, monotonic_ns());
+    }
+
+    /// Tells whether the announced addresses are answered for, as far as their agent matters.
+    pub fn answers_for_announced(&self) -> bool {
+        is_announcing(self.announce_stamp(), monotonic_ns())
+    }
+
+    pub(super) fn announce_stamp(&self) -> u64 {
+        self.announce_stamp.load_u64(0, 0).unwrap_or_default()
     }
 
     /// Makes exactly these the links on which addresses are announced.
@@ -114,7 +130,7 @@ impl Tables {
         };
         if config != self.current_config {
             self.config
-                .set(0, config, 0)
+                .set(0, config)
                 .map_err(write_failed(map::CONFIG))?;
             self.current_config = config;
         }

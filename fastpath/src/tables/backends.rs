@@ -1,11 +1,6 @@
 //! Backends, and the next hops that lead to their nodes.
 
-use std::{
-    collections::BTreeSet,
-    mem::offset_of,
-    net::IpAddr,
-    sync::{Arc, atomic::Ordering},
-};
+use std::{collections::BTreeSet, mem::offset_of, net::IpAddr, sync::Arc};
 
 use xdp_prog::abi::{Backend, map};
 
@@ -32,7 +27,10 @@ impl Tables {
         let was_local = self.ways.get(&target).is_some_and(|way| way.local);
         let local = resolution == Resolution::Local;
         let next_hop = match resolution {
-            Resolution::Resolved(hop) => {
+            Resolution::Resolved(mut hop) => {
+                hop.mtu = self
+                    .path_mtu(target)
+                    .map_or(hop.mtu, |mtu| mtu.min(hop.mtu));
                 let hop = next_hop_entry(target, &hop);
                 if old != 0 && self.next_hops.read(old) == Some(hop) {
                     old
@@ -53,9 +51,17 @@ impl Tables {
             },
         );
         for (key, id) in self.backends_of(target) {
-            self.store_backend_word(id, offset_of!(Backend, next_hop), next_hop);
-            let flags = backend_flags(&key, local);
-            self.store_backend_word(id, offset_of!(Backend, flags), flags);
+            let next_hop = (offset_of!(Backend, next_hop), next_hop);
+            let flags = (offset_of!(Backend, flags), backend_flags(&key, local));
+            // While the flags say that the node is this machine, nobody looks at the next hop.
+            let words = if local {
+                [flags, next_hop]
+            } else {
+                [next_hop, flags]
+            };
+            for (offset, word) in words {
+                self.store_backend_word(id, offset, word);
+            }
         }
         if old != 0 && old != next_hop {
             self.retired.next_hops.push(old);
@@ -147,6 +153,7 @@ impl Tables {
             if backend.services == 0 {
                 self.backend_by_key.remove(&key);
                 self.retired.backends.push(id);
+                self.freed.entries += 1;
             }
         }
     }
@@ -162,7 +169,7 @@ impl Tables {
     }
 
     /// Lists the backends on one node.
-    fn backends_of(&self, address: IpAddr) -> Vec<(BackendKey, u32)> {
+    pub(super) fn backends_of(&self, address: IpAddr) -> Vec<(BackendKey, u32)> {
         self.backend_by_key
             .range(BackendKey::first_of(address)..)
             .take_while(|(key, _)| key.address == address)
@@ -171,8 +178,6 @@ impl Tables {
     }
 
     pub(super) fn store_backend_word(&mut self, id: u32, offset: usize, value: u32) {
-        if let Some(stored) = self.backends.atomic_u32(id, offset) {
-            stored.store(value, Ordering::Release);
-        }
+        self.backends.store_u32(id, offset, value);
     }
 }

@@ -1,13 +1,16 @@
 //! Per-CPU counters, summed.
 
+use std::{net::IpAddr, time::Duration};
+
 use aya::maps::{MapData, PerCpuArray, PerCpuValues};
 use xdp_prog::{
-    abi::{Traffic, map},
+    abi::{Traffic, Untrusted, map},
     failure::Failure,
     reason::{self, ReasonKind},
 };
 
-use super::{BackendKey, ServiceKey, TableError, error::read_failed};
+use super::{BackendKey, ServiceKey, TableError, error::read_failed, types::address_of};
+use crate::clock::monotonic_ns;
 
 /// The sums over all CPUs at one time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -36,6 +39,7 @@ pub struct ReasonCount {
 pub(super) struct Maps {
     pub(super) reasons: PerCpuArray<MapData, u64>,
     pub(super) failures: PerCpuArray<MapData, u64>,
+    pub(super) untrusted: PerCpuArray<MapData, Untrusted>,
     pub(super) service_traffic: PerCpuArray<MapData, Traffic>,
     pub(super) backend_traffic: PerCpuArray<MapData, Traffic>,
 }
@@ -54,6 +58,11 @@ impl Maps {
         (0..).zip(reason::all()).map(count).collect()
     }
 
+    pub(super) fn reason(&self, index: u32) -> Result<u64, TableError> {
+        let packets = self.reasons.get(&index, 0);
+        Ok(packets.map_err(read_failed(map::REASONS))?.iter().sum())
+    }
+
     pub(super) fn failures(&self) -> Result<Vec<(Failure, u64)>, TableError> {
         let count = |failure: Failure| {
             let frames = self.failures.get(&failure.index(), 0);
@@ -61,6 +70,16 @@ impl Maps {
             Ok((failure, frames.iter().sum()))
         };
         Failure::ALL.into_iter().map(count).collect()
+    }
+
+    pub(super) fn last_untrusted(&self) -> Result<Option<(IpAddr, Duration)>, TableError> {
+        let noted = self.untrusted.get(&0, 0);
+        let noted = noted.map_err(read_failed(map::UNTRUSTED))?;
+        let last = noted.iter().max_by_key(|noted| noted.at);
+        Ok(last.filter(|last| last.at != 0).map(|last| {
+            let ago = monotonic_ns().saturating_sub(last.at);
+            (address_of(last.source), Duration::from_nanos(ago))
+        }))
     }
 
     pub(super) fn service_traffic<K>(
@@ -82,6 +101,18 @@ impl Maps {
     /// Not when it is given back: an agent that is killed never gives back.
     pub(super) fn clear_service(&mut self, id: u32) {
         clear(&mut self.service_traffic, id);
+    }
+
+    /// Has the counters of an id that is about to be given out go on from those of the one that it replaces.
+    ///
+    /// What packets add to the old ones from here on is lost: those of a few microseconds.
+    pub(super) fn copy_service(&mut self, old: u32, id: u32) {
+        match self.service_traffic.get(&old, 0) {
+            Ok(values) => {
+                let _ = self.service_traffic.set(id, values, 0);
+            }
+            Err(_) => self.clear_service(id),
+        }
     }
 
     /// Zeroes the counters of an id that is about to be given out.

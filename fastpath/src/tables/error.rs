@@ -120,6 +120,13 @@ pub enum TableError {
     },
 }
 
+impl TableError {
+    /// Tells whether a table has no room, which something else may make.
+    pub fn is_full(&self) -> bool {
+        matches!(self, Self::ArenaFull { .. } | Self::TableFull { .. })
+    }
+}
+
 pub(super) fn read_failed(map: &'static str) -> impl FnOnce(MapError) -> TableError {
     move |source| TableError::Read { map, source }
 }

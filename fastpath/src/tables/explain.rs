@@ -177,8 +177,9 @@ fn run(tables: &Tables, mut frame: HostFrame, ingress: u32) -> Run {
     let world = ReadOnly::new(tables, ingress);
     let mut steps = Vec::new();
     let mut is_new = false;
+    let client_port = with_packet(&frame, &SourcePort).flatten();
     let mut action = decide::process(&mut frame, &world, ingress);
-    // No stage comes twice; a bound all the same.
+    // Few stages come, and one of them twice; a bound all the same.
     for _ in Stage::ALL {
         let Action::Continue(stage) = action else {
             break;
@@ -194,6 +195,15 @@ fn run(tables: &Tables, mut frame: HostFrame, ingress: u32) -> Run {
     let translated = world.translation().map(|by| translated(by, is_new));
     if let Some(translated) = translated {
         steps.push(step("nat", translated.to_string()));
+    }
+    let shown_port = with_packet(&frame, &SourcePort).flatten();
+    if let (Action::Pass, Some(own), Some(shown)) = (action, client_port, shown_port)
+        && own != shown
+    {
+        steps.push(step(
+            "flow",
+            format!("the client's port {own} is {shown} at the pod"),
+        ));
     }
     let counted = world.counted();
     steps.extend(
@@ -276,6 +286,26 @@ fn with_packet<Q: About>(frame: &HostFrame, about: &Q) -> Option<Q::Answer> {
 fn has_ports<A>(packet: &Packet<A>) -> bool {
     let protocol = packet.protocol;
     !packet.is_fragment && matches!(protocol, protocol::TCP | protocol::UDP | protocol::SCTP)
+}
+
+/// Asks for the source port of a packet, or of the one that it carries.
+struct SourcePort;
+
+impl About for SourcePort {
+    type Answer = Option<u16>;
+
+    fn packet<A: Ip>(&self, frame: &HostFrame, packet: &Packet<A>) -> Self::Answer {
+        match packet.protocol {
+            _ if packet.is_fragment => None,
+            protocol::IPV4 => self.packet(frame, &parse::ipv4(frame, packet.l4).ok()?),
+            protocol::IPV6 => self.packet(frame, &parse::ipv6(frame, packet.l4).ok()?),
+            protocol::TCP | protocol::UDP | protocol::SCTP => {
+                let flow = parse::flow(frame, packet).ok()?;
+                Some(u16::from_be_bytes(flow.source_port))
+            }
+            _ => None,
+        }
+    }
 }
 
 /// Asks for the backend of a bare packet's flow.

@@ -2,6 +2,8 @@
 //!
 //! Such a table (an LRU hash) is full sooner or later, mostly of flows that are long over. How much of it is needed, the
 //! flows tell that have neither ended nor idled for too long: where they fill it, the kernel removes live ones.
+//!
+//! Entries are what counts: a flow to a pod by another client port than the client's own has two.
 
 use xdp_prog::{
     abi::{Datagram, LocalFlow, PodFlow, Tuple, map},

@@ -9,15 +9,15 @@ use std::{
 use aya::maps::MapError;
 use ipnet::IpNet;
 use xdp_prog::abi::{
-    ADDRESS_LOCAL, ADDRESS_NAT, ADDRESS_NODE_PORT, ADDRESS_SHARED, ADDRESS_VIP, AddressKey,
+    ADDRESS_INNER, ADDRESS_LOCAL, ADDRESS_NAT, ADDRESS_NODE_PORT, ADDRESS_SHARED, ADDRESS_VIP,
     CONFIG_ANNOUNCE, Config, EdgeMac, TaggedLink, map,
 };
 
 use super::{
     Addresses, Settings, Specs, TableError, Tables,
-    encode::{config_of, edge_prefix_key, edge_prefix_of},
+    encode::{config_of, edge_prefix_key},
     error::{read_failed, write_failed},
-    types::{address_key, address_of},
+    types::address_key,
 };
 
 impl Tables {
@@ -37,7 +37,7 @@ impl Tables {
             ..settings_alone
         };
         self.config
-            .set(0, config, 0)
+            .set(0, config)
             .map_err(write_failed(map::CONFIG))?;
         if settings.hash_seed != self.settings.hash_seed {
             self.specs = Specs::new();
@@ -58,7 +58,7 @@ impl Tables {
             ..self.current_config
         };
         self.config
-            .set(0, config, 0)
+            .set(0, config)
             .map_err(write_failed(map::CONFIG))?;
         self.current_config = config;
         Ok(())
@@ -66,19 +66,7 @@ impl Tables {
 
     /// Lists the addresses.
     pub fn addresses(&self) -> Arc<Addresses> {
-        // Nobody else writes the map, and reading it takes two system calls for each entry.
-        if let Some(known) = &self.known_addresses {
-            return Arc::clone(known);
-        }
-        let mut addresses = Addresses::default();
-        for (key, flags) in self.vips.iter().flatten() {
-            for (flag, set) in by_flag(&mut addresses) {
-                if flags & flag != 0 {
-                    set.insert(address_of(key));
-                }
-            }
-        }
-        addresses.into()
+        Arc::clone(&self.known_addresses)
     }
 
     /// Makes exactly these the addresses.
@@ -87,49 +75,43 @@ impl Tables {
     ///
     /// When the kernel refuses a write, as it does when the table is full.
     pub fn set_addresses(&mut self, addresses: Arc<Addresses>) -> Result<(), TableError> {
-        let outcome = self.replace_addresses(&addresses);
-        self.known_addresses = outcome.is_ok().then_some(addresses);
+        let mut present = flags_of(&self.known_addresses);
+        let outcome = self.replace_addresses(&flags_of(&addresses), &mut present);
+        self.known_addresses = match &outcome {
+            Ok(()) => addresses,
+            Err(_) => addresses_of(&present).into(),
+        };
         self.begin_epoch()?;
         outcome
     }
 
-    fn replace_addresses(&mut self, addresses: &Addresses) -> Result<(), TableError> {
-        let wanted = flags_of(addresses);
-        let present = match &self.known_addresses {
-            Some(known) => flags_of(known),
-            None => {
-                let entries: Result<Vec<(AddressKey, u32)>, MapError> = self.vips.iter().collect();
-                let entries = entries.map_err(read_failed(map::VIPS))?.into_iter();
-                entries
-                    .map(|(key, flags)| (address_of(key), flags))
-                    .collect()
-            }
-        };
-        for (address, flags) in &wanted {
+    /// Notes in `present` what it has changed.
+    fn replace_addresses(
+        &mut self,
+        wanted: &BTreeMap<IpAddr, u32>,
+        present: &mut BTreeMap<IpAddr, u32>,
+    ) -> Result<(), TableError> {
+        for (address, flags) in wanted {
             if present.get(address) != Some(flags) {
                 self.vips
                     .insert(address_key(*address), flags, 0)
                     .map_err(write_failed(map::VIPS))?;
+                present.insert(*address, *flags);
             }
         }
-        for address in present.keys().filter(|one| !wanted.contains_key(*one)) {
+        let gone = present.keys().filter(|one| !wanted.contains_key(*one));
+        for address in gone.copied().collect::<Vec<_>>() {
             self.vips
-                .remove(&address_key(*address))
+                .remove(&address_key(address))
                 .map_err(write_failed(map::VIPS))?;
+            present.remove(&address);
         }
         Ok(())
     }
 
     /// Lists the prefixes from which IP-in-IP is accepted.
     pub fn trusted_edges(&self) -> BTreeSet<IpNet> {
-        if let Some(known) = &self.known_trusted_edges {
-            return known.clone();
-        }
-        self.trusted_edges
-            .keys()
-            .flatten()
-            .filter_map(edge_prefix_of)
-            .collect()
+        self.known_trusted_edges.clone()
     }
 
     /// Makes exactly these the prefixes from which IP-in-IP is accepted.
@@ -141,7 +123,6 @@ impl Tables {
         // The table holds no bits beyond a prefix's length.
         let wanted: BTreeSet<IpNet> = wanted.iter().map(IpNet::trunc).collect();
         let outcome = self.replace_trusted_edges(&wanted);
-        self.known_trusted_edges = outcome.is_ok().then_some(wanted);
         self.begin_epoch()?;
         outcome
     }
@@ -152,18 +133,20 @@ impl Tables {
             self.trusted_edges
                 .insert(&edge_prefix_key(*net), 1, 0)
                 .map_err(write_failed(map::TRUSTED_EDGES))?;
+            self.known_trusted_edges.insert(*net);
         }
         for net in present.difference(wanted) {
             self.trusted_edges
                 .remove(&edge_prefix_key(*net))
                 .map_err(write_failed(map::TRUSTED_EDGES))?;
+            self.known_trusted_edges.remove(net);
         }
         Ok(())
     }
 
     /// Lists the MACs from which edges send L2 DSR frames.
     pub fn edge_macs(&self) -> BTreeSet<[u8; 6]> {
-        self.edge_macs.keys().flatten().map(EdgeMac::mac).collect()
+        self.known_edge_macs.clone()
     }
 
     /// Makes exactly these the MACs from which edges send L2 DSR frames.
@@ -177,11 +160,13 @@ impl Tables {
             self.edge_macs
                 .insert(EdgeMac::new(*mac), 1, 0)
                 .map_err(write_failed(map::EDGE_MACS))?;
+            self.known_edge_macs.insert(*mac);
         }
         for mac in present.difference(wanted) {
             self.edge_macs
                 .remove(&EdgeMac::new(*mac))
                 .map_err(write_failed(map::EDGE_MACS))?;
+            self.known_edge_macs.remove(mac);
         }
         Ok(())
     }
@@ -222,13 +207,24 @@ fn flags_of(addresses: &Addresses) -> BTreeMap<IpAddr, u32> {
     flags
 }
 
+/// Turns them back into the sets.
+pub(super) fn addresses_of(flags: &BTreeMap<IpAddr, u32>) -> Addresses {
+    let mut addresses = Addresses::default();
+    for (flag, set) in by_flag(&mut addresses) {
+        let with_flag = flags.iter().filter(|(_, flags)| *flags & flag != 0);
+        set.extend(with_flag.map(|(address, _)| *address));
+    }
+    addresses
+}
+
 /// Pairs each set of addresses with its flag in `VIPS`.
-const fn by_flag(addresses: &mut Addresses) -> [(u32, &mut BTreeSet<IpAddr>); 5] {
+const fn by_flag(addresses: &mut Addresses) -> [(u32, &mut BTreeSet<IpAddr>); 6] {
     [
         (ADDRESS_VIP, &mut addresses.vips),
         (ADDRESS_SHARED, &mut addresses.shared),
         (ADDRESS_LOCAL, &mut addresses.local),
         (ADDRESS_NODE_PORT, &mut addresses.node_ports),
         (ADDRESS_NAT, &mut addresses.nat),
+        (ADDRESS_INNER, &mut addresses.inner),
     ]
 }

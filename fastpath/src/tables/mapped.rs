@@ -4,16 +4,18 @@ use std::{
     io,
     marker::PhantomData,
     os::fd::{AsFd, AsRawFd},
-    sync::atomic::{AtomicU32, AtomicU64},
+    sync::atomic::{AtomicU32, AtomicU64, Ordering},
 };
 
 use aya::{Pod, maps::MapData};
 use memmap2::{MmapOptions, MmapRaw};
 
+use super::written::gate;
+
 /// An mmapable array map with entries of type `T`.
 ///
-/// Entries that the program may be reading are changed through the atomics
-/// only; [`Mapped::write`] is for entries that nothing names yet, or any more.
+/// Entries that the program may be reading are changed by single stores only;
+/// [`Mapped::write`] is for entries that nothing names yet, or any more.
 #[derive(Debug)]
 pub(super) struct Mapped<T> {
     memory: MmapRaw,
@@ -69,20 +71,54 @@ impl<T: Pod> Mapped<T> {
     pub(super) fn write(&mut self, index: u32, value: T) {
         if let Some(entry) = self.pointer(index) {
             // SAFETY: within the mapping, aligned as asserted in `new`.
-            unsafe { entry.write_volatile(value) };
+            gate::pass(|| unsafe { entry.write_volatile(value) });
         }
     }
 
-    /// Returns the eight bytes at `offset` of an entry as an atomic.
-    pub(super) fn atomic_u64(&self, index: u32, offset: usize) -> Option<&AtomicU64> {
+    /// Reads the eight bytes at `offset` of an entry at once.
+    pub(super) fn load_u64(&self, index: u32, offset: usize) -> Option<u64> {
+        Some(self.atomic_u64(index, offset)?.load(Ordering::Acquire))
+    }
+
+    /// Writes the eight bytes at `offset` of an entry at once.
+    pub(super) fn store_u64(&mut self, index: u32, offset: usize, value: u64) {
+        if let Some(word) = self.atomic_u64(index, offset) {
+            gate::pass(|| word.store(value, Ordering::Release));
+        }
+    }
+
+    /// Changes the eight bytes at `offset` of an entry at once, if `change` wants them to; returns whether it did.
+    pub(super) fn update_u64(
+        &mut self,
+        index: u32,
+        offset: usize,
+        change: impl Fn(u64) -> Option<u64>,
+    ) -> bool {
+        let Some(word) = self.atomic_u64(index, offset) else {
+            return false;
+        };
+        if change(word.load(Ordering::Acquire)).is_none() {
+            return false;
+        }
+        let update = || word.fetch_update(Ordering::AcqRel, Ordering::Acquire, change);
+        gate::pass(update).is_some_and(|outcome| outcome.is_ok())
+    }
+
+    /// Writes the four bytes at `offset` of an entry at once.
+    pub(super) fn store_u32(&mut self, index: u32, offset: usize, value: u32) {
+        if let Some(word) = self.atomic_u32(index, offset) {
+            gate::pass(|| word.store(value, Ordering::Release));
+        }
+    }
+
+    fn atomic_u64(&self, index: u32, offset: usize) -> Option<&AtomicU64> {
         let word = self.field(index, offset, 8)?;
         // SAFETY: within the mapping, aligned to eight, accessed atomically by
         // both sides while programs may read it.
         Some(unsafe { AtomicU64::from_ptr(word.cast()) })
     }
 
-    /// Returns the four bytes at `offset` of an entry as an atomic.
-    pub(super) fn atomic_u32(&self, index: u32, offset: usize) -> Option<&AtomicU32> {
+    fn atomic_u32(&self, index: u32, offset: usize) -> Option<&AtomicU32> {
         let word = self.field(index, offset, 4)?;
         // SAFETY: as for `atomic_u64`, aligned to four.
         Some(unsafe { AtomicU32::from_ptr(word.cast()) })

@@ -1,21 +1,22 @@
-//! Removal of NAT mode's flows that were idle for too long.
+//! Removal of NAT mode's flows that were idle for too long, and what each service has of the others.
 //!
 //! The datapath removes such a flow only where it is in the way. The sweep walks through
 //! the reverse entries in batches, and takes the flow's claim before it looks again and removes anything: see
-//! [`xdp_prog::decide::nat`].
+//! [`xdp_prog::decide::nat`]. What is left it counts by service, which corrects what the datapath has counted: a
+//! flow that began meanwhile may be missing, until the next walk.
+
+use std::collections::BTreeMap;
 
 use aya::maps::{self, MapData, MapError};
 use xdp_prog::{
-    abi::{NatForward, NatReverse, Tuple, map},
-    decide::{
-        deliver::IDLE_TRANSITORY_NS,
-        nat::{Fate, GUARD_NS, fate},
-    },
+    abi::{NAT_OPEN, NatCount, NatForward, NatReverse, Tuple, map},
+    decide::nat::{Fate, fate, may_be_over_after},
 };
 
 use super::{
-    TableError, Tables, Usage,
+    ForwardMode, Protocol, ServiceKey, TableError, Tables, Usage,
     error::{read_failed, write_failed},
+    types::address_of,
     walk::Walk,
 };
 use crate::clock::monotonic_ns;
@@ -25,6 +26,8 @@ pub(super) struct Nat {
     pub(super) entries: Entries,
     /// Through the reverse entries; counts the flows that are left alone.
     pub(super) walk: Walk<NatReverse>,
+    /// Flows that it has left since its beginning, by service id.
+    pub(super) found: BTreeMap<u32, NatCount>,
 }
 
 /// What the datapath keeps of each flow.
@@ -46,15 +49,62 @@ impl Tables {
     /// When a map cannot be read or written.
     pub fn sweep_nat(&mut self, budget: usize) -> Result<usize, TableError> {
         let now = monotonic_ns();
-        let Nat { entries, walk } = &mut self.nat;
+        let Nat {
+            entries,
+            walk,
+            found,
+        } = &mut self.nat;
+        let installed = &self.installed;
         let mut removed = 0;
         walk.go(budget, |reply, entry| {
-            let old = entry.mark.idle(now) >= IDLE_TRANSITORY_NS + GUARD_NS;
+            let old = entry.mark.idle(now) >= may_be_over_after(reply.protocol(), entry.mark);
             let is_removed = old && entries.expire(reply, entry, now)?;
             removed += usize::from(is_removed);
+            let service = service_key(entry, reply.protocol()).and_then(|key| installed.get(&key));
+            if !is_removed && let Some(service) = service {
+                let count = found.entry(service.id).or_default();
+                count.flows += 1;
+                count.half_open += i64::from(!entry.mark.has(NAT_OPEN));
+            }
             Ok(!is_removed)
         })?;
+        if self.nat.walk.is_whole() {
+            self.correct_nat_counts()?;
+        }
         Ok(removed)
+    }
+
+    /// Writes what a whole walk has found over what the datapath has counted.
+    fn correct_nat_counts(&mut self) -> Result<(), TableError> {
+        let found = std::mem::take(&mut self.nat.found);
+        let by_nat = self.installed.values();
+        let by_nat = by_nat.filter(|service| service.mode == ForwardMode::Nat);
+        for service in by_nat {
+            let count = found.get(&service.id).copied().unwrap_or_default();
+            let written = self.nat_counts.set(service.id, count, 0);
+            written.map_err(write_failed(map::NAT_COUNTS))?;
+        }
+        let Usage { used, capacity } = self.nat_fill();
+        self.set_nat_room(capacity.saturating_sub(used))
+    }
+
+    /// Says of tables without flows that there is room in them; of those that were adopted, that is known.
+    pub(super) fn find_room_for_nat(&mut self) -> Result<(), TableError> {
+        let room = self.nat_counts.get(&0, 0);
+        let room = room.map_err(read_failed(map::NAT_COUNTS))?;
+        if room == NatCount::default() {
+            self.set_nat_room(self.nat_fill().capacity)?;
+        }
+        Ok(())
+    }
+
+    fn set_nat_room(&mut self, room: usize) -> Result<(), TableError> {
+        let room = NatCount {
+            flows: i64::try_from(room).unwrap_or(i64::MAX),
+            half_open: 0,
+        };
+        let written = self.nat_counts.set(0, room, 0);
+        written.map_err(write_failed(map::NAT_COUNTS))
     }
 
     /// Tells whether the last whole sweep has left flows of NAT mode, or the last one was not whole.
@@ -66,6 +116,15 @@ impl Tables {
     pub const fn nat_fill(&self) -> Usage {
         self.nat.walk.usage()
     }
+}
+
+/// Returns the service that a flow goes to.
+fn service_key(entry: &NatReverse, protocol: u8) -> Option<ServiceKey> {
+    Some(ServiceKey {
+        address: address_of(entry.address),
+        port: u16::from_be_bytes(entry.port()),
+        protocol: Protocol::from_number(protocol)?,
+    })
 }
 
 impl Entries {

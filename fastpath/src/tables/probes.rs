@@ -59,7 +59,7 @@ impl Tables {
     ///
     /// When the kernel refuses the write.
     pub fn set_probe(&mut self, index: u32, probe: &ProbeSpec) -> Result<(), TableError> {
-        let set = self.probes.set(index, probe.entry(), 0);
+        let set = self.probes.set(index, probe.entry());
         set.map_err(write_failed(map::PROBES))
     }
 }

@@ -1,15 +1,12 @@
 //! Services: their lookup tables, their rules, and the keys that lead to them.
 
-use std::{
-    collections::BTreeSet,
-    mem::offset_of,
-    sync::{Arc, atomic::Ordering},
-};
+use std::{collections::BTreeSet, mem::offset_of, sync::Arc};
 
 use xdp_prog::abi::{Service, ServiceWord, Slot, map};
 
 use super::{
-    ArenaFill, Change, InstalledService, Run, ServiceKey, ServiceSpec, TableError, Tables,
+    ArenaFill, Change, InstalledService, RetiredService, Run, ServiceKey, ServiceSpec, TableError,
+    Tables,
     encode::{KeyOf, key_check, key_of, service_rules},
     error::write_failed,
     layout::{Layout, LocalTable, layout},
@@ -40,7 +37,9 @@ impl Tables {
     /// Adds a service or changes it to the specification.
     ///
     /// A table of the same length is changed slot by slot; otherwise a new one
-    /// is built and the service turned to it with one store.
+    /// is built and the service turned to it with one store. Other rules, such
+    /// as another mode, lie in words of their own beside those of the tables:
+    /// the service is built anew under another id, and its key turned to that.
     ///
     /// # Errors
     ///
@@ -108,9 +107,13 @@ impl Tables {
             self.store_words(service.id, ServiceWord::default(), ServiceWord::default());
             self.remove_pods(service.id, &Pods::new(), &service.pods);
             self.retired.runs.extend(service.runs().each());
-            self.retired
-                .services
-                .push((service.id, service.source_ranges));
+            self.freed.runs += 1;
+            self.freed.entries += 1;
+            self.retired.services.push(RetiredService {
+                id: service.id,
+                pods: Pods::new(),
+                source_ranges: service.source_ranges,
+            });
             self.drop_backends(service.backends);
         }
         self.begin_epoch()?;
@@ -140,9 +143,20 @@ impl Tables {
     ) -> Result<(InstalledService, Change), TableError> {
         let old = self.service(key);
         let old_runs = old.map(InstalledService::runs);
-        let old_pods = old.map(|old| old.pods.clone()).unwrap_or_default();
-        let old_ranges = old.map(|old| old.source_ranges.clone()).unwrap_or_default();
-        let old_id = old.map(|old| old.id);
+        let replaced = old
+            .filter(|old| !self.has_rules(old.id, spec))
+            .map(|old| RetiredService {
+                id: old.id,
+                pods: old.pods.clone(),
+                source_ranges: old.source_ranges.clone(),
+            });
+        // What lies under an id that is kept changes step by step.
+        let kept = old.filter(|_| replaced.is_none());
+        let old_pods = kept.map(|old| old.pods.clone()).unwrap_or_default();
+        let old_ranges = kept
+            .map(|old| old.source_ranges.clone())
+            .unwrap_or_default();
+        let old_id = kept.map(|old| old.id);
 
         let pods: Pods = layout
             .pods
@@ -151,7 +165,7 @@ impl Tables {
             .collect();
         let ranges = ranges_of(key, &spec.source_ranges);
 
-        let runs = self.take_runs(key, layout, old_runs)?;
+        let runs = self.take_runs(key, layout, ids, old_runs, old_id.is_some())?;
         let give_back = |tables: &mut Self| {
             for run in new_runs(runs, old_runs) {
                 tables.arena.release(run);
@@ -167,7 +181,11 @@ impl Tables {
                 }
             },
         };
-        let written = self.write_under(id, &pods, &old_pods, &ranges, &old_ranges);
+        let mut written = self.write_under(id, &pods, &old_pods, &ranges, &old_ranges);
+        if matches!(written, Err(TableError::TableFull { .. })) && self.retired.count() > 0 {
+            self.reclaim();
+            written = self.write_under(id, &pods, &old_pods, &ranges, &old_ranges);
+        }
         if let Err(error) = written {
             give_back(self);
             if old_id.is_none() {
@@ -185,9 +203,11 @@ impl Tables {
         let local_word = runs.local.map_or(ServiceWord::default(), word);
         if old_id.is_some() {
             self.store_words(id, word(runs.table), local_word);
-            self.set_rules(id, spec);
         } else {
-            self.counters.clear_service(id);
+            match &replaced {
+                Some(replaced) => self.counters.copy_service(replaced.id, id),
+                None => self.counters.clear_service(id),
+            }
             let entry = Service {
                 word: word(runs.table),
                 local: local_word,
@@ -206,9 +226,14 @@ impl Tables {
 
         self.remove_pods(id, &pods, &old_pods);
         self.remove_source_ranges(id, old_ranges.difference(&ranges));
+        self.freed.entries += u64::from(replaced.is_some());
+        self.retired.services.extend(replaced);
         let outgoing = old_runs.into_iter().flat_map(Runs::each);
         let outgoing = outgoing.filter(|run| runs.each().all(|kept| kept != *run));
+        let before = self.retired.runs.len();
         self.retired.runs.extend(outgoing);
+        self.freed.runs += u64::from(self.retired.runs.len() > before);
+        self.freed.entries += u64::from(old_ranges.difference(&ranges).next().is_some());
         let change = Change {
             slots,
             new_table: old_runs.is_none_or(|old| old.table != runs.table),
@@ -226,15 +251,20 @@ impl Tables {
         Ok((service, change))
     }
 
-    /// Keeps the runs that have the right length and takes new ones in place of the others.
+    /// Keeps the runs that have the right length and may change, or that hold the wanted owners already, and takes
+    /// new ones in place of the others.
     fn take_runs(
         &mut self,
         key: &ServiceKey,
         layout: &Layout,
+        ids: &[u32],
         old: Option<Runs>,
+        may_change: bool,
     ) -> Result<Runs, TableError> {
-        let kept = |run: Option<Run>, log2: u8| run.filter(|run| run.log2 == log2);
-        let table = match kept(old.map(|old| old.table), layout.table.log2) {
+        let kept = |tables: &Self, run: Option<Run>, lut: &Lut| {
+            run.filter(|run| run.log2 == lut.log2 && (may_change || tables.holds(*run, lut, ids)))
+        };
+        let table = match kept(self, old.map(|old| old.table), &layout.table) {
             Some(run) => run,
             None => self.allocate_run(key, layout.table.log2)?,
         };
@@ -243,7 +273,7 @@ impl Tables {
             Some(LocalTable::Same) => Some(table),
             Some(LocalTable::Own(local)) => {
                 let own = old.and_then(|old| old.local.filter(|run| *run != old.table));
-                match kept(own, local.log2) {
+                match kept(self, own, local) {
                     Some(run) => Some(run),
                     None => match self.allocate_run(key, local.log2) {
                         Ok(run) => Some(run),
@@ -302,17 +332,28 @@ impl Tables {
             })
     }
 
+    /// Tells whether the service under an id has the rules of a specification.
+    fn has_rules(&self, id: u32, spec: &ServiceSpec) -> bool {
+        let rules = service_rules(spec);
+        self.service.read(id).is_some_and(|entry| {
+            (entry.mode, entry.flags, entry.affinity) == (rules.mode, rules.flags, rules.affinity)
+        })
+    }
+
+    /// Tells whether a run has a table's owners.
+    fn holds(&self, run: Run, table: &Lut, ids: &[u32]) -> bool {
+        let owners = table.owners.iter().map(|owner| id_of(ids, *owner));
+        self.run_slots(run).map(Slot::current).eq(owners)
+    }
+
     /// Stores a table's owners; returns how many slots have another one than before.
     fn store_slots(&mut self, run: Run, is_new: bool, table: &Lut, ids: &[u32]) -> u32 {
         let mut changed = 0;
         for (index, owner) in (run.base..).zip(&table.owners) {
-            let Some(slot) = self.lut.atomic_u64(index, 0) else {
-                continue;
-            };
-            let id = ids.get(*owner as usize).copied().unwrap_or(0);
+            let id = id_of(ids, *owner);
             if is_new {
                 // No packet reads the run, and its slots have no past.
-                slot.store(Slot::quiet(id).0, Ordering::Release);
+                self.lut.store_u64(index, 0, Slot::quiet(id).0);
                 changed += 1;
                 continue;
             }
@@ -320,17 +361,14 @@ impl Tables {
                 let old = Slot(old);
                 (old.current() != id).then(|| old.with_current(id).0)
             };
-            changed += u32::from(
-                slot.fetch_update(Ordering::AcqRel, Ordering::Acquire, update)
-                    .is_ok(),
-            );
+            changed += u32::from(self.lut.update_u64(index, 0, update));
         }
         changed
     }
 
     pub(super) fn run_slots(&self, run: Run) -> impl Iterator<Item = Slot> {
         (run.base..run.base + run.length())
-            .filter_map(|index| Some(Slot(self.lut.atomic_u64(index, 0)?.load(Ordering::Acquire))))
+            .filter_map(|index| self.lut.load_u64(index, 0).map(Slot))
     }
 
     fn store_words(&mut self, id: u32, table: ServiceWord, local: ServiceWord) {
@@ -338,25 +376,7 @@ impl Tables {
             (offset_of!(Service, word), table),
             (offset_of!(Service, local), local),
         ] {
-            if let Some(stored) = self.service.atomic_u64(id, offset) {
-                stored.store(word.0, Ordering::Release);
-            }
-        }
-    }
-
-    /// Stores everything about a live service but where its tables lie.
-    fn set_rules(&mut self, id: u32, spec: &ServiceSpec) {
-        let rules = service_rules(spec);
-        for (offset, value) in [
-            (offset_of!(Service, mode), rules.mode),
-            (offset_of!(Service, flags), rules.flags),
-        ] {
-            if let Some(stored) = self.service.atomic_u32(id, offset) {
-                stored.store(value, Ordering::Release);
-            }
-        }
-        if let Some(stored) = self.service.atomic_u64(id, offset_of!(Service, affinity)) {
-            stored.store(rules.affinity, Ordering::Release);
+            self.service.store_u64(id, offset, word.0);
         }
     }
 
@@ -394,6 +414,11 @@ impl InstalledService {
             local: self.local,
         }
     }
+}
+
+/// Returns the id of a slot's owner; 0 for nobody.
+fn id_of(ids: &[u32], owner: u32) -> u32 {
+    ids.get(owner as usize).copied().unwrap_or(0)
 }
 
 /// Lists the runs that were taken anew.

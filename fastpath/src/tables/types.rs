@@ -365,6 +365,8 @@ pub struct Addresses {
     pub node_ports: BTreeSet<IpAddr>,
     /// Source addresses of NAT mode.
     pub nat: BTreeSet<IpAddr>,
+    /// Virtual addresses, beside `vips`, at which the stack gets what edges send and is for no pod here.
+    pub inner: BTreeSet<IpAddr>,
 }
 
 impl Addresses {
@@ -377,6 +379,7 @@ impl Addresses {
             local: &self.local | &other.local,
             node_ports: &self.node_ports | &other.node_ports,
             nat: &self.nat | &other.nat,
+            inner: &self.inner | &other.inner,
         }
     }
 }

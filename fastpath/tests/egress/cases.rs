@@ -4,6 +4,8 @@
 //! client <-- this machine <-- pod      seen by the client: a VIP, or a NodePort of this machine
 //! ```
 
+#[path = "cases/checksums.rs"]
+mod checksums;
 #[path = "cases/fragments.rs"]
 mod fragments;
 #[path = "cases/hairpin.rs"]
@@ -12,6 +14,8 @@ mod hairpin;
 mod icmp;
 #[path = "cases/mss.rs"]
 mod mss;
+#[path = "cases/other_port.rs"]
+mod other_port;
 #[path = "cases/own.rs"]
 mod own;
 #[path = "cases/probe.rs"]
@@ -30,9 +34,12 @@ use xdp_prog::{
     reason::{PassReason, REASON_COUNT},
 };
 
-use super::support::{
-    packet::{End, Link, Packet},
-    tables::{TableSet, address_key},
+use super::{
+    packets::SEQUENCE,
+    support::{
+        packet::{End, Link, Packet},
+        tables::{TableSet, address_key},
+    },
 };
 
 /// One packet that leaves, and everything that must come of it.
@@ -159,10 +166,12 @@ pub(crate) fn all() -> Vec<Case> {
     let mut cases = Vec::new();
     for subject in [
         replies::cases,
+        checksums::cases,
         mss::cases,
         fragments::cases,
         hairpin::cases,
         icmp::cases,
+        other_port::cases,
         own::cases,
         probe::cases,
     ] {
@@ -231,8 +240,42 @@ impl Ends {
 
     /// The flow whose packets come with an outer header of this length, in this state.
     fn flow_with(&self, outer: u8, state: u8) -> PodFlow {
-        let port = self.vip.1.to_be_bytes();
-        PodFlow::new(address_key(self.vip.0), port, outer, state, 0)
+        self.flow_of(TCP, outer, state)
+    }
+
+    /// The flow that the pod has accepted, and its client has not acknowledged that.
+    fn accepted(&self, outer: u8, state: u8) -> PodFlow {
+        let mut flow = self.flow_with(outer, state);
+        flow.accept(SEQUENCE);
+        flow
+    }
+
+    /// The flow of this protocol.
+    fn flow_of(&self, protocol: u8, outer: u8, state: u8) -> PodFlow {
+        let (key, port) = (self.key(protocol), self.vip.1.to_be_bytes());
+        PodFlow::new(&key, address_key(self.vip.0), port, outer, state, 0)
+    }
+
+    /// Key of the flow where the pod sees the client by another port.
+    fn other_key(&self, protocol: u8) -> Tuple {
+        tuple((self.client.0, OTHER_PORT), self.pod, protocol)
+    }
+
+    /// That flow.
+    fn other_flow(&self, protocol: u8, state: u8) -> PodFlow {
+        let (key, port) = (self.other_key(protocol), self.vip.1.to_be_bytes());
+        PodFlow::new(&key, address_key(self.vip.0), port, 0, state, 0)
+            .with_client_port(&key, self.client.1.to_be_bytes())
+    }
+
+    /// That flow's second entry.
+    fn forward(&self, protocol: u8) -> (Tuple, PodFlow) {
+        let key = tuple(self.client, self.vip, protocol);
+        let port = OTHER_PORT.to_be_bytes();
+        (
+            key,
+            PodFlow::forward(&key, address_key(self.pod.0), port, 0),
+        )
     }
 }
 
@@ -245,6 +288,9 @@ fn tuple(source: End, destination: End, protocol: u8) -> Tuple {
         protocol,
     )
 }
+
+/// A client's port as its pod sees it.
+const OTHER_PORT: u16 = 51_234;
 
 const TCP: u8 = 6;
 const UDP: u8 = 17;

@@ -2,7 +2,7 @@
 
 use std::{
     cell::{Cell, RefCell},
-    collections::HashMap,
+    collections::{HashMap, hash_map::Entry},
 };
 
 use xdp_prog::{
@@ -13,6 +13,7 @@ use xdp_prog::{
     decide::{
         Clock, Counters,
         deliver::{FlowTable, Flows},
+        nat::Inserted,
         relay::Relay,
     },
     egress::{Memory, Next, host::HostSkb, process},
@@ -82,6 +83,10 @@ impl Relay for World<'_> {
     fn relay(&self, words: [u64; 4]) -> Option<[u64; 4]> {
         Some(words)
     }
+
+    fn relayed(&self) -> Option<[u64; 4]> {
+        None
+    }
 }
 
 impl Memory for World<'_> {
@@ -141,14 +146,19 @@ impl Flows for World<'_> {
         key: &Tuple,
         f: impl FnOnce(&mut PodFlow) -> R,
     ) -> Option<R> {
-        self.flows[table as usize].borrow_mut().get_mut(key).map(f)
+        let mut flows = self.flows[table as usize].borrow_mut();
+        let known = flows.get_mut(key);
+        known.filter(|known| known.is_for(key)).map(f)
     }
 
-    fn insert_flow(&self, table: FlowTable, key: &Tuple, flow: &PodFlow) -> bool {
-        self.flows[table as usize]
-            .borrow_mut()
-            .insert(*key, *flow)
-            .is_none()
+    fn insert_flow(&self, table: FlowTable, key: &Tuple, flow: &PodFlow) -> Inserted {
+        match self.flows[table as usize].borrow_mut().entry(*key) {
+            Entry::Occupied(_) => Inserted::Exists,
+            Entry::Vacant(place) => {
+                place.insert(*flow);
+                Inserted::Done
+            }
+        }
     }
 
     fn remove_flow(&self, table: FlowTable, key: &Tuple) {

@@ -12,18 +12,23 @@ pub(crate) enum Flags {
     Syn,
     SynAck,
     Ack,
+    PshAck,
     FinAck,
     Rst,
 }
 
+/// The sequence number of every segment.
+pub(crate) const SEQUENCE: u32 = 0x0a0b_0c0d;
+
 /// Makes a TCP segment with options, padded to whole words by the caller.
 pub(crate) fn tcp(from: End, to: End, flags: Flags, options: &[u8], payload: &[u8]) -> Packet {
-    let mut header = TcpHeader::new(from.1, to.1, 0x0a0b_0c0d, 0xfaf0);
+    let mut header = TcpHeader::new(from.1, to.1, SEQUENCE, 0xfaf0);
     header.acknowledgment_number = 0x0102_0305;
     match flags {
         Flags::Syn => header.syn = true,
         Flags::SynAck => (header.syn, header.ack) = (true, true),
         Flags::Ack => header.ack = true,
+        Flags::PshAck => (header.psh, header.ack) = (true, true),
         Flags::FinAck => (header.fin, header.ack) = (true, true),
         Flags::Rst => (header.rst, header.ack) = (true, true),
     }

@@ -17,7 +17,7 @@ use aya::{
     sys::SyscallError,
 };
 use xdp_prog::{
-    abi::{self, AddressKey, Claim, Config, TaggedLink, Traffic, Tuple, map},
+    abi::{self, AddressKey, Claim, Config, PathReport, TaggedLink, Traffic, Tuple, map},
     decide::{Action, Stage},
     wire::protocol,
 };
@@ -65,9 +65,11 @@ impl Kernel {
             (map::PROBE_PEERS, size::LRU),
             (map::NAT_FORWARD, size::NAT),
             (map::NAT_REVERSE, size::NAT),
+            (map::NAT_COUNTS, size::SERVICES),
             (map::ANNOUNCED, size::HASH),
             (map::ANNOUNCE_LINKS, size::HASH),
             (map::CLAIMS, size::HASH),
+            (map::PATHS, size::HASH),
             (map::HAIRPINS, size::LRU),
             (map::FRAGMENTS, size::LRU),
             (map::ANSWERS, size::LRU),
@@ -131,11 +133,15 @@ impl Kernel {
         self.fill_hash(map::FLOWS_EMBRYONIC, &tables.embryonic)?;
         self.fill_hash(map::LOCAL_FLOWS, &tables.local_flows)?;
         self.fill_hash(map::PROBE_PEERS, &tables.probe_peers)?;
-        self.fill_hash(map::NAT_FORWARD, &tables.nat.forward)?;
-        self.fill_hash(map::NAT_REVERSE, &tables.nat.reverse)?;
+        let nat = tables.nat.fresh();
+        self.fill_hash(map::NAT_FORWARD, &nat.forward)?;
+        self.fill_hash(map::NAT_REVERSE, &nat.reverse)?;
+        self.fill_array(map::NAT_COUNTS, &tables.nat.counts)?;
         self.fill_hash(map::ANNOUNCED, &tables.announced)?;
+        self.fill_array(map::ANNOUNCE_STAMP, &[tables.announce_stamp])?;
         self.fill_hash(map::ANNOUNCE_LINKS, &tables.announce_links)?;
         self.fill_hash(map::CLAIMS, &tables.claims)?;
+        self.fill_hash(map::PATHS, &tables.paths)?;
         self.fill_hash(map::HAIRPINS, &tables.hairpins)?;
         self.fill_hash(map::FRAGMENTS, &tables.datagrams)?;
         self.set_answers(&tables.answers, tables.answers_of_all)?;
@@ -191,6 +197,17 @@ impl Kernel {
         HashMap::<_, AddressKey, Claim>::try_from(self.map(map::CLAIMS))?
             .iter()
             .map(|entry| entry.map(|(address, claim)| (address, claim.mac())))
+            .collect()
+    }
+
+    /// Reads what has been said of the paths to nodes.
+    pub(crate) fn paths(
+        &self,
+    ) -> Result<std::collections::HashMap<AddressKey, PathReport>, MapError> {
+        let paths = HashMap::<_, AddressKey, PathReport>::try_from(self.map(map::PATHS))?;
+        paths
+            .iter()
+            .filter(|entry| !matches!(entry, Ok((_, report)) if !report.is_some()))
             .collect()
     }
 

@@ -4,7 +4,7 @@ mod nat;
 
 use std::{
     cell::{Cell, RefCell},
-    collections::HashMap,
+    collections::{HashMap, hash_map::Entry},
     net::IpAddr,
 };
 
@@ -16,15 +16,17 @@ use fastpath::clock::monotonic_ns;
 use xdp_prog::{
     abi::{
         AddressKey, BACKEND_V4, Backend, Claim, Config, Datagram, EdgeMac, EdgePrefix, FlowNote,
-        LocalFlow, NextHop, Pod, PodFlow, PodKey, Service, ServiceKeyV4, ServiceKeyV6, ServiceWord,
-        Slot, SourcePrefix, Tag, TaggedLink, Traffic, Tuple, map,
+        LocalFlow, NextHop, PathReport, Pod, PodFlow, PodKey, Service, ServiceKeyV4, ServiceKeyV6,
+        ServiceWord, Slot, SourcePrefix, Tag, TaggedLink, Traffic, Tuple, map,
     },
     decide::{
         Clock, Counters, Tables,
         answer::{Answer, Answers},
         deliver::{FlowTable, Flows, Hairpins},
         fragment::Fragments,
+        nat::Inserted,
         neighbour::Announcements,
+        path::Paths,
         probe::Probes,
         receive::Shortcuts,
         relay::Relay,
@@ -70,9 +72,13 @@ pub(crate) struct TableSet {
     pub(crate) local_flows: HashMap<Tuple, LocalFlow>,
     pub(crate) nat: Nat,
     pub(crate) announced: HashMap<AddressKey, u32>,
+    /// When the agent has last said that it serves, ns.
+    pub(crate) announce_stamp: u64,
     pub(crate) announce_links: HashMap<TaggedLink, EdgeMac>,
     /// What others have announced; none at first.
     pub(crate) claims: HashMap<AddressKey, Claim>,
+    /// Nodes about whose paths errors are noted; what, is nothing at first.
+    pub(crate) paths: HashMap<AddressKey, PathReport>,
     pub(crate) hairpins: HashMap<Tuple, AddressKey>,
     pub(crate) datagrams: HashMap<Tuple, Datagram>,
     /// When the allowances of sources are full again, ns.
@@ -103,8 +109,10 @@ impl Default for TableSet {
             local_flows: HashMap::new(),
             nat: Nat::default(),
             announced: HashMap::new(),
+            announce_stamp: 0,
             announce_links: HashMap::new(),
             claims: HashMap::new(),
+            paths: HashMap::new(),
             hairpins: HashMap::new(),
             datagrams: HashMap::new(),
             answers: HashMap::new(),
@@ -312,7 +320,10 @@ pub(crate) struct ModelTables<'a> {
     datagrams: RefCell<HashMap<Tuple, Datagram>>,
     /// The MAC that each announced address is said to have elsewhere.
     pub(crate) claims: RefCell<HashMap<AddressKey, [u8; 6]>>,
+    /// What has been said of the paths to nodes.
+    pub(crate) paths: RefCell<HashMap<AddressKey, PathReport>>,
     answer: Cell<Answer>,
+    relayed: Cell<[u64; 4]>,
     pub(crate) answers: RefCell<HashMap<AddressKey, u64>>,
     pub(crate) answers_of_all: Cell<u64>,
     events: RefCell<Vec<Event>>,
@@ -323,11 +334,13 @@ impl<'a> ModelTables<'a> {
         Self {
             tables,
             flows: RefCell::new([tables.flows.clone(), tables.embryonic.clone()]),
-            nat: nat::LiveNat::new(tables.nat.clone()),
+            nat: nat::LiveNat::new(tables.nat.fresh()),
             hairpins: RefCell::new(tables.hairpins.clone()),
             datagrams: RefCell::new(tables.datagrams.clone()),
             claims: RefCell::default(),
+            paths: RefCell::default(),
             answer: Cell::default(),
+            relayed: Cell::default(),
             answers: RefCell::new(tables.answers.clone()),
             answers_of_all: Cell::new(tables.answers_of_all),
             events: RefCell::default(),
@@ -433,9 +446,23 @@ impl Probes for ModelTables<'_> {
     }
 }
 
+impl Paths for ModelTables<'_> {
+    fn note_path(&self, node: &AddressKey, report: PathReport) -> bool {
+        let is_known = self.tables.paths.contains_key(node);
+        if is_known {
+            self.paths.borrow_mut().insert(*node, report);
+        }
+        is_known
+    }
+}
+
 impl Announcements for ModelTables<'_> {
     fn is_announced(&self, address: &AddressKey) -> bool {
         self.tables.announced.contains_key(address)
+    }
+
+    fn announce_stamp(&self) -> u64 {
+        self.tables.announce_stamp
     }
 
     fn announcing_mac(&self, link: TaggedLink) -> Option<EdgeMac> {
@@ -479,13 +506,19 @@ impl Flows for ModelTables<'_> {
         key: &Tuple,
         f: impl FnOnce(&mut PodFlow) -> R,
     ) -> Option<R> {
-        self.flows.borrow_mut()[table as usize].get_mut(key).map(f)
+        let mut flows = self.flows.borrow_mut();
+        let known = flows[table as usize].get_mut(key);
+        known.filter(|known| known.is_for(key)).map(f)
     }
 
-    fn insert_flow(&self, table: FlowTable, key: &Tuple, flow: &PodFlow) -> bool {
-        self.flows.borrow_mut()[table as usize]
-            .insert(*key, *flow)
-            .is_none()
+    fn insert_flow(&self, table: FlowTable, key: &Tuple, flow: &PodFlow) -> Inserted {
+        match self.flows.borrow_mut()[table as usize].entry(*key) {
+            Entry::Occupied(_) => Inserted::Exists,
+            Entry::Vacant(place) => {
+                place.insert(*flow);
+                Inserted::Done
+            }
+        }
     }
 
     fn remove_flow(&self, table: FlowTable, key: &Tuple) {
@@ -511,11 +544,18 @@ impl Shortcuts for ModelTables<'_> {
     }
 
     fn note_shortcut(&self, _: &Tuple, _: u32, _: u64) {}
+
+    fn note_untrusted(&self, _: &AddressKey) {}
 }
 
 impl Relay for ModelTables<'_> {
     fn relay(&self, words: [u64; 4]) -> Option<[u64; 4]> {
+        self.relayed.set(words);
         Some(words)
+    }
+
+    fn relayed(&self) -> Option<[u64; 4]> {
+        Some(self.relayed.get())
     }
 }
 

@@ -7,7 +7,7 @@ use super::{AddressKey, age, plain_data};
 
 plain_data! {
     Tuple: 40,
-    PodFlow: 32,
+    PodFlow: 40,
     Datagram: 16,
 }
 
@@ -69,6 +69,20 @@ impl Tuple {
         AddressKey([c, d])
     }
 
+    /// Returns the source port, in wire order.
+    #[inline(always)]
+    pub const fn source_port(&self) -> [u8; 2] {
+        let [a, b, ..] = self.0[4].to_ne_bytes();
+        [a, b]
+    }
+
+    /// Returns the destination port, in wire order.
+    #[inline(always)]
+    pub const fn destination_port(&self) -> [u8; 2] {
+        let [_, _, a, b, ..] = self.0[4].to_ne_bytes();
+        [a, b]
+    }
+
     /// Returns source and destination port, in wire order.
     #[inline(always)]
     pub const fn ports(&self) -> u32 {
@@ -95,6 +109,13 @@ impl Tuple {
     pub const fn check(&self) -> u32 {
         let [a, b, c, d, rest] = self.0;
         (mix(mix(mix(mix(mix(a) ^ b) ^ c) ^ d) ^ rest) >> 32) as u32
+    }
+
+    /// Returns 32 bits that nobody can foretell who does not know the seed.
+    #[inline(always)]
+    pub const fn hash(&self, seed: u64) -> u32 {
+        let [a, b, c, d, rest] = self.0;
+        (mix(mix(mix(mix(mix(seed ^ a) ^ b) ^ c) ^ d) ^ rest) >> 32) as u32
     }
 
     /// Returns the three bytes behind the protocol, which are no part of a key.
@@ -150,25 +171,33 @@ impl Tuple {
 
 /// What a node remembers of a flow to one of its pods: how to translate the reply.
 ///
-/// In whole words, as all values that the programs build on their stack.
+/// Where the pod sees another port than the client's, the flow has a second entry, under the packets as the client sends
+/// them, which names the pod and that port ([`Self::forward`]).
+///
+/// The check comes first: the kernel copies a value from its start, and readers look at the check last, so that an
+/// element recycled under them is found out. In whole words, as all values that the programs build on their stack.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
 )]
 #[repr(C)]
 pub struct PodFlow {
-    /// The address that the client talks to.
+    /// Check of the key (4 bytes), the client's port as the client has it (2, wire order), two zeros.
+    head: u64,
+    /// The address that the client talks to; in an entry made by [`Self::forward`] the pod.
     pub address: AddressKey,
     /// When its last packet was seen, on the monotonic clock in ns; or one up to [`RENEWAL_NS`] before.
     pub seen: u64,
-    /// Port (2 bytes, wire order), length of the outer header (1), state (1), four zeros.
-    rest: u64,
+    /// What its packets have told: port (2 bytes, wire order), length of the outer header (1), state (1), sequence number
+    /// of the SYN+ACK (4).
+    pub told: u64,
 }
 
 impl PodFlow {
     /// Makes the memory of a flow that talks to this address and port and comes with an outer header of
-    /// `outer` bytes; 0 for none.
+    /// `outer` bytes; 0 for none. The pod sees the client's own port.
     #[inline(always)]
     pub const fn new(
+        key: &Tuple,
         address: AddressKey,
         [a, b]: [u8; 2],
         outer: u8,
@@ -176,56 +205,161 @@ impl PodFlow {
         seen: u64,
     ) -> Self {
         Self {
+            head: Self::head(key, key.source_port()),
             address,
             seen,
-            rest: u64::from_ne_bytes([a, b, outer, state, 0, 0, 0, 0]),
+            told: u64::from_ne_bytes([a, b, outer, state, 0, 0, 0, 0]),
         }
     }
 
-    /// Returns the port that the client talks to, in wire order.
+    /// Makes the second entry of a flow, which the client sends as `key`: this pod sees it come from this port.
+    #[inline(always)]
+    pub const fn forward(key: &Tuple, pod: AddressKey, port: [u8; 2], seen: u64) -> Self {
+        Self::new(key, pod, port, 0, FLOW_FORWARD, seen)
+    }
+
+    /// Returns it with this port as the client's own.
+    #[inline(always)]
+    #[must_use]
+    pub const fn with_client_port(self, key: &Tuple, port: [u8; 2]) -> Self {
+        Self {
+            head: Self::head(key, port),
+            ..self
+        }
+    }
+
+    #[inline(always)]
+    const fn head(key: &Tuple, [e, f]: [u8; 2]) -> u64 {
+        let [a, b, c, d] = key.check().to_ne_bytes();
+        u64::from_ne_bytes([a, b, c, d, e, f, 0, 0])
+    }
+
+    /// Tells whether the entry belongs to this key.
+    #[inline(always)]
+    pub const fn is_for(&self, key: &Tuple) -> bool {
+        let [a, b, c, d, ..] = self.head.to_ne_bytes();
+        u32::from_ne_bytes([a, b, c, d]) == key.check()
+    }
+
+    /// Returns the client's port as the client has it, in wire order.
+    #[inline(always)]
+    pub const fn client_port(&self) -> [u8; 2] {
+        let [_, _, _, _, a, b, ..] = self.head.to_ne_bytes();
+        [a, b]
+    }
+
+    /// Tells whether the pod sees another port than the client's, in the flow of this key.
+    #[inline(always)]
+    pub const fn has_other_port(&self, key: &Tuple) -> bool {
+        u16::from_ne_bytes(self.client_port()) != u16::from_ne_bytes(key.source_port())
+    }
+
+    /// Returns the key of this client's packets as they come.
+    #[inline(always)]
+    pub const fn forward_key(&self, key: &Tuple, client: AddressKey) -> Tuple {
+        Tuple::new(
+            client,
+            self.address,
+            self.client_port(),
+            self.port(),
+            key.protocol(),
+        )
+    }
+
+    /// Returns the port that the client talks to, in wire order; in an entry made by [`Self::forward`] the client's port
+    /// as the pod sees it.
     #[inline(always)]
     pub const fn port(&self) -> [u8; 2] {
-        let [a, b, ..] = self.rest.to_ne_bytes();
+        let [a, b, ..] = self.told.to_ne_bytes();
         [a, b]
     }
 
     /// Returns the length of the outer header that the client's packets come with; 0 for none.
     #[inline(always)]
     pub const fn outer(&self) -> u8 {
-        self.rest.to_ne_bytes()[2]
+        self.told.to_ne_bytes()[2]
     }
 
     /// Returns [`FLOW_FIN_CLIENT`] and the other flags.
     #[inline(always)]
     pub const fn state(&self) -> u8 {
-        self.rest.to_ne_bytes()[3]
+        self.told.to_ne_bytes()[3]
+    }
+
+    /// Tells whether this is a flow's second entry.
+    #[inline(always)]
+    pub const fn is_forward(&self) -> bool {
+        self.state() & FLOW_FORWARD != 0
     }
 
     /// Renews it by a packet of the flow. Stores only what is new or has become old: packets of the other direction
     /// read the same cache line, on other CPUs.
     #[inline(always)]
     pub const fn renew(&mut self, state: u8, now: u64) {
-        if age(self.seen, now) >= RENEWAL_NS {
+        let is_news = state & !self.state() != 0;
+        if is_news || age(self.seen, now) >= RENEWAL_NS {
             self.seen = now;
         }
-        if state & !self.state() != 0 {
+        if is_news {
             self.add_state(state);
         }
+    }
+
+    /// Begins it anew by a SYN of its client: what ended the last use of its port does not count. That the pod has
+    /// accepted stays, for somebody else may have sent the SYN.
+    #[inline(always)]
+    pub const fn begin_anew(&mut self, outer: u8, now: u64) {
+        let [a, b, _, state, c, d, e, f] = self.told.to_ne_bytes();
+        let state = state & (FLOW_HAIRPIN | FLOW_ACCEPTED);
+        self.told = u64::from_ne_bytes([a, b, outer, state, c, d, e, f]);
+        self.seen = now;
     }
 
     /// Adds flags to the state.
     #[inline(always)]
     pub const fn add_state(&mut self, state: u8) {
-        self.rest |= u64::from_ne_bytes([0, 0, 0, state, 0, 0, 0, 0]);
+        self.told |= u64::from_ne_bytes([0, 0, 0, state, 0, 0, 0, 0]);
     }
 
-    /// Tells whether the client talks to the same address and port.
+    /// Notes the sequence number of the pod's SYN+ACK.
     #[inline(always)]
-    pub const fn is_to_same(&self, other: &Self) -> bool {
+    pub const fn accept(&mut self, sequence: u32) {
+        let [a, b, outer, state, ..] = self.told.to_ne_bytes();
+        let [c, d, e, f] = sequence.to_ne_bytes();
+        self.told = u64::from_ne_bytes([a, b, outer, state | FLOW_ACCEPTED, c, d, e, f]);
+    }
+
+    /// Tells whether this acknowledges the pod's SYN+ACK, which only a client can that has got it.
+    #[inline(always)]
+    pub const fn is_proved_by(&self, acknowledgement: u32) -> bool {
+        let [_, _, _, _, a, b, c, d] = self.told.to_ne_bytes();
+        let expected = u32::from_ne_bytes([a, b, c, d]).wrapping_add(1);
+        self.state() & FLOW_ACCEPTED != 0 && acknowledgement == expected
+    }
+
+    /// Returns it as it goes on once its client is known to be where it says.
+    #[inline(always)]
+    #[must_use]
+    pub const fn established(self, now: u64) -> Self {
+        let [a, b, outer, state, ..] = self.told.to_ne_bytes();
+        Self {
+            seen: now,
+            told: u64::from_ne_bytes([a, b, outer, state & !FLOW_ACCEPTED, 0, 0, 0, 0]),
+            ..self
+        }
+    }
+
+    /// Tells whether the client talks from this port to the same address and port.
+    #[inline(always)]
+    pub const fn is_between(&self, client: [u8; 2], address: AddressKey, [g, h]: [u8; 2]) -> bool {
         let [a, b] = self.address.words();
-        let [c, d] = other.address.words();
-        let port = u64::from_ne_bytes([0xff, 0xff, 0, 0, 0, 0, 0, 0]);
-        (a ^ c) | (b ^ d) | ((self.rest ^ other.rest) & port) == 0
+        let [c, d] = address.words();
+        let [e, f] = client;
+        let ends = u64::from_ne_bytes([g, h, 0, 0, 0, 0, 0, 0]);
+        let ports = u64::from_ne_bytes([0xff, 0xff, 0, FLOW_FORWARD, 0, 0, 0, 0]);
+        let client = u64::from_ne_bytes([0, 0, 0, 0, e, f, 0, 0]);
+        let client_port = u64::from_ne_bytes([0, 0, 0, 0, 0xff, 0xff, 0, 0]);
+        (a ^ c) | (b ^ d) | ((self.told ^ ends) & ports) | ((self.head ^ client) & client_port) == 0
     }
 }
 
@@ -236,11 +370,15 @@ pub const RENEWAL_NS: u64 = 1_000_000_000;
 pub const FLOW_FIN_CLIENT: u8 = 1;
 /// State of a [`PodFlow`]: the pod has sent a FIN.
 pub const FLOW_FIN_POD: u8 = 2;
-/// State of a [`PodFlow`]: one of them has sent a RST.
+/// State of a [`PodFlow`]: the pod has sent a RST. What a client's RST says anybody may have sent.
 pub const FLOW_RESET: u8 = 4;
 /// State of a [`PodFlow`]: the client is in `HAIRPINS`, and the pod sees the address that it talks to in its
 /// place.
 pub const FLOW_HAIRPIN: u8 = 8;
+/// State of a [`PodFlow`]: the sequence number of the pod's SYN+ACK is known, and nobody has acknowledged it.
+pub const FLOW_ACCEPTED: u8 = 16;
+/// State of a [`PodFlow`]: it is a flow's second entry, made by [`PodFlow::forward`].
+pub const FLOW_FORWARD: u8 = 32;
 
 /// What the first fragment of a datagram tells the later ones, in whole words.
 #[derive(

@@ -12,6 +12,7 @@ plain_data! {
     NatForward: 24,
     NatReverse: 72,
     NatLink: 16,
+    NatCount: 16,
 }
 
 /// When a flow was last seen, and what its packets told: in one word, so that no reader sees the one without
@@ -27,7 +28,9 @@ plain_data! {
 #[repr(transparent)]
 pub struct NatMark(u64);
 
-/// [`NatMark`] of a client: it has sent more than its SYN.
+/// [`NatMark`]: both ends have proved that they talk to each other. Of TCP: the client has acknowledged what the
+/// backend began with, or the backend has sent data; of the rest: the client has gone on after an answer. A flow
+/// without it is *half-open*.
 pub const NAT_OPEN: u8 = 1;
 /// [`NatMark`] of a backend: it has sent something.
 pub const NAT_ANSWERED: u8 = 2;
@@ -35,8 +38,12 @@ pub const NAT_ANSWERED: u8 = 2;
 pub const NAT_FIN_CLIENT: u8 = 4;
 /// [`NatMark`] of a backend: it has sent a FIN.
 pub const NAT_FIN_BACKEND: u8 = 8;
-/// [`NatMark`] of either: it has sent a RST.
-pub const NAT_RESET: u8 = 16;
+/// [`NatMark`] of a client: it, or somebody in its name, has sent a RST.
+pub const NAT_RESET_CLIENT: u8 = 16;
+/// [`NatMark`] of a backend: it has sent a RST.
+pub const NAT_RESET_BACKEND: u8 = 32;
+/// [`NatMark`] of a flow whose port is about to be another one's: nobody may use or renew it any more.
+pub const NAT_CONDEMNED: u8 = 64;
 
 impl NatMark {
     /// Packs time and flags.
@@ -56,6 +63,18 @@ impl NatMark {
     #[expect(clippy::cast_possible_truncation, reason = "takes the low bits")]
     pub const fn flags(self) -> u8 {
         self.0 as u8
+    }
+
+    /// Returns the mark with a flag more.
+    #[inline(always)]
+    pub const fn with(self, flag: u8) -> Self {
+        Self(self.0 | flag as u64)
+    }
+
+    /// Tells whether any of these flags is set.
+    #[inline(always)]
+    pub const fn has(self, flags: u8) -> bool {
+        self.flags() & flags != 0
     }
 
     /// Returns for how long nothing was seen; zero where that was in the future, by the clock of another CPU.
@@ -156,7 +175,8 @@ pub struct NatReverse {
     check: u32,
     /// Device that the client's packets come in on, by which the replies leave.
     pub ifindex: u32,
-    /// When the backend's packets were last noted in [`NatForward`], and what they told.
+    /// When the backend's packets were last noted in [`NatForward`], and the flags that this had then. Of a
+    /// half-open flow the time is that of the other entry, by which ports are looked for.
     pub mark: NatMark,
     /// The client.
     pub client: AddressKey,
@@ -164,8 +184,10 @@ pub struct NatReverse {
     pub address: AddressKey,
     /// How frames to the client begin.
     pub link: NatLink,
-    /// The client's port (2 bytes), the port that it talks to (2), four zeros.
-    ports: u64,
+    /// The client's port (2 bytes), the port that it talks to (2).
+    ports: u32,
+    /// Sequence number of the backend's SYN+ACK, which the client proves to have seen; native.
+    pub sequence: u32,
 }
 
 impl NatReverse {
@@ -178,7 +200,6 @@ impl NatReverse {
         link: NatLink,
         mark: NatMark,
     ) -> Self {
-        let [a, b, c, d] = forward.ports().to_ne_bytes();
         Self {
             check: key.check(),
             ifindex,
@@ -186,7 +207,8 @@ impl NatReverse {
             client: forward.source(),
             address: forward.destination(),
             link,
-            ports: u64::from_ne_bytes([a, b, c, d, 0, 0, 0, 0]),
+            ports: forward.ports(),
+            sequence: 0,
         }
     }
 
@@ -220,6 +242,34 @@ impl NatReverse {
     pub const fn port(&self) -> [u8; 2] {
         let [_, _, a, b, ..] = self.ports.to_ne_bytes();
         [a, b]
+    }
+}
+
+/// How many flows of NAT mode there are: of a service, or in its first element, what there is room for.
+///
+/// Programs count without locks, and user space corrects them by what it finds in the tables.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
+#[repr(C)]
+pub struct NatCount {
+    /// Flows; in the element of no service, entries that are free.
+    pub flows: i64,
+    /// Those of them that are half-open.
+    pub half_open: i64,
+}
+
+impl NatCount {
+    /// Flows that a service may have for each entry that is free: one alone takes four fifths of the table, two
+    /// take four ninths each.
+    const SHARE: i64 = 4;
+    /// Entries that must be free for each half-open flow of a service.
+    const ROOM: i64 = 2;
+
+    /// Tells whether a service that has so many flows may have one more, where so many entries are free.
+    #[inline(always)]
+    pub const fn leaves_room(&self, free: i64) -> bool {
+        self.flows < Self::SHARE * free && Self::ROOM * self.half_open < free
     }
 }
 
@@ -296,8 +346,9 @@ mod tests {
 
     #[test]
     fn marks_keep_time_and_flags_apart() {
-        let mark = NatMark::new(9_000_000, NAT_OPEN | NAT_RESET);
-        assert_eq!(mark.flags(), NAT_OPEN | NAT_RESET);
+        let mark = NatMark::new(9_000_000, NAT_OPEN).with(NAT_CONDEMNED);
+        assert_eq!(mark.flags(), NAT_OPEN | NAT_CONDEMNED);
+        assert!(mark.has(NAT_OPEN | NAT_ANSWERED) && !mark.has(NAT_ANSWERED));
         assert!(9_000_000 - mark.time() < 256);
         assert_eq!(mark.idle(mark.time() + 5), 5);
         assert_eq!(mark.idle(1), 0, "the clocks of two CPUs may differ");
@@ -328,6 +379,31 @@ mod tests {
         assert!(reverse.is_for(&reply([0xee, 1])) && !reverse.is_for(&KEY));
         assert_eq!(reverse.forward_key(6), KEY);
         assert_ne!(reverse.forward_key(17), KEY);
+    }
+
+    #[test]
+    fn services_share_what_is_free_and_none_takes_it_all() {
+        const TABLE: i64 = 9_000;
+        // Each takes what it may, in turn.
+        let taken = |services: usize, half_open: bool| {
+            let mut counts = [NatCount::default(); 8];
+            let counts = &mut counts[..services];
+            let mut free = TABLE;
+            while counts.iter().any(|count| count.leaves_room(free)) {
+                for count in &mut *counts {
+                    if count.leaves_room(free) {
+                        count.flows += 1;
+                        count.half_open += i64::from(half_open);
+                        free -= 1;
+                    }
+                }
+            }
+            (counts[0].flows, free)
+        };
+        assert_eq!(taken(1, false), (7_200, 1_800));
+        assert_eq!(taken(2, false), (4_000, 1_000));
+        assert_eq!(taken(1, true), (3_000, 6_000));
+        assert_eq!(taken(7, true).1, 2_000);
     }
 
     #[test]

@@ -8,6 +8,19 @@ use super::{AddressKey, PodFlow, RENEWAL_NS, Tuple, age, plain_data, size};
 plain_data! {
     FlowNote: 64,
     Shortcut: 56,
+    Untrusted: 24,
+}
+
+/// The last source from which IP-in-IP was refused.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
+#[repr(C)]
+pub struct Untrusted {
+    /// The outer source.
+    pub source: AddressKey,
+    /// Monotonic time, ns; 0 before there was one.
+    pub at: u64,
 }
 
 /// What a look-up in several tables has yielded, for as long as they stay as they are.
@@ -70,7 +83,7 @@ impl FlowNote {
     const CHECK_BITS: u32 = 20;
     const CHECK: u64 = (1 << Self::CHECK_BITS) - 1;
 
-    /// Makes the note of a flow.
+    /// Makes the note of a flow whose client has the same port at the pod.
     #[inline(always)]
     pub const fn new(key: &Tuple, flow: &PodFlow) -> Self {
         let [a, b] = flow.port();
@@ -90,7 +103,14 @@ impl FlowNote {
             return None;
         }
         let [outer, a, b] = self.key.spare();
-        Some(PodFlow::new(self.address, [a, b], outer, 0, self.seen()))
+        Some(PodFlow::new(
+            key,
+            self.address,
+            [a, b],
+            outer,
+            0,
+            self.seen(),
+        ))
     }
 
     /// Tells whether this is the note of a flow.
@@ -157,7 +177,7 @@ mod tests {
         let (key, other) = (key(64), key(65));
         let seen = 77 << 32;
         let vip = AddressKey::v4([192, 0, 2, 1]);
-        let flow = PodFlow::new(vip, [1, 187], 20, 0, seen);
+        let flow = PodFlow::new(&key, vip, [1, 187], 20, 0, seen);
         let note = FlowNote::new(&key, &flow);
         let (last, over) = (seen + RENEWAL_NS - 1, seen + RENEWAL_NS);
 
@@ -206,7 +226,8 @@ mod tests {
         let address = |byte| AddressKey::v6([byte; 16]);
         let note = |byte| {
             let key = Tuple::new(address(byte), address(7), [156, byte], [0, 80], 6);
-            let flow = PodFlow::new(address(byte + 1), [0, byte], 40, 0, u64::from(byte) << 32);
+            let seen = u64::from(byte) << 32;
+            let flow = PodFlow::new(&key, address(byte + 1), [0, byte], 40, 0, seen);
             FlowNote::new(&key, &flow)
         };
         let (ours, theirs) = (note(20), note(30));

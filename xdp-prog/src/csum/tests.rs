@@ -71,6 +71,88 @@ fn udp_checksum_computed_as_zero_is_sent_as_all_ones() {
     assert_eq!(update_udp(0xdd2f, difference), 0xffff);
 }
 
+/// Words at the edges of the arithmetic.
+const EDGES: [u16; 8] = [
+    0x0000, 0x0001, 0x00ff, 0x7fff, 0x8000, 0xff00, 0xfffe, 0xffff,
+];
+
+/// Calls `check` with data of which one word changes, before and after, for each combination of edges: the sums of
+/// both are the edges too.
+fn at_each_edge(check: impl Fn(&[u8], &[u8], u16, u16)) {
+    for old in EDGES {
+        for new in EDGES {
+            for one in EDGES {
+                for other in EDGES {
+                    let data = |word: u16| [word, one, other].map(u16::to_be_bytes).concat();
+                    check(&data(old), &data(new), old, new);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn update_equals_full_recomputation_at_the_edges() {
+    at_each_edge(|before, after, old, new| {
+        // The one data whose sum is zero: who may send it looks for it.
+        if after.iter().all(|byte| *byte == 0) {
+            return;
+        }
+        let difference = Sum::ZERO.replace_u16(old, new);
+        let check = oracle(&[before]);
+        assert_eq!(update(check, difference), oracle(&[after]), "{before:02x?}");
+        // Of a sum of all ones, the other spelling of zero is as right to a receiver.
+        if check == 0 {
+            assert_eq!(
+                update(0xffff, difference),
+                oracle(&[after]),
+                "{before:02x?}"
+            );
+        }
+    });
+}
+
+#[test]
+fn update_of_two_words_and_of_addresses_equals_full_recomputation_at_the_edges() {
+    for [a, b, c, d] in corners() {
+        let [before, after] = [[a, b, 0x0800, 0], [c, d, 0x0800, 0]];
+        let [before, after] = [before, after].map(|words| words.map(u16::to_be_bytes).concat());
+        let [one, other] = [(a, b), (c, d)].map(|(a, b)| u32::from(a) << 16 | u32::from(b));
+        let check = oracle(&[&before]);
+        let as_words = Sum::ZERO.replace_u32(one, other);
+        let as_bytes = Sum::ZERO.replace_array(&one.to_be_bytes(), &other.to_be_bytes());
+        let wide = |word: u32| [u64::from(word.to_be()), 0];
+        let as_address = Sum::ZERO.replace_words(wide(one), wide(other));
+        for difference in [as_words, as_bytes, as_address] {
+            assert_eq!(
+                update(check, difference),
+                oracle(&[&after]),
+                "{before:02x?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn update_udp_equals_full_recomputation_at_the_edges() {
+    at_each_edge(|before, after, old, new| {
+        if after.iter().all(|byte| *byte == 0) {
+            return;
+        }
+        let difference = Sum::ZERO.replace_u16(old, new);
+        let check = udp_checksum(oracle(&[before]));
+        let expected = udp_checksum(oracle(&[after]));
+        assert_eq!(update_udp(check, difference), expected, "{before:02x?}");
+    });
+}
+
+/// Every combination of four edges.
+fn corners() -> impl Iterator<Item = [u16; 4]> {
+    let count = EDGES.len();
+    (0..count.pow(4))
+        .map(move |number| [0, 1, 2, 3].map(|place| EDGES[number / count.pow(place) % count]))
+}
+
 /// The full computation by another library.
 fn oracle(parts: &[&[u8]]) -> u16 {
     let mut checksum = internet_checksum::Checksum::new();

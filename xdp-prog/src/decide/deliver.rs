@@ -1,13 +1,26 @@
 //! Delivery to a pod of this machine, and the memory by which its replies are
 //! translated back.
 //!
-//! A flow enters `FLOWS_EMBRYONIC` with its first packet and is moved to
-//! `FLOWS` by the TC egress program when the pod sends more than a SYN+ACK: its
-//! client is where it says, so no forged source pushes out a flow that is
-//! answered. Of other protocols an answer proves nothing, and a resolver gets a
-//! flow with each question: they go to `FLOWS_DATAGRAM`, where no TCP flow is.
-//! The key names the client and the pod: a client port that talks to one pod by
-//! two of its VIPs would be one key, and is refused.
+//! A flow enters `FLOWS_EMBRYONIC` with its first packet. It is moved to `FLOWS` when its client has proved that it is
+//! where it says: by acknowledging the sequence number of the pod's SYN+ACK, which the TC egress program has noted, or
+//! by what the pod would not send without that. So no forged source pushes out a flow in use. Of other protocols an
+//! answer proves nothing, and a resolver gets a flow with each question: what is answered goes to `FLOWS_DATAGRAM`,
+//! where no TCP flow is.
+//!
+//! **Two VIPs of one pod.** The key names the client and the pod: a client port that talks to one pod by two of its VIPs
+//! would be one key. The second flow gets another client port towards the pod, and is then known under two keys:
+//!
+//! ```text
+//! client:40000 -> VIP B:80    forward entry: port 51234        client:51234 -> pod:8080
+//! client:40000 <- VIP B:80    reverse entry: VIP B:80, 40000   client:51234 <- pod:8080
+//! ```
+//!
+//! Both lie in the tables of all flows. The forward entry keeps the port for the client's next connection by that VIP, so
+//! that the pod sees one tuple used again by one client, as without us, and takes it out of TIME_WAIT. How such flows and
+//! all others begin is decided in a stage of their own ([`super::pod_flow`]); here, what goes on is found again.
+//!
+//! **Ends.** A FIN counts from both sides, a RST from the pod alone: the client's may be anybody's. What has ended keeps
+//! its key for as long as the pod may hold it in TIME_WAIT.
 //!
 //! **Notes.** What finds its flow in a table notes it for the packets of the next second, of either direction and on
 //! any CPU: one look at one cache line finds it again. A note is of a flow that is answered and goes on; what begins
@@ -33,26 +46,31 @@
 use super::{
     Clock, Decap, Family, Ip, Tables,
     balance::Chosen,
+    nat::Inserted,
     relay::{OFFSETS, Relay},
 };
 use crate::{
     abi::{
         ADDRESS_LOCAL, ADDRESS_NODE_PORT, AddressKey, Backend, FLOW_FIN_CLIENT, FLOW_FIN_POD,
-        FLOW_HAIRPIN, FLOW_RESET, PodFlow, Tag, Tuple, age,
+        FLOW_RESET, PodFlow, RENEWAL_NS, Tag, Tuple, age,
     },
     flow::FlowKey,
     frame::Frame,
     parse::{Packet, TcpFlags},
-    reason::DropReason,
-    wire::{ipv4::Ipv4, ipv6::Ipv6, protocol},
+    wire::{ipv4::Ipv4, ipv6::Ipv6, protocol, transport::Tcp},
 };
 
 /// Idle time after which another VIP may take over a TCP flow's key (RFC 5382 section 5, REQ-5: 2 h 4 min).
 pub const IDLE_TCP_NS: u64 = 7_440_000_000_000;
-/// The same for flows that the pod has not answered, and that have ended (RFC 5382: 4 min).
+/// How long replies are translated of flows that the pod has not answered, and that have ended (RFC 5382: 4 min).
 pub const IDLE_TRANSITORY_NS: u64 = 240_000_000_000;
 /// The same for UDP (RFC 4787 section 4.3, REQ-5: 2 min at least, 5 min recommended).
 pub const IDLE_UDP_NS: u64 = 300_000_000_000;
+
+/// How long a flow whose client has proved nothing keeps its key from another VIP.
+pub const HOLD_UNPROVED_NS: u64 = 3_000_000_000;
+/// How long a flow that has ended does: as long as Linux keeps TIME_WAIT (`TCP_TIMEWAIT_LEN`), and what its time may lag.
+pub const HOLD_ENDED_NS: u64 = 60_000_000_000 + RENEWAL_NS;
 
 /// A packet on its way to a pod of this machine.
 #[derive(Clone, Copy, Debug)]
@@ -115,9 +133,9 @@ impl<'t> Deliver<'t> {
 
     /// Returns the flow's key where the pod sees this client.
     #[inline(always)]
-    fn key(&self, client: AddressKey) -> Tuple {
+    pub(super) fn key(&self, client: AddressKey, port: [u8; 2]) -> Tuple {
         let pod = self.backend;
-        Tuple::new(client, pod.pod, self.source_port(), pod.port, self.protocol)
+        Tuple::new(client, pod.pod, port, pod.port, self.protocol)
     }
 
     /// Returns the client's port, in wire order.
@@ -137,14 +155,32 @@ impl<'t> Deliver<'t> {
     /// Carries everything but the backend through [`Relay`].
     #[inline(always)]
     pub fn relayed<T: Relay>(&self, tables: &T) -> Option<Self> {
-        let words = tables.relay(self.to_words())?;
+        let words = tables.relay(self.to_words(false))?;
         Some(Self::from_words(words, self.backend))
+    }
+
+    /// Hands everything to the stage of flows that begin; `is_new` tells it that no table has the flow's key.
+    #[inline(always)]
+    pub(super) fn hand_over<T: Relay>(&self, tables: &T, is_new: bool) {
+        // What comes out is for the stage that follows.
+        let _ = tables.relay(self.to_words(is_new));
+    }
+
+    /// Takes over what [`Self::hand_over`] has left, and whether the flow's key is new.
+    #[inline(always)]
+    #[expect(clippy::cast_possible_truncation, reason = "takes the id")]
+    pub(super) fn handed_over<T: Tables + Relay>(tables: &'t T) -> Option<(Self, bool)> {
+        let words = tables.relayed()?;
+        let [ids, _, _, rest] = words;
+        let [.., is_new, _] = rest.to_ne_bytes();
+        let backend = tables.backend(ids as u32)?;
+        Some((Self::from_words(words, backend), is_new != 0))
     }
 
     /// Puts everything but the backend into numbers.
     #[inline(always)]
     #[expect(clippy::cast_possible_truncation, reason = "one bit")]
-    fn to_words(self) -> [u64; 4] {
+    fn to_words(self, is_new: bool) -> [u64; 4] {
         let (outer, room, class) = match &self.decap {
             Some(decap) => (decap.l3, decap.inner_room, decap.outer_class),
             None => (0, 0, 0),
@@ -160,7 +196,7 @@ impl<'t> Deliver<'t> {
                 u8::from(self.is_later),
                 u8::from(self.decap.is_some()),
                 class,
-                0,
+                u8::from(is_new),
                 0,
             ]),
         ]
@@ -202,7 +238,7 @@ impl<'t> Deliver<'t> {
     /// Length of the outer header that the packet came with; 0 for none.
     #[inline(always)]
     #[expect(clippy::cast_possible_truncation, reason = "20 or 40")]
-    const fn outer_length(&self) -> u8 {
+    pub(super) const fn outer_length(&self) -> u8 {
         match &self.decap {
             Some(decap) => (decap.inner_l3 - decap.l3) as u8,
             None => 0,
@@ -210,26 +246,28 @@ impl<'t> Deliver<'t> {
     }
 }
 
-/// The two tables of flows to pods.
+/// The two tables of flows to pods; a word, because it lies on the BPF stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
 pub enum FlowTable {
-    /// `FLOWS`, and `FLOWS_DATAGRAM` of all but TCP: the pod has answered.
+    /// `FLOWS`, and `FLOWS_DATAGRAM` of all but TCP: the client is where it says, or the pod has answered.
     Answered = 0,
-    /// `FLOWS_EMBRYONIC`: it has not.
+    /// `FLOWS_EMBRYONIC`: neither is known.
     Embryonic = 1,
 }
 
 /// The memory of flows to pods.
 pub trait Flows: Clock {
-    /// Runs `f` on a flow where it lies.
+    /// Runs `f` on a flow that has this key; an element that another flow has by now is none. Of what `f` changes, the
+    /// time and what is told of the flow are kept.
     fn with_flow<R>(
         &self,
         table: FlowTable,
         key: &Tuple,
         f: impl FnOnce(&mut PodFlow) -> R,
     ) -> Option<R>;
-    /// Adds a flow, unless it is there. Returns whether it was added.
-    fn insert_flow(&self, table: FlowTable, key: &Tuple, flow: &PodFlow) -> bool;
+    /// Adds a flow, unless it is there.
+    fn insert_flow(&self, table: FlowTable, key: &Tuple, flow: &PodFlow) -> Inserted;
     /// Removes a flow.
     fn remove_flow(&self, table: FlowTable, key: &Tuple);
     /// Returns an answered flow that goes on, as some packet of the last second found it; without notes, none.
@@ -253,8 +291,9 @@ pub trait Hairpins {
     fn insert_hairpin(&self, key: &Tuple, client: &AddressKey) -> bool;
 }
 
-/// Whom the pod takes for its client.
+/// Whom the pod takes for its client; a word, because it lies on the BPF stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
 pub enum SeenAs {
     /// The client itself.
     Client,
@@ -262,135 +301,244 @@ pub enum SeenAs {
     Destination,
 }
 
-/// Puts the flow of a packet that is delivered into the tables, or renews it there.
-///
-/// # Errors
-///
-/// [`DropReason::FlowConflict`] where the client's port already talks to the
-/// pod by another address; [`DropReason::FlowTableFull`].
-#[inline(always)]
-pub fn remember<F: Frame, T: Tables + Flows + Hairpins>(
-    frame: &F,
-    tables: &T,
-    deliver: &Deliver<'_>,
-) -> Result<SeenAs, DropReason> {
-    let (client, address) =
-        addresses(frame, deliver.family, deliver.l3).ok_or(DropReason::NoHeadroom)?;
-    let mut key = deliver.key(client);
-    let mut flow = PodFlow::new(
-        address,
-        deliver.destination_port(),
-        deliver.outer_length(),
-        end_state(deliver.flags, FLOW_FIN_CLIENT),
-        tables.now(),
-    );
-    let goes_on = flow.state() == 0 && !deliver.flags.begins_connection();
-    if goes_on
-        && let Some(known) = tables.noted_flow(&key)
-        && known.is_to_same(&flow)
-    {
-        return Ok(SeenAs::Client);
-    }
-    if refresh(tables, deliver, &key, &flow, true)? {
-        return Ok(SeenAs::Client);
-    }
-    let mut seen_as = SeenAs::Client;
-    if is_here(tables, &client, &deliver.backend.pod) {
-        seen_as = SeenAs::Destination;
-        key = deliver.key(address);
-        flow.add_state(FLOW_HAIRPIN);
-        let is_same = match tables.hairpin(&key) {
-            Some(known) => known.words() == client.words(),
-            None => true,
-        };
-        let is_known = refresh(tables, deliver, &key, &flow, is_same)?;
-        if !tables.insert_hairpin(&key, &client) {
-            return Err(DropReason::FlowTableFull);
-        }
-        if is_known {
-            return Ok(seen_as);
-        }
-    }
-    // The table may have evicted a flow whose note still counts; replies to this one must not find it.
-    tables.forget_note(&key);
-    // Another CPU may have added it meanwhile.
-    if tables.insert_flow(FlowTable::Embryonic, &key, &flow)
-        || refresh(tables, deliver, &key, &flow, true)?
-    {
-        Ok(seen_as)
-    } else {
-        Err(DropReason::FlowTableFull)
+/// The client's end as the pod sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shown {
+    /// Whose address it is.
+    pub seen_as: SeenAs,
+    /// Its port.
+    pub port: u16,
+}
+
+impl Shown {
+    /// Carries it through [`Relay`].
+    #[inline(always)]
+    #[expect(clippy::cast_possible_truncation, reason = "takes the port")]
+    pub(super) fn relayed<T: Relay>(self, tables: &T) -> Option<Self> {
+        let words = [self.port.into(), self.seen_as as u64, 0, 0];
+        let [port, is_hidden, ..] = tables.relay(words)?;
+        Some(Self {
+            seen_as: if is_hidden == 0 {
+                SeenAs::Client
+            } else {
+                SeenAs::Destination
+            },
+            port: port as u16,
+        })
     }
 }
 
-/// Tells whom a pod takes for the client of a flow that has been delivered to it.
+/// What is known of the flow of a packet under one key; a word, because it lies on the BPF stack.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub(super) enum Met {
+    /// The flow, whose client is where it says, or which the pod has answered.
+    Answered,
+    /// The flow, which has proved nothing.
+    Embryonic,
+    /// The flow, whose client proves with this packet that it is where it says.
+    Proved,
+    /// Another flow, which keeps the key.
+    Held,
+    /// Another flow, which would lose the key to a new one.
+    Idle,
+    /// Nothing.
+    Unknown,
+}
+
+impl Met {
+    /// Tells whether the flow is there.
+    #[inline(always)]
+    pub(super) const fn is_known(self) -> bool {
+        matches!(self, Self::Answered | Self::Embryonic | Self::Proved)
+    }
+}
+
+/// Finds the flow of a packet that is delivered, and renews it, where the pod sees the client as it is.
 #[inline(always)]
-pub(super) fn seen_as<A: Ip, T: Tables + Hairpins>(
+pub(super) fn meet<F: Frame, T: Tables + Flows>(
+    frame: &F,
+    tables: &T,
+    deliver: &Deliver<'_>,
+) -> Option<Met> {
+    let (client, address) = addresses(frame, deliver.family, deliver.l3)?;
+    let key = deliver.key(client, deliver.source_port());
+    let goes_on = !deliver.flags.fin() && !deliver.flags.begins_connection();
+    if goes_on
+        && let Some(known) = tables.noted_flow(&key)
+        && known.is_between(deliver.source_port(), address, deliver.destination_port())
+    {
+        return Some(Met::Answered);
+    }
+    let (met, known) = meet_at(frame, tables, deliver, &key, address, true);
+    if met == Met::Answered {
+        note(tables, &key, &known);
+    }
+    Some(met)
+}
+
+/// Looks a packet's flow up under one of the keys that it may have, and renews it; returns it as well. Without
+/// `is_same_client`, what is there is another flow.
+#[inline(always)]
+pub(super) fn meet_at<F: Frame, T: Flows>(
+    frame: &F,
+    tables: &T,
+    deliver: &Deliver<'_>,
+    key: &Tuple,
+    address: AddressKey,
+    is_same_client: bool,
+) -> (Met, PodFlow) {
+    let now = tables.now();
+    let state = end_state(deliver.flags, FLOW_FIN_CLIENT);
+    let client = deliver.source_port();
+    for table in [FlowTable::Answered, FlowTable::Embryonic] {
+        let met = tables.with_flow(table, key, |known| {
+            let is_same = known.is_between(client, address, deliver.destination_port());
+            if !(is_same_client && is_same) {
+                return Err(is_held(table, deliver.protocol, known, now));
+            }
+            if deliver.flags.begins_connection() {
+                known.begin_anew(deliver.outer_length(), now);
+            } else {
+                known.renew(state, now);
+            }
+            Ok(*known)
+        });
+        match met {
+            Some(Ok(known)) if table == FlowTable::Answered => return (Met::Answered, known),
+            Some(Ok(known)) if is_proved(frame, deliver, &known) => return (Met::Proved, known),
+            Some(Ok(known)) => return (Met::Embryonic, known),
+            Some(Err(true)) => return (Met::Held, PodFlow::default()),
+            Some(Err(false)) => return (Met::Idle, PodFlow::default()),
+            None => {}
+        }
+    }
+    (Met::Unknown, PodFlow::default())
+}
+
+/// Tells whether a packet acknowledges what only a client knows that gets what the pod sends.
+#[inline(always)]
+fn is_proved<F: Frame>(frame: &F, deliver: &Deliver<'_>, flow: &PodFlow) -> bool {
+    if deliver.protocol != protocol::TCP || !deliver.flags.acknowledges() {
+        return false;
+    }
+    match frame.view::<Tcp>(deliver.l4) {
+        Some(header) => flow.is_proved_by(u32::from_be_bytes(header.acknowledgement)),
+        None => false,
+    }
+}
+
+/// Moves a flow to those whose clients are where they say.
+#[inline(always)]
+pub(crate) fn establish<T: Flows>(tables: &T, key: &Tuple, flow: &PodFlow) {
+    // In this order, so that every packet finds one of the two.
+    match tables.insert_flow(FlowTable::Answered, key, flow) {
+        Inserted::Done | Inserted::Exists => tables.remove_flow(FlowTable::Embryonic, key),
+        // The next packet that tells as much tries again.
+        Inserted::Full => {}
+    }
+}
+
+/// Tells as whom a pod sees the client of a flow that has been delivered to it.
+#[inline(always)]
+pub(super) fn shown<A: Ip, T: Tables + Flows + Hairpins>(
     tables: &T,
     flow: &FlowKey<A>,
     pod: &Backend,
-) -> SeenAs {
-    let client = flow.source.key();
-    if !is_here(tables, &client, &pod.pod) {
-        return SeenAs::Client;
-    }
-    let key = Tuple::new(
-        flow.destination.key(),
-        pod.pod,
+) -> Shown {
+    let (client, address) = (flow.source.key(), flow.destination.key());
+    let forward = Tuple::new(
+        client,
+        address,
         flow.source_port,
-        pod.port,
+        flow.destination_port,
         flow.protocol,
     );
-    match tables.hairpin(&key) {
-        Some(hidden) if hidden.words() == client.words() => SeenAs::Destination,
+    let may_hide = is_here(tables, &client, &pod.pod);
+    let end = if may_hide { address } else { client };
+    let own = u16::from_be_bytes(flow.source_port);
+    let port = if is_known(tables, &pod_side(&forward, end, pod, own), &forward) {
+        own
+    } else {
+        match find_forward(tables, &forward, &pod.pod) {
+            Some((port, _)) => port,
+            None => own,
+        }
+    };
+    let seen_as = match tables.hairpin(&pod_side(&forward, end, pod, port)) {
+        Some(hidden) if may_hide && hidden.words() == client.words() => SeenAs::Destination,
         _ => SeenAs::Client,
+    };
+    Shown { seen_as, port }
+}
+
+/// Returns the key of a flow, which its client sends as `forward`, where its pod sees this end.
+#[inline(always)]
+const fn pod_side(forward: &Tuple, end: AddressKey, pod: &Backend, port: u16) -> Tuple {
+    Tuple::new(
+        end,
+        pod.pod,
+        port.to_be_bytes(),
+        pod.port,
+        forward.protocol(),
+    )
+}
+
+/// Tells whether the flow with this key is the one that its client sends as `forward`.
+#[inline(always)]
+fn is_known<T: Flows>(tables: &T, key: &Tuple, forward: &Tuple) -> bool {
+    for table in [FlowTable::Answered, FlowTable::Embryonic] {
+        let is_same = tables.with_flow(table, key, |known| {
+            known.is_between(
+                forward.source_port(),
+                forward.destination(),
+                forward.destination_port(),
+            )
+        });
+        if let Some(is_same) = is_same {
+            return is_same;
+        }
     }
+    false
+}
+
+/// Finds the port that a pod sees in the place of the client's, and renews that memory.
+#[inline(always)]
+pub(super) fn find_forward<T: Flows>(
+    tables: &T,
+    key: &Tuple,
+    pod: &AddressKey,
+) -> Option<(u16, FlowTable)> {
+    let now = tables.now();
+    for table in [FlowTable::Answered, FlowTable::Embryonic] {
+        let port = tables.with_flow(table, key, |known| {
+            if !known.is_forward() || known.address.words() != pod.words() {
+                return None;
+            }
+            known.renew(0, now);
+            Some(u16::from_be_bytes(known.port()))
+        });
+        match port {
+            Some(Some(port)) => return Some((port, table)),
+            Some(None) => return None,
+            None => {}
+        }
+    }
+    None
 }
 
 /// Tells whether the client is the chosen pod, or this machine.
 #[inline(always)]
-fn is_here<T: Tables>(tables: &T, client: &AddressKey, pod: &AddressKey) -> bool {
+pub(super) fn is_here<T: Tables>(tables: &T, client: &AddressKey, pod: &AddressKey) -> bool {
     client.words() == pod.words()
         || tables.address_flags(client) & (ADDRESS_LOCAL | ADDRESS_NODE_PORT) != 0
 }
 
-/// Updates a flow by a packet of it; false where it is not known.
-///
-/// # Errors
-///
-/// [`DropReason::FlowConflict`] where it is another flow that still lives.
-#[inline(always)]
-fn refresh<T: Flows>(
-    tables: &T,
-    deliver: &Deliver<'_>,
-    key: &Tuple,
-    flow: &PodFlow,
-    is_same_client: bool,
-) -> Result<bool, DropReason> {
-    for table in [FlowTable::Answered, FlowTable::Embryonic] {
-        let met = tables.with_flow(table, key, |known| {
-            let is_same = is_same_client && known.is_to_same(flow);
-            let limit = idle_limit(table, deliver.protocol, known.state(), 0);
-            meet(known, flow, is_same, limit, deliver.flags).then_some(*known)
-        });
-        match met {
-            Some(Some(known)) => {
-                if table == FlowTable::Answered {
-                    note(tables, key, &known);
-                }
-                return Ok(true);
-            }
-            Some(None) => return Err(DropReason::FlowConflict),
-            None => {}
-        }
-    }
-    Ok(false)
-}
-
-/// Notes an answered flow for the packets of the next second, unless it has begun to end.
+/// Notes an answered flow for the packets of the next second, unless it has begun to end. A note has no room for a
+/// client's second port.
 #[inline(always)]
 pub(crate) fn note<T: Flows>(tables: &T, key: &Tuple, flow: &PodFlow) {
-    if flow.state() == 0 {
+    if flow.state() == 0 && !flow.has_other_port(key) {
         tables.note_flow(key, flow);
     } else {
         tables.forget_note(key);
@@ -422,25 +570,14 @@ pub(super) fn addresses<F: Frame>(
     })
 }
 
-/// Updates a known flow by one that has the same key; false where they are two.
+/// Tells whether a flow keeps its key from another one.
 #[inline(always)]
-const fn meet(
-    known: &mut PodFlow,
-    new: &PodFlow,
-    is_same: bool,
-    idle_limit: u64,
-    flags: TcpFlags,
-) -> bool {
-    // A port that is used again begins anew: what ended its last use does not count.
-    if is_same && !flags.begins_connection() {
-        known.renew(new.state(), new.seen);
-        return true;
-    }
-    if !is_same && age(known.seen, new.seen) < idle_limit {
-        return false;
-    }
-    *known = *new;
-    true
+const fn is_held(table: FlowTable, protocol: u8, flow: &PodFlow, now: u64) -> bool {
+    let limit = match table {
+        FlowTable::Answered => idle_limit(table, protocol, flow.state(), HOLD_ENDED_NS),
+        FlowTable::Embryonic => HOLD_UNPROVED_NS,
+    };
+    age(flow.seen, now) < limit
 }
 
 /// Tells whether a flow has not ended, and has not been idle for too long.
@@ -463,7 +600,7 @@ pub(crate) const fn idle_limit(table: FlowTable, protocol: u8, state: u8, ended:
 /// Returns what a packet's flags say of its flow's end; `fin` is the bit for a FIN of its sender.
 #[inline(always)]
 pub(crate) const fn end_state(flags: TcpFlags, fin: u8) -> u8 {
-    (if flags.fin() { fin } else { 0 }) | (if flags.rst() { FLOW_RESET } else { 0 })
+    if flags.fin() { fin } else { 0 }
 }
 
 #[cfg(test)]
@@ -482,7 +619,8 @@ mod tests {
             (FlowTable::Answered, tcp, both, 0),
             (FlowTable::Answered, tcp, FLOW_RESET, 0),
         ] {
-            let flow = PodFlow::new(AddressKey::v4([192, 0, 2, 1]), [0, 80], 0, state, SEEN);
+            let vip = AddressKey::v4([192, 0, 2, 1]);
+            let flow = PodFlow::new(&Tuple::default(), vip, [0, 80], 0, state, SEEN);
             let lives = |idle| is_live(table, protocol, &flow, SEEN + idle);
             assert!(
                 limit == 0 || lives(limit - 1),

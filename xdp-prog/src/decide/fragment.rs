@@ -57,7 +57,7 @@ pub fn decide<'t, F: Frame, T: World>(frame: &F, tables: &'t T) -> Verdict<'t> {
 pub fn decide_within<'t, F: Frame, T: World>(frame: &F, tables: &'t T) -> Verdict<'t> {
     let decap = match receive::open_frame(frame, tables) {
         Ok(decap) => decap,
-        Err(reason) => return Verdict::Pass(reason),
+        Err(verdict) => return verdict,
     };
     let Some(decap) = decap.relayed(tables) else {
         return Verdict::Drop(DropReason::StageMissing);

@@ -10,7 +10,7 @@ use super::{
     Action, Decap, Family, Ip, Stage, Tables, Verdict, World,
     answer::Answer,
     balance, carry_out,
-    deliver::{self, SeenAs},
+    deliver::{self, Shown},
     is_vip, neighbour, receive,
 };
 use crate::{
@@ -55,7 +55,7 @@ pub struct DeliverError<'t> {
     /// Whether the quote reaches as far as its transport checksum.
     pub has_checksum: bool,
     /// Whom the pod has sent the quoted packet to.
-    pub seen_as: SeenAs,
+    pub shown: Shown,
 }
 
 /// Decides what is to be done with a bare ICMP message.
@@ -108,10 +108,7 @@ fn decide_local<'t, F: Frame, T: World>(
     frame: &F,
     tables: &'t T,
 ) -> Result<DeliverError<'t>, Verdict<'t>> {
-    let place = match locate(frame, tables) {
-        Ok(place) => place,
-        Err(reason) => return Err(Verdict::Pass(reason)),
-    };
+    let place = locate(frame, tables)?;
     let Some(place) = place.relayed(tables) else {
         return Err(Verdict::Drop(DropReason::StageMissing));
     };
@@ -129,23 +126,26 @@ fn decide_local<'t, F: Frame, T: World>(
 
 /// Finds the packet that is ICMP: behind an outer header, or the frame's own.
 #[inline(always)]
-fn locate<F: Frame, T: World>(frame: &F, tables: &T) -> Result<Decap, PassReason> {
-    let link = parse::link(frame)?;
+fn locate<'t, F: Frame, T: World>(frame: &F, tables: &T) -> Result<Decap, Verdict<'t>> {
+    let link = match parse::link(frame) {
+        Ok(link) => link,
+        Err(reason) => return Err(Verdict::Pass(reason)),
+    };
     match link.ether_type {
-        ethernet::IPV4 => {
-            let outer = parse::ipv4(frame, link.l3)?;
-            open(tables, &outer)
-        }
-        ethernet::IPV6 => {
-            let outer = parse::ipv6(frame, link.l3)?;
-            open(tables, &outer)
-        }
-        _ => Err(PassReason::NotIp),
+        ethernet::IPV4 => match parse::ipv4(frame, link.l3) {
+            Ok(outer) => open(tables, &outer),
+            Err(reason) => Err(Verdict::Pass(reason)),
+        },
+        ethernet::IPV6 => match parse::ipv6(frame, link.l3) {
+            Ok(outer) => open(tables, &outer),
+            Err(reason) => Err(Verdict::Pass(reason)),
+        },
+        _ => Err(Verdict::Pass(PassReason::NotIp)),
     }
 }
 
 #[inline(always)]
-fn open<A: Ip, T: World>(tables: &T, outer: &Packet<A>) -> Result<Decap, PassReason> {
+fn open<'t, A: Ip, T: World>(tables: &T, outer: &Packet<A>) -> Result<Decap, Verdict<'t>> {
     match outer.protocol {
         protocol::IPV4 => receive::open(tables, outer, Family::V4),
         protocol::IPV6 => receive::open(tables, outer, Family::V6),
@@ -171,17 +171,27 @@ const fn to_stack<'t>(place: Decap) -> Verdict<'t> {
 }
 
 /// What a message is to us.
-pub(super) enum Kind {
+#[derive(Clone, Copy, Debug)]
+pub enum Kind {
+    /// An echo request.
     EchoRequest,
+    /// A neighbour solicitation.
     Solicitation,
+    /// An error, which quotes a packet.
     Error,
+    /// The message ends before it says what it is.
     CutShort,
+    /// Something else.
     Other,
 }
 
 /// What differs between ICMP and ICMPv6.
-pub(super) trait Messages: Ip {
+pub trait Messages: Ip {
+    /// Returns what a message of this type is to us.
     fn kind(message: u8) -> Kind;
+    /// Tells whether a message says that a packet was too big for the way on.
+    fn is_too_big(header: &Icmp) -> bool;
+    /// Reads what an error quotes.
     fn quote<F: Frame>(frame: &F, l3: usize, end: usize) -> Option<Quote<Self>>;
 }
 
@@ -195,6 +205,11 @@ impl Messages for V4 {
             }
             _ => Kind::Other,
         }
+    }
+
+    #[inline(always)]
+    fn is_too_big(header: &Icmp) -> bool {
+        header.kind == icmp::v4::UNREACHABLE && header.code == icmp::v4::FRAGMENTATION_NEEDED
     }
 
     #[inline(always)]
@@ -215,6 +230,11 @@ impl Messages for V6 {
             | icmp::v6::PARAMETER_PROBLEM => Kind::Error,
             _ => Kind::Other,
         }
+    }
+
+    #[inline(always)]
+    fn is_too_big(header: &Icmp) -> bool {
+        header.kind == icmp::v6::PACKET_TOO_BIG
     }
 
     #[inline(always)]
@@ -239,6 +259,18 @@ fn kind<F: Frame, A: Messages>(frame: &F, packet: &Packet<A>) -> Kind {
     match frame.view::<Icmp>(l4) {
         Some(header) => A::kind(header.kind),
         None => Kind::CutShort,
+    }
+}
+
+/// Tells whether a packet, without options, is an error that says that another was too big.
+#[inline(always)]
+pub(super) fn is_too_big<F: Frame, A: Messages>(frame: &F, packet: &Packet<A>) -> bool {
+    let is_plain = packet.protocol == A::ICMP
+        && !packet.is_fragment
+        && packet.l4 == packet.l3 + A::HEADER_LENGTH;
+    match frame.view::<Icmp>(packet.l4) {
+        Some(header) if is_plain => A::is_too_big(header),
+        _ => false,
     }
 }
 
@@ -286,6 +318,9 @@ fn sort<'t, F: Frame, A: Messages, T: Tables>(
         Kind::Solicitation if neighbour::announces(tables) => {
             return Verdict::Continue(Stage::Neighbour);
         }
+        Kind::EchoRequest | Kind::Solicitation | Kind::Other if is_vip => {
+            return Verdict::Drop(DropReason::VipIcmp);
+        }
         Kind::EchoRequest | Kind::Solicitation | Kind::Other => {
             return Verdict::Pass(PassReason::Icmp);
         }
@@ -296,7 +331,12 @@ fn sort<'t, F: Frame, A: Messages, T: Tables>(
         return malformed(is_vip);
     };
     if !has_service(quote.flow.protocol) {
-        return Verdict::Pass(PassReason::Icmp);
+        // Of a VIP, no outer packet leaves.
+        return if !is_vip && is_too_big(frame, packet) {
+            Verdict::Continue(Stage::Path)
+        } else {
+            malformed(is_vip)
+        };
     }
     let flow = &quote.flow;
     let found = match balance::find(tables, flow) {
@@ -377,7 +417,7 @@ fn sort_local<'t, F: Frame, A: Messages, T: World>(
             quoted_l4: quote.l4,
             protocol: quote.flow.protocol,
             has_checksum: has_checksum(packet, &quote),
-            seen_as: deliver::seen_as(tables, &quote.flow, choice.backend),
+            shown: deliver::shown(tables, &quote.flow, choice.backend),
         }),
         _ => Err(Verdict::Drop(DropReason::UnknownPod)),
     }

@@ -17,9 +17,23 @@
 //! port is given out again only [`GUARD_NS`] later: whoever removes it need not
 //! fear a packet that has just found it.
 //!
+//! **What is proved.** Anybody can send a SYN, and a backend that lives answers it. So a TCP flow is half-open until its
+//! client acknowledges the very sequence number of the SYN+ACK, which lies in the reverse entry, or the backend sends
+//! data; others until the client goes on after an answer. What a half-open flow's packets say otherwise
+//! renews nothing, but a SYN. Nor does a client's RST or SYN end anything: the backend says whether it heeds them,
+//! by what it sends next.
+//!
+//! **Under pressure**, where the ports that are tried are all taken, or the service has its share of the table
+//! ([`crate::abi::NatCount::leaves_room`]), a flow gives its port to the new one: the half-open one that is silent for
+//! longest, which is the oldest, after [`HANDSHAKE_NS`]; or one with a RST of which the backend has said nothing for
+//! [`QUIET_RESET_NS`], unless it is half-open flows that take the ports. It is condemned first, by an exchange of its
+//! mark that fails if the mark is not what was judged: so no packet renews a flow that goes, and none goes that was renewed.
+//! The backend may remember it still. Then it answers the new SYN for the old flow, at which the new client resets it
+//! (RFC 9293 section 3.5.1) and sends its SYN again.
+//!
 //! **Removal.** Entries go in pairs, by whoever holds the flow's claim in
 //! `NAT_CLAIMS` and has looked again under it: the sweep of user space, a packet
-//! that found every port taken and one of them idle, or one that begins its own
+//! that found every port taken and takes one of them, or one that begins its own
 //! old flow anew.
 //!
 //! **Fragments.** The first one goes the way of any packet, the later ones follow by its ports. All keep their
@@ -30,19 +44,21 @@ use super::{
     Clock, Family, Ip, Stage, Tables, Verdict, World,
     answer::Answer,
     balance::{self, LARGEST_PACKET},
-    deliver::{IDLE_TCP_NS, IDLE_TRANSITORY_NS, IDLE_UDP_NS},
+    deliver::{IDLE_TCP_NS, IDLE_UDP_NS},
     relay::{OFFSETS, Relay},
 };
 pub mod begin;
 mod follow;
 pub mod fragment;
 pub mod icmp;
+pub mod proof;
 
+use self::begin::Taken;
 use crate::{
     abi::{
-        AddressKey, BACKEND_LOCAL, BACKEND_NAT, Backend, NAT_ANSWERED, NAT_FIN_BACKEND,
-        NAT_FIN_CLIENT, NAT_OPEN, NAT_RESET, NatForward, NatLink, NatMark, NatReverse, NextHop,
-        RENEWAL_NS, Tuple,
+        ADDRESS_VIP, AddressKey, BACKEND_LOCAL, BACKEND_NAT, Backend, NAT_ANSWERED, NAT_CONDEMNED,
+        NAT_FIN_BACKEND, NAT_FIN_CLIENT, NAT_OPEN, NAT_RESET_BACKEND, NAT_RESET_CLIENT, NatCount,
+        NatForward, NatLink, NatMark, NatReverse, NextHop, RENEWAL_NS, Tuple,
     },
     flow::FlowKey,
     frame::Frame,
@@ -51,26 +67,45 @@ use crate::{
     wire::{
         ethernet::{self, Ethernet, VlanTag},
         protocol,
+        transport::Tcp,
     },
 };
 
 /// How long an idle flow that nobody may renew any more keeps its port.
 pub const GUARD_NS: u64 = 20_000_000_000;
+/// Idle time of a half-open TCP flow.
+pub const IDLE_HALF_OPEN_TCP_NS: u64 = 10_000_000_000;
+/// Idle time of a half-open flow of another protocol.
+pub const IDLE_HALF_OPEN_NS: u64 = 30_000_000_000;
+/// Idle time of a TCP connection that both ends have closed, or the backend has reset.
+pub const IDLE_CLOSED_NS: u64 = 60_000_000_000;
+/// How long the backend must have been silent on a flow with a RST before another one may take its port.
+pub const QUIET_RESET_NS: u64 = 60_000_000_000;
+/// How long a half-open TCP flow keeps its port from others, at the least: a round trip over a continent. At the
+/// default number of ports, a backend takes 30 000 SYNs a second before any is refused for its sake.
+pub const HANDSHAKE_NS: u64 = 150_000_000;
+/// The same of a flow of another protocol: nothing but its port tells its late answer from a stranger's.
+pub const ANSWER_NS: u64 = 1_000_000_000;
+
+/// Beside the service of the packet under way: what it proves has been taken note of.
+const HEEDED: u32 = 1 << 31;
 
 /// The memory of NAT mode.
 pub trait NatFlows: Clock {
-    /// Reads a forward entry, and sets its mark where `renew` says so.
+    /// Reads a forward entry, and sets its mark where `renew` says so, unless another CPU has set it meanwhile.
     fn see_nat_forward(
         &self,
         key: &Tuple,
         renew: impl FnOnce(&NatForward) -> Option<NatMark>,
     ) -> Option<NatForward>;
-    /// Reads a reverse entry, and sets its mark where `renew` says so.
-    fn see_nat_reverse(
-        &self,
-        key: &Tuple,
-        renew: impl FnOnce(&NatReverse) -> Option<NatMark>,
-    ) -> Option<NatReverse>;
+    /// Sets the mark of a forward entry if it is the expected one; tells whether it was.
+    fn replace_nat_mark(&self, key: &Tuple, expected: NatMark, mark: NatMark) -> bool;
+    /// Reads a reverse entry.
+    fn see_nat_reverse(&self, key: &Tuple) -> Option<NatReverse>;
+    /// Reads what a reverse entry knows of its flow.
+    fn nat_state(&self, key: &Tuple) -> Option<NatState>;
+    /// Sets what a reverse entry knows of its flow, if it is there.
+    fn note_nat_reverse(&self, key: &Tuple, mark: NatMark, sequence: u32);
     /// Adds a forward entry, unless it is there.
     fn insert_nat_forward(&self, key: &Tuple, entry: &NatForward) -> Inserted;
     /// Adds the reverse entry that [`NatReverse::new`] makes of these, unless there is one with this key.
@@ -91,6 +126,12 @@ pub trait NatFlows: Clock {
     fn claim_nat(&self, forward: &Tuple) -> bool;
     /// Gives the right back.
     fn release_nat(&self, forward: &Tuple);
+    /// Returns how many flows a service has, or for id 0, for how many there is room.
+    fn nat_count(&self, service: u32) -> NatCount;
+    /// Counts flows that a service has gained or lost, and half-open ones.
+    fn count_nat(&self, service: u32, flows: i64, half_open: i64);
+    /// Returns the place for what a search for a port finds.
+    fn taken(&self) -> Option<&Taken>;
     /// Returns the MTU of a device.
     fn device_mtu(&self, ifindex: u32) -> Option<u16>;
     /// Puts a translation where it stays while the packet is under way.
@@ -115,6 +156,27 @@ impl Origin {
     #[inline(always)]
     pub const fn fingerprint(&self) -> u16 {
         self.link.fingerprint(self.ifindex)
+    }
+}
+
+/// What a reverse entry knows of its flow, as far as it changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NatState {
+    /// See [`NatReverse::mark`].
+    pub mark: NatMark,
+    /// See [`NatReverse::sequence`].
+    pub sequence: u32,
+}
+
+impl NatState {
+    /// Takes it out of an entry, if that is one of this key.
+    #[inline(always)]
+    pub fn of(entry: &NatReverse, key: &Tuple) -> Option<Self> {
+        let state = Self {
+            mark: entry.mark,
+            sequence: entry.sequence,
+        };
+        entry.is_for(key).then_some(state)
     }
 }
 
@@ -175,18 +237,7 @@ pub fn decide<'t, F: Frame, T: World>(frame: &F, tables: &'t T, ingress: u32) ->
         Ok(link) => link,
         Err(reason) => return Verdict::Pass(reason),
     };
-    let arrived = match link.ether_type {
-        ethernet::IPV4 => match parse::ipv4(frame, link.l3) {
-            Ok(packet) => request(frame, tables, &packet),
-            Err(reason) => Err(Verdict::Pass(reason)),
-        },
-        ethernet::IPV6 => match parse::ipv6(frame, link.l3) {
-            Ok(packet) => request(frame, tables, &packet),
-            Err(reason) => Err(Verdict::Pass(reason)),
-        },
-        _ => Err(Verdict::Pass(PassReason::NotIp)),
-    };
-    let arrived = match arrived {
+    let arrived = match requested(frame, tables, &link) {
         Ok(arrived) => arrived,
         Err(verdict) => return verdict,
     };
@@ -228,9 +279,15 @@ struct Arrived {
     length: usize,
     /// Words, because this lies on the BPF stack.
     hop_limit: u32,
+    /// TCP flags, and [`DATA`].
     flags: u32,
+    /// Of a TCP segment from a client what it acknowledges, of one from a backend its sequence number.
+    number: u32,
     key: Tuple,
 }
+
+/// [`Arrived::flags`]: a TCP segment with data.
+const DATA: u32 = 1 << 8;
 
 impl Arrived {
     #[inline(always)]
@@ -240,6 +297,7 @@ impl Arrived {
         flow: &FlowKey<A>,
         service: u32,
     ) -> Self {
+        let (flags, number) = told(frame, packet, service);
         Self {
             service,
             family: A::FAMILY,
@@ -247,7 +305,8 @@ impl Arrived {
             l4: packet.l4,
             length: packet.length,
             hop_limit: packet.hop_limit.into(),
-            flags: parse::tcp_flags(frame, packet).0.into(),
+            flags,
+            number,
             key: flow.tuple(),
         }
     }
@@ -256,11 +315,11 @@ impl Arrived {
     #[inline(always)]
     #[expect(clippy::cast_possible_truncation, reason = "takes the fields apart")]
     fn relayed<T: Relay>(self, tables: &T) -> Option<Self> {
-        let [ids, offsets, rest, _] = tables.relay([
+        let [ids, offsets, rest, number] = tables.relay([
             u64::from(self.service) << 32 | self.length as u64,
             (self.l3 as u64) << 32 | self.l4 as u64,
             u64::from(self.hop_limit) << 32 | u64::from(self.flags) << 1 | self.family.bit(),
-            0,
+            self.number.into(),
         ])?;
         Some(Self {
             service: (ids >> 32) as u32,
@@ -270,6 +329,7 @@ impl Arrived {
             length: ids as u32 as usize,
             hop_limit: (rest >> 32) as u32,
             flags: rest as u32 >> 1,
+            number: number as u32,
             key: self.key,
         })
     }
@@ -296,6 +356,54 @@ impl Arrived {
     const fn flags(&self) -> TcpFlags {
         TcpFlags(self.flags as u8)
     }
+
+    /// Tells whether a backend sends this segment only on a connection that it has accepted.
+    #[inline(always)]
+    const fn shows_connection(&self) -> bool {
+        let flags = self.flags();
+        (self.flags & DATA != 0 || flags.fin()) && !flags.rst() && !flags.syn()
+    }
+}
+
+/// Reads [`Arrived::flags`] and [`Arrived::number`].
+#[inline(always)]
+fn told<F: Frame, A>(frame: &F, packet: &Packet<A>, service: u32) -> (u32, u32) {
+    if packet.protocol != protocol::TCP {
+        return (0, 0);
+    }
+    let Some(header) = frame.view::<Tcp>(packet.l4) else {
+        return (0, 0);
+    };
+    let data = packet.l4 + header.header_length() < packet.l3 + packet.length;
+    let number = if service == 0 {
+        header.sequence
+    } else {
+        header.acknowledgement
+    };
+    (
+        u32::from(header.flags) | if data { DATA } else { 0 },
+        u32::from_be_bytes(number),
+    )
+}
+
+/// Reads a client's packet.
+#[inline(always)]
+fn requested<'t, F: Frame, T: World>(
+    frame: &F,
+    tables: &'t T,
+    link: &Link,
+) -> Result<Arrived, Verdict<'t>> {
+    match link.ether_type {
+        ethernet::IPV4 => match parse::ipv4(frame, link.l3) {
+            Ok(packet) => request(frame, tables, &packet),
+            Err(reason) => Err(Verdict::Pass(reason)),
+        },
+        ethernet::IPV6 => match parse::ipv6(frame, link.l3) {
+            Ok(packet) => request(frame, tables, &packet),
+            Err(reason) => Err(Verdict::Pass(reason)),
+        },
+        _ => Err(Verdict::Pass(PassReason::NotIp)),
+    }
 }
 
 #[inline(always)]
@@ -308,7 +416,8 @@ fn request<'t, F: Frame, A: Ip, T: World>(
         Ok(flow) => flow,
         Err(reason) => return Err(Verdict::Pass(reason)),
     };
-    Ok(Arrived::new(frame, packet, &flow, tables.nat_service()))
+    let service = tables.nat_service() & !HEEDED;
+    Ok(Arrived::new(frame, packet, &flow, service))
 }
 
 #[inline(always)]
@@ -357,6 +466,9 @@ fn to_backend<'t, T: World>(tables: &'t T, arrived: &Arrived, origin: &Origin) -
     let Some(entry) = meet(tables, key, arrived.flags(), now) else {
         return Verdict::Continue(Stage::NatBegin);
     };
+    if proof::is_of_use(&entry, arrived, now) && tables.nat_service() & HEEDED == 0 {
+        return Verdict::Continue(Stage::NatProof);
+    }
     let Some(backend) = tables.backend(entry.backend()) else {
         return Verdict::Drop(DropReason::NatUnknownFlow);
     };
@@ -483,11 +595,11 @@ fn leave<'t, T: NatFlows>(
     }
 }
 
-/// Looks a client's flow up, and renews it by the packet at hand.
+/// Looks a client's flow up, and renews it by the packet at hand unless it is half-open.
 #[inline(always)]
 fn meet<T: NatFlows>(tables: &T, key: &Tuple, flags: TcpFlags, now: u64) -> Option<NatForward> {
     let entry = tables.see_nat_forward(key, |entry| {
-        if !is_known(entry, key, now) {
+        if !is_known(entry, key, now) || !entry.mark.has(NAT_OPEN) {
             return None;
         }
         let told = after_client(key.protocol(), entry.mark.flags(), flags);
@@ -508,55 +620,86 @@ fn is_known(entry: &NatForward, key: &Tuple, now: u64) -> bool {
 /// Tells whether a flow was idle for so long that nobody may renew it.
 #[inline(always)]
 const fn is_over(entry: &NatForward, protocol: u8, now: u64) -> bool {
-    entry.mark.idle(now) >= idle_limit(protocol, entry.mark.flags())
+    entry.mark.idle(now) >= idle_limit(protocol, entry.mark)
 }
 
-/// Flags of a TCP connection that both ends take for established.
-const ESTABLISHED: u8 = NAT_OPEN | NAT_ANSWERED;
 /// Flags of a TCP connection that both ends have closed.
 const CLOSED: u8 = NAT_FIN_CLIENT | NAT_FIN_BACKEND;
+/// Flags of a TCP connection with a RST, whoever has sent it.
+pub const RESET: u8 = NAT_RESET_CLIENT | NAT_RESET_BACKEND;
 
 /// Returns for how long a flow may be idle.
 #[inline(always)]
-pub const fn idle_limit(protocol: u8, flags: u8) -> u64 {
-    if protocol != protocol::TCP {
+pub const fn idle_limit(protocol: u8, mark: NatMark) -> u64 {
+    if mark.has(NAT_CONDEMNED) {
+        0
+    } else if !mark.has(NAT_OPEN) {
+        if protocol == protocol::TCP {
+            IDLE_HALF_OPEN_TCP_NS
+        } else {
+            IDLE_HALF_OPEN_NS
+        }
+    } else if protocol != protocol::TCP {
         IDLE_UDP_NS
-    } else if is_closed(flags) || flags & ESTABLISHED != ESTABLISHED {
-        IDLE_TRANSITORY_NS
+    } else if is_closed(mark) {
+        IDLE_CLOSED_NS
     } else {
         IDLE_TCP_NS
     }
 }
 
+/// Tells whether the backend takes a connection for closed. A RST of the client's may be anybody's.
 #[inline(always)]
-const fn is_closed(flags: u8) -> bool {
-    flags & NAT_RESET != 0 || flags & CLOSED == CLOSED
+const fn is_closed(mark: NatMark) -> bool {
+    mark.has(NAT_RESET_BACKEND) || mark.flags() & CLOSED == CLOSED
 }
 
-/// Returns what a flow's packets have told once the client has sent this one.
+/// Returns what an open flow's packets have told once the client has sent this one.
 #[inline(always)]
 const fn after_client(protocol: u8, told: u8, flags: TcpFlags) -> u8 {
-    if protocol != protocol::TCP {
+    if protocol != protocol::TCP || flags.begins_connection() {
         return told;
     }
-    if flags.begins_connection() {
-        // The port is used again.
-        return if is_closed(told) { 0 } else { told };
-    }
-    told | NAT_OPEN
-        | (if flags.fin() { NAT_FIN_CLIENT } else { 0 })
-        | (if flags.rst() { NAT_RESET } else { 0 })
+    told | (if flags.fin() { NAT_FIN_CLIENT } else { 0 })
+        | (if flags.rst() { NAT_RESET_CLIENT } else { 0 })
 }
 
 /// Returns what a backend's packet tells of its flow.
 #[inline(always)]
 const fn backend_told(protocol: u8, flags: TcpFlags) -> u8 {
     if protocol != protocol::TCP {
-        return 0;
+        return NAT_ANSWERED;
     }
-    NAT_ANSWERED
+    let answered = if flags.accepts_connection() {
+        NAT_ANSWERED
+    } else {
+        0
+    };
+    answered
         | (if flags.fin() { NAT_FIN_BACKEND } else { 0 })
-        | (if flags.rst() { NAT_RESET } else { 0 })
+        | (if flags.rst() { NAT_RESET_BACKEND } else { 0 })
+}
+
+/// Returns a flow's mark once the backend has sent this packet.
+#[inline(always)]
+fn after_backend(protocol: u8, mark: NatMark, arrived: &Arrived, now: u64) -> NatMark {
+    let flags = arrived.flags();
+    let told = backend_told(protocol, flags);
+    if mark.has(NAT_OPEN) {
+        // The client uses its port again, as the backend agrees. On a connection that goes on, a SYN+ACK is an old one.
+        if flags.accepts_connection() && (is_closed(mark) || mark.has(NAT_RESET_CLIENT)) {
+            return NatMark::new(now, NAT_ANSWERED);
+        }
+        return NatMark::new(now, mark.flags() | told);
+    }
+    if protocol != protocol::TCP {
+        NatMark::new(now, mark.flags() | told)
+    } else if arrived.shows_connection() {
+        NatMark::new(now, NAT_OPEN | NAT_ANSWERED | told)
+    } else {
+        // Not renewed: a backend repeats its SYN+ACK for a minute.
+        NatMark::new(mark.time(), mark.flags() | told)
+    }
 }
 
 /// Removes a forward entry that is over, or that says of its flow what no longer holds: that it is answered
@@ -600,7 +743,7 @@ pub fn fate(
 ) -> Fate {
     match forward {
         Some(entry) if entry.is_for(key) && entry.is_answered_as(reply) => {
-            let limit = idle_limit(key.protocol(), entry.mark.flags());
+            let limit = idle_limit(key.protocol(), entry.mark);
             if entry.mark.idle(now) >= limit + GUARD_NS {
                 Fate::Over
             } else {
@@ -608,22 +751,50 @@ pub fn fate(
             }
         }
         // The port is still not for others: the backend may remember the flow.
-        _ if reverse.mark.idle(now) >= IDLE_TRANSITORY_NS + GUARD_NS => Fate::Orphan,
+        _ if reverse.mark.idle(now) >= may_be_over_after(key.protocol(), reverse.mark) => {
+            Fate::Orphan
+        }
         _ => Fate::Lives,
     }
+}
+
+/// Returns from when on a flow may be over, by its reverse entry alone: before that nobody need look at the other.
+#[inline(always)]
+pub const fn may_be_over_after(protocol: u8, reverse: NatMark) -> u64 {
+    // The client's FIN is noted with the backend's.
+    let limit = if reverse.has(NAT_OPEN) {
+        IDLE_CLOSED_NS
+    } else {
+        idle_limit(protocol, reverse)
+    };
+    limit + GUARD_NS
 }
 
 /// Takes a backend's packet to its client.
 #[inline(always)]
 fn to_client<'t, T: World>(tables: &'t T, arrived: &Arrived) -> Verdict<'t> {
-    let reply = &arrived.key;
-    let Some(entry) = answer(tables, reply, arrived.flags()) else {
-        return Verdict::Pass(PassReason::NatNotOurs);
+    let Some(entry) = answer(tables, arrived) else {
+        return not_ours(tables, arrived);
     };
     match arrived.obstacle(entry.link.mtu().into()) {
         None => leave(tables, arrived, as_vip(arrived, &entry)),
         Some(answer) => Verdict::Answer(answer),
     }
+}
+
+/// Ends what came to a port of the mode and is of no flow: at a VIP it is as to any port that nothing serves.
+#[inline(always)]
+fn not_ours<'t, T: Tables>(tables: &T, arrived: &Arrived) -> Verdict<'t> {
+    if is_to_vip(tables, arrived) {
+        Verdict::Answer(Answer::REFUSE)
+    } else {
+        Verdict::Pass(PassReason::NatNotOurs)
+    }
+}
+
+#[inline(always)]
+fn is_to_vip<T: Tables>(tables: &T, arrived: &Arrived) -> bool {
+    tables.address_flags(&arrived.key.destination()) == ADDRESS_VIP
 }
 
 /// Makes what a backend's packet gets.
@@ -646,15 +817,18 @@ fn as_vip(arrived: &Arrived, entry: &NatReverse) -> Translation {
 
 /// Looks a backend's flow up, and renews it by the packet at hand if that is due.
 #[inline(always)]
-fn answer<T: NatFlows>(tables: &T, reply: &Tuple, flags: TcpFlags) -> Option<NatReverse> {
+fn answer<T: NatFlows>(tables: &T, arrived: &Arrived) -> Option<NatReverse> {
+    let reply = &arrived.key;
     let now = tables.now();
     let protocol = reply.protocol();
-    let entry = tables.see_nat_reverse(reply, |_| None)?;
+    let entry = tables.see_nat_reverse(reply)?;
     if !entry.is_for(reply) {
         return None;
     }
-    let told = backend_told(protocol, flags);
-    let is_news = told & !entry.mark.flags() != 0 || flags.accepts_connection();
+    let accepts = arrived.flags().accepts_connection();
+    let is_news = backend_told(protocol, arrived.flags()) & !entry.mark.flags() != 0
+        || accepts
+        || (!entry.mark.has(NAT_OPEN) && arrived.shows_connection());
     if !is_news && entry.mark.idle(now) < RENEWAL_NS {
         return Some(entry);
     }
@@ -663,18 +837,21 @@ fn answer<T: NatFlows>(tables: &T, reply: &Tuple, flags: TcpFlags) -> Option<Nat
         if !is_live(forward, &key, reply, now) {
             return None;
         }
-        Some(NatMark::new(now, forward.mark.flags() | told))
+        let mark = after_backend(protocol, forward.mark, arrived, now);
+        (mark != forward.mark).then_some(mark)
     });
-    match forward {
-        Some(forward) if is_live(&forward, &key, reply, now) => {}
+    let mark = match forward {
+        Some(forward) if is_live(&forward, &key, reply, now) => {
+            after_backend(protocol, forward.mark, arrived, now)
+        }
         _ => return None,
-    }
-    let kept = if flags.accepts_connection() {
-        0
-    } else {
-        entry.mark.flags()
     };
-    tables.see_nat_reverse(reply, |_| Some(NatMark::new(now, kept | told)));
+    let sequence = if accepts && !mark.has(NAT_OPEN) {
+        arrived.number
+    } else {
+        entry.sequence
+    };
+    tables.note_nat_reverse(reply, mark, sequence);
     Some(entry)
 }
 

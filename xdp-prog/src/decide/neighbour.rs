@@ -1,16 +1,18 @@
 //! Announced addresses: ARP requests and neighbour solicitations for them are answered with the
-//! MAC of the interface that they came in on, although no interface has the address.
+//! MAC of the interface that they came in on, although no interface has the address. The machine falls silent
+//! once its agent has not said for [`crate::abi::ANNOUNCE_NS`] that it serves: another one answers by then.
 //!
 //! What another machine announces of such an address is noted ([`Announcements::note_claim`]), for
 //! the agent to judge; that and everything else is the stack's.
 
-use super::{Action, Counters, Tables, World};
+use super::{Action, Counters, Tables, World, is_vip};
 use crate::{
-    abi::{AddressKey, CONFIG_ANNOUNCE, EdgeMac, TaggedLink},
+    abi::{AddressKey, CONFIG_ANNOUNCE, EdgeMac, TaggedLink, is_announcing},
     csum,
+    flow::V6,
     frame::{Frame, FrameMut, FrameSum},
     parse::{self, Link},
-    reason::{PassReason, ReplyReason},
+    reason::{DropReason, PassReason, ReplyReason},
     rewrite,
     wire::{
         ethernet::{self, Ethernet, VlanTag},
@@ -25,6 +27,8 @@ use crate::{
 pub trait Announcements {
     /// Tells whether this machine announces an address.
     fn is_announced(&self, address: &AddressKey) -> bool;
+    /// Returns when the agent has last said that it serves, on the clock of [`super::Clock`].
+    fn announce_stamp(&self) -> u64;
     /// Returns the MAC of a link on which addresses are announced.
     fn announcing_mac(&self, link: TaggedLink) -> Option<EdgeMac>;
     /// Notes that somebody else announces an address that this machine announces.
@@ -59,6 +63,7 @@ pub fn process<F: FrameMut + FrameSum, T: World>(
     let answered = match decide(frame, tables, ingress, &link) {
         Ok(Answer::Arp(mac)) => rewrite::neighbour::arp(frame, link.l3, mac),
         Ok(Answer::Advertisement(mac)) => rewrite::neighbour::advertisement(frame, link.l3, mac),
+        Err(PassReason::Icmp) if is_to_vip(frame, tables, &link) => Err(DropReason::VipIcmp),
         Err(reason) => return pass(tables, reason),
     };
     match answered {
@@ -70,6 +75,15 @@ pub fn process<F: FrameMut + FrameSum, T: World>(
             tables.count_reason(reason.index());
             Action::Drop
         }
+    }
+}
+
+/// Tells whether a packet of IPv6 is for a VIP.
+#[inline(always)]
+fn is_to_vip<F: Frame, T: Tables>(frame: &F, tables: &T, link: &Link) -> bool {
+    match frame.view::<Ipv6>(link.l3) {
+        Some(header) => is_vip(tables, V6(header.destination)),
+        None => false,
     }
 }
 
@@ -152,7 +166,7 @@ fn arp<F: Frame, T: World>(
         let claimed = EdgeMac::new(message.sender_mac);
         return Err(claim(tables, &target, claimed, mac, stacks));
     }
-    if is_request {
+    if is_request && serves(tables) {
         Ok(Answer::Arp(mac))
     } else {
         Err(stacks)
@@ -190,7 +204,11 @@ fn discovery<F: FrameSum, T: World>(
         return Err(stacks);
     }
     if is_solicitation {
-        return Ok(Answer::Advertisement(mac));
+        return if serves(tables) {
+            Ok(Answer::Advertisement(mac))
+        } else {
+            Err(stacks)
+        };
     }
     let [flags, ..] = message.icmp.rest;
     if flags & Advertisement::SOLICITED != 0 {
@@ -198,6 +216,12 @@ fn discovery<F: FrameSum, T: World>(
         return Err(stacks);
     }
     Err(claim(tables, &target, source, mac, stacks))
+}
+
+/// Tells whether the agent says that this machine serves.
+#[inline(always)]
+fn serves<T: World>(tables: &T) -> bool {
+    is_announcing(tables.announce_stamp(), tables.now())
 }
 
 /// Notes an announcement, unless it is the machine's own.

@@ -8,7 +8,7 @@ use super::{
     local,
 };
 use crate::{
-    abi::{ADDRESS_LOCAL, AddressKey, PodKey, SERVICE_PODS, Tag, Tuple},
+    abi::{ADDRESS_LOCAL, ADDRESS_VIP, AddressKey, PodKey, SERVICE_PODS, Tag, Tuple},
     flow::FlowKey,
     frame::Frame,
     parse::{self, Packet, TcpFlags},
@@ -25,6 +25,8 @@ pub trait Shortcuts {
     fn shortcut(&self, key: &Tuple, epoch: u32) -> Option<u64>;
     /// Notes what a look-up has yielded that began in this epoch.
     fn note_shortcut(&self, key: &Tuple, epoch: u32, value: u64);
+    /// Notes the source of an outer header that was refused, for a human to look at.
+    fn note_untrusted(&self, source: &AddressKey);
 }
 
 /// Decides what is to be done with a frame of this stage.
@@ -32,7 +34,7 @@ pub trait Shortcuts {
 pub fn decide<'t, F: Frame, T: World>(frame: &F, tables: &'t T) -> Verdict<'t> {
     let decap = match open_frame(frame, tables) {
         Ok(decap) => decap,
-        Err(reason) => return Verdict::Pass(reason),
+        Err(verdict) => return verdict,
     };
     // What does not parse is judged again, and more leniently, as the header is taken off.
     match decap.inner {
@@ -52,26 +54,38 @@ pub fn decide<'t, F: Frame, T: World>(frame: &F, tables: &'t T) -> Verdict<'t> {
 ///
 /// # Errors
 ///
-/// Returns why the frame is left to the stack.
+/// Returns the verdict on a frame that is none.
 #[inline(always)]
-pub fn open_frame<F: Frame, T: Tables + Shortcuts>(
+pub fn open_frame<'t, F: Frame, T: Tables + Shortcuts>(
     frame: &F,
     tables: &T,
-) -> Result<Decap, PassReason> {
-    let link = parse::link(frame)?;
+) -> Result<Decap, Verdict<'t>> {
+    let link = match parse::link(frame) {
+        Ok(link) => link,
+        Err(reason) => return Err(Verdict::Pass(reason)),
+    };
     match link.ether_type {
-        ethernet::IPV4 => sort(tables, &parse::ipv4(frame, link.l3)?),
-        ethernet::IPV6 => sort(tables, &parse::ipv6(frame, link.l3)?),
-        _ => Err(PassReason::NotIp),
+        ethernet::IPV4 => match parse::ipv4(frame, link.l3) {
+            Ok(outer) => sort(tables, &outer),
+            Err(reason) => Err(Verdict::Pass(reason)),
+        },
+        ethernet::IPV6 => match parse::ipv6(frame, link.l3) {
+            Ok(outer) => sort(tables, &outer),
+            Err(reason) => Err(Verdict::Pass(reason)),
+        },
+        _ => Err(Verdict::Pass(PassReason::NotIp)),
     }
 }
 
 #[inline(always)]
-fn sort<A: Ip, T: Tables + Shortcuts>(tables: &T, outer: &Packet<A>) -> Result<Decap, PassReason> {
+fn sort<'t, A: Ip, T: Tables + Shortcuts>(
+    tables: &T,
+    outer: &Packet<A>,
+) -> Result<Decap, Verdict<'t>> {
     match outer.protocol {
         protocol::IPV4 => open(tables, outer, Family::V4),
         protocol::IPV6 => open(tables, outer, Family::V6),
-        _ => Err(PassReason::Protocol),
+        _ => Err(Verdict::Pass(PassReason::Protocol)),
     }
 }
 
@@ -79,13 +93,13 @@ fn sort<A: Ip, T: Tables + Shortcuts>(tables: &T, outer: &Packet<A>) -> Result<D
 ///
 /// # Errors
 ///
-/// Returns why the packet is left to the stack.
+/// Returns the verdict on a packet that is not opened.
 #[inline(always)]
-pub fn open<A: Ip, T: Tables + Shortcuts>(
+pub fn open<'t, A: Ip, T: Tables + Shortcuts>(
     tables: &T,
     outer: &Packet<A>,
     inner: Family,
-) -> Result<Decap, PassReason> {
+) -> Result<Decap, Verdict<'t>> {
     accept(tables, outer)?;
     Ok(Decap {
         l3: outer.l3,
@@ -102,9 +116,12 @@ pub fn open<A: Ip, T: Tables + Shortcuts>(
 ///
 /// # Errors
 ///
-/// Returns why the packet is left to the stack.
+/// Returns the verdict on a packet that is not opened.
 #[inline(always)]
-fn accept<A: Ip, T: Tables + Shortcuts>(tables: &T, outer: &Packet<A>) -> Result<(), PassReason> {
+fn accept<'t, A: Ip, T: Tables + Shortcuts>(
+    tables: &T,
+    outer: &Packet<A>,
+) -> Result<(), Verdict<'t>> {
     let source = outer.source.key();
     let destination = outer.destination.key();
     // The trie holds IPv4 edges as mapped addresses, which nobody filters as IPv6 sources.
@@ -115,11 +132,16 @@ fn accept<A: Ip, T: Tables + Shortcuts>(tables: &T, outer: &Packet<A>) -> Result
     if !disguised && tables.shortcut(&key, epoch).is_some() {
         return Ok(());
     }
-    if tables.address_flags(&destination) & ADDRESS_LOCAL == 0 {
-        return Err(PassReason::EncapNotOurs);
+    let flags = tables.address_flags(&destination);
+    if flags == ADDRESS_VIP {
+        return Err(Verdict::Drop(DropReason::VipEncap));
+    }
+    if flags & ADDRESS_LOCAL == 0 {
+        return Err(Verdict::Pass(PassReason::EncapNotOurs));
     }
     if disguised || !tables.is_trusted_edge(&source) {
-        return Err(PassReason::EncapUntrusted);
+        tables.note_untrusted(&source);
+        return Err(Verdict::Pass(PassReason::EncapUntrusted));
     }
     tables.note_shortcut(&key, epoch, 0);
     Ok(())

@@ -11,4 +11,6 @@ pub(crate) const OFFSETS: usize = 0x7fff;
 pub trait Relay {
     /// Returns the numbers.
     fn relay(&self, words: [u64; 4]) -> Option<[u64; 4]>;
+    /// Returns the numbers that went in last, for the stage that goes on with them.
+    fn relayed(&self) -> Option<[u64; 4]>;
 }

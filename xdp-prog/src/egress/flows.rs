@@ -2,13 +2,13 @@
 
 use super::Memory;
 use crate::{
-    abi::{FLOW_FIN_POD, PodFlow, Tuple, age},
+    abi::{FLOW_ACCEPTED, FLOW_FIN_POD, FLOW_HAIRPIN, FLOW_RESET, PodFlow, Tuple, age},
     decide::deliver::{self, FlowTable, IDLE_TRANSITORY_NS},
     parse::TcpFlags,
     wire::protocol,
 };
 
-/// Finds the flow that a pod's packet answers, and renews it.
+/// Finds the flow that a pod's packet answers, and renews it; `sequence` is what its TCP header says.
 ///
 /// An entry outlives its flow, as long as the table has room. What has idled
 /// too long may be a connection to the pod itself from a port that was used for
@@ -17,69 +17,105 @@ use crate::{
 pub(super) fn answer<T: Memory>(
     tables: &T,
     key: &Tuple,
-    protocol: u8,
     flags: TcpFlags,
+    sequence: u32,
 ) -> Option<PodFlow> {
     let now = tables.now();
-    let state = deliver::end_state(flags, FLOW_FIN_POD);
-    if state == 0
-        && !flags.accepts_connection()
-        && let Some(flow) = tables.noted_flow(key)
-    {
+    let fin = deliver::end_state(flags, FLOW_FIN_POD);
+    let reset = if flags.rst() { FLOW_RESET } else { 0 };
+    let is_plain = fin | reset == 0 && !flags.accepts_connection();
+    if is_plain && let Some(flow) = tables.noted_flow(key) {
         return Some(flow);
     }
-    if let Some(met) = visit(tables, FlowTable::Answered, key, protocol, state, now) {
+    let met = visit(tables, FlowTable::Answered, key, now, |flow| {
+        flow.renew(fin | reset, now);
+    });
+    if let Some(met) = met {
         let flow = met?;
         deliver::note(tables, key, &flow);
         return Some(flow);
     }
-    let mut flow = visit(tables, FlowTable::Embryonic, key, protocol, state, now)??;
-    let is_established = protocol != protocol::TCP || !(flags.accepts_connection() || flags.rst());
-    if is_established {
-        flow.seen = now;
-        // In this order, so that the XDP program always finds one of the two.
-        tables.insert_flow(FlowTable::Answered, key, &flow);
-        tables.remove_flow(FlowTable::Embryonic, key);
+    // A RST ends nothing here: it answers what somebody has sent, and a connection may still begin.
+    let flow = visit(tables, FlowTable::Embryonic, key, now, |flow| {
+        flow.renew(fin, now);
+        if flags.accepts_connection() {
+            flow.accept(sequence);
+        }
+    })??;
+    if is_established(key.protocol(), flags, &flow) {
+        establish(tables, key, &flow, now);
     }
     Some(flow)
 }
 
-/// Finds the flow of a packet that is quoted, or that a fragment belongs to.
+/// Tells whether a pod sends this to a client only that is where it says, or goes on with what began long ago.
+///
+/// To forged segments a pod that waits for the end of the handshake may send bare ACKs (RFC 9293 section 3.10.7.4).
 #[inline(always)]
-pub(super) fn find<T: Memory>(tables: &T, key: &Tuple, protocol: u8) -> Option<PodFlow> {
-    let now = tables.now();
-    if let Some(flow) = tables.with_flow(FlowTable::Answered, key, |flow| *flow) {
-        return is_fresh(&flow, FlowTable::Answered, protocol, now).then_some(flow);
+const fn is_established(protocol: u8, flags: TcpFlags, flow: &PodFlow) -> bool {
+    if protocol != protocol::TCP {
+        return true;
     }
-    let flow = tables.with_flow(FlowTable::Embryonic, key, |flow| *flow)?;
-    is_fresh(&flow, FlowTable::Embryonic, protocol, now).then_some(flow)
+    if flags.rst() || flags.accepts_connection() {
+        return false;
+    }
+    flow.state() & FLOW_ACCEPTED == 0 || flags.psh() || flags.fin()
 }
 
-/// Renews a flow; within the outer option none if it is known, but no more in use.
+/// Moves a flow to those that are answered, with both of its entries.
+#[inline(always)]
+fn establish<T: Memory>(tables: &T, key: &Tuple, flow: &PodFlow, now: u64) {
+    deliver::establish(tables, key, &flow.established(now));
+    if !flow.has_other_port(key) {
+        return;
+    }
+    let client = if flow.state() & FLOW_HAIRPIN == 0 {
+        key.source()
+    } else {
+        match tables.hairpin(key) {
+            Some(client) => client,
+            None => return,
+        }
+    };
+    let forward = flow.forward_key(key, client);
+    let entry = PodFlow::forward(&forward, key.destination(), key.source_port(), now);
+    deliver::establish(tables, &forward, &entry);
+}
+
+/// Finds the flow of a packet that is quoted, or that a fragment belongs to.
+#[inline(always)]
+pub(super) fn find<T: Memory>(tables: &T, key: &Tuple) -> Option<PodFlow> {
+    let now = tables.now();
+    match visit(tables, FlowTable::Answered, key, now, |_| {}) {
+        Some(met) => met,
+        None => visit(tables, FlowTable::Embryonic, key, now, |_| {})?,
+    }
+}
+
+/// Runs `renew` on a flow; within the outer option none if it is known, but no more in use.
 #[inline(always)]
 fn visit<T: Memory>(
     tables: &T,
     table: FlowTable,
     key: &Tuple,
-    protocol: u8,
-    state: u8,
     now: u64,
+    renew: impl FnOnce(&mut PodFlow),
 ) -> Option<Option<PodFlow>> {
     tables.with_flow(table, key, |flow| {
-        if !is_fresh(flow, table, protocol, now) {
+        if !is_fresh(flow, table, key.protocol(), now) {
             return None;
         }
-        flow.renew(state, now);
+        renew(flow);
         Some(*flow)
     })
 }
 
-/// Tells whether a flow has been in use of late.
+/// Tells whether a flow has been in use of late, and has this key at its pod.
 ///
 /// The same times after which another address may take its key over; but what
 /// has ended is still translated for a while: last segments are sent again.
 #[inline(always)]
 const fn is_fresh(flow: &PodFlow, table: FlowTable, protocol: u8, now: u64) -> bool {
     let limit = deliver::idle_limit(table, protocol, flow.state(), IDLE_TRANSITORY_NS);
-    age(flow.seen, now) < limit
+    !flow.is_forward() && age(flow.seen, now) < limit
 }

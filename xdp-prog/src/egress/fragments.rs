@@ -38,7 +38,7 @@ pub(super) fn later<S: Skb, T: Memory>(
         datagram.source_port(),
         packet.protocol,
     );
-    let Some(flow) = flows::find(tables, &key, packet.protocol) else {
+    let Some(flow) = flows::find(tables, &key) else {
         return Ok(Outcome::Untouched);
     };
     let difference = Sum::ZERO.replace_words(packet.source.words(), flow.address.words());

@@ -6,7 +6,7 @@
 //! | IP: source | ICMP | quoted IP: client, pod | quoted ports, 8 bytes at least ...
 //! ```
 //!
-//! A client on this machine that the pod does not see ([`super::hairpin`]) gets its place back in the quote,
+//! A client that the pod knows by another port gets its own back in the quote. A client on this machine that the pod does not see ([`super::hairpin`]) gets its place back in the quote,
 //! and the error comes in instead of leaving. Its source is what the client talks to whoever sent it: the stack
 //! takes no packet from an address of its own.
 
@@ -69,7 +69,7 @@ pub(super) fn translate<S: Skb, T: Memory>(
         ports.destination,
         quote.protocol,
     );
-    let Some(flow) = flows::find(tables, &key, quote.protocol) else {
+    let Some(flow) = flows::find(tables, &key) else {
         return Ok(Outcome::Untouched);
     };
     let is_hairpin = flow.state() & FLOW_HAIRPIN != 0;
@@ -81,7 +81,7 @@ pub(super) fn translate<S: Skb, T: Memory>(
     } else {
         quote.client
     };
-    let field = rewrite(skb, packet, &quote, ports.destination, &flow, client)?;
+    let field = rewrite(skb, packet, &quote, &ports, &flow, client)?;
     if is_hairpin || is_same(packet.source, quote.pod) {
         let moved = Sum::ZERO.replace_words(packet.source.words(), flow.address.words());
         set_source(skb, packet, flow.address, moved)?;
@@ -205,7 +205,7 @@ fn rewrite<S: Skb>(
     skb: &mut S,
     packet: &Headers,
     quote: &Quote,
-    port: [u8; 2],
+    ports: &Ports,
     flow: &PodFlow,
     client: AddressKey,
 ) -> Result<ChecksumField, DropReason> {
@@ -213,8 +213,11 @@ fn rewrite<S: Skb>(
     let moved = Sum::ZERO
         .replace_words(quote.client.words(), client.words())
         .replace_words(quote.pod.words(), address.words());
-    let new_port = flow.port();
-    let both = moved.replace_u16(u16::from_be_bytes(port), u16::from_be_bytes(new_port));
+    let new = Ports {
+        source: flow.client_port(),
+        destination: flow.port(),
+    };
+    let both = moved.add_sum(ports.replaced_by(new));
     let transport = transport_checksum(skb, quote, packet.end, both);
     // What the error's own checksum covers.
     let mut message = both;
@@ -239,8 +242,9 @@ fn rewrite<S: Skb>(
             skb.store(at, address.words(), 16)?;
         }
     }
-    let at = quote.l4 + offset_of!(Ports, destination);
-    skb.store(at, two(new_port), 2)?;
+    let ([a, b], [c, d]) = (new.source, new.destination);
+    let words = [u64::from_ne_bytes([a, b, c, d, 0, 0, 0, 0]), 0];
+    skb.store(quote.l4, words, size_of::<Ports>())?;
     if let Some(change) = transport {
         message = message.replace_u16(change.old, change.new);
         skb.store(change.offset, two(change.new.to_be_bytes()), 2)?;

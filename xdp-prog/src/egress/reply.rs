@@ -1,4 +1,5 @@
-//! What a pod answers: source address and port become those that the client talks to.
+//! What a pod answers: source address and port become those that the client talks to, the destination port the
+//! client's own.
 
 use core::mem::offset_of;
 
@@ -40,12 +41,12 @@ pub(super) fn translate<S: Skb, T: Memory>(
     let Some(&ports) = skb.view::<Ports>(packet.l4) else {
         return Ok(Outcome::Untouched);
     };
-    let flags = match packet.protocol {
+    let (flags, sequence) = match packet.protocol {
         protocol::TCP => match skb.view::<Tcp>(packet.l4) {
-            Some(header) => TcpFlags(header.flags),
+            Some(header) => (TcpFlags(header.flags), u32::from_be_bytes(header.sequence)),
             None => return Ok(Outcome::Untouched),
         },
-        _ => TcpFlags::default(),
+        _ => (TcpFlags::default(), 0),
     };
     let key = Tuple::new(
         packet.destination,
@@ -58,7 +59,7 @@ pub(super) fn translate<S: Skb, T: Memory>(
     let flow = if flags.begins_connection() {
         None
     } else {
-        flows::answer(tables, &key, packet.protocol, flags)
+        flows::answer(tables, &key, flags, sequence)
     };
     let Some(flow) = flow else {
         // A translated reply may leave from a NodePort too.
@@ -75,16 +76,16 @@ pub(super) fn translate<S: Skb, T: Memory>(
     } else {
         Clamp::NONE
     };
-    let checksum = rewrite(skb, packet, ports.source, &flow, clamp)?;
+    let checksum = rewrite(skb, packet, &ports, &flow, clamp)?;
     hairpin::finish(skb, tables, packet, &flow, &key, checksum)
 }
 
-/// Translates source address and port, and returns where the checksum lies, if that covers addresses.
+/// Translates source address and both ports, and returns where the checksum lies, if that covers addresses.
 #[inline(always)]
 fn rewrite<S: Skb>(
     skb: &mut S,
     packet: &Headers,
-    port: [u8; 2],
+    ports: &Ports,
     flow: &PodFlow,
     clamp: Clamp,
 ) -> Result<Option<ChecksumField>, DropReason> {
@@ -104,15 +105,15 @@ fn rewrite<S: Skb>(
             return Ok(None);
         }
     };
-    let new_port = flow.port();
-    let segment = Sum::ZERO
-        .replace_u16(u16::from_be_bytes(port), u16::from_be_bytes(new_port))
-        .add_sum(clamp.difference);
+    let new = Ports {
+        source: flow.port(),
+        destination: flow.client_port(),
+    };
+    let segment = ports.replaced_by(new).add_sum(clamp.difference);
     // First, because the helper takes away what was seen of the packet.
     correct(skb, field, addresses, segment)?;
     set_source(skb, packet, flow.address, addresses)?;
-    let ports: &mut Ports = view_mut(skb, packet.l4)?;
-    ports.source = new_port;
+    *view_mut::<Ports, _>(skb, packet.l4)? = new;
     if clamp.offset != 0 {
         *view_mut(skb, clamp.offset)? = clamp.value;
     }

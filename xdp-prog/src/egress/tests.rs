@@ -3,8 +3,12 @@
 
 extern crate std;
 
-use core::cell::RefCell;
-use std::{collections::HashMap, vec, vec::Vec};
+use core::cell::{Cell, RefCell};
+use std::{
+    collections::{HashMap, hash_map::Entry},
+    vec,
+    vec::Vec,
+};
 
 use proptest::prelude::*;
 
@@ -14,6 +18,7 @@ use crate::{
     decide::{
         Clock,
         deliver::{FlowTable, IDLE_TCP_NS},
+        nat::Inserted,
         relay::Relay,
     },
     reason::REASON_COUNT,
@@ -129,6 +134,21 @@ fn reply_keeps_its_flow_fresh() {
     assert_eq!(world.translated(), 1);
 }
 
+#[test]
+fn flow_that_the_table_does_not_take_stays_where_it_is() {
+    let reply = Reply::example(true, TCP);
+    let world = reply.world();
+    world.flows[0].swap(&world.flows[1]);
+    world.is_full.set(true);
+    process(&mut HostSkb::new(&reply.frame(Checksum::Finished)), &world).unwrap();
+    let lengths = || [0, 1].map(|table: usize| world.flows[table].borrow().len());
+    assert_eq!(lengths(), [0, 1]);
+    assert_eq!(world.translated(), 1);
+    world.is_full.set(false);
+    process(&mut HostSkb::new(&reply.frame(Checksum::Finished)), &world).unwrap();
+    assert_eq!(lengths(), [1, 0]);
+}
+
 /// Whether the transport checksum covers the segment yet.
 #[derive(Clone, Copy)]
 enum Checksum {
@@ -202,8 +222,9 @@ impl Reply {
     fn world(&self) -> World {
         let world = World::default();
         let (address, port) = self.vip;
-        let flow = PodFlow::new(AddressKey::v6(address), port.to_be_bytes(), 0, 0, NOW);
-        world.flows[0].borrow_mut().insert(self.key(), flow);
+        let (key, port) = (self.key(), port.to_be_bytes());
+        let flow = PodFlow::new(&key, AddressKey::v6(address), port, 0, 0, NOW);
+        world.flows[0].borrow_mut().insert(key, flow);
         world
     }
 
@@ -320,6 +341,8 @@ fn sum(parts: &[&[u8]]) -> u16 {
 
 struct World {
     flows: [RefCell<HashMap<Tuple, PodFlow>>; 2],
+    /// The tables take no more.
+    is_full: Cell<bool>,
     reasons: RefCell<Vec<u64>>,
 }
 
@@ -327,6 +350,7 @@ impl Default for World {
     fn default() -> Self {
         Self {
             flows: Default::default(),
+            is_full: Cell::default(),
             reasons: RefCell::new(vec![0; REASON_COUNT]),
         }
     }
@@ -345,6 +369,10 @@ impl World {
 impl Relay for World {
     fn relay(&self, words: [u64; 4]) -> Option<[u64; 4]> {
         Some(words)
+    }
+
+    fn relayed(&self) -> Option<[u64; 4]> {
+        None
     }
 }
 
@@ -397,12 +425,20 @@ impl Flows for World {
         key: &Tuple,
         f: impl FnOnce(&mut PodFlow) -> R,
     ) -> Option<R> {
-        self.flows[table as usize].borrow_mut().get_mut(key).map(f)
+        let mut flows = self.flows[table as usize].borrow_mut();
+        let known = flows.get_mut(key);
+        known.filter(|known| known.is_for(key)).map(f)
     }
 
-    fn insert_flow(&self, table: FlowTable, key: &Tuple, flow: &PodFlow) -> bool {
-        let mut flows = self.flows[table as usize].borrow_mut();
-        flows.insert(*key, *flow).is_none()
+    fn insert_flow(&self, table: FlowTable, key: &Tuple, flow: &PodFlow) -> Inserted {
+        match self.flows[table as usize].borrow_mut().entry(*key) {
+            Entry::Occupied(_) => Inserted::Exists,
+            Entry::Vacant(_) if self.is_full.get() => Inserted::Full,
+            Entry::Vacant(place) => {
+                place.insert(*flow);
+                Inserted::Done
+            }
+        }
     }
 
     fn remove_flow(&self, table: FlowTable, key: &Tuple) {

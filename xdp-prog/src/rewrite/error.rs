@@ -1,7 +1,7 @@
 //! An ICMP error about a flow of a pod of this machine: its destination and its quote are translated as
 //! the pod's replies are, the other way round.
 //!
-//! A client that the pod does not see ([`crate::decide::deliver`]) has the address that it talks to in its
+//! Where the pod knows the client by another port, the quote gets that. A client that the pod does not see ([`crate::decide::deliver`]) has the address that it talks to in its
 //! place, as the quote's destination. So has the error itself, whoever sent it: it is
 //! this machine or the pod, and the stack takes no packet from an address of its own.
 
@@ -55,7 +55,7 @@ fn translate_v4<F: FrameMut>(
     let new = u32::from_be_bytes([a, b, c, d]);
 
     let header = view_mut::<Ipv4, _>(frame, deliver.place.inner_l3)?;
-    let (source, gone) = stay(deliver.seen_as, header.source(), header.destination());
+    let (source, gone) = stay(deliver.shown.seen_as, header.source(), header.destination());
     let [e, f, g, h] = source;
     header.addresses = [e, f, g, h, a, b, c, d];
     let check = u16::from_be_bytes(header.checksum);
@@ -63,7 +63,7 @@ fn translate_v4<F: FrameMut>(
     header.checksum = csum::update(check, difference).to_be_bytes();
 
     let quoted = view_mut::<Ipv4, _>(frame, deliver.quoted_l3)?;
-    let (destination, gone) = stay(deliver.seen_as, quoted.destination(), quoted.source());
+    let (destination, gone) = stay(deliver.shown.seen_as, quoted.destination(), quoted.source());
     let difference = Sum::ZERO.replace_u32(u32::from_be_bytes(gone), new);
     let [e, f, g, h] = destination;
     quoted.addresses = [a, b, c, d, e, f, g, h];
@@ -80,7 +80,7 @@ fn translate_v6<F: FrameMut>(
 ) -> Result<(Sum, Sum), DropReason> {
     let new = deliver.backend.pod.octets();
     let header = view_mut::<Ipv6, _>(frame, deliver.place.inner_l3)?;
-    let pseudo_header = match deliver.seen_as {
+    let pseudo_header = match deliver.shown.seen_as {
         SeenAs::Client => Sum::ZERO.replace_array(&header.destination, &new),
         SeenAs::Destination => {
             let difference = Sum::ZERO.replace_array(&header.source, &new);
@@ -91,7 +91,7 @@ fn translate_v6<F: FrameMut>(
     header.destination = new;
 
     let quoted = view_mut::<Ipv6, _>(frame, deliver.quoted_l3)?;
-    let difference = match deliver.seen_as {
+    let difference = match deliver.shown.seen_as {
         SeenAs::Client => Sum::ZERO.replace_array(&quoted.source, &new),
         SeenAs::Destination => {
             let difference = Sum::ZERO.replace_array(&quoted.destination, &new);
@@ -115,7 +115,7 @@ fn stay(seen_as: SeenAs, client: [u8; 4], talks_to: [u8; 4]) -> ([u8; 4], [u8; 4
     }
 }
 
-/// Translates the quoted port and checksum and returns the difference to the ICMP message.
+/// Translates the quoted ports and checksum and returns the difference to the ICMP message.
 #[inline(always)]
 fn translate_transport<F: FrameMut>(
     frame: &mut F,
@@ -127,11 +127,14 @@ fn translate_transport<F: FrameMut>(
         return Ok(message);
     }
     let ports = view_mut::<Ports, _>(frame, deliver.quoted_l4)?;
-    let old = u16::from_be_bytes(ports.source);
-    let new = u16::from_be_bytes(deliver.backend.port);
-    ports.source = deliver.backend.port;
-    let difference = difference.replace_u16(old, new);
-    let message = message.replace_u16(old, new);
+    let new = Ports {
+        source: deliver.backend.port,
+        destination: deliver.shown.port.to_be_bytes(),
+    };
+    let moved = ports.replaced_by(new);
+    *ports = new;
+    let difference = difference.add_sum(moved);
+    let message = message.add_sum(moved);
     if !deliver.has_checksum {
         return Ok(message);
     }

@@ -18,7 +18,7 @@ use crate::{
         Family,
         answer::{Reply, Way},
     },
-    frame::{Frame, FrameMut, FrameSum},
+    frame::{Frame, FrameMut, FrameSum, LONGEST_SUM},
     parse::TcpFlags,
     reason::{DropReason, ReplyReason},
     wire::{
@@ -61,7 +61,7 @@ pub fn reply<F: FrameMut + FrameSum>(
 }
 
 #[inline(always)]
-fn echo_v4<F: FrameMut>(frame: &mut F, reply: &Reply) -> Result<(), DropReason> {
+fn echo_v4<F: FrameMut + FrameSum>(frame: &mut F, reply: &Reply) -> Result<(), DropReason> {
     let header = view_mut::<Ipv4, _>(frame, reply.l3)?;
     let [a, b, c, d, e, f, g, h] = header.addresses;
     // Swapped words change no sum.
@@ -70,9 +70,30 @@ fn echo_v4<F: FrameMut>(frame: &mut F, reply: &Reply) -> Result<(), DropReason> 
     header.ttl = TTL;
     let new = u16::from_be_bytes([header.ttl, header.protocol]);
     patch_checksum(header, old, new);
-    set_kind(frame, reply, icmp::v4::ECHO_REPLY)?;
+    let check = set_kind(frame, reply, icmp::v4::ECHO_REPLY)?;
+    if check == 0 {
+        set_checksum_of_zeros(frame, reply)?;
+    }
     cut_padding(frame, reply)?;
     turn_back(frame)
+}
+
+/// Corrects the checksum, updated to zero, of an echo reply that is nothing but zeros: no other message that leaves here
+/// can be, and its sum is the one that [`csum::update`] does not know.
+///
+/// Of a message longer than what can be summed its first part tells; all ones are right for any message that has a
+/// checksum of zero.
+#[inline(always)]
+fn set_checksum_of_zeros<F: FrameMut + FrameSum>(
+    frame: &mut F,
+    reply: &Reply,
+) -> Result<(), DropReason> {
+    let length = (reply.l3 + reply.length).saturating_sub(reply.l4);
+    let sum = frame.sum(reply.l4, length.min(LONGEST_SUM));
+    if sum.ok_or(DropReason::NoHeadroom)?.fold() == 0 {
+        view_mut::<Icmp, _>(frame, reply.l4)?.checksum = [0xff; 2];
+    }
+    Ok(())
 }
 
 #[inline(always)]
@@ -87,15 +108,17 @@ fn echo_v6<F: FrameMut>(frame: &mut F, reply: &Reply) -> Result<(), DropReason> 
     turn_back(frame)
 }
 
+/// Sets the type of an ICMP message and returns the checksum that it has then.
 #[inline(always)]
-fn set_kind<F: FrameMut>(frame: &mut F, reply: &Reply, kind: u8) -> Result<(), DropReason> {
+fn set_kind<F: FrameMut>(frame: &mut F, reply: &Reply, kind: u8) -> Result<u16, DropReason> {
     let header = view_mut::<Icmp, _>(frame, reply.l4)?;
     let old = u16::from_be_bytes([header.kind, header.code]);
     header.kind = kind;
     let new = u16::from_be_bytes([header.kind, header.code]);
     let check = u16::from_be_bytes(header.checksum);
-    header.checksum = csum::update(check, Sum::ZERO.replace_u16(old, new)).to_be_bytes();
-    Ok(())
+    let check = csum::update(check, Sum::ZERO.replace_u16(old, new));
+    header.checksum = check.to_be_bytes();
+    Ok(check)
 }
 
 /// An answer is no larger than what it answers, whatever came behind that.

@@ -1,5 +1,6 @@
 //! TCP (RFC 9293), UDP (RFC 768) and SCTP (RFC 9260).
 
+use crate::csum::Sum;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// The four bytes that TCP and UDP begin with.
@@ -22,6 +23,22 @@ pub struct Ports {
     pub source: [u8; 2],
     /// Destination port.
     pub destination: [u8; 2],
+}
+
+impl Ports {
+    /// Returns what a checksum sees when they become others.
+    #[inline(always)]
+    pub fn replaced_by(&self, new: Self) -> Sum {
+        Sum::ZERO
+            .replace_u16(
+                u16::from_be_bytes(self.source),
+                u16::from_be_bytes(new.source),
+            )
+            .replace_u16(
+                u16::from_be_bytes(self.destination),
+                u16::from_be_bytes(new.destination),
+            )
+    }
 }
 
 /// The fixed part of a TCP header.
@@ -65,6 +82,12 @@ pub struct Tcp {
 impl Tcp {
     /// Length of the fixed part in bytes.
     pub const LENGTH: usize = size_of::<Self>();
+
+    /// Returns the length of the header with its options, as it states it.
+    #[inline(always)]
+    pub const fn header_length(&self) -> usize {
+        (self.data_offset >> 4) as usize * 4
+    }
 }
 
 /// ```text

@@ -1,12 +1,6 @@
 //! What the XDP tests need beside the lab: small programs and raw frames.
 
-use std::{
-    io,
-    os::fd::{AsRawFd, FromRawFd, OwnedFd},
-    time::Duration,
-};
-
-use lab::{Link, Mac};
+use lab::Mac;
 
 /// IEEE 802 local experimental EtherType 1, which no stack answers.
 pub(crate) const EXPERIMENTAL: u16 = 0x88b5;
@@ -86,72 +80,4 @@ pub(crate) fn frame(destination: Mac, source: Mac) -> Vec<u8> {
     frame.extend(EXPERIMENTAL.to_be_bytes());
     frame.resize(60, 0xa5);
     frame
-}
-
-/// A packet socket for one EtherType on one interface.
-pub(crate) struct RawSocket(OwnedFd);
-
-impl RawSocket {
-    pub(crate) fn open(link: &Link<'_>, ether_type: u16) -> Self {
-        let protocol = ether_type.to_be();
-        let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC;
-        let fd = link.namespace().run(|| {
-            // SAFETY: takes no pointers.
-            unsafe { libc::socket(libc::AF_PACKET, kind, protocol.into()) }
-        });
-        assert!(fd >= 0, "{}", io::Error::last_os_error());
-        // SAFETY: the descriptor was opened above and nobody else owns it.
-        let socket = unsafe { OwnedFd::from_raw_fd(fd) };
-        let address = libc::sockaddr_ll {
-            sll_family: libc::AF_PACKET.try_into().unwrap(),
-            sll_protocol: protocol,
-            sll_ifindex: link.index().try_into().unwrap(),
-            sll_hatype: 0,
-            sll_pkttype: 0,
-            sll_halen: 0,
-            sll_addr: [0; 8],
-        };
-        // SAFETY: the address is a `sockaddr_ll` of the length given.
-        let bound = unsafe {
-            libc::bind(
-                socket.as_raw_fd(),
-                (&raw const address).cast(),
-                size_of_val(&address).try_into().unwrap(),
-            )
-        };
-        assert_eq!(bound, 0, "{}", io::Error::last_os_error());
-        Self(socket)
-    }
-
-    pub(crate) fn send(&self, frame: &[u8]) {
-        // SAFETY: the frame is readable for its length.
-        let sent = unsafe { libc::send(self.0.as_raw_fd(), frame.as_ptr().cast(), frame.len(), 0) };
-        assert_eq!(
-            sent,
-            frame.len().cast_signed(),
-            "{}",
-            io::Error::last_os_error()
-        );
-    }
-
-    /// Returns the next frame, or nothing after `timeout`.
-    pub(crate) fn receive(&self, timeout: Duration) -> Option<Vec<u8>> {
-        let mut poll = libc::pollfd {
-            fd: self.0.as_raw_fd(),
-            events: libc::POLLIN,
-            revents: 0,
-        };
-        let milliseconds = timeout.as_millis().try_into().unwrap();
-        // SAFETY: one entry, as said.
-        let ready = unsafe { libc::poll(&raw mut poll, 1, milliseconds) };
-        if ready != 1 {
-            return None;
-        }
-        let mut frame = vec![0; 1 << 16];
-        let (start, room) = (frame.as_mut_ptr().cast(), frame.len());
-        // SAFETY: the buffer is writable for its length.
-        let length = unsafe { libc::recv(self.0.as_raw_fd(), start, room, 0) };
-        frame.truncate(length.try_into().unwrap());
-        Some(frame)
-    }
 }

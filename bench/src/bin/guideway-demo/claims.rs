@@ -80,6 +80,17 @@ impl Claims {
         });
     }
 
+    /// Claims that no pod took a new connection for a part of an old one, as it would where a client's port that has
+    /// been used for one service is used for another at once: such a connection stalls (RFC 5961 section 4).
+    pub(crate) fn fresh_connections(&mut self, challenges: u64) {
+        self.0.push(Claim {
+            text: "no connection is taken for an older one".to_owned(),
+            measured: format!("{challenges} challenge ACKs"),
+            holds: challenges == 0,
+            reasons: Vec::new(),
+        });
+    }
+
     /// Claims that a removal harms nobody but the removed node's connections.
     pub(crate) fn removal(&mut self, removal: &Removal) {
         let (removed, place) = &removal.removed;

@@ -182,6 +182,15 @@ impl Cluster {
         self.net.nodes()
     }
 
+    /// Returns how many challenge ACKs the pods have sent (RFC 5961 section 4).
+    pub(crate) fn challenges(&self) -> Result<u64> {
+        let mut challenges = 0;
+        for pod in self.net.pods() {
+            challenges += pod.namespace().tcp_counter("TCPChallengeACK")?;
+        }
+        Ok(challenges)
+    }
+
     /// Rewrites the configuration without one node's pod, or with all of them, and
     /// waits until the edge's tables say the same; returns how long it took.
     pub(crate) fn configure(&self, without: Option<&Machine>) -> Result<Duration> {

@@ -68,6 +68,7 @@ fn show(cluster: &mut Cluster, claims: &mut Claims) -> Result<()> {
     claims.traffic(&rows);
     print!("{}", page::path(&rows));
     claims.direct_return(&rows);
+    claims.fresh_connections(cluster.challenges()?);
 
     print!("{}", page::removal_title());
     let removal = Removal::run(cluster).context("cannot remove a backend")?;

@@ -14,6 +14,8 @@ struct World {
 
 struct Member {
     election: Election,
+    home: Home,
+    macs: BTreeSet<Mac>,
     holds: BTreeSet<IpAddr>,
     again: usize,
     runs: bool,
@@ -43,12 +45,22 @@ impl World {
         world
     }
 
+    /// Adds an edge of the version before, to which the others are not there.
+    fn add_older(&mut self, name: &str) {
+        self.add(name, BTreeSet::new());
+        let member = self.edge(name);
+        member.home = Home::Shared;
+        member.macs.clear();
+    }
+
     fn add(&mut self, name: &str, announced: BTreeSet<IpAddr>) {
         let mut election = Election::new(name, announced.clone());
         election.want(self.wanted.clone());
         election.set_eligible(true);
         let member = Member {
             election,
+            home: Home::Own,
+            macs: [mac_of(name)].into(),
             holds: announced,
             again: 0,
             runs: true,
@@ -80,6 +92,8 @@ impl World {
                 member.renewals += 1;
                 leases.push(Edge {
                     name: name.clone(),
+                    home: member.home,
+                    macs: member.macs.clone(),
                     addresses: member.addresses.clone(),
                     renewal: member.renewals.to_string(),
                 });
@@ -92,7 +106,15 @@ impl World {
             }
             if member.reaches_api {
                 for lease in &leases {
-                    member.election.see(lease.clone(), self.now);
+                    let mut lease = lease.clone();
+                    if member.home == Home::Shared {
+                        // It looks at one place alone, which is its own.
+                        if lease.home == Home::Own {
+                            continue;
+                        }
+                        lease.home = Home::Own;
+                    }
+                    member.election.see(lease, self.now);
                 }
             }
             let holdings = member.election.step(self.now);
@@ -110,7 +132,7 @@ impl World {
         for (by, address) in announced {
             for (name, member) in &mut self.edges {
                 if *name != by && member.holds.contains(&address) {
-                    member.election.claim(address);
+                    member.election.claim(address, mac_of(&by), self.now);
                 }
             }
         }
@@ -138,6 +160,16 @@ impl World {
         }
     }
 }
+
+fn mac_of(edge: &str) -> Mac {
+    let [letter, ..] = edge.as_bytes() else {
+        panic!("an edge has a name");
+    };
+    Mac([2, 0, 0, 0, 0, *letter])
+}
+
+/// A machine that is no edge.
+const STRANGER: Mac = Mac([0x0a, 0, 0, 0, 0, 1]);
 
 const SETTLED: Duration = Duration::from_secs(6);
 
@@ -276,6 +308,8 @@ fn stale_lease_of_an_earlier_life_proves_nothing() {
     let now = Instant::now();
     let lease = |renewal: &str| Edge {
         name: "a".to_owned(),
+        home: Home::Own,
+        macs: BTreeSet::new(),
         addresses: BTreeSet::new(),
         renewal: renewal.to_owned(),
     };
@@ -307,6 +341,8 @@ fn clocks_in_leases_do_not_matter() {
         for name in ["a", "b"] {
             let edge = Edge {
                 name: name.to_owned(),
+                home: Home::Own,
+                macs: BTreeSet::new(),
                 addresses: BTreeSet::new(),
                 renewal: format!("{year}-01-01T00:00:00.000000Z"),
             };
@@ -326,9 +362,10 @@ fn announcement_of_what_belongs_here_is_answered_once() {
     let mut world = World::new(&["a"], 1);
     world.pass(SETTLED);
     let address = *world.wanted.keys().next().unwrap();
+    let now = world.now;
     let member = world.edge("a");
-    member.election.claim(address);
-    member.election.claim(address);
+    member.election.claim(address, STRANGER, now);
+    member.election.claim(address, STRANGER, now);
     world.pass(Duration::from_secs(2));
     assert_eq!(world.edge("a").again, 1);
     assert_eq!(world.holders(address), ["a"]);
@@ -353,7 +390,7 @@ fn excluded_edge_lets_go_when_others_have_had_time() {
     excluded.election.set_eligible(false);
     // It withdraws its Lease.
     excluded.reaches_api = false;
-    world.edge("b").election.forget("a");
+    world.edge("b").election.forget(Home::Own, "a");
     for _ in 0..30 {
         world.tick();
         for address in world.wanted.keys() {
@@ -426,4 +463,163 @@ fn machine_that_was_paused_yields_and_takes_back() {
     world.pass(SETTLED);
     world.expect_one_holder_each();
     assert_eq!(world.edge("a").holds, before);
+}
+
+/// An edge that has what `claim` is about and has lost the API, as have all.
+fn edge_without_the_api(of: &[&str]) -> (World, IpAddr) {
+    let mut world = World::new(of, 60);
+    world.pass(SETTLED);
+    let names: BTreeSet<String> = world.edges.keys().cloned().collect();
+    for member in world.edges.values_mut() {
+        member.election.retain(Home::Own, &names);
+        member.reaches_api = false;
+    }
+    world.pass(SETTLED);
+    let address = *world.edge("a").holds.first().unwrap();
+    (world, address)
+}
+
+#[test]
+fn one_announcement_of_a_stranger_takes_nothing_from_an_edge_without_the_api() {
+    let (mut world, address) = edge_without_the_api(&["a", "b"]);
+    let now = world.now;
+    world.edge("a").election.claim(address, STRANGER, now);
+    let holdings = world.edge("a").election.step(now);
+    assert_eq!(holdings.strangers, [(address, STRANGER)], "it is named");
+    world.pass(2 * SETTLED);
+    assert_eq!(world.holders(address), ["a"]);
+    assert_eq!(world.edge("a").again, 1, "neighbours hear who has it");
+    let now = world.now;
+    world.edge("a").election.claim(address, STRANGER, now);
+    let holdings = world.edge("a").election.step(now);
+    assert_eq!(holdings.strangers, [], "it was named before");
+    world.pass(SETTLED);
+    assert_eq!(
+        world.holders(address),
+        ["a"],
+        "two that lie apart are no insistence"
+    );
+}
+
+#[test]
+fn one_announcement_of_a_known_edge_is_enough_without_the_api() {
+    let (mut world, address) = edge_without_the_api(&["a", "b"]);
+    let now = world.now;
+    world.edge("a").election.claim(address, mac_of("b"), now);
+    let holdings = world.edge("a").election.step(now);
+    assert_eq!(holdings.strangers, []);
+    assert!(!holdings.addresses.contains(&address));
+}
+
+#[test]
+fn machine_that_goes_on_announcing_is_taken_for_an_edge() {
+    let (mut world, address) = edge_without_the_api(&["a", "b"]);
+    let begin = world.now;
+    while world.holders(address) == ["a"] {
+        let now = world.now;
+        assert!(now <= begin + INSISTENCE + RENEWAL);
+        world.edge("a").election.claim(address, STRANGER, now);
+        world.pass(RENEWAL);
+    }
+    assert!(world.now > begin + INSISTENCE);
+}
+
+#[test]
+fn edge_that_has_never_heard_of_its_successor_yields_to_it() {
+    let mut world = World::new(&["a", "b"], 60);
+    world.pass(SETTLED);
+    world.edge("a").reaches_api = false;
+    world.edge("b").runs = false;
+    world.add("c", BTreeSet::new());
+    // The announcements are repeated: each is defended, and that defended again.
+    world.pass(3 * SETTLED);
+    assert_eq!(world.edge("c").holds.len(), 60);
+    assert!(world.edge("a").holds.is_empty());
+}
+
+#[test]
+fn edges_of_two_versions_never_have_one_address() {
+    let mut world = World::new(&[], 60);
+    for name in ["a", "b"] {
+        world.add_older(name);
+    }
+    world.pass(SETTLED);
+    world.expect_one_holder_each();
+    let upgrade = |world: &mut World, name: &str| {
+        let announced = world.edge(name).holds.clone();
+        world.add(name, announced);
+        for _ in 0..60 {
+            world.tick();
+            for address in world.wanted.keys() {
+                assert!(!world.holders(*address).is_empty(), "{address}");
+            }
+        }
+        world.expect_one_holder_each();
+    };
+    upgrade(&mut world, "a");
+    assert_eq!(world.edge("b").holds.len(), 60, "it knows of no other");
+    upgrade(&mut world, "b");
+    assert!(!world.edge("a").holds.is_empty());
+}
+
+#[test]
+fn what_an_older_version_leaves_behind_makes_no_stranger_an_edge() {
+    let mut world = World::new(&[], 60);
+    for name in ["a", "b"] {
+        world.add_older(name);
+    }
+    world.pass(SETTLED);
+    for name in ["a", "b"] {
+        let announced = world.edge(name).holds.clone();
+        world.add(name, announced);
+        // A list has the Leases of both.
+        for (home, macs) in [
+            (Home::Own, [mac_of(name)].into()),
+            (Home::Shared, BTreeSet::new()),
+        ] {
+            let now = world.now;
+            for member in world.edges.values_mut() {
+                let edge = Edge {
+                    name: name.to_owned(),
+                    home,
+                    macs: BTreeSet::clone(&macs),
+                    addresses: BTreeSet::new(),
+                    renewal: "left".to_owned(),
+                };
+                member.election.see(edge, now);
+            }
+        }
+    }
+    world.pass(2 * SETTLED);
+    world.expect_one_holder_each();
+    for member in world.edges.values_mut() {
+        member.reaches_api = false;
+    }
+    world.pass(SETTLED);
+    let (now, address) = (world.now, *world.edge("a").holds.first().unwrap());
+    world.edge("a").election.claim(address, STRANGER, now);
+    world.pass(SETTLED);
+    assert_eq!(world.holders(address), ["a"]);
+}
+
+#[test]
+fn addresses_that_others_took_while_an_edge_was_silent_are_theirs_until_the_api_has_told() {
+    let mut world = World::new(&["a", "b"], 60);
+    world.pass(SETTLED);
+    let before = world.edge("a").holds.clone();
+    world.edge("a").runs = false;
+    world.pass(SETTLED);
+    assert_eq!(world.edge("b").holds.len(), 60);
+    // Its claims were judged as it came back, before its first step.
+    let silent = world.edge("a");
+    silent.election.lose(&before);
+    silent.runs = true;
+    silent.holds.clear();
+    for _ in 0..20 {
+        world.tick();
+        world.expect_one_holder_each();
+    }
+    world.pass(SETTLED);
+    assert_eq!(world.edge("a").holds, before);
+    world.expect_one_holder_each();
 }

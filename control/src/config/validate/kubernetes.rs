@@ -5,12 +5,12 @@ use std::collections::BTreeSet;
 use ipnet::IpNet;
 use serde_saphyr::Spanned;
 
-use super::super::{DEFAULT_SERVICE, Kubernetes, Problem, Source, raw};
+use super::super::{DEFAULT_SERVICE, Kubernetes, Problem, Source, TableSizes, raw};
 use super::Rules;
-use super::values::position;
+use super::values::{decimal, position};
 use crate::desired::ForwardMode;
 use crate::healthz::ports;
-use crate::index::Options;
+use crate::index::{Options, slots_of_share};
 
 /// Longest DNS subdomain, which object names are.
 const MAX_NAME: usize = 253;
@@ -23,6 +23,7 @@ impl Rules {
         source: Source,
         default_mode: ForwardMode,
         hash_seed: Option<u64>,
+        tables: TableSizes,
     ) -> Option<Kubernetes> {
         let section = file.kubernetes.as_ref();
         match (source, section) {
@@ -50,6 +51,7 @@ impl Rules {
                 Some(Kubernetes {
                     node_name: self.object_name("node_name", &section.node_name),
                     namespace: self.object_name("namespace", &section.namespace),
+                    lease_namespace: self.object_name("lease_namespace", &section.lease_namespace),
                     service: service.unwrap_or_else(|| DEFAULT_SERVICE.to_owned()),
                     load_balancer_class: class.unwrap_or_else(|| Options::DEFAULT_CLASS.to_owned()),
                     default_class: self.switch("kubernetes.default_class", default_class, false),
@@ -58,6 +60,14 @@ impl Rules {
                     health_check_node_port: self
                         .health_check_node_port(section.health_check_node_port.as_ref()),
                     healthz: healthz.and_then(|text| self.listen("kubernetes.healthz", text)),
+                    slots_per_service: self
+                        .share("table_share", section.table_share.as_ref(), tables)
+                        .unwrap_or_else(|| share_of(Options::DEFAULT_SHARE, tables)),
+                    slots_per_namespace: section
+                        .namespace_table_share
+                        .as_ref()
+                        .filter(|text| text.value != "off")
+                        .and_then(|text| self.share("namespace_table_share", Some(text), tables)),
                     default_mode,
                     hash_seed,
                 })
@@ -176,6 +186,26 @@ impl Rules {
         }
     }
 
+    /// Takes a share of the arena of lookup tables; returns its slots.
+    fn share(
+        &mut self,
+        field: &str,
+        text: Option<&Spanned<String>>,
+        tables: TableSizes,
+    ) -> Option<u64> {
+        let text = text?;
+        let percent: Option<u64> = decimal(&text.value).filter(|share| (1..=100).contains(share));
+        if percent.is_none() {
+            self.refuse(
+                &format!("kubernetes.{field}"),
+                text,
+                "not a share of the lookup tables' memory",
+                "use a number of percent, from 1 to 100",
+            );
+        }
+        Some(share_of(percent?, tables))
+    }
+
     fn topology_hints(&mut self, text: Option<&Spanned<String>>) -> bool {
         match text.map(|text| (text.value.as_str(), text)) {
             None | Some(("honour", _)) => true,
@@ -191,4 +221,8 @@ impl Rules {
             }
         }
     }
+}
+
+fn share_of(percent: u64, tables: TableSizes) -> u64 {
+    slots_of_share(percent, tables.lut_slots.into())
 }

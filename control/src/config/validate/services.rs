@@ -3,6 +3,7 @@
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::ops::RangeInclusive;
 
 use ipnet::IpNet;
 use serde_saphyr::Spanned;
@@ -29,11 +30,11 @@ impl Rules {
         origins: &Origins,
         nodes: &BTreeSet<IpAddr>,
         default_mode: ForwardMode,
+        node_ports: &RangeInclusive<u16>,
         seed: u64,
     ) -> BTreeMap<ServiceKey, Service> {
         let mut services = BTreeMap::new();
         let health_defaults = self.health_defaults(file);
-        let node_ports = self.node_port_range(file);
         let mut names: BTreeMap<&str, Position> = BTreeMap::new();
         let mut keys: BTreeMap<ServiceKey, Position> = BTreeMap::new();
         for (index, entry) in file
@@ -48,7 +49,7 @@ impl Rules {
             let node_port = service
                 .node_port
                 .as_ref()
-                .and_then(|text| self.node_port(&format!("{field}.node_port"), text, &node_ports));
+                .and_then(|text| self.node_port(&format!("{field}.node_port"), text, node_ports));
             let mode = match &service.mode {
                 Some(text) => self.mode(&format!("{field}.mode"), text),
                 None => Some(default_mode),
@@ -88,6 +89,7 @@ impl Rules {
                 services.extend(specs.into_iter().map(|(key, spec)| {
                     let service = Service {
                         name: name.clone(),
+                        created: i64::try_from(index).unwrap_or(i64::MAX),
                         spec: spec.into(),
                         health: health.clone(),
                     };

@@ -8,6 +8,7 @@ use std::str::FromStr;
 use ipnet::IpNet;
 use serde_saphyr::Spanned;
 
+use super::super::Listen;
 use super::super::problem::{Position, Problem};
 use super::super::shorten;
 use super::Rules;
@@ -144,18 +145,25 @@ impl Rules {
         Some(prefix)
     }
 
-    pub(super) fn listen(&mut self, field: &str, text: &Spanned<String>) -> Option<SocketAddr> {
+    pub(super) fn listen(&mut self, field: &str, text: &Spanned<String>) -> Option<Listen> {
         if text.value == "off" {
             return None;
         }
-        match SocketAddr::from_str(&text.value) {
-            Ok(address) if address.port() != 0 => Some(address),
-            _ => {
+        let listen = match text.value.strip_prefix("node:") {
+            Some(port) => decimal(port).filter(|port| *port != 0).map(Listen::Node),
+            None => SocketAddr::from_str(&text.value)
+                .ok()
+                .filter(|address| address.port() != 0)
+                .map(Listen::At),
+        };
+        match listen {
+            Some(listen) => Some(listen),
+            None => {
                 self.refuse(
                     field,
                     text,
                     "not an address and port",
-                    "write it like 127.0.0.1:9750 or [::1]:9750, or off",
+                    "write it like 127.0.0.1:9750 or [::1]:9750, node:9750 for the addresses of a pod's node, or off",
                 );
                 None
             }

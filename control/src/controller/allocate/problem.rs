@@ -4,6 +4,7 @@ use std::fmt;
 use std::net::IpAddr;
 
 use crate::controller::block::Family;
+use crate::controller::objects::Pool;
 use crate::desired::Protocol;
 use crate::index::objects::ObjectName;
 use crate::index::quoted;
@@ -42,6 +43,11 @@ pub enum Problem {
     /// The pool that would have the address is being deleted.
     #[error("LoadBalancerPool {0} is being deleted and gives no addresses")]
     PoolTerminating(String),
+    /// The pool that would have the address does not say for whom it is.
+    #[error(
+        "LoadBalancerPool {0} has a selector that cannot be read and gives no addresses; its condition Ready says why"
+    )]
+    PoolUnreadable(String),
     /// The pool that has the address cannot count it.
     #[error(
         "LoadBalancerPool {pool} cannot be written, which has to come before a Service gets an address of it: {why}; \
@@ -67,6 +73,15 @@ pub enum Problem {
 }
 
 impl Problem {
+    /// Says why a pool that gives nothing does so.
+    pub(super) fn of_closed(name: &str, pool: &Pool) -> Self {
+        if pool.terminating {
+            Self::PoolTerminating(name.to_owned())
+        } else {
+            Self::PoolUnreadable(name.to_owned())
+        }
+    }
+
     /// Returns the word for it in a condition.
     pub fn reason(&self) -> &'static str {
         match self {
@@ -79,6 +94,7 @@ impl Problem {
             Self::NoPool(_) => "NoPool",
             Self::NotInPools(_) => "NotInPools",
             Self::PoolTerminating(_) => "PoolTerminating",
+            Self::PoolUnreadable(_) => "PoolUnreadable",
             Self::PoolNotWritable { .. } => "PoolNotWritable",
             Self::Exhausted(_) => "PoolExhausted",
             Self::Taken {
@@ -124,6 +140,8 @@ pub enum Holder {
     Foreign(ObjectName),
     /// A Service with which it is not shared.
     Service(ObjectName),
+    /// A Service with which it would be shared, but for their namespaces.
+    OtherNamespace(ObjectName),
     /// A Service with which it would be shared, but for a port of both.
     Port(ObjectName, Protocol, u16),
     /// A Service with which it would be shared, but for where the pods are.
@@ -145,6 +163,10 @@ impl fmt::Display for Holder {
             Self::Service(name) => write!(
                 f,
                 "is used by Service {name}; to share it, give both the same guideway.dev/sharing-key"
+            ),
+            Self::OtherNamespace(name) => write!(
+                f,
+                "is used by Service {name}; to share it beyond a namespace, have spec.sharing of the pool name the key and both namespaces"
             ),
             Self::Port(name, protocol, port) => {
                 write!(

@@ -252,6 +252,62 @@ fn a_pool_that_is_being_deleted_keeps_its_services_and_gets_no_more() {
 }
 
 #[test]
+fn a_pool_whose_selectors_cannot_be_read_keeps_its_services_and_gets_no_more() {
+    let mut cluster = Cluster::new(&[("a", "192.0.2.0/28")]);
+    cluster.add("web", |service| service.held = vec![ip("192.0.2.9")]);
+    cluster.add("any", |_| {});
+    cluster.add("address", |service| {
+        service.request.addresses = Some("192.0.2.3".into())
+    });
+    cluster.pool("a").unreadable = true;
+    assert_eq!(cluster.addresses("web"), ["192.0.2.9"]);
+    assert_eq!(cluster.lost("web"), [""; 0]);
+    for name in ["any", "address"] {
+        assert_eq!(cluster.addresses(name), [""; 0], "{name}");
+        assert_eq!(cluster.problem(name), "PoolUnreadable", "{name}");
+    }
+}
+
+#[test]
+fn a_key_holds_within_one_namespace_unless_the_pool_names_more() {
+    let mut cluster = Cluster::new(&[("a", "192.0.2.0/28"), ("b", "198.51.100.0/28")]);
+    let shared = |port| {
+        move |service: &mut Service| {
+            service.request.sharing_key = Some("web".into());
+            service.ports = [(Protocol::Tcp, port)].into();
+        }
+    };
+    cluster.add("a/1", shared(1));
+    cluster.add("a/2", shared(2));
+    cluster.add("b/3", shared(3));
+    cluster.add("c/4", shared(4));
+    assert_eq!(cluster.addresses("a/2"), ["192.0.2.0"]);
+    assert_eq!(cluster.addresses("b/3"), ["192.0.2.1"]);
+    assert_eq!(cluster.addresses("c/4"), ["192.0.2.2"]);
+    cluster.settle();
+    cluster.add("b/asks", |service| {
+        shared(5)(service);
+        service.request.addresses = Some("192.0.2.0".into());
+    });
+    assert_eq!(cluster.problem("b/asks"), "AddressInUse");
+    let told = cluster.decide()[&name("b/asks")].problem.clone().unwrap();
+    assert!(told.to_string().contains("spec.sharing"), "{told}");
+
+    // Another pool, or another key, says nothing about this one.
+    let both = BTreeSet::from(["a".to_owned(), "b".to_owned()]);
+    cluster.pool("b").sharing = [("web".to_owned(), both.clone())].into();
+    cluster.pool("a").sharing = [("other".to_owned(), both.clone())].into();
+    assert_eq!(cluster.problem("b/asks"), "AddressInUse");
+    cluster.pool("a").sharing = [("web".to_owned(), both)].into();
+    assert_eq!(cluster.addresses("b/asks"), ["192.0.2.0"]);
+    assert_eq!(cluster.addresses("b/3"), ["192.0.2.1"], "has it");
+    cluster.add("b/new", shared(6));
+    cluster.add("c/new", shared(7));
+    assert_eq!(cluster.addresses("b/new"), ["192.0.2.0"]);
+    assert_eq!(cluster.addresses("c/new"), ["192.0.2.2"], "is not named");
+}
+
+#[test]
 fn of_two_that_hold_one_address_the_older_keeps_it() {
     let mut cluster = Cluster::new(&[("a", "192.0.2.0/28")]);
     cluster.add("a-young", |service| {
@@ -269,35 +325,52 @@ fn of_two_that_hold_one_address_the_older_keeps_it() {
 }
 
 #[test]
-fn addresses_of_nodes_are_never_given_and_taken_back() {
-    never_given_and_taken_back("AddressIsNode", |inventory| &mut inventory.nodes);
+fn addresses_of_nodes_are_never_given_and_never_taken_back() {
+    never_given_and_never_taken_back("AddressIsNode", |inventory| &mut inventory.nodes);
 }
 
 #[test]
-fn addresses_of_api_servers_are_never_given_and_taken_back() {
-    never_given_and_taken_back("AddressIsApiServer", |inventory| &mut inventory.api_servers);
+fn addresses_of_api_servers_are_never_given_and_never_taken_back() {
+    never_given_and_never_taken_back("AddressIsApiServer", |inventory| &mut inventory.api_servers);
 }
 
 #[test]
-fn addresses_of_edges_outside_the_cluster_are_never_given_and_taken_back() {
-    never_given_and_taken_back("AddressIsNode", |inventory| &mut inventory.edges);
+fn addresses_of_edges_outside_the_cluster_are_never_given_and_never_taken_back() {
+    never_given_and_never_taken_back("AddressIsNode", |inventory| &mut inventory.edges);
 }
 
-fn never_given_and_taken_back(
+fn never_given_and_never_taken_back(
     problem: &str,
-    own: impl FnOnce(&mut Inventory) -> &mut BTreeSet<IpAddr>,
+    own: fn(&mut Inventory) -> &mut BTreeSet<IpAddr>,
 ) {
     let mut cluster = Cluster::new(&[("a", "192.0.2.0/30")]);
     *own(&mut cluster.0) = [ip("192.0.2.0"), ip("192.0.2.2")].into();
     cluster.add("free", |_| {});
-    cluster.add("held", |service| service.held = vec![ip("192.0.2.2")]);
+    let share = |service: &mut Service| {
+        service.request.sharing_key = Some("key".into());
+        service.ports = [(Protocol::Tcp, 443)].into();
+    };
+    cluster.add("held", |service| {
+        service.request.sharing_key = Some("key".into());
+        service.held = vec![ip("192.0.2.2")];
+    });
     cluster.add("asks", |service| {
         service.request.addresses = Some("192.0.2.0".into())
     });
     assert_eq!(cluster.addresses("free"), ["192.0.2.1"]);
-    assert_eq!(cluster.addresses("held"), ["192.0.2.3"]);
-    assert_eq!(cluster.lost("held"), ["192.0.2.2"]);
     assert_eq!(cluster.problem("asks"), problem);
+    // A machine came to have it later.
+    assert_eq!(cluster.addresses("held"), ["192.0.2.2"]);
+    assert_eq!(cluster.lost("held"), [""; 0]);
+    assert_eq!(cluster.problem("held"), "none");
+    // Nobody else gets it, not by the key either.
+    cluster.add("shares", share);
+    assert_eq!(cluster.addresses("shares"), ["192.0.2.3"]);
+    // Who has lost it does not get it again.
+    cluster.add("held", |_| {});
+    assert_eq!(cluster.addresses("held"), ["192.0.2.3"]);
+    own(&mut cluster.0).clear();
+    assert_eq!(cluster.addresses("asks"), ["192.0.2.0"]);
 }
 
 #[test]
@@ -545,7 +618,7 @@ proptest! {
             let is_whole = families.len() == service.families.len();
             prop_assert_eq!(decision.problem.is_none(), is_whole && !is_unreadable);
             for address in &decision.addresses {
-                prop_assert!(!cluster.0.nodes.contains(address));
+                prop_assert!(!cluster.0.nodes.contains(address) || service.held.contains(address));
                 prop_assert!(cluster.0.pools.values().any(|pool| pool.contains(*address)));
                 holders.entry(*address).or_default().push(service);
             }

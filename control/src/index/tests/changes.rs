@@ -225,14 +225,15 @@ fn edge_that_has_no_address_is_named_until_it_has_one() {
 }
 
 #[test]
-fn node_that_takes_the_address_of_a_vip_ends_it_and_gives_it_back() {
+fn own_node_that_takes_the_address_of_a_vip_ends_it_and_gives_it_back() {
     let mut cluster = two_services();
     cluster.update();
-    cluster.node(node("node-9").internal("192.0.2.1"));
+    let own = || node("node-1").internal("10.0.0.1");
+    cluster.node(own().address("ExternalIP", "192.0.2.1"));
     let changes = cluster.update();
     assert!(changes.addresses && changes.problems);
     assert_eq!(cluster.state().vips, addresses(&["192.0.2.2"]));
-    cluster.index.delete_node("node-9");
+    cluster.node(own());
     assert_eq!(cluster.state().vips, addresses(&["192.0.2.1", "192.0.2.2"]));
     assert_eq!(cluster.problems("web"), [""; 0]);
 }

@@ -229,12 +229,12 @@ fn source_range_that_cannot_be_read_is_named_and_admits_nobody() {
 }
 
 #[test]
-fn address_of_a_machine_is_served_and_is_no_vip() {
-    for address in ["10.0.0.1", "10.0.0.2", "203.0.113.7"] {
+fn address_of_this_machine_is_served_and_is_no_vip() {
+    for address in ["10.0.0.1", "203.0.113.7"] {
         let mut cluster = cluster();
         cluster.node(
-            node("node-3")
-                .internal("10.0.0.3")
+            node("node-1")
+                .internal("10.0.0.1")
                 .address("ExternalIP", "203.0.113.7"),
         );
         cluster
@@ -253,6 +253,79 @@ fn address_of_a_machine_is_served_and_is_no_vip() {
         assert!(cluster.state().assigned.is_empty(), "{address}");
         assert_eq!(cluster.state().shared, addresses(&[address]));
         assert_eq!(cluster.problems("web"), ["AddressIsNode"], "{address}");
+    }
+}
+
+#[test]
+fn assigned_address_that_another_node_claims_stays_a_vip() {
+    for kind in ["InternalIP", "ExternalIP"] {
+        let mut cluster = cluster();
+        cluster
+            .service(web().annotation(MODE, "l2dsr"))
+            .slice(slice("web-1", PODS));
+        let before = cluster.state().clone();
+        let claims = |name: &str| node(name).internal("10.0.0.9").address(kind, "192.0.2.1");
+        cluster.node(claims("node-9"));
+        let state = cluster.state().clone();
+        assert_eq!(state.services, before.services, "{kind}");
+        assert_eq!(state.vips, before.vips, "{kind}");
+        assert_eq!(state.assigned, before.assigned, "{kind}");
+        assert_eq!(cluster.problems("web"), ["AddressClaimed"], "{kind}");
+        // Where it is this machine's own it is none.
+        cluster.node(claims("node-1"));
+        assert!(cluster.state().vips.is_empty(), "{kind}");
+        assert_eq!(cluster.problems("web"), ["AddressIsNode"], "{kind}");
+        cluster.node(node("node-1").internal("10.0.0.1"));
+        assert_eq!(cluster.state().vips, before.vips, "{kind}");
+    }
+}
+
+#[test]
+fn external_address_of_a_machine_is_not_served() {
+    let mut cluster = cluster_with(Options {
+        node_name: Some("node-1".to_owned()),
+        ..with_external_ips()
+    });
+    let key = "198.51.100.1:80/tcp";
+    let node_of = |name: &str| {
+        node(name)
+            .internal("10.0.0.9")
+            .address("ExternalIP", "198.51.100.1")
+    };
+    let reserved = |machine: &[&str], api_servers: &[&str]| Reserved {
+        machine: addresses(machine),
+        api_servers: api_servers
+            .iter()
+            .map(|text| text.parse().unwrap())
+            .collect(),
+    };
+    cluster.service(external(&["198.51.100.1"]).node_port(30080));
+    let is_free = |cluster: &mut Cluster| {
+        assert_eq!(cluster.keys(), [NODE_PORT, key]);
+        assert_eq!(cluster.state().shared, addresses(&["198.51.100.1"]));
+        assert_eq!(cluster.problems("web"), [""; 0]);
+    };
+    let is_taken = |cluster: &mut Cluster| {
+        assert_eq!(cluster.keys(), [NODE_PORT]);
+        let state = cluster.state();
+        assert!(state.shared.is_empty() && state.vips.is_empty());
+        assert_eq!(cluster.problems("web"), ["AddressIsNode"]);
+    };
+    is_free(&mut cluster);
+    for name in ["node-1", "node-9"] {
+        cluster.node(node_of(name));
+        is_taken(&mut cluster);
+        cluster.node(node(name).internal("10.0.0.1"));
+        is_free(&mut cluster);
+    }
+    for reserved in [
+        reserved(&["198.51.100.1"], &[]),
+        reserved(&[], &["198.51.100.1:6443"]),
+    ] {
+        cluster.index.set_reserved(reserved);
+        is_taken(&mut cluster);
+        cluster.index.set_reserved(Reserved::default());
+        is_free(&mut cluster);
     }
 }
 

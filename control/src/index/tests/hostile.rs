@@ -5,7 +5,6 @@ use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use k8s_openapi::api::{core::v1 as core, discovery::v1 as discovery};
 use proptest::collection::{btree_map, vec};
 use proptest::option;
 use proptest::prelude::*;
@@ -20,7 +19,7 @@ use crate::index::objects::{
     HEADLESS, MODE, ObjectName, SERVICE_NAME, SERVICE_PROXY_NAME, TABLE_SIZE, ZONE,
 };
 use crate::index::{Index, Object, Options, Presence, Reserved, Rule, State};
-use crate::kubernetes::convert;
+use crate::kubernetes::schema;
 
 const API_SERVER: &str = "192.0.2.6:6443";
 /// A Service that no other object touches.
@@ -31,9 +30,9 @@ const OBJECTS: u32 = 10_000;
 /// One step of whoever writes objects.
 #[derive(Clone, Debug)]
 enum Step {
-    Service(Box<core::Service>),
-    Slice(Box<discovery::EndpointSlice>),
-    Node(Box<core::Node>),
+    Service(Box<schema::Service>),
+    Slice(Box<schema::EndpointSlice>),
+    Node(Box<schema::Node>),
     DeleteService(ObjectName),
     DeleteSlice(ObjectName),
     DeleteNode(String),
@@ -116,9 +115,11 @@ fn start(options: &Options) -> Index {
 
 fn take(index: &mut Index, step: Step) {
     match step {
-        Step::Service(service) => index.apply_service(convert::service(*service)),
-        Step::Slice(slice) => index.apply_slice(convert::slice(*slice)),
-        Step::Node(node) => index.apply_node(convert::node(*node)),
+        Step::Service(service) => index.apply_service((*service).into()),
+        Step::Slice(slice) => index.apply_slice((*slice).into()),
+        Step::Node(node) => {
+            index.apply_node((*node).into());
+        }
         Step::DeleteService(name) => index.delete_service(&name),
         Step::DeleteSlice(name) => index.delete_slice(&name),
         Step::DeleteNode(name) => index.delete_node(&name),
@@ -155,16 +156,19 @@ fn check(state: &State, last: &Last, is_node: bool) {
             "{key} is in neither"
         );
     }
-    let machines = last.machine_addresses();
+    let withheld = last.machine_addresses(|name| is_node && name == "node-1");
+    let machines = last.machine_addresses(|_| true);
     for vip in &state.vips {
-        assert!(!machines.contains(vip), "{vip} is a machine's");
+        assert!(!withheld.contains(vip), "{vip} is this machine's");
+        let is_others = machines.contains(vip) && !state.assigned.contains(vip);
+        assert!(!is_others, "{vip} is a machine's");
         assert_eq!(unusable(*vip), None);
     }
     for (key, service) in &state.services {
         let spec = &service.spec;
         assert_ne!(key.to_string(), format!("{API_SERVER}/tcp"));
         assert_ne!(key.port, 0);
-        let is_machine = key.address.is_unspecified() || machines.contains(&key.address);
+        let is_machine = key.address.is_unspecified() || withheld.contains(&key.address);
         assert_eq!(spec.node_port, is_machine, "{key}");
         assert!(is_machine || state.vips.contains(&key.address), "{key}");
         assert!(!is_machine || spec.mode != ForwardMode::L2dsr, "{key}");
@@ -202,9 +206,9 @@ fn check(state: &State, last: &Last, is_node: bool) {
 /// The objects as they are at the end.
 #[derive(Debug, Default)]
 struct Last {
-    services: BTreeMap<ObjectName, core::Service>,
-    slices: BTreeMap<ObjectName, discovery::EndpointSlice>,
-    nodes: BTreeMap<String, core::Node>,
+    services: BTreeMap<ObjectName, schema::Service>,
+    slices: BTreeMap<ObjectName, schema::EndpointSlice>,
+    nodes: BTreeMap<String, schema::Node>,
     presence: Presence,
 }
 
@@ -212,11 +216,11 @@ impl Last {
     fn note(&mut self, step: &Step) {
         match step.clone() {
             Step::Service(service) => {
-                let name = convert::name(&service.metadata);
+                let name = schema::name(&service.metadata);
                 self.services.insert(name, *service);
             }
             Step::Slice(slice) => {
-                let name = convert::name(&slice.metadata);
+                let name = schema::name(&slice.metadata);
                 self.slices.insert(name, *slice);
             }
             Step::Node(node) => {
@@ -234,13 +238,13 @@ impl Last {
     fn replay(&self, index: &mut Index) {
         index.set_presence(self.presence.clone());
         for slice in self.slices.values().rev() {
-            index.apply_slice(convert::slice(slice.clone()));
+            index.apply_slice(slice.clone().into());
         }
         for service in self.services.values().rev() {
-            index.apply_service(convert::service(service.clone()));
+            index.apply_service(service.clone().into());
         }
         for node in self.nodes.values() {
-            index.apply_node(convert::node(node.clone()));
+            index.apply_node(node.clone().into());
         }
     }
 
@@ -256,8 +260,10 @@ impl Last {
         }
     }
 
-    fn machine_addresses(&self) -> BTreeSet<IpAddr> {
-        let nodes = self.nodes.values().filter_map(|node| node.status.as_ref());
+    /// Lists the addresses of these Nodes, of this machine, the API servers and edges.
+    fn machine_addresses(&self, of: impl Fn(&str) -> bool) -> BTreeSet<IpAddr> {
+        let nodes = self.nodes.iter().filter(|(name, _)| of(name));
+        let nodes = nodes.filter_map(|(_, node)| node.status.as_ref());
         let entries = nodes.flat_map(|status| status.addresses.iter().flatten());
         let texts = entries.map(|entry| entry.address.replace("192.000.2.01", "192.0.2.1"));
         let mut all: BTreeSet<IpAddr> = texts.filter_map(|text| text.parse().ok()).collect();
@@ -323,7 +329,7 @@ fn is_port(number: i32) -> bool {
 }
 
 /// Tells whether a Service is surely read, for it has a node port.
-fn is_captured(service: &core::Service) -> bool {
+fn is_captured(service: &schema::Service) -> bool {
     let spec = service.spec.as_ref().unwrap();
     let labels = service.metadata.labels.iter().flatten();
     let first = spec.cluster_ips.iter().flatten().next();
@@ -338,11 +344,11 @@ fn is_captured(service: &core::Service) -> bool {
 }
 
 /// Tells whether a slice belongs to a Service that this proxy takes care of.
-fn is_balanced(slice: &discovery::EndpointSlice) -> bool {
+fn is_balanced(slice: &schema::EndpointSlice) -> bool {
     let labels = slice.metadata.labels.iter().flatten();
     let mut labels = labels.map(|(key, value)| key == SERVICE_NAME && !value.is_empty());
     let is_ours = labels.next().unwrap_or(false) && labels.next().is_none();
-    is_ours && matches!(slice.address_type.as_str(), "IPv4" | "IPv6")
+    is_ours && matches!(slice.address_type.as_deref(), Some("IPv4" | "IPv6"))
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -358,7 +364,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-fn a_service() -> impl Strategy<Value = core::Service> {
+fn a_service() -> impl Strategy<Value = schema::Service> {
     let front = (
         a_name(),
         option::of(0..3_u8),
@@ -459,7 +465,7 @@ fn a_service_port() -> impl Strategy<Value = Value> {
         })
 }
 
-fn a_slice() -> impl Strategy<Value = discovery::EndpointSlice> {
+fn a_slice() -> impl Strategy<Value = schema::EndpointSlice> {
     let labels = prop_oneof![
         8 => a_name().prop_map(|name| BTreeMap::from([(SERVICE_NAME.to_owned(), name.name.to_string())])),
         1 => btree_map(words(&[SERVICE_NAME, SERVICE_PROXY_NAME, HEADLESS]), a_text(), 0..=2),
@@ -504,7 +510,7 @@ fn an_endpoint() -> impl Strategy<Value = Value> {
         )
 }
 
-fn a_node() -> impl Strategy<Value = core::Node> {
+fn a_node() -> impl Strategy<Value = schema::Node> {
     let kind = words(&["InternalIP", "InternalIP", "ExternalIP", "Hostname", "?"]);
     let labels = btree_map(words(&[ZONE]), words(&["a", "b", ""]), 0..=1);
     let address = (kind, an_address());

@@ -2,11 +2,12 @@
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use super::words::*;
 use crate::desired::{ForwardMode, ServiceKey, TrafficPolicy};
 use crate::index::objects::MODE;
-use crate::index::{Options, TopologyHints};
+use crate::index::{Options, Reserved, TopologyHints};
 
 #[test]
 fn missing_conditions_mean_ready_and_serving_and_not_terminating() {
@@ -247,6 +248,17 @@ fn all_machines_agree_on_who_announces_a_local_service() {
             assert!(cluster.state().announcers.is_empty());
         }
     }
+}
+
+#[test]
+fn port_without_endpoints_leaves_the_address_to_the_nodes_of_the_others() {
+    let mut cluster = cluster();
+    cluster.service(web().local().port("new", 81, "TCP"));
+    cluster.slice(slice("web-1", &["10.244.1.1@node-1", "10.244.2.1@node-2"]));
+    let both = Arc::new(addresses(&["10.0.0.1", "10.0.0.2"]));
+    let announcers = &cluster.state().announcers;
+    let announcers = announcers.iter().map(|(key, nodes)| (key.port, nodes));
+    assert_eq!(announcers.collect::<Vec<_>>(), [(80, &both), (81, &both)]);
 }
 
 #[test]
@@ -696,9 +708,15 @@ fn endpoint_at_an_address_of_its_own_service_is_named_and_left_out() {
         assert_eq!(cluster.used(VIP), pods(&["10.244.2.1:8080"]), "{mode}");
         assert_eq!(cluster.problems("web"), ["EndpointIsVip"]);
         // Where the machine itself has the address, it may answer at another port.
-        cluster.node(node("node-1").internal("192.0.2.1"));
-        let all = pods(&["10.244.2.1:8080", "192.0.2.1:8080"]);
-        assert_eq!(cluster.used(VIP), all, "{mode}");
+        cluster.index.set_reserved(Reserved {
+            machine: ["192.0.2.1".parse().unwrap()].into(),
+            ..Reserved::default()
+        });
+        let mut all = pods(&["10.244.2.1:8080", "192.0.2.1:8080"]).unwrap();
+        let mut used = cluster.used(VIP).unwrap();
+        used.sort_unstable();
+        all.sort_unstable();
+        assert_eq!(used, all, "{mode}");
         assert_eq!(cluster.problems("web"), ["AddressIsNode"]);
     }
 }

@@ -280,15 +280,82 @@ fn what_a_pool_may_say_is_checked_by_the_api_server() {
         cluster.apply(&pool("right", &[right]));
     }
 
+    for range in [
+        "192.0.2.9-192.0.2.1",
+        "128.0.0.0 - 127.255.255.255",
+        "2001:db8::2-2001:db8::1",
+        "2001:db8:8000::-2001:db8:7fff::",
+        "192.0.2.1-2001:db8::1",
+    ] {
+        let refused = cluster
+            .try_apply(&pool("right", &["192.0.2.7", range]))
+            .unwrap_err();
+        assert!(
+            refused.contains("not behind the last"),
+            "{range}: {refused}"
+        );
+    }
+    for range in [
+        "192.0.2.9-192.0.2.9",
+        "127.255.255.255-128.0.0.0",
+        "1.0.0.0-254.255.255.254",
+        "2001:db8:7fff::-2001:db8:8000::",
+        "2001:db8::-2001:db8::ffff:ffff",
+    ] {
+        cluster.apply(&pool("right", &[range]));
+    }
+
+    // Selectors.
+    let selecting = |selector: Value| {
+        let mut pool: Value = serde_json::from_str(&pool("selects", &["192.0.2.7"])).unwrap();
+        pool["spec"]["serviceSelector"] = selector.clone();
+        pool["spec"]["namespaceSelector"] = selector;
+        cluster.try_apply(&pool.to_string())
+    };
+    let expression = |operator: &str, values: Value| json!({"matchExpressions": [{"key": "example.com/app", "operator": operator, "values": values}]});
+    for right in [
+        json!({}),
+        json!({"matchLabels": {"example.com/tier": "gold", "app": ""}}),
+        expression("In", json!(["a", "b.c-d"])),
+        expression("Exists", json!([])),
+        json!({"matchExpressions": [{"key": "a", "operator": "DoesNotExist"}]}),
+    ] {
+        selecting(right).unwrap();
+    }
+    for (wrong, told) in [
+        (expression("In", json!([])), "In and NotIn need values"),
+        (
+            expression("Exists", json!(["x"])),
+            "In and NotIn need values",
+        ),
+        (
+            json!({"matchExpressions": [{"key": "a", "operator": "NotIn"}]}),
+            "In and NotIn need values",
+        ),
+        (
+            json!({"matchExpressions": [{"key": "a b", "operator": "Exists"}]}),
+            "key",
+        ),
+        (expression("In", json!(["x y"])), "values"),
+        (
+            json!({"matchLabels": {"a b": "x"}}),
+            "each key is one that a label can have",
+        ),
+        (json!({"matchLabels": {"a": "x y"}}), "matchLabels"),
+    ] {
+        let refused = selecting(wrong.clone()).unwrap_err();
+        assert!(refused.contains(told), "{wrong}: {refused}");
+    }
+
     // What only the controller can tell, it tells.
     let _controller = cluster.controller(&[]);
-    cluster.apply(&pool("late", &["192.0.2.9-192.0.2.1", "198.51.100.1"]));
+    cluster.apply(&pool("late", &["127.0.0.1", "198.51.100.1"]));
     cluster.eventually("the pool is not ready", || {
         let late = cluster.get("lbpool", "late");
         let ready = &late["status"]["conditions"][0];
         let text = ready["message"].as_str().unwrap_or_default();
         expect(
-            ready["reason"] == "InvalidAddresses" && text.contains("192.0.2.9-192.0.2.1"),
+            ready["reason"] == "InvalidAddresses" && text.contains("127.0.0.1"),
             &late["status"],
         )
     });

@@ -30,6 +30,11 @@
 {{ include "guideway.controller.name" . }}
 {{- end }}
 
+{{/* Namespace of the edges' Leases, which agents take for it by themselves. */}}
+{{- define "guideway.leaseNamespace" -}}
+{{ default (printf "%s-edges" (include "guideway.fullname" .)) .Values.agent.kubernetes.lease_namespace }}
+{{- end }}
+
 {{/* What the selectors of a component match: never changes. (dict "root" . "component" NAME) */}}
 {{- define "guideway.selectorLabels" -}}
 app.kubernetes.io/name: {{ include "guideway.name" .root }}
@@ -58,9 +63,9 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{- end }}
 {{- end }}
 
-{{/* ADDRESS:PORT, with brackets around an IPv6 address. (list ADDRESS PORT) */}}
+{{/* ADDRESS:PORT, with brackets around an IPv6 address; the node's own addresses without one. (list ADDRESS PORT) */}}
 {{- define "guideway.socket" -}}
-{{- $address := index . 0 }}
+{{- $address := default "node" (index . 0) }}
 {{- if contains ":" $address }}
 {{- printf "[%s]:%d" $address (int (index . 1)) }}
 {{- else }}
@@ -90,6 +95,11 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 - name: KUBERNETES_SERVICE_PORT
   value: {{ $.root.Values.apiServer.port | quote }}
 {{- end }}
+{{- end }}
+
+{{/* The agent's directory on the node's BPF file system. */}}
+{{- define "guideway.agent.pinDir" -}}
+{{- default "/sys/fs/bpf/guideway" .Values.agent.extraConfig.pin_dir }}
 {{- end }}
 
 {{/* A probe of PATH. (dict "probe" VALUES "path" PATH "port" NAME "host" ADDRESS) */}}

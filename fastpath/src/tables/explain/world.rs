@@ -4,14 +4,13 @@ use std::{
     cell::{Cell, OnceCell, RefCell},
     collections::HashMap,
     mem::offset_of,
-    sync::atomic::Ordering,
 };
 
 use aya::maps::{self, MapData, lpm_trie::Key};
 use xdp_prog::{
     abi::{
-        AddressKey, Backend, Config, Datagram, EdgeMac, EdgePrefix, NatForward, NatMark,
-        NatReverse, NextHop, Pod, PodFlow, PodKey, Service, ServiceKeyV4, ServiceKeyV6,
+        AddressKey, Backend, Config, Datagram, EdgeMac, EdgePrefix, NatCount, NatForward, NatMark,
+        NatReverse, NextHop, PathReport, Pod, PodFlow, PodKey, Service, ServiceKeyV4, ServiceKeyV6,
         ServiceWord, Slot, SourcePrefix, TaggedLink, Tuple,
     },
     decide::{
@@ -19,8 +18,9 @@ use xdp_prog::{
         answer::{Answer, Answers},
         deliver::{FlowTable, Flows, Hairpins},
         fragment::Fragments,
-        nat::{Inserted, NatFlows, Origin, Translation},
+        nat::{Inserted, NatFlows, NatState, Origin, Translation, begin::Taken},
         neighbour::Announcements,
+        path::Paths,
         probe::Probes,
         receive::Shortcuts,
         relay::Relay,
@@ -41,7 +41,9 @@ pub(super) struct ReadOnly<'t> {
     fib: Fib,
     counted: RefCell<Vec<Counted>>,
     answer: Cell<Answer>,
+    relayed: Cell<[u64; 4]>,
     nat_service: Cell<u32>,
+    nat_taken: Taken,
     translation: OnceCell<Translation>,
     hairpins: Overlay<AddressKey>,
     nat_forward: Overlay<NatForward>,
@@ -72,7 +74,9 @@ impl<'t> ReadOnly<'t> {
             fib: Fib::new(ingress),
             counted: RefCell::new(Vec::new()),
             answer: Cell::default(),
+            relayed: Cell::default(),
             nat_service: Cell::default(),
+            nat_taken: Taken::default(),
             translation: OnceCell::new(),
             hairpins: Overlay::default(),
             nat_forward: Overlay::default(),
@@ -129,11 +133,11 @@ impl Flows for ReadOnly<'_> {
             FlowTable::Embryonic => &self.tables.flows_embryonic,
         };
         let mut copy = map.get(key, 0).ok()?;
-        Some(f(&mut copy))
+        copy.is_for(key).then(|| f(&mut copy))
     }
 
-    fn insert_flow(&self, _: FlowTable, _: &Tuple, _: &PodFlow) -> bool {
-        true
+    fn insert_flow(&self, _: FlowTable, _: &Tuple, _: &PodFlow) -> Inserted {
+        Inserted::Done
     }
 
     fn remove_flow(&self, _: FlowTable, _: &Tuple) {}
@@ -157,11 +161,18 @@ impl Shortcuts for ReadOnly<'_> {
     }
 
     fn note_shortcut(&self, _: &Tuple, _: u32, _: u64) {}
+
+    fn note_untrusted(&self, _: &AddressKey) {}
 }
 
 impl Relay for ReadOnly<'_> {
     fn relay(&self, words: [u64; 4]) -> Option<[u64; 4]> {
+        self.relayed.set(words);
         Some(words)
+    }
+
+    fn relayed(&self) -> Option<[u64; 4]> {
+        Some(self.relayed.get())
     }
 }
 
@@ -204,25 +215,35 @@ impl NatFlows for ReadOnly<'_> {
     ) -> Option<NatForward> {
         let seen = self.nat_forward.get(&self.tables.nat_forward, key)?;
         if let Some(mark) = renew(&seen) {
-            let mut renewed = seen;
-            renewed.mark = mark;
-            self.nat_forward.set(key, Some(renewed));
+            self.replace_nat_mark(key, seen.mark, mark);
         }
         Some(seen)
     }
 
-    fn see_nat_reverse(
-        &self,
-        key: &Tuple,
-        renew: impl FnOnce(&NatReverse) -> Option<NatMark>,
-    ) -> Option<NatReverse> {
-        let seen = self.nat_reverse.get(&self.tables.nat_reverse, key)?;
-        if let Some(mark) = renew(&seen) {
-            let mut renewed = seen;
-            renewed.mark = mark;
-            self.nat_reverse.set(key, Some(renewed));
+    fn replace_nat_mark(&self, key: &Tuple, expected: NatMark, mark: NatMark) -> bool {
+        let entry = self.nat_forward.get(&self.tables.nat_forward, key);
+        let Some(mut entry) = entry.filter(|entry| entry.mark == expected) else {
+            return false;
+        };
+        entry.mark = mark;
+        self.nat_forward.set(key, Some(entry));
+        true
+    }
+
+    fn see_nat_reverse(&self, key: &Tuple) -> Option<NatReverse> {
+        self.nat_reverse.get(&self.tables.nat_reverse, key)
+    }
+
+    fn nat_state(&self, key: &Tuple) -> Option<NatState> {
+        NatState::of(&self.see_nat_reverse(key)?, key)
+    }
+
+    fn note_nat_reverse(&self, key: &Tuple, mark: NatMark, sequence: u32) {
+        if let Some(mut entry) = self.see_nat_reverse(key) {
+            entry.mark = mark;
+            entry.sequence = sequence;
+            self.nat_reverse.set(key, Some(entry));
         }
-        Some(seen)
     }
 
     fn insert_nat_forward(&self, key: &Tuple, entry: &NatForward) -> Inserted {
@@ -257,6 +278,16 @@ impl NatFlows for ReadOnly<'_> {
     }
 
     fn release_nat(&self, _: &Tuple) {}
+
+    fn nat_count(&self, service: u32) -> NatCount {
+        self.tables.nat_counts.get(&service, 0).unwrap_or_default()
+    }
+
+    fn count_nat(&self, _: u32, _: i64, _: i64) {}
+
+    fn taken(&self) -> Option<&Taken> {
+        Some(&self.nat_taken)
+    }
 
     fn device_mtu(&self, ifindex: u32) -> Option<u16> {
         let mtu = *facts::mtus().ok()?.get(&facts::device_name(ifindex)?)?;
@@ -313,9 +344,19 @@ impl Probes for ReadOnly<'_> {
     }
 }
 
+impl Paths for ReadOnly<'_> {
+    fn note_path(&self, node: &AddressKey, _report: PathReport) -> bool {
+        self.tables.paths.get(node, 0).is_ok()
+    }
+}
+
 impl Announcements for ReadOnly<'_> {
     fn is_announced(&self, address: &AddressKey) -> bool {
         self.tables.announced.get(address, 0).is_ok()
+    }
+
+    fn announce_stamp(&self) -> u64 {
+        self.tables.announce_stamp()
     }
 
     fn announcing_mac(&self, link: TaggedLink) -> Option<EdgeMac> {
@@ -406,10 +447,7 @@ impl decide::Tables for Tables {
     }
 
     fn service(&self, id: u32) -> Option<Service> {
-        let word = |offset| {
-            let word = self.service.atomic_u64(id, offset)?;
-            Some(ServiceWord(word.load(Ordering::Acquire)))
-        };
+        let word = |offset| self.service.load_u64(id, offset).map(ServiceWord);
         Some(Service {
             word: word(offset_of!(Service, word))?,
             local: word(offset_of!(Service, local))?,
@@ -418,7 +456,7 @@ impl decide::Tables for Tables {
     }
 
     fn slot(&self, index: u32) -> Option<Slot> {
-        Some(Slot(self.lut.atomic_u64(index, 0)?.load(Ordering::Acquire)))
+        self.lut.load_u64(index, 0).map(Slot)
     }
 
     fn backend(&self, id: u32) -> Option<&Backend> {

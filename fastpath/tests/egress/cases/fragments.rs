@@ -34,7 +34,7 @@ fn answer(from: End, ends: Ends) -> Vec<Vec<u8>> {
 
 fn family(ends: Ends) -> Vec<Case> {
     let name = |what: &str| format!("{}: {what}", ends.family);
-    let flow = (ends.key(UDP), ends.flow());
+    let flow = (ends.key(UDP), ends.flow_of(UDP, 0, 0));
     let key = key(ends);
     let ports = (ends.pod.1.to_be_bytes(), ends.client.1.to_be_bytes());
     let (sent, seen) = (answer(ends.pod, ends), answer(ends.vip, ends));

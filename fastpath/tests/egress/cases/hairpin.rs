@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use xdp_prog::{
-    abi::{Datagram, FLOW_HAIRPIN, Tuple},
+    abi::{Datagram, FLOW_HAIRPIN, PodFlow, Tuple},
     reason::{DropReason, REASON_COUNT},
 };
 
@@ -149,10 +149,16 @@ fn known(
 ) -> super::Draft {
     let key = tuple(seen, ends.pod, protocol);
     case(name, OUT.carry(packet))
-        .answered(key, ends.flow_with(20, FLOW_HAIRPIN))
+        .answered(key, hidden(&key, ends))
         .with(|tables| {
             tables.hairpins.insert(key, address_key(client));
         })
+}
+
+/// What is remembered of it.
+fn hidden(key: &Tuple, ends: Ends) -> PodFlow {
+    let port = ends.vip.1.to_be_bytes();
+    PodFlow::new(key, address_key(ends.vip.0), port, 20, FLOW_HAIRPIN, 0)
 }
 
 impl super::Draft {

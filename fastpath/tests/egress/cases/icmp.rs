@@ -65,12 +65,13 @@ fn quotes(ends: Ends) -> Vec<Case> {
             if cases.iter().any(|case: &Case| case.name == name) {
                 continue;
             }
-            let draft = case(name, input).answered(ends.key(protocol), ends.flow());
+            let draft =
+                case(name, input).answered(ends.key(protocol), ends.flow_of(protocol, 0, 0));
             cases.push(draft.translated(output));
         }
         let (input, _) = about(ends, &quote[..least - 1], &sent[..least - 1]);
         let name = format!("{}: error quotes too little of {what}", ends.family);
-        let draft = case(name, input).answered(ends.key(protocol), ends.flow());
+        let draft = case(name, input).answered(ends.key(protocol), ends.flow_of(protocol, 0, 0));
         cases.push(draft.untouched());
     }
     cases
@@ -86,7 +87,7 @@ fn senders(ends: Ends) -> Vec<Case> {
         OUT.carry(&icmp(source, ends.client.0, unreachable(ends), quote))
     };
     let name = |what: &str| format!("{}: error from {what}", ends.family);
-    let known = |draft: Draft| draft.answered(ends.key(UDP), ends.flow());
+    let known = |draft: Draft| draft.answered(ends.key(UDP), ends.flow_of(UDP, 0, 0));
     vec![
         known(case(name("this machine"), error(ends.node, &quote)))
             .translated(error(ends.node, &sent)),
@@ -94,7 +95,7 @@ fn senders(ends: Ends) -> Vec<Case> {
             name("a pod that has answered nothing"),
             error(ends.pod.0, &quote),
         )
-        .embryonic(ends.key(UDP), ends.flow())
+        .embryonic(ends.key(UDP), ends.flow_of(UDP, 0, 0))
         .translated(error(ends.vip.0, &sent)),
     ]
 }
@@ -117,7 +118,7 @@ fn kinds(ends: Ends) -> Vec<Case> {
             format!("{}: ICMP type {kind}", ends.family),
             message(ends.pod.0, &quote),
         )
-        .answered(ends.key(UDP), ends.flow());
+        .answered(ends.key(UDP), ends.flow_of(UDP, 0, 0));
         cases.push(if errors.contains(&kind) {
             draft.translated(message(ends.vip.0, &sent))
         } else {
@@ -131,7 +132,7 @@ fn strangers(ends: Ends) -> Vec<Case> {
     let quote = query(UDP, ends.pod, ends).bytes();
     let (error, _) = about(ends, &quote, &quote);
     let name = |what: &str| format!("{}: error {what}", ends.family);
-    let known = |draft: Draft| draft.answered(ends.key(UDP), ends.flow());
+    let known = |draft: Draft| draft.answered(ends.key(UDP), ends.flow_of(UDP, 0, 0));
     let elsewhere = OUT.carry(&icmp(ends.pod.0, ends.node, unreachable(ends), &quote));
     let other = query(UDP, (ends.pod.0, ends.pod.1 + 1), ends).bytes();
     let reversed = Packet::udp(ends.pod, ends.client, b"an answer").bytes();
@@ -164,7 +165,7 @@ fn headers(ends: Ends) -> Vec<Case> {
         let (quote, sent) = (make(ends.pod).bytes(), make(ends.vip).bytes());
         let (input, output) = about(ends, &quote, &sent);
         let draft = case(format!("{}: error quotes {what}", ends.family), input)
-            .answered(ends.key(UDP), ends.flow());
+            .answered(ends.key(UDP), ends.flow_of(UDP, 0, 0));
         cases.push(if follows {
             draft.translated(output)
         } else {
@@ -189,7 +190,7 @@ fn headers(ends: Ends) -> Vec<Case> {
         let draft = case("v4: error quotes UDP without checksum", input);
         cases.push(
             draft
-                .answered(ends.key(UDP), ends.flow())
+                .answered(ends.key(UDP), ends.flow_of(UDP, 0, 0))
                 .translated(output),
         );
     } else {

@@ -127,7 +127,7 @@ fn family(ends: Ends) -> Vec<Case> {
                     frame(&make(pod, outside)),
                 );
                 serve(reply, own, protocol, SERVICE_NODE_PORT)
-                    .answered(ends.key(protocol), ends.flow())
+                    .answered(ends.key(protocol), ends.flow_of(protocol, 0, 0))
             };
             let output = frame(&make(own, outside));
             cases.push(draft().translated(output.clone()));
@@ -145,7 +145,7 @@ fn family(ends: Ends) -> Vec<Case> {
     );
     cases.push(
         serve(reply, own, UDP, SERVICE_NODE_PORT)
-            .answered(ends.key(UDP), ends.flow())
+            .answered(ends.key(UDP), ends.flow_of(UDP, 0, 0))
             .translated(frame(&udp(ends.vip, outside))),
     );
     cases

@@ -5,8 +5,8 @@ use xdp_prog::abi::{FLOW_FIN_CLIENT, FLOW_FIN_POD, FLOW_RESET};
 use super::{BOTH, Case, Draft, Ends, OUT, SCTP, TCP, UDP, V4, V6, aged, case, udp};
 use crate::{
     packets::{
-        Flags::{self, Ack, FinAck, Rst, Syn, SynAck},
-        sctp, tcp,
+        Flags::{self, Ack, FinAck, PshAck, Rst, Syn, SynAck},
+        SEQUENCE, sctp, tcp,
     },
     support::packet::{End, IPV4, Link, Packet, SERVICE_VLAN, VLAN, forged_v4, patched},
 };
@@ -65,7 +65,7 @@ fn established(ends: Ends) -> Vec<Case> {
     let draft = case(format!("{family}: UDP reply"), input);
     cases.push(
         draft
-            .answered(ends.key(UDP), ends.flow())
+            .answered(ends.key(UDP), ends.flow_of(UDP, 0, 0))
             .translated(output),
     );
 
@@ -76,7 +76,7 @@ fn established(ends: Ends) -> Vec<Case> {
     );
     cases.push(
         draft
-            .answered(same.key(UDP), same.flow())
+            .answered(same.key(UDP), same.flow_of(UDP, 0, 0))
             .translated(output),
     );
 
@@ -84,7 +84,7 @@ fn established(ends: Ends) -> Vec<Case> {
     let draft = case(format!("{family}: SCTP reply"), input);
     cases.push(
         draft
-            .answered(same.key(SCTP), same.flow())
+            .answered(same.key(SCTP), same.flow_of(SCTP, 0, 0))
             .translated(output),
     );
 
@@ -96,7 +96,7 @@ fn established(ends: Ends) -> Vec<Case> {
     );
     cases.push(
         draft
-            .answered(ends.key(UDP), ends.flow())
+            .answered(ends.key(UDP), ends.flow_of(UDP, 0, 0))
             .translated(output),
     );
     cases
@@ -117,13 +117,47 @@ fn beginnings(ends: Ends) -> Vec<Case> {
     let family = ends.family;
     let key = ends.key(TCP);
     let mut cases = Vec::new();
-    for (what, flags, state) in [("SYN+ACK", SynAck, 0), ("RST", Rst, FLOW_RESET)] {
-        let (input, output) = both(|from| tcp(from, ends.client, flags, &[], b""), ends);
-        let draft = case(format!("{family}: {what} leaves the flow embryonic"), input)
-            .embryonic(key, ends.flow())
-            .remembers(move |known| {
-                known.embryonic.insert(key, ends.flow_with(0, state));
-            });
+    let accepted = move |state| ends.accepted(0, state);
+    let (input, output) = both(|from| tcp(from, ends.client, SynAck, &[], b""), ends);
+    let draft = case(format!("{family}: SYN+ACK leaves the flow embryonic"), {
+        input.clone()
+    })
+    .embryonic(key, ends.flow())
+    .remembers(move |known| {
+        known.embryonic.insert(key, accepted(0));
+    });
+    cases.push(draft.translated(output.clone()));
+    let mut older = ends.flow();
+    older.accept(SEQUENCE - 1);
+    let draft = case(format!("{family}: the last SYN+ACK counts"), input)
+        .embryonic(key, older)
+        .remembers(move |known| {
+            known.embryonic.insert(key, accepted(0));
+        });
+    cases.push(draft.translated(output));
+    for (name, flow) in [("", ends.flow()), (" that it has accepted", accepted(0))] {
+        let (input, output) = both(|from| tcp(from, ends.client, Rst, &[], b""), ends);
+        let name = format!("{family}: RST ends no embryonic flow{name}");
+        cases.push(case(name, input).embryonic(key, flow).translated(output));
+    }
+    // An ACK may answer a forged segment.
+    let (input, output) = both(|from| tcp(from, ends.client, Ack, &[], b""), ends);
+    let draft = case(
+        format!("{family}: bare ACK establishes nothing that was accepted"),
+        input,
+    );
+    cases.push(draft.embryonic(key, accepted(0)).translated(output));
+    for (what, flags, payload, state) in [
+        ("data", PshAck, DATA, 0),
+        ("FIN", FinAck, &b""[..], FLOW_FIN_POD),
+    ] {
+        let (input, output) = both(|from| tcp(from, ends.client, flags, &[], payload), ends);
+        let draft = case(
+            format!("{family}: {what} of the pod establishes what was accepted"),
+            input,
+        )
+        .embryonic(key, accepted(FLOW_FIN_CLIENT))
+        .establishes(key, ends.flow_with(0, FLOW_FIN_CLIENT | state));
         cases.push(draft.translated(output));
     }
     for (what, flags, payload, state) in [
@@ -145,8 +179,8 @@ fn beginnings(ends: Ends) -> Vec<Case> {
         format!("{family}: first UDP answer establishes the flow"),
         input,
     )
-    .embryonic(ends.key(UDP), ends.flow())
-    .establishes(ends.key(UDP), ends.flow());
+    .embryonic(ends.key(UDP), ends.flow_of(UDP, 0, 0))
+    .establishes(ends.key(UDP), ends.flow_of(UDP, 0, 0));
     cases.push(draft.translated(output));
 
     let same = ends.same_port();
@@ -155,8 +189,8 @@ fn beginnings(ends: Ends) -> Vec<Case> {
         format!("{family}: first SCTP answer establishes the flow"),
         input,
     )
-    .embryonic(same.key(SCTP), same.flow())
-    .establishes(same.key(SCTP), same.flow());
+    .embryonic(same.key(SCTP), same.flow_of(SCTP, 0, 0))
+    .establishes(same.key(SCTP), same.flow_of(SCTP, 0, 0));
     cases.push(draft.translated(output));
     cases
 }
@@ -232,7 +266,7 @@ fn strangers(ends: Ends) -> Vec<Case> {
 
 /// An entry that has idled too long is another connection's.
 fn ages(ends: Ends) -> Vec<Case> {
-    let aged = |state, seconds| aged(ends.flow_with(0, state), seconds * SECOND);
+    let aged = |protocol, state, seconds| aged(ends.flow_of(protocol, 0, state), seconds * SECOND);
     let ended = FLOW_FIN_CLIENT | FLOW_FIN_POD;
     let segment = |from: End| tcp(from, ends.client, Ack, &[], DATA);
     let datagram = |from: End| udp(from, ends.client);
@@ -254,20 +288,26 @@ fn ages(ends: Ends) -> Vec<Case> {
         let young = case(name(limit - 10), input.clone());
         cases.push(
             young
-                .answered(key, aged(state, limit - 10))
+                .answered(key, aged(protocol, state, limit - 10))
                 .translated(output),
         );
         let old = case(name(limit + 1), input);
-        cases.push(old.answered(key, aged(state, limit + 1)).untouched());
+        cases.push(
+            old.answered(key, aged(protocol, state, limit + 1))
+                .untouched(),
+        );
     }
     let (input, output) = both(|from| tcp(from, ends.client, SynAck, &[], b""), ends);
     let name = |age| format!("{}: SYN+ACK after {age} s", ends.family);
     let key = ends.key(TCP);
-    let young = case(name(230), input.clone()).embryonic(key, aged(0, 230));
-    cases.push(young.translated(output));
+    let young = case(name(230), input.clone()).embryonic(key, aged(TCP, 0, 230));
+    let accepted = move |known: &mut super::Remembered| {
+        known.embryonic.insert(key, ends.accepted(0, 0));
+    };
+    cases.push(young.remembers(accepted).translated(output));
     cases.push(
         case(name(241), input)
-            .embryonic(key, aged(0, 241))
+            .embryonic(key, aged(TCP, 0, 241))
             .untouched(),
     );
     cases
@@ -337,7 +377,7 @@ fn headers() -> Vec<Case> {
     let draft = case("v4: UDP reply without checksum", absent(V4.pod));
     cases.push(
         draft
-            .answered(V4.key(UDP), V4.flow())
+            .answered(V4.key(UDP), V4.flow_of(UDP, 0, 0))
             .translated(absent(V4.vip)),
     );
     cases

@@ -97,10 +97,10 @@ fn unknown_ports() -> Vec<Case> {
         );
     }
     cases.push(
-        case("other_protocol_to_a_vip_passes", {
+        case("other_protocol_to_a_vip_drops", {
             IN.carry(&Packet::ip(CLIENT_V4, VIP_V4, 47, &[0; 12]))
         })
-        .passes(PassReason::Protocol),
+        .drops(DropReason::VipProtocol),
     );
     cases.push(
         case("unknown_port_from_an_edge_by_l2dsr_passes", {

@@ -90,15 +90,15 @@ fn sources_and_destinations(pair: &Pair) -> Vec<Case> {
         )
         .passes(PassReason::EncapUntrusted),
         case(
-            format!("{name}_from_trusted_edge_to_vip_passes"),
+            format!("{name}_from_trusted_edge_to_vip_drops"),
             from_to(pair.peer, vip),
         )
-        .passes(PassReason::EncapNotOurs),
+        .drops(DropReason::VipEncap),
         case(
-            format!("{name}_from_stranger_to_vip_passes"),
+            format!("{name}_from_stranger_to_vip_drops"),
             from_to(pair.stranger, vip),
         )
-        .passes(PassReason::EncapNotOurs),
+        .drops(DropReason::VipEncap),
         case(
             format!("{name}_to_another_machine_passes"),
             from_to(pair.peer, elsewhere),
@@ -374,8 +374,8 @@ fn inner_packets() -> Vec<Case> {
         unchanged("service_packet_is_not_balanced_again", tcp(V4_TCP.1)),
         unchanged("l2dsr_service_packet_is_not_balanced_again", tcp(V4_L2.1)),
         unchanged(
-            "packet_of_no_service_is_decapsulated",
-            tcp((v4(10, 0, 0, 1), 1)),
+            "packet_to_a_port_of_no_service_is_decapsulated_at_a_vip",
+            tcp((VIP_V4, 1)),
         ),
         unchanged("udp_is_decapsulated", udp(V4_UDP.1)),
         unchanged("ping_is_decapsulated", Packet::echo(CLIENT_V4, VIP_V4)),
@@ -392,7 +392,7 @@ fn inner_packets() -> Vec<Case> {
             tcp(V4_TCP.1).hop_limit(1),
         ),
         unchanged("only_one_layer_comes_off", nested),
-        unchanged("second_layer_to_this_machine_stays_too", mine),
+        case("second_layer_to_this_machine_drops", whole(&mine)).drops(DropReason::InnerNotOurs),
         unchanged(
             "inner_without_payload_is_decapsulated",
             Packet::ip(CLIENT_V4, VIP_V4, 6, &[]),
@@ -409,7 +409,7 @@ fn inner_packets() -> Vec<Case> {
         case("inner_announced_as_the_other_family_drops", {
             IN.carry(&Packet::ip(PEER_V4, EDGE_V4, 41, &tcp(V4_TCP.1).bytes()))
         })
-        .drops(DropReason::MalformedInner),
+        .drops(DropReason::InnerNotOurs),
     ];
     for length in [3600, 9000, 65_000] {
         let inner = Packet::tcp((CLIENT_V4, 40_000), V4_TCP.1, &vec![0x55; length]);

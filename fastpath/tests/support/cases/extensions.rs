@@ -1,6 +1,6 @@
 //! IPv4 options and IPv6 extension headers in front of the ports.
 
-use xdp_prog::reason::{DropReason, PassReason, ReplyReason};
+use xdp_prog::reason::{DropReason, ReplyReason};
 
 use super::{
     super::packet::{IPV6, Packet, patched},
@@ -145,10 +145,10 @@ fn chains() -> Vec<Case> {
     cases.extend((5..=6).map(|length| {
         let chain: Vec<_> = chain.into_iter().cycle().take(length).collect();
         case(
-            format!("tcp_behind_{length}_extension_headers_passes"),
+            format!("tcp_behind_{length}_extension_headers_drops"),
             IN.carry(&tcp(V6_TCP.1).extensions(&chain)),
         )
-        .passes(PassReason::ExtensionDepth)
+        .drops(DropReason::VipHeaders)
     }));
     cases
 }
@@ -161,16 +161,16 @@ fn not_followed() -> Vec<Case> {
     let ports = &tcp(V6_TCP.1).bytes()[40..];
     vec![
         case(
-            "routing_header_type_0_with_a_segment_left_passes",
+            "routing_header_type_0_with_a_segment_left_drops",
             routing(0, 1),
         )
-        .passes(PassReason::RoutingHeader),
+        .drops(DropReason::VipHeaders),
         case(
-            "routing_header_type_4_with_segments_left_passes",
+            "routing_header_type_4_with_segments_left_drops",
             routing(4, 255),
         )
-        .passes(PassReason::RoutingHeader),
-        case("routing_header_behind_others_passes", {
+        .drops(DropReason::VipHeaders),
+        case("routing_header_behind_others_drops", {
             let chain: [(u8, &[u8]); 3] = [
                 (HOP_BY_HOP, &PAD),
                 (DESTINATION, &PAD),
@@ -178,27 +178,27 @@ fn not_followed() -> Vec<Case> {
             ];
             IN.carry(&tcp(V6_TCP.1).extensions(&chain))
         })
-        .passes(PassReason::RoutingHeader),
-        case("esp_behind_an_extension_header_passes", {
+        .drops(DropReason::VipHeaders),
+        case("esp_behind_an_extension_header_drops", {
             let packet = Packet::ip(CLIENT_V6, VIP_V6, 50, ports);
             IN.carry(&packet.extensions(&[(DESTINATION, &PAD)]))
         })
-        .passes(PassReason::Protocol),
+        .drops(DropReason::VipProtocol),
         case("host_identity_is_not_followed", {
             let packet = Packet::ip(CLIENT_V6, VIP_V6, TCP, ports);
             IN.carry(&packet.extensions(&[(139, &PAD)]))
         })
-        .passes(PassReason::Protocol),
+        .drops(DropReason::VipProtocol),
         case("experimental_header_is_not_followed", {
             let packet = Packet::ip(CLIENT_V6, VIP_V6, TCP, ports);
             IN.carry(&packet.extensions(&[(253, &PAD)]))
         })
-        .passes(PassReason::Protocol),
-        case("nothing_behind_an_extension_header_passes", {
+        .drops(DropReason::VipProtocol),
+        case("nothing_behind_an_extension_header_drops", {
             let packet = Packet::ip(CLIENT_V6, VIP_V6, 59, &[]);
             IN.carry(&packet.extensions(&[(DESTINATION, &PAD)]))
         })
-        .passes(PassReason::Protocol),
+        .drops(DropReason::VipProtocol),
     ]
 }
 
@@ -225,39 +225,39 @@ fn forged() -> Vec<Case> {
             "options_beyond_the_frame_are_malformed",
             IN.frame(IPV6, &stretched(255)),
         )
-        .passes(PassReason::MalformedIp),
+        .drops(DropReason::VipHeaders),
         case("options_beyond_the_packet_are_malformed", {
             padded(IN.frame(IPV6, &stretched(255)))
         })
-        .passes(PassReason::MalformedIp),
+        .drops(DropReason::VipHeaders),
         case(
             "options_up_to_the_packets_end_leave_no_transport",
             IN.carry(&exact),
         )
-        .passes(PassReason::TruncatedTransport),
+        .drops(DropReason::VipTransport),
         case(
             "options_that_swallow_the_ports_leave_no_transport",
             IN.frame(IPV6, &stretched(4)),
         )
-        .passes(PassReason::TruncatedTransport),
+        .drops(DropReason::VipTransport),
         case("payload_that_ends_inside_an_extension_header", payload(7))
-            .passes(PassReason::MalformedIp),
+            .drops(DropReason::VipHeaders),
         case("payload_that_ends_behind_an_extension_header", payload(8))
-            .passes(PassReason::TruncatedTransport),
+            .drops(DropReason::VipTransport),
         case("frame_that_ends_inside_an_extension_header", {
             let short = Packet::ip(CLIENT_V6, VIP_V6, HOP_BY_HOP, &[TCP, 0, 1, 4, 0, 0, 0]);
             IN.carry(&short)
         })
-        .passes(PassReason::TruncatedIp),
+        .drops(DropReason::VipHeaders),
         case("frame_that_ends_before_an_extension_header", {
             IN.carry(&Packet::ip(CLIENT_V6, VIP_V6, HOP_BY_HOP, &[]))
         })
-        .passes(PassReason::TruncatedIp),
+        .drops(DropReason::VipHeaders),
         case("second_header_beyond_the_frame", {
             let first = [&[DESTINATION], &PAD[..]].concat();
             IN.carry(&Packet::ip(CLIENT_V6, VIP_V6, HOP_BY_HOP, &first))
         })
-        .passes(PassReason::TruncatedIp),
+        .drops(DropReason::VipHeaders),
         case("shortest_authentication_header_is_eight_bytes", {
             let packet = tcp(V6_TCP.1).extensions(&[(AUTHENTICATION, &[0; 7])]);
             IN.carry(&packet)
@@ -271,15 +271,15 @@ fn forged() -> Vec<Case> {
             let packet = tcp(V6_TCP.1).extensions(&[(AUTHENTICATION, &[255, 0, 0, 0, 0, 0, 0])]);
             IN.carry(&packet)
         })
-        .passes(PassReason::MalformedIp),
+        .drops(DropReason::VipHeaders),
         case("chain_of_zero_bytes_is_a_chain_of_hop_by_hop", {
             let zeros = [0; 64];
             IN.carry(&Packet::ip(CLIENT_V6, VIP_V6, HOP_BY_HOP, &zeros))
         })
-        .passes(PassReason::ExtensionDepth),
+        .drops(DropReason::VipHeaders),
         case("empty_packet_with_padding_behind_it", {
             padded(IN.carry(&Packet::ip(CLIENT_V6, VIP_V6, TCP, &[])))
         })
-        .passes(PassReason::TruncatedTransport),
+        .drops(DropReason::VipTransport),
     ]
 }

@@ -2,7 +2,7 @@
 
 use xdp_prog::{
     decide::Action,
-    reason::{DropReason, PassReason, ReplyReason},
+    reason::{DropReason, ReplyReason},
 };
 
 use super::{
@@ -348,12 +348,12 @@ fn large_frames() -> Vec<Case> {
         }
     }
     cases.push(
-        case("large_frame_cut_by_one_byte_passes", {
+        case("large_frame_cut_by_one_byte_drops", {
             let mut frame = IN.carry(&sized(&PATHS[0], 9000));
             frame.pop();
             frame
         })
-        .passes(PassReason::TruncatedIp),
+        .drops(DropReason::VipHeaders),
     );
     cases
 }

@@ -313,7 +313,7 @@ fn hidden_ports() -> Vec<Case> {
             let packet = Packet::ip(CLIENT_V6, VIP_V6, 44, &[6, 0, 0, 1]);
             [IN.carry(&packet), vec![0; 8]].concat()
         })
-        .passes(PassReason::MalformedIp),
+        .drops(DropReason::VipHeaders),
     ]);
     cases
 }

@@ -127,10 +127,10 @@ fn echoes() -> Vec<Case> {
         );
         cases.push(
             case(
-                format!("{family}_echo_reply_to_a_vip_passes"),
+                format!("{family}_echo_reply_to_a_vip_drops"),
                 IN.carry(&message(client, vip, true, b"")),
             )
-            .passes(PassReason::Icmp),
+            .drops(DropReason::VipIcmp),
         );
         let mut padded = IN.carry(&message(client, vip, false, b"x"));
         let answer = BACK.carry(&message(vip, client, true, b"x"));
@@ -251,10 +251,10 @@ fn forwarded() -> Vec<Case> {
             let message = Packet::icmp(router(vip.0), vip.0, (*kind, 0), [0; 4], &quote);
             cases.push(
                 case(
-                    format!("{family}_message_{kind}_passes"),
+                    format!("{family}_message_{kind}_to_a_vip_drops"),
                     IN.carry(&message),
                 )
-                .passes(PassReason::Icmp),
+                .drops(DropReason::VipIcmp),
             );
         }
     }
@@ -432,10 +432,10 @@ fn malformed() -> Vec<Case> {
     let echo = Packet::icmp(VIP_V4, CLIENT_V4, (0, 0), [0; 4], b"ping");
     cases.push(
         case(
-            "error_about_icmp_passes",
+            "error_about_icmp_drops",
             IN.carry(&too_big(VIP_V4, &echo.bytes())),
         )
-        .passes(PassReason::Icmp),
+        .drops(DropReason::MalformedIcmp),
     );
     cases
 }

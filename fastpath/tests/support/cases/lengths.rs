@@ -1,11 +1,11 @@
 //! Frames that end early and headers that lie about their length.
 
-use xdp_prog::reason::{PassReason, ReplyReason};
+use xdp_prog::reason::{DropReason, PassReason, ReplyReason};
 
 use super::{
     super::packet::{IPV4, IPV6, Link, Packet, SERVICE_VLAN, VLAN, forged_v4, patched},
-    BACK, CLIENT_V4, CLIENT_V6, Case, IN, PEER_V4, TCP, TO_NODE_V4, TO_NODE_V6, UDP, V4_L2, V4_TCP,
-    V4_UDP, V6_L2, V6_TCP, V6_UDP, VIP_V4, VIP_V6, case, sent_in_v4, sent_in_v6, tcp,
+    BACK, CLIENT_V4, CLIENT_V6, Case, Draft, IN, PEER_V4, TCP, TO_NODE_V4, TO_NODE_V6, UDP, V4_L2,
+    V4_TCP, V4_UDP, V6_L2, V6_TCP, V6_UDP, VIP_V4, VIP_V6, case, sent_in_v4, sent_in_v6, tcp,
     time_exceeded, udp,
 };
 
@@ -71,14 +71,25 @@ fn cut_frames() -> Vec<Case> {
         ] {
             cases.push(
                 case(
-                    format!("{family}_frame_cut_to_{length}_bytes_passes"),
+                    format!("{family}_frame_cut_to_{length}_bytes"),
                     frame[..length].to_vec(),
                 )
-                .passes(PassReason::TruncatedIp),
+                .cut_short(length >= 14 + header),
             );
         }
     }
     cases
+}
+
+impl Draft {
+    /// The frame ends before its packet does; whether its IP header is there, and a VIP in it.
+    fn cut_short(self, has_header: bool) -> Case {
+        if has_header {
+            self.drops(DropReason::VipHeaders)
+        } else {
+            self.passes(PassReason::TruncatedIp)
+        }
+    }
 }
 
 fn forged_v4_lengths() -> Vec<Case> {
@@ -92,7 +103,7 @@ fn forged_v4_lengths() -> Vec<Case> {
                 format!("v4_header_length_{ihl}_is_malformed"),
                 IN.frame(IPV4, &forged_v4(bytes.clone(), 0, &[0x40 | ihl])),
             )
-            .passes(PassReason::MalformedIp),
+            .drops(DropReason::VipHeaders),
         );
     }
     for version in [0, 5, 6, 15] {
@@ -106,22 +117,22 @@ fn forged_v4_lengths() -> Vec<Case> {
     }
     let total = |length: u16| forged_v4(bytes.clone(), 2, &length.to_be_bytes());
     for (forged, reason) in [
-        (0, PassReason::MalformedIp),
-        (1, PassReason::MalformedIp),
-        (19, PassReason::MalformedIp),
-        (20, PassReason::TruncatedTransport),
-        (24, PassReason::TruncatedTransport),
-        (39, PassReason::TruncatedTransport),
-        (length + 1, PassReason::TruncatedIp),
-        (1500, PassReason::TruncatedIp),
-        (0xffff, PassReason::TruncatedIp),
+        (0, DropReason::VipHeaders),
+        (1, DropReason::VipHeaders),
+        (19, DropReason::VipHeaders),
+        (20, DropReason::VipTransport),
+        (24, DropReason::VipTransport),
+        (39, DropReason::VipTransport),
+        (length + 1, DropReason::VipHeaders),
+        (1500, DropReason::VipHeaders),
+        (0xffff, DropReason::VipHeaders),
     ] {
         cases.push(
             case(
-                format!("v4_total_length_forged_to_{forged}_passes"),
+                format!("v4_total_length_forged_to_{forged}_drops"),
                 IN.frame(IPV4, &total(forged)),
             )
-            .passes(reason),
+            .drops(reason),
         );
     }
     // The whole packet is shorter than its header says the header is.
@@ -131,15 +142,15 @@ fn forged_v4_lengths() -> Vec<Case> {
             "v4_header_length_beyond_total_length_is_malformed",
             IN.frame(IPV4, &patched(short, 2, &40_u16.to_be_bytes())),
         )
-        .passes(PassReason::MalformedIp),
+        .drops(DropReason::VipHeaders),
     );
     // Header length 15 puts the ports into the payload.
     cases.push(
         case(
-            "v4_header_length_that_swallows_the_ports_passes",
+            "v4_header_length_that_swallows_the_ports_drops",
             IN.frame(IPV4, &forged_v4(bytes[..58].to_vec(), 0, &[0x4e])),
         )
-        .passes(PassReason::TruncatedTransport),
+        .drops(DropReason::VipTransport),
     );
     cases
 }
@@ -158,19 +169,19 @@ fn forged_v6_lengths() -> Vec<Case> {
         );
     }
     for (forged, reason) in [
-        (0, PassReason::TruncatedTransport),
-        (1, PassReason::TruncatedTransport),
-        (4, PassReason::TruncatedTransport),
-        (19, PassReason::TruncatedTransport),
-        (length + 1, PassReason::TruncatedIp),
-        (0xffff, PassReason::TruncatedIp),
+        (0, DropReason::VipTransport),
+        (1, DropReason::VipTransport),
+        (4, DropReason::VipTransport),
+        (19, DropReason::VipTransport),
+        (length + 1, DropReason::VipHeaders),
+        (0xffff, DropReason::VipHeaders),
     ] {
         cases.push(
             case(
-                format!("v6_payload_length_forged_to_{forged}_passes"),
+                format!("v6_payload_length_forged_to_{forged}_drops"),
                 IN.frame(IPV6, &patched(bytes.clone(), 4, &forged.to_be_bytes())),
             )
-            .passes(reason),
+            .drops(reason),
         );
     }
     cases
@@ -191,10 +202,10 @@ fn cut_transport() -> Vec<Case> {
                 let payload = &whole.bytes()[header..header + cut];
                 cases.push(
                     case(
-                        format!("{cut}_bytes_of_{name}_in_{family}_pass"),
+                        format!("{cut}_bytes_of_{name}_in_{family}_drop"),
                         IN.carry(&Packet::ip(client, vip, protocol, payload)),
                     )
-                    .passes(PassReason::TruncatedTransport),
+                    .drops(DropReason::VipTransport),
                 );
             }
         }
@@ -290,7 +301,7 @@ fn padding() -> Vec<Case> {
                 30,
             ),
         )
-        .passes(PassReason::TruncatedTransport),
+        .drops(DropReason::VipTransport),
         case(
             "v4_total_length_decides_the_mtu_and_not_the_frame",
             pad(IN.carry(&segment), 1500),

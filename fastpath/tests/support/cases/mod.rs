@@ -6,6 +6,8 @@
 //! ```
 
 mod answers;
+mod at_vips;
+mod checksums;
 mod decap;
 mod extensions;
 mod forward;
@@ -19,6 +21,7 @@ mod nat;
 mod neighbour;
 mod node_ports;
 mod not_ours;
+mod paths;
 mod pods;
 mod policies;
 mod policies_of_nodes;
@@ -36,7 +39,7 @@ use etherparse::TcpHeader;
 use xdp_prog::{
     abi::{
         ADDRESS_LOCAL, ADDRESS_VIP, AddressKey, BACKEND_V4, BACKEND_V6, Backend, MODE_IPIP,
-        MODE_L2DSR, NextHop, Traffic,
+        MODE_L2DSR, NextHop, PathReport, Traffic,
     },
     decide::Action,
     reason::{DropReason, PassReason, ReplyReason},
@@ -64,6 +67,8 @@ pub(crate) struct Case {
     pub(crate) counts: Counts,
     /// Addresses that the frame is noted to announce, each with its MAC.
     pub(crate) claims: HashMap<AddressKey, [u8; 6]>,
+    /// What the frame is noted to say of the paths to nodes.
+    pub(crate) paths: HashMap<AddressKey, PathReport>,
     pub(crate) kernel: InKernel,
 }
 
@@ -71,6 +76,12 @@ impl Case {
     /// The frame is noted as another machine's announcement.
     fn claims(mut self, address: IpAddr, mac: [u8; 6]) -> Self {
         self.claims.insert(address_key(address), mac);
+        self
+    }
+
+    /// The frame is noted as what a router says of the path to a node.
+    fn says(mut self, node: IpAddr, report: PathReport) -> Self {
+        self.paths.insert(address_key(node), report);
         self
     }
 }
@@ -88,7 +99,7 @@ pub(crate) enum InKernel {
 
 /// Returns the whole table; the cases of a subject are made as they are reached, for some take times.
 pub(crate) fn all() -> impl Iterator<Item = Case> {
-    let subjects: [fn() -> Vec<Case>; 21] = [
+    let subjects: [fn() -> Vec<Case>; 24] = [
         not_ours::cases,
         probe::cases,
         lengths::cases,
@@ -100,6 +111,7 @@ pub(crate) fn all() -> impl Iterator<Item = Case> {
         decap::cases,
         nat::cases,
         neighbour::cases,
+        paths::cases,
         pods::cases,
         node_ports::cases,
         policies::cases,
@@ -107,6 +119,8 @@ pub(crate) fn all() -> impl Iterator<Item = Case> {
         security::cases,
         routed::cases,
         answers::cases,
+        at_vips::cases,
+        checksums::cases,
         icmp::cases,
         shared::cases,
         hairpin_errors::cases,
@@ -222,6 +236,7 @@ impl Draft {
             output,
             counts,
             claims: HashMap::new(),
+            paths: HashMap::new(),
             kernel,
         }
     }

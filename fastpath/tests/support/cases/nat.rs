@@ -5,21 +5,23 @@
 //! client:40000 <- VIP:80      edge:61001 <- machine:8080
 //! ```
 
+mod checksums;
 mod fragments;
 mod icmp;
+mod pressure;
 
 use fastpath::clock::monotonic_ns;
 use xdp_prog::{
     abi::{
         ADDRESS_LOCAL, ADDRESS_NAT, ADDRESS_NODE_PORT, BACKEND_NAT, BACKEND_V4, BACKEND_V6,
         Backend, LocalFlow, MODE_IPIP, NAT_ANSWERED, NAT_FIN_BACKEND, NAT_FIN_CLIENT, NAT_OPEN,
-        NAT_RESET, NatForward, NatLink, NatMark, NatReverse, SERVICE_NAT, SERVICE_NODE_PORT,
-        SERVICE_SOURCE_RANGES, Tuple,
+        NAT_RESET_BACKEND, NatForward, NatLink, NatMark, NatReverse, SERVICE_NAT,
+        SERVICE_NODE_PORT, SERVICE_SOURCE_RANGES, Tuple,
     },
     decide::{
         Action,
-        deliver::{IDLE_TCP_NS, IDLE_TRANSITORY_NS, IDLE_UDP_NS},
-        nat::GUARD_NS,
+        deliver::{IDLE_TCP_NS, IDLE_UDP_NS},
+        nat::{GUARD_NS, IDLE_CLOSED_NS, IDLE_HALF_OPEN_NS, IDLE_HALF_OPEN_TCP_NS},
     },
     reason::{DropReason, PassReason, ReplyReason, ReturnReason},
 };
@@ -37,6 +39,10 @@ use super::{
 
 const SCTP: u8 = 132;
 const PORT: u16 = 61_001;
+/// Sequence number of the SYN+ACK of flows that are seeded.
+const SEQUENCE: u32 = u32::MAX - 1;
+/// Idle time of a flow that is never idle while a case runs: it was seen in ten minutes.
+const NEVER: u64 = (600 * SECOND).wrapping_neg();
 const MACHINE_V4: End = (v4(192, 0, 2, 40), 8080);
 const MACHINE_V6: End = (v6(0xe, 0x40), 8080);
 /// How a service of NAT mode is reached and who serves it.
@@ -163,8 +169,14 @@ impl Service {
         let forward = tuple(client, self.vip, self.protocol);
         let reply = self.reply_key(port);
         let mark = NatMark::new(before(idle), flags);
-        let entry = NatReverse::new(&reply, &forward, INGRESS, link(&BACK), mark);
+        let mut entry = NatReverse::new(&reply, &forward, INGRESS, link(&BACK), mark);
+        entry.sequence = SEQUENCE;
         tables.nat.reverse.insert(reply, entry);
+        let half_open = i64::from(!mark.has(NAT_OPEN));
+        tables.nat.counts[0].flows -= 1;
+        let count = &mut tables.nat.counts[self.way.service as usize];
+        count.flows += 1;
+        count.half_open += half_open;
     }
 }
 
@@ -254,6 +266,8 @@ pub(super) fn cases() -> Vec<Case> {
     cases.extend(connection_states());
     cases.extend(changes());
     cases.extend(policies());
+    cases.extend(checksums::cases());
+    cases.extend(pressure::cases());
     cases.extend(fragments::cases());
     cases.extend(icmp::cases());
     cases
@@ -592,7 +606,7 @@ fn ports() -> Vec<Case> {
     let begin = |client| IN.carry(&TCP_V4.packet(client, TCP_V4.vip, SYN));
     let mut cases = vec![
         nat("second_flow_finds_no_port", begin(others(50_001)))
-            .after(begin(others(50_000)))
+            .with(|tables| TCP_V4.seed(tables, others(50_000), PORT, 0, NEVER))
             .drops(DropReason::NatPortsExhausted),
         nat("without_ports", begin(others(50_000)))
             .with(|tables| tables.config.nat_ports = 0)
@@ -606,7 +620,7 @@ fn ports() -> Vec<Case> {
         nat("sctp_keeps_its_port_or_is_dropped", {
             IN.carry(&SCTP_V4.request(0))
         })
-        .with(|tables| SCTP_V4.seed(tables, (v4(198, 51, 100, 8), 40_000), 40_000, 0, 0))
+        .with(|tables| SCTP_V4.seed(tables, (v4(198, 51, 100, 8), 40_000), 40_000, OPEN, 0))
         .drops(DropReason::NatPortsExhausted),
         nat("sctp_is_never_sent_to_another_port", {
             IN.carry(&SCTP_V4.request(0))
@@ -618,7 +632,7 @@ fn ports() -> Vec<Case> {
                 let clients = 1..=super::super::tables::size::NAT;
                 for client in clients {
                     let port = u16::try_from(client).unwrap();
-                    TCP_V4.seed(tables, (CLIENT_V4, port), port, 0, 0);
+                    TCP_V4.seed(tables, (CLIENT_V4, port), port, OPEN, 0);
                 }
             })
             .drops(DropReason::NatTableFull),
@@ -637,7 +651,7 @@ fn ports() -> Vec<Case> {
             .with(|tables| {
                 tables.config.nat_ports = 8;
                 for port in (0..8).filter(|port| *port != free) {
-                    service.seed(tables, others(50_000 + port), PORT + port, 0, 0);
+                    service.seed(tables, others(50_000 + port), PORT + port, OPEN, 0);
                 }
             })
             .reaches(&service, SYN),
@@ -648,7 +662,7 @@ fn ports() -> Vec<Case> {
             .with(|tables| {
                 tables.config.nat_ports = 8;
                 for port in 0..8 {
-                    TCP_V4.seed(tables, others(50_000 + port), PORT + port, 0, 0);
+                    TCP_V4.seed(tables, others(50_000 + port), PORT + port, OPEN, 0);
                 }
             })
             .drops(DropReason::NatPortsExhausted),
@@ -664,14 +678,19 @@ fn idle_times() -> Vec<Case> {
     let mut cases = Vec::new();
     for (name, service, flags, limit) in [
         ("tcp_established", TCP_V4, OPEN, IDLE_TCP_NS),
-        ("tcp_unanswered", TCP_V4, NAT_OPEN, IDLE_TRANSITORY_NS),
-        ("tcp_half_open", TCP_V4, NAT_ANSWERED, IDLE_TRANSITORY_NS),
-        ("tcp_reset", TCP_V4, OPEN | NAT_RESET, IDLE_TRANSITORY_NS),
+        ("tcp_unanswered", TCP_V4, 0, IDLE_HALF_OPEN_TCP_NS),
+        ("tcp_half_open", TCP_V4, NAT_ANSWERED, IDLE_HALF_OPEN_TCP_NS),
+        (
+            "tcp_reset_by_the_backend",
+            TCP_V4,
+            OPEN | NAT_RESET_BACKEND,
+            IDLE_CLOSED_NS,
+        ),
         (
             "tcp_closed",
             TCP_V4,
             OPEN | NAT_FIN_CLIENT | NAT_FIN_BACKEND,
-            IDLE_TRANSITORY_NS,
+            IDLE_CLOSED_NS,
         ),
         (
             "tcp_half_closed",
@@ -679,15 +698,22 @@ fn idle_times() -> Vec<Case> {
             OPEN | NAT_FIN_CLIENT,
             IDLE_TCP_NS,
         ),
-        ("udp", UDP_V4, 0, IDLE_UDP_NS),
-        ("sctp", SCTP_V4, 0, IDLE_UDP_NS),
+        ("udp", UDP_V4, OPEN, IDLE_UDP_NS),
+        ("udp_unanswered", UDP_V4, 0, IDLE_HALF_OPEN_NS),
+        ("udp_once_answered", UDP_V4, NAT_ANSWERED, IDLE_HALF_OPEN_NS),
+        ("sctp", SCTP_V4, OPEN, IDLE_UDP_NS),
+        ("sctp_unanswered", SCTP_V4, 0, IDLE_HALF_OPEN_NS),
     ] {
         let port = service.edge.1;
         let other = End::from((v4(198, 51, 100, 8), service.client.1));
+        let (live, over, free) = (
+            limit.checked_sub(120 * SECOND).unwrap_or(NEVER),
+            limit + SECOND / 2,
+            limit + GUARD_NS + SECOND,
+        );
         let seeded = |name: &str, input, client, idle| {
-            let flags = if service.protocol == TCP { flags } else { 0 };
             nat(
-                format!("{name}_{}", if idle < limit { "live" } else { "over" }),
+                format!("{name}_{}", if idle == live { "live" } else { "over" }),
                 input,
             )
             .with(|tables| service.seed(tables, client, port, flags, idle))
@@ -695,11 +721,6 @@ fn idle_times() -> Vec<Case> {
         let go_on = IN.carry(&service.request(ACK));
         let begin = IN.carry(&service.request(SYN));
         let reply = service.reply_frame(ACK);
-        let (live, over, free) = (
-            limit - 60 * SECOND,
-            limit + SECOND / 2,
-            limit + GUARD_NS + SECOND,
-        );
         let own = service.client;
         cases.extend([
             seeded(&format!("{name}_goes_on"), go_on.clone(), own, live).reaches(&service, ACK),
@@ -730,15 +751,18 @@ fn idle_times() -> Vec<Case> {
                 TCP_V4.seed(tables, TCP_V4.client, PORT, OPEN, idle);
             })
             .reaches(&TCP_V4, SYN),
-        nat("orphan_keeps_its_port_for_the_transitory_time", syn.clone())
-            .with(|tables| {
-                let idle = IDLE_TRANSITORY_NS - 60 * SECOND;
-                TCP_V4.seed_reverse(tables, (CLIENT_V4, 50_000), PORT, 0, idle);
-            })
-            .drops(DropReason::NatPortsExhausted),
+        nat(
+            "orphan_keeps_its_port_for_its_time_and_the_guard",
+            syn.clone(),
+        )
+        .with(|tables| {
+            let idle = IDLE_HALF_OPEN_TCP_NS;
+            TCP_V4.seed_reverse(tables, (CLIENT_V4, 50_000), PORT, 0, idle);
+        })
+        .drops(DropReason::NatPortsExhausted),
         nat("orphan_is_removed", syn)
             .with(|tables| {
-                let idle = IDLE_TRANSITORY_NS + GUARD_NS + SECOND;
+                let idle = IDLE_HALF_OPEN_TCP_NS + GUARD_NS + SECOND;
                 TCP_V4.seed_reverse(tables, (CLIENT_V4, 50_000), PORT, 0, idle);
             })
             .reaches(&TCP_V4, SYN),
@@ -756,17 +780,17 @@ fn idle_times() -> Vec<Case> {
 fn connection_states() -> Vec<Case> {
     let request = |flags| IN.carry(&TCP_V4.request(flags));
     let old = |tables: &mut TableSet, flags| {
-        let idle = IDLE_TRANSITORY_NS - 60 * SECOND;
+        let idle = IDLE_TCP_NS - 60 * SECOND;
         TCP_V4.seed(tables, TCP_V4.client, PORT, flags, idle);
     };
     vec![
         // Renewed by either direction, the flow is not idle any more.
         nat("request_renews_the_flow", TCP_V4.reply_frame(ACK))
-            .with(|tables| old(tables, NAT_OPEN))
+            .with(|tables| old(tables, OPEN))
             .after(request(ACK))
             .returns(TCP_V4.returned(ACK)),
         nat("reply_renews_the_flow", request(ACK))
-            .with(|tables| old(tables, NAT_OPEN))
+            .with(|tables| old(tables, OPEN))
             .after(TCP_V4.reply_frame(ACK))
             .reaches(&TCP_V4, ACK),
         nat(
@@ -866,8 +890,7 @@ fn policies() -> Vec<Case> {
                 .with(|tables| tables.service[id as usize].flags |= SERVICE_SOURCE_RANGES)
         };
         let seed = |tables: &mut TableSet| {
-            let flags = if service.protocol == TCP { OPEN } else { 0 };
-            service.seed(tables, service.client, service.edge.1, flags, 0);
+            service.seed(tables, service.client, service.edge.1, OPEN, 0);
         };
         cases.extend([
             ranged("keeps_a_stranger_out", SYN).drops(DropReason::SourceRange),

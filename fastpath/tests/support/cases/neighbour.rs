@@ -55,9 +55,15 @@ pub(super) fn cases() -> Vec<Case> {
     cases
 }
 
+/// A stamp that stays young however long the cases take: one of the future counts as such.
+const FRESH: u64 = u64::MAX >> 1;
+/// One of a machine's start.
+const OLD: u64 = 0;
+
 /// A machine that announces both VIPs on the device itself and in its VLAN 100.
 fn announcing(tables: &mut TableSet) {
     tables.config.flags |= CONFIG_ANNOUNCE;
+    tables.announce_stamp = FRESH;
     for vip in [VIP_V4, VIP_V6] {
         tables.announced.insert(address_key(vip), 1);
     }
@@ -186,6 +192,12 @@ fn arp_left_alone() -> Vec<Case> {
         })
         .with(|tables| tables.config.flags &= !CONFIG_ANNOUNCE)
         .passes(PassReason::GroupAddress),
+        begin(
+            "arp_request_is_the_stacks_where_the_agent_serves_no_more",
+            TO_ALL.frame(ARP, &for_vip),
+        )
+        .with(|tables| tables.announce_stamp = OLD)
+        .passes(PassReason::GroupAddress),
     ];
     for (name, offset, byte) in [
         ("hardware", 1, 6),
@@ -211,6 +223,13 @@ fn arp_announcements() -> Vec<Case> {
                 format!("gratuitous_arp_{name}_of_another_machine_is_noted"),
                 TO_ALL.frame(ARP, &gratuitous(ASKER, VIP_V4)),
             )
+            .passes(PassReason::AnnouncedElsewhere)
+            .claims(VIP_V4, ASKER),
+            begin(
+                format!("gratuitous_arp_{name}_is_noted_where_the_agent_serves_no_more"),
+                TO_ALL.frame(ARP, &gratuitous(ASKER, VIP_V4)),
+            )
+            .with(|tables| tables.announce_stamp = OLD)
             .passes(PassReason::AnnouncedElsewhere)
             .claims(VIP_V4, ASKER),
             begin(
@@ -263,12 +282,12 @@ fn source_mac() -> Vec<u8> {
 }
 
 /// Both ways to ask for the VIP: everybody, or this machine alone.
-fn ways() -> [(&'static str, IpAddr, Link<'static>, PassReason); 2] {
+fn ways() -> [(&'static str, IpAddr, Link<'static>); 2] {
     let (group, destination) = solicited_node(VIP_V6);
     let to_group = Link { destination, ..IN };
     [
-        ("to_the_group", group, to_group, PassReason::GroupAddress),
-        ("to_this_machine", VIP_V6, IN, PassReason::Icmp),
+        ("to_the_group", group, to_group),
+        ("to_this_machine", VIP_V6, IN),
     ]
 }
 
@@ -278,7 +297,7 @@ fn solicitations() -> Vec<Case> {
     let answer = advertisement(VIP_V6, CLIENT_V6, 0x60, OURS).fresh();
     let to_nobody = advertisement(VIP_V6, ALL_NODES, 0x20, OURS).fresh();
     let mut cases = Vec::new();
-    for (way, destination, link, _) in ways() {
+    for (way, destination, link) in ways() {
         for (name, options) in [
             ("mac", source_mac()),
             ("no_option", Vec::new()),
@@ -294,7 +313,7 @@ fn solicitations() -> Vec<Case> {
             );
         }
     }
-    let (_, group, link, _) = ways()[0];
+    let (_, group, link) = ways()[0];
     for (name, options) in [("bare_probe", &[][..]), ("probe_with_a_nonce", &nonce)] {
         let probe = solicitation(UNSPECIFIED_V6, group, VIP_V6, options);
         cases.push(
@@ -326,11 +345,17 @@ fn solicitations() -> Vec<Case> {
 
 fn solicitations_left_alone() -> Vec<Case> {
     let mut cases = Vec::new();
-    for (way, destination, link, reason) in ways() {
+    for (way, destination, link) in ways() {
         let question = solicitation(CLIENT_V6, destination, VIP_V6, &source_mac());
         let bytes = question.bytes();
         let left = |name: &str, frame: Vec<u8>| {
-            begin(format!("solicitation_{way}_{name}_is_the_stacks"), frame).passes(reason)
+            let draft = begin(format!("solicitation_{way}_{name}_is_not_answered"), frame);
+            // Where it is for the VIP alone, nobody else is asked.
+            if destination == VIP_V6 {
+                draft.drops(DropReason::VipIcmp)
+            } else {
+                draft.passes(PassReason::GroupAddress)
+            }
         };
         let with_code = Packet::icmp(
             CLIENT_V6,
@@ -371,6 +396,9 @@ fn solicitations_left_alone() -> Vec<Case> {
         if let Some(last) = cases.last_mut() {
             last.tables.config.flags &= !CONFIG_ANNOUNCE;
         }
+        let mut silent = left("where_the_agent_serves_no_more", link.carry(&question));
+        silent.tables.announce_stamp = OLD;
+        cases.push(silent);
         let extended = question.extensions(&[(60, &[0, 1, 4, 0, 0, 0, 0])]);
         let name = "behind_an_extension_header";
         cases.push(if destination == VIP_V6 {
@@ -383,7 +411,7 @@ fn solicitations_left_alone() -> Vec<Case> {
             left(name, link.carry(&extended))
         });
     }
-    let (_, group, link, _) = ways()[0];
+    let (_, group, link) = ways()[0];
     let bytes = solicitation(CLIENT_V6, group, VIP_V6, &source_mac()).bytes();
     for (name, frame) in [
         ("cut_short", link.frame(IPV6, &bytes[..70])),
@@ -438,7 +466,7 @@ fn advertisements() -> Vec<Case> {
 /// Answers keep the tags; where a tag makes another link, that has to be announced on.
 fn tags() -> Vec<Case> {
     let arp = request(VIP_V4);
-    let (_, group, to_group, _) = ways()[0];
+    let (_, group, to_group) = ways()[0];
     let probe = solicitation(UNSPECIFIED_V6, group, VIP_V6, &[]);
     let to_nobody = advertisement(VIP_V6, ALL_NODES, 0x20, OURS).fresh();
     let mut cases = Vec::new();

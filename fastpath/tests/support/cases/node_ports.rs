@@ -9,7 +9,7 @@ use xdp_prog::{
         ADDRESS_LOCAL, ADDRESS_NODE_PORT, LocalFlow, MODE_IPIP, SERVICE_NODE_PORT, SERVICE_PODS,
         Tuple,
     },
-    reason::PassReason,
+    reason::{DropReason, PassReason},
 };
 
 use super::{
@@ -146,7 +146,7 @@ fn behind_an_edge() -> Vec<Case> {
                 IN.carry(&other.within(peer, own).tag(tag)),
             )
             .with(node_ports)
-            .decapsulates(IN.carry(&other)),
+            .drops(DropReason::InnerNotOurs),
         ]);
     }
     cases

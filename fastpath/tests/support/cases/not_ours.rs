@@ -1,8 +1,8 @@
-//! Traffic that is none of our business reaches the stack as it came.
+//! Traffic that is none of our business reaches the stack as it came; but at a VIP all is ours.
 
 use std::net::IpAddr;
 
-use xdp_prog::reason::PassReason;
+use xdp_prog::reason::{DropReason, PassReason};
 
 use super::{
     super::packet::{IPV4, IPV6, Link, Packet},
@@ -92,10 +92,10 @@ fn other_protocols() -> impl Iterator<Item = Case> {
         .map(|(family, client, vip, port)| {
             let packet = Packet::ip(client, vip, protocol, &ports(port));
             case(
-                format!("{name}_over_{family}_to_vip_passes"),
+                format!("{name}_over_{family}_to_vip_drops"),
                 IN.carry(&packet),
             )
-            .passes(PassReason::Protocol)
+            .drops(DropReason::VipProtocol)
         })
     })
     // In IPv4 these numbers announce no extension headers.
@@ -115,32 +115,21 @@ fn other_protocols() -> impl Iterator<Item = Case> {
                 format!("{name}_number_in_ipv4_is_not_followed"),
                 IN.carry(&packet),
             )
-            .passes(PassReason::Protocol)
+            .drops(DropReason::VipProtocol)
         }),
     )
 }
 
 fn icmp() -> Vec<Case> {
     let message = [3, 4, 0, 0, 0, 0, 5, 0x78];
-    [
-        (
-            "echo_to_v4_address_of_this_machine",
-            Packet::echo(CLIENT_V4, EDGE_V4),
-        ),
-        (
-            "icmpv6_number_in_ipv4",
-            Packet::ip(CLIENT_V4, VIP_V4, 58, &message),
-        ),
-        (
-            "icmp_number_in_ipv6",
-            Packet::ip(CLIENT_V6, VIP_V6, 1, &message),
-        ),
+    let to_this_machine = IN.carry(&Packet::echo(CLIENT_V4, EDGE_V4));
+    let of_v6 = IN.carry(&Packet::ip(CLIENT_V4, VIP_V4, 58, &message));
+    let of_v4 = IN.carry(&Packet::ip(CLIENT_V6, VIP_V6, 1, &message));
+    vec![
+        case("echo_to_v4_address_of_this_machine_passes", to_this_machine).passes(PassReason::Icmp),
+        case("icmpv6_number_in_ipv4_to_vip_drops", of_v6).drops(DropReason::VipIcmp),
+        case("icmp_number_in_ipv6_to_vip_drops", of_v4).drops(DropReason::VipIcmp),
     ]
-    .into_iter()
-    .map(|(name, packet)| {
-        case(format!("{name}_passes"), IN.carry(&packet)).passes(PassReason::Icmp)
-    })
-    .collect()
 }
 
 fn no_service() -> Vec<Case> {

@@ -9,6 +9,7 @@ use xdp_prog::{
         CONFIG_NODE, FLOW_FIN_CLIENT, FLOW_FIN_POD, FLOW_RESET, MODE_IPIP, PodFlow, SERVICE_PODS,
         Tag, Tuple,
     },
+    decide::pod_flow::{PORT_TRIES, Ports},
     reason::{DropReason, PassReason},
 };
 
@@ -51,6 +52,8 @@ pub(super) const PODS_V6_SCTP: (Way, End) = (way(19, HERE_V6), (VIP_V6, TARGET))
 /// The second VIP of the same pods.
 pub(super) const PODS_AGAIN_TCP: (Way, End) = (way(20, HERE_V4), (VIP_V4, 7101));
 pub(super) const PODS_AGAIN_UDP: (Way, End) = (way(21, HERE_V4), (VIP_V4, 7101));
+pub(super) const PODS_AGAIN_V6_TCP: (Way, End) = (way(27, HERE_V6), (VIP_V6, 7101));
+pub(super) const PODS_AGAIN_V6_UDP: (Way, End) = (way(28, HERE_V6), (VIP_V6, 7101));
 /// A service of the second pod alone.
 const OTHER_ALONE: (Way, End) = (way(22, OTHER_HERE_V4), (VIP_V4, 7102));
 
@@ -66,6 +69,7 @@ pub(super) fn cases() -> Vec<Case> {
     cases.extend(local_delivery());
     cases.extend(flows_that_meet());
     cases.extend(ends_of_flows());
+    cases.extend(other_ports());
     cases.extend(hairpins());
     cases
 }
@@ -92,6 +96,8 @@ pub(super) fn node(tables: &mut TableSet) {
         (PODS_V6_SCTP, SCTP, &v6),
         (PODS_AGAIN_TCP, TCP, &v4),
         (PODS_AGAIN_UDP, UDP, &v4),
+        (PODS_AGAIN_V6_TCP, TCP, &v6),
+        (PODS_AGAIN_V6_UDP, UDP, &v6),
         (OTHER_ALONE, TCP, &v4[1..]),
     ] {
         tables.service(way.service, to, protocol, MODE_IPIP, &[way.backend]);
@@ -127,7 +133,7 @@ fn at(pod: IpAddr) -> End {
 }
 
 /// The frame of a packet that the peer sends here.
-fn from_edge(inner: &Packet, tag: u16) -> Vec<u8> {
+pub(super) fn from_edge(inner: &Packet, tag: u16) -> Vec<u8> {
     IN.carry(&inner.within(PEER_V4, EDGE_V4).tag(tag))
 }
 
@@ -425,13 +431,13 @@ fn malformed() -> Vec<Case> {
             outer(&short),
         )
         .decapsulates(IN.frame(IPV4, &short)),
-        case_here("inner_of_no_service_goes_to_the_stack", {
+        case_here("inner_for_an_address_of_no_service_drops", {
             from_edge(
                 &Packet::tcp((CLIENT_V4, 1), (v4(10, 9, 9, 9), 9), b""),
                 TAG_V4,
             )
         })
-        .decapsulates(IN.carry(&Packet::tcp((CLIENT_V4, 1), (v4(10, 9, 9, 9), 9), b""))),
+        .drops(DropReason::InnerNotOurs),
         case_here("inner_ping_goes_to_the_stack", from_edge(&echo, TAG_V4))
             .decapsulates(IN.carry(&echo)),
         case_here("inner_of_a_service_without_pods_goes_to_the_stack", {
@@ -602,92 +608,118 @@ fn flow_of(from: End, to: End, protocol: u8, state: u8, age_ns: u64) -> (Tuple, 
         protocol,
     );
     let seen = monotonic_ns().wrapping_sub(age_ns);
-    let flow = PodFlow::new(address_key(to.0), to.1.to_be_bytes(), 20, state, seen);
+    let flow = PodFlow::new(&key, address_key(to.0), to.1.to_be_bytes(), 20, state, seen);
     (key, flow)
 }
 
-/// One client port that talks to one pod by two VIPs would get replies from either.
+/// The client's ports that its flow to this end may have at the pod, where it cannot have its own.
+fn ports_at_the_pod(from: End, to: End, protocol: u8) -> impl Iterator<Item = u16> {
+    let key = Tuple::new(
+        address_key(from.0),
+        address_key(to.0),
+        from.1.to_be_bytes(),
+        to.1.to_be_bytes(),
+        protocol,
+    );
+    let mut ports = Ports::of(&key, super::world().config.hash_seed);
+    (1..PORT_TRIES).map(move |_| ports.following())
+}
+
+/// The client as the pod sees it then.
+pub(super) fn moved(from: End, to: End, protocol: u8) -> End {
+    let port = ports_at_the_pod(from, to, protocol).next().unwrap();
+    (from.0, port)
+}
+
+/// A client port that talks to one pod by two VIPs is two ports to the pod.
 fn flows_that_meet() -> Vec<Case> {
     const SECOND: u64 = 1_000_000_000;
     let mut cases = Vec::new();
-    for (protocol, first, second, make) in [
-        ("tcp", PODS_V4_TCP, PODS_AGAIN_TCP, Packet::tcp as Make),
-        ("udp", PODS_V4_UDP, PODS_AGAIN_UDP, Packet::udp),
+    for (kind, first, second, protocol, make) in [
+        (
+            "v4_tcp",
+            PODS_V4_TCP,
+            PODS_AGAIN_TCP,
+            TCP,
+            Packet::tcp as Make,
+        ),
+        ("v4_udp", PODS_V4_UDP, PODS_AGAIN_UDP, UDP, Packet::udp),
+        ("v6_tcp", PODS_V6_TCP, PODS_AGAIN_V6_TCP, TCP, Packet::tcp),
+        ("v6_udp", PODS_V6_UDP, PODS_AGAIN_V6_UDP, UDP, Packet::udp),
     ] {
-        let packet = |to: End| make(client(to), to, b"");
-        let delivered = IN.carry(&make(client(first.1), at(POD_V4), b""));
+        let from = client(first.1);
+        let [(pod, tag, _), (other, other_tag, other_id)] = pods_like(first.1.0);
+        let packet = |to: End| make(from, to, b"");
+        let edge = |to: End| from_edge(&packet(to), tag);
+        let delivered = IN.carry(&make(from, at(pod), b""));
+        let seen = moved(from, second.1, protocol);
+        let apart = IN.carry(&make(seen, at(pod), b""));
         let length = packet(first.1).length();
         cases.extend([
             case_here(
-                format!("{protocol}_port_that_meets_itself_at_the_pod_drops"),
-                from_edge(&packet(second.1), TAG_V4),
+                format!("{kind}_port_that_meets_itself_at_the_pod_is_another"),
+                edge(second.1),
             )
-            .after(from_edge(&packet(first.1), TAG_V4))
-            .drops(DropReason::FlowConflict),
+            .after(edge(first.1))
+            .delivers(second.0, length, apart.clone()),
             case_here(
-                format!("{protocol}_port_that_meets_itself_at_a_local_pod_drops"),
+                format!("{kind}_port_that_meets_itself_at_a_local_pod_is_another"),
                 IN.carry(&packet(second.1)),
             )
             .after(IN.carry(&packet(first.1)))
-            .drops(DropReason::FlowConflict),
+            .delivers(second.0, length, apart.clone()),
             case_here(
-                format!("{protocol}_same_flow_goes_on"),
-                from_edge(&packet(first.1), TAG_V4),
+                format!("{kind}_port_that_met_itself_stays_the_other"),
+                edge(second.1),
             )
-            .after(from_edge(&packet(first.1), TAG_V4))
-            .delivers(first.0, length, delivered.clone()),
+            .after(edge(first.1))
+            .after(edge(second.1))
+            .delivers(second.0, length, apart),
+            case_here(format!("{kind}_same_flow_goes_on"), edge(first.1))
+                .after(edge(first.1))
+                .delivers(first.0, length, delivered.clone()),
             case_here(
-                format!("{protocol}_same_flow_goes_on_after_a_conflict"),
-                from_edge(&packet(first.1), TAG_V4),
+                format!("{kind}_same_flow_goes_on_after_a_conflict"),
+                edge(first.1),
             )
-            .after(from_edge(&packet(first.1), TAG_V4))
-            .after(from_edge(&packet(second.1), TAG_V4))
-            .delivers(first.0, length, delivered.clone()),
+            .after(edge(first.1))
+            .after(edge(second.1))
+            .delivers(first.0, length, delivered),
             case_here(
-                format!("{protocol}_port_may_talk_to_two_pods"),
-                from_edge(&packet(second.1), OTHER_TAG_V4),
+                format!("{kind}_port_may_talk_to_two_pods"),
+                from_edge(&packet(second.1), other_tag),
             )
-            .after(from_edge(&packet(first.1), TAG_V4))
-            .delivers(way(second.0.service, OTHER_HERE_V4), length, {
-                IN.carry(&make(client(first.1), at(OTHER_POD_V4), b""))
+            .after(edge(first.1))
+            .delivers(way(second.0.service, other_id), length, {
+                IN.carry(&make(from, at(other), b""))
             }),
             case_here(
-                format!("{protocol}_second_port_of_the_client_is_another_flow"),
-                {
-                    let from = (CLIENT_V4, 40_001);
-                    from_edge(&make(from, second.1, b""), TAG_V4)
-                },
+                format!("{kind}_second_port_of_the_client_is_another_flow"),
+                from_edge(&make((from.0, 40_001), second.1, b""), tag),
             )
-            .after(from_edge(&packet(first.1), TAG_V4))
+            .after(edge(first.1))
             .delivers(second.0, length, {
-                IN.carry(&make((CLIENT_V4, 40_001), at(POD_V4), b""))
+                IN.carry(&make((from.0, 40_001), at(pod), b""))
             }),
         ]);
     }
-    // Tables, state and idle time of the known flow; whether another VIP may take its place.
+    // Tables, state and idle time of the known flow; whether a flow by another VIP takes its key.
     type Known = (&'static str, u8, bool, u8, u64, bool);
-    let known: [Known; 14] = [
+    let known: [Known; 15] = [
         ("answered_tcp", TCP, true, 0, 0, false),
         ("tcp_idle_for_two_hours", TCP, true, 0, 7_300, false),
         ("tcp_idle_for_longer", TCP, true, 0, 7_500, true),
-        ("embryonic_tcp", TCP, false, 0, 180, false),
-        (
-            "embryonic_tcp_idle_for_four_minutes",
-            TCP,
-            false,
-            0,
-            250,
-            true,
-        ),
+        ("unproved_tcp", TCP, false, 0, 0, false),
+        ("unproved_tcp_idle_for_four_seconds", TCP, false, 0, 4, true),
         ("answered_udp", UDP, true, 0, 240, false),
         ("udp_idle_for_five_minutes", UDP, true, 0, 310, true),
-        ("embryonic_udp", UDP, false, 0, 180, false),
+        ("embryonic_udp", UDP, false, 0, 0, false),
         (
-            "embryonic_udp_idle_for_four_minutes",
+            "embryonic_udp_idle_for_four_seconds",
             UDP,
             false,
             0,
-            250,
+            4,
             true,
         ),
         (
@@ -707,15 +739,37 @@ fn flows_that_meet() -> Vec<Case> {
             false,
         ),
         (
-            "closed_tcp",
+            "tcp_closed_a_short_while_ago",
             TCP,
             true,
             FLOW_FIN_CLIENT | FLOW_FIN_POD,
-            0,
+            30,
+            false,
+        ),
+        (
+            "tcp_closed_a_minute_ago",
+            TCP,
+            true,
+            FLOW_FIN_CLIENT | FLOW_FIN_POD,
+            62,
             true,
         ),
-        ("reset_tcp", TCP, true, FLOW_RESET, 0, true),
-        ("reset_embryonic_tcp", TCP, false, FLOW_RESET, 0, true),
+        (
+            "tcp_reset_by_the_pod_a_short_while_ago",
+            TCP,
+            true,
+            FLOW_RESET,
+            30,
+            false,
+        ),
+        (
+            "tcp_reset_by_the_pod_a_minute_ago",
+            TCP,
+            true,
+            FLOW_RESET,
+            62,
+            true,
+        ),
     ];
     for (name, protocol, is_answered, state, seconds, gives_way) in known {
         let (first, second, make) = match protocol {
@@ -733,97 +787,319 @@ fn flows_that_meet() -> Vec<Case> {
                     tables.embryonic.insert(key, flow);
                 }
             });
-        cases.push(if gives_way {
-            let output = IN.carry(&make(client(second.1), at(POD_V4), b""));
-            draft.delivers(second.0, packet.length(), output)
+        let from = client(second.1);
+        let seen = if gives_way {
+            from
         } else {
-            draft.drops(DropReason::FlowConflict)
-        });
+            moved(from, second.1, protocol)
+        };
+        let output = IN.carry(&make(seen, at(POD_V4), b""));
+        cases.push(draft.delivers(second.0, packet.length(), output));
     }
     cases
 }
 
-/// What the client's packets tell of its flow: seen by whether another VIP may take its place.
+/// What the client's packets tell of its flow: seen by whether another VIP takes its key.
 fn ends_of_flows() -> Vec<Case> {
     let (first, second) = (PODS_V4_TCP, PODS_AGAIN_TCP);
-    let segment = |flags| {
-        from_edge(
-            &Packet::segment(client(first.1), first.1, flags, b""),
-            TAG_V4,
-        )
-    };
-    let syn = Packet::tcp(client(second.1), second.1, b"");
+    let from = client(first.1);
+    let segment = |flags| from_edge(&Packet::segment(from, first.1, flags, b""), TAG_V4);
+    let syn = Packet::tcp(from, second.1, b"");
     let other = from_edge(&syn, TAG_V4);
-    let taken = IN.carry(&Packet::tcp(client(second.1), at(POD_V4), b""));
-    let old = |age| move |tables: &mut TableSet| tables.flows.extend([flow(first.1, 0, age)]);
-    let ended = |state| move |tables: &mut TableSet| tables.flows.extend([flow(first.1, state, 0)]);
-    let delivers = |draft: super::Draft| draft.delivers(second.0, syn.length(), taken.clone());
+    let known =
+        |state, age| move |tables: &mut TableSet| tables.flows.extend([flow(first.1, state, age)]);
+    let stays = |draft: super::Draft| {
+        let seen = moved(from, second.1, TCP);
+        let output = IN.carry(&Packet::tcp(seen, at(POD_V4), b""));
+        draft.delivers(second.0, syn.length(), output)
+    };
+    let closed = FLOW_FIN_CLIENT | FLOW_FIN_POD;
+    let ack = Packet::segment(from, first.1, ACK, b"");
+    let goes_on = |name, draft: fn(super::Draft) -> super::Draft| {
+        let draft = draft(case_here(name, segment(ACK)).with(known(0, 0)));
+        let output = IN.carry(&Packet::segment(from, at(POD_V4), ACK, b""));
+        draft.delivers(first.0, ack.length(), output)
+    };
     vec![
-        delivers(
-            case_here("reset_by_the_client_ends_a_flow", other.clone())
-                .with(old(0))
-                .after(segment(RST)),
-        ),
-        delivers(
-            case_here("reset_by_the_client_ends_an_embryonic_flow", other.clone())
-                .after(segment(SYN))
-                .after(segment(RST | ACK)),
-        ),
-        // The second packet finds the note of the first.
-        case_here("flow_in_use_keeps_its_port", other.clone())
-            .with(old(0))
-            .after(segment(ACK))
-            .after(segment(ACK))
-            .drops(DropReason::FlowConflict),
-        delivers(
-            case_here("reset_by_the_client_ends_a_flow_in_use", other.clone())
-                .with(old(0))
+        // The second packet finds the note of the first, and the third goes to the tables.
+        stays(
+            case_here("flow_in_use_keeps_its_port", other.clone())
+                .with(known(0, 0))
                 .after(segment(ACK))
                 .after(segment(ACK))
+                .after(segment(FIN | ACK)),
+        ),
+        stays(
+            case_here("reset_by_the_client_ends_nothing", other.clone())
+                .with(known(0, 0))
                 .after(segment(RST)),
         ),
-        case_here(
-            "port_that_was_taken_over_serves_the_old_flow_no_more",
-            segment(ACK),
-        )
-        .with(old(0))
-        .after(segment(ACK))
-        .after(segment(RST))
-        .after(other.clone())
-        .drops(DropReason::FlowConflict),
-        case_here("fin_by_the_client_alone_does_not", other.clone())
-            .with(old(0))
-            .after(segment(FIN | ACK))
-            .drops(DropReason::FlowConflict),
-        delivers(
-            case_here(
-                "fin_by_the_client_ends_what_the_pod_has_ended",
-                other.clone(),
-            )
-            .with(ended(FLOW_FIN_POD))
-            .after(segment(FIN | ACK)),
+        stays(
+            case_here("reset_by_the_client_ends_nothing_after_an_hour", {
+                other.clone()
+            })
+            .with(known(0, 3_600_000_000_000))
+            .after(segment(RST | ACK)),
         ),
-        case_here("every_packet_keeps_a_flow_alive", other.clone())
-            .with(old(8_000_000_000_000))
-            .after(segment(ACK))
-            .drops(DropReason::FlowConflict),
-        case_here("port_that_begins_again_after_a_reset_lives", other.clone())
-            .with(ended(FLOW_RESET))
-            .after(segment(SYN))
-            .drops(DropReason::FlowConflict),
-        case_here(
-            "port_that_begins_again_after_both_fins_lives",
-            other.clone(),
-        )
-        .with(ended(FLOW_FIN_CLIENT | FLOW_FIN_POD))
-        .after(segment(SYN))
-        .drops(DropReason::FlowConflict),
-        delivers(
-            case_here("stray_behind_a_reset_does_not_revive_the_flow", other)
-                .with(ended(FLOW_RESET))
+        goes_on(
+            "forged_reset_and_segments_to_another_vip_leave_a_flow",
+            |draft| {
+                let from = client(PODS_V4_TCP.1);
+                let forged = |flags, to| from_edge(&Packet::segment(from, to, flags, b""), TAG_V4);
+                draft
+                    .after(forged(RST, PODS_V4_TCP.1))
+                    .after(forged(ACK, PODS_AGAIN_TCP.1))
+                    .after(forged(RST, PODS_AGAIN_TCP.1))
+                    .after(forged(SYN, PODS_AGAIN_TCP.1))
+                    .after(forged(ACK, PODS_AGAIN_TCP.1))
+                    .after(forged(RST, PODS_AGAIN_TCP.1))
+            },
+        ),
+        stays(
+            case_here("fin_by_the_client_alone_ends_nothing", other.clone())
+                .with(known(0, 120_000_000_000))
+                .after(segment(FIN | ACK)),
+        ),
+        stays(
+            case_here("end_of_a_flow_counts_from_its_last_packet", other.clone())
+                .with(known(FLOW_FIN_POD, 120_000_000_000))
+                .after(segment(FIN | ACK)),
+        ),
+        stays(
+            case_here("every_packet_keeps_a_flow_alive", other.clone())
+                .with(known(0, 8_000_000_000_000))
                 .after(segment(ACK)),
         ),
+        stays(
+            case_here("port_that_begins_again_after_a_reset_lives", other.clone())
+                .with(known(FLOW_RESET, 120_000_000_000))
+                .after(segment(SYN)),
+        ),
+        stays(
+            case_here(
+                "port_that_begins_again_after_both_fins_lives",
+                other.clone(),
+            )
+            .with(known(closed, 120_000_000_000))
+            .after(segment(SYN)),
+        ),
     ]
+}
+
+/// Flows that cannot have the client's own port at the pod.
+fn other_ports() -> Vec<Case> {
+    const LATER: u64 = 4_000_000_000;
+    let (first, second) = (PODS_V4_TCP, PODS_AGAIN_TCP);
+    let from = client(first.1);
+    let seen = moved(from, second.1, TCP);
+    let known = |tables: &mut TableSet| tables.flows.extend([flow(first.1, 0, 0)]);
+    let edge = |packet: &Packet| from_edge(packet, TAG_V4);
+    let segment = |flags, payload: &[u8]| Packet::segment(from, second.1, flags, payload);
+    let syn = segment(SYN, b"");
+    let mut cases = Vec::new();
+    for (name, flags) in [("ack", ACK), ("fin", FIN | ACK), ("rst", RST)] {
+        let packet = segment(flags, b"data");
+        cases.extend([
+            case_here(
+                format!("tcp_{name}_by_another_vip_begins_nothing"),
+                edge(&packet),
+            )
+            .with(known)
+            .drops(DropReason::UnknownFlow),
+            case_here(
+                format!("tcp_{name}_by_another_vip_takes_no_key_that_is_idle"),
+                edge(&packet),
+            )
+            .with(|tables| tables.flows.extend([flow(first.1, 0, 7_500_000_000_000)]))
+            .drops(DropReason::UnknownFlow),
+            case_here(format!("tcp_{name}_goes_on_by_its_port"), edge(&packet))
+                .with(known)
+                .after(edge(&syn))
+                .delivers(second.0, packet.length(), {
+                    IN.carry(&Packet::segment(seen, at(POD_V4), flags, b"data"))
+                }),
+        ]);
+    }
+    // The first flow is over, and its port is free: whoever had another one before keeps it, with the pod's memory of it.
+    let again = syn.length();
+    cases.push(
+        case_here("port_at_the_pod_is_the_same_the_next_time", edge(&syn))
+            .with(|tables| {
+                let own = client(second.1);
+                let forward = Tuple::new(
+                    address_key(own.0),
+                    address_key(second.1.0),
+                    own.1.to_be_bytes(),
+                    second.1.1.to_be_bytes(),
+                    TCP,
+                );
+                let port = 50_505_u16.to_be_bytes();
+                let long_ago = monotonic_ns().wrapping_sub(LATER);
+                let entry = PodFlow::forward(&forward, address_key(POD_V4), port, long_ago);
+                tables.flows.insert(forward, entry);
+            })
+            .delivers(second.0, again, {
+                IN.carry(&Packet::tcp((from.0, 50_505), at(POD_V4), b""))
+            }),
+    );
+    let taken = |number| {
+        move |tables: &mut TableSet| {
+            let own = client(second.1);
+            tables.flows.extend([flow(first.1, 0, 0)]);
+            for port in ports_at_the_pod(own, second.1, TCP).take(number) {
+                let held = flow_of((own.0, port), first.1, TCP, 0, 0);
+                tables.flows.extend([held]);
+            }
+        }
+    };
+    let last = ports_at_the_pod(from, second.1, TCP).last().unwrap();
+    let most = ports_at_the_pod(from, second.1, TCP).count();
+    cases.extend([
+        case_here("last_port_that_is_tried_is_free", edge(&syn))
+            .with(taken(most - 1))
+            .delivers(second.0, syn.length(), {
+                IN.carry(&Packet::tcp((from.0, last), at(POD_V4), b""))
+            }),
+        case_here("no_port_that_is_tried_is_free", edge(&syn))
+            .with(taken(most))
+            .drops(DropReason::FlowConflict),
+    ]);
+
+    let privileged = (from.0, 800);
+    let syn = |to| Packet::tcp(privileged, to, b"");
+    let seen = moved(privileged, second.1, TCP);
+    assert!((512..1024).contains(&seen.1), "{seen:?}");
+    cases.push(
+        case_here(
+            "privileged_port_gets_a_privileged_one",
+            edge(&syn(second.1)),
+        )
+        .after(edge(&syn(first.1)))
+        .delivers(second.0, syn(second.1).length(), {
+            IN.carry(&Packet::tcp(seen, at(POD_V4), b""))
+        }),
+    );
+    let sctp = |to| Packet::sctp(from, to, b"");
+    cases.push(
+        case_here(
+            "sctp_port_that_meets_itself_drops",
+            edge(&sctp(PODS_V4_SCTP.1)),
+        )
+        .with(|tables| {
+            let other = (VIP_V4, TARGET + 1);
+            let held = flow_of(client(other), other, SCTP, 0, 0);
+            tables.flows.extend([held]);
+        })
+        .drops(DropReason::FlowConflict),
+    );
+    // The element of this key holds the value of another, as a recycled one does for a moment.
+    let (service, to) = first;
+    let packet = Packet::tcp(from, to, b"");
+    cases.push(
+        case_here("recycled_element_is_no_flow", edge(&packet))
+            .with(|tables| {
+                let (key, _) = flow(second.1, 0, 0);
+                let (_, others) = flow_of((CLIENT_V4, 1), second.1, TCP, 0, 0);
+                tables.flows.insert(key, others);
+            })
+            .delivers(service, packet.length(), {
+                IN.carry(&Packet::tcp(from, at(POD_V4), b""))
+            }),
+    );
+    cases.extend(other_ports_of_datagrams());
+    cases.extend(other_ports_in_errors());
+    cases
+}
+
+fn other_ports_of_datagrams() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (family, first, second) in [
+        ("v4", PODS_V4_UDP, PODS_AGAIN_UDP),
+        ("v6", PODS_V6_UDP, PODS_AGAIN_V6_UDP),
+    ] {
+        let from = client(first.1);
+        let [(pod, tag, _), _] = pods_like(first.1.0);
+        let seen = moved(from, second.1, UDP);
+        let edge = |packet: &Packet| from_edge(packet, tag);
+        let begun = edge(&Packet::udp(from, first.1, b"query"));
+        let without = |packet: Packet| {
+            let datagram = patched(packet.payload().to_vec(), 6, &[0, 0]);
+            packet.with_payload(datagram)
+        };
+        let packet = without(Packet::udp(from, second.1, b"query"));
+        let output = without(Packet::udp(seen, at(pod), b"query"));
+        cases.push(
+            case_here(
+                format!("{family}_udp_checksum_zero_stays_zero_by_another_port"),
+                edge(&packet),
+            )
+            .after(begun.clone())
+            .delivers(second.0, packet.length(), IN.carry(&output)),
+        );
+        let pieces = |from, to| Packet::udp(from, to, &[0x55; 300]).pieces(256, 0xbeef);
+        let (sent, received) = (pieces(from, second.1), pieces(seen, at(pod)));
+        cases.extend([
+            case_here(
+                format!("{family}_first_fragment_by_another_port"),
+                edge(&sent[0]),
+            )
+            .after(begun.clone())
+            .delivers(second.0, sent[0].length(), IN.carry(&received[0])),
+            case_here(
+                format!("{family}_later_fragment_by_another_port"),
+                edge(&sent[1]),
+            )
+            .after(begun)
+            .after(edge(&sent[0]))
+            .delivers(second.0, sent[1].length(), IN.carry(&received[1])),
+        ]);
+    }
+    cases
+}
+
+/// The pod finds its own packet in errors that clients and routers send about it.
+fn other_ports_in_errors() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (kind, first, second, protocol, make) in [
+        (
+            "v4_tcp",
+            PODS_V4_TCP,
+            PODS_AGAIN_TCP,
+            TCP,
+            Packet::tcp as Make,
+        ),
+        ("v4_udp", PODS_V4_UDP, PODS_AGAIN_UDP, UDP, Packet::udp),
+        ("v6_tcp", PODS_V6_TCP, PODS_AGAIN_V6_TCP, TCP, Packet::tcp),
+        ("v6_udp", PODS_V6_UDP, PODS_AGAIN_V6_UDP, UDP, Packet::udp),
+    ] {
+        let from = client(first.1);
+        let [(pod, tag, _), _] = pods_like(first.1.0);
+        let seen = moved(from, second.1, protocol);
+        let (unreachable, header) = if pod.is_ipv4() {
+            ((3, 3), 20)
+        } else {
+            ((1, 4), 40)
+        };
+        for shown in [8, usize::MAX] {
+            let error = |to: IpAddr, about: &Packet| {
+                let mut quote = about.bytes();
+                quote.truncate(header + shown.min(quote.len()));
+                Packet::icmp(from.0, to, unreachable, [0; 4], &quote)
+            };
+            let sent = error(second.1.0, &make(second.1, from, b"answer"));
+            let received = error(pod, &make(at(pod), seen, b"answer"));
+            cases.push(
+                case_here(
+                    format!("error_about_{kind}_by_another_port_shows_{shown}"),
+                    from_edge(&sent, tag),
+                )
+                .after(from_edge(&make(from, first.1, b""), tag))
+                .after(from_edge(&make(from, second.1, b""), tag))
+                .delivers(second.0, sent.length(), IN.carry(&received)),
+            );
+        }
+    }
+    cases
 }
 
 /// A client that is the pod itself, or this machine, is shown to the pod as the address it talks to.
@@ -869,13 +1145,20 @@ fn hairpins() -> Vec<Case> {
                 length,
                 IN.carry(&seen(to.0)),
             ),
-            case_here(
-                format!("{kind}_machine_and_pod_from_one_port_to_the_pod"),
-                sent(own),
-            )
-            .after(sent(address))
-            .drops(DropReason::FlowConflict),
         ]);
+        let both = case_here(
+            format!("{kind}_machine_and_pod_from_one_port_to_the_pod"),
+            sent(own),
+        )
+        .after(sent(address));
+        let protocol = from(own).protocol();
+        cases.push(if protocol == SCTP {
+            both.drops(DropReason::FlowConflict)
+        } else {
+            let (_, port) = moved((own, 40_000), to, protocol);
+            let shown = make((to.0, port), at(address), b"hello");
+            both.delivers(service, length, IN.carry(&shown))
+        });
     }
     let (service, to) = PODS_V4_TCP;
     let again = PODS_AGAIN_TCP.1;
@@ -896,16 +1179,17 @@ fn hairpins() -> Vec<Case> {
         }),
         case_here("two_vips_of_a_hairpin_meet", itself(again))
             .after(itself(to))
-            .drops(DropReason::FlowConflict),
-        case_here("hairpin_takes_over_from_one_that_has_ended", {
-            from_edge(&Packet::tcp((EDGE_V4, 40_000), to, b""), TAG_V4)
-        })
-        .after(itself(to))
-        .after(from_edge(
-            &Packet::segment((POD_V4, 40_000), to, RST, b""),
-            TAG_V4,
-        ))
-        .delivers(service, from_node.length(), shown),
+            .delivers(PODS_AGAIN_TCP.0, from_node.length(), {
+                let (_, port) = moved((POD_V4, 40_000), again, TCP);
+                IN.carry(&Packet::tcp((VIP_V4, port), at(POD_V4), b""))
+            }),
+        case_here("two_vips_of_a_hairpin_stay_apart", itself(again))
+            .after(itself(to))
+            .after(itself(again))
+            .delivers(PODS_AGAIN_TCP.0, from_node.length(), {
+                let (_, port) = moved((POD_V4, 40_000), again, TCP);
+                IN.carry(&Packet::tcp((VIP_V4, port), at(POD_V4), b""))
+            }),
     ]);
     cases
 }

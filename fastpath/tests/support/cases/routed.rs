@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use etherparse::TcpHeader;
 use xdp_prog::{
-    abi::{ADDRESS_VIP, CONFIG_NODE, EdgeMac},
+    abi::{ADDRESS_INNER, ADDRESS_VIP, CONFIG_NODE, EdgeMac},
     decide::Action,
     reason::{DropReason, PassReason, ReplyReason},
 };
@@ -250,7 +250,7 @@ fn backends_that_the_fib_knows() -> Vec<Case> {
     cases
 }
 
-/// What no service has, and the stack would send to where the edge is.
+/// What is for a VIP that is no pod's here, and the stack would send to where the edge is.
 fn sent_back() -> Vec<Case> {
     let mut cases = Vec::new();
     for (family, from) in [("v4", CLIENT_V4), ("v6", CLIENT_V6)] {
@@ -278,6 +278,7 @@ fn sent_back() -> Vec<Case> {
                     let link = Link { tags, ..IN };
                     let name = format!("{family}_{kind}_in_{outer}_{how}_that_goes_on_by_{what}");
                     let draft = case_here(name, from_edge(&link, packet, edge, own));
+                    let draft = draft.with(|tables| tables.address(route.to, ADDRESS_INNER));
                     cases.push(if is_sent_back {
                         draft.drops(DropReason::SentBack)
                     } else {
@@ -293,6 +294,7 @@ fn sent_back() -> Vec<Case> {
                 format!("{family}_of_an_edge_to_which_there_is_no_way_goes_on"),
                 from_edge(&IN, &packet, PEER_V4, EDGE_V4),
             )
+            .with(|tables| tables.address(like(from, BY_ABOVE).to, ADDRESS_INNER))
             .decapsulates(IN.carry(&packet)),
         );
         let nowhere = Packet::udp((from, 40_000), (from, 9), b"");
@@ -301,6 +303,7 @@ fn sent_back() -> Vec<Case> {
                 format!("{family}_to_which_there_is_no_way_is_the_stacks"),
                 from_edge(&IN, &nowhere, TO_EDGE[0].to, EDGE_V4),
             )
+            .with(|tables| tables.address(from, ADDRESS_INNER))
             .decapsulates(IN.carry(&nowhere)),
         );
     }

@@ -6,18 +6,53 @@ use std::{
     hash::Hash,
 };
 
+use fastpath::clock::monotonic_ns;
 use xdp_prog::{
-    abi::{NatForward, NatMark, NatReverse, Tuple},
-    decide::nat::{Inserted, NatFlows, Origin, Translation},
+    abi::{NatCount, NatForward, NatMark, NatReverse, Tuple},
+    decide::nat::{Inserted, NatFlows, NatState, Origin, Translation, begin::Taken},
 };
 
 use super::{ModelTables, size};
 
-/// Contents of the two tables.
-#[derive(Clone, Debug, Default)]
+/// Contents of the two tables, and the flows that each service is said to have.
+#[derive(Clone, Debug)]
 pub(crate) struct Nat {
     pub(crate) forward: HashMap<Tuple, NatForward>,
     pub(crate) reverse: HashMap<Tuple, NatReverse>,
+    pub(crate) counts: Vec<NatCount>,
+    /// When the marks were made: what is idle by them then, is so when a case runs.
+    made: u64,
+}
+
+impl Nat {
+    /// Returns the flows as if they had been made just now.
+    pub(crate) fn fresh(&self) -> Self {
+        let now = monotonic_ns();
+        let passed = now - self.made;
+        let renewed = |mark: NatMark| NatMark::new(mark.time().wrapping_add(passed), mark.flags());
+        let mut fresh = self.clone();
+        fresh.made = now;
+        for entry in fresh.forward.values_mut() {
+            entry.mark = renewed(entry.mark);
+        }
+        for entry in fresh.reverse.values_mut() {
+            entry.mark = renewed(entry.mark);
+        }
+        fresh
+    }
+}
+
+impl Default for Nat {
+    fn default() -> Self {
+        let mut counts = vec![NatCount::default(); size::SERVICES as usize];
+        counts[0].flows = size::NAT.into();
+        Self {
+            forward: HashMap::new(),
+            reverse: HashMap::new(),
+            counts,
+            made: monotonic_ns(),
+        }
+    }
 }
 
 /// The tables while frames go through them.
@@ -26,6 +61,7 @@ pub(super) struct LiveNat {
     flows: RefCell<Nat>,
     claims: RefCell<HashSet<Tuple>>,
     service: Cell<u32>,
+    taken: Taken,
 }
 
 impl LiveNat {
@@ -34,6 +70,7 @@ impl LiveNat {
             flows: RefCell::new(flows),
             claims: RefCell::default(),
             service: Cell::default(),
+            taken: Taken::default(),
         }
     }
 }
@@ -56,18 +93,29 @@ impl NatFlows for ModelTables<'_> {
         Some(seen)
     }
 
-    fn see_nat_reverse(
-        &self,
-        key: &Tuple,
-        renew: impl FnOnce(&NatReverse) -> Option<NatMark>,
-    ) -> Option<NatReverse> {
+    fn replace_nat_mark(&self, key: &Tuple, expected: NatMark, mark: NatMark) -> bool {
         let mut flows = self.nat.flows.borrow_mut();
-        let entry = flows.reverse.get_mut(key)?;
-        let seen = *entry;
-        if let Some(mark) = renew(&seen) {
+        let entry = flows.forward.get_mut(key);
+        let Some(entry) = entry.filter(|entry| entry.mark == expected) else {
+            return false;
+        };
+        entry.mark = mark;
+        true
+    }
+
+    fn see_nat_reverse(&self, key: &Tuple) -> Option<NatReverse> {
+        self.nat.flows.borrow().reverse.get(key).copied()
+    }
+
+    fn nat_state(&self, key: &Tuple) -> Option<NatState> {
+        NatState::of(&self.see_nat_reverse(key)?, key)
+    }
+
+    fn note_nat_reverse(&self, key: &Tuple, mark: NatMark, sequence: u32) {
+        if let Some(entry) = self.nat.flows.borrow_mut().reverse.get_mut(key) {
             entry.mark = mark;
+            entry.sequence = sequence;
         }
-        Some(seen)
     }
 
     fn insert_nat_forward(&self, key: &Tuple, entry: &NatForward) -> Inserted {
@@ -110,6 +158,21 @@ impl NatFlows for ModelTables<'_> {
 
     fn release_nat(&self, forward: &Tuple) {
         assert!(self.nat.claims.borrow_mut().remove(forward));
+    }
+
+    fn nat_count(&self, service: u32) -> NatCount {
+        self.nat.flows.borrow().counts[service as usize]
+    }
+
+    fn count_nat(&self, service: u32, flows: i64, half_open: i64) {
+        let counts = &mut self.nat.flows.borrow_mut().counts;
+        counts[service as usize].flows += flows;
+        counts[service as usize].half_open += half_open;
+        counts[0].flows -= flows;
+    }
+
+    fn taken(&self) -> Option<&Taken> {
+        Some(&self.nat.taken)
     }
 
     fn device_mtu(&self, _: u32) -> Option<u16> {

@@ -4,6 +4,8 @@
 //! maps to [`process`] and [`resume`] and turns the outcome into an XDP action.
 #![no_std]
 #![no_main]
+// For one instruction that has no other name: see `maps::nat`.
+#![feature(asm_experimental_arch)]
 
 mod capture;
 mod context;
@@ -105,6 +107,21 @@ fn guideway_nat_icmp(ctx: XdpContext) -> u32 {
 #[xdp(frags)]
 fn guideway_neighbour(ctx: XdpContext) -> u32 {
     stage(&ctx, Stage::Neighbour)
+}
+
+#[xdp(frags)]
+fn guideway_path(ctx: XdpContext) -> u32 {
+    stage(&ctx, Stage::Path)
+}
+
+#[xdp(frags)]
+fn guideway_pod_flow(ctx: XdpContext) -> u32 {
+    stage(&ctx, Stage::PodFlow)
+}
+
+#[xdp(frags)]
+fn guideway_nat_proof(ctx: XdpContext) -> u32 {
+    stage(&ctx, Stage::NatProof)
 }
 
 #[inline(always)]

@@ -6,6 +6,7 @@ mod egress;
 mod flows;
 mod fragments;
 mod nat;
+mod paths;
 mod policy;
 mod probes;
 
@@ -21,17 +22,19 @@ use aya_ebpf::{
 };
 use xdp_prog::{
     abi::{
-        AddressKey, BACKEND_V4, Backend, Config, Datagram, EdgeMac, HOP_GATEWAY, NatForward,
-        NatMark, NatReverse, NextHop, Pod, PodFlow, PodKey, Service, ServiceKeyV4, ServiceKeyV6,
-        ServiceWord, Shortcut, Slot, TaggedLink, Traffic, Tuple, size,
+        AddressKey, BACKEND_V4, Backend, Config, Datagram, EdgeMac, HOP_GATEWAY, NatCount,
+        NatForward, NatMark, NatReverse, NextHop, PathReport, Pod, PodFlow, PodKey, Service,
+        ServiceKeyV4, ServiceKeyV6, ServiceWord, Shortcut, Slot, TaggedLink, Traffic, Tuple,
+        Untrusted, size,
     },
     decide::{
         Clock, Counters, Stage, Tables,
         answer::{Answer, Answers},
         deliver::{FlowTable, Flows, Hairpins},
         fragment::Fragments,
-        nat::{Inserted, NatFlows, Origin, Translation},
+        nat::{Inserted, NatFlows, NatState, Origin, Translation, begin::Taken},
         neighbour::Announcements,
+        path::Paths,
         probe::Probes,
         receive::Shortcuts,
         relay::Relay,
@@ -70,6 +73,8 @@ static REASONS: PerCpuArray<u64, REASON_COUNT> = PerCpuArray::new();
 static SERVICE_TRAFFIC: PerCpuArray<Traffic, { size::SERVICES }> = PerCpuArray::new();
 #[btf_map]
 static BACKEND_TRAFFIC: PerCpuArray<Traffic, { size::BACKENDS }> = PerCpuArray::new();
+#[btf_map]
+static UNTRUSTED: PerCpuArray<Untrusted, 1> = PerCpuArray::new();
 /// Scratch: see [`Relay`].
 #[btf_map]
 static RELAY: PerCpuArray<[u64; 4], 1> = PerCpuArray::new();
@@ -232,7 +237,7 @@ impl Flows for KernelTables<'_> {
     }
 
     #[inline(always)]
-    fn insert_flow(&self, table: FlowTable, key: &Tuple, flow: &PodFlow) -> bool {
+    fn insert_flow(&self, table: FlowTable, key: &Tuple, flow: &PodFlow) -> Inserted {
         flows::insert(table, key, flow)
     }
 
@@ -268,12 +273,23 @@ impl NatFlows for KernelTables<'_> {
     }
 
     #[inline(always)]
-    fn see_nat_reverse(
-        &self,
-        key: &Tuple,
-        renew: impl FnOnce(&NatReverse) -> Option<NatMark>,
-    ) -> Option<NatReverse> {
-        nat::see_reverse(key, renew)
+    fn replace_nat_mark(&self, key: &Tuple, expected: NatMark, mark: NatMark) -> bool {
+        nat::replace_mark(key, expected, mark)
+    }
+
+    #[inline(always)]
+    fn see_nat_reverse(&self, key: &Tuple) -> Option<NatReverse> {
+        nat::see_reverse(key)
+    }
+
+    #[inline(always)]
+    fn nat_state(&self, key: &Tuple) -> Option<NatState> {
+        nat::state(key)
+    }
+
+    #[inline(always)]
+    fn note_nat_reverse(&self, key: &Tuple, mark: NatMark, sequence: u32) {
+        nat::note_reverse(key, mark, sequence);
     }
 
     #[inline(always)]
@@ -318,6 +334,21 @@ impl NatFlows for KernelTables<'_> {
     }
 
     #[inline(always)]
+    fn nat_count(&self, service: u32) -> NatCount {
+        nat::count(service)
+    }
+
+    #[inline(always)]
+    fn count_nat(&self, service: u32, flows: i64, half_open: i64) {
+        nat::add(service, flows, half_open);
+    }
+
+    #[inline(always)]
+    fn taken(&self) -> Option<&Taken> {
+        nat::taken()
+    }
+
+    #[inline(always)]
     fn device_mtu(&self, ifindex: u32) -> Option<u16> {
         nat::device_mtu(self.ctx, ifindex)
     }
@@ -355,6 +386,11 @@ impl Relay for KernelTables<'_> {
     fn relay(&self, words: [u64; 4]) -> Option<[u64; 4]> {
         relay(words)
     }
+
+    #[inline(always)]
+    fn relayed(&self) -> Option<[u64; 4]> {
+        relayed()
+    }
 }
 
 #[inline(always)]
@@ -364,6 +400,24 @@ fn relay(words: [u64; 4]) -> Option<[u64; 4]> {
     unsafe { core::ptr::write_volatile(place, words) };
     // SAFETY: as above.
     Some(unsafe { core::ptr::read_volatile(place) })
+}
+
+#[inline(always)]
+fn relayed() -> Option<[u64; 4]> {
+    let place = RELAY.get_ptr(0)?;
+    // SAFETY: a per-CPU element; a stage that follows by a tail call is part of the same run.
+    Some(unsafe { core::ptr::read_volatile(place) })
+}
+
+const EEXIST: i32 = 17;
+
+#[inline(always)]
+fn inserted(outcome: Result<(), i32>) -> Inserted {
+    match outcome {
+        Ok(()) => Inserted::Done,
+        Err(error) if error == -EEXIST => Inserted::Exists,
+        Err(_) => Inserted::Full,
+    }
 }
 
 impl Shortcuts for KernelTables<'_> {
@@ -377,6 +431,18 @@ impl Shortcuts for KernelTables<'_> {
         if let Some(place) = SHORTCUTS.get_ptr_mut(Shortcut::place(key)) {
             // SAFETY: a per-CPU element; XDP runs do not nest on a CPU.
             unsafe { *place = Shortcut::new(*key, epoch, value) };
+        }
+    }
+
+    #[inline(always)]
+    fn note_untrusted(&self, source: &AddressKey) {
+        if let Some(place) = UNTRUSTED.get_ptr_mut(0) {
+            let noted = Untrusted {
+                source: *source,
+                at: now(),
+            };
+            // SAFETY: a per-CPU element; XDP runs do not nest on a CPU.
+            unsafe { *place = noted };
         }
     }
 }
@@ -432,6 +498,11 @@ impl Announcements for KernelTables<'_> {
     }
 
     #[inline(always)]
+    fn announce_stamp(&self) -> u64 {
+        announce::stamp()
+    }
+
+    #[inline(always)]
     fn announcing_mac(&self, link: TaggedLink) -> Option<EdgeMac> {
         announce::mac(link)
     }
@@ -439,6 +510,13 @@ impl Announcements for KernelTables<'_> {
     #[inline(always)]
     fn note_claim(&self, address: &AddressKey, mac: EdgeMac) {
         announce::note_claim(address, mac);
+    }
+}
+
+impl Paths for KernelTables<'_> {
+    #[inline(always)]
+    fn note_path(&self, node: &AddressKey, report: PathReport) -> bool {
+        paths::note(node, report)
     }
 }
 
@@ -542,6 +620,29 @@ fn count(counter: Option<*mut Traffic>, bytes: u64) {
 fn read_once<T: Copy>(word: &T) -> T {
     // SAFETY: a reference is valid and aligned.
     unsafe { core::ptr::read_volatile(word) }
+}
+
+/// Reads a value word by word from its end, its check last.
+///
+/// # Safety
+///
+/// The words must be valid for reading.
+#[inline(always)]
+unsafe fn read_backwards<const N: usize>(place: *const u64) -> [u64; N] {
+    let mut words = [0; N];
+    for (index, word) in words.iter_mut().enumerate().rev() {
+        // SAFETY: one of the words that the caller vouches for.
+        let at = unsafe { place.add(index) };
+        // SAFETY: as above.
+        *word = unsafe { at.read_volatile() };
+    }
+    words
+}
+
+#[inline(always)]
+fn write_once<T: Copy>(place: &mut T, value: T) {
+    // SAFETY: a reference is valid and aligned.
+    unsafe { core::ptr::write_volatile(place, value) }
 }
 
 const AF_INET: u8 = 2;

@@ -1,10 +1,16 @@
 //! NAT mode: the first packet of a flow, which reserves a port.
 
+use core::cell::Cell;
+
 use super::{
-    Arrived, Fate, Inserted, NatFlows, Origin, fate, forget, is_by_nat, origin, reply_key, way,
+    ANSWER_NS, Arrived, Fate, HANDSHAKE_NS, HEEDED, Inserted, NatFlows, Origin, QUIET_RESET_NS,
+    RESET, fate, forget, is_by_nat, origin, reply_key, way,
 };
 use crate::{
-    abi::{AddressKey, BACKEND_LOCAL, Backend, NatForward, NatMark, Tuple},
+    abi::{
+        AddressKey, BACKEND_LOCAL, Backend, NAT_CONDEMNED, NAT_OPEN, NatForward, NatMark,
+        NatReverse, Tuple,
+    },
     decide::{Ip, Stage, Verdict, World, answer::Answer, balance},
     frame::Frame,
     parse::{self, Packet},
@@ -14,6 +20,9 @@ use crate::{
 
 /// Ports that are tried for a new flow before it is refused: half of them in leaps, half in a row.
 pub const PORT_PROBES: u32 = 32;
+/// Ports of half-open flows among those that were tried, up to which a flow with a RST gives its port away: where there
+/// are more, it is forged SYNs that want it.
+const HALF_OPEN_AT_MOST: u64 = PORT_PROBES as u64 / 4;
 
 /// Decides what is to be done with a frame of this stage: a client's packet of no flow that is known.
 #[inline(always)]
@@ -119,6 +128,7 @@ fn begin<'t, T: World>(
     let mtu = tables.device_mtu(origin.ifindex).unwrap_or(0);
     let new = New {
         key: &arrived.key,
+        service: arrived.service,
         id: chosen.id,
         backend: chosen.backend,
         address: way.address,
@@ -129,12 +139,14 @@ fn begin<'t, T: World>(
         now,
     };
     reserve(tables, &new, chosen.hash)?;
+    tables.note_nat_service(arrived.service | HEEDED);
     Ok(Verdict::Continue(Stage::Nat))
 }
 
 /// A flow that is to begin.
 struct New<'a> {
     key: &'a Tuple,
+    service: u32,
     id: u32,
     backend: &'a Backend,
     address: AddressKey,
@@ -158,31 +170,138 @@ fn reserve<T: World>(tables: &T, new: &New<'_>, hash: u32) -> Result<(), DropRea
     } else {
         (config.nat_port, u32::from(config.nat_ports))
     };
-    let [_, _, a, b] = new.key.ports().to_ne_bytes();
-    if ports == 0 || (protocol == protocol::SCTP && [a, b] != new.backend.port) {
+    if ports == 0 || (protocol == protocol::SCTP && port_of(new.key) != new.backend.port) {
         return Err(DropReason::NatPortsExhausted);
     }
     let start = scaled(hash, ports);
     let leap = 1 + scaled(hash << 16, ports - 1);
     let mut offset = start;
+    let Some(taken) = tables.taken() else {
+        return Err(DropReason::NatPortsExhausted);
+    };
+    taken.begin(has_room(tables, new.service), protocol);
     for probe in 0..PORT_PROBES {
         let reply = reply_at(new, first, offset);
-        match hold(tables, new, &reply) {
-            Inserted::Done => return complete(tables, new, &reply),
-            Inserted::Full => return Err(DropReason::NatTableFull),
-            Inserted::Exists => {}
+        match tables.nat_state(&reply) {
+            Some(state) => taken.note(offset, state.mark, new.now),
+            None if taken.has_room() => match hold(tables, new, &reply) {
+                Inserted::Done => return complete(tables, new, &reply),
+                Inserted::Full => taken.has_room.set(0),
+                Inserted::Exists => {}
+            },
+            None => {}
         }
         offset += if probe < PORT_PROBES / 2 { leap } else { 1 };
         if offset >= ports {
             offset -= ports;
         }
     }
-    let reply = reply_at(new, first, start);
-    free_if_over(tables, &reply, new.now);
+    let (offset, gives_way) = taken.gives_way().unwrap_or((start, GivesWay::Over));
+    let reply = reply_at(new, first, offset);
+    let reason = if taken.has_room() {
+        DropReason::NatPortsExhausted
+    } else {
+        DropReason::NatTableFull
+    };
+    if !free(tables, new, &reply, gives_way) {
+        return Err(reason);
+    }
     match hold(tables, new, &reply) {
         Inserted::Done => complete(tables, new, &reply),
-        Inserted::Full => Err(DropReason::NatTableFull),
-        Inserted::Exists => Err(DropReason::NatPortsExhausted),
+        Inserted::Full | Inserted::Exists => Err(reason),
+    }
+}
+
+/// Tells whether the service may have a flow more without one of its others going.
+#[inline(always)]
+fn has_room<T: NatFlows>(tables: &T, service: u32) -> bool {
+    tables
+        .nat_count(service)
+        .leaves_room(tables.nat_count(0).flows)
+}
+
+/// Why a flow is to give its port to another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum GivesWay {
+    /// It is over for long enough.
+    Over,
+    /// It is half-open.
+    HalfOpen,
+    /// It had a RST, and its backend is silent.
+    Reset,
+}
+
+/// What was found of the ports that are taken. The offset of one that is not known is `Taken::NONE`.
+///
+/// It lies where [`NatFlows::taken`] puts it, out of the verifier's sight: it would follow every port's state
+/// through all that are tried.
+#[derive(Debug, Default)]
+#[repr(C)]
+pub struct Taken {
+    /// Whether a port that is free may be had.
+    has_room: Cell<u64>,
+    half_open: Cell<u64>,
+    oldest: Cell<u64>,
+    oldest_idle: Cell<u64>,
+    quietest: Cell<u64>,
+    quietest_idle: Cell<u64>,
+}
+
+impl Taken {
+    const NONE: u64 = u64::MAX;
+
+    #[inline(always)]
+    fn begin(&self, has_room: bool, protocol: u8) {
+        self.has_room.set(has_room.into());
+        self.half_open.set(0);
+        self.oldest.set(Self::NONE);
+        self.oldest_idle.set(patience(protocol));
+        self.quietest.set(Self::NONE);
+        self.quietest_idle.set(QUIET_RESET_NS);
+    }
+
+    #[inline(always)]
+    fn has_room(&self) -> bool {
+        self.has_room.get() != 0
+    }
+
+    #[inline(always)]
+    fn note(&self, offset: u32, mark: NatMark, now: u64) {
+        let idle = mark.idle(now);
+        if !mark.has(NAT_OPEN) {
+            self.half_open.set(self.half_open.get() + 1);
+            if idle >= self.oldest_idle.get() {
+                self.oldest.set(offset.into());
+                self.oldest_idle.set(idle);
+            }
+        } else if mark.has(RESET) && idle >= self.quietest_idle.get() {
+            self.quietest.set(offset.into());
+            self.quietest_idle.set(idle);
+        }
+    }
+
+    /// Returns the port that may be another flow's, and why.
+    #[inline(always)]
+    #[expect(clippy::cast_possible_truncation, reason = "was an offset")]
+    fn gives_way(&self) -> Option<(u32, GivesWay)> {
+        let (oldest, quietest) = (self.oldest.get(), self.quietest.get());
+        if oldest != Self::NONE {
+            Some((oldest as u32, GivesWay::HalfOpen))
+        } else if quietest != Self::NONE && self.half_open.get() <= HALF_OPEN_AT_MOST {
+            Some((quietest as u32, GivesWay::Reset))
+        } else {
+            None
+        }
+    }
+}
+
+/// Returns for how long a half-open flow keeps its port, be it in demand or not.
+#[inline(always)]
+const fn patience(protocol: u8) -> u64 {
+    if protocol == protocol::TCP {
+        HANDSHAKE_NS
+    } else {
+        ANSWER_NS
     }
 }
 
@@ -212,7 +331,10 @@ fn complete<T: NatFlows>(tables: &T, new: &New<'_>, reply: &Tuple) -> Result<(),
     let mark = NatMark::new(new.now, 0);
     let entry = NatForward::new(new.key, reply, new.id, new.origin.fingerprint(), mark);
     let reason = match tables.insert_nat_forward(new.key, &entry) {
-        Inserted::Done => return Ok(()),
+        Inserted::Done => {
+            tables.count_nat(new.service, 1, 1);
+            return Ok(());
+        }
         Inserted::Full => DropReason::NatTableFull,
         // Another CPU has a packet of the same flow and was first.
         Inserted::Exists => DropReason::TableChanged,
@@ -221,30 +343,72 @@ fn complete<T: NatFlows>(tables: &T, new: &New<'_>, reply: &Tuple) -> Result<(),
     Err(reason)
 }
 
-/// Removes both entries of the flow with this reverse key, if it is over for long enough.
+/// Removes both entries of the flow with this reverse key, if it gives way; tells whether it did.
 #[inline(always)]
-fn free_if_over<T: NatFlows>(tables: &T, reply: &Tuple, now: u64) {
-    let Some(entry) = tables.see_nat_reverse(reply, |_| None) else {
-        return;
+fn free<T: NatFlows>(tables: &T, new: &New<'_>, reply: &Tuple, gives_way: GivesWay) -> bool {
+    let Some(entry) = tables.see_nat_reverse(reply) else {
+        return false;
     };
     let key = entry.forward_key(reply.protocol());
     if !tables.claim_nat(&key) {
-        return;
+        return false;
     }
     // Before the claim was there, another CPU may have given the port to another flow.
-    if let Some(entry) = tables.see_nat_reverse(reply, |_| None) {
-        let is_same = entry.forward_key(reply.protocol()).is(&key);
-        let forward = tables.see_nat_forward(&key, |_| None);
-        if is_same && entry.is_for(reply) {
-            match fate(&key, forward.as_ref(), reply, &entry, now) {
-                Fate::Lives => {}
-                Fate::Over => {
-                    tables.remove_nat_forward(&key);
-                    tables.remove_nat_reverse(reply);
-                }
-                Fate::Orphan => tables.remove_nat_reverse(reply),
-            }
+    let freed = match tables.see_nat_reverse(reply) {
+        Some(entry) if entry.is_for(reply) && entry.forward_key(reply.protocol()).is(&key) => {
+            free_claimed(tables, &key, reply, &entry, new.now, gives_way)
+        }
+        _ => false,
+    };
+    tables.release_nat(&key);
+    // The flows of others that share the backend are counted anew by user space.
+    let is_own = entry.port() == port_of(new.key) && entry.address == new.key.destination();
+    if freed && is_own {
+        let half_open = if entry.mark.has(NAT_OPEN) { 0 } else { -1 };
+        tables.count_nat(new.service, -1, half_open);
+    }
+    freed
+}
+
+#[inline(always)]
+fn free_claimed<T: NatFlows>(
+    tables: &T,
+    key: &Tuple,
+    reply: &Tuple,
+    reverse: &NatReverse,
+    now: u64,
+    gives_way: GivesWay,
+) -> bool {
+    let forward = tables.see_nat_forward(key, |_| None);
+    let mut fate = fate(key, forward.as_ref(), reply, reverse, now);
+    if let Some(entry) = &forward
+        && entry.is_for(key)
+        && entry.is_answered_as(reply)
+        && fate == Fate::Lives
+    {
+        let mark = entry.mark;
+        let goes = match gives_way {
+            GivesWay::Over => false,
+            GivesWay::HalfOpen => !mark.has(NAT_OPEN) && mark.idle(now) >= patience(key.protocol()),
+            GivesWay::Reset => mark.has(RESET) && reverse.mark.idle(now) >= QUIET_RESET_NS,
+        };
+        // From here on no packet renews it.
+        if goes && tables.replace_nat_mark(key, mark, mark.with(NAT_CONDEMNED)) {
+            fate = Fate::Over;
         }
     }
-    tables.release_nat(&key);
+    match fate {
+        Fate::Lives => return false,
+        Fate::Over => tables.remove_nat_forward(key),
+        Fate::Orphan => {}
+    }
+    tables.remove_nat_reverse(reply);
+    true
+}
+
+/// Returns the port that a client's flow goes to, in wire order.
+#[inline(always)]
+const fn port_of(key: &Tuple) -> [u8; 2] {
+    let [_, _, a, b] = key.ports().to_ne_bytes();
+    [a, b]
 }

@@ -62,7 +62,7 @@ pub(super) fn to_client<T: NatFlows>(
     arrived: &Arrived,
 ) -> Result<Option<Translation>, DropReason> {
     let reply = &arrived.key;
-    let entry = match tables.see_nat_reverse(reply, |_| None) {
+    let entry = match tables.see_nat_reverse(reply) {
         Some(entry) if entry.is_for(reply) => entry,
         _ => return Ok(None),
     };

@@ -3,7 +3,7 @@
 //! They follow the ports that the first one has published, to where its flow
 //! goes. It has renewed the flow; they only look.
 
-use super::{Arrived, Translation, follow, leave};
+use super::{Arrived, Translation, follow, is_to_vip, leave};
 use crate::{
     decide::{Ip, Verdict, World, balance, fragment::Head},
     frame::Frame,
@@ -46,6 +46,10 @@ fn send<'t, T: World>(tables: &'t T, arrived: &Arrived) -> Verdict<'t> {
     let translation = if arrived.service == 0 {
         match follow::to_client(tables, arrived) {
             Ok(Some(translation)) => translation,
+            // The first one was refused.
+            Ok(None) if is_to_vip(tables, arrived) => {
+                return Verdict::Drop(DropReason::NatUnknownFlow);
+            }
             Ok(None) => return Verdict::Pass(PassReason::NatNotOurs),
             Err(reason) => return Verdict::Drop(reason),
         }
@@ -82,6 +86,7 @@ fn arrived<F: Frame, A: Ip, T: World>(
         length: packet.length,
         hop_limit: packet.hop_limit.into(),
         flags: 0,
+        number: 0,
         key: flow.tuple(),
     })
 }

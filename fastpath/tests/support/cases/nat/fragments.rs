@@ -9,7 +9,8 @@ use xdp_prog::{
 use super::{
     super::super::packet::{End, Packet, SYN},
     super::{Case, Draft, IN, INGRESS, TCP, UDP, padded, v4},
-    BACK, FROM_MACHINE, IDLE_UDP_NS, PORT, SECOND, Service, TCP_V4, TCP_V6, UDP_V4, UDP_V6, nat,
+    BACK, FROM_MACHINE, IDLE_UDP_NS, OPEN, PORT, SECOND, Service, TCP_V4, TCP_V6, UDP_V4, UDP_V6,
+    nat,
 };
 
 /// Bytes of payload in each piece.
@@ -156,7 +157,7 @@ fn lost() -> Vec<Case> {
                 IN.carry(&request.come[1])
             })
             .with(|tables| {
-                service.seed(tables, service.client, PORT, 0, 0);
+                service.seed(tables, service.client, PORT, OPEN, 0);
                 for hop in &mut tables.next_hops[1..3] {
                     hop.ifindex = 0;
                 }
@@ -168,7 +169,7 @@ fn lost() -> Vec<Case> {
                 IN.carry(&request.come[1])
             })
             .with(|tables| {
-                service.seed(tables, service.client, PORT, 0, 0);
+                service.seed(tables, service.client, PORT, OPEN, 0);
                 for hop in &mut tables.next_hops[1..3] {
                     hop.mtu = fits - 1;
                 }
@@ -186,7 +187,13 @@ fn lost() -> Vec<Case> {
             })
             .with(|tables| {
                 tables.config.nat_ports = 0;
-                service.seed(tables, service.client, PORT, 0, IDLE_UDP_NS + GUARD_NS / 2);
+                service.seed(
+                    tables,
+                    service.client,
+                    PORT,
+                    OPEN,
+                    IDLE_UDP_NS + GUARD_NS / 2,
+                );
             })
             .after(first())
             .drops(DropReason::NatUnknownFlow),

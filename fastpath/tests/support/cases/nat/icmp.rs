@@ -11,7 +11,7 @@ use xdp_prog::{
 use super::{
     super::super::packet::{ACK, End, Link, Packet, SYN, VLAN, patched},
     super::{BACK, Case, Draft, IN, INGRESS, counted, padded, v4, v6},
-    FROM_MACHINE, IDLE_TRANSITORY_NS, OPEN, PORT, SECOND, SERVICES, Service, TCP_V4, TCP_V6,
+    FROM_MACHINE, IDLE_HALF_OPEN_TCP_NS, OPEN, PORT, SECOND, SERVICES, Service, TCP_V4, TCP_V6,
     UDP_V4, UDP_V6, nat,
 };
 
@@ -197,7 +197,7 @@ fn of_no_flow(service: &Service) -> Vec<Case> {
         .passes(PassReason::Icmp),
     ];
     if service.protocol == super::TCP {
-        let over = IDLE_TRANSITORY_NS + GUARD_NS / 2;
+        let over = IDLE_HALF_OPEN_TCP_NS + GUARD_NS / 2;
         let old =
             |draft: Draft| draft.with(|tables| service.seed(tables, service.client, PORT, 0, over));
         cases.extend([

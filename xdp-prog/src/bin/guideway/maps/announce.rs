@@ -1,12 +1,17 @@
 //! Announced addresses, where they are announced, and by whom else.
 
-use aya_ebpf::{btf_maps::HashMap, macros::btf_map};
+use aya_ebpf::{
+    btf_maps::{Array, HashMap},
+    macros::btf_map,
+};
 use xdp_prog::abi::{AddressKey, Claim, EdgeMac, TaggedLink, size};
 
-use super::{NO_PREALLOC, now, read_once};
+use super::{MMAPABLE, NO_PREALLOC, now, read_once};
 
 #[btf_map]
 static ANNOUNCED: HashMap<AddressKey, u32, { size::VIPS }, NO_PREALLOC> = HashMap::new();
+#[btf_map]
+static ANNOUNCE_STAMP: Array<u64, 1, MMAPABLE> = Array::new();
 #[btf_map]
 static ANNOUNCE_LINKS: HashMap<TaggedLink, EdgeMac, { size::ANNOUNCE_LINKS }, NO_PREALLOC> =
     HashMap::new();
@@ -16,6 +21,11 @@ static CLAIMS: HashMap<AddressKey, Claim, { size::VIPS }, NO_PREALLOC> = HashMap
 #[inline(always)]
 pub(crate) fn is_announced(address: &AddressKey) -> bool {
     ANNOUNCED.get_ptr(address).is_some()
+}
+
+#[inline(always)]
+pub(crate) fn stamp() -> u64 {
+    ANNOUNCE_STAMP.get(0).map_or(0, read_once)
 }
 
 #[inline(always)]

@@ -8,6 +8,7 @@ use xdp_prog::{
     decide::{
         Clock, Counters,
         deliver::{FlowTable, Flows},
+        nat::Inserted,
         relay::Relay,
     },
     egress::Memory,
@@ -88,7 +89,7 @@ impl Flows for EgressTables {
     }
 
     #[inline(always)]
-    fn insert_flow(&self, table: FlowTable, key: &Tuple, flow: &PodFlow) -> bool {
+    fn insert_flow(&self, table: FlowTable, key: &Tuple, flow: &PodFlow) -> Inserted {
         flows::insert(table, key, flow)
     }
 
@@ -117,6 +118,11 @@ impl Relay for EgressTables {
     #[inline(always)]
     fn relay(&self, words: [u64; 4]) -> Option<[u64; 4]> {
         super::relay(words)
+    }
+
+    #[inline(always)]
+    fn relayed(&self) -> Option<[u64; 4]> {
+        super::relayed()
     }
 }
 

@@ -2,14 +2,17 @@
 
 use aya_ebpf::{
     bindings::{BPF_ANY, BPF_NOEXIST},
-    btf_maps::{Array, LruHashMap},
+    btf_maps::{Array, LruHashMap, PerCpuArray},
     macros::btf_map,
 };
 use xdp_prog::{
     abi::{AddressKey, FlowNote, LocalFlow, PodFlow, Tuple, size},
-    decide::deliver::FlowTable,
+    decide::{deliver::FlowTable, nat::Inserted},
     wire::protocol,
 };
+use zerocopy::transmute;
+
+use super::{inserted, read_backwards, write_once};
 
 #[btf_map]
 static FLOWS: LruHashMap<Tuple, PodFlow, { size::FLOWS }> = LruHashMap::new();
@@ -20,6 +23,9 @@ static FLOWS_DATAGRAM: LruHashMap<Tuple, PodFlow, { size::FLOWS }> = LruHashMap:
 static FLOW_NOTES: Array<FlowNote, { size::FLOW_NOTES }, { super::MMAPABLE }> = Array::new();
 #[btf_map]
 static FLOWS_EMBRYONIC: LruHashMap<Tuple, PodFlow, { size::FLOWS }> = LruHashMap::new();
+/// Scratch: an entry that is about to be inserted, for which the stack has no room.
+#[btf_map]
+static FLOW_SCRATCH: PerCpuArray<PodFlow, 1> = PerCpuArray::new();
 #[btf_map]
 static HAIRPINS: LruHashMap<Tuple, AddressKey, { size::HAIRPINS }> = LruHashMap::new();
 #[btf_map]
@@ -40,17 +46,38 @@ pub(crate) fn with<R>(
     key: &Tuple,
     f: impl FnOnce(&mut PodFlow) -> R,
 ) -> Option<R> {
-    let flow = map(table, key).get_ptr_mut(key)?;
-    // SAFETY: the element is valid for the run. Another CPU that has a packet of
-    // the same flow may write it too: a time or a flag is lost at worst.
-    Some(f(unsafe { &mut *flow }))
+    let place = map(table, key).get_ptr_mut(key)?;
+    // SAFETY: the element is valid for the run.
+    let words: [u64; 5] = unsafe { read_backwards(place.cast()) };
+    let known: PodFlow = transmute!(words);
+    // The table may have given the element to another flow since the look-up.
+    if !known.is_for(key) {
+        return None;
+    }
+    let mut flow = known;
+    let found = f(&mut flow);
+    // SAFETY: as above. Another CPU that has a packet of the same flow may write it
+    // too: a time or a flag is lost at worst.
+    let place = unsafe { &mut *place };
+    if flow.seen != known.seen {
+        write_once(&mut place.seen, flow.seen);
+    }
+    if flow.told != known.told {
+        write_once(&mut place.told, flow.told);
+    }
+    Some(found)
 }
 
 #[inline(always)]
-pub(crate) fn insert(table: FlowTable, key: &Tuple, flow: &PodFlow) -> bool {
-    map(table, key)
-        .insert(key, flow, u64::from(BPF_NOEXIST))
-        .is_ok()
+pub(crate) fn insert(table: FlowTable, key: &Tuple, flow: &PodFlow) -> Inserted {
+    let Some(entry) = FLOW_SCRATCH.get_ptr_mut(0) else {
+        return Inserted::Full;
+    };
+    // SAFETY: a per-CPU element that only this run uses.
+    let entry = unsafe { &mut *entry };
+    *entry = *flow;
+    let entry: &PodFlow = entry;
+    inserted(map(table, key).insert(key, entry, u64::from(BPF_NOEXIST)))
 }
 
 #[inline(always)]

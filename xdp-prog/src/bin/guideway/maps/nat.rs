@@ -2,18 +2,18 @@
 
 use aya_ebpf::{
     bindings::BPF_NOEXIST,
-    btf_maps::{HashMap, PerCpuArray},
+    btf_maps::{Array, HashMap, PerCpuArray},
     helpers::bpf_check_mtu,
     macros::btf_map,
     programs::XdpContext,
 };
 use xdp_prog::{
-    abi::{NatForward, NatMark, NatReverse, Tuple, size},
-    decide::nat::{Inserted, Origin, Translation},
+    abi::{NatCount, NatForward, NatMark, NatReverse, Tuple, size},
+    decide::nat::{Inserted, NatState, Origin, Translation, begin::Taken},
 };
 use zerocopy::transmute;
 
-use super::coarse_clock;
+use super::{coarse_clock, inserted, read_backwards, read_once, write_once};
 
 #[btf_map]
 static NAT_FORWARD: HashMap<Tuple, NatForward, { size::NAT }> = HashMap::new();
@@ -21,12 +21,17 @@ static NAT_FORWARD: HashMap<Tuple, NatForward, { size::NAT }> = HashMap::new();
 static NAT_REVERSE: HashMap<Tuple, NatReverse, { size::NAT }> = HashMap::new();
 #[btf_map]
 static NAT_CLAIMS: HashMap<Tuple, u64, { size::NAT_CLAIMS }> = HashMap::new();
+#[btf_map]
+static NAT_COUNTS: Array<NatCount, { size::SERVICES }> = Array::new();
 /// Scratch: the service of the packet under way, from the program that looked it up to those that follow.
 #[btf_map]
 static NAT_SERVICE: PerCpuArray<u32, 1> = PerCpuArray::new();
 /// Scratch: what the packet under way gets.
 #[btf_map]
 static NAT_TRANSLATION: PerCpuArray<Translation, 1> = PerCpuArray::new();
+/// Scratch: [`Taken`].
+#[btf_map]
+static NAT_TAKEN: PerCpuArray<[u64; 6], 1> = PerCpuArray::new();
 /// Scratch: an entry that is about to be inserted.
 #[btf_map]
 static NAT_SCRATCH: PerCpuArray<NatReverse, 1> = PerCpuArray::new();
@@ -41,52 +46,116 @@ pub(crate) fn see_forward(
     let words: [u64; 3] = unsafe { read_backwards(place.cast()) };
     let entry: NatForward = transmute!(words);
     if let Some(mark) = renew(&entry) {
-        // SAFETY: as above. Another CPU that has a packet of the same flow may write
-        // it too: a flag is lost at worst.
-        let place = unsafe { &mut (*place).mark };
-        write_once(place, mark);
+        // SAFETY: as above.
+        unsafe { exchange_mark(place, entry.mark, mark) };
     }
     Some(entry)
 }
 
 #[inline(always)]
-pub(crate) fn see_reverse(
-    key: &Tuple,
-    renew: impl FnOnce(&NatReverse) -> Option<NatMark>,
-) -> Option<NatReverse> {
-    let place = NAT_REVERSE.get_ptr_mut(key)?;
-    // SAFETY: as for forward entries.
-    let words: [u64; 9] = unsafe { read_backwards(place.cast()) };
-    let entry: NatReverse = transmute!(words);
-    if let Some(mark) = renew(&entry) {
-        // SAFETY: as for forward entries.
-        let place = unsafe { &mut (*place).mark };
-        write_once(place, mark);
-    }
-    Some(entry)
+pub(crate) fn replace_mark(key: &Tuple, expected: NatMark, mark: NatMark) -> bool {
+    let Some(place) = NAT_FORWARD.get_ptr_mut(key) else {
+        return false;
+    };
+    // SAFETY: the element is valid for the run.
+    unsafe { exchange_mark(place, expected, mark) }
 }
 
-/// Reads a value word by word from its end, its check last.
+/// Replaces the mark of an entry if it is the expected one: that of another flow, for which the element was
+/// recycled, is another one.
 ///
 /// # Safety
 ///
-/// The words must be valid for reading.
+/// The entry must be valid for the run.
 #[inline(always)]
-unsafe fn read_backwards<const N: usize>(place: *const u64) -> [u64; N] {
-    let mut words = [0; N];
-    for (index, word) in words.iter_mut().enumerate().rev() {
-        // SAFETY: one of the words that the caller vouches for.
-        let at = unsafe { place.add(index) };
-        // SAFETY: as above.
-        *word = unsafe { at.read_volatile() };
+unsafe fn exchange_mark(place: *mut NatForward, expected: NatMark, mark: NatMark) -> bool {
+    // SAFETY: the caller vouches for it.
+    let place = unsafe { &raw mut (*place).mark };
+    let expected: u64 = transmute!(expected);
+    // SAFETY: a mark is one aligned word.
+    let found = unsafe { exchange(place.cast(), expected, transmute!(mark)) };
+    found == expected
+}
+
+/// Replaces a word if it is the expected one; returns the one that was found.
+///
+/// The target's `AtomicU64` has no such operation, though the machine has it since Linux 5.12.
+///
+/// # Safety
+///
+/// The word must be valid, and aligned, for reading and writing.
+#[inline(always)]
+unsafe fn exchange(place: *mut u64, expected: u64, new: u64) -> u64 {
+    let found;
+    // SAFETY: one instruction that touches nothing but the word.
+    unsafe {
+        core::arch::asm!(
+            "r0 = cmpxchg_64({place} + 0, r0, {new})",
+            place = in(reg) place,
+            new = in(reg) new,
+            inout("r0") expected => found,
+            options(nostack),
+        );
     }
-    words
+    found
 }
 
 #[inline(always)]
-fn write_once<T: Copy>(place: &mut T, value: T) {
-    // SAFETY: a reference is valid and aligned.
-    unsafe { core::ptr::write_volatile(place, value) }
+pub(crate) fn see_reverse(key: &Tuple) -> Option<NatReverse> {
+    let place = NAT_REVERSE.get_ptr(key)?;
+    // SAFETY: as for forward entries.
+    let words: [u64; 9] = unsafe { read_backwards(place.cast()) };
+    Some(transmute!(words))
+}
+
+#[inline(always)]
+pub(crate) fn state(key: &Tuple) -> Option<NatState> {
+    let place = NAT_REVERSE.get_ptr(key)?;
+    // SAFETY: the element is valid for the run, and any bytes are an entry; another CPU may write it.
+    let entry = unsafe { &*place };
+    let (sequence, mark) = (read_once(&entry.sequence), read_once(&entry.mark));
+    // SAFETY: as above. Last: an element recycled under the reader is found out.
+    let check = unsafe { place.cast::<u32>().read_volatile() };
+    (check == key.check()).then_some(NatState { mark, sequence })
+}
+
+#[inline(always)]
+pub(crate) fn note_reverse(key: &Tuple, mark: NatMark, sequence: u32) {
+    if let Some(place) = NAT_REVERSE.get_ptr_mut(key) {
+        // SAFETY: the element is valid for the run. Another CPU that has a packet of the same
+        // flow may write it too: what one of them noted is lost at worst.
+        let entry = unsafe { &mut *place };
+        write_once(&mut entry.sequence, sequence);
+        // After the number: a mark that tells of an answer vouches for it.
+        write_once(&mut entry.mark, mark);
+    }
+}
+
+#[inline(always)]
+pub(crate) fn count(service: u32) -> NatCount {
+    match NAT_COUNTS.get(service) {
+        // Another CPU may be counting: it is near enough.
+        Some(count) => *count,
+        None => NatCount::default(),
+    }
+}
+
+#[inline(always)]
+pub(crate) fn add(service: u32, flows: i64, half_open: i64) {
+    if let Some(count) = NAT_COUNTS.get_ptr_mut(service) {
+        // SAFETY: the element is valid for the run. What two CPUs count at once counts once;
+        // user space corrects it.
+        let count = unsafe { &mut *count };
+        count.flows += flows;
+        count.half_open += half_open;
+    }
+    if flows != 0
+        && let Some(room) = NAT_COUNTS.get_ptr_mut(0)
+    {
+        // SAFETY: as above.
+        let room = unsafe { &mut *room };
+        room.flows -= flows;
+    }
 }
 
 #[inline(always)]
@@ -109,16 +178,6 @@ pub(crate) fn insert_reverse(
     *entry = NatReverse::new(key, forward, client.ifindex, client.link, mark);
     let entry: &NatReverse = entry;
     inserted(NAT_REVERSE.insert(key, entry, u64::from(BPF_NOEXIST)))
-}
-
-#[inline(always)]
-fn inserted(outcome: Result<(), i32>) -> Inserted {
-    const EEXIST: i32 = 17;
-    match outcome {
-        Ok(()) => Inserted::Done,
-        Err(error) if error == -EEXIST => Inserted::Exists,
-        Err(_) => Inserted::Full,
-    }
 }
 
 #[inline(always)]
@@ -161,6 +220,14 @@ pub(crate) fn claim(key: &Tuple) -> bool {
 pub(crate) fn release(key: &Tuple) {
     // It is there: we have put it there.
     let _ = NAT_CLAIMS.remove(key);
+}
+
+#[inline(always)]
+pub(crate) fn taken() -> Option<&'static Taken> {
+    const { assert!(size_of::<Taken>() == size_of::<[u64; 6]>()) };
+    let place = NAT_TAKEN.get_ptr_mut(0)?;
+    // SAFETY: a per-CPU element that only this run uses, as large as this type, of which any bytes are one.
+    Some(unsafe { &*place.cast::<Taken>() })
 }
 
 #[inline(always)]

@@ -1,0 +1,208 @@
+//! Who has the room in the tables when there is not enough for all: the oldest services.
+//!
+//! The age of a service is the same for all machines, so all refuse the same ones, whatever came first to each. An older
+//! service that comes late, or grows, takes the room of younger ones. One that was refused is not laid out again before
+//! something was given up that it may fit into.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use fastpath::tables::{Change, Freed, ServiceKey, ServiceSpec, TableError};
+
+use crate::chain::chain;
+use crate::desired::Services;
+use crate::target::service_at;
+
+/// What decides who is older: the time of creation, then the name; of one service the address and port.
+pub(super) type Age<'a> = (i64, &'a str, ServiceKey);
+
+/// Returns the age of what is served at a key; what nobody asks for any more counts as the youngest.
+pub(super) fn age<'a>(services: &'a Services, key: &ServiceKey) -> Age<'a> {
+    let service = service_at(services, key);
+    let service = service.map(|(_, service)| (service.created, service.name.as_str()));
+    let (created, name) = service.unwrap_or((i64::MAX, ""));
+    (created, name, *key)
+}
+
+/// Services that were refused for want of room.
+#[derive(Debug, Default)]
+pub(super) struct Refused {
+    known: BTreeMap<ServiceKey, Refusal>,
+    /// Those of the present attempt.
+    crowded: Vec<(ServiceKey, TableError)>,
+}
+
+#[derive(Debug)]
+struct Refusal {
+    spec: Arc<ServiceSpec>,
+    freed: Freed,
+    reason: String,
+    /// Whether the arena of lookup tables was full, and no other table.
+    is_arena: bool,
+}
+
+impl Refused {
+    /// Returns why a service was refused, if nothing that would help was given up since.
+    pub(super) fn reason(
+        &self,
+        key: &ServiceKey,
+        spec: &Arc<ServiceSpec>,
+        freed: Freed,
+    ) -> Option<&str> {
+        let refusal = self.known.get(key)?;
+        let has_room = if refusal.is_arena {
+            refusal.freed.runs != freed.runs
+        } else {
+            refusal.freed != freed
+        };
+        (!has_room && Arc::ptr_eq(&refusal.spec, spec)).then_some(refusal.reason.as_str())
+    }
+
+    /// Notes what became of an attempt to put a service.
+    pub(super) fn note(
+        &mut self,
+        key: ServiceKey,
+        spec: &Arc<ServiceSpec>,
+        outcome: &Result<Change, TableError>,
+        freed: Freed,
+    ) {
+        match outcome {
+            Err(error) if error.is_full() => {
+                let refusal = Refusal {
+                    spec: Arc::clone(spec),
+                    freed,
+                    reason: chain(error),
+                    is_arena: matches!(error, TableError::ArenaFull { .. }),
+                };
+                self.known.insert(key, refusal);
+            }
+            Ok(_) | Err(_) => drop(self.known.remove(&key)),
+        }
+    }
+
+    /// Forgets all but these.
+    pub(super) fn retain(&mut self, is_wanted: impl Fn(&ServiceKey) -> bool) {
+        self.known.retain(|key, _| is_wanted(key));
+    }
+
+    /// Notes that a service did not fit in the present attempt.
+    pub(super) fn crowd(&mut self, key: ServiceKey, error: TableError) {
+        self.crowded.push((key, error));
+    }
+
+    /// Returns those that did not fit in the present attempt, in their order, which ends it.
+    pub(super) fn take_crowded(&mut self) -> Vec<(ServiceKey, TableError)> {
+        std::mem::take(&mut self.crowded)
+    }
+}
+
+/// Tells how many of the youngest services, with their slots and the youngest last, would make the room that an older one
+/// lacks; none if all that are younger would not.
+pub(super) fn to_make_room(
+    installed: &[(Age<'_>, u64)],
+    own: &Age<'_>,
+    error: &TableError,
+) -> usize {
+    let TableError::ArenaFull { wanted, free, .. } = error else {
+        return 0;
+    };
+    let lacking = u64::from(*wanted).saturating_sub(u64::from(*free)).max(1);
+    let younger = installed.iter().rev().take_while(|(age, _)| age > own);
+    let mut room = 0;
+    for (count, (_, slots)) in younger.enumerate() {
+        room += slots;
+        if room >= lacking {
+            return count + 1;
+        }
+    }
+    0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KEY: &str = "192.0.2.1:80/tcp";
+
+    fn full(is_arena: bool) -> Result<Change, TableError> {
+        Err(if is_arena {
+            TableError::ArenaFull {
+                service: KEY.parse().unwrap(),
+                wanted: 256,
+                largest: 16,
+                free: 20,
+            }
+        } else {
+            TableError::TableFull {
+                map: "BACKENDS",
+                entries: 7,
+            }
+        })
+    }
+
+    #[test]
+    fn only_younger_services_make_room_and_only_if_that_suffices() {
+        let key: ServiceKey = KEY.parse().unwrap();
+        let own: Age<'_> = (5, "b", key);
+        let error = full(true).unwrap_err();
+        // 236 are lacking.
+        for (installed, expected) in [
+            (&[][..], 0),
+            (&[((4, "z", key), 4096)], 0),
+            (&[((5, "a", key), 4096)], 0),
+            (&[((5, "c", key), 256)], 1),
+            (&[((5, "c", key), 256), ((6, "a", key), 256)], 1),
+            (
+                &[
+                    ((5, "c", key), 256),
+                    ((6, "a", key), 1),
+                    ((7, "a", key), 16),
+                ],
+                3,
+            ),
+            (
+                &[
+                    ((4, "c", key), 256),
+                    ((6, "a", key), 1),
+                    ((7, "a", key), 16),
+                ],
+                0,
+            ),
+        ] {
+            assert_eq!(
+                to_make_room(installed, &own, &error),
+                expected,
+                "{installed:?}"
+            );
+        }
+        let other = full(false).unwrap_err();
+        assert_eq!(to_make_room(&[((9, "c", key), 4096)], &own, &other), 0);
+    }
+
+    #[test]
+    fn refused_service_waits_for_what_it_lacks() {
+        let key: ServiceKey = KEY.parse().unwrap();
+        let spec = Arc::new(ServiceSpec::default());
+        for (is_arena, runs, entries, waits) in [
+            (true, 3, 5, true),
+            (true, 3, 6, true),
+            (true, 4, 5, false),
+            (false, 3, 5, true),
+            (false, 3, 6, false),
+        ] {
+            let mut refused = Refused::default();
+            let before = Freed {
+                runs: 3,
+                entries: 5,
+            };
+            refused.note(key, &spec, &full(is_arena), before);
+            let reason = refused.reason(&key, &spec, Freed { runs, entries });
+            assert_eq!(reason.is_some(), waits, "{is_arena} {runs} {entries}");
+            // Another specification may be smaller.
+            let other = Arc::new(ServiceSpec::default());
+            assert_eq!(refused.reason(&key, &other, before), None);
+            refused.note(key, &spec, &Ok(Change::default()), before);
+            assert_eq!(refused.reason(&key, &spec, before), None);
+        }
+    }
+}

@@ -1,0 +1,53 @@
+//! The sign of life of the agent's loop, for who speaks in its name.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// When the agent's loop has last said that it runs. Clones share it.
+#[derive(Clone, Debug)]
+pub struct Pulse {
+    began: Instant,
+    /// Nanoseconds since then.
+    last: Arc<AtomicU64>,
+}
+
+impl Pulse {
+    /// Begins with a sign of life.
+    pub fn new(now: Instant) -> Self {
+        Self {
+            began: now,
+            last: Arc::default(),
+        }
+    }
+
+    /// Says that the loop runs.
+    pub fn beat(&self, now: Instant) {
+        let since = now.saturating_duration_since(self.began).as_nanos();
+        let since = u64::try_from(since).unwrap_or(u64::MAX);
+        self.last.store(since, Ordering::Release);
+    }
+
+    /// Returns how long ago that was.
+    pub fn age(&self, now: Instant) -> Duration {
+        let last = Duration::from_nanos(self.last.load(Ordering::Acquire));
+        now.saturating_duration_since(self.began + last)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_who_ask_hear_of_the_last_beat() {
+        let begin = Instant::now();
+        let pulse = Pulse::new(begin);
+        let asker = pulse.clone();
+        let second = Duration::from_secs(1);
+        assert_eq!(asker.age(begin + 2 * second), 2 * second);
+        pulse.beat(begin + second);
+        assert_eq!(asker.age(begin + 2 * second), second);
+        assert_eq!(asker.age(begin), Duration::ZERO);
+    }
+}

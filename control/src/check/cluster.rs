@@ -1,0 +1,541 @@
+//! What the Kubernetes API is to this machine: whether it answers, what it allows, and as whom it knows the machine.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use k8s_openapi::api::authorization::v1::{
+    ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec,
+};
+use kube::api::{ListParams, PostParams};
+use kube::{Api, Client};
+
+use super::judge::Judge;
+use super::{Finding, Verdict};
+use crate::chain::chain;
+use crate::config::Kubernetes;
+use crate::config::host::{self, is_routed, source_towards};
+use crate::desired::Desired;
+use crate::index::objects::SERVICE_NAME;
+use crate::kubernetes::Identity;
+use crate::kubernetes::client::{self, SEED_SECRET};
+use crate::kubernetes::schema::{EndpointSlice, Node};
+
+/// How long the server may take for each answer.
+const TIMEOUT: Duration = Duration::from_secs(5);
+/// Slices of our Service that are read at a time; each has up to a thousand endpoints.
+const PAGE: u32 = 100;
+
+/// Nodes whose addresses are looked up for the source that this machine would send from.
+const SOME_NODES: u32 = 100;
+
+/// What was found.
+pub(super) struct Seen {
+    pub(super) findings: Vec<Finding>,
+    /// Whether the machine has a Node, as far as is known.
+    pub(super) may_be_node: bool,
+}
+
+/// Asks the API server, and judges what it says.
+pub(super) fn look(options: &Kubernetes, desired: &Desired) -> Seen {
+    let identity = Identity::of(options);
+    let mut judge = Judge::of("kubernetes");
+    let answers = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| error.to_string())
+        .and_then(|runtime| runtime.block_on(ask(options, desired, &identity)));
+    let may_be_node = match answers {
+        Ok(answers) => {
+            answers.judge(&mut judge, options, &identity, &sources(desired, &answers));
+            !matches!(answers.node, Ok(None))
+        }
+        Err(reason) => {
+            judge.find(
+                Verdict::Fail,
+                "API server",
+                reason,
+                "give this user a KUBECONFIG or the pod a service account, and a way to the server; until it \
+                 answers, what an earlier agent left goes on serving",
+            );
+            true
+        }
+    };
+    Seen {
+        findings: judge.findings,
+        may_be_node,
+    }
+}
+
+/// Something that the agent does by the API.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Right {
+    verb: &'static str,
+    group: &'static str,
+    resource: &'static str,
+    within: Within,
+    /// The one object that it is needed for.
+    name: Option<&'static str>,
+}
+
+/// Where a right is needed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Within {
+    AllNamespaces,
+    /// Where our own objects are.
+    Ours,
+    /// Where edges have their Leases.
+    Leases,
+}
+
+impl Within {
+    fn namespace(self, identity: &Identity) -> Option<String> {
+        match self {
+            Self::AllNamespaces => None,
+            Self::Ours => Some(identity.namespace.clone()),
+            Self::Leases => Some(identity.lease_namespace.clone()),
+        }
+    }
+}
+
+impl fmt::Display for Right {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.verb, self.resource)?;
+        if !self.group.is_empty() {
+            write!(f, ".{}", self.group)?;
+        }
+        match self.name {
+            Some(name) => write!(f, "/{name}"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Lists what the agent does by the API with this configuration.
+fn rights(options: &Kubernetes, desired: &Desired) -> Vec<Right> {
+    let all = |verbs: &'static [&'static str], group, resource| {
+        verbs.iter().map(move |verb| Right {
+            verb,
+            group,
+            resource,
+            within: Within::AllNamespaces,
+            name: None,
+        })
+    };
+    let at = |within| move |right| Right { within, ..right };
+    let mut rights: Vec<Right> = all(&["list", "watch"], "", "services")
+        .chain(all(&["list", "watch"], "", "nodes"))
+        .chain(all(
+            &["list", "watch"],
+            "discovery.k8s.io",
+            "endpointslices",
+        ))
+        .chain(all(&["create", "patch"], "events.k8s.io", "events"))
+        .collect();
+    if options.hash_seed.is_none() {
+        rights.extend(all(&["get"], "", "secrets").map(|right| Right {
+            name: Some(SEED_SECRET),
+            ..at(Within::Ours)(right)
+        }));
+    }
+    if desired.announce.is_some() {
+        let verbs = &["list", "watch", "create", "patch"];
+        let leases = |verbs| all(verbs, "coordination.k8s.io", "leases");
+        rights.extend(leases(verbs).map(at(Within::Leases)));
+        // Of edges of the version before.
+        rights.extend(leases(&["list", "watch"]).map(at(Within::Ours)));
+    }
+    rights
+}
+
+/// What the API server says.
+struct Answers {
+    server: String,
+    version: String,
+    /// What this token may not.
+    denied: Result<Vec<Right>, String>,
+    /// Addresses of the Node of the machine's name, if there is one.
+    node: Result<Option<BTreeSet<IpAddr>>, String>,
+    /// The endpoints of our Service.
+    shown: Result<Shown, String>,
+    /// Addresses of some Nodes.
+    others: BTreeSet<IpAddr>,
+}
+
+/// The machines that run Guideway, by the slices of its Service.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Shown {
+    nodes: BTreeSet<String>,
+    /// Addresses of edges outside the cluster.
+    edges: BTreeSet<IpAddr>,
+}
+
+async fn ask(
+    options: &Kubernetes,
+    desired: &Desired,
+    identity: &Identity,
+) -> Result<Answers, String> {
+    let told = |error: &client::ClientError| chain(error);
+    let mut config = client::infer().await.map_err(|error| told(&error))?;
+    config.connect_timeout = Some(TIMEOUT);
+    config.read_timeout = Some(TIMEOUT);
+    let server = config.cluster_url.to_string();
+    let client = client::client(config).map_err(|error| told(&error))?;
+    let version = client.apiserver_version().await;
+    let version = version.map_err(|error| format!("{server}: {}", chain(&error)))?;
+    let own = ListParams::default().fields(&format!("metadata.name={}", identity.node_name));
+    let some = ListParams::default().limit(SOME_NODES);
+    Ok(Answers {
+        server,
+        version: version.git_version,
+        denied: denied(&client, identity, rights(options, desired)).await,
+        node: nodes(&client, &own)
+            .await
+            .map(|nodes| nodes.into_iter().next()),
+        others: nodes(&client, &some)
+            .await
+            .unwrap_or_default()
+            .into_iter()
+            .flatten()
+            .collect(),
+        shown: shown(&client, identity, &options.service).await,
+    })
+}
+
+async fn denied(
+    client: &Client,
+    identity: &Identity,
+    rights: Vec<Right>,
+) -> Result<Vec<Right>, String> {
+    let reviews: Api<SelfSubjectAccessReview> = Api::all(client.clone());
+    let mut denied = Vec::new();
+    for right in rights {
+        let attributes = ResourceAttributes {
+            verb: Some(right.verb.to_owned()),
+            group: Some(right.group.to_owned()),
+            resource: Some(right.resource.to_owned()),
+            namespace: right.within.namespace(identity),
+            name: right.name.map(str::to_owned),
+            ..ResourceAttributes::default()
+        };
+        let review = SelfSubjectAccessReview {
+            spec: SelfSubjectAccessReviewSpec {
+                resource_attributes: Some(attributes),
+                ..SelfSubjectAccessReviewSpec::default()
+            },
+            ..SelfSubjectAccessReview::default()
+        };
+        let answer = reviews.create(&PostParams::default(), &review).await;
+        let answer = answer.map_err(|error| chain(&error))?;
+        if !answer.status.is_some_and(|status| status.allowed) {
+            denied.push(right);
+        }
+    }
+    Ok(denied)
+}
+
+/// Lists the addresses of Nodes.
+async fn nodes(client: &Client, which: &ListParams) -> Result<Vec<BTreeSet<IpAddr>>, String> {
+    let api: Api<Node> = Api::all(client.clone());
+    let nodes = api.list(which).await;
+    let nodes = nodes.map_err(|error| chain(&error))?;
+    let read = |node: Node| {
+        let addresses = node.status.and_then(|status| status.addresses);
+        let addresses = addresses.unwrap_or_default().into_iter();
+        let addresses = addresses.filter_map(|address| address.address.parse().ok());
+        addresses.collect()
+    };
+    Ok(nodes.items.into_iter().map(read).collect())
+}
+
+async fn shown(client: &Client, identity: &Identity, service: &str) -> Result<Shown, String> {
+    let api: Api<EndpointSlice> = Api::namespaced(client.clone(), &identity.namespace);
+    let mut page = ListParams::default()
+        .labels(&format!("{SERVICE_NAME}={service}"))
+        .limit(PAGE);
+    let mut shown = Shown::default();
+    loop {
+        let slices = api.list(&page).await.map_err(|error| chain(&error))?;
+        for endpoint in slices
+            .items
+            .into_iter()
+            .flat_map(|slice| slice.endpoints.unwrap_or_default())
+        {
+            match endpoint.node_name {
+                Some(node) => drop(shown.nodes.insert(node)),
+                None => {
+                    let address = endpoint.addresses.iter().flatten().next();
+                    let address = address.and_then(|address| address.parse::<IpAddr>().ok());
+                    shown.edges.extend(address);
+                }
+            }
+        }
+        match slices.metadata.continue_.filter(|more| !more.is_empty()) {
+            Some(more) => page = page.continue_token(&more),
+            None => return Ok(shown),
+        }
+    }
+}
+
+/// Finds the outer sources of what this machine would send to other Nodes.
+fn sources(desired: &Desired, answers: &Answers) -> BTreeSet<IpAddr> {
+    let own = host::facts().unwrap_or_default().addresses;
+    let given = [
+        desired.sources.ipv4.map(IpAddr::from),
+        desired.sources.ipv6.map(IpAddr::from),
+    ];
+    let towards = |node: &IpAddr| match given
+        .iter()
+        .flatten()
+        .find(|given| given.is_ipv4() == node.is_ipv4())
+    {
+        Some(given) => Some(*given),
+        None => source_towards(*node).filter(is_routed),
+    };
+    let others = answers.others.iter().filter(|node| !own.contains_key(node));
+    others.filter_map(towards).collect()
+}
+
+impl Answers {
+    fn judge(
+        &self,
+        judge: &mut Judge,
+        options: &Kubernetes,
+        identity: &Identity,
+        sources: &BTreeSet<IpAddr>,
+    ) {
+        let Identity {
+            node_name,
+            namespace,
+            ..
+        } = identity;
+        let service = format!("{namespace}/{}", options.service);
+        judge.find(
+            Verdict::Ok,
+            "API server",
+            format!("{} answers, {}", self.server, self.version),
+            "",
+        );
+        let denied = self.denied.as_ref().map(|denied| {
+            // Edges outside the cluster write no Events.
+            let is_needed = |right: &&Right| right.resource != "events" || self.node != Ok(None);
+            denied.iter().filter(is_needed).collect::<Vec<_>>()
+        });
+        match &denied {
+            Ok(denied) if denied.is_empty() => {
+                judge.find(Verdict::Ok, "rights", "all that an agent needs", "");
+            }
+            Ok(denied) => {
+                let denied: Vec<String> = denied.iter().map(|right| right.to_string()).collect();
+                judge.find(
+                    Verdict::Fail,
+                    "rights",
+                    format!("this token may not: {}", denied.join(", ")),
+                    "bind the ClusterRole and the Role of the chart's agent to its user or service account",
+                );
+            }
+            Err(reason) => judge.find(
+                Verdict::Warn,
+                "rights",
+                format!("the API server does not tell: {reason}"),
+                "kubectl auth can-i --list, as this user",
+            ),
+        }
+        let node = match &self.node {
+            Ok(Some(addresses)) => {
+                judge.find(Verdict::Ok, "Node", format!("{node_name} is there"), "");
+                Some(addresses)
+            }
+            Ok(None) => {
+                judge.find(
+                    Verdict::Warn,
+                    "Node",
+                    format!(
+                        "no Node is named {node_name}: this machine becomes an edge outside the cluster"
+                    ),
+                    "set kubernetes.node_name or NODE_NAME to the name of its Node, if it has one",
+                );
+                None
+            }
+            Err(reason) => {
+                judge.find(
+                    Verdict::Fail,
+                    "Node",
+                    format!("Nodes cannot be listed: {reason}"),
+                    "mend the rights",
+                );
+                return;
+            }
+        };
+        let shown = match &self.shown {
+            Ok(shown) => shown,
+            Err(reason) => {
+                judge.find(
+                    Verdict::Fail,
+                    "presence",
+                    format!("the EndpointSlices of {service} cannot be listed: {reason}"),
+                    "mend the rights",
+                );
+                return;
+            }
+        };
+        let is_present = shown.nodes.contains(node_name);
+        if node.is_some() && !is_present {
+            judge.find(
+                Verdict::Warn,
+                "presence",
+                format!(
+                    "no EndpointSlice of {service} has Node {node_name}: others take no packets from its edge, \
+                     and reach its pods by NAT"
+                ),
+                "run the agent in a pod that this Service selects, as the chart does",
+            );
+            return;
+        }
+        let is_known = |source: &&IpAddr| {
+            shown.edges.contains(*source) || node.is_some_and(|node| node.contains(*source))
+        };
+        let unknown: Vec<&IpAddr> = sources.iter().filter(|source| !is_known(source)).collect();
+        for source in &unknown {
+            judge.find(
+                Verdict::Warn,
+                "presence",
+                untrusted_source(source, &service, node.is_some().then_some(&**node_name)),
+                UNTRUSTED_REMEDY,
+            );
+        }
+        if unknown.is_empty() {
+            judge.find(
+                Verdict::Ok,
+                "presence",
+                format!("nodes take what this machine sends, by the EndpointSlices of {service}"),
+                "",
+            );
+        }
+    }
+}
+
+/// What to do where nodes do not trust an outer source.
+pub(crate) const UNTRUSTED_REMEDY: &str = "set sources to an address of the Node, or list it as an endpoint without \
+                                           nodeName in an EndpointSlice of that Service";
+
+/// Says that nodes do not trust an outer source; `node` is the machine's Node, if it has one.
+pub(crate) fn untrusted_source(source: &IpAddr, service: &str, node: Option<&str>) -> String {
+    let of_node = node.map(|node| format!(" and is no address of Node {node}"));
+    format!(
+        "our outer source {source} is in no EndpointSlice of {service}{}: nodes drop what this machine sends them",
+        of_node.unwrap_or_default()
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config;
+
+    fn address(text: &str) -> IpAddr {
+        text.parse().unwrap()
+    }
+
+    /// Judges a machine named `n1` that sends from `198.51.100.1`; returns what is not as it should be.
+    fn judged(change: impl Fn(&mut Answers)) -> Vec<(&'static str, Verdict, String)> {
+        let config = config::parse("interfaces: [{name: eth0}]\nkubernetes: {node_name: n1}\n");
+        let options = config.unwrap().kubernetes.unwrap();
+        let identity = Identity {
+            node_name: "n1".to_owned(),
+            namespace: "guideway-system".to_owned(),
+            lease_namespace: "guideway-edges".to_owned(),
+        };
+        let mut answers = Answers {
+            server: "https://api:6443/".to_owned(),
+            version: "v1.36.3".to_owned(),
+            denied: Ok(Vec::new()),
+            node: Ok(Some([address("198.51.100.1")].into())),
+            shown: Ok(Shown {
+                nodes: ["n1".to_owned()].into(),
+                edges: BTreeSet::new(),
+            }),
+            others: BTreeSet::new(),
+        };
+        change(&mut answers);
+        let mut judge = Judge::of("kubernetes");
+        let sources = [address("198.51.100.1")].into();
+        answers.judge(&mut judge, &options, &identity, &sources);
+        let wrong = judge.findings.into_iter();
+        wrong
+            .filter(|finding| finding.verdict != Verdict::Ok)
+            .map(|finding| {
+                assert_ne!(finding.remedy, "");
+                (finding.check, finding.verdict, finding.detail)
+            })
+            .collect()
+    }
+
+    #[test]
+    fn node_that_our_slices_show_has_nothing_to_mend() {
+        assert_eq!(judged(|_| {}), []);
+    }
+
+    #[test]
+    fn what_a_token_may_not_is_named() {
+        let config = config::parse("interfaces: [{name: eth0}]\nkubernetes: {}\n").unwrap();
+        let rights = rights(config.kubernetes.as_ref().unwrap(), &config.desired);
+        let found = judged(|answers| answers.denied = Ok(rights.clone()));
+        let [(check, verdict, detail)] = &found[..] else {
+            panic!("{found:?}");
+        };
+        assert_eq!((*check, *verdict), ("rights", Verdict::Fail));
+        for right in [
+            "list nodes",
+            "watch endpointslices.discovery.k8s.io",
+            "get secrets/guideway-seed",
+        ] {
+            assert!(detail.contains(right), "{detail}");
+        }
+        assert!(!detail.contains("leases"), "nothing is announced: {detail}");
+        let events = |right: &&Right| right.resource == "events";
+        let events: Vec<Right> = rights.iter().filter(events).copied().collect();
+        let outside = judged(|answers| {
+            answers.denied = Ok(events.clone());
+            answers.node = Ok(None);
+        });
+        let mut checks = outside.iter().map(|one| one.0);
+        assert!(checks.all(|check| check != "rights"), "{outside:?}");
+    }
+
+    #[test]
+    fn host_without_a_node_is_told_that_it_is_an_edge_outside_and_whether_nodes_trust_it() {
+        let found = judged(|answers| answers.node = Ok(None));
+        let checks: Vec<_> = found.iter().map(|one| (one.0, one.1)).collect();
+        assert_eq!(
+            checks,
+            [("Node", Verdict::Warn), ("presence", Verdict::Warn)]
+        );
+        assert!(found[0].2.contains("edge outside the cluster"), "{found:?}");
+        let text =
+            "our outer source 198.51.100.1 is in no EndpointSlice of guideway-system/guideway";
+        assert!(found[1].2.starts_with(text), "{found:?}");
+
+        let found = judged(|answers| {
+            answers.node = Ok(None);
+            answers.shown = Ok(Shown {
+                edges: [address("198.51.100.1")].into(),
+                ..Shown::default()
+            });
+        });
+        assert_eq!(found.len(), 1, "it is listed: {found:?}");
+    }
+
+    #[test]
+    fn node_that_is_not_present_or_sends_from_elsewhere_is_named() {
+        let absent = judged(|answers| answers.shown = Ok(Shown::default()));
+        assert_eq!(absent.len(), 1);
+        assert!(absent[0].2.contains("has Node n1"), "{absent:?}");
+        let elsewhere = judged(|answers| answers.node = Ok(Some([address("10.0.0.1")].into())));
+        assert_eq!(elsewhere.len(), 1);
+        let text = "our outer source 198.51.100.1 is in no EndpointSlice of guideway-system/guideway \
+                    and is no address of Node n1";
+        assert!(elsewhere[0].2.starts_with(text), "{elsewhere:?}");
+    }
+}

@@ -1,0 +1,89 @@
+//! The room in the lookup tables that the Services of a namespace have together, where that is bounded.
+//!
+//! The oldest have it first, so that all machines refuse the same ones. A Service that does not fit is left out, and
+//! a younger one that is smaller may fit.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use super::objects::{ObjectName, Text};
+
+/// What Services of each namespace take, and who is refused.
+#[derive(Debug, Default)]
+pub(super) struct Quotas {
+    /// Slots that the Services of a namespace have at most.
+    most: Option<u64>,
+    /// Slots of each Service that has some, by age and name.
+    namespaces: HashMap<Text, BTreeMap<(i64, ObjectName), u64>>,
+    /// Creation time by Service.
+    created: HashMap<ObjectName, i64>,
+    /// Namespaces of which something has changed.
+    touched: BTreeSet<Text>,
+    refused: BTreeSet<ObjectName>,
+}
+
+impl Quotas {
+    /// Replaces the bound; all Services have to be noted again.
+    pub(super) fn set_most(&mut self, most: Option<u64>) {
+        *self = Self {
+            most,
+            ..Self::default()
+        };
+    }
+
+    /// Notes how many slots a Service takes, or that it takes none.
+    pub(super) fn note(&mut self, name: &ObjectName, created: i64, slots: u64) {
+        if self.most.is_none() {
+            return;
+        }
+        let before = self.created.get(name).copied();
+        let namespace = self.namespaces.entry(name.namespace.clone()).or_default();
+        let before = before.map(|before| (before, namespace.remove(&(before, name.clone()))));
+        if before != Some((created, Some(slots))) && (before.is_some() || slots > 0) {
+            self.touched.insert(name.namespace.clone());
+        }
+        if slots > 0 {
+            namespace.insert((created, name.clone()), slots);
+            self.created.insert(name.clone(), created);
+        } else {
+            self.created.remove(name);
+        }
+        if namespace.is_empty() {
+            self.namespaces.remove(&name.namespace);
+        }
+    }
+
+    /// Returns the bound that a Service is refused for.
+    pub(super) fn refusal(&self, name: &ObjectName) -> Option<u64> {
+        self.most.filter(|_| self.refused.contains(name))
+    }
+
+    /// Decides anew who is refused; returns those of whom that has changed.
+    pub(super) fn settle(&mut self) -> Vec<ObjectName> {
+        let mut changed = Vec::new();
+        for namespace in std::mem::take(&mut self.touched) {
+            let mut left = self.most.unwrap_or(u64::MAX);
+            let nobody = BTreeMap::new();
+            let services = self.namespaces.get(&namespace).unwrap_or(&nobody);
+            for ((_, name), slots) in services {
+                let is_refused = match left.checked_sub(*slots) {
+                    Some(rest) => {
+                        left = rest;
+                        false
+                    }
+                    None => true,
+                };
+                let is_news = if is_refused {
+                    self.refused.insert(name.clone())
+                } else {
+                    self.refused.remove(name)
+                };
+                if is_news {
+                    changed.push(name.clone());
+                }
+            }
+        }
+        let created = &self.created;
+        self.refused.retain(|name| created.contains_key(name));
+        changed
+    }
+}

@@ -1,0 +1,233 @@
+//! What a driver counts of frames that XDP sent and it could not.
+//!
+//! A program that sends a frame is told nothing of its fate, and no tracepoint that is worth its cost tells either
+//! ([`xdp_prog::failure`]). Drivers count, each under names of its own, as `ethtool -S` shows them. Netlink has the
+//! names but not all values, so they are read as `ethtool` reads them.
+
+use std::{
+    collections::BTreeMap,
+    io,
+    os::fd::{AsRawFd as _, OwnedFd},
+};
+
+use rustix::net::{AddressFamily, SocketType, socket};
+
+use super::interface::NAME_MAX;
+use crate::netlink::read_u32;
+
+const ETHTOOL_GSTRINGS: u32 = 0x1b;
+const ETHTOOL_GSTATS: u32 = 0x1d;
+const ETHTOOL_GSSET_INFO: u32 = 0x37;
+/// Set of the names of statistics (`ETH_SS_STATS`).
+const STATISTICS: u32 = 1;
+/// Bytes of a name in a set (`ETH_GSTRING_LEN`).
+const NAME_LENGTH: usize = 32;
+/// Most statistics of a device that are read: a NIC of hundreds of queues has some ten thousand.
+const MOST: u32 = 1 << 15;
+/// Room for as many: the kernel writes what there is by then, whatever it is asked for.
+const ROOM: usize = 1 << 16;
+
+/// Reads how many frames of XDP's a driver failed to send, by the name of its counter; queues are summed up.
+///
+/// What it counts begins with the device, and is of all XDP programs.
+///
+/// # Errors
+///
+/// When there is no such device, or its driver has no statistics.
+pub fn transmit_errors(device: &str) -> io::Result<BTreeMap<String, u64>> {
+    let names = names(device)?;
+    let values = values(device, names.len())?;
+    Ok(choose(names.into_iter().zip(values)))
+}
+
+/// Chooses the counters of frames that XDP sent and the driver did not. Of a counter that is there for the device
+/// and for each queue, that for the device is taken.
+fn choose(all: impl Iterator<Item = (String, u64)>) -> BTreeMap<String, u64> {
+    let mut of_device = BTreeMap::new();
+    let mut of_queues: BTreeMap<String, u64> = BTreeMap::new();
+    for (name, value) in all.filter(|(name, _)| is_transmit_error(name)) {
+        let common = without_queue(&name);
+        if common == name {
+            of_device.insert(name, value);
+        } else {
+            let sum = of_queues.entry(common).or_default();
+            *sum = sum.saturating_add(value);
+        }
+    }
+    of_queues.extend(of_device);
+    of_queues
+}
+
+/// Tells whether a counter is of frames that XDP sent and the driver did not: `rx_queue_0_xdp_tx_errors` (veth),
+/// `tx0_xdp_tx_drops` (virtio_net), `rx_xdp_tx_full` (mlx5), `tx_xdp_xmit_errors` (mvneta).
+///
+/// What a program dropped (`rx_xdp_drops`) is none.
+fn is_transmit_error(name: &str) -> bool {
+    let name = name.to_ascii_lowercase();
+    let Some((queue, of_xdp)) = name.split_once("xdp") else {
+        return false;
+    };
+    let is_lost = ["err", "drop", "full", "fail"];
+    let is_sent = ["tx", "xmit", "redirect"];
+    let has = |text: &str, words: &[&str]| words.iter().any(|word| text.contains(word));
+    has(of_xdp, &is_lost) && (queue.starts_with("tx") || has(of_xdp, &is_sent))
+}
+
+/// Returns a counter's name without the number of its queue.
+fn without_queue(name: &str) -> String {
+    let mut common = String::with_capacity(name.len());
+    for part in name.split(['_', '[', ']']) {
+        let word = part.trim_end_matches(|digit: char| digit.is_ascii_digit());
+        if word.is_empty() {
+            continue;
+        }
+        if !common.is_empty() {
+            common.push('_');
+        }
+        common.push_str(word);
+    }
+    common
+}
+
+fn names(device: &str) -> io::Result<Vec<String>> {
+    // struct ethtool_sset_info, with one number behind it.
+    let mut request = words([ETHTOOL_GSSET_INFO, 0]);
+    request.extend((1_u64 << STATISTICS).to_ne_bytes());
+    request.extend(words([0, 0]));
+    ask(device, &mut request)?;
+    let has_any = request.get(8..16).is_some_and(|mask| mask != [0; 8]);
+    let number = request.get(16..20).and_then(read_u32).filter(|_| has_any);
+    let number = number.filter(|number| (1..=MOST).contains(number));
+    let number = number.ok_or_else(|| io::Error::from_raw_os_error(libc::EOPNOTSUPP))?;
+    // struct ethtool_gstrings, which has the number of names at its end; newer kernels give none where it is not
+    // the number that there are.
+    let mut request = words([ETHTOOL_GSTRINGS, STATISTICS, number]);
+    let header = request.len();
+    request.resize(header + ROOM * NAME_LENGTH, 0);
+    ask(device, &mut request)?;
+    let number = request.get(8..header).and_then(read_u32).unwrap_or(0);
+    let names = request.get(header..).unwrap_or_default();
+    let names = names.chunks(NAME_LENGTH).take(number as usize);
+    Ok(names.map(name).collect())
+}
+
+fn name(bytes: &[u8]) -> String {
+    let end = bytes.iter().position(|byte| *byte == 0);
+    let name = bytes.get(..end.unwrap_or(bytes.len()));
+    String::from_utf8_lossy(name.unwrap_or_default()).into_owned()
+}
+
+fn values(device: &str, number: usize) -> io::Result<Vec<u64>> {
+    // struct ethtool_stats, likewise.
+    let number = u32::try_from(number).unwrap_or(MOST);
+    let mut request = words([ETHTOOL_GSTATS, number]);
+    let header = request.len();
+    request.resize(header + ROOM * size_of::<u64>(), 0);
+    ask(device, &mut request)?;
+    let number = request.get(4..header).and_then(read_u32).unwrap_or(0);
+    let values = request.get(header..).unwrap_or_default();
+    let (values, _) = values.as_chunks();
+    let values = values.iter().take(number as usize);
+    Ok(values.map(|value| u64::from_ne_bytes(*value)).collect())
+}
+
+fn words<const N: usize>(words: [u32; N]) -> Vec<u8> {
+    words.map(u32::to_ne_bytes).concat()
+}
+
+/// Has the driver fill in a request.
+fn ask(device: &str, request: &mut [u8]) -> io::Result<()> {
+    if device.is_empty() || device.len() > NAME_MAX {
+        return Err(io::Error::from_raw_os_error(libc::ENODEV));
+    }
+    let mut name = [0; libc::IFNAMSIZ];
+    for (to, from) in name.iter_mut().zip(device.bytes()) {
+        *to = from.cast_signed();
+    }
+    let mut outer = libc::ifreq {
+        ifr_name: name,
+        ifr_ifru: libc::__c_anonymous_ifr_ifru {
+            ifru_data: request.as_mut_ptr().cast(),
+        },
+    };
+    let socket: OwnedFd = socket(AddressFamily::INET, SocketType::DGRAM, None)?;
+    // SAFETY: `outer` names a device and points to a request that both outlive the call. Behind the header of the
+    // request the kernel writes one number for GSSET_INFO, which asks for one set, and for GSTRINGS and GSTATS as many
+    // names and values as the device has: half of the room at most a moment ago, and a device gets no such
+    // number of queues in that moment.
+    let outcome = unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCETHTOOL, &raw mut outer) };
+    if outcome < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn chosen(all: &[(&str, u64)]) -> Vec<(String, u64)> {
+        let all = all.iter().map(|(name, value)| ((*name).to_owned(), *value));
+        choose(all).into_iter().collect()
+    }
+
+    #[test]
+    fn what_xdp_sent_in_vain_is_summed_over_queues() {
+        let veth = [
+            ("peer_ifindex", 7),
+            ("rx_queue_0_xdp_packets", 100),
+            ("rx_queue_0_drops", 9),
+            ("rx_queue_0_xdp_drops", 9),
+            ("rx_queue_0_xdp_tx_errors", 3),
+            ("rx_queue_1_xdp_tx_errors", 4),
+            ("tx_queue_0_xdp_xmit", 5),
+            ("tx_queue_0_xdp_xmit_errors", 6),
+        ];
+        let wanted = [
+            ("rx_queue_xdp_tx_errors".to_owned(), 7),
+            ("tx_queue_xdp_xmit_errors".to_owned(), 6),
+        ];
+        assert_eq!(chosen(&veth), wanted);
+    }
+
+    #[test]
+    fn drivers_have_names_of_their_own() {
+        for name in [
+            "peer_tq_0_xdp_xmit_errors",
+            "tx0_xdp_tx_drops",
+            "rx_xdp_tx_full",
+            "tx_xdp_err",
+            "rx_xdp_redirect_errors[3]",
+            "xdp tx errors",
+        ] {
+            assert!(is_transmit_error(name), "{name}");
+        }
+        for name in [
+            "rx0_xdp_drops",
+            "rx_xdp_drop",
+            "rx_xdp_tx",
+            "tx_errors",
+            "rx_xdp_invalid",
+        ] {
+            assert!(!is_transmit_error(name), "{name}");
+        }
+    }
+
+    #[test]
+    fn what_the_device_counts_is_not_added_to_what_its_queues_do() {
+        let mlx5 = [
+            ("rx_xdp_tx_full", 5),
+            ("rx0_xdp_tx_full", 2),
+            ("rx1_xdp_tx_full", 3),
+        ];
+        assert_eq!(chosen(&mlx5), [("rx_xdp_tx_full".to_owned(), 5)]);
+    }
+
+    #[test]
+    fn device_without_statistics_or_that_is_not_there_says_so() {
+        let error = |device| transmit_errors(device).unwrap_err().raw_os_error();
+        assert_eq!(error("lo"), Some(libc::EOPNOTSUPP));
+        assert_eq!(error("nosuch0"), Some(libc::ENODEV));
+        assert_eq!(error(""), Some(libc::ENODEV));
+    }
+}

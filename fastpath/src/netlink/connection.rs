@@ -1,0 +1,517 @@
+//! Requests to the kernel over netlink, one at a time, of the routing, netfilter and generic families.
+//!
+//! An answer is whole or an error. A list that changed while the kernel told it may lack what was there all
+//! the time (`NLM_F_DUMP_INTR`); it is asked for again. The kernel is asked to explain its refusals in words
+//! (`NETLINK_EXT_ACK`).
+
+use std::{
+    io,
+    os::fd::{AsRawFd, OwnedFd},
+    time::Duration,
+};
+
+use rustix::{
+    io::Errno,
+    net::{
+        AddressFamily, Protocol, RecvFlags, SendFlags, SocketFlags, SocketType, bind,
+        netlink::{self, SocketAddrNetlink},
+        recv, send, socket_with,
+        sockopt::{self, Timeout},
+    },
+};
+
+use super::{
+    Attributes, Message, NLM_F_ACK, NLM_F_DUMP_INTR, NLM_F_MULTI, NLMSG_DONE, NLMSG_ERROR, Request,
+    messages, put_attribute, read_string, read_u16, read_u32,
+};
+
+const MESSAGE_HEADER: usize = 16;
+const NLM_F_CAPPED: u16 = 0x100;
+const NLMSGERR_ATTR_MSG: u16 = 1;
+
+const GENL_ID_CTRL: u16 = 0x10;
+const CTRL_CMD_GETFAMILY: u8 = 3;
+const CTRL_ATTR_FAMILY_ID: u16 = 1;
+const CTRL_ATTR_FAMILY_NAME: u16 = 2;
+
+/// The kernel fills dump messages up to 32 KiB; a single message is smaller.
+const BUFFER_LENGTH: usize = 64 << 10;
+
+/// The kernel answers within the call that asks, so this only bounds the wait for an answer that
+/// was lost to memory pressure.
+const ANSWER_DEADLINE: Duration = Duration::from_secs(2);
+
+/// How often a list is asked for again because it changed while it was told.
+const DUMP_TRIES: u32 = 10;
+
+/// Why a request had no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum RequestError {
+    /// The socket could not be used.
+    #[error("netlink socket")]
+    Socket(#[source] io::Error),
+    /// The kernel said no, mostly with a reason in words.
+    #[error("the kernel refused{}", .message.as_ref().map(|text| format!(": {text}")).unwrap_or_default())]
+    Refused {
+        /// The kernel's own words (extended acknowledgement).
+        message: Option<String>,
+        /// The error number.
+        #[source]
+        source: io::Error,
+    },
+    /// The answer is not what was asked for.
+    #[error("malformed netlink answer")]
+    Malformed,
+    /// No attempt has met a list that stayed as it was until its end.
+    #[error("the list changed during each of {tries} attempts to read it")]
+    Changing {
+        /// Attempts made.
+        tries: u32,
+    },
+}
+
+impl RequestError {
+    /// Returns the kernel's error number.
+    #[must_use]
+    pub fn errno(&self) -> Option<i32> {
+        match self {
+            Self::Socket(source) | Self::Refused { source, .. } => source.raw_os_error(),
+            Self::Malformed | Self::Changing { .. } => None,
+        }
+    }
+}
+
+/// Opens a netlink socket in the calling thread's network namespace.
+pub(crate) fn open(
+    protocol: Option<Protocol>,
+    groups: u32,
+    flags: SocketFlags,
+) -> io::Result<OwnedFd> {
+    let flags = flags | SocketFlags::CLOEXEC;
+    let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, protocol)?;
+    bind(&socket, &SocketAddrNetlink::new(0, groups))?;
+    Ok(socket)
+}
+
+/// A netlink socket in the network namespace of the thread that opened it, and the number of the last request.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    socket: OwnedFd,
+    sequence: u32,
+    buffer: Vec<u8>,
+}
+
+impl Connection {
+    /// Opens a socket for links, addresses and routes.
+    pub(crate) fn route() -> Result<Self, RequestError> {
+        // NETLINK_ROUTE is protocol 0, the default.
+        Self::to_kernel(None)
+    }
+
+    /// Opens a socket for the families that have a name instead of a number.
+    pub(crate) fn generic() -> Result<Self, RequestError> {
+        Self::to_kernel(Some(netlink::GENERIC))
+    }
+
+    /// Opens a socket for what netfilter does.
+    pub(crate) fn netfilter() -> Result<Self, RequestError> {
+        Self::to_kernel(Some(netlink::NETFILTER))
+    }
+
+    fn to_kernel(protocol: Option<Protocol>) -> Result<Self, RequestError> {
+        let socket = open(protocol, 0, SocketFlags::empty()).map_err(RequestError::Socket)?;
+        for option in [libc::NETLINK_EXT_ACK, libc::NETLINK_CAP_ACK] {
+            switch_on(&socket, option).map_err(RequestError::Socket)?;
+        }
+        Self::over(socket).map_err(RequestError::Socket)
+    }
+
+    fn over(socket: OwnedFd) -> io::Result<Self> {
+        sockopt::set_socket_timeout(&socket, Timeout::Recv, Some(ANSWER_DEADLINE))?;
+        Ok(Self {
+            socket,
+            sequence: 0,
+            buffer: vec![0; BUFFER_LENGTH],
+        })
+    }
+
+    /// Looks up the number of a generic family; `None` if the kernel lacks it.
+    pub(crate) fn family(&mut self, name: &str) -> Result<Option<u16>, RequestError> {
+        let request =
+            generic(GENL_ID_CTRL, CTRL_CMD_GETFAMILY).attribute(CTRL_ATTR_FAMILY_NAME, &text(name));
+        match self.ask(request) {
+            Ok(answers) => Ok(answers
+                .iter()
+                .flat_map(|answer| generic_attributes(answer))
+                .find(|(kind, _)| *kind == CTRL_ATTR_FAMILY_ID)
+                .and_then(|(_, value)| read_u16(value))),
+            Err(error) if error.errno() == Some(libc::ENOENT) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Sends one request and returns the bodies of the answers.
+    pub(crate) fn ask(&mut self, request: Request) -> Result<Vec<Vec<u8>>, RequestError> {
+        self.list(&request, |message| Some(message.payload.to_vec()))
+    }
+
+    /// Returns what `decode` makes of each message of the answer, without those that it rejects.
+    pub(crate) fn list<T>(
+        &mut self,
+        request: &Request,
+        decode: impl Fn(&Message<'_>) -> Option<T>,
+    ) -> Result<Vec<T>, RequestError> {
+        for _ in 0..DUMP_TRIES {
+            let mut entries = Vec::new();
+            let changed = self.exchange(request, |message| entries.extend(decode(message)))?;
+            if !changed {
+                return Ok(entries);
+            }
+        }
+        Err(RequestError::Changing { tries: DUMP_TRIES })
+    }
+
+    /// Sends one request and hands each message of the answer to `each`.
+    ///
+    /// Returns whether the list changed while it was told. A datagram that is lost or cut is
+    /// reported at the end: the kernel takes no new dump before the old one is read.
+    pub(crate) fn exchange(
+        &mut self,
+        request: &Request,
+        mut each: impl FnMut(&Message<'_>),
+    ) -> Result<bool, RequestError> {
+        let failed = |error: Errno| RequestError::Socket(error.into());
+        self.sequence = self.sequence.wrapping_add(1);
+        let bytes = request.clone().into_bytes(self.sequence);
+        retry(|| send(&self.socket, &bytes, SendFlags::empty())).map_err(failed)?;
+
+        let mut changed = false;
+        let mut lost = None;
+        loop {
+            let received =
+                retry(|| recv(&self.socket, self.buffer.as_mut_slice(), RecvFlags::TRUNC));
+            let (kept, length) = match received {
+                Ok(lengths) => lengths,
+                Err(Errno::NOBUFS) => {
+                    lost = Some(failed(Errno::NOBUFS));
+                    continue;
+                }
+                Err(Errno::AGAIN) => {
+                    let timed_out = || RequestError::Socket(io::ErrorKind::TimedOut.into());
+                    return Err(lost.unwrap_or_else(timed_out));
+                }
+                Err(error) => return Err(failed(error)),
+            };
+            if length > kept {
+                lost = Some(RequestError::Socket(io::Error::new(
+                    io::ErrorKind::InvalidData,
+                    "a datagram is longer than the receive buffer",
+                )));
+            }
+            let datagram = self.buffer.get(..kept).unwrap_or_default();
+            for message in messages(datagram) {
+                if message.sequence != self.sequence {
+                    continue;
+                }
+                changed |= message.flags & NLM_F_DUMP_INTR != 0;
+                if is_last(&message, request, &mut each)? {
+                    return lost.map_or(Ok(changed), Err);
+                }
+            }
+        }
+    }
+}
+
+/// Hands an answer to `each`, or reads the status that ends it; returns whether it ended.
+fn is_last(
+    message: &Message<'_>,
+    request: &Request,
+    each: &mut impl FnMut(&Message<'_>),
+) -> Result<bool, RequestError> {
+    match message.kind {
+        NLMSG_ERROR => acknowledgement(message.flags, message.payload).map(|()| true),
+        NLMSG_DONE => end_of_list(message.payload).map(|()| true),
+        _ => {
+            each(message);
+            let goes_on = message.flags & NLM_F_MULTI != 0 || request.flags & NLM_F_ACK != 0;
+            Ok(!goes_on)
+        }
+    }
+}
+
+/// Repeats a call that a signal interrupts.
+fn retry<T>(call: impl FnMut() -> rustix::io::Result<T>) -> rustix::io::Result<T> {
+    rustix::io::retry_on_intr(call)
+}
+
+fn switch_on(socket: &OwnedFd, option: libc::c_int) -> io::Result<()> {
+    const LENGTH: libc::socklen_t = libc::c_int::BITS / u8::BITS;
+    let on: libc::c_int = 1;
+    // SAFETY: the kernel reads an integer of the given length, which outlives the call.
+    let result = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_NETLINK,
+            option,
+            (&raw const on).cast(),
+            LENGTH,
+        )
+    };
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
+fn acknowledgement(flags: u16, body: &[u8]) -> Result<(), RequestError> {
+    // The refused request follows the code: whole, or its header only.
+    let echoed = if flags & NLM_F_CAPPED != 0 {
+        MESSAGE_HEADER
+    } else {
+        body.get(4..).and_then(read_u32).unwrap_or(0) as usize
+    };
+    status(body, echoed)
+}
+
+/// Reads the message that ends a list: the kernel may have failed on the way.
+fn end_of_list(body: &[u8]) -> Result<(), RequestError> {
+    status(body, 0)
+}
+
+/// Reads the negated error number in front, and the kernel's words that lie so far behind it; zero is success.
+fn status(body: &[u8], distance: usize) -> Result<(), RequestError> {
+    let code = read_u32(body).ok_or(RequestError::Malformed)?.cast_signed();
+    if code >= 0 {
+        return Ok(());
+    }
+    let message = body
+        .get((4 + distance).next_multiple_of(4)..)
+        .and_then(|tail| find(tail, NLMSGERR_ATTR_MSG).and_then(read_string));
+    Err(RequestError::Refused {
+        message,
+        source: io::Error::from_raw_os_error(code.saturating_neg()),
+    })
+}
+
+/// Starts a request of a generic family.
+pub(crate) fn generic(family: u16, command: u8) -> Request {
+    const VERSION: u8 = 1;
+    Request::new(family, NLM_F_ACK, &[command, VERSION, 0, 0])
+}
+
+/// Iterates over the attributes behind the header of a generic family.
+pub(crate) fn generic_attributes(body: &[u8]) -> Attributes<'_> {
+    Attributes(body.get(4..).unwrap_or(&[]))
+}
+
+/// Encodes attributes, to be the value of another.
+pub(crate) fn run(attributes: &[(u16, &[u8])]) -> Vec<u8> {
+    let mut run = Vec::new();
+    for (kind, value) in attributes {
+        put_attribute(&mut run, *kind, value);
+    }
+    run
+}
+
+/// Encodes a string with its terminator.
+pub(crate) fn text(value: &str) -> Vec<u8> {
+    let mut bytes = value.as_bytes().to_vec();
+    bytes.push(0);
+    bytes
+}
+
+/// Returns the value of the first attribute of a kind.
+pub(crate) fn find(run: &[u8], kind: u16) -> Option<&[u8]> {
+    Attributes(run)
+        .find(|(candidate, _)| *candidate == kind)
+        .map(|(_, value)| value)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use rustix::net::{SocketFlags, SocketType, socketpair};
+
+    use super::*;
+    use crate::netlink::NLM_F_DUMP;
+
+    const ENTRY: u16 = 16;
+
+    /// One message of the kernel's: kind, flags, body.
+    type Part = (u16, u16, Vec<u8>);
+
+    /// Connects to a kernel that answers each request with the next of these lists of datagrams.
+    fn connected(answers: Vec<Vec<Vec<Part>>>) -> Connection {
+        let (ours, kernel) = socketpair(
+            AddressFamily::UNIX,
+            SocketType::DGRAM,
+            SocketFlags::CLOEXEC,
+            None,
+        )
+        .unwrap();
+        thread::spawn(move || {
+            for answer in answers {
+                let mut request = [0; 64];
+                let (length, _) = recv(&kernel, &mut request, RecvFlags::empty()).unwrap();
+                let sequence = messages(&request[..length]).next().unwrap().sequence;
+                for datagram in answer {
+                    let bytes: Vec<u8> = datagram
+                        .iter()
+                        .flat_map(|(kind, flags, body)| message(*kind, *flags, sequence, body))
+                        .collect();
+                    send(&kernel, &bytes, SendFlags::empty()).unwrap();
+                }
+            }
+        });
+        Connection::over(ours).unwrap()
+    }
+
+    fn message(kind: u16, flags: u16, sequence: u32, body: &[u8]) -> Vec<u8> {
+        let length = u32::try_from(MESSAGE_HEADER + body.len()).unwrap();
+        let mut bytes = length.to_ne_bytes().to_vec();
+        bytes.extend(kind.to_ne_bytes());
+        bytes.extend(flags.to_ne_bytes());
+        bytes.extend(sequence.to_ne_bytes());
+        bytes.extend([0; 4]);
+        bytes.extend(body);
+        bytes.resize(bytes.len().next_multiple_of(4), 0);
+        bytes
+    }
+
+    fn entry(flags: u16, body: u8) -> Part {
+        (ENTRY, NLM_F_MULTI | flags, vec![body; 4])
+    }
+
+    fn done(flags: u16, code: i32) -> Part {
+        (NLMSG_DONE, NLM_F_MULTI | flags, code.to_ne_bytes().to_vec())
+    }
+
+    fn dump() -> Request {
+        Request::new(18, NLM_F_ACK | NLM_F_DUMP, &[0u8; 4])
+    }
+
+    #[test]
+    fn list_that_changed_while_it_was_told_is_asked_for_again() {
+        let whole = vec![
+            vec![entry(0, 1), entry(0, 2)],
+            vec![entry(0, 3)],
+            vec![done(0, 0)],
+        ];
+        for flagged in 0..2 {
+            let flags = |place| if place == flagged { NLM_F_DUMP_INTR } else { 0 };
+            // The second entry slipped through.
+            let torn = vec![
+                vec![entry(0, 1), entry(flags(0), 3)],
+                vec![done(flags(1), 0)],
+            ];
+            let mut kernel = connected(vec![torn, whole.clone()]);
+            let told = kernel.ask(dump()).unwrap();
+            assert_eq!(told, [vec![1; 4], vec![2; 4], vec![3; 4]]);
+        }
+    }
+
+    #[test]
+    fn list_that_never_keeps_still_is_an_error() {
+        let torn = vec![vec![entry(NLM_F_DUMP_INTR, 1)], vec![done(0, 0)]];
+        let tries = usize::try_from(DUMP_TRIES).unwrap();
+        let error = connected(vec![torn; tries]).ask(dump()).unwrap_err();
+        assert!(
+            matches!(error, RequestError::Changing { tries: DUMP_TRIES }),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn list_that_ends_with_an_error_is_no_list() {
+        let cut = vec![vec![entry(0, 1)], vec![done(0, -libc::ENOMEM)]];
+        let error = connected(vec![cut]).ask(dump()).unwrap_err();
+        assert_eq!(error.errno(), Some(libc::ENOMEM));
+        let (kind, flags, mut body) = done(0, -libc::EMSGSIZE);
+        body.extend(run(&[(NLMSGERR_ATTR_MSG, &text("too long"))]));
+        let explained = vec![vec![(kind, flags, body)]];
+        let error = connected(vec![explained]).ask(dump()).unwrap_err();
+        assert_eq!(error.to_string(), "the kernel refused: too long");
+    }
+
+    #[test]
+    fn list_without_an_end_is_an_error() {
+        let (kind, flags, _) = done(0, 0);
+        let headless = vec![vec![(kind, flags, vec![0, 0])]];
+        let error = connected(vec![headless]).ask(dump()).unwrap_err();
+        assert!(matches!(error, RequestError::Malformed), "{error}");
+    }
+
+    #[test]
+    fn datagram_that_is_cut_is_an_error_once_the_list_is_read() {
+        let long = vec![entry(0, 1); BUFFER_LENGTH / 20 + 1];
+        let mut kernel = connected(vec![
+            vec![long, vec![done(0, 0)]],
+            vec![vec![entry(0, 1)], vec![done(0, 0)]],
+        ]);
+        let error = kernel.ask(dump()).unwrap_err();
+        assert!(matches!(error, RequestError::Socket(_)), "{error}");
+        assert_eq!(kernel.ask(dump()).unwrap(), [vec![1; 4]]);
+    }
+
+    #[test]
+    fn answers_to_an_earlier_request_are_not_taken_for_this_ones() {
+        let refused = (NLMSG_ERROR, 0, (-libc::EPERM).to_ne_bytes().to_vec());
+        let mut kernel = connected(vec![
+            vec![vec![refused, entry(0, 9), done(0, 0)], vec![entry(0, 9)]],
+            vec![vec![entry(0, 1), done(0, 0)]],
+        ]);
+        assert_eq!(kernel.ask(dump()).unwrap_err().errno(), Some(libc::EPERM));
+        assert_eq!(kernel.ask(dump()).unwrap(), [vec![1; 4]]);
+    }
+
+    #[test]
+    fn answer_with_an_acknowledgement_ends_with_it() {
+        let answer = (ENTRY, 0, vec![7; 4]);
+        let ack = (NLMSG_ERROR, 0, 0i32.to_ne_bytes().to_vec());
+        let asked = |flags| Request::new(18, flags, &[0u8; 4]);
+        let acked = vec![vec![answer.clone()], vec![ack]];
+        let mut kernel = connected(vec![acked, vec![vec![answer]]]);
+        assert_eq!(kernel.ask(asked(NLM_F_ACK)).unwrap(), [vec![7; 4]]);
+        assert_eq!(kernel.ask(asked(0)).unwrap(), [vec![7; 4]]);
+    }
+
+    #[test]
+    fn number_of_an_error_is_read_whatever_it_is() {
+        let number = |code: i32| status(&code.to_ne_bytes(), 0).unwrap_err().errno();
+        assert_eq!(number(-libc::ENETUNREACH), Some(libc::ENETUNREACH));
+        assert_eq!(number(i32::MIN), Some(i32::MAX));
+    }
+
+    #[test]
+    fn nested_attributes_are_found_again() {
+        let inner = run(&[(3, &text("rx-gro"))]);
+        let outer = run(&[(1, &7u32.to_ne_bytes()), (2, &inner)]);
+        assert_eq!(find(&outer, 1).and_then(read_u32), Some(7));
+        let name = find(&outer, 2).and_then(|inner| find(inner, 3));
+        assert_eq!(name.and_then(read_string).as_deref(), Some("rx-gro"));
+        assert_eq!(find(&outer, 3), None);
+    }
+
+    #[test]
+    fn refusal_carries_the_kernels_words() {
+        let words = text("Peer MTU is too large to set XDP");
+        let mut body = (-libc::ERANGE).to_ne_bytes().to_vec();
+        body.extend([0; MESSAGE_HEADER]);
+        body.extend(run(&[(NLMSGERR_ATTR_MSG, &words)]));
+        let error = acknowledgement(NLM_F_CAPPED, &body).unwrap_err();
+        assert_eq!(error.errno(), Some(libc::ERANGE));
+        assert_eq!(
+            error.to_string(),
+            "the kernel refused: Peer MTU is too large to set XDP"
+        );
+    }
+
+    #[test]
+    fn unknown_family_is_none() {
+        let mut generic = Connection::generic().unwrap();
+        assert_eq!(generic.family("nosuchfamily").unwrap(), None);
+        assert!(generic.family("nlctrl").unwrap().is_some());
+    }
+}

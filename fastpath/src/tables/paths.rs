@@ -1,0 +1,139 @@
+//! MTUs of the paths to nodes, where a router says that they are smaller than the next hop's.
+//!
+//! The program notes the last ICMP error about each node behind a router ([`xdp_prog::decide::path`]); what it says is
+//! judged here. An error is forged easily, but not the tag of the packet that it quotes: that names one of the node's
+//! pods, in 11 bits, and of one node one error is judged each time.
+
+use std::{collections::BTreeSet, net::IpAddr};
+
+use xdp_prog::{
+    abi::{BACKEND_NAT, PathReport, map},
+    reason::PassReason,
+};
+
+use super::{
+    TableError, Tables,
+    error::{read_failed, write_failed},
+    types::{address_key, address_of},
+};
+use crate::nexthop::Resolution;
+
+/// What an IPv6 path takes at least (RFC 8200 section 5).
+const LEAST_V6: u32 = 1280;
+/// What an IPv4 path is taken to take at least: behind the outer header fits what every host takes (RFC 791 section 3.1).
+const LEAST_V4: u32 = 576 + 20;
+/// `bpf_map_update_elem`: only where the key is there.
+const EXIST: u64 = 2;
+
+impl Tables {
+    /// Returns the MTU of the path to a node, where it is smaller than the next hop's.
+    pub fn path_mtu(&self, node: IpAddr) -> Option<u32> {
+        self.path_mtus.get(&node).copied()
+    }
+
+    /// Makes this the MTU of the path to a node, or the next hop's again.
+    ///
+    /// # Errors
+    ///
+    /// When the table of next hops is full; the old MTU stays.
+    pub fn set_path_mtu(&mut self, node: IpAddr, mtu: Option<u32>) -> Result<(), TableError> {
+        let old = match mtu {
+            Some(mtu) => self.path_mtus.insert(node, mtu),
+            None => self.path_mtus.remove(&node),
+        };
+        let Some(resolution) = self.next_hop(node) else {
+            return Ok(());
+        };
+        self.set_next_hop(node, resolution).inspect_err(|_| {
+            match old {
+                Some(old) => self.path_mtus.insert(node, old),
+                None => self.path_mtus.remove(&node),
+            };
+        })
+    }
+
+    /// Has errors noted about packets to the nodes that are behind a router, and about no others.
+    ///
+    /// # Errors
+    ///
+    /// When the kernel refuses a write.
+    pub fn watch_paths(&mut self) -> Result<(), TableError> {
+        let is_routed = |resolution: Option<Resolution>| match resolution {
+            Some(Resolution::Resolved(hop)) => hop.via_gateway,
+            Some(Resolution::Local | Resolution::Unresolved(_)) | None => false,
+        };
+        let routed = self
+            .ways
+            .iter()
+            .filter(|(_, way)| is_routed(way.resolution));
+        let wanted: BTreeSet<IpAddr> = routed.map(|(node, _)| *node).collect();
+        let keys: Result<Vec<_>, _> = self.paths.keys().collect();
+        let keys = keys.map_err(read_failed(map::PATHS))?;
+        let present: BTreeSet<IpAddr> = keys.into_iter().map(address_of).collect();
+        for node in present.difference(&wanted) {
+            self.paths
+                .remove(&address_key(*node))
+                .map_err(write_failed(map::PATHS))?;
+        }
+        for node in wanted.difference(&present) {
+            self.paths
+                .insert(address_key(*node), PathReport::default(), 0)
+                .map_err(write_failed(map::PATHS))?;
+        }
+        self.has_paths = !wanted.is_empty();
+        Ok(())
+    }
+
+    /// Tells whether there are nodes behind a router.
+    pub const fn has_paths(&self) -> bool {
+        self.has_paths
+    }
+
+    /// Takes what routers have said since the last call: nodes to which the path is smaller than what is known, with its MTU.
+    ///
+    /// # Errors
+    ///
+    /// When the kernel refuses to read or to forget it.
+    pub fn take_path_mtus(&mut self) -> Result<Vec<(IpAddr, u32)>, TableError> {
+        // Mostly nothing was said: one counter tells.
+        let count = self.counters.reason(PassReason::PathMtu.index())?;
+        if std::mem::replace(&mut self.path_errors, count) == count {
+            return Ok(Vec::new());
+        }
+        let noted: Result<Vec<_>, _> = self.paths.iter().collect();
+        let mut smaller = Vec::new();
+        for (key, report) in noted.map_err(read_failed(map::PATHS))? {
+            if !report.is_some() {
+                continue;
+            }
+            self.paths
+                .insert(key, PathReport::default(), EXIST)
+                .map_err(write_failed(map::PATHS))?;
+            let node = address_of(key);
+            smaller.extend(self.judge(node, report).map(|mtu| (node, mtu)));
+        }
+        Ok(smaller)
+    }
+
+    /// Returns the MTU of the path to a node, if the error is about a packet that could have been sent from here, and
+    /// tells something new.
+    fn judge(&self, node: IpAddr, report: PathReport) -> Option<u32> {
+        let Some(Resolution::Resolved(hop)) = self.next_hop(node) else {
+            return None;
+        };
+        let least = if node.is_ipv4() { LEAST_V4 } else { LEAST_V6 };
+        let mtu = u32::from(report.mtu()).max(least);
+        let is_news = mtu < self.path_mtu(node).unwrap_or(hop.mtu);
+        let may_be_sent = u32::from(report.length()) <= hop.mtu;
+        (is_news && may_be_sent && self.has_tag(node, report)).then_some(mtu)
+    }
+
+    /// Tells whether packets to a node carry this tag.
+    fn has_tag(&self, node: IpAddr, report: PathReport) -> bool {
+        let backends = self.backends_of(node);
+        let mut entries = backends
+            .iter()
+            .filter_map(|(_, id)| self.backends.read(*id));
+        entries.any(|entry| entry.flags & BACKEND_NAT == 0 && entry.tag == report.tag().0)
+    }
+}

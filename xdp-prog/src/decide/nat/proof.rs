@@ -1,0 +1,111 @@
+//! NAT mode: what a client's packet proves of its flow, before it goes on.
+//!
+//! Packets of flows that are open do not come here, but for those with a RST.
+
+use super::{Arrived, HEEDED, NatFlows, is_known, reply_key, requested, way};
+use crate::{
+    abi::{
+        NAT_ANSWERED, NAT_FIN_CLIENT, NAT_OPEN, NAT_RESET_CLIENT, NatForward, NatMark, RENEWAL_NS,
+        Tuple,
+    },
+    decide::{Stage, Verdict, World},
+    frame::Frame,
+    parse,
+    reason::DropReason,
+    wire::protocol,
+};
+
+/// Tells whether a client's packet may change what is known of its flow.
+#[inline(always)]
+pub(super) fn is_of_use(entry: &NatForward, arrived: &Arrived, now: u64) -> bool {
+    if entry.mark.has(NAT_OPEN) {
+        return arrived.flags().rst();
+    }
+    arrived.key.protocol() == protocol::TCP
+        || entry.mark.has(NAT_ANSWERED)
+        || entry.mark.idle(now) >= RENEWAL_NS
+}
+
+/// Decides what is to be done with a frame of this stage.
+#[inline(always)]
+pub fn decide<'t, F: Frame, T: World>(frame: &F, tables: &'t T) -> Verdict<'t> {
+    let link = match parse::link(frame) {
+        Ok(link) => link,
+        Err(reason) => return Verdict::Pass(reason),
+    };
+    let arrived = match requested(frame, tables, &link) {
+        Ok(arrived) => arrived,
+        Err(verdict) => return verdict,
+    };
+    let Some(arrived) = arrived.relayed(tables) else {
+        return Verdict::Drop(DropReason::StageMissing);
+    };
+    tables.note_nat_service(arrived.service | HEEDED);
+    heed(tables, &arrived);
+    Verdict::Continue(Stage::Nat)
+}
+
+/// Finds the packet's flow, and takes note of it.
+#[inline(always)]
+fn heed<T: World>(tables: &T, arrived: &Arrived) {
+    let now = tables.now();
+    let key = &arrived.key;
+    let entry = match tables.see_nat_forward(key, |_| None) {
+        Some(entry) if is_known(&entry, key, now) => entry,
+        _ => return,
+    };
+    let Some(backend) = tables.backend(entry.backend()) else {
+        return;
+    };
+    let Ok(way) = way(tables, arrived.family, backend) else {
+        return;
+    };
+    let reply = reply_key(backend, way.address, entry.port(), key.protocol());
+    if !entry.is_answered_as(&reply) {
+        return;
+    }
+    if entry.mark.has(NAT_OPEN) {
+        suspect(tables, &reply);
+    } else {
+        handshake(tables, arrived, entry.mark, &reply, now);
+    }
+}
+
+/// Takes note of a client's packet on a half-open flow: it may be the proof.
+#[inline(always)]
+fn handshake<T: NatFlows>(tables: &T, arrived: &Arrived, mark: NatMark, reply: &Tuple, now: u64) {
+    let key = &arrived.key;
+    let Some(reverse) = tables.nat_state(reply) else {
+        return;
+    };
+    let is_tcp = key.protocol() == protocol::TCP;
+    let flags = arrived.flags();
+    let is_proof = reverse.mark.has(NAT_ANSWERED)
+        && (!is_tcp
+            || (flags.acknowledges() && arrived.number == reverse.sequence.wrapping_add(1)));
+    let renewed = if is_proof {
+        let fin = if flags.fin() { NAT_FIN_CLIENT } else { 0 };
+        NatMark::new(now, NAT_OPEN | NAT_ANSWERED | fin)
+    } else if flags.begins_connection() || (!is_tcp && mark.idle(now) >= RENEWAL_NS) {
+        NatMark::new(now, mark.flags())
+    } else {
+        return;
+    };
+    if !tables.replace_nat_mark(key, mark, renewed) {
+        return;
+    }
+    tables.note_nat_reverse(reply, renewed, reverse.sequence);
+    if is_proof {
+        tables.count_nat(arrived.service, 0, -1);
+    }
+}
+
+/// Notes a client's RST where ports are looked for.
+#[inline(always)]
+fn suspect<T: NatFlows>(tables: &T, reply: &Tuple) {
+    if let Some(state) = tables.nat_state(reply)
+        && !state.mark.has(NAT_RESET_CLIENT)
+    {
+        tables.note_nat_reverse(reply, state.mark.with(NAT_RESET_CLIENT), state.sequence);
+    }
+}

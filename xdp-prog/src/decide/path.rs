@@ -1,0 +1,140 @@
+//! ICMP errors about outer packets: a router says that the path to a node takes less than the next hop.
+//!
+//! They go to the stack, which makes nothing of them: no socket of its own has sent the packet. What they say is noted
+//! where the node is one that packets go to; the agent judges it, who knows the tags of the node's pods.
+
+use super::{
+    Tables, Verdict,
+    icmp::{Messages, is_too_big},
+};
+use crate::{
+    abi::{AddressKey, PathReport, Tag},
+    flow::{V4, V6},
+    frame::Frame,
+    parse::{self, Packet},
+    reason::PassReason,
+    wire::{ethernet, icmp::Icmp, ipv4::Ipv4, ipv6::Ipv6, protocol},
+};
+
+/// The memory of what is said of paths.
+pub trait Paths: Tables {
+    /// Notes what an error says of the path to a node; false where no packets go to such a node.
+    fn note_path(&self, node: &AddressKey, report: PathReport) -> bool;
+}
+
+/// Decides what is to be done with a frame of this stage.
+#[inline(always)]
+pub fn decide<'t, F: Frame, T: Paths>(frame: &F, tables: &'t T) -> Verdict<'t> {
+    let told = match parse::link(frame) {
+        Ok(link) => match link.ether_type {
+            ethernet::IPV4 => match parse::ipv4(frame, link.l3) {
+                Ok(packet) => read(frame, &packet),
+                Err(_) => None,
+            },
+            ethernet::IPV6 => match parse::ipv6(frame, link.l3) {
+                Ok(packet) => read(frame, &packet),
+                Err(_) => None,
+            },
+            _ => None,
+        },
+        Err(_) => None,
+    };
+    Verdict::Pass(match told {
+        Some((node, report)) if tables.note_path(&node, report) => PassReason::PathMtu,
+        _ => PassReason::Icmp,
+    })
+}
+
+/// Reads which node an error is about, and what it says.
+#[inline(always)]
+fn read<F: Frame, A: Tunnelled>(frame: &F, packet: &Packet<A>) -> Option<(AddressKey, PathReport)> {
+    let l3 = packet.l3 + A::HEADER_LENGTH + Icmp::LENGTH;
+    if !is_too_big(frame, packet)
+        || packet.length < A::HEADER_LENGTH + Icmp::LENGTH + A::HEADER_LENGTH
+    {
+        return None;
+    }
+    let mtu = A::told(frame.view(packet.l4)?);
+    let quote = A::outer(frame, l3)?;
+    let [a, b] = quote.source.key().words();
+    let [c, d] = packet.destination.key().words();
+    // By words: the BPF target has no `memcmp`.
+    let is_from_here = (a ^ c) | (b ^ d) == 0;
+    if !is_from_here || mtu >= quote.length {
+        return None;
+    }
+    let report = PathReport::new(mtu, quote.length, quote.tag);
+    Some((quote.node.key(), report))
+}
+
+/// An outer header as it is quoted.
+struct OuterQuote<A> {
+    source: A,
+    node: A,
+    length: u16,
+    tag: Tag,
+}
+
+/// What differs between the families.
+trait Tunnelled: Messages {
+    /// Returns the MTU that an error tells.
+    fn told(header: &Icmp) -> u16;
+    /// Reads a quoted outer header, if it is like those that edges write.
+    fn outer<F: Frame>(frame: &F, l3: usize) -> Option<OuterQuote<Self>>;
+}
+
+const fn is_encapsulation(protocol: u8) -> bool {
+    matches!(protocol, protocol::IPV4 | protocol::IPV6)
+}
+
+impl Tunnelled for V4 {
+    #[inline(always)]
+    fn told(header: &Icmp) -> u16 {
+        let [_, _, high, low] = header.rest;
+        u16::from_be_bytes([high, low])
+    }
+
+    #[inline(always)]
+    fn outer<F: Frame>(frame: &F, l3: usize) -> Option<OuterQuote<Self>> {
+        let header: &Ipv4 = frame.view(l3)?;
+        let is_plain = header.version() == 4 && header.header_length() == Ipv4::LENGTH;
+        if !is_plain || header.is_fragment() || !is_encapsulation(header.protocol) {
+            return None;
+        }
+        Some(OuterQuote {
+            source: Self(header.source()),
+            node: Self(header.destination()),
+            length: u16::from_be_bytes(header.total_length),
+            tag: Tag(u16::from_be_bytes(header.identification)),
+        })
+    }
+}
+
+impl Tunnelled for V6 {
+    #[inline(always)]
+    fn told(header: &Icmp) -> u16 {
+        let [a, b, high, low] = header.rest;
+        if a | b == 0 {
+            u16::from_be_bytes([high, low])
+        } else {
+            u16::MAX
+        }
+    }
+
+    #[inline(always)]
+    fn outer<F: Frame>(frame: &F, l3: usize) -> Option<OuterQuote<Self>> {
+        #[expect(clippy::cast_possible_truncation, reason = "a header's length")]
+        const HEADER: u16 = Ipv6::LENGTH as u16;
+        let header: &Ipv6 = frame.view(l3)?;
+        if header.version() != 6 || !is_encapsulation(header.next_header) {
+            return None;
+        }
+        let payload = u16::from_be_bytes(header.payload_length);
+        Some(OuterQuote {
+            source: Self(header.source),
+            node: Self(header.destination),
+            length: payload.saturating_add(HEADER),
+            tag: Tag(header.label_tag()),
+        })
+    }
+}

@@ -1,0 +1,393 @@
+//! Flows to pods of this machine that begin, whose clients prove that they are where they say, or that have another
+//! client port at the pod. What goes on by the client's own port does not come here (`deliver::meet`).
+//!
+//! ```text
+//! the client's own port -- of this flow                 -> renewed, or moved to `FLOWS`
+//!  |                       not
+//!  v
+//! the forward entry ------ names a port of this flow    -> likewise, or put back in its place
+//!  |                       none, or a port that another flow has by now
+//!  v
+//! the client's own port -- nobody's, or of one that is over  -> this flow's
+//!  |                       of one that goes on, and this is no SYN -> dropped
+//!  v
+//! ports by hash ---------- the first that is nobody's        -> this flow's, and a forward entry
+//! ```
+
+use super::{
+    Action, World,
+    deliver::{self, Deliver, FlowTable, Met, SeenAs, Shown},
+    nat::Inserted,
+};
+use crate::{
+    abi::{FLOW_FIN_CLIENT, FLOW_HAIRPIN, PodFlow, Tuple},
+    frame::{Frame, FrameMut},
+    reason::DropReason,
+    wire::protocol,
+};
+
+/// Ports that are tried for a flow before it is refused: the client's own, that of the forward entry, and others.
+pub const PORT_TRIES: u32 = 18;
+
+/// The ports that only the superuser may use, of which clients get others that are (RFC 6056 section 3.2 has the rest).
+const PRIVILEGED: u16 = 1024;
+const LEAST_PRIVILEGED: u16 = 512;
+
+/// Takes a packet through this stage.
+#[inline(always)]
+pub fn process<F: FrameMut, T: World>(frame: &mut F, tables: &T) -> Action {
+    let delivered = match settle(frame, tables) {
+        Ok((deliver, shown)) => super::show_to_pod(frame, tables, &deliver, shown),
+        Err(reason) => Err(reason),
+    };
+    match delivered {
+        Ok(()) => Action::Pass,
+        Err(reason) => {
+            tables.count_reason(reason.index());
+            Action::Drop
+        }
+    }
+}
+
+/// Finds the port by which the pod sees a packet's flow, which may begin with it.
+///
+/// What each part yields goes through [`Relay`](super::relay::Relay), so that the kernel verifies the next one once.
+///
+/// # Errors
+///
+/// [`DropReason::FlowConflict`], [`DropReason::UnknownFlow`], [`DropReason::FlowTableFull`].
+#[inline(always)]
+fn settle<'t, F: Frame, T: World>(
+    frame: &F,
+    tables: &'t T,
+) -> Result<(Deliver<'t>, Shown), DropReason> {
+    let Some((deliver, is_new)) = Deliver::handed_over(tables) else {
+        return Err(DropReason::UnknownPod);
+    };
+    let Some((client, address)) = deliver::addresses(frame, deliver.family, deliver.l3) else {
+        return Err(DropReason::NoHeadroom);
+    };
+    let flow = Flow {
+        deliver: &deliver,
+        forward: Tuple::new(
+            client,
+            address,
+            deliver.source_port(),
+            deliver.destination_port(),
+            deliver.protocol,
+        ),
+        seen_as: if deliver::is_here(tables, &client, &deliver.backend.pod) {
+            SeenAs::Destination
+        } else {
+            SeenAs::Client
+        },
+    };
+    let place = flow.find(frame, tables, is_new)?;
+    let Some(place) = place.relayed(tables) else {
+        return Err(DropReason::StageMissing);
+    };
+    flow.take(frame, tables, &place)?;
+    let shown = Shown {
+        seen_as: flow.seen_as,
+        port: place.port,
+    };
+    // One after the other: of a pair with nothing in it, the compiler would store what it never wrote.
+    let Some(deliver) = deliver.relayed(tables) else {
+        return Err(DropReason::StageMissing);
+    };
+    let Some(shown) = shown.relayed(tables) else {
+        return Err(DropReason::StageMissing);
+    };
+    Ok((deliver, shown))
+}
+
+/// A port by which a pod may see a flow, as it was found.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    port: u16,
+    tried: Tried,
+    met: Met,
+}
+
+/// Where a port comes from; a word, because it lies on the BPF stack.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+enum Tried {
+    /// It is the client's own.
+    Own,
+    /// The forward entry names it, which is among the answered flows.
+    Answered,
+    /// The forward entry names it, which is among the embryonic ones.
+    Embryonic,
+    /// It is one of [`Ports`].
+    ByHash,
+}
+
+impl Place {
+    /// Carries it through [`Relay`](super::relay::Relay).
+    #[inline(always)]
+    #[expect(clippy::cast_possible_truncation, reason = "takes the port")]
+    fn relayed<T: World>(self, tables: &T) -> Option<Self> {
+        let words = [self.port.into(), self.tried as u64, self.met as u64, 0];
+        let [port, tried, met, _] = tables.relay(words)?;
+        Some(Self {
+            port: port as u16,
+            tried: match tried {
+                0 => Tried::Own,
+                1 => Tried::Answered,
+                2 => Tried::Embryonic,
+                _ => Tried::ByHash,
+            },
+            met: match met {
+                0 => Met::Answered,
+                1 => Met::Embryonic,
+                2 => Met::Proved,
+                3 => Met::Held,
+                4 => Met::Idle,
+                _ => Met::Unknown,
+            },
+        })
+    }
+}
+
+#[inline(always)]
+fn seed<T: World>(tables: &T) -> u64 {
+    match tables.config() {
+        Some(config) => config.hash_seed,
+        None => 0,
+    }
+}
+
+/// A flow, of which the packet at hand is one.
+struct Flow<'a> {
+    deliver: &'a Deliver<'a>,
+    /// Its packets as the client sends them.
+    forward: Tuple,
+    seen_as: SeenAs,
+}
+
+impl Flow<'_> {
+    /// Returns the key of the packets as the pod sees them, by this port.
+    #[inline(always)]
+    fn key(&self, port: u16) -> Tuple {
+        let client = match self.seen_as {
+            SeenAs::Client => self.forward.source(),
+            SeenAs::Destination => self.forward.destination(),
+        };
+        self.deliver.key(client, port.to_be_bytes())
+    }
+
+    /// Returns what is remembered under that key.
+    #[inline(always)]
+    fn entry(&self, key: &Tuple, now: u64) -> PodFlow {
+        let hidden = match self.seen_as {
+            SeenAs::Client => 0,
+            SeenAs::Destination => FLOW_HAIRPIN,
+        };
+        let deliver = self.deliver;
+        PodFlow::new(
+            key,
+            self.forward.destination(),
+            deliver.destination_port(),
+            deliver.outer_length(),
+            deliver::end_state(deliver.flags, FLOW_FIN_CLIENT) | hidden,
+            now,
+        )
+        .with_client_port(key, deliver.source_port())
+    }
+
+    /// Finds the port by which the pod sees it, or is to see it.
+    #[inline(always)]
+    fn find<F: Frame, T: World>(
+        &self,
+        frame: &F,
+        tables: &T,
+        is_new: bool,
+    ) -> Result<Place, DropReason> {
+        let mut is_new = is_new && self.seen_as == SeenAs::Client;
+        let mut ports = Ports::of(&self.forward, seed(tables));
+        let mut port = u16::from_be_bytes(self.deliver.source_port());
+        let mut tried = Tried::Own;
+        // The client's own port, the one of the forward entry, and those by hash.
+        for _ in 0..PORT_TRIES {
+            let met = if is_new {
+                Met::Unknown
+            } else {
+                self.meet(frame, tables, &self.key(port))
+            };
+            is_new = false;
+            let place = Place { port, tried, met };
+            if met.is_known() {
+                return Ok(place);
+            }
+            if tried == Tried::Own
+                && let Some((known, table)) =
+                    deliver::find_forward(tables, &self.forward, &self.deliver.backend.pod)
+            {
+                port = known;
+                tried = match table {
+                    FlowTable::Answered => Tried::Answered,
+                    FlowTable::Embryonic => Tried::Embryonic,
+                };
+                continue;
+            }
+            if met == Met::Unknown {
+                return Ok(place);
+            }
+            if !self.may_begin() {
+                return Err(DropReason::UnknownFlow);
+            }
+            if met == Met::Idle {
+                return Ok(place);
+            }
+            if self.deliver.protocol == protocol::SCTP {
+                // Its checksum covers the ports: the client's is the only one it can have.
+                break;
+            }
+            port = ports.following();
+            tried = Tried::ByHash;
+        }
+        Err(DropReason::FlowConflict)
+    }
+
+    /// Takes it into the tables by this port, if it is not there, or to where it belongs by now.
+    #[inline(always)]
+    fn take<F: Frame, T: World>(
+        &self,
+        frame: &F,
+        tables: &T,
+        place: &Place,
+    ) -> Result<(), DropReason> {
+        let key = self.key(place.port);
+        if place.met == Met::Proved {
+            deliver::establish(tables, &key, &self.entry(&key, tables.now()));
+        }
+        if !place.met.is_known()
+            && !self.begin(tables, &key, place.met)?
+            && !self.meet(frame, tables, &key).is_known()
+        {
+            // Another CPU was first, with a packet of another flow.
+            return Err(DropReason::FlowConflict);
+        }
+        self.remember_port(tables, place)
+    }
+
+    /// Finds it under this key; a hidden client's flow is of that client alone.
+    #[inline(always)]
+    fn meet<F: Frame, T: World>(&self, frame: &F, tables: &T, key: &Tuple) -> Met {
+        let is_same_client = match self.seen_as {
+            SeenAs::Client => true,
+            SeenAs::Destination => match tables.hairpin(key) {
+                Some(hidden) => hidden.words() == self.forward.source().words(),
+                None => true,
+            },
+        };
+        let address = self.forward.destination();
+        deliver::meet_at(frame, tables, self.deliver, key, address, is_same_client).0
+    }
+
+    /// Tells whether the packet may begin a flow where another one has the key.
+    #[inline(always)]
+    fn may_begin(&self) -> bool {
+        self.deliver.protocol != protocol::TCP || self.deliver.flags.begins_connection()
+    }
+
+    /// Puts it into the tables under this key, for which `met` was found. Returns whether it is there; not where
+    /// another CPU was first.
+    #[inline(always)]
+    fn begin<T: World>(&self, tables: &T, key: &Tuple, met: Met) -> Result<bool, DropReason> {
+        if met == Met::Idle {
+            // Not in its place: a reader would see half of either.
+            tables.remove_flow(FlowTable::Answered, key);
+            tables.remove_flow(FlowTable::Embryonic, key);
+        }
+        // The table may have evicted a flow whose note still counts; replies to this one must not find it.
+        tables.forget_note(key);
+        if self.seen_as == SeenAs::Destination
+            && !tables.insert_hairpin(key, &self.forward.source())
+        {
+            return Err(DropReason::FlowTableFull);
+        }
+        let entry = self.entry(key, tables.now());
+        match tables.insert_flow(FlowTable::Embryonic, key, &entry) {
+            Inserted::Done => Ok(true),
+            Inserted::Exists => Ok(false),
+            Inserted::Full => Err(DropReason::FlowTableFull),
+        }
+    }
+
+    /// Writes the forward entry, which says by which port the pod sees the flow, where there is none, or moves it to where
+    /// the other one lies.
+    #[inline(always)]
+    fn remember_port<T: World>(&self, tables: &T, place: &Place) -> Result<(), DropReason> {
+        let key = &self.forward;
+        let port = place.port.to_be_bytes();
+        let entry = PodFlow::forward(key, self.deliver.backend.pod, port, tables.now());
+        match place.tried {
+            Tried::Embryonic if matches!(place.met, Met::Proved | Met::Answered) => {
+                deliver::establish(tables, key, &entry);
+                return Ok(());
+            }
+            Tried::Own | Tried::Answered | Tried::Embryonic => return Ok(()),
+            Tried::ByHash => {}
+        }
+        // One that names another port or pod, but not the flow of a client that talks to the address as to a pod.
+        for table in [FlowTable::Answered, FlowTable::Embryonic] {
+            match tables.with_flow(table, key, |known| known.is_forward()) {
+                Some(true) => tables.remove_flow(table, key),
+                Some(false) => return Err(DropReason::FlowConflict),
+                None => {}
+            }
+        }
+        match tables.insert_flow(FlowTable::Embryonic, key, &entry) {
+            Inserted::Done | Inserted::Exists => Ok(()),
+            Inserted::Full => Err(DropReason::FlowTableFull),
+        }
+    }
+}
+
+/// The ports towards the pod that a flow may get, in the order in which they are tried.
+#[derive(Clone, Copy, Debug)]
+pub struct Ports {
+    first: u16,
+    count: u32,
+    offset: u32,
+    leap: u32,
+}
+
+impl Ports {
+    /// Returns those of the flow that the client sends as `key`: of its own kind, privileged or not.
+    #[inline(always)]
+    pub const fn of(key: &Tuple, seed: u64) -> Self {
+        let (first, count) = if u16::from_be_bytes(key.source_port()) < PRIVILEGED {
+            (LEAST_PRIVILEGED, PRIVILEGED - LEAST_PRIVILEGED)
+        } else {
+            (PRIVILEGED, u16::MAX - PRIVILEGED)
+        };
+        let (hash, count) = (key.hash(seed), count as u32);
+        Self {
+            first,
+            count,
+            offset: scaled(hash, count),
+            leap: 1 + scaled(hash << 16, count - 1),
+        }
+    }
+
+    /// Returns the next one.
+    #[inline(always)]
+    #[expect(clippy::cast_possible_truncation, reason = "below the number of ports")]
+    pub const fn following(&mut self) -> u16 {
+        let port = self.first.wrapping_add(self.offset as u16);
+        self.offset += self.leap;
+        if self.offset >= self.count {
+            self.offset -= self.count;
+        }
+        port
+    }
+}
+
+/// Scales the top bits of a hash to a number below `range`.
+#[inline(always)]
+const fn scaled(hash: u32, range: u32) -> u32 {
+    ((hash as u64 * range as u64) >> 32) as u32
+}

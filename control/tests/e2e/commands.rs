@@ -190,7 +190,7 @@ fn trace_answers_for_a_pod_that_is_not_there_by_the_kernels_routes() {
     assert_eq!(trace["reason"], "unknown_pod", "{trace}");
 }
 
-/// As `node_sends_nothing_back_that_an_edge_has_sent` sees the datapath do it.
+/// The address is one of services, so that the stack would get the packet and route it to the edge, where it comes from.
 #[test]
 fn trace_tells_what_the_kernel_would_send_back() {
     let net = Topology::builder().nodes(1).pods(1).build().unwrap();

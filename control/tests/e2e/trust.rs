@@ -45,7 +45,7 @@ fn ipip_of_an_untrusted_edge_is_left_alone() {
 }
 
 #[test]
-fn node_sends_nothing_back_that_an_edge_has_sent() {
+fn what_an_edge_sends_for_no_address_of_services_does_not_reach_the_stack() {
     let net = Topology::builder().nodes(1).pods(1).build().unwrap();
     let (edge, node, client) = (&net.edges()[0], &net.nodes()[0], &net.clients()[0]);
     let all = Service::all(&[Mode::IpipV4, Mode::IpipV6]);
@@ -54,7 +54,8 @@ fn node_sends_nothing_back_that_an_edge_has_sent() {
         .filter(|service| service.protocol == Protocol::Udp)
         .map(PodService::over_all)
         .collect();
-    // The node's file is behind the edge's: its kernel, which forwards for pods, would route the packets to the edge.
+    // The node's file is behind the edge's. Its kernel forwards for pods: it would route what comes for these addresses
+    // to the edge, as it would take what comes for its own to any port.
     let mut agent = Agent::launch(node, &cluster_config(&net, &[]));
     let config = cluster_config(&net, &udp) + "node_health: off\n";
     let mut at_edge = Agent::launch(edge, &config);

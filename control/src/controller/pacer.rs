@@ -6,6 +6,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::index::objects::ObjectName;
+use crate::kubernetes::request_errors::Reasons;
 use crate::timer::sleep_until;
 
 /// Shortest time from one decision to the next.
@@ -25,10 +26,15 @@ pub(super) struct Pacer {
     pub(super) dirty: bool,
     earliest: Option<Instant>,
     /// Objects that could not be written, whose turn comes again; the others do not wait for them.
-    failed: BTreeMap<Object, Pause>,
+    failed: BTreeMap<Object, Failed>,
     /// What was written of late. That the same is to be written again means that somebody has undone it: at
     /// once it would be written, and undone, as often as two programs can.
     written: BTreeMap<Object, Written>,
+}
+
+struct Failed {
+    pause: Pause,
+    reasons: Reasons,
 }
 
 struct Pause {
@@ -55,7 +61,8 @@ impl Pacer {
     pub(super) async fn due(&self) {
         let undone = self.written.values().filter(|written| written.awaited);
         let undone = undone.map(|written| &written.pause);
-        let retry = self.failed.values().chain(undone);
+        let failed = self.failed.values().map(|failed| &failed.pause);
+        let retry = failed.chain(undone);
         let retry = retry.map(|pause| pause.end).min();
         let wanted = self.dirty.then(Instant::now).or(retry);
         sleep_until(wanted.map(|wanted| wanted.max(self.earliest.unwrap_or(wanted)))).await;
@@ -65,7 +72,8 @@ impl Pacer {
     pub(super) fn allows(&mut self, object: &Object, digest: u64) -> bool {
         let now = Instant::now();
         let is_over = |pause: &Pause| pause.end <= now;
-        if !self.failed.get(object).is_none_or(is_over) {
+        let failed = self.failed.get(object);
+        if !failed.is_none_or(|failed| is_over(&failed.pause)) {
             return false;
         }
         let Some(written) = self.written.get_mut(object) else {
@@ -78,6 +86,10 @@ impl Pacer {
     /// Notes that this was written to an object. If it is the same as the last time, the next time waits.
     pub(super) fn wrote(&mut self, object: Object, digest: u64) {
         let now = Instant::now();
+        if self.failed.remove(&object).is_some() {
+            let (object, name) = &object;
+            tracing::info!(object, %name, "written after all");
+        }
         let before = self.written.get(&object);
         let before = before.filter(|before| before.digest == digest && before.is_recent(now));
         let length = before.map_or(Duration::ZERO, |before| {
@@ -99,14 +111,24 @@ impl Pacer {
         self.written.insert(object, written);
     }
 
-    /// Notes that an object could not be written: it waits twice as long as the last time, or longer if the
-    /// server asks for it.
-    pub(super) fn fail(&mut self, object: Object, asked: Option<Duration>) {
-        let before = self.failed.get(&object);
-        let length = before.map_or(PAUSES.0, |before| (before.length * 2).min(PAUSES.1));
+    /// Notes why an object could not be written: it waits twice as long as the last time, or longer if the
+    /// server asks for it. Each reason is logged once; tells whether this one was.
+    pub(super) fn fail(&mut self, object: Object, reason: &str, asked: Option<Duration>) -> bool {
+        let before = self.failed.remove(&object);
+        let length = before
+            .as_ref()
+            .map_or(PAUSES.0, |before| (before.pause.length * 2).min(PAUSES.1));
         let length = length.max(asked.unwrap_or_default());
         let end = Instant::now() + length;
-        self.failed.insert(object, Pause { length, end });
+        let mut reasons = before.map(|before| before.reasons).unwrap_or_default();
+        let is_new = reasons.note(reason);
+        if is_new {
+            let (object, name) = &object;
+            tracing::warn!(object, %name, reason, "cannot write; it is tried again");
+        }
+        let pause = Pause { length, end };
+        self.failed.insert(object, Failed { pause, reasons });
+        is_new
     }
 
     /// Ends an attempt; `more` tells whether it leads to another one.
@@ -114,7 +136,7 @@ impl Pacer {
         self.dirty = more;
         self.earliest = Some(Instant::now() + PACE);
         // What had its turn and did not fail again.
-        self.failed.retain(|_, pause| pause.end > begun);
+        self.failed.retain(|_, failed| failed.pause.end > begun);
         self.written.retain(|_, written| {
             written.awaited &= written.pause.end > begun;
             written.is_recent(begun)
@@ -137,7 +159,7 @@ mod tests {
         for pause in [1, 2, 4, 8, 16, 30, 30] {
             assert!(pacer.allows(&service("a"), 0));
             let begun = Instant::now();
-            pacer.fail(service("a"), None);
+            pacer.fail(service("a"), "why", None);
             pacer.done(begun, false);
             assert!(!pacer.allows(&service("a"), 0));
             assert!(pacer.allows(&service("b"), 0));
@@ -147,7 +169,7 @@ mod tests {
         // What succeeds, or is gone, begins anew.
         pacer.done(Instant::now(), false);
         let again = Instant::now();
-        pacer.fail(service("a"), None);
+        pacer.fail(service("a"), "why", None);
         pacer.done(again, false);
         pacer.due().await;
         assert_eq!(again.elapsed(), PAUSES.0);
@@ -159,11 +181,11 @@ mod tests {
 
         // A failure counts too if the attempt goes on for longer than the pause after it.
         let begun = Instant::now();
-        pacer.fail(service("b"), None);
+        pacer.fail(service("b"), "why", None);
         tokio::time::advance(PAUSES.0 * 3).await;
         pacer.done(begun, false);
         let begun = Instant::now();
-        pacer.fail(service("b"), None);
+        pacer.fail(service("b"), "why", None);
         pacer.done(begun, false);
         pacer.due().await;
         assert_eq!(begun.elapsed(), PAUSES.0 * 2);
@@ -171,11 +193,45 @@ mod tests {
         // The server asks for more, and the pauses go on from there.
         for (asked, pause) in [(Some(7), 7), (None, 14)] {
             let begun = Instant::now();
-            pacer.fail(service("b"), asked.map(Duration::from_secs));
+            pacer.fail(service("b"), "why", asked.map(Duration::from_secs));
             pacer.done(begun, false);
             pacer.due().await;
             assert_eq!(begun.elapsed(), Duration::from_secs(pause));
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_write_that_fails_is_logged_once_for_each_reason_until_it_succeeds() {
+        let mut pacer = Pacer {
+            dirty: true,
+            ..Pacer::default()
+        };
+        let mut attempt = async |outcome: Result<(), &str>| {
+            pacer.due().await;
+            let begun = Instant::now();
+            assert!(pacer.allows(&service("a"), 1));
+            let logged = match outcome {
+                Ok(()) => {
+                    pacer.wrote(service("a"), 1);
+                    false
+                }
+                Err(reason) => pacer.fail(service("a"), reason, None),
+            };
+            pacer.done(begun, true);
+            logged
+        };
+        for (outcome, logged) in [
+            (Err("away"), true),
+            (Err("away"), false),
+            (Err("forbidden"), true),
+            (Err("away"), false),
+            (Ok(()), false),
+            (Err("away"), true),
+        ] {
+            tokio::time::advance(PAUSES.1).await;
+            assert_eq!(attempt(outcome).await, logged, "{outcome:?}");
+        }
+        assert!(pacer.fail(service("b"), "away", None), "another object");
     }
 
     /// Writes the same to `a` when it may be; returns how long that took.

@@ -24,7 +24,7 @@ use super::lease::Term;
 use super::metrics::Values;
 use super::mirror::{Event, Versioned};
 use super::objects::Labels;
-use super::pacer::{Object, Pacer};
+use super::pacer::Pacer;
 use super::seed;
 use super::write::{WriteError, Writer};
 use crate::chain::chain;
@@ -157,7 +157,7 @@ async fn act(
             continue;
         }
         let written = writer.pool(&name, &write).await;
-        count(values, &object, written.as_ref().err());
+        count(values, object.0, written.is_ok());
         match written {
             Ok(pool) => {
                 more = true;
@@ -169,7 +169,7 @@ async fn act(
             }
             Err(WriteError::NotLeading) => return more,
             Err(error) => {
-                pacer.fail(object, error.asked_pause());
+                pacer.fail(object, &chain(&error), error.asked_pause());
                 // The watch shows what has changed, but for a storage that was restored from a copy.
                 if error.is_conflict()
                     && let Ok(pool) = writer.read_pool(&name).await
@@ -193,7 +193,7 @@ async fn act(
     let mut writes = writer.services(services.collect());
     while let Some((name, digest, written)) = writes.next().await {
         let object = ("service", name.clone());
-        count(values, &object, written.as_ref().err());
+        count(values, object.0, written.is_ok());
         match written {
             Ok(service) => {
                 more = true;
@@ -202,7 +202,9 @@ async fn act(
                 cluster.services.take_answer(shown);
             }
             Err(WriteError::NotLeading) => return more,
-            Err(error) => pacer.fail(object, error.asked_pause()),
+            Err(error) => {
+                pacer.fail(object, &chain(&error), error.asked_pause());
+            }
         }
     }
     writer.notices(plan.notices).await;
@@ -213,11 +215,8 @@ fn shown(pool: &Pool) -> Versioned<SeenPool> {
     Versioned::new(&pool.metadata, convert::pool(pool))
 }
 
-fn count(values: &channel::Sender<Values>, (object, name): &Object, error: Option<&WriteError>) {
-    if let Some(error) = error {
-        tracing::warn!(object, %name, error = chain(error), "cannot write; it is tried again");
-    }
-    values.send_modify(|values| *values.writes.entry((*object, error.is_none())).or_default() += 1);
+fn count(values: &channel::Sender<Values>, object: &'static str, succeeded: bool) {
+    values.send_modify(|values| *values.writes.entry((object, succeeded)).or_default() += 1);
 }
 
 /// Tells the time as conditions have it.

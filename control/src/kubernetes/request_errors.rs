@@ -61,7 +61,18 @@ pub struct RequestErrors(Arc<Mutex<BTreeMap<Purpose, Failures>>>);
 struct Failures {
     number: u64,
     /// Why those failed since the last one that did not.
-    reasons: BTreeSet<String>,
+    reasons: Reasons,
+}
+
+/// Why something has failed since it last did not; each reason is logged once.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Reasons(BTreeSet<String>);
+
+impl Reasons {
+    /// Takes a reason; tells whether it is to be logged.
+    pub(crate) fn note(&mut self, reason: &str) -> bool {
+        self.0.len() < REASONS_LOGGED && self.0.insert(reason.to_owned())
+    }
 }
 
 impl RequestErrors {
@@ -93,18 +104,17 @@ impl RequestErrors {
         let failures = failures.entry(purpose).or_default();
         let (request, what) = (purpose.name(), purpose.what());
         match outcome {
-            Ok(()) if failures.reasons.is_empty() => return false,
+            Ok(()) if failures.reasons.0.is_empty() => return false,
             Ok(()) => {
-                failures.reasons.clear();
+                failures.reasons = Reasons::default();
                 tracing::info!(request, "the API server lets {what} again");
             }
             Err(reason) => {
                 failures.number += 1;
-                if failures.reasons.len() >= REASONS_LOGGED || failures.reasons.contains(&reason) {
+                if !failures.reasons.note(&reason) {
                     return false;
                 }
                 tracing::warn!(request, reason, "cannot {what}; it is tried again");
-                failures.reasons.insert(reason);
             }
         }
         true

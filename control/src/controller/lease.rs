@@ -9,8 +9,9 @@ use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::jiff::Timestamp;
-use kube::Api;
-use kube::api::PostParams;
+use kube::api::{Patch, PatchParams, PostParams};
+use kube::{Api, ResourceExt};
+use serde_json::json;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -112,7 +113,7 @@ impl Candidate {
 
     /// Takes or renews the Lease if it may; tells whether this process has it.
     async fn stand(&mut self) -> Result<bool, kube::Error> {
-        let Some(mut lease) = self.api.get_opt(LEASE).await? else {
+        let Some(lease) = self.api.get_opt(LEASE).await? else {
             let lease = Lease {
                 metadata: ObjectMeta {
                     name: Some(LEASE.to_owned()),
@@ -120,11 +121,15 @@ impl Candidate {
                 },
                 spec: Some(self.renewed(&LeaseSpec::default())),
             };
-            self.api.create(&parameters(), &lease).await?;
+            let parameters = PostParams {
+                field_manager: Some(MANAGER.to_owned()),
+                ..PostParams::default()
+            };
+            self.api.create(&parameters, &lease).await?;
             return Ok(true);
         };
         let now = Instant::now();
-        let spec = lease.spec.unwrap_or_default();
+        let spec = lease.spec.clone().unwrap_or_default();
         let since = match &self.seen {
             Some((seen, since)) if *seen == spec => *since,
             _ => now,
@@ -133,10 +138,22 @@ impl Candidate {
         if !may_hold(&spec, &self.identity, now - since) {
             return Ok(false);
         }
-        lease.spec = Some(self.renewed(&spec));
-        // The version makes this fail if somebody else was faster.
-        self.api.replace(LEASE, &parameters(), &lease).await?;
+        self.write(&lease, &self.renewed(&spec)).await?;
         Ok(true)
+    }
+
+    /// Writes what a Lease says, and leaves what others have put there; fails if somebody has changed it since it was read.
+    async fn write(&self, lease: &Lease, spec: &LeaseSpec) -> Result<(), kube::Error> {
+        let version = lease.resource_version();
+        let patch = json!({"metadata": {"resourceVersion": version}, "spec": spec});
+        let parameters = PatchParams {
+            field_manager: Some(MANAGER.to_owned()),
+            ..PatchParams::default()
+        };
+        self.api
+            .patch(LEASE, &parameters, &Patch::Merge(patch))
+            .await?;
+        Ok(())
     }
 
     /// Says of the Lease that this process has it from now on.
@@ -158,11 +175,11 @@ impl Candidate {
     }
 
     async fn release(&self) -> Result<(), kube::Error> {
-        let mut lease = self.api.get(LEASE).await?;
-        let spec = lease.spec.get_or_insert_default();
+        let lease = self.api.get(LEASE).await?;
+        let mut spec = lease.spec.clone().unwrap_or_default();
         if spec.holder_identity.as_deref() == Some(&self.identity) {
             spec.holder_identity = Some(String::new());
-            self.api.replace(LEASE, &parameters(), &lease).await?;
+            self.write(&lease, &spec).await?;
         }
         Ok(())
     }
@@ -174,13 +191,6 @@ fn may_hold(spec: &LeaseSpec, identity: &str, unchanged: Duration) -> bool {
     let seconds = spec.lease_duration_seconds.unwrap_or(0);
     let duration = Duration::from_secs(u64::try_from(seconds).unwrap_or(0));
     holder.is_empty() || holder == identity || unchanged > duration
-}
-
-fn parameters() -> PostParams {
-    PostParams {
-        field_manager: Some(MANAGER.to_owned()),
-        ..PostParams::default()
-    }
 }
 
 #[cfg(test)]

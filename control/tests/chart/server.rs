@@ -181,9 +181,10 @@ fn controller_may_do_what_it_needs(server: &ControlPlane) {
     controller.may(&["create"], leases, NAMESPACE);
     controller.may_not(&["create"], leases, "default");
     let own = "leases.coordination.k8s.io:guideway-controller";
-    controller.may(&["get", "update"], own, NAMESPACE);
+    controller.may(&["get", "patch"], own, NAMESPACE);
+    controller.may_not(&["update", "delete"], own, NAMESPACE);
     controller.may_not(
-        &["get", "update"],
+        &["get", "patch"],
         "leases.coordination.k8s.io:another",
         NAMESPACE,
     );

@@ -61,6 +61,10 @@ fn addresses_outlive_the_controller_and_a_leader_is_followed() {
     let mut first = cluster.controller(&["--lease-duration", "4"]);
     first.wait_for_line("leads=true", PATIENCE).unwrap();
     let mut second = cluster.controller(&["--lease-duration", "4"]);
+    // What others put on the Lease stays, whoever writes it.
+    let lease = ["lease", "guideway-controller"];
+    cluster.kubectl(&[&["annotate"], &lease[..], &["example.com/of=others"]].concat());
+    cluster.kubectl(&[&["label"], &lease[..], &["team=network"]].concat());
     cluster.apply(&pool("public", &["192.0.2.0/29"]));
     cluster.apply(&service("a", ""));
     assert_eq!(cluster.addresses("a", 1), ["192.0.2.0"]);
@@ -105,6 +109,9 @@ fn addresses_outlive_the_controller_and_a_leader_is_followed() {
         lease["spec"]["holderIdentity"].as_str().unwrap_or_default(),
         ""
     );
+    let metadata = &lease["metadata"];
+    assert_eq!(metadata["annotations"]["example.com/of"], "others");
+    assert_eq!(metadata["labels"]["team"], "network");
     let mut third = cluster.controller(&[]);
     third.wait_for_line("leads=true", PATIENCE).unwrap();
     cluster.apply(&service("d", ""));

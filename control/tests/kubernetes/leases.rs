@@ -248,7 +248,7 @@ apiVersion: rbac.authorization.k8s.io/v1
 kind: Role
 metadata: {name: agent, namespace: default}
 rules:
-- {apiGroups: [coordination.k8s.io], resources: [leases], verbs: [get, list, watch, create, update, patch]}
+- {apiGroups: [coordination.k8s.io], resources: [leases], verbs: [get, list, watch, create, patch]}
 ---
 apiVersion: rbac.authorization.k8s.io/v1
 kind: RoleBinding

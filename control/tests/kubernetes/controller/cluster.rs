@@ -79,7 +79,7 @@ impl Cluster {
 - {{apiGroups: ['', discovery.k8s.io], resources: [services, nodes, namespaces, endpointslices], verbs: [get, list, watch]}}
 - {{apiGroups: [guideway.dev], resources: [loadbalancerpools], verbs: [get, list, watch, {on_pools}]}}
 - {{apiGroups: ['', guideway.dev], resources: [services/status, loadbalancerpools/status], verbs: [patch]}}
-- {{apiGroups: ['', events.k8s.io, coordination.k8s.io], resources: [{written}], verbs: [get, create, update, patch]}}"
+- {{apiGroups: ['', events.k8s.io, coordination.k8s.io], resources: [{written}], verbs: [get, create, patch]}}"
         );
         self.0.make_service_account("controller", &rules).unwrap();
     }

@@ -1,8 +1,18 @@
 //! The binary without an agent: exit codes, messages, generated files.
 
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
+
+use lab::Process;
+use serde_json::Value;
 
 const GUIDEWAY: &str = env!("CARGO_BIN_EXE_guideway");
+
+/// How long a busy machine may take for what takes no time.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// A kubeconfig of a server that is not there.
+const NO_SERVER: &str = "{current-context: a, contexts: [{name: a, context: {cluster: a, user: a}}], \
+     clusters: [{name: a, cluster: {server: \"http://127.0.0.1:1\"}}], users: [{name: a, user: {}}]}";
 
 fn guideway(arguments: &[&str]) -> Output {
     Command::new(GUIDEWAY)
@@ -57,7 +67,7 @@ fn file_that_could_keep_the_agent_waiting_is_refused() {
     for path in ["/dev/zero", "/dev/stdin", "/tmp"] {
         let output = Command::new(GUIDEWAY)
             .args(["run", "--config", path])
-            .stdin(std::process::Stdio::piped())
+            .stdin(Stdio::piped())
             .output()
             .unwrap();
         assert_eq!(output.status.code(), Some(2), "{path}");
@@ -78,12 +88,7 @@ fn start_that_fails_in_kubernetes_mode_says_why() {
         std::fs::write(&path, text).unwrap();
         path
     };
-    let kubeconfig = write(
-        "kubeconfig",
-        "{current-context: a, contexts: [{name: a, context: {cluster: a, user: a}}], \
-         clusters: [{name: a, cluster: {server: \"http://127.0.0.1:1\"}}], users: [{name: a, user: {}}]}"
-            .to_owned(),
-    );
+    let kubeconfig = write("kubeconfig", NO_SERVER.to_owned());
     let socket = directory.path().join("agent.sock");
     let config = write(
         "guideway.yaml",
@@ -105,6 +110,57 @@ fn start_that_fails_in_kubernetes_mode_says_why() {
         "{text}"
     );
     assert!(!text.contains("panicked"), "{text}");
+}
+
+#[test]
+fn log_is_an_object_on_each_line_where_that_is_asked_for() {
+    let directory = tempfile::tempdir().unwrap();
+    let kubeconfig = directory.path().join("kubeconfig");
+    std::fs::write(&kubeconfig, NO_SERVER).unwrap();
+    let mut controller = Command::new(GUIDEWAY);
+    controller
+        .arg("controller")
+        .env("KUBECONFIG", &kubeconfig)
+        .env("GUIDEWAY_LOG_FORMAT", "json");
+    let mut controller = Process::spawn(&mut controller).unwrap();
+    let mut said = |message: &str| {
+        let line = controller.wait_for_line(message, PATIENCE).unwrap();
+        serde_json::from_str::<Value>(&line).unwrap()
+    };
+    let begin = said("starting");
+    assert_eq!(begin["level"], "INFO", "{begin}");
+    assert_eq!(begin["server"], "http://127.0.0.1:1/", "{begin}");
+    let refused = said("cannot read or renew the Lease");
+    assert_eq!(refused["level"], "WARN", "{refused}");
+    assert_eq!(refused["request"], "lease", "{refused}");
+
+    // Another level while it runs.
+    let pid = controller.id().to_string();
+    for (level, signal) in [("debug", "SIGUSR1"), ("default", "SIGUSR2")] {
+        assert!(guideway(&["log", level, "--pid", &pid]).status.success());
+        let line = controller.wait_for_line(signal, PATIENCE).unwrap();
+        let line: Value = serde_json::from_str(&line).unwrap();
+        assert_eq!(line["message"], "another log", "{line}");
+    }
+    controller.stop(PATIENCE).unwrap();
+    for line in controller.stderr().lines() {
+        let read: Value = serde_json::from_str(line).expect(line);
+        for field in ["timestamp", "level", "message"] {
+            assert!(read[field].is_string(), "{line}");
+        }
+    }
+}
+
+#[test]
+fn unknown_form_of_the_log_is_refused() {
+    let output = Command::new(GUIDEWAY)
+        .arg("controller")
+        .env("GUIDEWAY_LOG_FORMAT", "xml")
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let text = stderr(&output);
+    assert!(text.contains("use text or json"), "{text}");
 }
 
 #[test]

@@ -112,6 +112,27 @@ fn metrics_and_health_are_at_the_nodes_addresses() {
 }
 
 #[test]
+fn agents_and_controller_log_in_the_form_that_is_asked_for() {
+    let log_of = |values: &[&str]| {
+        let objects = Objects::render(values);
+        let pods = [
+            (objects.agent_pod(), "agent"),
+            (objects.controller_pod(), "controller"),
+        ];
+        pods.map(|(pod, name)| {
+            let variables = container(pod, name)["env"].as_array().unwrap();
+            ["GUIDEWAY_LOG", "GUIDEWAY_LOG_FORMAT"].map(|name| {
+                let mut found = variables.iter().filter(|variable| variable["name"] == name);
+                found.next().unwrap()["value"].as_str().unwrap().to_owned()
+            })
+        })
+    };
+    assert_eq!(log_of(&[]), [["info", "text"], ["info", "text"]]);
+    let asked = ["agent.logFormat=json", "controller.log=debug"];
+    assert_eq!(log_of(&asked), [["info", "json"], ["debug", "text"]]);
+}
+
+#[test]
 fn apparmor_profile_gives_the_capabilities_and_paths_that_the_chart_gives() {
     let profile = text("apparmor/guideway");
     let objects = Objects::render(&[

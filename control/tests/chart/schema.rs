@@ -15,6 +15,8 @@ fn absurd_values_are_refused() {
         ("agent.defaultMode=dsr", "defaultMode"),
         ("agent.interfaces[0].name=a-name-longer-than-15", "name"),
         ("agent.interfaces[0].mode=fast", "mode"),
+        ("agent.logFormat=xml", "logFormat"),
+        ("controller.logFormat=xml", "logFormat"),
         ("agent.metricsPort=10249", "metricsPort"),
         ("agent.healthPort=10256", "healthPort"),
         ("agent.healthPort=70000", "healthPort"),

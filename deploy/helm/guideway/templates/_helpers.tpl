@@ -76,7 +76,9 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{/* Environment of agents and controller. (dict "root" . "log" FILTER) */}}
 {{- define "guideway.env" -}}
 - name: GUIDEWAY_LOG
-  value: {{ .log | quote }}
+  value: {{ .of.log | quote }}
+- name: GUIDEWAY_LOG_FORMAT
+  value: {{ .of.logFormat | quote }}
 - name: POD_NAMESPACE
   valueFrom:
     fieldRef:

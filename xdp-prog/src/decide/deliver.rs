@@ -67,7 +67,7 @@ pub const IDLE_TRANSITORY_NS: u64 = 240_000_000_000;
 /// The same for UDP (RFC 4787 section 4.3, REQ-5: 2 min at least, 5 min recommended).
 pub const IDLE_UDP_NS: u64 = 300_000_000_000;
 
-/// How long a flow whose client has proved nothing keeps its key from another VIP.
+/// How long a flow whose client has proved nothing keeps its key from another VIP, also where no other key is free.
 pub const HOLD_UNPROVED_NS: u64 = 3_000_000_000;
 /// How long a flow that has ended does: as long as Linux keeps TIME_WAIT (`TCP_TIMEWAIT_LEN`), and what its time may lag.
 pub const HOLD_ENDED_NS: u64 = 60_000_000_000 + RENEWAL_NS;
@@ -340,7 +340,9 @@ pub(super) enum Met {
     Proved,
     /// Another flow, which keeps the key.
     Held,
-    /// Another flow, which would lose the key to a new one.
+    /// Another flow, which has proved nothing, and loses the key to a new one that finds no other.
+    Unproved,
+    /// Another flow, which is over, and loses the key to a new one.
     Idle,
     /// Nothing.
     Unknown,
@@ -395,7 +397,7 @@ pub(super) fn meet_at<F: Frame, T: Flows>(
         let met = tables.with_flow(table, key, |known| {
             let is_same = known.is_between(client, address, deliver.destination_port());
             if !(is_same_client && is_same) {
-                return Err(is_held(table, deliver.protocol, known, now));
+                return Err(standing(table, deliver.protocol, known, now));
             }
             if deliver.flags.begins_connection() {
                 known.begin_anew(deliver.outer_length(), now);
@@ -408,8 +410,7 @@ pub(super) fn meet_at<F: Frame, T: Flows>(
             Some(Ok(known)) if table == FlowTable::Answered => return (Met::Answered, known),
             Some(Ok(known)) if is_proved(frame, deliver, &known) => return (Met::Proved, known),
             Some(Ok(known)) => return (Met::Embryonic, known),
-            Some(Err(true)) => return (Met::Held, PodFlow::default()),
-            Some(Err(false)) => return (Met::Idle, PodFlow::default()),
+            Some(Err(other)) => return (other, PodFlow::default()),
             None => {}
         }
     }
@@ -570,14 +571,24 @@ pub(super) fn addresses<F: Frame>(
     })
 }
 
-/// Tells whether a flow keeps its key from another one.
+/// Tells how firmly a flow keeps its key from another one.
 #[inline(always)]
-const fn is_held(table: FlowTable, protocol: u8, flow: &PodFlow, now: u64) -> bool {
-    let limit = match table {
+const fn standing(table: FlowTable, protocol: u8, flow: &PodFlow, now: u64) -> Met {
+    let idle = age(flow.seen, now);
+    let hold = match table {
         FlowTable::Answered => idle_limit(table, protocol, flow.state(), HOLD_ENDED_NS),
         FlowTable::Embryonic => HOLD_UNPROVED_NS,
     };
-    age(flow.seen, now) < limit
+    if idle < hold {
+        return Met::Held;
+    }
+    // The pod may still wait for the end of that handshake, and would answer another SYN as one of it. Of what is no
+    // TCP, it knows nothing.
+    let may_wait = match table {
+        FlowTable::Answered => false,
+        FlowTable::Embryonic => protocol == protocol::TCP && idle < IDLE_TRANSITORY_NS,
+    };
+    if may_wait { Met::Unproved } else { Met::Idle }
 }
 
 /// Tells whether a flow has not ended, and has not been idle for too long.

@@ -12,6 +12,9 @@
 //!  |                       of one that goes on, and this is no SYN -> dropped
 //!  v
 //! ports by hash ---------- the first that is nobody's        -> this flow's, and a forward entry
+//!  | each is taken
+//!  v
+//! the client's own port -- of one that has proved nothing for 3 s -> this flow's, else dropped
 //! ```
 
 use super::{
@@ -143,7 +146,8 @@ impl Place {
                 1 => Met::Embryonic,
                 2 => Met::Proved,
                 3 => Met::Held,
-                4 => Met::Idle,
+                4 => Met::Unproved,
+                5 => Met::Idle,
                 _ => Met::Unknown,
             },
         })
@@ -208,6 +212,7 @@ impl Flow<'_> {
         let mut ports = Ports::of(&self.forward, seed(tables));
         let mut port = u16::from_be_bytes(self.deliver.source_port());
         let mut tried = Tried::Own;
+        let mut own = Met::Held;
         // The client's own port, the one of the forward entry, and those by hash.
         for _ in 0..PORT_TRIES {
             let met = if is_new {
@@ -219,6 +224,9 @@ impl Flow<'_> {
             let place = Place { port, tried, met };
             if met.is_known() {
                 return Ok(place);
+            }
+            if tried == Tried::Own {
+                own = met;
             }
             if tried == Tried::Own
                 && let Some((known, table)) =
@@ -247,7 +255,14 @@ impl Flow<'_> {
             port = ports.following();
             tried = Tried::ByHash;
         }
-        Err(DropReason::FlowConflict)
+        if own != Met::Unproved {
+            return Err(DropReason::FlowConflict);
+        }
+        Ok(Place {
+            port: u16::from_be_bytes(self.deliver.source_port()),
+            tried: Tried::Own,
+            met: Met::Idle,
+        })
     }
 
     /// Takes it into the tables by this port, if it is not there, or to where it belongs by now.

@@ -197,6 +197,16 @@ pub(super) const KINDS: [(&str, (Way, End), Make); 6] = [
     ("v6_sctp", PODS_V6_SCTP, Packet::sctp),
 ];
 
+/// Two ways to one pod, by two of its VIPs.
+type TwoVips = (&'static str, (Way, End), (Way, End), u8, Make);
+
+const BY_TWO_VIPS: [TwoVips; 4] = [
+    ("v4_tcp", PODS_V4_TCP, PODS_AGAIN_TCP, TCP, Packet::tcp),
+    ("v4_udp", PODS_V4_UDP, PODS_AGAIN_UDP, UDP, Packet::udp),
+    ("v6_tcp", PODS_V6_TCP, PODS_AGAIN_V6_TCP, TCP, Packet::tcp),
+    ("v6_udp", PODS_V6_UDP, PODS_AGAIN_V6_UDP, UDP, Packet::udp),
+];
+
 /// Tag and backend of both pods of a family.
 pub(super) fn pods_like(vip: IpAddr) -> [(IpAddr, u16, u32); 2] {
     match vip {
@@ -635,18 +645,7 @@ pub(super) fn moved(from: End, to: End, protocol: u8) -> End {
 fn flows_that_meet() -> Vec<Case> {
     const SECOND: u64 = 1_000_000_000;
     let mut cases = Vec::new();
-    for (kind, first, second, protocol, make) in [
-        (
-            "v4_tcp",
-            PODS_V4_TCP,
-            PODS_AGAIN_TCP,
-            TCP,
-            Packet::tcp as Make,
-        ),
-        ("v4_udp", PODS_V4_UDP, PODS_AGAIN_UDP, UDP, Packet::udp),
-        ("v6_tcp", PODS_V6_TCP, PODS_AGAIN_V6_TCP, TCP, Packet::tcp),
-        ("v6_udp", PODS_V6_UDP, PODS_AGAIN_V6_UDP, UDP, Packet::udp),
-    ] {
+    for (kind, first, second, protocol, make) in BY_TWO_VIPS {
         let from = client(first.1);
         let [(pod, tag, _), (other, other_tag, other_id)] = pods_like(first.1.0);
         let packet = |to: End| make(from, to, b"");
@@ -705,12 +704,21 @@ fn flows_that_meet() -> Vec<Case> {
     }
     // Tables, state and idle time of the known flow; whether a flow by another VIP takes its key.
     type Known = (&'static str, u8, bool, u8, u64, bool);
-    let known: [Known; 15] = [
+    let known: [Known; 16] = [
         ("answered_tcp", TCP, true, 0, 0, false),
         ("tcp_idle_for_two_hours", TCP, true, 0, 7_300, false),
         ("tcp_idle_for_longer", TCP, true, 0, 7_500, true),
         ("unproved_tcp", TCP, false, 0, 0, false),
-        ("unproved_tcp_idle_for_four_seconds", TCP, false, 0, 4, true),
+        // Its pod may wait for the end of the handshake.
+        (
+            "unproved_tcp_idle_for_four_seconds",
+            TCP,
+            false,
+            0,
+            4,
+            false,
+        ),
+        ("unproved_tcp_idle_for_longer", TCP, false, 0, 245, true),
         ("answered_udp", UDP, true, 0, 240, false),
         ("udp_idle_for_five_minutes", UDP, true, 0, 310, true),
         ("embryonic_udp", UDP, false, 0, 0, false),
@@ -963,6 +971,16 @@ fn other_ports() -> Vec<Case> {
         case_here("no_port_that_is_tried_is_free", edge(&syn))
             .with(taken(most))
             .drops(DropReason::FlowConflict),
+        case_here("unproved_key_goes_where_no_port_is_free", edge(&syn))
+            .with(taken(most))
+            .with(|tables| {
+                let (key, unproved) = flow(first.1, 0, LATER);
+                tables.flows.remove(&key);
+                tables.embryonic.insert(key, unproved);
+            })
+            .delivers(second.0, syn.length(), {
+                IN.carry(&Packet::tcp(from, at(POD_V4), b""))
+            }),
     ]);
 
     let privileged = (from.0, 800);
@@ -1060,18 +1078,7 @@ fn other_ports_of_datagrams() -> Vec<Case> {
 /// The pod finds its own packet in errors that clients and routers send about it.
 fn other_ports_in_errors() -> Vec<Case> {
     let mut cases = Vec::new();
-    for (kind, first, second, protocol, make) in [
-        (
-            "v4_tcp",
-            PODS_V4_TCP,
-            PODS_AGAIN_TCP,
-            TCP,
-            Packet::tcp as Make,
-        ),
-        ("v4_udp", PODS_V4_UDP, PODS_AGAIN_UDP, UDP, Packet::udp),
-        ("v6_tcp", PODS_V6_TCP, PODS_AGAIN_V6_TCP, TCP, Packet::tcp),
-        ("v6_udp", PODS_V6_UDP, PODS_AGAIN_V6_UDP, UDP, Packet::udp),
-    ] {
+    for (kind, first, second, protocol, make) in BY_TWO_VIPS {
         let from = client(first.1);
         let [(pod, tag, _), _] = pods_like(first.1.0);
         let seen = moved(from, second.1, protocol);

@@ -233,12 +233,8 @@ pub struct Translation {
 /// Decides what is to be done with a frame of this stage: a client's packet.
 #[inline(always)]
 pub fn decide<'t, F: Frame, T: World>(frame: &F, tables: &'t T, ingress: u32) -> Verdict<'t> {
-    let link = match parse::link(frame) {
-        Ok(link) => link,
-        Err(reason) => return Verdict::Pass(reason),
-    };
-    let arrived = match requested(frame, tables, &link) {
-        Ok(arrived) => arrived,
+    let (link, arrived) = match requested(frame, tables) {
+        Ok(requested) => requested,
         Err(verdict) => return verdict,
     };
     let Some(origin) = origin(frame, &link, ingress) else {
@@ -386,14 +382,17 @@ fn told<F: Frame, A>(frame: &F, packet: &Packet<A>, service: u32) -> (u32, u32) 
     )
 }
 
-/// Reads a client's packet.
+/// Reads a client's packet, and how its frame begins.
 #[inline(always)]
 fn requested<'t, F: Frame, T: World>(
     frame: &F,
     tables: &'t T,
-    link: &Link,
-) -> Result<Arrived, Verdict<'t>> {
-    match link.ether_type {
+) -> Result<(Link, Arrived), Verdict<'t>> {
+    let link = match parse::link(frame) {
+        Ok(link) => link,
+        Err(reason) => return Err(Verdict::Pass(reason)),
+    };
+    let arrived = match link.ether_type {
         ethernet::IPV4 => match parse::ipv4(frame, link.l3) {
             Ok(packet) => request(frame, tables, &packet),
             Err(reason) => Err(Verdict::Pass(reason)),
@@ -403,6 +402,10 @@ fn requested<'t, F: Frame, T: World>(
             Err(reason) => Err(Verdict::Pass(reason)),
         },
         _ => Err(Verdict::Pass(PassReason::NotIp)),
+    };
+    match arrived {
+        Ok(arrived) => Ok((link, arrived)),
+        Err(verdict) => Err(verdict),
     }
 }
 

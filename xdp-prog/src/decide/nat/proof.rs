@@ -10,7 +10,6 @@ use crate::{
     },
     decide::{Stage, Verdict, World},
     frame::Frame,
-    parse,
     reason::DropReason,
     wire::protocol,
 };
@@ -29,12 +28,8 @@ pub(super) fn is_of_use(entry: &NatForward, arrived: &Arrived, now: u64) -> bool
 /// Decides what is to be done with a frame of this stage.
 #[inline(always)]
 pub fn decide<'t, F: Frame, T: World>(frame: &F, tables: &'t T) -> Verdict<'t> {
-    let link = match parse::link(frame) {
-        Ok(link) => link,
-        Err(reason) => return Verdict::Pass(reason),
-    };
-    let arrived = match requested(frame, tables, &link) {
-        Ok(arrived) => arrived,
+    let (_, arrived) = match requested(frame, tables) {
+        Ok(requested) => requested,
         Err(verdict) => return verdict,
     };
     let Some(arrived) = arrived.relayed(tables) else {

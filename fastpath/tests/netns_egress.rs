@@ -248,13 +248,7 @@ fn forged_segments_break_no_connection() {
     const CONNECTIONS: usize = 20;
     let world = World::new();
     let [first, second] = world.vips_v4();
-    let server = world.pod().namespace().run(|| listen(first.into()));
-    let streams: Vec<TcpStream> = world.client().run(|| {
-        let connect = |_| connect(first.into()).unwrap();
-        (0..CONNECTIONS).map(connect).collect()
-    });
-    let mut accepted: Vec<TcpStream> = streams.iter().map(|_| server.accept().unwrap().0).collect();
-    let _server = server;
+    let (streams, mut accepted, _server) = world.connections(first.into(), CONNECTIONS);
 
     world.client().run(|| {
         let forger = Forger::open();
@@ -284,12 +278,7 @@ fn connections_of_silent_servers_survive_a_flood_of_handshakes() {
     const CONNECTIONS: usize = 20;
     let world = World::new();
     let [first, second] = world.vips_v4();
-    let server = world.pod().namespace().run(|| listen(first.into()));
-    let streams: Vec<TcpStream> = world.client().run(|| {
-        let connect = |_| connect(first.into()).unwrap();
-        (0..CONNECTIONS).map(connect).collect()
-    });
-    let mut accepted: Vec<TcpStream> = streams.iter().map(|_| server.accept().unwrap().0).collect();
+    let (streams, mut accepted, server) = world.connections(first.into(), CONNECTIONS);
     drop(server);
 
     let begun = world.node.count("delivered");
@@ -526,6 +515,19 @@ impl World {
     /// Two VIPs of the pod.
     fn vips_v4(&self) -> [std::net::Ipv4Addr; 2] {
         [vip_v4(1), vip_v4(2)]
+    }
+
+    /// Opens connections of the client to the pod by this address; returns both ends of each, and what accepts more.
+    fn connections(
+        &self,
+        vip: IpAddr,
+        number: usize,
+    ) -> (Vec<TcpStream>, Vec<TcpStream>, TcpListener) {
+        let server = self.pod().namespace().run(|| listen(vip));
+        let connect = |_| connect(vip).unwrap();
+        let streams: Vec<_> = self.client().run(|| (0..number).map(connect).collect());
+        let accepted = streams.iter().map(|_| server.accept().unwrap().0).collect();
+        (streams, accepted, server)
     }
 
     /// The pod says something in each connection, and hears something.

@@ -29,6 +29,7 @@ fn server_with_faults_is_followed_and_what_it_does_not_change_is_left_alone() {
             server_that_refuses_is_asked_ever_more_rarely,
             server_that_falls_silent_is_noticed,
             objects_that_cannot_be_read_are_named_and_the_others_count,
+            full_tables_refuse_the_youngest_services_whatever_came_first,
         ];
         let networks = scenarios.map(|scenario| (scenario, network()));
         for (scenario, net) in networks {
@@ -303,6 +304,62 @@ fn objects_that_cannot_be_read_are_named_and_the_others_count(net: &Topology) {
         agent.wait_for_status("nothing is wrong", |status| !is_named(status));
     }
     steady.expect_untouched(&cluster);
+}
+
+/// Each has a quarter of the room, the most that one may have.
+fn full_tables_refuse_the_youngest_services_whatever_came_first(net: &Topology) {
+    let mut cluster = Cluster::start(net);
+    let pods: Vec<&Machine> = net.pods().collect();
+    // Created in the order of their numbers.
+    let all = [1, 2, 3, 4, 5, 6];
+    let serve = |cluster: &Cluster<'_>, number: u8| {
+        let name = format!("room-{number}");
+        let mut service = service_at(&name, number);
+        service["metadata"]["creationTimestamp"] = json!(format!("2026-01-01T00:00:0{number}Z"));
+        service["metadata"]["annotations"] = json!({"guideway.dev/table-size": "16384"});
+        for port in service["spec"]["ports"].as_array_mut().unwrap() {
+            // A NodePort would take room too.
+            port.as_object_mut().unwrap().remove("nodePort");
+        }
+        service["spec"]["allocateLoadBalancerNodePorts"] = json!(false);
+        cluster.put(service);
+        cluster.endpoints(&name, &pods);
+    };
+    let have_room = |cluster: &Cluster<'_>, numbers: &[u8]| {
+        for number in all {
+            let pods = if numbers.contains(&number) {
+                &pods[..]
+            } else {
+                &[]
+            };
+            cluster.wait_for_table(&format!("room-{number}"), pods);
+        }
+    };
+    for number in [2, 3, 4, 5] {
+        serve(&cluster, number);
+    }
+    have_room(&cluster, &[2, 3, 4, 5]);
+    serve(&cluster, 6);
+    let is_refused = |status: &Value| status["unapplied"] != 0;
+    for agent in &mut cluster.agents {
+        agent.wait_for_status("the youngest is refused", is_refused);
+    }
+    have_room(&cluster, &[2, 3, 4, 5]);
+    // An older one that comes late takes the room of the youngest that has some.
+    serve(&cluster, 1);
+    have_room(&cluster, &[1, 2, 3, 4]);
+
+    for start in [Agent::restart, Agent::start_over] {
+        for agent in &mut cluster.agents {
+            start(agent);
+            agent.wait_for_status("served as far as there is room", |status| {
+                status["kubernetes"]["synced_seconds"].is_u64() && is_refused(status)
+            });
+        }
+        have_room(&cluster, &[1, 2, 3, 4]);
+    }
+    cluster.remove("room-2");
+    have_room(&cluster, &[1, 3, 4, 5]);
 }
 
 fn network() -> Topology {

@@ -243,6 +243,15 @@ kubernetes: {{ node_name: {}, healthz: \"127.0.0.1:9751\", external_ips: [10.99.
         self.process = Self::run(self.machine);
     }
 
+    /// Has the agent detach, which ends it, and starts another one, without tables to take over.
+    pub(crate) fn start_over(&mut self) {
+        guideway()
+            .ask(self.machine.namespace(), &["detach"])
+            .unwrap();
+        assert_eq!(self.process.wait(PATIENCE).unwrap().code(), Some(0));
+        self.process = Self::run(self.machine);
+    }
+
     /// Returns what the agent has logged since it was started.
     pub(crate) fn log(&self) -> String {
         self.process.stderr()

@@ -5,39 +5,36 @@
     reason = "a panic at the place is how a test fails"
 )]
 
+#[path = "support/nat_edge.rs"]
+mod nat_edge;
+
 use std::{
     collections::BTreeSet,
-    net::{IpAddr, Ipv4Addr, SocketAddrV4},
+    net::{Ipv4Addr, SocketAddrV4},
 };
 
-use aya::{
-    maps::{Array, HashMap, Map, MapData},
-    programs::{TestRun, TestRunOptions},
-};
+use aya::maps::{Array, HashMap, Map, MapData};
 use etherparse::{PacketBuilder, PacketBuilderStep, TcpHeader};
 use fastpath::{
     clock::monotonic_ns,
     load::{Loaded, Loader},
-    nexthop::{NextHop, Resolution},
-    tables::{
-        BackendSpec, ForwardMode, NatSettings, Protocol, ServiceKey, ServiceSpec, Settings, Tables,
-    },
+    tables::{Protocol, Tables},
 };
 use xdp_prog::{
     abi::{
-        AddressKey, NAT_ANSWERED, NAT_OPEN, NAT_RESET_CLIENT, NatCount, NatForward, NatLink,
-        NatMark, NatReverse, Tuple, map,
+        NAT_ANSWERED, NAT_OPEN, NAT_RESET_CLIENT, NatCount, NatForward, NatLink, NatMark,
+        NatReverse, Tuple, map,
     },
     decide::nat::HANDSHAKE_NS,
+    wire::protocol::TCP,
 };
 
+use nat_edge::{EDGE, FIRST_PORT, sent_on, table, tuple};
+
 const VIP: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(10, 99, 0, 1), 80);
-const EDGE: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 100);
 const BACKEND: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(10, 0, 0, 1), 8080);
 const PORTS: u16 = 1_000;
 const FLOWS: u32 = 8_192;
-const FIRST_PORT: u16 = 20_000;
-const XDP_TX: u32 = 3;
 const SECOND: u64 = 1_000_000_000;
 const SEQUENCE: u32 = 0xffff_ffff;
 
@@ -204,45 +201,11 @@ struct Edge {
 
 impl Edge {
     fn start() -> Self {
-        let loaded = Loader::unpinned()
+        let loader = Loader::unpinned()
             .max_entries(map::LUT, 1 << 12)
             .max_entries(map::NAT_FORWARD, FLOWS)
-            .max_entries(map::NAT_REVERSE, FLOWS)
-            .load()
-            .unwrap();
-        let mut tables = Tables::open(&loaded).unwrap();
-        let nat = NatSettings {
-            first_port: FIRST_PORT,
-            ports: PORTS,
-            ..NatSettings::default()
-        };
-        let settings = Settings {
-            nat: Some(nat),
-            ..Settings::default()
-        };
-        tables.set_settings(settings).unwrap();
-        let backend = IpAddr::V4(*BACKEND.ip());
-        let way = Resolution::Resolved(NextHop {
-            ifindex: 1,
-            source_mac: [2, 0, 0, 0, 0, 1],
-            destination_mac: [2, 0, 0, 0, 0, 2],
-            via_gateway: false,
-            vlan: None,
-            mtu: 1500,
-            source: Some(EDGE.into()),
-        });
-        tables.set_next_hop(backend, way).unwrap();
-        let spec = ServiceSpec {
-            mode: ForwardMode::Nat,
-            backends: [BackendSpec::nat(BACKEND.into(), 1)].into(),
-            ..ServiceSpec::default()
-        };
-        let key = ServiceKey {
-            address: IpAddr::V4(*VIP.ip()),
-            port: VIP.port(),
-            protocol: Protocol::Tcp,
-        };
-        tables.put_service(key, &spec).unwrap();
+            .max_entries(map::NAT_REVERSE, FLOWS);
+        let (loaded, tables) = nat_edge::balance(loader, (VIP, Protocol::Tcp), &[BACKEND], PORTS);
         let (_, service) = tables.services().next().unwrap();
         let service = service.id;
         Self {
@@ -254,13 +217,8 @@ impl Edge {
 
     /// Makes the entries of a flow that has the port of its number.
     fn seed(&self, flow: u16, mark: NatMark) {
-        let ends = |from: SocketAddrV4, to: SocketAddrV4| {
-            let [source, destination] = [from, to].map(|end| AddressKey::v4(end.ip().octets()));
-            let [from, to] = [from, to].map(|end| end.port().to_be_bytes());
-            Tuple::new(source, destination, from, to, 6)
-        };
-        let key = ends(client(flow.into()), VIP);
-        let reply = ends(BACKEND, SocketAddrV4::new(EDGE, FIRST_PORT + flow));
+        let key = tuple(client(flow.into()), VIP, TCP);
+        let reply = tuple(BACKEND, SocketAddrV4::new(EDGE, FIRST_PORT + flow), TCP);
         let forward = NatForward::new(&key, &reply, 1, 0, mark);
         let reverse = NatReverse::new(&reply, &key, 1, NatLink::default(), mark);
         self.forward_table().insert(key, forward, 0).unwrap();
@@ -293,7 +251,6 @@ impl Edge {
         to: SocketAddrV4,
         segment: &Segment,
     ) -> Option<(SocketAddrV4, SocketAddrV4)> {
-        const IP: usize = 14;
         let step = PacketBuilder::ethernet2([2, 0, 0, 0, 0, 9], [2, 0, 0, 0, 0, 8])
             .ipv4(from.ip().octets(), to.ip().octets(), 64)
             .tcp(from.port(), to.port(), segment.sequence, 1000);
@@ -303,21 +260,7 @@ impl Edge {
         }
         let mut input = Vec::with_capacity(64);
         step.write(&mut input, &[]).unwrap();
-        let mut output = [0; 64];
-        let result = self.loaded.program().test_run(TestRunOptions {
-            data_in: Some(&input),
-            data_out: Some(&mut output),
-            ..TestRunOptions::default()
-        });
-        if result.unwrap().return_value != XDP_TX {
-            return None;
-        }
-        let end = |address: usize, port: usize| {
-            let address: [u8; 4] = output[IP + address..][..4].try_into().unwrap();
-            let port = output[IP + port..][..2].try_into().unwrap();
-            SocketAddrV4::new(address.into(), u16::from_be_bytes(port))
-        };
-        Some((end(12, 20), end(16, 22)))
+        sent_on(&self.loaded, &input).ok()
     }
 
     fn forward(&self) -> Vec<(Tuple, NatForward)> {
@@ -392,25 +335,12 @@ impl Edge {
         self.counts().set(service, count, 0).unwrap();
     }
 
-    /// Every flow has both entries, each leads to the other, and nobody is about to remove one.
     fn assert_consistent(&self, flows: usize) {
-        let forward = self.forward_table();
-        let reverse: HashMap<MapData, Tuple, NatReverse> = self.table(map::NAT_REVERSE);
-        assert_eq!(
-            (forward.keys().count(), reverse.keys().count()),
-            (flows, flows)
-        );
-        for entry in reverse.iter() {
-            let (reply, back) = entry.unwrap();
-            let there = forward.get(&back.forward_key(reply.protocol()), 0).unwrap();
-            assert!(there.is_answered_as(&reply));
-        }
-        let claims: HashMap<MapData, Tuple, u64> = self.table(map::NAT_CLAIMS);
-        assert_eq!(claims.keys().count(), 0);
+        nat_edge::assert_consistent(&self.loaded, flows);
     }
 
     fn table<V: aya::Pod>(&self, name: &str) -> HashMap<MapData, Tuple, V> {
-        HashMap::try_from(Map::HashMap(self.loaded.map(name).unwrap())).unwrap()
+        table(&self.loaded, name)
     }
 }
 

@@ -5,41 +5,37 @@
     reason = "a panic at the place is how a test fails"
 )]
 
+#[path = "support/nat_edge.rs"]
+mod nat_edge;
+
 use std::{
     collections::BTreeSet,
-    net::{IpAddr, Ipv4Addr, SocketAddrV4},
+    net::{Ipv4Addr, SocketAddrV4},
     ops::Range,
     sync::Barrier,
     time::Duration,
 };
 
-use aya::{
-    maps::{HashMap, Map, MapData},
-    programs::{TestRun, TestRunOptions},
-};
+use aya::maps::{HashMap, MapData};
 use etherparse::PacketBuilder;
 use fastpath::{
     clock::monotonic_ns,
     load::{Loaded, Loader},
-    nexthop::{NextHop, Resolution},
-    tables::{
-        BackendSpec, ForwardMode, NatSettings, Protocol, ServiceKey, ServiceSpec, Settings, Tables,
-    },
+    tables::{Protocol, Tables},
 };
 use lab::wait_for;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use xdp_prog::{
-    abi::{AddressKey, NAT_ANSWERED, NAT_OPEN, NatForward, NatMark, NatReverse, Tuple, map},
+    abi::{NAT_ANSWERED, NAT_OPEN, NatForward, NatMark, NatReverse, Tuple, map},
     decide::{deliver::IDLE_UDP_NS, nat::GUARD_NS},
     wire::protocol::UDP,
 };
 
+use nat_edge::{EDGE, sent_on, table, tuple};
+
 const VIP: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(10, 99, 0, 1), 53);
-const EDGE: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 100);
 const BACKEND_PORT: u16 = 5353;
-const FIRST_PORT: u16 = 20_000;
 const XDP_DROP: u32 = 1;
-const XDP_TX: u32 = 3;
 const SECOND: u64 = 1_000_000_000;
 const TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -155,41 +151,14 @@ struct Edge {
 
 impl Edge {
     fn start(backends: u8, ports: u16) -> Self {
-        let loaded = Loader::unpinned()
+        let loader = Loader::unpinned()
             .max_entries(map::LUT, 1 << 16)
             .max_entries(map::BACKENDS, 64)
-            .max_entries(map::BACKEND_TRAFFIC, 64)
-            .load()
-            .unwrap();
-        let mut tables = Tables::open(&loaded).unwrap();
-        let nat = NatSettings {
-            first_port: FIRST_PORT,
-            ports,
-            ..NatSettings::default()
-        };
-        let settings = Settings {
-            nat: Some(nat),
-            ..Settings::default()
-        };
-        tables.set_settings(settings).unwrap();
-        let backends: Vec<Ipv4Addr> = (1..=backends).map(|n| Ipv4Addr::new(10, 0, 0, n)).collect();
-        for backend in &backends {
-            tables.set_next_hop((*backend).into(), loopback()).unwrap();
-        }
-        let backend = |address: &Ipv4Addr| {
-            BackendSpec::nat(SocketAddrV4::new(*address, BACKEND_PORT).into(), 1)
-        };
-        let spec = ServiceSpec {
-            mode: ForwardMode::Nat,
-            backends: backends.iter().map(backend).collect(),
-            ..ServiceSpec::default()
-        };
-        let key = ServiceKey {
-            address: IpAddr::V4(*VIP.ip()),
-            port: VIP.port(),
-            protocol: Protocol::Udp,
-        };
-        tables.put_service(key, &spec).unwrap();
+            .max_entries(map::BACKEND_TRAFFIC, 64);
+        let backend = |n| SocketAddrV4::new(Ipv4Addr::new(10, 0, 0, n), BACKEND_PORT);
+        let backends: Vec<SocketAddrV4> = (1..=backends).map(backend).collect();
+        let service = (VIP, Protocol::Udp);
+        let (loaded, tables) = nat_edge::balance(loader, service, &backends, ports);
         Self { loaded, tables }
     }
 
@@ -202,20 +171,8 @@ impl Edge {
         run(&self.loaded, ends.backend, ends.edge)
     }
 
-    /// Every flow has both entries, each leads to the other, and nobody is about to remove one.
     fn assert_consistent(&self, flows: usize) {
-        let forward = table::<NatForward>(&self.loaded, map::NAT_FORWARD);
-        let reverse = all(&table::<NatReverse>(&self.loaded, map::NAT_REVERSE));
-        assert_eq!((forward.keys().count(), reverse.len()), (flows, flows));
-        for (reply, back) in reverse {
-            let key = back.forward_key(reply.protocol());
-            let there = forward.get(&key, 0).unwrap();
-            assert!(there.is_for(&key) && there.is_answered_as(&reply));
-        }
-        assert_eq!(
-            table::<u64>(&self.loaded, map::NAT_CLAIMS).keys().count(),
-            0
-        );
+        nat_edge::assert_consistent(&self.loaded, flows);
     }
 
     /// Leaves out flows that have given their ports to others.
@@ -273,10 +230,7 @@ fn client(flow: u32) -> SocketAddrV4 {
 
 /// A flow's key in its forward entry.
 fn request_key(flow: u32) -> Tuple {
-    let ends = [client(flow), VIP];
-    let [source, destination] = ends.map(|end| AddressKey::v4(end.ip().octets()));
-    let [from, to] = ends.map(|end| end.port().to_be_bytes());
-    Tuple::new(source, destination, from, to, UDP)
+    tuple(client(flow), VIP, UDP)
 }
 
 /// Runs the program on a datagram; returns its ends as it is sent on, or the action where it is not.
@@ -285,36 +239,13 @@ fn run(
     from: SocketAddrV4,
     to: SocketAddrV4,
 ) -> Result<(SocketAddrV4, SocketAddrV4), u32> {
-    const IP: usize = 14;
     let mut input = Vec::with_capacity(64);
     PacketBuilder::ethernet2([2, 0, 0, 0, 0, 9], [2, 0, 0, 0, 0, 8])
         .ipv4(from.ip().octets(), to.ip().octets(), 64)
         .udp(from.port(), to.port())
         .write(&mut input, &[0; 18])
         .unwrap();
-    let mut output = [0; 64];
-    let result = loaded
-        .program()
-        .test_run(TestRunOptions {
-            data_in: Some(&input),
-            data_out: Some(&mut output),
-            ..TestRunOptions::default()
-        })
-        .unwrap();
-    match result.return_value {
-        XDP_TX => {
-            let end = |address: usize, port: usize| {
-                let address: [u8; 4] = output[IP + address..][..4].try_into().unwrap();
-                let port = output[IP + port..][..2].try_into().unwrap();
-                SocketAddrV4::new(address.into(), u16::from_be_bytes(port))
-            };
-            Ok((end(12, 20), end(16, 22)))
-        }
-        action => {
-            assert_eq!(action, XDP_DROP, "{from} -> {to}");
-            Err(action)
-        }
-    }
+    sent_on(loaded, &input).inspect_err(|action| assert_eq!(*action, XDP_DROP, "{from} -> {to}"))
 }
 
 /// Does the same on two CPUs at once; each is told which of the two it is.
@@ -343,23 +274,6 @@ fn pin(nth: u32) {
     sched_setaffinity(None, &only).unwrap();
 }
 
-fn table<V: aya::Pod>(loaded: &Loaded, name: &str) -> HashMap<MapData, Tuple, V> {
-    HashMap::try_from(Map::HashMap(loaded.map(name).unwrap())).unwrap()
-}
-
 fn all<V: aya::Pod>(table: &HashMap<MapData, Tuple, V>) -> Vec<(Tuple, V)> {
     table.iter().map(Result::unwrap).collect()
-}
-
-/// A next hop on the device that test runs come in on, so that the action is `XDP_TX`.
-fn loopback() -> Resolution {
-    Resolution::Resolved(NextHop {
-        ifindex: 1,
-        source_mac: [2, 0, 0, 0, 0, 1],
-        destination_mac: [2, 0, 0, 0, 0, 2],
-        via_gateway: false,
-        vlan: None,
-        mtu: 1500,
-        source: Some(EDGE.into()),
-    })
 }

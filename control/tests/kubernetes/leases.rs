@@ -330,20 +330,8 @@ fn clients_reach_another_edge_within_three_seconds_of_the_loss_of_one() {
         .build()
         .unwrap();
     let addresses: [IpAddr; 2] = [vip_v4(1).into(), vip_v6(1).into()];
-    let mut world = World::new(&net);
-    world.write_seed();
-    world.show_presence();
-    // What is left must be the loss of an edge, not of the only pod.
-    let label = "node.kubernetes.io/exclude-from-external-load-balancers=";
-    let node = net.nodes()[0].label();
-    world
-        .control
-        .kubectl(&["label", "node", node, label])
-        .unwrap();
-    world.launch_with("announce: { interfaces: [eth0] }\n");
-    for agent in &mut world.agents {
-        agent.wait_until_in_step();
-    }
+    // What is lost must be an edge, not the only pod.
+    let mut world = World::announced_by_edges(&net, net.edges().iter().chain(net.nodes()));
     expect_on_link(&net, &addresses);
     world.balance(&addresses);
     let pods: Vec<&Machine> = net.pods().collect();

@@ -171,16 +171,7 @@ fn one_machine_answers_for_an_address_whatever_becomes_of_its_agent() {
         .build()
         .unwrap();
     let address = vip_v4(1);
-    let mut world = World::new(&net);
-    world.write_seed();
-    world.show_presence();
-    let excluded = "node.kubernetes.io/exclude-from-external-load-balancers=";
-    let label = ["label", "node", net.nodes()[0].label(), excluded];
-    world.control.kubectl(&label).unwrap();
-    world.launch_on(net.edges(), "announce: { interfaces: [eth0] }\n");
-    for agent in &mut world.agents {
-        agent.wait_until_in_step();
-    }
+    let mut world = World::announced_by_edges(&net, net.edges());
     world.balance(&[IpAddr::V4(address)]);
     let asker = Asker::new(&net, address);
     wait_until("somebody answers", PATIENCE, || asker.ask().len() == 1).unwrap();

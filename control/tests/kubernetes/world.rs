@@ -80,6 +80,26 @@ impl<'net> World<'net> {
         world
     }
 
+    /// Starts agents on these machines that may announce addresses, but on no node, and waits until they serve.
+    pub(crate) fn announced_by_edges(
+        net: &'net Topology,
+        machines: impl IntoIterator<Item = &'net Machine>,
+    ) -> Self {
+        let mut world = Self::new(net);
+        world.write_seed();
+        world.show_presence();
+        let excluded = "node.kubernetes.io/exclude-from-external-load-balancers=";
+        for node in net.nodes() {
+            let label = ["label", "node", node.label(), excluded];
+            world.control.kubectl(&label).unwrap();
+        }
+        world.launch_on(machines, "announce: { interfaces: [eth0] }\n");
+        for agent in &mut world.agents {
+            agent.wait_until_in_step();
+        }
+        world
+    }
+
     /// Starts agents on all machines.
     pub(crate) fn launch(&mut self) {
         self.launch_with("");

@@ -39,14 +39,16 @@ pub use self::{
     error::TableError,
     explain::{ChosenBackend, Explanation, Outcome, Trace, TraceStep, Translated},
     probes::{MAX_PROBES, ProbeSpec, probe_mark},
+    reader::TableReader,
     types::{
         Addresses, BackendKey, BackendSpec, ForwardMode, NatSettings, Protocol, ServiceKey,
         ServiceKeyError, ServiceSpec, Settings, TrafficPolicy,
     },
+    view::TableView,
 };
 use self::{
     encode::backend_key, error::read_failed, ids::Ids, live::Live, mapped::Mapped, policy::Pods,
-    walk::Walk, written::Written,
+    view::Newest, walk::Walk, written::Written,
 };
 use crate::{load::Loaded, nexthop::Resolution};
 
@@ -54,6 +56,7 @@ mod adopt;
 mod announce;
 mod arena;
 mod backends;
+mod batch;
 mod counters;
 mod encode;
 mod error;
@@ -71,8 +74,10 @@ mod nat;
 mod paths;
 mod policy;
 mod probes;
+mod reader;
 mod services;
 mod types;
+mod view;
 mod walk;
 mod written;
 
@@ -166,7 +171,7 @@ pub struct Fill {
 }
 
 /// Entries of one table.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
     /// Entries in use, those in their grace period included.
     pub used: usize,
@@ -251,18 +256,18 @@ pub struct Tables {
     service_ids: Ids,
     backend_ids: Ids,
     next_hop_ids: Ids,
-    /// In boxes, because nodes of such a map are half empty.
-    installed: BTreeMap<ServiceKey, Box<InstalledService>>,
+    installed: OrdMap<ServiceKey, Arc<InstalledService>>,
     specs: Specs,
-    backend_by_key: BTreeMap<BackendKey, InstalledBackend>,
-    ways: BTreeMap<IpAddr, Way>,
+    backend_by_key: OrdMap<BackendKey, InstalledBackend>,
+    ways: OrdMap<IpAddr, Way>,
     /// Of nodes to which the path takes less than the next hop does.
-    path_mtus: BTreeMap<IpAddr, u32>,
+    path_mtus: OrdMap<IpAddr, u32>,
     has_paths: bool,
     /// How many errors about outer packets had come when they were looked at.
     path_errors: u64,
     retired: Retired,
     freed: Freed,
+    newest: Newest,
 }
 
 /// Counts what services have given up since the tables were opened: what did not fit may fit once one of these grows.
@@ -338,13 +343,7 @@ impl Tables {
             nat_counts: typed(loaded, map::NAT_COUNTS, Map::Array)?,
             pods_capacity: capacity(&loaded.map(map::PODS)?, map::PODS)?,
             source_ranges_capacity: capacity(&loaded.map(map::SOURCE_RANGES)?, map::SOURCE_RANGES)?,
-            counters: counters::Maps {
-                reasons: typed(loaded, map::REASONS, Map::PerCpuArray)?,
-                failures: typed(loaded, map::FAILURES, Map::PerCpuArray)?,
-                untrusted: typed(loaded, map::UNTRUSTED, Map::PerCpuArray)?,
-                service_traffic: typed(loaded, map::SERVICE_TRAFFIC, Map::PerCpuArray)?,
-                backend_traffic: typed(loaded, map::BACKEND_TRAFFIC, Map::PerCpuArray)?,
-            },
+            counters: counters::Maps::open(loaded)?,
             nat: nat::Nat {
                 entries: nat::Entries {
                     forward: typed(loaded, map::NAT_FORWARD, Map::HashMap)?,
@@ -365,15 +364,16 @@ impl Tables {
             service_ids: Ids::new(service.length()),
             backend_ids: Ids::new(backends.length()),
             next_hop_ids: Ids::new(next_hops.length()),
-            installed: BTreeMap::new(),
+            installed: OrdMap::new(),
             specs: Specs::new(),
-            backend_by_key: BTreeMap::new(),
-            ways: BTreeMap::new(),
-            path_mtus: BTreeMap::new(),
+            backend_by_key: OrdMap::new(),
+            ways: OrdMap::new(),
+            path_mtus: OrdMap::new(),
             has_paths: false,
             path_errors: 0,
             retired: Retired::default(),
             freed: Freed::default(),
+            newest: Newest::default(),
             service,
             lut,
             backends,
@@ -382,6 +382,7 @@ impl Tables {
         tables.nat.entries.drop_stale_claims()?;
         tables.find_room_for_nat()?;
         tables.adopt()?;
+        tables.publish();
         Ok(tables)
     }
 
@@ -393,7 +394,7 @@ impl Tables {
 
     /// Returns an installed service.
     pub fn service(&self, key: &ServiceKey) -> Option<&InstalledService> {
-        self.installed.get(key).map(Box::as_ref)
+        self.installed.get(key).map(Arc::as_ref)
     }
 
     /// Returns what services were made from under the present settings. Those that an earlier agent made are not
@@ -469,7 +470,8 @@ impl Tables {
     pub fn service_traffic(&self) -> Result<Vec<(ServiceKey, Traffic)>, TableError> {
         let services = self.installed.iter();
         self.counters
-            .service_traffic(services.map(|(key, service)| (*key, service.id)))
+            .services
+            .of_each(services.map(|(key, service)| (*key, service.id)))
     }
 
     /// Sums packets and bytes per backend, over all services.
@@ -480,37 +482,13 @@ impl Tables {
     pub fn backend_traffic(&self) -> Result<Vec<(BackendKey, Traffic)>, TableError> {
         let backends = self.backend_by_key.iter();
         self.counters
-            .backend_traffic(backends.map(|(key, backend)| (*key, backend.id)))
+            .backends
+            .of_each(backends.map(|(key, backend)| (*key, backend.id)))
     }
 
     /// Reports how full the tables are.
     pub fn fill(&self) -> Fill {
-        let usage = |ids: &Ids| Usage {
-            used: ids.capacity() - ids.free(),
-            capacity: ids.capacity(),
-        };
-        Fill {
-            arena: self.arena.fill(),
-            services: usage(&self.service_ids),
-            backends: usage(&self.backend_ids),
-            next_hops: usage(&self.next_hop_ids),
-            pods: Usage {
-                used: self
-                    .installed
-                    .values()
-                    .map(|service| service.pods.len())
-                    .sum(),
-                capacity: self.pods_capacity,
-            },
-            source_ranges: Usage {
-                used: self
-                    .installed
-                    .values()
-                    .map(|service| service.source_ranges.len())
-                    .sum(),
-                capacity: self.source_ranges_capacity,
-            },
-        }
+        self.view().fill()
     }
 
     /// Counts what was given up so far.
@@ -527,6 +505,8 @@ impl Tables {
         if self.begin_epoch().is_err() {
             return;
         }
+        // Who reads counters beside is told, long enough before, that the ids are nobody's.
+        self.publish();
         grace::wait();
         let retired = std::mem::take(&mut self.retired);
         for service in retired.services {

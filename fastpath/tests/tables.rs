@@ -6,7 +6,7 @@
 )]
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     net::{IpAddr, SocketAddr},
     sync::Arc,
 };
@@ -674,6 +674,76 @@ fn counters_begin_at_zero_where_a_killed_agent_used_the_id() {
     let counters = tables.counters().unwrap();
     assert_eq!(counters.services, [(key, Traffic::default())]);
     assert_eq!(counters.backends, [(node("10.0.0.2"), Traffic::default())]);
+}
+
+#[test]
+fn who_reads_beside_takes_no_counter_for_that_of_another_service_that_got_its_id() {
+    let (loaded, mut tables) = small();
+    let reader = tables.reader(&loaded).unwrap();
+    let [gone, changed, new] =
+        ["10.99.0.1:80/tcp", "10.99.0.2:80/tcp", "10.99.0.3:80/tcp"].map(service);
+    tables.put_service(gone, &spec(&[("10.0.0.1", 1)])).unwrap();
+    tables
+        .put_service(changed, &spec(&[("10.0.0.2", 1)]))
+        .unwrap();
+    let view = tables.publish();
+    count_for_all_ids(&loaded, 7);
+    let cpus = u64::try_from(aya::util::nr_cpus().unwrap()).unwrap();
+    let all = Traffic {
+        packets: 7 * cpus,
+        bytes: 700 * cpus,
+    };
+    assert_eq!(
+        reader.service_traffic(&view).unwrap(),
+        BTreeMap::from([(gone, all), (changed, all)])
+    );
+    let slots = reader.slots_by_id(view.service(&gone).unwrap());
+    let backend = view.backend(&node("10.0.0.1")).unwrap();
+    let length = view.service(&gone).unwrap().run.length();
+    assert_eq!(slots, [(backend.id, length)].into());
+
+    // By another mode a service gets another id; the ids of both are given out again.
+    let by_l2 = ServiceSpec {
+        mode: ForwardMode::L2dsr,
+        ..spec(&[("10.0.0.2", 1)])
+    };
+    tables.put_service(changed, &by_l2).unwrap();
+    tables.remove_service(&gone).unwrap();
+    tables.reclaim();
+    tables.put_service(new, &spec(&[("10.0.0.3", 1)])).unwrap();
+    let old = |key| view.service(key).unwrap().id;
+    assert_eq!(tables.service(&new).unwrap().id, old(&gone));
+    assert_ne!(tables.service(&changed).unwrap().id, old(&changed));
+    assert_eq!(
+        reader.service_traffic(&view).unwrap(),
+        BTreeMap::from([(changed, all)]),
+        "what was counted goes on under the other id"
+    );
+    assert_eq!(
+        reader.backend_traffic(&view).unwrap(),
+        BTreeMap::from([(node("10.0.0.2"), all)])
+    );
+    assert_eq!(view.services().len(), 2, "a view stays as it is");
+    let fill = tables.publish().fill();
+    assert_eq!(fill, tables.fill());
+    assert_eq!(fill.services.used, 2);
+}
+
+/// Has every CPU count so many packets, of 100 bytes, for every service and backend.
+fn count_for_all_ids(loaded: &Loaded, packets: u64) {
+    for traffic in [map::SERVICE_TRAFFIC, map::BACKEND_TRAFFIC] {
+        let map = Map::PerCpuArray(loaded.map(traffic).unwrap());
+        let mut map = PerCpuArray::<_, Traffic>::try_from(map).unwrap();
+        let counted = Traffic {
+            packets,
+            bytes: 100 * packets,
+        };
+        let cpus = aya::util::nr_cpus().unwrap();
+        for id in 1..map.len() {
+            let values = PerCpuValues::try_from(vec![counted; cpus]).unwrap();
+            map.set(id, values, 0).unwrap();
+        }
+    }
 }
 
 #[test]

@@ -4,6 +4,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     mem::offset_of,
     net::IpAddr,
+    sync::Arc,
 };
 
 use aya::maps::MapError;
@@ -31,7 +32,7 @@ impl Tables {
         for (key, id) in self.installed_keys()? {
             match self.adopt_service(&key, id, pods.get(&id), ranges.get(&id)) {
                 Some(service) => {
-                    self.installed.insert(key, Box::new(service));
+                    self.installed.insert(key, Arc::new(service));
                 }
                 None => self.remove_key(&key)?,
             }

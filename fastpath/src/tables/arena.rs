@@ -37,7 +37,7 @@ pub struct Arena {
 }
 
 /// How full an arena is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ArenaFill {
     /// All slots.
     pub slots: u32,
@@ -108,14 +108,13 @@ impl Arena {
 
     /// Reports how full the arena is.
     pub fn fill(&self) -> ArenaFill {
-        // Every free run counts its slots, and all slots fit 32 bits.
-        let count =
-            |(order, runs): (usize, &BTreeSet<u32>)| runs.iter().map(|_| 1 << order).sum::<u32>();
-        let free = self.free.iter().enumerate().map(count).sum();
+        let count = |(order, runs): (usize, &BTreeSet<u32>)| (runs.len() as u64) << order;
+        let free: u64 = self.free.iter().enumerate().map(count).sum();
         let largest = self.free.iter().rposition(|runs| !runs.is_empty());
         ArenaFill {
             slots: self.slots,
-            free,
+            // There are no more than all of them.
+            free: u32::try_from(free).unwrap_or(self.slots),
             largest_free: largest.map_or(0, |order| 1 << order),
         }
     }

@@ -82,14 +82,14 @@ impl Tables {
     /// Forgets the ways to all addresses but these and those of backends.
     pub fn retain_next_hops(&mut self, targets: &BTreeSet<IpAddr>) {
         let nodes: BTreeSet<IpAddr> = self.backend_by_key.keys().map(|key| key.address).collect();
-        let retired = &mut self.retired.next_hops;
-        self.ways.retain(|target, way| {
-            let keep = targets.contains(target) || nodes.contains(target);
-            if !keep && way.next_hop != 0 {
-                retired.push(way.next_hop);
-            }
-            keep
-        });
+        let is_needed = |target: &IpAddr| targets.contains(target) || nodes.contains(target);
+        let known = self.ways.keys().copied();
+        let unneeded: Vec<IpAddr> = known.filter(|target| !is_needed(target)).collect();
+        for target in unneeded {
+            let way = self.ways.remove(&target);
+            let next_hop = way.map(|way| way.next_hop).filter(|id| *id != 0);
+            self.retired.next_hops.extend(next_hop);
+        }
     }
 
     fn allocate_next_hop(&mut self) -> Result<u32, TableError> {
@@ -132,7 +132,7 @@ impl Tables {
             way.map_or(0, |way| way.next_hop),
             way.is_some_and(|way| way.local),
         );
-        self.counters.clear_backend(id);
+        self.counters.backends.clear(id);
         self.backends.write(id, entry);
         self.backend_by_key
             .insert(key, InstalledBackend { id, services: 1 });

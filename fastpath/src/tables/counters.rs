@@ -2,15 +2,20 @@
 
 use std::{net::IpAddr, time::Duration};
 
-use aya::maps::{MapData, PerCpuArray, PerCpuValues};
+use aya::maps::{Map, MapData, PerCpuArray, PerCpuValues};
 use xdp_prog::{
     abi::{Traffic, Untrusted, map},
     failure::Failure,
     reason::{self, ReasonKind},
 };
 
-use super::{BackendKey, ServiceKey, TableError, error::read_failed, types::address_of};
-use crate::clock::monotonic_ns;
+use super::{
+    BackendKey, ServiceKey, TableError, batch::Entries, error::read_failed, types::address_of,
+};
+use crate::{clock::monotonic_ns, load::Loaded};
+
+/// What is read of a map of traffic at a time.
+const BATCH_BYTES: usize = 1 << 20;
 
 /// The sums over all CPUs at one time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -36,15 +41,26 @@ pub struct ReasonCount {
     pub packets: u64,
 }
 
+/// Handles on the maps of counters.
 pub(super) struct Maps {
-    pub(super) reasons: PerCpuArray<MapData, u64>,
-    pub(super) failures: PerCpuArray<MapData, u64>,
-    pub(super) untrusted: PerCpuArray<MapData, Untrusted>,
-    pub(super) service_traffic: PerCpuArray<MapData, Traffic>,
-    pub(super) backend_traffic: PerCpuArray<MapData, Traffic>,
+    reasons: PerCpuArray<MapData, u64>,
+    failures: PerCpuArray<MapData, u64>,
+    untrusted: PerCpuArray<MapData, Untrusted>,
+    pub(super) services: TrafficById,
+    pub(super) backends: TrafficById,
 }
 
 impl Maps {
+    pub(super) fn open(loaded: &Loaded) -> Result<Self, TableError> {
+        Ok(Self {
+            reasons: per_cpu(loaded, map::REASONS)?,
+            failures: per_cpu(loaded, map::FAILURES)?,
+            untrusted: per_cpu(loaded, map::UNTRUSTED)?,
+            services: TrafficById::open(loaded, map::SERVICE_TRAFFIC)?,
+            backends: TrafficById::open(loaded, map::BACKEND_TRAFFIC)?,
+        })
+    }
+
     pub(super) fn reasons(&self) -> Result<Vec<ReasonCount>, TableError> {
         let count = |(index, (kind, label))| {
             let packets = self.reasons.get(&index, 0);
@@ -81,69 +97,99 @@ impl Maps {
             (address_of(last.source), Duration::from_nanos(ago))
         }))
     }
+}
 
-    pub(super) fn service_traffic<K>(
-        &self,
-        services: impl Iterator<Item = (K, u32)>,
-    ) -> Result<Vec<(K, Traffic)>, TableError> {
-        totals(&self.service_traffic, map::SERVICE_TRAFFIC, services)
+/// Packets and bytes of services or backends, by id.
+pub(super) struct TrafficById {
+    name: &'static str,
+    map: PerCpuArray<MapData, Traffic>,
+    entries: Entries<u32, Traffic>,
+    cpus: usize,
+}
+
+impl TrafficById {
+    fn open(loaded: &Loaded, name: &'static str) -> Result<Self, TableError> {
+        let cpus = aya::util::nr_cpus();
+        let cpus = cpus.map_err(|(_, error)| read_failed(name)(error.into()))?;
+        Ok(Self {
+            name,
+            map: per_cpu(loaded, name)?,
+            entries: Entries::of(loaded, name, cpus)?,
+            cpus,
+        })
     }
 
-    pub(super) fn backend_traffic<K>(
+    /// Sums over all CPUs what one id has.
+    pub(super) fn of(&self, id: u32) -> Result<Traffic, TableError> {
+        let values = self.map.get(&id, 0).map_err(read_failed(self.name))?;
+        Ok(sum(&values))
+    }
+
+    /// Does so for each of these ids.
+    pub(super) fn of_each<K>(
         &self,
-        backends: impl Iterator<Item = (K, u32)>,
+        ids: impl Iterator<Item = (K, u32)>,
     ) -> Result<Vec<(K, Traffic)>, TableError> {
-        totals(&self.backend_traffic, map::BACKEND_TRAFFIC, backends)
+        let ids: Vec<(K, u32)> = ids.collect();
+        let last = ids.iter().map(|(_, id)| *id).max();
+        let sums = last.map_or_else(|| Ok(Vec::new()), |last| self.up_to(last))?;
+        let sum_of = |id: u32| sums.get(id as usize).copied().unwrap_or_default();
+        Ok(ids.into_iter().map(|(key, id)| (key, sum_of(id))).collect())
+    }
+
+    /// Sums for all ids up to this one: low ones are given out first.
+    fn up_to(&self, last: u32) -> Result<Vec<Traffic>, TableError> {
+        let count = last as usize + 1;
+        let at_a_time = (BATCH_BYTES / (size_of::<Traffic>() * self.cpus)).clamp(1, count);
+        let mut keys = vec![0; at_a_time];
+        let mut values = vec![Traffic::default(); at_a_time * self.cpus];
+        let mut sums = Vec::with_capacity(count);
+        let mut cursor = None;
+        while sums.len() < count {
+            let batch = self.entries.read(cursor, &mut keys, &mut values)?;
+            sums.extend(values.chunks(self.cpus).take(batch.count).map(sum));
+            cursor = batch.next;
+            if cursor.is_none() {
+                break;
+            }
+        }
+        Ok(sums)
     }
 
     /// Zeroes the counters of an id that is about to be given out.
     ///
     /// Not when it is given back: an agent that is killed never gives back.
-    pub(super) fn clear_service(&mut self, id: u32) {
-        clear(&mut self.service_traffic, id);
+    pub(super) fn clear(&mut self, id: u32) {
+        if let Ok(zeros) = PerCpuValues::try_from(vec![Traffic::default(); self.cpus]) {
+            let _ = self.map.set(id, zeros, 0);
+        }
     }
 
     /// Has the counters of an id that is about to be given out go on from those of the one that it replaces.
     ///
     /// What packets add to the old ones from here on is lost: those of a few microseconds.
-    pub(super) fn copy_service(&mut self, old: u32, id: u32) {
-        match self.service_traffic.get(&old, 0) {
+    pub(super) fn copy(&mut self, old: u32, id: u32) {
+        match self.map.get(&old, 0) {
             Ok(values) => {
-                let _ = self.service_traffic.set(id, values, 0);
+                let _ = self.map.set(id, values, 0);
             }
-            Err(_) => self.clear_service(id),
+            Err(_) => self.clear(id),
         }
     }
-
-    /// Zeroes the counters of an id that is about to be given out.
-    pub(super) fn clear_backend(&mut self, id: u32) {
-        clear(&mut self.backend_traffic, id);
-    }
 }
 
-fn clear(map: &mut PerCpuArray<MapData, Traffic>, id: u32) {
-    // Without the number of CPUs there is nothing to write; the counters then
-    // go on from their old values, which harms no packet.
-    let Ok(cpus) = aya::util::nr_cpus() else {
-        return;
+fn sum(values: &[Traffic]) -> Traffic {
+    let add = |sum: Traffic, one: &Traffic| Traffic {
+        packets: sum.packets + one.packets,
+        bytes: sum.bytes + one.bytes,
     };
-    if let Ok(zeros) = PerCpuValues::try_from(vec![Traffic::default(); cpus]) {
-        let _ = map.set(id, zeros, 0);
-    }
+    values.iter().fold(Traffic::default(), add)
 }
 
-fn totals<K>(
-    map: &PerCpuArray<MapData, Traffic>,
+fn per_cpu<V: aya::Pod>(
+    loaded: &Loaded,
     name: &'static str,
-    ids: impl Iterator<Item = (K, u32)>,
-) -> Result<Vec<(K, Traffic)>, TableError> {
-    let total = |(key, id)| {
-        let values = map.get(&id, 0).map_err(read_failed(name))?;
-        let sum = |sum: Traffic, one: &Traffic| Traffic {
-            packets: sum.packets + one.packets,
-            bytes: sum.bytes + one.bytes,
-        };
-        Ok((key, values.iter().fold(Traffic::default(), sum)))
-    };
-    ids.map(total).collect()
+) -> Result<PerCpuArray<MapData, V>, TableError> {
+    let map = Map::PerCpuArray(loaded.map(name)?);
+    PerCpuArray::try_from(map).map_err(read_failed(name))
 }

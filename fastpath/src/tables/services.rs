@@ -11,6 +11,7 @@ use super::{
     error::write_failed,
     layout::{Layout, LocalTable, layout},
     lut::Lut,
+    mapped::Mapped,
     policy::{Pods, ranges_of},
 };
 
@@ -86,8 +87,8 @@ impl Tables {
             }
         };
         self.specs.insert(key, spec);
-        if let Some(old) = self.installed.insert(key, Box::new(service)) {
-            self.drop_backends(old.backends);
+        if let Some(old) = self.installed.insert(key, Arc::new(service)) {
+            self.drop_backends(old.backends.iter().copied());
         }
         Ok(change)
     }
@@ -112,9 +113,9 @@ impl Tables {
             self.retired.services.push(RetiredService {
                 id: service.id,
                 pods: Pods::new(),
-                source_ranges: service.source_ranges,
+                source_ranges: service.source_ranges.clone(),
             });
-            self.drop_backends(service.backends);
+            self.drop_backends(service.backends.iter().copied());
         }
         self.begin_epoch()?;
         self.reclaim_if_worth_it();
@@ -205,8 +206,8 @@ impl Tables {
             self.store_words(id, word(runs.table), local_word);
         } else {
             match &replaced {
-                Some(replaced) => self.counters.copy_service(replaced.id, id),
-                None => self.counters.clear_service(id),
+                Some(replaced) => self.counters.services.copy(replaced.id, id),
+                None => self.counters.services.clear(id),
             }
             let entry = Service {
                 word: word(runs.table),
@@ -367,8 +368,7 @@ impl Tables {
     }
 
     pub(super) fn run_slots(&self, run: Run) -> impl Iterator<Item = Slot> {
-        (run.base..run.base + run.length())
-            .filter_map(|index| self.lut.load_u64(index, 0).map(Slot))
+        slots_of(&self.lut, run)
     }
 
     fn store_words(&mut self, id: u32, table: ServiceWord, local: ServiceWord) {
@@ -414,6 +414,12 @@ impl InstalledService {
             local: self.local,
         }
     }
+}
+
+/// Reads the slots of a run.
+pub(super) fn slots_of(lut: &Mapped<Slot>, run: Run) -> impl Iterator<Item = Slot> {
+    let slots = run.base..run.base + run.length();
+    slots.filter_map(|index| lut.load_u64(index, 0).map(Slot))
 }
 
 /// Returns the id of a slot's owner; 0 for nobody.

@@ -1,0 +1,147 @@
+//! Counters and slots for those who look at the tables beside their owner, by handles of their own on the maps.
+//!
+//! Counters lie under ids, which come from a [`TableView`] and may be another's by the time they are read: the owner
+//! of the tables publishes who has them before it gives one out again, see [`Tables::reclaim`](super::Tables::reclaim).
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    fmt,
+    net::IpAddr,
+    time::Duration,
+};
+
+use xdp_prog::{
+    abi::{Slot, Traffic, map},
+    failure::Failure,
+};
+
+use super::{
+    BackendKey, InstalledService, ReasonCount, ServiceKey, TableError, TableView, Tables,
+    counters::{self, TrafficById},
+    mapped::Mapped,
+    services::slots_of,
+    view::Newest,
+};
+use crate::load::Loaded;
+
+/// Handles on the maps of counters and slots.
+pub struct TableReader {
+    counters: counters::Maps,
+    lut: Mapped<Slot>,
+    newest: Newest,
+}
+
+impl fmt::Debug for TableReader {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TableReader").finish_non_exhaustive()
+    }
+}
+
+impl Tables {
+    /// Opens the maps once more, for somebody who reads beside.
+    ///
+    /// # Errors
+    ///
+    /// When a map cannot be opened or mapped into memory.
+    pub fn reader(&self, loaded: &Loaded) -> Result<TableReader, TableError> {
+        let lut = Mapped::new(&loaded.map(map::LUT)?);
+        Ok(TableReader {
+            counters: counters::Maps::open(loaded)?,
+            lut: lut.map_err(|source| TableError::Mapping {
+                map: map::LUT,
+                source,
+            })?,
+            newest: self.newest.clone(),
+        })
+    }
+}
+
+impl TableReader {
+    /// Sums packets and bytes per service of a view; one that is gone since is left out.
+    ///
+    /// # Errors
+    ///
+    /// When the map cannot be read.
+    pub fn service_traffic(
+        &self,
+        view: &TableView,
+    ) -> Result<BTreeMap<ServiceKey, Traffic>, TableError> {
+        let services = view.services();
+        let services = services.map(|(key, service)| (*key, service.id));
+        current(&self.counters.services, services, || {
+            let newest = self.newest.get();
+            move |key: &ServiceKey| newest.service(key).map(|service| service.id)
+        })
+    }
+
+    /// Sums packets and bytes per backend of a view, over all services; one that is gone since is left out.
+    ///
+    /// # Errors
+    ///
+    /// When the map cannot be read.
+    pub fn backend_traffic(
+        &self,
+        view: &TableView,
+    ) -> Result<BTreeMap<BackendKey, Traffic>, TableError> {
+        let backends = view.backends();
+        let backends = backends.map(|(key, backend)| (*key, backend.id));
+        current(&self.counters.backends, backends, || {
+            let newest = self.newest.get();
+            move |key: &BackendKey| newest.backend(key).map(|backend| backend.id)
+        })
+    }
+
+    /// Sums the packets per pass and drop reason; every reason is there.
+    ///
+    /// # Errors
+    ///
+    /// When the map cannot be read.
+    pub fn reasons(&self) -> Result<Vec<ReasonCount>, TableError> {
+        self.counters.reasons()
+    }
+
+    /// Sums the frames of the whole machine that XDP could not send, per cause; every cause is there.
+    ///
+    /// # Errors
+    ///
+    /// When the map cannot be read.
+    pub fn failures(&self) -> Result<Vec<(Failure, u64)>, TableError> {
+        self.counters.failures()
+    }
+
+    /// Returns the last source from which IP-in-IP was refused, and how long ago that was.
+    ///
+    /// # Errors
+    ///
+    /// When the map cannot be read.
+    pub fn last_untrusted(&self) -> Result<Option<(IpAddr, Duration)>, TableError> {
+        self.counters.last_untrusted()
+    }
+
+    /// Counts the slots that each backend of a service owns, by the backend's id.
+    pub fn slots_by_id(&self, service: &InstalledService) -> HashMap<u32, u32> {
+        let mut slots = HashMap::new();
+        for slot in slots_of(&self.lut, service.run) {
+            *slots.entry(slot.current()).or_default() += 1;
+        }
+        slots
+    }
+}
+
+/// Reads what all these have, and once more what one has that is under another id by then.
+fn current<K: Ord, I: Fn(&K) -> Option<u32>>(
+    traffic: &TrafficById,
+    known: impl Iterator<Item = (K, u32)>,
+    newest: impl FnOnce() -> I,
+) -> Result<BTreeMap<K, Traffic>, TableError> {
+    let read = traffic.of_each(known.map(|(key, id)| ((key, id), id)))?;
+    let id_of = newest();
+    let rows = read.into_iter().filter_map(|((key, id), sum)| {
+        let sum = match id_of(&key)? {
+            same if same == id => Ok(sum),
+            other => traffic.of(other),
+        };
+        Some(sum.map(|sum| (key, sum)))
+    });
+    rows.collect()
+}

@@ -9,6 +9,9 @@
     reason = "a panic at the place is how a test fails"
 )]
 
+#[path = "support/loopback.rs"]
+mod loopback;
+
 use std::{
     net::{IpAddr, Ipv4Addr},
     sync::atomic::{AtomicBool, AtomicU64, Ordering},
@@ -19,7 +22,7 @@ use aya::programs::{TestRun, TestRunOptions};
 use etherparse::PacketBuilder;
 use fastpath::{
     load::{Loaded, Loader},
-    nexthop::{NextHop, Resolution},
+    nexthop::Resolution,
     tables::{Addresses, BackendSpec, Protocol, ServiceKey, ServiceSpec, Settings, Tables},
 };
 use xdp_prog::{
@@ -28,6 +31,8 @@ use xdp_prog::{
     maglev,
     reason::ReasonKind,
 };
+
+use loopback::OWN;
 
 const FLIPS: usize = 10_000;
 const COMINGS_AND_GOINGS: usize = 100_000;
@@ -317,22 +322,11 @@ fn load() -> (Loaded, Tables) {
         .chain(backends(2))
         .chain(FLEETING_PORTS.map(fleeting_backend));
     for address in everyone {
-        tables.set_next_hop(address.into(), loopback()).unwrap();
+        tables
+            .set_next_hop(address.into(), loopback::next_hop())
+            .unwrap();
     }
     (loaded, tables)
-}
-
-/// A next hop on the device that test runs come in on, so that the action is `XDP_TX`.
-fn loopback() -> Resolution {
-    Resolution::Resolved(NextHop {
-        ifindex: 1,
-        source_mac: [2, 0, 0, 0, 0, 1],
-        destination_mac: [2, 0, 0, 0, 0, 2],
-        via_gateway: false,
-        vlan: None,
-        mtu: 1500,
-        source: Some(IpAddr::V4(Ipv4Addr::new(10, 0, 0, 100))),
-    })
 }
 
 /// What may become of a packet while pods move.
@@ -350,7 +344,6 @@ enum Outcome {
 const POD_PORTS: std::ops::Range<u16> = 2000..2040;
 const PODS_EACH: u8 = 4;
 const POD_PORT: u16 = 8080;
-const OWN: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 100);
 const EDGE: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 50);
 const OTHER_NODES: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 9, 0, 1), Ipv4Addr::new(10, 9, 0, 2)];
 const MOVES: usize = 60_000;
@@ -495,7 +488,9 @@ fn load_node() -> (Loaded, Tables) {
     tables.set_trusted_edges(&[edge.into()].into()).unwrap();
     tables.set_next_hop(OWN.into(), Resolution::Local).unwrap();
     for node in OTHER_NODES {
-        tables.set_next_hop(node.into(), loopback()).unwrap();
+        tables
+            .set_next_hop(node.into(), loopback::next_hop())
+            .unwrap();
     }
     (loaded, tables)
 }

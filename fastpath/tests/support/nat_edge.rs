@@ -1,5 +1,8 @@
 //! An edge in test runs: the loaded program with one service of NAT mode.
 
+#[path = "loopback.rs"]
+mod loopback;
+
 use std::net::{IpAddr, Ipv4Addr, SocketAddrV4};
 
 use aya::{
@@ -8,7 +11,6 @@ use aya::{
 };
 use fastpath::{
     load::{Loaded, Loader},
-    nexthop::{NextHop, Resolution},
     tables::{
         BackendSpec, ForwardMode, NatSettings, Protocol, ServiceKey, ServiceSpec, Settings, Tables,
     },
@@ -16,7 +18,7 @@ use fastpath::{
 use xdp_prog::abi::{AddressKey, NatForward, NatReverse, Tuple, map};
 
 /// The address that flows have at their backends, and the first of their ports.
-pub(crate) const EDGE: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 100);
+pub(crate) const EDGE: Ipv4Addr = loopback::OWN;
 pub(crate) const FIRST_PORT: u16 = 20_000;
 const XDP_TX: u32 = 3;
 
@@ -41,7 +43,7 @@ pub(crate) fn balance(
     tables.set_settings(settings).unwrap();
     for backend in backends {
         tables
-            .set_next_hop((*backend.ip()).into(), loopback())
+            .set_next_hop((*backend.ip()).into(), loopback::next_hop())
             .unwrap();
     }
     let backend = |end: &SocketAddrV4| BackendSpec::nat((*end).into(), 1);
@@ -57,19 +59,6 @@ pub(crate) fn balance(
     };
     tables.put_service(key, &spec).unwrap();
     (loaded, tables)
-}
-
-/// A next hop on the device that test runs come in on, so that the action is `XDP_TX`.
-fn loopback() -> Resolution {
-    Resolution::Resolved(NextHop {
-        ifindex: 1,
-        source_mac: [2, 0, 0, 0, 0, 1],
-        destination_mac: [2, 0, 0, 0, 0, 2],
-        via_gateway: false,
-        vlan: None,
-        mtu: 1500,
-        source: Some(EDGE.into()),
-    })
 }
 
 /// Runs the program on a frame; returns the ends of the packet as it is sent on, or the action where it is not.

@@ -21,6 +21,7 @@ use std::{
     collections::BTreeSet,
     io::{ErrorKind, Read, Write},
     net::{IpAddr, SocketAddr, SocketAddrV4, TcpListener, TcpStream, UdpSocket},
+    ops::Range,
     os::fd::{AsRawFd, FromRawFd, OwnedFd},
     thread,
     time::Duration,
@@ -34,9 +35,9 @@ use fastpath::{
     tables::{Addresses, BackendSpec, Protocol, ServiceKey, ServiceSpec, Settings, Tables},
 };
 use forge::{Forger, Says};
-use lab::{Machine, Offload, Topology, output, vip_v4, vip_v6};
+use lab::{Machine, Offload, Topology, output, vip_v4, vip_v6, wait_until};
 use next_hops::resolve;
-use xdp_prog::abi::map;
+use xdp_prog::{abi::map, decide::deliver::HOLD_UNPROVED_NS};
 
 const PORT: u16 = 80;
 const POD_PORT: u16 = 8080;
@@ -52,6 +53,15 @@ table ip silence {
     chain output {
         type filter hook output priority filter
         tcp flags & rst == rst drop
+    }
+}
+";
+/// The machine answers no SYN.
+const NO_SYN_ACKS: &str = "
+table ip mute {
+    chain output {
+        type filter hook output priority filter
+        tcp flags & (syn | ack) == (syn | ack) drop
     }
 }
 ";
@@ -325,6 +335,41 @@ fn forged_handshake_keeps_no_port_from_another_vip() {
         }
     });
     drop(server);
+}
+
+/// The pod would answer the client's SYN as one of that handshake, whose end it waits for.
+#[test]
+fn forged_handshake_of_a_while_ago_meets_no_connection_by_another_vip() {
+    const PORTS: Range<u16> = 5000..5010;
+    let world = World::new();
+    let [first, second] = world.vips_v4();
+    let pod = world.pod().namespace();
+    let server = pod.run(|| listen(first.into()));
+    // What the pod says renews what is known of a flow.
+    pod.nft(NO_SYN_ACKS).unwrap();
+    let begun = world.node.count("delivered");
+    world.client().run(|| {
+        let forger = Forger::open();
+        let IpAddr::V4(own) = world.lab.clients()[0].v4() else {
+            panic!("IPv6");
+        };
+        for port in PORTS {
+            let from = SocketAddrV4::new(own, port);
+            assert!(forger.send(from, SocketAddrV4::new(first, PORT), Says::Syn));
+        }
+    });
+    wait_until("the pod has the SYNs", TIMEOUT, || {
+        world.node.count("delivered") - begun >= PORTS.len() as u64
+    })
+    .unwrap();
+    thread::sleep(Duration::from_nanos(HOLD_UNPROVED_NS) + Duration::from_millis(500));
+    pod.nft("delete table ip mute").unwrap();
+    for port in PORTS {
+        let connect = || connect_from(port, SocketAddrV4::new(second, PORT));
+        let _stream = world.client().run(connect).unwrap();
+        let (_, peer) = server.accept().unwrap();
+        assert_ne!(peer.port(), port);
+    }
 }
 
 /// Connects from this port.

@@ -9,8 +9,8 @@ use lab::{Machine, RawSocket, Topology};
 
 use crate::frames::{ACK, End, FIN, Numbers, PSH, RST, SYN, Wire};
 
-/// Frames that a flood of strangers repeats: more flows than any table of the tests' has entries.
-const STRANGERS: usize = 300_000;
+/// Frames that a flood of strangers repeats by each way: more flows than any table of the tests' has entries.
+const STRANGERS: usize = 100_000;
 /// Sequence numbers that forged segments have. Few: one in 2^32 hits the number that a victim's
 /// connection waits for, and ends that by right (RFC 9293 section 3.10.7.4).
 const GUESSES: u64 = 32;
@@ -121,32 +121,36 @@ impl Sent {
     }
 }
 
-/// Sends frames in turn, `count` in all and no faster than `rate` a second, but for no longer than `at_most`.
-pub(crate) fn send(
-    socket: &RawSocket,
-    frames: &[Vec<u8>],
-    count: u64,
-    rate: u32,
-    at_most: Duration,
-) -> Sent {
+/// Frames, and the socket that puts them on a cable.
+#[derive(Debug)]
+pub(crate) struct Stream<'w> {
+    pub(crate) socket: &'w RawSocket,
+    pub(crate) frames: Vec<Vec<u8>>,
+}
+
+/// Sends the frames of all streams in turn, for so long and no faster than `rate` a second in all.
+pub(crate) fn send(streams: &[Stream<'_>], rate: u32, duration: Duration) -> Sent {
     const BURST: u64 = 32;
     let began = Instant::now();
     let mut sent = 0;
-    for frame in frames.iter().cycle() {
-        if sent % BURST == 0 {
-            if sent >= count || began.elapsed() >= at_most {
-                break;
-            }
-            let due = began + Duration::from_secs(sent) / rate;
-            // Shorter pauses are not worth the call.
-            let early = due.saturating_duration_since(Instant::now());
-            if early > Duration::from_millis(1) {
-                std::thread::sleep(early);
+    let mut turns: Vec<_> = streams
+        .iter()
+        .map(|stream| (stream.socket, stream.frames.iter().cycle()))
+        .collect();
+    while began.elapsed() < duration {
+        for _ in 0..BURST {
+            for (socket, frames) in &mut turns {
+                // What the device has no room for is lost as any frame is that comes too fast.
+                let _ = socket.send(frames.next().unwrap()).unwrap();
+                sent += 1;
             }
         }
-        // What the device has no room for is lost as any frame is that comes too fast.
-        let _ = socket.send(frame).unwrap();
-        sent += 1;
+        let due = began + Duration::from_secs(sent) / rate;
+        // Shorter pauses are not worth the call.
+        let early = due.saturating_duration_since(Instant::now());
+        if early > Duration::from_millis(1) {
+            std::thread::sleep(early);
+        }
     }
     Sent {
         frames: sent,

@@ -3,9 +3,10 @@
 use std::{
     fmt,
     net::{IpAddr, SocketAddr, TcpListener},
+    ops::Range,
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU32, Ordering},
     },
     thread::{self, JoinHandle},
     time::{Duration, Instant},
@@ -14,6 +15,7 @@ use std::{
 use lab::{Cidr, DelayedCable, Machine, Namespace, Route, Topology, Veth, output, vip_v4};
 
 use crate::{
+    asked_for,
     flood::end,
     frames::End,
     held::connect,
@@ -22,8 +24,9 @@ use crate::{
 
 /// Ports of the client that held connections come from; others are below.
 pub(crate) const HELD_PORTS: u16 = 40_000;
-/// New connections take theirs from here on.
-const FRESH_PORTS: u16 = 10_000;
+/// Ports of the client that new connections take in turn: none is used again before a minute has passed, so that no
+/// earlier connection of a port is still closing.
+const FRESH_PORTS: Range<u16> = 10_000..HELD_PORTS;
 
 /// Where the pod and the host hold connections, and where they answer questions.
 const HOLDS: u16 = 8080;
@@ -46,6 +49,10 @@ pub(crate) enum Way {
     Nat,
 }
 
+impl Way {
+    pub(crate) const ALL: [Self; 3] = [Self::Node, Self::NodePort, Self::Nat];
+}
+
 pub(crate) fn topology() -> Topology {
     let net = Topology::builder().nodes(2).pods(1).build().unwrap();
     // The kernel's own connection tracking, full after a moment of any flood, is not what is tested here.
@@ -64,6 +71,8 @@ pub(crate) struct Network<'net> {
     net: &'net Topology,
     _agents: [Agent<'net>; 2],
     _echoes: [Echo; 2],
+    /// New connections begun so far.
+    begun: Arc<AtomicU32>,
 }
 
 impl<'net> Network<'net> {
@@ -82,6 +91,7 @@ impl<'net> Network<'net> {
             net,
             _agents: agents,
             _echoes: echoes,
+            begun: Arc::default(),
         }
     }
 
@@ -147,22 +157,21 @@ impl<'net> Network<'net> {
         }
     }
 
-    /// Listens where connections are held.
-    pub(crate) fn listen(&self, way: Way) -> TcpListener {
-        let machine = match way {
-            Way::Node | Way::NodePort => pod(self.net),
-            Way::Nat => host(self.net),
-        };
-        let at = SocketAddr::new(machine.v4(), HOLDS);
-        let listener = machine.namespace().run(|| TcpListener::bind(at));
-        listener.unwrap()
+    /// Listens where the pod holds connections.
+    pub(crate) fn listen_in_pod(&self) -> TcpListener {
+        listen(pod(self.net))
+    }
+
+    /// Listens where the host without an agent holds connections.
+    pub(crate) fn listen_on_host(&self) -> TcpListener {
+        listen(host(self.net))
     }
 
     /// Counts, from now on, what reaches so many held connections of the client from an end that none of them talks to.
     ///
     /// Answers to what was forged in their names begin or end a connection, and are none of theirs.
     pub(crate) fn count_replies_astray(&self, held: usize) -> Astray<'net> {
-        let ends = [Way::Node, Way::NodePort, Way::Nat].map(|way| {
+        let ends = Way::ALL.map(|way| {
             let end = self.held(way);
             format!("{} . {}", end.ip(), end.port())
         });
@@ -227,6 +236,12 @@ fn pod(net: &Topology) -> &Machine {
 /// It has no agent.
 fn host(net: &Topology) -> &Machine {
     &net.nodes()[1]
+}
+
+fn listen(machine: &Machine) -> TcpListener {
+    let at = SocketAddr::new(machine.v4(), HOLDS);
+    let listener = machine.namespace().run(|| TcpListener::bind(at));
+    listener.unwrap()
 }
 
 /// The file of edge and node.
@@ -361,12 +376,14 @@ impl Attempts {
         let to = network.asked(way).address;
         let stop = Arc::new(AtomicBool::new(false));
         let until = Arc::clone(&stop);
+        let begun = Arc::clone(&network.begun);
         let thread = client.run(|| {
             thread::spawn(move || {
                 let mut outcomes = Vec::new();
-                let mut ports = (FRESH_PORTS..HELD_PORTS).cycle();
                 while !until.load(Ordering::Relaxed) {
-                    let port = ports.next().unwrap_or(FRESH_PORTS);
+                    let turn = begun.fetch_add(1, Ordering::Relaxed);
+                    let turn = turn % u32::from(FRESH_PORTS.end - FRESH_PORTS.start);
+                    let port = FRESH_PORTS.start + u16::try_from(turn).unwrap();
                     let began = Instant::now();
                     let asked = ask(SocketAddr::new(from, port), to);
                     let failed = |error| format!("port {port}: {error}");
@@ -419,6 +436,16 @@ impl Outcome {
         #[expect(clippy::cast_precision_loss, reason = "a few thousand")]
         let share = in_time as f64 / all as f64;
         share
+    }
+}
+
+impl Outcome {
+    /// No connection failed; a run that was asked for claims that nearly all were soon made, too.
+    pub(crate) fn assert_good(&self, whose: &str) {
+        assert!(self.failed.is_empty(), "{whose}: {self}");
+        if asked_for().is_some() {
+            assert!(self.share_in_time() >= 0.99, "{whose}: {self}");
+        }
     }
 }
 

@@ -13,7 +13,7 @@ use lab::vip_v4;
 use crate::{
     ALONE,
     held::connect,
-    network::{self, Network, OTHER_VIPS, Way},
+    network::{self, Network, OTHER_VIPS},
     support::TIMEOUT,
 };
 
@@ -28,7 +28,7 @@ fn a_port_talks_to_one_pod_by_many_vips() {
     let net = network::topology();
     let network = Network::start(&net);
     let (client, pod) = (&net.clients()[0], &net.nodes()[0].pods()[0]);
-    let server = serve(network.listen(Way::Node));
+    let server = serve(network.listen_in_pod());
     let vips: Vec<u8> = [1].into_iter().chain(OTHER_VIPS).collect();
     let rounds = CONNECTIONS / usize::from(PORTS) / vips.len() + 1;
     thread::scope(|scope| {

@@ -3,7 +3,7 @@
 
 use std::{
     fmt::Write as _,
-    io,
+    fs, io,
     net::IpAddr,
     os::fd::AsRawFd,
     path::{Path, PathBuf},
@@ -405,6 +405,18 @@ impl<'ns> Link<'ns> {
             tx_bytes: counters.tx_bytes,
             tx_dropped: counters.tx_dropped,
         })
+    }
+
+    /// Has what arrives here processed by threads of the kernel, which the scheduler spreads over the cores, in place of
+    /// the core that the sender happens to run on (Linux `Documentation/networking/napi.rst`, "Threaded NAPI").
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Kernel`].
+    pub fn receive_in_threads(&self) -> Result<()> {
+        self.namespace
+            .run(|| fs::write(self.sysfs().join("threaded"), "1"))
+            .map_err(|source| self.error("have threads receive on".to_owned(), source))
     }
 
     /// Tells whether the interface is up and has a carrier; a bridge port must also be forwarding.

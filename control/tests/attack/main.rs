@@ -38,7 +38,7 @@ use crate::{
 /// Connections held by each way.
 const HELD: usize = 2000;
 /// Frames a second, at the most.
-const RATE: u32 = 330_000;
+const RATE: u32 = 310_000;
 /// How long a flood of one kind lasts, unless the environment says otherwise.
 const DURATION: Duration = Duration::from_secs(10);
 

@@ -83,6 +83,10 @@ impl<'net> Network<'net> {
         for agent in &mut agents {
             agent.wait_until_ready();
         }
+        // Otherwise one core does all the work for the frames that a thread sends, and the other rests.
+        for machine in [edge, node] {
+            machine.link().unwrap().receive_in_threads().unwrap();
+        }
         let echoes = [pod(net), host(net)].map(|machine| {
             let at = SocketAddr::new(machine.v4(), ANSWERS);
             Echo::serve(machine, [(at, Protocol::Tcp)])
@@ -167,26 +171,41 @@ impl<'net> Network<'net> {
         listen(host(self.net))
     }
 
-    /// Counts, from now on, what reaches so many held connections of the client from an end that none of them talks to.
+    /// Counts, from now on, what reaches so many held connections of the client under an address or port that none of
+    /// them talks to.
     ///
-    /// Answers to what was forged in their names begin or end a connection, and are none of theirs.
+    /// Where a flood forges handshakes in the client's name, the server there answers by right, challenge ACKs for
+    /// later forged segments among it. Forged handshakes offer no timestamps and held connections do (RFC 7323
+    /// section 3.2), so a segment with them is a reply of a held connection that has lost its way.
     pub(crate) fn count_replies_astray(&self, held: usize) -> Astray<'net> {
-        let ends = Way::ALL.map(|way| {
-            let end = self.held(way);
-            format!("{} . {}", end.ip(), end.port())
-        });
+        let list = |ends: Vec<(IpAddr, u16)>| {
+            let ends: Vec<String> = ends
+                .iter()
+                .map(|(address, port)| format!("{address} . {port}"))
+                .collect();
+            ends.join(", ")
+        };
+        let own = Way::ALL.map(|way| (self.held(way).ip(), self.held(way).port()));
+        let forged = Way::ALL
+            .into_iter()
+            .flat_map(|way| self.others(way))
+            .map(|(address, port)| (address.into(), port));
+        let (own, forged) = (list(own.to_vec()), list(forged.collect()));
         let last = usize::from(HELD_PORTS) + held - 1;
         let rules = format!(
             "table ip watch {{
   counter astray {{ }}
   chain input {{
     type filter hook input priority 0;
-    iifname \"{}\" tcp dport {HELD_PORTS}-{last} tcp flags & (syn | rst) == 0 ip saddr . tcp sport != {{ {} }} counter name astray
+    iifname != \"{}\" accept
+    tcp dport != {HELD_PORTS}-{last} accept
+    ip saddr . tcp sport {{ {own} }} accept
+    ip saddr . tcp sport {{ {forged} }} tcp option timestamp missing accept
+    counter name astray
   }}
 }}
 ",
-            Machine::INTERFACE,
-            ends.join(", ")
+            Machine::INTERFACE
         );
         let client = self.client();
         client.namespace().nft(&rules).unwrap();

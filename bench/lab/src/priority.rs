@@ -1,0 +1,17 @@
+//! Who goes first where cores are few.
+
+use std::io;
+
+/// Has the calling thread run only while a core has nothing else to do (`sched(7)`, `SCHED_IDLE`).
+///
+/// # Errors
+///
+/// What the kernel answers.
+pub fn run_when_idle() -> io::Result<()> {
+    let none = libc::sched_param { sched_priority: 0 };
+    // SAFETY: the parameters are readable.
+    match unsafe { libc::sched_setscheduler(0, libc::SCHED_IDLE, &raw const none) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}

@@ -183,18 +183,13 @@ initramfs() {
     [ $# -gt 0 ] || die "there is nothing to run"
     names "$@" >"$machine/meant"
     for payload; do
-        cp "$payload" "$root/payloads/"
-        copy_libraries "$payload"
+        copy_program "$payload" "$root/payloads"
     done
     for program in $PROGRAMS; do
-        program=$(command -v "$program")
-        cp "$program" "$root/bin/"
-        copy_libraries "$program"
+        copy_program "$(command -v "$program")" "$root/bin"
     done
     if [ -e "$BUILT" ]; then
-        mkdir -p "$root${BUILT%/*}"
-        cp "$BUILT" "$root$BUILT"
-        copy_libraries "$BUILT"
+        copy_program "$BUILT" "$root${BUILT%/*}"
     fi
     (cd "$root" && find . | cpio --quiet -o -H newc) >"$machine/initramfs"
     rm -rf "$root"
@@ -222,6 +217,14 @@ copy_modules() {
             esac
         done <"$work/depends"
     done
+}
+
+# copy_program PROGRAM DIRECTORY: without what debuggers alone read, if it has any. That is most of
+# what cargo builds, and the machines unpack it slowly, into memory.
+copy_program() {
+    mkdir -p "$2"
+    strip --strip-debug -o "$2/${1##*/}" "$1" 2>/dev/null || cp "$1" "$2/"
+    copy_libraries "$1"
 }
 
 # The shared libraries and the loader, at the paths that the program names.

@@ -115,6 +115,7 @@ fn connections_survive_floods() {
         speak(word);
         for (way, outcome) in outcomes {
             outcome.assert_good(&format!("{kind:?}, {way:?}"));
+            network.wait_until_served(way);
         }
     }
     for (way, held) in &mut held {
@@ -157,4 +158,5 @@ fn clients_far_away_connect_in_nat_mode_under_a_flood_of_handshakes() {
         sent.rate()
     );
     outcome.assert_good("far away");
+    network.wait_until_served(Way::Nat);
 }

@@ -96,5 +96,6 @@ bench:
 	cargo bench --workspace --locked
 	cargo run --release --locked --package bench --bin guideway-bench -- datapath
 	GUIDEWAY_OUTAGE_SECONDS=300 cargo test --locked --package control --test kubernetes outages
+	GUIDEWAY_HOSTILE_OBJECTS=10000 cargo test --locked --package control --test kubernetes hostile_objects
 	cargo build --release --locked --package control --bin guideway
 	cargo run --release --locked --package bench --bin guideway-bench -- control

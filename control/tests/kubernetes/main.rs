@@ -11,6 +11,7 @@ mod controller;
 mod events;
 mod faults;
 mod healthz;
+mod hostile;
 mod kubelet;
 mod leases;
 mod listed;

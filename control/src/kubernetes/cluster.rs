@@ -345,9 +345,10 @@ impl Cluster {
 
     /// Lets machines go that are gone for too long; returns when the next one is.
     pub(super) fn expire(&mut self, now: Instant) -> Option<Instant> {
-        let next = self.presence.expire(now);
-        self.show_presence();
-        next
+        if self.presence.expire(now) {
+            self.show_presence();
+        }
+        self.presence.expiry()
     }
 
     fn show_presence(&mut self) {
@@ -428,7 +429,7 @@ impl Cluster {
             Kind::Services => self.index.services_known(),
             Kind::EndpointSlices => self.index.slices().len(),
             Kind::Nodes => self.index.nodes().len(),
-            Kind::Presence => self.presence.nodes().len() + self.presence.edges().len(),
+            Kind::Presence => self.shown.nodes.len() + self.shown.edges.len(),
         }
     }
 
@@ -674,6 +675,23 @@ mod tests {
             assert_eq!(cluster.state().nodes, known);
             assert!(cluster.expire(Instant::now()).is_some(), "for a while");
         }
+    }
+
+    #[test]
+    fn node_that_is_gone_for_too_long_is_present_no_more() {
+        let mut cluster = cluster();
+        let nodes = [("n1", "10.0.0.1"), ("n2", "10.0.0.2")];
+        let nodes = nodes.map(|(name, address)| node(name, address));
+        take(&mut cluster, list(Told::Node, nodes.into()));
+        for shown in [&["n1", "n2"][..], &["n1"]] {
+            take(&mut cluster, list(Told::Presence, vec![presence(shown)]));
+            assert_eq!(cluster.count(Kind::Presence), 2);
+        }
+        let end = cluster.expire(Instant::now()).unwrap();
+        assert_eq!(cluster.expire(end), None);
+        cluster.update();
+        assert_eq!(cluster.count(Kind::Presence), 1);
+        assert_eq!(cluster.state().nodes, ["10.0.0.1".parse().unwrap()].into());
     }
 
     #[test]

@@ -144,15 +144,18 @@ impl Presence {
         }
     }
 
-    /// Forgets machines that are gone for too long; returns when the next one is.
-    pub(super) fn expire(&mut self, now: Instant) -> Option<Instant> {
+    /// Forgets machines that are gone for too long; tells whether there were any.
+    pub(super) fn expire(&mut self, now: Instant) -> bool {
         let failed = self.failed;
-        let end = |since: &Instant| {
-            let end = *since + KEPT;
-            failed.map_or(end, |failed| end.max(failed + FAILURE_LASTS))
-        };
-        self.gone.retain(|_, since| now < end(since));
-        self.gone.values().map(end).min()
+        let before = self.gone.len();
+        self.gone.retain(|_, since| now < end(*since, failed));
+        self.gone.len() != before
+    }
+
+    /// Returns when the next machine is gone for too long.
+    pub(super) fn expiry(&self) -> Option<Instant> {
+        let ends = self.gone.values().map(|since| end(*since, self.failed));
+        ends.min()
     }
 
     /// Lists the names of the Nodes that run Guideway.
@@ -175,6 +178,12 @@ impl Presence {
             .map(|(name, shown)| (name.clone(), shown.unreadable.clone()))
             .collect()
     }
+}
+
+/// Returns when a machine is gone for too long.
+fn end(since: Instant, failed: Option<Instant>) -> Instant {
+    let end = since + KEPT;
+    failed.map_or(end, |failed| end.max(failed + FAILURE_LASTS))
 }
 
 /// The nodes that are present and have not detached: where one pod follows the other, either slice may be late,
@@ -217,6 +226,11 @@ mod tests {
         }
     }
 
+    fn expire(presence: &mut Presence, now: Instant) -> Option<Instant> {
+        presence.expire(now);
+        presence.expiry()
+    }
+
     fn names(presence: &Presence) -> Vec<String> {
         presence.nodes().into_iter().collect()
     }
@@ -226,15 +240,15 @@ mod tests {
         let start = Instant::now();
         let mut presence = Presence::default();
         presence.apply(&slice("a", &["n1", "n2"]), start);
-        assert_eq!(presence.expire(start), None);
+        assert_eq!(expire(&mut presence, start), None);
         presence.apply(&slice("a", &["n2"]), start + MINUTE);
         assert_eq!(names(&presence), ["n1", "n2"]);
         assert_eq!(
-            presence.expire(start + 10 * MINUTE),
+            expire(&mut presence, start + 10 * MINUTE),
             Some(start + 11 * MINUTE)
         );
         assert_eq!(names(&presence), ["n1", "n2"]);
-        assert_eq!(presence.expire(start + 11 * MINUTE), None);
+        assert_eq!(expire(&mut presence, start + 11 * MINUTE), None);
         assert_eq!(names(&presence), ["n2"]);
     }
 
@@ -245,7 +259,7 @@ mod tests {
         presence.apply(&slice("a", &["n1", "n2"]), start);
         presence.apply(&slice("a", &["n2"]), start);
         let later = start + 1000 * MINUTE;
-        assert_eq!(presence.expire(later), None);
+        assert_eq!(expire(&mut presence, later), None);
         assert_eq!(names(&presence), ["n2"]);
         // The list after that is the one before.
         presence.apply(&slice("a", &["n2"]), later);
@@ -260,7 +274,7 @@ mod tests {
         presence.apply(&slice("a", &["n1"]), start);
         presence.apply(&slice("a", &[]), start);
         presence.apply(&slice("a", &["n1"]), start + MINUTE);
-        assert_eq!(presence.expire(start + 20 * MINUTE), None);
+        assert_eq!(expire(&mut presence, start + 20 * MINUTE), None);
         assert_eq!(names(&presence), ["n1"]);
     }
 
@@ -271,10 +285,10 @@ mod tests {
         presence.apply(&slice("a", &["n1"]), start);
         presence.apply(&slice("b", &["n1"]), start);
         presence.delete(&slice("a", &[]).name, start + MINUTE);
-        assert_eq!(presence.expire(start + 20 * MINUTE), None);
+        assert_eq!(expire(&mut presence, start + 20 * MINUTE), None);
         presence.delete(&slice("b", &[]).name, start + 20 * MINUTE);
         assert_eq!(
-            presence.expire(start + 29 * MINUTE),
+            expire(&mut presence, start + 29 * MINUTE),
             Some(start + 30 * MINUTE)
         );
         assert_eq!(names(&presence), ["n1"]);
@@ -305,8 +319,8 @@ mod tests {
         presence.apply(&detached, start);
         presence.inherit(["n1", "n2", "n3"].map(str::to_owned).into(), start);
         assert_eq!(names(&presence), ["n1", "n2"]);
-        assert_eq!(presence.expire(start), Some(start + 10 * MINUTE));
-        presence.expire(start + 10 * MINUTE);
+        assert_eq!(expire(&mut presence, start), Some(start + 10 * MINUTE));
+        expire(&mut presence, start + 10 * MINUTE);
         assert_eq!(names(&presence), ["n1"]);
     }
 
@@ -323,12 +337,12 @@ mod tests {
         // Another time, with nothing in between that was missed.
         presence.fail(start + 9 * MINUTE);
         assert_eq!(
-            presence.expire(start + 12 * MINUTE),
+            expire(&mut presence, start + 12 * MINUTE),
             Some(start + 13 * MINUTE)
         );
         assert_eq!(names(&presence), ["n1", "n2"]);
         let next = Some(start + 16 * MINUTE);
-        assert_eq!(presence.expire(start + 13 * MINUTE), next);
+        assert_eq!(expire(&mut presence, start + 13 * MINUTE), next);
         assert_eq!(names(&presence), ["n2"]);
     }
 
@@ -341,9 +355,9 @@ mod tests {
         let failed = start + 9 * MINUTE;
         presence.fail(failed);
         let end = failed + FAILURE_LASTS;
-        assert_eq!(presence.expire(start + 10 * MINUTE), Some(end));
+        assert_eq!(expire(&mut presence, start + 10 * MINUTE), Some(end));
         assert_eq!(names(&presence), ["n1"]);
-        assert_eq!(presence.expire(end), None);
+        assert_eq!(expire(&mut presence, end), None);
         assert!(names(&presence).is_empty());
     }
 

@@ -2,7 +2,8 @@
 //!
 //! One thread owns the tables and does everything in order; signals, the file watch,
 //! the socket and the metrics listener run beside it and send it [`Command`]s through
-//! a [`Handle`]. The thread sleeps in the next-hop watcher, which a command ends.
+//! a [`Handle`]. Before it sleeps, the thread publishes what it knows, which the
+//! [`observer`](crate::observer) answers from beside it. The thread sleeps in the next-hop watcher, which a command ends.
 //!
 //! Everything is level-triggered: whatever happened, the difference between installed
 //! and desired is computed anew and applied. What cannot be applied leaves the rest in
@@ -10,14 +11,13 @@
 //!
 //! `start` and `reload` make the state that is wanted, `cluster` takes it from the API. `settle`, here, goes by
 //! `checks` (what serves, and what is checked) and `apply` (what differs). `sweeps` has what is done now and
-//! then, `answers` what commands ask.
+//! then, `view` what is published, `answers` what commands ask.
 
 mod announce;
 mod answers;
 mod apply;
 mod checks;
 mod cluster;
-mod conditions;
 mod egress;
 mod handle;
 mod next_hops;
@@ -27,6 +27,7 @@ mod reload;
 mod room;
 mod start;
 mod sweeps;
+mod view;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -42,18 +43,22 @@ use fastpath::load::Loaded;
 use fastpath::nexthop::{NetlinkError, Wake, Waker, Watcher};
 use fastpath::pins::Pins;
 use fastpath::tables::{Settings, Specs, Tables};
+use tokio::sync::watch;
 
 use self::announce::Announcing;
 use self::apply::Attached;
+pub(crate) use self::checks::reasons;
 use self::cluster::Cluster;
-pub use self::handle::{Command, Handle};
+pub use self::handle::{Command, Handle, Question};
 use self::next_hops::NextHops;
 use self::path_mtus::PathMtus;
-use self::problems::{Item, Problems};
+pub(crate) use self::problems::{Item, Problems};
 use self::room::Refused;
 pub use self::start::StartError;
 use self::sweeps::Sweeps;
-use crate::api::{ConfigStatus, Detached, Request};
+pub(crate) use self::view::{Running, View};
+use crate::announce::Pulse;
+use crate::api::{ConfigStatus, Detached};
 use crate::census::Census;
 use crate::chain::chain;
 use crate::config::{Config, host};
@@ -61,6 +66,7 @@ use crate::health::monitor::Monitor;
 use crate::health::selection::Selection;
 use crate::health::targets::{NotMade, Targets};
 use crate::health::ways::Ways;
+use crate::observer::{Observer, Sources};
 use crate::target::{Machine, Shapes};
 
 /// How often the machine is looked at without an event: a path MTU is learnt without one.
@@ -134,6 +140,10 @@ pub struct Agent {
 
     sweeps: Sweeps,
     problems: Problems,
+    /// What is known, for those who answer beside.
+    views: watch::Sender<Arc<View>>,
+    /// The signs of life of the loop.
+    pulse: Pulse,
     started: Instant,
     started_at: u64,
 }
@@ -147,6 +157,25 @@ impl Agent {
     /// Returns what checks backends and nodes; whoever runs it sends [`Command::Health`] when something turned.
     pub fn health(&self) -> Arc<Monitor> {
         Arc::clone(&self.health)
+    }
+
+    /// Returns who answers beside what is asked of the agent's state; what it cannot, it asks by the handle.
+    ///
+    /// # Errors
+    ///
+    /// When the maps cannot be opened once more.
+    pub fn observer(&self, agent: Handle) -> Result<Observer, StartError> {
+        let reader = self.tables.reader(&self.loaded);
+        Ok(Observer::new(Sources {
+            views: self.views.subscribe(),
+            reader: reader.map_err(StartError::Tables)?,
+            health: self.health(),
+            feed: self.feed(),
+            pulse: self.pulse.clone(),
+            agent,
+            started: self.started,
+            started_at: self.started_at,
+        }))
     }
 
     /// Works until told to stop; everything stays attached, unless told to detach.
@@ -163,6 +192,7 @@ impl Agent {
             let timer = timer.saturating_sub(self.followed.elapsed());
             let timeout = pauses.min().map_or(timer, |pause| pause.min(timer));
             let paths = self.path_pause(now).unwrap_or(timeout);
+            self.publish();
             let wake = self.watcher.wait(Some(timeout.min(paths)))?;
             self.show_life();
             self.keep_announcing();
@@ -199,25 +229,19 @@ impl Agent {
             Command::Announce(holdings) => self.take_holdings(holdings),
             // Likewise: the newest one is taken.
             Command::State => {}
-            // Nobody reads the answer; what a request does besides is still wanted.
-            Command::Ask(request, answer)
-                if answer.is_closed() && request != (Request::Detach {}) => {}
-            Command::Snapshot(answer) if answer.is_closed() => {}
-            Command::Ask(request, answer) => {
-                let (line, end) = self.answer(&request);
+            // Nobody reads the answer; what a question does besides is still wanted.
+            Command::Ask(question, answer)
+                if answer.is_closed() && question != Question::Detach => {}
+            Command::Ask(question, answer) => {
+                let (line, end) = self.answer(&question);
                 // A peer that went away is no concern of ours.
                 let _ = answer.send(line);
                 return end;
             }
-            Command::Snapshot(answer) => {
-                // What somebody took off is told first, and then put back.
-                let lost = self.forget_lost();
-                if lost {
+            Command::Look => {
+                if self.forget_lost() {
                     // A pod that ended takes its device along.
                     self.look_for_pod_devices();
-                }
-                let _ = answer.send(self.snapshot());
-                if lost {
                     self.settle();
                 }
             }

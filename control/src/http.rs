@@ -19,8 +19,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 
-use crate::api::{Status, unattached};
-use crate::metrics::{self, Snapshot};
+use crate::metrics;
 
 /// Connections served at a time; further ones wait.
 const MAX_CONNECTIONS: usize = 32;
@@ -155,13 +154,18 @@ impl Limits {
     }
 }
 
-/// Serves the agent's pages until the task is dropped; `snapshot` reads the values, or nothing if the agent is stuck.
-pub async fn serve<F, S>(listener: TcpListener, snapshot: F)
+/// Serves the agent's pages until the task is dropped: `metrics` writes a scrape, and `unattached` names each device
+/// without its program, or gives nothing if the agent is stuck.
+///
+/// Where the peer goes before its answer is made, what makes it is dropped.
+pub async fn serve<M, N, U, V>(listener: TcpListener, metrics: M, unattached: U)
 where
-    F: Fn() -> S + Clone + Send + Sync + 'static,
-    S: Future<Output = Option<Snapshot>> + Send + 'static,
+    M: Fn() -> N + Clone + Send + Sync + 'static,
+    N: Future<Output = Option<String>> + Send + 'static,
+    U: Fn() -> V + Clone + Send + Sync + 'static,
+    V: Future<Output = Option<Vec<String>>> + Send + 'static,
 {
-    let pages = move |path| page(path, snapshot.clone());
+    let pages = move |path| page(path, metrics.clone(), unattached.clone());
     serve_pages(listener, pages).await;
 }
 
@@ -250,19 +254,17 @@ where
 }
 
 /// Answers for the agent.
-async fn page<F, S>(path: String, snapshot: F) -> Response<Full<Bytes>>
+async fn page<M, N, U, V>(path: String, metrics: M, unattached: U) -> Response<Full<Bytes>>
 where
-    F: Fn() -> S,
-    S: Future<Output = Option<Snapshot>>,
+    M: Fn() -> N,
+    N: Future<Output = Option<String>>,
+    U: Fn() -> V,
+    V: Future<Output = Option<Vec<String>>>,
 {
     match path.as_str() {
-        "/metrics" => metrics_page(
-            snapshot()
-                .await
-                .and_then(|values| metrics::render(values).ok()),
-        ),
-        "/healthz" => match snapshot().await {
-            Some(snapshot) => health(&snapshot),
+        "/metrics" => metrics_page(metrics().await),
+        "/healthz" => match unattached().await {
+            Some(unattached) => health(&unattached),
             None => plain(
                 StatusCode::SERVICE_UNAVAILABLE,
                 "the dataplane does not answer\n",
@@ -287,15 +289,11 @@ pub(crate) fn metrics_page(text: Option<String>) -> Response<Full<Bytes>> {
 
 /// Healthy: the programs are on every device where they have to be. A refused file or
 /// service is no reason to restart an agent that serves; the metrics tell of those.
-fn health(snapshot: &Snapshot) -> Response<Full<Bytes>> {
-    let Status {
-        interfaces, egress, ..
-    } = &snapshot.status;
-    let lines = unattached(interfaces, egress);
-    if lines.is_empty() {
+fn health(unattached: &[String]) -> Response<Full<Bytes>> {
+    if unattached.is_empty() {
         return plain(StatusCode::OK, "ok\n");
     }
-    let lines: String = lines.iter().map(|line| format!("{line}\n")).collect();
+    let lines: String = unattached.iter().map(|line| format!("{line}\n")).collect();
     plain(StatusCode::SERVICE_UNAVAILABLE, lines)
 }
 
@@ -393,12 +391,14 @@ pub(crate) mod testing {
 
 #[cfg(test)]
 mod tests {
+    use std::future::ready;
     use std::io::{Read, Write};
     use std::net::TcpStream;
 
     use super::testing::{connect_from, get, send};
     use super::*;
-    use crate::api::{Egress, Interface};
+    use crate::api::{Egress, Interface, Status, unattached};
+    use crate::metrics::Snapshot;
 
     /// A node, whose programs are attached in this mode.
     fn snapshot(mode: Option<&str>) -> Snapshot {
@@ -425,7 +425,20 @@ mod tests {
     }
 
     fn serving(snapshot: Option<Snapshot>) -> SocketAddr {
-        testing::serving(|listener| serve(listener, move || std::future::ready(snapshot.clone())))
+        let devices = snapshot.as_ref().map(|Snapshot { status, .. }| {
+            let Status {
+                interfaces, egress, ..
+            } = status;
+            unattached(interfaces, egress)
+        });
+        let text = snapshot.and_then(|snapshot| metrics::render(snapshot).ok());
+        testing::serving(|listener| {
+            serve(
+                listener,
+                move || ready(text.clone()),
+                move || ready(devices.clone()),
+            )
+        })
     }
 
     #[test]
@@ -461,6 +474,40 @@ mod tests {
         probe.read_to_string(&mut response).unwrap();
         assert!(response.starts_with("HTTP/1.1 200 "), "{response}");
         drop(silent);
+    }
+
+    #[test]
+    fn scraper_that_goes_leaves_no_work() {
+        let (begin, begun) = std::sync::mpsc::channel();
+        let (end, ended) = std::sync::mpsc::channel();
+        let address = testing::serving(|listener| {
+            let metrics = move || {
+                let (begin, dropped) = (begin.clone(), Dropped(end.clone()));
+                async move {
+                    begin.send(()).unwrap();
+                    std::future::pending::<()>().await;
+                    drop(dropped);
+                    None
+                }
+            };
+            serve(listener, metrics, || ready(Some(Vec::new())))
+        });
+        let mut scraper = TcpStream::connect(address).unwrap();
+        let request = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n";
+        scraper.write_all(request).unwrap();
+        begun.recv().unwrap();
+        assert!(ended.try_recv().is_err(), "it waits for its answer");
+        drop(scraper);
+        ended.recv().unwrap();
+    }
+
+    /// Tells when it is dropped.
+    struct Dropped(std::sync::mpsc::Sender<()>);
+
+    impl Drop for Dropped {
+        fn drop(&mut self) {
+            let _ = self.0.send(());
+        }
     }
 
     #[test]

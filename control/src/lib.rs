@@ -6,7 +6,8 @@
 //!                                         v
 //! file -> config --------------------> desired -> plan -> agent -> fastpath tables
 //!                                                           |
-//!                               commands <- api (socket) <--+--> metrics (HTTP)
+//!                 commands <- api (socket) <- observer <----+
+//!                          metrics (HTTP) <------+
 //! ```
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
@@ -32,6 +33,8 @@ pub mod index;
 pub mod kubernetes;
 mod log;
 pub mod metrics;
+mod next_hop;
+pub mod observer;
 pub mod plan;
 mod random;
 pub mod render;

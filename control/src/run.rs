@@ -94,6 +94,7 @@ async fn serve(
         watchers.start(agent.inherited_nodes(), changed, ended)?;
     }
     let health = agent.health();
+    let observer = agent.observer(handle.clone())?;
     let (end, mut end_of_agent) = oneshot::channel::<()>();
     let thread = thread::Builder::new()
         .name("agent".to_owned())
@@ -104,24 +105,29 @@ async fn serve(
         })
         .context("cannot start the agent's thread")?;
 
-    let asked = handle.clone();
+    let asked = observer.clone();
     let (stop, stopped) = oneshot::channel::<()>();
     let mut api = JoinSet::new();
     api.spawn(socket.serve(
         move |request| {
-            let handle = asked.clone();
-            async move { handle.ask(request).await }
+            let observer = asked.clone();
+            async move { observer.answer(request).await }
         },
         async move {
             let _ = stopped.await;
         },
     ));
     for listener in metrics {
-        let handle = handle.clone();
-        tasks.spawn(http::serve(listener, move || {
-            let handle = handle.clone();
-            async move { handle.snapshot().await }
-        }));
+        let (scraped, probed) = (observer.clone(), observer.clone());
+        let metrics = move || {
+            let observer = scraped.clone();
+            async move { observer.metrics().await }
+        };
+        let unattached = move || {
+            let observer = probed.clone();
+            async move { observer.unattached().await }
+        };
+        tasks.spawn(http::serve(listener, metrics, unattached));
     }
     let turned = handle.clone();
     tasks.spawn(async move { health.run(|| turned.send(Command::Health)).await });

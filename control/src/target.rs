@@ -99,6 +99,20 @@ pub fn service_at<'a>(
         .find_map(|key| Some((key, services.get(&key)?.as_ref())))
 }
 
+/// Returns the name of a service in the tables.
+pub(crate) fn name_of(services: &Services, key: &ServiceKey) -> Option<String> {
+    let (_, service) = service_at(services, key)?;
+    Some(service.name.clone())
+}
+
+/// Writes a service as people know it.
+pub(crate) fn title(services: &Services, key: &ServiceKey) -> String {
+    match name_of(services, key) {
+        Some(name) => format!("{name} ({key})"),
+        None => key.to_string(),
+    }
+}
+
 /// What the tables of a machine should hold.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {

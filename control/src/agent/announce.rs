@@ -23,7 +23,7 @@ use fastpath::tables::{AnnouncedElsewhere, TableError};
 use super::Agent;
 use super::apply::table;
 use super::problems::Item;
-use crate::announce::{Candidates, Holdings, Mac, Pulse};
+use crate::announce::{Candidates, Holdings, Mac};
 use crate::chain::chain;
 use crate::desired::ServiceKey;
 use crate::kubernetes::leases::{Claims, Heard, Shown, warn_of_stranger};
@@ -70,7 +70,6 @@ pub(super) struct Announcing {
 struct Ends {
     shown: watch::Sender<Option<Shown>>,
     claims: mpsc::UnboundedSender<Claims>,
-    pulse: Pulse,
     /// What belongs here.
     share: BTreeSet<IpAddr>,
     /// Addresses that were assigned to services.
@@ -254,9 +253,7 @@ impl Agent {
 
     /// Says that the loop runs, and while neighbours can be answered has the datapath do so.
     pub(super) fn show_life(&mut self) {
-        if let Some(election) = &self.announcing.election {
-            election.pulse.beat(Instant::now());
-        }
+        self.pulse.beat(Instant::now());
         if !self.announcing.is_able {
             return;
         }
@@ -313,12 +310,10 @@ impl Agent {
         let (shown, to_show) = watch::channel(None);
         let (claims, to_claim) = mpsc::unbounded_channel();
         let now = Instant::now();
-        let pulse = Pulse::new(now);
         self.announcing.looked = Some(now);
         self.announcing.election = Some(Ends {
             shown,
             claims,
-            pulse: pulse.clone(),
             share: share.clone(),
             assigned: OrdSet::new(),
             announcers: OrdMap::new(),
@@ -326,7 +321,7 @@ impl Agent {
         let heard = Heard {
             shown: to_show,
             claims: to_claim,
-            pulse,
+            pulse: self.pulse.clone(),
         };
         (share, heard)
     }

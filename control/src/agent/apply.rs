@@ -12,7 +12,7 @@ use super::{Agent, cluster, room};
 use crate::chain::chain;
 use crate::desired::{AttachMode, ServiceKey, ServiceSpec};
 use crate::plan::{Installed, Operation, hold, oldest_first, plan};
-use crate::target::Machine;
+use crate::target::{Machine, title};
 
 /// Where the program is, and how it was asked to be there.
 #[derive(Debug)]
@@ -170,7 +170,7 @@ impl Agent {
                 }
                 for (younger, _) in installed.split_off(installed.len() - count) {
                     let (.., younger_key) = younger;
-                    tracing::warn!(service = %self.title(&younger_key), older = %self.title(&key), "the tables are full: an older service gets the room of this one");
+                    tracing::warn!(service = %title(&self.config.desired.services, &younger_key), older = %title(&self.config.desired.services, &key), "the tables are full: an older service gets the room of this one");
                     let removed = self.tables.remove_service(&younger_key);
                     outcomes.push((Item::Service(younger_key), table(removed.map(drop))));
                     evicted.push(younger);
@@ -256,7 +256,7 @@ impl Agent {
     fn warn_of_left_out(&self, key: &ServiceKey) {
         let service = self.tables.service(key);
         for pod in service.into_iter().flat_map(|service| service.left_out()) {
-            tracing::warn!(service = %self.title(key), %pod, "left out: the pod shares its node and the low 11 bits of its address with another one");
+            tracing::warn!(service = %title(&self.config.desired.services, key), %pod, "left out: the pod shares its node and the low 11 bits of its address with another one");
         }
     }
 

@@ -4,6 +4,7 @@ use super::Agent;
 use crate::chain::chain;
 use crate::config::host::source_towards;
 use crate::health::targets::{NotMade, Surroundings, Targets};
+use crate::target::title;
 
 impl Agent {
     /// Has everything checked that the configuration asks for.
@@ -48,18 +49,18 @@ impl Agent {
             &self.machine.addresses,
         );
         let all_fail = &self.selection.all_fail;
-        for key in all_fail.difference(&before) {
-            tracing::warn!(service = %self.title(key), "every backend should be left out, so all serve");
+        for key in all_fail.iter().filter(|key| !before.contains(*key)) {
+            tracing::warn!(service = %title(&self.config.desired.services, key), "every backend should be left out, so all serve");
         }
-        for key in before.difference(all_fail) {
-            tracing::info!(service = %self.title(key), "some backends can serve again, the others are left out");
+        for key in before.iter().filter(|key| !all_fail.contains(*key)) {
+            tracing::info!(service = %title(&self.config.desired.services, key), "some backends can serve again, the others are left out");
         }
         changed
     }
 }
 
 /// Says which checks are not made, why, and what to do.
-pub(super) fn reasons(not_made: &NotMade) -> impl Iterator<Item = String> {
+pub(crate) fn reasons(not_made: &NotMade) -> impl Iterator<Item = String> {
     let NotMade { no_way, too_many } = *not_made;
     let no_way = (no_way > 0).then(|| {
         format!(

@@ -14,6 +14,7 @@ use imbl::OrdMap;
 use ipnet::IpNet;
 use k8s_openapi::jiff::Timestamp;
 
+use super::view::ClusterView;
 use super::{Agent, LOGGED_ONE_BY_ONE};
 use crate::api;
 use crate::check::cluster::{UNTRUSTED_REMEDY, untrusted_source};
@@ -23,7 +24,6 @@ use crate::durations::Durations;
 use crate::healthz::Checks;
 use crate::index::{Object, Problem, State};
 use crate::kubernetes::{Feed, Identity, OwnMachine, Update};
-use crate::metrics::KubernetesValues;
 use crate::versions::sides;
 
 /// Upper bounds in seconds of the time from a change in the cluster to the tables; kube-proxy has the same.
@@ -250,55 +250,20 @@ impl Agent {
         });
     }
 
-    pub(super) fn kubernetes_status(&self) -> Option<api::Kubernetes> {
+    /// Returns what came of the cluster, where there is one.
+    pub(super) fn cluster_view(&self) -> Option<ClusterView> {
         let cluster = self.cluster.as_ref()?;
-        let watching = cluster.feed.watching();
-        let now = Timestamp::now().as_second();
-        let text = |(kind, reason): (&'static str, String)| format!("{kind}: {reason}");
-        Some(api::Kubernetes {
-            server: watching.server,
-            synced_seconds: cluster.synced.map(|since| since.elapsed().as_secs()),
-            last_event_seconds: watching
-                .last_event
-                .map(|at| u64::try_from(now - at).unwrap_or(0)),
-            missing: watching.missing,
-            objects: watching
-                .objects
-                .into_iter()
-                .map(|(kind, number)| (kind.to_owned(), number))
-                .collect(),
-            broken: watching.broken.into_iter().map(text).collect(),
-        })
-    }
-
-    /// Lists the rules that objects break, one line each.
-    pub(super) fn object_problems(&self) -> Vec<String> {
-        let Some(cluster) = &self.cluster else {
-            return Vec::new();
-        };
-        let of_index = cluster.state.problems.values();
-        let of_index = of_index.flat_map(|problems| problems.iter());
-        of_index
-            .chain(&cluster.feed.reports().problems())
-            .map(ToString::to_string)
-            .collect()
-    }
-
-    pub(super) fn kubernetes_values(&self) -> Option<KubernetesValues> {
-        let cluster = self.cluster.as_ref()?;
-        Some(KubernetesValues {
-            watching: cluster.feed.watching(),
-            synced: cluster.synced.is_some(),
-            problems: cluster
-                .state
-                .problems
-                .values()
-                .map(|problems| problems.len())
-                .chain([cluster.feed.reports().problems().len()])
-                .sum(),
+        Some(ClusterView {
+            synced: cluster.synced,
+            problems: cluster.state.problems.clone(),
             sync: cluster.sync.clone(),
             programming: cluster.programming.clone(),
         })
+    }
+
+    /// Returns where the state of the cluster comes from, where there is one.
+    pub(super) fn feed(&self) -> Option<Feed> {
+        self.cluster.as_ref().map(|cluster| cluster.feed.clone())
     }
 }
 

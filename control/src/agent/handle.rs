@@ -7,14 +7,10 @@ use fastpath::nexthop::Waker;
 use tokio::sync::oneshot;
 
 use crate::announce::Holdings;
-use crate::api::Request;
 use crate::api::server::error_line;
-use crate::metrics::Snapshot;
 
 /// How long an answer may take; programming thousands of services is seconds.
 const TIMEOUT: Duration = Duration::from_secs(60);
-/// How long a scrape waits, to answer before Prometheus gives up (10 s by default).
-const SNAPSHOT_TIMEOUT: Duration = Duration::from_secs(8);
 
 /// What the agent can be told.
 #[derive(Debug)]
@@ -30,12 +26,37 @@ pub enum Command {
     Announce(Holdings),
     /// Look again at which backends should serve.
     Health,
-    /// Answer a request with a line of JSON.
-    Ask(Request, oneshot::Sender<String>),
-    /// Read all values for the metrics.
-    Snapshot(oneshot::Sender<Snapshot>),
+    /// Answer with a line of JSON.
+    Ask(Question, oneshot::Sender<String>),
+    /// Look at what runs on the devices: something was taken off.
+    Look,
     /// End, and leave everything attached.
     Stop,
+}
+
+/// What nobody can answer beside the agent: it goes through the live tables, or ends the agent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Question {
+    /// Which backend a flow gets: [`Which`](crate::api::Which).
+    Which {
+        /// The service.
+        service: String,
+        /// The client's address and port.
+        from: String,
+    },
+    /// What becomes of a packet: [`Trace`](crate::api::Trace).
+    Trace {
+        /// The service.
+        service: Option<String>,
+        /// The client's address and port.
+        from: Option<String>,
+        /// A frame as hexadecimal digits, in place of the flow's.
+        frame: Option<String>,
+        /// The interface that it comes in by.
+        interface: Option<String>,
+    },
+    /// Detach from every interface, remove every pin, and end: [`Detached`](crate::api::Detached).
+    Detach,
 }
 
 /// Sends commands to the agent.
@@ -58,24 +79,14 @@ impl Handle {
         }
     }
 
-    /// Asks for the answer to a request, as a line of JSON.
-    pub async fn ask(&self, request: Request) -> String {
+    /// Asks for the answer to a question, as a line of JSON.
+    pub async fn ask(&self, question: Question) -> String {
         let (answer, answered) = oneshot::channel();
-        self.send(Command::Ask(request, answer));
+        self.send(Command::Ask(question, answer));
         match tokio::time::timeout(TIMEOUT, answered).await {
             Ok(Ok(line)) => line,
             Ok(Err(_)) => error_line("the agent is ending".to_owned()),
             Err(_) => error_line("the agent is busy; try again".to_owned()),
         }
-    }
-
-    /// Asks for all values; nothing if the agent does not answer in time.
-    pub async fn snapshot(&self) -> Option<Snapshot> {
-        let (answer, answered) = oneshot::channel();
-        self.send(Command::Snapshot(answer));
-        tokio::time::timeout(SNAPSHOT_TIMEOUT, answered)
-            .await
-            .ok()?
-            .ok()
     }
 }

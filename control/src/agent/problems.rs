@@ -1,9 +1,9 @@
 //! What could not be brought to its desired state, and when to try again.
 
-use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use fastpath::tables::ServiceKey;
+use imbl::OrdMap;
 
 use super::LOGGED_ONE_BY_ONE;
 
@@ -14,7 +14,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
 /// A part of the dataplane that can fail by itself.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Item {
+pub(crate) enum Item {
     Table(&'static str),
     NextHops,
     Interface(String),
@@ -23,10 +23,10 @@ pub(super) enum Item {
     Service(ServiceKey),
 }
 
-/// The items that are not as desired, each with the reason.
-#[derive(Debug, Default)]
-pub(super) struct Problems {
-    current: BTreeMap<Item, String>,
+/// The items that are not as desired, each with the reason. A clone shares them.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Problems {
+    current: OrdMap<Item, String>,
     retry: Option<Retry>,
 }
 
@@ -61,15 +61,15 @@ impl Problems {
             .map(|retry| retry.at.saturating_duration_since(now))
     }
 
-    pub(super) fn of(&self, item: &Item) -> Option<&String> {
+    pub(crate) fn of(&self, item: &Item) -> Option<&String> {
         self.current.get(item)
     }
 
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.current.len()
     }
 
-    pub(super) fn texts(&self) -> impl Iterator<Item = String> {
+    pub(crate) fn texts(&self) -> impl Iterator<Item = String> {
         self.current.iter().map(told)
     }
 
@@ -82,11 +82,11 @@ impl Problems {
     }
 
     /// Logs what is new.
-    fn log(&self, before: &BTreeMap<Item, String>) {
+    fn log(&self, before: &OrdMap<Item, String>) {
         let new = self
             .current
             .iter()
-            .filter(|(item, reason)| before.get(item) != Some(reason));
+            .filter(|(item, reason)| before.get(*item) != Some(reason));
         let mut more = 0;
         for (index, problem) in new.enumerate() {
             if index < LOGGED_ONE_BY_ONE {

@@ -12,6 +12,7 @@ use fastpath::load::{LoadError, Loader};
 use fastpath::nexthop::{NetlinkError, Watcher};
 use fastpath::pins::{PinError, Pins};
 use fastpath::tables::{Specs, TableError, Tables};
+use tokio::sync::watch;
 use xdp_prog::abi::map;
 
 use super::Agent;
@@ -23,6 +24,7 @@ use super::problems::Problems;
 use super::reload::unix_time;
 use super::room::Refused;
 use super::sweeps::Sweeps;
+use crate::announce::Pulse;
 use crate::api::ConfigStatus;
 use crate::census::Census;
 use crate::config::{Config, ConfigError, TableSizes, host};
@@ -163,6 +165,8 @@ impl Agent {
             pod_devices: BTreeSet::new(),
             sweeps: Sweeps::new(Instant::now()),
             problems: Problems::default(),
+            views: watch::Sender::default(),
+            pulse: Pulse::new(Instant::now()),
             started: Instant::now(),
             started_at: unix_time(),
         };
@@ -170,6 +174,7 @@ impl Agent {
         if agent.attached.is_empty() && !agent.is_held_back() {
             return Err(StartError::NotAttached(agent.problems.texts().collect()));
         }
+        agent.publish();
         tracing::info!(
             services = agent.tables.services().count(),
             interfaces = agent.attached.len(),

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde::Serialize;
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Interest};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::Semaphore;
 
@@ -22,6 +22,8 @@ use super::{MAX_REQUEST_BYTES, Reply, Request};
 const MAX_CONNECTIONS: usize = 16;
 /// How long a peer may take to send its request, or to read the reply.
 const PEER_TIMEOUT: Duration = Duration::from_secs(10);
+/// How often it is looked whether a peer that waits for its answer has gone.
+const LOOK_PAUSE: Duration = Duration::from_millis(100);
 /// How long answers that were begun may take when the agent ends.
 const LAST_ANSWERS: Duration = Duration::from_secs(2);
 
@@ -109,7 +111,8 @@ impl Socket {
         })
     }
 
-    /// Answers requests until `stop`, and then those that were begun; `answer` gives a line of JSON.
+    /// Answers requests until `stop`, and then those that were begun; `answer` gives a line of JSON, and is dropped if
+    /// the peer goes first.
     pub async fn serve<F, A>(self, answer: F, stop: impl Future<Output = ()> + Send)
     where
         F: Fn(Request) -> A + Clone + Send + 'static,
@@ -231,11 +234,26 @@ where
     let mut stream = BufReader::new(stream);
     let request = tokio::time::timeout(PEER_TIMEOUT, read_line(&mut stream)).await??;
     let mut reply = match parse(&request) {
-        Ok(request) => answer(request).await,
+        Ok(request) => tokio::select! {
+            // Asked at least: what a request does besides is wanted even if nobody reads the answer.
+            biased;
+            reply = answer(request) => reply,
+            () = hang_up(stream.get_ref()) => return Ok(()),
+        },
         Err(reason) => error_line(reason),
     };
     reply.push('\n');
     tokio::time::timeout(PEER_TIMEOUT, stream.write_all(reply.as_bytes())).await?
+}
+
+/// Waits until the peer reads no more; one that has only said all that it has to say still waits.
+async fn hang_up(stream: &UnixStream) {
+    loop {
+        match stream.ready(Interest::WRITABLE).await {
+            Ok(ready) if !ready.is_write_closed() => tokio::time::sleep(LOOK_PAUSE).await,
+            Ok(_) | Err(_) => return,
+        }
+    }
 }
 
 /// Reads up to a newline, the end, or one byte more than a request may have.
@@ -374,6 +392,50 @@ mod tests {
         let status: Status = ask(&path, &Request::Status {}).unwrap();
         assert_eq!(status.pid, 42);
         drop(silent);
+    }
+
+    #[tokio::test]
+    async fn peer_that_goes_leaves_no_work_and_one_that_has_said_all_gets_its_answer() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("agent.sock");
+        let socket = Socket::bind(&path).unwrap();
+        let (begin, mut begun) = tokio::sync::mpsc::unbounded_channel();
+        let go_on = Arc::new(Semaphore::new(0));
+        let until = Arc::clone(&go_on);
+        let serving = tokio::spawn(socket.serve(
+            move |_| {
+                // Held for as long as somebody works on the answer.
+                let (begin, until, work) = (begin.clone(), Arc::clone(&until), Arc::new(()));
+                async move {
+                    begin.send(Arc::downgrade(&work)).unwrap();
+                    let _ = until.acquire().await;
+                    drop(work);
+                    line(&Reply::Ok(Status::default()))
+                }
+            },
+            std::future::pending(),
+        ));
+        let request = b"{\"request\":\"status\"}\n";
+        let mut gone = UnixStream::connect(&path).await.unwrap();
+        gone.write_all(request).await.unwrap();
+        let work_for_gone = begun.recv().await.unwrap();
+        let mut waiting = UnixStream::connect(&path).await.unwrap();
+        waiting.write_all(request).await.unwrap();
+        waiting.shutdown().await.unwrap();
+        let work_for_waiting = begun.recv().await.unwrap();
+
+        drop(gone);
+        while work_for_gone.strong_count() > 0 {
+            tokio::time::sleep(LOOK_PAUSE).await;
+        }
+        // It has been looked at as often as the other one.
+        tokio::time::sleep(2 * LOOK_PAUSE).await;
+        assert_eq!(work_for_waiting.strong_count(), 1);
+        go_on.add_permits(1);
+        let mut answer = String::new();
+        waiting.read_to_string(&mut answer).await.unwrap();
+        assert!(answer.starts_with("{\"ok\":"), "{answer}");
+        serving.abort();
     }
 
     #[tokio::test]

@@ -5,6 +5,7 @@
 //! clears the count; `fall` in a row make it unhealthy, `rise` in a row healthy again.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
 use std::time::{Duration, Instant};
 
 /// How results add up.
@@ -256,6 +257,12 @@ impl<K: Ord + Clone, C: Clone + PartialEq> Board<K, C> {
     /// Lists the targets.
     pub fn iter(&self) -> impl Iterator<Item = (&K, &Target<C>)> {
         self.targets.iter()
+    }
+
+    /// Lists the targets after this one, or all.
+    pub fn after(&self, last: Option<&K>) -> impl Iterator<Item = (&K, &Target<C>)> {
+        let from = last.map_or(Bound::Unbounded, Bound::Excluded);
+        self.targets.range((from, Bound::Unbounded))
     }
 }
 

@@ -1,6 +1,6 @@
 //! Makes the checks that are due, and keeps what they come to.
 //!
-//! The agent's thread sets the targets and reads; the checks run beside it. Both hold the lock for
+//! The agent's thread sets the targets and reads; the checks run beside it, and so do those who observe. All hold the lock for
 //! moments only, never while a check is under way.
 
 use std::collections::BTreeMap;
@@ -26,6 +26,8 @@ use crate::timer::sleep_until;
 const MAX_UNDER_WAY: usize = 256;
 /// Nodes that become due within this time are checked together: waking up for each costs more than its echo.
 const ROUND: Duration = Duration::from_millis(100);
+/// Targets that are read under one lock.
+const READ_AT_A_TIME: usize = 2048;
 /// Upper bounds in seconds of how long checks take; what takes longer has timed out.
 const DURATION_BOUNDS: &[f64] = &[
     0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5,
@@ -113,22 +115,34 @@ impl Monitor {
 
     /// Returns what is known of each backend that is checked.
     pub fn backends(&self) -> BTreeMap<Member, Condition> {
-        let now = Instant::now();
-        let state = self.lock();
-        let backends = state.backends.iter();
-        backends
-            .map(|(member, target)| (*member, Condition::of(target, now, failure_of_backend)))
-            .collect()
+        self.conditions(|state| &state.backends, failure_of_backend)
     }
 
     /// Returns what is known of each node that is checked.
     pub fn nodes(&self) -> BTreeMap<IpAddr, Condition> {
+        self.conditions(|state| &state.nodes, failure_of_node)
+    }
+
+    /// Reads a board some targets at a time: neither the agent nor a check waits for all of them.
+    fn conditions<K: Ord + Copy, C: Clone + PartialEq>(
+        &self,
+        board: fn(&State) -> &Board<K, C>,
+        failure: fn(&str) -> String,
+    ) -> BTreeMap<K, Condition> {
         let now = Instant::now();
-        let state = self.lock();
-        let nodes = state.nodes.iter();
-        nodes
-            .map(|(node, target)| (*node, Condition::of(target, now, failure_of_node)))
-            .collect()
+        let mut conditions = BTreeMap::new();
+        loop {
+            let known = conditions.len();
+            let last = conditions.last_key_value().map(|(key, _)| *key);
+            let state = self.lock();
+            let targets = board(&state).after(last.as_ref()).take(READ_AT_A_TIME);
+            conditions
+                .extend(targets.map(|(key, target)| (*key, Condition::of(target, now, failure))));
+            drop(state);
+            if conditions.len() < known + READ_AT_A_TIME {
+                return conditions;
+            }
+        }
     }
 
     /// Returns how long the checks of each kind took.

@@ -8,6 +8,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use fastpath::tables::BackendKey;
+use imbl::OrdSet;
 
 use crate::desired::{
     BackendSpec, Desired, ForwardMode, Service, ServiceKey, ServiceSpec, Services, TrafficPolicy,
@@ -55,7 +56,7 @@ pub struct Selection {
     /// The state.
     pub desired: Desired,
     /// Services of which no backend should serve, so that all do.
-    pub all_fail: BTreeSet<ServiceKey>,
+    pub all_fail: OrdSet<ServiceKey>,
     /// The services that were selected from, and by what.
     services: Services,
     rules: Rules,

@@ -79,8 +79,13 @@ fn egress_program_that_somebody_removed_makes_unhealthy_until_it_is_back() {
     assert!(told.contains("\nno egress program on eth0: "), "{told}");
     assert!(told.contains("`guideway check`"), "{told}");
 
-    let told = get(node, "/healthz");
-    assert!(told.starts_with("HTTP/1.1 200 "), "{told}");
+    // Who asked has had the agent look.
+    wait_for("the program is back", TIMEOUT, || {
+        let told = get(node, "/healthz");
+        let is_healthy = told.starts_with("HTTP/1.1 200 ");
+        if is_healthy { Ok(()) } else { Err(told) }
+    })
+    .unwrap();
     assert_eq!(egress(node).len(), 1);
     let metrics = get(node, "/metrics");
     let attached = "guideway_egress_attached{device=\"eth0\",mode=\"tcx\"} 1\n";

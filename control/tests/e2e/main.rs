@@ -16,6 +16,7 @@ mod health;
 mod interfaces;
 mod masquerade;
 mod nat;
+mod observer;
 mod path_mtu;
 mod pods;
 mod policies;

@@ -1,0 +1,57 @@
+//! Next hops in words.
+
+use std::collections::HashMap;
+
+use fastpath::nexthop::Resolution;
+
+use crate::hex;
+
+/// Names the state of a next hop.
+pub(crate) const fn state(next_hop: Option<Resolution>) -> &'static str {
+    match next_hop {
+        Some(Resolution::Resolved(_)) => "resolved",
+        Some(Resolution::Local) => "local",
+        Some(Resolution::Unresolved(_)) | None => "unresolved",
+    }
+}
+
+/// Returns the MAC address of a next hop, once it is resolved.
+pub(crate) fn mac(next_hop: Option<Resolution>) -> Option<String> {
+    match next_hop {
+        Some(Resolution::Resolved(hop)) => Some(hex::mac(hop.destination_mac)),
+        _ => None,
+    }
+}
+
+/// The names of this machine's devices, by number.
+#[derive(Debug)]
+pub(crate) struct DeviceNames(HashMap<u32, String>);
+
+impl DeviceNames {
+    /// Asks the kernel for them.
+    pub(crate) fn read() -> Self {
+        let interfaces = nix::net::if_::if_nameindex().ok();
+        let interfaces = interfaces.iter().flat_map(|all| all.iter());
+        let name = |interface: &nix::net::if_::Interface| {
+            let name = interface.name().to_string_lossy().into_owned();
+            (interface.index(), name)
+        };
+        Self(interfaces.map(name).collect())
+    }
+
+    /// Names a device.
+    pub(crate) fn of(&self, ifindex: u32) -> String {
+        let name = self.0.get(&ifindex);
+        name.map_or_else(|| format!("ifindex {ifindex}"), String::clone)
+    }
+
+    /// Names the device that packets leave by, or why there is none.
+    pub(crate) fn describe(&self, next_hop: Option<Resolution>) -> String {
+        match next_hop {
+            Some(Resolution::Resolved(hop)) => self.of(hop.ifindex),
+            Some(Resolution::Local) => "this machine".to_owned(),
+            Some(Resolution::Unresolved(reason)) => reason.to_string(),
+            None => "not looked up".to_owned(),
+        }
+    }
+}

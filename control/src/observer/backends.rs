@@ -1,0 +1,96 @@
+//! The backends, with what they count.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use fastpath::tables::BackendKey;
+use xdp_prog::abi::Traffic;
+
+use super::Observation;
+use super::counters::told;
+use crate::api::Backend;
+use crate::desired::BackendSpec;
+use crate::health::selection::Member;
+use crate::next_hop::{DeviceNames, mac, state};
+use crate::target::{name_of, service_at};
+
+impl Observation<'_> {
+    /// Lists each backend of each service that is installed.
+    pub(super) fn backends(&self) -> Result<Vec<Backend>, String> {
+        self.go_on()?;
+        let view = &self.view;
+        let tables = &view.tables;
+        let traffic = self.sources.reader.backend_traffic(tables).map_err(told)?;
+        let conditions = self.conditions();
+        let devices = DeviceNames::read();
+        let mut rows = Vec::new();
+        for (key, service) in tables.services() {
+            self.go_on()?;
+            let slots = self.sources.reader.slots_by_id(service);
+            let name = name_of(&view.services, key).unwrap_or_else(|| key.to_string());
+            let installed = tables.specs().get(key);
+            let installed = installed.map(|spec| spec.backends.as_slice());
+            let (configured_key, configured) = service_at(&view.services, key).unzip();
+            let configured_key = configured_key.unwrap_or(*key);
+            let left_out: BTreeSet<&BackendKey> = service.left_out().iter().collect();
+            let draining = view.draining.get(&configured_key);
+            let draining = draining.map_or(&[][..], |draining| draining);
+            let configured = configured.map(|service| service.spec.backends.as_slice());
+            // Those that are left out are configured only, those about to be removed installed only.
+            let backends: BTreeMap<Member, &BackendSpec> = [Some(draining), configured, installed]
+                .into_iter()
+                .flatten()
+                .flatten()
+                .map(|backend| (Member::new(&configured_key, service.mode, backend), backend))
+                .collect();
+            for (member, backend) in backends {
+                let next_hop = tables.next_hop(backend.address);
+                let traffic = traffic.get(&member.backend).copied().unwrap_or_default();
+                let mut row = Backend {
+                    name: name.clone(),
+                    service: key.to_string(),
+                    backend: backend_text(&member.backend),
+                    node: member.backend.address.to_string(),
+                    left_out: left_out.contains(&member.backend),
+                    draining: draining.iter().any(|one| one.pod == backend.pod),
+                    weight: backend.weight,
+                    slots: tables
+                        .backend(&member.backend)
+                        .and_then(|backend| slots.get(&backend.id).copied())
+                        .unwrap_or(0),
+                    table_size: service.run.length(),
+                    state: state(next_hop).to_owned(),
+                    next_hop: devices.describe(next_hop),
+                    mac: mac(next_hop),
+                    path_mtu: tables.path_mtu(backend.address),
+                    packets: traffic.packets,
+                    bytes: traffic.bytes,
+                    ..Backend::default()
+                };
+                conditions.describe(&view.all_fail, &member, &mut row);
+                rows.push(row);
+            }
+        }
+        Ok(rows)
+    }
+
+    /// Lists each backend once, for counters that are over all services.
+    pub(super) fn each_backend(&self) -> Result<Vec<Backend>, String> {
+        self.go_on()?;
+        let traffic = self.sources.reader.backend_traffic(&self.view.tables);
+        let traffic = traffic.map_err(told)?;
+        let row = |(key, traffic): (BackendKey, Traffic)| Backend {
+            backend: key.to_string(),
+            packets: traffic.packets,
+            bytes: traffic.bytes,
+            ..Backend::default()
+        };
+        Ok(traffic.into_iter().map(row).collect())
+    }
+}
+
+/// Names what packets are delivered to: the pod, where there is one.
+fn backend_text(backend: &BackendKey) -> String {
+    backend
+        .pod
+        .map_or_else(|| backend.address.to_string(), |pod| pod.to_string())
+}

@@ -1,0 +1,60 @@
+//! How the Kubernetes API is followed, and what is wrong with its objects.
+
+use k8s_openapi::jiff::Timestamp;
+
+use super::Observation;
+use crate::api;
+use crate::metrics::KubernetesValues;
+
+impl Observation<'_> {
+    pub(super) fn kubernetes_status(&self) -> Option<api::Kubernetes> {
+        let cluster = self.view.cluster.as_ref()?;
+        let watching = self.sources.feed.as_ref()?.watching();
+        let now = Timestamp::now().as_second();
+        let text = |(kind, reason): (&'static str, String)| format!("{kind}: {reason}");
+        Some(api::Kubernetes {
+            server: watching.server,
+            synced_seconds: cluster.synced.map(|since| since.elapsed().as_secs()),
+            last_event_seconds: watching
+                .last_event
+                .map(|at| u64::try_from(now - at).unwrap_or(0)),
+            missing: watching.missing,
+            objects: watching
+                .objects
+                .into_iter()
+                .map(|(kind, number)| (kind.to_owned(), number))
+                .collect(),
+            broken: watching.broken.into_iter().map(text).collect(),
+        })
+    }
+
+    /// Lists the rules that objects break, one line each.
+    pub(super) fn object_problems(&self) -> Vec<String> {
+        let (Some(cluster), Some(feed)) = (&self.view.cluster, &self.sources.feed) else {
+            return Vec::new();
+        };
+        let of_index = cluster.problems.values();
+        let of_index = of_index.flat_map(|problems| problems.iter());
+        of_index
+            .chain(&feed.reports().problems())
+            .map(ToString::to_string)
+            .collect()
+    }
+
+    pub(super) fn kubernetes_values(&self) -> Option<KubernetesValues> {
+        let cluster = self.view.cluster.as_ref()?;
+        let feed = self.sources.feed.as_ref()?;
+        Some(KubernetesValues {
+            watching: feed.watching(),
+            synced: cluster.synced.is_some(),
+            problems: cluster
+                .problems
+                .values()
+                .map(|problems| problems.len())
+                .chain([feed.reports().problems().len()])
+                .sum(),
+            sync: cluster.sync.clone(),
+            programming: cluster.programming.clone(),
+        })
+    }
+}

@@ -1,0 +1,95 @@
+//! What ended packets, and frames after the program had sent them.
+
+use std::collections::BTreeMap;
+
+use fastpath::facts;
+use fastpath::tables::{ReasonCount, TableError};
+use xdp_prog::failure::Failure;
+use xdp_prog::reason::{PassReason, ReasonKind};
+
+use super::Observation;
+use crate::api::{Reason, Untrusted};
+use crate::chain::chain;
+
+impl Observation<'_> {
+    pub(super) fn last_untrusted(&self) -> Option<Untrusted> {
+        // Without it the rest of an answer stands.
+        let (source, ago) = self.sources.reader.last_untrusted().ok()??;
+        Some(Untrusted {
+            source: source.to_string(),
+            seconds_ago: ago.as_secs(),
+        })
+    }
+
+    /// Lists what ended a packet, or its frame after the program had sent it.
+    pub(super) fn drops(&self) -> Result<Vec<Reason>, String> {
+        self.go_on()?;
+        let mut rows = self.reasons()?;
+        rows.extend(self.failures()?);
+        // Drops first: they are what people look for.
+        rows.sort_by(|a, b| a.action.cmp(&b.action));
+        Ok(rows)
+    }
+
+    pub(super) fn failures(&self) -> Result<Vec<Reason>, String> {
+        let failures = self.sources.reader.failures().map_err(told)?;
+        let row = |(failure, packets): (Failure, u64)| {
+            let drivers = match failure {
+                Failure::Transmit => self.transmit_errors(),
+                Failure::Unsupported
+                | Failure::DeviceDown
+                | Failure::NoDevice
+                | Failure::TooLong
+                | Failure::Other => BTreeMap::new(),
+            };
+            Reason {
+                action: "fail".to_owned(),
+                reason: failure.label().to_owned(),
+                // Many drivers tell both ways of one frame.
+                packets: packets.max(drivers.values().sum()),
+                drivers,
+                last: None,
+            }
+        };
+        Ok(failures.into_iter().map(row).collect())
+    }
+
+    /// Reads what the drivers of attached devices failed to send, as far as they count it.
+    fn transmit_errors(&self) -> BTreeMap<String, u64> {
+        let mut errors = BTreeMap::new();
+        let devices = self.view.xdp_programs.iter();
+        for device in devices.map(|running| &running.wanted) {
+            let counted = facts::transmit_errors(device).unwrap_or_default();
+            let counted = counted.into_iter().filter(|(_, frames)| *frames > 0);
+            errors.extend(counted.map(|(name, frames)| (format!("{device} {name}"), frames)));
+        }
+        errors
+    }
+
+    pub(super) fn reasons(&self) -> Result<Vec<Reason>, String> {
+        let reasons = self.sources.reader.reasons().map_err(told)?;
+        let row = |reason: ReasonCount| Reason {
+            action: match reason.kind {
+                ReasonKind::Drop => "drop",
+                ReasonKind::Reply => "reply",
+                ReasonKind::Pass => "pass",
+                ReasonKind::Return => "return",
+            }
+            .to_owned(),
+            reason: reason.label.to_owned(),
+            packets: reason.packets,
+            drivers: BTreeMap::new(),
+            last: if reason.label == PassReason::EncapUntrusted.label() {
+                self.last_untrusted()
+            } else {
+                None
+            },
+        };
+        Ok(reasons.into_iter().map(row).collect())
+    }
+}
+
+/// Words an error of the tables.
+pub(super) fn told(error: TableError) -> String {
+    chain(&error)
+}

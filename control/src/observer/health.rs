@@ -1,0 +1,99 @@
+//! What the checks of backends and nodes come to.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use imbl::OrdSet;
+
+use super::Observation;
+use crate::api::{Backend, Health};
+use crate::desired::ServiceKey;
+use crate::health::monitor::Condition;
+use crate::health::selection::Member;
+use crate::metrics::{CheckedBackend, HealthValues};
+use crate::target::{name_of, title};
+
+/// What is known of all backends and nodes at one time.
+pub(super) struct Conditions {
+    backends: BTreeMap<Member, Condition>,
+    nodes: BTreeMap<IpAddr, Condition>,
+}
+
+impl Observation<'_> {
+    pub(super) fn conditions(&self) -> Conditions {
+        Conditions {
+            backends: self.sources.health.backends(),
+            nodes: self.sources.health.nodes(),
+        }
+    }
+
+    pub(super) fn health_status(&self) -> Health {
+        let Conditions { backends, nodes } = self.conditions();
+        let failing = |condition: &&Condition| !condition.healthy;
+        let view = &self.view;
+        let all_fail = view.all_fail.iter();
+        Health {
+            unhealthy: backends.values().filter(failing).count(),
+            backends: backends.len(),
+            unreachable: nodes.values().filter(failing).count(),
+            unknown: nodes.values().filter(|node| !node.checked).count(),
+            nodes: nodes.len(),
+            unchecked: view.not_made.sum(),
+            all_fail: all_fail.map(|key| title(&view.services, key)).collect(),
+        }
+    }
+
+    /// Reads the values for the metrics.
+    pub(super) fn health_values(&self) -> HealthValues {
+        let Conditions { backends, nodes } = self.conditions();
+        let backends = backends.into_iter();
+        let nodes = nodes.into_iter();
+        let view = &self.view;
+        HealthValues {
+            backends: backends
+                .map(|(member, condition)| CheckedBackend {
+                    name: name_of(&view.services, &member.service).unwrap_or_default(),
+                    service: member.service,
+                    backend: member.backend.to_string(),
+                    healthy: condition.healthy,
+                })
+                .collect(),
+            nodes: nodes
+                .filter(|(_, condition)| condition.checked)
+                .map(|(node, condition)| (node.to_string(), condition.healthy))
+                .collect(),
+            not_made: [
+                ("no_way", view.not_made.no_way),
+                ("too_many", view.not_made.too_many),
+            ],
+            durations: self.sources.health.durations(),
+        }
+    }
+}
+
+impl Conditions {
+    /// Writes the health of a backend into its row.
+    pub(super) fn describe(
+        &self,
+        all_fail: &OrdSet<ServiceKey>,
+        member: &Member,
+        row: &mut Backend,
+    ) {
+        let own = self.backends.get(member);
+        let node = self.nodes.get(&member.backend.address);
+        // The node first: without it the backend's own check tells nothing new.
+        let (health, condition) = match (node, own) {
+            (Some(node), _) if !node.healthy => ("unreachable", node),
+            (_, Some(own)) if !own.healthy => ("unhealthy", own),
+            (_, Some(own)) if !own.checked => ("new", own),
+            (_, Some(own)) => ("healthy", own),
+            (Some(node), None) if !node.checked => ("new", node),
+            (Some(node), None) => ("healthy", node),
+            (None, None) => return,
+        };
+        row.health = Some(health.to_owned());
+        row.since_seconds = Some(condition.since.as_secs());
+        row.reason.clone_from(&condition.note);
+        row.all_fail = !condition.healthy && all_fail.contains(&member.service);
+    }
+}

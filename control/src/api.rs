@@ -297,7 +297,7 @@ pub struct Backend {
     pub reason: Option<String>,
     /// Whether it should not serve and yet does, because that goes for all of the service.
     pub all_fail: bool,
-    /// Packets forwarded to this node address, over all services.
+    /// Packets forwarded to it for the service, at whichever of the service's addresses.
     pub packets: u64,
     /// Bytes of those packets as they came in.
     pub bytes: u64,

@@ -120,7 +120,7 @@ pub struct TableSizes {
     pub lut_slots: u32,
     /// Services of both families together.
     pub services: u32,
-    /// Backends, over all services: node, pod and port, or address and port of NAT mode, each once.
+    /// Backends: node, pod and port, or address and port of NAT mode, each once for every service that has it.
     pub backends: u32,
     /// Next hops: one per node address that is reached without asking the kernel's FIB.
     pub next_hops: u32,

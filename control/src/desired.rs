@@ -155,6 +155,15 @@ pub(crate) fn affinity_seed(seed: u64, name: &str) -> u64 {
     fnv_1a(seed, name)
 }
 
+/// Numbers services by what names them, so that each has counters of its own; never 0.
+///
+/// Two that are given one number by chance count as one at the backends that both have.
+pub(crate) fn owner(service: &str) -> u32 {
+    let [a, b, c, d, e, f, g, h] = fnv_1a(0, service).to_be_bytes();
+    let folded = u32::from_be_bytes([a, b, c, d]) ^ u32::from_be_bytes([e, f, g, h]);
+    folded.max(1)
+}
+
 /// Returns the address that stands for every address of a family.
 pub(crate) const fn unspecified(is_ipv4: bool) -> IpAddr {
     if is_ipv4 {

@@ -222,7 +222,7 @@ impl Snapshot {
         gauge(
             encoder,
             "backends",
-            "Backends over all services; of more than 5000 none has series of its own unless it fails",
+            "Backends, each once for every service that has it; of more than 5000 none has series of its own unless it fails",
         )?
         .encode_gauge(&size(self.backends.len()))?;
         let mut packets = counter(
@@ -260,14 +260,10 @@ impl Snapshot {
         let mut packets = counter(
             encoder,
             "backend_packets",
-            "Packets forwarded to the backend, over all services",
+            "Packets forwarded to the backend for the service, at whichever of its addresses",
         )?;
         for backend in series(&self.backends, |_| false) {
-            count(
-                &mut packets,
-                &[("backend", backend.backend.as_str())],
-                backend.packets,
-            )?;
+            count(&mut packets, &backend_labels(backend), backend.packets)?;
         }
         let mut bytes = counter(
             encoder,
@@ -275,11 +271,7 @@ impl Snapshot {
             "Bytes of these packets as they came in, from the IP header on",
         )?;
         for backend in series(&self.backends, |_| false) {
-            count(
-                &mut bytes,
-                &[("backend", backend.backend.as_str())],
-                backend.bytes,
-            )?;
+            count(&mut bytes, &backend_labels(backend), backend.bytes)?;
         }
         Ok(())
     }
@@ -521,6 +513,10 @@ fn service_labels(service: &Service) -> [(&'static str, String); 4] {
     key_labels(&service.name, service.service.parse().ok())
 }
 
+fn backend_labels(backend: &Backend) -> [(&'static str, &str); 2] {
+    [("service", &backend.name), ("backend", &backend.backend)]
+}
+
 fn key_labels(name: &str, key: Option<ServiceKey>) -> [(&'static str, String); 4] {
     let part = |part: fn(ServiceKey) -> String| key.map(part).unwrap_or_default();
     [
@@ -649,6 +645,7 @@ mod tests {
                 ..Service::default()
             }],
             backends: vec![Backend {
+                name: "web".to_owned(),
                 backend: "10.0.0.1".to_owned(),
                 packets: 7,
                 bytes: 900,
@@ -722,7 +719,7 @@ mod tests {
             "guideway_transmit_failures_total{cause=\"too_long\"} 12",
             "guideway_service_packets_total{service=\"we\\\"b\",address=\"2001:db8::1\",port=\"80\",protocol=\"tcp\"} 7",
             "guideway_service_backends{service=\"we\\\"b\",address=\"2001:db8::1\",port=\"80\",protocol=\"tcp\"} 2",
-            "guideway_backend_bytes_total{backend=\"10.0.0.1\"} 900",
+            "guideway_backend_bytes_total{service=\"web\",backend=\"10.0.0.1\"} 900",
             "guideway_table_entries{table=\"lut_slots\"} 5",
             "guideway_table_capacity{table=\"lut_slots\"} 9",
             "guideway_table_largest_free_run{table=\"lut_slots\"} 4",

@@ -41,8 +41,8 @@ pub use self::{
     probes::{MAX_PROBES, ProbeSpec, probe_mark},
     reader::TableReader,
     types::{
-        Addresses, BackendKey, BackendSpec, ForwardMode, NatSettings, Protocol, ServiceKey,
-        ServiceKeyError, ServiceSpec, Settings, TrafficPolicy,
+        Addresses, BackendKey, BackendSpec, ForwardMode, NatSettings, OwnedBackend, Protocol,
+        ServiceKey, ServiceKeyError, ServiceSpec, Settings, TrafficPolicy,
     },
     view::TableView,
 };
@@ -94,6 +94,8 @@ pub struct InstalledService {
     pub mode: ForwardMode,
     /// Ids of the backends that it uses.
     backends: Box<[u32]>,
+    /// Whose its backends are ([`ServiceSpec::owner`]).
+    pub owner: u32,
     /// This machine's pods by tag.
     pods: Pods,
     /// The clients that may use it, of its own family; all, if the specification names none.
@@ -129,7 +131,7 @@ pub type Specs = OrdMap<ServiceKey, Arc<ServiceSpec>>;
 pub struct InstalledBackend {
     /// Backend id.
     pub id: u32,
-    /// Services whose lookup table names it.
+    /// Services of its owner whose lookup table names it.
     pub services: u32,
 }
 
@@ -258,7 +260,7 @@ pub struct Tables {
     next_hop_ids: Ids,
     installed: OrdMap<ServiceKey, Arc<InstalledService>>,
     specs: Specs,
-    backend_by_key: OrdMap<BackendKey, InstalledBackend>,
+    backend_by_key: OrdMap<OwnedBackend, InstalledBackend>,
     ways: OrdMap<IpAddr, Way>,
     /// Of nodes to which the path takes less than the next hop does.
     path_mtus: OrdMap<IpAddr, u32>,
@@ -405,8 +407,8 @@ impl Tables {
         &self.specs
     }
 
-    /// Lists the backends in the tables.
-    pub fn backends(&self) -> impl Iterator<Item = (&BackendKey, &InstalledBackend)> {
+    /// Lists the backends in the tables, once for each owner.
+    pub fn backends(&self) -> impl Iterator<Item = (&OwnedBackend, &InstalledBackend)> {
         self.backend_by_key.iter()
     }
 
@@ -474,12 +476,12 @@ impl Tables {
             .of_each(services.map(|(key, service)| (*key, service.id)))
     }
 
-    /// Sums packets and bytes per backend, over all services.
+    /// Sums packets and bytes per backend and owner.
     ///
     /// # Errors
     ///
     /// When the map cannot be read.
-    pub fn backend_traffic(&self) -> Result<Vec<(BackendKey, Traffic)>, TableError> {
+    pub fn backend_traffic(&self) -> Result<Vec<(OwnedBackend, Traffic)>, TableError> {
         let backends = self.backend_by_key.iter();
         self.counters
             .backends

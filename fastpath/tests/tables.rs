@@ -17,8 +17,8 @@ use fastpath::{
     nexthop::{NextHop, Reason, Resolution},
     pins::Pins,
     tables::{
-        Addresses, BackendKey, BackendSpec, ForwardMode, NatSettings, Outcome, Protocol,
-        ServiceKey, ServiceSpec, Settings, TableError, Tables, Trace,
+        Addresses, BackendKey, BackendSpec, ForwardMode, NatSettings, Outcome, OwnedBackend,
+        Protocol, ServiceKey, ServiceSpec, Settings, TableError, Tables, Trace,
     },
 };
 use xdp_prog::abi::{
@@ -350,7 +350,7 @@ fn pods_of_one_node_are_backends_of_their_own() {
     }
     let backends: Vec<(String, u32)> = tables
         .backends()
-        .map(|(key, backend)| (key.to_string(), backend.services))
+        .map(|(owned, backend)| (owned.key.to_string(), backend.services))
         .collect();
     assert_eq!(
         backends,
@@ -673,7 +673,8 @@ fn counters_begin_at_zero_where_a_killed_agent_used_the_id() {
     tables.put_service(key, &spec(&[("10.0.0.2", 1)])).unwrap();
     let counters = tables.counters().unwrap();
     assert_eq!(counters.services, [(key, Traffic::default())]);
-    assert_eq!(counters.backends, [(node("10.0.0.2"), Traffic::default())]);
+    let backend = nobodys("10.0.0.2");
+    assert_eq!(counters.backends, [(backend, Traffic::default())]);
 }
 
 #[test]
@@ -698,7 +699,7 @@ fn who_reads_beside_takes_no_counter_for_that_of_another_service_that_got_its_id
         BTreeMap::from([(gone, all), (changed, all)])
     );
     let slots = reader.slots_by_id(view.service(&gone).unwrap());
-    let backend = view.backend(&node("10.0.0.1")).unwrap();
+    let backend = view.backend(&nobodys("10.0.0.1")).unwrap();
     let length = view.service(&gone).unwrap().run.length();
     assert_eq!(slots, [(backend.id, length)].into());
 
@@ -721,7 +722,7 @@ fn who_reads_beside_takes_no_counter_for_that_of_another_service_that_got_its_id
     );
     assert_eq!(
         reader.backend_traffic(&view).unwrap(),
-        BTreeMap::from([(node("10.0.0.2"), all)])
+        BTreeMap::from([(nobodys("10.0.0.2"), all)])
     );
     assert_eq!(view.services().len(), 2, "a view stays as it is");
     let fill = tables.publish().fill();
@@ -916,7 +917,7 @@ fn a_path_is_as_small_as_a_router_says_that_knows_the_tag() {
         let hops: Array<_, xdp_prog::abi::NextHop> = Array::try_from(hops).unwrap();
         let mut backends_there = tables
             .backends()
-            .filter(|(key, _)| key.address == address(node));
+            .filter(|(owned, _)| owned.key.address == address(node));
         let (_, backend) = backends_there.next().unwrap();
         let hop = backends.get(&backend.id, 0).unwrap().next_hop;
         hops.get(&hop, 0).unwrap().mtu
@@ -992,6 +993,13 @@ fn node(text: &str) -> BackendKey {
         address: address(text),
         pod: None,
         nat: false,
+    }
+}
+
+fn nobodys(text: &str) -> OwnedBackend {
+    OwnedBackend {
+        key: node(text),
+        owner: 0,
     }
 }
 

@@ -116,7 +116,7 @@ impl Agent {
     /// Lists the machines that run Guideway as the tables have it: those whose pods are sent to other than by
     /// NAT, and those whose frames are taken.
     pub(crate) fn inherited_nodes(&self) -> BTreeSet<IpAddr> {
-        let backends = self.tables.backends().map(|(backend, _)| backend);
+        let backends = self.tables.backends().map(|(backend, _)| backend.key);
         let nodes = backends.filter(|backend| backend.pod.is_some() && !backend.nat);
         let edges = single(self.tables.trusted_edges());
         nodes.map(|node| node.address).chain(edges).collect()
@@ -282,7 +282,8 @@ fn health_check_addresses(served: &NodePortAddresses, own: &BTreeSet<IpAddr>) ->
 
 /// Lists what the tables send to, and the edges whose frames they take, where nobody says what is desired.
 pub(super) fn in_tables(tables: &Tables) -> (BTreeSet<IpAddr>, BTreeSet<IpAddr>) {
-    let nodes = tables.backends().map(|(backend, _)| backend.address);
+    let backends = tables.backends();
+    let nodes = backends.map(|(backend, _)| backend.key.address);
     let mut services = tables.services();
     let edges = if services.any(|(_, service)| service.mode == ForwardMode::L2dsr) {
         single(tables.trusted_edges()).collect()

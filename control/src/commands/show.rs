@@ -1,6 +1,5 @@
 //! The agent's answers as pages for people, 80 columns wide for usual addresses.
 
-use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -317,9 +316,7 @@ pub fn backends(sampled: &Sampled<Vec<Backend>>) -> String {
     ]);
     for backend in &sampled.current {
         let packets = shown(sampled, backend.packets, |previous| {
-            let same = previous
-                .iter()
-                .find(|other| other.backend == backend.backend)?;
+            let same = previous.iter().find(|other| is_same(other, backend))?;
             Some(same.packets)
         });
         table.row([
@@ -345,28 +342,16 @@ pub fn backends(sampled: &Sampled<Vec<Backend>>) -> String {
             )));
         }
     }
-    if has_shared(&sampled.current) {
-        notes.push_str(SHARED);
-    }
     if sampled.current.iter().any(|backend| backend.weight == 0) {
         notes.push_str(NO_WEIGHT);
     }
     table.render("no backends") + &notes
 }
 
-/// Tells whether some backend serves several of the services.
-fn has_shared(backends: &[Backend]) -> bool {
-    let mut services = BTreeMap::new();
-    backends.iter().any(|one| {
-        let first = services.entry((&one.backend, &one.node));
-        *first.or_insert(&one.service) != &one.service
-    })
+/// Tells whether two rows are of one backend of a service.
+fn is_same(one: &Backend, other: &Backend) -> bool {
+    (&one.service, &one.backend, &one.node) == (&other.service, &other.backend, &other.node)
 }
-
-/// What [`backends`] says where some serve several services.
-const SHARED: &str = "\
-packets of a backend that serves several services are those of all of them
-";
 
 /// What [`backends`] says where some have no weight.
 const NO_WEIGHT: &str = "\
@@ -741,18 +726,22 @@ mod tests {
         for text in ["192.0.2.10:80/tcp", "33.33%"] {
             assert!(page.contains(text), "{text}: {page}");
         }
-        assert!(!page.contains(SHARED), "{page}");
     }
 
     #[test]
-    fn packets_over_several_services_are_not_shown_as_those_of_one() {
-        let other = Backend {
+    fn rates_of_two_services_with_one_backend_are_their_own() {
+        let other = |packets| Backend {
             service: "[2001:db8::10]:443/tcp".to_owned(),
+            packets,
             ..backend()
         };
-        let page = backends(&once(vec![backend(), other]));
-        assert!(page.contains(SHARED), "{page}");
-        assert_eq!(page.matches("]:443/tcp").count(), 1, "{page}");
+        let page = backends(&Sampled {
+            current: vec![backend(), other(3_000)],
+            previous: Some((vec![backend(), other(1_000)], Duration::from_secs(1))),
+        });
+        let rates = page.lines().skip(1);
+        let rates: Vec<_> = rates.map(|row| row.split(' ').next_back()).collect();
+        assert_eq!(rates, [Some("0"), Some("2000")], "{page}");
     }
 
     #[test]

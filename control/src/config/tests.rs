@@ -190,6 +190,8 @@ services:
     );
     assert_eq!(node_port.backends, web.backends);
     let dual = spec("[::]:20002/udp");
+    assert_eq!(node_port.owner, web.owner);
+    assert_ne!(dual.owner, web.owner);
     assert_eq!(
         dual.backends,
         [BackendSpec::nat("[2001:db8::7]:53".parse().unwrap(), 1)]
@@ -697,6 +699,8 @@ const CASES: &[Case] = cases! {
         "1:25: tables.lut_arena_mib \"2049\": not a table size; give a number from 1 to 2048";
     "tables do not fit the arena": "services:\n" => "tables: {lut_arena_mib: 1}\nservices:\n  - {name: a, address: 10.99.0.1, port: 1, protocol: tcp, table_size: 131072, backends: [{address: 10.0.0.1}]}\n",
         "6:3: tables.lut_arena_mib \"1\": the lookup tables need 131329 slots, the arena has 131072; raise tables.lut_arena_mib to 2 or more, or ask for smaller tables";
+    "backends count for each service": "services:\n" => "tables: {backends: 2}\nservices:\n  - {name: a, address: 10.99.0.1, port: 1, protocol: tcp, backends: [{address: 10.0.0.1}]}\n",
+        "6:3: tables.backends \"2\": 3 entries do not fit a table with room for 2; raise tables.backends";
     "backends do not fit": "interfaces:" => "tables: {backends: 1}\ninterfaces:",
         "6:3: tables.backends \"1\": 2 entries do not fit a table with room for 1; raise tables.backends";
     "VIPs do not fit": "interfaces:" => "tables: {vips: 1}\ninterfaces:",

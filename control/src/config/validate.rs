@@ -18,7 +18,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use fastpath::tables::BackendKey;
+use fastpath::tables::OwnedBackend;
 use imbl::{OrdMap, OrdSet};
 use ipnet::IpNet;
 use serde_saphyr::Spanned;
@@ -405,9 +405,12 @@ impl Rules {
     ) {
         let backends = services.values().flat_map(|service| {
             let spec = &service.spec;
-            spec.backends.iter().map(|backend| backend.key(spec.mode))
+            spec.backends.iter().map(|backend| OwnedBackend {
+                key: backend.key(spec.mode),
+                owner: spec.owner,
+            })
         });
-        let backends: BTreeSet<BackendKey> = backends.collect();
+        let backends: BTreeSet<OwnedBackend> = backends.collect();
         let vips = file.vips.as_ref();
         let full = [
             (

@@ -16,7 +16,7 @@ use super::slice::{Condition, Endpoint, Slices};
 use super::{HealthCheck, Options, TopologyHints, front_name};
 use crate::desired::{
     BackendSpec, ForwardMode, Protocol, Service, ServiceKey, ServiceSpec, TrafficPolicy,
-    affinity_seed, unspecified,
+    affinity_seed, owner, unspecified,
 };
 
 /// What becomes of a Service.
@@ -421,7 +421,12 @@ impl Making<'_> {
             port => format!("{}:{port}", self.name),
         };
         name.shrink_to_fit();
+        let Port {
+            number, protocol, ..
+        } = port;
         let spec = ServiceSpec {
+            // A port that gets another name goes on.
+            owner: owner(&format!("{}:{number}/{protocol}", self.name)),
             mode: match mode {
                 ForwardMode::L2dsr if is_machine => ForwardMode::Ipip,
                 mode => mode,

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use fastpath::tables::BackendKey;
+use fastpath::tables::{BackendKey, OwnedBackend, ServiceKey};
 use xdp_prog::abi::Traffic;
 
 use super::Observation;
@@ -44,7 +44,11 @@ impl Observation<'_> {
                 .collect();
             for (member, backend) in backends {
                 let next_hop = tables.next_hop(backend.address);
-                let traffic = traffic.get(&member.backend).copied().unwrap_or_default();
+                let own = OwnedBackend {
+                    key: member.backend,
+                    owner: service.owner,
+                };
+                let traffic = traffic.get(&own).copied().unwrap_or_default();
                 let mut row = Backend {
                     name: name.clone(),
                     service: key.to_string(),
@@ -54,7 +58,7 @@ impl Observation<'_> {
                     draining: draining.iter().any(|one| one.pod == backend.pod),
                     weight: backend.weight,
                     slots: tables
-                        .backend(&member.backend)
+                        .backend(&own)
                         .and_then(|backend| slots.get(&backend.id).copied())
                         .unwrap_or(0),
                     table_size: service.run.length(),
@@ -73,13 +77,23 @@ impl Observation<'_> {
         Ok(rows)
     }
 
-    /// Lists each backend once, for counters that are over all services.
+    /// Lists each backend once for every service that has it, at whichever of the service's addresses.
     pub(super) fn each_backend(&self) -> Result<Vec<Backend>, String> {
         self.go_on()?;
-        let traffic = self.sources.reader.backend_traffic(&self.view.tables);
+        let view = &self.view;
+        let traffic = self.sources.reader.backend_traffic(&view.tables);
         let traffic = traffic.map_err(told)?;
-        let row = |(key, traffic): (BackendKey, Traffic)| Backend {
-            backend: key.to_string(),
+        let services = view.tables.services();
+        let keys: BTreeMap<u32, &ServiceKey> = services
+            .map(|(key, service)| (service.owner, key))
+            .collect();
+        let name = |owner: u32| {
+            let key = keys.get(&owner)?;
+            Some(name_of(&view.services, key).unwrap_or_else(|| key.to_string()))
+        };
+        let row = |(backend, traffic): (OwnedBackend, Traffic)| Backend {
+            name: name(backend.owner).unwrap_or_default(),
+            backend: backend.key.to_string(),
             packets: traffic.packets,
             bytes: traffic.bytes,
             ..Backend::default()

@@ -47,7 +47,7 @@ impl Observation<'_> {
 
     fn nodes_in_use(&self) -> BTreeSet<IpAddr> {
         let backends = self.view.tables.backends();
-        backends.map(|(key, _)| key.address).collect()
+        backends.map(|(backend, _)| backend.key.address).collect()
     }
 
     fn fill(&self) -> Vec<Table> {

@@ -53,16 +53,20 @@ fn which_agrees_with_the_way_of_every_flow() {
 #[test]
 fn counters_agree_with_the_traffic_everywhere() {
     const QUESTIONS: u64 = 50;
+    const TO_OTHER: u64 = 20;
     let net = Topology::builder().build().unwrap();
     let services = Service::all(&[Mode::IpipV4]);
     let (edge, nodes, _echoes) = start(&net, &services);
-    let udp = services
-        .iter()
-        .find(|one| one.protocol == Protocol::Udp)
-        .unwrap();
-    let mut flow = Flow::open(&net.clients()[0], udp).unwrap();
-    for _ in 1..QUESTIONS {
-        flow.ask().unwrap();
+    let mut by_udp = services.iter().filter(|one| one.protocol == Protocol::Udp);
+    let [udp, other] = [by_udp.next().unwrap(), by_udp.next().unwrap()];
+    let open = |service| Flow::open(&net.clients()[0], service).unwrap();
+    let mut flow = open(udp);
+    let mut same_backend = std::iter::repeat_with(|| open(other));
+    let mut of_other = same_backend.find(|one| one.node == flow.node).unwrap();
+    for (flow, questions) in [(&mut flow, QUESTIONS), (&mut of_other, TO_OTHER)] {
+        for _ in 1..questions {
+            flow.ask().unwrap();
+        }
     }
 
     let answer = edge.json(&["services"]);
@@ -80,10 +84,15 @@ fn counters_agree_with_the_traffic_everywhere() {
         .iter()
         .find(|node| node.label() == flow.node)
         .unwrap();
-    let of_node =
-        |row: &&Value| row["service"] == udp.to_string() && row["backend"] == node.v4().to_string();
-    let backend = rows(&answer).iter().find(of_node).unwrap();
+    let backend_of = |service: &Service| {
+        let is_of = |row: &&Value| {
+            row["service"] == service.to_string() && row["backend"] == node.v4().to_string()
+        };
+        rows(&answer).iter().find(is_of).unwrap()
+    };
+    let [backend, backend_of_other] = [backend_of(udp), backend_of(other)];
     assert_eq!(backend["packets"], QUESTIONS);
+    assert_eq!(backend_of_other["packets"], TO_OTHER);
     assert_eq!(backend["state"], "resolved");
     let slots = rows(&answer)
         .iter()
@@ -99,7 +108,7 @@ fn counters_agree_with_the_traffic_everywhere() {
     let decapsulated = rows(&at_node)
         .iter()
         .find(|row| row["reason"] == "decapsulated");
-    assert_eq!(decapsulated.unwrap()["packets"], QUESTIONS);
+    assert_eq!(decapsulated.unwrap()["packets"], QUESTIONS + TO_OTHER);
 
     let metrics = get(edge.machine(), "/metrics");
     let line = format!(
@@ -110,11 +119,14 @@ fn counters_agree_with_the_traffic_everywhere() {
         udp.address.port()
     );
     assert!(metrics.lines().any(|other| other == line), "{metrics}");
-    let line = format!(
-        "guideway_backend_packets_total{{backend=\"{}\"}} {QUESTIONS}",
-        node.v4()
-    );
-    assert!(metrics.lines().any(|other| other == line), "{metrics}");
+    for (row, packets) in [(backend, QUESTIONS), (backend_of_other, TO_OTHER)] {
+        let line = format!(
+            "guideway_backend_packets_total{{service=\"{}\",backend=\"{}\"}} {packets}",
+            row["name"].as_str().unwrap(),
+            node.v4()
+        );
+        assert!(metrics.lines().any(|other| other == line), "{metrics}");
+    }
     let attached = "guideway_interface_attached{interface=\"eth0\",mode=\"native\"} 1";
     assert!(metrics.contains(attached), "{metrics}");
     assert_eq!(get(edge.machine(), "/healthz"), "ok\n");

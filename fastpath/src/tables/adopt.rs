@@ -13,7 +13,7 @@ use xdp_prog::abi::{BACKEND_LOCAL, Backend, EdgeMac, NextHop, Service, ServiceWo
 
 use super::{
     ForwardMode, InstalledBackend, InstalledService, Run, ServiceKey, TableError, Tables, Way,
-    encode::{backend_key, edge_prefix_of, key_check, service_key, settings_of},
+    encode::{edge_prefix_of, key_check, owned_backend, service_key, settings_of},
     error::read_failed,
     grace,
     machine::addresses_of,
@@ -126,6 +126,8 @@ impl Tables {
             .map(|(tag, backend)| (*tag, *backend))
             .collect();
         let mode = ForwardMode::from_abi(entry.mode, entry.flags);
+        let first = backends.first().and_then(|id| self.backends.read(*id));
+        let owner = first.map_or(0, |backend| backend.owner);
         Some(InstalledService {
             id,
             run,
@@ -134,6 +136,7 @@ impl Tables {
             backends: backends.into_iter().collect(),
             pods,
             source_ranges: source_ranges.cloned().unwrap_or_default(),
+            owner,
             left_out: Box::default(),
         })
     }
@@ -159,8 +162,8 @@ impl Tables {
         let Some(entry) = self.backends.read(id).filter(|entry| entry.flags != 0) else {
             return false;
         };
-        let key = backend_key(&entry);
-        if let Some(backend) = self.backend_by_key.get_mut(&key) {
+        let owned = owned_backend(&entry);
+        if let Some(backend) = self.backend_by_key.get_mut(&owned) {
             if backend.id == id {
                 backend.services += 1;
             }
@@ -169,7 +172,8 @@ impl Tables {
         if !self.backend_ids.reserve(id) {
             return false;
         }
-        match self.ways.get(&key.address) {
+        let node = owned.key.address;
+        match self.ways.get(&node) {
             // A change of the node's next hop may have been under way.
             Some(way) => self.store_backend_word(id, offset_of!(Backend, next_hop), way.next_hop),
             None => {
@@ -179,11 +183,11 @@ impl Tables {
                     resolution: None,
                     local: entry.flags & BACKEND_LOCAL != 0,
                 };
-                self.ways.insert(key.address, way);
+                self.ways.insert(node, way);
             }
         }
         self.backend_by_key
-            .insert(key, InstalledBackend { id, services: 1 });
+            .insert(owned, InstalledBackend { id, services: 1 });
         true
     }
 

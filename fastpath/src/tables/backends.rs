@@ -5,8 +5,8 @@ use std::{collections::BTreeSet, mem::offset_of, net::IpAddr, sync::Arc};
 use xdp_prog::abi::{Backend, map};
 
 use super::{
-    BackendKey, InstalledBackend, ServiceKey, ServiceSpec, TableError, Tables, Way,
-    encode::{backend_entry, backend_flags, backend_key, next_hop_entry},
+    BackendKey, InstalledBackend, OwnedBackend, ServiceKey, ServiceSpec, TableError, Tables, Way,
+    encode::{backend_entry, backend_flags, next_hop_entry, owned_backend},
 };
 use crate::nexthop::Resolution;
 
@@ -50,9 +50,12 @@ impl Tables {
                 local,
             },
         );
-        for (key, id) in self.backends_of(target) {
+        for (backend, id) in self.backends_of(target) {
             let next_hop = (offset_of!(Backend, next_hop), next_hop);
-            let flags = (offset_of!(Backend, flags), backend_flags(&key, local));
+            let flags = (
+                offset_of!(Backend, flags),
+                backend_flags(&backend.key, local),
+            );
             // While the flags say that the node is this machine, nobody looks at the next hop.
             let words = if local {
                 [flags, next_hop]
@@ -81,7 +84,8 @@ impl Tables {
 
     /// Forgets the ways to all addresses but these and those of backends.
     pub fn retain_next_hops(&mut self, targets: &BTreeSet<IpAddr>) {
-        let nodes: BTreeSet<IpAddr> = self.backend_by_key.keys().map(|key| key.address).collect();
+        let backends = self.backend_by_key.keys();
+        let nodes: BTreeSet<IpAddr> = backends.map(|backend| backend.key.address).collect();
         let is_needed = |target: &IpAddr| targets.contains(target) || nodes.contains(target);
         let known = self.ways.keys().copied();
         let unneeded: Vec<IpAddr> = known.filter(|target| !is_needed(target)).collect();
@@ -101,10 +105,14 @@ impl Tables {
     }
 
     /// Counts one more user for each backend; new ones are written first.
-    pub(super) fn take_backends(&mut self, keys: &[BackendKey]) -> Result<Vec<u32>, TableError> {
+    pub(super) fn take_backends(
+        &mut self,
+        keys: &[BackendKey],
+        owner: u32,
+    ) -> Result<Vec<u32>, TableError> {
         let mut taken = Vec::with_capacity(keys.len());
         for key in keys {
-            match self.take_backend(*key) {
+            match self.take_backend(OwnedBackend { key: *key, owner }) {
                 Ok(id) => taken.push(id),
                 Err(error) => {
                     self.drop_backends(taken);
@@ -115,8 +123,8 @@ impl Tables {
         Ok(taken)
     }
 
-    fn take_backend(&mut self, key: BackendKey) -> Result<u32, TableError> {
-        if let Some(backend) = self.backend_by_key.get_mut(&key) {
+    fn take_backend(&mut self, owned: OwnedBackend) -> Result<u32, TableError> {
+        if let Some(backend) = self.backend_by_key.get_mut(&owned) {
             backend.services += 1;
             return Ok(backend.id);
         }
@@ -126,17 +134,37 @@ impl Tables {
                 map: map::BACKENDS,
                 entries: self.backend_ids.capacity(),
             })?;
-        let way = self.ways.get(&key.address);
+        let way = self.ways.get(&owned.key.address);
         let entry = backend_entry(
-            &key,
+            &owned,
             way.map_or(0, |way| way.next_hop),
             way.is_some_and(|way| way.local),
         );
         self.counters.backends.clear(id);
         self.backends.write(id, entry);
         self.backend_by_key
-            .insert(key, InstalledBackend { id, services: 1 });
+            .insert(owned, InstalledBackend { id, services: 1 });
         Ok(id)
+    }
+
+    /// Gives backends that one service alone uses, and that the new owner has none like, to that owner: what is
+    /// known of them goes on where a service gets another name.
+    pub(super) fn hand_over(&mut self, ids: &[u32], owner: u32) {
+        for id in ids {
+            let Some(entry) = self.backends.read(*id) else {
+                continue;
+            };
+            let old = owned_backend(&entry);
+            let new = OwnedBackend { owner, ..old };
+            if let Some(backend) = self.backend_by_key.get(&old).copied()
+                && backend.services == 1
+                && !self.backend_by_key.contains_key(&new)
+            {
+                self.backend_by_key.remove(&old);
+                self.backend_by_key.insert(new, backend);
+                self.store_backend_word(*id, offset_of!(Backend, owner), owner);
+            }
+        }
     }
 
     /// Counts one user less for each backend; those without any are retired.
@@ -145,13 +173,13 @@ impl Tables {
             let Some(entry) = self.backends.read(id) else {
                 continue;
             };
-            let key = backend_key(&entry);
-            let Some(backend) = self.backend_by_key.get_mut(&key) else {
+            let owned = owned_backend(&entry);
+            let Some(backend) = self.backend_by_key.get_mut(&owned) else {
                 continue;
             };
             backend.services -= 1;
             if backend.services == 0 {
-                self.backend_by_key.remove(&key);
+                self.backend_by_key.remove(&owned);
                 self.retired.backends.push(id);
                 self.freed.entries += 1;
             }
@@ -169,11 +197,11 @@ impl Tables {
     }
 
     /// Lists the backends on one node.
-    pub(super) fn backends_of(&self, address: IpAddr) -> Vec<(BackendKey, u32)> {
+    pub(super) fn backends_of(&self, address: IpAddr) -> Vec<(OwnedBackend, u32)> {
         self.backend_by_key
-            .range(BackendKey::first_of(address)..)
-            .take_while(|(key, _)| key.address == address)
-            .map(|(key, backend)| (*key, backend.id))
+            .range(OwnedBackend::first_of(address)..)
+            .take_while(|(owned, _)| owned.key.address == address)
+            .map(|(owned, backend)| (*owned, backend.id))
             .collect()
     }
 

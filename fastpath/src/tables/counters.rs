@@ -10,7 +10,7 @@ use xdp_prog::{
 };
 
 use super::{
-    BackendKey, ServiceKey, TableError, batch::Entries, error::read_failed, types::address_of,
+    OwnedBackend, ServiceKey, TableError, batch::Entries, error::read_failed, types::address_of,
 };
 use crate::{clock::monotonic_ns, load::Loaded};
 
@@ -26,8 +26,8 @@ pub struct Counters {
     pub failures: Vec<(Failure, u64)>,
     /// Packets and bytes per service.
     pub services: Vec<(ServiceKey, Traffic)>,
-    /// Packets and bytes per backend, over all services.
-    pub backends: Vec<(BackendKey, Traffic)>,
+    /// Packets and bytes per backend and owner.
+    pub backends: Vec<(OwnedBackend, Traffic)>,
 }
 
 /// Packets that ended with one reason.

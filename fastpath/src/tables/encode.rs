@@ -12,8 +12,8 @@ use xdp_prog::abi::{
 };
 
 use super::{
-    BackendKey, ForwardMode, NatSettings, Protocol, ServiceKey, ServiceSpec, Settings,
-    TrafficPolicy,
+    BackendKey, ForwardMode, NatSettings, OwnedBackend, Protocol, ServiceKey, ServiceSpec,
+    Settings, TrafficPolicy,
     types::{address_key, address_of},
 };
 
@@ -90,7 +90,8 @@ pub(super) const fn family_flag(address: IpAddr) -> u32 {
 }
 
 /// Makes the entry of a backend whose node is reached by this next hop, or is this machine.
-pub(super) fn backend_entry(key: &BackendKey, next_hop: u32, local: bool) -> Backend {
+pub(super) fn backend_entry(backend: &OwnedBackend, next_hop: u32, local: bool) -> Backend {
+    let OwnedBackend { key, owner } = backend;
     let pod = key
         .pod
         .map_or(AddressKey::default(), |pod| address_key(pod.ip()));
@@ -101,6 +102,7 @@ pub(super) fn backend_entry(key: &BackendKey, next_hop: u32, local: bool) -> Bac
         pod,
         port: key.pod.map_or(0, |pod| pod.port()).to_be_bytes(),
         tag: if is_pod(key) { Tag::pod(pod).0 } else { 0 },
+        owner: *owner,
         ..Backend::default()
     }
 }
@@ -121,6 +123,14 @@ pub(super) fn backend_flags(key: &BackendKey, local: bool) -> u32 {
 
 const fn is_pod(key: &BackendKey) -> bool {
     key.pod.is_some() && !key.nat
+}
+
+/// Reads back what a backend is, and whose.
+pub(super) fn owned_backend(backend: &Backend) -> OwnedBackend {
+    OwnedBackend {
+        key: backend_key(backend),
+        owner: backend.owner,
+    }
 }
 
 /// Reads a backend's key back.

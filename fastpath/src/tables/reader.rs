@@ -16,7 +16,7 @@ use xdp_prog::{
 };
 
 use super::{
-    BackendKey, InstalledService, ReasonCount, ServiceKey, TableError, TableView, Tables,
+    InstalledService, OwnedBackend, ReasonCount, ServiceKey, TableError, TableView, Tables,
     counters::{self, TrafficById},
     mapped::Mapped,
     services::slots_of,
@@ -74,7 +74,7 @@ impl TableReader {
         })
     }
 
-    /// Sums packets and bytes per backend of a view, over all services; one that is gone since is left out.
+    /// Sums packets and bytes per backend and owner of a view; one that is gone since is left out.
     ///
     /// # Errors
     ///
@@ -82,12 +82,12 @@ impl TableReader {
     pub fn backend_traffic(
         &self,
         view: &TableView,
-    ) -> Result<BTreeMap<BackendKey, Traffic>, TableError> {
+    ) -> Result<BTreeMap<OwnedBackend, Traffic>, TableError> {
         let backends = view.backends();
         let backends = backends.map(|(key, backend)| (*key, backend.id));
         current(&self.counters.backends, backends, || {
             let newest = self.newest.get();
-            move |key: &BackendKey| newest.backend(key).map(|backend| backend.id)
+            move |key: &OwnedBackend| newest.backend(key).map(|backend| backend.id)
         })
     }
 

@@ -75,10 +75,28 @@ impl Tables {
         key: ServiceKey,
         spec: Arc<ServiceSpec>,
     ) -> Result<Change, TableError> {
+        let old = self.service(&key);
+        let renamed = old.filter(|old| old.owner != spec.owner);
+        let renamed = renamed.map(|old| (old.backends.clone(), old.owner));
+        if let Some((backends, _)) = &renamed {
+            self.hand_over(backends, spec.owner);
+        }
+        let outcome = self.replace_tables(key, spec);
+        if let (Some((backends, owner)), Err(_)) = (&renamed, &outcome) {
+            self.hand_over(backends, *owner);
+        }
+        outcome
+    }
+
+    fn replace_tables(
+        &mut self,
+        key: ServiceKey,
+        spec: Arc<ServiceSpec>,
+    ) -> Result<Change, TableError> {
         let layout = layout(&key, &spec, self.settings.hash_seed, |node| {
             self.ways.get(&node).is_some_and(|way| way.local)
         })?;
-        let ids = self.take_backends(&layout.backends)?;
+        let ids = self.take_backends(&layout.backends, spec.owner)?;
         let (service, change) = match self.install(&key, &spec, &layout, &ids) {
             Ok(done) => done,
             Err(error) => {
@@ -247,6 +265,7 @@ impl Tables {
             backends: ids.into(),
             pods,
             source_ranges: ranges,
+            owner: spec.owner,
             left_out: layout.left_out.as_slice().into(),
         };
         Ok((service, change))

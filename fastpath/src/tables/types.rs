@@ -213,7 +213,7 @@ impl BackendSpec {
         self.weight != 0
     }
 
-    /// Returns what makes this backend of a service in that mode one with another service's.
+    /// Returns what packets are sent to by a service in that mode.
     pub fn key(&self, mode: ForwardMode) -> BackendKey {
         BackendKey {
             address: self.address,
@@ -223,7 +223,7 @@ impl BackendSpec {
     }
 }
 
-/// What makes backends of several services one entry: `10.244.1.5:8080 on 10.0.0.1`, `10.0.0.1`.
+/// What packets are sent to: `10.244.1.5:8080 on 10.0.0.1`, `10.0.0.1`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BackendKey {
     /// Address of its node; in NAT mode its own.
@@ -234,14 +234,24 @@ pub struct BackendKey {
     pub nat: bool,
 }
 
-impl BackendKey {
-    /// Returns the first key of a node address, before all others of that address.
+/// What makes backends of several services one entry, with one pair of counters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct OwnedBackend {
+    /// What packets are sent to.
+    pub key: BackendKey,
+    /// Whose services send them ([`ServiceSpec::owner`]).
+    pub owner: u32,
+}
+
+impl OwnedBackend {
+    /// Returns the first one of a node address, before all others of that address.
     pub(super) const fn first_of(address: IpAddr) -> Self {
-        Self {
+        let key = BackendKey {
             address,
             pod: None,
             nat: false,
-        }
+        };
+        Self { key, owner: 0 }
     }
 }
 
@@ -258,6 +268,9 @@ impl fmt::Display for BackendKey {
 /// What a service should be.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ServiceSpec {
+    /// A number of what people call one service: at all its addresses, equal backends are one entry and count
+    /// together. Those of another owner have entries and counters of their own.
+    pub owner: u32,
     /// How packets reach the backends.
     pub mode: ForwardMode,
     /// Logarithm of the table size; by the number of backends if not given.

@@ -11,7 +11,7 @@ use std::{
 use imbl::OrdMap;
 
 use super::{
-    ArenaFill, BackendKey, Fill, InstalledBackend, InstalledService, ServiceKey, Specs, Tables,
+    ArenaFill, Fill, InstalledBackend, InstalledService, OwnedBackend, ServiceKey, Specs, Tables,
     Usage, Way, ids::Ids,
 };
 use crate::nexthop::Resolution;
@@ -21,7 +21,7 @@ use crate::nexthop::Resolution;
 pub struct TableView {
     installed: OrdMap<ServiceKey, Arc<InstalledService>>,
     specs: Specs,
-    backends: OrdMap<BackendKey, InstalledBackend>,
+    backends: OrdMap<OwnedBackend, InstalledBackend>,
     ways: OrdMap<IpAddr, Way>,
     path_mtus: OrdMap<IpAddr, u32>,
     arena: ArenaFill,
@@ -51,13 +51,13 @@ impl TableView {
         &self.specs
     }
 
-    /// Lists the backends.
-    pub fn backends(&self) -> impl ExactSizeIterator<Item = (&BackendKey, &InstalledBackend)> {
+    /// Lists the backends, once for each owner.
+    pub fn backends(&self) -> impl ExactSizeIterator<Item = (&OwnedBackend, &InstalledBackend)> {
         self.backends.iter()
     }
 
     /// Returns an installed backend.
-    pub fn backend(&self, key: &BackendKey) -> Option<&InstalledBackend> {
+    pub fn backend(&self, key: &OwnedBackend) -> Option<&InstalledBackend> {
         self.backends.get(key)
     }
 

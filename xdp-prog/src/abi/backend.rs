@@ -27,8 +27,10 @@ pub struct Backend {
     pub port: [u8; 2],
     /// Names the pod to its node.
     pub tag: u16,
+    /// Whose services it is for, so that it counts theirs alone; for user space.
+    pub owner: u32,
     /// Always zero: one cache line per entry.
-    pub reserved: [u8; 20],
+    pub reserved: [u8; 16],
 }
 
 /// [`Backend::flags`]: the node address is IPv4.

@@ -16,7 +16,7 @@ use super::backends::Shape;
 use super::values::{decimal, position};
 use crate::desired::{
     BackendSpec, ForwardMode, Protocol, Service, ServiceKey, ServiceSpec, TrafficPolicy,
-    affinity_seed,
+    affinity_seed, owner,
 };
 
 const PORT_REMEDY: &str = "give a port from 1 to 65535";
@@ -68,6 +68,7 @@ impl Rules {
             let slots = slots.map(|text| self.table_size(&format!("{field}.table_size"), text));
             let with_affinity = self.session_affinity(&field, service);
             let spec = ServiceSpec {
+                owner: name.as_deref().map_or(0, owner),
                 mode: mode.unwrap_or(default_mode),
                 log2_slots: slots.flatten(),
                 backends: self.backends(&field, entry, &shape),

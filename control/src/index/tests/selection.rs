@@ -618,6 +618,19 @@ fn session_affinity_is_shared_by_all_addresses_of_a_port() {
 }
 
 #[test]
+fn ports_of_a_service_count_apart_and_addresses_of_one_together() {
+    let mut cluster = cluster();
+    let at_port = "192.0.2.1:81/tcp";
+    let owner = |cluster: &mut Cluster, key: &str| cluster.served(key).unwrap().spec.owner;
+    cluster.service(web().node_port(30080).port("b", 81, "TCP"));
+    let [first, second] = [VIP, at_port].map(|key| owner(&mut cluster, key));
+    assert_ne!(first, second);
+    assert_eq!(first, owner(&mut cluster, NODE_PORT));
+    cluster.service(web().port("another-name", 81, "TCP"));
+    assert_eq!(second, owner(&mut cluster, at_port));
+}
+
+#[test]
 fn session_affinity_can_be_switched_on_a_live_service() {
     let mut cluster = cluster();
     cluster.service(web().affinity());

@@ -19,7 +19,6 @@ use std::{
     fmt,
     net::IpAddr,
     sync::Arc,
-    time::Duration,
 };
 
 use aya::maps::{self, Map, MapData, MapError};
@@ -453,15 +452,6 @@ impl Tables {
     /// When the map cannot be read.
     pub fn failures(&self) -> Result<Vec<(Failure, u64)>, TableError> {
         self.counters.failures()
-    }
-
-    /// Returns the last source from which IP-in-IP was refused, and how long ago that was.
-    ///
-    /// # Errors
-    ///
-    /// When the map cannot be read.
-    pub fn last_untrusted(&self) -> Result<Option<(IpAddr, Duration)>, TableError> {
-        self.counters.last_untrusted()
     }
 
     /// Sums packets and bytes per service that is installed.

@@ -300,11 +300,11 @@ fn take(cluster: &mut Cluster, told: Told) -> bool {
 fn watches(client: &Client, scope: &Scope) -> impl Stream<Item = Heard> + use<> {
     let classes = scope.classes.clone();
     let all = Selection::default;
-    let slices_of = |namespace: &str, service: &str| {
-        let config = Selection::labels(&format!("{SERVICE_NAME}={service}"));
-        relist::watch(Api::namespaced(client.clone(), namespace), config)
+    let slices = |namespace: &str, selection| {
+        relist::watch(Api::namespaced(client.clone(), namespace), selection)
     };
-    let (namespace, service) = API_SERVICE;
+    let (namespace, name) = API_SERVICE;
+    let own_service = format!("{SERVICE_NAME}={}", scope.service);
     select_all([
         heard(
             "service",
@@ -326,13 +326,16 @@ fn watches(client: &Client, scope: &Scope) -> impl Stream<Item = Heard> + use<> 
         ),
         heard(
             "endpointslice",
-            slices_of(namespace, service),
+            slices(
+                namespace,
+                Selection::fields(&format!("metadata.name={name}")),
+            ),
             Told::ApiServers,
             convert::api_servers,
         ),
         heard(
             "endpointslice",
-            slices_of(&scope.namespace, &scope.service),
+            slices(&scope.namespace, Selection::labels(&own_service)),
             Told::Edges,
             convert::edges,
         ),

@@ -225,7 +225,8 @@ pub(crate) fn optional_number<'de, D: Deserializer<'de>>(
     decoder.deserialize_any(Number)
 }
 
-/// Namespace and name of the API servers' own Service.
+/// Namespace and name of the API servers' own Service, and of the slice that they keep for it. Slices of other names say
+/// what somebody else claims.
 pub const API_SERVICE: (&str, &str) = ("default", "kubernetes");
 /// Label of a slice: the Service that it belongs to.
 pub const SERVICE_NAME: &str = "kubernetes.io/service-name";

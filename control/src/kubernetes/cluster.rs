@@ -14,7 +14,7 @@ use super::listing::Listing;
 use super::presence::Presence;
 use super::relist::{Event, Shown};
 use super::schema::{self, EndpointSlice, Node, Service, Unreadable};
-use crate::index::objects::{self, API_SERVICE, ObjectName, SERVICE_NAME};
+use crate::index::objects::{self, API_SERVICE, ObjectName};
 use crate::index::{self, Changes, Index, Object, Options, Problem, Reserved, State};
 
 /// A kind of objects that is watched.
@@ -371,14 +371,10 @@ impl Cluster {
         self.reserve();
     }
 
-    /// Takes the sockets of a slice for API servers' where it belongs to their Service: this machine may reach
-    /// them by another address.
+    /// Takes the sockets of the slice that the API servers keep for their Service: this machine may reach them by
+    /// another address.
     fn note_api_servers(&mut self, slice: &objects::EndpointSlice) {
-        let service = slice.labels.get(SERVICE_NAME).map_or("", String::as_str);
-        if (slice.name.namespace.as_str(), service) != API_SERVICE {
-            if self.api_servers.remove(&slice.name).is_some() {
-                self.reserve();
-            }
+        if (slice.name.namespace.as_str(), slice.name.name.as_str()) != API_SERVICE {
             return;
         }
         let addresses = slice.endpoints.iter();
@@ -469,6 +465,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::index::objects::SERVICE_NAME;
 
     fn read<T: DeserializeOwned>(value: Value) -> T {
         serde_json::from_value(value).unwrap()
@@ -792,7 +789,12 @@ mod tests {
         }));
         let mut of_a_namesake = of_api.clone();
         of_a_namesake.metadata.namespace = Some("other".to_owned());
-        take(&mut cluster, list(Told::Slice, vec![of_a_namesake]));
+        let mut of_somebody_else = of_api.clone();
+        of_somebody_else.metadata.name = Some("claims".to_owned());
+        take(
+            &mut cluster,
+            list(Told::Slice, vec![of_a_namesake, of_somebody_else]),
+        );
         assert_eq!(cluster.state().vips.len(), 1);
         take(&mut cluster, list(Told::Slice, vec![of_api.clone()]));
         assert!(cluster.state().vips.is_empty());

@@ -166,12 +166,10 @@ fn controller_may_do_what_it_needs(server: &ControlPlane) {
         controller.may_not(&["create", "update", "delete"], resource, "default");
     }
     controller.may(&["patch"], pools, "default");
-    controller.may(&["patch"], "services/status", "default");
-    controller.may(
-        &["patch"],
-        "loadbalancerpools/status.guideway.dev",
-        "default",
-    );
+    for status in ["services/status", "loadbalancerpools/status.guideway.dev"] {
+        controller.may(&["patch"], status, "default");
+        controller.may_not(&["get", "update"], status, "default");
+    }
     controller.may(&["create"], "secrets", NAMESPACE);
     controller.may_not(&["create"], "secrets", "default");
     let seed = "secrets:guideway-seed";

@@ -169,12 +169,13 @@ pub(crate) fn cluster_config(net: &Topology, services: &[PodService<'_>]) -> Str
 /// Room for so many services at a VIP, as NodePorts, and of two families.
 fn table_sizes(services: usize) -> String {
     let keys = 64 + 4 * services;
+    // A pod is one backend for each service that has it.
+    let entries = 2 * keys;
     let slots = keys * 256;
     let mib = (slots * 8).div_ceil(1 << 20);
     format!(
-        "tables: {{ lut_arena_mib: {mib}, services: {keys}, pods: {}, backends: 256, \
-         next_hops: 256, vips: 256 }}",
-        2 * keys
+        "tables: {{ lut_arena_mib: {mib}, services: {keys}, pods: {entries}, backends: {entries}, \
+         next_hops: 256, vips: 256 }}"
     )
 }
 

@@ -50,7 +50,7 @@ fn tables_follow_a_cluster_of_500_services_with_20_endpoints() {
     assert!(value("storm: latest") > 0.0, "{report}");
     let unwritten = value("storm: changes not written");
     assert!((0.0..100.0).contains(&unwritten), "{report}");
-    assert!(value("heartbeats: CPU of each") >= 0.0, "{report}");
+    assert!(value("one heartbeat of a Node").is_finite(), "{report}");
     let (resident, peak) = (value("memory, resident"), value("memory, peak"));
     assert!(resident > LEAST_MIB && resident <= peak, "{report}");
     let idle = value("CPU when nothing changes");

@@ -27,16 +27,17 @@ impl<'net> Cluster<'net> {
         let services = Service::all(&MODES);
         let (edge, nodes) = (&net.edges()[0], net.nodes());
         Self {
+            // First: a node takes what is inside for addresses that its agent has seen there.
+            _echoes: nodes
+                .iter()
+                .map(|node| Echo::start(node, &services))
+                .collect(),
             edge: Agent::start(edge, &edge_config(&services, nodes)),
             client: &net.clients()[0],
             nodes,
             _nodes: nodes
                 .iter()
                 .map(|node| Agent::start(node, &node_config([edge])))
-                .collect(),
-            _echoes: nodes
-                .iter()
-                .map(|node| Echo::start(node, &services))
                 .collect(),
             services,
         }

@@ -280,10 +280,12 @@ fn counters_of_tcp_are_read_by_name() {
     let namespace = Namespace::new("counters").unwrap();
     let sent = || namespace.tcp_counter("TCPOrigDataSent").unwrap();
     assert_eq!(sent(), 0);
-    namespace.run(|| {
-        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let mut client = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    // Open while it is counted: an end is sent, too.
+    let _connection = namespace.run(|| {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         std::io::Write::write_all(&mut client, b"data").unwrap();
+        (listener, client)
     });
     assert_eq!(sent(), 1);
     assert!(namespace.tcp_counter("NoSuchCounter").is_err());

@@ -99,7 +99,7 @@ pub(crate) enum InKernel {
 
 /// Returns the whole table; the cases of a subject are made as they are reached, for some take times.
 pub(crate) fn all() -> impl Iterator<Item = Case> {
-    let subjects: [fn() -> Vec<Case>; 24] = [
+    let subjects: [fn() -> Vec<Case>; 25] = [
         not_ours::cases,
         probe::cases,
         lengths::cases,
@@ -113,6 +113,7 @@ pub(crate) fn all() -> impl Iterator<Item = Case> {
         neighbour::cases,
         paths::cases,
         pods::cases,
+        pods::keys_of_known_flows,
         node_ports::cases,
         policies::cases,
         policies_of_nodes::cases,

@@ -643,7 +643,6 @@ pub(super) fn moved(from: End, to: End, protocol: u8) -> End {
 
 /// A client port that talks to one pod by two VIPs is two ports to the pod.
 fn flows_that_meet() -> Vec<Case> {
-    const SECOND: u64 = 1_000_000_000;
     let mut cases = Vec::new();
     for (kind, first, second, protocol, make) in BY_TWO_VIPS {
         let from = client(first.1);
@@ -702,9 +701,17 @@ fn flows_that_meet() -> Vec<Case> {
             }),
         ]);
     }
-    // Tables, state and idle time of the known flow; whether a flow by another VIP takes its key.
+    cases
+}
+
+/// Whether a flow by another VIP takes the key of a known one. Some of these keys are young for 3 s only: a subject of
+/// its own, those first, so that a slow machine makes and runs them in that time.
+pub(super) fn keys_of_known_flows() -> Vec<Case> {
+    const SECOND: u64 = 1_000_000_000;
+    // Tables, state and idle time of the known flow; whether the key is taken.
     type Known = (&'static str, u8, bool, u8, u64, bool);
     let known: [Known; 16] = [
+        ("embryonic_udp", UDP, false, 0, 0, false),
         ("answered_tcp", TCP, true, 0, 0, false),
         ("tcp_idle_for_two_hours", TCP, true, 0, 7_300, false),
         ("tcp_idle_for_longer", TCP, true, 0, 7_500, true),
@@ -721,7 +728,6 @@ fn flows_that_meet() -> Vec<Case> {
         ("unproved_tcp_idle_for_longer", TCP, false, 0, 245, true),
         ("answered_udp", UDP, true, 0, 240, false),
         ("udp_idle_for_five_minutes", UDP, true, 0, 310, true),
-        ("embryonic_udp", UDP, false, 0, 0, false),
         (
             "embryonic_udp_idle_for_four_seconds",
             UDP,
@@ -779,6 +785,7 @@ fn flows_that_meet() -> Vec<Case> {
             true,
         ),
     ];
+    let mut cases = Vec::new();
     for (name, protocol, is_answered, state, seconds, gives_way) in known {
         let (first, second, make) = match protocol {
             TCP => (PODS_V4_TCP, PODS_AGAIN_TCP, Packet::tcp as Make),

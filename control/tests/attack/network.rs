@@ -173,26 +173,17 @@ impl<'net> Network<'net> {
         listen(host(self.net))
     }
 
-    /// Counts, from now on, what reaches so many held connections of the client under an address or port that none of
-    /// them talks to.
+    /// Counts, from now on, replies of so many held connections that reach the client from an address or port that none
+    /// of them talks to.
     ///
-    /// Where a flood forges handshakes in the client's name, the server there answers by right, challenge ACKs for
-    /// later forged segments among it. Forged handshakes offer no timestamps and held connections do (RFC 7323
-    /// section 3.2), so a segment with them is a reply of a held connection that has lost its way.
+    /// Where a flood forges handshakes in the client's name, servers answer by right, and a node that has had to forget
+    /// such a handshake lets the answer go as it is. Forged handshakes offer no timestamps and held connections do (RFC
+    /// 7323 section 3.2), so a segment with them is a held connection's.
     pub(crate) fn count_replies_astray(&self, held: usize) -> Astray<'net> {
-        let list = |ends: Vec<(IpAddr, u16)>| {
-            let ends: Vec<String> = ends
-                .iter()
-                .map(|(address, port)| format!("{address} . {port}"))
-                .collect();
-            ends.join(", ")
-        };
-        let own = Way::ALL.map(|way| (self.held(way).ip(), self.held(way).port()));
-        let forged = Way::ALL
-            .into_iter()
-            .flat_map(|way| self.others(way))
-            .map(|(address, port)| (address.into(), port));
-        let (own, forged) = (list(own.to_vec()), list(forged.collect()));
+        let ends = Way::ALL.map(|way| {
+            let end = self.held(way);
+            format!("{} . {}", end.ip(), end.port())
+        });
         let last = usize::from(HELD_PORTS) + held - 1;
         let rules = format!(
             "table ip watch {{
@@ -201,13 +192,14 @@ impl<'net> Network<'net> {
     type filter hook input priority 0;
     iifname != \"{}\" accept
     tcp dport != {HELD_PORTS}-{last} accept
-    ip saddr . tcp sport {{ {own} }} accept
-    ip saddr . tcp sport {{ {forged} }} tcp option timestamp missing accept
+    tcp option timestamp missing accept
+    ip saddr . tcp sport {{ {} }} accept
     counter name astray
   }}
 }}
 ",
-            Machine::INTERFACE
+            Machine::INTERFACE,
+            ends.join(", ")
         );
         let client = self.client();
         client.namespace().nft(&rules).unwrap();

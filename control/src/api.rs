@@ -30,26 +30,36 @@ pub enum Request {
     /// Every [`Reason`] with its counter.
     Drops {},
     /// The [`Which`] of a flow.
-    Which {
-        /// The service, as `10.99.0.1:80/tcp`.
-        service: String,
-        /// The client's address and port.
-        from: String,
-    },
+    Which(WhichRequest),
     /// The [`Trace`] of a flow's first packet, or of a frame.
-    Trace {
-        /// The service, as `10.99.0.1:80/tcp`.
-        service: Option<String>,
-        /// The client's address and port.
-        from: Option<String>,
-        /// A frame as hexadecimal digits, from the Ethernet header on, in place of the flow's.
-        frame: Option<String>,
-        /// The interface that it comes in by; if there is none, the first one with the program.
-        #[serde(skip_serializing_if = "Option::is_none")]
-        interface: Option<String>,
-    },
+    Trace(TraceRequest),
     /// Detach from every interface, remove every pin, and end: [`Detached`].
     Detach {},
+}
+
+/// Which flow [`Request::Which`] is about.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WhichRequest {
+    /// The service, as `10.99.0.1:80/tcp`.
+    pub service: String,
+    /// The client's address and port.
+    pub from: String,
+}
+
+/// Which packet [`Request::Trace`] is about.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TraceRequest {
+    /// The service, as `10.99.0.1:80/tcp`.
+    pub service: Option<String>,
+    /// The client's address and port.
+    pub from: Option<String>,
+    /// A frame as hexadecimal digits, from the Ethernet header on, in place of the flow's.
+    pub frame: Option<String>,
+    /// The interface that it comes in by; if there is none, the first one with the program.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub interface: Option<String>,
 }
 
 /// The answer to a [`Request`].
@@ -405,14 +415,26 @@ mod tests {
 
     #[test]
     fn a_trace_without_an_interface_is_asked_for_as_agents_without_that_field_know_it() {
-        let trace = Request::Trace {
+        let trace = Request::Trace(TraceRequest {
             service: None,
             from: None,
             frame: Some("00".to_owned()),
             interface: None,
-        };
+        });
         let asked = serde_json::to_string(&trace).unwrap();
         assert!(!asked.contains("interface"), "{asked}");
         assert_eq!(serde_json::from_str::<Request>(&asked).unwrap(), trace);
+    }
+
+    #[test]
+    fn a_request_with_a_field_that_nobody_knows_is_refused() {
+        for request in [
+            r#"{"request": "status", "new": 1}"#,
+            r#"{"request": "which", "service": "10.99.0.1:80/tcp", "from": "192.0.2.1:1", "new": 1}"#,
+            r#"{"request": "trace", "frame": "00", "new": 1}"#,
+        ] {
+            let error = serde_json::from_str::<Request>(request).unwrap_err();
+            assert!(error.to_string().contains("unknown field `new`"), "{error}");
+        }
     }
 }

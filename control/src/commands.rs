@@ -14,7 +14,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::api::client::{self, AskError, ask};
-use crate::api::{Detached, Request, Trace, Which};
+use crate::api::{Detached, Request, Trace, TraceRequest, Which, WhichRequest};
 use crate::cli::{self, LogLevel};
 use fastpath::pins::Pins;
 
@@ -102,10 +102,10 @@ fn screen(seconds: u32, page: &str) -> String {
 ///
 /// When the agent does not answer, or has no such service.
 pub fn which(options: &cli::Which) -> Result<()> {
-    let request = Request::Which {
+    let request = Request::Which(WhichRequest {
         service: options.service.to_string(),
         from: options.from.to_string(),
-    };
+    });
     let which: Which = ask(&options.agent.socket, &request)?;
     if options.json {
         return print(&json(&which, true)?);
@@ -119,12 +119,12 @@ pub fn which(options: &cli::Which) -> Result<()> {
 ///
 /// When the agent does not answer, or the frame cannot be read.
 pub fn trace(options: &cli::Trace) -> Result<()> {
-    let request = Request::Trace {
+    let request = Request::Trace(TraceRequest {
         service: options.service.map(|service| service.to_string()),
         from: options.from.map(|from| from.to_string()),
         frame: options.hex.clone(),
         interface: options.interface.clone(),
-    };
+    });
     let trace: Trace = ask(&options.agent.socket, &request)?;
     if options.json {
         return print(&json(&trace, true)?);

@@ -91,23 +91,8 @@ impl Observer {
     /// Answers a request with a line of JSON; dropped before, it ends the work.
     pub async fn answer(&self, request: Request) -> String {
         let answered = match request {
-            Request::Which { service, from } => {
-                return self.ask_agent(Question::Which { service, from }).await;
-            }
-            Request::Trace {
-                service,
-                from,
-                frame,
-                interface,
-            } => {
-                let question = Question::Trace {
-                    service,
-                    from,
-                    frame,
-                    interface,
-                };
-                return self.ask_agent(question).await;
-            }
+            Request::Which(flow) => return self.ask_agent(Question::Which(flow)).await,
+            Request::Trace(packet) => return self.ask_agent(Question::Trace(packet)).await,
             Request::Detach {} => return self.ask_agent(Question::Detach).await,
             Request::Status {} => self.observe(|seen| seen.status_line()).await,
             Request::Services {} => self.observe(|seen| seen.services_line()).await,

@@ -27,9 +27,8 @@ use ipnet::IpNet;
 use xdp_prog::abi::{
     AddressKey, Backend, Claim, Config, Datagram, EdgeMac, EdgePrefix, LocalFlow, NatCount,
     NatForward, NatReverse, NextHop, PathReport, Pod, PodFlow, PodKey, Probe, Service,
-    ServiceKeyV4, ServiceKeyV6, Slot, SourcePrefix, TaggedLink, Traffic, Tuple, map,
+    ServiceKeyV4, ServiceKeyV6, Slot, SourcePrefix, TaggedLink, Tuple, map,
 };
-use xdp_prog::failure::Failure;
 
 pub use self::{
     announce::AnnouncedElsewhere,
@@ -422,60 +421,22 @@ impl Tables {
         slots
     }
 
-    /// Sums all counters over all CPUs. Where services are many, one kind of them is much cheaper.
+    /// Sums all counters over all CPUs; beside the owner of the tables, a [`TableReader`] does.
     ///
     /// # Errors
     ///
     /// When a map cannot be read.
     pub fn counters(&self) -> Result<Counters, TableError> {
-        Ok(Counters {
-            reasons: self.reasons()?,
-            failures: self.failures()?,
-            services: self.service_traffic()?,
-            backends: self.backend_traffic()?,
-        })
-    }
-
-    /// Sums the packets per pass and drop reason; every reason is there.
-    ///
-    /// # Errors
-    ///
-    /// When the map cannot be read.
-    pub fn reasons(&self) -> Result<Vec<ReasonCount>, TableError> {
-        self.counters.reasons()
-    }
-
-    /// Sums the frames of the whole machine that XDP could not send, per cause; every cause is there.
-    ///
-    /// # Errors
-    ///
-    /// When the map cannot be read.
-    pub fn failures(&self) -> Result<Vec<(Failure, u64)>, TableError> {
-        self.counters.failures()
-    }
-
-    /// Sums packets and bytes per service that is installed.
-    ///
-    /// # Errors
-    ///
-    /// When the map cannot be read.
-    pub fn service_traffic(&self) -> Result<Vec<(ServiceKey, Traffic)>, TableError> {
         let services = self.installed.iter();
-        self.counters
-            .services
-            .of_each(services.map(|(key, service)| (*key, service.id)))
-    }
-
-    /// Sums packets and bytes per backend and owner.
-    ///
-    /// # Errors
-    ///
-    /// When the map cannot be read.
-    pub fn backend_traffic(&self) -> Result<Vec<(OwnedBackend, Traffic)>, TableError> {
+        let services = services.map(|(key, service)| (*key, service.id));
         let backends = self.backend_by_key.iter();
-        self.counters
-            .backends
-            .of_each(backends.map(|(key, backend)| (*key, backend.id)))
+        let backends = backends.map(|(key, backend)| (*key, backend.id));
+        Ok(Counters {
+            reasons: self.counters.reasons()?,
+            failures: self.counters.failures()?,
+            services: self.counters.services.of_each(services)?,
+            backends: self.counters.backends.of_each(backends)?,
+        })
     }
 
     /// Reports how full the tables are.

@@ -163,7 +163,7 @@ fn service_that_does_not_fit_under_another_name_keeps_counters_and_backends() {
 
 /// Sums per pod and owner.
 fn packets(tables: &Tables) -> BTreeMap<(&'static str, u32), u64> {
-    let traffic = tables.backend_traffic().unwrap();
+    let traffic = tables.counters().unwrap().backends;
     let packets = |(backend, traffic): (OwnedBackend, Traffic)| (told(backend), traffic.packets);
     traffic.into_iter().map(packets).collect()
 }

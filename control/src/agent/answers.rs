@@ -8,7 +8,7 @@ use fastpath::tables::{Outcome, ServiceKey, ServiceKeyError};
 
 use super::{Agent, Question, index_of};
 use crate::api::server::{error_line, line};
-use crate::api::{Choice, Reply, Step, Trace, Which};
+use crate::api::{Choice, Reply, Step, Trace, TraceRequest, Which, WhichRequest};
 use crate::chain::chain;
 use crate::hex;
 use crate::next_hop::DeviceNames;
@@ -18,24 +18,11 @@ impl Agent {
     /// Returns the answer as a line of JSON, and whether it ends the agent.
     pub(super) fn answer(&mut self, question: &Question) -> (String, bool) {
         let text = match question {
-            Question::Which { service, from } => self
-                .which(service, from)
+            Question::Which(flow) => self
+                .which(flow)
                 .map_or_else(error_line, |which| line(&Reply::Ok(which))),
-            Question::Trace {
-                service,
-                from,
-                frame,
-                interface,
-            } => self
-                .ingress(interface.as_deref())
-                .and_then(|ingress| {
-                    self.trace(
-                        service.as_deref(),
-                        from.as_deref(),
-                        frame.as_deref(),
-                        ingress,
-                    )
-                })
+            Question::Trace(packet) => self
+                .trace(packet)
                 .map_or_else(error_line, |trace| line(&Reply::Ok(trace))),
             Question::Detach => match self.detach() {
                 Ok(detached) => return (line(&Reply::Ok(detached)), true),
@@ -45,8 +32,8 @@ impl Agent {
         (text, false)
     }
 
-    fn which(&self, service: &str, from: &str) -> Result<Which, String> {
-        let (key, from) = parse_flow(service, from)?;
+    fn which(&self, asked: &WhichRequest) -> Result<Which, String> {
+        let (key, from) = parse_flow(&asked.service, &asked.from)?;
         let explanation = self.tables.which(&key, from, self.ingress(None)?);
         let explanation = explanation.ok_or_else(|| families_differ(&key, from))?;
         let choice = explanation.choice.map(|choice| {
@@ -103,14 +90,9 @@ impl Agent {
         }
     }
 
-    fn trace(
-        &self,
-        service: Option<&str>,
-        from: Option<&str>,
-        frame: Option<&str>,
-        ingress: u32,
-    ) -> Result<Trace, String> {
-        let trace = match (frame, service, from) {
+    fn trace(&self, asked: &TraceRequest) -> Result<Trace, String> {
+        let ingress = self.ingress(asked.interface.as_deref())?;
+        let trace = match (&asked.frame, &asked.service, &asked.from) {
             (Some(frame), _, _) => {
                 let bytes = hex::decode(frame).ok_or("the frame is not hexadecimal")?;
                 self.tables.trace_frame(&bytes, ingress)

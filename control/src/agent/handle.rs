@@ -8,6 +8,7 @@ use tokio::sync::oneshot;
 
 use crate::announce::Holdings;
 use crate::api::server::error_line;
+use crate::api::{TraceRequest, WhichRequest};
 
 /// How long an answer may take; programming thousands of services is seconds.
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -38,23 +39,9 @@ pub enum Command {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Question {
     /// Which backend a flow gets: [`Which`](crate::api::Which).
-    Which {
-        /// The service.
-        service: String,
-        /// The client's address and port.
-        from: String,
-    },
+    Which(WhichRequest),
     /// What becomes of a packet: [`Trace`](crate::api::Trace).
-    Trace {
-        /// The service.
-        service: Option<String>,
-        /// The client's address and port.
-        from: Option<String>,
-        /// A frame as hexadecimal digits, in place of the flow's.
-        frame: Option<String>,
-        /// The interface that it comes in by.
-        interface: Option<String>,
-    },
+    Trace(TraceRequest),
     /// Detach from every interface, remove every pin, and end: [`Detached`](crate::api::Detached).
     Detach,
 }

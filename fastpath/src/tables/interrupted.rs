@@ -245,10 +245,10 @@ fn service_under_other_rules_keeps_its_counters() {
     let loaded = load();
     let mut tables = begin(&loaded, &CHANGES[6]);
     treatments(&loaded);
-    let counted = tables.service_traffic().unwrap();
+    let counted = tables.counters().unwrap().services;
     assert!(counted[0].1.packets > 0, "{counted:?}");
     (CHANGES[6].change)(&mut tables).unwrap();
-    assert_eq!(tables.service_traffic().unwrap(), counted);
+    assert_eq!(tables.counters().unwrap().services, counted);
 }
 
 /// Everything that a new agent would hold for the same state, and nothing that waits to be freed.

@@ -2,11 +2,11 @@
 //!
 //! [`healthz`](crate::healthz) has listeners of the same kind.
 
-use std::collections::HashMap;
-use std::collections::hash_map::Entry;
+mod limits;
+
 use std::convert::Infallible;
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use http_body_util::Full;
@@ -17,18 +17,12 @@ use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::TcpListener;
-use tokio::sync::Semaphore;
+use tokio::sync::Notify;
 
+use self::limits::{Admitted, Place};
 use crate::metrics;
 
-/// Connections served at a time; further ones wait.
-const MAX_CONNECTIONS: usize = 32;
-/// How long a connection may last: far more than a scrape, little for a peer that dawdles.
-const CONNECTION_TIMEOUT: Duration = Duration::from_secs(30);
-/// Longest time a peer may take to ask: silent ones must not keep a liveness probe out.
-const HEADER_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long a connection of a probe may last.
-const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
+pub(crate) use self::limits::{Limits, Places, Sources};
 
 /// The listener cannot be had.
 #[derive(Debug, thiserror::Error)]
@@ -57,103 +51,6 @@ pub async fn listen(address: SocketAddr, field: &'static str) -> Result<TcpListe
     })
 }
 
-/// How many connections are served at a time, and for how long.
-#[derive(Clone, Debug)]
-pub(crate) struct Limits {
-    connections: Arc<Semaphore>,
-    /// What other listeners count against too.
-    shared: Option<Arc<Semaphore>>,
-    /// How many of them one source may have.
-    sources: Vec<Sources>,
-    timeout: Duration,
-}
-
-/// Bounds the connections of each source, so that none takes those of all others; what is beyond is closed.
-#[derive(Clone, Debug)]
-pub(crate) struct Sources {
-    most: usize,
-    /// By source, for those that have some.
-    open: Arc<Mutex<HashMap<IpAddr, usize>>>,
-}
-
-/// A connection that counts for its source until it is dropped.
-#[derive(Debug)]
-struct Admitted {
-    sources: Sources,
-    source: IpAddr,
-}
-
-impl Sources {
-    /// Lets each source have this many connections.
-    pub(crate) fn new(most: usize) -> Self {
-        Self {
-            most,
-            open: Arc::default(),
-        }
-    }
-
-    /// Counts a connection, unless its source has as many as it may.
-    fn admit(&self, peer: IpAddr) -> Option<Admitted> {
-        let source = source(peer);
-        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        let count = open.entry(source).or_default();
-        if *count == self.most {
-            return None;
-        }
-        *count += 1;
-        Some(Admitted {
-            sources: self.clone(),
-            source,
-        })
-    }
-}
-
-impl Drop for Admitted {
-    fn drop(&mut self) {
-        let open = self.sources.open.lock();
-        let mut open = open.unwrap_or_else(PoisonError::into_inner);
-        if let Entry::Occupied(mut count) = open.entry(self.source) {
-            *count.get_mut() -= 1;
-            if *count.get() == 0 {
-                count.remove();
-            }
-        }
-    }
-}
-
-/// Returns what tells sources apart: of IPv6 a host has a whole /64.
-fn source(peer: IpAddr) -> IpAddr {
-    match peer.to_canonical() {
-        IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() >> 64 << 64).into(),
-        address @ IpAddr::V4(_) => address,
-    }
-}
-
-impl Limits {
-    /// Sets the limits of a listener for probes, each of which is one short question.
-    pub(crate) fn of_probes(connections: usize) -> Self {
-        Self {
-            connections: Arc::new(Semaphore::new(connections)),
-            shared: None,
-            sources: Vec::new(),
-            timeout: PROBE_TIMEOUT,
-        }
-    }
-
-    /// Counts the connections against a limit of several listeners too.
-    pub(crate) fn within(self, shared: &Arc<Semaphore>) -> Self {
-        Self {
-            shared: Some(Arc::clone(shared)),
-            ..self
-        }
-    }
-
-    /// Bounds what one source may have, here and where else these count.
-    pub(crate) fn of_each_source(self, sources: Vec<Sources>) -> Self {
-        Self { sources, ..self }
-    }
-}
-
 /// Serves the agent's pages until the task is dropped: `metrics` writes a scrape, and `unattached` names each device
 /// without its program, or gives nothing if the agent is stuck.
 ///
@@ -175,13 +72,7 @@ where
     F: Fn(String) -> S + Clone + Send + Sync + 'static,
     S: Future<Output = Response<Full<Bytes>>> + Send + 'static,
 {
-    let limits = Limits {
-        connections: Arc::new(Semaphore::new(MAX_CONNECTIONS)),
-        shared: None,
-        sources: Vec::new(),
-        timeout: CONNECTION_TIMEOUT,
-    };
-    serve_with(listener, limits, move |request| {
+    serve_with(listener, Limits::of_pages(), move |request| {
         answer(request, pages.clone())
     })
     .await;
@@ -194,9 +85,6 @@ where
     F: Future<Output = Response<Full<Bytes>>> + Send,
 {
     loop {
-        let Ok(permit) = Arc::clone(&limits.connections).acquire_owned().await else {
-            return;
-        };
         let (stream, peer) = match listener.accept().await {
             Ok(accepted) => accepted,
             Err(error) => {
@@ -211,30 +99,35 @@ where
             tracing::debug!(%peer, "closed: its source has as many connections as it may");
             continue;
         };
-        // With the connection at hand, not before: listeners that wait for one hold no share.
-        let share = match &limits.shared {
-            Some(shared) => Arc::clone(shared).acquire_owned().await.ok(),
-            None => None,
-        };
-        let (answer, timeout) = (answer.clone(), limits.timeout);
+        let close = Arc::new(Notify::new());
+        let places = limits.places.iter().map(|places| places.take(&close));
+        let places: Vec<Place> = places.collect();
+        let answer = answer.clone();
+        let (header_timeout, timeout) = (limits.header_timeout, limits.timeout);
         tokio::spawn(async move {
             let service = service_fn(|request| {
+                places.iter().for_each(Place::note_question);
                 let answered = answer(request);
                 async { Ok::<_, Infallible>(answered.await) }
             });
             let connection = http1::Builder::new()
                 .max_buf_size(16 << 10)
                 .timer(TokioTimer::new())
-                .header_read_timeout(HEADER_TIMEOUT)
+                .header_read_timeout(header_timeout)
                 .keep_alive(false)
                 .serve_connection(TokioIo::new(stream), service);
-            match tokio::time::timeout(timeout, connection).await {
-                Ok(Ok(())) => {}
-                Ok(Err(error)) => tracing::debug!(%error, "a connection broke"),
-                Err(_) => tracing::debug!("a connection took too long"),
+            tokio::select! {
+                served = tokio::time::timeout(timeout, connection) => match served {
+                    Ok(Ok(())) => {}
+                    Ok(Err(error)) => tracing::debug!(%error, "a connection broke"),
+                    Err(_) => tracing::debug!("a connection took too long"),
+                },
+                () = close.notified() => tracing::debug!(%peer, "closed: another connection has its place"),
             }
-            drop((permit, share, admitted));
+            drop((places, admitted));
         });
+        // Those that were closed end before more are accepted.
+        tokio::task::yield_now().await;
     }
 }
 
@@ -313,7 +206,7 @@ pub(crate) mod testing {
     //! Servers that run beside a test, and a client that says what it is told to.
 
     use std::io::{Read, Write};
-    use std::net::{Ipv4Addr, TcpStream};
+    use std::net::{IpAddr, Ipv4Addr, TcpStream};
     use std::sync::atomic::{AtomicU16, Ordering};
 
     use super::*;
@@ -395,6 +288,8 @@ mod tests {
     use std::io::{Read, Write};
     use std::net::TcpStream;
 
+    use tokio::sync::Semaphore;
+
     use super::testing::{connect_from, get, send};
     use super::*;
     use crate::api::{Egress, Interface, Status, unattached};
@@ -455,25 +350,61 @@ mod tests {
         );
     }
 
+    /// Reads until the peer ends the connection.
+    fn read(mut stream: TcpStream) -> String {
+        let mut said = String::new();
+        let _ = stream.read_to_string(&mut said);
+        said
+    }
+
     #[test]
     fn peers_that_never_finish_their_question_do_not_keep_a_probe_out() {
-        let address = serving(Some(snapshot(Some("native"))));
-        let silent: Vec<TcpStream> = (0..MAX_CONNECTIONS)
-            .map(|_| {
-                let mut stream = TcpStream::connect(address).unwrap();
-                stream.write_all(b"GET /met").unwrap();
-                stream
+        const PLACES: usize = 3;
+        let limits = Limits {
+            places: vec![Places::new(PLACES)],
+            sources: Vec::new(),
+            // What gives way does so for the probe, not after a time.
+            header_timeout: Duration::from_secs(60),
+            timeout: Duration::from_secs(60),
+        };
+        let (begin, begun) = std::sync::mpsc::channel();
+        let release = Arc::new(Semaphore::new(0));
+        let released = Arc::clone(&release);
+        let address = testing::serving(|listener| {
+            serve_with(listener, limits, move |request| {
+                let (begin, released) = (begin.clone(), Arc::clone(&released));
+                async move {
+                    if request.uri().path() == "/metrics" {
+                        begin.send(()).unwrap();
+                        let _ = released.acquire().await;
+                    }
+                    plain(StatusCode::OK, "ok\n")
+                }
             })
-            .collect();
-        let mut probe = TcpStream::connect(address).unwrap();
-        probe.set_read_timeout(Some(5 * HEADER_TIMEOUT)).unwrap();
-        probe
-            .write_all(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
-            .unwrap();
-        let mut response = String::new();
-        probe.read_to_string(&mut response).unwrap();
-        assert!(response.starts_with("HTTP/1.1 200 "), "{response}");
-        drop(silent);
+        });
+        let ask = |request: &str| {
+            let mut stream = TcpStream::connect(address).unwrap();
+            stream.write_all(request.as_bytes()).unwrap();
+            stream
+        };
+        let scrape = ask("GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
+        begun.recv().unwrap();
+        let silent: Vec<TcpStream> = (1..PLACES).map(|_| ask("GET /hea")).collect();
+        let said = read(ask("GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"));
+        assert!(said.starts_with("HTTP/1.1 200 "), "{said:?}");
+        // The oldest gave way. The others and the one that had asked did not.
+        let mut silent = silent.into_iter();
+        assert_eq!(silent.next().map(read), Some(String::new()));
+        for mut stream in silent {
+            stream
+                .write_all(b"lthz HTTP/1.1\r\nHost: x\r\n\r\n")
+                .unwrap();
+            let said = read(stream);
+            assert!(said.starts_with("HTTP/1.1 200 "), "{said:?}");
+        }
+        release.add_permits(1);
+        let said = read(scrape);
+        assert!(said.starts_with("HTTP/1.1 200 "), "{said:?}");
     }
 
     #[test]
@@ -517,7 +448,7 @@ mod tests {
         let released = Arc::clone(&release);
         let limits = Limits {
             timeout: Duration::from_secs(600),
-            ..Limits::of_probes(4).of_each_source(vec![Sources::new(9), Sources::new(2)])
+            ..Limits::of_probes(vec![Places::new(4)], vec![Sources::new(9), Sources::new(2)])
         };
         let address = testing::serving(|listener| {
             serve_with(listener, limits, move |_| {
@@ -534,38 +465,22 @@ mod tests {
             let _ = stream.write_all(REQUEST);
             stream
         };
-        let answer = |mut stream: TcpStream| {
-            let mut said = String::new();
-            let _ = stream.read_to_string(&mut said);
-            said
-        };
         let greedy = [127, 0, 0, 1];
         let kept = [ask(greedy), ask(greedy)];
         // Closed at once, while the others wait for their answers.
         for _ in 0..4 {
-            assert_eq!(answer(ask(greedy)), "");
+            assert_eq!(read(ask(greedy)), "");
         }
         let other = ask([127, 0, 0, 2]);
         release.add_permits(100);
         for stream in kept.into_iter().chain([other]) {
-            let said = answer(stream);
+            let said = read(stream);
             assert!(said.starts_with("HTTP/1.1 200 "), "{said:?}");
         }
         // What has ended counts no more, once its end is noticed.
         let deadline = std::time::Instant::now() + Duration::from_secs(60);
-        while !answer(ask(greedy)).starts_with("HTTP/1.1 200 ") {
+        while !read(ask(greedy)).starts_with("HTTP/1.1 200 ") {
             assert!(std::time::Instant::now() < deadline);
-        }
-    }
-
-    #[test]
-    fn source_is_an_ipv4_address_or_a_network_of_ipv6() {
-        for (peer, expected) in [
-            ("192.0.2.1", "192.0.2.1"),
-            ("::ffff:192.0.2.1", "192.0.2.1"),
-            ("2001:db8:0:1:2:3:4:5", "2001:db8:0:1::"),
-        ] {
-            assert_eq!(source(peer.parse().unwrap()).to_string(), expected);
         }
     }
 

@@ -18,17 +18,16 @@ use nix::errno::Errno;
 use serde::Serialize;
 use serde_json::ser::{PrettyFormatter, Serializer};
 use tokio::net::TcpListener;
-use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 
 use super::server::json_response;
 use super::{Checks, Reports};
-use crate::http::{self, Limits, Sources};
+use crate::http::{self, Limits, Places, Sources};
 use crate::index::objects::ObjectName;
 use crate::index::{HealthCheck, Object, Problem, Rule};
 use crate::timer::sleep_until;
 
-/// Connections served at a time at one port; further ones wait.
+/// Connections served at a time at one port.
 const MAX_CONNECTIONS: usize = 16;
 /// The same for all ports together: a port range of connections would take the process's descriptors.
 const MAX_ALL_CONNECTIONS: usize = 256;
@@ -75,7 +74,7 @@ pub async fn serve(mode: Mode, reports: Reports) {
         mode,
         reports: reports.clone(),
         told: Tellings::default(),
-        connections: Arc::new(Semaphore::new(MAX_ALL_CONNECTIONS)),
+        places: Places::new(MAX_ALL_CONNECTIONS),
         sources: Sources::new(MAX_ALL_OF_A_SOURCE),
         open: BTreeMap::new(),
         failed: BTreeMap::new(),
@@ -96,7 +95,7 @@ struct Ports {
     mode: Mode,
     reports: Reports,
     told: Tellings,
-    connections: Arc<Semaphore>,
+    places: Places,
     sources: Sources,
     open: BTreeMap<SocketAddr, Listening>,
     failed: BTreeMap<SocketAddr, Failure>,
@@ -151,9 +150,10 @@ impl Ports {
                 if self.failed.remove(&at).is_some() {
                     tracing::info!(%service, %at, "the health check port is free; it is answered here");
                 }
-                let limits = Limits::of_probes(MAX_CONNECTIONS)
-                    .within(&self.connections)
-                    .of_each_source(vec![Sources::new(MAX_OF_A_SOURCE), self.sources.clone()]);
+                let limits = Limits::of_probes(
+                    vec![Places::new(MAX_CONNECTIONS), self.places.clone()],
+                    vec![Sources::new(MAX_OF_A_SOURCE), self.sources.clone()],
+                );
                 let answers = self.answers(at.port());
                 let task = tokio::spawn(http::serve_with(listener, limits, answers));
                 self.open.insert(at, Listening(task));

@@ -90,6 +90,8 @@ fn findings(options: &cli::Check) -> Vec<Finding> {
     findings.extend(judge::kernel(&facts::kernel()));
     findings.extend(judge::process(&facts::process()));
     findings.push(judge::bpffs(&pin_dir, facts::bpffs(&pin_dir)));
+    let tables = [true, false].map(|v4| judge::neighbours(v4, facts::neighbour_table(v4)));
+    findings.extend(tables.into_iter().flatten());
     if let (Some(config), Some(ports)) = (&config, facts::local_ports()) {
         findings.extend(judge::node_ports(&node_ports(config), &ports));
         // In a cluster any port may come to go by NAT.

@@ -48,6 +48,8 @@ pub enum Operation {
     Resolve {
         /// Addresses that packets are sent to.
         nodes: BTreeSet<IpAddr>,
+        /// Those of them that are reached by NAT alone.
+        by_nat: BTreeSet<IpAddr>,
         /// Addresses of edges whose MACs frames come from by L2 DSR.
         edges: BTreeSet<IpAddr>,
     },
@@ -121,6 +123,7 @@ pub fn plan(installed: &Installed, target: &Target) -> Vec<Operation> {
 
     operations.push(Operation::Resolve {
         nodes: target.nodes.clone(),
+        by_nat: target.by_nat.clone(),
         edges: target.l2dsr_edges(),
     });
     let put =

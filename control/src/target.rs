@@ -126,6 +126,8 @@ pub struct Target {
     pub services: Specs,
     /// Addresses that packets are sent to, and those of this machine's own pods' nodes.
     pub nodes: BTreeSet<IpAddr>,
+    /// Those of `nodes` that are reached by NAT alone: who writes a service's endpoints says which they are.
+    pub by_nat: BTreeSet<IpAddr>,
     /// Interfaces with the attach mode wanted.
     pub interfaces: BTreeMap<String, AttachMode>,
     /// Devices that the egress program belongs on.
@@ -160,8 +162,8 @@ pub struct Shapes {
     /// What was shaped.
     services: Services,
     specs: Specs,
-    /// Addresses that services send to.
-    nodes: Counts<IpAddr>,
+    /// Addresses that services send to, and whether by NAT.
+    nodes: Counts<(IpAddr, bool)>,
     /// NodePorts that are served; whether of IPv4.
     node_ports: Counts<bool>,
     given: Given,
@@ -252,6 +254,9 @@ impl Shapes {
             self.addresses = given.addresses().into();
             self.given = given;
         }
+        let by_nat = self.nodes.keys().filter(|(_, is_nat)| *is_nat);
+        let by_nat = by_nat
+            .filter(|(node, _)| !self.nodes.has(&(*node, false)) && !desired.nodes.contains(node));
         Target {
             settings: Settings {
                 hash_seed: desired.hash_seed,
@@ -265,7 +270,8 @@ impl Shapes {
             addresses: Arc::clone(&self.addresses),
             trusted_edges,
             services: self.specs.clone(),
-            nodes: self.nodes.keys().copied().collect(),
+            nodes: self.nodes.keys().map(|(node, _)| *node).collect(),
+            by_nat: by_nat.map(|(node, _)| *node).collect(),
             interfaces: desired.interfaces.clone(),
             egress,
         }
@@ -279,7 +285,8 @@ impl Shapes {
             for (side, is_there) in [(old, false), (new, true)] {
                 let Some((key, service)) = side else { continue };
                 for node in self.place.nodes(*key, &service.spec) {
-                    self.nodes.count(node, is_there);
+                    let is_nat = service.spec.mode == ForwardMode::Nat;
+                    self.nodes.count((node, is_nat), is_there);
                 }
                 if key.address.is_unspecified() {
                     self.node_ports.count(key.address.is_ipv4(), is_there);

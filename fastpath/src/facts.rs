@@ -30,5 +30,8 @@ pub(crate) use interface::{link, links};
 pub use kernel::{Bpffs, Jit, Kernel, KernelVersion, Lockdown, Softirq, bpffs, kernel};
 pub use masquerade::masquerades;
 pub use process::{Capability, Process, process};
-pub use settings::{LocalPorts, ReversePathFilter, forwards, local_ports, reverse_path_filter};
+pub use settings::{
+    LocalPorts, NeighbourTable, ReversePathFilter, forwards, local_ports, neighbour_table,
+    reverse_path_filter,
+};
 pub use statistics::transmit_errors;

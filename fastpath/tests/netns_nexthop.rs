@@ -10,7 +10,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a helper that fails fails its test")]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -303,6 +303,45 @@ fn neighbours_are_released_with_their_targets_and_by_a_successor() {
     assert_eq!(managed(), [false, true, true], "the data plane still runs");
     network.follow(&[]).refresh();
     assert_eq!(managed(), [false, false, true]);
+}
+
+#[test]
+fn of_limited_targets_only_so_many_neighbours_are_kept() {
+    let network = Network::new();
+    network.on_edge("route add 198.51.100.0/24 via 10.77.0.2");
+    let between_requests = "net/ipv4/neigh/e0/retrans_time_ms";
+    network.edge.set_sysctl(between_requests, "50").unwrap();
+    let absent: Vec<String> = (10..13).map(|last| format!("10.77.0.{last}")).collect();
+    let mut targets: Vec<&str> = absent.iter().map(String::as_str).collect();
+    targets.extend(["10.77.0.200", "198.51.100.9", "10.78.0.2"]);
+    let mut follower = network.follow(&targets);
+    // Of all but one; the gateway of another is no neighbour of its own.
+    let limited = targets.iter().filter(|target| **target != "10.78.0.2");
+    follower
+        .tracker
+        .limit(limited.map(|target| address(target)).collect(), 2);
+    let refresh = follower.tracker.refresh(&mut follower.resolver).unwrap();
+    let managed = || {
+        let table = network.on_edge("neigh show");
+        let managed = table.lines().filter(|line| line.contains("managed"));
+        let addresses = managed.filter_map(|line| line.split(' ').next());
+        addresses.map(str::to_owned).collect::<BTreeSet<String>>()
+    };
+    assert_eq!(refresh.beyond_limit, 2);
+    follower.answers.extend(refresh.changes);
+    let [gateway, other] = ["10.77.0.2", "10.78.0.2"].map(str::to_owned);
+    let kept = managed();
+    assert_eq!(kept.len(), 4, "{kept:?}");
+    assert!(kept.contains(&gateway) && kept.contains(&other), "{kept:?}");
+
+    // One that comes to answer gets a place of those where nobody is.
+    network.on_peer("addr add 10.77.0.200/24 dev p0");
+    wait_until("the one that answers is kept", DEADLINE, || {
+        follower.refresh();
+        managed().contains("10.77.0.200") && follower.hop("10.77.0.200").is_some()
+    })
+    .unwrap();
+    assert_eq!(managed().len(), 4);
 }
 
 #[test]

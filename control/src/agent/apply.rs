@@ -50,8 +50,7 @@ impl Agent {
 
     /// Keeps in force what an earlier agent left, while it is not known what is desired.
     pub(super) fn hold(&mut self) {
-        let (nodes, edges) = cluster::in_tables(&self.tables);
-        let mut operations = vec![Operation::Resolve { nodes, edges }];
+        let mut operations = vec![cluster::in_tables(&self.tables)];
         if !self.is_held_back() {
             operations.extend(hold(&self.installed(), &self.config.desired.interfaces));
         }
@@ -207,8 +206,12 @@ impl Agent {
                 Item::Table("vips"),
                 table(self.tables.set_addresses(addresses)),
             ),
-            Operation::Resolve { nodes, edges } => {
-                let changed = self.next_hops.set_targets(nodes, edges);
+            Operation::Resolve {
+                nodes,
+                by_nat,
+                edges,
+            } => {
+                let changed = self.next_hops.set_targets(nodes, by_nat, edges);
                 let failed = self.problems.of(&Item::NextHops).is_some();
                 // What the kernel changes has an event of its own.
                 if !changed && !failed {

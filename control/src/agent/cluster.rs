@@ -24,6 +24,7 @@ use crate::durations::Durations;
 use crate::healthz::Checks;
 use crate::index::{Object, Problem, State};
 use crate::kubernetes::{Feed, Identity, OwnMachine, Update};
+use crate::plan::Operation;
 use crate::versions::sides;
 
 /// Upper bounds in seconds of the time from a change in the cluster to the tables; kube-proxy has the same.
@@ -280,17 +281,26 @@ fn health_check_addresses(served: &NodePortAddresses, own: &BTreeSet<IpAddr>) ->
     }
 }
 
-/// Lists what the tables send to, and the edges whose frames they take, where nobody says what is desired.
-pub(super) fn in_tables(tables: &Tables) -> (BTreeSet<IpAddr>, BTreeSet<IpAddr>) {
-    let backends = tables.backends();
-    let nodes = backends.map(|(backend, _)| backend.key.address);
+/// Has next hops found for what the tables send to, and the edges whose frames they take, where nobody says what is
+/// desired.
+pub(super) fn in_tables(tables: &Tables) -> Operation {
+    let reached = |by_nat: bool| {
+        let backends = tables.backends().map(|(backend, _)| backend.key);
+        let reached = backends.filter(move |backend| backend.nat == by_nat);
+        reached.map(|backend| backend.address).collect()
+    };
+    let (machines, by_nat): (BTreeSet<IpAddr>, BTreeSet<IpAddr>) = (reached(false), reached(true));
     let mut services = tables.services();
     let edges = if services.any(|(_, service)| service.mode == ForwardMode::L2dsr) {
         single(tables.trusted_edges()).collect()
     } else {
         BTreeSet::new()
     };
-    (nodes.collect(), edges)
+    Operation::Resolve {
+        nodes: &machines | &by_nat,
+        by_nat: &by_nat - &machines,
+        edges,
+    }
 }
 
 /// Lists the networks of one address.

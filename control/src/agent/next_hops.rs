@@ -3,10 +3,15 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
+use fastpath::facts;
 use fastpath::nexthop::{NetlinkError, Resolution, Resolver, Tracker};
 use fastpath::tables::{TableError, Tables};
 
 use super::LOGGED_ONE_BY_ONE;
+
+/// The part of the kernel's neighbour table that backends by NAT may have: the rest is for what else the machine talks
+/// to, and for nodes and edges.
+const NEIGHBOUR_SHARE: usize = 4;
 
 /// Why next hops could not be brought up to date.
 #[derive(Debug, thiserror::Error)]
@@ -35,6 +40,10 @@ pub(super) struct NextHops {
     targets: BTreeSet<IpAddr>,
     /// Edges whose MACs frames come from by L2 DSR.
     edges: BTreeSet<IpAddr>,
+    /// Targets that have no more than a share of the kernel's neighbour table.
+    by_nat: BTreeSet<IpAddr>,
+    /// That they need more.
+    beyond_share: Option<String>,
     /// The last complaint about neighbours that the kernel does not keep resolved.
     unkept: Option<String>,
 }
@@ -46,20 +55,24 @@ impl NextHops {
             tracker: Tracker::default(),
             targets: BTreeSet::new(),
             edges: BTreeSet::new(),
+            by_nat: BTreeSet::new(),
+            beyond_share: None,
             unkept: None,
         })
     }
 
-    /// Makes these the targets; tells whether they are others than before.
+    /// Makes these the targets, of which those `by_nat` are reached by NAT alone; tells whether they are others than before.
     pub(super) fn set_targets(
         &mut self,
         targets: BTreeSet<IpAddr>,
+        by_nat: BTreeSet<IpAddr>,
         edges: BTreeSet<IpAddr>,
     ) -> bool {
-        let changed = targets != self.targets || edges != self.edges;
+        let changed = targets != self.targets || by_nat != self.by_nat || edges != self.edges;
         if changed {
             self.tracker.set_targets(targets.union(&edges).copied());
             self.targets = targets;
+            self.by_nat = by_nat;
             self.edges = edges;
         }
         changed
@@ -67,8 +80,12 @@ impl NextHops {
 
     /// Asks the kernel about every target and stores the answers that the tables lack.
     pub(super) fn refresh(&mut self, tables: &mut Tables) -> Result<(), NextHopsError> {
+        let most = neighbour_share();
+        let limited = &self.by_nat - &self.edges;
+        self.tracker.limit(limited, most);
         let refresh = self.tracker.refresh(&mut self.resolver)?;
         log(&refresh.changes);
+        self.note_beyond_share(refresh.beyond_limit, most);
         let unkept = refresh.unkept.map(|error| super::chain(&error));
         if unkept != self.unkept {
             if let Some(reason) = &unkept {
@@ -103,6 +120,28 @@ impl NextHops {
             .and(paths.map_err(NextHopsError::Paths))
     }
 
+    /// Notes how many neighbours are not kept resolved since they are too many.
+    fn note_beyond_share(&mut self, count: usize, most: usize) {
+        let warning = (count != 0).then(|| {
+            format!(
+                "{count} neighbours that backends by NAT are sent to are not kept resolved, and get nothing unless the \
+                 kernel knows them: {most} of a family are kept, a quarter of the kernel's table; raise \
+                 net.ipv4.neigh.default.gc_thresh3, or net.ipv6's, or run Guideway on these machines"
+            )
+        });
+        if let Some(warning) = &warning
+            && self.beyond_share.is_none()
+        {
+            tracing::warn!("{warning}");
+        }
+        self.beyond_share = warning;
+    }
+
+    /// Returns what a human should look at.
+    pub(super) const fn warning(&self) -> Option<&String> {
+        self.beyond_share.as_ref()
+    }
+
     /// Lists the MACs of the edges on this machine's segments: by L2 DSR frames come from these.
     fn edge_macs(&self) -> BTreeSet<[u8; 6]> {
         let answers = self.tracker.answers();
@@ -132,6 +171,12 @@ impl NextHops {
         self.tracker.set_targets([]);
         self.tracker.refresh(&mut self.resolver).map(drop)
     }
+}
+
+/// Returns how many neighbours of a family endpoints may make the kernel keep.
+fn neighbour_share() -> usize {
+    let capacity = |v4| facts::neighbour_table(v4).capacity;
+    capacity(true).min(capacity(false)) / NEIGHBOUR_SHARE
 }
 
 fn log(changes: &[(IpAddr, Resolution)]) {

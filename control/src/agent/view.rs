@@ -118,6 +118,7 @@ impl Agent {
                 .sweeps
                 .warnings()
                 .chain(&self.uncounted)
+                .chain(self.next_hops.warning())
                 .cloned()
                 .collect(),
             cluster: self.cluster_view(),

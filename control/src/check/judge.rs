@@ -7,7 +7,7 @@ use std::path::Path;
 
 use fastpath::facts::{
     Bpffs, Capability, Egress, Filter, Interface, InterfaceError, Jit, Kernel, KernelVersion,
-    LocalPorts, Lockdown, NativeXdp, Process, ReversePathFilter, Softirq, XdpMode,
+    LocalPorts, Lockdown, NativeXdp, NeighbourTable, Process, ReversePathFilter, Softirq, XdpMode,
 };
 
 use super::{Finding, Verdict};
@@ -558,6 +558,34 @@ pub(super) fn node_ports(services: &BTreeSet<u16>, ports: &LocalPorts) -> Option
     judge.findings.pop()
 }
 
+/// Judges whether the kernel's table of neighbours has room; of those that say how full they are.
+pub(super) fn neighbours(v4: bool, table: NeighbourTable) -> Option<Finding> {
+    let NeighbourTable { entries, capacity } = table;
+    let entries = entries?;
+    let (family, check) = if v4 {
+        ("ipv4", "IPv4 neighbours")
+    } else {
+        ("ipv6", "IPv6 neighbours")
+    };
+    let mut judge = Judge::of("kernel");
+    let verdict = if entries.saturating_mul(4) >= capacity.saturating_mul(3) {
+        Verdict::Warn
+    } else {
+        Verdict::Ok
+    };
+    judge.find(
+        verdict,
+        check,
+        format!("{entries} of {capacity}"),
+        &format!(
+            "sysctl -w net.{family}.neigh.default.gc_thresh3={}, and gc_thresh2 to half of it: once the table is \
+             full, no new neighbour is reached",
+            capacity.saturating_mul(4)
+        ),
+    );
+    judge.findings.pop()
+}
+
 /// Judges whether the kernel takes ports of NAT mode for its own connections, whose answers then look like a
 /// backend's.
 pub(super) fn nat_ports(nat: &NatSettings, ports: &LocalPorts) -> Vec<Finding> {
@@ -826,6 +854,22 @@ mod tests {
         assert_eq!(verdict(ReversePathFilter::Loose), Verdict::Ok);
         assert_eq!(verdict(ReversePathFilter::Off), Verdict::Ok);
         assert_eq!(reverse_path_filter("eth0", None), None);
+    }
+
+    #[test]
+    fn neighbour_table_that_is_nearly_full_is_named() {
+        let table = |entries| NeighbourTable {
+            entries,
+            capacity: 1000,
+        };
+        let verdict = |entries| neighbours(true, table(Some(entries))).unwrap().verdict;
+        assert_eq!(verdict(749), Verdict::Ok);
+        assert_eq!(verdict(750), Verdict::Warn);
+        assert_eq!(neighbours(true, table(None)), None);
+        let finding = neighbours(false, table(Some(1000))).unwrap();
+        assert_eq!(finding.detail, "1000 of 1000");
+        let remedy = "sysctl -w net.ipv6.neigh.default.gc_thresh3=4000";
+        assert!(finding.remedy.starts_with(remedy), "{finding:?}");
     }
 
     #[test]

@@ -275,6 +275,27 @@ fn nat_mode_has_ports_and_addresses_where_a_service_goes_by_it() {
 }
 
 #[test]
+fn backends_that_are_reached_by_nat_alone_and_are_no_nodes_are_told_apart() {
+    const SERVICES: &str = "\
+interfaces: [{name: eth0}]
+vips: [10.99.0.1, 10.99.0.2]
+nodes: [{address: 10.0.0.2}]
+services:
+  - {name: a, address: 10.99.0.1, port: 80, protocol: tcp, backends: [{address: 10.0.0.1}]}
+  - name: b
+    address: 10.99.0.2
+    port: 80
+    protocol: tcp
+    mode: nat
+    backends: [{address: 10.0.0.1}, {address: 10.0.0.2}, {address: 10.0.0.3}]
+";
+    let target = target(SERVICES, &["10.0.0.100"]);
+    let all = ["10.0.0.1", "10.0.0.2", "10.0.0.3"];
+    assert_eq!(target.nodes, addresses(&all));
+    assert_eq!(target.by_nat, addresses(&["10.0.0.3"]));
+}
+
+#[test]
 fn pods_here_are_those_on_an_address_of_this_machine() {
     let pods = |text: &str, own| {
         let mut census = Census::default();

@@ -2,6 +2,9 @@
 
 use std::{fs, ops::RangeInclusive};
 
+/// The kernel's default of `gc_thresh3` (`arp_tbl` and `nd_tbl`).
+const NEIGHBOUR_CAPACITY: usize = 1024;
+
 /// How strictly the kernel checks the source addresses of IPv4 packets that come in (RFC 3704).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ReversePathFilter {
@@ -34,6 +37,40 @@ pub fn forwards(interface: &str, v4: bool) -> bool {
     let family = if v4 { "ipv4" } else { "ipv6" };
     let path = format!("/proc/sys/net/{family}/conf/{interface}/forwarding");
     fs::read_to_string(path).is_ok_and(|text| text.trim() == "1")
+}
+
+/// A table of the kernel's neighbours, which the machine's network namespaces share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NeighbourTable {
+    /// Entries in it; the first namespace alone can tell.
+    pub entries: Option<usize>,
+    /// How many there can be (`gc_thresh3`).
+    pub capacity: usize,
+}
+
+/// Reads how full the table of a family is.
+#[must_use]
+pub fn neighbour_table(v4: bool) -> NeighbourTable {
+    let (family, cache) = if v4 {
+        ("ipv4", "arp")
+    } else {
+        ("ipv6", "ndisc")
+    };
+    let capacity = fs::read_to_string(format!("/proc/sys/net/{family}/neigh/default/gc_thresh3"));
+    let statistics = fs::read_to_string(format!("/proc/net/stat/{cache}_cache"));
+    NeighbourTable {
+        entries: statistics.ok().and_then(|text| entries(&text)),
+        capacity: capacity
+            .ok()
+            .and_then(|text| text.trim().parse().ok())
+            .unwrap_or(NEIGHBOUR_CAPACITY),
+    }
+}
+
+/// Reads the first number of the first line below the head; each CPU has such a line, with the same number there.
+fn entries(statistics: &str) -> Option<usize> {
+    let line = statistics.lines().nth(1)?;
+    usize::from_str_radix(line.split_whitespace().next()?, 16).ok()
 }
 
 /// Which ports the kernel takes for connections of its own.
@@ -86,6 +123,14 @@ mod tests {
         assert_eq!(ports.reserved, [8080..=8080, 40000..=40010]);
         assert!(ports.takes(32768) && ports.takes(60999) && ports.takes(40011));
         assert!(!ports.takes(32767) && !ports.takes(40000) && !ports.takes(40010));
+    }
+
+    #[test]
+    fn entries_of_a_neighbour_table_are_read_in_hexadecimal() {
+        let head = "entries  allocs   destroys hash_grows\n";
+        let text = format!("{head}0000001f 0000010d 0000010b 00000000\n0000001f 0 0 0\n");
+        assert_eq!(entries(&text), Some(31));
+        assert_eq!(entries(head), None);
     }
 
     #[test]

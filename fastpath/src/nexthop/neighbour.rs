@@ -54,6 +54,8 @@ pub(super) struct Key {
 pub(super) struct Neighbour {
     /// None while the neighbour is unresolved.
     pub(super) mac: Option<[u8; 6]>,
+    /// It did not answer when it was asked last.
+    pub(super) failed: bool,
     /// Someone asked the kernel to keep the entry resolved.
     pub(super) managed: bool,
     /// That someone was us.
@@ -120,6 +122,7 @@ pub(super) fn decode(message: &Message<'_>) -> Option<(Key, Neighbour)> {
     };
     let neighbour = Neighbour {
         mac: mac.filter(|_| fixed.state & VALID != 0),
+        failed: fixed.state & libc::NUD_FAILED != 0,
         managed,
         ours: managed && protocol == PROTOCOL,
         fixed: fixed.state & STATIC != 0 || fixed.flags & libc::NTF_EXT_LEARNED != 0,

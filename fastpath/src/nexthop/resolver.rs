@@ -125,6 +125,11 @@ impl Snapshot<'_> {
         self.view.vlans()
     }
 
+    /// Chooses so many neighbours of each family.
+    pub(super) fn choose(&self, candidates: &BTreeSet<Key>, most: usize) -> BTreeSet<Key> {
+        self.view.choose(candidates, most)
+    }
+
     /// Has the kernel keep the wanted neighbours resolved, and release those that we wanted before.
     pub(super) fn keep(&mut self, wanted: &BTreeSet<Key>) -> Result<(), NetlinkError> {
         let upkeep = self.view.upkeep(wanted);

@@ -29,6 +29,14 @@ use super::{NetlinkError, Resolution, Resolver};
 #[derive(Debug, Default)]
 pub struct Tracker {
     targets: BTreeMap<IpAddr, Option<Resolution>>,
+    limited: Limited,
+}
+
+/// Targets whose own neighbours are not all kept.
+#[derive(Debug, Default)]
+struct Limited {
+    targets: BTreeSet<IpAddr>,
+    most: usize,
 }
 
 /// What one refresh brought.
@@ -39,6 +47,8 @@ pub struct Refresh {
     /// Why neighbours could not be kept resolved. The changes hold all the same; the next refresh
     /// asks again.
     pub unkept: Option<NetlinkError>,
+    /// How many neighbours are beyond the limit of [`Tracker::limit`].
+    pub beyond_limit: usize,
     /// The VLAN devices whose frames XDP can make, each with the device below and the VLAN id.
     pub vlans: BTreeMap<u32, (u32, u16)>,
 }
@@ -51,6 +61,13 @@ impl Tracker {
             .into_iter()
             .map(|target| (target, last.remove(&target).flatten()))
             .collect();
+    }
+
+    /// Of these targets' own neighbours, has no more than `most` of a family kept resolved; gateways count for nothing.
+    ///
+    /// The kernel's table has room for some thousand, for all that the machine talks to.
+    pub fn limit(&mut self, targets: BTreeSet<IpAddr>, most: usize) {
+        self.limited = Limited { targets, most };
     }
 
     /// Returns the last answer for each target; none before its first refresh.
@@ -70,15 +87,29 @@ impl Tracker {
         let mut snapshot = resolver.snapshot()?;
         let mut answers = Vec::with_capacity(self.targets.len());
         let mut neighbours = BTreeSet::new();
+        let mut limited = BTreeSet::new();
         for target in self.targets.keys() {
             let answer = snapshot.answer(*target)?;
-            neighbours.extend(answer.neighbour);
+            if let Some(neighbour) = answer.neighbour {
+                let is_limited =
+                    neighbour.address == *target && self.limited.targets.contains(target);
+                let kept = if is_limited {
+                    &mut limited
+                } else {
+                    &mut neighbours
+                };
+                kept.insert(neighbour);
+            }
             answers.push((*target, answer.resolution));
         }
+        let chosen = snapshot.choose(&limited, self.limited.most);
+        let beyond_limit = limited.len() - chosen.len();
+        neighbours.extend(chosen);
         let unkept = snapshot.keep(&neighbours).err();
         Ok(Refresh {
             changes: self.record(answers),
             unkept,
+            beyond_limit,
             vlans: snapshot.vlans(),
         })
     }

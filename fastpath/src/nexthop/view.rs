@@ -122,6 +122,32 @@ impl View {
         }
     }
 
+    /// Chooses so many of each family: those that answer, then those that have not failed, so that addresses where
+    /// nobody is make room for others.
+    pub(super) fn choose(&self, candidates: &BTreeSet<Key>, most: usize) -> BTreeSet<Key> {
+        let rank = |key: &Key| match self.neighbours.get(key) {
+            // What is kept already goes first, or two would take turns.
+            Some(entry) if entry.mac.is_some() => u8::from(!entry.ours),
+            Some(entry) if entry.ours && !entry.failed => 2,
+            None => 3,
+            // It was asked when it had a place, and may be asked once more since it has none.
+            Some(_) => 4,
+        };
+        let of_family = |is_ipv4: bool| {
+            let candidates = candidates.iter().copied();
+            let mut keys: Vec<Key> = candidates
+                .filter(|key| key.address.is_ipv4() == is_ipv4)
+                .collect();
+            keys.sort_by_key(rank);
+            keys.truncate(most);
+            keys
+        };
+        of_family(true)
+            .into_iter()
+            .chain(of_family(false))
+            .collect()
+    }
+
     /// Compares the wanted neighbours with those that the kernel keeps.
     pub(super) fn upkeep(&self, wanted: &BTreeSet<Key>) -> Upkeep {
         let is_kept = |key: &Key| matches!(self.neighbours.get(key), Some(entry) if entry.managed || entry.fixed);

@@ -206,7 +206,14 @@ pub(super) fn note(heard: &mut HashMap<Key, Neighbour>, datagram: &[u8]) -> bool
 fn is_change(heard: &mut HashMap<Key, Neighbour>, message: &Message<'_>) -> bool {
     match message.kind {
         libc::RTM_NEWNEIGH => match neighbour::decode(message) {
-            Some((key, neighbour)) => heard.insert(key, neighbour) != Some(neighbour),
+            Some((key, neighbour)) => {
+                // One that is asked for in vain fails again and again.
+                let neighbour = Neighbour {
+                    failed: false,
+                    ..neighbour
+                };
+                heard.insert(key, neighbour) != Some(neighbour)
+            }
             // A bridge's forwarding entry.
             None => false,
         },

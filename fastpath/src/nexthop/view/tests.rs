@@ -35,6 +35,7 @@ fn vlan_link(ifindex: u32, lower: Option<u32>) -> Link {
 fn neighbour(mac: Option<[u8; 6]>) -> Neighbour {
     Neighbour {
         mac,
+        failed: false,
         managed: false,
         ours: false,
         fixed: false,
@@ -332,6 +333,49 @@ fn wanted_neighbours_are_kept_unless_someone_does() {
         ]
     );
     assert_eq!(upkeep.release, []);
+}
+
+#[test]
+fn of_too_many_neighbours_those_that_answer_are_chosen_and_those_that_failed_come_last() {
+    let answers = neighbour(Some(GATEWAY_MAC));
+    let ours = Neighbour {
+        managed: true,
+        ours: true,
+        ..answers
+    };
+    let failed = Neighbour {
+        failed: true,
+        ..neighbour(None)
+    };
+    let view = view(
+        [],
+        [
+            (key(3, "192.0.2.1"), failed),
+            (key(3, "192.0.2.2"), answers),
+            (key(3, "192.0.2.3"), ours),
+            (key(3, "2001:db8::1"), failed),
+        ],
+    );
+    let addresses = [
+        "192.0.2.1",
+        "192.0.2.2",
+        "192.0.2.3",
+        "192.0.2.4",
+        "2001:db8::1",
+    ];
+    let candidates = BTreeSet::from(addresses.map(|text| key(3, text)));
+    let chosen = |most| view.choose(&candidates, most);
+
+    for (most, expected) in [
+        (0, &[][..]),
+        (1, &["192.0.2.3", "2001:db8::1"]),
+        (2, &["192.0.2.2", "192.0.2.3", "2001:db8::1"]),
+        (3, &["192.0.2.2", "192.0.2.3", "192.0.2.4", "2001:db8::1"]),
+        (4, &addresses),
+    ] {
+        let expected = expected.iter().map(|text| key(3, text));
+        assert_eq!(chosen(most), expected.collect(), "{most} of each family");
+    }
 }
 
 #[test]

@@ -220,12 +220,15 @@ impl Shapes {
         }
         self.follow(&desired.services);
 
-        let mut given = Given::default();
+        let mut given = Given {
+            // To nodes as well: who has such an address is a client like others.
+            shared: desired.shared.clone(),
+            ..Given::default()
+        };
         let mut trusted_edges = BTreeSet::new();
         let mut egress = BTreeSet::new();
         if desired.edge {
             given.vips = desired.vips.clone();
-            given.shared = desired.shared.clone();
             given.nat = nat_addresses(desired, census, machine);
             let served = self.place.node_ports.iter();
             given.node_ports = served

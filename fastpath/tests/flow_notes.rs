@@ -18,7 +18,7 @@ use fastpath::clock::monotonic_ns;
 use support::{
     cases::{self, Case},
     kernel::Kernel,
-    tables::forget_notes,
+    tables::{forget_notes, size},
 };
 use xdp_prog::abi::{self, AddressKey, FlowNote, PodFlow, Tuple, map};
 
@@ -154,6 +154,39 @@ fn client_that_acknowledges_what_the_pod_has_sent_is_where_it_says() {
         assert_eq!(left, entries - moved, "{to:?}");
         forget_notes(&mut kernel.ebpf).unwrap();
     }
+}
+
+/// A pod that talks to itself, which sees its VIP in its place.
+#[test]
+fn established_hairpin_goes_on_however_many_others_begin() {
+    let mut kernel = Kernel::load().unwrap();
+    egress(&mut kernel).load().unwrap();
+    let Case { tables, input, .. } = cases::all()
+        .find(|case| case.name == "v4_tcp_pod_that_talks_to_itself")
+        .expect("the table has this case");
+    kernel.install(&tables).unwrap();
+    let (_, delivered) = kernel.run(&input).unwrap();
+    leave(&mut kernel, &reply_to(&delivered, SYN | ACK)).unwrap();
+    let mut ack = acknowledging(&input, SEQUENCE + 1);
+    ack[INNER + 13] = ACK;
+    assert_eq!(kernel.run(&ack).unwrap().0, PASS);
+    assert_eq!(keys(&mut kernel, map::FLOWS).len(), 1);
+
+    let mut other = input.clone();
+    for port in (1024..).take(2 * size::LRU as usize) {
+        other[INNER..INNER + 2].copy_from_slice(&u16::to_be_bytes(port));
+        let (_, delivered) = kernel.run(&other).unwrap();
+        leave(&mut kernel, &reply_to(&delivered, SYN | ACK)).unwrap();
+    }
+    let (action, again) = kernel.run(&ack).unwrap();
+    assert_eq!(action, PASS);
+    assert_eq!(again[IP + 12..TCP + 4], delivered[IP + 12..TCP + 4]);
+    let turned = leave(&mut kernel, &reply_to(&again, ACK)).unwrap();
+    // From the address that the client talks to, to the client.
+    let (client, vip) = (INNER - 8, INNER - 4);
+    assert_eq!(turned[IP + 12..IP + 16], input[vip..vip + 4]);
+    assert_eq!(turned[IP + 16..TCP], input[client..client + 4]);
+    assert_eq!(turned[TCP + 2..TCP + 4], input[INNER..INNER + 2]);
 }
 
 /// By which address of the pod a client connects.

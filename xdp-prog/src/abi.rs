@@ -110,9 +110,6 @@ pub mod map {
     pub const FLOW_NOTES: &str = "FLOW_NOTES";
     /// LRU hash like `FLOWS`: flows that may have forged sources. For all but TCP, which the pod has not answered yet.
     pub const FLOWS_EMBRYONIC: &str = "FLOWS_EMBRYONIC";
-    /// LRU hash from [`super::Tuple`] (as the pod sees the flow) to [`super::AddressKey`]: the client whose place
-    /// the address that it talks to has taken.
-    pub const HAIRPINS: &str = "HAIRPINS";
     /// LRU hash from [`super::Tuple`] (as packets come in) to [`super::LocalFlow`]: flows of this machine's own kernel.
     pub const LOCAL_FLOWS: &str = "LOCAL_FLOWS";
     /// LRU hash from [`super::Tuple`] (see [`super::Tuple::fragments`]) to [`super::Datagram`].
@@ -192,8 +189,6 @@ pub mod size {
     pub const FLOWS: usize = 262_144;
     /// [`super::FlowNote`]s.
     pub const FLOW_NOTES: usize = 65_536;
-    /// Flows in `HAIRPINS`.
-    pub const HAIRPINS: usize = 16_384;
     /// Datagrams in `FRAGMENTS`.
     pub const FRAGMENTS: usize = 16_384;
     /// Flows in `NAT_FORWARD` and `NAT_REVERSE`.

@@ -24,7 +24,7 @@ pub mod relay;
 
 use self::{
     answer::{Answer, Answers},
-    deliver::{Deliver, Flows, Hairpins, Met, SeenAs, Shown},
+    deliver::{Deliver, Flows, Met, SeenAs, Shown},
     fragment::Fragments,
     icmp::Messages,
     nat::{NatFlows, Translate},
@@ -107,7 +107,6 @@ pub trait World:
     Tables
     + Counters
     + Flows
-    + Hairpins
     + Fragments
     + Relay
     + Probes
@@ -123,7 +122,6 @@ impl<T> World for T where
     T: Tables
         + Counters
         + Flows
-        + Hairpins
         + Fragments
         + Relay
         + Probes
@@ -717,6 +715,14 @@ impl Ip for V6 {
 #[inline(always)]
 fn is_vip<A: Ip, T: Tables>(tables: &T, address: A) -> bool {
     tables.address_flags(&address.key()) == ADDRESS_VIP
+}
+
+/// Tells whether nobody can be a client at an address: it is nobody's but a service's, whoever balances that.
+///
+/// A machine that has a VIP for its own stack is none there either: answers to other ports would come to the service.
+#[inline(always)]
+fn is_no_client<T: Tables>(tables: &T, address: &AddressKey) -> bool {
+    matches!(tables.address_flags(address), ADDRESS_VIP | ADDRESS_INNER)
 }
 
 /// Leaves what no service can have to the stack, but at a VIP: there it would be forwarded to an edge, this one for

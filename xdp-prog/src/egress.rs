@@ -10,7 +10,7 @@
 //!  | mark of a check -------- PROBES                                 -> the way of a client's packet
 //!  | headers::read        not IP, nonsense                          -> untouched
 //!  v
-//! hairpin flow ---------- of the ways below: HAIRPINS               -> destination too, back to the stack
+//! hairpin flow ---------- of the ways below                         -> destination too, back to the stack
 //! later fragment -------- FRAGMENTS -> FLOWS                        -> source address
 //! TCP, UDP, SCTP -------- FLOW_NOTES, FLOWS, FLOWS_EMBRYONIC        -> source address and port, MSS of a SYN+ACK
 //!  |                      none, but from a NodePort of this machine -> LOCAL_FLOWS, untouched
@@ -141,8 +141,6 @@ pub trait Memory: Flows + Counters + Relay {
     fn remember_probe(&self, answer: &Tuple, peer: &AddressKey);
     /// Replaces what is known of a flow of this machine's kernel, as its answers will come in.
     fn renew_local(&self, flow: &Tuple, renew: impl Fn(LocalFlow) -> LocalFlow);
-    /// Returns the client whose place another address has taken.
-    fn hairpin(&self, key: &Tuple) -> Option<AddressKey>;
 }
 
 /// Whether a packet was changed.

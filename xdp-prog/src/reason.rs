@@ -195,6 +195,8 @@ reasons! {
         VipEncap = "vip_encap",
         /// ICMP to a VIP that is neither an echo request nor an error.
         VipIcmp = "vip_icmp",
+        /// Would begin a flow to a pod, or one of NAT mode, from a VIP, where nobody is a client: the source is forged.
+        SourceIsVip = "source_is_vip",
         /// The client's port already talks to the same pod by another address of it, and every other port that was tried
         /// is in use too.
         FlowConflict = "flow_conflict",

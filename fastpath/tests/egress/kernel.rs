@@ -48,7 +48,6 @@ impl Kernel {
             (map::FLOWS_DATAGRAM, size::LRU),
             (map::FLOWS_EMBRYONIC, size::LRU),
             (map::LOCAL_FLOWS, size::LRU),
-            (map::HAIRPINS, size::LRU),
             (map::FRAGMENTS, size::LRU),
             (map::PROBES, size::HASH),
             (map::PROBE_PEERS, size::LRU),
@@ -80,7 +79,6 @@ impl Kernel {
             &tables.flows_at(FlowTable::Embryonic, now),
         )?;
         self.hash(map::FRAGMENTS, &tables.datagrams_at(now))?;
-        self.hash(map::HAIRPINS, &tables.set.hairpins)?;
         self.hash::<Tuple, LocalFlow>(map::LOCAL_FLOWS, &Model::new())?;
         self.array(map::PROBES, &tables.probes)?;
         self.hash::<Tuple, AddressKey>(map::PROBE_PEERS, &Model::new())?;

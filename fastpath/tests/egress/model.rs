@@ -114,10 +114,6 @@ impl Memory for World<'_> {
         self.datagrams.borrow_mut().insert(*key, *datagram);
     }
 
-    fn hairpin(&self, key: &Tuple) -> Option<AddressKey> {
-        self.tables.set.hairpins.get(key).copied()
-    }
-
     fn probe(&self, index: u32) -> Option<&Probe> {
         self.tables.probes.get(index as usize)
     }

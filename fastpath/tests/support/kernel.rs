@@ -70,7 +70,6 @@ impl Kernel {
             (map::ANNOUNCE_LINKS, size::HASH),
             (map::CLAIMS, size::HASH),
             (map::PATHS, size::HASH),
-            (map::HAIRPINS, size::LRU),
             (map::FRAGMENTS, size::LRU),
             (map::ANSWERS, size::LRU),
             (map::SERVICE, size::SERVICES),
@@ -142,7 +141,6 @@ impl Kernel {
         self.fill_hash(map::ANNOUNCE_LINKS, &tables.announce_links)?;
         self.fill_hash(map::CLAIMS, &tables.claims)?;
         self.fill_hash(map::PATHS, &tables.paths)?;
-        self.fill_hash(map::HAIRPINS, &tables.hairpins)?;
         self.fill_hash(map::FRAGMENTS, &tables.datagrams)?;
         self.set_answers(&tables.answers, tables.answers_of_all)?;
         self.fill_trie(map::TRUSTED_EDGES, &tables.trusted)?;

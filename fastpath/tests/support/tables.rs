@@ -22,7 +22,7 @@ use xdp_prog::{
     decide::{
         Clock, Counters, Tables,
         answer::{Answer, Answers},
-        deliver::{FlowTable, Flows, Hairpins},
+        deliver::{FlowTable, Flows},
         fragment::Fragments,
         nat::Inserted,
         neighbour::Announcements,
@@ -79,7 +79,6 @@ pub(crate) struct TableSet {
     pub(crate) claims: HashMap<AddressKey, Claim>,
     /// Nodes about whose paths errors are noted; what, is nothing at first.
     pub(crate) paths: HashMap<AddressKey, PathReport>,
-    pub(crate) hairpins: HashMap<Tuple, AddressKey>,
     pub(crate) datagrams: HashMap<Tuple, Datagram>,
     /// When the allowances of sources are full again, ns.
     pub(crate) answers: HashMap<AddressKey, u64>,
@@ -113,7 +112,6 @@ impl Default for TableSet {
             announce_links: HashMap::new(),
             claims: HashMap::new(),
             paths: HashMap::new(),
-            hairpins: HashMap::new(),
             datagrams: HashMap::new(),
             answers: HashMap::new(),
             answers_of_all: 0,
@@ -316,7 +314,6 @@ pub(crate) struct ModelTables<'a> {
     tables: &'a TableSet,
     flows: RefCell<[HashMap<Tuple, PodFlow>; 2]>,
     nat: nat::LiveNat,
-    hairpins: RefCell<HashMap<Tuple, AddressKey>>,
     datagrams: RefCell<HashMap<Tuple, Datagram>>,
     /// The MAC that each announced address is said to have elsewhere.
     pub(crate) claims: RefCell<HashMap<AddressKey, [u8; 6]>>,
@@ -335,7 +332,6 @@ impl<'a> ModelTables<'a> {
             tables,
             flows: RefCell::new([tables.flows.clone(), tables.embryonic.clone()]),
             nat: nat::LiveNat::new(tables.nat.fresh()),
-            hairpins: RefCell::new(tables.hairpins.clone()),
             datagrams: RefCell::new(tables.datagrams.clone()),
             claims: RefCell::default(),
             paths: RefCell::default(),
@@ -523,17 +519,6 @@ impl Flows for ModelTables<'_> {
 
     fn remove_flow(&self, table: FlowTable, key: &Tuple) {
         self.flows.borrow_mut()[table as usize].remove(key);
-    }
-}
-
-impl Hairpins for ModelTables<'_> {
-    fn hairpin(&self, key: &Tuple) -> Option<AddressKey> {
-        self.hairpins.borrow().get(key).copied()
-    }
-
-    fn insert_hairpin(&self, key: &Tuple, client: &AddressKey) -> bool {
-        self.hairpins.borrow_mut().insert(*key, *client);
-        true
     }
 }
 

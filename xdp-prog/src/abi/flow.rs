@@ -174,6 +174,15 @@ impl Tuple {
 /// Where the pod sees another port than the client's, the flow has a second entry, under the packets as the client sends
 /// them, which names the pod and that port ([`Self::forward`]).
 ///
+/// A flow has three addresses, of which its key has two; the entry has the third:
+///
+/// ```text
+/// key                             the entry's address
+/// client          -> pod          what the client talks to
+/// what it talks to -> pod         client                        FLOW_HAIRPIN: the pod does not see it
+/// client -> what it talks to      pod                           FLOW_FORWARD
+/// ```
+///
 /// The check comes first: the kernel copies a value from its start, and readers look at the check last, so that an
 /// element recycled under them is found out. In whole words, as all values that the programs build on their stack.
 #[derive(
@@ -183,7 +192,7 @@ impl Tuple {
 pub struct PodFlow {
     /// Check of the key (4 bytes), the client's port as the client has it (2, wire order), two zeros.
     head: u64,
-    /// The address that the client talks to; in an entry made by [`Self::forward`] the pod.
+    /// The flow's address that its key does not have.
     pub address: AddressKey,
     /// When its last packet was seen, on the monotonic clock in ns; or one up to [`RENEWAL_NS`] before.
     pub seen: u64,
@@ -193,8 +202,8 @@ pub struct PodFlow {
 }
 
 impl PodFlow {
-    /// Makes the memory of a flow that talks to this address and port and comes with an outer header of
-    /// `outer` bytes; 0 for none. The pod sees the client's own port.
+    /// Makes the memory of a flow that talks to this port and comes with an outer header of `outer` bytes; 0 for none.
+    /// The pod sees the client's own port.
     #[inline(always)]
     pub const fn new(
         key: &Tuple,
@@ -254,12 +263,32 @@ impl PodFlow {
         u16::from_ne_bytes(self.client_port()) != u16::from_ne_bytes(key.source_port())
     }
 
-    /// Returns the key of this client's packets as they come.
+    /// Returns the address that the client talks to, in an entry not made by [`Self::forward`].
     #[inline(always)]
-    pub const fn forward_key(&self, key: &Tuple, client: AddressKey) -> Tuple {
+    pub const fn service_address(&self, key: &Tuple) -> AddressKey {
+        if self.is_hairpin() {
+            key.source()
+        } else {
+            self.address
+        }
+    }
+
+    /// Returns the client, in an entry not made by [`Self::forward`].
+    #[inline(always)]
+    pub const fn client(&self, key: &Tuple) -> AddressKey {
+        if self.is_hairpin() {
+            self.address
+        } else {
+            key.source()
+        }
+    }
+
+    /// Returns the key of the client's packets as they come.
+    #[inline(always)]
+    pub const fn forward_key(&self, key: &Tuple) -> Tuple {
         Tuple::new(
-            client,
-            self.address,
+            self.client(key),
+            self.service_address(key),
             self.client_port(),
             self.port(),
             key.protocol(),
@@ -284,6 +313,12 @@ impl PodFlow {
     #[inline(always)]
     pub const fn state(&self) -> u8 {
         self.told.to_ne_bytes()[3]
+    }
+
+    /// Tells whether the pod sees the address that the client talks to in the client's place.
+    #[inline(always)]
+    pub const fn is_hairpin(&self) -> bool {
+        self.state() & FLOW_HAIRPIN != 0
     }
 
     /// Tells whether this is a flow's second entry.
@@ -349,14 +384,22 @@ impl PodFlow {
         }
     }
 
-    /// Tells whether the client talks from this port to the same address and port.
+    /// Tells whether this is the entry of a flow with this third address and these ports, the client's and the one that
+    /// it talks to; `hairpin` is [`FLOW_HAIRPIN`] or 0.
     #[inline(always)]
-    pub const fn is_between(&self, client: [u8; 2], address: AddressKey, [g, h]: [u8; 2]) -> bool {
+    pub const fn is_between(
+        &self,
+        client: [u8; 2],
+        address: AddressKey,
+        [g, h]: [u8; 2],
+        hairpin: u8,
+    ) -> bool {
+        const KIND: u8 = FLOW_FORWARD | FLOW_HAIRPIN;
         let [a, b] = self.address.words();
         let [c, d] = address.words();
         let [e, f] = client;
-        let ends = u64::from_ne_bytes([g, h, 0, 0, 0, 0, 0, 0]);
-        let ports = u64::from_ne_bytes([0xff, 0xff, 0, FLOW_FORWARD, 0, 0, 0, 0]);
+        let ends = u64::from_ne_bytes([g, h, 0, hairpin, 0, 0, 0, 0]);
+        let ports = u64::from_ne_bytes([0xff, 0xff, 0, KIND, 0, 0, 0, 0]);
         let client = u64::from_ne_bytes([0, 0, 0, 0, e, f, 0, 0]);
         let client_port = u64::from_ne_bytes([0, 0, 0, 0, 0xff, 0xff, 0, 0]);
         (a ^ c) | (b ^ d) | ((self.told ^ ends) & ports) | ((self.head ^ client) & client_port) == 0
@@ -372,8 +415,7 @@ pub const FLOW_FIN_CLIENT: u8 = 1;
 pub const FLOW_FIN_POD: u8 = 2;
 /// State of a [`PodFlow`]: the pod has sent a RST. What a client's RST says anybody may have sent.
 pub const FLOW_RESET: u8 = 4;
-/// State of a [`PodFlow`]: the client is in `HAIRPINS`, and the pod sees the address that it talks to in its
-/// place.
+/// State of a [`PodFlow`]: the pod sees the address that the client talks to in the client's place.
 pub const FLOW_HAIRPIN: u8 = 8;
 /// State of a [`PodFlow`]: the sequence number of the pod's SYN+ACK is known, and nobody has acknowledged it.
 pub const FLOW_ACCEPTED: u8 = 16;

@@ -52,7 +52,7 @@ use super::{
 use crate::{
     abi::{
         ADDRESS_LOCAL, ADDRESS_NODE_PORT, AddressKey, Backend, FLOW_FIN_CLIENT, FLOW_FIN_POD,
-        FLOW_RESET, PodFlow, RENEWAL_NS, Tag, Tuple, age,
+        FLOW_HAIRPIN, FLOW_RESET, PodFlow, RENEWAL_NS, Tag, Tuple, age,
     },
     flow::FlowKey,
     frame::Frame,
@@ -283,14 +283,6 @@ pub trait Flows: Clock {
     fn forget_note(&self, _: &Tuple) {}
 }
 
-/// The clients whose place another address has taken, by flow as the pod sees it.
-pub trait Hairpins {
-    /// Returns the client.
-    fn hairpin(&self, key: &Tuple) -> Option<AddressKey>;
-    /// Remembers the client. Returns whether there was room.
-    fn insert_hairpin(&self, key: &Tuple, client: &AddressKey) -> bool;
-}
-
 /// Whom the pod takes for its client; a word, because it lies on the BPF stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
@@ -299,6 +291,27 @@ pub enum SeenAs {
     Client,
     /// The address that the client talks to.
     Destination,
+}
+
+impl SeenAs {
+    /// Returns the address that the pod sees in a packet that its client sends as `forward`, and the other one.
+    #[inline(always)]
+    pub(super) const fn seen_and_unseen(self, forward: &Tuple) -> (AddressKey, AddressKey) {
+        let (client, address) = (forward.source(), forward.destination());
+        match self {
+            Self::Client => (client, address),
+            Self::Destination => (address, client),
+        }
+    }
+
+    /// Returns the flag of the flow's entry.
+    #[inline(always)]
+    pub(super) const fn flag(self) -> u8 {
+        match self {
+            Self::Client => 0,
+            Self::Destination => FLOW_HAIRPIN,
+        }
+    }
 }
 
 /// The client's end as the pod sees it.
@@ -368,35 +381,40 @@ pub(super) fn meet<F: Frame, T: Tables + Flows>(
     let goes_on = !deliver.flags.fin() && !deliver.flags.begins_connection();
     if goes_on
         && let Some(known) = tables.noted_flow(&key)
-        && known.is_between(deliver.source_port(), address, deliver.destination_port())
+        && known.is_between(
+            deliver.source_port(),
+            address,
+            deliver.destination_port(),
+            0,
+        )
     {
         return Some(Met::Answered);
     }
-    let (met, known) = meet_at(frame, tables, deliver, &key, address, true);
+    let (met, known) = meet_at(frame, tables, deliver, &key, address, SeenAs::Client);
     if met == Met::Answered {
         note(tables, &key, &known);
     }
     Some(met)
 }
 
-/// Looks a packet's flow up under one of the keys that it may have, and renews it; returns it as well. Without
-/// `is_same_client`, what is there is another flow.
+/// Looks a packet's flow up under one of the keys that it may have, and renews it; returns it as well. `unseen` is what
+/// the pod does not see, of the client and the address that it talks to.
 #[inline(always)]
 pub(super) fn meet_at<F: Frame, T: Flows>(
     frame: &F,
     tables: &T,
     deliver: &Deliver<'_>,
     key: &Tuple,
-    address: AddressKey,
-    is_same_client: bool,
+    unseen: AddressKey,
+    seen_as: SeenAs,
 ) -> (Met, PodFlow) {
     let now = tables.now();
     let state = end_state(deliver.flags, FLOW_FIN_CLIENT);
     let client = deliver.source_port();
     for table in [FlowTable::Answered, FlowTable::Embryonic] {
         let met = tables.with_flow(table, key, |known| {
-            let is_same = known.is_between(client, address, deliver.destination_port());
-            if !(is_same_client && is_same) {
+            let to = deliver.destination_port();
+            if !known.is_between(client, unseen, to, seen_as.flag()) {
                 return Err(standing(table, deliver.protocol, known, now));
             }
             if deliver.flags.begins_connection() {
@@ -442,58 +460,57 @@ pub(crate) fn establish<T: Flows>(tables: &T, key: &Tuple, flow: &PodFlow) {
 
 /// Tells as whom a pod sees the client of a flow that has been delivered to it.
 #[inline(always)]
-pub(super) fn shown<A: Ip, T: Tables + Flows + Hairpins>(
+pub(super) fn shown<A: Ip, T: Tables + Flows>(
     tables: &T,
     flow: &FlowKey<A>,
     pod: &Backend,
 ) -> Shown {
-    let (client, address) = (flow.source.key(), flow.destination.key());
     let forward = Tuple::new(
-        client,
-        address,
+        flow.source.key(),
+        flow.destination.key(),
         flow.source_port,
         flow.destination_port,
         flow.protocol,
     );
-    let may_hide = is_here(tables, &client, &pod.pod);
-    let end = if may_hide { address } else { client };
+    let seen_as = seen_as(tables, &forward, &pod.pod);
     let own = u16::from_be_bytes(flow.source_port);
-    let port = if is_known(tables, &pod_side(&forward, end, pod, own), &forward) {
-        own
-    } else {
-        match find_forward(tables, &forward, &pod.pod) {
-            Some((port, _)) => port,
-            None => own,
-        }
-    };
-    let seen_as = match tables.hairpin(&pod_side(&forward, end, pod, port)) {
-        Some(hidden) if may_hide && hidden.words() == client.words() => SeenAs::Destination,
-        _ => SeenAs::Client,
-    };
-    Shown { seen_as, port }
+    if is_known(tables, &forward, seen_as, pod, own) {
+        return Shown { seen_as, port: own };
+    }
+    match find_forward(tables, &forward, &pod.pod) {
+        Some((port, _)) => Shown { seen_as, port },
+        // No packet of it has been shown to the pod.
+        None => Shown {
+            seen_as: SeenAs::Client,
+            port: own,
+        },
+    }
 }
 
-/// Returns the key of a flow, which its client sends as `forward`, where its pod sees this end.
+/// Tells whether the pod sees this port in the flow that its client sends as `forward`.
 #[inline(always)]
-const fn pod_side(forward: &Tuple, end: AddressKey, pod: &Backend, port: u16) -> Tuple {
-    Tuple::new(
-        end,
+fn is_known<T: Flows>(
+    tables: &T,
+    forward: &Tuple,
+    seen_as: SeenAs,
+    pod: &Backend,
+    port: u16,
+) -> bool {
+    let (seen, unseen) = seen_as.seen_and_unseen(forward);
+    let key = Tuple::new(
+        seen,
         pod.pod,
         port.to_be_bytes(),
         pod.port,
         forward.protocol(),
-    )
-}
-
-/// Tells whether the flow with this key is the one that its client sends as `forward`.
-#[inline(always)]
-fn is_known<T: Flows>(tables: &T, key: &Tuple, forward: &Tuple) -> bool {
+    );
     for table in [FlowTable::Answered, FlowTable::Embryonic] {
-        let is_same = tables.with_flow(table, key, |known| {
+        let is_same = tables.with_flow(table, &key, |known| {
             known.is_between(
                 forward.source_port(),
-                forward.destination(),
+                unseen,
                 forward.destination_port(),
+                seen_as.flag(),
             )
         });
         if let Some(is_same) = is_same {
@@ -528,11 +545,16 @@ pub(super) fn find_forward<T: Flows>(
     None
 }
 
-/// Tells whether the client is the chosen pod, or this machine.
+/// Tells whom a pod takes for the client that sends a flow as `forward`.
 #[inline(always)]
-pub(super) fn is_here<T: Tables>(tables: &T, client: &AddressKey, pod: &AddressKey) -> bool {
-    client.words() == pod.words()
-        || tables.address_flags(client) & (ADDRESS_LOCAL | ADDRESS_NODE_PORT) != 0
+pub(super) fn seen_as<T: Tables>(tables: &T, forward: &Tuple, pod: &AddressKey) -> SeenAs {
+    const THIS_MACHINE: u32 = ADDRESS_LOCAL | ADDRESS_NODE_PORT;
+    let client = forward.source();
+    if client.words() == pod.words() || tables.address_flags(&client) & THIS_MACHINE != 0 {
+        SeenAs::Destination
+    } else {
+        SeenAs::Client
+    }
 }
 
 /// Notes an answered flow for the packets of the next second, unless it has begun to end. A note has no room for a

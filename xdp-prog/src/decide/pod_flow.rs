@@ -16,14 +16,17 @@
 //!  v
 //! the client's own port -- of one that has proved nothing for 3 s -> this flow's, else dropped
 //! ```
+//!
+//! No flow begins at a VIP: nobody is a client there, and what a service answered would go to a service, which answers.
 
 use super::{
     Action, World,
     deliver::{self, Deliver, FlowTable, Met, SeenAs, Shown},
+    is_no_client,
     nat::Inserted,
 };
 use crate::{
-    abi::{FLOW_FIN_CLIENT, FLOW_HAIRPIN, PodFlow, Tuple},
+    abi::{FLOW_FIN_CLIENT, PodFlow, Tuple},
     frame::{Frame, FrameMut},
     reason::DropReason,
     wire::protocol,
@@ -58,7 +61,8 @@ pub fn process<F: FrameMut, T: World>(frame: &mut F, tables: &T) -> Action {
 ///
 /// # Errors
 ///
-/// [`DropReason::FlowConflict`], [`DropReason::UnknownFlow`], [`DropReason::FlowTableFull`].
+/// [`DropReason::FlowConflict`], [`DropReason::UnknownFlow`], [`DropReason::FlowTableFull`],
+/// [`DropReason::SourceIsVip`].
 #[inline(always)]
 fn settle<'t, F: Frame, T: World>(
     frame: &F,
@@ -70,20 +74,17 @@ fn settle<'t, F: Frame, T: World>(
     let Some((client, address)) = deliver::addresses(frame, deliver.family, deliver.l3) else {
         return Err(DropReason::NoHeadroom);
     };
+    let forward = Tuple::new(
+        client,
+        address,
+        deliver.source_port(),
+        deliver.destination_port(),
+        deliver.protocol,
+    );
     let flow = Flow {
         deliver: &deliver,
-        forward: Tuple::new(
-            client,
-            address,
-            deliver.source_port(),
-            deliver.destination_port(),
-            deliver.protocol,
-        ),
-        seen_as: if deliver::is_here(tables, &client, &deliver.backend.pod) {
-            SeenAs::Destination
-        } else {
-            SeenAs::Client
-        },
+        forward,
+        seen_as: deliver::seen_as(tables, &forward, &deliver.backend.pod),
     };
     let place = flow.find(frame, tables, is_new)?;
     let Some(place) = place.relayed(tables) else {
@@ -174,27 +175,21 @@ impl Flow<'_> {
     /// Returns the key of the packets as the pod sees them, by this port.
     #[inline(always)]
     fn key(&self, port: u16) -> Tuple {
-        let client = match self.seen_as {
-            SeenAs::Client => self.forward.source(),
-            SeenAs::Destination => self.forward.destination(),
-        };
-        self.deliver.key(client, port.to_be_bytes())
+        let (seen, _) = self.seen_as.seen_and_unseen(&self.forward);
+        self.deliver.key(seen, port.to_be_bytes())
     }
 
     /// Returns what is remembered under that key.
     #[inline(always)]
     fn entry(&self, key: &Tuple, now: u64) -> PodFlow {
-        let hidden = match self.seen_as {
-            SeenAs::Client => 0,
-            SeenAs::Destination => FLOW_HAIRPIN,
-        };
         let deliver = self.deliver;
+        let (_, unseen) = self.seen_as.seen_and_unseen(&self.forward);
         PodFlow::new(
             key,
-            self.forward.destination(),
+            unseen,
             deliver.destination_port(),
             deliver.outer_length(),
-            deliver::end_state(deliver.flags, FLOW_FIN_CLIENT) | hidden,
+            deliver::end_state(deliver.flags, FLOW_FIN_CLIENT) | self.seen_as.flag(),
             now,
         )
         .with_client_port(key, deliver.source_port())
@@ -277,28 +272,23 @@ impl Flow<'_> {
         if place.met == Met::Proved {
             deliver::establish(tables, &key, &self.entry(&key, tables.now()));
         }
-        if !place.met.is_known()
-            && !self.begin(tables, &key, place.met)?
-            && !self.meet(frame, tables, &key).is_known()
-        {
-            // Another CPU was first, with a packet of another flow.
-            return Err(DropReason::FlowConflict);
+        if !place.met.is_known() {
+            if self.seen_as == SeenAs::Client && is_no_client(tables, &self.forward.source()) {
+                return Err(DropReason::SourceIsVip);
+            }
+            if !self.begin(tables, &key, place.met)? && !self.meet(frame, tables, &key).is_known() {
+                // Another CPU was first, with a packet of another flow.
+                return Err(DropReason::FlowConflict);
+            }
         }
         self.remember_port(tables, place)
     }
 
-    /// Finds it under this key; a hidden client's flow is of that client alone.
+    /// Finds it under this key.
     #[inline(always)]
     fn meet<F: Frame, T: World>(&self, frame: &F, tables: &T, key: &Tuple) -> Met {
-        let is_same_client = match self.seen_as {
-            SeenAs::Client => true,
-            SeenAs::Destination => match tables.hairpin(key) {
-                Some(hidden) => hidden.words() == self.forward.source().words(),
-                None => true,
-            },
-        };
-        let address = self.forward.destination();
-        deliver::meet_at(frame, tables, self.deliver, key, address, is_same_client).0
+        let (_, unseen) = self.seen_as.seen_and_unseen(&self.forward);
+        deliver::meet_at(frame, tables, self.deliver, key, unseen, self.seen_as).0
     }
 
     /// Tells whether the packet may begin a flow where another one has the key.
@@ -318,11 +308,6 @@ impl Flow<'_> {
         }
         // The table may have evicted a flow whose note still counts; replies to this one must not find it.
         tables.forget_note(key);
-        if self.seen_as == SeenAs::Destination
-            && !tables.insert_hairpin(key, &self.forward.source())
-        {
-            return Err(DropReason::FlowTableFull);
-        }
         let entry = self.entry(key, tables.now());
         match tables.insert_flow(FlowTable::Embryonic, key, &entry) {
             Inserted::Done => Ok(true),

@@ -2,7 +2,7 @@
 
 use super::Memory;
 use crate::{
-    abi::{FLOW_ACCEPTED, FLOW_FIN_POD, FLOW_HAIRPIN, FLOW_RESET, PodFlow, Tuple, age},
+    abi::{FLOW_ACCEPTED, FLOW_FIN_POD, FLOW_RESET, PodFlow, Tuple, age},
     decide::deliver::{self, FlowTable, IDLE_TRANSITORY_NS},
     parse::TcpFlags,
     wire::protocol,
@@ -69,15 +69,7 @@ fn establish<T: Memory>(tables: &T, key: &Tuple, flow: &PodFlow, now: u64) {
     if !flow.has_other_port(key) {
         return;
     }
-    let client = if flow.state() & FLOW_HAIRPIN == 0 {
-        key.source()
-    } else {
-        match tables.hairpin(key) {
-            Some(client) => client,
-            None => return,
-        }
-    };
-    let forward = flow.forward_key(key, client);
+    let forward = flow.forward_key(key);
     let entry = PodFlow::forward(&forward, key.destination(), key.source_port(), now);
     deliver::establish(tables, &forward, &entry);
 }

@@ -41,9 +41,10 @@ pub(super) fn later<S: Skb, T: Memory>(
     let Some(flow) = flows::find(tables, &key) else {
         return Ok(Outcome::Untouched);
     };
-    let difference = Sum::ZERO.replace_words(packet.source.words(), flow.address.words());
-    set_source(skb, packet, flow.address, difference)?;
-    hairpin::finish(skb, tables, packet, &flow, &key, None)
+    let source = flow.service_address(&key);
+    let difference = Sum::ZERO.replace_words(packet.source.words(), source.words());
+    set_source(skb, packet, source, difference)?;
+    hairpin::finish(skb, packet, &flow, &key, None)
 }
 
 #[inline(always)]

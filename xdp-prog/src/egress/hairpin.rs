@@ -3,9 +3,9 @@
 
 use core::mem::offset_of;
 
-use super::{ChecksumField, Covered, Memory, Outcome, Skb, headers::Headers};
+use super::{ChecksumField, Covered, Outcome, Skb, headers::Headers};
 use crate::{
-    abi::{AddressKey, FLOW_HAIRPIN, PodFlow, Tuple},
+    abi::{AddressKey, PodFlow, Tuple},
     csum::{self, Sum},
     decide::Family,
     reason::DropReason,
@@ -19,23 +19,20 @@ use crate::{
 ///
 /// # Errors
 ///
-/// [`DropReason::FlowTableFull`] where the client has been forgotten, [`DropReason::NotWritable`].
+/// [`DropReason::NotWritable`].
 #[inline(always)]
-pub(super) fn finish<S: Skb, T: Memory>(
+pub(super) fn finish<S: Skb>(
     skb: &mut S,
-    tables: &T,
     packet: &Headers,
     flow: &PodFlow,
     key: &Tuple,
     checksum: Option<ChecksumField>,
 ) -> Result<Outcome, DropReason> {
-    if flow.state() & FLOW_HAIRPIN == 0 {
-        return Ok(Outcome::Translated);
+    if flow.is_hairpin() {
+        turn(skb, packet, flow.client(key), checksum)
+    } else {
+        Ok(Outcome::Translated)
     }
-    let Some(client) = tables.hairpin(key) else {
-        return Err(DropReason::FlowTableFull);
-    };
-    turn(skb, packet, client, checksum)
 }
 
 /// Gives a packet a client of this machine as its destination, and turns it round.

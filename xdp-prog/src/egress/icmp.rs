@@ -18,7 +18,7 @@ use super::{
     rewrite::{set_source, two},
 };
 use crate::{
-    abi::{AddressKey, FLOW_HAIRPIN, PodFlow, Tuple},
+    abi::{AddressKey, PodFlow, Tuple},
     csum::{self, Sum},
     decide::Family,
     reason::DropReason,
@@ -72,24 +72,16 @@ pub(super) fn translate<S: Skb, T: Memory>(
     let Some(flow) = flows::find(tables, &key) else {
         return Ok(Outcome::Untouched);
     };
-    let is_hairpin = flow.state() & FLOW_HAIRPIN != 0;
-    let client = if is_hairpin {
-        match tables.hairpin(&key) {
-            Some(client) => client,
-            None => return Err(DropReason::FlowTableFull),
-        }
-    } else {
-        quote.client
-    };
-    let field = rewrite(skb, packet, &quote, &ports, &flow, client)?;
-    if is_hairpin || is_same(packet.source, quote.pod) {
-        let moved = Sum::ZERO.replace_words(packet.source.words(), flow.address.words());
-        set_source(skb, packet, flow.address, moved)?;
+    let (client, address) = (flow.client(&key), flow.service_address(&key));
+    let field = rewrite(skb, packet, &quote, &ports, &flow, &key)?;
+    if flow.is_hairpin() || is_same(packet.source, quote.pod) {
+        let moved = Sum::ZERO.replace_words(packet.source.words(), address.words());
+        set_source(skb, packet, address, moved)?;
         if packet.family == Family::V6 {
             skb.replace_checksum(field, moved, Covered::PseudoHeader)?;
         }
     }
-    if !is_hairpin {
+    if !flow.is_hairpin() {
         return Ok(Outcome::Translated);
     }
     let checksum = match packet.family {
@@ -207,9 +199,9 @@ fn rewrite<S: Skb>(
     quote: &Quote,
     ports: &Ports,
     flow: &PodFlow,
-    client: AddressKey,
+    key: &Tuple,
 ) -> Result<ChecksumField, DropReason> {
-    let address = flow.address;
+    let (client, address) = (flow.client(key), flow.service_address(key));
     let moved = Sum::ZERO
         .replace_words(quote.client.words(), client.words())
         .replace_words(quote.pod.words(), address.words());

@@ -76,8 +76,8 @@ pub(super) fn translate<S: Skb, T: Memory>(
     } else {
         Clamp::NONE
     };
-    let checksum = rewrite(skb, packet, &ports, &flow, clamp)?;
-    hairpin::finish(skb, tables, packet, &flow, &key, checksum)
+    let checksum = rewrite(skb, packet, &ports, &flow, &key, clamp)?;
+    hairpin::finish(skb, packet, &flow, &key, checksum)
 }
 
 /// Translates source address and both ports, and returns where the checksum lies, if that covers addresses.
@@ -87,9 +87,11 @@ fn rewrite<S: Skb>(
     packet: &Headers,
     ports: &Ports,
     flow: &PodFlow,
+    key: &Tuple,
     clamp: Clamp,
 ) -> Result<Option<ChecksumField>, DropReason> {
-    let addresses = Sum::ZERO.replace_words(packet.source.words(), flow.address.words());
+    let source = flow.service_address(key);
+    let addresses = Sum::ZERO.replace_words(packet.source.words(), source.words());
     let field = match packet.protocol {
         protocol::TCP => ChecksumField {
             offset: packet.l4 + offset_of!(Tcp, checksum),
@@ -101,7 +103,7 @@ fn rewrite<S: Skb>(
         },
         // SCTP's checksum covers no addresses, and its ports are never translated.
         _ => {
-            set_source(skb, packet, flow.address, addresses)?;
+            set_source(skb, packet, source, addresses)?;
             return Ok(None);
         }
     };
@@ -112,7 +114,7 @@ fn rewrite<S: Skb>(
     let segment = ports.replaced_by(new).add_sum(clamp.difference);
     // First, because the helper takes away what was seen of the packet.
     correct(skb, field, addresses, segment)?;
-    set_source(skb, packet, flow.address, addresses)?;
+    set_source(skb, packet, source, addresses)?;
     *view_mut::<Ports, _>(skb, packet.l4)? = new;
     if clamp.offset != 0 {
         *view_mut(skb, clamp.offset)? = clamp.value;

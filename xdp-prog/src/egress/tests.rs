@@ -406,10 +406,6 @@ impl Memory for World {
     fn remember_probe(&self, _: &Tuple, _: &AddressKey) {}
 
     fn renew_local(&self, _: &Tuple, _: impl Fn(LocalFlow) -> LocalFlow) {}
-
-    fn hairpin(&self, _: &Tuple) -> Option<AddressKey> {
-        None
-    }
 }
 
 impl Clock for World {

@@ -16,7 +16,7 @@ use xdp_prog::{
     decide::{
         self,
         answer::{Answer, Answers},
-        deliver::{FlowTable, Flows, Hairpins},
+        deliver::{FlowTable, Flows},
         fragment::Fragments,
         nat::{Inserted, NatFlows, NatState, Origin, Translation, begin::Taken},
         neighbour::Announcements,
@@ -45,7 +45,6 @@ pub(super) struct ReadOnly<'t> {
     nat_service: Cell<u32>,
     nat_taken: Taken,
     translation: OnceCell<Translation>,
-    hairpins: Overlay<AddressKey>,
     nat_forward: Overlay<NatForward>,
     nat_reverse: Overlay<NatReverse>,
 }
@@ -78,7 +77,6 @@ impl<'t> ReadOnly<'t> {
             nat_service: Cell::default(),
             nat_taken: Taken::default(),
             translation: OnceCell::new(),
-            hairpins: Overlay::default(),
             nat_forward: Overlay::default(),
             nat_reverse: Overlay::default(),
         }
@@ -141,17 +139,6 @@ impl Flows for ReadOnly<'_> {
     }
 
     fn remove_flow(&self, _: FlowTable, _: &Tuple) {}
-}
-
-impl Hairpins for ReadOnly<'_> {
-    fn hairpin(&self, key: &Tuple) -> Option<AddressKey> {
-        self.hairpins.get(&self.tables.hairpins, key)
-    }
-
-    fn insert_hairpin(&self, key: &Tuple, client: &AddressKey) -> bool {
-        self.hairpins.set(key, Some(*client));
-        true
-    }
 }
 
 /// Every look-up is made.

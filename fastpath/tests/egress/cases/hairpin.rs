@@ -2,10 +2,7 @@
 
 use std::net::IpAddr;
 
-use xdp_prog::{
-    abi::{Datagram, FLOW_HAIRPIN, PodFlow, Tuple},
-    reason::{DropReason, REASON_COUNT},
-};
+use xdp_prog::abi::{Datagram, FLOW_HAIRPIN, PodFlow, Tuple};
 
 use super::{BOTH, Case, Ends, OUT, SCTP, TCP, UDP, case, tuple};
 use crate::{
@@ -89,19 +86,6 @@ fn turned(ends: Ends) -> Vec<Case> {
             .turned(BACK.carry(&pieces(ends.vip, client)[1])),
         );
     }
-    let forgotten = Packet::udp(ends.pod, seen, b"answer");
-    let half = Packet::udp(ends.vip, seen, b"answer");
-    cases.push(
-        known(
-            format!("{family}: reply to a client that is forgotten"),
-            ends,
-            (seen, ends.node),
-            UDP,
-            &forgotten,
-        )
-        .with(|tables| tables.hairpins.clear())
-        .lost(OUT.carry(&half)),
-    );
     cases.extend(errors(ends));
     cases
 }
@@ -129,13 +113,6 @@ fn errors(ends: Ends) -> Vec<Case> {
             }
         }
     }
-    let lost = error(ends.pod.0, seen.0, make_udp(seen, ends.pod));
-    let name = format!("{}: error to a client that is forgotten", ends.family);
-    cases.push(
-        known(name, ends, (seen, ends.node), UDP, &lost)
-            .with(|tables| tables.hairpins.clear())
-            .lost(OUT.carry(&lost)),
-    );
     cases
 }
 
@@ -148,28 +125,9 @@ fn known(
     packet: &Packet,
 ) -> super::Draft {
     let key = tuple(seen, ends.pod, protocol);
-    case(name, OUT.carry(packet))
-        .answered(key, hidden(&key, ends))
-        .with(|tables| {
-            tables.hairpins.insert(key, address_key(client));
-        })
-}
-
-/// What is remembered of it.
-fn hidden(key: &Tuple, ends: Ends) -> PodFlow {
     let port = ends.vip.1.to_be_bytes();
-    PodFlow::new(key, address_key(ends.vip.0), port, 20, FLOW_HAIRPIN, 0)
-}
-
-impl super::Draft {
-    /// The packet is dropped as it then is, because its client has been forgotten.
-    fn lost(self, bytes: Vec<u8>) -> Case {
-        let mut reasons = vec![0; REASON_COUNT];
-        reasons[DropReason::FlowTableFull.index() as usize] = 1;
-        let mut case = self.ends(bytes, reasons);
-        case.expected.goes_on = false;
-        case
-    }
+    let flow = PodFlow::new(&key, address_key(client), port, 20, FLOW_HAIRPIN, 0);
+    case(name, OUT.carry(packet)).answered(key, flow)
 }
 
 fn fragments(source: IpAddr, destination: IpAddr) -> Tuple {

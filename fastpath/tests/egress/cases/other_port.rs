@@ -177,7 +177,7 @@ fn hairpin(ends: Ends) -> Vec<Case> {
     let shown: End = (ends.vip.0, OTHER_PORT);
     let key = tuple(shown, ends.pod, TCP);
     let port = ends.vip.1.to_be_bytes();
-    let flow = PodFlow::new(&key, address_key(ends.vip.0), port, 0, FLOW_HAIRPIN, 0)
+    let flow = PodFlow::new(&key, address_key(client.0), port, 0, FLOW_HAIRPIN, 0)
         .with_client_port(&key, client.1.to_be_bytes());
     let forward = tuple(client, ends.vip, TCP);
     let entry = PodFlow::forward(
@@ -193,9 +193,6 @@ fn hairpin(ends: Ends) -> Vec<Case> {
         )
         .embryonic(key, flow)
         .embryonic(forward, entry)
-        .with(|tables| {
-            tables.hairpins.insert(key, address_key(client.0));
-        })
         .establishes(key, flow)
         .establishes(forward, entry)
         .turned(BACK.carry(&tcp(ends.vip, client, PshAck, &[], b"data"))),

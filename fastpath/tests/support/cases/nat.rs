@@ -257,6 +257,7 @@ impl Draft {
 pub(super) fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     cases.extend(there_and_back());
+    cases.extend(clients_at_vips());
     cases.extend(unknown());
     cases.extend(headers());
     cases.extend(links());
@@ -297,6 +298,17 @@ fn there_and_back() -> Vec<Case> {
         ]);
     }
     cases
+}
+
+/// Nobody is a client from a VIP: two services would talk to each other for good.
+fn clients_at_vips() -> Vec<Case> {
+    let forged = |service: &Service| {
+        let from = (service.vip.0, 40_000);
+        let frame = IN.carry(&service.packet(from, service.vip, SYN));
+        let name = format!("{}_client_at_a_vip_begins_nothing", service.name());
+        nat(name, frame).drops(DropReason::SourceIsVip)
+    };
+    SERVICES.iter().map(forged).collect()
 }
 
 fn unknown() -> Vec<Case> {

@@ -5,9 +5,9 @@ use std::net::IpAddr;
 use fastpath::clock::monotonic_ns;
 use xdp_prog::{
     abi::{
-        ADDRESS_NODE_PORT, BACKEND_LOCAL, BACKEND_POD, BACKEND_V4, BACKEND_V6, Backend,
-        CONFIG_NODE, FLOW_FIN_CLIENT, FLOW_FIN_POD, FLOW_RESET, MODE_IPIP, PodFlow, SERVICE_PODS,
-        Tag, Tuple,
+        ADDRESS_INNER, ADDRESS_NODE_PORT, ADDRESS_SHARED, BACKEND_LOCAL, BACKEND_POD, BACKEND_V4,
+        BACKEND_V6, Backend, CONFIG_NODE, FLOW_FIN_CLIENT, FLOW_FIN_POD, FLOW_RESET, MODE_IPIP,
+        PodFlow, SERVICE_PODS, Tag, Tuple,
     },
     decide::pod_flow::{PORT_TRIES, Ports},
     reason::{DropReason, PassReason},
@@ -1174,6 +1174,7 @@ fn hairpins() -> Vec<Case> {
             both.delivers(service, length, IN.carry(&shown))
         });
     }
+    cases.extend(clients_at_vips());
     let (service, to) = PODS_V4_TCP;
     let again = PODS_AGAIN_TCP.1;
     let from_node = Packet::tcp((INTERNAL, 40_000), to, b"");
@@ -1205,5 +1206,78 @@ fn hairpins() -> Vec<Case> {
                 IN.carry(&Packet::tcp((VIP_V4, port), at(POD_V4), b""))
             }),
     ]);
+    cases
+}
+
+/// Nobody is a client from a VIP: two services would talk to each other for good, and a pod that talks to itself would
+/// find its place taken.
+fn clients_at_vips() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (kind, (service, to), make) in KINDS {
+        let [(address, tag, _), _] = pods_like(to.0);
+        let from = |client: IpAddr| make((client, 40_000), to, b"hello");
+        let seen = (to.0, 40_000);
+        let forged = from_edge(&from(to.0), tag);
+        let itself = from_edge(&from(address), tag);
+        let shown = |port| IN.carry(&make((to.0, port), at(address), b"hello"));
+        let length = from(address).length();
+        let protocol = from(address).protocol();
+        cases.extend([
+            case_here(
+                format!("{kind}_client_at_a_vip_begins_nothing"),
+                forged.clone(),
+            )
+            .drops(DropReason::SourceIsVip),
+            case_here(
+                format!("{kind}_client_at_an_inner_vip_begins_nothing"),
+                forged.clone(),
+            )
+            .with(|tables| tables.address(to.0, ADDRESS_INNER))
+            .drops(DropReason::SourceIsVip),
+            case_here(
+                format!("{kind}_client_at_a_vip_without_an_edge"),
+                IN.carry(&from(to.0)),
+            )
+            .drops(DropReason::SourceIsVip),
+            case_here(
+                format!("{kind}_client_at_a_vip_takes_no_place"),
+                itself.clone(),
+            )
+            .after(forged.clone())
+            .delivers(service, length, shown(40_000)),
+            case_here(format!("{kind}_client_at_a_shared_address"), forged.clone())
+                .with(|tables| tables.address(to.0, ADDRESS_SHARED | ADDRESS_INNER))
+                .delivers(service, length, shown(40_000)),
+        ]);
+        // The flow of a client whose address has become a VIP since.
+        let known = |name: &str, input| {
+            let key = Tuple::new(
+                address_key(seen.0),
+                address_key(address),
+                u16::to_be_bytes(seen.1),
+                TARGET.to_be_bytes(),
+                protocol,
+            );
+            let port = to.1.to_be_bytes();
+            let flow = PodFlow::new(&key, address_key(to.0), port, 20, 0, monotonic_ns());
+            case_here(format!("{kind}_{name}"), input).with(|tables| {
+                tables.flows.insert(key, flow);
+            })
+        };
+        cases.push(
+            known("client_whose_address_is_a_vip_by_now_goes_on", forged).delivers(
+                service,
+                length,
+                shown(40_000),
+            ),
+        );
+        let both = known("pod_that_talks_to_itself_shares_no_flow_of_its_vip", itself);
+        cases.push(if protocol == SCTP {
+            both.drops(DropReason::FlowConflict)
+        } else {
+            let (_, port) = moved((address, 40_000), to, protocol);
+            both.delivers(service, length, shown(port))
+        });
+    }
     cases
 }

@@ -30,7 +30,7 @@ use xdp_prog::{
     decide::{
         Clock, Counters, Stage, Tables,
         answer::{Answer, Answers},
-        deliver::{FlowTable, Flows, Hairpins},
+        deliver::{FlowTable, Flows},
         fragment::Fragments,
         nat::{Inserted, NatFlows, NatState, Origin, Translation, begin::Taken},
         neighbour::Announcements,
@@ -366,18 +366,6 @@ impl NatFlows for KernelTables<'_> {
     #[inline(always)]
     fn nat_service(&self) -> u32 {
         nat::service()
-    }
-}
-
-impl Hairpins for KernelTables<'_> {
-    #[inline(always)]
-    fn hairpin(&self, key: &Tuple) -> Option<AddressKey> {
-        flows::hairpin(key)
-    }
-
-    #[inline(always)]
-    fn insert_hairpin(&self, key: &Tuple, client: &AddressKey) -> bool {
-        flows::insert_hairpin(key, client)
     }
 }
 

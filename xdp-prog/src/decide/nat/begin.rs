@@ -11,7 +11,7 @@ use crate::{
         AddressKey, BACKEND_LOCAL, Backend, NAT_CONDEMNED, NAT_OPEN, NatForward, NatMark,
         NatReverse, Tuple,
     },
-    decide::{Ip, Stage, Verdict, World, answer::Answer, balance},
+    decide::{Ip, Stage, Verdict, World, answer::Answer, balance, is_no_client},
     frame::Frame,
     parse::{self, Packet},
     reason::{DropReason, PassReason},
@@ -94,6 +94,9 @@ fn choose<'t, F: Frame, A: Ip, T: World>(
     let flags = parse::tcp_flags(frame, packet);
     if packet.protocol == protocol::TCP && !flags.begins_connection() {
         return Err(Verdict::Drop(DropReason::NatUnknownFlow));
+    }
+    if is_no_client(tables, &packet.source.key()) {
+        return Err(Verdict::Drop(DropReason::SourceIsVip));
     }
     let seed = tables.config().map_or(0, |config| config.hash_seed);
     Ok(Chosen {

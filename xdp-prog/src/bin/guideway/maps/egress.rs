@@ -50,11 +50,6 @@ impl Memory for EgressTables {
         fragments::publish(key, datagram);
     }
 
-    #[inline(always)]
-    fn hairpin(&self, key: &Tuple) -> Option<AddressKey> {
-        flows::hairpin(key)
-    }
-
     fn probe(&self, index: u32) -> Option<&Probe> {
         probes::get(index)
     }

@@ -6,7 +6,7 @@ use aya_ebpf::{
     macros::btf_map,
 };
 use xdp_prog::{
-    abi::{AddressKey, FlowNote, LocalFlow, PodFlow, Tuple, size},
+    abi::{FlowNote, LocalFlow, PodFlow, Tuple, size},
     decide::{deliver::FlowTable, nat::Inserted},
     wire::protocol,
 };
@@ -26,8 +26,6 @@ static FLOWS_EMBRYONIC: LruHashMap<Tuple, PodFlow, { size::FLOWS }> = LruHashMap
 /// Scratch: an entry that is about to be inserted, for which the stack has no room.
 #[btf_map]
 static FLOW_SCRATCH: PerCpuArray<PodFlow, 1> = PerCpuArray::new();
-#[btf_map]
-static HAIRPINS: LruHashMap<Tuple, AddressKey, { size::HAIRPINS }> = LruHashMap::new();
 #[btf_map]
 static LOCAL_FLOWS: LruHashMap<Tuple, LocalFlow, { size::FLOWS }> = LruHashMap::new();
 
@@ -131,18 +129,6 @@ fn replace_note(place: u32, note: FlowNote, gives_way: impl Fn(&FlowNote) -> boo
         unsafe { *place = note };
     }
     gives_way
-}
-
-#[inline(always)]
-pub(crate) fn hairpin(key: &Tuple) -> Option<AddressKey> {
-    // SAFETY: any bytes are an address; an element recycled under the reader
-    // yields another client's, which is taken for a conflict.
-    unsafe { HAIRPINS.get(*key) }.copied()
-}
-
-#[inline(always)]
-pub(crate) fn insert_hairpin(key: &Tuple, client: &AddressKey) -> bool {
-    HAIRPINS.insert(key, client, 0).is_ok()
 }
 
 #[inline(always)]

@@ -24,6 +24,7 @@ pub mod config;
 pub mod controller;
 pub mod desired;
 pub mod durations;
+mod few;
 mod fnv;
 pub mod health;
 pub mod healthz;

@@ -3,6 +3,10 @@
 //! A level alone is one of our crates. Of the others, warnings are logged at most, and nothing of kube's: what it
 //! warns of has whole pages of objects in it, and each request that fails is logged where it was made. A directive
 //! with a target counts as it stands.
+//!
+//! No place in the code writes more than a bounded number of lines in a time ([`limit`]).
+
+mod limit;
 
 use std::io;
 use std::sync::OnceLock;
@@ -45,6 +49,7 @@ pub(crate) fn start() -> Result<()> {
     tracing_subscriber::registry()
         .with(filter)
         .with(format)
+        .with(limit::Limit::default())
         .init();
     let _ = HANDLE.set(handle);
     Ok(())

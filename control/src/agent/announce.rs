@@ -26,7 +26,7 @@ use super::problems::Item;
 use crate::announce::{Candidates, Holdings, Mac};
 use crate::chain::chain;
 use crate::desired::ServiceKey;
-use crate::kubernetes::leases::{Claims, Heard, Shown, warn_of_stranger};
+use crate::kubernetes::leases::{Claims, Heard, Shown, warn_of_strangers};
 
 /// When an address is announced, counted from its taking over: a neighbour may miss a frame, and an edge that has
 /// lost the API may know of this one by its insistence alone ([`crate::announce::election::INSISTENCE`]).
@@ -158,11 +158,11 @@ impl Announcing {
         }
         self.rivals
             .retain(|address, _| self.addresses.contains(address));
-        for (address, mac) in claims {
-            if self.rivals.insert(address, mac) != Some(mac) {
-                warn_of_stranger(address, mac);
-            }
-        }
+        let rivals = &mut self.rivals;
+        let new = claims
+            .into_iter()
+            .filter(|(address, mac)| rivals.insert(*address, *mac) != Some(*mac));
+        warn_of_strangers(&new.collect::<Vec<_>>());
     }
 
     /// Leaves out what another link of this machine in the same segment has announced.

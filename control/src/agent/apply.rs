@@ -5,12 +5,13 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use fastpath::attach::{AttachError, Attachment, Mode, Options};
-use fastpath::tables::{Change, TableError};
+use fastpath::tables::{BackendKey, Change, TableError};
 
 use super::problems::Item;
 use super::{Agent, cluster, room};
 use crate::chain::chain;
 use crate::desired::{AttachMode, ServiceKey, ServiceSpec};
+use crate::few::first_few;
 use crate::plan::{Installed, Operation, hold, oldest_first, plan};
 use crate::target::{Machine, title};
 
@@ -132,9 +133,10 @@ impl Agent {
     }
 
     fn put_now(&mut self, key: ServiceKey, spec: &Arc<ServiceSpec>) -> Result<Change, TableError> {
+        let left_out = self.left_out(&key).to_vec();
         let outcome = self.tables.put_shared_service(key, Arc::clone(spec));
         if let Ok(change) = &outcome {
-            self.warn_of_left_out(&key);
+            self.warn_of_left_out(&key, &left_out);
             tracing::debug!(service = %key, slots = change.slots, new_table = change.new_table, "service programmed");
         }
         let freed = self.tables.freed();
@@ -169,7 +171,6 @@ impl Agent {
                 }
                 for (younger, _) in installed.split_off(installed.len() - count) {
                     let (.., younger_key) = younger;
-                    tracing::warn!(service = %title(&self.config.desired.services, &younger_key), older = %title(&self.config.desired.services, &key), "the tables are full: an older service gets the room of this one");
                     let removed = self.tables.remove_service(&younger_key);
                     outcomes.push((Item::Service(younger_key), table(removed.map(drop))));
                     evicted.push(younger);
@@ -177,6 +178,14 @@ impl Agent {
                 outcome = self.put_now(key, &spec);
             }
             outcomes.push((Item::Service(key), table(outcome.map(drop))));
+        }
+        if !evicted.is_empty() {
+            let younger = evicted.iter().map(|(.., key)| title(&services, key));
+            tracing::warn!(
+                count = evicted.len(),
+                services = first_few(younger),
+                "the tables are full: older services get the room of these"
+            );
         }
         // Of these, some may be small enough.
         evicted.sort_unstable();
@@ -255,12 +264,24 @@ impl Agent {
         }
     }
 
-    /// Says which pods of a service get no traffic.
-    fn warn_of_left_out(&self, key: &ServiceKey) {
+    /// Lists the pods of a service that get no traffic.
+    fn left_out(&self, key: &ServiceKey) -> &[BackendKey] {
         let service = self.tables.service(key);
-        for pod in service.into_iter().flat_map(|service| service.left_out()) {
-            tracing::warn!(service = %title(&self.config.desired.services, key), %pod, "left out: the pod shares its node and the low 11 bits of its address with another one");
+        service.map_or(&[], |service| service.left_out())
+    }
+
+    /// Says which pods of a service get no traffic, if they are others than before.
+    fn warn_of_left_out(&self, key: &ServiceKey, before: &[BackendKey]) {
+        let left_out = self.left_out(key);
+        if left_out.is_empty() || left_out == before {
+            return;
         }
+        tracing::warn!(
+            service = %title(&self.config.desired.services, key),
+            count = left_out.len(),
+            pods = first_few(left_out),
+            "left out: each shares its node and the low 11 bits of its address with another pod"
+        );
     }
 
     /// Sees to it that what XDP fails to send is counted; serves without where that cannot be.

@@ -14,13 +14,14 @@ use imbl::OrdMap;
 use ipnet::IpNet;
 use k8s_openapi::jiff::Timestamp;
 
+use super::Agent;
 use super::view::ClusterView;
-use super::{Agent, LOGGED_ONE_BY_ONE};
 use crate::api;
 use crate::check::cluster::{UNTRUSTED_REMEDY, untrusted_source};
 use crate::config::host::HostFacts;
 use crate::desired::{Desired, ForwardMode, NodePortAddresses, Role};
 use crate::durations::Durations;
+use crate::few::first_few;
 use crate::healthz::Checks;
 use crate::index::{Object, Problem, State};
 use crate::kubernetes::{Feed, Identity, OwnMachine, Update};
@@ -140,7 +141,9 @@ impl Agent {
                 "the first state of the cluster is complete"
             );
         }
-        log_new(&cluster.state.problems, &state.problems);
+        if let Some(problems) = new_problems(&cluster.state.problems, &state.problems) {
+            tracing::warn!("{problems}");
+        }
         cluster.feed.reports().vitals().set_leaving(state.leaving);
         let moved = self.config.desired.nodes != state.nodes;
         self.announcing
@@ -311,26 +314,58 @@ fn single(networks: BTreeSet<IpNet>) -> impl Iterator<Item = IpAddr> {
         .map(|net| net.addr())
 }
 
-fn log_new(before: &Problems, after: &Problems) {
+/// Words what is wrong with objects that have changed: the first problem, and who has others.
+fn new_problems(before: &Problems, after: &Problems) -> Option<String> {
     let changes = before.diff(after).map(sides);
-    let mut new = changes.filter_map(|(_, new)| new);
-    for (_, problems) in new.by_ref().take(LOGGED_ONE_BY_ONE) {
-        for problem in problems.iter() {
-            tracing::warn!(rule = problem.rule.name(), "{problem}");
+    let new: Vec<_> = changes.filter_map(|(_, new)| new).collect();
+    let first = new.iter().find_map(|(_, problems)| problems.first())?;
+    Some(match new.iter().map(|(_, problems)| problems.len()).sum() {
+        1 => first.to_string(),
+        count => {
+            let count: usize = count;
+            let objects = first_few(new.iter().map(|(object, _)| object));
+            format!(
+                "{first}. These have {count} problems, all of which `guideway status --json` lists: {objects}"
+            )
         }
-    }
-    let more = new.count();
-    if more > 0 {
-        tracing::warn!(
-            objects = more,
-            "more have problems; `guideway status --json` lists all"
-        );
-    }
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::index::Rule;
+    use crate::index::objects::ObjectName;
+
+    #[test]
+    fn new_problems_are_one_line_with_the_first_and_who_has_others() {
+        let problem = |name: &str, text: &str| Problem {
+            object: Object::Service(ObjectName::new("shop", name)),
+            rule: Rule::InvalidPort,
+            text: text.to_owned(),
+            remedy: "mend it".to_owned(),
+            only_here: false,
+        };
+        let of = |names: std::ops::Range<u8>, text: &str| -> Problems {
+            let problems = names.map(|name| problem(&name.to_string(), text));
+            let by_object = problems.map(|one| (one.object.clone(), Arc::from([one])));
+            by_object.collect()
+        };
+        let (none, one, many) = (of(0..0, ""), of(0..1, "bad"), of(0..8, "bad"));
+        assert_eq!(new_problems(&many, &many), None);
+        assert_eq!(new_problems(&many, &none), None);
+        let first = "Service shop/0: bad; mend it";
+        assert_eq!(new_problems(&none, &one).unwrap(), first);
+        assert_eq!(
+            new_problems(&none, &many).unwrap(),
+            format!(
+                "{first}. These have 8 problems, all of which `guideway status --json` lists: Service shop/0, \
+                 Service shop/1, Service shop/2, Service shop/3, Service shop/4 and 3 more"
+            )
+        );
+        let other = new_problems(&one, &of(0..1, "worse")).unwrap();
+        assert_eq!(other, "Service shop/0: worse; mend it");
+    }
 
     #[test]
     fn health_check_ports_are_at_all_addresses_or_within_the_networks_of_node_ports() {

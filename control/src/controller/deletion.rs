@@ -16,14 +16,13 @@ use std::net::IpAddr;
 use super::allocate::{self, Inventory};
 use super::crd::Condition;
 use super::status::Notice;
+use crate::few::first_few;
 use crate::index::objects::ObjectName;
 
 /// The finalizer of pools in use.
 pub(super) const FINALIZER: &str = "guideway.dev/in-use";
 /// Why a pool that is being deleted is not ready, in a word.
 pub(super) const TERMINATING: &str = "Terminating";
-/// Services that a pool's condition names.
-const NAMED: usize = 5;
 
 /// Lists who of `held` would lose which address if the pools that are being deleted were gone.
 ///
@@ -75,16 +74,11 @@ pub(super) fn message(users: &BTreeSet<&ObjectName>) -> String {
     if users.is_empty() {
         return "being deleted; no Service needs an address of it".to_owned();
     }
-    let named: Vec<String> = users.iter().take(NAMED).map(ToString::to_string).collect();
-    let more = match users.len().saturating_sub(NAMED) {
-        0 => String::new(),
-        more => format!(" and {more} more"),
-    };
     format!(
-        "being deleted; gives no addresses, and stays while Services have some of it: {}{more}; delete them, have \
+        "being deleted; gives no addresses, and stays while Services have some of it: {}; delete them, have \
          them name another pool by the annotation guideway.dev/pool, or create a pool of another name with \
          these addresses, which takes them over",
-        named.join(", ")
+        first_few(users)
     )
 }
 

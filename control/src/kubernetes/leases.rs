@@ -27,6 +27,7 @@ use super::{FollowError, Watchers, client};
 use crate::announce::election::{DURATION, RENEWAL};
 use crate::announce::{Candidates, Edge, Election, Holdings, Home, Mac, Pulse};
 use crate::chain::chain;
+use crate::few::first_few;
 use crate::timer::sleep_until;
 
 /// Label of edges' Leases, which tells them from others in the namespace.
@@ -250,9 +251,7 @@ pub async fn follow(
             });
         }
         let holdings = election.step(Instant::now());
-        for (address, mac) in &holdings.strangers {
-            warn_of_stranger(*address, *mac);
-        }
+        warn_of_strangers(&holdings.strangers);
         if holdings.addresses != told || !holdings.again.is_empty() {
             told.clone_from(&holdings.addresses);
             tell(holdings);
@@ -260,9 +259,18 @@ pub async fn follow(
     }
 }
 
-/// Tells of a machine that is no edge, or not known as one, and announces an address too.
-pub(crate) fn warn_of_stranger(address: IpAddr, mac: Mac) {
-    tracing::warn!(%address, %mac, "another machine announces this address too");
+/// Tells of machines that are no edges, or not known as such, and announce addresses too.
+pub(crate) fn warn_of_strangers(strangers: &[(IpAddr, Mac)]) {
+    if strangers.is_empty() {
+        return;
+    }
+    let addresses = strangers.iter().map(|(address, _)| address);
+    let macs: BTreeSet<&Mac> = strangers.iter().map(|(_, mac)| mac).collect();
+    tracing::warn!(
+        addresses = first_few(addresses),
+        macs = first_few(macs),
+        "another machine announces these addresses too"
+    );
 }
 
 /// Warns of many edges, once each time that they become many.

@@ -1,0 +1,154 @@
+//! A bound on how fast each place in the code fills the log.
+//!
+//! Whoever may write objects of the cluster, or send frames on a segment, decides how often some lines would be
+//! written. Where they are the log's only limit, they push everything else out of it.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use tracing::callsite::Identifier;
+use tracing::{Event, Level, Subscriber};
+use tracing_subscriber::Layer;
+use tracing_subscriber::layer::Context;
+
+/// Lines of one place that are written one right after another.
+const BURST: u32 = 60;
+/// How long it takes until one more may be written.
+const PERIOD: Duration = Duration::from_secs(1);
+
+/// Leaves out lines of places that write too many. Those that somebody asked for, debug and trace, are all written.
+#[derive(Debug, Default)]
+pub(super) struct Limit {
+    places: Mutex<HashMap<Identifier, Place>>,
+}
+
+impl<S: Subscriber> Layer<S> for Limit {
+    fn event_enabled(&self, event: &Event<'_>, _context: Context<'_, S>) -> bool {
+        *event.metadata().level() > Level::INFO || self.admit(event, Instant::now())
+    }
+
+    /// After a line of a place that writes again, says how many were left out.
+    fn on_event(&self, event: &Event<'_>, _context: Context<'_, S>) {
+        let left_out = self.take_left_out(event);
+        if left_out != 0 {
+            let like = event.metadata().name();
+            tracing::warn!(
+                lines = left_out,
+                like,
+                "lines like the last one were left out of the log"
+            );
+        }
+    }
+}
+
+impl Limit {
+    fn admit(&self, event: &Event<'_>, now: Instant) -> bool {
+        let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
+        let place = places.entry(event.metadata().callsite());
+        place.or_insert_with(|| Place::new(now)).admit(now)
+    }
+
+    fn take_left_out(&self, event: &Event<'_>) -> u64 {
+        let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
+        let place = places.get_mut(&event.metadata().callsite());
+        place.map_or(0, |place| std::mem::take(&mut place.left_out))
+    }
+}
+
+/// A place in the code that writes lines.
+#[derive(Debug)]
+struct Place {
+    /// Lines that may be written at once.
+    lines: u32,
+    /// Since when no further one has come to be allowed.
+    since: Instant,
+    /// Lines that were not written since the last one that was.
+    left_out: u64,
+}
+
+impl Place {
+    const fn new(now: Instant) -> Self {
+        Self {
+            lines: BURST,
+            since: now,
+            left_out: 0,
+        }
+    }
+
+    /// Tells whether a line is written.
+    fn admit(&mut self, now: Instant) -> bool {
+        while self.lines < BURST && now >= self.since + PERIOD {
+            self.lines += 1;
+            self.since += PERIOD;
+        }
+        if self.lines == BURST {
+            self.since = now;
+        }
+        let Some(lines) = self.lines.checked_sub(1) else {
+            self.left_out += 1;
+            return false;
+        };
+        self.lines = lines;
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tracing_subscriber::layer::SubscriberExt;
+
+    use super::*;
+
+    #[test]
+    fn place_writes_a_burst_and_then_one_line_in_a_period() {
+        let start = Instant::now();
+        let mut place = Place::new(start);
+        let written =
+            |place: &mut Place, now, lines| (0..lines).filter(|_| place.admit(now)).count();
+        let burst = BURST as usize;
+        assert_eq!(written(&mut place, start, burst + 7), burst);
+        assert_eq!(place.left_out, 7);
+        assert_eq!(written(&mut place, start + PERIOD, 10), 1);
+        assert_eq!(written(&mut place, start + PERIOD * 3 / 2, 10), 0);
+        assert_eq!(written(&mut place, start + 4 * PERIOD, 10), 3);
+        let rested = start + 2 * BURST * PERIOD;
+        assert_eq!(written(&mut place, rested, 2 * burst), burst);
+        // What is saved up is no more than a burst.
+        assert_eq!(written(&mut place, rested + PERIOD / 2, 10), 0);
+    }
+
+    /// Counts what reaches it, by level.
+    #[derive(Clone, Debug, Default)]
+    struct Written(std::sync::Arc<Mutex<HashMap<Level, usize>>>);
+
+    impl<S: Subscriber> Layer<S> for Written {
+        fn on_event(&self, event: &Event<'_>, _context: Context<'_, S>) {
+            let mut counts = self.0.lock().unwrap();
+            *counts.entry(*event.metadata().level()).or_default() += 1;
+        }
+    }
+
+    #[test]
+    fn each_place_has_a_bound_of_its_own_and_debug_has_none() {
+        let written = Written::default();
+        let subscriber = tracing_subscriber::registry()
+            .with(written.clone())
+            .with(Limit::default());
+        let lines = 10 * BURST as usize;
+        tracing::subscriber::with_default(subscriber, || {
+            for _ in 0..lines {
+                tracing::warn!("a");
+                tracing::debug!("b");
+            }
+            tracing::info!("c");
+        });
+        let counts = written.0.lock().unwrap();
+        assert_eq!((counts[&Level::DEBUG], counts[&Level::INFO]), (lines, 1));
+        // A slow machine may be allowed some more.
+        assert!(
+            (BURST as usize..lines).contains(&counts[&Level::WARN]),
+            "{counts:?}"
+        );
+    }
+}

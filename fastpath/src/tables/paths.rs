@@ -3,6 +3,10 @@
 //! The program notes the last ICMP error about each node behind a router ([`xdp_prog::decide::path`]); what it says is
 //! judged here. An error is forged easily, but not the tag of the packet that it quotes: that names one of the node's
 //! pods, in 11 bits, and of one node one error is judged each time.
+//!
+//! That one is the last that came, whatever it says. To keep the first, or the one with the smallest MTU, would let a single
+//! forged error keep every true one out until it is judged; as it is, whoever forges must outdo the routers, which answer
+//! packets that are too large for as long as they come. What is forged raises no MTU, for only a smaller one counts.
 
 use std::{collections::BTreeSet, net::IpAddr};
 

@@ -633,6 +633,29 @@ fn write_once<T: Copy>(place: &mut T, value: T) {
     unsafe { core::ptr::write_volatile(place, value) }
 }
 
+/// Replaces a word if it is the expected one; returns the one that was found.
+///
+/// The target's `AtomicU64` has no such operation, though the machine has it since Linux 5.12.
+///
+/// # Safety
+///
+/// The word must be valid, and aligned, for reading and writing.
+#[inline(always)]
+unsafe fn exchange(place: *mut u64, expected: u64, new: u64) -> u64 {
+    let found;
+    // SAFETY: one instruction that touches nothing but the word.
+    unsafe {
+        core::arch::asm!(
+            "r0 = cmpxchg_64({place} + 0, r0, {new})",
+            place = in(reg) place,
+            new = in(reg) new,
+            inout("r0") expected => found,
+            options(nostack),
+        );
+    }
+    found
+}
+
 const AF_INET: u8 = 2;
 const AF_INET6: u8 = 10;
 

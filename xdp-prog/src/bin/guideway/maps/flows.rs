@@ -12,7 +12,7 @@ use xdp_prog::{
 };
 use zerocopy::transmute;
 
-use super::{inserted, read_backwards, write_once};
+use super::{exchange, inserted, read_backwards, write_once};
 
 #[btf_map]
 static FLOWS: LruHashMap<Tuple, PodFlow, { size::FLOWS }> = LruHashMap::new();
@@ -54,14 +54,17 @@ pub(crate) fn with<R>(
     }
     let mut flow = known;
     let found = f(&mut flow);
-    // SAFETY: as above. Another CPU that has a packet of the same flow may write it
-    // too: a time or a flag is lost at worst.
-    let place = unsafe { &mut *place };
+    // The element may have got another flow since its check was read, too. What that one has told must not become what
+    // this one has, by which replies are translated; its time may, and it stays a while longer.
+    // SAFETY: as above.
+    let entry = unsafe { &mut *place };
     if flow.seen != known.seen {
-        write_once(&mut place.seen, flow.seen);
+        write_once(&mut entry.seen, flow.seen);
     }
     if flow.told != known.told {
-        write_once(&mut place.told, flow.told);
+        // SAFETY: an aligned word of an element that is valid for the run. Where another CPU has a packet of the same
+        // flow and is first, what this packet tells is lost.
+        unsafe { exchange(&raw mut entry.told, known.told, flow.told) };
     }
     Some(found)
 }

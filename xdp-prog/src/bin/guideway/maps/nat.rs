@@ -13,7 +13,7 @@ use xdp_prog::{
 };
 use zerocopy::transmute;
 
-use super::{coarse_clock, inserted, read_backwards, read_once, write_once};
+use super::{coarse_clock, exchange, inserted, read_backwards, read_once, write_once};
 
 #[btf_map]
 static NAT_FORWARD: HashMap<Tuple, NatForward, { size::NAT }> = HashMap::new();
@@ -75,29 +75,6 @@ unsafe fn exchange_mark(place: *mut NatForward, expected: NatMark, mark: NatMark
     // SAFETY: a mark is one aligned word.
     let found = unsafe { exchange(place.cast(), expected, transmute!(mark)) };
     found == expected
-}
-
-/// Replaces a word if it is the expected one; returns the one that was found.
-///
-/// The target's `AtomicU64` has no such operation, though the machine has it since Linux 5.12.
-///
-/// # Safety
-///
-/// The word must be valid, and aligned, for reading and writing.
-#[inline(always)]
-unsafe fn exchange(place: *mut u64, expected: u64, new: u64) -> u64 {
-    let found;
-    // SAFETY: one instruction that touches nothing but the word.
-    unsafe {
-        core::arch::asm!(
-            "r0 = cmpxchg_64({place} + 0, r0, {new})",
-            place = in(reg) place,
-            new = in(reg) new,
-            inout("r0") expected => found,
-            options(nostack),
-        );
-    }
-    found
 }
 
 #[inline(always)]

@@ -120,7 +120,7 @@ pub trait NatFlows: Clock {
     fn remove_nat_forward(&self, key: &Tuple);
     /// Removes a reverse entry.
     fn remove_nat_reverse(&self, key: &Tuple);
-    /// Writes where a flow's client is to both of its entries.
+    /// Writes where a flow's client is to both of its entries, but not to the reverse one that another flow has by now.
     fn move_nat_client(&self, forward: &Tuple, reverse: &Tuple, client: &Origin);
     /// Claims the right to remove the flow with this forward key; false where another one has it.
     fn claim_nat(&self, forward: &Tuple) -> bool;

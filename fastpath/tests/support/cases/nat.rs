@@ -445,6 +445,7 @@ fn links() -> Vec<Case> {
     };
     let request = TCP_V4.request(SYN);
     let reply = TCP_V4.packet(TCP_V4.vip, TCP_V4.client, SYN | ACK);
+    let before = (CLIENT_V4, 40_001);
     vec![
         nat("tag_is_taken_off", TAGGED.carry(&request)).reaches(&TCP_V4, SYN),
         nat("reply_gets_the_clients_tag", TCP_V4.reply_frame(SYN | ACK))
@@ -476,6 +477,16 @@ fn links() -> Vec<Case> {
         .after(IN.carry(&request))
         .after(OTHER_ROUTER.carry(&request))
         .returns(BACK_TO_OTHER.carry(&reply.next_hop())),
+        nat("client_whose_port_was_given_on_moves_no_others_replies", {
+            TCP_V4.reply_frame(ACK)
+        })
+        .with(|tables| {
+            for client in [before, TCP_V4.client] {
+                TCP_V4.seed(tables, client, PORT, OPEN, 0);
+            }
+        })
+        .after(OTHER_ROUTER.carry(&TCP_V4.packet(before, TCP_V4.vip, ACK)))
+        .returns(TCP_V4.returned(ACK)),
         nat("two_tags_pass", DOUBLE.carry(&request)).passes(PassReason::VlanDepth),
         nat("service_tag_passes", OF_A_SERVICE.carry(&request)).passes(PassReason::VlanDepth),
     ]

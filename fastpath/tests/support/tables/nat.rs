@@ -143,7 +143,9 @@ impl NatFlows for ModelTables<'_> {
 
     fn move_nat_client(&self, forward: &Tuple, reverse: &Tuple, client: &Origin) {
         let mut flows = self.nat.flows.borrow_mut();
-        if let Some(entry) = flows.reverse.get_mut(reverse) {
+        let entry = flows.reverse.get_mut(reverse);
+        let is_same = |entry: &NatReverse| entry.forward_key(reverse.protocol()) == *forward;
+        if let Some(entry) = entry.filter(|entry| is_same(entry)) {
             entry.link = client.link;
             entry.ifindex = client.ifindex;
         }

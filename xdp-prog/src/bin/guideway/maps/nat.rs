@@ -175,8 +175,12 @@ pub(crate) fn move_client(forward: &Tuple, reverse: &Tuple, client: &Origin) {
         // SAFETY: the element is valid for the run. A reply that reads it half written
         // goes astray, as it would have by the old link.
         let entry = unsafe { &mut *place };
-        entry.link = client.link;
-        entry.ifindex = client.ifindex;
+        // Under pressure, the port may have been given on; if that happens between this look and the stores, the other
+        // client's replies go astray until it begins anew.
+        if entry.forward_key(reverse.protocol()).is(forward) {
+            entry.link = client.link;
+            entry.ifindex = client.ifindex;
+        }
     }
     if let Some(place) = NAT_FORWARD.get_ptr_mut(forward) {
         // SAFETY: as above, for packets of the client.

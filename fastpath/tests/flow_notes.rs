@@ -227,7 +227,7 @@ fn handshake(kernel: &mut Kernel, to: Vip) -> (Vec<u8>, Vec<u8>) {
     (syn, ack)
 }
 
-/// The sequence number of all segments that a pod sends here.
+/// The sequence number of all segments here.
 const SEQUENCE: u32 = 0x0102_0304;
 /// Where the TCP header of what an edge sends begins.
 const INNER: usize = TCP + 20;
@@ -258,6 +258,7 @@ fn reply_to(delivered: &[u8], flags: u8) -> Vec<u8> {
     reply[IP + 12..TCP].rotate_left(4);
     reply[TCP..TCP + 4].rotate_left(2);
     reply[FLAGS] = flags;
+    reply[TCP + 8..TCP + 12].copy_from_slice(&(SEQUENCE + 1).to_be_bytes());
     reply
 }
 

@@ -27,6 +27,7 @@ use std::{
     time::Duration,
 };
 
+use aya::maps::{Array, HashMap, Map};
 use capture::{Capture, Segment};
 use fastpath::{
     attach::{EgressHook, Options},
@@ -37,7 +38,10 @@ use fastpath::{
 use forge::{Forger, Says};
 use lab::{Machine, Offload, Topology, output, vip_v4, vip_v6, wait_until};
 use next_hops::resolve;
-use xdp_prog::{abi::map, decide::deliver::HOLD_UNPROVED_NS};
+use xdp_prog::{
+    abi::{FlowNote, PodFlow, Tuple, map},
+    decide::deliver::HOLD_UNPROVED_NS,
+};
 
 const PORT: u16 = 80;
 const POD_PORT: u16 = 8080;
@@ -258,14 +262,13 @@ fn forged_segments_break_no_connection() {
     const CONNECTIONS: usize = 20;
     let world = World::new();
     let [first, second] = world.vips_v4();
-    let (streams, mut accepted, _server) = world.connections(first.into(), CONNECTIONS);
+    let to = SocketAddr::new(first.into(), PORT);
+    let (streams, mut accepted, _server) = world.connections(to, CONNECTIONS);
 
     world.client().run(|| {
         let forger = Forger::open();
         for stream in &streams {
-            let SocketAddr::V4(from) = stream.local_addr().unwrap() else {
-                panic!("IPv6");
-            };
+            let from = local_v4(stream);
             for (says, to) in [
                 (Says::Rst, first),
                 (Says::Ack, second),
@@ -282,13 +285,126 @@ fn forged_segments_break_no_connection() {
     world.talk(&streams, &mut accepted);
 }
 
+/// The kernel would put the pieces together and refuse, from the NodePort, what it has no connection for.
+#[test]
+fn pieces_that_hide_a_node_port_break_no_connection() {
+    const CONNECTIONS: usize = 20;
+    let world = World::new();
+    let IpAddr::V4(node) = world.lab.nodes()[0].v4() else {
+        panic!("IPv6");
+    };
+    let to = SocketAddrV4::new(node, NODE_PORT);
+    let (streams, mut accepted, _server) = world.connections(to.into(), CONNECTIONS);
+
+    let pieces = || world.node.count("fragment_opaque") + world.node.count("fragment_not_ours");
+    let before = pieces();
+    world.client().run(|| {
+        let forger = Forger::open();
+        for stream in &streams {
+            assert!(forger.send_in_pieces_of_8(local_v4(stream), to, Says::Ack));
+        }
+    });
+    wait_until("the node has three pieces of each", TIMEOUT, || {
+        pieces() - before >= 3 * CONNECTIONS as u64
+    })
+    .unwrap();
+    world.talk(&streams, &mut accepted);
+}
+
+/// Whose client talks to the pod by its own address, from a port that somebody else uses for a VIP of the pod.
+#[test]
+fn forged_segments_break_no_connection_to_the_pod_itself() {
+    const CONNECTIONS: usize = 20;
+    let world = World::new();
+    let [vip, _] = world.vips_v4();
+    let pod = world.open_pod();
+    let (streams, mut accepted, server) = world.connections(pod.into(), CONNECTIONS);
+    let to = SocketAddrV4::new(vip, PORT);
+    for says in [Says::Syn, Says::Ack, Says::Rst] {
+        let before = world.node.count("delivered");
+        world.client().run(|| {
+            let forger = Forger::open();
+            for stream in &streams {
+                assert!(forger.send(local_v4(stream), to, says));
+            }
+        });
+        wait_until("the pod has the segments", TIMEOUT, || {
+            world.node.count("delivered") - before >= CONNECTIONS as u64
+        })
+        .unwrap();
+        world.talk(&streams, &mut accepted);
+    }
+    // By the VIP, the pod has answered a SYN from this port.
+    let from = SocketAddrV4::new(*local_v4(&streams[0]).ip(), 4711);
+    let before = world.node.count("delivered");
+    assert!(
+        world
+            .client()
+            .run(|| Forger::open().send(from, to, Says::Syn))
+    );
+    wait_until("the pod has the SYN, and the client's RST", TIMEOUT, || {
+        world.node.count("delivered") - before >= 2
+    })
+    .unwrap();
+    let stream = world.client().run(|| connect_from(4711, pod)).unwrap();
+    let connection = server.accept().unwrap().0;
+    world.talk(&[stream], &mut [connection]);
+}
+
+/// As after a change of the tables' layout, or where there were too many flows.
+#[test]
+fn connections_go_on_once_their_flows_are_forgotten() {
+    const CONNECTIONS: usize = 6;
+    const LENGTH: usize = 8 << 20;
+    let world = World::new();
+    for vip in world.vips() {
+        let to = SocketAddr::new(vip, PORT);
+        let (mut streams, mut accepted, _server) = world.connections(to, CONNECTIONS);
+        world.talk(&streams, &mut accepted);
+        world.forget_flows();
+        // The client speaks first: what the pod says before nobody can tell from other packets of it.
+        let go_on = |mut client: &TcpStream, mut pod: &TcpStream| {
+            client.write_all(b"still").unwrap();
+            pod.read_exact(&mut [0; 5]).unwrap();
+        };
+        for (client, pod) in streams.iter().zip(&accepted) {
+            go_on(client, pod);
+        }
+        world.talk(&streams, &mut accepted);
+
+        // In the middle of a transfer, by either end.
+        for is_pods in [false, true] {
+            let (mut sender, mut receiver) = (streams.pop().unwrap(), accepted.pop().unwrap());
+            go_on(&sender, &receiver);
+            if is_pods {
+                (sender, receiver) = (receiver, sender);
+            }
+            let sending = thread::spawn(move || {
+                sender.write_all(&pattern(LENGTH)).unwrap();
+                sender
+            });
+            let mut received = vec![0; LENGTH];
+            let (half, rest) = received.split_at_mut(LENGTH / 2);
+            receiver.read_exact(half).unwrap();
+            world.forget_flows();
+            if is_pods {
+                receiver.write_all(b"more").unwrap();
+            }
+            receiver.read_exact(rest).unwrap();
+            drop(sending.join().unwrap());
+            assert!(received == pattern(LENGTH), "the data differ");
+        }
+    }
+}
+
 /// The servers are silent until the flood is over.
 #[test]
 fn connections_of_silent_servers_survive_a_flood_of_handshakes() {
     const CONNECTIONS: usize = 20;
     let world = World::new();
     let [first, second] = world.vips_v4();
-    let (streams, mut accepted, server) = world.connections(first.into(), CONNECTIONS);
+    let to = SocketAddr::new(first.into(), PORT);
+    let (streams, mut accepted, server) = world.connections(to, CONNECTIONS);
     drop(server);
 
     let begun = world.node.count("delivered");
@@ -372,6 +488,13 @@ fn forged_handshake_of_a_while_ago_meets_no_connection_by_another_vip() {
     }
 }
 
+fn local_v4(stream: &TcpStream) -> SocketAddrV4 {
+    match stream.local_addr().unwrap() {
+        SocketAddr::V4(from) => from,
+        SocketAddr::V6(from) => panic!("{from}"),
+    }
+}
+
 /// Connects from this port.
 fn connect_from(port: u16, to: SocketAddrV4) -> std::io::Result<TcpStream> {
     // SAFETY: takes no pointers.
@@ -448,7 +571,11 @@ fn bind(address: IpAddr, port: u16) -> UdpSocket {
 }
 
 fn connect(vip: IpAddr) -> std::io::Result<TcpStream> {
-    let stream = TcpStream::connect_timeout(&SocketAddr::new(vip, PORT), TIMEOUT)?;
+    connect_to(SocketAddr::new(vip, PORT))
+}
+
+fn connect_to(to: SocketAddr) -> std::io::Result<TcpStream> {
+    let stream = TcpStream::connect_timeout(&to, TIMEOUT)?;
     stream.set_read_timeout(Some(TIMEOUT))?;
     Ok(stream)
 }
@@ -562,14 +689,14 @@ impl World {
         [vip_v4(1), vip_v4(2)]
     }
 
-    /// Opens connections of the client to the pod by this address; returns both ends of each, and what accepts more.
+    /// Opens connections of the client to the pod by this end; returns both ends of each, and what accepts more.
     fn connections(
         &self,
-        vip: IpAddr,
+        to: SocketAddr,
         number: usize,
     ) -> (Vec<TcpStream>, Vec<TcpStream>, TcpListener) {
-        let server = self.pod().namespace().run(|| listen(vip));
-        let connect = |_| connect(vip).unwrap();
+        let server = self.pod().namespace().run(|| listen(to.ip()));
+        let connect = |_| connect_to(to).unwrap();
         let streams: Vec<_> = self.client().run(|| (0..number).map(connect).collect());
         let accepted = streams.iter().map(|_| server.accept().unwrap().0).collect();
         (streams, accepted, server)
@@ -594,6 +721,36 @@ impl World {
             peers.insert(stream.peer_addr().unwrap());
         }
         assert_eq!(peers.len(), streams.len());
+    }
+
+    /// Lets the client reach the pod by its own address, and returns that.
+    fn open_pod(&self) -> SocketAddrV4 {
+        let IpAddr::V4(pod) = self.pod().v4() else {
+            panic!("IPv6");
+        };
+        let route = format!("route add {pod} via {}", self.lab.nodes()[0].v4());
+        output(self.lab.router().command("ip").args(route.split(' '))).unwrap();
+        SocketAddrV4::new(pod, POD_PORT)
+    }
+
+    /// Empties the node's memory of flows to its pod.
+    fn forget_flows(&self) {
+        let map = |name| self.node.loaded.as_ref().unwrap().map(name).unwrap();
+        let mut places = BTreeSet::new();
+        for table in [map::FLOWS, map::FLOWS_EMBRYONIC] {
+            let table = Map::LruHashMap(map(table));
+            let mut table = HashMap::<_, Tuple, PodFlow>::try_from(table).unwrap();
+            for key in table.keys().collect::<Result<Vec<_>, _>>().unwrap() {
+                places.extend(FlowNote::places(&key));
+                // It may be pushed out meanwhile.
+                let _ = table.remove(&key);
+            }
+        }
+        let notes = Map::Array(map(map::FLOW_NOTES));
+        let mut notes = Array::<_, FlowNote>::try_from(notes).unwrap();
+        for place in places {
+            notes.set(place, FlowNote::default(), 0).unwrap();
+        }
     }
 
     fn client(&self) -> &lab::Namespace {

@@ -42,8 +42,8 @@ pub use self::backend::{
     BACKEND_LOCAL, BACKEND_NAT, BACKEND_POD, BACKEND_V4, BACKEND_V6, Backend, HOP_GATEWAY, NextHop,
 };
 pub use self::flow::{
-    Datagram, FLOW_ACCEPTED, FLOW_FIN_CLIENT, FLOW_FIN_POD, FLOW_FORWARD, FLOW_HAIRPIN, FLOW_RESET,
-    PodFlow, RENEWAL_NS, Tuple,
+    Datagram, FLOW_ACCEPTED, FLOW_ASKED, FLOW_FIN_CLIENT, FLOW_FIN_POD, FLOW_FORWARD, FLOW_HAIRPIN,
+    FLOW_RESET, PodFlow, RENEWAL_NS, Tuple,
 };
 pub use self::link::TaggedLink;
 pub use self::local::LocalFlow;

@@ -21,6 +21,7 @@ pub mod pod_flow;
 pub mod probe;
 pub mod receive;
 pub mod relay;
+pub mod unproved;
 
 use self::{
     answer::{Answer, Answers},
@@ -505,8 +506,15 @@ fn hand_to_pod<F: FrameMut, T: World>(
     deliver: &Deliver<'_>,
 ) -> Result<Action, DropReason> {
     let deliver = deliver.relayed(tables).ok_or(DropReason::StageMissing)?;
-    match deliver::meet(frame, tables, &deliver) {
-        Some(Met::Answered | Met::Embryonic) => {
+    let Some(met) = deliver::meet(frame, tables, &deliver) else {
+        return Err(DropReason::NoHeadroom);
+    };
+    match met {
+        Met::Embryonic if deliver.protocol == protocol::TCP => {
+            deliver.hand_over(tables, false);
+            Ok(Action::Continue(Stage::PodFlow))
+        }
+        Met::Answered | Met::Embryonic => {
             let shown = Shown {
                 seen_as: SeenAs::Client,
                 port: u16::from_be_bytes(deliver.source_port()),
@@ -514,11 +522,10 @@ fn hand_to_pod<F: FrameMut, T: World>(
             show_to_pod(frame, tables, &deliver, shown)?;
             Ok(Action::Pass)
         }
-        Some(met) => {
+        met => {
             deliver.hand_over(tables, met == Met::Unknown);
             Ok(Action::Continue(Stage::PodFlow))
         }
-        None => Err(DropReason::NoHeadroom),
     }
 }
 
@@ -726,7 +733,7 @@ fn is_no_client<T: Tables>(tables: &T, address: &AddressKey) -> bool {
 }
 
 /// Leaves what no service can have to the stack, but at a VIP: there it would be forwarded to an edge, this one for
-/// one, and circle until its TTL ends.
+/// one, and circle until its TTL ends; and where NodePorts are if it hides its ports.
 #[inline(always)]
 fn leave<'t, A: Ip, T: Tables>(
     tables: &T,
@@ -735,10 +742,23 @@ fn leave<'t, A: Ip, T: Tables>(
     at_a_vip: DropReason,
 ) -> Verdict<'t> {
     if is_vip(tables, destination) {
-        Verdict::Drop(at_a_vip)
-    } else {
-        Verdict::Pass(elsewhere)
+        return Verdict::Drop(at_a_vip);
     }
+    let hides_ports = matches!(
+        elsewhere,
+        PassReason::TruncatedIp | PassReason::ExtensionDepth | PassReason::TruncatedTransport
+    );
+    if hides_ports && has_node_ports(tables, destination) {
+        return Verdict::Drop(DropReason::NodePortHeaders);
+    }
+    Verdict::Pass(elsewhere)
+}
+
+/// Tells whether NodePorts are at an address: what may be for one, and hides it, is not for the stack, which would find
+/// the port closed and refuse a client's connection by a number that is right (RFC 1858 section 3).
+#[inline(always)]
+fn has_node_ports<A: Ip, T: Tables>(tables: &T, address: A) -> bool {
+    tables.address_flags(&address.key()) & ADDRESS_NODE_PORT != 0
 }
 
 #[inline(always)]

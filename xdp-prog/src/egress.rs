@@ -13,7 +13,8 @@
 //! hairpin flow ---------- of the ways below                         -> destination too, back to the stack
 //! later fragment -------- FRAGMENTS -> FLOWS                        -> source address
 //! TCP, UDP, SCTP -------- FLOW_NOTES, FLOWS, FLOWS_EMBRYONIC        -> source address and port, MSS of a SYN+ACK
-//!  |                      none, but from a NodePort of this machine -> LOCAL_FLOWS, untouched
+//!  |                      none that this answers (`decide::unproved`), but from a NodePort of this machine
+//!  |                                                                -> LOCAL_FLOWS, untouched
 //! ICMP, ICMPv6 error ---- quotes a flow of FLOWS, FLOWS_EMBRYONIC   -> quoted destination, source where it is the pod's
 //! else                                                              -> untouched
 //! ```
@@ -139,7 +140,8 @@ pub trait Memory: Flows + Counters + Relay {
     fn probe(&self, index: u32) -> Option<&Probe>;
     /// Notes how a check's answer comes in, and what its socket is connected to.
     fn remember_probe(&self, answer: &Tuple, peer: &AddressKey);
-    /// Replaces what is known of a flow of this machine's kernel, as its answers will come in.
+    /// Replaces what is known of a flow of this machine's kernel, as its answers will come in. What stays unknown is not
+    /// kept.
     fn renew_local(&self, flow: &Tuple, renew: impl Fn(LocalFlow) -> LocalFlow);
 }
 

@@ -311,6 +311,12 @@ impl TcpFlags {
         self.0 & Self::PSH != 0
     }
 
+    /// Tells whether the acknowledgement number means anything.
+    #[inline(always)]
+    pub const fn has_acknowledgement(self) -> bool {
+        self.0 & Self::ACK != 0
+    }
+
     /// Tells whether this goes on with a connection and acknowledges something.
     #[inline(always)]
     pub const fn acknowledges(self) -> bool {

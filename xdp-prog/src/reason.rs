@@ -166,8 +166,9 @@ reasons! {
         NoLocalBackend = "no_local_backend",
         /// A later fragment whose first one has not come.
         FragmentOutOfOrder = "fragment_out_of_order",
-        /// A fragment that hides the ports: its datagram's first, but cut inside the transport header or of a
-        /// protocol without ports; or a later one that overlaps them (RFC 1858 section 4).
+        /// A fragment to a VIP or an address with NodePorts that hides the ports: its datagram's first, but cut inside
+        /// the transport header or, to a VIP, of a protocol without ports; or a later one that overlaps them (RFC 1858
+        /// section 4).
         FragmentOpaque = "fragment_opaque",
         /// A fragment of an ICMP message to a VIP: nothing is put together here.
         FragmentedIcmp = "fragmented_icmp",
@@ -195,6 +196,8 @@ reasons! {
         VipEncap = "vip_encap",
         /// ICMP to a VIP that is neither an echo request nor an error.
         VipIcmp = "vip_icmp",
+        /// To an address with NodePorts, with headers that hide the ports: too many, or cut short.
+        NodePortHeaders = "node_port_headers",
         /// Would begin a flow to a pod, or one of NAT mode, from a VIP, where nobody is a client: the source is forged.
         SourceIsVip = "source_is_vip",
         /// The client's port already talks to the same pod by another address of it, and every other port that was tried

@@ -30,14 +30,18 @@ use std::{
 
 use xdp_prog::{
     abi::{AddressKey, Datagram, LocalFlow, PodFlow, Probe, Tuple},
-    decide::deliver::FlowTable,
+    decide::{
+        deliver::FlowTable,
+        unproved::{self, Segment},
+    },
+    parse::TcpFlags,
     reason::{PassReason, REASON_COUNT},
 };
 
 use super::{
-    packets::SEQUENCE,
+    packets::{ACKNOWLEDGEMENT, SEQUENCE},
     support::{
-        packet::{End, Link, Packet},
+        packet::{ACK, End, Link, Packet, SYN},
         tables::{TableSet, address_key},
     },
 };
@@ -245,9 +249,7 @@ impl Ends {
 
     /// The flow that the pod has accepted, and its client has not acknowledged that.
     fn accepted(&self, outer: u8, state: u8) -> PodFlow {
-        let mut flow = self.flow_with(outer, state);
-        flow.accept(SEQUENCE);
-        flow
+        accepted(self.flow_with(outer, state), SEQUENCE)
     }
 
     /// The flow of this protocol.
@@ -288,6 +290,37 @@ fn tuple(source: End, destination: End, protocol: u8) -> Tuple {
         protocol,
     )
 }
+
+/// The same flow once the pod has accepted it by this number.
+fn accepted(mut flow: PodFlow, sequence: u32) -> PodFlow {
+    unproved::accept(&mut flow, sequence);
+    flow
+}
+
+/// The same flow once its client has sent a SYN with the number before this one.
+fn asked(mut flow: PodFlow, next: u32) -> PodFlow {
+    let syn = Segment {
+        flags: TcpFlags(SYN),
+        sequence: next - 1,
+        acknowledgement: 0,
+    };
+    unproved::note(&mut flow, &syn);
+    flow
+}
+
+/// The same flow once its client has acknowledged so much, where nothing else is known of it.
+fn older(mut flow: PodFlow, acknowledgement: u32) -> PodFlow {
+    let ack = Segment {
+        flags: TcpFlags(ACK),
+        sequence: ACKNOWLEDGEMENT,
+        acknowledgement,
+    };
+    unproved::note(&mut flow, &ack);
+    flow
+}
+
+/// A number that no segment has.
+const FAR: u32 = 0x7000_0000;
 
 /// A client's port as its pod sees it.
 const OTHER_PORT: u16 = 51_234;

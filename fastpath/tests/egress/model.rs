@@ -124,8 +124,11 @@ impl Memory for World<'_> {
 
     fn renew_local(&self, flow: &Tuple, renew: impl Fn(LocalFlow) -> LocalFlow) {
         let mut flows = self.local.borrow_mut();
-        let known = flows.entry(*flow).or_default();
-        *known = renew(*known);
+        let known = flows.get(flow).copied().unwrap_or_default();
+        let renewed = renew(known);
+        if renewed != LocalFlow::default() {
+            flows.insert(*flow, renewed);
+        }
     }
 }
 

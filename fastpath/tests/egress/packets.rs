@@ -19,11 +19,13 @@ pub(crate) enum Flags {
 
 /// The sequence number of every segment.
 pub(crate) const SEQUENCE: u32 = 0x0a0b_0c0d;
+/// The acknowledgement number of every segment.
+pub(crate) const ACKNOWLEDGEMENT: u32 = 0x0102_0305;
 
 /// Makes a TCP segment with options, padded to whole words by the caller.
 pub(crate) fn tcp(from: End, to: End, flags: Flags, options: &[u8], payload: &[u8]) -> Packet {
     let mut header = TcpHeader::new(from.1, to.1, SEQUENCE, 0xfaf0);
-    header.acknowledgment_number = 0x0102_0305;
+    header.acknowledgment_number = ACKNOWLEDGEMENT;
     match flags {
         Flags::Syn => header.syn = true,
         Flags::SynAck => (header.syn, header.ack) = (true, true),

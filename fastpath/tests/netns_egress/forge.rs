@@ -36,20 +36,33 @@ impl Forger {
 
     /// Sends a segment in the name of `from`. Returns whether the kernel took it.
     pub(crate) fn send(&self, from: SocketAddrV4, to: SocketAddrV4, says: Says) -> bool {
-        const SEQUENCE: u32 = 0x1234_5678;
-        let segment = PacketBuilder::ipv4(from.ip().octets(), to.ip().octets(), 64).tcp(
-            from.port(),
-            to.port(),
-            SEQUENCE,
-            0xfaf0,
-        );
-        let segment = match says {
-            Says::Syn => segment.syn(),
-            Says::Ack => segment.ack(SEQUENCE),
-            Says::Rst => segment.rst(),
-        };
-        let mut bytes = Vec::new();
-        segment.write(&mut bytes, &[]).unwrap();
+        self.put(&segment(from, to, says), to)
+    }
+
+    /// Sends a segment likewise, in fragments of eight bytes.
+    pub(crate) fn send_in_pieces_of_8(
+        &self,
+        from: SocketAddrV4,
+        to: SocketAddrV4,
+        says: Says,
+    ) -> bool {
+        const PIECE: usize = 8;
+        let whole = segment(from, to, says);
+        let (header, segment) = whole.split_at(20);
+        let pieces = segment.chunks(PIECE).enumerate();
+        let last = segment.len().div_ceil(PIECE) - 1;
+        pieces.fold(true, |all, (index, piece)| {
+            let more = u16::from(index != last) << 13;
+            let field = (more | u16::try_from(index).unwrap()).to_be_bytes();
+            let mut bytes = [header, piece].concat();
+            // The kernel writes length and checksum.
+            bytes[4..6].copy_from_slice(&from.port().to_be_bytes());
+            bytes[6..8].copy_from_slice(&field);
+            self.put(&bytes, to) && all
+        })
+    }
+
+    fn put(&self, bytes: &[u8], to: SocketAddrV4) -> bool {
         // SAFETY: all zeros are an address.
         let mut address: libc::sockaddr_in = unsafe { std::mem::zeroed() };
         address.sin_family = libc::AF_INET.try_into().unwrap();
@@ -68,4 +81,22 @@ impl Forger {
         };
         sent >= 0
     }
+}
+
+fn segment(from: SocketAddrV4, to: SocketAddrV4, says: Says) -> Vec<u8> {
+    const SEQUENCE: u32 = 0x1234_5678;
+    let segment = PacketBuilder::ipv4(from.ip().octets(), to.ip().octets(), 64).tcp(
+        from.port(),
+        to.port(),
+        SEQUENCE,
+        0xfaf0,
+    );
+    let segment = match says {
+        Says::Syn => segment.syn(),
+        Says::Ack => segment.ack(SEQUENCE),
+        Says::Rst => segment.rst(),
+    };
+    let mut bytes = Vec::new();
+    segment.write(&mut bytes, &[]).unwrap();
+    bytes
 }

@@ -196,8 +196,8 @@ pub struct PodFlow {
     pub address: AddressKey,
     /// When its last packet was seen, on the monotonic clock in ns; or one up to [`RENEWAL_NS`] before.
     pub seen: u64,
-    /// What its packets have told: port (2 bytes, wire order), length of the outer header (1), state (1), sequence number
-    /// of the SYN+ACK (4).
+    /// What its packets have told: port (2 bytes, wire order), length of the outer header (1), state (1), and of TCP while
+    /// nothing is proved a number (4), of which [`crate::decide::unproved`] tells.
     pub told: u64,
 }
 
@@ -356,32 +356,29 @@ impl PodFlow {
         self.told |= u64::from_ne_bytes([0, 0, 0, state, 0, 0, 0, 0]);
     }
 
-    /// Notes the sequence number of the pod's SYN+ACK.
+    /// Returns the number that is noted while nothing is proved.
     #[inline(always)]
-    pub const fn accept(&mut self, sequence: u32) {
-        let [a, b, outer, state, ..] = self.told.to_ne_bytes();
-        let [c, d, e, f] = sequence.to_ne_bytes();
-        self.told = u64::from_ne_bytes([a, b, outer, state | FLOW_ACCEPTED, c, d, e, f]);
+    pub const fn number(&self) -> u32 {
+        let [_, _, _, _, a, b, c, d] = self.told.to_ne_bytes();
+        u32::from_ne_bytes([a, b, c, d])
     }
 
-    /// Tells whether this acknowledges the pod's SYN+ACK, which only a client can that has got it.
+    /// Notes a number, with the flag that says what it is, or none of them.
     #[inline(always)]
-    pub const fn is_proved_by(&self, acknowledgement: u32) -> bool {
-        let [_, _, _, _, a, b, c, d] = self.told.to_ne_bytes();
-        let expected = u32::from_ne_bytes([a, b, c, d]).wrapping_add(1);
-        self.state() & FLOW_ACCEPTED != 0 && acknowledgement == expected
+    pub const fn set_number(&mut self, number: u32, flag: u8) {
+        let [a, b, outer, state, ..] = self.told.to_ne_bytes();
+        let state = state & !FLOW_UNPROVED | flag;
+        let [c, d, e, f] = number.to_ne_bytes();
+        self.told = u64::from_ne_bytes([a, b, outer, state, c, d, e, f]);
     }
 
     /// Returns it as it goes on once its client is known to be where it says.
     #[inline(always)]
     #[must_use]
     pub const fn established(self, now: u64) -> Self {
-        let [a, b, outer, state, ..] = self.told.to_ne_bytes();
-        Self {
-            seen: now,
-            told: u64::from_ne_bytes([a, b, outer, state & !FLOW_ACCEPTED, 0, 0, 0, 0]),
-            ..self
-        }
+        let mut flow = Self { seen: now, ..self };
+        flow.set_number(0, 0);
+        flow
     }
 
     /// Tells whether this is the entry of a flow with this third address and these ports, the client's and the one that
@@ -417,10 +414,16 @@ pub const FLOW_FIN_POD: u8 = 2;
 pub const FLOW_RESET: u8 = 4;
 /// State of a [`PodFlow`]: the pod sees the address that the client talks to in the client's place.
 pub const FLOW_HAIRPIN: u8 = 8;
-/// State of a [`PodFlow`]: the sequence number of the pod's SYN+ACK is known, and nobody has acknowledged it.
+/// State of a [`PodFlow`]: its number is the sequence number of the pod's SYN+ACK, which nobody has acknowledged.
 pub const FLOW_ACCEPTED: u8 = 16;
 /// State of a [`PodFlow`]: it is a flow's second entry, made by [`PodFlow::forward`].
 pub const FLOW_FORWARD: u8 = 32;
+/// State of a [`PodFlow`]: the pod has not accepted the client's last SYN. Its number is that of the SYN, but beside
+/// [`FLOW_ACCEPTED`].
+pub const FLOW_ASKED: u8 = 64;
+
+/// What a flow's number is.
+const FLOW_UNPROVED: u8 = FLOW_ACCEPTED | FLOW_ASKED;
 
 /// What the first fragment of a datagram tells the later ones, in whole words.
 #[derive(

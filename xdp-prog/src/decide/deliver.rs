@@ -3,7 +3,8 @@
 //!
 //! A flow enters `FLOWS_EMBRYONIC` with its first packet. It is moved to `FLOWS` when its client has proved that it is
 //! where it says: by acknowledging the sequence number of the pod's SYN+ACK, which the TC egress program has noted, or
-//! by what the pod would not send without that. So no forged source pushes out a flow in use. Of other protocols an
+//! by what the pod would not send without that; until then, what the pod sends must answer the client ([`super::unproved`]).
+//! So no forged source pushes out a flow in use, or makes another connection of its client the VIP's. Of other protocols an
 //! answer proves nothing, and a resolver gets a flow with each question: what is answered goes to `FLOWS_DATAGRAM`,
 //! where no TCP flow is.
 //!
@@ -57,7 +58,7 @@ use crate::{
     flow::FlowKey,
     frame::Frame,
     parse::{Packet, TcpFlags},
-    wire::{ipv4::Ipv4, ipv6::Ipv6, protocol, transport::Tcp},
+    wire::{ipv4::Ipv4, ipv6::Ipv6, protocol},
 };
 
 /// Idle time after which another VIP may take over a TCP flow's key (RFC 5382 section 5, REQ-5: 2 h 4 min).
@@ -349,8 +350,6 @@ pub(super) enum Met {
     Answered,
     /// The flow, which has proved nothing.
     Embryonic,
-    /// The flow, whose client proves with this packet that it is where it says.
-    Proved,
     /// Another flow, which keeps the key.
     Held,
     /// Another flow, which has proved nothing, and loses the key to a new one that finds no other.
@@ -365,11 +364,12 @@ impl Met {
     /// Tells whether the flow is there.
     #[inline(always)]
     pub(super) const fn is_known(self) -> bool {
-        matches!(self, Self::Answered | Self::Embryonic | Self::Proved)
+        matches!(self, Self::Answered | Self::Embryonic)
     }
 }
 
-/// Finds the flow of a packet that is delivered, and renews it, where the pod sees the client as it is.
+/// Finds the flow of a packet that is delivered, and renews it, where the pod sees the client as it is. What a TCP packet
+/// tells of a flow that has proved nothing is left to the stage of flows that begin.
 #[inline(always)]
 pub(super) fn meet<F: Frame, T: Tables + Flows>(
     frame: &F,
@@ -390,7 +390,7 @@ pub(super) fn meet<F: Frame, T: Tables + Flows>(
     {
         return Some(Met::Answered);
     }
-    let (met, known) = meet_at(frame, tables, deliver, &key, address, SeenAs::Client);
+    let (met, known) = meet_at(tables, deliver, &key, address, SeenAs::Client);
     if met == Met::Answered {
         note(tables, &key, &known);
     }
@@ -400,8 +400,7 @@ pub(super) fn meet<F: Frame, T: Tables + Flows>(
 /// Looks a packet's flow up under one of the keys that it may have, and renews it; returns it as well. `unseen` is what
 /// the pod does not see, of the client and the address that it talks to.
 #[inline(always)]
-pub(super) fn meet_at<F: Frame, T: Flows>(
-    frame: &F,
+pub(super) fn meet_at<T: Flows>(
     tables: &T,
     deliver: &Deliver<'_>,
     key: &Tuple,
@@ -426,25 +425,12 @@ pub(super) fn meet_at<F: Frame, T: Flows>(
         });
         match met {
             Some(Ok(known)) if table == FlowTable::Answered => return (Met::Answered, known),
-            Some(Ok(known)) if is_proved(frame, deliver, &known) => return (Met::Proved, known),
             Some(Ok(known)) => return (Met::Embryonic, known),
             Some(Err(other)) => return (other, PodFlow::default()),
             None => {}
         }
     }
     (Met::Unknown, PodFlow::default())
-}
-
-/// Tells whether a packet acknowledges what only a client knows that gets what the pod sends.
-#[inline(always)]
-fn is_proved<F: Frame>(frame: &F, deliver: &Deliver<'_>, flow: &PodFlow) -> bool {
-    if deliver.protocol != protocol::TCP || !deliver.flags.acknowledges() {
-        return false;
-    }
-    match frame.view::<Tcp>(deliver.l4) {
-        Some(header) => flow.is_proved_by(u32::from_be_bytes(header.acknowledgement)),
-        None => false,
-    }
 }
 
 /// Moves a flow to those whose clients are where they say.

@@ -7,13 +7,14 @@
 //!
 //! At node addresses most fragments are the kernel's own. There only a first
 //! fragment for a service or a port of NAT mode publishes anything, and what
-//! finds nothing goes to the stack.
+//! finds nothing goes to the stack; but where NodePorts are, not what hides its
+//! ports.
 
 use super::{
     Clock, Decap, Family, Ip, Stage, Tables, Verdict, World,
     balance::{self, Choice},
     deliver::Deliver,
-    is_vip, receive,
+    has_node_ports, is_vip, receive,
 };
 use crate::{
     abi::{CONFIG_NODE, Datagram, MODE_L2DSR, SERVICE_NAT, Tuple},
@@ -84,6 +85,11 @@ fn bare<'t, F: Frame, A: Ip, T: World>(
     let head = match Head::read(frame, tables, packet) {
         Ok(part) => part,
         Err(reason) if is_vip(tables, packet.destination) => return Verdict::Drop(reason),
+        Err(DropReason::FragmentOpaque)
+            if may_have_ports(packet.protocol) && has_node_ports(tables, packet.destination) =>
+        {
+            return Verdict::Drop(DropReason::FragmentOpaque);
+        }
         Err(_) => return Verdict::Pass(PassReason::FragmentNotOurs),
     };
     let flow = head.flow(packet);
@@ -112,6 +118,17 @@ fn bare<'t, F: Frame, A: Ip, T: World>(
             Err(reason) => Verdict::Drop(reason),
         },
         Err(verdict) => verdict,
+    }
+}
+
+/// Tells whether a protocol has ports, or is a header behind which a transport header may follow in the next piece
+/// (RFC 7112). Behind that of AH the stack follows nobody who has no key.
+#[inline(always)]
+const fn may_have_ports(protocol: u8) -> bool {
+    match protocol {
+        protocol::TCP | protocol::UDP | protocol::SCTP => true,
+        protocol::AUTHENTICATION => false,
+        _ => parse::is_extension(protocol),
     }
 }
 

@@ -24,12 +24,13 @@ use super::{
     deliver::{self, Deliver, FlowTable, Met, SeenAs, Shown},
     is_no_client,
     nat::Inserted,
+    unproved::{self, Segment},
 };
 use crate::{
     abi::{FLOW_FIN_CLIENT, PodFlow, Tuple},
     frame::{Frame, FrameMut},
     reason::DropReason,
-    wire::protocol,
+    wire::{protocol, transport::Tcp},
 };
 
 /// Ports that are tried for a flow before it is refused: the client's own, that of the forward entry, and others.
@@ -86,11 +87,11 @@ fn settle<'t, F: Frame, T: World>(
         forward,
         seen_as: deliver::seen_as(tables, &forward, &deliver.backend.pod),
     };
-    let place = flow.find(frame, tables, is_new)?;
-    let Some(place) = place.relayed(tables) else {
+    let place = flow.find(tables, is_new)?;
+    let Some(mut place) = place.relayed(tables) else {
         return Err(DropReason::StageMissing);
     };
-    flow.take(frame, tables, &place)?;
+    flow.take(tables, &mut place, &segment(frame, &deliver))?;
     let shown = Shown {
         seen_as: flow.seen_as,
         port: place.port,
@@ -103,6 +104,28 @@ fn settle<'t, F: Frame, T: World>(
         return Err(DropReason::StageMissing);
     };
     Ok((deliver, shown))
+}
+
+/// Reads the TCP header; one without flags where there is none.
+#[inline(always)]
+fn segment<F: Frame>(frame: &F, deliver: &Deliver<'_>) -> Segment {
+    if deliver.protocol != protocol::TCP || deliver.is_later {
+        return Segment::default();
+    }
+    match frame.view::<Tcp>(deliver.l4) {
+        Some(header) => Segment::of(header),
+        None => Segment::default(),
+    }
+}
+
+/// Notes what a packet tells of a flow that has proved nothing. Returns whether it proves that the client is where it says.
+#[inline(always)]
+fn tell<T: World>(tables: &T, key: &Tuple, segment: &Segment) -> bool {
+    let is_proof = tables.with_flow(FlowTable::Embryonic, key, |flow| {
+        unproved::note(flow, segment);
+        unproved::is_proof(flow, segment)
+    });
+    is_proof == Some(true)
 }
 
 /// A port by which a pod may see a flow, as it was found.
@@ -145,10 +168,9 @@ impl Place {
             met: match met {
                 0 => Met::Answered,
                 1 => Met::Embryonic,
-                2 => Met::Proved,
-                3 => Met::Held,
-                4 => Met::Unproved,
-                5 => Met::Idle,
+                2 => Met::Held,
+                3 => Met::Unproved,
+                4 => Met::Idle,
                 _ => Met::Unknown,
             },
         })
@@ -197,12 +219,7 @@ impl Flow<'_> {
 
     /// Finds the port by which the pod sees it, or is to see it.
     #[inline(always)]
-    fn find<F: Frame, T: World>(
-        &self,
-        frame: &F,
-        tables: &T,
-        is_new: bool,
-    ) -> Result<Place, DropReason> {
+    fn find<T: World>(&self, tables: &T, is_new: bool) -> Result<Place, DropReason> {
         let mut is_new = is_new && self.seen_as == SeenAs::Client;
         let mut ports = Ports::of(&self.forward, seed(tables));
         let mut port = u16::from_be_bytes(self.deliver.source_port());
@@ -213,7 +230,7 @@ impl Flow<'_> {
             let met = if is_new {
                 Met::Unknown
             } else {
-                self.meet(frame, tables, &self.key(port))
+                self.meet(tables, &self.key(port))
             };
             is_new = false;
             let place = Place { port, tried, met };
@@ -262,21 +279,23 @@ impl Flow<'_> {
 
     /// Takes it into the tables by this port, if it is not there, or to where it belongs by now.
     #[inline(always)]
-    fn take<F: Frame, T: World>(
+    fn take<T: World>(
         &self,
-        frame: &F,
         tables: &T,
-        place: &Place,
+        place: &mut Place,
+        segment: &Segment,
     ) -> Result<(), DropReason> {
         let key = self.key(place.port);
-        if place.met == Met::Proved {
+        if place.met == Met::Embryonic && tell(tables, &key, segment) {
             deliver::establish(tables, &key, &self.entry(&key, tables.now()));
+            place.met = Met::Answered;
         }
         if !place.met.is_known() {
             if self.seen_as == SeenAs::Client && is_no_client(tables, &self.forward.source()) {
                 return Err(DropReason::SourceIsVip);
             }
-            if !self.begin(tables, &key, place.met)? && !self.meet(frame, tables, &key).is_known() {
+            if !self.begin(tables, &key, place.met, segment)? && !self.meet(tables, &key).is_known()
+            {
                 // Another CPU was first, with a packet of another flow.
                 return Err(DropReason::FlowConflict);
             }
@@ -286,9 +305,9 @@ impl Flow<'_> {
 
     /// Finds it under this key.
     #[inline(always)]
-    fn meet<F: Frame, T: World>(&self, frame: &F, tables: &T, key: &Tuple) -> Met {
+    fn meet<T: World>(&self, tables: &T, key: &Tuple) -> Met {
         let (_, unseen) = self.seen_as.seen_and_unseen(&self.forward);
-        deliver::meet_at(frame, tables, self.deliver, key, unseen, self.seen_as).0
+        deliver::meet_at(tables, self.deliver, key, unseen, self.seen_as).0
     }
 
     /// Tells whether the packet may begin a flow where another one has the key.
@@ -300,7 +319,13 @@ impl Flow<'_> {
     /// Puts it into the tables under this key, for which `met` was found. Returns whether it is there; not where
     /// another CPU was first.
     #[inline(always)]
-    fn begin<T: World>(&self, tables: &T, key: &Tuple, met: Met) -> Result<bool, DropReason> {
+    fn begin<T: World>(
+        &self,
+        tables: &T,
+        key: &Tuple,
+        met: Met,
+        segment: &Segment,
+    ) -> Result<bool, DropReason> {
         if met == Met::Idle {
             // Not in its place: a reader would see half of either.
             tables.remove_flow(FlowTable::Answered, key);
@@ -308,7 +333,8 @@ impl Flow<'_> {
         }
         // The table may have evicted a flow whose note still counts; replies to this one must not find it.
         tables.forget_note(key);
-        let entry = self.entry(key, tables.now());
+        let mut entry = self.entry(key, tables.now());
+        unproved::note(&mut entry, segment);
         match tables.insert_flow(FlowTable::Embryonic, key, &entry) {
             Inserted::Done => Ok(true),
             Inserted::Exists => Ok(false),
@@ -324,7 +350,7 @@ impl Flow<'_> {
         let port = place.port.to_be_bytes();
         let entry = PodFlow::forward(key, self.deliver.backend.pod, port, tables.now());
         match place.tried {
-            Tried::Embryonic if matches!(place.met, Met::Proved | Met::Answered) => {
+            Tried::Embryonic if place.met == Met::Answered => {
                 deliver::establish(tables, key, &entry);
                 return Ok(());
             }

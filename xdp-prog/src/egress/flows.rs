@@ -2,25 +2,23 @@
 
 use super::Memory;
 use crate::{
-    abi::{FLOW_ACCEPTED, FLOW_FIN_POD, FLOW_RESET, PodFlow, Tuple, age},
-    decide::deliver::{self, FlowTable, IDLE_TRANSITORY_NS},
-    parse::TcpFlags,
+    abi::{FLOW_FIN_POD, FLOW_RESET, PodFlow, Tuple, age},
+    decide::{
+        deliver::{self, FlowTable, IDLE_TRANSITORY_NS},
+        unproved::{self, Answer, Segment},
+    },
     wire::protocol,
 };
 
-/// Finds the flow that a pod's packet answers, and renews it; `sequence` is what its TCP header says.
+/// Finds the flow that a pod's packet answers, and renews it; `segment` is what its TCP header says.
 ///
 /// An entry outlives its flow, as long as the table has room. What has idled
 /// too long may be a connection to the pod itself from a port that was used for
 /// a service before: such an entry is none.
 #[inline(always)]
-pub(super) fn answer<T: Memory>(
-    tables: &T,
-    key: &Tuple,
-    flags: TcpFlags,
-    sequence: u32,
-) -> Option<PodFlow> {
+pub(super) fn answer<T: Memory>(tables: &T, key: &Tuple, segment: &Segment) -> Option<PodFlow> {
     let now = tables.now();
+    let flags = segment.flags;
     let fin = deliver::end_state(flags, FLOW_FIN_POD);
     let reset = if flags.rst() { FLOW_RESET } else { 0 };
     let is_plain = fin | reset == 0 && !flags.accepts_connection();
@@ -35,31 +33,27 @@ pub(super) fn answer<T: Memory>(
         deliver::note(tables, key, &flow);
         return Some(flow);
     }
+    // Of what is no TCP, any answer will do.
+    let mut answer = Answer::Proof;
     // A RST ends nothing here: it answers what somebody has sent, and a connection may still begin.
     let flow = visit(tables, FlowTable::Embryonic, key, now, |flow| {
+        if key.protocol() == protocol::TCP {
+            answer = unproved::answer(flow, segment);
+        }
+        if answer == Answer::None {
+            return;
+        }
         flow.renew(fin, now);
         if flags.accepts_connection() {
-            flow.accept(sequence);
+            unproved::accept(flow, segment.sequence);
         }
     })??;
-    if is_established(key.protocol(), flags, &flow) {
-        establish(tables, key, &flow, now);
+    match answer {
+        Answer::None => return None,
+        Answer::Given => {}
+        Answer::Proof => establish(tables, key, &flow, now),
     }
     Some(flow)
-}
-
-/// Tells whether a pod sends this to a client only that is where it says, or goes on with what began long ago.
-///
-/// To forged segments a pod that waits for the end of the handshake may send bare ACKs (RFC 9293 section 3.10.7.4).
-#[inline(always)]
-const fn is_established(protocol: u8, flags: TcpFlags, flow: &PodFlow) -> bool {
-    if protocol != protocol::TCP {
-        return true;
-    }
-    if flags.rst() || flags.accepts_connection() {
-        return false;
-    }
-    flow.state() & FLOW_ACCEPTED == 0 || flags.psh() || flags.fin()
 }
 
 /// Moves a flow to those that are answered, with both of its entries.

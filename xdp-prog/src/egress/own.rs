@@ -8,6 +8,12 @@
 //! Each packet that leaves gives its flow another while to live. A client that
 //! uses the other side's address and port once the flow is dead reaches the
 //! NodePort after that time, and with a TCP SYN at once.
+//!
+//! A RST or a SYN+ACK begins none: the kernel sends these to whatever reaches it,
+//! and the flow would be that of a client, whose packets would miss its pod from
+//! then on. The kernel accepts no connection at a NodePort, as each SYN is the
+//! service's; one that it accepted before it was a NodePort goes on by its other
+//! segments.
 
 use super::{Memory, headers::Headers};
 use crate::{
@@ -48,6 +54,9 @@ const fn renew(known: LocalFlow, protocol: u8, flags: TcpFlags, now: u64) -> Loc
     }
     if flags.begins_connection() {
         return LocalFlow::new(now + IDLE_TRANSITORY_NS, false);
+    }
+    if !known.is_alive(now) && (flags.rst() || flags.syn()) {
+        return known;
     }
     if known.is_closed() || flags.fin() || flags.rst() {
         return LocalFlow::new(now + IDLE_TRANSITORY_NS, true);

@@ -13,7 +13,7 @@ use super::{
 use crate::{
     abi::{PodFlow, Tuple},
     csum::Sum,
-    parse::TcpFlags,
+    decide::unproved::Segment,
     reason::DropReason,
     wire::{
         protocol,
@@ -41,13 +41,14 @@ pub(super) fn translate<S: Skb, T: Memory>(
     let Some(&ports) = skb.view::<Ports>(packet.l4) else {
         return Ok(Outcome::Untouched);
     };
-    let (flags, sequence) = match packet.protocol {
+    let segment = match packet.protocol {
         protocol::TCP => match skb.view::<Tcp>(packet.l4) {
-            Some(header) => (TcpFlags(header.flags), u32::from_be_bytes(header.sequence)),
+            Some(header) => Segment::of(header),
             None => return Ok(Outcome::Untouched),
         },
-        _ => (TcpFlags::default(), 0),
+        _ => Segment::default(),
     };
+    let flags = segment.flags;
     let key = Tuple::new(
         packet.destination,
         packet.source,
@@ -59,7 +60,7 @@ pub(super) fn translate<S: Skb, T: Memory>(
     let flow = if flags.begins_connection() {
         None
     } else {
-        flows::answer(tables, &key, flags, sequence)
+        flows::answer(tables, &key, &segment)
     };
     let Some(flow) = flow else {
         // A translated reply may leave from a NodePort too.

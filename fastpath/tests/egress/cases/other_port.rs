@@ -2,7 +2,7 @@
 
 use xdp_prog::abi::{Datagram, FLOW_FIN_POD, FLOW_HAIRPIN, PodFlow, Tuple};
 
-use super::{BOTH, Case, Ends, OTHER_PORT, OUT, TCP, UDP, case, tuple};
+use super::{BOTH, Case, Ends, OTHER_PORT, OUT, TCP, UDP, accepted, case, older, tuple};
 use crate::{
     packets::{
         Flags::{Ack, FinAck, PshAck},
@@ -78,15 +78,12 @@ fn replies(ends: Ends) -> Vec<Case> {
 /// Both entries go to the flows whose clients are where they say.
 fn beginnings(ends: Ends) -> Vec<Case> {
     let mut cases = Vec::new();
-    let accepted = |mut flow: PodFlow| {
-        flow.accept(SEQUENCE);
-        flow
-    };
     let plain = ends.other_flow(TCP, 0);
+    let accepted = accepted(plain, SEQUENCE);
     for (what, flags, before, state) in [
-        ("ACK", Ack, plain, 0),
-        ("data", PshAck, accepted(plain), 0),
-        ("FIN", FinAck, accepted(plain), FLOW_FIN_POD),
+        ("ACK", Ack, older(plain, SEQUENCE), 0),
+        ("data", PshAck, accepted, 0),
+        ("FIN", FinAck, accepted, FLOW_FIN_POD),
     ] {
         let (key, (forward, entry)) = (ends.other_key(TCP), ends.forward(TCP));
         let name = format!("{}: {what} establishes a flow of another port", ends.family);
@@ -191,7 +188,7 @@ fn hairpin(ends: Ends) -> Vec<Case> {
             format!("{}: hairpin by another port", ends.family),
             OUT.carry(&tcp(ends.pod, shown, PshAck, &[], b"data")),
         )
-        .embryonic(key, flow)
+        .embryonic(key, accepted(flow, SEQUENCE))
         .embryonic(forward, entry)
         .establishes(key, flow)
         .establishes(forward, entry)

@@ -5,7 +5,7 @@ use xdp_prog::abi::{MODE_IPIP, SERVICE_NODE_PORT};
 use super::{BOTH, Case, Draft, Ends, OUT, TCP, UDP, case, tuple, udp};
 use crate::{
     packets::{
-        Flags::{Ack, FinAck, Rst, Syn},
+        Flags::{Ack, FinAck, Rst, Syn, SynAck},
         tcp,
     },
     support::packet::{End, Packet},
@@ -34,7 +34,6 @@ fn family(ends: Ends) -> Vec<Case> {
         ("SYN", TCP, None, segment(Syn), (4, false)),
         ("segment", TCP, None, segment(Ack), (DAYS_5, false)),
         ("FIN", TCP, None, segment(FinAck), (4, true)),
-        ("RST", TCP, None, segment(Rst), (4, true)),
         ("datagram", UDP, None, udp(own, outside), (5, false)),
         (
             "segment after the SYN",
@@ -51,11 +50,26 @@ fn family(ends: Ends) -> Vec<Case> {
             (4, true),
         ),
         (
-            "segment after the RST",
+            "SYN+ACK after the SYN",
+            TCP,
+            Some(Syn),
+            segment(SynAck),
+            (DAYS_5, false),
+        ),
+        ("RST after the SYN", TCP, Some(Syn), segment(Rst), (4, true)),
+        (
+            "RST after a segment",
+            TCP,
+            Some(Ack),
+            segment(Rst),
+            (4, true),
+        ),
+        (
+            "segment after a RST that began nothing",
             TCP,
             Some(Rst),
             segment(Ack),
-            (4, true),
+            (DAYS_5, false),
         ),
         (
             "SYN after the FIN",
@@ -82,6 +96,12 @@ fn family(ends: Ends) -> Vec<Case> {
             twice.name += " by two devices";
             cases.push(twice.untouched());
         }
+    }
+    // The kernel's answers to what somebody has sent to a port that is a service's.
+    for (what, flags) in [("RST", Rst), ("SYN+ACK", SynAck)] {
+        let name = name(&format!("own {what} from a NodePort begins no flow"));
+        let draft = case(name, OUT.carry(&segment(flags)));
+        cases.push(serve(draft, own, TCP, SERVICE_NODE_PORT).untouched());
     }
     let frame = |packet: &Packet| OUT.carry(packet);
     let datagram = udp(own, outside);

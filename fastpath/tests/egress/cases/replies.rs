@@ -2,9 +2,13 @@
 
 use xdp_prog::abi::{FLOW_FIN_CLIENT, FLOW_FIN_POD, FLOW_RESET};
 
-use super::{BOTH, Case, Draft, Ends, OUT, SCTP, TCP, UDP, V4, V6, aged, case, udp};
+use super::{
+    BOTH, Case, Draft, Ends, FAR, OUT, SCTP, TCP, UDP, V4, V6, accepted, aged, asked, case, older,
+    udp,
+};
 use crate::{
     packets::{
+        ACKNOWLEDGEMENT,
         Flags::{self, Ack, FinAck, PshAck, Rst, Syn, SynAck},
         SEQUENCE, sctp, tcp,
     },
@@ -19,6 +23,7 @@ pub(crate) fn cases() -> Vec<Case> {
     for ends in BOTH {
         cases.extend(established(ends));
         cases.extend(beginnings(ends));
+        cases.extend(own_segments_of_pods(ends));
         cases.extend(endings(ends));
         cases.extend(strangers(ends));
         cases.extend(ages(ends));
@@ -117,25 +122,28 @@ fn beginnings(ends: Ends) -> Vec<Case> {
     let family = ends.family;
     let key = ends.key(TCP);
     let mut cases = Vec::new();
-    let accepted = move |state| ends.accepted(0, state);
+    let accepted_in = move |state| ends.accepted(0, state);
     let (input, output) = both(|from| tcp(from, ends.client, SynAck, &[], b""), ends);
     let draft = case(format!("{family}: SYN+ACK leaves the flow embryonic"), {
         input.clone()
     })
-    .embryonic(key, ends.flow())
+    .embryonic(key, asked(ends.flow(), ACKNOWLEDGEMENT))
     .remembers(move |known| {
-        known.embryonic.insert(key, accepted(0));
+        known.embryonic.insert(key, accepted_in(0));
     });
     cases.push(draft.translated(output.clone()));
-    let mut older = ends.flow();
-    older.accept(SEQUENCE - 1);
+    let again = asked(accepted(ends.flow(), FAR), ACKNOWLEDGEMENT);
     let draft = case(format!("{family}: the last SYN+ACK counts"), input)
-        .embryonic(key, older)
+        .embryonic(key, again)
         .remembers(move |known| {
-            known.embryonic.insert(key, accepted(0));
+            known.embryonic.insert(key, accepted_in(0));
         });
     cases.push(draft.translated(output));
-    for (name, flow) in [("", ends.flow()), (" that it has accepted", accepted(0))] {
+    for (name, flow) in [
+        ("", asked(ends.flow(), ACKNOWLEDGEMENT)),
+        (" that it has accepted", accepted_in(0)),
+        (" that is older", older(ends.flow(), SEQUENCE)),
+    ] {
         let (input, output) = both(|from| tcp(from, ends.client, Rst, &[], b""), ends);
         let name = format!("{family}: RST ends no embryonic flow{name}");
         cases.push(case(name, input).embryonic(key, flow).translated(output));
@@ -146,7 +154,7 @@ fn beginnings(ends: Ends) -> Vec<Case> {
         format!("{family}: bare ACK establishes nothing that was accepted"),
         input,
     );
-    cases.push(draft.embryonic(key, accepted(0)).translated(output));
+    cases.push(draft.embryonic(key, accepted_in(0)).translated(output));
     for (what, flags, payload, state) in [
         ("data", PshAck, DATA, 0),
         ("FIN", FinAck, &b""[..], FLOW_FIN_POD),
@@ -156,7 +164,7 @@ fn beginnings(ends: Ends) -> Vec<Case> {
             format!("{family}: {what} of the pod establishes what was accepted"),
             input,
         )
-        .embryonic(key, accepted(FLOW_FIN_CLIENT))
+        .embryonic(key, accepted_in(FLOW_FIN_CLIENT))
         .establishes(key, ends.flow_with(0, FLOW_FIN_CLIENT | state));
         cases.push(draft.translated(output));
     }
@@ -170,7 +178,7 @@ fn beginnings(ends: Ends) -> Vec<Case> {
             format!("{family}: {what} of the pod establishes the flow"),
             input,
         )
-        .embryonic(key, ends.flow_with(20, FLOW_FIN_CLIENT))
+        .embryonic(key, older(ends.flow_with(20, FLOW_FIN_CLIENT), SEQUENCE))
         .establishes(key, ends.flow_with(20, FLOW_FIN_CLIENT | state));
         cases.push(draft.translated(output));
     }
@@ -192,6 +200,41 @@ fn beginnings(ends: Ends) -> Vec<Case> {
     .embryonic(same.key(SCTP), same.flow_of(SCTP, 0, 0))
     .establishes(same.key(SCTP), same.flow_of(SCTP, 0, 0));
     cases.push(draft.translated(output));
+    cases
+}
+
+/// A client that talks to the pod itself, while somebody has sent a segment to the VIP from its port.
+fn own_segments_of_pods(ends: Ends) -> Vec<Case> {
+    let every = [SynAck, Ack, PshAck, FinAck, Rst];
+    let behind_syn = [Ack, PshAck, FinAck];
+    let mut cases = Vec::new();
+    for (what, flow, unanswered) in [
+        ("a SYN", asked(ends.flow(), FAR), &every[..]),
+        (
+            "the same SYN",
+            asked(ends.flow(), ACKNOWLEDGEMENT),
+            &behind_syn,
+        ),
+        (
+            "a SYN that was accepted",
+            accepted(ends.flow(), FAR),
+            &every,
+        ),
+        (
+            "two SYNs of which one was accepted",
+            asked(accepted(ends.flow(), FAR), ACKNOWLEDGEMENT),
+            &behind_syn,
+        ),
+        ("an ACK", older(ends.flow(), FAR), &every),
+        ("a RST", ends.flow(), &every),
+    ] {
+        for flags in unanswered {
+            let name = format!("{}: {flags:?} of the pod beside {what}", ends.family);
+            let input = OUT.carry(&tcp(ends.pod, ends.client, *flags, &[], b""));
+            let draft = case(name, input).embryonic(ends.key(TCP), flow);
+            cases.push(draft.untouched());
+        }
+    }
     cases
 }
 
@@ -300,16 +343,13 @@ fn ages(ends: Ends) -> Vec<Case> {
     let (input, output) = both(|from| tcp(from, ends.client, SynAck, &[], b""), ends);
     let name = |age| format!("{}: SYN+ACK after {age} s", ends.family);
     let key = ends.key(TCP);
-    let young = case(name(230), input.clone()).embryonic(key, aged(TCP, 0, 230));
+    let aged = |seconds| super::aged(asked(ends.flow(), ACKNOWLEDGEMENT), seconds * SECOND);
+    let young = case(name(230), input.clone()).embryonic(key, aged(230));
     let accepted = move |known: &mut super::Remembered| {
         known.embryonic.insert(key, ends.accepted(0, 0));
     };
     cases.push(young.remembers(accepted).translated(output));
-    cases.push(
-        case(name(241), input)
-            .embryonic(key, aged(TCP, 0, 241))
-            .untouched(),
-    );
+    cases.push(case(name(241), input).embryonic(key, aged(241)).untouched());
     cases
 }
 

@@ -1,4 +1,5 @@
-//! What no service can have: dropped at a VIP, where all is ours, and left to the stack at every other address.
+//! What no service can have: dropped at a VIP, where all is ours, and left to the stack at every other address, but
+//! where NodePorts are if it hides its ports.
 
 use std::net::IpAddr;
 
@@ -23,7 +24,14 @@ pub(super) fn cases() -> Vec<Case> {
             for (address, flags) in ADDRESSES {
                 let draft = case(name(address), frame.clone());
                 let draft = draft.with(|tables| tables.address(vip, flags));
-                cases.push(draft.passes(elsewhere(flags)));
+                cases.push(match elsewhere(flags) {
+                    PassReason::ExtensionDepth | PassReason::TruncatedTransport
+                        if flags & ADDRESS_NODE_PORT != 0 =>
+                    {
+                        draft.drops(DropReason::NodePortHeaders)
+                    }
+                    reason => draft.passes(reason),
+                });
             }
         }
     }

@@ -5,8 +5,8 @@ use std::net::IpAddr;
 use fastpath::clock::monotonic_ns;
 use xdp_prog::{
     abi::{
-        ADDRESS_LOCAL, ADDRESS_NODE_PORT, ADDRESS_VIP, Datagram, EdgeMac, LocalFlow, MODE_L2DSR,
-        SERVICE_NODE_PORT, SERVICE_SOURCE_RANGES, Tuple,
+        ADDRESS_LOCAL, ADDRESS_NODE_PORT, ADDRESS_SHARED, ADDRESS_VIP, Datagram, EdgeMac,
+        LocalFlow, MODE_L2DSR, SERVICE_NODE_PORT, SERVICE_SOURCE_RANGES, Tuple,
     },
     reason::{DropReason, PassReason, ReplyReason},
 };
@@ -39,6 +39,7 @@ pub(super) fn cases() -> Vec<Case> {
     cases.extend(order());
     cases.extend(hidden_ports());
     cases.extend(addresses());
+    cases.extend(hidden_node_ports());
     cases.extend(services());
     cases.extend(to_pods());
     cases.extend(lost_at_the_node());
@@ -318,6 +319,63 @@ fn hidden_ports() -> Vec<Case> {
     cases
 }
 
+/// The kernel would put such pieces together, and answer what may be for a NodePort.
+fn hidden_node_ports() -> Vec<Case> {
+    const UNITS_OF_TCP: u16 = 3;
+    let mut cases = Vec::new();
+    for (family, from, node) in [("v4", CLIENT_V4, EDGE_V4), ("v6", CLIENT_V6, EDGE_V6)] {
+        let draft = |name: String, piece: Packet| {
+            let flags = ADDRESS_NODE_PORT | ADDRESS_LOCAL;
+            case(name, IN.carry(&piece)).with(|tables| tables.address(node, flags))
+        };
+        for (name, protocol, units) in [("tcp", 6_u8, UNITS_OF_TCP), ("sctp", 132, 2)] {
+            let packet = Packet::ip(from, node, protocol, &[0x11; 64]);
+            let piece =
+                |length: usize, offset| packet.piece(&packet.payload()[..length], offset, true, ID);
+            cases.push(
+                draft(
+                    format!("{family}_{name}_piece_of_8_bytes_to_a_node_drops"),
+                    piece(8, 0),
+                )
+                .drops(DropReason::FragmentOpaque),
+            );
+            for offset in 1..=units {
+                let draft = draft(
+                    format!("{family}_{name}_piece_at_offset_{offset}_to_a_node"),
+                    piece(16, offset),
+                );
+                cases.push(if offset < units {
+                    draft.drops(DropReason::FragmentOpaque)
+                } else {
+                    draft.passes(PassReason::FragmentNotOurs)
+                });
+            }
+        }
+        // What has no ports is the node's: ESP and AH.
+        for (name, protocol) in [("esp", 50), ("ah", 51)] {
+            let packet = Packet::ip(from, node, protocol, &[0x11; 64]);
+            cases.push(
+                draft(
+                    format!("{family}_{name}_first_fragment_to_a_node_passes"),
+                    packet.piece(packet.payload(), 0, true, ID),
+                )
+                .passes(PassReason::FragmentNotOurs),
+            );
+        }
+    }
+    let chain: [(u8, &[u8]); 2] = [(44, &fragment_header(0, 1)), (60, &[0, 1, 4, 0, 0, 0, 0])];
+    let packet = tcp((EDGE_V6, 30_080)).extensions(&chain);
+    cases.push(
+        case(
+            "v6_options_behind_the_fragment_header_to_a_node_drop",
+            IN.carry(&packet),
+        )
+        .with(|tables| tables.address(EDGE_V6, ADDRESS_NODE_PORT | ADDRESS_LOCAL))
+        .drops(DropReason::FragmentOpaque),
+    );
+    cases
+}
+
 /// Whose address it is decides about what finds no flow.
 fn addresses() -> Vec<Case> {
     let (way, to) = V4_UDP;
@@ -370,10 +428,10 @@ fn addresses() -> Vec<Case> {
         })
         .with(at_node)
         .passes(PassReason::FragmentNotOurs),
-        case("tiny_fragment_to_a_node_passes", {
+        case("tiny_fragment_to_a_node_without_node_ports_passes", {
             IN.carry(&tcp(V4_TCP.1).piece(&[0; 8], 0, true, ID))
         })
-        .with(at_node)
+        .with(|tables| tables.address(VIP_V4, ADDRESS_SHARED | ADDRESS_LOCAL))
         .passes(PassReason::FragmentNotOurs),
         case("fragment_of_ipip_to_a_node_with_node_ports_passes", {
             IN.carry(&udp(to).within(PEER_V4, VIP_V4).fragment(0, true))

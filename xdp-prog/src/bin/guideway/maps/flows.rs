@@ -146,9 +146,13 @@ pub(crate) fn is_local(key: &Tuple) -> bool {
 
 #[inline(always)]
 pub(crate) fn renew_local(key: &Tuple, renew: impl Fn(LocalFlow) -> LocalFlow) {
+    let unknown = LocalFlow::default();
     let Some(flow) = LOCAL_FLOWS.get_ptr_mut(key) else {
-        // Without memory for it, the flow's next packet tries again.
-        let _ = LOCAL_FLOWS.insert(key, renew(LocalFlow::default()), u64::from(BPF_ANY));
+        let flow = renew(unknown);
+        if flow != unknown {
+            // Without memory for it, the flow's next packet tries again.
+            let _ = LOCAL_FLOWS.insert(key, flow, u64::from(BPF_ANY));
+        }
         return;
     };
     // SAFETY: the element is valid for the run; one aligned integer.

@@ -1,0 +1,299 @@
+//! TCP flows to pods whose clients have proved nothing yet: what their segments tell, and which of the pod's answer them.
+//!
+//! Anybody can send a segment in a client's name, and the client may talk to the pod by its own address at the same time,
+//! from the same port: what the pod says there must not leave as the VIP's, since the client would refuse it by a number
+//! that is right. So the number of an entry in `FLOWS_EMBRYONIC` ties the pod's segments to the client's last one:
+//!
+//! | state | number | the pod's segment answers |
+//! |---|---|---|
+//! | [`FLOW_ASKED`] | sequence number of the SYN | a SYN+ACK or RST that acknowledges it (RFC 9293 section 3.10.7.1) |
+//! | [`FLOW_ACCEPTED`] | sequence number of the SYN+ACK | what follows that, by a first window at most |
+//! | both | the same | likewise, and a SYN+ACK or RST: the client may have begun anew, or somebody else have sent the SYN |
+//! | none | upper halves of both numbers | what is near them: the flow is older than its entry |
+//!
+//! The last is a flow that goes on after the tables were lost, or that the table had no room for. Its pod's next segment
+//! begins at what the client's last one acknowledges, or as far ahead as the client's window reaches. The client's last one
+//! begins at what the pod acknowledges, or as far ahead as the pod's window reaches, or behind, where it is sent again
+//! since the pod's ACKs were lost. Most connections send one way at a time: so one of the two must be near, and the other
+//! within a window. Of forged segments every 5 millionth is believed so, which is what TCP itself takes at windows of that
+//! size (RFC 5961 section 5). The client's last segment counts, not its first: nobody keeps a client out by a forged one,
+//! and a pod that was not believed sends again what the client waits for, which is near.
+
+use crate::{
+    abi::{FLOW_ACCEPTED, FLOW_ASKED, PodFlow},
+    parse::TcpFlags,
+    wire::transport::Tcp,
+};
+
+/// What a TCP header says.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Segment {
+    /// Its flags.
+    pub flags: TcpFlags,
+    /// Sequence number.
+    pub sequence: u32,
+    /// Acknowledgement number.
+    pub acknowledgement: u32,
+}
+
+impl Segment {
+    /// Reads a header.
+    #[inline(always)]
+    pub const fn of(header: &Tcp) -> Self {
+        Self {
+            flags: TcpFlags(header.flags),
+            sequence: u32::from_be_bytes(header.sequence),
+            acknowledgement: u32::from_be_bytes(header.acknowledgement),
+        }
+    }
+}
+
+/// What a SYN may carry, and a pod send at first (RFC 6928: 10 segments).
+const FIRST_BYTES: u32 = 1 << 16;
+/// In units of 64 KiB: what is near is as near as the upper halves of two numbers can tell of a packet.
+const NEAR: u16 = 1;
+/// In units of 64 KiB: the largest window that Linux offers by default (`tcp_rmem`: 6 MiB).
+const WINDOW: u16 = 96;
+
+/// Notes what a segment of the client tells. A RST tells nothing, and neither does what acknowledges nothing.
+#[inline(always)]
+pub const fn note(flow: &mut PodFlow, segment: &Segment) {
+    let is_accepted = flow.state() & FLOW_ACCEPTED != 0;
+    if segment.flags.begins_connection() {
+        if is_accepted {
+            flow.add_state(FLOW_ASKED);
+        } else {
+            flow.set_number(segment.sequence, FLOW_ASKED);
+        }
+    } else if segment.flags.acknowledges() && !is_accepted {
+        let (sequence, acknowledgement) = (segment.sequence, segment.acknowledgement);
+        flow.set_number(sequence & 0xffff_0000 | acknowledgement >> 16, 0);
+    }
+}
+
+/// Tells whether a segment of the client acknowledges the pod's SYN+ACK, which only a client can that has got it.
+#[inline(always)]
+pub const fn is_proof(flow: &PodFlow, segment: &Segment) -> bool {
+    flow.state() & FLOW_ACCEPTED != 0
+        && segment.flags.acknowledges()
+        && segment.acknowledgement == flow.number().wrapping_add(1)
+}
+
+/// Notes that the pod accepts the connection.
+#[inline(always)]
+pub const fn accept(flow: &mut PodFlow, sequence: u32) {
+    flow.set_number(sequence, FLOW_ACCEPTED);
+}
+
+/// Whether a segment of the pod answers the client's; a word, because it may lie on the BPF stack.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Answer {
+    /// It does not, as far as the entry can tell: the client may talk to the pod itself.
+    None,
+    /// It does.
+    Given,
+    /// It does, and the pod sends the like only to a client that is where it says.
+    Proof,
+}
+
+/// Tells whether a segment of the pod answers the client's.
+#[inline(always)]
+pub const fn answer(flow: &PodFlow, segment: &Segment) -> Answer {
+    let flags = segment.flags;
+    let number = flow.number();
+    let is_asked = flow.state() & FLOW_ASKED != 0;
+    let answers_syn = flags.accepts_connection() || flags.rst();
+    if flow.state() & FLOW_ACCEPTED != 0 {
+        if is_asked && answers_syn {
+            return Answer::Given;
+        }
+        if segment.sequence.wrapping_sub(number) > FIRST_BYTES {
+            return Answer::None;
+        }
+        // To forged segments a pod that waits for the end of the handshake may send bare ACKs (RFC 9293 section 3.10.7.4).
+        return given(!flags.rst() && (flags.psh() || flags.fin()));
+    }
+    if is_asked {
+        let behind_syn = segment.acknowledgement.wrapping_sub(number.wrapping_add(1));
+        if !answers_syn || behind_syn > FIRST_BYTES {
+            return Answer::None;
+        }
+        return Answer::Given;
+    }
+    if flags.accepts_connection() {
+        return Answer::None;
+    }
+    let pod_ahead = ahead(segment.sequence >> 16, number);
+    // What is refused was acknowledged by the client, and the RST acknowledges nothing (RFC 9293 section 3.10.7.1).
+    if flags.rst() && !flags.has_acknowledgement() {
+        return if is_within(pod_ahead, NEAR) {
+            Answer::Given
+        } else {
+            Answer::None
+        };
+    }
+    let client_ahead = ahead(number >> 16, segment.acknowledgement >> 16);
+    let (is_pod_near, is_client_near) = (is_within(pod_ahead, NEAR), is_within(client_ahead, NEAR));
+    let is_client_within =
+        is_within(client_ahead, WINDOW) || is_within(client_ahead.wrapping_neg(), WINDOW);
+    if (is_pod_near && is_client_within) || (is_client_near && is_within(pod_ahead, WINDOW)) {
+        // Who has forged the SYN of a handshake knows half of it, and may have a bare ACK for an answer by a guess.
+        let is_sure = flags.psh() || flags.fin() || (is_pod_near && is_client_near);
+        return given(!flags.rst() && is_sure);
+    }
+    Answer::None
+}
+
+#[inline(always)]
+const fn given(is_proof: bool) -> Answer {
+    if is_proof {
+        Answer::Proof
+    } else {
+        Answer::Given
+    }
+}
+
+/// Returns how far the lower half of one number is ahead of another's.
+#[inline(always)]
+#[expect(clippy::cast_possible_truncation, reason = "takes the lower halves")]
+const fn ahead(of: u32, other: u32) -> u16 {
+    (of as u16).wrapping_sub(other as u16)
+}
+
+/// Tells whether it is ahead by no more than this, or behind by as much as packets on their way may make it.
+#[inline(always)]
+const fn is_within(ahead: u16, reach: u16) -> bool {
+    ahead.wrapping_add(NEAR) <= reach + NEAR
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::abi::{AddressKey, Tuple};
+
+    const SYN: u8 = 0x02;
+    const RST: u8 = 0x04;
+    const PSH: u8 = 0x08;
+    const ACK: u8 = 0x10;
+    /// The client's and the pod's first numbers, about to overflow.
+    const CLIENT: u32 = 0xffff_f000;
+    const POD: u32 = 0xffff_ff00;
+    /// Anybody's.
+    const OTHER: u32 = 0x5000_0000;
+    const MIB: u32 = 1 << 20;
+
+    fn flow(segments: &[Segment]) -> PodFlow {
+        let key = Tuple::default();
+        let mut flow = PodFlow::new(&key, AddressKey::default(), [0, 80], 20, 0, 0);
+        for segment in segments {
+            note(&mut flow, segment);
+        }
+        flow
+    }
+
+    fn says(flags: u8, sequence: u32, acknowledgement: u32) -> Segment {
+        Segment {
+            flags: TcpFlags(flags),
+            sequence,
+            acknowledgement,
+        }
+    }
+
+    #[test]
+    fn syn_is_answered_by_what_acknowledges_it() {
+        let flow = flow(&[says(SYN, CLIENT, 0)]);
+        let answer = |flags, acknowledgement| answer(&flow, &says(flags, POD, acknowledgement));
+        let next = CLIENT.wrapping_add(1);
+        for flags in [SYN | ACK, RST | ACK] {
+            assert_eq!(answer(flags, next), Answer::Given);
+            assert_eq!(answer(flags, next.wrapping_add(1460)), Answer::Given);
+            assert_eq!(answer(flags, CLIENT), Answer::None);
+            assert_eq!(answer(flags, next.wrapping_add(MIB)), Answer::None);
+        }
+        for flags in [ACK, PSH | ACK] {
+            assert_eq!(answer(flags, next), Answer::None, "{flags:#x}");
+        }
+    }
+
+    #[test]
+    fn accepted_connection_goes_on_behind_its_syn_ack() {
+        let mut flow = flow(&[says(SYN, CLIENT, 0)]);
+        accept(&mut flow, POD);
+        let given = |flow: &PodFlow, flags, sequence| answer(flow, &says(flags, sequence, 0));
+        let next = POD.wrapping_add(1);
+        assert_eq!(given(&flow, SYN | ACK, POD), Answer::Given);
+        assert_eq!(given(&flow, ACK, next), Answer::Given);
+        assert_eq!(given(&flow, PSH | ACK, next), Answer::Proof);
+        assert_eq!(given(&flow, RST, next), Answer::Given);
+        for flags in [SYN | ACK, ACK, PSH | ACK, RST] {
+            let far = POD.wrapping_add(MIB);
+            assert_eq!(given(&flow, flags, far), Answer::None, "{flags:#x}");
+        }
+        assert!(is_proof(&flow, &says(ACK, CLIENT, next)));
+        assert!(!is_proof(&flow, &says(ACK, CLIENT, POD)));
+        assert!(!is_proof(&flow, &says(RST | ACK, CLIENT, next)));
+        // Neither segments nor another SYN take the number away.
+        for forged in [
+            says(ACK, OTHER, OTHER),
+            says(RST, OTHER, 0),
+            says(SYN, OTHER, 0),
+        ] {
+            note(&mut flow, &forged);
+            assert!(is_proof(&flow, &says(ACK, CLIENT, next)), "{forged:?}");
+        }
+        // The client may have begun anew.
+        assert_eq!(given(&flow, SYN | ACK, OTHER), Answer::Given);
+        assert_eq!(given(&flow, PSH | ACK, OTHER), Answer::None);
+        accept(&mut flow, OTHER);
+        assert_eq!(given(&flow, SYN | ACK, POD), Answer::None);
+    }
+
+    #[test]
+    fn flow_older_than_its_entry_is_known_by_its_numbers() {
+        let flow = flow(&[says(ACK, CLIENT, POD)]);
+        let answer = |flags, pod: u32, client: u32| {
+            let (sequence, acknowledgement) = (POD.wrapping_add(pod), CLIENT.wrapping_add(client));
+            answer(&flow, &says(flags, sequence, acknowledgement))
+        };
+        let behind = 0_u32.wrapping_sub(5 * MIB);
+        for (flags, pod, client, expected) in [
+            (ACK, 0, 1460, Answer::Proof),
+            (PSH | ACK, 0, 1460, Answer::Proof),
+            (RST | ACK, 0, 0, Answer::Given),
+            (RST, 0, 0x1234_5678, Answer::Given),
+            (RST, MIB, 0x1234_5678, Answer::None),
+            (SYN | ACK, 0, 0, Answer::None),
+            // The pod sends, and the client.
+            (ACK, 5 * MIB, 0, Answer::Given),
+            (PSH | ACK, 5 * MIB, 0, Answer::Proof),
+            (ACK, 0, behind, Answer::Given),
+            // It sends again what the pod has.
+            (ACK, 0, 5 * MIB, Answer::Given),
+            // Nobody is as far ahead, or behind, or both.
+            (PSH | ACK, 7 * MIB, 0, Answer::None),
+            (PSH | ACK, 0, 0_u32.wrapping_sub(7 * MIB), Answer::None),
+            (PSH | ACK, behind, 0, Answer::None),
+            (PSH | ACK, 0, 7 * MIB, Answer::None),
+            (PSH | ACK, MIB, MIB, Answer::None),
+            (PSH | ACK, 5 * MIB, behind, Answer::None),
+        ] {
+            let actual = answer(flags, pod, client);
+            assert_eq!(actual, expected, "{flags:#x} {pod:#x} {client:#x}");
+        }
+    }
+
+    #[test]
+    fn last_segment_of_the_client_counts() {
+        let forged = [says(ACK, OTHER, OTHER), says(SYN, OTHER, 0)];
+        let pod = says(PSH | ACK, POD, CLIENT);
+        for forged in forged {
+            let known = flow(&[forged]);
+            assert_eq!(answer(&known, &pod), Answer::None, "{forged:?}");
+            let known = flow(&[forged, says(ACK, CLIENT, POD)]);
+            assert_eq!(answer(&known, &pod), Answer::Proof, "{forged:?}");
+            let known = flow(&[says(ACK, CLIENT, POD), says(RST, OTHER, 0)]);
+            assert_eq!(answer(&known, &pod), Answer::Proof);
+        }
+    }
+}

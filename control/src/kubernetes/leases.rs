@@ -342,10 +342,16 @@ fn read_edge(home: Home, shown: relist::Shown<Lease>) -> Option<Edge> {
     edge_of(home, &shown.ok()?)
 }
 
+/// Reads who lives by a Lease. One of another name than its holder's counts for nothing: who may write one Lease would
+/// speak for all edges.
 fn edge_of(home: Home, lease: &Lease) -> Option<Edge> {
     let spec = lease.spec.as_ref()?;
+    let name = spec.holder_identity.clone()?;
+    if lease.metadata.name.as_deref() != Some(&*lease_name(&name)) {
+        return None;
+    }
     Some(Edge {
-        name: spec.holder_identity.clone()?,
+        name,
         home,
         macs: listed_in(lease, MACS),
         addresses: listed_in(lease, ADDRESSES),
@@ -483,6 +489,11 @@ async fn renew_once(
     }
 }
 
+/// Returns the name of an edge's Lease; the chart's admission policy has it too.
+fn lease_name(edge: &str) -> String {
+    format!("guideway-edge-{edge}")
+}
+
 fn lease(edge: &str, said: &Renewal, now: Timestamp) -> Lease {
     let addresses: Vec<String> = said.addresses.iter().map(ToString::to_string).collect();
     let macs: Vec<String> = said.macs.iter().map(ToString::to_string).collect();
@@ -490,7 +501,7 @@ fn lease(edge: &str, said: &Renewal, now: Timestamp) -> Lease {
     let annotations = annotations.map(|(name, listed)| (name.to_owned(), listed.join(",")));
     Lease {
         metadata: ObjectMeta {
-            name: Some(format!("guideway-edge-{edge}")),
+            name: Some(lease_name(edge)),
             labels: Some([(LABEL.to_owned(), LABEL_VALUE.to_owned())].into()),
             annotations: Some(annotations.into()),
             ..ObjectMeta::default()
@@ -560,6 +571,22 @@ mod tests {
             assert!(next > last, "{next} after {last} at {clock}");
             last = next;
         }
+    }
+
+    #[test]
+    fn lease_that_speaks_for_another_edge_than_its_own_is_ignored() {
+        let mut own = lease("node1", &renewal(BTreeSet::new()), Timestamp::UNIX_EPOCH);
+        own.metadata.resource_version = Some("7".to_owned());
+        assert!(edge_of(Home::Own, &own).is_some());
+        let mut forged = own.clone();
+        forged.metadata.name = Some(lease_name("node2"));
+        assert_eq!(edge_of(Home::Own, &forged), None);
+        let mut election = Election::new("node3", BTreeSet::new());
+        let mut listed = BTreeSet::new();
+        for event in [Event::Apply(Ok(own)), Event::Delete(Ok(forged))] {
+            take(&mut election, Home::Own, &mut listed, Ok(event));
+        }
+        assert_eq!(election.edges(), 1, "nor does its end take the other away");
     }
 
     #[test]

@@ -191,7 +191,7 @@ impl<'test> Bundle<'test> {
     fn new(server: &ControlPlane, node: &'test Machine, objects: &'test Objects) -> Self {
         let directory = Path::new(Namespace::FILES).join("bundle");
         let root = directory.join("rootfs");
-        let account = server.service_account_token(NAMESPACE, "guideway-agent");
+        let account = server.pod_token(NAMESPACE, "guideway-agent", node.label());
         let account = [
             ("token", account.unwrap()),
             ("ca.crt", server.ca().to_owned()),

@@ -409,6 +409,37 @@ fn two_releases_share_nothing() {
 }
 
 #[test]
+fn leases_are_guarded_where_agents_announce() {
+    let announces = "agent.extraConfig.announce.interfaces[0]=eth0";
+    let is_guarded = |values: &[&str]| {
+        let objects = Objects::render(values);
+        let kind = "ValidatingAdmissionPolicyBinding";
+        objects.find(kind, "guideway-agent-leases").is_some()
+    };
+    assert!(is_guarded(&[announces]));
+    assert!(!is_guarded(&[]));
+    assert!(!is_guarded(&[announces, "rbac.leasePolicy=false"]));
+    assert!(!is_guarded(&[announces, "rbac.create=false"]));
+}
+
+#[test]
+fn rights_on_leases_are_bound_where_agents_announce() {
+    let bound = |values: &[&str]| {
+        let names = Objects::render(values).names();
+        let expected = (
+            "RoleBinding".to_owned(),
+            "guideway-agent-announcing".to_owned(),
+        );
+        names
+            .into_iter()
+            .filter(|object| *object == expected)
+            .count()
+    };
+    assert_eq!(bound(&[]), 0);
+    assert_eq!(bound(&["agent.extraConfig.announce.interfaces[0]=eth0"]), 2);
+}
+
+#[test]
 fn a_single_controller_can_be_evicted() {
     let budget = |objects: &Objects| {
         objects

@@ -1,5 +1,7 @@
 //! The chart's objects on a real API server, and what its service accounts may do there.
 
+use std::time::Duration;
+
 use lab::kubernetes::ControlPlane;
 use serde_json::{Value, json};
 
@@ -37,9 +39,12 @@ const EVERYTHING: &[&str] = &[
     "agent.extraConfig.announce.interfaces[0]=eth0",
 ];
 
+/// How long the API server may take until an object that it has written is in force.
+const TIMEOUT: Duration = Duration::from_secs(60);
 const LEASES: &str = "leases.coordination.k8s.io";
 /// The namespace of the edges' Leases.
 const LEASE_NAMESPACE: &str = "guideway-edges";
+const FOLLOWS: [&str; 2] = ["list", "watch"];
 const READS: [&str; 3] = ["get", "list", "watch"];
 const WRITES: [&str; 4] = ["create", "update", "patch", "delete"];
 
@@ -60,6 +65,7 @@ fn api_server_takes_every_object_and_enforces_what_each_may_do() {
     pods_are_admitted_where_the_namespace_is_labelled(&server);
     agents_may_do_what_they_need(&server);
     edges_outside_write_their_leases_at_most(&server);
+    each_agent_writes_the_lease_of_its_node_alone(&server);
     controller_may_do_what_it_needs(&server);
 }
 
@@ -105,13 +111,12 @@ metadata: {name: restricted, labels: {pod-security.kubernetes.io/enforce: restri
 
 fn agents_may_do_what_they_need(server: &ControlPlane) {
     let mut agent = Account::new("guideway-agent");
+    agent.may(&["get"], "services", "default");
+    agent.may_not(&["get"], "nodes", "default");
+    agent.may_not(&["get"], "endpointslices.discovery.k8s.io", "default");
     for resource in ["services", "nodes", "endpointslices.discovery.k8s.io"] {
-        agent.may(&["get", "list", "watch"], resource, "default");
-        agent.may_not(
-            &["create", "update", "patch", "delete"],
-            resource,
-            "default",
-        );
+        agent.may(&FOLLOWS, resource, "default");
+        agent.may_not(&WRITES, resource, "default");
     }
     let events = "events.events.k8s.io";
     agent.may(&["create", "patch"], events, "default");
@@ -120,11 +125,12 @@ fn agents_may_do_what_they_need(server: &ControlPlane) {
     agent.may(&["get"], "secrets:guideway-seed", NAMESPACE);
     agent.may_not(&["get"], "secrets:another", NAMESPACE);
     agent.may_not(&["list", "watch", "create", "update"], "secrets", NAMESPACE);
-    agent.may(&READS, LEASES, LEASE_NAMESPACE);
+    agent.may_not(&WRITES, "events", "default");
+    agent.may(&FOLLOWS, LEASES, LEASE_NAMESPACE);
     agent.may(&["create", "patch"], LEASES, LEASE_NAMESPACE);
-    agent.may_not(&["delete"], LEASES, LEASE_NAMESPACE);
+    agent.may_not(&["get", "update", "delete"], LEASES, LEASE_NAMESPACE);
     // Of the version before; the controller's is among them.
-    agent.may(&READS, LEASES, NAMESPACE);
+    agent.may(&FOLLOWS, LEASES, NAMESPACE);
     agent.may_not(&WRITES, LEASES, NAMESPACE);
     let of_the_controller = format!("{LEASES}:guideway-controller");
     agent.may_not(&WRITES, &of_the_controller, NAMESPACE);
@@ -141,7 +147,7 @@ fn edges_outside_write_their_leases_at_most(server: &ControlPlane) {
             "guideway-outside"
         });
         for resource in ["services", "nodes", "endpointslices.discovery.k8s.io"] {
-            edge.may(&READS, resource, "default");
+            edge.may(&FOLLOWS, resource, "default");
             edge.may_not(&WRITES, resource, "default");
         }
         edge.may(&["get"], "secrets:guideway-seed", NAMESPACE);
@@ -149,12 +155,77 @@ fn edges_outside_write_their_leases_at_most(server: &ControlPlane) {
         edge.may_not(&WRITES, "events.events.k8s.io", "default");
         edge.may_not(&WRITES, LEASES, NAMESPACE);
         if announces {
+            edge.may(&FOLLOWS, LEASES, NAMESPACE);
+            edge.may(&FOLLOWS, LEASES, LEASE_NAMESPACE);
             edge.may(&["create", "patch"], LEASES, LEASE_NAMESPACE);
         } else {
+            edge.may_not(&READS, LEASES, NAMESPACE);
+            edge.may_not(&READS, LEASES, LEASE_NAMESPACE);
             edge.may_not(&WRITES, LEASES, LEASE_NAMESPACE);
         }
         edge.ask(server);
     }
+}
+
+/// By the tokens that the kubelet gives to pods.
+fn each_agent_writes_the_lease_of_its_node_alone(server: &ControlPlane) {
+    let token = |node: &str| {
+        let object = format!("{{apiVersion: v1, kind: Node, metadata: {{name: {node}}}}}");
+        server.apply(&object).unwrap();
+        server.pod_token(NAMESPACE, "guideway-agent", node).unwrap()
+    };
+    let (first, second) = (token("node1"), token("node2"));
+    let write = |token: &str, name: &str, holder: &str| {
+        let lease = json!({
+            "apiVersion": "coordination.k8s.io/v1",
+            "kind": "Lease",
+            "metadata": {"name": name, "namespace": LEASE_NAMESPACE},
+            "spec": {"holderIdentity": holder},
+        });
+        let path = server.machine().write_file("lease.json", lease.to_string());
+        let path = path.unwrap();
+        let apply = [
+            "apply",
+            "--server-side",
+            "--force-conflicts",
+            "--validate=false",
+        ];
+        let token = format!("--token={token}");
+        server.kubectl(&[&apply[..], &[&token, "-f", path.to_str().unwrap()]].concat())
+    };
+    let is_refused = |outcome: Result<String, lab::Error>| match outcome {
+        Ok(_) => false,
+        Err(error) => error.to_string().contains("its own node and no other"),
+    };
+    // The API server takes note of a policy a moment after it is written.
+    lab::wait_until("the policy is in force", TIMEOUT, || {
+        is_refused(write(&first, "guideway-edge-probe", "probe"))
+    })
+    .unwrap();
+    write(&first, "guideway-edge-node1", "node1").unwrap();
+    assert!(
+        is_refused(write(&first, "guideway-edge-node2", "node2")),
+        "created"
+    );
+    assert!(
+        is_refused(write(&second, "guideway-edge-node1", "node1")),
+        "changed"
+    );
+    assert!(is_refused(write(&first, "guideway-edge-node1", "node2")));
+    assert!(is_refused(write(
+        &first,
+        "guideway-edge-node1-too",
+        "node1"
+    )));
+    let of_no_pod = server.service_account_token(NAMESPACE, "guideway-agent");
+    let of_no_pod = of_no_pod.unwrap();
+    assert!(is_refused(write(
+        &of_no_pod,
+        "guideway-edge-node1",
+        "node1"
+    )));
+    let outside = server.service_account_token(NAMESPACE, "guideway-outside-announcing");
+    write(&outside.unwrap(), "guideway-edge-outside", "outside").unwrap();
 }
 
 fn controller_may_do_what_it_needs(server: &ControlPlane) {
@@ -162,10 +233,15 @@ fn controller_may_do_what_it_needs(server: &ControlPlane) {
     let pools = "loadbalancerpools.guideway.dev";
     let slices = "endpointslices.discovery.k8s.io";
     for resource in ["services", "nodes", "namespaces", slices, pools] {
-        controller.may(&["get", "list", "watch"], resource, "default");
+        controller.may(&FOLLOWS, resource, "default");
         controller.may_not(&["create", "update", "delete"], resource, "default");
     }
-    controller.may(&["patch"], pools, "default");
+    for resource in ["services", "nodes", "namespaces", slices] {
+        controller.may_not(&["get", "patch"], resource, "default");
+    }
+    controller.may(&["get", "patch"], pools, "default");
+    controller.may(&["create", "patch"], "events.events.k8s.io", "default");
+    controller.may_not(&WRITES, "events", "default");
     for status in ["services/status", "loadbalancerpools/status.guideway.dev"] {
         controller.may(&["patch"], status, "default");
         controller.may_not(&["get", "update"], status, "default");

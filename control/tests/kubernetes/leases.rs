@@ -241,14 +241,14 @@ fn edge_that_may_not_announce_leaves_its_share_to_the_others() {
 }
 
 /// What an agent that announces reads beside Leases.
-const OF_AGENT: &str = "- {apiGroups: [''], resources: [nodes], verbs: [get, list, watch]}";
+const OF_AGENT: &str = "- {apiGroups: [''], resources: [nodes], verbs: [list, watch]}";
 /// The chart's rights of an agent on Leases.
 const ON_LEASES: &str = "
 apiVersion: rbac.authorization.k8s.io/v1
 kind: Role
 metadata: {name: agent, namespace: default}
 rules:
-- {apiGroups: [coordination.k8s.io], resources: [leases], verbs: [get, list, watch, create, patch]}
+- {apiGroups: [coordination.k8s.io], resources: [leases], verbs: [list, watch, create, patch]}
 ---
 apiVersion: rbac.authorization.k8s.io/v1
 kind: RoleBinding

@@ -149,4 +149,26 @@ subjects: [{{kind: ServiceAccount, name: {name}, namespace: default}}]
         let token = self.kubectl(&["create", "token", "-n", namespace, name])?;
         Ok(token.trim_end().to_owned())
     }
+
+    /// Returns a token as the kubelet gives it to a pod on a node, which says so; makes such a pod. The service
+    /// account and the node must exist.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Failed`] when one of them does not.
+    pub fn pod_token(&self, namespace: &str, account: &str, node: &str) -> Result<String> {
+        let pod = format!("{account}-{node}");
+        self.apply(&format!(
+            "
+apiVersion: v1
+kind: Pod
+metadata: {{name: {pod}, namespace: {namespace}}}
+spec: {{nodeName: {node}, serviceAccountName: {account}, containers: [{{name: pod, image: none}}]}}
+"
+        ))?;
+        let create = ["create", "token", "-n", namespace, account];
+        let bound = ["--bound-object-kind=Pod", "--bound-object-name", &pod];
+        let token = self.kubectl(&[&create[..], &bound].concat())?;
+        Ok(token.trim_end().to_owned())
+    }
 }

@@ -22,8 +22,8 @@ use fastpath::{
 };
 use xdp_prog::{
     abi::{
-        NAT_ANSWERED, NAT_OPEN, NAT_RESET_CLIENT, NatCount, NatForward, NatLink, NatMark,
-        NatReverse, Tuple, map,
+        NAT_ANSWERED, NAT_FIN_BACKEND, NAT_FIN_CLIENT, NAT_OPEN, NAT_RESET, NatCount, NatForward,
+        NatLink, NatMark, NatReverse, Tuple, map,
     },
     decide::nat::HANDSHAKE_NS,
     wire::protocol::TCP,
@@ -46,7 +46,7 @@ fn the_oldest_half_open_flows_give_their_ports_away_and_open_ones_none() {
     for flow in 0..PORTS {
         let rank = age_rank(flow.into());
         let (flags, idle) = if rank < OPEN {
-            (NAT_OPEN | NAT_ANSWERED, 100 * SECOND)
+            (NAT_OPEN, 100 * SECOND)
         } else {
             let since = u64::from(u32::from(PORTS) - rank) * 4_000_000;
             (NAT_ANSWERED, HANDSHAKE_NS + since)
@@ -95,30 +95,58 @@ fn handshake_is_proved_by_its_number_and_renewed_by_a_syn_alone() {
     assert!(edge.mark(1).time() > old.time(), "a SYN does");
     edge.request(1, &Segment::ack(SEQUENCE.wrapping_add(1)))
         .unwrap();
-    assert_eq!(edge.flags(1), NAT_OPEN | NAT_ANSWERED);
+    assert_eq!(edge.flags(1), NAT_OPEN);
     assert_eq!(
         edge.both(1).0,
         edge.both(1).1,
         "where ports are looked for, the same is known"
     );
+}
 
-    // Whoever sends a RST, a SYN: the flow is open.
-    edge.request(1, &Segment::rst()).unwrap();
-    edge.request(1, &Segment::syn()).unwrap();
-    let reset = NAT_OPEN | NAT_ANSWERED | NAT_RESET_CLIENT;
-    assert_eq!(edge.flags(1), reset);
-    assert_eq!(edge.both(1).1.flags(), reset);
-    // Until the backend agrees that it begins anew, with another number.
-    edge.reply(1, port, &Segment::syn_ack(7)).unwrap();
-    assert_eq!(edge.flags(1), NAT_ANSWERED);
+#[test]
+fn resets_and_answers_that_may_be_forged_leave_a_flow_open_until_another_one_is_proved() {
+    let edge = Edge::start();
+    let port = edge.syn(1).unwrap();
+    edge.reply(1, port, &Segment::syn_ack(SEQUENCE)).unwrap();
     edge.request(1, &Segment::ack(SEQUENCE.wrapping_add(1)))
         .unwrap();
-    assert_eq!(edge.flags(1), NAT_ANSWERED);
+    let assert_flags = |flags| {
+        assert_eq!(edge.flags(1), flags);
+        assert_eq!(edge.both(1).1.flags(), flags, "where ports are looked for");
+    };
+    // Whoever sends a RST: the flow is open, and the backend's next segment shows that it lives.
+    edge.request(1, &Segment::rst()).unwrap();
+    assert_flags(NAT_OPEN | NAT_RESET);
+    edge.reply(1, port, &Segment::ack(2)).unwrap();
+    assert_flags(NAT_OPEN);
+    edge.reply(1, port, &Segment::rst()).unwrap();
+    edge.request(1, &Segment::ack(SEQUENCE)).unwrap();
+    edge.request(1, &Segment::syn()).unwrap();
+    assert_flags(NAT_OPEN | NAT_RESET);
+    // The backend seems to accept another connection, with another number: its client proves that.
+    let accepted = NAT_OPEN | NAT_RESET | NAT_ANSWERED;
+    edge.reply(1, port, &Segment::syn_ack(7)).unwrap();
+    assert_flags(accepted);
+    edge.request(1, &Segment::ack(SEQUENCE.wrapping_add(1)))
+        .unwrap();
+    assert_flags(accepted);
     edge.request(1, &Segment::ack(8)).unwrap();
-    assert_eq!(edge.flags(1), NAT_OPEN | NAT_ANSWERED);
+    assert_flags(NAT_OPEN);
+    assert_eq!(edge.count().half_open, 0);
     // An old SYN+ACK of a connection that goes on changes nothing.
     edge.reply(1, port, &Segment::syn_ack(9)).unwrap();
-    assert_eq!(edge.flags(1), NAT_OPEN | NAT_ANSWERED);
+    assert_flags(NAT_OPEN);
+    // Nor does a closed connection live again before the next one is proved.
+    edge.reply(1, port, &Segment::fin()).unwrap();
+    edge.request(1, &Segment::fin()).unwrap();
+    let closed = NAT_OPEN | NAT_FIN_CLIENT | NAT_FIN_BACKEND;
+    assert_eq!(edge.flags(1), closed);
+    edge.reply(1, port, &Segment::syn_ack(20)).unwrap();
+    assert_flags(closed | NAT_ANSWERED);
+    edge.request(1, &Segment::ack(8)).unwrap();
+    assert_flags(closed | NAT_ANSWERED);
+    edge.request(1, &Segment::ack(21)).unwrap();
+    assert_flags(NAT_OPEN);
 }
 
 #[test]
@@ -172,6 +200,13 @@ impl Segment {
         Self {
             flags: PacketBuilderStep::<TcpHeader>::rst,
             ..Self::syn()
+        }
+    }
+
+    fn fin() -> Self {
+        Self {
+            flags: PacketBuilderStep::<TcpHeader>::fin,
+            ..Self::ack(2)
         }
     }
 

@@ -27,7 +27,10 @@ use lab::wait_for;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use xdp_prog::{
     abi::{NAT_ANSWERED, NAT_OPEN, NatForward, NatMark, NatReverse, Tuple, map},
-    decide::{deliver::IDLE_UDP_NS, nat::GUARD_NS},
+    decide::{
+        deliver::IDLE_UDP_NS,
+        nat::{GUARD_NS, QUIET_DATAGRAMS_NS, SPAN_OF_USE_NS},
+    },
     wire::protocol::UDP,
 };
 
@@ -59,6 +62,8 @@ fn sixty_thousand_flows_share_no_port_and_get_their_replies() {
     edge.assert_consistent(FLOWS as usize);
     assert_eq!(edge.drops(), edge.dropped("table_changed"));
 
+    // However long that took.
+    edge.age(0);
     on_two_cpus(|cpu| {
         for flow in (0..FLOWS).filter(|flow| flow % 2 == cpu) {
             let returned = edge.reply(&seen[0][flow as usize]).unwrap();
@@ -96,11 +101,13 @@ fn exhaustion_is_counted_and_ports_come_back_after_the_stated_time() {
     let distinct: BTreeSet<&Ends> = served.iter().map(|(_, ends)| ends).collect();
     assert_eq!(distinct.len(), served.len());
 
-    // Nobody may renew these flows any more, but their ports are still theirs.
+    // For so long they keep their ports from others.
+    edge.age(QUIET_DATAGRAMS_NS / 2);
+    assert_eq!(begin(&edge, FLOWS..FLOWS + 1_000), []);
+    // Nobody may renew these flows any more, but their ports are still theirs, unless others want them.
     edge.age(IDLE_UDP_NS + GUARD_NS - 30 * SECOND);
     assert_eq!(edge.tables.sweep_nat(usize::MAX).unwrap(), 0);
     assert_eq!(edge.tables.nat_fill().used, usize::from(PORTS));
-    assert_eq!(begin(&edge, FLOWS..FLOWS + 1_000), []);
 
     // The sweep, new flows, and clients of old ones that come back, all at the same time.
     edge.age(IDLE_UDP_NS + GUARD_NS + SECOND);
@@ -185,10 +192,11 @@ impl Edge {
         served.into_iter().filter(has_its_port).collect()
     }
 
-    /// Makes all flows look as if both ends had proved them, and nothing had been seen for so long.
+    /// Makes all flows look as if both ends had been at it for a while, and nothing had been seen for so long.
     fn age(&self, idle: u64) {
-        let proved = NAT_OPEN | NAT_ANSWERED;
-        let mark = NatMark::new(monotonic_ns().wrapping_sub(idle), proved);
+        let seen = monotonic_ns().wrapping_sub(idle);
+        let began = NatReverse::began_at(seen.wrapping_sub(2 * SPAN_OF_USE_NS));
+        let mark = NatMark::new(seen, NAT_OPEN | NAT_ANSWERED);
         let mut forward = table::<NatForward>(&self.loaded, map::NAT_FORWARD);
         for (key, mut entry) in all(&forward) {
             entry.mark = mark;
@@ -197,6 +205,7 @@ impl Edge {
         let mut reverse = table::<NatReverse>(&self.loaded, map::NAT_REVERSE);
         for (key, mut entry) in all(&reverse) {
             entry.mark = mark;
+            entry.began_with = began;
             reverse.insert(key, entry, 0).unwrap();
         }
     }

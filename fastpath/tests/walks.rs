@@ -16,7 +16,7 @@ use fastpath::{
 };
 use xdp_prog::{
     abi::{
-        AddressKey, Datagram, FLOW_FIN_CLIENT, FLOW_FIN_POD, FLOW_RESET, LocalFlow, NAT_ANSWERED,
+        AddressKey, Datagram, FLOW_FIN_CLIENT, FLOW_FIN_POD, FLOW_RESET, LocalFlow,
         NAT_FIN_BACKEND, NAT_FIN_CLIENT, NAT_OPEN, NatForward, NatLink, NatMark, NatReverse,
         PodFlow, Tuple, map,
     },
@@ -36,18 +36,13 @@ fn flows_that_are_over_go_and_free_their_ports() {
     for port in 0..LIVE {
         flows.add(port, 0, 0);
     }
-    let established = NAT_OPEN | NAT_ANSWERED;
-    let closed = established | NAT_FIN_CLIENT | NAT_FIN_BACKEND;
+    let closed = NAT_OPEN | NAT_FIN_CLIENT | NAT_FIN_BACKEND;
     let (unanswered, old_but_live, over) = (LIVE, LIVE + 1, LIVE + 2);
     let (orphan, both_closed) = (LIVE + 3, LIVE + 4);
     flows.add(unanswered, 0, IDLE_HALF_OPEN_TCP_NS + GUARD_NS + SECOND);
-    flows.add(
-        old_but_live,
-        established,
-        IDLE_CLOSED_NS + GUARD_NS + SECOND,
-    );
+    flows.add(old_but_live, NAT_OPEN, IDLE_CLOSED_NS + GUARD_NS + SECOND);
     flows.add(both_closed, closed, IDLE_CLOSED_NS + GUARD_NS + SECOND);
-    flows.add(over, established, IDLE_TCP_NS + GUARD_NS + SECOND);
+    flows.add(over, NAT_OPEN, IDLE_TCP_NS + GUARD_NS + SECOND);
     flows.add(orphan, 0, IDLE_CLOSED_NS + GUARD_NS + SECOND);
     flows.forward.remove(&request(orphan)).unwrap();
 

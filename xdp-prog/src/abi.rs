@@ -48,8 +48,8 @@ pub use self::flow::{
 pub use self::link::TaggedLink;
 pub use self::local::LocalFlow;
 pub use self::nat::{
-    NAT_ANSWERED, NAT_CONDEMNED, NAT_FIN_BACKEND, NAT_FIN_CLIENT, NAT_OPEN, NAT_RESET_BACKEND,
-    NAT_RESET_CLIENT, NatCount, NatForward, NatLink, NatMark, NatReverse,
+    NAT_ANSWERED, NAT_CONDEMNED, NAT_FIN_BACKEND, NAT_FIN_CLIENT, NAT_OPEN, NAT_RESET, NatCount,
+    NatForward, NatLink, NatMark, NatReverse,
 };
 pub use self::notes::{FlowNote, Shortcut, Untrusted};
 pub use self::path::PathReport;

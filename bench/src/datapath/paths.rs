@@ -294,11 +294,11 @@ pub(super) fn fill_flows(product: &mut Ebpf, case: Case, device: u32) -> Result<
     let now = monotonic_ns();
     let outer = u8::try_from(family.header_length())?;
     let vip = key(known.vip);
-    let mark = NatMark::new(now, NAT_OPEN | NAT_ANSWERED);
-    let answered = match protocol {
-        Protocol::Udp => map::FLOWS_DATAGRAM,
-        Protocol::Tcp => map::FLOWS,
+    let (answered, told) = match protocol {
+        Protocol::Udp => (map::FLOWS_DATAGRAM, NAT_OPEN | NAT_ANSWERED),
+        Protocol::Tcp => (map::FLOWS, NAT_OPEN),
     };
+    let mark = NatMark::new(now, told);
     let link = link();
     for flow in 0..MOST_FLOWS {
         let (bits, port) = client(flow);

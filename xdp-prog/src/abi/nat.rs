@@ -29,21 +29,19 @@ plain_data! {
 pub struct NatMark(u64);
 
 /// [`NatMark`]: both ends have proved that they talk to each other. Of TCP: the client has acknowledged what the
-/// backend began with, or the backend has sent data; of the rest: the client has gone on after an answer. A flow
+/// backend began with, or the backend has sent its first data; of the rest: the client has gone on after an answer. A flow
 /// without it is *half-open*.
 pub const NAT_OPEN: u8 = 1;
-/// [`NatMark`] of a backend: it has sent something.
+/// [`NatMark`] of a backend: it has sent something; of TCP, a SYN+ACK that its client has yet to acknowledge.
 pub const NAT_ANSWERED: u8 = 2;
 /// [`NatMark`] of a client: it has sent a FIN.
 pub const NAT_FIN_CLIENT: u8 = 4;
 /// [`NatMark`] of a backend: it has sent a FIN.
 pub const NAT_FIN_BACKEND: u8 = 8;
-/// [`NatMark`] of a client: it, or somebody in its name, has sent a RST.
-pub const NAT_RESET_CLIENT: u8 = 16;
-/// [`NatMark`] of a backend: it has sent a RST.
-pub const NAT_RESET_BACKEND: u8 = 32;
+/// [`NatMark`]: an end, or somebody in its name, has sent a RST, and the backend nothing else since.
+pub const NAT_RESET: u8 = 16;
 /// [`NatMark`] of a flow whose port is about to be another one's: nobody may use or renew it any more.
-pub const NAT_CONDEMNED: u8 = 64;
+pub const NAT_CONDEMNED: u8 = 32;
 
 impl NatMark {
     /// Packs time and flags.
@@ -186,8 +184,9 @@ pub struct NatReverse {
     pub link: NatLink,
     /// The client's port (2 bytes), the port that it talks to (2).
     ports: u32,
-    /// Sequence number of the backend's SYN+ACK, which the client proves to have seen; native.
-    pub sequence: u32,
+    /// Of TCP the sequence number of the backend's SYN+ACK, which the client proves to have seen, native; of the rest
+    /// the time of the first packet, as [`NatReverse::began_at`] makes it.
+    pub began_with: u32,
 }
 
 impl NatReverse {
@@ -208,8 +207,15 @@ impl NatReverse {
             address: forward.destination(),
             link,
             ports: forward.ports(),
-            sequence: 0,
+            began_with: Self::began_at(mark.time()),
         }
+    }
+
+    /// Returns a time, in ns, in steps of 16.8 ms, which come around in two years.
+    #[inline(always)]
+    #[expect(clippy::cast_possible_truncation, reason = "comes around")]
+    pub const fn began_at(time: u64) -> u32 {
+        (time >> 24) as u32
     }
 
     /// Tells whether the entry belongs to this key.

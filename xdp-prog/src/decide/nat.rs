@@ -19,14 +19,18 @@
 //!
 //! **What is proved.** Anybody can send a SYN, and a backend that lives answers it. So a TCP flow is half-open until its
 //! client acknowledges the very sequence number of the SYN+ACK, which lies in the reverse entry, or the backend sends
-//! data; others until the client goes on after an answer. What a half-open flow's packets say otherwise
-//! renews nothing, but a SYN. Nor does a client's RST or SYN end anything: the backend says whether it heeds them,
-//! by what it sends next.
+//! the first data after it; others until the client goes on after an answer. What a half-open flow's packets say
+//! otherwise renews nothing, but a SYN. Nor does a RST or a SYN end anything: the backend shows whether it heeds them by
+//! what it sends next. Where it accepts another connection after a RST or the FINs of both ends, that one is proved in
+//! the same way.
 //!
 //! **Under pressure**, where the ports that are tried are all taken, or the service has its share of the table
 //! ([`crate::abi::NatCount::leaves_room`]), a flow gives its port to the new one: the half-open one that is silent for
-//! longest, which is the oldest, after [`HANDSHAKE_NS`]; or one with a RST of which the backend has said nothing for
-//! [`QUIET_RESET_NS`], unless it is half-open flows that take the ports. It is condemned first, by an exchange of its
+//! longest, which is the oldest, after [`HANDSHAKE_NS`]. Unless it is half-open flows that take the ports, an open one
+//! does of which the backend has said nothing for long: for [`QUIET_RESET_NS`] after a RST, or of UDP for
+//! [`QUIET_DATAGRAMS_NS`]. Anybody can open a flow of UDP by two datagrams that the backend answers, so one in use for
+//! less than [`SPAN_OF_USE_NS`] counts as half-open here; an association of SCTP has only one port to be tried, which a
+//! single packet would take from it, so none gives way. A flow is condemned first, by an exchange of its
 //! mark that fails if the mark is not what was judged: so no packet renews a flow that goes, and none goes that was renewed.
 //! The backend may remember it still. Then it answers the new SYN for the old flow, at which the new client resets it
 //! (RFC 9293 section 3.5.1) and sends its SYN again.
@@ -57,8 +61,8 @@ use self::begin::Taken;
 use crate::{
     abi::{
         ADDRESS_VIP, AddressKey, BACKEND_LOCAL, BACKEND_NAT, Backend, NAT_ANSWERED, NAT_CONDEMNED,
-        NAT_FIN_BACKEND, NAT_FIN_CLIENT, NAT_OPEN, NAT_RESET_BACKEND, NAT_RESET_CLIENT, NatCount,
-        NatForward, NatLink, NatMark, NatReverse, NextHop, RENEWAL_NS, Tuple,
+        NAT_FIN_BACKEND, NAT_FIN_CLIENT, NAT_OPEN, NAT_RESET, NatCount, NatForward, NatLink,
+        NatMark, NatReverse, NextHop, RENEWAL_NS, Tuple,
     },
     flow::FlowKey,
     frame::Frame,
@@ -77,7 +81,7 @@ pub const GUARD_NS: u64 = 20_000_000_000;
 pub const IDLE_HALF_OPEN_TCP_NS: u64 = 10_000_000_000;
 /// Idle time of a half-open flow of another protocol.
 pub const IDLE_HALF_OPEN_NS: u64 = 30_000_000_000;
-/// Idle time of a TCP connection that both ends have closed, or the backend has reset.
+/// Idle time of a TCP connection that both ends have closed.
 pub const IDLE_CLOSED_NS: u64 = 60_000_000_000;
 /// How long the backend must have been silent on a flow with a RST before another one may take its port.
 pub const QUIET_RESET_NS: u64 = 60_000_000_000;
@@ -86,6 +90,13 @@ pub const QUIET_RESET_NS: u64 = 60_000_000_000;
 pub const HANDSHAKE_NS: u64 = 150_000_000;
 /// The same of a flow of another protocol: nothing but its port tells its late answer from a stranger's.
 pub const ANSWER_NS: u64 = 1_000_000_000;
+/// How long the backend must have been silent on an open flow of UDP before another one may take its port.
+pub const QUIET_DATAGRAMS_NS: u64 = 30_000_000_000;
+/// From when on a flow of UDP is believed to be in use: anybody can make one open by two datagrams.
+pub const SPAN_OF_USE_NS: u64 = 2_000_000_000;
+/// How far the backend's first data are from its SYN+ACK: more than what is sent before anything is acknowledged
+/// (RFC 6928), and so little that one forged segment in 65536 is believed.
+const FIRST_DATA: u32 = 1 << 16;
 
 /// Beside the service of the packet under way: what it proves has been taken note of.
 const HEEDED: u32 = 1 << 31;
@@ -105,7 +116,7 @@ pub trait NatFlows: Clock {
     /// Reads what a reverse entry knows of its flow.
     fn nat_state(&self, key: &Tuple) -> Option<NatState>;
     /// Sets what a reverse entry knows of its flow, if it is there.
-    fn note_nat_reverse(&self, key: &Tuple, mark: NatMark, sequence: u32);
+    fn note_nat_reverse(&self, key: &Tuple, mark: NatMark, began_with: u32);
     /// Adds a forward entry, unless it is there.
     fn insert_nat_forward(&self, key: &Tuple, entry: &NatForward) -> Inserted;
     /// Adds the reverse entry that [`NatReverse::new`] makes of these, unless there is one with this key.
@@ -164,8 +175,8 @@ impl Origin {
 pub struct NatState {
     /// See [`NatReverse::mark`].
     pub mark: NatMark,
-    /// See [`NatReverse::sequence`].
-    pub sequence: u32,
+    /// See [`NatReverse::began_with`].
+    pub began_with: u32,
 }
 
 impl NatState {
@@ -174,7 +185,7 @@ impl NatState {
     pub fn of(entry: &NatReverse, key: &Tuple) -> Option<Self> {
         let state = Self {
             mark: entry.mark,
-            sequence: entry.sequence,
+            began_with: entry.began_with,
         };
         entry.is_for(key).then_some(state)
     }
@@ -353,13 +364,40 @@ impl Arrived {
         TcpFlags(self.flags as u8)
     }
 
-    /// Tells whether a backend sends this segment only on a connection that it has accepted.
+    /// Returns what a backend says by this packet, on a connection that it has accepted with this number.
     #[inline(always)]
-    const fn shows_connection(&self) -> bool {
+    fn says(&self, accepted_with: u32) -> u32 {
+        if self.key.protocol() != protocol::TCP {
+            return DATAGRAM;
+        }
         let flags = self.flags();
-        (self.flags & DATA != 0 || flags.fin()) && !flags.rst() && !flags.syn()
+        if flags.accepts_connection() {
+            return ACCEPTS;
+        }
+        if flags.rst() {
+            return RESETS;
+        }
+        let fin = if flags.fin() { ENDS } else { 0 };
+        let sent = self.flags & DATA | fin;
+        let first = accepted_with.wrapping_add(1);
+        if sent != 0 && !flags.syn() && self.number.wrapping_sub(first) < FIRST_DATA {
+            sent | BEGINS
+        } else {
+            sent
+        }
     }
 }
+
+/// A backend's packet: of a protocol other than TCP.
+const DATAGRAM: u32 = 1;
+/// A backend's segment: a SYN+ACK.
+const ACCEPTS: u32 = 2;
+/// A backend's segment: a RST.
+const RESETS: u32 = 4;
+/// A backend's segment: a FIN.
+const ENDS: u32 = 8;
+/// A backend's segment: the first data of a connection that was just accepted, or the end if there are none.
+const BEGINS: u32 = 16;
 
 /// Reads [`Arrived::flags`] and [`Arrived::number`].
 #[inline(always)]
@@ -628,8 +666,6 @@ const fn is_over(entry: &NatForward, protocol: u8, now: u64) -> bool {
 
 /// Flags of a TCP connection that both ends have closed.
 const CLOSED: u8 = NAT_FIN_CLIENT | NAT_FIN_BACKEND;
-/// Flags of a TCP connection with a RST, whoever has sent it.
-pub const RESET: u8 = NAT_RESET_CLIENT | NAT_RESET_BACKEND;
 
 /// Returns for how long a flow may be idle.
 #[inline(always)]
@@ -644,17 +680,17 @@ pub const fn idle_limit(protocol: u8, mark: NatMark) -> u64 {
         }
     } else if protocol != protocol::TCP {
         IDLE_UDP_NS
-    } else if is_closed(mark) {
+    } else if is_closed(mark.flags()) {
         IDLE_CLOSED_NS
     } else {
         IDLE_TCP_NS
     }
 }
 
-/// Tells whether the backend takes a connection for closed. A RST of the client's may be anybody's.
+/// Tells whether both ends have closed a connection. A RST may be anybody's.
 #[inline(always)]
-const fn is_closed(mark: NatMark) -> bool {
-    mark.has(NAT_RESET_BACKEND) || mark.flags() & CLOSED == CLOSED
+const fn is_closed(told: u8) -> bool {
+    told & CLOSED == CLOSED
 }
 
 /// Returns what an open flow's packets have told once the client has sent this one.
@@ -664,45 +700,44 @@ const fn after_client(protocol: u8, told: u8, flags: TcpFlags) -> u8 {
         return told;
     }
     told | (if flags.fin() { NAT_FIN_CLIENT } else { 0 })
-        | (if flags.rst() { NAT_RESET_CLIENT } else { 0 })
+        | (if flags.rst() { NAT_RESET } else { 0 })
 }
 
-/// Returns what a backend's packet tells of its flow.
+/// Returns what a flow's packets have told once the backend has sent this one.
+///
+/// A connection that was closed, or had a RST, may be followed by another one of the same ports. The flow is the old
+/// one until that is proved: a SYN+ACK that somebody forged, and a RST before it, end nothing.
 #[inline(always)]
-const fn backend_told(protocol: u8, flags: TcpFlags) -> u8 {
-    if protocol != protocol::TCP {
-        return NAT_ANSWERED;
-    }
-    let answered = if flags.accepts_connection() {
-        NAT_ANSWERED
+const fn after_backend(told: u8, says: u32) -> u8 {
+    let fin = if says & ENDS != 0 { NAT_FIN_BACKEND } else { 0 };
+    if says & DATAGRAM != 0 || (says & ACCEPTS != 0 && accepts_anew(told)) {
+        told | NAT_ANSWERED
+    } else if says & BEGINS != 0 && told & NAT_ANSWERED != 0 {
+        NAT_OPEN | fin
+    } else if says & ACCEPTS != 0 || told & NAT_OPEN == 0 {
+        told
+    } else if says & RESETS != 0 {
+        told | NAT_RESET
+    } else if says & DATA != 0 {
+        told & !(NAT_RESET | NAT_ANSWERED) | fin
     } else {
-        0
-    };
-    answered
-        | (if flags.fin() { NAT_FIN_BACKEND } else { 0 })
-        | (if flags.rst() { NAT_RESET_BACKEND } else { 0 })
+        told & !NAT_RESET | fin
+    }
+}
+
+/// Tells whether a SYN+ACK of the backend begins a connection. On one that goes on, it is an old one.
+#[inline(always)]
+const fn accepts_anew(told: u8) -> bool {
+    told & NAT_OPEN == 0 || told & NAT_RESET != 0 || is_closed(told)
 }
 
 /// Returns a flow's mark once the backend has sent this packet.
 #[inline(always)]
-fn after_backend(protocol: u8, mark: NatMark, arrived: &Arrived, now: u64) -> NatMark {
-    let flags = arrived.flags();
-    let told = backend_told(protocol, flags);
-    if mark.has(NAT_OPEN) {
-        // The client uses its port again, as the backend agrees. On a connection that goes on, a SYN+ACK is an old one.
-        if flags.accepts_connection() && (is_closed(mark) || mark.has(NAT_RESET_CLIENT)) {
-            return NatMark::new(now, NAT_ANSWERED);
-        }
-        return NatMark::new(now, mark.flags() | told);
-    }
-    if protocol != protocol::TCP {
-        NatMark::new(now, mark.flags() | told)
-    } else if arrived.shows_connection() {
-        NatMark::new(now, NAT_OPEN | NAT_ANSWERED | told)
-    } else {
-        // Not renewed: a backend repeats its SYN+ACK for a minute.
-        NatMark::new(mark.time(), mark.flags() | told)
-    }
+const fn marked_by_backend(mark: NatMark, says: u32, now: u64) -> NatMark {
+    let told = after_backend(mark.flags(), says);
+    // A half-open connection is not renewed: a backend repeats its SYN+ACK for a minute.
+    let renews = says & DATAGRAM != 0 || told & NAT_OPEN != 0;
+    NatMark::new(if renews { now } else { mark.time() }, told)
 }
 
 /// Removes a forward entry that is over, or that says of its flow what no longer holds: that it is answered
@@ -828,33 +863,29 @@ fn answer<T: NatFlows>(tables: &T, arrived: &Arrived) -> Option<NatReverse> {
     if !entry.is_for(reply) {
         return None;
     }
-    let accepts = arrived.flags().accepts_connection();
-    let is_news = backend_told(protocol, arrived.flags()) & !entry.mark.flags() != 0
-        || accepts
-        || (!entry.mark.has(NAT_OPEN) && arrived.shows_connection());
+    let says = arrived.says(entry.began_with);
+    let told = entry.mark.flags();
+    let is_news = says & ACCEPTS != 0 || after_backend(told, says) != told;
     if !is_news && entry.mark.idle(now) < RENEWAL_NS {
         return Some(entry);
     }
     let key = entry.forward_key(protocol);
-    let forward = tables.see_nat_forward(&key, |forward| {
+    let mut seen = None;
+    tables.see_nat_forward(&key, |forward| {
         if !is_live(forward, &key, reply, now) {
             return None;
         }
-        let mark = after_backend(protocol, forward.mark, arrived, now);
+        seen = Some(forward.mark);
+        let mark = marked_by_backend(forward.mark, says, now);
         (mark != forward.mark).then_some(mark)
     });
-    let mark = match forward {
-        Some(forward) if is_live(&forward, &key, reply, now) => {
-            after_backend(protocol, forward.mark, arrived, now)
-        }
-        _ => return None,
-    };
-    let sequence = if accepts && !mark.has(NAT_OPEN) {
+    let mark = seen?;
+    let began_with = if says & ACCEPTS != 0 && accepts_anew(mark.flags()) {
         arrived.number
     } else {
-        entry.sequence
+        entry.began_with
     };
-    tables.note_nat_reverse(reply, mark, sequence);
+    tables.note_nat_reverse(reply, marked_by_backend(mark, says, now), began_with);
     Some(entry)
 }
 

@@ -225,10 +225,10 @@ impl NatFlows for ReadOnly<'_> {
         NatState::of(&self.see_nat_reverse(key)?, key)
     }
 
-    fn note_nat_reverse(&self, key: &Tuple, mark: NatMark, sequence: u32) {
+    fn note_nat_reverse(&self, key: &Tuple, mark: NatMark, began_with: u32) {
         if let Some(mut entry) = self.see_nat_reverse(key) {
             entry.mark = mark;
-            entry.sequence = sequence;
+            entry.began_with = began_with;
             self.nat_reverse.set(key, Some(entry));
         }
     }

@@ -15,13 +15,13 @@ use xdp_prog::{
     abi::{
         ADDRESS_LOCAL, ADDRESS_NAT, ADDRESS_NODE_PORT, BACKEND_NAT, BACKEND_V4, BACKEND_V6,
         Backend, LocalFlow, MODE_IPIP, NAT_ANSWERED, NAT_FIN_BACKEND, NAT_FIN_CLIENT, NAT_OPEN,
-        NAT_RESET_BACKEND, NatForward, NatLink, NatMark, NatReverse, SERVICE_NAT,
-        SERVICE_NODE_PORT, SERVICE_SOURCE_RANGES, Tuple,
+        NAT_RESET, NatForward, NatLink, NatMark, NatReverse, SERVICE_NAT, SERVICE_NODE_PORT,
+        SERVICE_SOURCE_RANGES, Tuple,
     },
     decide::{
         Action,
         deliver::{IDLE_TCP_NS, IDLE_UDP_NS},
-        nat::{GUARD_NS, IDLE_CLOSED_NS, IDLE_HALF_OPEN_NS, IDLE_HALF_OPEN_TCP_NS},
+        nat::{GUARD_NS, IDLE_CLOSED_NS, IDLE_HALF_OPEN_NS, IDLE_HALF_OPEN_TCP_NS, SPAN_OF_USE_NS},
     },
     reason::{DropReason, PassReason, ReplyReason, ReturnReason},
 };
@@ -169,14 +169,24 @@ impl Service {
         let forward = tuple(client, self.vip, self.protocol);
         let reply = self.reply_key(port);
         let mark = NatMark::new(before(idle), flags);
-        let mut entry = NatReverse::new(&reply, &forward, INGRESS, link(&BACK), mark);
-        entry.sequence = SEQUENCE;
+        let entry = NatReverse::new(&reply, &forward, INGRESS, link(&BACK), mark);
         tables.nat.reverse.insert(reply, entry);
+        // Datagrams have been exchanged for a while.
+        self.began(tables, port, idle.wrapping_add(2 * SPAN_OF_USE_NS));
         let half_open = i64::from(!mark.has(NAT_OPEN));
         tables.nat.counts[0].flows -= 1;
         let count = &mut tables.nat.counts[self.way.service as usize];
         count.flows += 1;
         count.half_open += half_open;
+    }
+
+    /// Writes what a flow began with: [`SEQUENCE`] for TCP, the time that long ago for others.
+    fn began(&self, tables: &mut TableSet, port: u16, ago: u64) {
+        let entry = tables.nat.reverse.get_mut(&self.reply_key(port)).unwrap();
+        entry.began_with = match self.protocol {
+            TCP => SEQUENCE,
+            _ => NatReverse::began_at(before(ago)),
+        };
     }
 }
 
@@ -694,7 +704,7 @@ fn ports() -> Vec<Case> {
 }
 
 const SECOND: u64 = 1_000_000_000;
-const OPEN: u8 = NAT_OPEN | NAT_ANSWERED;
+const OPEN: u8 = NAT_OPEN;
 
 /// Flows that were idle: who may go on, and whose port another one may take.
 fn idle_times() -> Vec<Case> {
@@ -703,12 +713,8 @@ fn idle_times() -> Vec<Case> {
         ("tcp_established", TCP_V4, OPEN, IDLE_TCP_NS),
         ("tcp_unanswered", TCP_V4, 0, IDLE_HALF_OPEN_TCP_NS),
         ("tcp_half_open", TCP_V4, NAT_ANSWERED, IDLE_HALF_OPEN_TCP_NS),
-        (
-            "tcp_reset_by_the_backend",
-            TCP_V4,
-            OPEN | NAT_RESET_BACKEND,
-            IDLE_CLOSED_NS,
-        ),
+        // Anybody may have sent it.
+        ("tcp_reset", TCP_V4, OPEN | NAT_RESET, IDLE_TCP_NS),
         (
             "tcp_closed",
             TCP_V4,
@@ -734,9 +740,22 @@ fn idle_times() -> Vec<Case> {
             limit + SECOND / 2,
             limit + GUARD_NS + SECOND,
         );
+        // Others have it for less, where ports are in demand.
+        let held = match service.protocol {
+            TCP if flags & NAT_RESET == 0 => live,
+            SCTP => live,
+            _ => NEVER,
+        };
         let seeded = |name: &str, input, client, idle| {
             nat(
-                format!("{name}_{}", if idle == live { "live" } else { "over" }),
+                format!(
+                    "{name}_{}",
+                    if [over, free].contains(&idle) {
+                        "over"
+                    } else {
+                        "live"
+                    }
+                ),
                 input,
             )
             .with(|tables| service.seed(tables, client, port, flags, idle))
@@ -754,7 +773,7 @@ fn idle_times() -> Vec<Case> {
                 &format!("{name}_keeps_its_port"),
                 begin.clone(),
                 other,
-                live,
+                held,
             )
             .drops(DropReason::NatPortsExhausted),
             seeded(&format!("{name}_frees_its_port"), begin, other, free).reaches(&service, SYN),

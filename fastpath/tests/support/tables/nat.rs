@@ -10,6 +10,7 @@ use fastpath::clock::monotonic_ns;
 use xdp_prog::{
     abi::{NatCount, NatForward, NatMark, NatReverse, Tuple},
     decide::nat::{Inserted, NatFlows, NatState, Origin, Translation, begin::Taken},
+    wire::protocol::TCP,
 };
 
 use super::{ModelTables, size};
@@ -35,8 +36,12 @@ impl Nat {
         for entry in fresh.forward.values_mut() {
             entry.mark = renewed(entry.mark);
         }
-        for entry in fresh.reverse.values_mut() {
+        for (key, entry) in &mut fresh.reverse {
             entry.mark = renewed(entry.mark);
+            if key.protocol() != TCP {
+                let passed = NatReverse::began_at(passed);
+                entry.began_with = entry.began_with.wrapping_add(passed);
+            }
         }
         fresh
     }
@@ -111,10 +116,10 @@ impl NatFlows for ModelTables<'_> {
         NatState::of(&self.see_nat_reverse(key)?, key)
     }
 
-    fn note_nat_reverse(&self, key: &Tuple, mark: NatMark, sequence: u32) {
+    fn note_nat_reverse(&self, key: &Tuple, mark: NatMark, began_with: u32) {
         if let Some(entry) = self.nat.flows.borrow_mut().reverse.get_mut(key) {
             entry.mark = mark;
-            entry.sequence = sequence;
+            entry.began_with = began_with;
         }
     }
 

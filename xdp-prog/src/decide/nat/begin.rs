@@ -3,13 +3,14 @@
 use core::cell::Cell;
 
 use super::{
-    ANSWER_NS, Arrived, Fate, HANDSHAKE_NS, HEEDED, Inserted, NatFlows, Origin, QUIET_RESET_NS,
-    RESET, fate, forget, is_by_nat, origin, reply_key, way,
+    ANSWER_NS, Arrived, Fate, HANDSHAKE_NS, HEEDED, Inserted, NatFlows, NatState, Origin,
+    QUIET_DATAGRAMS_NS, QUIET_RESET_NS, SPAN_OF_USE_NS, fate, forget, is_by_nat, origin, reply_key,
+    way,
 };
 use crate::{
     abi::{
-        AddressKey, BACKEND_LOCAL, Backend, NAT_CONDEMNED, NAT_OPEN, NatForward, NatMark,
-        NatReverse, Tuple,
+        AddressKey, BACKEND_LOCAL, Backend, NAT_CONDEMNED, NAT_OPEN, NAT_RESET, NatForward,
+        NatMark, NatReverse, Tuple,
     },
     decide::{Ip, Stage, Verdict, World, answer::Answer, balance, is_no_client},
     frame::Frame,
@@ -20,8 +21,8 @@ use crate::{
 
 /// Ports that are tried for a new flow before it is refused: half of them in leaps, half in a row.
 pub const PORT_PROBES: u32 = 32;
-/// Ports of half-open flows among those that were tried, up to which a flow with a RST gives its port away: where there
-/// are more, it is forged SYNs that want it.
+/// Ports of half-open flows among those that were tried, up to which an open flow gives its port away: where there
+/// are more, it is forged packets that want it.
 const HALF_OPEN_AT_MOST: u64 = PORT_PROBES as u64 / 4;
 
 /// Decides what is to be done with a frame of this stage: a client's packet of no flow that is known.
@@ -182,11 +183,11 @@ fn reserve<T: World>(tables: &T, new: &New<'_>, hash: u32) -> Result<(), DropRea
     let Some(taken) = tables.taken() else {
         return Err(DropReason::NatPortsExhausted);
     };
-    taken.begin(has_room(tables, new.service), protocol);
+    taken.begin(has_room(tables, new.service));
     for probe in 0..PORT_PROBES {
         let reply = reply_at(new, first, offset);
         match tables.nat_state(&reply) {
-            Some(state) => taken.note(offset, state.mark, new.now),
+            Some(state) => taken.note(offset, protocol, &state, new.now),
             None if taken.has_room() => match hold(tables, new, &reply) {
                 Inserted::Done => return complete(tables, new, &reply),
                 Inserted::Full => taken.has_room.set(0),
@@ -199,14 +200,14 @@ fn reserve<T: World>(tables: &T, new: &New<'_>, hash: u32) -> Result<(), DropRea
             offset -= ports;
         }
     }
-    let (offset, gives_way) = taken.gives_way().unwrap_or((start, GivesWay::Over));
-    let reply = reply_at(new, first, offset);
+    let found = taken.gives_way();
+    let reply = reply_at(new, first, found.unwrap_or(start));
     let reason = if taken.has_room() {
         DropReason::NatPortsExhausted
     } else {
         DropReason::NatTableFull
     };
-    if !free(tables, new, &reply, gives_way) {
+    if !free(tables, new, &reply, found.is_some()) {
         return Err(reason);
     }
     match hold(tables, new, &reply) {
@@ -223,15 +224,38 @@ fn has_room<T: NatFlows>(tables: &T, service: u32) -> bool {
         .leaves_room(tables.nat_count(0).flows)
 }
 
-/// Why a flow is to give its port to another one.
+/// Whether a flow is proved, as far as its port is concerned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum GivesWay {
-    /// It is over for long enough.
-    Over,
-    /// It is half-open.
+enum Standing {
+    /// Nothing shows that its client is where it says.
     HalfOpen,
-    /// It had a RST, and its backend is silent.
-    Reset,
+    /// It may have ended, though nobody has said so for certain.
+    Open,
+}
+
+/// Returns how a flow stands that may give its port away, and how long it must have been silent for that.
+#[inline(always)]
+const fn standing(protocol: u8, state: &NatState) -> Option<(Standing, u64)> {
+    if !state.mark.has(NAT_OPEN) || is_new(protocol, state) {
+        let patience = if protocol == protocol::TCP {
+            HANDSHAKE_NS
+        } else {
+            ANSWER_NS
+        };
+        return Some((Standing::HalfOpen, patience));
+    }
+    match protocol {
+        protocol::TCP if state.mark.has(NAT_RESET) => Some((Standing::Open, QUIET_RESET_NS)),
+        protocol::UDP => Some((Standing::Open, QUIET_DATAGRAMS_NS)),
+        _ => None,
+    }
+}
+
+/// Tells whether an open flow of UDP was in use for too short a time to be believed.
+#[inline(always)]
+const fn is_new(protocol: u8, state: &NatState) -> bool {
+    let used = NatReverse::began_at(state.mark.time()).wrapping_sub(state.began_with);
+    protocol == protocol::UDP && used < NatReverse::began_at(SPAN_OF_USE_NS)
 }
 
 /// What was found of the ports that are taken. The offset of one that is not known is `Taken::NONE`.
@@ -254,13 +278,13 @@ impl Taken {
     const NONE: u64 = u64::MAX;
 
     #[inline(always)]
-    fn begin(&self, has_room: bool, protocol: u8) {
+    fn begin(&self, has_room: bool) {
         self.has_room.set(has_room.into());
         self.half_open.set(0);
         self.oldest.set(Self::NONE);
-        self.oldest_idle.set(patience(protocol));
+        self.oldest_idle.set(0);
         self.quietest.set(Self::NONE);
-        self.quietest_idle.set(QUIET_RESET_NS);
+        self.quietest_idle.set(0);
     }
 
     #[inline(always)]
@@ -269,42 +293,36 @@ impl Taken {
     }
 
     #[inline(always)]
-    fn note(&self, offset: u32, mark: NatMark, now: u64) {
-        let idle = mark.idle(now);
-        if !mark.has(NAT_OPEN) {
-            self.half_open.set(self.half_open.get() + 1);
-            if idle >= self.oldest_idle.get() {
-                self.oldest.set(offset.into());
-                self.oldest_idle.set(idle);
+    fn note(&self, offset: u32, protocol: u8, state: &NatState, now: u64) {
+        let Some((standing, patience)) = standing(protocol, state) else {
+            return;
+        };
+        let (place, longest) = match standing {
+            Standing::HalfOpen => {
+                self.half_open.set(self.half_open.get() + 1);
+                (&self.oldest, &self.oldest_idle)
             }
-        } else if mark.has(RESET) && idle >= self.quietest_idle.get() {
-            self.quietest.set(offset.into());
-            self.quietest_idle.set(idle);
+            Standing::Open => (&self.quietest, &self.quietest_idle),
+        };
+        let idle = state.mark.idle(now);
+        if idle >= patience && idle >= longest.get() {
+            place.set(offset.into());
+            longest.set(idle);
         }
     }
 
-    /// Returns the port that may be another flow's, and why.
+    /// Returns the port that may be another flow's.
     #[inline(always)]
     #[expect(clippy::cast_possible_truncation, reason = "was an offset")]
-    fn gives_way(&self) -> Option<(u32, GivesWay)> {
+    fn gives_way(&self) -> Option<u32> {
         let (oldest, quietest) = (self.oldest.get(), self.quietest.get());
         if oldest != Self::NONE {
-            Some((oldest as u32, GivesWay::HalfOpen))
+            Some(oldest as u32)
         } else if quietest != Self::NONE && self.half_open.get() <= HALF_OPEN_AT_MOST {
-            Some((quietest as u32, GivesWay::Reset))
+            Some(quietest as u32)
         } else {
             None
         }
-    }
-}
-
-/// Returns for how long a half-open flow keeps its port, be it in demand or not.
-#[inline(always)]
-const fn patience(protocol: u8) -> u64 {
-    if protocol == protocol::TCP {
-        HANDSHAKE_NS
-    } else {
-        ANSWER_NS
     }
 }
 
@@ -346,9 +364,10 @@ fn complete<T: NatFlows>(tables: &T, new: &New<'_>, reply: &Tuple) -> Result<(),
     Err(reason)
 }
 
-/// Removes both entries of the flow with this reverse key, if it gives way; tells whether it did.
+/// Removes both entries of the flow with this reverse key, if it is over, or may give way and does; tells whether they
+/// were removed.
 #[inline(always)]
-fn free<T: NatFlows>(tables: &T, new: &New<'_>, reply: &Tuple, gives_way: GivesWay) -> bool {
+fn free<T: NatFlows>(tables: &T, new: &New<'_>, reply: &Tuple, may_give_way: bool) -> bool {
     let Some(entry) = tables.see_nat_reverse(reply) else {
         return false;
     };
@@ -359,7 +378,7 @@ fn free<T: NatFlows>(tables: &T, new: &New<'_>, reply: &Tuple, gives_way: GivesW
     // Before the claim was there, another CPU may have given the port to another flow.
     let freed = match tables.see_nat_reverse(reply) {
         Some(entry) if entry.is_for(reply) && entry.forward_key(reply.protocol()).is(&key) => {
-            free_claimed(tables, &key, reply, &entry, new.now, gives_way)
+            free_claimed(tables, &key, reply, &entry, new.now, may_give_way)
         }
         _ => false,
     };
@@ -380,7 +399,7 @@ fn free_claimed<T: NatFlows>(
     reply: &Tuple,
     reverse: &NatReverse,
     now: u64,
-    gives_way: GivesWay,
+    may_give_way: bool,
 ) -> bool {
     let forward = tables.see_nat_forward(key, |_| None);
     let mut fate = fate(key, forward.as_ref(), reply, reverse, now);
@@ -390,11 +409,7 @@ fn free_claimed<T: NatFlows>(
         && fate == Fate::Lives
     {
         let mark = entry.mark;
-        let goes = match gives_way {
-            GivesWay::Over => false,
-            GivesWay::HalfOpen => !mark.has(NAT_OPEN) && mark.idle(now) >= patience(key.protocol()),
-            GivesWay::Reset => mark.has(RESET) && reverse.mark.idle(now) >= QUIET_RESET_NS,
-        };
+        let goes = may_give_way && gives_way(key.protocol(), mark, reverse, now);
         // From here on no packet renews it.
         if goes && tables.replace_nat_mark(key, mark, mark.with(NAT_CONDEMNED)) {
             fate = Fate::Over;
@@ -407,6 +422,21 @@ fn free_claimed<T: NatFlows>(
     }
     tables.remove_nat_reverse(reply);
     true
+}
+
+/// Tells whether a flow gives its port away, whose forward entry has this mark.
+#[inline(always)]
+const fn gives_way(protocol: u8, mark: NatMark, reverse: &NatReverse, now: u64) -> bool {
+    let state = NatState {
+        mark: NatMark::new(reverse.mark.time(), mark.flags()),
+        began_with: reverse.began_with,
+    };
+    match standing(protocol, &state) {
+        Some((Standing::HalfOpen, patience)) => mark.idle(now) >= patience,
+        // The client's packets may be anybody's.
+        Some((Standing::Open, patience)) => reverse.mark.idle(now) >= patience,
+        None => false,
+    }
 }
 
 /// Returns the port that a client's flow goes to, in wire order.

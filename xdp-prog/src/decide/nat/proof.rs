@@ -1,12 +1,12 @@
 //! NAT mode: what a client's packet proves of its flow, before it goes on.
 //!
-//! Packets of flows that are open do not come here, but for those with a RST.
+//! Packets of flows that are open do not come here, but for those with a RST, or where the backend has accepted
+//! another connection.
 
 use super::{Arrived, HEEDED, NatFlows, is_known, reply_key, requested, way};
 use crate::{
     abi::{
-        NAT_ANSWERED, NAT_FIN_CLIENT, NAT_OPEN, NAT_RESET_CLIENT, NatForward, NatMark, RENEWAL_NS,
-        Tuple,
+        NAT_ANSWERED, NAT_FIN_CLIENT, NAT_OPEN, NAT_RESET, NatForward, NatMark, RENEWAL_NS, Tuple,
     },
     decide::{Stage, Verdict, World},
     frame::Frame,
@@ -17,12 +17,13 @@ use crate::{
 /// Tells whether a client's packet may change what is known of its flow.
 #[inline(always)]
 pub(super) fn is_of_use(entry: &NatForward, arrived: &Arrived, now: u64) -> bool {
+    let is_tcp = arrived.key.protocol() == protocol::TCP;
+    let is_answered = entry.mark.has(NAT_ANSWERED);
     if entry.mark.has(NAT_OPEN) {
-        return arrived.flags().rst();
+        is_tcp && (is_answered || arrived.flags().rst())
+    } else {
+        is_tcp || is_answered || entry.mark.idle(now) >= RENEWAL_NS
     }
-    arrived.key.protocol() == protocol::TCP
-        || entry.mark.has(NAT_ANSWERED)
-        || entry.mark.idle(now) >= RENEWAL_NS
 }
 
 /// Decides what is to be done with a frame of this stage.
@@ -59,14 +60,14 @@ fn heed<T: World>(tables: &T, arrived: &Arrived) {
     if !entry.is_answered_as(&reply) {
         return;
     }
-    if entry.mark.has(NAT_OPEN) {
+    if entry.mark.has(NAT_OPEN) && arrived.flags().rst() {
         suspect(tables, &reply);
     } else {
         handshake(tables, arrived, entry.mark, &reply, now);
     }
 }
 
-/// Takes note of a client's packet on a half-open flow: it may be the proof.
+/// Takes note of a client's packet where its end is not proved: it may be the proof.
 #[inline(always)]
 fn handshake<T: NatFlows>(tables: &T, arrived: &Arrived, mark: NatMark, reply: &Tuple, now: u64) {
     let key = &arrived.key;
@@ -77,10 +78,11 @@ fn handshake<T: NatFlows>(tables: &T, arrived: &Arrived, mark: NatMark, reply: &
     let flags = arrived.flags();
     let is_proof = reverse.mark.has(NAT_ANSWERED)
         && (!is_tcp
-            || (flags.acknowledges() && arrived.number == reverse.sequence.wrapping_add(1)));
+            || (flags.acknowledges() && arrived.number == reverse.began_with.wrapping_add(1)));
     let renewed = if is_proof {
         let fin = if flags.fin() { NAT_FIN_CLIENT } else { 0 };
-        NatMark::new(now, NAT_OPEN | NAT_ANSWERED | fin)
+        let answered = if is_tcp { 0 } else { NAT_ANSWERED };
+        NatMark::new(now, NAT_OPEN | answered | fin)
     } else if flags.begins_connection() || (!is_tcp && mark.idle(now) >= RENEWAL_NS) {
         NatMark::new(now, mark.flags())
     } else {
@@ -89,8 +91,8 @@ fn handshake<T: NatFlows>(tables: &T, arrived: &Arrived, mark: NatMark, reply: &
     if !tables.replace_nat_mark(key, mark, renewed) {
         return;
     }
-    tables.note_nat_reverse(reply, renewed, reverse.sequence);
-    if is_proof {
+    tables.note_nat_reverse(reply, renewed, reverse.began_with);
+    if is_proof && !mark.has(NAT_OPEN) {
         tables.count_nat(arrived.service, 0, -1);
     }
 }
@@ -99,8 +101,8 @@ fn handshake<T: NatFlows>(tables: &T, arrived: &Arrived, mark: NatMark, reply: &
 #[inline(always)]
 fn suspect<T: NatFlows>(tables: &T, reply: &Tuple) {
     if let Some(state) = tables.nat_state(reply)
-        && !state.mark.has(NAT_RESET_CLIENT)
+        && !state.mark.has(NAT_RESET)
     {
-        tables.note_nat_reverse(reply, state.mark.with(NAT_RESET_CLIENT), state.sequence);
+        tables.note_nat_reverse(reply, state.mark.with(NAT_RESET), state.began_with);
     }
 }

@@ -4,8 +4,8 @@
 
 use etherparse::TcpHeader;
 use xdp_prog::{
-    abi::{NAT_ANSWERED, NAT_CONDEMNED, NAT_RESET_BACKEND, NAT_RESET_CLIENT},
-    decide::nat::{IDLE_HALF_OPEN_NS, IDLE_HALF_OPEN_TCP_NS, QUIET_RESET_NS},
+    abi::{NAT_ANSWERED, NAT_CONDEMNED, NAT_RESET},
+    decide::nat::{IDLE_HALF_OPEN_NS, IDLE_HALF_OPEN_TCP_NS, QUIET_DATAGRAMS_NS, QUIET_RESET_NS},
     reason::DropReason,
 };
 
@@ -14,7 +14,7 @@ use super::{
         super::packet::{ACK, End, FIN, Packet, RST, SYN},
         Case, Draft, EDGE_V4, IN, v4,
     },
-    FROM_MACHINE, NEVER, OPEN, PORT, SECOND, SEQUENCE, Service, TCP_V4, UDP_V4, nat,
+    FROM_MACHINE, NEVER, OPEN, PORT, SCTP_V4, SECOND, SEQUENCE, Service, TCP_V4, UDP_V4, nat,
 };
 
 /// Half of the time that a half-open TCP flow has.
@@ -40,7 +40,7 @@ fn other(service: Service) -> (Vec<u8>, Service) {
 fn rivals(name: impl AsRef<str>, service: Service, flags: u8, idle: u64) -> Draft {
     let (input, _) = other(service);
     nat(format!("rival_{}", name.as_ref()), input)
-        .with(|tables| service.seed(tables, service.client, PORT, flags, idle))
+        .with(|tables| service.seed(tables, service.client, service.edge.1, flags, idle))
 }
 
 impl Draft {
@@ -77,6 +77,27 @@ fn half_open() -> Vec<Case> {
         }
         cases.push(rivals(format!("{name}_open_stays"), service, OPEN, A_WHILE).refused());
     }
+    cases.extend([
+        rivals(
+            "udp_open_and_quiet_gives_way",
+            UDP_V4,
+            OPEN,
+            QUIET_DATAGRAMS_NS + SECOND,
+        )
+        .takes_over(UDP_V4),
+        // Anybody can make a flow open by two datagrams that the backend answers.
+        rivals("udp_open_for_a_moment_gives_way", UDP_V4, OPEN, A_WHILE)
+            .with(|tables| UDP_V4.began(tables, PORT, A_WHILE))
+            .takes_over(UDP_V4),
+        // An association has no other port: a single packet would take it.
+        rivals(
+            "sctp_open_and_quiet_stays",
+            SCTP_V4,
+            OPEN,
+            QUIET_DATAGRAMS_NS + SECOND,
+        )
+        .refused(),
+    ]);
     // What is left of the flow that gave way leads nowhere.
     let (begin, _) = other(TCP_V4);
     cases.push(
@@ -113,10 +134,7 @@ fn half_open() -> Vec<Case> {
 fn proofs() -> Vec<Case> {
     let half_open = |name: &str| rivals(name, TCP_V4, NAT_ANSWERED, A_WHILE);
     let right = SEQUENCE.wrapping_add(1);
-    let reply = |flags, payload: &[u8]| {
-        let packet = Packet::segment(TCP_V4.machine, TCP_V4.edge, flags, payload);
-        FROM_MACHINE.carry(&packet)
-    };
+    let reply = |flags, payload: &[u8]| replied(flags, right, payload);
     let later = IN.carry(&UDP_V4.request(0));
     vec![
         half_open("after_the_acknowledgement")
@@ -147,6 +165,22 @@ fn proofs() -> Vec<Case> {
         half_open("after_the_backends_fin")
             .after(reply(FIN | ACK, b""))
             .refused(),
+        half_open("after_the_end_of_the_backends_first_data")
+            .after(replied(ACK, right.wrapping_add(0xffff), b"text"))
+            .refused(),
+        half_open("after_data_of_another_number")
+            .after(replied(ACK, right.wrapping_add(0x1_0000), b"text"))
+            .takes_over(TCP_V4),
+        half_open("after_data_from_before_the_beginning")
+            .after(replied(ACK, right.wrapping_sub(2), b"text"))
+            .takes_over(TCP_V4),
+        half_open("after_a_fin_of_another_number")
+            .after(replied(FIN | ACK, right.wrapping_sub(2), b""))
+            .takes_over(TCP_V4),
+        // Before it has accepted a connection, the backend has nothing to say on it.
+        rivals("unanswered_after_the_backends_data", TCP_V4, 0, A_WHILE)
+            .after(reply(ACK, b"text"))
+            .takes_over(TCP_V4),
         // A backend sends these to whoever forges a segment of a connection that it has half accepted.
         half_open("after_the_backends_ack")
             .after(reply(ACK, b""))
@@ -178,6 +212,17 @@ fn acknowledge(flags: u8, number: u32, payload: &[u8]) -> Vec<u8> {
     header.fin = flags & FIN != 0;
     header.rst = flags & RST != 0;
     IN.carry(&Packet::tcp_with(from, to, header, payload))
+}
+
+/// The backend's segment with this sequence number.
+fn replied(flags: u8, number: u32, payload: &[u8]) -> Vec<u8> {
+    let (from, to) = (TCP_V4.machine, TCP_V4.edge);
+    let mut header = TcpHeader::new(from.1, to.1, number, 0xfaf0);
+    header.ack = flags & ACK != 0;
+    header.fin = flags & FIN != 0;
+    header.syn = flags & SYN != 0;
+    header.rst = flags & RST != 0;
+    FROM_MACHINE.carry(&Packet::tcp_with(from, to, header, payload))
 }
 
 /// A RST that anybody may have sent ends and shortens nothing by itself.
@@ -217,29 +262,36 @@ fn resets() -> Vec<Case> {
         // A backend that accepts another connection has ended the old one.
         nat("old_proof_of_a_reset_flow", request(ACK))
             .with(|tables| {
-                let flags = OPEN | NAT_RESET_CLIENT;
+                let flags = OPEN | NAT_RESET;
                 TCP_V4.seed(tables, TCP_V4.client, PORT, flags, A_WHILE);
             })
             .after(TCP_V4.reply_frame(SYN | ACK))
             .reaches(&TCP_V4, ACK),
     ];
-    for (name, live, flags) in [
-        ("client", true, NAT_RESET_CLIENT),
-        ("backend", false, NAT_RESET_BACKEND),
-    ] {
-        let draft =
-            open(&format!("long_after_a_rst_of_the_{name}"), request(ACK), 0).with(|tables| {
-                TCP_V4.seed(tables, TCP_V4.client, PORT, OPEN | flags, quiet);
-            });
-        cases.push(if live {
-            draft.reaches(&TCP_V4, ACK)
-        } else {
-            draft.drops(DropReason::NatUnknownFlow)
-        });
+    let other = IN.carry(&TCP_V4.request(RST));
+    for (who, rst) in [("client", other), ("backend", TCP_V4.reply_frame(RST))] {
+        let seeded = |name: String, input| {
+            let draft = open(&name, input, quiet).after(rst.clone());
+            draft.with(|tables| {
+                TCP_V4.seed(tables, TCP_V4.client, PORT, OPEN | NAT_RESET, quiet);
+            })
+        };
+        cases.extend([
+            seeded(
+                format!("client_long_after_a_rst_of_the_{who}"),
+                request(ACK),
+            )
+            .reaches(&TCP_V4, ACK),
+            seeded(
+                format!("backend_long_after_a_rst_of_the_{who}"),
+                TCP_V4.reply_frame(ACK),
+            )
+            .returns(TCP_V4.returned(ACK)),
+        ]);
     }
     // Where forged SYNs want ports, a flow that a forged RST may have marked is left alone.
     cases.push(
-        rivals("among_forged_syns", TCP_V4, OPEN | NAT_RESET_CLIENT, quiet)
+        rivals("among_forged_syns", TCP_V4, OPEN | NAT_RESET, quiet)
             .with(|tables| {
                 tables.config.nat_ports = 2;
                 let forged = (TCP_V4.client.0, 50_000);

@@ -90,19 +90,19 @@ pub(crate) fn state(key: &Tuple) -> Option<NatState> {
     let place = NAT_REVERSE.get_ptr(key)?;
     // SAFETY: the element is valid for the run, and any bytes are an entry; another CPU may write it.
     let entry = unsafe { &*place };
-    let (sequence, mark) = (read_once(&entry.sequence), read_once(&entry.mark));
+    let (began_with, mark) = (read_once(&entry.began_with), read_once(&entry.mark));
     // SAFETY: as above. Last: an element recycled under the reader is found out.
     let check = unsafe { place.cast::<u32>().read_volatile() };
-    (check == key.check()).then_some(NatState { mark, sequence })
+    (check == key.check()).then_some(NatState { mark, began_with })
 }
 
 #[inline(always)]
-pub(crate) fn note_reverse(key: &Tuple, mark: NatMark, sequence: u32) {
+pub(crate) fn note_reverse(key: &Tuple, mark: NatMark, began_with: u32) {
     if let Some(place) = NAT_REVERSE.get_ptr_mut(key) {
         // SAFETY: the element is valid for the run. Another CPU that has a packet of the same
         // flow may write it too: what one of them noted is lost at worst.
         let entry = unsafe { &mut *place };
-        write_once(&mut entry.sequence, sequence);
+        write_once(&mut entry.began_with, began_with);
         // After the number: a mark that tells of an answer vouches for it.
         write_once(&mut entry.mark, mark);
     }

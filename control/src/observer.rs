@@ -20,6 +20,7 @@ mod status;
 #[cfg(test)]
 mod tests;
 
+use std::cell::OnceCell;
 use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -27,6 +28,7 @@ use std::time::{Duration, Instant};
 use fastpath::tables::TableReader;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch};
 
+use self::health::Conditions;
 use crate::agent::{Command, Handle, Question, View};
 use crate::announce::Pulse;
 use crate::api::server::error_line;
@@ -73,6 +75,8 @@ impl fmt::Debug for Sources {
 struct Observation<'s> {
     sources: &'s Sources,
     view: Arc<View>,
+    /// What the checks come to, once that was asked.
+    conditions: OnceCell<Conditions>,
     /// Tells whether nobody waits for the answer any more.
     is_gone: &'s dyn Fn() -> bool,
 }
@@ -146,6 +150,7 @@ impl Observer {
             let answer = answer(&Observation {
                 sources: &sources,
                 view,
+                conditions: OnceCell::new(),
                 is_gone: &is_gone,
             });
             // Before the next one begins, what this one needed is free but for the answer itself.

@@ -20,11 +20,11 @@ pub(super) struct Conditions {
 }
 
 impl Observation<'_> {
-    pub(super) fn conditions(&self) -> Conditions {
-        Conditions {
+    pub(super) fn conditions(&self) -> &Conditions {
+        self.conditions.get_or_init(|| Conditions {
             backends: self.sources.health.backends(),
             nodes: self.sources.health.nodes(),
-        }
+        })
     }
 
     pub(super) fn health_status(&self) -> Health {
@@ -46,11 +46,10 @@ impl Observation<'_> {
     /// Reads the values for the metrics.
     pub(super) fn health_values(&self) -> HealthValues {
         let Conditions { backends, nodes } = self.conditions();
-        let backends = backends.into_iter();
-        let nodes = nodes.into_iter();
         let view = &self.view;
         HealthValues {
             backends: backends
+                .iter()
                 .map(|(member, condition)| CheckedBackend {
                     name: name_of(&view.services, &member.service).unwrap_or_default(),
                     service: member.service,
@@ -59,6 +58,7 @@ impl Observation<'_> {
                 })
                 .collect(),
             nodes: nodes
+                .iter()
                 .filter(|(_, condition)| condition.checked)
                 .map(|(node, condition)| (node.to_string(), condition.healthy))
                 .collect(),

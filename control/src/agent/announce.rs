@@ -26,7 +26,7 @@ use super::problems::Item;
 use crate::announce::{Candidates, Holdings, Mac};
 use crate::chain::chain;
 use crate::desired::ServiceKey;
-use crate::kubernetes::leases::{Claims, Heard, Shown, warn_of_strangers};
+use crate::kubernetes::leases::{AgentSignals, Announceable, Claims, warn_of_strangers};
 
 /// When an address is announced, counted from its taking over: a neighbour may miss a frame, and an edge that has
 /// lost the API may know of this one by its insistence alone ([`crate::announce::election::INSISTENCE`]).
@@ -68,7 +68,7 @@ pub(super) struct Announcing {
 /// This side's ends of what passes to and from the election.
 #[derive(Debug)]
 struct Ends {
-    shown: watch::Sender<Option<Shown>>,
+    shown: watch::Sender<Option<Announceable>>,
     claims: mpsc::UnboundedSender<Claims>,
     /// What belongs here.
     share: BTreeSet<IpAddr>,
@@ -305,7 +305,7 @@ impl Agent {
     }
 
     /// Leaves it to an election what is announced; until it has begun, that stays which is.
-    pub(crate) fn elect(&mut self) -> (BTreeSet<IpAddr>, Heard) {
+    pub(crate) fn elect(&mut self) -> (BTreeSet<IpAddr>, AgentSignals) {
         let share = self.tables.announced();
         let (shown, to_show) = watch::channel(None);
         let (claims, to_claim) = mpsc::unbounded_channel();
@@ -318,7 +318,7 @@ impl Agent {
             assigned: OrdSet::new(),
             announcers: OrdMap::new(),
         });
-        let heard = Heard {
+        let heard = AgentSignals {
             shown: to_show,
             claims: to_claim,
             pulse: self.pulse.clone(),
@@ -343,7 +343,7 @@ impl Agent {
         let nodes = desired.nodes.intersection(&self.machine.addresses);
         let links = self.announcing.links.iter();
         let links = links.filter(|_| self.announcing.is_able);
-        let shown = Some(Shown {
+        let shown = Some(Announceable {
             wanted,
             macs: links.map(|link| Mac(link.mac)).collect(),
             node_addresses: nodes.copied().collect(),

@@ -29,7 +29,7 @@ use super::seed;
 use super::write::{WriteError, Writer};
 use crate::chain::chain;
 use crate::index::objects::{API_SERVICE, ObjectName, SERVICE_NAME};
-use crate::kubernetes::relist::{self, Selection, Shown, WatchError};
+use crate::kubernetes::relist::{self, Decoded, Selection, WatchError};
 use crate::kubernetes::request_errors::Purpose;
 use crate::kubernetes::schema::{self, Namespace, Service, Unreadable};
 use crate::timer::sleep_until;
@@ -52,7 +52,7 @@ pub(super) struct Scope {
 }
 
 /// What a watch tells.
-enum Told {
+enum ControllerEvent {
     Service(Boxed<Seen>),
     Pool(Boxed<SeenPool>),
     Node(Boxed<Vec<IpAddr>>),
@@ -65,11 +65,11 @@ enum Told {
 type Boxed<T> = Box<Event<T>>;
 
 /// What is heard of a watch.
-struct Heard {
+struct ControllerArrival {
     /// The watch.
     kind: &'static str,
     /// Nothing where the server only lets know that it tells of changes.
-    told: Result<Option<Told>, WatchError>,
+    told: Result<Option<ControllerEvent>, WatchError>,
 }
 
 /// Follows the API, and writes what follows from it, for ever.
@@ -94,7 +94,7 @@ pub(super) async fn follow(
         let is_ready = leads && cluster.missing().is_empty();
         tokio::select! {
             Some(heard) = events.next() => {
-                for Heard { kind, told } in heard {
+                for ControllerArrival { kind, told } in heard {
                     broken.note(kind, told.as_ref().err());
                     match told {
                         Ok(Some(told)) => pacer.dirty |= take(&mut cluster, told),
@@ -256,7 +256,7 @@ struct UnreadableObjects {
 
 impl UnreadableObjects {
     /// Returns an object that can be read, or the name of one that cannot.
-    fn sort_out<K: kube::Resource>(&mut self, shown: Shown<K>) -> Result<K, ObjectName> {
+    fn sort_out<K: kube::Resource>(&mut self, shown: Decoded<K>) -> Result<K, ObjectName> {
         match shown {
             Ok(object) => {
                 if !self.reasons.is_empty() {
@@ -276,7 +276,7 @@ impl UnreadableObjects {
     }
 
     /// Returns the name of an object that is gone.
-    fn forget<K: kube::Resource>(&mut self, shown: &Shown<K>) -> ObjectName {
+    fn forget<K: kube::Resource>(&mut self, shown: &Decoded<K>) -> ObjectName {
         let name = match shown {
             Ok(object) => schema::name(object.meta()),
             Err(unreadable) => unreadable.name.clone(),
@@ -286,18 +286,18 @@ impl UnreadableObjects {
     }
 }
 
-fn take(cluster: &mut Cluster, told: Told) -> bool {
+fn take(cluster: &mut Cluster, told: ControllerEvent) -> bool {
     match told {
-        Told::Service(event) => cluster.services.follow(*event),
-        Told::Pool(event) => cluster.pools.follow(*event),
-        Told::Node(event) => cluster.nodes.follow(*event),
-        Told::ApiServers(event) => cluster.api_servers.follow(*event),
-        Told::Edges(event) => cluster.edges.follow(*event),
-        Told::Namespace(event) => cluster.namespaces.follow(*event),
+        ControllerEvent::Service(event) => cluster.services.follow(*event),
+        ControllerEvent::Pool(event) => cluster.pools.follow(*event),
+        ControllerEvent::Node(event) => cluster.nodes.follow(*event),
+        ControllerEvent::ApiServers(event) => cluster.api_servers.follow(*event),
+        ControllerEvent::Edges(event) => cluster.edges.follow(*event),
+        ControllerEvent::Namespace(event) => cluster.namespaces.follow(*event),
     }
 }
 
-fn watches(client: &Client, scope: &Scope) -> impl Stream<Item = Heard> + use<> {
+fn watches(client: &Client, scope: &Scope) -> impl Stream<Item = ControllerArrival> + use<> {
     let classes = scope.classes.clone();
     let all = Selection::default;
     let slices = |namespace: &str, selection| {
@@ -309,19 +309,19 @@ fn watches(client: &Client, scope: &Scope) -> impl Stream<Item = Heard> + use<> 
         heard(
             "service",
             relist::watch(Api::<Service>::all(client.clone()), all()),
-            Told::Service,
+            ControllerEvent::Service,
             move |service| classes.service(service),
         ),
         heard(
             "pool",
             relist::watch(Api::all(client.clone()), all()),
-            Told::Pool,
+            ControllerEvent::Pool,
             convert::pool,
         ),
         heard(
             "node",
             relist::watch(Api::all(client.clone()), all()),
-            Told::Node,
+            ControllerEvent::Node,
             convert::node,
         ),
         heard(
@@ -330,19 +330,19 @@ fn watches(client: &Client, scope: &Scope) -> impl Stream<Item = Heard> + use<> 
                 namespace,
                 Selection::fields(&format!("metadata.name={name}")),
             ),
-            Told::ApiServers,
+            ControllerEvent::ApiServers,
             convert::api_servers,
         ),
         heard(
             "endpointslice",
             slices(&scope.namespace, Selection::labels(&own_service)),
-            Told::Edges,
+            ControllerEvent::Edges,
             convert::edges,
         ),
         heard(
             "namespace",
             relist::watch(Api::<Namespace>::all(client.clone()), all()),
-            Told::Namespace,
+            ControllerEvent::Namespace,
             |namespace| convert::labels(&namespace.metadata),
         ),
     ])
@@ -351,9 +351,9 @@ fn watches(client: &Client, scope: &Scope) -> impl Stream<Item = Heard> + use<> 
 fn heard<K, T>(
     kind: &'static str,
     events: impl Stream<Item = Result<relist::Event<K>, WatchError>> + Send + 'static,
-    told: fn(Boxed<T>) -> Told,
+    told: fn(Boxed<T>) -> ControllerEvent,
     convert: impl Fn(&K) -> T + Send + 'static,
-) -> BoxStream<'static, Heard>
+) -> BoxStream<'static, ControllerArrival>
 where
     K: kube::Resource<DynamicType = ()> + Send + 'static,
     T: 'static,
@@ -377,7 +377,7 @@ where
         })
     };
     events
-        .map(move |heard| Heard {
+        .map(move |heard| ControllerArrival {
             kind,
             told: heard.map(|heard| event(heard).map(|event| told(Box::new(event)))),
         })

@@ -56,13 +56,13 @@ pub enum Mode {
 
 /// What is told at a port.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Told {
+struct PortAnswer {
     service: ObjectName,
     local_endpoints: usize,
 }
 
 /// By port.
-type Tellings = Arc<Mutex<BTreeMap<u16, Told>>>;
+type PortAnswers = Arc<Mutex<BTreeMap<u16, PortAnswer>>>;
 
 /// Opens and closes listeners until the task is dropped.
 pub async fn serve(mode: Mode, reports: Reports) {
@@ -73,7 +73,7 @@ pub async fn serve(mode: Mode, reports: Reports) {
     let mut ports = Ports {
         mode,
         reports: reports.clone(),
-        told: Tellings::default(),
+        told: PortAnswers::default(),
         places: Places::new(MAX_ALL_CONNECTIONS),
         sources: Sources::new(MAX_ALL_OF_A_SOURCE),
         open: BTreeMap::new(),
@@ -94,7 +94,7 @@ pub async fn serve(mode: Mode, reports: Reports) {
 struct Ports {
     mode: Mode,
     reports: Reports,
-    told: Tellings,
+    told: PortAnswers,
     places: Places,
     sources: Sources,
     open: BTreeMap<SocketAddr, Listening>,
@@ -237,9 +237,9 @@ impl Ports {
 }
 
 /// Says what is told at each port; Services cannot share one, so which of them would be told is all the same.
-fn by_port(services: &OrdMap<ObjectName, HealthCheck>) -> BTreeMap<u16, Told> {
+fn by_port(services: &OrdMap<ObjectName, HealthCheck>) -> BTreeMap<u16, PortAnswer> {
     let told = services.iter().map(|(name, check)| {
-        let told = Told {
+        let told = PortAnswer {
             service: name.clone(),
             local_endpoints: check.local_endpoints,
         };
@@ -284,7 +284,7 @@ struct Body<'a> {
 }
 
 /// Answers as kube-proxy does: 200 where there are pods and what is known of them is up to date.
-fn answer(told: &Told, is_healthy: bool) -> Response<Full<Bytes>> {
+fn answer(told: &PortAnswer, is_healthy: bool) -> Response<Full<Bytes>> {
     let body = Body {
         service: Service {
             namespace: &told.service.namespace,

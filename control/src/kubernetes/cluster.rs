@@ -12,7 +12,7 @@ use k8s_openapi::jiff::Timestamp;
 use super::feed::OwnMachine;
 use super::listing::Listing;
 use super::presence::Presence;
-use super::relist::{Event, Shown};
+use super::relist::{Decoded, Event};
 use super::schema::{self, EndpointSlice, Node, Service, Unreadable};
 use crate::index::objects::{self, API_SERVICE, ObjectName};
 use crate::index::{self, Changes, Index, Object, Options, Problem, Reserved, State};
@@ -61,7 +61,7 @@ impl Kind {
     }
 }
 
-fn name_of<K: kube::Resource>(shown: &Shown<K>) -> ObjectName {
+fn name_of<K: kube::Resource>(shown: &Decoded<K>) -> ObjectName {
     match shown {
         Ok(object) => schema::name(object.meta()),
         Err(Unreadable { name, .. }) => name.clone(),
@@ -70,14 +70,14 @@ fn name_of<K: kube::Resource>(shown: &Shown<K>) -> ObjectName {
 
 /// An event of one watcher.
 #[derive(Debug)]
-pub(super) enum Told {
+pub(super) enum ObjectEvent {
     Service(Box<Event<Service>>),
     Slice(Box<Event<EndpointSlice>>),
     Node(Box<Event<Node>>),
     Presence(Box<Event<EndpointSlice>>),
 }
 
-impl Told {
+impl ObjectEvent {
     pub(super) const fn kind(&self) -> Kind {
         match self {
             Self::Service(_) => Kind::Services,
@@ -157,7 +157,7 @@ impl Cluster {
     }
 
     /// Takes an event; tells whether anything may follow from it.
-    pub(super) fn take(&mut self, told: Told, now: Instant) -> bool {
+    pub(super) fn take(&mut self, told: ObjectEvent, now: Instant) -> bool {
         if told.begins_list() {
             self.listing(told.kind()).begin();
         }
@@ -165,10 +165,10 @@ impl Cluster {
             return false;
         }
         match told {
-            Told::Service(event) => self.take_service(*event),
-            Told::Slice(event) => self.take_slice(*event),
-            Told::Node(event) => return self.take_node(*event, now),
-            Told::Presence(event) => self.take_presence(*event, now),
+            ObjectEvent::Service(event) => self.take_service(*event),
+            ObjectEvent::Slice(event) => self.take_slice(*event),
+            ObjectEvent::Node(event) => return self.take_node(*event, now),
+            ObjectEvent::Presence(event) => self.take_presence(*event, now),
         }
         true
     }
@@ -267,7 +267,7 @@ impl Cluster {
     }
 
     /// Returns an object if it can be read, and keeps in mind that it is there if not.
-    fn read<K: kube::Resource>(&mut self, kind: Kind, shown: Shown<K>) -> Option<K> {
+    fn read<K: kube::Resource>(&mut self, kind: Kind, shown: Decoded<K>) -> Option<K> {
         let name = name_of(&shown);
         self.listing(kind).note(&name);
         match shown {
@@ -285,7 +285,7 @@ impl Cluster {
     }
 
     /// Returns the name of an object that is gone.
-    fn forget<K: kube::Resource>(&mut self, kind: Kind, shown: &Shown<K>) -> ObjectName {
+    fn forget<K: kube::Resource>(&mut self, kind: Kind, shown: &Decoded<K>) -> ObjectName {
         let name = name_of(shown);
         self.note_readable(kind, &name);
         name
@@ -522,14 +522,14 @@ mod tests {
         Cluster::new(options, "guideway", inherited, started)
     }
 
-    fn take(cluster: &mut Cluster, told: impl IntoIterator<Item = Told>) {
+    fn take(cluster: &mut Cluster, told: impl IntoIterator<Item = ObjectEvent>) {
         for told in told {
             cluster.take(told, Instant::now());
         }
         cluster.update();
     }
 
-    fn list<K>(told: fn(Box<Event<K>>) -> Told, objects: Vec<K>) -> Vec<Told> {
+    fn list<K>(told: fn(Box<Event<K>>) -> ObjectEvent, objects: Vec<K>) -> Vec<ObjectEvent> {
         let objects = objects
             .into_iter()
             .map(|object| Event::InitApply(Ok(object)));
@@ -559,19 +559,19 @@ mod tests {
         );
         take(
             &mut cluster,
-            list(Told::Service, vec![service("web", 30_001)]),
+            list(ObjectEvent::Service, vec![service("web", 30_001)]),
         );
-        take(&mut cluster, list(Told::Presence, vec![]));
+        take(&mut cluster, list(ObjectEvent::Presence, vec![]));
         take(
             &mut cluster,
             [
-                Told::Node(Box::new(Event::Init)),
-                Told::Node(Box::new(Event::InitApply(Ok(node("n1", "10.0.0.1"))))),
+                ObjectEvent::Node(Box::new(Event::Init)),
+                ObjectEvent::Node(Box::new(Event::InitApply(Ok(node("n1", "10.0.0.1"))))),
             ],
         );
         assert_eq!(missing(&cluster), ["endpointslices", "nodes"]);
-        take(&mut cluster, list(Told::Slice, vec![]));
-        take(&mut cluster, [Told::Node(Box::new(Event::InitDone))]);
+        take(&mut cluster, list(ObjectEvent::Slice, vec![]));
+        take(&mut cluster, [ObjectEvent::Node(Box::new(Event::InitDone))]);
         assert_eq!(missing(&cluster), [""; 0]);
     }
 
@@ -579,21 +579,24 @@ mod tests {
     fn second_list_is_a_difference() {
         let mut cluster = cluster();
         let both = vec![service("a", 30_001), service("b", 30_002)];
-        take(&mut cluster, list(Told::Service, both));
+        take(&mut cluster, list(ObjectEvent::Service, both));
         let before = cluster.state().services.clone();
-        take(&mut cluster, [Told::Service(Box::new(Event::Init))]);
+        take(&mut cluster, [ObjectEvent::Service(Box::new(Event::Init))]);
         take(
             &mut cluster,
-            [Told::Service(Box::new(Event::InitApply(Ok(service(
-                "b", 30_002,
-            )))))],
+            [ObjectEvent::Service(Box::new(Event::InitApply(Ok(
+                service("b", 30_002),
+            ))))],
         );
         assert_eq!(
             ports(&cluster),
             [30_001, 30_002],
             "nothing is gone before the list's end"
         );
-        take(&mut cluster, [Told::Service(Box::new(Event::InitDone))]);
+        take(
+            &mut cluster,
+            [ObjectEvent::Service(Box::new(Event::InitDone))],
+        );
         assert_eq!(ports(&cluster), [30_002]);
         for (key, service) in &cluster.state().services {
             assert!(
@@ -609,7 +612,7 @@ mod tests {
         take(
             &mut cluster,
             list(
-                Told::Node,
+                ObjectEvent::Node,
                 vec![node("n1", "10.0.0.1"), node("n2", "10.0.0.2")],
             ),
         );
@@ -617,17 +620,23 @@ mod tests {
             "metadata": {"namespace": "guideway-system", "name": "guideway-1"}, "addressType": "IPv4",
             "endpoints": [{"addresses": ["10.0.0.2"], "nodeName": "n2", "conditions": {"ready": false}}],
         });
-        take(&mut cluster, list(Told::Presence, vec![read(of_ours)]));
+        take(
+            &mut cluster,
+            list(ObjectEvent::Presence, vec![read(of_ours)]),
+        );
         assert_eq!(
             cluster.state().nodes.len(),
             2,
             "this machine and the one that is present"
         );
-        take(&mut cluster, list(Told::Node, vec![node("n1", "10.0.0.1")]));
+        take(
+            &mut cluster,
+            list(ObjectEvent::Node, vec![node("n1", "10.0.0.1")]),
+        );
         assert_eq!(cluster.state().nodes, ["10.0.0.1".parse().unwrap()].into());
         take(
             &mut cluster,
-            [Told::Node(Box::new(Event::Delete(Ok(node(
+            [ObjectEvent::Node(Box::new(Event::Delete(Ok(node(
                 "n1", "10.0.0.1",
             )))))],
         );
@@ -648,7 +657,7 @@ mod tests {
     fn nodes_that_an_earlier_agent_sent_to_are_present_at_the_start() {
         let nodes = || {
             list(
-                Told::Node,
+                ObjectEvent::Node,
                 vec![
                     node("n1", "10.0.0.1"),
                     node("n2", "10.0.0.2"),
@@ -658,7 +667,7 @@ mod tests {
         };
         for presence_first in [false, true] {
             let mut cluster = cluster_that_follows(&["10.0.0.2", "10.0.0.9"]);
-            let present = list(Told::Presence, vec![presence(&["n1"])]);
+            let present = list(ObjectEvent::Presence, vec![presence(&["n1"])]);
             if presence_first {
                 take(&mut cluster, present);
                 take(&mut cluster, nodes());
@@ -679,9 +688,12 @@ mod tests {
         let mut cluster = cluster();
         let nodes = [("n1", "10.0.0.1"), ("n2", "10.0.0.2")];
         let nodes = nodes.map(|(name, address)| node(name, address));
-        take(&mut cluster, list(Told::Node, nodes.into()));
+        take(&mut cluster, list(ObjectEvent::Node, nodes.into()));
         for shown in [&["n1", "n2"][..], &["n1"]] {
-            take(&mut cluster, list(Told::Presence, vec![presence(shown)]));
+            take(
+                &mut cluster,
+                list(ObjectEvent::Presence, vec![presence(shown)]),
+            );
             assert_eq!(cluster.count(Kind::Presence), 2);
         }
         let end = cluster.expire(Instant::now()).unwrap();
@@ -697,31 +709,31 @@ mod tests {
         take(
             &mut cluster,
             list(
-                Told::Node,
+                ObjectEvent::Node,
                 vec![node("n1", "10.0.0.1"), node("n2", "10.0.0.2")],
             ),
         );
         take(
             &mut cluster,
-            list(Told::Presence, vec![presence(&["n1", "n2"])]),
+            list(ObjectEvent::Presence, vec![presence(&["n1", "n2"])]),
         );
         assert_eq!(cluster.state().nodes.len(), 2);
         // The slice controller hears of it later than we do.
         take(
             &mut cluster,
-            [Told::Node(Box::new(Event::Delete(Ok(node(
+            [ObjectEvent::Node(Box::new(Event::Delete(Ok(node(
                 "n2", "10.0.0.2",
             )))))],
         );
         take(
             &mut cluster,
-            [Told::Presence(Box::new(Event::Apply(Ok(presence(&[
-                "n1",
-            ])))))],
+            [ObjectEvent::Presence(Box::new(Event::Apply(Ok(presence(
+                &["n1"],
+            )))))],
         );
         take(
             &mut cluster,
-            [Told::Node(Box::new(Event::Apply(Ok(node(
+            [ObjectEvent::Node(Box::new(Event::Apply(Ok(node(
                 "n2", "10.0.0.2",
             )))))],
         );
@@ -734,18 +746,25 @@ mod tests {
         let [old, new] = ["2025-12-31T23:59:59Z", "2026-01-01T00:00:01Z"];
         take(
             &mut cluster,
-            list(Told::Slice, vec![slice("a", old), slice("b", new)]),
+            list(ObjectEvent::Slice, vec![slice("a", old), slice("b", new)]),
         );
         assert_eq!(cluster.take_changes(), [new.parse().unwrap()]);
-        take(&mut cluster, list(Told::Slice, vec![slice("b", new)]));
+        take(
+            &mut cluster,
+            list(ObjectEvent::Slice, vec![slice("b", new)]),
+        );
         assert_eq!(cluster.take_changes(), []);
         take(
             &mut cluster,
-            [Told::Slice(Box::new(Event::Delete(Ok(slice("b", new)))))],
+            [ObjectEvent::Slice(Box::new(Event::Delete(Ok(slice(
+                "b", new,
+            )))))],
         );
         take(
             &mut cluster,
-            [Told::Slice(Box::new(Event::Apply(Ok(slice("b", new)))))],
+            [ObjectEvent::Slice(Box::new(Event::Apply(Ok(slice(
+                "b", new,
+            )))))],
         );
         assert_eq!(cluster.take_changes().len(), 1);
     }
@@ -755,7 +774,7 @@ mod tests {
         let mut cluster = cluster();
         take(
             &mut cluster,
-            list(Told::Service, vec![balancer("192.0.2.1", 80)]),
+            list(ObjectEvent::Service, vec![balancer("192.0.2.1", 80)]),
         );
         let vip: IpAddr = "192.0.2.1".parse().unwrap();
         assert!(cluster.state().vips.iter().eq([&vip]));
@@ -778,7 +797,7 @@ mod tests {
         let mut cluster = cluster();
         take(
             &mut cluster,
-            list(Told::Service, vec![balancer("192.0.2.1", 6443)]),
+            list(ObjectEvent::Service, vec![balancer("192.0.2.1", 6443)]),
         );
         assert_eq!(cluster.state().vips.len(), 1);
         let of_api: EndpointSlice = read(json!({
@@ -793,15 +812,15 @@ mod tests {
         of_somebody_else.metadata.name = Some("claims".to_owned());
         take(
             &mut cluster,
-            list(Told::Slice, vec![of_a_namesake, of_somebody_else]),
+            list(ObjectEvent::Slice, vec![of_a_namesake, of_somebody_else]),
         );
         assert_eq!(cluster.state().vips.len(), 1);
-        take(&mut cluster, list(Told::Slice, vec![of_api.clone()]));
+        take(&mut cluster, list(ObjectEvent::Slice, vec![of_api.clone()]));
         assert!(cluster.state().vips.is_empty());
         assert_eq!(ports(&cluster), [30_001], "its port is left to it");
         take(
             &mut cluster,
-            [Told::Slice(Box::new(Event::Delete(Ok(of_api))))],
+            [ObjectEvent::Slice(Box::new(Event::Delete(Ok(of_api))))],
         );
         assert_eq!(cluster.state().vips.len(), 1);
     }

@@ -67,7 +67,7 @@ pub struct Candidate {
 
 /// What the agent shows: what there is to announce, once it serves it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Shown {
+pub struct Announceable {
     /// Addresses, and who may have them.
     pub wanted: BTreeMap<IpAddr, Candidates>,
     /// Addresses by which endpoints name this machine's Node.
@@ -78,7 +78,7 @@ pub struct Shown {
     pub node_selector: Option<BTreeMap<String, String>>,
 }
 
-impl Shown {
+impl Announceable {
     /// Tells whether a Node with these labels may announce addresses; no labels for a machine that is no Node.
     fn may_announce(&self, labels: Option<&BTreeMap<String, String>>) -> bool {
         let Some(selector) = self
@@ -98,9 +98,9 @@ impl Shown {
 
 /// What the election hears from the agent.
 #[derive(Debug)]
-pub struct Heard {
+pub struct AgentSignals {
     /// Nothing until the agent serves.
-    pub shown: watch::Receiver<Option<Shown>>,
+    pub shown: watch::Receiver<Option<Announceable>>,
     /// What other machines have announced.
     pub claims: mpsc::UnboundedReceiver<Claims>,
     /// Whether the agent's loop runs.
@@ -125,7 +125,7 @@ pub enum Claims {
 pub fn start(
     watchers: &Watchers,
     announced: BTreeSet<IpAddr>,
-    heard: Heard,
+    heard: AgentSignals,
     tell: impl Fn(Holdings) + Send + 'static,
     ended: impl FnMut(&'static str) + Send + 'static,
 ) -> Result<(), FollowError> {
@@ -163,7 +163,7 @@ pub async fn follow(
     client: Client,
     candidate: Candidate,
     announced: BTreeSet<IpAddr>,
-    mut heard: Heard,
+    mut heard: AgentSignals,
     request_errors: RequestErrors,
     tell: impl Fn(Holdings),
 ) {
@@ -338,7 +338,7 @@ fn take(
     }
 }
 
-fn read_edge(home: Home, shown: relist::Shown<Lease>) -> Option<Edge> {
+fn read_edge(home: Home, shown: relist::Decoded<Lease>) -> Option<Edge> {
     edge_of(home, &shown.ok()?)
 }
 
@@ -540,15 +540,15 @@ mod tests {
 
     #[test]
     fn label_excludes_and_selector_chooses() {
-        let shown = |selector| Shown {
+        let shown = |selector| Announceable {
             node_selector: Some(labels(selector)),
             macs: [MAC].into(),
-            ..Shown::default()
+            ..Announceable::default()
         };
-        assert!(!Shown::default().may_announce(None), "it is not to");
+        assert!(!Announceable::default().may_announce(None), "it is not to");
         let any = shown(&[]);
         assert!(any.may_announce(None));
-        let deaf = Shown {
+        let deaf = Announceable {
             macs: BTreeSet::new(),
             ..any.clone()
         };

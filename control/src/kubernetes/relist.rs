@@ -86,7 +86,7 @@ impl Selection {
 }
 
 /// An object, or what is known of one that cannot be read.
-pub(crate) type Shown<K> = Result<K, Unreadable>;
+pub(crate) type Decoded<K> = Result<K, Unreadable>;
 
 /// What a watch tells; all of it has been heard from the server.
 #[derive(Debug)]
@@ -94,15 +94,15 @@ pub(crate) enum Event<K> {
     /// A list begins.
     Init,
     /// An object of the list.
-    InitApply(Shown<K>),
+    InitApply(Decoded<K>),
     /// The list was complete: what it did not have is gone.
     InitDone,
     /// The server tells of all changes from here on.
     Watching,
     /// An object is new, or was changed.
-    Apply(Shown<K>),
+    Apply(Decoded<K>),
     /// An object is gone.
-    Delete(Shown<K>),
+    Delete(Decoded<K>),
 }
 
 impl<K> Event<K> {
@@ -156,13 +156,13 @@ impl WatchError {
     }
 }
 
-type Heard<K> = Result<Event<K>, WatchError>;
+type Watched<K> = Result<Event<K>, WatchError>;
 
 /// Watches objects of a kind for ever, with [`Patience`].
 pub(crate) fn watch<K>(
     api: Api<K>,
     selection: Selection,
-) -> impl Stream<Item = Heard<K>> + Send + 'static
+) -> impl Stream<Item = Watched<K>> + Send + 'static
 where
     K: Resource<DynamicType = ()> + DeserializeOwned + Send + 'static,
 {
@@ -174,7 +174,7 @@ pub(crate) fn watch_with<K, P>(
     api: Api<K>,
     selection: Selection,
     pauses: impl Fn() -> P,
-) -> impl Stream<Item = Heard<K>> + Send + 'static
+) -> impl Stream<Item = Watched<K>> + Send + 'static
 where
     K: Resource<DynamicType = ()> + DeserializeOwned + Send + 'static,
     P: Iterator<Item = Duration> + Send + 'static,
@@ -223,7 +223,7 @@ enum State {
 
 impl Source {
     /// Returns what is heard next.
-    async fn next<K>(&mut self) -> Heard<K>
+    async fn next<K>(&mut self) -> Watched<K>
     where
         K: Resource<DynamicType = ()> + DeserializeOwned,
     {
@@ -298,12 +298,12 @@ impl Source {
                     };
                     let told = Line::read::<K>(&line).map_err(WatchError::NoEvent)?;
                     let event = match told {
-                        Told::Error(status) => {
+                        WatchLine::Error(status) => {
                             self.go_on_from(version, Some(&status));
                             return Err(WatchError::Ended(status));
                         }
-                        Told::Bookmark(shown) => Err(shown),
-                        Told::Event(event) => Ok(event),
+                        WatchLine::Bookmark(shown) => Err(shown),
+                        WatchLine::Event(event) => Ok(event),
                     };
                     let newer = match &event {
                         Err(shown) | Ok(Event::Apply(shown) | Event::Delete(shown)) => {
@@ -394,7 +394,7 @@ fn is_end(error: &(dyn std::error::Error + 'static)) -> bool {
     false
 }
 
-fn version_of<K: Resource<DynamicType = ()>>(shown: &Shown<K>) -> Option<String> {
+fn version_of<K: Resource<DynamicType = ()>>(shown: &Decoded<K>) -> Option<String> {
     let version = match shown {
         Ok(object) => &object.meta().resource_version,
         Err(unreadable) => &unreadable.version,
@@ -427,15 +427,15 @@ enum Kind {
 }
 
 /// What a line tells.
-enum Told<K> {
+enum WatchLine<K> {
     Event(Event<K>),
     /// The version that everything is told of until now.
-    Bookmark(Shown<K>),
+    Bookmark(Decoded<K>),
     Error(Box<Status>),
 }
 
 impl Line {
-    fn read<K>(line: &[u8]) -> serde_json::Result<Told<K>>
+    fn read<K>(line: &[u8]) -> serde_json::Result<WatchLine<K>>
     where
         K: Resource<DynamicType = ()> + DeserializeOwned,
     {
@@ -445,27 +445,27 @@ impl Line {
         {
             let object = Ok(event.object);
             match event.r#type {
-                Kind::Added | Kind::Modified => return Ok(Told::Event(Event::Apply(object))),
-                Kind::Deleted => return Ok(Told::Event(Event::Delete(object))),
+                Kind::Added | Kind::Modified => return Ok(WatchLine::Event(Event::Apply(object))),
+                Kind::Deleted => return Ok(WatchLine::Event(Event::Delete(object))),
                 Kind::Bookmark | Kind::Error => {}
             }
         }
         let line: Self = serde_json::from_slice(line)?;
         let read = || schema::read(line.object.to_string().as_bytes());
         Ok(match line.r#type {
-            Kind::Added | Kind::Modified => Told::Event(Event::Apply(read())),
-            Kind::Deleted => Told::Event(Event::Delete(read())),
-            Kind::Bookmark => Told::Bookmark(read()),
-            Kind::Error => Told::Error(serde_json::from_value(line.object)?),
+            Kind::Added | Kind::Modified => WatchLine::Event(Event::Apply(read())),
+            Kind::Deleted => WatchLine::Event(Event::Delete(read())),
+            Kind::Bookmark => WatchLine::Bookmark(read()),
+            Kind::Error => WatchLine::Error(serde_json::from_value(line.object)?),
         })
     }
 }
 
 /// Leaves the server alone after an error.
 fn patient<K: 'static, P>(
-    events: impl Stream<Item = Heard<K>> + Send + Unpin + 'static,
+    events: impl Stream<Item = Watched<K>> + Send + Unpin + 'static,
     pauses: impl Fn() -> P,
-) -> impl Stream<Item = Heard<K>> + Send + 'static
+) -> impl Stream<Item = Watched<K>> + Send + 'static
 where
     P: Iterator<Item = Duration> + Send + 'static,
 {
@@ -490,10 +490,10 @@ struct Patient<S, P> {
 
 impl<K, S, P> Patient<S, P>
 where
-    S: Stream<Item = Heard<K>> + Unpin,
+    S: Stream<Item = Watched<K>> + Unpin,
     P: Iterator<Item = Duration>,
 {
-    async fn next(mut self) -> Option<(Heard<K>, Self)> {
+    async fn next(mut self) -> Option<(Watched<K>, Self)> {
         if let Some(time) = self.not_before.take() {
             tokio::time::sleep_until(time).await;
         }
@@ -525,7 +525,7 @@ mod tests {
     const NO_PAUSE: fn() -> iter::Repeat<Duration> = || iter::repeat(Duration::ZERO);
 
     /// Returns how long after the event before it each of these is told.
-    async fn told_after<P>(heard: Vec<Heard<()>>, pauses: fn() -> P) -> Vec<Duration>
+    async fn told_after<P>(heard: Vec<Watched<()>>, pauses: fn() -> P) -> Vec<Duration>
     where
         P: Iterator<Item = Duration> + Send + 'static,
     {

@@ -13,7 +13,7 @@ use futures_util::{Stream, StreamExt, TryStreamExt};
 use k8s_openapi::jiff::Timestamp;
 use kube::{Api, Client};
 
-use super::cluster::{Cluster, Kind, Told};
+use super::cluster::{Cluster, Kind, ObjectEvent};
 use super::feed::{Feed, Update};
 use super::pace::Pace;
 use super::presence;
@@ -105,9 +105,9 @@ pub(super) async fn follow(
     }
 }
 
-type Heard = Result<Told, (Kind, WatchError)>;
+type ObjectArrival = Result<ObjectEvent, (Kind, WatchError)>;
 
-fn watchers(client: &Client, scope: &Scope) -> impl Stream<Item = Heard> + use<> {
+fn watchers(client: &Client, scope: &Scope) -> impl Stream<Item = ObjectArrival> + use<> {
     let (service, detached) = (&scope.service, presence::detached(&scope.service));
     let ours = format!("{SERVICE_NAME} in ({service},{detached})");
     let theirs = format!("!{SERVICE_PROXY_NAME},!{HEADLESS}");
@@ -120,22 +120,22 @@ fn watchers(client: &Client, scope: &Scope) -> impl Stream<Item = Heard> + use<>
         heard(
             Kind::Services,
             relist::watch(services, Selection::labels(&theirs)),
-            Told::Service,
+            ObjectEvent::Service,
         ),
         heard(
             Kind::EndpointSlices,
             relist::watch(slices, Selection::labels(&theirs)),
-            Told::Slice,
+            ObjectEvent::Slice,
         ),
         heard(
             Kind::Nodes,
             relist::watch(nodes, Selection::default()),
-            Told::Node,
+            ObjectEvent::Node,
         ),
         heard(
             Kind::Presence,
             relist::watch(presence, Selection::labels(&ours)),
-            Told::Presence,
+            ObjectEvent::Presence,
         ),
     ])
 }
@@ -143,8 +143,8 @@ fn watchers(client: &Client, scope: &Scope) -> impl Stream<Item = Heard> + use<>
 fn heard<K: Send + 'static>(
     kind: Kind,
     events: impl Stream<Item = Result<Event<K>, WatchError>> + Send + 'static,
-    told: fn(Box<Event<K>>) -> Told,
-) -> BoxStream<'static, Heard> {
+    told: fn(Box<Event<K>>) -> ObjectEvent,
+) -> BoxStream<'static, ObjectArrival> {
     events
         .map_ok(move |event| told(Box::new(event)))
         .map_err(move |error| (kind, error))
@@ -152,7 +152,7 @@ fn heard<K: Send + 'static>(
 }
 
 /// Takes events and errors; tells whether anything may follow from them. Each watcher goes on after an error by itself.
-fn take(cluster: &mut Cluster, feed: &Feed, heard: Vec<Heard>, now: Instant) -> bool {
+fn take(cluster: &mut Cluster, feed: &Feed, heard: Vec<ObjectArrival>, now: Instant) -> bool {
     let mut follows = false;
     let at = Timestamp::now().as_second();
     for heard in heard {

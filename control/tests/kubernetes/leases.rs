@@ -9,7 +9,7 @@ use std::{
 
 use control::announce::{Candidates, Mac, Pulse};
 use control::kubernetes::RequestErrors;
-use control::kubernetes::leases::{Candidate, Claims, Heard, Shown, follow};
+use control::kubernetes::leases::{AgentSignals, Announceable, Candidate, Claims, follow};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use lab::{
     Cidr, Machine, Namespace, Route, Stopwatch, Topology, kubernetes::ControlPlane, output, vip_v4,
@@ -42,7 +42,7 @@ struct Member {
     /// Its agent's loop.
     beating: JoinHandle<()>,
     mac: Mac,
-    shown: watch::Sender<Option<Shown>>,
+    shown: watch::Sender<Option<Announceable>>,
     claims: mpsc::UnboundedSender<Claims>,
 }
 
@@ -50,7 +50,7 @@ impl Member {
     fn start(client: kube::Client, name: &str) -> Self {
         let wanted = addresses().into_iter();
         let mac = Mac([2, 0, 0, 0, 0, *name.as_bytes().last().unwrap()]);
-        let shown = Shown {
+        let shown = Announceable {
             macs: [mac].into(),
             wanted: wanted.map(|one| (one, Candidates::Every)).collect(),
             node_addresses: BTreeSet::new(),
@@ -64,7 +64,7 @@ impl Member {
             shared_namespace: "kube-system".to_owned(),
         };
         let pulse = Pulse::new(Instant::now());
-        let heard = Heard {
+        let heard = AgentSignals {
             shown: to_show,
             claims: to_claim,
             pulse: pulse.clone(),

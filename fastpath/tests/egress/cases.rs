@@ -304,7 +304,7 @@ fn asked(mut flow: PodFlow, next: u32) -> PodFlow {
         sequence: next - 1,
         acknowledgement: 0,
     };
-    unproved::note(&mut flow, &syn);
+    unproved::remember(&mut flow, &syn);
     flow
 }
 
@@ -315,7 +315,7 @@ fn older(mut flow: PodFlow, acknowledgement: u32) -> PodFlow {
         sequence: ACKNOWLEDGEMENT,
         acknowledgement,
     };
-    unproved::note(&mut flow, &ack);
+    unproved::remember(&mut flow, &ack);
     flow
 }
 

@@ -345,7 +345,7 @@ impl PodFlow {
     #[inline(always)]
     pub const fn begin_anew(&mut self, outer: u8, now: u64) {
         let [a, b, _, state, c, d, e, f] = self.told.to_ne_bytes();
-        let state = state & (FLOW_HAIRPIN | FLOW_ACCEPTED);
+        let state = state & (FLOW_HAIRPIN | FLOW_UNPROVED);
         self.told = u64::from_ne_bytes([a, b, outer, state, c, d, e, f]);
         self.seen = now;
     }

@@ -118,11 +118,11 @@ fn segment<F: Frame>(frame: &F, deliver: &Deliver<'_>) -> Segment {
     }
 }
 
-/// Notes what a packet tells of a flow that has proved nothing. Returns whether it proves that the client is where it says.
+/// Remembers a packet of a flow that has proved nothing. Returns whether it proves that the client is where it says.
 #[inline(always)]
-fn tell<T: World>(tables: &T, key: &Tuple, segment: &Segment) -> bool {
+fn remember_segment<T: World>(tables: &T, key: &Tuple, segment: &Segment) -> bool {
     let is_proof = tables.with_flow(FlowTable::Embryonic, key, |flow| {
-        unproved::note(flow, segment);
+        unproved::remember(flow, segment);
         unproved::is_proof(flow, segment)
     });
     is_proof == Some(true)
@@ -286,7 +286,7 @@ impl Flow<'_> {
         segment: &Segment,
     ) -> Result<(), DropReason> {
         let key = self.key(place.port);
-        if place.met == Met::Embryonic && tell(tables, &key, segment) {
+        if place.met == Met::Embryonic && remember_segment(tables, &key, segment) {
             deliver::establish(tables, &key, &self.entry(&key, tables.now()));
             place.met = Met::Answered;
         }
@@ -334,7 +334,7 @@ impl Flow<'_> {
         // The table may have evicted a flow whose note still counts; replies to this one must not find it.
         tables.forget_note(key);
         let mut entry = self.entry(key, tables.now());
-        unproved::note(&mut entry, segment);
+        unproved::remember(&mut entry, segment);
         match tables.insert_flow(FlowTable::Embryonic, key, &entry) {
             Inserted::Done => Ok(true),
             Inserted::Exists => Ok(false),

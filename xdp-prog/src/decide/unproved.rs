@@ -55,9 +55,9 @@ const NEAR: u16 = 1;
 /// In units of 64 KiB: the largest window that Linux offers by default (`tcp_rmem`: 6 MiB).
 const WINDOW: u16 = 96;
 
-/// Notes what a segment of the client tells. A RST tells nothing, and neither does what acknowledges nothing.
+/// Remembers a segment of the client. A RST tells nothing, and neither does what acknowledges nothing.
 #[inline(always)]
-pub const fn note(flow: &mut PodFlow, segment: &Segment) {
+pub const fn remember(flow: &mut PodFlow, segment: &Segment) {
     let is_accepted = flow.state() & FLOW_ACCEPTED != 0;
     if segment.flags.begins_connection() {
         if is_accepted {
@@ -88,49 +88,49 @@ pub const fn accept(flow: &mut PodFlow, sequence: u32) {
 /// Whether a segment of the pod answers the client's; a word, because it may lie on the BPF stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
-pub enum Answer {
+pub enum Judgement {
     /// It does not, as far as the entry can tell: the client may talk to the pod itself.
-    None,
+    Unrelated,
     /// It does.
-    Given,
+    Answer,
     /// It does, and the pod sends the like only to a client that is where it says.
     Proof,
 }
 
-/// Tells whether a segment of the pod answers the client's.
+/// Judges whether a segment of the pod answers the client's.
 #[inline(always)]
-pub const fn answer(flow: &PodFlow, segment: &Segment) -> Answer {
+pub const fn judge(flow: &PodFlow, segment: &Segment) -> Judgement {
     let flags = segment.flags;
     let number = flow.number();
     let is_asked = flow.state() & FLOW_ASKED != 0;
     let answers_syn = flags.accepts_connection() || flags.rst();
     if flow.state() & FLOW_ACCEPTED != 0 {
         if is_asked && answers_syn {
-            return Answer::Given;
+            return Judgement::Answer;
         }
         if segment.sequence.wrapping_sub(number) > FIRST_BYTES {
-            return Answer::None;
+            return Judgement::Unrelated;
         }
         // To forged segments a pod that waits for the end of the handshake may send bare ACKs (RFC 9293 section 3.10.7.4).
-        return given(!flags.rst() && (flags.psh() || flags.fin()));
+        return answer(!flags.rst() && (flags.psh() || flags.fin()));
     }
     if is_asked {
         let behind_syn = segment.acknowledgement.wrapping_sub(number.wrapping_add(1));
         if !answers_syn || behind_syn > FIRST_BYTES {
-            return Answer::None;
+            return Judgement::Unrelated;
         }
-        return Answer::Given;
+        return Judgement::Answer;
     }
     if flags.accepts_connection() {
-        return Answer::None;
+        return Judgement::Unrelated;
     }
     let pod_ahead = ahead(segment.sequence >> 16, number);
     // What is refused was acknowledged by the client, and the RST acknowledges nothing (RFC 9293 section 3.10.7.1).
     if flags.rst() && !flags.has_acknowledgement() {
         return if is_within(pod_ahead, NEAR) {
-            Answer::Given
+            Judgement::Answer
         } else {
-            Answer::None
+            Judgement::Unrelated
         };
     }
     let client_ahead = ahead(number >> 16, segment.acknowledgement >> 16);
@@ -140,17 +140,17 @@ pub const fn answer(flow: &PodFlow, segment: &Segment) -> Answer {
     if (is_pod_near && is_client_within) || (is_client_near && is_within(pod_ahead, WINDOW)) {
         // Who has forged the SYN of a handshake knows half of it, and may have a bare ACK for an answer by a guess.
         let is_sure = flags.psh() || flags.fin() || (is_pod_near && is_client_near);
-        return given(!flags.rst() && is_sure);
+        return answer(!flags.rst() && is_sure);
     }
-    Answer::None
+    Judgement::Unrelated
 }
 
 #[inline(always)]
-const fn given(is_proof: bool) -> Answer {
+const fn answer(is_proof: bool) -> Judgement {
     if is_proof {
-        Answer::Proof
+        Judgement::Proof
     } else {
-        Answer::Given
+        Judgement::Answer
     }
 }
 
@@ -187,7 +187,7 @@ mod tests {
         let key = Tuple::default();
         let mut flow = PodFlow::new(&key, AddressKey::default(), [0, 80], 20, 0, 0);
         for segment in segments {
-            note(&mut flow, segment);
+            remember(&mut flow, segment);
         }
         flow
     }
@@ -203,16 +203,16 @@ mod tests {
     #[test]
     fn syn_is_answered_by_what_acknowledges_it() {
         let flow = flow(&[says(SYN, CLIENT, 0)]);
-        let answer = |flags, acknowledgement| answer(&flow, &says(flags, POD, acknowledgement));
+        let judged = |flags, acknowledgement| judge(&flow, &says(flags, POD, acknowledgement));
         let next = CLIENT.wrapping_add(1);
         for flags in [SYN | ACK, RST | ACK] {
-            assert_eq!(answer(flags, next), Answer::Given);
-            assert_eq!(answer(flags, next.wrapping_add(1460)), Answer::Given);
-            assert_eq!(answer(flags, CLIENT), Answer::None);
-            assert_eq!(answer(flags, next.wrapping_add(MIB)), Answer::None);
+            assert_eq!(judged(flags, next), Judgement::Answer);
+            assert_eq!(judged(flags, next.wrapping_add(1460)), Judgement::Answer);
+            assert_eq!(judged(flags, CLIENT), Judgement::Unrelated);
+            assert_eq!(judged(flags, next.wrapping_add(MIB)), Judgement::Unrelated);
         }
         for flags in [ACK, PSH | ACK] {
-            assert_eq!(answer(flags, next), Answer::None, "{flags:#x}");
+            assert_eq!(judged(flags, next), Judgement::Unrelated, "{flags:#x}");
         }
     }
 
@@ -220,15 +220,19 @@ mod tests {
     fn accepted_connection_goes_on_behind_its_syn_ack() {
         let mut flow = flow(&[says(SYN, CLIENT, 0)]);
         accept(&mut flow, POD);
-        let given = |flow: &PodFlow, flags, sequence| answer(flow, &says(flags, sequence, 0));
+        let judged = |flow: &PodFlow, flags, sequence| judge(flow, &says(flags, sequence, 0));
         let next = POD.wrapping_add(1);
-        assert_eq!(given(&flow, SYN | ACK, POD), Answer::Given);
-        assert_eq!(given(&flow, ACK, next), Answer::Given);
-        assert_eq!(given(&flow, PSH | ACK, next), Answer::Proof);
-        assert_eq!(given(&flow, RST, next), Answer::Given);
+        assert_eq!(judged(&flow, SYN | ACK, POD), Judgement::Answer);
+        assert_eq!(judged(&flow, ACK, next), Judgement::Answer);
+        assert_eq!(judged(&flow, PSH | ACK, next), Judgement::Proof);
+        assert_eq!(judged(&flow, RST, next), Judgement::Answer);
         for flags in [SYN | ACK, ACK, PSH | ACK, RST] {
             let far = POD.wrapping_add(MIB);
-            assert_eq!(given(&flow, flags, far), Answer::None, "{flags:#x}");
+            assert_eq!(
+                judged(&flow, flags, far),
+                Judgement::Unrelated,
+                "{flags:#x}"
+            );
         }
         assert!(is_proof(&flow, &says(ACK, CLIENT, next)));
         assert!(!is_proof(&flow, &says(ACK, CLIENT, POD)));
@@ -239,46 +243,51 @@ mod tests {
             says(RST, OTHER, 0),
             says(SYN, OTHER, 0),
         ] {
-            note(&mut flow, &forged);
+            remember(&mut flow, &forged);
             assert!(is_proof(&flow, &says(ACK, CLIENT, next)), "{forged:?}");
         }
         // The client may have begun anew.
-        assert_eq!(given(&flow, SYN | ACK, OTHER), Answer::Given);
-        assert_eq!(given(&flow, PSH | ACK, OTHER), Answer::None);
+        assert_eq!(judged(&flow, SYN | ACK, OTHER), Judgement::Answer);
+        assert_eq!(judged(&flow, PSH | ACK, OTHER), Judgement::Unrelated);
         accept(&mut flow, OTHER);
-        assert_eq!(given(&flow, SYN | ACK, POD), Answer::None);
+        assert_eq!(judged(&flow, SYN | ACK, POD), Judgement::Unrelated);
     }
 
     #[test]
     fn flow_older_than_its_entry_is_known_by_its_numbers() {
         let flow = flow(&[says(ACK, CLIENT, POD)]);
-        let answer = |flags, pod: u32, client: u32| {
+        let judged = |flags, pod: u32, client: u32| {
             let (sequence, acknowledgement) = (POD.wrapping_add(pod), CLIENT.wrapping_add(client));
-            answer(&flow, &says(flags, sequence, acknowledgement))
+            judge(&flow, &says(flags, sequence, acknowledgement))
         };
         let behind = 0_u32.wrapping_sub(5 * MIB);
         for (flags, pod, client, expected) in [
-            (ACK, 0, 1460, Answer::Proof),
-            (PSH | ACK, 0, 1460, Answer::Proof),
-            (RST | ACK, 0, 0, Answer::Given),
-            (RST, 0, 0x1234_5678, Answer::Given),
-            (RST, MIB, 0x1234_5678, Answer::None),
-            (SYN | ACK, 0, 0, Answer::None),
+            (ACK, 0, 1460, Judgement::Proof),
+            (PSH | ACK, 0, 1460, Judgement::Proof),
+            (RST | ACK, 0, 0, Judgement::Answer),
+            (RST, 0, 0x1234_5678, Judgement::Answer),
+            (RST, MIB, 0x1234_5678, Judgement::Unrelated),
+            (SYN | ACK, 0, 0, Judgement::Unrelated),
             // The pod sends, and the client.
-            (ACK, 5 * MIB, 0, Answer::Given),
-            (PSH | ACK, 5 * MIB, 0, Answer::Proof),
-            (ACK, 0, behind, Answer::Given),
+            (ACK, 5 * MIB, 0, Judgement::Answer),
+            (PSH | ACK, 5 * MIB, 0, Judgement::Proof),
+            (ACK, 0, behind, Judgement::Answer),
             // It sends again what the pod has.
-            (ACK, 0, 5 * MIB, Answer::Given),
+            (ACK, 0, 5 * MIB, Judgement::Answer),
             // Nobody is as far ahead, or behind, or both.
-            (PSH | ACK, 7 * MIB, 0, Answer::None),
-            (PSH | ACK, 0, 0_u32.wrapping_sub(7 * MIB), Answer::None),
-            (PSH | ACK, behind, 0, Answer::None),
-            (PSH | ACK, 0, 7 * MIB, Answer::None),
-            (PSH | ACK, MIB, MIB, Answer::None),
-            (PSH | ACK, 5 * MIB, behind, Answer::None),
+            (PSH | ACK, 7 * MIB, 0, Judgement::Unrelated),
+            (
+                PSH | ACK,
+                0,
+                0_u32.wrapping_sub(7 * MIB),
+                Judgement::Unrelated,
+            ),
+            (PSH | ACK, behind, 0, Judgement::Unrelated),
+            (PSH | ACK, 0, 7 * MIB, Judgement::Unrelated),
+            (PSH | ACK, MIB, MIB, Judgement::Unrelated),
+            (PSH | ACK, 5 * MIB, behind, Judgement::Unrelated),
         ] {
-            let actual = answer(flags, pod, client);
+            let actual = judged(flags, pod, client);
             assert_eq!(actual, expected, "{flags:#x} {pod:#x} {client:#x}");
         }
     }
@@ -289,11 +298,11 @@ mod tests {
         let pod = says(PSH | ACK, POD, CLIENT);
         for forged in forged {
             let known = flow(&[forged]);
-            assert_eq!(answer(&known, &pod), Answer::None, "{forged:?}");
+            assert_eq!(judge(&known, &pod), Judgement::Unrelated, "{forged:?}");
             let known = flow(&[forged, says(ACK, CLIENT, POD)]);
-            assert_eq!(answer(&known, &pod), Answer::Proof, "{forged:?}");
+            assert_eq!(judge(&known, &pod), Judgement::Proof, "{forged:?}");
             let known = flow(&[says(ACK, CLIENT, POD), says(RST, OTHER, 0)]);
-            assert_eq!(answer(&known, &pod), Answer::Proof);
+            assert_eq!(judge(&known, &pod), Judgement::Proof);
         }
     }
 }

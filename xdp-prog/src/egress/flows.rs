@@ -5,7 +5,7 @@ use crate::{
     abi::{FLOW_FIN_POD, FLOW_RESET, PodFlow, Tuple, age},
     decide::{
         deliver::{self, FlowTable, IDLE_TRANSITORY_NS},
-        unproved::{self, Answer, Segment},
+        unproved::{self, Judgement, Segment},
     },
     wire::protocol,
 };
@@ -34,13 +34,13 @@ pub(super) fn answer<T: Memory>(tables: &T, key: &Tuple, segment: &Segment) -> O
         return Some(flow);
     }
     // Of what is no TCP, any answer will do.
-    let mut answer = Answer::Proof;
+    let mut judgement = Judgement::Proof;
     // A RST ends nothing here: it answers what somebody has sent, and a connection may still begin.
     let flow = visit(tables, FlowTable::Embryonic, key, now, |flow| {
         if key.protocol() == protocol::TCP {
-            answer = unproved::answer(flow, segment);
+            judgement = unproved::judge(flow, segment);
         }
-        if answer == Answer::None {
+        if judgement == Judgement::Unrelated {
             return;
         }
         flow.renew(fin, now);
@@ -48,10 +48,10 @@ pub(super) fn answer<T: Memory>(tables: &T, key: &Tuple, segment: &Segment) -> O
             unproved::accept(flow, segment.sequence);
         }
     })??;
-    match answer {
-        Answer::None => return None,
-        Answer::Given => {}
-        Answer::Proof => establish(tables, key, &flow, now),
+    match judgement {
+        Judgement::Unrelated => return None,
+        Judgement::Answer => {}
+        Judgement::Proof => establish(tables, key, &flow, now),
     }
     Some(flow)
 }

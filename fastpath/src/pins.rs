@@ -252,21 +252,32 @@ impl Pins {
     ///
     /// When there is no such pin, or it may not be opened.
     pub fn open_map(&self, name: &str) -> Result<MapData, PinError> {
-        let path = self.map(name);
-        MapData::from_pin(&path).map_err(|source| {
-            if path.exists() {
-                PinError::Map {
-                    map: name.to_owned(),
-                    path,
-                    source: Box::new(source),
-                }
-            } else {
-                PinError::NoMap {
-                    map: name.to_owned(),
-                    directory: self.maps(),
-                }
+        open_map(self.maps(), name)
+    }
+
+    /// Opens maps of each other layout version whose programs are attached yet; one that cannot be opened, as where
+    /// the version has no such map, counts for a version without them.
+    ///
+    /// # Errors
+    ///
+    /// When a directory cannot be read.
+    pub fn open_maps_in_force<const N: usize>(
+        &self,
+        names: [&str; N],
+    ) -> Result<Vec<[MapData; N]>, PinError> {
+        let mut found = Vec::new();
+        for version in self.other_versions()? {
+            if entries(&version.join("links"))?.is_empty() {
+                continue;
             }
-        })
+            let maps = names.map(|name| open_map(version.join("maps"), name));
+            let maps: Result<Vec<MapData>, PinError> = maps.into_iter().collect();
+            found.extend(
+                maps.ok()
+                    .and_then(|maps| <[MapData; N]>::try_from(maps).ok()),
+            );
+        }
+        Ok(found)
     }
 
     /// Lists the interfaces with a pinned XDP link, of any layout version.
@@ -497,6 +508,22 @@ impl Pins {
             .filter(is_version)
             .collect())
     }
+}
+
+fn open_map(directory: PathBuf, name: &str) -> Result<MapData, PinError> {
+    let path = directory.join(name);
+    MapData::from_pin(&path).map_err(|source| {
+        let map = name.to_owned();
+        if path.exists() {
+            PinError::Map {
+                map,
+                path,
+                source: Box::new(source),
+            }
+        } else {
+            PinError::NoMap { map, directory }
+        }
+    })
 }
 
 /// Removes a pin; a pin that is gone already is as good.

@@ -228,6 +228,8 @@ pub struct Tables {
     announce_stamp: Mapped<u64>,
     announce_links: Written<maps::HashMap<MapData, TaggedLink, EdgeMac>>,
     claims: maps::HashMap<MapData, AddressKey, Claim>,
+    /// Those of other layout versions that something was inherited of.
+    inherited_claims: Vec<maps::HashMap<MapData, AddressKey, Claim>>,
     nat_forward: maps::HashMap<MapData, Tuple, NatForward>,
     nat_reverse: maps::HashMap<MapData, Tuple, NatReverse>,
     nat_counts: maps::Array<MapData, NatCount>,
@@ -336,6 +338,7 @@ impl Tables {
             announced: typed(loaded, map::ANNOUNCED, Map::HashMap)?,
             announce_links: typed(loaded, map::ANNOUNCE_LINKS, Map::HashMap)?,
             claims: typed(loaded, map::CLAIMS, Map::HashMap)?,
+            inherited_claims: Vec::new(),
             nat_forward: typed(loaded, map::NAT_FORWARD, Map::HashMap)?,
             nat_reverse: typed(loaded, map::NAT_REVERSE, Map::HashMap)?,
             nat_counts: typed(loaded, map::NAT_COUNTS, Map::Array)?,

@@ -88,6 +88,41 @@ fn takeover_moves_what_a_client_knows_at_once() {
 }
 
 #[test]
+fn what_programs_of_another_layout_announce_and_have_heard_is_gone_on_with() {
+    let lab = segment();
+    let [mut old, mut other] = [0, 1].map(|index| Edge::start(&lab.edges()[index]));
+    old.announce(vips());
+    let [vip, _] = vips();
+    other.announce([vip]);
+    other.tell_neighbours(vip);
+    let inherit = |tables: &mut Tables| {
+        let map = |name| old.loaded.as_ref().unwrap().map(name).unwrap();
+        let inherited = tables.inherit_announced(map(map::ANNOUNCED), map(map::CLAIMS));
+        inherited.unwrap();
+    };
+    let loaded = Loader::unpinned().max_entries(map::LUT, 4096).load();
+    let mut new = Tables::open(&loaded.unwrap()).unwrap();
+    assert_eq!(new.announced(), BTreeSet::new());
+    inherit(&mut new);
+    assert_eq!(new.announced(), vips().into());
+    let heard = AnnouncedElsewhere {
+        address: vip,
+        mac: other.machine.mac(),
+    };
+    wait_until("what the old program has heard is known", TIMEOUT, || {
+        new.take_claims().unwrap() == [heard]
+    })
+    .unwrap();
+    assert_eq!(new.take_claims().unwrap(), []);
+
+    // What has announced something itself knows better.
+    new.set_announced(&[vip].into()).unwrap();
+    new.renew_announcements();
+    inherit(&mut new);
+    assert_eq!(new.announced(), [vip].into());
+}
+
+#[test]
 fn machine_that_wants_the_address_learns_that_it_is_taken() {
     let lab = segment();
     let vip = IpAddr::V6(vip_v6(1));

@@ -27,6 +27,7 @@ use super::sweeps::Sweeps;
 use crate::announce::Pulse;
 use crate::api::ConfigStatus;
 use crate::census::Census;
+use crate::chain::chain;
 use crate::config::{Config, ConfigError, TableSizes, host};
 use crate::health::monitor::Monitor;
 use crate::health::selection::Selection;
@@ -114,7 +115,15 @@ impl Agent {
                 "a pinned table keeps its size until `guideway detach`"
             );
         }
-        let tables = Tables::open(&loaded).map_err(StartError::Tables)?;
+        let mut tables = Tables::open(&loaded).map_err(StartError::Tables)?;
+        for [announced, claims] in pins.open_maps_in_force([map::ANNOUNCED, map::CLAIMS])? {
+            if let Err(error) = tables.inherit_announced(announced, claims) {
+                tracing::warn!(
+                    error = chain(&error),
+                    "what the other layout announces is not gone on with until the election has settled"
+                );
+            }
+        }
         let machine = Machine::of(&config.desired, &facts);
         let cluster = feed.map(Cluster::new);
         if let Some(cluster) = &cluster {

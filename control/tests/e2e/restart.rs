@@ -1,9 +1,9 @@
 //! Agents end and start again under traffic, and no flow notices.
 
-use lab::{Signal, Topology, output};
+use lab::{Signal, Topology, output, wait_until};
 
 use crate::support::{
-    Agent, Cluster, Echo, Flow, Mode, PodService, Protocol, Service, Traffic, edge_config,
+    Agent, Cluster, Echo, Flow, Mode, PodService, Protocol, Service, TIMEOUT, Traffic, edge_config,
     node_config, serve_on_pods,
 };
 
@@ -98,6 +98,28 @@ fn start_over_pins_of_another_layout_breaks_no_flow() {
     upgrade([&mut edge, &mut nodes[0]], &traffic);
     Flow::open_many(client, &services, 1);
     traffic.stop_unharmed();
+}
+
+#[test]
+fn start_over_pins_of_another_layout_goes_on_announcing() {
+    const BEGINS: &str = "announced from here";
+    let net = Topology::builder().nodes(1).build().unwrap();
+    let services = Service::all(&[Mode::L2dsr]);
+    let config = edge_config(&services, net.nodes()) + "announce: { interfaces: [eth0] }\n";
+    let mut agent = Agent::start(&net.edges()[0], &config);
+    let says = |agent: &mut Agent<'_>, text: &str| {
+        wait_until(text, TIMEOUT, || agent.process().stderr().contains(text)).unwrap();
+        agent.process().stderr()
+    };
+    says(&mut agent, BEGINS);
+    agent.signal(Signal::SIGTERM);
+    agent.wait_for_end();
+    age_pins(&agent);
+    agent.start_again();
+    // The last line of a start.
+    let log = says(&mut agent, "the dataplane serves");
+    assert!(log.contains("pins of another table layout"), "{log}");
+    assert!(!log.contains(BEGINS), "{log}");
 }
 
 #[test]

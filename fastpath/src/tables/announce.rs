@@ -5,8 +5,10 @@ use std::{
     net::IpAddr,
 };
 
-use aya::maps::MapError;
-use xdp_prog::abi::{AddressKey, CONFIG_ANNOUNCE, Config, EdgeMac, TaggedLink, is_announcing, map};
+use aya::maps::{HashMap, Map, MapData, MapError};
+use xdp_prog::abi::{
+    AddressKey, CONFIG_ANNOUNCE, Claim, Config, EdgeMac, TaggedLink, is_announcing, map,
+};
 
 use super::{
     TableError, Tables,
@@ -28,6 +30,31 @@ impl Tables {
     /// Lists the addresses that are announced.
     pub fn announced(&self) -> BTreeSet<IpAddr> {
         self.known_announced.clone()
+    }
+
+    /// Goes on with what programs of another layout version announce, as long as this one's have announced nothing: by
+    /// its maps `ANNOUNCED` and `CLAIMS`, of which the second is read along from then on.
+    ///
+    /// # Errors
+    ///
+    /// When the maps are not of this layout, or the kernel refuses to read one or to write the other.
+    pub fn inherit_announced(
+        &mut self,
+        announced: MapData,
+        claims: MapData,
+    ) -> Result<(), TableError> {
+        if self.announce_stamp() != 0 {
+            return Ok(());
+        }
+        let announced = HashMap::<_, AddressKey, u32>::try_from(Map::HashMap(announced));
+        let announced = announced.map_err(read_failed(map::ANNOUNCED))?;
+        let claims = HashMap::try_from(Map::HashMap(claims)).map_err(read_failed(map::CLAIMS))?;
+        let addresses: Result<Vec<_>, MapError> = announced.keys().collect();
+        let addresses = addresses.map_err(read_failed(map::ANNOUNCED))?;
+        self.inherited_claims.push(claims);
+        let addresses = addresses.into_iter().map(address_of);
+        let all = addresses.chain(self.announced()).collect();
+        self.set_announced(&all)
     }
 
     /// Makes exactly these the announced addresses.
@@ -109,16 +136,20 @@ impl Tables {
     ///
     /// When the kernel refuses to read or to forget it.
     pub fn take_claims(&mut self) -> Result<Vec<AnnouncedElsewhere>, TableError> {
-        let claims: Result<Vec<_>, MapError> = self.claims.iter().collect();
-        let claims = claims.map_err(read_failed(map::CLAIMS))?;
-        for (key, _) in &claims {
-            self.claims.remove(key).map_err(write_failed(map::CLAIMS))?;
-        }
-        let read = |(key, claim): &(AddressKey, xdp_prog::abi::Claim)| AnnouncedElsewhere {
+        let read = |(key, claim): &(AddressKey, Claim)| AnnouncedElsewhere {
             address: address_of(*key),
             mac: claim.mac(),
         };
-        Ok(claims.iter().map(read).collect())
+        let mut taken = Vec::new();
+        for table in self.inherited_claims.iter_mut().chain([&mut self.claims]) {
+            let claims: Result<Vec<_>, MapError> = table.iter().collect();
+            let claims = claims.map_err(read_failed(map::CLAIMS))?;
+            for (key, _) in &claims {
+                table.remove(key).map_err(write_failed(map::CLAIMS))?;
+            }
+            taken.extend(claims.iter().map(read));
+        }
+        Ok(taken)
     }
 
     /// Has questions for announced addresses looked at, or not.

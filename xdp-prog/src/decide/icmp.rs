@@ -108,7 +108,7 @@ fn decide_local<'t, F: Frame, T: World>(
     frame: &F,
     tables: &'t T,
 ) -> Result<DeliverError<'t>, Verdict<'t>> {
-    let place = locate(frame, tables)?;
+    let place = receive::locate(frame, tables)?;
     let Some(place) = place.relayed(tables) else {
         return Err(Verdict::Drop(DropReason::StageMissing));
     };
@@ -121,43 +121,6 @@ fn decide_local<'t, F: Frame, T: World>(
             Ok(packet) => sort_local(frame, tables, &packet, place),
             Err(_) => Err(to_stack(place)),
         },
-    }
-}
-
-/// Finds the packet that is ICMP: behind an outer header, or the frame's own.
-#[inline(always)]
-fn locate<'t, F: Frame, T: World>(frame: &F, tables: &T) -> Result<Decap, Verdict<'t>> {
-    let link = match parse::link(frame) {
-        Ok(link) => link,
-        Err(reason) => return Err(Verdict::Pass(reason)),
-    };
-    match link.ether_type {
-        ethernet::IPV4 => match parse::ipv4(frame, link.l3) {
-            Ok(outer) => open(tables, &outer),
-            Err(reason) => Err(Verdict::Pass(reason)),
-        },
-        ethernet::IPV6 => match parse::ipv6(frame, link.l3) {
-            Ok(outer) => open(tables, &outer),
-            Err(reason) => Err(Verdict::Pass(reason)),
-        },
-        _ => Err(Verdict::Pass(PassReason::NotIp)),
-    }
-}
-
-#[inline(always)]
-fn open<'t, A: Ip, T: World>(tables: &T, outer: &Packet<A>) -> Result<Decap, Verdict<'t>> {
-    match outer.protocol {
-        protocol::IPV4 => receive::open(tables, outer, Family::V4),
-        protocol::IPV6 => receive::open(tables, outer, Family::V6),
-        _ => Ok(Decap {
-            l3: outer.l3,
-            inner_l3: outer.l3,
-            inner_room: outer.length,
-            is_plain: true,
-            inner: A::FAMILY,
-            outer_class: outer.traffic_class,
-            tag: outer.tag,
-        }),
     }
 }
 

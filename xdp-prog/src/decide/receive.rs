@@ -60,17 +60,35 @@ pub fn open_frame<'t, F: Frame, T: Tables + Shortcuts>(
     frame: &F,
     tables: &T,
 ) -> Result<Decap, Verdict<'t>> {
+    let place = locate(frame, tables)?;
+    if place.is_encapsulated() {
+        Ok(place)
+    } else {
+        Err(Verdict::Pass(PassReason::Protocol))
+    }
+}
+
+/// Finds a frame's packet: behind the outer header of a trusted edge, or where there is none, in front.
+///
+/// # Errors
+///
+/// Returns the verdict on a frame whose packet cannot be seen, or must not.
+#[inline(always)]
+pub fn locate<'t, F: Frame, T: Tables + Shortcuts>(
+    frame: &F,
+    tables: &T,
+) -> Result<Decap, Verdict<'t>> {
     let link = match parse::link(frame) {
         Ok(link) => link,
         Err(reason) => return Err(Verdict::Pass(reason)),
     };
     match link.ether_type {
         ethernet::IPV4 => match parse::ipv4(frame, link.l3) {
-            Ok(outer) => sort(tables, &outer),
+            Ok(outer) => open(tables, &outer),
             Err(reason) => Err(Verdict::Pass(reason)),
         },
         ethernet::IPV6 => match parse::ipv6(frame, link.l3) {
-            Ok(outer) => sort(tables, &outer),
+            Ok(outer) => open(tables, &outer),
             Err(reason) => Err(Verdict::Pass(reason)),
         },
         _ => Err(Verdict::Pass(PassReason::NotIp)),
@@ -78,28 +96,25 @@ pub fn open_frame<'t, F: Frame, T: Tables + Shortcuts>(
 }
 
 #[inline(always)]
-fn sort<'t, A: Ip, T: Tables + Shortcuts>(
+fn open<'t, A: Ip, T: Tables + Shortcuts>(
     tables: &T,
     outer: &Packet<A>,
 ) -> Result<Decap, Verdict<'t>> {
-    match outer.protocol {
-        protocol::IPV4 => open(tables, outer, Family::V4),
-        protocol::IPV6 => open(tables, outer, Family::V6),
-        _ => Err(Verdict::Pass(PassReason::Protocol)),
-    }
-}
-
-/// Accepts an outer header from a trusted edge.
-///
-/// # Errors
-///
-/// Returns the verdict on a packet that is not opened.
-#[inline(always)]
-pub fn open<'t, A: Ip, T: Tables + Shortcuts>(
-    tables: &T,
-    outer: &Packet<A>,
-    inner: Family,
-) -> Result<Decap, Verdict<'t>> {
+    let inner = match outer.protocol {
+        protocol::IPV4 => Family::V4,
+        protocol::IPV6 => Family::V6,
+        _ => {
+            return Ok(Decap {
+                l3: outer.l3,
+                inner_l3: outer.l3,
+                inner_room: outer.length,
+                is_plain: true,
+                inner: A::FAMILY,
+                outer_class: outer.traffic_class,
+                tag: outer.tag,
+            });
+        }
+    };
     accept(tables, outer)?;
     Ok(Decap {
         l3: outer.l3,

@@ -25,7 +25,7 @@ pub mod unproved;
 
 use self::{
     answer::{Answer, Answers},
-    deliver::{Deliver, Flows, Met, SeenAs, Shown},
+    deliver::{Deliver, FlowLookup, Flows, SeenAs, Shown},
     fragment::Fragments,
     icmp::Messages,
     nat::{NatFlows, Translate},
@@ -506,15 +506,15 @@ fn hand_to_pod<F: FrameMut, T: World>(
     deliver: &Deliver<'_>,
 ) -> Result<Action, DropReason> {
     let deliver = deliver.relayed(tables).ok_or(DropReason::StageMissing)?;
-    let Some(met) = deliver::meet(frame, tables, &deliver) else {
+    let Some(lookup) = deliver::look_up(frame, tables, &deliver) else {
         return Err(DropReason::NoHeadroom);
     };
-    match met {
-        Met::Embryonic if deliver.protocol == protocol::TCP => {
+    match lookup {
+        FlowLookup::Embryonic if deliver.protocol == protocol::TCP => {
             deliver.hand_over(tables, false);
             Ok(Action::Continue(Stage::PodFlow))
         }
-        Met::Answered | Met::Embryonic => {
+        FlowLookup::Established | FlowLookup::Embryonic => {
             let shown = Shown {
                 seen_as: SeenAs::Client,
                 port: u16::from_be_bytes(deliver.source_port()),
@@ -522,8 +522,8 @@ fn hand_to_pod<F: FrameMut, T: World>(
             show_to_pod(frame, tables, &deliver, shown)?;
             Ok(Action::Pass)
         }
-        met => {
-            deliver.hand_over(tables, met == Met::Unknown);
+        lookup => {
+            deliver.hand_over(tables, lookup == FlowLookup::Unknown);
             Ok(Action::Continue(Stage::PodFlow))
         }
     }
@@ -648,7 +648,7 @@ pub fn decide<'t, F: Frame, T: Tables>(frame: &F, tables: &'t T) -> Verdict<'t> 
             Err(reason) => match frame.view::<Ipv4>(link.l3) {
                 Some(header) if header.version() == 4 => {
                     let destination = V4(header.destination());
-                    leave(tables, destination, reason, DropReason::VipHeaders)
+                    pass_unless_at_vip(tables, destination, reason, DropReason::VipHeaders)
                 }
                 _ => Verdict::Pass(reason),
             },
@@ -658,7 +658,7 @@ pub fn decide<'t, F: Frame, T: Tables>(frame: &F, tables: &'t T) -> Verdict<'t> 
             Err(reason) => match frame.view::<Ipv6>(link.l3) {
                 Some(header) if header.version() == 6 => {
                     let destination = V6(header.destination);
-                    leave(tables, destination, reason, DropReason::VipHeaders)
+                    pass_unless_at_vip(tables, destination, reason, DropReason::VipHeaders)
                 }
                 _ => Verdict::Pass(reason),
             },
@@ -735,7 +735,7 @@ fn is_no_client<T: Tables>(tables: &T, address: &AddressKey) -> bool {
 /// Leaves what no service can have to the stack, but at a VIP: there it would be forwarded to an edge, this one for
 /// one, and circle until its TTL ends; and where NodePorts are if it hides its ports.
 #[inline(always)]
-fn leave<'t, A: Ip, T: Tables>(
+fn pass_unless_at_vip<'t, A: Ip, T: Tables>(
     tables: &T,
     destination: A,
     elsewhere: PassReason,
@@ -780,7 +780,9 @@ fn route<'t, F: Frame, A: Messages, T: Tables>(
     match packet.protocol {
         protocol::TCP | protocol::UDP | protocol::SCTP => match parse::flow(frame, packet) {
             Ok(flow) => balance::balance(frame, tables, packet, &flow),
-            Err(reason) => leave(tables, packet.destination, reason, DropReason::VipTransport),
+            Err(reason) => {
+                pass_unless_at_vip(tables, packet.destination, reason, DropReason::VipTransport)
+            }
         },
         protocol::ICMP | protocol::ICMPV6 => {
             if is_ours() {
@@ -792,7 +794,7 @@ fn route<'t, F: Frame, A: Messages, T: Tables>(
             }
         }
         protocol::IPV4 | protocol::IPV6 => Verdict::Continue(Stage::Receive),
-        _ => leave(
+        _ => pass_unless_at_vip(
             tables,
             packet.destination,
             PassReason::Protocol,

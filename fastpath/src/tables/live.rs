@@ -24,7 +24,7 @@ impl Live {
     pub(super) fn of(loaded: &Loaded) -> Result<Self, TableError> {
         let answered = |name| {
             Counted::of(loaded, name, |key, flow: &PodFlow, now| {
-                is_live(FlowTable::Answered, key.protocol(), flow, now)
+                is_live(FlowTable::Established, key.protocol(), flow, now)
             })
         };
         Ok(Self {

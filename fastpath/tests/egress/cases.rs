@@ -98,7 +98,7 @@ impl Tables {
     /// Returns a table of flows as of a time.
     pub(crate) fn flows_at(&self, table: FlowTable, now: u64) -> HashMap<Tuple, PodFlow> {
         let mut flows = match table {
-            FlowTable::Answered => self.answered.clone(),
+            FlowTable::Established => self.answered.clone(),
             FlowTable::Embryonic => self.embryonic.clone(),
         };
         for flow in flows.values_mut() {

@@ -70,7 +70,7 @@ impl Kernel {
         self.array(map::SERVICE, &tables.set.service)?;
         self.hash(map::SERVICES_V4, &tables.set.services_v4)?;
         self.hash(map::SERVICES_V6, &tables.set.services_v6)?;
-        let mut answered = tables.flows_at(FlowTable::Answered, now);
+        let mut answered = tables.flows_at(FlowTable::Established, now);
         let datagram = answered.extract_if(|key, _| !is_tcp(key)).collect();
         self.hash(map::FLOWS, &answered)?;
         self.hash(map::FLOWS_DATAGRAM, &datagram)?;

@@ -67,7 +67,7 @@ impl<'c> World<'c> {
         Self {
             tables,
             flows: [
-                RefCell::new(tables.flows_at(FlowTable::Answered, NOW)),
+                RefCell::new(tables.flows_at(FlowTable::Established, NOW)),
                 RefCell::new(tables.flows_at(FlowTable::Embryonic, NOW)),
             ],
             datagrams: RefCell::new(tables.datagrams_at(NOW)),

@@ -177,7 +177,7 @@ impl Tuple {
 /// A flow has three addresses, of which its key has two; the entry has the third:
 ///
 /// ```text
-/// key                             the entry's address
+/// key                             third address
 /// client          -> pod          what the client talks to
 /// what it talks to -> pod         client                        FLOW_HAIRPIN: the pod does not see it
 /// client -> what it talks to      pod                           FLOW_FORWARD
@@ -193,12 +193,12 @@ pub struct PodFlow {
     /// Check of the key (4 bytes), the client's port as the client has it (2, wire order), two zeros.
     head: u64,
     /// The flow's address that its key does not have.
-    pub address: AddressKey,
+    pub third_address: AddressKey,
     /// When its last packet was seen, on the monotonic clock in ns; or one up to [`RENEWAL_NS`] before.
     pub seen: u64,
-    /// What its packets have told: port (2 bytes, wire order), length of the outer header (1), state (1), and of TCP while
-    /// nothing is proved a number (4), of which [`crate::decide::unproved`] tells.
-    pub told: u64,
+    /// One word, which is replaced as a whole: port (2 bytes, wire order), length of the outer header (1), state (1), and
+    /// of TCP while nothing is proved a number (4), of which [`crate::decide::unproved`] tells.
+    pub packed: u64,
 }
 
 impl PodFlow {
@@ -207,7 +207,7 @@ impl PodFlow {
     #[inline(always)]
     pub const fn new(
         key: &Tuple,
-        address: AddressKey,
+        third_address: AddressKey,
         [a, b]: [u8; 2],
         outer: u8,
         state: u8,
@@ -215,9 +215,9 @@ impl PodFlow {
     ) -> Self {
         Self {
             head: Self::head(key, key.source_port()),
-            address,
+            third_address,
             seen,
-            told: u64::from_ne_bytes([a, b, outer, state, 0, 0, 0, 0]),
+            packed: u64::from_ne_bytes([a, b, outer, state, 0, 0, 0, 0]),
         }
     }
 
@@ -269,7 +269,7 @@ impl PodFlow {
         if self.is_hairpin() {
             key.source()
         } else {
-            self.address
+            self.third_address
         }
     }
 
@@ -277,7 +277,7 @@ impl PodFlow {
     #[inline(always)]
     pub const fn client(&self, key: &Tuple) -> AddressKey {
         if self.is_hairpin() {
-            self.address
+            self.third_address
         } else {
             key.source()
         }
@@ -299,20 +299,20 @@ impl PodFlow {
     /// as the pod sees it.
     #[inline(always)]
     pub const fn port(&self) -> [u8; 2] {
-        let [a, b, ..] = self.told.to_ne_bytes();
+        let [a, b, ..] = self.packed.to_ne_bytes();
         [a, b]
     }
 
     /// Returns the length of the outer header that the client's packets come with; 0 for none.
     #[inline(always)]
     pub const fn outer(&self) -> u8 {
-        self.told.to_ne_bytes()[2]
+        self.packed.to_ne_bytes()[2]
     }
 
     /// Returns [`FLOW_FIN_CLIENT`] and the other flags.
     #[inline(always)]
     pub const fn state(&self) -> u8 {
-        self.told.to_ne_bytes()[3]
+        self.packed.to_ne_bytes()[3]
     }
 
     /// Tells whether the pod sees the address that the client talks to in the client's place.
@@ -344,32 +344,32 @@ impl PodFlow {
     /// accepted stays, for somebody else may have sent the SYN.
     #[inline(always)]
     pub const fn begin_anew(&mut self, outer: u8, now: u64) {
-        let [a, b, _, state, c, d, e, f] = self.told.to_ne_bytes();
+        let [a, b, _, state, c, d, e, f] = self.packed.to_ne_bytes();
         let state = state & (FLOW_HAIRPIN | FLOW_UNPROVED);
-        self.told = u64::from_ne_bytes([a, b, outer, state, c, d, e, f]);
+        self.packed = u64::from_ne_bytes([a, b, outer, state, c, d, e, f]);
         self.seen = now;
     }
 
     /// Adds flags to the state.
     #[inline(always)]
     pub const fn add_state(&mut self, state: u8) {
-        self.told |= u64::from_ne_bytes([0, 0, 0, state, 0, 0, 0, 0]);
+        self.packed |= u64::from_ne_bytes([0, 0, 0, state, 0, 0, 0, 0]);
     }
 
     /// Returns the number that is noted while nothing is proved.
     #[inline(always)]
     pub const fn number(&self) -> u32 {
-        let [_, _, _, _, a, b, c, d] = self.told.to_ne_bytes();
+        let [_, _, _, _, a, b, c, d] = self.packed.to_ne_bytes();
         u32::from_ne_bytes([a, b, c, d])
     }
 
     /// Notes a number, with the flag that says what it is, or none of them.
     #[inline(always)]
     pub const fn set_number(&mut self, number: u32, flag: u8) {
-        let [a, b, outer, state, ..] = self.told.to_ne_bytes();
+        let [a, b, outer, state, ..] = self.packed.to_ne_bytes();
         let state = state & !FLOW_UNPROVED | flag;
         let [c, d, e, f] = number.to_ne_bytes();
-        self.told = u64::from_ne_bytes([a, b, outer, state, c, d, e, f]);
+        self.packed = u64::from_ne_bytes([a, b, outer, state, c, d, e, f]);
     }
 
     /// Returns it as it goes on once its client is known to be where it says.
@@ -387,19 +387,20 @@ impl PodFlow {
     pub const fn is_between(
         &self,
         client: [u8; 2],
-        address: AddressKey,
+        third_address: AddressKey,
         [g, h]: [u8; 2],
         hairpin: u8,
     ) -> bool {
         const KIND: u8 = FLOW_FORWARD | FLOW_HAIRPIN;
-        let [a, b] = self.address.words();
-        let [c, d] = address.words();
+        let [a, b] = self.third_address.words();
+        let [c, d] = third_address.words();
         let [e, f] = client;
         let ends = u64::from_ne_bytes([g, h, 0, hairpin, 0, 0, 0, 0]);
         let ports = u64::from_ne_bytes([0xff, 0xff, 0, KIND, 0, 0, 0, 0]);
         let client = u64::from_ne_bytes([0, 0, 0, 0, e, f, 0, 0]);
         let client_port = u64::from_ne_bytes([0, 0, 0, 0, 0xff, 0xff, 0, 0]);
-        (a ^ c) | (b ^ d) | ((self.told ^ ends) & ports) | ((self.head ^ client) & client_port) == 0
+        (a ^ c) | (b ^ d) | ((self.packed ^ ends) & ports) | ((self.head ^ client) & client_port)
+            == 0
     }
 }
 

@@ -89,7 +89,7 @@ impl FlowNote {
         let [a, b] = flow.port();
         let mut note = Self {
             key: key.with_spare([flow.outer(), a, b]),
-            address: flow.address,
+            address: flow.third_address,
             seen_and_check: flow.seen & !Self::CHECK,
         };
         note.seen_and_check |= note.check();

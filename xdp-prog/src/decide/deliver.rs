@@ -252,7 +252,7 @@ impl<'t> Deliver<'t> {
 #[repr(u32)]
 pub enum FlowTable {
     /// `FLOWS`, and `FLOWS_DATAGRAM` of all but TCP: the client is where it says, or the pod has answered.
-    Answered = 0,
+    Established = 0,
     /// `FLOWS_EMBRYONIC`: neither is known.
     Embryonic = 1,
 }
@@ -345,9 +345,9 @@ impl Shown {
 /// What is known of the flow of a packet under one key; a word, because it lies on the BPF stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
-pub(super) enum Met {
+pub(super) enum FlowLookup {
     /// The flow, whose client is where it says, or which the pod has answered.
-    Answered,
+    Established,
     /// The flow, which has proved nothing.
     Embryonic,
     /// Another flow, which keeps the key.
@@ -360,22 +360,22 @@ pub(super) enum Met {
     Unknown,
 }
 
-impl Met {
+impl FlowLookup {
     /// Tells whether the flow is there.
     #[inline(always)]
     pub(super) const fn is_known(self) -> bool {
-        matches!(self, Self::Answered | Self::Embryonic)
+        matches!(self, Self::Established | Self::Embryonic)
     }
 }
 
 /// Finds the flow of a packet that is delivered, and renews it, where the pod sees the client as it is. What a TCP packet
 /// tells of a flow that has proved nothing is left to the stage of flows that begin.
 #[inline(always)]
-pub(super) fn meet<F: Frame, T: Tables + Flows>(
+pub(super) fn look_up<F: Frame, T: Tables + Flows>(
     frame: &F,
     tables: &T,
     deliver: &Deliver<'_>,
-) -> Option<Met> {
+) -> Option<FlowLookup> {
     let (client, address) = addresses(frame, deliver.family, deliver.l3)?;
     let key = deliver.key(client, deliver.source_port());
     let goes_on = !deliver.flags.fin() && !deliver.flags.begins_connection();
@@ -388,30 +388,30 @@ pub(super) fn meet<F: Frame, T: Tables + Flows>(
             0,
         )
     {
-        return Some(Met::Answered);
+        return Some(FlowLookup::Established);
     }
-    let (met, known) = meet_at(tables, deliver, &key, address, SeenAs::Client);
-    if met == Met::Answered {
+    let (lookup, known) = look_up_at(tables, deliver, &key, address, SeenAs::Client);
+    if lookup == FlowLookup::Established {
         note(tables, &key, &known);
     }
-    Some(met)
+    Some(lookup)
 }
 
 /// Looks a packet's flow up under one of the keys that it may have, and renews it; returns it as well. `unseen` is what
 /// the pod does not see, of the client and the address that it talks to.
 #[inline(always)]
-pub(super) fn meet_at<T: Flows>(
+pub(super) fn look_up_at<T: Flows>(
     tables: &T,
     deliver: &Deliver<'_>,
     key: &Tuple,
     unseen: AddressKey,
     seen_as: SeenAs,
-) -> (Met, PodFlow) {
+) -> (FlowLookup, PodFlow) {
     let now = tables.now();
     let state = end_state(deliver.flags, FLOW_FIN_CLIENT);
     let client = deliver.source_port();
-    for table in [FlowTable::Answered, FlowTable::Embryonic] {
-        let met = tables.with_flow(table, key, |known| {
+    for table in [FlowTable::Established, FlowTable::Embryonic] {
+        let lookup = tables.with_flow(table, key, |known| {
             let to = deliver.destination_port();
             if !known.is_between(client, unseen, to, seen_as.flag()) {
                 return Err(standing(table, deliver.protocol, known, now));
@@ -423,21 +423,23 @@ pub(super) fn meet_at<T: Flows>(
             }
             Ok(*known)
         });
-        match met {
-            Some(Ok(known)) if table == FlowTable::Answered => return (Met::Answered, known),
-            Some(Ok(known)) => return (Met::Embryonic, known),
+        match lookup {
+            Some(Ok(known)) if table == FlowTable::Established => {
+                return (FlowLookup::Established, known);
+            }
+            Some(Ok(known)) => return (FlowLookup::Embryonic, known),
             Some(Err(other)) => return (other, PodFlow::default()),
             None => {}
         }
     }
-    (Met::Unknown, PodFlow::default())
+    (FlowLookup::Unknown, PodFlow::default())
 }
 
 /// Moves a flow to those whose clients are where they say.
 #[inline(always)]
-pub(crate) fn establish<T: Flows>(tables: &T, key: &Tuple, flow: &PodFlow) {
+pub(crate) fn move_to_established<T: Flows>(tables: &T, key: &Tuple, flow: &PodFlow) {
     // In this order, so that every packet finds one of the two.
-    match tables.insert_flow(FlowTable::Answered, key, flow) {
+    match tables.insert_flow(FlowTable::Established, key, flow) {
         Inserted::Done | Inserted::Exists => tables.remove_flow(FlowTable::Embryonic, key),
         // The next packet that tells as much tries again.
         Inserted::Full => {}
@@ -490,7 +492,7 @@ fn is_known<T: Flows>(
         pod.port,
         forward.protocol(),
     );
-    for table in [FlowTable::Answered, FlowTable::Embryonic] {
+    for table in [FlowTable::Established, FlowTable::Embryonic] {
         let is_same = tables.with_flow(table, &key, |known| {
             known.is_between(
                 forward.source_port(),
@@ -514,9 +516,9 @@ pub(super) fn find_forward<T: Flows>(
     pod: &AddressKey,
 ) -> Option<(u16, FlowTable)> {
     let now = tables.now();
-    for table in [FlowTable::Answered, FlowTable::Embryonic] {
+    for table in [FlowTable::Established, FlowTable::Embryonic] {
         let port = tables.with_flow(table, key, |known| {
-            if !known.is_forward() || known.address.words() != pod.words() {
+            if !known.is_forward() || known.third_address.words() != pod.words() {
                 return None;
             }
             known.renew(0, now);
@@ -581,22 +583,26 @@ pub(super) fn addresses<F: Frame>(
 
 /// Tells how firmly a flow keeps its key from another one.
 #[inline(always)]
-const fn standing(table: FlowTable, protocol: u8, flow: &PodFlow, now: u64) -> Met {
+const fn standing(table: FlowTable, protocol: u8, flow: &PodFlow, now: u64) -> FlowLookup {
     let idle = age(flow.seen, now);
     let hold = match table {
-        FlowTable::Answered => idle_limit(table, protocol, flow.state(), HOLD_ENDED_NS),
+        FlowTable::Established => idle_limit(table, protocol, flow.state(), HOLD_ENDED_NS),
         FlowTable::Embryonic => HOLD_UNPROVED_NS,
     };
     if idle < hold {
-        return Met::Held;
+        return FlowLookup::Held;
     }
     // The pod may still wait for the end of that handshake, and would answer another SYN as one of it. Of what is no
     // TCP, it knows nothing.
     let may_wait = match table {
-        FlowTable::Answered => false,
+        FlowTable::Established => false,
         FlowTable::Embryonic => protocol == protocol::TCP && idle < IDLE_TRANSITORY_NS,
     };
-    if may_wait { Met::Unproved } else { Met::Idle }
+    if may_wait {
+        FlowLookup::Unproved
+    } else {
+        FlowLookup::Idle
+    }
 }
 
 /// Tells whether a flow has not ended, and has not been idle for too long.
@@ -611,8 +617,8 @@ pub(crate) const fn idle_limit(table: FlowTable, protocol: u8, state: u8, ended:
     match table {
         _ if state & FLOW_RESET != 0 || state & CLOSED == CLOSED => ended,
         FlowTable::Embryonic => IDLE_TRANSITORY_NS,
-        FlowTable::Answered if protocol == protocol::TCP => IDLE_TCP_NS,
-        FlowTable::Answered => IDLE_UDP_NS,
+        FlowTable::Established if protocol == protocol::TCP => IDLE_TCP_NS,
+        FlowTable::Established => IDLE_UDP_NS,
     }
 }
 
@@ -632,11 +638,11 @@ mod tests {
         let (tcp, udp) = (protocol::TCP, protocol::UDP);
         let both = FLOW_FIN_CLIENT | FLOW_FIN_POD;
         for (table, protocol, state, limit) in [
-            (FlowTable::Answered, tcp, FLOW_FIN_POD, IDLE_TCP_NS),
-            (FlowTable::Answered, udp, 0, IDLE_UDP_NS),
+            (FlowTable::Established, tcp, FLOW_FIN_POD, IDLE_TCP_NS),
+            (FlowTable::Established, udp, 0, IDLE_UDP_NS),
             (FlowTable::Embryonic, tcp, 0, IDLE_TRANSITORY_NS),
-            (FlowTable::Answered, tcp, both, 0),
-            (FlowTable::Answered, tcp, FLOW_RESET, 0),
+            (FlowTable::Established, tcp, both, 0),
+            (FlowTable::Established, tcp, FLOW_RESET, 0),
         ] {
             let vip = AddressKey::v4([192, 0, 2, 1]);
             let flow = PodFlow::new(&Tuple::default(), vip, [0, 80], 0, state, SEEN);

@@ -304,7 +304,7 @@ impl Arrived {
         flow: &FlowKey<A>,
         service: u32,
     ) -> Self {
-        let (flags, number) = told(frame, packet, service);
+        let (flags, number) = read_segment(frame, packet, service);
         Self {
             service,
             family: A::FAMILY,
@@ -401,7 +401,7 @@ const BEGINS: u32 = 16;
 
 /// Reads [`Arrived::flags`] and [`Arrived::number`].
 #[inline(always)]
-fn told<F: Frame, A>(frame: &F, packet: &Packet<A>, service: u32) -> (u32, u32) {
+fn read_segment<F: Frame, A>(frame: &F, packet: &Packet<A>, service: u32) -> (u32, u32) {
     if packet.protocol != protocol::TCP {
         return (0, 0);
     }
@@ -504,7 +504,7 @@ fn way_back<F: Frame>(frame: &F, link: &Link) -> Option<NatLink> {
 fn to_backend<'t, T: World>(tables: &'t T, arrived: &Arrived, origin: &Origin) -> Verdict<'t> {
     let now = tables.now();
     let key = &arrived.key;
-    let Some(entry) = meet(tables, key, arrived.flags(), now) else {
+    let Some(entry) = look_up_client_flow(tables, key, arrived.flags(), now) else {
         return Verdict::Continue(Stage::NatBegin);
     };
     if proof::is_of_use(&entry, arrived, now) && tables.nat_service() & HEEDED == 0 {
@@ -533,7 +533,7 @@ fn to_backend<'t, T: World>(tables: &'t T, arrived: &Arrived, origin: &Origin) -
     if let Some(answer) = arrived.obstacle(way.hop.mtu) {
         return Verdict::Answer(answer);
     }
-    leave(tables, arrived, as_edge(arrived, &entry, backend, &way))
+    send_translated(tables, arrived, as_edge(arrived, &entry, backend, &way))
 }
 
 /// Makes what a client's packet gets.
@@ -619,7 +619,7 @@ fn reply_key(backend: &Backend, address: AddressKey, port: [u8; 2], protocol: u8
 
 /// Sends a packet on with what it gets.
 #[inline(always)]
-fn leave<'t, T: NatFlows>(
+fn send_translated<'t, T: NatFlows>(
     tables: &'t T,
     arrived: &Arrived,
     translation: Translation,
@@ -638,14 +638,19 @@ fn leave<'t, T: NatFlows>(
 
 /// Looks a client's flow up, and renews it by the packet at hand unless it is half-open.
 #[inline(always)]
-fn meet<T: NatFlows>(tables: &T, key: &Tuple, flags: TcpFlags, now: u64) -> Option<NatForward> {
+fn look_up_client_flow<T: NatFlows>(
+    tables: &T,
+    key: &Tuple,
+    flags: TcpFlags,
+    now: u64,
+) -> Option<NatForward> {
     let entry = tables.see_nat_forward(key, |entry| {
         if !is_known(entry, key, now) || !entry.mark.has(NAT_OPEN) {
             return None;
         }
-        let told = after_client(key.protocol(), entry.mark.flags(), flags);
-        let is_due = told != entry.mark.flags() || entry.mark.idle(now) >= RENEWAL_NS;
-        is_due.then_some(NatMark::new(now, told))
+        let noted = after_client(key.protocol(), entry.mark.flags(), flags);
+        let is_due = noted != entry.mark.flags() || entry.mark.idle(now) >= RENEWAL_NS;
+        is_due.then_some(NatMark::new(now, noted))
     });
     match entry {
         Some(entry) if is_known(&entry, key, now) => Some(entry),
@@ -689,17 +694,18 @@ pub const fn idle_limit(protocol: u8, mark: NatMark) -> u64 {
 
 /// Tells whether both ends have closed a connection. A RST may be anybody's.
 #[inline(always)]
-const fn is_closed(told: u8) -> bool {
-    told & CLOSED == CLOSED
+const fn is_closed(noted: u8) -> bool {
+    noted & CLOSED == CLOSED
 }
 
 /// Returns what an open flow's packets have told once the client has sent this one.
 #[inline(always)]
-const fn after_client(protocol: u8, told: u8, flags: TcpFlags) -> u8 {
+const fn after_client(protocol: u8, noted: u8, flags: TcpFlags) -> u8 {
     if protocol != protocol::TCP || flags.begins_connection() {
-        return told;
+        return noted;
     }
-    told | (if flags.fin() { NAT_FIN_CLIENT } else { 0 })
+    noted
+        | (if flags.fin() { NAT_FIN_CLIENT } else { 0 })
         | (if flags.rst() { NAT_RESET } else { 0 })
 }
 
@@ -708,36 +714,36 @@ const fn after_client(protocol: u8, told: u8, flags: TcpFlags) -> u8 {
 /// A connection that was closed, or had a RST, may be followed by another one of the same ports. The flow is the old
 /// one until that is proved: a SYN+ACK that somebody forged, and a RST before it, end nothing.
 #[inline(always)]
-const fn after_backend(told: u8, says: u32) -> u8 {
+const fn after_backend(noted: u8, says: u32) -> u8 {
     let fin = if says & ENDS != 0 { NAT_FIN_BACKEND } else { 0 };
-    if says & DATAGRAM != 0 || (says & ACCEPTS != 0 && accepts_anew(told)) {
-        told | NAT_ANSWERED
-    } else if says & BEGINS != 0 && told & NAT_ANSWERED != 0 {
+    if says & DATAGRAM != 0 || (says & ACCEPTS != 0 && accepts_anew(noted)) {
+        noted | NAT_ANSWERED
+    } else if says & BEGINS != 0 && noted & NAT_ANSWERED != 0 {
         NAT_OPEN | fin
-    } else if says & ACCEPTS != 0 || told & NAT_OPEN == 0 {
-        told
+    } else if says & ACCEPTS != 0 || noted & NAT_OPEN == 0 {
+        noted
     } else if says & RESETS != 0 {
-        told | NAT_RESET
+        noted | NAT_RESET
     } else if says & DATA != 0 {
-        told & !(NAT_RESET | NAT_ANSWERED) | fin
+        noted & !(NAT_RESET | NAT_ANSWERED) | fin
     } else {
-        told & !NAT_RESET | fin
+        noted & !NAT_RESET | fin
     }
 }
 
 /// Tells whether a SYN+ACK of the backend begins a connection. On one that goes on, it is an old one.
 #[inline(always)]
-const fn accepts_anew(told: u8) -> bool {
-    told & NAT_OPEN == 0 || told & NAT_RESET != 0 || is_closed(told)
+const fn accepts_anew(noted: u8) -> bool {
+    noted & NAT_OPEN == 0 || noted & NAT_RESET != 0 || is_closed(noted)
 }
 
 /// Returns a flow's mark once the backend has sent this packet.
 #[inline(always)]
 const fn marked_by_backend(mark: NatMark, says: u32, now: u64) -> NatMark {
-    let told = after_backend(mark.flags(), says);
+    let noted = after_backend(mark.flags(), says);
     // A half-open connection is not renewed: a backend repeats its SYN+ACK for a minute.
-    let renews = says & DATAGRAM != 0 || told & NAT_OPEN != 0;
-    NatMark::new(if renews { now } else { mark.time() }, told)
+    let renews = says & DATAGRAM != 0 || noted & NAT_OPEN != 0;
+    NatMark::new(if renews { now } else { mark.time() }, noted)
 }
 
 /// Removes a forward entry that is over, or that says of its flow what no longer holds: that it is answered
@@ -815,7 +821,7 @@ fn to_client<'t, T: World>(tables: &'t T, arrived: &Arrived) -> Verdict<'t> {
         return not_ours(tables, arrived);
     };
     match arrived.obstacle(entry.link.mtu().into()) {
-        None => leave(tables, arrived, as_vip(arrived, &entry)),
+        None => send_translated(tables, arrived, as_vip(arrived, &entry)),
         Some(answer) => Verdict::Answer(answer),
     }
 }
@@ -864,8 +870,8 @@ fn answer<T: NatFlows>(tables: &T, arrived: &Arrived) -> Option<NatReverse> {
         return None;
     }
     let says = arrived.says(entry.began_with);
-    let told = entry.mark.flags();
-    let is_news = says & ACCEPTS != 0 || after_backend(told, says) != told;
+    let noted = entry.mark.flags();
+    let is_news = says & ACCEPTS != 0 || after_backend(noted, says) != noted;
     if !is_news && entry.mark.idle(now) < RENEWAL_NS {
         return Some(entry);
     }

@@ -25,7 +25,7 @@ pub trait Paths: Tables {
 /// Decides what is to be done with a frame of this stage.
 #[inline(always)]
 pub fn decide<'t, F: Frame, T: Paths>(frame: &F, tables: &'t T) -> Verdict<'t> {
-    let told = match parse::link(frame) {
+    let report = match parse::link(frame) {
         Ok(link) => match link.ether_type {
             ethernet::IPV4 => match parse::ipv4(frame, link.l3) {
                 Ok(packet) => read(frame, &packet),
@@ -39,7 +39,7 @@ pub fn decide<'t, F: Frame, T: Paths>(frame: &F, tables: &'t T) -> Verdict<'t> {
         },
         Err(_) => None,
     };
-    Verdict::Pass(match told {
+    Verdict::Pass(match report {
         Some((node, report)) if tables.note_path(&node, report) => PassReason::PathMtu,
         _ => PassReason::Icmp,
     })
@@ -54,7 +54,7 @@ fn read<F: Frame, A: Tunnelled>(frame: &F, packet: &Packet<A>) -> Option<(Addres
     {
         return None;
     }
-    let mtu = A::told(frame.view(packet.l4)?);
+    let mtu = A::next_hop_mtu(frame.view(packet.l4)?);
     let quote = A::outer(frame, l3)?;
     let [a, b] = quote.source.key().words();
     let [c, d] = packet.destination.key().words();
@@ -78,7 +78,7 @@ struct OuterQuote<A> {
 /// What differs between the families.
 trait Tunnelled: Messages {
     /// Returns the MTU that an error tells.
-    fn told(header: &Icmp) -> u16;
+    fn next_hop_mtu(header: &Icmp) -> u16;
     /// Reads a quoted outer header, if it is like those that edges write.
     fn outer<F: Frame>(frame: &F, l3: usize) -> Option<OuterQuote<Self>>;
 }
@@ -89,7 +89,7 @@ const fn is_encapsulation(protocol: u8) -> bool {
 
 impl Tunnelled for V4 {
     #[inline(always)]
-    fn told(header: &Icmp) -> u16 {
+    fn next_hop_mtu(header: &Icmp) -> u16 {
         let [_, _, high, low] = header.rest;
         u16::from_be_bytes([high, low])
     }
@@ -112,7 +112,7 @@ impl Tunnelled for V4 {
 
 impl Tunnelled for V6 {
     #[inline(always)]
-    fn told(header: &Icmp) -> u16 {
+    fn next_hop_mtu(header: &Icmp) -> u16 {
         let [a, b, high, low] = header.rest;
         if a | b == 0 {
             u16::from_be_bytes([high, low])

@@ -1,5 +1,5 @@
 //! Flows to pods of this machine that begin, whose clients prove that they are where they say, or that have another
-//! client port at the pod. What goes on by the client's own port does not come here (`deliver::meet`).
+//! client port at the pod. What goes on by the client's own port does not come here (`deliver::look_up`).
 //!
 //! ```text
 //! the client's own port -- of this flow                 -> renewed, or moved to `FLOWS`
@@ -21,7 +21,7 @@
 
 use super::{
     Action, World,
-    deliver::{self, Deliver, FlowTable, Met, SeenAs, Shown},
+    deliver::{self, Deliver, FlowLookup, FlowTable, SeenAs, Shown},
     is_no_client,
     nat::Inserted,
     unproved::{self, Segment},
@@ -133,7 +133,7 @@ fn remember_segment<T: World>(tables: &T, key: &Tuple, segment: &Segment) -> boo
 struct Place {
     port: u16,
     tried: Tried,
-    met: Met,
+    lookup: FlowLookup,
 }
 
 /// Where a port comes from; a word, because it lies on the BPF stack.
@@ -143,7 +143,7 @@ enum Tried {
     /// It is the client's own.
     Own,
     /// The forward entry names it, which is among the answered flows.
-    Answered,
+    Established,
     /// The forward entry names it, which is among the embryonic ones.
     Embryonic,
     /// It is one of [`Ports`].
@@ -155,23 +155,23 @@ impl Place {
     #[inline(always)]
     #[expect(clippy::cast_possible_truncation, reason = "takes the port")]
     fn relayed<T: World>(self, tables: &T) -> Option<Self> {
-        let words = [self.port.into(), self.tried as u64, self.met as u64, 0];
-        let [port, tried, met, _] = tables.relay(words)?;
+        let words = [self.port.into(), self.tried as u64, self.lookup as u64, 0];
+        let [port, tried, lookup, _] = tables.relay(words)?;
         Some(Self {
             port: port as u16,
             tried: match tried {
                 0 => Tried::Own,
-                1 => Tried::Answered,
+                1 => Tried::Established,
                 2 => Tried::Embryonic,
                 _ => Tried::ByHash,
             },
-            met: match met {
-                0 => Met::Answered,
-                1 => Met::Embryonic,
-                2 => Met::Held,
-                3 => Met::Unproved,
-                4 => Met::Idle,
-                _ => Met::Unknown,
+            lookup: match lookup {
+                0 => FlowLookup::Established,
+                1 => FlowLookup::Embryonic,
+                2 => FlowLookup::Held,
+                3 => FlowLookup::Unproved,
+                4 => FlowLookup::Idle,
+                _ => FlowLookup::Unknown,
             },
         })
     }
@@ -224,21 +224,25 @@ impl Flow<'_> {
         let mut ports = Ports::of(&self.forward, seed(tables));
         let mut port = u16::from_be_bytes(self.deliver.source_port());
         let mut tried = Tried::Own;
-        let mut own = Met::Held;
+        let mut own = FlowLookup::Held;
         // The client's own port, the one of the forward entry, and those by hash.
         for _ in 0..PORT_TRIES {
-            let met = if is_new {
-                Met::Unknown
+            let lookup = if is_new {
+                FlowLookup::Unknown
             } else {
-                self.meet(tables, &self.key(port))
+                self.look_up(tables, &self.key(port))
             };
             is_new = false;
-            let place = Place { port, tried, met };
-            if met.is_known() {
+            let place = Place {
+                port,
+                tried,
+                lookup,
+            };
+            if lookup.is_known() {
                 return Ok(place);
             }
             if tried == Tried::Own {
-                own = met;
+                own = lookup;
             }
             if tried == Tried::Own
                 && let Some((known, table)) =
@@ -246,18 +250,18 @@ impl Flow<'_> {
             {
                 port = known;
                 tried = match table {
-                    FlowTable::Answered => Tried::Answered,
+                    FlowTable::Established => Tried::Established,
                     FlowTable::Embryonic => Tried::Embryonic,
                 };
                 continue;
             }
-            if met == Met::Unknown {
+            if lookup == FlowLookup::Unknown {
                 return Ok(place);
             }
             if !self.may_begin() {
                 return Err(DropReason::UnknownFlow);
             }
-            if met == Met::Idle {
+            if lookup == FlowLookup::Idle {
                 return Ok(place);
             }
             if self.deliver.protocol == protocol::SCTP {
@@ -267,13 +271,13 @@ impl Flow<'_> {
             port = ports.following();
             tried = Tried::ByHash;
         }
-        if own != Met::Unproved {
+        if own != FlowLookup::Unproved {
             return Err(DropReason::FlowConflict);
         }
         Ok(Place {
             port: u16::from_be_bytes(self.deliver.source_port()),
             tried: Tried::Own,
-            met: Met::Idle,
+            lookup: FlowLookup::Idle,
         })
     }
 
@@ -286,15 +290,16 @@ impl Flow<'_> {
         segment: &Segment,
     ) -> Result<(), DropReason> {
         let key = self.key(place.port);
-        if place.met == Met::Embryonic && remember_segment(tables, &key, segment) {
-            deliver::establish(tables, &key, &self.entry(&key, tables.now()));
-            place.met = Met::Answered;
+        if place.lookup == FlowLookup::Embryonic && remember_segment(tables, &key, segment) {
+            deliver::move_to_established(tables, &key, &self.entry(&key, tables.now()));
+            place.lookup = FlowLookup::Established;
         }
-        if !place.met.is_known() {
+        if !place.lookup.is_known() {
             if self.seen_as == SeenAs::Client && is_no_client(tables, &self.forward.source()) {
                 return Err(DropReason::SourceIsVip);
             }
-            if !self.begin(tables, &key, place.met, segment)? && !self.meet(tables, &key).is_known()
+            if !self.begin(tables, &key, place.lookup, segment)?
+                && !self.look_up(tables, &key).is_known()
             {
                 // Another CPU was first, with a packet of another flow.
                 return Err(DropReason::FlowConflict);
@@ -305,9 +310,9 @@ impl Flow<'_> {
 
     /// Finds it under this key.
     #[inline(always)]
-    fn meet<T: World>(&self, tables: &T, key: &Tuple) -> Met {
+    fn look_up<T: World>(&self, tables: &T, key: &Tuple) -> FlowLookup {
         let (_, unseen) = self.seen_as.seen_and_unseen(&self.forward);
-        deliver::meet_at(tables, self.deliver, key, unseen, self.seen_as).0
+        deliver::look_up_at(tables, self.deliver, key, unseen, self.seen_as).0
     }
 
     /// Tells whether the packet may begin a flow where another one has the key.
@@ -316,19 +321,19 @@ impl Flow<'_> {
         self.deliver.protocol != protocol::TCP || self.deliver.flags.begins_connection()
     }
 
-    /// Puts it into the tables under this key, for which `met` was found. Returns whether it is there; not where
+    /// Puts it into the tables under this key, for which `lookup` was found. Returns whether it is there; not where
     /// another CPU was first.
     #[inline(always)]
     fn begin<T: World>(
         &self,
         tables: &T,
         key: &Tuple,
-        met: Met,
+        lookup: FlowLookup,
         segment: &Segment,
     ) -> Result<bool, DropReason> {
-        if met == Met::Idle {
+        if lookup == FlowLookup::Idle {
             // Not in its place: a reader would see half of either.
-            tables.remove_flow(FlowTable::Answered, key);
+            tables.remove_flow(FlowTable::Established, key);
             tables.remove_flow(FlowTable::Embryonic, key);
         }
         // The table may have evicted a flow whose note still counts; replies to this one must not find it.
@@ -350,15 +355,15 @@ impl Flow<'_> {
         let port = place.port.to_be_bytes();
         let entry = PodFlow::forward(key, self.deliver.backend.pod, port, tables.now());
         match place.tried {
-            Tried::Embryonic if place.met == Met::Answered => {
-                deliver::establish(tables, key, &entry);
+            Tried::Embryonic if place.lookup == FlowLookup::Established => {
+                deliver::move_to_established(tables, key, &entry);
                 return Ok(());
             }
-            Tried::Own | Tried::Answered | Tried::Embryonic => return Ok(()),
+            Tried::Own | Tried::Established | Tried::Embryonic => return Ok(()),
             Tried::ByHash => {}
         }
         // One that names another port or pod, but not the flow of a client that talks to the address as to a pod.
-        for table in [FlowTable::Answered, FlowTable::Embryonic] {
+        for table in [FlowTable::Established, FlowTable::Embryonic] {
             match tables.with_flow(table, key, |known| known.is_forward()) {
                 Some(true) => tables.remove_flow(table, key),
                 Some(false) => return Err(DropReason::FlowConflict),

@@ -25,7 +25,7 @@ pub(super) fn answer<T: Memory>(tables: &T, key: &Tuple, segment: &Segment) -> O
     if is_plain && let Some(flow) = tables.noted_flow(key) {
         return Some(flow);
     }
-    let met = visit(tables, FlowTable::Answered, key, now, |flow| {
+    let met = visit(tables, FlowTable::Established, key, now, |flow| {
         flow.renew(fin | reset, now);
     });
     if let Some(met) = met {
@@ -51,28 +51,28 @@ pub(super) fn answer<T: Memory>(tables: &T, key: &Tuple, segment: &Segment) -> O
     match judgement {
         Judgement::Unrelated => return None,
         Judgement::Answer => {}
-        Judgement::Proof => establish(tables, key, &flow, now),
+        Judgement::Proof => move_both_entries(tables, key, &flow, now),
     }
     Some(flow)
 }
 
 /// Moves a flow to those that are answered, with both of its entries.
 #[inline(always)]
-fn establish<T: Memory>(tables: &T, key: &Tuple, flow: &PodFlow, now: u64) {
-    deliver::establish(tables, key, &flow.established(now));
+fn move_both_entries<T: Memory>(tables: &T, key: &Tuple, flow: &PodFlow, now: u64) {
+    deliver::move_to_established(tables, key, &flow.established(now));
     if !flow.has_other_port(key) {
         return;
     }
     let forward = flow.forward_key(key);
     let entry = PodFlow::forward(&forward, key.destination(), key.source_port(), now);
-    deliver::establish(tables, &forward, &entry);
+    deliver::move_to_established(tables, &forward, &entry);
 }
 
 /// Finds the flow of a packet that is quoted, or that a fragment belongs to.
 #[inline(always)]
 pub(super) fn find<T: Memory>(tables: &T, key: &Tuple) -> Option<PodFlow> {
     let now = tables.now();
-    match visit(tables, FlowTable::Answered, key, now, |_| {}) {
+    match visit(tables, FlowTable::Established, key, now, |_| {}) {
         Some(met) => met,
         None => visit(tables, FlowTable::Embryonic, key, now, |_| {})?,
     }

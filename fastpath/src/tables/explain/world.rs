@@ -126,8 +126,8 @@ impl Flows for ReadOnly<'_> {
         f: impl FnOnce(&mut PodFlow) -> R,
     ) -> Option<R> {
         let map = match table {
-            FlowTable::Answered if key.protocol() == protocol::TCP => &self.tables.flows,
-            FlowTable::Answered => &self.tables.flows_datagram,
+            FlowTable::Established if key.protocol() == protocol::TCP => &self.tables.flows,
+            FlowTable::Established => &self.tables.flows_datagram,
             FlowTable::Embryonic => &self.tables.flows_embryonic,
         };
         let mut copy = map.get(key, 0).ok()?;

@@ -3,7 +3,7 @@
 //! They follow the ports that the first one has published, to where its flow
 //! goes. It has renewed the flow; they only look.
 
-use super::{Arrived, Translation, follow, is_to_vip, leave};
+use super::{Arrived, Translation, follow, is_to_vip, send_translated};
 use crate::{
     decide::{Ip, Verdict, World, balance, fragment::Head},
     frame::Frame,
@@ -63,7 +63,7 @@ fn send<'t, T: World>(tables: &'t T, arrived: &Arrived) -> Verdict<'t> {
         protocol: 0,
         ..translation
     };
-    leave(tables, arrived, without_ports)
+    send_translated(tables, arrived, without_ports)
 }
 
 /// Finds the flow, and the service if the packet is a client's.

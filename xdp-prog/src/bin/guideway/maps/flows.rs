@@ -32,8 +32,8 @@ static LOCAL_FLOWS: LruHashMap<Tuple, LocalFlow, { size::FLOWS }> = LruHashMap::
 #[inline(always)]
 fn map(table: FlowTable, key: &Tuple) -> &'static LruHashMap<Tuple, PodFlow, { size::FLOWS }> {
     match table {
-        FlowTable::Answered if key.protocol() == protocol::TCP => &FLOWS,
-        FlowTable::Answered => &FLOWS_DATAGRAM,
+        FlowTable::Established if key.protocol() == protocol::TCP => &FLOWS,
+        FlowTable::Established => &FLOWS_DATAGRAM,
         FlowTable::Embryonic => &FLOWS_EMBRYONIC,
     }
 }
@@ -61,10 +61,10 @@ pub(crate) fn with<R>(
     if flow.seen != known.seen {
         write_once(&mut entry.seen, flow.seen);
     }
-    if flow.told != known.told {
+    if flow.packed != known.packed {
         // SAFETY: an aligned word of an element that is valid for the run. Where another CPU has a packet of the same
         // flow and is first, what this packet tells is lost.
-        unsafe { exchange(&raw mut entry.told, known.told, flow.told) };
+        unsafe { exchange(&raw mut entry.packed, known.packed, flow.packed) };
     }
     Some(found)
 }

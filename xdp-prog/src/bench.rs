@@ -25,6 +25,8 @@ pub mod program {
     pub const HIT_V6: &str = "hit_v6";
     /// Writes a frame of any kind and sends it.
     pub const GENERATE_PATTERN: &str = "generate_pattern";
+    /// Sends the frames of a list in turn, no faster than a schedule says.
+    pub const GENERATE_LIST: &str = "generate_list";
     /// Hands each frame to the stack untouched.
     pub const PASS: &str = "pass";
     /// Hands each packet on to the next TC program.
@@ -41,6 +43,10 @@ pub mod map {
     pub const PATTERN: &str = "PATTERN";
     /// Array of one [`super::Cursor`]: the generator runs on one CPU.
     pub const CURSOR: &str = "CURSOR";
+    /// Array of [`super::Listed`], as many as its loader wants.
+    pub const LIST: &str = "LIST";
+    /// Array of one [`super::Schedule`].
+    pub const SCHEDULE: &str = "SCHEDULE";
     /// Array of one [`super::OuterTemplate`].
     pub const OUTER: &str = "OUTER";
     /// Array of one [`crate::abi::Traffic`]: frames and their bytes; the sink runs on one CPU.
@@ -96,6 +102,37 @@ pub struct Cursor {
     pub next: u32,
 }
 
+/// Length of the frames that [`program::GENERATE_LIST`] sends; what is shorter has a trailer.
+pub const LISTED_LENGTH: usize = 76;
+
+/// A frame, and the device that it leaves by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Listed {
+    /// The device's index in the network namespace that the generator runs in.
+    pub device: u32,
+    /// The frame.
+    pub bytes: [u8; LISTED_LENGTH],
+}
+
+/// When the frames of a list leave, and which is next.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
+#[repr(C)]
+pub struct Schedule {
+    /// When the next frame is due, in ns of the monotonic clock.
+    pub due: u64,
+    /// Time from one frame to the next, in ns.
+    pub interval: u64,
+    /// For how long, in ns, frames that are late are made up for.
+    pub patience: u64,
+    /// Frames in the list.
+    pub frames: u32,
+    /// The place of the next one.
+    pub next: u32,
+}
+
 /// Ethernet and outer IP header as the static programs write them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
@@ -122,5 +159,7 @@ crate::abi::plain_data! {
     Template: 64,
     Pattern: 136,
     Cursor: 8,
+    Listed: 80,
+    Schedule: 32,
     OuterTemplate: 56,
 }

@@ -1,12 +1,8 @@
-//! Kinds of floods, and what sends them.
+//! Kinds of floods.
 
-use std::{
-    net::IpAddr,
-    thread,
-    time::{Duration, Instant},
-};
+use std::net::IpAddr;
 
-use lab::{Machine, RawSocket, Topology};
+use lab::{Machine, Topology};
 
 use crate::frames::{ACK, End, FIN, Numbers, PSH, RST, SYN, Wire};
 
@@ -106,81 +102,19 @@ pub(crate) fn frames(kind: Kind, wire: &Wire, target: &Target) -> Vec<Vec<u8>> {
     }
 }
 
-/// Frames that were sent, and how long that took.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Sent {
-    pub(crate) frames: u64,
-    pub(crate) within: Duration,
-}
-
-impl Sent {
-    /// Frames per second.
-    pub(crate) fn rate(self) -> f64 {
-        #[expect(clippy::cast_precision_loss, reason = "for people")]
-        let frames = self.frames as f64;
-        frames / self.within.as_secs_f64()
-    }
-}
-
-/// Frames, and the socket that puts them on a cable.
+/// Frames, and the machine whose cable they are put on.
 #[derive(Debug)]
-pub(crate) struct Stream<'w> {
-    pub(crate) socket: &'w RawSocket,
+pub(crate) struct Stream<'net> {
+    pub(crate) machine: &'net Machine,
     pub(crate) frames: Vec<Vec<u8>>,
 }
 
-/// Sends the frames of each stream again and again, for so long and no faster than `rate` a second in all.
-///
-/// Frames that the device had no room for do not count. The senders leave the cores to whoever has work for what they
-/// sent: these are the machines under attack, and have cores of their own elsewhere.
-pub(crate) fn send(streams: &[Stream<'_>], rate: u32, duration: Duration) -> Sent {
-    let each = rate / u32::try_from(streams.len()).unwrap();
-    let began = Instant::now();
-    let frames = thread::scope(|scope| {
-        let threads: Vec<_> = streams
-            .iter()
-            .map(|stream| scope.spawn(|| stream.send(each, duration)))
-            .collect();
-        threads.into_iter().map(|sent| sent.join().unwrap()).sum()
-    });
-    Sent {
-        frames,
-        within: began.elapsed(),
-    }
-}
-
-impl Stream<'_> {
-    fn send(&self, rate: u32, duration: Duration) -> u64 {
-        const BURST: usize = 8;
-        lab::run_when_idle().unwrap();
-        let mut sent = 0;
-        let mut frames = self.frames.iter().cycle();
-        let began = Instant::now();
-        while began.elapsed() < duration {
-            for frame in frames.by_ref().take(BURST) {
-                let has_room = self.socket.send(frame).unwrap();
-                sent += u64::from(has_room);
-                if !has_room {
-                    thread::yield_now();
-                }
-            }
-            let due = began + Duration::from_secs(sent) / rate;
-            // A longer pause would be made up for by a burst that no queue has room for.
-            thread::sleep(due.saturating_duration_since(Instant::now()));
-        }
-        sent
-    }
-}
-
-/// A socket that puts frames on the cable of a machine, as if the router had sent them.
-pub(crate) fn cable_of(net: &Topology, machine: &Machine) -> (RawSocket, Wire) {
-    const NONE: u16 = 0;
-    let socket = RawSocket::open(&net.far_end(machine).unwrap(), NONE).unwrap();
-    let wire = Wire {
+/// How frames of the router look on the cable of a machine.
+pub(crate) fn cable_of(net: &Topology, machine: &Machine) -> Wire {
+    Wire {
         destination: machine.mac(),
         source: net.router().link("fabric").unwrap().mac(),
-    };
-    (socket, wire)
+    }
 }
 
 /// An end of IPv4.

@@ -15,7 +15,7 @@ const UDP: u8 = 17;
 /// More fragments follow (RFC 791 section 3.1).
 const MORE_FRAGMENTS: u16 = 0x2000;
 /// Where a second fragment begins, in units of 8 bytes.
-const SECOND: u16 = 64;
+const SECOND: u16 = 4;
 
 pub(crate) type End = (Ipv4Addr, u16);
 

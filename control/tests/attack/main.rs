@@ -20,6 +20,7 @@ mod support;
 mod flood;
 mod frames;
 mod held;
+mod live;
 mod network;
 mod reuse;
 
@@ -30,15 +31,16 @@ use std::{
 };
 
 use crate::{
-    flood::{Kind, Stream, Target, cable_of, end, frames, send},
+    flood::{Kind, Stream, Target, cable_of, end, frames},
     held::{Held, broken},
+    live::send,
     network::{Attempts, Network, Way},
 };
 
 /// Connections held by each way.
 const HELD: usize = 2000;
 /// Frames a second, at the most.
-const RATE: u32 = 310_000;
+const RATE: u64 = 400_000;
 /// How long a flood of one kind lasts, unless the environment says otherwise.
 const DURATION: Duration = Duration::from_secs(10);
 
@@ -81,7 +83,7 @@ fn connections_survive_floods() {
     speak(0);
 
     let aims = Way::ALL.map(|way| {
-        let (socket, wire) = cable_of(&net, network.entry(way));
+        let machine = network.entry(way);
         let service = network.held(way);
         let target = Target {
             service: end(service.ip(), service.port()),
@@ -92,17 +94,17 @@ fn connections_survive_floods() {
                 .map(|port| end(client.v4(), port))
                 .collect(),
         };
-        (socket, wire, target)
+        (machine, target)
     });
     let duration = asked_for().unwrap_or(DURATION);
     let astray = network.count_replies_astray(HELD);
     for (word, kind) in (1..).zip(Kind::ALL) {
-        let streams = aims.each_ref().map(|(socket, wire, target)| Stream {
-            socket,
-            frames: frames(kind, wire, target),
+        let streams = aims.each_ref().map(|(machine, target)| Stream {
+            machine,
+            frames: frames(kind, &cable_of(&net, machine), target),
         });
         let attempts = Way::ALL.map(|way| (way, Attempts::begin(&network, way)));
-        let sent = send(&streams, RATE, duration);
+        let sent = send(&net, &streams, RATE, duration);
         println!(
             "{kind:?}: {} frames, {:.0} a second",
             sent.frames,
@@ -132,12 +134,12 @@ fn connections_survive_floods() {
 
 #[test]
 fn clients_far_away_connect_in_nat_mode_under_a_flood_of_handshakes() {
-    const SLOW_RATE: u32 = 10_000;
+    const SLOW_RATE: u64 = 10_000;
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let net = network::topology();
     let network = Network::start(&net);
     let far = network.far_client(Duration::from_millis(25));
-    let (socket, wire) = cable_of(&net, network.entry(Way::Nat));
+    let machine = network.entry(Way::Nat);
     let service = network.asked(Way::Nat).address;
     let target = Target {
         service: end(service.ip(), service.port()),
@@ -146,11 +148,12 @@ fn clients_far_away_connect_in_nat_mode_under_a_flood_of_handshakes() {
         victims: Vec::new(),
     };
     let streams = [Stream {
-        socket: &socket,
-        frames: frames(Kind::Syn, &wire, &target),
+        machine,
+        frames: frames(Kind::Syn, &cable_of(&net, machine), &target),
     }];
     let attempts = Attempts::begin_from(&far, &network, Way::Nat);
-    let sent = send(&streams, SLOW_RATE, asked_for().unwrap_or(DURATION));
+    let duration = asked_for().unwrap_or(DURATION);
+    let sent = send(&net, &streams, SLOW_RATE, duration);
     let outcome = attempts.end();
     println!(
         "{} frames, {:.0} a second; {outcome}",

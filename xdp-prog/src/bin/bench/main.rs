@@ -13,13 +13,17 @@ use aya_ebpf::{
         xdp_action::{XDP_ABORTED, XDP_DROP, XDP_PASS, XDP_TX},
     },
     btf_maps::{Array, HashMap},
+    helpers::{bpf_ktime_get_ns, bpf_redirect},
     macros::{btf_map, classifier, xdp},
     programs::{TcContext, XdpContext},
 };
 use context::XdpFrame;
 use xdp_prog::{
     abi::{ServiceKeyV4, ServiceKeyV6, Traffic, size},
-    bench::{Cursor, OuterTemplate, PATTERN_LENGTH, Pattern, TEMPLATE_LENGTH, Template, client},
+    bench::{
+        Cursor, LISTED_LENGTH, Listed, OuterTemplate, PATTERN_LENGTH, Pattern, Schedule,
+        TEMPLATE_LENGTH, Template, client,
+    },
     csum::{self, Sum},
     frame::{Frame, FrameMut},
     wire::{ethernet::Ethernet, ipv4::Ipv4, ipv6::Ipv6, transport::Ports},
@@ -31,6 +35,10 @@ static TEMPLATE: Array<Template, 1> = Array::new();
 static PATTERN: Array<Pattern, 1> = Array::new();
 #[btf_map]
 static CURSOR: Array<Cursor, 1> = Array::new();
+#[btf_map]
+static LIST: Array<Listed, 1> = Array::new();
+#[btf_map]
+static SCHEDULE: Array<Schedule, 1> = Array::new();
 #[btf_map]
 static OUTER: Array<OuterTemplate, 1> = Array::new();
 #[btf_map]
@@ -98,6 +106,29 @@ fn generate_pattern(ctx: XdpContext) -> u32 {
         Some(())
     };
     write().map_or(XDP_ABORTED, |()| XDP_TX)
+}
+
+#[xdp]
+fn generate_list(ctx: XdpContext) -> u32 {
+    let send = || {
+        let schedule = SCHEDULE.get_ptr_mut(0)?;
+        // SAFETY: one generator runs, on one CPU at a time.
+        let schedule = unsafe { &mut *schedule };
+        // SAFETY: the helper has no preconditions.
+        let now = unsafe { bpf_ktime_get_ns() };
+        if now < schedule.due {
+            return None;
+        }
+        let made_up_for = now.saturating_sub(schedule.patience);
+        schedule.due = schedule.due.max(made_up_for) + schedule.interval;
+        let frame = LIST.get(schedule.next)?;
+        let next = schedule.next + 1;
+        schedule.next = if next < schedule.frames { next } else { 0 };
+        *XdpFrame::new(&ctx).view_mut::<[u8; LISTED_LENGTH]>(0)? = frame.bytes;
+        // SAFETY: the helper has no preconditions; frames for a device that is not there are dropped.
+        Some(unsafe { bpf_redirect(frame.device, 0) } as u32)
+    };
+    send().unwrap_or(XDP_DROP)
 }
 
 #[inline(always)]

@@ -25,8 +25,8 @@ use aya::maps::{self, Map, MapData, MapError};
 use imbl::OrdMap;
 use ipnet::IpNet;
 use xdp_prog::abi::{
-    AddressKey, Backend, Claim, Config, Datagram, EdgeMac, EdgePrefix, LocalFlow, NatCount,
-    NatForward, NatReverse, NextHop, PathReport, Pod, PodFlow, PodKey, Probe, Service,
+    AddressKey, Backend, Claim, Config, Datagram, EdgeMac, EdgePrefix, LocalFlow, NatBegun,
+    NatCount, NatForward, NatReverse, NextHop, PathReport, Pod, PodFlow, PodKey, Probe, Service,
     ServiceKeyV4, ServiceKeyV6, Slot, SourcePrefix, TaggedLink, Tuple, map,
 };
 
@@ -233,6 +233,7 @@ pub struct Tables {
     nat_forward: maps::HashMap<MapData, Tuple, NatForward>,
     nat_reverse: maps::HashMap<MapData, Tuple, NatReverse>,
     nat_counts: maps::Array<MapData, NatCount>,
+    nat_begun: maps::Array<MapData, NatBegun>,
     pods_capacity: usize,
     source_ranges_capacity: usize,
     service: Mapped<Service>,
@@ -342,6 +343,7 @@ impl Tables {
             nat_forward: typed(loaded, map::NAT_FORWARD, Map::HashMap)?,
             nat_reverse: typed(loaded, map::NAT_REVERSE, Map::HashMap)?,
             nat_counts: typed(loaded, map::NAT_COUNTS, Map::Array)?,
+            nat_begun: typed(loaded, map::NAT_BEGUN, Map::Array)?,
             pods_capacity: capacity(&loaded.map(map::PODS)?, map::PODS)?,
             source_ranges_capacity: capacity(&loaded.map(map::SOURCE_RANGES)?, map::SOURCE_RANGES)?,
             counters: counters::Maps::open(loaded)?,

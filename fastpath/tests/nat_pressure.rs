@@ -11,6 +11,7 @@ mod nat_edge;
 use std::{
     collections::BTreeSet,
     net::{Ipv4Addr, SocketAddrV4},
+    time::Duration,
 };
 
 use aya::maps::{Array, HashMap, Map, MapData};
@@ -180,6 +181,40 @@ fn flows_are_counted_by_service_and_corrected_by_the_sweep() {
     assert!(edge.syn(4).is_some(), "the sweep has corrected the count");
 }
 
+#[test]
+fn a_service_that_has_its_share_finds_what_gives_way_among_all_its_backends() {
+    const BACKENDS: u16 = 500;
+    const NEW: u32 = 1_000;
+    let backend = |n: u16| {
+        let [high, low] = n.to_be_bytes();
+        SocketAddrV4::new(Ipv4Addr::new(10, 0, high, low), 8080)
+    };
+    let backends: Vec<SocketAddrV4> = (1..=BACKENDS).map(backend).collect();
+    let edge = Edge::over(&backends);
+    // Each backend has a few of them.
+    let mut forged = 0;
+    while edge.count().leaves_room(edge.room()) {
+        assert!(
+            edge.syn(forged).is_some(),
+            "there is room for flow {forged}"
+        );
+        forged += 1;
+    }
+    assert_eq!(forged, FLOWS / 3 + 1);
+    std::thread::sleep(Duration::from_nanos(HANDSHAKE_NS));
+    let before = edge.count();
+    for flow in 0..NEW {
+        assert!(edge.syn(FLOWS + flow).is_some(), "flow {flow} is begun");
+    }
+    assert_eq!(edge.count(), before, "each takes the place of another one");
+    edge.assert_consistent(forged as usize);
+    let left: BTreeSet<u32> = edge.forward().iter().map(|(key, _)| flow_of(key)).collect();
+    assert!(
+        (0..NEW).all(|flow| !left.contains(&flow)),
+        "the oldest ones have gone"
+    );
+}
+
 /// What a segment says.
 struct Segment {
     flags: fn(PacketBuilderStep<TcpHeader>) -> PacketBuilderStep<TcpHeader>,
@@ -236,11 +271,15 @@ struct Edge {
 
 impl Edge {
     fn start() -> Self {
+        Self::over(&[BACKEND])
+    }
+
+    fn over(backends: &[SocketAddrV4]) -> Self {
         let loader = Loader::unpinned()
-            .max_entries(map::LUT, 1 << 12)
+            .max_entries(map::LUT, 1 << 18)
             .max_entries(map::NAT_FORWARD, FLOWS)
             .max_entries(map::NAT_REVERSE, FLOWS);
-        let (loaded, tables) = nat_edge::balance(loader, (VIP, Protocol::Tcp), &[BACKEND], PORTS);
+        let (loaded, tables) = nat_edge::balance(loader, (VIP, Protocol::Tcp), backends, PORTS);
         let (_, service) = tables.services().next().unwrap();
         let service = service.id;
         Self {

@@ -48,8 +48,8 @@ pub use self::flow::{
 pub use self::link::TaggedLink;
 pub use self::local::LocalFlow;
 pub use self::nat::{
-    NAT_ANSWERED, NAT_CONDEMNED, NAT_FIN_BACKEND, NAT_FIN_CLIENT, NAT_OPEN, NAT_RESET, NatCount,
-    NatForward, NatLink, NatMark, NatReverse,
+    NAT_ANSWERED, NAT_CONDEMNED, NAT_FIN_BACKEND, NAT_FIN_CLIENT, NAT_OPEN, NAT_RESET, NatBegun,
+    NatCount, NatForward, NatLink, NatMark, NatReverse,
 };
 pub use self::notes::{FlowNote, Shortcut, Untrusted};
 pub use self::path::PathReport;
@@ -122,6 +122,8 @@ pub mod map {
     pub const NAT_CLAIMS: &str = "NAT_CLAIMS";
     /// Array from service id to [`super::NatCount`]; the element of id 0 says what is free.
     pub const NAT_COUNTS: &str = "NAT_COUNTS";
+    /// Array of [`super::NatBegun`]: the flows of NAT mode that began last, in rings (`decide::nat::share`).
+    pub const NAT_BEGUN: &str = "NAT_BEGUN";
     /// LRU hash from [`super::AddressKey`] to `u64`: when a source's allowance of answers is full again, ns.
     pub const ANSWERS: &str = "ANSWERS";
     /// Per-CPU array of one `u64`: when the allowance of answers to all sources together is full again, ns.
@@ -195,6 +197,8 @@ pub mod size {
     pub const NAT: usize = 262_144;
     /// Checks in `PROBES`; index 0 is never used.
     pub const PROBES: usize = 16_384;
+    /// Flows in `NAT_BEGUN`.
+    pub const NAT_BEGUN: usize = 262_144;
     /// Flows in `NAT_CLAIMS`: one for each CPU, and one for user space.
     pub const NAT_CLAIMS: usize = 4_096;
     /// [`super::Shortcut`]s of a CPU.

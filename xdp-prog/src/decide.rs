@@ -203,11 +203,13 @@ pub enum Stage {
     PodFlow = 15,
     /// NAT mode: what a client's packet proves of its flow.
     NatProof = 16,
+    /// NAT mode: the first packet of a flow for which another one of its service goes.
+    NatShare = 17,
 }
 
 impl Stage {
     /// Every stage.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 18] = [
         Self::Receive,
         Self::Local,
         Self::Icmp,
@@ -225,6 +227,7 @@ impl Stage {
         Self::Path,
         Self::PodFlow,
         Self::NatProof,
+        Self::NatShare,
     ];
 
     /// Returns the index in `STAGES`.
@@ -252,6 +255,7 @@ impl Stage {
             Self::Path => "guideway_path",
             Self::PodFlow => "guideway_pod_flow",
             Self::NatProof => "guideway_nat_proof",
+            Self::NatShare => "guideway_nat_share",
         }
     }
 }
@@ -421,6 +425,7 @@ pub fn resume<F: FrameMut + FrameSum, T: World>(
         Stage::Nat => nat::decide(frame, tables, ingress),
         Stage::NatBegin => nat::begin::decide(frame, tables, ingress),
         Stage::NatProof => nat::proof::decide(frame, tables),
+        Stage::NatShare => nat::share::decide(frame, tables),
         Stage::NatReply => nat::decide_reply(frame, tables),
         Stage::FragmentWithin => fragment::decide_within(frame, tables),
         Stage::Answer => return answer::process(frame, tables, ingress),

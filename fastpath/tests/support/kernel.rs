@@ -66,6 +66,7 @@ impl Kernel {
             (map::NAT_FORWARD, size::NAT),
             (map::NAT_REVERSE, size::NAT),
             (map::NAT_COUNTS, size::SERVICES),
+            (map::NAT_BEGUN, size::NAT_BEGUN),
             (map::ANNOUNCED, size::HASH),
             (map::ANNOUNCE_LINKS, size::HASH),
             (map::CLAIMS, size::HASH),
@@ -136,6 +137,7 @@ impl Kernel {
         self.fill_hash(map::NAT_FORWARD, &nat.forward)?;
         self.fill_hash(map::NAT_REVERSE, &nat.reverse)?;
         self.fill_array(map::NAT_COUNTS, &tables.nat.counts)?;
+        self.fill_array(map::NAT_BEGUN, &tables.nat.begun)?;
         self.fill_hash(map::ANNOUNCED, &tables.announced)?;
         self.fill_array(map::ANNOUNCE_STAMP, &[tables.announce_stamp])?;
         self.fill_hash(map::ANNOUNCE_LINKS, &tables.announce_links)?;

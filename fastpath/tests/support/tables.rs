@@ -48,6 +48,8 @@ pub(crate) mod size {
     pub(crate) const LRU: u32 = 4096;
     /// Enough for a range of ports to run out before.
     pub(crate) const NAT: u32 = 128;
+    /// The hands of all rings, and three places of each.
+    pub(crate) const NAT_BEGUN: u32 = 64;
 }
 
 /// Contents of all tables, without the counters.

@@ -13,6 +13,7 @@ plain_data! {
     NatReverse: 72,
     NatLink: 16,
     NatCount: 16,
+    NatBegun: 8,
 }
 
 /// When a flow was last seen, and what its packets told: in one word, so that no reader sees the one without
@@ -279,6 +280,47 @@ impl NatCount {
     }
 }
 
+/// Where a flow of NAT mode is that has begun: backend id (4 bytes), the low half of the service id (2), source port
+/// (2, wire order). All zero where there is none.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
+#[repr(transparent)]
+pub struct NatBegun(pub u64);
+
+impl NatBegun {
+    /// Packs the parts.
+    #[inline(always)]
+    pub const fn new(backend: u32, service: u32, port: [u8; 2]) -> Self {
+        let [a, b, c, d] = backend.to_le_bytes();
+        let [e, f, ..] = service.to_le_bytes();
+        let [g, h] = port;
+        Self(u64::from_le_bytes([a, b, c, d, e, f, g, h]))
+    }
+
+    /// Returns the backend id.
+    #[inline(always)]
+    pub const fn backend(self) -> u32 {
+        let [a, b, c, d, ..] = self.0.to_le_bytes();
+        u32::from_le_bytes([a, b, c, d])
+    }
+
+    /// Tells whether the flow is this service's.
+    #[inline(always)]
+    pub const fn is_of(self, service: u32) -> bool {
+        let [a, b, ..] = service.to_le_bytes();
+        let [_, _, _, _, c, d, ..] = self.0.to_le_bytes();
+        u16::from_le_bytes([a, b]) == u16::from_le_bytes([c, d])
+    }
+
+    /// Returns the source port, in wire order.
+    #[inline(always)]
+    pub const fn port(self) -> [u8; 2] {
+        let [.., a, b] = self.0.to_le_bytes();
+        [a, b]
+    }
+}
+
 /// How frames to a client begin: destination and source MAC (12 bytes), 802.1Q tag control information (2, zero
 /// for untagged), the device's MTU (2, native).
 #[derive(
@@ -385,6 +427,13 @@ mod tests {
         assert!(reverse.is_for(&reply([0xee, 1])) && !reverse.is_for(&KEY));
         assert_eq!(reverse.forward_key(6), KEY);
         assert_ne!(reverse.forward_key(17), KEY);
+    }
+
+    #[test]
+    fn a_flow_that_has_begun_keeps_its_parts_apart() {
+        let flow = NatBegun::new(0xa1b2_c3d4, 0x0009_0010, [0xee, 1]);
+        assert_eq!((flow.backend(), flow.port()), (0xa1b2_c3d4, [0xee, 1]));
+        assert!(flow.is_of(0x0010) && !flow.is_of(0x0011));
     }
 
     #[test]

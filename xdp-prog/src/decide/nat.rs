@@ -25,7 +25,7 @@
 //! the same way.
 //!
 //! **Under pressure**, where the ports that are tried are all taken, or the service has its share of the table
-//! ([`crate::abi::NatCount::leaves_room`]), a flow gives its port to the new one: the half-open one that is silent for
+//! ([`crate::abi::NatCount::leaves_room`], [`share`]), a flow gives its port to the new one: the half-open one that is silent for
 //! longest, which is the oldest, after [`HANDSHAKE_NS`]. Unless it is half-open flows that take the ports, an open one
 //! does of which the backend has said nothing for long: for [`QUIET_RESET_NS`] after a RST, or of UDP for
 //! [`QUIET_DATAGRAMS_NS`]. Anybody can open a flow of UDP by two datagrams that the backend answers, so one in use for
@@ -56,13 +56,14 @@ mod follow;
 pub mod fragment;
 pub mod icmp;
 pub mod proof;
+pub mod share;
 
 use self::begin::Taken;
 use crate::{
     abi::{
         ADDRESS_VIP, AddressKey, BACKEND_LOCAL, BACKEND_NAT, Backend, NAT_ANSWERED, NAT_CONDEMNED,
-        NAT_FIN_BACKEND, NAT_FIN_CLIENT, NAT_OPEN, NAT_RESET, NatCount, NatForward, NatLink,
-        NatMark, NatReverse, NextHop, RENEWAL_NS, Tuple,
+        NAT_FIN_BACKEND, NAT_FIN_CLIENT, NAT_OPEN, NAT_RESET, NatBegun, NatCount, NatForward,
+        NatLink, NatMark, NatReverse, NextHop, RENEWAL_NS, Tuple,
     },
     flow::FlowKey,
     frame::Frame,
@@ -100,6 +101,24 @@ const FIRST_DATA: u32 = 1 << 16;
 
 /// Beside the service of the packet under way: what it proves has been taken note of.
 const HEEDED: u32 = 1 << 31;
+/// The same: a flow of the service was looked for that gives way.
+const SOUGHT: u32 = 1 << 30;
+/// The same: one has gone.
+const MADE_ROOM: u32 = 1 << 29;
+/// From this bit on, below these: how many were looked at.
+const LOOKS_AT: u32 = 24;
+
+/// Returns the service out of a note of it.
+#[inline(always)]
+const fn service_of(noted: u32) -> u32 {
+    noted & ((1 << LOOKS_AT) - 1)
+}
+
+/// Returns how many flows were looked at, out of a note of the service.
+#[inline(always)]
+const fn looks_of(noted: u32) -> u32 {
+    noted >> LOOKS_AT & 0xf
+}
 
 /// The memory of NAT mode.
 pub trait NatFlows: Clock {
@@ -141,6 +160,10 @@ pub trait NatFlows: Clock {
     fn nat_count(&self, service: u32) -> NatCount;
     /// Counts flows that a service has gained or lost, and half-open ones.
     fn count_nat(&self, service: u32, flows: i64, half_open: i64);
+    /// Reads a place of the rings of flows that have begun.
+    fn nat_begun(&self, index: u32) -> NatBegun;
+    /// Writes one.
+    fn note_nat_begun(&self, index: u32, flow: NatBegun);
     /// Returns the place for what a search for a port finds.
     fn taken(&self) -> Option<&Taken>;
     /// Returns the MTU of a device.
@@ -457,7 +480,7 @@ fn request<'t, F: Frame, A: Ip, T: World>(
         Ok(flow) => flow,
         Err(reason) => return Err(Verdict::Pass(reason)),
     };
-    let service = tables.nat_service() & !HEEDED;
+    let service = service_of(tables.nat_service());
     Ok(Arrived::new(frame, packet, &flow, service))
 }
 

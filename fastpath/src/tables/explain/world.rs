@@ -9,9 +9,9 @@ use std::{
 use aya::maps::{self, MapData, lpm_trie::Key};
 use xdp_prog::{
     abi::{
-        AddressKey, Backend, Config, Datagram, EdgeMac, EdgePrefix, NatCount, NatForward, NatMark,
-        NatReverse, NextHop, PathReport, Pod, PodFlow, PodKey, Service, ServiceKeyV4, ServiceKeyV6,
-        ServiceWord, Slot, SourcePrefix, TaggedLink, Tuple,
+        AddressKey, Backend, Config, Datagram, EdgeMac, EdgePrefix, NatBegun, NatCount, NatForward,
+        NatMark, NatReverse, NextHop, PathReport, Pod, PodFlow, PodKey, Service, ServiceKeyV4,
+        ServiceKeyV6, ServiceWord, Slot, SourcePrefix, TaggedLink, Tuple,
     },
     decide::{
         self,
@@ -271,6 +271,12 @@ impl NatFlows for ReadOnly<'_> {
     }
 
     fn count_nat(&self, _: u32, _: i64, _: i64) {}
+
+    fn nat_begun(&self, index: u32) -> NatBegun {
+        self.tables.nat_begun.get(&index, 0).unwrap_or_default()
+    }
+
+    fn note_nat_begun(&self, _: u32, _: NatBegun) {}
 
     fn taken(&self) -> Option<&Taken> {
         Some(&self.nat_taken)

@@ -8,7 +8,7 @@ use std::{
 
 use fastpath::clock::monotonic_ns;
 use xdp_prog::{
-    abi::{NatCount, NatForward, NatMark, NatReverse, Tuple},
+    abi::{NatBegun, NatCount, NatForward, NatMark, NatReverse, Tuple},
     decide::nat::{Inserted, NatFlows, NatState, Origin, Translation, begin::Taken},
     wire::protocol::TCP,
 };
@@ -21,6 +21,7 @@ pub(crate) struct Nat {
     pub(crate) forward: HashMap<Tuple, NatForward>,
     pub(crate) reverse: HashMap<Tuple, NatReverse>,
     pub(crate) counts: Vec<NatCount>,
+    pub(crate) begun: Vec<NatBegun>,
     /// When the marks were made: what is idle by them then, is so when a case runs.
     made: u64,
 }
@@ -55,6 +56,7 @@ impl Default for Nat {
             forward: HashMap::new(),
             reverse: HashMap::new(),
             counts,
+            begun: vec![NatBegun::default(); size::NAT_BEGUN as usize],
             made: monotonic_ns(),
         }
     }
@@ -176,6 +178,17 @@ impl NatFlows for ModelTables<'_> {
         counts[service as usize].flows += flows;
         counts[service as usize].half_open += half_open;
         counts[0].flows -= flows;
+    }
+
+    fn nat_begun(&self, index: u32) -> NatBegun {
+        let begun = &self.nat.flows.borrow().begun;
+        begun.get(index as usize).copied().unwrap_or_default()
+    }
+
+    fn note_nat_begun(&self, index: u32, flow: NatBegun) {
+        if let Some(place) = self.nat.flows.borrow_mut().begun.get_mut(index as usize) {
+            *place = flow;
+        }
     }
 
     fn taken(&self) -> Option<&Taken> {

@@ -124,6 +124,11 @@ fn guideway_nat_proof(ctx: XdpContext) -> u32 {
     stage(&ctx, Stage::NatProof)
 }
 
+#[xdp(frags)]
+fn guideway_nat_share(ctx: XdpContext) -> u32 {
+    stage(&ctx, Stage::NatShare)
+}
+
 #[inline(always)]
 fn stage(ctx: &XdpContext, stage: Stage) -> u32 {
     let tables = KernelTables::new(ctx);

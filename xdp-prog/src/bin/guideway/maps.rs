@@ -22,10 +22,10 @@ use aya_ebpf::{
 };
 use xdp_prog::{
     abi::{
-        AddressKey, BACKEND_V4, Backend, Config, Datagram, EdgeMac, HOP_GATEWAY, NatCount,
-        NatForward, NatMark, NatReverse, NextHop, PathReport, Pod, PodFlow, PodKey, Service,
-        ServiceKeyV4, ServiceKeyV6, ServiceWord, Shortcut, Slot, TaggedLink, Traffic, Tuple,
-        Untrusted, size,
+        AddressKey, BACKEND_V4, Backend, Config, Datagram, EdgeMac, HOP_GATEWAY, NatBegun,
+        NatCount, NatForward, NatMark, NatReverse, NextHop, PathReport, Pod, PodFlow, PodKey,
+        Service, ServiceKeyV4, ServiceKeyV6, ServiceWord, Shortcut, Slot, TaggedLink, Traffic,
+        Tuple, Untrusted, size,
     },
     decide::{
         Clock, Counters, Stage, Tables,
@@ -341,6 +341,16 @@ impl NatFlows for KernelTables<'_> {
     #[inline(always)]
     fn count_nat(&self, service: u32, flows: i64, half_open: i64) {
         nat::add(service, flows, half_open);
+    }
+
+    #[inline(always)]
+    fn nat_begun(&self, index: u32) -> NatBegun {
+        nat::begun(index)
+    }
+
+    #[inline(always)]
+    fn note_nat_begun(&self, index: u32, flow: NatBegun) {
+        nat::note_begun(index, flow);
     }
 
     #[inline(always)]

@@ -3,9 +3,9 @@
 use core::cell::Cell;
 
 use super::{
-    ANSWER_NS, Arrived, Fate, HANDSHAKE_NS, HEEDED, Inserted, NatFlows, NatState, Origin,
-    QUIET_DATAGRAMS_NS, QUIET_RESET_NS, SPAN_OF_USE_NS, fate, forget, is_by_nat, origin, reply_key,
-    way,
+    ANSWER_NS, Arrived, Fate, HANDSHAKE_NS, HEEDED, Inserted, MADE_ROOM, NatFlows, NatState,
+    Origin, QUIET_DATAGRAMS_NS, QUIET_RESET_NS, SOUGHT, SPAN_OF_USE_NS, fate, forget, is_by_nat,
+    origin, reply_key, share, way,
 };
 use crate::{
     abi::{
@@ -124,6 +124,11 @@ fn begin<'t, T: World>(
     if let Some(answer) = arrived.obstacle(way.hop.mtu) {
         return Ok(Verdict::Answer(answer));
     }
+    let noted = tables.nat_service();
+    let has_room = noted & MADE_ROOM != 0 || has_room(tables, arrived.service);
+    if !has_room && noted & SOUGHT == 0 {
+        return Ok(Verdict::Continue(Stage::NatShare));
+    }
     let now = tables.now();
     // The flow may be known, but have been idle for too long.
     if tables.see_nat_forward(&arrived.key, |_| None).is_some() {
@@ -142,7 +147,7 @@ fn begin<'t, T: World>(
         },
         now,
     };
-    reserve(tables, &new, chosen.hash)?;
+    reserve(tables, &new, chosen.hash, has_room)?;
     tables.note_nat_service(arrived.service | HEEDED);
     Ok(Verdict::Continue(Stage::Nat))
 }
@@ -164,7 +169,12 @@ struct New<'a> {
 ///
 /// [`DropReason::NatPortsExhausted`], [`DropReason::NatTableFull`].
 #[inline(always)]
-fn reserve<T: World>(tables: &T, new: &New<'_>, hash: u32) -> Result<(), DropReason> {
+fn reserve<T: World>(
+    tables: &T,
+    new: &New<'_>,
+    hash: u32,
+    has_room: bool,
+) -> Result<(), DropReason> {
     let config = tables.config().ok_or(DropReason::NatPortsExhausted)?;
     let protocol = new.key.protocol();
     let (first, ports) = if protocol == protocol::SCTP {
@@ -183,7 +193,7 @@ fn reserve<T: World>(tables: &T, new: &New<'_>, hash: u32) -> Result<(), DropRea
     let Some(taken) = tables.taken() else {
         return Err(DropReason::NatPortsExhausted);
     };
-    taken.begin(has_room(tables, new.service));
+    taken.begin(has_room);
     for probe in 0..PORT_PROBES {
         let reply = reply_at(new, first, offset);
         match tables.nat_state(&reply) {
@@ -207,7 +217,14 @@ fn reserve<T: World>(tables: &T, new: &New<'_>, hash: u32) -> Result<(), DropRea
     } else {
         DropReason::NatTableFull
     };
-    if !free(tables, new, &reply, found.is_some()) {
+    if !free(
+        tables,
+        new.service,
+        new.key,
+        &reply,
+        new.now,
+        found.is_some(),
+    ) {
         return Err(reason);
     }
     match hold(tables, new, &reply) {
@@ -248,6 +265,15 @@ const fn standing(protocol: u8, state: &NatState) -> Option<(Standing, u64)> {
         protocol::TCP if state.mark.has(NAT_RESET) => Some((Standing::Open, QUIET_RESET_NS)),
         protocol::UDP => Some((Standing::Open, QUIET_DATAGRAMS_NS)),
         _ => None,
+    }
+}
+
+/// Tells whether a flow gives its port away, by what its reverse entry knows.
+#[inline(always)]
+pub(super) const fn gives_way_by(protocol: u8, state: &NatState, now: u64) -> bool {
+    match standing(protocol, state) {
+        Some((_, patience)) => state.mark.idle(now) >= patience,
+        None => false,
     }
 }
 
@@ -354,6 +380,7 @@ fn complete<T: NatFlows>(tables: &T, new: &New<'_>, reply: &Tuple) -> Result<(),
     let reason = match tables.insert_nat_forward(new.key, &entry) {
         Inserted::Done => {
             tables.count_nat(new.service, 1, 1);
+            share::note(tables, new.service, new.id, entry.port());
             return Ok(());
         }
         Inserted::Full => DropReason::NatTableFull,
@@ -364,10 +391,17 @@ fn complete<T: NatFlows>(tables: &T, new: &New<'_>, reply: &Tuple) -> Result<(),
     Err(reason)
 }
 
-/// Removes both entries of the flow with this reverse key, if it is over, or may give way and does; tells whether they
-/// were removed.
+/// Removes both entries of the flow with this reverse key, if it is over, or may give way to the new flow of this service
+/// and does; tells whether they were removed.
 #[inline(always)]
-fn free<T: NatFlows>(tables: &T, new: &New<'_>, reply: &Tuple, may_give_way: bool) -> bool {
+pub(super) fn free<T: NatFlows>(
+    tables: &T,
+    service: u32,
+    new: &Tuple,
+    reply: &Tuple,
+    now: u64,
+    may_give_way: bool,
+) -> bool {
     let Some(entry) = tables.see_nat_reverse(reply) else {
         return false;
     };
@@ -378,16 +412,16 @@ fn free<T: NatFlows>(tables: &T, new: &New<'_>, reply: &Tuple, may_give_way: boo
     // Before the claim was there, another CPU may have given the port to another flow.
     let freed = match tables.see_nat_reverse(reply) {
         Some(entry) if entry.is_for(reply) && entry.forward_key(reply.protocol()).is(&key) => {
-            free_claimed(tables, &key, reply, &entry, new.now, may_give_way)
+            free_claimed(tables, &key, reply, &entry, now, may_give_way)
         }
         _ => false,
     };
     tables.release_nat(&key);
     // The flows of others that share the backend are counted anew by user space.
-    let is_own = entry.port() == port_of(new.key) && entry.address == new.key.destination();
+    let is_own = entry.port() == port_of(new) && entry.address == new.destination();
     if freed && is_own {
         let half_open = if entry.mark.has(NAT_OPEN) { 0 } else { -1 };
-        tables.count_nat(new.service, -1, half_open);
+        tables.count_nat(service, -1, half_open);
     }
     freed
 }

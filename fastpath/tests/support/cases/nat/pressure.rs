@@ -4,7 +4,7 @@
 
 use etherparse::TcpHeader;
 use xdp_prog::{
-    abi::{NAT_ANSWERED, NAT_CONDEMNED, NAT_RESET},
+    abi::{NAT_ANSWERED, NAT_CONDEMNED, NAT_RESET, NatBegun},
     decide::nat::{IDLE_HALF_OPEN_NS, IDLE_HALF_OPEN_TCP_NS, QUIET_DATAGRAMS_NS, QUIET_RESET_NS},
     reason::DropReason,
 };
@@ -14,7 +14,8 @@ use super::{
         super::packet::{ACK, End, FIN, Packet, RST, SYN},
         Case, Draft, EDGE_V4, IN, v4,
     },
-    FROM_MACHINE, NEVER, OPEN, PORT, SCTP_V4, SECOND, SEQUENCE, Service, TCP_V4, UDP_V4, nat,
+    FROM_MACHINE, NEVER, OPEN, PORT, SCTP_V4, SECOND, SEQUENCE, Service, TCP_V4, TCP_V6, UDP_V4,
+    Way, nat,
 };
 
 /// Half of the time that a half-open TCP flow has.
@@ -328,6 +329,24 @@ fn shares() -> Vec<Case> {
             tables.nat.counts[service].flows = 40;
         })
     };
+    // The ports that are tried have no flow, but another one has, and is in the ring.
+    let begun = |name: &str, idle, of: Service| {
+        counted(name, 0, 0).with(|tables| {
+            const ELSEWHERE: u16 = PORT + 50;
+            TCP_V4.seed(tables, (v4(198, 51, 100, 9), 50_000), ELSEWHERE, 0, idle);
+            tables.config.nat_ports = 1;
+            tables.nat.counts[0].flows = 10;
+            tables.nat.counts[service].flows = 40;
+            let Way { service, backend } = Way {
+                service: of.way.service,
+                ..TCP_V4.way
+            };
+            // In the first place of the ring, of which the third one was written last.
+            let hand = TCP_V4.way.service as usize % 16;
+            tables.nat.begun[hand] = NatBegun(3);
+            tables.nat.begun[hand + 16] = NatBegun::new(backend, service, ELSEWHERE.to_be_bytes());
+        })
+    };
     let second = Service {
         edge: (EDGE_V4, PORT + 1),
         ..TCP_V4
@@ -352,6 +371,27 @@ fn shares() -> Vec<Case> {
             NEVER,
         )
         .drops(DropReason::NatTableFull),
+        begun(
+            "service_with_its_share_takes_from_its_oldest",
+            A_WHILE,
+            TCP_V4,
+        )
+        .reaches(&TCP_V4, SYN),
+        begun(
+            "service_with_its_share_takes_from_no_young_one",
+            NEVER,
+            TCP_V4,
+        )
+        .drops(DropReason::NatTableFull),
+        begun(
+            "service_with_its_share_takes_from_no_other",
+            A_WHILE,
+            TCP_V6,
+        )
+        .drops(DropReason::NatTableFull),
+        begun("service_with_its_share_takes_once", A_WHILE, TCP_V4)
+            .after(other(TCP_V4).0)
+            .drops(DropReason::NatTableFull),
         // Not refused: the port may be either.
         nat("service_with_less_than_its_share", begin.clone())
             .with(|tables| {

@@ -8,7 +8,7 @@ use aya_ebpf::{
     programs::XdpContext,
 };
 use xdp_prog::{
-    abi::{NatCount, NatForward, NatMark, NatReverse, Tuple, size},
+    abi::{NatBegun, NatCount, NatForward, NatMark, NatReverse, Tuple, size},
     decide::nat::{Inserted, NatState, Origin, Translation, begin::Taken},
 };
 use zerocopy::transmute;
@@ -23,6 +23,8 @@ static NAT_REVERSE: HashMap<Tuple, NatReverse, { size::NAT }> = HashMap::new();
 static NAT_CLAIMS: HashMap<Tuple, u64, { size::NAT_CLAIMS }> = HashMap::new();
 #[btf_map]
 static NAT_COUNTS: Array<NatCount, { size::SERVICES }> = Array::new();
+#[btf_map]
+static NAT_BEGUN: Array<NatBegun, { size::NAT_BEGUN }> = Array::new();
 /// Scratch: the service of the packet under way, from the program that looked it up to those that follow.
 #[btf_map]
 static NAT_SERVICE: PerCpuArray<u32, 1> = PerCpuArray::new();
@@ -201,6 +203,23 @@ pub(crate) fn claim(key: &Tuple) -> bool {
 pub(crate) fn release(key: &Tuple) {
     // It is there: we have put it there.
     let _ = NAT_CLAIMS.remove(key);
+}
+
+#[inline(always)]
+pub(crate) fn begun(index: u32) -> NatBegun {
+    match NAT_BEGUN.get_ptr(index) {
+        // SAFETY: the element is valid for the run; another CPU may write it, as one word.
+        Some(place) => unsafe { place.read_volatile() },
+        None => NatBegun::default(),
+    }
+}
+
+#[inline(always)]
+pub(crate) fn note_begun(index: u32, flow: NatBegun) {
+    if let Some(place) = NAT_BEGUN.get_ptr_mut(index) {
+        // SAFETY: as above.
+        unsafe { place.write_volatile(flow) };
+    }
 }
 
 #[inline(always)]

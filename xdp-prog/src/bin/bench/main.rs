@@ -126,9 +126,14 @@ fn generate_list(ctx: XdpContext) -> u32 {
         schedule.next = if next < schedule.frames { next } else { 0 };
         *XdpFrame::new(&ctx).view_mut::<[u8; LISTED_LENGTH]>(0)? = frame.bytes;
         // SAFETY: the helper has no preconditions; frames for a device that is not there are dropped.
-        Some(unsafe { bpf_redirect(frame.device, 0) } as u32)
+        Some(unsafe { bpf_redirect(frame.device, 0) })
     };
-    send().unwrap_or(XDP_DROP)
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "an action"
+    )]
+    send().map_or(XDP_DROP, |action| action as u32)
 }
 
 #[inline(always)]

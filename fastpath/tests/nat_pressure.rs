@@ -234,6 +234,7 @@ impl Segment {
     fn rst() -> Self {
         Self {
             flags: PacketBuilderStep::<TcpHeader>::rst,
+            sequence: 2,
             ..Self::syn()
         }
     }

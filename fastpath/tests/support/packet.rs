@@ -19,6 +19,9 @@ pub(crate) const SYN: u8 = 0x02;
 pub(crate) const RST: u8 = 0x04;
 pub(crate) const ACK: u8 = 0x10;
 
+/// Of all TCP segments, unless a test says otherwise.
+pub(crate) const TCP_SEQUENCE: u32 = 0x0102_0304;
+
 /// Address and port.
 pub(crate) type End = (IpAddr, u16);
 
@@ -99,7 +102,7 @@ impl Packet {
 
     /// Makes a TCP segment with these of the flags below.
     pub(crate) fn segment(from: End, to: End, flags: u8, payload: &[u8]) -> Self {
-        let mut header = TcpHeader::new(from.1, to.1, 0x0102_0304, 0xfaf0);
+        let mut header = TcpHeader::new(from.1, to.1, TCP_SEQUENCE, 0xfaf0);
         header.fin = flags & FIN != 0;
         header.syn = flags & SYN != 0;
         header.rst = flags & RST != 0;

@@ -10,7 +10,7 @@ use super::{AddressKey, Tuple, age, plain_data};
 plain_data! {
     NatMark: 8,
     NatForward: 24,
-    NatReverse: 72,
+    NatReverse: 80,
     NatLink: 16,
     NatCount: 16,
     NatBegun: 8,
@@ -188,6 +188,10 @@ pub struct NatReverse {
     /// Of TCP the sequence number of the backend's SYN+ACK, which the client proves to have seen, native; of the rest
     /// the time of the first packet, as [`NatReverse::began_at`] makes it.
     pub began_with: u32,
+    /// Of TCP the sequence number that the backend waited for when its packets were last noted, native.
+    pub expects: u32,
+    /// Always zero.
+    reserved: u32,
 }
 
 impl NatReverse {
@@ -209,6 +213,8 @@ impl NatReverse {
             link,
             ports: forward.ports(),
             began_with: Self::began_at(mark.time()),
+            expects: 0,
+            reserved: 0,
         }
     }
 

@@ -21,8 +21,9 @@
 //! client acknowledges the very sequence number of the SYN+ACK, which lies in the reverse entry, or the backend sends
 //! the first data after it; others until the client goes on after an answer. What a half-open flow's packets say
 //! otherwise renews nothing, but a SYN. Nor does a RST or a SYN end anything: the backend shows whether it heeds them by
-//! what it sends next. Where it accepts another connection after a RST or the FINs of both ends, that one is proved in
-//! the same way.
+//! what it sends next. A client's RST counts only with a number that the backend may wait for, which lies in the reverse
+//! entry too. Where the backend accepts another connection after a RST or the FINs of both ends, that one is proved in the
+//! same way.
 //!
 //! **Under pressure**, where the ports that are tried are all taken, or the service has its share of the table
 //! ([`crate::abi::NatCount::leaves_room`], [`share`]), a flow gives its port to the new one: the half-open one that is silent for
@@ -135,7 +136,7 @@ pub trait NatFlows: Clock {
     /// Reads what a reverse entry knows of its flow.
     fn nat_state(&self, key: &Tuple) -> Option<NatState>;
     /// Sets what a reverse entry knows of its flow, if it is there.
-    fn note_nat_reverse(&self, key: &Tuple, mark: NatMark, began_with: u32);
+    fn note_nat_reverse(&self, key: &Tuple, state: NatState);
     /// Adds a forward entry, unless it is there.
     fn insert_nat_forward(&self, key: &Tuple, entry: &NatForward) -> Inserted;
     /// Adds the reverse entry that [`NatReverse::new`] makes of these, unless there is one with this key.
@@ -200,6 +201,8 @@ pub struct NatState {
     pub mark: NatMark,
     /// See [`NatReverse::began_with`].
     pub began_with: u32,
+    /// See [`NatReverse::expects`].
+    pub expects: u32,
 }
 
 impl NatState {
@@ -209,8 +212,15 @@ impl NatState {
         let state = Self {
             mark: entry.mark,
             began_with: entry.began_with,
+            expects: entry.expects,
         };
         entry.is_for(key).then_some(state)
+    }
+
+    /// Returns the same with another mark.
+    #[inline(always)]
+    pub const fn marked(self, mark: NatMark) -> Self {
+        Self { mark, ..self }
     }
 }
 
@@ -311,8 +321,8 @@ struct Arrived {
     hop_limit: u32,
     /// TCP flags, and [`DATA`].
     flags: u32,
-    /// Of a TCP segment from a client what it acknowledges, of one from a backend its sequence number.
-    number: u32,
+    /// [`Arrived::of_client`], then [`Arrived::of_backend`]; in one word, because this lies on the BPF stack.
+    numbers: u64,
     key: Tuple,
 }
 
@@ -327,7 +337,7 @@ impl Arrived {
         flow: &FlowKey<A>,
         service: u32,
     ) -> Self {
-        let (flags, number) = read_segment(frame, packet, service);
+        let (flags, numbers) = read_segment(frame, packet, service);
         Self {
             service,
             family: A::FAMILY,
@@ -336,7 +346,7 @@ impl Arrived {
             length: packet.length,
             hop_limit: packet.hop_limit.into(),
             flags,
-            number,
+            numbers,
             key: flow.tuple(),
         }
     }
@@ -345,11 +355,11 @@ impl Arrived {
     #[inline(always)]
     #[expect(clippy::cast_possible_truncation, reason = "takes the fields apart")]
     fn relayed<T: Relay>(self, tables: &T) -> Option<Self> {
-        let [ids, offsets, rest, number] = tables.relay([
+        let [ids, offsets, rest, numbers] = tables.relay([
             u64::from(self.service) << 32 | self.length as u64,
             (self.l3 as u64) << 32 | self.l4 as u64,
             u64::from(self.hop_limit) << 32 | u64::from(self.flags) << 1 | self.family.bit(),
-            self.number.into(),
+            self.numbers,
         ])?;
         Some(Self {
             service: (ids >> 32) as u32,
@@ -359,7 +369,7 @@ impl Arrived {
             length: ids as u32 as usize,
             hop_limit: (rest >> 32) as u32,
             flags: rest as u32 >> 1,
-            number: number as u32,
+            numbers,
             key: self.key,
         })
     }
@@ -387,6 +397,20 @@ impl Arrived {
         TcpFlags(self.flags as u8)
     }
 
+    /// Returns the number of a TCP segment that counts what the client sends: of a client's its sequence number, of a
+    /// backend's what it acknowledges.
+    #[inline(always)]
+    const fn of_client(&self) -> u32 {
+        (self.numbers >> 32) as u32
+    }
+
+    /// Returns the number of a TCP segment that counts what the backend sends.
+    #[inline(always)]
+    #[expect(clippy::cast_possible_truncation, reason = "takes the low half")]
+    const fn of_backend(&self) -> u32 {
+        self.numbers as u32
+    }
+
     /// Returns what a backend says by this packet, on a connection that it has accepted with this number.
     #[inline(always)]
     fn says(&self, accepted_with: u32) -> u32 {
@@ -403,7 +427,7 @@ impl Arrived {
         let fin = if flags.fin() { ENDS } else { 0 };
         let sent = self.flags & DATA | fin;
         let first = accepted_with.wrapping_add(1);
-        if sent != 0 && !flags.syn() && self.number.wrapping_sub(first) < FIRST_DATA {
+        if sent != 0 && !flags.syn() && self.of_backend().wrapping_sub(first) < FIRST_DATA {
             sent | BEGINS
         } else {
             sent
@@ -422,9 +446,9 @@ const ENDS: u32 = 8;
 /// A backend's segment: the first data of a connection that was just accepted, or the end if there are none.
 const BEGINS: u32 = 16;
 
-/// Reads [`Arrived::flags`] and [`Arrived::number`].
+/// Reads [`Arrived::flags`] and [`Arrived::numbers`].
 #[inline(always)]
-fn read_segment<F: Frame, A>(frame: &F, packet: &Packet<A>, service: u32) -> (u32, u32) {
+fn read_segment<F: Frame, A>(frame: &F, packet: &Packet<A>, service: u32) -> (u32, u64) {
     if packet.protocol != protocol::TCP {
         return (0, 0);
     }
@@ -432,14 +456,16 @@ fn read_segment<F: Frame, A>(frame: &F, packet: &Packet<A>, service: u32) -> (u3
         return (0, 0);
     };
     let data = packet.l4 + header.header_length() < packet.l3 + packet.length;
-    let number = if service == 0 {
-        header.sequence
+    let sequence = u64::from(u32::from_be_bytes(header.sequence));
+    let acknowledgement = u64::from(u32::from_be_bytes(header.acknowledgement));
+    let numbers = if service == 0 {
+        acknowledgement << 32 | sequence
     } else {
-        header.acknowledgement
+        sequence << 32 | acknowledgement
     };
     (
         u32::from(header.flags) | if data { DATA } else { 0 },
-        u32::from_be_bytes(number),
+        numbers,
     )
 }
 
@@ -727,9 +753,7 @@ const fn after_client(protocol: u8, noted: u8, flags: TcpFlags) -> u8 {
     if protocol != protocol::TCP || flags.begins_connection() {
         return noted;
     }
-    noted
-        | (if flags.fin() { NAT_FIN_CLIENT } else { 0 })
-        | (if flags.rst() { NAT_RESET } else { 0 })
+    noted | (if flags.fin() { NAT_FIN_CLIENT } else { 0 })
 }
 
 /// Returns what a flow's packets have told once the backend has sent this one.
@@ -909,12 +933,20 @@ fn answer<T: NatFlows>(tables: &T, arrived: &Arrived) -> Option<NatReverse> {
         (mark != forward.mark).then_some(mark)
     });
     let mark = seen?;
-    let began_with = if says & ACCEPTS != 0 && accepts_anew(mark.flags()) {
-        arrived.number
-    } else {
-        entry.began_with
+    let mut state = NatState {
+        mark: marked_by_backend(mark, says, now),
+        began_with: entry.began_with,
+        expects: entry.expects,
     };
-    tables.note_nat_reverse(reply, marked_by_backend(mark, says, now), began_with);
+    let begins = says & ACCEPTS != 0 && accepts_anew(mark.flags());
+    if begins {
+        state.began_with = arrived.of_backend();
+    }
+    // An old SYN+ACK acknowledges what is long past.
+    if begins || (says & (ACCEPTS | RESETS) == 0 && arrived.flags().acknowledges()) {
+        state.expects = arrived.of_client();
+    }
+    tables.note_nat_reverse(reply, state);
     Some(entry)
 }
 

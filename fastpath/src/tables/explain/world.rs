@@ -225,10 +225,11 @@ impl NatFlows for ReadOnly<'_> {
         NatState::of(&self.see_nat_reverse(key)?, key)
     }
 
-    fn note_nat_reverse(&self, key: &Tuple, mark: NatMark, began_with: u32) {
+    fn note_nat_reverse(&self, key: &Tuple, state: NatState) {
         if let Some(mut entry) = self.see_nat_reverse(key) {
-            entry.mark = mark;
-            entry.began_with = began_with;
+            entry.mark = state.mark;
+            entry.began_with = state.began_with;
+            entry.expects = state.expects;
             self.nat_reverse.set(key, Some(entry));
         }
     }

@@ -28,7 +28,9 @@ use xdp_prog::{
 
 use super::{
     super::{
-        packet::{ACK, End, FIN, IPV4, Link, Packet, RST, SERVICE_VLAN, SYN, VLAN, patched},
+        packet::{
+            ACK, End, FIN, IPV4, Link, Packet, RST, SERVICE_VLAN, SYN, TCP_SEQUENCE, VLAN, patched,
+        },
         tables::{TableSet, address_key, padded},
     },
     BACK, CLIENT_V4, CLIENT_V6, Case, Draft, EDGE_V4, EDGE_V6, IN, INGRESS, TCP, TO_NODE_V4,
@@ -169,7 +171,10 @@ impl Service {
         let forward = tuple(client, self.vip, self.protocol);
         let reply = self.reply_key(port);
         let mark = NatMark::new(before(idle), flags);
-        let entry = NatReverse::new(&reply, &forward, INGRESS, link(&BACK), mark);
+        let mut entry = NatReverse::new(&reply, &forward, INGRESS, link(&BACK), mark);
+        if self.protocol == TCP {
+            entry.expects = TCP_SEQUENCE;
+        }
         tables.nat.reverse.insert(reply, entry);
         // Datagrams have been exchanged for a while.
         self.began(tables, port, idle.wrapping_add(2 * SPAN_OF_USE_NS));

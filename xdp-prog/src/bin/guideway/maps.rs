@@ -288,8 +288,8 @@ impl NatFlows for KernelTables<'_> {
     }
 
     #[inline(always)]
-    fn note_nat_reverse(&self, key: &Tuple, mark: NatMark, began_with: u32) {
-        nat::note_reverse(key, mark, began_with);
+    fn note_nat_reverse(&self, key: &Tuple, state: NatState) {
+        nat::note_reverse(key, state);
     }
 
     #[inline(always)]

@@ -464,6 +464,7 @@ const fn gives_way(protocol: u8, mark: NatMark, reverse: &NatReverse, now: u64) 
     let state = NatState {
         mark: NatMark::new(reverse.mark.time(), mark.flags()),
         began_with: reverse.began_with,
+        expects: reverse.expects,
     };
     match standing(protocol, &state) {
         Some((Standing::HalfOpen, patience)) => mark.idle(now) >= patience,

@@ -86,7 +86,7 @@ fn arrived<F: Frame, A: Ip, T: World>(
         length: packet.length,
         hop_limit: packet.hop_limit.into(),
         flags: 0,
-        number: 0,
+        numbers: 0,
         key: flow.tuple(),
     })
 }

@@ -107,7 +107,7 @@ fn translate<'t, F: Frame, A: Messages, T: World>(
         length: packet.length,
         hop_limit: packet.hop_limit.into(),
         flags: 0,
-        number: 0,
+        numbers: 0,
         key: quote.flow.tuple(),
     };
     let translation = if service == 0 {

@@ -61,7 +61,7 @@ fn heed<T: World>(tables: &T, arrived: &Arrived) {
         return;
     }
     if entry.mark.has(NAT_OPEN) && arrived.flags().rst() {
-        suspect(tables, &reply);
+        note_reset(tables, arrived, entry.mark, &reply);
     } else {
         handshake(tables, arrived, entry.mark, &reply, now);
     }
@@ -78,7 +78,8 @@ fn handshake<T: NatFlows>(tables: &T, arrived: &Arrived, mark: NatMark, reply: &
     let flags = arrived.flags();
     let is_proof = reverse.mark.has(NAT_ANSWERED)
         && (!is_tcp
-            || (flags.acknowledges() && arrived.number == reverse.began_with.wrapping_add(1)));
+            || (flags.acknowledges()
+                && arrived.of_backend() == reverse.began_with.wrapping_add(1)));
     let renewed = if is_proof {
         let fin = if flags.fin() { NAT_FIN_CLIENT } else { 0 };
         let answered = if is_tcp { 0 } else { NAT_ANSWERED };
@@ -91,18 +92,25 @@ fn handshake<T: NatFlows>(tables: &T, arrived: &Arrived, mark: NatMark, reply: &
     if !tables.replace_nat_mark(key, mark, renewed) {
         return;
     }
-    tables.note_nat_reverse(reply, renewed, reverse.began_with);
+    tables.note_nat_reverse(reply, reverse.marked(renewed));
     if is_proof && !mark.has(NAT_OPEN) {
         tables.count_nat(arrived.service, 0, -1);
     }
 }
 
-/// Notes a client's RST where ports are looked for.
+/// A RST is taken for the client's whose number is less than this above what the backend waited for. Below the window
+/// of a connection that has just begun: one in the window that is not right is answered with an ACK (RFC 5961 section
+/// 3.2), after which it does not count any more.
+const RESET_WINDOW: u32 = 1 << 15;
+
+/// Takes note of a client's RST, of any number but those of somebody who knows nothing of the connection.
 #[inline(always)]
-fn suspect<T: NatFlows>(tables: &T, reply: &Tuple) {
-    if let Some(state) = tables.nat_state(reply)
-        && !state.mark.has(NAT_RESET)
-    {
-        tables.note_nat_reverse(reply, state.mark.with(NAT_RESET), state.began_with);
+fn note_reset<T: NatFlows>(tables: &T, arrived: &Arrived, mark: NatMark, reply: &Tuple) {
+    let Some(state) = tables.nat_state(reply) else {
+        return;
+    };
+    let is_near = arrived.of_client().wrapping_sub(state.expects) < RESET_WINDOW;
+    if is_near && tables.replace_nat_mark(&arrived.key, mark, mark.with(NAT_RESET)) {
+        tables.note_nat_reverse(reply, state.marked(state.mark.with(NAT_RESET)));
     }
 }

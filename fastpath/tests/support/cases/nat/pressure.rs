@@ -11,7 +11,7 @@ use xdp_prog::{
 
 use super::{
     super::{
-        super::packet::{ACK, End, FIN, Packet, RST, SYN},
+        super::packet::{ACK, End, FIN, Packet, RST, SYN, TCP_SEQUENCE},
         Case, Draft, EDGE_V4, IN, v4,
     },
     FROM_MACHINE, NEVER, OPEN, PORT, SCTP_V4, SECOND, SEQUENCE, Service, TCP_V4, TCP_V6, UDP_V4,
@@ -207,12 +207,20 @@ fn proofs() -> Vec<Case> {
 /// The client's segment with this acknowledgement number.
 fn acknowledge(flags: u8, number: u32, payload: &[u8]) -> Vec<u8> {
     let (from, to) = (TCP_V4.client, TCP_V4.vip);
-    let mut header = TcpHeader::new(from.1, to.1, 0x0102_0304, 0xfaf0);
+    let mut header = TcpHeader::new(from.1, to.1, TCP_SEQUENCE, 0xfaf0);
     header.acknowledgment_number = number;
     header.ack = flags & ACK != 0;
     header.fin = flags & FIN != 0;
     header.rst = flags & RST != 0;
     IN.carry(&Packet::tcp_with(from, to, header, payload))
+}
+
+/// The client's segment with this sequence number.
+fn numbered(flags: u8, number: u32) -> Vec<u8> {
+    let (from, to) = (TCP_V4.client, TCP_V4.vip);
+    let mut header = TcpHeader::new(from.1, to.1, number, 0xfaf0);
+    header.rst = flags & RST != 0;
+    IN.carry(&Packet::tcp_with(from, to, header, b""))
 }
 
 /// The backend's segment with this sequence number.
@@ -291,6 +299,22 @@ fn resets() -> Vec<Case> {
         ]);
     }
     // Where forged SYNs want ports, a flow that a forged RST may have marked is left alone.
+    // Who knows nothing of the connection has no number that the backend might wait for.
+    let window = 1 << 15;
+    for above in [0, window - 1, window, 1 << 31, u32::MAX] {
+        let draft = rivals(
+            format!("after_a_rst_{above}_above_what_is_expected"),
+            TCP_V4,
+            OPEN,
+            quiet,
+        )
+        .after(numbered(RST, TCP_SEQUENCE.wrapping_add(above)));
+        cases.push(if above < window {
+            draft.takes_over(TCP_V4)
+        } else {
+            draft.refused()
+        });
+    }
     cases.push(
         rivals("among_forged_syns", TCP_V4, OPEN | NAT_RESET, quiet)
             .with(|tables| {

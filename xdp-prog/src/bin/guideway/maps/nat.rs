@@ -83,7 +83,7 @@ unsafe fn exchange_mark(place: *mut NatForward, expected: NatMark, mark: NatMark
 pub(crate) fn see_reverse(key: &Tuple) -> Option<NatReverse> {
     let place = NAT_REVERSE.get_ptr(key)?;
     // SAFETY: as for forward entries.
-    let words: [u64; 9] = unsafe { read_backwards(place.cast()) };
+    let words: [u64; 10] = unsafe { read_backwards(place.cast()) };
     Some(transmute!(words))
 }
 
@@ -92,21 +92,26 @@ pub(crate) fn state(key: &Tuple) -> Option<NatState> {
     let place = NAT_REVERSE.get_ptr(key)?;
     // SAFETY: the element is valid for the run, and any bytes are an entry; another CPU may write it.
     let entry = unsafe { &*place };
-    let (began_with, mark) = (read_once(&entry.began_with), read_once(&entry.mark));
+    let state = NatState {
+        began_with: read_once(&entry.began_with),
+        expects: read_once(&entry.expects),
+        mark: read_once(&entry.mark),
+    };
     // SAFETY: as above. Last: an element recycled under the reader is found out.
     let check = unsafe { place.cast::<u32>().read_volatile() };
-    (check == key.check()).then_some(NatState { mark, began_with })
+    (check == key.check()).then_some(state)
 }
 
 #[inline(always)]
-pub(crate) fn note_reverse(key: &Tuple, mark: NatMark, began_with: u32) {
+pub(crate) fn note_reverse(key: &Tuple, state: NatState) {
     if let Some(place) = NAT_REVERSE.get_ptr_mut(key) {
         // SAFETY: the element is valid for the run. Another CPU that has a packet of the same
         // flow may write it too: what one of them noted is lost at worst.
         let entry = unsafe { &mut *place };
-        write_once(&mut entry.began_with, began_with);
-        // After the number: a mark that tells of an answer vouches for it.
-        write_once(&mut entry.mark, mark);
+        write_once(&mut entry.began_with, state.began_with);
+        write_once(&mut entry.expects, state.expects);
+        // After the numbers: a mark that tells of an answer vouches for them.
+        write_once(&mut entry.mark, state.mark);
     }
 }
 

@@ -34,6 +34,7 @@ pub use problem::{ConfigError, Position, Problem};
 
 use crate::desired::{Desired, ForwardMode};
 use crate::healthz::ports;
+use crate::index::Room;
 use crate::render::printable;
 
 /// Where the agent listens unless `api.socket` says otherwise.
@@ -103,10 +104,10 @@ pub struct Kubernetes {
     pub health_check_node_port: ports::Mode,
     /// Where `/healthz`, `/livez` and `/readyz` are served, if they are.
     pub healthz: Option<Listen>,
-    /// Slots that the lookup tables of one Service have at most.
-    pub slots_per_service: u64,
+    /// What one Service takes of the tables at most.
+    pub service_room: Room,
     /// The same for all Services of a namespace, if that is bounded.
-    pub slots_per_namespace: Option<u64>,
+    pub namespace_room: Option<Room>,
     /// Forwarding mode of services that name none.
     pub default_mode: ForwardMode,
     /// Seed of the flow hash; that of the cluster's Secret if not given.

@@ -45,6 +45,7 @@ mod outcome;
 mod parse;
 mod problem;
 mod quota;
+mod room;
 mod select;
 mod service;
 mod slice;
@@ -55,12 +56,12 @@ use std::sync::Arc;
 
 use imbl::{OrdMap, OrdSet};
 use ipnet::IpNet;
-use xdp_prog::abi::size;
 
 pub use self::machines::{Presence, Reserved};
 pub(crate) use self::parse::address;
 pub(crate) use self::problem::quoted;
 pub use self::problem::{Object, Problem, Rule};
+pub use self::room::Room;
 
 use self::machines::{Machines, Node};
 use self::objects::ObjectName;
@@ -89,16 +90,16 @@ pub struct Options {
     pub default_mode: ForwardMode,
     /// Seed of session affinity; equal on all edges.
     pub hash_seed: u64,
-    /// Slots that the lookup tables of one Service have at most: all tables are in one arena.
-    pub slots_per_service: u64,
+    /// What one Service takes of the tables at most.
+    pub service_room: Room,
     /// The same for all Services of a namespace, if that is bounded.
-    pub slots_per_namespace: Option<u64>,
+    pub namespace_room: Option<Room>,
 }
 
 impl Options {
     /// The class of load balancers that the controller serves.
     pub const DEFAULT_CLASS: &str = "guideway.dev/guideway";
-    /// The share of the arena that one Service has at most, in percent.
+    /// The share of each table that one Service has at most, in percent.
     pub const DEFAULT_SHARE: u64 = 25;
 }
 
@@ -113,15 +114,10 @@ impl Default for Options {
             topology_hints: TopologyHints::default(),
             default_mode: ForwardMode::default(),
             hash_seed: 0,
-            slots_per_service: slots_of_share(Self::DEFAULT_SHARE, size::LUT_SLOTS as u64),
-            slots_per_namespace: None,
+            service_room: Room::DEFAULT.share(Self::DEFAULT_SHARE),
+            namespace_room: None,
         }
     }
-}
-
-/// Returns how many slots a share of an arena is, in percent.
-pub fn slots_of_share(percent: u64, slots: u64) -> u64 {
-    slots * percent / 100
 }
 
 /// What becomes of the topology hints of endpoints.
@@ -300,7 +296,7 @@ impl Index {
         if self.options != options {
             let name = options.node_name.as_ref();
             self.machines.set_own(name, options.edge_only);
-            self.quotas.set_most(options.slots_per_namespace);
+            self.quotas.set_most(options.namespace_room);
             self.options = options;
             self.dirty.extend(self.entries.keys().cloned());
             self.machines_changed();
@@ -563,7 +559,7 @@ impl Index {
             None => Outcome::default(),
         };
         let created = entry.service.as_deref().map_or(i64::MAX, outcome::created);
-        self.quotas.note(name, created, new.slots);
+        self.quotas.note(name, created, new.takes);
         if let Some(most) = self.quotas.refusal(name) {
             new = new.refuse(&Object::Service(name.clone()), most);
         }

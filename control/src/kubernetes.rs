@@ -185,8 +185,8 @@ fn index_options(options: Kubernetes, node_name: String, hash_seed: u64) -> Opti
         load_balancer_class: options.load_balancer_class,
         serve_unset_class: options.default_class,
         external_ips: options.external_ips,
-        slots_per_service: options.slots_per_service,
-        slots_per_namespace: options.slots_per_namespace,
+        service_room: options.service_room,
+        namespace_room: options.namespace_room,
         topology_hints: if options.honour_hints {
             TopologyHints::Honour
         } else {

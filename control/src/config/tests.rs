@@ -293,6 +293,7 @@ fn shipped_examples_are_in_order() {
 fn every_field_of_the_kubernetes_section_is_taken_over() {
     let config = parse(EVERY_KUBERNETES_FIELD).unwrap();
     assert_eq!(config.desired.node, Role::Yes);
+    let room = Room::DEFAULT;
     let expected = Kubernetes {
         node_name: Some("worker-1.example".to_owned()),
         namespace: Some("lb".to_owned()),
@@ -306,8 +307,8 @@ fn every_field_of_the_kubernetes_section_is_taken_over() {
         honour_hints: false,
         health_check_node_port: ports::Mode::On,
         healthz: Some(Listen::At(([0, 0, 0, 0], 10791).into())),
-        slots_per_service: (128 << 17) / 10,
-        slots_per_namespace: Some((128 << 17) / 2),
+        service_room: room.share(10),
+        namespace_room: Some(room.share(50)),
         default_mode: ForwardMode::L2dsr,
         hash_seed: Some(9),
     };
@@ -328,8 +329,8 @@ fn kubernetes_section_has_defaults() {
         honour_hints: true,
         health_check_node_port: ports::Mode::Auto,
         healthz: None,
-        slots_per_service: (128 << 17) / 4,
-        slots_per_namespace: None,
+        service_room: Room::DEFAULT.share(25),
+        namespace_room: None,
         default_mode: ForwardMode::Ipip,
         hash_seed: None,
     };

@@ -10,7 +10,8 @@ use super::few::Few;
 use super::machines::Machines;
 use super::objects::{self, ObjectName, TABLE_SIZE};
 use super::problem::{Findings, Object, Problem, Rule};
-use super::select::{Candidate, Place, Selection, select};
+use super::room::Room;
+use super::select::{Candidate, Place, PortName, Selection, SlicesByPort, select};
 use super::service::{self, MOST_ASKED, Port, Wanted};
 use super::slice::{Condition, Endpoint, Slices};
 use super::{HealthCheck, Options, TopologyHints, front_name};
@@ -30,30 +31,30 @@ pub(super) struct Outcome {
     /// Its addresses, and why they are.
     pub(super) captured: Few<IpAddr, Capture>,
     pub(super) health_check: Option<HealthCheck>,
-    /// Slots of its lookup tables.
-    pub(super) slots: u64,
+    /// What it takes of the tables.
+    pub(super) takes: Room,
     pub(super) problems: Vec<Problem>,
 }
 
 impl Outcome {
-    /// Leaves out everything, as the Services of a namespace have no more than `most` slots together.
-    pub(super) fn refuse(self, object: &Object, most: u64) -> Self {
+    /// Leaves out everything, as the Services of a namespace take no more than `most` together.
+    pub(super) fn refuse(self, object: &Object, most: Room) -> Self {
         let mut findings = Findings::default();
         findings.add(
             Rule::TableShare,
             || {
                 format!(
-                    "nothing of it is served: its lookup tables take {} slots, and those of its namespace {most} at most, \
-                     which older Services take",
-                    self.slots
+                    "nothing of it is served: it takes {}, and the Services of its namespace {most} at most, which older \
+                     ones take",
+                    self.takes
                 )
             },
-            "use fewer ports, addresses or Services in the namespace, or raise kubernetes.namespace_table_share",
+            "use fewer ports, addresses, endpoints or Services in the namespace, or raise kubernetes.namespace_table_share",
         );
         let mut problems = self.problems;
         problems.extend(findings.problems(object));
         Self {
-            slots: self.slots,
+            takes: self.takes,
             problems,
             ..Self::default()
         }
@@ -89,7 +90,7 @@ pub(super) fn outcome(world: World<'_>, service: &objects::Service, slices: &Sli
     let mut outcome = Outcome::default();
     let wanted = service::read(service, world.options, world.machines, &mut findings);
     if let Some(mut wanted) = wanted {
-        bound_table_size(&mut wanted, world.options.slots_per_service, &mut findings);
+        bound_table_size(&mut wanted, world.options.service_room.slots, &mut findings);
         let mut making = Making {
             world,
             name: &service.name,
@@ -97,6 +98,7 @@ pub(super) fn outcome(world: World<'_>, service: &objects::Service, slices: &Sli
             wanted: &wanted,
             findings: &mut findings,
             outcome: &mut outcome,
+            looked_at: 0,
         };
         making.all(slices);
         let captured = [
@@ -114,6 +116,19 @@ pub(super) fn outcome(world: World<'_>, service: &objects::Service, slices: &Sli
     outcome
 }
 
+/// What helps a Service that has no room.
+const MORE_ROOM: &str =
+    "use fewer ports, addresses, source ranges and endpoints, or raise kubernetes.table_share";
+
+/// Names a port for people.
+fn port_name((name, protocol, is_ipv4): PortName<'_>) -> String {
+    let family = if is_ipv4 { "IPv4" } else { "IPv6" };
+    match name {
+        "" => format!("its {protocol} port of {family}"),
+        name => format!("port {name}/{protocol} of {family}"),
+    }
+}
+
 struct Making<'a> {
     world: World<'a>,
     name: &'a ObjectName,
@@ -121,7 +136,13 @@ struct Making<'a> {
     wanted: &'a Wanted,
     findings: &'a mut Findings,
     outcome: &'a mut Outcome,
+    /// Endpoints that the ports so far have, whatever they are used for.
+    looked_at: u64,
 }
+
+/// Endpoints of any condition that a Service may have for each backend that it has room for: judging them is work, and
+/// an endpoint that gets no traffic takes no room.
+const ENDPOINTS_PER_BACKEND: u64 = 4;
 
 /// Where a port is served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -198,11 +219,12 @@ impl Making<'_> {
     fn all(&mut self, slices: &Slices) {
         let wanted = self.wanted;
         let mut announced = [Announced::default(), Announced::default()];
+        let by_port = SlicesByPort::of(slices);
         for port in &wanted.ports {
             for (is_ipv4, announced) in [true, false].into_iter().zip(&mut announced) {
                 let fronts = fronts(wanted, port, is_ipv4);
                 if !fronts.is_empty() {
-                    self.port(slices, port, is_ipv4, &fronts, announced);
+                    self.port(&by_port, port, is_ipv4, &fronts, announced);
                 }
             }
         }
@@ -223,7 +245,7 @@ impl Making<'_> {
     /// Makes the services of one port in one family.
     fn port(
         &mut self,
-        slices: &Slices,
+        slices: &SlicesByPort<'_>,
         port: &Port,
         is_ipv4: bool,
         fronts: &[Front],
@@ -237,6 +259,9 @@ impl Making<'_> {
             hints: options.topology_hints == TopologyHints::Honour,
         };
         let key = (port.name.as_str(), port.protocol, is_ipv4);
+        if !self.may_look_at(slices.endpoints(key), key) {
+            return;
+        }
         let (wanted, findings) = (self.wanted, &mut *self.findings);
         let sound = |candidate: &Candidate<'_>| {
             let socket = candidate.socket;
@@ -254,9 +279,22 @@ impl Making<'_> {
         let mode = self.mode(&selection, own_node.is_some());
         let backends = self.backends(&selection, mode);
         let draining = selection.draining.iter();
-        let draining: Vec<BackendSpec> = draining
+        let draining: Arc<[BackendSpec]> = draining
             .filter_map(|candidate| self.backend(candidate, mode, 0))
             .collect();
+        // All addresses of a port share the entries.
+        let takes = self.outcome.takes.and(Room {
+            backends: (backends.len() + draining.len()) as u64,
+            ..Room::default()
+        });
+        if !self.has_room(takes, || port_name(key)) {
+            return;
+        }
+        self.outcome.takes = takes;
+        let own = selection.used.iter().chain(&selection.reachable);
+        let own_pods = own
+            .filter(|candidate| place.has(candidate.endpoint))
+            .count() as u64;
         // Not by what this machine does with its pods, which others cannot know.
         let by_node = selection.by_node.iter();
         let nodes = by_node.filter_map(|local| local.endpoint.node.as_deref());
@@ -264,13 +302,11 @@ impl Making<'_> {
             .nodes
             .extend(nodes.filter_map(|node| machines.address(node)));
         for front in fronts {
-            let Some(key) = self.service(port, is_ipv4, *front, mode, &backends) else {
+            let Some(key) = self.service(port, is_ipv4, *front, (mode, &backends), own_pods) else {
                 continue;
             };
             if !draining.is_empty() {
-                self.outcome
-                    .draining
-                    .insert(key, draining.as_slice().into());
+                self.outcome.draining.insert(key, Arc::clone(&draining));
             }
             if wanted.only_local && matches!(front, Front::LoadBalancer(_)) {
                 announced.keys.push(key);
@@ -373,14 +409,55 @@ impl Making<'_> {
         backends
     }
 
-    /// Makes the service of one port at one address; nothing if it is not served there.
+    /// Tells whether the endpoints of one more port may be judged.
+    fn may_look_at(&mut self, endpoints: u64, port: PortName<'_>) -> bool {
+        let most = self.world.options.service_room.backends * ENDPOINTS_PER_BACKEND;
+        let all = self.looked_at + endpoints;
+        if all > most {
+            self.findings.add(
+                Rule::TableShare,
+                || {
+                    format!(
+                        "{} is not served: with its {endpoints} endpoints the ports of the Service would have {all}, of \
+                         which {most} are the most",
+                        port_name(port)
+                    )
+                },
+                MORE_ROOM,
+            );
+            return false;
+        }
+        self.looked_at = all;
+        true
+    }
+
+    /// Tells whether a Service may take so much of the tables.
+    fn has_room(&mut self, takes: Room, whose: impl FnOnce() -> String) -> bool {
+        let beyond = takes.beyond(self.world.options.service_room);
+        if let Some(beyond) = &beyond {
+            self.findings.add(
+                Rule::TableShare,
+                || {
+                    format!(
+                        "{} is not served: with it the Service would take {beyond}",
+                        whose()
+                    )
+                },
+                MORE_ROOM,
+            );
+        }
+        beyond.is_none()
+    }
+
+    /// Makes the service of one port at one address, of whose backends so many are pods of this machine; nothing if it
+    /// is not served there.
     fn service(
         &mut self,
         port: &Port,
         is_ipv4: bool,
         front: Front,
-        mode: ForwardMode,
-        backends: &[BackendSpec],
+        (mode, backends): (ForwardMode, &[BackendSpec]),
+        own_pods: u64,
     ) -> Option<ServiceKey> {
         let machines = self.world.machines;
         let (address, number) = match front {
@@ -448,21 +525,17 @@ impl Making<'_> {
         };
         let log2 = spec.log2_slots_for(spec.sharing().count());
         let slots = front.tables() << log2.unwrap_or(MAX_LOG2_LEN);
-        let most = self.world.options.slots_per_service;
-        if self.outcome.slots + slots > most {
-            self.findings.add(
-                Rule::TableShare,
-                || {
-                    format!(
-                        "{} is not served: with its {slots} slots the lookup tables of the Service would have more than {most}",
-                        front_name(&key)
-                    )
-                },
-                "use fewer ports and addresses, or raise kubernetes.table_share",
-            );
+        let takes = self.outcome.takes.and(Room {
+            slots,
+            services: front.tables(),
+            backends: 0,
+            pods: own_pods * front.tables(),
+            source_ranges: spec.source_ranges.len() as u64,
+        });
+        if !self.has_room(takes, || front_name(&key)) {
             return None;
         }
-        self.outcome.slots += slots;
+        self.outcome.takes = takes;
         let service = Service {
             name,
             created: self.created,

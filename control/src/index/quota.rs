@@ -1,4 +1,4 @@
-//! The room in the lookup tables that the Services of a namespace have together, where that is bounded.
+//! The room in the tables that the Services of a namespace have together, where that is bounded.
 //!
 //! The oldest have it first, so that all machines refuse the same ones. A Service that does not fit is left out, and
 //! a younger one that is smaller may fit.
@@ -6,14 +6,15 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::objects::{ObjectName, Text};
+use super::room::Room;
 
 /// What Services of each namespace take, and who is refused.
 #[derive(Debug, Default)]
 pub(super) struct Quotas {
-    /// Slots that the Services of a namespace have at most.
-    most: Option<u64>,
-    /// Slots of each Service that has some, by age and name.
-    namespaces: HashMap<Text, BTreeMap<(i64, ObjectName), u64>>,
+    /// What the Services of a namespace take at most.
+    most: Option<Room>,
+    /// What each Service takes that takes anything, by age and name.
+    namespaces: HashMap<Text, BTreeMap<(i64, ObjectName), Room>>,
     /// Creation time by Service.
     created: HashMap<ObjectName, i64>,
     /// Namespaces of which something has changed.
@@ -23,26 +24,27 @@ pub(super) struct Quotas {
 
 impl Quotas {
     /// Replaces the bound; all Services have to be noted again.
-    pub(super) fn set_most(&mut self, most: Option<u64>) {
+    pub(super) fn set_most(&mut self, most: Option<Room>) {
         *self = Self {
             most,
             ..Self::default()
         };
     }
 
-    /// Notes how many slots a Service takes, or that it takes none.
-    pub(super) fn note(&mut self, name: &ObjectName, created: i64, slots: u64) {
+    /// Notes what a Service takes, or that it takes nothing.
+    pub(super) fn note(&mut self, name: &ObjectName, created: i64, takes: Room) {
         if self.most.is_none() {
             return;
         }
         let before = self.created.get(name).copied();
         let namespace = self.namespaces.entry(name.namespace.clone()).or_default();
         let before = before.map(|before| (before, namespace.remove(&(before, name.clone()))));
-        if before != Some((created, Some(slots))) && (before.is_some() || slots > 0) {
+        let takes_any = takes != Room::default();
+        if before != Some((created, Some(takes))) && (before.is_some() || takes_any) {
             self.touched.insert(name.namespace.clone());
         }
-        if slots > 0 {
-            namespace.insert((created, name.clone()), slots);
+        if takes_any {
+            namespace.insert((created, name.clone()), takes);
             self.created.insert(name.clone(), created);
         } else {
             self.created.remove(name);
@@ -53,7 +55,7 @@ impl Quotas {
     }
 
     /// Returns the bound that a Service is refused for.
-    pub(super) fn refusal(&self, name: &ObjectName) -> Option<u64> {
+    pub(super) fn refusal(&self, name: &ObjectName) -> Option<Room> {
         self.most.filter(|_| self.refused.contains(name))
     }
 
@@ -61,11 +63,13 @@ impl Quotas {
     pub(super) fn settle(&mut self) -> Vec<ObjectName> {
         let mut changed = Vec::new();
         for namespace in std::mem::take(&mut self.touched) {
-            let mut left = self.most.unwrap_or(u64::MAX);
+            let Some(mut left) = self.most else {
+                continue;
+            };
             let nobody = BTreeMap::new();
             let services = self.namespaces.get(&namespace).unwrap_or(&nobody);
-            for ((_, name), slots) in services {
-                let is_refused = match left.checked_sub(*slots) {
+            for ((_, name), takes) in services {
+                let is_refused = match left.without(*takes) {
                     Some(rest) => {
                         left = rest;
                         false

@@ -1,9 +1,9 @@
 //! Which endpoints of a port get traffic here, by conditions, policy and hints.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::net::SocketAddr;
 
-use super::slice::{Condition, Endpoint, Slices};
+use super::slice::{Condition, Endpoint, Slice, Slices};
 use crate::desired::Protocol;
 
 /// Where the machine is, as endpoints name it.
@@ -18,8 +18,38 @@ pub(super) struct Place<'a> {
 }
 
 impl Place<'_> {
-    fn has(&self, endpoint: &Endpoint) -> bool {
+    pub(super) fn has(&self, endpoint: &Endpoint) -> bool {
         self.node.is_some() && endpoint.node.as_deref() == self.node
+    }
+}
+
+/// A port as slices name it, and whether of IPv4.
+pub(super) type PortName<'a> = (&'a str, Protocol, bool);
+
+/// The slices of a Service by the ports that they list, with the number that each gives the port.
+#[derive(Debug)]
+pub(super) struct SlicesByPort<'a>(HashMap<PortName<'a>, Vec<(&'a Slice, u16)>>);
+
+impl<'a> SlicesByPort<'a> {
+    pub(super) fn of(slices: &'a Slices) -> Self {
+        let mut by_port: HashMap<PortName<'a>, Vec<(&'a Slice, u16)>> = HashMap::new();
+        for slice in slices.values() {
+            for port in &slice.ports {
+                let name = (&*port.name, port.protocol, slice.is_ipv4);
+                by_port.entry(name).or_default().push((slice, port.port));
+            }
+        }
+        Self(by_port)
+    }
+
+    fn get<'n>(&'n self, port: PortName<'n>) -> &'n [(&'a Slice, u16)] {
+        self.0.get(&port).map_or(&[], Vec::as_slice)
+    }
+
+    /// Counts the endpoints that are listed for a port, each as often as it is.
+    pub(super) fn endpoints(&self, port: PortName<'_>) -> u64 {
+        let slices = self.get(port).iter();
+        slices.map(|(slice, _)| slice.endpoints.len() as u64).sum()
     }
 }
 
@@ -53,13 +83,13 @@ pub(super) struct Selection<'a> {
 /// this one does, and for as long as it is listed: one that terminates and serves no more still gets what is
 /// under way to it.
 pub(super) fn select<'a>(
-    slices: &'a Slices,
-    (name, protocol, is_ipv4): (&str, Protocol, bool),
+    slices: &SlicesByPort<'a>,
+    port: PortName<'_>,
     place: &Place<'_>,
     is_local: bool,
     sound: impl FnMut(&Candidate<'_>) -> bool,
 ) -> Selection<'a> {
-    let mut all = candidates(slices, (name, protocol, is_ipv4), place);
+    let mut all = candidates(slices, port, place);
     all.retain(sound);
     let cluster = usable(&all);
     let by_node = if is_local {
@@ -102,19 +132,16 @@ pub(super) fn select<'a>(
 /// Lists the endpoints of a port, each once, in the order of their sockets: of duplicates a local one, else
 /// the one that can be used for more.
 fn candidates<'a>(
-    slices: &'a Slices,
-    (name, protocol, is_ipv4): (&str, Protocol, bool),
+    slices: &SlicesByPort<'a>,
+    port: PortName<'_>,
     place: &Place<'_>,
 ) -> Vec<Candidate<'a>> {
     let mut all = Vec::new();
-    for slice in slices.values().filter(|slice| slice.is_ipv4 == is_ipv4) {
-        let ports = slice.ports.iter();
-        for port in ports.filter(|port| *port.name == *name && port.protocol == protocol) {
-            all.extend(slice.endpoints.iter().map(|endpoint| Candidate {
-                socket: SocketAddr::new(endpoint.address, port.port),
-                endpoint,
-            }));
-        }
+    for (slice, number) in slices.get(port) {
+        all.extend(slice.endpoints.iter().map(|endpoint| Candidate {
+            socket: SocketAddr::new(endpoint.address, *number),
+            endpoint,
+        }));
     }
     all.sort_unstable_by_key(|candidate| {
         let endpoint = candidate.endpoint;

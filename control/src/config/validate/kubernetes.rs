@@ -10,7 +10,7 @@ use super::Rules;
 use super::values::{decimal, position};
 use crate::desired::ForwardMode;
 use crate::healthz::ports;
-use crate::index::{Options, slots_of_share};
+use crate::index::{Options, Room};
 
 /// Longest DNS subdomain, which object names are.
 const MAX_NAME: usize = 253;
@@ -60,10 +60,10 @@ impl Rules {
                     health_check_node_port: self
                         .health_check_node_port(section.health_check_node_port.as_ref()),
                     healthz: healthz.and_then(|text| self.listen("kubernetes.healthz", text)),
-                    slots_per_service: self
+                    service_room: self
                         .share("table_share", section.table_share.as_ref(), tables)
-                        .unwrap_or_else(|| share_of(Options::DEFAULT_SHARE, tables)),
-                    slots_per_namespace: section
+                        .unwrap_or_else(|| room(tables).share(Options::DEFAULT_SHARE)),
+                    namespace_room: section
                         .namespace_table_share
                         .as_ref()
                         .filter(|text| text.value != "off")
@@ -192,18 +192,18 @@ impl Rules {
         field: &str,
         text: Option<&Spanned<String>>,
         tables: TableSizes,
-    ) -> Option<u64> {
+    ) -> Option<Room> {
         let text = text?;
         let percent: Option<u64> = decimal(&text.value).filter(|share| (1..=100).contains(share));
         if percent.is_none() {
             self.refuse(
                 &format!("kubernetes.{field}"),
                 text,
-                "not a share of the lookup tables' memory",
+                "not a share of the tables",
                 "use a number of percent, from 1 to 100",
             );
         }
-        Some(share_of(percent?, tables))
+        Some(room(tables).share(percent?))
     }
 
     fn topology_hints(&mut self, text: Option<&Spanned<String>>) -> bool {
@@ -223,6 +223,13 @@ impl Rules {
     }
 }
 
-fn share_of(percent: u64, tables: TableSizes) -> u64 {
-    slots_of_share(percent, tables.lut_slots.into())
+/// Returns the room that all Services have together.
+fn room(tables: TableSizes) -> Room {
+    Room {
+        slots: tables.lut_slots.into(),
+        services: tables.services.into(),
+        backends: tables.backends.into(),
+        pods: tables.pods.into(),
+        source_ranges: tables.source_ranges.into(),
+    }
 }

@@ -2,17 +2,29 @@
 
 use super::words::*;
 use crate::index::objects::{ObjectName, Service, TABLE_SIZE};
-use crate::index::{Object, Options};
+use crate::index::{Object, Options, Room};
 
 const PODS: &[&str] = &["10.244.1.1@node-1", "10.244.2.1@node-2"];
 
-fn room(slots_per_service: u64, slots_per_namespace: Option<u64>) -> Cluster {
+/// Room for so many slots, and for enough of all else.
+fn slots(slots: u64) -> Room {
+    Room {
+        slots,
+        ..Room::DEFAULT
+    }
+}
+
+fn cluster_of(service_room: Room, namespace_room: Option<Room>) -> Cluster {
     cluster_with(Options {
         node_name: Some("node-1".to_owned()),
-        slots_per_service,
-        slots_per_namespace,
+        service_room,
+        namespace_room,
         ..Options::default()
     })
+}
+
+fn room(slots_per_service: u64, slots_per_namespace: Option<u64>) -> Cluster {
+    cluster_of(slots(slots_per_service), slots_per_namespace.map(slots))
 }
 
 #[test]
@@ -95,9 +107,92 @@ fn oldest_services_of_a_namespace_have_its_room() {
         assert_eq!(cluster.problems("old"), ["TableShare"], "{order:?}");
         // Without a bound all are served.
         cluster.index.set_options(Options {
-            slots_per_service: 256,
+            service_room: slots(256),
             ..Options::default()
         });
         assert_eq!(cluster.keys().len(), 4, "{order:?}");
     }
+}
+
+#[test]
+fn one_service_has_its_share_of_every_table() {
+    let mut service = load_balancer("many", "192.0.2.9").source_ranges(&["198.51.100.0/24"]);
+    service.ports.clear();
+    // One of the pods is this machine's.
+    let mut slice = slice_of("many", "many-1", PODS);
+    for (number, port) in (80..).zip(["a", "b", "c", "d"]) {
+        service = service.port(port, number, "TCP");
+        slice = slice.port(port, 8080, "TCP");
+    }
+    let all = Room::DEFAULT;
+    for (room, ports, what) in [
+        (all, 4, None),
+        (Room { services: 3, ..all }, 3, Some("addresses with ports")),
+        (Room { backends: 7, ..all }, 3, Some("backends")),
+        (Room { pods: 2, ..all }, 2, Some("pods of this machine")),
+        (
+            Room {
+                source_ranges: 1,
+                ..all
+            },
+            1,
+            Some("source ranges"),
+        ),
+    ] {
+        // For Services and for namespaces, where it is all or nothing.
+        let mut cluster = cluster_of(room, None);
+        cluster.service(service.clone()).slice(slice.clone());
+        assert_eq!(cluster.keys().len(), ports, "{what:?}");
+        let problems = &cluster.state().problems;
+        let problems = problems.values().flat_map(|problems| problems.iter());
+        let texts: Vec<&String> = problems.map(|problem| &problem.text).collect();
+        match what {
+            Some(what) => {
+                let named = texts
+                    .iter()
+                    .any(|text| text.contains(&format!("{what}, of which")));
+                assert!(named, "{what}: {texts:?}");
+            }
+            None => assert!(texts.is_empty(), "{texts:?}"),
+        }
+        let mut cluster = cluster_of(all, Some(room));
+        cluster.service(service.clone()).slice(slice.clone());
+        let expected = if what.is_some() { 0 } else { 4 };
+        assert_eq!(cluster.keys().len(), expected, "{what:?}");
+    }
+}
+
+#[test]
+fn ports_by_endpoints_of_a_service_are_work_and_memory_with_a_bound() {
+    const ENDPOINTS: u32 = 1000;
+    let pods: Vec<String> = (0..ENDPOINTS)
+        .map(|pod| {
+            let [.., high, low] = pod.to_be_bytes();
+            format!("10.244.{high}.{low}@node-2 unready serving terminating")
+        })
+        .collect();
+    // One that is ready, so that the others only drain: they share in no lookup table.
+    let pods: Vec<&str> = ["10.245.0.1@node-2"]
+        .into_iter()
+        .chain(pods.iter().map(String::as_str))
+        .collect();
+    let mut service = load_balancer("many", "192.0.2.9");
+    service.ports.clear();
+    let mut slice = slice_of("many", "many-1", &pods);
+    for number in 1..=200 {
+        let name = format!("p{number}");
+        service = service.port(&name, number, "TCP");
+        slice = slice.port(&name, number, "TCP");
+    }
+    let room = Room {
+        backends: 10_000,
+        ..Room::DEFAULT
+    };
+    let mut cluster = cluster_of(room, None);
+    cluster.service(service).slice(slice);
+    assert_eq!(cluster.keys().len(), 9, "1001 entries each");
+    assert_eq!(cluster.problems("many"), ["TableShare"]);
+    let draining = &cluster.state().draining;
+    let kept: usize = draining.values().map(|endpoints| endpoints.len()).sum();
+    assert_eq!(kept, 9000);
 }

@@ -473,12 +473,11 @@ impl Outcome {
 }
 
 impl Outcome {
-    /// A run that was asked for claims that nearly all connections were soon made; how many that are of the few of a
-    /// short one hangs on the machine.
-    pub(crate) fn assert_good(&self, whose: &str) {
-        if asked_for().is_some() {
-            assert!(self.share_in_time() >= 0.99, "{whose}: {self}");
-        }
+    /// Says how many connections were not made soon, where they are too many. Only a run that was asked for claims
+    /// that: how many they are of the few of a short one hangs on the machine.
+    pub(crate) fn shortfall(&self, whose: &str) -> Option<String> {
+        let is_short = asked_for().is_some() && self.share_in_time() < 0.99;
+        is_short.then(|| format!("{whose}: {self}"))
     }
 }
 

@@ -282,6 +282,29 @@ pub const fn transport_length(protocol: u8) -> usize {
     }
 }
 
+/// What a TCP header says.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Segment {
+    /// Its flags.
+    pub flags: TcpFlags,
+    /// Sequence number.
+    pub sequence: u32,
+    /// Acknowledgement number.
+    pub acknowledgement: u32,
+}
+
+impl Segment {
+    /// Reads a header.
+    #[inline(always)]
+    pub const fn of(header: &Tcp) -> Self {
+        Self {
+            flags: TcpFlags(header.flags),
+            sequence: u32::from_be_bytes(header.sequence),
+            acknowledgement: u32::from_be_bytes(header.acknowledgement),
+        }
+    }
+}
+
 /// The flags of a TCP header; none for other protocols.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TcpFlags(pub u8);

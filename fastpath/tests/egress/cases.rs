@@ -30,11 +30,8 @@ use std::{
 
 use xdp_prog::{
     abi::{AddressKey, Datagram, LocalFlow, PodFlow, Probe, Tuple},
-    decide::{
-        deliver::FlowTable,
-        unproved::{self, Segment},
-    },
-    parse::TcpFlags,
+    decide::{deliver::FlowTable, unproved},
+    parse::{Segment, TcpFlags},
     reason::{PassReason, REASON_COUNT},
 };
 

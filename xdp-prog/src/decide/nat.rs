@@ -68,7 +68,7 @@ use crate::{
     },
     flow::FlowKey,
     frame::Frame,
-    parse::{self, Link, Packet, TcpFlags},
+    parse::{self, Link, Packet, Segment, TcpFlags},
     reason::{DropReason, PassReason},
     wire::{
         ethernet::{self, Ethernet, VlanTag},
@@ -206,15 +206,22 @@ pub struct NatState {
 }
 
 impl NatState {
-    /// Takes it out of an entry, if that is one of this key.
+    /// Takes it out of an entry.
     #[inline(always)]
-    pub fn of(entry: &NatReverse, key: &Tuple) -> Option<Self> {
-        let state = Self {
+    pub const fn of(entry: &NatReverse) -> Self {
+        Self {
             mark: entry.mark,
             began_with: entry.began_with,
             expects: entry.expects,
-        };
-        entry.is_for(key).then_some(state)
+        }
+    }
+
+    /// Puts it into an entry.
+    #[inline(always)]
+    pub const fn store(self, entry: &mut NatReverse) {
+        entry.mark = self.mark;
+        entry.began_with = self.began_with;
+        entry.expects = self.expects;
     }
 
     /// Returns the same with another mark.
@@ -456,17 +463,29 @@ fn read_segment<F: Frame, A>(frame: &F, packet: &Packet<A>, service: u32) -> (u3
         return (0, 0);
     };
     let data = packet.l4 + header.header_length() < packet.l3 + packet.length;
-    let sequence = u64::from(u32::from_be_bytes(header.sequence));
-    let acknowledgement = u64::from(u32::from_be_bytes(header.acknowledgement));
-    let numbers = if service == 0 {
-        acknowledgement << 32 | sequence
+    let segment = Segment::of(header);
+    let (of_client, of_backend) = if service == 0 {
+        (segment.acknowledgement, segment.sequence)
     } else {
-        sequence << 32 | acknowledgement
+        (segment.sequence, segment.acknowledgement)
     };
     (
-        u32::from(header.flags) | if data { DATA } else { 0 },
-        numbers,
+        u32::from(segment.flags.0) | if data { DATA } else { 0 },
+        u64::from(of_client) << 32 | u64::from(of_backend),
     )
+}
+
+/// Reads a client's packet for a stage that not all come to.
+#[inline(always)]
+fn requested_aside<'t, F: Frame, T: World>(
+    frame: &F,
+    tables: &'t T,
+) -> Result<Arrived, Verdict<'t>> {
+    let (_, arrived) = requested(frame, tables)?;
+    match arrived.relayed(tables) {
+        Some(arrived) => Ok(arrived),
+        None => Err(Verdict::Drop(DropReason::StageMissing)),
+    }
 }
 
 /// Reads a client's packet, and how its frame begins.
@@ -933,11 +952,7 @@ fn answer<T: NatFlows>(tables: &T, arrived: &Arrived) -> Option<NatReverse> {
         (mark != forward.mark).then_some(mark)
     });
     let mark = seen?;
-    let mut state = NatState {
-        mark: marked_by_backend(mark, says, now),
-        began_with: entry.began_with,
-        expects: entry.expects,
-    };
+    let mut state = NatState::of(&entry).marked(marked_by_backend(mark, says, now));
     let begins = says & ACCEPTS != 0 && accepts_anew(mark.flags());
     if begins {
         state.began_with = arrived.of_backend();

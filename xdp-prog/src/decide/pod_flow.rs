@@ -24,11 +24,12 @@ use super::{
     deliver::{self, Deliver, FlowLookup, FlowTable, SeenAs, Shown},
     is_no_client,
     nat::Inserted,
-    unproved::{self, Segment},
+    unproved,
 };
 use crate::{
     abi::{FLOW_FIN_CLIENT, PodFlow, Tuple},
     frame::{Frame, FrameMut},
+    parse::Segment,
     reason::DropReason,
     wire::{protocol, transport::Tcp},
 };

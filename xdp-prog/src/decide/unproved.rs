@@ -21,32 +21,8 @@
 
 use crate::{
     abi::{FLOW_ACCEPTED, FLOW_ASKED, PodFlow},
-    parse::TcpFlags,
-    wire::transport::Tcp,
+    parse::Segment,
 };
-
-/// What a TCP header says.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Segment {
-    /// Its flags.
-    pub flags: TcpFlags,
-    /// Sequence number.
-    pub sequence: u32,
-    /// Acknowledgement number.
-    pub acknowledgement: u32,
-}
-
-impl Segment {
-    /// Reads a header.
-    #[inline(always)]
-    pub const fn of(header: &Tcp) -> Self {
-        Self {
-            flags: TcpFlags(header.flags),
-            sequence: u32::from_be_bytes(header.sequence),
-            acknowledgement: u32::from_be_bytes(header.acknowledgement),
-        }
-    }
-}
 
 /// What a SYN may carry, and a pod send at first (RFC 6928: 10 segments).
 const FIRST_BYTES: u32 = 1 << 16;
@@ -170,7 +146,10 @@ const fn is_within(ahead: u16, reach: u16) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::abi::{AddressKey, Tuple};
+    use crate::{
+        abi::{AddressKey, Tuple},
+        parse::TcpFlags,
+    };
 
     const SYN: u8 = 0x02;
     const RST: u8 = 0x04;

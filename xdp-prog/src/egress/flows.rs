@@ -5,8 +5,9 @@ use crate::{
     abi::{FLOW_FIN_POD, FLOW_RESET, PodFlow, Tuple, age},
     decide::{
         deliver::{self, FlowTable, IDLE_TRANSITORY_NS},
-        unproved::{self, Judgement, Segment},
+        unproved::{self, Judgement},
     },
+    parse::Segment,
     wire::protocol,
 };
 

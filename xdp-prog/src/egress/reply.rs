@@ -13,11 +13,11 @@ use super::{
 use crate::{
     abi::{PodFlow, Tuple},
     csum::Sum,
-    decide::unproved::Segment,
+    parse::{self, Segment},
     reason::DropReason,
     wire::{
         protocol,
-        transport::{Ports, Sctp, Tcp, Udp},
+        transport::{Ports, Tcp, Udp},
     },
 };
 
@@ -28,12 +28,7 @@ pub(super) fn translate<S: Skb, T: Memory>(
     tables: &T,
     packet: &Headers,
 ) -> Result<Outcome, DropReason> {
-    let transport = packet.l4
-        + match packet.protocol {
-            protocol::TCP => Tcp::LENGTH,
-            protocol::SCTP => Sctp::LENGTH,
-            _ => Udp::LENGTH,
-        };
+    let transport = packet.l4 + parse::transport_length(packet.protocol);
     if transport > packet.end {
         return Ok(Outcome::Untouched);
     }

@@ -222,14 +222,13 @@ impl NatFlows for ReadOnly<'_> {
     }
 
     fn nat_state(&self, key: &Tuple) -> Option<NatState> {
-        NatState::of(&self.see_nat_reverse(key)?, key)
+        let entry = self.see_nat_reverse(key)?;
+        entry.is_for(key).then(|| NatState::of(&entry))
     }
 
     fn note_nat_reverse(&self, key: &Tuple, state: NatState) {
         if let Some(mut entry) = self.see_nat_reverse(key) {
-            entry.mark = state.mark;
-            entry.began_with = state.began_with;
-            entry.expects = state.expects;
+            state.store(&mut entry);
             self.nat_reverse.set(key, Some(entry));
         }
     }

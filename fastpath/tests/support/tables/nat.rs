@@ -115,14 +115,13 @@ impl NatFlows for ModelTables<'_> {
     }
 
     fn nat_state(&self, key: &Tuple) -> Option<NatState> {
-        NatState::of(&self.see_nat_reverse(key)?, key)
+        let entry = self.see_nat_reverse(key)?;
+        entry.is_for(key).then(|| NatState::of(&entry))
     }
 
     fn note_nat_reverse(&self, key: &Tuple, state: NatState) {
         if let Some(entry) = self.nat.flows.borrow_mut().reverse.get_mut(key) {
-            entry.mark = state.mark;
-            entry.began_with = state.began_with;
-            entry.expects = state.expects;
+            state.store(entry);
         }
     }
 

@@ -461,11 +461,8 @@ fn free_claimed<T: NatFlows>(
 /// Tells whether a flow gives its port away, whose forward entry has this mark.
 #[inline(always)]
 const fn gives_way(protocol: u8, mark: NatMark, reverse: &NatReverse, now: u64) -> bool {
-    let state = NatState {
-        mark: NatMark::new(reverse.mark.time(), mark.flags()),
-        began_with: reverse.began_with,
-        expects: reverse.expects,
-    };
+    let both = NatMark::new(reverse.mark.time(), mark.flags());
+    let state = NatState::of(reverse).marked(both);
     match standing(protocol, &state) {
         Some((Standing::HalfOpen, patience)) => mark.idle(now) >= patience,
         // The client's packets may be anybody's.

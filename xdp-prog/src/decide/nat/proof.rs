@@ -3,14 +3,13 @@
 //! Packets of flows that are open do not come here, but for those with a RST, or where the backend has accepted
 //! another connection.
 
-use super::{Arrived, HEEDED, NatFlows, is_known, reply_key, requested, way};
+use super::{Arrived, HEEDED, NatFlows, is_known, reply_key, requested_aside, way};
 use crate::{
     abi::{
         NAT_ANSWERED, NAT_FIN_CLIENT, NAT_OPEN, NAT_RESET, NatForward, NatMark, RENEWAL_NS, Tuple,
     },
     decide::{Stage, Verdict, World},
     frame::Frame,
-    reason::DropReason,
     wire::protocol,
 };
 
@@ -29,12 +28,9 @@ pub(super) fn is_of_use(entry: &NatForward, arrived: &Arrived, now: u64) -> bool
 /// Decides what is to be done with a frame of this stage.
 #[inline(always)]
 pub fn decide<'t, F: Frame, T: World>(frame: &F, tables: &'t T) -> Verdict<'t> {
-    let (_, arrived) = match requested(frame, tables) {
-        Ok(requested) => requested,
+    let arrived = match requested_aside(frame, tables) {
+        Ok(arrived) => arrived,
         Err(verdict) => return verdict,
-    };
-    let Some(arrived) = arrived.relayed(tables) else {
-        return Verdict::Drop(DropReason::StageMissing);
     };
     tables.note_nat_service(arrived.service | HEEDED);
     heed(tables, &arrived);

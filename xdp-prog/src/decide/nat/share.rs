@@ -11,13 +11,12 @@
 use super::{
     Arrived, LOOKS_AT, MADE_ROOM, NatFlows, SOUGHT,
     begin::{free, gives_way_by},
-    is_by_nat, looks_of, reply_key, requested, way,
+    is_by_nat, looks_of, reply_key, requested_aside, way,
 };
 use crate::{
     abi::{NatBegun, Tuple, size},
     decide::{Stage, Verdict, World},
     frame::Frame,
-    reason::DropReason,
 };
 
 const RINGS: u32 = 16;
@@ -31,12 +30,9 @@ const LOOKS: u32 = 8;
 /// Decides what is to be done with a frame of this stage: it begins a flow, for which one of the service's goes.
 #[inline(always)]
 pub fn decide<'t, F: Frame, T: World>(frame: &F, tables: &'t T) -> Verdict<'t> {
-    let (_, arrived) = match requested(frame, tables) {
-        Ok(requested) => requested,
+    let arrived = match requested_aside(frame, tables) {
+        Ok(arrived) => arrived,
         Err(verdict) => return verdict,
-    };
-    let Some(arrived) = arrived.relayed(tables) else {
-        return Verdict::Drop(DropReason::StageMissing);
     };
     let looks = looks_of(tables.nat_service()) + 1;
     let (noted, next) = if take_one(tables, &arrived) {

@@ -24,7 +24,7 @@ pub mod config;
 pub mod controller;
 pub mod desired;
 pub mod durations;
-mod few;
+mod first_few;
 mod fnv;
 pub mod health;
 pub mod healthz;

@@ -11,7 +11,7 @@ use super::problems::Item;
 use super::{Agent, cluster, room};
 use crate::chain::chain;
 use crate::desired::{AttachMode, ServiceKey, ServiceSpec};
-use crate::few::first_few;
+use crate::first_few::first_few;
 use crate::plan::{Installed, Operation, hold, oldest_first, plan};
 use crate::target::{Machine, title};
 

@@ -21,7 +21,7 @@ use crate::check::cluster::{UNTRUSTED_REMEDY, untrusted_source};
 use crate::config::host::HostFacts;
 use crate::desired::{Desired, ForwardMode, NodePortAddresses, Role};
 use crate::durations::Durations;
-use crate::few::first_few;
+use crate::first_few::first_few;
 use crate::healthz::Checks;
 use crate::index::{Object, Problem, State};
 use crate::kubernetes::{Feed, Identity, OwnMachine, Update};

@@ -80,8 +80,12 @@ impl NextHops {
 
     /// Asks the kernel about every target and stores the answers that the tables lack.
     pub(super) fn refresh(&mut self, tables: &mut Tables) -> Result<(), NextHopsError> {
-        let most = neighbour_share();
         let limited = &self.by_nat - &self.edges;
+        let most = if limited.is_empty() {
+            0
+        } else {
+            neighbour_share()
+        };
         self.tracker.limit(limited, most);
         let refresh = self.tracker.refresh(&mut self.resolver)?;
         log(&refresh.changes);

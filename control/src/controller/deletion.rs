@@ -16,7 +16,7 @@ use std::net::IpAddr;
 use super::allocate::{self, Inventory};
 use super::crd::Condition;
 use super::status::Notice;
-use crate::few::first_few;
+use crate::first_few::first_few;
 use crate::index::objects::ObjectName;
 
 /// The finalizer of pools in use.

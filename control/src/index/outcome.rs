@@ -283,14 +283,13 @@ impl Making<'_> {
             .filter_map(|candidate| self.backend(candidate, mode, 0))
             .collect();
         // All addresses of a port share the entries.
-        let takes = self.outcome.takes.and(Room {
+        let takes = Room {
             backends: (backends.len() + draining.len()) as u64,
             ..Room::default()
-        });
-        if !self.has_room(takes, || port_name(key)) {
+        };
+        if !self.take(takes, || port_name(key)) {
             return;
         }
-        self.outcome.takes = takes;
         let own = selection.used.iter().chain(&selection.reachable);
         let own_pods = own
             .filter(|candidate| place.has(candidate.endpoint))
@@ -431,22 +430,24 @@ impl Making<'_> {
         true
     }
 
-    /// Tells whether a Service may take so much of the tables.
-    fn has_room(&mut self, takes: Room, whose: impl FnOnce() -> String) -> bool {
-        let beyond = takes.beyond(self.world.options.service_room);
-        if let Some(beyond) = &beyond {
-            self.findings.add(
-                Rule::TableShare,
-                || {
-                    format!(
-                        "{} is not served: with it the Service would take {beyond}",
-                        whose()
-                    )
-                },
-                MORE_ROOM,
-            );
-        }
-        beyond.is_none()
+    /// Takes so much more of the tables, if the Service may; tells whether it did.
+    fn take(&mut self, more: Room, whose: impl FnOnce() -> String) -> bool {
+        let takes = self.outcome.takes.and(more);
+        let Some(beyond) = takes.beyond(self.world.options.service_room) else {
+            self.outcome.takes = takes;
+            return true;
+        };
+        self.findings.add(
+            Rule::TableShare,
+            || {
+                format!(
+                    "{} is not served: with it the Service would take {beyond}",
+                    whose()
+                )
+            },
+            MORE_ROOM,
+        );
+        false
     }
 
     /// Makes the service of one port at one address, of whose backends so many are pods of this machine; nothing if it
@@ -525,17 +526,16 @@ impl Making<'_> {
         };
         let log2 = spec.log2_slots_for(spec.sharing().count());
         let slots = front.tables() << log2.unwrap_or(MAX_LOG2_LEN);
-        let takes = self.outcome.takes.and(Room {
+        let takes = Room {
             slots,
             services: front.tables(),
             backends: 0,
             pods: own_pods * front.tables(),
             source_ranges: spec.source_ranges.len() as u64,
-        });
-        if !self.has_room(takes, || front_name(&key)) {
+        };
+        if !self.take(takes, || front_name(&key)) {
             return None;
         }
-        self.outcome.takes = takes;
         let service = Service {
             name,
             created: self.created,

@@ -27,7 +27,7 @@ use super::{FollowError, Watchers, client};
 use crate::announce::election::{DURATION, RENEWAL};
 use crate::announce::{Candidates, Edge, Election, Holdings, Home, Mac, Pulse};
 use crate::chain::chain;
-use crate::few::first_few;
+use crate::first_few::first_few;
 use crate::timer::sleep_until;
 
 /// Label of edges' Leases, which tells them from others in the namespace.

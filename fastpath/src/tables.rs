@@ -119,6 +119,16 @@ impl InstalledService {
     pub fn local_pods(&self) -> usize {
         self.pods.len()
     }
+
+    /// Counts the backends that it uses; some may be other services' of its owner too.
+    pub fn backends(&self) -> usize {
+        self.backends.len()
+    }
+
+    /// Counts the source ranges that can hold its clients.
+    pub fn source_ranges(&self) -> usize {
+        self.source_ranges.len()
+    }
 }
 
 /// Specifications of services.

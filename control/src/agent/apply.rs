@@ -154,9 +154,9 @@ impl Agent {
         let services = self.selection.desired.services.clone();
         let installed = self.tables.services();
         let mut installed: Vec<_> = installed
-            .map(|(key, service)| (room::age(&services, key), service.slots()))
+            .map(|(key, service)| (room::age(&services, key), room::taken_by(service)))
             .collect();
-        installed.sort_unstable();
+        installed.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
         let mut evicted = Vec::new();
         for (key, error) in crowded {
             let Some(spec) = self.wanted.get(&key).cloned() else {
@@ -165,7 +165,7 @@ impl Agent {
             let own = room::age(&services, &key);
             let mut outcome = Err(error);
             while let Err(error) = &outcome {
-                let count = room::to_make_room(&installed, &own, error);
+                let count = room::to_make_room(&installed, &own, &spec, error);
                 if count == 0 {
                     break;
                 }

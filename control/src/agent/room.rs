@@ -7,10 +7,14 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use fastpath::tables::{Change, Freed, ServiceKey, ServiceSpec, TableError};
+use fastpath::tables::{
+    Change, Freed, InstalledService, ServiceKey, ServiceSpec, TableError,
+};
+use xdp_prog::abi::map;
 
 use crate::chain::chain;
 use crate::desired::Services;
+use crate::index::Room;
 use crate::target::service_at;
 
 /// What decides who is older: the time of creation, then the name; of one service the address and port.
@@ -96,21 +100,33 @@ impl Refused {
     }
 }
 
-/// Tells how many of the youngest services, with their slots and the youngest last, would make the room that an older one
-/// lacks; none if all that are younger would not.
+/// Returns what a service takes of the tables.
+pub(super) fn taken_by(service: &InstalledService) -> Room {
+    Room {
+        slots: service.slots(),
+        services: 1,
+        backends: service.backends() as u64,
+        pods: service.local_pods() as u64,
+        source_ranges: service.source_ranges() as u64,
+    }
+}
+
+/// Tells how many of the youngest services, the youngest last, would make the room that an older one lacks; none if all
+/// that are younger would not.
 pub(super) fn to_make_room(
-    installed: &[(Age<'_>, u64)],
+    installed: &[(Age<'_>, Room)],
     own: &Age<'_>,
+    spec: &ServiceSpec,
     error: &TableError,
 ) -> usize {
-    let TableError::ArenaFull { wanted, free, .. } = error else {
+    let Some(table) = FullTable::of(error) else {
         return 0;
     };
-    let lacking = u64::from(*wanted).saturating_sub(u64::from(*free)).max(1);
+    let lacking = table.lacking(installed, spec);
     let younger = installed.iter().rev().take_while(|(age, _)| age > own);
     let mut room = 0;
-    for (count, (_, slots)) in younger.enumerate() {
-        room += slots;
+    for (count, (_, taken)) in younger.enumerate() {
+        room += table.part(taken);
         if room >= lacking {
             return count + 1;
         }
@@ -118,8 +134,69 @@ pub(super) fn to_make_room(
     0
 }
 
+/// A table that had no room for a service.
+enum FullTable {
+    /// The arena of lookup tables, with the slots that were missing.
+    Arena(u64),
+    /// `BACKENDS`, with its size, as below.
+    Backends(u64),
+    Pods(u64),
+    SourceRanges(u64),
+    /// One that has an entry for each service.
+    Services(u64),
+}
+
+impl FullTable {
+    fn of(error: &TableError) -> Option<Self> {
+        match error {
+            TableError::ArenaFull { wanted, free, .. } => {
+                Some(Self::Arena(u64::from(wanted.saturating_sub(*free))))
+            }
+            TableError::TableFull { map, entries } => {
+                let entries = *entries as u64;
+                match *map {
+                    map::BACKENDS => Some(Self::Backends(entries)),
+                    map::PODS => Some(Self::Pods(entries)),
+                    map::SOURCE_RANGES => Some(Self::SourceRanges(entries)),
+                    map::NEXTHOPS => None,
+                    _ => Some(Self::Services(entries)),
+                }
+            }
+            _ => None,
+        }
+    }
+
+    /// Returns what of a service's room is in this table.
+    fn part(&self, taken: &Room) -> u64 {
+        match self {
+            Self::Arena(_) => taken.slots,
+            Self::Backends(_) => taken.backends,
+            Self::Pods(_) => taken.pods,
+            Self::SourceRanges(_) => taken.source_ranges,
+            Self::Services(_) => taken.services,
+        }
+    }
+
+    /// Returns how much is missing for a service, at least 1.
+    ///
+    /// Which of its backends are pods of this machine, and which entries it has already, is known when it is tried again:
+    /// counted as one and none, it may need a second round.
+    fn lacking(&self, installed: &[(Age<'_>, Room)], spec: &ServiceSpec) -> u64 {
+        let (size, wanted) = match self {
+            Self::Arena(lacking) => return (*lacking).max(1),
+            Self::Backends(size) => (size, spec.backends.len() as u64),
+            Self::SourceRanges(size) => (size, spec.source_ranges.len() as u64),
+            Self::Pods(size) | Self::Services(size) => (size, 1),
+        };
+        let used: u64 = installed.iter().map(|(_, taken)| self.part(taken)).sum();
+        wanted.saturating_sub(size.saturating_sub(used)).max(1)
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use fastpath::tables::BackendSpec;
+
     use super::*;
 
     const KEY: &str = "192.0.2.1:80/tcp";
@@ -144,39 +221,82 @@ mod tests {
     fn only_younger_services_make_room_and_only_if_that_suffices() {
         let key: ServiceKey = KEY.parse().unwrap();
         let own: Age<'_> = (5, "b", key);
+        let slots = |slots| Room {
+            slots,
+            ..Room::default()
+        };
+        let spec = ServiceSpec::default();
         let error = full(true).unwrap_err();
         // 236 are lacking.
         for (installed, expected) in [
             (&[][..], 0),
-            (&[((4, "z", key), 4096)], 0),
-            (&[((5, "a", key), 4096)], 0),
-            (&[((5, "c", key), 256)], 1),
-            (&[((5, "c", key), 256), ((6, "a", key), 256)], 1),
+            (&[((4, "z", key), slots(4096))], 0),
+            (&[((5, "a", key), slots(4096))], 0),
+            (&[((5, "c", key), slots(256))], 1),
+            (&[((5, "c", key), slots(256)), ((6, "a", key), slots(256))], 1),
             (
                 &[
-                    ((5, "c", key), 256),
-                    ((6, "a", key), 1),
-                    ((7, "a", key), 16),
+                    ((5, "c", key), slots(256)),
+                    ((6, "a", key), slots(1)),
+                    ((7, "a", key), slots(16)),
                 ],
                 3,
             ),
             (
                 &[
-                    ((4, "c", key), 256),
-                    ((6, "a", key), 1),
-                    ((7, "a", key), 16),
+                    ((4, "c", key), slots(256)),
+                    ((6, "a", key), slots(1)),
+                    ((7, "a", key), slots(16)),
                 ],
                 0,
             ),
         ] {
             assert_eq!(
-                to_make_room(installed, &own, &error),
+                to_make_room(installed, &own, &spec, &error),
                 expected,
                 "{installed:?}"
             );
         }
-        let other = full(false).unwrap_err();
-        assert_eq!(to_make_room(&[((9, "c", key), 4096)], &own, &other), 0);
+    }
+
+    #[test]
+    fn room_is_made_in_the_table_that_is_full() {
+        let key: ServiceKey = KEY.parse().unwrap();
+        let own: Age<'_> = (5, "b", key);
+        let spec = ServiceSpec {
+            backends: vec![BackendSpec::node(key.address, 1); 3],
+            ..ServiceSpec::default()
+        };
+        let takes = |slots, backends| Room {
+            slots,
+            services: 1,
+            backends,
+            ..Room::default()
+        };
+        // Of seven backends, three are wanted.
+        let error = full(false).unwrap_err();
+        for (older, younger, expected) in [
+            (takes(1, 4), takes(4096, 3), 1),
+            (takes(1, 5), takes(4096, 2), 2),
+            (takes(1, 7), takes(4096, 0), 0),
+            (takes(1, 2), takes(4096, 2), 1),
+        ] {
+            let installed = [
+                ((4, "a", key), older),
+                ((6, "a", key), takes(1, 1)),
+                ((7, "a", key), younger),
+            ];
+            assert_eq!(
+                to_make_room(&installed, &own, &spec, &error),
+                expected,
+                "{younger:?}"
+            );
+        }
+        let installed = [((7, "a", key), takes(1, 0))];
+        for (map, expected) in [(map::SERVICE, 1), (map::PODS, 0), (map::NEXTHOPS, 0)] {
+            let error = TableError::TableFull { map, entries: 1 };
+            assert_eq!(to_make_room(&installed, &own, &spec, &error), expected);
+        }
     }
 
     #[test]

@@ -20,7 +20,7 @@ DEMO := guideway-demo
 CARGO_BPF = sysroot=$$(deploy/setup.sh bpf-sysroot) && RUSTC_BOOTSTRAP=1 \
 	RUSTC=$$sysroot/bin/rustc CARGO=$$sysroot/bin/cargo $$sysroot/bin/cargo-clippy
 
-.PHONY: build demo test lint bench setup cases health fmt clippy clippy-bpf unit doc kernel-matrix
+.PHONY: build demo test lint bench instructions setup cases health fmt clippy clippy-bpf unit doc kernel-matrix
 
 build: setup
 	cargo build --release --locked
@@ -99,3 +99,9 @@ bench:
 	GUIDEWAY_HOSTILE_OBJECTS=10000 cargo test --locked --package control --test kubernetes hostile_objects
 	cargo build --release --locked --package control --bin guideway
 	cargo run --release --locked --package bench --bin guideway-bench -- control
+
+# Instructions of a packet on each way, counted by an emulated machine: they repeat where times do not.
+instructions:
+	@deploy/setup.sh test
+	cargo build --release --locked --package bench --example instructions
+	GUIDEWAY_MATRIX_ICOUNT=1 deploy/kernel-matrix/run.sh $${CARGO_TARGET_DIR:-target}/release/examples/instructions

@@ -46,6 +46,7 @@
 //! contains the bound is neither held nor failed: the run is inconclusive.
 
 mod frames;
+pub mod instructions;
 mod paths;
 mod report;
 mod rig;

@@ -117,7 +117,7 @@ pub struct Kubernetes {
 /// How many entries each kernel table has; memory is committed when it is created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TableSizes {
-    /// Slots of the LUT arena, 8 bytes each.
+    /// Slots of the LUT arena, 4 bytes each.
     pub lut_slots: u32,
     /// Services of both families together.
     pub services: u32,

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 
 use imbl::{OrdMap, OrdSet};
-use ipnet::IpNet;
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 use crate::fnv::fnv_1a;
 use crate::health::Check;
@@ -125,6 +125,32 @@ pub struct Sources {
     pub ipv4: Option<Ipv4Addr>,
     /// For IPv6 outer headers.
     pub ipv6: Option<Ipv6Addr>,
+    /// For IPv4 outer headers, an address for each flow; nodes trust the prefix of their own configuration.
+    pub ipv4_prefix: Option<Ipv4Net>,
+    /// For IPv6 outer headers, likewise.
+    pub ipv6_prefix: Option<Ipv6Net>,
+}
+
+impl Sources {
+    /// Returns the address that is configured for outer headers to a node.
+    pub fn towards(&self, node: IpAddr) -> Option<IpAddr> {
+        match node {
+            IpAddr::V4(_) => self.ipv4.map(IpAddr::from),
+            IpAddr::V6(_) => self.ipv6.map(IpAddr::from),
+        }
+    }
+
+    /// Tells whether each flow to a node has an address of a prefix.
+    pub fn is_spread(&self, node: IpAddr) -> bool {
+        let mut prefixes = self.prefixes();
+        prefixes.any(|prefix| prefix.addr().is_ipv4() == node.is_ipv4())
+    }
+
+    /// Lists the prefixes.
+    pub fn prefixes(&self) -> impl Iterator<Item = IpNet> {
+        let v4 = self.ipv4_prefix.map(IpNet::from);
+        v4.into_iter().chain(self.ipv6_prefix.map(IpNet::from))
+    }
 }
 
 /// How the program may be attached to an interface.

@@ -245,6 +245,7 @@ impl Shapes {
             trusted_edges.clone_from(&desired.trusted_edges);
             let others = desired.nodes.difference(own).copied();
             trusted_edges.extend(others.map(IpNet::from));
+            trusted_edges.extend(desired.sources.prefixes());
             // Replies leave by the uplinks, and by a pod's device if the client is a pod here.
             egress.extend(desired.interfaces.keys().cloned());
             egress.extend(machine.pod_devices.iter().cloned());
@@ -265,6 +266,8 @@ impl Shapes {
                 hash_seed: desired.hash_seed,
                 source_v4: desired.sources.ipv4,
                 source_v6: desired.sources.ipv6,
+                prefix_v4: desired.sources.ipv4_prefix,
+                prefix_v6: desired.sources.ipv6_prefix,
                 node,
                 mtu: machine.mtu.filter(|_| node && desired.clamp_mss),
                 probes: diverts_checks,

@@ -27,7 +27,7 @@ use ipnet::IpNet;
 use xdp_prog::abi::{
     AddressKey, Backend, Claim, Config, Datagram, EdgeMac, EdgePrefix, LocalFlow, NatBegun,
     NatCount, NatForward, NatReverse, NextHop, PathReport, Pod, PodFlow, PodKey, Probe, Service,
-    ServiceKeyV4, ServiceKeyV6, Slot, SourcePrefix, TaggedLink, Tuple, map,
+    ServiceKeyV4, ServiceKeyV6, SourcePrefix, TaggedLink, Tuple, map,
 };
 
 pub use self::{
@@ -46,7 +46,7 @@ pub use self::{
 };
 use self::{
     encode::backend_key, error::read_failed, ids::Ids, live::Live, mapped::Mapped, policy::Pods,
-    view::Newest, walk::Walk, written::Written,
+    slots::Slots, view::Newest, walk::Walk, written::Written,
 };
 use crate::{load::Loaded, nexthop::Resolution};
 
@@ -74,6 +74,7 @@ mod policy;
 mod probes;
 mod reader;
 mod services;
+mod slots;
 mod types;
 mod view;
 mod walk;
@@ -247,7 +248,7 @@ pub struct Tables {
     pods_capacity: usize,
     source_ranges_capacity: usize,
     service: Mapped<Service>,
-    lut: Mapped<Slot>,
+    lut: Slots,
     backends: Mapped<Backend>,
     next_hops: Mapped<NextHop>,
     counters: counters::Maps,
@@ -315,18 +316,10 @@ impl Tables {
         ) -> Result<T, TableError> {
             T::try_from(wrap(loaded.map(name)?)).map_err(read_failed(name))
         }
-        fn mapped<T: aya::Pod>(
-            loaded: &Loaded,
-            name: &'static str,
-        ) -> Result<Mapped<T>, TableError> {
-            Mapped::new(&loaded.map(name)?)
-                .map_err(|source| TableError::Mapping { map: name, source })
-        }
-
-        let service = mapped::<Service>(loaded, map::SERVICE)?;
-        let lut = mapped::<Slot>(loaded, map::LUT)?;
-        let backends = mapped::<Backend>(loaded, map::BACKENDS)?;
-        let next_hops = mapped::<NextHop>(loaded, map::NEXTHOPS)?;
+        let service = Mapped::<Service>::open(loaded, map::SERVICE)?;
+        let lut = Slots::open(loaded)?;
+        let backends = Mapped::<Backend>::open(loaded, map::BACKENDS)?;
+        let next_hops = Mapped::<NextHop>::open(loaded, map::NEXTHOPS)?;
         let mut tables = Self {
             config: typed(loaded, map::CONFIG, Map::Array)?,
             vips: typed(loaded, map::VIPS, Map::HashMap)?,
@@ -345,7 +338,7 @@ impl Tables {
             flows_embryonic: typed(loaded, map::FLOWS_EMBRYONIC, Map::LruHashMap)?,
             probe_peers: typed(loaded, map::PROBE_PEERS, Map::LruHashMap)?,
             fragments: typed(loaded, map::FRAGMENTS, Map::LruHashMap)?,
-            announce_stamp: mapped(loaded, map::ANNOUNCE_STAMP)?,
+            announce_stamp: Mapped::open(loaded, map::ANNOUNCE_STAMP)?,
             announced: typed(loaded, map::ANNOUNCED, Map::HashMap)?,
             announce_links: typed(loaded, map::ANNOUNCE_LINKS, Map::HashMap)?,
             claims: typed(loaded, map::CLAIMS, Map::HashMap)?,
@@ -426,8 +419,8 @@ impl Tables {
     /// Counts the slots that each backend of a service owns.
     pub fn slots_by_backend(&self, service: &InstalledService) -> BTreeMap<BackendKey, u32> {
         let mut slots = BTreeMap::new();
-        for slot in self.run_slots(service.run) {
-            if let Some(backend) = self.backends.get(slot.current()).filter(|b| b.flags != 0) {
+        for slot in self.lut.of(service.run) {
+            if let Some(backend) = self.backends.get(slot.0).filter(|b| b.flags != 0) {
                 *slots.entry(backend_key(backend)).or_default() += 1;
             }
         }

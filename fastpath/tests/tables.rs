@@ -22,8 +22,8 @@ use fastpath::{
     },
 };
 use xdp_prog::abi::{
-    AddressKey, BACKEND_V4, Backend, Config, PathReport, Pod, PodKey, ServiceKeyV4, Slot, Tag,
-    Traffic, map,
+    AddressKey, BACKEND_V4, Backend, Config, PathReport, Pod, PodKey, ServiceKeyV4, Slot, SlotPair,
+    Tag, Traffic, map,
 };
 use xdp_prog::reason::PassReason;
 
@@ -78,6 +78,51 @@ fn a_flow_is_explained_down_to_its_next_hop() {
         (unknown.choice, unknown.verdict),
         (None, Outcome::Pass("no_service"))
     );
+}
+
+#[test]
+fn outer_headers_leave_from_the_source_that_is_configured() {
+    let (_loaded, mut tables) = small();
+    let key = service("10.99.0.1:80/tcp");
+    tables.put_service(key, &spec(&[("10.0.0.1", 1)])).unwrap();
+    tables
+        .set_next_hop(address("10.0.0.1"), resolved(7))
+        .unwrap();
+    // Of the route.
+    assert_eq!(outer_source(&tables, 4711), [10, 0, 0, 100]);
+    let given = Settings {
+        source_v4: Some([192, 0, 2, 9].into()),
+        ..Settings::default()
+    };
+    tables.set_settings(given).unwrap();
+    assert_eq!(outer_source(&tables, 4711), [192, 0, 2, 9]);
+
+    let spread = Settings {
+        prefix_v4: Some("10.9.8.0/22".parse().unwrap()),
+        ..given
+    };
+    tables.set_settings(spread).unwrap();
+    let sources: BTreeSet<[u8; 4]> = (1..=50).map(|port| outer_source(&tables, port)).collect();
+    assert!(sources.len() > 40, "{sources:?}");
+    for source in &sources {
+        assert_eq!(source[..2], [10, 9], "{source:?}");
+        assert!((8..12).contains(&source[2]), "{source:?}");
+    }
+    assert_eq!(outer_source(&tables, 1), outer_source(&tables, 1));
+    tables
+        .set_next_hop(address("10.0.0.1"), resolved(8))
+        .unwrap();
+    assert!(sources.contains(&outer_source(&tables, 1)));
+    tables.set_settings(Settings::default()).unwrap();
+    assert_eq!(outer_source(&tables, 1), [10, 0, 0, 100]);
+}
+
+/// The source of the outer IPv4 header that a client's packet gets.
+fn outer_source(tables: &Tables, port: u16) -> [u8; 4] {
+    let key = service("10.99.0.1:80/tcp");
+    let from = SocketAddr::new(address("192.0.2.1"), port);
+    let after = tables.trace(&key, from, 0).unwrap().after;
+    after[26..30].try_into().unwrap()
 }
 
 #[test]
@@ -767,9 +812,9 @@ fn a_change_that_a_killed_agent_began_is_finished() {
     array(&loaded, map::BACKENDS)
         .set(NEW_BACKEND, entry, 0)
         .unwrap();
-    for slot in base..base + 10 {
-        let owner = Slot::quiet(NEW_BACKEND);
-        array(&loaded, map::LUT).set(slot, owner, 0).unwrap();
+    let owned = SlotPair([Slot(NEW_BACKEND); 2]);
+    for pair in base / 2..base / 2 + 5 {
+        array(&loaded, map::LUT).set(pair, owned, 0).unwrap();
     }
 
     let mut tables = Tables::open(&loaded).unwrap();

@@ -57,7 +57,7 @@ pub use self::pod::{Pod, PodKey, Tag};
 pub use self::probe::{PROBE_ENCAP, PROBE_MARK, PROBE_MARK_MASK, Probe};
 pub use self::service::{
     MODE_IPIP, MODE_L2DSR, SERVICE_DROP_WHEN_EMPTY, SERVICE_NAT, SERVICE_NODE_PORT, SERVICE_PODS,
-    SERVICE_SOURCE_RANGES, Service, ServiceKeyV4, ServiceKeyV6, ServiceWord, Slot,
+    SERVICE_SOURCE_RANGES, Service, ServiceKeyV4, ServiceKeyV6, ServiceWord, Slot, SlotPair,
 };
 
 /// Version of the layouts below; part of the path under which maps are pinned.
@@ -83,7 +83,7 @@ pub mod map {
     pub const SERVICES_V6: &str = "SERVICES_V6";
     /// Mmapable array from service id to [`super::Service`].
     pub const SERVICE: &str = "SERVICE";
-    /// Mmapable array of [`super::Slot`]: the arena of all lookup tables.
+    /// Mmapable array of [`super::SlotPair`]: the arena of all lookup tables.
     pub const LUT: &str = "LUT";
     /// Mmapable array from backend id to [`super::Backend`].
     pub const BACKENDS: &str = "BACKENDS";
@@ -175,7 +175,7 @@ pub mod size {
     pub const NEXT_HOPS: usize = 16_384;
     /// VLAN devices.
     pub const VLANS: usize = 4_096;
-    /// Slots of the LUT arena: 128 MiB of 8 bytes each; slot 0 is never used.
+    /// Slots of the LUT arena: 64 MiB of 4 bytes each; slot 0 is never used.
     pub const LUT_SLOTS: usize = 16 << 20;
     /// Addresses in `VIPS`.
     pub const VIPS: usize = 65_536;

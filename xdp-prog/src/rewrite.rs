@@ -83,6 +83,8 @@ pub fn forward<F: FrameMut>(frame: &mut F, forward: &Forward<'_>) -> Result<(), 
             header.next_header = forward.inner.encap_protocol();
             header.hop_limit = TTL;
             header.source = *forward.source;
+            let [.., high, low] = &mut header.source;
+            [*high, *low] = spread([*high, *low], forward.spread);
             header.destination = *forward.destination;
             Ok(())
         }
@@ -184,6 +186,7 @@ fn write_outer_v4<F: FrameMut>(
     forward: &Forward<'_>,
 ) -> Result<(), DropReason> {
     let [a, b, c, d, ..] = *forward.source;
+    let [c, d] = spread([c, d], forward.spread);
     let [e, f, g, h, ..] = *forward.destination;
     *view_mut::<Ipv4, _>(frame, offset)? = ipv4_header(
         forward.traffic_class,
@@ -193,6 +196,12 @@ fn write_outer_v4<F: FrameMut>(
         [a, b, c, d, e, f, g, h],
     );
     Ok(())
+}
+
+/// Fills the last two bytes of an outer source with what its flow adds.
+#[inline(always)]
+const fn spread(source: [u8; 2], bits: u32) -> [u8; 2] {
+    (u16::from_be_bytes(source) | bits as u16).to_be_bytes()
 }
 
 /// Returns the header of a packet that begins its way here, not to be fragmented: such a packet's

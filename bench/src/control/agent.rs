@@ -22,7 +22,7 @@ const DAY: f64 = 86_400.0;
 /// Services whose tables and backends of before are kept for a moment after a change.
 const MOST_RETIRED: u32 = 1024;
 /// Bytes of a slot of a lookup table.
-const SLOT: f64 = 8.0;
+const SLOT: f64 = 4.0;
 
 /// A running agent.
 #[derive(Debug)]
@@ -152,7 +152,7 @@ api: {{ socket: {} }}
 hash_seed: 1
 kubernetes: {{ node_name: edge, healthz: \"127.0.0.1:9751\" }}
 ",
-        (slots >> 17) + 1,
+        (slots >> 18) + 1,
         services,
         services * cluster.endpoints,
         Guideway::socket().display(),

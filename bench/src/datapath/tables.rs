@@ -7,7 +7,7 @@ use aya::{
 };
 use xdp_prog::abi::{
     BACKEND_V4, BACKEND_V6, Backend, MODE_IPIP, NextHop, Service, ServiceKeyV4, ServiceKeyV6,
-    ServiceWord, Slot, Traffic, map,
+    ServiceWord, Slot, SlotPair, Traffic, map,
 };
 
 use super::frames::{
@@ -99,6 +99,7 @@ fn fill_backends(object: &mut Ebpf, family: Family, first: u32, device: u32) -> 
             ifindex: device,
             mtu: 1500,
             source,
+            own: source,
             macs: MACS_BACK,
             ..NextHop::default()
         };
@@ -118,11 +119,15 @@ fn fill_service(object: &mut Ebpf, family: Family, protocol: Protocol, first: u3
     let id = service_id(family, protocol);
     let slots = 1 << LOG2_SLOTS;
     let base = id * slots;
-    let mut lut: Array<_, Slot> = array(object, map::LUT)?;
-    for slot in 0..slots {
-        // Which backend owns which slot makes no difference to the cost; equal shares do.
-        let owner = first + slot % u32::from(BACKENDS);
-        lut.set(base + slot, Slot::quiet(owner), 0)?;
+    let mut lut: Array<_, SlotPair> = array(object, map::LUT)?;
+    // Which backend owns which slot makes no difference to the cost; equal shares do.
+    let owner = |slot: u32| Slot(first + slot % u32::from(BACKENDS));
+    for slot in (0..slots).step_by(2) {
+        lut.set(
+            (base + slot) / 2,
+            SlotPair([owner(slot), owner(slot + 1)]),
+            0,
+        )?;
     }
     set_service(object, family, protocol, PORT, id, 0)
 }

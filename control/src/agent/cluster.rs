@@ -203,11 +203,11 @@ impl Agent {
         let tunnelled = tunnelled.filter(|(_, mode)| *mode == ForwardMode::Ipip);
         let source = |node: IpAddr| match self.tables.next_hop(node)? {
             Resolution::Resolved(hop) => {
-                let given = match node {
-                    IpAddr::V4(_) => given.ipv4.map(IpAddr::from),
-                    IpAddr::V6(_) => given.ipv6.map(IpAddr::from),
-                };
-                given.or(hop.source)
+                // Nodes trust the prefix of their configuration.
+                if given.is_spread(node) {
+                    return None;
+                }
+                given.towards(node).or(hop.source)
             }
             Resolution::Local | Resolution::Unresolved(_) => None,
         };

@@ -7,9 +7,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use fastpath::tables::{
-    Change, Freed, InstalledService, ServiceKey, ServiceSpec, TableError,
-};
+use fastpath::tables::{Change, Freed, InstalledService, ServiceKey, ServiceSpec, TableError};
 use xdp_prog::abi::map;
 
 use crate::chain::chain;
@@ -233,7 +231,10 @@ mod tests {
             (&[((4, "z", key), slots(4096))], 0),
             (&[((5, "a", key), slots(4096))], 0),
             (&[((5, "c", key), slots(256))], 1),
-            (&[((5, "c", key), slots(256)), ((6, "a", key), slots(256))], 1),
+            (
+                &[((5, "c", key), slots(256)), ((6, "a", key), slots(256))],
+                1,
+            ),
             (
                 &[
                     ((5, "c", key), slots(256)),

@@ -216,7 +216,7 @@ fn loader(pins: Pins, sizes: TableSizes) -> Loader {
         .max_entries(map::BACKEND_TRAFFIC, backends)
         .max_entries(map::NEXTHOPS, next_hops)
         .max_entries(map::PATHS, next_hops)
-        .max_entries(map::LUT, sizes.lut_slots)
+        .max_entries(map::LUT, sizes.lut_slots / 2)
         .max_entries(map::VIPS, sizes.vips)
         .max_entries(map::TRUSTED_EDGES, sizes.trusted_edges)
         .max_entries(map::PODS, sizes.pods)

@@ -281,20 +281,15 @@ async fn shown(client: &Client, identity: &Identity, service: &str) -> Result<Sh
 /// Finds the outer sources of what this machine would send to other Nodes.
 fn sources(desired: &Desired, answers: &Answers) -> BTreeSet<IpAddr> {
     let own = host::facts().unwrap_or_default().addresses;
-    let given = [
-        desired.sources.ipv4.map(IpAddr::from),
-        desired.sources.ipv6.map(IpAddr::from),
-    ];
-    let towards = |node: &IpAddr| match given
-        .iter()
-        .flatten()
-        .find(|given| given.is_ipv4() == node.is_ipv4())
-    {
-        Some(given) => Some(*given),
-        None => source_towards(*node).filter(is_routed),
+    let given = desired.sources;
+    let towards = |node: &IpAddr| {
+        let given = given.towards(*node);
+        given.or_else(|| source_towards(*node).filter(is_routed))
     };
     let others = answers.others.iter().filter(|node| !own.contains_key(node));
-    others.filter_map(towards).collect()
+    // Nodes trust the prefix of their configuration.
+    let listed = others.filter(|node| !given.is_spread(**node));
+    listed.filter_map(towards).collect()
 }
 
 impl Answers {

@@ -58,6 +58,8 @@ pub(super) struct Node {
 pub(super) struct Sources {
     pub(super) ipv4: Text,
     pub(super) ipv6: Text,
+    pub(super) ipv4_prefix: Text,
+    pub(super) ipv6_prefix: Text,
 }
 
 #[derive(Debug, Default, Deserialize)]

@@ -72,6 +72,12 @@ fn every_field_is_taken_over() {
     assert_eq!(desired.hash_seed, 255);
     assert_eq!(desired.sources.ipv4, Some("10.0.0.9".parse().unwrap()));
     assert_eq!(desired.sources.ipv6, Some("2001:db8::9".parse().unwrap()));
+    let prefixes: Vec<String> = desired
+        .sources
+        .prefixes()
+        .map(|one| one.to_string())
+        .collect();
+    assert_eq!(prefixes, ["10.7.0.0/24", "2001:db8:7::/112"]);
     let nat = NatSettings {
         v4: Some("10.0.0.8".parse().unwrap()),
         v6: Some("2001:db8::8".parse().unwrap()),
@@ -102,7 +108,7 @@ fn every_field_is_taken_over() {
     let includes = |text: &str| announce.includes(&text.parse().unwrap());
     assert!(includes("10.99.0.1") && !includes("2001:db8:99::1"));
     let sizes = TableSizes {
-        lut_slots: 2 << 17,
+        lut_slots: 2 << 18,
         services: 3,
         backends: 4,
         next_hops: 5,
@@ -420,7 +426,7 @@ const CASES: &[Case] = cases! {
     "unknown field of a backend": "weight" => "wieght",
         "11:29: wieght: unknown field; the fields here are address, port, node, weight";
     "unknown field of sources": "interfaces:" => "sources: {ipv5: 1}\ninterfaces:",
-        "1:11: ipv5: unknown field; the fields here are ipv4, ipv6";
+        "1:11: ipv5: unknown field; the fields here are ipv4, ipv6, ipv4_prefix, ipv6_prefix";
     "unknown field of tables": "interfaces:" => "tables: {lut: 1}\ninterfaces:",
         "1:10: lut: unknown field; the fields here are lut_arena_mib, services, backends, next_hops, vips, trusted_edges, pods, source_ranges, flows, nat_flows";
     "unknown field of api": "interfaces:" => "api: {sock: 1}\ninterfaces:",
@@ -471,6 +477,14 @@ const CASES: &[Case] = cases! {
         "1:17: sources.ipv4 \"2001:db8::2\": an IPv6 address where IPv4 belongs; give an IPv4 address of this machine or leave the field out";
     "source of the other family, v6": "interfaces:" => "sources: {ipv6: 10.0.0.9}\ninterfaces:",
         "1:17: sources.ipv6 \"10.0.0.9\": an IPv4 address where IPv6 belongs; give an IPv6 address of this machine or leave the field out";
+    "prefix of the other family": "interfaces:" => "sources: {ipv4_prefix: '2001:db8::/64'}\ninterfaces:",
+        "1:24: sources.ipv4_prefix \"2001:db8::/64\": an IPv6 prefix where IPv4 belongs; give an IPv4 prefix or leave the field out";
+    "prefix of one address": "interfaces:" => "sources: {ipv6_prefix: '2001:db8::9/128'}\ninterfaces:",
+        "1:24: sources.ipv6_prefix \"2001:db8::9/128\": this prefix has one address for all flows; give a shorter prefix, such as a /24 or /112, or the address as the source";
+    "prefix with bits beyond": "interfaces:" => "sources: {ipv4_prefix: 10.7.0.1/24}\ninterfaces:",
+        "1:24: sources.ipv4_prefix \"10.7.0.1/24\": the prefix has bits set beyond its length; did you mean 10.7.0.0/24 or 10.7.0.1?";
+    "prefix with a VIP": "interfaces:" => "sources: {ipv4_prefix: 10.99.0.0/24}\ninterfaces:",
+        "4:8: vips[0] \"10.99.0.1\": this VIP is in 10.99.0.0/24, the prefix of outer sources; nodes would take packets for it to be an edge's: use another prefix";
     "source is a VIP": "interfaces:" => "sources: {ipv4: 10.99.0.1}\ninterfaces:",
         "4:8: vips[0] \"10.99.0.1\": this VIP is also an outer source address at 1:17; a VIP belongs to the edges together, a source to one machine: use another address for one of them";
 
@@ -695,11 +709,11 @@ const CASES: &[Case] = cases! {
         "1:27: trusted_edges[1] \"10.0.0.1/32\": this prefix is already listed at 1:17; list each prefix once";
 
     "arena of nothing": "interfaces:" => "tables: {lut_arena_mib: 0}\ninterfaces:",
-        "1:25: tables.lut_arena_mib \"0\": not a table size; give a number from 1 to 2048";
-    "arena beyond the slot word": "interfaces:" => "tables: {lut_arena_mib: 2049}\ninterfaces:",
-        "1:25: tables.lut_arena_mib \"2049\": not a table size; give a number from 1 to 2048";
-    "tables do not fit the arena": "services:\n" => "tables: {lut_arena_mib: 1}\nservices:\n  - {name: a, address: 10.99.0.1, port: 1, protocol: tcp, table_size: 131072, backends: [{address: 10.0.0.1}]}\n",
-        "6:3: tables.lut_arena_mib \"1\": the lookup tables need 131329 slots, the arena has 131072; raise tables.lut_arena_mib to 2 or more, or ask for smaller tables";
+        "1:25: tables.lut_arena_mib \"0\": not a table size; give a number from 1 to 1024";
+    "arena beyond the slot word": "interfaces:" => "tables: {lut_arena_mib: 1025}\ninterfaces:",
+        "1:25: tables.lut_arena_mib \"1025\": not a table size; give a number from 1 to 1024";
+    "tables do not fit the arena": "services:\n" => "tables: {lut_arena_mib: 1}\nservices:\n  - {name: a, address: 10.99.0.1, port: 1, protocol: tcp, table_size: 131072, backends: [{address: 10.0.0.1}]}\n  - {name: b, address: 10.99.0.1, port: 2, protocol: tcp, table_size: 131072, backends: [{address: 10.0.0.1}]}\n",
+        "6:3: tables.lut_arena_mib \"1\": the lookup tables need 262401 slots, the arena has 262144; raise tables.lut_arena_mib to 2 or more, or ask for smaller tables";
     "backends count for each service": "services:\n" => "tables: {backends: 2}\nservices:\n  - {name: a, address: 10.99.0.1, port: 1, protocol: tcp, backends: [{address: 10.0.0.1}]}\n",
         "6:3: tables.backends \"2\": 3 entries do not fit a table with room for 2; raise tables.backends";
     "backends do not fit": "interfaces:" => "tables: {backends: 1}\ninterfaces:",

@@ -33,13 +33,13 @@ use super::{
 use crate::desired::{AttachMode, Desired, ForwardMode, Role, Service, ServiceKey, Sources};
 
 /// Largest arena: 2^28 slots, as many as a service's word can address.
-const MAX_ARENA_MIB: u32 = 2_048;
+const MAX_ARENA_MIB: u32 = 1_024;
 /// `sockaddr_un` has 108 bytes and the last is a zero.
 const MAX_SOCKET_PATH: usize = 107;
 /// `PATH_MAX` without its closing zero.
 const MAX_PATH: usize = 4_095;
-/// 2^17 slots of 8 bytes are one MiB.
-const SLOTS_PER_MIB_LOG2: u32 = 17;
+/// 2^18 slots of 4 bytes are one MiB.
+const SLOTS_PER_MIB_LOG2: u32 = 18;
 
 /// Applies every rule; returns the configuration or all problems, in the order of the file.
 pub(super) fn validate(file: &raw::File, source: Source) -> Result<Config, Vec<Problem>> {
@@ -66,7 +66,7 @@ impl Rules {
         let hash_seed = file.hash_seed.as_ref().and_then(|text| self.seed(text));
         let sources = self.sources(file.sources.as_ref(), &mut origins);
         let nat = self.nat(file.nat.as_ref(), &mut origins);
-        let vips = self.vips(file, &mut origins);
+        let vips = self.vips(file, &sources, &mut origins);
         let default_mode = file.default_mode.as_ref();
         let default_mode = default_mode.and_then(|text| self.mode("default_mode", text));
         let default_mode = default_mode.unwrap_or(ForwardMode::Ipip);
@@ -221,7 +221,52 @@ impl Rules {
         if let Some(text) = &sources.ipv6 {
             wanted.ipv6 = self.own_v6("sources.ipv6", text, origins);
         }
+        let prefixes = [
+            ("sources.ipv4_prefix", &sources.ipv4_prefix, true),
+            ("sources.ipv6_prefix", &sources.ipv6_prefix, false),
+        ];
+        for (field, text, is_ipv4) in prefixes {
+            let Some(text) = text else { continue };
+            match self.source_prefix(field, text, is_ipv4) {
+                Some(IpNet::V4(prefix)) => wanted.ipv4_prefix = Some(prefix),
+                Some(IpNet::V6(prefix)) => wanted.ipv6_prefix = Some(prefix),
+                None => {}
+            }
+        }
         wanted
+    }
+
+    /// Takes a prefix of one family that has an address for each of several flows.
+    fn source_prefix(
+        &mut self,
+        field: &str,
+        text: &Spanned<String>,
+        is_ipv4: bool,
+    ) -> Option<IpNet> {
+        let prefix = self.prefix(field, text)?;
+        if prefix.addr().is_ipv4() != is_ipv4 {
+            let (found, wanted) = if is_ipv4 {
+                ("IPv6", "IPv4")
+            } else {
+                ("IPv4", "IPv6")
+            };
+            let reason = format!("an {found} prefix where {wanted} belongs");
+            let remedy = format!("give an {wanted} prefix or leave the field out");
+            self.refuse(field, text, reason, remedy);
+            return None;
+        }
+        if prefix.prefix_len() == prefix.max_prefix_len() {
+            let remedy =
+                "give a shorter prefix, such as a /24 or /112, or the address as the source";
+            self.refuse(
+                field,
+                text,
+                "this prefix has one address for all flows",
+                remedy,
+            );
+            return None;
+        }
+        Some(prefix)
     }
 
     /// Takes an IPv4 address of this machine, and notes where it stands.
@@ -264,7 +309,12 @@ impl Rules {
         }
     }
 
-    fn vips(&mut self, file: &raw::File, origins: &mut Origins) -> OrdSet<IpAddr> {
+    fn vips(
+        &mut self,
+        file: &raw::File,
+        sources: &Sources,
+        origins: &mut Origins,
+    ) -> OrdSet<IpAddr> {
         for (index, text) in file
             .vips
             .iter()
@@ -288,6 +338,12 @@ impl Rules {
                 let reason = format!("this VIP is also an outer source address at {source}");
                 let remedy = "a VIP belongs to the edges together, a source to one machine: \
                               use another address for one of them";
+                self.refuse(&field, text, reason, remedy);
+            }
+            let holds = |prefix: &IpNet| prefix.contains(&address);
+            if let Some(prefix) = sources.prefixes().find(holds) {
+                let reason = format!("this VIP is in {prefix}, the prefix of outer sources");
+                let remedy = "nodes would take packets for it to be an edge's: use another prefix";
                 self.refuse(&field, text, reason, remedy);
             }
             if let Some(nat) = origins.nat.get(&address) {

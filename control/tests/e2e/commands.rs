@@ -398,7 +398,7 @@ fn status_tells_how_large_each_table_is() {
     for (name, size) in sizes {
         assert_eq!(capacity(name), Some(size), "{name}");
     }
-    assert_eq!(capacity("lut_slots"), Some(131_072));
+    assert_eq!(capacity("lut_slots"), Some(262_144));
     for name in ["flows_datagram", "flows_embryonic", "local_flows"] {
         assert_eq!(capacity(name), Some(1600), "{name}");
     }

@@ -225,12 +225,16 @@ fn full_arena_refuses_one_service_and_the_rest_serves() {
     let traffic = Traffic::over(cluster.flows(1));
     // The pinned arena keeps its 1 MiB, whatever the file says now.
     let good = edge_config(&cluster.services, cluster.nodes);
-    let large = format!(
-        "  - {{ name: large, address: \"{}\", port: 1, protocol: tcp, table_size: 131072, \
-         backends: [{{ address: \"{}\" }}] }}\n",
-        cluster.services[0].address.ip(),
-        cluster.nodes[0].v4()
-    );
+    let large: String = [1, 2]
+        .map(|port| {
+            format!(
+                "  - {{ name: large-{port}, address: \"{}\", port: {port}, protocol: tcp, \
+                 table_size: 131072, backends: [{{ address: \"{}\" }}] }}\n",
+                cluster.services[0].address.ip(),
+                cluster.nodes[0].v4()
+            )
+        })
+        .concat();
     let larger_arena = good.replace("lut_arena_mib: 1", "lut_arena_mib: 4");
     cluster.edge.write_config(&(larger_arena + &large));
     let status = cluster.edge.wait_for_reloads(2);

@@ -317,6 +317,7 @@ fn full_tables_refuse_the_youngest_services_whatever_came_first(net: &Topology) 
         let mut service = service_at(&name, number);
         service["metadata"]["creationTimestamp"] = json!(format!("2026-01-01T00:00:0{number}Z"));
         service["metadata"]["annotations"] = json!({"guideway.dev/table-size": "16384"});
+        service["status"] = objects::status(&[vips(number), vips(number + 10)].concat());
         for port in service["spec"]["ports"].as_array_mut().unwrap() {
             // A NodePort would take room too.
             port.as_object_mut().unwrap().remove("nodePort");

@@ -9,7 +9,7 @@ use std::{
 
 use aya::maps::MapError;
 use ipnet::IpNet;
-use xdp_prog::abi::{BACKEND_LOCAL, Backend, EdgeMac, NextHop, Service, ServiceWord, Slot, map};
+use xdp_prog::abi::{BACKEND_LOCAL, Backend, EdgeMac, NextHop, Service, ServiceWord, map};
 
 use super::{
     ForwardMode, InstalledBackend, InstalledService, Run, ServiceKey, TableError, Tables, Way,
@@ -114,7 +114,7 @@ impl Tables {
         let pods = pods.into_iter().flatten();
         let mut named: BTreeSet<u32> = pods.clone().map(|(_, backend)| *backend).collect();
         for run in std::iter::once(run).chain(local) {
-            named.extend(self.run_slots(run).map(Slot::current));
+            named.extend(self.lut.of(run).map(|slot| slot.0));
         }
         named.remove(&0);
         let backends: BTreeSet<u32> = named

@@ -31,7 +31,7 @@ impl Tables {
                 hop.mtu = self
                     .path_mtu(target)
                     .map_or(hop.mtu, |mtu| mtu.min(hop.mtu));
-                let hop = next_hop_entry(target, &hop);
+                let hop = next_hop_entry(target, &hop, &self.settings);
                 if old != 0 && self.next_hops.read(old) == Some(hop) {
                     old
                 } else {
@@ -74,6 +74,19 @@ impl Tables {
             self.put_again(services);
         }
         self.reclaim_if_worth_it();
+        Ok(())
+    }
+
+    /// Gives the next hops the outer sources of the present settings.
+    pub(super) fn rewrite_next_hops(&mut self) -> Result<(), TableError> {
+        let known: Vec<(IpAddr, Resolution)> = self
+            .ways
+            .iter()
+            .filter_map(|(target, way)| Some((*target, way.resolution?)))
+            .collect();
+        for (target, resolution) in known {
+            self.set_next_hop(target, resolution)?;
+        }
         Ok(())
     }
 

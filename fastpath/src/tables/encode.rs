@@ -191,6 +191,9 @@ pub(super) fn settings_of(config: &Config) -> Settings {
         source_v4: Some([a, b, c, d].into()).filter(|v4: &std::net::Ipv4Addr| !v4.is_unspecified()),
         source_v6: Some(config.source_v6.into())
             .filter(|v6: &std::net::Ipv6Addr| !v6.is_unspecified()),
+        // They are in the next hops.
+        prefix_v4: None,
+        prefix_v6: None,
         node: config.flags & CONFIG_NODE != 0,
         probes: config.flags & CONFIG_PROBES != 0,
         mtu: Some(config.mtu).filter(|mtu| *mtu != 0),
@@ -198,16 +201,21 @@ pub(super) fn settings_of(config: &Config) -> Settings {
     }
 }
 
-pub(super) fn next_hop_entry(target: IpAddr, hop: &crate::nexthop::NextHop) -> NextHop {
+pub(super) fn next_hop_entry(
+    target: IpAddr,
+    hop: &crate::nexthop::NextHop,
+    settings: &Settings,
+) -> NextHop {
     let [a, b, c, d, e, f] = hop.destination_mac;
     let [g, h, i, j, k, l] = hop.source_mac;
-    let source = hop
-        .source
-        .filter(|source| source.is_ipv4() == target.is_ipv4());
+    let own = hop.source.filter(|own| own.is_ipv4() == target.is_ipv4());
+    let outer = settings.outer_source(target, own);
     NextHop {
         ifindex: hop.ifindex,
         mtu: hop.mtu,
-        source: source.map_or([0; 16], wire_address),
+        source: outer.map_or([0; 16], |outer| wire_address(outer.address)),
+        spread: outer.map_or(0, |outer| outer.spread),
+        own: own.map_or([0; 16], wire_address),
         macs: [a, b, c, d, e, f, g, h, i, j, k, l],
         vlan: hop.vlan.unwrap_or(0).to_be_bytes(),
         flags: if hop.via_gateway { HOP_GATEWAY } else { 0 },

@@ -470,7 +470,7 @@ fn load() -> Loaded {
     let small = [map::SERVICE, map::SERVICE_TRAFFIC, map::NEXTHOPS];
     let small = small.map(|name| (name, 64));
     let sizes = [
-        (map::LUT, 1 << 10),
+        (map::LUT, 1 << 9),
         (map::BACKENDS, 64),
         (map::BACKEND_TRAFFIC, 64),
     ];

@@ -28,7 +28,7 @@ impl Tables {
     ///
     /// # Errors
     ///
-    /// When the kernel refuses the write.
+    /// When the kernel refuses the write, or the table of next hops has no room for other outer sources.
     pub fn set_settings(&mut self, settings: Settings) -> Result<(), TableError> {
         let settings_alone = config_of(&settings);
         let config = Config {
@@ -44,7 +44,7 @@ impl Tables {
         }
         self.settings = settings;
         self.current_config = config;
-        Ok(())
+        self.rewrite_next_hops()
     }
 
     /// Ends what programs have noted of the tables, which have been changed.

@@ -10,7 +10,8 @@ use std::{
 use aya::{Pod, maps::MapData};
 use memmap2::{MmapOptions, MmapRaw};
 
-use super::written::gate;
+use super::{TableError, written::gate};
+use crate::load::Loaded;
 
 /// An mmapable array map with entries of type `T`.
 ///
@@ -24,8 +25,16 @@ pub(super) struct Mapped<T> {
 }
 
 impl<T: Pod> Mapped<T> {
-    /// Maps an array into memory.
-    pub(super) fn new(map: &MapData) -> io::Result<Self> {
+    /// Opens an array and maps it into memory.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be opened or mapped.
+    pub(super) fn open(loaded: &Loaded, name: &'static str) -> Result<Self, TableError> {
+        Self::new(&loaded.map(name)?).map_err(|source| TableError::Mapping { map: name, source })
+    }
+
+    fn new(map: &MapData) -> io::Result<Self> {
         const {
             // The kernel spaces entries by their size rounded up to eight.
             assert!(size_of::<T>().is_multiple_of(8) && align_of::<T>() <= 8);
@@ -87,21 +96,9 @@ impl<T: Pod> Mapped<T> {
         }
     }
 
-    /// Changes the eight bytes at `offset` of an entry at once, if `change` wants them to; returns whether it did.
-    pub(super) fn update_u64(
-        &mut self,
-        index: u32,
-        offset: usize,
-        change: impl Fn(u64) -> Option<u64>,
-    ) -> bool {
-        let Some(word) = self.atomic_u64(index, offset) else {
-            return false;
-        };
-        if change(word.load(Ordering::Acquire)).is_none() {
-            return false;
-        }
-        let update = || word.fetch_update(Ordering::AcqRel, Ordering::Acquire, change);
-        gate::pass(update).is_some_and(|outcome| outcome.is_ok())
+    /// Reads the four bytes at `offset` of an entry at once.
+    pub(super) fn load_u32(&self, index: u32, offset: usize) -> Option<u32> {
+        Some(self.atomic_u32(index, offset)?.load(Ordering::Acquire))
     }
 
     /// Writes the four bytes at `offset` of an entry at once.

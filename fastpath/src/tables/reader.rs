@@ -10,16 +10,12 @@ use std::{
     time::Duration,
 };
 
-use xdp_prog::{
-    abi::{Slot, Traffic, map},
-    failure::Failure,
-};
+use xdp_prog::{abi::Traffic, failure::Failure};
 
 use super::{
     InstalledService, OwnedBackend, ReasonCount, ServiceKey, TableError, TableView, Tables,
     counters::{self, TrafficById},
-    mapped::Mapped,
-    services::slots_of,
+    slots::Slots,
     view::Newest,
 };
 use crate::load::Loaded;
@@ -27,7 +23,7 @@ use crate::load::Loaded;
 /// Handles on the maps of counters and slots.
 pub struct TableReader {
     counters: counters::Maps,
-    lut: Mapped<Slot>,
+    lut: Slots,
     newest: Newest,
 }
 
@@ -44,13 +40,9 @@ impl Tables {
     ///
     /// When a map cannot be opened or mapped into memory.
     pub fn reader(&self, loaded: &Loaded) -> Result<TableReader, TableError> {
-        let lut = Mapped::new(&loaded.map(map::LUT)?);
         Ok(TableReader {
             counters: counters::Maps::open(loaded)?,
-            lut: lut.map_err(|source| TableError::Mapping {
-                map: map::LUT,
-                source,
-            })?,
+            lut: Slots::open(loaded)?,
             newest: self.newest.clone(),
         })
     }
@@ -121,8 +113,8 @@ impl TableReader {
     /// Counts the slots that each backend of a service owns, by the backend's id.
     pub fn slots_by_id(&self, service: &InstalledService) -> HashMap<u32, u32> {
         let mut slots = HashMap::new();
-        for slot in slots_of(&self.lut, service.run) {
-            *slots.entry(slot.current()).or_default() += 1;
+        for slot in self.lut.of(service.run) {
+            *slots.entry(slot.0).or_default() += 1;
         }
         slots
     }

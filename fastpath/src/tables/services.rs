@@ -11,7 +11,6 @@ use super::{
     error::write_failed,
     layout::{Layout, LocalTable, layout},
     lut::Lut,
-    mapped::Mapped,
     policy::{Pods, ranges_of},
 };
 
@@ -363,31 +362,20 @@ impl Tables {
     /// Tells whether a run has a table's owners.
     fn holds(&self, run: Run, table: &Lut, ids: &[u32]) -> bool {
         let owners = table.owners.iter().map(|owner| id_of(ids, *owner));
-        self.run_slots(run).map(Slot::current).eq(owners)
+        self.lut.of(run).map(|slot| slot.0).eq(owners)
     }
 
     /// Stores a table's owners; returns how many slots have another one than before.
     fn store_slots(&mut self, run: Run, is_new: bool, table: &Lut, ids: &[u32]) -> u32 {
         let mut changed = 0;
         for (index, owner) in (run.base..).zip(&table.owners) {
-            let id = id_of(ids, *owner);
-            if is_new {
-                // No packet reads the run, and its slots have no past.
-                self.lut.store_u64(index, 0, Slot::quiet(id).0);
+            let slot = Slot(id_of(ids, *owner));
+            if is_new || self.lut.get(index) != Some(slot) {
+                self.lut.set(index, slot);
                 changed += 1;
-                continue;
             }
-            let update = |old: u64| {
-                let old = Slot(old);
-                (old.current() != id).then(|| old.with_current(id).0)
-            };
-            changed += u32::from(self.lut.update_u64(index, 0, update));
         }
         changed
-    }
-
-    pub(super) fn run_slots(&self, run: Run) -> impl Iterator<Item = Slot> {
-        slots_of(&self.lut, run)
     }
 
     fn store_words(&mut self, id: u32, table: ServiceWord, local: ServiceWord) {
@@ -433,12 +421,6 @@ impl InstalledService {
             local: self.local,
         }
     }
-}
-
-/// Reads the slots of a run.
-pub(super) fn slots_of(lut: &Mapped<Slot>, run: Run) -> impl Iterator<Item = Slot> {
-    let slots = run.base..run.base + run.length();
-    slots.filter_map(|index| lut.load_u64(index, 0).map(Slot))
 }
 
 /// Returns the id of a slot's owner; 0 for nobody.

@@ -8,7 +8,7 @@ use std::{
     str::FromStr,
 };
 
-use ipnet::IpNet;
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use xdp_prog::{
     abi::{AddressKey, MODE_IPIP, MODE_L2DSR, SERVICE_NAT},
     maglev::{self, SLOTS_PER_BACKEND},
@@ -311,10 +311,14 @@ impl ServiceSpec {
 pub struct Settings {
     /// Seed of the flow hash and of the lookup tables; equal on all edges.
     pub hash_seed: u64,
-    /// Outer source of IPv4 tunnels where the route prefers none.
+    /// Outer IPv4 source; what the route prefers, if not given.
     pub source_v4: Option<Ipv4Addr>,
-    /// Outer source of IPv6 tunnels where the route prefers none.
+    /// Outer IPv6 source, likewise.
     pub source_v6: Option<Ipv6Addr>,
+    /// Prefix of which each flow has an address for its outer IPv4 source, in place of the one above.
+    pub prefix_v4: Option<Ipv4Net>,
+    /// Prefix for outer IPv6 sources, likewise.
+    pub prefix_v6: Option<Ipv6Net>,
     /// Whether this machine has pods, and takes the node role for what edges send.
     pub node: bool,
     /// Whether this machine checks backends by way of services ([`super::ProbeSpec`]).
@@ -324,6 +328,44 @@ pub struct Settings {
     pub mtu: Option<u32>,
     /// What NAT mode sends from; none to go without the mode.
     pub nat: Option<NatSettings>,
+}
+
+/// What the outer headers towards one node come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OuterSource {
+    /// The address; a prefix's first one.
+    pub address: IpAddr,
+    /// The bits of the address's last two bytes that a flow's hash fills.
+    pub spread: u16,
+}
+
+impl Settings {
+    /// Returns the outer source towards a node, where the route prefers this address; nothing where there is none.
+    pub fn outer_source(&self, node: IpAddr, preferred: Option<IpAddr>) -> Option<OuterSource> {
+        let (prefix, given) = match node {
+            IpAddr::V4(_) => (
+                self.prefix_v4.map(IpNet::from),
+                self.source_v4.map(IpAddr::from),
+            ),
+            IpAddr::V6(_) => (
+                self.prefix_v6.map(IpNet::from),
+                self.source_v6.map(IpAddr::from),
+            ),
+        };
+        if let Some(prefix) = prefix {
+            let host_bits = u32::from(prefix.max_prefix_len() - prefix.prefix_len());
+            return Some(OuterSource {
+                address: prefix.network(),
+                spread: u16::MAX
+                    .checked_shr(16u32.saturating_sub(host_bits))
+                    .unwrap_or(0),
+            });
+        }
+        let of_family = preferred.filter(|preferred| preferred.is_ipv4() == node.is_ipv4());
+        given
+            .or(of_family)
+            .map(|address| OuterSource { address, spread: 0 })
+    }
 }
 
 /// What NAT mode sends from.

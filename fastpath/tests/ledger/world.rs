@@ -99,6 +99,7 @@ impl World {
                 ifindex: INGRESS,
                 mtu: 1500,
                 source: padded(source),
+                own: padded(source),
                 macs,
                 ..NextHop::default()
             };

@@ -16,6 +16,12 @@ pub(crate) fn slot(
     protocol: u8,
     log2_length: u32,
 ) -> usize {
+    let hash = u64::from(flow(seed, from, to, protocol));
+    usize::try_from(hash >> (32 - log2_length)).unwrap()
+}
+
+/// Returns the hash of a flow.
+pub(crate) fn flow(seed: u64, from: (IpAddr, u16), to: (IpAddr, u16), protocol: u8) -> u32 {
     let mut input = octets(from.0);
     input.extend(octets(to.0));
     input.extend(from.1.to_be_bytes());
@@ -31,8 +37,7 @@ pub(crate) fn slot(
         state = (state ^ word).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         state ^= state >> 32;
     }
-    let hash = (state ^ state >> 29).wrapping_mul(0x94d0_49bb_1331_11eb) >> 32;
-    usize::try_from(hash >> (32 - log2_length)).unwrap()
+    u32::try_from((state ^ state >> 29).wrapping_mul(0x94d0_49bb_1331_11eb) >> 32).unwrap()
 }
 
 fn octets(address: IpAddr) -> Vec<u8> {

@@ -17,7 +17,7 @@ use aya::{
     sys::SyscallError,
 };
 use xdp_prog::{
-    abi::{self, AddressKey, Claim, Config, PathReport, TaggedLink, Traffic, Tuple, map},
+    abi::{self, AddressKey, Claim, Config, PathReport, SlotPair, TaggedLink, Traffic, Tuple, map},
     decide::{Action, Stage},
     wire::protocol,
 };
@@ -114,7 +114,8 @@ impl Kernel {
         };
         self.fill_array(map::CONFIG, &[config])?;
         self.fill_array(map::SERVICE, &tables.service)?;
-        self.fill_array(map::LUT, &tables.lut)?;
+        let pairs = tables.lut.as_chunks().0.iter().copied();
+        self.fill_array(map::LUT, &pairs.map(SlotPair).collect::<Vec<_>>())?;
         self.fill_array(map::BACKENDS, &tables.backends)?;
         self.fill_array(map::NEXTHOPS, &tables.next_hops)?;
         let vlan = |(device, below, vlan)| (device, TaggedLink::new(below, vlan));

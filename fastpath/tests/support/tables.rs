@@ -202,7 +202,7 @@ impl TableSet {
         let base = self.free_slot;
         let slots = &mut self.lut[base as usize..][..owners.len()];
         for (slot, owner) in slots.iter_mut().zip(owners) {
-            *slot = Slot::quiet(*owner);
+            *slot = Slot(*owner);
         }
         self.free_slot += u32::try_from(owners.len()).unwrap();
         base
@@ -211,7 +211,7 @@ impl TableSet {
     /// Gives the only slot of a service another owner.
     pub(crate) fn set_owner(&mut self, service: u32, owner: u32) {
         let base = self.service[service as usize].word.base();
-        self.lut[base as usize] = Slot::quiet(owner);
+        self.lut[base as usize] = Slot(owner);
     }
 }
 

@@ -64,7 +64,8 @@ pub struct NextHop {
     pub ifindex: u32,
     /// Largest IP packet the path takes, outer header included.
     pub mtu: u32,
-    /// Outer source address, of the backend's family; all zero to use [`Config`](super::Config)'s.
+    /// Outer source address, of the backend's family, IPv4 in the first four bytes; all zero to use
+    /// [`Config`](super::Config)'s.
     pub source: [u8; 16],
     /// Destination MAC, then source MAC: the first 12 bytes of the frame.
     pub macs: [u8; 12],
@@ -72,8 +73,13 @@ pub struct NextHop {
     pub vlan: [u8; 2],
     /// [`HOP_GATEWAY`].
     pub flags: u16,
+    /// The bits of the outer source's last two bytes (as a big-endian number) that a flow's hash fills, so that receive
+    /// queues and equal-cost paths share what one edge sends to one node; `source` has zeros there.
+    pub spread: u16,
+    /// This machine's own address towards the backend, spelled likewise, which NAT mode sends from.
+    pub own: [u8; 16],
     /// Always zero: one cache line per entry.
-    pub reserved: [u8; 24],
+    pub reserved: [u8; 6],
 }
 
 /// [`NextHop::flags`]: the MAC is a router's, not the backend's.

@@ -10,7 +10,8 @@ plain_data! {
     ServiceKeyV6: 24,
     Service: 32,
     ServiceWord: 8,
-    Slot: 8,
+    Slot: 4,
+    SlotPair: 8,
 }
 
 /// Address (4 bytes), port (2), protocol (1) of an IPv4 service, in wire order, and a zero.
@@ -163,31 +164,19 @@ impl ServiceWord {
     }
 }
 
-/// One LUT entry: `current` in the low half, a word about past owners in the high half.
+/// One entry of a lookup table: the id of the backend that owns the slot; 0 for none.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
 )]
 #[repr(transparent)]
-pub struct Slot(pub u64);
+pub struct Slot(pub u32);
 
-impl Slot {
-    /// Makes a slot without a past.
-    pub const fn quiet(current: u32) -> Self {
-        Self(current as u64)
-    }
-
-    /// Returns the backend id that owns the slot; 0 for none.
-    #[expect(clippy::cast_possible_truncation, reason = "takes the low bits")]
-    #[inline(always)]
-    pub const fn current(self) -> u32 {
-        self.0 as u32
-    }
-
-    /// Returns the same slot with another owner and its past kept.
-    pub const fn with_current(self, current: u32) -> Self {
-        Self(self.0 >> 32 << 32 | current as u64)
-    }
-}
+/// Two neighbouring slots of the arena, the even one first: the kernel spaces an array's entries by eight bytes at least.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
+#[repr(C, align(8))]
+pub struct SlotPair(pub [Slot; 2]);
 
 #[cfg(test)]
 mod tests {
@@ -234,12 +223,5 @@ mod tests {
             );
             address[byte] ^= 1;
         }
-    }
-
-    #[test]
-    fn new_owner_keeps_the_slots_past() {
-        let slot = Slot(7 << 32 | 3);
-        assert_eq!(slot.with_current(9), Slot(7 << 32 | 9));
-        assert_eq!(slot.with_current(9).current(), 9);
     }
 }

@@ -226,10 +226,7 @@ pub fn choose_from<'t, A: Ip, T: Tables>(
         flow.client_hash(found.entry.affinity)
     };
     let slot = maglev::slot(hash, table.log2_length());
-    let id = tables
-        .slot(table.base() + slot)
-        .unwrap_or_default()
-        .current();
+    let id = tables.slot(table.base() + slot).unwrap_or_default().0;
     if id == 0 {
         return None;
     }
@@ -293,6 +290,7 @@ pub fn forward<'t, A: Ip, T: Tables>(
         outer,
         tag: backend.tag,
         source: outer_source(tables, outer, hop)?,
+        spread: choice.hash & u32::from(hop.spread),
         destination: &backend.address,
         hop,
     }))

@@ -663,8 +663,8 @@ fn nat_address<T: Tables>(tables: &T, family: Family, hop: &NextHop) -> Option<A
     };
     let address = if !balance::is_unspecified(nat) {
         nat
-    } else if !balance::is_unspecified(&hop.source) {
-        &hop.source
+    } else if !balance::is_unspecified(&hop.own) {
+        &hop.own
     } else if !balance::is_unspecified(source) {
         source
     } else {

@@ -172,7 +172,7 @@ fn table_sizes(services: usize) -> String {
     // A pod is one backend for each service that has it.
     let entries = 2 * keys;
     let slots = keys * 256;
-    let mib = (slots * 8).div_ceil(1 << 20);
+    let mib = (slots * 4).div_ceil(1 << 20);
     format!(
         "tables: {{ lut_arena_mib: {mib}, services: {keys}, pods: {entries}, backends: {entries}, \
          next_hops: 256, vips: 256 }}"

@@ -7,7 +7,7 @@ use std::{cell::OnceCell, net::IpAddr};
 
 use xdp_prog::abi::NextHop;
 
-use super::super::encode::next_hop_entry;
+use super::super::{Settings, encode::next_hop_entry};
 use crate::{
     facts,
     nexthop::{NetlinkError, Resolution, Resolver},
@@ -103,7 +103,8 @@ fn next_hop(resolver: &mut Resolver, target: IpAddr) -> Result<NextHop, String> 
         // The helper names no source.
         Resolution::Resolved(hop) => Ok(NextHop {
             source: [0; 16],
-            ..next_hop_entry(target, &hop)
+            own: [0; 16],
+            ..next_hop_entry(target, &hop, &Settings::default())
         }),
         Resolution::Local => Err("an address of this machine".to_owned()),
         Resolution::Unresolved(reason) => Err(reason.to_string()),

@@ -449,7 +449,7 @@ impl decide::Tables for Tables {
     }
 
     fn slot(&self, index: u32) -> Option<Slot> {
-        self.lut.load_u64(index, 0).map(Slot)
+        self.lut.get(index)
     }
 
     fn backend(&self, id: u32) -> Option<&Backend> {

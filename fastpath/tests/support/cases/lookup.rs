@@ -11,10 +11,10 @@ use xdp_prog::{
 
 use super::{
     super::{hash, packet::Packet, tables::size},
-    BACK, CLIENT_V4, CLIENT_V6, Case, EDGE_V4, EDGE_V6, IN, NODE_V4, NODE_V6, OTHER_BACKENDS, TCP,
-    TO_NODE_V4, TO_NODE_V6, UDP, V4_IN_V6, V4_L2, V4_TCP, V4_UDP, V6_IN_V4, V6_L2, V6_TCP, VIP_V4,
-    VIP_V6, case, other_node, reset_of_syn, sent_in_v4, sent_in_v6, tcp, to_other_node, udp, v4,
-    v6, way,
+    BACK, CLIENT_V4, CLIENT_V6, Case, EDGE_V4, EDGE_V6, HASH_SEED, IN, NODE_V4, NODE_V6,
+    OTHER_BACKENDS, TCP, TO_NODE_V4, TO_NODE_V6, UDP, V4_IN_V6, V4_L2, V4_TCP, V4_UDP, V6_IN_V4,
+    V6_L2, V6_TCP, VIP_V4, VIP_V6, case, client, other_node, reset_of_syn, sent_in_v4, sent_in_v6,
+    tcp, to_other_node, udp, v4, v6, way,
 };
 
 pub(super) fn cases() -> Vec<Case> {
@@ -24,7 +24,57 @@ pub(super) fn cases() -> Vec<Case> {
     cases.extend(service_words());
     cases.extend(next_hops());
     cases.extend(outer_sources());
+    cases.extend(spread_sources());
     cases.extend(flags_of_addresses());
+    cases
+}
+
+/// So many of the source's last bits as the next hop says are the flow's.
+fn spread_sources() -> Vec<Case> {
+    let ways = [
+        ("v4_in_v4", V4_TCP),
+        ("v6_in_v6", V6_TCP),
+        ("v4_in_v6", V4_IN_V6),
+        ("v6_in_v4", V6_IN_V4),
+    ];
+    let mut cases = Vec::new();
+    for (name, (way, to)) in ways {
+        for (port, bits) in [
+            (40_000, 0xffff),
+            (40_001, 0xffff),
+            (40_002, 0x00ff),
+            (40_003, 1),
+        ] {
+            let from = (client(to).0, port);
+            let packet = Packet::tcp(from, to, b"payload");
+            let flow = hash::flow(HASH_SEED, from, to, TCP) & bits;
+            let [.., high, low] = flow.to_be_bytes();
+            let bits = u16::try_from(bits).unwrap();
+            let (source, carried) = if way.backend == 1 {
+                let source = v4(10, 77, high, low);
+                (
+                    v4(10, 77, 0, 0),
+                    TO_NODE_V4.carry(&packet.next_hop().within(source, NODE_V4)),
+                )
+            } else {
+                let source = v6(0x77, u16::from_be_bytes([high, low]));
+                (
+                    v6(0x77, 0),
+                    TO_NODE_V6.carry(&packet.next_hop().within(source, NODE_V6)),
+                )
+            };
+            let name = format!("{name}_of_port_{port}_has_bits_{bits:x}_of_its_hash_in_the_source");
+            let spread = move |tables: &mut super::TableSet| {
+                let hop = &mut tables.next_hops[way.backend as usize];
+                (hop.source, hop.spread) = (super::padded(source), bits);
+            };
+            cases.push(
+                case(name, IN.carry(&packet))
+                    .with(spread)
+                    .transmits(way, &packet, carried),
+            );
+        }
+    }
     cases
 }
 
@@ -104,10 +154,6 @@ fn slots() -> Vec<Case> {
 fn backends() -> Vec<Case> {
     let packet = tcp(V4_TCP.1);
     let frame = IN.carry(&packet);
-    let with_past = |tables: &mut super::TableSet| {
-        let base = tables.service[1].word.base() as usize;
-        tables.lut[base] = Slot(0x8123_4567_0000_0000 | tables.lut[base].0);
-    };
     vec![
         case("slot_without_owner_refuses", frame.clone())
             .with(|tables| tables.set_owner(1, 0))
@@ -136,9 +182,6 @@ fn backends() -> Vec<Case> {
                 tables.backends[size::BACKENDS as usize - 1] = tables.backends[1];
             })
             .transmits(way(1, size::BACKENDS - 1), &packet, sent_in_v4(&packet)),
-        case("past_of_a_slot_does_not_change_its_owner", frame.clone())
-            .with(with_past)
-            .transmits(V4_TCP.0, &packet, sent_in_v4(&packet)),
         case("local_backend_goes_to_the_stack", frame.clone())
             .with(|tables| tables.backends[1].flags |= BACKEND_LOCAL)
             .passes(PassReason::LocalBackend),
@@ -204,7 +247,7 @@ fn service_words() -> Vec<Case> {
             .with(|tables| {
                 let word = tables.service[1].word;
                 tables.service[1].word = ServiceWord::new(0, word.log2_length(), word.check());
-                tables.lut[0] = Slot::quiet(1);
+                tables.lut[0] = Slot(1);
             })
             .drops(DropReason::TableChanged),
         case("service_id_beyond_the_table_gives_up", frame)
@@ -289,7 +332,7 @@ fn outer_sources() -> Vec<Case> {
         tables.config.source_v4 = super::padded(own_v4);
         tables.config.source_v6 = super::padded(own_v6);
         for hop in &mut tables.next_hops {
-            hop.source = [0; 16];
+            (hop.source, hop.own) = ([0; 16], [0; 16]);
         }
     };
     let none = |tables: &mut super::TableSet| {

@@ -342,6 +342,9 @@ fn reset_of_syn(to: End, payload: u32) -> Packet {
     reset(to, client(to), 0x0102_0305 + payload)
 }
 
+/// Seed of the flow hash.
+const HASH_SEED: u64 = 0x6775_6964_6577_6179;
+
 /// Service and backend of a forwarded packet.
 #[derive(Clone, Copy)]
 struct Way {
@@ -368,7 +371,7 @@ const fn way(service: u32, backend: u32) -> Way {
 
 fn world() -> TableSet {
     let mut tables = TableSet::default();
-    tables.config.hash_seed = 0x6775_6964_6577_6179;
+    tables.config.hash_seed = HASH_SEED;
     for vip in [VIP_V4, VIP_V6] {
         tables.address(vip, ADDRESS_VIP);
     }
@@ -425,6 +428,7 @@ fn hop(link: &Link<'_>, source: IpAddr) -> NextHop {
         ifindex: INGRESS,
         mtu: 1500,
         source: padded(source),
+        own: padded(source),
         macs,
         ..NextHop::default()
     }

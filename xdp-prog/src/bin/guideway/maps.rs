@@ -24,8 +24,8 @@ use xdp_prog::{
     abi::{
         AddressKey, BACKEND_V4, Backend, Config, Datagram, EdgeMac, HOP_GATEWAY, NatBegun,
         NatCount, NatForward, NatMark, NatReverse, NextHop, PathReport, Pod, PodFlow, PodKey,
-        Service, ServiceKeyV4, ServiceKeyV6, ServiceWord, Shortcut, Slot, TaggedLink, Traffic,
-        Tuple, Untrusted, size,
+        Service, ServiceKeyV4, ServiceKeyV6, ServiceWord, Shortcut, Slot, SlotPair, TaggedLink,
+        Traffic, Tuple, Untrusted, size,
     },
     decide::{
         Clock, Counters, Stage, Tables,
@@ -58,7 +58,7 @@ static SERVICES_V6: HashMap<ServiceKeyV6, u32, { size::SERVICES }> = HashMap::ne
 #[btf_map]
 static SERVICE: Array<Service, { size::SERVICES }, MMAPABLE> = Array::new();
 #[btf_map]
-static LUT: Array<Slot, { size::LUT_SLOTS }, MMAPABLE> = Array::new();
+static LUT: Array<SlotPair, { size::LUT_SLOTS / 2 }, MMAPABLE> = Array::new();
 #[btf_map]
 static BACKENDS: Array<Backend, { size::BACKENDS }, MMAPABLE> = Array::new();
 #[btf_map]
@@ -172,7 +172,9 @@ impl Tables for KernelTables<'_> {
 
     #[inline(always)]
     fn slot(&self, index: u32) -> Option<Slot> {
-        LUT.get(index).map(|slot| Slot(read_once(&slot.0)))
+        let SlotPair(pair) = LUT.get(index >> 1)?;
+        let slot = pair.get(index as usize & 1)?;
+        Some(Slot(read_once(&slot.0)))
     }
 
     #[inline(always)]

@@ -1,0 +1,49 @@
+//! The slots of all lookup tables, which programs read at any time.
+
+use xdp_prog::abi::{Slot, SlotPair, map};
+
+use super::{TableError, arena::Run, mapped::Mapped};
+use crate::load::Loaded;
+
+/// The arena's memory, slot by slot.
+#[derive(Debug)]
+pub(super) struct Slots(Mapped<SlotPair>);
+
+impl Slots {
+    /// Maps the arena into memory.
+    ///
+    /// # Errors
+    ///
+    /// When the map cannot be opened or mapped.
+    pub(super) fn open(loaded: &Loaded) -> Result<Self, TableError> {
+        Mapped::open(loaded, map::LUT).map(Self)
+    }
+
+    /// Returns the number of slots.
+    pub(super) fn length(&self) -> u32 {
+        self.0.length() * 2
+    }
+
+    /// Reads a slot.
+    pub(super) fn get(&self, index: u32) -> Option<Slot> {
+        let (pair, offset) = place(index);
+        self.0.load_u32(pair, offset).map(Slot)
+    }
+
+    /// Reads the slots of a run.
+    pub(super) fn of(&self, run: Run) -> impl Iterator<Item = Slot> {
+        let slots = run.base..run.base + run.length();
+        slots.filter_map(|index| self.get(index))
+    }
+
+    /// Stores a slot at once.
+    pub(super) fn set(&mut self, index: u32, slot: Slot) {
+        let (pair, offset) = place(index);
+        self.0.store_u32(pair, offset, slot.0);
+    }
+}
+
+/// The entry that holds a slot, and the slot's offset in it.
+const fn place(index: u32) -> (u32, usize) {
+    (index / 2, (index % 2) as usize * size_of::<Slot>())
+}

@@ -6,7 +6,7 @@
 //! |---|---|---|
 //! | `floor` | returns `XDP_TX` | the empty program: all that is not the balancer |
 //! | `static` | puts one fixed outer header in front | the limit of encapsulation without a decision |
-//! | `hash_hit` | one look-up with the key of `SERVICES` | the unit of cost |
+//! | `hash_hit` | one look-up in a hash of the kernel's, with the key of a service | the unit of cost |
 //! | `guideway` | the product's object, as shipped | ours |
 //!
 //! **Rate** (`pps`). A generator run by `BPF_PROG_TEST_RUN` with live frames writes

@@ -27,7 +27,7 @@ fn main() -> Result<()> {
     };
     let (services, backends) = (number("services")?, number("backends of each")?);
     let loaded = Loader::unpinned()
-        .max_entries(map::SERVICES_V4, services + 1)
+        .max_entries(map::SERVICE_INDEX, services.next_power_of_two())
         .max_entries(map::SERVICE, services + 1)
         .max_entries(map::SERVICE_TRAFFIC, services + 1)
         .max_entries(map::BACKENDS, services * backends + 100)

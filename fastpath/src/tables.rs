@@ -1,7 +1,7 @@
 //! The tables, as typed operations: what a change of a service does to the maps.
 //!
 //! ```text
-//! SERVICES_V4/V6        SERVICE                 LUT               BACKENDS        NEXTHOPS
+//! SERVICE_INDEX         SERVICE                 LUT               BACKENDS        NEXTHOPS
 //! address, port, --id-> base, length, --slot--> current owner --> address, ----> device, MACs
 //! protocol              key check, mode                           next hop
 //! ```
@@ -27,7 +27,7 @@ use ipnet::IpNet;
 use xdp_prog::abi::{
     AddressKey, Backend, Claim, Config, Datagram, EdgeMac, EdgePrefix, LocalFlow, NatBegun,
     NatCount, NatForward, NatReverse, NextHop, PathReport, Pod, PodFlow, PodKey, Probe, Service,
-    ServiceKeyV4, ServiceKeyV6, SourcePrefix, TaggedLink, Tuple, map,
+    SourcePrefix, TaggedLink, Tuple, map,
 };
 
 pub use self::{
@@ -45,8 +45,8 @@ pub use self::{
     view::TableView,
 };
 use self::{
-    encode::backend_key, error::read_failed, ids::Ids, live::Live, mapped::Mapped, policy::Pods,
-    slots::Slots, view::Newest, walk::Walk, written::Written,
+    encode::backend_key, error::read_failed, ids::Ids, index::ServiceIndex, live::Live,
+    mapped::Mapped, policy::Pods, slots::Slots, view::Newest, walk::Walk, written::Written,
 };
 use crate::{load::Loaded, nexthop::Resolution};
 
@@ -61,6 +61,7 @@ mod error;
 mod explain;
 mod grace;
 mod ids;
+mod index;
 #[cfg(test)]
 mod interrupted;
 mod layout;
@@ -171,6 +172,8 @@ pub struct Fill {
     pub arena: ArenaFill,
     /// Services in use and possible.
     pub services: Usage,
+    /// Services that found no place in the index, and how many may.
+    pub service_overflow: Usage,
     /// Backends in use and possible.
     pub backends: Usage,
     /// Next hops in use and possible.
@@ -220,8 +223,7 @@ impl Retired {
 pub struct Tables {
     config: Written<maps::Array<MapData, Config>>,
     vips: Written<maps::HashMap<MapData, AddressKey, u32>>,
-    services_v4: Written<maps::HashMap<MapData, ServiceKeyV4, u32>>,
-    services_v6: Written<maps::HashMap<MapData, ServiceKeyV6, u32>>,
+    index: ServiceIndex,
     trusted_edges: Written<maps::lpm_trie::LpmTrie<MapData, EdgePrefix, u32>>,
     edge_macs: Written<maps::HashMap<MapData, EdgeMac, u32>>,
     vlans: Written<maps::HashMap<MapData, u32, TaggedLink>>,
@@ -323,8 +325,7 @@ impl Tables {
         let mut tables = Self {
             config: typed(loaded, map::CONFIG, Map::Array)?,
             vips: typed(loaded, map::VIPS, Map::HashMap)?,
-            services_v4: typed(loaded, map::SERVICES_V4, Map::HashMap)?,
-            services_v6: typed(loaded, map::SERVICES_V6, Map::HashMap)?,
+            index: ServiceIndex::open(loaded)?,
             trusted_edges: typed(loaded, map::TRUSTED_EDGES, Map::LpmTrie)?,
             edge_macs: typed(loaded, map::EDGE_MACS, Map::HashMap)?,
             vlans: typed(loaded, map::VLANS, Map::HashMap)?,
@@ -482,6 +483,7 @@ impl Tables {
         for run in retired.runs {
             self.arena.release(run);
         }
+        self.index.reclaim();
         for id in retired.backends {
             self.backends.write(id, Backend::default());
             self.backend_ids.release(id);

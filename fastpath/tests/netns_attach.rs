@@ -129,12 +129,12 @@ fn unpinned_attachment_ends_with_the_loader() {
 #[test]
 fn maps_are_the_same_across_loads() {
     on_edge(|edge| {
-        let first = map_id(&edge.load().map(map::SERVICES_V4).unwrap());
+        let first = map_id(&edge.load().map(map::SERVICE_OVERFLOW).unwrap());
         let again = edge.load();
 
-        assert_eq!(map_id(&again.map(map::SERVICES_V4).unwrap()), first);
+        assert_eq!(map_id(&again.map(map::SERVICE_OVERFLOW).unwrap()), first);
         assert_eq!(
-            map_id(&edge.pins.open_map(map::SERVICES_V4).unwrap()),
+            map_id(&edge.pins.open_map(map::SERVICE_OVERFLOW).unwrap()),
             first
         );
     });
@@ -148,9 +148,9 @@ fn pinned_map_keeps_its_size_and_the_loader_says_so() {
 
         let kept = again.kept_sizes();
         assert_eq!(kept.len(), 1);
-        assert_eq!((kept[0].pinned, kept[0].asked), (LUT_SLOTS, 4096));
+        assert_eq!((kept[0].pinned, kept[0].asked), (LUT_ENTRIES, 4096));
         let info = again.map(map::LUT).unwrap().info().unwrap();
-        assert_eq!(info.max_entries(), LUT_SLOTS);
+        assert_eq!(info.max_entries(), LUT_ENTRIES);
     });
 }
 
@@ -159,14 +159,14 @@ fn pinned_map_of_another_layout_is_refused_by_name() {
     on_edge(|edge| {
         drop(edge.load());
         // Another map takes the name, as a build with other layouts would have left it.
-        let path = edge.pins.map(map::SERVICES_V4);
+        let path = edge.pins.map(map::SERVICE_OVERFLOW);
         fs::remove_file(&path).unwrap();
         edge.pins.open_map(map::LUT).unwrap().pin(&path).unwrap();
 
         let error = edge.loader().load().unwrap_err();
-        assert!(matches!(&error, LoadError::Layout { map, .. } if map == map::SERVICES_V4));
+        assert!(matches!(&error, LoadError::Layout { map, .. } if map == map::SERVICE_OVERFLOW));
         let text = error.to_string();
-        assert!(text.contains("keys of 8 and values of 4 bytes"), "{text}");
+        assert!(text.contains("keys of 8 and values of 8 bytes"), "{text}");
         assert!(text.contains("guideway detach"), "{text}");
     });
 }
@@ -669,12 +669,12 @@ fn facts_list_the_members_of_a_controller() {
     });
 }
 
-/// Slots of the LUT arena in these tests, which need no 128 MiB.
-const LUT_SLOTS: u32 = 1024;
+/// Entries of the LUT arena in these tests, which need no 64 MiB.
+const LUT_ENTRIES: u32 = 1024;
 
 fn small(loader: Loader) -> Loader {
     loader
-        .max_entries(map::LUT, LUT_SLOTS)
+        .max_entries(map::LUT, LUT_ENTRIES)
         .max_entries(map::BACKENDS, 256)
         .max_entries(map::BACKEND_TRAFFIC, 256)
         .max_entries(map::SERVICE_TRAFFIC, 256)

@@ -22,8 +22,8 @@ use fastpath::{
     },
 };
 use xdp_prog::abi::{
-    AddressKey, BACKEND_V4, Backend, Config, PathReport, Pod, PodKey, ServiceKeyV4, Slot, SlotPair,
-    Tag, Traffic, map,
+    AddressKey, BACKEND_V4, Backend, Bucket, Config, IndexKey, PathReport, Pod, PodKey,
+    ServiceKeyV4, Slot, SlotPair, Tag, Traffic, map,
 };
 use xdp_prog::reason::PassReason;
 
@@ -828,6 +828,59 @@ fn a_change_that_a_killed_agent_began_is_finished() {
 }
 
 #[test]
+fn services_whose_buckets_are_full_are_found_all_the_same() {
+    let pins = TestPins::new("overflow");
+    // One bucket, with room for four.
+    let load = || {
+        let loader = sized(Loader::pinned(pins.0.clone()));
+        loader.max_entries(map::SERVICE_INDEX, 1).load().unwrap()
+    };
+    let keys = [80, 81, 82, 83, 84, 85].map(|port| service(&format!("10.99.0.1:{port}/tcp")));
+    let wanted = spec(&[("10.0.0.1", 1)]);
+    let served = |tables: &Tables| -> Vec<ServiceKey> {
+        let from: SocketAddr = "192.0.2.1:4711".parse().unwrap();
+        let is_found = |key: &&ServiceKey| tables.which(key, from, 0).unwrap().choice.is_some();
+        keys.iter().filter(is_found).copied().collect()
+    };
+    let aside = |tables: &Tables| tables.fill().service_overflow.used;
+    {
+        let loaded = load();
+        let mut tables = Tables::open(&loaded).unwrap();
+        for key in &keys[..4] {
+            tables.put_service(*key, &wanted).unwrap();
+        }
+        assert_eq!(aside(&tables), 0);
+        for key in &keys[4..] {
+            tables.put_service(*key, &wanted).unwrap();
+        }
+        assert_eq!((served(&tables), aside(&tables)), (keys.to_vec(), 2));
+    }
+    let loaded = load();
+    let mut tables = Tables::open(&loaded).unwrap();
+    assert_eq!((served(&tables), aside(&tables)), (keys.to_vec(), 2));
+    // Another rule, and so another id, from the overflow and from the bucket.
+    let other = ServiceSpec {
+        affinity: Some(7),
+        ..wanted.clone()
+    };
+    for key in [keys[0], keys[5]] {
+        tables.put_service(key, &other).unwrap();
+    }
+    assert_eq!((served(&tables), aside(&tables)), (keys.to_vec(), 2));
+    for key in [keys[1], keys[4]] {
+        tables.remove_service(&key).unwrap();
+    }
+    assert_eq!(aside(&tables), 1);
+    let left = [keys[0], keys[2], keys[3], keys[5]];
+    assert_eq!(served(&tables), left);
+    // The place of a key that was removed, once no packet can look at it.
+    tables.put_service(keys[4], &wanted).unwrap();
+    assert_eq!(aside(&tables), 1);
+    tables.put_service(keys[1], &wanted).unwrap();
+    assert_eq!((served(&tables), aside(&tables)), (keys.to_vec(), 2));
+}
+
+#[test]
 fn a_key_that_leads_to_another_services_entry_is_removed() {
     let pins = TestPins::new("contradiction");
     let loaded = pins.load();
@@ -836,17 +889,26 @@ fn a_key_that_leads_to_another_services_entry_is_removed() {
     tables.put_service(key, &spec(&[("10.0.0.1", 1)])).unwrap();
     let id = tables.services().next().unwrap().1.id;
     drop(tables);
-    let keys = Map::HashMap(loaded.map(map::SERVICES_V4).unwrap());
-    let mut keys = HashMap::<_, ServiceKeyV4, u32>::try_from(keys).unwrap();
+    let keys = || {
+        let index = array::<Bucket>(&loaded, map::SERVICE_INDEX);
+        let buckets = (0..index.len()).map(|bucket| index.get(&bucket, 0).unwrap());
+        let keys = buckets.flat_map(|bucket| bucket.keys);
+        keys.filter(|key| *key != 0).count()
+    };
+    let mut index = array::<Bucket>(&loaded, map::SERVICE_INDEX);
+    let mut bucket: Bucket = index.get(&0, 0).unwrap();
     let stray = ServiceKeyV4::new([10, 99, 0, 2], [0, 80], Protocol::Tcp.number());
-    keys.insert(stray, id, 0).unwrap();
+    let way = bucket.keys.iter().position(|key| *key == 0).unwrap();
+    (bucket.keys[way], bucket.ids[way]) = (IndexKey::v4(stray).0, id.into());
+    index.set(0, bucket, 0).unwrap();
+    assert_eq!(keys(), 2);
 
     let tables = Tables::open(&loaded).unwrap();
     assert_eq!(
         tables.services().map(|(key, _)| *key).collect::<Vec<_>>(),
         [key]
     );
-    assert_eq!(keys.keys().count(), 1);
+    assert_eq!(keys(), 1);
 }
 
 /// Opens an array map, to leave what an agent that is killed would.
@@ -992,7 +1054,7 @@ fn small() -> (Loaded, Tables) {
 
 fn sized(loader: Loader) -> Loader {
     loader
-        .max_entries(map::LUT, 4096)
+        .max_entries(map::LUT, 2048)
         .max_entries(map::SERVICE, 64)
         .max_entries(map::SERVICE_TRAFFIC, 64)
         .max_entries(map::BACKENDS, 64)

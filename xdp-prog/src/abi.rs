@@ -23,6 +23,7 @@ mod announce;
 mod backend;
 mod check;
 mod flow;
+mod index;
 #[cfg(test)]
 mod layouts;
 mod link;
@@ -45,6 +46,9 @@ pub use self::flow::{
     Datagram, FLOW_ACCEPTED, FLOW_ASKED, FLOW_FIN_CLIENT, FLOW_FIN_POD, FLOW_FORWARD, FLOW_HAIRPIN,
     FLOW_RESET, PodFlow, RENEWAL_NS, Tuple,
 };
+#[cfg(not(target_arch = "bpf"))]
+pub use self::index::lay_out;
+pub use self::index::{Bucket, IndexKey, WAYS};
 pub use self::link::TaggedLink;
 pub use self::local::LocalFlow;
 pub use self::nat::{
@@ -77,10 +81,10 @@ pub mod map {
     /// Hash from [`super::AddressKey`] to `u32` flags ([`super::ADDRESS_VIP`], [`super::ADDRESS_LOCAL`],
     /// [`super::ADDRESS_NODE_PORT`], [`super::ADDRESS_NAT`], [`super::ADDRESS_SHARED`], [`super::ADDRESS_INNER`]).
     pub const VIPS: &str = "VIPS";
-    /// Hash from [`super::ServiceKeyV4`] to a service id.
-    pub const SERVICES_V4: &str = "SERVICES_V4";
-    /// Hash from [`super::ServiceKeyV6`] to a service id.
-    pub const SERVICES_V6: &str = "SERVICES_V6";
+    /// Mmapable array of [`super::Bucket`], as many as a power of two: leads from a service's key to its id.
+    pub const SERVICE_INDEX: &str = "SERVICE_INDEX";
+    /// Hash from [`super::IndexKey`] to the id, of services whose buckets are full.
+    pub const SERVICE_OVERFLOW: &str = "SERVICE_OVERFLOW";
     /// Mmapable array from service id to [`super::Service`].
     pub const SERVICE: &str = "SERVICE";
     /// Mmapable array of [`super::SlotPair`]: the arena of all lookup tables.
@@ -169,6 +173,10 @@ pub mod map {
 pub mod size {
     /// Services, over both families.
     pub const SERVICES: usize = 16_384;
+    /// Buckets of the services' index: half of their places are in use when all services are.
+    pub const SERVICE_BUCKETS: usize = SERVICES / 2;
+    /// Services whose buckets are full.
+    pub const SERVICE_OVERFLOW: usize = 1_024;
     /// Backends; id 0 is never used.
     pub const BACKENDS: usize = 65_536;
     /// Next hops; id 0 is never used.
@@ -224,7 +232,7 @@ macro_rules! plain_data {
 pub(crate) use plain_data;
 
 plain_data! {
-    Config: 88,
+    Config: 104,
     Traffic: 16,
 }
 
@@ -259,11 +267,17 @@ pub struct Config {
     pub nat_ports: u16,
     /// MTU of the uplinks: what MSS options are clamped to, less the outer header; 0 for never.
     pub mtu: u32,
-    /// [`CONFIG_NODE`], [`CONFIG_PROBES`], [`CONFIG_ANNOUNCE`].
+    /// [`CONFIG_NODE`], [`CONFIG_PROBES`], [`CONFIG_ANNOUNCE`], [`CONFIG_OVERFLOW`].
     pub flags: u32,
     /// Raised after each change of addresses, trusted edges, services and pods: what programs have noted of
     /// them counts only until then.
     pub epoch: u32,
+    /// Secret of this machine with which keys of `SERVICE_INDEX` are hashed; 0 before the tables were opened first.
+    pub index_seed: u64,
+    /// Buckets of `SERVICE_INDEX`, less one.
+    pub index_mask: u32,
+    /// Always zero.
+    pub reserved: u32,
 }
 
 /// [`Config::flags`]: this machine has pods, and takes the node role for what edges send.
@@ -274,6 +288,9 @@ pub const CONFIG_PROBES: u32 = 2;
 
 /// [`Config::flags`]: this machine announces addresses to its neighbours.
 pub const CONFIG_ANNOUNCE: u32 = 4;
+
+/// [`Config::flags`]: `SERVICE_OVERFLOW` has entries.
+pub const CONFIG_OVERFLOW: u32 = 8;
 
 /// `VIPS` flag: a virtual address; with no other flag, what comes for it is ours, be the port in use or not.
 pub const ADDRESS_VIP: u32 = 1;

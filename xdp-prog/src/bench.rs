@@ -35,8 +35,12 @@ pub mod program {
     pub const SINK_SKB: &str = "sink_skb";
 }
 
-/// Names of the maps in the bench's object, beside `SERVICES_V4` and `SERVICES_V6`.
+/// Names of the maps in the bench's object.
 pub mod map {
+    /// Hash of the kernel's from an IPv4 service's key to its id.
+    pub const SERVICES_V4: &str = "SERVICES_V4";
+    /// Hash of the kernel's from an IPv6 service's key to its id.
+    pub const SERVICES_V6: &str = "SERVICES_V6";
     /// Array of one [`super::Template`].
     pub const TEMPLATE: &str = "TEMPLATE";
     /// Array of one [`super::Pattern`].

@@ -42,7 +42,7 @@ use xdp_prog::{
 
 use super::{
     Case, System,
-    frames::{self, EDGE_V4, EDGE_V6, Family, Protocol},
+    frames::{self, EDGE_V4, EDGE_V6, Family, PORT, Protocol},
     tables,
 };
 
@@ -205,9 +205,12 @@ pub(super) fn fill(product: &mut Ebpf) -> Result<()> {
     let config = Config {
         nat_port: NAT_PORTS.0,
         nat_ports: NAT_PORTS.1,
+        index_seed: tables::INDEX_SEED,
+        index_mask: tables::BUCKETS - 1,
         ..Config::default()
     };
     tables::array(product, map::CONFIG)?.set(0, config, 0)?;
+    let mut services = Vec::new();
     for family in Family::ALL {
         let known = addresses(family);
         let mut vips: HashMap<_, AddressKey, u32> =
@@ -217,7 +220,7 @@ pub(super) fn fill(product: &mut Ebpf) -> Result<()> {
         fill_backends(product, family)?;
         for protocol in Protocol::ALL {
             let pods = service_id(System::Node, family, protocol);
-            tables::add_service(
+            tables::set_service(
                 product,
                 family,
                 protocol,
@@ -226,7 +229,7 @@ pub(super) fn fill(product: &mut Ebpf) -> Result<()> {
                 SERVICE_PODS,
             )?;
             let nat = service_id(System::Nat, family, protocol);
-            tables::add_service(
+            tables::set_service(
                 product,
                 family,
                 protocol,
@@ -238,9 +241,16 @@ pub(super) fn fill(product: &mut Ebpf) -> Result<()> {
                 HashMap::try_from(tables::map_mut(product, map::PODS)?)?;
             let pod = PodKey::new(pods, pod_tag(known.pod));
             table.insert(pod, Pod::new(pod, pod_id(family)), 0)?;
+            for (port, id) in [
+                (PORT, tables::service_id(family, protocol)),
+                (POD_SERVICE_PORT, pods),
+                (NAT_SERVICE_PORT, nat),
+            ] {
+                services.push((tables::index_key(family, protocol, port), id));
+            }
         }
     }
-    Ok(())
+    tables::fill_index(product, &services)
 }
 
 fn fill_edges(product: &mut Ebpf, family: Family) -> Result<()> {

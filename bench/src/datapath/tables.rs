@@ -1,13 +1,16 @@
 //! The tables of the program under test: four services, each of a hundred backends.
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use aya::{
     Ebpf, Pod,
     maps::{Array, HashMap, Map, MapData, PerCpuArray},
 };
-use xdp_prog::abi::{
-    BACKEND_V4, BACKEND_V6, Backend, MODE_IPIP, NextHop, Service, ServiceKeyV4, ServiceKeyV6,
-    ServiceWord, Slot, SlotPair, Traffic, map,
+use xdp_prog::{
+    abi::{
+        BACKEND_V4, BACKEND_V6, Backend, Bucket, IndexKey, MODE_IPIP, NextHop, Service,
+        ServiceKeyV4, ServiceKeyV6, ServiceWord, Slot, SlotPair, Traffic, lay_out, map,
+    },
+    bench::map as yardstick,
 };
 
 use super::frames::{
@@ -18,6 +21,11 @@ use super::frames::{
 pub(super) const BACKENDS: u8 = 100;
 /// Slots of each service's lookup table, as a power of two: what so many backends get by default.
 pub(super) const LOG2_SLOTS: u8 = 14;
+
+/// Secret of the index of services.
+pub(super) const INDEX_SEED: u64 = 0x6775_6964_6577_6179;
+/// Its buckets: few, but no fewer than three times as many places as services.
+pub(super) const BUCKETS: u32 = 16;
 
 /// Returns the id of a service.
 pub(super) const fn service_id(family: Family, protocol: Protocol) -> u32 {
@@ -40,39 +48,44 @@ pub(super) fn fill(object: &mut Ebpf, device: u32) -> Result<()> {
             fill_service(object, family, protocol, first)?;
         }
     }
-    register_services(object)
+    Ok(())
 }
 
-/// Adds the services to `SERVICES_V4` and `SERVICES_V6`.
+/// Adds the services to the yardstick's hash maps.
 pub(super) fn register_services(object: &mut Ebpf) -> Result<()> {
-    for family in Family::ALL {
-        for protocol in Protocol::ALL {
-            register(object, family, protocol, PORT, service_id(family, protocol))?;
-        }
+    for protocol in Protocol::ALL {
+        let mut services: HashMap<_, ServiceKeyV4, u32> =
+            HashMap::try_from(map_mut(object, yardstick::SERVICES_V4)?)?;
+        services.insert(key_v4(protocol, PORT), service_id(Family::V4, protocol), 0)?;
+        let mut services: HashMap<_, ServiceKeyV6, u32> =
+            HashMap::try_from(map_mut(object, yardstick::SERVICES_V6)?)?;
+        services.insert(key_v6(protocol, PORT), service_id(Family::V6, protocol), 0)?;
     }
     Ok(())
 }
 
-fn register(
-    object: &mut Ebpf,
-    family: Family,
-    protocol: Protocol,
-    port: u16,
-    id: u32,
-) -> Result<()> {
-    match family {
-        Family::V4 => {
-            let mut services: HashMap<_, ServiceKeyV4, u32> =
-                HashMap::try_from(map_mut(object, map::SERVICES_V4)?)?;
-            services.insert(key_v4(protocol, port), id, 0)?;
-        }
-        Family::V6 => {
-            let mut services: HashMap<_, ServiceKeyV6, u32> =
-                HashMap::try_from(map_mut(object, map::SERVICES_V6)?)?;
-            services.insert(key_v6(protocol, port), id, 0)?;
-        }
+/// Leads packets to services; the settings must have the seed.
+pub(super) fn fill_index(object: &mut Ebpf, services: &[(IndexKey, u32)]) -> Result<()> {
+    let mut buckets = vec![Bucket::default(); BUCKETS as usize];
+    for (key, id) in services {
+        ensure!(
+            lay_out(&mut buckets, INDEX_SEED, *key, *id),
+            "the index of services is too small"
+        );
+    }
+    let mut index = array(object, map::SERVICE_INDEX)?;
+    for (number, bucket) in (0..).zip(buckets) {
+        index.set(number, bucket, 0)?;
     }
     Ok(())
+}
+
+/// Returns what leads to a service in the index.
+pub(super) fn index_key(family: Family, protocol: Protocol, port: u16) -> IndexKey {
+    match family {
+        Family::V4 => IndexKey::v4(key_v4(protocol, port)),
+        Family::V6 => IndexKey::v6(&key_v6(protocol, port), INDEX_SEED),
+    }
 }
 
 fn key_v4(protocol: Protocol, port: u16) -> ServiceKeyV4 {
@@ -132,20 +145,8 @@ fn fill_service(object: &mut Ebpf, family: Family, protocol: Protocol, first: u3
     set_service(object, family, protocol, PORT, id, 0)
 }
 
-/// Adds a service whose table is never looked at.
-pub(super) fn add_service(
-    object: &mut Ebpf,
-    family: Family,
-    protocol: Protocol,
-    port: u16,
-    id: u32,
-    flags: u32,
-) -> Result<()> {
-    set_service(object, family, protocol, port, id, flags)?;
-    register(object, family, protocol, port, id)
-}
-
-fn set_service(
+/// Adds a service; one off the plain way has a table that is never looked at.
+pub(super) fn set_service(
     object: &mut Ebpf,
     family: Family,
     protocol: Protocol,

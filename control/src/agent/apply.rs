@@ -156,7 +156,7 @@ impl Agent {
         let mut installed: Vec<_> = installed
             .map(|(key, service)| (room::age(&services, key), room::taken_by(service)))
             .collect();
-        installed.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
+        installed.sort_unstable_by_key(|(age, _)| *age);
         let mut evicted = Vec::new();
         for (key, error) in crowded {
             let Some(spec) = self.wanted.get(&key).cloned() else {

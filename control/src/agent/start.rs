@@ -13,7 +13,7 @@ use fastpath::nexthop::{NetlinkError, Watcher};
 use fastpath::pins::{PinError, Pins};
 use fastpath::tables::{Specs, TableError, Tables};
 use tokio::sync::watch;
-use xdp_prog::abi::map;
+use xdp_prog::abi::{WAYS, map};
 
 use super::Agent;
 use super::announce::Announcing;
@@ -194,6 +194,11 @@ impl Agent {
     }
 }
 
+/// Returns how many buckets the index of so many services has: half of their places stay free, so that few overflow.
+const fn buckets_for(services: u32) -> u32 {
+    (services.next_power_of_two() * 2).div_ceil(WAYS)
+}
+
 fn loader(pins: Pins, sizes: TableSizes) -> Loader {
     // Id 0 means "none" in these tables.
     let (services, backends, next_hops) =
@@ -208,8 +213,7 @@ fn loader(pins: Pins, sizes: TableSizes) -> Loader {
         loader.max_entries(map, sizes.flows)
     });
     loader
-        .max_entries(map::SERVICES_V4, sizes.services)
-        .max_entries(map::SERVICES_V6, sizes.services)
+        .max_entries(map::SERVICE_INDEX, buckets_for(sizes.services))
         .max_entries(map::SERVICE, services)
         .max_entries(map::SERVICE_TRAFFIC, services)
         .max_entries(map::BACKENDS, backends)

@@ -69,6 +69,7 @@ impl Observation<'_> {
                 largest_free_run: Some(fill.arena.largest_free.into()),
             },
             usage("services", fill.services),
+            usage("service_overflow", fill.service_overflow),
             usage("backends", fill.backends),
             usage("next_hops", fill.next_hops),
             usage("pods", fill.pods),

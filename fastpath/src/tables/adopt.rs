@@ -1,7 +1,8 @@
 //! What an earlier agent left in the maps.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, HashMap},
+    hash::{BuildHasher, RandomState},
     mem::offset_of,
     net::IpAddr,
     sync::Arc,
@@ -9,11 +10,13 @@ use std::{
 
 use aya::maps::MapError;
 use ipnet::IpNet;
-use xdp_prog::abi::{BACKEND_LOCAL, Backend, EdgeMac, NextHop, Service, ServiceWord, map};
+use xdp_prog::abi::{
+    BACKEND_LOCAL, Backend, Config, EdgeMac, IndexKey, NextHop, Service, ServiceWord, map,
+};
 
 use super::{
     ForwardMode, InstalledBackend, InstalledService, Run, ServiceKey, TableError, Tables, Way,
-    encode::{edge_prefix_of, key_check, owned_backend, service_key, settings_of},
+    encode::{edge_prefix_of, index_key, key_check, key_of_entry, owned_backend, settings_of},
     error::read_failed,
     grace,
     machine::addresses_of,
@@ -26,17 +29,16 @@ impl Tables {
     pub(super) fn adopt(&mut self) -> Result<(), TableError> {
         self.current_config = self.config.get(0).map_err(read_failed(map::CONFIG))?;
         self.settings = settings_of(&self.current_config);
+        self.adopt_index()?;
         self.adopt_machine()?;
         let pods = self.pods_by_service()?;
         let ranges = self.source_ranges_by_service()?;
-        for (key, id) in self.installed_keys()? {
-            match self.adopt_service(&key, id, pods.get(&id), ranges.get(&id)) {
-                Some(service) => {
-                    self.installed.insert(key, Arc::new(service));
-                }
-                None => self.remove_key(&key)?,
-            }
+        for (key, id) in self.installed_keys() {
+            let service = self.adopt_service(&key, id, pods.get(&id), ranges.get(&id));
+            self.installed
+                .extend(service.map(|service| (key, Arc::new(service))));
         }
+        self.retain_keys()?;
         self.remove_stray_pods()?;
         let known: BTreeSet<u32> = self.installed.values().map(|known| known.id).collect();
         for (service, ranges) in &ranges {
@@ -72,22 +74,38 @@ impl Tables {
         Ok(())
     }
 
-    /// Lists the keys of both families with their ids.
-    ///
-    /// A list that ends early would have the services beyond it taken for removed.
-    fn installed_keys(&self) -> Result<Vec<(ServiceKey, u32)>, TableError> {
-        let mut keys = Vec::new();
-        for entry in self.services_v4.iter() {
-            let (key, id) = entry.map_err(read_failed(map::SERVICES_V4))?;
-            let (address, port, protocol) = key.parts();
-            keys.extend(service_key(address.into(), port, protocol).zip(Some(id)));
+    /// Takes over the index of services, or begins it with a secret of its own.
+    fn adopt_index(&mut self) -> Result<(), TableError> {
+        let mask = self.index.mask();
+        if self.current_config.index_seed == 0 || self.current_config.index_mask != mask {
+            self.set_config(Config {
+                index_seed: RandomState::new().hash_one(mask) | 1,
+                index_mask: mask,
+                ..self.current_config
+            })?;
         }
-        for entry in self.services_v6.iter() {
-            let (key, id) = entry.map_err(read_failed(map::SERVICES_V6))?;
-            let (address, port, protocol) = key.parts();
-            keys.extend(service_key(address.into(), port, protocol).zip(Some(id)));
-        }
-        Ok(keys)
+        self.index.adopt(self.current_config.index_seed)
+    }
+
+    /// Lists the services that the index leads to, with their ids.
+    fn installed_keys(&self) -> Vec<(ServiceKey, u32)> {
+        let seed = self.current_config.index_seed;
+        let entries =
+            (1..self.service.length()).filter_map(|id| Some((id, self.service.read(id)?)));
+        let known = entries.filter(|(_, entry)| entry.word.base() != 0);
+        let keys = known.filter_map(|(id, entry)| Some((key_of_entry(&entry)?, id)));
+        keys.filter(|(key, id)| self.index.get(index_key(key, seed)) == Some(*id))
+            .collect()
+    }
+
+    /// Removes the keys that lead to no service.
+    fn retain_keys(&mut self) -> Result<(), TableError> {
+        let seed = self.current_config.index_seed;
+        let known = self.installed.iter();
+        let known: HashMap<IndexKey, u32> = known
+            .map(|(key, service)| (index_key(key, seed), service.id))
+            .collect();
+        self.index.retain(|key, id| known.get(&key) == Some(&id))
     }
 
     /// Reads a service back, or nothing where the entries contradict each other.

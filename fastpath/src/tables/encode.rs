@@ -6,9 +6,9 @@ use aya::maps::lpm_trie::Key;
 use ipnet::IpNet;
 use xdp_prog::abi::{
     AddressKey, BACKEND_LOCAL, BACKEND_NAT, BACKEND_POD, BACKEND_V4, BACKEND_V6, Backend,
-    CONFIG_NODE, CONFIG_PROBES, Config, EdgePrefix, HOP_GATEWAY, NextHop, SERVICE_DROP_WHEN_EMPTY,
-    SERVICE_NAT, SERVICE_NODE_PORT, SERVICE_PODS, SERVICE_SOURCE_RANGES, Service, ServiceKeyV4,
-    ServiceKeyV6, SourcePrefix, Tag,
+    CONFIG_NODE, CONFIG_PROBES, Config, EdgePrefix, HOP_GATEWAY, IndexKey, NextHop,
+    SERVICE_DROP_WHEN_EMPTY, SERVICE_NAT, SERVICE_NODE_PORT, SERVICE_PODS, SERVICE_SOURCE_RANGES,
+    Service, ServiceKeyV4, ServiceKeyV6, SourcePrefix, Tag,
 };
 
 use super::{
@@ -17,12 +17,12 @@ use super::{
     types::{address_key, address_of},
 };
 
-pub(super) enum KeyOf {
+enum KeyOf {
     V4(ServiceKeyV4),
     V6(ServiceKeyV6),
 }
 
-pub(super) fn key_of(key: &ServiceKey) -> KeyOf {
+fn key_of(key: &ServiceKey) -> KeyOf {
     let port = key.port.to_be_bytes();
     let protocol = key.protocol.number();
     match key.address {
@@ -31,15 +31,34 @@ pub(super) fn key_of(key: &ServiceKey) -> KeyOf {
     }
 }
 
-pub(super) fn service_key(address: IpAddr, port: u16, protocol: u8) -> Option<ServiceKey> {
+/// Returns what leads to a service in an index with this seed.
+pub(super) fn index_key(key: &ServiceKey, seed: u64) -> IndexKey {
+    match key_of(key) {
+        KeyOf::V4(wire) => IndexKey::v4(wire),
+        KeyOf::V6(wire) => IndexKey::v6(&wire, seed),
+    }
+}
+
+/// Returns the key of a service's entry, unless it is none that could be.
+pub(super) fn key_of_entry(entry: &Service) -> Option<ServiceKey> {
     Some(ServiceKey {
-        address,
-        port,
-        protocol: Protocol::from_number(protocol)?,
+        address: address_of(entry.address),
+        port: u16::from_be_bytes(entry.port),
+        protocol: Protocol::from_number(entry.protocol)?,
     })
 }
 
-/// Makes a service's entry, but for where its tables lie.
+/// Makes the entry of a service at a key, but for where its tables lie.
+pub(super) fn service_entry(key: &ServiceKey, spec: &ServiceSpec) -> Service {
+    Service {
+        address: address_key(key.address),
+        port: key.port.to_be_bytes(),
+        protocol: key.protocol.number(),
+        ..service_rules(spec)
+    }
+}
+
+/// Makes the rules of a service's entry.
 pub(super) fn service_rules(spec: &ServiceSpec) -> Service {
     let is_nat = spec.mode == ForwardMode::Nat;
     let has_pods = !is_nat && spec.backends.iter().any(|backend| backend.pod.is_some());

@@ -10,7 +10,7 @@ use aya::maps::MapError;
 use ipnet::IpNet;
 use xdp_prog::abi::{
     ADDRESS_INNER, ADDRESS_LOCAL, ADDRESS_NAT, ADDRESS_NODE_PORT, ADDRESS_SHARED, ADDRESS_VIP,
-    CONFIG_ANNOUNCE, Config, EdgeMac, TaggedLink, map,
+    CONFIG_ANNOUNCE, CONFIG_OVERFLOW, Config, EdgeMac, TaggedLink, map,
 };
 
 use super::{
@@ -33,30 +33,45 @@ impl Tables {
         let settings_alone = config_of(&settings);
         let config = Config {
             epoch: self.current_config.epoch.wrapping_add(1),
-            flags: settings_alone.flags | self.current_config.flags & CONFIG_ANNOUNCE,
+            flags: settings_alone.flags
+                | self.current_config.flags & (CONFIG_ANNOUNCE | CONFIG_OVERFLOW),
+            index_seed: self.current_config.index_seed,
+            index_mask: self.current_config.index_mask,
             ..settings_alone
         };
-        self.config
-            .set(0, config)
-            .map_err(write_failed(map::CONFIG))?;
+        self.set_config(config)?;
         if settings.hash_seed != self.settings.hash_seed {
             self.specs = Specs::new();
         }
         self.settings = settings;
-        self.current_config = config;
         self.rewrite_next_hops()
     }
 
-    /// Ends what programs have noted of the tables, which have been changed.
+    /// Ends what programs have noted of the tables, which have been changed, and has them ask the overflow of the
+    /// services' index while it has entries.
     ///
     /// # Errors
     ///
     /// When the kernel refuses the write.
     pub(super) fn begin_epoch(&mut self) -> Result<(), TableError> {
-        let config = Config {
+        let others = self.current_config.flags & !CONFIG_OVERFLOW;
+        let has_overflow = self.index.overflow().used > 0;
+        self.set_config(Config {
             epoch: self.current_config.epoch.wrapping_add(1),
+            flags: others | if has_overflow { CONFIG_OVERFLOW } else { 0 },
             ..self.current_config
-        };
+        })
+    }
+
+    /// Has programs ask the overflow of the services' index, before it gets its first entry.
+    pub(super) fn ask_overflow(&mut self) -> Result<(), TableError> {
+        self.set_config(Config {
+            flags: self.current_config.flags | CONFIG_OVERFLOW,
+            ..self.current_config
+        })
+    }
+
+    pub(super) fn set_config(&mut self, config: Config) -> Result<(), TableError> {
         self.config
             .set(0, config)
             .map_err(write_failed(map::CONFIG))?;

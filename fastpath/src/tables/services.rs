@@ -7,8 +7,7 @@ use xdp_prog::abi::{Service, ServiceWord, Slot, map};
 use super::{
     ArenaFill, Change, InstalledService, RetiredService, Run, ServiceKey, ServiceSpec, TableError,
     Tables,
-    encode::{KeyOf, key_check, key_of, service_rules},
-    error::write_failed,
+    encode::{index_key, key_check, service_entry, service_rules},
     layout::{Layout, LocalTable, layout},
     lut::Lut,
     policy::{Pods, ranges_of},
@@ -122,7 +121,6 @@ impl Tables {
         self.remove_key(key)?;
         self.specs.remove(key);
         if let Some(service) = self.installed.remove(key) {
-            self.store_words(service.id, ServiceWord::default(), ServiceWord::default());
             self.remove_pods(service.id, &Pods::new(), &service.pods);
             self.retired.runs.extend(service.runs().each());
             self.freed.runs += 1;
@@ -229,7 +227,7 @@ impl Tables {
             let entry = Service {
                 word: word(runs.table),
                 local: local_word,
-                ..service_rules(spec)
+                ..service_entry(key, spec)
             };
             self.service.write(id, entry);
             if let Err(error) = self.insert_key(key, id) {
@@ -387,30 +385,22 @@ impl Tables {
         }
     }
 
+    /// Leads packets for a key to the service with this id.
     fn insert_key(&mut self, key: &ServiceKey, id: u32) -> Result<(), TableError> {
-        match key_of(key) {
-            KeyOf::V4(wire) => self
-                .services_v4
-                .insert(wire, id, 0)
-                .map_err(write_failed(map::SERVICES_V4)),
-            KeyOf::V6(wire) => self
-                .services_v6
-                .insert(wire, id, 0)
-                .map_err(write_failed(map::SERVICES_V6)),
+        let key = index_key(key, self.current_config.index_seed);
+        if !self.index.is_aside(key)
+            && let Some(place) = self.or_reclaim(|tables| tables.index.place_for(key))
+        {
+            self.index.store(place, key, id);
+            return Ok(());
         }
+        self.ask_overflow()?;
+        self.index.store_aside(key, id)
     }
 
     pub(super) fn remove_key(&mut self, key: &ServiceKey) -> Result<(), TableError> {
-        match key_of(key) {
-            KeyOf::V4(wire) => self
-                .services_v4
-                .remove(&wire)
-                .map_err(write_failed(map::SERVICES_V4)),
-            KeyOf::V6(wire) => self
-                .services_v6
-                .remove(&wire)
-                .map_err(write_failed(map::SERVICES_V6)),
-        }
+        self.index
+            .remove(index_key(key, self.current_config.index_seed))
     }
 }
 

@@ -26,6 +26,7 @@ pub struct TableView {
     path_mtus: OrdMap<IpAddr, u32>,
     arena: ArenaFill,
     service_ids: Usage,
+    service_overflow: Usage,
     backend_ids: Usage,
     next_hop_ids: Usage,
     pods_capacity: usize,
@@ -80,6 +81,7 @@ impl TableView {
         Fill {
             arena: self.arena,
             services: self.service_ids,
+            service_overflow: self.service_overflow,
             backends: self.backend_ids,
             next_hops: self.next_hop_ids,
             pods: Usage {
@@ -143,6 +145,7 @@ impl Tables {
             path_mtus: self.path_mtus.clone(),
             arena: self.arena.fill(),
             service_ids: usage(&self.service_ids),
+            service_overflow: self.index.overflow(),
             backend_ids: usage(&self.backend_ids),
             next_hop_ids: usage(&self.next_hop_ids),
             pods_capacity: self.pods_capacity,

@@ -38,6 +38,7 @@ impl Kernel {
     pub(crate) fn load() -> anyhow::Result<Self> {
         let mut loader = EbpfLoader::new();
         for (name, entries) in [
+            (map::SERVICE_INDEX, size::BUCKETS),
             (map::SERVICE, size::SERVICES),
             (map::SERVICE_TRAFFIC, size::SERVICES),
             (map::LUT, size::LUT),
@@ -66,10 +67,11 @@ impl Kernel {
         let now = monotonic_ns();
         let tables = &case.tables;
         forget_notes(&mut self.ebpf)?;
-        self.array(map::CONFIG, &[tables.set.config])?;
+        self.array(map::CONFIG, &[tables.set.indexed_config()])?;
         self.array(map::SERVICE, &tables.set.service)?;
-        self.hash(map::SERVICES_V4, &tables.set.services_v4)?;
-        self.hash(map::SERVICES_V6, &tables.set.services_v6)?;
+        let (buckets, overflow) = tables.set.index();
+        self.array(map::SERVICE_INDEX, &buckets)?;
+        self.hash(map::SERVICE_OVERFLOW, &overflow.into_iter().collect())?;
         let mut answered = tables.flows_at(FlowTable::Established, now);
         let datagram = answered.extract_if(|key, _| !is_tcp(key)).collect();
         self.hash(map::FLOWS, &answered)?;

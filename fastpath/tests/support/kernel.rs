@@ -52,8 +52,8 @@ impl Kernel {
         let mut loader = EbpfLoader::new();
         for (name, entries) in [
             (map::VIPS, size::HASH),
-            (map::SERVICES_V4, size::HASH),
-            (map::SERVICES_V6, size::HASH),
+            (map::SERVICE_INDEX, size::BUCKETS),
+            (map::SERVICE_OVERFLOW, size::HASH),
             (map::TRUSTED_EDGES, size::HASH),
             (map::EDGE_MACS, size::HASH),
             (map::PODS, size::HASH),
@@ -110,7 +110,7 @@ impl Kernel {
         self.epoch += 1;
         let config = Config {
             epoch: self.epoch,
-            ..tables.config
+            ..tables.indexed_config()
         };
         self.fill_array(map::CONFIG, &[config])?;
         self.fill_array(map::SERVICE, &tables.service)?;
@@ -121,8 +121,9 @@ impl Kernel {
         let vlan = |(device, below, vlan)| (device, TaggedLink::new(below, vlan));
         self.fill_hash(map::VLANS, &routes::VLANS.map(vlan).into())?;
         self.fill_hash(map::VIPS, &tables.vips)?;
-        self.fill_hash(map::SERVICES_V4, &tables.services_v4)?;
-        self.fill_hash(map::SERVICES_V6, &tables.services_v6)?;
+        let (buckets, overflow) = tables.index();
+        self.fill_array(map::SERVICE_INDEX, &buckets)?;
+        self.fill_hash(map::SERVICE_OVERFLOW, &overflow)?;
 
         self.fill_hash(map::EDGE_MACS, &tables.edge_macs)?;
         self.fill_hash(map::PODS, &tables.pods)?;

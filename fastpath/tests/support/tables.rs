@@ -15,9 +15,10 @@ use aya::{
 use fastpath::clock::monotonic_ns;
 use xdp_prog::{
     abi::{
-        AddressKey, BACKEND_V4, Backend, Claim, Config, Datagram, EdgeMac, EdgePrefix, FlowNote,
-        LocalFlow, NextHop, PathReport, Pod, PodFlow, PodKey, Service, ServiceKeyV4, ServiceKeyV6,
-        ServiceWord, Slot, SourcePrefix, Tag, TaggedLink, Traffic, Tuple, map,
+        AddressKey, BACKEND_V4, Backend, Bucket, CONFIG_OVERFLOW, Claim, Config, Datagram, EdgeMac,
+        EdgePrefix, FlowNote, IndexKey, LocalFlow, NextHop, PathReport, Pod, PodFlow, PodKey,
+        Service, ServiceKeyV4, ServiceKeyV6, ServiceWord, Slot, SourcePrefix, Tag, TaggedLink,
+        Traffic, Tuple, lay_out, map,
     },
     decide::{
         Clock, Counters, Tables,
@@ -37,6 +38,9 @@ use xdp_prog::{
 pub(crate) use self::nat::Nat;
 use super::routes;
 
+/// Secret of the services' index.
+const INDEX_SEED: u64 = 0x0123_4567_89ab_cdef;
+
 /// Entries of each table; the kernel's maps are made with the same sizes.
 pub(crate) mod size {
     pub(crate) const HASH: u32 = 64;
@@ -44,6 +48,7 @@ pub(crate) mod size {
     pub(crate) const BACKENDS: u32 = 32;
     pub(crate) const NEXT_HOPS: u32 = 32;
     pub(crate) const LUT: u32 = 512;
+    pub(crate) const BUCKETS: u32 = 16;
     /// LRU maps evict early where there are few entries for each CPU.
     pub(crate) const LRU: u32 = 4096;
     /// Enough for a range of ports to run out before.
@@ -187,6 +192,33 @@ impl TableSet {
             mode,
             ..Service::default()
         };
+    }
+
+    /// Returns the settings as the kernel's index of services needs them.
+    pub(crate) fn indexed_config(&self) -> Config {
+        Config {
+            index_seed: INDEX_SEED,
+            index_mask: size::BUCKETS - 1,
+            flags: self.config.flags | CONFIG_OVERFLOW,
+            ..self.config
+        }
+    }
+
+    /// Lays out the services' index, and its overflow, where every third key lies.
+    pub(crate) fn index(&self) -> (Vec<Bucket>, HashMap<u64, u64>) {
+        let v4 = self.services_v4.iter();
+        let v6 = self.services_v6.iter();
+        let keys = v4
+            .map(|(key, id)| (IndexKey::v4(*key), *id))
+            .chain(v6.map(|(key, id)| (IndexKey::v6(key, INDEX_SEED), *id)));
+        let mut buckets = vec![Bucket::default(); size::BUCKETS as usize];
+        let mut overflow = HashMap::new();
+        for (key, id) in keys {
+            if key.0 % 3 == 0 || !lay_out(&mut buckets, INDEX_SEED, key, id) {
+                overflow.insert(key.0, id.into());
+            }
+        }
+        (buckets, overflow)
     }
 
     /// Gives a service a second table, of this machine's pods alone.

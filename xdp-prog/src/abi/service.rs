@@ -8,7 +8,7 @@ use super::{AddressKey, plain_data};
 plain_data! {
     ServiceKeyV4: 8,
     ServiceKeyV6: 24,
-    Service: 32,
+    Service: 64,
     ServiceWord: 8,
     Slot: 4,
     SlotPair: 8,
@@ -17,7 +17,7 @@ plain_data! {
 /// Address (4 bytes), port (2), protocol (1) of an IPv4 service, in wire order, and a zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
-pub struct ServiceKeyV4(u64);
+pub struct ServiceKeyV4(pub(super) u64);
 
 impl ServiceKeyV4 {
     /// Builds the key from wire bytes and the IP protocol number.
@@ -44,7 +44,7 @@ impl ServiceKeyV4 {
 /// Address (16 bytes), port (2), protocol (1) of an IPv6 service, in wire order, and zeros.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
-pub struct ServiceKeyV6([u64; 3]);
+pub struct ServiceKeyV6(pub(super) [u64; 3]);
 
 impl ServiceKeyV6 {
     /// Builds the key from wire bytes and the IP protocol number.
@@ -95,6 +95,14 @@ pub struct Service {
     /// Seed that is hashed with the client's address alone (`sessionAffinity: ClientIP`), the same for all
     /// addresses of a ServicePort; 0 to hash the five-tuple.
     pub affinity: u64,
+    /// Address of the service, of either family.
+    pub address: AddressKey,
+    /// Port of the service, in wire order.
+    pub port: [u8; 2],
+    /// IP protocol number of the service.
+    pub protocol: u8,
+    /// Always zero: one cache line per entry.
+    pub reserved: [u8; 13],
 }
 
 /// [`Service::flags`]: backends are pods behind Guideway nodes; without it a decapsulated packet goes to

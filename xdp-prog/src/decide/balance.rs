@@ -107,32 +107,24 @@ pub fn is_from_edge<F: Frame, T: Tables>(frame: &F, tables: &T) -> bool {
             .is_some_and(|header| tables.is_edge_mac(&EdgeMac::new(header.source())))
 }
 
-/// How often a look-up is made before the packet is given up as [`DropReason::TableChanged`].
-const LOOKUPS: usize = 3;
-
 /// Finds the service of a flow.
 ///
-/// A hash element may be recycled by the kernel between finding and reading
-/// it, and then holds another service's id. The word behind the id carries a
-/// check of the key it belongs to: on a mismatch the look-up is made again.
+/// The word behind the id carries a check of the key it belongs to, which tells two IPv6 services of one fingerprint apart.
 ///
 /// # Errors
 ///
 /// Returns the verdict where there is none.
 #[inline(always)]
 pub fn find<'t, A: Ip, T: Tables>(tables: &'t T, flow: &FlowKey<A>) -> Result<Found, Verdict<'t>> {
-    for _ in 0..LOOKUPS {
-        let Some((id, check)) = A::service(tables, flow) else {
-            return Err(no_service(tables, flow));
-        };
-        let Some(entry) = tables.service(id) else {
-            continue;
-        };
-        if entry.word.check() == check && entry.word.base() != 0 {
-            return Ok(Found { id, entry });
+    let Some((id, check)) = A::service(tables, flow) else {
+        return Err(no_service(tables, flow));
+    };
+    match tables.service(id) {
+        Some(entry) if entry.word.check() == check && entry.word.base() != 0 => {
+            Ok(Found { id, entry })
         }
+        _ => Err(Verdict::Drop(DropReason::TableChanged)),
     }
-    Err(Verdict::Drop(DropReason::TableChanged))
 }
 
 /// A reply to NAT mode comes for a port that is no service's: one of the mode's, or, for SCTP, any.

@@ -9,9 +9,9 @@ use std::{
 use aya::maps::{self, MapData, lpm_trie::Key};
 use xdp_prog::{
     abi::{
-        AddressKey, Backend, Config, Datagram, EdgeMac, EdgePrefix, NatBegun, NatCount, NatForward,
-        NatMark, NatReverse, NextHop, PathReport, Pod, PodFlow, PodKey, Service, ServiceKeyV4,
-        ServiceKeyV6, ServiceWord, Slot, SourcePrefix, TaggedLink, Tuple,
+        AddressKey, Backend, Config, Datagram, EdgeMac, EdgePrefix, IndexKey, NatBegun, NatCount,
+        NatForward, NatMark, NatReverse, NextHop, PathReport, Pod, PodFlow, PodKey, Service,
+        ServiceKeyV4, ServiceKeyV6, ServiceWord, Slot, SourcePrefix, TaggedLink, Tuple,
     },
     decide::{
         self,
@@ -432,11 +432,12 @@ impl decide::Tables for Tables {
     }
 
     fn service_v4(&self, key: &ServiceKeyV4) -> Option<u32> {
-        self.services_v4.get(key, 0).ok()
+        self.index.get(IndexKey::v4(*key))
     }
 
     fn service_v6(&self, key: &ServiceKeyV6) -> Option<u32> {
-        self.services_v6.get(key, 0).ok()
+        self.index
+            .get(IndexKey::v6(key, self.current_config.index_seed))
     }
 
     fn service(&self, id: u32) -> Option<Service> {

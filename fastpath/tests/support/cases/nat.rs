@@ -615,14 +615,14 @@ fn limits() -> Vec<Case> {
                 TO_NODE_V4.carry(&TCP_V4.packet(other, TCP_V4.machine, SYN).next_hop()),
             ),
         nat("no_source", IN.carry(&request))
-            .with(|tables| tables.next_hops[1].source = [0; 16])
+            .with(|tables| tables.next_hops[1].own = [0; 16])
             .drops(DropReason::NoOuterSource),
         nat(
             "outer_source_where_the_next_hop_has_none",
             IN.carry(&request),
         )
         .with(|tables| {
-            tables.next_hops[1].source = [0; 16];
+            tables.next_hops[1].own = [0; 16];
             tables.config.source_v4 = padded(other.0);
         })
         .forwards(

@@ -308,7 +308,7 @@ fn l2dsr() -> Vec<Case> {
             .with(from_edge)
             .with(|tables| {
                 let local = tables.service[service.service as usize].local.base();
-                tables.lut[local as usize].0 = OTHER_BACKENDS.start.into();
+                tables.lut[local as usize].0 = OTHER_BACKENDS.start;
             })
             .drops(DropReason::UnknownPod),
         ]);

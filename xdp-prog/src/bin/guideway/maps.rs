@@ -22,10 +22,10 @@ use aya_ebpf::{
 };
 use xdp_prog::{
     abi::{
-        AddressKey, BACKEND_V4, Backend, Config, Datagram, EdgeMac, HOP_GATEWAY, NatBegun,
-        NatCount, NatForward, NatMark, NatReverse, NextHop, PathReport, Pod, PodFlow, PodKey,
-        Service, ServiceKeyV4, ServiceKeyV6, ServiceWord, Shortcut, Slot, SlotPair, TaggedLink,
-        Traffic, Tuple, Untrusted, size,
+        AddressKey, BACKEND_V4, Backend, Bucket, CONFIG_OVERFLOW, Config, Datagram, EdgeMac,
+        HOP_GATEWAY, IndexKey, NatBegun, NatCount, NatForward, NatMark, NatReverse, NextHop,
+        PathReport, Pod, PodFlow, PodKey, Service, ServiceKeyV4, ServiceKeyV6, ServiceWord,
+        Shortcut, Slot, SlotPair, TaggedLink, Traffic, Tuple, Untrusted, size,
     },
     decide::{
         Clock, Counters, Stage, Tables,
@@ -52,9 +52,10 @@ static CONFIG: Array<Config, 1> = Array::new();
 #[btf_map]
 static VIPS: HashMap<AddressKey, u32, { size::VIPS }, NO_PREALLOC> = HashMap::new();
 #[btf_map]
-static SERVICES_V4: HashMap<ServiceKeyV4, u32, { size::SERVICES }> = HashMap::new();
+static SERVICE_INDEX: Array<Bucket, { size::SERVICE_BUCKETS }, MMAPABLE> = Array::new();
 #[btf_map]
-static SERVICES_V6: HashMap<ServiceKeyV6, u32, { size::SERVICES }> = HashMap::new();
+static SERVICE_OVERFLOW: HashMap<u64, u64, { size::SERVICE_OVERFLOW }, NO_PREALLOC> =
+    HashMap::new();
 #[btf_map]
 static SERVICE: Array<Service, { size::SERVICES }, MMAPABLE> = Array::new();
 #[btf_map]
@@ -534,15 +535,32 @@ impl Counters for KernelTables<'_> {
 
 #[inline(always)]
 fn service_v4(key: &ServiceKeyV4) -> Option<u32> {
-    // SAFETY: the value is one aligned integer; an element recycled under
-    // the reader is found out by the key check of the service word.
-    unsafe { SERVICES_V4.get(*key) }.map(read_once)
+    service_id(IndexKey::v4(*key), CONFIG.get(0)?)
 }
 
 #[inline(always)]
 fn service_v6(key: &ServiceKeyV6) -> Option<u32> {
-    // SAFETY: as for `service_v4`.
-    unsafe { SERVICES_V6.get(*key) }.map(read_once)
+    let config = CONFIG.get(0)?;
+    service_id(IndexKey::v6(key, config.index_seed), config)
+}
+
+/// Looks a service up in the index.
+#[inline(always)]
+fn service_id(key: IndexKey, config: &Config) -> Option<u32> {
+    for index in key.buckets(config.index_seed, config.index_mask) {
+        let bucket = SERVICE_INDEX.get(index)?;
+        for (known, id) in bucket.keys.iter().zip(&bucket.ids) {
+            if read_once(known) == key.0 {
+                return Some(read_once(id) as u32);
+            }
+        }
+    }
+    if config.flags & CONFIG_OVERFLOW == 0 {
+        return None;
+    }
+    // SAFETY: the value is one aligned integer; an element recycled under
+    // the reader is found out by the key check of the service word.
+    unsafe { SERVICE_OVERFLOW.get(key.0) }.map(|id| read_once(id) as u32)
 }
 
 #[inline(always)]

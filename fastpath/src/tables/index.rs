@@ -1,0 +1,207 @@
+//! The index of services ([`xdp_prog::abi::IndexKey`] says how it works), as its only writer sees it.
+
+use std::{collections::BTreeSet, mem::offset_of};
+
+use aya::maps::{self, Map, MapData};
+use xdp_prog::abi::{Bucket, IndexKey, WAYS, map};
+
+use super::{
+    TableError, Usage, capacity,
+    error::{read_failed, write_failed},
+    mapped::Mapped,
+    written::Written,
+};
+use crate::load::Loaded;
+
+/// The index, its overflow, and what may not be used again yet.
+pub(super) struct ServiceIndex {
+    buckets: Mapped<Bucket>,
+    overflow: Written<maps::HashMap<MapData, u64, u64>>,
+    overflow_capacity: usize,
+    /// Keys in the overflow.
+    overflowing: BTreeSet<IndexKey>,
+    seed: u64,
+    /// Places that packets in flight may still find a removed key in.
+    retired: BTreeSet<Place>,
+}
+
+/// A bucket and a key's position in it.
+pub(super) type Place = (u32, usize);
+
+impl ServiceIndex {
+    /// Opens the maps of the index.
+    ///
+    /// # Errors
+    ///
+    /// When one cannot be opened, read or mapped.
+    pub(super) fn open(loaded: &Loaded) -> Result<Self, TableError> {
+        let overflow = loaded.map(map::SERVICE_OVERFLOW)?;
+        let overflow_capacity = capacity(&overflow, map::SERVICE_OVERFLOW)?;
+        let overflow = Written::try_from(Map::HashMap(overflow));
+        Ok(Self {
+            buckets: Mapped::open(loaded, map::SERVICE_INDEX)?,
+            overflow: overflow.map_err(read_failed(map::SERVICE_OVERFLOW))?,
+            overflow_capacity,
+            overflowing: BTreeSet::new(),
+            seed: 0,
+            retired: BTreeSet::new(),
+        })
+    }
+
+    /// Returns the number of buckets less one.
+    pub(super) fn mask(&self) -> u32 {
+        self.buckets.length() - 1
+    }
+
+    /// Reports how many keys found their buckets full, and how many may.
+    pub(super) fn overflow(&self) -> Usage {
+        Usage {
+            used: self.overflowing.len(),
+            capacity: self.overflow_capacity,
+        }
+    }
+
+    /// Takes over the seed that the keys which are there were hashed with.
+    ///
+    /// # Errors
+    ///
+    /// When the overflow cannot be read.
+    pub(super) fn adopt(&mut self, seed: u64) -> Result<(), TableError> {
+        self.seed = seed;
+        let keys: Result<BTreeSet<u64>, _> = self.overflow.keys().collect();
+        let keys = keys.map_err(read_failed(map::SERVICE_OVERFLOW))?;
+        self.overflowing = keys.into_iter().map(IndexKey).collect();
+        Ok(())
+    }
+
+    /// Removes the keys that do not lead to these ids.
+    ///
+    /// # Errors
+    ///
+    /// When the kernel refuses a write.
+    pub(super) fn retain(
+        &mut self,
+        is_known: impl Fn(IndexKey, u32) -> bool,
+    ) -> Result<(), TableError> {
+        for index in 0..self.buckets.length() {
+            let Some(bucket) = self.buckets.get(index) else {
+                continue;
+            };
+            let strays = (0..WAYS as usize).filter(|way| {
+                let (key, id) = (bucket.keys[*way], bucket.ids[*way]);
+                key != 0 && !u32::try_from(id).is_ok_and(|id| is_known(IndexKey(key), id))
+            });
+            for way in strays.collect::<Vec<_>>() {
+                self.clear((index, way));
+            }
+        }
+        for key in self.overflowing.clone() {
+            let id = self.get(key);
+            if !id.is_some_and(|id| is_known(key, id)) {
+                self.remove(key)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the id that a key leads to.
+    pub(super) fn get(&self, key: IndexKey) -> Option<u32> {
+        let id = match self.find(key) {
+            Some((index, way)) => self.buckets.get(index)?.ids[way],
+            None => self.overflow.get(&key.0, 0).ok()?,
+        };
+        u32::try_from(id).ok()
+    }
+
+    /// Finds the place of a key, or a free one in the emptier of its buckets.
+    pub(super) fn place_for(&self, key: IndexKey) -> Option<Place> {
+        let free = |index: u32| {
+            let keys = self.buckets.get(index).map(|bucket| bucket.keys);
+            let ways =
+                (0..WAYS as usize).filter(move |way| keys.is_some_and(|keys| keys[*way] == 0));
+            let places = ways.map(move |way| (index, way));
+            places.filter(|place| !self.retired.contains(place))
+        };
+        self.find(key).or_else(|| {
+            let buckets = self.buckets_of(key).map(free);
+            let emptier = buckets
+                .into_iter()
+                .max_by_key(|places| places.clone().count());
+            emptier.and_then(|mut places| places.next())
+        })
+    }
+
+    /// Leads a key to an id from a place that [`ServiceIndex::place_for`] has found; the key is the last to be stored.
+    pub(super) fn store(&mut self, place: Place, key: IndexKey, id: u32) {
+        self.store_word(place, offset_of!(Bucket, ids), id.into());
+        self.store_word(place, offset_of!(Bucket, keys), key.0);
+    }
+
+    /// Leads a key that finds no place to an id. Programs must have been told to ask the overflow.
+    ///
+    /// # Errors
+    ///
+    /// When the overflow is full or the kernel refuses the write.
+    pub(super) fn store_aside(&mut self, key: IndexKey, id: u32) -> Result<(), TableError> {
+        if !self.overflowing.contains(&key) && self.overflowing.len() == self.overflow_capacity {
+            return Err(TableError::TableFull {
+                map: map::SERVICE_OVERFLOW,
+                entries: self.overflow_capacity,
+            });
+        }
+        self.overflow
+            .insert(key.0, u64::from(id), 0)
+            .map_err(write_failed(map::SERVICE_OVERFLOW))?;
+        self.overflowing.insert(key);
+        Ok(())
+    }
+
+    /// Tells whether a key lies in the overflow.
+    pub(super) fn is_aside(&self, key: IndexKey) -> bool {
+        self.overflowing.contains(&key)
+    }
+
+    /// Removes a key; its place is used again after [`ServiceIndex::reclaim`].
+    ///
+    /// # Errors
+    ///
+    /// When the kernel refuses the write.
+    pub(super) fn remove(&mut self, key: IndexKey) -> Result<(), TableError> {
+        if let Some(place) = self.find(key) {
+            self.clear(place);
+        } else if self.overflowing.contains(&key) {
+            self.overflow
+                .remove(&key.0)
+                .map_err(write_failed(map::SERVICE_OVERFLOW))?;
+            self.overflowing.remove(&key);
+        }
+        Ok(())
+    }
+
+    /// Frees the places of removed keys: no packet looks at them any more.
+    pub(super) fn reclaim(&mut self) {
+        self.retired.clear();
+    }
+
+    fn buckets_of(&self, key: IndexKey) -> [u32; 2] {
+        key.buckets(self.seed, self.mask())
+    }
+
+    fn find(&self, key: IndexKey) -> Option<Place> {
+        self.buckets_of(key).into_iter().find_map(|index| {
+            let keys = self.buckets.get(index)?.keys;
+            let way = keys.iter().position(|known| *known == key.0)?;
+            Some((index, way))
+        })
+    }
+
+    fn clear(&mut self, place: Place) {
+        self.store_word(place, offset_of!(Bucket, keys), 0);
+        self.retired.insert(place);
+    }
+
+    fn store_word(&mut self, (index, way): Place, part: usize, word: u64) {
+        let offset = part + way * size_of::<u64>();
+        self.buckets.store_u64(index, offset, word);
+    }
+}

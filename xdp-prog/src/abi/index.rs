@@ -1,0 +1,159 @@
+//! The index of services: from address, port and protocol to a service's id.
+//!
+//! A hash table of our own, written by user space alone and read without a call:
+//!
+//! ```text
+//! key --hash--> two buckets, a cache line each:   | key key key key | id id id id |
+//! ```
+//!
+//! A key lies in either of its two buckets, and stays in its place until it is removed. A place is given to another key
+//! only after a grace period, so the id that a reader finds beside a key is that key's. A key that finds both of its
+//! buckets full goes to `SERVICE_OVERFLOW`, a hash of the kernel's, which programs ask while it has entries
+//! ([`CONFIG_OVERFLOW`](super::CONFIG_OVERFLOW)).
+//!
+//! The hash is keyed with a secret of the machine: nobody who names services can aim at a bucket.
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use super::check::mix;
+use super::{ServiceKeyV4, ServiceKeyV6, plain_data};
+
+plain_data! {
+    Bucket: 64,
+}
+
+/// Keys of a bucket.
+pub const WAYS: u32 = 4;
+
+/// Multiplier of the second round, another than that of [`mix`] (Stafford's variant 13 of SplitMix64's finalizer).
+const SPREAD: u64 = 0xbf58_476d_1ce4_e5b9;
+
+/// The highest bit of an IPv6 service's key: an IPv4 one has a zero there.
+const V6: u64 = 1 << 63;
+
+/// A key of the index: an IPv4 service's own, or a keyed fingerprint of 63 bits of an IPv6 one's. Never 0, which marks a
+/// free place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct IndexKey(pub u64);
+
+impl IndexKey {
+    /// Returns the key of an IPv4 service.
+    #[inline(always)]
+    pub const fn v4(key: ServiceKeyV4) -> Self {
+        Self(key.0)
+    }
+
+    /// Returns the key of an IPv6 service.
+    #[inline(always)]
+    pub const fn v6(key: &ServiceKeyV6, seed: u64) -> Self {
+        let [high, low, rest] = key.0;
+        Self(mix(mix(mix(high ^ seed) ^ low) ^ rest) | V6)
+    }
+
+    /// Returns the indices of its two buckets in a table of `mask` + 1, a power of two.
+    #[expect(clippy::cast_possible_truncation, reason = "takes either half")]
+    #[inline(always)]
+    pub const fn buckets(self, seed: u64, mask: u32) -> [u32; 2] {
+        let mixed = mix(self.0 ^ seed).wrapping_mul(SPREAD);
+        let mixed = mixed ^ (mixed >> 29);
+        [(mixed >> 32) as u32 & mask, mixed as u32 & mask]
+    }
+}
+
+/// A cache line of the index.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
+#[repr(C)]
+pub struct Bucket {
+    /// [`IndexKey`]s; 0 where a place is free.
+    pub keys: [u64; WAYS as usize],
+    /// The service ids of these keys.
+    pub ids: [u64; WAYS as usize],
+}
+
+/// Leads a key to an id in an index that nobody reads yet; false where both of its buckets are full.
+///
+/// # Panics
+///
+/// When the index has no bucket.
+#[cfg(not(target_arch = "bpf"))]
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "maps have fewer than 2^32 entries"
+)]
+pub fn lay_out(index: &mut [Bucket], seed: u64, key: IndexKey, id: u32) -> bool {
+    let taken = |bucket: &Bucket| bucket.keys.iter().filter(|key| **key != 0).count();
+    let [first, second] = key
+        .buckets(seed, index.len() as u32 - 1)
+        .map(|bucket| bucket as usize);
+    let emptier = if taken(&index[second]) < taken(&index[first]) {
+        second
+    } else {
+        first
+    };
+    let bucket = &mut index[emptier];
+    let Some(free) = bucket.keys.iter().position(|known| *known == 0) else {
+        return false;
+    };
+    bucket.keys[free] = key.0;
+    bucket.ids[free] = id.into();
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+
+    use std::{collections::BTreeSet, vec, vec::Vec};
+
+    use super::*;
+
+    const SEED: u64 = 0x0123_4567_89ab_cdef;
+
+    /// Addresses and ports that follow each other, as they do in a cluster.
+    fn keys(count: u32) -> impl Iterator<Item = IndexKey> {
+        (0..count).map(|number| {
+            let [_, a, b, c] = (number / 4).to_be_bytes();
+            let port = [80, 81, 443, 8080][number as usize % 4];
+            if number % 3 == 0 {
+                let mut address = [0xfd; 16];
+                address[13..].copy_from_slice(&[a, b, c]);
+                IndexKey::v6(&ServiceKeyV6::new(address, port_bytes(port), 6), SEED)
+            } else {
+                IndexKey::v4(ServiceKeyV4::new([10, a, b, c], port_bytes(port), 6))
+            }
+        })
+    }
+
+    const fn port_bytes(port: u16) -> [u8; 2] {
+        port.to_be_bytes()
+    }
+
+    #[test]
+    fn keys_are_distinct_and_never_free() {
+        let all: BTreeSet<IndexKey> = keys(100_000).collect();
+        assert_eq!(all.len(), 100_000);
+        assert!(!all.contains(&IndexKey(0)));
+    }
+
+    #[test]
+    fn few_keys_overflow_a_table_that_is_half_full() {
+        const BUCKETS: u32 = 8192;
+        let mut table = vec![Bucket::default(); BUCKETS as usize];
+        let mut overflow = Vec::new();
+        for key in keys(BUCKETS * 2) {
+            if !lay_out(&mut table, SEED, key, 1) {
+                overflow.push(key);
+            }
+        }
+        assert!(overflow.len() < 4, "{}", overflow.len());
+    }
+
+    #[test]
+    fn another_seed_chooses_other_buckets() {
+        let same =
+            keys(10_000).filter(|key| key.buckets(SEED, 1023) == key.buckets(SEED + 1, 1023));
+        assert!(same.count() < 10);
+    }
+}

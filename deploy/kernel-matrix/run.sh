@@ -14,8 +14,8 @@
 # where there is neither, as on Ubuntu, the matrix is skipped with a word, and with
 # GUIDEWAY_CI=1 that is a failure.
 #
-# With GUIDEWAY_MATRIX_ICOUNT=1, the machines have one CPU and a clock that counts
-# instructions as nanoseconds, and all that payloads print is shown.
+# With GUIDEWAY_MATRIX_ICOUNT=1, there is one machine, with the newest kernel, one CPU and a
+# clock that counts instructions as nanoseconds, and all that payloads print is shown.
 set -eu
 # The messages of apt and others are read.
 export LC_ALL=C
@@ -309,6 +309,7 @@ for entry in $MATRIX_KERNELS; do
     kernels="$kernels $kernel"
 done
 [ -n "$kernels" ] || die "MATRIX_KERNELS names no kernel"
+[ -z "${GUIDEWAY_MATRIX_ICOUNT:-}" ] || kernels=${kernels##* }
 newest=
 if [ $# -gt 0 ]; then
     payloads=$*

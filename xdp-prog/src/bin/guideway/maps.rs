@@ -546,6 +546,7 @@ fn service_v6(key: &ServiceKeyV6) -> Option<u32> {
 
 /// Looks a service up in the index.
 #[inline(always)]
+#[expect(clippy::cast_possible_truncation, reason = "ids are 32 bits wide")]
 fn service_id(key: IndexKey, config: &Config) -> Option<u32> {
     for index in key.buckets(config.index_seed, config.index_mask) {
         let bucket = SERVICE_INDEX.get(index)?;

@@ -20,7 +20,7 @@ DEMO := guideway-demo
 CARGO_BPF = sysroot=$$(deploy/setup.sh bpf-sysroot) && RUSTC_BOOTSTRAP=1 \
 	RUSTC=$$sysroot/bin/rustc CARGO=$$sysroot/bin/cargo $$sysroot/bin/cargo-clippy
 
-.PHONY: build demo test lint bench instructions setup cases health fmt clippy clippy-bpf unit doc kernel-matrix
+.PHONY: build demo check test soak lint bench instructions setup cases health fmt clippy clippy-bpf unit doc kernel-matrix host frames
 
 build: setup
 	cargo build --release --locked
@@ -42,6 +42,29 @@ define step
 		echo "==> $(1): FAILED after $$(($$(date +%s) - begin)) s" >&2; exit 1; \
 	fi
 endef
+
+# $(call only,ARGUMENTS): the tests that these arguments of `cargo test` choose, which must be some.
+define only
+	@cargo test --locked $(1) -- --list 2>/dev/null | grep -q ': test$$' || \
+		{ echo "no test is chosen by: cargo test $(1)" >&2; exit 1; }
+	cargo test --locked $(1)
+endef
+
+# What is worth running before each commit.
+check:
+	@deploy/setup.sh test
+	$(call step,fmt)
+	$(call step,clippy)
+	$(call step,host)
+	$(call step,cases)
+	$(call step,frames)
+	@echo "==> all steps passed"
+
+host:
+	cargo test --workspace --lib --locked
+
+frames:
+	GUIDEWAY_FRAMES=1000000 cargo test --locked --package fastpath --test random_frames
 
 test:
 	@deploy/setup.sh test
@@ -88,15 +111,25 @@ cases: setup
 
 # What checks of backends and nodes come to, alone.
 health: setup
-	cargo test --locked --package control --lib health
-	cargo test --locked --package control --test e2e -- health
+	$(call only,--package control --lib health)
+	$(call only,--package control --test e2e health)
+
+# What takes too long for each change: floods and outages of five minutes, 10 000 hostile objects, and
+# random frames and cases of seeds that are drawn, and printed.
+soak:
+	@deploy/setup.sh test
+	GUIDEWAY_ATTACK_SECONDS=300 cargo test --locked --package control --test attack -- --nocapture
+	GUIDEWAY_OUTAGE_SECONDS=300 cargo test --locked --package control --test kubernetes outages
+	GUIDEWAY_HOSTILE_OBJECTS=10000 cargo test --locked --package control --test kubernetes hostile_objects
+	seed=$$(od -An -N8 -tx8 /dev/urandom | tr -d ' '); echo "GUIDEWAY_SEED=$$seed"; \
+		GUIDEWAY_SEED=$$seed cargo test --locked --package fastpath --test random_frames --test ledger
+	seed=$$(od -An -N4 -tu4 /dev/urandom | tr -d ' '); echo "PROPTEST_RNG_SEED=$$seed"; \
+		PROPTEST_RNG_SEED=$$seed cargo test --workspace --lib --locked
 
 bench:
 	@deploy/setup.sh test
 	cargo bench --workspace --locked
 	cargo run --release --locked --package bench --bin guideway-bench -- datapath
-	GUIDEWAY_OUTAGE_SECONDS=300 cargo test --locked --package control --test kubernetes outages
-	GUIDEWAY_HOSTILE_OBJECTS=10000 cargo test --locked --package control --test kubernetes hostile_objects
 	cargo build --release --locked --package control --bin guideway
 	cargo run --release --locked --package bench --bin guideway-bench -- control
 

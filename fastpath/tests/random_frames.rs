@@ -5,7 +5,7 @@
 //! has right checksums. The kernel comes to the same action, bytes and
 //! counters, for a fifth as many frames.
 //!
-//! `GUIDEWAY_SEED` repeats a run.
+//! `GUIDEWAY_SEED` repeats a run, `GUIDEWAY_FRAMES` sets the number of frames on the host.
 
 #![expect(clippy::unwrap_used, reason = "a test: what does not hold may panic")]
 
@@ -31,7 +31,8 @@ use support::{
 };
 
 const HOST_FRAMES: u64 = 10_000_000;
-const KERNEL_FRAMES: u64 = 2_000_000;
+/// Frames on the host for each one in the kernel.
+const HOST_PER_KERNEL: u64 = 5;
 /// Frames that see the same tables.
 const ROUND: u64 = 2_000;
 /// Longer inputs of the table would only slow the mutations down.
@@ -65,6 +66,10 @@ fn run() -> anyhow::Result<()> {
         Ok(text) => u64::from_str_radix(text.trim_start_matches("0x"), 16)?,
         Err(_) => DEFAULT_SEED,
     };
+    let host_frames = match std::env::var("GUIDEWAY_FRAMES") {
+        Ok(text) => text.parse()?,
+        Err(_) => HOST_FRAMES,
+    };
     println!("random frames: GUIDEWAY_SEED={seed:#x}");
     let mut kernel = Kernel::load()?;
     let cases: Vec<_> = cases::all()
@@ -76,7 +81,7 @@ fn run() -> anyhow::Result<()> {
     let mut random = Random::new(seed);
     let mut tally = Counts::default();
     let mut frames = 0;
-    while frames < HOST_FRAMES {
+    while frames < host_frames {
         let case = random.choose(&cases);
         frames += host_round(&mut random, case, &inputs, &mut tally)?;
     }
@@ -89,7 +94,7 @@ fn run() -> anyhow::Result<()> {
     let started = Instant::now();
     let mut random = Random::new(!seed);
     let mut frames = 0;
-    while frames < KERNEL_FRAMES {
+    while frames < host_frames / HOST_PER_KERNEL {
         let case = random.choose(&cases);
         frames += kernel_round(&mut kernel, &mut random, case, &inputs)?;
     }

@@ -60,6 +60,57 @@ fn ipip_in_all_four_family_pairs() {
 }
 
 #[test]
+fn nodes_that_trust_a_prefix_take_flows_from_sources_of_their_own() {
+    let lab = Topology::builder()
+        .nodes(1)
+        .routed_nodes(1)
+        .build()
+        .unwrap();
+    let vip = IpAddr::V4(vip_v4(1));
+    let echoes = Echoes::start(&lab, vip);
+    let (prefix_v4, prefix_v6) = ("10.7.0.0/20", "2001:db8:7::/112");
+    let spread = Settings {
+        prefix_v4: Some(prefix_v4.parse().unwrap()),
+        prefix_v6: Some(prefix_v6.parse().unwrap()),
+        ..sources(&lab.edges()[0])
+    };
+    for by_v4 in [true, false] {
+        let nodes = lab.nodes().iter();
+        let mut nodes: Vec<_> = nodes.map(|node| Dataplane::node(node, &lab)).collect();
+        let mut edge = Dataplane::start(&lab.edges()[0]);
+        edge.tables.set_settings(spread).unwrap();
+        let addresses = nodes.iter().map(|node| {
+            if by_v4 {
+                node.machine.v4()
+            } else {
+                node.machine.v6()
+            }
+        });
+        let addresses: Vec<IpAddr> = addresses.collect();
+        edge.serve(vip, ForwardMode::Ipip, &addresses);
+        lab.clients()[0].namespace().run(|| {
+            let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+            socket.send_to(b"hello", (vip, PORT)).unwrap();
+        });
+        // The edge's own address alone is trusted so far.
+        wait_until("the packet is refused", TIMEOUT, || {
+            let counters = nodes.iter().map(Dataplane::counters);
+            let refused = counters.map(|counters| reason(&counters, "encap_untrusted"));
+            refused.sum::<u64>() == 1
+        })
+        .unwrap();
+        let prefixes = [prefix_v4, prefix_v6].map(|prefix| prefix.parse().unwrap());
+        for node in &mut nodes {
+            node.tables
+                .set_trusted_edges(&prefixes.into_iter().collect())
+                .unwrap();
+        }
+        exercise_beyond(&lab, vip, &edge, 1);
+    }
+    drop(echoes);
+}
+
+#[test]
 fn l2dsr_for_both_families() {
     let lab = Topology::builder().nodes(3).build().unwrap();
     for vip in [IpAddr::V4(vip_v4(1)), IpAddr::V6(vip_v6(1))] {
@@ -233,6 +284,11 @@ fn meet(node: &IpAddr) {
 
 /// Sends TCP and UDP; every reply must come from a node, and no reply cross the edge.
 fn exercise(lab: &Topology, vip: IpAddr, edge: &Dataplane<'_>) {
+    exercise_beyond(lab, vip, edge, 0);
+}
+
+/// Does so after some UDP packets that came before.
+fn exercise_beyond(lab: &Topology, vip: IpAddr, edge: &Dataplane<'_>, earlier: u64) {
     let client = lab.clients()[0].namespace();
     let mut seen = BTreeSet::new();
     for _ in 0..CONNECTIONS {
@@ -258,7 +314,7 @@ fn exercise(lab: &Topology, vip: IpAddr, edge: &Dataplane<'_>) {
         .sum();
     assert_eq!(forwarded.iter().sum::<u64>(), by_backend);
     assert!(
-        forwarded.contains(&CONNECTIONS),
+        forwarded.contains(&(CONNECTIONS + earlier)),
         "one UDP packet each: {forwarded:?}"
     );
     let drops: Vec<_> = counters

@@ -83,10 +83,10 @@ pub trait Tables {
     fn backend(&self, id: u32) -> Option<&Backend>;
     /// Returns a next hop.
     fn next_hop(&self, id: u32) -> Option<&NextHop>;
-    /// Asks the kernel's FIB and neighbour table for the way to a backend; by the device below a VLAN device, with its
-    /// tag, where user space has told these.
+    /// Asks the kernel's FIB and neighbour table for the way to a backend. Where it leads through a VLAN device that user
+    /// space has listed in `VLANS`, the answer is the device below, with the tag.
     fn fib_next_hop(&self, backend: &Backend) -> Option<&NextHop>;
-    /// Asks for the way to any address likewise.
+    /// Asks likewise for the way to any address.
     fn fib_route(&self, address: &AddressKey) -> Option<&NextHop>;
     /// Asks the kernel's FIB for the device that leads to any address, be the neighbour there known or not: the VLAN
     /// device itself.

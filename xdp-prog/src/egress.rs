@@ -19,8 +19,8 @@
 //! else                                                              -> untouched
 //! ```
 //!
-//! What is not read from the packet before the first change is not read at
-//! all: helpers that change a packet invalidate what was seen of it.
+//! The program reads all it needs of the packet before the first change: helpers that change a packet invalidate
+//! pointers into it.
 
 mod flows;
 mod fragments;

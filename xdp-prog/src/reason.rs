@@ -226,7 +226,7 @@ reasons! {
         NotOnLink = "not_on_link",
         /// No address of the outer family to encapsulate from.
         NoOuterSource = "no_outer_source",
-        /// The service's tables kept changing during the look-up.
+        /// The look-up found two entries that do not belong together: a table changed meanwhile.
         TableChanged = "table_changed",
         /// No room in front of the frame for the outer header.
         NoHeadroom = "no_headroom",

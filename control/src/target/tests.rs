@@ -47,6 +47,19 @@ fn listed_machine_is_a_node_and_any_other_an_edge_only() {
 }
 
 #[test]
+fn node_trusts_the_prefix_that_outer_sources_are_of() {
+    let file = CLUSTER.replace("vips:", "sources: {ipv4_prefix: 10.7.0.0/24}\nvips:");
+    let prefix = "10.7.0.0/24".parse().unwrap();
+    let node = target(&file, &["10.0.0.1"]);
+    assert!(node.trusted_edges.contains(&IpNet::V4(prefix)));
+    let edge = target(&file, &["10.0.0.100"]);
+    assert!(edge.trusted_edges.is_empty());
+    for machine in [node, edge] {
+        assert_eq!(machine.settings.prefix_v4, Some(prefix));
+    }
+}
+
+#[test]
 fn local_policy_is_for_machines_with_pods() {
     let policies = |own| {
         let target = target(CLUSTER, &[own]);

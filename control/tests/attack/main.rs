@@ -1,8 +1,8 @@
 //! Connections, held and new ones, while somebody floods; and one client that uses each of its ports for many
 //! addresses. Needs root.
 //!
-//! `GUIDEWAY_ATTACK_SECONDS` floods for longer than the tests do by themselves, at the same rate; then, the share of
-//! new connections within 3 s is a claim too.
+//! `GUIDEWAY_ATTACK_SECONDS` floods for longer than the tests do by themselves; then, the share of new connections
+//! within 3 s is a claim too. `GUIDEWAY_ATTACK_RATE` is the number of frames a second, at the most, over all ways.
 
 #![expect(
     clippy::unwrap_used,
@@ -39,7 +39,7 @@ use crate::{
 
 /// Connections held by each way.
 const HELD: usize = 2000;
-/// Frames a second, at the most.
+/// Frames a second, at the most, unless the environment says otherwise.
 const RATE: u64 = 400_000;
 /// How long a flood of one kind lasts, unless the environment says otherwise.
 const DURATION: Duration = Duration::from_secs(10);
@@ -49,11 +49,13 @@ static ALONE: Mutex<()> = Mutex::new(());
 
 /// How long floods last, where somebody has said so.
 pub(crate) fn asked_for() -> Option<Duration> {
-    let seconds = env::var("GUIDEWAY_ATTACK_SECONDS").ok()?;
-    let seconds = seconds.parse();
-    Some(Duration::from_secs(
-        seconds.expect("GUIDEWAY_ATTACK_SECONDS is a number of seconds"),
-    ))
+    number("GUIDEWAY_ATTACK_SECONDS").map(Duration::from_secs)
+}
+
+fn number(variable: &str) -> Option<u64> {
+    let text = env::var(variable).ok()?;
+    let number = text.parse();
+    Some(number.unwrap_or_else(|_| panic!("{variable}={text:?} is no number")))
 }
 
 #[test]
@@ -97,6 +99,7 @@ fn connections_survive_floods() {
         (machine, target)
     });
     let duration = asked_for().unwrap_or(DURATION);
+    let rate = number("GUIDEWAY_ATTACK_RATE").unwrap_or(RATE);
     let astray = network.count_replies_astray(HELD);
     // Told at the end, so that a long run says something of each kind.
     let mut late = Vec::new();
@@ -106,7 +109,7 @@ fn connections_survive_floods() {
             frames: frames(kind, &cable_of(&net, machine), target),
         });
         let attempts = Way::ALL.map(|way| (way, Attempts::begin(&network, way)));
-        let sent = send(&net, &streams, RATE, duration);
+        let sent = send(&net, &streams, rate, duration);
         println!(
             "{kind:?}: {} frames, {:.0} a second",
             sent.frames,

@@ -103,10 +103,9 @@ fn translate_v6<F: FrameMut>(
     Ok((difference, difference.add_sum(pseudo_header)))
 }
 
-/// Of the client's end and the one that becomes the pod's: the address that takes the client's end, and the one
-/// that is gone then.
+/// Returns the address that is at the client's end afterwards, and the one that the pod's address replaces.
 ///
-/// An address that moves from one end to the other stays within the sum.
+/// The checksum changes by the replaced one alone: an address that moves to the other end stays in the sum.
 #[inline(always)]
 fn stay(seen_as: SeenAs, client: [u8; 4], talks_to: [u8; 4]) -> ([u8; 4], [u8; 4]) {
     match seen_as {

@@ -50,6 +50,7 @@ impl Tables {
         // have noted may name too.
         self.begin_epoch()?;
         grace::wait();
+        self.index.reclaim();
         self.clear_unreferenced();
         Ok(())
     }

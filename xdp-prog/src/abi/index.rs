@@ -15,7 +15,6 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use super::check::mix;
 use super::{ServiceKeyV4, ServiceKeyV6, plain_data};
 
 plain_data! {
@@ -24,9 +23,6 @@ plain_data! {
 
 /// Keys of a bucket.
 pub const WAYS: u32 = 4;
-
-/// Multiplier of the second round, another than that of [`mix`] (Stafford's variant 13 of SplitMix64's finalizer).
-const SPREAD: u64 = 0xbf58_476d_1ce4_e5b9;
 
 /// The highest bit of an IPv6 service's key: an IPv4 one has a zero there.
 const V6: u64 = 1 << 63;
@@ -47,17 +43,28 @@ impl IndexKey {
     #[inline(always)]
     pub const fn v6(key: &ServiceKeyV6, seed: u64) -> Self {
         let [high, low, rest] = key.0;
-        Self(mix(mix(mix(high ^ seed) ^ low) ^ rest) | V6)
+        Self(scatter(scatter(scatter(high ^ seed) ^ low) ^ rest) | V6)
     }
 
     /// Returns the indices of its two buckets in a table of `mask` + 1, a power of two.
     #[expect(clippy::cast_possible_truncation, reason = "takes either half")]
     #[inline(always)]
     pub const fn buckets(self, seed: u64, mask: u32) -> [u32; 2] {
-        let mixed = mix(self.0 ^ seed).wrapping_mul(SPREAD);
-        let mixed = mixed ^ (mixed >> 29);
+        let mixed = scatter(self.0 ^ seed);
         [(mixed >> 32) as u32 & mask, mixed as u32 & mask]
     }
+}
+
+/// Mixes a word so that a change of any bit changes each bit of the result in half of all cases (SplitMix64's finalizer in
+/// Stafford's variant 13).
+///
+/// One multiplication is not enough: it leaves the top bit as it is, so two keys can be chosen whose bits undo each other
+/// whatever the seed.
+#[inline(always)]
+const fn scatter(word: u64) -> u64 {
+    let word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    word ^ (word >> 31)
 }
 
 /// A cache line of the index.
@@ -135,6 +142,19 @@ mod tests {
         let all: BTreeSet<IndexKey> = keys(100_000).collect();
         assert_eq!(all.len(), 100_000);
         assert!(!all.contains(&IndexKey(0)));
+    }
+
+    #[test]
+    fn no_two_ipv6_keys_have_one_fingerprint_whatever_the_seed() {
+        // Top bits that undo each other where each word is multiplied once.
+        let [one, other] = [[0, 0, 0, 1], [0x80, 0x80, 0, 0x81]].map(|[a, b, _, c]| {
+            let address = [0x20, 1, 0xd, 0xb8, 0, 0, 0, a, 0, 0, 0, b, 0, 0, 0, c];
+            ServiceKeyV6::new(address, port_bytes(443), 6)
+        });
+        for step in 0..1000 {
+            let seed = SEED.wrapping_mul(2 * step + 1);
+            assert_ne!(IndexKey::v6(&one, seed), IndexKey::v6(&other, seed));
+        }
     }
 
     #[test]

@@ -55,6 +55,7 @@ check:
 	@deploy/setup.sh test
 	$(call step,fmt)
 	$(call step,clippy)
+	$(call step,clippy-bpf)
 	$(call step,host)
 	$(call step,cases)
 	$(call step,frames)
@@ -116,11 +117,14 @@ health: setup
 
 # What takes too long for each change: floods and outages of five minutes, 10 000 hostile objects, and
 # random frames and cases of seeds that are drawn, and printed.
+soak: export GUIDEWAY_ATTACK_SECONDS := 300
+soak: export GUIDEWAY_OUTAGE_SECONDS := 300
+soak: export GUIDEWAY_HOSTILE_OBJECTS := 10000
 soak:
 	@deploy/setup.sh test
-	GUIDEWAY_ATTACK_SECONDS=300 cargo test --locked --package control --test attack -- --nocapture
-	GUIDEWAY_OUTAGE_SECONDS=300 cargo test --locked --package control --test kubernetes outages
-	GUIDEWAY_HOSTILE_OBJECTS=10000 cargo test --locked --package control --test kubernetes hostile_objects
+	cargo test --locked --package control --test attack -- --nocapture
+	$(call only,--package control --test kubernetes outages)
+	$(call only,--package control --test kubernetes hostile_objects)
 	seed=$$(od -An -N8 -tx8 /dev/urandom | tr -d ' '); echo "GUIDEWAY_SEED=$$seed"; \
 		GUIDEWAY_SEED=$$seed cargo test --locked --package fastpath --test random_frames --test ledger
 	seed=$$(od -An -N4 -tu4 /dev/urandom | tr -d ' '); echo "PROPTEST_RNG_SEED=$$seed"; \

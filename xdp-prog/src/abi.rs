@@ -46,9 +46,7 @@ pub use self::flow::{
     Datagram, FLOW_ACCEPTED, FLOW_ASKED, FLOW_FIN_CLIENT, FLOW_FIN_POD, FLOW_FORWARD, FLOW_HAIRPIN,
     FLOW_RESET, PodFlow, RENEWAL_NS, Tuple,
 };
-#[cfg(not(target_arch = "bpf"))]
-pub use self::index::lay_out;
-pub use self::index::{Bucket, IndexKey, WAYS};
+pub use self::index::{Bucket, IndexKey, Place, WAYS, free_place, lay_out};
 pub use self::link::TaggedLink;
 pub use self::local::LocalFlow;
 pub use self::nat::{

@@ -117,14 +117,13 @@ pub(super) fn to_make_room(
     spec: &ServiceSpec,
     error: &TableError,
 ) -> usize {
-    let Some(table) = FullTable::of(error) else {
+    let Some((lacking, part)) = lacking(installed, spec, error) else {
         return 0;
     };
-    let lacking = table.lacking(installed, spec);
     let younger = installed.iter().rev().take_while(|(age, _)| age > own);
     let mut room = 0;
     for (count, (_, taken)) in younger.enumerate() {
-        room += table.part(taken);
+        room += part(taken);
         if room >= lacking {
             return count + 1;
         }
@@ -132,63 +131,37 @@ pub(super) fn to_make_room(
     0
 }
 
-/// A table that had no room for a service.
-enum FullTable {
-    /// The arena of lookup tables, with the slots that were missing.
-    Arena(u64),
-    /// `BACKENDS`, with its size, as below.
-    Backends(u64),
-    Pods(u64),
-    SourceRanges(u64),
-    /// One that has an entry for each service.
-    Services(u64),
-}
+/// What of a service's room is in one table.
+type Part = fn(&Room) -> u64;
 
-impl FullTable {
-    fn of(error: &TableError) -> Option<Self> {
-        match error {
-            TableError::ArenaFull { wanted, free, .. } => {
-                Some(Self::Arena(u64::from(wanted.saturating_sub(*free))))
-            }
-            TableError::TableFull { map, entries } => {
-                let entries = *entries as u64;
-                match *map {
-                    map::BACKENDS => Some(Self::Backends(entries)),
-                    map::PODS => Some(Self::Pods(entries)),
-                    map::SOURCE_RANGES => Some(Self::SourceRanges(entries)),
-                    map::NEXTHOPS => None,
-                    _ => Some(Self::Services(entries)),
-                }
-            }
-            _ => None,
+/// Returns how much is missing for a service in a full table, at least 1; nothing where other services would not help.
+///
+/// Which of its backends are pods of this machine, and which entries it has already, is known when it is tried again:
+/// counted as one and none, it may need a second round.
+fn lacking(
+    installed: &[(Age<'_>, Room)],
+    spec: &ServiceSpec,
+    error: &TableError,
+) -> Option<(u64, Part)> {
+    let (lacking, part): (u64, Part) = match error {
+        TableError::ArenaFull { wanted, free, .. } => {
+            (wanted.saturating_sub(*free).into(), |taken| taken.slots)
         }
-    }
-
-    /// Returns what of a service's room is in this table.
-    fn part(&self, taken: &Room) -> u64 {
-        match self {
-            Self::Arena(_) => taken.slots,
-            Self::Backends(_) => taken.backends,
-            Self::Pods(_) => taken.pods,
-            Self::SourceRanges(_) => taken.source_ranges,
-            Self::Services(_) => taken.services,
+        TableError::TableFull { map, entries } => {
+            let (wanted, part): (usize, Part) = match *map {
+                map::SERVICE => (1, |taken| taken.services),
+                map::BACKENDS => (spec.backends.len(), |taken| taken.backends),
+                map::PODS => (1, |taken| taken.pods),
+                map::SOURCE_RANGES => (spec.source_ranges.len(), |taken| taken.source_ranges),
+                _ => return None,
+            };
+            let used: u64 = installed.iter().map(|(_, taken)| part(taken)).sum();
+            let free = (*entries as u64).saturating_sub(used);
+            ((wanted as u64).saturating_sub(free), part)
         }
-    }
-
-    /// Returns how much is missing for a service, at least 1.
-    ///
-    /// Which of its backends are pods of this machine, and which entries it has already, is known when it is tried again:
-    /// counted as one and none, it may need a second round.
-    fn lacking(&self, installed: &[(Age<'_>, Room)], spec: &ServiceSpec) -> u64 {
-        let (size, wanted) = match self {
-            Self::Arena(lacking) => return (*lacking).max(1),
-            Self::Backends(size) => (size, spec.backends.len() as u64),
-            Self::SourceRanges(size) => (size, spec.source_ranges.len() as u64),
-            Self::Pods(size) | Self::Services(size) => (size, 1),
-        };
-        let used: u64 = installed.iter().map(|(_, taken)| self.part(taken)).sum();
-        wanted.saturating_sub(size.saturating_sub(used)).max(1)
-    }
+        _ => return None,
+    };
+    Some((lacking.max(1), part))
 }
 
 #[cfg(test)]

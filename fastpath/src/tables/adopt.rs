@@ -16,7 +16,7 @@ use xdp_prog::abi::{
 
 use super::{
     ForwardMode, InstalledBackend, InstalledService, Run, ServiceKey, TableError, Tables, Way,
-    encode::{edge_prefix_of, index_key, key_check, key_of_entry, owned_backend, settings_of},
+    encode::{edge_prefix_of, key_check, key_of_entry, owned_backend, settings_of},
     error::read_failed,
     grace,
     machine::addresses_of,
@@ -90,21 +90,19 @@ impl Tables {
 
     /// Lists the services that the index leads to, with their ids.
     fn installed_keys(&self) -> Vec<(ServiceKey, u32)> {
-        let seed = self.current_config.index_seed;
         let entries =
             (1..self.service.length()).filter_map(|id| Some((id, self.service.read(id)?)));
         let known = entries.filter(|(_, entry)| entry.word.base() != 0);
         let keys = known.filter_map(|(id, entry)| Some((key_of_entry(&entry)?, id)));
-        keys.filter(|(key, id)| self.index.get(index_key(key, seed)) == Some(*id))
+        keys.filter(|(key, id)| self.index.get(self.index.key(key)) == Some(*id))
             .collect()
     }
 
     /// Removes the keys that lead to no service.
     fn retain_keys(&mut self) -> Result<(), TableError> {
-        let seed = self.current_config.index_seed;
         let known = self.installed.iter();
         let known: HashMap<IndexKey, u32> = known
-            .map(|(key, service)| (index_key(key, seed), service.id))
+            .map(|(key, service)| (self.index.key(key), service.id))
             .collect();
         self.index.retain(|key, id| known.get(&key) == Some(&id))
     }

@@ -3,10 +3,11 @@
 use std::{collections::BTreeSet, mem::offset_of};
 
 use aya::maps::{self, Map, MapData};
-use xdp_prog::abi::{Bucket, IndexKey, WAYS, map};
+use xdp_prog::abi::{Bucket, IndexKey, Place, WAYS, free_place, map};
 
 use super::{
-    TableError, Usage, capacity,
+    ServiceKey, TableError, Usage, capacity,
+    encode::index_key,
     error::{read_failed, write_failed},
     mapped::Mapped,
     written::Written,
@@ -24,9 +25,6 @@ pub(super) struct ServiceIndex {
     /// Places that packets in flight may still find a removed key in.
     retired: BTreeSet<Place>,
 }
-
-/// A bucket and a key's position in it.
-pub(super) type Place = (u32, usize);
 
 impl ServiceIndex {
     /// Opens the maps of the index.
@@ -46,6 +44,11 @@ impl ServiceIndex {
             seed: 0,
             retired: BTreeSet::new(),
         })
+    }
+
+    /// Returns what leads to a service here.
+    pub(super) fn key(&self, key: &ServiceKey) -> IndexKey {
+        index_key(key, self.seed)
     }
 
     /// Returns the number of buckets less one.
@@ -113,21 +116,13 @@ impl ServiceIndex {
         u32::try_from(id).ok()
     }
 
-    /// Finds the place of a key, or a free one in the emptier of its buckets.
+    /// Finds the place of a key, or a free one.
     pub(super) fn place_for(&self, key: IndexKey) -> Option<Place> {
-        let free = |index: u32| {
-            let keys = self.buckets.get(index).map(|bucket| bucket.keys);
-            let ways =
-                (0..WAYS as usize).filter(move |way| keys.is_some_and(|keys| keys[*way] == 0));
-            let places = ways.map(move |way| (index, way));
-            places.filter(|place| !self.retired.contains(place))
-        };
         self.find(key).or_else(|| {
-            let buckets = self.buckets_of(key).map(free);
-            let emptier = buckets
-                .into_iter()
-                .max_by_key(|places| places.clone().count());
-            emptier.and_then(|mut places| places.next())
+            let [first, second] = self.buckets_of(key);
+            let bucket = |index| Some((index, self.buckets.get(index)?));
+            let is_usable = |place: &Place| !self.retired.contains(place);
+            free_place([bucket(first)?, bucket(second)?], is_usable)
         })
     }
 

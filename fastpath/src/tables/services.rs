@@ -7,7 +7,7 @@ use xdp_prog::abi::{Service, ServiceWord, Slot, map};
 use super::{
     ArenaFill, Change, InstalledService, RetiredService, Run, ServiceKey, ServiceSpec, TableError,
     Tables,
-    encode::{index_key, key_check, service_entry, service_rules},
+    encode::{key_check, service_entry, service_rules},
     layout::{Layout, LocalTable, layout},
     lut::Lut,
     policy::{Pods, ranges_of},
@@ -118,7 +118,7 @@ impl Tables {
         if !self.installed.contains_key(key) {
             return Ok(false);
         }
-        self.remove_key(key)?;
+        self.index.remove(self.index.key(key))?;
         self.specs.remove(key);
         if let Some(service) = self.installed.remove(key) {
             self.remove_pods(service.id, &Pods::new(), &service.pods);
@@ -387,7 +387,7 @@ impl Tables {
 
     /// Leads packets for a key to the service with this id.
     fn insert_key(&mut self, key: &ServiceKey, id: u32) -> Result<(), TableError> {
-        let key = index_key(key, self.current_config.index_seed);
+        let key = self.index.key(key);
         if !self.index.is_aside(key)
             && let Some(place) = self.or_reclaim(|tables| tables.index.place_for(key))
         {
@@ -396,11 +396,6 @@ impl Tables {
         }
         self.ask_overflow()?;
         self.index.store_aside(key, id)
-    }
-
-    pub(super) fn remove_key(&mut self, key: &ServiceKey) -> Result<(), TableError> {
-        self.index
-            .remove(index_key(key, self.current_config.index_seed))
     }
 }
 

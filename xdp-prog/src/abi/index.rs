@@ -79,32 +79,39 @@ pub struct Bucket {
     pub ids: [u64; WAYS as usize],
 }
 
+/// A bucket and a key's position in it.
+pub type Place = (u32, usize);
+
+/// Finds a free place that may be used, in the emptier of a key's two buckets.
+pub fn free_place(
+    buckets: [(u32, &Bucket); 2],
+    is_usable: impl Fn(&Place) -> bool,
+) -> Option<Place> {
+    let free = buckets.map(|(index, bucket)| {
+        let ways = (0..WAYS as usize).filter(|way| bucket.keys[*way] == 0);
+        ways.map(move |way| (index, way)).filter(&is_usable)
+    });
+    let emptier = free.into_iter().max_by_key(|places| places.clone().count());
+    emptier.and_then(|mut places| places.next())
+}
+
 /// Leads a key to an id in an index that nobody reads yet; false where both of its buckets are full.
 ///
 /// # Panics
 ///
 /// When the index has no bucket.
-#[cfg(not(target_arch = "bpf"))]
 #[expect(
     clippy::cast_possible_truncation,
     reason = "maps have fewer than 2^32 entries"
 )]
 pub fn lay_out(index: &mut [Bucket], seed: u64, key: IndexKey, id: u32) -> bool {
-    let taken = |bucket: &Bucket| bucket.keys.iter().filter(|key| **key != 0).count();
-    let [first, second] = key
-        .buckets(seed, index.len() as u32 - 1)
-        .map(|bucket| bucket as usize);
-    let emptier = if taken(&index[second]) < taken(&index[first]) {
-        second
-    } else {
-        first
-    };
-    let bucket = &mut index[emptier];
-    let Some(free) = bucket.keys.iter().position(|known| *known == 0) else {
+    let buckets = key.buckets(seed, index.len() as u32 - 1);
+    let buckets = buckets.map(|bucket| (bucket, &index[bucket as usize]));
+    let Some((bucket, way)) = free_place(buckets, |_| true) else {
         return false;
     };
-    bucket.keys[free] = key.0;
-    bucket.ids[free] = id.into();
+    let bucket = &mut index[bucket as usize];
+    (bucket.keys[way], bucket.ids[way]) = (key.0, id.into());
     true
 }
 

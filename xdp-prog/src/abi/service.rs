@@ -28,12 +28,6 @@ impl ServiceKeyV4 {
         Self(u64::from_ne_bytes([a, b, c, d, e, f, protocol, 0]))
     }
 
-    /// Returns address, port (host order) and protocol.
-    pub const fn parts(self) -> ([u8; 4], u16, u8) {
-        let [a, b, c, d, e, f, protocol, _] = self.0.to_ne_bytes();
-        ([a, b, c, d], u16::from_be_bytes([e, f]), protocol)
-    }
-
     /// Returns the check that the service's word must carry.
     #[inline(always)]
     pub const fn check(self) -> u32 {
@@ -56,17 +50,6 @@ impl ServiceKeyV6 {
             low,
             u64::from_ne_bytes([port[0], port[1], protocol, 0, 0, 0, 0, 0]),
         ])
-    }
-
-    /// Returns address, port (host order) and protocol.
-    pub const fn parts(self) -> ([u8; 16], u16, u8) {
-        let [high, low, rest] = self.0;
-        let [a, b, protocol, ..] = rest.to_ne_bytes();
-        (
-            AddressKey([high, low]).octets(),
-            u16::from_be_bytes([a, b]),
-            protocol,
-        )
     }
 
     /// Returns the check that the service's word must carry.

@@ -4,7 +4,9 @@
 //! agent from starting or serving, a WARN costs speed or deserves a look.
 
 pub(crate) mod cluster;
-mod judge;
+mod finding;
+mod interface;
+mod kernel;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -14,39 +16,12 @@ use std::process::ExitCode;
 use anyhow::Result;
 use fastpath::facts::{self, InterfaceError};
 use fastpath::pins::Pins;
-use serde::Serialize;
 
+use self::finding::{Finding, Judge, Verdict, page};
 use crate::config::{self, Config, ConfigError, DEFAULT_PIN_DIR, host};
-use crate::desired::{AttachMode, Role};
+use crate::desired::{AttachMode, Desired, Role};
 use crate::target::{Machine, Target};
 use crate::{cli, commands};
-
-/// How a fact is judged.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "UPPERCASE")]
-pub enum Verdict {
-    /// As it should be.
-    Ok,
-    /// It works, at a price.
-    Warn,
-    /// It does not work.
-    Fail,
-}
-
-/// One judged fact.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Finding {
-    /// The judgement.
-    pub verdict: Verdict,
-    /// What it is about: `kernel`, `process`, `config`, or an interface.
-    pub subject: String,
-    /// Which of its properties.
-    pub check: &'static str,
-    /// What was found.
-    pub detail: String,
-    /// What to do about it; empty if nothing.
-    pub remedy: String,
-}
 
 /// Checks and shows; the exit code is 1 if anything fails.
 ///
@@ -55,15 +30,13 @@ pub struct Finding {
 /// When the result cannot be written.
 pub fn check(options: &cli::Check) -> Result<ExitCode> {
     let findings = findings(options);
-    if options.json {
-        commands::print(&commands::json(&findings, true)?)?;
+    commands::print(&if options.json {
+        commands::json(&findings, true)?
     } else {
-        commands::print(&render(&findings))?;
-    }
-    let fails = findings
-        .iter()
-        .any(|finding| finding.verdict == Verdict::Fail);
-    Ok(if fails {
+        page(&findings)
+    })?;
+    let mut verdicts = findings.iter().map(|finding| finding.verdict);
+    Ok(if verdicts.any(|verdict| verdict == Verdict::Fail) {
         ExitCode::FAILURE
     } else {
         ExitCode::SUCCESS
@@ -73,32 +46,40 @@ pub fn check(options: &cli::Check) -> Result<ExitCode> {
 /// Says what it does to NAT mode that the kernel masquerades by these addresses of it, and what to do about it;
 /// nothing where it does not.
 pub fn masquerade_warning(shared: &BTreeSet<IpAddr>, masquerades: bool) -> Option<String> {
-    let finding = judge::masquerade(shared, Some(masquerades))?;
+    let mut judge = Judge::of("kernel");
+    kernel::masquerade(&mut judge, shared, Some(masquerades));
+    let finding = judge.findings.pop()?;
     (finding.verdict != Verdict::Ok).then(|| format!("{}: {}", finding.detail, finding.remedy))
 }
 
 fn findings(options: &cli::Check) -> Vec<Finding> {
     let mut findings = Vec::new();
-    let config = options
-        .config
-        .as_deref()
-        .and_then(|path| load(path, &mut findings));
-    let pin_dir = config.as_ref().map_or_else(
-        || PathBuf::from(DEFAULT_PIN_DIR),
-        |config| config.pin_dir.clone(),
-    );
-    findings.extend(judge::kernel(&facts::kernel()));
-    findings.extend(judge::process(&facts::process()));
-    findings.push(judge::bpffs(&pin_dir, facts::bpffs(&pin_dir)));
-    let tables = [true, false].map(|v4| judge::neighbours(v4, facts::neighbour_table(v4)));
-    findings.extend(tables.into_iter().flatten());
+    let config = options.config.as_deref();
+    let config = config.and_then(|path| {
+        let mut judge = Judge::of("config");
+        let config = load(path, &mut judge);
+        findings.extend(judge.findings);
+        config
+    });
+    let pin_dir = config.as_ref().map(|config| config.pin_dir.clone());
+    let pin_dir = pin_dir.unwrap_or_else(|| PathBuf::from(DEFAULT_PIN_DIR));
+    let mut kernel = Judge::of("kernel");
+    kernel::kernel(&mut kernel, &facts::kernel());
+    findings.extend(kernel.findings);
+    findings.extend(kernel::process(&facts::process()).findings);
+    let mut kernel = Judge::of("kernel");
+    kernel::bpffs(&mut kernel, &pin_dir, facts::bpffs(&pin_dir));
+    for v4 in [true, false] {
+        kernel::neighbours(&mut kernel, v4, facts::neighbour_table(v4));
+    }
     if let (Some(config), Some(ports)) = (&config, facts::local_ports()) {
-        findings.extend(judge::node_ports(&node_ports(config), &ports));
+        kernel::node_ports(&mut kernel, &node_ports(config), &ports);
         // In a cluster any port may come to go by NAT.
         if config.kubernetes.is_some() || config.desired.by_nat().next().is_some() {
-            findings.extend(judge::nat_ports(&config.desired.nat, &ports));
+            kernel::nat_ports(&mut kernel, &config.desired.nat, &ports);
         }
     }
+    findings.append(&mut kernel.findings);
 
     let ours = Pins::new(&pin_dir).interfaces().unwrap_or_default();
     let mut node = false;
@@ -107,13 +88,14 @@ fn findings(options: &cli::Check) -> Vec<Finding> {
         let machine = Machine::of(desired, &host::facts().unwrap_or_default());
         node = desired.is_node(&machine.addresses);
         if let Some(options) = &config.kubernetes {
-            let seen = cluster::look(options, desired);
+            let (cluster, may_be_node) = cluster::look(options, desired);
             // Which machines are nodes, the cluster says.
-            node |= desired.node == Role::IfListed && seen.may_be_node;
-            findings.extend(seen.findings);
+            node |= desired.node == Role::IfListed && may_be_node;
+            findings.extend(cluster);
         }
         let shared = &Target::of(desired, &machine).addresses.nat & &machine.primary;
-        findings.extend(judge::masquerade(&shared, facts::masquerades()));
+        kernel::masquerade(&mut kernel, &shared, facts::masquerades());
+        findings.append(&mut kernel.findings);
     }
     let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let mut used = Vec::new();
@@ -122,27 +104,37 @@ fn findings(options: &cli::Check) -> Vec<Finding> {
         config.is_some_and(|config| config.desired.interfaces.contains_key(name))
     };
     for (name, mode) in interfaces(options, config.as_ref()) {
-        match facts::interface(&name) {
+        let mut judge = match facts::interface(&name) {
             Ok(interface) => {
-                let attached = ours.contains(&name);
-                findings.extend(judge::interface(&interface, mode, attached, cpus));
-                if node {
-                    findings.push(judge::egress(&name, facts::egress(&name)));
-                    findings.extend(judge::reverse_path_filter(
-                        &name,
-                        facts::reverse_path_filter(&name),
-                    ));
-                }
+                let judge = interface::interface(&interface, mode, ours.contains(&name), cpus);
                 used.push((interface, mode));
+                judge
             }
             // The finding about the file tells.
-            Err(InterfaceError::NotFound { .. }) if is_configured(&name) => {}
-            Err(error) => findings.push(judge::unreadable(&name, &error)),
+            Err(InterfaceError::NotFound { .. }) if is_configured(&name) => continue,
+            Err(error) => {
+                let mut judge = Judge::of(&name);
+                judge.fail(
+                    "interface",
+                    error.to_string(),
+                    "use a name that `ip link` shows",
+                );
+                findings.append(&mut judge.findings);
+                continue;
+            }
+        };
+        if node {
+            interface::egress(&mut judge, facts::egress(&name));
+            if let Some(filter) = facts::reverse_path_filter(&name) {
+                interface::reverse_path_filter(&mut judge, &name, filter);
+            }
         }
+        findings.append(&mut judge.findings);
     }
     // Else they are all that the machine has, whatever will be used of them.
     if config.is_some() || !options.interface.is_empty() {
-        findings.extend(judge::redirect_targets(&used, &ours));
+        let judges = interface::redirect_targets(&used, &ours);
+        findings.extend(judges.into_iter().flat_map(|judge| judge.findings));
     }
     findings
 }
@@ -159,75 +151,58 @@ fn node_ports(config: &Config) -> BTreeSet<u16> {
 
 /// Reads a configuration; whatever is wrong with it is a finding. One that only this machine does not fit is
 /// looked at further.
-fn load(path: &Path, findings: &mut Vec<Finding>) -> Option<Config> {
-    let loaded = config::load(path, config::Source::AsWritten).map(|config| {
-        let facts = host::facts().unwrap_or_default();
-        let misfits = host::validate(path, &config, &facts);
-        (config, misfits)
-    });
-    match loaded {
-        Ok((config, Err(misfits))) => {
-            refuse(misfits, findings);
-            Some(config)
-        }
-        Ok((config, Ok(()))) => {
-            let desired = &config.desired;
-            findings.push(Finding {
-                verdict: Verdict::Ok,
-                subject: "config".to_owned(),
-                check: "file",
-                detail: format!(
-                    "{}: services {}, VIPs {}, interfaces {}",
-                    path.display(),
-                    desired.services.len(),
-                    desired.vips.len(),
-                    desired.interfaces.len()
-                ),
-                remedy: String::new(),
-            });
-            Some(config)
-        }
+fn load(path: &Path, judge: &mut Judge) -> Option<Config> {
+    let config = match config::load(path, config::Source::AsWritten) {
+        Ok(config) => config,
         Err(error) => {
-            refuse(error, findings);
-            None
+            refuse(error, judge);
+            return None;
         }
+    };
+    match host::validate(path, &config, &host::facts().unwrap_or_default()) {
+        Ok(()) => {
+            let Desired {
+                services,
+                vips,
+                interfaces,
+                ..
+            } = &config.desired;
+            let counts = format!(
+                "services {}, VIPs {}, interfaces {}",
+                services.len(),
+                vips.len(),
+                interfaces.len()
+            );
+            judge.ok("file", format!("{}: {counts}", path.display()));
+        }
+        Err(misfits) => refuse(misfits, judge),
     }
+    Some(config)
 }
 
 /// Makes a finding of each reason why a file is refused.
-fn refuse(error: ConfigError, findings: &mut Vec<Finding>) {
+fn refuse(error: ConfigError, judge: &mut Judge) {
     match error {
         ConfigError::Invalid { path, problems } => {
-            findings.extend(problems.into_iter().map(|problem| {
-                let at = problem
-                    .position
-                    .map_or_else(String::new, |at| format!(":{at}"));
-                Finding {
-                    verdict: Verdict::Fail,
-                    subject: "config".to_owned(),
-                    check: "file",
-                    detail: format!("{}{at}: {}", path.display(), problem.without_remedy()),
-                    remedy: problem.remedy,
-                }
-            }));
+            for problem in problems {
+                let at = problem.position.map(|at| format!(":{at}"));
+                let at = at.unwrap_or_default();
+                let detail = format!("{}{at}: {}", path.display(), problem.without_remedy());
+                judge.fail("file", detail, problem.remedy);
+            }
         }
-        error @ ConfigError::Read { .. } => {
-            findings.push(Finding {
-                verdict: Verdict::Fail,
-                subject: "config".to_owned(),
-                check: "file",
-                detail: format!("{:#}", anyhow::Error::from(error)),
-                remedy: "name an existing file that this user may read".to_owned(),
-            });
-        }
+        error @ ConfigError::Read { .. } => judge.fail(
+            "file",
+            format!("{:#}", anyhow::Error::from(error)),
+            "name an existing file that this user may read",
+        ),
     }
 }
 
 /// Chooses the interfaces: those asked for and configured, else all but `lo`.
 fn interfaces(options: &cli::Check, config: Option<&Config>) -> BTreeMap<String, AttachMode> {
-    let mut chosen: BTreeMap<String, AttachMode> = config
-        .map(|config| config.desired.interfaces.clone())
-        .unwrap_or_default();
+    let chosen = config.map(|config| config.desired.interfaces.clone());
+    let mut chosen = chosen.unwrap_or_default();
     for name in &options.interface {
         chosen.entry(name.clone()).or_default();
     }
@@ -241,103 +216,9 @@ fn interfaces(options: &cli::Check, config: Option<&Config>) -> BTreeMap<String,
     chosen
 }
 
-/// Widest line; `detail` and `remedy` are wrapped to it.
-const WIDTH: usize = 80;
-
-fn render(findings: &[Finding]) -> String {
-    let subject = findings
-        .iter()
-        .map(|finding| finding.subject.len())
-        .max()
-        .unwrap_or(0);
-    let check = findings
-        .iter()
-        .map(|finding| finding.check.len())
-        .max()
-        .unwrap_or(0);
-    let margin = "WARN  ".len() + subject + 2 + check + 2;
-    let mut page = String::new();
-    for finding in findings {
-        let verdict = match finding.verdict {
-            Verdict::Ok => "OK",
-            Verdict::Warn => "WARN",
-            Verdict::Fail => "FAIL",
-        };
-        page.push_str(&format!(
-            "{verdict:<4}  {:<subject$}  {:<check$}  ",
-            finding.subject, finding.check
-        ));
-        page.push_str(&wrapped(&finding.detail, margin));
-        if !finding.remedy.is_empty() {
-            page.push_str(&" ".repeat(margin));
-            page.push_str(&wrapped(&format!("-> {}", finding.remedy), margin));
-        }
-    }
-    let number = |verdict| {
-        findings
-            .iter()
-            .filter(|finding| finding.verdict == verdict)
-            .count()
-    };
-    page.push_str(&format!(
-        "\n{} OK, {} WARN, {} FAIL\n",
-        number(Verdict::Ok),
-        number(Verdict::Warn),
-        number(Verdict::Fail)
-    ));
-    page
-}
-
-/// Breaks a text between words; the first line begins at `margin`, the others are indented to it.
-fn wrapped(text: &str, margin: usize) -> String {
-    let room = WIDTH.saturating_sub(margin).max(20);
-    let mut page = String::new();
-    let mut used = 0;
-    for word in text.split_whitespace() {
-        let length = word.chars().count();
-        if used > 0 && used + 1 + length > room {
-            page.push('\n');
-            page.push_str(&" ".repeat(margin));
-            used = 0;
-        } else if used > 0 {
-            page.push(' ');
-            used += 1;
-        }
-        page.push_str(word);
-        used += length;
-    }
-    page.push('\n');
-    page
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn page_is_wrapped_to_80_columns_and_ends_with_the_sums() {
-        let finding = |verdict, detail: &str, remedy: &str| Finding {
-            verdict,
-            subject: "enp1s0f0np0".to_owned(),
-            check: "merging offloads",
-            detail: detail.to_owned(),
-            remedy: remedy.to_owned(),
-        };
-        let page = render(&[
-            finding(Verdict::Ok, "off", ""),
-            finding(
-                Verdict::Warn,
-                &"some words ".repeat(20),
-                &"other words ".repeat(10),
-            ),
-        ]);
-        assert!(
-            page.lines()
-                .all(|line| line.len() <= WIDTH && line.trim_end() == line),
-            "{page}"
-        );
-        assert!(page.ends_with("\n1 OK, 1 WARN, 0 FAIL\n"), "{page}");
-    }
 
     #[test]
     fn this_machine_gives_findings_about_kernel_and_process() {
@@ -392,8 +273,9 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("edge.yaml");
         std::fs::write(&path, "interfaces: []\nhash_seed: x\n").unwrap();
-        let mut findings = Vec::new();
-        assert!(load(&path, &mut findings).is_none());
+        let mut judge = Judge::of("config");
+        assert!(load(&path, &mut judge).is_none());
+        let findings = judge.findings;
         assert_eq!(findings.len(), 2, "{findings:?}");
         assert!(
             findings

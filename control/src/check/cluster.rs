@@ -11,8 +11,7 @@ use k8s_openapi::api::authorization::v1::{
 use kube::api::{ListParams, PostParams};
 use kube::{Api, Client};
 
-use super::judge::Judge;
-use super::{Finding, Verdict};
+use super::finding::{Finding, Judge};
 use crate::chain::chain;
 use crate::config::Kubernetes;
 use crate::config::host::{self, is_routed, source_towards};
@@ -30,15 +29,8 @@ const PAGE: u32 = 100;
 /// Nodes whose addresses are looked up for the source that this machine would send from.
 const SOME_NODES: u32 = 100;
 
-/// What was found.
-pub(super) struct Seen {
-    pub(super) findings: Vec<Finding>,
-    /// Whether the machine has a Node, as far as is known.
-    pub(super) may_be_node: bool,
-}
-
-/// Asks the API server, and judges what it says.
-pub(super) fn look(options: &Kubernetes, desired: &Desired) -> Seen {
+/// Asks the API server, and judges what it says; tells also whether the machine has a Node, as far as is known.
+pub(super) fn look(options: &Kubernetes, desired: &Desired) -> (Vec<Finding>, bool) {
     let identity = Identity::of(options);
     let mut judge = Judge::of("kubernetes");
     let answers = tokio::runtime::Builder::new_current_thread()
@@ -48,12 +40,12 @@ pub(super) fn look(options: &Kubernetes, desired: &Desired) -> Seen {
         .and_then(|runtime| runtime.block_on(ask(options, desired, &identity)));
     let may_be_node = match answers {
         Ok(answers) => {
-            answers.judge(&mut judge, options, &identity, &sources(desired, &answers));
+            let sources = sources(desired, &answers);
+            answers.judge(&mut judge, options, &identity, &sources);
             !matches!(answers.node, Ok(None))
         }
         Err(reason) => {
-            judge.find(
-                Verdict::Fail,
+            judge.fail(
                 "API server",
                 reason,
                 "give this user a KUBECONFIG or the pod a service account, and a way to the server; until it \
@@ -62,10 +54,7 @@ pub(super) fn look(options: &Kubernetes, desired: &Desired) -> Seen {
             true
         }
     };
-    Seen {
-        findings: judge.findings,
-        may_be_node,
-    }
+    (judge.findings, may_be_node)
 }
 
 /// Something that the agent does by the API.
@@ -158,14 +147,14 @@ struct Answers {
     /// Addresses of the Node of the machine's name, if there is one.
     node: Result<Option<BTreeSet<IpAddr>>, String>,
     /// The endpoints of our Service.
-    shown: Result<Shown, String>,
+    listed: Result<ListedMachines, String>,
     /// Addresses of some Nodes.
     others: BTreeSet<IpAddr>,
 }
 
 /// The machines that run Guideway, by the slices of its Service.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Shown {
+struct ListedMachines {
     nodes: BTreeSet<String>,
     /// Addresses of edges outside the cluster.
     edges: BTreeSet<IpAddr>,
@@ -176,12 +165,11 @@ async fn ask(
     desired: &Desired,
     identity: &Identity,
 ) -> Result<Answers, String> {
-    let told = |error: &client::ClientError| chain(error);
-    let mut config = client::infer().await.map_err(|error| told(&error))?;
+    let mut config = client::infer().await.map_err(|error| chain(&error))?;
     config.connect_timeout = Some(TIMEOUT);
     config.read_timeout = Some(TIMEOUT);
     let server = config.cluster_url.to_string();
-    let client = client::client(config).map_err(|error| told(&error))?;
+    let client = client::client(config).map_err(|error| chain(&error))?;
     let version = client.apiserver_version().await;
     let version = version.map_err(|error| format!("{server}: {}", chain(&error)))?;
     let own = ListParams::default().fields(&format!("metadata.name={}", identity.node_name));
@@ -199,7 +187,7 @@ async fn ask(
             .into_iter()
             .flatten()
             .collect(),
-        shown: shown(&client, identity, &options.service).await,
+        listed: listed_machines(&client, identity, &options.service).await,
     })
 }
 
@@ -249,12 +237,16 @@ async fn nodes(client: &Client, which: &ListParams) -> Result<Vec<BTreeSet<IpAdd
     Ok(nodes.items.into_iter().map(read).collect())
 }
 
-async fn shown(client: &Client, identity: &Identity, service: &str) -> Result<Shown, String> {
+async fn listed_machines(
+    client: &Client,
+    identity: &Identity,
+    service: &str,
+) -> Result<ListedMachines, String> {
     let api: Api<EndpointSlice> = Api::namespaced(client.clone(), &identity.namespace);
     let mut page = ListParams::default()
         .labels(&format!("{SERVICE_NAME}={service}"))
         .limit(PAGE);
-    let mut shown = Shown::default();
+    let mut listed = ListedMachines::default();
     loop {
         let slices = api.list(&page).await.map_err(|error| chain(&error))?;
         for endpoint in slices
@@ -263,17 +255,17 @@ async fn shown(client: &Client, identity: &Identity, service: &str) -> Result<Sh
             .flat_map(|slice| slice.endpoints.unwrap_or_default())
         {
             match endpoint.node_name {
-                Some(node) => drop(shown.nodes.insert(node)),
+                Some(node) => drop(listed.nodes.insert(node)),
                 None => {
                     let address = endpoint.addresses.iter().flatten().next();
                     let address = address.and_then(|address| address.parse::<IpAddr>().ok());
-                    shown.edges.extend(address);
+                    listed.edges.extend(address);
                 }
             }
         }
         match slices.metadata.continue_.filter(|more| !more.is_empty()) {
             Some(more) => page = page.continue_token(&more),
-            None => return Ok(shown),
+            None => return Ok(listed),
         }
     }
 }
@@ -306,79 +298,57 @@ impl Answers {
             ..
         } = identity;
         let service = format!("{namespace}/{}", options.service);
-        judge.find(
-            Verdict::Ok,
+        judge.ok(
             "API server",
             format!("{} answers, {}", self.server, self.version),
-            "",
         );
-        let denied = self.denied.as_ref().map(|denied| {
-            // Edges outside the cluster write no Events.
-            let is_needed = |right: &&Right| right.resource != "events" || self.node != Ok(None);
-            denied.iter().filter(is_needed).collect::<Vec<_>>()
-        });
-        match &denied {
-            Ok(denied) if denied.is_empty() => {
-                judge.find(Verdict::Ok, "rights", "all that an agent needs", "");
-            }
+        match &self.denied {
             Ok(denied) => {
-                let denied: Vec<String> = denied.iter().map(|right| right.to_string()).collect();
-                judge.find(
-                    Verdict::Fail,
-                    "rights",
-                    format!("this token may not: {}", denied.join(", ")),
-                    "bind the ClusterRole and the Role of the chart's agent to its user or service account",
-                );
+                // Edges outside the cluster write no Events.
+                let is_needed =
+                    |right: &&Right| right.resource != "events" || self.node != Ok(None);
+                let denied = denied.iter().filter(is_needed).map(Right::to_string);
+                let denied: Vec<String> = denied.collect();
+                if denied.is_empty() {
+                    judge.ok("rights", "all that an agent needs");
+                } else {
+                    judge.fail(
+                        "rights",
+                        format!("this token may not: {}", denied.join(", ")),
+                        "bind the ClusterRole and the Role of the chart's agent to its user or service account",
+                    );
+                }
             }
-            Err(reason) => judge.find(
-                Verdict::Warn,
+            Err(reason) => judge.warn(
                 "rights",
                 format!("the API server does not tell: {reason}"),
                 "kubectl auth can-i --list, as this user",
             ),
         }
-        let node = match &self.node {
-            Ok(Some(addresses)) => {
-                judge.find(Verdict::Ok, "Node", format!("{node_name} is there"), "");
-                Some(addresses)
-            }
-            Ok(None) => {
-                judge.find(
-                    Verdict::Warn,
-                    "Node",
-                    format!(
-                        "no Node is named {node_name}: this machine becomes an edge outside the cluster"
-                    ),
-                    "set kubernetes.node_name or NODE_NAME to the name of its Node, if it has one",
-                );
-                None
-            }
+        match &self.node {
+            Ok(Some(_)) => judge.ok("Node", format!("{node_name} is there")),
+            Ok(None) => judge.warn(
+                "Node",
+                format!(
+                    "no Node is named {node_name}: this machine becomes an edge outside the cluster"
+                ),
+                "set kubernetes.node_name or NODE_NAME to the name of its Node, if it has one",
+            ),
             Err(reason) => {
-                judge.find(
-                    Verdict::Fail,
-                    "Node",
-                    format!("Nodes cannot be listed: {reason}"),
-                    "mend the rights",
-                );
-                return;
+                let detail = format!("Nodes cannot be listed: {reason}");
+                return judge.fail("Node", detail, "mend the rights");
+            }
+        }
+        let node = self.node.as_ref().ok().and_then(Option::as_ref);
+        let listed = match &self.listed {
+            Ok(listed) => listed,
+            Err(reason) => {
+                let detail = format!("the EndpointSlices of {service} cannot be listed: {reason}");
+                return judge.fail("presence", detail, "mend the rights");
             }
         };
-        let shown = match &self.shown {
-            Ok(shown) => shown,
-            Err(reason) => {
-                judge.find(
-                    Verdict::Fail,
-                    "presence",
-                    format!("the EndpointSlices of {service} cannot be listed: {reason}"),
-                    "mend the rights",
-                );
-                return;
-            }
-        };
-        let is_present = shown.nodes.contains(node_name);
-        if node.is_some() && !is_present {
-            judge.find(
-                Verdict::Warn,
+        if node.is_some() && !listed.nodes.contains(node_name) {
+            return judge.warn(
                 "presence",
                 format!(
                     "no EndpointSlice of {service} has Node {node_name}: others take no packets from its edge, \
@@ -386,26 +356,21 @@ impl Answers {
                 ),
                 "run the agent in a pod that this Service selects, as the chart does",
             );
-            return;
         }
         let is_known = |source: &&IpAddr| {
-            shown.edges.contains(*source) || node.is_some_and(|node| node.contains(*source))
+            listed.edges.contains(*source) || node.is_some_and(|node| node.contains(*source))
         };
-        let unknown: Vec<&IpAddr> = sources.iter().filter(|source| !is_known(source)).collect();
-        for source in &unknown {
-            judge.find(
-                Verdict::Warn,
-                "presence",
-                untrusted_source(source, &service, node.is_some().then_some(&**node_name)),
-                UNTRUSTED_REMEDY,
-            );
+        let mut is_trusted = true;
+        for source in sources.iter().filter(|source| !is_known(source)) {
+            is_trusted = false;
+            let node_name = node.map(|_| node_name.as_str());
+            let detail = untrusted_source(source, &service, node_name);
+            judge.warn("presence", detail, UNTRUSTED_REMEDY);
         }
-        if unknown.is_empty() {
-            judge.find(
-                Verdict::Ok,
+        if is_trusted {
+            judge.ok(
                 "presence",
                 format!("nodes take what this machine sends, by the EndpointSlices of {service}"),
-                "",
             );
         }
     }
@@ -426,6 +391,7 @@ pub(crate) fn untrusted_source(source: &IpAddr, service: &str, node: Option<&str
 
 #[cfg(test)]
 mod tests {
+    use super::super::finding::Verdict;
     use super::*;
     use crate::config;
 
@@ -447,7 +413,7 @@ mod tests {
             version: "v1.36.3".to_owned(),
             denied: Ok(Vec::new()),
             node: Ok(Some([address("198.51.100.1")].into())),
-            shown: Ok(Shown {
+            listed: Ok(ListedMachines {
                 nodes: ["n1".to_owned()].into(),
                 edges: BTreeSet::new(),
             }),
@@ -514,9 +480,9 @@ mod tests {
 
         let found = judged(|answers| {
             answers.node = Ok(None);
-            answers.shown = Ok(Shown {
+            answers.listed = Ok(ListedMachines {
                 edges: [address("198.51.100.1")].into(),
-                ..Shown::default()
+                ..ListedMachines::default()
             });
         });
         assert_eq!(found.len(), 1, "it is listed: {found:?}");
@@ -524,7 +490,7 @@ mod tests {
 
     #[test]
     fn node_that_is_not_present_or_sends_from_elsewhere_is_named() {
-        let absent = judged(|answers| answers.shown = Ok(Shown::default()));
+        let absent = judged(|answers| answers.listed = Ok(ListedMachines::default()));
         assert_eq!(absent.len(), 1);
         assert!(absent[0].2.contains("has Node n1"), "{absent:?}");
         let elsewhere = judged(|answers| answers.node = Ok(Some([address("10.0.0.1")].into())));

@@ -1,0 +1,159 @@
+//! One judged fact, and the page that shows many.
+
+use serde::Serialize;
+
+/// How a fact is judged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "UPPERCASE")]
+pub(super) enum Verdict {
+    /// As it should be.
+    Ok,
+    /// It works, at a price.
+    Warn,
+    /// It does not work.
+    Fail,
+}
+
+/// One judged fact.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(super) struct Finding {
+    pub(super) verdict: Verdict,
+    /// What it is about: `kernel`, `process`, `config`, or an interface.
+    pub(super) subject: String,
+    /// Which of its properties.
+    pub(super) check: &'static str,
+    pub(super) detail: String,
+    /// What to do about it; empty if nothing.
+    pub(super) remedy: String,
+}
+
+/// Collects the findings about one subject.
+pub(super) struct Judge {
+    subject: String,
+    pub(super) findings: Vec<Finding>,
+}
+
+impl Judge {
+    pub(super) fn of(subject: &str) -> Self {
+        Self {
+            subject: subject.to_owned(),
+            findings: Vec::new(),
+        }
+    }
+
+    pub(super) fn ok(&mut self, check: &'static str, detail: impl Into<String>) {
+        self.find(Verdict::Ok, check, detail.into(), String::new());
+    }
+
+    pub(super) fn warn(
+        &mut self,
+        check: &'static str,
+        detail: impl Into<String>,
+        remedy: impl Into<String>,
+    ) {
+        self.find(Verdict::Warn, check, detail.into(), remedy.into());
+    }
+
+    pub(super) fn fail(
+        &mut self,
+        check: &'static str,
+        detail: impl Into<String>,
+        remedy: impl Into<String>,
+    ) {
+        self.find(Verdict::Fail, check, detail.into(), remedy.into());
+    }
+
+    fn find(&mut self, verdict: Verdict, check: &'static str, detail: String, remedy: String) {
+        self.findings.push(Finding {
+            verdict,
+            subject: self.subject.clone(),
+            check,
+            detail,
+            remedy,
+        });
+    }
+}
+
+/// Widest line; `detail` and `remedy` are wrapped to it.
+const WIDTH: usize = 80;
+
+/// Writes the findings in columns, and how many there are of each verdict.
+pub(super) fn page(findings: &[Finding]) -> String {
+    let widest = |length: fn(&Finding) -> usize| findings.iter().map(length).max().unwrap_or(0);
+    let subject = widest(|finding| finding.subject.len());
+    let check = widest(|finding| finding.check.len());
+    let margin = "WARN  ".len() + subject + 2 + check + 2;
+    let mut page = String::new();
+    for finding in findings {
+        let verdict = match finding.verdict {
+            Verdict::Ok => "OK",
+            Verdict::Warn => "WARN",
+            Verdict::Fail => "FAIL",
+        };
+        page.push_str(&format!(
+            "{verdict:<4}  {:<subject$}  {:<check$}  ",
+            finding.subject, finding.check
+        ));
+        page.push_str(&wrapped(&finding.detail, margin));
+        if !finding.remedy.is_empty() {
+            page.push_str(&" ".repeat(margin));
+            page.push_str(&wrapped(&format!("-> {}", finding.remedy), margin));
+        }
+    }
+    let number = |verdict| {
+        let of_verdict = findings.iter().filter(|finding| finding.verdict == verdict);
+        of_verdict.count()
+    };
+    page.push_str(&format!(
+        "\n{} OK, {} WARN, {} FAIL\n",
+        number(Verdict::Ok),
+        number(Verdict::Warn),
+        number(Verdict::Fail)
+    ));
+    page
+}
+
+/// Breaks a text between words; the first line begins at `margin`, the others are indented to it.
+fn wrapped(text: &str, margin: usize) -> String {
+    let room = WIDTH.saturating_sub(margin).max(20);
+    let mut page = String::new();
+    let mut used = 0;
+    for word in text.split_whitespace() {
+        let length = word.chars().count();
+        if used > 0 && used + 1 + length > room {
+            page.push('\n');
+            page.push_str(&" ".repeat(margin));
+            used = 0;
+        } else if used > 0 {
+            page.push(' ');
+            used += 1;
+        }
+        page.push_str(word);
+        used += length;
+    }
+    page.push('\n');
+    page
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn page_is_wrapped_to_80_columns_and_ends_with_the_sums() {
+        let mut judge = Judge::of("enp1s0f0np0");
+        judge.ok("merging offloads", "off");
+        judge.warn(
+            "merging offloads",
+            "some words ".repeat(20),
+            "other words ".repeat(10),
+        );
+        let page = page(&judge.findings);
+        assert!(
+            page.lines()
+                .all(|line| line.len() <= WIDTH && line.trim_end() == line),
+            "{page}"
+        );
+        assert!(page.ends_with("\n1 OK, 1 WARN, 0 FAIL\n"), "{page}");
+    }
+}

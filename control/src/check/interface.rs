@@ -1,0 +1,535 @@
+//! Judges the interfaces: driver, queues, MTU, offloads, and what else runs there.
+
+use fastpath::facts::{
+    Egress, Filter, Interface, InterfaceError, NativeXdp, ReversePathFilter, XdpMode,
+};
+
+use super::finding::Judge;
+use crate::desired::AttachMode;
+
+/// Outer IPv6 header, the largest that is put in front of a packet.
+const LARGEST_OUTER: u32 = 40;
+/// MTU of a client's Ethernet.
+const CLIENT_MTU: u32 = 1_500;
+/// Larger frames do not fit one page with XDP's headroom, so the driver needs several buffers.
+const SINGLE_BUFFER_MTU: u32 = 3_498;
+
+/// Judges an interface for the mode it shall be attached in; `ours` if an agent's link is pinned for it.
+pub(super) fn interface(interface: &Interface, mode: AttachMode, ours: bool, cpus: usize) -> Judge {
+    let mut judge = Judge::of(&interface.name);
+    if interface.up {
+        judge.ok("state", "up");
+    } else {
+        judge.warn(
+            "state",
+            "down",
+            format!("ip link set {} up", interface.name),
+        );
+    }
+    let generic = native_xdp(&mut judge, interface, mode);
+    veth(&mut judge, interface);
+    queues(&mut judge, interface, cpus);
+    mtu(&mut judge, interface);
+    offloads(&mut judge, interface, generic);
+    programs(&mut judge, interface, ours);
+    judge
+}
+
+fn driver(interface: &Interface) -> &str {
+    interface.driver.as_deref().unwrap_or("no driver")
+}
+
+/// Judges the driver; returns whether generic mode will be used.
+fn native_xdp(judge: &mut Judge, interface: &Interface, mode: AttachMode) -> bool {
+    const CHECK: &str = "native XDP";
+    let driver = driver(interface);
+    match (mode, interface.native_xdp) {
+        (AttachMode::Generic, _) => judge.warn(
+            CHECK,
+            format!("{driver}: generic mode is configured, several times slower"),
+            "allow native mode unless it fails",
+        ),
+        (
+            _,
+            NativeXdp::Supported {
+                several_buffers: false,
+                ..
+            },
+        ) if interface.mtu > SINGLE_BUFFER_MTU => judge.fail(
+            CHECK,
+            format!("{driver}: not with an MTU of {}", interface.mtu),
+            format!(
+                "ip link set {} mtu {SINGLE_BUFFER_MTU}, or less",
+                interface.name
+            ),
+        ),
+        (_, NativeXdp::Supported { .. }) => judge.ok(CHECK, format!("{driver} supports it")),
+        (AttachMode::Native, NativeXdp::Unsupported) => judge.fail(
+            CHECK,
+            format!("{driver} does not support it"),
+            "set mode: native-or-generic, or use another NIC or driver",
+        ),
+        (AttachMode::NativeOrGeneric, NativeXdp::Unsupported) => judge.warn(
+            CHECK,
+            format!("{driver} does not support it: generic mode, several times slower"),
+            "use a NIC whose driver supports XDP",
+        ),
+        (_, NativeXdp::Unknown) => judge.warn(
+            CHECK,
+            format!("{driver}: this kernel does not tell (6.3 or later does)"),
+            "start the agent to find out",
+        ),
+    }
+    mode == AttachMode::Generic
+        || (mode == AttachMode::NativeOrGeneric && interface.native_xdp == NativeXdp::Unsupported)
+}
+
+/// Warns of a veth, whose other end decides whether what XDP sends by it arrives, and arrives whole.
+fn veth(judge: &mut Judge, interface: &Interface) {
+    if interface.kind.as_deref() != Some("veth") {
+        return;
+    }
+    // veth_xdp_xmit() in drivers/net/veth.c takes a frame only where the receiving end runs NAPI.
+    judge.warn(
+        "veth peer",
+        "a frame that XDP sends by a veth is lost unless the other end has an XDP program or GRO; `guideway drops` \
+         counts those that are",
+        "attach a pass-through XDP program to the other end, or ethtool -K DEV gro on there",
+    );
+    judge.warn(
+        "veth checksums",
+        "a sender at the other end that leaves checksums to the device sends packets without them, which \
+         receivers drop after XDP has forwarded them",
+        "ethtool -K DEV tx off at the sender's end",
+    );
+}
+
+fn queues(judge: &mut Judge, interface: &Interface, cpus: usize) {
+    let queues = interface.rx_queues;
+    let most = interface.channels.map_or(queues, |channels| {
+        channels.rx_max.max(channels.combined_max).max(queues)
+    });
+    let useful = usize::try_from(most).unwrap_or(usize::MAX).min(cpus);
+    let detail = format!("receive queues: {queues} of {most}, CPUs: {cpus}");
+    if usize::try_from(queues).is_ok_and(|queues| queues < useful) {
+        let kind = match interface.channels {
+            Some(channels) if channels.combined_max > 0 => "combined",
+            _ => "rx",
+        };
+        let remedy = format!("ethtool -L {} {kind} {useful}", interface.name);
+        judge.warn("queues", detail, remedy);
+    } else {
+        judge.ok("queues", detail);
+    }
+}
+
+fn mtu(judge: &mut Judge, interface: &Interface) {
+    let mtu = interface.mtu;
+    let wanted = CLIENT_MTU + LARGEST_OUTER;
+    if mtu >= wanted {
+        let fits = format!("{mtu}: outer headers fit behind packets of {CLIENT_MTU}");
+        return judge.ok("MTU", fits);
+    }
+    let possible = interface.mtu_max.is_none_or(|most| most >= wanted);
+    let remedy = if possible {
+        format!(
+            "for mode ipip: ip link set {} mtu {wanted}, here and on the way to the nodes",
+            interface.name
+        )
+    } else {
+        "for mode ipip: lower the clients' MSS, for example by `advmss` on the nodes' routes"
+            .to_owned()
+    };
+    judge.warn(
+        "MTU",
+        format!(
+            "{mtu}: with mode ipip, larger packets than {} (IPv4 nodes) or {} (IPv6 nodes) do not fit",
+            mtu.saturating_sub(20),
+            mtu.saturating_sub(LARGEST_OUTER)
+        ),
+        remedy,
+    );
+}
+
+fn offloads(judge: &mut Judge, interface: &Interface, generic: bool) {
+    const CHECK: &str = "merging offloads";
+    let Some(features) = &interface.features else {
+        return judge.warn(CHECK, "the kernel does not tell", "look with `ethtool -k`");
+    };
+    let merging = features.merging().join(", ");
+    if merging.is_empty() {
+        judge.ok(CHECK, "off");
+    } else if generic {
+        judge.warn(
+            CHECK,
+            format!("{merging}: the agent switches them off for generic mode"),
+            "nothing, if other traffic of this interface can do without them",
+        );
+    } else {
+        judge.ok(CHECK, format!("{merging}: native XDP comes before them"));
+    }
+}
+
+fn programs(judge: &mut Judge, interface: &Interface, ours: bool) {
+    const CHECK: &str = "XDP program";
+    let Some(program) = interface.programs.first() else {
+        return judge.ok(CHECK, "none");
+    };
+    let (id, mode) = (program.id, program.mode);
+    if ours {
+        return judge.ok(CHECK, format!("Guideway's, id {id}, in {mode} mode"));
+    }
+    let off = match mode {
+        XdpMode::Native => "xdpdrv",
+        XdpMode::Generic => "xdpgeneric",
+        XdpMode::Offloaded => "xdpoffload",
+    };
+    judge.fail(
+        CHECK,
+        format!("another one, id {id}, in {mode} mode; it is left alone"),
+        format!(
+            "`bpftool prog show id {id}` names it; stop its owner, or `ip link set {} {off} off`",
+            interface.name
+        ),
+    );
+}
+
+/// Judges whether each of several interfaces takes what comes in by another one and is redirected to it; `ours`
+/// are those that an agent's link is pinned for.
+///
+/// A frame that the target does not take is lost after it was counted as forwarded.
+pub(super) fn redirect_targets(used: &[(Interface, AttachMode)], ours: &[String]) -> Vec<Judge> {
+    let mut judges = Vec::new();
+    for (place, (interface, _)) in used.iter().enumerate() {
+        let mut others = used.iter().enumerate().filter(|(other, _)| *other != place);
+        // In generic mode the stack sends, which needs nothing of the driver.
+        let is_native = |(_, (other, mode)): (usize, &(Interface, AttachMode))| {
+            *mode != AttachMode::Generic && other.native_xdp != NativeXdp::Unsupported
+        };
+        if !others.any(is_native) {
+            continue;
+        }
+        let driver = driver(interface);
+        let mut judge = Judge::of(&interface.name);
+        match interface.native_xdp {
+            NativeXdp::Supported {
+                redirect_target: true,
+                ..
+            } => judge.ok("redirects", format!("{driver} takes frames of other interfaces")),
+            // Many drivers set up the queues for it with the first program.
+            NativeXdp::Supported { .. } if !ours.contains(&interface.name) => judge.warn(
+                "redirects",
+                format!("{driver} takes no frames of other interfaces without an XDP program"),
+                "check again when the agent runs, unless what comes in by another interface never leaves by \
+                 this one",
+            ),
+            NativeXdp::Supported { .. } | NativeXdp::Unsupported => judge.warn(
+                "redirects",
+                format!(
+                    "{driver} takes no frames of other interfaces: what comes in there and leaves here is lost"
+                ),
+                "have clients and nodes behind one interface (a VLAN or a bond), use a NIC whose driver takes \
+                 redirected frames, or mode: generic on the others",
+            ),
+            // The finding about native XDP tells that the kernel is too old.
+            NativeXdp::Unknown => continue,
+        }
+        judges.push(judge);
+    }
+    judges
+}
+
+/// Judges what runs where a node's replies leave.
+pub(super) fn egress(judge: &mut Judge, found: Result<Egress, InterfaceError>) {
+    let egress = match found {
+        Ok(egress) => egress,
+        Err(error) => {
+            return judge.fail(
+                "egress",
+                error.to_string(),
+                "run as root, on a kernel with tcx (6.6) or the modules sch_ingress and cls_bpf",
+            );
+        }
+    };
+    if egress.tcx.is_some() {
+        return judge.ok("egress", "tcx, before other programs");
+    }
+    match egress.filters.first().filter(|first| first.priority == 1) {
+        Some(first) if !first.is_ours() => {
+            let Filter { kind, name, .. } = first;
+            let name = name.as_deref().unwrap_or("no name");
+            judge.warn(
+                "egress",
+                format!("a {kind} filter ({name}) of priority 1 runs before Guideway's"),
+                "have its owner use another priority, or an answer of TC_ACT_UNSPEC; \
+                 or use Linux 6.6, where Guideway runs first",
+            );
+        }
+        _ => judge.ok(
+            "egress",
+            "clsact: this kernel has no tcx (6.6 or later does)",
+        ),
+    }
+}
+
+/// Judges whether a node's kernel takes decapsulated packets, whose clients may be routed elsewhere.
+pub(super) fn reverse_path_filter(judge: &mut Judge, name: &str, filter: ReversePathFilter) {
+    match filter {
+        ReversePathFilter::Strict => judge.warn(
+            "rp_filter",
+            "strict: packets of clients that are routed by another interface are dropped after \
+             the outer header is taken off",
+            format!(
+                "sysctl -w net.ipv4.conf.{name}.rp_filter=2 (loose), unless all clients are routed by {name}"
+            ),
+        ),
+        ReversePathFilter::Off => judge.ok("rp_filter", "off"),
+        ReversePathFilter::Loose => judge.ok("rp_filter", "loose"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use fastpath::facts::{Channels, Features, XdpProgram};
+
+    use super::super::finding::{Finding, Verdict};
+    use super::*;
+
+    fn nic() -> Interface {
+        Interface {
+            name: "eth0".to_owned(),
+            index: 2,
+            up: true,
+            mtu: 9_000,
+            mtu_max: Some(9_600),
+            kind: None,
+            driver: Some("ice".to_owned()),
+            lower: None,
+            controller: None,
+            rx_queues: 8,
+            channels: None,
+            features: Some(Features::default()),
+            native_xdp: NativeXdp::Supported {
+                redirect_target: true,
+                zero_copy: true,
+                several_buffers: true,
+            },
+            programs: Vec::new(),
+        }
+    }
+
+    fn judged(nic: &Interface, mode: AttachMode, ours: bool) -> Vec<(&'static str, Verdict)> {
+        let findings = interface(nic, mode, ours, 8).findings;
+        for finding in &findings {
+            assert_eq!(
+                finding.remedy.is_empty(),
+                finding.verdict == Verdict::Ok,
+                "{finding:?}"
+            );
+        }
+        findings
+            .iter()
+            .filter(|finding| finding.verdict != Verdict::Ok)
+            .map(|finding| (finding.check, finding.verdict))
+            .collect()
+    }
+
+    /// Returns the one finding of a judgement.
+    fn found(judge: impl FnOnce(&mut Judge)) -> Finding {
+        let mut judged = Judge::of("eth0");
+        judge(&mut judged);
+        assert_eq!(judged.findings.len(), 1);
+        judged.findings.remove(0)
+    }
+
+    #[test]
+    fn good_nic_has_nothing_to_mend() {
+        assert_eq!(judged(&nic(), AttachMode::Native, false), []);
+    }
+
+    #[test]
+    fn each_obstacle_of_an_interface_is_named() {
+        let mode = AttachMode::NativeOrGeneric;
+        let down = Interface { up: false, ..nic() };
+        assert_eq!(judged(&down, mode, false), [("state", Verdict::Warn)]);
+        let small = Interface {
+            mtu: 1_500,
+            ..nic()
+        };
+        assert_eq!(judged(&small, mode, false), [("MTU", Verdict::Warn)]);
+        let few = Interface {
+            rx_queues: 1,
+            channels: Some(Channels {
+                combined: 1,
+                combined_max: 4,
+                ..Channels::default()
+            }),
+            ..nic()
+        };
+        assert_eq!(judged(&few, mode, false), [("queues", Verdict::Warn)]);
+        let single = Interface {
+            native_xdp: NativeXdp::Supported {
+                redirect_target: true,
+                zero_copy: false,
+                several_buffers: false,
+            },
+            ..nic()
+        };
+        assert_eq!(
+            judged(&single, mode, false),
+            [("native XDP", Verdict::Fail)]
+        );
+        let old = Interface {
+            native_xdp: NativeXdp::Unknown,
+            ..nic()
+        };
+        assert_eq!(judged(&old, mode, false), [("native XDP", Verdict::Warn)]);
+    }
+
+    #[test]
+    fn veth_is_warned_of_with_both_remedies() {
+        let veth = Interface {
+            kind: Some("veth".to_owned()),
+            ..nic()
+        };
+        for mode in [AttachMode::Native, AttachMode::NativeOrGeneric] {
+            assert_eq!(
+                judged(&veth, mode, true),
+                [
+                    ("veth peer", Verdict::Warn),
+                    ("veth checksums", Verdict::Warn)
+                ]
+            );
+        }
+        let remedies: Vec<String> = interface(&veth, AttachMode::Native, true, 1)
+            .findings
+            .into_iter()
+            .map(|finding| finding.remedy)
+            .collect();
+        let remedies = remedies.join("\n");
+        for remedy in ["pass-through", "gro on", "tx off"] {
+            assert!(remedies.contains(remedy), "{remedies}");
+        }
+    }
+
+    #[test]
+    fn driver_without_xdp_fails_only_where_native_is_asked_for() {
+        let nic = Interface {
+            native_xdp: NativeXdp::Unsupported,
+            features: Some(Features {
+                active: ["rx-gro".to_owned()].into(),
+            }),
+            ..nic()
+        };
+        assert_eq!(
+            judged(&nic, AttachMode::Native, false),
+            [("native XDP", Verdict::Fail)]
+        );
+        assert_eq!(
+            judged(&nic, AttachMode::NativeOrGeneric, false),
+            [
+                ("native XDP", Verdict::Warn),
+                ("merging offloads", Verdict::Warn)
+            ]
+        );
+    }
+
+    #[test]
+    fn foreign_program_fails_and_our_own_does_not() {
+        let nic = Interface {
+            programs: vec![XdpProgram {
+                mode: XdpMode::Native,
+                id: 7,
+            }],
+            ..nic()
+        };
+        assert_eq!(judged(&nic, AttachMode::Native, true), []);
+        assert_eq!(
+            judged(&nic, AttachMode::Native, false),
+            [("XDP program", Verdict::Fail)]
+        );
+    }
+
+    #[test]
+    fn interface_that_takes_no_redirected_frames_is_named_where_another_one_could_send_some() {
+        let named = |name: &str, native_xdp| Interface {
+            name: name.to_owned(),
+            native_xdp,
+            ..nic()
+        };
+        let supported = |redirect_target| NativeXdp::Supported {
+            redirect_target,
+            zero_copy: false,
+            several_buffers: true,
+        };
+        let native = AttachMode::NativeOrGeneric;
+        let judged = |used: &[(Interface, AttachMode)], ours: &[&str]| {
+            let ours: Vec<String> = ours.iter().map(|name| (*name).to_owned()).collect();
+            let judges = redirect_targets(used, &ours).into_iter();
+            judges
+                .flat_map(|judge| judge.findings)
+                .map(|finding| (finding.subject, finding.verdict, finding.detail))
+                .collect::<Vec<_>>()
+        };
+        let (good, bad) = (
+            named("eth0", supported(true)),
+            named("eth1", supported(false)),
+        );
+        assert_eq!(
+            judged(&[(bad.clone(), native)], &["eth1"]),
+            [],
+            "it is alone"
+        );
+
+        let both = [(good.clone(), native), (bad.clone(), native)];
+        let found = judged(&both, &["eth0", "eth1"]);
+        let verdicts: Vec<_> = found
+            .iter()
+            .map(|(name, verdict, _)| (&**name, *verdict))
+            .collect();
+        assert_eq!(verdicts, [("eth0", Verdict::Ok), ("eth1", Verdict::Warn)]);
+        assert!(found[1].2.ends_with("is lost"), "{found:?}");
+        let before = judged(&both, &["eth0"]);
+        assert!(before[1].2.contains("without an XDP program"), "{before:?}");
+
+        // Only the other one's stack sends.
+        let generic = [(good.clone(), AttachMode::Generic), (bad, native)];
+        let named_ones: Vec<_> = judged(&generic, &[]).into_iter().map(|one| one.0).collect();
+        assert_eq!(named_ones, ["eth0"]);
+
+        let without = [
+            (good.clone(), native),
+            (named("eth1", NativeXdp::Unsupported), native),
+        ];
+        assert_eq!(judged(&without, &[]), judged(&without, &["eth1"]));
+        assert!(judged(&without, &[])[0].2.ends_with("is lost"));
+        let old = [(good, native), (named("eth1", NativeXdp::Unknown), native)];
+        assert_eq!(judged(&old, &[]).len(), 1);
+    }
+
+    #[test]
+    fn strict_reverse_path_filter_is_named() {
+        let verdict = |filter| found(|judge| reverse_path_filter(judge, "eth0", filter)).verdict;
+        assert_eq!(verdict(ReversePathFilter::Strict), Verdict::Warn);
+        assert_eq!(verdict(ReversePathFilter::Loose), Verdict::Ok);
+        assert_eq!(verdict(ReversePathFilter::Off), Verdict::Ok);
+    }
+
+    #[test]
+    fn egress_is_possible_with_tcx_and_without() {
+        let tcx = Egress {
+            tcx: Some(Vec::new()),
+            filters: Vec::new(),
+        };
+        let clsact = Egress {
+            tcx: None,
+            filters: Vec::new(),
+        };
+        for way in [tcx, clsact] {
+            assert_eq!(found(|judge| egress(judge, Ok(way))).verdict, Verdict::Ok);
+        }
+        let name = "eth0".to_owned();
+        let gone = found(|judge| egress(judge, Err(InterfaceError::NotFound { name })));
+        assert_eq!(gone.verdict, Verdict::Fail);
+    }
+}

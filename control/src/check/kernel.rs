@@ -1,0 +1,374 @@
+//! Judges the kernel, what this process may do, and which ports the kernel takes for itself.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::net::IpAddr;
+use std::path::Path;
+
+use fastpath::facts::{
+    Bpffs, Capability, Jit, Kernel, KernelVersion, LocalPorts, Lockdown, NeighbourTable, Process,
+    Softirq,
+};
+
+use super::finding::Judge;
+use crate::desired::NatSettings;
+
+/// Judges the running kernel.
+pub(super) fn kernel(judge: &mut Judge, kernel: &Kernel) {
+    let minimum = KernelVersion::MINIMUM;
+    let release = format!("{} ({minimum} or later is needed)", kernel.release);
+    match kernel.version {
+        Some(version) if version < minimum => judge.fail("release", release, "upgrade the kernel"),
+        Some(_) => judge.ok("release", release),
+        None => judge.warn("release", release, "upgrade the kernel"),
+    }
+    match kernel.jit {
+        Jit::On => judge.ok("BPF JIT", "on"),
+        Jit::Off => judge.warn(
+            "BPF JIT",
+            "off: the program is interpreted, several times slower",
+            "sysctl -w net.core.bpf_jit_enable=1",
+        ),
+        Jit::Unknown => judge.warn(
+            "BPF JIT",
+            "not visible in this network namespace",
+            "check in the host's network namespace",
+        ),
+    }
+    if kernel.btf {
+        judge.ok("BTF", "/sys/kernel/btf/vmlinux is there");
+    } else {
+        judge.warn(
+            "BTF",
+            "no /sys/kernel/btf/vmlinux",
+            "use a kernel with CONFIG_DEBUG_INFO_BTF, as the distributions build it",
+        );
+    }
+    if kernel.softirq != Softirq::InTurn {
+        judge.fail(
+            "PREEMPT_RT",
+            "without PREEMPT_RT_NEEDS_BH_LOCK, or it cannot be seen: the program's scratch memory of a CPU would be shared",
+            "use a kernel with PREEMPT_RT_NEEDS_BH_LOCK=y and its /boot/config, or one without PREEMPT_RT",
+        );
+    }
+    match kernel.lockdown {
+        Lockdown::None => judge.ok("lockdown", "none"),
+        Lockdown::Integrity => judge.ok("lockdown", "integrity, BPF works"),
+        Lockdown::Confidentiality => judge.warn(
+            "lockdown",
+            "confidentiality: some BPF helpers are refused",
+            "boot with lockdown=integrity if the program does not load",
+        ),
+    }
+}
+
+/// Judges what this process may do.
+pub(super) fn process(process: &Process) -> Judge {
+    let mut judge = Judge::of("process");
+    let missing = process.missing(&Capability::REQUIRED);
+    if missing.is_empty() {
+        judge.ok("capabilities", list(&Capability::REQUIRED));
+    } else {
+        judge.fail(
+            "capabilities",
+            format!("{} missing", list(&missing)),
+            "run as root, or grant them to the unit or container",
+        );
+    }
+    if process.in_user_namespace {
+        judge.fail(
+            "user namespace",
+            "capabilities count only inside a user namespace, where BPF is out of reach",
+            "run outside of it (no rootless container)",
+        );
+    }
+    judge
+}
+
+fn list(capabilities: &[Capability]) -> String {
+    let names: Vec<String> = capabilities.iter().map(ToString::to_string).collect();
+    names.join(", ")
+}
+
+/// Judges the file system of the pin directory.
+pub(super) fn bpffs(judge: &mut Judge, pin_dir: &Path, found: io::Result<Bpffs>) {
+    let at = pin_dir.display();
+    let wrong = match found {
+        Ok(Bpffs::Mounted) => {
+            return judge.ok("bpffs", format!("{at} is on a BPF file system"));
+        }
+        Ok(Bpffs::Other { directory, .. }) => {
+            let directory = directory.display();
+            format!("{at} is not on a BPF file system ({directory} is not)")
+        }
+        Err(error) => format!("{at}: {error}"),
+    };
+    judge.fail(
+        "bpffs",
+        wrong,
+        "mount -t bpf bpf /sys/fs/bpf (in a container: mount the host's)",
+    );
+}
+
+/// Judges whether the kernel takes NodePorts for its own connections, whose answers a SYN-less
+/// NodePort packet then looks like.
+pub(super) fn node_ports(judge: &mut Judge, services: &BTreeSet<u16>, ports: &LocalPorts) {
+    let (Some(first), Some(last)) = (services.first(), services.last()) else {
+        return;
+    };
+    let mut taken = services.iter().filter(|port| ports.takes(**port));
+    let Some(port) = taken.next() else {
+        let none = "none in the range of the kernel's own connections";
+        return judge.ok("NodePorts", none);
+    };
+    judge.warn(
+        "NodePorts",
+        format!(
+            "{} of {} (as {port}) lie in the range of {}",
+            1 + taken.count(),
+            services.len(),
+            own_connections(ports)
+        ),
+        format!(
+            "sysctl -w net.ipv4.ip_local_reserved_ports={first}-{last}, with what is reserved already"
+        ),
+    );
+}
+
+/// Judges whether the kernel takes ports of NAT mode for its own connections, whose answers then look like a
+/// backend's.
+pub(super) fn nat_ports(judge: &mut Judge, nat: &NatSettings, ports: &LocalPorts) {
+    let range = nat.ports();
+    let (first, last) = (*range.start(), *range.end());
+    match range.filter(|port| ports.takes(*port)).count() {
+        0 => judge.ok(
+            "NAT ports",
+            format!("{first}-{last}, none of them the kernel's own"),
+        ),
+        taken => judge.warn(
+            "NAT ports",
+            format!(
+                "{taken} of {first}-{last} lie in the range of {}",
+                own_connections(ports)
+            ),
+            format!(
+                "set nat.ports to ports outside, or sysctl -w net.ipv4.ip_local_reserved_ports={first}-{last}, with \
+                 what is reserved already"
+            ),
+        ),
+    }
+}
+
+fn own_connections(ports: &LocalPorts) -> String {
+    format!(
+        "the kernel's own connections, {}-{}: a connection that gets such a port may break",
+        ports.range.start(),
+        ports.range.end()
+    )
+}
+
+/// Judges whether the kernel's table of neighbours has room; of those that say how full they are.
+pub(super) fn neighbours(judge: &mut Judge, v4: bool, table: NeighbourTable) {
+    let NeighbourTable { entries, capacity } = table;
+    let Some(entries) = entries else {
+        return;
+    };
+    let (family, check) = if v4 {
+        ("ipv4", "IPv4 neighbours")
+    } else {
+        ("ipv6", "IPv6 neighbours")
+    };
+    let filled = format!("{entries} of {capacity}");
+    if entries.saturating_mul(4) < capacity.saturating_mul(3) {
+        return judge.ok(check, filled);
+    }
+    judge.warn(
+        check,
+        filled,
+        format!(
+            "sysctl -w net.{family}.neigh.default.gc_thresh3={}, and gc_thresh2 to half of it: once the table is \
+             full, no new neighbour is reached",
+            capacity.saturating_mul(4)
+        ),
+    );
+}
+
+/// Judges whether NAT mode sends from addresses that the kernel masquerades by, with the same ports.
+pub(super) fn masquerade(judge: &mut Judge, shared: &BTreeSet<IpAddr>, masquerades: Option<bool>) {
+    let (Some(address), Some(masquerades)) = (shared.first(), masquerades) else {
+        return;
+    };
+    if !masquerades {
+        return judge.ok("masquerade", "no rule that takes ports of NAT mode");
+    }
+    let field = if address.is_ipv4() { "ipv4" } else { "ipv6" };
+    judge.warn(
+        "masquerade",
+        format!(
+            "rules masquerade, and NAT mode sends from {address} too: a masqueraded connection to one of its \
+             backends may get a port of NAT mode, and break"
+        ),
+        format!("set nat.{field} to an address that only NAT mode uses"),
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::finding::{Finding, Verdict};
+    use super::*;
+
+    /// Returns the one finding of a judgement, if there is any.
+    fn found(judge: impl FnOnce(&mut Judge)) -> Option<Finding> {
+        let mut judged = Judge::of("kernel");
+        judge(&mut judged);
+        assert!(judged.findings.len() < 2);
+        judged.findings.pop()
+    }
+
+    #[test]
+    fn neighbour_table_that_is_nearly_full_is_named() {
+        let table = |entries| NeighbourTable {
+            entries,
+            capacity: 1000,
+        };
+        let verdict = |entries| {
+            found(|judge| neighbours(judge, true, table(Some(entries))))
+                .unwrap()
+                .verdict
+        };
+        assert_eq!(verdict(749), Verdict::Ok);
+        assert_eq!(verdict(750), Verdict::Warn);
+        assert_eq!(found(|judge| neighbours(judge, true, table(None))), None);
+        let finding = found(|judge| neighbours(judge, false, table(Some(1000)))).unwrap();
+        assert_eq!(finding.detail, "1000 of 1000");
+        let remedy = "sysctl -w net.ipv6.neigh.default.gc_thresh3=4000";
+        assert!(finding.remedy.starts_with(remedy), "{finding:?}");
+    }
+
+    #[test]
+    fn node_ports_that_the_kernel_takes_are_named_until_they_are_reserved() {
+        let services = BTreeSet::from([30_000, 40_000]);
+        let mut ports = LocalPorts {
+            range: 32_768..=60_999,
+            reserved: Vec::new(),
+        };
+        let finding = found(|judge| node_ports(judge, &services, &ports)).unwrap();
+        assert_eq!(finding.verdict, Verdict::Warn);
+        assert!(
+            finding.detail.starts_with("1 of 2 (as 40000)"),
+            "{finding:?}"
+        );
+        assert!(
+            finding
+                .remedy
+                .contains("ip_local_reserved_ports=30000-40000")
+        );
+        ports.reserved.push(30_000..=40_000);
+        assert_eq!(
+            found(|judge| node_ports(judge, &services, &ports))
+                .unwrap()
+                .verdict,
+            Verdict::Ok
+        );
+        assert_eq!(
+            found(|judge| node_ports(judge, &BTreeSet::new(), &ports)),
+            None
+        );
+    }
+
+    #[test]
+    fn nat_ports_that_the_kernel_takes_are_counted_until_they_are_reserved() {
+        let mut ports = LocalPorts {
+            range: 32_768..=60_999,
+            reserved: Vec::new(),
+        };
+        let default = &found(|judge| nat_ports(judge, &NatSettings::default(), &ports)).unwrap();
+        assert_eq!(default.verdict, Verdict::Ok, "{default:?}");
+        let nat = NatSettings {
+            first_port: 60_990,
+            ports: 20,
+            ..NatSettings::default()
+        };
+        let overlap = &found(|judge| nat_ports(judge, &nat, &ports)).unwrap();
+        assert_eq!(overlap.verdict, Verdict::Warn);
+        assert!(
+            overlap.detail.starts_with("10 of 60990-61009"),
+            "{overlap:?}"
+        );
+        assert!(overlap.remedy.contains("reserved_ports=60990-61009"));
+        ports.reserved.push(60_990..=61_009);
+        assert_eq!(
+            found(|judge| nat_ports(judge, &nat, &ports))
+                .unwrap()
+                .verdict,
+            Verdict::Ok
+        );
+    }
+
+    #[test]
+    fn masquerade_by_the_address_of_nat_mode_is_named() {
+        let shared = BTreeSet::from(["2001:db8::1".parse().unwrap()]);
+        let finding = found(|judge| masquerade(judge, &shared, Some(true))).unwrap();
+        assert_eq!(finding.verdict, Verdict::Warn);
+        assert!(finding.remedy.starts_with("set nat.ipv6"), "{finding:?}");
+        assert_eq!(
+            found(|judge| masquerade(judge, &shared, Some(false)))
+                .unwrap()
+                .verdict,
+            Verdict::Ok
+        );
+        assert_eq!(
+            found(|judge| masquerade(judge, &shared, None)),
+            None,
+            "the kernel does not tell"
+        );
+        assert_eq!(
+            found(|judge| masquerade(judge, &BTreeSet::new(), Some(true))),
+            None
+        );
+    }
+
+    #[test]
+    fn old_kernel_without_jit_is_named() {
+        let mut judge = Judge::of("kernel");
+        kernel(
+            &mut judge,
+            &Kernel {
+                release: "5.10.0-9-amd64".to_owned(),
+                version: KernelVersion::parse("5.10.0-9-amd64"),
+                jit: Jit::Off,
+                btf: false,
+                lockdown: Lockdown::Confidentiality,
+                unprivileged_bpf_disabled: Some(true),
+                softirq: Softirq::Unknown,
+            },
+        );
+        let verdicts: Vec<Verdict> = judge
+            .findings
+            .iter()
+            .map(|finding| finding.verdict)
+            .collect();
+        assert_eq!(
+            verdicts,
+            [
+                Verdict::Fail,
+                Verdict::Warn,
+                Verdict::Warn,
+                Verdict::Fail,
+                Verdict::Warn
+            ]
+        );
+    }
+
+    #[test]
+    fn missing_bpffs_fails_with_the_mount_command() {
+        let other = Bpffs::Other {
+            directory: "/sys/fs/bpf".into(),
+            magic: 1,
+        };
+        let pin_dir = Path::new("/sys/fs/bpf/guideway");
+        let finding = found(|judge| bpffs(judge, pin_dir, Ok(other))).unwrap();
+        assert_eq!(finding.verdict, Verdict::Fail);
+        assert!(finding.remedy.starts_with("mount -t bpf"), "{finding:?}");
+    }
+}

@@ -275,12 +275,12 @@ fn parse_for(text: &str, source: Source) -> Result<Config, Vec<Problem>> {
 
 /// Parses a network as `kubernetes.external_ips` has them, or an address.
 pub fn parse_network(text: &str) -> Option<IpNet> {
-    validate::parse_network(text).filter(|network| network.trunc() == *network)
+    validate::network(text).ok()
 }
 
 /// Parses a seed as `hash_seed` is written: 64 bits, decimal or `0x`.
 pub fn parse_seed(text: &str) -> Option<u64> {
-    validate::parse_seed(text)
+    validate::seed(text).ok()
 }
 
 /// Turns the first thing that serde or the YAML scanner refused into a [`Problem`].

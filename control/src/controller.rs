@@ -159,7 +159,7 @@ fn identity() -> String {
 
 fn page(path: &str, values: Values) -> Response<Full<Bytes>> {
     match path {
-        "/metrics" => http::metrics_page(crate::metrics::encoded(values).ok()),
+        "/metrics" => http::metrics_page(crate::metrics::render(values).ok()),
         // The loop that answers is the one that works.
         "/healthz" | "/livez" => http::plain(StatusCode::OK, "ok\n"),
         "/readyz" if values.missing.is_empty() => http::plain(StatusCode::OK, "ok\n"),

@@ -13,153 +13,128 @@ use serde_saphyr::Spanned;
 pub(super) type Text = Option<Spanned<String>>;
 pub(super) type List<T> = Option<Spanned<Vec<T>>>;
 
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct File {
-    pub(super) interfaces: List<Spanned<Interface>>,
-    pub(super) roles: List<Spanned<String>>,
-    pub(super) nodes: List<Spanned<Node>>,
-    pub(super) hash_seed: Text,
-    pub(super) sources: Option<Sources>,
-    pub(super) nat: Option<Nat>,
-    pub(super) default_mode: Text,
-    pub(super) vips: List<Spanned<String>>,
-    pub(super) node_port_addresses: List<Spanned<String>>,
-    pub(super) node_port_range: Text,
-    pub(super) clamp_mss: Text,
-    pub(super) services: List<Spanned<Service>>,
-    pub(super) health: Option<Spanned<Health>>,
-    pub(super) node_health: Text,
-    pub(super) trusted_edges: List<Spanned<String>>,
-    pub(super) kubernetes: Option<Spanned<Kubernetes>>,
-    pub(super) announce: Option<Spanned<Announce>>,
-    pub(super) tables: Option<Tables>,
-    pub(super) api: Option<Api>,
-    pub(super) metrics: Option<Metrics>,
-    pub(super) pin_dir: Text,
+/// Makes sections, of which every field may be left out and no other one may be given.
+macro_rules! sections {
+    ($($name:ident { $($(#[$attribute:meta])? $field:ident: $type:ty,)* })*) => {$(
+        #[derive(Debug, Default, Deserialize)]
+        #[serde(deny_unknown_fields)]
+        pub(super) struct $name {
+            $($(#[$attribute])? pub(super) $field: $type,)*
+        }
+    )*};
 }
 
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct Interface {
-    pub(super) name: Text,
-    pub(super) mode: Text,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct Node {
-    pub(super) address: Text,
-    pub(super) guideway: Text,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct Sources {
-    pub(super) ipv4: Text,
-    pub(super) ipv6: Text,
-    pub(super) ipv4_prefix: Text,
-    pub(super) ipv6_prefix: Text,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct Nat {
-    pub(super) ipv4: Text,
-    pub(super) ipv6: Text,
-    pub(super) ports: Text,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct Service {
-    pub(super) name: Text,
-    pub(super) address: Text,
-    pub(super) port: Text,
-    pub(super) node_port: Text,
-    pub(super) protocol: Text,
-    pub(super) mode: Text,
-    pub(super) table_size: Text,
-    pub(super) traffic_policy: Text,
-    pub(super) source_ranges: List<Spanned<String>>,
-    pub(super) session_affinity: Text,
-    pub(super) health: Option<Spanned<Health>>,
-    pub(super) backends: List<Spanned<Backend>>,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct Health {
-    #[serde(rename = "type")]
-    pub(super) kind: Text,
-    pub(super) port: Text,
-    pub(super) path: Text,
-    pub(super) host: Text,
-    pub(super) status: List<Spanned<String>>,
-    pub(super) body: Text,
-    pub(super) interval: Text,
-    pub(super) timeout: Text,
-    pub(super) rise: Text,
-    pub(super) fall: Text,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct Backend {
-    pub(super) address: Text,
-    pub(super) port: Text,
-    pub(super) node: Text,
-    pub(super) weight: Text,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct Kubernetes {
-    pub(super) node_name: Text,
-    pub(super) namespace: Text,
-    pub(super) lease_namespace: Text,
-    pub(super) service: Text,
-    pub(super) load_balancer_class: Text,
-    pub(super) default_class: Text,
-    pub(super) external_ips: List<Spanned<String>>,
-    pub(super) topology_hints: Text,
-    pub(super) health_check_node_port: Text,
-    pub(super) healthz: Text,
-    pub(super) table_share: Text,
-    pub(super) namespace_table_share: Text,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct Announce {
-    pub(super) interfaces: List<Spanned<String>>,
-    pub(super) addresses: List<Spanned<String>>,
-    pub(super) node_selector: Option<Spanned<BTreeMap<String, String>>>,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct Tables {
-    pub(super) lut_arena_mib: Text,
-    pub(super) services: Text,
-    pub(super) backends: Text,
-    pub(super) next_hops: Text,
-    pub(super) vips: Text,
-    pub(super) trusted_edges: Text,
-    pub(super) pods: Text,
-    pub(super) source_ranges: Text,
-    pub(super) flows: Text,
-    pub(super) nat_flows: Text,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct Api {
-    pub(super) socket: Text,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct Metrics {
-    pub(super) listen: Text,
+sections! {
+    File {
+        interfaces: List<Spanned<Interface>>,
+        roles: List<Spanned<String>>,
+        nodes: List<Spanned<Node>>,
+        hash_seed: Text,
+        sources: Option<Sources>,
+        nat: Option<Nat>,
+        default_mode: Text,
+        vips: List<Spanned<String>>,
+        node_port_addresses: List<Spanned<String>>,
+        node_port_range: Text,
+        clamp_mss: Text,
+        services: List<Spanned<Service>>,
+        health: Option<Spanned<Health>>,
+        node_health: Text,
+        trusted_edges: List<Spanned<String>>,
+        kubernetes: Option<Spanned<Kubernetes>>,
+        announce: Option<Spanned<Announce>>,
+        tables: Option<Tables>,
+        api: Option<Api>,
+        metrics: Option<Metrics>,
+        pin_dir: Text,
+    }
+    Interface {
+        name: Text,
+        mode: Text,
+    }
+    Node {
+        address: Text,
+        guideway: Text,
+    }
+    Sources {
+        ipv4: Text,
+        ipv6: Text,
+        ipv4_prefix: Text,
+        ipv6_prefix: Text,
+    }
+    Nat {
+        ipv4: Text,
+        ipv6: Text,
+        ports: Text,
+    }
+    Service {
+        name: Text,
+        address: Text,
+        port: Text,
+        node_port: Text,
+        protocol: Text,
+        mode: Text,
+        table_size: Text,
+        traffic_policy: Text,
+        source_ranges: List<Spanned<String>>,
+        session_affinity: Text,
+        health: Option<Spanned<Health>>,
+        backends: List<Spanned<Backend>>,
+    }
+    Health {
+        #[serde(rename = "type")]
+        kind: Text,
+        port: Text,
+        path: Text,
+        host: Text,
+        status: List<Spanned<String>>,
+        body: Text,
+        interval: Text,
+        timeout: Text,
+        rise: Text,
+        fall: Text,
+    }
+    Backend {
+        address: Text,
+        port: Text,
+        node: Text,
+        weight: Text,
+    }
+    Kubernetes {
+        node_name: Text,
+        namespace: Text,
+        lease_namespace: Text,
+        service: Text,
+        load_balancer_class: Text,
+        default_class: Text,
+        external_ips: List<Spanned<String>>,
+        topology_hints: Text,
+        health_check_node_port: Text,
+        healthz: Text,
+        table_share: Text,
+        namespace_table_share: Text,
+    }
+    Announce {
+        interfaces: List<Spanned<String>>,
+        addresses: List<Spanned<String>>,
+        node_selector: Option<Spanned<BTreeMap<String, String>>>,
+    }
+    Tables {
+        lut_arena_mib: Text,
+        services: Text,
+        backends: Text,
+        next_hops: Text,
+        vips: Text,
+        trusted_edges: Text,
+        pods: Text,
+        source_ranges: Text,
+        flows: Text,
+        nat_flows: Text,
+    }
+    Api {
+        socket: Text,
+    }
+    Metrics {
+        listen: Text,
+    }
 }

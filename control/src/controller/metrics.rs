@@ -6,7 +6,7 @@ use std::fmt;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
 
-use crate::metrics::{count, counter, gauge};
+use crate::metrics::Metrics;
 
 /// The values of the controller's metrics.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -53,86 +53,65 @@ impl Values {
 }
 
 impl Collector for Values {
-    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        gauge(
-            &mut encoder,
+    fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let mut metrics = Metrics::new(encoder);
+        metrics.gauges(
             "build_info",
             "Always 1; the label tells the version",
-        )?
-        .encode_family(&[("version", env!("CARGO_PKG_VERSION"))])?
-        .encode_gauge(&1_i64)?;
-        gauge(
-            &mut encoder,
+            [([("version", env!("CARGO_PKG_VERSION"))], 1)],
+        )?;
+        metrics.gauge(
             "controller_leader",
             "1 if this controller acts, 0 if another one does or nobody",
-        )?
-        .encode_gauge(&i64::from(self.leads))?;
-        let mut services = gauge(
-            &mut encoder,
+            u64::from(self.leads),
+        )?;
+        let services = [("assigned", self.assigned), ("waiting", self.waiting)];
+        metrics.gauges(
             "controller_services",
             "Services that get their addresses from here, by whether they have them",
+            services.map(|(state, number)| ([("state", state)], number)),
         )?;
-        for (state, number) in [("assigned", self.assigned), ("waiting", self.waiting)] {
-            services
-                .encode_family(&[("state", state)])?
-                .encode_gauge(&number)?;
-        }
-        gauge(
-            &mut encoder,
+        metrics.gauge(
             "controller_claimed_addresses",
             "Addresses of Services that a machine has come to have too",
-        )?
-        .encode_gauge(&self.claimed)?;
-        let mut used = gauge(
-            &mut encoder,
+            self.claimed,
+        )?;
+        let pools = self.pools.iter();
+        metrics.gauges(
             "controller_pool_used_addresses",
             "Addresses of the pool that Services have",
+            pools.map(|(pool, values)| ([("pool", pool.as_str())], values.used)),
         )?;
-        for (pool, values) in &self.pools {
-            used.encode_family(&[("pool", pool.as_str())])?
-                .encode_gauge(&values.used)?;
-        }
-        let mut free = gauge(
-            &mut encoder,
+        let free = self.pools.iter().flat_map(|(pool, values)| {
+            let families = [("ipv4", values.free_ipv4), ("ipv6", values.free_ipv6)];
+            families.map(|(family, free)| ([("pool", pool.as_str()), ("family", family)], free))
+        });
+        metrics.gauges(
             "controller_pool_free_addresses",
             "Addresses of the pool that nobody has",
+            free,
         )?;
-        for (pool, values) in &self.pools {
-            for (family, number) in [("ipv4", values.free_ipv4), ("ipv6", values.free_ipv6)] {
-                free.encode_family(&[("pool", pool.as_str()), ("family", family)])?
-                    .encode_gauge(&number)?;
-            }
-        }
-        let mut writes = counter(
-            &mut encoder,
+        let writes = self.writes.iter();
+        metrics.counters(
             "controller_writes",
             "Writes to the API server, by object and result",
+            writes.map(|((object, success), number)| {
+                let result = if *success { "success" } else { "failure" };
+                ([("object", *object), ("result", result)], *number)
+            }),
         )?;
-        for ((object, success), number) in &self.writes {
-            let result = if *success { "success" } else { "failure" };
-            count(
-                &mut writes,
-                &[("object", *object), ("result", result)],
-                *number,
-            )?;
-        }
-        let mut errors = counter(
-            &mut encoder,
+        let errors = self.watch_errors.iter();
+        metrics.counters(
             "controller_watch_errors",
             "Errors of watches and lists, by object",
+            errors.map(|(object, number)| ([("object", *object)], *number)),
         )?;
-        for (object, number) in &self.watch_errors {
-            count(&mut errors, &[("object", *object)], *number)?;
-        }
-        let mut failed = counter(
-            &mut encoder,
+        let failed = self.failed_requests.iter();
+        metrics.counters(
             "controller_request_errors",
             "Other requests that failed, by what they are for",
-        )?;
-        for (request, number) in &self.failed_requests {
-            count(&mut failed, &[("request", *request)], *number)?;
-        }
-        Ok(())
+            failed.map(|(request, number)| ([("request", *request)], *number)),
+        )
     }
 }
 
@@ -162,7 +141,7 @@ mod tests {
             failed_requests: [("lease", 5)].into(),
             ..Values::default()
         };
-        crate::metrics::encoded(values).unwrap()
+        crate::metrics::render(values).unwrap()
     }
 
     #[test]

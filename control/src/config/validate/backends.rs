@@ -1,16 +1,13 @@
 //! The rules for the backends of a service.
 
-use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 
 use serde_saphyr::Spanned;
 use xdp_prog::maglev::{self, MAX_LOG2_LEN, MaglevError, Member};
 
-use super::super::problem::{Position, Problem};
-use super::super::{Origins, raw};
-use super::Rules;
-use super::values::{decimal, position};
+use super::values::{self, Refusal, decimal, family, refusal};
+use super::{Rules, entries, note, position, raw};
 use crate::desired::{BackendSpec, ForwardMode, Protocol, ServiceSpec, TrafficPolicy};
 
 /// Largest weight of one backend; relative shares need no larger numbers.
@@ -26,7 +23,16 @@ pub(super) struct Shape<'a> {
     pub(super) traffic_policy: TrafficPolicy,
     /// Machines that run Guideway.
     pub(super) nodes: &'a BTreeSet<IpAddr>,
-    pub(super) origins: &'a Origins,
+}
+
+impl Shape<'_> {
+    /// Returns the virtual address if a backend is not of its family, with the names of both families.
+    fn vip_of_other_family(&self, backend: IpAddr) -> Option<(IpAddr, &str, &str)> {
+        let vip = self
+            .address
+            .filter(|vip| vip.is_ipv4() != backend.is_ipv4())?;
+        Some((vip, family(backend.is_ipv4()), family(vip.is_ipv4())))
+    }
 }
 
 impl Rules {
@@ -36,54 +42,31 @@ impl Rules {
         entry: &Spanned<raw::Service>,
         shape: &Shape<'_>,
     ) -> Vec<BackendSpec> {
+        let listed = &entry.value.backends;
+        if listed.is_none() {
+            let remedy = "list the pods, nodes or NAT backends that serve it; an empty list [] rejects its traffic";
+            self.missing(field, Some(position(entry)), remedy);
+        }
         let mut backends = Vec::new();
-        let mut seen: BTreeMap<SocketAddr, Position> = BTreeMap::new();
-        let Some(listed) = &entry.value.backends else {
-            self.missing(
-                &format!("{field}.backends"),
-                Some(position(entry)),
-                "list the pods, nodes or NAT backends that serve it; an empty list [] rejects its traffic",
-            );
-            return backends;
-        };
-        for (index, backend) in listed.value.iter().enumerate() {
-            let field = format!("{field}.backends[{index}]");
-            let weight = match &backend.value.weight {
-                Some(text) => self.weight(&format!("{field}.weight"), text),
-                None => Some(1),
-            };
-            let port = match &backend.value.port {
-                Some(text) => match self.traffic_port(&format!("{field}.port"), text) {
-                    Some(port) => Some(port),
-                    None => continue,
-                },
-                None => shape.port,
+        let mut seen = BTreeMap::new();
+        for (field, backend) in entries(field, listed) {
+            let at = |name: &str| format!("{field}.{name}");
+            let text = backend.value.weight.as_ref();
+            let weight = self.read(&at("weight"), text, weight);
+            let weight = weight.or(text.is_none().then_some(1));
+            let Some(spec) = self.backend(&field, backend, shape) else {
+                continue;
             };
             let Some(text) = &backend.value.address else {
-                self.missing(
-                    &format!("{field}.address"),
-                    Some(position(backend)),
-                    "give the address of the pod, or of the node that has the VIP on lo",
-                );
                 continue;
             };
-            let Some(address) = self.address(&format!("{field}.address"), text) else {
-                continue;
-            };
-            let Some(spec) = self.backend(&field, backend, text, address, port, shape) else {
-                continue;
-            };
-            let identity = spec.pod.unwrap_or(SocketAddr::new(address, 0));
-            match seen.entry(identity) {
-                Entry::Vacant(vacant) => {
-                    vacant.insert(position(text));
-                    backends.extend(weight.map(|weight| BackendSpec { weight, ..spec }));
-                }
-                Entry::Occupied(first) => {
-                    let reason =
-                        format!("this service already has this backend at {}", first.get());
+            let identity = spec.pod.unwrap_or(SocketAddr::new(spec.address, 0));
+            match note(&mut seen, identity, position(text)) {
+                Ok(()) => backends.extend(weight.map(|weight| BackendSpec { weight, ..spec })),
+                Err(first) => {
+                    let reason = format!("this service already has this backend at {first}");
                     let remedy = "list each backend once and use weight for a larger share";
-                    self.refuse(&format!("{field}.address"), text, reason, remedy);
+                    self.refuse(&at("address"), text, refusal(reason, remedy));
                 }
             }
         }
@@ -97,133 +80,68 @@ impl Rules {
         &mut self,
         field: &str,
         backend: &Spanned<raw::Backend>,
-        text: &Spanned<String>,
-        address: IpAddr,
-        port: Option<u16>,
         shape: &Shape<'_>,
     ) -> Option<BackendSpec> {
-        let address_field = format!("{field}.address");
-        if let Some(first) = shape.origins.vips.get(&address) {
+        let at = |name: &str| format!("{field}.{name}");
+        let raw::Backend {
+            address,
+            port,
+            node,
+            ..
+        } = &backend.value;
+        let own_port = self.read(&at("port"), port, values::traffic_port);
+        if port.is_some() && own_port.is_none() {
+            return None;
+        }
+        let remedy = "give the address of the pod, or of the node that has the VIP on lo";
+        let address = self.required(&at("address"), backend, address, remedy, values::address)?;
+        let text = backend.value.address.as_ref()?;
+        if let Some(first) = self.origins.vips.get(&address) {
             let reason = format!("this address is the VIP at {first}");
             let remedy = "a backend is a node's own address; the VIP goes on the node's lo";
-            self.refuse(&address_field, text, reason, remedy);
+            self.refuse(&at("address"), text, refusal(reason, remedy));
             return None;
         }
         let by_nat = shape.mode == Some(ForwardMode::Nat);
-        let node = backend.value.node.as_ref();
-        let node = match node {
-            Some(text) if by_nat => {
-                self.refuse(
-                    &format!("{field}.node"),
-                    text,
-                    "nat sends to the backend's own address",
-                    "leave node out, or use mode ipip or l2dsr",
-                );
-                return None;
-            }
-            Some(text) => Some(self.node_of(&format!("{field}.node"), text, shape)?),
+        let of_pod = match node {
+            Some(text) => Some(self.node_of(&at("node"), text, shape)?),
             None => None,
         };
-        if !by_nat && node.is_none() {
-            return self.plain(field, backend, text, address, shape);
+        if !by_nat && of_pod.is_none() {
+            return self.plain(field, &backend.value, address, shape);
         }
-        let Some(port) = port else {
+        let Some(port) = own_port.or(shape.port) else {
             // A port of the service that is wrong has been reported.
             if shape.node_port.is_some() {
                 let remedy = "give the port that the backend listens on";
-                self.missing(&format!("{field}.port"), Some(position(backend)), remedy);
+                self.missing(&at("port"), Some(position(backend)), remedy);
             }
             return None;
         };
-        if let Some(vip) = shape.address
-            && vip.is_ipv4() != address.is_ipv4()
-        {
-            let (own, wanted) = (family(address), family(vip));
-            self.refuse(
-                &address_field,
-                text,
-                format!(
-                    "an {own} backend cannot serve the {wanted} VIP {vip}: addresses are \
-                     translated within a family"
-                ),
-                format!("give its {wanted} address"),
+        if let Some((vip, own, wanted)) = shape.vip_of_other_family(address) {
+            let reason = format!(
+                "an {own} backend cannot serve the {wanted} VIP {vip}: addresses are translated within a family"
             );
+            let refusal = refusal(reason, format!("give its {wanted} address"));
+            self.refuse(&at("address"), text, refusal);
             return None;
         }
-        let service_port = shape.node_port.or(shape.port);
+        let wanted = shape.node_port.or(shape.port);
         if shape.protocol == Some(Protocol::Sctp)
-            && let Some(wanted) = service_port.filter(|wanted| *wanted != port)
+            && let Some(wanted) = wanted.filter(|wanted| *wanted != port)
         {
-            self.problems.push(Problem {
-                position: Some(position(backend.value.port.as_ref().unwrap_or(text))),
-                field: format!("{field}.port"),
-                value: port.to_string(),
-                reason: format!("SCTP's ports are never translated and the service's is {wanted}"),
-                remedy: "use one port for the service, its node_port and its backends".to_owned(),
-            });
+            let place = position(backend.value.port.as_ref().unwrap_or(text));
+            let reason = format!("SCTP's ports are never translated and the service's is {wanted}");
+            let remedy = "use one port for the service, its node_port and its backends";
+            let refusal = refusal(reason, remedy);
+            self.report(Some(place), &at("port"), &port.to_string(), refusal);
             return None;
         }
         let pod = SocketAddr::new(address, port);
-        Some(match node {
+        Some(match of_pod {
             Some(node) => BackendSpec::pod(node, pod, 1),
             None => BackendSpec::nat(pod, 1),
         })
-    }
-
-    /// Takes a backend that has the VIP on `lo`.
-    fn plain(
-        &mut self,
-        field: &str,
-        backend: &Spanned<raw::Backend>,
-        text: &Spanned<String>,
-        address: IpAddr,
-        shape: &Shape<'_>,
-    ) -> Option<BackendSpec> {
-        const REMEDY: &str = "give the node that the backend is a pod of, or set mode: nat";
-        let address_field = format!("{field}.address");
-        if let Some(port) = &backend.value.port {
-            self.refuse(
-                &format!("{field}.port"),
-                port,
-                "a backend that has the VIP on lo takes packets as they are, on the service's port",
-                REMEDY,
-            );
-            return None;
-        }
-        if shape.node_port.is_some() {
-            self.refuse(
-                &address_field,
-                text,
-                "no other machine can take packets to a NodePort as they are",
-                REMEDY,
-            );
-            return None;
-        }
-        if shape.traffic_policy == TrafficPolicy::Local {
-            self.refuse(
-                &address_field,
-                text,
-                "with traffic_policy: local every backend is a pod",
-                "give the node that the backend is a pod of, or use traffic_policy: cluster",
-            );
-            return None;
-        }
-        if let (Some(ForwardMode::L2dsr), Some(vip)) = (shape.mode, shape.address)
-            && vip.is_ipv4() != address.is_ipv4()
-        {
-            let (own, wanted) = (family(address), family(vip));
-            self.refuse(
-                &address_field,
-                text,
-                format!(
-                    "an {own} backend cannot serve the {wanted} VIP {vip} by l2dsr, which keeps \
-                     the packet"
-                ),
-                format!("give the node's {wanted} address or set mode: ipip"),
-            );
-            return None;
-        }
-        Some(BackendSpec::node(address, 1))
     }
 
     /// Takes the node of a pod.
@@ -233,42 +151,71 @@ impl Rules {
         text: &Spanned<String>,
         shape: &Shape<'_>,
     ) -> Option<IpAddr> {
-        let node = self.address(field, text)?;
+        if shape.mode == Some(ForwardMode::Nat) {
+            let remedy = "leave node out, or use mode ipip or l2dsr";
+            let refusal = refusal("nat sends to the backend's own address", remedy);
+            self.refuse(field, text, refusal);
+            return None;
+        }
+        let node = self.read(field, text, values::address)?;
         if shape.nodes.contains(&node) {
             return Some(node);
         }
-        match shape.origins.nodes.get(&node) {
-            Some(first) => self.refuse(
-                field,
-                text,
-                format!("the node at {first} does not run Guideway, which hands packets to pods"),
-                "set mode: nat and leave node out",
-            ),
-            None => self.refuse(
-                field,
-                text,
-                "this address is not among nodes",
-                format!("add {node} to nodes or use one of them"),
-            ),
-        }
+        let refusal = match self.origins.nodes.get(&node) {
+            Some(first) => {
+                let reason = format!(
+                    "the node at {first} does not run Guideway, which hands packets to pods"
+                );
+                refusal(reason, "set mode: nat and leave node out")
+            }
+            None => {
+                let remedy = format!("add {node} to nodes or use one of them");
+                refusal("this address is not among nodes", remedy)
+            }
+        };
+        self.refuse(field, text, refusal);
         None
     }
 
-    fn weight(&mut self, field: &str, text: &Spanned<String>) -> Option<u32> {
-        let remedy = format!("use a weight from 1 to {MAX_WEIGHT}");
-        let reason = match decimal::<u128>(&text.value) {
-            Some(0) => {
-                let remedy = format!("{remedy}; to stop its traffic, remove the backend");
-                self.refuse(field, text, "weight 0 gives the backend no slot", remedy);
-                return None;
-            }
-            Some(weight) => match u32::try_from(weight) {
-                Ok(weight) if weight <= MAX_WEIGHT => return Some(weight),
-                _ => "the weight is too large",
-            },
-            None => "not a weight",
+    /// Takes a backend that has the VIP on `lo`.
+    fn plain(
+        &mut self,
+        field: &str,
+        backend: &raw::Backend,
+        address: IpAddr,
+        shape: &Shape<'_>,
+    ) -> Option<BackendSpec> {
+        const REMEDY: &str = "give the node that the backend is a pod of, or set mode: nat";
+        if let Some(port) = &backend.port {
+            let reason =
+                "a backend that has the VIP on lo takes packets as they are, on the service's port";
+            self.refuse(&format!("{field}.port"), port, refusal(reason, REMEDY));
+            return None;
+        }
+        let refusal = if shape.node_port.is_some() {
+            let reason = "no other machine can take packets to a NodePort as they are";
+            refusal(reason, REMEDY)
+        } else if shape.traffic_policy == TrafficPolicy::Local {
+            let reason = "with traffic_policy: local every backend is a pod";
+            let remedy =
+                "give the node that the backend is a pod of, or use traffic_policy: cluster";
+            refusal(reason, remedy)
+        } else if shape.mode == Some(ForwardMode::L2dsr)
+            && let Some((vip, own, wanted)) = shape.vip_of_other_family(address)
+        {
+            let reason = format!(
+                "an {own} backend cannot serve the {wanted} VIP {vip} by l2dsr, which keeps the packet"
+            );
+            let remedy = format!("give the node's {wanted} address or set mode: ipip");
+            refusal(reason, remedy)
+        } else {
+            return Some(BackendSpec::node(address, 1));
         };
-        self.refuse(field, text, reason, remedy);
+        self.refuse(
+            &format!("{field}.address"),
+            backend.address.as_ref()?,
+            refusal,
+        );
         None
     }
 
@@ -283,52 +230,52 @@ impl Rules {
         let backends = spec.backends.len();
         let log2 = spec.log2_slots_for(backends).unwrap_or(MAX_LOG2_LEN);
         let slots = 1_usize << log2;
+        let at = Some(position(entry));
         if backends > slots {
-            let (field, at, value) = match &entry.value.table_size {
-                Some(text) => (
-                    format!("{field}.table_size"),
-                    position(text),
-                    text.value.clone(),
-                ),
-                None => (format!("{field}.backends"), position(entry), String::new()),
-            };
-            self.problems.push(Problem {
-                position: Some(at),
-                field,
-                value,
-                reason: format!("{backends} backends need a slot each and the table has {slots}"),
-                remedy: "leave table_size out, choose a larger one, or split the service"
-                    .to_owned(),
-            });
+            let reason = format!("{backends} backends need a slot each and the table has {slots}");
+            let remedy = "leave table_size out, choose a larger one, or split the service";
+            let refusal = refusal(reason, remedy);
+            match &entry.value.table_size {
+                Some(text) => self.refuse(&format!("{field}.table_size"), text, refusal),
+                None => self.report(at, &format!("{field}.backends"), "", refusal),
+            }
             return;
         }
-        let total: u64 = spec
+        let weights = spec
             .backends
             .iter()
-            .map(|backend| u64::from(backend.weight))
-            .sum();
-        let slotless = |backend: &BackendSpec| u64::from(backend.weight) << log2 < total;
+            .map(|backend| u64::from(backend.weight));
+        let total: u64 = weights.clone().sum();
         // Only a share below one slot can be rounded to none; then the table itself tells.
-        if !spec.backends.iter().any(slotless) {
+        if !weights.into_iter().any(|weight| weight << log2 < total) {
             return;
         }
         let members: Vec<Member> = spec.backends.iter().map(BackendSpec::member).collect();
         if let Err(MaglevError::NoSlot { member }) = maglev::table(seed, &members, log2) {
             let backend = spec.backends[member];
             let weight = backend.weight;
-            self.problems.push(Problem {
-                position: Some(position(entry)),
-                field: format!("{field}.backends"),
-                value: backend.key(spec.mode).to_string(),
-                reason: format!(
-                    "weight {weight} of a total of {total} is too small for one of {slots} slots"
-                ),
-                remedy: "raise it, lower the others, or choose a larger table_size".to_owned(),
-            });
+            let reason = format!(
+                "weight {weight} of a total of {total} is too small for one of {slots} slots"
+            );
+            let remedy = "raise it, lower the others, or choose a larger table_size";
+            let value = backend.key(spec.mode).to_string();
+            let field = format!("{field}.backends");
+            self.report(at, &field, &value, refusal(reason, remedy));
         }
     }
 }
 
-const fn family(address: IpAddr) -> &'static str {
-    if address.is_ipv4() { "IPv4" } else { "IPv6" }
+fn weight(text: &str) -> Result<u32, Refusal> {
+    let remedy = format!("use a weight from 1 to {MAX_WEIGHT}");
+    match decimal::<u128>(text) {
+        Some(0) => Err(refusal(
+            "weight 0 gives the backend no slot",
+            format!("{remedy}; to stop its traffic, remove the backend"),
+        )),
+        Some(weight) => match u32::try_from(weight) {
+            Ok(weight) if weight <= MAX_WEIGHT => Ok(weight),
+            _ => Err(refusal("the weight is too large", remedy)),
+        },
+        None => Err(refusal("not a weight", remedy)),
+    }
 }

@@ -5,9 +5,8 @@ use std::time::Duration;
 
 use serde_saphyr::Spanned;
 
-use super::super::raw;
-use super::Rules;
-use super::values::decimal;
+use super::values::{Refusal, decimal, number, refusal, word};
+use super::{Rules, entries, position, raw};
 use crate::desired::{Protocol, ServiceKey};
 use crate::health::{Check, Get, Kind};
 
@@ -85,10 +84,6 @@ impl Partial {
 }
 
 impl Rules {
-    pub(super) fn node_health(&mut self, text: Option<&Spanned<String>>) -> bool {
-        self.switch("node_health", text, true)
-    }
-
     /// Takes what the services' checks leave out.
     pub(super) fn health_defaults(&mut self, file: &raw::File) -> Partial {
         let block = file.health.as_ref();
@@ -113,201 +108,150 @@ impl Rules {
             && key.protocol != Protocol::Tcp
             && own.port.is_none()
         {
-            self.missing(
-                &format!("{field}.port"),
-                Some(super::values::position(block)),
-                format_args!(
-                    "checks speak TCP and the service {key} does not: name a TCP port of the backend"
-                ),
+            let remedy = format!(
+                "checks speak TCP and the service {key} does not: name a TCP port of the backend"
             );
+            self.missing(&format!("{field}.port"), Some(position(block)), remedy);
         }
         own.check()
     }
 
     /// Refuses what a TCP check would not look at.
     fn only_http(&mut self, field: &str, block: &raw::Health) {
-        const REMEDY: &str = "add type: http or https, or leave it out";
-        let texts = [
-            ("path", &block.path),
-            ("host", &block.host),
-            ("body", &block.body),
-        ];
-        for (name, text) in texts {
+        let request = "a tcp check has no request";
+        let status = block.status.iter().flat_map(|list| &list.value).next();
+        for (name, text, reason) in [
+            ("path", block.path.as_ref(), request),
+            ("host", block.host.as_ref(), request),
+            ("body", block.body.as_ref(), request),
+            ("status", status, "a tcp check has no answer"),
+        ] {
             if let Some(text) = text {
-                let field = format!("{field}.{name}");
-                self.refuse(&field, text, "a tcp check has no request", REMEDY);
+                let refusal = refusal(reason, "add type: http or https, or leave it out");
+                self.refuse(&format!("{field}.{name}"), text, refusal);
             }
-        }
-        if let Some(first) = block.status.iter().flat_map(|list| &list.value).next() {
-            let field = format!("{field}.status");
-            self.refuse(&field, first, "a tcp check has no answer", REMEDY);
         }
     }
 
     fn health_block(&mut self, field: &str, block: &raw::Health) -> Partial {
-        let named = |name: &str| format!("{field}.{name}");
-        let kind = block.kind.as_ref();
-        let port = block.port.as_ref();
-        let path = block.path.as_ref();
-        let host = block.host.as_ref();
-        let body = block.body.as_ref();
-        let interval = block.interval.as_ref();
-        let timeout = block.timeout.as_ref();
+        let at = |name: &str| format!("{field}.{name}");
         Partial {
-            kind: kind.and_then(|text| self.check_type(&named("type"), text)),
-            port: port.and_then(|text| self.port(&named("port"), text)),
-            path: path.and_then(|text| self.request_path(&named("path"), text)),
-            host: host.and_then(|text| self.host(&named("host"), text)),
-            status: self.statuses(&named("status"), block),
-            body: body.and_then(|text| self.body(&named("body"), text)),
-            interval: interval.and_then(|text| self.span(&named("interval"), text, &INTERVAL)),
-            timeout: timeout.and_then(|text| self.span(&named("timeout"), text, &TIMEOUT)),
-            rise: self.in_a_row(&named("rise"), block.rise.as_ref()),
-            fall: self.in_a_row(&named("fall"), block.fall.as_ref()),
+            kind: self.read(&at("type"), &block.kind, check_type),
+            port: self.read(&at("port"), &block.port, |text| {
+                let remedy = "use a number from 1 to 65535";
+                number(text, &(1..=65_535), "not a port", remedy)
+            }),
+            path: self.read(&at("path"), &block.path, request_path),
+            host: self.read(&at("host"), &block.host, host),
+            status: self.statuses(&at("status"), block),
+            body: self.read(&at("body"), &block.body, body),
+            interval: self.read(&at("interval"), &block.interval, span(&INTERVAL)),
+            timeout: self.read(&at("timeout"), &block.timeout, span(&TIMEOUT)),
+            rise: self.read(&at("rise"), &block.rise, count),
+            fall: self.read(&at("fall"), &block.fall, count),
         }
-    }
-
-    fn check_type(&mut self, field: &str, text: &Spanned<String>) -> Option<Type> {
-        match text.value.as_str() {
-            "tcp" => Some(Type::Tcp),
-            "http" => Some(Type::Http),
-            "https" => Some(Type::Https),
-            _ => {
-                self.refuse(field, text, "not a type of check", "use tcp, http or https");
-                None
-            }
-        }
-    }
-
-    fn port(&mut self, field: &str, text: &Spanned<String>) -> Option<u16> {
-        let port = decimal::<u16>(&text.value).filter(|port| *port != 0);
-        if port.is_none() {
-            self.refuse(field, text, "not a port", "use a number from 1 to 65535");
-        }
-        port
-    }
-
-    fn request_path(&mut self, field: &str, text: &Spanned<String>) -> Option<String> {
-        let fits = text.value.len() <= MAX_TEXT
-            && text.value.starts_with('/')
-            && !text.value.contains('#')
-            && text.value.bytes().all(|byte| byte.is_ascii_graphic())
-            && text.value.parse::<hyper::http::uri::PathAndQuery>().is_ok();
-        if !fits {
-            self.refuse(
-                field,
-                text,
-                "not a path",
-                "begin it with / and write it as in a URL, such as /healthz?full=1",
-            );
-        }
-        fits.then(|| text.value.clone())
-    }
-
-    fn host(&mut self, field: &str, text: &Spanned<String>) -> Option<String> {
-        let fits = text.value.len() <= MAX_HOST
-            && text.value.parse::<hyper::http::uri::Authority>().is_ok()
-            && !text.value.contains('@');
-        if !fits {
-            self.refuse(
-                field,
-                text,
-                "not a host",
-                "write it as in a URL, such as www.example.com or www.example.com:8080",
-            );
-        }
-        fits.then(|| text.value.clone())
     }
 
     fn statuses(&mut self, field: &str, block: &raw::Health) -> Option<Vec<RangeInclusive<u16>>> {
-        const REMEDY: &str =
-            "list statuses from 100 to 599 and ranges of them, such as [200-299, 404]";
         let listed = block.status.as_ref()?;
         if listed.value.is_empty() {
-            self.missing(field, Some(super::values::position(listed)), REMEDY);
+            self.missing(field, Some(position(listed)), STATUS_REMEDY);
             return None;
         }
-        let mut ranges = Vec::new();
-        for (index, text) in listed.value.iter().enumerate() {
-            let (first, last) = text
-                .value
-                .split_once('-')
-                .unwrap_or((&text.value, &text.value));
-            let status = |text: &str| {
-                decimal::<u16>(text.trim()).filter(|status| (100..=599).contains(status))
-            };
-            match (status(first), status(last)) {
-                (Some(first), Some(last)) if first <= last => ranges.push(first..=last),
-                _ => self.refuse(
-                    &format!("{field}[{index}]"),
-                    text,
-                    "not a status or a range of them",
-                    REMEDY,
-                ),
-            }
-        }
-        Some(ranges)
-    }
-
-    fn body(&mut self, field: &str, text: &Spanned<String>) -> Option<String> {
-        let fits = (1..=MAX_TEXT).contains(&text.value.len());
-        if !fits {
-            self.refuse(
-                field,
-                text,
-                "nothing to look for, or too much",
-                format!("give 1 to {MAX_TEXT} bytes that the body must have"),
-            );
-        }
-        fits.then(|| text.value.clone())
-    }
-
-    fn span(
-        &mut self,
-        field: &str,
-        text: &Spanned<String>,
-        allowed: &RangeInclusive<Duration>,
-    ) -> Option<Duration> {
-        let span = duration(&text.value).filter(|span| allowed.contains(span));
-        if span.is_none() {
-            let written = |span: &Duration| match span.subsec_millis() {
-                0 => format!("{}s", span.as_secs()),
-                milliseconds => format!("{milliseconds}ms"),
-            };
-            self.refuse(
-                field,
-                text,
-                "not a time span that fits here",
-                format!(
-                    "use {} to {}, written like 5s, 500ms or 1m",
-                    written(allowed.start()),
-                    written(allowed.end())
-                ),
-            );
-        }
-        span
-    }
-
-    fn in_a_row(&mut self, field: &str, text: Option<&Spanned<String>>) -> Option<u32> {
-        let text = text?;
-        let count = decimal::<u32>(&text.value).filter(|count| COUNTS.contains(count));
-        if count.is_none() {
-            let remedy = format!("use a number from {} to {}", COUNTS.start(), COUNTS.end());
-            self.refuse(field, text, "not a number of checks", remedy);
-        }
-        count
+        let ranges = entries(field, &block.status);
+        let ranges = ranges.filter_map(|(field, text)| self.read(&field, text, statuses));
+        Some(ranges.collect())
     }
 }
 
-/// Parses a number with its unit, as Kubernetes and Prometheus write it.
+const STATUS_REMEDY: &str =
+    "list statuses from 100 to 599 and ranges of them, such as [200-299, 404]";
+
+/// Reads a status, or a range of them.
+fn statuses(text: &str) -> Result<RangeInclusive<u16>, Refusal> {
+    let (first, last) = text.split_once('-').unwrap_or((text, text));
+    let status = |text: &str| decimal(text.trim()).filter(|status| (100..=599).contains(status));
+    match (status(first), status(last)) {
+        (Some(first), Some(last)) if first <= last => Ok(first..=last),
+        _ => Err(refusal("not a status or a range of them", STATUS_REMEDY)),
+    }
+}
+
+fn check_type(text: &str) -> Result<Type, Refusal> {
+    let types = [
+        ("tcp", Type::Tcp),
+        ("http", Type::Http),
+        ("https", Type::Https),
+    ];
+    word(text, &types, "not a type of check")
+}
+
+fn request_path(text: &str) -> Result<String, Refusal> {
+    let fits = text.len() <= MAX_TEXT
+        && text.starts_with('/')
+        && !text.contains('#')
+        && text.bytes().all(|byte| byte.is_ascii_graphic())
+        && text.parse::<hyper::http::uri::PathAndQuery>().is_ok();
+    let remedy = "begin it with / and write it as in a URL, such as /healthz?full=1";
+    fitting(fits, text, "not a path", remedy)
+}
+
+fn host(text: &str) -> Result<String, Refusal> {
+    let fits = text.len() <= MAX_HOST
+        && text.parse::<hyper::http::uri::Authority>().is_ok()
+        && !text.contains('@');
+    let remedy = "write it as in a URL, such as www.example.com or www.example.com:8080";
+    fitting(fits, text, "not a host", remedy)
+}
+
+fn body(text: &str) -> Result<String, Refusal> {
+    let fits = (1..=MAX_TEXT).contains(&text.len());
+    let remedy = format!("give 1 to {MAX_TEXT} bytes that the body must have");
+    fitting(fits, text, "nothing to look for, or too much", remedy)
+}
+
+fn fitting(
+    fits: bool,
+    text: &str,
+    reason: &str,
+    remedy: impl Into<String>,
+) -> Result<String, Refusal> {
+    fits.then(|| text.to_owned())
+        .ok_or_else(|| refusal(reason, remedy))
+}
+
+/// Reads a time span within bounds: a number with its unit, as Kubernetes and Prometheus write it.
+fn span(allowed: &RangeInclusive<Duration>) -> impl Fn(&str) -> Result<Duration, Refusal> {
+    move |text| {
+        let span = duration(text).filter(|span| allowed.contains(span));
+        span.ok_or_else(|| {
+            let (from, to) = (written(*allowed.start()), written(*allowed.end()));
+            let remedy = format!("use {from} to {to}, written like 5s, 500ms or 1m");
+            refusal("not a time span that fits here", remedy)
+        })
+    }
+}
+
 fn duration(text: &str) -> Option<Duration> {
     let unit = text.find(|character: char| !character.is_ascii_digit())?;
     let (number, unit) = text.split_at(unit);
-    let number = decimal::<u32>(number)?;
+    let number = u64::from(decimal::<u32>(number)?);
     match unit {
-        "ms" => Some(Duration::from_millis(number.into())),
-        "s" => Some(Duration::from_secs(number.into())),
-        "m" => Some(Duration::from_secs(u64::from(number) * 60)),
+        "ms" => Some(Duration::from_millis(number)),
+        "s" => Some(Duration::from_secs(number)),
+        "m" => Some(Duration::from_secs(number * 60)),
         _ => None,
     }
+}
+
+fn written(span: Duration) -> String {
+    match span.subsec_millis() {
+        0 => format!("{}s", span.as_secs()),
+        milliseconds => format!("{milliseconds}ms"),
+    }
+}
+
+fn count(text: &str) -> Result<u32, Refusal> {
+    let remedy = format!("use a number from {} to {}", COUNTS.start(), COUNTS.end());
+    number(text, &COUNTS, "not a number of checks", remedy)
 }

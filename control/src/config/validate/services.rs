@@ -1,6 +1,5 @@
 //! The rules for services.
 
-use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::ops::RangeInclusive;
@@ -9,17 +8,16 @@ use ipnet::IpNet;
 use serde_saphyr::Spanned;
 use xdp_prog::maglev::LENGTH_CLASSES;
 
-use super::super::problem::{Position, Problem};
-use super::super::{Origins, raw};
-use super::Rules;
+use super::super::problem::Position;
 use super::backends::Shape;
-use super::values::{decimal, position};
+use super::nodes::node_port;
+use super::values::{self, Refusal, decimal, refusal, word};
+use super::{Rules, entries, note, position, raw};
 use crate::desired::{
     BackendSpec, ForwardMode, Protocol, Service, ServiceKey, ServiceSpec, TrafficPolicy,
     affinity_seed, owner,
 };
 
-const PORT_REMEDY: &str = "give a port from 1 to 65535";
 /// Longest name of a service: a Kubernetes namespace, a slash and a name fit.
 const MAX_NAME: usize = 253;
 
@@ -27,7 +25,6 @@ impl Rules {
     pub(super) fn services(
         &mut self,
         file: &raw::File,
-        origins: &Origins,
         nodes: &BTreeSet<IpAddr>,
         default_mode: ForwardMode,
         node_ports: &RangeInclusive<u16>,
@@ -35,56 +32,58 @@ impl Rules {
     ) -> BTreeMap<ServiceKey, Service> {
         let mut services = BTreeMap::new();
         let health_defaults = self.health_defaults(file);
-        let mut names: BTreeMap<&str, Position> = BTreeMap::new();
-        let mut keys: BTreeMap<ServiceKey, Position> = BTreeMap::new();
-        for (index, entry) in file
-            .services
-            .iter()
-            .flat_map(|listed| &listed.value)
-            .enumerate()
-        {
-            let field = format!("services[{index}]");
-            let name = self.service_name(&field, entry, &mut names);
+        let mut names = BTreeMap::new();
+        let mut keys = BTreeMap::new();
+        for (index, (field, entry)) in entries("services", &file.services).enumerate() {
+            let at = |name: &str| format!("{field}.{name}");
             let service = &entry.value;
-            let node_port = service
-                .node_port
-                .as_ref()
-                .and_then(|text| self.node_port(&format!("{field}.node_port"), text, node_ports));
+            let name = self.service_name(&at("name"), entry, &mut names);
+            let port = |text: &str| node_port(text, node_ports);
+            let node_port = self.read(&at("node_port"), &service.node_port, port);
             let mode = match &service.mode {
-                Some(text) => self.mode(&format!("{field}.mode"), text),
+                Some(text) => self.read(&at("mode"), text, values::mode),
                 None => Some(default_mode),
             };
+            let policy = |text: &str| traffic_policy(text, mode);
+            let policy = self.read(&at("traffic_policy"), &service.traffic_policy, policy);
+            let protocols = "use tcp, udp or sctp";
             let shape = Shape {
-                address: self.service_address(&field, entry, origins),
-                port: self.service_port(&field, entry),
+                address: self.service_address(&at("address"), entry),
+                port: self.service_port(&at("port"), entry),
                 node_port,
-                protocol: self.service_protocol(&field, entry),
+                protocol: self.required(
+                    &at("protocol"),
+                    entry,
+                    &service.protocol,
+                    protocols,
+                    protocol,
+                ),
                 mode,
-                traffic_policy: self.traffic_policy(&field, service, mode),
+                traffic_policy: policy.unwrap_or(TrafficPolicy::Cluster),
                 nodes,
-                origins,
             };
-            let slots = service.table_size.as_ref();
-            let slots = slots.map(|text| self.table_size(&format!("{field}.table_size"), text));
-            let with_affinity = self.session_affinity(&field, service);
+            let affinity = &service.session_affinity;
+            let affinity = self.read(&at("session_affinity"), affinity, |text| {
+                let words = [("none", false), ("client-ip", true)];
+                word(text, &words, "not a session affinity")
+            });
+            let affinity = name.as_ref().filter(|_| affinity == Some(true));
             let spec = ServiceSpec {
                 owner: name.as_deref().map_or(0, owner),
                 mode: mode.unwrap_or(default_mode),
-                log2_slots: slots.flatten(),
-                backends: self.backends(&field, entry, &shape),
+                log2_slots: self.read(&at("table_size"), &service.table_size, log2_slots),
+                backends: self.backends(&at("backends"), entry, &shape),
                 traffic_policy: shape.traffic_policy,
-                source_ranges: self.source_ranges(&field, service, shape.address),
-                affinity: name
-                    .as_ref()
-                    .filter(|_| with_affinity)
-                    .map(|name| affinity_seed(seed, name)),
+                source_ranges: self.source_ranges(&at("source_ranges"), service, shape.address),
+                affinity: affinity.map(|name| affinity_seed(seed, name)),
                 node_port: false,
             };
             self.backends_fit(&field, entry, &spec, seed);
-            let specs = self.by_key(&field, entry, &shape, &spec, &mut keys);
+            let mut specs = by_key(&shape, &spec);
+            specs.retain(|(key, _)| self.is_new(&field, entry, *key, &mut keys));
             let health = service.health.as_ref().map(|block| {
                 let key = specs.first().map(|(key, _)| *key);
-                self.health(&format!("{field}.health"), block, key, &health_defaults)
+                self.health(&at("health"), block, key, &health_defaults)
             });
             if let (Some(name), Some(_)) = (name, mode) {
                 services.extend(specs.into_iter().map(|(key, spec)| {
@@ -101,84 +100,23 @@ impl Rules {
         services
     }
 
-    /// Spreads a service over its address and its NodePort, which stands at the unspecified address.
-    fn by_key(
+    fn service_name(
         &mut self,
         field: &str,
         entry: &Spanned<raw::Service>,
-        shape: &Shape<'_>,
-        spec: &ServiceSpec,
-        keys: &mut BTreeMap<ServiceKey, Position>,
-    ) -> Vec<(ServiceKey, ServiceSpec)> {
-        let Some(protocol) = shape.protocol else {
-            return Vec::new();
-        };
-        let mut specs = Vec::new();
-        if let (Some(address), Some(port)) = (shape.address, shape.port) {
-            specs.push((address, port, spec.clone()));
-        }
-        if let Some(port) = shape.node_port {
-            let unspecified: [IpAddr; 2] =
-                [Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()];
-            for any in unspecified {
-                let of_family = |address: IpAddr| address.is_ipv4() == any.is_ipv4();
-                let mut backends = spec.backends.clone();
-                backends.retain(|backend| backend.pod.is_some_and(|pod| of_family(pod.ip())));
-                let wanted = match shape.address {
-                    Some(address) => of_family(address),
-                    None => spec.backends.is_empty() || !backends.is_empty(),
-                };
-                if wanted {
-                    specs.push((any, port, node_port_spec(spec, backends)));
-                }
-            }
-        }
-        let specs = specs.into_iter().map(|(address, port, spec)| {
-            let key = ServiceKey {
-                address,
-                port,
-                protocol,
-            };
-            (key, spec)
-        });
-        specs
-            .filter(|(key, _)| self.is_new(field, entry, *key, keys))
-            .collect()
-    }
-
-    fn service_name<'file>(
-        &mut self,
-        field: &str,
-        entry: &'file Spanned<raw::Service>,
-        names: &mut BTreeMap<&'file str, Position>,
+        names: &mut BTreeMap<String, Position>,
     ) -> Option<String> {
-        let field = format!("{field}.name");
-        let Some(name) = &entry.value.name else {
-            self.missing(&field, Some(position(entry)), "give the service a name");
-            return None;
-        };
-        let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"-_./".contains(&byte);
-        if name.value.is_empty() || name.value.len() > MAX_NAME || !name.value.bytes().all(allowed)
-        {
-            self.refuse(
-                &field,
-                name,
-                "not a service name",
-                format!("use 1 to {MAX_NAME} letters, digits, '-', '_', '.' or '/'"),
-            );
+        let text = &entry.value.name;
+        let remedy = "give the service a name";
+        let name = self.required(field, entry, text, remedy, service_name)?;
+        let text = text.as_ref()?;
+        if let Err(first) = note(names, name.clone(), position(text)) {
+            let reason = format!("a service of this name already stands at {first}");
+            let refusal = refusal(reason, "give every service its own name");
+            self.refuse(field, text, refusal);
             return None;
         }
-        match names.entry(&name.value) {
-            Entry::Vacant(vacant) => {
-                vacant.insert(position(name));
-                Some(name.value.clone())
-            }
-            Entry::Occupied(first) => {
-                let reason = format!("a service of this name already stands at {}", first.get());
-                self.refuse(&field, name, reason, "give every service its own name");
-                None
-            }
-        }
+        Some(name)
     }
 
     /// Refuses a key that another service has.
@@ -189,12 +127,8 @@ impl Rules {
         key: ServiceKey,
         keys: &mut BTreeMap<ServiceKey, Position>,
     ) -> bool {
-        let first = match keys.entry(key) {
-            Entry::Vacant(vacant) => {
-                vacant.insert(position(entry));
-                return true;
-            }
-            Entry::Occupied(first) => *first.get(),
+        let Err(first) = note(keys, key, position(entry)) else {
+            return true;
         };
         let (value, what) = if key.address.is_unspecified() {
             let value = format!("{}/{}", key.port, key.protocol);
@@ -202,147 +136,38 @@ impl Rules {
         } else {
             (key.to_string(), "address, port and protocol")
         };
-        self.problems.push(Problem {
-            position: Some(position(entry)),
-            field: field.to_owned(),
-            value,
-            reason: format!("a service with this {what} already stands at {first}"),
-            remedy: "merge the two or change one of them".to_owned(),
-        });
+        let reason = format!("a service with this {what} already stands at {first}");
+        let refusal = refusal(reason, "merge the two or change one of them");
+        self.report(Some(position(entry)), field, &value, refusal);
         false
     }
 
-    fn service_address(
-        &mut self,
-        field: &str,
-        entry: &Spanned<raw::Service>,
-        origins: &Origins,
-    ) -> Option<IpAddr> {
-        let field = format!("{field}.address");
-        let Some(text) = &entry.value.address else {
-            if entry.value.node_port.is_none() {
-                self.missing(
-                    &field,
-                    Some(position(entry)),
-                    "give one of the addresses under vips, or a node_port",
-                );
-            }
-            return None;
-        };
-        let address = self.address(&field, text)?;
-        if !origins.vips.contains_key(&address) {
-            self.refuse(
-                &field,
-                text,
-                "this address is not among vips",
-                format!("add {address} to vips or use one of them"),
-            );
-            return None;
+    /// A service that is a NodePort only may leave its address out.
+    fn service_address(&mut self, field: &str, entry: &Spanned<raw::Service>) -> Option<IpAddr> {
+        let service = &entry.value;
+        if service.address.is_none() && service.node_port.is_none() {
+            let remedy = "give one of the addresses under vips, or a node_port";
+            self.missing(field, Some(position(entry)), remedy);
         }
-        Some(address)
+        let address = self.read(field, &service.address, values::address)?;
+        if self.origins.vips.contains_key(&address) {
+            return Some(address);
+        }
+        let remedy = format!("add {address} to vips or use one of them");
+        let refusal = refusal("this address is not among vips", remedy);
+        self.refuse(field, service.address.as_ref()?, refusal);
+        None
     }
 
     /// A service that is a NodePort only may leave its port out.
     fn service_port(&mut self, field: &str, entry: &Spanned<raw::Service>) -> Option<u16> {
-        let field = format!("{field}.port");
-        let Some(text) = &entry.value.port else {
-            if entry.value.address.is_some() || entry.value.node_port.is_none() {
-                self.missing(&field, Some(position(entry)), PORT_REMEDY);
-            }
-            return None;
-        };
-        self.traffic_port(&field, text)
-    }
-
-    pub(super) fn traffic_port(&mut self, field: &str, text: &Spanned<String>) -> Option<u16> {
-        match decimal::<u16>(&text.value) {
-            Some(0) => self.refuse(field, text, "port 0 is reserved", PORT_REMEDY),
-            Some(port) => return Some(port),
-            None => self.refuse(field, text, "not a port", PORT_REMEDY),
+        let service = &entry.value;
+        let is_wanted = service.address.is_some() || service.node_port.is_none();
+        if service.port.is_none() && is_wanted {
+            let at = Some(position(entry));
+            self.missing(field, at, "give a port from 1 to 65535");
         }
-        None
-    }
-
-    fn service_protocol(&mut self, field: &str, entry: &Spanned<raw::Service>) -> Option<Protocol> {
-        const REMEDY: &str = "use tcp, udp or sctp";
-        let field = format!("{field}.protocol");
-        let Some(text) = &entry.value.protocol else {
-            self.missing(&field, Some(position(entry)), REMEDY);
-            return None;
-        };
-        match text.value.as_str() {
-            "tcp" => Some(Protocol::Tcp),
-            "udp" => Some(Protocol::Udp),
-            "sctp" => Some(Protocol::Sctp),
-            _ => {
-                self.refuse(&field, text, "not a protocol that is balanced", REMEDY);
-                None
-            }
-        }
-    }
-
-    /// Returns the logarithm of the size.
-    fn table_size(&mut self, field: &str, text: &Spanned<String>) -> Option<u8> {
-        let size = decimal::<u32>(&text.value);
-        let class = size.and_then(|size| {
-            LENGTH_CLASSES
-                .into_iter()
-                .find(|&log2| 1_u32 << log2 == size)
-        });
-        if class.is_none() {
-            let sizes = LENGTH_CLASSES.map(|log2| (1_u32 << log2).to_string());
-            self.refuse(
-                field,
-                text,
-                "not a table size",
-                format!(
-                    "use one of {}, or leave the field out to have it chosen",
-                    sizes.join(", ")
-                ),
-            );
-        }
-        class
-    }
-
-    fn traffic_policy(
-        &mut self,
-        field: &str,
-        service: &raw::Service,
-        mode: Option<ForwardMode>,
-    ) -> TrafficPolicy {
-        let field = format!("{field}.traffic_policy");
-        let Some(text) = &service.traffic_policy else {
-            return TrafficPolicy::Cluster;
-        };
-        match text.value.as_str() {
-            "cluster" => return TrafficPolicy::Cluster,
-            "local" if mode == Some(ForwardMode::Nat) => self.refuse(
-                &field,
-                text,
-                "nat has no pods of this machine",
-                "use traffic_policy: cluster, or mode ipip or l2dsr",
-            ),
-            "local" => return TrafficPolicy::Local,
-            _ => self.refuse(&field, text, "not a traffic policy", "use cluster or local"),
-        }
-        TrafficPolicy::Cluster
-    }
-
-    fn session_affinity(&mut self, field: &str, service: &raw::Service) -> bool {
-        let Some(text) = &service.session_affinity else {
-            return false;
-        };
-        match text.value.as_str() {
-            "client-ip" => return true,
-            "none" => {}
-            _ => self.refuse(
-                &format!("{field}.session_affinity"),
-                text,
-                "not a session affinity",
-                "use none or client-ip",
-            ),
-        }
-        false
+        self.read(field, &service.port, values::traffic_port)
     }
 
     fn source_ranges(
@@ -351,11 +176,9 @@ impl Rules {
         service: &raw::Service,
         vip: Option<IpAddr>,
     ) -> BTreeSet<IpNet> {
-        let mut ranges: BTreeMap<IpNet, Position> = BTreeMap::new();
-        let listed = service.source_ranges.iter();
-        for (index, text) in listed.flat_map(|listed| &listed.value).enumerate() {
-            let field = format!("{field}.source_ranges[{index}]");
-            let Some(range) = self.network(&field, text) else {
+        let mut ranges = BTreeMap::new();
+        for (field, text) in entries(field, &service.source_ranges) {
+            let Some(range) = self.read(&field, text, values::network) else {
                 continue;
             };
             if let Some(vip) = vip
@@ -363,18 +186,95 @@ impl Rules {
             {
                 let reason = format!("no client of the other family reaches {vip}");
                 let remedy = "list networks of the address's own family";
-                self.refuse(&field, text, reason, remedy);
+                self.refuse(&field, text, refusal(reason, remedy));
             }
-            match ranges.entry(range) {
-                Entry::Vacant(vacant) => drop(vacant.insert(position(text))),
-                Entry::Occupied(first) => {
-                    let reason = format!("this range is already listed at {}", first.get());
-                    self.refuse(&field, text, reason, "list each range once");
-                }
-            }
+            self.is_first(&mut ranges, range, &field, text, "range");
         }
         ranges.into_keys().collect()
     }
+}
+
+fn service_name(text: &str) -> Result<String, Refusal> {
+    let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"-_./".contains(&byte);
+    if (1..=MAX_NAME).contains(&text.len()) && text.bytes().all(is_allowed) {
+        return Ok(text.to_owned());
+    }
+    let remedy = format!("use 1 to {MAX_NAME} letters, digits, '-', '_', '.' or '/'");
+    Err(refusal("not a service name", remedy))
+}
+
+fn protocol(text: &str) -> Result<Protocol, Refusal> {
+    let protocols = [
+        ("tcp", Protocol::Tcp),
+        ("udp", Protocol::Udp),
+        ("sctp", Protocol::Sctp),
+    ];
+    word(text, &protocols, "not a protocol that is balanced")
+}
+
+fn traffic_policy(text: &str, mode: Option<ForwardMode>) -> Result<TrafficPolicy, Refusal> {
+    let policies = [
+        ("cluster", TrafficPolicy::Cluster),
+        ("local", TrafficPolicy::Local),
+    ];
+    let policy = word(text, &policies, "not a traffic policy")?;
+    if policy == TrafficPolicy::Local && mode == Some(ForwardMode::Nat) {
+        let remedy = "use traffic_policy: cluster, or mode ipip or l2dsr";
+        return Err(refusal("nat has no pods of this machine", remedy));
+    }
+    Ok(policy)
+}
+
+/// Reads the size of a lookup table; returns its logarithm.
+fn log2_slots(text: &str) -> Result<u8, Refusal> {
+    let size = decimal::<u32>(text);
+    let mut classes = LENGTH_CLASSES.into_iter();
+    let class = classes.find(|log2| size == Some(1 << log2));
+    class.ok_or_else(|| {
+        let sizes = LENGTH_CLASSES.map(|log2| (1_u32 << log2).to_string());
+        let sizes = sizes.join(", ");
+        let remedy = format!("use one of {sizes}, or leave the field out to have it chosen");
+        refusal("not a table size", remedy)
+    })
+}
+
+/// Spreads a service over its address and its NodePort, which stands at the unspecified address.
+fn by_key(shape: &Shape<'_>, spec: &ServiceSpec) -> Vec<(ServiceKey, ServiceSpec)> {
+    let Some(protocol) = shape.protocol else {
+        return Vec::new();
+    };
+    let mut specs = Vec::new();
+    let mut add = |address, port, spec| {
+        let key = ServiceKey {
+            address,
+            port,
+            protocol,
+        };
+        specs.push((key, spec));
+    };
+    if let (Some(address), Some(port)) = (shape.address, shape.port) {
+        add(address, port, spec.clone());
+    }
+    let unspecified = [
+        IpAddr::from(Ipv4Addr::UNSPECIFIED),
+        Ipv6Addr::UNSPECIFIED.into(),
+    ];
+    for any in unspecified {
+        let Some(port) = shape.node_port else {
+            break;
+        };
+        let of_family = |address: IpAddr| address.is_ipv4() == any.is_ipv4();
+        let mut backends = spec.backends.clone();
+        backends.retain(|backend| backend.pod.is_some_and(|pod| of_family(pod.ip())));
+        let is_wanted = match shape.address {
+            Some(address) => of_family(address),
+            None => spec.backends.is_empty() || !backends.is_empty(),
+        };
+        if is_wanted {
+            add(any, port, node_port_spec(spec, backends));
+        }
+    }
+    specs
 }
 
 /// Makes a service's NodePort. It has no l2dsr: the frame would carry the edge's own address, and the node

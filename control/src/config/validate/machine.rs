@@ -1,0 +1,274 @@
+//! The rules for what this machine is: interfaces, roles, addresses that it sends from and announces.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::ops::RangeInclusive;
+
+use imbl::OrdSet;
+use ipnet::IpNet;
+
+use super::super::problem::Position;
+use super::values::{self, Refusal, decimal, family, refusal};
+use super::{Rules, Source, entries, note, position, raw};
+use crate::desired::{
+    Announce, AttachMode, ForwardMode, NatSettings, Role, Service, ServiceKey, Sources,
+};
+
+impl Rules {
+    pub(super) fn interfaces(&mut self, file: &raw::File) -> BTreeMap<String, AttachMode> {
+        let mut interfaces = BTreeMap::new();
+        let listed = file.interfaces.as_ref();
+        if listed.is_none_or(|listed| listed.value.is_empty()) {
+            let remedy =
+                "name the interfaces that service traffic enters by, such as `- name: eth0`";
+            self.missing("interfaces", listed.map(position), remedy);
+        }
+        let mut seen = BTreeMap::new();
+        for (field, entry) in entries("interfaces", &file.interfaces) {
+            let text = &entry.value.name;
+            let mode = &entry.value.mode;
+            let mode = self.read(&format!("{field}.mode"), mode, values::attach_mode);
+            let field = format!("{field}.name");
+            let remedy = "give the interface's name, such as eth0";
+            let name = self.required(&field, entry, text, remedy, values::interface_name);
+            if let (Some(name), Some(text)) = (name, text)
+                && self.is_first(&mut seen, name.clone(), &field, text, "interface")
+            {
+                interfaces.insert(name, mode.unwrap_or_default());
+            }
+        }
+        self.origins.interfaces = seen;
+        interfaces
+    }
+
+    /// Returns (edge, node).
+    pub(super) fn roles(&mut self, file: &raw::File) -> (bool, Role) {
+        const REMEDY: &str = "use edge (balances services), node (decapsulates), or both";
+        let Some(listed) = &file.roles else {
+            return (true, Role::IfListed);
+        };
+        if listed.value.is_empty() {
+            self.missing("roles", Some(position(listed)), REMEDY);
+        }
+        let mut roles = BTreeSet::new();
+        for (field, text) in entries("roles", &file.roles) {
+            if !["edge", "node"].contains(&text.value.as_str()) {
+                self.refuse(&field, text, refusal("not a role", REMEDY));
+            } else if !roles.insert(text.value.as_str()) {
+                let refusal = refusal("this role is given twice", "keep one of the two");
+                self.refuse(&field, text, refusal);
+            }
+        }
+        let node = roles.contains("node");
+        (
+            roles.contains("edge"),
+            if node { Role::Yes } else { Role::No },
+        )
+    }
+
+    /// Refuses a node that nobody could send to.
+    pub(super) fn roles_fit(&mut self, file: &raw::File, node: Role, nodes: &BTreeSet<IpAddr>) {
+        let edges = file.trusted_edges.as_ref();
+        let trusts_nobody = edges.is_none_or(|listed| listed.value.is_empty());
+        if node == Role::Yes && nodes.is_empty() && trusts_nobody {
+            let at = file.roles.as_ref().map(position);
+            let remedy =
+                "a node accepts IP-in-IP from listed edges only: list their outer source addresses";
+            self.missing("trusted_edges", at, remedy);
+        }
+    }
+
+    pub(super) fn sources(&mut self, sources: Option<&raw::Sources>) -> Sources {
+        let Some(sources) = sources else {
+            return Sources::default();
+        };
+        let (ipv4, ipv6, origins) = self.own_addresses("sources", &sources.ipv4, &sources.ipv6);
+        self.origins.sources = origins;
+        let mut prefix = |field: &str, text: &raw::Text, is_ipv4| {
+            self.read(field, text, |text| source_prefix(text, is_ipv4))
+        };
+        let prefixes = (
+            prefix("sources.ipv4_prefix", &sources.ipv4_prefix, true),
+            prefix("sources.ipv6_prefix", &sources.ipv6_prefix, false),
+        );
+        Sources {
+            ipv4,
+            ipv6,
+            ipv4_prefix: match prefixes.0 {
+                Some(IpNet::V4(prefix)) => Some(prefix),
+                _ => None,
+            },
+            ipv6_prefix: match prefixes.1 {
+                Some(IpNet::V6(prefix)) => Some(prefix),
+                _ => None,
+            },
+        }
+    }
+
+    pub(super) fn nat(&mut self, nat: Option<&raw::Nat>) -> NatSettings {
+        let mut wanted = NatSettings::default();
+        let Some(nat) = nat else {
+            return wanted;
+        };
+        (wanted.v4, wanted.v6, self.origins.nat) = self.own_addresses("nat", &nat.ipv4, &nat.ipv6);
+        let range = |text: &str| values::port_range(text, "61001-65535");
+        if let Some(range) = self.read("nat.ports", &nat.ports, range) {
+            wanted.first_port = *range.start();
+            wanted.ports = range.end() - range.start() + 1;
+        }
+        wanted
+    }
+
+    /// Takes addresses of this machine, one of each family; returns where they stand, too.
+    fn own_addresses(
+        &mut self,
+        section: &str,
+        ipv4: &raw::Text,
+        ipv6: &raw::Text,
+    ) -> (
+        Option<Ipv4Addr>,
+        Option<Ipv6Addr>,
+        BTreeMap<IpAddr, Position>,
+    ) {
+        let mut origins = BTreeMap::new();
+        let mut own = |name: &str, text: &raw::Text, is_ipv4| {
+            let field = format!("{section}.{name}");
+            let address = self.read(&field, text, |text| own_address(text, is_ipv4))?;
+            origins.insert(address, position(text.as_ref()?));
+            Some(address)
+        };
+        let (ipv4, ipv6) = (own("ipv4", ipv4, true), own("ipv6", ipv6, false));
+        let ipv4 = ipv4.and_then(|address| match address {
+            IpAddr::V4(address) => Some(address),
+            IpAddr::V6(_) => None,
+        });
+        let ipv6 = ipv6.and_then(|address| match address {
+            IpAddr::V6(address) => Some(address),
+            IpAddr::V4(_) => None,
+        });
+        (ipv4, ipv6, origins)
+    }
+
+    /// Refuses NodePorts that replies to NAT mode could come for.
+    pub(super) fn nat_fits(
+        &mut self,
+        file: &raw::File,
+        ports: RangeInclusive<u16>,
+        services: &BTreeMap<ServiceKey, Service>,
+    ) {
+        let mut specs = services.values().map(|service| &service.spec);
+        if !specs.any(|spec| spec.mode == ForwardMode::Nat) {
+            return;
+        }
+        let by = match file.nat.as_ref().and_then(|nat| nat.ports.as_ref()) {
+            Some(range) => format!("by nat.ports at {}", position(range)),
+            None => format!("one of {}-{}", ports.start(), ports.end()),
+        };
+        for (field, service) in entries("services", &file.services) {
+            let Some(text) = &service.value.node_port else {
+                continue;
+            };
+            if decimal(&text.value).is_some_and(|port: u16| ports.contains(&port)) {
+                let reason = format!("NAT mode sends from this port, {by}");
+                let remedy = "use another NodePort, or another range for nat.ports";
+                self.refuse(&format!("{field}.node_port"), text, refusal(reason, remedy));
+            }
+        }
+    }
+
+    pub(super) fn vips(&mut self, file: &raw::File, sources: &Sources) -> OrdSet<IpAddr> {
+        let mut vips = BTreeMap::new();
+        for (field, text) in entries("vips", &file.vips) {
+            let Some(address) = self.read(&field, text, values::address) else {
+                continue;
+            };
+            self.is_first(&mut vips, address, &field, text, "VIP");
+            if let Some(source) = self.origins.sources.get(&address) {
+                let reason = format!("this VIP is also an outer source address at {source}");
+                let remedy = "a VIP belongs to the edges together, a source to one machine: \
+                              use another address for one of them";
+                self.refuse(&field, text, refusal(reason, remedy));
+            }
+            let holds = |prefix: &IpNet| prefix.contains(&address);
+            if let Some(prefix) = sources.prefixes().find(holds) {
+                let reason = format!("this VIP is in {prefix}, the prefix of outer sources");
+                let remedy = "nodes would take packets for it to be an edge's: use another prefix";
+                self.refuse(&field, text, refusal(reason, remedy));
+            }
+            if let Some(nat) = self.origins.nat.get(&address) {
+                let reason = format!("this VIP is also the address of NAT mode at {nat}");
+                let remedy = "clients send to a VIP, backends reply to an address of the machine: \
+                              use another address for one of them";
+                self.refuse(&field, text, refusal(reason, remedy));
+            }
+        }
+        let addresses = vips.keys().copied().collect();
+        self.origins.vips = vips;
+        addresses
+    }
+
+    /// Takes what is announced to neighbours.
+    pub(super) fn announce(&mut self, file: &raw::File, source: Source) -> Option<Announce> {
+        let section = file.announce.as_ref()?;
+        let listed = &section.value.interfaces;
+        if listed.as_ref().is_none_or(|listed| listed.value.is_empty()) {
+            let remedy = "name the interfaces whose neighbours should learn the virtual addresses, such as [eth0]";
+            self.missing("announce.interfaces", Some(position(section)), remedy);
+        }
+        let mut interfaces = BTreeMap::new();
+        for (field, text) in entries("announce.interfaces", listed) {
+            if let Some(name) = self.read(&field, text, values::interface_name)
+                && note(&mut interfaces, name, position(text)).is_err()
+            {
+                let refusal = refusal("this interface is given twice", "keep one of the two");
+                self.refuse(&field, text, refusal);
+            }
+        }
+        let within = entries("announce.addresses", &section.value.addresses);
+        let within =
+            within.filter_map(|(field, text)| self.read(&field, text, values::edge_prefix));
+        let within = within.collect();
+        let selector = section.value.node_selector.as_ref();
+        if let (Source::File, Some(selector)) = (source, selector) {
+            let remedy = "start the agent with `guideway run --kubernetes`, or remove it";
+            let refusal = refusal("labels of Nodes are the API's", remedy);
+            let at = Some(position(selector));
+            self.report(at, "announce.node_selector", "", refusal);
+        }
+        Some(Announce {
+            interfaces: interfaces.into_keys().collect(),
+            within,
+            node_selector: selector.map_or_else(BTreeMap::new, |selector| selector.value.clone()),
+        })
+    }
+}
+
+/// Reads an address of this machine, of one family.
+fn own_address(text: &str, is_ipv4: bool) -> Result<IpAddr, Refusal> {
+    let address = values::address(text)?;
+    if address.is_ipv4() == is_ipv4 {
+        return Ok(address);
+    }
+    let (found, wanted) = (family(!is_ipv4), family(is_ipv4));
+    Err(refusal(
+        format!("an {found} address where {wanted} belongs"),
+        format!("give an {wanted} address of this machine or leave the field out"),
+    ))
+}
+
+/// Reads a prefix of one family that has an address for each of several flows.
+fn source_prefix(text: &str, is_ipv4: bool) -> Result<IpNet, Refusal> {
+    let prefix = values::edge_prefix(text)?;
+    if prefix.addr().is_ipv4() != is_ipv4 {
+        let (found, wanted) = (family(!is_ipv4), family(is_ipv4));
+        return Err(refusal(
+            format!("an {found} prefix where {wanted} belongs"),
+            format!("give an {wanted} prefix or leave the field out"),
+        ));
+    }
+    if prefix.prefix_len() == prefix.max_prefix_len() {
+        let remedy = "give a shorter prefix, such as a /24 or /112, or the address as the source";
+        return Err(refusal("this prefix has one address for all flows", remedy));
+    }
+    Ok(prefix)
+}

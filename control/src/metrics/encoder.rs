@@ -1,0 +1,125 @@
+//! The form of every metric: a name, what it tells, and its series.
+
+use std::fmt;
+
+use prometheus_client::encoding::{
+    DescriptorEncoder, EncodeGaugeValue, EncodeLabelSet, MetricEncoder, NoLabelSet,
+};
+use prometheus_client::metrics::MetricType;
+
+use crate::api::Service;
+use crate::desired::ServiceKey;
+use crate::durations::Durations;
+
+/// Services, or backends, that have series of their own; of more, only what is wrong with some. A quarter of a
+/// million series from each of a hundred machines is more than a Prometheus server takes. A sum is no way out:
+/// it falls with each service that goes, as a counter never does.
+pub(super) const MOST_SERIES: usize = 5000;
+
+/// Writes one metric after the other.
+pub(crate) struct Metrics<'a>(DescriptorEncoder<'a>);
+
+impl<'a> Metrics<'a> {
+    pub(crate) fn new(encoder: DescriptorEncoder<'a>) -> Self {
+        Self(encoder)
+    }
+
+    fn declare(
+        &mut self,
+        name: &'static str,
+        help: &str,
+        kind: MetricType,
+    ) -> Result<MetricEncoder<'_>, fmt::Error> {
+        self.0.encode_descriptor(name, help, None, kind)
+    }
+
+    /// Writes a gauge without labels.
+    pub(crate) fn gauge(
+        &mut self,
+        name: &'static str,
+        help: &str,
+        value: impl EncodeGaugeValue,
+    ) -> fmt::Result {
+        self.declare(name, help, MetricType::Gauge)?
+            .encode_gauge(&value)
+    }
+
+    /// Writes a gauge with a value for each set of labels.
+    pub(crate) fn gauges<L: EncodeLabelSet>(
+        &mut self,
+        name: &'static str,
+        help: &str,
+        series: impl IntoIterator<Item = (L, impl EncodeGaugeValue)>,
+    ) -> fmt::Result {
+        let mut metric = self.declare(name, help, MetricType::Gauge)?;
+        for (labels, value) in series {
+            metric.encode_family(&labels)?.encode_gauge(&value)?;
+        }
+        Ok(())
+    }
+
+    /// Writes a counter with a value for each set of labels.
+    pub(crate) fn counters<L: EncodeLabelSet>(
+        &mut self,
+        name: &'static str,
+        help: &str,
+        series: impl IntoIterator<Item = (L, u64)>,
+    ) -> fmt::Result {
+        let mut metric = self.declare(name, help, MetricType::Counter)?;
+        for (labels, value) in series {
+            metric
+                .encode_family(&labels)?
+                .encode_counter::<NoLabelSet, u64, u64>(&value, None)?;
+        }
+        Ok(())
+    }
+
+    /// Writes a histogram without labels.
+    pub(crate) fn histogram(
+        &mut self,
+        name: &'static str,
+        help: &str,
+        taken: &Durations,
+    ) -> fmt::Result {
+        encode_durations(self.declare(name, help, MetricType::Histogram)?, taken)
+    }
+
+    /// Writes a histogram for each set of labels.
+    pub(crate) fn histograms<'d, L: EncodeLabelSet>(
+        &mut self,
+        name: &'static str,
+        help: &str,
+        series: impl IntoIterator<Item = (L, &'d Durations)>,
+    ) -> fmt::Result {
+        let mut metric = self.declare(name, help, MetricType::Histogram)?;
+        for (labels, taken) in series {
+            encode_durations(metric.encode_family(&labels)?, taken)?;
+        }
+        Ok(())
+    }
+}
+
+fn encode_durations(mut metric: MetricEncoder<'_>, taken: &Durations) -> fmt::Result {
+    metric.encode_histogram::<NoLabelSet>(taken.sum(), taken.count(), &taken.buckets(), None)
+}
+
+/// Lists what has series of its own: all where they are few, else those of note.
+pub(super) fn series<T>(all: &[T], of_note: impl Fn(&T) -> bool) -> impl Iterator<Item = &T> {
+    let few = all.len() <= MOST_SERIES;
+    let some = all.iter().filter(move |one| few || of_note(one));
+    some.take(MOST_SERIES)
+}
+
+pub(super) fn service_labels(service: &Service) -> [(&'static str, String); 4] {
+    key_labels(&service.name, service.service.parse().ok())
+}
+
+pub(super) fn key_labels(name: &str, key: Option<ServiceKey>) -> [(&'static str, String); 4] {
+    let part = |part: fn(ServiceKey) -> String| key.map(part).unwrap_or_default();
+    [
+        ("service", name.to_owned()),
+        ("address", part(|key| key.address.to_string())),
+        ("port", part(|key| key.port.to_string())),
+        ("protocol", part(|key| key.protocol.to_string())),
+    ]
+}

@@ -1,0 +1,76 @@
+//! What the checks of backends and nodes come to.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use super::Metrics;
+use super::encoder::{key_labels, series, service_labels};
+use crate::api::Service;
+use crate::desired::ServiceKey;
+use crate::durations::Durations;
+
+/// What the checks of backends and nodes come to.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct HealthValues {
+    /// Backends that are checked.
+    pub backends: Vec<CheckedBackend>,
+    /// Nodes of which a check has come to a result, each with whether it answers.
+    pub nodes: Vec<(String, bool)>,
+    /// Checks that are not made, by reason.
+    pub not_made: [(&'static str, usize); 2],
+    /// How long checks took, by type.
+    pub durations: BTreeMap<&'static str, Durations>,
+}
+
+/// A backend that is checked.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CheckedBackend {
+    /// Name of the service.
+    pub name: String,
+    /// The service.
+    pub service: ServiceKey,
+    /// The backend.
+    pub backend: String,
+    /// Whether it should serve.
+    pub healthy: bool,
+}
+
+impl HealthValues {
+    pub(super) fn encode(&self, services: &[Service], metrics: &mut Metrics<'_>) -> fmt::Result {
+        let backends = series(&self.backends, |checked| !checked.healthy);
+        metrics.gauges(
+            "backend_healthy",
+            "1 if the backend passes its service's checks, 0 if it fails them",
+            backends.map(|checked| {
+                let [name, address, port, protocol] =
+                    key_labels(&checked.name, Some(checked.service));
+                let backend = ("backend", checked.backend.clone());
+                let labels = [name, address, port, protocol, backend];
+                (labels, u64::from(checked.healthy))
+            }),
+        )?;
+        metrics.gauges(
+            "service_all_backends_fail",
+            "1 if no backend of the service should serve, so that all do",
+            series(services, |service| service.all_fail)
+                .map(|service| (service_labels(service), u64::from(service.all_fail))),
+        )?;
+        let nodes = self.nodes.iter();
+        metrics.gauges(
+            "node_reachable",
+            "1 if the node answers echoes, 0 if it missed three in a row",
+            nodes.map(|(node, answers)| ([("node", node.as_str())], u64::from(*answers))),
+        )?;
+        metrics.gauges(
+            "health_checks_not_made",
+            "Checks of backends and nodes that are asked for and not made, by reason",
+            (self.not_made).map(|(reason, checks)| ([("reason", reason)], checks)),
+        )?;
+        let durations = self.durations.iter();
+        metrics.histograms(
+            "health_check_duration_seconds",
+            "How long checks took, failed ones included, by type",
+            durations.map(|(kind, taken)| ([("type", *kind)], taken)),
+        )
+    }
+}

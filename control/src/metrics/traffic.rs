@@ -1,0 +1,70 @@
+//! What was forwarded, by service and backend, and what ended other packets.
+
+use std::fmt;
+
+use super::encoder::{series, service_labels};
+use super::{Metrics, Snapshot};
+
+pub(super) fn encode(snapshot: &Snapshot, metrics: &mut Metrics<'_>) -> fmt::Result {
+    let reasons = snapshot.reasons.iter();
+    metrics.counters(
+        "packets",
+        "Packets dropped, passed to the kernel's stack, answered, or sent on to a client, by reason",
+        reasons.map(|row| {
+            let labels = [("action", row.action.as_str()), ("reason", &row.reason)];
+            (labels, row.packets)
+        }),
+    )?;
+    let failures = snapshot.failures.iter();
+    metrics.counters(
+        "transmit_failures",
+        "Frames that XDP sent and the kernel or the driver could not, of all XDP programs of the machine, by cause",
+        failures.map(|row| ([("cause", row.reason.as_str())], row.packets)),
+    )?;
+    metrics.gauge(
+        "services",
+        "Services by address, port and protocol; of more than 5000 none has series of its own unless it fails",
+        snapshot.services.len(),
+    )?;
+    metrics.gauge(
+        "backends",
+        "Backends, each once for every service that has it; of more than 5000 none has series of its own unless it fails",
+        snapshot.backends.len(),
+    )?;
+    let services = || series(&snapshot.services, |_| false);
+    metrics.counters(
+        "service_packets",
+        "Packets forwarded to backends of the service",
+        services().map(|row| (service_labels(row), row.packets)),
+    )?;
+    metrics.counters(
+        "service_bytes",
+        "Bytes of these packets as they came in, from the IP header on",
+        services().map(|row| (service_labels(row), row.bytes)),
+    )?;
+    metrics.gauges(
+        "service_backends",
+        "Backends of the service",
+        services().map(|row| (service_labels(row), row.backends)),
+    )?;
+    metrics.gauges(
+        "service_left_out_backends",
+        "Pods without traffic because they share their node and tag with another one",
+        series(&snapshot.services, |row| row.left_out > 0)
+            .map(|row| (service_labels(row), row.left_out)),
+    )?;
+    let backends = || {
+        let backends = series(&snapshot.backends, |_| false);
+        backends.map(|row| ([("service", &*row.name), ("backend", &row.backend)], row))
+    };
+    metrics.counters(
+        "backend_packets",
+        "Packets forwarded to the backend for the service, at whichever of its addresses",
+        backends().map(|(labels, row)| (labels, row.packets)),
+    )?;
+    metrics.counters(
+        "backend_bytes",
+        "Bytes of these packets as they came in, from the IP header on",
+        backends().map(|(labels, row)| (labels, row.bytes)),
+    )
+}

@@ -38,168 +38,43 @@
 //! those that name it as an external one, which whoever may write a Service can do. Else the older one has it, or of
 //! equally old ones the first by name; the other one gets it when the first one goes.
 
-mod few;
 mod machines;
 pub mod objects;
+mod options;
 mod outcome;
 mod parse;
+mod port;
 mod problem;
 mod quota;
 mod room;
 mod select;
 mod service;
 mod slice;
+mod sorted_vec_map;
+mod state;
+mod update;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::{IpAddr, SocketAddr};
-use std::sync::Arc;
 
-use imbl::{OrdMap, OrdSet};
 use ipnet::IpNet;
 
 pub use self::machines::{Presence, Reserved};
+pub use self::options::{Options, TopologyHints};
 pub(crate) use self::parse::address;
 pub(crate) use self::problem::quoted;
 pub use self::problem::{Object, Problem, Rule};
 pub use self::room::Room;
+pub use self::state::{Changes, HealthCheck, State};
 
 use self::machines::{Machines, Node};
 use self::objects::ObjectName;
-use self::outcome::{Capture, Outcome, World, outcome};
+use self::outcome::Capture;
 use self::problem::Findings;
 use self::quota::Quotas;
-use self::slice::{Names, Slices};
-use crate::desired::{BackendSpec, ForwardMode, Service, ServiceKey, Services};
-
-/// What does not come from objects.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Options {
-    /// Name of the Node that this machine is, if it is one.
-    pub node_name: Option<String>,
-    /// Whether this machine takes the edge role only, so that pods here are not handed their packets.
-    pub edge_only: bool,
-    /// The class of load balancers whose addresses are captured.
-    pub load_balancer_class: String,
-    /// Whether Services without a class are of ours.
-    pub serve_unset_class: bool,
-    /// Networks within which external addresses are captured.
-    pub external_ips: BTreeSet<IpNet>,
-    /// Whether topology hints count.
-    pub topology_hints: TopologyHints,
-    /// How packets reach backends of Services that do not say.
-    pub default_mode: ForwardMode,
-    /// Seed of session affinity; equal on all edges.
-    pub hash_seed: u64,
-    /// What one Service takes of the tables at most.
-    pub service_room: Room,
-    /// The same for all Services of a namespace, if that is bounded.
-    pub namespace_room: Option<Room>,
-}
-
-impl Options {
-    /// The class of load balancers that the controller serves.
-    pub const DEFAULT_CLASS: &str = "guideway.dev/guideway";
-    /// The share of each table that one Service has at most, in percent.
-    pub const DEFAULT_SHARE: u64 = 25;
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Self {
-            node_name: None,
-            edge_only: false,
-            load_balancer_class: Self::DEFAULT_CLASS.to_owned(),
-            serve_unset_class: false,
-            external_ips: BTreeSet::new(),
-            topology_hints: TopologyHints::default(),
-            default_mode: ForwardMode::default(),
-            hash_seed: 0,
-            service_room: Room::DEFAULT.share(Self::DEFAULT_SHARE),
-            namespace_room: None,
-        }
-    }
-}
-
-/// What becomes of the topology hints of endpoints.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum TopologyHints {
-    /// They count, as for kube-proxy.
-    #[default]
-    Honour,
-    /// All edges use the same endpoints.
-    Ignore,
-}
-
-/// What the objects ask of this machine. A clone shares nearly everything.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct State {
-    /// Services by address, port and protocol; NodePorts at the unspecified address of their family.
-    pub services: Services,
-    /// Endpoints that serve and terminate and get no new connections, where there are any. Those of this
-    /// machine are among the backends too, without weight.
-    pub draining: OrdMap<ServiceKey, Arc<[BackendSpec]>>,
-    /// Of Services with the policy `Local` at assigned addresses, under each of their ports: addresses of the Nodes
-    /// that have endpoints, of any of the ports, which share connections. Of the Nodes only these announce the address.
-    pub announcers: OrdMap<ServiceKey, Arc<BTreeSet<IpAddr>>>,
-    /// Virtual addresses.
-    pub vips: OrdSet<IpAddr>,
-    /// Those of them that were assigned for our class, so that nothing else can be at their other ports.
-    pub assigned: OrdSet<IpAddr>,
-    /// The other addresses that ports are served at: external ones, and those of machines.
-    pub shared: OrdSet<IpAddr>,
-    /// Addresses of the Nodes that run Guideway.
-    pub nodes: BTreeSet<IpAddr>,
-    /// Addresses of the other edges.
-    pub trusted_edges: BTreeSet<IpNet>,
-    /// Whether this machine's Node is about to go, where it has one.
-    pub leaving: Option<bool>,
-    /// Addresses from which other machines take this one's packets: those of its Node, once our slices show it, and
-    /// of all edges outside the cluster.
-    pub known_as: BTreeSet<IpAddr>,
-    /// What is told at the health check ports of Services.
-    pub health_checks: OrdMap<ObjectName, HealthCheck>,
-    /// What is wrong, by object.
-    pub problems: OrdMap<Object, Arc<[Problem]>>,
-}
-
-/// What a load balancer that asks at a Service's `healthCheckNodePort` is told.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct HealthCheck {
-    /// The port.
-    pub port: u16,
-    /// Number of pods of this machine that are ready.
-    pub local_endpoints: usize,
-}
-
-/// What an update changed.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Changes {
-    /// Number of Services that were computed anew.
-    pub computed: usize,
-    /// Services of the dataplane that were added, changed or removed.
-    pub services: BTreeSet<ServiceKey>,
-    /// Whether `announcers`, `vips`, `assigned`, `shared`, `nodes`, `trusted_edges` or `known_as` changed.
-    pub addresses: bool,
-    /// Whether `draining` changed.
-    pub draining: bool,
-    /// Whether `leaving` changed.
-    pub leaving: bool,
-    /// Whether `health_checks` changed.
-    pub health_checks: bool,
-    /// Whether `problems` changed.
-    pub problems: bool,
-}
-
-impl Changes {
-    /// Tells whether the state is as it was.
-    pub fn is_empty(&self) -> bool {
-        let same = Self {
-            computed: self.computed,
-            ..Self::default()
-        };
-        *self == same
-    }
-}
+use self::slice::Names;
+use self::update::{Claim, Entry, put};
+use crate::desired::ServiceKey;
 
 /// The objects, and the state that they ask for.
 #[derive(Debug, Default)]
@@ -261,26 +136,6 @@ pub fn problems_of_claims(
     let mut findings = Findings::default();
     claimed.for_each(|address| service::name_claim(address, &mut findings));
     findings.problems(&Object::Service(name.clone()))
-}
-
-/// A Service with its slices, and what was made of them.
-#[derive(Debug, Default)]
-struct Entry {
-    service: Option<Box<objects::Service>>,
-    slices: Slices,
-    outcome: Outcome,
-    /// Who has what this Service claims too.
-    conflicts: BTreeMap<ServiceKey, ObjectName>,
-}
-
-/// What a Service would make of a key; the least one is served.
-#[derive(Debug)]
-struct Claim {
-    /// Whether it names the address as an external one.
-    is_external: bool,
-    created: i64,
-    name: ObjectName,
-    service: Arc<Service>,
 }
 
 impl Index {
@@ -522,166 +377,6 @@ impl Index {
         &self.state
     }
 
-    /// Computes the Services anew that an object touched, and tells what changed since the last update.
-    pub fn update(&mut self) -> Changes {
-        let mut touched = Touched::default();
-        for name in std::mem::take(&mut self.dirty) {
-            self.compute(&name, &mut touched);
-        }
-        // Whom a namespace has room for depends on all its Services.
-        for name in self.quotas.settle() {
-            self.compute(&name, &mut touched);
-        }
-        for key in touched.keys {
-            self.serve(key, &mut touched.names);
-        }
-        for address in touched.addresses {
-            self.capture(address);
-        }
-        for name in touched.names {
-            self.finish(name);
-        }
-        std::mem::take(&mut self.changes)
-    }
-
-    /// Computes one Service and stakes its claims.
-    fn compute(&mut self, name: &ObjectName, touched: &mut Touched) {
-        let Some(entry) = self.entries.get_mut(name) else {
-            return;
-        };
-        self.changes.computed += 1;
-        let world = World {
-            options: &self.options,
-            machines: &self.machines,
-        };
-        let mut new = match &entry.service {
-            Some(service) => outcome(world, service, &entry.slices),
-            None => Outcome::default(),
-        };
-        let created = entry.service.as_deref().map_or(i64::MAX, outcome::created);
-        self.quotas.note(name, created, new.takes);
-        if let Some(most) = self.quotas.refusal(name) {
-            new = new.refuse(&Object::Service(name.clone()), most);
-        }
-        let old = std::mem::take(&mut entry.outcome);
-        for (key, service) in new.services.values_mut() {
-            // Whoever compares states compares pointers first.
-            if let Some(old) = old.services.get(key).filter(|old| *old == service) {
-                *service = Arc::clone(old);
-            }
-        }
-        for key in old.services.keys() {
-            release(&mut self.claims, key, |claim| claim.name != *name);
-        }
-        for (key, service) in new.services.iter() {
-            let claims = self.claims.entry(*key).or_default();
-            claims.reserve_exact(1);
-            claims.push(Claim {
-                is_external: new.captured.get(&key.address) == Some(&Capture::External),
-                created,
-                name: name.clone(),
-                service: Arc::clone(service),
-            });
-        }
-        for address in old.captured.keys() {
-            release(&mut self.captured, address, |(holder, _)| holder != name);
-        }
-        for (address, how) in new.captured.iter() {
-            let holders = self.captured.entry(*address).or_default();
-            holders.reserve_exact(1);
-            holders.push((name.clone(), *how));
-        }
-        touched.keys.extend(old.services.keys());
-        touched.keys.extend(new.services.keys());
-        touched.addresses.extend(old.captured.keys());
-        touched.addresses.extend(new.captured.keys());
-        touched.names.insert(name.clone());
-        entry.outcome = new;
-    }
-
-    /// Gives a key to the first of those that claim it.
-    fn serve(&mut self, key: ServiceKey, touched: &mut BTreeSet<ObjectName>) {
-        let claims = self.claims.get(&key).map_or(&[][..], Vec::as_slice);
-        let winner = claims
-            .iter()
-            .min_by_key(|claim| (claim.is_external, claim.created, &claim.name));
-        let service = winner.map(|winner| &winner.service);
-        let same = match (self.state.services.get(&key), service) {
-            (Some(old), Some(new)) => Arc::ptr_eq(old, new),
-            (None, None) => true,
-            (Some(_), None) | (None, Some(_)) => false,
-        };
-        if !same {
-            put(&mut self.state.services, key, service.map(Arc::clone));
-            self.changes.services.insert(key);
-        }
-        let winner = winner.map(|winner| winner.name.clone());
-        let entry = winner.as_ref().and_then(|name| self.entries.get(name));
-        let outcome = entry.map(|entry| &entry.outcome);
-        let draining = outcome.and_then(|outcome| outcome.draining.get(&key));
-        self.changes.draining |= put_new(&mut self.state.draining, key, draining);
-        let announcers = outcome.and_then(|outcome| outcome.announcers.get(&key));
-        self.changes.addresses |= put_new(&mut self.state.announcers, key, announcers);
-        for claim in self.claims.get(&key).into_iter().flatten() {
-            let Some(entry) = self.entries.get_mut(&claim.name) else {
-                continue;
-            };
-            let lost_to = winner.clone().filter(|winner| *winner != claim.name);
-            if entry.conflicts.get(&key) != lost_to.as_ref() {
-                match lost_to {
-                    Some(winner) => drop(entry.conflicts.insert(key, winner)),
-                    None => drop(entry.conflicts.remove(&key)),
-                }
-                touched.insert(claim.name.clone());
-            }
-        }
-    }
-
-    /// Decides what an address is.
-    fn capture(&mut self, address: IpAddr) {
-        let holders = self.captured.get(&address).map_or(&[][..], Vec::as_slice);
-        let has = |wanted: Capture| holders.iter().any(|(_, how)| *how == wanted);
-        let is_served = has(Capture::Assigned) || has(Capture::External);
-        let is_vip = is_served && !self.machines.withholds(address);
-        let is_assigned = is_vip && has(Capture::Assigned);
-        let state = &mut self.state;
-        for (is_member, set) in [
-            (is_vip, &mut state.vips),
-            (is_assigned, &mut state.assigned),
-            (is_served && !is_assigned, &mut state.shared),
-        ] {
-            if is_member == set.contains(&address) {
-                continue;
-            }
-            if is_member {
-                set.insert(address);
-            } else {
-                set.remove(&address);
-            }
-            self.changes.addresses = true;
-        }
-    }
-
-    /// Publishes what concerns a Service alone, and forgets it if nothing is left of it.
-    fn finish(&mut self, name: ObjectName) {
-        let Some(entry) = self.entries.get_mut(&name) else {
-            return;
-        };
-        let claimed = &entry.outcome.services;
-        entry.conflicts.retain(|key, _| claimed.get(key).is_some());
-        let mut problems = entry.outcome.problems.clone();
-        let object = Object::Service(name.clone());
-        problems.extend(conflict(&object, &entry.conflicts));
-        problems.sort_unstable();
-        let health_check = entry.outcome.health_check;
-        if entry.service.is_none() && entry.slices.is_empty() {
-            self.entries.remove(&name);
-        }
-        self.changes.health_checks |=
-            put_new(&mut self.state.health_checks, name, health_check.as_ref());
-        self.set_problems(object, problems);
-    }
-
     /// Notes why an object cannot be read as it is, or that it can be, or is gone.
     pub fn set_unreadable(&mut self, object: Object, reason: Option<String>) {
         let known = self.state.problems.get(&object);
@@ -754,75 +449,6 @@ impl Index {
         self.changes.leaving |= self.state.leaving != leaving;
         self.state.leaving = leaving;
     }
-}
-
-/// What an update has to look at again.
-#[derive(Debug, Default)]
-struct Touched {
-    keys: BTreeSet<ServiceKey>,
-    addresses: BTreeSet<IpAddr>,
-    names: BTreeSet<ObjectName>,
-}
-
-/// Takes out of a list what is not to be kept, and the list once it is empty.
-fn release<K: std::hash::Hash + Eq, V>(
-    map: &mut HashMap<K, Vec<V>>,
-    key: &K,
-    keep: impl Fn(&V) -> bool,
-) {
-    if let Some(list) = map.get_mut(key) {
-        list.retain(keep);
-        if list.is_empty() {
-            map.remove(key);
-        }
-    }
-}
-
-/// Sets an entry, or removes it.
-fn put<K: Ord + Clone, V: Clone>(map: &mut OrdMap<K, V>, key: K, value: Option<V>) {
-    match value {
-        Some(value) => drop(map.insert(key, value)),
-        None => drop(map.remove(&key)),
-    }
-}
-
-/// Sets an entry, or removes it; tells whether that changes anything.
-fn put_new<K, V>(map: &mut OrdMap<K, V>, key: K, value: Option<&V>) -> bool
-where
-    K: Ord + Clone,
-    V: Clone + PartialEq,
-{
-    let is_new = map.get(&key) != value;
-    if is_new {
-        put(map, key, value.cloned());
-    }
-    is_new
-}
-
-/// Names what is served at a key, as the owner of a Service knows it.
-fn front_name(key: &ServiceKey) -> String {
-    if key.address.is_unspecified() {
-        format!("node port {}/{}", key.port, key.protocol)
-    } else {
-        key.to_string()
-    }
-}
-
-/// Tells a Service who has what it claims.
-fn conflict(object: &Object, conflicts: &BTreeMap<ServiceKey, ObjectName>) -> Option<Problem> {
-    let (key, winner) = conflicts.first_key_value()?;
-    let more = match conflicts.len() {
-        1 => String::new(),
-        all => format!(" (and {} more of this kind)", all - 1),
-    };
-    let at = front_name(key);
-    Some(Problem {
-        object: object.clone(),
-        rule: Rule::Conflict,
-        text: format!("{at} is served for Service {winner}, which goes first{more}"),
-        remedy: "give one of the two another address or port".to_owned(),
-        only_here: false,
-    })
 }
 
 #[cfg(test)]

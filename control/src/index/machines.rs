@@ -26,7 +26,7 @@ impl Presence {
         for text in self.unreadable.get(slice).into_iter().flatten() {
             findings.add(
                 Rule::InvalidAddress,
-                || format!("{} is no address of an edge, whose frames are refused", quoted(text)),
+                format_args!("{} is no address of an edge, whose frames are refused", quoted(text)),
                 "give the endpoint the IP address that the edge sends from, or the name of its Node",
             );
         }
@@ -75,7 +75,7 @@ impl Node {
                 if entry.kind == "InternalIP" {
                     findings.add(
                         Rule::InvalidAddress,
-                        || format!("nothing can be sent to {}", quoted(&entry.address)),
+                        format_args!("nothing can be sent to {}", quoted(&entry.address)),
                         "give the Node an address that packets can be routed to",
                     );
                 }
@@ -93,7 +93,7 @@ impl Node {
         if read.reached_at.is_empty() {
             findings.add(
                 Rule::NoInternalAddress,
-                || "without an InternalIP its pods are reached by NAT at best".to_owned(),
+                format_args!("without an InternalIP its pods are reached by NAT at best"),
                 "give the Node an InternalIP",
             );
         }

@@ -25,9 +25,26 @@ impl fmt::Display for Object {
     }
 }
 
-/// The rule that an object breaks; its name is the reason of an Event.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Rule {
+macro_rules! rules {
+    ($($(#[$doc:meta])* $rule:ident,)+) => {
+        /// The rule that an object breaks; its name is the reason of an Event.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub enum Rule {
+            $($(#[$doc])* $rule,)+
+        }
+
+        impl Rule {
+            /// Returns the name, in the form of an Event's reason.
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$rule => stringify!($rule),)+
+                }
+            }
+        }
+    };
+}
+
+rules! {
     /// A virtual address is that of a machine: the Service's ports are served there, nothing else changes.
     AddressIsNode,
     /// A machine has come to have an address that was assigned to the Service: the Service keeps it.
@@ -60,8 +77,6 @@ pub enum Rule {
     MachineWithoutGuideway,
     /// An endpoint is at an address that the Service itself is served at.
     EndpointIsVip,
-    /// The policy `Local` cannot be kept in NAT mode.
-    LocalByNat,
     /// A slice names no Service.
     NoServiceName,
     /// A lookup table cannot have a slot for each backend.
@@ -74,37 +89,6 @@ pub enum Rule {
     FailedToStartServiceHealthcheck,
     /// An object cannot be read.
     Unreadable,
-}
-
-impl Rule {
-    /// Returns the name, in the form of an Event's reason.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::AddressIsNode => "AddressIsNode",
-            Self::AddressClaimed => "AddressClaimed",
-            Self::AddressIsApiServer => "AddressIsApiServer",
-            Self::Conflict => "Conflict",
-            Self::InvalidAddress => "InvalidAddress",
-            Self::InvalidPort => "InvalidPort",
-            Self::InvalidProtocol => "InvalidProtocol",
-            Self::InvalidSourceRange => "InvalidSourceRange",
-            Self::InvalidAnnotation => "InvalidAnnotation",
-            Self::InvalidPolicy => "InvalidPolicy",
-            Self::DuplicatePort => "DuplicatePort",
-            Self::OtherFamily => "OtherFamily",
-            Self::ExternalAddressNotAllowed => "ExternalAddressNotAllowed",
-            Self::SctpPort => "SctpPort",
-            Self::MachineWithoutGuideway => "MachineWithoutGuideway",
-            Self::EndpointIsVip => "EndpointIsVip",
-            Self::LocalByNat => "LocalByNat",
-            Self::NoServiceName => "NoServiceName",
-            Self::TooManyBackends => "TooManyBackends",
-            Self::TableShare => "TableShare",
-            Self::NoInternalAddress => "NoInternalAddress",
-            Self::FailedToStartServiceHealthcheck => "FailedToStartServiceHealthcheck",
-            Self::Unreadable => "Unreadable",
-        }
-    }
 }
 
 /// A rule that an object breaks, and what to do about it.
@@ -143,17 +127,12 @@ struct Finding {
 
 impl Findings {
     /// Notes that a rule is broken; the first text of a rule stands for all.
-    pub(super) fn add(&mut self, rule: Rule, text: impl FnOnce() -> String, remedy: &'static str) {
+    pub(super) fn add(&mut self, rule: Rule, text: fmt::Arguments<'_>, remedy: &'static str) {
         self.note(rule, false, text, remedy);
     }
 
     /// Notes that a rule is broken on this machine alone.
-    pub(super) fn add_here(
-        &mut self,
-        rule: Rule,
-        text: impl FnOnce() -> String,
-        remedy: &'static str,
-    ) {
+    pub(super) fn add_here(&mut self, rule: Rule, text: fmt::Arguments<'_>, remedy: &'static str) {
         self.note(rule, true, text, remedy);
     }
 
@@ -161,7 +140,7 @@ impl Findings {
         &mut self,
         rule: Rule,
         only_here: bool,
-        text: impl FnOnce() -> String,
+        text: fmt::Arguments<'_>,
         remedy: &'static str,
     ) {
         let is_same = |found: &&mut Finding| (found.rule, found.only_here) == (rule, only_here);
@@ -170,7 +149,7 @@ impl Findings {
             None => self.0.push(Finding {
                 rule,
                 only_here,
-                text: text(),
+                text: text.to_string(),
                 remedy,
                 count: 1,
             }),
@@ -184,10 +163,7 @@ impl Findings {
         let problem = |found: Finding| Problem {
             object: object.clone(),
             rule: found.rule,
-            text: match found.count {
-                1 => found.text,
-                more => format!("{} (and {} more of this kind)", found.text, more - 1),
-            },
+            text: found.text + &more(found.count, " of this kind"),
             remedy: found.remedy.to_owned(),
             only_here: found.only_here,
         };
@@ -195,12 +171,22 @@ impl Findings {
     }
 }
 
-/// Shortens a text from an object for a message, and makes it printable.
-pub(crate) fn quoted(text: &str) -> String {
-    const LONGEST: usize = 64;
-    let mut shown: String = text.chars().take(LONGEST).collect();
-    if shown.len() < text.len() {
-        shown.push('…');
+/// Says how many there are beside the one that was named.
+pub(super) fn more(all: usize, of_what: &str) -> String {
+    match all {
+        1 => String::new(),
+        all => format!(" (and {} more{of_what})", all - 1),
     }
-    format!("{shown:?}")
+}
+
+/// Shortens a text from an object for a message, and makes it printable.
+pub(crate) fn quoted(text: &str) -> impl fmt::Display {
+    fmt::from_fn(move |f| {
+        const LONGEST: usize = 64;
+        let mut shown: String = text.chars().take(LONGEST).collect();
+        if shown.len() < text.len() {
+            shown.push('…');
+        }
+        write!(f, "{shown:?}")
+    })
 }

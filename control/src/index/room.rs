@@ -32,30 +32,26 @@ impl Room {
     /// Returns so many percent of each.
     #[must_use]
     pub fn share(self, percent: u64) -> Self {
-        self.map(|places| places * percent / 100)
+        let part = |places: u64| places * percent / 100;
+        Self {
+            slots: part(self.slots),
+            services: part(self.services),
+            backends: part(self.backends),
+            pods: part(self.pods),
+            source_ranges: part(self.source_ranges),
+        }
     }
 
     /// Returns both together.
     #[must_use]
     pub(super) fn and(self, other: Self) -> Self {
-        Self {
-            slots: self.slots + other.slots,
-            services: self.services + other.services,
-            backends: self.backends + other.backends,
-            pods: self.pods + other.pods,
-            source_ranges: self.source_ranges + other.source_ranges,
-        }
+        self.zip(other, u64::checked_add)
+            .expect("no machine has memory for 2^64 places")
     }
 
     /// Returns what is left once the other has its part; nothing if it has not the room.
     pub(super) fn without(self, other: Self) -> Option<Self> {
-        Some(Self {
-            slots: self.slots.checked_sub(other.slots)?,
-            services: self.services.checked_sub(other.services)?,
-            backends: self.backends.checked_sub(other.backends)?,
-            pods: self.pods.checked_sub(other.pods)?,
-            source_ranges: self.source_ranges.checked_sub(other.source_ranges)?,
-        })
+        self.zip(other, u64::checked_sub)
     }
 
     /// Says what would be too much if there were `most`, and how many of it.
@@ -69,14 +65,14 @@ impl Room {
             })
     }
 
-    fn map(self, change: impl Fn(u64) -> u64) -> Self {
-        Self {
-            slots: change(self.slots),
-            services: change(self.services),
-            backends: change(self.backends),
-            pods: change(self.pods),
-            source_ranges: change(self.source_ranges),
-        }
+    fn zip(self, other: Self, combine: fn(u64, u64) -> Option<u64>) -> Option<Self> {
+        Some(Self {
+            slots: combine(self.slots, other.slots)?,
+            services: combine(self.services, other.services)?,
+            backends: combine(self.backends, other.backends)?,
+            pods: combine(self.pods, other.pods)?,
+            source_ranges: combine(self.source_ranges, other.source_ranges)?,
+        })
     }
 
     fn parts(self) -> [(&'static str, u64); 5] {

@@ -55,7 +55,7 @@ impl<'a> SlicesByPort<'a> {
 
 /// An endpoint with the port that a service leads to.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Candidate<'a> {
+pub(super) struct PortEndpoint<'a> {
     pub(super) socket: SocketAddr,
     pub(super) endpoint: &'a Endpoint,
 }
@@ -64,14 +64,14 @@ pub(super) struct Candidate<'a> {
 #[derive(Debug, Default)]
 pub(super) struct Selection<'a> {
     /// They share the new connections.
-    pub(super) used: Vec<Candidate<'a>>,
+    pub(super) used: Vec<PortEndpoint<'a>>,
     /// Others that some machine may use: pods of this one in any condition, and with the policy `Local` those
     /// that their own nodes fall back to.
-    pub(super) reachable: Vec<Candidate<'a>>,
+    pub(super) reachable: Vec<PortEndpoint<'a>>,
     /// Others that serve and terminate, on any machine.
-    pub(super) draining: Vec<Candidate<'a>>,
+    pub(super) draining: Vec<PortEndpoint<'a>>,
     /// With the policy `Local`, those that share the connections of their own nodes.
-    pub(super) by_node: Vec<Candidate<'a>>,
+    pub(super) by_node: Vec<PortEndpoint<'a>>,
 }
 
 /// Selects from the endpoints that slices have for a port; those that are not `sound` are as if they were not there.
@@ -87,7 +87,7 @@ pub(super) fn select<'a>(
     port: PortName<'_>,
     place: &Place<'_>,
     is_local: bool,
-    sound: impl FnMut(&Candidate<'_>) -> bool,
+    sound: impl FnMut(&PortEndpoint<'_>) -> bool,
 ) -> Selection<'a> {
     let mut all = candidates(slices, port, place);
     all.retain(sound);
@@ -110,7 +110,7 @@ pub(super) fn select<'a>(
         },
         ..Selection::default()
     };
-    let is_used = |candidate: &Candidate<'_>| {
+    let is_used = |candidate: &PortEndpoint<'_>| {
         let found = selection
             .used
             .binary_search_by_key(&candidate.socket, |used| used.socket);
@@ -135,10 +135,10 @@ fn candidates<'a>(
     slices: &SlicesByPort<'a>,
     port: PortName<'_>,
     place: &Place<'_>,
-) -> Vec<Candidate<'a>> {
+) -> Vec<PortEndpoint<'a>> {
     let mut all = Vec::new();
     for (slice, number) in slices.get(port) {
-        all.extend(slice.endpoints.iter().map(|endpoint| Candidate {
+        all.extend(slice.endpoints.iter().map(|endpoint| PortEndpoint {
             socket: SocketAddr::new(endpoint.address, *number),
             endpoint,
         }));
@@ -153,8 +153,8 @@ fn candidates<'a>(
 }
 
 /// Returns the ready ones, or without any those that serve and terminate.
-fn usable<'a>(all: &[Candidate<'a>]) -> Vec<Candidate<'a>> {
-    let of = |wanted: Condition| -> Vec<Candidate<'a>> {
+fn usable<'a>(all: &[PortEndpoint<'a>]) -> Vec<PortEndpoint<'a>> {
+    let of = |wanted: Condition| -> Vec<PortEndpoint<'a>> {
         let all = all.iter();
         all.filter(|candidate| candidate.endpoint.condition == wanted)
             .copied()
@@ -167,7 +167,7 @@ fn usable<'a>(all: &[Candidate<'a>]) -> Vec<Candidate<'a>> {
 }
 
 /// Returns those of each node that are usable there, in the order of their sockets.
-fn usable_by_node<'a>(all: &[Candidate<'a>]) -> Vec<Candidate<'a>> {
+fn usable_by_node<'a>(all: &[PortEndpoint<'a>]) -> Vec<PortEndpoint<'a>> {
     let ready = all.iter();
     let ready = ready.filter(|candidate| candidate.endpoint.condition == Condition::Ready);
     let ready: BTreeSet<Option<&str>> = ready
@@ -184,13 +184,13 @@ fn usable_by_node<'a>(all: &[Candidate<'a>]) -> Vec<Candidate<'a>> {
 
 /// Returns those that hints leave to this machine: by node, else by zone, else all. One endpoint without
 /// a hint of a kind voids that kind.
-fn by_hints<'a>(ready: Vec<Candidate<'a>>, place: &Place<'_>) -> Vec<Candidate<'a>> {
+fn by_hints<'a>(ready: Vec<PortEndpoint<'a>>, place: &Place<'_>) -> Vec<PortEndpoint<'a>> {
     type Kind = fn(&Endpoint) -> &[std::sync::Arc<str>];
     let nodes: Kind = |endpoint| endpoint.hints.as_ref().map_or(&[], |hints| &hints.nodes);
     let zones: Kind = |endpoint| endpoint.hints.as_ref().map_or(&[], |hints| &hints.zones);
     for (hinted, own) in [(nodes, place.node), (zones, place.zone)] {
         let Some(own) = own else { continue };
-        let names_own = |candidate: &&Candidate<'a>| {
+        let names_own = |candidate: &&PortEndpoint<'a>| {
             let mut hints = hinted(candidate.endpoint).iter();
             hints.any(|hint| **hint == *own)
         };
@@ -198,7 +198,7 @@ fn by_hints<'a>(ready: Vec<Candidate<'a>>, place: &Place<'_>) -> Vec<Candidate<'
             .iter()
             .all(|candidate| !hinted(candidate.endpoint).is_empty())
         {
-            let left: Vec<Candidate<'a>> = ready.iter().filter(names_own).copied().collect();
+            let left: Vec<PortEndpoint<'a>> = ready.iter().filter(names_own).copied().collect();
             if !left.is_empty() {
                 return left;
             }

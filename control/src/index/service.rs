@@ -93,7 +93,7 @@ pub(super) fn read(
             if machines.is_only_here(*address) {
                 findings.add_here(
                     Rule::AddressIsNode,
-                    || format!("{address} belongs to an interface of this machine: {so}"),
+                    format_args!("{address} belongs to an interface of this machine: {so}"),
                     FREE_ADDRESS,
                 );
             } else if so == NOT_SERVED || machines.withholds(*address) {
@@ -154,7 +154,7 @@ pub(super) const NOT_SERVED: &str = "it is not served";
 pub(super) fn name_machine(address: IpAddr, so: &str, findings: &mut Findings) {
     findings.add(
         Rule::AddressIsNode,
-        || format!("{address} belongs to a machine: {so}"),
+        format_args!("{address} belongs to a machine: {so}"),
         FREE_ADDRESS,
     );
 }
@@ -163,11 +163,9 @@ pub(super) fn name_machine(address: IpAddr, so: &str, findings: &mut Findings) {
 pub(super) fn name_claim(address: IpAddr, findings: &mut Findings) {
     findings.add(
         Rule::AddressClaimed,
-        || {
-            format!(
+        format_args!(
                 "{address} is an address of a machine too, which came to have it later: the Service keeps it"
-            )
-        },
+            ),
         "take the address from the machine, or give the Service another one",
     );
 }
@@ -213,7 +211,7 @@ impl Addresses<'_> {
         let Some(address) = parse::address(text) else {
             self.findings.add(
                 Rule::InvalidAddress,
-                || format!("{} is no address", quoted(text)),
+                format_args!("{} is no address", quoted(text)),
                 "give an IP address",
             );
             return None;
@@ -221,7 +219,7 @@ impl Addresses<'_> {
         if let Some(reason) = unusable(address) {
             self.findings.add(
                 Rule::InvalidAddress,
-                || format!("{address} is not served: {reason}"),
+                format_args!("{address} is not served: {reason}"),
                 "give a unicast address",
             );
             return None;
@@ -229,11 +227,9 @@ impl Addresses<'_> {
         if !(self.has_family)(&address) {
             self.findings.add(
                 Rule::OtherFamily,
-                || {
-                    format!(
-                        "{address} is not served: the Service has no cluster address of its family"
-                    )
-                },
+                format_args!(
+                    "{address} is not served: the Service has no cluster address of its family"
+                ),
                 "add the family to ipFamilies, or take the address away",
             );
             return None;
@@ -250,7 +246,9 @@ fn is_allowed(address: IpAddr, options: &Options, findings: &mut Findings) -> bo
     if !is_allowed {
         findings.add(
             Rule::ExternalAddressNotAllowed,
-            || format!("the external address {address} is outside the networks that may be served"),
+            format_args!(
+                "the external address {address} is outside the networks that may be served"
+            ),
             "take it away, or add its network to kubernetes.external_ips",
         );
     }
@@ -265,7 +263,7 @@ fn read_ranges(service: &objects::Service, findings: &mut Findings) -> (BTreeSet
             Some(range) => drop(ranges.insert(range)),
             None => findings.add(
                 Rule::InvalidSourceRange,
-                || format!("source range {} admits nobody", quoted(text)),
+                format_args!("source range {} admits nobody", quoted(text)),
                 "write it like 192.0.2.0/24 or 2001:db8::/64",
             ),
         }
@@ -288,7 +286,7 @@ fn read_ports(service: &objects::Service, findings: &mut Findings) -> Vec<Port> 
         let Ok(number @ 1..) = u16::try_from(port.port) else {
             findings.add(
                 Rule::InvalidPort,
-                || format!("{} is no port", port.port),
+                format_args!("{} is no port", port.port),
                 "use a port from 1 to 65535",
             );
             continue;
@@ -296,12 +294,10 @@ fn read_ports(service: &objects::Service, findings: &mut Findings) -> Vec<Port> 
         if !names.insert(name) || !numbers.insert((number, protocol)) {
             findings.add(
                 Rule::DuplicatePort,
-                || {
-                    format!(
-                        "port {number}/{protocol} of name {} is there twice",
-                        quoted(name)
-                    )
-                },
+                format_args!(
+                    "port {number}/{protocol} of name {} is there twice",
+                    quoted(name)
+                ),
                 "give each port a name, and a number and protocol, of its own",
             );
             continue;
@@ -314,7 +310,7 @@ fn read_ports(service: &objects::Service, findings: &mut Findings) -> Vec<Port> 
             if !is_free {
                 findings.add(
                     Rule::InvalidPort,
-                    || format!("nodePort {node_port}/{protocol} is no port, or is there twice"),
+                    format_args!("nodePort {node_port}/{protocol} is no port, or is there twice"),
                     "use a port of the range of node ports for each port and protocol",
                 );
             }
@@ -343,12 +339,10 @@ fn is_one_of(
         Some(text) if text == default => {}
         Some(text) => findings.add(
             Rule::InvalidPolicy,
-            || {
-                format!(
-                    "{field} {} is unknown and counts as {default}",
-                    quoted(text)
-                )
-            },
+            format_args!(
+                "{field} {} is unknown and counts as {default}",
+                quoted(text)
+            ),
             "use a value that Kubernetes has",
         ),
     }
@@ -363,7 +357,7 @@ fn read_mode(service: &objects::Service, findings: &mut Findings) -> Option<Forw
         other => {
             findings.add(
                 Rule::InvalidAnnotation,
-                || format!("{MODE} {} is no mode, so the default counts", quoted(other)),
+                format_args!("{MODE} {} is no mode, so the default counts", quoted(other)),
                 "use ipip, l2dsr or nat",
             );
             None
@@ -379,25 +373,21 @@ fn read_table_size(service: &objects::Service, findings: &mut Findings) -> Optio
     if class.is_none() {
         findings.add(
             Rule::InvalidAnnotation,
-            || {
-                format!(
-                    "{TABLE_SIZE} {} is no size, so the default counts",
-                    quoted(text)
-                )
-            },
+            format_args!(
+                "{TABLE_SIZE} {} is no size, so the default counts",
+                quoted(text)
+            ),
             "use 1, 256, 2048 or 16384",
         );
     }
     if class.is_some_and(|log2| log2 > MOST_ASKED) {
         findings.add(
             Rule::InvalidAnnotation,
-            || {
-                format!(
-                    "{TABLE_SIZE} {} is more than a Service may ask for, which is {}",
-                    quoted(text),
-                    1_u32 << MOST_ASKED
-                )
-            },
+            format_args!(
+                "{TABLE_SIZE} {} is more than a Service may ask for, which is {}",
+                quoted(text),
+                1_u32 << MOST_ASKED
+            ),
             "leave the annotation out: with many backends the table is larger by itself",
         );
     }

@@ -4,14 +4,14 @@ use std::collections::HashSet;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use super::few::Few;
 use super::objects::{self, HEADLESS, ObjectName, SERVICE_NAME, SERVICE_PROXY_NAME, Text};
 use super::parse;
 use super::problem::{Findings, Rule, quoted};
+use super::sorted_vec_map::SortedVecMap;
 use crate::desired::{Protocol, unusable};
 
 /// The slices of a Service, by name.
-pub(super) type Slices = Few<Text, Slice>;
+pub(super) type Slices = SortedVecMap<Text, Slice>;
 
 /// What counts of a slice.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -96,7 +96,7 @@ pub(super) fn service_of(
         _ => {
             findings.add(
                 Rule::NoServiceName,
-                || format!("without the label {SERVICE_NAME} it belongs to no Service"),
+                format_args!("without the label {SERVICE_NAME} it belongs to no Service"),
                 "label it with the name of its Service",
             );
             None
@@ -117,7 +117,7 @@ pub(super) fn read(
         other => {
             findings.add(
                 Rule::InvalidAddress,
-                || format!("addresses of type {} are not balanced", quoted(other)),
+                format_args!("addresses of type {} are not balanced", quoted(other)),
                 "use addressType IPv4 or IPv6",
             );
             return Slice::default();
@@ -154,13 +154,11 @@ fn read_port(
 ) -> Option<Port> {
     let number = port.port.and_then(|port| u16::try_from(port).ok());
     let (Some(name), Some(number @ 1..)) = (&port.name, number) else {
+        let name = quoted(port.name.as_deref().unwrap_or("(none)"));
+        let number = port.port.map_or("none".to_owned(), |port| port.to_string());
         findings.add(
             Rule::InvalidPort,
-            || {
-                let name = quoted(port.name.as_deref().unwrap_or("(none)"));
-                let number = port.port.map_or("none".to_owned(), |port| port.to_string());
-                format!("port {number} of name {name} is not balanced")
-            },
+            format_args!("port {number} of name {name} is not balanced"),
             "give it a name, which may be empty, and a number from 1 to 65535",
         );
         return None;
@@ -181,7 +179,7 @@ pub(super) fn protocol(text: Option<&str>, findings: &mut Findings) -> Option<Pr
         Some(other) => {
             findings.add(
                 Rule::InvalidProtocol,
-                || format!("protocol {} is not balanced", quoted(other)),
+                format_args!("protocol {} is not balanced", quoted(other)),
                 "use TCP, UDP or SCTP",
             );
             None
@@ -198,7 +196,7 @@ fn read_address(
     let Some(address) = parse::address(text) else {
         findings.add(
             Rule::InvalidAddress,
-            || format!("endpoint {} has no address", quoted(text)),
+            format_args!("endpoint {} has no address", quoted(text)),
             "give it one IP address",
         );
         return None;
@@ -206,7 +204,7 @@ fn read_address(
     if let Some(reason) = unusable(address) {
         findings.add(
             Rule::InvalidAddress,
-            || format!("endpoint {address} gets no traffic: {reason}"),
+            format_args!("endpoint {address} gets no traffic: {reason}"),
             "give it an address that packets can be routed to",
         );
         return None;
@@ -214,7 +212,9 @@ fn read_address(
     if address.is_ipv4() != is_ipv4 {
         findings.add(
             Rule::OtherFamily,
-            || format!("endpoint {address} gets no traffic: it is not of the slice's addressType"),
+            format_args!(
+                "endpoint {address} gets no traffic: it is not of the slice's addressType"
+            ),
             "put it into a slice of its own family",
         );
         return None;

@@ -5,9 +5,9 @@ use std::borrow::Borrow;
 
 /// A map as a list in the order of its keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Few<K, V>(Vec<(K, V)>);
+pub(super) struct SortedVecMap<K, V>(Vec<(K, V)>);
 
-impl<K: Ord, V> Few<K, V> {
+impl<K: Ord, V> SortedVecMap<K, V> {
     fn find<Q: Ord + ?Sized>(&self, key: &Q) -> Result<usize, usize>
     where
         K: Borrow<Q>,
@@ -66,13 +66,13 @@ impl<K: Ord, V> Few<K, V> {
     }
 }
 
-impl<K, V> Default for Few<K, V> {
+impl<K, V> Default for SortedVecMap<K, V> {
     fn default() -> Self {
         Self(Vec::new())
     }
 }
 
-impl<K: Ord, V> FromIterator<(K, V)> for Few<K, V> {
+impl<K: Ord, V> FromIterator<(K, V)> for SortedVecMap<K, V> {
     fn from_iter<I: IntoIterator<Item = (K, V)>>(entries: I) -> Self {
         let mut map = Self::default();
         for (key, value) in entries {
@@ -88,7 +88,7 @@ mod tests {
 
     #[test]
     fn entries_are_found_replaced_and_removed_in_the_order_of_their_keys() {
-        let mut map: Few<String, u8> = [("b".to_owned(), 2), ("a".to_owned(), 1)]
+        let mut map: SortedVecMap<String, u8> = [("b".to_owned(), 2), ("a".to_owned(), 1)]
             .into_iter()
             .collect();
         assert_eq!(map.insert("c".to_owned(), 3), None);

@@ -18,7 +18,7 @@ use aya::{
 use xdp_prog::{
     abi::{EGRESS_PROGRAM, XDP_PROGRAM, map},
     capture::Slot,
-    decide::Stage,
+    stage::Stage,
 };
 
 use crate::{

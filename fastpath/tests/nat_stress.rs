@@ -28,8 +28,8 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use xdp_prog::{
     abi::{NAT_ANSWERED, NAT_OPEN, NatForward, NatMark, NatReverse, Tuple, map},
     decide::{
-        deliver::IDLE_UDP_NS,
         nat::{GUARD_NS, QUIET_DATAGRAMS_NS, SPAN_OF_USE_NS},
+        node::deliver::IDLE_UDP_NS,
     },
     wire::protocol::UDP,
 };

@@ -40,7 +40,7 @@ use lab::{Machine, Offload, Topology, output, vip_v4, vip_v6, wait_until};
 use next_hops::resolve;
 use xdp_prog::{
     abi::{FlowNote, PodFlow, Tuple, map},
-    decide::deliver::HOLD_UNPROVED_NS,
+    decide::node::deliver::HOLD_UNPROVED_NS,
 };
 
 const PORT: u16 = 80;

@@ -21,8 +21,8 @@ use xdp_prog::{
         PodFlow, Tuple, map,
     },
     decide::{
-        deliver::IDLE_TCP_NS,
         nat::{GUARD_NS, IDLE_CLOSED_NS, IDLE_HALF_OPEN_TCP_NS},
+        node::deliver::IDLE_TCP_NS,
     },
     wire::protocol::{TCP, UDP},
 };

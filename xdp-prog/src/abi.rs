@@ -153,7 +153,7 @@ pub mod map {
     pub const EVENTS: &str = "EVENTS";
     /// Per-CPU array of one `u64`: events that found the ring buffer full.
     pub const EVENTS_LOST: &str = "EVENTS_LOST";
-    /// Program array by [`crate::decide::Stage`].
+    /// Program array by [`crate::stage::Stage`].
     pub const STAGES: &str = "STAGES";
     /// Per-CPU array of `u64` packets by [`crate::reason`] index.
     pub const REASONS: &str = "REASONS";

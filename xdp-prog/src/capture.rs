@@ -16,7 +16,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::{
     abi::{AddressKey, Tag},
-    decide::Family,
+    family::Family,
     frame::Frame,
     parse,
     reason::REASON_COUNT,

@@ -13,7 +13,7 @@
 //! hairpin flow ---------- of the ways below                         -> destination too, back to the stack
 //! later fragment -------- FRAGMENTS -> FLOWS                        -> source address
 //! TCP, UDP, SCTP -------- FLOW_NOTES, FLOWS, FLOWS_EMBRYONIC        -> source address and port, MSS of a SYN+ACK
-//!  |                      none that this answers (`decide::unproved`), but from a NodePort of this machine
+//!  |                      none that this answers (`decide::node::unproved`), but from a NodePort of this machine
 //!  |                                                                -> LOCAL_FLOWS, untouched
 //! ICMP, ICMPv6 error ---- quotes a flow of FLOWS, FLOWS_EMBRYONIC   -> quoted destination, source where it is the pod's
 //! else                                                              -> untouched
@@ -42,10 +42,11 @@ use crate::{
         AddressKey, Config, Datagram, LocalFlow, Probe, Service, ServiceKeyV4, ServiceKeyV6, Tuple,
     },
     csum::Sum,
-    decide::{Counters, Family, deliver::Flows, relay::Relay},
+    family::Family,
     frame::{Frame, Wire},
     reason::{DropReason, PassReason},
     wire::protocol,
+    world::{Counters, Flows, Relay},
 };
 
 /// A packet that is about to be sent, with the kernel's helpers to change it.

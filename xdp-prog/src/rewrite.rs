@@ -22,14 +22,11 @@
 )]
 
 use crate::{
-    abi::AddressKey,
     csum::{self, Sum},
-    decide::{
-        Decap, Family, Forward, Outer,
-        deliver::{Deliver, SeenAs, Shown},
-    },
+    family::Family,
     frame::FrameMut,
     reason::DropReason,
+    verdict::{Decap, Deliver, Forward, Outer, RestoreSource, SeenAs, Shown},
     wire::{
         ethernet::{self, Ethernet, VlanTag},
         ipv4::{DONT_FRAGMENT, Ipv4},
@@ -87,26 +84,6 @@ pub fn forward<F: FrameMut>(frame: &mut F, forward: &Forward<'_>) -> Result<(), 
             [*high, *low] = spread([*high, *low], forward.spread);
             header.destination = *forward.destination;
             Ok(())
-        }
-    }
-}
-
-impl Family {
-    /// Returns the EtherType of this family.
-    #[inline(always)]
-    pub const fn ether_type(self) -> [u8; 2] {
-        match self {
-            Self::V4 => ethernet::IPV4,
-            Self::V6 => ethernet::IPV6,
-        }
-    }
-
-    /// Returns the protocol number that announces this family inside an outer header.
-    #[inline(always)]
-    pub const fn encap_protocol(self) -> u8 {
-        match self {
-            Self::V4 => protocol::IPV4,
-            Self::V6 => protocol::IPV6,
         }
     }
 }
@@ -335,13 +312,13 @@ fn set_ports(ports: &mut Ports, new: Ports, difference: Sum) -> Sum {
 
 /// Gives a TCP segment another source address; nothing if it is not all there.
 #[inline(always)]
-pub fn restore_source<F: FrameMut>(
-    frame: &mut F,
-    l3: usize,
-    l4: usize,
-    family: Family,
-    source: AddressKey,
-) -> Option<()> {
+pub fn restore_source<F: FrameMut>(frame: &mut F, restore: &RestoreSource) -> Option<()> {
+    let RestoreSource {
+        l3,
+        l4,
+        family,
+        source,
+    } = *restore;
     // Looked at first: a frame is changed as a whole or not at all.
     frame.view::<Tcp>(l4)?;
     let difference = match family {

@@ -35,8 +35,8 @@ use lab::{Namespace, Veth};
 use xdp_prog::{
     abi::{self, Traffic},
     bench::{Cursor, PATTERN_LENGTH, map, program},
-    decide::Stage,
     reason::{PassReason, ReturnReason},
+    stage::Stage,
 };
 
 use super::{

@@ -15,16 +15,19 @@ use xdp_prog::{
         SERVICE_PODS, SERVICE_SOURCE_RANGES, Tag,
     },
     decide::{
-        self, Action, Ip, Stage, Tables as _, Verdict,
-        balance::{self, Choice, Found},
-        nat::Translation,
-        receive,
+        edge::balance::{self, Choice, Found},
+        node::receive,
     },
     flow::FlowKey,
     frame::HostFrame,
+    ip::Ip,
     parse::{self, Packet},
+    process::Action,
     reason::{self, ReasonKind},
+    stage::Stage,
+    verdict::Verdict,
     wire::{ethernet, protocol},
+    world::{Tables as _, Translation},
 };
 
 use self::{
@@ -178,7 +181,7 @@ fn run(tables: &Tables, mut frame: HostFrame, ingress: u32) -> Run {
     let mut steps = Vec::new();
     let mut is_new = false;
     let client_port = with_packet(&frame, &SourcePort).flatten();
-    let mut action = decide::process(&mut frame, &world, ingress);
+    let mut action = xdp_prog::process::process(&mut frame, &world, ingress);
     // Few stages come, and one of them twice; a bound all the same.
     for _ in Stage::ALL {
         let Action::Continue(stage) = action else {
@@ -186,7 +189,7 @@ fn run(tables: &Tables, mut frame: HostFrame, ingress: u32) -> Run {
         };
         steps.push(step("stage", format!("goes on in {}", stage.program())));
         is_new |= stage == Stage::NatBegin;
-        action = decide::resume(stage, &mut frame, &world, ingress);
+        action = xdp_prog::process::resume(stage, &mut frame, &world, ingress);
     }
     steps.extend(world.fib().asked().map(|(target, answer)| {
         let found = answer.map_or_else(|reason| format!("no way: {reason}"), next_hop);
@@ -422,7 +425,7 @@ impl Described<'_> {
         let hop = match entry.next_hop {
             _ if entry.flags & BACKEND_LOCAL != 0 => "this machine".to_owned(),
             0 => "unresolved; the datapath asks the kernel's FIB".to_owned(),
-            id => match decide::Tables::next_hop(self.tables, id) {
+            id => match xdp_prog::world::Tables::next_hop(self.tables, id) {
                 Some(hop) => next_hop(hop),
                 None => format!("{id}, which is not there"),
             },

@@ -7,7 +7,8 @@
 
 use xdp_prog::{
     abi::{Datagram, LocalFlow, PodFlow, Tuple, map},
-    decide::deliver::{FlowTable, is_live},
+    decide::node::deliver::is_live,
+    world::FlowTable,
 };
 
 use super::{TableError, Tables, Usage, walk::Walk};

@@ -1,6 +1,6 @@
 //! MTUs of the paths to nodes, where a router says that they are smaller than the next hop's.
 //!
-//! The program notes the last ICMP error about each node behind a router ([`xdp_prog::decide::path`]); what it says is
+//! The program notes the last ICMP error about each node behind a router ([`xdp_prog::decide::icmp::path`]); what it says is
 //! judged here. An error is forged easily, but not the tag of the packet that it quotes: that names one of the node's
 //! pods, in 11 bits, and of one node one error is judged each time.
 //!

@@ -30,9 +30,10 @@ use std::{
 
 use xdp_prog::{
     abi::{AddressKey, Datagram, LocalFlow, PodFlow, Probe, Tuple},
-    decide::{deliver::FlowTable, unproved},
+    decide::node::unproved,
     parse::{Segment, TcpFlags},
     reason::{PassReason, REASON_COUNT},
+    world::FlowTable,
 };
 
 use super::{

@@ -11,8 +11,8 @@ use aya::{
 use fastpath::clock::monotonic_ns;
 use xdp_prog::{
     abi::{self, AddressKey, Datagram, LocalFlow, PodFlow, Tuple, map},
-    decide::deliver::FlowTable,
     wire::protocol,
+    world::FlowTable,
 };
 
 use super::{

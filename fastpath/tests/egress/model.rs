@@ -10,14 +10,9 @@ use xdp_prog::{
         AddressKey, Config, Datagram, LocalFlow, PodFlow, Probe, Service, ServiceKeyV4,
         ServiceKeyV6, Tuple,
     },
-    decide::{
-        Clock, Counters,
-        deliver::{FlowTable, Flows},
-        nat::Inserted,
-        relay::Relay,
-    },
     egress::{Memory, Next, host::HostSkb, process},
     reason::REASON_COUNT,
+    world::{Clock, Counters, FlowTable, Flows, Inserted, Relay},
 };
 
 use super::cases::{Case, Outcome, Remembered, Tables};

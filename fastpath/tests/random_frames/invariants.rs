@@ -5,7 +5,7 @@ use etherparse::{
 };
 use xdp_prog::{
     abi::{BACKEND_NAT, BACKEND_V4, MODE_L2DSR},
-    decide::{self, Action},
+    process::Action,
     reason::{DropReason, PassReason, ReplyReason, ReturnReason},
 };
 
@@ -116,7 +116,7 @@ fn forwarded(
     let output = &outcome.bytes;
     let backend = &tables.backends[backend as usize];
     let hop = match backend.next_hop {
-        0 => decide::Tables::fib_next_hop(&ModelTables::new(tables), backend).copied(),
+        0 => xdp_prog::world::Tables::fib_next_hop(&ModelTables::new(tables), backend).copied(),
         id => Some(tables.next_hops[id as usize]),
     };
     let hop = hop.ok_or("it went where no way leads")?;

@@ -1,8 +1,8 @@
 //! The first engine: the library's functions in this process.
 
 use xdp_prog::{
-    decide::{Action, process, resume},
     frame::HostFrame,
+    process::{Action, process, resume},
 };
 
 use super::{

@@ -18,7 +18,8 @@ use aya::{
 };
 use xdp_prog::{
     abi::{self, AddressKey, Claim, Config, PathReport, SlotPair, TaggedLink, Traffic, Tuple, map},
-    decide::{Action, Stage},
+    process::Action,
+    stage::Stage,
     wire::protocol,
 };
 

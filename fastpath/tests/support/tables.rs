@@ -20,19 +20,11 @@ use xdp_prog::{
         Service, ServiceKeyV4, ServiceKeyV6, ServiceWord, Slot, SourcePrefix, Tag, TaggedLink,
         Traffic, Tuple, lay_out, map,
     },
-    decide::{
-        Clock, Counters, Tables,
-        answer::{Answer, Answers},
-        deliver::{FlowTable, Flows},
-        fragment::Fragments,
-        nat::Inserted,
-        neighbour::Announcements,
-        path::Paths,
-        probe::Probes,
-        receive::Shortcuts,
-        relay::Relay,
-    },
     reason::REASON_COUNT,
+    world::{
+        Announcements, Answer, Answers, Clock, Counters, FlowTable, Flows, Fragments, Inserted,
+        Paths, Probes, Relay, Shortcuts, Tables, World,
+    },
 };
 
 pub(crate) use self::nat::Nat;
@@ -382,6 +374,8 @@ impl<'a> ModelTables<'a> {
         self.events.take()
     }
 }
+
+impl World for ModelTables<'_> {}
 
 impl Tables for ModelTables<'_> {
     fn config(&self) -> Option<&Config> {

@@ -197,7 +197,7 @@ pub struct PodFlow {
     /// When its last packet was seen, on the monotonic clock in ns; or one up to [`RENEWAL_NS`] before.
     pub seen: u64,
     /// One word, which is replaced as a whole: port (2 bytes, wire order), length of the outer header (1), state (1), and
-    /// of TCP while nothing is proved a number (4), of which [`crate::decide::unproved`] tells.
+    /// of TCP while nothing is proved a number (4), of which [`crate::decide::node::unproved`] tells.
     pub packed: u64,
 }
 

@@ -14,7 +14,7 @@ use std::{
 };
 
 use super::VERSION;
-use crate::{decide::Stage, failure::Failure, reason};
+use crate::{failure::Failure, reason, stage::Stage};
 
 /// [`VERSION`] and [`FINGERPRINT`] of the last release; both are put here with a release.
 const RELEASED: (u32, u64) = (3, 0x7eed_d505_43ae_d031);

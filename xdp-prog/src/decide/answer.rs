@@ -1,171 +1,31 @@
 //! Answers that this machine gives itself: ICMP errors, TCP RSTs, echo replies.
 //!
-//! Whoever finds that an answer is due says so with [`Verdict::Answer`](super::Verdict::Answer); a
+//! Whoever finds that an answer is due says so with [`Verdict::Answer`](crate::verdict::Verdict::Answer); a
 //! stage of its own judges whether the packet may be answered and makes the
 //! answer out of the frame at hand. Errors and RSTs cost the source some of its
 //! allowance. An echo reply does not: it is as large as its request and no
 //! worse a reflector than any host.
 
-use super::{
-    Action, Clock, Family, Ip, World, balance, deliver::addresses, outer_source, relay::OFFSETS,
-    send,
-};
 use crate::{
     abi::{AddressKey, EdgeMac},
+    decide::{
+        address::{addresses, outer_source},
+        edge::balance,
+    },
+    family::Family,
     flow::{V4, V6},
-    frame::{Frame, FrameMut, FrameSum},
+    frame::Frame,
+    ip::{Ip, with_packet},
     parse::{self, Packet},
     reason::{DropReason, PassReason, ReplyReason},
-    rewrite,
+    verdict::{Ending, Reply, Way},
     wire::{
         ethernet::{self, Ethernet, VlanTag},
         ipv4::Ipv4,
         ipv6::Ipv6,
-        protocol,
     },
+    world::{Answer, Answers, World},
 };
-
-/// What is to be answered, in one word that is handed over in `HANDOVER`.
-///
-/// As wide as what other verdicts carry, which spares the program a register that
-/// only some of its paths have filled.
-///
-/// ```text
-/// 31  16 15              8 7    0
-/// | MTU | inner IP version | kind |
-/// ```
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Answer(pub u32);
-
-impl Answer {
-    const KIND_TOO_BIG: u32 = 1;
-    const KIND_TIME_EXCEEDED: u32 = 2;
-    const KIND_REFUSE: u32 = 3;
-    const KIND_ECHO: u32 = 4;
-
-    /// The packet's TTL or hop limit is used up.
-    pub const TIME_EXCEEDED: Self = Self(Self::KIND_TIME_EXCEEDED);
-    /// Nobody serves the packet.
-    pub const REFUSE: Self = Self(Self::KIND_REFUSE);
-    /// An echo request.
-    pub const ECHO: Self = Self(Self::KIND_ECHO);
-
-    /// The packet is larger than `mtu`, which the path takes and 16 bits can state.
-    #[inline(always)]
-    pub const fn too_big(mtu: u32) -> Self {
-        Self(mtu << 16 | Self::KIND_TOO_BIG)
-    }
-
-    /// Nobody serves the packet of this family that an outer header carries.
-    #[inline(always)]
-    pub const fn refuse_inner(inner: Family) -> Self {
-        let version = match inner {
-            Family::V4 => 4,
-            Family::V6 => 6,
-        };
-        Self(version << 8 | Self::KIND_REFUSE)
-    }
-
-    /// Returns what a packet of this protocol gets, if it may be answered at all.
-    #[inline(always)]
-    pub const fn reason(self, protocol: u8) -> ReplyReason {
-        match self.kind() {
-            Self::KIND_TOO_BIG => ReplyReason::PacketTooBig,
-            Self::KIND_TIME_EXCEEDED => ReplyReason::TimeExceeded,
-            Self::KIND_ECHO => ReplyReason::EchoReply,
-            _ if protocol == protocol::TCP => ReplyReason::Reset,
-            _ => ReplyReason::PortUnreachable,
-        }
-    }
-
-    const fn kind(self) -> u32 {
-        self.0 & 0xff
-    }
-
-    /// Returns the family of the packet where an outer header carries it.
-    const fn inner(self) -> Option<Family> {
-        match self.0 >> 8 & 0xff {
-            4 => Some(Family::V4),
-            6 => Some(Family::V6),
-            _ => None,
-        }
-    }
-
-    /// Returns the MTU that is told; 0 where it is about something else.
-    pub const fn mtu(self) -> u32 {
-        self.0 >> 16
-    }
-}
-
-/// An answer on its way.
-#[derive(Clone, Copy, Debug)]
-pub struct Reply {
-    /// What it says.
-    pub answer: Answer,
-    /// Protocol of the packet that is answered.
-    pub protocol: u8,
-    /// Family of that packet, and of the answer.
-    pub family: Family,
-    /// Offset of that packet's IP header.
-    pub l3: usize,
-    /// Offset of its transport header.
-    pub l4: usize,
-    /// Length of the packet.
-    pub length: usize,
-}
-
-impl Reply {
-    /// Returns what it is counted under.
-    #[inline(always)]
-    pub const fn reason(&self) -> ReplyReason {
-        self.answer.reason(self.protocol)
-    }
-
-    /// Packs it into numbers, for [`Relay`](super::relay::Relay).
-    #[inline(always)]
-    const fn to_words(self) -> [u64; 4] {
-        [
-            self.answer.0 as u64,
-            (self.protocol as u64) << 1 | self.family.bit(),
-            (self.l3 as u64) << 32 | self.l4 as u64,
-            self.length as u64,
-        ]
-    }
-
-    /// Takes it out of the numbers again.
-    #[inline(always)]
-    #[expect(clippy::cast_possible_truncation, reason = "takes the fields apart")]
-    const fn from_words([answer, protocol, offsets, length]: [u64; 4]) -> Self {
-        Self {
-            answer: Answer(answer as u32),
-            protocol: (protocol >> 1) as u8,
-            family: Family::of_bit(protocol),
-            l3: (offsets >> 32) as usize & OFFSETS,
-            l4: offsets as usize & OFFSETS,
-            length: length as usize & 0xffff,
-        }
-    }
-}
-
-/// The memory of answers, and the hand-over to the stage that gives them.
-///
-/// An allowance is kept as the time at which it is full again (the generic cell
-/// rate algorithm's theoretical arrival time): one word. Two CPUs that update it
-/// at once give one answer too many.
-pub trait Answers: Clock {
-    /// Keeps what is to be answered until the next stage asks.
-    fn hand_over(&self, answer: Answer);
-    /// Returns what was handed over.
-    fn handed_over(&self) -> Answer;
-    /// Returns when a source's allowance is full again, in ns.
-    fn full_at(&self, source: &AddressKey) -> u64;
-    /// Notes when a source's allowance is full again.
-    fn set_full_at(&self, source: &AddressKey, time: u64);
-    /// Returns when the allowance of all sources on this CPU is full again, in ns.
-    fn all_full_at(&self) -> u64;
-    /// Notes when the allowance of all sources on this CPU is full again.
-    fn set_all_full_at(&self, time: u64);
-}
 
 /// A rate and how much may be saved up.
 #[derive(Clone, Copy, Debug)]
@@ -200,68 +60,6 @@ impl Allowance {
     }
 }
 
-/// Takes a frame through this stage.
-///
-/// A reply is no [`Verdict`](super::Verdict): each kind of those costs every stage, in
-/// registers that only some of its paths fill and the verifier refuses.
-#[inline(always)]
-pub fn process<F: FrameMut + FrameSum, T: World>(
-    frame: &mut F,
-    tables: &T,
-    ingress: u32,
-) -> Action {
-    let reason = match decide(frame, tables) {
-        Ok(reply) => match give(frame, tables, reply, ingress) {
-            Ok(action) => {
-                tables.count_reason(reply.reason().index());
-                return action;
-            }
-            Err(reason) => reason,
-        },
-        Err(Ending::Drop(reason)) => reason,
-        Err(Ending::Pass(reason)) => {
-            tables.count_reason(reason.index());
-            return Action::Pass;
-        }
-    };
-    tables.count_reason(reason.index());
-    Action::Drop
-}
-
-/// Makes the frame of an answer and returns how it is sent.
-#[inline(always)]
-fn give<F: FrameMut + FrameSum, T: World>(
-    frame: &mut F,
-    tables: &T,
-    reply: Reply,
-    ingress: u32,
-) -> Result<Action, DropReason> {
-    let words = tables
-        .relay(reply.to_words())
-        .ok_or(DropReason::StageMissing)?;
-    let reply = Reply::from_words(words);
-    let (way, action) = match reply.answer.inner() {
-        None => (None, Action::Transmit),
-        Some(_) => {
-            let (way, action) = way_to_client(frame, tables, &reply, ingress)?;
-            (Some(way), action)
-        }
-    };
-    rewrite::reply(frame, &reply, way)?;
-    Ok(action)
-}
-
-/// A way that is not just the one by which the frame came.
-#[derive(Clone, Copy, Debug)]
-pub struct Way<'t> {
-    /// Destination MAC, then source MAC.
-    pub macs: &'t [u8; 12],
-    /// The tag to write; zero to write none.
-    pub vlan: [u8; 2],
-    /// Where the IP header is written: behind that tag, or those that the frame came with and keeps, or without any.
-    pub l3: usize,
-}
-
 /// Asks the FIB for the way to the client of a packet that an edge sent in an outer header: the edge need not
 /// forward what is for clients.
 ///
@@ -269,12 +67,12 @@ pub struct Way<'t> {
 /// to the edge as well, and has the MAC that the edge has sent to, the frame is taken to have come in by it, unless its tag
 /// says otherwise: the answer goes out as the frame came in, tags included.
 #[inline(always)]
-fn way_to_client<'t, F: Frame, T: World>(
+pub(crate) fn way_to_client<'t, F: Frame, T: World>(
     frame: &F,
     tables: &'t T,
     reply: &Reply,
     ingress: u32,
-) -> Result<(Way<'t>, Action), DropReason> {
+) -> Result<(Way<'t>, u32), DropReason> {
     let Ok(link) = parse::link(frame) else {
         return Err(DropReason::NoHeadroom);
     };
@@ -297,7 +95,7 @@ fn way_to_client<'t, F: Frame, T: World>(
             vlan: [0; 2],
             l3: link.l3,
         };
-        return Ok((way, Action::Transmit));
+        return Ok((way, ingress));
     }
     let l3 = if is_tagged {
         Ethernet::LENGTH + VlanTag::LENGTH
@@ -309,7 +107,7 @@ fn way_to_client<'t, F: Frame, T: World>(
         vlan: hop.vlan,
         l3,
     };
-    Ok((way, send(hop.ifindex, ingress)))
+    Ok((way, hop.ifindex))
 }
 
 /// Returns the VLAN id of a frame with one tag, as next hops spell it; else 0.
@@ -324,14 +122,13 @@ fn only_vlan<F: Frame>(frame: &F, l3: usize) -> [u8; 2] {
     }
 }
 
-/// What becomes of a packet that gets no answer.
-enum Ending {
-    Pass(PassReason),
-    Drop(DropReason),
-}
-
+/// Judges whether the packet that an earlier stage has handed over is answered.
+///
+/// # Errors
+///
+/// Returns what becomes of it otherwise.
 #[inline(always)]
-fn decide<F: Frame, T: World>(frame: &F, tables: &T) -> Result<Reply, Ending> {
+pub fn decide<F: Frame, T: World>(frame: &F, tables: &T) -> Result<Reply, Ending> {
     let answer = tables.handed_over();
     let link = match parse::link(frame) {
         Ok(link) => link,
@@ -347,16 +144,9 @@ fn decide<F: Frame, T: World>(frame: &F, tables: &T) -> Result<Reply, Ending> {
         Some(inner) => (inner, link.l3 + header_length),
         None => (outer, link.l3),
     };
-    match family {
-        Family::V4 => match parse::ipv4(frame, l3) {
-            Ok(packet) => reply(frame, tables, &packet, answer),
-            Err(reason) => Err(Ending::Pass(reason)),
-        },
-        Family::V6 => match parse::ipv6(frame, l3) {
-            Ok(packet) => reply(frame, tables, &packet, answer),
-            Err(reason) => Err(Ending::Pass(reason)),
-        },
-    }
+    with_packet!(frame, family, at l3,
+        packet => reply(frame, tables, &packet, answer),
+        reason => Err(Ending::Pass(reason)))
 }
 
 #[inline(always)]
@@ -522,20 +312,6 @@ mod tests {
             .take(full_at, now + 100_000_000)
             .expect("one has grown back");
         assert_eq!(allowance.take(full_at, now + 100_000_000), None);
-    }
-
-    #[test]
-    fn answer_keeps_its_fields_apart() {
-        let answer = Answer::too_big(0xffff);
-        assert_eq!(
-            (answer.kind(), answer.inner(), answer.mtu()),
-            (1, None, 0xffff)
-        );
-        let answer = Answer::refuse_inner(Family::V6);
-        assert_eq!(
-            (answer.kind(), answer.inner(), answer.mtu()),
-            (3, Some(Family::V6), 0)
-        );
     }
 
     #[test]

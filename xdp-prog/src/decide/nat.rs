@@ -45,13 +45,6 @@
 //! identification: two clients whose datagrams have the same one at the same time meet in the backend, as behind
 //! every NAT of this kind, and the checksums tell.
 
-use super::{
-    Clock, Family, Ip, Stage, Tables, Verdict, World,
-    answer::Answer,
-    balance::{self, LARGEST_PACKET},
-    deliver::{IDLE_TCP_NS, IDLE_UDP_NS},
-    relay::{OFFSETS, Relay},
-};
 pub mod begin;
 mod follow;
 pub mod fragment;
@@ -59,22 +52,30 @@ pub mod icmp;
 pub mod proof;
 pub mod share;
 
-use self::begin::Taken;
+use super::{
+    edge::balance::{self, LARGEST_PACKET},
+    node::deliver::{IDLE_TCP_NS, IDLE_UDP_NS},
+};
 use crate::{
     abi::{
         ADDRESS_VIP, AddressKey, BACKEND_LOCAL, BACKEND_NAT, Backend, NAT_ANSWERED, NAT_CONDEMNED,
-        NAT_FIN_BACKEND, NAT_FIN_CLIENT, NAT_OPEN, NAT_RESET, NatBegun, NatCount, NatForward,
-        NatLink, NatMark, NatReverse, NextHop, RENEWAL_NS, Tuple,
+        NAT_FIN_BACKEND, NAT_FIN_CLIENT, NAT_OPEN, NAT_RESET, NatForward, NatLink, NatMark,
+        NatReverse, NextHop, RENEWAL_NS, Tuple,
     },
+    family::Family,
     flow::FlowKey,
     frame::Frame,
+    ip::{Ip, with_packet},
     parse::{self, Link, Packet, Segment, TcpFlags},
     reason::{DropReason, PassReason},
+    stage::Stage,
+    verdict::{Translate, Verdict},
     wire::{
         ethernet::{self, Ethernet, VlanTag},
         protocol,
         transport::Tcp,
     },
+    world::{Answer, NatFlows, NatState, OFFSETS, Origin, Relay, Tables, Translation, World},
 };
 
 /// How long an idle flow that nobody may renew any more keeps its port.
@@ -121,166 +122,6 @@ const fn looks_of(noted: u32) -> u32 {
     noted >> LOOKS_AT & 0xf
 }
 
-/// The memory of NAT mode.
-pub trait NatFlows: Clock {
-    /// Reads a forward entry, and sets its mark where `renew` says so, unless another CPU has set it meanwhile.
-    fn see_nat_forward(
-        &self,
-        key: &Tuple,
-        renew: impl FnOnce(&NatForward) -> Option<NatMark>,
-    ) -> Option<NatForward>;
-    /// Sets the mark of a forward entry if it is the expected one; tells whether it was.
-    fn replace_nat_mark(&self, key: &Tuple, expected: NatMark, mark: NatMark) -> bool;
-    /// Reads a reverse entry.
-    fn see_nat_reverse(&self, key: &Tuple) -> Option<NatReverse>;
-    /// Reads what a reverse entry knows of its flow.
-    fn nat_state(&self, key: &Tuple) -> Option<NatState>;
-    /// Sets what a reverse entry knows of its flow, if it is there.
-    fn note_nat_reverse(&self, key: &Tuple, state: NatState);
-    /// Adds a forward entry, unless it is there.
-    fn insert_nat_forward(&self, key: &Tuple, entry: &NatForward) -> Inserted;
-    /// Adds the reverse entry that [`NatReverse::new`] makes of these, unless there is one with this key.
-    fn insert_nat_reverse(
-        &self,
-        key: &Tuple,
-        forward: &Tuple,
-        client: &Origin,
-        mark: NatMark,
-    ) -> Inserted;
-    /// Removes a forward entry.
-    fn remove_nat_forward(&self, key: &Tuple);
-    /// Removes a reverse entry.
-    fn remove_nat_reverse(&self, key: &Tuple);
-    /// Writes where a flow's client is to both of its entries, but not to the reverse one that another flow has by now.
-    fn move_nat_client(&self, forward: &Tuple, reverse: &Tuple, client: &Origin);
-    /// Claims the right to remove the flow with this forward key; false where another one has it.
-    fn claim_nat(&self, forward: &Tuple) -> bool;
-    /// Gives the right back.
-    fn release_nat(&self, forward: &Tuple);
-    /// Returns how many flows a service has, or for id 0, for how many there is room.
-    fn nat_count(&self, service: u32) -> NatCount;
-    /// Counts flows that a service has gained or lost, and half-open ones.
-    fn count_nat(&self, service: u32, flows: i64, half_open: i64);
-    /// Reads a place of the rings of flows that have begun.
-    fn nat_begun(&self, index: u32) -> NatBegun;
-    /// Writes one.
-    fn note_nat_begun(&self, index: u32, flow: NatBegun);
-    /// Returns the place for what a search for a port finds.
-    fn taken(&self) -> Option<&Taken>;
-    /// Returns the MTU of a device.
-    fn device_mtu(&self, ifindex: u32) -> Option<u16>;
-    /// Puts a translation where it stays while the packet is under way.
-    fn keep(&self, translation: Translation) -> Option<&Translation>;
-    /// Notes the service of the packet under way, for the stages that follow.
-    fn note_nat_service(&self, service: u32);
-    /// Returns the service that an earlier stage has found.
-    fn nat_service(&self) -> u32;
-}
-
-/// Where a client's packets come from, and its replies go.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Origin {
-    /// How frames to it begin.
-    pub link: NatLink,
-    /// The device.
-    pub ifindex: u32,
-}
-
-impl Origin {
-    /// Returns what tells it from other origins.
-    #[inline(always)]
-    pub const fn fingerprint(&self) -> u16 {
-        self.link.fingerprint(self.ifindex)
-    }
-}
-
-/// What a reverse entry knows of its flow, as far as it changes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct NatState {
-    /// See [`NatReverse::mark`].
-    pub mark: NatMark,
-    /// See [`NatReverse::began_with`].
-    pub began_with: u32,
-    /// See [`NatReverse::expects`].
-    pub expects: u32,
-}
-
-impl NatState {
-    /// Takes it out of an entry.
-    #[inline(always)]
-    pub const fn of(entry: &NatReverse) -> Self {
-        Self {
-            mark: entry.mark,
-            began_with: entry.began_with,
-            expects: entry.expects,
-        }
-    }
-
-    /// Puts it into an entry.
-    #[inline(always)]
-    pub const fn store(self, entry: &mut NatReverse) {
-        entry.mark = self.mark;
-        entry.began_with = self.began_with;
-        entry.expects = self.expects;
-    }
-
-    /// Returns the same with another mark.
-    #[inline(always)]
-    pub const fn marked(self, mark: NatMark) -> Self {
-        Self { mark, ..self }
-    }
-}
-
-/// What became of an insertion.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Inserted {
-    /// The entry is there now.
-    Done,
-    /// One with this key was there before.
-    Exists,
-    /// The table takes no more.
-    Full,
-}
-
-/// A packet of NAT mode that leaves with other addresses.
-#[derive(Clone, Copy, Debug)]
-pub struct Translate<'t> {
-    /// The family.
-    pub family: Family,
-    /// Offset of the IP header.
-    pub l3: usize,
-    /// Offset of the transport header.
-    pub l4: usize,
-    /// Length of the packet.
-    pub length: usize,
-    /// What it gets.
-    pub by: &'t Translation,
-}
-
-/// What a packet gets; too much for the BPF stack, so it lies where [`NatFlows::keep`] puts it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(C)]
-pub struct Translation {
-    /// Source address.
-    pub source: AddressKey,
-    /// Destination address.
-    pub destination: AddressKey,
-    /// How the frame begins.
-    pub link: NatLink,
-    /// The ports, source first, in wire order.
-    pub ports: u32,
-    /// The transport protocol, which stays; 0 where the transport header is in another fragment.
-    pub protocol: u32,
-    /// Device by which it leaves.
-    pub ifindex: u32,
-    /// Service id, for the counters.
-    pub service: u32,
-    /// Backend id, for the counters; 0 towards the client.
-    pub backend: u32,
-    /// Always zero.
-    pub reserved: u32,
-}
-
 /// Decides what is to be done with a frame of this stage: a client's packet.
 #[inline(always)]
 pub fn decide<'t, F: Frame, T: World>(frame: &F, tables: &'t T, ingress: u32) -> Verdict<'t> {
@@ -297,21 +138,7 @@ pub fn decide<'t, F: Frame, T: World>(frame: &F, tables: &'t T, ingress: u32) ->
 /// Decides what is to be done with a frame of this stage: a reply.
 #[inline(always)]
 pub fn decide_reply<'t, F: Frame, T: World>(frame: &F, tables: &'t T) -> Verdict<'t> {
-    let link = match parse::link(frame) {
-        Ok(link) => link,
-        Err(reason) => return Verdict::Pass(reason),
-    };
-    match link.ether_type {
-        ethernet::IPV4 => match parse::ipv4(frame, link.l3) {
-            Ok(packet) => reply(frame, tables, &packet),
-            Err(reason) => Verdict::Pass(reason),
-        },
-        ethernet::IPV6 => match parse::ipv6(frame, link.l3) {
-            Ok(packet) => reply(frame, tables, &packet),
-            Err(reason) => Verdict::Pass(reason),
-        },
-        _ => Verdict::Pass(PassReason::NotIp),
-    }
+    with_packet!(frame, packet => reply(frame, tables, &packet), reason => Verdict::Pass(reason))
 }
 
 /// A packet of either family and direction.
@@ -498,21 +325,10 @@ fn requested<'t, F: Frame, T: World>(
         Ok(link) => link,
         Err(reason) => return Err(Verdict::Pass(reason)),
     };
-    let arrived = match link.ether_type {
-        ethernet::IPV4 => match parse::ipv4(frame, link.l3) {
-            Ok(packet) => request(frame, tables, &packet),
-            Err(reason) => Err(Verdict::Pass(reason)),
-        },
-        ethernet::IPV6 => match parse::ipv6(frame, link.l3) {
-            Ok(packet) => request(frame, tables, &packet),
-            Err(reason) => Err(Verdict::Pass(reason)),
-        },
-        _ => Err(Verdict::Pass(PassReason::NotIp)),
-    };
-    match arrived {
-        Ok(arrived) => Ok((link, arrived)),
-        Err(verdict) => Err(verdict),
-    }
+    let arrived = with_packet!(frame, behind link,
+        packet => request(frame, tables, &packet),
+        reason => Err(Verdict::Pass(reason)))?;
+    Ok((link, arrived))
 }
 
 #[inline(always)]

@@ -3,12 +3,13 @@
 use super::Memory;
 use crate::{
     abi::{FLOW_FIN_POD, FLOW_RESET, PodFlow, Tuple, age},
-    decide::{
-        deliver::{self, FlowTable, IDLE_TRANSITORY_NS},
+    decide::node::{
+        deliver::{self, IDLE_TRANSITORY_NS},
         unproved::{self, Judgement},
     },
     parse::Segment,
     wire::protocol,
+    world::FlowTable,
 };
 
 /// Finds the flow that a pod's packet answers, and renews it; `segment` is what its TCP header says.

@@ -1,5 +1,5 @@
 //! Replies to clients on this machine that the pod does not see: turned round
-//! at the uplink. How they come about: [`crate::decide::deliver`].
+//! at the uplink. How they come about: [`crate::decide::node::deliver`].
 
 use core::mem::offset_of;
 
@@ -7,7 +7,7 @@ use super::{ChecksumField, Covered, Outcome, Skb, headers::Headers};
 use crate::{
     abi::{AddressKey, PodFlow, Tuple},
     csum::{self, Sum},
-    decide::Family,
+    family::Family,
     reason::DropReason,
     wire::{ethernet::Ethernet, ipv4::Ipv4, ipv6::Ipv6},
 };

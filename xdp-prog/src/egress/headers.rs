@@ -7,16 +7,14 @@
 use super::Skb;
 use crate::{
     abi::AddressKey,
-    decide::{
-        Family,
-        relay::{OFFSETS, Relay},
-    },
+    family::Family,
     parse,
     wire::{
         ethernet,
         ipv4::Ipv4,
         ipv6::{Extension, Ipv6},
     },
+    world::{OFFSETS, Relay},
 };
 
 /// An IP packet.

@@ -7,7 +7,7 @@ use alloc::vec::Vec;
 use super::{ChecksumField, Covered, Skb};
 use crate::{
     csum::{self, Sum},
-    decide::Family,
+    family::Family,
     frame::{Frame, Wire},
     reason::DropReason,
 };

@@ -20,7 +20,7 @@ use super::{
 use crate::{
     abi::{AddressKey, PodFlow, Tuple},
     csum::{self, Sum},
-    decide::Family,
+    family::Family,
     reason::DropReason,
     wire::{
         icmp::Icmp,

@@ -7,7 +7,7 @@ use super::{Memory, Skb, headers::Headers};
 use crate::{
     abi::PodFlow,
     csum::Sum,
-    decide::Family,
+    family::Family,
     wire::{ipv4::Ipv4, ipv6::Ipv6, transport::Tcp},
 };
 

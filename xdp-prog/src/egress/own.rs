@@ -18,10 +18,8 @@
 use super::{Memory, headers::Headers};
 use crate::{
     abi::{LocalFlow, SERVICE_NODE_PORT, ServiceKeyV4, ServiceKeyV6, Tuple},
-    decide::{
-        Family,
-        deliver::{IDLE_TRANSITORY_NS, IDLE_UDP_NS},
-    },
+    decide::node::deliver::{IDLE_TRANSITORY_NS, IDLE_UDP_NS},
+    family::Family,
     parse::TcpFlags,
     wire::{protocol, transport::Ports},
 };

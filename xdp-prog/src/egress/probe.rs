@@ -3,7 +3,7 @@
 //! The check's socket is an ordinary one of this machine, connected to the node, so that the kernel's
 //! route and neighbour are the right ones, and marked. Here its packets become what the edge would have
 //! made of a client's; the answer comes from the service's address and is brought back by
-//! [`crate::decide::probe`].
+//! [`crate::decide::edge::probe`].
 //!
 //! ```text
 //! edge:40000 -> node:80      edge -> node | edge:40000 -> VIP:80
@@ -24,7 +24,7 @@ use super::{
 use crate::{
     abi::{AddressKey, PROBE_ENCAP, PROBE_MARK, PROBE_MARK_MASK, Probe, Tuple},
     csum::{self, Sum},
-    decide::Family,
+    family::Family,
     reason::DropReason,
     rewrite::TTL,
     wire::{

@@ -4,7 +4,7 @@ use super::{ChecksumField, Covered, Skb, headers::Headers};
 use crate::{
     abi::AddressKey,
     csum::{self, Sum},
-    decide::Family,
+    family::Family,
     frame::Wire,
     reason::DropReason,
     wire::{ipv4::Ipv4, ipv6::Ipv6},

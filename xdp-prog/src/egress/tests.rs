@@ -15,13 +15,9 @@ use proptest::prelude::*;
 use super::{host::HostSkb, *};
 use crate::{
     abi::{AddressKey, PodFlow},
-    decide::{
-        Clock,
-        deliver::{FlowTable, IDLE_TCP_NS},
-        nat::Inserted,
-        relay::Relay,
-    },
+    decide::node::deliver::IDLE_TCP_NS,
     reason::REASON_COUNT,
+    world::{Clock, FlowTable, Inserted, Relay},
 };
 
 const TCP: u8 = 6;

@@ -1,16 +1,17 @@
 //! An ICMP error about a flow of a pod of this machine: its destination and its quote are translated as
 //! the pod's replies are, the other way round.
 //!
-//! Where the pod knows the client by another port, the quote gets that. A client that the pod does not see ([`crate::decide::deliver`]) has the address that it talks to in its
+//! Where the pod knows the client by another port, the quote gets that. A client that the pod does not see ([`crate::decide::node::deliver`]) has the address that it talks to in its
 //! place, as the quote's destination. So has the error itself, whoever sent it: it is
 //! this machine or the pod, and the stack takes no packet from an address of its own.
 
 use super::{decap, view_mut};
 use crate::{
     csum::{self, Sum},
-    decide::{Family, deliver::SeenAs, icmp::DeliverError},
+    family::Family,
     frame::FrameMut,
     reason::DropReason,
+    verdict::{DeliverError, SeenAs},
     wire::{
         icmp::Icmp,
         ipv4::Ipv4,

@@ -4,12 +4,10 @@ use super::{decrement_hop_limit, view_mut, write_ethernet};
 use crate::{
     abi::AddressKey,
     csum::{self, Sum},
-    decide::{
-        Family,
-        nat::{Translate, icmp::TranslateError},
-    },
+    family::Family,
     frame::FrameMut,
     reason::DropReason,
+    verdict::{Translate, TranslateError},
     wire::{
         ethernet::{Ethernet, VlanTag},
         icmp::Icmp,

@@ -14,13 +14,11 @@ use super::{TTL, ipv4_header, patch_checksum, shift_link, view_mut};
 use crate::{
     abi::AddressKey,
     csum::{self, Sum},
-    decide::{
-        Family,
-        answer::{Reply, Way},
-    },
+    family::Family,
     frame::{Frame, FrameMut, FrameSum, LONGEST_SUM},
     parse::TcpFlags,
     reason::{DropReason, ReplyReason},
+    verdict::{Reply, Way},
     wire::{
         ethernet::{self, Ethernet, VlanTag},
         icmp::{self, Icmp},

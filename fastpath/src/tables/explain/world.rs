@@ -13,19 +13,11 @@ use xdp_prog::{
         NatForward, NatMark, NatReverse, NextHop, PathReport, Pod, PodFlow, PodKey, Service,
         ServiceKeyV4, ServiceKeyV6, ServiceWord, Slot, SourcePrefix, TaggedLink, Tuple,
     },
-    decide::{
-        self,
-        answer::{Answer, Answers},
-        deliver::{FlowTable, Flows},
-        fragment::Fragments,
-        nat::{Inserted, NatFlows, NatState, Origin, Translation, begin::Taken},
-        neighbour::Announcements,
-        path::Paths,
-        probe::Probes,
-        receive::Shortcuts,
-        relay::Relay,
-    },
     wire::protocol,
+    world::{
+        self, Announcements, Answer, Answers, FlowTable, Flows, Fragments, Inserted, NatFlows,
+        NatState, Origin, Paths, Probes, Relay, Shortcuts, Taken, Translation,
+    },
 };
 
 use super::{
@@ -98,7 +90,9 @@ impl<'t> ReadOnly<'t> {
     }
 }
 
-impl decide::Counters for ReadOnly<'_> {
+impl world::World for ReadOnly<'_> {}
+
+impl world::Counters for ReadOnly<'_> {
     fn count_reason(&self, index: u32) {
         self.counted.borrow_mut().push(Counted::Reason(index));
     }
@@ -112,7 +106,7 @@ impl decide::Counters for ReadOnly<'_> {
     }
 }
 
-impl decide::Clock for ReadOnly<'_> {
+impl world::Clock for ReadOnly<'_> {
     fn now(&self) -> u64 {
         monotonic_ns()
     }
@@ -363,12 +357,12 @@ impl Announcements for ReadOnly<'_> {
 macro_rules! look_ups {
     ($($name:ident($($argument:ident: $type:ty),*) -> $result:ty;)*) => {$(
         fn $name(&self $(, $argument: $type)*) -> $result {
-            decide::Tables::$name(self.tables $(, $argument)*)
+            world::Tables::$name(self.tables $(, $argument)*)
         }
     )*};
 }
 
-impl decide::Tables for ReadOnly<'_> {
+impl world::Tables for ReadOnly<'_> {
     look_ups! {
         config() -> Option<&Config>;
         address_flags(address: &AddressKey) -> u32;
@@ -398,7 +392,7 @@ impl decide::Tables for ReadOnly<'_> {
     }
 }
 
-impl decide::Tables for Tables {
+impl world::Tables for Tables {
     fn config(&self) -> Option<&Config> {
         Some(&self.current_config)
     }

@@ -1,7 +1,7 @@
 //! What leaves for a backend: modes, families, hop limit, class, size.
 
 use xdp_prog::{
-    decide::Action,
+    process::Action,
     reason::{DropReason, ReplyReason},
 };
 

@@ -311,7 +311,7 @@ fn padding() -> Vec<Case> {
             "v4_total_length_below_the_frame_counts",
             IN.frame(IPV4, &cut_short),
         )
-        .forwards(xdp_prog::decide::Action::Transmit, V4_TCP.0, 45, {
+        .forwards(xdp_prog::process::Action::Transmit, V4_TCP.0, 45, {
             let payload = &segment.bytes()[20..45];
             let shorter = Packet::ip(CLIENT_V4, VIP_V4, TCP, payload);
             let mut frame = sent_in_v4(&shorter);

@@ -5,7 +5,7 @@ use xdp_prog::{
         ADDRESS_LOCAL, ADDRESS_VIP, BACKEND_LOCAL, Backend, HOP_GATEWAY, MODE_IPIP, NextHop,
         ServiceWord, Slot,
     },
-    decide::Action,
+    process::Action,
     reason::{DropReason, PassReason, ReplyReason},
 };
 

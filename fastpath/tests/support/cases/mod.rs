@@ -41,7 +41,7 @@ use xdp_prog::{
         ADDRESS_LOCAL, ADDRESS_VIP, AddressKey, BACKEND_V4, BACKEND_V6, Backend, MODE_IPIP,
         MODE_L2DSR, NextHop, PathReport, Traffic,
     },
-    decide::Action,
+    process::Action,
     reason::{DropReason, PassReason, ReplyReason},
 };
 

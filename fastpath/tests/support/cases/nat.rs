@@ -19,10 +19,10 @@ use xdp_prog::{
         SERVICE_SOURCE_RANGES, Tuple,
     },
     decide::{
-        Action,
-        deliver::{IDLE_TCP_NS, IDLE_UDP_NS},
         nat::{GUARD_NS, IDLE_CLOSED_NS, IDLE_HALF_OPEN_NS, IDLE_HALF_OPEN_TCP_NS, SPAN_OF_USE_NS},
+        node::deliver::{IDLE_TCP_NS, IDLE_UDP_NS},
     },
+    process::Action,
     reason::{DropReason, PassReason, ReplyReason, ReturnReason},
 };
 

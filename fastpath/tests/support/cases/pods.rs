@@ -9,7 +9,7 @@ use xdp_prog::{
         BACKEND_V6, Backend, CONFIG_NODE, FLOW_FIN_CLIENT, FLOW_FIN_POD, FLOW_RESET, MODE_IPIP,
         PodFlow, SERVICE_PODS, Tag, Tuple,
     },
-    decide::pod_flow::{PORT_TRIES, Ports},
+    decide::node::pod_flow::{PORT_TRIES, Ports},
     reason::{DropReason, PassReason},
 };
 

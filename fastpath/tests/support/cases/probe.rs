@@ -2,7 +2,7 @@
 
 use xdp_prog::{
     abi::{CONFIG_PROBES, Tuple},
-    decide::Action,
+    process::Action,
     reason::PassReason,
 };
 

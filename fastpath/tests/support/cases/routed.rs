@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use etherparse::TcpHeader;
 use xdp_prog::{
     abi::{ADDRESS_INNER, ADDRESS_VIP, CONFIG_NODE, EdgeMac},
-    decide::Action,
+    process::Action,
     reason::{DropReason, PassReason, ReplyReason},
 };
 

@@ -9,8 +9,8 @@ use std::{
 use fastpath::clock::monotonic_ns;
 use xdp_prog::{
     abi::{NatBegun, NatCount, NatForward, NatMark, NatReverse, Tuple},
-    decide::nat::{Inserted, NatFlows, NatState, Origin, Translation, begin::Taken},
     wire::protocol::TCP,
+    world::{Inserted, NatFlows, NatState, Origin, Taken, Translation},
 };
 
 use super::{ModelTables, size};

@@ -19,8 +19,10 @@ use aya_ebpf::{bindings::xdp_action, helpers::bpf_redirect, macros::xdp, program
 use context::XdpFrame;
 use maps::KernelTables;
 use xdp_prog::{
-    decide::{Action, Counters as _, Stage, process, resume},
+    process::{Action, process, resume},
     reason::DropReason,
+    stage::Stage,
+    world::Counters as _,
 };
 
 #[xdp(frags)]

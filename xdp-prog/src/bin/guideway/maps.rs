@@ -27,19 +27,13 @@ use xdp_prog::{
         PathReport, Pod, PodFlow, PodKey, Service, ServiceKeyV4, ServiceKeyV6, ServiceWord,
         Shortcut, Slot, SlotPair, TaggedLink, Traffic, Tuple, Untrusted, size,
     },
-    decide::{
-        Clock, Counters, Stage, Tables,
-        answer::{Answer, Answers},
-        deliver::{FlowTable, Flows},
-        fragment::Fragments,
-        nat::{Inserted, NatFlows, NatState, Origin, Translation, begin::Taken},
-        neighbour::Announcements,
-        path::Paths,
-        probe::Probes,
-        receive::Shortcuts,
-        relay::Relay,
-    },
     reason::REASON_COUNT,
+    stage::Stage,
+    world::{
+        Announcements, Answer, Answers, Clock, Counters, FlowTable, Flows, Fragments, Inserted,
+        NatFlows, NatState, Origin, Paths, Probes, Relay, Shortcuts, Tables, Taken, Translation,
+        World,
+    },
 };
 
 pub(crate) use egress::EgressTables;
@@ -213,6 +207,8 @@ impl Tables for KernelTables<'_> {
         is_found.then_some(params.ifindex)
     }
 }
+
+impl World for KernelTables<'_> {}
 
 impl Probes for KernelTables<'_> {
     #[inline(always)]

@@ -11,8 +11,8 @@ use aya_ebpf::{
 };
 use xdp_prog::{
     csum::Sum,
-    decide::Family,
     egress::{ChecksumField, Covered, Skb},
+    family::Family,
     frame::{Frame, Wire},
     reason::DropReason,
 };

@@ -1,22 +1,23 @@
 //! NAT mode: the first packet of a flow, which reserves a port.
 
-use core::cell::Cell;
-
 use super::{
-    ANSWER_NS, Arrived, Fate, HANDSHAKE_NS, HEEDED, Inserted, MADE_ROOM, NatFlows, NatState,
-    Origin, QUIET_DATAGRAMS_NS, QUIET_RESET_NS, SOUGHT, SPAN_OF_USE_NS, fate, forget, is_by_nat,
-    origin, reply_key, share, way,
+    ANSWER_NS, Arrived, Fate, HANDSHAKE_NS, HEEDED, MADE_ROOM, QUIET_DATAGRAMS_NS, QUIET_RESET_NS,
+    SOUGHT, SPAN_OF_USE_NS, fate, forget, is_by_nat, origin, reply_key, share, way,
 };
 use crate::{
     abi::{
         AddressKey, BACKEND_LOCAL, Backend, NAT_CONDEMNED, NAT_OPEN, NAT_RESET, NatForward,
         NatMark, NatReverse, Tuple,
     },
-    decide::{Ip, Stage, Verdict, World, answer::Answer, balance, is_no_client},
+    decide::{address::is_no_client, edge::balance},
     frame::Frame,
+    ip::{Ip, with_packet},
     parse::{self, Packet},
     reason::{DropReason, PassReason},
-    wire::{ethernet, protocol},
+    stage::Stage,
+    verdict::Verdict,
+    wire::protocol,
+    world::{Answer, Inserted, NatFlows, NatState, Origin, Taken, World},
 };
 
 /// Ports that are tried for a new flow before it is refused: half of them in leaps, half in a row.
@@ -32,17 +33,9 @@ pub fn decide<'t, F: Frame, T: World>(frame: &F, tables: &'t T, ingress: u32) ->
         Ok(link) => link,
         Err(reason) => return Verdict::Pass(reason),
     };
-    let chosen = match link.ether_type {
-        ethernet::IPV4 => match parse::ipv4(frame, link.l3) {
-            Ok(packet) => choose(frame, tables, &packet),
-            Err(reason) => Err(Verdict::Pass(reason)),
-        },
-        ethernet::IPV6 => match parse::ipv6(frame, link.l3) {
-            Ok(packet) => choose(frame, tables, &packet),
-            Err(reason) => Err(Verdict::Pass(reason)),
-        },
-        _ => Err(Verdict::Pass(PassReason::NotIp)),
-    };
+    let chosen = with_packet!(frame, behind link,
+        packet => choose(frame, tables, &packet),
+        reason => Err(Verdict::Pass(reason)));
     let chosen = match chosen {
         Ok(chosen) => chosen,
         Err(verdict) => return verdict,
@@ -282,22 +275,6 @@ pub(super) const fn gives_way_by(protocol: u8, state: &NatState, now: u64) -> bo
 const fn is_new(protocol: u8, state: &NatState) -> bool {
     let used = NatReverse::began_at(state.mark.time()).wrapping_sub(state.began_with);
     protocol == protocol::UDP && used < NatReverse::began_at(SPAN_OF_USE_NS)
-}
-
-/// What was found of the ports that are taken. The offset of one that is not known is `Taken::NONE`.
-///
-/// It lies where [`NatFlows::taken`] puts it, out of the verifier's sight: it would follow every port's state
-/// through all that are tried.
-#[derive(Debug, Default)]
-#[repr(C)]
-pub struct Taken {
-    /// Whether a port that is free may be had.
-    has_room: Cell<u64>,
-    half_open: Cell<u64>,
-    oldest: Cell<u64>,
-    oldest_idle: Cell<u64>,
-    quietest: Cell<u64>,
-    quietest_idle: Cell<u64>,
 }
 
 impl Taken {

@@ -3,12 +3,10 @@
 //!
 //! They renew nothing (RFC 5508 section 3.2), and no ICMP error is ever about them.
 
-use super::{
-    Arrived, NatFlows, Translation, as_edge, as_vip, is_by_nat, is_known, is_live, reply_key, way,
-};
+use super::{Arrived, as_edge, as_vip, is_by_nat, is_known, is_live, reply_key, way};
 use crate::{
-    decide::{World, answer::Answer},
     reason::DropReason,
+    world::{Answer, NatFlows, Translation, World},
 };
 
 impl Arrived {

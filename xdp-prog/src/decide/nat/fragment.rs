@@ -3,33 +3,23 @@
 //! They follow the ports that the first one has published, to where its flow
 //! goes. It has renewed the flow; they only look.
 
-use super::{Arrived, Translation, follow, is_to_vip, send_translated};
+use super::{Arrived, follow, is_to_vip, send_translated};
 use crate::{
-    decide::{Ip, Verdict, World, balance, fragment::Head},
+    decide::{edge::balance, head::Head},
     frame::Frame,
-    parse::{self, Packet},
+    ip::{Ip, with_packet},
+    parse::Packet,
     reason::{DropReason, PassReason},
-    wire::ethernet,
+    verdict::Verdict,
+    world::{Translation, World},
 };
 
 /// Decides what is to be done with a frame of this stage.
 #[inline(always)]
 pub fn decide<'t, F: Frame, T: World>(frame: &F, tables: &'t T) -> Verdict<'t> {
-    let link = match parse::link(frame) {
-        Ok(link) => link,
-        Err(reason) => return Verdict::Pass(reason),
-    };
-    let arrived = match link.ether_type {
-        ethernet::IPV4 => match parse::ipv4(frame, link.l3) {
-            Ok(packet) => arrived(frame, tables, &packet),
-            Err(reason) => return Verdict::Pass(reason),
-        },
-        ethernet::IPV6 => match parse::ipv6(frame, link.l3) {
-            Ok(packet) => arrived(frame, tables, &packet),
-            Err(reason) => return Verdict::Pass(reason),
-        },
-        _ => return Verdict::Pass(PassReason::NotIp),
-    };
+    let arrived = with_packet!(frame,
+        packet => arrived(frame, tables, &packet),
+        reason => return Verdict::Pass(reason));
     let arrived = match arrived {
         Ok(arrived) => arrived,
         Err(reason) => return Verdict::Drop(reason),

@@ -8,82 +8,32 @@
 //! The quote is translated so that its sender recognises its own packet. Who made
 //! the error is not told on: the other end could not reach it, and does not ask.
 
-use super::{Arrived, Translate, follow};
+use super::{Arrived, follow};
 use crate::{
     decide::{
-        Action, Ip, Verdict, World, balance, carry_out,
-        icmp::{Messages, has_checksum, quoted},
-        is_vip, send,
+        address::is_vip,
+        edge::balance,
+        message::{Messages, has_checksum, quoted},
     },
-    frame::{Frame, FrameMut, FrameSum},
-    parse::{self, Packet},
-    reason::{DropReason, PassReason, ReturnReason},
-    rewrite,
-    wire::ethernet,
+    frame::Frame,
+    ip::{Ip, with_packet},
+    parse::Packet,
+    reason::{DropReason, PassReason},
+    verdict::{Translate, TranslateError, Verdict},
+    world::World,
 };
 
-/// An ICMP error that leaves with other addresses, and its quote with other ends.
-#[derive(Clone, Copy, Debug)]
-pub struct TranslateError<'t> {
-    /// The error itself.
-    pub error: Translate<'t>,
-    /// Offset of the quoted IP header.
-    pub quoted_l3: usize,
-    /// Offset of the quoted transport header.
-    pub quoted_l4: usize,
-    /// Whether the quote reaches as far as its transport checksum; a word, because this may lie on the BPF stack.
-    pub has_checksum: u32,
-}
-
-/// Takes a frame through this stage.
+/// Decides what is to be done with a frame of this stage.
+///
+/// # Errors
+///
+/// Returns the verdict on an error about no flow of the mode.
 #[inline(always)]
-pub fn process<F: FrameMut + FrameSum, T: World>(
-    frame: &mut F,
-    tables: &T,
-    ingress: u32,
-) -> Action {
-    let error = match decide(frame, tables) {
-        Ok(error) => error,
-        Err(verdict) => return carry_out(frame, tables, ingress, verdict),
-    };
-    match rewrite::nat::translate_error(frame, &error) {
-        Ok(()) => {
-            let by = error.error.by;
-            match by.backend {
-                0 => tables.count_reason(ReturnReason::NatError.index()),
-                backend => {
-                    tables.count_forward(by.service, backend, error.error.length as u64);
-                }
-            }
-            send(by.ifindex, ingress)
-        }
-        Err(reason) => {
-            tables.count_reason(reason.index());
-            Action::Drop
-        }
-    }
-}
-
-#[inline(always)]
-fn decide<'t, F: Frame, T: World>(
+pub fn decide<'t, F: Frame, T: World>(
     frame: &F,
     tables: &'t T,
 ) -> Result<TranslateError<'t>, Verdict<'t>> {
-    let link = match parse::link(frame) {
-        Ok(link) => link,
-        Err(reason) => return Err(Verdict::Pass(reason)),
-    };
-    match link.ether_type {
-        ethernet::IPV4 => match parse::ipv4(frame, link.l3) {
-            Ok(packet) => translate(frame, tables, &packet),
-            Err(reason) => Err(Verdict::Pass(reason)),
-        },
-        ethernet::IPV6 => match parse::ipv6(frame, link.l3) {
-            Ok(packet) => translate(frame, tables, &packet),
-            Err(reason) => Err(Verdict::Pass(reason)),
-        },
-        _ => Err(Verdict::Pass(PassReason::NotIp)),
-    }
+    with_packet!(frame, packet => translate(frame, tables, &packet), reason => Err(Verdict::Pass(reason)))
 }
 
 #[inline(always)]

@@ -3,14 +3,16 @@
 //! Packets of flows that are open do not come here, but for those with a RST, or where the backend has accepted
 //! another connection.
 
-use super::{Arrived, HEEDED, NatFlows, is_known, reply_key, requested_aside, way};
+use super::{Arrived, HEEDED, is_known, reply_key, requested_aside, way};
 use crate::{
     abi::{
         NAT_ANSWERED, NAT_FIN_CLIENT, NAT_OPEN, NAT_RESET, NatForward, NatMark, RENEWAL_NS, Tuple,
     },
-    decide::{Stage, Verdict, World},
     frame::Frame,
+    stage::Stage,
+    verdict::Verdict,
     wire::protocol,
+    world::{NatFlows, World},
 };
 
 /// Tells whether a client's packet may change what is known of its flow.

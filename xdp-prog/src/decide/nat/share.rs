@@ -9,14 +9,16 @@
 //! places and hand without a lock.
 
 use super::{
-    Arrived, LOOKS_AT, MADE_ROOM, NatFlows, SOUGHT,
+    Arrived, LOOKS_AT, MADE_ROOM, SOUGHT,
     begin::{free, gives_way_by},
     is_by_nat, looks_of, reply_key, requested_aside, way,
 };
 use crate::{
     abi::{NatBegun, Tuple, size},
-    decide::{Stage, Verdict, World},
     frame::Frame,
+    stage::Stage,
+    verdict::Verdict,
+    world::{NatFlows, World},
 };
 
 const RINGS: u32 = 16;

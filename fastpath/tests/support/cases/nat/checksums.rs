@@ -9,7 +9,7 @@ use super::{
     BACK, FROM_MACHINE, SYN, Service, TCP, TCP_V4, TCP_V6, UDP_V4, UDP_V6, nat,
 };
 use crate::support::packet::{ACK, End, Packet};
-use xdp_prog::{decide::Action, reason::ReturnReason};
+use xdp_prog::{process::Action, reason::ReturnReason};
 
 pub(super) fn cases() -> Vec<Case> {
     let mut cases = Vec::new();

@@ -2,7 +2,8 @@
 
 use xdp_prog::{
     abi::ADDRESS_NAT,
-    decide::{Action, nat::GUARD_NS},
+    decide::nat::GUARD_NS,
+    process::Action,
     reason::{DropReason, PassReason},
 };
 

@@ -4,7 +4,8 @@ use std::{collections::BTreeSet, net::IpAddr};
 
 use xdp_prog::{
     abi::{ADDRESS_NAT, ADDRESS_VIP},
-    decide::{Action, nat::GUARD_NS},
+    decide::nat::GUARD_NS,
+    process::Action,
     reason::{DropReason, PassReason, ReturnReason},
 };
 

@@ -6,7 +6,7 @@ use aya_ebpf::{
 };
 use xdp_prog::{
     abi::{AddressKey, size},
-    decide::answer::Answer,
+    world::Answer,
 };
 
 use super::read_once;

@@ -5,13 +5,8 @@ use xdp_prog::{
         AddressKey, Config, Datagram, LocalFlow, PodFlow, Probe, Service, ServiceKeyV4,
         ServiceKeyV6, Tuple,
     },
-    decide::{
-        Clock, Counters,
-        deliver::{FlowTable, Flows},
-        nat::Inserted,
-        relay::Relay,
-    },
     egress::Memory,
+    world::{Clock, Counters, FlowTable, Flows, Inserted, Relay},
 };
 
 use super::{flows, fragments, probes};

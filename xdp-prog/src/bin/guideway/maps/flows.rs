@@ -7,8 +7,8 @@ use aya_ebpf::{
 };
 use xdp_prog::{
     abi::{FlowNote, LocalFlow, PodFlow, Tuple, size},
-    decide::{deliver::FlowTable, nat::Inserted},
     wire::protocol,
+    world::{FlowTable, Inserted},
 };
 use zerocopy::transmute;
 

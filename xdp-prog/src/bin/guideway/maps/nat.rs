@@ -9,7 +9,7 @@ use aya_ebpf::{
 };
 use xdp_prog::{
     abi::{NatBegun, NatCount, NatForward, NatMark, NatReverse, Tuple, size},
-    decide::nat::{Inserted, NatState, Origin, Translation, begin::Taken},
+    world::{Inserted, NatState, Origin, Taken, Translation},
 };
 use zerocopy::transmute;
 

@@ -20,18 +20,18 @@
 //! No flow begins at a VIP: nobody is a client there, and what a service answered would go to a service, which answers.
 
 use super::{
-    Action, World,
-    deliver::{self, Deliver, FlowLookup, FlowTable, SeenAs, Shown},
-    is_no_client,
-    nat::Inserted,
+    deliver::{self, FlowLookup},
     unproved,
 };
 use crate::{
     abi::{FLOW_FIN_CLIENT, PodFlow, Tuple},
-    frame::{Frame, FrameMut},
+    decide::address::{addresses, is_no_client},
+    frame::Frame,
     parse::Segment,
     reason::DropReason,
+    verdict::{Deliver, SeenAs, Shown},
     wire::{protocol, transport::Tcp},
+    world::{FlowTable, Inserted, World},
 };
 
 /// Ports that are tried for a flow before it is refused: the client's own, that of the forward entry, and others.
@@ -41,39 +41,23 @@ pub const PORT_TRIES: u32 = 18;
 const PRIVILEGED: u16 = 1024;
 const LEAST_PRIVILEGED: u16 = 512;
 
-/// Takes a packet through this stage.
-#[inline(always)]
-pub fn process<F: FrameMut, T: World>(frame: &mut F, tables: &T) -> Action {
-    let delivered = match settle(frame, tables) {
-        Ok((deliver, shown)) => super::show_to_pod(frame, tables, &deliver, shown),
-        Err(reason) => Err(reason),
-    };
-    match delivered {
-        Ok(()) => Action::Pass,
-        Err(reason) => {
-            tables.count_reason(reason.index());
-            Action::Drop
-        }
-    }
-}
-
 /// Finds the port by which the pod sees a packet's flow, which may begin with it.
 ///
-/// What each part yields goes through [`Relay`](super::relay::Relay), so that the kernel verifies the next one once.
+/// What each part yields goes through [`Relay`](crate::world::Relay), so that the kernel verifies the next one once.
 ///
 /// # Errors
 ///
 /// [`DropReason::FlowConflict`], [`DropReason::UnknownFlow`], [`DropReason::FlowTableFull`],
 /// [`DropReason::SourceIsVip`].
 #[inline(always)]
-fn settle<'t, F: Frame, T: World>(
+pub fn settle<'t, F: Frame, T: World>(
     frame: &F,
     tables: &'t T,
 ) -> Result<(Deliver<'t>, Shown), DropReason> {
     let Some((deliver, is_new)) = Deliver::handed_over(tables) else {
         return Err(DropReason::UnknownPod);
     };
-    let Some((client, address)) = deliver::addresses(frame, deliver.family, deliver.l3) else {
+    let Some((client, address)) = addresses(frame, deliver.family, deliver.l3) else {
         return Err(DropReason::NoHeadroom);
     };
     let forward = Tuple::new(
@@ -152,7 +136,7 @@ enum Tried {
 }
 
 impl Place {
-    /// Carries it through [`Relay`](super::relay::Relay).
+    /// Carries it through [`Relay`](crate::world::Relay).
     #[inline(always)]
     #[expect(clippy::cast_possible_truncation, reason = "takes the port")]
     fn relayed<T: World>(self, tables: &T) -> Option<Self> {

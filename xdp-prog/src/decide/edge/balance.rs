@@ -1,18 +1,22 @@
 //! Edge role: service -> slot -> backend -> next hop.
 
-use super::{Forward, Ip, Outer, Stage, Tables, Verdict, answer::Answer, is_vip};
 use crate::{
     abi::{
         BACKEND_LOCAL, BACKEND_NAT, BACKEND_POD, BACKEND_V4, Backend, CONFIG_NODE, CONFIG_PROBES,
         EdgeMac, HOP_GATEWAY, MODE_L2DSR, NextHop, SERVICE_DROP_WHEN_EMPTY, SERVICE_NAT,
-        SERVICE_NODE_PORT, SERVICE_SOURCE_RANGES, Service, ServiceWord, Tuple,
+        SERVICE_NODE_PORT, SERVICE_SOURCE_RANGES, Service, ServiceWord,
     },
+    decide::address::is_vip,
     flow::FlowKey,
     frame::Frame,
+    ip::Ip,
     maglev,
     parse::{self, Packet, TcpFlags},
     reason::{DropReason, PassReason},
+    stage::Stage,
+    verdict::{Chosen, Forward, Outer, Verdict},
     wire::{ethernet::Ethernet, protocol},
+    world::{Answer, Tables},
 };
 
 /// A service that a packet is for, and what of it was read.
@@ -35,17 +39,6 @@ pub struct Choice<'t> {
     pub hash: u32,
     /// The slot within the service's table.
     pub slot: u32,
-    /// Backend id.
-    pub id: u32,
-    /// The backend.
-    pub backend: &'t Backend,
-}
-
-/// A backend of a service, in whatever way it was found.
-#[derive(Clone, Copy, Debug)]
-pub struct Chosen<'t> {
-    /// Service id.
-    pub service: u32,
     /// Backend id.
     pub id: u32,
     /// The backend.
@@ -233,7 +226,7 @@ pub fn choose_from<'t, A: Ip, T: Tables>(
 }
 
 /// What an IPv4 header can state; a loopback device's MTU is one more.
-pub(super) const LARGEST_PACKET: u32 = 65_535;
+pub(crate) const LARGEST_PACKET: u32 = 65_535;
 
 /// Sends a packet to its backend, or answers it.
 ///
@@ -331,21 +324,7 @@ fn outer_source<'t, T: Tables>(
 
 /// Compares as words: the BPF target has no `memcmp`.
 #[inline(always)]
-pub(super) fn is_unspecified(address: &[u8; 16]) -> bool {
+pub(crate) fn is_unspecified(address: &[u8; 16]) -> bool {
     let [high, low] = crate::flow::words(address);
     high | low == 0
-}
-
-impl<A: Ip> FlowKey<A> {
-    /// Returns the flow as the tables spell it.
-    #[inline(always)]
-    pub fn tuple(&self) -> Tuple {
-        Tuple::new(
-            self.source.key(),
-            self.destination.key(),
-            self.source_port,
-            self.destination_port,
-            self.protocol,
-        )
-    }
 }

@@ -44,21 +44,19 @@
 //! had come in. A node address as source lost: it needs `accept_local` on the
 //! uplinks, a second hook at the pods, and ports that may be taken.
 
-use super::{
-    Clock, Decap, Family, Ip, Tables,
-    balance::Chosen,
-    nat::Inserted,
-    relay::{OFFSETS, Relay},
-};
 use crate::{
     abi::{
         ADDRESS_LOCAL, ADDRESS_NODE_PORT, AddressKey, Backend, FLOW_FIN_CLIENT, FLOW_FIN_POD,
-        FLOW_HAIRPIN, FLOW_RESET, PodFlow, RENEWAL_NS, Tag, Tuple, age,
+        FLOW_RESET, PodFlow, RENEWAL_NS, Tuple, age,
     },
+    decide::address::addresses,
     flow::FlowKey,
     frame::Frame,
-    parse::{Packet, TcpFlags},
-    wire::{ipv4::Ipv4, ipv6::Ipv6, protocol},
+    ip::Ip,
+    parse::TcpFlags,
+    verdict::{Deliver, SeenAs, Shown},
+    wire::protocol,
+    world::{FlowTable, Flows, Inserted, Tables},
 };
 
 /// Idle time after which another VIP may take over a TCP flow's key (RFC 5382 section 5, REQ-5: 2 h 4 min).
@@ -73,279 +71,10 @@ pub const HOLD_UNPROVED_NS: u64 = 3_000_000_000;
 /// How long a flow that has ended does: as long as Linux keeps TIME_WAIT (`TCP_TIMEWAIT_LEN`), and what its time may lag.
 pub const HOLD_ENDED_NS: u64 = 60_000_000_000 + RENEWAL_NS;
 
-/// A packet on its way to a pod of this machine.
-#[derive(Clone, Copy, Debug)]
-pub struct Deliver<'t> {
-    /// Service id.
-    pub service: u32,
-    /// Backend id.
-    pub id: u32,
-    /// The pod.
-    pub backend: &'t Backend,
-    /// The outer header, if it came with one.
-    pub decap: Option<Decap>,
-    /// Offset of the packet's IP header.
-    pub l3: usize,
-    /// Offset of its transport header.
-    pub l4: usize,
-    /// Length of the packet.
-    pub length: usize,
-    /// The packet's family.
-    pub family: Family,
-    /// Its transport protocol.
-    pub protocol: u8,
-    /// Its TCP flags.
-    pub flags: TcpFlags,
-    /// Whether it is a fragment other than the first, which has no transport header.
-    pub is_later: bool,
-    /// Source and destination port as the client sent them; a word, because this lies on the BPF stack.
-    ports: u32,
-}
-
-impl<'t> Deliver<'t> {
-    /// Delivers a packet to the chosen pod.
-    #[inline(always)]
-    pub fn new<A: Ip>(
-        packet: &Packet<A>,
-        flow: &FlowKey<A>,
-        flags: TcpFlags,
-        chosen: &Chosen<'t>,
-        decap: Option<Decap>,
-    ) -> Self {
-        Self {
-            service: chosen.service,
-            id: chosen.id,
-            backend: chosen.backend,
-            decap,
-            l3: packet.l3,
-            l4: packet.l4,
-            length: packet.length,
-            family: A::FAMILY,
-            protocol: flow.protocol,
-            flags,
-            is_later: false,
-            ports: {
-                let [a, b] = flow.source_port;
-                let [c, d] = flow.destination_port;
-                u32::from_ne_bytes([a, b, c, d])
-            },
-        }
-    }
-
-    /// Returns the flow's key where the pod sees this client.
-    #[inline(always)]
-    pub(super) fn key(&self, client: AddressKey, port: [u8; 2]) -> Tuple {
-        let pod = self.backend;
-        Tuple::new(client, pod.pod, port, pod.port, self.protocol)
-    }
-
-    /// Returns the client's port, in wire order.
-    #[inline(always)]
-    pub const fn source_port(&self) -> [u8; 2] {
-        let [a, b, ..] = self.ports.to_ne_bytes();
-        [a, b]
-    }
-
-    /// Returns the port that the client talks to, in wire order.
-    #[inline(always)]
-    pub const fn destination_port(&self) -> [u8; 2] {
-        let [.., a, b] = self.ports.to_ne_bytes();
-        [a, b]
-    }
-
-    /// Carries everything but the backend through [`Relay`].
-    #[inline(always)]
-    pub fn relayed<T: Relay>(&self, tables: &T) -> Option<Self> {
-        let words = tables.relay(self.to_words(false))?;
-        Some(Self::from_words(words, self.backend))
-    }
-
-    /// Hands everything to the stage of flows that begin; `is_new` tells it that no table has the flow's key.
-    #[inline(always)]
-    pub(super) fn hand_over<T: Relay>(&self, tables: &T, is_new: bool) {
-        // What comes out is for the stage that follows.
-        let _ = tables.relay(self.to_words(is_new));
-    }
-
-    /// Takes over what [`Self::hand_over`] has left, and whether the flow's key is new.
-    #[inline(always)]
-    #[expect(clippy::cast_possible_truncation, reason = "takes the id")]
-    pub(super) fn handed_over<T: Tables + Relay>(tables: &'t T) -> Option<(Self, bool)> {
-        let words = tables.relayed()?;
-        let [ids, _, _, rest] = words;
-        let [.., is_new, _] = rest.to_ne_bytes();
-        let backend = tables.backend(ids as u32)?;
-        Some((Self::from_words(words, backend), is_new != 0))
-    }
-
-    /// Puts everything but the backend into numbers.
-    #[inline(always)]
-    #[expect(clippy::cast_possible_truncation, reason = "one bit")]
-    fn to_words(self, is_new: bool) -> [u64; 4] {
-        let (outer, room, class) = match &self.decap {
-            Some(decap) => (decap.l3, decap.inner_room, decap.outer_class),
-            None => (0, 0, 0),
-        };
-        [
-            u64::from(self.service) << 32 | u64::from(self.id),
-            (self.length as u64) << 32 | u64::from(self.ports),
-            (self.l3 as u64) << 48 | (self.l4 as u64) << 32 | (outer as u64) << 16 | room as u64,
-            u64::from_ne_bytes([
-                self.family.bit() as u8,
-                self.protocol,
-                self.flags.0,
-                u8::from(self.is_later),
-                u8::from(self.decap.is_some()),
-                class,
-                u8::from(is_new),
-                0,
-            ]),
-        ]
-    }
-
-    /// Takes it out of the numbers again.
-    #[inline(always)]
-    #[expect(clippy::cast_possible_truncation, reason = "takes the fields apart")]
-    fn from_words(words: [u64; 4], backend: &'t Backend) -> Self {
-        let [ids, length, offsets, rest] = words;
-        let [is_v6, protocol, flags, is_later, is_within, outer_class, ..] = rest.to_ne_bytes();
-        let family = Family::of_bit(is_v6.into());
-        let l3 = (offsets >> 48) as usize & OFFSETS;
-        let decap = (is_within != 0).then_some(Decap {
-            l3: (offsets >> 16) as usize & OFFSETS,
-            inner_l3: l3,
-            inner_room: (offsets & 0xffff) as usize,
-            is_plain: true,
-            inner: family,
-            outer_class,
-            tag: Tag::default(),
-        });
-        Self {
-            service: (ids >> 32) as u32,
-            id: ids as u32,
-            backend,
-            decap,
-            l3,
-            l4: (offsets >> 32) as usize & OFFSETS,
-            length: (length >> 32) as usize,
-            family,
-            protocol,
-            flags: TcpFlags(flags),
-            is_later: is_later != 0,
-            ports: length as u32,
-        }
-    }
-
-    /// Length of the outer header that the packet came with; 0 for none.
-    #[inline(always)]
-    #[expect(clippy::cast_possible_truncation, reason = "20 or 40")]
-    pub(super) const fn outer_length(&self) -> u8 {
-        match &self.decap {
-            Some(decap) => (decap.inner_l3 - decap.l3) as u8,
-            None => 0,
-        }
-    }
-}
-
-/// The two tables of flows to pods; a word, because it lies on the BPF stack.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u32)]
-pub enum FlowTable {
-    /// `FLOWS`, and `FLOWS_DATAGRAM` of all but TCP: the client is where it says, or the pod has answered.
-    Established = 0,
-    /// `FLOWS_EMBRYONIC`: neither is known.
-    Embryonic = 1,
-}
-
-/// The memory of flows to pods.
-pub trait Flows: Clock {
-    /// Runs `f` on a flow that has this key; an element that another flow has by now is none. Of what `f` changes, the
-    /// time and what is told of the flow are kept.
-    fn with_flow<R>(
-        &self,
-        table: FlowTable,
-        key: &Tuple,
-        f: impl FnOnce(&mut PodFlow) -> R,
-    ) -> Option<R>;
-    /// Adds a flow, unless it is there.
-    fn insert_flow(&self, table: FlowTable, key: &Tuple, flow: &PodFlow) -> Inserted;
-    /// Removes a flow.
-    fn remove_flow(&self, table: FlowTable, key: &Tuple);
-    /// Returns an answered flow that goes on, as some packet of the last second found it; without notes, none.
-    #[inline(always)]
-    fn noted_flow(&self, _: &Tuple) -> Option<PodFlow> {
-        None
-    }
-    /// Notes an answered flow that goes on, as a packet has just found it.
-    #[inline(always)]
-    fn note_flow(&self, _: &Tuple, _: &PodFlow) {}
-    /// Takes a flow's note away.
-    #[inline(always)]
-    fn forget_note(&self, _: &Tuple) {}
-}
-
-/// Whom the pod takes for its client; a word, because it lies on the BPF stack.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u32)]
-pub enum SeenAs {
-    /// The client itself.
-    Client,
-    /// The address that the client talks to.
-    Destination,
-}
-
-impl SeenAs {
-    /// Returns the address that the pod sees in a packet that its client sends as `forward`, and the other one.
-    #[inline(always)]
-    pub(super) const fn seen_and_unseen(self, forward: &Tuple) -> (AddressKey, AddressKey) {
-        let (client, address) = (forward.source(), forward.destination());
-        match self {
-            Self::Client => (client, address),
-            Self::Destination => (address, client),
-        }
-    }
-
-    /// Returns the flag of the flow's entry.
-    #[inline(always)]
-    pub(super) const fn flag(self) -> u8 {
-        match self {
-            Self::Client => 0,
-            Self::Destination => FLOW_HAIRPIN,
-        }
-    }
-}
-
-/// The client's end as the pod sees it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shown {
-    /// Whose address it is.
-    pub seen_as: SeenAs,
-    /// Its port.
-    pub port: u16,
-}
-
-impl Shown {
-    /// Carries it through [`Relay`].
-    #[inline(always)]
-    #[expect(clippy::cast_possible_truncation, reason = "takes the port")]
-    pub(super) fn relayed<T: Relay>(self, tables: &T) -> Option<Self> {
-        let words = [self.port.into(), self.seen_as as u64, 0, 0];
-        let [port, is_hidden, ..] = tables.relay(words)?;
-        Some(Self {
-            seen_as: if is_hidden == 0 {
-                SeenAs::Client
-            } else {
-                SeenAs::Destination
-            },
-            port: port as u16,
-        })
-    }
-}
-
 /// What is known of the flow of a packet under one key; a word, because it lies on the BPF stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
-pub(super) enum FlowLookup {
+pub(crate) enum FlowLookup {
     /// The flow, whose client is where it says, or which the pod has answered.
     Established,
     /// The flow, which has proved nothing.
@@ -363,7 +92,7 @@ pub(super) enum FlowLookup {
 impl FlowLookup {
     /// Tells whether the flow is there.
     #[inline(always)]
-    pub(super) const fn is_known(self) -> bool {
+    pub(crate) const fn is_known(self) -> bool {
         matches!(self, Self::Established | Self::Embryonic)
     }
 }
@@ -371,7 +100,7 @@ impl FlowLookup {
 /// Finds the flow of a packet that is delivered, and renews it, where the pod sees the client as it is. What a TCP packet
 /// tells of a flow that has proved nothing is left to the stage of flows that begin.
 #[inline(always)]
-pub(super) fn look_up<F: Frame, T: Tables + Flows>(
+pub(crate) fn look_up<F: Frame, T: Tables + Flows>(
     frame: &F,
     tables: &T,
     deliver: &Deliver<'_>,
@@ -400,7 +129,7 @@ pub(super) fn look_up<F: Frame, T: Tables + Flows>(
 /// Looks a packet's flow up under one of the keys that it may have, and renews it; returns it as well. `unseen` is what
 /// the pod does not see, of the client and the address that it talks to.
 #[inline(always)]
-pub(super) fn look_up_at<T: Flows>(
+pub(crate) fn look_up_at<T: Flows>(
     tables: &T,
     deliver: &Deliver<'_>,
     key: &Tuple,
@@ -448,7 +177,7 @@ pub(crate) fn move_to_established<T: Flows>(tables: &T, key: &Tuple, flow: &PodF
 
 /// Tells as whom a pod sees the client of a flow that has been delivered to it.
 #[inline(always)]
-pub(super) fn shown<A: Ip, T: Tables + Flows>(
+pub(crate) fn shown<A: Ip, T: Tables + Flows>(
     tables: &T,
     flow: &FlowKey<A>,
     pod: &Backend,
@@ -510,7 +239,7 @@ fn is_known<T: Flows>(
 
 /// Finds the port that a pod sees in the place of the client's, and renews that memory.
 #[inline(always)]
-pub(super) fn find_forward<T: Flows>(
+pub(crate) fn find_forward<T: Flows>(
     tables: &T,
     key: &Tuple,
     pod: &AddressKey,
@@ -535,7 +264,7 @@ pub(super) fn find_forward<T: Flows>(
 
 /// Tells whom a pod takes for the client that sends a flow as `forward`.
 #[inline(always)]
-pub(super) fn seen_as<T: Tables>(tables: &T, forward: &Tuple, pod: &AddressKey) -> SeenAs {
+pub(crate) fn seen_as<T: Tables>(tables: &T, forward: &Tuple, pod: &AddressKey) -> SeenAs {
     const THIS_MACHINE: u32 = ADDRESS_LOCAL | ADDRESS_NODE_PORT;
     let client = forward.source();
     if client.words() == pod.words() || tables.address_flags(&client) & THIS_MACHINE != 0 {
@@ -554,31 +283,6 @@ pub(crate) fn note<T: Flows>(tables: &T, key: &Tuple, flow: &PodFlow) {
     } else {
         tables.forget_note(key);
     }
-}
-
-/// Reads source and destination address off the packet.
-#[inline(always)]
-pub(super) fn addresses<F: Frame>(
-    frame: &F,
-    family: Family,
-    l3: usize,
-) -> Option<(AddressKey, AddressKey)> {
-    Some(match family {
-        Family::V4 => {
-            let header: &Ipv4 = frame.view(l3)?;
-            (
-                AddressKey::v4(header.source()),
-                AddressKey::v4(header.destination()),
-            )
-        }
-        Family::V6 => {
-            let header: &Ipv6 = frame.view(l3)?;
-            (
-                AddressKey::v6(header.source),
-                AddressKey::v6(header.destination),
-            )
-        }
-    })
 }
 
 /// Tells how firmly a flow keeps its key from another one.

@@ -2,18 +2,18 @@
 //! MAC of the interface that they came in on, although no interface has the address. The machine falls silent
 //! once its agent has not said for [`crate::abi::ANNOUNCE_NS`] that it serves: another one answers by then.
 //!
-//! What another machine announces of such an address is noted ([`Announcements::note_claim`]), for
+//! What another machine announces of such an address is noted ([`note_claim`](crate::world::Announcements::note_claim)), for
 //! the agent to judge; that and everything else is the stack's.
 
-use super::{Action, Counters, Tables, World, is_vip};
 use crate::{
     abi::{AddressKey, CONFIG_ANNOUNCE, EdgeMac, TaggedLink, is_announcing},
     csum,
+    decide::address::is_vip,
     flow::V6,
-    frame::{Frame, FrameMut, FrameSum},
+    frame::{Frame, FrameSum},
     parse::{self, Link},
-    reason::{DropReason, PassReason, ReplyReason},
-    rewrite,
+    reason::{DropReason, PassReason},
+    verdict::{Advertise, Ending},
     wire::{
         ethernet::{self, Ethernet, VlanTag},
         icmp,
@@ -21,60 +21,38 @@ use crate::{
         neighbour::{Advertisement, Arp, Discovery},
         protocol,
     },
+    world::{Tables, World},
 };
-
-/// What is announced, where, and by whom else.
-pub trait Announcements {
-    /// Tells whether this machine announces an address.
-    fn is_announced(&self, address: &AddressKey) -> bool;
-    /// Returns when the agent has last said that it serves, on the clock of [`super::Clock`].
-    fn announce_stamp(&self) -> u64;
-    /// Returns the MAC of a link on which addresses are announced.
-    fn announcing_mac(&self, link: TaggedLink) -> Option<EdgeMac>;
-    /// Notes that somebody else announces an address that this machine announces.
-    fn note_claim(&self, address: &AddressKey, mac: EdgeMac);
-}
 
 /// Tells whether anything is announced at all.
 #[inline(always)]
-pub(super) fn announces<T: Tables>(tables: &T) -> bool {
+pub(crate) fn announces<T: Tables>(tables: &T) -> bool {
     tables
         .config()
         .is_some_and(|config| config.flags & CONFIG_ANNOUNCE != 0)
 }
 
-/// An answer that is due, and the MAC to give.
-enum Answer {
-    Arp(EdgeMac),
-    Advertisement(EdgeMac),
-}
-
-/// Answers a frame, or hands it to the stack.
+/// Decides whether a frame is answered.
+///
+/// # Errors
+///
+/// Returns what becomes of a frame that is not.
 #[inline(always)]
-pub fn process<F: FrameMut + FrameSum, T: World>(
-    frame: &mut F,
+pub fn decide<F: FrameSum, T: World>(
+    frame: &F,
     tables: &T,
     ingress: u32,
-) -> Action {
+) -> Result<Advertise, Ending> {
     let link = match parse::any_link(frame) {
         Ok(link) => link,
-        Err(reason) => return pass(tables, reason),
+        Err(reason) => return Err(Ending::Pass(reason)),
     };
-    let answered = match decide(frame, tables, ingress, &link) {
-        Ok(Answer::Arp(mac)) => rewrite::neighbour::arp(frame, link.l3, mac),
-        Ok(Answer::Advertisement(mac)) => rewrite::neighbour::advertisement(frame, link.l3, mac),
-        Err(PassReason::Icmp) if is_to_vip(frame, tables, &link) => Err(DropReason::VipIcmp),
-        Err(reason) => return pass(tables, reason),
-    };
-    match answered {
-        Ok(()) => {
-            tables.count_reason(ReplyReason::Neighbour.index());
-            Action::Transmit
+    match answer(frame, tables, ingress, &link) {
+        Ok(advertise) => Ok(advertise),
+        Err(PassReason::Icmp) if is_to_vip(frame, tables, &link) => {
+            Err(Ending::Drop(DropReason::VipIcmp))
         }
-        Err(reason) => {
-            tables.count_reason(reason.index());
-            Action::Drop
-        }
+        Err(reason) => Err(Ending::Pass(reason)),
     }
 }
 
@@ -88,18 +66,12 @@ fn is_to_vip<F: Frame, T: Tables>(frame: &F, tables: &T, link: &Link) -> bool {
 }
 
 #[inline(always)]
-fn pass<T: Counters>(tables: &T, reason: PassReason) -> Action {
-    tables.count_reason(reason.index());
-    Action::Pass
-}
-
-#[inline(always)]
-fn decide<F: FrameSum, T: World>(
+fn answer<F: FrameSum, T: World>(
     frame: &F,
     tables: &T,
     ingress: u32,
     link: &Link,
-) -> Result<Answer, PassReason> {
+) -> Result<Advertise, PassReason> {
     let Some(header) = frame.view::<Ethernet>(0) else {
         return Err(PassReason::RuntFrame);
     };
@@ -150,7 +122,7 @@ fn arp<F: Frame, T: World>(
     l3: usize,
     mac: EdgeMac,
     stacks: PassReason,
-) -> Result<Answer, PassReason> {
+) -> Result<Advertise, PassReason> {
     let Some(message) = frame.view::<Arp>(l3) else {
         return Err(stacks);
     };
@@ -167,7 +139,7 @@ fn arp<F: Frame, T: World>(
         return Err(claim(tables, &target, claimed, mac, stacks));
     }
     if is_request && serves(tables) {
-        Ok(Answer::Arp(mac))
+        Ok(Advertise::Arp { l3, mac })
     } else {
         Err(stacks)
     }
@@ -181,7 +153,7 @@ fn discovery<F: FrameSum, T: World>(
     mac: EdgeMac,
     source: EdgeMac,
     stacks: PassReason,
-) -> Result<Answer, PassReason> {
+) -> Result<Advertise, PassReason> {
     let Some(message) = frame.view::<Discovery>(l3) else {
         return Err(stacks);
     };
@@ -205,7 +177,7 @@ fn discovery<F: FrameSum, T: World>(
     }
     if is_solicitation {
         return if serves(tables) {
-            Ok(Answer::Advertisement(mac))
+            Ok(Advertise::Neighbour { l3, mac })
         } else {
             Err(stacks)
         };

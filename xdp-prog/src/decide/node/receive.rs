@@ -1,33 +1,20 @@
 //! Node role: IP-in-IP from a trusted edge -> the pod that the tag names.
 
-use super::{
-    Decap, Family, Ip, Stage, Tables, Verdict, World,
-    answer::Answer,
-    balance::{self, Choice, Chosen, Found},
-    deliver::Deliver,
-    local,
-};
+use super::is_here;
 use crate::{
     abi::{ADDRESS_LOCAL, ADDRESS_VIP, AddressKey, PodKey, SERVICE_PODS, Tag, Tuple},
+    decide::edge::balance::{self, Choice, Found},
+    family::Family,
     flow::FlowKey,
     frame::Frame,
+    ip::{Ip, with_packet},
     parse::{self, Packet, TcpFlags},
     reason::{DropReason, PassReason},
-    wire::{ethernet, protocol},
+    stage::Stage,
+    verdict::{Chosen, Decap, Deliver, Verdict},
+    wire::protocol,
+    world::{Answer, Shortcuts, Tables, World},
 };
-
-/// Notes of look-ups that many packets have in common: of one edge, or to one pod.
-///
-/// Without them, a packet from an edge to a pod takes four look-ups before that of its flow. They hold until the tables
-/// change: [`crate::abi::Config::epoch`].
-pub trait Shortcuts {
-    /// Returns what a look-up yielded in this epoch.
-    fn shortcut(&self, key: &Tuple, epoch: u32) -> Option<u64>;
-    /// Notes what a look-up has yielded that began in this epoch.
-    fn note_shortcut(&self, key: &Tuple, epoch: u32, value: u64);
-    /// Notes the source of an outer header that was refused, for a human to look at.
-    fn note_untrusted(&self, source: &AddressKey);
-}
 
 /// Decides what is to be done with a frame of this stage.
 #[inline(always)]
@@ -36,18 +23,13 @@ pub fn decide<'t, F: Frame, T: World>(frame: &F, tables: &'t T) -> Verdict<'t> {
         Ok(decap) => decap,
         Err(verdict) => return verdict,
     };
-    // What does not parse is judged again, and more leniently, as the header is taken off.
-    match decap.inner {
-        _ if !decap.is_plain => Verdict::Decap(decap),
-        Family::V4 => match parse::ipv4(frame, decap.inner_l3) {
-            Ok(packet) => deliver(frame, tables, &packet, decap),
-            Err(_) => Verdict::Decap(decap),
-        },
-        Family::V6 => match parse::ipv6(frame, decap.inner_l3) {
-            Ok(packet) => deliver(frame, tables, &packet, decap),
-            Err(_) => Verdict::Decap(decap),
-        },
+    if !decap.is_plain {
+        return Verdict::Decap(decap);
     }
+    // What does not parse is judged again, and more leniently, as the header is taken off.
+    with_packet!(frame, decap.inner, at decap.inner_l3,
+        packet => deliver(frame, tables, &packet, decap),
+        _ => Verdict::Decap(decap))
 }
 
 /// Accepts the outer header of a frame from a trusted edge.
@@ -78,21 +60,7 @@ pub fn locate<'t, F: Frame, T: Tables + Shortcuts>(
     frame: &F,
     tables: &T,
 ) -> Result<Decap, Verdict<'t>> {
-    let link = match parse::link(frame) {
-        Ok(link) => link,
-        Err(reason) => return Err(Verdict::Pass(reason)),
-    };
-    match link.ether_type {
-        ethernet::IPV4 => match parse::ipv4(frame, link.l3) {
-            Ok(outer) => open(tables, &outer),
-            Err(reason) => Err(Verdict::Pass(reason)),
-        },
-        ethernet::IPV6 => match parse::ipv6(frame, link.l3) {
-            Ok(outer) => open(tables, &outer),
-            Err(reason) => Err(Verdict::Pass(reason)),
-        },
-        _ => Err(Verdict::Pass(PassReason::NotIp)),
-    }
+    with_packet!(frame, outer => open(tables, &outer), reason => Err(Verdict::Pass(reason)))
 }
 
 #[inline(always)]
@@ -232,7 +200,7 @@ fn noted<'t, T: Tables + Shortcuts>(tables: &'t T, key: &Tuple, epoch: u32) -> O
     let value = tables.shortcut(key, epoch)?;
     let id = value as u32;
     let backend = tables.backend(id)?;
-    local::is_here(backend).then_some(Chosen {
+    is_here(backend).then_some(Chosen {
         service: (value >> 32) as u32,
         id,
         backend,
@@ -291,7 +259,7 @@ fn named<'t, T: Tables>(tables: &'t T, found: &Found, tag: Tag) -> Option<Choice
     let key = PodKey::new(found.id, tag);
     let id = tables.pod(&key)?.backend(key)?;
     let backend = tables.backend(id)?;
-    local::is_here(backend).then_some(Choice {
+    is_here(backend).then_some(Choice {
         service: found.id,
         entry: found.entry,
         hash: 0,

@@ -1,37 +1,25 @@
 //! Delivery to a pod of this machine of what came bare: from a client, or from an edge by L2 DSR.
 
-use super::{
-    Ip, Tables, Verdict, World,
-    balance::{self, Choice, Found},
-    fragment::Head,
-};
+use super::is_here;
 use crate::{
-    abi::{BACKEND_LOCAL, BACKEND_POD, Backend, MODE_L2DSR, SERVICE_PODS},
+    abi::{MODE_L2DSR, SERVICE_PODS},
+    decide::{
+        edge::balance::{self, Choice, Found},
+        head::Head,
+    },
     flow::FlowKey,
     frame::Frame,
-    parse::{self, Packet},
+    ip::{Ip, with_packet},
+    parse::Packet,
     reason::{DropReason, PassReason},
-    wire::ethernet,
+    verdict::Verdict,
+    world::{Tables, World},
 };
 
 /// Decides what is to be done with a frame of this stage.
 #[inline(always)]
 pub fn decide<'t, F: Frame, T: World>(frame: &F, tables: &'t T) -> Verdict<'t> {
-    let link = match parse::link(frame) {
-        Ok(link) => link,
-        Err(reason) => return Verdict::Pass(reason),
-    };
-    match link.ether_type {
-        ethernet::IPV4 => match parse::ipv4(frame, link.l3) {
-            Ok(packet) => deliver(frame, tables, &packet),
-            Err(reason) => Verdict::Pass(reason),
-        },
-        ethernet::IPV6 => match parse::ipv6(frame, link.l3) {
-            Ok(packet) => deliver(frame, tables, &packet),
-            Err(reason) => Verdict::Pass(reason),
-        },
-        _ => Verdict::Pass(PassReason::NotIp),
-    }
+    with_packet!(frame, packet => deliver(frame, tables, &packet), reason => Verdict::Pass(reason))
 }
 
 #[inline(always)]
@@ -52,7 +40,7 @@ fn deliver<'t, F: Frame, A: Ip, T: World>(
     };
     match choose(frame, tables, &found, &flow) {
         Ok(choice) if is_here(choice.backend) => {
-            Verdict::Deliver(head.deliver(packet, &choice, None))
+            Verdict::Deliver(head.deliver(packet, &choice.chosen(), None))
         }
         // The table has changed since the stage before chose this machine.
         Ok(_) => Verdict::Drop(DropReason::UnknownPod),
@@ -79,11 +67,4 @@ fn choose<'t, F: Frame, A: Ip, T: Tables>(
         return Err(Verdict::Pass(PassReason::LocalBackend));
     }
     balance::choose_local(tables, found, flow).ok_or(Verdict::Drop(DropReason::UnknownPod))
-}
-
-/// Tells whether a backend is a pod of this machine.
-#[inline(always)]
-pub const fn is_here(backend: &Backend) -> bool {
-    const HERE: u32 = BACKEND_LOCAL | BACKEND_POD;
-    backend.flags & HERE == HERE
 }

@@ -3,42 +3,23 @@
 //! They go to the stack, which makes nothing of them: no socket of its own has sent the packet. What they say is noted
 //! where the node is one that packets go to; the agent judges it, who knows the tags of the node's pods.
 
-use super::{
-    Tables, Verdict,
-    icmp::{Messages, is_too_big},
-};
 use crate::{
     abi::{AddressKey, PathReport, Tag},
+    decide::message::{Messages, is_too_big},
     flow::{V4, V6},
     frame::Frame,
-    parse::{self, Packet},
+    ip::with_packet,
+    parse::Packet,
     reason::PassReason,
-    wire::{ethernet, icmp::Icmp, ipv4::Ipv4, ipv6::Ipv6, protocol},
+    verdict::Verdict,
+    wire::{icmp::Icmp, ipv4::Ipv4, ipv6::Ipv6, protocol},
+    world::Paths,
 };
-
-/// The memory of what is said of paths.
-pub trait Paths: Tables {
-    /// Notes what an error says of the path to a node; false where no packets go to such a node.
-    fn note_path(&self, node: &AddressKey, report: PathReport) -> bool;
-}
 
 /// Decides what is to be done with a frame of this stage.
 #[inline(always)]
 pub fn decide<'t, F: Frame, T: Paths>(frame: &F, tables: &'t T) -> Verdict<'t> {
-    let report = match parse::link(frame) {
-        Ok(link) => match link.ether_type {
-            ethernet::IPV4 => match parse::ipv4(frame, link.l3) {
-                Ok(packet) => read(frame, &packet),
-                Err(_) => None,
-            },
-            ethernet::IPV6 => match parse::ipv6(frame, link.l3) {
-                Ok(packet) => read(frame, &packet),
-                Err(_) => None,
-            },
-            _ => None,
-        },
-        Err(_) => None,
-    };
+    let report = with_packet!(frame, packet => read(frame, &packet), _reason => None);
     Verdict::Pass(match report {
         Some((node, report)) if tables.note_path(&node, report) => PassReason::PathMtu,
         _ => PassReason::Icmp,

@@ -1,0 +1,103 @@
+//! Edge role: the plain path, and the stages beside it.
+
+pub mod balance;
+pub mod neighbour;
+pub mod probe;
+
+use super::{
+    address::pass_unless_at_vip,
+    message::{self, Messages},
+};
+use crate::{
+    abi::{ADDRESS_NAT, ADDRESS_NODE_PORT, ADDRESS_SHARED, ADDRESS_VIP},
+    flow::{V4, V6},
+    frame::Frame,
+    parse::{self, Packet},
+    reason::{DropReason, PassReason},
+    stage::Stage,
+    verdict::Verdict,
+    wire::{ethernet, ipv4::Ipv4, ipv6::Ipv6, protocol},
+    world::Tables,
+};
+
+/// Decides what is to be done with a frame.
+///
+/// Here and below, `match` rather than closures: a closure that is too large
+/// to be inlined becomes a function of its own, and the kernel refuses the type
+/// information of what it returns.
+#[inline(always)]
+pub fn decide<'t, F: Frame, T: Tables>(frame: &F, tables: &'t T) -> Verdict<'t> {
+    let link = match parse::link(frame) {
+        Ok(link) => link,
+        Err(PassReason::GroupAddress) if neighbour::announces(tables) => {
+            return Verdict::Continue(Stage::Neighbour);
+        }
+        Err(reason) => return Verdict::Pass(reason),
+    };
+    match link.ether_type {
+        ethernet::IPV4 => match parse::ipv4(frame, link.l3) {
+            Ok(packet) => route(frame, tables, &packet),
+            Err(reason) => match frame.view::<Ipv4>(link.l3) {
+                Some(header) if header.version() == 4 => {
+                    let destination = V4(header.destination());
+                    pass_unless_at_vip(tables, destination, reason, DropReason::VipHeaders)
+                }
+                _ => Verdict::Pass(reason),
+            },
+        },
+        ethernet::IPV6 => match parse::ipv6(frame, link.l3) {
+            Ok(packet) => route(frame, tables, &packet),
+            Err(reason) => match frame.view::<Ipv6>(link.l3) {
+                Some(header) if header.version() == 6 => {
+                    let destination = V6(header.destination);
+                    pass_unless_at_vip(tables, destination, reason, DropReason::VipHeaders)
+                }
+                _ => Verdict::Pass(reason),
+            },
+        },
+        ethernet::ARP if neighbour::announces(tables) => Verdict::Continue(Stage::Neighbour),
+        _ => Verdict::Pass(PassReason::NotIp),
+    }
+}
+
+#[inline(always)]
+fn route<'t, F: Frame, A: Messages, T: Tables>(
+    frame: &F,
+    tables: &'t T,
+    packet: &Packet<A>,
+) -> Verdict<'t> {
+    /// Addresses to which more than service traffic comes that is ours.
+    const OURS: u32 = ADDRESS_VIP | ADDRESS_SHARED | ADDRESS_NODE_PORT | ADDRESS_NAT;
+    let is_ours = || tables.address_flags(&packet.destination.key()) & OURS != 0;
+    if packet.is_fragment {
+        return if is_ours() {
+            Verdict::Continue(Stage::Fragment)
+        } else {
+            Verdict::Pass(PassReason::FragmentNotOurs)
+        };
+    }
+    match packet.protocol {
+        protocol::TCP | protocol::UDP | protocol::SCTP => match parse::flow(frame, packet) {
+            Ok(flow) => balance::balance(frame, tables, packet, &flow),
+            Err(reason) => {
+                pass_unless_at_vip(tables, packet.destination, reason, DropReason::VipTransport)
+            }
+        },
+        protocol::ICMP | protocol::ICMPV6 => {
+            if is_ours() {
+                Verdict::Continue(Stage::Icmp)
+            } else if message::is_too_big(frame, packet) {
+                Verdict::Continue(Stage::Path)
+            } else {
+                Verdict::Pass(PassReason::Icmp)
+            }
+        }
+        protocol::IPV4 | protocol::IPV6 => Verdict::Continue(Stage::Receive),
+        _ => pass_unless_at_vip(
+            tables,
+            packet.destination,
+            PassReason::Protocol,
+            DropReason::VipProtocol,
+        ),
+    }
+}

@@ -1,0 +1,129 @@
+//! The ports of a packet, or of the datagram of which it is a fragment.
+
+use crate::{
+    abi::{Datagram, Tuple},
+    flow::FlowKey,
+    frame::Frame,
+    ip::Ip,
+    parse::{self, Packet, TcpFlags},
+    reason::DropReason,
+    verdict::{Chosen, Decap, Deliver},
+    wire::protocol,
+    world::Fragments,
+};
+
+/// What a packet begins with behind its IP headers, or the datagram of which it is a fragment.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Head {
+    /// Source and destination port; a word, because this may lie on the BPF stack.
+    ports: u32,
+    /// TCP flags; none of a later fragment.
+    pub(crate) flags: TcpFlags,
+}
+
+impl Head {
+    #[inline(always)]
+    const fn new([a, b]: [u8; 2], [c, d]: [u8; 2], flags: TcpFlags) -> Self {
+        Self {
+            ports: u32::from_ne_bytes([a, b, c, d]),
+            flags,
+        }
+    }
+
+    /// Reads the head off the packet, or finds what the first fragment has published.
+    ///
+    /// # Errors
+    ///
+    /// Returns why the ports cannot be told.
+    #[inline(always)]
+    pub(crate) fn read<F: Frame, A: Ip, T: Fragments>(
+        frame: &F,
+        tables: &T,
+        packet: &Packet<A>,
+    ) -> Result<Self, DropReason> {
+        if packet.protocol == A::ICMP {
+            return Err(DropReason::FragmentedIcmp);
+        }
+        if !is_later(packet) {
+            return Self::first(frame, packet);
+        }
+        if usize::from(packet.piece.offset) * 8 < parse::transport_length(packet.protocol) {
+            return Err(DropReason::FragmentOpaque);
+        }
+        match tables.datagram(&key(packet)) {
+            Some(first) if first.is_awaited(tables.now()) => Ok(Self::new(
+                first.source_port(),
+                first.destination_port(),
+                TcpFlags::default(),
+            )),
+            _ => Err(DropReason::FragmentOutOfOrder),
+        }
+    }
+
+    #[inline(always)]
+    fn first<F: Frame, A: Ip>(frame: &F, packet: &Packet<A>) -> Result<Self, DropReason> {
+        let has_ports = matches!(
+            packet.protocol,
+            protocol::TCP | protocol::UDP | protocol::SCTP
+        );
+        match parse::flow(frame, packet) {
+            Ok(flow) if has_ports => Ok(Self::new(
+                flow.source_port,
+                flow.destination_port,
+                parse::tcp_flags(frame, packet),
+            )),
+            _ => Err(DropReason::FragmentOpaque),
+        }
+    }
+
+    /// Returns the flow that the packet belongs to.
+    #[inline(always)]
+    pub(crate) fn flow<A: Ip>(&self, packet: &Packet<A>) -> FlowKey<A> {
+        let [a, b, c, d] = self.ports.to_ne_bytes();
+        FlowKey {
+            source: packet.source,
+            destination: packet.destination,
+            source_port: [a, b],
+            destination_port: [c, d],
+            protocol: packet.protocol,
+        }
+    }
+
+    /// Publishes what a first fragment shows.
+    #[inline(always)]
+    pub(crate) fn publish<A: Ip, T: Fragments>(&self, tables: &T, packet: &Packet<A>) {
+        if !is_later(packet) {
+            let [a, b, c, d] = self.ports.to_ne_bytes();
+            let datagram = Datagram::new([a, b], [c, d], tables.now());
+            tables.publish(&key(packet), &datagram);
+        }
+    }
+
+    /// Delivers the packet to the chosen pod.
+    #[inline(always)]
+    pub(crate) fn deliver<'t, A: Ip>(
+        &self,
+        packet: &Packet<A>,
+        chosen: &Chosen<'t>,
+        decap: Option<Decap>,
+    ) -> Deliver<'t> {
+        let mut deliver = Deliver::new(packet, &self.flow(packet), self.flags, chosen, decap);
+        deliver.is_later = is_later(packet);
+        deliver
+    }
+}
+
+#[inline(always)]
+pub(crate) const fn is_later<A>(packet: &Packet<A>) -> bool {
+    packet.is_fragment && packet.piece.offset != 0
+}
+
+#[inline(always)]
+fn key<A: Ip>(packet: &Packet<A>) -> Tuple {
+    Tuple::fragments(
+        packet.source.key(),
+        packet.destination.key(),
+        packet.piece.identification.to_ne_bytes(),
+        packet.protocol,
+    )
+}

@@ -1,0 +1,94 @@
+//! ICMP for pods of this machine: from a trusted edge, or bare errors about their flows.
+
+use super::super::{
+    edge::balance,
+    message::{Kind, Messages, has_checksum, has_service, kind, quoted},
+    node::{deliver, is_here, receive},
+};
+use crate::{
+    abi::MODE_L2DSR,
+    frame::Frame,
+    ip::with_packet,
+    parse::{Packet, TcpFlags},
+    reason::{DropReason, PassReason},
+    verdict::{Decap, DeliverError, Verdict},
+    world::World,
+};
+
+/// Decides what is to be done with a frame of this stage.
+///
+/// # Errors
+///
+/// Returns the verdict on what is no error for a pod.
+#[inline(always)]
+pub fn decide<'t, F: Frame, T: World>(
+    frame: &F,
+    tables: &'t T,
+) -> Result<DeliverError<'t>, Verdict<'t>> {
+    let place = receive::locate(frame, tables)?;
+    let Some(place) = place.relayed(tables) else {
+        return Err(Verdict::Drop(DropReason::StageMissing));
+    };
+    with_packet!(frame, place.inner, at place.inner_l3,
+        packet => sort_local(frame, tables, &packet, place),
+        _ => Err(to_stack(place)))
+}
+
+#[inline(always)]
+fn sort_local<'t, F: Frame, A: Messages, T: World>(
+    frame: &F,
+    tables: &'t T,
+    packet: &Packet<A>,
+    place: Decap,
+) -> Result<DeliverError<'t>, Verdict<'t>> {
+    if packet.length > place.inner_room || !place.is_plain {
+        return Err(to_stack(place));
+    }
+    match kind(frame, packet) {
+        Kind::Error => {}
+        Kind::EchoRequest | Kind::Solicitation | Kind::CutShort | Kind::Other => {
+            return Err(to_stack(place));
+        }
+    }
+    let Some(quote) = quoted(frame, packet) else {
+        return Err(to_stack(place));
+    };
+    if !has_service(quote.flow.protocol) {
+        return Err(to_stack(place));
+    }
+    let Some(found) = receive::find(tables, &quote.flow) else {
+        return Err(to_stack(place));
+    };
+    let choice = if place.is_encapsulated() {
+        receive::pod(tables, &found, &quote.flow, TcpFlags::default(), place.tag)
+    } else if found.entry.mode == MODE_L2DSR && balance::is_from_edge(frame, tables) {
+        balance::choose_local(tables, &found, &quote.flow)
+    } else {
+        balance::choose(tables, &found, &quote.flow).ok()
+    };
+    match choice {
+        Some(choice) if is_here(choice.backend) => Ok(DeliverError {
+            service: choice.service,
+            id: choice.id,
+            backend: choice.backend,
+            place,
+            l4: packet.l4,
+            length: packet.length,
+            quoted_l3: quote.l3,
+            quoted_l4: quote.l4,
+            protocol: quote.flow.protocol,
+            has_checksum: has_checksum(packet, &quote),
+            shown: deliver::shown(tables, &quote.flow, choice.backend),
+        }),
+        _ => Err(Verdict::Drop(DropReason::UnknownPod)),
+    }
+}
+
+#[inline(always)]
+const fn to_stack<'t>(place: Decap) -> Verdict<'t> {
+    if place.is_encapsulated() {
+        Verdict::Decap(place)
+    } else {
+        Verdict::Pass(PassReason::Icmp)
+    }
+}

@@ -1,0 +1,149 @@
+//! ICMP messages, and the flows that errors among them quote.
+
+use crate::{
+    flow::{V4, V6},
+    frame::Frame,
+    ip::Ip,
+    parse::{
+        Packet,
+        quote::{self, Quote},
+    },
+    wire::{
+        icmp::{self, Icmp},
+        protocol,
+        transport::Tcp,
+    },
+};
+
+/// What a message is to us.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Kind {
+    /// An echo request.
+    EchoRequest,
+    /// A neighbour solicitation.
+    Solicitation,
+    /// An error, which quotes a packet.
+    Error,
+    /// The message ends before it says what it is.
+    CutShort,
+    /// Something else.
+    Other,
+}
+
+/// What differs between ICMP and ICMPv6.
+pub(crate) trait Messages: Ip {
+    /// Returns what a message of this type is to us.
+    fn kind(message: u8) -> Kind;
+    /// Tells whether a message says that a packet was too big for the way on.
+    fn is_too_big(header: &Icmp) -> bool;
+    /// Reads what an error quotes.
+    fn quote<F: Frame>(frame: &F, l3: usize, end: usize) -> Option<Quote<Self>>;
+}
+
+impl Messages for V4 {
+    #[inline(always)]
+    fn kind(message: u8) -> Kind {
+        match message {
+            icmp::v4::ECHO_REQUEST => Kind::EchoRequest,
+            icmp::v4::UNREACHABLE | icmp::v4::TIME_EXCEEDED | icmp::v4::PARAMETER_PROBLEM => {
+                Kind::Error
+            }
+            _ => Kind::Other,
+        }
+    }
+
+    #[inline(always)]
+    fn is_too_big(header: &Icmp) -> bool {
+        header.kind == icmp::v4::UNREACHABLE && header.code == icmp::v4::FRAGMENTATION_NEEDED
+    }
+
+    #[inline(always)]
+    fn quote<F: Frame>(frame: &F, l3: usize, end: usize) -> Option<Quote<Self>> {
+        quote::ipv4(frame, l3, end)
+    }
+}
+
+impl Messages for V6 {
+    #[inline(always)]
+    fn kind(message: u8) -> Kind {
+        match message {
+            icmp::v6::ECHO_REQUEST => Kind::EchoRequest,
+            icmp::v6::NEIGHBOUR_SOLICITATION => Kind::Solicitation,
+            icmp::v6::UNREACHABLE
+            | icmp::v6::PACKET_TOO_BIG
+            | icmp::v6::TIME_EXCEEDED
+            | icmp::v6::PARAMETER_PROBLEM => Kind::Error,
+            _ => Kind::Other,
+        }
+    }
+
+    #[inline(always)]
+    fn is_too_big(header: &Icmp) -> bool {
+        header.kind == icmp::v6::PACKET_TOO_BIG
+    }
+
+    #[inline(always)]
+    fn quote<F: Frame>(frame: &F, l3: usize, end: usize) -> Option<Quote<Self>> {
+        quote::ipv6(frame, l3, end)
+    }
+}
+
+/// Reads what kind of message a packet is.
+///
+/// Nobody sends errors with options or extension headers: they count as other
+/// messages, and the header's place is fixed, which costs the verifier less.
+#[inline(always)]
+pub(crate) fn kind<F: Frame, A: Messages>(frame: &F, packet: &Packet<A>) -> Kind {
+    let l4 = packet.l3 + A::HEADER_LENGTH;
+    if packet.protocol != A::ICMP || packet.is_fragment || packet.l4 != l4 {
+        return Kind::Other;
+    }
+    if Icmp::LENGTH + A::HEADER_LENGTH > packet.length {
+        return Kind::CutShort;
+    }
+    match frame.view::<Icmp>(l4) {
+        Some(header) => A::kind(header.kind),
+        None => Kind::CutShort,
+    }
+}
+
+/// Tells whether a packet, without options, is an error that says that another was too big.
+#[inline(always)]
+pub(crate) fn is_too_big<F: Frame, A: Messages>(frame: &F, packet: &Packet<A>) -> bool {
+    let is_plain = packet.protocol == A::ICMP
+        && !packet.is_fragment
+        && packet.l4 == packet.l3 + A::HEADER_LENGTH;
+    match frame.view::<Icmp>(packet.l4) {
+        Some(header) if is_plain => A::is_too_big(header),
+        _ => false,
+    }
+}
+
+/// Reads the flow that an error quotes, if it is one of the packet's destination.
+#[inline(always)]
+pub(crate) fn quoted<F: Frame, A: Messages>(frame: &F, packet: &Packet<A>) -> Option<Quote<A>> {
+    let l3 = packet.l3 + A::HEADER_LENGTH + Icmp::LENGTH;
+    let quote = A::quote(frame, l3, packet.l3 + packet.length)?;
+    // By words: the BPF target has no `memcmp`.
+    let [a, b] = quote.flow.destination.key().words();
+    let [c, d] = packet.destination.key().words();
+    if (a ^ c) | (b ^ d) == 0 {
+        Some(quote)
+    } else {
+        None
+    }
+}
+
+/// Tells whether a quote reaches as far as a transport checksum that covers addresses.
+#[inline(always)]
+pub(crate) const fn has_checksum<A: Ip>(packet: &Packet<A>, quote: &Quote<A>) -> bool {
+    match quote.flow.protocol {
+        protocol::TCP => quote.l4 + Tcp::LENGTH <= packet.l3 + packet.length,
+        // UDP's lies within the eight bytes.
+        protocol => protocol == protocol::UDP,
+    }
+}
+
+pub(crate) const fn has_service(protocol: u8) -> bool {
+    matches!(protocol, protocol::TCP | protocol::UDP | protocol::SCTP)
+}

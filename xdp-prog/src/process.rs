@@ -1,0 +1,339 @@
+//! A packet's whole way: decide, rewrite, count. The XDP programs and the host tests call it.
+
+use crate::{
+    decide::{
+        answer,
+        edge::{self, neighbour, probe},
+        fragment, icmp, nat,
+        node::{
+            deliver::{self, FlowLookup},
+            local, pod_flow, receive, stack,
+        },
+    },
+    frame::{FrameMut, FrameSum},
+    reason::{DropReason, PassReason, ReplyReason, ReturnReason},
+    rewrite,
+    stage::Stage,
+    verdict::{
+        Advertise, Decap, Deliver, DeliverError, Ending, Reply, SeenAs, Shown, TranslateError,
+        Verdict,
+    },
+    wire::protocol,
+    world::World,
+};
+
+/// What [`process`] asks the kernel to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Hand the frame to the stack.
+    Pass,
+    /// Free the frame.
+    Drop,
+    /// Send the frame out of the device it came in on.
+    Transmit,
+    /// Send the frame out of the device with this index.
+    Redirect(u32),
+    /// Go on in another stage with the frame as it is.
+    Continue(Stage),
+}
+
+/// Takes one frame all the way: decides, rewrites, counts.
+#[inline(always)]
+pub fn process<F: FrameMut + FrameSum, T: World>(
+    frame: &mut F,
+    tables: &T,
+    ingress: u32,
+) -> Action {
+    let verdict = edge::decide(frame, tables);
+    carry_out(frame, tables, ingress, verdict)
+}
+
+/// Goes on with a frame in another stage.
+#[inline(always)]
+pub fn resume<F: FrameMut + FrameSum, T: World>(
+    stage: Stage,
+    frame: &mut F,
+    tables: &T,
+    ingress: u32,
+) -> Action {
+    let verdict = match stage {
+        Stage::Receive => receive::decide(frame, tables),
+        Stage::Local => local::decide(frame, tables),
+        Stage::Icmp => icmp::decide(frame, tables),
+        Stage::Fragment => fragment::decide(frame, tables),
+        Stage::Probe => return restore_probe(frame, tables),
+        Stage::Nat => nat::decide(frame, tables, ingress),
+        Stage::NatBegin => nat::begin::decide(frame, tables, ingress),
+        Stage::NatProof => nat::proof::decide(frame, tables),
+        Stage::NatShare => nat::share::decide(frame, tables),
+        Stage::NatReply => nat::decide_reply(frame, tables),
+        Stage::FragmentWithin => fragment::decide_within(frame, tables),
+        Stage::Answer => return reply(frame, tables, ingress),
+        Stage::IcmpLocal => match icmp::local::decide(frame, tables) {
+            Ok(error) => return conclude(tables, deliver_error(frame, tables, &error)),
+            Err(verdict) => verdict,
+        },
+        Stage::NatFragment => nat::fragment::decide(frame, tables),
+        Stage::NatIcmp => match nat::icmp::decide(frame, tables) {
+            Ok(error) => return conclude(tables, translate_error(frame, tables, ingress, &error)),
+            Err(verdict) => verdict,
+        },
+        Stage::Neighbour => return advertise(frame, tables, ingress),
+        Stage::Path => icmp::path::decide(frame, tables),
+        Stage::PodFlow => return conclude(tables, deliver_of_new_flow(frame, tables)),
+    };
+    carry_out(frame, tables, ingress, verdict)
+}
+
+/// Does what a verdict says, and counts it.
+#[inline(always)]
+fn carry_out<F: FrameMut + FrameSum, T: World>(
+    frame: &mut F,
+    tables: &T,
+    ingress: u32,
+    verdict: Verdict<'_>,
+) -> Action {
+    let dropped = match verdict {
+        Verdict::Pass(reason) => {
+            tables.count_reason(reason.index());
+            return Action::Pass;
+        }
+        Verdict::Drop(reason) => reason,
+        Verdict::Forward(forward) => match rewrite::forward(frame, &forward) {
+            Ok(()) => {
+                tables.count_forward(forward.service, forward.backend, forward.length as u64);
+                return send(forward.hop.ifindex, ingress);
+            }
+            Err(reason) => reason,
+        },
+        Verdict::Translate(translate) => match rewrite::nat::translate(frame, &translate) {
+            Ok(()) => {
+                match translate.by.backend {
+                    0 => tables.count_reason(ReturnReason::NatReply.index()),
+                    backend => {
+                        let service = translate.by.service;
+                        tables.count_forward(service, backend, translate.length as u64);
+                    }
+                }
+                return send(translate.by.ifindex, ingress);
+            }
+            Err(reason) => reason,
+        },
+        Verdict::Continue(stage) => return Action::Continue(stage),
+        Verdict::Nat(service) => {
+            tables.note_nat_service(service);
+            return Action::Continue(Stage::Nat);
+        }
+        Verdict::Answer(answer) => {
+            tables.hand_over(answer);
+            return Action::Continue(Stage::Answer);
+        }
+        Verdict::Deliver(deliver) => match hand_to_pod(frame, tables, &deliver) {
+            Ok(action) => return action,
+            Err(reason) => reason,
+        },
+        Verdict::Decap(decap) => match hand_to_stack(frame, tables, ingress, &decap) {
+            Ok(()) => return Action::Pass,
+            Err(reason) => reason,
+        },
+    };
+    tables.count_reason(dropped.index());
+    Action::Drop
+}
+
+#[inline(always)]
+const fn send(ifindex: u32, ingress: u32) -> Action {
+    if ifindex == ingress {
+        Action::Transmit
+    } else {
+        Action::Redirect(ifindex)
+    }
+}
+
+/// Counts why a packet is dropped, if it is.
+#[inline(always)]
+fn conclude<T: World>(tables: &T, done: Result<Action, DropReason>) -> Action {
+    match done {
+        Ok(action) => action,
+        Err(reason) => {
+            tables.count_reason(reason.index());
+            Action::Drop
+        }
+    }
+}
+
+/// Ends a packet that gets no answer.
+#[inline(always)]
+fn end<T: World>(tables: &T, ending: Ending) -> Action {
+    match ending {
+        Ending::Pass(reason) => {
+            tables.count_reason(reason.index());
+            Action::Pass
+        }
+        Ending::Drop(reason) => conclude(tables, Err(reason)),
+    }
+}
+
+#[inline(always)]
+fn hand_to_pod<F: FrameMut, T: World>(
+    frame: &mut F,
+    tables: &T,
+    deliver: &Deliver<'_>,
+) -> Result<Action, DropReason> {
+    let deliver = deliver.relayed(tables).ok_or(DropReason::StageMissing)?;
+    let Some(lookup) = deliver::look_up(frame, tables, &deliver) else {
+        return Err(DropReason::NoHeadroom);
+    };
+    match lookup {
+        FlowLookup::Embryonic if deliver.protocol == protocol::TCP => {
+            deliver.hand_over(tables, false);
+            Ok(Action::Continue(Stage::PodFlow))
+        }
+        FlowLookup::Established | FlowLookup::Embryonic => {
+            let shown = Shown {
+                seen_as: SeenAs::Client,
+                port: u16::from_be_bytes(deliver.source_port()),
+            };
+            show_to_pod(frame, tables, &deliver, shown)?;
+            Ok(Action::Pass)
+        }
+        lookup => {
+            deliver.hand_over(tables, lookup == FlowLookup::Unknown);
+            Ok(Action::Continue(Stage::PodFlow))
+        }
+    }
+}
+
+/// Delivers the packet that an earlier stage has handed over, whose flow may begin with it.
+#[inline(always)]
+fn deliver_of_new_flow<F: FrameMut, T: World>(
+    frame: &mut F,
+    tables: &T,
+) -> Result<Action, DropReason> {
+    let (deliver, shown) = pod_flow::settle(frame, tables)?;
+    show_to_pod(frame, tables, &deliver, shown)?;
+    Ok(Action::Pass)
+}
+
+/// Hands a packet to its pod, which sees the client like this.
+#[inline(always)]
+fn show_to_pod<F: FrameMut, T: World>(
+    frame: &mut F,
+    tables: &T,
+    deliver: &Deliver<'_>,
+    shown: Shown,
+) -> Result<(), DropReason> {
+    rewrite::deliver(frame, deliver, shown)?;
+    tables.count_forward(deliver.service, deliver.id, deliver.length as u64);
+    tables.count_reason(PassReason::Delivered.index());
+    Ok(())
+}
+
+#[inline(always)]
+fn deliver_error<F: FrameMut + FrameSum, T: World>(
+    frame: &mut F,
+    tables: &T,
+    deliver: &DeliverError<'_>,
+) -> Result<Action, DropReason> {
+    rewrite::deliver_error(frame, deliver)?;
+    tables.count_forward(deliver.service, deliver.id, deliver.length as u64);
+    tables.count_reason(PassReason::Delivered.index());
+    Ok(Action::Pass)
+}
+
+#[inline(always)]
+fn translate_error<F: FrameMut + FrameSum, T: World>(
+    frame: &mut F,
+    tables: &T,
+    ingress: u32,
+    error: &TranslateError<'_>,
+) -> Result<Action, DropReason> {
+    rewrite::nat::translate_error(frame, error)?;
+    let by = error.error.by;
+    match by.backend {
+        0 => tables.count_reason(ReturnReason::NatError.index()),
+        backend => tables.count_forward(by.service, backend, error.error.length as u64),
+    }
+    Ok(send(by.ifindex, ingress))
+}
+
+#[inline(always)]
+fn hand_to_stack<F: FrameMut, T: World>(
+    frame: &mut F,
+    tables: &T,
+    ingress: u32,
+    decap: &Decap,
+) -> Result<(), DropReason> {
+    stack::admit(frame, tables, ingress, decap)?;
+    rewrite::decap(frame, decap)?;
+    tables.count_reason(PassReason::Decapsulated.index());
+    Ok(())
+}
+
+/// Hands a packet that is no service's to the stack: if it answers a check of this machine, from where the check's
+/// socket expects that.
+#[inline(always)]
+fn restore_probe<F: FrameMut, T: World>(frame: &mut F, tables: &T) -> Action {
+    let reason = match probe::decide(frame, tables) {
+        Ok(restore) => match rewrite::restore_source(frame, &restore) {
+            Some(()) => PassReason::ProbeAnswer,
+            None => PassReason::NoService,
+        },
+        Err(reason) => reason,
+    };
+    tables.count_reason(reason.index());
+    Action::Pass
+}
+
+/// Answers a question for the MAC of an announced address, or hands it to the stack.
+#[inline(always)]
+fn advertise<F: FrameMut + FrameSum, T: World>(frame: &mut F, tables: &T, ingress: u32) -> Action {
+    let answered = match neighbour::decide(frame, tables, ingress) {
+        Ok(Advertise::Arp { l3, mac }) => rewrite::neighbour::arp(frame, l3, mac),
+        Ok(Advertise::Neighbour { l3, mac }) => rewrite::neighbour::advertisement(frame, l3, mac),
+        Err(ending) => return end(tables, ending),
+    };
+    match answered {
+        Ok(()) => {
+            tables.count_reason(ReplyReason::Neighbour.index());
+            Action::Transmit
+        }
+        Err(reason) => conclude(tables, Err(reason)),
+    }
+}
+
+/// Answers a frame, if it may be answered.
+///
+/// A reply is no [`Verdict`]: each kind of those costs every stage, in registers that only some of its paths fill and
+/// the verifier refuses.
+#[inline(always)]
+fn reply<F: FrameMut + FrameSum, T: World>(frame: &mut F, tables: &T, ingress: u32) -> Action {
+    let reply = match answer::decide(frame, tables) {
+        Ok(reply) => reply,
+        Err(ending) => return end(tables, ending),
+    };
+    let sent = send_reply(frame, tables, reply, ingress);
+    if sent.is_ok() {
+        tables.count_reason(reply.reason().index());
+    }
+    conclude(tables, sent)
+}
+
+#[inline(always)]
+fn send_reply<F: FrameMut + FrameSum, T: World>(
+    frame: &mut F,
+    tables: &T,
+    reply: Reply,
+    ingress: u32,
+) -> Result<Action, DropReason> {
+    let reply = reply.relayed(tables).ok_or(DropReason::StageMissing)?;
+    let (way, action) = match reply.answer.inner() {
+        None => (None, Action::Transmit),
+        Some(_) => {
+            let (way, ifindex) = answer::way_to_client(frame, tables, &reply, ingress)?;
+            (Some(way), send(ifindex, ingress))
+        }
+    };
+    rewrite::reply(frame, &reply, way)?;
+    Ok(action)
+}

@@ -1,0 +1,270 @@
+//! Packets and ICMP errors for pods of this machine.
+
+use super::{Chosen, Decap};
+use crate::{
+    abi::{AddressKey, Backend, FLOW_HAIRPIN, Tag, Tuple},
+    family::Family,
+    flow::FlowKey,
+    ip::Ip,
+    parse::{Packet, TcpFlags},
+    world::{OFFSETS, Relay, Tables},
+};
+
+/// A packet on its way to a pod of this machine.
+#[derive(Clone, Copy, Debug)]
+pub struct Deliver<'t> {
+    /// Service id.
+    pub service: u32,
+    /// Backend id.
+    pub id: u32,
+    /// The pod.
+    pub backend: &'t Backend,
+    /// The outer header, if it came with one.
+    pub decap: Option<Decap>,
+    /// Offset of the packet's IP header.
+    pub l3: usize,
+    /// Offset of its transport header.
+    pub l4: usize,
+    /// Length of the packet.
+    pub length: usize,
+    /// The packet's family.
+    pub family: Family,
+    /// Its transport protocol.
+    pub protocol: u8,
+    /// Its TCP flags.
+    pub flags: TcpFlags,
+    /// Whether it is a fragment other than the first, which has no transport header.
+    pub is_later: bool,
+    /// Source and destination port as the client sent them; a word, because this lies on the BPF stack.
+    ports: u32,
+}
+
+impl<'t> Deliver<'t> {
+    /// Delivers a packet to the chosen pod.
+    #[inline(always)]
+    pub fn new<A: Ip>(
+        packet: &Packet<A>,
+        flow: &FlowKey<A>,
+        flags: TcpFlags,
+        chosen: &Chosen<'t>,
+        decap: Option<Decap>,
+    ) -> Self {
+        Self {
+            service: chosen.service,
+            id: chosen.id,
+            backend: chosen.backend,
+            decap,
+            l3: packet.l3,
+            l4: packet.l4,
+            length: packet.length,
+            family: A::FAMILY,
+            protocol: flow.protocol,
+            flags,
+            is_later: false,
+            ports: {
+                let [a, b] = flow.source_port;
+                let [c, d] = flow.destination_port;
+                u32::from_ne_bytes([a, b, c, d])
+            },
+        }
+    }
+
+    /// Returns the flow's key where the pod sees this client.
+    #[inline(always)]
+    pub(crate) fn key(&self, client: AddressKey, port: [u8; 2]) -> Tuple {
+        let pod = self.backend;
+        Tuple::new(client, pod.pod, port, pod.port, self.protocol)
+    }
+
+    /// Returns the client's port, in wire order.
+    #[inline(always)]
+    pub const fn source_port(&self) -> [u8; 2] {
+        let [a, b, ..] = self.ports.to_ne_bytes();
+        [a, b]
+    }
+
+    /// Returns the port that the client talks to, in wire order.
+    #[inline(always)]
+    pub const fn destination_port(&self) -> [u8; 2] {
+        let [.., a, b] = self.ports.to_ne_bytes();
+        [a, b]
+    }
+
+    /// Carries everything but the backend through [`Relay`].
+    #[inline(always)]
+    pub fn relayed<T: Relay>(&self, tables: &T) -> Option<Self> {
+        let words = tables.relay(self.to_words(false))?;
+        Some(Self::from_words(words, self.backend))
+    }
+
+    /// Hands everything to the stage of flows that begin; `is_new` tells it that no table has the flow's key.
+    #[inline(always)]
+    pub(crate) fn hand_over<T: Relay>(&self, tables: &T, is_new: bool) {
+        // What comes out is for the stage that follows.
+        let _ = tables.relay(self.to_words(is_new));
+    }
+
+    /// Takes over what [`Self::hand_over`] has left, and whether the flow's key is new.
+    #[inline(always)]
+    #[expect(clippy::cast_possible_truncation, reason = "takes the id")]
+    pub(crate) fn handed_over<T: Tables + Relay>(tables: &'t T) -> Option<(Self, bool)> {
+        let words = tables.relayed()?;
+        let [ids, _, _, rest] = words;
+        let [.., is_new, _] = rest.to_ne_bytes();
+        let backend = tables.backend(ids as u32)?;
+        Some((Self::from_words(words, backend), is_new != 0))
+    }
+
+    /// Puts everything but the backend into numbers.
+    #[inline(always)]
+    #[expect(clippy::cast_possible_truncation, reason = "one bit")]
+    fn to_words(self, is_new: bool) -> [u64; 4] {
+        let (outer, room, class) = match &self.decap {
+            Some(decap) => (decap.l3, decap.inner_room, decap.outer_class),
+            None => (0, 0, 0),
+        };
+        [
+            u64::from(self.service) << 32 | u64::from(self.id),
+            (self.length as u64) << 32 | u64::from(self.ports),
+            (self.l3 as u64) << 48 | (self.l4 as u64) << 32 | (outer as u64) << 16 | room as u64,
+            u64::from_ne_bytes([
+                self.family.bit() as u8,
+                self.protocol,
+                self.flags.0,
+                u8::from(self.is_later),
+                u8::from(self.decap.is_some()),
+                class,
+                u8::from(is_new),
+                0,
+            ]),
+        ]
+    }
+
+    /// Takes it out of the numbers again.
+    #[inline(always)]
+    #[expect(clippy::cast_possible_truncation, reason = "takes the fields apart")]
+    fn from_words(words: [u64; 4], backend: &'t Backend) -> Self {
+        let [ids, length, offsets, rest] = words;
+        let [is_v6, protocol, flags, is_later, is_within, outer_class, ..] = rest.to_ne_bytes();
+        let family = Family::of_bit(is_v6.into());
+        let l3 = (offsets >> 48) as usize & OFFSETS;
+        let decap = (is_within != 0).then_some(Decap {
+            l3: (offsets >> 16) as usize & OFFSETS,
+            inner_l3: l3,
+            inner_room: (offsets & 0xffff) as usize,
+            is_plain: true,
+            inner: family,
+            outer_class,
+            tag: Tag::default(),
+        });
+        Self {
+            service: (ids >> 32) as u32,
+            id: ids as u32,
+            backend,
+            decap,
+            l3,
+            l4: (offsets >> 32) as usize & OFFSETS,
+            length: (length >> 32) as usize,
+            family,
+            protocol,
+            flags: TcpFlags(flags),
+            is_later: is_later != 0,
+            ports: length as u32,
+        }
+    }
+
+    /// Length of the outer header that the packet came with; 0 for none.
+    #[inline(always)]
+    #[expect(clippy::cast_possible_truncation, reason = "20 or 40")]
+    pub(crate) const fn outer_length(&self) -> u8 {
+        match &self.decap {
+            Some(decap) => (decap.inner_l3 - decap.l3) as u8,
+            None => 0,
+        }
+    }
+}
+
+/// Whom the pod takes for its client; a word, because it lies on the BPF stack.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum SeenAs {
+    /// The client itself.
+    Client,
+    /// The address that the client talks to.
+    Destination,
+}
+
+impl SeenAs {
+    /// Returns the address that the pod sees in a packet that its client sends as `forward`, and the other one.
+    #[inline(always)]
+    pub(crate) const fn seen_and_unseen(self, forward: &Tuple) -> (AddressKey, AddressKey) {
+        let (client, address) = (forward.source(), forward.destination());
+        match self {
+            Self::Client => (client, address),
+            Self::Destination => (address, client),
+        }
+    }
+
+    /// Returns the flag of the flow's entry.
+    #[inline(always)]
+    pub(crate) const fn flag(self) -> u8 {
+        match self {
+            Self::Client => 0,
+            Self::Destination => FLOW_HAIRPIN,
+        }
+    }
+}
+
+/// The client's end as the pod sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shown {
+    /// Whose address it is.
+    pub seen_as: SeenAs,
+    /// Its port.
+    pub port: u16,
+}
+
+impl Shown {
+    /// Carries it through [`Relay`].
+    #[inline(always)]
+    #[expect(clippy::cast_possible_truncation, reason = "takes the port")]
+    pub(crate) fn relayed<T: Relay>(self, tables: &T) -> Option<Self> {
+        let words = [self.port.into(), self.seen_as as u64, 0, 0];
+        let [port, is_hidden, ..] = tables.relay(words)?;
+        Some(Self {
+            seen_as: if is_hidden == 0 {
+                SeenAs::Client
+            } else {
+                SeenAs::Destination
+            },
+            port: port as u16,
+        })
+    }
+}
+
+/// An ICMP error on its way to a pod of this machine.
+#[derive(Clone, Copy, Debug)]
+pub struct DeliverError<'t> {
+    /// Service id.
+    pub service: u32,
+    /// Backend id.
+    pub id: u32,
+    /// The pod.
+    pub backend: &'t Backend,
+    /// Where its IP header lies, behind an outer header or without one.
+    pub place: Decap,
+    /// Offset of the ICMP header.
+    pub l4: usize,
+    /// Length of the packet.
+    pub length: usize,
+    /// Offset of the quoted IP header.
+    pub quoted_l3: usize,
+    /// Offset of the quoted transport header.
+    pub quoted_l4: usize,
+    /// The quoted transport protocol.
+    pub protocol: u8,
+    /// Whether the quote reaches as far as its transport checksum.
+    pub has_checksum: bool,
+    /// Whom the pod has sent the quoted packet to.
+    pub shown: Shown,
+}

@@ -1,0 +1,42 @@
+use crate::abi::{
+    AddressKey, Backend, Config, EdgeMac, NextHop, Pod, PodKey, Service, ServiceKeyV4,
+    ServiceKeyV6, Slot, Tuple,
+};
+
+/// The look-ups that a decision may make.
+pub trait Tables {
+    /// Returns the machine-wide settings.
+    fn config(&self) -> Option<&Config>;
+    /// Returns the flags of an address in `VIPS`, 0 if it is not there.
+    fn address_flags(&self, address: &AddressKey) -> u32;
+    /// Tells whether IP-in-IP is accepted from this source.
+    fn is_trusted_edge(&self, source: &AddressKey) -> bool;
+    /// Tells whether an edge sends L2 DSR frames from this MAC.
+    fn is_edge_mac(&self, source: &EdgeMac) -> bool;
+    /// Tells whether a service's source ranges hold this client.
+    fn is_in_source_range(&self, service: u32, client: &AddressKey) -> bool;
+    /// Tells whether a packet answers a flow of this machine's own kernel.
+    fn is_local_flow(&self, flow: &Tuple) -> bool;
+    /// Returns a pod of this machine, read with one load.
+    fn pod(&self, key: &PodKey) -> Option<Pod>;
+    /// Returns the id of an IPv4 service.
+    fn service_v4(&self, key: &ServiceKeyV4) -> Option<u32>;
+    /// Returns the id of an IPv6 service.
+    fn service_v6(&self, key: &ServiceKeyV6) -> Option<u32>;
+    /// Returns a service, its word read with one load.
+    fn service(&self, id: u32) -> Option<Service>;
+    /// Returns a slot of the LUT arena, read with one load.
+    fn slot(&self, index: u32) -> Option<Slot>;
+    /// Returns a backend.
+    fn backend(&self, id: u32) -> Option<&Backend>;
+    /// Returns a next hop.
+    fn next_hop(&self, id: u32) -> Option<&NextHop>;
+    /// Asks the kernel's FIB and neighbour table for the way to a backend. Where it leads through a VLAN device that user
+    /// space has listed in `VLANS`, the answer is the device below, with the tag.
+    fn fib_next_hop(&self, backend: &Backend) -> Option<&NextHop>;
+    /// Asks likewise for the way to any address.
+    fn fib_route(&self, address: &AddressKey) -> Option<&NextHop>;
+    /// Asks the kernel's FIB for the device that leads to any address, be the neighbour there known or not: the VLAN
+    /// device itself.
+    fn fib_device(&self, address: &AddressKey) -> Option<u32>;
+}

@@ -46,7 +46,7 @@ fn message(status: &Status) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kubernetes::relist::WatchError;
+    use crate::kubernetes::list_watch::WatchError;
 
     #[test]
     fn answer_of_the_api_server_is_its_message_once_and_on_one_line() {

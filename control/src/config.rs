@@ -33,7 +33,6 @@ pub use listen::{Listen, NoNodeAddress};
 pub use problem::{ConfigError, Position, Problem};
 
 use crate::desired::{Desired, ForwardMode};
-use crate::healthz::ports;
 use crate::index::Room;
 use crate::render::printable;
 
@@ -101,7 +100,7 @@ pub struct Kubernetes {
     /// Whether topology hints restrict the endpoints.
     pub honour_hints: bool,
     /// Who answers at the health check ports of Services.
-    pub health_check_node_port: ports::Mode,
+    pub health_check_node_port: HealthCheckNodePorts,
     /// Where `/healthz`, `/livez` and `/readyz` are served, if they are.
     pub healthz: Option<Listen>,
     /// What one Service takes of the tables at most.
@@ -112,6 +111,18 @@ pub struct Kubernetes {
     pub default_mode: ForwardMode,
     /// Seed of the flow hash; that of the cluster's Secret if not given.
     pub hash_seed: Option<u64>,
+}
+
+/// Whether the agent answers at the health check ports of Services.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum HealthCheckNodePorts {
+    /// At those that nobody else has.
+    #[default]
+    Auto,
+    /// At all; one that cannot be had is a problem.
+    On,
+    /// At none.
+    Off,
 }
 
 /// How many entries each kernel table has; memory is committed when it is created.

@@ -1,7 +1,7 @@
 //! `guideway controller`: hands out load-balancer addresses to Services, for the whole cluster.
 //!
 //! ```text
-//! watch (Services, pools, Nodes, EndpointSlices, Namespaces) -> convert -> cluster -> allocate (pure) -> status -> API server
+//! watch (Services, pools, Nodes, EndpointSlices, Namespaces) -> convert -> planner -> allocate (pure) -> status -> API server
 //!                                                                             ^
 //!                                                      lease (who acts) ------+          seed (made once)
 //! ```
@@ -17,31 +17,31 @@
 //! Services get none: nothing outside of the API server is to be cleaned up,
 //! and it would keep them from being deleted where the controller is gone.
 
-pub mod allocate;
-pub mod block;
-mod cluster;
+mod allocate;
+mod block;
 mod convert;
 pub mod crd;
 mod deletion;
-pub mod lease;
-pub mod metrics;
+mod lease;
+mod metrics;
 mod mirror;
-pub mod objects;
+mod notice;
+mod objects;
 mod pacer;
+mod planner;
+mod pool_status;
+mod reconcile;
 mod refusal;
-pub mod seed;
+mod seed;
 mod selector;
-pub mod status;
-mod watch;
+mod service_status;
 mod write;
 
 use std::fs;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
-use http_body_util::Full;
-use hyper::body::Bytes;
-use hyper::{Response, StatusCode};
+use hyper::StatusCode;
 use k8s_openapi::api::core::v1::Secret;
 use kube::Api;
 use tokio::signal::unix::{SignalKind, signal};
@@ -51,10 +51,12 @@ use tokio::task::JoinSet;
 use self::convert::Classes;
 use self::lease::{Candidate, Term};
 use self::metrics::Values;
+use crate::http::{self, Answer};
 use crate::kubernetes::client;
 use crate::kubernetes::request_errors::RequestErrors;
 use crate::kubernetes::schema::Lease;
-use crate::{cli, commands, http, log};
+use crate::metrics::page as metrics_page;
+use crate::{cli, commands, log};
 
 /// Who writes, in the API server's records of field ownership and in Events.
 const MANAGER: &str = "guideway-controller";
@@ -118,7 +120,7 @@ async fn serve(options: &cli::Controller) -> Result<()> {
         candidate.run(&term, stopped).await;
     });
 
-    let scope = watch::Scope {
+    let scope = reconcile::Scope {
         namespace: namespace.clone(),
         service: options.service.clone(),
         api_server,
@@ -135,7 +137,7 @@ async fn serve(options: &cli::Controller) -> Result<()> {
         Candidate::write_timeout(duration),
         request_errors,
     );
-    let working = watch::follow(client, scope, secrets, writer, terms, values);
+    let working = reconcile::follow(client, scope, secrets, writer, terms, values);
     let signal = tokio::select! {
         never = working => match never {},
         _ = terminate.recv() => "SIGTERM",
@@ -157,17 +159,17 @@ fn identity() -> String {
     format!("{}_{}", host.trim(), unique.trim())
 }
 
-fn page(path: &str, values: Values) -> Response<Full<Bytes>> {
+fn page(path: &str, values: Values) -> Answer {
     match path {
-        "/metrics" => http::metrics_page(crate::metrics::render(values).ok()),
+        "/metrics" => metrics_page(crate::metrics::render(values).ok()),
         // The loop that answers is the one that works.
-        "/healthz" | "/livez" => http::plain(StatusCode::OK, "ok\n"),
-        "/readyz" if values.missing.is_empty() => http::plain(StatusCode::OK, "ok\n"),
+        "/healthz" | "/livez" => http::text(StatusCode::OK, "ok\n"),
+        "/readyz" if values.missing.is_empty() => http::text(StatusCode::OK, "ok\n"),
         "/readyz" => {
             let missing = values.missing.join(", ");
             let text = format!("waiting for the list of {missing}\n");
-            http::plain(StatusCode::SERVICE_UNAVAILABLE, text)
+            http::text(StatusCode::SERVICE_UNAVAILABLE, text)
         }
-        _ => http::plain(StatusCode::NOT_FOUND, "try /metrics, /livez or /readyz\n"),
+        _ => http::text(StatusCode::NOT_FOUND, "try /metrics, /livez or /readyz\n"),
     }
 }

@@ -15,10 +15,11 @@ pub mod vitals;
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 
 use imbl::OrdMap;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::watch;
 
 use self::vitals::Vitals;
@@ -56,13 +57,12 @@ impl Reports {
 
     /// Gives access to what probes are answered from.
     pub fn vitals(&self) -> MutexGuard<'_, Vitals> {
-        // Whole after each statement, also where a thread panicked.
-        self.vitals.lock().unwrap_or_else(PoisonError::into_inner)
+        self.vitals.lock()
     }
 
     /// Replaces what is told at the health check ports.
     pub fn set_checks(&self, checks: Checks) {
-        replace(&self.checks, checks);
+        tell_if_new(&self.checks, checks);
     }
 
     /// Returns what is wrong with health check ports.
@@ -76,12 +76,12 @@ impl Reports {
     }
 
     fn set_problems(&self, problems: Vec<Problem>) {
-        replace(&self.problems, problems);
+        tell_if_new(&self.problems, problems);
     }
 
     /// Replaces what is wrong with objects on this machine alone, which `kubernetes::events` tells of.
     pub(crate) fn set_problems_here(&self, problems: Vec<Problem>) {
-        replace(&self.problems_here, problems);
+        tell_if_new(&self.problems_here, problems);
     }
 
     /// Follows what is wrong with objects on this machine alone.
@@ -91,7 +91,7 @@ impl Reports {
 }
 
 /// Replaces a value; who follows it hears only of one that differs.
-fn replace<T: PartialEq>(known: &watch::Sender<T>, value: T) {
+pub(crate) fn tell_if_new<T: PartialEq>(known: &watch::Sender<T>, value: T) {
     known.send_if_modified(|known| {
         let changed = *known != value;
         *known = value;

@@ -1,25 +1,24 @@
 //! What speaks to the Kubernetes API: objects in, states for the agent out.
 //!
 //! ```text
-//! API server -> relist (list, schema) -> cluster (listing, presence, index) -> feed -> agent
-//!                                          ^                                |
-//!                                          +---- addresses of the machine --+
+//! API server -> list_watch (schema) -> arrival -> cluster (presence, index) -> feed -> agent
+//!                                            ^                             |
+//!                                            +- addresses of the machine --+
 //! ```
 //!
 //! The API's types end here; what the objects mean is the [`index`](crate::index)'s matter. A thread of its
 //! own does it all, so that a list of thousands of objects keeps no health check and no command waiting.
 
+pub(crate) mod arrival;
 pub(crate) mod backoff;
 pub(crate) mod client;
 mod cluster;
 pub mod events;
 mod feed;
 pub mod leases;
-mod list;
-mod listing;
+pub(crate) mod list_watch;
 mod pace;
 pub(crate) mod presence;
-pub(crate) mod relist;
 pub(crate) mod request_errors;
 pub(crate) mod schema;
 mod watch;
@@ -33,6 +32,7 @@ use std::net::IpAddr;
 use k8s_openapi::jiff::Timestamp;
 use kube::Client;
 
+pub use self::arrival::WatchStatus;
 pub use self::client::{ClientError, Identity};
 pub use self::cluster::Kind;
 pub use self::feed::{Feed, OwnMachine, Update, Watching};

@@ -12,12 +12,15 @@ mod traffic;
 
 use std::fmt;
 
+use hyper::StatusCode;
+use hyper::header::HeaderValue;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry;
 
 use crate::api::{Backend, Reason, Service, Status};
+use crate::http::{self, Answer};
 
 pub(crate) use self::encoder::Metrics;
 pub use self::health::{CheckedBackend, HealthValues};
@@ -45,7 +48,7 @@ pub struct Snapshot {
 }
 
 /// Content type of [`render`]'s text.
-pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// Writes a scrape, with the prefix of all our metrics.
 ///
@@ -58,6 +61,14 @@ pub fn render(values: impl Collector) -> Result<String, fmt::Error> {
     let mut text = String::new();
     encode(&mut text, &registry)?;
     Ok(text)
+}
+
+/// Answers a scrape with its text, if there are values.
+pub(crate) fn page(text: Option<String>) -> Answer {
+    match text {
+        Some(text) => http::body(StatusCode::OK, HeaderValue::from_static(CONTENT_TYPE), text),
+        None => http::text(StatusCode::SERVICE_UNAVAILABLE, "no values\n"),
+    }
 }
 
 impl Collector for Snapshot {
@@ -82,7 +93,7 @@ mod tests {
     use super::*;
     use crate::api::{ConfigStatus, Egress, Interface, Table};
     use crate::durations::Durations;
-    use crate::kubernetes::Watching;
+    use crate::kubernetes::{WatchStatus, Watching};
 
     /// Counts the series of each metric of a scrape.
     fn series_of(snapshot: Snapshot) -> BTreeMap<String, usize> {
@@ -227,10 +238,12 @@ mod tests {
             kubernetes: Some(KubernetesValues {
                 watching: Watching {
                     objects: [("services", 3)].into(),
-                    events: [("services", 5)].into(),
-                    errors: [("services", 1), ("nodes", 0)].into(),
+                    watches: WatchStatus {
+                        events: [("services", 5)].into(),
+                        errors: [("services", 1), ("nodes", 0)].into(),
+                        broken: [("services", "gone".to_owned())].into(),
+                    },
                     failed_requests: [("lease", 3)].into(),
-                    broken: [("services", "gone".to_owned())].into(),
                     last_event: Some(1_700_000_001),
                     pending: 2,
                     ..Watching::default()

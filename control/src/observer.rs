@@ -14,6 +14,7 @@ mod backends;
 mod cluster;
 mod counters;
 mod health;
+pub(crate) mod pages;
 mod programs;
 mod services;
 mod status;

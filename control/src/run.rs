@@ -15,7 +15,7 @@ use tokio::task::{JoinError, JoinSet};
 
 use crate::agent::{Agent, Command, Handle};
 use crate::api::server::Socket;
-use crate::config::{Listen, Source};
+use crate::config::{HealthCheckNodePorts, Listen, Source};
 use crate::kubernetes::{Watchers, leases};
 use crate::{cli, config, healthz, http, log, watch};
 
@@ -87,7 +87,7 @@ async fn serve(
             tasks.spawn(healthz::server::serve(listener, reports.clone()));
         }
         // Switched off, it ends at once, which is no fault.
-        if let Some(mode) = health_check_ports.filter(|mode| *mode != healthz::ports::Mode::Off) {
+        if let Some(mode) = health_check_ports.filter(|mode| *mode != HealthCheckNodePorts::Off) {
             tasks.spawn(healthz::ports::serve(mode, reports));
         }
         let changed = move || told.send(Command::State);
@@ -118,16 +118,11 @@ async fn serve(
         },
     ));
     for listener in metrics {
-        let (scraped, probed) = (observer.clone(), observer.clone());
-        let metrics = move || {
-            let observer = scraped.clone();
-            async move { observer.metrics().await }
-        };
-        let unattached = move || {
-            let observer = probed.clone();
-            async move { observer.unattached().await }
-        };
-        tasks.spawn(http::serve(listener, metrics, unattached));
+        let observer = observer.clone();
+        tasks.spawn(http::serve_pages(listener, move |path| {
+            let observer = observer.clone();
+            async move { observer.page(&path).await }
+        }));
     }
     let turned = handle.clone();
     tasks.spawn(async move { health.run(|| turned.send(Command::Health)).await });

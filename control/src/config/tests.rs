@@ -311,7 +311,7 @@ fn every_field_of_the_kubernetes_section_is_taken_over() {
             .map(|net| net.parse().unwrap())
             .into(),
         honour_hints: false,
-        health_check_node_port: ports::Mode::On,
+        health_check_node_port: HealthCheckNodePorts::On,
         healthz: Some(Listen::At(([0, 0, 0, 0], 10791).into())),
         service_room: room.share(10),
         namespace_room: Some(room.share(50)),
@@ -333,7 +333,7 @@ fn kubernetes_section_has_defaults() {
         default_class: false,
         external_ips: BTreeSet::new(),
         honour_hints: true,
-        health_check_node_port: ports::Mode::Auto,
+        health_check_node_port: HealthCheckNodePorts::Auto,
         healthz: None,
         service_room: Room::DEFAULT.share(25),
         namespace_room: None,

@@ -12,7 +12,7 @@
 //!    Addresses that some Service names as external ones come last: they are not its by right, and one Service
 //!    that names all of a pool must not keep the others waiting.
 
-mod problem;
+mod error;
 #[cfg(test)]
 mod tests;
 
@@ -23,66 +23,65 @@ use super::block::{self, Block, Family};
 use super::objects::{Labels, Pool, Request, Service};
 use crate::index::objects::ObjectName;
 
-pub use problem::{Holder, Problem};
+pub(super) use error::{AllocationError, Holder};
 
 /// All that allocation reads.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Inventory {
+pub(super) struct Inventory {
     /// Pools by name.
-    pub pools: BTreeMap<String, Pool>,
+    pub(super) pools: BTreeMap<String, Pool>,
     /// Labels of namespaces.
-    pub namespaces: BTreeMap<String, Labels>,
+    pub(super) namespaces: BTreeMap<String, Labels>,
     /// Addresses of Nodes.
-    pub nodes: BTreeSet<IpAddr>,
+    pub(super) nodes: BTreeSet<IpAddr>,
     /// Addresses of API servers.
-    pub api_servers: BTreeSet<IpAddr>,
+    pub(super) api_servers: BTreeSet<IpAddr>,
     /// Addresses of edges outside the cluster.
-    pub edges: BTreeSet<IpAddr>,
+    pub(super) edges: BTreeSet<IpAddr>,
     /// Addresses that another implementation gave to Services.
-    pub foreign: BTreeMap<IpAddr, ObjectName>,
+    pub(super) foreign: BTreeMap<IpAddr, ObjectName>,
     /// External addresses of Services: whoever may write a Service writes there what it likes.
-    pub external: BTreeSet<IpAddr>,
+    pub(super) external: BTreeSet<IpAddr>,
     /// The Services that get their addresses from here.
-    pub services: BTreeMap<ObjectName, Service>,
+    pub(super) services: BTreeMap<ObjectName, Service>,
 }
 
 impl Inventory {
-    /// Returns the addresses of machines of all kinds.
-    pub const fn machines(&self) -> [&BTreeSet<IpAddr>; 3] {
-        [&self.nodes, &self.api_servers, &self.edges]
+    /// Returns the addresses of machines, by kind.
+    pub(super) const fn machines(&self) -> [(&BTreeSet<IpAddr>, Holder); 3] {
+        [
+            (&self.nodes, Holder::Node),
+            (&self.edges, Holder::Edge),
+            (&self.api_servers, Holder::ApiServer),
+        ]
     }
 
     /// Tells whether a machine has an address.
-    pub fn is_machine(&self, address: IpAddr) -> bool {
+    pub(super) fn is_machine(&self, address: IpAddr) -> bool {
         self.machine_at(address).is_some()
     }
 
     /// Returns what kind of machine has an address.
     fn machine_at(&self, address: IpAddr) -> Option<Holder> {
-        let machines = [
-            (&self.nodes, Holder::Node),
-            (&self.edges, Holder::Edge),
-            (&self.api_servers, Holder::ApiServer),
-        ];
-        let mut having = machines.into_iter();
-        let (_, holder) = having.find(|(addresses, _)| addresses.contains(&address))?;
-        Some(holder)
+        let mut machines = self.machines().into_iter();
+        let having = machines.find(|(addresses, _)| addresses.contains(&address));
+        having.map(|(_, holder)| holder)
     }
 }
 
 /// What a Service gets.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Decision {
+pub(super) struct Decision {
     /// Its addresses, in the order of its families.
-    pub addresses: Vec<IpAddr>,
+    pub(super) addresses: Vec<IpAddr>,
     /// Why it does not have an address of each family.
-    pub problem: Option<Problem>,
+    pub(super) problem: Option<AllocationError>,
     /// Addresses that it held and may not keep, and why.
-    pub lost: Vec<(IpAddr, Problem)>,
+    pub(super) lost: Vec<(IpAddr, AllocationError)>,
 }
 
 /// Decides what every Service gets.
-pub fn allocate(inventory: &Inventory) -> BTreeMap<ObjectName, Decision> {
+pub(super) fn allocate(inventory: &Inventory) -> BTreeMap<ObjectName, Decision> {
     let mut services: Vec<&Service> = inventory.services.values().collect();
     services.sort_by_key(|service| (service.created, &service.name));
 
@@ -106,7 +105,7 @@ pub fn allocate(inventory: &Inventory) -> BTreeMap<ObjectName, Decision> {
 }
 
 /// Tells how many of a pool's addresses of a family are in use, by whomever, and how many there are.
-pub fn usage(blocks: &[Block], family: Family, taken: &BTreeSet<IpAddr>) -> (u128, u128) {
+pub(super) fn usage(blocks: &[Block], family: Family, taken: &BTreeSet<IpAddr>) -> (u128, u128) {
     let of_family = |block: &&Block| block.family() == family;
     let blocks: Vec<Block> = blocks.iter().filter(of_family).copied().collect();
     let used: BTreeSet<&IpAddr> = blocks
@@ -119,12 +118,12 @@ pub fn usage(blocks: &[Block], family: Family, taken: &BTreeSet<IpAddr>) -> (u12
 /// One Service on its way to its addresses.
 struct Claim<'a> {
     service: &'a Service,
-    wish: Result<Wish<'a>, Problem>,
+    wish: Result<Wish<'a>, AllocationError>,
     /// The pools that admit the Service, by name; if it names some, only those.
     pools: Vec<(&'a str, &'a Pool)>,
     got: BTreeMap<Family, IpAddr>,
-    problem: Option<Problem>,
-    lost: Vec<(IpAddr, Problem)>,
+    problem: Option<AllocationError>,
+    lost: Vec<(IpAddr, AllocationError)>,
 }
 
 impl<'a> Claim<'a> {
@@ -162,7 +161,8 @@ impl<'a> Claim<'a> {
         for address in &self.service.held {
             let family = Family::of(*address);
             if self.got.contains_key(&family) {
-                self.lost.push((*address, Problem::OnePerFamily(family)));
+                self.lost
+                    .push((*address, AllocationError::OnePerFamily(family)));
                 continue;
             }
             match self.may_keep(*address, ledger) {
@@ -175,26 +175,26 @@ impl<'a> Claim<'a> {
         }
     }
 
-    fn may_keep(&self, address: IpAddr, ledger: &Ledger<'_>) -> Result<(), Problem> {
+    fn may_keep(&self, address: IpAddr, ledger: &Ledger<'_>) -> Result<(), AllocationError> {
         let family = Family::of(address);
         if !self.service.families.contains(&family) {
-            return Err(Problem::FamilyNotWanted(family));
+            return Err(AllocationError::FamilyNotWanted(family));
         }
         // A request that cannot be read takes nothing away.
         let asked = self.wish.as_ref().ok();
         match asked.and_then(|wish| wish.addresses.get(&family)) {
-            Some(asked) if *asked != address => Err(Problem::Asked(*asked)),
-            _ if self.having(address).next().is_none() => Err(Problem::NotInPools(address)),
+            Some(asked) if *asked != address => Err(AllocationError::Asked(*asked)),
+            _ if self.having(address).next().is_none() => Err(AllocationError::NotInPools(address)),
             _ => ledger.may_join(address, self.service, true),
         }
     }
 
     /// Tells whether the Service may get an address that it does not have.
-    fn may_get(&self, address: IpAddr, ledger: &Ledger<'_>) -> Result<(), Problem> {
+    fn may_get(&self, address: IpAddr, ledger: &Ledger<'_>) -> Result<(), AllocationError> {
         let having: Vec<(&str, &Pool)> = self.having(address).collect();
-        let (first, pool) = having.first().ok_or(Problem::NotInPools(address))?;
+        let (first, pool) = having.first().ok_or(AllocationError::NotInPools(address))?;
         if having.iter().all(|(_, pool)| pool.is_closed()) {
-            return Err(Problem::of_closed(first, pool));
+            return Err(AllocationError::of_closed(first, pool));
         }
         ledger.may_join(address, self.service, false)
     }
@@ -235,7 +235,7 @@ impl<'a> Claim<'a> {
         families.filter(|family| !self.got.contains_key(family))
     }
 
-    fn find(&self, family: Family, ledger: &mut Ledger<'_>) -> Result<IpAddr, Problem> {
+    fn find(&self, family: Family, ledger: &mut Ledger<'_>) -> Result<IpAddr, AllocationError> {
         let wish = self.wish.as_ref().map_err(Clone::clone)?;
         if let Some(address) = wish.addresses.get(&family) {
             return self.may_get(*address, ledger).map(|()| *address);
@@ -257,8 +257,8 @@ impl<'a> Claim<'a> {
         if blocks.is_empty() {
             let mut closed = closed.into_iter();
             let had = closed.find(|(_, pool)| pool.blocks.iter().any(|block| of_family(&block)));
-            return Err(had.map_or(Problem::NoPool(family), |(name, pool)| {
-                Problem::of_closed(name, pool)
+            return Err(had.map_or(AllocationError::NoPool(family), |(name, pool)| {
+                AllocationError::of_closed(name, pool)
             }));
         }
         let mut ways = [Search::Unnamed, Search::All].into_iter();
@@ -266,7 +266,7 @@ impl<'a> Claim<'a> {
             let mut blocks = blocks.iter();
             blocks.find_map(|block| ledger.first_free(*block, search))
         });
-        free.ok_or(Problem::Exhausted(family))
+        free.ok_or(AllocationError::Exhausted(family))
     }
 
     fn into_decision(self) -> (ObjectName, Decision) {
@@ -288,7 +288,7 @@ struct Wish<'a> {
 }
 
 impl<'a> Wish<'a> {
-    fn of(service: &'a Service, inventory: &Inventory) -> Result<Self, Problem> {
+    fn of(service: &'a Service, inventory: &Inventory) -> Result<Self, AllocationError> {
         let Request {
             addresses,
             load_balancer_ip,
@@ -298,14 +298,14 @@ impl<'a> Wish<'a> {
         let pools = pools.as_deref().map(listed).unwrap_or_default();
         let exists = |name: &&&str| inventory.pools.contains_key(**name);
         if let Some(unknown) = pools.iter().find(|name| !exists(name)) {
-            return Err(Problem::NoSuchPool((*unknown).to_owned()));
+            return Err(AllocationError::NoSuchPool((*unknown).to_owned()));
         }
         let addresses = match (addresses.as_deref(), load_balancer_ip.as_deref()) {
             (Some(annotation), Some(field)) => {
                 let asked = asked(annotation, &service.families)?;
                 match field.parse::<IpAddr>() {
                     Ok(address) if asked.values().any(|asked| *asked == address) => asked,
-                    _ => return Err(Problem::Contradiction),
+                    _ => return Err(AllocationError::Contradiction),
                 }
             }
             (Some(text), None) | (None, Some(text)) => asked(text, &service.families)?,
@@ -316,18 +316,18 @@ impl<'a> Wish<'a> {
 }
 
 /// Reads the addresses that are asked for.
-fn asked(text: &str, families: &[Family]) -> Result<BTreeMap<Family, IpAddr>, Problem> {
+fn asked(text: &str, families: &[Family]) -> Result<BTreeMap<Family, IpAddr>, AllocationError> {
     let mut addresses = BTreeMap::new();
     for text in listed(text) {
         let address: IpAddr = text
             .parse()
-            .map_err(|_| Problem::NoAddress(text.to_owned()))?;
+            .map_err(|_| AllocationError::NoAddress(text.to_owned()))?;
         let family = Family::of(address);
         if !families.contains(&family) {
-            return Err(Problem::FamilyNotWanted(family));
+            return Err(AllocationError::FamilyNotWanted(family));
         }
         if addresses.insert(family, address).is_some() {
-            return Err(Problem::OnePerFamily(family));
+            return Err(AllocationError::OnePerFamily(family));
         }
     }
     Ok(addresses)
@@ -374,18 +374,14 @@ impl<'a> Ledger<'a> {
         let foreign = inventory.foreign.iter();
         let foreign = foreign
             .map(|(address, name)| (*address, Holders::Other(Holder::Foreign(name.clone()))));
-        let machines = [
-            (&inventory.api_servers, Holder::ApiServer),
-            (&inventory.edges, Holder::Edge),
-            (&inventory.nodes, Holder::Node),
-        ];
-        let machines = machines.into_iter().flat_map(|(addresses, holder)| {
+        // Of two holders of an address the later one counts.
+        let machines = inventory.machines().into_iter().rev();
+        let machines = machines.flat_map(|(addresses, holder)| {
             let addresses = addresses.iter();
             addresses.map(move |address| (*address, Holders::Other(holder.clone())))
         });
         Self {
             inventory,
-            // Of two holders the later one counts.
             holders: named.chain(foreign).chain(machines).collect(),
             shared: BTreeMap::new(),
             searched: BTreeMap::new(),
@@ -406,8 +402,13 @@ impl<'a> Ledger<'a> {
     }
 
     /// Tells whether a Service may have an address, beside those that have it; whether it is about one that the Service holds.
-    fn may_join(&self, address: IpAddr, service: &Service, is_held: bool) -> Result<(), Problem> {
-        let conflict = |holder| Problem::Taken { address, holder };
+    fn may_join(
+        &self,
+        address: IpAddr,
+        service: &Service,
+        is_held: bool,
+    ) -> Result<(), AllocationError> {
+        let conflict = |holder| AllocationError::Taken { address, holder };
         // Also if others hold it already.
         if !is_held && let Some(machine) = self.inventory.machine_at(address) {
             return Err(conflict(machine));

@@ -8,7 +8,7 @@ use ipnet::IpNet;
 
 /// An address family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Family {
+pub(super) enum Family {
     /// IPv4.
     V4,
     /// IPv6.
@@ -16,11 +16,8 @@ pub enum Family {
 }
 
 impl Family {
-    /// Both.
-    pub const ALL: [Self; 2] = [Self::V4, Self::V6];
-
     /// Returns an address's family.
-    pub fn of(address: IpAddr) -> Self {
+    pub(super) fn of(address: IpAddr) -> Self {
         match address {
             IpAddr::V4(_) => Self::V4,
             IpAddr::V6(_) => Self::V6,
@@ -39,14 +36,14 @@ impl fmt::Display for Family {
 
 /// The addresses from the first to the last, both included, which are of one family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Block {
+pub(super) struct Block {
     first: IpAddr,
     last: IpAddr,
 }
 
 /// Why a text is no block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum BlockError {
+pub(super) enum BlockError {
     /// Not one of the three forms.
     #[error("it is no CIDR, no range FIRST-LAST and no address")]
     Form,
@@ -66,33 +63,33 @@ pub enum BlockError {
 
 impl Block {
     /// Returns the family.
-    pub fn family(&self) -> Family {
+    pub(super) fn family(&self) -> Family {
         Family::of(self.first)
     }
 
     /// Returns the first address.
-    pub fn first(&self) -> IpAddr {
+    pub(super) fn first(&self) -> IpAddr {
         self.first
     }
 
     /// Returns the last address.
-    pub fn last(&self) -> IpAddr {
+    pub(super) fn last(&self) -> IpAddr {
         self.last
     }
 
     /// Tells whether an address is one of the block's.
-    pub fn contains(&self, address: IpAddr) -> bool {
+    pub(super) fn contains(&self, address: IpAddr) -> bool {
         // Addresses are ordered by family first.
         (self.first..=self.last).contains(&address)
     }
 
     /// Returns the number of addresses.
-    pub fn size(&self) -> u128 {
+    pub(super) fn size(&self) -> u128 {
         number(self.last) - number(self.first) + 1
     }
 
     /// Tells whether both have an address.
-    pub fn meets(&self, other: &Self) -> bool {
+    pub(super) fn meets(&self, other: &Self) -> bool {
         self.first <= other.last && other.first <= self.last
     }
 }
@@ -140,7 +137,7 @@ impl FromStr for Block {
 }
 
 /// Adds up blocks, counting what several of them have once.
-pub fn size(blocks: &[Block]) -> u128 {
+pub(super) fn size(blocks: &[Block]) -> u128 {
     let mut sorted = blocks.to_vec();
     sorted.sort_unstable();
     let mut size = 0;
@@ -157,7 +154,10 @@ pub fn size(blocks: &[Block]) -> u128 {
 }
 
 /// Returns what blocks have and others have not.
-pub fn without<'a>(blocks: &[Block], others: impl IntoIterator<Item = &'a Block>) -> Vec<Block> {
+pub(super) fn without<'a>(
+    blocks: &[Block],
+    others: impl IntoIterator<Item = &'a Block>,
+) -> Vec<Block> {
     let mut left = blocks.to_vec();
     for other in others {
         let parts = left.into_iter().flat_map(|block| {
@@ -187,7 +187,7 @@ fn previous(address: IpAddr) -> Option<IpAddr> {
 }
 
 /// Returns the address behind this one; nothing behind the last of its family.
-pub fn next(address: IpAddr) -> Option<IpAddr> {
+pub(super) fn next(address: IpAddr) -> Option<IpAddr> {
     Some(match address {
         IpAddr::V4(address) => Ipv4Addr::from_bits(address.to_bits().checked_add(1)?).into(),
         IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits().checked_add(1)?).into(),

@@ -157,6 +157,22 @@ pub struct Condition {
     pub last_transition_time: String,
 }
 
+impl Condition {
+    /// Dates it: from now, the time in RFC 3339, if its status turned, else as before.
+    pub(super) fn since(mut self, before: Option<&Self>, now: &str) -> Self {
+        let before = before.filter(|before| before.status == self.status);
+        let since = before.map_or(now, |before| &before.last_transition_time);
+        since.clone_into(&mut self.last_transition_time);
+        self
+    }
+
+    /// Tells whether it says the same as another one, whenever that was.
+    pub(super) fn says_as(&self, other: &Self) -> bool {
+        let said = |one: &Self| (one.status.clone(), one.reason.clone(), one.message.clone());
+        said(self) == said(other)
+    }
+}
+
 /// A pool as the API server has it: of its metadata and status what is read of them, whatever else stands there.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]

@@ -15,7 +15,7 @@ use std::net::IpAddr;
 
 use super::allocate::{self, Inventory};
 use super::crd::Condition;
-use super::status::Notice;
+use super::notice::Notice;
 use crate::first_few::first_few;
 use crate::index::objects::ObjectName;
 
@@ -90,11 +90,7 @@ pub(super) fn notice(
 ) -> Option<Notice> {
     let told = before.is_some_and(|before| before.reason == TERMINATING);
     let due = now.reason == TERMINATING && !told && !users.is_empty();
-    due.then(|| Notice {
-        warning: true,
-        reason: "PoolInUse",
-        text: now.message.clone(),
-    })
+    due.then(|| Notice::warning("PoolInUse", now.message.clone()))
 }
 
 #[cfg(test)]

@@ -21,7 +21,7 @@ use crate::kubernetes::request_errors::{Purpose, RequestErrors};
 use crate::kubernetes::schema::{Lease, LeaseSpec, micro_time};
 
 /// Name of the Lease.
-pub const LEASE: &str = "guideway-controller";
+pub(super) const LEASE: &str = "guideway-controller";
 /// How long a process that ends tries to give the Lease back.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
 

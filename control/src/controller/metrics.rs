@@ -6,40 +6,41 @@ use std::fmt;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
 
+use crate::kubernetes::WatchStatus;
 use crate::metrics::Metrics;
 
 /// The values of the controller's metrics.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Values {
+pub(super) struct Values {
     /// Whether this process acts.
-    pub leads: bool,
+    pub(super) leads: bool,
     /// Lists that have not arrived.
-    pub missing: Vec<&'static str>,
+    pub(super) missing: Vec<&'static str>,
     /// Services that have what they want.
-    pub assigned: u64,
+    pub(super) assigned: u64,
     /// Services that wait for an address.
-    pub waiting: u64,
+    pub(super) waiting: u64,
     /// Addresses of Services that machines have come to have.
-    pub claimed: u64,
+    pub(super) claimed: u64,
     /// Used and free addresses, by pool.
-    pub pools: BTreeMap<String, PoolValues>,
+    pub(super) pools: BTreeMap<String, PoolValues>,
     /// Writes by what was written and whether it went well.
-    pub writes: BTreeMap<(&'static str, bool), u64>,
-    /// Errors of watches, by what is watched.
-    pub watch_errors: BTreeMap<&'static str, u64>,
+    pub(super) writes: BTreeMap<(&'static str, bool), u64>,
+    /// How the watches go, by what is watched.
+    pub(super) watches: WatchStatus,
     /// Other requests that failed, by what they were for.
-    pub failed_requests: BTreeMap<&'static str, u64>,
+    pub(super) failed_requests: BTreeMap<&'static str, u64>,
 }
 
 /// The values of a pool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct PoolValues {
+pub(super) struct PoolValues {
     /// Addresses that Services have.
-    pub used: i64,
+    pub(super) used: i64,
     /// IPv4 addresses that nobody has.
-    pub free_ipv4: i64,
+    pub(super) free_ipv4: i64,
     /// IPv6 addresses that nobody has.
-    pub free_ipv6: i64,
+    pub(super) free_ipv6: i64,
 }
 
 impl Values {
@@ -100,7 +101,7 @@ impl Collector for Values {
                 ([("object", *object), ("result", result)], *number)
             }),
         )?;
-        let errors = self.watch_errors.iter();
+        let errors = self.watches.errors.iter();
         metrics.counters(
             "controller_watch_errors",
             "Errors of watches and lists, by object",
@@ -137,7 +138,10 @@ mod tests {
             )]
             .into(),
             writes: [(("service", false), 2)].into(),
-            watch_errors: [("node", 4)].into(),
+            watches: WatchStatus {
+                errors: [("node", 4)].into(),
+                ..WatchStatus::default()
+            },
             failed_requests: [("lease", 5)].into(),
             ..Values::default()
         };

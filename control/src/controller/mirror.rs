@@ -7,9 +7,11 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::Resource;
 
 use crate::index::objects::ObjectName;
-use crate::kubernetes::schema::name;
+use crate::kubernetes::list_watch::{self, Decoded};
+use crate::kubernetes::schema::{Unreadable, name};
 
 /// The objects of one kind as the API server has them.
 #[derive(Debug)]
@@ -20,9 +22,11 @@ pub(super) struct Mirror<T> {
     complete: bool,
     /// The versions of answers to writes that the watch has not come to yet.
     ahead: BTreeMap<ObjectName, u64>,
+    /// Why objects cannot be read.
+    unreadable: BTreeMap<ObjectName, String>,
 }
 
-/// What a watch tells.
+/// What a watch tells, converted.
 #[derive(Debug)]
 pub(super) enum Event<T> {
     /// A list begins.
@@ -67,6 +71,7 @@ impl<T> Default for Mirror<T> {
             listed: None,
             complete: false,
             ahead: BTreeMap::new(),
+            unreadable: BTreeMap::new(),
         }
     }
 }
@@ -80,6 +85,53 @@ impl<T: Clone + PartialEq> Mirror<T> {
     /// Tells whether a list was complete.
     pub(super) fn is_complete(&self) -> bool {
         self.complete
+    }
+
+    /// Takes what is told of a kind, and keeps what `convert` makes of it; tells whether anything changed.
+    pub(super) fn take<K: Resource>(
+        &mut self,
+        kind: &str,
+        event: list_watch::Event<K>,
+        convert: impl Fn(&K) -> T,
+    ) -> bool {
+        let converted = |object: K| Versioned::new(object.meta(), convert(&object));
+        let event = match event {
+            list_watch::Event::Init => Event::Init,
+            list_watch::Event::InitApply(object) => match self.read(kind, object) {
+                Ok(object) => Event::InitApply(converted(object)),
+                Err(name) => Event::InitUnreadable(name),
+            },
+            list_watch::Event::InitDone(_) => Event::InitDone,
+            list_watch::Event::Watching => return false,
+            list_watch::Event::Apply(object) => match self.read(kind, object) {
+                Ok(object) => Event::Apply(converted(object)),
+                Err(_) => return false,
+            },
+            list_watch::Event::Delete(name) => {
+                self.unreadable.remove(&name);
+                Event::Delete(name)
+            }
+        };
+        self.follow(event)
+    }
+
+    /// Returns an object that can be read, or the name of one that cannot; why is logged once.
+    fn read<K: Resource>(&mut self, kind: &str, object: Decoded<K>) -> Result<K, ObjectName> {
+        match object {
+            Ok(object) => {
+                if !self.unreadable.is_empty() {
+                    self.unreadable.remove(&name(object.meta()));
+                }
+                Ok(object)
+            }
+            Err(Unreadable { name, reason, .. }) => {
+                let before = self.unreadable.insert(name.clone(), reason.clone());
+                if before.as_ref() != Some(&reason) {
+                    tracing::warn!(kind, %name, reason, "an object cannot be read; what it was before stays in force");
+                }
+                Err(name)
+            }
+        }
     }
 
     /// Follows an event; tells whether anything changed.

@@ -10,37 +10,37 @@ use crate::desired::Protocol;
 use crate::index::objects::ObjectName;
 
 /// Labels of an object, or what a Service selects pods by.
-pub type Labels = BTreeMap<String, String>;
+pub(super) type Labels = BTreeMap<String, String>;
 
 /// Addresses to give out, and to whom.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Pool {
+pub(super) struct Pool {
     /// The addresses; those of the first block are given first.
-    pub blocks: Vec<Block>,
+    pub(super) blocks: Vec<Block>,
     /// Which Services get them.
-    pub services: Selector,
+    pub(super) services: Selector,
     /// The Services of which namespaces get them.
-    pub namespaces: Selector,
+    pub(super) namespaces: Selector,
     /// Whether Services get them that ask for nothing.
-    pub auto_assign: bool,
+    pub(super) auto_assign: bool,
     /// Whether the pool is being deleted: Services keep its addresses, and none gets another one.
-    pub terminating: bool,
+    pub(super) terminating: bool,
     /// Whether it cannot be read for whom the pool is: Services keep its addresses, whoever they are, and none gets
     /// another one.
-    pub unreadable: bool,
+    pub(super) unreadable: bool,
     /// The namespaces whose Services may share an address of the pool by a key, by the key.
-    pub sharing: BTreeMap<String, BTreeSet<String>>,
+    pub(super) sharing: BTreeMap<String, BTreeSet<String>>,
 }
 
 impl Pool {
     /// Tells whether an address is one of the pool's.
-    pub fn contains(&self, address: IpAddr) -> bool {
+    pub(super) fn contains(&self, address: IpAddr) -> bool {
         self.blocks.iter().any(|block| block.contains(address))
     }
 
     /// Tells whether a Service with these labels, in a namespace with these, may have the pool's addresses;
     /// a namespace whose labels are not known is only in a selector of all.
-    pub fn admits(&self, service: &Labels, namespace: Option<&Labels>) -> bool {
+    pub(super) fn admits(&self, service: &Labels, namespace: Option<&Labels>) -> bool {
         let in_namespace = match namespace {
             Some(labels) => self.namespaces.matches(labels),
             None => self.namespaces.selects_all(),
@@ -49,12 +49,12 @@ impl Pool {
     }
 
     /// Tells whether Services keep its addresses and none gets another one.
-    pub fn is_closed(&self) -> bool {
+    pub(super) fn is_closed(&self) -> bool {
         self.terminating || self.unreadable
     }
 
     /// Tells whether Services of both namespaces may share an address of the pool by a key.
-    pub fn lets_share(&self, key: &str, namespaces: [&str; 2]) -> bool {
+    pub(super) fn lets_share(&self, key: &str, namespaces: [&str; 2]) -> bool {
         let named = self.sharing.get(key);
         named.is_some_and(|named| namespaces.iter().all(|one| named.contains(*one)))
     }
@@ -62,40 +62,40 @@ impl Pool {
 
 /// A Service that gets its addresses from here.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Service {
+pub(super) struct Service {
     /// Its name.
-    pub name: ObjectName,
+    pub(super) name: ObjectName,
     /// What tells it from others that have had its name.
-    pub uid: String,
+    pub(super) uid: String,
     /// When it was created, in seconds since 1970: who came first.
-    pub created: i64,
+    pub(super) created: i64,
     /// Its labels.
-    pub labels: Labels,
+    pub(super) labels: Labels,
     /// The families it wants an address of.
-    pub families: Vec<Family>,
+    pub(super) families: Vec<Family>,
     /// Whether it wants both families or nothing.
-    pub dual_stack_required: bool,
+    pub(super) dual_stack_required: bool,
     /// Its ports.
-    pub ports: BTreeSet<(Protocol, u16)>,
+    pub(super) ports: BTreeSet<(Protocol, u16)>,
     /// Whether its external traffic policy is Local.
-    pub local: bool,
+    pub(super) local: bool,
     /// What it selects pods by.
-    pub selector: Labels,
+    pub(super) selector: Labels,
     /// What it asks for.
-    pub request: Request,
+    pub(super) request: Request,
     /// The addresses that its status has.
-    pub held: Vec<IpAddr>,
+    pub(super) held: Vec<IpAddr>,
 }
 
 /// What a Service asks for, as it is written.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Request {
+pub(super) struct Request {
     /// The annotation `guideway.dev/addresses`.
-    pub addresses: Option<String>,
+    pub(super) addresses: Option<String>,
     /// The deprecated field `loadBalancerIP`.
-    pub load_balancer_ip: Option<String>,
+    pub(super) load_balancer_ip: Option<String>,
     /// The annotation `guideway.dev/pool`.
-    pub pools: Option<String>,
+    pub(super) pools: Option<String>,
     /// The annotation `guideway.dev/sharing-key`.
-    pub sharing_key: Option<String>,
+    pub(super) sharing_key: Option<String>,
 }

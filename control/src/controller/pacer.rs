@@ -1,8 +1,10 @@
 //! When the controller writes next, and what not yet.
 
 use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Duration;
 
+use serde_json::Value;
 use tokio::time::Instant;
 
 use crate::index::objects::ObjectName;
@@ -15,6 +17,21 @@ const PACE: Duration = Duration::from_millis(100);
 const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 /// How long nobody undoes what was written until it counts as the first time again.
 const QUIET: Duration = Duration::from_secs(120);
+
+/// Digests what is said of which object; not when, nor of which version of it.
+pub(super) fn digest(patch: Option<&Value>, finalizers: Option<&[String]>) -> u64 {
+    let mut patch = patch.cloned().unwrap_or_default();
+    for (path, key) in [
+        ("/metadata", "resourceVersion"),
+        ("/status/conditions/0", "lastTransitionTime"),
+    ] {
+        let part = patch.pointer_mut(path).and_then(Value::as_object_mut);
+        part.map(|part| part.remove(key));
+    }
+    let mut hasher = DefaultHasher::new();
+    (patch, finalizers).hash(&mut hasher);
+    hasher.finish()
+}
 
 /// Kind and name of something that is written.
 pub(super) type Object = (&'static str, ObjectName);

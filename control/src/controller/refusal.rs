@@ -7,10 +7,10 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use super::allocate::{Decision, Problem};
+use super::allocate::{AllocationError, Decision};
 use super::convert::SeenPool;
 use super::objects::Service;
-use super::status::Observed;
+use super::service_status::Observed;
 use crate::index::objects::ObjectName;
 
 /// Why pools could not be written, by their names.
@@ -63,7 +63,7 @@ impl Refusals {
         }
         Some(Decision {
             addresses: given,
-            problem: Some(Problem::PoolNotWritable {
+            problem: Some(AllocationError::PoolNotWritable {
                 pool: pool.name.to_string(),
                 why: why.clone(),
             }),

@@ -15,7 +15,7 @@ use crate::kubernetes::client::{SEED_KEY, SEED_SECRET};
 
 /// Why there is no seed.
 #[derive(Debug, thiserror::Error)]
-pub enum SeedError {
+pub(super) enum SeedError {
     /// The API server refused.
     #[error("the API server refuses")]
     Api(#[from] kube::Error),

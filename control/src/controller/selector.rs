@@ -3,8 +3,11 @@
 //! The API server checks them with the patterns here, but a pool may be older than its checks. What it takes for a
 //! selector that selects nobody, such as `In` without values, takes nothing away here: it cannot be read.
 
+use std::sync::LazyLock;
+
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement};
 use kube::core::{Expression, Selector};
+use regex::Regex;
 
 use crate::index::quoted;
 
@@ -19,6 +22,8 @@ pub(super) const KEY: &str =
     "^([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$";
 /// What the value of a label looks like.
 pub(super) const VALUE: &str = "^([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?$";
+static IS_KEY: LazyLock<Regex> = LazyLock::new(|| Regex::new(KEY).expect("a pattern"));
+static IS_VALUE: LazyLock<Regex> = LazyLock::new(|| Regex::new(VALUE).expect("a pattern"));
 /// Operators that need values, and those that take none.
 pub(super) const WITH_VALUES: [&str; 2] = ["In", "NotIn"];
 pub(super) const WITHOUT_VALUES: [&str; 2] = ["Exists", "DoesNotExist"];
@@ -32,8 +37,8 @@ pub(super) fn read(selector: Option<&LabelSelector>) -> Result<Selector, String>
     let mut expressions = Vec::new();
     let labels = selector.and_then(|selector| selector.match_labels.as_ref());
     for (key, value) in labels.into_iter().flatten() {
-        check("key", key, is_key)?;
-        check("value", value, is_value)?;
+        check("key", key, &IS_KEY)?;
+        check("value", value, &IS_VALUE)?;
         expressions.push(Expression::Equal(key.clone(), value.clone()));
     }
     let requirements = selector.and_then(|selector| selector.match_expressions.as_ref());
@@ -49,10 +54,10 @@ fn expression(requirement: &LabelSelectorRequirement) -> Result<Expression, Stri
         operator,
         values,
     } = requirement;
-    check("key", key, is_key)?;
+    check("key", key, &IS_KEY)?;
     let values = values.as_deref().unwrap_or_default();
     for value in values {
-        check("value", value, is_value)?;
+        check("value", value, &IS_VALUE)?;
     }
     let operator = operator.as_str();
     let [needs, takes_none] =
@@ -79,42 +84,14 @@ fn expression(requirement: &LabelSelectorRequirement) -> Result<Expression, Stri
     })
 }
 
-fn check(what: &str, text: &str, is_fine: impl Fn(&str) -> bool) -> Result<(), String> {
-    if is_fine(text) {
+fn check(what: &str, text: &str, pattern: &Regex) -> Result<(), String> {
+    if pattern.is_match(text) {
         return Ok(());
     }
     Err(format!(
         "{} is no {what} that a label can have",
         quoted(text)
     ))
-}
-
-/// Tells whether a text fits [`KEY`].
-fn is_key(text: &str) -> bool {
-    let (prefix, name) = text.split_once('/').unwrap_or(("a", text));
-    let in_prefix = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
-    !name.is_empty() && is_value(name) && {
-        let length = 1..=LONGEST_KEY - 1 - LONGEST_VALUE;
-        let is_inner = |byte: &u8| in_prefix(*byte) || b"-.".contains(byte);
-        length.contains(&prefix.len())
-            && prefix.bytes().all(|byte| is_inner(&byte))
-            && has_ends(prefix, in_prefix)
-    }
-}
-
-/// Tells whether a text fits [`VALUE`].
-fn is_value(text: &str) -> bool {
-    let is_inner = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
-    text.is_empty()
-        || (text.len() <= LONGEST_VALUE
-            && text.bytes().all(is_inner)
-            && has_ends(text, |byte| byte.is_ascii_alphanumeric()))
-}
-
-fn has_ends(text: &str, may_be: impl Fn(u8) -> bool) -> bool {
-    let bytes = text.as_bytes();
-    let ends = [bytes.first(), bytes.last()];
-    ends.iter().all(|end| end.is_some_and(|byte| may_be(*byte)))
 }
 
 #[cfg(test)]

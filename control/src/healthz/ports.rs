@@ -6,23 +6,22 @@
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use http_body_util::Full;
-use hyper::Response;
-use hyper::body::Bytes;
-use hyper::header::HeaderValue;
+use hyper::header::{HeaderName, HeaderValue};
 use imbl::OrdMap;
 use nix::errno::Errno;
+use parking_lot::Mutex;
 use serde::Serialize;
 use serde_json::ser::{PrettyFormatter, Serializer};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
-use super::server::json_response;
+use super::server::json_answer;
 use super::{Checks, Reports};
-use crate::http::{self, Limits, Places, Sources};
+use crate::config::HealthCheckNodePorts;
+use crate::http::{self, Answer, Limits, Places, Sources};
 use crate::index::objects::ObjectName;
 use crate::index::{HealthCheck, Object, Problem, Rule};
 use crate::timer::sleep_until;
@@ -40,19 +39,7 @@ const FIRST_PAUSE: Duration = Duration::from_secs(1);
 /// Longest pause.
 const LAST_PAUSE: Duration = Duration::from_secs(60);
 /// Number of ready pods, which load balancers may weigh nodes by.
-const WEIGHT: &str = "x-load-balancing-endpoint-weight";
-
-/// Whether this process answers at health check ports.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Mode {
-    /// At those that nobody else has.
-    #[default]
-    Auto,
-    /// At all; one that cannot be had is a problem.
-    On,
-    /// At none.
-    Off,
-}
+const WEIGHT: HeaderName = HeaderName::from_static("x-load-balancing-endpoint-weight");
 
 /// What is told at a port.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -65,8 +52,8 @@ struct PortAnswer {
 type PortAnswers = Arc<Mutex<BTreeMap<u16, PortAnswer>>>;
 
 /// Opens and closes listeners until the task is dropped.
-pub async fn serve(mode: Mode, reports: Reports) {
-    if mode == Mode::Off {
+pub async fn serve(mode: HealthCheckNodePorts, reports: Reports) {
+    if mode == HealthCheckNodePorts::Off {
         return;
     }
     let mut checks = reports.checks.subscribe();
@@ -92,7 +79,7 @@ pub async fn serve(mode: Mode, reports: Reports) {
 }
 
 struct Ports {
-    mode: Mode,
+    mode: HealthCheckNodePorts,
     reports: Reports,
     told: PortAnswers,
     places: Places,
@@ -129,7 +116,7 @@ impl Ports {
             .iter()
             .flat_map(|(port, told)| listened(*port).map(|at| (at, told.service.clone())))
             .collect();
-        *self.told.lock().unwrap_or_else(PoisonError::into_inner) = told;
+        *self.told.lock() = told;
         self.open.retain(|at, _| wanted.contains_key(at));
         self.failed
             .retain(|at, failure| wanted.get(at) == Some(&failure.service));
@@ -155,7 +142,7 @@ impl Ports {
                     vec![Sources::new(MAX_OF_A_SOURCE), self.sources.clone()],
                 );
                 let answers = self.answers(at.port());
-                let task = tokio::spawn(http::serve_with(listener, limits, answers));
+                let task = tokio::spawn(http::serve(listener, limits, answers));
                 self.open.insert(at, Listening(task));
                 return;
             }
@@ -188,7 +175,7 @@ impl Ports {
 
     /// Tells whether a port is left to whoever has it.
     fn is_left(&self, failure: &Failure) -> bool {
-        self.mode == Mode::Auto && failure.is_in_use
+        self.mode == HealthCheckNodePorts::Auto && failure.is_in_use
     }
 
     fn problems(&self) -> Vec<Problem> {
@@ -217,20 +204,15 @@ impl Ports {
     fn answers<R>(
         &self,
         port: u16,
-    ) -> impl Fn(R) -> std::future::Ready<Response<Full<Bytes>>> + Clone + Send + Sync + use<R>
-    {
+    ) -> impl Fn(R) -> std::future::Ready<Answer> + Clone + Send + Sync + use<R> {
         let (told, reports) = (Arc::clone(&self.told), self.reports.clone());
         move |_| {
-            let told = told
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .get(&port)
-                .cloned();
+            let told = told.lock().get(&port).cloned();
             let is_healthy = reports.vitals().is_healthy(Instant::now());
             std::future::ready(match told {
                 Some(told) => answer(&told, is_healthy),
                 // The Service has just gone; so does the listener.
-                None => json_response(false, Vec::new()),
+                None => json_answer(false, Vec::new()),
             })
         }
     }
@@ -284,7 +266,7 @@ struct Body<'a> {
 }
 
 /// Answers as kube-proxy does: 200 where there are pods and what is known of them is up to date.
-fn answer(told: &PortAnswer, is_healthy: bool) -> Response<Full<Bytes>> {
+fn answer(told: &PortAnswer, is_healthy: bool) -> Answer {
     let body = Body {
         service: Service {
             namespace: &told.service.namespace,
@@ -298,11 +280,8 @@ fn answer(told: &PortAnswer, is_healthy: bool) -> Response<Full<Bytes>> {
     if let Err(error) = body.serialize(&mut serializer) {
         tracing::error!(%error, "a health check has no body");
     }
-    let mut response = json_response(told.local_endpoints != 0 && is_healthy, text);
-    response
-        .headers_mut()
-        .insert(WEIGHT, HeaderValue::from(told.local_endpoints));
-    response
+    let answer = json_answer(told.local_endpoints != 0 && is_healthy, text);
+    http::with_header(answer, WEIGHT, HeaderValue::from(told.local_endpoints))
 }
 
 #[cfg(test)]
@@ -331,7 +310,7 @@ mod tests {
         }
     }
 
-    fn started(mode: Mode, checks: Checks) -> Reports {
+    fn started(mode: HealthCheckNodePorts, checks: Checks) -> Reports {
         let reports = Reports::new(Instant::now());
         reports.set_checks(checks);
         let served = reports.clone();
@@ -364,7 +343,7 @@ mod tests {
     #[test]
     fn ready_pod_answers_200_with_kube_proxys_body_and_headers() {
         let port = free_port();
-        let _reports = started(Mode::On, checks(&[(port, 2)]));
+        let _reports = started(HealthCheckNodePorts::On, checks(&[(port, 2)]));
         wait_until_open(port);
         let response = get(at(port), "/");
         assert!(response.starts_with("HTTP/1.1 200 "), "{response}");
@@ -385,7 +364,7 @@ mod tests {
     #[test]
     fn every_path_and_method_is_answered() {
         let port = free_port();
-        let _reports = started(Mode::On, checks(&[(port, 1)]));
+        let _reports = started(HealthCheckNodePorts::On, checks(&[(port, 1)]));
         wait_until_open(port);
         for request in [
             "GET /healthz?x=1 HTTP/1.1\r\nHost: x\r\n\r\n",
@@ -401,7 +380,7 @@ mod tests {
     #[test]
     fn no_ready_pod_answers_503() {
         let port = free_port();
-        let reports = started(Mode::On, checks(&[(port, 1)]));
+        let reports = started(HealthCheckNodePorts::On, checks(&[(port, 1)]));
         wait_until_open(port);
         reports.set_checks(checks(&[(port, 0)]));
         wait_for("no pods are told", || {
@@ -416,7 +395,7 @@ mod tests {
     #[test]
     fn unhealthy_proxy_answers_503_and_node_about_to_go_does_not() {
         let port = free_port();
-        let reports = started(Mode::On, checks(&[(port, 1)]));
+        let reports = started(HealthCheckNodePorts::On, checks(&[(port, 1)]));
         wait_until_open(port);
         reports.vitals().set_leaving(Some(true));
         assert!(get(at(port), "/").starts_with("HTTP/1.1 200 "));
@@ -434,7 +413,7 @@ mod tests {
     #[test]
     fn change_opens_and_closes_ports_without_touching_the_others() {
         let [kept, closed, opened] = [free_port(), free_port(), free_port()];
-        let reports = started(Mode::On, checks(&[(kept, 1), (closed, 1)]));
+        let reports = started(HealthCheckNodePorts::On, checks(&[(kept, 1), (closed, 1)]));
         wait_until_open(kept);
         wait_until_open(closed);
         // A listener that were closed would reset a connection that it has not answered.
@@ -453,7 +432,7 @@ mod tests {
     fn port_of_another_is_left_to_it_and_taken_once_it_is_free() {
         let [taken, port] = [free_port(), free_port()];
         let other = std::net::TcpListener::bind(at(taken)).unwrap();
-        let reports = started(Mode::Auto, checks(&[(taken, 1), (port, 1)]));
+        let reports = started(HealthCheckNodePorts::Auto, checks(&[(taken, 1), (port, 1)]));
         wait_until_open(port);
         assert_eq!(reports.problems(), []);
         drop(other);
@@ -465,7 +444,7 @@ mod tests {
     fn port_of_another_is_a_problem_where_all_are_asked_for() {
         let port = free_port();
         let other = std::net::TcpListener::bind(at(port)).unwrap();
-        let reports = started(Mode::On, checks(&[(port, 1)]));
+        let reports = started(HealthCheckNodePorts::On, checks(&[(port, 1)]));
         wait_for("a problem is told", || !reports.problems().is_empty());
         let problem = &reports.problems()[0];
         assert_eq!(problem.rule.name(), "FailedToStartServiceHealthcheck");
@@ -488,7 +467,7 @@ mod tests {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .build()
             .unwrap();
-        runtime.block_on(serve(Mode::Off, reports));
+        runtime.block_on(serve(HealthCheckNodePorts::Off, reports));
         TcpStream::connect(at(port)).unwrap_err();
     }
 
@@ -499,7 +478,7 @@ mod tests {
             addresses: [std::net::Ipv6Addr::UNSPECIFIED.into()].into(),
             ..checks(&[(port, 1)])
         };
-        let _reports = started(Mode::On, all);
+        let _reports = started(HealthCheckNodePorts::On, all);
         wait_until_open(port);
         assert!(get(at(port), "/").starts_with("HTTP/1.1 200 "));
         let six = (std::net::Ipv6Addr::LOCALHOST, port).into();
@@ -509,7 +488,7 @@ mod tests {
     #[test]
     fn silent_peers_do_not_keep_a_load_balancer_out() {
         let [port, other] = [free_port(), free_port()];
-        let _reports = started(Mode::On, checks(&[(port, 1), (other, 1)]));
+        let _reports = started(HealthCheckNodePorts::On, checks(&[(port, 1), (other, 1)]));
         wait_until_open(other);
         wait_until_open(port);
         let silent: Vec<TcpStream> = (0..2 * MAX_CONNECTIONS)

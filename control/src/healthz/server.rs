@@ -5,17 +5,15 @@
 
 use std::time::Instant;
 
-use http_body_util::Full;
-use hyper::body::Bytes;
-use hyper::header::{CONTENT_TYPE, HeaderValue, X_CONTENT_TYPE_OPTIONS};
-use hyper::{Response, StatusCode};
+use hyper::StatusCode;
+use hyper::header::{HeaderValue, X_CONTENT_TYPE_OPTIONS};
 use k8s_openapi::jiff::Timestamp;
 use serde::Serialize;
 use tokio::net::TcpListener;
 
 use super::Reports;
 use super::vitals::Vitals;
-use crate::http;
+use crate::http::{self, Answer};
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -35,7 +33,7 @@ pub async fn serve(listener: TcpListener, reports: Reports) {
     .await;
 }
 
-fn answer(path: &str, vitals: &Vitals, now: Instant, time: Timestamp) -> Response<Full<Bytes>> {
+fn answer(path: &str, vitals: &Vitals, now: Instant, time: Timestamp) -> Answer {
     let is_healthy = vitals.is_healthy(now);
     let body = |node_eligible| Body {
         last_updated: time
@@ -51,32 +49,25 @@ fn answer(path: &str, vitals: &Vitals, now: Instant, time: Timestamp) -> Respons
             json(is_healthy && is_eligible, &body(Some(is_eligible)))
         }
         "/livez" => json(is_healthy, &body(None)),
-        "/readyz" => match vitals.missing() {
-            missing if missing.is_empty() => http::plain(StatusCode::OK, "ok\n"),
-            missing => {
-                let lines: String = missing.iter().map(|line| format!("{line}\n")).collect();
-                http::plain(StatusCode::SERVICE_UNAVAILABLE, lines)
-            }
-        },
-        _ => http::plain(StatusCode::NOT_FOUND, "try /healthz, /livez or /readyz\n"),
+        "/readyz" => http::ok_unless(&vitals.missing()),
+        _ => http::text(StatusCode::NOT_FOUND, "try /healthz, /livez or /readyz\n"),
     }
 }
 
-fn json(is_fine: bool, body: &Body) -> Response<Full<Bytes>> {
-    let text = serde_json::to_vec(body).unwrap_or_default();
-    json_response(is_fine, text)
+fn json(is_fine: bool, body: &Body) -> Answer {
+    json_answer(is_fine, serde_json::to_vec(body).unwrap_or_default())
 }
 
 /// Answers as kube-proxy does: 200 or 503, with a body that no browser takes for something else.
-pub(super) fn json_response(is_fine: bool, body: Vec<u8>) -> Response<Full<Bytes>> {
-    let mut response = Response::new(Full::from(body));
-    if !is_fine {
-        *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
-    }
-    let headers = response.headers_mut();
-    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
-    response
+pub(super) fn json_answer(is_fine: bool, body: Vec<u8>) -> Answer {
+    let status = if is_fine {
+        StatusCode::OK
+    } else {
+        StatusCode::SERVICE_UNAVAILABLE
+    };
+    let answer = http::body(status, HeaderValue::from_static("application/json"), body);
+    let nosniff = HeaderValue::from_static("nosniff");
+    http::with_header(answer, X_CONTENT_TYPE_OPTIONS, nosniff)
 }
 
 #[cfg(test)]

@@ -5,9 +5,10 @@
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, Ipv6Addr};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 /// Connections served at a time.
@@ -94,7 +95,7 @@ impl Places {
 
     /// Takes a place; `close` is notified when another connection gets it.
     pub(super) fn take(&self, close: &Arc<Notify>) -> Place {
-        let mut taken = self.lock();
+        let mut taken = self.taken.lock();
         if taken.connections.len() >= self.most {
             let silent = taken.connections.iter();
             let mut silent = silent.filter(|(_, connection)| !connection.has_asked);
@@ -117,16 +118,12 @@ impl Places {
             number,
         }
     }
-
-    fn lock(&self) -> MutexGuard<'_, Taken> {
-        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl Place {
     /// Notes that the header of the request is there.
     pub(super) fn note_question(&self) {
-        if let Some(connection) = self.places.lock().connections.get_mut(&self.number) {
+        if let Some(connection) = self.places.taken.lock().connections.get_mut(&self.number) {
             connection.has_asked = true;
         }
     }
@@ -134,7 +131,7 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.places.lock().connections.remove(&self.number);
+        self.places.taken.lock().connections.remove(&self.number);
     }
 }
 
@@ -165,7 +162,7 @@ impl Sources {
     /// Counts a connection, unless its source has as many as it may.
     pub(super) fn admit(&self, peer: IpAddr) -> Option<Admitted> {
         let source = source(peer);
-        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut open = self.open.lock();
         let count = open.entry(source).or_default();
         if *count == self.most {
             return None;
@@ -180,8 +177,7 @@ impl Sources {
 
 impl Drop for Admitted {
     fn drop(&mut self) {
-        let open = self.sources.open.lock();
-        let mut open = open.unwrap_or_else(PoisonError::into_inner);
+        let mut open = self.sources.open.lock();
         if let Entry::Occupied(mut count) = open.entry(self.source) {
             *count.get_mut() -= 1;
             if *count.get() == 0 {

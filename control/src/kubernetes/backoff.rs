@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use kube::core::Status;
-use kube::runtime::watcher::DefaultBackoff;
 
 /// The longest pause that a server is granted: its own and the next of ours are not to be mistaken for silence.
 const LONGEST: Duration = Duration::from_secs(30);
@@ -14,22 +13,6 @@ const LONGEST: Duration = Duration::from_secs(30);
 pub(crate) fn asked_pause(status: &Status) -> Option<Duration> {
     let seconds = status.details.as_ref()?.retry_after_seconds;
     (seconds > 0).then(|| Duration::from_secs(seconds.into()).min(LONGEST))
-}
-
-/// kube's own pauses, 0.8 s to 30 s and as much again by chance, which begin anew after two minutes without an error
-/// and not before.
-///
-/// A watcher says that it begins a list before the server was asked for it. Were the pauses to begin anew at any
-/// sign of life, as kube's own do, they would never grow while the server is away.
-#[derive(Default)]
-pub(crate) struct Patience(DefaultBackoff);
-
-impl Iterator for Patience {
-    type Item = Duration;
-
-    fn next(&mut self) -> Option<Duration> {
-        self.0.next()
-    }
 }
 
 #[cfg(test)]

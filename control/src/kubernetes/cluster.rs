@@ -10,9 +10,8 @@ use std::time::Instant;
 use k8s_openapi::jiff::Timestamp;
 
 use super::feed::OwnMachine;
-use super::listing::Listing;
+use super::list_watch::{Decoded, Event};
 use super::presence::Presence;
-use super::relist::{Decoded, Event};
 use super::schema::{self, EndpointSlice, Node, Service, Unreadable};
 use crate::index::objects::{self, API_SERVICE, ObjectName};
 use crate::index::{self, Changes, Index, Object, Options, Problem, Reserved, State};
@@ -48,60 +47,13 @@ impl Kind {
             Self::Presence => "presence",
         }
     }
-}
 
-impl Kind {
     /// Names an object of the kind as problems do.
     fn object(self, name: &ObjectName) -> Object {
         match self {
             Self::Services => Object::Service(name.clone()),
             Self::EndpointSlices | Self::Presence => Object::Slice(name.clone()),
             Self::Nodes => Object::Node(name.name.to_string()),
-        }
-    }
-}
-
-fn name_of<K: kube::Resource>(shown: &Decoded<K>) -> ObjectName {
-    match shown {
-        Ok(object) => schema::name(object.meta()),
-        Err(Unreadable { name, .. }) => name.clone(),
-    }
-}
-
-/// An event of one watcher.
-#[derive(Debug)]
-pub(super) enum ObjectEvent {
-    Service(Box<Event<Service>>),
-    Slice(Box<Event<EndpointSlice>>),
-    Node(Box<Event<Node>>),
-    Presence(Box<Event<EndpointSlice>>),
-}
-
-impl ObjectEvent {
-    pub(super) const fn kind(&self) -> Kind {
-        match self {
-            Self::Service(_) => Kind::Services,
-            Self::Slice(_) => Kind::EndpointSlices,
-            Self::Node(_) => Kind::Nodes,
-            Self::Presence(_) => Kind::Presence,
-        }
-    }
-
-    /// Tells whether a list begins.
-    fn begins_list(&self) -> bool {
-        match self {
-            Self::Service(event) => matches!(**event, Event::Init),
-            Self::Node(event) => matches!(**event, Event::Init),
-            Self::Slice(event) | Self::Presence(event) => matches!(**event, Event::Init),
-        }
-    }
-
-    /// Tells whether it says something of objects.
-    pub(super) fn is_event(&self) -> bool {
-        match self {
-            Self::Service(event) => event.is_of_objects(),
-            Self::Node(event) => event.is_of_objects(),
-            Self::Slice(event) | Self::Presence(event) => event.is_of_objects(),
         }
     }
 }
@@ -113,11 +65,12 @@ pub(super) struct Cluster {
     presence: Presence,
     /// What the index knows of the presence.
     shown: index::Presence,
-    listings: BTreeMap<Kind, Listing>,
+    /// Kinds that were not yet listed to their end.
+    missing: BTreeSet<Kind>,
     /// Objects that cannot be read as they are: what was known of them before stays.
-    unreadable: BTreeMap<Kind, BTreeSet<ObjectName>>,
-    /// The last change that each slice told of.
-    told: BTreeMap<ObjectName, Timestamp>,
+    unreadable: BTreeSet<(Kind, ObjectName)>,
+    /// When each slice was changed last, as it says.
+    last_changes: BTreeMap<ObjectName, Timestamp>,
     /// What this machine is, and where it reaches the API server.
     own: OwnMachine,
     api_server: BTreeSet<SocketAddr>,
@@ -144,9 +97,9 @@ impl Cluster {
             index: Index::new(options),
             presence: Presence::new(service),
             shown: index::Presence::default(),
-            listings: Kind::ALL.map(|kind| (kind, Listing::default())).into(),
-            unreadable: BTreeMap::new(),
-            told: BTreeMap::new(),
+            missing: Kind::ALL.into(),
+            unreadable: BTreeSet::new(),
+            last_changes: BTreeMap::new(),
             own: OwnMachine::default(),
             api_server: BTreeSet::new(),
             api_servers: BTreeMap::new(),
@@ -156,46 +109,32 @@ impl Cluster {
         }
     }
 
-    /// Takes an event; tells whether anything may follow from it.
-    pub(super) fn take(&mut self, told: ObjectEvent, now: Instant) -> bool {
-        if told.begins_list() {
-            self.listing(told.kind()).begin();
-        }
-        if !told.is_event() {
-            return false;
-        }
-        match told {
-            ObjectEvent::Service(event) => self.take_service(*event),
-            ObjectEvent::Slice(event) => self.take_slice(*event),
-            ObjectEvent::Node(event) => return self.take_node(*event, now),
-            ObjectEvent::Presence(event) => self.take_presence(*event, now),
+    /// Takes what is told of Services; tells whether anything may follow from it, as of all kinds.
+    pub(super) fn take_service(&mut self, event: Event<Service>, _now: Instant) -> bool {
+        match event {
+            Event::Init | Event::Watching => return false,
+            Event::InitApply(service) | Event::Apply(service) => {
+                if let Some(service) = self.read(Kind::Services, service) {
+                    self.index.apply_service(service.into());
+                }
+            }
+            Event::Delete(name) => {
+                self.note_readable(Kind::Services, &name);
+                self.index.delete_service(&name);
+            }
+            Event::InitDone(listed) => {
+                self.complete(Kind::Services, &listed);
+                self.index.retain_services(&listed);
+            }
         }
         true
     }
 
-    fn take_service(&mut self, event: Event<Service>) {
+    pub(super) fn take_slice(&mut self, event: Event<EndpointSlice>, _now: Instant) -> bool {
         match event {
-            Event::InitApply(shown) | Event::Apply(shown) => {
-                if let Some(service) = self.read(Kind::Services, shown) {
-                    self.index.apply_service(service.into());
-                }
-            }
-            Event::Delete(shown) => {
-                let name = self.forget(Kind::Services, &shown);
-                self.index.delete_service(&name);
-            }
-            Event::InitDone => {
-                let listed = self.end(Kind::Services);
-                self.index.retain_services(&listed);
-            }
-            Event::Init | Event::Watching => {}
-        }
-    }
-
-    fn take_slice(&mut self, event: Event<EndpointSlice>) {
-        match event {
-            Event::InitApply(shown) | Event::Apply(shown) => {
-                if let Some(slice) = self.read(Kind::EndpointSlices, shown) {
+            Event::Init | Event::Watching => return false,
+            Event::InitApply(slice) | Event::Apply(slice) => {
+                if let Some(slice) = self.read(Kind::EndpointSlices, slice) {
                     let change = schema::last_change(&slice.metadata);
                     let slice = objects::EndpointSlice::from(slice);
                     self.note_change(&slice.name, change);
@@ -203,131 +142,116 @@ impl Cluster {
                     self.index.apply_slice(slice);
                 }
             }
-            Event::Delete(shown) => {
-                let name = self.forget(Kind::EndpointSlices, &shown);
-                self.told.remove(&name);
+            Event::Delete(name) => {
+                self.note_readable(Kind::EndpointSlices, &name);
+                self.last_changes.remove(&name);
                 self.index.delete_slice(&name);
                 self.retain_api_servers(|slice| *slice != name);
             }
-            Event::InitDone => {
-                let listed = self.end(Kind::EndpointSlices);
-                self.told.retain(|name, _| listed.contains(name));
+            Event::InitDone(listed) => {
+                self.complete(Kind::EndpointSlices, &listed);
+                self.last_changes.retain(|name, _| listed.contains(name));
                 self.index.retain_slices(&listed);
                 self.retain_api_servers(|slice| listed.contains(slice));
             }
-            Event::Init | Event::Watching => {}
-        }
-    }
-
-    /// Takes an event of a Node; nearly all of them are heartbeats, from which nothing follows.
-    fn take_node(&mut self, event: Event<Node>, now: Instant) -> bool {
-        match event {
-            Event::InitApply(shown) | Event::Apply(shown) => {
-                if let Some(node) = self.read(Kind::Nodes, shown) {
-                    return self.index.apply_node(node.into());
-                }
-            }
-            Event::Delete(shown) => {
-                let name = self.forget(Kind::Nodes, &shown);
-                self.presence.delete_node(&name.name);
-                self.index.delete_node(&name.name);
-                self.show_presence();
-            }
-            Event::InitDone => {
-                let listed = self.end(Kind::Nodes);
-                let listed = listed.iter().map(|node| node.name.to_string()).collect();
-                self.index.retain_nodes(&listed);
-                self.match_presence(now);
-                self.show_presence();
-            }
-            Event::Init | Event::Watching => {}
         }
         true
     }
 
-    fn take_presence(&mut self, event: Event<EndpointSlice>, now: Instant) {
+    /// Takes what is told of Nodes; nearly all are heartbeats, from which nothing follows.
+    pub(super) fn take_node(&mut self, event: Event<Node>, now: Instant) -> bool {
         match event {
-            Event::InitApply(shown) | Event::Apply(shown) => {
-                if let Some(slice) = self.read(Kind::Presence, shown) {
+            Event::Init | Event::Watching => return false,
+            Event::InitApply(node) | Event::Apply(node) => {
+                let node = self.read(Kind::Nodes, node);
+                return node.is_none_or(|node| self.index.apply_node(node.into()));
+            }
+            Event::Delete(name) => {
+                self.note_readable(Kind::Nodes, &name);
+                self.presence.delete_node(&name.name);
+                self.index.delete_node(&name.name);
+            }
+            Event::InitDone(listed) => {
+                self.complete(Kind::Nodes, &listed);
+                let listed = listed.iter().map(|node| node.name.to_string()).collect();
+                self.index.retain_nodes(&listed);
+                self.match_presence(now);
+            }
+        }
+        self.show_presence();
+        true
+    }
+
+    pub(super) fn take_presence(&mut self, event: Event<EndpointSlice>, now: Instant) -> bool {
+        match event {
+            Event::Init | Event::Watching => return false,
+            Event::InitApply(slice) | Event::Apply(slice) => {
+                if let Some(slice) = self.read(Kind::Presence, slice) {
                     self.presence.apply(&slice.into(), now);
                 }
             }
-            Event::Delete(shown) => {
-                let name = self.forget(Kind::Presence, &shown);
+            Event::Delete(name) => {
+                self.note_readable(Kind::Presence, &name);
                 self.presence.delete(&name, now);
             }
-            Event::InitDone => {
-                let listed = self.end(Kind::Presence);
+            Event::InitDone(listed) => {
+                self.complete(Kind::Presence, &listed);
                 self.presence.retain(&listed, now);
             }
-            Event::Init | Event::Watching => {}
         }
         self.match_presence(now);
         self.show_presence();
+        true
     }
 
     /// Returns an object if it can be read, and keeps in mind that it is there if not.
-    fn read<K: kube::Resource>(&mut self, kind: Kind, shown: Decoded<K>) -> Option<K> {
-        let name = name_of(&shown);
-        self.listing(kind).note(&name);
-        match shown {
+    fn read<K: kube::Resource>(&mut self, kind: Kind, object: Decoded<K>) -> Option<K> {
+        let name = schema::name_of(&object);
+        match object {
             Ok(object) => {
                 self.note_readable(kind, &name);
                 Some(object)
             }
-            Err(unreadable) => {
-                self.index
-                    .set_unreadable(kind.object(&name), Some(unreadable.reason));
-                self.unreadable.entry(kind).or_default().insert(name);
+            Err(Unreadable { reason, .. }) => {
+                self.index.set_unreadable(kind.object(&name), Some(reason));
+                self.unreadable.insert((kind, name));
                 None
             }
         }
     }
 
-    /// Returns the name of an object that is gone.
-    fn forget<K: kube::Resource>(&mut self, kind: Kind, shown: &Decoded<K>) -> ObjectName {
-        let name = name_of(shown);
-        self.note_readable(kind, &name);
-        name
-    }
-
+    /// Notes that an object can be read, or is gone.
     fn note_readable(&mut self, kind: Kind, name: &ObjectName) {
-        let unreadable = self.unreadable.get_mut(&kind);
-        if unreadable.is_some_and(|unreadable| unreadable.remove(name)) {
+        if !self.unreadable.is_empty() && self.unreadable.remove(&(kind, name.clone())) {
             self.index.set_unreadable(kind.object(name), None);
         }
     }
 
-    /// Ends the list of a kind; returns the objects that are there.
-    fn end(&mut self, kind: Kind) -> BTreeSet<ObjectName> {
-        let listed = self.listing(kind).end();
-        let unreadable = self.unreadable.get(&kind).into_iter().flatten();
-        let gone: Vec<ObjectName> = unreadable
-            .filter(|name| !listed.contains(*name))
-            .cloned()
-            .collect();
-        for name in gone {
+    /// Notes that all objects of a kind were listed, which have these names.
+    fn complete(&mut self, kind: Kind, listed: &BTreeSet<ObjectName>) {
+        self.missing.remove(&kind);
+        let unreadable = self.unreadable.iter();
+        let gone = unreadable.filter(|(of, name)| *of == kind && !listed.contains(name));
+        for (_, name) in gone.cloned().collect::<Vec<_>>() {
             self.note_readable(kind, &name);
         }
-        listed
     }
 
     /// Keeps nobody for present whose Node does not exist, and those whom an earlier agent knew.
     fn match_presence(&mut self, now: Instant) {
-        let is_listed = |kind| self.listings.get(&kind).is_some_and(Listing::is_complete);
-        if !is_listed(Kind::Nodes) {
+        if self.missing.contains(&Kind::Nodes) {
             return;
         }
         self.presence.retain_nodes(|name| self.index.has_node(name));
-        if is_listed(Kind::Presence) {
+        if !self.missing.contains(&Kind::Presence) {
             let inherited = std::mem::take(&mut self.inherited);
             self.presence.inherit(self.index.nodes_at(&inherited), now);
         }
     }
 
     /// Notes that the watch of a kind has failed.
-    pub(super) fn fail(&mut self, kind: Kind, now: Instant) {
-        if kind == Kind::Presence {
+    pub(super) fn fail(&mut self, kind: &str, now: Instant) {
+        if kind == Kind::Presence.name() {
             self.presence.fail(now);
         }
     }
@@ -337,7 +261,7 @@ impl Cluster {
         let Some(change) = change else {
             return;
         };
-        let before = self.told.insert(slice.clone(), change);
+        let before = self.last_changes.insert(slice.clone(), change);
         if before != Some(change) && change >= self.started {
             self.changes.push(change);
         }
@@ -410,8 +334,7 @@ impl Cluster {
 
     /// Lists what was not yet read to its end.
     pub(super) fn missing(&self) -> impl Iterator<Item = Kind> {
-        let missing = |(_, listing): &(&Kind, &Listing)| !listing.is_complete();
-        self.listings.iter().filter(missing).map(|(kind, _)| *kind)
+        self.missing.iter().copied()
     }
 
     /// Tells how many Services wait for an update.
@@ -452,10 +375,6 @@ impl Cluster {
     /// Hands out when the changes happened that the state now has.
     pub(super) fn take_changes(&mut self) -> Vec<Timestamp> {
         std::mem::take(&mut self.changes)
-    }
-
-    fn listing(&mut self, kind: Kind) -> &mut Listing {
-        self.listings.entry(kind).or_default()
     }
 }
 
@@ -522,22 +441,40 @@ mod tests {
         Cluster::new(options, "guideway", inherited, started)
     }
 
-    fn take(cluster: &mut Cluster, told: impl IntoIterator<Item = ObjectEvent>) {
-        for told in told {
-            cluster.take(told, Instant::now());
-        }
+    type Take = Box<dyn FnOnce(&mut Cluster)>;
+
+    fn take(cluster: &mut Cluster, events: impl IntoIterator<Item = Take>) {
+        events.into_iter().for_each(|event| event(cluster));
         cluster.update();
     }
 
-    fn list<K>(told: fn(Box<Event<K>>) -> ObjectEvent, objects: Vec<K>) -> Vec<ObjectEvent> {
+    fn event<K: 'static>(
+        take: fn(&mut Cluster, Event<K>, Instant) -> bool,
+        event: Event<K>,
+    ) -> Take {
+        Box::new(move |cluster| {
+            take(cluster, event, Instant::now());
+        })
+    }
+
+    fn list<K: kube::Resource + 'static>(
+        take: fn(&mut Cluster, Event<K>, Instant) -> bool,
+        objects: Vec<K>,
+    ) -> Vec<Take> {
+        let names = objects.iter().map(|object| schema::name(object.meta()));
+        let names = names.collect();
         let objects = objects
             .into_iter()
             .map(|object| Event::InitApply(Ok(object)));
         let events = [Event::Init].into_iter().chain(objects);
         events
-            .chain([Event::InitDone])
-            .map(|event| told(Box::new(event)))
+            .chain([Event::InitDone(names)])
+            .map(|told| event(take, told))
             .collect()
+    }
+
+    fn name(namespace: &str, name: &str) -> ObjectName {
+        ObjectName::new(namespace, name)
     }
 
     fn ports(cluster: &Cluster) -> Vec<u16> {
@@ -559,19 +496,28 @@ mod tests {
         );
         take(
             &mut cluster,
-            list(ObjectEvent::Service, vec![service("web", 30_001)]),
+            list(Cluster::take_service, vec![service("web", 30_001)]),
         );
-        take(&mut cluster, list(ObjectEvent::Presence, vec![]));
+        take(&mut cluster, list(Cluster::take_presence, vec![]));
         take(
             &mut cluster,
             [
-                ObjectEvent::Node(Box::new(Event::Init)),
-                ObjectEvent::Node(Box::new(Event::InitApply(Ok(node("n1", "10.0.0.1"))))),
+                event(Cluster::take_node, Event::Init),
+                event(
+                    Cluster::take_node,
+                    Event::InitApply(Ok(node("n1", "10.0.0.1"))),
+                ),
             ],
         );
         assert_eq!(missing(&cluster), ["endpointslices", "nodes"]);
-        take(&mut cluster, list(ObjectEvent::Slice, vec![]));
-        take(&mut cluster, [ObjectEvent::Node(Box::new(Event::InitDone))]);
+        take(&mut cluster, list(Cluster::take_slice, vec![]));
+        take(
+            &mut cluster,
+            [event(
+                Cluster::take_node,
+                Event::InitDone([name("", "n1")].into()),
+            )],
+        );
         assert_eq!(missing(&cluster), [""; 0]);
     }
 
@@ -579,14 +525,15 @@ mod tests {
     fn second_list_is_a_difference() {
         let mut cluster = cluster();
         let both = vec![service("a", 30_001), service("b", 30_002)];
-        take(&mut cluster, list(ObjectEvent::Service, both));
+        take(&mut cluster, list(Cluster::take_service, both));
         let before = cluster.state().services.clone();
-        take(&mut cluster, [ObjectEvent::Service(Box::new(Event::Init))]);
+        take(&mut cluster, [event(Cluster::take_service, Event::Init)]);
         take(
             &mut cluster,
-            [ObjectEvent::Service(Box::new(Event::InitApply(Ok(
-                service("b", 30_002),
-            ))))],
+            [event(
+                Cluster::take_service,
+                Event::InitApply(Ok(service("b", 30_002))),
+            )],
         );
         assert_eq!(
             ports(&cluster),
@@ -595,7 +542,10 @@ mod tests {
         );
         take(
             &mut cluster,
-            [ObjectEvent::Service(Box::new(Event::InitDone))],
+            [event(
+                Cluster::take_service,
+                Event::InitDone([name("default", "b")].into()),
+            )],
         );
         assert_eq!(ports(&cluster), [30_002]);
         for (key, service) in &cluster.state().services {
@@ -612,7 +562,7 @@ mod tests {
         take(
             &mut cluster,
             list(
-                ObjectEvent::Node,
+                Cluster::take_node,
                 vec![node("n1", "10.0.0.1"), node("n2", "10.0.0.2")],
             ),
         );
@@ -622,7 +572,7 @@ mod tests {
         });
         take(
             &mut cluster,
-            list(ObjectEvent::Presence, vec![read(of_ours)]),
+            list(Cluster::take_presence, vec![read(of_ours)]),
         );
         assert_eq!(
             cluster.state().nodes.len(),
@@ -631,14 +581,12 @@ mod tests {
         );
         take(
             &mut cluster,
-            list(ObjectEvent::Node, vec![node("n1", "10.0.0.1")]),
+            list(Cluster::take_node, vec![node("n1", "10.0.0.1")]),
         );
         assert_eq!(cluster.state().nodes, ["10.0.0.1".parse().unwrap()].into());
         take(
             &mut cluster,
-            [ObjectEvent::Node(Box::new(Event::Delete(Ok(node(
-                "n1", "10.0.0.1",
-            )))))],
+            [event(Cluster::take_node, Event::Delete(name("", "n1")))],
         );
         assert!(cluster.state().nodes.is_empty());
     }
@@ -657,7 +605,7 @@ mod tests {
     fn nodes_that_an_earlier_agent_sent_to_are_present_at_the_start() {
         let nodes = || {
             list(
-                ObjectEvent::Node,
+                Cluster::take_node,
                 vec![
                     node("n1", "10.0.0.1"),
                     node("n2", "10.0.0.2"),
@@ -667,7 +615,7 @@ mod tests {
         };
         for presence_first in [false, true] {
             let mut cluster = cluster_that_follows(&["10.0.0.2", "10.0.0.9"]);
-            let present = list(ObjectEvent::Presence, vec![presence(&["n1"])]);
+            let present = list(Cluster::take_presence, vec![presence(&["n1"])]);
             if presence_first {
                 take(&mut cluster, present);
                 take(&mut cluster, nodes());
@@ -688,11 +636,11 @@ mod tests {
         let mut cluster = cluster();
         let nodes = [("n1", "10.0.0.1"), ("n2", "10.0.0.2")];
         let nodes = nodes.map(|(name, address)| node(name, address));
-        take(&mut cluster, list(ObjectEvent::Node, nodes.into()));
+        take(&mut cluster, list(Cluster::take_node, nodes.into()));
         for shown in [&["n1", "n2"][..], &["n1"]] {
             take(
                 &mut cluster,
-                list(ObjectEvent::Presence, vec![presence(shown)]),
+                list(Cluster::take_presence, vec![presence(shown)]),
             );
             assert_eq!(cluster.count(Kind::Presence), 2);
         }
@@ -709,33 +657,33 @@ mod tests {
         take(
             &mut cluster,
             list(
-                ObjectEvent::Node,
+                Cluster::take_node,
                 vec![node("n1", "10.0.0.1"), node("n2", "10.0.0.2")],
             ),
         );
         take(
             &mut cluster,
-            list(ObjectEvent::Presence, vec![presence(&["n1", "n2"])]),
+            list(Cluster::take_presence, vec![presence(&["n1", "n2"])]),
         );
         assert_eq!(cluster.state().nodes.len(), 2);
         // The slice controller hears of it later than we do.
         take(
             &mut cluster,
-            [ObjectEvent::Node(Box::new(Event::Delete(Ok(node(
-                "n2", "10.0.0.2",
-            )))))],
+            [event(Cluster::take_node, Event::Delete(name("", "n2")))],
         );
         take(
             &mut cluster,
-            [ObjectEvent::Presence(Box::new(Event::Apply(Ok(presence(
-                &["n1"],
-            )))))],
+            [event(
+                Cluster::take_presence,
+                Event::Apply(Ok(presence(&["n1"]))),
+            )],
         );
         take(
             &mut cluster,
-            [ObjectEvent::Node(Box::new(Event::Apply(Ok(node(
-                "n2", "10.0.0.2",
-            )))))],
+            [event(
+                Cluster::take_node,
+                Event::Apply(Ok(node("n2", "10.0.0.2"))),
+            )],
         );
         assert_eq!(cluster.state().nodes, ["10.0.0.1".parse().unwrap()].into());
     }
@@ -746,25 +694,27 @@ mod tests {
         let [old, new] = ["2025-12-31T23:59:59Z", "2026-01-01T00:00:01Z"];
         take(
             &mut cluster,
-            list(ObjectEvent::Slice, vec![slice("a", old), slice("b", new)]),
+            list(Cluster::take_slice, vec![slice("a", old), slice("b", new)]),
         );
         assert_eq!(cluster.take_changes(), [new.parse().unwrap()]);
         take(
             &mut cluster,
-            list(ObjectEvent::Slice, vec![slice("b", new)]),
+            list(Cluster::take_slice, vec![slice("b", new)]),
         );
         assert_eq!(cluster.take_changes(), []);
         take(
             &mut cluster,
-            [ObjectEvent::Slice(Box::new(Event::Delete(Ok(slice(
-                "b", new,
-            )))))],
+            [event(
+                Cluster::take_slice,
+                Event::Delete(name("default", "b")),
+            )],
         );
         take(
             &mut cluster,
-            [ObjectEvent::Slice(Box::new(Event::Apply(Ok(slice(
-                "b", new,
-            )))))],
+            [event(
+                Cluster::take_slice,
+                Event::Apply(Ok(slice("b", new))),
+            )],
         );
         assert_eq!(cluster.take_changes().len(), 1);
     }
@@ -774,7 +724,7 @@ mod tests {
         let mut cluster = cluster();
         take(
             &mut cluster,
-            list(ObjectEvent::Service, vec![balancer("192.0.2.1", 80)]),
+            list(Cluster::take_service, vec![balancer("192.0.2.1", 80)]),
         );
         let vip: IpAddr = "192.0.2.1".parse().unwrap();
         assert!(cluster.state().vips.iter().eq([&vip]));
@@ -797,7 +747,7 @@ mod tests {
         let mut cluster = cluster();
         take(
             &mut cluster,
-            list(ObjectEvent::Service, vec![balancer("192.0.2.1", 6443)]),
+            list(Cluster::take_service, vec![balancer("192.0.2.1", 6443)]),
         );
         assert_eq!(cluster.state().vips.len(), 1);
         let of_api: EndpointSlice = read(json!({
@@ -812,15 +762,21 @@ mod tests {
         of_somebody_else.metadata.name = Some("claims".to_owned());
         take(
             &mut cluster,
-            list(ObjectEvent::Slice, vec![of_a_namesake, of_somebody_else]),
+            list(Cluster::take_slice, vec![of_a_namesake, of_somebody_else]),
         );
         assert_eq!(cluster.state().vips.len(), 1);
-        take(&mut cluster, list(ObjectEvent::Slice, vec![of_api.clone()]));
+        take(
+            &mut cluster,
+            list(Cluster::take_slice, vec![of_api.clone()]),
+        );
         assert!(cluster.state().vips.is_empty());
         assert_eq!(ports(&cluster), [30_001], "its port is left to it");
         take(
             &mut cluster,
-            [ObjectEvent::Slice(Box::new(Event::Delete(Ok(of_api))))],
+            [event(
+                Cluster::take_slice,
+                Event::Delete(name("default", "kubernetes")),
+            )],
         );
         assert_eq!(cluster.state().vips.len(), 1);
     }

@@ -3,15 +3,17 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 
 use k8s_openapi::jiff::Timestamp;
+use parking_lot::Mutex;
 use tokio::sync::watch;
 
+use super::arrival::WatchStatus;
 use super::cluster::Kind;
 use super::request_errors::RequestErrors;
-use crate::healthz::Reports;
+use crate::healthz::{Reports, tell_if_new};
 use crate::index::State;
 
 /// A state that the agent is to bring about.
@@ -36,14 +38,10 @@ pub struct Watching {
     pub missing: Vec<String>,
     /// Objects by kind.
     pub objects: BTreeMap<&'static str, usize>,
-    /// Events by kind.
-    pub events: BTreeMap<&'static str, u64>,
-    /// Errors by kind.
-    pub errors: BTreeMap<&'static str, u64>,
+    /// How the lists and watches go, by kind.
+    pub watches: WatchStatus,
     /// Requests that failed and are no lists and watches of these kinds, by what they were for.
     pub failed_requests: BTreeMap<&'static str, u64>,
-    /// Kinds whose watch is broken, each with the reason: from a failure until the server has answered.
-    pub broken: BTreeMap<&'static str, String>,
     /// When the last event arrived, in seconds since 1970.
     pub last_event: Option<i64>,
     /// Services that wait for an update.
@@ -52,39 +50,18 @@ pub struct Watching {
 
 impl Watching {
     /// Begins with nothing learnt.
-    pub(super) fn new(server: String) -> Self {
+    fn new(server: String) -> Self {
         let none = Kind::ALL.map(|kind| (kind.name(), 0_u64));
         Self {
             server,
-            events: none.into(),
-            errors: none.into(),
+            watches: WatchStatus {
+                events: none.into(),
+                errors: none.into(),
+                ..WatchStatus::default()
+            },
             objects: Kind::ALL.map(|kind| (kind.name(), 0)).into(),
             ..Self::default()
         }
-    }
-
-    /// Notes that the server has answered, with an event or without one: the kind is not broken.
-    pub(super) fn hear(&mut self, kind: Kind, event: Option<i64>) {
-        if self.broken.remove(kind.name()).is_some() {
-            tracing::info!(kind = kind.name(), "the API server tells of changes again");
-        }
-        if event.is_some() {
-            *self.events.entry(kind.name()).or_default() += 1;
-            self.last_event = event;
-        }
-    }
-
-    /// Notes an error; one that only comes again is logged once.
-    pub(super) fn fail(&mut self, kind: Kind, reason: String) {
-        *self.errors.entry(kind.name()).or_default() += 1;
-        if self.broken.get(kind.name()) != Some(&reason) {
-            tracing::warn!(
-                kind = kind.name(),
-                reason,
-                "cannot watch; what is known stays in force"
-            );
-        }
-        self.broken.insert(kind.name(), reason);
     }
 }
 
@@ -121,7 +98,7 @@ impl Feed {
 
     /// Leaves a state for the agent, in place of one that it has not taken.
     pub(super) fn put(&self, mut update: Update) {
-        let mut slot = lock(&self.update);
+        let mut slot = self.update.lock();
         self.reports.vitals().pass(update.arrived, Instant::now());
         if let Some(before) = slot.take() {
             update.arrived = before.arrived;
@@ -133,7 +110,7 @@ impl Feed {
 
     /// Takes the newest state, if there is one since the last time.
     pub fn take(&self) -> Option<Update> {
-        let mut slot = lock(&self.update);
+        let mut slot = self.update.lock();
         let update = slot.take()?;
         self.reports.vitals().take();
         Some(update)
@@ -146,7 +123,7 @@ impl Feed {
 
     /// Returns how the watchers are.
     pub fn watching(&self) -> Watching {
-        let mut watching = lock(&self.watching).clone();
+        let mut watching = self.watching.lock().clone();
         watching.failed_requests = self.request_errors.by_name();
         watching
     }
@@ -158,27 +135,18 @@ impl Feed {
 
     /// Lets a watcher tell how it is.
     pub(super) fn tell(&self, change: impl FnOnce(&mut Watching)) {
-        change(&mut lock(&self.watching));
+        change(&mut self.watching.lock());
     }
 
     /// Tells the watchers what this machine is.
     pub fn set_machine(&self, machine: OwnMachine) {
-        self.machine.send_if_modified(|known| {
-            let changed = *known != machine;
-            *known = machine;
-            changed
-        });
+        tell_if_new(&self.machine, machine);
     }
 
     /// Follows what this machine is.
     pub(super) fn machine(&self) -> watch::Receiver<OwnMachine> {
         self.machine.subscribe()
     }
-}
-
-/// Takes a lock; what it guards is whole after each statement, also where one panicked.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
@@ -203,17 +171,5 @@ mod tests {
         assert_eq!(taken.changes, [Timestamp::UNIX_EPOCH, Timestamp::MAX]);
         assert_eq!(taken.arrived, arrived);
         assert!(feed.take().is_none());
-    }
-
-    #[test]
-    fn watch_is_broken_from_a_failure_until_the_server_answers() {
-        let feed = Feed::new("https://api:6443".to_owned());
-        feed.tell(|watching| {
-            watching.fail(Kind::Services, "refused".to_owned());
-            watching.fail(Kind::Nodes, "refused".to_owned());
-            watching.hear(Kind::Nodes, None);
-        });
-        let broken = feed.watching().broken;
-        assert_eq!(broken.into_keys().collect::<Vec<_>>(), ["services"]);
     }
 }

@@ -12,14 +12,14 @@ use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
-use futures_util::stream::{BoxStream, select_all};
+use futures_util::stream::select_all;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use k8s_openapi::jiff::Timestamp;
-use kube::api::{ObjectMeta, Patch, PatchParams, PostParams};
+use kube::api::{ListParams, ObjectMeta, Patch, PatchParams, PostParams};
 use kube::{Api, Client, Resource, ResourceExt};
 use tokio::sync::{mpsc, watch};
 
-use super::relist::{self, Event, Selection, WatchError};
+use super::list_watch::{Event, WatchError, list_watch, list_watch_with};
 use super::request_errors::{Purpose, RequestErrors};
 use super::schema::{Lease, LeaseSpec, NodeMetadata, micro_time};
 use super::worker::{self, EventLoop};
@@ -28,8 +28,12 @@ use crate::announce::election::{DURATION, RENEWAL};
 use crate::announce::{Candidates, Edge, Election, Holdings, Home, Mac, Pulse};
 use crate::chain::chain;
 use crate::first_few::first_few;
+use crate::healthz::tell_if_new;
+use crate::index::objects::ObjectName;
 use crate::timer::sleep_until;
 
+/// What the name of an edge's Lease begins with, before the edge's own; the chart's admission policy has it too.
+const LEASE_PREFIX: &str = "guideway-edge-";
 /// Label of edges' Leases, which tells them from others in the namespace.
 const LABEL: &str = "guideway.dev/lease";
 const LABEL_VALUE: &str = "edge";
@@ -173,9 +177,10 @@ pub async fn follow(
         let outcome = failed.map_or(Ok(()), |error| Err(chain(error)));
         request_errors.take(purpose, outcome);
     };
+    let edges = ListParams::default().labels(&format!("{LABEL}={LABEL_VALUE}"));
     let places = [(Home::Own, leases.clone()), (Home::Shared, shared)];
     let events = places.map(|(home, leases)| {
-        let events = leases_of_edges(leases);
+        let events = list_watch_with(leases, edges.clone(), || iter::repeat(WATCH_PAUSE));
         events.map(move |event| (home, event))
     });
     // They count as one request, which works once it does in both places.
@@ -189,7 +194,8 @@ pub async fn follow(
             noted(Purpose::LeaseWatch, heard.as_ref().err());
         }
     });
-    let mut nodes = node_of(Api::all(client), &candidate.name)
+    let own = ListParams::default().fields(&format!("metadata.name={}", candidate.name));
+    let mut nodes = list_watch(Api::<NodeMetadata>::all(client), own)
         .inspect(|heard| noted(Purpose::NodeWatch, heard.as_ref().err()));
     let mut node = OwnNode::default();
     let (renewals, to_renew) = watch::channel(None);
@@ -202,7 +208,6 @@ pub async fn follow(
     ));
     let mut election = Election::new(candidate.name.clone(), announced.clone());
     let mut told = announced;
-    let mut listed = BTreeMap::new();
     let mut crowd = Crowd::default();
     heard.shown.mark_changed();
     loop {
@@ -226,10 +231,13 @@ pub async fn follow(
                     election.want(shown.wanted.clone());
                 }
             }
-            Some((home, event)) = events.next() => {
-                take(&mut election, home, listed.entry(home).or_default(), event);
-            }
-            Some(event) = nodes.next() => node.take(event),
+            // What failed is begun again.
+            Some((home, event)) = events.next() => if let Ok(event) = event {
+                take(&mut election, home, event);
+            },
+            Some(event) = nodes.next() => if let Ok(event) = event {
+                node.take(event);
+            },
             () = sleep_until(deadline) => {}
         }
         crowd.look(election.edges());
@@ -244,11 +252,7 @@ pub async fn follow(
                 macs: shown.macs.clone(),
                 owner: node.as_owner(),
             });
-            renewals.send_if_modified(|before| {
-                let changed = *before != renewal;
-                *before = renewal;
-                changed
-            });
+            tell_if_new(&renewals, renewal);
         }
         let holdings = election.step(Instant::now());
         warn_of_strangers(&holdings.strangers);
@@ -292,54 +296,28 @@ impl Crowd {
     }
 }
 
-type Heartbeats<K> = BoxStream<'static, Result<Event<K>, WatchError>>;
-
-fn leases_of_edges(leases: Api<Lease>) -> Heartbeats<Lease> {
-    let edges = Selection::labels(&format!("{LABEL}={LABEL_VALUE}"));
-    relist::watch_with(leases, edges, || iter::repeat(WATCH_PAUSE)).boxed()
-}
-
-fn node_of(nodes: Api<NodeMetadata>, name: &str) -> Heartbeats<NodeMetadata> {
-    let own = Selection::fields(&format!("metadata.name={name}"));
-    relist::watch(nodes, own).boxed()
-}
-
-/// Hands what the watch tells on to the election.
-fn take(
-    election: &mut Election,
-    home: Home,
-    listed: &mut BTreeSet<String>,
-    event: Result<Event<Lease>, WatchError>,
-) {
-    let now = Instant::now();
-    // A Lease that cannot be read renews nothing, and takes nothing away before its time is over.
+/// Hands what is told of the Leases of edges on to the election.
+fn take(election: &mut Election, home: Home, event: Event<Lease>) {
+    let edge_of_name =
+        |lease: &ObjectName| lease.name.strip_prefix(LEASE_PREFIX).map(str::to_owned);
     match event {
-        Ok(Event::Init) => listed.clear(),
-        Ok(Event::InitApply(lease)) => {
-            if let Some(edge) = read_edge(home, lease) {
-                listed.insert(edge.name.clone());
-                election.see(edge, now);
+        Event::Init | Event::Watching => {}
+        // A Lease that cannot be read renews nothing, and takes nothing away before its time is over.
+        Event::InitApply(lease) | Event::Apply(lease) => {
+            let edge = lease.ok().and_then(|lease| edge_of(home, &lease));
+            if let Some(edge) = edge {
+                election.see(edge, Instant::now());
             }
         }
-        Ok(Event::InitDone) => election.retain(home, listed),
-        Ok(Event::Watching) => {}
-        Ok(Event::Apply(lease)) => {
-            if let Some(edge) = read_edge(home, lease) {
-                election.see(edge, now);
+        Event::InitDone(leases) => {
+            election.retain(home, &leases.iter().filter_map(edge_of_name).collect());
+        }
+        Event::Delete(lease) => {
+            if let Some(edge) = edge_of_name(&lease) {
+                election.forget(home, &edge);
             }
         }
-        Ok(Event::Delete(lease)) => {
-            if let Some(edge) = read_edge(home, lease) {
-                election.forget(home, &edge.name);
-            }
-        }
-        // It is begun again.
-        Err(_) => {}
     }
-}
-
-fn read_edge(home: Home, shown: relist::Decoded<Lease>) -> Option<Edge> {
-    edge_of(home, &shown.ok()?)
 }
 
 /// Reads who lives by a Lease. One of another name than its holder's counts for nothing: who may write one Lease would
@@ -371,29 +349,22 @@ fn listed_in<T: FromStr + Ord>(lease: &Lease, annotation: &str) -> BTreeSet<T> {
 #[derive(Debug, Default)]
 struct OwnNode {
     metadata: Option<ObjectMeta>,
-    /// What a list under way has shown; what it does not show is gone.
-    listed: Option<ObjectMeta>,
     is_listed: bool,
 }
 
 impl OwnNode {
-    fn take(&mut self, event: Result<Event<NodeMetadata>, WatchError>) {
+    fn take(&mut self, event: Event<NodeMetadata>) {
         match event {
-            Ok(Event::Init) => self.listed = None,
-            // One that cannot be read is as it was.
-            Ok(Event::InitApply(node)) => {
-                let node = node.map(|node| node.metadata);
-                self.listed = node.ok().or_else(|| self.metadata.clone());
+            Event::InitApply(Ok(node)) | Event::Apply(Ok(node)) => {
+                self.metadata = Some(node.metadata);
             }
-            Ok(Event::InitDone) => {
-                self.metadata = self.listed.take();
+            // One that cannot be read is as it was.
+            Event::Init | Event::Watching | Event::InitApply(Err(_)) | Event::Apply(Err(_)) => {}
+            Event::InitDone(listed) => {
+                self.metadata = self.metadata.take().filter(|_| !listed.is_empty());
                 self.is_listed = true;
             }
-            Ok(Event::Apply(Ok(node))) => self.metadata = Some(node.metadata),
-            Ok(Event::Apply(Err(_)) | Event::Watching) => {}
-            Ok(Event::Delete(_)) => self.metadata = None,
-            // It is begun again.
-            Err(_) => {}
+            Event::Delete(_) => self.metadata = None,
         }
     }
 
@@ -489,9 +460,8 @@ async fn renew_once(
     }
 }
 
-/// Returns the name of an edge's Lease; the chart's admission policy has it too.
 fn lease_name(edge: &str) -> String {
-    format!("guideway-edge-{edge}")
+    format!("{LEASE_PREFIX}{edge}")
 }
 
 fn lease(edge: &str, said: &Renewal, now: Timestamp) -> Lease {
@@ -582,9 +552,9 @@ mod tests {
         forged.metadata.name = Some(lease_name("node2"));
         assert_eq!(edge_of(Home::Own, &forged), None);
         let mut election = Election::new("node3", BTreeSet::new());
-        let mut listed = BTreeSet::new();
-        for event in [Event::Apply(Ok(own)), Event::Delete(Ok(forged))] {
-            take(&mut election, Home::Own, &mut listed, Ok(event));
+        let end = Event::Delete(ObjectName::new("", lease_name("node2")));
+        for event in [Event::Apply(Ok(own)), Event::Apply(Ok(forged)), end] {
+            take(&mut election, Home::Own, event);
         }
         assert_eq!(election.edges(), 1, "nor does its end take the other away");
     }
@@ -630,8 +600,8 @@ mod tests {
         assert_eq!(node.as_owner(), None);
         let metadata = json!({"metadata": {"name": "node1", "uid": "7"}});
         let own: NodeMetadata = serde_json::from_value(metadata).unwrap();
-        node.take(Ok(Event::InitApply(Ok(own))));
-        node.take(Ok(Event::InitDone));
+        node.take(Event::InitApply(Ok(own)));
+        node.take(Event::InitDone([ObjectName::new("", "node1")].into()));
         assert_eq!(
             serde_json::to_value(node.as_owner()).unwrap(),
             json!({"apiVersion": "v1", "kind": "Node", "name": "node1", "uid": "7"})
@@ -639,9 +609,9 @@ mod tests {
         assert_eq!(node.labels(), Some(Some(&BTreeMap::new())));
 
         // It went while the watch was down.
-        node.take(Ok(Event::Init));
+        node.take(Event::Init);
         assert!(node.as_owner().is_some());
-        node.take(Ok(Event::InitDone));
+        node.take(Event::InitDone(BTreeSet::new()));
         assert_eq!((node.as_owner(), node.labels()), (None, Some(None)));
     }
 

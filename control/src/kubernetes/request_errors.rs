@@ -4,7 +4,9 @@
 //! and writes of status where they make them.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 /// What a request is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -100,7 +102,7 @@ impl RequestErrors {
     /// Takes the outcome of a request: counts one that failed, and logs it once for each reason, however often it is
     /// tried. Tells whether something was logged.
     pub(crate) fn take(&self, purpose: Purpose, outcome: Result<(), String>) -> bool {
-        let mut failures = self.lock();
+        let mut failures = self.0.lock();
         let failures = failures.entry(purpose).or_default();
         let (request, what) = (purpose.name(), purpose.what());
         match outcome {
@@ -122,21 +124,16 @@ impl RequestErrors {
 
     /// Counts a failed request that is told of elsewhere.
     pub(crate) fn count(&self, purpose: Purpose) {
-        self.lock().entry(purpose).or_default().number += 1;
+        self.0.lock().entry(purpose).or_default().number += 1;
     }
 
     /// Returns the numbers by name; of what has never failed, too.
     pub(crate) fn by_name(&self) -> BTreeMap<&'static str, u64> {
-        let counted = self.lock();
+        let counted = self.0.lock();
         counted
             .iter()
             .map(|(purpose, failures)| (purpose.name(), failures.number))
             .collect()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<Purpose, Failures>> {
-        // Whole after each statement, also where a thread panicked.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -101,6 +101,14 @@ pub(crate) fn name(metadata: &ObjectMeta) -> ObjectName {
     ObjectName::new(text(&metadata.namespace), text(&metadata.name))
 }
 
+/// Names an object, be it one that cannot be read.
+pub(crate) fn name_of<K: Resource>(object: &Result<K, Unreadable>) -> ObjectName {
+    match object {
+        Ok(object) => name(object.meta()),
+        Err(unreadable) => unreadable.name.clone(),
+    }
+}
+
 /// Reads when the change happened that a slice tells of.
 pub(super) fn last_change(metadata: &ObjectMeta) -> Option<Timestamp> {
     let annotations = metadata.annotations.as_ref()?;

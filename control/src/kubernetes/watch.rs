@@ -9,16 +9,18 @@ use std::net::SocketAddr;
 use std::time::Instant;
 
 use futures_util::stream::{BoxStream, select_all};
-use futures_util::{Stream, StreamExt, TryStreamExt};
+use futures_util::{Stream, StreamExt};
 use k8s_openapi::jiff::Timestamp;
-use kube::{Api, Client};
+use kube::api::ListParams;
+use kube::{Api, Client, Resource};
+use serde::de::DeserializeOwned;
 
-use super::cluster::{Cluster, Kind, ObjectEvent};
+use super::arrival::{Arrival, Change, arrivals};
+use super::cluster::{Cluster, Kind};
 use super::feed::{Feed, Update};
+use super::list_watch::Event;
 use super::pace::Pace;
 use super::presence;
-use super::relist::{self, Event, Selection, WatchError};
-use super::schema::{EndpointSlice, Node, Service};
 use crate::chain::chain;
 use crate::index::objects::{HEADLESS, SERVICE_NAME, SERVICE_PROXY_NAME};
 use crate::timer::sleep_until;
@@ -88,9 +90,9 @@ pub(super) async fn follow(
                 pace.passed_on(Instant::now(), due > Some(since));
                 tell(&feed, &cluster);
             }
-            Some(told) = events.next() => {
+            Some(arrivals) = events.next() => {
                 let now = Instant::now();
-                if take(&mut cluster, &feed, told, now) {
+                if take(&mut cluster, &feed, arrivals) {
                     arrived = arrived.or(Some(now));
                 }
                 tell(&feed, &cluster);
@@ -105,66 +107,65 @@ pub(super) async fn follow(
     }
 }
 
-type ObjectArrival = Result<ObjectEvent, (Kind, WatchError)>;
-
-fn watchers(client: &Client, scope: &Scope) -> impl Stream<Item = ObjectArrival> + use<> {
+fn watchers(client: &Client, scope: &Scope) -> impl Stream<Item = Arrival<Cluster>> + use<> {
     let (service, detached) = (&scope.service, presence::detached(&scope.service));
     let ours = format!("{SERVICE_NAME} in ({service},{detached})");
+    let ours = ListParams::default().labels(&ours);
     let theirs = format!("!{SERVICE_PROXY_NAME},!{HEADLESS}");
-    let services = Api::<Service>::all(client.clone());
-    let slices = Api::<EndpointSlice>::all(client.clone());
-    let nodes = Api::<Node>::all(client.clone());
+    let theirs = ListParams::default().labels(&theirs);
     // The slice controller labels the slices of a headless Service: the usual selector hides ours.
-    let presence = Api::<EndpointSlice>::namespaced(client.clone(), &scope.namespace);
+    let presence = Api::namespaced(client.clone(), &scope.namespace);
+    let services = Api::all(client.clone());
+    let slices = Api::all(client.clone());
+    let nodes = Api::all(client.clone());
     select_all([
-        heard(
+        follow_kind(
             Kind::Services,
-            relist::watch(services, Selection::labels(&theirs)),
-            ObjectEvent::Service,
+            services,
+            theirs.clone(),
+            Cluster::take_service,
         ),
-        heard(
-            Kind::EndpointSlices,
-            relist::watch(slices, Selection::labels(&theirs)),
-            ObjectEvent::Slice,
-        ),
-        heard(
+        follow_kind(Kind::EndpointSlices, slices, theirs, Cluster::take_slice),
+        follow_kind(
             Kind::Nodes,
-            relist::watch(nodes, Selection::default()),
-            ObjectEvent::Node,
+            nodes,
+            ListParams::default(),
+            Cluster::take_node,
         ),
-        heard(
-            Kind::Presence,
-            relist::watch(presence, Selection::labels(&ours)),
-            ObjectEvent::Presence,
-        ),
+        follow_kind(Kind::Presence, presence, ours, Cluster::take_presence),
     ])
 }
 
-fn heard<K: Send + 'static>(
+fn follow_kind<K>(
     kind: Kind,
-    events: impl Stream<Item = Result<Event<K>, WatchError>> + Send + 'static,
-    told: fn(Box<Event<K>>) -> ObjectEvent,
-) -> BoxStream<'static, ObjectArrival> {
-    events
-        .map_ok(move |event| told(Box::new(event)))
-        .map_err(move |error| (kind, error))
-        .boxed()
+    api: Api<K>,
+    which: ListParams,
+    take: fn(&mut Cluster, Event<K>, Instant) -> bool,
+) -> BoxStream<'static, Arrival<Cluster>>
+where
+    K: Resource<DynamicType = ()> + DeserializeOwned + Send + 'static,
+{
+    arrivals(kind.name(), api, which, move |cluster, event| {
+        take(cluster, event, Instant::now())
+    })
 }
 
-/// Takes events and errors; tells whether anything may follow from them. Each watcher goes on after an error by itself.
-fn take(cluster: &mut Cluster, feed: &Feed, heard: Vec<ObjectArrival>, now: Instant) -> bool {
+/// Takes what has arrived; tells whether anything may follow from it. Each watch goes on after an error by itself.
+fn take(cluster: &mut Cluster, feed: &Feed, arrivals: Vec<Arrival<Cluster>>) -> bool {
     let mut follows = false;
     let at = Timestamp::now().as_second();
-    for heard in heard {
-        match heard {
-            Ok(told) => {
-                let at = told.is_event().then_some(at);
-                feed.tell(|watching| watching.hear(told.kind(), at));
-                follows |= cluster.take(told, now);
+    for Arrival { kind, outcome } in arrivals {
+        match outcome {
+            Ok(Change { is_event, take }) => {
+                feed.tell(|watching| {
+                    watching.watches.note_answer(kind, is_event);
+                    watching.last_event = is_event.then_some(at).or(watching.last_event);
+                });
+                follows |= take(cluster);
             }
-            Err((kind, error)) => {
-                cluster.fail(kind, now);
-                feed.tell(|watching| watching.fail(kind, chain(&error)));
+            Err(error) => {
+                cluster.fail(kind, Instant::now());
+                feed.tell(|watching| watching.watches.note_error(kind, chain(&error)));
             }
         }
     }

@@ -4,9 +4,9 @@
 //! written. Where they are the log's only limit, they push everything else out of it.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use tracing::callsite::Identifier;
 use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::Layer;
@@ -44,13 +44,13 @@ impl<S: Subscriber> Layer<S> for Limit {
 
 impl Limit {
     fn admit(&self, event: &Event<'_>, now: Instant) -> bool {
-        let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut places = self.places.lock();
         let place = places.entry(event.metadata().callsite());
         place.or_insert_with(|| Place::new(now)).admit(now)
     }
 
     fn take_left_out(&self, event: &Event<'_>) -> u64 {
-        let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut places = self.places.lock();
         let place = places.get_mut(&event.metadata().callsite());
         place.map_or(0, |place| std::mem::take(&mut place.left_out))
     }
@@ -124,7 +124,7 @@ mod tests {
 
     impl<S: Subscriber> Layer<S> for Written {
         fn on_event(&self, event: &Event<'_>, _context: Context<'_, S>) {
-            let mut counts = self.0.lock().unwrap();
+            let mut counts = self.0.lock();
             *counts.entry(*event.metadata().level()).or_default() += 1;
         }
     }
@@ -143,7 +143,7 @@ mod tests {
             }
             tracing::info!("c");
         });
-        let counts = written.0.lock().unwrap();
+        let counts = written.0.lock();
         assert_eq!((counts[&Level::DEBUG], counts[&Level::INFO]), (lines, 1));
         // A slow machine may be allowed some more.
         assert!(

@@ -35,13 +35,13 @@ impl KubernetesValues {
             "Objects that are known, by kind; machines that run Guideway under presence",
             objects.map(|(kind, number)| ([("kind", *kind)], *number)),
         )?;
-        let events = watching.events.iter();
+        let events = watching.watches.events.iter();
         metrics.counters(
             "kubernetes_events",
             "Events from the API server, those of lists included, by kind",
             events.map(|(kind, number)| ([("kind", *kind)], *number)),
         )?;
-        let errors = watching.errors.iter();
+        let errors = watching.watches.errors.iter();
         metrics.counters(
             "kubernetes_watch_errors",
             "Lists and watches that failed, by kind",
@@ -53,12 +53,12 @@ impl KubernetesValues {
             "Other requests that failed, by what they are for",
             failed.map(|(request, number)| ([("request", *request)], *number)),
         )?;
-        let kinds = watching.errors.keys();
+        let kinds = watching.watches.errors.keys();
         metrics.gauges(
             "kubernetes_watch_broken",
             "1 while the last list or watch of the kind failed",
             kinds.map(|kind| {
-                let is_broken = watching.broken.contains_key(kind);
+                let is_broken = watching.watches.broken.contains_key(kind);
                 ([("kind", *kind)], u64::from(is_broken))
             }),
         )?;

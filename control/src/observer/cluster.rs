@@ -24,7 +24,7 @@ impl Observation<'_> {
                 .into_iter()
                 .map(|(kind, number)| (kind.to_owned(), number))
                 .collect(),
-            broken: watching.broken.into_iter().map(text).collect(),
+            broken: watching.watches.broken.into_iter().map(text).collect(),
         })
     }
 

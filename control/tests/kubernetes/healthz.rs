@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::time::{Duration, Instant};
 
-use control::healthz::ports::{self, Mode};
+use control::config::HealthCheckNodePorts;
+use control::healthz::ports;
 use control::healthz::{Checks, Reports};
 use control::index::HealthCheck;
 use control::index::objects::ObjectName;
@@ -134,7 +135,7 @@ fn health_check_port_that_cannot_be_had_is_an_event_of_the_service() {
                 .collect(),
             addresses: [Ipv4Addr::UNSPECIFIED.into()].into(),
         });
-        tokio::spawn(ports::serve(Mode::On, reports.clone()));
+        tokio::spawn(ports::serve(HealthCheckNodePorts::On, reports.clone()));
         let name = "node0".to_owned();
         tokio::spawn(publish(
             client.clone(),

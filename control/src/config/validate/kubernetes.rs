@@ -1,10 +1,9 @@
 //! The rules for the section `kubernetes`, and for what the API says in place of the file.
 
-use super::super::{DEFAULT_SERVICE, Kubernetes, Source, TableSizes, raw};
+use super::super::{DEFAULT_SERVICE, HealthCheckNodePorts, Kubernetes, Source, TableSizes, raw};
 use super::values::{self, Refusal, number, refusal, word};
 use super::{Rules, entries, position};
 use crate::desired::ForwardMode;
-use crate::healthz::ports;
 use crate::index::{Options, Room};
 
 /// Longest DNS subdomain, which object names are.
@@ -153,11 +152,11 @@ fn class(text: &str) -> Result<String, Refusal> {
     Err(refusal("not a load balancer class", remedy))
 }
 
-fn ports_mode(text: &str) -> Result<ports::Mode, Refusal> {
+fn ports_mode(text: &str) -> Result<HealthCheckNodePorts, Refusal> {
     let modes = [
-        ("auto", ports::Mode::Auto),
-        ("on", ports::Mode::On),
-        ("off", ports::Mode::Off),
+        ("auto", HealthCheckNodePorts::Auto),
+        ("on", HealthCheckNodePorts::On),
+        ("off", HealthCheckNodePorts::Off),
     ];
     word(text, &modes, "not a way to serve health check ports")
 }

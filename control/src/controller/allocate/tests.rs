@@ -12,7 +12,9 @@ use crate::desired::Protocol;
 fn a_service_gets_the_first_free_address_of_each_family() {
     let mut cluster = Cluster::new(&[("a", "192.0.2.0/30"), ("b", "2001:db8::10-2001:db8::1f")]);
     cluster.add("one", |_| {});
-    cluster.add("two", |service| service.families = Family::ALL.to_vec());
+    cluster.add("two", |service| {
+        service.families = [Family::V4, Family::V6].to_vec()
+    });
     assert_eq!(cluster.addresses("one"), ["192.0.2.0"]);
     assert_eq!(cluster.addresses("two"), ["192.0.2.1", "2001:db8::10"]);
 }
@@ -145,7 +147,7 @@ fn requests_are_judged() {
         assert_eq!(cluster.addresses("web"), [""; 0], "{text}");
     }
     cluster.add("web", |service| {
-        service.families = Family::ALL.to_vec();
+        service.families = [Family::V4, Family::V6].to_vec();
         service.request.addresses = Some("2001:db8::7, 192.0.2.7".into());
     });
     assert_eq!(cluster.addresses("web"), ["192.0.2.7", "2001:db8::7"]);
@@ -213,7 +215,7 @@ fn a_pool_that_is_being_deleted_keeps_its_services_and_gets_no_more() {
     let key = |service: &mut Service| service.request.sharing_key = Some("k".into());
     cluster.add("web", |service| {
         key(service);
-        service.families = Family::ALL.to_vec();
+        service.families = [Family::V4, Family::V6].to_vec();
         service.held = vec![ip("192.0.2.9")];
     });
     cluster.add("any", |_| {});
@@ -482,13 +484,15 @@ fn local_services_share_with_the_same_pods_only() {
 #[test]
 fn dual_stack_is_both_or_nothing_only_where_it_is_required() {
     let mut cluster = Cluster::new(&[("a", "192.0.2.0/28")]);
-    cluster.add("prefers", |service| service.families = Family::ALL.to_vec());
+    cluster.add("prefers", |service| {
+        service.families = [Family::V4, Family::V6].to_vec()
+    });
     cluster.add("requires", |service| {
-        service.families = Family::ALL.to_vec();
+        service.families = [Family::V4, Family::V6].to_vec();
         service.dual_stack_required = true;
     });
     cluster.add("had-one", |service| {
-        service.families = Family::ALL.to_vec();
+        service.families = [Family::V4, Family::V6].to_vec();
         service.dual_stack_required = true;
         service.held = vec![ip("192.0.2.5")];
     });
@@ -525,7 +529,7 @@ fn service() -> impl Strategy<Value = Service> {
     let families = prop_oneof![
         3 => Just(vec![Family::V4]),
         1 => Just(vec![Family::V6]),
-        2 => Just(Family::ALL.to_vec()),
+        2 => Just([Family::V4, Family::V6].to_vec()),
         1 => Just(vec![Family::V6, Family::V4]),
     ];
     let asked = proptest::option::weighted(
@@ -749,7 +753,7 @@ impl Cluster {
         decisions[&name(named)]
             .problem
             .as_ref()
-            .map_or("none", Problem::reason)
+            .map_or("none", AllocationError::reason)
     }
 }
 

@@ -1,4 +1,4 @@
-//! A list of objects as it comes, cut into its items.
+//! A page of a list as it comes, cut into its items.
 //!
 //! No more of it is held than one item: a page of objects that somebody has made as large as the API server stores them
 //! would be most of a gigabyte.
@@ -7,18 +7,18 @@ use std::collections::VecDeque;
 
 use serde::Deserialize;
 
-/// What a list says of itself.
+/// What a page says of its list.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct ListHead {
+pub(super) struct PageHead {
     /// The version that it is of.
     pub(super) version: Option<String>,
     /// What the next page is asked for by, if there is one.
     pub(super) more: Option<String>,
 }
 
-/// Cuts a list into its items.
+/// Cuts a page into its items.
 #[derive(Debug, Default)]
-pub(super) struct ListCutter {
+pub(super) struct PageCutter {
     /// Objects and arrays that are open.
     depth: usize,
     in_string: bool,
@@ -37,7 +37,7 @@ pub(super) struct ListCutter {
 const FIELDS: usize = 1;
 const ITEMS: usize = 2;
 
-impl ListCutter {
+impl PageCutter {
     /// Takes some more of the list.
     pub(super) fn push(&mut self, mut bytes: &[u8]) {
         while let Some(&byte) = bytes.first() {
@@ -101,7 +101,7 @@ impl ListCutter {
     }
 
     /// Reads what the list says of itself, which may be behind the items.
-    pub(super) fn finish(self) -> serde_json::Result<ListHead> {
+    pub(super) fn finish(self) -> serde_json::Result<PageHead> {
         #[derive(Default, Deserialize)]
         #[serde(default)]
         struct List {
@@ -116,7 +116,7 @@ impl ListCutter {
         let list: List = serde_json::from_slice(&self.rest)?;
         let metadata = list.metadata.unwrap_or_default();
         let is_there = |text: &String| !text.is_empty();
-        Ok(ListHead {
+        Ok(PageHead {
             version: metadata.resource_version.filter(is_there),
             more: metadata.r#continue.filter(is_there),
         })
@@ -132,8 +132,8 @@ mod tests {
     use super::*;
 
     /// Cuts a list that comes in parts of a length.
-    fn cut(list: &str, length: usize) -> (Vec<Value>, ListHead) {
-        let mut cutter = ListCutter::default();
+    fn cut(list: &str, length: usize) -> (Vec<Value>, PageHead) {
+        let mut cutter = PageCutter::default();
         let mut items = Vec::new();
         for part in list.as_bytes().chunks(length) {
             cutter.push(part);
@@ -182,7 +182,7 @@ mod tests {
 
     #[test]
     fn list_that_breaks_off_is_an_error() {
-        let mut cutter = ListCutter::default();
+        let mut cutter = PageCutter::default();
         cutter.push(br#"{"metadata":{"resourceVersion":"7"},"items":[{"a":1},{"b""#);
         assert_eq!(cutter.next_item().unwrap(), br#"{"a":1}"#);
         assert_eq!(cutter.next_item(), None);

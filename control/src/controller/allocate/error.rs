@@ -11,7 +11,7 @@ use crate::index::quoted;
 
 /// Why a Service does not get an address.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Problem {
+pub(in crate::controller) enum AllocationError {
     /// A part of the request is no address.
     #[error("{} is no address; write one per family, separated by a comma", quoted(.0))]
     NoAddress(String),
@@ -72,7 +72,7 @@ pub enum Problem {
     },
 }
 
-impl Problem {
+impl AllocationError {
     /// Says why a pool that gives nothing does so.
     pub(super) fn of_closed(name: &str, pool: &Pool) -> Self {
         if pool.terminating {
@@ -83,7 +83,7 @@ impl Problem {
     }
 
     /// Returns the word for it in a condition.
-    pub fn reason(&self) -> &'static str {
+    pub(in crate::controller) fn reason(&self) -> &'static str {
         match self {
             Self::NoAddress(_)
             | Self::Contradiction
@@ -110,17 +110,17 @@ impl Problem {
     }
 
     /// Tells whether the Service itself no longer wants the address.
-    pub fn is_wish(&self) -> bool {
+    pub(in crate::controller) fn is_wish(&self) -> bool {
         matches!(self, Self::Asked(_) | Self::FamilyNotWanted(_))
     }
 
     /// Tells whether somebody else has the address.
-    pub fn is_conflict(&self) -> bool {
+    pub(in crate::controller) fn is_conflict(&self) -> bool {
         matches!(self, Self::Taken { .. })
     }
 
     /// Tells whether a machine has the address, which no Service can have then.
-    pub fn is_machine(&self) -> bool {
+    pub(in crate::controller) fn is_machine(&self) -> bool {
         let of_machine =
             |holder: &Holder| matches!(holder, Holder::Node | Holder::ApiServer | Holder::Edge);
         matches!(self, Self::Taken { holder, .. } if of_machine(holder))
@@ -129,7 +129,7 @@ impl Problem {
 
 /// Who has an address, and what is against having it together.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Holder {
+pub(in crate::controller) enum Holder {
     /// A Node.
     Node,
     /// An API server.

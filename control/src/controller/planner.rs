@@ -1,0 +1,230 @@
+//! What is known of the cluster, and what has to be written for it.
+
+mod pools;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use super::allocate::{self, Decision, Inventory};
+use super::convert::{Seen, SeenPool};
+use super::metrics::PoolValues;
+use super::mirror::Mirror;
+use super::notice::Notice;
+use super::objects::Labels;
+use super::pool_status::PoolWrite;
+use super::refusal::Refusals;
+use super::service_status::{self, Write};
+use crate::index::objects::ObjectName;
+use crate::index::{self, Problem};
+
+/// Events about what is wrong with Services that are published together.
+const NOTICES_AT_ONCE: usize = 20;
+
+/// The objects that the controller follows, and what it decided about them.
+#[derive(Debug, Default)]
+pub(super) struct Planner {
+    pub(super) services: Mirror<Seen>,
+    pub(super) pools: Mirror<SeenPool>,
+    pub(super) nodes: Mirror<Vec<IpAddr>>,
+    /// Where this process reaches the API server, and where the slices of its own Service show it.
+    api_server: BTreeSet<IpAddr>,
+    pub(super) api_servers: Mirror<Vec<IpAddr>>,
+    /// Edges outside the cluster, as slices of Guideway's own Service show them.
+    pub(super) edges: Mirror<Vec<IpAddr>>,
+    pub(super) namespaces: Mirror<Labels>,
+    /// The addresses last decided in this term, by name and uid: the watch may not show yet that they are written.
+    decided: BTreeMap<ObjectName, (String, Vec<IpAddr>)>,
+    /// What Events of this term have told to be wrong with Services, by name and uid.
+    published: BTreeMap<ObjectName, (String, Vec<Problem>)>,
+    /// Pools that could not be written when that was last tried.
+    pub(super) refusals: Refusals,
+}
+
+type Decisions = BTreeMap<ObjectName, Decision>;
+
+/// What has to be written.
+#[derive(Debug, Default)]
+pub(super) struct Plan {
+    /// What to write to pools, which have to count an address before a Service has it.
+    pub(super) pools: Vec<(ObjectName, PoolWrite)>,
+    /// Status of Services.
+    pub(super) services: Vec<(ObjectName, Write)>,
+    /// What to tell of Services, by name and uid, to which nothing is to be written for it.
+    pub(super) notices: Vec<(ObjectName, String, Notice)>,
+    /// Whether there is more to tell than that.
+    pub(super) has_more: bool,
+    /// Services that have what they want, and those that wait.
+    pub(super) assigned: u64,
+    pub(super) waiting: u64,
+    /// Addresses of Services that machines have come to have.
+    pub(super) claimed: BTreeSet<IpAddr>,
+    /// Use of the pools.
+    pub(super) usage: BTreeMap<String, PoolValues>,
+}
+
+impl Planner {
+    /// Begins with nothing but the addresses at which the API server is reached.
+    pub(super) fn new(api_server: BTreeSet<IpAddr>) -> Self {
+        Self {
+            api_server,
+            ..Self::default()
+        }
+    }
+
+    /// Lists what is not known yet.
+    pub(super) fn missing(&self) -> Vec<&'static str> {
+        [
+            ("services", self.services.is_complete()),
+            ("loadbalancerpools", self.pools.is_complete()),
+            ("nodes", self.nodes.is_complete()),
+            (
+                "endpointslices",
+                self.api_servers.is_complete() && self.edges.is_complete(),
+            ),
+            ("namespaces", self.namespaces.is_complete()),
+        ]
+        .into_iter()
+        .filter(|(_, complete)| !complete)
+        .map(|(kind, _)| kind)
+        .collect()
+    }
+
+    /// Forgets what was decided: another controller may have decided since.
+    pub(super) fn forget(&mut self) {
+        self.decided.clear();
+        self.refusals = Refusals::default();
+        self.published.clear();
+    }
+
+    /// Decides, and says what has to be written for it; `now` is the time in RFC 3339.
+    pub(super) fn plan(&mut self, now: &str) -> Plan {
+        let inventory = self.inventory();
+        let decisions = allocate::allocate(&inventory);
+        let mut plan = Plan::default();
+        self.plan_pools(&mut plan, &inventory, &decisions, now);
+        let is_due = |name: &ObjectName| plan.pools.iter().any(|(pool, _)| pool == name);
+        self.refusals.retain(is_due);
+        self.plan_services(&mut plan, &inventory, &decisions, now);
+        self.plan_notices(&mut plan, &inventory, &decisions);
+        let decided = self.services.objects().iter().filter_map(|(name, seen)| {
+            let decision = decisions.get(name)?;
+            Some((name.clone(), (seen.uid.clone(), decision.addresses.clone())))
+        });
+        self.decided = decided.collect();
+        plan
+    }
+
+    fn plan_services(
+        &self,
+        plan: &mut Plan,
+        inventory: &Inventory,
+        decisions: &Decisions,
+        now: &str,
+    ) {
+        let pools = self.pools.objects();
+        for (name, seen) in self.services.objects() {
+            let Some((service, decision)) = inventory.services.get(name).zip(decisions.get(name))
+            else {
+                if seen.observed.condition.is_some() && !seen.is_of_other_class {
+                    let write = service_status::withdraw(name, &seen.uid);
+                    plan.services.push((name.clone(), write));
+                }
+                continue;
+            };
+            let observed = &seen.observed;
+            let without = (self.refusals).withhold(pools, service, observed, decision);
+            let decision = without.as_ref().unwrap_or(decision);
+            match decision.problem {
+                None => plan.assigned += 1,
+                Some(_) => plan.waiting += 1,
+            }
+            let write = service_status::service(service, observed, decision, now);
+            plan.services
+                .extend(write.map(|write| (name.clone(), write)));
+        }
+    }
+
+    /// Finds what is wrong with Services and was not; of a thousand that come together, some at a time.
+    fn plan_notices(&mut self, plan: &mut Plan, inventory: &Inventory, decisions: &Decisions) {
+        let mut published = BTreeMap::new();
+        for (name, seen) in self.services.objects() {
+            let served = seen.served.iter().copied();
+            let of_machines = served.filter(|address| inventory.is_machine(*address));
+            let mut of_machines = index::problems_of_addresses(name, of_machines);
+            let given = decisions.get(name).into_iter();
+            let given = given.flat_map(|decision| &decision.addresses).copied();
+            let claimed = given.filter(|address| inventory.is_machine(*address));
+            let claimed: Vec<IpAddr> = claimed.collect();
+            plan.claimed.extend(&claimed);
+            of_machines.extend(index::problems_of_claims(name, claimed.into_iter()));
+            if seen.problems.is_empty() && of_machines.is_empty() {
+                continue;
+            }
+            let before = self.published.get(name).filter(|(uid, _)| *uid == seen.uid);
+            let is_published =
+                |problem: &Problem| before.is_some_and(|(_, problems)| problems.contains(problem));
+            let mut problems = Vec::new();
+            for problem in seen.problems.iter().chain(&of_machines) {
+                let is_new = !is_published(problem);
+                if is_new && plan.notices.len() == NOTICES_AT_ONCE {
+                    plan.has_more = true;
+                    continue;
+                }
+                problems.push(problem.clone());
+                if is_new {
+                    let text = format!("{}; {}", problem.text, problem.remedy);
+                    let notice = Notice::warning(problem.rule.name(), text);
+                    plan.notices.push((name.clone(), seen.uid.clone(), notice));
+                }
+            }
+            published.insert(name.clone(), (seen.uid.clone(), problems));
+        }
+        self.published = published;
+    }
+
+    /// Tells whether one of these pools has one of these addresses.
+    pub(super) fn has_any(&self, pools: &[ObjectName], addresses: &[IpAddr]) -> bool {
+        let pools = pools
+            .iter()
+            .filter_map(|name| self.pools.objects().get(name));
+        let mut pools = pools.map(|seen| &seen.source.pool);
+        pools.any(|pool| addresses.iter().any(|address| pool.contains(*address)))
+    }
+
+    fn inventory(&self) -> Inventory {
+        let services = self.services.objects();
+        let ours = services.iter().filter_map(|(name, seen)| {
+            let mut service = seen.ours.clone()?;
+            if let Some((uid, addresses)) = self.decided.get(name)
+                && *uid == seen.uid
+            {
+                service.held.clone_from(addresses);
+            }
+            Some((name.clone(), service))
+        });
+        let foreign = services
+            .iter()
+            .flat_map(|(name, seen)| seen.foreign.iter().map(|address| (*address, name.clone())));
+        let external = services.values().flat_map(|seen| &seen.external);
+        let pools = self.pools.objects().iter();
+        let namespaces = self.namespaces.objects().iter();
+        let api_servers = self.api_servers.objects().values().flatten();
+        let edges = self.edges.objects().values().flatten();
+        Inventory {
+            pools: pools
+                .map(|(name, seen)| (name.name.to_string(), seen.source.pool.clone()))
+                .collect(),
+            namespaces: namespaces
+                .map(|(name, labels)| (name.name.to_string(), labels.clone()))
+                .collect(),
+            nodes: self.nodes.objects().values().flatten().copied().collect(),
+            api_servers: api_servers.chain(&self.api_server).copied().collect(),
+            edges: edges.copied().collect(),
+            foreign: foreign.collect(),
+            external: external.copied().collect(),
+            services: ours.collect(),
+        }
+    }
+}

@@ -1,0 +1,262 @@
+//! The loop that follows the API and writes what follows from it; one task owns all that is known.
+//!
+//! The first change is acted on at once, those of a storm together. Nothing is decided before all kinds were listed to
+//! their end, and nothing while another controller leads. A write that fails, or that somebody undoes, is tried
+//! again with growing pauses.
+
+use std::collections::BTreeSet;
+use std::convert::Infallible;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use futures_util::stream::{BoxStream, select_all};
+use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::jiff::Timestamp;
+use kube::api::ListParams;
+use kube::{Api, Client};
+use tokio::sync::watch as channel;
+use tokio::time::Instant;
+
+use super::convert::{self, Classes, SeenPool};
+use super::crd::Pool;
+use super::lease::Term;
+use super::metrics::Values;
+use super::mirror::Versioned;
+use super::pacer::Pacer;
+use super::planner::Planner;
+use super::seed;
+use super::write::{WriteError, Writer};
+use crate::chain::chain;
+use crate::index::objects::{API_SERVICE, SERVICE_NAME};
+use crate::kubernetes::arrival::{Arrival, Change, arrivals};
+use crate::kubernetes::request_errors::Purpose;
+use crate::kubernetes::schema::{Namespace, Service};
+use crate::timer::sleep_until;
+
+/// Events taken before something is decided.
+const EVENTS_AT_ONCE: usize = 1024;
+/// Pause after a failure to read or make the seed.
+const SEED_PAUSE: Duration = Duration::from_secs(5);
+
+/// Where Guideway's own objects and the API server are, and whose Services are ours.
+pub(super) struct Scope {
+    /// Namespace of our objects.
+    pub(super) namespace: String,
+    /// Our headless Service.
+    pub(super) service: String,
+    /// Addresses of the API server.
+    pub(super) api_server: BTreeSet<IpAddr>,
+    /// Whose Services are ours.
+    pub(super) classes: Classes,
+}
+
+/// Follows the API, and writes what follows from it, for ever.
+pub(super) async fn follow(
+    client: Client,
+    scope: Scope,
+    secrets: Api<Secret>,
+    writer: Writer,
+    mut terms: channel::Receiver<Term>,
+    values: channel::Sender<Values>,
+) -> Infallible {
+    let mut events = select_all(watches(&client, &scope)).ready_chunks(EVENTS_AT_ONCE);
+    let mut planner = Planner::new(scope.api_server);
+    let classes = scope.classes;
+    let mut pacer = Pacer::default();
+    let mut term = Term::default();
+    // When to see to the seed, which agents wait for, whatever else is missing.
+    let mut seed_due = Some(Instant::now());
+    loop {
+        let leads = terms.borrow().is_leading();
+        let is_ready = leads && planner.missing().is_empty();
+        tokio::select! {
+            Some(arrivals) = events.next() => values.send_modify(|values| {
+                for Arrival { kind, outcome } in arrivals {
+                    match outcome {
+                        Ok(Change { is_event, take }) => {
+                            values.watches.note_answer(kind, is_event);
+                            pacer.dirty |= take(&mut planner);
+                        }
+                        Err(error) => values.watches.note_error(kind, chain(&error)),
+                    }
+                }
+                values.missing = planner.missing();
+            }),
+            Ok(()) = terms.changed() => {
+                let before = std::mem::replace(&mut term, *terms.borrow_and_update());
+                if term.number != before.number {
+                    planner.forget();
+                    pacer = Pacer::default();
+                    pacer.dirty = true;
+                }
+                if !term.is_leading() {
+                    // The one that leads tells.
+                    values.send_modify(Values::forget);
+                }
+            }
+            () = sleep_until(seed_due), if leads => {
+                seed_due = match writer.counted(Purpose::Seed, seed::ensure(&secrets)).await {
+                    Ok(()) => None,
+                    Err(_) => Some(Instant::now() + SEED_PAUSE),
+                };
+            }
+            () = pacer.due(), if is_ready => {
+                let begun = Instant::now();
+                let more = act(&mut planner, &classes, &writer, &mut pacer, &values).await;
+                pacer.done(begun, more);
+            }
+        }
+    }
+}
+
+/// Decides and writes; tells whether that leads to more.
+async fn act(
+    planner: &mut Planner,
+    classes: &Classes,
+    writer: &Writer,
+    pacer: &mut Pacer,
+    values: &channel::Sender<Values>,
+) -> bool {
+    let plan = planner.plan(&now());
+    values.send_modify(|values| {
+        values.assigned = plan.assigned;
+        values.waiting = plan.waiting;
+        values.pools = plan.usage;
+        values.claimed = plan.claimed.len() as u64;
+    });
+    let mut more = false;
+    let mut uncounted = Vec::new();
+    for (name, write) in plan.pools {
+        let (object, digest) = (("pool", name.clone()), write.digest());
+        if !pacer.allows(&object, digest) {
+            uncounted.push(name);
+            continue;
+        }
+        let written = writer.pool(&name, &write).await;
+        count(values, object.0, written.is_ok());
+        match written {
+            Ok(pool) => {
+                more = true;
+                pacer.wrote(object, digest);
+                planner.refusals.end(&name);
+                if let Some(pool) = pool {
+                    planner.pools.take_answer(shown(&pool));
+                }
+            }
+            Err(WriteError::NotLeading) => return more,
+            Err(error) => {
+                pacer.fail(object, &chain(&error), error.asked_pause());
+                // The watch shows what has changed, but for a storage that was restored from a copy.
+                if error.is_conflict()
+                    && let Ok(pool) = writer.read_pool(&name).await
+                {
+                    planner.pools.take_answer(shown(&pool));
+                }
+                if let Some(why) = error.refusal() {
+                    more |= planner.refusals.note(name.clone(), why);
+                }
+                uncounted.push(name);
+            }
+        }
+    }
+    let services = plan.services.into_iter();
+    let services = services.map(|(name, write)| (name, write.digest(), write));
+    let services = services.filter(|(name, digest, write)| {
+        // An address that its pool does not count is not given.
+        pacer.allows(&("service", name.clone()), *digest)
+            && !planner.has_any(&uncounted, &write.given)
+    });
+    let mut writes = writer.services(services.collect());
+    while let Some((name, digest, written)) = writes.next().await {
+        let object = ("service", name.clone());
+        count(values, object.0, written.is_ok());
+        match written {
+            Ok(service) => {
+                more = true;
+                pacer.wrote(object, digest);
+                let shown = Versioned::new(&service.metadata, classes.service(&service));
+                planner.services.take_answer(shown);
+            }
+            Err(WriteError::NotLeading) => return more,
+            Err(error) => {
+                pacer.fail(object, &chain(&error), error.asked_pause());
+            }
+        }
+    }
+    writer.notices(plan.notices).await;
+    more || plan.has_more
+}
+
+fn shown(pool: &Pool) -> Versioned<SeenPool> {
+    Versioned::new(&pool.metadata, convert::pool(pool))
+}
+
+fn count(values: &channel::Sender<Values>, object: &'static str, succeeded: bool) {
+    values.send_modify(|values| *values.writes.entry((object, succeeded)).or_default() += 1);
+}
+
+/// Tells the time as conditions have it.
+fn now() -> String {
+    let seconds = Timestamp::now().as_second();
+    Timestamp::from_second(seconds)
+        .unwrap_or_default()
+        .to_string()
+}
+
+fn watches(client: &Client, scope: &Scope) -> [BoxStream<'static, Arrival<Planner>>; 6] {
+    let classes = scope.classes.clone();
+    let all = ListParams::default;
+    let (namespace, name) = API_SERVICE;
+    let of_api_servers = all().fields(&format!("metadata.name={name}"));
+    let of_ours = all().labels(&format!("{SERVICE_NAME}={}", scope.service));
+    [
+        arrivals(
+            "service",
+            Api::all(client.clone()),
+            all(),
+            move |planner: &mut Planner, event| {
+                let convert = |service: &Service| classes.service(service);
+                planner.services.take("service", event, convert)
+            },
+        ),
+        arrivals(
+            "pool",
+            Api::all(client.clone()),
+            all(),
+            |planner: &mut Planner, event| planner.pools.take("pool", event, convert::pool),
+        ),
+        arrivals(
+            "node",
+            Api::all(client.clone()),
+            all(),
+            |planner: &mut Planner, event| planner.nodes.take("node", event, convert::node),
+        ),
+        arrivals(
+            "endpointslice",
+            Api::namespaced(client.clone(), namespace),
+            of_api_servers,
+            |planner: &mut Planner, event| {
+                let api_servers = &mut planner.api_servers;
+                api_servers.take("endpointslice", event, convert::api_servers)
+            },
+        ),
+        arrivals(
+            "endpointslice",
+            Api::namespaced(client.clone(), &scope.namespace),
+            of_ours,
+            |planner: &mut Planner, event| {
+                planner.edges.take("endpointslice", event, convert::edges)
+            },
+        ),
+        arrivals(
+            "namespace",
+            Api::all(client.clone()),
+            all(),
+            |planner: &mut Planner, event| {
+                let labels = |namespace: &Namespace| convert::labels(&namespace.metadata);
+                planner.namespaces.take("namespace", event, labels)
+            },
+        ),
+    ]
+}

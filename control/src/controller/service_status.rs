@@ -1,0 +1,376 @@
+//! What the controller writes to the status of Services, and what Events tell of it.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use serde_json::{Value, json};
+
+use super::allocate::Decision;
+use super::crd::Condition;
+use super::notice::Notice;
+use super::objects::Service;
+use super::pacer::digest;
+use crate::index;
+use crate::index::objects::ObjectName;
+
+/// The condition of a Service that tells whether it has its addresses.
+pub(super) const ADDRESS_ASSIGNED: &str = "guideway.dev/AddressAssigned";
+
+/// What the status of a Service says, as far as it is the controller's.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Observed {
+    /// The addresses, as text: a status can be anybody's.
+    pub(super) ingress: Vec<Ingress>,
+    /// The condition [`ADDRESS_ASSIGNED`].
+    pub(super) condition: Option<Condition>,
+}
+
+/// One entry of a Service's `status.loadBalancer.ingress`.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Ingress {
+    /// `ip`.
+    pub(super) ip: Option<String>,
+    /// `ipMode`.
+    pub(super) mode: Option<String>,
+    /// Whether there is more than that, such as a host name.
+    pub(super) more: bool,
+}
+
+impl Observed {
+    /// Returns the addresses.
+    pub(super) fn addresses(&self) -> impl Iterator<Item = IpAddr> {
+        let texts = self
+            .ingress
+            .iter()
+            .filter_map(|ingress| ingress.ip.as_deref());
+        texts.filter_map(index::address)
+    }
+
+    fn says(&self, addresses: &[IpAddr]) -> bool {
+        let plain = |ingress: &Ingress| !ingress.more && ingress.mode.as_deref() == Some("VIP");
+        self.ingress.len() == addresses.len()
+            && self.ingress.iter().all(plain)
+            && self.addresses().eq(addresses.iter().copied())
+    }
+}
+
+/// Something to write to the status of a Service, and what to tell about it.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Write {
+    /// The whole of what the controller says.
+    pub(super) patch: Value,
+    /// The addresses that the Service has then and had not.
+    pub(super) given: Vec<IpAddr>,
+    /// The Events, in order.
+    pub(super) notices: Vec<Notice>,
+}
+
+impl Write {
+    /// Tells what is written from other things.
+    pub(super) fn digest(&self) -> u64 {
+        digest(Some(&self.patch), None)
+    }
+}
+
+/// Compares what a Service gets with what its status says; nothing if they are equal.
+///
+/// `now` is the time in RFC 3339.
+pub(super) fn service(
+    service: &Service,
+    observed: &Observed,
+    decision: &Decision,
+    now: &str,
+) -> Option<Write> {
+    let before = observed.condition.as_ref();
+    let condition = condition(service, decision, before, now);
+    let unchanged = before.is_some_and(|before| before.says_as(&condition));
+    if unchanged && observed.says(&decision.addresses) {
+        return None;
+    }
+    let ingress: Vec<Value> = decision
+        .addresses
+        .iter()
+        .map(|address| json!({"ip": address, "ipMode": "VIP"}))
+        .collect();
+    let status = json!({"loadBalancer": {"ingress": ingress}, "conditions": [condition]});
+    let had: BTreeSet<IpAddr> = observed.addresses().collect();
+    let given = decision.addresses.iter().copied();
+    let given: Vec<IpAddr> = given.filter(|address| !had.contains(address)).collect();
+    Some(Write {
+        patch: patch(&service.name, &service.uid, status),
+        notices: notices(&given, decision, unchanged),
+        given,
+    })
+}
+
+/// Takes back everything that the controller said about a Service that is no longer its.
+pub(super) fn withdraw(name: &ObjectName, uid: &str) -> Write {
+    Write {
+        patch: patch(name, uid, json!({})),
+        given: Vec::new(),
+        notices: Vec::new(),
+    }
+}
+
+/// Says the status of one Service; the API server refuses it for another one of the same name.
+fn patch(name: &ObjectName, uid: &str, status: Value) -> Value {
+    json!({
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"namespace": name.namespace, "name": name.name, "uid": uid},
+        "status": status,
+    })
+}
+
+fn condition(
+    service: &Service,
+    decision: &Decision,
+    before: Option<&Condition>,
+    now: &str,
+) -> Condition {
+    let addresses: Vec<String> = decision.addresses.iter().map(IpAddr::to_string).collect();
+    let whole = addresses.len() == service.families.len();
+    let assigned = !addresses.is_empty() && (whole || !service.dual_stack_required);
+    let (reason, message) = match &decision.problem {
+        None => ("Assigned", addresses.join(", ")),
+        Some(problem) if addresses.is_empty() => (problem.reason(), problem.to_string()),
+        Some(problem) => (
+            problem.reason(),
+            format!("{}; {problem}", addresses.join(", ")),
+        ),
+    };
+    Condition {
+        kind: ADDRESS_ASSIGNED.to_owned(),
+        status: if assigned { "True" } else { "False" }.to_owned(),
+        reason: reason.to_owned(),
+        message,
+        last_transition_time: String::new(),
+    }
+    .since(before, now)
+}
+
+fn notices(given: &[IpAddr], decision: &Decision, told: bool) -> Vec<Notice> {
+    let lost = decision.lost.iter().map(|(address, problem)| Notice {
+        warning: !problem.is_wish(),
+        reason: if problem.is_conflict() {
+            "AddressConflict"
+        } else {
+            "AddressReleased"
+        },
+        text: format!("took {address} back: {problem}"),
+    });
+    let given = given.iter().map(|address| Notice {
+        warning: false,
+        reason: "IPAllocated",
+        text: format!("assigned {address}"),
+    });
+    let problem = decision.problem.iter().filter(|_| !told);
+    let problem = problem.map(|problem| {
+        let of_machine = problem.is_machine().then(|| problem.reason());
+        Notice::warning(
+            of_machine.unwrap_or("AllocationFailed"),
+            problem.to_string(),
+        )
+    });
+    lost.chain(given).chain(problem).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::controller::allocate::{AllocationError, Holder};
+    use crate::controller::block::Family;
+    use crate::controller::pool_status::PoolWrite;
+
+    const NOW: &str = "2026-11-21T12:00:00Z";
+
+    fn ip(text: &str) -> IpAddr {
+        text.parse().unwrap()
+    }
+
+    fn web(families: &[Family], required: bool) -> Service {
+        Service {
+            name: ObjectName::new("default", "web"),
+            uid: "7".to_owned(),
+            created: 0,
+            labels: Default::default(),
+            families: families.to_vec(),
+            dual_stack_required: required,
+            ports: BTreeSet::new(),
+            local: false,
+            selector: Default::default(),
+            request: Default::default(),
+            held: Vec::new(),
+        }
+    }
+
+    fn decision(addresses: &[&str], problem: Option<AllocationError>) -> Decision {
+        Decision {
+            addresses: addresses.iter().map(|text| ip(text)).collect(),
+            problem,
+            lost: Vec::new(),
+        }
+    }
+
+    /// The status as the API server has it after a write.
+    fn written(write: &Write) -> Observed {
+        let status = &write.patch["status"];
+        let entries = status["loadBalancer"]["ingress"].as_array().unwrap();
+        let text = |value: &Value| value.as_str().map(str::to_owned);
+        Observed {
+            ingress: entries
+                .iter()
+                .map(|entry| Ingress {
+                    ip: text(&entry["ip"]),
+                    mode: text(&entry["ipMode"]),
+                    more: false,
+                })
+                .collect(),
+            condition: serde_json::from_value(status["conditions"][0].clone()).unwrap(),
+        }
+    }
+
+    #[test]
+    fn a_status_is_written_once() {
+        let service_ = web(&[Family::V4], false);
+        let decision = decision(&["192.0.2.1"], None);
+        let write = service(&service_, &Observed::default(), &decision, NOW).unwrap();
+        assert_eq!(
+            write.patch["status"]["loadBalancer"]["ingress"],
+            json!([{"ip": "192.0.2.1", "ipMode": "VIP"}])
+        );
+        let observed = written(&write);
+        assert_eq!(service(&service_, &observed, &decision, "later"), None);
+
+        // Somebody changes it: it is written again, without another Event.
+        let mut proxied = observed.clone();
+        proxied.ingress[0].mode = Some("Proxy".to_owned());
+        let again = service(&service_, &proxied, &decision, "later").unwrap();
+        assert_eq!(again.patch, write.patch);
+        assert_eq!(again.notices, []);
+    }
+
+    #[test]
+    fn what_is_written_again_has_the_same_digest() {
+        let service_ = web(&[Family::V4], false);
+        let write = |service_: &Service, address, now| {
+            let decision = decision(&[address], None);
+            service(service_, &Observed::default(), &decision, now).unwrap()
+        };
+        let first = write(&service_, "192.0.2.1", NOW);
+        let later = write(&service_, "192.0.2.1", "later");
+        assert_ne!(first.patch, later.patch);
+        assert_eq!(first.digest(), later.digest());
+        let moved = write(&service_, "192.0.2.2", NOW);
+        assert_ne!(first.digest(), moved.digest());
+        // Another Service of the name.
+        let other = Service {
+            uid: "8".to_owned(),
+            ..service_
+        };
+        let other = write(&other, "192.0.2.1", NOW);
+        assert_ne!(first.digest(), other.digest());
+
+        let pool = |version: &str, used, finalizers: &[&str]| {
+            let patch = json!({"metadata": {"resourceVersion": version}, "status": {"used": used}});
+            let finalizers = finalizers.iter().map(|one| (*one).to_owned()).collect();
+            let write = PoolWrite {
+                version: version.to_owned(),
+                status: Some(patch),
+                finalizers: Some(finalizers),
+                notice: None,
+            };
+            write.digest()
+        };
+        assert_eq!(pool("7", 1, &["a"]), pool("8", 1, &["a"]));
+        assert_ne!(pool("7", 1, &["a"]), pool("7", 2, &["a"]));
+        assert_ne!(pool("7", 1, &["a"]), pool("7", 1, &[]));
+    }
+
+    #[test]
+    fn the_condition_is_true_with_one_of_two_families_only_if_both_are_not_required() {
+        let half = decision(&["192.0.2.1"], Some(AllocationError::Exhausted(Family::V6)));
+        for (required, status) in [(false, "True"), (true, "False")] {
+            let service_ = web(&[Family::V4, Family::V6], required);
+            let write = service(&service_, &Observed::default(), &half, NOW).unwrap();
+            let condition = &write.patch["status"]["conditions"][0];
+            assert_eq!(condition["status"], status);
+            assert_eq!(condition["reason"], "PoolExhausted");
+            assert!(
+                condition["message"]
+                    .as_str()
+                    .unwrap()
+                    .starts_with("192.0.2.1; ")
+            );
+        }
+    }
+
+    #[test]
+    fn a_condition_keeps_the_time_at_which_its_status_turned() {
+        let service_ = web(&[Family::V4], false);
+        let time =
+            |write: &Write| write.patch["status"]["conditions"][0]["lastTransitionTime"].clone();
+        let none = decision(&[], Some(AllocationError::NoPool(Family::V4)));
+        let write = service(&service_, &Observed::default(), &none, NOW).unwrap();
+        assert_eq!(time(&write), NOW);
+        let other = decision(&[], Some(AllocationError::Exhausted(Family::V4)));
+        let write = service(&service_, &written(&write), &other, "later").unwrap();
+        assert_eq!(time(&write), NOW);
+        let write = service(
+            &service_,
+            &written(&write),
+            &decision(&["192.0.2.1"], None),
+            "later",
+        )
+        .unwrap();
+        assert_eq!(time(&write), "later");
+    }
+
+    #[test]
+    fn events_tell_what_was_taken_given_and_refused() {
+        let service_ = web(&[Family::V4], false);
+        let foreign = AllocationError::NotInPools(ip("192.0.2.1"));
+        let first = service(
+            &service_,
+            &Observed::default(),
+            &decision(&["192.0.2.1"], None),
+            NOW,
+        )
+        .unwrap();
+        let moved = Decision {
+            lost: vec![(ip("192.0.2.1"), foreign)],
+            ..decision(&["192.0.2.2"], None)
+        };
+        let write = service(&service_, &written(&first), &moved, NOW).unwrap();
+        let told: Vec<_> = write
+            .notices
+            .iter()
+            .map(|notice| (notice.warning, notice.reason))
+            .collect();
+        assert_eq!(told, [(true, "AddressReleased"), (false, "IPAllocated")]);
+        assert_eq!(
+            write.notices[0].text,
+            "took 192.0.2.1 back: 192.0.2.1 is in no LoadBalancerPool that is open to this Service"
+        );
+        let taken = |holder| AllocationError::Taken {
+            address: ip("192.0.2.2"),
+            holder,
+        };
+        let other = taken(Holder::Service(ObjectName::new("default", "older")));
+        let conflict = Decision {
+            lost: vec![(ip("192.0.2.2"), other)],
+            ..decision(&["192.0.2.3"], None)
+        };
+        let write = service(&service_, &written(&write), &conflict, NOW).unwrap();
+        assert_eq!(write.notices[0].reason, "AddressConflict");
+        for (problem, reason) in [
+            (AllocationError::Exhausted(Family::V4), "AllocationFailed"),
+            (taken(Holder::Node), "AddressIsNode"),
+            (taken(Holder::ApiServer), "AddressIsApiServer"),
+        ] {
+            let gone = decision(&[], Some(problem));
+            let write = service(&service_, &written(&write), &gone, NOW).unwrap();
+            assert_eq!(write.notices[0].reason, reason);
+        }
+    }
+}

@@ -1,0 +1,36 @@
+//! The agent's pages: `/metrics` for Prometheus, `/healthz` for probes of its programs.
+
+use hyper::StatusCode;
+
+use super::Observer;
+use crate::http::{self, Answer};
+use crate::metrics;
+
+impl Observer {
+    /// Answers for a path.
+    pub async fn page(&self, path: &str) -> Answer {
+        page(path, self.metrics(), self.unattached()).await
+    }
+}
+
+/// Answers with a scrape, or with the devices without their program, of which there is no word if the agent is stuck.
+///
+/// Healthy: the programs are on every device where they have to be. A refused file or
+/// service is no reason to restart an agent that serves; the metrics tell of those.
+pub(crate) async fn page(
+    path: &str,
+    scrape: impl Future<Output = Option<String>>,
+    unattached: impl Future<Output = Option<Vec<String>>>,
+) -> Answer {
+    match path {
+        "/metrics" => metrics::page(scrape.await),
+        "/healthz" => match unattached.await {
+            Some(unattached) => http::ok_unless(&unattached),
+            None => http::text(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "the dataplane does not answer\n",
+            ),
+        },
+        _ => http::text(StatusCode::NOT_FOUND, "try /metrics or /healthz\n"),
+    }
+}

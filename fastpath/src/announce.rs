@@ -37,9 +37,7 @@ const BROADCAST: [u8; 6] = [0xff; 6];
 /// An interface with neighbours.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Link {
-    /// Its name.
     pub name: String,
-    /// Its MAC.
     pub mac: [u8; 6],
     /// Where its frames come in: indices of the devices below it, with the VLAN id that they have
     /// there, 0 for none.
@@ -50,10 +48,8 @@ pub struct Link {
 /// Why the interfaces with neighbours cannot be told.
 #[derive(Debug, thiserror::Error)]
 pub enum LinksError {
-    /// The kernel does not list addresses.
     #[error("cannot list the MACs of interfaces")]
     Macs(#[source] io::Error),
-    /// The kernel does not list interfaces.
     #[error("cannot list interfaces")]
     Interfaces(#[source] RequestError),
 }

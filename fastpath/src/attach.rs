@@ -9,15 +9,15 @@ mod egress;
 mod failures;
 mod words;
 
-use std::{fs, io, path::Path};
+use std::{
+    io,
+    path::{Path, PathBuf},
+};
 
-use aya::{
-    pin::PinError as PinFailure,
-    programs::{
-        ProgramError,
-        links::{FdLink, LinkError, LinkInfo},
-        xdp::{XdpLink, XdpLinkId, XdpMode as AyaMode},
-    },
+use aya::programs::{
+    ProgramError,
+    links::{FdLink, LinkError},
+    xdp::{XdpLink, XdpMode as AyaMode},
 };
 
 pub use self::{
@@ -27,8 +27,9 @@ pub use self::{
 use crate::{
     facts::{self, Features, Interface, InterfaceError, RequestError, XdpMode},
     load::Loaded,
-    pins::{Hook, PinError, Pins, ifindex_of, open_link, read_link, rename, unpin},
+    pins::{Hook, PinError, open_link, read_link, rename, unpin},
     refusal::Refusal,
+    sys::LinkInfo,
 };
 
 /// Which way of attaching is allowed.
@@ -65,11 +66,8 @@ pub struct Options {
 /// A program in force on an interface.
 #[derive(Debug)]
 pub struct Attachment {
-    /// The interface.
     pub interface: String,
-    /// Its number.
     pub ifindex: u32,
-    /// The mode in force.
     pub mode: XdpMode,
     /// The kernel's number for the link: the same for as long as the program stays attached.
     pub link: u32,
@@ -86,123 +84,81 @@ pub struct Attachment {
 /// Why a program could not be attached.
 #[derive(Debug, thiserror::Error)]
 pub enum AttachError {
-    /// The interface cannot be found or read.
     #[error(transparent)]
     Interface(#[from] InterfaceError),
-    /// The pins cannot be used.
     #[error(transparent)]
     Pins(#[from] PinError),
-    /// The kernel does not let this process do it.
     #[error("interface {interface}: cannot attach: {refusal}")]
     Refused {
-        /// The interface.
         interface: String,
-        /// The cause, and what to do.
         refusal: Refusal,
-        /// What the kernel said.
         #[source]
         source: io::Error,
     },
-    /// Another XDP program is there; it was not touched.
     #[error("interface {interface}: {owner}")]
     Occupied {
-        /// The interface.
         interface: String,
         /// Whose program it is, as far as can be told.
         owner: Owner,
-        /// What the kernel said.
         #[source]
         source: io::Error,
     },
-    /// The driver or the stack refuses.
     #[error("interface {interface}: {mode} XDP is not possible: {obstacle}")]
     Impossible {
-        /// The interface.
         interface: String,
-        /// The mode that was tried.
         mode: XdpMode,
-        /// The cause, and what to do.
         obstacle: Obstacle,
-        /// What the kernel said.
         #[source]
         source: io::Error,
     },
-    /// Generic mode, and offloads merge packets.
     #[error(
         "interface {interface}: generic XDP would see packets merged by {}; switch that off: \
          `ethtool -K {interface}{}`", .features.join(", "), off(.features)
     )]
     Merging {
-        /// The interface.
         interface: String,
-        /// The features that are on.
         features: Vec<String>,
     },
-    /// The offload features could not be changed.
     #[error("interface {interface}: cannot switch off {}", .features.join(", "))]
     Offloads {
-        /// The interface.
         interface: String,
-        /// The features that should go off.
         features: Vec<String>,
-        /// What the kernel said.
         #[source]
         source: RequestError,
     },
-    /// The adopted link is in a mode that is not allowed.
     #[error(
         "interface {interface}: an earlier run attached in {in_force} mode, which the configuration does not allow; \
          `guideway detach` first (packets pass unbalanced until the next start), or allow that mode"
     )]
     OtherMode {
-        /// The interface.
         interface: String,
-        /// The mode of the adopted link.
         in_force: XdpMode,
     },
-    /// The pinned link works in another network namespace.
     #[error(
         "interface {interface}: the link pinned as {pin} works in another network namespace; \
          give each its own pin directory"
     )]
-    OtherNamespace {
-        /// The interface.
-        interface: String,
-        /// The pin.
-        pin: String,
-    },
-    /// The kernel lets no program run for packets that leave.
+    OtherNamespace { interface: String, pin: String },
     #[error(
         "interface {interface}: kernel {release} has no place for a program at egress: neither tcx (6.6 or \
          later) nor the clsact qdisc with BPF filters; `modprobe -a sch_ingress cls_bpf`, or upgrade the kernel"
     )]
     NoEgress {
-        /// The interface.
         interface: String,
-        /// The running release.
         release: String,
-        /// What the kernel said.
         #[source]
         source: RequestError,
     },
-    /// An ingress qdisc, which excludes clsact.
     #[error(
         "interface {interface}: its ingress qdisc stands in the way of clsact, and this kernel has no tcx; \
          have its owner use clsact, which takes the same filters (`tc qdisc del dev {interface} ingress` \
          removes it with them)"
     )]
-    IngressQdisc {
-        /// The interface.
-        interface: String,
-    },
-    /// The link could not be used for another reason.
+    IngressQdisc { interface: String },
     #[error("interface {interface}: cannot {attempt}")]
     Link {
-        /// The interface.
         interface: String,
-        /// What was attempted.
         attempt: &'static str,
-        /// What went wrong.
         #[source]
         source: Box<LinkFailure>,
     },
@@ -216,8 +172,6 @@ pub enum LinkFailure {
     Program(#[from] ProgramError),
     /// With the link itself.
     Link(#[from] LinkError),
-    /// With its entry below `/proc`.
-    Io(#[from] io::Error),
     /// With a filter that stands in for it.
     Request(#[from] RequestError),
 }
@@ -266,56 +220,95 @@ impl Loaded {
         device: &Interface,
         options: &Options,
     ) -> Result<Option<Attachment>, AttachError> {
-        let Some(pins) = self.pins().cloned() else {
+        let Some(pinned) = self.pinned_link(Hook::Xdp, device)? else {
             return Ok(None);
         };
-        for path in pins.links_of(Hook::Xdp, &device.name)? {
-            let link = FdLink::from(open_link(&path)?);
-            let info = link.info().map_err(link_error(device, READ))?;
-            let ifindex = ifindex_of(info.id()).map_err(link_error(device, READ))?;
-            if ifindex == 0 {
-                // Its interface is gone: this link will see no packet again.
+        let program = pinned.info.program;
+        let in_force = device.programs.iter().find(|other| other.id == program);
+        let mode = in_force.ok_or_else(|| other_namespace(device, &pinned.path))?;
+        let mode = mode.mode;
+        if !options.mode.allows(mode) {
+            return Err(AttachError::OtherMode {
+                interface: device.name.clone(),
+                in_force: mode,
+            });
+        }
+        let switched_off = match mode {
+            XdpMode::Generic => stop_merging(device, options.merging)?,
+            XdpMode::Native | XdpMode::Offloaded => Vec::new(),
+        };
+        self.replace_in(pinned.link).map_err(|error| match error {
+            LinkFailure::Program(error) => diagnosis::attach_error(device, mode, error, None),
+            error => link_error(device, REPLACE)(error),
+        })?;
+        self.repin(Hook::Xdp, device, &pinned.path, &pinned.info)?;
+        Ok(Some(Attachment {
+            replaced: Some(program),
+            switched_off,
+            ..self.attachment(device, mode, pinned.info.id)?
+        }))
+    }
+
+    /// Puts this program into a link, in one step; the link stays the same, and its pin holds it.
+    fn replace_in(&mut self, link: FdLink) -> Result<(), LinkFailure> {
+        let program = self.program_mut();
+        let id = program.attach_to_link(XdpLink::try_from(link)?)?;
+        program.take_link(id)?;
+        Ok(())
+    }
+
+    /// Opens the link that an earlier run has pinned for a device, if it is a live one.
+    fn pinned_link(
+        &self,
+        hook: Hook,
+        device: &Interface,
+    ) -> Result<Option<PinnedLink>, AttachError> {
+        let Some(pins) = self.pins() else {
+            return Ok(None);
+        };
+        for path in pins.links_of(hook, &device.name)? {
+            let info = read_link(&path)?;
+            if info.ifindex == 0 {
+                // Its device is gone: this link will see no packet again.
                 unpin(&path)?;
                 continue;
             }
-            if ifindex != device.index {
+            if info.ifindex != device.index || !hook.runs(device, &info) {
                 return Err(other_namespace(device, &path));
             }
-            let mode = mode_in_force(device, &info, &path)?;
-            if !options.mode.allows(mode) {
-                return Err(AttachError::OtherMode {
-                    interface: device.name.clone(),
-                    in_force: mode,
-                });
-            }
-            let switched_off = match mode {
-                XdpMode::Generic => stop_merging(device, options.merging)?,
-                XdpMode::Native | XdpMode::Offloaded => Vec::new(),
-            };
-            let link = self.replace(device, mode, link)?;
-            repin(&path, &pins, Hook::Xdp, device, &link)?;
-            return Ok(Some(Attachment {
-                replaced: Some(info.program_id()),
-                switched_off,
-                ..self.attachment(device, mode, info.id())?
-            }));
+            let link = open_link(&path)?;
+            return Ok(Some(PinnedLink { path, info, link }));
         }
         Ok(None)
     }
 
-    /// Puts this program into a link, in one step; the link stays the same.
-    fn replace(
-        &mut self,
+    /// Moves the pin of an adopted link to this layout version's directory, in one step, and removes what other pins the
+    /// device has: an agent of another version that ended between two steps has left the link two.
+    fn repin(
+        &self,
+        hook: Hook,
         device: &Interface,
-        mode: XdpMode,
-        link: FdLink,
-    ) -> Result<FdLink, AttachError> {
-        let link = XdpLink::try_from(link).map_err(link_error(device, REPLACE))?;
-        let id = self
-            .program_mut()
-            .attach_to_link(link)
-            .map_err(|error| diagnosis::attach_error(device, mode, error, None))?;
-        self.take_link(device, id)
+        path: &Path,
+        adopted: &LinkInfo,
+    ) -> Result<(), AttachError> {
+        let Some(pins) = self.pins() else {
+            return Ok(());
+        };
+        let own = pins.link_at(hook, &device.name);
+        if path != own {
+            rename(path, &own)?;
+        }
+        for other in pins.links_of(hook, &device.name)? {
+            if other == own {
+                continue;
+            }
+            let link = read_link(&other)?;
+            // One in another network namespace stays, which has a device of the same name.
+            if link.id == adopted.id || link.ifindex == 0 || hook.runs(device, &link) {
+                unpin(&other)?;
+            }
+        }
+        Ok(())
     }
 
     fn attach_generic(
@@ -350,21 +343,13 @@ impl Loaded {
                 let words = words::of_refusal(program, device.index, mode);
                 diagnosis::attach_error(device, mode, error, words)
             })?;
-        let link = self.take_link(device, id)?;
+        let link = self.program_mut().take_link(id);
+        let link = link.map_err(link_error(device, READ))?;
+        let link = FdLink::try_from(link).map_err(link_error(device, READ))?;
         let id = link.info().map_err(link_error(device, READ))?.id();
-        match self.pins().map(|pins| pins.link(&device.name)) {
-            Some(path) => pin(&path, device, link)?,
-            None => self.keep(link),
-        }
+        let path = self.pins().map(|pins| pins.link(&device.name));
+        self.keep(link, path.as_deref())?;
         self.attachment(device, mode, id)
-    }
-
-    fn take_link(&mut self, device: &Interface, id: XdpLinkId) -> Result<FdLink, AttachError> {
-        let link = self
-            .program_mut()
-            .take_link(id)
-            .map_err(link_error(device, READ))?;
-        FdLink::try_from(link).map_err(link_error(device, READ))
     }
 
     fn attachment(
@@ -412,14 +397,11 @@ fn link_error<E: Into<LinkFailure>>(
     }
 }
 
-/// Finds the mode of the pinned link by the program that the interface runs.
-fn mode_in_force(device: &Interface, info: &LinkInfo, pin: &Path) -> Result<XdpMode, AttachError> {
-    device
-        .programs
-        .iter()
-        .find(|program| program.id == info.program_id())
-        .map(|program| program.mode)
-        .ok_or_else(|| other_namespace(device, pin))
+/// A live link that an earlier run has pinned.
+struct PinnedLink {
+    path: PathBuf,
+    info: LinkInfo,
+    link: FdLink,
 }
 
 fn other_namespace(device: &Interface, pin: &Path) -> AttachError {
@@ -427,49 +409,6 @@ fn other_namespace(device: &Interface, pin: &Path) -> AttachError {
         interface: device.name.clone(),
         pin: pin.display().to_string(),
     }
-}
-
-fn pin(path: &Path, device: &Interface, link: FdLink) -> Result<(), AttachError> {
-    // Whoever removed the directory under a running agent has detached everything; this brings it back.
-    if let Some(directory) = path.parent() {
-        fs::create_dir_all(directory)
-            .map_err(|source| PinError::io("create it", directory, source))?;
-    }
-    // Dropped after a failure, the link detaches: nothing unpinned is left running.
-    link.pin(path).map_err(|source| match source {
-        PinFailure::SyscallError(error) => {
-            PinError::io("pin the link", path, error.io_error).into()
-        }
-        source => link_error(device, "pin the link")(io::Error::other(source)),
-    })?;
-    Ok(())
-}
-
-/// Moves the pin of an adopted link to this layout version's directory, in one step, and removes what other pins the
-/// device has: an agent of another version that ended between two steps has left the link two.
-fn repin(
-    path: &Path,
-    pins: &Pins,
-    hook: Hook,
-    device: &Interface,
-    link: &FdLink,
-) -> Result<(), AttachError> {
-    let own = pins.link_at(hook, &device.name);
-    if path != own {
-        rename(path, &own)?;
-    }
-    let ours = link.info().map_err(link_error(device, READ))?.id();
-    for other in pins.links_of(hook, &device.name)? {
-        if other == own {
-            continue;
-        }
-        let (id, program, ifindex) = read_link(&other)?;
-        // One in another network namespace stays, which has a device of the same name.
-        if id == ours || ifindex == 0 || hook.runs(device, id, program) {
-            unpin(&other)?;
-        }
-    }
-    Ok(())
 }
 
 /// Sees to it that generic mode meets no merged packets; returns what it switched off.

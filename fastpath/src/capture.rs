@@ -43,9 +43,7 @@ const RENEWAL: Duration = Duration::from_millis(500);
 pub struct Options {
     /// The interfaces; none for all that the program is attached to.
     pub interfaces: Vec<String>,
-    /// Which frames.
     pub filter: Filter,
-    /// Which outcomes.
     pub outcomes: Outcomes,
     /// One frame out of so many, chosen at random.
     pub sample: u32,
@@ -56,16 +54,13 @@ pub struct Options {
 /// An interface that frames are captured on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Interface {
-    /// Its name.
     pub name: String,
-    /// Its number.
     pub index: u32,
 }
 
 /// A captured frame.
 #[derive(Clone, Debug)]
 pub struct Captured {
-    /// What happened to it.
     pub event: Event,
     /// The front of the frame as it came in.
     pub before: Vec<u8>,
@@ -88,30 +83,21 @@ pub mod action {
 /// Why frames cannot be captured.
 #[derive(Debug, thiserror::Error)]
 pub enum CaptureError {
-    /// The pins cannot be read.
     #[error(transparent)]
     Pins(#[from] PinError),
-    /// Nothing is attached.
     #[error(
         "the program is attached to no interface, by the pins below {root}; \
          is the agent running, with this pin directory?"
     )]
-    NotAttached {
-        /// The pin directory.
-        root: String,
-    },
-    /// An interface that the program is not attached to.
+    NotAttached { root: String },
     #[error("interface {name}: the program is not attached to it, but to {attached}")]
     OtherInterface {
-        /// The interface.
         name: String,
         /// Those that it is attached to.
         attached: String,
     },
-    /// More interfaces than a capture can be confined to.
     #[error("more than {INTERFACES} interfaces; name none to capture on all")]
     Interfaces,
-    /// The running agent is of another build.
     #[error(
         "the running agent counts {running} reasons, this program knows {REASON_COUNT}: they are of different \
          builds; use the agent's own"
@@ -120,36 +106,23 @@ pub enum CaptureError {
         /// Reasons that the agent counts.
         running: u32,
     },
-    /// Somebody captures already.
     #[error("process {owner} captures already; there is one capture at a time on a machine")]
-    Busy {
-        /// The process.
-        owner: u32,
-    },
-    /// The kernel does not let this process do it.
+    Busy { owner: u32 },
     #[error("cannot {attempt}: {refusal}")]
     Refused {
-        /// What was attempted.
         attempt: String,
-        /// The cause, and what to do.
         refusal: Refusal,
-        /// What the kernel said.
         #[source]
         source: io::Error,
     },
-    /// A map cannot be used.
     #[error("cannot use map {map}")]
     Map {
-        /// The map.
         map: &'static str,
-        /// What went wrong.
         #[source]
         source: Box<MapError>,
     },
-    /// The pinned program cannot be used.
     #[error("cannot open the pinned program {}", Slot::Around.program())]
     Program(#[source] Box<ProgramError>),
-    /// Frames cannot be waited for.
     #[error("cannot wait for frames")]
     Wait(#[source] io::Error),
 }
@@ -407,7 +380,7 @@ fn interfaces(pins: &Pins, wanted: &[String]) -> Result<Vec<Interface>, CaptureE
         if !path.exists() {
             continue;
         }
-        let (_, _, index) = read_link(&path)?;
+        let index = read_link(&path)?.ifindex;
         if index != 0 {
             found.push(Interface { name, index });
         }

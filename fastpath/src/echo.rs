@@ -31,7 +31,6 @@ pub const LENGTH: usize = Icmp::LENGTH + size_of::<u64>();
 pub struct Echo {
     /// Whether it is one of IPv6.
     pub is_v6: bool,
-    /// The number.
     pub nonce: u64,
 }
 

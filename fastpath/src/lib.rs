@@ -14,4 +14,5 @@ pub mod nexthop;
 pub mod object;
 pub mod pins;
 pub mod refusal;
+mod sys;
 pub mod tables;

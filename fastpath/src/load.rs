@@ -5,14 +5,16 @@
 use std::{
     collections::BTreeMap,
     fmt, fs, io,
-    os::fd::{AsFd, BorrowedFd},
-    path::PathBuf,
+    os::fd::AsFd as _,
+    path::{Path, PathBuf},
 };
 
 use aya::{
     Ebpf, EbpfError, EbpfLoader,
     maps::{Map, MapData, MapError, MapInfo, MapType, ProgramArray},
-    programs::{ProgramError, RawTracePoint, SchedClassifier, Xdp, links::FdLink},
+    programs::{
+        Program, ProgramError, ProgramFd, RawTracePoint, SchedClassifier, Xdp, links::FdLink,
+    },
     util::nr_cpus,
 };
 use xdp_prog::{
@@ -25,7 +27,7 @@ use crate::{
     clsact::OwnedFilter,
     facts::{self, KernelVersion, Softirq},
     object,
-    pins::{PinError, Pins, unpin},
+    pins::{PinError, Pins, pin, unpin},
     refusal::{Refusal, is_refusal},
 };
 
@@ -45,16 +47,12 @@ const LOG_LINES: usize = 12;
 /// Why the program could not be loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
-    /// The kernel lacks what the program needs.
     #[error(
         "kernel {release} is too old: {} or later is needed \
          (XDP programs for frames of several buffers); upgrade the kernel",
         KernelVersion::MINIMUM
     )]
-    KernelTooOld {
-        /// The running release.
-        release: String,
-    },
+    KernelTooOld { release: String },
     /// Two runs of a program may share a CPU, and with it what each takes for its own.
     #[error(
         "kernel {release} is PREEMPT_RT {}: threads of two devices would share the scratch memory of a CPU; \
@@ -64,106 +62,73 @@ pub enum LoadError {
             Softirq::InTurn | Softirq::Preempted => "without PREEMPT_RT_NEEDS_BH_LOCK",
         }
     )]
-    Realtime {
-        /// The running release.
-        release: String,
-        /// What is known of it.
-        softirq: Softirq,
-    },
-    /// The pin directory cannot be used.
+    Realtime { release: String, softirq: Softirq },
     #[error(transparent)]
     Pins(#[from] PinError),
-    /// The embedded object is damaged: a fault of the build.
     #[error("the embedded BPF object cannot be parsed; build again")]
     Object(#[source] aya_obj::ParseError),
-    /// A size was given for, or a handle asked of, a map that the object does not have.
     #[error("map {map}: the BPF object has none of that name")]
-    UnknownMap {
-        /// The name.
-        map: String,
-    },
+    UnknownMap { map: String },
     /// A pinned array that is no matter of options has another length under the same version.
     #[error(
         "map {map}: the pinned one has {pinned} entries, this build needs {needed}, under the same layout \
          version; it was pinned by a different build: run `guideway detach`, then start again"
     )]
     Length {
-        /// The map.
         map: String,
         /// What is pinned.
         pinned: u32,
         /// What the object declares.
         needed: u32,
     },
-    /// A pinned map has another layout under the same version.
     #[error(
         "map {map}: the pinned one is {pinned}, this build needs {needed}, under the same layout version; \
          it was pinned by a different build: run `guideway detach`, then start again"
     )]
     Layout {
-        /// The map.
         map: String,
         /// What is pinned.
         pinned: MapLayout,
         /// What the object declares.
         needed: MapLayout,
     },
-    /// The kernel does not let this process do it.
     #[error("{attempt}: {refusal}")]
     Refused {
-        /// What was attempted.
         attempt: String,
-        /// The cause, and what to do.
         refusal: Refusal,
-        /// What the kernel said.
         #[source]
         source: io::Error,
     },
-    /// A map is too big for the memory there is.
     #[error(
         "map {map}: no memory for {max_entries} entries; \
          ask for fewer, or raise the memory limit of the container or unit"
     )]
     Memory {
-        /// The map.
         map: String,
-        /// Its size.
         max_entries: u32,
-        /// What the kernel said.
         #[source]
         source: io::Error,
     },
-    /// A map could not be created for another reason.
     #[error("map {map}: kernel {release} refuses to create it")]
     Map {
-        /// The map.
         map: String,
-        /// The running release.
         release: String,
-        /// What the kernel said.
         #[source]
         source: io::Error,
     },
-    /// The verifier refused the program.
     #[error(
         "the verifier of kernel {release} refused the program; please report it with this text:\n{}",
         tail(.log, LOG_LINES)
     )]
     Verifier {
-        /// The running release.
         release: String,
-        /// The whole log.
         log: String,
-        /// What the kernel said.
         #[source]
         source: io::Error,
     },
-    /// Anything else.
     #[error("cannot load the BPF object on kernel {release}")]
     Other {
-        /// The running release.
         release: String,
-        /// What went wrong.
         #[source]
         source: Box<EbpfError>,
     },
@@ -222,11 +187,8 @@ impl fmt::Display for MapLayout {
      `guideway detach` and a start make a new one"
 )]
 pub struct KeptSize {
-    /// The map.
     pub map: String,
-    /// The size it has.
     pub pinned: u32,
-    /// The size that was asked for.
     pub asked: u32,
 }
 
@@ -447,11 +409,12 @@ impl Loaded {
             release: facts::kernel().release,
             source: Box::new(source.into()),
         };
-        let fd = self
-            .map_fd(name)?
-            .try_clone_to_owned()
-            .map_err(|error| failed(error.into()))?;
-        MapData::from_fd(fd).map_err(failed)
+        let map = self.ebpf.map(name).and_then(map_data);
+        let map = map.ok_or_else(|| LoadError::UnknownMap {
+            map: name.to_owned(),
+        })?;
+        let fd = map.fd().as_fd().try_clone_to_owned();
+        MapData::from_fd(fd.map_err(|error| failed(error.into()))?).map_err(failed)
     }
 
     /// Lists the maps that kept another size than asked for.
@@ -463,99 +426,79 @@ impl Loaded {
     /// Returns the XDP program.
     #[must_use]
     pub fn program(&self) -> &Xdp {
-        match self.ebpf.program(XDP_PROGRAM) {
-            Some(aya::programs::Program::Xdp(program)) => program,
-            _ => unreachable!("`load` has loaded this program as XDP"),
-        }
+        self.get(XDP_PROGRAM)
     }
 
     pub(crate) fn program_mut(&mut self) -> &mut Xdp {
-        match self.ebpf.program_mut(XDP_PROGRAM) {
-            Some(aya::programs::Program::Xdp(program)) => program,
-            _ => unreachable!("`load` has loaded this program as XDP"),
-        }
+        self.get_mut(XDP_PROGRAM)
     }
 
     /// Returns the TC egress program.
     #[must_use]
     pub fn egress_program(&self) -> &SchedClassifier {
-        match self.ebpf.program(EGRESS_PROGRAM) {
-            Some(aya::programs::Program::SchedClassifier(program)) => program,
-            _ => unreachable!("`load` has loaded this program as a classifier"),
-        }
+        self.get(EGRESS_PROGRAM)
     }
 
     pub(crate) fn egress_program_mut(&mut self) -> &mut SchedClassifier {
-        match self.ebpf.program_mut(EGRESS_PROGRAM) {
-            Some(aya::programs::Program::SchedClassifier(program)) => program,
-            _ => unreachable!("`load` has loaded this program as a classifier"),
-        }
+        self.get_mut(EGRESS_PROGRAM)
     }
 
     /// Returns the program of a tracepoint, which is not loaded with the others.
     pub(crate) fn trace_program_mut(&mut self, name: &str) -> &mut RawTracePoint {
-        match self.ebpf.program_mut(name) {
-            Some(aya::programs::Program::RawTracePoint(program)) => program,
-            _ => unreachable!("the object has this program for a tracepoint"),
-        }
+        self.get_mut(name)
+    }
+
+    fn get<'l, P>(&'l self, name: &str) -> &'l P
+    where
+        &'l P: TryFrom<&'l Program>,
+    {
+        let program = self.ebpf.program(name);
+        let program = program.and_then(|program| program.try_into().ok());
+        program.expect("the object has this program, of this type")
+    }
+
+    fn get_mut<'l, P>(&'l mut self, name: &str) -> &'l mut P
+    where
+        &'l mut P: TryFrom<&'l mut Program>,
+    {
+        let program = self.ebpf.program_mut(name);
+        let program = program.and_then(|program| program.try_into().ok());
+        program.expect("the object has this program, of this type")
     }
 
     pub(crate) const fn pins(&self) -> Option<&Pins> {
         self.pins.as_ref()
     }
 
-    /// Holds a link for as long as the program is loaded.
-    pub(crate) fn keep(&mut self, link: FdLink) {
-        self.unpinned_links.push(link);
+    /// Pins a link, or holds it for as long as the program is loaded. After a failure it detaches: nothing unpinned is
+    /// left running.
+    pub(crate) fn keep(&mut self, link: FdLink, path: Option<&Path>) -> Result<(), PinError> {
+        match path {
+            Some(path) => pin(path, |path| link.pin(path)).map(drop),
+            None => {
+                self.unpinned_links.push(link);
+                Ok(())
+            }
+        }
     }
 
     /// Removes a filter when the program is not loaded any more.
     pub(crate) fn keep_filter(&mut self, filter: OwnedFilter) {
         self.unpinned_filters.push(filter);
     }
-
-    fn map_fd(&self, name: &str) -> Result<BorrowedFd<'_>, LoadError> {
-        self.ebpf
-            .map(name)
-            .map(|map| map_data(map).fd().as_fd())
-            .ok_or_else(|| LoadError::UnknownMap {
-                map: name.to_owned(),
-            })
-    }
 }
 
-fn map_data(map: &Map) -> &MapData {
+/// Returns what is common to maps of the types that the object has.
+const fn map_data(map: &Map) -> Option<&MapData> {
     match map {
         Map::Array(data)
-        | Map::ArrayOfMaps(data)
-        | Map::BloomFilter(data)
-        | Map::CgroupArray(data)
-        | Map::CgroupStorage(data)
-        | Map::CgrpStorage(data)
-        | Map::CpuMap(data)
-        | Map::DevMap(data)
-        | Map::DevMapHash(data)
         | Map::HashMap(data)
-        | Map::HashOfMaps(data)
-        | Map::InodeStorage(data)
         | Map::LpmTrie(data)
         | Map::LruHashMap(data)
         | Map::PerCpuArray(data)
-        | Map::PerCpuCgroupStorage(data)
-        | Map::PerCpuHashMap(data)
-        | Map::PerCpuLruHashMap(data)
-        | Map::PerfEventArray(data)
         | Map::ProgramArray(data)
-        | Map::Queue(data)
-        | Map::ReusePortSockArray(data)
-        | Map::RingBuf(data)
-        | Map::SkStorage(data)
-        | Map::SockHash(data)
-        | Map::SockMap(data)
-        | Map::Stack(data)
-        | Map::StackTraceMap(data)
-        | Map::Unsupported(data)
-        | Map::XskMap(data) => data,
+        | Map::RingBuf(data) => Some(data),
+        _ => None,
     }
 }
 
@@ -567,35 +510,38 @@ fn map_data(map: &Map) -> &MapData {
 fn load_programs(ebpf: &mut Ebpf) -> Result<(), EbpfError> {
     let mut stages = Vec::with_capacity(Stage::ALL.len());
     for stage in Stage::ALL {
-        let program = xdp(ebpf, stage.program())?;
-        program.load()?;
-        stages.push((stage, program.fd()?.try_clone().map_err(MapError::from)?));
+        stages.push((stage.index(), load_xdp(ebpf, stage.program())?));
     }
-    xdp(ebpf, XDP_PROGRAM)?.load()?;
-    xdp(ebpf, Slot::Around.program())?.load()?;
-    let edge = xdp(ebpf, Slot::Edge.program())?;
-    edge.load()?;
-    let edge = edge.fd()?.try_clone().map_err(MapError::from)?;
+    load_xdp(ebpf, XDP_PROGRAM)?;
+    load_xdp(ebpf, Slot::Around.program())?;
+    let edge = (Slot::Edge.index(), load_xdp(ebpf, Slot::Edge.program())?);
     let egress: &mut SchedClassifier = ebpf
         .program_mut(EGRESS_PROGRAM)
         .ok_or(ProgramError::UnexpectedProgramType)?
         .try_into()?;
     egress.load()?;
-    let map = ebpf
-        .map_mut(map::STAGES)
-        .ok_or_else(|| MapError::InvalidName {
-            name: map::STAGES.to_owned(),
-        })?;
+    set_programs(ebpf, map::STAGES, &stages)?;
+    set_programs(ebpf, map::CAPTURE, &[edge])
+}
+
+fn load_xdp(ebpf: &mut Ebpf, name: &str) -> Result<ProgramFd, EbpfError> {
+    let program = xdp(ebpf, name)?;
+    program.load()?;
+    Ok(program.fd()?.try_clone().map_err(MapError::from)?)
+}
+
+fn set_programs(
+    ebpf: &mut Ebpf,
+    name: &str,
+    programs: &[(u32, ProgramFd)],
+) -> Result<(), EbpfError> {
+    let map = ebpf.map_mut(name).ok_or_else(|| MapError::InvalidName {
+        name: name.to_owned(),
+    })?;
     let mut array = ProgramArray::try_from(map)?;
-    for (stage, program) in &stages {
-        array.set(stage.index(), program, 0)?;
+    for (index, program) in programs {
+        array.set(*index, program, 0)?;
     }
-    let map = ebpf
-        .map_mut(map::CAPTURE)
-        .ok_or_else(|| MapError::InvalidName {
-            name: map::CAPTURE.to_owned(),
-        })?;
-    ProgramArray::try_from(map)?.set(Slot::Edge.index(), &edge, 0)?;
     Ok(())
 }
 
@@ -604,13 +550,10 @@ fn pin_capture(ebpf: &mut Ebpf, pins: &Pins) -> Result<(), LoadError> {
     let path = pins.capture_program();
     unpin(&path)?;
     let program = xdp(ebpf, Slot::Around.program());
-    let pinned = program.map_err(io::Error::other).and_then(|program| {
-        program.pin(&path).map_err(|error| match error {
-            aya::pin::PinError::SyscallError(error) => error.io_error,
-            error => io::Error::other(error),
-        })
-    });
-    pinned.map_err(|source| PinError::io("pin the program", &path, source).into())
+    let program =
+        program.map_err(|error| PinError::io("make it", &path, io::Error::other(error)))?;
+    pin(&path, |path| program.pin(path))?;
+    Ok(())
 }
 
 fn xdp<'e>(ebpf: &'e mut Ebpf, name: &str) -> Result<&'e mut Xdp, ProgramError> {

@@ -136,43 +136,32 @@ impl fmt::Display for Reason {
 /// A failure to talk to the kernel about routes, links or neighbours.
 #[derive(Debug, thiserror::Error)]
 pub enum NetlinkError {
-    /// A socket could not be opened or prepared.
     #[error("cannot open a netlink socket")]
     Open(#[source] RequestError),
-    /// The kernel refused a question, or its answer could not be read.
     #[error("cannot {attempt}")]
     Ask {
-        /// What was attempted.
         attempt: &'static str,
-        /// The objection.
         #[source]
         source: RequestError,
     },
-    /// The route of one target could not be looked up.
     #[error("cannot look up the route to {target}")]
     Route {
-        /// The target.
         target: IpAddr,
-        /// The objection.
         #[source]
         source: RequestError,
     },
-    /// The kernel refused to keep neighbours resolved.
     #[error(
         "cannot have the kernel keep neighbour {address} on device {ifindex} ({failed} in all)"
     )]
     Keep {
         /// The first neighbour that was refused.
         address: IpAddr,
-        /// Its device.
         ifindex: u32,
         /// How many neighbours were refused in this refresh.
         failed: usize,
-        /// The objection to the first.
         #[source]
         source: RequestError,
     },
-    /// Waiting for changes failed.
     #[error("cannot wait for network changes")]
     Watch(#[source] io::Error),
 }

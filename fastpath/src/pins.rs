@@ -17,6 +17,7 @@
 
 use std::{
     fs, io,
+    os::fd::AsFd as _,
     path::{Path, PathBuf},
     thread,
     time::{Duration, Instant},
@@ -24,6 +25,7 @@ use std::{
 
 use aya::{
     maps::{MapData, MapError},
+    pin::PinError as PinFailure,
     programs::links::{FdLink, LinkError, PinnedLink},
 };
 use xdp_prog::abi;
@@ -32,6 +34,7 @@ use crate::{
     clsact,
     facts::{self, Bpffs, Interface, RequestError},
     refusal::{Refusal, is_refusal},
+    sys::{self, LinkInfo},
 };
 
 /// Where pins live unless the configuration says otherwise.
@@ -44,87 +47,47 @@ const DETACH_POLL: Duration = Duration::from_millis(5);
 /// Why pins could not be made, read or removed.
 #[derive(Debug, thiserror::Error)]
 pub enum PinError {
-    /// The directory is not on a BPF file system.
     #[error(
         "pin directory {}: {} is not on a BPF file system (magic {magic:#x}); \
          mount one with `mount -t bpf bpf /sys/fs/bpf`, in a container mount the host's /sys/fs/bpf",
         .root.display(), .directory.display()
     )]
     NotBpffs {
-        /// The pin directory.
         root: PathBuf,
-        /// The nearest directory that exists.
         directory: PathBuf,
-        /// The magic number of its file system.
         magic: u64,
     },
-    /// The kernel or the file permissions refuse.
     #[error("pin {}: {refusal}", .path.display())]
     Refused {
-        /// The file or directory.
         path: PathBuf,
-        /// The cause, and what to do.
         refusal: Refusal,
-        /// What the kernel said.
         #[source]
         source: io::Error,
     },
-    /// A directory or file operation failed.
     #[error("pin {}: cannot {attempt}", .path.display())]
     Io {
-        /// What was attempted.
         attempt: &'static str,
-        /// The file or directory.
         path: PathBuf,
-        /// What the kernel said.
         #[source]
         source: io::Error,
     },
-    /// There is no such map.
     #[error("map {map}: not pinned in {}; is the agent running with this pin directory?", .directory.display())]
-    NoMap {
-        /// The map.
-        map: String,
-        /// Where it was looked for.
-        directory: PathBuf,
-    },
-    /// A pinned map could not be opened.
+    NoMap { map: String, directory: PathBuf },
     #[error("map {map}: cannot open its pin {}", .path.display())]
     Map {
-        /// The map.
         map: String,
-        /// Its pin.
         path: PathBuf,
-        /// What went wrong.
         #[source]
         source: Box<MapError>,
     },
-    /// A pinned link could not be opened.
-    #[error("pin {}: cannot open it as a link", .path.display())]
-    Link {
-        /// The pin.
-        path: PathBuf,
-        /// What went wrong.
-        #[source]
-        source: Box<LinkError>,
-    },
-    /// The pin is gone but the program still runs.
     #[error(
         "interface {interface}: program {program} is still attached although its pin is removed: \
          another process holds the link; `bpftool link` names it"
     )]
-    StillAttached {
-        /// The interface.
-        interface: String,
-        /// The program.
-        program: u32,
-    },
-    /// The devices, or what runs on one, cannot be read or changed.
+    StillAttached { interface: String, program: u32 },
     #[error("cannot {attempt}")]
     Devices {
-        /// What was attempted.
         attempt: String,
-        /// What the kernel said.
         #[source]
         source: RequestError,
     },
@@ -142,6 +105,22 @@ impl PinError {
         Self::Io {
             attempt,
             path: path.to_owned(),
+            source,
+        }
+    }
+
+    fn link(path: &Path, source: io::Error) -> Self {
+        let path = path.to_owned();
+        if is_refusal(&source) {
+            return Self::Refused {
+                path,
+                refusal: Refusal::of_bpf(),
+                source,
+            };
+        }
+        Self::Io {
+            attempt: "open it as a link",
+            path,
             source,
         }
     }
@@ -174,11 +153,13 @@ impl Hook {
     }
 
     /// Tells whether a device of this namespace runs what the link holds there.
-    pub(crate) fn runs(self, device: &Interface, link: u32, program: u32) -> bool {
+    pub(crate) fn runs(self, device: &Interface, link: &LinkInfo) -> bool {
         match self {
-            Self::Xdp => device.runs(program),
-            Self::Egress => facts::tcx_programs(device.index)
-                .is_ok_and(|programs| programs.iter().flatten().any(|other| other.link == link)),
+            Self::Xdp => device.runs(link.program),
+            Self::Egress => facts::tcx_programs(device.index).is_ok_and(|programs| {
+                let mut programs = programs.iter().flatten();
+                programs.any(|program| program.link == link.id)
+            }),
         }
     }
 }
@@ -358,18 +339,18 @@ impl Pins {
         let mut renamed = Vec::new();
         let devices = devices()?;
         for (hook, interface, path) in self.pinned()? {
-            let (id, program, ifindex) = read_link(&path)?;
-            if ifindex == 0 {
+            let link = read_link(&path)?;
+            if link.ifindex == 0 {
                 unpin(&path)?;
                 continue;
             }
-            let device = devices.iter().find(|device| device.index == ifindex);
+            let device = devices.iter().find(|device| device.index == link.ifindex);
             let Some(device) = device.filter(|device| device.name != interface) else {
                 continue;
             };
-            if hook.runs(device, id, program) {
+            if hook.runs(device, &link) {
                 // By a name that no interface has: two may have swapped theirs.
-                let between = path.with_file_name(format!("{}%link{id}", hook.prefix()));
+                let between = path.with_file_name(format!("{}%link{}", hook.prefix(), link.id));
                 rename(&path, &between)?;
                 renamed.push((
                     between,
@@ -536,84 +517,54 @@ pub(crate) fn unpin(path: &Path) -> Result<(), PinError> {
     }
 }
 
-/// Opens a pinned link.
-pub(crate) fn open_link(path: &Path) -> Result<PinnedLink, PinError> {
-    PinnedLink::from_pin(path).map_err(|source| match source {
-        LinkError::SyscallError(error) if is_refusal(&error.io_error) => PinError::Refused {
-            path: path.to_owned(),
-            refusal: Refusal::of_bpf(),
-            source: error.io_error,
-        },
-        source => PinError::Link {
-            path: path.to_owned(),
-            source: Box::new(source),
-        },
+/// Pins something by a call of aya's.
+pub(crate) fn pin<T>(
+    path: &Path,
+    pin: impl FnOnce(&Path) -> Result<T, PinFailure>,
+) -> Result<T, PinError> {
+    // Whoever removed the directory under a running agent has detached everything; this brings it back.
+    if let Some(directory) = path.parent() {
+        fs::create_dir_all(directory)
+            .map_err(|source| PinError::io("create it", directory, source))?;
+    }
+    pin(path).map_err(|error| {
+        let source = match error {
+            PinFailure::SyscallError(error) => error.io_error,
+            error => io::Error::other(error),
+        };
+        PinError::io("make it", path, source)
     })
 }
 
-/// Returns the interface number of an open XDP link, 0 when the interface is gone.
-///
-/// aya's `LinkInfo` leaves it out; the kernel shows it beside the open file.
-pub(crate) fn ifindex_of(link: u32) -> io::Result<u32> {
-    for entry in fs::read_dir("/proc/self/fdinfo")? {
-        // Another thread may close its files meanwhile.
-        let Ok(text) = fs::read_to_string(entry?.path()) else {
-            continue;
-        };
-        let field = |name: &str| {
-            text.lines()
-                .find_map(|line| line.strip_prefix(name)?.trim().parse::<u32>().ok())
-        };
-        if field("link_id:") == Some(link) {
-            return field("ifindex:").ok_or_else(|| {
-                io::Error::new(io::ErrorKind::InvalidData, "the link is not one of XDP")
-            });
-        }
-    }
-    Err(io::Error::new(
-        io::ErrorKind::NotFound,
-        "the link is not among the open files below /proc",
-    ))
+/// Opens a pinned link, to put another program into it.
+pub(crate) fn open_link(path: &Path) -> Result<FdLink, PinError> {
+    let link = PinnedLink::from_pin(path).map_err(|error| match error {
+        LinkError::SyscallError(error) => PinError::link(path, error.io_error),
+        error => PinError::link(path, io::Error::other(error)),
+    })?;
+    Ok(link.into())
 }
 
-/// Reads a pinned link: its number, its program's, and its interface's, 0 when that is gone.
-pub(crate) fn read_link(path: &Path) -> Result<(u32, u32, u32), PinError> {
-    let failed = |source| PinError::Link {
-        path: path.to_owned(),
-        source: Box::new(source),
-    };
-    let link = FdLink::from(open_link(path)?);
-    let info = link.info().map_err(failed)?;
-    let ifindex = ifindex_of(info.id())
-        .map_err(|source| PinError::io("read its entry below /proc", path, source))?;
-    Ok((info.id(), info.program_id(), ifindex))
+/// Reads what a pinned link is.
+pub(crate) fn read_link(path: &Path) -> Result<LinkInfo, PinError> {
+    let link = sys::open_pinned(path).and_then(|link| sys::link_info(link.as_fd()));
+    link.map_err(|source| PinError::link(path, source))
 }
 
 fn remove_link(hook: Hook, interface: &str, path: &Path) -> Result<(), PinError> {
     // Asked by number: the interface may have another name by now.
-    let place = read_link(path).ok();
+    let link = read_link(path).ok();
     unpin(path)?;
-    match place {
-        Some((link, program, ifindex)) => {
-            wait_until_detached(hook, interface, ifindex, link, program)
-        }
-        None => Ok(()),
-    }
+    link.map_or(Ok(()), |link| wait_until_detached(hook, interface, &link))
 }
 
 /// The kernel frees a link after its last reference has gone, in a worker: not at once.
-fn wait_until_detached(
-    hook: Hook,
-    interface: &str,
-    ifindex: u32,
-    link: u32,
-    program: u32,
-) -> Result<(), PinError> {
+fn wait_until_detached(hook: Hook, interface: &str, link: &LinkInfo) -> Result<(), PinError> {
     let deadline = Instant::now() + DETACH_DEADLINE;
     loop {
         let attached = devices().is_ok_and(|devices| {
-            let mut there = devices.iter().filter(|device| device.index == ifindex);
-            there.any(|device| hook.runs(device, link, program))
+            let mut there = devices.iter().filter(|device| device.index == link.ifindex);
+            there.any(|device| hook.runs(device, link))
         });
         if !attached {
             return Ok(());
@@ -621,7 +572,7 @@ fn wait_until_detached(
         if Instant::now() > deadline {
             return Err(PinError::StillAttached {
                 interface: interface.to_owned(),
-                program,
+                program: link.program,
             });
         }
         thread::sleep(DETACH_POLL);

@@ -18,16 +18,16 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
     net::IpAddr,
+    ops::Deref,
     sync::Arc,
 };
 
-use aya::maps::{self, Map, MapData, MapError};
+use aya::maps::lpm_trie::Key;
 use imbl::OrdMap;
 use ipnet::IpNet;
 use xdp_prog::abi::{
-    AddressKey, Backend, Claim, Config, Datagram, EdgeMac, EdgePrefix, LocalFlow, NatBegun,
-    NatCount, NatForward, NatReverse, NextHop, PathReport, Pod, PodFlow, PodKey, Probe, Service,
-    SourcePrefix, TaggedLink, Tuple, map,
+    AddressKey, Backend, Claim, Config, Datagram, EdgeMac, EdgePrefix, LocalFlow, NextHop,
+    PathReport, Pod, PodFlow, PodKey, Probe, Service, SourcePrefix, TaggedLink, Tuple, map,
 };
 
 pub use self::{
@@ -45,8 +45,16 @@ pub use self::{
     view::TableView,
 };
 use self::{
-    encode::backend_key, error::read_failed, ids::Ids, index::ServiceIndex, live::Live,
-    mapped::Mapped, policy::Pods, slots::Slots, view::Newest, walk::Walk, written::Written,
+    encode::{backend_key, edge_prefix_key, edge_prefix_of},
+    ids::Ids,
+    index::ServiceIndex,
+    live::Live,
+    mapped::Mapped,
+    policy::Pods,
+    slots::Slots,
+    syscall_map::{Mirrored, SyscallMap},
+    types::{address_key, address_of},
+    view::Newest,
 };
 use crate::{load::Loaded, nexthop::Resolution};
 
@@ -59,11 +67,10 @@ mod counters;
 mod encode;
 mod error;
 mod explain;
+mod gate;
 mod grace;
 mod ids;
 mod index;
-#[cfg(test)]
-mod interrupted;
 mod layout;
 mod live;
 mod lut;
@@ -76,21 +83,20 @@ mod probes;
 mod reader;
 mod services;
 mod slots;
+mod syscall_map;
+#[cfg(test)]
+mod tests;
 mod types;
 mod view;
 mod walk;
-mod written;
 
 /// A service as the tables have it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InstalledService {
-    /// Service id.
     pub id: u32,
-    /// Its lookup table.
     pub run: Run,
     /// The table of this machine's pods, if it has any: the same one where there are no others.
     pub local: Option<Run>,
-    /// How packets reach the backends.
     pub mode: ForwardMode,
     /// Ids of the backends that it uses.
     backends: Box<[u32]>,
@@ -139,21 +145,73 @@ pub type Specs = OrdMap<ServiceKey, Arc<ServiceSpec>>;
 /// A backend as the tables have it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InstalledBackend {
-    /// Backend id.
     pub id: u32,
     /// Services of its owner whose lookup table names it.
     pub services: u32,
 }
 
-/// How a node address is reached.
+/// The route to a node.
 #[derive(Clone, Copy, Debug)]
-struct Way {
+struct NodeRoute {
     /// Id of the next hop; 0 for none.
     next_hop: u32,
     /// As it was told; unknown after adoption.
     resolution: Option<Resolution>,
     /// Whether the node is this machine.
     local: bool,
+}
+
+/// What the tables have, in user space's words. A clone shares everything, so that it costs the same however much that
+/// is; what changes afterwards is copied then, node by node of a tree.
+#[derive(Clone, Debug, Default)]
+pub struct Contents {
+    installed: OrdMap<ServiceKey, Arc<InstalledService>>,
+    specs: Specs,
+    backend_by_key: OrdMap<OwnedBackend, InstalledBackend>,
+    node_routes: OrdMap<IpAddr, NodeRoute>,
+    /// Of nodes to which the path takes less than the next hop does.
+    path_mtus: OrdMap<IpAddr, u32>,
+}
+
+impl Contents {
+    /// Lists the services in the tables.
+    pub fn services(&self) -> impl ExactSizeIterator<Item = (&ServiceKey, &InstalledService)> {
+        let services = self.installed.iter();
+        services.map(|(key, service)| (key, service.as_ref()))
+    }
+
+    /// Returns an installed service.
+    pub fn service(&self, key: &ServiceKey) -> Option<&InstalledService> {
+        self.installed.get(key).map(Arc::as_ref)
+    }
+
+    /// Returns what services were made from under the present settings. Those that an earlier agent made are not
+    /// among them, nor is one that could not be made anew.
+    ///
+    /// A clone shares everything, and two versions are compared without a look at what they share.
+    pub const fn specs(&self) -> &Specs {
+        &self.specs
+    }
+
+    /// Lists the backends in the tables, once for each owner.
+    pub fn backends(&self) -> impl ExactSizeIterator<Item = (&OwnedBackend, &InstalledBackend)> {
+        self.backend_by_key.iter()
+    }
+
+    /// Returns an installed backend.
+    pub fn backend(&self, key: &OwnedBackend) -> Option<&InstalledBackend> {
+        self.backend_by_key.get(key)
+    }
+
+    /// Returns how a node address is reached, as told last.
+    pub fn next_hop(&self, target: IpAddr) -> Option<Resolution> {
+        self.node_routes.get(&target)?.resolution
+    }
+
+    /// Returns the MTU of the path to a node, where it is smaller than the next hop's.
+    pub fn path_mtu(&self, node: IpAddr) -> Option<u32> {
+        self.path_mtus.get(&node).copied()
+    }
 }
 
 /// What a change did.
@@ -166,9 +224,8 @@ pub struct Change {
 }
 
 /// How full the tables are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Fill {
-    /// The LUT arena.
     pub arena: ArenaFill,
     /// Services in use and possible.
     pub services: Usage,
@@ -221,34 +278,28 @@ impl Retired {
 
 /// The tables of one dataplane, owned by one agent.
 pub struct Tables {
-    config: Written<maps::Array<MapData, Config>>,
-    vips: Written<maps::HashMap<MapData, AddressKey, u32>>,
+    config: SyscallMap<u32, Config>,
+    vips: Mirrored<IpAddr, AddressKey, u32>,
     index: ServiceIndex,
-    trusted_edges: Written<maps::lpm_trie::LpmTrie<MapData, EdgePrefix, u32>>,
-    edge_macs: Written<maps::HashMap<MapData, EdgeMac, u32>>,
-    vlans: Written<maps::HashMap<MapData, u32, TaggedLink>>,
-    paths: maps::HashMap<MapData, AddressKey, PathReport>,
-    source_ranges: Written<maps::lpm_trie::LpmTrie<MapData, SourcePrefix, u32>>,
-    pods: Written<maps::HashMap<MapData, PodKey, Pod>>,
-    local_flows: maps::HashMap<MapData, Tuple, LocalFlow>,
-    probes: Written<maps::Array<MapData, Probe>>,
-    flows: maps::HashMap<MapData, Tuple, PodFlow>,
-    flows_datagram: maps::HashMap<MapData, Tuple, PodFlow>,
-    flows_embryonic: maps::HashMap<MapData, Tuple, PodFlow>,
-    probe_peers: maps::HashMap<MapData, Tuple, AddressKey>,
-    fragments: maps::HashMap<MapData, Tuple, Datagram>,
-    announced: Written<maps::HashMap<MapData, AddressKey, u32>>,
+    trusted_edges: Mirrored<IpNet, Key<EdgePrefix>, u32>,
+    edge_macs: Mirrored<[u8; 6], EdgeMac, u32>,
+    vlans: Mirrored<u32, u32, TaggedLink>,
+    paths: Mirrored<IpAddr, AddressKey, PathReport>,
+    source_ranges: SyscallMap<Key<SourcePrefix>, u32>,
+    pods: SyscallMap<PodKey, Pod>,
+    local_flows: SyscallMap<Tuple, LocalFlow>,
+    probes: SyscallMap<u32, Probe>,
+    flows: SyscallMap<Tuple, PodFlow>,
+    flows_datagram: SyscallMap<Tuple, PodFlow>,
+    flows_embryonic: SyscallMap<Tuple, PodFlow>,
+    probe_peers: SyscallMap<Tuple, AddressKey>,
+    fragments: SyscallMap<Tuple, Datagram>,
+    announced: Mirrored<IpAddr, AddressKey, u32>,
     announce_stamp: Mapped<u64>,
-    announce_links: Written<maps::HashMap<MapData, TaggedLink, EdgeMac>>,
-    claims: maps::HashMap<MapData, AddressKey, Claim>,
+    announce_links: Mirrored<(u32, u16), TaggedLink, EdgeMac>,
+    claims: SyscallMap<AddressKey, Claim>,
     /// Those of other layout versions that something was inherited of.
-    inherited_claims: Vec<maps::HashMap<MapData, AddressKey, Claim>>,
-    nat_forward: maps::HashMap<MapData, Tuple, NatForward>,
-    nat_reverse: maps::HashMap<MapData, Tuple, NatReverse>,
-    nat_counts: maps::Array<MapData, NatCount>,
-    nat_begun: maps::Array<MapData, NatBegun>,
-    pods_capacity: usize,
-    source_ranges_capacity: usize,
+    inherited_claims: Vec<SyscallMap<AddressKey, Claim>>,
     service: Mapped<Service>,
     lut: Slots,
     backends: Mapped<Backend>,
@@ -259,30 +310,26 @@ pub struct Tables {
 
     settings: Settings,
     current_config: Config,
-    /// What `VIPS` holds. Nobody else writes it, and reading it takes two system calls for each entry.
+    /// What `VIPS` holds.
     known_addresses: Arc<Addresses>,
-    /// What `TRUSTED_EDGES` holds.
-    known_trusted_edges: BTreeSet<IpNet>,
-    /// What `EDGE_MACS` holds.
-    known_edge_macs: BTreeSet<[u8; 6]>,
-    /// What `ANNOUNCED` holds.
-    known_announced: BTreeSet<IpAddr>,
     arena: Arena,
     service_ids: Ids,
     backend_ids: Ids,
     next_hop_ids: Ids,
-    installed: OrdMap<ServiceKey, Arc<InstalledService>>,
-    specs: Specs,
-    backend_by_key: OrdMap<OwnedBackend, InstalledBackend>,
-    ways: OrdMap<IpAddr, Way>,
-    /// Of nodes to which the path takes less than the next hop does.
-    path_mtus: OrdMap<IpAddr, u32>,
-    has_paths: bool,
+    contents: Contents,
     /// How many errors about outer packets had come when they were looked at.
     path_errors: u64,
     retired: Retired,
     freed: Freed,
     newest: Newest,
+}
+
+impl Deref for Tables {
+    type Target = Contents;
+
+    fn deref(&self) -> &Contents {
+        &self.contents
+    }
 }
 
 /// Counts what services have given up since the tables were opened: what did not fit may fit once one of these grows.
@@ -298,7 +345,7 @@ impl fmt::Debug for Tables {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Tables")
             .field("settings", &self.settings)
-            .field("installed", &self.installed)
+            .field("contents", &self.contents)
             .field("fill", &self.fill())
             .finish_non_exhaustive()
     }
@@ -311,72 +358,54 @@ impl Tables {
     ///
     /// When a map is missing, has another layout, or cannot be read or mapped into memory.
     pub fn open(loaded: &Loaded) -> Result<Self, TableError> {
-        fn typed<T: TryFrom<Map, Error = MapError>>(
-            loaded: &Loaded,
-            name: &'static str,
-            wrap: fn(MapData) -> Map,
-        ) -> Result<T, TableError> {
-            T::try_from(wrap(loaded.map(name)?)).map_err(read_failed(name))
-        }
         let service = Mapped::<Service>::open(loaded, map::SERVICE)?;
         let lut = Slots::open(loaded)?;
         let backends = Mapped::<Backend>::open(loaded, map::BACKENDS)?;
         let next_hops = Mapped::<NextHop>::open(loaded, map::NEXTHOPS)?;
+        let address = |key| Some(address_of(key));
         let mut tables = Self {
-            config: typed(loaded, map::CONFIG, Map::Array)?,
-            vips: typed(loaded, map::VIPS, Map::HashMap)?,
+            config: SyscallMap::open(loaded, map::CONFIG)?,
+            vips: Mirrored::open(loaded, map::VIPS, address_key, address)?,
             index: ServiceIndex::open(loaded)?,
-            trusted_edges: typed(loaded, map::TRUSTED_EDGES, Map::LpmTrie)?,
-            edge_macs: typed(loaded, map::EDGE_MACS, Map::HashMap)?,
-            vlans: typed(loaded, map::VLANS, Map::HashMap)?,
-            paths: typed(loaded, map::PATHS, Map::HashMap)?,
-            source_ranges: typed(loaded, map::SOURCE_RANGES, Map::LpmTrie)?,
-            pods: typed(loaded, map::PODS, Map::HashMap)?,
-            local_flows: typed(loaded, map::LOCAL_FLOWS, Map::LruHashMap)?,
-            probes: typed(loaded, map::PROBES, Map::Array)?,
-            flows: typed(loaded, map::FLOWS, Map::LruHashMap)?,
-            flows_datagram: typed(loaded, map::FLOWS_DATAGRAM, Map::LruHashMap)?,
-            flows_embryonic: typed(loaded, map::FLOWS_EMBRYONIC, Map::LruHashMap)?,
-            probe_peers: typed(loaded, map::PROBE_PEERS, Map::LruHashMap)?,
-            fragments: typed(loaded, map::FRAGMENTS, Map::LruHashMap)?,
+            trusted_edges: Mirrored::open(
+                loaded,
+                map::TRUSTED_EDGES,
+                edge_prefix_key,
+                edge_prefix_of,
+            )?,
+            edge_macs: Mirrored::open(loaded, map::EDGE_MACS, EdgeMac::new, |key| Some(key.mac()))?,
+            vlans: Mirrored::open(loaded, map::VLANS, |device| device, Some)?,
+            paths: Mirrored::open(loaded, map::PATHS, address_key, address)?,
+            source_ranges: SyscallMap::open(loaded, map::SOURCE_RANGES)?,
+            pods: SyscallMap::open(loaded, map::PODS)?,
+            local_flows: SyscallMap::open(loaded, map::LOCAL_FLOWS)?,
+            probes: SyscallMap::open(loaded, map::PROBES)?,
+            flows: SyscallMap::open(loaded, map::FLOWS)?,
+            flows_datagram: SyscallMap::open(loaded, map::FLOWS_DATAGRAM)?,
+            flows_embryonic: SyscallMap::open(loaded, map::FLOWS_EMBRYONIC)?,
+            probe_peers: SyscallMap::open(loaded, map::PROBE_PEERS)?,
+            fragments: SyscallMap::open(loaded, map::FRAGMENTS)?,
+            announced: Mirrored::open(loaded, map::ANNOUNCED, address_key, address)?,
             announce_stamp: Mapped::open(loaded, map::ANNOUNCE_STAMP)?,
-            announced: typed(loaded, map::ANNOUNCED, Map::HashMap)?,
-            announce_links: typed(loaded, map::ANNOUNCE_LINKS, Map::HashMap)?,
-            claims: typed(loaded, map::CLAIMS, Map::HashMap)?,
+            announce_links: Mirrored::open(
+                loaded,
+                map::ANNOUNCE_LINKS,
+                |(ifindex, vlan)| TaggedLink::new(ifindex, vlan),
+                |key| Some(key.parts()),
+            )?,
+            claims: SyscallMap::open(loaded, map::CLAIMS)?,
             inherited_claims: Vec::new(),
-            nat_forward: typed(loaded, map::NAT_FORWARD, Map::HashMap)?,
-            nat_reverse: typed(loaded, map::NAT_REVERSE, Map::HashMap)?,
-            nat_counts: typed(loaded, map::NAT_COUNTS, Map::Array)?,
-            nat_begun: typed(loaded, map::NAT_BEGUN, Map::Array)?,
-            pods_capacity: capacity(&loaded.map(map::PODS)?, map::PODS)?,
-            source_ranges_capacity: capacity(&loaded.map(map::SOURCE_RANGES)?, map::SOURCE_RANGES)?,
             counters: counters::Maps::open(loaded)?,
-            nat: nat::Nat {
-                entries: nat::Entries {
-                    forward: typed(loaded, map::NAT_FORWARD, Map::HashMap)?,
-                    reverse: typed(loaded, map::NAT_REVERSE, Map::HashMap)?,
-                    claims: typed(loaded, map::NAT_CLAIMS, Map::HashMap)?,
-                },
-                walk: Walk::through(loaded, map::NAT_REVERSE)?,
-                found: BTreeMap::new(),
-            },
+            nat: nat::Nat::open(loaded)?,
             live: Live::of(loaded)?,
             settings: Settings::default(),
             current_config: Config::default(),
             known_addresses: Arc::default(),
-            known_trusted_edges: BTreeSet::new(),
-            known_edge_macs: BTreeSet::new(),
-            known_announced: BTreeSet::new(),
             arena: Arena::new(lut.length()),
             service_ids: Ids::new(service.length()),
             backend_ids: Ids::new(backends.length()),
             next_hop_ids: Ids::new(next_hops.length()),
-            installed: OrdMap::new(),
-            specs: Specs::new(),
-            backend_by_key: OrdMap::new(),
-            ways: OrdMap::new(),
-            path_mtus: OrdMap::new(),
-            has_paths: false,
+            contents: Contents::default(),
             path_errors: 0,
             retired: Retired::default(),
             freed: Freed::default(),
@@ -391,30 +420,6 @@ impl Tables {
         tables.adopt()?;
         tables.publish();
         Ok(tables)
-    }
-
-    /// Lists the services in the tables.
-    pub fn services(&self) -> impl ExactSizeIterator<Item = (&ServiceKey, &InstalledService)> {
-        let services = self.installed.iter();
-        services.map(|(key, service)| (key, service.as_ref()))
-    }
-
-    /// Returns an installed service.
-    pub fn service(&self, key: &ServiceKey) -> Option<&InstalledService> {
-        self.installed.get(key).map(Arc::as_ref)
-    }
-
-    /// Returns what services were made from under the present settings. Those that an earlier agent made are not
-    /// among them, nor is one that could not be made anew.
-    ///
-    /// A clone shares everything, and two versions are compared without a look at what they share.
-    pub const fn specs(&self) -> &Specs {
-        &self.specs
-    }
-
-    /// Lists the backends in the tables, once for each owner.
-    pub fn backends(&self) -> impl Iterator<Item = (&OwnedBackend, &InstalledBackend)> {
-        self.backend_by_key.iter()
     }
 
     /// Counts the slots that each backend of a service owns.
@@ -434,10 +439,8 @@ impl Tables {
     ///
     /// When a map cannot be read.
     pub fn counters(&self) -> Result<Counters, TableError> {
-        let services = self.installed.iter();
-        let services = services.map(|(key, service)| (*key, service.id));
-        let backends = self.backend_by_key.iter();
-        let backends = backends.map(|(key, backend)| (*key, backend.id));
+        let services = self.services().map(|(key, service)| (*key, service.id));
+        let backends = self.backends().map(|(key, backend)| (*key, backend.id));
         Ok(Counters {
             reasons: self.counters.reasons()?,
             failures: self.counters.failures()?,
@@ -500,6 +503,16 @@ impl Tables {
         }
     }
 
+    /// Takes an id of a table.
+    fn allocate(
+        &mut self,
+        map: &'static str,
+        ids: fn(&mut Self) -> &mut Ids,
+    ) -> Result<u32, TableError> {
+        let id = self.or_reclaim(|tables| ids(tables).allocate());
+        id.ok_or_else(|| TableError::full(map, ids(self).capacity()))
+    }
+
     /// Tries again after a grace period where something retired may help.
     fn or_reclaim<T>(&mut self, mut take: impl FnMut(&mut Self) -> Option<T>) -> Option<T> {
         take(self).or_else(|| {
@@ -510,10 +523,4 @@ impl Tables {
             take(self)
         })
     }
-}
-
-/// Returns how many entries a map may have.
-fn capacity(map: &MapData, name: &'static str) -> Result<usize, TableError> {
-    let info = map.info().map_err(read_failed(name))?;
-    Ok(info.max_entries() as usize)
 }

@@ -14,13 +14,11 @@ use crate::{
 /// The owner of the XDP program that occupies an interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Owner {
-    /// The interface.
     pub interface: String,
     /// The kernel's number for the program.
     pub program: u32,
     /// Its name, if this process may look it up (`CAP_SYS_ADMIN`).
     pub name: Option<String>,
-    /// How it is attached.
     pub mode: XdpMode,
 }
 
@@ -78,9 +76,7 @@ impl fmt::Display for Owner {
 /// What keeps the driver from running the program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Obstacle {
-    /// The kind of obstacle.
     pub kind: ObstacleKind,
-    /// The kernel's own words.
     pub words: Option<String>,
     interface: String,
     driver: String,
@@ -94,15 +90,9 @@ pub enum ObstacleKind {
     /// A VLAN interface runs none, the interface below it may.
     Vlan,
     /// The MTU is too large.
-    Mtu {
-        /// The MTU.
-        mtu: u32,
-    },
+    Mtu { mtu: u32 },
     /// The queues are too many or too few.
-    Queues {
-        /// Receive queues in use.
-        receive: u32,
-    },
+    Queues { receive: u32 },
     /// An offload stands in the way.
     Offload,
     /// The driver gives no reason that is known here.

@@ -8,20 +8,15 @@ use std::{fmt, io, os::fd::AsFd};
 use aya::programs::{
     LinkOrder, ProgramError,
     links::FdLink,
-    tc::{
-        SchedClassifierLink, SchedClassifierLinkId, TcAttachOptions, TcAttachType as AyaAttachType,
-    },
+    tc::{SchedClassifierLink, TcAttachOptions, TcAttachType},
 };
 
-use super::{
-    AttachError, LinkFailure, READ, REPLACE, diagnosis::program_name, link_error, other_namespace,
-    pin, repin,
-};
+use super::{AttachError, LinkFailure, READ, REPLACE, diagnosis::program_name, link_error};
 use crate::{
     clsact::{self, OwnedFilter},
-    facts::{self, Filter, Interface, RequestError, TcxProgram},
+    facts::{self, Filter, Interface, RequestError},
     load::Loaded,
-    pins::{Hook, ifindex_of, open_link, unpin},
+    pins::Hook,
     refusal::{Refusal, is_refusal},
 };
 
@@ -41,7 +36,6 @@ pub enum EgressHook {
 /// How the egress program is attached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EgressMode {
-    /// In a tcx link.
     Tcx,
     /// In a filter of the clsact qdisc.
     Clsact,
@@ -59,11 +53,8 @@ impl fmt::Display for EgressMode {
 /// The egress program in force on a device.
 #[derive(Debug)]
 pub struct EgressAttachment {
-    /// The device.
     pub device: String,
-    /// Its number.
     pub ifindex: u32,
-    /// The mode in force.
     pub mode: EgressMode,
     /// The kernel's number for the program.
     pub program: u32,
@@ -76,7 +67,6 @@ pub struct EgressAttachment {
 /// Somebody else's program or filter that runs before the egress program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ahead {
-    /// A tcx program.
     Program {
         /// The kernel's number for it.
         id: u32,
@@ -122,7 +112,7 @@ impl Loaded {
             EgressHook::Clsact => None,
         };
         let (mode, replaced) = match programs {
-            Some(programs) => (EgressMode::Tcx, self.attach_tcx(&device, &programs)?),
+            Some(_) => (EgressMode::Tcx, self.attach_tcx(&device)?),
             None => (EgressMode::Clsact, self.attach_filter(&device)?),
         };
         self.leave_other(&device, mode)?;
@@ -139,71 +129,34 @@ impl Loaded {
     }
 
     /// Returns the program that was replaced.
-    fn attach_tcx(
-        &mut self,
-        device: &Interface,
-        there: &[TcxProgram],
-    ) -> Result<Option<u32>, AttachError> {
-        if let Some(replaced) = self.adopt_tcx(device, there)? {
-            return Ok(Some(replaced));
-        }
-        let id = self
-            .egress_program_mut()
-            .attach_with_options(
-                &device.name,
-                AyaAttachType::Egress,
-                TcAttachOptions::TcxOrder(LinkOrder::first()),
-            )
-            .map_err(|error| failed(device, ATTACH, error))?;
-        let link = self.take_tcx(device, id)?;
-        match self.pins().map(|pins| pins.egress_link(&device.name)) {
-            Some(path) => pin(&path, device, link)?,
-            None => self.keep(link),
-        }
-        Ok(None)
-    }
-
-    fn adopt_tcx(
-        &mut self,
-        device: &Interface,
-        there: &[TcxProgram],
-    ) -> Result<Option<u32>, AttachError> {
-        let Some(pins) = self.pins().cloned() else {
-            return Ok(None);
-        };
-        for path in pins.links_of(Hook::Egress, &device.name)? {
-            let link = FdLink::from(open_link(&path)?);
-            let info = link.info().map_err(link_error(device, READ))?;
-            if !there.iter().any(|program| program.link == info.id()) {
-                if ifindex_of(info.id()).map_err(link_error(device, READ))? != 0 {
-                    return Err(other_namespace(device, &path));
-                }
-                // Its device is gone: this link will see no packet again.
-                unpin(&path)?;
-                continue;
-            }
-            let link = SchedClassifierLink::try_from(link).map_err(link_error(device, REPLACE))?;
-            let id = self
-                .egress_program_mut()
-                .attach_to_link(link)
+    fn attach_tcx(&mut self, device: &Interface) -> Result<Option<u32>, AttachError> {
+        if let Some(pinned) = self.pinned_link(Hook::Egress, device)? {
+            self.replace_in_tcx(pinned.link)
                 .map_err(|error| failed(device, REPLACE, error))?;
-            let link = self.take_tcx(device, id)?;
-            repin(&path, &pins, Hook::Egress, device, &link)?;
-            return Ok(Some(info.program_id()));
+            self.repin(Hook::Egress, device, &pinned.path, &pinned.info)?;
+            return Ok(Some(pinned.info.program));
         }
+        let link = self
+            .tcx_link(&device.name)
+            .map_err(|error| failed(device, ATTACH, error))?;
+        let path = self.pins().map(|pins| pins.egress_link(&device.name));
+        self.keep(link, path.as_deref())?;
         Ok(None)
     }
 
-    fn take_tcx(
-        &mut self,
-        device: &Interface,
-        id: SchedClassifierLinkId,
-    ) -> Result<FdLink, AttachError> {
-        let link = self
-            .egress_program_mut()
-            .take_link(id)
-            .map_err(link_error(device, READ))?;
-        FdLink::try_from(link).map_err(link_error(device, READ))
+    /// Puts this program into a link, in one step; the link stays the same, and its pin holds it.
+    fn replace_in_tcx(&mut self, link: FdLink) -> Result<(), LinkFailure> {
+        let program = self.egress_program_mut();
+        let id = program.attach_to_link(SchedClassifierLink::try_from(link)?)?;
+        program.take_link(id)?;
+        Ok(())
+    }
+
+    fn tcx_link(&mut self, device: &str) -> Result<FdLink, LinkFailure> {
+        let first = TcAttachOptions::TcxOrder(LinkOrder::first());
+        let program = self.egress_program_mut();
+        let id = program.attach_with_options(device, TcAttachType::Egress, first)?;
+        Ok(FdLink::try_from(program.take_link(id)?)?)
     }
 
     /// Returns the program that was replaced.
@@ -269,9 +222,9 @@ fn ahead(device: &Interface, program: u32) -> Result<Vec<Ahead>, AttachError> {
         .collect())
 }
 
-fn failed(device: &Interface, attempt: &'static str, error: ProgramError) -> AttachError {
+fn failed(device: &Interface, attempt: &'static str, error: LinkFailure) -> AttachError {
     match error {
-        ProgramError::SyscallError(error) if is_refusal(&error.io_error) => {
+        LinkFailure::Program(ProgramError::SyscallError(error)) if is_refusal(&error.io_error) => {
             not_permitted(device, error.io_error)
         }
         error => link_error(device, attempt)(error),

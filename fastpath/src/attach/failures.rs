@@ -1,17 +1,14 @@
 //! Counts what the kernel could not send, by programs at its tracepoints.
 
-use std::{collections::BTreeMap, fs, io, path::Path};
+use std::collections::BTreeMap;
 
-use aya::{
-    pin::PinError as PinFailure,
-    programs::{ProgramError, links::FdLink},
-};
+use aya::programs::{ProgramError, links::FdLink};
 use xdp_prog::failure::TRACEPOINTS;
 
 use crate::{
     facts,
     load::{LoadError, Loaded, explain},
-    pins::{PinError, unpin},
+    pins::unpin,
 };
 
 impl Loaded {
@@ -38,10 +35,7 @@ impl Loaded {
             let link = self.link_tracepoint(tracepoint, program).map_err(|error| {
                 explain(error.into(), &BTreeMap::new(), &facts::kernel().release)
             })?;
-            match pin {
-                Some(path) => pin_link(link, &path)?,
-                None => self.keep(link),
-            }
+            self.keep(link, pin.as_deref())?;
         }
         Ok(())
     }
@@ -54,19 +48,4 @@ impl Loaded {
         let id = program.attach(tracepoint)?;
         Ok(program.take_link(id)?.into())
     }
-}
-
-fn pin_link(link: FdLink, path: &Path) -> Result<(), PinError> {
-    if let Some(directory) = path.parent() {
-        fs::create_dir_all(directory)
-            .map_err(|source| PinError::io("create it", directory, source))?;
-    }
-    let pinned = link.pin(path);
-    pinned.map(drop).map_err(|error| {
-        let source = match error {
-            PinFailure::SyscallError(error) => error.io_error,
-            error => io::Error::other(error),
-        };
-        PinError::io("pin the link", path, source)
-    })
 }

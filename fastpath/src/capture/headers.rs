@@ -16,7 +16,6 @@ use crate::tables::Protocol;
 pub struct Headers {
     /// Destination MAC; all zero where the frame has none.
     pub destination_mac: [u8; 6],
-    /// Source MAC.
     pub source_mac: [u8; 6],
     /// The IP packets that lie within each other, from the outermost on.
     pub packets: Vec<Packet>,

@@ -1,14 +1,12 @@
 //! What runs on a device's way out: tcx programs first, then the filters of its clsact qdisc.
 
-use std::io;
-
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
-
 use super::{InterfaceError, RequestError, link};
 pub use crate::clsact::Filter;
-use crate::clsact::filters;
+use crate::{
+    clsact::filters,
+    sys::{self, bpf},
+};
 
-const BPF_PROG_QUERY: libc::c_int = 16;
 const BPF_TCX_EGRESS: u32 = 47;
 
 /// Programs of one device that are read; the kernel allows no more (`BPF_MPROG_MAX`).
@@ -49,8 +47,8 @@ pub fn egress(name: &str) -> Result<Egress, InterfaceError> {
     })
 }
 
-/// `union bpf_attr` as `BPF_PROG_QUERY` uses it.
-#[derive(Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+/// Attributes of `BPF_PROG_QUERY`.
+#[derive(Default)]
 #[repr(C)]
 struct Query {
     ifindex: u32,
@@ -76,37 +74,26 @@ pub(crate) fn tcx_programs(ifindex: u32) -> Result<Option<Vec<TcxProgram>>, Requ
     let mut query = Query {
         ifindex,
         attach_type: BPF_TCX_EGRESS,
-        programs: programs.as_mut_ptr().expose_provenance() as u64,
-        links: links.as_mut_ptr().expose_provenance() as u64,
+        programs: sys::address(programs.as_mut_ptr()),
+        links: sys::address(links.as_mut_ptr()),
         count: MOST,
         ..Query::default()
     };
-    // SAFETY: the kernel reads and writes no more than the given size of the query, and writes up
-    // to `count` numbers to each of the two arrays, which outlive the call.
-    let result = unsafe {
-        libc::syscall(
-            libc::SYS_bpf,
-            BPF_PROG_QUERY,
-            &raw mut query,
-            size_of::<Query>(),
-        )
-    };
-    if result == 0 {
-        let found = programs.iter().zip(&links).take(query.count as usize);
-        return Ok(Some(
-            found
-                .map(|(&program, &link)| TcxProgram { program, link })
-                .collect(),
-        ));
-    }
-    let error = io::Error::last_os_error();
-    match error.raw_os_error() {
-        // An unknown place to attach to, or fields that an older kernel does not know.
-        Some(libc::EINVAL | libc::E2BIG) => Ok(None),
-        Some(libc::ENOENT) => Ok(Some(Vec::new())),
-        _ => Err(RequestError::Refused {
-            message: None,
-            source: error,
-        }),
+    // SAFETY: the kernel writes up to `count` numbers to each of the two arrays.
+    match unsafe { bpf(sys::QUERY_PROGRAMS, &mut query) } {
+        Ok(_) => {
+            let found = programs.iter().zip(&links).take(query.count as usize);
+            let found = found.map(|(&program, &link)| TcxProgram { program, link });
+            Ok(Some(found.collect()))
+        }
+        Err(error) => match error.raw_os_error() {
+            // An unknown place to attach to, or fields that an older kernel does not know.
+            Some(libc::EINVAL | libc::E2BIG) => Ok(None),
+            Some(libc::ENOENT) => Ok(Some(Vec::new())),
+            _ => Err(RequestError::Refused {
+                message: None,
+                source: error,
+            }),
+        },
     }
 }

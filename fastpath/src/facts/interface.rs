@@ -34,21 +34,14 @@ pub(super) const NAME_MAX: usize = 15;
 /// Why an interface could not be read.
 #[derive(Debug, thiserror::Error)]
 pub enum InterfaceError {
-    /// There is none of that name in this network namespace.
     #[error(
         "interface {name}: not found; `ip link` lists those of this network namespace \
          (a container sees the host's only with host networking)"
     )]
-    NotFound {
-        /// The name that was asked for.
-        name: String,
-    },
-    /// The kernel did not answer.
+    NotFound { name: String },
     #[error("interface {name}: cannot read its state")]
     Unreadable {
-        /// The interface.
         name: String,
-        /// What the kernel said.
         #[source]
         source: RequestError,
     },
@@ -78,7 +71,6 @@ impl fmt::Display for XdpMode {
 /// An XDP program on an interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct XdpProgram {
-    /// How it is attached.
     pub mode: XdpMode,
     /// The kernel's number for the program.
     pub id: u32,
@@ -87,7 +79,6 @@ pub struct XdpProgram {
 /// What the driver says of XDP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NativeXdp {
-    /// The driver runs XDP programs.
     Supported {
         /// It accepts redirected frames (`ndo_xdp_xmit`).
         redirect_target: bool,
@@ -105,13 +96,10 @@ pub enum NativeXdp {
 /// One network interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Interface {
-    /// Its name.
     pub name: String,
     /// Its number, new whenever the interface is created anew.
     pub index: u32,
-    /// Whether it is administratively up.
     pub up: bool,
-    /// Its MTU.
     pub mtu: u32,
     /// The largest MTU the driver takes, where it says so.
     pub mtu_max: Option<u32>,
@@ -129,7 +117,6 @@ pub struct Interface {
     pub channels: Option<Channels>,
     /// Offload features, where the kernel tells.
     pub features: Option<Features>,
-    /// Native XDP support.
     pub native_xdp: NativeXdp,
     /// XDP programs it runs: none, one, or one per mode.
     pub programs: Vec<XdpProgram>,

@@ -13,9 +13,7 @@ const BPF_FS_MAGIC: u64 = 0xcafe_4a11;
 /// A kernel's release, reduced to what features depend on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct KernelVersion {
-    /// The first number.
     pub major: u32,
-    /// The second number.
     pub minor: u32,
 }
 
@@ -80,11 +78,9 @@ pub struct Kernel {
     pub release: String,
     /// Its numbers, if it has the usual form.
     pub version: Option<KernelVersion>,
-    /// Whether BPF programs are compiled.
     pub jit: Jit,
     /// Whether the kernel describes its types (`/sys/kernel/btf/vmlinux`).
     pub btf: bool,
-    /// How far it is locked down.
     pub lockdown: Lockdown,
     /// `kernel.unprivileged_bpf_disabled`, where visible.
     pub unprivileged_bpf_disabled: Option<bool>,
@@ -175,12 +171,7 @@ pub enum Bpffs {
     /// A BPF file system.
     Mounted,
     /// Another file system.
-    Other {
-        /// The nearest directory that exists.
-        directory: PathBuf,
-        /// The magic number of its file system.
-        magic: u64,
-    },
+    Other { directory: PathBuf, magic: u64 },
 }
 
 /// Looks at the file system that `path`, or its nearest existing ancestor, is on.

@@ -47,27 +47,19 @@ const DUMP_TRIES: u32 = 10;
 /// Why a request had no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum RequestError {
-    /// The socket could not be used.
     #[error("netlink socket")]
     Socket(#[source] io::Error),
-    /// The kernel said no, mostly with a reason in words.
     #[error("the kernel refused{}", .message.as_ref().map(|text| format!(": {text}")).unwrap_or_default())]
     Refused {
         /// The kernel's own words (extended acknowledgement).
         message: Option<String>,
-        /// The error number.
         #[source]
         source: io::Error,
     },
-    /// The answer is not what was asked for.
     #[error("malformed netlink answer")]
     Malformed,
-    /// No attempt has met a list that stayed as it was until its end.
     #[error("the list changed during each of {tries} attempts to read it")]
-    Changing {
-        /// Attempts made.
-        tries: u32,
-    },
+    Changing { tries: u32 },
 }
 
 impl RequestError {

@@ -28,7 +28,6 @@ struct Fixed {
 /// The kernel's answer for one address.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Route {
-    /// `RTN_*`.
     pub(super) route_type: u8,
     pub(super) ifindex: u32,
     /// None if the target is on the link. An IPv4 target can have an IPv6 gateway.

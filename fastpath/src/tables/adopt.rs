@@ -1,46 +1,49 @@
 //! What an earlier agent left in the maps.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeSet, HashMap},
     hash::{BuildHasher, RandomState},
     mem::offset_of,
-    net::IpAddr,
     sync::Arc,
 };
 
-use aya::maps::MapError;
 use ipnet::IpNet;
-use xdp_prog::abi::{
-    BACKEND_LOCAL, Backend, Config, EdgeMac, IndexKey, NextHop, Service, ServiceWord, map,
-};
+use xdp_prog::abi::{BACKEND_LOCAL, Backend, Config, IndexKey, Service, ServiceWord};
 
 use super::{
-    ForwardMode, InstalledBackend, InstalledService, Run, ServiceKey, TableError, Tables, Way,
-    encode::{edge_prefix_of, key_check, key_of_entry, owned_backend, settings_of},
-    error::read_failed,
+    ForwardMode, InstalledBackend, InstalledService, NodeRoute, Run, ServiceKey, TableError,
+    Tables,
+    encode::{key_check, key_of_entry, owned_backend, settings_of},
     grace,
+    ids::Ids,
     machine::addresses_of,
+    mapped::Mapped,
     policy::Pods,
-    types::address_of,
 };
 
 impl Tables {
     /// Takes over what the maps hold; what nothing leads to is cleared.
     pub(super) fn adopt(&mut self) -> Result<(), TableError> {
-        self.current_config = self.config.get(0).map_err(read_failed(map::CONFIG))?;
+        self.current_config = self.config.read(&0)?;
         self.settings = settings_of(&self.current_config);
         self.adopt_index()?;
-        self.adopt_machine()?;
+        self.known_addresses = addresses_of(self.vips.held()).into();
         let pods = self.pods_by_service()?;
         let ranges = self.source_ranges_by_service()?;
         for (key, id) in self.installed_keys() {
             let service = self.adopt_service(&key, id, pods.get(&id), ranges.get(&id));
-            self.installed
+            self.contents
+                .installed
                 .extend(service.map(|service| (key, Arc::new(service))));
         }
         self.retain_keys()?;
         self.remove_stray_pods()?;
-        let known: BTreeSet<u32> = self.installed.values().map(|known| known.id).collect();
+        let known: BTreeSet<u32> = self
+            .contents
+            .installed
+            .values()
+            .map(|known| known.id)
+            .collect();
         for (service, ranges) in &ranges {
             if !known.contains(service) {
                 self.remove_source_ranges(*service, ranges);
@@ -52,26 +55,6 @@ impl Tables {
         grace::wait();
         self.index.reclaim();
         self.clear_unreferenced();
-        Ok(())
-    }
-
-    /// Reads back what holds for the whole machine. Nobody else writes it, so this once is enough.
-    fn adopt_machine(&mut self) -> Result<(), TableError> {
-        let flags: Result<BTreeMap<IpAddr, u32>, MapError> = self
-            .vips
-            .iter()
-            .map(|entry| entry.map(|(key, flags)| (address_of(key), flags)))
-            .collect();
-        self.known_addresses = addresses_of(&flags.map_err(read_failed(map::VIPS))?).into();
-        let edges: Result<Vec<_>, MapError> = self.trusted_edges.keys().collect();
-        let edges = edges.map_err(read_failed(map::TRUSTED_EDGES))?;
-        self.known_trusted_edges = edges.into_iter().filter_map(edge_prefix_of).collect();
-        let macs: Result<Vec<EdgeMac>, MapError> = self.edge_macs.keys().collect();
-        let macs = macs.map_err(read_failed(map::EDGE_MACS))?;
-        self.known_edge_macs = macs.into_iter().map(EdgeMac::mac).collect();
-        let announced: Result<Vec<_>, MapError> = self.announced.keys().collect();
-        let announced = announced.map_err(read_failed(map::ANNOUNCED))?;
-        self.known_announced = announced.into_iter().map(address_of).collect();
         Ok(())
     }
 
@@ -100,7 +83,7 @@ impl Tables {
 
     /// Removes the keys that lead to no service.
     fn retain_keys(&mut self) -> Result<(), TableError> {
-        let known = self.installed.iter();
+        let known = self.contents.installed.iter();
         let known: HashMap<IndexKey, u32> = known
             .map(|(key, service)| (self.index.key(key), service.id))
             .collect();
@@ -180,7 +163,7 @@ impl Tables {
             return false;
         };
         let owned = owned_backend(&entry);
-        if let Some(backend) = self.backend_by_key.get_mut(&owned) {
+        if let Some(backend) = self.contents.backend_by_key.get_mut(&owned) {
             if backend.id == id {
                 backend.services += 1;
             }
@@ -190,40 +173,39 @@ impl Tables {
             return false;
         }
         let node = owned.key.address;
-        match self.ways.get(&node) {
+        match self.contents.node_routes.get(&node) {
             // A change of the node's next hop may have been under way.
-            Some(way) => self.store_backend_word(id, offset_of!(Backend, next_hop), way.next_hop),
+            Some(route) => {
+                self.store_backend_word(id, offset_of!(Backend, next_hop), route.next_hop);
+            }
             None => {
                 let known = self.next_hop_ids.reserve(entry.next_hop);
-                let way = Way {
+                let route = NodeRoute {
                     next_hop: if known { entry.next_hop } else { 0 },
                     resolution: None,
                     local: entry.flags & BACKEND_LOCAL != 0,
                 };
-                self.ways.insert(node, way);
+                self.contents.node_routes.insert(node, route);
             }
         }
-        self.backend_by_key
+        self.contents
+            .backend_by_key
             .insert(owned, InstalledBackend { id, services: 1 });
         true
     }
 
     fn clear_unreferenced(&mut self) {
-        for id in 1..self.service.length() {
-            if self.service_ids.is_free(id) && self.service.read(id) != Some(Service::default()) {
-                self.service.write(id, Service::default());
-            }
-        }
-        for id in 1..self.backends.length() {
-            if self.backend_ids.is_free(id) && self.backends.read(id) != Some(Backend::default()) {
-                self.backends.write(id, Backend::default());
-            }
-        }
-        for id in 1..self.next_hops.length() {
-            if self.next_hop_ids.is_free(id) && self.next_hops.read(id) != Some(NextHop::default())
-            {
-                self.next_hops.write(id, NextHop::default());
-            }
+        clear_free(&mut self.service, &self.service_ids);
+        clear_free(&mut self.backends, &self.backend_ids);
+        clear_free(&mut self.next_hops, &self.next_hop_ids);
+    }
+}
+
+/// Clears the entries whose ids are free.
+fn clear_free<T: aya::Pod + Default + PartialEq>(entries: &mut Mapped<T>, ids: &Ids) {
+    for id in 1..entries.length() {
+        if ids.is_free(id) && entries.read(id) != Some(T::default()) {
+            entries.write(id, T::default());
         }
     }
 }

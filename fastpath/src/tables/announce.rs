@@ -1,26 +1,16 @@
 //! Addresses that are announced to neighbours, on which links, and by whom else.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    net::IpAddr,
-};
+use std::{collections::BTreeSet, net::IpAddr};
 
-use aya::maps::{HashMap, Map, MapData, MapError};
-use xdp_prog::abi::{
-    AddressKey, CONFIG_ANNOUNCE, Claim, Config, EdgeMac, TaggedLink, is_announcing, map,
-};
+use aya::maps::MapData;
+use xdp_prog::abi::{AddressKey, CONFIG_ANNOUNCE, Config, EdgeMac, is_announcing, map};
 
-use super::{
-    TableError, Tables,
-    error::{read_failed, write_failed},
-    types::{address_key, address_of},
-};
+use super::{TableError, Tables, syscall_map::SyscallMap, types::address_of};
 use crate::{announce::Link, clock::monotonic_ns};
 
 /// Another machine's announcement of an address that this machine announces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct AnnouncedElsewhere {
-    /// The address.
     pub address: IpAddr,
     /// The MAC that it is said to have.
     pub mac: [u8; 6],
@@ -29,7 +19,7 @@ pub struct AnnouncedElsewhere {
 impl Tables {
     /// Lists the addresses that are announced.
     pub fn announced(&self) -> BTreeSet<IpAddr> {
-        self.known_announced.clone()
+        self.announced.held().keys().copied().collect()
     }
 
     /// Goes on with what programs of another layout version announce, as long as this one's have announced nothing: by
@@ -46,11 +36,9 @@ impl Tables {
         if self.announce_stamp() != 0 {
             return Ok(());
         }
-        let announced = HashMap::<_, AddressKey, u32>::try_from(Map::HashMap(announced));
-        let announced = announced.map_err(read_failed(map::ANNOUNCED))?;
-        let claims = HashMap::try_from(Map::HashMap(claims)).map_err(read_failed(map::CLAIMS))?;
-        let addresses: Result<Vec<_>, MapError> = announced.keys().collect();
-        let addresses = addresses.map_err(read_failed(map::ANNOUNCED))?;
+        let announced = SyscallMap::<AddressKey, u32>::of(announced, map::ANNOUNCED)?;
+        let claims = SyscallMap::of(claims, map::CLAIMS)?;
+        let addresses = announced.keys()?;
         self.inherited_claims.push(claims);
         let addresses = addresses.into_iter().map(address_of);
         let all = addresses.chain(self.announced()).collect();
@@ -63,27 +51,20 @@ impl Tables {
     ///
     /// When the kernel refuses a write, as it does when the table is full.
     pub fn set_announced(&mut self, wanted: &BTreeSet<IpAddr>) -> Result<(), TableError> {
-        let outcome = self.replace_announced(wanted);
+        let outcome = self.announced.replace_set(wanted);
         // Also where only some fitted.
-        self.announce_if(!self.announced().is_empty())?;
+        let flag = match self.announced.held().is_empty() {
+            true => 0,
+            false => CONFIG_ANNOUNCE,
+        };
+        let flags = self.current_config.flags & !CONFIG_ANNOUNCE | flag;
+        if flags != self.current_config.flags {
+            self.set_config(Config {
+                flags,
+                ..self.current_config
+            })?;
+        }
         outcome
-    }
-
-    fn replace_announced(&mut self, wanted: &BTreeSet<IpAddr>) -> Result<(), TableError> {
-        let present = self.announced();
-        for address in present.difference(wanted) {
-            self.announced
-                .remove(&address_key(*address))
-                .map_err(write_failed(map::ANNOUNCED))?;
-            self.known_announced.remove(address);
-        }
-        for address in wanted.difference(&present) {
-            self.announced
-                .insert(address_key(*address), 1, 0)
-                .map_err(write_failed(map::ANNOUNCED))?;
-            self.known_announced.insert(*address);
-        }
-        Ok(())
     }
 
     /// Says that this machine serves: for the next three seconds it answers for the announced addresses.
@@ -106,28 +87,11 @@ impl Tables {
     ///
     /// When the kernel refuses a write, as it does when the table is full.
     pub fn set_announce_links(&mut self, links: &[Link]) -> Result<(), TableError> {
-        let mut wanted: BTreeMap<(u32, u16), EdgeMac> = BTreeMap::new();
-        for link in links {
+        let macs = links.iter().flat_map(|link| {
             let mac = EdgeMac::new(link.mac);
-            wanted.extend(link.arrivals.iter().map(|arrival| (*arrival, mac)));
-        }
-        for ((ifindex, vlan), mac) in &wanted {
-            let key = TaggedLink::new(*ifindex, *vlan);
-            if self.announce_links.get(&key, 0).ok() != Some(*mac) {
-                self.announce_links
-                    .insert(key, mac, 0)
-                    .map_err(write_failed(map::ANNOUNCE_LINKS))?;
-            }
-        }
-        let present: Result<Vec<TaggedLink>, MapError> = self.announce_links.keys().collect();
-        for key in present.map_err(read_failed(map::ANNOUNCE_LINKS))? {
-            if !wanted.contains_key(&key.parts()) {
-                self.announce_links
-                    .remove(&key)
-                    .map_err(write_failed(map::ANNOUNCE_LINKS))?;
-            }
-        }
-        Ok(())
+            link.arrivals.iter().map(move |arrival| (*arrival, mac))
+        });
+        self.announce_links.replace(&macs.collect())
     }
 
     /// Takes what other machines have announced since the last call.
@@ -136,35 +100,16 @@ impl Tables {
     ///
     /// When the kernel refuses to read or to forget it.
     pub fn take_claims(&mut self) -> Result<Vec<AnnouncedElsewhere>, TableError> {
-        let read = |(key, claim): &(AddressKey, Claim)| AnnouncedElsewhere {
-            address: address_of(*key),
-            mac: claim.mac(),
-        };
         let mut taken = Vec::new();
         for table in self.inherited_claims.iter_mut().chain([&mut self.claims]) {
-            let claims: Result<Vec<_>, MapError> = table.iter().collect();
-            let claims = claims.map_err(read_failed(map::CLAIMS))?;
-            for (key, _) in &claims {
-                table.remove(key).map_err(write_failed(map::CLAIMS))?;
+            for (key, claim) in table.entries()? {
+                table.remove(&key)?;
+                taken.push(AnnouncedElsewhere {
+                    address: address_of(key),
+                    mac: claim.mac(),
+                });
             }
-            taken.extend(claims.iter().map(read));
         }
         Ok(taken)
-    }
-
-    /// Has questions for announced addresses looked at, or not.
-    fn announce_if(&mut self, announces: bool) -> Result<(), TableError> {
-        let flag = if announces { CONFIG_ANNOUNCE } else { 0 };
-        let config = Config {
-            flags: self.current_config.flags & !CONFIG_ANNOUNCE | flag,
-            ..self.current_config
-        };
-        if config != self.current_config {
-            self.config
-                .set(0, config)
-                .map_err(write_failed(map::CONFIG))?;
-            self.current_config = config;
-        }
-        Ok(())
     }
 }

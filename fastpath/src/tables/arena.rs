@@ -12,7 +12,6 @@ const ORDERS: u8 = 29;
 /// A run of slots: `base .. base + 2^log2`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Run {
-    /// First slot.
     pub base: u32,
     /// Logarithm of the number of slots.
     pub log2: u8,
@@ -39,7 +38,6 @@ pub struct Arena {
 /// How full an arena is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ArenaFill {
-    /// All slots.
     pub slots: u32,
     /// Slots that no run owns.
     pub free: u32,

@@ -5,7 +5,8 @@ use std::{collections::BTreeSet, mem::offset_of, net::IpAddr, sync::Arc};
 use xdp_prog::abi::{Backend, map};
 
 use super::{
-    BackendKey, InstalledBackend, OwnedBackend, ServiceKey, ServiceSpec, TableError, Tables, Way,
+    BackendKey, InstalledBackend, NodeRoute, OwnedBackend, ServiceKey, ServiceSpec, TableError,
+    Tables,
     encode::{backend_entry, backend_flags, next_hop_entry, owned_backend},
 };
 use crate::nexthop::Resolution;
@@ -23,8 +24,9 @@ impl Tables {
         target: IpAddr,
         resolution: Resolution,
     ) -> Result<(), TableError> {
-        let old = self.ways.get(&target).map_or(0, |way| way.next_hop);
-        let was_local = self.ways.get(&target).is_some_and(|way| way.local);
+        let old_route = self.contents.node_routes.get(&target).copied();
+        let old = old_route.map_or(0, |route| route.next_hop);
+        let was_local = old_route.is_some_and(|route| route.local);
         let local = resolution == Resolution::Local;
         let next_hop = match resolution {
             Resolution::Resolved(mut hop) => {
@@ -35,16 +37,16 @@ impl Tables {
                 if old != 0 && self.next_hops.read(old) == Some(hop) {
                     old
                 } else {
-                    let id = self.allocate_next_hop()?;
+                    let id = self.allocate(map::NEXTHOPS, |tables| &mut tables.next_hop_ids)?;
                     self.next_hops.write(id, hop);
                     id
                 }
             }
             Resolution::Local | Resolution::Unresolved(_) => 0,
         };
-        self.ways.insert(
+        self.contents.node_routes.insert(
             target,
-            Way {
+            NodeRoute {
                 next_hop,
                 resolution: Some(resolution),
                 local,
@@ -80,7 +82,8 @@ impl Tables {
     /// Gives the next hops the outer sources of the present settings.
     pub(super) fn rewrite_next_hops(&mut self) -> Result<(), TableError> {
         let known: Vec<(IpAddr, Resolution)> = self
-            .ways
+            .contents
+            .node_routes
             .iter()
             .filter_map(|(target, way)| Some((*target, way.resolution?)))
             .collect();
@@ -90,31 +93,18 @@ impl Tables {
         Ok(())
     }
 
-    /// Returns how a node address is reached, as told last.
-    pub fn next_hop(&self, target: IpAddr) -> Option<Resolution> {
-        self.ways.get(&target)?.resolution
-    }
-
-    /// Forgets the ways to all addresses but these and those of backends.
+    /// Forgets the routes to all addresses but these and those of backends.
     pub fn retain_next_hops(&mut self, targets: &BTreeSet<IpAddr>) {
-        let backends = self.backend_by_key.keys();
+        let backends = self.contents.backend_by_key.keys();
         let nodes: BTreeSet<IpAddr> = backends.map(|backend| backend.key.address).collect();
         let is_needed = |target: &IpAddr| targets.contains(target) || nodes.contains(target);
-        let known = self.ways.keys().copied();
+        let known = self.contents.node_routes.keys().copied();
         let unneeded: Vec<IpAddr> = known.filter(|target| !is_needed(target)).collect();
         for target in unneeded {
-            let way = self.ways.remove(&target);
-            let next_hop = way.map(|way| way.next_hop).filter(|id| *id != 0);
+            let route = self.contents.node_routes.remove(&target);
+            let next_hop = route.map(|route| route.next_hop).filter(|id| *id != 0);
             self.retired.next_hops.extend(next_hop);
         }
-    }
-
-    fn allocate_next_hop(&mut self) -> Result<u32, TableError> {
-        self.or_reclaim(|tables| tables.next_hop_ids.allocate())
-            .ok_or(TableError::TableFull {
-                map: map::NEXTHOPS,
-                entries: self.next_hop_ids.capacity(),
-            })
     }
 
     /// Counts one more user for each backend; new ones are written first.
@@ -137,25 +127,21 @@ impl Tables {
     }
 
     fn take_backend(&mut self, owned: OwnedBackend) -> Result<u32, TableError> {
-        if let Some(backend) = self.backend_by_key.get_mut(&owned) {
+        if let Some(backend) = self.contents.backend_by_key.get_mut(&owned) {
             backend.services += 1;
             return Ok(backend.id);
         }
-        let id = self
-            .or_reclaim(|tables| tables.backend_ids.allocate())
-            .ok_or(TableError::TableFull {
-                map: map::BACKENDS,
-                entries: self.backend_ids.capacity(),
-            })?;
-        let way = self.ways.get(&owned.key.address);
+        let id = self.allocate(map::BACKENDS, |tables| &mut tables.backend_ids)?;
+        let route = self.contents.node_routes.get(&owned.key.address);
         let entry = backend_entry(
             &owned,
-            way.map_or(0, |way| way.next_hop),
-            way.is_some_and(|way| way.local),
+            route.map_or(0, |route| route.next_hop),
+            route.is_some_and(|route| route.local),
         );
         self.counters.backends.clear(id);
         self.backends.write(id, entry);
-        self.backend_by_key
+        self.contents
+            .backend_by_key
             .insert(owned, InstalledBackend { id, services: 1 });
         Ok(id)
     }
@@ -169,12 +155,12 @@ impl Tables {
             };
             let old = owned_backend(&entry);
             let new = OwnedBackend { owner, ..old };
-            if let Some(backend) = self.backend_by_key.get(&old).copied()
+            if let Some(backend) = self.contents.backend_by_key.get(&old).copied()
                 && backend.services == 1
-                && !self.backend_by_key.contains_key(&new)
+                && !self.contents.backend_by_key.contains_key(&new)
             {
-                self.backend_by_key.remove(&old);
-                self.backend_by_key.insert(new, backend);
+                self.contents.backend_by_key.remove(&old);
+                self.contents.backend_by_key.insert(new, backend);
                 self.store_backend_word(*id, offset_of!(Backend, owner), owner);
             }
         }
@@ -187,12 +173,12 @@ impl Tables {
                 continue;
             };
             let owned = owned_backend(&entry);
-            let Some(backend) = self.backend_by_key.get_mut(&owned) else {
+            let Some(backend) = self.contents.backend_by_key.get_mut(&owned) else {
                 continue;
             };
             backend.services -= 1;
             if backend.services == 0 {
-                self.backend_by_key.remove(&owned);
+                self.contents.backend_by_key.remove(&owned);
                 self.retired.backends.push(id);
                 self.freed.entries += 1;
             }
@@ -205,13 +191,18 @@ impl Tables {
                 .iter()
                 .any(|backend| backend.pod.is_some() && backend.address == node)
         };
-        let specs = self.specs.iter().filter(|(_, spec)| has_pods(spec));
+        let specs = self
+            .contents
+            .specs
+            .iter()
+            .filter(|(_, spec)| has_pods(spec));
         specs.map(|(key, spec)| (*key, Arc::clone(spec))).collect()
     }
 
     /// Lists the backends on one node.
     pub(super) fn backends_of(&self, address: IpAddr) -> Vec<(OwnedBackend, u32)> {
-        self.backend_by_key
+        self.contents
+            .backend_by_key
             .range(OwnedBackend::first_of(address)..)
             .take_while(|(owned, _)| owned.key.address == address)
             .map(|(owned, backend)| (*owned, backend.id))

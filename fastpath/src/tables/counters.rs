@@ -9,9 +9,7 @@ use xdp_prog::{
     reason::{self, ReasonKind},
 };
 
-use super::{
-    OwnedBackend, ServiceKey, TableError, batch::Entries, error::read_failed, types::address_of,
-};
+use super::{OwnedBackend, ServiceKey, TableError, batch::Entries, types::address_of};
 use crate::{clock::monotonic_ns, load::Loaded};
 
 /// What is read of a map of traffic at a time.
@@ -37,15 +35,14 @@ pub struct ReasonCount {
     pub kind: ReasonKind,
     /// Metric label.
     pub label: &'static str,
-    /// Packets.
     pub packets: u64,
 }
 
 /// Handles on the maps of counters.
 pub(super) struct Maps {
-    reasons: PerCpuArray<MapData, u64>,
-    failures: PerCpuArray<MapData, u64>,
-    untrusted: PerCpuArray<MapData, Untrusted>,
+    reasons: PerCpu<u64>,
+    failures: PerCpu<u64>,
+    untrusted: PerCpu<Untrusted>,
     pub(super) services: TrafficById,
     pub(super) backends: TrafficById,
 }
@@ -53,9 +50,9 @@ pub(super) struct Maps {
 impl Maps {
     pub(super) fn open(loaded: &Loaded) -> Result<Self, TableError> {
         Ok(Self {
-            reasons: per_cpu(loaded, map::REASONS)?,
-            failures: per_cpu(loaded, map::FAILURES)?,
-            untrusted: per_cpu(loaded, map::UNTRUSTED)?,
+            reasons: PerCpu::open(loaded, map::REASONS)?,
+            failures: PerCpu::open(loaded, map::FAILURES)?,
+            untrusted: PerCpu::open(loaded, map::UNTRUSTED)?,
             services: TrafficById::open(loaded, map::SERVICE_TRAFFIC)?,
             backends: TrafficById::open(loaded, map::BACKEND_TRAFFIC)?,
         })
@@ -63,34 +60,30 @@ impl Maps {
 
     pub(super) fn reasons(&self) -> Result<Vec<ReasonCount>, TableError> {
         let count = |(index, (kind, label))| {
-            let packets = self.reasons.get(&index, 0);
-            let packets = packets.map_err(read_failed(map::REASONS))?;
+            let packets = self.reason(index)?;
             Ok(ReasonCount {
                 kind,
                 label,
-                packets: packets.iter().sum(),
+                packets,
             })
         };
         (0..).zip(reason::all()).map(count).collect()
     }
 
     pub(super) fn reason(&self, index: u32) -> Result<u64, TableError> {
-        let packets = self.reasons.get(&index, 0);
-        Ok(packets.map_err(read_failed(map::REASONS))?.iter().sum())
+        Ok(self.reasons.values(index)?.iter().sum())
     }
 
     pub(super) fn failures(&self) -> Result<Vec<(Failure, u64)>, TableError> {
         let count = |failure: Failure| {
-            let frames = self.failures.get(&failure.index(), 0);
-            let frames = frames.map_err(read_failed(map::FAILURES))?;
+            let frames = self.failures.values(failure.index())?;
             Ok((failure, frames.iter().sum()))
         };
         Failure::ALL.into_iter().map(count).collect()
     }
 
     pub(super) fn last_untrusted(&self) -> Result<Option<(IpAddr, Duration)>, TableError> {
-        let noted = self.untrusted.get(&0, 0);
-        let noted = noted.map_err(read_failed(map::UNTRUSTED))?;
+        let noted = self.untrusted.values(0)?;
         let last = noted.iter().max_by_key(|noted| noted.at);
         Ok(last.filter(|last| last.at != 0).map(|last| {
             let ago = monotonic_ns().saturating_sub(last.at);
@@ -99,10 +92,30 @@ impl Maps {
     }
 }
 
+/// An array with a value for each CPU.
+struct PerCpu<V: aya::Pod> {
+    name: &'static str,
+    map: PerCpuArray<MapData, V>,
+}
+
+impl<V: aya::Pod> PerCpu<V> {
+    fn open(loaded: &Loaded, name: &'static str) -> Result<Self, TableError> {
+        let map = PerCpuArray::try_from(Map::PerCpuArray(loaded.map(name)?));
+        Ok(Self {
+            name,
+            map: map.map_err(TableError::read(name))?,
+        })
+    }
+
+    fn values(&self, index: u32) -> Result<PerCpuValues<V>, TableError> {
+        let values = self.map.get(&index, 0);
+        values.map_err(TableError::read(self.name))
+    }
+}
+
 /// Packets and bytes of services or backends, by id.
 pub(super) struct TrafficById {
-    name: &'static str,
-    map: PerCpuArray<MapData, Traffic>,
+    map: PerCpu<Traffic>,
     entries: Entries<u32, Traffic>,
     cpus: usize,
 }
@@ -110,10 +123,9 @@ pub(super) struct TrafficById {
 impl TrafficById {
     fn open(loaded: &Loaded, name: &'static str) -> Result<Self, TableError> {
         let cpus = aya::util::nr_cpus();
-        let cpus = cpus.map_err(|(_, error)| read_failed(name)(error.into()))?;
+        let cpus = cpus.map_err(|(_, error)| TableError::read(name)(error.into()))?;
         Ok(Self {
-            name,
-            map: per_cpu(loaded, name)?,
+            map: PerCpu::open(loaded, name)?,
             entries: Entries::of(loaded, name, cpus)?,
             cpus,
         })
@@ -121,8 +133,7 @@ impl TrafficById {
 
     /// Sums over all CPUs what one id has.
     pub(super) fn of(&self, id: u32) -> Result<Traffic, TableError> {
-        let values = self.map.get(&id, 0).map_err(read_failed(self.name))?;
-        Ok(sum(&values))
+        Ok(sum(&self.map.values(id)?))
     }
 
     /// Does so for each of these ids.
@@ -161,7 +172,7 @@ impl TrafficById {
     /// Not when it is given back: an agent that is killed never gives back.
     pub(super) fn clear(&mut self, id: u32) {
         if let Ok(zeros) = PerCpuValues::try_from(vec![Traffic::default(); self.cpus]) {
-            let _ = self.map.set(id, zeros, 0);
+            let _ = self.map.map.set(id, zeros, 0);
         }
     }
 
@@ -169,9 +180,9 @@ impl TrafficById {
     ///
     /// What packets add to the old ones from here on is lost: those of a few microseconds.
     pub(super) fn copy(&mut self, old: u32, id: u32) {
-        match self.map.get(&old, 0) {
+        match self.map.values(old) {
             Ok(values) => {
-                let _ = self.map.set(id, values, 0);
+                let _ = self.map.map.set(id, values, 0);
             }
             Err(_) => self.clear(id),
         }
@@ -184,12 +195,4 @@ fn sum(values: &[Traffic]) -> Traffic {
         bytes: sum.bytes + one.bytes,
     };
     values.iter().fold(Traffic::default(), add)
-}
-
-fn per_cpu<V: aya::Pod>(
-    loaded: &Loaded,
-    name: &'static str,
-) -> Result<PerCpuArray<MapData, V>, TableError> {
-    let map = Map::PerCpuArray(loaded.map(name)?);
-    PerCpuArray::try_from(map).map_err(read_failed(name))
 }

@@ -43,7 +43,6 @@ pub struct Explanation {
     pub choice: Option<ChosenBackend>,
     /// The ends that NAT mode gives the packet.
     pub translated: Option<Translated>,
-    /// What becomes of the packet.
     pub verdict: Outcome,
 }
 
@@ -71,17 +70,12 @@ impl fmt::Display for Translated {
 /// How the backend of a flow was found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChosenBackend {
-    /// Service id.
     pub service: u32,
-    /// The flow's hash.
     pub hash: u32,
     /// The slot within the service's table.
     pub slot: u32,
-    /// The table's length.
     pub slots: u32,
-    /// Backend id.
     pub id: u32,
-    /// The backend.
     pub backend: BackendKey,
 }
 
@@ -103,11 +97,9 @@ pub enum Outcome {
 pub struct Trace {
     /// What was looked at, in order.
     pub steps: Vec<TraceStep>,
-    /// The frame as it came.
     pub before: Vec<u8>,
     /// The frame as it goes on; that of a dropped one may be half edited.
     pub after: Vec<u8>,
-    /// What becomes of it.
     pub verdict: Outcome,
 }
 
@@ -116,7 +108,6 @@ pub struct Trace {
 pub struct TraceStep {
     /// What it is about: `parse`, `service`, `slot`, `backend`.
     pub name: &'static str,
-    /// What was found.
     pub text: String,
 }
 

@@ -2,23 +2,17 @@
 
 use std::{collections::BTreeSet, mem::offset_of};
 
-use aya::maps::{self, Map, MapData};
 use xdp_prog::abi::{Bucket, IndexKey, Place, WAYS, free_place, map};
 
 use super::{
-    ServiceKey, TableError, Usage, capacity,
-    encode::index_key,
-    error::{read_failed, write_failed},
-    mapped::Mapped,
-    written::Written,
+    ServiceKey, TableError, Usage, encode::index_key, mapped::Mapped, syscall_map::SyscallMap,
 };
 use crate::load::Loaded;
 
 /// The index, its overflow, and what may not be used again yet.
 pub(super) struct ServiceIndex {
     buckets: Mapped<Bucket>,
-    overflow: Written<maps::HashMap<MapData, u64, u64>>,
-    overflow_capacity: usize,
+    overflow: SyscallMap<u64, u64>,
     /// Keys in the overflow.
     overflowing: BTreeSet<IndexKey>,
     seed: u64,
@@ -33,13 +27,9 @@ impl ServiceIndex {
     ///
     /// When one cannot be opened, read or mapped.
     pub(super) fn open(loaded: &Loaded) -> Result<Self, TableError> {
-        let overflow = loaded.map(map::SERVICE_OVERFLOW)?;
-        let overflow_capacity = capacity(&overflow, map::SERVICE_OVERFLOW)?;
-        let overflow = Written::try_from(Map::HashMap(overflow));
         Ok(Self {
             buckets: Mapped::open(loaded, map::SERVICE_INDEX)?,
-            overflow: overflow.map_err(read_failed(map::SERVICE_OVERFLOW))?,
-            overflow_capacity,
+            overflow: SyscallMap::open(loaded, map::SERVICE_OVERFLOW)?,
             overflowing: BTreeSet::new(),
             seed: 0,
             retired: BTreeSet::new(),
@@ -60,7 +50,7 @@ impl ServiceIndex {
     pub(super) fn overflow(&self) -> Usage {
         Usage {
             used: self.overflowing.len(),
-            capacity: self.overflow_capacity,
+            capacity: self.overflow.capacity(),
         }
     }
 
@@ -71,8 +61,7 @@ impl ServiceIndex {
     /// When the overflow cannot be read.
     pub(super) fn adopt(&mut self, seed: u64) -> Result<(), TableError> {
         self.seed = seed;
-        let keys: Result<BTreeSet<u64>, _> = self.overflow.keys().collect();
-        let keys = keys.map_err(read_failed(map::SERVICE_OVERFLOW))?;
+        let keys = self.overflow.keys()?;
         self.overflowing = keys.into_iter().map(IndexKey).collect();
         Ok(())
     }
@@ -111,7 +100,7 @@ impl ServiceIndex {
     pub(super) fn get(&self, key: IndexKey) -> Option<u32> {
         let id = match self.find(key) {
             Some((index, way)) => self.buckets.get(index)?.ids[way],
-            None => self.overflow.get(&key.0, 0).ok()?,
+            None => self.overflow.get(&key.0)?,
         };
         u32::try_from(id).ok()
     }
@@ -138,15 +127,7 @@ impl ServiceIndex {
     ///
     /// When the overflow is full or the kernel refuses the write.
     pub(super) fn store_aside(&mut self, key: IndexKey, id: u32) -> Result<(), TableError> {
-        if !self.overflowing.contains(&key) && self.overflowing.len() == self.overflow_capacity {
-            return Err(TableError::TableFull {
-                map: map::SERVICE_OVERFLOW,
-                entries: self.overflow_capacity,
-            });
-        }
-        self.overflow
-            .insert(key.0, u64::from(id), 0)
-            .map_err(write_failed(map::SERVICE_OVERFLOW))?;
+        self.overflow.insert_new(key.0, u64::from(id))?;
         self.overflowing.insert(key);
         Ok(())
     }
@@ -165,9 +146,7 @@ impl ServiceIndex {
         if let Some(place) = self.find(key) {
             self.clear(place);
         } else if self.overflowing.contains(&key) {
-            self.overflow
-                .remove(&key.0)
-                .map_err(write_failed(map::SERVICE_OVERFLOW))?;
+            self.overflow.remove(&key.0)?;
             self.overflowing.remove(&key);
         }
         Ok(())

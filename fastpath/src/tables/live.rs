@@ -16,7 +16,7 @@ use crate::{clock::monotonic_ns, load::Loaded};
 
 /// The tables, which are walked through one after the other.
 pub(super) struct Live {
-    tables: Vec<Box<dyn Table>>,
+    tables: Vec<Table>,
     /// Which one goes on.
     turn: usize,
 }
@@ -24,7 +24,7 @@ pub(super) struct Live {
 impl Live {
     pub(super) fn of(loaded: &Loaded) -> Result<Self, TableError> {
         let answered = |name| {
-            Counted::of(loaded, name, |key, flow: &PodFlow, now| {
+            Table::of(loaded, name, |key, flow: &PodFlow, now| {
                 is_live(FlowTable::Established, key.protocol(), flow, now)
             })
         };
@@ -32,17 +32,46 @@ impl Live {
             tables: vec![
                 answered(map::FLOWS)?,
                 answered(map::FLOWS_DATAGRAM)?,
-                Counted::of(loaded, map::FLOWS_EMBRYONIC, |key, flow, now| {
+                Table::of(loaded, map::FLOWS_EMBRYONIC, |key, flow, now| {
                     is_live(FlowTable::Embryonic, key.protocol(), flow, now)
                 })?,
-                Counted::of(loaded, map::LOCAL_FLOWS, |_, flow: &LocalFlow, now| {
+                Table::of(loaded, map::LOCAL_FLOWS, |_, flow: &LocalFlow, now| {
                     flow.is_alive(now)
                 })?,
-                Counted::of(loaded, map::FRAGMENTS, |_, first: &Datagram, now| {
+                Table::of(loaded, map::FRAGMENTS, |_, first: &Datagram, now| {
                     first.is_awaited(now)
                 })?,
             ],
             turn: 0,
+        })
+    }
+}
+
+/// A table of any kind of entries.
+struct Table {
+    name: &'static str,
+    usage: Usage,
+    walk: Box<GoOn>,
+}
+
+/// Passes about so many entries, or those up to the end, at a time on the clock; returns how many, and the usage where it
+/// has come to the end.
+type GoOn = dyn FnMut(usize, u64) -> Result<(usize, Option<Usage>), TableError> + Send + Sync;
+
+impl Table {
+    fn of<V: aya::Pod + Default + Send + Sync>(
+        loaded: &Loaded,
+        name: &'static str,
+        is_live: fn(&Tuple, &V, u64) -> bool,
+    ) -> Result<Self, TableError> {
+        let mut walk = Walk::through(loaded, name)?;
+        Ok(Self {
+            name,
+            usage: walk.usage(),
+            walk: Box::new(move |budget, now| {
+                let passed = walk.go(budget, |key, entry| Ok(is_live(key, entry, now)))?;
+                Ok((passed, walk.is_whole().then(|| walk.usage())))
+            }),
         })
     }
 }
@@ -60,8 +89,10 @@ impl Tables {
         let mut passed = 0;
         while passed < budget {
             let table = &mut tables[*turn];
-            passed += table.go(budget - passed, now)?;
-            if table.is_whole() {
+            let (more, usage) = (table.walk)(budget - passed, now)?;
+            passed += more;
+            if let Some(usage) = usage {
+                table.usage = usage;
                 *turn = (*turn + 1) % tables.len();
                 if *turn == 0 {
                     return Ok(true);
@@ -73,48 +104,7 @@ impl Tables {
 
     /// Reports, by the table's name, how many flows live, as the last whole walk found them.
     pub fn live_fill(&self) -> impl Iterator<Item = (&'static str, Usage)> {
-        self.live.tables.iter().map(|table| table.usage())
-    }
-}
-
-/// A table of any kind of entries.
-trait Table: Send + Sync {
-    /// Passes about `budget` entries, or those up to the end; returns how many.
-    fn go(&mut self, budget: usize, now: u64) -> Result<usize, TableError>;
-
-    fn is_whole(&self) -> bool;
-
-    fn usage(&self) -> (&'static str, Usage);
-}
-
-struct Counted<V> {
-    walk: Walk<V>,
-    is_live: fn(&Tuple, &V, u64) -> bool,
-}
-
-impl<V: aya::Pod + Default + Send + Sync> Counted<V> {
-    fn of(
-        loaded: &Loaded,
-        name: &'static str,
-        is_live: fn(&Tuple, &V, u64) -> bool,
-    ) -> Result<Box<dyn Table>, TableError> {
-        let walk = Walk::through(loaded, name)?;
-        Ok(Box::new(Self { walk, is_live }))
-    }
-}
-
-impl<V: aya::Pod + Default + Send + Sync> Table for Counted<V> {
-    fn go(&mut self, budget: usize, now: u64) -> Result<usize, TableError> {
-        let is_live = self.is_live;
-        self.walk
-            .go(budget, |key, entry| Ok(is_live(key, entry, now)))
-    }
-
-    fn is_whole(&self) -> bool {
-        self.walk.is_whole()
-    }
-
-    fn usage(&self) -> (&'static str, Usage) {
-        (self.walk.name(), self.walk.usage())
+        let tables = self.live.tables.iter();
+        tables.map(|table| (table.name, table.usage))
     }
 }

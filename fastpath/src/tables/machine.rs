@@ -6,19 +6,13 @@ use std::{
     sync::Arc,
 };
 
-use aya::maps::MapError;
 use ipnet::IpNet;
 use xdp_prog::abi::{
     ADDRESS_INNER, ADDRESS_LOCAL, ADDRESS_NAT, ADDRESS_NODE_PORT, ADDRESS_SHARED, ADDRESS_VIP,
-    CONFIG_ANNOUNCE, CONFIG_OVERFLOW, Config, EdgeMac, TaggedLink, map,
+    CONFIG_ANNOUNCE, CONFIG_OVERFLOW, Config, TaggedLink,
 };
 
-use super::{
-    Addresses, Settings, Specs, TableError, Tables,
-    encode::{config_of, edge_prefix_key},
-    error::{read_failed, write_failed},
-    types::address_key,
-};
+use super::{Addresses, Settings, Specs, TableError, Tables, encode::config_of};
 
 impl Tables {
     /// Sets the machine-wide settings.
@@ -41,7 +35,7 @@ impl Tables {
         };
         self.set_config(config)?;
         if settings.hash_seed != self.settings.hash_seed {
-            self.specs = Specs::new();
+            self.contents.specs = Specs::new();
         }
         self.settings = settings;
         self.rewrite_next_hops()
@@ -72,9 +66,7 @@ impl Tables {
     }
 
     pub(super) fn set_config(&mut self, config: Config) -> Result<(), TableError> {
-        self.config
-            .set(0, config)
-            .map_err(write_failed(map::CONFIG))?;
+        self.config.insert(0, config)?;
         self.current_config = config;
         Ok(())
     }
@@ -90,43 +82,18 @@ impl Tables {
     ///
     /// When the kernel refuses a write, as it does when the table is full.
     pub fn set_addresses(&mut self, addresses: Arc<Addresses>) -> Result<(), TableError> {
-        let mut present = flags_of(&self.known_addresses);
-        let outcome = self.replace_addresses(&flags_of(&addresses), &mut present);
+        let outcome = self.vips.replace(&flags_of(&addresses));
         self.known_addresses = match &outcome {
             Ok(()) => addresses,
-            Err(_) => addresses_of(&present).into(),
+            Err(_) => addresses_of(self.vips.held()).into(),
         };
         self.begin_epoch()?;
         outcome
     }
 
-    /// Notes in `present` what it has changed.
-    fn replace_addresses(
-        &mut self,
-        wanted: &BTreeMap<IpAddr, u32>,
-        present: &mut BTreeMap<IpAddr, u32>,
-    ) -> Result<(), TableError> {
-        for (address, flags) in wanted {
-            if present.get(address) != Some(flags) {
-                self.vips
-                    .insert(address_key(*address), flags, 0)
-                    .map_err(write_failed(map::VIPS))?;
-                present.insert(*address, *flags);
-            }
-        }
-        let gone = present.keys().filter(|one| !wanted.contains_key(*one));
-        for address in gone.copied().collect::<Vec<_>>() {
-            self.vips
-                .remove(&address_key(address))
-                .map_err(write_failed(map::VIPS))?;
-            present.remove(&address);
-        }
-        Ok(())
-    }
-
     /// Lists the prefixes from which IP-in-IP is accepted.
     pub fn trusted_edges(&self) -> BTreeSet<IpNet> {
-        self.known_trusted_edges.clone()
+        self.trusted_edges.held().keys().copied().collect()
     }
 
     /// Makes exactly these the prefixes from which IP-in-IP is accepted.
@@ -137,31 +104,14 @@ impl Tables {
     pub fn set_trusted_edges(&mut self, wanted: &BTreeSet<IpNet>) -> Result<(), TableError> {
         // The table holds no bits beyond a prefix's length.
         let wanted: BTreeSet<IpNet> = wanted.iter().map(IpNet::trunc).collect();
-        let outcome = self.replace_trusted_edges(&wanted);
+        let outcome = self.trusted_edges.replace_set(&wanted);
         self.begin_epoch()?;
         outcome
     }
 
-    fn replace_trusted_edges(&mut self, wanted: &BTreeSet<IpNet>) -> Result<(), TableError> {
-        let present = self.trusted_edges();
-        for net in wanted.difference(&present) {
-            self.trusted_edges
-                .insert(&edge_prefix_key(*net), 1, 0)
-                .map_err(write_failed(map::TRUSTED_EDGES))?;
-            self.known_trusted_edges.insert(*net);
-        }
-        for net in present.difference(wanted) {
-            self.trusted_edges
-                .remove(&edge_prefix_key(*net))
-                .map_err(write_failed(map::TRUSTED_EDGES))?;
-            self.known_trusted_edges.remove(net);
-        }
-        Ok(())
-    }
-
     /// Lists the MACs from which edges send L2 DSR frames.
     pub fn edge_macs(&self) -> BTreeSet<[u8; 6]> {
-        self.known_edge_macs.clone()
+        self.edge_macs.held().keys().copied().collect()
     }
 
     /// Makes exactly these the MACs from which edges send L2 DSR frames.
@@ -170,20 +120,7 @@ impl Tables {
     ///
     /// When the kernel refuses a write, as it does when the table is full.
     pub fn set_edge_macs(&mut self, wanted: &BTreeSet<[u8; 6]>) -> Result<(), TableError> {
-        let present = self.edge_macs();
-        for mac in wanted.difference(&present) {
-            self.edge_macs
-                .insert(EdgeMac::new(*mac), 1, 0)
-                .map_err(write_failed(map::EDGE_MACS))?;
-            self.known_edge_macs.insert(*mac);
-        }
-        for mac in present.difference(wanted) {
-            self.edge_macs
-                .remove(&EdgeMac::new(*mac))
-                .map_err(write_failed(map::EDGE_MACS))?;
-            self.known_edge_macs.remove(mac);
-        }
-        Ok(())
+        self.edge_macs.replace_set(wanted)
     }
 
     /// Makes exactly these the known VLAN devices: with each, the device below and the VLAN id.
@@ -192,22 +129,10 @@ impl Tables {
     ///
     /// When the kernel refuses a write, as it does when the table is full.
     pub fn set_vlans(&mut self, wanted: &BTreeMap<u32, (u32, u16)>) -> Result<(), TableError> {
-        let present: Result<BTreeMap<u32, TaggedLink>, MapError> = self.vlans.iter().collect();
-        let present = present.map_err(read_failed(map::VLANS))?;
-        for device in present.keys().filter(|device| !wanted.contains_key(device)) {
-            self.vlans
-                .remove(device)
-                .map_err(write_failed(map::VLANS))?;
-        }
-        for (device, (below, vlan)) in wanted {
-            let link = TaggedLink::new(*below, *vlan);
-            if present.get(device) != Some(&link) {
-                self.vlans
-                    .insert(device, link, 0)
-                    .map_err(write_failed(map::VLANS))?;
-            }
-        }
-        Ok(())
+        let link = |(device, (below, vlan)): (&u32, &(u32, u16))| {
+            (*device, TaggedLink::new(*below, *vlan))
+        };
+        self.vlans.replace(&wanted.iter().map(link).collect())
     }
 }
 

@@ -10,7 +10,7 @@ use std::{
 use aya::{Pod, maps::MapData};
 use memmap2::{MmapOptions, MmapRaw};
 
-use super::{TableError, written::gate};
+use super::{TableError, gate};
 use crate::load::Loaded;
 
 /// An mmapable array map with entries of type `T`.

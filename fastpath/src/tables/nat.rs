@@ -7,23 +7,24 @@
 
 use std::collections::BTreeMap;
 
-use aya::maps::{self, MapData, MapError};
 use xdp_prog::{
-    abi::{NAT_OPEN, NatCount, NatForward, NatReverse, Tuple, map},
+    abi::{NAT_OPEN, NatBegun, NatCount, NatForward, NatReverse, Tuple, map},
     decide::nat::{Fate, fate, may_be_over_after},
 };
 
 use super::{
     ForwardMode, Protocol, ServiceKey, TableError, Tables, Usage,
-    error::{read_failed, write_failed},
+    syscall_map::{NOEXIST, SyscallMap},
     types::address_of,
     walk::Walk,
 };
-use crate::clock::monotonic_ns;
+use crate::{clock::monotonic_ns, load::Loaded};
 
 /// The maps, and how far the walk has come.
 pub(super) struct Nat {
     pub(super) entries: Entries,
+    pub(super) counts: SyscallMap<u32, NatCount>,
+    pub(super) begun: SyscallMap<u32, NatBegun>,
     /// Through the reverse entries; counts the flows that are left alone.
     pub(super) walk: Walk<NatReverse>,
     /// Flows that it has left since its beginning, by service id.
@@ -32,13 +33,29 @@ pub(super) struct Nat {
 
 /// What the datapath keeps of each flow.
 pub(super) struct Entries {
-    pub(super) forward: maps::HashMap<MapData, Tuple, NatForward>,
-    pub(super) reverse: maps::HashMap<MapData, Tuple, NatReverse>,
-    pub(super) claims: maps::HashMap<MapData, Tuple, u64>,
+    pub(super) forward: SyscallMap<Tuple, NatForward>,
+    pub(super) reverse: SyscallMap<Tuple, NatReverse>,
+    pub(super) claims: SyscallMap<Tuple, u64>,
 }
 
 /// A claim that is older is that of an agent that was killed: the datapath's last microseconds.
 const STALE_CLAIM_NS: u64 = 1_000_000_000;
+
+impl Nat {
+    pub(super) fn open(loaded: &Loaded) -> Result<Self, TableError> {
+        Ok(Self {
+            entries: Entries {
+                forward: SyscallMap::open(loaded, map::NAT_FORWARD)?,
+                reverse: SyscallMap::open(loaded, map::NAT_REVERSE)?,
+                claims: SyscallMap::open(loaded, map::NAT_CLAIMS)?,
+            },
+            counts: SyscallMap::open(loaded, map::NAT_COUNTS)?,
+            begun: SyscallMap::open(loaded, map::NAT_BEGUN)?,
+            walk: Walk::through(loaded, map::NAT_REVERSE)?,
+            found: BTreeMap::new(),
+        })
+    }
+}
 
 impl Tables {
     /// Removes flows of NAT mode that were idle for too long, looking at about `budget` of them; the next call
@@ -53,8 +70,9 @@ impl Tables {
             entries,
             walk,
             found,
+            ..
         } = &mut self.nat;
-        let installed = &self.installed;
+        let installed = &self.contents.installed;
         let mut removed = 0;
         walk.go(budget, |reply, entry| {
             let old = entry.mark.idle(now) >= may_be_over_after(reply.protocol(), entry.mark);
@@ -77,12 +95,11 @@ impl Tables {
     /// Writes what a whole walk has found over what the datapath has counted.
     fn correct_nat_counts(&mut self) -> Result<(), TableError> {
         let found = std::mem::take(&mut self.nat.found);
-        let by_nat = self.installed.values();
+        let by_nat = self.contents.installed.values();
         let by_nat = by_nat.filter(|service| service.mode == ForwardMode::Nat);
         for service in by_nat {
             let count = found.get(&service.id).copied().unwrap_or_default();
-            let written = self.nat_counts.set(service.id, count, 0);
-            written.map_err(write_failed(map::NAT_COUNTS))?;
+            self.nat.counts.insert(service.id, count)?;
         }
         let Usage { used, capacity } = self.nat_fill();
         self.set_nat_room(capacity.saturating_sub(used))
@@ -90,9 +107,7 @@ impl Tables {
 
     /// Says of tables without flows that there is room in them; of those that were adopted, that is known.
     pub(super) fn find_room_for_nat(&mut self) -> Result<(), TableError> {
-        let room = self.nat_counts.get(&0, 0);
-        let room = room.map_err(read_failed(map::NAT_COUNTS))?;
-        if room == NatCount::default() {
+        if self.nat.counts.read(&0)? == NatCount::default() {
             self.set_nat_room(self.nat_fill().capacity)?;
         }
         Ok(())
@@ -103,8 +118,7 @@ impl Tables {
             flows: i64::try_from(room).unwrap_or(i64::MAX),
             half_open: 0,
         };
-        let written = self.nat_counts.set(0, room, 0);
-        written.map_err(write_failed(map::NAT_COUNTS))
+        self.nat.counts.insert(0, room)
     }
 
     /// Tells whether the last whole sweep has left flows of NAT mode, or the last one was not whole.
@@ -131,10 +145,9 @@ impl Entries {
     /// Removes the claims that a killed agent has left.
     pub(super) fn drop_stale_claims(&mut self) -> Result<(), TableError> {
         let now = monotonic_ns();
-        let claims: Result<Vec<(Tuple, u64)>, MapError> = self.claims.iter().collect();
-        for (key, since) in claims.map_err(read_failed(map::NAT_CLAIMS))? {
+        for (key, since) in self.claims.entries()? {
             if now.saturating_sub(since) >= STALE_CLAIM_NS {
-                remove(&mut self.claims, map::NAT_CLAIMS, &key)?;
+                self.claims.remove(&key)?;
             }
         }
         Ok(())
@@ -142,41 +155,29 @@ impl Entries {
 
     /// Removes the flow of a reverse entry if it is over; tells whether it did.
     fn expire(&mut self, reply: &Tuple, seen: &NatReverse, now: u64) -> Result<bool, TableError> {
-        const NOEXIST: u64 = 1;
         let key = seen.forward_key(reply.protocol());
-        if self.claims.insert(key, now, NOEXIST).is_err() {
+        if self.claims.insert_if(key, now, NOEXIST).is_err() {
             // A packet is removing it.
             return Ok(false);
         }
         let expired = self.expire_claimed(&key, reply, now);
-        remove(&mut self.claims, map::NAT_CLAIMS, &key)?;
+        self.claims.remove(&key)?;
         expired
     }
 
     fn expire_claimed(&mut self, key: &Tuple, reply: &Tuple, now: u64) -> Result<bool, TableError> {
         // Before the claim was there, the port may have been given to another flow.
-        let entry = match self.reverse.get(reply, 0) {
-            Ok(entry) if entry.forward_key(reply.protocol()) == *key => entry,
+        let entry = match self.reverse.get(reply) {
+            Some(entry) if entry.forward_key(reply.protocol()) == *key => entry,
             _ => return Ok(false),
         };
-        let forward = self.forward.get(key, 0).ok();
+        let forward = self.forward.get(key);
         match fate(key, forward.as_ref(), reply, &entry, now) {
             Fate::Lives => return Ok(false),
-            Fate::Over => remove(&mut self.forward, map::NAT_FORWARD, key)?,
+            Fate::Over => self.forward.remove(key)?,
             Fate::Orphan => {}
         }
-        remove(&mut self.reverse, map::NAT_REVERSE, reply)?;
+        self.reverse.remove(reply)?;
         Ok(true)
-    }
-}
-
-fn remove<V: aya::Pod>(
-    table: &mut maps::HashMap<MapData, Tuple, V>,
-    name: &'static str,
-    key: &Tuple,
-) -> Result<(), TableError> {
-    match table.remove(key) {
-        Err(MapError::KeyNotFound) | Ok(()) => Ok(()),
-        Err(source) => Err(write_failed(name)(source)),
     }
 }

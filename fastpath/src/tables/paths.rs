@@ -8,33 +8,22 @@
 //! forged error keep every true one out until it is judged; as it is, whoever forges must outdo the routers, which answer
 //! packets that are too large for as long as they come. What is forged raises no MTU, for only a smaller one counts.
 
-use std::{collections::BTreeSet, net::IpAddr};
+use std::net::IpAddr;
 
 use xdp_prog::{
-    abi::{BACKEND_NAT, PathReport, map},
+    abi::{BACKEND_NAT, PathReport},
     reason::PassReason,
 };
 
-use super::{
-    TableError, Tables,
-    error::{read_failed, write_failed},
-    types::{address_key, address_of},
-};
+use super::{TableError, Tables, syscall_map::EXIST, types::address_of};
 use crate::nexthop::Resolution;
 
 /// What an IPv6 path takes at least (RFC 8200 section 5).
 const LEAST_V6: u32 = 1280;
 /// What an IPv4 path is taken to take at least: behind the outer header fits what every host takes (RFC 791 section 3.1).
 const LEAST_V4: u32 = 576 + 20;
-/// `bpf_map_update_elem`: only where the key is there.
-const EXIST: u64 = 2;
 
 impl Tables {
-    /// Returns the MTU of the path to a node, where it is smaller than the next hop's.
-    pub fn path_mtu(&self, node: IpAddr) -> Option<u32> {
-        self.path_mtus.get(&node).copied()
-    }
-
     /// Makes this the MTU of the path to a node, or the next hop's again.
     ///
     /// # Errors
@@ -42,16 +31,16 @@ impl Tables {
     /// When the table of next hops is full; the old MTU stays.
     pub fn set_path_mtu(&mut self, node: IpAddr, mtu: Option<u32>) -> Result<(), TableError> {
         let old = match mtu {
-            Some(mtu) => self.path_mtus.insert(node, mtu),
-            None => self.path_mtus.remove(&node),
+            Some(mtu) => self.contents.path_mtus.insert(node, mtu),
+            None => self.contents.path_mtus.remove(&node),
         };
         let Some(resolution) = self.next_hop(node) else {
             return Ok(());
         };
         self.set_next_hop(node, resolution).inspect_err(|_| {
             match old {
-                Some(old) => self.path_mtus.insert(node, old),
-                None => self.path_mtus.remove(&node),
+                Some(old) => self.contents.path_mtus.insert(node, old),
+                None => self.contents.path_mtus.remove(&node),
             };
         })
     }
@@ -66,31 +55,18 @@ impl Tables {
             Some(Resolution::Resolved(hop)) => hop.via_gateway,
             Some(Resolution::Local | Resolution::Unresolved(_)) | None => false,
         };
-        let routed = self
-            .ways
-            .iter()
-            .filter(|(_, way)| is_routed(way.resolution));
-        let wanted: BTreeSet<IpAddr> = routed.map(|(node, _)| *node).collect();
-        let keys: Result<Vec<_>, _> = self.paths.keys().collect();
-        let keys = keys.map_err(read_failed(map::PATHS))?;
-        let present: BTreeSet<IpAddr> = keys.into_iter().map(address_of).collect();
-        for node in present.difference(&wanted) {
-            self.paths
-                .remove(&address_key(*node))
-                .map_err(write_failed(map::PATHS))?;
-        }
-        for node in wanted.difference(&present) {
-            self.paths
-                .insert(address_key(*node), PathReport::default(), 0)
-                .map_err(write_failed(map::PATHS))?;
-        }
-        self.has_paths = !wanted.is_empty();
-        Ok(())
+        let routes = self.contents.node_routes.iter();
+        let routed = routes.filter(|(_, route)| is_routed(route.resolution));
+        // The program writes the reports; those that are there stay.
+        let known = self.paths.held();
+        let report = |node| known.get(node).copied().unwrap_or_default();
+        let wanted = routed.map(|(node, _)| (*node, report(node))).collect();
+        self.paths.replace(&wanted)
     }
 
     /// Tells whether there are nodes behind a router.
-    pub const fn has_paths(&self) -> bool {
-        self.has_paths
+    pub fn has_paths(&self) -> bool {
+        !self.paths.held().is_empty()
     }
 
     /// Takes what routers have said since the last call: nodes to which the path is smaller than what is known, with its MTU.
@@ -104,15 +80,13 @@ impl Tables {
         if std::mem::replace(&mut self.path_errors, count) == count {
             return Ok(Vec::new());
         }
-        let noted: Result<Vec<_>, _> = self.paths.iter().collect();
         let mut smaller = Vec::new();
-        for (key, report) in noted.map_err(read_failed(map::PATHS))? {
+        for (key, report) in self.paths.map().entries()? {
             if !report.is_some() {
                 continue;
             }
-            self.paths
-                .insert(key, PathReport::default(), EXIST)
-                .map_err(write_failed(map::PATHS))?;
+            let forgotten = PathReport::default();
+            self.paths.map().insert_if(key, forgotten, EXIST)?;
             let node = address_of(key);
             smaller.extend(self.judge(node, report).map(|mtu| (node, mtu)));
         }

@@ -2,14 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use aya::maps::MapError;
 use ipnet::IpNet;
-use xdp_prog::abi::{Pod, PodKey, Tag, map};
+use xdp_prog::abi::{Pod, PodKey, Tag};
 
 use super::{
     ServiceKey, TableError, Tables,
     encode::{source_prefix_key, source_prefix_of},
-    error::{read_failed, write_failed},
 };
 
 /// This machine's pods of one service: backend id by the pod's part of the tag.
@@ -31,7 +29,7 @@ impl Tables {
         for (tag, backend) in wanted.iter().filter(new) {
             if let Err(error) = self.insert_pod(service, *tag, *backend) {
                 self.restore_pods(service, wanted, present);
-                return Err(full_or(error, map::PODS, self.pods_capacity));
+                return Err(error);
             }
         }
         Ok(())
@@ -54,16 +52,15 @@ impl Tables {
         }
     }
 
-    fn insert_pod(&mut self, service: u32, tag: u16, backend: u32) -> Result<(), MapError> {
+    fn insert_pod(&mut self, service: u32, tag: u16, backend: u32) -> Result<(), TableError> {
         let key = PodKey::new(service, Tag(tag));
-        self.pods.insert(key, Pod::new(key, backend), 0)
+        self.pods.insert_new(key, Pod::new(key, backend))
     }
 
     /// Lists the pods of every service id; entries that another key's value lies in are left out.
     pub(super) fn pods_by_service(&self) -> Result<BTreeMap<u32, Pods>, TableError> {
         let mut pods: BTreeMap<u32, Pods> = BTreeMap::new();
-        for entry in self.pods.iter() {
-            let (key, pod) = entry.map_err(read_failed(map::PODS))?;
+        for (key, pod) in self.pods.entries()? {
             let (service, tag) = key.parts();
             if let Some(backend) = pod.backend(key) {
                 pods.entry(service)
@@ -77,18 +74,18 @@ impl Tables {
     /// Removes pods that none of the services in the tables has.
     pub(super) fn remove_stray_pods(&mut self) -> Result<(), TableError> {
         let known: BTreeMap<u32, &Pods> = self
+            .contents
             .installed
             .values()
             .map(|service| (service.id, &service.pods))
             .collect();
-        let keys: Result<Vec<PodKey>, MapError> = self.pods.keys().collect();
-        for key in keys.map_err(read_failed(map::PODS))? {
+        for key in self.pods.keys()? {
             let (service, tag) = key.parts();
             let is_known = known
                 .get(&service)
                 .is_some_and(|pods| pods.contains_key(&tag.pod_bits()));
             if !is_known {
-                self.pods.remove(&key).map_err(write_failed(map::PODS))?;
+                self.pods.remove(&key)?;
             }
         }
         Ok(())
@@ -107,13 +104,9 @@ impl Tables {
     ) -> Result<(), TableError> {
         for range in wanted.difference(present) {
             let key = source_prefix_key(service, *range);
-            if let Err(error) = self.source_ranges.insert(&key, 1, 0) {
+            if let Err(error) = self.source_ranges.insert_new(key, 1) {
                 self.remove_source_ranges(service, wanted.difference(present));
-                return Err(full_or(
-                    error,
-                    map::SOURCE_RANGES,
-                    self.source_ranges_capacity,
-                ));
+                return Err(error);
             }
         }
         Ok(())
@@ -138,8 +131,7 @@ impl Tables {
         &self,
     ) -> Result<BTreeMap<u32, BTreeSet<IpNet>>, TableError> {
         let mut ranges: BTreeMap<u32, BTreeSet<IpNet>> = BTreeMap::new();
-        for key in self.source_ranges.keys() {
-            let key = key.map_err(read_failed(map::SOURCE_RANGES))?;
+        for key in self.source_ranges.keys()? {
             if let Some((service, range)) = source_prefix_of(key) {
                 ranges.entry(service).or_default().insert(range);
             }
@@ -155,19 +147,4 @@ pub(super) fn ranges_of(key: &ServiceKey, ranges: &BTreeSet<IpNet>) -> BTreeSet<
         .filter(|range| range.addr().is_ipv4() == key.address.is_ipv4())
         .map(IpNet::trunc)
         .collect()
-}
-
-/// Tells a full table from any other failure.
-fn full_or(error: MapError, map: &'static str, entries: usize) -> TableError {
-    match &error {
-        MapError::SyscallError(syscall)
-            if matches!(
-                syscall.io_error.raw_os_error(),
-                Some(libc::E2BIG | libc::ENOSPC)
-            ) =>
-        {
-            TableError::TableFull { map, entries }
-        }
-        _ => TableError::Write { map, source: error },
-    }
 }

@@ -2,9 +2,9 @@
 
 use std::net::IpAddr;
 
-use xdp_prog::abi::{AddressKey, PROBE_ENCAP, PROBE_MARK, PROBE_MARK_MASK, Probe, Tag, map};
+use xdp_prog::abi::{AddressKey, PROBE_ENCAP, PROBE_MARK, PROBE_MARK_MASK, Probe, Tag};
 
-use super::{TableError, Tables, error::write_failed, types::address_key};
+use super::{TableError, Tables, types::address_key};
 
 /// The way of one check: from a marked socket to a backend, as a client's packets go, or to its node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,7 +50,8 @@ pub const fn probe_mark(index: u32) -> u32 {
 impl Tables {
     /// Returns how many checks can have a way; their indices begin at 1.
     pub fn probe_capacity(&self) -> u32 {
-        self.probes.len().saturating_sub(1).min(MAX_PROBES)
+        let entries = u32::try_from(self.probes.capacity()).unwrap_or(u32::MAX);
+        entries.saturating_sub(1).min(MAX_PROBES)
     }
 
     /// Sets the way of the checks whose sockets carry [`probe_mark`] of this index.
@@ -59,8 +60,7 @@ impl Tables {
     ///
     /// When the kernel refuses the write.
     pub fn set_probe(&mut self, index: u32, probe: &ProbeSpec) -> Result<(), TableError> {
-        let set = self.probes.set(index, probe.entry());
-        set.map_err(write_failed(map::PROBES))
+        self.probes.insert(index, probe.entry())
     }
 }
 

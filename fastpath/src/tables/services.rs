@@ -92,7 +92,10 @@ impl Tables {
         spec: Arc<ServiceSpec>,
     ) -> Result<Change, TableError> {
         let layout = layout(&key, &spec, self.settings.hash_seed, |node| {
-            self.ways.get(&node).is_some_and(|way| way.local)
+            self.contents
+                .node_routes
+                .get(&node)
+                .is_some_and(|route| route.local)
         })?;
         let ids = self.take_backends(&layout.backends, spec.owner)?;
         let (service, change) = match self.install(&key, &spec, &layout, &ids) {
@@ -102,8 +105,8 @@ impl Tables {
                 return Err(error);
             }
         };
-        self.specs.insert(key, spec);
-        if let Some(old) = self.installed.insert(key, Arc::new(service)) {
+        self.contents.specs.insert(key, spec);
+        if let Some(old) = self.contents.installed.insert(key, Arc::new(service)) {
             self.drop_backends(old.backends.iter().copied());
         }
         Ok(change)
@@ -115,12 +118,12 @@ impl Tables {
     ///
     /// When the kernel refuses the write; the service is then as before.
     pub fn remove_service(&mut self, key: &ServiceKey) -> Result<bool, TableError> {
-        if !self.installed.contains_key(key) {
+        if !self.contents.installed.contains_key(key) {
             return Ok(false);
         }
         self.index.remove(self.index.key(key))?;
-        self.specs.remove(key);
-        if let Some(service) = self.installed.remove(key) {
+        self.contents.specs.remove(key);
+        if let Some(service) = self.contents.installed.remove(key) {
             self.remove_pods(service.id, &Pods::new(), &service.pods);
             self.retired.runs.extend(service.runs().each());
             self.freed.runs += 1;
@@ -143,7 +146,7 @@ impl Tables {
             // A service that does not fit stays as it was; whoever compares what is installed with what is
             // wanted finds it to be something else.
             if self.put_shared_service(key, spec).is_err() {
-                self.specs.remove(&key);
+                self.contents.specs.remove(&key);
             }
         }
     }
@@ -189,7 +192,7 @@ impl Tables {
         };
         let id = match old_id {
             Some(id) => id,
-            None => match self.allocate_service() {
+            None => match self.allocate(map::SERVICE, |tables| &mut tables.service_ids) {
                 Ok(id) => id,
                 Err(error) => {
                     give_back(self);
@@ -322,14 +325,6 @@ impl Tables {
             self.remove_source_ranges(id, ranges.difference(old_ranges));
         }
         added
-    }
-
-    fn allocate_service(&mut self) -> Result<u32, TableError> {
-        self.or_reclaim(|tables| tables.service_ids.allocate())
-            .ok_or(TableError::TableFull {
-                map: map::SERVICE,
-                entries: self.service_ids.capacity(),
-            })
     }
 
     fn allocate_run(&mut self, key: &ServiceKey, log2: u8) -> Result<Run, TableError> {

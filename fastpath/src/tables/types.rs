@@ -18,9 +18,7 @@ use xdp_prog::{
 /// Transport protocol of a service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Protocol {
-    /// TCP.
     Tcp,
-    /// UDP.
     Udp,
     /// SCTP; its ports are never translated.
     Sctp,
@@ -63,9 +61,7 @@ pub struct ServiceKey {
     /// Virtual address, or one of this machine for a NodePort; the unspecified address for the NodePorts
     /// of all machines, which a decapsulated packet is for.
     pub address: IpAddr,
-    /// Port.
     pub port: u16,
-    /// Transport protocol.
     pub protocol: Protocol,
 }
 
@@ -271,7 +267,6 @@ pub struct ServiceSpec {
     /// A number of what people call one service: at all its addresses, equal backends are one entry and count
     /// together. Those of another owner have entries and counters of their own.
     pub owner: u32,
-    /// How packets reach the backends.
     pub mode: ForwardMode,
     /// Logarithm of the table size; by the number of backends if not given.
     pub log2_slots: Option<u8>,

@@ -2,7 +2,7 @@
 
 use xdp_prog::abi::Tuple;
 
-use super::{TableError, Usage, batch::Entries, capacity};
+use super::{TableError, Usage, batch::Entries};
 use crate::load::Loaded;
 
 /// Entries that are read at once.
@@ -22,9 +22,10 @@ pub(super) struct Walk<V> {
 
 impl<V: aya::Pod + Default> Walk<V> {
     pub(super) fn through(loaded: &Loaded, name: &'static str) -> Result<Self, TableError> {
+        let entries = Entries::of(loaded, name, 1)?;
         Ok(Self {
-            entries: Entries::of(loaded, name, 1)?,
-            capacity: capacity(&loaded.map(name)?, name)?,
+            capacity: entries.capacity()?,
+            entries,
             cursor: None,
             passed: 0,
             counted: 0,
@@ -58,10 +59,6 @@ impl<V: aya::Pod + Default> Walk<V> {
 }
 
 impl<V> Walk<V> {
-    pub(super) const fn name(&self) -> &'static str {
-        self.entries.name()
-    }
-
     /// Tells whether it has come to its end, and begins anew.
     pub(super) const fn is_whole(&self) -> bool {
         self.cursor.is_none()

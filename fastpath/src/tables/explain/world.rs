@@ -6,7 +6,7 @@ use std::{
     mem::offset_of,
 };
 
-use aya::maps::{self, MapData, lpm_trie::Key};
+use aya::maps::lpm_trie::Key;
 use xdp_prog::{
     abi::{
         AddressKey, Backend, Config, Datagram, EdgeMac, EdgePrefix, IndexKey, NatBegun, NatCount,
@@ -21,7 +21,7 @@ use xdp_prog::{
 };
 
 use super::{
-    super::{Tables, encode::backend_key, types::address_of},
+    super::{Tables, encode::backend_key, syscall_map::SyscallMap, types::address_of},
     fib::Fib,
 };
 use crate::{clock::monotonic_ns, facts};
@@ -48,11 +48,8 @@ pub(super) enum Counted {
     Reason(u32),
     /// A forwarded packet.
     Forward {
-        /// Service id.
         service: u32,
-        /// Backend id.
         backend: u32,
-        /// Bytes.
         bytes: u64,
     },
 }
@@ -124,7 +121,7 @@ impl Flows for ReadOnly<'_> {
             FlowTable::Established => &self.tables.flows_datagram,
             FlowTable::Embryonic => &self.tables.flows_embryonic,
         };
-        let mut copy = map.get(key, 0).ok()?;
+        let mut copy = map.get(key)?;
         copy.is_for(key).then(|| f(&mut copy))
     }
 
@@ -182,7 +179,7 @@ impl Answers for ReadOnly<'_> {
 
 impl Fragments for ReadOnly<'_> {
     fn datagram(&self, key: &Tuple) -> Option<Datagram> {
-        self.tables.fragments.get(key, 0).ok()
+        self.tables.fragments.get(key)
     }
 
     fn publish(&self, _: &Tuple, _: &Datagram) {}
@@ -194,7 +191,9 @@ impl NatFlows for ReadOnly<'_> {
         key: &Tuple,
         renew: impl FnOnce(&NatForward) -> Option<NatMark>,
     ) -> Option<NatForward> {
-        let seen = self.nat_forward.get(&self.tables.nat_forward, key)?;
+        let seen = self
+            .nat_forward
+            .get(&self.tables.nat.entries.forward, key)?;
         if let Some(mark) = renew(&seen) {
             self.replace_nat_mark(key, seen.mark, mark);
         }
@@ -202,7 +201,7 @@ impl NatFlows for ReadOnly<'_> {
     }
 
     fn replace_nat_mark(&self, key: &Tuple, expected: NatMark, mark: NatMark) -> bool {
-        let entry = self.nat_forward.get(&self.tables.nat_forward, key);
+        let entry = self.nat_forward.get(&self.tables.nat.entries.forward, key);
         let Some(mut entry) = entry.filter(|entry| entry.mark == expected) else {
             return false;
         };
@@ -212,7 +211,7 @@ impl NatFlows for ReadOnly<'_> {
     }
 
     fn see_nat_reverse(&self, key: &Tuple) -> Option<NatReverse> {
-        self.nat_reverse.get(&self.tables.nat_reverse, key)
+        self.nat_reverse.get(&self.tables.nat.entries.reverse, key)
     }
 
     fn nat_state(&self, key: &Tuple) -> Option<NatState> {
@@ -229,7 +228,7 @@ impl NatFlows for ReadOnly<'_> {
 
     fn insert_nat_forward(&self, key: &Tuple, entry: &NatForward) -> Inserted {
         self.nat_forward
-            .insert(&self.tables.nat_forward, key, *entry)
+            .insert(&self.tables.nat.entries.forward, key, *entry)
     }
 
     fn insert_nat_reverse(
@@ -241,7 +240,7 @@ impl NatFlows for ReadOnly<'_> {
     ) -> Inserted {
         let entry = NatReverse::new(key, forward, client.ifindex, client.link, mark);
         self.nat_reverse
-            .insert(&self.tables.nat_reverse, key, entry)
+            .insert(&self.tables.nat.entries.reverse, key, entry)
     }
 
     fn remove_nat_forward(&self, key: &Tuple) {
@@ -261,13 +260,13 @@ impl NatFlows for ReadOnly<'_> {
     fn release_nat(&self, _: &Tuple) {}
 
     fn nat_count(&self, service: u32) -> NatCount {
-        self.tables.nat_counts.get(&service, 0).unwrap_or_default()
+        self.tables.nat.counts.get(&service).unwrap_or_default()
     }
 
     fn count_nat(&self, _: u32, _: i64, _: i64) {}
 
     fn nat_begun(&self, index: u32) -> NatBegun {
-        self.tables.nat_begun.get(&index, 0).unwrap_or_default()
+        self.tables.nat.begun.get(&index).unwrap_or_default()
     }
 
     fn note_nat_begun(&self, _: u32, _: NatBegun) {}
@@ -305,10 +304,10 @@ impl<V> Default for Overlay<V> {
 }
 
 impl<V: aya::Pod> Overlay<V> {
-    fn get(&self, map: &maps::HashMap<MapData, Tuple, V>, key: &Tuple) -> Option<V> {
+    fn get(&self, map: &SyscallMap<Tuple, V>, key: &Tuple) -> Option<V> {
         match self.0.borrow().get(key) {
             Some(changed) => *changed,
-            None => map.get(key, 0).ok(),
+            None => map.get(key),
         }
     }
 
@@ -316,7 +315,7 @@ impl<V: aya::Pod> Overlay<V> {
         self.0.borrow_mut().insert(*key, value);
     }
 
-    fn insert(&self, map: &maps::HashMap<MapData, Tuple, V>, key: &Tuple, value: V) -> Inserted {
+    fn insert(&self, map: &SyscallMap<Tuple, V>, key: &Tuple, value: V) -> Inserted {
         if self.get(map, key).is_some() {
             return Inserted::Exists;
         }
@@ -327,19 +326,19 @@ impl<V: aya::Pod> Overlay<V> {
 
 impl Probes for ReadOnly<'_> {
     fn probe_peer(&self, answer: &Tuple) -> Option<AddressKey> {
-        self.tables.probe_peers.get(answer, 0).ok()
+        self.tables.probe_peers.get(answer)
     }
 }
 
 impl Paths for ReadOnly<'_> {
     fn note_path(&self, node: &AddressKey, _report: PathReport) -> bool {
-        self.tables.paths.get(node, 0).is_ok()
+        self.tables.paths.get(node).is_some()
     }
 }
 
 impl Announcements for ReadOnly<'_> {
     fn is_announced(&self, address: &AddressKey) -> bool {
-        self.tables.announced.get(address, 0).is_ok()
+        self.tables.announced.get(address).is_some()
     }
 
     fn announce_stamp(&self) -> u64 {
@@ -347,7 +346,7 @@ impl Announcements for ReadOnly<'_> {
     }
 
     fn announcing_mac(&self, link: TaggedLink) -> Option<EdgeMac> {
-        self.tables.announce_links.get(&link, 0).ok()
+        self.tables.announce_links.get(&link)
     }
 
     fn note_claim(&self, _: &AddressKey, _: EdgeMac) {}
@@ -398,31 +397,31 @@ impl world::Tables for Tables {
     }
 
     fn address_flags(&self, address: &AddressKey) -> u32 {
-        self.vips.get(address, 0).unwrap_or(0)
+        self.vips.get(address).unwrap_or(0)
     }
 
     fn is_trusted_edge(&self, source: &AddressKey) -> bool {
         let key = Key::new(EdgePrefix::HOST_BITS, EdgePrefix::new(*source));
-        self.trusted_edges.get(&key, 0).is_ok()
+        self.trusted_edges.get(&key).is_some()
     }
 
     fn is_edge_mac(&self, source: &EdgeMac) -> bool {
-        self.edge_macs.get(source, 0).is_ok()
+        self.edge_macs.get(source).is_some()
     }
 
     fn is_in_source_range(&self, service: u32, client: &AddressKey) -> bool {
         let key = Key::new(SourcePrefix::HOST_BITS, SourcePrefix::new(service, *client));
-        self.source_ranges.get(&key, 0).is_ok()
+        self.source_ranges.get(&key).is_some()
     }
 
     fn is_local_flow(&self, flow: &Tuple) -> bool {
         self.local_flows
-            .get(flow, 0)
-            .is_ok_and(|known| known.is_alive(monotonic_ns()))
+            .get(flow)
+            .is_some_and(|known| known.is_alive(monotonic_ns()))
     }
 
     fn pod(&self, key: &PodKey) -> Option<Pod> {
-        self.pods.get(key, 0).ok()
+        self.pods.get(key)
     }
 
     fn service_v4(&self, key: &ServiceKeyV4) -> Option<u32> {

@@ -12,7 +12,7 @@ use xdp_prog::abi::map;
 
 use super::{
     Addresses, BackendSpec, ForwardMode, NatSettings, Protocol, ServiceKey, ServiceSpec, Settings,
-    TableError, Tables, TrafficPolicy, written::gate,
+    TableError, Tables, TrafficPolicy, gate,
 };
 use crate::{
     load::{Loaded, Loader},

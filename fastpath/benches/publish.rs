@@ -1,6 +1,6 @@
 //! Measures what it costs to show the tables to their readers, and to change a service afterwards.
 //!
-//! `cargo run --release -p fastpath --example publish -- 10000 25`: services, and backends of each.
+//! `cargo bench -p fastpath --bench publish -- 10000 25`: services, and backends of each.
 
 use std::{
     net::{IpAddr, Ipv4Addr},
@@ -18,7 +18,8 @@ use xdp_prog::abi::map;
 const TIMES: u32 = 100;
 
 fn main() -> Result<()> {
-    let mut arguments = std::env::args().skip(1);
+    // Cargo adds an option of its own.
+    let mut arguments = std::env::args().skip(1).filter(|one| one != "--bench");
     let mut number = |name| -> Result<u32> {
         let argument = arguments.next().with_context(|| format!("no {name}"))?;
         argument

@@ -1,0 +1,64 @@
+//! The gate that writes to maps pass: tests let it shut after a number of writes, as if the process had ended there, and
+//! have lists refused.
+
+#[cfg(test)]
+pub(super) use shutting::{end_after, pass, refusal, refuse_reads};
+
+/// Makes a write.
+#[cfg(not(test))]
+pub(super) fn pass<T>(write: impl FnOnce() -> T) -> Option<T> {
+    Some(write())
+}
+
+/// Returns why a list cannot be read: no reason.
+#[cfg(not(test))]
+pub(super) const fn refusal<T>() -> Option<T> {
+    None
+}
+
+#[cfg(test)]
+mod shutting {
+    use std::{cell::Cell, io};
+
+    use aya::{maps::MapError, sys::SyscallError};
+
+    thread_local! {
+        static WRITES: Cell<u64> = const { Cell::new(0) };
+        static LIMIT: Cell<u64> = const { Cell::new(u64::MAX) };
+        static READS_FAIL: Cell<bool> = const { Cell::new(false) };
+    }
+
+    /// Makes a write, unless the process has ended before it.
+    pub(in super::super) fn pass<T>(write: impl FnOnce() -> T) -> Option<T> {
+        let number = WRITES.get() + 1;
+        WRITES.set(number);
+        (number <= LIMIT.get()).then(write)
+    }
+
+    /// Ends this thread's process, as far as maps see it, after so many writes from now on; returns how many it has
+    /// tried in `task`, and what that returned.
+    pub(in super::super) fn end_after<T>(writes: u64, task: impl FnOnce() -> T) -> (u64, T) {
+        WRITES.set(0);
+        LIMIT.set(writes);
+        let outcome = task();
+        LIMIT.set(u64::MAX);
+        (WRITES.get(), outcome)
+    }
+
+    /// Has lists refused while `task` runs.
+    pub(in super::super) fn refuse_reads<T>(task: impl FnOnce() -> T) -> T {
+        READS_FAIL.set(true);
+        let outcome = task();
+        READS_FAIL.set(false);
+        outcome
+    }
+
+    pub(in super::super) fn refusal<T>() -> Option<Result<T, MapError>> {
+        READS_FAIL.get().then(|| {
+            Err(MapError::SyscallError(SyscallError {
+                call: "bpf_map_get_next_key",
+                io_error: io::Error::from_raw_os_error(libc::EFAULT),
+            }))
+        })
+    }
+}

@@ -37,18 +37,14 @@ pub struct Echo {
 impl Echo {
     /// Writes the request.
     pub fn request(self) -> [u8; LENGTH] {
-        let (identifier, number) = (self.nonce >> 48, self.nonce >> 32 & 0xffff);
+        let data = self.nonce.to_be_bytes();
+        // Identifier and sequence number.
+        let [a, b, c, d, ..] = data;
         let mut header = Icmp {
             kind: if self.is_v6 { REQUEST_V6 } else { REQUEST_V4 },
-            rest: [
-                identifier.to_be_bytes()[6],
-                identifier.to_be_bytes()[7],
-                number.to_be_bytes()[6],
-                number.to_be_bytes()[7],
-            ],
+            rest: [a, b, c, d],
             ..Icmp::default()
         };
-        let data = self.nonce.to_be_bytes();
         if !self.is_v6 {
             // The kernel computes that of ICMPv6, which covers addresses (RFC 3542 section 3.1).
             let sum = Sum::ZERO.add_bytes(header.as_bytes()).add_bytes(&data);

@@ -2,16 +2,19 @@
 //!
 //! Attaching them is the matter of [`attach`](crate::attach), what the maps mean that of the tables.
 
+mod error;
+mod pinned;
+
 use std::{
     collections::BTreeMap,
-    fmt, fs, io,
+    fs, io,
     os::fd::AsFd as _,
     path::{Path, PathBuf},
 };
 
 use aya::{
     Ebpf, EbpfError, EbpfLoader,
-    maps::{Map, MapData, MapError, MapInfo, MapType, ProgramArray},
+    maps::{Map, MapData, MapError, MapType, ProgramArray},
     programs::{
         Program, ProgramError, ProgramFd, RawTracePoint, SchedClassifier, Xdp, links::FdLink,
     },
@@ -23,174 +26,17 @@ use xdp_prog::{
     stage::Stage,
 };
 
+pub(crate) use self::error::explain;
+pub use self::{
+    error::LoadError,
+    pinned::{KeptSize, MapLayout},
+};
 use crate::{
     clsact::OwnedFilter,
     facts::{self, KernelVersion, Softirq},
     object,
     pins::{PinError, Pins, pin, unpin},
-    refusal::{Refusal, is_refusal},
 };
-
-/// Arrays whose length is part of the build.
-const OF_ONE_LENGTH: [&str; 6] = [
-    map::CAPTURE,
-    map::CONFIG,
-    map::FAILURES,
-    map::REASONS,
-    map::STAGES,
-    map::UNTRUSTED,
-];
-
-/// Lines of the verifier's log that a message quotes: the end says what is wrong.
-const LOG_LINES: usize = 12;
-
-/// Why the program could not be loaded.
-#[derive(Debug, thiserror::Error)]
-pub enum LoadError {
-    #[error(
-        "kernel {release} is too old: {} or later is needed \
-         (XDP programs for frames of several buffers); upgrade the kernel",
-        KernelVersion::MINIMUM
-    )]
-    KernelTooOld { release: String },
-    /// Two runs of a program may share a CPU, and with it what each takes for its own.
-    #[error(
-        "kernel {release} is PREEMPT_RT {}: threads of two devices would share the scratch memory of a CPU; \
-         use a kernel with PREEMPT_RT_NEEDS_BH_LOCK=y, or one without PREEMPT_RT",
-        match softirq {
-            Softirq::Unknown => "and does not tell (in /boot/config-...) whether it has PREEMPT_RT_NEEDS_BH_LOCK",
-            Softirq::InTurn | Softirq::Preempted => "without PREEMPT_RT_NEEDS_BH_LOCK",
-        }
-    )]
-    Realtime { release: String, softirq: Softirq },
-    #[error(transparent)]
-    Pins(#[from] PinError),
-    #[error("the embedded BPF object cannot be parsed; build again")]
-    Object(#[source] aya_obj::ParseError),
-    #[error("map {map}: the BPF object has none of that name")]
-    UnknownMap { map: String },
-    /// A pinned array that is no matter of options has another length under the same version.
-    #[error(
-        "map {map}: the pinned one has {pinned} entries, this build needs {needed}, under the same layout \
-         version; it was pinned by a different build: run `guideway detach`, then start again"
-    )]
-    Length {
-        map: String,
-        /// What is pinned.
-        pinned: u32,
-        /// What the object declares.
-        needed: u32,
-    },
-    #[error(
-        "map {map}: the pinned one is {pinned}, this build needs {needed}, under the same layout version; \
-         it was pinned by a different build: run `guideway detach`, then start again"
-    )]
-    Layout {
-        map: String,
-        /// What is pinned.
-        pinned: MapLayout,
-        /// What the object declares.
-        needed: MapLayout,
-    },
-    #[error("{attempt}: {refusal}")]
-    Refused {
-        attempt: String,
-        refusal: Refusal,
-        #[source]
-        source: io::Error,
-    },
-    #[error(
-        "map {map}: no memory for {max_entries} entries; \
-         ask for fewer, or raise the memory limit of the container or unit"
-    )]
-    Memory {
-        map: String,
-        max_entries: u32,
-        #[source]
-        source: io::Error,
-    },
-    #[error("map {map}: kernel {release} refuses to create it")]
-    Map {
-        map: String,
-        release: String,
-        #[source]
-        source: io::Error,
-    },
-    #[error(
-        "the verifier of kernel {release} refused the program; please report it with this text:\n{}",
-        tail(.log, LOG_LINES)
-    )]
-    Verifier {
-        release: String,
-        log: String,
-        #[source]
-        source: io::Error,
-    },
-    #[error("cannot load the BPF object on kernel {release}")]
-    Other {
-        release: String,
-        #[source]
-        source: Box<EbpfError>,
-    },
-}
-
-/// What must be equal for a pinned map to be adopted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MapLayout {
-    /// The kernel's number of the map type.
-    pub kind: u32,
-    /// Size of a key in bytes.
-    pub key_size: u32,
-    /// Size of a value in bytes.
-    pub value_size: u32,
-    /// Creation flags.
-    pub flags: u32,
-}
-
-impl MapLayout {
-    /// The kernel sets `BPF_F_RDONLY_PROG` on device maps by itself.
-    const FLAGS_OF_THE_KERNEL: u32 = 1 << 7;
-
-    fn declared(map: &aya_obj::Map) -> Self {
-        Self {
-            kind: map.map_type(),
-            key_size: map.key_size(),
-            value_size: map.value_size(),
-            flags: map.map_flags() & !Self::FLAGS_OF_THE_KERNEL,
-        }
-    }
-
-    fn pinned(info: &MapInfo) -> Result<Self, MapError> {
-        Ok(Self {
-            kind: info.map_type()? as u32,
-            key_size: info.key_size(),
-            value_size: info.value_size(),
-            flags: info.map_flags() & !Self::FLAGS_OF_THE_KERNEL,
-        })
-    }
-}
-
-impl fmt::Display for MapLayout {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "of type {} with keys of {} and values of {} bytes, flags {:#x}",
-            self.kind, self.key_size, self.value_size, self.flags
-        )
-    }
-}
-
-/// A pinned map that was adopted with another size than asked for.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "map {map}: keeps its {pinned} entries, {asked} were asked for; \
-     `guideway detach` and a start make a new one"
-)]
-pub struct KeptSize {
-    pub map: String,
-    pub pinned: u32,
-    pub asked: u32,
-}
 
 /// Returns how many entries a table of the kernel's LRU needs on so many possible CPUs.
 ///
@@ -339,50 +185,6 @@ impl Loader {
                 .set_max_entries(*entries);
         }
         Ok(maps)
-    }
-
-    /// Compares the maps that are pinned with those the object declares.
-    fn check_pinned(
-        &self,
-        pins: &Pins,
-        declared: &BTreeMap<String, aya_obj::Map>,
-    ) -> Result<Vec<KeptSize>, LoadError> {
-        let mut kept = Vec::new();
-        for (name, map) in declared {
-            let path = pins.map(name);
-            if !path.exists() {
-                continue;
-            }
-            let (info, pinned) = MapInfo::from_pin(&path)
-                .and_then(|info| MapLayout::pinned(&info).map(|layout| (info, layout)))
-                .map_err(|error| pinned_map_error(name, error))?;
-            let needed = MapLayout::declared(map);
-            if pinned != needed {
-                return Err(LoadError::Layout {
-                    map: name.clone(),
-                    pinned,
-                    needed,
-                });
-            }
-            let pinned = info.max_entries();
-            match self.max_entries.get(name) {
-                Some(&asked) if pinned != asked => kept.push(KeptSize {
-                    map: name.clone(),
-                    pinned,
-                    asked,
-                }),
-                // An index means something of its own there: a reason, a stage.
-                None if OF_ONE_LENGTH.contains(&name.as_str()) && pinned != map.max_entries() => {
-                    return Err(LoadError::Length {
-                        map: name.clone(),
-                        pinned,
-                        needed: map.max_entries(),
-                    });
-                }
-                _ => {}
-            }
-        }
-        Ok(kept)
     }
 }
 
@@ -562,140 +364,9 @@ fn xdp<'e>(ebpf: &'e mut Ebpf, name: &str) -> Result<&'e mut Xdp, ProgramError> 
         .try_into()
 }
 
-/// Finds the cause of a failure in what the loader returns.
-pub(crate) fn explain(
-    error: EbpfError,
-    declared: &BTreeMap<String, aya_obj::Map>,
-    release: &str,
-) -> LoadError {
-    let release = release.to_owned();
-    match error {
-        EbpfError::MapError(MapError::CreateError { name, io_error }) => {
-            let max_entries = declared.get(&name).map_or(0, aya_obj::Map::max_entries);
-            map_error(name, max_entries, release, io_error)
-        }
-        EbpfError::ProgramError(ProgramError::LoadError {
-            io_error,
-            verifier_log,
-        }) => program_error(
-            verifier_log.to_string(),
-            release,
-            io_error,
-            Refusal::of_bpf(),
-        ),
-        source => LoadError::Other {
-            release,
-            source: Box::new(source),
-        },
-    }
-}
-
-fn map_error(map: String, max_entries: u32, release: String, source: io::Error) -> LoadError {
-    match source.raw_os_error() {
-        Some(libc::EPERM | libc::EACCES) => LoadError::Refused {
-            attempt: format!("creating map {map}"),
-            refusal: Refusal::of_bpf(),
-            source,
-        },
-        Some(libc::ENOMEM | libc::E2BIG) => LoadError::Memory {
-            map,
-            max_entries,
-            source,
-        },
-        _ => LoadError::Map {
-            map,
-            release,
-            source,
-        },
-    }
-}
-
-fn program_error(log: String, release: String, source: io::Error, refusal: Refusal) -> LoadError {
-    // The verifier always says something; silence means that it was not asked. Without
-    // CAP_PERFMON it refuses the pointer arithmetic that it allows others.
-    let not_asked = log.trim().is_empty() || matches!(refusal, Refusal::Missing(_));
-    if is_refusal(&source) && not_asked {
-        return LoadError::Refused {
-            attempt: "loading the programs".to_owned(),
-            refusal,
-            source,
-        };
-    }
-    LoadError::Verifier {
-        release,
-        log,
-        source,
-    }
-}
-
-fn pinned_map_error(name: &str, error: MapError) -> LoadError {
-    match error {
-        MapError::SyscallError(error) if is_refusal(&error.io_error) => LoadError::Refused {
-            attempt: format!("opening pinned map {name}"),
-            refusal: Refusal::of_bpf(),
-            source: error.io_error,
-        },
-        error => LoadError::Other {
-            release: facts::kernel().release,
-            source: Box::new(error.into()),
-        },
-    }
-}
-
-fn tail(log: &str, lines: usize) -> String {
-    let all: Vec<_> = log.lines().filter(|line| !line.trim().is_empty()).collect();
-    all[all.len().saturating_sub(lines)..].join("\n")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn os(errno: i32) -> io::Error {
-        io::Error::from_raw_os_error(errno)
-    }
-
-    #[test]
-    fn verifier_refusal_quotes_the_end_of_the_log_and_the_release() {
-        let log = (0..40).map(|n| format!("line {n}\n")).collect::<String>();
-        let error = program_error(log, "6.1.0".into(), os(libc::EACCES), Refusal::Unknown);
-        let text = error.to_string();
-        assert!(text.contains("kernel 6.1.0"), "{text}");
-        assert!(text.ends_with("line 38\nline 39"), "{text}");
-        assert!(!text.contains("line 27\n"), "{text}");
-    }
-
-    #[test]
-    fn refusal_without_a_log_is_not_blamed_on_the_verifier() {
-        let error = program_error(
-            "\n".into(),
-            "6.1.0".into(),
-            os(libc::EPERM),
-            Refusal::Unknown,
-        );
-        assert!(matches!(error, LoadError::Refused { .. }));
-    }
-
-    #[test]
-    fn refusal_for_want_of_a_capability_names_it_whatever_the_verifier_says() {
-        let error = program_error(
-            "R1 pointer comparison prohibited".into(),
-            "6.1.0".into(),
-            os(libc::EACCES),
-            Refusal::Missing(vec![facts::Capability::Perfmon]),
-        );
-        assert!(error.to_string().contains("CAP_PERFMON"), "{error}");
-    }
-
-    #[test]
-    fn map_beyond_memory_names_its_size() {
-        let error = map_error("LUT".into(), 1 << 24, "6.1.0".into(), os(libc::ENOMEM));
-        assert!(
-            error
-                .to_string()
-                .starts_with("map LUT: no memory for 16777216 entries")
-        );
-    }
 
     #[test]
     fn lru_tables_have_room_for_what_each_cpu_takes() {
@@ -723,23 +394,6 @@ mod tests {
         }
         assert_eq!(sizes[map::NAT_FORWARD], 20_000, "no LRU");
         assert_eq!(sizes[map::FLOWS_EMBRYONIC], 262_144, "large enough");
-    }
-
-    #[test]
-    fn realtime_kernel_is_refused_by_name() {
-        let error = |softirq| {
-            let release = "6.18.5-rt".to_owned();
-            LoadError::Realtime { release, softirq }.to_string()
-        };
-        for softirq in [Softirq::Preempted, Softirq::Unknown] {
-            let error = error(softirq);
-            assert!(
-                error.starts_with("kernel 6.18.5-rt is PREEMPT_RT"),
-                "{error}"
-            );
-            assert!(error.contains("PREEMPT_RT_NEEDS_BH_LOCK=y"), "{error}");
-        }
-        assert!(error(Softirq::Unknown).contains("does not tell"));
     }
 
     #[test]

@@ -15,154 +15,26 @@
 //! Where the egress program is in a filter, for want of tcx, there is no link to pin: the kernel
 //! keeps the filter, and it is found again on the device.
 
+mod error;
+mod links;
+
 use std::{
     fs, io,
-    os::fd::AsFd as _,
     path::{Path, PathBuf},
-    thread,
-    time::{Duration, Instant},
 };
 
-use aya::{
-    maps::{MapData, MapError},
-    pin::PinError as PinFailure,
-    programs::links::{FdLink, LinkError, PinnedLink},
-};
+use aya::{maps::MapData, pin::PinError as PinFailure};
 use xdp_prog::abi;
 
+pub use self::error::PinError;
+pub(crate) use self::links::{Hook, open_link, read_link};
 use crate::{
     clsact,
-    facts::{self, Bpffs, Interface, RequestError},
-    refusal::{Refusal, is_refusal},
-    sys::{self, LinkInfo},
+    facts::{self, Bpffs, Interface},
 };
 
 /// Where pins live unless the configuration says otherwise.
 pub const DEFAULT_ROOT: &str = "/sys/fs/bpf/guideway";
-
-/// How long the kernel may take to detach a program whose last pin is gone.
-const DETACH_DEADLINE: Duration = Duration::from_secs(5);
-const DETACH_POLL: Duration = Duration::from_millis(5);
-
-/// Why pins could not be made, read or removed.
-#[derive(Debug, thiserror::Error)]
-pub enum PinError {
-    #[error(
-        "pin directory {}: {} is not on a BPF file system (magic {magic:#x}); \
-         mount one with `mount -t bpf bpf /sys/fs/bpf`, in a container mount the host's /sys/fs/bpf",
-        .root.display(), .directory.display()
-    )]
-    NotBpffs {
-        root: PathBuf,
-        directory: PathBuf,
-        magic: u64,
-    },
-    #[error("pin {}: {refusal}", .path.display())]
-    Refused {
-        path: PathBuf,
-        refusal: Refusal,
-        #[source]
-        source: io::Error,
-    },
-    #[error("pin {}: cannot {attempt}", .path.display())]
-    Io {
-        attempt: &'static str,
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
-    #[error("map {map}: not pinned in {}; is the agent running with this pin directory?", .directory.display())]
-    NoMap { map: String, directory: PathBuf },
-    #[error("map {map}: cannot open its pin {}", .path.display())]
-    Map {
-        map: String,
-        path: PathBuf,
-        #[source]
-        source: Box<MapError>,
-    },
-    #[error(
-        "interface {interface}: program {program} is still attached although its pin is removed: \
-         another process holds the link; `bpftool link` names it"
-    )]
-    StillAttached { interface: String, program: u32 },
-    #[error("cannot {attempt}")]
-    Devices {
-        attempt: String,
-        #[source]
-        source: RequestError,
-    },
-}
-
-impl PinError {
-    pub(crate) fn io(attempt: &'static str, path: &Path, source: io::Error) -> Self {
-        if is_refusal(&source) {
-            return Self::Refused {
-                path: path.to_owned(),
-                refusal: Refusal::Ownership,
-                source,
-            };
-        }
-        Self::Io {
-            attempt,
-            path: path.to_owned(),
-            source,
-        }
-    }
-
-    fn link(path: &Path, source: io::Error) -> Self {
-        let path = path.to_owned();
-        if is_refusal(&source) {
-            return Self::Refused {
-                path,
-                refusal: Refusal::of_bpf(),
-                source,
-            };
-        }
-        Self::Io {
-            attempt: "open it as a link",
-            path,
-            source,
-        }
-    }
-}
-
-/// Where a pinned link attaches its program.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Hook {
-    Xdp,
-    Egress,
-}
-
-impl Hook {
-    const fn prefix(self) -> &'static str {
-        match self {
-            Self::Xdp => "xdp-",
-            Self::Egress => "egress-",
-        }
-    }
-
-    /// A file name on a BPF file system has no dots, which VLAN interfaces do (`eth0.100`).
-    fn name_of_link(self, interface: &str) -> String {
-        let escaped = interface.replace('%', "%25").replace('.', "%2e");
-        format!("{}{escaped}", self.prefix())
-    }
-
-    fn interface_of(self, path: &Path) -> Option<String> {
-        let escaped = path.file_name()?.to_str()?.strip_prefix(self.prefix())?;
-        Some(escaped.replace("%2e", ".").replace("%25", "%"))
-    }
-
-    /// Tells whether a device of this namespace runs what the link holds there.
-    pub(crate) fn runs(self, device: &Interface, link: &LinkInfo) -> bool {
-        match self {
-            Self::Xdp => device.runs(link.program),
-            Self::Egress => facts::tcx_programs(device.index).is_ok_and(|programs| {
-                let mut programs = programs.iter().flatten();
-                programs.any(|program| program.link == link.id)
-            }),
-        }
-    }
-}
 
 /// The pin directory of one layout version.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -318,52 +190,6 @@ impl Pins {
         Ok(in_link || in_filter)
     }
 
-    pub(crate) fn detach_at(&self, hook: Hook, interface: &str) -> Result<bool, PinError> {
-        let links = self.links_of(hook, interface)?;
-        for path in &links {
-            remove_link(hook, interface, path)?;
-        }
-        Ok(!links.is_empty())
-    }
-
-    /// Gives the pins of links the names that their interfaces have today, and removes those whose
-    /// interface is gone.
-    ///
-    /// A link belongs to a device, which can be renamed; another may have its name by now. Links
-    /// that work in another network namespace stay as they are.
-    ///
-    /// # Errors
-    ///
-    /// When the devices cannot be listed, or a pin not opened, renamed or removed.
-    pub fn follow_renames(&self) -> Result<(), PinError> {
-        let mut renamed = Vec::new();
-        let devices = devices()?;
-        for (hook, interface, path) in self.pinned()? {
-            let link = read_link(&path)?;
-            if link.ifindex == 0 {
-                unpin(&path)?;
-                continue;
-            }
-            let device = devices.iter().find(|device| device.index == link.ifindex);
-            let Some(device) = device.filter(|device| device.name != interface) else {
-                continue;
-            };
-            if hook.runs(device, &link) {
-                // By a name that no interface has: two may have swapped theirs.
-                let between = path.with_file_name(format!("{}%link{}", hook.prefix(), link.id));
-                rename(&path, &between)?;
-                renamed.push((
-                    between,
-                    path.with_file_name(hook.name_of_link(&device.name)),
-                ));
-            }
-        }
-        for (between, path) in renamed {
-            rename(&between, &path)?;
-        }
-        Ok(())
-    }
-
     /// Detaches every program and removes every pin and directory, of every layout version.
     ///
     /// Returns the interfaces and devices that were detached. Files that Guideway does not make
@@ -434,32 +260,6 @@ impl Pins {
                 .map_err(|source| PinError::io("create it", &directory, source))?;
         }
         Ok(())
-    }
-
-    /// Lists the pins of an interface's links at one hook, this layout version's first.
-    pub(crate) fn links_of(&self, hook: Hook, interface: &str) -> Result<Vec<PathBuf>, PinError> {
-        let name = hook.name_of_link(interface);
-        let mut links: Vec<_> = self
-            .versions()?
-            .iter()
-            .map(|version| version.join("links").join(&name))
-            .filter(|path| path.exists())
-            .collect();
-        links.sort_by_key(|path| *path != self.link_at(hook, interface));
-        Ok(links)
-    }
-
-    /// Lists every pinned link, of any layout version.
-    fn pinned(&self) -> Result<Vec<(Hook, String, PathBuf)>, PinError> {
-        let mut pinned = Vec::new();
-        for version in self.versions()? {
-            for path in entries(&version.join("links"))? {
-                let hooks = [Hook::Xdp, Hook::Egress].into_iter();
-                let named = hooks.filter_map(|hook| Some((hook, hook.interface_of(&path)?)));
-                pinned.extend(named.map(|(hook, interface)| (hook, interface, path.clone())));
-            }
-        }
-        Ok(pinned)
     }
 
     fn directory(&self) -> PathBuf {
@@ -536,49 +336,6 @@ pub(crate) fn pin<T>(
     })
 }
 
-/// Opens a pinned link, to put another program into it.
-pub(crate) fn open_link(path: &Path) -> Result<FdLink, PinError> {
-    let link = PinnedLink::from_pin(path).map_err(|error| match error {
-        LinkError::SyscallError(error) => PinError::link(path, error.io_error),
-        error => PinError::link(path, io::Error::other(error)),
-    })?;
-    Ok(link.into())
-}
-
-/// Reads what a pinned link is.
-pub(crate) fn read_link(path: &Path) -> Result<LinkInfo, PinError> {
-    let link = sys::open_pinned(path).and_then(|link| sys::link_info(link.as_fd()));
-    link.map_err(|source| PinError::link(path, source))
-}
-
-fn remove_link(hook: Hook, interface: &str, path: &Path) -> Result<(), PinError> {
-    // Asked by number: the interface may have another name by now.
-    let link = read_link(path).ok();
-    unpin(path)?;
-    link.map_or(Ok(()), |link| wait_until_detached(hook, interface, &link))
-}
-
-/// The kernel frees a link after its last reference has gone, in a worker: not at once.
-fn wait_until_detached(hook: Hook, interface: &str, link: &LinkInfo) -> Result<(), PinError> {
-    let deadline = Instant::now() + DETACH_DEADLINE;
-    loop {
-        let attached = devices().is_ok_and(|devices| {
-            let mut there = devices.iter().filter(|device| device.index == link.ifindex);
-            there.any(|device| hook.runs(device, link))
-        });
-        if !attached {
-            return Ok(());
-        }
-        if Instant::now() > deadline {
-            return Err(PinError::StillAttached {
-                interface: interface.to_owned(),
-                program: link.program,
-            });
-        }
-        thread::sleep(DETACH_POLL);
-    }
-}
-
 fn devices() -> Result<Vec<Interface>, PinError> {
     facts::links().map_err(|source| PinError::Devices {
         attempt: "list the network devices".to_owned(),
@@ -639,21 +396,6 @@ fn entries(directory: &Path) -> Result<Vec<PathBuf>, PinError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn link_names_have_no_dots_and_map_back() {
-        for interface in ["eth0", "eth0.100", "a%2eb", "bond0.1.2"] {
-            let name = Hook::Egress.name_of_link(interface);
-            assert!(!name.contains('.'), "{name}");
-            let path = Path::new(&name);
-            assert_eq!(
-                Hook::Egress.interface_of(path).as_deref(),
-                Some(interface),
-                "{name}"
-            );
-            assert_eq!(Hook::Xdp.interface_of(path), None, "{name}");
-        }
-    }
 
     #[test]
     fn directory_on_another_file_system_is_refused_with_the_remedy() {

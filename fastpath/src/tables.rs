@@ -23,7 +23,6 @@ use std::{
 };
 
 use aya::maps::lpm_trie::Key;
-use imbl::OrdMap;
 use ipnet::IpNet;
 use xdp_prog::abi::{
     AddressKey, Backend, Claim, Config, Datagram, EdgeMac, EdgePrefix, LocalFlow, NextHop,
@@ -33,6 +32,7 @@ use xdp_prog::abi::{
 pub use self::{
     announce::AnnouncedElsewhere,
     arena::{Arena, ArenaFill, Run},
+    contents::{Contents, InstalledBackend, InstalledService, Specs},
     counters::{Counters, ReasonCount},
     error::TableError,
     explain::{ChosenBackend, Explanation, Outcome, Trace, TraceStep, Translated},
@@ -45,6 +45,7 @@ pub use self::{
     view::TableView,
 };
 use self::{
+    contents::NodeRoute,
     encode::{backend_key, edge_prefix_key, edge_prefix_of},
     ids::Ids,
     index::ServiceIndex,
@@ -56,13 +57,14 @@ use self::{
     types::{address_key, address_of},
     view::Newest,
 };
-use crate::{load::Loaded, nexthop::Resolution};
+use crate::load::Loaded;
 
 mod adopt;
 mod announce;
 mod arena;
 mod backends;
 mod batch;
+mod contents;
 mod counters;
 mod encode;
 mod error;
@@ -89,130 +91,6 @@ mod tests;
 mod types;
 mod view;
 mod walk;
-
-/// A service as the tables have it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct InstalledService {
-    pub id: u32,
-    pub run: Run,
-    /// The table of this machine's pods, if it has any: the same one where there are no others.
-    pub local: Option<Run>,
-    pub mode: ForwardMode,
-    /// Ids of the backends that it uses.
-    backends: Box<[u32]>,
-    /// Whose its backends are ([`ServiceSpec::owner`]).
-    pub owner: u32,
-    /// This machine's pods by tag.
-    pods: Pods,
-    /// The clients that may use it, of its own family; all, if the specification names none.
-    source_ranges: BTreeSet<IpNet>,
-    /// Pods that another one of their node has the tag of.
-    left_out: Box<[BackendKey]>,
-}
-
-impl InstalledService {
-    /// Counts the slots of its lookup tables.
-    pub fn slots(&self) -> u64 {
-        let local = self.local.filter(|local| *local != self.run);
-        let runs = [Some(self.run), local].into_iter().flatten();
-        runs.map(|run| u64::from(run.length())).sum()
-    }
-
-    /// Lists the pods that get no traffic because their node could not tell them from another one.
-    pub fn left_out(&self) -> &[BackendKey] {
-        &self.left_out
-    }
-
-    /// Counts the pods of this machine that serve it.
-    pub fn local_pods(&self) -> usize {
-        self.pods.len()
-    }
-
-    /// Counts the backends that it uses; some may be other services' of its owner too.
-    pub fn backends(&self) -> usize {
-        self.backends.len()
-    }
-
-    /// Counts the source ranges that can hold its clients.
-    pub fn source_ranges(&self) -> usize {
-        self.source_ranges.len()
-    }
-}
-
-/// Specifications of services.
-pub type Specs = OrdMap<ServiceKey, Arc<ServiceSpec>>;
-
-/// A backend as the tables have it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct InstalledBackend {
-    pub id: u32,
-    /// Services of its owner whose lookup table names it.
-    pub services: u32,
-}
-
-/// The route to a node.
-#[derive(Clone, Copy, Debug)]
-struct NodeRoute {
-    /// Id of the next hop; 0 for none.
-    next_hop: u32,
-    /// As it was told; unknown after adoption.
-    resolution: Option<Resolution>,
-    /// Whether the node is this machine.
-    local: bool,
-}
-
-/// What the tables have, in user space's words. A clone shares everything, so that it costs the same however much that
-/// is; what changes afterwards is copied then, node by node of a tree.
-#[derive(Clone, Debug, Default)]
-pub struct Contents {
-    installed: OrdMap<ServiceKey, Arc<InstalledService>>,
-    specs: Specs,
-    backend_by_key: OrdMap<OwnedBackend, InstalledBackend>,
-    node_routes: OrdMap<IpAddr, NodeRoute>,
-    /// Of nodes to which the path takes less than the next hop does.
-    path_mtus: OrdMap<IpAddr, u32>,
-}
-
-impl Contents {
-    /// Lists the services in the tables.
-    pub fn services(&self) -> impl ExactSizeIterator<Item = (&ServiceKey, &InstalledService)> {
-        let services = self.installed.iter();
-        services.map(|(key, service)| (key, service.as_ref()))
-    }
-
-    /// Returns an installed service.
-    pub fn service(&self, key: &ServiceKey) -> Option<&InstalledService> {
-        self.installed.get(key).map(Arc::as_ref)
-    }
-
-    /// Returns what services were made from under the present settings. Those that an earlier agent made are not
-    /// among them, nor is one that could not be made anew.
-    ///
-    /// A clone shares everything, and two versions are compared without a look at what they share.
-    pub const fn specs(&self) -> &Specs {
-        &self.specs
-    }
-
-    /// Lists the backends in the tables, once for each owner.
-    pub fn backends(&self) -> impl ExactSizeIterator<Item = (&OwnedBackend, &InstalledBackend)> {
-        self.backend_by_key.iter()
-    }
-
-    /// Returns an installed backend.
-    pub fn backend(&self, key: &OwnedBackend) -> Option<&InstalledBackend> {
-        self.backend_by_key.get(key)
-    }
-
-    /// Returns how a node address is reached, as told last.
-    pub fn next_hop(&self, target: IpAddr) -> Option<Resolution> {
-        self.node_routes.get(&target)?.resolution
-    }
-
-    /// Returns the MTU of the path to a node, where it is smaller than the next hop's.
-    pub fn path_mtu(&self, node: IpAddr) -> Option<u32> {
-        self.path_mtus.get(&node).copied()
-    }
-}
 
 /// What a change did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

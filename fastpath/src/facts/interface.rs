@@ -12,16 +12,9 @@ use crate::netlink::{Attributes, NLM_F_ACK, NLM_F_DUMP, Request, read_string, re
 const LINK_HEADER: usize = 16;
 const IFF_UP: u32 = 1;
 
-const XDP_ATTACHED: u16 = 2;
-const XDP_PROG_ID: u16 = 4;
 const XDP_DRV_PROG_ID: u16 = 5;
 const XDP_SKB_PROG_ID: u16 = 6;
 const XDP_HW_PROG_ID: u16 = 7;
-
-const ATTACHED_DRV: u8 = 1;
-const ATTACHED_SKB: u8 = 2;
-const ATTACHED_HW: u8 = 3;
-const ATTACHED_MULTI: u8 = 4;
 
 const NETDEV_FAMILY: &str = "netdev";
 const NETDEV_CMD_DEV_GET: u8 = 1;
@@ -288,34 +281,16 @@ fn parse(answer: &[u8]) -> Option<Interface> {
 }
 
 fn programs(xdp: &[u8]) -> Vec<XdpProgram> {
-    let id = |kind| find(xdp, kind).and_then(read_u32);
-    let attached = find(xdp, XDP_ATTACHED).and_then(|value| value.first().copied());
-    let (mode, single) = match attached {
-        Some(ATTACHED_DRV) => (XdpMode::Native, XDP_DRV_PROG_ID),
-        Some(ATTACHED_SKB) => (XdpMode::Generic, XDP_SKB_PROG_ID),
-        Some(ATTACHED_HW) => (XdpMode::Offloaded, XDP_HW_PROG_ID),
-        Some(ATTACHED_MULTI) => {
-            return [
-                (XdpMode::Native, XDP_DRV_PROG_ID),
-                (XdpMode::Generic, XDP_SKB_PROG_ID),
-                (XdpMode::Offloaded, XDP_HW_PROG_ID),
-            ]
-            .into_iter()
-            .filter_map(|(mode, kind)| {
-                Some(XdpProgram {
-                    mode,
-                    id: id(kind)?,
-                })
-            })
-            .collect();
-        }
-        _ => return Vec::new(),
+    let modes = [
+        (XdpMode::Native, XDP_DRV_PROG_ID),
+        (XdpMode::Generic, XDP_SKB_PROG_ID),
+        (XdpMode::Offloaded, XDP_HW_PROG_ID),
+    ];
+    let program = |(mode, kind)| {
+        let id = find(xdp, kind).and_then(read_u32)?;
+        Some(XdpProgram { mode, id })
     };
-    id(XDP_PROG_ID)
-        .or_else(|| id(single))
-        .map(|id| XdpProgram { mode, id })
-        .into_iter()
-        .collect()
+    modes.into_iter().filter_map(program).collect()
 }
 
 fn driver(bus: &str, device: &str) -> Option<String> {

@@ -1,6 +1,6 @@
 //! Asking the kernel: one snapshot of devices and neighbours, then any number of targets.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use super::neighbour::Key;
@@ -99,7 +99,7 @@ fn lookup(
 #[derive(Debug)]
 pub struct Snapshot<'a> {
     connection: &'a mut Connection,
-    view: View,
+    pub(super) view: View,
 }
 
 impl Snapshot<'_> {
@@ -120,31 +120,15 @@ impl Snapshot<'_> {
         })
     }
 
-    /// Lists the VLAN devices whose frames XDP can make, each with the device below and the VLAN id.
-    pub(super) fn vlans(&self) -> BTreeMap<u32, (u32, u16)> {
-        self.view.vlans()
-    }
-
-    /// Chooses so many neighbours of each family.
-    pub(super) fn choose(&self, candidates: &BTreeSet<Key>, most: usize) -> BTreeSet<Key> {
-        self.view.choose(candidates, most)
-    }
-
     /// Has the kernel keep the wanted neighbours resolved, and release those that we wanted before.
     pub(super) fn keep(&mut self, wanted: &BTreeSet<Key>) -> Result<(), NetlinkError> {
         let upkeep = self.view.upkeep(wanted);
         let mut refused: Option<NetlinkError> = None;
-        let requests = (upkeep
-            .keep
-            .into_iter()
-            .map(|key| (key, neighbour::keep(key))))
-        .chain(
-            upkeep
-                .release
-                .into_iter()
-                .map(|key| (key, neighbour::release(key))),
-        );
-        for (key, request) in requests {
+        let kept = upkeep.keep.into_iter();
+        let kept = kept.map(|key| (key, neighbour::keep(key)));
+        let released = upkeep.release.into_iter();
+        let released = released.map(|key| (key, neighbour::release(key)));
+        for (key, request) in kept.chain(released) {
             if let Err(source) = self.command(&request) {
                 match &mut refused {
                     Some(NetlinkError::Keep { failed, .. }) => *failed += 1,

@@ -102,7 +102,7 @@ impl Tracker {
             }
             answers.push((*target, answer.resolution));
         }
-        let chosen = snapshot.choose(&limited, self.limited.most);
+        let chosen = snapshot.view.choose(&limited, self.limited.most);
         let beyond_limit = limited.len() - chosen.len();
         neighbours.extend(chosen);
         let unkept = snapshot.keep(&neighbours).err();
@@ -110,7 +110,7 @@ impl Tracker {
             changes: self.record(answers),
             unkept,
             beyond_limit,
-            vlans: snapshot.vlans(),
+            vlans: snapshot.view.vlans(),
         })
     }
 

@@ -242,44 +242,39 @@ pub(super) fn next_hop_entry(
     }
 }
 
+/// Bits in front of a prefix's own, for either family.
+const EDGE_FRONT: [u32; 2] = [EdgePrefix::FRONT_BITS_V4, EdgePrefix::FRONT_BITS_V6];
+const SOURCE_FRONT: [u32; 2] = [SourcePrefix::FRONT_BITS_V4, SourcePrefix::FRONT_BITS_V6];
+
 pub(super) fn edge_prefix_key(net: IpNet) -> Key<EdgePrefix> {
-    let front = match net {
-        IpNet::V4(_) => EdgePrefix::FRONT_BITS_V4,
-        IpNet::V6(_) => EdgePrefix::FRONT_BITS_V6,
-    };
     let data = EdgePrefix::new(address_key(net.network()));
-    Key::new(front + u32::from(net.prefix_len()), data)
+    Key::new(key_length(net, EDGE_FRONT), data)
 }
 
 pub(super) fn edge_prefix_of(key: Key<EdgePrefix>) -> Option<IpNet> {
-    let address = address_of(key.data().address());
-    let front = match address {
-        IpAddr::V4(_) => EdgePrefix::FRONT_BITS_V4,
-        IpAddr::V6(_) => EdgePrefix::FRONT_BITS_V6,
-    };
-    let length = key.prefix_len().checked_sub(front)?;
-    IpNet::new(address, u8::try_from(length).ok()?).ok()
+    net_of(key.data().address(), key.prefix_len(), EDGE_FRONT)
 }
 
 pub(super) fn source_prefix_key(service: u32, net: IpNet) -> Key<SourcePrefix> {
-    let front = match net {
-        IpNet::V4(_) => SourcePrefix::FRONT_BITS_V4,
-        IpNet::V6(_) => SourcePrefix::FRONT_BITS_V6,
-    };
     let data = SourcePrefix::new(service, address_key(net.network()));
-    Key::new(front + u32::from(net.prefix_len()), data)
+    Key::new(key_length(net, SOURCE_FRONT), data)
 }
 
 /// Reads a source range back with its service id.
 pub(super) fn source_prefix_of(key: Key<SourcePrefix>) -> Option<(u32, IpNet)> {
-    let address = address_of(key.data().address());
-    let front = match address {
-        IpAddr::V4(_) => SourcePrefix::FRONT_BITS_V4,
-        IpAddr::V6(_) => SourcePrefix::FRONT_BITS_V6,
-    };
-    let length = key.prefix_len().checked_sub(front)?;
-    let net = IpNet::new(address, u8::try_from(length).ok()?).ok()?;
-    Some((key.data().service(), net))
+    let data = key.data();
+    let net = net_of(data.address(), key.prefix_len(), SOURCE_FRONT)?;
+    Some((data.service(), net))
+}
+
+fn key_length(net: IpNet, front: [u32; 2]) -> u32 {
+    front[usize::from(net.addr().is_ipv6())] + u32::from(net.prefix_len())
+}
+
+fn net_of(address: AddressKey, length: u32, front: [u32; 2]) -> Option<IpNet> {
+    let address = address_of(address);
+    let length = length.checked_sub(front[usize::from(address.is_ipv6())])?;
+    IpNet::new(address, u8::try_from(length).ok()?).ok()
 }
 
 #[cfg(test)]

@@ -11,30 +11,26 @@ use std::{fmt, net::SocketAddr};
 
 use xdp_prog::{
     abi::{
-        BACKEND_LOCAL, NextHop, PodKey, SERVICE_DROP_WHEN_EMPTY, SERVICE_NAT, SERVICE_NODE_PORT,
-        SERVICE_PODS, SERVICE_SOURCE_RANGES, Tag,
+        BACKEND_LOCAL, NextHop, SERVICE_DROP_WHEN_EMPTY, SERVICE_NAT, SERVICE_NODE_PORT,
+        SERVICE_PODS, SERVICE_SOURCE_RANGES, Service, Tag,
     },
-    decide::{
-        edge::balance::{self, Choice, Found},
-        node::receive,
-    },
-    flow::FlowKey,
+    flow::{FlowKey, V4, V6},
     frame::HostFrame,
     ip::Ip,
+    maglev,
     parse::{self, Packet},
-    process::Action,
+    process::{self, Action},
     reason::{self, ReasonKind},
     stage::Stage,
-    verdict::Verdict,
     wire::{ethernet, protocol},
-    world::{Tables as _, Translation},
+    world::Translation,
 };
 
 use self::{
     flow_frame::first_frame,
-    world::{Counted, ReadOnly},
+    world::{Counted, LookUp, ReadOnly},
 };
-use super::{BackendKey, ServiceKey, Tables, encode::backend_key, types::address_of};
+use super::{BackendKey, ForwardMode, ServiceKey, Tables, encode::backend_key, types::address_of};
 
 /// The steps of one decision, as far as it got.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -124,16 +120,29 @@ impl Tables {
         ingress: u32,
     ) -> Option<Explanation> {
         let frame = HostFrame::new(&first_frame(service, from)?);
-        let choice = with_packet(&frame, &Chosen { tables: self }).flatten();
-        let Run {
-            translated,
-            verdict,
-            ..
-        } = run(self, frame, ingress);
+        let flow = flow_of(&frame, &mut Vec::new());
+        let run = Run::of(self, frame, ingress);
         Some(Explanation {
-            choice,
-            translated,
-            verdict,
+            choice: flow.and_then(|flow| self.choose(service, &flow)),
+            translated: run.translated,
+            verdict: run.verdict,
+        })
+    }
+
+    fn choose(&self, service: &ServiceKey, flow: &Flow) -> Option<ChosenBackend> {
+        let service = self.service(service)?.id;
+        let entry = self.service.read(service)?;
+        let hash = flow.hash(self, &entry);
+        let slot = maglev::slot(hash, entry.word.log2_length());
+        let id = self.lut.get(entry.word.base() + slot)?.0;
+        let backend = self.backends.get(id).filter(|_| id != 0)?;
+        Some(ChosenBackend {
+            service,
+            hash,
+            slot,
+            slots: 1 << entry.word.log2_length(),
+            id,
+            backend: backend_key(backend),
         })
     }
 
@@ -146,12 +155,9 @@ impl Tables {
 
     /// Follows a frame, from the Ethernet header on, as if it had come in on a device; see [`Tables::which`].
     pub fn trace_frame(&self, bytes: &[u8], ingress: u32) -> Trace {
-        let frame = HostFrame::new(bytes);
-        let mut steps = with_packet(&frame, &Described { tables: self }).unwrap_or_default();
-        let run = run(self, frame, ingress);
-        steps.extend(run.steps);
+        let run = Run::of(self, HostFrame::new(bytes), ingress);
         Trace {
-            steps,
+            steps: run.steps,
             before: bytes.to_vec(),
             after: run.after,
             verdict: run.verdict,
@@ -167,49 +173,66 @@ struct Run {
     verdict: Outcome,
 }
 
-fn run(tables: &Tables, mut frame: HostFrame, ingress: u32) -> Run {
-    let world = ReadOnly::new(tables, ingress);
-    let mut steps = Vec::new();
-    let mut is_new = false;
-    let client_port = with_packet(&frame, &SourcePort).flatten();
-    let mut action = xdp_prog::process::process(&mut frame, &world, ingress);
-    // Few stages come, and one of them twice; a bound all the same.
-    for _ in Stage::ALL {
-        let Action::Continue(stage) = action else {
-            break;
+impl Run {
+    fn of(tables: &Tables, mut frame: HostFrame, ingress: u32) -> Self {
+        let world = ReadOnly::new(tables, ingress);
+        let mut told = Vec::new();
+        let flow = flow_of(&frame, &mut told);
+        let client_port = flow.as_ref().map(Flow::source_port);
+        let mut steps = Steps {
+            tables,
+            flow,
+            service: None,
+            told,
         };
-        steps.push(step("stage", format!("goes on in {}", stage.program())));
-        is_new |= stage == Stage::NatBegin;
-        action = xdp_prog::process::resume(stage, &mut frame, &world, ingress);
+        let mut is_new = false;
+        let mut action = process::process(&mut frame, &world, ingress);
+        steps.look_ups(&world);
+        // Few stages come, and one of them twice; a bound all the same.
+        for _ in Stage::ALL {
+            let Action::Continue(stage) = action else {
+                break;
+            };
+            steps.tell("stage", format!("goes on in {}", stage.program()));
+            is_new |= stage == Stage::NatBegin;
+            action = process::resume(stage, &mut frame, &world, ingress);
+            steps.look_ups(&world);
+        }
+        for (target, answer) in world.fib().asked() {
+            let found = answer.map_or_else(|reason| format!("no way: {reason}"), next_hop);
+            steps.tell("fib", format!("to {target}: {found}"));
+        }
+        let translated = world.translation().map(|by| translated(by, is_new));
+        if let Some(translated) = translated {
+            steps.tell("nat", translated.to_string());
+        }
+        let shown = flow_of(&frame, &mut Vec::new());
+        if let (Action::Pass, Some(own), Some(shown)) =
+            (action, client_port, shown.as_ref().map(Flow::source_port))
+            && own != shown
+        {
+            let text = format!("the client's port {own} is {shown} at the pod");
+            steps.tell("flow", text);
+        }
+        let counted = world.counted();
+        for one in &counted {
+            steps.tell("count", counter(tables, *one));
+        }
+        Self {
+            steps: steps.told,
+            after: frame.bytes().to_vec(),
+            translated,
+            verdict: outcome(action, &counted, ingress),
+        }
     }
-    steps.extend(world.fib().asked().map(|(target, answer)| {
-        let found = answer.map_or_else(|reason| format!("no way: {reason}"), next_hop);
-        step("fib", format!("to {target}: {found}"))
-    }));
-    let translated = world.translation().map(|by| translated(by, is_new));
-    if let Some(translated) = translated {
-        steps.push(step("nat", translated.to_string()));
-    }
-    let shown_port = with_packet(&frame, &SourcePort).flatten();
-    if let (Action::Pass, Some(own), Some(shown)) = (action, client_port, shown_port)
-        && own != shown
-    {
-        steps.push(step(
-            "flow",
-            format!("the client's port {own} is {shown} at the pod"),
-        ));
-    }
-    let counted = world.counted();
-    steps.extend(
-        counted
-            .iter()
-            .map(|one| step("count", counter(tables, *one))),
-    );
+}
+
+fn outcome(action: Action, counted: &[Counted], ingress: u32) -> Outcome {
     let reason = counted.iter().rev().find_map(|one| match one {
         Counted::Reason(index) => reason::all().nth(*index as usize),
         Counted::Forward { .. } => None,
     });
-    let verdict = match (action, reason) {
+    match (action, reason) {
         (_, Some((ReasonKind::Reply, label))) => Outcome::Reply(label),
         (Action::Transmit, _) => Outcome::Forward(ingress),
         (Action::Redirect(ifindex), _) => Outcome::Forward(ifindex),
@@ -217,13 +240,113 @@ fn run(tables: &Tables, mut frame: HostFrame, ingress: u32) -> Run {
         (Action::Drop, Some((_, label))) => Outcome::Drop(label),
         (Action::Pass, None) => Outcome::Pass("uncounted"),
         (Action::Drop | Action::Continue(_), _) => Outcome::Drop("stage_missing"),
-    };
-    Run {
-        steps,
-        after: frame.bytes().to_vec(),
-        translated,
-        verdict,
     }
+}
+
+/// What is told of a run.
+struct Steps<'t> {
+    tables: &'t Tables,
+    flow: Option<Flow>,
+    /// The service that was found last.
+    service: Option<Service>,
+    told: Vec<TraceStep>,
+}
+
+impl Steps<'_> {
+    /// Tells a step once: stages look the same up again.
+    fn tell(&mut self, name: &'static str, text: String) {
+        let step = TraceStep { name, text };
+        if !self.told.contains(&step) {
+            self.told.push(step);
+        }
+    }
+
+    /// Tells of the look-ups that the run has made since the last call.
+    fn look_ups(&mut self, world: &ReadOnly<'_>) {
+        for look_up in world.take_look_ups() {
+            match look_up {
+                LookUp::Service(at, None) => self.tell("service", format!("none at {at}")),
+                LookUp::Service(at, Some(id)) => {
+                    self.service = self.tables.service.read(id);
+                    let rules = self.service.as_ref().map_or(String::new(), rules);
+                    self.tell("service", format!("{id} at {at}{rules}"));
+                }
+                LookUp::LocalFlow => self.tell("policy", "a flow of the kernel's own".to_owned()),
+                LookUp::SourceRange(is_in) => {
+                    let done = if is_in { "admitted" } else { "refused" };
+                    self.tell("policy", format!("{done} by the source ranges"));
+                }
+                LookUp::Pod(tag, Some(id)) => {
+                    self.tell("pod", format!("tag {tag} is backend {id}"));
+                }
+                LookUp::Pod(tag, None) => {
+                    self.tell("pod", format!("tag {tag} is no pod of this machine"));
+                }
+                LookUp::Slot(index) => self.slot(index),
+                LookUp::Backend(id) => self.backend(id),
+            }
+        }
+    }
+
+    fn slot(&mut self, index: u32) {
+        let (Some(flow), Some(entry)) = (&self.flow, &self.service) else {
+            return;
+        };
+        let hash = flow.hash(self.tables, entry);
+        let by = match entry.affinity {
+            0 => "five-tuple",
+            _ => "client address",
+        };
+        let found = [entry.word, entry.local].into_iter().find_map(|table| {
+            let slots = 1 << table.log2_length();
+            let slot = index.checked_sub(table.base())?;
+            (slot < slots).then_some((slot, slots))
+        });
+        if let Some((slot, slots)) = found {
+            let text = format!("{slot} of {slots}, by hash {hash:#010x} of the {by}");
+            self.tell("slot", text);
+        }
+    }
+
+    fn backend(&mut self, id: u32) {
+        let Some(entry) = self.tables.backends.get(id).filter(|_| id != 0) else {
+            return self.tell("slot", "no backend".to_owned());
+        };
+        let (key, tag) = (backend_key(entry), Tag(entry.tag).pod_bits());
+        self.tell("backend", format!("{id}: {key}, tag {tag}"));
+        let hop = match entry.next_hop {
+            _ if entry.flags & BACKEND_LOCAL != 0 => "this machine".to_owned(),
+            0 => "unresolved; the datapath asks the kernel's FIB".to_owned(),
+            id => match self.tables.next_hops.get(id) {
+                Some(hop) => next_hop(hop),
+                None => format!("{id}, which is not there"),
+            },
+        };
+        self.tell("next hop", hop);
+    }
+}
+
+fn rules(entry: &Service) -> String {
+    let marks: Vec<&str> = [
+        (SERVICE_PODS, "pods"),
+        (SERVICE_NAT, "nat"),
+        (SERVICE_NODE_PORT, "NodePort"),
+        (SERVICE_SOURCE_RANGES, "source ranges"),
+        (SERVICE_DROP_WHEN_EMPTY, "dropped when empty"),
+    ]
+    .into_iter()
+    .filter(|(flag, _)| entry.flags & flag != 0)
+    .map(|(_, mark)| mark)
+    .collect();
+    let mode = ForwardMode::from_abi(entry.mode, entry.flags);
+    let mut text = format!(", mode {mode}");
+    if !marks.is_empty() {
+        text.push_str(&format!(" ({})", marks.join(", ")));
+    }
+    if entry.local.base() != 0 {
+        text.push_str(", with pods of this machine");
+    }
+    text
 }
 
 fn translated(by: &Translation, is_new: bool) -> Translated {
@@ -234,10 +357,6 @@ fn translated(by: &Translation, is_new: bool) -> Translated {
         destination: end(by.destination, [c, d]),
         is_new,
     }
-}
-
-fn step(name: &'static str, text: String) -> TraceStep {
-    TraceStep { name, text }
 }
 
 fn counter(tables: &Tables, counted: Counted) -> String {
@@ -260,217 +379,89 @@ fn counter(tables: &Tables, counted: Counted) -> String {
     }
 }
 
-/// Something to be told of a packet of either family.
-trait About {
-    type Answer;
-
-    fn packet<A: Ip>(&self, frame: &HostFrame, packet: &Packet<A>) -> Self::Answer;
+/// A flow of either family.
+enum Flow {
+    V4(FlowKey<V4>),
+    V6(FlowKey<V6>),
 }
 
-/// Parses a frame's link and IP headers; nothing where they are not in order.
-fn with_packet<Q: About>(frame: &HostFrame, about: &Q) -> Option<Q::Answer> {
+impl Flow {
+    fn source_port(&self) -> u16 {
+        u16::from_be_bytes(match self {
+            Self::V4(flow) => flow.source_port,
+            Self::V6(flow) => flow.source_port,
+        })
+    }
+
+    /// Returns the hash that chooses a slot of the service's tables.
+    fn hash(&self, tables: &Tables, service: &Service) -> u32 {
+        let seed = tables.settings.hash_seed;
+        match (self, service.affinity) {
+            (Self::V4(flow), 0) => flow.hash(seed),
+            (Self::V6(flow), 0) => flow.hash(seed),
+            (Self::V4(flow), seed) => flow.client_hash(seed),
+            (Self::V6(flow), seed) => flow.client_hash(seed),
+        }
+    }
+}
+
+/// Returns the flow of a frame's innermost packet, and tells of the headers on the way there.
+fn flow_of(frame: &HostFrame, steps: &mut Vec<TraceStep>) -> Option<Flow> {
     let link = parse::link(frame).ok()?;
-    match link.ether_type {
-        ethernet::IPV4 => Some(about.packet(frame, &parse::ipv4(frame, link.l3).ok()?)),
-        ethernet::IPV6 => Some(about.packet(frame, &parse::ipv6(frame, link.l3).ok()?)),
-        _ => None,
-    }
-}
-
-fn has_ports<A>(packet: &Packet<A>) -> bool {
-    let protocol = packet.protocol;
-    !packet.is_fragment && matches!(protocol, protocol::TCP | protocol::UDP | protocol::SCTP)
-}
-
-/// Asks for the source port of a packet, or of the one that it carries.
-struct SourcePort;
-
-impl About for SourcePort {
-    type Answer = Option<u16>;
-
-    fn packet<A: Ip>(&self, frame: &HostFrame, packet: &Packet<A>) -> Self::Answer {
-        match packet.protocol {
-            _ if packet.is_fragment => None,
-            protocol::IPV4 => self.packet(frame, &parse::ipv4(frame, packet.l4).ok()?),
-            protocol::IPV6 => self.packet(frame, &parse::ipv6(frame, packet.l4).ok()?),
-            protocol::TCP | protocol::UDP | protocol::SCTP => {
-                let flow = parse::flow(frame, packet).ok()?;
-                Some(u16::from_be_bytes(flow.source_port))
-            }
-            _ => None,
-        }
-    }
-}
-
-/// Asks for the backend of a bare packet's flow.
-struct Chosen<'t> {
-    tables: &'t Tables,
-}
-
-impl About for Chosen<'_> {
-    type Answer = Option<ChosenBackend>;
-
-    fn packet<A: Ip>(&self, frame: &HostFrame, packet: &Packet<A>) -> Self::Answer {
-        let flow = parse::flow(frame, packet).ok()?;
-        let found = balance::find(self.tables, &flow).ok()?;
-        let choice = balance::choose(self.tables, &found, &flow).ok()?;
-        Some(chosen(&choice))
-    }
-}
-
-fn chosen(choice: &Choice<'_>) -> ChosenBackend {
-    ChosenBackend {
-        service: choice.service,
-        hash: choice.hash,
-        slot: choice.slot,
-        slots: 1 << choice.entry.word.log2_length(),
-        id: choice.id,
-        backend: backend_key(choice.backend),
-    }
-}
-
-/// Asks for every look-up that a packet leads to.
-struct Described<'t> {
-    tables: &'t Tables,
-}
-
-impl About for Described<'_> {
-    type Answer = Vec<TraceStep>;
-
-    fn packet<A: Ip>(&self, frame: &HostFrame, packet: &Packet<A>) -> Self::Answer {
-        let mut steps = vec![step("parse", headers(packet))];
-        let inner = Inner {
-            tables: self.tables,
-            tag: packet.tag,
-        };
-        match packet.protocol {
-            _ if packet.is_fragment => steps.push(step("parse", "a fragment".to_owned())),
-            protocol::IPV4 => {
-                if let Ok(packet) = parse::ipv4(frame, packet.l4) {
-                    steps.extend(inner.packet(frame, &packet));
+    let mut next = match link.ether_type {
+        ethernet::IPV4 => (protocol::IPV4, link.l3),
+        ethernet::IPV6 => (protocol::IPV6, link.l3),
+        _ => return None,
+    };
+    for name in ["parse", "inner"] {
+        match next {
+            (protocol::IPV4, l3) => {
+                let packet = parse::ipv4(frame, l3).ok()?;
+                steps.push(headers(name, &packet));
+                if packet.is_fragment || has_ports(packet.protocol) {
+                    return flow(frame, &packet, steps).map(Flow::V4);
                 }
+                next = (packet.protocol, packet.l4);
             }
-            protocol::IPV6 => {
-                if let Ok(packet) = parse::ipv6(frame, packet.l4) {
-                    steps.extend(inner.packet(frame, &packet));
+            (protocol::IPV6, l3) => {
+                let packet = parse::ipv6(frame, l3).ok()?;
+                steps.push(headers(name, &packet));
+                if packet.is_fragment || has_ports(packet.protocol) {
+                    return flow(frame, &packet, steps).map(Flow::V6);
                 }
+                next = (packet.protocol, packet.l4);
             }
-            _ => {
-                if let Some(flow) = flow(frame, packet, &mut steps) {
-                    self.bare(frame, packet, &flow, &mut steps);
-                }
-            }
-        }
-        steps
-    }
-}
-
-impl Described<'_> {
-    fn bare<A: Ip>(
-        &self,
-        frame: &HostFrame,
-        packet: &Packet<A>,
-        flow: &FlowKey<A>,
-        steps: &mut Vec<TraceStep>,
-    ) {
-        let Some(found) = service(self.tables, flow, steps) else {
-            return;
-        };
-        let flags = parse::tcp_flags(frame, packet);
-        let admitted = balance::admit(self.tables, &found, flow, flags);
-        let told = match admitted {
-            Ok(()) => "admitted",
-            Err(Verdict::Pass(_)) => "a flow of the kernel's own",
-            Err(_) => "refused by the source ranges",
-        };
-        steps.push(step("policy", told.to_owned()));
-        if admitted.is_err() {
-            return;
-        }
-        match balance::choose(self.tables, &found, flow) {
-            Ok(choice) => {
-                let chosen = chosen(&choice);
-                let (slot, slots) = (chosen.slot, chosen.slots);
-                let by = match found.entry.affinity {
-                    0 => "five-tuple",
-                    _ => "client address",
-                };
-                let hash = choice.hash;
-                steps.push(step(
-                    "slot",
-                    format!("{slot} of {slots}, by hash {hash:#010x} of the {by}"),
-                ));
-                self.backend(choice.id, steps);
-            }
-            Err(_) => steps.push(step("slot", "no backend".to_owned())),
+            _ => return None,
         }
     }
+    None
+}
 
-    fn backend(&self, id: u32, steps: &mut Vec<TraceStep>) {
-        let Some(entry) = self.tables.backend(id) else {
-            return;
-        };
-        let key = backend_key(entry);
-        let tag = Tag(entry.tag).pod_bits();
-        steps.push(step("backend", format!("{id}: {key}, tag {tag}")));
-        let hop = match entry.next_hop {
-            _ if entry.flags & BACKEND_LOCAL != 0 => "this machine".to_owned(),
-            0 => "unresolved; the datapath asks the kernel's FIB".to_owned(),
-            id => match xdp_prog::world::Tables::next_hop(self.tables, id) {
-                Some(hop) => next_hop(hop),
-                None => format!("{id}, which is not there"),
-            },
-        };
-        steps.push(step("next hop", hop));
+const fn has_ports(protocol: u8) -> bool {
+    matches!(protocol, protocol::TCP | protocol::UDP | protocol::SCTP)
+}
+
+fn flow<A: Ip>(
+    frame: &HostFrame,
+    packet: &Packet<A>,
+    steps: &mut Vec<TraceStep>,
+) -> Option<FlowKey<A>> {
+    let mut tell = |name, text| steps.push(TraceStep { name, text });
+    if packet.is_fragment {
+        tell("parse", "a fragment".to_owned());
+        return None;
     }
+    let flow = parse::flow(frame, packet).ok()?;
+    let [source, destination] = [flow.source_port, flow.destination_port].map(u16::from_be_bytes);
+    let flags = parse::tcp_flags(frame, packet).0;
+    tell(
+        "ports",
+        format!("{source} to {destination}, TCP flags {flags:#04x}"),
+    );
+    Some(flow)
 }
 
-/// Asks what an encapsulated packet leads to.
-struct Inner<'t> {
-    tables: &'t Tables,
-    tag: Tag,
-}
-
-impl About for Inner<'_> {
-    type Answer = Vec<TraceStep>;
-
-    fn packet<A: Ip>(&self, frame: &HostFrame, packet: &Packet<A>) -> Self::Answer {
-        let mut steps = vec![step("inner", headers(packet))];
-        let Some(flow) = flow(frame, packet, &mut steps) else {
-            return steps;
-        };
-        let Some(found) = receive::find(self.tables, &flow) else {
-            let at = service_end(&flow);
-            steps.push(step("service", format!("none with pods at {at}")));
-            return steps;
-        };
-        steps.push(described(&found, &flow));
-        let key = PodKey::new(found.id, self.tag);
-        let named = self.tables.pod(&key).and_then(|pod| pod.backend(key));
-        let tag = self.tag.pod_bits();
-        steps.push(step(
-            "pod",
-            match named {
-                Some(id) => format!("tag {tag} is backend {id}"),
-                None => format!("tag {tag} is no pod of this machine"),
-            },
-        ));
-        let flags = parse::tcp_flags(frame, packet);
-        if let Some(choice) = receive::pod(self.tables, &found, &flow, flags, self.tag) {
-            if named != Some(choice.id) {
-                let id = choice.id;
-                steps.push(step("pod", format!("backend {id} in its place")));
-            }
-            let described = Described {
-                tables: self.tables,
-            };
-            described.backend(choice.id, &mut steps);
-        }
-        steps
-    }
-}
-
-fn headers<A: Ip>(packet: &Packet<A>) -> String {
+fn headers<A: Ip>(name: &'static str, packet: &Packet<A>) -> TraceStep {
     let protocol = match packet.protocol {
         protocol::IPV4 | protocol::IPV6 => "IP-in-IP".to_owned(),
         protocol::TCP => "TCP".to_owned(),
@@ -479,7 +470,7 @@ fn headers<A: Ip>(packet: &Packet<A>) -> String {
         protocol::ICMP | protocol::ICMPV6 => "ICMP".to_owned(),
         number => format!("protocol {number}"),
     };
-    format!(
+    let text = format!(
         "{:?}, {protocol} from {} to {}, {} bytes, TTL {}, class {:#04x}",
         A::FAMILY,
         address_of(packet.source.key()),
@@ -487,65 +478,8 @@ fn headers<A: Ip>(packet: &Packet<A>) -> String {
         packet.length,
         packet.hop_limit,
         packet.traffic_class
-    )
-}
-
-fn flow<A: Ip>(
-    frame: &HostFrame,
-    packet: &Packet<A>,
-    steps: &mut Vec<TraceStep>,
-) -> Option<FlowKey<A>> {
-    if !has_ports(packet) {
-        return None;
-    }
-    let flow = parse::flow(frame, packet).ok()?;
-    let [source, destination] = [flow.source_port, flow.destination_port].map(u16::from_be_bytes);
-    let flags = parse::tcp_flags(frame, packet).0;
-    steps.push(step(
-        "ports",
-        format!("{source} to {destination}, TCP flags {flags:#04x}"),
-    ));
-    Some(flow)
-}
-
-fn service<A: Ip>(tables: &Tables, flow: &FlowKey<A>, steps: &mut Vec<TraceStep>) -> Option<Found> {
-    let Ok(found) = balance::find(tables, flow) else {
-        steps.push(step("service", format!("none at {}", service_end(flow))));
-        return None;
-    };
-    steps.push(described(&found, flow));
-    Some(found)
-}
-
-fn service_end<A: Ip>(flow: &FlowKey<A>) -> SocketAddr {
-    SocketAddr::new(
-        address_of(flow.destination.key()),
-        u16::from_be_bytes(flow.destination_port),
-    )
-}
-
-fn described<A: Ip>(found: &Found, flow: &FlowKey<A>) -> TraceStep {
-    let entry = &found.entry;
-    let marks: Vec<&str> = [
-        (SERVICE_PODS, "pods"),
-        (SERVICE_NAT, "nat"),
-        (SERVICE_NODE_PORT, "NodePort"),
-        (SERVICE_SOURCE_RANGES, "source ranges"),
-        (SERVICE_DROP_WHEN_EMPTY, "dropped when empty"),
-    ]
-    .into_iter()
-    .filter(|(flag, _)| entry.flags & flag != 0)
-    .map(|(_, mark)| mark)
-    .collect();
-    let mode = super::ForwardMode::from_abi(entry.mode, entry.flags);
-    let mut text = format!("{} at {}, mode {mode}", found.id, service_end(flow));
-    if !marks.is_empty() {
-        text.push_str(&format!(" ({})", marks.join(", ")));
-    }
-    if entry.local.base() != 0 {
-        text.push_str(", with pods of this machine");
-    }
-    step("service", text)
+    );
+    TraceStep { name, text }
 }
 
 fn next_hop(hop: &NextHop) -> String {

@@ -4,6 +4,7 @@ use std::{
     cell::{Cell, OnceCell, RefCell},
     collections::HashMap,
     mem::offset_of,
+    net::SocketAddr,
 };
 
 use aya::maps::lpm_trie::Key;
@@ -19,6 +20,7 @@ use xdp_prog::{
         NatState, Origin, Paths, Probes, Relay, Shortcuts, Taken, Translation,
     },
 };
+use zerocopy::IntoBytes as _;
 
 use super::{
     super::{Tables, encode::backend_key, syscall_map::SyscallMap, types::address_of},
@@ -32,6 +34,7 @@ pub(super) struct ReadOnly<'t> {
     tables: &'t Tables,
     fib: Fib,
     counted: RefCell<Vec<Counted>>,
+    looked_up: RefCell<Vec<LookUp>>,
     answer: Cell<Answer>,
     relayed: Cell<[u64; 4]>,
     nat_service: Cell<u32>,
@@ -54,13 +57,31 @@ pub(super) enum Counted {
     },
 }
 
+/// A look-up that tells how the packet is treated.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum LookUp {
+    /// Of a service, and its id.
+    Service(SocketAddr, Option<u32>),
+    /// Of a flow of the kernel's own that was found.
+    LocalFlow,
+    /// Of a client among source ranges, and whether it is.
+    SourceRange(bool),
+    /// Of a pod by its part of the tag, and its backend's id.
+    Pod(u16, Option<u32>),
+    /// Of a slot, by its place in the arena.
+    Slot(u32),
+    /// Of a backend.
+    Backend(u32),
+}
+
 impl<'t> ReadOnly<'t> {
     /// Prepares for a packet that came in on a device.
     pub(super) fn new(tables: &'t Tables, ingress: u32) -> Self {
         Self {
             tables,
             fib: Fib::new(ingress),
-            counted: RefCell::new(Vec::new()),
+            counted: RefCell::default(),
+            looked_up: RefCell::default(),
             answer: Cell::default(),
             relayed: Cell::default(),
             nat_service: Cell::default(),
@@ -79,6 +100,31 @@ impl<'t> ReadOnly<'t> {
     /// Returns what the kernel's FIB was asked.
     pub(super) fn fib(&self) -> &Fib {
         &self.fib
+    }
+
+    /// Takes the look-ups that were made since the last call.
+    pub(super) fn take_look_ups(&self) -> Vec<LookUp> {
+        self.looked_up.take()
+    }
+
+    fn note(&self, look_up: LookUp) {
+        self.looked_up.borrow_mut().push(look_up);
+    }
+
+    fn note_service(&self, key: &[u8], id: Option<u32>) -> Option<u32> {
+        // An address of either family, the port, the protocol and a zero.
+        let at = match *key {
+            [a, b, c, d, e, f, _, _] => {
+                SocketAddr::from(([a, b, c, d], u16::from_be_bytes([e, f])))
+            }
+            [ref address @ .., e, f, _, _, _, _, _, _] => {
+                let address: [u8; 16] = address.try_into().unwrap_or_default();
+                SocketAddr::from((address, u16::from_be_bytes([e, f])))
+            }
+            _ => return id,
+        };
+        self.note(LookUp::Service(at, id));
+        id
     }
 
     /// Lists the counters that were moved.
@@ -367,15 +413,48 @@ impl world::Tables for ReadOnly<'_> {
         address_flags(address: &AddressKey) -> u32;
         is_trusted_edge(source: &AddressKey) -> bool;
         is_edge_mac(source: &EdgeMac) -> bool;
-        is_in_source_range(service: u32, client: &AddressKey) -> bool;
-        is_local_flow(flow: &Tuple) -> bool;
-        pod(key: &PodKey) -> Option<Pod>;
-        service_v4(key: &ServiceKeyV4) -> Option<u32>;
-        service_v6(key: &ServiceKeyV6) -> Option<u32>;
         service(id: u32) -> Option<Service>;
-        slot(index: u32) -> Option<Slot>;
-        backend(id: u32) -> Option<&Backend>;
         next_hop(id: u32) -> Option<&NextHop>;
+    }
+
+    fn is_in_source_range(&self, service: u32, client: &AddressKey) -> bool {
+        let is_in = self.tables.is_in_source_range(service, client);
+        self.note(LookUp::SourceRange(is_in));
+        is_in
+    }
+
+    fn is_local_flow(&self, flow: &Tuple) -> bool {
+        let is_local = self.tables.is_local_flow(flow);
+        if is_local {
+            self.note(LookUp::LocalFlow);
+        }
+        is_local
+    }
+
+    fn pod(&self, key: &PodKey) -> Option<Pod> {
+        let pod = world::Tables::pod(self.tables, key);
+        let (_, tag) = key.parts();
+        let backend = pod.and_then(|pod| pod.backend(*key));
+        self.note(LookUp::Pod(tag.pod_bits(), backend));
+        pod
+    }
+
+    fn service_v4(&self, key: &ServiceKeyV4) -> Option<u32> {
+        self.note_service(key.as_bytes(), self.tables.service_v4(key))
+    }
+
+    fn service_v6(&self, key: &ServiceKeyV6) -> Option<u32> {
+        self.note_service(key.as_bytes(), self.tables.service_v6(key))
+    }
+
+    fn slot(&self, index: u32) -> Option<Slot> {
+        self.note(LookUp::Slot(index));
+        self.tables.slot(index)
+    }
+
+    fn backend(&self, id: u32) -> Option<&Backend> {
+        self.note(LookUp::Backend(id));
+        world::Tables::backend(self.tables, id)
     }
 
     fn fib_next_hop(&self, backend: &Backend) -> Option<&NextHop> {

@@ -160,12 +160,10 @@ impl Capture {
         if let Some(owner) = place.owner()? {
             return Err(CaptureError::Busy { owner });
         }
-        let events = RingBuf::try_from(Map::RingBuf(pins.open_map(map::EVENTS)?));
-        let mut events = events.map_err(failed(map::EVENTS))?;
+        let mut events: RingBuf<MapData> = open(pins, map::EVENTS, Map::RingBuf)?;
         // What a capture before this one has left.
         while events.next().is_some() {}
-        let lost = PerCpuArray::try_from(Map::PerCpuArray(pins.open_map(map::EVENTS_LOST)?));
-        let lost = lost.map_err(failed(map::EVENTS_LOST))?;
+        let lost = open(pins, map::EVENTS_LOST, Map::PerCpuArray)?;
         let lost_before = sum(&lost)?;
         place.rent(settings(options, &interfaces)?)?;
         let mut capture = Self {
@@ -294,11 +292,9 @@ struct Place {
 
 impl Place {
     fn open(pins: &Pins) -> Result<Self, CaptureError> {
-        let slots = ProgramArray::try_from(Map::ProgramArray(pins.open_map(map::CAPTURE)?));
-        let settings = Array::try_from(Map::Array(pins.open_map(map::CAPTURE_SETTINGS)?));
         Ok(Self {
-            slots: slots.map_err(failed(map::CAPTURE))?,
-            settings: settings.map_err(failed(map::CAPTURE_SETTINGS))?,
+            slots: open(pins, map::CAPTURE, Map::ProgramArray)?,
+            settings: open(pins, map::CAPTURE_SETTINGS, Map::Array)?,
             program: None,
             is_rented: false,
         })
@@ -355,6 +351,14 @@ impl Place {
         let written = self.settings.set(0, settings, 0);
         written.map_err(failed(map::CAPTURE_SETTINGS))
     }
+}
+
+fn open<M: TryFrom<Map, Error = MapError>>(
+    pins: &Pins,
+    name: &'static str,
+    wrap: fn(MapData) -> Map,
+) -> Result<M, CaptureError> {
+    M::try_from(wrap(pins.open_map(name)?)).map_err(failed(name))
 }
 
 /// Takes away what a capture has left that was killed; for the agent to do now and then.

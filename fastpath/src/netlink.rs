@@ -68,7 +68,6 @@ impl Request {
         self
     }
 
-    /// Appends an address.
     pub(crate) fn address(self, kind: u16, address: IpAddr) -> Self {
         match address {
             IpAddr::V4(v4) => self.attribute(kind, &v4.octets()),
@@ -76,7 +75,6 @@ impl Request {
         }
     }
 
-    /// Returns the message's bytes.
     pub(crate) fn into_bytes(self, sequence: u32) -> Vec<u8> {
         let length = u32::try_from(HEADER_LENGTH + self.body.len())
             .expect("requests carry addresses and integers only");

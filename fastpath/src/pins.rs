@@ -242,7 +242,6 @@ impl Pins {
         Ok(())
     }
 
-    /// Makes the directories.
     pub(crate) fn prepare(&self) -> Result<(), PinError> {
         match facts::bpffs(&self.root) {
             Ok(Bpffs::Mounted) => {}

@@ -1,6 +1,6 @@
 //! The devices of a network namespace and what they run, by one list of them.
 
-use std::{collections::BTreeMap, fmt};
+use std::collections::BTreeMap;
 
 use super::{
     Interface, RequestError, connection::Connection, egress::tcx_programs, interface::links_over,
@@ -8,17 +8,10 @@ use super::{
 use crate::clsact::filters_over;
 
 /// The devices of one moment, as far as one list of them tells, and a way to ask for the rest.
+#[derive(Debug)]
 pub struct Devices {
     by_name: BTreeMap<String, Interface>,
     route: Connection,
-}
-
-impl fmt::Debug for Devices {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Devices")
-            .field("by_name", &self.by_name)
-            .finish_non_exhaustive()
-    }
 }
 
 impl Devices {

@@ -45,7 +45,6 @@ impl<K: aya::Pod, V: aya::Pod> Entries<K, V> {
         })
     }
 
-    /// Returns how many entries there may be.
     pub(super) fn capacity(&self) -> Result<usize, TableError> {
         let info = self.map.map().info();
         Ok(info.map_err(TableError::read(self.name))?.max_entries() as usize)

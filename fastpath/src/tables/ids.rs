@@ -50,19 +50,16 @@ impl Ids {
         u32::try_from(id).ok()
     }
 
-    /// Gives an id back.
     pub(super) fn release(&mut self, id: u32) {
         self.used[id as usize] = false;
         self.free += 1;
         self.lowest = self.lowest.min(id as usize);
     }
 
-    /// Tells whether an id is not in use.
     pub(super) fn is_free(&self, id: u32) -> bool {
         self.used.get(id as usize).is_some_and(|used| !used)
     }
 
-    /// Returns how many ids are free.
     pub(super) fn free(&self) -> usize {
         self.free
     }

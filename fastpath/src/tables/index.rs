@@ -41,7 +41,6 @@ impl ServiceIndex {
         index_key(key, self.seed)
     }
 
-    /// Returns the number of buckets less one.
     pub(super) fn mask(&self) -> u32 {
         self.buckets.length() - 1
     }
@@ -132,7 +131,6 @@ impl ServiceIndex {
         Ok(())
     }
 
-    /// Tells whether a key lies in the overflow.
     pub(super) fn is_aside(&self, key: IndexKey) -> bool {
         self.overflowing.contains(&key)
     }

@@ -56,12 +56,10 @@ impl<T: Pod> Mapped<T> {
         })
     }
 
-    /// Returns the number of entries.
     pub(super) fn length(&self) -> u32 {
         self.length
     }
 
-    /// Copies an entry.
     pub(super) fn read(&self, index: u32) -> Option<T> {
         let entry = self.pointer(index)?;
         // SAFETY: within the mapping, aligned as asserted in `new`; `Pod` takes any bytes.

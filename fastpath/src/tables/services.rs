@@ -21,7 +21,6 @@ struct Runs {
 }
 
 impl Runs {
-    /// Lists each run once.
     fn each(self) -> impl Iterator<Item = Run> {
         [
             Some(self.table),

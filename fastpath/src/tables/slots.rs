@@ -19,18 +19,15 @@ impl Slots {
         Mapped::open(loaded, map::LUT).map(Self)
     }
 
-    /// Returns the number of slots.
     pub(super) fn length(&self) -> u32 {
         self.0.length() * 2
     }
 
-    /// Reads a slot.
     pub(super) fn get(&self, index: u32) -> Option<Slot> {
         let (pair, offset) = place(index);
         self.0.load_u32(pair, offset).map(Slot)
     }
 
-    /// Reads the slots of a run.
     pub(super) fn of(&self, run: Run) -> impl Iterator<Item = Slot> {
         let slots = run.base..run.base + run.length();
         slots.filter_map(|index| self.get(index))

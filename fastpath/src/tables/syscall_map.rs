@@ -38,7 +38,6 @@ impl<K: Pod, V: Pod> SyscallMap<K, V> {
         })
     }
 
-    /// Returns how many entries there may be.
     pub(super) const fn capacity(&self) -> usize {
         self.capacity
     }

@@ -3,7 +3,6 @@
 use std::{
     cell::{Cell, OnceCell, RefCell},
     collections::HashMap,
-    mem::offset_of,
     net::SocketAddr,
 };
 
@@ -12,7 +11,7 @@ use xdp_prog::{
     abi::{
         AddressKey, Backend, Config, Datagram, EdgeMac, EdgePrefix, IndexKey, NatBegun, NatCount,
         NatForward, NatMark, NatReverse, NextHop, PathReport, Pod, PodFlow, PodKey, Service,
-        ServiceKeyV4, ServiceKeyV6, ServiceWord, Slot, SourcePrefix, TaggedLink, Tuple,
+        ServiceKeyV4, ServiceKeyV6, Slot, SourcePrefix, TaggedLink, Tuple,
     },
     wire::protocol,
     world::{
@@ -92,12 +91,10 @@ impl<'t> ReadOnly<'t> {
         }
     }
 
-    /// Returns what NAT mode gives the packet.
     pub(super) fn translation(&self) -> Option<&Translation> {
         self.translation.get()
     }
 
-    /// Returns what the kernel's FIB was asked.
     pub(super) fn fib(&self) -> &Fib {
         &self.fib
     }
@@ -127,7 +124,6 @@ impl<'t> ReadOnly<'t> {
         id
     }
 
-    /// Lists the counters that were moved.
     pub(super) fn counted(&self) -> Vec<Counted> {
         self.counted.borrow().clone()
     }
@@ -398,33 +394,34 @@ impl Announcements for ReadOnly<'_> {
     fn note_claim(&self, _: &AddressKey, _: EdgeMac) {}
 }
 
-/// Hands every look-up on.
-macro_rules! look_ups {
-    ($($name:ident($($argument:ident: $type:ty),*) -> $result:ty;)*) => {$(
-        fn $name(&self $(, $argument: $type)*) -> $result {
-            world::Tables::$name(self.tables $(, $argument)*)
-        }
-    )*};
-}
-
 impl world::Tables for ReadOnly<'_> {
-    look_ups! {
-        config() -> Option<&Config>;
-        address_flags(address: &AddressKey) -> u32;
-        is_trusted_edge(source: &AddressKey) -> bool;
-        is_edge_mac(source: &EdgeMac) -> bool;
-        service(id: u32) -> Option<Service>;
-        next_hop(id: u32) -> Option<&NextHop>;
+    fn config(&self) -> Option<&Config> {
+        Some(&self.tables.current_config)
+    }
+
+    fn address_flags(&self, address: &AddressKey) -> u32 {
+        self.tables.vips.get(address).unwrap_or(0)
+    }
+
+    fn is_trusted_edge(&self, source: &AddressKey) -> bool {
+        let key = Key::new(EdgePrefix::HOST_BITS, EdgePrefix::new(*source));
+        self.tables.trusted_edges.get(&key).is_some()
+    }
+
+    fn is_edge_mac(&self, source: &EdgeMac) -> bool {
+        self.tables.edge_macs.get(source).is_some()
     }
 
     fn is_in_source_range(&self, service: u32, client: &AddressKey) -> bool {
-        let is_in = self.tables.is_in_source_range(service, client);
+        let key = Key::new(SourcePrefix::HOST_BITS, SourcePrefix::new(service, *client));
+        let is_in = self.tables.source_ranges.get(&key).is_some();
         self.note(LookUp::SourceRange(is_in));
         is_in
     }
 
     fn is_local_flow(&self, flow: &Tuple) -> bool {
-        let is_local = self.tables.is_local_flow(flow);
+        let known = self.tables.local_flows.get(flow);
+        let is_local = known.is_some_and(|known| known.is_alive(monotonic_ns()));
         if is_local {
             self.note(LookUp::LocalFlow);
         }
@@ -432,7 +429,7 @@ impl world::Tables for ReadOnly<'_> {
     }
 
     fn pod(&self, key: &PodKey) -> Option<Pod> {
-        let pod = world::Tables::pod(self.tables, key);
+        let pod = self.tables.pods.get(key);
         let (_, tag) = key.parts();
         let backend = pod.and_then(|pod| pod.backend(*key));
         self.note(LookUp::Pod(tag.pod_bits(), backend));
@@ -440,21 +437,31 @@ impl world::Tables for ReadOnly<'_> {
     }
 
     fn service_v4(&self, key: &ServiceKeyV4) -> Option<u32> {
-        self.note_service(key.as_bytes(), self.tables.service_v4(key))
+        let id = self.tables.index.get(IndexKey::v4(*key));
+        self.note_service(key.as_bytes(), id)
     }
 
     fn service_v6(&self, key: &ServiceKeyV6) -> Option<u32> {
-        self.note_service(key.as_bytes(), self.tables.service_v6(key))
+        let index_key = IndexKey::v6(key, self.tables.current_config.index_seed);
+        self.note_service(key.as_bytes(), self.tables.index.get(index_key))
+    }
+
+    fn service(&self, id: u32) -> Option<Service> {
+        self.tables.service.read(id)
     }
 
     fn slot(&self, index: u32) -> Option<Slot> {
         self.note(LookUp::Slot(index));
-        self.tables.slot(index)
+        self.tables.lut.get(index)
     }
 
     fn backend(&self, id: u32) -> Option<&Backend> {
         self.note(LookUp::Backend(id));
-        world::Tables::backend(self.tables, id)
+        self.tables.backends.get(id)
+    }
+
+    fn next_hop(&self, id: u32) -> Option<&NextHop> {
+        self.tables.next_hops.get(id)
     }
 
     fn fib_next_hop(&self, backend: &Backend) -> Option<&NextHop> {
@@ -467,84 +474,5 @@ impl world::Tables for ReadOnly<'_> {
 
     fn fib_device(&self, address: &AddressKey) -> Option<u32> {
         self.fib.device(address_of(*address))
-    }
-}
-
-impl world::Tables for Tables {
-    fn config(&self) -> Option<&Config> {
-        Some(&self.current_config)
-    }
-
-    fn address_flags(&self, address: &AddressKey) -> u32 {
-        self.vips.get(address).unwrap_or(0)
-    }
-
-    fn is_trusted_edge(&self, source: &AddressKey) -> bool {
-        let key = Key::new(EdgePrefix::HOST_BITS, EdgePrefix::new(*source));
-        self.trusted_edges.get(&key).is_some()
-    }
-
-    fn is_edge_mac(&self, source: &EdgeMac) -> bool {
-        self.edge_macs.get(source).is_some()
-    }
-
-    fn is_in_source_range(&self, service: u32, client: &AddressKey) -> bool {
-        let key = Key::new(SourcePrefix::HOST_BITS, SourcePrefix::new(service, *client));
-        self.source_ranges.get(&key).is_some()
-    }
-
-    fn is_local_flow(&self, flow: &Tuple) -> bool {
-        self.local_flows
-            .get(flow)
-            .is_some_and(|known| known.is_alive(monotonic_ns()))
-    }
-
-    fn pod(&self, key: &PodKey) -> Option<Pod> {
-        self.pods.get(key)
-    }
-
-    fn service_v4(&self, key: &ServiceKeyV4) -> Option<u32> {
-        self.index.get(IndexKey::v4(*key))
-    }
-
-    fn service_v6(&self, key: &ServiceKeyV6) -> Option<u32> {
-        self.index
-            .get(IndexKey::v6(key, self.current_config.index_seed))
-    }
-
-    fn service(&self, id: u32) -> Option<Service> {
-        let word = |offset| self.service.load_u64(id, offset).map(ServiceWord);
-        Some(Service {
-            word: word(offset_of!(Service, word))?,
-            local: word(offset_of!(Service, local))?,
-            ..self.service.read(id)?
-        })
-    }
-
-    fn slot(&self, index: u32) -> Option<Slot> {
-        self.lut.get(index)
-    }
-
-    fn backend(&self, id: u32) -> Option<&Backend> {
-        self.backends.get(id)
-    }
-
-    fn next_hop(&self, id: u32) -> Option<&NextHop> {
-        self.next_hops.get(id)
-    }
-
-    /// Finds nothing: the FIB is asked for a packet, on whose behalf an explanation asks.
-    fn fib_next_hop(&self, _backend: &Backend) -> Option<&NextHop> {
-        None
-    }
-
-    /// Finds nothing, likewise.
-    fn fib_route(&self, _address: &AddressKey) -> Option<&NextHop> {
-        None
-    }
-
-    /// Finds nothing, likewise.
-    fn fib_device(&self, _address: &AddressKey) -> Option<u32> {
-        None
     }
 }

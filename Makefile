@@ -50,7 +50,8 @@ define only
 	cargo test --locked $(1)
 endef
 
-# What is worth running before each commit.
+# What is worth running before each commit. All of it is built for the whole workspace, as `make test` builds it: with a
+# package's own choice of features, cargo would build dependencies and the BPF object once more.
 check:
 	@deploy/setup.sh test
 	$(call step,fmt)
@@ -65,7 +66,7 @@ host:
 	cargo test --workspace --lib --locked
 
 frames:
-	GUIDEWAY_FRAMES=1000000 cargo test --locked --package fastpath --test random_frames
+	GUIDEWAY_FRAMES=1000000 cargo test --workspace --locked --test random_frames
 
 test:
 	@deploy/setup.sh test
@@ -108,12 +109,12 @@ kernel-matrix:
 
 # The packet cases alone, through the host functions and through the kernel.
 cases: setup
-	cargo test --locked --package fastpath --test packets --test egress
+	cargo test --workspace --locked --test packets --test egress
 
 # What checks of backends and nodes come to, alone.
 health: setup
-	$(call only,--package control --lib health)
-	$(call only,--package control --test e2e health)
+	$(call only,--workspace --lib health)
+	$(call only,--workspace --test e2e health)
 
 # What takes too long for each change: floods and outages of five minutes, 10 000 hostile objects, and
 # random frames and cases of seeds that are drawn, and printed.
@@ -122,11 +123,11 @@ soak: export GUIDEWAY_OUTAGE_SECONDS := 300
 soak: export GUIDEWAY_HOSTILE_OBJECTS := 10000
 soak:
 	@deploy/setup.sh test
-	cargo test --locked --package control --test attack -- --nocapture
-	$(call only,--package control --test kubernetes outages)
-	$(call only,--package control --test kubernetes hostile_objects)
+	cargo test --workspace --locked --test attack -- --nocapture
+	$(call only,--workspace --test kubernetes outages)
+	$(call only,--workspace --test kubernetes hostile_objects)
 	seed=$$(od -An -N8 -tx8 /dev/urandom | tr -d ' '); echo "GUIDEWAY_SEED=$$seed"; \
-		GUIDEWAY_SEED=$$seed cargo test --locked --package fastpath --test random_frames --test ledger
+		GUIDEWAY_SEED=$$seed cargo test --workspace --locked --test random_frames --test tables -- random_frames ledger
 	seed=$$(od -An -N4 -tu4 /dev/urandom | tr -d ' '); echo "PROPTEST_RNG_SEED=$$seed"; \
 		PROPTEST_RNG_SEED=$$seed cargo test --workspace --lib --locked
 

@@ -55,8 +55,9 @@ fn lru_entries(version: Option<KernelVersion>, cpus: usize) -> u32 {
 }
 
 /// Options for loading.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Loader {
+    object: &'static [u8],
     pins: Option<Pins>,
     max_entries: BTreeMap<String, u32>,
 }
@@ -64,17 +65,29 @@ pub struct Loader {
 impl Loader {
     /// Loads with maps and links pinned.
     #[must_use]
-    pub const fn pinned(pins: Pins) -> Self {
+    pub fn pinned(pins: Pins) -> Self {
         Self {
             pins: Some(pins),
-            max_entries: BTreeMap::new(),
+            ..Self::unpinned()
         }
     }
 
     /// Loads without pins: everything is gone when [`Loaded`] is dropped. For tests and benchmarks.
     #[must_use]
     pub fn unpinned() -> Self {
-        Self::default()
+        Self {
+            object: object::bytes(),
+            pins: None,
+            max_entries: BTreeMap::new(),
+        }
+    }
+
+    /// Loads this object, which has the same maps and programs of the same names, in place of the embedded one. For tests
+    /// of what is around the programs.
+    #[must_use]
+    pub const fn object(mut self, bytes: &'static [u8]) -> Self {
+        self.object = bytes;
+        self
     }
 
     /// Sets the size of a map, unless a pinned one is adopted.
@@ -161,7 +174,7 @@ impl Loader {
             }
         }
         let mut ebpf = loader
-            .load(object::bytes())
+            .load(self.object)
             .map_err(|error| explain(error, declared, release))?;
         load_programs(&mut ebpf).map_err(|error| explain(error, declared, release))?;
         if let Some(pins) = &self.pins {
@@ -172,7 +185,7 @@ impl Loader {
 
     /// Reads the maps that the object declares, with the sizes asked for.
     fn declared_maps(&self) -> Result<BTreeMap<String, aya_obj::Map>, LoadError> {
-        let object = aya_obj::Object::parse(object::bytes()).map_err(LoadError::Object)?;
+        let object = aya_obj::Object::parse(self.object).map_err(LoadError::Object)?;
         let mut maps: BTreeMap<_, _> = object
             .maps
             .into_iter()

@@ -84,26 +84,52 @@ fn run() -> anyhow::Result<()> {
         .collect();
     let inputs: Vec<_> = cases.iter().map(|case| case.input.as_slice()).collect();
 
+    let (cases, inputs) = (cases.as_slice(), inputs.as_slice());
+    std::thread::scope(|scope| {
+        let on_host = scope.spawn(|| host_rounds(seed, host_frames, cases, inputs));
+        kernel_rounds(
+            &mut kernel,
+            !seed,
+            host_frames / HOST_PER_KERNEL,
+            cases,
+            inputs,
+        )?;
+        on_host.join().expect("it returns its failures")
+    })
+}
+
+/// Runs so many frames through the host functions.
+fn host_rounds(seed: u64, wanted: u64, cases: &[Case], inputs: &[&[u8]]) -> anyhow::Result<()> {
     let started = Instant::now();
     let mut random = Random::new(seed);
     let mut tally = Counts::default();
     let mut frames = 0;
-    while frames < host_frames {
-        let case = random.choose(&cases);
-        frames += host_round(&mut random, case, &inputs, &mut tally)?;
+    while frames < wanted {
+        let case = random.choose(cases);
+        frames += host_round(&mut random, case, inputs, &mut tally)?;
     }
     println!(
         "host: {frames} frames in {:.1} s, invariants hold;{}",
         started.elapsed().as_secs_f64(),
         report::counters(&tally)
     );
+    Ok(())
+}
 
+/// Runs so many frames through both engines.
+fn kernel_rounds(
+    kernel: &mut Kernel,
+    seed: u64,
+    wanted: u64,
+    cases: &[Case],
+    inputs: &[&[u8]],
+) -> anyhow::Result<()> {
     let started = Instant::now();
-    let mut random = Random::new(!seed);
+    let mut random = Random::new(seed);
     let mut frames = 0;
-    while frames < host_frames / HOST_PER_KERNEL {
-        let case = random.choose(&cases);
-        frames += kernel_round(&mut kernel, &mut random, case, &inputs)?;
+    while frames < wanted {
+        let case = random.choose(cases);
+        frames += kernel_round(kernel, &mut random, case, inputs)?;
     }
     println!(
         "kernel: {frames} frames in {:.1} s, all as on the host",

@@ -37,7 +37,9 @@ impl World {
         let loader = arrays.into_iter().fold(Loader::unpinned(), |loader, map| {
             loader.max_entries(map, 64)
         });
-        let loader = loader.max_entries(map::BACKEND_TRAFFIC, 64);
+        // No packet comes here.
+        let stubs = lab::stub_object(fastpath::object::bytes()).leak();
+        let loader = loader.object(stubs).max_entries(map::BACKEND_TRAFFIC, 64);
         let loaded = loader.max_entries(map::LUT, 4096).load().unwrap();
         let tables = Tables::open(&loaded).unwrap();
         let views = watch::Sender::default();

@@ -9,6 +9,7 @@
 mod chart;
 mod confined;
 mod image;
+mod licences;
 mod monitoring;
 mod render;
 mod schema;

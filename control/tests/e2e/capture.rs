@@ -81,10 +81,7 @@ fn tshark_reads_packets_before_and_after_with_verdict_and_backend() {
         .iter()
         .map(|node| Echo::start(node, &services))
         .collect();
-    let _nodes: Vec<Agent<'_>> = nodes
-        .iter()
-        .map(|node| Agent::start(node, &node_config([edge])))
-        .collect();
+    let _nodes: Vec<Agent<'_>> = Agent::start_all(nodes, &node_config([edge]));
     let edge = Agent::start(edge, &edge_config(&services, nodes));
     let client = &net.clients()[0];
 

@@ -23,10 +23,7 @@ fn start<'net>(
         .iter()
         .map(|node| Echo::start(node, services))
         .collect();
-    let agents = nodes
-        .iter()
-        .map(|node| Agent::start(node, &node_config([edge])))
-        .collect();
+    let agents = Agent::start_all(nodes, &node_config([edge]));
     let config = edge_config(services, nodes) + "node_health: off\n";
     (Agent::start(edge, &config), agents, echoes)
 }

@@ -184,10 +184,7 @@ fn node_that_no_longer_takes_the_outer_header_off_is_left_out() {
         .iter()
         .map(|node| Echo::start(node, &services))
         .collect();
-    let agents: Vec<Agent> = nodes
-        .iter()
-        .map(|node| Agent::start(node, &node_config([edge])))
-        .collect();
+    let agents: Vec<Agent> = Agent::start_all(nodes, &node_config([edge]));
     let at_edge = Agent::start(edge, &edge_config(&services, nodes));
     at_edge.wait_for_answer("the nodes have replied", &["backends"], |rows| {
         states(rows) == names(&["healthy"])
@@ -224,10 +221,7 @@ fn checks_take_the_way_of_a_clients_packet() {
                 .collect()
         })
         .collect();
-    let _nodes: Vec<Agent> = nodes
-        .iter()
-        .map(|node| Agent::start(node, &node_config([edge])))
-        .collect();
+    let _nodes: Vec<Agent> = Agent::start_all(nodes, &node_config([edge]));
     let config = edge_config(&services, nodes).replace(
         "    backends:",
         "    health: {type: http, path: /ready, interval: 500ms, timeout: 10s}\n    backends:",
@@ -319,10 +313,7 @@ fn pods_are_checked_through_the_tables_of_their_nodes() {
     }
     let node_config = config.replace("roles: [edge]", "roles: [node]")
         + &format!("trusted_edges: [{}, '{}']\n", edge.v4(), edge.v6());
-    let _nodes: Vec<Agent> = nodes
-        .iter()
-        .map(|node| Agent::start(node, &node_config))
-        .collect();
+    let _nodes: Vec<Agent> = Agent::start_all(nodes, &node_config);
     let agent = Agent::start(edge, &config);
 
     let with = |rows: &Value, field: &str, value: &str| {
@@ -385,10 +376,7 @@ impl<'net> Cluster<'net> {
             client: &net.clients()[0],
             nodes,
             readiness,
-            _nodes: nodes
-                .iter()
-                .map(|node| Agent::start(node, &node_config([edge])))
-                .collect(),
+            _nodes: Agent::start_all(nodes, &node_config([edge])),
             _echoes: echoes,
         }
     }

@@ -35,10 +35,7 @@ impl<'net> Cluster<'net> {
             edge: Agent::start(edge, &edge_config(&services, nodes)),
             client: &net.clients()[0],
             nodes,
-            _nodes: nodes
-                .iter()
-                .map(|node| Agent::start(node, &node_config([edge])))
-                .collect(),
+            _nodes: Agent::start_all(nodes, &node_config([edge])),
             services,
         }
     }

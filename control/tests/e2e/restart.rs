@@ -21,11 +21,7 @@ fn no_flow_notices(signal: Signal) {
         .collect();
     let (edge, client) = (&net.edges()[0], &net.clients()[0]);
     let mut agents = vec![Agent::start(edge, &edge_config(&services, net.nodes()))];
-    agents.extend(
-        net.nodes()
-            .iter()
-            .map(|node| Agent::start(node, &node_config([edge]))),
-    );
+    agents.extend(Agent::start_all(net.nodes(), &node_config([edge])));
 
     let traffic = Traffic::over(Flow::open_many(client, &services, 4));
     traffic.wait_for_rounds(ROUNDS);
@@ -89,11 +85,7 @@ fn start_over_pins_of_another_layout_breaks_no_flow() {
         .collect();
     let (edge, client) = (&net.edges()[0], &net.clients()[0]);
     let mut edge = Agent::start(edge, &edge_config(&services, net.nodes()));
-    let mut nodes: Vec<Agent<'_>> = net
-        .nodes()
-        .iter()
-        .map(|node| Agent::start(node, &node_config(net.edges())))
-        .collect();
+    let mut nodes: Vec<Agent<'_>> = Agent::start_all(net.nodes(), &node_config(net.edges()));
     let traffic = Traffic::over(Flow::open_many(client, &services, 4));
     upgrade([&mut edge, &mut nodes[0]], &traffic);
     Flow::open_many(client, &services, 1);

@@ -21,11 +21,7 @@ fn every_node_answers(net: &Topology, mode: Mode) {
         .collect();
     let (edge, client) = (&net.edges()[0], &net.clients()[0]);
     let _edge = Agent::start(edge, &edge_config(&services, net.nodes()));
-    let _nodes: Vec<Agent<'_>> = net
-        .nodes()
-        .iter()
-        .map(|node| Agent::start(node, &node_config([edge])))
-        .collect();
+    let _nodes: Vec<Agent<'_>> = Agent::start_all(net.nodes(), &node_config([edge]));
 
     for service in &services {
         let mut by_node: BTreeMap<String, usize> = BTreeMap::new();

@@ -22,6 +22,19 @@ impl<'net> Agent<'net> {
         agent
     }
 
+    /// Starts agents with one configuration, all at the same time, and waits until they are ready.
+    pub(crate) fn start_all(
+        machines: impl IntoIterator<Item = &'net Machine>,
+        config: &str,
+    ) -> Vec<Self> {
+        let machines = machines.into_iter();
+        let mut agents: Vec<Self> = machines
+            .map(|machine| Self::launch(machine, config))
+            .collect();
+        agents.iter_mut().for_each(Self::wait_until_ready);
+        agents
+    }
+
     /// Starts an agent without waiting for it.
     pub(crate) fn launch(machine: &'net Machine, config: &str) -> Self {
         let guideway = guideway();

@@ -12,24 +12,16 @@
 //!
 //! `GUIDEWAY_SEED` repeats a run.
 
-#![expect(clippy::unwrap_used, reason = "a test: what does not hold may panic")]
-
-#[path = "random_frames/mutate.rs"]
-mod mutate;
-#[expect(dead_code, reason = "the packet cases use the rest")]
-mod support;
-
-#[path = "ledger/delivery.rs"]
 mod delivery;
-#[path = "ledger/form.rs"]
 mod form;
-#[path = "ledger/world.rs"]
+#[path = "../random_frames/mutate.rs"]
+mod mutate;
 mod world;
 
 use std::time::Instant;
 
+use crate::support::{kernel::Kernel, report, tables::Counts};
 use mutate::Random;
-use support::{kernel::Kernel, report, tables::Counts};
 use world::World;
 use xdp_prog::reason::{DropReason, PassReason};
 

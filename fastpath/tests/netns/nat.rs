@@ -3,20 +3,13 @@
 //! The machines have neither the VIP nor Guideway, one of them is in a network of its own
 //! behind the router. The edge forwards nothing by itself and has no netfilter rule.
 
-#![expect(
-    clippy::unwrap_used,
-    reason = "a panic at the place is how a test fails"
-)]
-
-#[path = "support/next_hops.rs"]
-mod next_hops;
-
 use std::{
     io::{ErrorKind, Read, Write},
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket},
     time::Duration,
 };
 
+use crate::next_hops::resolve;
 use fastpath::{
     attach::Options,
     load::{Loaded, Loader},
@@ -26,7 +19,6 @@ use fastpath::{
     },
 };
 use lab::{Machine, Topology, vip_v4, vip_v6};
-use next_hops::resolve;
 use xdp_prog::abi::map;
 
 /// What clients talk to, and what the machines listen on.

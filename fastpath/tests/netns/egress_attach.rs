@@ -3,11 +3,6 @@
 //!
 //! Needs root.
 
-#![expect(
-    clippy::unwrap_used,
-    reason = "a failure must end the test, also in its helpers"
-)]
-
 use std::{
     fs::{self, File},
     net::UdpSocket,
@@ -21,6 +16,7 @@ use fastpath::{
     attach::{Ahead, AttachError, EgressAttachment, EgressHook, EgressMode, Options},
     facts::{self, Devices, Egress},
     load::{Loaded, Loader},
+    object,
     pins::Pins,
     refusal::Refusal,
 };
@@ -29,6 +25,8 @@ use rustix::thread::{
     CapabilitySet, LinkNameSpaceType, capabilities, move_into_link_name_space, set_capabilities,
 };
 use xdp_prog::abi::{EGRESS_PROGRAM, map};
+
+use crate::STUBS;
 
 const BOTH: [EgressHook; 2] = [EgressHook::TcxOrClsact, EgressHook::Clsact];
 
@@ -177,14 +175,14 @@ fn foreign_filter_sees_the_packets_that_ours_has_seen() {
         on_node(|node| {
             let wire = Wire::new(node);
             assert_eq!(wire.carries(), Wire::PACKETS);
-            node.attach("up0", hook);
+            node.attach_whole("up0", hook);
             assert_eq!(wire.carries(), Wire::PACKETS, "{hook:?}: ours alone");
             // Classic BPF whose answer is an action: 2 is TC_ACT_SHOT.
             run("tc", "qdisc replace dev up0 clsact");
             tc_filter("pref 9 bpf bytecode 1,6,0,0,2 da");
             assert_eq!(wire.carries(), 0, "{hook:?}: a foreign filter that drops");
 
-            let again = node.attach("up0", hook);
+            let again = node.attach_whole("up0", hook);
             assert_eq!(again.ahead, [], "it runs behind ours");
             node.pins.remove_all().unwrap();
             assert_eq!(wire.carries(), 0, "{hook:?}: the foreign filter stays");
@@ -426,6 +424,7 @@ fn missing_device_is_not_found() {
 
 fn small(loader: Loader) -> Loader {
     loader
+        .object(&STUBS)
         .max_entries(map::LUT, 1024)
         .max_entries(map::BACKENDS, 256)
         .max_entries(map::BACKEND_TRAFFIC, 256)
@@ -455,6 +454,12 @@ impl Node {
     /// Attaches as an agent does that ends at once.
     fn attach(&self, device: &str, hook: EgressHook) -> EgressAttachment {
         self.load().attach_egress(device, hook).unwrap()
+    }
+
+    /// Attaches a program that judges packets.
+    fn attach_whole(&self, device: &str, hook: EgressHook) -> EgressAttachment {
+        let loader = small(Loader::pinned(self.pins.clone())).object(object::bytes());
+        loader.load().unwrap().attach_egress(device, hook).unwrap()
     }
 
     fn egress(&self) -> Egress {

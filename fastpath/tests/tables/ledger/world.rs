@@ -7,13 +7,11 @@ use xdp_prog::abi::{
     CONFIG_NODE, MODE_IPIP, NextHop, SERVICE_PODS, Tag,
 };
 
-use crate::{
-    mutate::Random,
-    support::{
-        kernel::INGRESS,
-        packet::{Link, Packet},
-        tables::{TableSet, address_key, padded},
-    },
+use super::mutate::Random;
+use crate::support::{
+    kernel::INGRESS,
+    packet::{Link, Packet},
+    tables::{TableSet, address_key, padded},
 };
 
 const TCP: u8 = 6;

@@ -1,8 +1,5 @@
 //! An edge in test runs: the loaded program with one service of NAT mode.
 
-#[path = "loopback.rs"]
-mod loopback;
-
 use std::net::{IpAddr, Ipv4Addr, SocketAddrV4};
 
 use aya::{
@@ -16,6 +13,8 @@ use fastpath::{
     },
 };
 use xdp_prog::abi::{AddressKey, NatForward, NatReverse, Tuple, map};
+
+use crate::loopback;
 
 /// The address that flows have at their backends, and the first of their ports.
 pub(crate) const EDGE: Ipv4Addr = loopback::OWN;

@@ -8,8 +8,6 @@
 //! No packet is sent to any target: whatever gets resolved was asked for by the tracker. And
 //! nothing is polled: each step waits for the watcher to tell of the change.
 
-#![expect(clippy::unwrap_used, reason = "a helper that fails fails its test")]
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::thread;

@@ -1,11 +1,6 @@
 //! Virtual addresses without a router in front: neighbours on the segment ask, XDP answers, and a
 //! machine that takes over moves what they know at once.
 
-#![expect(
-    clippy::unwrap_used,
-    reason = "a panic at the place is how a test fails"
-)]
-
 use std::{
     collections::BTreeSet,
     io::{Read, Write},
@@ -25,6 +20,8 @@ use fastpath::{
 };
 use lab::{Cidr, Mac, Machine, Route, Topology, output, vip_v4, vip_v6, wait_for, wait_until};
 use xdp_prog::abi::map;
+
+use crate::STUBS;
 
 const PORT: u16 = 7000;
 /// A stamp of the future, which stays young.
@@ -100,7 +97,8 @@ fn what_programs_of_another_layout_announce_and_have_heard_is_gone_on_with() {
         let inherited = tables.inherit_announced(map(map::ANNOUNCED), map(map::CLAIMS));
         inherited.unwrap();
     };
-    let loaded = Loader::unpinned().max_entries(map::LUT, 4096).load();
+    let loader = Loader::unpinned().object(&STUBS);
+    let loaded = loader.max_entries(map::LUT, 4096).load();
     let mut new = Tables::open(&loaded.unwrap()).unwrap();
     assert_eq!(new.announced(), BTreeSet::new());
     inherit(&mut new);

@@ -1,25 +1,17 @@
 //! Flows to pods in the kernel's tables: what proves their clients, and notes, by which what a packet has found is found
 //! again without the tables.
 
-#![expect(
-    clippy::unwrap_used,
-    reason = "a panic at the place is how a test fails"
-)]
-
-#[expect(dead_code, reason = "the packet cases use the rest")]
-mod support;
-
+use crate::support::{
+    cases::{self, Case},
+    kernel::Kernel,
+    tables::{forget_notes, size},
+};
 use aya::{
     TestRun, TestRunOptions,
     maps::{Array, HashMap, MapData},
     programs::{ProgramError, SchedClassifier},
 };
 use fastpath::clock::monotonic_ns;
-use support::{
-    cases::{self, Case},
-    kernel::Kernel,
-    tables::{forget_notes, size},
-};
 use xdp_prog::abi::{self, AddressKey, FlowNote, PodFlow, Tuple, map};
 
 /// `XDP_PASS`: the packet goes on to the pod.

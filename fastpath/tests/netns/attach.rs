@@ -2,11 +2,6 @@
 //!
 //! Needs root.
 
-#![expect(
-    clippy::unwrap_used,
-    reason = "a failure must end the test, also in its helpers"
-)]
-
 use std::{
     collections::BTreeSet,
     fs::{self, File},
@@ -28,6 +23,7 @@ use fastpath::{
     attach::{AttachError, Merging, Mode, ObstacleKind, Options},
     facts::{self, InterfaceError, NativeXdp, XdpMode},
     load::{LoadError, Loaded, Loader},
+    object,
     pins::{PinError, Pins},
     refusal::Refusal,
 };
@@ -42,6 +38,8 @@ use xdp_prog::{
     abi::map,
     reason::{DropReason, PassReason, REASON_COUNT},
 };
+
+use crate::STUBS;
 
 const NATIVE: Options = Options {
     mode: Mode::Native,
@@ -230,22 +228,22 @@ fn stages_are_reached_whoever_loaded_them_last() {
             wait_until(who, || reason(&edge.pins, judged) == before + 1);
             assert_eq!(reason(&edge.pins, missing), 0, "{who}");
         };
-        let mut loaded = edge.load();
+        let mut loaded = edge.load_whole();
         loaded.attach("up0", &NATIVE).unwrap();
         judges("the agent runs");
         drop(loaded);
         judges("the agent is gone");
-        let successor = edge.load();
+        let successor = edge.load_whole();
         judges("the next one has loaded, the old program goes on");
         drop(successor);
         judges("it is gone before it took the link over");
-        edge.load().attach("up0", &NATIVE).unwrap();
+        edge.load_whole().attach("up0", &NATIVE).unwrap();
         judges("another one has taken it over and is gone");
         edge.pins.remove_all().unwrap();
-        edge.load().attach("up0", &NATIVE).unwrap();
+        edge.load_whole().attach("up0", &NATIVE).unwrap();
         judges("all was detached and attached anew");
         edge.pins.remove_all().unwrap();
-        edge.load().attach("up0", &GENERIC).unwrap();
+        edge.load_whole().attach("up0", &GENERIC).unwrap();
         judges("it is attached in generic mode");
     });
 }
@@ -271,7 +269,7 @@ fn replacement_under_traffic_loses_no_packet_and_lets_none_pass_unseen() {
 
     machine.run(|| {
         let edge = Edge::default();
-        let mut loaded = edge.load();
+        let mut loaded = edge.load_whole();
         let first = loaded.attach("up0", &NATIVE).unwrap();
         let seen_before = packets_seen(&loaded);
         let received_before = uplink.stats().unwrap().rx_packets;
@@ -279,7 +277,7 @@ fn replacement_under_traffic_loses_no_packet_and_lets_none_pass_unseen() {
 
         for _ in 0..REPLACEMENTS {
             traffic.wait_for_more(PACKETS_BETWEEN);
-            let mut next = edge.load();
+            let mut next = edge.load_whole();
             assert_eq!(next.attach("up0", &NATIVE).unwrap().link, first.link);
             loaded = next;
         }
@@ -674,6 +672,7 @@ const LUT_ENTRIES: u32 = 1024;
 
 fn small(loader: Loader) -> Loader {
     loader
+        .object(&STUBS)
         .max_entries(map::LUT, LUT_ENTRIES)
         .max_entries(map::BACKENDS, 256)
         .max_entries(map::BACKEND_TRAFFIC, 256)
@@ -702,6 +701,11 @@ impl Edge {
 
     fn load(&self) -> Loaded {
         self.loader().load().unwrap()
+    }
+
+    /// Loads programs that judge packets.
+    fn load_whole(&self) -> Loaded {
+        self.loader().object(object::bytes()).load().unwrap()
     }
 }
 

@@ -1,19 +1,12 @@
 //! Captures on an edge: what comes, what goes, and why.
 
-#![expect(
-    clippy::unwrap_used,
-    reason = "a panic at the place is how a test fails"
-)]
-
-#[path = "support/next_hops.rs"]
-mod next_hops;
-
 use std::{
     net::{IpAddr, SocketAddr, UdpSocket},
     sync::atomic::{AtomicU32, Ordering},
     time::{Duration, Instant},
 };
 
+use crate::next_hops::resolve;
 use fastpath::{
     attach,
     capture::{
@@ -27,7 +20,6 @@ use fastpath::{
     },
 };
 use lab::{Machine, Topology, vip_v4, wait_until};
-use next_hops::resolve;
 use xdp_prog::{
     abi::{AddressKey, map},
     reason::{PassReason, ReplyReason},

@@ -1,13 +1,5 @@
 //! NAT mode under forged SYNs: which flow gives its port away, what renews one, and what user space counts.
 
-#![expect(
-    clippy::unwrap_used,
-    reason = "a panic at the place is how a test fails"
-)]
-
-#[path = "support/nat_edge.rs"]
-mod nat_edge;
-
 use std::{
     collections::BTreeSet,
     net::{Ipv4Addr, SocketAddrV4},
@@ -30,7 +22,7 @@ use xdp_prog::{
     wire::protocol::TCP,
 };
 
-use nat_edge::{EDGE, FIRST_PORT, sent_on, table, tuple};
+use crate::nat_edge::{self, EDGE, FIRST_PORT, sent_on, table, tuple};
 
 const VIP: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(10, 99, 0, 1), 80);
 const BACKEND: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(10, 0, 0, 1), 8080);

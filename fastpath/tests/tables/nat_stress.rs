@@ -1,13 +1,5 @@
 //! NAT mode under load from two CPUs at once: no port is given twice, none is lost, none comes back too early.
 
-#![expect(
-    clippy::unwrap_used,
-    reason = "a panic at the place is how a test fails"
-)]
-
-#[path = "support/nat_edge.rs"]
-mod nat_edge;
-
 use std::{
     collections::BTreeSet,
     net::{Ipv4Addr, SocketAddrV4},
@@ -34,7 +26,7 @@ use xdp_prog::{
     wire::protocol::UDP,
 };
 
-use nat_edge::{EDGE, sent_on, table, tuple};
+use crate::nat_edge::{self, EDGE, sent_on, table, tuple};
 
 const VIP: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(10, 99, 0, 1), 53);
 const BACKEND_PORT: u16 = 5353;

@@ -1,10 +1,5 @@
 //! The tables as user space sees them: adding, changing, removing, adopting.
 
-#![expect(
-    clippy::unwrap_used,
-    reason = "a panic at the place is how a test fails"
-)]
-
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::{IpAddr, SocketAddr},
@@ -26,6 +21,8 @@ use xdp_prog::abi::{
     ServiceKeyV4, Slot, SlotPair, Tag, Traffic, map,
 };
 use xdp_prog::reason::PassReason;
+
+use crate::STUBS;
 
 #[test]
 fn a_service_leads_to_its_backends_in_proportion_to_their_weights() {
@@ -1054,6 +1051,7 @@ fn small() -> (Loaded, Tables) {
 
 fn sized(loader: Loader) -> Loader {
     loader
+        .object(&STUBS)
         .max_entries(map::LUT, 2048)
         .max_entries(map::SERVICE, 64)
         .max_entries(map::SERVICE_TRAFFIC, 64)

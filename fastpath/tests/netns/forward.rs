@@ -2,14 +2,6 @@
 //!
 //! The dataplane is driven directly, without an agent.
 
-#![expect(
-    clippy::unwrap_used,
-    reason = "a panic at the place is how a test fails"
-)]
-
-#[path = "support/next_hops.rs"]
-mod next_hops;
-
 use std::{
     collections::BTreeSet,
     io::{Read, Write},
@@ -18,6 +10,7 @@ use std::{
     time::Duration,
 };
 
+use crate::next_hops::resolve;
 use fastpath::{
     attach::Options,
     load::{Loaded, Loader},
@@ -27,7 +20,6 @@ use fastpath::{
     },
 };
 use lab::{Machine, Topology, vip_v4, vip_v6, wait_until};
-use next_hops::resolve;
 use xdp_prog::abi::map;
 
 const PORT: u16 = 7000;

@@ -5,18 +5,8 @@
 //! gets was finished after the program. The client's frames are captured and their
 //! checksums computed once more.
 
-#![expect(
-    clippy::unwrap_used,
-    reason = "a panic at the place is how a test fails"
-)]
-
-#[path = "netns_egress/capture.rs"]
 mod capture;
-#[path = "netns_egress/forge.rs"]
 mod forge;
-#[path = "support/next_hops.rs"]
-mod next_hops;
-
 use std::{
     collections::BTreeSet,
     io::{ErrorKind, Read, Write},
@@ -27,6 +17,7 @@ use std::{
     time::Duration,
 };
 
+use crate::next_hops::resolve;
 use aya::maps::{Array, HashMap, Map};
 use capture::{Capture, Segment};
 use fastpath::{
@@ -37,7 +28,6 @@ use fastpath::{
 };
 use forge::{Forger, Says};
 use lab::{Machine, Offload, Topology, output, vip_v4, vip_v6, wait_until};
-use next_hops::resolve;
 use xdp_prog::{
     abi::{FlowNote, PodFlow, Tuple, map},
     decide::node::deliver::HOLD_UNPROVED_NS,

@@ -4,14 +4,6 @@
 //! the tables as fast as it can. For each packet the rightful backends are
 //! known: the owners of its slot in the one and in the other backend set.
 
-#![expect(
-    clippy::unwrap_used,
-    reason = "a panic at the place is how a test fails"
-)]
-
-#[path = "support/loopback.rs"]
-mod loopback;
-
 use std::{
     net::{IpAddr, Ipv4Addr},
     sync::atomic::{AtomicBool, AtomicU64, Ordering},
@@ -32,7 +24,7 @@ use xdp_prog::{
     reason::ReasonKind,
 };
 
-use loopback::OWN;
+use crate::loopback::{self, OWN};
 
 const FLIPS: usize = 10_000;
 const COMINGS_AND_GOINGS: usize = 100_000;

@@ -1,11 +1,6 @@
 //! Counters of each service's own: what two services send to one pod is told apart, what one service gets at
 //! several addresses is not.
 
-#![expect(
-    clippy::unwrap_used,
-    reason = "a panic at the place is how a test fails"
-)]
-
 use std::{collections::BTreeMap, net::IpAddr};
 
 use aya::programs::{TestRun, TestRunOptions};

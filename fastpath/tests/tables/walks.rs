@@ -1,11 +1,6 @@
 //! Walks through tables that the datapath writes: NAT mode's flows that are over go in pairs, and of the others those
 //! that live are counted.
 
-#![expect(
-    clippy::unwrap_used,
-    reason = "a panic at the place is how a test fails"
-)]
-
 use std::collections::BTreeMap;
 
 use aya::maps::{HashMap, Map, MapData};
@@ -26,6 +21,8 @@ use xdp_prog::{
     },
     wire::protocol::{TCP, UDP},
 };
+
+use crate::STUBS;
 
 const SECOND: u64 = 1_000_000_000;
 const LIVE: u16 = 10_000;
@@ -91,6 +88,7 @@ fn a_small_budget_gets_through_in_several_calls() {
 #[test]
 fn flows_that_are_over_do_not_count() {
     let loaded = Loader::unpinned()
+        .object(&STUBS)
         .max_entries(map::LUT, 1024)
         .max_entries(map::FLOWS, 32_768)
         .load()
@@ -155,6 +153,7 @@ fn flows_that_are_over_do_not_count() {
 
 fn nat() -> (Tables, Flows) {
     let loaded = Loader::unpinned()
+        .object(&STUBS)
         .max_entries(map::LUT, 1024)
         .load()
         .unwrap();

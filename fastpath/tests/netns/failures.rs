@@ -2,11 +2,6 @@
 //!
 //! The counters are the machine's: tests that run beside these may move them too, never back.
 
-#![expect(
-    clippy::unwrap_used,
-    reason = "a panic at the place is how a test fails"
-)]
-
 use std::{
     fs,
     net::{IpAddr, Ipv4Addr, UdpSocket},

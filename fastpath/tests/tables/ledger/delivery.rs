@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use etherparse::checksum::Sum16BitWords;
 
-use crate::world::{TARGET_PORT, World};
+use super::world::{TARGET_PORT, World};
 
 const ICMP: u8 = 1;
 const TCP: u8 = 6;

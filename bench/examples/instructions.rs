@@ -4,6 +4,6 @@ use anyhow::Result;
 use bench::datapath::instructions::{self, Instructions};
 
 fn main() -> Result<()> {
-    println!("way        ip  l4   flows  instructions");
+    println!("way            ip  l4   flows  instructions");
     instructions::count(|found: &Instructions| println!("{}", found.line()))
 }

@@ -26,16 +26,22 @@
 //! Units, unlike nanoseconds, carry over between machines and noisy minutes. Throughput
 //! is never taken with statistics on.
 //!
-//! **Other ways**. What is not the plain way has a cost only, with its own empty program to be compared with:
+//! **Other ways** have their own empty programs to be compared with, and a cost only but for the first:
 //!
 //! | system | what it does | its empty program |
 //! |---|---|---|
+//! | `slots_131072` | the plain way to a service with so many slots | `floor` |
+//! | `services_10000` | the plain way to so many services, by as many addresses | `floor` |
+//! | `node_port` | from a NodePort to a pod of another node | `floor` |
+//! | `l2_dsr` | other MACs, no outer header | `floor` |
+//! | `miss` | hands what is not ours to the stack | returns `XDP_PASS` |
 //! | `node` | takes the outer header off, translates to the pod, hands it to the stack | returns `XDP_PASS` |
 //! | `reply` | the TC egress program translates the pod's answer back | returns `TC_ACT_UNSPEC` |
 //! | `nat` | NAT mode, from client to backend | `floor` |
 //! | `nat_reply` | NAT mode, from backend to client | `floor` |
+//! | `other_egress` | the TC egress program leaves alone what is no reply of a pod | returns `TC_ACT_UNSPEC` |
 //!
-//! Each finds its flow in the tables; the tables hold 10 000, and each has one packet before its cost is measured. Behind a program that hands frames to the stack, a TC
+//! `node`, `reply` and NAT find their flows in the tables; the tables hold 10 000, and each has one packet before its cost is measured. Behind a program that hands frames to the stack, a TC
 //! program is the sink. The TC programs run at ingress there, on packets that the driver made of the frames:
 //! `BPF_PROG_TEST_RUN` would repeat them over one packet that is its own output.
 //!
@@ -48,6 +54,7 @@
 mod frames;
 pub mod instructions;
 mod paths;
+mod plan;
 mod report;
 mod rig;
 mod tables;
@@ -55,12 +62,12 @@ mod tables;
 use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, ensure};
-use serde::Serialize;
 
 use self::rig::{Rig, RunStatistics};
 pub use self::{
     frames::{Family, Protocol},
-    report::{Bar, Outcome, Report, Row, Way},
+    plan::{Order, Stream, System},
+    report::{Bar, Outcome, Report, Row},
 };
 use crate::host::{self, Facts};
 
@@ -79,92 +86,19 @@ pub struct Options {
     pub core: Option<usize>,
 }
 
-/// Numbers of flows that the generator cycles through.
-pub const FLOWS: [u32; 3] = [1, 10_000, 1_000_000];
-/// The same on the ways whose flows lie in tables: what a packet touches there stays in a core's caches for a
-/// thousand flows, and for ten thousand it does not.
-pub const KNOWN_FLOWS: [u32; 3] = [1, 1_000, paths::MOST_FLOWS];
-
-/// A program under test.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum System {
-    /// Returns `XDP_TX`.
-    Floor,
-    /// Adds a fixed outer header.
-    Static,
-    /// Makes one hash look-up.
-    #[serde(rename = "hash_hit")]
-    Hit,
-    /// The product.
-    Guideway,
-    /// Returns `XDP_PASS`.
-    Pass,
-    /// The product, from an edge to a pod.
-    Node,
-    /// Hands packets on to the next TC program.
-    PassSkb,
-    /// The product, from a pod to a client.
-    Reply,
-    /// The product, from a client to a backend of NAT mode.
-    Nat,
-    /// The product, from a backend of NAT mode to a client.
-    NatReply,
-}
-
-impl System {
-    /// Those whose rate is measured.
-    const WITH_RATE: [Self; 3] = [Self::Floor, Self::Static, Self::Guideway];
-    /// Those whose cost is measured.
-    const WITH_COST: [Self; 4] = [Self::Floor, Self::Static, Self::Hit, Self::Guideway];
-
-    /// Those beside the plain way whose cost is measured.
-    const BESIDE: [Self; 6] = [
-        Self::Pass,
-        Self::Node,
-        Self::PassSkb,
-        Self::Reply,
-        Self::Nat,
-        Self::NatReply,
-    ];
-    /// The ways beside the plain one, and the system that each is compared with.
-    const WAYS: [(Self, Self); 4] = [
-        (Self::Node, Self::Pass),
-        (Self::Reply, Self::PassSkb),
-        (Self::Nat, Self::Floor),
-        (Self::NatReply, Self::Floor),
-    ];
-
-    /// Returns the name in tables and JSON.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Floor => "floor",
-            Self::Static => "static",
-            Self::Hit => "hash_hit",
-            Self::Guideway => "guideway",
-            Self::Pass => "pass",
-            Self::Node => "node",
-            Self::PassSkb => "pass_skb",
-            Self::Reply => "reply",
-            Self::Nat => "nat",
-            Self::NatReply => "nat_reply",
-        }
-    }
-}
-
-/// The traffic of a trial.
+/// The packets of a trial.
 #[derive(Clone, Copy, Debug)]
 struct Case {
     family: Family,
     protocol: Protocol,
-    flows: u32,
+    stream: Stream,
 }
 
-/// What the rounds of one family and protocol gave, by system and number of flows.
+/// What the rounds of one family and protocol gave.
 #[derive(Clone, Debug, Default)]
 struct Samples {
-    pps: BTreeMap<(System, u32), Vec<f64>>,
-    ns: BTreeMap<(System, u32), Vec<f64>>,
+    pps: BTreeMap<(System, Stream), Vec<f64>>,
+    ns: BTreeMap<(System, Stream), Vec<f64>>,
 }
 
 /// Runs the scenario; `progress` hears what is being done.
@@ -206,13 +140,14 @@ fn measure(
     options: &Options,
     progress: &(dyn Fn(&str) + Sync),
 ) -> Result<Samples> {
-    let case = |flows| Case {
+    let case = |stream| Case {
         family,
         protocol,
-        flows,
+        stream,
     };
-    rig.prepare(case(1))?;
-    let frames = frames_per_trial(rig, case(1), options.seconds)?;
+    let first = case(Stream::in_turn(1));
+    rig.prepare(first)?;
+    let frames = frames_per_trial(rig, first, options.seconds)?;
     let mut samples = Samples::default();
     for round in 0..=options.rounds {
         progress(&format!(
@@ -221,17 +156,17 @@ fn measure(
             report::lower(protocol),
             options.rounds
         ));
-        for (system, flows) in rate_trials(round) {
-            let rate = rig.rate(system, case(flows), frames)?;
+        for (stream, system) in plan::rate_trials(round) {
+            let rate = rig.rate(system, case(stream), frames)?;
             if round > 0 {
-                samples.pps.entry((system, flows)).or_default().push(rate);
+                samples.pps.entry((system, stream)).or_default().push(rate);
             }
         }
         let _statistics = RunStatistics::enable()?;
-        for (system, flows) in cost_trials(round) {
-            let cost = rig.cost(system, case(flows), frames)?;
+        for (stream, system) in plan::cost_trials(round) {
+            let cost = rig.cost(system, case(stream), frames)?;
             if round > 0 {
-                samples.ns.entry((system, flows)).or_default().push(cost);
+                samples.ns.entry((system, stream)).or_default().push(cost);
             }
         }
     }
@@ -250,70 +185,4 @@ fn frames_per_trial(rig: &mut Rig, case: Case, seconds: f64) -> Result<u32> {
     let frames = (rate * seconds) as u32;
     // One full cycle of the flows would be best, but a noisy probe must not end in seconds of waiting.
     Ok(frames.clamp(PROBE, 100_000_000))
-}
-
-/// The rate trials of a round: what is compared, systems under the same flows, lies side by side.
-fn rate_trials(round: usize) -> Vec<(System, u32)> {
-    let trials = FLOWS
-        .iter()
-        .flat_map(|&flows| System::WITH_RATE.map(|system| (system, flows)));
-    in_turn(trials.collect(), round)
-}
-
-/// The cost trials of a round: what is compared most finely, a system's growth with the flows, lies side by side.
-fn cost_trials(round: usize) -> Vec<(System, u32)> {
-    let trials = System::WITH_COST
-        .iter()
-        .flat_map(|&system| FLOWS.map(|flows| (system, flows)));
-    let beside = System::BESIDE
-        .iter()
-        .flat_map(|&system| KNOWN_FLOWS.map(|flows| (system, flows)));
-    let yardsticks = [System::Floor, System::Hit]
-        .into_iter()
-        .flat_map(|system| KNOWN_FLOWS.map(|flows| (system, flows)))
-        .filter(|(_, flows)| !FLOWS.contains(flows));
-    in_turn(trials.chain(beside).chain(yardsticks).collect(), round)
-}
-
-/// Rotates the trials by one every second round and reverses them in between.
-fn in_turn<T>(mut trials: Vec<T>, round: usize) -> Vec<T> {
-    let length = trials.len();
-    trials.rotate_left(round / 2 % length);
-    if round % 2 == 1 {
-        trials.reverse();
-    }
-    trials
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_round_runs_every_trial_once() {
-        for round in 0..30 {
-            let plain = |systems: &[System]| systems.len() * FLOWS.len();
-            let beside = System::BESIDE.len() * KNOWN_FLOWS.len();
-            let yardsticks = 2;
-            for (mut trials, expected) in [
-                (rate_trials(round), plain(&System::WITH_RATE)),
-                (
-                    cost_trials(round),
-                    plain(&System::WITH_COST) + beside + yardsticks,
-                ),
-            ] {
-                trials.sort();
-                trials.dedup();
-                assert_eq!(trials.len(), expected);
-            }
-        }
-    }
-
-    #[test]
-    fn consecutive_rounds_mirror_each_other() {
-        let mut even = cost_trials(4);
-        even.reverse();
-        assert_eq!(even, cost_trials(5));
-        assert_ne!(cost_trials(4), cost_trials(6));
-    }
 }

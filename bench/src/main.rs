@@ -49,7 +49,7 @@ struct Datapath {
     /// Rounds to measure; one more is run first and thrown away.
     #[arg(long, default_value_t = 40)]
     rounds: usize,
-    /// Seconds per trial; a round has 41 of them per family and protocol.
+    /// Seconds per trial; a round has some 80 of them per family and protocol.
     #[arg(long, default_value_t = 0.02)]
     seconds: f64,
     /// The core to run on [default: the last one].
@@ -114,10 +114,7 @@ fn run_datapath(arguments: &Datapath) -> Result<Outcome> {
     show_progress("");
     if arguments.json {
         for row in &report.rows {
-            println!("{}", row.to_json());
-        }
-        for way in &report.ways {
-            println!("{}", way.to_json());
+            println!("{}", row.to_json(&report.host));
         }
     } else {
         print!("{report}");

@@ -254,7 +254,8 @@ impl Loaded {
         self.get(EGRESS_PROGRAM)
     }
 
-    pub(crate) fn egress_program_mut(&mut self) -> &mut SchedClassifier {
+    /// Returns the TC egress program, for another place than [`Self::attach_egress`] has for it.
+    pub fn egress_program_mut(&mut self) -> &mut SchedClassifier {
         self.get_mut(EGRESS_PROGRAM)
     }
 

@@ -90,20 +90,45 @@ pub struct Pattern {
     pub address_at: u32,
     /// Offset of the port.
     pub port_at: u32,
-    /// Always zero.
-    pub reserved: u32,
+    /// What the number of a flow's service is added to.
+    pub service: u32,
+    /// Offset of these four bytes.
+    pub service_at: u32,
+    /// Services that flows are for in turn; at least one.
+    pub services: u32,
 }
 
-/// Where the generator stands in the cycle of flows.
+/// Which flow the generator's next frame is of.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
 )]
 #[repr(C)]
 pub struct Cursor {
-    /// Flows before the cycle begins again.
+    /// Number of flows.
     pub flows: u32,
     /// The flow of the next frame.
     pub next: u32,
+    /// State of the generator of random numbers that chooses the next flow; 0 for each flow in turn.
+    pub random: u64,
+}
+
+impl Cursor {
+    /// Returns the flow of the next frame and goes on to the one after it.
+    #[inline(always)]
+    pub const fn advance(&mut self) -> u32 {
+        let flow = self.next;
+        self.next = if self.random != 0 {
+            // Knuth's MMIX generator; its low bits repeat early.
+            self.random = self.random.wrapping_mul(0x5851_f42d_4c95_7f2d);
+            self.random = self.random.wrapping_add(0x1405_7b7e_f767_814f);
+            (((self.random >> 32) * self.flows as u64) >> 32) as u32
+        } else if flow + 1 < self.flows {
+            flow + 1
+        } else {
+            0
+        };
+        flow
+    }
 }
 
 /// Length of the frames that [`program::GENERATE_LIST`] sends; what is shorter has a trailer.
@@ -161,9 +186,36 @@ pub const fn client(flow: u32) -> (u32, u16) {
 
 crate::abi::plain_data! {
     Template: 64,
-    Pattern: 136,
-    Cursor: 8,
+    Pattern: 144,
+    Cursor: 16,
     Listed: 80,
     Schedule: 32,
     OuterTemplate: 56,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cursor_goes_round_in_turn_and_stays_among_the_flows_at_random() {
+        let mut in_turn = Cursor {
+            flows: 3,
+            ..Cursor::default()
+        };
+        assert_eq!([(); 5].map(|()| in_turn.advance()), [0, 1, 2, 0, 1]);
+        let mut random = Cursor {
+            flows: 10,
+            random: 1,
+            ..Cursor::default()
+        };
+        let mut seen = [0_u32; 10];
+        for _ in 0..10_000 {
+            seen[random.advance() as usize] += 1;
+        }
+        assert!(
+            seen.iter().all(|count| (800..1200).contains(count)),
+            "{seen:?}"
+        );
+    }
 }

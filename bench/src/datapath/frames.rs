@@ -1,6 +1,6 @@
 //! The frames of the datapath bench, and the outer headers that are expected around them.
 
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use serde::Serialize;
 use xdp_prog::{
@@ -21,7 +21,7 @@ use zerocopy::IntoBytes;
 pub(super) const VIP_V4: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 1);
 /// The IPv6 address of the services.
 pub(super) const VIP_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 1, 0, 0, 0, 0, 1);
-/// The port of the services.
+/// The port of the services on the plain way.
 pub(super) const PORT: u16 = 80;
 /// The client of flow 0; the generator adds to the low bits.
 pub(super) const CLIENT_V4: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 0);
@@ -87,11 +87,12 @@ impl Protocol {
     }
 }
 
-/// Returns the frame of flow 0: as short as Ethernet and the headers allow.
+/// Returns the frame of flow 0 to a port of the VIP: as short as Ethernet and the headers allow.
 ///
 /// The transport checksum is left zero: none of the programs looks at it.
-pub(super) fn frame(family: Family, protocol: Protocol) -> Vec<u8> {
-    let mut transport = transport(protocol);
+pub(super) fn frame(family: Family, protocol: Protocol, port: u16) -> Vec<u8> {
+    let (_, client_port) = client(0);
+    let mut transport = transport(protocol, client_port, port);
     let headers = Ethernet::LENGTH + family.header_length() + transport.len();
     transport.resize(transport.len() + SHORTEST.saturating_sub(headers), 0);
     if protocol == Protocol::Udp {
@@ -129,8 +130,8 @@ pub(super) fn outer(family: Family, frame: &[u8]) -> OuterTemplate {
     let inner = frame.len() - Ethernet::LENGTH;
     let mut headers = ethernet_header(MACS_BACK, family);
     headers.extend(match family {
-        Family::V4 => ipv4_header(protocol::IPV4, Ipv4::LENGTH + inner, EDGE_V4, backend_v4(0)),
-        Family::V6 => ipv6_header(protocol::IPV6, inner, EDGE_V6, backend_v6(0)),
+        Family::V4 => ipv4_header(protocol::IPV4, Ipv4::LENGTH + inner, EDGE_V4, node_v4(0)),
+        Family::V6 => ipv6_header(protocol::IPV6, inner, EDGE_V6, node_v6(0)),
     });
     let mut bytes = [0; 54];
     bytes[..headers.len()].copy_from_slice(&headers);
@@ -140,14 +141,20 @@ pub(super) fn outer(family: Family, frame: &[u8]) -> OuterTemplate {
     }
 }
 
-/// Returns the node address of a backend.
-pub(super) fn backend_v4(index: u8) -> Ipv4Addr {
+/// Returns the address of a backend's node.
+pub(super) fn node(family: Family, index: u8) -> IpAddr {
+    match family {
+        Family::V4 => node_v4(index).into(),
+        Family::V6 => node_v6(index).into(),
+    }
+}
+
+const fn node_v4(index: u8) -> Ipv4Addr {
     Ipv4Addr::new(192, 0, 2, index + 1)
 }
 
-/// Returns the node address of a backend.
-pub(super) fn backend_v6(index: u8) -> Ipv6Addr {
-    Ipv6Addr::new(0x2001, 0xdb8, 3, 0, 0, 0, 0, u16::from(index) + 1)
+const fn node_v6(index: u8) -> Ipv6Addr {
+    Ipv6Addr::new(0x2001, 0xdb8, 3, 0, 0, 0, 0, index as u16 + 1)
 }
 
 pub(super) fn ethernet_header(macs: [u8; 12], family: Family) -> Vec<u8> {
@@ -200,11 +207,10 @@ pub(super) fn ipv6_header(
     header.as_bytes().to_vec()
 }
 
-pub(super) fn transport(protocol: Protocol) -> Vec<u8> {
-    let (_, port) = client(0);
+pub(super) fn transport(protocol: Protocol, source: u16, destination: u16) -> Vec<u8> {
     let ports = Ports {
-        source: port.to_be_bytes(),
-        destination: PORT.to_be_bytes(),
+        source: source.to_be_bytes(),
+        destination: destination.to_be_bytes(),
     };
     match protocol {
         Protocol::Udp => Udp {
@@ -239,7 +245,7 @@ mod tests {
 
     #[test]
     fn frames_are_the_shortest_of_their_kind() {
-        let length = |family, protocol| frame(family, protocol).len();
+        let length = |family, protocol| frame(family, protocol, PORT).len();
         assert_eq!(length(Family::V4, Protocol::Udp), 60);
         assert_eq!(length(Family::V4, Protocol::Tcp), 60);
         assert_eq!(length(Family::V6, Protocol::Udp), 62);
@@ -249,14 +255,14 @@ mod tests {
     #[test]
     fn frames_parse_as_flows_to_the_services() {
         for protocol in Protocol::ALL {
-            let bytes = HostFrame::new(&frame(Family::V4, protocol));
+            let bytes = HostFrame::new(&frame(Family::V4, protocol, PORT));
             let packet = parse::ipv4(&bytes, Ethernet::LENGTH).unwrap();
             let flow = parse::flow(&bytes, &packet).unwrap();
             assert_eq!(Ipv4Addr::from(flow.destination.0), VIP_V4);
             assert_eq!(u16::from_be_bytes(flow.destination_port), PORT);
             assert_eq!(flow.protocol, protocol.number());
 
-            let bytes = HostFrame::new(&frame(Family::V6, protocol));
+            let bytes = HostFrame::new(&frame(Family::V6, protocol, PORT));
             let packet = parse::ipv6(&bytes, Ethernet::LENGTH).unwrap();
             let flow = parse::flow(&bytes, &packet).unwrap();
             assert_eq!(Ipv6Addr::from(flow.destination.0), VIP_V6);
@@ -267,7 +273,7 @@ mod tests {
     #[test]
     fn ipv4_checksums_are_right() {
         for protocol in Protocol::ALL {
-            let frame = frame(Family::V4, protocol);
+            let frame = frame(Family::V4, protocol, PORT);
             assert!(Sum::ZERO.add_bytes(&frame[14..34]).is_valid());
             let outer = outer(Family::V4, &frame);
             assert!(Sum::ZERO.add_bytes(&outer.bytes[14..34]).is_valid());

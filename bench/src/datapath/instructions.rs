@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, btree_map::Entry};
 use anyhow::{Context, Result, ensure};
 
 use super::{
-    Case, Family, Protocol, System,
+    Case, Family, Protocol, Stream, System,
     report::lower,
     rig::{self, Rig, RunStatistics},
 };
@@ -31,7 +31,7 @@ pub struct Instructions {
     pub family: Family,
     /// Transport protocol.
     pub protocol: Protocol,
-    /// Flows in the cycle.
+    /// Number of flows.
     pub flows: u32,
     /// Instructions of a packet, those of an empty program taken off.
     pub net: f64,
@@ -41,7 +41,7 @@ impl Instructions {
     /// Returns the figures as a line of a table with the columns way, family, protocol, flows, instructions.
     pub fn line(&self) -> String {
         format!(
-            "{:<10} {:<3} {:<4} {:>5} {:>8.1}",
+            "{:<14} {:<3} {:<4} {:>5} {:>8.1}",
             self.system.name(),
             lower(self.family),
             lower(self.protocol),
@@ -69,7 +69,7 @@ pub fn count(found: impl Fn(&Instructions) + Sync + Send) -> Result<()> {
                     let case = Case {
                         family,
                         protocol,
-                        flows,
+                        stream: Stream::in_turn(flows),
                     };
                     count_ways(&mut rig, case, &found)?;
                 }
@@ -88,10 +88,12 @@ fn count_ways(rig: &mut Rig, case: Case, found: &impl Fn(&Instructions)) -> Resu
             .collect();
         Ok(median(&trials?))
     };
-    let plain = [System::Hit, System::Guideway].map(|system| (system, System::Floor));
     // Several ways have one empty program.
     let mut of_empty = BTreeMap::new();
-    for (system, empty) in plain.into_iter().chain(System::WAYS) {
+    for system in System::ALL {
+        let Some(empty) = system.empty() else {
+            continue;
+        };
         let of_empty = match of_empty.entry(empty) {
             Entry::Occupied(known) => *known.get(),
             Entry::Vacant(place) => *place.insert(mean(empty)?),
@@ -106,7 +108,7 @@ fn count_ways(rig: &mut Rig, case: Case, found: &impl Fn(&Instructions)) -> Resu
             system,
             family: case.family,
             protocol: case.protocol,
-            flows: case.flows,
+            flows: case.stream.flows,
             net,
         });
     }

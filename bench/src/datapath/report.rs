@@ -1,27 +1,16 @@
 //! Rows, bars, and the two ways to print them.
 
-use std::fmt;
+use std::{fmt, ops::RangeInclusive};
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
-use super::{FLOWS, Family, KNOWN_FLOWS, Protocol, Samples, System};
+use super::{Family, Order, Protocol, Samples, Stream, System};
 use crate::{
     host::Facts,
     stats::{Estimate, Spread, bootstrap, median},
 };
 
-/// The end-to-end rate must not fall below this share of the floor.
-const LEAST_OF_FLOOR: f64 = 0.72;
-/// The net cost must not exceed this many units.
-const MOST_UNITS: f64 = 3.0;
-/// The net cost on a node must not exceed this many units, to the pod and back.
-const MOST_NODE_UNITS: f64 = 4.0;
-/// The net cost of NAT mode must not exceed this many units, in each direction.
-const MOST_NAT_UNITS: f64 = 7.0;
-/// The net cost must not grow by more than this factor from 10 k to 1 M flows.
-const MOST_GROWTH: f64 = 1.10;
-
-/// One system with one kind of traffic.
+/// What one packet of a stream costs a system.
 #[derive(Clone, Debug)]
 pub struct Row {
     /// The system.
@@ -30,74 +19,12 @@ pub struct Row {
     pub family: Family,
     /// Transport protocol.
     pub protocol: Protocol,
-    /// Flows in the cycle.
-    pub flows: u32,
+    /// The flows.
+    pub stream: Stream,
     /// Rounds behind the figures.
     pub rounds: usize,
-    /// Median frames per second on one core, generator and sink included.
-    pub pps: f64,
-    /// Spread of `pps` over the rounds.
-    pub pps_spread: Spread,
-    /// Rate over the floor's in the same round.
-    pub pps_vs_floor: Estimate,
-    /// What it costs.
-    pub cost: Cost,
-    /// The machine.
-    pub host: Facts,
-}
-
-impl Row {
-    /// Returns the row as one flat object; what surrounds its figures is under `spread`.
-    ///
-    /// Spreads over the rounds are objects of `min`, `iqr` and `max`, intervals
-    /// pairs of the ends between which the figure lies with 95 % confidence.
-    pub fn to_json(&self) -> Value {
-        json!({
-            "system": self.system,
-            "family": self.family,
-            "protocol": self.protocol,
-            "flows": self.flows,
-            "rounds": self.rounds,
-            "pps": self.pps,
-            "pps_vs_floor": self.pps_vs_floor.value,
-            "ns": self.cost.ns,
-            "net_ns": self.cost.net_ns.value,
-            "units": self.cost.units.value,
-            "unit_ns": self.cost.unit_ns,
-            "spread": {
-                "pps": self.pps_spread,
-                "pps_vs_floor": interval_json(&self.pps_vs_floor),
-                "ns": self.cost.ns_spread,
-                "net_ns": interval_json(&self.cost.net_ns),
-                "units": interval_json(&self.cost.units),
-            },
-            "host": self.host,
-        })
-    }
-}
-
-/// What a way beside the plain one costs.
-#[derive(Clone, Debug)]
-pub struct Way {
-    /// The system.
-    pub system: System,
-    /// Address family.
-    pub family: Family,
-    /// Transport protocol.
-    pub protocol: Protocol,
-    /// Flows in the cycle.
-    pub flows: u32,
-    /// Rounds behind the figures.
-    pub rounds: usize,
-    /// What it costs.
-    pub cost: Cost,
-    /// The machine.
-    pub host: Facts,
-}
-
-/// The cost of a system's program.
-#[derive(Clone, Debug)]
-pub struct Cost {
+    /// How many go through, where that was measured.
+    pub rate: Option<Rate>,
     /// Median nanoseconds per run of the program, the overhead of timing included.
     pub ns: f64,
     /// Spread of `ns` over the rounds.
@@ -108,34 +35,316 @@ pub struct Cost {
     pub units: Estimate,
     /// Nanoseconds of one unit in this run.
     pub unit_ns: f64,
+    /// Net cost over the plain way's under the same stream, where that was measured.
+    pub of_plain: Option<Estimate>,
+    /// Net cost over that of 10 000 flows, of a million on the plain way.
+    pub growth: Option<Estimate>,
 }
 
-impl Way {
-    /// Returns the figures as one flat object, like [`Row::to_json`].
-    pub fn to_json(&self) -> Value {
-        let cost = &self.cost;
-        json!({
+/// Frames per second on one core.
+#[derive(Clone, Debug)]
+pub struct Rate {
+    /// The median, generator and sink included.
+    pub pps: f64,
+    /// Spread over the rounds.
+    pub spread: Spread,
+    /// The rate over the floor's in the same round.
+    pub of_floor: Estimate,
+}
+
+impl Row {
+    fn new(
+        family: Family,
+        protocol: Protocol,
+        system: System,
+        stream: Stream,
+        samples: &Samples,
+    ) -> Self {
+        let empty = system.empty().unwrap_or(system);
+        let cost = |system| &samples.ns[&(system, stream)];
+        let (ns, empty, hit, floor) = (
+            cost(system),
+            cost(empty),
+            cost(System::Hit),
+            cost(System::Floor),
+        );
+        let rounds = ns.len();
+        let net = |round: usize| ns[round] - empty[round];
+        let unit = |round: usize| hit[round] - floor[round];
+        let estimate =
+            |figure: &dyn Fn(usize) -> f64| bootstrap(rounds, |sample| median_of(sample, figure));
+        let plain = samples.ns.get(&(System::Guideway, stream));
+        let plain = plain.filter(|_| system.empty() == Some(System::Floor));
+        let few = &samples.ns[&(System::Guideway, FEW)];
+        let floor_of_few = &samples.ns[&(System::Floor, FEW)];
+        let grows = system == System::Guideway && stream == MANY;
+        let rate = samples.pps.get(&(system, stream)).map(|pps| {
+            let floor = &samples.pps[&(System::Floor, stream)];
+            Rate {
+                pps: median(pps),
+                spread: Spread::of(pps),
+                of_floor: estimate(&|round| pps[round] / floor[round]),
+            }
+        });
+        Self {
+            system,
+            family,
+            protocol,
+            stream,
+            rounds,
+            rate,
+            ns: median(ns),
+            ns_spread: Spread::of(ns),
+            net_ns: estimate(&net),
+            units: bootstrap(rounds, |sample| {
+                median_of(sample, net) / median_of(sample, unit)
+            }),
+            unit_ns: median_of(&(0..rounds).collect::<Vec<_>>(), unit),
+            of_plain: plain
+                .map(|plain| estimate(&|round| net(round) / (plain[round] - floor[round]))),
+            growth: grows
+                .then(|| estimate(&|round| net(round) / (few[round] - floor_of_few[round]))),
+        }
+    }
+
+    /// Returns the row as one flat object; what surrounds its figures is under `spread`.
+    ///
+    /// Spreads over the rounds are objects of `min`, `iqr` and `max`, intervals
+    /// pairs of the ends between which the figure lies with 95 % confidence.
+    pub fn to_json(&self, host: &Facts) -> Value {
+        let mut row = json!({
             "system": self.system,
             "family": self.family,
             "protocol": self.protocol,
-            "flows": self.flows,
+            "flows": self.stream.flows,
+            "order": self.stream.order,
             "rounds": self.rounds,
-            "ns": cost.ns,
-            "net_ns": cost.net_ns.value,
-            "units": cost.units.value,
-            "unit_ns": cost.unit_ns,
-            "spread": {
-                "ns": cost.ns_spread,
-                "net_ns": interval_json(&cost.net_ns),
-                "units": interval_json(&cost.units),
-            },
-            "host": self.host,
-        })
+            "ns": self.ns,
+            "unit_ns": self.unit_ns,
+            "host": host,
+        });
+        let mut spread = Map::new();
+        spread.insert("ns".to_owned(), json!(self.ns_spread));
+        if let Some(rate) = &self.rate {
+            row["pps"] = json!(rate.pps);
+            spread.insert("pps".to_owned(), json!(rate.spread));
+        }
+        for (name, estimate) in [
+            ("pps_vs_floor", self.rate.as_ref().map(|rate| rate.of_floor)),
+            ("net_ns", Some(self.net_ns)),
+            ("units", Some(self.units)),
+            ("of_plain", self.of_plain),
+            ("growth", self.growth),
+        ] {
+            if let Some(Estimate { value, low, high }) = estimate {
+                row[name] = json!(value);
+                spread.insert(name.to_owned(), json!([low, high]));
+            }
+        }
+        row["spread"] = spread.into();
+        row
+    }
+
+    fn traffic(&self) -> String {
+        let Stream { flows, order } = self.stream;
+        let (family, protocol) = (lower(self.family), lower(self.protocol));
+        format!("{family} {protocol} {}{}", short(flows), mark(order))
     }
 }
 
-fn interval_json(estimate: &Estimate) -> Value {
-    json!([estimate.low, estimate.high])
+/// The streams between which the plain way's cost must hardly grow.
+const FEW: Stream = Stream::in_turn(10_000);
+/// See [`FEW`].
+const MANY: Stream = Stream::in_turn(1_000_000);
+
+/// A bound of a figure: the end of its interval that is nearer to it counts.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Limit {
+    /// The figure must not be lower.
+    Least(f64),
+    /// The figure must not be higher.
+    Most(f64),
+}
+
+impl Limit {
+    /// Judges a figure.
+    pub fn judge(self, figure: &Estimate) -> Outcome {
+        let (holds, fails) = match self {
+            Self::Least(bound) => (figure.low >= bound, figure.high < bound),
+            Self::Most(bound) => (figure.high <= bound, figure.low > bound),
+        };
+        match (holds, fails) {
+            (true, _) => Outcome::Holds,
+            (_, true) => Outcome::Fails,
+            _ => Outcome::Inconclusive,
+        }
+    }
+
+    /// Returns how far a figure is beyond the bound, or, below zero, within it.
+    fn excess(self, figure: &Estimate) -> f64 {
+        match self {
+            Self::Least(bound) => bound - figure.value,
+            Self::Most(bound) => figure.value - bound,
+        }
+    }
+}
+
+impl fmt::Display for Limit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Least(bound) => f.pad(&format!(">= {bound:.2}")),
+            Self::Most(bound) => f.pad(&format!("<= {bound:.2}")),
+        }
+    }
+}
+
+/// A bound for systems, with so many flows in turn.
+struct Bound(
+    &'static str,
+    &'static [System],
+    RangeInclusive<u32>,
+    fn(&Row) -> Option<Estimate>,
+    Limit,
+);
+
+const BOUNDS: [Bound; 18] = {
+    use Limit::{Least, Most};
+    use System::{Guideway, L2Dsr, Miss, Nat, NatReply, Node, NodePort, OtherEgress, Reply, Slots};
+    /// What a packet touches in tables of flows stays in a core's own caches.
+    const FEW: RangeInclusive<u32> = 1..=1_000;
+    const TO_10_K: RangeInclusive<u32> = 1..=10_000;
+    const FROM_10_K: RangeInclusive<u32> = 10_000..=u32::MAX;
+    const MILLION: RangeInclusive<u32> = 1_000_000..=1_000_000;
+    [
+        Bound(
+            "plain, of the floor",
+            &[Guideway],
+            TO_10_K,
+            of_floor,
+            Least(0.80),
+        ),
+        Bound(
+            "plain and L2 DSR, units",
+            &[Guideway, L2Dsr],
+            TO_10_K,
+            units,
+            Most(1.9),
+        ),
+        Bound(
+            "plain, 1 M flows, of the floor",
+            &[Guideway],
+            MILLION,
+            of_floor,
+            Least(0.76),
+        ),
+        Bound(
+            "plain, 1 M flows, units",
+            &[Guideway],
+            MILLION,
+            units,
+            Most(2.4),
+        ),
+        Bound(
+            "131 072 slots, of the floor",
+            &[Slots],
+            1..=u32::MAX,
+            of_floor,
+            Least(0.76),
+        ),
+        Bound(
+            "131 072 slots, units",
+            &[Slots],
+            1..=u32::MAX,
+            units,
+            Most(2.4),
+        ),
+        Bound(
+            "growth of the net cost, 10 k to 1 M flows",
+            &[Guideway],
+            MILLION,
+            growth,
+            Most(1.10),
+        ),
+        Bound(
+            "NodePort to another node, of plain",
+            &[NodePort],
+            FROM_10_K,
+            of_plain,
+            Most(1.10),
+        ),
+        Bound("edge to pod, units", &[Node], FEW, units, Most(2.0)),
+        Bound(
+            "edge to pod, 10 k flows, units",
+            &[Node],
+            FROM_10_K,
+            units,
+            Most(3.0),
+        ),
+        Bound("a pod's reply, units", &[Reply], FEW, units, Most(1.8)),
+        Bound(
+            "a pod's reply, 10 k flows, units",
+            &[Reply],
+            FROM_10_K,
+            units,
+            Most(2.6),
+        ),
+        Bound("NAT to the backend, units", &[Nat], FEW, units, Most(3.2)),
+        Bound(
+            "NAT to the backend, 10 k flows, units",
+            &[Nat],
+            FROM_10_K,
+            units,
+            Most(4.4),
+        ),
+        Bound(
+            "NAT to the client, units",
+            &[NatReply],
+            FEW,
+            units,
+            Most(2.4),
+        ),
+        Bound(
+            "NAT to the client, 10 k flows, units",
+            &[NatReply],
+            FROM_10_K,
+            units,
+            Most(3.4),
+        ),
+        Bound(
+            "other traffic at egress, units",
+            &[OtherEgress],
+            FROM_10_K,
+            units,
+            Most(0.3),
+        ),
+        Bound(
+            "a miss at the edge, units",
+            &[Miss],
+            FROM_10_K,
+            units,
+            Most(0.6),
+        ),
+    ]
+};
+
+fn of_floor(row: &Row) -> Option<Estimate> {
+    row.rate.as_ref().map(|rate| rate.of_floor)
+}
+
+#[expect(
+    clippy::unnecessary_wraps,
+    reason = "one of several figures, not all rows have the others"
+)]
+fn units(row: &Row) -> Option<Estimate> {
+    Some(row.units)
+}
+
+fn of_plain(row: &Row) -> Option<Estimate> {
+    row.of_plain
+}
+
+fn growth(row: &Row) -> Option<Estimate> {
+    row.growth
 }
 
 /// Whether a bound is kept.
@@ -147,6 +356,13 @@ pub enum Outcome {
     Inconclusive,
     /// Not, with 95 % confidence.
     Fails,
+}
+
+impl Outcome {
+    /// Returns the worst of several; what was not measured is inconclusive.
+    pub fn worst(outcomes: impl IntoIterator<Item = Self>) -> Self {
+        outcomes.into_iter().max().unwrap_or(Self::Inconclusive)
+    }
 }
 
 impl fmt::Display for Outcome {
@@ -164,21 +380,12 @@ impl fmt::Display for Outcome {
 pub struct Bar {
     /// What is bounded.
     pub name: &'static str,
-    /// The bound, in words.
-    pub bound: String,
-    /// The worst figure.
-    pub worst: Estimate,
-    /// The traffic that it belongs to.
-    pub traffic: String,
+    /// The bound.
+    pub limit: Limit,
+    /// The worst figure, and the traffic that it belongs to.
+    pub worst: Option<(Estimate, String)>,
     /// Whether all traffic keeps it.
     pub outcome: Outcome,
-}
-
-/// A figure of ours that a bar applies to.
-#[derive(Clone, Debug)]
-struct Candidate {
-    estimate: Estimate,
-    traffic: String,
 }
 
 /// Everything that was measured.
@@ -192,225 +399,57 @@ pub struct Report {
     pub rounds: usize,
     /// The figures.
     pub rows: Vec<Row>,
-    /// The figures of the ways beside the plain one.
-    pub ways: Vec<Way>,
-    growth: Vec<Candidate>,
 }
 
 impl Report {
-    pub(super) fn new(host: Facts, core: usize, rounds: usize) -> Self {
+    pub(super) const fn new(host: Facts, core: usize, rounds: usize) -> Self {
         Self {
             host,
             core,
             rounds,
             rows: Vec::new(),
-            ways: Vec::new(),
-            growth: Vec::new(),
         }
     }
 
     /// Turns the rounds of one family and protocol into rows.
     pub(super) fn add(&mut self, family: Family, protocol: Protocol, samples: &Samples) {
-        for flows in FLOWS {
-            for system in System::WITH_RATE {
-                self.rows
-                    .push(row(system, family, protocol, flows, samples, &self.host));
-            }
-        }
-        for flows in KNOWN_FLOWS {
-            for (system, empty) in System::WAYS {
-                self.ways.push(Way {
-                    system,
-                    family,
-                    protocol,
-                    flows,
-                    rounds: samples.ns[&(system, flows)].len(),
-                    cost: cost(system, empty, flows, samples),
-                    host: self.host.clone(),
-                });
-            }
-        }
-        self.growth.push(Candidate {
-            estimate: growth(samples),
-            traffic: format!("{} {}", lower(family), lower(protocol)),
-        });
+        let rows = System::rows();
+        self.rows.extend(
+            rows.map(|(system, stream)| Row::new(family, protocol, system, stream, samples)),
+        );
     }
 
     /// Judges the figures.
     pub fn bars(&self) -> Vec<Bar> {
-        let ours = |figure: fn(&Row) -> Estimate| {
-            self.rows
-                .iter()
-                .filter(|row| row.system == System::Guideway)
-                .map(|row| Candidate {
-                    estimate: figure(row),
-                    traffic: traffic(row.family, row.protocol, row.flows),
-                })
-                .collect::<Vec<_>>()
+        let judge = |Bound(name, systems, flows, figure, limit): &Bound| {
+            let bounded = self.rows.iter().filter(|row| {
+                systems.contains(&row.system)
+                    && flows.contains(&row.stream.flows)
+                    && row.stream.order == Order::InTurn
+            });
+            let figures: Vec<_> = bounded
+                .filter_map(|row| Some((figure(row)?, row.traffic())))
+                .collect();
+            Bar {
+                name,
+                limit: *limit,
+                outcome: Outcome::worst(figures.iter().map(|(figure, _)| limit.judge(figure))),
+                worst: figures
+                    .into_iter()
+                    .max_by(|(a, _), (b, _)| limit.excess(a).total_cmp(&limit.excess(b))),
+            }
         };
-        let way = |systems: &[System]| {
-            self.ways
-                .iter()
-                .filter(|way| systems.contains(&way.system))
-                .map(|way| Candidate {
-                    estimate: way.cost.units,
-                    traffic: traffic(way.family, way.protocol, way.flows),
-                })
-                .collect::<Vec<_>>()
-        };
-        vec![
-            at_least(
-                "end-to-end rate, share of the floor",
-                LEAST_OF_FLOOR,
-                &ours(|row| row.pps_vs_floor),
-            ),
-            at_most(
-                "net cost per packet, units",
-                MOST_UNITS,
-                &ours(|row| row.cost.units),
-            ),
-            at_most(
-                "growth of the net cost, 10 k to 1 M flows",
-                MOST_GROWTH,
-                &self.growth,
-            ),
-            at_most(
-                "net cost from edge to pod, units",
-                MOST_NODE_UNITS,
-                &way(&[System::Node]),
-            ),
-            at_most(
-                "net cost of a pod's reply, units",
-                MOST_NODE_UNITS,
-                &way(&[System::Reply]),
-            ),
-            at_most(
-                "net cost of NAT mode either way, units",
-                MOST_NAT_UNITS,
-                &way(&[System::Nat, System::NatReply]),
-            ),
-        ]
+        BOUNDS.iter().map(judge).collect()
     }
 
     /// Returns the worst outcome of all bars.
     pub fn outcome(&self) -> Outcome {
-        self.bars()
-            .iter()
-            .map(|bar| bar.outcome)
-            .max()
-            .unwrap_or(Outcome::Holds)
+        Outcome::worst(self.bars().iter().map(|bar| bar.outcome))
     }
-}
-
-fn at_least(name: &'static str, bound: f64, candidates: &[Candidate]) -> Bar {
-    let outcome = |e: &Estimate| judge(e.low >= bound, e.high < bound);
-    let worst = candidates
-        .iter()
-        .min_by(|a, b| a.estimate.value.total_cmp(&b.estimate.value));
-    bar(name, format!(">= {bound:.2}"), candidates, worst, outcome)
-}
-
-fn at_most(name: &'static str, bound: f64, candidates: &[Candidate]) -> Bar {
-    let outcome = |e: &Estimate| judge(e.high <= bound, e.low > bound);
-    let worst = candidates
-        .iter()
-        .max_by(|a, b| a.estimate.value.total_cmp(&b.estimate.value));
-    bar(name, format!("<= {bound:.2}"), candidates, worst, outcome)
-}
-
-fn judge(holds: bool, fails: bool) -> Outcome {
-    match (holds, fails) {
-        (true, _) => Outcome::Holds,
-        (_, true) => Outcome::Fails,
-        _ => Outcome::Inconclusive,
-    }
-}
-
-fn bar(
-    name: &'static str,
-    bound: String,
-    candidates: &[Candidate],
-    worst: Option<&Candidate>,
-    outcome: impl Fn(&Estimate) -> Outcome,
-) -> Bar {
-    const NOTHING: Estimate = Estimate {
-        value: f64::NAN,
-        low: f64::NAN,
-        high: f64::NAN,
-    };
-    Bar {
-        name,
-        bound,
-        worst: worst.map_or(NOTHING, |worst| worst.estimate),
-        traffic: worst.map(|worst| worst.traffic.clone()).unwrap_or_default(),
-        outcome: candidates
-            .iter()
-            .map(|candidate| outcome(&candidate.estimate))
-            .max()
-            .unwrap_or(Outcome::Inconclusive),
-    }
-}
-
-fn row(
-    system: System,
-    family: Family,
-    protocol: Protocol,
-    flows: u32,
-    samples: &Samples,
-    host: &Facts,
-) -> Row {
-    let pps = &samples.pps[&(system, flows)];
-    let floor_pps = &samples.pps[&(System::Floor, flows)];
-    let rounds = pps.len();
-    Row {
-        system,
-        family,
-        protocol,
-        flows,
-        rounds,
-        pps: median(pps),
-        pps_spread: Spread::of(pps),
-        pps_vs_floor: bootstrap(rounds, |sample| {
-            median_of(sample, |i| pps[i] / floor_pps[i])
-        }),
-        cost: cost(system, System::Floor, flows, samples),
-        host: host.clone(),
-    }
-}
-
-/// What a system's program costs beyond an empty one.
-fn cost(system: System, empty: System, flows: u32, samples: &Samples) -> Cost {
-    let [ns, empty, hit, floor] =
-        [system, empty, System::Hit, System::Floor].map(|system| &samples.ns[&(system, flows)]);
-    let rounds = ns.len();
-    Cost {
-        ns: median(ns),
-        ns_spread: Spread::of(ns),
-        net_ns: bootstrap(rounds, |sample| median_of(sample, |i| ns[i] - empty[i])),
-        units: bootstrap(rounds, |sample| {
-            median_of(sample, |i| ns[i] - empty[i]) / median_of(sample, |i| hit[i] - floor[i])
-        }),
-        unit_ns: median_of(&(0..rounds).collect::<Vec<_>>(), |i| hit[i] - floor[i]),
-    }
-}
-
-fn growth(samples: &Samples) -> Estimate {
-    let net = |flows: u32, round: usize| {
-        samples.ns[&(System::Guideway, flows)][round] - samples.ns[&(System::Floor, flows)][round]
-    };
-    let [_, few, many] = FLOWS;
-    let rounds = samples.ns[&(System::Guideway, few)].len();
-    bootstrap(rounds, |sample| {
-        median_of(sample, |round| net(many, round) / net(few, round))
-    })
 }
 
 fn median_of(sample: &[usize], figure: impl Fn(usize) -> f64) -> f64 {
     median(&sample.iter().map(|&i| figure(i)).collect::<Vec<_>>())
-}
-
-fn traffic(family: Family, protocol: Protocol, flows: u32) -> String {
-    format!("{} {} {}", lower(family), lower(protocol), short(flows))
 }
 
 /// Returns a variant's name in lower case.
@@ -426,6 +465,14 @@ fn short(flows: u32) -> String {
     }
 }
 
+/// What is behind the number of flows.
+const fn mark(order: Order) -> &'static str {
+    match order {
+        Order::InTurn => "",
+        Order::Random => "*",
+    }
+}
+
 /// The table for people.
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -436,14 +483,17 @@ impl fmt::Display for Report {
             "veth, native XDP, shortest frames, one core for generator, program and sink; median of {} rounds",
             self.rounds
         )?;
-        writeln!(f, "[ ] holds the true value with 95 % confidence\n")?;
         writeln!(
             f,
-            "{:<3} {:<4} {:>5}  {:<9}{:>6} {:>6}  {:<18}{:>7} {:>7}  {:<17}",
+            "[ ] holds the true value with 95 % confidence; * flows in random order\n"
+        )?;
+        writeln!(
+            f,
+            "{:<3} {:<4} {:<15}{:>6} {:>6} {:>6}  {:<18}{:>6} {:>7}  {:<17}",
             "ip",
             "l4",
-            "flows",
             "system",
+            "flows",
             "Mpps",
             "iqr %",
             "of the floor",
@@ -454,16 +504,16 @@ impl fmt::Display for Report {
         for row in &self.rows {
             write_row(f, row)?;
         }
-        for way in &self.ways {
-            write_way(f, way)?;
-        }
-        writeln!(f, "\n{:<43}{:<32}{:<9}verdict", "bar", "worst", "bound")?;
+        writeln!(f, "\n{:<42} {:<33}{:<9}verdict", "bar", "worst", "bound")?;
         for bar in self.bars() {
-            let worst = format!("{} {}", interval(&bar.worst), bar.traffic);
+            let worst = bar.worst.map_or_else(
+                || "-".to_owned(),
+                |(figure, traffic)| format!("{} {traffic}", interval(&figure)),
+            );
             writeln!(
                 f,
-                "{:<43}{:<32}{:<9}{}",
-                bar.name, worst, bar.bound, bar.outcome
+                "{:<42} {:<33}{:<9}{}",
+                bar.name, worst, bar.limit, bar.outcome
             )?;
         }
         Ok(())
@@ -471,45 +521,38 @@ impl fmt::Display for Report {
 }
 
 fn write_row(f: &mut fmt::Formatter<'_>, row: &Row) -> fmt::Result {
-    let first = row.system == System::Floor;
-    let blank = |text: String| if first { text } else { String::new() };
-    let others = |text: String| if first { "-".to_owned() } else { text };
+    let dash = || "-".to_owned();
+    let is_floor = row.system == System::Floor;
+    let net = |text: String| if is_floor { dash() } else { text };
+    let rate = row.rate.as_ref();
+    let [pps, iqr, of_floor] = rate.map_or_else(
+        || [dash(), dash(), dash()],
+        |rate| {
+            [
+                format!("{:.2}", rate.pps / 1e6),
+                format!("{:.1}", rate.spread.iqr / rate.pps * 100.0),
+                net(interval(&rate.of_floor)),
+            ]
+        },
+    );
     writeln!(
         f,
-        "{:<3} {:<4} {:>5}  {:<9}{:>6.2} {:>6.1}  {:<18}{:>7.1} {:>7}  {:<17}",
-        blank(lower(row.family)),
-        blank(lower(row.protocol)),
-        blank(short(row.flows)),
+        "{:<3} {:<4} {:<15}{:>6} {:>6} {:>6}  {:<18}{:>6.1} {:>7}  {:<17}",
+        lower(row.family),
+        lower(row.protocol),
         row.system.name(),
-        row.pps / 1e6,
-        row.pps_spread.iqr / row.pps * 100.0,
-        others(interval(&row.pps_vs_floor)),
-        row.cost.ns,
-        others(format!("{:.1}", row.cost.net_ns.value)),
-        others(interval(&row.cost.units)),
+        short(row.stream.flows) + mark(row.stream.order),
+        pps,
+        iqr,
+        of_floor,
+        row.ns,
+        net(format!("{:.1}", row.net_ns.value)),
+        net(interval(&row.units)),
     )
 }
 
-fn write_way(f: &mut fmt::Formatter<'_>, way: &Way) -> fmt::Result {
-    let first = way.system == System::Node;
-    let blank = |text: String| if first { text } else { String::new() };
-    writeln!(
-        f,
-        "{:<3} {:<4} {:>5}  {:<9}{:>6} {:>6}  {:<18}{:>7.1} {:>7.1}  {:<17}",
-        blank(lower(way.family)),
-        blank(lower(way.protocol)),
-        blank(short(way.flows)),
-        way.system.name(),
-        "-",
-        "-",
-        "-",
-        way.cost.ns,
-        way.cost.net_ns.value,
-        interval(&way.cost.units),
-    )
-}
-
-fn interval(estimate: &Estimate) -> String {
+/// Writes a figure and its interval.
+pub(super) fn interval(estimate: &Estimate) -> String {
     let Estimate { value, low, high } = estimate;
     format!("{value:.2} [{low:.2} {high:.2}]")
 }
@@ -518,123 +561,138 @@ fn interval(estimate: &Estimate) -> String {
 mod tests {
     use super::*;
 
-    fn host() -> Facts {
-        Facts {
-            kernel: "6.18.0".to_owned(),
-            cpu: "Some CPU".to_owned(),
-            date: "2026-11-21".to_owned(),
-        }
-    }
+    /// The figures of [`samples`] that keep all bounds.
+    const GOOD: [(System, f64); 9] = [
+        (System::Guideway, 1.5),
+        (System::Slots, 2.0),
+        (System::NodePort, 1.6),
+        (System::Node, 1.5),
+        (System::Reply, 1.5),
+        (System::Nat, 3.0),
+        (System::NatReply, 2.0),
+        (System::OtherEgress, 0.2),
+        (System::Miss, 0.5),
+    ];
 
-    /// Rounds with the given rate share and units, disturbed by noise that a round's systems share.
-    /// `beside`: units of the node, of a reply and of NAT mode.
-    fn samples(share: f64, units: f64, growth: f64, beside: [f64; 3]) -> Samples {
+    /// Rounds with these units and this share of the floor, disturbed by noise that a round's systems share.
+    fn samples(figures: &[(System, f64)], share: f64) -> Samples {
         let mut samples = Samples::default();
         for noise in [1.0, 1.4, 0.9, 1.1, 2.0, 1.0, 1.2] {
-            for flows in FLOWS.into_iter().chain([KNOWN_FLOWS[1]]) {
-                let more = if flows == FLOWS[2] { growth } else { 1.0 };
-                for (system, pps, ns) in [
-                    (System::Floor, 4e6, 45.0),
-                    (System::Static, 3.8e6, 55.0),
-                    (System::Hit, 0.0, 65.0),
-                    (System::Guideway, 4e6 * share, 45.0 + 20.0 * units * more),
-                ] {
-                    let pps_rounds = samples.pps.entry((system, flows)).or_default();
-                    pps_rounds.push(pps / noise);
-                    let ns_rounds = samples.ns.entry((system, flows)).or_default();
-                    ns_rounds.push(ns * noise);
-                }
-                for (system, ns) in [
-                    (System::Pass, 46.0),
-                    (System::Node, 46.0 + 20.0 * beside[0]),
-                    (System::PassSkb, 44.0),
-                    (System::Reply, 44.0 + 20.0 * beside[1]),
-                    (System::Nat, 45.0 + 20.0 * beside[2]),
-                    (System::NatReply, 45.0 + 20.0 * beside[2]),
-                ] {
-                    let ns_rounds = samples.ns.entry((system, flows)).or_default();
-                    ns_rounds.push(ns * noise);
-                }
+            for (stream, system) in super::super::plan::cost_trials(0) {
+                let units = figures.iter().rev().find(|(named, _)| *named == system);
+                let units = match system {
+                    System::Hit => 1.0,
+                    _ => units.map_or(0.0, |(_, units)| *units),
+                };
+                let rounds = samples.ns.entry((system, stream)).or_default();
+                rounds.push((45.0 + 20.0 * units) * noise);
+            }
+            for (stream, system) in super::super::plan::rate_trials(0) {
+                let share = if system == System::Floor { 1.0 } else { share };
+                let rounds = samples.pps.entry((system, stream)).or_default();
+                rounds.push(4e6 * share / noise);
             }
         }
         samples
     }
 
-    fn report(share: f64, units: f64, growth: f64) -> Report {
-        report_of(&samples(share, units, growth, [3.0, 3.0, 5.0]))
-    }
-
-    fn report_of(samples: &Samples) -> Report {
-        let mut report = Report::new(host(), 1, 7);
+    fn report(samples: &Samples) -> Report {
+        let host = Facts {
+            kernel: "6.18.0".to_owned(),
+            cpu: "Some CPU".to_owned(),
+            date: "2026-11-21".to_owned(),
+        };
+        let mut report = Report::new(host, 1, 7);
         report.add(Family::V4, Protocol::Udp, samples);
         report
     }
 
+    fn failed(report: &Report) -> Vec<&'static str> {
+        let bars = report.bars().into_iter();
+        bars.filter(|bar| bar.outcome == Outcome::Fails)
+            .map(|bar| bar.name)
+            .collect()
+    }
+
     #[test]
     fn shared_noise_does_not_reach_ratios_and_units() {
-        let report = report(0.75, 2.5, 1.0);
-        let ours = report
-            .rows
-            .iter()
-            .find(|row| row.system == System::Guideway)
-            .unwrap();
-        assert!((ours.pps_vs_floor.value - 0.75).abs() < 1e-9);
-        assert!((ours.cost.units.value - 2.5).abs() < 1e-9);
-        assert!((ours.cost.units.high - ours.cost.units.low).abs() < 1e-9);
-        assert_eq!(report.outcome(), Outcome::Holds);
+        let report = report(&samples(&GOOD, 0.82));
+        let is_plain = |row: &&Row| row.system == System::Guideway;
+        let plain = report.rows.iter().find(is_plain).unwrap();
+        assert!((plain.rate.as_ref().unwrap().of_floor.value - 0.82).abs() < 1e-9);
+        assert!((plain.units.value - 1.5).abs() < 1e-9);
+        assert!((plain.units.high - plain.units.low).abs() < 1e-9);
+        assert_eq!(report.outcome(), Outcome::Holds, "{report}");
     }
 
     #[test]
     fn each_bar_fails_by_its_own_figure() {
-        let failed = |report: &Report| -> Vec<usize> {
-            let bars = report.bars();
-            let failed = bars.iter().enumerate();
-            failed
-                .filter_map(|(i, bar)| (bar.outcome == Outcome::Fails).then_some(i))
-                .collect()
-        };
-        assert_eq!(failed(&report(0.71, 2.5, 1.0)), [0]);
-        assert_eq!(failed(&report(0.75, 3.1, 1.0)), [1]);
-        assert_eq!(failed(&report(0.75, 2.0, 1.2)), [2]);
-        for (index, beside) in [[4.1, 3.0, 5.0], [3.0, 4.1, 5.0], [3.0, 3.0, 7.1]]
-            .into_iter()
-            .enumerate()
-        {
-            let samples = samples(0.75, 2.0, 1.0, beside);
-            assert_eq!(failed(&report_of(&samples)), [3 + index]);
+        for (system, figure, bars) in [
+            (System::Slots, 2.5, &["131 072 slots, units"][..]),
+            (System::L2Dsr, 2.0, &["plain and L2 DSR, units"]),
+            (
+                System::NodePort,
+                1.7,
+                &["NodePort to another node, of plain"],
+            ),
+            (System::Node, 2.1, &["edge to pod, units"]),
+            (System::Reply, 1.9, &["a pod's reply, units"]),
+            (System::Nat, 3.3, &["NAT to the backend, units"]),
+            (System::NatReply, 2.5, &["NAT to the client, units"]),
+            (
+                System::OtherEgress,
+                0.4,
+                &["other traffic at egress, units"],
+            ),
+            (System::Miss, 0.7, &["a miss at the edge, units"]),
+        ] {
+            let figures = [&GOOD[..], &[(system, figure)]].concat();
+            let report = report(&samples(&figures, 0.82));
+            assert_eq!(failed(&report), bars);
+            assert_eq!(report.outcome(), Outcome::Fails);
         }
-        assert_eq!(report(0.75, 2.0, 1.2).outcome(), Outcome::Fails);
+        assert_eq!(
+            failed(&report(&samples(&GOOD, 0.79))),
+            ["plain, of the floor"]
+        );
+        let mut grown = samples(&GOOD, 0.82);
+        let many = grown.ns.get_mut(&(System::Guideway, MANY)).unwrap();
+        many.iter_mut().for_each(|ns| *ns *= 1.05);
+        assert_eq!(
+            failed(&report(&grown)),
+            ["growth of the net cost, 10 k to 1 M flows"]
+        );
     }
 
     #[test]
     fn interval_around_the_bound_is_inconclusive() {
-        let candidate = |low, value, high| {
-            [Candidate {
-                estimate: Estimate { value, low, high },
-                traffic: String::new(),
-            }]
-        };
-        let outcome = |low, value, high| at_most("", 3.0, &candidate(low, value, high)).outcome;
-        assert_eq!(outcome(2.8, 2.9, 3.0), Outcome::Holds);
-        assert_eq!(outcome(2.8, 2.9, 3.1), Outcome::Inconclusive);
-        assert_eq!(outcome(3.1, 3.2, 3.3), Outcome::Fails);
-        let outcome = |low, value, high| at_least("", 0.72, &candidate(low, value, high)).outcome;
-        assert_eq!(outcome(0.72, 0.8, 0.9), Outcome::Holds);
-        assert_eq!(outcome(0.71, 0.8, 0.9), Outcome::Inconclusive);
-        assert_eq!(outcome(0.6, 0.7, 0.71), Outcome::Fails);
+        let outcome = |limit: Limit, low, value, high| limit.judge(&Estimate { value, low, high });
+        let most = Limit::Most(3.0);
+        assert_eq!(outcome(most, 2.8, 2.9, 3.0), Outcome::Holds);
+        assert_eq!(outcome(most, 2.8, 2.9, 3.1), Outcome::Inconclusive);
+        assert_eq!(outcome(most, 3.1, 3.2, 3.3), Outcome::Fails);
+        let least = Limit::Least(0.72);
+        assert_eq!(outcome(least, 0.72, 0.8, 0.9), Outcome::Holds);
+        assert_eq!(outcome(least, 0.71, 0.8, 0.9), Outcome::Inconclusive);
+        assert_eq!(outcome(least, 0.6, 0.7, 0.71), Outcome::Fails);
+        assert_eq!(Outcome::worst([]), Outcome::Inconclusive);
     }
 
     #[test]
     fn json_rows_carry_the_documented_fields() {
-        let report = report(0.75, 2.5, 1.0);
-        assert_eq!(report.rows.len(), FLOWS.len() * System::WITH_RATE.len());
-        let row = report.rows.last().unwrap().to_json();
+        let report = report(&samples(&GOOD, 0.82));
+        assert_eq!(report.rows.len(), System::rows().count());
+        let is_many = |row: &&Row| row.system == System::Guideway && row.stream == MANY;
+        let row = report.rows.iter().find(is_many).unwrap();
+        let row = row.to_json(&report.host);
         assert_eq!(row["system"], "guideway");
         assert_eq!(row["family"], "v4");
         assert_eq!(row["protocol"], "udp");
         assert_eq!(row["flows"], 1_000_000);
+        assert_eq!(row["order"], "in_turn");
         assert_eq!(row["rounds"], 7);
-        for field in ["pps", "pps_vs_floor", "ns", "net_ns", "units", "unit_ns"] {
+        let estimates = ["pps_vs_floor", "net_ns", "units", "of_plain", "growth"];
+        for field in ["pps", "ns", "unit_ns"].iter().chain(&estimates) {
             assert!(row[field].is_f64(), "{field}");
         }
         for field in ["pps", "ns"] {
@@ -642,7 +700,7 @@ mod tests {
                 assert!(row["spread"][field][part].is_f64(), "{field}.{part}");
             }
         }
-        for field in ["pps_vs_floor", "net_ns", "units"] {
+        for field in estimates {
             let interval = row["spread"][field].as_array().unwrap();
             assert!(
                 interval.len() == 2 && interval.iter().all(Value::is_f64),
@@ -653,8 +711,15 @@ mod tests {
     }
 
     #[test]
+    fn systems_have_one_name_in_tables_and_json() {
+        for system in System::ALL {
+            assert_eq!(json!(system), system.name());
+        }
+    }
+
+    #[test]
     fn table_fits_a_hundred_columns() {
-        let text = report(0.75, 2.5, 1.0).to_string();
+        let text = report(&samples(&GOOD, 0.82)).to_string();
         for line in text.lines() {
             assert!(line.chars().count() <= 100, "{line}");
         }

@@ -23,26 +23,27 @@ use std::{collections::BTreeMap, os::fd::OwnedFd};
 
 use anyhow::{Context, Result, bail, ensure};
 use aya::{
-    Ebpf, EbpfLoader,
-    maps::ProgramArray,
+    Ebpf, EbpfLoader, Pod,
+    maps::{Array, HashMap, Map, MapData, PerCpuArray},
     programs::{
         ProgramInfo, SchedClassifier, TcAttachType, TestRun, TestRunAttrs, TestRunOptions, Xdp,
         XdpMode,
     },
     sys::{Stats, enable_stats},
 };
+use fastpath::{attach, load::Loaded, tables::Tables};
 use lab::{Namespace, Veth};
 use xdp_prog::{
-    abi::{self, Traffic},
-    bench::{Cursor, PATTERN_LENGTH, map, program},
+    abi::{self, ServiceKeyV4, ServiceKeyV6, Traffic},
+    bench::{Cursor, map, program},
     reason::{PassReason, ReturnReason},
-    stage::Stage,
 };
 
 use super::{
-    Case, System,
-    frames::{self, Family},
-    paths, tables,
+    Case, Order, Stream, System,
+    frames::{self, Family, PORT, Protocol, VIP_V4, VIP_V6},
+    paths,
+    tables::{self, KNOWN_FLOWS},
 };
 use crate::host;
 
@@ -60,9 +61,11 @@ struct Pair {
 /// The devices, programs and tables.
 pub(super) struct Rig {
     bench: Ebpf,
-    product: Ebpf,
+    product: Loaded,
+    tables: Tables,
+    reasons: PerCpuArray<MapData, u64>,
+    forwarded: PerCpuArray<MapData, Traffic>,
     pairs: BTreeMap<&'static str, Pair>,
-    frame: Vec<u8>,
     /// Frames sent so far: the next trial goes on with the flow where the last one ended.
     sent: u32,
     /// The core that all of it runs on.
@@ -152,21 +155,23 @@ fn program_of(system: System, family: Family) -> &'static str {
         (System::Static, Family::V6) => program::STATIC_V6,
         (System::Hit, Family::V4) => program::HIT_V4,
         (System::Hit, Family::V6) => program::HIT_V6,
-        (System::Guideway | System::Node | System::Nat | System::NatReply, _) => abi::XDP_PROGRAM,
         (System::Pass, _) => program::PASS,
         (System::PassSkb, _) => program::PASS_SKB,
-        (System::Reply, _) => abi::EGRESS_PROGRAM,
+        (System::Reply | System::OtherEgress, _) => abi::EGRESS_PROGRAM,
+        _ => abi::XDP_PROGRAM,
     }
 }
 
 impl Rig {
     /// Loads and attaches everything; to be called inside of the namespace.
     pub(super) fn new(Cables(pairs): Cables, core: usize) -> Result<Self> {
-        let mut bench = load(fastpath::object::bench_bytes())?;
-        let mut product = load(fastpath::object::bytes())?;
-        tables::register_services(&mut bench)?;
-        tables::fill(&mut product, pairs[abi::XDP_PROGRAM].far)?;
-        paths::fill(&mut product)?;
+        let mut bench = EbpfLoader::new()
+            .load(fastpath::object::bench_bytes())
+            .context("loading the bench's BPF object")?;
+        let mut product = tables::load()?;
+        let mut tables = Tables::open(&product)?;
+        register_service(&mut bench)?;
+        tables::fill(&mut tables, pairs[abi::XDP_PROGRAM].far)?;
         for name in [
             program::GENERATE_V4,
             program::GENERATE_V6,
@@ -184,43 +189,46 @@ impl Rig {
         for name in [program::PASS_SKB, program::SINK_SKB] {
             classifier_mut(&mut bench, name)?.load()?;
         }
-        load_product(&mut product)?;
         for (name, pair) in &pairs {
             attach(&mut bench, program::SINK, pair.near)?;
             match *name {
-                abi::XDP_PROGRAM => attach(&mut product, name, pair.far)?,
+                abi::XDP_PROGRAM => {
+                    product.attach(&pair.far_name, &attach::Options::default())?;
+                }
                 abi::EGRESS_PROGRAM => attach(&mut bench, program::PASS, pair.far)?,
                 _ => attach(&mut bench, name, pair.far)?,
             }
             for program in tc_programs(name) {
-                let object = match *program {
-                    abi::EGRESS_PROGRAM => &mut product,
-                    _ => &mut bench,
+                let classifier = match *program {
+                    abi::EGRESS_PROGRAM => product.egress_program_mut(),
+                    _ => classifier_mut(&mut bench, program)?,
                 };
-                classifier_mut(object, program)?
+                classifier
                     .attach(&pair.far_name, TcAttachType::Ingress)
                     .with_context(|| format!("attaching {program}"))?;
             }
         }
         Ok(Self {
+            reasons: counters(&product, abi::map::REASONS)?,
+            forwarded: counters(&product, abi::map::SERVICE_TRAFFIC)?,
             bench,
             product,
+            tables,
             pairs,
-            frame: Vec::new(),
             sent: 0,
             core,
         })
     }
 
-    /// Sets up the frames of the trials that follow.
+    /// Sets up what the trials that follow need to know.
     pub(super) fn prepare(&mut self, case: Case) -> Result<()> {
-        self.frame = frames::frame(case.family, case.protocol);
-        let template = frames::template(&self.frame);
-        tables::array(&mut self.bench, map::TEMPLATE)?.set(0, template, 0)?;
-        let outer = frames::outer(case.family, &self.frame);
-        tables::array(&mut self.bench, map::OUTER)?.set(0, outer, 0)?;
+        let outer = frames::outer(
+            case.family,
+            &frames::frame(case.family, case.protocol, PORT),
+        );
+        array(&mut self.bench, map::OUTER)?.set(0, outer, 0)?;
         let device = self.pairs[abi::XDP_PROGRAM].far;
-        paths::fill_flows(&mut self.product, case, device)
+        tables::fill_flows(&self.product, &self.tables, case, device)
     }
 
     /// Measures the frames per second of core time of the whole path with a system in it.
@@ -241,8 +249,9 @@ impl Rig {
     ///
     /// Known flows have had a packet each before: at any rate worth measuring, a flow's packets are less than a second apart.
     pub(super) fn cost(&mut self, system: System, case: Case, frames: u32) -> Result<f64> {
-        if case.flows <= paths::MOST_FLOWS {
-            self.send(system, case, case.flows)?;
+        if case.stream.flows <= KNOWN_FLOWS {
+            let stream = Stream::in_turn(case.stream.flows);
+            self.send(system, Case { stream, ..case }, stream.flows)?;
         }
         let before = self.statistics(system, case.family)?;
         self.send(system, case, frames)?;
@@ -258,67 +267,75 @@ impl Rig {
 
     fn statistics(&self, system: System, family: Family) -> Result<ProgramInfo> {
         let name = program_of(system, family);
-        let object = match system {
-            System::Guideway | System::Node | System::Reply | System::Nat | System::NatReply => {
-                &self.product
-            }
-            System::Floor | System::Static | System::Hit | System::Pass | System::PassSkb => {
-                &self.bench
-            }
-        };
-        match system {
-            System::PassSkb | System::Reply => Ok(classifier(object, name)?.info()?),
-            _ => Ok(xdp(object, name)?.info()?),
-        }
+        Ok(match name {
+            abi::XDP_PROGRAM => self.product.program().info(),
+            abi::EGRESS_PROGRAM => self.product.egress_program().info(),
+            program::PASS_SKB => classifier(&self.bench, name)?.info(),
+            _ => xdp(&self.bench, name)?.info(),
+        }?)
     }
 
-    /// Returns how many packets a system has taken the way that is measured, by its own counters.
+    /// Returns how many packets a system has taken the way that is measured, by the product's own counters; nothing of
+    /// a yardstick, and where the sink's count tells enough.
     fn done(&self, system: System, case: Case) -> Result<Option<u64>> {
-        let Case {
-            family, protocol, ..
-        } = case;
-        let product = &self.product;
-        Ok(Some(match system {
-            System::Guideway => tables::forwarded(product, tables::service_id(family, protocol))?,
-            System::Node | System::Nat => {
-                tables::forwarded(product, paths::service_id(system, family, protocol))?
+        let reason = match system {
+            System::Reply => PassReason::Translated.index(),
+            System::NatReply => ReturnReason::NatReply.index(),
+            System::Miss => PassReason::NoService.index(),
+            System::Services => return Ok(None),
+            _ => {
+                let service = tables::service(system, case.family, case.protocol);
+                let service = service.and_then(|key| self.tables.service(&key));
+                return service
+                    .map(|service| {
+                        let traffic = self.forwarded.get(&service.id, 0)?;
+                        Ok(traffic.iter().map(|cpu| cpu.packets).sum())
+                    })
+                    .transpose();
             }
-            System::Reply => tables::counted(product, PassReason::Translated.index())?,
-            System::NatReply => tables::counted(product, ReturnReason::NatReply.index())?,
-            System::Floor | System::Static | System::Hit | System::Pass | System::PassSkb => {
-                return Ok(None);
-            }
-        }))
+        };
+        Ok(Some(self.reasons.get(&reason, 0)?.iter().sum()))
     }
 
     /// Sends frames through a system and checks that the sink got each of them, as long as it should be.
-    ///
     fn send(&mut self, system: System, case: Case, frames: u32) -> Result<Trial> {
+        let Case {
+            family,
+            protocol,
+            stream: Stream { flows, order },
+        } = case;
         let cursor = Cursor {
-            flows: case.flows,
-            next: self.sent % case.flows,
+            flows,
+            next: self.sent % flows,
+            random: match order {
+                Order::InTurn => 0,
+                Order::Random => 1 + u64::from(self.sent),
+            },
         };
         self.sent = self.sent.wrapping_add(frames);
-        tables::array(&mut self.bench, map::CURSOR)?.set(0, cursor, 0)?;
-        tables::array(&mut self.bench, map::RECEIVED)?.set(0, Traffic::default(), 0)?;
+        array(&mut self.bench, map::CURSOR)?.set(0, cursor, 0)?;
+        array(&mut self.bench, map::RECEIVED)?.set(0, Traffic::default(), 0)?;
 
-        let pattern = paths::pattern(system, case.family, case.protocol);
-        let (generator, frame) = match &pattern {
-            Some(pattern) => {
-                tables::array(&mut self.bench, map::PATTERN)?.set(0, *pattern, 0)?;
-                (program::GENERATE_PATTERN, pattern.bytes.as_slice())
-            }
-            None => match case.family {
-                Family::V4 => (program::GENERATE_V4, self.frame.as_slice()),
-                Family::V6 => (program::GENERATE_V6, self.frame.as_slice()),
-            },
+        let (generator, frame) = if let Some(pattern) = paths::pattern(system, family, protocol) {
+            array(&mut self.bench, map::PATTERN)?.set(0, pattern, 0)?;
+            (program::GENERATE_PATTERN, pattern.bytes.to_vec())
+        } else {
+            let service = tables::service(system, family, protocol);
+            let port = service.map_or(PORT, |service| service.port);
+            let frame = frames::frame(family, protocol, port);
+            array(&mut self.bench, map::TEMPLATE)?.set(0, frames::template(&frame), 0)?;
+            let generator = match family {
+                Family::V4 => program::GENERATE_V4,
+                Family::V6 => program::GENERATE_V6,
+            };
+            (generator, frame)
         };
         let before = self.done(system, case)?;
         let generator = xdp(&self.bench, generator)?;
-        let pair = &self.pairs[pair_of(system, case.family)];
+        let pair = &self.pairs[pair_of(system, family)];
         let context = context_of(frame.len(), pair.near)?;
         let options = TestRunOptions {
-            data_in: Some(frame),
+            data_in: Some(&frame),
             ctx_in: Some(&context),
             repeat: frames,
             attrs: TestRunAttrs::new().xdp_live_frames(BATCH),
@@ -327,7 +344,7 @@ impl Rig {
         let start = host::core_clock(self.core)?;
         generator.test_run(options).context("sending live frames")?;
         let end = host::core_clock(self.core)?;
-        self.check_received(system, case, frames)?;
+        self.check_received(system, family, frame.len(), frames)?;
         if let (Some(before), Some(after)) = (before, self.done(system, case)?) {
             let done = after - before;
             ensure!(
@@ -342,16 +359,23 @@ impl Rig {
         })
     }
 
-    fn check_received(&mut self, system: System, case: Case, frames: u32) -> Result<()> {
-        let received: Traffic = tables::array(&mut self.bench, map::RECEIVED)?.get(&0, 0)?;
-        let outer = case.family.header_length();
+    fn check_received(
+        &mut self,
+        system: System,
+        family: Family,
+        length: usize,
+        frames: u32,
+    ) -> Result<()> {
+        let received: Traffic = array(&mut self.bench, map::RECEIVED)?.get(&0, 0)?;
+        let outer = family.header_length();
         let length = match system {
-            System::Floor | System::Hit => self.frame.len(),
-            System::Static | System::Guideway => self.frame.len() + outer,
-            System::Node => PATTERN_LENGTH - outer,
-            System::Pass | System::PassSkb | System::Reply | System::Nat | System::NatReply => {
-                PATTERN_LENGTH
-            }
+            System::Static
+            | System::Guideway
+            | System::Slots
+            | System::Services
+            | System::NodePort => length + outer,
+            System::Node => length - outer,
+            _ => length,
         };
         let expected = u64::from(frames) * length as u64;
         if received.packets != u64::from(frames) || received.bytes != expected {
@@ -359,7 +383,7 @@ impl Rig {
                 "the sink got {} frames of {} bytes in all behind {}, expected {frames} of {expected}",
                 received.packets,
                 received.bytes,
-                program_of(system, case.family)
+                program_of(system, family)
             );
         }
         Ok(())
@@ -375,27 +399,34 @@ fn context_of(length: usize, ingress: u32) -> Result<Vec<u8>> {
         .collect())
 }
 
-fn load(bytes: &[u8]) -> Result<Ebpf> {
-    EbpfLoader::new()
-        .load(bytes)
-        .context("loading the BPF object")
-}
-
-/// Loads the product's programs and makes its stages reachable.
-fn load_product(product: &mut Ebpf) -> Result<()> {
-    let mut stages = Vec::new();
-    for stage in Stage::ALL {
-        let program = xdp_mut(product, stage.program())?;
-        program.load()?;
-        stages.push((stage, program.fd()?.try_clone()?));
-    }
-    xdp_mut(product, abi::XDP_PROGRAM)?.load()?;
-    classifier_mut(product, abi::EGRESS_PROGRAM)?.load()?;
-    let mut array = ProgramArray::try_from(tables::map_mut(product, abi::map::STAGES)?)?;
-    for (stage, program) in &stages {
-        array.set(stage.index(), program, 0)?;
+/// Adds the service on the plain way to the yardstick's hash maps.
+fn register_service(object: &mut Ebpf) -> Result<()> {
+    for protocol in Protocol::ALL {
+        let port = PORT.to_be_bytes();
+        let mut services: HashMap<_, ServiceKeyV4, u32> =
+            HashMap::try_from(map_mut(object, map::SERVICES_V4)?)?;
+        let key = ServiceKeyV4::new(VIP_V4.octets(), port, protocol.number());
+        services.insert(key, 1, 0)?;
+        let mut services: HashMap<_, ServiceKeyV6, u32> =
+            HashMap::try_from(map_mut(object, map::SERVICES_V6)?)?;
+        let key = ServiceKeyV6::new(VIP_V6.octets(), port, protocol.number());
+        services.insert(key, 1, 0)?;
     }
     Ok(())
+}
+
+fn counters<T: Pod>(product: &Loaded, name: &str) -> Result<PerCpuArray<MapData, T>> {
+    Ok(PerCpuArray::try_from(Map::PerCpuArray(product.map(name)?))?)
+}
+
+fn array<'a, T: Pod>(object: &'a mut Ebpf, name: &str) -> Result<Array<&'a mut MapData, T>> {
+    Ok(Array::try_from(map_mut(object, name)?)?)
+}
+
+fn map_mut<'a>(object: &'a mut Ebpf, name: &str) -> Result<&'a mut Map> {
+    object
+        .map_mut(name)
+        .with_context(|| format!("the object has no map {name}"))
 }
 
 fn attach(object: &mut Ebpf, name: &str, device: u32) -> Result<()> {

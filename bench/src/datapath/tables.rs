@@ -1,206 +1,328 @@
-//! The tables of the program under test: four services, each of a hundred backends.
+//! What the tables of the product know: services of each way, and the flows of those that remember them.
+//!
+//! All but the flows is put there by the product's own user space, so a table that is laid out anew is filled anew.
 
-use anyhow::{Context, Result, ensure};
-use aya::{
-    Ebpf, Pod,
-    maps::{Array, HashMap, Map, MapData, PerCpuArray},
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+};
+
+use anyhow::{Context, Result};
+use aya::maps::{HashMap, Map, MapData};
+use fastpath::{
+    clock::monotonic_ns,
+    load::{Loaded, Loader},
+    nexthop::{NextHop, Resolution},
+    tables::{
+        self, Addresses, BackendKey, BackendSpec, ForwardMode, NatSettings, OwnedBackend,
+        ServiceKey, ServiceSpec, Settings, Tables,
+    },
 };
 use xdp_prog::{
     abi::{
-        BACKEND_V4, BACKEND_V6, Backend, Bucket, IndexKey, MODE_IPIP, NextHop, Service,
-        ServiceKeyV4, ServiceKeyV6, ServiceWord, Slot, SlotPair, Traffic, lay_out, map,
+        AddressKey, NAT_ANSWERED, NAT_OPEN, NatForward, NatLink, NatMark, NatReverse, PodFlow, Tag,
+        Tuple, map,
     },
-    bench::map as yardstick,
+    bench::client,
 };
 
-use super::frames::{
-    EDGE_V4, EDGE_V6, Family, MACS_BACK, PORT, Protocol, VIP_V4, VIP_V6, backend_v4, backend_v6,
+use super::{
+    Case, System,
+    frames::{self, EDGE_V4, EDGE_V6, Family, PORT, Protocol},
 };
 
-/// Backends of each service.
-pub(super) const BACKENDS: u8 = 100;
-/// Slots of each service's lookup table, as a power of two: what so many backends get by default.
-pub(super) const LOG2_SLOTS: u8 = 14;
+/// Backends of a service.
+const BACKENDS: u8 = 100;
+/// Slots of a service's lookup table, as a power of two: what so many backends get by default.
+const LOG2_SLOTS: u8 = 14;
+/// The largest table that a service gets by itself.
+const LOG2_MANY_SLOTS: u8 = 17;
+/// Services of [`System::Services`], of each family and protocol.
+pub(super) const SERVICES: u32 = 10_000;
+/// Backends of each of them; no other has the same.
+const FEW_BACKENDS: u32 = 4;
+/// First of NAT mode's ports, and their number: those of [`client`].
+const NAT_PORTS: (u16, u16) = (32_768, 64);
+/// Backends of NAT mode: one for all flows that share a port.
+const NAT_BACKENDS: u32 = 160;
+/// Edges that a node trusts.
+const EDGES: u8 = 64;
+/// The port that pods and backends of NAT mode listen on.
+pub(super) const TARGET_PORT: u16 = 8080;
+/// Flows that a table knows.
+pub(super) const KNOWN_FLOWS: u32 = 10_000;
 
-/// Secret of the index of services.
-pub(super) const INDEX_SEED: u64 = 0x6775_6964_6577_6179;
-/// Its buckets: few, but no fewer than three times as many places as services.
-pub(super) const BUCKETS: u32 = 16;
-
-/// Returns the id of a service.
-pub(super) const fn service_id(family: Family, protocol: Protocol) -> u32 {
-    1 + family as u32 * 2 + protocol as u32
+/// Addresses of one family.
+pub(super) struct Known {
+    pub(super) vip: IpAddr,
+    /// The client of the first flow.
+    pub(super) client: IpAddr,
+    /// The edge that sends to this node.
+    pub(super) edge: IpAddr,
+    /// This machine.
+    pub(super) here: IpAddr,
+    pub(super) pod: IpAddr,
+    /// The backend of NAT mode that has the first flow.
+    pub(super) backend: IpAddr,
+    /// Somebody whom no table knows.
+    pub(super) stranger: IpAddr,
 }
 
-/// Returns the id of the first backend of a family, and of its next hop.
-pub(super) const fn first_backend(family: Family) -> u32 {
-    1 + family as u32 * BACKENDS as u32
+pub(super) fn known(family: Family) -> Known {
+    match family {
+        Family::V4 => Known {
+            vip: frames::VIP_V4.into(),
+            client: frames::CLIENT_V4.into(),
+            edge: frames::node(family, EDGES - 1),
+            here: EDGE_V4.into(),
+            pod: Ipv4Addr::new(172, 16, 0, 1).into(),
+            backend: Ipv4Addr::new(172, 17, 0, 0).into(),
+            stranger: Ipv4Addr::new(203, 0, 113, 1).into(),
+        },
+        Family::V6 => Known {
+            vip: frames::VIP_V6.into(),
+            client: frames::CLIENT_V6.into(),
+            edge: frames::node(family, EDGES - 1),
+            here: EDGE_V6.into(),
+            pod: Ipv6Addr::new(0x2001, 0xdb8, 4, 0, 0, 0, 0, 1).into(),
+            backend: Ipv6Addr::new(0x2001, 0xdb8, 5, 0, 0, 0, 0, 0).into(),
+            stranger: Ipv6Addr::new(0x2001, 0xdb8, 6, 0, 0, 0, 0, 1).into(),
+        },
+    }
 }
 
-/// Fills everything that the `guideway` program looks at on the plain way.
-///
-/// Frames leave by `device`, the one they come in on.
-pub(super) fn fill(object: &mut Ebpf, device: u32) -> Result<()> {
+/// Returns what a system's packets are for; the first of them where there are several.
+pub(super) fn service(system: System, family: Family, protocol: Protocol) -> Option<ServiceKey> {
+    let Known { vip, here, .. } = known(family);
+    let (address, port) = match system {
+        System::Guideway => (vip, PORT),
+        System::Node => (vip, 81),
+        System::Nat => (vip, 82),
+        System::Slots => (vip, 83),
+        System::Services => (vip, 84),
+        System::L2Dsr => (vip, 85),
+        System::NodePort => (here, 30_080),
+        _ => return None,
+    };
+    Some(ServiceKey {
+        address,
+        port,
+        protocol: match protocol {
+            Protocol::Udp => tables::Protocol::Udp,
+            Protocol::Tcp => tables::Protocol::Tcp,
+        },
+    })
+}
+
+fn spec(system: System, family: Family) -> ServiceSpec {
+    let Known {
+        here, pod, backend, ..
+    } = known(family);
+    let nodes = || (0..BACKENDS).map(|index| (u32::from(index), frames::node(family, index)));
+    let backends = match system {
+        System::Node => vec![BackendSpec::pod(here, (pod, TARGET_PORT).into(), 1)],
+        System::Nat => (0..NAT_BACKENDS)
+            .map(|index| BackendSpec::nat((plus(backend, index), TARGET_PORT).into(), 1))
+            .collect(),
+        System::NodePort => nodes()
+            .map(|(index, node)| (node, (plus(pod, 1 + index), TARGET_PORT).into()))
+            .map(|(node, pod)| BackendSpec::pod(node, pod, 1))
+            .collect(),
+        _ => nodes()
+            .map(|(_, node)| BackendSpec::node(node, 1))
+            .collect(),
+    };
+    ServiceSpec {
+        mode: match system {
+            System::Nat => ForwardMode::Nat,
+            System::L2Dsr => ForwardMode::L2dsr,
+            _ => ForwardMode::Ipip,
+        },
+        log2_slots: Some(match system {
+            System::Slots => LOG2_MANY_SLOTS,
+            _ => LOG2_SLOTS,
+        }),
+        node_port: system == System::NodePort,
+        backends,
+        ..ServiceSpec::default()
+    }
+}
+
+/// Loads the product with room for all services.
+pub(super) fn load() -> Result<Loaded> {
+    const ALL_SERVICES: u32 = 1 << 16;
+    const ALL_BACKENDS: u32 = 1 << 17;
+    let loader = Loader::unpinned()
+        .max_entries(map::SERVICE, ALL_SERVICES)
+        .max_entries(map::SERVICE_TRAFFIC, ALL_SERVICES)
+        .max_entries(map::SERVICE_INDEX, ALL_SERVICES / 2)
+        .max_entries(map::BACKENDS, ALL_BACKENDS)
+        .max_entries(map::BACKEND_TRAFFIC, ALL_BACKENDS);
+    loader.load().context("loading the BPF object")
+}
+
+/// Fills everything that does not depend on the flows; frames leave by `device`, the one they come in on.
+pub(super) fn fill(tables: &mut Tables, device: u32) -> Result<()> {
+    let both = || Family::ALL.map(known).into_iter();
+    tables.set_settings(Settings {
+        nat: Some(NatSettings {
+            v4: None,
+            v6: None,
+            first_port: NAT_PORTS.0,
+            ports: NAT_PORTS.1,
+        }),
+        ..Settings::default()
+    })?;
+    let vips = both().flat_map(|known| (0..SERVICES).map(move |index| plus(known.vip, index)));
+    let here: BTreeSet<IpAddr> = both().map(|known| known.here).collect();
+    let addresses = Addresses {
+        vips: vips.collect(),
+        local: here.clone(),
+        node_ports: here,
+        ..Addresses::default()
+    };
+    tables.set_addresses(addresses.into())?;
+    let edges = Family::ALL.map(|family| (0..EDGES).map(move |index| frames::node(family, index)));
+    let edges = edges.into_iter().flatten().map(Into::into).collect();
+    tables.set_trusted_edges(&edges)?;
     for family in Family::ALL {
-        let first = first_backend(family);
-        fill_backends(object, family, first, device)?;
+        fill_next_hops(tables, family, device)?;
         for protocol in Protocol::ALL {
-            fill_service(object, family, protocol, first)?;
+            fill_services(tables, family, protocol)?;
         }
     }
     Ok(())
 }
 
-/// Adds the services to the yardstick's hash maps.
-pub(super) fn register_services(object: &mut Ebpf) -> Result<()> {
-    for protocol in Protocol::ALL {
-        let mut services: HashMap<_, ServiceKeyV4, u32> =
-            HashMap::try_from(map_mut(object, yardstick::SERVICES_V4)?)?;
-        services.insert(key_v4(protocol, PORT), service_id(Family::V4, protocol), 0)?;
-        let mut services: HashMap<_, ServiceKeyV6, u32> =
-            HashMap::try_from(map_mut(object, yardstick::SERVICES_V6)?)?;
-        services.insert(key_v6(protocol, PORT), service_id(Family::V6, protocol), 0)?;
+/// All on one link, as in a rack.
+fn fill_next_hops(tables: &mut Tables, family: Family, device: u32) -> Result<()> {
+    let Known { here, backend, .. } = known(family);
+    let [a, b, c, d, e, f, g, h, i, j, k, l] = frames::MACS_BACK;
+    let hop = Resolution::Resolved(NextHop {
+        ifindex: device,
+        source_mac: [g, h, i, j, k, l],
+        destination_mac: [a, b, c, d, e, f],
+        via_gateway: false,
+        vlan: None,
+        mtu: 1500,
+        source: Some(here),
+    });
+    let nodes = (0..BACKENDS).map(|index| frames::node(family, index));
+    let backends = (0..NAT_BACKENDS).map(|index| plus(backend, index));
+    for target in nodes.chain(backends) {
+        tables.set_next_hop(target, hop)?;
+    }
+    Ok(tables.set_next_hop(here, Resolution::Local)?)
+}
+
+fn fill_services(tables: &mut Tables, family: Family, protocol: Protocol) -> Result<()> {
+    for system in System::ALL {
+        let Some(key) = service(system, family, protocol) else {
+            continue;
+        };
+        if system != System::Services {
+            tables.put_service(key, &spec(system, family))?;
+            continue;
+        }
+        for index in 0..SERVICES {
+            let address = plus(key.address, index);
+            let first = FEW_BACKENDS * index;
+            let backends = (first..first + FEW_BACKENDS).map(|backend| {
+                let node = backend % u32::from(BACKENDS);
+                BackendSpec::node(plus(frames::node(family, 0), node), 1)
+            });
+            let spec = ServiceSpec {
+                owner: 1 + index,
+                backends: backends.collect(),
+                ..ServiceSpec::default()
+            };
+            tables.put_service(ServiceKey { address, ..key }, &spec)?;
+        }
     }
     Ok(())
 }
 
-/// Leads packets to services; the settings must have the seed.
-pub(super) fn fill_index(object: &mut Ebpf, services: &[(IndexKey, u32)]) -> Result<()> {
-    let mut buckets = vec![Bucket::default(); BUCKETS as usize];
-    for (key, id) in services {
-        ensure!(
-            lay_out(&mut buckets, INDEX_SEED, *key, *id),
-            "the index of services is too small"
-        );
-    }
-    let mut index = array(object, map::SERVICE_INDEX)?;
-    for (number, bucket) in (0..).zip(buckets) {
-        index.set(number, bucket, 0)?;
-    }
-    Ok(())
-}
-
-/// Returns what leads to a service in the index.
-pub(super) fn index_key(family: Family, protocol: Protocol, port: u16) -> IndexKey {
-    match family {
-        Family::V4 => IndexKey::v4(key_v4(protocol, port)),
-        Family::V6 => IndexKey::v6(&key_v6(protocol, port), INDEX_SEED),
-    }
-}
-
-fn key_v4(protocol: Protocol, port: u16) -> ServiceKeyV4 {
-    ServiceKeyV4::new(VIP_V4.octets(), port.to_be_bytes(), protocol.number())
-}
-
-fn key_v6(protocol: Protocol, port: u16) -> ServiceKeyV6 {
-    ServiceKeyV6::new(VIP_V6.octets(), port.to_be_bytes(), protocol.number())
-}
-
-/// A next hop per backend: all on one link, as in a rack.
-fn fill_backends(object: &mut Ebpf, family: Family, first: u32, device: u32) -> Result<()> {
-    for index in 0..BACKENDS {
-        let id = first + u32::from(index);
-        let (address, source, flags) = match family {
-            Family::V4 => (
-                first_four(backend_v4(index).octets()),
-                first_four(EDGE_V4.octets()),
-                BACKEND_V4,
-            ),
-            Family::V6 => (backend_v6(index).octets(), EDGE_V6.octets(), BACKEND_V6),
-        };
-        let hop = NextHop {
-            ifindex: device,
-            mtu: 1500,
-            source,
-            own: source,
-            macs: MACS_BACK,
-            ..NextHop::default()
-        };
-        array(object, map::NEXTHOPS)?.set(id, hop, 0)?;
-        let backend = Backend {
-            address,
-            next_hop: id,
-            flags,
-            ..Backend::default()
-        };
-        array(object, map::BACKENDS)?.set(id, backend, 0)?;
-    }
-    Ok(())
-}
-
-fn fill_service(object: &mut Ebpf, family: Family, protocol: Protocol, first: u32) -> Result<()> {
-    let id = service_id(family, protocol);
-    let slots = 1 << LOG2_SLOTS;
-    let base = id * slots;
-    let mut lut: Array<_, SlotPair> = array(object, map::LUT)?;
-    // Which backend owns which slot makes no difference to the cost; equal shares do.
-    let owner = |slot: u32| Slot(first + slot % u32::from(BACKENDS));
-    for slot in (0..slots).step_by(2) {
-        lut.set(
-            (base + slot) / 2,
-            SlotPair([owner(slot), owner(slot + 1)]),
-            0,
-        )?;
-    }
-    set_service(object, family, protocol, PORT, id, 0)
-}
-
-/// Adds a service; one off the plain way has a table that is never looked at.
-pub(super) fn set_service(
-    object: &mut Ebpf,
-    family: Family,
-    protocol: Protocol,
-    port: u16,
-    id: u32,
-    flags: u32,
-) -> Result<()> {
-    let check = match family {
-        Family::V4 => key_v4(protocol, port).check(),
-        Family::V6 => key_v6(protocol, port).check(),
+/// Makes the flows known, as if each had been used just now.
+pub(super) fn fill_flows(product: &Loaded, tables: &Tables, case: Case, device: u32) -> Result<()> {
+    let Case {
+        family, protocol, ..
+    } = case;
+    let known = known(family);
+    let service = |system| {
+        service(system, family, protocol)
+            .map(|key| key.port.to_be_bytes())
+            .context("the way has a service")
     };
-    let service = Service {
-        word: ServiceWord::new(id << LOG2_SLOTS, LOG2_SLOTS, check),
-        mode: MODE_IPIP,
-        flags,
-        ..Service::default()
+    let (pods, nat) = (service(System::Node)?, service(System::Nat)?);
+    let backend_ids: BTreeMap<&OwnedBackend, u32> = tables
+        .backends()
+        .map(|(key, backend)| (key, backend.id))
+        .collect();
+    let number = protocol.number();
+    let now = monotonic_ns();
+    let outer = u8::try_from(family.header_length())?;
+    let vip = key(known.vip);
+    let (answered, told) = match protocol {
+        Protocol::Udp => (map::FLOWS_DATAGRAM, NAT_OPEN | NAT_ANSWERED),
+        Protocol::Tcp => (map::FLOWS, NAT_OPEN),
     };
-    array(object, map::SERVICE)?.set(id, service, 0)?;
+    let mark = NatMark::new(now, told);
+    let link = link();
+    let mut flows: HashMap<MapData, Tuple, PodFlow> =
+        HashMap::try_from(Map::LruHashMap(product.map(answered)?))?;
+    let mut forward_flows: HashMap<MapData, Tuple, NatForward> =
+        HashMap::try_from(Map::HashMap(product.map(map::NAT_FORWARD)?))?;
+    let mut reverse_flows: HashMap<MapData, Tuple, NatReverse> =
+        HashMap::try_from(Map::HashMap(product.map(map::NAT_REVERSE)?))?;
+    for flow in 0..KNOWN_FLOWS {
+        let (bits, port) = client(flow);
+        let from = key(plus(known.client, bits));
+        let port = port.to_be_bytes();
+        let target = TARGET_PORT.to_be_bytes();
+        let tuple = Tuple::new(from, key(known.pod), port, target, number);
+        flows.insert(tuple, PodFlow::new(&tuple, vip, pods, outer, 0, now), 0)?;
+
+        let forward = Tuple::new(from, vip, port, nat, number);
+        let backend = plus(known.backend, bits);
+        let reverse = Tuple::new(key(backend), key(known.here), target, port, number);
+        let backend = OwnedBackend {
+            key: BackendKey {
+                address: backend,
+                pod: Some((backend, TARGET_PORT).into()),
+                nat: true,
+            },
+            owner: 0,
+        };
+        let id = *backend_ids.get(&backend).context("a backend of NAT mode")?;
+        let entry = NatForward::new(&forward, &reverse, id, link.fingerprint(device), mark);
+        forward_flows.insert(forward, entry, 0)?;
+        let entry = NatReverse::new(&reverse, &forward, device, link.with_mtu(1500), mark);
+        reverse_flows.insert(reverse, entry, 0)?;
+    }
     Ok(())
 }
 
-/// Returns how many packets the program has forwarded for a service.
-pub(super) fn forwarded(object: &Ebpf, service: u32) -> Result<u64> {
-    let name = map::SERVICE_TRAFFIC;
-    let traffic: PerCpuArray<_, Traffic> =
-        PerCpuArray::try_from(object.map(name).with_context(|| missing(name))?)?;
-    let traffic = traffic.get(&service, 0)?;
-    Ok(traffic.iter().map(|cpu| cpu.packets).sum())
+/// How frames to the client begin.
+fn link() -> NatLink {
+    let [a, b, c, d, e, f, g, h, i, j, k, l] = frames::MACS_OUT;
+    NatLink::new([g, h, i, j, k, l, a, b, c, d, e, f], [0; 2], 0)
 }
 
-/// Returns how many packets ended under a reason.
-pub(super) fn counted(object: &Ebpf, reason: u32) -> Result<u64> {
-    let name = map::REASONS;
-    let reasons: PerCpuArray<_, u64> =
-        PerCpuArray::try_from(object.map(name).with_context(|| missing(name))?)?;
-    Ok(reasons.get(&reason, 0)?.iter().sum())
+pub(super) fn pod_tag(pod: IpAddr) -> Tag {
+    Tag::pod(key(pod))
 }
 
-/// Opens an array of the object.
-pub(super) fn array<'a, T: Pod>(
-    object: &'a mut Ebpf,
-    name: &str,
-) -> Result<Array<&'a mut MapData, T>> {
-    Ok(Array::try_from(map_mut(object, name)?)?)
+/// Adds to the low bits of an address.
+pub(super) fn plus(address: IpAddr, bits: u32) -> IpAddr {
+    match address {
+        IpAddr::V4(address) => Ipv4Addr::from_bits(address.to_bits() + bits).into(),
+        IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() + u128::from(bits)).into(),
+    }
 }
 
-pub(super) fn map_mut<'a>(object: &'a mut Ebpf, name: &str) -> Result<&'a mut Map> {
-    object.map_mut(name).with_context(|| missing(name))
-}
-
-fn missing(name: &str) -> String {
-    format!("the object has no map {name}")
-}
-
-fn first_four([a, b, c, d]: [u8; 4]) -> [u8; 16] {
-    [a, b, c, d, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]
+fn key(address: IpAddr) -> AddressKey {
+    match address {
+        IpAddr::V4(address) => AddressKey::v4(address.octets()),
+        IpAddr::V6(address) => AddressKey::v6(address.octets()),
+    }
 }

@@ -101,6 +101,10 @@ fn generate_pattern(ctx: XdpContext) -> u32 {
         let mut frame = XdpFrame::new(&ctx);
         *frame.view_mut::<[u8; PATTERN_LENGTH]>(0)? = pattern.bytes;
         let address = pattern.address.wrapping_add(address);
+        let service = pattern
+            .service
+            .wrapping_add(flow.checked_rem(pattern.services)?);
+        *frame.view_mut((pattern.service_at & OFFSETS) as usize)? = service.to_be_bytes();
         *frame.view_mut((pattern.address_at & OFFSETS) as usize)? = address.to_be_bytes();
         *frame.view_mut((pattern.port_at & OFFSETS) as usize)? = port.to_be_bytes();
         Some(())
@@ -141,9 +145,7 @@ fn next_flow() -> Option<u32> {
     let cursor = CURSOR.get_ptr_mut(0)?;
     // SAFETY: one generator runs, on one CPU.
     let cursor = unsafe { &mut *cursor };
-    let flow = cursor.next;
-    cursor.next = if flow + 1 < cursor.flows { flow + 1 } else { 0 };
-    Some(flow)
+    Some(cursor.advance())
 }
 
 #[xdp]

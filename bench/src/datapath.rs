@@ -51,6 +51,7 @@
 //! within a round, intervals come from a bootstrap over rounds. A bar whose interval
 //! contains the bound is neither held nor failed: the run is inconclusive.
 
+pub mod against;
 mod frames;
 pub mod instructions;
 mod paths;
@@ -58,6 +59,8 @@ mod plan;
 mod report;
 mod rig;
 mod tables;
+#[cfg(test)]
+mod tests;
 
 use std::collections::BTreeMap;
 

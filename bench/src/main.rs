@@ -10,7 +10,7 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use bench::{
     control,
-    datapath::{self, Family, Outcome, Protocol},
+    datapath::{self, Family, Outcome, Protocol, against},
 };
 use clap::{Parser, Subcommand};
 
@@ -61,6 +61,10 @@ struct Datapath {
     /// Transport protocol [default: both].
     #[arg(long)]
     protocol: Option<Protocol>,
+    /// Compare with the `guideway-bench` of another revision: both are run in turn, on the same core, and each row's net
+    /// cost is set against the other's. The bar is then that no row is slower.
+    #[arg(long, value_name = "PROGRAM")]
+    against: Option<PathBuf>,
 }
 
 #[derive(Debug, clap::Args)]
@@ -110,6 +114,18 @@ fn run_datapath(arguments: &Datapath) -> Result<Outcome> {
         seconds: arguments.seconds,
         core: arguments.core,
     };
+    if let Some(other) = &arguments.against {
+        let comparison = against::compare(other, &options, &show_progress)?;
+        show_progress("");
+        if arguments.json {
+            for row in &comparison.rows {
+                println!("{}", serde_json::to_string(row)?);
+            }
+        } else {
+            print!("{comparison}");
+        }
+        return Ok(comparison.outcome());
+    }
     let report = datapath::run(&options, &show_progress)?;
     show_progress("");
     if arguments.json {

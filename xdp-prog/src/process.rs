@@ -62,11 +62,11 @@ pub fn resume<F: FrameMut + FrameSum, T: World>(
         Stage::Icmp => icmp::decide(frame, tables),
         Stage::Fragment => fragment::decide(frame, tables),
         Stage::Probe => return restore_probe(frame, tables),
-        Stage::Nat => nat::decide(frame, tables, ingress),
+        Stage::Nat => nat::to_backend::decide(frame, tables, ingress),
         Stage::NatBegin => nat::begin::decide(frame, tables, ingress),
         Stage::NatProof => nat::proof::decide(frame, tables),
         Stage::NatShare => nat::share::decide(frame, tables),
-        Stage::NatReply => nat::decide_reply(frame, tables),
+        Stage::NatReply => nat::to_client::decide(frame, tables),
         Stage::FragmentWithin => fragment::decide_within(frame, tables),
         Stage::Answer => return reply(frame, tables, ingress),
         Stage::IcmpLocal => match icmp::local::decide(frame, tables) {

@@ -1,8 +1,12 @@
 //! NAT mode: the first packet of a flow, which reserves a port.
 
 use super::{
-    ANSWER_NS, Arrived, Fate, HANDSHAKE_NS, HEEDED, MADE_ROOM, QUIET_DATAGRAMS_NS, QUIET_RESET_NS,
-    SOUGHT, SPAN_OF_USE_NS, fate, forget, is_by_nat, origin, reply_key, share, way,
+    ANSWER_NS, Fate, HANDSHAKE_NS, QUIET_DATAGRAMS_NS, QUIET_RESET_NS, SPAN_OF_USE_NS,
+    arrived::{Arrived, HEEDED, MADE_ROOM, SOUGHT},
+    fate,
+    lifetime::forget,
+    share,
+    to_backend::{is_by_nat, origin, reply_key, way},
 };
 use crate::{
     abi::{

@@ -3,7 +3,12 @@
 //!
 //! They renew nothing (RFC 5508 section 3.2), and no ICMP error is ever about them.
 
-use super::{Arrived, as_edge, as_vip, is_by_nat, is_known, is_live, reply_key, way};
+use super::{
+    arrived::Arrived,
+    lifetime::{is_known, is_live},
+    to_backend::{as_edge, is_by_nat, reply_key, way},
+    to_client::as_vip,
+};
 use crate::{
     reason::DropReason,
     world::{Answer, NatFlows, Translation, World},

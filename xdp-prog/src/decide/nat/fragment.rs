@@ -3,7 +3,7 @@
 //! They follow the ports that the first one has published, to where its flow
 //! goes. It has renewed the flow; they only look.
 
-use super::{Arrived, follow, is_to_vip, send_translated};
+use super::{arrived::Arrived, follow, to_backend::send_translated, to_client::is_to_vip};
 use crate::{
     decide::{edge::balance, head::Head},
     frame::Frame,

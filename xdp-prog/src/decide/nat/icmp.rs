@@ -8,7 +8,7 @@
 //! The quote is translated so that its sender recognises its own packet. Who made
 //! the error is not told on: the other end could not reach it, and does not ask.
 
-use super::{Arrived, follow};
+use super::{arrived::Arrived, follow};
 use crate::{
     decide::{
         address::is_vip,

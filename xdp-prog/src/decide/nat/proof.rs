@@ -3,7 +3,11 @@
 //! Packets of flows that are open do not come here, but for those with a RST, or where the backend has accepted
 //! another connection.
 
-use super::{Arrived, HEEDED, is_known, reply_key, requested_aside, way};
+use super::{
+    arrived::{Arrived, HEEDED, requested_aside},
+    lifetime::is_known,
+    to_backend::{reply_key, way},
+};
 use crate::{
     abi::{
         NAT_ANSWERED, NAT_FIN_CLIENT, NAT_OPEN, NAT_RESET, NatForward, NatMark, RENEWAL_NS, Tuple,

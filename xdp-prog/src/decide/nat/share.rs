@@ -9,9 +9,9 @@
 //! places and hand without a lock.
 
 use super::{
-    Arrived, LOOKS_AT, MADE_ROOM, SOUGHT,
+    arrived::{Arrived, LOOKS_AT, MADE_ROOM, SOUGHT, looks_of, requested_aside},
     begin::{free, gives_way_by},
-    is_by_nat, looks_of, reply_key, requested_aside, way,
+    to_backend::{is_by_nat, reply_key, way},
 };
 use crate::{
     abi::{NatBegun, Tuple, size},

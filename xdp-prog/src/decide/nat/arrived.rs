@@ -1,0 +1,244 @@
+//! NAT mode: a packet as it is read, of either family and direction.
+
+use crate::{
+    abi::Tuple,
+    decide::edge::balance::LARGEST_PACKET,
+    family::Family,
+    flow::FlowKey,
+    frame::Frame,
+    ip::{Ip, with_packet},
+    parse::{self, Link, Packet, Segment, TcpFlags},
+    reason::DropReason,
+    verdict::Verdict,
+    wire::{protocol, transport::Tcp},
+    world::{Answer, OFFSETS, Relay, World},
+};
+
+/// Beside the service of the packet under way: what it proves has been taken note of.
+pub(super) const HEEDED: u32 = 1 << 31;
+/// The same: a flow of the service was looked for that gives way.
+pub(super) const SOUGHT: u32 = 1 << 30;
+/// The same: one has gone.
+pub(super) const MADE_ROOM: u32 = 1 << 29;
+/// From this bit on, below these: how many were looked at.
+pub(super) const LOOKS_AT: u32 = 24;
+
+/// Returns the service out of a note of it.
+#[inline(always)]
+pub(super) const fn service_of(noted: u32) -> u32 {
+    noted & ((1 << LOOKS_AT) - 1)
+}
+
+/// Returns how many flows were looked at, out of a note of the service.
+#[inline(always)]
+pub(super) const fn looks_of(noted: u32) -> u32 {
+    noted >> LOOKS_AT & 0xf
+}
+
+/// A packet of either family and direction.
+///
+/// From here on the families share their code, and the BPF stack.
+pub(super) struct Arrived {
+    /// Service id; 0 for a reply.
+    pub(super) service: u32,
+    pub(super) family: Family,
+    pub(super) l3: usize,
+    pub(super) l4: usize,
+    pub(super) length: usize,
+    /// Words, because this lies on the BPF stack.
+    pub(super) hop_limit: u32,
+    /// TCP flags, and [`DATA`].
+    pub(super) flags: u32,
+    /// [`Arrived::of_client`], then [`Arrived::of_backend`]; in one word, because this lies on the BPF stack.
+    pub(super) numbers: u64,
+    pub(super) key: Tuple,
+}
+
+/// [`Arrived::flags`]: a TCP segment with data.
+pub(super) const DATA: u32 = 1 << 8;
+
+/// How far the backend's first data are from its SYN+ACK: more than what is sent before anything is acknowledged
+/// (RFC 6928), and so little that one forged segment in 65536 is believed.
+pub(super) const FIRST_DATA: u32 = 1 << 16;
+
+impl Arrived {
+    #[inline(always)]
+    pub(super) fn new<F: Frame, A: Ip>(
+        frame: &F,
+        packet: &Packet<A>,
+        flow: &FlowKey<A>,
+        service: u32,
+    ) -> Self {
+        let (flags, numbers) = read_segment(frame, packet, service);
+        Self {
+            service,
+            family: A::FAMILY,
+            l3: packet.l3,
+            l4: packet.l4,
+            length: packet.length,
+            hop_limit: packet.hop_limit.into(),
+            flags,
+            numbers,
+            key: flow.tuple(),
+        }
+    }
+
+    /// Carries everything but the key through [`Relay`]: for stages that do not see most packets.
+    #[inline(always)]
+    #[expect(clippy::cast_possible_truncation, reason = "takes the fields apart")]
+    pub(super) fn relayed<T: Relay>(self, tables: &T) -> Option<Self> {
+        let [ids, offsets, rest, numbers] = tables.relay([
+            u64::from(self.service) << 32 | self.length as u64,
+            (self.l3 as u64) << 32 | self.l4 as u64,
+            u64::from(self.hop_limit) << 32 | u64::from(self.flags) << 1 | self.family.bit(),
+            self.numbers,
+        ])?;
+        Some(Self {
+            service: (ids >> 32) as u32,
+            family: Family::of_bit(rest),
+            l3: (offsets >> 32) as usize & OFFSETS,
+            l4: offsets as usize & OFFSETS,
+            length: ids as u32 as usize,
+            hop_limit: (rest >> 32) as u32,
+            flags: rest as u32 >> 1,
+            numbers,
+            key: self.key,
+        })
+    }
+
+    /// Returns what keeps the packet from leaving by a device with this MTU.
+    #[inline(always)]
+    pub(super) const fn obstacle(&self, mtu: u32) -> Option<Answer> {
+        let mtu = if mtu > LARGEST_PACKET {
+            LARGEST_PACKET
+        } else {
+            mtu
+        };
+        if self.hop_limit <= 1 {
+            Some(Answer::TIME_EXCEEDED)
+        } else if self.length > mtu as usize {
+            Some(Answer::too_big(mtu))
+        } else {
+            None
+        }
+    }
+
+    #[inline(always)]
+    #[expect(clippy::cast_possible_truncation, reason = "was eight bits")]
+    pub(super) const fn flags(&self) -> TcpFlags {
+        TcpFlags(self.flags as u8)
+    }
+
+    /// Returns the number of a TCP segment that counts what the client sends: of a client's its sequence number, of a
+    /// backend's what it acknowledges.
+    #[inline(always)]
+    pub(super) const fn of_client(&self) -> u32 {
+        (self.numbers >> 32) as u32
+    }
+
+    /// Returns the number of a TCP segment that counts what the backend sends.
+    #[inline(always)]
+    #[expect(clippy::cast_possible_truncation, reason = "takes the low half")]
+    pub(super) const fn of_backend(&self) -> u32 {
+        self.numbers as u32
+    }
+
+    /// Returns what a backend says by this packet, on a connection that it has accepted with this number.
+    #[inline(always)]
+    pub(super) fn says(&self, accepted_with: u32) -> u32 {
+        if self.key.protocol() != protocol::TCP {
+            return DATAGRAM;
+        }
+        let flags = self.flags();
+        if flags.accepts_connection() {
+            return ACCEPTS;
+        }
+        if flags.rst() {
+            return RESETS;
+        }
+        let fin = if flags.fin() { ENDS } else { 0 };
+        let sent = self.flags & DATA | fin;
+        let first = accepted_with.wrapping_add(1);
+        if sent != 0 && !flags.syn() && self.of_backend().wrapping_sub(first) < FIRST_DATA {
+            sent | BEGINS
+        } else {
+            sent
+        }
+    }
+}
+
+/// A backend's packet: of a protocol other than TCP.
+pub(super) const DATAGRAM: u32 = 1;
+/// A backend's segment: a SYN+ACK.
+pub(super) const ACCEPTS: u32 = 2;
+/// A backend's segment: a RST.
+pub(super) const RESETS: u32 = 4;
+/// A backend's segment: a FIN.
+pub(super) const ENDS: u32 = 8;
+/// A backend's segment: the first data of a connection that was just accepted, or the end if there are none.
+pub(super) const BEGINS: u32 = 16;
+
+/// Reads [`Arrived::flags`] and [`Arrived::numbers`].
+#[inline(always)]
+pub(super) fn read_segment<F: Frame, A>(frame: &F, packet: &Packet<A>, service: u32) -> (u32, u64) {
+    if packet.protocol != protocol::TCP {
+        return (0, 0);
+    }
+    let Some(header) = frame.view::<Tcp>(packet.l4) else {
+        return (0, 0);
+    };
+    let data = packet.l4 + header.header_length() < packet.l3 + packet.length;
+    let segment = Segment::of(header);
+    let (of_client, of_backend) = if service == 0 {
+        (segment.acknowledgement, segment.sequence)
+    } else {
+        (segment.sequence, segment.acknowledgement)
+    };
+    (
+        u32::from(segment.flags.0) | if data { DATA } else { 0 },
+        u64::from(of_client) << 32 | u64::from(of_backend),
+    )
+}
+
+/// Reads a client's packet, and how its frame begins.
+#[inline(always)]
+pub(super) fn requested<'t, F: Frame, T: World>(
+    frame: &F,
+    tables: &'t T,
+) -> Result<(Link, Arrived), Verdict<'t>> {
+    let link = match parse::link(frame) {
+        Ok(link) => link,
+        Err(reason) => return Err(Verdict::Pass(reason)),
+    };
+    let arrived = with_packet!(frame, behind link,
+        packet => request(frame, tables, &packet),
+        reason => Err(Verdict::Pass(reason)))?;
+    Ok((link, arrived))
+}
+
+/// Reads a client's packet for a stage that not all come to.
+#[inline(always)]
+pub(super) fn requested_aside<'t, F: Frame, T: World>(
+    frame: &F,
+    tables: &'t T,
+) -> Result<Arrived, Verdict<'t>> {
+    let (_, arrived) = requested(frame, tables)?;
+    match arrived.relayed(tables) {
+        Some(arrived) => Ok(arrived),
+        None => Err(Verdict::Drop(DropReason::StageMissing)),
+    }
+}
+
+#[inline(always)]
+pub(super) fn request<'t, F: Frame, A: Ip, T: World>(
+    frame: &F,
+    tables: &'t T,
+    packet: &Packet<A>,
+) -> Result<Arrived, Verdict<'t>> {
+    let flow = match parse::flow(frame, packet) {
+        Ok(flow) => flow,
+        Err(reason) => return Err(Verdict::Pass(reason)),
+    };
+    let service = service_of(tables.nat_service());
+    Ok(Arrived::new(frame, packet, &flow, service))
+}

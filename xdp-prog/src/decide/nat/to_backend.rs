@@ -1,0 +1,237 @@
+//! NAT mode: from client to backend.
+
+use super::{
+    arrived::{Arrived, HEEDED, requested},
+    lifetime::{after_client, forget, is_known},
+    proof,
+};
+use crate::{
+    abi::{
+        AddressKey, BACKEND_LOCAL, BACKEND_NAT, Backend, NAT_OPEN, NatForward, NatLink, NatMark,
+        NextHop, RENEWAL_NS, Tuple,
+    },
+    decide::edge::balance,
+    family::Family,
+    frame::Frame,
+    parse::{Link, TcpFlags},
+    reason::{DropReason, PassReason},
+    stage::Stage,
+    verdict::{Translate, Verdict},
+    wire::ethernet::{self, Ethernet, VlanTag},
+    world::{NatFlows, Origin, Tables, Translation, World},
+};
+
+/// Decides what is to be done with a frame of this stage: a client's packet.
+#[inline(always)]
+pub fn decide<'t, F: Frame, T: World>(frame: &F, tables: &'t T, ingress: u32) -> Verdict<'t> {
+    let (link, arrived) = match requested(frame, tables) {
+        Ok(requested) => requested,
+        Err(verdict) => return verdict,
+    };
+    let Some(origin) = origin(frame, &link, ingress) else {
+        return Verdict::Pass(PassReason::VlanDepth);
+    };
+    to_backend(tables, &arrived, &origin)
+}
+
+/// Returns where a frame came from; nothing with tags other than one of 802.1Q.
+#[inline(always)]
+pub(super) fn origin<F: Frame>(frame: &F, link: &Link, ingress: u32) -> Option<Origin> {
+    Some(Origin {
+        link: way_back(frame, link)?,
+        ifindex: ingress,
+    })
+}
+
+/// Makes the beginning of frames to where this one came from; nothing with tags other than one of 802.1Q.
+#[inline(always)]
+pub(super) fn way_back<F: Frame>(frame: &F, link: &Link) -> Option<NatLink> {
+    pub(super) const TAGGED: usize = Ethernet::LENGTH + VlanTag::LENGTH;
+    let header: &Ethernet = frame.view(0)?;
+    let [a, b, c, d, e, f, g, h, i, j, k, l] = header.macs;
+    let vlan = match link.l3 {
+        Ethernet::LENGTH => [0; 2],
+        TAGGED if header.ether_type == ethernet::VLAN => {
+            frame.view::<VlanTag>(Ethernet::LENGTH)?.control
+        }
+        _ => return None,
+    };
+    Some(NatLink::new([g, h, i, j, k, l, a, b, c, d, e, f], vlan, 0))
+}
+
+/// Takes a client's packet to the backend that its flow has.
+#[inline(always)]
+pub(super) fn to_backend<'t, T: World>(
+    tables: &'t T,
+    arrived: &Arrived,
+    origin: &Origin,
+) -> Verdict<'t> {
+    let now = tables.now();
+    let key = &arrived.key;
+    let Some(entry) = look_up_client_flow(tables, key, arrived.flags(), now) else {
+        return Verdict::Continue(Stage::NatBegin);
+    };
+    if proof::is_of_use(&entry, arrived, now) && tables.nat_service() & HEEDED == 0 {
+        return Verdict::Continue(Stage::NatProof);
+    }
+    let Some(backend) = tables.backend(entry.backend()) else {
+        return Verdict::Drop(DropReason::NatUnknownFlow);
+    };
+    let way = match way(tables, arrived.family, backend) {
+        Ok(way) => way,
+        Err(reason) => return Verdict::Drop(reason),
+    };
+    let reply = reply_key(backend, way.address, entry.port(), key.protocol());
+    if !is_by_nat(backend) || !entry.is_answered_as(&reply) {
+        forget(tables, key, Some(&reply), now);
+        return Verdict::Drop(DropReason::NatUnknownFlow);
+    }
+    if entry.fingerprint() != origin.fingerprint() {
+        let mtu = tables.device_mtu(origin.ifindex).unwrap_or(0);
+        let client = Origin {
+            link: origin.link.with_mtu(mtu),
+            ..*origin
+        };
+        tables.move_nat_client(key, &reply, &client);
+    }
+    if let Some(answer) = arrived.obstacle(way.hop.mtu) {
+        return Verdict::Answer(answer);
+    }
+    send_translated(tables, arrived, as_edge(arrived, &entry, backend, &way))
+}
+
+/// Makes what a client's packet gets.
+#[inline(always)]
+pub(super) fn as_edge(
+    arrived: &Arrived,
+    entry: &NatForward,
+    backend: &Backend,
+    way: &Way<'_>,
+) -> Translation {
+    let [a, b] = entry.port();
+    let [c, d] = backend.port;
+    Translation {
+        source: way.address,
+        destination: backend.pod,
+        link: NatLink::new(way.hop.macs, way.hop.vlan, 0),
+        ports: u32::from_ne_bytes([a, b, c, d]),
+        protocol: arrived.key.protocol().into(),
+        ifindex: way.hop.ifindex,
+        service: arrived.service,
+        backend: entry.backend(),
+        reserved: 0,
+    }
+}
+
+/// Tells whether a backend takes part by NAT.
+#[inline(always)]
+pub(super) const fn is_by_nat(backend: &Backend) -> bool {
+    backend.flags & (BACKEND_NAT | BACKEND_LOCAL) == BACKEND_NAT
+}
+
+/// How a packet gets to its backend, and as whose.
+pub(super) struct Way<'t> {
+    pub(super) hop: &'t NextHop,
+    pub(super) address: AddressKey,
+}
+
+/// Finds the way to a backend.
+///
+/// # Errors
+///
+/// Returns why the packet cannot be sent.
+#[inline(always)]
+pub(super) fn way<'t, T: World>(
+    tables: &'t T,
+    family: Family,
+    backend: &Backend,
+) -> Result<Way<'t>, DropReason> {
+    let hop = balance::next_hop(tables, backend)?;
+    let address = nat_address(tables, family, hop);
+    Ok(Way {
+        hop,
+        address: address.ok_or(DropReason::NoOuterSource)?,
+    })
+}
+
+/// Returns the address that backends behind this next hop reply to.
+#[inline(always)]
+pub(super) fn nat_address<T: Tables>(
+    tables: &T,
+    family: Family,
+    hop: &NextHop,
+) -> Option<AddressKey> {
+    let config = tables.config()?;
+    let (nat, source) = match family {
+        Family::V4 => (&config.nat_v4, &config.source_v4),
+        Family::V6 => (&config.nat_v6, &config.source_v6),
+    };
+    let address = if !balance::is_unspecified(nat) {
+        nat
+    } else if !balance::is_unspecified(&hop.own) {
+        &hop.own
+    } else if !balance::is_unspecified(source) {
+        source
+    } else {
+        return None;
+    };
+    Some(match family {
+        Family::V4 => {
+            let [a, b, c, d, ..] = *address;
+            AddressKey::v4([a, b, c, d])
+        }
+        Family::V6 => AddressKey::v6(*address),
+    })
+}
+
+/// Returns the key of a backend's replies.
+#[inline(always)]
+pub(super) fn reply_key(
+    backend: &Backend,
+    address: AddressKey,
+    port: [u8; 2],
+    protocol: u8,
+) -> Tuple {
+    Tuple::new(backend.pod, address, backend.port, port, protocol)
+}
+
+/// Sends a packet on with what it gets.
+#[inline(always)]
+pub(super) fn send_translated<'t, T: NatFlows>(
+    tables: &'t T,
+    arrived: &Arrived,
+    translation: Translation,
+) -> Verdict<'t> {
+    match tables.keep(translation) {
+        Some(by) => Verdict::Translate(Translate {
+            family: arrived.family,
+            l3: arrived.l3,
+            l4: arrived.l4,
+            length: arrived.length,
+            by,
+        }),
+        None => Verdict::Drop(DropReason::NoHeadroom),
+    }
+}
+
+/// Looks a client's flow up, and renews it by the packet at hand unless it is half-open.
+#[inline(always)]
+pub(super) fn look_up_client_flow<T: NatFlows>(
+    tables: &T,
+    key: &Tuple,
+    flags: TcpFlags,
+    now: u64,
+) -> Option<NatForward> {
+    let entry = tables.see_nat_forward(key, |entry| {
+        if !is_known(entry, key, now) || !entry.mark.has(NAT_OPEN) {
+            return None;
+        }
+        let noted = after_client(key.protocol(), entry.mark.flags(), flags);
+        let is_due = noted != entry.mark.flags() || entry.mark.idle(now) >= RENEWAL_NS;
+        is_due.then_some(NatMark::new(now, noted))
+    });
+    match entry {
+        Some(entry) if is_known(&entry, key, now) => Some(entry),
+        _ => None,
+    }
+}

@@ -13,3 +13,4 @@ pub mod icmp;
 mod message;
 pub mod nat;
 pub mod node;
+pub mod owner;

@@ -57,6 +57,14 @@ impl Ip for V6 {
 }
 
 impl<A: Ip> FlowKey<A> {
+    /// Returns both ports in wire order, the source's first.
+    #[inline(always)]
+    pub const fn ports(&self) -> u32 {
+        let [a, b] = self.source_port;
+        let [c, d] = self.destination_port;
+        u32::from_ne_bytes([a, b, c, d])
+    }
+
     /// Returns the flow as the tables spell it.
     #[inline(always)]
     pub fn tuple(&self) -> Tuple {

@@ -71,6 +71,29 @@ pub struct Packet<A> {
     pub destination: A,
 }
 
+impl<A> Packet<A> {
+    /// Tells whether it is a fragment other than the first, which has no transport header.
+    #[inline(always)]
+    pub const fn is_later_fragment(&self) -> bool {
+        self.is_fragment && self.piece.offset != 0
+    }
+}
+
+impl<A: Copy> Packet<A> {
+    /// Returns the flow of these ports, which are in wire order, the source's first.
+    #[inline(always)]
+    pub const fn flow_of(&self, ports: u32) -> FlowKey<A> {
+        let [a, b, c, d] = ports.to_ne_bytes();
+        FlowKey {
+            source: self.source,
+            destination: self.destination,
+            source_port: [a, b],
+            destination_port: [c, d],
+            protocol: self.protocol,
+        }
+    }
+}
+
 /// Follows the Ethernet header and VLAN tags.
 ///
 /// # Errors

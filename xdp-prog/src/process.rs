@@ -19,7 +19,7 @@ use crate::{
         Verdict,
     },
     wire::protocol,
-    world::World,
+    world::{HandOver, World},
 };
 
 /// What [`process`] asks the kernel to do.
@@ -120,12 +120,11 @@ fn carry_out<F: FrameMut + FrameSum, T: World>(
             Err(reason) => reason,
         },
         Verdict::Continue(stage) => return Action::Continue(stage),
-        Verdict::Nat(service) => {
-            tables.note_nat_service(service);
-            return Action::Continue(Stage::Nat);
-        }
         Verdict::Answer(answer) => {
-            tables.hand_over(answer);
+            tables.hand_over(HandOver {
+                answer,
+                ..HandOver::default()
+            });
             return Action::Continue(Stage::Answer);
         }
         Verdict::Deliver(deliver) => match hand_to_pod(frame, tables, &deliver) {

@@ -15,7 +15,7 @@ use crate::{
     reason::{DropReason, PassReason},
     stage::Stage,
     wire::{ipv4::Ipv4, ipv6::Ipv6},
-    world::{Answer, OFFSETS, Relay},
+    world::{Answer, HandOver, OFFSETS, Relay, Tables},
 };
 
 /// What is to be done with a packet.
@@ -35,8 +35,6 @@ pub enum Verdict<'t> {
     Translate(Translate<'t>),
     /// Begin anew in another stage.
     Continue(Stage),
-    /// The backends of this service take part by NAT: begin anew in that stage.
-    Nat(u32),
     /// An answer is due: begin anew in the stage that judges and gives it.
     Answer(Answer),
 }
@@ -183,13 +181,29 @@ pub struct RestoreSource {
     pub source: AddressKey,
 }
 
-/// A backend of a service, in whatever way it was found.
+/// The backend that a flow belongs to.
 #[derive(Clone, Copy, Debug)]
-pub struct Chosen<'t> {
+pub struct Owner<'t> {
     /// Service id.
     pub service: u32,
     /// Backend id.
     pub id: u32,
     /// The backend.
     pub backend: &'t Backend,
+    /// The flow's hash; 0 where a tag names the backend.
+    pub hash: u32,
+}
+
+impl<'t> Owner<'t> {
+    /// Returns the pod of this machine that an earlier stage has found.
+    #[inline(always)]
+    pub(crate) fn handed_over<T: Tables>(tables: &'t T, known: &HandOver) -> Option<Self> {
+        let backend = tables.backend(known.backend)?;
+        backend.is_own_pod().then_some(Self {
+            service: known.service,
+            id: known.backend,
+            backend,
+            hash: 0,
+        })
+    }
 }

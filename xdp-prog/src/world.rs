@@ -5,6 +5,7 @@
 
 mod answers;
 mod flows;
+mod hand_over;
 mod nat;
 mod relay;
 mod tables;
@@ -13,6 +14,7 @@ pub(crate) use self::relay::OFFSETS;
 pub use self::{
     answers::{Answer, Answers},
     flows::{Clock, FlowTable, Flows, Fragments, Inserted, Shortcuts},
+    hand_over::{HandOver, HandOvers},
     nat::{NatFlows, NatState, Origin, Taken, Translation},
     relay::Relay,
     tables::Tables,
@@ -30,6 +32,7 @@ pub trait World:
     + NatFlows
     + Shortcuts
     + Answers
+    + HandOvers
     + Announcements
     + Paths
 {

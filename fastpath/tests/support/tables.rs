@@ -22,8 +22,8 @@ use xdp_prog::{
     },
     reason::REASON_COUNT,
     world::{
-        Announcements, Answer, Answers, Clock, Counters, FlowTable, Flows, Fragments, Inserted,
-        Paths, Probes, Relay, Shortcuts, Tables, World,
+        Announcements, Answers, Clock, Counters, FlowTable, Flows, Fragments, HandOver, HandOvers,
+        Inserted, Paths, Probes, Relay, Shortcuts, Tables, World,
     },
 };
 
@@ -345,7 +345,7 @@ pub(crate) struct ModelTables<'a> {
     pub(crate) claims: RefCell<HashMap<AddressKey, [u8; 6]>>,
     /// What has been said of the paths to nodes.
     pub(crate) paths: RefCell<HashMap<AddressKey, PathReport>>,
-    answer: Cell<Answer>,
+    handed_over: Cell<HandOver>,
     relayed: Cell<[u64; 4]>,
     pub(crate) answers: RefCell<HashMap<AddressKey, u64>>,
     pub(crate) answers_of_all: Cell<u64>,
@@ -361,7 +361,7 @@ impl<'a> ModelTables<'a> {
             datagrams: RefCell::new(tables.datagrams.clone()),
             claims: RefCell::default(),
             paths: RefCell::default(),
-            answer: Cell::default(),
+            handed_over: Cell::default(),
             relayed: Cell::default(),
             answers: RefCell::new(tables.answers.clone()),
             answers_of_all: Cell::new(tables.answers_of_all),
@@ -582,15 +582,17 @@ impl Fragments for ModelTables<'_> {
     }
 }
 
+impl HandOvers for ModelTables<'_> {
+    fn hand_over(&self, known: HandOver) {
+        self.handed_over.set(known);
+    }
+
+    fn handed_over(&self) -> HandOver {
+        self.handed_over.get()
+    }
+}
+
 impl Answers for ModelTables<'_> {
-    fn hand_over(&self, answer: Answer) {
-        self.answer.set(answer);
-    }
-
-    fn handed_over(&self) -> Answer {
-        self.answer.get()
-    }
-
     fn full_at(&self, source: &AddressKey) -> u64 {
         self.answers.borrow().get(source).copied().unwrap_or(0)
     }

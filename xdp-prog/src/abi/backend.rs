@@ -52,6 +52,13 @@ impl Backend {
         let [a, b, c, d, ..] = self.address;
         [a, b, c, d]
     }
+
+    /// Tells whether it is a pod of this machine.
+    #[inline(always)]
+    pub const fn is_own_pod(&self) -> bool {
+        const OWN_POD: u32 = BACKEND_LOCAL | BACKEND_POD;
+        self.flags & OWN_POD == OWN_POD
+    }
 }
 
 /// How frames leave towards a backend; immutable once a backend names it.

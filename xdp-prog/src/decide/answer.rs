@@ -10,7 +10,7 @@ use crate::{
     abi::{AddressKey, EdgeMac},
     decide::{
         address::{addresses, outer_source},
-        edge::balance,
+        owner::is_from_edge,
     },
     family::Family,
     flow::{V4, V6},
@@ -129,7 +129,7 @@ fn only_vlan<F: Frame>(frame: &F, l3: usize) -> [u8; 2] {
 /// Returns what becomes of it otherwise.
 #[inline(always)]
 pub fn decide<F: Frame, T: World>(frame: &F, tables: &T) -> Result<Reply, Ending> {
-    let answer = tables.handed_over();
+    let answer = tables.handed_over().answer;
     let link = match parse::link(frame) {
         Ok(link) => link,
         Err(reason) => return Err(Ending::Pass(reason)),
@@ -158,7 +158,7 @@ fn reply<F: Frame, A: Answerable, T: World>(
 ) -> Result<Reply, Ending> {
     // The edge knows a service that is about to be known here too. But where the stack would send on what
     // came for an address of ours, it would sooner or later be an edge that gets it, and sends it here again.
-    if answer == Answer::REFUSE && balance::is_from_edge(frame, tables) {
+    if answer == Answer::REFUSE && is_from_edge(frame, tables) {
         let is_sent_on = tables.fib_device(&packet.destination.key()).is_some();
         return Err(if is_sent_on {
             Ending::Drop(DropReason::SentBack)
@@ -218,9 +218,8 @@ fn judge<F: Frame, A: Answerable>(
             Err(DropReason::Unanswerable)
         };
     }
-    let is_later_fragment = packet.is_fragment && packet.piece.offset != 0;
     // Of ICMP, nothing but errors gets this far.
-    if is_later_fragment || packet.protocol == A::ICMP {
+    if packet.is_later_fragment() || packet.protocol == A::ICMP {
         return Err(DropReason::Unanswerable);
     }
     let reason = answer.reason(packet.protocol);

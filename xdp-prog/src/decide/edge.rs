@@ -17,7 +17,7 @@ use crate::{
     stage::Stage,
     verdict::Verdict,
     wire::{ethernet, ipv4::Ipv4, ipv6::Ipv6, protocol},
-    world::Tables,
+    world::World,
 };
 
 /// Decides what is to be done with a frame.
@@ -26,7 +26,7 @@ use crate::{
 /// to be inlined becomes a function of its own, and the kernel refuses the type
 /// information of what it returns.
 #[inline(always)]
-pub fn decide<'t, F: Frame, T: Tables>(frame: &F, tables: &'t T) -> Verdict<'t> {
+pub fn decide<'t, F: Frame, T: World>(frame: &F, tables: &'t T) -> Verdict<'t> {
     let link = match parse::link(frame) {
         Ok(link) => link,
         Err(PassReason::GroupAddress) if neighbour::announces(tables) => {
@@ -61,7 +61,7 @@ pub fn decide<'t, F: Frame, T: Tables>(frame: &F, tables: &'t T) -> Verdict<'t> 
 }
 
 #[inline(always)]
-fn route<'t, F: Frame, A: Messages, T: Tables>(
+fn route<'t, F: Frame, A: Messages, T: World>(
     frame: &F,
     tables: &'t T,
     packet: &Packet<A>,

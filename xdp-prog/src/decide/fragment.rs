@@ -13,19 +13,20 @@
 use super::{
     address::{has_node_ports, is_vip},
     edge::balance,
-    head::{Head, is_later},
+    head::Head,
     node::receive,
+    owner::{find, find_with_pods, owner, tagged_owner},
 };
 use crate::{
-    abi::{CONFIG_NODE, MODE_L2DSR, SERVICE_NAT},
+    abi::{CONFIG_NODE, SERVICE_NAT},
     frame::Frame,
     ip::{Ip, with_packet},
     parse::{self, Packet},
     reason::{DropReason, PassReason},
     stage::Stage,
-    verdict::{Decap, Verdict},
+    verdict::{Decap, Deliver, Verdict},
     wire::protocol,
-    world::{Fragments, Tables, World},
+    world::{HandOver, Tables, World},
 };
 
 /// Decides what is to be done with a bare fragment.
@@ -67,10 +68,10 @@ fn bare<'t, F: Frame, A: Ip, T: World>(
         Err(_) => return Verdict::Pass(PassReason::FragmentNotOurs),
     };
     let flow = head.flow(packet);
-    let found = match balance::find(tables, &flow) {
+    let found = match find(tables, &flow) {
         Ok(found) => found,
         Err(Verdict::Continue(Stage::NatReply)) => {
-            return follow_nat(tables, &head, packet, Verdict::Continue(Stage::NatReply));
+            return follow_nat(tables, &head, packet, 0, Stage::NatReply);
         }
         // Checks of this machine make no fragments.
         Err(Verdict::Continue(_)) => return Verdict::Pass(PassReason::FragmentNotOurs),
@@ -80,14 +81,12 @@ fn bare<'t, F: Frame, A: Ip, T: World>(
         return verdict;
     }
     if found.entry.flags & SERVICE_NAT != 0 {
-        return follow_nat(tables, &head, packet, Verdict::Nat(found.id));
+        return follow_nat(tables, &head, packet, found.id, Stage::Nat);
     }
     head.publish(tables, packet);
-    if found.entry.mode == MODE_L2DSR && balance::is_from_edge(frame, tables) {
-        return Verdict::Continue(Stage::Local);
-    }
-    match balance::choose(tables, &found, &flow) {
-        Ok(choice) => match balance::forward(tables, packet, &choice) {
+    let is_sent_by_edge = found.is_sent_by_edge(frame, tables);
+    match owner(tables, &found, &flow, is_sent_by_edge) {
+        Ok(owner) => match balance::forward(tables, packet, &flow, &found, &owner) {
             Ok(verdict) => verdict,
             Err(reason) => Verdict::Drop(reason),
         },
@@ -97,17 +96,23 @@ fn bare<'t, F: Frame, A: Ip, T: World>(
 
 /// Sends a first fragment the way of a whole packet, and a later one after it.
 #[inline(always)]
-fn follow_nat<'t, A: Ip, T: Fragments>(
+fn follow_nat<'t, A: Ip, T: World>(
     tables: &T,
     head: &Head,
     packet: &Packet<A>,
-    first: Verdict<'t>,
+    service: u32,
+    whole: Stage,
 ) -> Verdict<'t> {
-    if is_later(packet) {
+    tables.hand_over(HandOver {
+        service,
+        ports: head.ports,
+        ..HandOver::default()
+    });
+    if packet.is_later_fragment() {
         return Verdict::Continue(Stage::NatFragment);
     }
     head.publish(tables, packet);
-    first
+    Verdict::Continue(whole)
 }
 
 /// Tells whether a protocol has ports, or is a header behind which a transport header may follow in the next piece
@@ -139,11 +144,14 @@ fn within<'t, F: Frame, A: Ip, T: World>(
     // An edge of ours sends fragments of services only.
     head.publish(tables, packet);
     let flow = head.flow(packet);
-    let Some(found) = receive::find(tables, &flow) else {
+    let Some(found) = find_with_pods(tables, &flow) else {
         return Verdict::Decap(decap);
     };
-    match receive::pod(tables, &found, &flow, head.flags, decap.tag) {
-        Some(choice) => Verdict::Deliver(head.deliver(packet, &choice.chosen(), Some(decap))),
+    match tagged_owner(tables, &found, &flow, head.flags, decap.tag) {
+        Some(owner) => {
+            let (ports, flags) = (head.ports, head.flags);
+            Verdict::Deliver(Deliver::new(packet, ports, flags, &owner, Some(decap)))
+        }
         None => Verdict::Drop(DropReason::UnknownPod),
     }
 }

@@ -7,7 +7,6 @@ use crate::{
     ip::Ip,
     parse::{self, Packet, TcpFlags},
     reason::DropReason,
-    verdict::{Chosen, Decap, Deliver},
     wire::protocol,
     world::Fragments,
 };
@@ -16,7 +15,7 @@ use crate::{
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Head {
     /// Source and destination port; a word, because this may lie on the BPF stack.
-    ports: u32,
+    pub(crate) ports: u32,
     /// TCP flags; none of a later fragment.
     pub(crate) flags: TcpFlags,
 }
@@ -44,7 +43,7 @@ impl Head {
         if packet.protocol == A::ICMP {
             return Err(DropReason::FragmentedIcmp);
         }
-        if !is_later(packet) {
+        if !packet.is_later_fragment() {
             return Self::first(frame, packet);
         }
         if usize::from(packet.piece.offset) * 8 < parse::transport_length(packet.protocol) {
@@ -67,11 +66,10 @@ impl Head {
             protocol::TCP | protocol::UDP | protocol::SCTP
         );
         match parse::flow(frame, packet) {
-            Ok(flow) if has_ports => Ok(Self::new(
-                flow.source_port,
-                flow.destination_port,
-                parse::tcp_flags(frame, packet),
-            )),
+            Ok(flow) if has_ports => Ok(Self {
+                ports: flow.ports(),
+                flags: parse::tcp_flags(frame, packet),
+            }),
             _ => Err(DropReason::FragmentOpaque),
         }
     }
@@ -79,43 +77,18 @@ impl Head {
     /// Returns the flow that the packet belongs to.
     #[inline(always)]
     pub(crate) fn flow<A: Ip>(&self, packet: &Packet<A>) -> FlowKey<A> {
-        let [a, b, c, d] = self.ports.to_ne_bytes();
-        FlowKey {
-            source: packet.source,
-            destination: packet.destination,
-            source_port: [a, b],
-            destination_port: [c, d],
-            protocol: packet.protocol,
-        }
+        packet.flow_of(self.ports)
     }
 
     /// Publishes what a first fragment shows.
     #[inline(always)]
     pub(crate) fn publish<A: Ip, T: Fragments>(&self, tables: &T, packet: &Packet<A>) {
-        if !is_later(packet) {
+        if !packet.is_later_fragment() {
             let [a, b, c, d] = self.ports.to_ne_bytes();
             let datagram = Datagram::new([a, b], [c, d], tables.now());
             tables.publish(&key(packet), &datagram);
         }
     }
-
-    /// Delivers the packet to the chosen pod.
-    #[inline(always)]
-    pub(crate) fn deliver<'t, A: Ip>(
-        &self,
-        packet: &Packet<A>,
-        chosen: &Chosen<'t>,
-        decap: Option<Decap>,
-    ) -> Deliver<'t> {
-        let mut deliver = Deliver::new(packet, &self.flow(packet), self.flags, chosen, decap);
-        deliver.is_later = is_later(packet);
-        deliver
-    }
-}
-
-#[inline(always)]
-pub(crate) const fn is_later<A>(packet: &Packet<A>) -> bool {
-    packet.is_fragment && packet.piece.offset != 0
 }
 
 #[inline(always)]

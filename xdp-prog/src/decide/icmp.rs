@@ -13,17 +13,17 @@ use super::{
     address::is_vip,
     edge::{balance, neighbour},
     message::{Kind, Messages, has_service, is_too_big, kind, quoted},
-    node::is_here,
+    owner::{find, owner},
 };
 use crate::{
-    abi::{MODE_L2DSR, SERVICE_NAT},
+    abi::SERVICE_NAT,
     frame::Frame,
     ip::with_packet,
     parse::{Packet, TcpFlags},
     reason::{DropReason, PassReason},
     stage::Stage,
     verdict::Verdict,
-    world::{Answer, Tables, World},
+    world::{Answer, HandOver, World},
 };
 
 /// Decides what is to be done with a bare ICMP message.
@@ -33,7 +33,7 @@ pub fn decide<'t, F: Frame, T: World>(frame: &F, tables: &'t T) -> Verdict<'t> {
 }
 
 #[inline(always)]
-fn sort<'t, F: Frame, A: Messages, T: Tables>(
+fn sort<'t, F: Frame, A: Messages, T: World>(
     frame: &F,
     tables: &'t T,
     packet: &Packet<A>,
@@ -68,29 +68,45 @@ fn sort<'t, F: Frame, A: Messages, T: Tables>(
         };
     }
     let flow = &quote.flow;
-    let found = match balance::find(tables, flow) {
+    let found = match find(tables, flow) {
         Ok(found) => found,
         Err(Verdict::Drop(reason)) => return Verdict::Drop(reason),
-        Err(Verdict::Continue(Stage::NatReply)) => return Verdict::Continue(Stage::NatIcmp),
+        Err(Verdict::Continue(Stage::NatReply)) => return go_on(tables, 0, 0, Stage::NatIcmp),
         Err(_) => return malformed(is_vip),
     };
-    if found.entry.mode == MODE_L2DSR && balance::is_from_edge(frame, tables) {
-        return Verdict::Continue(Stage::IcmpLocal);
+    let is_sent_by_edge = found.is_sent_by_edge(frame, tables);
+    if !is_sent_by_edge {
+        if let Err(verdict) = balance::admit(tables, &found, flow, TcpFlags::default()) {
+            return verdict;
+        }
+        if found.entry.flags & SERVICE_NAT != 0 {
+            return go_on(tables, found.id, 0, Stage::NatIcmp);
+        }
     }
-    if let Err(verdict) = balance::admit(tables, &found, flow, TcpFlags::default()) {
-        return verdict;
-    }
-    if found.entry.flags & SERVICE_NAT != 0 {
-        return Verdict::Continue(Stage::NatIcmp);
-    }
-    match balance::choose(tables, &found, flow) {
-        Ok(choice) if is_here(choice.backend) => Verdict::Continue(Stage::IcmpLocal),
-        Ok(choice) => match balance::forward(tables, packet, &choice) {
+    match owner(tables, &found, flow, is_sent_by_edge) {
+        Ok(owner) if owner.backend.is_own_pod() => {
+            go_on(tables, found.id, owner.id, Stage::IcmpLocal)
+        }
+        Ok(owner) => match balance::forward(tables, packet, flow, &found, &owner) {
             Ok(verdict) => verdict,
             Err(reason) => Verdict::Drop(reason),
         },
+        // A node whose service has no pods leaves it to the stack.
+        Err(Verdict::Pass(_)) => Verdict::Pass(PassReason::Icmp),
+        Err(_) if is_sent_by_edge => Verdict::Drop(DropReason::UnknownPod),
         Err(_) => Verdict::Drop(DropReason::NoBackend),
     }
+}
+
+/// Goes on in a stage for errors about this flow.
+#[inline(always)]
+fn go_on<'t, T: World>(tables: &T, service: u32, backend: u32, stage: Stage) -> Verdict<'t> {
+    tables.hand_over(HandOver {
+        service,
+        backend,
+        ..HandOver::default()
+    });
+    Verdict::Continue(stage)
 }
 
 #[inline(always)]

@@ -1,10 +1,9 @@
 //! Packets and ICMP errors for pods of this machine.
 
-use super::{Chosen, Decap};
+use super::{Decap, Owner};
 use crate::{
     abi::{AddressKey, Backend, FLOW_HAIRPIN, Tag, Tuple},
     family::Family,
-    flow::FlowKey,
     ip::Ip,
     parse::{Packet, TcpFlags},
     world::{OFFSETS, Relay, Tables},
@@ -40,32 +39,28 @@ pub struct Deliver<'t> {
 }
 
 impl<'t> Deliver<'t> {
-    /// Delivers a packet to the chosen pod.
+    /// Delivers a packet to the pod that owns its flow.
     #[inline(always)]
     pub fn new<A: Ip>(
         packet: &Packet<A>,
-        flow: &FlowKey<A>,
+        ports: u32,
         flags: TcpFlags,
-        chosen: &Chosen<'t>,
+        owner: &Owner<'t>,
         decap: Option<Decap>,
     ) -> Self {
         Self {
-            service: chosen.service,
-            id: chosen.id,
-            backend: chosen.backend,
+            service: owner.service,
+            id: owner.id,
+            backend: owner.backend,
             decap,
             l3: packet.l3,
             l4: packet.l4,
             length: packet.length,
             family: A::FAMILY,
-            protocol: flow.protocol,
+            protocol: packet.protocol,
             flags,
-            is_later: false,
-            ports: {
-                let [a, b] = flow.source_port;
-                let [c, d] = flow.destination_port;
-                u32::from_ne_bytes([a, b, c, d])
-            },
+            is_later: packet.is_later_fragment(),
+            ports,
         }
     }
 

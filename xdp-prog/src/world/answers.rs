@@ -3,7 +3,7 @@
 use super::Clock;
 use crate::{abi::AddressKey, family::Family, reason::ReplyReason, wire::protocol};
 
-/// What is to be answered, in one word that is handed over in `HANDOVER`.
+/// What is to be answered, in one word.
 ///
 /// As wide as what other verdicts carry, which spares the program a register that
 /// only some of its paths have filled.
@@ -75,16 +75,12 @@ impl Answer {
     }
 }
 
-/// The memory of answers, and the hand-over to the stage that gives them.
+/// The memory of answers.
 ///
 /// An allowance is kept as the time at which it is full again (the generic cell
 /// rate algorithm's theoretical arrival time): one word. Two CPUs that update it
 /// at once give one answer too many.
 pub trait Answers: Clock {
-    /// Keeps what is to be answered until the next stage asks.
-    fn hand_over(&self, answer: Answer);
-    /// Returns what was handed over.
-    fn handed_over(&self) -> Answer;
     /// Returns when a source's allowance is full again, in ns.
     fn full_at(&self, source: &AddressKey) -> u64;
     /// Notes when a source's allowance is full again.

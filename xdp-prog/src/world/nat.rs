@@ -55,10 +55,6 @@ pub trait NatFlows: Clock {
     fn device_mtu(&self, ifindex: u32) -> Option<u16>;
     /// Puts a translation where it stays while the packet is under way.
     fn keep(&self, translation: Translation) -> Option<&Translation>;
-    /// Notes the service of the packet under way, for the stages that follow.
-    fn note_nat_service(&self, service: u32);
-    /// Returns the service that an earlier stage has found.
-    fn nat_service(&self) -> u32;
 }
 
 /// Where a client's packets come from, and its replies go.

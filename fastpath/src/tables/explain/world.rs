@@ -15,8 +15,8 @@ use xdp_prog::{
     },
     wire::protocol,
     world::{
-        self, Announcements, Answer, Answers, FlowTable, Flows, Fragments, Inserted, NatFlows,
-        NatState, Origin, Paths, Probes, Relay, Shortcuts, Taken, Translation,
+        self, Announcements, Answers, FlowTable, Flows, Fragments, HandOver, HandOvers, Inserted,
+        NatFlows, NatState, Origin, Paths, Probes, Relay, Shortcuts, Taken, Translation,
     },
 };
 use zerocopy::IntoBytes as _;
@@ -34,9 +34,8 @@ pub(super) struct ReadOnly<'t> {
     fib: Fib,
     counted: RefCell<Vec<Counted>>,
     looked_up: RefCell<Vec<LookUp>>,
-    answer: Cell<Answer>,
+    handed_over: Cell<HandOver>,
     relayed: Cell<[u64; 4]>,
-    nat_service: Cell<u32>,
     nat_taken: Taken,
     translation: OnceCell<Translation>,
     nat_forward: Overlay<NatForward>,
@@ -81,9 +80,8 @@ impl<'t> ReadOnly<'t> {
             fib: Fib::new(ingress),
             counted: RefCell::default(),
             looked_up: RefCell::default(),
-            answer: Cell::default(),
+            handed_over: Cell::default(),
             relayed: Cell::default(),
-            nat_service: Cell::default(),
             nat_taken: Taken::default(),
             translation: OnceCell::new(),
             nat_forward: Overlay::default(),
@@ -196,16 +194,18 @@ impl Relay for ReadOnly<'_> {
     }
 }
 
+impl HandOvers for ReadOnly<'_> {
+    fn hand_over(&self, known: HandOver) {
+        self.handed_over.set(known);
+    }
+
+    fn handed_over(&self) -> HandOver {
+        self.handed_over.get()
+    }
+}
+
 /// An answer costs nobody's allowance: it is not given.
 impl Answers for ReadOnly<'_> {
-    fn hand_over(&self, answer: Answer) {
-        self.answer.set(answer);
-    }
-
-    fn handed_over(&self) -> Answer {
-        self.answer.get()
-    }
-
     fn full_at(&self, _: &AddressKey) -> u64 {
         0
     }
@@ -324,14 +324,6 @@ impl NatFlows for ReadOnly<'_> {
 
     fn keep(&self, translation: Translation) -> Option<&Translation> {
         Some(self.translation.get_or_init(|| translation))
-    }
-
-    fn note_nat_service(&self, service: u32) {
-        self.nat_service.set(service);
-    }
-
-    fn nat_service(&self) -> u32 {
-        self.nat_service.get()
     }
 }
 

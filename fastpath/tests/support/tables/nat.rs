@@ -1,7 +1,7 @@
 //! The flows of NAT mode, as plain maps.
 
 use std::{
-    cell::{Cell, RefCell},
+    cell::RefCell,
     collections::{HashMap, HashSet, hash_map::Entry},
     hash::Hash,
 };
@@ -67,7 +67,6 @@ impl Default for Nat {
 pub(super) struct LiveNat {
     flows: RefCell<Nat>,
     claims: RefCell<HashSet<Tuple>>,
-    service: Cell<u32>,
     taken: Taken,
 }
 
@@ -76,7 +75,6 @@ impl LiveNat {
         Self {
             flows: RefCell::new(flows),
             claims: RefCell::default(),
-            service: Cell::default(),
             taken: Taken::default(),
         }
     }
@@ -202,14 +200,6 @@ impl NatFlows for ModelTables<'_> {
     fn keep(&self, translation: Translation) -> Option<&Translation> {
         // One small leak per packet of a test.
         Some(Box::leak(Box::new(translation)))
-    }
-
-    fn note_nat_service(&self, service: u32) {
-        self.nat.service.set(service);
-    }
-
-    fn nat_service(&self) -> u32 {
-        self.nat.service.get()
     }
 }
 

@@ -30,9 +30,9 @@ use xdp_prog::{
     reason::REASON_COUNT,
     stage::Stage,
     world::{
-        Announcements, Answer, Answers, Clock, Counters, FlowTable, Flows, Fragments, Inserted,
-        NatFlows, NatState, Origin, Paths, Probes, Relay, Shortcuts, Tables, Taken, Translation,
-        World,
+        Announcements, Answers, Clock, Counters, FlowTable, Flows, Fragments, HandOver, HandOvers,
+        Inserted, NatFlows, NatState, Origin, Paths, Probes, Relay, Shortcuts, Tables, Taken,
+        Translation, World,
     },
 };
 
@@ -70,6 +70,9 @@ static SERVICE_TRAFFIC: PerCpuArray<Traffic, { size::SERVICES }> = PerCpuArray::
 static BACKEND_TRAFFIC: PerCpuArray<Traffic, { size::BACKENDS }> = PerCpuArray::new();
 #[btf_map]
 static UNTRUSTED: PerCpuArray<Untrusted, 1> = PerCpuArray::new();
+/// Scratch: see [`HandOvers`].
+#[btf_map]
+static HANDOVER: PerCpuArray<HandOver, 1> = PerCpuArray::new();
 /// Scratch: see [`Relay`].
 #[btf_map]
 static RELAY: PerCpuArray<[u64; 4], 1> = PerCpuArray::new();
@@ -366,16 +369,6 @@ impl NatFlows for KernelTables<'_> {
     fn keep(&self, translation: Translation) -> Option<&Translation> {
         nat::keep(translation)
     }
-
-    #[inline(always)]
-    fn note_nat_service(&self, service: u32) {
-        nat::note_service(service);
-    }
-
-    #[inline(always)]
-    fn nat_service(&self) -> u32 {
-        nat::service()
-    }
 }
 
 impl Relay for KernelTables<'_> {
@@ -456,17 +449,26 @@ impl Fragments for KernelTables<'_> {
     }
 }
 
+impl HandOvers for KernelTables<'_> {
+    #[inline(always)]
+    fn hand_over(&self, known: HandOver) {
+        if let Some(place) = HANDOVER.get_ptr_mut(0) {
+            // SAFETY: a per-CPU element; XDP runs do not nest on a CPU.
+            unsafe { *place = known };
+        }
+    }
+
+    #[inline(always)]
+    fn handed_over(&self) -> HandOver {
+        match HANDOVER.get_ptr(0) {
+            // SAFETY: a per-CPU element; XDP runs do not nest on a CPU.
+            Some(place) => unsafe { *place },
+            None => HandOver::default(),
+        }
+    }
+}
+
 impl Answers for KernelTables<'_> {
-    #[inline(always)]
-    fn hand_over(&self, answer: Answer) {
-        answers::hand_over(answer);
-    }
-
-    #[inline(always)]
-    fn handed_over(&self) -> Answer {
-        answers::handed_over()
-    }
-
     #[inline(always)]
     fn full_at(&self, source: &AddressKey) -> u64 {
         answers::full_at(source)

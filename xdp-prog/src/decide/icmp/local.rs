@@ -1,17 +1,16 @@
 //! ICMP for pods of this machine: from a trusted edge, or bare errors about their flows.
 
-use super::super::{
-    edge::balance,
-    message::{Kind, Messages, has_checksum, has_service, kind, quoted},
-    node::{deliver, is_here, receive},
-};
 use crate::{
-    abi::MODE_L2DSR,
+    decide::{
+        message::{Kind, Messages, has_checksum, has_service, kind, quoted},
+        node::{deliver, receive},
+        owner::{find_with_pods, tagged_owner},
+    },
     frame::Frame,
     ip::with_packet,
     parse::{Packet, TcpFlags},
     reason::{DropReason, PassReason},
-    verdict::{Decap, DeliverError, Verdict},
+    verdict::{Decap, DeliverError, Owner, Verdict},
     world::World,
 };
 
@@ -56,21 +55,19 @@ fn sort_local<'t, F: Frame, A: Messages, T: World>(
     if !has_service(quote.flow.protocol) {
         return Err(to_stack(place));
     }
-    let Some(found) = receive::find(tables, &quote.flow) else {
-        return Err(to_stack(place));
-    };
-    let choice = if place.is_encapsulated() {
-        receive::pod(tables, &found, &quote.flow, TcpFlags::default(), place.tag)
-    } else if found.entry.mode == MODE_L2DSR && balance::is_from_edge(frame, tables) {
-        balance::choose_local(tables, &found, &quote.flow)
+    let owner = if place.is_encapsulated() {
+        let Some(found) = find_with_pods(tables, &quote.flow) else {
+            return Err(to_stack(place));
+        };
+        tagged_owner(tables, &found, &quote.flow, TcpFlags::default(), place.tag)
     } else {
-        balance::choose(tables, &found, &quote.flow).ok()
+        Owner::handed_over(tables, &tables.handed_over())
     };
-    match choice {
-        Some(choice) if is_here(choice.backend) => Ok(DeliverError {
-            service: choice.service,
-            id: choice.id,
-            backend: choice.backend,
+    match owner {
+        Some(owner) => Ok(DeliverError {
+            service: owner.service,
+            id: owner.id,
+            backend: owner.backend,
             place,
             l4: packet.l4,
             length: packet.length,
@@ -78,9 +75,9 @@ fn sort_local<'t, F: Frame, A: Messages, T: World>(
             quoted_l4: quote.l4,
             protocol: quote.flow.protocol,
             has_checksum: has_checksum(packet, &quote),
-            shown: deliver::shown(tables, &quote.flow, choice.backend),
+            shown: deliver::shown(tables, &quote.flow, owner.backend),
         }),
-        _ => Err(Verdict::Drop(DropReason::UnknownPod)),
+        None => Err(Verdict::Drop(DropReason::UnknownPod)),
     }
 }
 

@@ -9,30 +9,33 @@ use crate::{
     ip::{Ip, with_packet},
     parse::{self, Link, Packet, Segment, TcpFlags},
     reason::DropReason,
+    stage::Stage,
     verdict::Verdict,
     wire::{protocol, transport::Tcp},
-    world::{Answer, OFFSETS, Relay, World},
+    world::{Answer, HandOver, HandOvers, OFFSETS, Relay, World},
 };
 
-/// Beside the service of the packet under way: what it proves has been taken note of.
+/// [`HandOver::nat_progress`]: what the packet proves of its flow has been taken note of.
 pub(super) const HEEDED: u32 = 1 << 31;
 /// The same: a flow of the service was looked for that gives way.
 pub(super) const SOUGHT: u32 = 1 << 30;
-/// The same: one has gone.
+/// The same: one has gone. In the bits below, how many were looked at.
 pub(super) const MADE_ROOM: u32 = 1 << 29;
-/// From this bit on, below these: how many were looked at.
-pub(super) const LOOKS_AT: u32 = 24;
 
-/// Returns the service out of a note of it.
+/// Goes on in another stage of the mode with a client's packet.
 #[inline(always)]
-pub(super) const fn service_of(noted: u32) -> u32 {
-    noted & ((1 << LOOKS_AT) - 1)
-}
-
-/// Returns how many flows were looked at, out of a note of the service.
-#[inline(always)]
-pub(super) const fn looks_of(noted: u32) -> u32 {
-    noted >> LOOKS_AT & 0xf
+pub(super) fn go_on<'t, T: HandOvers>(
+    tables: &T,
+    service: u32,
+    nat_progress: u32,
+    stage: Stage,
+) -> Verdict<'t> {
+    tables.hand_over(HandOver {
+        service,
+        nat_progress,
+        ..HandOver::default()
+    });
+    Verdict::Continue(stage)
 }
 
 /// A packet of either family and direction.
@@ -239,6 +242,6 @@ pub(super) fn request<'t, F: Frame, A: Ip, T: World>(
         Ok(flow) => flow,
         Err(reason) => return Err(Verdict::Pass(reason)),
     };
-    let service = service_of(tables.nat_service());
+    let service = tables.handed_over().service;
     Ok(Arrived::new(frame, packet, &flow, service))
 }

@@ -2,7 +2,7 @@
 
 use super::{
     ANSWER_NS, Fate, HANDSHAKE_NS, QUIET_DATAGRAMS_NS, QUIET_RESET_NS, SPAN_OF_USE_NS,
-    arrived::{Arrived, HEEDED, MADE_ROOM, SOUGHT},
+    arrived::{Arrived, HEEDED, MADE_ROOM, SOUGHT, go_on},
     fate,
     lifetime::forget,
     share,
@@ -13,7 +13,10 @@ use crate::{
         AddressKey, BACKEND_LOCAL, Backend, NAT_CONDEMNED, NAT_OPEN, NAT_RESET, NatForward,
         NatMark, NatReverse, Tuple,
     },
-    decide::{address::is_no_client, edge::balance},
+    decide::{
+        address::is_no_client,
+        owner::{Found, owner_among},
+    },
     frame::Frame,
     ip::{Ip, with_packet},
     parse::{self, Packet},
@@ -73,16 +76,14 @@ fn choose<'t, F: Frame, A: Ip, T: World>(
         Ok(flow) => flow,
         Err(reason) => return Err(Verdict::Pass(reason)),
     };
-    let found = match balance::find(tables, &flow) {
-        Ok(found) => found,
-        // There was a service just now.
-        Err(_) => return Err(Verdict::Drop(DropReason::TableChanged)),
+    let Some(found) = Found::handed_over(tables, tables.handed_over().service) else {
+        return Err(Verdict::Drop(DropReason::TableChanged));
     };
-    let Some(choice) = balance::choose_from(tables, &found, found.entry.word, &flow) else {
+    let Some(owner) = owner_among(tables, &found, found.entry.word, &flow) else {
         return Err(Verdict::Answer(Answer::REFUSE));
     };
-    if !is_by_nat(choice.backend) {
-        return Err(if choice.backend.flags & BACKEND_LOCAL != 0 {
+    if !is_by_nat(owner.backend) {
+        return Err(if owner.backend.flags & BACKEND_LOCAL != 0 {
             Verdict::Pass(PassReason::LocalBackend)
         } else {
             // The service is about to leave NAT mode.
@@ -99,8 +100,8 @@ fn choose<'t, F: Frame, A: Ip, T: World>(
     let seed = tables.config().map_or(0, |config| config.hash_seed);
     Ok(Chosen {
         arrived: Arrived::new(frame, packet, &flow, found.id),
-        id: choice.id,
-        backend: choice.backend,
+        id: owner.id,
+        backend: owner.backend,
         hash: flow.hash(!seed),
     })
 }
@@ -121,9 +122,9 @@ fn begin<'t, T: World>(
     if let Some(answer) = arrived.obstacle(way.hop.mtu) {
         return Ok(Verdict::Answer(answer));
     }
-    let noted = tables.nat_service();
-    let has_room = noted & MADE_ROOM != 0 || has_room(tables, arrived.service);
-    if !has_room && noted & SOUGHT == 0 {
+    let progress = tables.handed_over().nat_progress;
+    let has_room = progress & MADE_ROOM != 0 || has_room(tables, arrived.service);
+    if !has_room && progress & SOUGHT == 0 {
         return Ok(Verdict::Continue(Stage::NatShare));
     }
     let now = tables.now();
@@ -145,8 +146,7 @@ fn begin<'t, T: World>(
         now,
     };
     reserve(tables, &new, chosen.hash, has_room)?;
-    tables.note_nat_service(arrived.service | HEEDED);
-    Ok(Verdict::Continue(Stage::Nat))
+    Ok(go_on(tables, arrived.service, HEEDED, Stage::Nat))
 }
 
 /// A flow that is to begin.

@@ -5,7 +5,6 @@
 
 use super::{arrived::Arrived, follow, to_backend::send_translated, to_client::is_to_vip};
 use crate::{
-    decide::{edge::balance, head::Head},
     frame::Frame,
     ip::{Ip, with_packet},
     parse::Packet,
@@ -18,12 +17,8 @@ use crate::{
 #[inline(always)]
 pub fn decide<'t, F: Frame, T: World>(frame: &F, tables: &'t T) -> Verdict<'t> {
     let arrived = with_packet!(frame,
-        packet => arrived(frame, tables, &packet),
+        packet => arrived(tables, &packet),
         reason => return Verdict::Pass(reason));
-    let arrived = match arrived {
-        Ok(arrived) => arrived,
-        Err(reason) => return Verdict::Drop(reason),
-    };
     match arrived.relayed(tables) {
         Some(arrived) => send(tables, &arrived),
         None => Verdict::Drop(DropReason::StageMissing),
@@ -56,20 +51,11 @@ fn send<'t, T: World>(tables: &'t T, arrived: &Arrived) -> Verdict<'t> {
     send_translated(tables, arrived, without_ports)
 }
 
-/// Finds the flow, and the service if the packet is a client's.
 #[inline(always)]
-fn arrived<F: Frame, A: Ip, T: World>(
-    frame: &F,
-    tables: &T,
-    packet: &Packet<A>,
-) -> Result<Arrived, DropReason> {
-    let head = Head::read(frame, tables, packet)?;
-    let flow = head.flow(packet);
-    Ok(Arrived {
-        service: match balance::find(tables, &flow) {
-            Ok(found) => found.id,
-            Err(_) => 0,
-        },
+fn arrived<A: Ip, T: World>(tables: &T, packet: &Packet<A>) -> Arrived {
+    let known = tables.handed_over();
+    Arrived {
+        service: known.service,
         family: A::FAMILY,
         l3: packet.l3,
         l4: packet.l4,
@@ -77,6 +63,6 @@ fn arrived<F: Frame, A: Ip, T: World>(
         hop_limit: packet.hop_limit.into(),
         flags: 0,
         numbers: 0,
-        key: flow.tuple(),
-    })
+        key: packet.flow_of(known.ports).tuple(),
+    }
 }

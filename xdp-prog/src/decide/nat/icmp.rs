@@ -12,7 +12,6 @@ use super::{arrived::Arrived, follow};
 use crate::{
     decide::{
         address::is_vip,
-        edge::balance,
         message::{Messages, has_checksum, quoted},
     },
     frame::Frame,
@@ -45,10 +44,7 @@ fn translate<'t, F: Frame, A: Messages, T: World>(
     let Some(quote) = quoted(frame, packet) else {
         return Err(Verdict::Pass(PassReason::Icmp));
     };
-    let service = match balance::find(tables, &quote.flow) {
-        Ok(found) => found.id,
-        Err(_) => 0,
-    };
+    let service = tables.handed_over().service;
     let arrived = Arrived {
         service,
         family: A::FAMILY,

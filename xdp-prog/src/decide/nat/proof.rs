@@ -4,7 +4,7 @@
 //! another connection.
 
 use super::{
-    arrived::{Arrived, HEEDED, requested_aside},
+    arrived::{Arrived, HEEDED, go_on, requested_aside},
     lifetime::is_known,
     to_backend::{reply_key, way},
 };
@@ -38,9 +38,8 @@ pub fn decide<'t, F: Frame, T: World>(frame: &F, tables: &'t T) -> Verdict<'t> {
         Ok(arrived) => arrived,
         Err(verdict) => return verdict,
     };
-    tables.note_nat_service(arrived.service | HEEDED);
     heed(tables, &arrived);
-    Verdict::Continue(Stage::Nat)
+    go_on(tables, arrived.service, HEEDED, Stage::Nat)
 }
 
 /// Finds the packet's flow, and takes note of it.

@@ -9,7 +9,7 @@
 //! places and hand without a lock.
 
 use super::{
-    arrived::{Arrived, LOOKS_AT, MADE_ROOM, SOUGHT, looks_of, requested_aside},
+    arrived::{Arrived, MADE_ROOM, SOUGHT, go_on, requested_aside},
     begin::{free, gives_way_by},
     to_backend::{is_by_nat, reply_key, way},
 };
@@ -28,6 +28,8 @@ const RINGS: u32 = 16;
 const PLACES: u32 = size::NAT_BEGUN as u32 / RINGS;
 /// Places that are looked at for a new flow, each in a run of its own: the verifier gives up on a loop.
 const LOOKS: u32 = 8;
+/// [`HandOver::nat_progress`](crate::world::HandOver): how many were looked at.
+const LOOKS_MASK: u32 = 0xf;
 
 /// Decides what is to be done with a frame of this stage: it begins a flow, for which one of the service's goes.
 #[inline(always)]
@@ -36,16 +38,15 @@ pub fn decide<'t, F: Frame, T: World>(frame: &F, tables: &'t T) -> Verdict<'t> {
         Ok(arrived) => arrived,
         Err(verdict) => return verdict,
     };
-    let looks = looks_of(tables.nat_service()) + 1;
-    let (noted, next) = if take_one(tables, &arrived) {
+    let looks = (tables.handed_over().nat_progress & LOOKS_MASK) + 1;
+    let (progress, next) = if take_one(tables, &arrived) {
         (SOUGHT | MADE_ROOM, Stage::NatBegin)
     } else if looks == LOOKS {
         (SOUGHT, Stage::NatBegin)
     } else {
-        (looks << LOOKS_AT, Stage::NatShare)
+        (looks, Stage::NatShare)
     };
-    tables.note_nat_service(arrived.service | noted);
-    Verdict::Continue(next)
+    go_on(tables, arrived.service, progress, next)
 }
 
 /// Notes a flow that begins.

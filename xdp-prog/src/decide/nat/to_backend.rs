@@ -71,7 +71,7 @@ pub(super) fn to_backend<'t, T: World>(
     let Some(entry) = look_up_client_flow(tables, key, arrived.flags(), now) else {
         return Verdict::Continue(Stage::NatBegin);
     };
-    if proof::is_of_use(&entry, arrived, now) && tables.nat_service() & HEEDED == 0 {
+    if proof::is_of_use(&entry, arrived, now) && tables.handed_over().nat_progress & HEEDED == 0 {
         return Verdict::Continue(Stage::NatProof);
     }
     let Some(backend) = tables.backend(entry.backend()) else {

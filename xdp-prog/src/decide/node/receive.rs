@@ -1,17 +1,16 @@
 //! Node role: IP-in-IP from a trusted edge -> the pod that the tag names.
 
-use super::is_here;
 use crate::{
-    abi::{ADDRESS_LOCAL, ADDRESS_VIP, AddressKey, PodKey, SERVICE_PODS, Tag, Tuple},
-    decide::edge::balance::{self, Choice, Found},
+    abi::{ADDRESS_LOCAL, ADDRESS_VIP, AddressKey, Tag, Tuple},
+    decide::owner::{find_with_pods, pod_instead, tagged_pod},
     family::Family,
     flow::FlowKey,
     frame::Frame,
     ip::{Ip, with_packet},
-    parse::{self, Packet, TcpFlags},
+    parse::{self, Packet},
     reason::{DropReason, PassReason},
     stage::Stage,
-    verdict::{Chosen, Decap, Deliver, Verdict},
+    verdict::{Decap, Deliver, Owner, Verdict},
     wire::protocol,
     world::{Answer, Shortcuts, Tables, World},
 };
@@ -167,25 +166,23 @@ fn deliver<'t, F: Frame, A: Ip, T: Tables + Shortcuts>(
     let flags = parse::tcp_flags(frame, packet);
     let epoch = epoch(tables);
     let key = pod_key(&flow, decap.tag);
-    if let Some(chosen) = noted(tables, &key, epoch) {
-        return Verdict::Deliver(Deliver::new(packet, &flow, flags, &chosen, Some(decap)));
+    let ports = flow.ports();
+    if let Some(owner) = noted(tables, &key, epoch) {
+        return Verdict::Deliver(Deliver::new(packet, ports, flags, &owner, Some(decap)));
     }
-    let Some(found) = find(tables, &flow) else {
+    let Some(found) = find_with_pods(tables, &flow) else {
         return Verdict::Decap(decap);
     };
-    let choice = match named(tables, &found, decap.tag) {
-        Some(choice) => {
-            let value = u64::from(choice.service) << 32 | u64::from(choice.id);
+    let owner = match tagged_pod(tables, &found, decap.tag) {
+        Some(owner) => {
+            let value = u64::from(owner.service) << 32 | u64::from(owner.id);
             tables.note_shortcut(&key, epoch, value);
-            Some(choice)
+            Some(owner)
         }
-        None => instead(tables, &found, &flow, flags),
+        None => pod_instead(tables, &found, &flow, flags),
     };
-    match choice {
-        Some(choice) => {
-            let chosen = choice.chosen();
-            Verdict::Deliver(Deliver::new(packet, &flow, flags, &chosen, Some(decap)))
-        }
+    match owner {
+        Some(owner) => Verdict::Deliver(Deliver::new(packet, ports, flags, &owner, Some(decap))),
         None if packet.protocol == protocol::TCP && !flags.rst() && !flags.begins_connection() => {
             Verdict::Answer(Answer::refuse_inner(A::FAMILY))
         }
@@ -196,14 +193,15 @@ fn deliver<'t, F: Frame, A: Ip, T: Tables + Shortcuts>(
 /// Returns the pod that earlier packets to the same service with the same tag went to.
 #[inline(always)]
 #[expect(clippy::cast_possible_truncation, reason = "takes the low half")]
-fn noted<'t, T: Tables + Shortcuts>(tables: &'t T, key: &Tuple, epoch: u32) -> Option<Chosen<'t>> {
+fn noted<'t, T: Tables + Shortcuts>(tables: &'t T, key: &Tuple, epoch: u32) -> Option<Owner<'t>> {
     let value = tables.shortcut(key, epoch)?;
     let id = value as u32;
     let backend = tables.backend(id)?;
-    is_here(backend).then_some(Chosen {
+    backend.is_own_pod().then_some(Owner {
         service: (value >> 32) as u32,
         id,
         backend,
+        hash: 0,
     })
 }
 
@@ -217,69 +215,4 @@ fn pod_key<A: Ip>(flow: &FlowKey<A>, tag: Tag) -> Tuple {
         flow.destination_port,
         flow.protocol,
     )
-}
-
-/// Finds the service of an encapsulated packet, if its backends are pods.
-///
-/// A NodePort's packet carries the edge's address, which is none of this
-/// machine's: its service is looked up at the unspecified address.
-#[inline(always)]
-pub fn find<A: Ip, T: Tables>(tables: &T, flow: &FlowKey<A>) -> Option<Found> {
-    let found = match balance::find(tables, flow) {
-        Ok(found) => found,
-        Err(_) => {
-            let anywhere = FlowKey {
-                destination: A::UNSPECIFIED,
-                ..*flow
-            };
-            balance::find(tables, &anywhere).ok()?
-        }
-    };
-    (found.entry.flags & SERVICE_PODS != 0).then_some(found)
-}
-
-/// Finds the pod that a tag names; a packet that may begin a flow takes another one of the service.
-#[inline(always)]
-pub fn pod<'t, A: Ip, T: Tables>(
-    tables: &'t T,
-    found: &Found,
-    flow: &FlowKey<A>,
-    flags: TcpFlags,
-    tag: Tag,
-) -> Option<Choice<'t>> {
-    match named(tables, found, tag) {
-        Some(choice) => Some(choice),
-        None => instead(tables, found, flow, flags),
-    }
-}
-
-/// Finds the pod that a tag names, if it is here.
-#[inline(always)]
-fn named<'t, T: Tables>(tables: &'t T, found: &Found, tag: Tag) -> Option<Choice<'t>> {
-    let key = PodKey::new(found.id, tag);
-    let id = tables.pod(&key)?.backend(key)?;
-    let backend = tables.backend(id)?;
-    is_here(backend).then_some(Choice {
-        service: found.id,
-        entry: found.entry,
-        hash: 0,
-        slot: 0,
-        id,
-        backend,
-    })
-}
-
-/// Chooses a pod of this machine in the place of one that is not here, for what may begin a flow.
-#[inline(always)]
-fn instead<'t, A: Ip, T: Tables>(
-    tables: &'t T,
-    found: &Found,
-    flow: &FlowKey<A>,
-    flags: TcpFlags,
-) -> Option<Choice<'t>> {
-    if flow.protocol != protocol::TCP || flags.begins_connection() {
-        balance::choose_local(tables, found, flow)
-    } else {
-        None
-    }
 }

@@ -4,30 +4,14 @@ use aya_ebpf::{
     btf_maps::{LruHashMap, PerCpuArray},
     macros::btf_map,
 };
-use xdp_prog::{
-    abi::{AddressKey, size},
-    world::Answer,
-};
+use xdp_prog::abi::{AddressKey, size};
 
 use super::read_once;
 
-/// Scratch: from the program that finds an answer due to the one that gives it.
-#[btf_map]
-static HANDOVER: PerCpuArray<u64, 1> = PerCpuArray::new();
 #[btf_map]
 static ANSWERS: LruHashMap<AddressKey, u64, { size::ANSWERS }> = LruHashMap::new();
 #[btf_map]
 static ANSWERS_OF_CPU: PerCpuArray<u64, 1> = PerCpuArray::new();
-#[inline(always)]
-pub(crate) fn hand_over(answer: Answer) {
-    write(&HANDOVER, u64::from(answer.0));
-}
-
-#[inline(always)]
-#[expect(clippy::cast_possible_truncation, reason = "it was 32 bits wide")]
-pub(crate) fn handed_over() -> Answer {
-    Answer(read(&HANDOVER) as u32)
-}
 
 #[inline(always)]
 pub(crate) fn full_at(source: &AddressKey) -> u64 {

@@ -25,9 +25,6 @@ static NAT_CLAIMS: HashMap<Tuple, u64, { size::NAT_CLAIMS }> = HashMap::new();
 static NAT_COUNTS: Array<NatCount, { size::SERVICES }> = Array::new();
 #[btf_map]
 static NAT_BEGUN: Array<NatBegun, { size::NAT_BEGUN }> = Array::new();
-/// Scratch: the service of the packet under way, from the program that looked it up to those that follow.
-#[btf_map]
-static NAT_SERVICE: PerCpuArray<u32, 1> = PerCpuArray::new();
 /// Scratch: what the packet under way gets.
 #[btf_map]
 static NAT_TRANSLATION: PerCpuArray<Translation, 1> = PerCpuArray::new();
@@ -255,21 +252,4 @@ pub(crate) fn keep(translation: Translation) -> Option<&'static Translation> {
     let place = unsafe { &mut *place };
     *place = translation;
     Some(place)
-}
-
-#[inline(always)]
-pub(crate) fn note_service(service: u32) {
-    if let Some(place) = NAT_SERVICE.get_ptr_mut(0) {
-        // SAFETY: a per-CPU element; XDP runs do not nest on a CPU.
-        unsafe { *place = service };
-    }
-}
-
-#[inline(always)]
-pub(crate) fn service() -> u32 {
-    match NAT_SERVICE.get_ptr(0) {
-        // SAFETY: a per-CPU element; XDP runs do not nest on a CPU.
-        Some(place) => unsafe { *place },
-        None => 0,
-    }
 }

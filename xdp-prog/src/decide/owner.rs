@@ -1,0 +1,232 @@
+//! Whose a flow is: its service, and the backend that owns it.
+//!
+//! Asked once for each packet, by the stage that finds its service; stages that follow get the answer
+//! ([`HandOver`](crate::world::HandOver)).
+
+use super::address::is_vip;
+use crate::{
+    abi::{
+        CONFIG_NODE, CONFIG_PROBES, EdgeMac, MODE_L2DSR, PodKey, SERVICE_DROP_WHEN_EMPTY,
+        SERVICE_PODS, Service, ServiceWord, Tag,
+    },
+    flow::FlowKey,
+    frame::Frame,
+    ip::Ip,
+    maglev,
+    parse::TcpFlags,
+    reason::{DropReason, PassReason},
+    stage::Stage,
+    verdict::{Owner, Verdict},
+    wire::{ethernet::Ethernet, protocol},
+    world::{Answer, Tables},
+};
+
+/// A service that a packet is for, and what of it was read.
+#[derive(Clone, Copy, Debug)]
+pub struct Found {
+    /// Service id.
+    pub id: u32,
+    /// The service as it was read.
+    pub entry: Service,
+}
+
+impl Found {
+    /// Returns the service that an earlier stage has found, unless it has gone since.
+    #[inline(always)]
+    pub fn handed_over<T: Tables>(tables: &T, id: u32) -> Option<Self> {
+        let entry = tables.service(id)?;
+        (entry.word.base() != 0).then_some(Self { id, entry })
+    }
+
+    /// Tells whether this machine is the node of a frame that another edge has sent by L2 DSR.
+    #[inline(always)]
+    pub fn is_sent_by_edge<F: Frame, T: Tables>(&self, frame: &F, tables: &T) -> bool {
+        self.entry.mode == MODE_L2DSR && is_from_edge(frame, tables)
+    }
+}
+
+/// Finds the service of a flow.
+///
+/// The word behind the id carries a check of the key it belongs to, which tells two IPv6 services of one fingerprint apart.
+///
+/// # Errors
+///
+/// Returns the verdict where there is none.
+#[inline(always)]
+pub fn find<'t, A: Ip, T: Tables>(tables: &'t T, flow: &FlowKey<A>) -> Result<Found, Verdict<'t>> {
+    let Some((id, check)) = A::service(tables, flow) else {
+        return Err(no_service(tables, flow));
+    };
+    match tables.service(id) {
+        Some(entry) if entry.word.check() == check && entry.word.base() != 0 => {
+            Ok(Found { id, entry })
+        }
+        _ => Err(Verdict::Drop(DropReason::TableChanged)),
+    }
+}
+
+/// Finds the service of an encapsulated packet, if its backends are pods.
+///
+/// A NodePort's packet carries the edge's address, which is none of this
+/// machine's: its service is looked up at the unspecified address.
+#[inline(always)]
+pub fn find_with_pods<A: Ip, T: Tables>(tables: &T, flow: &FlowKey<A>) -> Option<Found> {
+    let found = match find(tables, flow) {
+        Ok(found) => found,
+        Err(_) => {
+            let anywhere = FlowKey {
+                destination: A::UNSPECIFIED,
+                ..*flow
+            };
+            find(tables, &anywhere).ok()?
+        }
+    };
+    (found.entry.flags & SERVICE_PODS != 0).then_some(found)
+}
+
+/// A reply to NAT mode comes for a port that is no service's: one of the mode's, or, for SCTP, any.
+#[inline(always)]
+fn no_service<'t, A: Ip, T: Tables>(tables: &T, flow: &FlowKey<A>) -> Verdict<'t> {
+    let config = tables.config();
+    let is_nat = config.is_some_and(|config| {
+        let offset = u16::from_be_bytes(flow.destination_port).wrapping_sub(config.nat_port);
+        offset < config.nat_ports || (flow.protocol == protocol::SCTP && config.nat_ports != 0)
+    });
+    if is_nat {
+        return Verdict::Continue(Stage::NatReply);
+    }
+    if is_vip(tables, flow.destination) {
+        return Verdict::Answer(Answer::REFUSE);
+    }
+    if config.is_some_and(|config| config.flags & CONFIG_PROBES != 0) {
+        return Verdict::Continue(Stage::Probe);
+    }
+    Verdict::Pass(PassReason::NoService)
+}
+
+/// Tells whether another edge sent this frame by L2 DSR, which makes this machine its node.
+#[inline(always)]
+pub fn is_from_edge<F: Frame, T: Tables>(frame: &F, tables: &T) -> bool {
+    let is_node = tables
+        .config()
+        .is_some_and(|config| config.flags & CONFIG_NODE != 0);
+    is_node
+        && frame
+            .view::<Ethernet>(0)
+            .is_some_and(|header| tables.is_edge_mac(&EdgeMac::new(header.source())))
+}
+
+/// Finds the backend that owns the flow of a packet that came bare: one of this machine's own pods, if another edge has
+/// sent it by L2 DSR.
+///
+/// # Errors
+///
+/// Returns the verdict where there is none.
+#[inline(always)]
+pub fn owner<'t, A: Ip, T: Tables>(
+    tables: &'t T,
+    found: &Found,
+    flow: &FlowKey<A>,
+    is_sent_by_edge: bool,
+) -> Result<Owner<'t>, Verdict<'t>> {
+    if is_sent_by_edge {
+        if found.entry.flags & SERVICE_PODS == 0 {
+            return Err(Verdict::Pass(PassReason::LocalBackend));
+        }
+        return match own_pod(tables, found, flow) {
+            Some(owner) if owner.backend.is_own_pod() => Ok(owner),
+            // The pod has left this machine. The edge would get the packet again.
+            _ => Err(Verdict::Drop(DropReason::UnknownPod)),
+        };
+    }
+    match owner_among(tables, found, found.entry.word, flow) {
+        Some(owner) => Ok(owner),
+        None if found.entry.flags & SERVICE_DROP_WHEN_EMPTY != 0 => {
+            Err(Verdict::Drop(DropReason::NoLocalBackend))
+        }
+        None => Err(Verdict::Answer(Answer::REFUSE)),
+    }
+}
+
+/// Finds the pod that an edge's tag names; a packet that may begin a flow takes another one of the service.
+#[inline(always)]
+pub fn tagged_owner<'t, A: Ip, T: Tables>(
+    tables: &'t T,
+    found: &Found,
+    flow: &FlowKey<A>,
+    flags: TcpFlags,
+    tag: Tag,
+) -> Option<Owner<'t>> {
+    match tagged_pod(tables, found, tag) {
+        Some(owner) => Some(owner),
+        None => pod_instead(tables, found, flow, flags),
+    }
+}
+
+/// Finds the pod that a tag names, if it is here.
+#[inline(always)]
+pub fn tagged_pod<'t, T: Tables>(tables: &'t T, found: &Found, tag: Tag) -> Option<Owner<'t>> {
+    let key = PodKey::new(found.id, tag);
+    let id = tables.pod(&key)?.backend(key)?;
+    let backend = tables.backend(id)?;
+    backend.is_own_pod().then_some(Owner {
+        service: found.id,
+        hash: 0,
+        id,
+        backend,
+    })
+}
+
+/// Chooses a pod of this machine in the place of one that is not here, for what may begin a flow.
+#[inline(always)]
+pub fn pod_instead<'t, A: Ip, T: Tables>(
+    tables: &'t T,
+    found: &Found,
+    flow: &FlowKey<A>,
+    flags: TcpFlags,
+) -> Option<Owner<'t>> {
+    if flow.protocol != protocol::TCP || flags.begins_connection() {
+        own_pod(tables, found, flow)
+    } else {
+        None
+    }
+}
+
+/// Chooses from this machine's own pods.
+#[inline(always)]
+fn own_pod<'t, A: Ip, T: Tables>(
+    tables: &'t T,
+    found: &Found,
+    flow: &FlowKey<A>,
+) -> Option<Owner<'t>> {
+    if found.entry.local.base() == 0 {
+        return None;
+    }
+    owner_among(tables, found, found.entry.local, flow)
+}
+
+/// Chooses from one of a service's tables; nothing where it is empty.
+#[inline(always)]
+pub fn owner_among<'t, A: Ip, T: Tables>(
+    tables: &'t T,
+    found: &Found,
+    table: ServiceWord,
+    flow: &FlowKey<A>,
+) -> Option<Owner<'t>> {
+    let hash = if found.entry.affinity == 0 {
+        flow.hash(tables.config().map_or(0, |config| config.hash_seed))
+    } else {
+        flow.client_hash(found.entry.affinity)
+    };
+    let slot = maglev::slot(hash, table.log2_length());
+    let id = tables.slot(table.base() + slot).unwrap_or_default().0;
+    if id == 0 {
+        return None;
+    }
+    Some(Owner {
+        service: found.id,
+        hash,
+        id,
+        backend: tables.backend(id)?,
+    })
+}

@@ -16,7 +16,7 @@ const BEGINNINGS: [&[u8]; 6] = [
 ];
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 20_000, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 5_000, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn no_frame_is_parsed_beyond_its_end(bytes in frame()) {

@@ -42,7 +42,6 @@ mod tracker;
 mod view;
 mod watcher;
 
-use std::fmt;
 use std::io;
 use std::net::IpAddr;
 
@@ -82,55 +81,37 @@ pub enum Resolution {
 }
 
 /// The reason why a target has no next hop.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum Reason {
-    /// No route matches.
+    #[error("no route")]
     NoRoute,
     /// The matching route is of type `unreachable`, or the kernel knows no source or device for it.
+    #[error("unreachable route")]
     Unreachable,
-    /// The matching route is of type `blackhole`.
+    #[error("blackhole route")]
     Blackhole,
-    /// The matching route is of type `prohibit`.
+    #[error("prohibit route")]
     Prohibited,
     /// The target is a multicast, broadcast or anycast address.
+    #[error("not a unicast address")]
     NotUnicast,
     /// The route adds an encapsulation of its own (MPLS, SRv6), which XDP would leave out.
+    #[error("route with encapsulation")]
     Encapsulated,
     /// The device, or the device below a VLAN device, is down or has no carrier.
+    #[error("link down")]
     LinkDown,
     /// The device vanished between the lookup and the list of devices.
+    #[error("no such device")]
     NoDevice,
-    /// The device has no Ethernet address.
+    #[error("device without Ethernet address")]
     NoMac,
     /// The device is a VLAN over a VLAN, an 802.1ad VLAN, or a VLAN over another namespace's device.
+    #[error("unsupported VLAN device")]
     VlanUnsupported,
     /// The neighbour has not answered; the kernel keeps asking once a tracker refreshes.
+    #[error("neighbour unresolved")]
     NeighbourUnresolved,
-}
-
-impl Reason {
-    /// Returns the text for tables and metric labels.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::NoRoute => "no route",
-            Self::Unreachable => "unreachable route",
-            Self::Blackhole => "blackhole route",
-            Self::Prohibited => "prohibit route",
-            Self::NotUnicast => "not a unicast address",
-            Self::Encapsulated => "route with encapsulation",
-            Self::LinkDown => "link down",
-            Self::NoDevice => "no such device",
-            Self::NoMac => "device without Ethernet address",
-            Self::VlanUnsupported => "unsupported VLAN device",
-            Self::NeighbourUnresolved => "neighbour unresolved",
-        }
-    }
-}
-
-impl fmt::Display for Reason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
-    }
 }
 
 /// A failure to talk to the kernel about routes, links or neighbours.

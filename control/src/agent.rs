@@ -14,60 +14,55 @@
 //! then, `view` what is published, `answers` what commands ask.
 
 mod announce;
+mod announcing;
 mod answers;
 mod apply;
+mod attachments;
 mod checks;
 mod cluster;
-mod egress;
 mod handle;
 mod next_hops;
 mod path_mtus;
+mod pod_devices;
 mod problems;
+mod programmed;
 mod reload;
 mod room;
 mod start;
 mod sweeps;
 mod view;
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::fs::File;
-use std::net::IpAddr;
-use std::path::PathBuf;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
-use fastpath::attach::EgressAttachment;
-use fastpath::facts::Devices;
-use fastpath::load::Loaded;
 use fastpath::nexthop::{NetlinkError, Wake, Waker, Watcher};
-use fastpath::pins::Pins;
-use fastpath::tables::{Settings, Specs, Tables};
-use tokio::sync::watch;
+use fastpath::tables::Tables;
 
-use self::announce::Announcing;
-use self::apply::Attached;
+use self::announcing::Announcing;
+use self::attachments::Attachments;
+use self::checks::Checks;
 pub(crate) use self::checks::reasons;
 use self::cluster::Cluster;
 pub use self::handle::{Command, Handle, Question};
 use self::next_hops::NextHops;
 use self::path_mtus::PathMtus;
+use self::pod_devices::PodDevices;
 pub(crate) use self::problems::{Item, Problems};
-use self::room::Refused;
+use self::programmed::Programmed;
+use self::reload::ConfigFile;
 pub use self::start::StartError;
 use self::sweeps::Sweeps;
+use self::view::Publication;
 pub(crate) use self::view::{Running, View};
-use crate::announce::Pulse;
-use crate::api::{ConfigStatus, Detached};
-use crate::census::Census;
+use crate::api::{Detached, Egress, Interface};
 use crate::chain::chain;
 use crate::config::{Config, host};
 use crate::health::monitor::Monitor;
-use crate::health::selection::Selection;
-use crate::health::targets::{NotMade, Targets};
-use crate::health::ways::Ways;
 use crate::observer::{Observer, Sources};
-use crate::target::{Machine, Shapes};
+use crate::service_totals::ServiceTotals;
+use crate::target::{Machine, MachineServices};
 
 /// How often the machine is looked at without an event: a path MTU is learnt without one.
 const TIMER: Duration = Duration::from_secs(30);
@@ -78,74 +73,31 @@ const LOGGED_ONE_BY_ONE: usize = 10;
 #[derive(Debug)]
 pub struct Agent {
     config: Config,
-    /// What the file said when the agent started; part of it cannot change later.
-    started_with: Config,
-    status: ConfigStatus,
-    path: PathBuf,
+    file: ConfigFile,
     /// Where services and nodes come from, if it is not the file.
     cluster: Option<Cluster>,
 
-    loaded: Loaded,
-    /// Why frames that XDP fails to send are not counted.
-    uncounted: Option<String>,
-    pins: Pins,
-    /// Whether the tables of an earlier agent are of another layout, so that its programs use none of ours.
-    other_layout: bool,
-    /// Held for as long as the agent runs.
-    _pins_lock: File,
-    tables: Tables,
-    next_hops: NextHops,
-    path_mtus: PathMtus,
-    watcher: Watcher,
-
-    settings: Option<Settings>,
-    /// Interfaces that an earlier agent attached to and this one has not taken over yet.
-    inherited: BTreeSet<String>,
-    attached: BTreeMap<String, Attached>,
-    /// Wanted interfaces without the program, with their numbers when last looked at.
-    unattached: BTreeMap<String, Option<u32>>,
     machine: Machine,
     /// When the machine was last looked at.
     followed: Instant,
+    watcher: Watcher,
+    next_hops: NextHops,
+    path_mtus: PathMtus,
+    pod_devices: PodDevices,
+
     /// Of the services that the configuration asks for.
-    census: Census,
-    shapes: Shapes,
-    /// When the tables were last brought to the desired state.
-    programmed: Instant,
-    /// Services that the tables should have.
-    wanted: Specs,
-    /// Those that did not fit.
-    refused: Refused,
+    totals: ServiceTotals,
+    services_here: MachineServices,
+    checks: Checks,
 
+    attachments: Attachments,
+    tables: Tables,
+    programmed: Programmed,
     announcing: Announcing,
-
-    /// Devices with the egress program.
-    egress: BTreeMap<String, EgressAttachment>,
-    /// Those with one of an earlier agent that this one has not taken over yet.
-    inherited_egress: BTreeSet<String>,
-    /// Pods of this machine, unless the kernel has to be asked again, and the devices that led to them.
-    pods: Option<BTreeSet<IpAddr>>,
-    pod_devices: BTreeSet<String>,
-
-    health: Arc<Monitor>,
-    /// What the configuration asks for, without the backends that should not serve.
-    selection: Selection,
-    /// Whether the health of backends or nodes has changed since the selection was made.
-    health_changed: bool,
-    ways: Ways,
-    /// What is checked, and how; nothing if that is not in force.
-    targets: Option<Targets>,
-    /// Checks that are not made.
-    not_made: NotMade,
 
     sweeps: Sweeps,
     problems: Problems,
-    /// What is known, for those who answer beside.
-    views: watch::Sender<Arc<View>>,
-    /// The signs of life of the loop.
-    pulse: Pulse,
-    started: Instant,
-    started_at: u64,
+    publication: Publication,
 }
 
 impl Agent {
@@ -156,7 +108,7 @@ impl Agent {
 
     /// Returns what checks backends and nodes; whoever runs it sends [`Command::Health`] when something turned.
     pub fn health(&self) -> Arc<Monitor> {
-        Arc::clone(&self.health)
+        Arc::clone(&self.checks.monitor)
     }
 
     /// Returns who answers beside what is asked of the agent's state; what it cannot, it asks by the handle.
@@ -165,16 +117,16 @@ impl Agent {
     ///
     /// When the maps cannot be opened once more.
     pub fn observer(&self, agent: Handle) -> Result<Observer, StartError> {
-        let reader = self.tables.reader(&self.loaded);
+        let reader = self.tables.reader(&self.attachments.loaded);
         Ok(Observer::new(Sources {
-            views: self.views.subscribe(),
+            views: self.publication.views.subscribe(),
             reader: reader.map_err(StartError::Tables)?,
             health: self.health(),
             feed: self.feed(),
-            pulse: self.pulse.clone(),
+            pulse: self.publication.pulse.clone(),
             agent,
-            started: self.started,
-            started_at: self.started_at,
+            started: self.publication.started,
+            started_at: self.publication.started_at,
         }))
     }
 
@@ -202,7 +154,7 @@ impl Agent {
                 }
             }
             let taken = self.take_state();
-            let turned = std::mem::take(&mut self.health_changed);
+            let turned = std::mem::take(&mut self.checks.is_changed);
             if let Some(taken) = taken {
                 self.settle();
                 self.account(taken);
@@ -225,7 +177,7 @@ impl Agent {
         match command {
             Command::Reload { cause } => self.reload(cause),
             // Many may turn at once: the selection is made when all that was sent is read.
-            Command::Health => self.health_changed = true,
+            Command::Health => self.checks.is_changed = true,
             Command::Announce(holdings) => self.take_holdings(holdings),
             // Likewise: the newest one is taken.
             Command::State => {}
@@ -239,7 +191,7 @@ impl Agent {
                 return end;
             }
             Command::Look => {
-                if self.forget_lost() {
+                if self.attachments.forget_lost() {
                     // A pod that ended takes its device along.
                     self.look_for_pod_devices();
                     self.settle();
@@ -255,14 +207,9 @@ impl Agent {
         self.followed = Instant::now();
         let before = self.machine.clone();
         self.look_at_machine();
-        let lost = self.forget_lost();
-        let interfaces = self.config.desired.interfaces.keys();
-        let unattached: BTreeMap<String, Option<u32>> = interfaces
-            .filter(|name| !self.attached.contains_key(*name))
-            .map(|name| (name.clone(), index_of(name)))
-            .collect();
-        let may_attach = lost || unattached != self.unattached;
-        self.unattached = unattached;
+        let lost = self.attachments.forget_lost();
+        let wanted = self.config.desired.interfaces.keys();
+        let may_attach = self.attachments.look_for_unattached(wanted) || lost;
         let moved = self.look_for_pod_devices();
         if self.machine == before && !may_attach && !moved {
             let outcome = self.next_hops.refresh(&mut self.tables);
@@ -305,65 +252,60 @@ impl Agent {
             self.hold_announcements();
             return 0;
         }
-        self.census
-            .follow(&self.config.desired, &self.machine.addresses);
-        self.select();
+        let own = &self.machine.addresses;
+        self.totals.follow(&self.config.desired, own);
+        self.checks.select(&self.config.desired, own);
         let mut done = self.apply();
         // A check may need what was just put in place, and what it was for may be gone.
-        self.aim();
-        if self.select() {
+        self.set_check_targets();
+        if self
+            .checks
+            .select(&self.config.desired, &self.machine.addresses)
+        {
             done += self.apply();
         }
         self.show_announceable();
         done
     }
 
-    /// Forgets the programs that interfaces and devices have lost; returns whether there are any.
-    fn forget_lost(&mut self) -> bool {
-        if self.attached.is_empty() && self.egress.is_empty() {
-            return false;
-        }
-        match Devices::list() {
-            Ok(mut devices) => self.forget_detached(&devices) | self.forget_egress(&mut devices),
-            Err(error) => {
-                // The next event or the timer tells.
-                tracing::warn!(error = chain(&error), "cannot list the network devices");
-                false
-            }
-        }
+    /// Has everything checked that the configuration asks for.
+    fn set_check_targets(&mut self) {
+        let desired = &self.config.desired;
+        let mut interfaces = desired.interfaces.keys();
+        let diverts = self.totals.diverts_checks(desired)
+            && interfaces.all(|name| self.attachments.egress.contains_key(name));
+        let own = &self.machine.addresses;
+        let tables = &mut self.tables;
+        self.checks
+            .set_targets(desired, &self.totals, own, diverts, tables);
     }
 
-    /// Takes interfaces that lost the program for what an earlier agent left: a pin at most.
-    ///
-    /// Returns whether there are any.
-    fn forget_detached(&mut self, devices: &Devices) -> bool {
-        let lost = self.attached.iter().filter_map(|(name, attached)| {
-            let attachment = &attached.attachment;
-            // By the name that it had then: the configuration may know it by an alternative one.
-            match devices.find(&attachment.interface) {
-                Some(device)
-                    if device.index == attachment.ifindex && device.runs(attachment.program) =>
-                {
-                    None
-                }
-                Some(_) => Some((name.clone(), "somebody removed the program or its pin")),
-                None => Some((name.clone(), "the interface is gone or has another name")),
-            }
-        });
-        let lost: Vec<_> = lost.collect();
-        for (interface, reason) in &lost {
-            tracing::warn!(interface, reason, "not attached any more");
-            self.attached.remove(interface);
-            self.inherited.insert(interface.clone());
-        }
-        !lost.is_empty()
+    /// Asks the kernel for the devices of this machine's pods; tells whether they are others than before.
+    fn look_for_pod_devices(&mut self) -> bool {
+        let pods = self.totals.own_pods();
+        self.pod_devices.look(pods, &mut self.next_hops)
     }
 
-    /// Detaches everything and removes the pins.
+    /// Lists the interfaces that are wanted, and how the program is there.
+    fn interface_status(&self) -> Vec<Interface> {
+        let wanted = &self.config.desired.interfaces;
+        self.attachments.interface_status(wanted, &self.problems)
+    }
+
+    /// Lists the devices that have the egress program or should have it.
+    fn egress_status(&self) -> Vec<Egress> {
+        let desired = &self.config.desired;
+        let mut wanted = BTreeSet::new();
+        if desired.is_node(&self.machine.addresses) {
+            wanted.extend(desired.interfaces.keys().cloned());
+            wanted.extend(self.pod_devices.devices.iter().cloned());
+        }
+        self.attachments.egress_status(wanted, &self.problems)
+    }
+
     fn detach(&mut self) -> Result<Detached, String> {
-        let interfaces = self.pins.remove_all().map_err(|error| chain(&error))?;
-        self.attached.clear();
-        self.egress.clear();
+        let interfaces = self.attachments.detach_all();
+        let interfaces = interfaces.map_err(|error| chain(&error))?;
         tracing::info!(?interfaces, "detached, no pins are left");
         if let Err(error) = self.next_hops.release() {
             tracing::warn!(
@@ -373,8 +315,4 @@ impl Agent {
         }
         Ok(Detached { interfaces })
     }
-}
-
-fn index_of(interface: &str) -> Option<u32> {
-    nix::net::if_::if_nametoindex(interface).ok()
 }

@@ -5,11 +5,13 @@
 //! to each other; [`election`] judges Leases and says when to take an address and when to let go.
 //! Both are pure: time and events are arguments.
 
+mod edge;
 pub mod election;
 mod mac;
 pub mod pulse;
 pub mod rendezvous;
 
-pub use election::{Candidates, Edge, Election, Holdings, Home};
+pub use edge::{Candidates, Edge, Holdings, Home};
+pub use election::Election;
 pub use mac::Mac;
 pub use pulse::Pulse;

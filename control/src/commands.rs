@@ -54,14 +54,14 @@ where
 {
     let socket = &options.agent.socket;
     let Some(seconds) = options.watch else {
-        let current: T = ask(socket, request)?;
-        if options.json {
-            return print(&json(&current, true)?);
-        }
-        return print(&render(&Sampled {
-            current,
+        let sampled = Sampled {
+            current: ask(socket, request)?,
             previous: None,
-        }));
+        };
+        if options.json {
+            return print(&json(&sampled.current, true)?);
+        }
+        return print(&render(&sampled));
     };
     let interval = Duration::from_secs(seconds.into());
     let mut last: Option<(T, Instant)> = None;
@@ -107,10 +107,7 @@ pub fn which(options: &cli::Which) -> Result<()> {
         from: options.from.to_string(),
     });
     let which: Which = ask(&options.agent.socket, &request)?;
-    if options.json {
-        return print(&json(&which, true)?);
-    }
-    print(&show::which(&which))
+    print_answer(&which, options.json, show::which)
 }
 
 /// Follows one packet through the datapath's code.
@@ -126,10 +123,7 @@ pub fn trace(options: &cli::Trace) -> Result<()> {
         interface: options.interface.clone(),
     });
     let trace: Trace = ask(&options.agent.socket, &request)?;
-    if options.json {
-        return print(&json(&trace, true)?);
-    }
-    print(&show::trace(&trace))
+    print_answer(&trace, options.json, show::trace)
 }
 
 /// Has an agent or a controller log more, or what it did at its start.
@@ -160,10 +154,7 @@ pub fn detach(options: &cli::Detach) -> Result<()> {
         Err(AskError::NotRunning { .. }) => detach_pins(&options.pin_dir)?,
         Err(error) => return Err(error.into()),
     };
-    if options.json {
-        return print(&json(&detached, true)?);
-    }
-    print(&show::detached(&detached))
+    print_answer(&detached, options.json, show::detached)
 }
 
 fn detach_pins(pin_dir: &Path) -> Result<Detached> {
@@ -171,6 +162,15 @@ fn detach_pins(pin_dir: &Path) -> Result<Detached> {
         .remove_all()
         .with_context(|| format!("cannot remove the pins below {}", pin_dir.display()))?;
     Ok(Detached { interfaces })
+}
+
+fn print_answer<T: Serialize>(answer: &T, as_json: bool, page: fn(&T) -> String) -> Result<()> {
+    let text = if as_json {
+        json(answer, true)?
+    } else {
+        page(answer)
+    };
+    print(&text)
 }
 
 /// Writes a value as one JSON document, for people or on one line.
@@ -202,9 +202,6 @@ pub fn print(text: &str) -> Result<()> {
 
 /// Tells whether an error is only that the reader of our output has had enough.
 pub fn is_closed_pipe(error: &anyhow::Error) -> bool {
-    error.chain().any(|cause| {
-        cause
-            .downcast_ref::<io::Error>()
-            .is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
-    })
+    let mut causes = error.chain().filter_map(|cause| cause.downcast_ref());
+    causes.any(|cause: &io::Error| cause.kind() == io::ErrorKind::BrokenPipe)
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use imbl::{OrdMap, OrdSet};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
-use crate::fnv::fnv_1a;
+use crate::hash::fnv_1a;
 use crate::health::Check;
 
 pub use fastpath::tables::{
@@ -185,8 +185,8 @@ pub(crate) fn affinity_seed(seed: u64, name: &str) -> u64 {
 ///
 /// Two that are given one number by chance count as one at the backends that both have.
 pub(crate) fn owner(service: &str) -> u32 {
-    let [a, b, c, d, e, f, g, h] = fnv_1a(0, service).to_be_bytes();
-    let folded = u32::from_be_bytes([a, b, c, d]) ^ u32::from_be_bytes([e, f, g, h]);
+    let hash = fnv_1a(0, service);
+    let folded = (hash >> 32) as u32 ^ (hash & 0xffff_ffff) as u32;
     folded.max(1)
 }
 

@@ -2,7 +2,6 @@
 
 use std::fmt::Display;
 
-/// How many are named.
 const NAMED: usize = 5;
 
 /// Names the first few, and says how many more there are.

@@ -1,26 +1,26 @@
 //! Health: are backends and nodes able to serve, and which of them are left out while they are not.
 //!
 //! ```text
-//! desired state -> targets (who, how) + ways (indices) -> monitor: probe, echo(es) -> board (results add up)
+//! desired state -> targets (who, how) + probe_indices -> monitor: probe, echo(es) -> schedule (results add up)
 //! desired state <- selection (who serves) <-------------------------------------- what fails
 //! ```
 //!
-//! `board`, `selection`, `targets` and `ways` are pure; `monitor` makes the checks beside the agent's
+//! `schedule`, `selection`, `targets` and `probe_indices` are pure; `monitor` makes the checks beside the agent's
 //! thread, which reads what they come to and plans for what the selection leaves.
 
-pub mod board;
 mod echo;
 mod echoes;
 pub mod monitor;
 pub mod probe;
+pub mod probe_indices;
+pub mod schedule;
 pub mod selection;
 pub mod targets;
-pub mod ways;
 
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use self::board::Rule;
+use self::schedule::Rule;
 
 /// How the backends of a service are checked.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -73,7 +73,7 @@ use self::outcome::Capture;
 use self::problem::Findings;
 use self::quota::Quotas;
 use self::slice::Names;
-use self::update::{Claim, Entry, put};
+use self::update::{Contender, Entry, put};
 use crate::desired::ServiceKey;
 
 /// The objects, and the state that they ask for.
@@ -85,11 +85,10 @@ pub struct Index {
     entries: HashMap<ObjectName, Box<Entry>>,
     /// Of them those whose Service is known, and not only slices of it.
     services_known: usize,
-    /// The Service of each slice.
     services_of_slices: BTreeMap<ObjectName, Option<ObjectName>>,
     names: Names,
     dirty: BTreeSet<ObjectName>,
-    claims: HashMap<ServiceKey, Vec<Claim>>,
+    claims: HashMap<ServiceKey, Vec<Contender>>,
     /// The Services that have an address, and why.
     captured: HashMap<IpAddr, Vec<(ObjectName, Capture)>>,
     state: State,
@@ -291,7 +290,7 @@ impl Index {
             return false;
         }
         let old = self.machines.set_node(name, node);
-        let addresses = |node: Option<&Node>| node.map(|node| node.addresses().clone());
+        let addresses = |node: Option<&Node>| node.map(|node| node.addresses.clone());
         let new = addresses(self.machines.node(name)).unwrap_or_default();
         let old = addresses(old.as_ref()).unwrap_or_default();
         if self.machines.is_own(name) {
@@ -333,7 +332,7 @@ impl Index {
         let nodes = self.machines.node_names();
         let has_one = |name: &&String| {
             let node = self.machines.node(name);
-            node.is_some_and(|node| !node.addresses().is_disjoint(addresses))
+            node.is_some_and(|node| !node.addresses.is_disjoint(addresses))
         };
         nodes.filter(has_one).cloned().collect()
     }

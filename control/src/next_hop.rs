@@ -4,9 +4,8 @@ use std::collections::HashMap;
 
 use fastpath::nexthop::Resolution;
 
-use crate::hex;
+use crate::announce::Mac;
 
-/// Names the state of a next hop.
 pub(crate) const fn state(next_hop: Option<Resolution>) -> &'static str {
     match next_hop {
         Some(Resolution::Resolved(_)) => "resolved",
@@ -18,13 +17,13 @@ pub(crate) const fn state(next_hop: Option<Resolution>) -> &'static str {
 /// Returns the MAC address of a next hop, once it is resolved.
 pub(crate) fn mac(next_hop: Option<Resolution>) -> Option<String> {
     match next_hop {
-        Some(Resolution::Resolved(hop)) => Some(hex::mac(hop.destination_mac)),
+        Some(Resolution::Resolved(hop)) => Some(Mac(hop.destination_mac).to_string()),
         _ => None,
     }
 }
 
 /// The names of this machine's devices, by number.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct DeviceNames(HashMap<u32, String>);
 
 impl DeviceNames {
@@ -39,7 +38,10 @@ impl DeviceNames {
         Self(interfaces.map(name).collect())
     }
 
-    /// Names a device.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &String> {
+        self.0.values()
+    }
+
     pub(crate) fn of(&self, ifindex: u32) -> String {
         let name = self.0.get(&ifindex);
         name.map_or_else(|| format!("ifindex {ifindex}"), String::clone)

@@ -1,37 +1,28 @@
 //! Tables for people: aligned columns, numbers to the right, as wide as their content.
 
-/// Which side the content of a column leans to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Align {
-    /// Text.
-    Left,
-    /// Numbers.
-    Right,
-}
+use std::fmt::Display;
 
 /// A table that is written when it is complete.
 #[derive(Debug)]
-pub struct Table {
-    columns: Vec<(&'static str, Align)>,
-    rows: Vec<Vec<String>>,
+pub struct Table<const COLUMNS: usize> {
+    titles: [&'static str; COLUMNS],
+    rows: Vec<[String; COLUMNS]>,
 }
 
 /// Space between two columns.
 const GAP: &str = "  ";
 
-impl Table {
-    /// Starts a table with these column titles.
-    pub fn new(columns: &[(&'static str, Align)]) -> Self {
-        Self {
-            columns: columns.to_vec(),
-            rows: Vec::new(),
-        }
+impl<const COLUMNS: usize> Table<COLUMNS> {
+    /// Starts a table with these column titles; one that begins with `>` is over numbers, which lean to the right.
+    pub fn new(titles: [&'static str; COLUMNS]) -> Self {
+        let rows = Vec::new();
+        Self { titles, rows }
     }
 
-    /// Adds a row; missing cells stay empty.
-    pub fn row(&mut self, cells: impl IntoIterator<Item = String>) {
-        self.rows
-            .push(cells.into_iter().map(|cell| printable(&cell)).collect());
+    /// Adds a row.
+    pub fn row(&mut self, cells: [&dyn Display; COLUMNS]) {
+        let cells = cells.map(|cell| printable(&cell.to_string()));
+        self.rows.push(cells);
     }
 
     /// Writes titles and rows, or `none` if there are no rows.
@@ -39,33 +30,24 @@ impl Table {
         if self.rows.is_empty() {
             return format!("{none}\n");
         }
-        let titles: Vec<String> = self
-            .columns
-            .iter()
-            .map(|(title, _)| (*title).to_owned())
-            .collect();
-        let widths: Vec<usize> = (0..self.columns.len())
-            .map(|column| {
-                let cells = self.rows.iter().chain([&titles]);
-                cells
-                    .filter_map(|row| row.get(column))
-                    .map(|cell| width(cell))
-                    .max()
-                    .unwrap_or(0)
-            })
-            .collect();
+        let titles = self
+            .titles
+            .map(|title| title.trim_start_matches('>').to_owned());
+        let rows = || [&titles].into_iter().chain(&self.rows);
+        let widths: [usize; COLUMNS] =
+            std::array::from_fn(|column| rows().map(|row| width(&row[column])).max().unwrap_or(0));
         let mut text = String::new();
-        for row in [&titles].into_iter().chain(&self.rows) {
+        for row in rows() {
             let mut line = String::new();
-            for (cell, ((_, align), width)) in row.iter().zip(self.columns.iter().zip(&widths)) {
-                let space = " ".repeat(width - self::width(cell));
-                match align {
-                    Align::Left => line.extend([cell, &space, GAP]),
-                    Align::Right => line.extend([&space, cell, GAP]),
-                }
+            for ((cell, width), title) in row.iter().zip(widths).zip(self.titles) {
+                line += &if title.starts_with('>') {
+                    format!("{cell:>width$}{GAP}")
+                } else {
+                    format!("{cell:<width$}{GAP}")
+                };
             }
-            text.push_str(line.trim_end());
-            text.push('\n');
+            text += line.trim_end();
+            text += "\n";
         }
         text
     }
@@ -90,27 +72,21 @@ pub fn printable(text: &str) -> String {
 
 /// Writes a count in full below 100 000 and with three figures above: `99999`, `1.23M`.
 pub fn count(value: u64) -> String {
-    const UNITS: [(u64, &str); 4] = [
-        (1_000_000_000_000, "T"),
-        (1_000_000_000, "G"),
-        (1_000_000, "M"),
-        (1_000, "k"),
-    ];
     if value < 100_000 {
         return value.to_string();
     }
-    for (unit, suffix) in UNITS {
-        if value >= unit {
-            let whole = value / unit;
-            let hundredths = value % unit * 100 / unit;
-            return match whole {
-                0..10 => format!("{whole}.{hundredths:02}{suffix}"),
-                10..100 => format!("{whole}.{}{suffix}", hundredths / 10),
-                _ => format!("{whole}{suffix}"),
-            };
-        }
+    let (unit, suffix) = match value {
+        1_000_000_000_000.. => (1_000_000_000_000, "T"),
+        1_000_000_000.. => (1_000_000_000, "G"),
+        1_000_000.. => (1_000_000, "M"),
+        _ => (1_000, "k"),
+    };
+    let (whole, hundredths) = (value / unit, value % unit * 100 / unit);
+    match whole {
+        0..10 => format!("{whole}.{hundredths:02}{suffix}"),
+        10..100 => format!("{whole}.{}{suffix}", hundredths / 10),
+        _ => format!("{whole}{suffix}"),
     }
-    value.to_string()
 }
 
 /// Writes a part of a whole in per cent with two digits.
@@ -140,17 +116,9 @@ mod tests {
 
     #[test]
     fn columns_line_up_and_lines_have_no_trailing_space() {
-        let mut table = Table::new(&[
-            ("NAME", Align::Left),
-            ("PACKETS", Align::Right),
-            ("NOTE", Align::Left),
-        ]);
-        table.row(["web".to_owned(), "7".to_owned(), String::new()]);
-        table.row([
-            "a-long-name".to_owned(),
-            "123456789".to_owned(),
-            "x".to_owned(),
-        ]);
+        let mut table = Table::new(["NAME", ">PACKETS", "NOTE"]);
+        table.row([&"web", &7, &""]);
+        table.row([&"a-long-name", &123_456_789, &"x"]);
         assert_eq!(
             table.render("none"),
             "NAME           PACKETS  NOTE\n\
@@ -161,16 +129,13 @@ mod tests {
 
     #[test]
     fn empty_table_says_so() {
-        assert_eq!(
-            Table::new(&[("NAME", Align::Left)]).render("no services"),
-            "no services\n"
-        );
+        assert_eq!(Table::new(["NAME"]).render("no services"), "no services\n");
     }
 
     #[test]
     fn control_characters_do_not_reach_the_terminal() {
-        let mut table = Table::new(&[("NAME", Align::Left)]);
-        table.row(["\x1b[2Jx".to_owned()]);
+        let mut table = Table::new(["NAME"]);
+        table.row([&"\x1b[2Jx"]);
         assert!(!table.render("").contains('\x1b'));
     }
 

@@ -199,7 +199,6 @@ async fn breakage(
     }
 }
 
-/// Says why a task has ended.
 fn why(ended: Result<(), JoinError>) -> anyhow::Error {
     match ended {
         Ok(()) => anyhow!("a task has ended"),
@@ -207,7 +206,6 @@ fn why(ended: Result<(), JoinError>) -> anyhow::Error {
     }
 }
 
-/// What a signal asks for.
 enum Asked {
     Reload,
     Stop(&'static str),

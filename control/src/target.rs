@@ -4,6 +4,8 @@
 //! here: a node takes decapsulated packets and has pods, an edge balances, and
 //! each serves NodePorts at addresses of its own.
 
+mod machine;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -12,62 +14,14 @@ use fastpath::tables::{Addresses, Settings, Specs};
 use imbl::OrdSet;
 use ipnet::IpNet;
 
-use crate::census::{Census, Counts};
-use crate::config::host::{self, HostFacts};
+pub use self::machine::Machine;
+use self::machine::{nat_addresses, node_port_addresses};
 use crate::desired::{
-    AttachMode, Desired, ForwardMode, NodePortAddresses, Role, Service, ServiceKey, ServiceSpec,
-    Services, TrafficPolicy, unspecified,
+    AttachMode, Desired, ForwardMode, Role, Service, ServiceKey, ServiceSpec, Services,
+    TrafficPolicy, unspecified,
 };
+use crate::service_totals::{Counts, ServiceTotals};
 use crate::versions::sides;
-
-/// What the target depends on of the machine.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Machine {
-    /// Its addresses that other machines can send to.
-    pub addresses: BTreeSet<IpAddr>,
-    /// Those on `lo`, where a machine has the virtual addresses that its own stack serves.
-    pub on_loopback: BTreeSet<IpAddr>,
-    /// The first of these for each attached interface and family, or the one that is listed as a node,
-    /// on any interface.
-    pub primary: BTreeSet<IpAddr>,
-    /// The smallest MTU of the attached interfaces.
-    pub mtu: Option<u32>,
-    /// The devices that lead to its pods.
-    pub pod_devices: BTreeSet<String>,
-}
-
-impl Machine {
-    /// Reads out of the machine's facts what matters to the desired state; the pods' devices are not among them.
-    pub fn of(desired: &Desired, facts: &HostFacts) -> Self {
-        let routed = |address: &&IpAddr| host::is_routed(address);
-        let mut primary: BTreeMap<(&str, bool), IpAddr> = BTreeMap::new();
-        for address in facts.in_order.iter().filter(routed) {
-            let interface = facts.addresses.get(address).map(String::as_str);
-            let is_listed = desired.nodes.contains(address);
-            // A listed one may lie on a VLAN or a bridge over an attached interface.
-            let counts = |name: &&str| is_listed || desired.interfaces.contains_key(*name);
-            let Some(interface) = interface.filter(counts) else {
-                continue;
-            };
-            let first = primary
-                .entry((interface, address.is_ipv4()))
-                .or_insert(*address);
-            if is_listed && !desired.nodes.contains(first) {
-                *first = *address;
-            }
-        }
-        let mtus = desired.interfaces.keys();
-        let on_loopback = facts.addresses.iter().filter(|(_, name)| *name == "lo");
-        let on_loopback = on_loopback.map(|(address, _)| address).filter(routed);
-        Self {
-            on_loopback: on_loopback.copied().collect(),
-            primary: primary.into_values().collect(),
-            addresses: facts.addresses.keys().filter(routed).copied().collect(),
-            mtu: mtus.filter_map(|name| facts.mtus.get(name)).min().copied(),
-            pod_devices: BTreeSet::new(),
-        }
-    }
-}
 
 impl Desired {
     /// Tells whether a machine with these addresses has the node role.
@@ -77,11 +31,6 @@ impl Desired {
             Role::Yes => true,
             Role::IfListed => !self.nodes.is_disjoint(addresses),
         }
-    }
-
-    /// Returns the service that a key in the tables was made from, with the key it is configured by.
-    pub fn service(&self, key: &ServiceKey) -> Option<(ServiceKey, &Service)> {
-        service_at(&self.services, key)
     }
 }
 
@@ -99,7 +48,6 @@ pub fn service_at<'a>(
         .find_map(|key| Some((key, services.get(&key)?.as_ref())))
 }
 
-/// Returns the name of a service in the tables.
 pub(crate) fn name_of(services: &Services, key: &ServiceKey) -> Option<String> {
     let (_, service) = service_at(services, key)?;
     Some(service.name.clone())
@@ -137,9 +85,9 @@ pub struct Target {
 impl Target {
     /// Applies the desired state to a machine.
     pub fn of(desired: &Desired, machine: &Machine) -> Self {
-        let mut census = Census::default();
-        census.follow(desired, &machine.addresses);
-        Shapes::default().target(desired, &census, machine)
+        let mut totals = ServiceTotals::default();
+        totals.follow(desired, &machine.addresses);
+        MachineServices::default().target(desired, &totals, machine)
     }
 
     /// Lists the trusted edges from which frames may come by L2 DSR: single addresses.
@@ -157,7 +105,7 @@ impl Target {
 /// What became of the services, kept from one target to the next: those that are the same objects as before, on
 /// a machine that is as before, are not looked into again.
 #[derive(Debug, Default)]
-pub struct Shapes {
+pub struct MachineServices {
     place: Place,
     /// What was shaped.
     services: Services,
@@ -170,7 +118,7 @@ pub struct Shapes {
     addresses: Arc<Addresses>,
 }
 
-/// What all shapes depend on.
+/// What all services_here depend on.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Place {
     edge: bool,
@@ -181,7 +129,7 @@ struct Place {
 
 /// The policies of one service on a machine.
 #[derive(Clone, Copy, Debug)]
-struct Shape {
+struct Policies {
     /// For packets of clients, where this machine balances it.
     balanced: Option<TrafficPolicy>,
     /// For packets of edges, where this machine has the service for its pods alone.
@@ -200,10 +148,15 @@ struct Given {
     inner: OrdSet<IpAddr>,
 }
 
-impl Shapes {
-    /// Applies a desired state to a machine; the census is of all its services, those included of whose backends
+impl MachineServices {
+    /// Applies a desired state to a machine; the totals is of all its services, those included of whose backends
     /// some should not serve.
-    pub fn target(&mut self, desired: &Desired, census: &Census, machine: &Machine) -> Target {
+    pub fn target(
+        &mut self,
+        desired: &Desired,
+        totals: &ServiceTotals,
+        machine: &Machine,
+    ) -> Target {
         let own = &machine.addresses;
         let node = desired.is_node(own);
         let place = Place {
@@ -229,7 +182,7 @@ impl Shapes {
         let mut egress = BTreeSet::new();
         if desired.edge {
             given.vips = desired.vips.clone();
-            given.nat = nat_addresses(desired, census, machine);
+            given.nat = nat_addresses(desired, totals, machine);
             let served = self.place.node_ports.iter();
             given.node_ports = served
                 .filter(|address| self.node_ports.has(&address.is_ipv4()))
@@ -250,7 +203,7 @@ impl Shapes {
             egress.extend(desired.interfaces.keys().cloned());
             egress.extend(machine.pod_devices.iter().cloned());
         }
-        let diverts_checks = census.diverts_checks(desired);
+        let diverts_checks = totals.diverts_checks(desired);
         if diverts_checks {
             egress.extend(desired.interfaces.keys().cloned());
         }
@@ -271,7 +224,7 @@ impl Shapes {
                 node,
                 mtu: machine.mtu.filter(|_| node && desired.clamp_mss),
                 probes: diverts_checks,
-                nat: (desired.edge && census.has_nat()).then_some(desired.nat),
+                nat: (desired.edge && totals.has_nat()).then_some(desired.nat),
             },
             addresses: Arc::clone(&self.addresses),
             trusted_edges,
@@ -304,7 +257,7 @@ impl Shapes {
         }
     }
 
-    /// Shapes a service anew wherever it is served.
+    /// MachineServices a service anew wherever it is served.
     fn put(&mut self, key: ServiceKey) {
         let at_node_ports = self.place.node_ports_like(key.address);
         let at_node_ports = at_node_ports.filter(|_| key.address.is_unspecified());
@@ -340,7 +293,7 @@ impl Place {
     /// Returns what the tables have at a key: the service there, else a NodePort.
     fn spec(&self, key: ServiceKey, services: &Services) -> Option<Arc<ServiceSpec>> {
         if let Some(service) = services.get(&key) {
-            let Shape { balanced, for_pods } = self.shape(key, &service.spec);
+            let Policies { balanced, for_pods } = self.shape(key, &service.spec);
             // At no address of its own a NodePort is there for packets of edges.
             let balanced = balanced.filter(|_| !key.address.is_unspecified());
             return Some(with_policy(&service.spec, balanced.or(for_pods)?));
@@ -357,7 +310,7 @@ impl Place {
 
     /// Lists the addresses that a service sends to.
     fn nodes(&self, key: ServiceKey, spec: &ServiceSpec) -> BTreeSet<IpAddr> {
-        let Shape { balanced, for_pods } = self.shape(key, spec);
+        let Policies { balanced, for_pods } = self.shape(key, spec);
         let policies = [balanced, for_pods];
         let all = policies.contains(&Some(TrafficPolicy::Cluster));
         let own = policies.contains(&Some(TrafficPolicy::Local));
@@ -366,7 +319,7 @@ impl Place {
             .collect()
     }
 
-    fn shape(&self, key: ServiceKey, spec: &ServiceSpec) -> Shape {
+    fn shape(&self, key: ServiceKey, spec: &ServiceSpec) -> Policies {
         // To a machine without pods the policy would leave nothing: it is the load balancer in front,
         // which sends to the nodes that have some.
         let policy = if self.node {
@@ -381,7 +334,7 @@ impl Place {
         let has_pods = self.node
             && spec.mode != ForwardMode::Nat
             && spec.backends.iter().any(|backend| backend.pod.is_some());
-        Shape {
+        Policies {
             balanced: is_balanced.then_some(policy),
             for_pods: (has_pods && (is_node_port || !self.edge)).then_some(TrafficPolicy::Local),
         }
@@ -402,38 +355,6 @@ fn with_policy(spec: &Arc<ServiceSpec>, traffic_policy: TrafficPolicy) -> Arc<Se
         traffic_policy,
         ..ServiceSpec::clone(spec)
     })
-}
-
-/// Lists the addresses that replies to NAT mode come to: where none is configured, the next hop's source may be any
-/// of the machine's.
-fn nat_addresses(desired: &Desired, census: &Census, machine: &Machine) -> BTreeSet<IpAddr> {
-    let is_vip = |address: &IpAddr| desired.vips.contains(address);
-    let of_family = |is_ipv4: bool, configured: Option<IpAddr>| {
-        let own = machine.addresses.iter().copied();
-        let own = own.filter(|one| one.is_ipv4() == is_ipv4 && !is_vip(one));
-        match configured {
-            _ if !census.has_nat_backends(is_ipv4) => BTreeSet::new(),
-            Some(address) => BTreeSet::from([address]),
-            None => own.collect(),
-        }
-    };
-    let mut addresses = of_family(true, desired.nat.v4.map(IpAddr::V4));
-    addresses.append(&mut of_family(false, desired.nat.v6.map(IpAddr::V6)));
-    addresses
-}
-
-/// Chooses the addresses of a machine at which NodePorts are served; never a VIP.
-fn node_port_addresses(desired: &Desired, machine: &Machine) -> BTreeSet<IpAddr> {
-    let mut addresses = match &desired.node_port_addresses {
-        NodePortAddresses::Primary => machine.primary.clone(),
-        NodePortAddresses::All => machine.addresses.clone(),
-        NodePortAddresses::Within(networks) => {
-            let within = |address: &&IpAddr| networks.iter().any(|net| net.contains(*address));
-            machine.addresses.iter().filter(within).copied().collect()
-        }
-    };
-    addresses.retain(|address| !desired.vips.contains(address));
-    addresses
 }
 
 #[cfg(test)]

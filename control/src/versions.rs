@@ -2,7 +2,6 @@
 
 use imbl::ordmap::DiffItem;
 
-/// An entry of a map, if it has one.
 type Side<'map, K, V> = Option<(&'map K, &'map V)>;
 
 /// Returns what a change took away and what it brought.

@@ -8,172 +8,25 @@
 //! one has taken over. What others have announced while it was silent, or had no agent, is theirs when it goes on.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io;
 use std::net::IpAddr;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use fastpath::announce::{self, Link};
+use fastpath::facts;
+use fastpath::tables::TableError;
 use imbl::{OrdMap, OrdSet};
 use tokio::sync::{mpsc, watch};
 
-use fastpath::announce::{self, Announcer, Link};
-use fastpath::facts;
-use fastpath::tables::{AnnouncedElsewhere, TableError};
-
 use super::Agent;
-use super::apply::table;
+use super::announcing::{Announcers, ElectionEnds, LOOK_PAUSE};
+use super::apply::in_words;
 use super::problems::Item;
 use crate::announce::{Candidates, Holdings, Mac};
 use crate::chain::chain;
-use crate::desired::ServiceKey;
-use crate::kubernetes::leases::{AgentSignals, Announceable, Claims, warn_of_strangers};
+use crate::kubernetes::leases::{AgentSignals, Announceable, Claims};
 
-/// When an address is announced, counted from its taking over: a neighbour may miss a frame, and an edge that has
-/// lost the API may know of this one by its insistence alone ([`crate::announce::election::INSISTENCE`]).
-const REPEATS: [Duration; 5] = [
-    Duration::ZERO,
-    Duration::from_millis(200),
-    Duration::from_secs(1),
-    Duration::from_secs(2),
-    Duration::from_millis(3_500),
-];
-/// How often other machines' announcements of the same addresses are looked for, and how often the loop gives a sign
-/// of life at least.
-const LOOK_PAUSE: Duration = Duration::from_millis(250);
 /// How often it is made sure that the program is on its interfaces: nobody tells when it is taken off.
 const ATTACHED_PAUSE: Duration = Duration::from_millis(500);
-
-/// What is announced and where, as last put in force.
-#[derive(Debug, Default)]
-pub(super) struct Announcing {
-    announcer: Option<Announcer>,
-    links: Vec<Link>,
-    addresses: BTreeSet<IpAddr>,
-    /// Announcements that are still to be sent.
-    repeats: Vec<(Instant, BTreeSet<IpAddr>)>,
-    /// Whether neighbours who ask on these links are answered, once there is an address.
-    is_able: bool,
-    /// Whether this agent has given a sign of life of its own.
-    has_begun: bool,
-    /// When other machines' announcements were last looked for; nothing while there is nothing to announce.
-    looked: Option<Instant>,
-    /// When the program was last seen on its interfaces.
-    seen_attached: Option<Instant>,
-    /// Who else announces an address.
-    rivals: BTreeMap<IpAddr, Mac>,
-    /// Who decides, where the configuration does not.
-    election: Option<Ends>,
-}
-
-/// This side's ends of what passes to and from the election.
-#[derive(Debug)]
-struct Ends {
-    shown: watch::Sender<Option<Announceable>>,
-    claims: mpsc::UnboundedSender<Claims>,
-    /// What belongs here.
-    share: BTreeSet<IpAddr>,
-    /// Addresses that were assigned to services.
-    assigned: OrdSet<IpAddr>,
-    /// Of services with the policy `Local` at these, the Nodes that announce them.
-    announcers: Announcers,
-}
-
-/// Addresses of Nodes, by service.
-type Announcers = OrdMap<ServiceKey, Arc<BTreeSet<IpAddr>>>;
-
-impl Announcing {
-    /// Takes the addresses that were assigned to services, and which Nodes announce those with the policy `Local`.
-    pub(super) fn set_announceable(&mut self, assigned: OrdSet<IpAddr>, announcers: Announcers) {
-        if let Some(election) = &mut self.election {
-            election.assigned = assigned;
-            election.announcers = announcers;
-        }
-    }
-
-    /// Returns how long until there is something to send or to look for.
-    pub(super) fn pause(&self, now: Instant) -> Option<Duration> {
-        let repeats = self.repeats.iter().map(|(at, _)| *at);
-        let look = self.looked.map(|looked| looked + LOOK_PAUSE);
-        let next = repeats.chain(look).min()?;
-        Some(next.saturating_duration_since(now))
-    }
-
-    /// Takes these addresses for those that are announced.
-    fn hold(&mut self, addresses: BTreeSet<IpAddr>, now: Instant) {
-        // However often that changes, others' announcements are looked for at their time.
-        let looks = !addresses.is_empty() || self.election.is_some();
-        self.looked = self.looked.or(Some(now)).filter(|_| looks);
-        self.addresses = addresses;
-    }
-
-    /// Plans the announcements of addresses, in place of those that are still to be sent.
-    fn plan(&mut self, addresses: &BTreeSet<IpAddr>, now: Instant) {
-        for (_, planned) in &mut self.repeats {
-            planned.retain(|address| !addresses.contains(address));
-        }
-        let new = REPEATS.map(|delay| (now + delay, addresses.clone()));
-        self.repeats.extend(new);
-        self.repeats.retain(|(_, planned)| !planned.is_empty());
-    }
-
-    /// Sends what is due of the addresses that are still announced.
-    fn send(&mut self, now: Instant) {
-        let due = self.repeats.extract_if(.., |(at, _)| *at <= now);
-        let due: BTreeSet<IpAddr> = due.flat_map(|(_, addresses)| addresses).collect();
-        if due.is_empty() {
-            return;
-        }
-        let outcome = self.tell_neighbours(&due);
-        if let Err(error) = outcome {
-            tracing::warn!(
-                error = chain(&error),
-                "not every address could be announced; who asks is answered"
-            );
-        }
-    }
-
-    fn tell_neighbours(&mut self, addresses: &BTreeSet<IpAddr>) -> io::Result<()> {
-        let announcer = match &mut self.announcer {
-            Some(announcer) => announcer,
-            closed => closed.insert(Announcer::new()?),
-        };
-        let mut outcome = Ok(());
-        for address in addresses.intersection(&self.addresses) {
-            for link in &self.links {
-                outcome = outcome.and(announcer.announce(*address, link));
-            }
-        }
-        outcome
-    }
-
-    /// Tells the election who else announces the same addresses, or whoever reads the log, once.
-    fn report(&mut self, claims: Vec<AnnouncedElsewhere>) {
-        let claims = self.of_others(claims);
-        if let Some(election) = &self.election {
-            if !claims.is_empty() {
-                // Whoever is to hear it ends with the agent.
-                let _ = election.claims.send(Claims::Heard(claims));
-            }
-            return;
-        }
-        self.rivals
-            .retain(|address, _| self.addresses.contains(address));
-        let rivals = &mut self.rivals;
-        let new = claims
-            .into_iter()
-            .filter(|(address, mac)| rivals.insert(*address, *mac) != Some(*mac));
-        warn_of_strangers(&new.collect::<Vec<_>>());
-    }
-
-    /// Leaves out what another link of this machine in the same segment has announced.
-    fn of_others(&self, claims: Vec<AnnouncedElsewhere>) -> Vec<(IpAddr, Mac)> {
-        let claims = claims.into_iter();
-        let others = claims.filter(|claim| self.links.iter().all(|link| link.mac != claim.mac));
-        others
-            .map(|claim| (claim.address, Mac(claim.mac)))
-            .collect()
-    }
-}
 
 impl Agent {
     /// Has the datapath answer for the addresses that belong here, and tells neighbours of those that are new.
@@ -203,7 +56,7 @@ impl Agent {
         let before = self.announcing.links.clone();
         let outcome = self.follow_links(&names).and_then(|()| {
             let outcome = self.tables.set_announce_links(&self.announcing.links);
-            table(outcome)
+            in_words(outcome)
         });
         let mut outcomes = vec![(Item::Table("announce_links"), outcome)];
         outcomes.extend(names.iter().map(|name| self.judge_link(name)));
@@ -212,7 +65,7 @@ impl Agent {
         }
         let before = self.tables.announced();
         let outcome = self.tables.set_announced(&wanted);
-        outcomes.push((Item::Table("announced"), table(outcome)));
+        outcomes.push((Item::Table("announced"), in_words(outcome)));
         let new: BTreeSet<IpAddr> = wanted.difference(&before).copied().collect();
         if !new.is_empty() {
             tracing::info!(addresses = new.len(), "announced from here");
@@ -253,7 +106,7 @@ impl Agent {
 
     /// Says that the loop runs, and while neighbours can be answered has the datapath do so.
     pub(super) fn show_life(&mut self) {
-        self.pulse.beat(Instant::now());
+        self.publication.pulse.beat(Instant::now());
         if !self.announcing.is_able {
             return;
         }
@@ -311,7 +164,7 @@ impl Agent {
         let (claims, to_claim) = mpsc::unbounded_channel();
         let now = Instant::now();
         self.announcing.looked = Some(now);
-        self.announcing.election = Some(Ends {
+        self.announcing.election = Some(ElectionEnds {
             shown,
             claims,
             share: share.clone(),
@@ -321,7 +174,7 @@ impl Agent {
         let heard = AgentSignals {
             shown: to_show,
             claims: to_claim,
-            pulse: self.pulse.clone(),
+            pulse: self.publication.pulse.clone(),
         };
         (share, heard)
     }
@@ -387,7 +240,7 @@ impl Agent {
 
     /// Tells whether the program sees what comes in on a link.
     fn hears(&self, link: &Link) -> bool {
-        self.attached.values().any(|attached| {
+        self.attachments.interfaces.values().any(|attached| {
             let ifindex = attached.attachment.ifindex;
             link.arrivals.iter().any(|(arrival, _)| *arrival == ifindex)
         })
@@ -399,7 +252,11 @@ impl Agent {
             let mut arrivals = self.announcing.links.iter().flat_map(|link| &link.arrivals);
             arrivals.any(|(arrival, _)| *arrival == ifindex)
         };
-        let mut attachments = self.attached.values().map(|attached| &attached.attachment);
+        let mut attachments = self
+            .attachments
+            .interfaces
+            .values()
+            .map(|attached| &attached.attachment);
         attachments.any(|one| {
             // Where the kernel does not tell, the next look does.
             announces(one.ifindex)
@@ -417,7 +274,7 @@ impl Agent {
         let seen = self.announcing.seen_attached;
         if self.announcing.is_able && seen.is_none_or(|seen| now >= seen + ATTACHED_PAUSE) {
             self.announcing.seen_attached = Some(now);
-            if self.has_lost_a_link() && self.forget_lost() {
+            if self.has_lost_a_link() && self.attachments.forget_lost() {
                 self.settle();
             }
         }
@@ -461,6 +318,8 @@ fn restrict(wanted: &mut BTreeMap<IpAddr, Candidates>, announcers: &Announcers) 
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
 
     fn addresses(range: std::ops::Range<u8>) -> BTreeSet<IpAddr> {
@@ -498,46 +357,5 @@ mod tests {
             Candidates::NodesAt(nodes(&[])),
         ];
         assert_eq!(wanted.into_values().collect::<Vec<_>>(), expected);
-    }
-
-    #[test]
-    fn announcements_are_repeated_and_then_over() {
-        let mut announcing = Announcing::default();
-        let now = Instant::now();
-        assert_eq!(announcing.pause(now), None);
-        announcing.plan(&addresses(0..2), now);
-        let mut pauses = Vec::new();
-        while let Some(pause) = announcing.pause(now) {
-            pauses.push(pause);
-            announcing.send(now + pause);
-        }
-        assert_eq!(pauses, REPEATS);
-    }
-
-    #[test]
-    fn announcements_of_others_are_looked_for_however_often_something_changes() {
-        let mut announcing = Announcing::default();
-        let begin = Instant::now();
-        let mut now = begin;
-        while now < begin + LOOK_PAUSE {
-            announcing.hold(addresses(0..1), now);
-            now += LOOK_PAUSE / 10;
-        }
-        assert_eq!(announcing.pause(now), Some(Duration::ZERO));
-        announcing.hold(BTreeSet::new(), now);
-        assert_eq!(announcing.pause(now), None);
-    }
-
-    #[test]
-    fn address_that_is_new_again_begins_anew() {
-        let mut announcing = Announcing::default();
-        let now = Instant::now();
-        announcing.plan(&addresses(0..1), now);
-        let later = now + REPEATS[1] / 2;
-        announcing.plan(&addresses(0..1), later);
-        assert_eq!(announcing.repeats.len(), REPEATS.len());
-        assert_eq!(announcing.pause(later), Some(Duration::ZERO));
-        announcing.plan(&addresses(1..2), later);
-        assert_eq!(announcing.repeats.len(), 2 * REPEATS.len());
     }
 }

@@ -5,8 +5,10 @@
 use std::net::SocketAddr;
 
 use fastpath::tables::{Outcome, ServiceKey, ServiceKeyError};
+use serde::Serialize;
 
-use super::{Agent, Question, index_of};
+use super::attachments::index_of;
+use super::{Agent, Question};
 use crate::api::server::{error_line, line};
 use crate::api::{Choice, Reply, Step, Trace, TraceRequest, Which, WhichRequest};
 use crate::chain::chain;
@@ -17,19 +19,18 @@ use crate::target::name_of;
 impl Agent {
     /// Returns the answer as a line of JSON, and whether it ends the agent.
     pub(super) fn answer(&mut self, question: &Question) -> (String, bool) {
-        let text = match question {
-            Question::Which(flow) => self
-                .which(flow)
-                .map_or_else(error_line, |which| line(&Reply::Ok(which))),
-            Question::Trace(packet) => self
-                .trace(packet)
-                .map_or_else(error_line, |trace| line(&Reply::Ok(trace))),
-            Question::Detach => match self.detach() {
-                Ok(detached) => return (line(&Reply::Ok(detached)), true),
-                Err(reason) => error_line(reason),
-            },
-        };
-        (text, false)
+        fn reply<T: Serialize>(answer: Result<T, String>) -> String {
+            answer.map_or_else(error_line, |answer| line(&Reply::Ok(answer)))
+        }
+        match question {
+            Question::Which(flow) => (reply(self.which(flow)), false),
+            Question::Trace(packet) => (reply(self.trace(packet)), false),
+            Question::Detach => {
+                let detached = self.detach();
+                let is_end = detached.is_ok();
+                (reply(detached), is_end)
+            }
+        }
     }
 
     fn which(&self, asked: &WhichRequest) -> Result<Which, String> {
@@ -41,9 +42,8 @@ impl Agent {
             let slots = service.map(|service| self.tables.slots_by_backend(service));
             let spec = self.tables.specs().get(&key);
             let backend = spec.and_then(|spec| {
-                spec.backends
-                    .iter()
-                    .find(|backend| backend.key(spec.mode) == choice.backend)
+                let mut backends = spec.backends.iter();
+                backends.find(|backend| backend.key(spec.mode) == choice.backend)
             });
             Choice {
                 mode: service
@@ -81,12 +81,7 @@ impl Agent {
     fn ingress(&self, name: Option<&str>) -> Result<u32, String> {
         match name {
             Some(name) => index_of(name).ok_or_else(|| format!("there is no interface {name}")),
-            None => {
-                let mut attached = self.attached.values();
-                Ok(attached
-                    .next()
-                    .map_or(0, |attached| attached.attachment.ifindex))
-            }
+            None => Ok(self.attachments.first_ifindex()),
         }
     }
 
@@ -140,7 +135,6 @@ fn families_differ(service: &ServiceKey, from: SocketAddr) -> String {
     )
 }
 
-/// Names an outcome and its reason.
 const fn outcome(outcome: Outcome) -> (&'static str, Option<&'static str>) {
     match outcome {
         Outcome::Forward(_) => ("forward", None),

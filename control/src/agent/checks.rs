@@ -1,29 +1,72 @@
 //! The checks of backends and nodes: what is checked, and which backends serve by what came of it.
 
-use super::Agent;
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use fastpath::tables::Tables;
+
 use crate::chain::chain;
 use crate::config::host::source_towards;
+use crate::desired::Desired;
+use crate::health::monitor::Monitor;
+use crate::health::probe_indices::ProbeIndices;
+use crate::health::selection::Selection;
 use crate::health::targets::{NotMade, Surroundings, Targets};
+use crate::random::random;
+use crate::service_totals::ServiceTotals;
 use crate::target::title;
 
-impl Agent {
-    /// Has everything checked that the configuration asks for.
-    pub(super) fn aim(&mut self) {
-        let mut interfaces = self.config.desired.interfaces.keys();
+/// What is checked, and what came of it.
+#[derive(Debug)]
+pub(super) struct Checks {
+    /// Makes the checks, beside the agent's thread.
+    pub(super) monitor: Arc<Monitor>,
+    /// What the configuration asks for, without the backends that should not serve.
+    pub(super) selection: Selection,
+    /// Whether the health of backends or nodes has changed since the selection was made.
+    pub(super) is_changed: bool,
+    probe_indices: ProbeIndices,
+    /// What is checked, and how; nothing if that is not in force.
+    targets: Option<Targets>,
+    pub(super) not_made: NotMade,
+}
+
+impl Checks {
+    /// Begins with nothing that is checked; the tables have room for so many probes.
+    pub(super) fn new(probe_capacity: u32) -> Self {
+        Self {
+            monitor: Arc::new(Monitor::new(random())),
+            selection: Selection::default(),
+            is_changed: false,
+            probe_indices: ProbeIndices::new(probe_capacity),
+            targets: None,
+            not_made: NotMade::default(),
+        }
+    }
+
+    /// Has everything checked that the configuration asks for; `diverts` if the packets of checks can be put on the
+    /// way of a client's.
+    pub(super) fn set_targets(
+        &mut self,
+        desired: &Desired,
+        totals: &ServiceTotals,
+        own: &BTreeSet<IpAddr>,
+        diverts: bool,
+        tables: &mut Tables,
+    ) {
         let around = Surroundings {
-            own: &self.machine.addresses,
-            diverts: self.census.diverts_checks(&self.config.desired)
-                && interfaces.all(|name| self.egress.contains_key(name)),
+            own,
+            diverts,
             source_towards,
         };
-        let desired = &self.config.desired;
-        let targets = Targets::of(desired, &self.census, &around, &mut self.ways);
+        let targets = Targets::of(desired, totals, &around, &mut self.probe_indices);
         if self.targets.as_ref() == Some(&targets) {
             return;
         }
         let mut unset = 0;
-        for (index, way) in &targets.ways {
-            if let Err(error) = self.tables.set_probe(*index, way) {
+        for (index, probe) in &targets.probes {
+            if let Err(error) = tables.set_probe(*index, probe) {
                 tracing::debug!(error = chain(&error), "the way of a check is not set");
                 unset += 1;
             }
@@ -37,23 +80,20 @@ impl Agent {
         }
         self.not_made = not_made;
         self.targets = (unset == 0).then(|| targets.clone());
-        self.health.set_targets(targets);
+        self.monitor.set_targets(targets);
     }
 
     /// Selects the backends that serve; true if that is another selection than before.
-    pub(super) fn select(&mut self) -> bool {
+    pub(super) fn select(&mut self, desired: &Desired, own: &BTreeSet<IpAddr>) -> bool {
         let before = self.selection.all_fail.clone();
-        let changed = self.selection.follow(
-            &self.config.desired,
-            self.health.left_out(),
-            &self.machine.addresses,
-        );
-        let all_fail = &self.selection.all_fail;
-        for key in all_fail.iter().filter(|key| !before.contains(*key)) {
-            tracing::warn!(service = %title(&self.config.desired.services, key), "every backend should be left out, so all serve");
+        let left_out = self.monitor.left_out();
+        let changed = self.selection.follow(desired, left_out, own);
+        let after = &self.selection.all_fail;
+        for key in after.iter().filter(|key| !before.contains(*key)) {
+            tracing::warn!(service = %title(&desired.services, key), "every backend should be left out, so all serve");
         }
-        for key in before.iter().filter(|key| !all_fail.contains(*key)) {
-            tracing::info!(service = %title(&self.config.desired.services, key), "some backends can serve again, the others are left out");
+        for key in before.iter().filter(|key| !after.contains(*key)) {
+            tracing::info!(service = %title(&desired.services, key), "some backends can serve again, the others are left out");
         }
         changed
     }

@@ -54,7 +54,6 @@ pub(super) struct Cluster {
     synced: Option<Instant>,
     /// Whether the tables have had it.
     is_programmed: bool,
-    /// The newest state.
     state: State,
     hash_seed: u64,
     /// From a change's arrival to the tables.
@@ -160,7 +159,7 @@ impl Agent {
     /// Returns the name of this machine's Node, and whether there is one, once that is known.
     pub(super) fn node_name(&self) -> Option<(String, bool)> {
         let state = self.cluster_state()?;
-        let options = self.started_with.kubernetes.as_ref()?;
+        let options = self.file.started_with.kubernetes.as_ref()?;
         Some((Identity::of(options).node_name, state.leaving.is_some()))
     }
 
@@ -169,7 +168,7 @@ impl Agent {
         let Some(state) = self.cluster_state().filter(|_| self.config.desired.edge) else {
             return Vec::new();
         };
-        let Some(options) = self.started_with.kubernetes.as_ref() else {
+        let Some(options) = self.file.started_with.kubernetes.as_ref() else {
             return Vec::new();
         };
         let Identity {
@@ -199,7 +198,7 @@ impl Agent {
     /// Lists the addresses that outer headers leave with.
     fn outer_sources(&self) -> BTreeSet<IpAddr> {
         let given = self.config.desired.sources;
-        let tunnelled = self.census.nodes();
+        let tunnelled = self.totals.nodes();
         let tunnelled = tunnelled.filter(|(_, mode)| *mode == ForwardMode::Ipip);
         let source = |node: IpAddr| match self.tables.next_hop(node)? {
             Resolution::Resolved(hop) => {
@@ -229,7 +228,7 @@ impl Agent {
         if !std::mem::replace(&mut cluster.is_programmed, true) {
             tracing::info!("the tables have the first state of the cluster");
         }
-        let took = self.programmed.saturating_duration_since(taken.arrived);
+        let took = self.programmed.at.saturating_duration_since(taken.arrived);
         cluster.sync.add(took);
         let now = Timestamp::now();
         for change in taken.changes {
@@ -245,7 +244,7 @@ impl Agent {
             return;
         };
         let reports = cluster.feed.reports();
-        let unattached = api::unattached(&self.interfaces(), &self.egress_status());
+        let unattached = api::unattached(&self.interface_status(), &self.egress_status());
         reports.vitals().set_unattached(unattached);
         let served = &self.config.desired.node_port_addresses;
         reports.set_checks(Checks {
@@ -254,7 +253,6 @@ impl Agent {
         });
     }
 
-    /// Returns what came of the cluster, where there is one.
     pub(super) fn cluster_view(&self) -> Option<ClusterView> {
         let cluster = self.cluster.as_ref()?;
         Some(ClusterView {
@@ -306,7 +304,6 @@ pub(super) fn in_tables(tables: &Tables) -> Operation {
     }
 }
 
-/// Lists the networks of one address.
 fn single(networks: BTreeSet<IpNet>) -> impl Iterator<Item = IpAddr> {
     let networks = networks.into_iter();
     networks

@@ -9,7 +9,6 @@ use super::LOGGED_ONE_BY_ONE;
 
 /// The first pause before something that failed is tried again.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
-/// The longest pause.
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
 /// A part of the dataplane that can fail by itself.
@@ -70,7 +69,7 @@ impl Problems {
     }
 
     pub(crate) fn texts(&self) -> impl Iterator<Item = String> {
-        self.current.iter().map(told)
+        self.current.iter().map(describe)
     }
 
     /// A later step of one attempt may mend what an earlier one could not do.
@@ -81,7 +80,6 @@ impl Problems {
         }
     }
 
-    /// Logs what is new.
     fn log(&self, before: &OrdMap<Item, String>) {
         let new = self
             .current
@@ -90,7 +88,7 @@ impl Problems {
         let mut more = 0;
         for (index, problem) in new.enumerate() {
             if index < LOGGED_ONE_BY_ONE {
-                tracing::error!(reason = told(problem), "not applied, tried again later");
+                tracing::error!(reason = describe(problem), "not applied, tried again later");
             } else {
                 more += 1;
             }
@@ -119,7 +117,7 @@ impl Problems {
 }
 
 /// Words a problem; that of a service names it, for a full table does not.
-fn told((item, reason): (&Item, &String)) -> String {
+fn describe((item, reason): (&Item, &String)) -> String {
     match item {
         Item::Service(key) => format!("{key}: {reason}"),
         Item::Table(_)

@@ -1,11 +1,69 @@
 //! The configuration read again: a bad one changes nothing, and some options wait for a restart.
 
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::path::{Path, PathBuf};
 
 use super::Agent;
+use crate::api::ConfigStatus;
 use crate::chain::chain;
-use crate::config::{self, Config, ConfigError, Source, host};
+use crate::clock::unix_time;
+use crate::config::host::{self, HostFacts};
+use crate::config::{self, Config, ConfigError, Source};
 use crate::target::Machine;
+
+/// The configuration file, and what came of reading it.
+#[derive(Debug)]
+pub(super) struct ConfigFile {
+    path: PathBuf,
+    /// What it said when the agent started; part of it cannot change later.
+    pub(super) started_with: Config,
+    pub(super) status: ConfigStatus,
+}
+
+impl ConfigFile {
+    pub(super) fn new(path: &Path, config: &Config) -> Self {
+        let status = ConfigStatus {
+            path: path.display().to_string(),
+            loaded_at: unix_time(),
+            reloads: 1,
+            ..ConfigStatus::default()
+        };
+        Self {
+            path: path.to_owned(),
+            started_with: config.clone(),
+            status,
+        }
+    }
+
+    fn read(&self, source: Source) -> Result<(Config, HostFacts), ConfigError> {
+        let config = config::load(&self.path, source)?;
+        let facts = host::facts().map_err(|source| ConfigError::Read {
+            path: "/proc/net".into(),
+            source,
+        })?;
+        host::validate(&self.path, &config, &facts)?;
+        Ok((config, facts))
+    }
+
+    fn note_loaded(&mut self, config: &Config) {
+        self.status.reloads += 1;
+        self.status.loaded_at = unix_time();
+        self.status.error = None;
+        self.status.needs_restart = needs_restart(&self.started_with, config);
+    }
+
+    fn note_refused(&mut self, error: &ConfigError, cause: &'static str) {
+        let chain = chain(error);
+        for line in chain.lines() {
+            tracing::error!(
+                cause,
+                problem = line,
+                "configuration refused, the last good state stays in force"
+            );
+        }
+        self.status.failures += 1;
+        self.status.error = Some(chain);
+    }
+}
 
 impl Agent {
     /// Reads the configuration again; a bad one changes nothing.
@@ -14,85 +72,49 @@ impl Agent {
             Some(_) => Source::Kubernetes,
             None => Source::File,
         };
-        let loaded = config::load(&self.path, source).and_then(|config| {
-            let facts = host::facts().map_err(|source| ConfigError::Read {
-                path: "/proc/net".into(),
-                source,
-            })?;
-            host::validate(&self.path, &config, &facts)?;
-            Ok((config, facts))
-        });
-        match loaded {
-            Ok((config, facts)) => {
-                self.status.reloads += 1;
-                self.status.loaded_at = unix_time();
-                self.status.error = None;
-                self.status.needs_restart = needs_restart(&self.started_with, &config);
-                self.config = config;
-                if let Some(cluster) = &self.cluster {
-                    cluster.complete(&mut self.config.desired);
-                    cluster.show_machine(&facts, &self.config.desired);
-                }
-                self.machine = Machine::of(&self.config.desired, &facts);
-                self.forget_lost();
-                self.pods = None;
-                self.sweeps.look_at_rules();
-                let put = self.settle();
-                tracing::info!(
-                    cause,
-                    changes = put,
-                    services = self.tables.services().count(),
-                    problems = self.problems.len(),
-                    "configuration loaded"
-                );
-                if !self.status.needs_restart.is_empty() {
-                    tracing::warn!(options = ?self.status.needs_restart, "these options wait for a restart");
-                }
-            }
-            Err(error) => {
-                let chain = chain(&error);
-                for line in chain.lines() {
-                    tracing::error!(
-                        cause,
-                        problem = line,
-                        "configuration refused, the last good state stays in force"
-                    );
-                }
-                self.status.failures += 1;
-                self.status.error = Some(chain);
-            }
+        let (config, facts) = match self.file.read(source) {
+            Ok(read) => read,
+            Err(error) => return self.file.note_refused(&error, cause),
+        };
+        self.file.note_loaded(&config);
+        self.config = config;
+        if let Some(cluster) = &self.cluster {
+            cluster.complete(&mut self.config.desired);
+            cluster.show_machine(&facts, &self.config.desired);
+        }
+        self.machine = Machine::of(&self.config.desired, &facts);
+        self.attachments.forget_lost();
+        self.pod_devices.forget();
+        self.sweeps.look_at_rules();
+        let changes = self.settle();
+        tracing::info!(
+            cause,
+            changes,
+            services = self.tables.services().count(),
+            problems = self.problems.len(),
+            "configuration loaded"
+        );
+        let needs_restart = &self.file.status.needs_restart;
+        if !needs_restart.is_empty() {
+            tracing::warn!(options = ?needs_restart, "these options wait for a restart");
         }
     }
 }
 
 /// Names the options that a reload cannot change.
 fn needs_restart(started_with: &Config, config: &Config) -> Vec<String> {
-    let mut options = Vec::new();
-    if started_with.tables != config.tables {
-        options.push("tables".to_owned());
-    }
-    if started_with.socket != config.socket {
-        options.push("api.socket".to_owned());
-    }
-    if started_with.metrics != config.metrics {
-        options.push("metrics.listen".to_owned());
-    }
-    if started_with.pin_dir != config.pin_dir {
-        options.push("pin_dir".to_owned());
-    }
     // Without the section nobody takes part in the election.
     let announces = |config: &Config| config.desired.announce.is_some();
-    if config.kubernetes.is_some() && announces(config) && !announces(started_with) {
-        options.push("announce".to_owned());
-    }
-    if started_with.kubernetes != config.kubernetes {
-        options.push("kubernetes".to_owned());
-    }
-    options
-}
-
-/// Returns the time in seconds since 1970.
-pub(super) fn unix_time() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH);
-    since.map_or(0, |since| since.as_secs())
+    let begins_to_announce =
+        config.kubernetes.is_some() && announces(config) && !announces(started_with);
+    let changed = [
+        (started_with.tables != config.tables, "tables"),
+        (started_with.socket != config.socket, "api.socket"),
+        (started_with.metrics != config.metrics, "metrics.listen"),
+        (started_with.pin_dir != config.pin_dir, "pin_dir"),
+        (begins_to_announce, "announce"),
+        (started_with.kubernetes != config.kubernetes, "kubernetes"),
+    ];
+    let changed = changed.into_iter().filter(|(is_changed, _)| *is_changed);
+    changed.map(|(_, option)| option.to_owned()).collect()
 }

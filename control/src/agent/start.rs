@@ -1,41 +1,35 @@
 //! The start: the configuration is validated, the program loaded, what an earlier agent left adopted.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{File, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::Instant;
 
 use fastpath::facts::{self, Bpffs};
 use fastpath::load::{LoadError, Loader};
 use fastpath::nexthop::{NetlinkError, Watcher};
 use fastpath::pins::{PinError, Pins};
-use fastpath::tables::{Specs, TableError, Tables};
-use tokio::sync::watch;
+use fastpath::tables::{TableError, Tables};
 use xdp_prog::abi::{WAYS, map};
 
 use super::Agent;
-use super::announce::Announcing;
+use super::announcing::Announcing;
+use super::attachments::Attachments;
+use super::checks::Checks;
 use super::cluster::Cluster;
 use super::next_hops::NextHops;
 use super::path_mtus::PathMtus;
+use super::pod_devices::PodDevices;
 use super::problems::Problems;
-use super::reload::unix_time;
-use super::room::Refused;
+use super::programmed::Programmed;
+use super::reload::ConfigFile;
 use super::sweeps::Sweeps;
-use crate::announce::Pulse;
-use crate::api::ConfigStatus;
-use crate::census::Census;
+use super::view::Publication;
 use crate::chain::chain;
 use crate::config::{Config, ConfigError, TableSizes, host};
-use crate::health::monitor::Monitor;
-use crate::health::selection::Selection;
-use crate::health::targets::NotMade;
-use crate::health::ways::Ways;
 use crate::kubernetes::Feed;
-use crate::random::random;
-use crate::target::{Machine, Shapes};
+use crate::service_totals::ServiceTotals;
+use crate::target::{Machine, MachineServices};
 
 /// Why the agent cannot start.
 #[derive(Debug, thiserror::Error)]
@@ -104,8 +98,6 @@ impl Agent {
                  what was counted and remembered of flows is not carried over"
             );
         }
-        let inherited = pins.interfaces()?.into_iter().collect();
-        let inherited_egress = pins.egress_devices()?.into_iter().collect();
         let loaded = loader(pins.clone(), config.tables).load()?;
         for kept in loaded.kept_sizes() {
             tracing::warn!(
@@ -115,8 +107,12 @@ impl Agent {
                 "a pinned table keeps its size until `guideway detach`"
             );
         }
-        let mut tables = Tables::open(&loaded).map_err(StartError::Tables)?;
-        for [announced, claims] in pins.open_maps_in_force([map::ANNOUNCED, map::CLAIMS])? {
+        let attachments = Attachments::new(loaded, pins, pins_lock, !others.is_empty())?;
+        let mut tables = Tables::open(&attachments.loaded).map_err(StartError::Tables)?;
+        for [announced, claims] in attachments
+            .pins
+            .open_maps_in_force([map::ANNOUNCED, map::CLAIMS])?
+        {
             if let Err(error) = tables.inherit_announced(announced, claims) {
                 tracing::warn!(
                     error = chain(&error),
@@ -129,64 +125,37 @@ impl Agent {
         if let Some(cluster) = &cluster {
             cluster.show_machine(&facts, &config.desired);
         }
+        let now = Instant::now();
         let mut agent = Self {
-            health: Arc::new(Monitor::new(random())),
-            selection: Selection::default(),
-            health_changed: false,
-            ways: Ways::new(tables.probe_capacity()),
-            targets: None,
-            not_made: NotMade::default(),
-            started_with: config.clone(),
-            status: ConfigStatus {
-                path: path.display().to_string(),
-                loaded_at: unix_time(),
-                reloads: 1,
-                ..ConfigStatus::default()
-            },
+            file: ConfigFile::new(path, &config),
             config,
-            path: path.to_owned(),
             cluster,
-            loaded,
-            uncounted: None,
-            pins,
-            other_layout: !others.is_empty(),
-            _pins_lock: pins_lock,
-            tables,
+            machine,
+            followed: now,
             // The watcher first: a change between the two is then not missed.
             watcher: Watcher::new()?,
             next_hops: NextHops::new()?,
-            path_mtus: PathMtus::new(Instant::now()),
-            settings: None,
-            inherited,
-            attached: BTreeMap::new(),
-            unattached: BTreeMap::new(),
-            machine,
-            census: Census::default(),
-            shapes: Shapes::default(),
-            followed: Instant::now(),
-            programmed: Instant::now(),
-            wanted: Specs::new(),
-            refused: Refused::default(),
+            path_mtus: PathMtus::new(now),
+            pod_devices: PodDevices::default(),
+            totals: ServiceTotals::default(),
+            services_here: MachineServices::default(),
+            checks: Checks::new(tables.probe_capacity()),
+            attachments,
+            tables,
+            programmed: Programmed::new(now),
             announcing: Announcing::default(),
-            egress: BTreeMap::new(),
-            inherited_egress,
-            pods: None,
-            pod_devices: BTreeSet::new(),
-            sweeps: Sweeps::new(Instant::now()),
+            sweeps: Sweeps::new(now),
             problems: Problems::default(),
-            views: watch::Sender::default(),
-            pulse: Pulse::new(Instant::now()),
-            started: Instant::now(),
-            started_at: unix_time(),
+            publication: Publication::new(now),
         };
         agent.settle();
-        if agent.attached.is_empty() && !agent.is_held_back() {
+        if agent.attachments.interfaces.is_empty() && !agent.is_held_back() {
             return Err(StartError::NotAttached(agent.problems.texts().collect()));
         }
         agent.publish();
         tracing::info!(
             services = agent.tables.services().count(),
-            interfaces = agent.attached.len(),
+            interfaces = agent.attachments.interfaces.len(),
             problems = agent.problems.len(),
             "the dataplane serves"
         );
@@ -203,31 +172,31 @@ fn loader(pins: Pins, sizes: TableSizes) -> Loader {
     // Id 0 means "none" in these tables.
     let (services, backends, next_hops) =
         (sizes.services + 1, sizes.backends + 1, sizes.next_hops + 1);
-    let flows = [
-        map::FLOWS,
-        map::FLOWS_DATAGRAM,
-        map::FLOWS_EMBRYONIC,
-        map::LOCAL_FLOWS,
+    let sizes = [
+        (map::FLOWS, sizes.flows),
+        (map::FLOWS_DATAGRAM, sizes.flows),
+        (map::FLOWS_EMBRYONIC, sizes.flows),
+        (map::LOCAL_FLOWS, sizes.flows),
+        (map::SERVICE_INDEX, buckets_for(sizes.services)),
+        (map::SERVICE, services),
+        (map::SERVICE_TRAFFIC, services),
+        (map::BACKENDS, backends),
+        (map::BACKEND_TRAFFIC, backends),
+        (map::NEXTHOPS, next_hops),
+        (map::PATHS, next_hops),
+        (map::LUT, sizes.lut_slots / 2),
+        (map::VIPS, sizes.vips),
+        (map::TRUSTED_EDGES, sizes.trusted_edges),
+        (map::PODS, sizes.pods),
+        (map::SOURCE_RANGES, sizes.source_ranges),
+        (map::NAT_FORWARD, sizes.nat_flows),
+        (map::NAT_REVERSE, sizes.nat_flows),
+        (map::NAT_COUNTS, services),
     ];
-    let loader = flows.into_iter().fold(Loader::pinned(pins), |loader, map| {
-        loader.max_entries(map, sizes.flows)
-    });
-    loader
-        .max_entries(map::SERVICE_INDEX, buckets_for(sizes.services))
-        .max_entries(map::SERVICE, services)
-        .max_entries(map::SERVICE_TRAFFIC, services)
-        .max_entries(map::BACKENDS, backends)
-        .max_entries(map::BACKEND_TRAFFIC, backends)
-        .max_entries(map::NEXTHOPS, next_hops)
-        .max_entries(map::PATHS, next_hops)
-        .max_entries(map::LUT, sizes.lut_slots / 2)
-        .max_entries(map::VIPS, sizes.vips)
-        .max_entries(map::TRUSTED_EDGES, sizes.trusted_edges)
-        .max_entries(map::PODS, sizes.pods)
-        .max_entries(map::SOURCE_RANGES, sizes.source_ranges)
-        .max_entries(map::NAT_FORWARD, sizes.nat_flows)
-        .max_entries(map::NAT_REVERSE, sizes.nat_flows)
-        .max_entries(map::NAT_COUNTS, services)
+    let sizes = sizes.into_iter();
+    sizes.fold(Loader::pinned(pins), |loader, (map, entries)| {
+        loader.max_entries(map, entries)
+    })
 }
 
 /// Keeps other agents off the pins for as long as the file is open.

@@ -86,7 +86,7 @@ impl Agent {
         }
         let now = Instant::now();
         self.sweeps.swept = now;
-        if self.sweeps.nat.are_due(now, self.census.has_nat()) {
+        if self.sweeps.nat.are_due(now, self.totals.has_nat()) {
             self.sweep_nat();
         }
         let pause = self.sweeps.counted.map(|counted| now - counted);
@@ -95,11 +95,11 @@ impl Agent {
         }
         self.look_for_masquerade();
         self.look_for_distrust();
-        if let Err(error) = capture::clear_away(&self.pins) {
+        if let Err(error) = capture::clear_away(&self.attachments.pins) {
             tracing::warn!(%error, "cannot look for what a capture has left");
         }
         let released = &mut self.sweeps.released;
-        if self.programmed > *released && released.elapsed() >= RELEASE_PAUSE {
+        if self.programmed.at > *released && released.elapsed() >= RELEASE_PAUSE {
             memory::release_freed();
             *released = Instant::now();
         }
@@ -127,11 +127,8 @@ impl Agent {
             return;
         }
         let now = self.sweeps.swept;
-        if self
-            .sweeps
-            .rules
-            .is_some_and(|listed| now - listed < RULES_PAUSE)
-        {
+        let listed = self.sweeps.rules;
+        if listed.is_some_and(|listed| now - listed < RULES_PAUSE) {
             return;
         }
         self.sweeps.rules = Some(now);

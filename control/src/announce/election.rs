@@ -23,6 +23,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
+use super::edge::{Candidates, Edge, Holdings, Home};
 use super::{Mac, rendezvous};
 
 /// How long an edge whose Lease does not change counts as alive.
@@ -40,61 +41,6 @@ pub const INSISTENCE: Duration = Duration::from_secs(3);
 /// How long an announcement of an address that belongs here stands: its sender may be about to see that.
 pub const DEFENCE: Duration = Duration::from_millis(500);
 
-/// Where an edge has its Lease.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Home {
-    /// Where edges have none but their own.
-    Own,
-    /// Beside the controller's, as edges of the version before do, which look nowhere else.
-    Shared,
-}
-
-/// An edge, as its Lease shows it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Edge {
-    /// Its name.
-    pub name: String,
-    /// Where its Lease is.
-    pub home: Home,
-    /// MACs by which it announces addresses; none where the Lease does not tell.
-    pub macs: BTreeSet<Mac>,
-    /// Addresses by which pods name their node; none where it is no Node.
-    pub addresses: BTreeSet<IpAddr>,
-    /// What every renewal changes.
-    pub renewal: String,
-}
-
-/// The edges that may announce an address.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Candidates {
-    /// All that are alive.
-    #[default]
-    Every,
-    /// Of those that are Nodes, the ones with one of these addresses (`externalTrafficPolicy: Local`).
-    NodesAt(BTreeSet<IpAddr>),
-}
-
-impl Candidates {
-    fn include(&self, addresses: &BTreeSet<IpAddr>) -> bool {
-        match self {
-            Self::Every => true,
-            // To a machine that is no Node, all backends are elsewhere.
-            Self::NodesAt(nodes) => addresses.is_empty() || !addresses.is_disjoint(nodes),
-        }
-    }
-}
-
-/// What an edge should announce.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Holdings {
-    /// The addresses.
-    pub addresses: BTreeSet<IpAddr>,
-    /// Those of them that are to be announced once more, since another machine has done it.
-    pub again: BTreeSet<IpAddr>,
-    /// Machines that are no edges and have announced one of them, each told of once.
-    pub strangers: Vec<(IpAddr, Mac)>,
-}
-
 /// The state of one edge.
 #[derive(Debug)]
 pub struct Election {
@@ -102,13 +48,13 @@ pub struct Election {
     eligible: Option<bool>,
     wanted: Option<BTreeMap<IpAddr, Candidates>>,
     /// All edges with a Lease, this one included.
-    edges: BTreeMap<(Home, String), Seen>,
+    edges: BTreeMap<(Home, String), ListedEdge>,
     /// Whether all of them have been told of once.
     is_listed: bool,
-    contact: Option<Contact>,
+    contact: Option<ApiContact>,
     held: BTreeMap<IpAddr, Held>,
     /// Announcements of others that are to be judged.
-    claims: BTreeMap<IpAddr, Claim>,
+    claims: BTreeMap<IpAddr, ForeignAnnouncement>,
     /// Machines that were told of.
     strangers: BTreeMap<IpAddr, Mac>,
     /// What belongs here, and the live edges that it was computed from.
@@ -121,7 +67,7 @@ type Live = BTreeMap<(Home, String), BTreeSet<IpAddr>>;
 
 /// What another machine announces.
 #[derive(Clone, Copy, Debug)]
-struct Claim {
+struct ForeignAnnouncement {
     mac: Mac,
     /// When it began to.
     since: Instant,
@@ -131,20 +77,21 @@ struct Claim {
     is_new: bool,
 }
 
+/// An edge with a Lease, and when that changed last.
 #[derive(Debug)]
-struct Seen {
+struct ListedEdge {
     edge: Edge,
     changed: Instant,
 }
 
 /// The API speaks.
 #[derive(Clone, Copy, Debug)]
-struct Contact {
+struct ApiContact {
     since: Instant,
     last: Instant,
 }
 
-impl Contact {
+impl ApiContact {
     /// Before the others' last renewals, of up to one period earlier, are too old.
     fn ends(&self) -> Instant {
         self.last + (DURATION - RENEWAL)
@@ -204,7 +151,7 @@ impl Election {
         if key.0 == Home::Own && self.is_own(&key) && known.is_some() && unchanged.is_none() {
             self.hear(now);
         }
-        self.edges.insert(key, Seen { edge, changed });
+        self.edges.insert(key, ListedEdge { edge, changed });
     }
 
     /// Takes note that a Lease is gone.
@@ -229,7 +176,7 @@ impl Election {
         let before = self.claims.get(&address);
         let goes_on = before.filter(|claim| claim.mac == mac && now < claim.last + INSISTENCE);
         let since = goes_on.map_or(now, |claim| claim.since);
-        let claim = Claim {
+        let claim = ForeignAnnouncement {
             mac,
             since,
             last: now,
@@ -248,7 +195,7 @@ impl Election {
             Some(contact) if now < contact.ends() => contact.since,
             _ => now,
         };
-        self.contact = Some(Contact { since, last: now });
+        self.contact = Some(ApiContact { since, last: now });
     }
 
     /// Tells whether others' silence means something.
@@ -344,7 +291,7 @@ impl Election {
     fn is_edge(&self, mac: Mac, now: Instant) -> bool {
         let mut others = self.edges.iter().filter(|(key, _)| !self.is_own(key));
         // One of the version before does not tell which it has, and leaves its Lease behind.
-        let may_have = |seen: &Seen| seen.edge.macs.is_empty() && self.is_alive(seen, now);
+        let may_have = |seen: &ListedEdge| seen.edge.macs.is_empty() && self.is_alive(seen, now);
         others.any(|(_, seen)| seen.edge.macs.contains(&mac) || may_have(seen))
     }
 
@@ -395,7 +342,7 @@ impl Election {
     }
 
     /// Tells whether an edge has renewed its Lease, or could not have shown it.
-    fn is_alive(&self, seen: &Seen, now: Instant) -> bool {
+    fn is_alive(&self, seen: &ListedEdge, now: Instant) -> bool {
         // The last renewals of all edges before the API falls silent lie one period apart.
         let heard_after = seen.changed + (DURATION - RENEWAL);
         let has_been_heard = self

@@ -5,7 +5,7 @@
 
 use std::net::{IpAddr, Ipv6Addr};
 
-use crate::fnv::fnv_1a;
+use crate::hash::{fnv_1a, mix};
 
 /// Returns the edge that an address belongs to; of no edges, none.
 pub fn holder<'e>(address: IpAddr, edges: impl IntoIterator<Item = &'e str>) -> Option<&'e str> {
@@ -19,19 +19,12 @@ fn hash(address: IpAddr, edge: &str) -> u64 {
         IpAddr::V4(address) => address.to_ipv6_mapped(),
         IpAddr::V6(address) => address,
     };
-    let [a, b, c, d, e, f, g, h] = address.segments().map(u64::from);
+    let address = address.to_bits();
     let (high, low) = (
-        a << 48 | b << 32 | c << 16 | d,
-        e << 48 | f << 32 | g << 16 | h,
+        (address >> 64) as u64,
+        (address & 0xffff_ffff_ffff_ffff) as u64,
     );
     mix(mix(fnv_1a(0, edge) ^ high) ^ low)
-}
-
-/// SplitMix64's finalizer (Steele, Lea, Flood 2014).
-const fn mix(word: u64) -> u64 {
-    let word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    word ^ (word >> 31)
 }
 
 #[cfg(test)]

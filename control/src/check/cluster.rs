@@ -138,7 +138,6 @@ fn rights(options: &Kubernetes, desired: &Desired) -> Vec<Right> {
     rights
 }
 
-/// What the API server says.
 struct Answers {
     server: String,
     version: String,
@@ -223,7 +222,6 @@ async fn denied(
     Ok(denied)
 }
 
-/// Lists the addresses of Nodes.
 async fn nodes(client: &Client, which: &ListParams) -> Result<Vec<BTreeSet<IpAddr>>, String> {
     let api: Api<Node> = Api::all(client.clone());
     let nodes = api.list(which).await;

@@ -13,7 +13,6 @@ use fastpath::facts::{
 use super::finding::Judge;
 use crate::desired::NatSettings;
 
-/// Judges the running kernel.
 pub(super) fn kernel(judge: &mut Judge, kernel: &Kernel) {
     let minimum = KernelVersion::MINIMUM;
     let release = format!("{} ({minimum} or later is needed)", kernel.release);

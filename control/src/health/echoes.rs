@@ -15,9 +15,9 @@ use fastpath::echo::{Echo, hear_only};
 use nix::sys::socket::{setsockopt, sockopt};
 use tokio::task::yield_now;
 
-use super::board::Start;
 use super::echo::raw_socket;
 use super::probe::ProbeError;
+use super::schedule::{BegunCheck, EndedCheck};
 use super::targets::NodeCheck;
 use crate::random::random;
 use crate::timer::sleep_until;
@@ -37,13 +37,8 @@ pub(super) struct Echoes {
     under_way: UnderWay,
 }
 
-/// A check that came to its end.
-#[derive(Debug)]
-pub(super) struct Ended {
-    pub(super) start: Start<IpAddr, NodeCheck>,
-    pub(super) began: Instant,
-    pub(super) outcome: Result<(), ProbeError>,
-}
+type Begun = BegunCheck<IpAddr, NodeCheck>;
+type Ended = EndedCheck<IpAddr, NodeCheck>;
 
 impl Echoes {
     pub(super) fn new() -> Self {
@@ -57,17 +52,17 @@ impl Echoes {
     }
 
     /// Sends an echo; false if it cannot be sent here.
-    pub(super) fn send(&mut self, start: &Start<IpAddr, NodeCheck>, now: Instant) -> bool {
-        let node = start.key;
+    pub(super) fn send(&mut self, begun: &Begun) -> bool {
+        let node = begun.key;
         let line = if node.is_ipv6() {
             &mut self.v6
         } else {
             &mut self.v4
         };
         let nonce = self.under_way.draw(line.upper, random);
-        match line.send(node, start.check.mark, nonce) {
+        match line.send(node, begun.check.mark, nonce) {
             Ok(()) => {
-                self.under_way.add(nonce, start.clone(), now);
+                self.under_way.add(nonce, begun.clone());
                 true
             }
             Err(error) => {
@@ -180,7 +175,7 @@ impl Line {
 /// Echoes that wait for their replies, by nonce.
 #[derive(Debug, Default)]
 struct UnderWay {
-    waiting: HashMap<u64, (Start<IpAddr, NodeCheck>, Instant)>,
+    waiting: HashMap<u64, Begun>,
     /// Nonces by when they were sent; some have been answered.
     sent: VecDeque<(Instant, u64)>,
 }
@@ -197,18 +192,15 @@ impl UnderWay {
     }
 
     /// Adds one with a nonce of its own; none is added with an earlier time than another.
-    fn add(&mut self, nonce: u64, start: Start<IpAddr, NodeCheck>, now: Instant) {
-        self.waiting.insert(nonce, (start, now));
-        self.sent.push_back((now, nonce));
+    fn add(&mut self, nonce: u64, begun: Begun) {
+        self.sent.push_back((begun.began, nonce));
+        self.waiting.insert(nonce, begun);
     }
 
     /// Ends the echo that a reply is to; none if it is to none of them, or from another machine than was asked.
     fn answer(&mut self, from: IpAddr, nonce: u64) -> Option<Ended> {
-        let (start, _) = self.waiting.get(&nonce)?;
-        if start.key != from {
-            return None;
-        }
-        self.end(nonce, Ok(()))
+        let begun = self.waiting.get(&nonce)?;
+        (begun.key == from).then(|| self.end(nonce, Ok(())))?
     }
 
     /// Ends those whose time is over.
@@ -224,12 +216,9 @@ impl UnderWay {
     }
 
     fn end(&mut self, nonce: u64, outcome: Result<(), ProbeError>) -> Option<Ended> {
-        let (start, began) = self.waiting.remove(&nonce)?;
-        Some(Ended {
-            start,
-            began,
-            outcome,
-        })
+        let begun = self.waiting.remove(&nonce)?;
+        let outcome = Some(outcome.map_err(|error| error.to_string()));
+        Some(Ended { begun, outcome })
     }
 
     /// Returns when the time of the first one is over.
@@ -255,11 +244,11 @@ mod tests {
     fn reply_ends_its_own_echo_alone_and_only_once() {
         let now = Instant::now();
         let mut under_way = UnderWay::default();
-        under_way.add(7, start(NODE, 1), now);
-        under_way.add(8, start([10, 0, 0, 2], 2), now);
+        under_way.add(7, start(NODE, 1, now));
+        under_way.add(8, start([10, 0, 0, 2], 2, now));
         let ended = under_way.answer(NODE.into(), 7).unwrap();
-        assert_eq!((ended.start.ticket, ended.began), (1, now));
-        assert!(ended.outcome.is_ok());
+        assert_eq!((ended.begun.ticket, ended.begun.began), (1, now));
+        assert_eq!(ended.outcome, Some(Ok(())));
         assert!(under_way.answer(NODE.into(), 7).is_none());
         assert_eq!(under_way.waiting.len(), 1);
     }
@@ -267,7 +256,7 @@ mod tests {
     #[test]
     fn echoes_under_way_have_nonces_of_their_own() {
         let mut under_way = UnderWay::default();
-        under_way.add(1 << 32 | 7, start(NODE, 1), Instant::now());
+        under_way.add(1 << 32 | 7, start(NODE, 1, Instant::now()));
         let mut numbers = [7, 7, 8].map(|lower: u64| lower << 32).into_iter();
         let nonce = under_way.draw(1, || numbers.next().unwrap());
         assert_eq!(nonce, 1 << 32 | 8);
@@ -277,7 +266,7 @@ mod tests {
     fn reply_from_another_machine_or_to_no_echo_under_way_counts_for_nothing() {
         let now = Instant::now();
         let mut under_way = UnderWay::default();
-        under_way.add(7, start(NODE, 1), now);
+        under_way.add(7, start(NODE, 1, now));
         assert!(under_way.answer([10, 0, 0, 2].into(), 7).is_none());
         assert!(under_way.answer(NODE.into(), 8).is_none());
         assert!(under_way.answer(NODE.into(), 7).is_some());
@@ -288,15 +277,15 @@ mod tests {
         let now = Instant::now();
         let later = now + Duration::from_millis(10);
         let mut under_way = UnderWay::default();
-        under_way.add(7, start(NODE, 1), now);
-        under_way.add(8, start([10, 0, 0, 2], 2), later);
+        under_way.add(7, start(NODE, 1, now));
+        under_way.add(8, start([10, 0, 0, 2], 2, later));
         assert_eq!(under_way.deadline(), Some(now + NodeCheck::TIMEOUT));
         assert!(under_way.expire(later).is_empty());
 
         let ended = under_way.expire(now + NodeCheck::TIMEOUT);
-        let tickets: Vec<u64> = ended.iter().map(|one| one.start.ticket).collect();
+        let tickets: Vec<u64> = ended.iter().map(|one| one.begun.ticket).collect();
         assert_eq!(tickets, [1]);
-        let reason = ended[0].outcome.as_ref().unwrap_err().to_string();
+        let reason = ended[0].outcome.clone().unwrap().unwrap_err();
         assert_eq!(reason, "timeout 800 ms");
         assert!(under_way.answer(NODE.into(), 7).is_none());
         assert_eq!(under_way.deadline(), Some(later + NodeCheck::TIMEOUT));
@@ -307,7 +296,7 @@ mod tests {
         let now = Instant::now();
         let mut under_way = UnderWay::default();
         for nonce in 0..3 {
-            under_way.add(nonce, start(NODE, nonce), now);
+            under_way.add(nonce, start(NODE, nonce, now));
         }
         for nonce in [1, 0, 2] {
             assert!(under_way.answer(NODE.into(), nonce).is_some());
@@ -316,13 +305,14 @@ mod tests {
         assert!(under_way.sent.is_empty());
     }
 
-    fn start(node: [u8; 4], ticket: u64) -> Start<IpAddr, NodeCheck> {
-        Start {
+    fn start(node: [u8; 4], ticket: u64, now: Instant) -> Begun {
+        Begun {
             key: node.into(),
             check: NodeCheck { mark: 0 },
             may_be_starting: false,
             has_just_passed: true,
             ticket,
+            began: now,
         }
     }
 }

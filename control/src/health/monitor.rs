@@ -13,10 +13,10 @@ use futures_util::FutureExt;
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
 
-use super::board::{Board, Rule, Start, Target};
 use super::echo;
-use super::echoes::{Echoes, Ended};
+use super::echoes::Echoes;
 use super::probe::probe;
+use super::schedule::{BegunCheck, EndedCheck, Rule, Schedule, Target};
 use super::selection::{LeftOut, Member};
 use super::targets::{BackendCheck, NodeCheck, Targets};
 use crate::durations::Durations;
@@ -42,8 +42,8 @@ pub struct Monitor {
 
 #[derive(Debug)]
 struct State {
-    backends: Board<Member, BackendCheck>,
-    nodes: Board<IpAddr, NodeCheck>,
+    backends: Schedule<Member, BackendCheck>,
+    nodes: Schedule<IpAddr, NodeCheck>,
     durations: BTreeMap<&'static str, Durations>,
     names: BTreeMap<Member, String>,
 }
@@ -66,8 +66,8 @@ impl Monitor {
     pub fn new(seed: u64) -> Self {
         Self {
             state: Mutex::new(State {
-                backends: Board::new(seed),
-                nodes: Board::new(!seed),
+                backends: Schedule::new(seed),
+                nodes: Schedule::new(!seed),
                 durations: BTreeMap::new(),
                 names: BTreeMap::new(),
             }),
@@ -79,11 +79,10 @@ impl Monitor {
     pub fn set_targets(&self, targets: Targets) {
         let now = Instant::now();
         let mut state = self.lock();
-        let rule = |check: &BackendCheck| check.check.rule();
         let backends = targets.backends.into_iter();
         let (names, backends) = backends
             .map(|(member, (name, check))| {
-                let rule = rule(&check);
+                let rule = check.check.rule();
                 ((member, name), (member, (check, rule)))
             })
             .unzip();
@@ -99,17 +98,9 @@ impl Monitor {
     /// Returns what should not serve.
     pub fn left_out(&self) -> LeftOut {
         let state = self.lock();
-        let backends = state.backends.iter();
-        let nodes = state.nodes.iter();
         LeftOut {
-            backends: backends
-                .filter(|(_, target)| !target.is_healthy())
-                .map(|(member, _)| *member)
-                .collect(),
-            nodes: nodes
-                .filter(|(_, target)| !target.is_healthy())
-                .map(|(node, _)| *node)
-                .collect(),
+            backends: state.backends.unhealthy().copied().collect(),
+            nodes: state.nodes.unhealthy().copied().collect(),
         }
     }
 
@@ -123,10 +114,10 @@ impl Monitor {
         self.conditions(|state| &state.nodes, failure_of_node)
     }
 
-    /// Reads a board some targets at a time: neither the agent nor a check waits for all of them.
+    /// Reads a schedule some targets at a time: neither the agent nor a check waits for all of them.
     fn conditions<K: Ord + Copy, C: Clone + PartialEq>(
         &self,
-        board: fn(&State) -> &Board<K, C>,
+        schedule: fn(&State) -> &Schedule<K, C>,
         failure: fn(&str) -> String,
     ) -> BTreeMap<K, Condition> {
         let now = Instant::now();
@@ -135,7 +126,7 @@ impl Monitor {
             let known = conditions.len();
             let last = conditions.last_key_value().map(|(key, _)| *key);
             let state = self.lock();
-            let targets = board(&state).after(last.as_ref()).take(READ_AT_A_TIME);
+            let targets = schedule(&state).after(last.as_ref()).take(READ_AT_A_TIME);
             conditions
                 .extend(targets.map(|(key, target)| (*key, Condition::of(target, now, failure))));
             drop(state);
@@ -158,9 +149,10 @@ impl Monitor {
         loop {
             let due = self.begin(&mut backends, &mut nodes, &mut echoes);
             let turns = tokio::select! {
-                Some(done) = backends.join_next() => self.finish_backend(done),
-                Some(done) = nodes.join_next() => self.finish_nodes(done),
-                ended = echoes.ended() => self.finish_nodes(ended.into_iter().map(Done::from)),
+                // An error is a check that was cancelled, which none is.
+                Some(Ok(ended)) = backends.join_next() => self.lock().finish_backend(ended),
+                Some(Ok(ended)) = nodes.join_next() => self.lock().finish_nodes([ended]),
+                ended = echoes.ended() => self.lock().finish_nodes(ended),
                 () = sleep_until(due) => false,
                 () = self.changed.notified() => false,
             };
@@ -173,37 +165,38 @@ impl Monitor {
     /// Begins the checks that are due; returns when the next one is.
     fn begin(
         &self,
-        backends: &mut JoinSet<Done<Member, BackendCheck>>,
-        nodes: &mut JoinSet<Done<IpAddr, NodeCheck>>,
+        backends: &mut JoinSet<EndedCheck<Member, BackendCheck>>,
+        nodes: &mut JoinSet<EndedCheck<IpAddr, NodeCheck>>,
         echoes: &mut Echoes,
     ) -> Option<Instant> {
         let now = Instant::now();
         let mut state = self.lock();
-        while let Some(start) = state.nodes.start(now) {
+        while let Some(begun) = state.nodes.start(now) {
             // Where so many fail, that others are checked in time counts for more than why each does.
             let is_crowded = nodes.len() >= MAX_UNDER_WAY;
-            if (start.has_just_passed || is_crowded) && echoes.send(&start, now) {
+            if (begun.has_just_passed || is_crowded) && echoes.send(&begun) {
                 continue;
             }
             if is_crowded {
                 // It cannot be made now, and says nothing.
-                state.nodes.finish(now, &start.key, start.ticket, None);
+                state.nodes.finish(now, &begun.key, begun.ticket, None);
                 continue;
             }
             nodes.spawn(async move {
-                let outcome = unpanicked(check_node(&start)).await;
+                let outcome = unpanicked(check_node(&begun)).await;
                 let outcome = outcome.unwrap_or_else(|panic| Some(Err(panic)));
-                Done::new(start, now, outcome)
+                EndedCheck { begun, outcome }
             });
         }
         while backends.len() < MAX_UNDER_WAY
-            && let Some(start) = state.backends.start(now)
+            && let Some(begun) = state.backends.start(now)
         {
             backends.spawn(async move {
-                let BackendCheck { route, check } = &start.check;
+                let BackendCheck { route, check } = &begun.check;
                 let outcome = unpanicked(probe(route, check)).await;
                 let outcome = outcome.and_then(|done| done.map_err(|error| error.to_string()));
-                Done::new(start, now, Some(outcome))
+                let outcome = Some(outcome);
+                EndedCheck { begun, outcome }
             });
         }
         let nodes_due = state.nodes.next_due().map(|due| due.max(now + ROUND));
@@ -212,32 +205,29 @@ impl Monitor {
         nodes_due.into_iter().chain(backends_due).min()
     }
 
-    fn finish_backend(&self, done: Joined<Member, BackendCheck>) -> bool {
-        let Ok(done) = done else {
-            return false;
-        };
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Every change is complete within one call, so a panic elsewhere leaves nothing half done.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// Takes what a check of a backend came to; true if the backend turned healthy or unhealthy by it.
+    fn finish_backend(&mut self, ended: EndedCheck<Member, BackendCheck>) -> bool {
         let now = Instant::now();
-        let mut state = self.lock();
-        let state = &mut *state;
-        let kind = done.start.check.check.kind.name();
-        state
-            .durations
-            .entry(kind)
-            .or_insert_with(|| Durations::new(DURATION_BOUNDS))
-            .add(now - done.began);
-        let member = done.start.key;
-        let failure = done.failure();
-        let turned = state
-            .backends
-            .finish(now, &member, done.start.ticket, done.outcome);
+        let EndedCheck { begun, outcome } = ended;
+        self.measure(begun.check.check.kind.name(), now - begun.began);
+        let member = begun.key;
+        let failure = outcome.clone().and_then(Result::err);
+        let turned = self.backends.finish(now, &member, begun.ticket, outcome);
         if turned {
-            let service = state.names.get(&member).map_or("", String::as_str);
+            let service = self.names.get(&member).map_or("", String::as_str);
             let backend = member.backend;
-            let node = state.nodes.get(&member.backend.address);
+            let node = self.nodes.get(&member.backend.address);
             match failure {
                 None => tracing::info!(service, %backend, "backend is healthy again"),
                 // One line for the node is enough, not one for each of its backends.
-                Some(reason) if node.is_some_and(|node| !node.is_healthy()) => {
+                Some(reason) if node.is_some_and(|node| !node.healthy) => {
                     tracing::debug!(service, %backend, reason, "backend is unhealthy");
                 }
                 Some(reason) => {
@@ -248,39 +238,32 @@ impl Monitor {
         turned
     }
 
-    fn finish_nodes(&self, all: impl IntoIterator<Item = Done<IpAddr, NodeCheck>>) -> bool {
+    /// Takes what checks of nodes came to; true if a node turned reachable or unreachable by them.
+    fn finish_nodes(
+        &mut self,
+        all: impl IntoIterator<Item = EndedCheck<IpAddr, NodeCheck>>,
+    ) -> bool {
         let now = Instant::now();
-        let mut state = self.lock();
-        let mut turns = false;
-        for done in all {
-            turns |= state.finish_node(now, done);
-        }
-        turns
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        // Every change is complete within one call, so a panic elsewhere leaves nothing half done.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl State {
-    fn finish_node(&mut self, now: Instant, done: Done<IpAddr, NodeCheck>) -> bool {
-        let durations = self.durations.entry("echo");
-        let durations = durations.or_insert_with(|| Durations::new(DURATION_BOUNDS));
-        durations.add(now - done.began);
-        let node = done.start.key;
-        let failure = done.failure();
-        let turned = self
-            .nodes
-            .finish(now, &node, done.start.ticket, done.outcome);
-        if turned {
-            match failure {
-                None => tracing::info!(%node, "node is reachable again"),
-                Some(reason) => tracing::warn!(%node, reason, "node is unreachable"),
+        let mut any_turned = false;
+        for EndedCheck { begun, outcome } in all {
+            self.measure("echo", now - begun.began);
+            let node = begun.key;
+            let failure = outcome.clone().and_then(Result::err);
+            if self.nodes.finish(now, &node, begun.ticket, outcome) {
+                any_turned = true;
+                match failure {
+                    None => tracing::info!(%node, "node is reachable again"),
+                    Some(reason) => tracing::warn!(%node, reason, "node is unreachable"),
+                }
             }
         }
-        turned
+        any_turned
+    }
+
+    fn measure(&mut self, kind: &'static str, took: Duration) {
+        let durations = self.durations.entry(kind);
+        let durations = durations.or_insert_with(|| Durations::new(DURATION_BOUNDS));
+        durations.add(took);
     }
 }
 
@@ -289,16 +272,16 @@ impl Condition {
         let (against, limit) = target.against();
         let note = target.failure().map(|reason| {
             let reason = failure(reason);
-            match (against, target.is_healthy()) {
+            match (against, target.healthy) {
                 (0, _) => reason,
                 (_, true) => format!("{against} of {limit} failures: {reason}"),
                 (_, false) => format!("{reason}; {against} of {limit} successes"),
             }
         });
         Self {
-            healthy: target.is_healthy(),
-            checked: target.is_decided(),
-            since: now.saturating_duration_since(target.since()),
+            healthy: target.healthy,
+            checked: target.decided,
+            since: now.saturating_duration_since(target.since),
             note,
         }
     }
@@ -318,42 +301,12 @@ fn failure_of_node(reason: &str) -> String {
     }
 }
 
-/// A check that came to its end.
-#[derive(Debug)]
-struct Done<K, C> {
-    start: Start<K, C>,
-    began: Instant,
-    /// None where it says nothing.
-    outcome: Option<Result<(), String>>,
-}
-
-impl<K, C> Done<K, C> {
-    fn new(start: Start<K, C>, began: Instant, outcome: Option<Result<(), String>>) -> Self {
-        Self {
-            start,
-            began,
-            outcome,
-        }
-    }
-
-    fn failure(&self) -> Option<String> {
-        self.outcome.clone()?.err()
-    }
-}
-
-impl From<Ended> for Done<IpAddr, NodeCheck> {
-    fn from(ended: Ended) -> Self {
-        let outcome = ended.outcome.map_err(|error| error.to_string());
-        Self::new(ended.start, ended.began, Some(outcome))
-    }
-}
-
 /// Asks a node for an echo by the way of client packets; none where only its kernel replies, and Guideway there may
 /// be starting.
-async fn check_node(start: &Start<IpAddr, NodeCheck>) -> Option<Result<(), String>> {
-    let (node, mark) = (start.key, start.check.mark);
+async fn check_node(begun: &BegunCheck<IpAddr, NodeCheck>) -> Option<Result<(), String>> {
+    let (node, mark) = (begun.key, begun.check.mark);
     let through = echo::echo(node, mark, NodeCheck::TIMEOUT);
-    let outcome = if mark != 0 && start.may_be_starting {
+    let outcome = if mark != 0 && begun.may_be_starting {
         // At once: a node that is dead must not be left out any later.
         let straight = echo::echo(node, 0, NodeCheck::TIMEOUT);
         let (through, straight) = tokio::join!(through, straight);
@@ -366,9 +319,6 @@ async fn check_node(start: &Start<IpAddr, NodeCheck>) -> Option<Result<(), Strin
     };
     Some(outcome.map_err(|error| error.to_string()))
 }
-
-/// An error is a check that was cancelled, which none is.
-type Joined<K, C> = Result<Done<K, C>, tokio::task::JoinError>;
 
 /// Makes a panic a failure: a target whose check broke off without a result would never be checked again.
 async fn unpanicked<T>(check: impl Future<Output = T>) -> Result<T, String> {

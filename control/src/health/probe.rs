@@ -27,9 +27,6 @@ pub struct Route {
 /// Why a check failed, in the words that people see.
 #[derive(Debug, thiserror::Error)]
 pub enum ProbeError {
-    /// Nothing listens.
-    #[error("connection refused")]
-    Refused,
     /// The check did not come to its end in time.
     #[error("timeout {}", span(*.0))]
     Timeout(Duration),
@@ -63,10 +60,7 @@ pub async fn probe(route: &Route, check: &Check) -> Result<(), ProbeError> {
 }
 
 async fn attempt(route: &Route, check: &Check) -> Result<(), ProbeError> {
-    let stream = connect(route).await.map_err(|error| match error.kind() {
-        io::ErrorKind::ConnectionRefused => ProbeError::Refused,
-        _ => ProbeError::Connect(error),
-    })?;
+    let stream = connect(route).await.map_err(ProbeError::Connect)?;
     match &check.kind {
         Kind::Tcp => Ok(()),
         Kind::Http { tls: false, get } => http::get(stream, get, route.peer).await,

@@ -7,12 +7,12 @@ use std::time::Duration;
 use fastpath::tables::{ProbeSpec, probe_mark};
 
 use super::Check;
-use super::board::Rule;
 use super::probe::Route;
+use super::probe_indices::{Checked, ProbeIndices};
+use super::schedule::Rule;
 use super::selection::Member;
-use super::ways::{Checked, Ways};
-use crate::census::Census;
 use crate::desired::{BackendSpec, Desired, ForwardMode, ServiceKey, ServiceSpec};
+use crate::service_totals::ServiceTotals;
 
 /// How a backend is checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,8 +55,8 @@ pub struct Targets {
     pub backends: BTreeMap<Member, (String, BackendCheck)>,
     /// Nodes.
     pub nodes: BTreeMap<IpAddr, NodeCheck>,
-    /// The ways of those checks that do not go straight to their socket's peer, by index.
-    pub ways: BTreeMap<u32, ProbeSpec>,
+    /// The probes of those checks that do not go straight to their socket's peer, by index.
+    pub probes: BTreeMap<u32, ProbeSpec>,
     /// What is not checked.
     pub not_made: NotMade,
 }
@@ -89,34 +89,34 @@ pub struct Surroundings<'agent> {
 }
 
 impl Targets {
-    /// Lists what a desired state asks to be checked; the census is of its services.
+    /// Lists what a desired state asks to be checked; the totals is of its services.
     ///
-    /// There are at most as many targets as there are ways, also of those that need none: what is asked for comes
+    /// There are at most as many targets as there are indices, also of those that need none: what is asked for comes
     /// from others, and each target costs packets. Nodes come first.
     pub fn of(
         desired: &Desired,
-        census: &Census,
+        totals: &ServiceTotals,
         around: &Surroundings<'_>,
-        ways: &mut Ways,
+        indices: &mut ProbeIndices,
     ) -> Self {
         let mut targets = Self::default();
         if !desired.edge {
-            ways.assign(&BTreeSet::new());
+            indices.assign(&BTreeSet::new());
             return targets;
         }
-        let mut plans = plans(desired, census, around);
-        if let Some((first_left, _)) = plans.iter().nth(ways.capacity()) {
+        let mut plans = plans(desired, totals, around);
+        if let Some((first_left, _)) = plans.iter().nth(indices.capacity()) {
             let first_left = *first_left;
             targets.not_made.too_many = plans.split_off(&first_left).len();
         }
         let wanted = plans.iter().filter(|(_, plan)| plan.way.is_some());
-        ways.assign(&wanted.map(|(checked, _)| *checked).collect());
+        indices.assign(&wanted.map(|(checked, _)| *checked).collect());
         for (checked, plan) in plans {
             let mark = match &plan.way {
                 None => 0,
-                Some(way) => match ways.index(&checked).filter(|_| around.diverts) {
+                Some(way) => match indices.index(&checked).filter(|_| around.diverts) {
                     Some(index) => {
-                        targets.ways.insert(index, *way);
+                        targets.probes.insert(index, *way);
                         probe_mark(index)
                     }
                     None => {
@@ -146,23 +146,23 @@ impl Targets {
 }
 
 /// How something is to be checked, before it has an index.
-struct Plan<'census> {
+struct Plan<'totals> {
     peer: SocketAddr,
     /// Not given where the check goes straight to the peer.
     way: Option<ProbeSpec>,
-    check: Option<(&'census str, &'census Check)>,
+    check: Option<(&'totals str, &'totals Check)>,
 }
 
-fn plans<'census>(
+fn plans<'totals>(
     desired: &Desired,
-    census: &'census Census,
+    totals: &'totals ServiceTotals,
     around: &Surroundings<'_>,
-) -> BTreeMap<Checked, Plan<'census>> {
+) -> BTreeMap<Checked, Plan<'totals>> {
     let mut plans = BTreeMap::new();
     // What goes by NAT is sent to the backend itself, which is no node: it may well answer no echo, and whoever
     // writes EndpointSlices may name any address. An endpoint that nobody knows the machine of is at the
     // unspecified address.
-    let nodes = census.nodes().filter(|(node, mode)| {
+    let nodes = totals.nodes().filter(|(node, mode)| {
         let is_node = *mode != ForwardMode::Nat && !node.is_unspecified();
         desired.node_health && is_node && !around.own.contains(node)
     });
@@ -182,7 +182,7 @@ fn plans<'census>(
         let known: &mut Plan<'_> = plans.entry(Checked::Node(node)).or_insert(plan);
         known.way = known.way.or(way);
     }
-    for (key, service, check) in census.checked() {
+    for (key, service, check) in totals.checked() {
         let mode = service.spec.mode;
         let backends = service.spec.backends.iter();
         for backend in backends.filter(|backend| !backend.address.is_unspecified()) {
@@ -273,7 +273,7 @@ services:
         let targets = targets(EDGE, true);
         let (_, check) = targets.backends.values().next().unwrap();
         let index = targets
-            .ways
+            .probes
             .keys()
             .copied()
             .find(|index| probe_mark(*index) == check.route.mark);
@@ -285,15 +285,15 @@ services:
             source: None,
             pod: None,
         };
-        assert_eq!(targets.ways[&index.unwrap()], way);
-        assert_eq!(targets.ways.len(), 4, "two backends, two nodes");
+        assert_eq!(targets.probes[&index.unwrap()], way);
+        assert_eq!(targets.probes.len(), 4, "two backends, two nodes");
     }
 
     #[test]
     fn l2dsr_has_no_outer_header_and_its_nodes_are_asked_straight() {
         let targets = targets(&EDGE.replace("vips:", "default_mode: l2dsr\nvips:"), true);
-        assert!(targets.ways.values().all(|way| way.outer.is_none()));
-        assert_eq!(targets.ways.len(), 2);
+        assert!(targets.probes.values().all(|way| way.outer.is_none()));
+        assert_eq!(targets.probes.len(), 2);
         assert!(targets.nodes.values().all(|node| node.mark == 0));
     }
 
@@ -302,7 +302,7 @@ services:
         let targets = targets(&EDGE.replace("10.0.0.2", "'2001:db8::2'"), true);
         assert_eq!(peers(&targets), ["10.0.0.1:80", "10.99.0.1:80"]);
         let mixed = targets
-            .ways
+            .probes
             .values()
             .find(|way| way.source.is_some())
             .unwrap();
@@ -352,7 +352,7 @@ services:
     }
 
     #[test]
-    fn targets_are_as_many_as_there_are_ways_and_nodes_come_first() {
+    fn targets_are_as_many_as_there_are_indices_and_nodes_come_first() {
         for text in [EDGE, &EDGE.replace("vips:", "default_mode: l2dsr\nvips:")] {
             let targets = bounded(text, true, 3);
             assert_eq!((targets.nodes.len(), targets.backends.len()), (2, 1));
@@ -381,7 +381,7 @@ services:
     }
 
     /// Has `10.0.0.3` for the machine's own address.
-    fn bounded(text: &str, diverts: bool, ways: u32) -> Targets {
+    fn bounded(text: &str, diverts: bool, capacity: u32) -> Targets {
         let own = BTreeSet::from([address("10.0.0.3")]);
         let around = Surroundings {
             own: &own,
@@ -389,9 +389,9 @@ services:
             source_towards: |_| Some(address("2001:db8::9")),
         };
         let desired = config::parse(text).unwrap().desired;
-        let mut census = Census::default();
-        census.follow(&desired, &own);
-        Targets::of(&desired, &census, &around, &mut Ways::new(ways))
+        let mut totals = ServiceTotals::default();
+        totals.follow(&desired, &own);
+        Targets::of(&desired, &totals, &around, &mut ProbeIndices::new(capacity))
     }
 
     fn address(text: &str) -> IpAddr {

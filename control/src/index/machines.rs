@@ -48,8 +48,7 @@ pub struct Reserved {
 pub(super) struct Node {
     /// What packets to it are sent to first, then its other such addresses.
     reached_at: Vec<IpAddr>,
-    /// All its addresses.
-    addresses: BTreeSet<IpAddr>,
+    pub(super) addresses: BTreeSet<IpAddr>,
     zone: Option<String>,
     /// Whether it is about to go.
     is_leaving: bool,
@@ -115,7 +114,6 @@ pub(super) struct Machines {
 }
 
 impl Machines {
-    /// Tells which machine this is.
     pub(super) fn set_own(&mut self, name: Option<&String>, edge_only: bool) {
         self.own_name = name.cloned();
         self.edge_only = edge_only;
@@ -133,13 +131,11 @@ impl Machines {
         self.nodes.get(name).map(|node| node.is_leaving)
     }
 
-    /// Returns this machine's zone.
     pub(super) fn zone(&self) -> Option<&str> {
         let name = self.own_name.as_ref()?;
         self.nodes.get(name)?.zone.as_deref()
     }
 
-    /// Tells whether this is the name of this machine.
     pub(super) fn is_own(&self, name: &str) -> bool {
         self.own_name.as_deref() == Some(name)
     }
@@ -273,12 +269,5 @@ impl Reserved {
     pub(super) fn addresses(&self) -> Vec<IpAddr> {
         let api_servers = self.api_servers.iter().map(SocketAddr::ip);
         self.machine.iter().copied().chain(api_servers).collect()
-    }
-}
-
-impl Node {
-    /// Lists its addresses.
-    pub(super) fn addresses(&self) -> &BTreeSet<IpAddr> {
-        &self.addresses
     }
 }

@@ -113,7 +113,6 @@ pub(super) fn outcome(
 const MORE_ROOM: &str =
     "use fewer ports, addresses, source ranges and endpoints, or raise kubernetes.table_share";
 
-/// Names a port for people.
 pub(super) fn port_name((name, protocol, is_ipv4): PortName<'_>) -> String {
     let family = if is_ipv4 { "IPv4" } else { "IPv6" };
     match name {
@@ -139,7 +138,6 @@ pub(super) struct OutcomeBuilder<'a> {
 /// an endpoint that gets no traffic takes no room.
 const ENDPOINTS_PER_BACKEND: u64 = 4;
 
-/// Lists where a port is served in a family.
 fn fronts(wanted: &Wanted, port: &Port, is_ipv4: bool) -> Vec<Front> {
     let of_family = |address: &&IpAddr| address.is_ipv4() == is_ipv4;
     let load_balancer = wanted.load_balancer.iter().filter(of_family);

@@ -11,7 +11,6 @@ use crate::desired::Protocol;
 pub(super) struct Place<'a> {
     /// The Node that it is; none outside the cluster.
     pub(super) node: Option<&'a str>,
-    /// Its zone.
     pub(super) zone: Option<&'a str>,
     /// Whether hints count.
     pub(super) hints: bool,

@@ -365,7 +365,6 @@ fn read_mode(service: &objects::Service, findings: &mut Findings) -> Option<Forw
     }
 }
 
-/// Returns the logarithm of the size.
 fn read_table_size(service: &objects::Service, findings: &mut Findings) -> Option<u8> {
     let text = service.annotations.get(TABLE_SIZE)?;
     let mut classes = LENGTH_CLASSES.into_iter();

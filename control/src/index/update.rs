@@ -25,8 +25,7 @@ pub(super) struct Entry {
 
 /// What a Service would make of a key; the least one is served.
 #[derive(Debug)]
-pub(super) struct Claim {
-    /// Whether it names the address as an external one.
+pub(super) struct Contender {
     is_external: bool,
     created: i64,
     name: ObjectName,
@@ -84,7 +83,7 @@ impl Index {
         for (key, service) in new.services.iter() {
             let claims = self.claims.entry(*key).or_default();
             claims.reserve_exact(1);
-            claims.push(Claim {
+            claims.push(Contender {
                 is_external: new.captured.get(&key.address) == Some(&Capture::External),
                 created,
                 name: name.clone(),

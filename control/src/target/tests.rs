@@ -1,5 +1,6 @@
 use super::*;
 use crate::config;
+use crate::config::host::HostFacts;
 use crate::desired::NatSettings;
 
 /// One file for an edge in front of the cluster and for both of its nodes.
@@ -311,9 +312,9 @@ services:
 #[test]
 fn pods_here_are_those_on_an_address_of_this_machine() {
     let pods = |text: &str, own| {
-        let mut census = Census::default();
-        census.follow(&config::parse(text).unwrap().desired, &addresses(&[own]));
-        census.own_pods()
+        let mut totals = ServiceTotals::default();
+        totals.follow(&config::parse(text).unwrap().desired, &addresses(&[own]));
+        totals.own_pods()
     };
     assert_eq!(pods(CLUSTER, "10.0.0.1"), addresses(&["10.244.1.5"]));
     assert_eq!(pods(CLUSTER, "10.0.0.100"), addresses(&[]));
@@ -330,15 +331,15 @@ fn pods_here_are_those_on_an_address_of_this_machine() {
 fn service_that_is_the_same_object_keeps_its_shape() {
     let machine = machine(&["10.0.0.1"]);
     let mut desired = config::parse(CLUSTER).unwrap().desired;
-    let mut census = Census::default();
-    let mut shapes = Shapes::default();
-    census.follow(&desired, &machine.addresses);
-    let before = shapes.target(&desired, &census, &machine);
+    let mut totals = ServiceTotals::default();
+    let mut services_here = MachineServices::default();
+    totals.follow(&desired, &machine.addresses);
+    let before = services_here.target(&desired, &totals, &machine);
     let changed = *desired.services.keys().next_back().unwrap();
     let service = Arc::make_mut(desired.services.get_mut(&changed).unwrap());
     Arc::make_mut(&mut service.spec).backends.pop();
-    census.follow(&desired, &machine.addresses);
-    let after = shapes.target(&desired, &census, &machine);
+    totals.follow(&desired, &machine.addresses);
+    let after = services_here.target(&desired, &totals, &machine);
     assert_eq!(after, Target::of(&desired, &machine));
     assert_ne!(after, before);
     for (key, spec) in &after.services {
@@ -353,8 +354,8 @@ fn service_that_is_the_same_object_keeps_its_shape() {
 #[test]
 fn shapes_follow_services_and_the_machine() {
     let full = config::parse(CLUSTER).unwrap().desired;
-    let mut census = Census::default();
-    let mut shapes = Shapes::default();
+    let mut totals = ServiceTotals::default();
+    let mut services_here = MachineServices::default();
     let none = Desired {
         services: Services::new(),
         ..full.clone()
@@ -377,9 +378,9 @@ fn shapes_follow_services_and_the_machine() {
             &full, &one, &full, &both, &full, &both, &edge, &none, &one, &both,
         ] {
             let machine = machine(&[own]);
-            census.follow(desired, &machine.addresses);
+            totals.follow(desired, &machine.addresses);
             assert_eq!(
-                shapes.target(desired, &census, &machine),
+                services_here.target(desired, &totals, &machine),
                 Target::of(desired, &machine)
             );
         }
@@ -394,7 +395,7 @@ fn keys_in_the_tables_lead_back_to_their_service() {
         ("10.99.0.1:80/tcp", Some("10.99.0.1:80/tcp")),
         ("10.99.0.2:80/tcp", None),
     ] {
-        let found = desired.service(&key.parse().unwrap());
+        let found = service_at(&desired.services, &key.parse().unwrap());
         assert_eq!(found.map(|(key, _)| key.to_string()).as_deref(), configured);
     }
 }

@@ -4,14 +4,15 @@
 //! the backend to which it is addressed.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 
 use fastpath::capture::{Event, Headers, Packet, action};
 use fastpath::tables::ServiceKey;
 use xdp_prog::reason::{self, ReasonKind};
 
+use crate::announce::Mac;
 use crate::api::Backend;
-use crate::hex;
+use crate::desired::unspecified;
 
 /// What the agent calls services and backends.
 #[derive(Debug, Default)]
@@ -32,7 +33,7 @@ struct Named {
 
 /// Where a packet went.
 #[derive(Debug, PartialEq, Eq)]
-struct Way {
+struct Destination {
     mode: &'static str,
     backend: String,
 }
@@ -60,9 +61,10 @@ impl Names {
     pub fn comment(&self, event: &Event, before: &Headers, after: Option<&Headers>) -> String {
         let outcome = outcome(event);
         let service = self.service(before, after);
-        let way = after.and_then(|after| self.way(event, service.as_ref(), before, after));
-        let mut text = match &way {
-            Some(way) if outcome == "forward" => format!("{outcome} ({})", way.mode),
+        let backend =
+            after.and_then(|after| self.destination_of(event, service.as_ref(), before, after));
+        let mut text = match &backend {
+            Some(to) if outcome == "forward" => format!("{outcome} ({})", to.mode),
             _ => outcome,
         };
         if let Some(service) = service {
@@ -70,8 +72,8 @@ impl Names {
             let name = name.map_or_else(String::new, |name| format!(" {name}"));
             text.push_str(&format!(", service{name} {service}"));
         }
-        if let Some(way) = way {
-            text.push_str(&format!(", backend {}", way.backend));
+        if let Some(to) = backend {
+            text.push_str(&format!(", backend {}", to.backend));
         }
         text
     }
@@ -88,10 +90,7 @@ impl Names {
     /// Returns a service's name; NodePorts have the unspecified address.
     fn name(&self, key: &ServiceKey) -> Option<&str> {
         let anywhere = ServiceKey {
-            address: match key.address {
-                IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
-                IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
-            },
+            address: unspecified(key.address.is_ipv4()),
             ..*key
         };
         let name = self.services.get(key);
@@ -99,17 +98,17 @@ impl Names {
             .map(String::as_str)
     }
 
-    fn way(
+    fn destination_of(
         &self,
         event: &Event,
         service: Option<&ServiceKey>,
         before: &Headers,
         after: &Headers,
-    ) -> Option<Way> {
+    ) -> Option<Destination> {
         let kinds: Vec<ReasonKind> = kinds(event).collect();
         let (came, left) = (before.packets.first()?, after.packets.first()?);
         if kinds.contains(&ReasonKind::Return) {
-            return Some(Way {
+            return Some(Destination {
                 mode: "nat",
                 backend: came.source.to_string(),
             });
@@ -122,7 +121,7 @@ impl Names {
                     .packets
                     .iter()
                     .any(|packet| packet.destination == pod);
-                (!was_ours).then(|| Way {
+                (!was_ours).then(|| Destination {
                     mode: "local",
                     backend: pod.to_string(),
                 })
@@ -140,27 +139,27 @@ impl Names {
         came: &Packet,
         left: &Packet,
         after: &Headers,
-    ) -> Way {
+    ) -> Destination {
         if left.is_outer && !came.is_outer {
-            return Way {
+            return Destination {
                 mode: "ipip",
-                backend: self.behind(service, left),
+                backend: self.pod_behind(service, left),
             };
         }
         if left.destination != came.destination {
-            return Way {
+            return Destination {
                 mode: "nat",
                 backend: left.destination.to_string(),
             };
         }
-        let mac = hex::mac(after.destination_mac);
+        let mac = Mac(after.destination_mac).to_string();
         let mut nodes: Vec<String> = self
             .of(service)
             .filter(|backend| backend.mac.as_ref() == Some(&mac))
             .map(|backend| backend.node.to_string())
             .collect();
         nodes.dedup();
-        Way {
+        Destination {
             mode: "l2dsr",
             backend: match nodes.as_slice() {
                 // The node chooses among its own pods.
@@ -171,7 +170,7 @@ impl Names {
     }
 
     /// Names the pod that an outer header is for, or the node alone.
-    fn behind(&self, service: Option<&ServiceKey>, outer: &Packet) -> String {
+    fn pod_behind(&self, service: Option<&ServiceKey>, outer: &Packet) -> String {
         let node = outer.destination.ip();
         let here = self.of(service).filter(|backend| backend.node == node);
         let mut pods = here
@@ -263,7 +262,7 @@ mod tests {
             service: service.to_owned(),
             backend: backend.to_owned(),
             node: node.to_owned(),
-            mac: Some(hex::mac(MAC)),
+            mac: Some(Mac(MAC).to_string()),
             ..Backend::default()
         };
         Names::new(&[

@@ -3,45 +3,40 @@
 use std::collections::BTreeMap;
 use std::fs;
 
-use crate::hex;
+use crate::announce::Mac;
+use crate::next_hop::DeviceNames;
 
 /// The devices of this machine.
 #[derive(Debug, Default)]
 pub(super) struct Devices {
-    names: BTreeMap<u32, String>,
+    names: DeviceNames,
     /// By MAC address; empty where several have the same.
     macs: BTreeMap<String, String>,
 }
 
 impl Devices {
-    /// Lists them.
     pub(super) fn read() -> Self {
-        let mut devices = Self::default();
-        let Ok(interfaces) = nix::net::if_::if_nameindex() else {
-            return devices;
-        };
-        for interface in &interfaces {
-            let name = interface.name().to_string_lossy().into_owned();
+        let names = DeviceNames::read();
+        let mut macs = BTreeMap::new();
+        for name in names.iter() {
             if let Ok(mac) = fs::read_to_string(format!("/sys/class/net/{name}/address")) {
-                let place = devices.macs.entry(mac.trim().to_owned());
+                let place = macs.entry(mac.trim().to_owned());
                 place
                     .and_modify(String::clear)
                     .or_insert_with(|| name.clone());
             }
-            devices.names.insert(interface.index(), name);
         }
-        devices
+        Self { names, macs }
     }
 
     /// Returns the name of the device with this number.
     pub(super) fn name(&self, ifindex: u32) -> String {
-        let name = self.names.get(&ifindex).cloned();
-        name.unwrap_or_else(|| format!("ifindex {ifindex}"))
+        self.names.of(ifindex)
     }
 
     /// Returns the name of the one device with this MAC address.
     pub(super) fn with_mac(&self, mac: [u8; 6]) -> Option<String> {
-        let name = self.macs.get(&hex::mac(mac))?;
+        let name = self.macs.get(&Mac(mac).to_string())?;
         (!name.is_empty()).then(|| name.clone())
     }
 }

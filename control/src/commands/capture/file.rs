@@ -104,7 +104,6 @@ impl PcapNg {
         Ok(number)
     }
 
-    /// Adds a packet.
     pub(super) fn write(&mut self, record: Record<'_>) -> Result<()> {
         let block = EnhancedPacketBlock {
             interface_id: self.device(record.device)?,

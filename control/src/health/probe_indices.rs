@@ -1,4 +1,4 @@
-//! Indices of the ways that checks take: a check keeps its own as long as it is there.
+//! The indices of checks in the table of probes: a check keeps its own as long as it is there.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -16,12 +16,12 @@ pub enum Checked {
 
 /// The indices in use, from 1 up to a number.
 #[derive(Debug)]
-pub struct Ways {
+pub struct ProbeIndices {
     capacity: u32,
     indices: BTreeMap<Checked, u32>,
 }
 
-impl Ways {
+impl ProbeIndices {
     /// Makes indices up to `capacity`.
     pub fn new(capacity: u32) -> Self {
         Self {
@@ -68,24 +68,24 @@ mod tests {
 
     #[test]
     fn indices_stay_and_free_ones_are_used_again() {
-        let mut ways = Ways::new(3);
-        ways.assign(&nodes(&[2, 3]));
+        let mut indices = ProbeIndices::new(3);
+        indices.assign(&nodes(&[2, 3]));
         assert_eq!(
-            (ways.index(&node(2)), ways.index(&node(3))),
+            (indices.index(&node(2)), indices.index(&node(3))),
             (Some(1), Some(2))
         );
-        ways.assign(&nodes(&[1, 3]));
-        assert_eq!(ways.index(&node(3)), Some(2));
-        assert_eq!(ways.index(&node(1)), Some(1));
-        assert_eq!(ways.index(&node(2)), None);
+        indices.assign(&nodes(&[1, 3]));
+        assert_eq!(indices.index(&node(3)), Some(2));
+        assert_eq!(indices.index(&node(1)), Some(1));
+        assert_eq!(indices.index(&node(2)), None);
     }
 
     #[test]
     fn there_are_no_more_than_the_table_holds() {
-        let mut ways = Ways::new(2);
-        ways.assign(&nodes(&[1, 2, 3]));
+        let mut indices = ProbeIndices::new(2);
+        indices.assign(&nodes(&[1, 2, 3]));
         let given: Vec<bool> = (1..4)
-            .map(|host| ways.index(&node(host)).is_some())
+            .map(|host| indices.index(&node(host)).is_some())
             .collect();
         assert_eq!(given, [true, true, false]);
     }

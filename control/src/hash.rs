@@ -1,12 +1,19 @@
-//! FNV-1a of 64 bits (draft-eastlake-fnv): a fixed hash, so that edges of different builds agree.
+//! Fixed hashes, so that edges of different builds agree.
 
 const OFFSET_BASIS: u64 = 0xcbf2_9ce4_8422_2325;
 const PRIME: u64 = 0x0000_0100_0000_01b3;
 
-/// Hashes a text; `seed` 0 gives the hash of the standard.
+/// Hashes a text by FNV-1a of 64 bits (draft-eastlake-fnv); `seed` 0 gives the hash of the standard.
 pub(crate) fn fnv_1a(seed: u64, text: &str) -> u64 {
     let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(PRIME);
     text.bytes().fold(seed ^ OFFSET_BASIS, step)
+}
+
+/// SplitMix64's finalizer (Steele, Lea, Flood 2014).
+pub(crate) const fn mix(word: u64) -> u64 {
+    let word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    word ^ (word >> 31)
 }
 
 #[cfg(test)]

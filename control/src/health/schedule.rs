@@ -8,6 +8,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 use std::time::{Duration, Instant};
 
+use crate::hash::mix;
+
 /// How results add up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rule {
@@ -20,13 +22,13 @@ pub struct Rule {
     /// Whether the first result after the target or its check is new decides alone: nothing is
     /// known yet that it could contradict.
     pub first_decides: bool,
-    /// How long a target that has never passed its check may be starting: [`Start::may_be_starting`].
+    /// How long a target that has never passed its check may be starting: [`BegunCheck::may_be_starting`].
     pub starting: Duration,
 }
 
 /// All targets of one kind. `K` names a target, `C` says how it is checked.
 #[derive(Debug)]
-pub struct Board<K, C> {
+pub struct Schedule<K, C> {
     targets: BTreeMap<K, Target<C>>,
     /// The next check of each target that is not under check.
     due: BTreeSet<(Instant, K)>,
@@ -39,16 +41,18 @@ pub struct Board<K, C> {
 pub struct Target<C> {
     check: C,
     rule: Rule,
-    healthy: bool,
+    /// Whether it should serve.
+    pub healthy: bool,
+    /// Since when it is so.
+    pub since: Instant,
     /// Since when the target is checked in this way.
     begun: Instant,
-    /// Whether a result has come since then.
-    decided: bool,
+    /// Whether a result has come since the target or its check was new.
+    pub decided: bool,
     /// Whether a check has succeeded since then.
     has_passed: bool,
     /// Results in a row that contradict `healthy`.
     against: u32,
-    since: Instant,
     failure: Option<String>,
     phase: Phase,
 }
@@ -61,7 +65,7 @@ enum Phase {
 
 /// A check that is to be made.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Start<K, C> {
+pub struct BegunCheck<K, C> {
     /// The target.
     pub key: K,
     /// How it is checked.
@@ -70,26 +74,22 @@ pub struct Start<K, C> {
     pub may_be_starting: bool,
     /// Whether the target is healthy and passed this check the last time it was made.
     pub has_just_passed: bool,
-    /// Tells this check from others of the same target; for [`Board::finish`].
+    /// Tells this check from others of the same target; for [`Schedule::finish`].
     pub ticket: u64,
+    /// When it began.
+    pub began: Instant,
+}
+
+/// A check that came to its end.
+#[derive(Debug)]
+pub struct EndedCheck<K, C> {
+    /// The check.
+    pub begun: BegunCheck<K, C>,
+    /// Why it failed, if it did; none where it says nothing.
+    pub outcome: Option<Result<(), String>>,
 }
 
 impl<C> Target<C> {
-    /// Tells whether the target should serve.
-    pub fn is_healthy(&self) -> bool {
-        self.healthy
-    }
-
-    /// Tells whether a result has come since the target or its check was new.
-    pub fn is_decided(&self) -> bool {
-        self.decided
-    }
-
-    /// Returns since when the target is what it is.
-    pub fn since(&self) -> Instant {
-        self.since
-    }
-
     /// Returns the last failure; none of a healthy target whose last check succeeded.
     pub fn failure(&self) -> Option<&str> {
         self.failure.as_deref()
@@ -98,11 +98,6 @@ impl<C> Target<C> {
     /// Returns how many results in a row contradict what is known, and how many change it.
     pub fn against(&self) -> (u32, u32) {
         (self.against, self.limit())
-    }
-
-    /// Returns how the target is checked.
-    pub fn check(&self) -> &C {
-        &self.check
     }
 
     fn limit(&self) -> u32 {
@@ -140,8 +135,8 @@ impl<C> Target<C> {
     }
 }
 
-impl<K: Ord + Clone, C: Clone + PartialEq> Board<K, C> {
-    /// Makes an empty board; the seed spreads the checks of several machines over time.
+impl<K: Ord + Clone, C: Clone + PartialEq> Schedule<K, C> {
+    /// Makes a schedule without targets; the seed spreads the checks of several machines over time.
     pub fn new(seed: u64) -> Self {
         Self {
             targets: BTreeMap::new(),
@@ -156,28 +151,19 @@ impl<K: Ord + Clone, C: Clone + PartialEq> Board<K, C> {
     pub fn set_targets(&mut self, now: Instant, wanted: BTreeMap<K, (C, Rule)>) {
         let mut before = std::mem::take(&mut self.targets);
         for (key, (check, rule)) in wanted {
-            let target = match before.remove(&key) {
+            let known = before.remove(&key);
+            let target = match known {
                 Some(same) if same.check == check && same.rule == rule => same,
-                Some(other) => Target {
+                _ => Target {
                     check,
                     rule,
+                    healthy: known.as_ref().is_none_or(|known| known.healthy),
+                    since: known.as_ref().map_or(now, |known| known.since),
+                    failure: known.and_then(|known| known.failure),
                     begun: now,
                     decided: false,
                     has_passed: false,
                     against: 0,
-                    phase: Phase::Waiting { until: now },
-                    ..other
-                },
-                None => Target {
-                    check,
-                    rule,
-                    healthy: true,
-                    begun: now,
-                    decided: false,
-                    has_passed: false,
-                    against: 0,
-                    since: now,
-                    failure: None,
                     phase: Phase::Waiting { until: now },
                 },
             };
@@ -193,7 +179,7 @@ impl<K: Ord + Clone, C: Clone + PartialEq> Board<K, C> {
     }
 
     /// Returns the check that has been due longest, and takes it for started; none if none is due.
-    pub fn start(&mut self, now: Instant) -> Option<Start<K, C>> {
+    pub fn start(&mut self, now: Instant) -> Option<BegunCheck<K, C>> {
         if self.next_due()? > now {
             return None;
         }
@@ -204,11 +190,12 @@ impl<K: Ord + Clone, C: Clone + PartialEq> Board<K, C> {
             ticket: self.tickets,
             started: now,
         };
-        Some(Start {
+        Some(BegunCheck {
             check: target.check.clone(),
             may_be_starting: !target.has_passed && now < target.begun + target.rule.starting,
             has_just_passed: target.has_passed && target.healthy && target.against == 0,
             ticket: self.tickets,
+            began: now,
             key,
         })
     }
@@ -254,9 +241,10 @@ impl<K: Ord + Clone, C: Clone + PartialEq> Board<K, C> {
         self.targets.get(key)
     }
 
-    /// Lists the targets.
-    pub fn iter(&self) -> impl Iterator<Item = (&K, &Target<C>)> {
-        self.targets.iter()
+    /// Lists the targets that should not serve.
+    pub fn unhealthy(&self) -> impl Iterator<Item = &K> {
+        let unhealthy = self.targets.iter().filter(|(_, target)| !target.healthy);
+        unhealthy.map(|(key, _)| key)
     }
 
     /// Lists the targets after this one, or all.
@@ -277,13 +265,10 @@ impl Jitter {
         interval.mul_f64(0.9 + 0.2 * part)
     }
 
-    /// SplitMix64 (Steele, Lea, Flood 2014), the upper half of each number.
+    /// SplitMix64, the upper half of each number.
     fn next(&mut self) -> u32 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((mixed ^ (mixed >> 31)) >> 32) as u32
+        (mix(self.0) >> 32) as u32
     }
 }
 

@@ -10,7 +10,7 @@ use crate::versions::sides;
 
 /// Services and what they come to.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Census {
+pub struct ServiceTotals {
     /// What was counted.
     services: Services,
     /// Addresses of this machine if it has the node role, so that pods there are its own.
@@ -23,7 +23,7 @@ pub struct Census {
     modes: Counts<ForwardMode>,
 }
 
-impl Census {
+impl ServiceTotals {
     /// Counts what has changed since the last time; everything, if the machine has other addresses or another role.
     pub fn follow(&mut self, desired: &Desired, own: &BTreeSet<IpAddr>) {
         let own = if desired.is_node(own) {
@@ -126,12 +126,10 @@ impl<K: Ord> Counts<K> {
         }
     }
 
-    /// Lists what is there.
     pub(crate) fn keys(&self) -> impl Iterator<Item = &K> {
         self.0.keys()
     }
 
-    /// Tells whether it is there.
     pub(crate) fn has(&self, key: &K) -> bool {
         self.0.contains_key(key)
     }
@@ -180,14 +178,14 @@ services:
         let service = Arc::make_mut(fewer.services.get_mut(web).unwrap());
         Arc::make_mut(&mut service.spec).backends.pop();
         service.health = None;
-        let mut census = Census::default();
+        let mut totals = ServiceTotals::default();
         for own in ["10.0.0.1", "10.0.0.2", "10.0.0.100"] {
             let own = [own.parse().unwrap()].into();
             for desired in [&all, &one, &fewer, &two, &all, &fewer, &none, &two] {
-                census.follow(desired, &own);
-                let mut anew = Census::default();
+                totals.follow(desired, &own);
+                let mut anew = ServiceTotals::default();
                 anew.follow(desired, &own);
-                assert_eq!(census, anew);
+                assert_eq!(totals, anew);
             }
         }
     }
@@ -197,28 +195,28 @@ services:
         let all = config::parse(SERVICES).unwrap().desired;
         let own = ["10.0.0.1".parse().unwrap()].into();
         let pod: IpAddr = "10.244.1.5".parse().unwrap();
-        let mut census = Census::default();
+        let mut totals = ServiceTotals::default();
         let mut left = all.clone();
-        census.follow(&left, &own);
-        assert!(census.has_nat_backends(false) && !census.has_nat_backends(true));
+        totals.follow(&left, &own);
+        assert!(totals.has_nat_backends(false) && !totals.has_nat_backends(true));
         for (key, service) in &all.services {
             left.services.remove(key);
-            census.follow(&left, &own);
+            totals.follow(&left, &own);
             let services = left.services.values();
             let mut pods = services.flat_map(|service| &service.spec.backends);
             let is_left = pods.any(|backend| backend.pod.is_some_and(|one| one.ip() == pod));
             assert_eq!(
-                census.own_pods().contains(&pod),
+                totals.own_pods().contains(&pod),
                 is_left,
                 "{}",
                 service.name
             );
         }
         assert_eq!(
-            census,
-            Census {
+            totals,
+            ServiceTotals {
                 own,
-                ..Census::default()
+                ..ServiceTotals::default()
             }
         );
     }

@@ -1,0 +1,212 @@
+//! What is announced and where: when neighbours are told, and what the election hears.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use fastpath::announce::{Announcer, Link};
+use fastpath::tables::AnnouncedElsewhere;
+use imbl::{OrdMap, OrdSet};
+use tokio::sync::{mpsc, watch};
+
+use crate::announce::Mac;
+use crate::chain::chain;
+use crate::desired::ServiceKey;
+use crate::kubernetes::leases::{Announceable, Claims, warn_of_strangers};
+
+/// When an address is announced, counted from its taking over: a neighbour may miss a frame, and an edge that has
+/// lost the API may know of this one by its insistence alone ([`crate::announce::election::INSISTENCE`]).
+const REPEATS: [Duration; 5] = [
+    Duration::ZERO,
+    Duration::from_millis(200),
+    Duration::from_secs(1),
+    Duration::from_secs(2),
+    Duration::from_millis(3_500),
+];
+/// How often other machines' announcements of the same addresses are looked for, and how often the loop gives a sign
+/// of life at least.
+pub(super) const LOOK_PAUSE: Duration = Duration::from_millis(250);
+
+/// What is announced and where, as last put in force.
+#[derive(Debug, Default)]
+pub(super) struct Announcing {
+    announcer: Option<Announcer>,
+    pub(super) links: Vec<Link>,
+    pub(super) addresses: BTreeSet<IpAddr>,
+    /// Announcements that are still to be sent.
+    repeats: Vec<(Instant, BTreeSet<IpAddr>)>,
+    /// Whether neighbours who ask on these links are answered, once there is an address.
+    pub(super) is_able: bool,
+    /// Whether this agent has given a sign of life of its own.
+    pub(super) has_begun: bool,
+    /// When other machines' announcements were last looked for; nothing while there is nothing to announce.
+    pub(super) looked: Option<Instant>,
+    /// When the program was last seen on its interfaces.
+    pub(super) seen_attached: Option<Instant>,
+    /// Who else announces an address.
+    rivals: BTreeMap<IpAddr, Mac>,
+    /// Who decides, where the configuration does not.
+    pub(super) election: Option<ElectionEnds>,
+}
+
+/// This side's ends of what passes to and from the election.
+#[derive(Debug)]
+pub(super) struct ElectionEnds {
+    pub(super) shown: watch::Sender<Option<Announceable>>,
+    pub(super) claims: mpsc::UnboundedSender<Claims>,
+    /// What belongs here.
+    pub(super) share: BTreeSet<IpAddr>,
+    /// Addresses that were assigned to services.
+    pub(super) assigned: OrdSet<IpAddr>,
+    /// Of services with the policy `Local` at these, the Nodes that announce them.
+    pub(super) announcers: Announcers,
+}
+
+/// Addresses of Nodes, by service.
+pub(super) type Announcers = OrdMap<ServiceKey, Arc<BTreeSet<IpAddr>>>;
+
+impl Announcing {
+    /// Takes the addresses that were assigned to services, and which Nodes announce those with the policy `Local`.
+    pub(super) fn set_announceable(&mut self, assigned: OrdSet<IpAddr>, announcers: Announcers) {
+        if let Some(election) = &mut self.election {
+            election.assigned = assigned;
+            election.announcers = announcers;
+        }
+    }
+
+    /// Returns how long until there is something to send or to look for.
+    pub(super) fn pause(&self, now: Instant) -> Option<Duration> {
+        let repeats = self.repeats.iter().map(|(at, _)| *at);
+        let look = self.looked.map(|looked| looked + LOOK_PAUSE);
+        let next = repeats.chain(look).min()?;
+        Some(next.saturating_duration_since(now))
+    }
+
+    /// Takes these addresses for those that are announced.
+    pub(super) fn hold(&mut self, addresses: BTreeSet<IpAddr>, now: Instant) {
+        // However often that changes, others' announcements are looked for at their time.
+        let looks = !addresses.is_empty() || self.election.is_some();
+        self.looked = self.looked.or(Some(now)).filter(|_| looks);
+        self.addresses = addresses;
+    }
+
+    /// Plans the announcements of addresses, in place of those that are still to be sent.
+    pub(super) fn plan(&mut self, addresses: &BTreeSet<IpAddr>, now: Instant) {
+        for (_, planned) in &mut self.repeats {
+            planned.retain(|address| !addresses.contains(address));
+        }
+        let new = REPEATS.map(|delay| (now + delay, addresses.clone()));
+        self.repeats.extend(new);
+        self.repeats.retain(|(_, planned)| !planned.is_empty());
+    }
+
+    /// Sends what is due of the addresses that are still announced.
+    pub(super) fn send(&mut self, now: Instant) {
+        let due = self.repeats.extract_if(.., |(at, _)| *at <= now);
+        let due: BTreeSet<IpAddr> = due.flat_map(|(_, addresses)| addresses).collect();
+        if due.is_empty() {
+            return;
+        }
+        let outcome = self.tell_neighbours(&due);
+        if let Err(error) = outcome {
+            tracing::warn!(
+                error = chain(&error),
+                "not every address could be announced; who asks is answered"
+            );
+        }
+    }
+
+    fn tell_neighbours(&mut self, addresses: &BTreeSet<IpAddr>) -> io::Result<()> {
+        let announcer = match &mut self.announcer {
+            Some(announcer) => announcer,
+            closed => closed.insert(Announcer::new()?),
+        };
+        let mut outcome = Ok(());
+        for address in addresses.intersection(&self.addresses) {
+            for link in &self.links {
+                outcome = outcome.and(announcer.announce(*address, link));
+            }
+        }
+        outcome
+    }
+
+    /// Tells the election who else announces the same addresses, or whoever reads the log, once.
+    pub(super) fn report(&mut self, claims: Vec<AnnouncedElsewhere>) {
+        let claims = self.of_others(claims);
+        if let Some(election) = &self.election {
+            if !claims.is_empty() {
+                // Whoever is to hear it ends with the agent.
+                let _ = election.claims.send(Claims::Heard(claims));
+            }
+            return;
+        }
+        self.rivals
+            .retain(|address, _| self.addresses.contains(address));
+        let rivals = &mut self.rivals;
+        let new = claims
+            .into_iter()
+            .filter(|(address, mac)| rivals.insert(*address, *mac) != Some(*mac));
+        warn_of_strangers(&new.collect::<Vec<_>>());
+    }
+
+    /// Leaves out what another link of this machine in the same segment has announced.
+    pub(super) fn of_others(&self, claims: Vec<AnnouncedElsewhere>) -> Vec<(IpAddr, Mac)> {
+        let claims = claims.into_iter();
+        let others = claims.filter(|claim| self.links.iter().all(|link| link.mac != claim.mac));
+        others
+            .map(|claim| (claim.address, Mac(claim.mac)))
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn addresses(range: std::ops::Range<u8>) -> BTreeSet<IpAddr> {
+        range.map(|n| [192, 0, 2, n].into()).collect()
+    }
+
+    #[test]
+    fn announcements_are_repeated_and_then_over() {
+        let mut announcing = Announcing::default();
+        let now = Instant::now();
+        assert_eq!(announcing.pause(now), None);
+        announcing.plan(&addresses(0..2), now);
+        let mut pauses = Vec::new();
+        while let Some(pause) = announcing.pause(now) {
+            pauses.push(pause);
+            announcing.send(now + pause);
+        }
+        assert_eq!(pauses, REPEATS);
+    }
+
+    #[test]
+    fn announcements_of_others_are_looked_for_however_often_something_changes() {
+        let mut announcing = Announcing::default();
+        let begin = Instant::now();
+        let mut now = begin;
+        while now < begin + LOOK_PAUSE {
+            announcing.hold(addresses(0..1), now);
+            now += LOOK_PAUSE / 10;
+        }
+        assert_eq!(announcing.pause(now), Some(Duration::ZERO));
+        announcing.hold(BTreeSet::new(), now);
+        assert_eq!(announcing.pause(now), None);
+    }
+
+    #[test]
+    fn address_that_is_new_again_begins_anew() {
+        let mut announcing = Announcing::default();
+        let now = Instant::now();
+        announcing.plan(&addresses(0..1), now);
+        let later = now + REPEATS[1] / 2;
+        announcing.plan(&addresses(0..1), later);
+        assert_eq!(announcing.repeats.len(), REPEATS.len());
+        assert_eq!(announcing.pause(later), Some(Duration::ZERO));
+        announcing.plan(&addresses(1..2), later);
+        assert_eq!(announcing.repeats.len(), 2 * REPEATS.len());
+    }
+}

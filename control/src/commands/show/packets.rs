@@ -1,0 +1,115 @@
+//! The pages about packets: what was dropped, and the way of one flow or frame.
+
+use super::{Sampled, last_untrusted};
+use crate::api::{Detached, Reason, Trace, Which};
+use crate::render::{Table, percent, printable};
+
+/// Shows why packets were dropped or passed; those without packets only if `all`.
+pub fn drops(sampled: &Sampled<Vec<Reason>>, all: bool) -> String {
+    let mut table = Table::new(["ACTION", "REASON", ">PACKETS", ">PER SECOND"]);
+    let mut notes = String::new();
+    for reason in &sampled.current {
+        for (counter, frames) in &reason.drivers {
+            notes += &format!("{}: the driver counts {counter} {frames}\n", reason.reason);
+        }
+        notes += &reason.last.as_ref().map(last_untrusted).unwrap_or_default();
+        if !all && reason.packets == 0 {
+            continue;
+        }
+        let rate = sampled.rate(reason.packets, |previous| {
+            let same =
+                |other: &&Reason| other.reason == reason.reason && other.action == reason.action;
+            Some(previous.iter().find(same)?.packets)
+        });
+        let rate = rate.map(|rate| rate.to_string()).unwrap_or_default();
+        table.row([&reason.action, &reason.reason, &reason.packets, &rate]);
+    }
+    table.render("nothing dropped or passed") + &notes
+}
+
+/// A page of lines that begin with a title.
+#[derive(Default)]
+struct Lines(String);
+
+impl Lines {
+    fn add(&mut self, title: &str, text: impl AsRef<str>) {
+        self.0 += &format!("{title:<9}{}\n", text.as_ref());
+    }
+
+    /// Adds hexadecimal digits, 16 bytes to the line.
+    fn add_bytes(&mut self, title: &str, digits: &str) {
+        for (index, line) in digits.as_bytes().chunks(32).enumerate() {
+            let pairs = line.chunks(2).map(|pair| String::from_utf8_lossy(pair));
+            let title = if index == 0 { title } else { "" };
+            self.add(title, pairs.collect::<Vec<_>>().join(" "));
+        }
+    }
+}
+
+/// Shows the way of one frame.
+pub fn trace(trace: &Trace) -> String {
+    let mut page = Lines::default();
+    for step in &trace.steps {
+        page.add(&step.name, printable(&step.text));
+    }
+    page.add_bytes("before", &trace.before);
+    if trace.after != trace.before {
+        page.add_bytes("after", &trace.after);
+    }
+    let action = &trace.action;
+    let verdict = match (&trace.reason, &trace.device) {
+        (Some(reason), _) => format!("{action}: {reason}"),
+        (None, Some(device)) => format!("{action} by {device}"),
+        (None, None) => action.clone(),
+    };
+    page.add("verdict", verdict);
+    page.0
+}
+
+/// Shows the steps of a look-up.
+pub fn which(which: &Which) -> String {
+    let mut page = Lines::default();
+    let name = which.name.as_ref().map(|name| format!(" ({name})"));
+    page.add("service", which.service.clone() + &name.unwrap_or_default());
+    page.add("from", &which.from);
+    if let Some(choice) = &which.choice {
+        page.add("hash", format!("{:#010x}", choice.hash));
+        page.add("slot", format!("{} of {}", choice.slot, choice.table_size));
+        let weight = choice.weight.map(|weight| format!("weight {weight}, "));
+        let owns = format!(
+            "{} ({}owns {} slots, {})",
+            choice.backend,
+            weight.unwrap_or_default(),
+            choice.slots,
+            percent(choice.slots.into(), choice.table_size.into())
+        );
+        page.add("backend", owns);
+        page.add("mode", &choice.mode);
+    }
+    if let Some(ends) = &which.translated {
+        page.add("nat", ends);
+    }
+    let action = &which.action;
+    let verdict = match which.reason.as_deref() {
+        // The agent cannot ask the FIB as the datapath does for each packet.
+        Some(reason @ "next_hop_unresolved") => {
+            format!("{action}: {reason}, unless the kernel's FIB has one")
+        }
+        Some(reason) => format!("{action}: {reason}"),
+        None => action.clone(),
+    };
+    page.add("verdict", verdict);
+    if let Some(next_hop) = &which.next_hop {
+        page.add("next hop", next_hop);
+    }
+    page.0
+}
+
+/// Shows what a detach removed.
+pub fn detached(detached: &Detached) -> String {
+    if detached.interfaces.is_empty() {
+        return "nothing was attached; no pins are left\n".to_owned();
+    }
+    let interfaces = detached.interfaces.join(", ");
+    format!("detached from {interfaces}; no pins are left\n")
+}

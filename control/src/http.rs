@@ -31,11 +31,9 @@ pub type Answer = Response<Full<Bytes>>;
 #[derive(Debug, thiserror::Error)]
 #[error("cannot listen on {address}; free it or set {field} to another address")]
 pub struct ListenError {
-    /// The address.
     address: SocketAddr,
     /// The field that it comes from.
     field: &'static str,
-    /// The operating system's reason.
     #[source]
     source: std::io::Error,
 }
@@ -131,7 +129,6 @@ where
     }
 }
 
-/// Answers with a text.
 pub(crate) fn text(status: StatusCode, text: impl Into<Bytes>) -> Answer {
     let kind = HeaderValue::from_static("text/plain; charset=utf-8");
     body(status, kind, text)
@@ -153,7 +150,6 @@ pub(crate) fn body(status: StatusCode, kind: HeaderValue, content: impl Into<Byt
     with_header(answer, CONTENT_TYPE, kind)
 }
 
-/// Adds a header to an answer.
 pub(crate) fn with_header(mut answer: Answer, name: HeaderName, value: HeaderValue) -> Answer {
     answer.headers_mut().insert(name, value);
     answer

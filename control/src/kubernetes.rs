@@ -1,7 +1,7 @@
 //! What speaks to the Kubernetes API: objects in, states for the agent out.
 //!
 //! ```text
-//! API server -> list_watch (schema) -> arrival -> cluster (presence, index) -> feed -> agent
+//! API server -> list_watch (schema) -> arrival -> indexer (presence, index) -> feed -> agent
 //!                                            ^                             |
 //!                                            +- addresses of the machine --+
 //! ```
@@ -12,16 +12,16 @@
 pub(crate) mod arrival;
 pub(crate) mod backoff;
 pub(crate) mod client;
-mod cluster;
 pub mod events;
 mod feed;
+mod follow;
+mod indexer;
 pub mod leases;
 pub(crate) mod list_watch;
 mod pace;
 pub(crate) mod presence;
 pub(crate) mod request_errors;
 pub(crate) mod schema;
-mod watch;
 mod worker;
 
 use std::collections::BTreeSet;
@@ -30,17 +30,16 @@ use std::io;
 use std::net::IpAddr;
 
 use k8s_openapi::jiff::Timestamp;
-use kube::Client;
 
 pub use self::arrival::WatchStatus;
 pub use self::client::{ClientError, Identity};
-pub use self::cluster::Kind;
 pub use self::feed::{Feed, OwnMachine, Update, Watching};
+pub use self::indexer::Kind;
 pub use self::request_errors::RequestErrors;
 
-use self::cluster::Cluster;
-use self::watch::Scope;
-use self::worker::EventLoop;
+use self::follow::Scope;
+use self::indexer::Indexer;
+use self::worker::Worker;
 use crate::config::Kubernetes;
 use crate::index::{Options, TopologyHints};
 
@@ -57,8 +56,7 @@ pub enum FollowError {
 
 /// The watchers before they begin.
 pub struct Watchers {
-    runtime: EventLoop,
-    client: Client,
+    worker: Worker,
     server: kube::Config,
     options: Kubernetes,
     identity: Identity,
@@ -84,11 +82,7 @@ impl Watchers {
     /// When nothing says where the API server is, or how to speak to it.
     pub async fn new(options: Kubernetes) -> Result<Self, FollowError> {
         let server = client::infer().await?;
-        let runtime = EventLoop::new()?;
-        let client = {
-            let _context = runtime.enter();
-            client::client(server.clone())?
-        };
+        let worker = Worker::new(server.clone())?;
         let identity = Identity::of(&options);
         tracing::info!(
             server = %server.cluster_url,
@@ -97,8 +91,7 @@ impl Watchers {
             "services and nodes come from the Kubernetes API"
         );
         Ok(Self {
-            runtime,
-            client,
+            worker,
             feed: Feed::new(server.cluster_url.to_string()),
             server,
             options,
@@ -125,45 +118,41 @@ impl Watchers {
         changed: impl Fn() + Send + 'static,
         ended: impl FnMut(&'static str) + Send + 'static,
     ) -> Result<(), FollowError> {
-        worker::start("kubernetes", ended, move || {
-            let Self {
-                runtime,
-                client,
-                server,
-                options,
-                identity,
-                feed,
-            } = self;
-            runtime.block_on(async {
-                let started = Timestamp::now();
-                let hash_seed = match options.hash_seed {
-                    Some(seed) => seed,
-                    None => {
-                        let request_errors = feed.request_errors();
-                        let waiting = |reason| wait(&feed, reason);
-                        client::seed(&client, &identity.namespace, request_errors, waiting).await
-                    }
-                };
-                let node_name = identity.node_name;
-                let scope = Scope {
-                    namespace: identity.namespace,
-                    service: options.service.clone(),
-                    api_servers: client::addresses(&server).await,
-                };
-                let cluster = Cluster::new(
-                    index_options(options, node_name.clone(), hash_seed),
-                    &scope.service,
-                    inherited,
-                    started,
-                );
-                let (reports, request_errors) =
-                    (feed.reports().clone(), feed.request_errors().clone());
-                // In one task, which takes the thread along if it panics.
-                tokio::join!(
-                    events::publish(client.clone(), node_name, reports, request_errors),
-                    watch::follow(client, scope, cluster, hash_seed, feed, changed),
-                );
-            });
+        let Self {
+            worker,
+            server,
+            options,
+            identity,
+            feed,
+        } = self;
+        worker.start("kubernetes", ended, async move |client| {
+            let started = Timestamp::now();
+            let hash_seed = match options.hash_seed {
+                Some(seed) => seed,
+                None => {
+                    let request_errors = feed.request_errors();
+                    let waiting = |reason| wait(&feed, reason);
+                    client::seed(&client, &identity.namespace, request_errors, waiting).await
+                }
+            };
+            let node_name = identity.node_name;
+            let scope = Scope {
+                namespace: identity.namespace,
+                service: options.service.clone(),
+                api_servers: client::addresses(&server).await,
+            };
+            let indexer = Indexer::new(
+                index_options(options, node_name.clone(), hash_seed),
+                &scope.service,
+                inherited,
+                started,
+            );
+            let (reports, request_errors) = (feed.reports().clone(), feed.request_errors().clone());
+            // In one task, which takes the thread along if it panics.
+            tokio::join!(
+                events::publish(client.clone(), node_name, reports, request_errors),
+                follow::follow(client, scope, indexer, hash_seed, feed, changed),
+            );
         })?;
         Ok(())
     }

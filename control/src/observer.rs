@@ -9,11 +9,10 @@
 //! maps ---- TableReader --^  \-> Snapshot -> metrics
 //! ```
 
-mod answers;
 mod backends;
-mod cluster;
 mod counters;
 mod health;
+mod kubernetes;
 pub(crate) mod pages;
 mod programs;
 mod services;
@@ -27,13 +26,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fastpath::tables::TableReader;
+use serde::Serialize;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch};
 
 use self::health::Conditions;
 use crate::agent::{Command, Handle, Question, View};
 use crate::announce::Pulse;
-use crate::api::server::error_line;
-use crate::api::{Request, unattached};
+use crate::api::server::{error_line, line};
+use crate::api::{Reply, Request, unattached};
 use crate::health::monitor::Monitor;
 use crate::kubernetes::Feed;
 use crate::metrics;
@@ -99,10 +99,10 @@ impl Observer {
             Request::Which(flow) => return self.ask_agent(Question::Which(flow)).await,
             Request::Trace(packet) => return self.ask_agent(Question::Trace(packet)).await,
             Request::Detach {} => return self.ask_agent(Question::Detach).await,
-            Request::Status {} => self.observe(|seen| seen.status_line()).await,
-            Request::Services {} => self.observe(|seen| seen.services_line()).await,
-            Request::Backends {} => self.observe(|seen| seen.backends_line()).await,
-            Request::Drops {} => self.observe(|seen| seen.drops_line()).await,
+            Request::Status {} => self.observe(|seen| reply(Ok(seen.status()))).await,
+            Request::Services {} => self.observe(|seen| reply(seen.services())).await,
+            Request::Backends {} => self.observe(|seen| reply(seen.backends())).await,
+            Request::Drops {} => self.observe(|seen| reply(seen.drops())).await,
         };
         answered.unwrap_or_else(|| error_line("the answer broke off, see the log".to_owned()))
     }
@@ -176,4 +176,9 @@ impl Observation<'_> {
     fn have_programs_looked_at(&self) {
         self.sources.agent.send(Command::Look);
     }
+}
+
+/// Writes an answer as a line of JSON, or why there is none.
+fn reply<T: Serialize>(answer: Result<T, String>) -> String {
+    answer.map_or_else(error_line, |answer| line(&Reply::Ok(answer)))
 }

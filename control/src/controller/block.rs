@@ -6,17 +6,13 @@ use std::str::FromStr;
 
 use ipnet::IpNet;
 
-/// An address family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Family {
-    /// IPv4.
     V4,
-    /// IPv6.
     V6,
 }
 
 impl Family {
-    /// Returns an address's family.
     pub(super) fn of(address: IpAddr) -> Self {
         match address {
             IpAddr::V4(_) => Self::V4,
@@ -41,49 +37,38 @@ pub(super) struct Block {
     last: IpAddr,
 }
 
-/// Why a text is no block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum BlockError {
-    /// Not one of the three forms.
     #[error("it is no CIDR, no range FIRST-LAST and no address")]
     Form,
-    /// A CIDR that names an address inside of the network.
     #[error("it has bits beyond its prefix length; write {0}")]
     HostBits(IpNet),
-    /// A range with both families.
     #[error("its ends are of different families")]
     Families,
-    /// A range that ends before it begins.
     #[error("its end comes before its begin")]
     Order,
-    /// Addresses that no service can have.
     #[error("it has addresses of {0}, which is not unicast or not routed")]
     Special(IpNet),
 }
 
 impl Block {
-    /// Returns the family.
     pub(super) fn family(&self) -> Family {
         Family::of(self.first)
     }
 
-    /// Returns the first address.
     pub(super) fn first(&self) -> IpAddr {
         self.first
     }
 
-    /// Returns the last address.
     pub(super) fn last(&self) -> IpAddr {
         self.last
     }
 
-    /// Tells whether an address is one of the block's.
     pub(super) fn contains(&self, address: IpAddr) -> bool {
         // Addresses are ordered by family first.
         (self.first..=self.last).contains(&address)
     }
 
-    /// Returns the number of addresses.
     pub(super) fn size(&self) -> u128 {
         number(self.last) - number(self.first) + 1
     }

@@ -10,7 +10,7 @@ use super::block::Family;
 use super::crd::{Condition, Pool, PoolStatus};
 use super::objects::{Labels, Request, Service};
 use super::pool_status::PoolSource;
-use super::service_status::{ADDRESS_ASSIGNED, Ingress, Observed};
+use super::service_status::{ADDRESS_ASSIGNED, CurrentStatus, Ingress};
 use crate::desired::Protocol;
 use crate::index::objects::ServicePort;
 use crate::index::{self, Options, Problem, Reading};
@@ -34,7 +34,7 @@ pub(super) struct Classes {
 
 /// A Service of the API server.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Seen {
+pub(super) struct ObservedService {
     pub(super) uid: String,
     /// The Service, if it gets its addresses from here.
     pub(super) ours: Option<Service>,
@@ -44,7 +44,7 @@ pub(super) struct Seen {
     pub(super) external: Vec<IpAddr>,
     /// Of these, those that agents serve.
     pub(super) served: BTreeSet<IpAddr>,
-    pub(super) observed: Observed,
+    pub(super) observed: CurrentStatus,
     /// Whether another class stands in it, which never changes: what its status says is another controller's.
     pub(super) is_of_other_class: bool,
     /// What is wrong with it, for all agents alike.
@@ -53,7 +53,7 @@ pub(super) struct Seen {
 
 /// A pool of the API server.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct SeenPool {
+pub(super) struct ObservedPool {
     pub(super) version: String,
     pub(super) finalizers: Vec<String>,
     pub(super) source: PoolSource,
@@ -70,7 +70,7 @@ impl Classes {
     }
 
     /// Converts a Service.
-    pub(super) fn service(&self, service: &schema::Service) -> Seen {
+    pub(super) fn service(&self, service: &schema::Service) -> ObservedService {
         let nothing = ServiceSpec::default();
         let spec = service.spec.as_ref().unwrap_or(&nothing);
         let observed = observed(service.status.as_ref());
@@ -83,7 +83,7 @@ impl Classes {
             foreign = held;
         }
         let reading = self.read(service);
-        Seen {
+        ObservedService {
             uid: service.metadata.uid.clone().unwrap_or_default(),
             ours,
             foreign,
@@ -145,7 +145,7 @@ fn wanted(metadata: &ObjectMeta, spec: &ServiceSpec, held: Vec<IpAddr>) -> Servi
     }
 }
 
-fn observed(status: Option<&ServiceStatus>) -> Observed {
+fn observed(status: Option<&ServiceStatus>) -> CurrentStatus {
     let ingress = status
         .and_then(|status| status.load_balancer.as_ref()?.ingress.as_ref())
         .into_iter()
@@ -158,7 +158,7 @@ fn observed(status: Option<&ServiceStatus>) -> Observed {
     let conditions = status.and_then(|status| status.conditions.as_ref());
     let mut conditions = conditions.into_iter().flatten();
     let ours = conditions.find(|condition| condition.type_.as_deref() == Some(ADDRESS_ASSIGNED));
-    Observed {
+    CurrentStatus {
         ingress: ingress.collect(),
         condition: ours.map(condition),
     }
@@ -194,10 +194,10 @@ fn family(text: &str) -> Option<Family> {
 }
 
 /// Converts a pool.
-pub(super) fn pool(pool: &Pool) -> SeenPool {
+pub(super) fn pool(pool: &Pool) -> ObservedPool {
     let mut source = PoolSource::new(&pool.spec);
     source.pool.terminating = pool.metadata.deletion_timestamp.is_some();
-    SeenPool {
+    ObservedPool {
         version: pool.metadata.resource_version.clone().unwrap_or_default(),
         finalizers: pool.metadata.finalizers.clone().unwrap_or_default(),
         source,

@@ -20,7 +20,6 @@ use crate::chain::chain;
 use crate::kubernetes::request_errors::{Purpose, RequestErrors};
 use crate::kubernetes::schema::{Lease, LeaseSpec, micro_time};
 
-/// Name of the Lease.
 pub(super) const LEASE: &str = "guideway-controller";
 /// How long a process that ends tries to give the Lease back.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -40,7 +39,6 @@ impl Term {
     }
 }
 
-/// A candidate.
 pub(super) struct Candidate {
     api: Api<Lease>,
     identity: String,

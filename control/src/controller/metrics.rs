@@ -9,10 +9,8 @@ use prometheus_client::encoding::DescriptorEncoder;
 use crate::kubernetes::WatchStatus;
 use crate::metrics::Metrics;
 
-/// The values of the controller's metrics.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Values {
-    /// Whether this process acts.
     pub(super) leads: bool,
     /// Lists that have not arrived.
     pub(super) missing: Vec<&'static str>,
@@ -32,7 +30,6 @@ pub(super) struct Values {
     pub(super) failed_requests: BTreeMap<&'static str, u64>,
 }
 
-/// The values of a pool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct PoolValues {
     /// Addresses that Services have.

@@ -29,17 +29,12 @@ pub(super) struct Mirror<T> {
 /// What a watch tells, converted.
 #[derive(Debug)]
 pub(super) enum Event<T> {
-    /// A list begins.
     Init,
-    /// An object of the list.
     InitApply(Versioned<T>),
     /// An object of the list that cannot be read.
     InitUnreadable(ObjectName),
-    /// The list was complete.
     InitDone,
-    /// An object is new, or was changed.
     Apply(Versioned<T>),
-    /// An object is gone.
     Delete(ObjectName),
 }
 
@@ -82,7 +77,6 @@ impl<T: Clone + PartialEq> Mirror<T> {
         &self.objects
     }
 
-    /// Tells whether a list was complete.
     pub(super) fn is_complete(&self) -> bool {
         self.complete
     }

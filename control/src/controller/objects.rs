@@ -33,7 +33,6 @@ pub(super) struct Pool {
 }
 
 impl Pool {
-    /// Tells whether an address is one of the pool's.
     pub(super) fn contains(&self, address: IpAddr) -> bool {
         self.blocks.iter().any(|block| block.contains(address))
     }
@@ -63,25 +62,21 @@ impl Pool {
 /// A Service that gets its addresses from here.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Service {
-    /// Its name.
     pub(super) name: ObjectName,
     /// What tells it from others that have had its name.
     pub(super) uid: String,
     /// When it was created, in seconds since 1970: who came first.
     pub(super) created: i64,
-    /// Its labels.
     pub(super) labels: Labels,
     /// The families it wants an address of.
     pub(super) families: Vec<Family>,
     /// Whether it wants both families or nothing.
     pub(super) dual_stack_required: bool,
-    /// Its ports.
     pub(super) ports: BTreeSet<(Protocol, u16)>,
     /// Whether its external traffic policy is Local.
     pub(super) local: bool,
     /// What it selects pods by.
     pub(super) selector: Labels,
-    /// What it asks for.
     pub(super) request: Request,
     /// The addresses that its status has.
     pub(super) held: Vec<IpAddr>,

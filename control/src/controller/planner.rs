@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use super::allocate::{self, Decision, Inventory};
-use super::convert::{Seen, SeenPool};
+use super::convert::{ObservedPool, ObservedService};
 use super::metrics::PoolValues;
 use super::mirror::Mirror;
 use super::notice::Notice;
@@ -25,8 +25,8 @@ const NOTICES_AT_ONCE: usize = 20;
 /// The objects that the controller follows, and what it decided about them.
 #[derive(Debug, Default)]
 pub(super) struct Planner {
-    pub(super) services: Mirror<Seen>,
-    pub(super) pools: Mirror<SeenPool>,
+    pub(super) services: Mirror<ObservedService>,
+    pub(super) pools: Mirror<ObservedPool>,
     pub(super) nodes: Mirror<Vec<IpAddr>>,
     /// Where this process reaches the API server, and where the slices of its own Service show it.
     api_server: BTreeSet<IpAddr>,

@@ -28,7 +28,6 @@ pub(super) struct PoolWrite {
     pub(super) status: Option<Value>,
     /// All finalizers that it has to have.
     pub(super) finalizers: Option<Vec<String>>,
-    /// The Event.
     pub(super) notice: Option<Notice>,
 }
 

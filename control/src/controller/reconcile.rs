@@ -18,7 +18,7 @@ use kube::{Api, Client};
 use tokio::sync::watch as channel;
 use tokio::time::Instant;
 
-use super::convert::{self, Classes, SeenPool};
+use super::convert::{self, Classes, ObservedPool};
 use super::crd::Pool;
 use super::lease::Term;
 use super::metrics::Values;
@@ -188,7 +188,7 @@ async fn act(
     more || plan.has_more
 }
 
-fn shown(pool: &Pool) -> Versioned<SeenPool> {
+fn shown(pool: &Pool) -> Versioned<ObservedPool> {
     Versioned::new(&pool.metadata, convert::pool(pool))
 }
 

@@ -8,9 +8,9 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use super::allocate::{AllocationError, Decision};
-use super::convert::SeenPool;
+use super::convert::ObservedPool;
 use super::objects::Service;
-use super::service_status::Observed;
+use super::service_status::CurrentStatus;
 use crate::index::objects::ObjectName;
 
 /// Why pools could not be written, by their names.
@@ -36,16 +36,16 @@ impl Refusals {
     /// Leaves out the addresses that a Service cannot get yet; nothing if it can get all of them.
     pub(super) fn withhold(
         &self,
-        pools: &BTreeMap<ObjectName, SeenPool>,
+        pools: &BTreeMap<ObjectName, ObservedPool>,
         service: &Service,
-        observed: &Observed,
+        observed: &CurrentStatus,
         decision: &Decision,
     ) -> Option<Decision> {
         if self.0.is_empty() {
             return None;
         }
         let having = |name, address| {
-            let seen: Option<&SeenPool> = pools.get(name);
+            let seen: Option<&ObservedPool> = pools.get(name);
             seen.is_some_and(|seen| seen.source.pool.contains(address))
         };
         let had: Vec<IpAddr> = observed.addresses().collect();

@@ -13,13 +13,10 @@ use kube::api::PostParams;
 use super::MANAGER;
 use crate::kubernetes::client::{SEED_KEY, SEED_SECRET};
 
-/// Why there is no seed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum SeedError {
-    /// The API server refused.
     #[error("the API server refuses")]
     Api(#[from] kube::Error),
-    /// The operating system has no random numbers.
     #[error("cannot read /dev/urandom")]
     Random(#[from] std::io::Error),
 }

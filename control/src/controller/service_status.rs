@@ -18,7 +18,7 @@ pub(super) const ADDRESS_ASSIGNED: &str = "guideway.dev/AddressAssigned";
 
 /// What the status of a Service says, as far as it is the controller's.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Observed {
+pub(super) struct CurrentStatus {
     /// The addresses, as text: a status can be anybody's.
     pub(super) ingress: Vec<Ingress>,
     /// The condition [`ADDRESS_ASSIGNED`].
@@ -28,16 +28,13 @@ pub(super) struct Observed {
 /// One entry of a Service's `status.loadBalancer.ingress`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Ingress {
-    /// `ip`.
     pub(super) ip: Option<String>,
-    /// `ipMode`.
     pub(super) mode: Option<String>,
     /// Whether there is more than that, such as a host name.
     pub(super) more: bool,
 }
 
-impl Observed {
-    /// Returns the addresses.
+impl CurrentStatus {
     pub(super) fn addresses(&self) -> impl Iterator<Item = IpAddr> {
         let texts = self
             .ingress
@@ -77,7 +74,7 @@ impl Write {
 /// `now` is the time in RFC 3339.
 pub(super) fn service(
     service: &Service,
-    observed: &Observed,
+    observed: &CurrentStatus,
     decision: &Decision,
     now: &str,
 ) -> Option<Write> {
@@ -213,11 +210,11 @@ mod tests {
     }
 
     /// The status as the API server has it after a write.
-    fn written(write: &Write) -> Observed {
+    fn written(write: &Write) -> CurrentStatus {
         let status = &write.patch["status"];
         let entries = status["loadBalancer"]["ingress"].as_array().unwrap();
         let text = |value: &Value| value.as_str().map(str::to_owned);
-        Observed {
+        CurrentStatus {
             ingress: entries
                 .iter()
                 .map(|entry| Ingress {
@@ -234,7 +231,7 @@ mod tests {
     fn a_status_is_written_once() {
         let service_ = web(&[Family::V4], false);
         let decision = decision(&["192.0.2.1"], None);
-        let write = service(&service_, &Observed::default(), &decision, NOW).unwrap();
+        let write = service(&service_, &CurrentStatus::default(), &decision, NOW).unwrap();
         assert_eq!(
             write.patch["status"]["loadBalancer"]["ingress"],
             json!([{"ip": "192.0.2.1", "ipMode": "VIP"}])
@@ -255,7 +252,7 @@ mod tests {
         let service_ = web(&[Family::V4], false);
         let write = |service_: &Service, address, now| {
             let decision = decision(&[address], None);
-            service(service_, &Observed::default(), &decision, now).unwrap()
+            service(service_, &CurrentStatus::default(), &decision, now).unwrap()
         };
         let first = write(&service_, "192.0.2.1", NOW);
         let later = write(&service_, "192.0.2.1", "later");
@@ -292,7 +289,7 @@ mod tests {
         let half = decision(&["192.0.2.1"], Some(AllocationError::Exhausted(Family::V6)));
         for (required, status) in [(false, "True"), (true, "False")] {
             let service_ = web(&[Family::V4, Family::V6], required);
-            let write = service(&service_, &Observed::default(), &half, NOW).unwrap();
+            let write = service(&service_, &CurrentStatus::default(), &half, NOW).unwrap();
             let condition = &write.patch["status"]["conditions"][0];
             assert_eq!(condition["status"], status);
             assert_eq!(condition["reason"], "PoolExhausted");
@@ -311,7 +308,7 @@ mod tests {
         let time =
             |write: &Write| write.patch["status"]["conditions"][0]["lastTransitionTime"].clone();
         let none = decision(&[], Some(AllocationError::NoPool(Family::V4)));
-        let write = service(&service_, &Observed::default(), &none, NOW).unwrap();
+        let write = service(&service_, &CurrentStatus::default(), &none, NOW).unwrap();
         assert_eq!(time(&write), NOW);
         let other = decision(&[], Some(AllocationError::Exhausted(Family::V4)));
         let write = service(&service_, &written(&write), &other, "later").unwrap();
@@ -332,7 +329,7 @@ mod tests {
         let foreign = AllocationError::NotInPools(ip("192.0.2.1"));
         let first = service(
             &service_,
-            &Observed::default(),
+            &CurrentStatus::default(),
             &decision(&["192.0.2.1"], None),
             NOW,
         )

@@ -32,7 +32,6 @@ const CONCURRENT: usize = 8;
 /// How long Events that are published together may take.
 const NOTICES_TIME: Duration = Duration::from_secs(1);
 
-/// Why something was not written.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum WriteError<E = kube::Error> {
     /// The API server refused it, or does not answer.
@@ -41,7 +40,6 @@ pub(super) enum WriteError<E = kube::Error> {
     /// It took longer than a leader may take.
     #[error("the API server does not answer in time")]
     Late,
-    /// Another process leads.
     #[error("not the leader")]
     NotLeading,
 }
@@ -71,7 +69,6 @@ impl WriteError {
     }
 }
 
-/// Writes for the controller.
 pub(super) struct Writer {
     client: Client,
     terms: watch::Receiver<Term>,
@@ -157,7 +154,6 @@ impl Writer {
         Ok(written)
     }
 
-    /// Reads a pool.
     pub(super) async fn read_pool(&self, name: &ObjectName) -> Result<Pool, WriteError> {
         let pools: Api<Pool> = Api::all(self.client.clone());
         self.counted(Purpose::Pool, pools.get(&name.name)).await

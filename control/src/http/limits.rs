@@ -20,7 +20,6 @@ const HEADER_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long a connection of a probe may last.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The limits of one listener.
 #[derive(Clone, Debug)]
 pub(crate) struct Limits {
     /// Each connection takes a place in all of these: in some it meets the connections of other listeners.
@@ -85,7 +84,6 @@ pub(super) struct Place {
 }
 
 impl Places {
-    /// Makes so many places.
     pub(crate) fn new(most: usize) -> Self {
         Self {
             most,

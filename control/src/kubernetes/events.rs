@@ -84,7 +84,6 @@ async fn tell(client: &Client, node_name: &str, problem: &Problem) -> kube::Resu
     publish_event(client, reporter, &event, &service.object_ref(&())).await
 }
 
-/// Publishes an Event about an object.
 pub(crate) async fn publish_event(
     client: &Client,
     reporter: Reporter,

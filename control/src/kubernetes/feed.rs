@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use super::arrival::WatchStatus;
-use super::cluster::Kind;
+use super::indexer::Kind;
 use super::request_errors::RequestErrors;
 use crate::healthz::{Reports, tell_if_new};
 use crate::index::State;

@@ -14,6 +14,8 @@
 
 mod line;
 mod page;
+#[cfg(test)]
+mod tests;
 
 use std::collections::BTreeSet;
 use std::io;
@@ -43,7 +45,6 @@ const WATCH_SECONDS: u32 = 60;
 const WATCH_SILENCE: Duration = Duration::from_secs(WATCH_SECONDS as u64 + 5);
 /// A watch that ends sooner, and has told nothing, is taken for a failure: it would be begun again without end.
 const SHORTEST_WATCH: Duration = Duration::from_secs(1);
-/// Objects of a page of a list.
 const PAGE: u32 = 500;
 
 /// An object, or what is known of one that cannot be read.
@@ -52,7 +53,6 @@ pub(crate) type Decoded<K> = Result<K, Unreadable>;
 /// What the server tells of the objects of a kind.
 #[derive(Debug)]
 pub(crate) enum Event<K> {
-    /// A list begins.
     Init,
     /// An object of the list.
     InitApply(Decoded<K>),
@@ -62,38 +62,28 @@ pub(crate) enum Event<K> {
     Watching,
     /// An object is new, or was changed.
     Apply(Decoded<K>),
-    /// An object is gone.
     Delete(ObjectName),
 }
 
 /// Why a list or a watch is begun again.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum WatchError {
-    /// The list was refused.
     #[error("cannot list")]
     List(#[source] kube::Error),
-    /// The list broke off.
     #[error("the list broke off")]
     Page(#[source] io::Error),
-    /// What came was no list.
     #[error("the answer is no list")]
     NoList(#[source] serde_json::Error),
-    /// The list is of no version.
     #[error("the list has no resourceVersion")]
     NoVersion,
-    /// The watch was refused.
     #[error("cannot watch")]
     Watch(#[source] kube::Error),
-    /// The server ends it.
     #[error("the server ends the watch: {}", .0.message)]
     Ended(Box<Status>),
-    /// The connection broke.
     #[error("the watch broke off")]
     Broken(#[source] io::Error),
-    /// It ends without a word.
     #[error("the watch ends as soon as it has begun")]
     TooShort,
-    /// What came was no event.
     #[error("what the watch told is no event")]
     NoEvent(#[source] serde_json::Error),
 }
@@ -191,7 +181,6 @@ fn with_pauses<K, P: Iterator<Item = Duration>>(
     }
 }
 
-/// Where the events come from.
 struct Source {
     client: Client,
     request: Request,
@@ -317,180 +306,4 @@ fn is_end(error: &(dyn std::error::Error + 'static)) -> bool {
         next = cause.source();
     }
     false
-}
-
-#[cfg(test)]
-mod tests {
-    use std::iter;
-
-    use serde_json::{Value, json};
-    use tokio::io::{AsyncReadExt, AsyncWriteExt};
-    use tokio::net::{TcpListener, TcpStream};
-
-    use super::super::backoff::tests::overloaded;
-    use super::super::schema::Service;
-    use super::*;
-
-    const NO_PAUSE: fn() -> iter::Repeat<Duration> = || iter::repeat(Duration::ZERO);
-
-    /// Returns how long after the event before it each of these is told.
-    async fn told_after<P>(heard: Vec<Watched<()>>, pauses: fn() -> P) -> Vec<Duration>
-    where
-        P: Iterator<Item = Duration> + Send + 'static,
-    {
-        let mut last = Instant::now();
-        let told = with_pauses(futures_util::stream::iter(heard), pauses);
-        told.map(|_| {
-            let before = std::mem::replace(&mut last, Instant::now());
-            before.elapsed()
-        })
-        .collect()
-        .await
-    }
-
-    fn expired() -> WatchError {
-        let status = Status::failure("too old resource version", "Expired").with_code(410);
-        WatchError::Ended(status.boxed())
-    }
-
-    fn away() -> WatchError {
-        WatchError::NoVersion
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn server_is_left_alone_for_as_long_as_it_asks() {
-        let error = WatchError::List(kube::Error::Api(overloaded(7)));
-        let heard = vec![
-            Err(error),
-            Ok(Event::Init),
-            Ok(Event::InitDone(BTreeSet::new())),
-        ];
-        let after = told_after(heard, NO_PAUSE).await;
-        assert_eq!(after, [0, 7, 0].map(Duration::from_secs));
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn pauses_grow_whatever_was_heard_between() {
-        let mut heard: Vec<_> = (0..8)
-            .flat_map(|_| [Err(away()), Ok(Event::Init)])
-            .collect();
-        heard.push(Err(away()));
-        heard.push(Ok(Event::Init));
-        let after = told_after(heard, DefaultBackoff::default).await;
-        let last = after.last().unwrap();
-        assert!(*last >= Duration::from_secs(30), "{after:?}");
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn server_that_is_back_is_asked_soon_for_what_was_missed() {
-        let mut heard: Vec<_> = (0..8).map(|_| Err(away())).collect();
-        heard.push(Err(expired()));
-        heard.push(Ok(Event::Init));
-        let after = told_after(heard, DefaultBackoff::default).await;
-        let [.., back, listed] = after[..] else {
-            panic!("{after:?}");
-        };
-        assert!(back >= Duration::from_secs(30), "{after:?}");
-        assert!(listed < Duration::from_secs(2), "{after:?}");
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn server_whose_versions_expire_again_and_again_is_asked_less_and_less() {
-        let heard = (0..8).map(|_| Err(expired())).collect();
-        let after = told_after(heard, DefaultBackoff::default).await;
-        let last = after.last().unwrap();
-        assert!(*last >= Duration::from_secs(30), "{after:?}");
-    }
-
-    fn service(name: &str, ports: Value) -> Value {
-        json!({
-            "metadata": {
-                "namespace": "shop", "name": name, "resourceVersion": "9",
-                "managedFields": [{"time": "-001-12-31T23:00:00Z"}],
-            },
-            "spec": {"ports": ports},
-        })
-    }
-
-    /// Answers a request; a watch stays open.
-    async fn answer(mut stream: TcpStream, list: &str, lines: &str) {
-        let mut request = Vec::new();
-        while !request.ends_with(b"\r\n\r\n") {
-            request.push(stream.read_u8().await.unwrap());
-        }
-        let request = String::from_utf8(request).unwrap();
-        let is_watch = request.contains("watch=true");
-        let body = if is_watch { lines } else { list };
-        let end = if is_watch {
-            String::new()
-        } else {
-            format!("Content-Length: {}\r\n", body.len())
-        };
-        let head = format!("HTTP/1.1 200 OK\r\nConnection: close\r\n{end}\r\n");
-        stream
-            .write_all(format!("{head}{body}").as_bytes())
-            .await
-            .unwrap();
-        if is_watch {
-            std::future::pending::<()>().await;
-        }
-    }
-
-    #[tokio::test]
-    async fn object_that_cannot_be_read_is_told_as_such_among_the_others() {
-        let (good, bad) = (json!([{"port": 80}]), json!("x"));
-        let items = [
-            service("a", good.clone()),
-            service("b", bad.clone()),
-            service("c", good.clone()),
-        ];
-        let list = json!({"metadata": {"resourceVersion": "7"}, "items": items}).to_string();
-        let events = [
-            json!({"type": "MODIFIED", "object": service("b", bad)}),
-            json!({"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "8"}}}),
-            json!({"type": "ADDED", "object": service("d", good.clone())}),
-            json!({"type": "DELETED", "object": service("a", good)}),
-        ];
-        let lines: String = events.iter().map(|event| format!("{event}\n")).collect();
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let server = format!("http://{}", listener.local_addr().unwrap());
-        tokio::spawn(async move {
-            loop {
-                let (stream, _) = listener.accept().await.unwrap();
-                let (list, lines) = (list.clone(), lines.clone());
-                tokio::spawn(async move { answer(stream, &list, &lines).await });
-            }
-        });
-
-        let client = Client::try_from(kube::Config::new(server.parse().unwrap())).unwrap();
-        let told = list_watch::<Service>(Api::all(client), ListParams::default()).take(9);
-        let told = told.map(|heard| {
-            let (what, shown) = match heard.unwrap() {
-                Event::Init => return "init".to_owned(),
-                Event::InitDone(names) => return format!("listed {}", names.len()),
-                Event::Watching => return "watching".to_owned(),
-                Event::InitApply(shown) => ("list", shown),
-                Event::Apply(shown) => ("apply", shown),
-                Event::Delete(name) => return format!("delete {name}"),
-            };
-            match shown {
-                Ok(object) => format!("{what} {}", object.metadata.name.unwrap()),
-                Err(bad) => format!("{what} {} bad: {}", bad.name, bad.reason),
-            }
-        });
-        let told: Vec<String> = told.collect().await;
-        let wrong = "spec.ports: invalid type: string \"x\", expected a sequence";
-        let expected = [
-            "init",
-            "list a",
-            &format!("list shop/b bad: {wrong}"),
-            "list c",
-            "listed 3",
-            "watching",
-            &format!("apply shop/b bad: {wrong}"),
-            "apply d",
-            "delete shop/a",
-        ];
-        assert_eq!(told, expected);
-    }
 }

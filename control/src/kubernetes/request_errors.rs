@@ -11,7 +11,6 @@ use parking_lot::Mutex;
 /// What a request is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Purpose {
-    /// An Event is published.
     Event,
     /// The Lease of this edge, or of the controller that acts, is renewed.
     Lease,
@@ -21,32 +20,19 @@ pub(crate) enum Purpose {
     NodeWatch,
     /// A pool is read anew, since somebody else has written it.
     Pool,
-    /// The seed of the flow hash is read, or made.
     Seed,
 }
 
 impl Purpose {
-    /// Says what the request does.
-    const fn what(self) -> &'static str {
+    /// Returns the name for metrics, and what the request does.
+    const fn texts(self) -> (&'static str, &'static str) {
         match self {
-            Self::Event => "publish an Event",
-            Self::Lease => "read or renew the Lease",
-            Self::LeaseWatch => "watch the Leases of edges",
-            Self::NodeWatch => "watch this machine's Node",
-            Self::Pool => "read a pool",
-            Self::Seed => "read or make the seed of the flow hash",
-        }
-    }
-
-    /// Returns the name for metrics.
-    const fn name(self) -> &'static str {
-        match self {
-            Self::Event => "event",
-            Self::Lease => "lease",
-            Self::LeaseWatch => "lease_watch",
-            Self::NodeWatch => "node_watch",
-            Self::Pool => "pool",
-            Self::Seed => "seed",
+            Self::Event => ("event", "publish an Event"),
+            Self::Lease => ("lease", "read or renew the Lease"),
+            Self::LeaseWatch => ("lease_watch", "watch the Leases of edges"),
+            Self::NodeWatch => ("node_watch", "watch this machine's Node"),
+            Self::Pool => ("pool", "read a pool"),
+            Self::Seed => ("seed", "read or make the seed of the flow hash"),
         }
     }
 }
@@ -58,7 +44,6 @@ const REASONS_LOGGED: usize = 10;
 #[derive(Clone, Debug)]
 pub struct RequestErrors(Arc<Mutex<BTreeMap<Purpose, Failures>>>);
 
-/// Failed requests of one purpose.
 #[derive(Clone, Debug, Default)]
 struct Failures {
     number: u64,
@@ -104,7 +89,7 @@ impl RequestErrors {
     pub(crate) fn take(&self, purpose: Purpose, outcome: Result<(), String>) -> bool {
         let mut failures = self.0.lock();
         let failures = failures.entry(purpose).or_default();
-        let (request, what) = (purpose.name(), purpose.what());
+        let (request, what) = purpose.texts();
         match outcome {
             Ok(()) if failures.reasons.0.is_empty() => return false,
             Ok(()) => {
@@ -132,7 +117,7 @@ impl RequestErrors {
         let counted = self.0.lock();
         counted
             .iter()
-            .map(|(purpose, failures)| (purpose.name(), failures.number))
+            .map(|(purpose, failures)| (purpose.texts().0, failures.number))
             .collect()
     }
 }

@@ -7,24 +7,13 @@ use std::io;
 use std::ops::Deref;
 use std::thread;
 
+use kube::Client;
 use tokio::runtime::{Builder, Runtime};
 
-/// The event loop of a thread that is about to be started.
-///
-/// Where something else fails first it is dropped within another event loop, which a plain runtime may not be.
-pub(super) struct EventLoop(Option<Runtime>);
+use super::{FollowError, client};
 
-impl EventLoop {
-    /// Makes one.
-    ///
-    /// # Errors
-    ///
-    /// When the kernel refuses it.
-    pub(super) fn new() -> io::Result<Self> {
-        let runtime = Builder::new_current_thread().enable_all().build()?;
-        Ok(Self(Some(runtime)))
-    }
-}
+/// An event loop that may be dropped within another one, where something else fails before its thread starts.
+struct EventLoop(Option<Runtime>);
 
 impl Deref for EventLoop {
     type Target = Runtime;
@@ -54,41 +43,38 @@ impl<F: FnMut(&'static str)> Drop for Alarm<F> {
     }
 }
 
-/// Starts a thread; `ended` is called with its name when its work is over, for whatever reason.
-///
-/// # Errors
-///
-/// When the thread cannot be started; nothing is called then.
-pub(super) fn start(
-    name: &'static str,
-    ended: impl FnMut(&'static str) + Send + 'static,
-    work: impl FnOnce() + Send + 'static,
-) -> io::Result<()> {
-    let thread = thread::Builder::new().name(name.to_owned());
-    thread.spawn(move || {
-        let _alarm = Alarm { name, ended };
-        work();
-    })?;
-    Ok(())
+/// A thread that speaks to the API, before it starts.
+pub(super) struct Worker {
+    runtime: EventLoop,
+    client: Client,
 }
 
-#[cfg(test)]
-mod tests {
-    use std::sync::mpsc;
-    use std::time::Duration;
+impl Worker {
+    /// Makes the event loop, and the client that works in it; no packet is sent for them.
+    pub(super) fn new(server: kube::Config) -> Result<Self, FollowError> {
+        let runtime = Builder::new_current_thread().enable_all().build()?;
+        let runtime = EventLoop(Some(runtime));
+        let client = {
+            let _context = runtime.enter();
+            client::client(server)?
+        };
+        Ok(Self { runtime, client })
+    }
 
-    use super::*;
-
-    #[test]
-    fn end_of_a_thread_is_told_also_after_a_panic() {
-        let works: [fn(); 2] = [|| {}, || panic!("on purpose")];
-        for work in works {
-            let (tell, told) = mpsc::channel();
-            let ended = move |name| {
-                let _ = tell.send(name);
-            };
-            start("tested", ended, work).unwrap();
-            assert_eq!(told.recv_timeout(Duration::from_secs(10)), Ok("tested"));
-        }
+    /// Starts the thread; `ended` is called with its name when its work is over, for whatever reason, and not if the
+    /// thread cannot be started.
+    pub(super) fn start<W: Future<Output = ()>>(
+        self,
+        name: &'static str,
+        ended: impl FnMut(&'static str) + Send + 'static,
+        work: impl FnOnce(Client) -> W + Send + 'static,
+    ) -> io::Result<()> {
+        let thread = thread::Builder::new().name(name.to_owned());
+        thread.spawn(move || {
+            let _alarm = Alarm { name, ended };
+            let Self { runtime, client } = self;
+            runtime.block_on(work(client));
+        })?;
+        Ok(())
     }
 }

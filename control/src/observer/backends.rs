@@ -6,7 +6,7 @@ use fastpath::tables::{BackendKey, OwnedBackend, ServiceKey};
 use xdp_prog::abi::Traffic;
 
 use super::Observation;
-use super::counters::told;
+use super::counters::describe;
 use crate::api::Backend;
 use crate::desired::BackendSpec;
 use crate::health::selection::Member;
@@ -19,7 +19,11 @@ impl Observation<'_> {
         self.go_on()?;
         let view = &self.view;
         let tables = &view.tables;
-        let traffic = self.sources.reader.backend_traffic(tables).map_err(told)?;
+        let traffic = self
+            .sources
+            .reader
+            .backend_traffic(tables)
+            .map_err(describe)?;
         let conditions = self.conditions();
         let devices = DeviceNames::read();
         let mut rows = Vec::new();
@@ -82,7 +86,7 @@ impl Observation<'_> {
         self.go_on()?;
         let view = &self.view;
         let traffic = self.sources.reader.backend_traffic(&view.tables);
-        let traffic = traffic.map_err(told)?;
+        let traffic = traffic.map_err(describe)?;
         let services = view.tables.services();
         let keys: BTreeMap<u32, &ServiceKey> = services
             .map(|(key, service)| (service.owner, key))

@@ -32,7 +32,7 @@ impl Observation<'_> {
     }
 
     pub(super) fn failures(&self) -> Result<Vec<Reason>, String> {
-        let failures = self.sources.reader.failures().map_err(told)?;
+        let failures = self.sources.reader.failures().map_err(describe)?;
         let row = |(failure, packets): (Failure, u64)| {
             let drivers = match failure {
                 Failure::Transmit => self.transmit_errors(),
@@ -67,7 +67,7 @@ impl Observation<'_> {
     }
 
     pub(super) fn reasons(&self) -> Result<Vec<Reason>, String> {
-        let reasons = self.sources.reader.reasons().map_err(told)?;
+        let reasons = self.sources.reader.reasons().map_err(describe)?;
         let row = |reason: ReasonCount| Reason {
             action: match reason.kind {
                 ReasonKind::Drop => "drop",
@@ -90,6 +90,6 @@ impl Observation<'_> {
 }
 
 /// Words an error of the tables.
-pub(super) fn told(error: TableError) -> String {
+pub(super) fn describe(error: TableError) -> String {
     chain(&error)
 }

@@ -2,9 +2,9 @@
 
 use hyper::StatusCode;
 
-use super::Observer;
+use super::{Observation, Observer};
 use crate::http::{self, Answer};
-use crate::metrics;
+use crate::metrics::{self, Snapshot};
 
 impl Observer {
     /// Answers for a path.
@@ -32,5 +32,28 @@ pub(crate) async fn page(
             ),
         },
         _ => http::text(StatusCode::NOT_FOUND, "try /metrics or /healthz\n"),
+    }
+}
+
+impl Observation<'_> {
+    /// Reads all values for the metrics; nothing if nobody waits for them.
+    pub(super) fn snapshot(&self) -> Option<Snapshot> {
+        self.go_on().ok()?;
+        let (interfaces, egress) = self.programs();
+        let mut status = self.status();
+        (status.interfaces, status.egress) = (interfaces, egress);
+        let services = self.services().unwrap_or_default();
+        let backends = self.each_backend().unwrap_or_default();
+        self.go_on().ok()?;
+        Some(Snapshot {
+            status,
+            started_at: self.sources.started_at,
+            services,
+            backends,
+            reasons: self.reasons().unwrap_or_default(),
+            failures: self.failures().unwrap_or_default(),
+            health: self.health_values(),
+            kubernetes: self.kubernetes_values(),
+        })
     }
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use fastpath::tables::{InstalledService, ServiceKey};
 
 use super::Observation;
-use super::counters::told;
+use super::counters::describe;
 use crate::agent::Item;
 use crate::api::Service;
 use crate::target::service_at;
@@ -16,7 +16,7 @@ impl Observation<'_> {
         self.go_on()?;
         let view = &self.view;
         let traffic = self.sources.reader.service_traffic(&view.tables);
-        let traffic = traffic.map_err(told)?;
+        let traffic = traffic.map_err(describe)?;
         let installed = view.tables.services().map(|(key, _)| key);
         let keys: BTreeSet<&ServiceKey> = view.wanted.keys().chain(installed).collect();
         let row = |key: &ServiceKey| {

@@ -144,7 +144,6 @@ impl Rules {
         })
     }
 
-    /// Takes the node of a pod.
     fn node_of(
         &mut self,
         field: &str,

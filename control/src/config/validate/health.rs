@@ -18,19 +18,23 @@ const INTERVAL: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration
 const TIMEOUT: RangeInclusive<Duration> = Duration::from_millis(10)..=Duration::from_secs(60);
 const COUNTS: RangeInclusive<u32> = 1..=100;
 
-/// The fields that a block gives and that are in order.
-#[derive(Clone, Default)]
-pub(super) struct Partial {
-    kind: Option<Type>,
-    port: Option<u16>,
-    path: Option<String>,
-    host: Option<String>,
-    status: Option<Vec<RangeInclusive<u16>>>,
-    body: Option<String>,
-    interval: Option<Duration>,
-    timeout: Option<Duration>,
-    rise: Option<u32>,
-    fall: Option<u32>,
+/// The check that a block stands for.
+#[derive(Clone)]
+pub(super) struct Settings {
+    kind: Type,
+    get: Get,
+    /// All but its kind.
+    check: Check,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            kind: Type::Tcp,
+            get: Get::default(),
+            check: Check::default(),
+        }
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -40,80 +44,42 @@ enum Type {
     Https,
 }
 
-impl Partial {
-    /// Fills what is left out.
-    fn or(self, defaults: &Self) -> Self {
-        let defaults = defaults.clone();
-        Self {
-            kind: self.kind.or(defaults.kind),
-            port: self.port.or(defaults.port),
-            path: self.path.or(defaults.path),
-            host: self.host.or(defaults.host),
-            status: self.status.or(defaults.status),
-            body: self.body.or(defaults.body),
-            interval: self.interval.or(defaults.interval),
-            timeout: self.timeout.or(defaults.timeout),
-            rise: self.rise.or(defaults.rise),
-            fall: self.fall.or(defaults.fall),
-        }
-    }
-
-    fn check(self) -> Check {
-        let base = Check::default();
-        let get = Get::default();
-        let get = Get {
-            path: self.path.unwrap_or(get.path),
-            host: self.host,
-            status: self.status.unwrap_or(get.status),
-            body: self.body,
-        };
-        let kind = match self.kind {
-            None | Some(Type::Tcp) => Kind::Tcp,
-            Some(Type::Http) => Kind::Http { tls: false, get },
-            Some(Type::Https) => Kind::Http { tls: true, get },
-        };
-        Check {
-            kind,
-            port: self.port,
-            interval: self.interval.unwrap_or(base.interval),
-            timeout: self.timeout.unwrap_or(base.timeout),
-            rise: self.rise.unwrap_or(base.rise),
-            fall: self.fall.unwrap_or(base.fall),
-        }
-    }
-}
-
 impl Rules {
     /// Takes what the services' checks leave out.
-    pub(super) fn health_defaults(&mut self, file: &raw::File) -> Partial {
-        let block = file.health.as_ref();
-        block.map_or_else(Partial::default, |block| {
-            self.health_block("health", &block.value)
-        })
+    pub(super) fn health_defaults(&mut self, file: &raw::File) -> Settings {
+        let defaults = Settings::default();
+        match &file.health {
+            Some(block) => self.health_block("health", &block.value, &defaults),
+            None => defaults,
+        }
     }
 
-    /// Takes the check of a service.
     pub(super) fn health(
         &mut self,
         field: &str,
         block: &Spanned<raw::Health>,
         key: Option<ServiceKey>,
-        defaults: &Partial,
+        defaults: &Settings,
     ) -> Check {
-        let own = self.health_block(field, &block.value).or(defaults);
-        if matches!(own.kind, None | Some(Type::Tcp)) {
+        let Settings { kind, get, check } = self.health_block(field, &block.value, defaults);
+        if kind == Type::Tcp {
             self.only_http(field, &block.value);
         }
         if let Some(key) = key
             && key.protocol != Protocol::Tcp
-            && own.port.is_none()
+            && check.port.is_none()
         {
             let remedy = format!(
                 "checks speak TCP and the service {key} does not: name a TCP port of the backend"
             );
             self.missing(&format!("{field}.port"), Some(position(block)), remedy);
         }
-        own.check()
+        let kind = match kind {
+            Type::Tcp => Kind::Tcp,
+            Type::Http => Kind::Http { tls: false, get },
+            Type::Https => Kind::Http { tls: true, get },
+        };
+        Check { kind, ..check }
     }
 
     /// Refuses what a TCP check would not look at.
@@ -133,22 +99,39 @@ impl Rules {
         }
     }
 
-    fn health_block(&mut self, field: &str, block: &raw::Health) -> Partial {
+    /// Takes a block; what it leaves out, and what is wrong in it, is as in `base`.
+    fn health_block(&mut self, field: &str, block: &raw::Health, base: &Settings) -> Settings {
         let at = |name: &str| format!("{field}.{name}");
-        Partial {
-            kind: self.read(&at("type"), &block.kind, check_type),
-            port: self.read(&at("port"), &block.port, |text| {
-                let remedy = "use a number from 1 to 65535";
-                number(text, &(1..=65_535), "not a port", remedy)
-            }),
-            path: self.read(&at("path"), &block.path, request_path),
-            host: self.read(&at("host"), &block.host, host),
-            status: self.statuses(&at("status"), block),
-            body: self.read(&at("body"), &block.body, body),
-            interval: self.read(&at("interval"), &block.interval, span(&INTERVAL)),
-            timeout: self.read(&at("timeout"), &block.timeout, span(&TIMEOUT)),
-            rise: self.read(&at("rise"), &block.rise, count),
-            fall: self.read(&at("fall"), &block.fall, count),
+        let Settings { kind, get, check } = base.clone();
+        let port = |text: &str| {
+            let remedy = "use a number from 1 to 65535";
+            number(text, &(1..=65_535), "not a port", remedy)
+        };
+        let interval = self.read(&at("interval"), &block.interval, span(&INTERVAL));
+        let timeout = self.read(&at("timeout"), &block.timeout, span(&TIMEOUT));
+        let path = self.read(&at("path"), &block.path, request_path);
+        Settings {
+            kind: self
+                .read(&at("type"), &block.kind, check_type)
+                .unwrap_or(kind),
+            get: Get {
+                path: path.unwrap_or(get.path),
+                host: self.read(&at("host"), &block.host, host).or(get.host),
+                status: self.statuses(&at("status"), block).unwrap_or(get.status),
+                body: self.read(&at("body"), &block.body, body).or(get.body),
+            },
+            check: Check {
+                port: self.read(&at("port"), &block.port, port).or(check.port),
+                interval: interval.unwrap_or(check.interval),
+                timeout: timeout.unwrap_or(check.timeout),
+                rise: self
+                    .read(&at("rise"), &block.rise, count)
+                    .unwrap_or(check.rise),
+                fall: self
+                    .read(&at("fall"), &block.fall, count)
+                    .unwrap_or(check.fall),
+                ..check
+            },
         }
     }
 
@@ -167,7 +150,6 @@ impl Rules {
 const STATUS_REMEDY: &str =
     "list statuses from 100 to 599 and ranges of them, such as [200-299, 404]";
 
-/// Reads a status, or a range of them.
 fn statuses(text: &str) -> Result<RangeInclusive<u16>, Refusal> {
     let (first, last) = text.split_once('-').unwrap_or((text, text));
     let status = |text: &str| decimal(text.trim()).filter(|status| (100..=599).contains(status));

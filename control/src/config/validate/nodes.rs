@@ -96,7 +96,6 @@ impl Rules {
     }
 }
 
-/// Reads the NodePort of a service.
 pub(super) fn node_port(text: &str, range: &RangeInclusive<u16>) -> Result<u16, Refusal> {
     let remedy = format!("use a port from {} to {}", range.start(), range.end());
     match decimal(text) {

@@ -68,7 +68,6 @@ pub(super) fn number<T: FromStr + PartialOrd>(
     number.ok_or_else(|| refusal(reason, remedy))
 }
 
-/// Reads a port of a service or a backend.
 pub(super) fn traffic_port(text: &str) -> Read<u16> {
     let remedy = "give a port from 1 to 65535";
     match decimal(text) {

@@ -12,35 +12,26 @@ use crate::index::quoted;
 /// Why a Service does not get an address.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(in crate::controller) enum AllocationError {
-    /// A part of the request is no address.
     #[error("{} is no address; write one per family, separated by a comma", quoted(.0))]
     NoAddress(String),
-    /// Annotation and field ask for different addresses.
     #[error(
         "the annotation guideway.dev/addresses and spec.loadBalancerIP ask for different addresses; remove the latter"
     )]
     Contradiction,
-    /// More than one address of a family.
     #[error("a Service has one {0} address at most")]
     OnePerFamily(Family),
-    /// An address of a family that the Service does not have.
     #[error("spec.ipFamilies has no {0}")]
     FamilyNotWanted(Family),
-    /// Another address is asked for.
     #[error("{0} is asked for")]
     Asked(IpAddr),
-    /// The pool that is asked for does not exist.
     #[error("there is no LoadBalancerPool {}", quoted(.0))]
     NoSuchPool(String),
-    /// No pool is open to the Service.
     #[error(
         "no LoadBalancerPool with {0} addresses is open to this Service; see its selectors and autoAssign"
     )]
     NoPool(Family),
-    /// No pool that is open to the Service has the address.
     #[error("{0} is in no LoadBalancerPool that is open to this Service")]
     NotInPools(IpAddr),
-    /// The pool that would have the address is being deleted.
     #[error("LoadBalancerPool {0} is being deleted and gives no addresses")]
     PoolTerminating(String),
     /// The pool that would have the address does not say for whom it is.
@@ -53,23 +44,11 @@ pub(in crate::controller) enum AllocationError {
         "LoadBalancerPool {pool} cannot be written, which has to come before a Service gets an address of it: {why}; \
          see that the ClusterRole of guideway controller is that of its version, and that no admission policy is against it"
     )]
-    PoolNotWritable {
-        /// The pool.
-        pool: String,
-        /// What the API server says.
-        why: String,
-    },
-    /// All addresses are taken.
+    PoolNotWritable { pool: String, why: String },
     #[error("every {0} address that is open to this Service is in use")]
     Exhausted(Family),
-    /// Somebody else has the address.
     #[error("{address} {holder}")]
-    Taken {
-        /// The address.
-        address: IpAddr,
-        /// Who has it.
-        holder: Holder,
-    },
+    Taken { address: IpAddr, holder: Holder },
 }
 
 impl AllocationError {
@@ -82,7 +61,6 @@ impl AllocationError {
         }
     }
 
-    /// Returns the word for it in a condition.
     pub(in crate::controller) fn reason(&self) -> &'static str {
         match self {
             Self::NoAddress(_)
@@ -114,7 +92,6 @@ impl AllocationError {
         matches!(self, Self::Asked(_) | Self::FamilyNotWanted(_))
     }
 
-    /// Tells whether somebody else has the address.
     pub(in crate::controller) fn is_conflict(&self) -> bool {
         matches!(self, Self::Taken { .. })
     }
@@ -130,11 +107,8 @@ impl AllocationError {
 /// Who has an address, and what is against having it together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::controller) enum Holder {
-    /// A Node.
     Node,
-    /// An API server.
     ApiServer,
-    /// An edge outside the cluster.
     Edge,
     /// A Service that does not get it from here.
     Foreign(ObjectName),

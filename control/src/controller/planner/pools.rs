@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use serde_json::json;
 
 use super::super::allocate::Inventory;
-use super::super::convert::SeenPool;
+use super::super::convert::ObservedPool;
 use super::super::crd::PoolStatus;
 use super::super::deletion;
 use super::super::metrics::PoolValues;
@@ -110,7 +110,7 @@ fn counted<'a>(
 /// Compares what a pool has come to with what the API server has of it; nothing if they are equal.
 fn pool_write(
     name: &ObjectName,
-    seen: &SeenPool,
+    seen: &ObservedPool,
     status: &PoolStatus,
     users: &BTreeSet<&ObjectName>,
 ) -> Option<PoolWrite> {

@@ -13,7 +13,7 @@ use crate::kubernetes::schema::{self, name as name_of};
 const NOW: &str = "2026-11-21T12:00:00Z";
 
 /// A Service, older the smaller the number.
-fn service(name: &str, created: u8) -> (ObjectName, Seen) {
+fn service(name: &str, created: u8) -> (ObjectName, ObservedService) {
     let service: schema::Service = serde_json::from_value(json!({
         "metadata": {
             "namespace": "test",

@@ -38,7 +38,6 @@ const FIELDS: usize = 1;
 const ITEMS: usize = 2;
 
 impl PageCutter {
-    /// Takes some more of the list.
     pub(super) fn push(&mut self, mut bytes: &[u8]) {
         while let Some(&byte) = bytes.first() {
             let mut length = 1;
@@ -95,7 +94,6 @@ impl PageCutter {
         }
     }
 
-    /// Returns the next item.
     pub(super) fn next_item(&mut self) -> Option<Vec<u8>> {
         self.items.pop_front()
     }

@@ -16,8 +16,8 @@ use kube::{Api, Client, Resource};
 use serde::de::DeserializeOwned;
 
 use super::arrival::{Arrival, Change, arrivals};
-use super::cluster::{Cluster, Kind};
 use super::feed::{Feed, Update};
+use super::indexer::{Indexer, Kind};
 use super::list_watch::Event;
 use super::pace::Pace;
 use super::presence;
@@ -43,14 +43,14 @@ pub(super) struct Scope {
 pub(super) async fn follow(
     client: Client,
     scope: Scope,
-    mut cluster: Cluster,
+    mut indexer: Indexer,
     hash_seed: u64,
     feed: Feed,
     changed: impl Fn(),
 ) {
     let mut events = watchers(&client, &scope).ready_chunks(EVENTS_AT_ONCE);
     let mut machine = feed.machine();
-    cluster.take_machine(
+    indexer.take_machine(
         machine.borrow_and_update().clone(),
         scope.api_servers.clone(),
     );
@@ -60,8 +60,8 @@ pub(super) async fn follow(
     let mut is_first = true;
     let mut is_complete = false;
     loop {
-        let expiry = cluster.expire(Instant::now());
-        if !is_complete && cluster.missing().next().is_none() {
+        let expiry = indexer.expire(Instant::now());
+        if !is_complete && indexer.missing().next().is_none() {
             is_complete = true;
             tracing::info!("every kind is listed to its end");
         }
@@ -71,16 +71,16 @@ pub(super) async fn follow(
             biased;
             () = sleep_until(due) => {
                 let since = arrived.take().unwrap_or_else(Instant::now);
-                let outcome = cluster.update();
+                let outcome = indexer.update();
                 if outcome.problems {
-                    feed.reports().set_problems_here(cluster.problems_here());
+                    feed.reports().set_problems_here(indexer.problems_here());
                 }
                 // Those that change nothing here are not waited for.
-                let changes = cluster.take_changes();
+                let changes = indexer.take_changes();
                 if is_first || !outcome.is_empty() {
                     is_first = false;
                     feed.put(Update {
-                        state: cluster.state().clone(),
+                        state: indexer.state().clone(),
                         hash_seed,
                         changes,
                         arrived: since,
@@ -88,18 +88,18 @@ pub(super) async fn follow(
                     changed();
                 }
                 pace.passed_on(Instant::now(), due > Some(since));
-                tell(&feed, &cluster);
+                tell(&feed, &indexer);
             }
             Some(arrivals) = events.next() => {
                 let now = Instant::now();
-                if take(&mut cluster, &feed, arrivals) {
+                if take(&mut indexer, &feed, arrivals) {
                     arrived = arrived.or(Some(now));
                 }
-                tell(&feed, &cluster);
+                tell(&feed, &indexer);
             }
             Ok(()) = machine.changed() => {
                 let own = machine.borrow_and_update().clone();
-                cluster.take_machine(own, scope.api_servers.clone());
+                indexer.take_machine(own, scope.api_servers.clone());
                 arrived = arrived.or(Some(Instant::now()));
             }
             () = sleep_until(expiry) => arrived = arrived.or(Some(Instant::now())),
@@ -107,7 +107,7 @@ pub(super) async fn follow(
     }
 }
 
-fn watchers(client: &Client, scope: &Scope) -> impl Stream<Item = Arrival<Cluster>> + use<> {
+fn watchers(client: &Client, scope: &Scope) -> impl Stream<Item = Arrival<Indexer>> + use<> {
     let (service, detached) = (&scope.service, presence::detached(&scope.service));
     let ours = format!("{SERVICE_NAME} in ({service},{detached})");
     let ours = ListParams::default().labels(&ours);
@@ -123,16 +123,16 @@ fn watchers(client: &Client, scope: &Scope) -> impl Stream<Item = Arrival<Cluste
             Kind::Services,
             services,
             theirs.clone(),
-            Cluster::take_service,
+            Indexer::take_service,
         ),
-        follow_kind(Kind::EndpointSlices, slices, theirs, Cluster::take_slice),
+        follow_kind(Kind::EndpointSlices, slices, theirs, Indexer::take_slice),
         follow_kind(
             Kind::Nodes,
             nodes,
             ListParams::default(),
-            Cluster::take_node,
+            Indexer::take_node,
         ),
-        follow_kind(Kind::Presence, presence, ours, Cluster::take_presence),
+        follow_kind(Kind::Presence, presence, ours, Indexer::take_presence),
     ])
 }
 
@@ -140,18 +140,18 @@ fn follow_kind<K>(
     kind: Kind,
     api: Api<K>,
     which: ListParams,
-    take: fn(&mut Cluster, Event<K>, Instant) -> bool,
-) -> BoxStream<'static, Arrival<Cluster>>
+    take: fn(&mut Indexer, Event<K>, Instant) -> bool,
+) -> BoxStream<'static, Arrival<Indexer>>
 where
     K: Resource<DynamicType = ()> + DeserializeOwned + Send + 'static,
 {
-    arrivals(kind.name(), api, which, move |cluster, event| {
-        take(cluster, event, Instant::now())
+    arrivals(kind.name(), api, which, move |indexer, event| {
+        take(indexer, event, Instant::now())
     })
 }
 
 /// Takes what has arrived; tells whether anything may follow from it. Each watch goes on after an error by itself.
-fn take(cluster: &mut Cluster, feed: &Feed, arrivals: Vec<Arrival<Cluster>>) -> bool {
+fn take(indexer: &mut Indexer, feed: &Feed, arrivals: Vec<Arrival<Indexer>>) -> bool {
     let mut follows = false;
     let at = Timestamp::now().as_second();
     for Arrival { kind, outcome } in arrivals {
@@ -161,10 +161,10 @@ fn take(cluster: &mut Cluster, feed: &Feed, arrivals: Vec<Arrival<Cluster>>) -> 
                     watching.watches.note_answer(kind, is_event);
                     watching.last_event = is_event.then_some(at).or(watching.last_event);
                 });
-                follows |= take(cluster);
+                follows |= take(indexer);
             }
             Err(error) => {
-                cluster.fail(kind, Instant::now());
+                indexer.fail(kind, Instant::now());
                 feed.tell(|watching| watching.watches.note_error(kind, chain(&error)));
             }
         }
@@ -172,15 +172,15 @@ fn take(cluster: &mut Cluster, feed: &Feed, arrivals: Vec<Arrival<Cluster>>) -> 
     follows
 }
 
-fn tell(feed: &Feed, cluster: &Cluster) {
+fn tell(feed: &Feed, indexer: &Indexer) {
     feed.tell(|watching| {
-        watching.missing = cluster
+        watching.missing = indexer
             .missing()
             .map(|kind| format!("the list of {}", kind.name()))
             .collect();
-        watching.pending = cluster.pending();
+        watching.pending = indexer.pending();
         watching.objects = Kind::ALL
-            .map(|kind| (kind.name(), cluster.count(kind)))
+            .map(|kind| (kind.name(), indexer.count(kind)))
             .into();
     });
 }

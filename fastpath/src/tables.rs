@@ -46,6 +46,7 @@ pub use self::{
 };
 use self::{
     contents::NodeRoute,
+    egress_ports::EgressPorts,
     encode::{backend_key, edge_prefix_key, edge_prefix_of},
     ids::Ids,
     index::ServiceIndex,
@@ -66,6 +67,7 @@ mod backends;
 mod batch;
 mod contents;
 mod counters;
+mod egress_ports;
 mod encode;
 mod error;
 mod explain;
@@ -166,6 +168,7 @@ pub struct Tables {
     source_ranges: SyscallMap<Key<SourcePrefix>, u32>,
     pods: SyscallMap<PodKey, Pod>,
     local_flows: SyscallMap<Tuple, LocalFlow>,
+    egress_ports: EgressPorts,
     probes: SyscallMap<u32, Probe>,
     flows: SyscallMap<Tuple, PodFlow>,
     flows_datagram: SyscallMap<Tuple, PodFlow>,
@@ -257,6 +260,7 @@ impl Tables {
             source_ranges: SyscallMap::open(loaded, map::SOURCE_RANGES)?,
             pods: SyscallMap::open(loaded, map::PODS)?,
             local_flows: SyscallMap::open(loaded, map::LOCAL_FLOWS)?,
+            egress_ports: EgressPorts::open(loaded)?,
             probes: SyscallMap::open(loaded, map::PROBES)?,
             flows: SyscallMap::open(loaded, map::FLOWS)?,
             flows_datagram: SyscallMap::open(loaded, map::FLOWS_DATAGRAM)?,
@@ -339,6 +343,12 @@ impl Tables {
 
     /// Waits until no packet in flight can still hold a retired id or run, and frees them.
     pub fn reclaim(&mut self) {
+        self.free_retired();
+        self.retain_egress_ports();
+    }
+
+    /// Does so while a service may be half written.
+    fn free_retired(&mut self) {
         if self.retired.count() == 0 {
             return;
         }
@@ -373,6 +383,7 @@ impl Tables {
             self.next_hops.write(id, NextHop::default());
             self.next_hop_ids.release(id);
         }
+        self.egress_ports.is_stale = true;
     }
 
     fn reclaim_if_worth_it(&mut self) {
@@ -397,7 +408,7 @@ impl Tables {
             if self.retired.count() == 0 {
                 return None;
             }
-            self.reclaim();
+            self.free_retired();
             take(self)
         })
     }

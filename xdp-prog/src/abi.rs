@@ -48,7 +48,7 @@ pub use self::flow::{
 };
 pub use self::index::{Bucket, IndexKey, Place, WAYS, free_place, lay_out};
 pub use self::link::TaggedLink;
-pub use self::local::LocalFlow;
+pub use self::local::{LOCAL_PORT_NS, LocalFlow};
 pub use self::nat::{
     NAT_ANSWERED, NAT_CONDEMNED, NAT_FIN_BACKEND, NAT_FIN_CLIENT, NAT_OPEN, NAT_RESET, NatBegun,
     NatCount, NatForward, NatLink, NatMark, NatReverse,
@@ -112,8 +112,14 @@ pub mod map {
     pub const FLOW_NOTES: &str = "FLOW_NOTES";
     /// LRU hash like `FLOWS`: flows that may have forged sources. For all but TCP, which the pod has not answered yet.
     pub const FLOWS_EMBRYONIC: &str = "FLOWS_EMBRYONIC";
+    /// Mmapable array of `u64`: a bit for each port from which pods of this machine answer, or that is a NodePort
+    /// ([`super::egress_port`]).
+    pub const EGRESS_PORTS: &str = "EGRESS_PORTS";
     /// LRU hash from [`super::Tuple`] (as packets come in) to [`super::LocalFlow`]: flows of this machine's own kernel.
     pub const LOCAL_FLOWS: &str = "LOCAL_FLOWS";
+    /// Array from a port (host order) to `u64` time, ns: until when `LOCAL_FLOWS` may have flows at this port of the
+    /// machine; 0 for never.
+    pub const LOCAL_PORTS: &str = "LOCAL_PORTS";
     /// LRU hash from [`super::Tuple`] (see [`super::Tuple::fragments`]) to [`super::Datagram`].
     pub const FRAGMENTS: &str = "FRAGMENTS";
     /// Hash from [`super::Tuple`] (client to VIP) to [`super::NatForward`].
@@ -195,6 +201,10 @@ pub mod size {
     pub const SOURCE_RANGES: usize = 65_536;
     /// Flows in `FLOWS`, and in each of the tables of flows beside it.
     pub const FLOWS: usize = 262_144;
+    /// Ports in `LOCAL_PORTS`: all there are.
+    pub const PORTS: usize = 1 << 16;
+    /// Words of `EGRESS_PORTS`.
+    pub const EGRESS_PORTS: usize = PORTS / 64;
     /// [`super::FlowNote`]s.
     pub const FLOW_NOTES: usize = 65_536;
     /// Datagrams in `FRAGMENTS`.
@@ -241,6 +251,12 @@ plain_data! {
 pub const fn age(then: u64, now: u64) -> u64 {
     let age = now.wrapping_sub(then);
     if age >> 63 == 0 { age } else { 0 }
+}
+
+/// Returns the index of a port's word in `EGRESS_PORTS`, and its bit in that.
+#[inline(always)]
+pub const fn egress_port(port: u16) -> (u32, u64) {
+    (port as u32 / 64, 1 << (port % 64))
 }
 
 /// Machine-wide settings.

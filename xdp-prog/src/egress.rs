@@ -10,6 +10,7 @@
 //!  | mark of a check -------- PROBES                                 -> the way of a client's packet
 //!  | headers::read        not IP, nonsense                          -> untouched
 //!  v
+//! TCP, UDP, SCTP -------- from no port in EGRESS_PORTS              -> untouched
 //! hairpin flow ---------- of the ways below                         -> destination too, back to the stack
 //! later fragment -------- FRAGMENTS -> FLOWS                        -> source address
 //! TCP, UDP, SCTP -------- FLOW_NOTES, FLOWS, FLOWS_EMBRYONIC        -> source address and port, MSS of a SYN+ACK
@@ -36,7 +37,7 @@ mod rewrite;
 #[cfg(not(target_arch = "bpf"))]
 pub mod host;
 
-use self::headers::Part;
+use self::headers::{Headers, Part};
 use crate::{
     abi::{
         AddressKey, Config, Datagram, LocalFlow, Probe, Service, ServiceKeyV4, ServiceKeyV6, Tuple,
@@ -45,7 +46,7 @@ use crate::{
     family::Family,
     frame::{Frame, Wire},
     reason::{DropReason, PassReason},
-    wire::protocol,
+    wire::{protocol, transport::Ports},
     world::{Counters, Flows, Relay},
 };
 
@@ -133,6 +134,8 @@ pub trait Memory: Flows + Counters + Relay {
     fn service_v6(&self, key: &ServiceKeyV6) -> Option<u32>;
     /// Returns a service, its word read with one load.
     fn service(&self, id: u32) -> Option<Service>;
+    /// Tells whether pods of this machine answer from a port, or it is a NodePort.
+    fn is_egress_port(&self, port: u16) -> bool;
     /// Returns what the first fragment of a datagram told.
     fn datagram(&self, key: &Tuple) -> Option<Datagram>;
     /// Notes what the first fragment of a datagram tells.
@@ -202,6 +205,9 @@ fn translate<S: Skb, T: Memory>(skb: &mut S, tables: &T) -> Result<Outcome, Drop
     let Some(packet) = headers::read(skb) else {
         return Ok(Outcome::Untouched);
     };
+    if !may_be_ours(skb, tables, &packet) {
+        return Ok(Outcome::Untouched);
+    }
     let Some(packet) = packet.relayed(tables) else {
         return Ok(Outcome::Untouched);
     };
@@ -214,6 +220,23 @@ fn translate<S: Skb, T: Memory>(skb: &mut S, tables: &T) -> Result<Outcome, Drop
         }
         (protocol::ICMP | protocol::ICMPV6, Part::Whole) => icmp::translate(skb, tables, &packet),
         _ => Ok(Outcome::Untouched),
+    }
+}
+
+/// Tells most of what is not ours by its source port alone: flows to pods end there at a pod's port, and the kernel's
+/// own flows count where they leave from a NodePort.
+#[inline(always)]
+fn may_be_ours<S: Skb, T: Memory>(skb: &S, tables: &T, packet: &Headers) -> bool {
+    match (packet.protocol, packet.part) {
+        // A later fragment has no ports, and an error quotes those of the other direction.
+        (protocol::TCP | protocol::UDP | protocol::SCTP, Part::Later)
+        | (protocol::ICMP | protocol::ICMPV6, Part::Whole) => true,
+        (protocol::TCP | protocol::UDP | protocol::SCTP, _) => match skb.view::<Ports>(packet.l4) {
+            Some(ports) => tables.is_egress_port(u16::from_be_bytes(ports.source)),
+            // They lie outside of the linear part.
+            None => true,
+        },
+        _ => false,
     }
 }
 

@@ -54,6 +54,7 @@ impl Tables {
         self.begin_epoch()?;
         grace::wait();
         self.index.reclaim();
+        self.retain_egress_ports();
         self.clear_unreferenced();
         Ok(())
     }

@@ -199,9 +199,10 @@ impl Tables {
                 }
             },
         };
+        self.add_egress_ports(key, spec, layout);
         let mut written = self.write_under(id, &pods, &old_pods, &ranges, &old_ranges);
         if matches!(written, Err(TableError::TableFull { .. })) && self.retired.count() > 0 {
-            self.reclaim();
+            self.free_retired();
             written = self.write_under(id, &pods, &old_pods, &ranges, &old_ranges);
         }
         if let Err(error) = written {

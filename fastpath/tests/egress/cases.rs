@@ -18,13 +18,15 @@ mod mss;
 mod other_port;
 #[path = "cases/own.rs"]
 mod own;
+#[path = "cases/ports.rs"]
+mod ports;
 #[path = "cases/probe.rs"]
 mod probe;
 #[path = "cases/replies.rs"]
 mod replies;
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeSet, HashMap},
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
 };
 
@@ -90,6 +92,8 @@ pub(crate) struct Tables {
     datagrams: HashMap<Tuple, Datagram>,
     /// By index, beginning at 0.
     pub(crate) probes: Vec<Probe>,
+    /// What is in `EGRESS_PORTS`.
+    pub(crate) egress_ports: BTreeSet<u16>,
 }
 
 impl Tables {
@@ -118,7 +122,7 @@ impl Tables {
         Remembered {
             answered: timeless(&self.answered),
             embryonic: timeless(&self.embryonic),
-            datagrams: ports(&self.datagrams),
+            datagrams: ports_of(&self.datagrams),
             local: HashMap::new(),
             peers: HashMap::new(),
         }
@@ -140,7 +144,7 @@ fn aged(mut flow: PodFlow, age: u64) -> PodFlow {
 }
 
 /// Leaves the times out.
-pub(crate) fn ports(datagrams: &HashMap<Tuple, Datagram>) -> HashMap<Tuple, ([u8; 2], [u8; 2])> {
+pub(crate) fn ports_of(datagrams: &HashMap<Tuple, Datagram>) -> HashMap<Tuple, ([u8; 2], [u8; 2])> {
     datagrams
         .iter()
         .map(|(key, datagram)| (*key, (datagram.source_port(), datagram.destination_port())))
@@ -175,6 +179,7 @@ pub(crate) fn all() -> Vec<Case> {
         icmp::cases,
         other_port::cases,
         own::cases,
+        ports::cases,
         probe::cases,
     ] {
         cases.extend(subject());
@@ -364,12 +369,24 @@ impl Draft {
     /// The pod has answered this flow before.
     fn answered(mut self, key: Tuple, flow: PodFlow) -> Self {
         self.tables.answered.insert(key, flow);
-        self
+        self.leaves_from(u16::from_be_bytes(key.destination_port()))
     }
 
     /// The pod has not answered this flow.
     fn embryonic(mut self, key: Tuple, flow: PodFlow) -> Self {
         self.tables.embryonic.insert(key, flow);
+        self.leaves_from(u16::from_be_bytes(key.destination_port()))
+    }
+
+    /// A pod of this machine listens on a port, or it is a NodePort.
+    fn leaves_from(mut self, port: u16) -> Self {
+        self.tables.egress_ports.insert(port);
+        self
+    }
+
+    /// Neither is so any more.
+    fn leaves_no_more_from(mut self, port: u16) -> Self {
+        self.tables.egress_ports.remove(&port);
         self
     }
 

@@ -10,13 +10,13 @@ use aya::{
 };
 use fastpath::clock::monotonic_ns;
 use xdp_prog::{
-    abi::{self, AddressKey, Datagram, LocalFlow, PodFlow, Tuple, map},
+    abi::{self, AddressKey, Datagram, LocalFlow, PodFlow, Tuple, egress_port, map},
     wire::protocol,
     world::FlowTable,
 };
 
 use super::{
-    cases::{Case, Outcome, Remembered, lifetimes, ports, timeless},
+    cases::{Case, Outcome, Remembered, lifetimes, ports_of, timeless},
     support::tables::{forget_notes, size},
 };
 
@@ -81,7 +81,16 @@ impl Kernel {
             &tables.flows_at(FlowTable::Embryonic, now),
         )?;
         self.hash(map::FRAGMENTS, &tables.datagrams_at(now))?;
+        for (port, _) in self.local_flows()? {
+            Array::<_, u64>::try_from(self.map_mut(map::LOCAL_PORTS))?.set(port, 0, 0)?;
+        }
         self.hash::<Tuple, LocalFlow>(map::LOCAL_FLOWS, &Model::new())?;
+        let mut ports = [0; abi::size::EGRESS_PORTS];
+        for port in &tables.egress_ports {
+            let (index, bit) = egress_port(*port);
+            ports[index as usize] |= bit;
+        }
+        self.array(map::EGRESS_PORTS, &ports)?;
         self.array(map::PROBES, &tables.probes)?;
         self.hash::<Tuple, AddressKey>(map::PROBE_PEERS, &Model::new())?;
         for frame in &case.earlier {
@@ -89,6 +98,13 @@ impl Kernel {
         }
         let before = self.reasons()?;
         let (action, bytes) = self.send(&case.input, case.mark)?;
+        for (port, flow) in self.local_flows()? {
+            let ports = Array::<_, u64>::try_from(self.ebpf.map(map::LOCAL_PORTS).unwrap())?;
+            assert!(
+                ports.get(&port, 0)? >= flow.until(),
+                "port {port} is not asked"
+            );
+        }
         let reasons = self
             .reasons()?
             .into_iter()
@@ -101,7 +117,7 @@ impl Kernel {
             remembered: Remembered {
                 answered: timeless(&self.answered()?),
                 embryonic: timeless(&self.read::<Tuple, PodFlow>(map::FLOWS_EMBRYONIC)?),
-                datagrams: ports(&self.read::<Tuple, Datagram>(map::FRAGMENTS)?),
+                datagrams: ports_of(&self.read::<Tuple, Datagram>(map::FRAGMENTS)?),
                 local: lifetimes(
                     &self.read::<Tuple, LocalFlow>(map::LOCAL_FLOWS)?,
                     monotonic_ns(),
@@ -159,6 +175,16 @@ impl Kernel {
         assert!(tcp.keys().all(is_tcp) && !others.keys().any(is_tcp));
         tcp.extend(others);
         Ok(tcp)
+    }
+
+    /// Lists the flows of the kernel, each with its port of this machine.
+    fn local_flows(&self) -> Result<Vec<(u32, LocalFlow)>, MapError> {
+        let flows = self.read::<Tuple, LocalFlow>(map::LOCAL_FLOWS)?;
+        let port = |key: Tuple| u16::from_be_bytes(key.destination_port()).into();
+        Ok(flows
+            .into_iter()
+            .map(|(key, flow)| (port(key), flow))
+            .collect())
     }
 
     fn read<K: Pod + Eq + std::hash::Hash, V: Pod>(

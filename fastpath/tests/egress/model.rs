@@ -36,7 +36,7 @@ pub(crate) fn run(case: &Case) -> Outcome {
         remembered: Remembered {
             answered: state(&world.flows[0].borrow()),
             embryonic: state(&world.flows[1].borrow()),
-            datagrams: super::cases::ports(&world.datagrams.borrow()),
+            datagrams: super::cases::ports_of(&world.datagrams.borrow()),
             local: super::cases::lifetimes(&world.local.borrow(), NOW),
             peers: world.peers.take(),
         },
@@ -99,6 +99,10 @@ impl Memory for World<'_> {
 
     fn service(&self, id: u32) -> Option<Service> {
         self.tables.set.service.get(id as usize).copied()
+    }
+
+    fn is_egress_port(&self, port: u16) -> bool {
+        self.tables.egress_ports.contains(&port)
     }
 
     fn datagram(&self, key: &Tuple) -> Option<Datagram> {

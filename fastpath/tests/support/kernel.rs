@@ -135,6 +135,11 @@ impl Kernel {
         self.fill_hash(map::FLOWS_DATAGRAM, &datagram)?;
         self.fill_hash(map::FLOWS_EMBRYONIC, &tables.embryonic)?;
         self.fill_hash(map::LOCAL_FLOWS, &tables.local_flows)?;
+        for flow in tables.local_flows.keys() {
+            let port = u16::from_be_bytes(flow.destination_port());
+            let mut ports = Array::<_, u64>::try_from(self.map_mut(map::LOCAL_PORTS))?;
+            ports.set(port.into(), u64::MAX, 0)?;
+        }
         self.fill_hash(map::PROBE_PEERS, &tables.probe_peers)?;
         let nat = tables.nat.fresh();
         self.fill_hash(map::NAT_FORWARD, &nat.forward)?;

@@ -76,7 +76,7 @@ fn flow_whose_place_another_note_has_is_noted_in_its_second() {
 #[test]
 fn reply_in_the_second_after_a_packet_asks_no_table_for_its_flow() {
     let mut kernel = Kernel::load().unwrap();
-    egress(&mut kernel).load().unwrap();
+    load_egress(&mut kernel);
     let [first, ..] = known_flow(&mut kernel);
     let (_, delivered) = kernel.run(&first).unwrap();
     assert_eq!(take_flows(&mut kernel, map::FLOWS).len(), 1);
@@ -91,7 +91,7 @@ fn reply_in_the_second_after_a_packet_asks_no_table_for_its_flow() {
 #[test]
 fn packet_in_the_second_after_a_reply_asks_no_table_until_the_pod_ends_the_flow() {
     let mut kernel = Kernel::load().unwrap();
-    egress(&mut kernel).load().unwrap();
+    load_egress(&mut kernel);
     let [first, second, _] = known_flow(&mut kernel);
     let (_, delivered) = kernel.run(&first).unwrap();
     // The note that is left is the reply's alone.
@@ -115,7 +115,7 @@ fn packet_in_the_second_after_a_reply_asks_no_table_until_the_pod_ends_the_flow(
 #[test]
 fn client_that_acknowledges_what_the_pod_has_sent_is_where_it_says() {
     let mut kernel = Kernel::load().unwrap();
-    egress(&mut kernel).load().unwrap();
+    load_egress(&mut kernel);
     for to in [Vip::First, Vip::Second] {
         let (syn, ack) = handshake(&mut kernel, to);
         let (_, delivered) = kernel.run(&syn).unwrap();
@@ -152,7 +152,7 @@ fn client_that_acknowledges_what_the_pod_has_sent_is_where_it_says() {
 #[test]
 fn established_hairpin_goes_on_however_many_others_begin() {
     let mut kernel = Kernel::load().unwrap();
-    egress(&mut kernel).load().unwrap();
+    load_egress(&mut kernel);
     let Case { tables, input, .. } = cases::all()
         .find(|case| case.name == "v4_tcp_pod_that_talks_to_itself")
         .expect("the table has this case");
@@ -252,6 +252,16 @@ fn reply_to(delivered: &[u8], flags: u8) -> Vec<u8> {
     reply[FLAGS] = flags;
     reply[TCP + 8..TCP + 12].copy_from_slice(&(SEQUENCE + 1).to_be_bytes());
     reply
+}
+
+/// Loads the egress program, and has it look at all ports.
+fn load_egress(kernel: &mut Kernel) {
+    egress(kernel).load().unwrap();
+    let ports = kernel.ebpf.map_mut(map::EGRESS_PORTS).unwrap();
+    let mut ports = Array::<_, u64>::try_from(ports).unwrap();
+    for word in 0..ports.len() {
+        ports.set(word, u64::MAX, 0).unwrap();
+    }
 }
 
 /// Runs the egress program; returns the packet that leaves.

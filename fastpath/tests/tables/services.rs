@@ -18,7 +18,7 @@ use fastpath::{
 };
 use xdp_prog::abi::{
     AddressKey, BACKEND_V4, Backend, Bucket, Config, IndexKey, PathReport, Pod, PodKey,
-    ServiceKeyV4, Slot, SlotPair, Tag, Traffic, map,
+    ServiceKeyV4, Slot, SlotPair, Tag, Traffic, egress_port, map,
 };
 use xdp_prog::reason::PassReason;
 
@@ -506,6 +506,101 @@ fn another_agent_adopts_pods_and_policies() {
     // Under other rules it has another id; what lies under the old one waits for packets that have met it.
     tables.reclaim();
     assert_eq!(pod_count(&loaded), 0);
+}
+
+#[test]
+fn egress_looks_at_the_ports_of_pods_here_and_at_node_ports() {
+    let pins = TestPins::new("ports");
+    let loaded = pins.load();
+    let mut tables = Tables::open(&loaded).unwrap();
+    assert!(egress_ports(&loaded).is_empty());
+    let (first, second) = (service("10.99.0.1:80/tcp"), service("10.99.0.2:80/udp"));
+    let (here, there) = (
+        ("10.0.0.1", "10.244.0.5:8080"),
+        ("10.0.0.2", "10.244.1.6:81"),
+    );
+    let also_here = ("10.0.0.1", "10.244.0.6:8080");
+    tables.put_service(first, &pods(&[here, there])).unwrap();
+    assert!(egress_ports(&loaded).is_empty());
+    let local = Resolution::Local;
+    tables.set_next_hop(address("10.0.0.1"), local).unwrap();
+    assert_eq!(egress_ports(&loaded), [8080]);
+
+    // Several pods and services have it; the last one that goes takes it along, after a grace period.
+    tables.put_service(second, &pods(&[also_here])).unwrap();
+    tables.put_service(first, &pods(&[there])).unwrap();
+    tables.reclaim();
+    assert_eq!(egress_ports(&loaded), [8080]);
+    let other = ("10.0.0.1", "10.244.0.6:65535");
+    tables.put_service(second, &pods(&[other])).unwrap();
+    assert_eq!(egress_ports(&loaded), [8080, 65_535]);
+    tables.reclaim();
+    assert_eq!(egress_ports(&loaded), [65_535]);
+    tables.put_service(first, &pods(&[here])).unwrap();
+    tables.remove_service(&second).unwrap();
+    assert_eq!(egress_ports(&loaded), [8080, 65_535]);
+    tables.reclaim();
+    assert_eq!(egress_ports(&loaded), [8080]);
+
+    let node_port = ServiceSpec {
+        node_port: true,
+        ..spec(&[("10.0.0.2", 1)])
+    };
+    tables
+        .put_service(service("10.0.0.1:30080/tcp"), &node_port)
+        .unwrap();
+    assert_eq!(egress_ports(&loaded), [8080, 30_080]);
+    drop(tables);
+    // What a killed agent may leave, and what it may have had no time for.
+    let mut ports = array::<u64>(&loaded, map::EGRESS_PORTS);
+    ports.set(0, 1 << 7, 0).unwrap();
+    ports.set(8080 / 64, 0, 0).unwrap();
+    let mut tables = Tables::open(&loaded).unwrap();
+    assert_eq!(egress_ports(&loaded), [8080, 30_080]);
+
+    let elsewhere = ServiceSpec {
+        node_port: false,
+        ..node_port
+    };
+    tables
+        .put_service(service("10.0.0.1:30080/tcp"), &elsewhere)
+        .unwrap();
+    tables.reclaim();
+    assert_eq!(egress_ports(&loaded), [8080]);
+}
+
+/// A service that is about to be written when what is retired must make room for it.
+#[test]
+fn port_of_a_new_pod_is_looked_at_though_room_must_be_made() {
+    let loaded = sized(Loader::unpinned())
+        .max_entries(map::PODS, 1)
+        .load()
+        .unwrap();
+    let mut tables = Tables::open(&loaded).unwrap();
+    let local = Resolution::Local;
+    tables.set_next_hop(address("10.0.0.1"), local).unwrap();
+    let key = service("10.99.0.1:80/tcp");
+    let one = pods(&[("10.0.0.1", "10.244.0.5:8080")]);
+    tables.put_service(key, &one).unwrap();
+    let sticky = ServiceSpec {
+        affinity: Some(9),
+        ..pods(&[("10.0.0.1", "10.244.0.5:81")])
+    };
+    // Its old pod waits for packets under way.
+    tables.remove_service(&key).unwrap();
+    tables.put_service(key, &sticky).unwrap();
+    assert_eq!(egress_ports(&loaded), [81, 8080]);
+    tables.reclaim();
+    assert_eq!(egress_ports(&loaded), [81]);
+}
+
+fn egress_ports(loaded: &Loaded) -> Vec<u16> {
+    let words = array::<u64>(loaded, map::EGRESS_PORTS);
+    let is_there = |port: &u16| {
+        let (index, bit) = egress_port(*port);
+        words.get(&index, 0).unwrap() & bit != 0
+    };
+    (0..=u16::MAX).filter(is_there).collect()
 }
 
 #[test]

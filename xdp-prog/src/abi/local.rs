@@ -4,6 +4,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::plain_data;
 
+/// How long `LOCAL_FLOWS` is asked about a port after a flow there was renewed: longer than any flow lives without.
+pub const LOCAL_PORT_NS: u64 = 14 * 86_400_000_000_000;
+
 /// Until when such a flow counts as alive, in one word that is read and written at once: the monotonic
 /// clock in ns, but for the lowest bit, which is set once this machine has closed the flow.
 ///

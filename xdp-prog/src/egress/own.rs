@@ -17,7 +17,7 @@
 
 use super::{Memory, headers::Headers};
 use crate::{
-    abi::{LocalFlow, SERVICE_NODE_PORT, ServiceKeyV4, ServiceKeyV6, Tuple},
+    abi::{LOCAL_PORT_NS, LocalFlow, SERVICE_NODE_PORT, ServiceKeyV4, ServiceKeyV6, Tuple},
     decide::node::deliver::{IDLE_TRANSITORY_NS, IDLE_UDP_NS},
     family::Family,
     parse::TcpFlags,
@@ -27,6 +27,7 @@ use crate::{
 /// How long the kernel keeps a masqueraded TCP connection without a packet
 /// (`nf_conntrack_tcp_timeout_established`: 5 days).
 const LOCAL_TCP_NS: u64 = 432_000_000_000_000;
+const _: () = assert!(LOCAL_TCP_NS < LOCAL_PORT_NS / 2);
 
 /// Remembers the flow of a packet that leaves from a NodePort of this machine.
 #[inline(always)]

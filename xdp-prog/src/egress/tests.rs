@@ -389,6 +389,10 @@ impl Memory for World {
         None
     }
 
+    fn is_egress_port(&self, _: u16) -> bool {
+        true
+    }
+
     fn datagram(&self, _: &Tuple) -> Option<Datagram> {
         None
     }

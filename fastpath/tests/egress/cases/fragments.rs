@@ -81,6 +81,19 @@ fn family(ends: Ends) -> Vec<Case> {
             .answered(flow.0, flow.1)
             .datagram(key, noted(31 * second))
             .untouched(),
+        // It has no port to tell it by.
+        later("later fragment from a port that no pod has")
+            .answered(flow.0, flow.1)
+            .leaves_no_more_from(ends.pod.1)
+            .datagram(key, noted(0))
+            .translated(seen[1].clone()),
+        case(
+            name("first fragment from a port that no pod has"),
+            sent[0].clone(),
+        )
+        .answered(flow.0, flow.1)
+        .leaves_no_more_from(ends.pod.1)
+        .untouched(),
         later("later fragment whose flow is gone")
             .datagram(key, noted(0))
             .untouched(),

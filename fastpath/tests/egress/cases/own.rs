@@ -172,7 +172,7 @@ fn family(ends: Ends) -> Vec<Case> {
 }
 
 fn serve(draft: Draft, to: End, protocol: u8, flags: u32) -> Draft {
-    draft.with(|set| {
+    draft.leaves_from(to.1).with(|set| {
         set.service(SERVICE, to, protocol, MODE_IPIP, &[1]);
         set.service[SERVICE as usize].flags = flags;
     })

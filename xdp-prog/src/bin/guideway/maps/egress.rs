@@ -1,15 +1,19 @@
 //! The maps as the TC egress program sees them.
 
+use aya_ebpf::{btf_maps::Array, macros::btf_map};
 use xdp_prog::{
     abi::{
         AddressKey, Config, Datagram, LocalFlow, PodFlow, Probe, Service, ServiceKeyV4,
-        ServiceKeyV6, Tuple,
+        ServiceKeyV6, Tuple, egress_port, size,
     },
     egress::Memory,
     world::{Clock, Counters, FlowTable, Flows, Inserted, Relay},
 };
 
 use super::{flows, fragments, probes};
+
+#[btf_map]
+static EGRESS_PORTS: Array<u64, { size::EGRESS_PORTS }, { super::MMAPABLE }> = Array::new();
 
 /// The maps as [`Memory`].
 pub(crate) struct EgressTables;
@@ -33,6 +37,14 @@ impl Memory for EgressTables {
     #[inline(always)]
     fn service(&self, id: u32) -> Option<Service> {
         super::service(id)
+    }
+
+    #[inline(always)]
+    fn is_egress_port(&self, port: u16) -> bool {
+        let (index, bit) = egress_port(port);
+        EGRESS_PORTS
+            .get(index)
+            .is_some_and(|word| super::read_once(word) & bit != 0)
     }
 
     #[inline(always)]

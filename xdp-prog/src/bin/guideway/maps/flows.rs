@@ -6,13 +6,13 @@ use aya_ebpf::{
     macros::btf_map,
 };
 use xdp_prog::{
-    abi::{FlowNote, LocalFlow, PodFlow, Tuple, size},
+    abi::{FlowNote, LOCAL_PORT_NS, LocalFlow, PodFlow, Tuple, size},
     wire::protocol,
     world::{FlowTable, Inserted},
 };
 use zerocopy::transmute;
 
-use super::{exchange, inserted, read_backwards, write_once};
+use super::{exchange, inserted, read_backwards, read_once, write_once};
 
 #[btf_map]
 static FLOWS: LruHashMap<Tuple, PodFlow, { size::FLOWS }> = LruHashMap::new();
@@ -28,6 +28,10 @@ static FLOWS_EMBRYONIC: LruHashMap<Tuple, PodFlow, { size::FLOWS }> = LruHashMap
 static FLOW_SCRATCH: PerCpuArray<PodFlow, 1> = PerCpuArray::new();
 #[btf_map]
 static LOCAL_FLOWS: LruHashMap<Tuple, LocalFlow, { size::FLOWS }> = LruHashMap::new();
+
+/// Written once in days for each port that has flows, and so the cache lines stay clean.
+#[btf_map]
+static LOCAL_PORTS: Array<u64, { size::PORTS }> = Array::new();
 
 #[inline(always)]
 fn map(table: FlowTable, key: &Tuple) -> &'static LruHashMap<Tuple, PodFlow, { size::FLOWS }> {
@@ -92,7 +96,7 @@ pub(crate) fn noted(key: &Tuple) -> Option<PodFlow> {
     let now = super::now();
     for place in FlowNote::places(key) {
         // Read once: another CPU may write into it, which its check finds out.
-        let note = super::read_once(FLOW_NOTES.get(place)?);
+        let note = read_once(FLOW_NOTES.get(place)?);
         if let Some(flow) = note.flow(key, now) {
             return Some(flow);
         }
@@ -136,6 +140,11 @@ fn replace_note(place: u32, note: FlowNote, gives_way: impl Fn(&FlowNote) -> boo
 
 #[inline(always)]
 pub(crate) fn is_local(key: &Tuple) -> bool {
+    let port = u16::from_be_bytes(key.destination_port());
+    let until = LOCAL_PORTS.get(port.into()).map_or(0, read_once);
+    if until == 0 || until <= super::now() {
+        return false;
+    }
     // SAFETY: one aligned integer; an element recycled under the reader yields
     // another flow's time, which errs for one packet.
     match unsafe { LOCAL_FLOWS.get(*key) } {
@@ -147,9 +156,11 @@ pub(crate) fn is_local(key: &Tuple) -> bool {
 #[inline(always)]
 pub(crate) fn renew_local(key: &Tuple, renew: impl Fn(LocalFlow) -> LocalFlow) {
     let unknown = LocalFlow::default();
+    let port = u16::from_be_bytes(key.destination_port());
     let Some(flow) = LOCAL_FLOWS.get_ptr_mut(key) else {
         let flow = renew(unknown);
         if flow != unknown {
+            renew_port(port);
             // Without memory for it, the flow's next packet tries again.
             let _ = LOCAL_FLOWS.insert(key, flow, u64::from(BPF_ANY));
         }
@@ -159,7 +170,23 @@ pub(crate) fn renew_local(key: &Tuple, renew: impl Fn(LocalFlow) -> LocalFlow) {
     let known = unsafe { *flow };
     let renewed = renew(known);
     if renewed != known {
+        renew_port(port);
         // SAFETY: as above. Another CPU may write it too: a tick is lost at worst.
         unsafe { *flow = renewed };
+    }
+}
+
+/// Has packets for a port ask `LOCAL_FLOWS`, for at least as long as a flow lives that is renewed now.
+#[inline(always)]
+fn renew_port(port: u16) {
+    let Some(place) = LOCAL_PORTS.get_ptr_mut(port.into()) else {
+        return;
+    };
+    // SAFETY: the element is valid for the run; one aligned integer.
+    let until = unsafe { &mut *place };
+    let now = super::now();
+    if read_once(until) < now + LOCAL_PORT_NS / 2 {
+        // Another CPU may write it at this moment too, and means as long a time.
+        write_once(until, now + LOCAL_PORT_NS);
     }
 }

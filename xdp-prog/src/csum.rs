@@ -104,8 +104,14 @@ impl Sum {
     /// Records that sixteen bytes become others, both given as two words as they lie in memory: an
     /// address of either family, IPv4 mapped into IPv6.
     #[inline(always)]
-    pub const fn replace_words(self, [a, b]: [u64; 2], [c, d]: [u64; 2]) -> Self {
-        self.add_word(!a).add_word(!b).add_word(c).add_word(d)
+    pub const fn replace_words(self, [a, b]: [u64; 2], new: [u64; 2]) -> Self {
+        self.add_words([!a, !b]).add_words(new)
+    }
+
+    /// Adds sixteen bytes, given as in [`Self::replace_words`].
+    #[inline(always)]
+    pub const fn add_words(self, [a, b]: [u64; 2]) -> Self {
+        self.add_word(a).add_word(b)
     }
 
     #[inline(always)]

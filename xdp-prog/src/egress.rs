@@ -3,7 +3,8 @@
 //! The TC egress program runs [`process`] over every packet that leaves by an
 //! uplink or towards a pod. The packet is not finished there: its checksum may
 //! be left to the device, and it may be a hundred segments at once. Hence a
-//! transport checksum is changed by the kernel's helper, which knows about both ([`Skb`]).
+//! transport checksum is changed by the kernel's helper, which knows about both ([`Skb`]), unless the packet
+//! itself tells that the checksum is finished.
 //!
 //! ```text
 //! packet
@@ -72,6 +73,9 @@ pub trait Skb: Frame {
     ///
     /// [`DropReason::NotWritable`].
     fn store(&mut self, offset: usize, bytes: [u64; 2], length: usize) -> Result<(), DropReason>;
+
+    /// Tells whether it is many segments, which are still to be cut apart.
+    fn is_merged(&self) -> bool;
 
     /// Returns the packet's mark.
     fn mark(&self) -> u32;

@@ -19,6 +19,7 @@ pub struct HostSkb {
     linear: usize,
     is_partial: bool,
     is_writable: bool,
+    is_merged: bool,
     mark: u32,
     is_translated: bool,
 }
@@ -32,6 +33,7 @@ impl HostSkb {
             linear: bytes.len(),
             is_partial: false,
             is_writable: true,
+            is_merged: false,
             mark: 0,
             is_translated: false,
         }
@@ -48,6 +50,13 @@ impl HostSkb {
     #[must_use]
     pub fn partial(mut self) -> Self {
         self.is_partial = true;
+        self
+    }
+
+    /// Says that the device, or the kernel, is to cut it into segments.
+    #[must_use]
+    pub fn merged(mut self) -> Self {
+        self.is_merged = true;
         self
     }
 
@@ -115,6 +124,10 @@ impl Skb for HostSkb {
         };
         target.copy_from_slice(source);
         Ok(())
+    }
+
+    fn is_merged(&self) -> bool {
+        self.is_merged
     }
 
     fn mark(&self) -> u32 {

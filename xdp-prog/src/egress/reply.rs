@@ -109,7 +109,7 @@ fn rewrite<S: Skb>(
     };
     let segment = ports.replaced_by(new).add_sum(clamp.difference);
     // First, because the helper takes away what was seen of the packet.
-    correct(skb, field, addresses, segment)?;
+    correct(skb, packet, field, addresses, segment)?;
     set_source(skb, packet, source, addresses)?;
     *view_mut::<Ports, _>(skb, packet.l4)? = new;
     if clamp.offset != 0 {

@@ -12,7 +12,9 @@ use crate::{maps::EgressTables, skb::SkbFrame};
 
 /// Whatever became of the packet, the programs and filters behind this one go on with it
 /// (`TC_ACT_UNSPEC`, which tcx calls `TCX_NEXT`), unless it is half translated.
+// Not a function of its own: every packet would pay for the call.
 #[classifier]
+#[inline(always)]
 fn guideway_egress(ctx: TcContext) -> i32 {
     match process(&mut SkbFrame::new(&ctx), &EgressTables) {
         Ok(Next::Out) => TC_ACT_UNSPEC,

@@ -123,6 +123,12 @@ impl Skb for SkbFrame<'_> {
     }
 
     #[inline(always)]
+    fn is_merged(&self) -> bool {
+        // SAFETY: as in `mark`.
+        unsafe { (*self.ctx.skb.skb).gso_size != 0 }
+    }
+
+    #[inline(always)]
     fn mark(&self) -> u32 {
         // SAFETY: the context is the one that the kernel passed in.
         unsafe { (*self.ctx.skb.skb).mark }

@@ -99,10 +99,16 @@ impl FlowNote {
     /// Returns the flow, if this is its note and less than a second old.
     #[inline(always)]
     pub const fn flow(&self, key: &Tuple, now: u64) -> Option<PodFlow> {
-        if !self.is_of(key) || self.is_over(now) {
+        // Checked by the words of the key, by which its place was found, and not by the same ones of the note.
+        let spare = self.key.spare();
+        let checked = Self {
+            key: key.with_spare(spare),
+            ..*self
+        };
+        if !self.is_of(key) || checked.is_over(now) {
             return None;
         }
-        let [outer, a, b] = self.key.spare();
+        let [outer, a, b] = spare;
         Some(PodFlow::new(
             key,
             self.address,

@@ -19,7 +19,6 @@ use crate::{
 /// a service before: such an entry is none.
 #[inline(always)]
 pub(super) fn answer<T: Memory>(tables: &T, key: &Tuple, segment: &Segment) -> Option<PodFlow> {
-    let now = tables.now();
     let flags = segment.flags;
     let fin = deliver::end_state(flags, FLOW_FIN_POD);
     let reset = if flags.rst() { FLOW_RESET } else { 0 };
@@ -27,6 +26,7 @@ pub(super) fn answer<T: Memory>(tables: &T, key: &Tuple, segment: &Segment) -> O
     if is_plain && let Some(flow) = tables.noted_flow(key) {
         return Some(flow);
     }
+    let now = tables.now();
     let met = visit(tables, FlowTable::Established, key, now, |flow| {
         flow.renew(fin | reset, now);
     });

@@ -20,7 +20,7 @@ DEMO := guideway-demo
 CARGO_BPF = sysroot=$$(deploy/setup.sh bpf-sysroot) && RUSTC_BOOTSTRAP=1 \
 	RUSTC=$$sysroot/bin/rustc CARGO=$$sysroot/bin/cargo $$sysroot/bin/cargo-clippy
 
-.PHONY: build demo check test soak lint bench instructions setup cases health fmt clippy clippy-bpf unit doc kernel-matrix host frames
+.PHONY: build demo check test soak upgrade lint bench instructions setup cases health fmt clippy clippy-bpf unit doc kernel-matrix host frames
 
 build: setup
 	cargo build --release --locked
@@ -130,6 +130,16 @@ soak:
 		GUIDEWAY_SEED=$$seed cargo test --workspace --locked --test random_frames --test tables -- random_frames ledger
 	seed=$$(od -An -N4 -tu4 /dev/urandom | tr -d ' '); echo "PROPTEST_RNG_SEED=$$seed"; \
 		PROPTEST_RNG_SEED=$$seed cargo test --workspace --lib --locked
+
+# An upgrade under traffic from the program of an earlier revision, which it builds.
+upgrade: FROM ?= 4d30fb3
+upgrade: FORMER = $${CARGO_TARGET_DIR:-target}/former
+upgrade:
+	@deploy/setup.sh test
+	rm -rf $(FORMER)/source && mkdir -p $(FORMER)/source
+	git archive $(FROM) | tar -x -C $(FORMER)/source
+	cargo build --locked --manifest-path $(FORMER)/source/Cargo.toml --target-dir $(FORMER) --package control --bin guideway
+	GUIDEWAY_FORMER=$$(realpath $(FORMER)/debug/guideway) cargo test --locked --package control --test upgrade
 
 bench:
 	@deploy/setup.sh test

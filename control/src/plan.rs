@@ -67,6 +67,13 @@ pub enum Operation {
     DetachEgress(String),
 }
 
+impl Operation {
+    /// Tells whether packets may meet programs of ours after it that they did not meet before.
+    pub const fn attaches(&self) -> bool {
+        matches!(self, Self::Attach(..) | Self::AttachEgress(..))
+    }
+}
+
 /// Returns the steps that keep in force what is installed, where nothing says what is desired: programs that
 /// an earlier agent attached are taken over, and an interface without one gets it.
 pub fn hold(installed: &Installed, interfaces: &BTreeMap<String, AttachMode>) -> Vec<Operation> {

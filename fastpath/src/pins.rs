@@ -120,17 +120,25 @@ impl Pins {
     ) -> Result<Vec<[MapData; N]>, PinError> {
         let mut found = Vec::new();
         for version in self.other_versions()? {
-            if entries(&version.join("links"))?.is_empty() {
-                continue;
-            }
-            let maps = names.map(|name| open_map(version.join("maps"), name));
-            let maps: Result<Vec<MapData>, PinError> = maps.into_iter().collect();
-            found.extend(
-                maps.ok()
-                    .and_then(|maps| <[MapData; N]>::try_from(maps).ok()),
-            );
+            found.extend(maps_in_force(&version, names)?.and_then(Result::ok));
         }
         Ok(found)
+    }
+
+    /// Opens maps of one other layout version, if its programs are attached yet.
+    ///
+    /// # Errors
+    ///
+    /// When a directory cannot be read, or a map not opened.
+    pub(crate) fn open_maps_of<const N: usize>(
+        &self,
+        version: u32,
+        names: [&str; N],
+    ) -> Result<Option<[MapData; N]>, PinError> {
+        if version == self.version {
+            return Ok(None);
+        }
+        maps_in_force(&self.root.join(format!("v{version}")), names)?.transpose()
     }
 
     /// Lists the interfaces with a pinned XDP link, of any layout version.
@@ -288,6 +296,21 @@ impl Pins {
             .filter(is_version)
             .collect())
     }
+}
+
+/// Opens maps of a version; nothing where none of its programs is attached.
+fn maps_in_force<const N: usize>(
+    version: &Path,
+    names: [&str; N],
+) -> Result<Option<Result<[MapData; N], PinError>>, PinError> {
+    if entries(&version.join("links"))?.is_empty() {
+        return Ok(None);
+    }
+    let maps = names.map(|name| open_map(version.join("maps"), name));
+    let maps: Result<Vec<MapData>, PinError> = maps.into_iter().collect();
+    Ok(Some(maps.map(|maps| {
+        <[MapData; N]>::try_from(maps).expect("there is one map for each name")
+    })))
 }
 
 fn open_map(directory: PathBuf, name: &str) -> Result<MapData, PinError> {

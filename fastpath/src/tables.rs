@@ -36,6 +36,7 @@ pub use self::{
     counters::{Counters, ReasonCount},
     error::TableError,
     explain::{ChosenBackend, Explanation, Outcome, Trace, TraceStep, Translated},
+    inherit::{FormerFlows, FormerFlowsError, InheritedFlows},
     probes::{MAX_PROBES, ProbeSpec, probe_mark},
     reader::TableReader,
     types::{
@@ -75,6 +76,7 @@ mod gate;
 mod grace;
 mod ids;
 mod index;
+mod inherit;
 mod layout;
 mod live;
 mod lut;

@@ -69,15 +69,22 @@ impl Agent {
         oldest_first(&mut operations, |key| room::age(services, key));
         self.programmed.wanted = target.services;
         let mut attempt = Attempt::default();
+        let mut attaches = false;
         for operation in operations {
             // Thousands of them take seconds.
             self.show_life();
+            // The services are there by now, and the next packet may meet our programs.
+            if !attaches && operation.attaches() {
+                attaches = true;
+                self.attachments.inherit_flows(&mut self.tables);
+            }
             let changes = !matches!(operation, Operation::Resolve { .. });
             attempt.removed |= matches!(operation, Operation::Remove(_));
             let (item, outcome) = self.execute(operation);
             attempt.done += usize::from(changes && outcome.is_ok());
             attempt.outcomes.push((item, outcome));
         }
+        self.attachments.finish_inheritance(&mut self.tables);
         // What is announced is served by then.
         attempt.outcomes.extend(self.announce());
         attempt

@@ -7,6 +7,7 @@ use fastpath::attach::{AttachError, Attachment, EgressAttachment, EgressHook, Mo
 use fastpath::facts::Devices;
 use fastpath::load::Loaded;
 use fastpath::pins::{PinError, Pins};
+use fastpath::tables::{FormerFlows, InheritedFlows, Tables};
 
 use super::problems::{Item, Problems};
 use super::view::Running;
@@ -30,6 +31,8 @@ pub(super) struct Attachments {
     _pins_lock: File,
     /// Whether the tables of an earlier agent are of another layout, so that its programs use none of ours.
     pub(super) other_layout: bool,
+    /// What those programs remember of flows, until ours have replaced them everywhere.
+    former_flows: Option<FormerFlows>,
     /// Why frames that XDP fails to send are not counted.
     pub(super) uncounted: Option<String>,
     pub(super) interfaces: BTreeMap<String, Attached>,
@@ -50,7 +53,15 @@ impl Attachments {
         pins_lock: File,
         other_layout: bool,
     ) -> Result<Self, PinError> {
+        let former_flows = FormerFlows::open(&pins).unwrap_or_else(|error| {
+            tracing::warn!(
+                error = chain(&error),
+                "flows of the other table layout begin anew"
+            );
+            None
+        });
         Ok(Self {
+            former_flows,
             inherited: pins.interfaces()?.into_iter().collect(),
             inherited_egress: pins.egress_devices()?.into_iter().collect(),
             loaded,
@@ -62,6 +73,32 @@ impl Attachments {
             unattached: BTreeMap::new(),
             egress: BTreeMap::new(),
         })
+    }
+
+    /// Has flows that programs of another layout remember go on in the tables.
+    pub(super) fn inherit_flows(&mut self, tables: &mut Tables) {
+        let Some(former) = &mut self.former_flows else {
+            return;
+        };
+        match tables.inherit_flows(former) {
+            Ok(InheritedFlows {
+                local,
+                to_pods,
+                nat,
+            }) => tracing::info!(local, to_pods, nat, "flows of the other table layout go on"),
+            Err(error) => tracing::warn!(
+                error = chain(&error),
+                "flows of the other table layout begin anew"
+            ),
+        }
+    }
+
+    /// Does so for the last time once no program of another layout runs: for flows that began while one did.
+    pub(super) fn finish_inheritance(&mut self, tables: &mut Tables) {
+        if self.inherited.is_empty() && self.inherited_egress.is_empty() {
+            self.inherit_flows(tables);
+            self.former_flows = None;
+        }
     }
 
     pub(super) fn attach(&mut self, name: &str, allowed: AttachMode) -> Result<(), AttachError> {

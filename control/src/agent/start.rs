@@ -95,7 +95,7 @@ impl Agent {
             tracing::warn!(
                 pins = %other.display(),
                 "pins of another table layout: programs are replaced in place, tables filled anew; \
-                 what was counted and remembered of flows is not carried over"
+                 what was counted is not carried over"
             );
         }
         let loaded = loader(pins.clone(), config.tables).load()?;

@@ -33,11 +33,20 @@ impl<K: aya::Pod, V: aya::Pod> Entries<K, V> {
         name: &'static str,
         values_per_key: usize,
     ) -> Result<Self, TableError> {
+        Self::over(loaded.map(name)?, name, values_per_key)
+    }
+
+    /// Takes a map with so many values for each key.
+    pub(super) fn over(
+        map: MapData,
+        name: &'static str,
+        values_per_key: usize,
+    ) -> Result<Self, TableError> {
         assert!(
             values_per_key == 1 || size_of::<V>().is_multiple_of(8),
             "the kernel spaces values of CPUs by their size rounded up to eight"
         );
-        let map = HashMap::try_from(Map::HashMap(loaded.map(name)?));
+        let map = HashMap::try_from(Map::HashMap(map));
         Ok(Self {
             name,
             map: map.map_err(TableError::read(name))?,

@@ -133,7 +133,7 @@ impl Tables {
 }
 
 /// Returns the service that a flow goes to.
-fn service_key(entry: &NatReverse, protocol: u8) -> Option<ServiceKey> {
+pub(super) fn service_key(entry: &NatReverse, protocol: u8) -> Option<ServiceKey> {
     Some(ServiceKey {
         address: address_of(entry.address),
         port: u16::from_be_bytes(entry.port()),

@@ -101,6 +101,18 @@ impl<K: Pod, V: Pod> SyscallMap<K, V> {
         })
     }
 
+    /// Inserts an entry where there is none and the map has room; tells whether it did.
+    pub(super) fn insert_absent(&mut self, key: &K, value: &V) -> Result<bool, TableError> {
+        match self.insert_if(key, value, NOEXIST) {
+            Err(TableError::Write { source, .. })
+                if matches!(os_error(&source), Some(libc::EEXIST | libc::E2BIG)) =>
+            {
+                Ok(false)
+            }
+            outcome => outcome.map(|()| true),
+        }
+    }
+
     /// Removes an entry; one that is gone already is as good.
     pub(super) fn remove(&mut self, key: &K) -> Result<(), TableError> {
         match gate::pass(|| self.map.remove(key)) {

@@ -1,5 +1,6 @@
 //! Walks through tables that the datapath writes, some thousand entries at a time.
 
+use aya::maps::MapData;
 use xdp_prog::abi::Tuple;
 
 use super::{TableError, Usage, batch::Entries};
@@ -22,7 +23,11 @@ pub(super) struct Walk<V> {
 
 impl<V: aya::Pod + Default> Walk<V> {
     pub(super) fn through(loaded: &Loaded, name: &'static str) -> Result<Self, TableError> {
-        let entries = Entries::of(loaded, name, 1)?;
+        Self::over(loaded.map(name)?, name)
+    }
+
+    pub(super) fn over(map: MapData, name: &'static str) -> Result<Self, TableError> {
+        let entries = Entries::over(map, name, 1)?;
         Ok(Self {
             capacity: entries.capacity()?,
             entries,

@@ -37,7 +37,11 @@ impl<'net> Agent<'net> {
 
     /// Starts an agent without waiting for it.
     pub(crate) fn launch(machine: &'net Machine, config: &str) -> Self {
-        let guideway = guideway();
+        Self::launch_of(&guideway(), machine, config)
+    }
+
+    /// Starts an agent of a certain program without waiting for it.
+    pub(crate) fn launch_of(guideway: &Guideway, machine: &'net Machine, config: &str) -> Self {
         guideway.configure(machine.namespace(), config).unwrap();
         Self {
             machine,

@@ -24,6 +24,8 @@ use crate::stats::{Estimate, bootstrap, median};
 
 /// Rounds of a turn: setting a bench up takes as long as some of them.
 const ROUNDS: usize = 4;
+/// Turns that tell noise from cost, at least.
+const TURNS: usize = 3;
 /// A row is slower where its cost is surely above the other's by more than this, which two runs of one build may differ by.
 const NOT_SLOWER: Limit = Limit::Most(1.03);
 /// Exit codes of a bench that has measured; whether it keeps its bars is another question.
@@ -104,6 +106,11 @@ pub struct Comparison {
 pub fn compare(other: &Path, options: &Options, progress: &dyn Fn(&str)) -> Result<Comparison> {
     let own = env::current_exe().context("finding this program")?;
     let turns = options.rounds.div_ceil(ROUNDS);
+    ensure!(
+        turns >= TURNS,
+        "a comparison takes at least {} rounds, {ROUNDS} of them to a turn",
+        TURNS * ROUNDS
+    );
     let mut turns_of = [Vec::new(), Vec::new()];
     for turn in 0..turns {
         // Ours, theirs, theirs, ours.
@@ -315,6 +322,12 @@ mod tests {
         let rows = take_turn(&path, &options()).unwrap();
         fs::remove_file(path).unwrap();
         assert_eq!(rows.values().copied().collect::<Vec<_>>(), [50.0]);
+    }
+
+    #[test]
+    fn too_few_turns_are_refused() {
+        let error = compare(Path::new("/nowhere"), &options(), &|_| ()).unwrap_err();
+        assert!(error.to_string().contains("at least 12 rounds"), "{error}");
     }
 
     #[test]

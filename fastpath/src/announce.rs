@@ -152,11 +152,14 @@ impl Announcer {
     }
 }
 
-fn frame(destination: [u8; 6], source: [u8; 6], ether_type: [u8; 2], payload: &[u8]) -> Vec<u8> {
+fn frame(destination: [u8; 6], source: [u8; 6], ether_type: u16, payload: &[u8]) -> Vec<u8> {
     let mut macs = [0; 12];
     macs[..6].copy_from_slice(&destination);
     macs[6..].copy_from_slice(&source);
-    let header = Ethernet { macs, ether_type };
+    let header = Ethernet {
+        macs,
+        ether_type: ether_type.to_be_bytes(),
+    };
     [header.as_bytes(), payload].concat()
 }
 

@@ -459,12 +459,11 @@ mod tests {
     }
 
     fn v4(source: [u8; 4], destination: [u8; 4], protocol: u8, payload: &[u8]) -> Vec<u8> {
-        let [a, b, c, d] = source;
-        let [e, f, g, h] = destination;
         let header = Ipv4 {
             version_ihl: 0x45,
             protocol,
-            addresses: [a, b, c, d, e, f, g, h],
+            source,
+            destination,
             ..Ipv4::default()
         };
         [header.as_bytes(), payload].concat()
@@ -518,16 +517,22 @@ mod tests {
         let quoted = error_about(&question(), 3);
         let quoted_tunnel = error_about(&tunnelled, 3);
         for packet in [&question(), &tunnelled, &quoted, &quoted_tunnel] {
-            assert!(matches(&filter, &frame(ethernet::IPV4, packet)));
+            assert!(matches(
+                &filter,
+                &frame(ethernet::IPV4.to_be_bytes(), packet)
+            ));
         }
         let echo = error_about(&question(), 8);
-        assert!(!matches(&filter, &frame(ethernet::IPV4, &echo)), "no error");
+        assert!(
+            !matches(&filter, &frame(ethernet::IPV4.to_be_bytes(), &echo)),
+            "no error"
+        );
     }
 
     #[test]
     fn all_that_is_set_must_hold_of_one_packet() {
         let mut filter = dns_at_vip();
-        let bare = frame(ethernet::IPV4, &question());
+        let bare = frame(ethernet::IPV4.to_be_bytes(), &question());
         filter.networks[1] = host(CLIENT);
         filter.ports[1] = 40000_u16.to_be_bytes();
         assert!(matches(&filter, &bare));
@@ -535,7 +540,7 @@ mod tests {
         assert!(!matches(&filter, &bare));
         let tunnelled = v4(EDGE, NODE, protocol::IPV4, &question());
         assert!(
-            !matches(&filter, &frame(ethernet::IPV4, &tunnelled)),
+            !matches(&filter, &frame(ethernet::IPV4.to_be_bytes(), &tunnelled)),
             "the edge's address is another packet's"
         );
         filter.networks[1] = Network::new(AddressKey::v4([198, 51, 0, 0]), 96 + 16);
@@ -548,10 +553,10 @@ mod tests {
     fn vlan_tags_are_followed_and_what_is_cut_is_not_wanted() {
         let tag = VlanTag {
             control: [0, 7],
-            ether_type: ethernet::IPV4,
+            ether_type: ethernet::IPV4.to_be_bytes(),
         };
         let tagged = [tag.as_bytes(), &question()].concat();
-        let tagged = frame(ethernet::VLAN, &tagged);
+        let tagged = frame(ethernet::VLAN.to_be_bytes(), &tagged);
         assert!(matches(&dns_at_vip(), &tagged));
         for length in 0..tagged.len() - Udp::LENGTH + size_of::<Ports>() {
             assert!(!matches(&dns_at_vip(), &tagged[..length]), "{length}");
@@ -568,7 +573,7 @@ mod tests {
     fn later_fragments_have_no_ports() {
         let mut packet = question();
         packet[7] = 1;
-        let later = frame(ethernet::IPV4, &packet);
+        let later = frame(ethernet::IPV4.to_be_bytes(), &packet);
         assert!(!matches(&dns_at_vip(), &later));
         let any_port = Filter {
             ports: [[0; 2]; 2],

@@ -79,7 +79,16 @@ impl Sum {
     /// Subtracts an even number of bytes known at compile time.
     #[inline(always)]
     pub fn sub_array<const N: usize>(self, bytes: &[u8; N]) -> Self {
-        self.add_array(&bytes.map(|byte| !byte))
+        const { assert!(N.is_multiple_of(2), "checksums count 16-bit words") };
+        let (quads, rest) = bytes.as_chunks::<4>();
+        let mut sum = self.0;
+        for quad in quads {
+            sum += u64::from(!u32::from_ne_bytes(*quad));
+        }
+        if let Ok(pair) = <[u8; 2]>::try_from(rest) {
+            sum += u64::from(!u16::from_ne_bytes(pair));
+        }
+        Self(sum)
     }
 
     /// Records that the 16-bit word `old` becomes `new`: a port, or TTL and

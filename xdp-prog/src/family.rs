@@ -29,8 +29,8 @@ impl Family {
     #[inline(always)]
     pub const fn ether_type(self) -> [u8; 2] {
         match self {
-            Self::V4 => ethernet::IPV4,
-            Self::V6 => ethernet::IPV6,
+            Self::V4 => ethernet::IPV4.to_be_bytes(),
+            Self::V6 => ethernet::IPV6.to_be_bytes(),
         }
     }
 

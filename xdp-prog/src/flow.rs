@@ -3,6 +3,8 @@
 //! The hash decides the slot, so it must be the same on every edge: it reads
 //! the wire bytes as little-endian words on every host.
 
+use crate::words::{join_u16, join_u32};
+
 /// An IPv4 address in wire order.
 ///
 /// Aligned, as is [`V6`]: it may end up on the BPF stack, where the verifier
@@ -29,9 +31,8 @@ impl Address for V4 {
 
     #[inline(always)]
     fn mix(source: Self, destination: Self, seed: u64) -> u64 {
-        let [a, b, c, d] = source.0;
-        let [e, f, g, h] = destination.0;
-        absorb(seed, u64::from_le_bytes([a, b, c, d, e, f, g, h]))
+        let ends = [source.0, destination.0].map(u32::from_ne_bytes);
+        absorb(seed, join_u32(ends[0], ends[1]).to_le())
     }
 }
 
@@ -65,9 +66,8 @@ impl<A: Address> FlowKey<A> {
     /// Returns 32 bits of which the topmost choose the slot.
     #[inline(always)]
     pub fn hash(&self, seed: u64) -> u32 {
-        let [a, b] = self.source_port;
-        let [c, d] = self.destination_port;
-        let rest = u64::from_le_bytes([a, b, c, d, self.protocol, 0, 0, 0]);
+        let ports = join_u16(self.source_port, self.destination_port);
+        let rest = u64::from(ports.to_le()) | u64::from(self.protocol) << 32;
         let mixed = absorb(A::mix(self.source, self.destination, seed), rest);
         ((mixed ^ (mixed >> 29)).wrapping_mul(FINISH) >> 32) as u32
     }
@@ -96,11 +96,7 @@ impl<A: Address> FlowKey<A> {
 /// Splits an IPv6 address into the two words that hashes consume.
 #[inline(always)]
 pub(crate) fn words(address: &[u8; 16]) -> [u64; 2] {
-    let [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p] = *address;
-    [
-        u64::from_le_bytes([a, b, c, d, e, f, g, h]),
-        u64::from_le_bytes([i, j, k, l, m, n, o, p]),
-    ]
+    crate::words::words(*address).map(u64::to_le)
 }
 
 // Multipliers of the SplitMix64 finalizer, variant 13 (Stafford 2011). A

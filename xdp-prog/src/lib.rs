@@ -31,4 +31,5 @@ pub mod rewrite;
 pub mod stage;
 pub mod verdict;
 pub mod wire;
+mod words;
 pub mod world;

@@ -30,7 +30,7 @@ pub const MAX_EXTENSIONS: usize = 4;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Link {
     /// EtherType of the payload.
-    pub ether_type: [u8; 2],
+    pub ether_type: u16,
     /// Offset of the payload: 14, 18 or 22.
     pub l3: usize,
 }
@@ -105,7 +105,7 @@ pub fn link<F: Frame>(frame: &F) -> Result<Link, PassReason> {
     if header.is_group() {
         return Err(PassReason::GroupAddress);
     }
-    follow_tags(frame, header.ether_type)
+    follow_tags(frame, u16::from_be_bytes(header.ether_type))
 }
 
 /// Follows the Ethernet header and VLAN tags of a frame for whomever.
@@ -116,18 +116,18 @@ pub fn link<F: Frame>(frame: &F) -> Result<Link, PassReason> {
 #[inline(always)]
 pub fn any_link<F: Frame>(frame: &F) -> Result<Link, PassReason> {
     let header: &Ethernet = frame.view(0).ok_or(PassReason::RuntFrame)?;
-    follow_tags(frame, header.ether_type)
+    follow_tags(frame, u16::from_be_bytes(header.ether_type))
 }
 
 #[inline(always)]
-fn follow_tags<F: Frame>(frame: &F, mut ether_type: [u8; 2]) -> Result<Link, PassReason> {
+fn follow_tags<F: Frame>(frame: &F, mut ether_type: u16) -> Result<Link, PassReason> {
     let mut l3 = Ethernet::LENGTH;
     for _ in 0..MAX_VLAN_TAGS {
         if !ethernet::announces_vlan(ether_type) {
             return Ok(Link { ether_type, l3 });
         }
         let tag: &VlanTag = frame.view(l3).ok_or(PassReason::RuntFrame)?;
-        ether_type = tag.ether_type;
+        ether_type = u16::from_be_bytes(tag.ether_type);
         l3 += VlanTag::LENGTH;
     }
     if ethernet::announces_vlan(ether_type) {

@@ -21,6 +21,8 @@
     reason = "lengths and offsets come from 16-bit fields and were checked against the MTU"
 )]
 
+use zerocopy::transmute;
+
 use crate::{
     csum::{self, Sum},
     family::Family,
@@ -34,6 +36,7 @@ use crate::{
         protocol,
         transport::{Ports, Tcp, Udp},
     },
+    words::join_u16,
 };
 
 mod error;
@@ -74,14 +77,13 @@ pub fn forward<F: FrameMut>(frame: &mut F, forward: &Forward<'_>) -> Result<(), 
         Outer::V6 => {
             let header = view_mut::<Ipv6, _>(frame, link_length)?;
             let class = forward.traffic_class;
-            let [high, low] = forward.tag.to_be_bytes();
-            header.class_label = [0x60 | class >> 4, class << 4, high, low];
+            let first = 0x60 << 8 | u16::from(class) << 4;
+            let first = join_u16(first.to_be_bytes(), forward.tag.to_be_bytes());
+            header.class_label = first.to_ne_bytes();
             header.payload_length = (forward.length as u16).to_be_bytes();
             header.next_header = forward.inner.encap_protocol();
             header.hop_limit = TTL;
-            header.source = *forward.source;
-            let [.., high, low] = &mut header.source;
-            [*high, *low] = spread([*high, *low], forward.spread);
+            header.source = spread(*forward.source, forward.spread);
             header.destination = *forward.destination;
             Ok(())
         }
@@ -102,13 +104,19 @@ fn decrement_hop_limit<F: FrameMut>(
     l3: usize,
     family: Family,
 ) -> Result<(), DropReason> {
+    /// One in the upper byte of a word, as it lies in memory.
+    const HOP: u32 = 0x0100_u16.to_be() as u32;
     match family {
         Family::V4 => {
             let header = view_mut::<Ipv4, _>(frame, l3)?;
-            let old = u16::from_be_bytes([header.ttl, header.protocol]);
-            header.ttl = header.ttl.saturating_sub(1);
-            let new = u16::from_be_bytes([header.ttl, header.protocol]);
-            patch_checksum(header, old, new);
+            if header.ttl == 0 {
+                return Ok(());
+            }
+            header.ttl -= 1;
+            // What the word of the TTL loses, its complement gains; all ones are no checksum of a header (RFC 1624).
+            let check = u32::from(u16::from_ne_bytes(header.checksum)) + HOP;
+            let carry = u32::from(check >= 0xffff);
+            header.checksum = ((check + carry) as u16).to_ne_bytes();
         }
         Family::V6 => {
             let header = view_mut::<Ipv6, _>(frame, l3)?;
@@ -128,8 +136,8 @@ fn patch_checksum(header: &mut Ipv4, old: u16, new: u16) {
 fn write_link<F: FrameMut>(frame: &mut F, forward: &Forward<'_>) -> Result<(), DropReason> {
     let payload = match forward.outer {
         Outer::None => forward.inner.ether_type(),
-        Outer::V4 => ethernet::IPV4,
-        Outer::V6 => ethernet::IPV6,
+        Outer::V4 => Family::V4.ether_type(),
+        Outer::V6 => Family::V6.ether_type(),
     };
     write_ethernet(frame, forward.hop.macs, forward.hop.vlan, payload)
 }
@@ -145,7 +153,11 @@ fn write_ethernet<F: FrameMut>(
     let tagged = vlan != [0; 2];
     let header = view_mut::<Ethernet, _>(frame, 0)?;
     header.macs = macs;
-    header.ether_type = if tagged { ethernet::VLAN } else { payload };
+    header.ether_type = if tagged {
+        ethernet::VLAN.to_be_bytes()
+    } else {
+        payload
+    };
     if tagged {
         let tag = view_mut::<VlanTag, _>(frame, Ethernet::LENGTH)?;
         *tag = VlanTag {
@@ -162,23 +174,25 @@ fn write_outer_v4<F: FrameMut>(
     offset: usize,
     forward: &Forward<'_>,
 ) -> Result<(), DropReason> {
-    let [a, b, c, d, ..] = *forward.source;
-    let [c, d] = spread([c, d], forward.spread);
-    let [e, f, g, h, ..] = *forward.destination;
+    let [source, ..]: [u32; 4] = transmute!(*forward.source);
+    let [destination, ..]: [u32; 4] = transmute!(*forward.destination);
+    let source = source | forward.spread.to_be();
     *view_mut::<Ipv4, _>(frame, offset)? = ipv4_header(
         forward.traffic_class,
         (forward.length + Ipv4::LENGTH) as u16,
         forward.tag,
         forward.inner.encap_protocol(),
-        [a, b, c, d, e, f, g, h],
+        source.to_ne_bytes(),
+        destination.to_ne_bytes(),
     );
     Ok(())
 }
 
-/// Fills the last two bytes of an outer source with what its flow adds.
+/// Fills the last two bytes of an outer IPv6 source with what its flow adds.
 #[inline(always)]
-const fn spread(source: [u8; 2], bits: u32) -> [u8; 2] {
-    (u16::from_be_bytes(source) | bits as u16).to_be_bytes()
+const fn spread(source: [u8; 16], bits: u32) -> [u8; 16] {
+    let [a, b, c, d]: [u32; 4] = transmute!(source);
+    transmute!([a, b, c, d | bits.to_be()])
 }
 
 /// Returns the header of a packet that begins its way here, not to be fragmented: such a packet's
@@ -189,17 +203,17 @@ fn ipv4_header(
     length: u16,
     identification: u16,
     protocol: u8,
-    addresses: [u8; 8],
+    source: [u8; 4],
+    destination: [u8; 4],
 ) -> Ipv4 {
-    let [a, b, c, d, e, f, g, h] = addresses;
     let sum = Sum::ZERO
         .add_u16(u16::from_be_bytes([0x45, class]))
         .add_u16(length)
         .add_u16(identification)
         .add_u16(u16::from_be_bytes(DONT_FRAGMENT))
         .add_u16(u16::from_be_bytes([TTL, protocol]))
-        .add_u32(u32::from_be_bytes([a, b, c, d]))
-        .add_u32(u32::from_be_bytes([e, f, g, h]));
+        .add_array(&source)
+        .add_array(&destination);
     Ipv4 {
         version_ihl: 0x45,
         tos: class,
@@ -209,7 +223,8 @@ fn ipv4_header(
         ttl: TTL,
         protocol,
         checksum: sum.checksum().to_be_bytes(),
-        addresses: [a, b, c, d, e, f, g, h],
+        source,
+        destination,
     }
 }
 
@@ -266,18 +281,16 @@ fn translate_v4<F: FrameMut>(
     deliver: &Deliver<'_>,
     seen_as: SeenAs,
 ) -> Result<Sum, DropReason> {
-    let [.., a, b, c, d] = deliver.backend.pod.octets();
+    let pod = deliver.backend.pod.last_octets();
     let header = view_mut::<Ipv4, _>(frame, deliver.l3)?;
-    let (client, talks_to) = (header.source(), header.destination());
     // An address that moves from one end to the other stays within the sum.
     let (source, gone) = match seen_as {
-        SeenAs::Client => (client, talks_to),
-        SeenAs::Destination => (talks_to, client),
+        SeenAs::Client => (header.source, header.destination),
+        SeenAs::Destination => (header.destination, header.source),
     };
-    let difference =
-        Sum::ZERO.replace_u32(u32::from_be_bytes(gone), u32::from_be_bytes([a, b, c, d]));
-    let [e, f, g, h] = source;
-    header.addresses = [e, f, g, h, a, b, c, d];
+    let difference = Sum::ZERO.replace_array(&gone, &pod);
+    header.source = source;
+    header.destination = pod;
     let check = u16::from_be_bytes(header.checksum);
     header.checksum = csum::update(check, difference).to_be_bytes();
     Ok(difference)
@@ -324,11 +337,9 @@ pub fn restore_source<F: FrameMut>(frame: &mut F, restore: &RestoreSource) -> Op
     let difference = match family {
         Family::V4 => {
             let header: &mut Ipv4 = frame.view_mut(l3)?;
-            let [.., a, b, c, d] = source.octets();
-            let [e, f, g, h] = header.destination();
-            let old = u32::from_be_bytes(header.source());
-            let difference = Sum::ZERO.replace_u32(old, u32::from_be_bytes([a, b, c, d]));
-            header.addresses = [a, b, c, d, e, f, g, h];
+            let new = source.last_octets();
+            let difference = Sum::ZERO.replace_array(&header.source, &new);
+            header.source = new;
             let check = u16::from_be_bytes(header.checksum);
             header.checksum = csum::update(check, difference).to_be_bytes();
             difference

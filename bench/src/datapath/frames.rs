@@ -161,8 +161,8 @@ pub(super) fn ethernet_header(macs: [u8; 12], family: Family) -> Vec<u8> {
     let header = Ethernet {
         macs,
         ether_type: match family {
-            Family::V4 => ethernet::IPV4,
-            Family::V6 => ethernet::IPV6,
+            Family::V4 => ethernet::IPV4.to_be_bytes(),
+            Family::V6 => ethernet::IPV6.to_be_bytes(),
         },
     };
     header.as_bytes().to_vec()
@@ -174,15 +174,14 @@ pub(super) fn ipv4_header(
     source: Ipv4Addr,
     destination: Ipv4Addr,
 ) -> Vec<u8> {
-    let [a, b, c, d] = source.octets();
-    let [e, f, g, h] = destination.octets();
     let mut header = Ipv4 {
         version_ihl: 0x45,
         total_length: length_field(length),
         fragment: DONT_FRAGMENT,
         ttl: TTL,
         protocol,
-        addresses: [a, b, c, d, e, f, g, h],
+        source: source.octets(),
+        destination: destination.octets(),
         ..Ipv4::default()
     };
     let sum = Sum::ZERO.add_bytes(header.as_bytes());

@@ -96,7 +96,7 @@ pub(super) fn pattern(system: System, family: Family, protocol: Protocol) -> Opt
 
     // Of each address, its last four bytes.
     let (source_at, length) = match family {
-        Family::V4 => (l3 + offset_of!(Ipv4, addresses), 4),
+        Family::V4 => (l3 + offset_of!(Ipv4, source), 4),
         Family::V6 => (l3 + offset_of!(Ipv6, source) + 12, 16),
     };
     let destination_at = source_at + length;

@@ -1,8 +1,9 @@
 //! Addresses and prefixes as keys.
 
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, transmute};
 
 use super::plain_data;
+use crate::words::{join_u32, split_u64, words};
 
 plain_data! {
     AddressKey: 16,
@@ -26,19 +27,14 @@ impl AddressKey {
     /// Maps an IPv4 address into the IPv6 space.
     #[inline(always)]
     pub const fn v4(a: [u8; 4]) -> Self {
-        Self::v6([
-            0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, a[0], a[1], a[2], a[3],
-        ])
+        const MAPPED: u32 = u32::from_ne_bytes([0, 0, 0xff, 0xff]);
+        Self([0, join_u32(MAPPED, u32::from_ne_bytes(a))])
     }
 
     /// Takes an IPv6 address as it is.
     #[inline(always)]
     pub const fn v6(address: [u8; 16]) -> Self {
-        let [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p] = address;
-        Self([
-            u64::from_ne_bytes([a, b, c, d, e, f, g, h]),
-            u64::from_ne_bytes([i, j, k, l, m, n, o, p]),
-        ])
+        Self(words(address))
     }
 
     /// Tells whether this is an IPv4 address, or an IPv6 one in its guise.
@@ -55,10 +51,16 @@ impl AddressKey {
     }
 
     /// Returns the 16 bytes in network order.
+    #[inline(always)]
     pub const fn octets(self) -> [u8; 16] {
-        let [a, b, c, d, e, f, g, h] = self.0[0].to_ne_bytes();
-        let [i, j, k, l, m, n, o, p] = self.0[1].to_ne_bytes();
-        [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p]
+        transmute!(self.0)
+    }
+
+    /// Returns the last four bytes: an IPv4 address that is mapped.
+    #[inline(always)]
+    pub const fn last_octets(self) -> [u8; 4] {
+        let [_, last] = split_u64(self.0[1]);
+        last.to_ne_bytes()
     }
 }
 

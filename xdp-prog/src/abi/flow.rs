@@ -4,6 +4,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::check::{CHECK_MULTIPLIER, mix};
 use super::{AddressKey, age, plain_data};
+use crate::words::{join_u16, join_u32, split_u32, split_u64};
 
 plain_data! {
     Tuple: 40,
@@ -31,15 +32,9 @@ impl Tuple {
     ) -> Self {
         let [a, b] = source.words();
         let [c, d] = destination.words();
-        let [e, f] = source_port;
-        let [g, h] = destination_port;
-        Self([
-            a,
-            b,
-            c,
-            d,
-            u64::from_ne_bytes([e, f, g, h, protocol, 0, 0, 0]),
-        ])
+        let ports = join_u16(source_port, destination_port);
+        let protocol = u32::from_ne_bytes([protocol, 0, 0, 0]);
+        Self([a, b, c, d, join_u32(ports, protocol)])
     }
 
     /// Builds the key under which the fragments of one datagram find each other: the identification (of
@@ -72,22 +67,19 @@ impl Tuple {
     /// Returns the source port, in wire order.
     #[inline(always)]
     pub const fn source_port(&self) -> [u8; 2] {
-        let [a, b, ..] = self.0[4].to_ne_bytes();
-        [a, b]
+        split_u32(self.ports())[0]
     }
 
     /// Returns the destination port, in wire order.
     #[inline(always)]
     pub const fn destination_port(&self) -> [u8; 2] {
-        let [_, _, a, b, ..] = self.0[4].to_ne_bytes();
-        [a, b]
+        split_u32(self.ports())[1]
     }
 
     /// Returns source and destination port, in wire order.
     #[inline(always)]
     pub const fn ports(&self) -> u32 {
-        let [a, b, c, d, ..] = self.0[4].to_ne_bytes();
-        u32::from_ne_bytes([a, b, c, d])
+        split_u64(self.0[4])[0]
     }
 
     /// Returns the protocol.
@@ -208,7 +200,7 @@ impl PodFlow {
     pub const fn new(
         key: &Tuple,
         third_address: AddressKey,
-        [a, b]: [u8; 2],
+        port: [u8; 2],
         outer: u8,
         state: u8,
         seen: u64,
@@ -217,7 +209,7 @@ impl PodFlow {
             head: Self::head(key, key.source_port()),
             third_address,
             seen,
-            packed: u64::from_ne_bytes([a, b, outer, state, 0, 0, 0, 0]),
+            packed: join_u32(join_u16(port, [outer, state]), 0),
         }
     }
 
@@ -238,23 +230,20 @@ impl PodFlow {
     }
 
     #[inline(always)]
-    const fn head(key: &Tuple, [e, f]: [u8; 2]) -> u64 {
-        let [a, b, c, d] = key.check().to_ne_bytes();
-        u64::from_ne_bytes([a, b, c, d, e, f, 0, 0])
+    const fn head(key: &Tuple, port: [u8; 2]) -> u64 {
+        join_u32(key.check(), join_u16(port, [0; 2]))
     }
 
     /// Tells whether the entry belongs to this key.
     #[inline(always)]
     pub const fn is_for(&self, key: &Tuple) -> bool {
-        let [a, b, c, d, ..] = self.head.to_ne_bytes();
-        u32::from_ne_bytes([a, b, c, d]) == key.check()
+        split_u64(self.head)[0] == key.check()
     }
 
     /// Returns the client's port as the client has it, in wire order.
     #[inline(always)]
     pub const fn client_port(&self) -> [u8; 2] {
-        let [_, _, _, _, a, b, ..] = self.head.to_ne_bytes();
-        [a, b]
+        split_u32(split_u64(self.head)[1])[0]
     }
 
     /// Tells whether the pod sees another port than the client's, in the flow of this key.
@@ -299,8 +288,7 @@ impl PodFlow {
     /// as the pod sees it.
     #[inline(always)]
     pub const fn port(&self) -> [u8; 2] {
-        let [a, b, ..] = self.packed.to_ne_bytes();
-        [a, b]
+        split_u32(split_u64(self.packed)[0])[0]
     }
 
     /// Returns the length of the outer header that the client's packets come with; 0 for none.
@@ -359,17 +347,16 @@ impl PodFlow {
     /// Returns the number that is noted while nothing is proved.
     #[inline(always)]
     pub const fn number(&self) -> u32 {
-        let [_, _, _, _, a, b, c, d] = self.packed.to_ne_bytes();
-        u32::from_ne_bytes([a, b, c, d])
+        split_u64(self.packed)[1]
     }
 
     /// Notes a number, with the flag that says what it is, or none of them.
     #[inline(always)]
     pub const fn set_number(&mut self, number: u32, flag: u8) {
-        let [a, b, outer, state, ..] = self.packed.to_ne_bytes();
-        let state = state & !FLOW_UNPROVED | flag;
-        let [c, d, e, f] = number.to_ne_bytes();
-        self.packed = u64::from_ne_bytes([a, b, outer, state, c, d, e, f]);
+        const STATE: u32 = u32::from_ne_bytes([0, 0, 0, FLOW_UNPROVED]);
+        let flag = u32::from_ne_bytes([0, 0, 0, flag]);
+        let first = split_u64(self.packed)[0] & !STATE | flag;
+        self.packed = join_u32(first, number);
     }
 
     /// Returns it as it goes on once its client is known to be where it says.
@@ -388,19 +375,17 @@ impl PodFlow {
         &self,
         client: [u8; 2],
         third_address: AddressKey,
-        [g, h]: [u8; 2],
+        port: [u8; 2],
         hairpin: u8,
     ) -> bool {
         const KIND: u8 = FLOW_FORWARD | FLOW_HAIRPIN;
         let [a, b] = self.third_address.words();
         let [c, d] = third_address.words();
-        let [e, f] = client;
-        let ends = u64::from_ne_bytes([g, h, 0, hairpin, 0, 0, 0, 0]);
-        let ports = u64::from_ne_bytes([0xff, 0xff, 0, KIND, 0, 0, 0, 0]);
-        let client = u64::from_ne_bytes([0, 0, 0, 0, e, f, 0, 0]);
-        let client_port = u64::from_ne_bytes([0, 0, 0, 0, 0xff, 0xff, 0, 0]);
-        (a ^ c) | (b ^ d) | ((self.packed ^ ends) & ports) | ((self.head ^ client) & client_port)
-            == 0
+        const ENDS: u32 = join_u16([0xff; 2], [0, KIND]);
+        const PORT: u32 = join_u16([0xff; 2], [0; 2]);
+        let ends = split_u64(self.packed)[0] ^ join_u16(port, [0, hairpin]);
+        let client = split_u64(self.head)[1] ^ join_u16(client, [0; 2]);
+        (a ^ c) | (b ^ d) | ((ends & ENDS) | (client & PORT)) as u64 == 0
     }
 }
 
@@ -445,10 +430,10 @@ impl Datagram {
 
     /// Makes the memory of a datagram whose first fragment has these ports.
     #[inline(always)]
-    pub const fn new([a, b]: [u8; 2], [c, d]: [u8; 2], seen: u64) -> Self {
+    pub const fn new(source: [u8; 2], destination: [u8; 2], seen: u64) -> Self {
         Self {
             seen,
-            ports: u64::from_ne_bytes([a, b, c, d, 0, 0, 0, 0]),
+            ports: join_u32(join_u16(source, destination), 0),
         }
     }
 
@@ -461,14 +446,12 @@ impl Datagram {
     /// Returns the source port, in wire order.
     #[inline(always)]
     pub const fn source_port(&self) -> [u8; 2] {
-        let [a, b, ..] = self.ports.to_ne_bytes();
-        [a, b]
+        split_u32(split_u64(self.ports)[0])[0]
     }
 
     /// Returns the destination port, in wire order.
     #[inline(always)]
     pub const fn destination_port(&self) -> [u8; 2] {
-        let [_, _, a, b, ..] = self.ports.to_ne_bytes();
-        [a, b]
+        split_u32(split_u64(self.ports)[0])[1]
     }
 }

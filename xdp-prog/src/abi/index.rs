@@ -91,7 +91,11 @@ pub fn free_place(
         let ways = (0..WAYS as usize).filter(|way| bucket.keys[*way] == 0);
         ways.map(move |way| (index, way)).filter(&is_usable)
     });
-    let emptier = free.into_iter().max_by_key(|places| places.clone().count());
+    // Of two that are equal the first, where readers look first.
+    let emptier = free
+        .into_iter()
+        .rev()
+        .max_by_key(|places| places.clone().count());
     emptier.and_then(|mut places| places.next())
 }
 

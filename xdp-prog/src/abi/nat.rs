@@ -2,10 +2,11 @@
 //!
 //! In whole words, as all values that the programs build on their stack.
 
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, transmute};
 
 use super::check::mix;
 use super::{AddressKey, Tuple, age, plain_data};
+use crate::words::{join_u16, join_u32, split_u32, split_u64};
 
 plain_data! {
     NatMark: 8,
@@ -111,13 +112,11 @@ impl NatForward {
         fingerprint: u16,
         mark: NatMark,
     ) -> Self {
-        let [_, _, a, b] = reverse.ports().to_ne_bytes();
-        let [c, d] = fingerprint.to_ne_bytes();
-        let [e, f, g, h] = backend.to_ne_bytes();
+        let port = reverse.destination_port();
         Self {
             check: [key.check(), reverse.check()],
             mark,
-            rest: u64::from_ne_bytes([e, f, g, h, a, b, c, d]),
+            rest: join_u32(backend, join_u16(port, fingerprint.to_ne_bytes())),
         }
     }
 
@@ -138,30 +137,26 @@ impl NatForward {
     /// Returns the backend id.
     #[inline(always)]
     pub const fn backend(&self) -> u32 {
-        let [a, b, c, d, ..] = self.rest.to_ne_bytes();
-        u32::from_ne_bytes([a, b, c, d])
+        split_u64(self.rest)[0]
     }
 
     /// Returns the source port that the flow was given, in wire order.
     #[inline(always)]
     pub const fn port(&self) -> [u8; 2] {
-        let [_, _, _, _, a, b, ..] = self.rest.to_ne_bytes();
-        [a, b]
+        split_u32(split_u64(self.rest)[1])[0]
     }
 
     /// Returns the fingerprint of the link in the other entry.
     #[inline(always)]
     pub const fn fingerprint(&self) -> u16 {
-        let [.., a, b] = self.rest.to_ne_bytes();
-        u16::from_ne_bytes([a, b])
+        u16::from_ne_bytes(split_u32(split_u64(self.rest)[1])[1])
     }
 
     /// Notes that the other entry has another link.
     #[inline(always)]
     pub const fn set_fingerprint(&mut self, fingerprint: u16) {
-        let [a, b, c, d, e, f, ..] = self.rest.to_ne_bytes();
-        let [g, h] = fingerprint.to_ne_bytes();
-        self.rest = u64::from_ne_bytes([a, b, c, d, e, f, g, h]);
+        let rest = join_u16(self.port(), fingerprint.to_ne_bytes());
+        self.rest = join_u32(self.backend(), rest);
     }
 }
 
@@ -246,15 +241,13 @@ impl NatReverse {
     /// Returns the client's port, in wire order.
     #[inline(always)]
     pub const fn client_port(&self) -> [u8; 2] {
-        let [a, b, ..] = self.ports.to_ne_bytes();
-        [a, b]
+        split_u32(self.ports)[0]
     }
 
     /// Returns the port that the client talks to, in wire order.
     #[inline(always)]
     pub const fn port(&self) -> [u8; 2] {
-        let [_, _, a, b, ..] = self.ports.to_ne_bytes();
-        [a, b]
+        split_u32(self.ports)[1]
     }
 }
 
@@ -339,35 +332,29 @@ impl NatLink {
     /// Packs the parts.
     #[inline(always)]
     pub const fn new(macs: [u8; 12], vlan: [u8; 2], mtu: u16) -> Self {
-        let [a, b, c, d, e, f, g, h, i, j, k, l] = macs;
-        let [m, n] = vlan;
-        let [o, p] = mtu.to_ne_bytes();
-        Self([
-            u64::from_ne_bytes([a, b, c, d, e, f, g, h]),
-            u64::from_ne_bytes([i, j, k, l, m, n, o, p]),
-        ])
+        let [a, b, c]: [u32; 3] = transmute!(macs);
+        let rest = join_u16(vlan, mtu.to_ne_bytes());
+        Self([join_u32(a, b), join_u32(c, rest)])
     }
 
     /// Returns destination and source MAC.
     #[inline(always)]
     pub const fn macs(self) -> [u8; 12] {
-        let [a, b, c, d, e, f, g, h] = self.0[0].to_ne_bytes();
-        let [i, j, k, l, ..] = self.0[1].to_ne_bytes();
-        [a, b, c, d, e, f, g, h, i, j, k, l]
+        let [a, b] = split_u64(self.0[0]);
+        let [c, _] = split_u64(self.0[1]);
+        transmute!([a, b, c])
     }
 
     /// Returns the tag control information.
     #[inline(always)]
     pub const fn vlan(self) -> [u8; 2] {
-        let [_, _, _, _, a, b, ..] = self.0[1].to_ne_bytes();
-        [a, b]
+        split_u32(split_u64(self.0[1])[1])[0]
     }
 
     /// Returns the MTU.
     #[inline(always)]
     pub const fn mtu(self) -> u16 {
-        let [.., a, b] = self.0[1].to_ne_bytes();
-        u16::from_ne_bytes([a, b])
+        u16::from_ne_bytes(split_u32(split_u64(self.0[1])[1])[1])
     }
 
     /// Returns the same link with another MTU.

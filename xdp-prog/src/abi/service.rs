@@ -4,6 +4,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::check::{CHECK_MULTIPLIER, fold_check};
 use super::{AddressKey, plain_data};
+use crate::words::{join_u16, join_u32};
 
 plain_data! {
     ServiceKeyV4: 8,
@@ -23,9 +24,8 @@ impl ServiceKeyV4 {
     /// Builds the key from wire bytes and the IP protocol number.
     #[inline(always)]
     pub const fn new(address: [u8; 4], port: [u8; 2], protocol: u8) -> Self {
-        let [a, b, c, d] = address;
-        let [e, f] = port;
-        Self(u64::from_ne_bytes([a, b, c, d, e, f, protocol, 0]))
+        let rest = join_u16(port, [protocol, 0]);
+        Self(join_u32(u32::from_ne_bytes(address), rest))
     }
 
     /// Returns the check that the service's word must carry.
@@ -45,11 +45,7 @@ impl ServiceKeyV6 {
     #[inline(always)]
     pub const fn new(address: [u8; 16], port: [u8; 2], protocol: u8) -> Self {
         let [high, low] = AddressKey::v6(address).words();
-        Self([
-            high,
-            low,
-            u64::from_ne_bytes([port[0], port[1], protocol, 0, 0, 0, 0, 0]),
-        ])
+        Self([high, low, join_u32(join_u16(port, [protocol, 0]), 0)])
     }
 
     /// Returns the check that the service's word must carry.

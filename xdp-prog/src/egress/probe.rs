@@ -175,14 +175,15 @@ fn encapsulate<S: Skb>(
         skb.store(l3 + offset_of!(Ipv6, destination), probe.node.words(), 16)?;
     }
     if matches!(packet.family, Family::V4) != probe.node.is_mapped() {
-        let [a, b] = if probe.node.is_mapped() {
+        let ether_type = if probe.node.is_mapped() {
             ethernet::IPV4
         } else {
             ethernet::IPV6
         };
+        let [a, b] = ether_type.to_be_bytes();
         // The type that announces the packet, behind the tags if there are any.
-        let ether_type = l3 - (Ethernet::LENGTH - offset_of!(Ethernet, ether_type));
-        skb.store(ether_type, word([a, b, 0, 0, 0, 0, 0, 0]), 2)?;
+        let place = l3 - (Ethernet::LENGTH - offset_of!(Ethernet, ether_type));
+        skb.store(place, word([a, b, 0, 0, 0, 0, 0, 0]), 2)?;
     }
     Ok(())
 }

@@ -26,9 +26,7 @@ pub(super) fn set_source<S: Skb>(
     match packet.family {
         Family::V4 => {
             let header: &mut Ipv4 = view_mut(skb, packet.l3)?;
-            let [.., a, b, c, d] = address.octets();
-            let [e, f, g, h] = header.destination();
-            header.addresses = [a, b, c, d, e, f, g, h];
+            header.source = address.last_octets();
             // No device finishes this checksum.
             header.checksum = csum::update(packet.checksum, difference).to_be_bytes();
         }

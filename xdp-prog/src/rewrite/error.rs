@@ -52,22 +52,21 @@ fn translate_v4<F: FrameMut>(
     frame: &mut F,
     deliver: &DeliverError<'_>,
 ) -> Result<(Sum, Sum), DropReason> {
-    let [.., a, b, c, d] = deliver.backend.pod.octets();
-    let new = u32::from_be_bytes([a, b, c, d]);
+    let pod = deliver.backend.pod.last_octets();
 
     let header = view_mut::<Ipv4, _>(frame, deliver.place.inner_l3)?;
-    let (source, gone) = stay(deliver.shown.seen_as, header.source(), header.destination());
-    let [e, f, g, h] = source;
-    header.addresses = [e, f, g, h, a, b, c, d];
+    let (source, gone) = stay(deliver.shown.seen_as, header.source, header.destination);
+    header.source = source;
+    header.destination = pod;
     let check = u16::from_be_bytes(header.checksum);
-    let difference = Sum::ZERO.replace_u32(u32::from_be_bytes(gone), new);
+    let difference = Sum::ZERO.replace_array(&gone, &pod);
     header.checksum = csum::update(check, difference).to_be_bytes();
 
     let quoted = view_mut::<Ipv4, _>(frame, deliver.quoted_l3)?;
-    let (destination, gone) = stay(deliver.shown.seen_as, quoted.destination(), quoted.source());
-    let difference = Sum::ZERO.replace_u32(u32::from_be_bytes(gone), new);
-    let [e, f, g, h] = destination;
-    quoted.addresses = [a, b, c, d, e, f, g, h];
+    let (destination, gone) = stay(deliver.shown.seen_as, quoted.destination, quoted.source);
+    let difference = Sum::ZERO.replace_array(&gone, &pod);
+    quoted.source = pod;
+    quoted.destination = destination;
     let check = u16::from_be_bytes(quoted.checksum);
     let new_check = csum::update(check, difference);
     quoted.checksum = new_check.to_be_bytes();

@@ -16,6 +16,7 @@ use crate::{
         protocol,
         transport::{Ports, Tcp, Udp},
     },
+    words::{join_u16, split_u32},
 };
 
 /// Makes the frame of a translated packet.
@@ -99,8 +100,8 @@ fn set_quoted_transport<F: FrameMut>(
         return Ok(Sum::ZERO);
     }
     let ports = view_mut::<Ports, _>(frame, error.quoted_l4)?;
-    let [a, b, c, d] = by.ports.to_ne_bytes();
-    let message = set_ports(ports, u32::from_ne_bytes([c, d, a, b]), Sum::ZERO);
+    let [source, destination] = split_u32(by.ports);
+    let message = set_ports(ports, join_u16(destination, source), Sum::ZERO);
     if error.has_checksum == 0 {
         return Ok(message);
     }
@@ -134,11 +135,12 @@ fn set_addresses<F: FrameMut>(
     Ok(match family {
         Family::V4 => {
             let header = view_mut::<Ipv4, _>(frame, l3)?;
-            let [.., a, b, c, d] = source.octets();
-            let [.., e, f, g, h] = destination.octets();
-            let new = [a, b, c, d, e, f, g, h];
-            let difference = Sum::ZERO.replace_array(&header.addresses, &new);
-            header.addresses = new;
+            let (source, destination) = (source.last_octets(), destination.last_octets());
+            let difference = Sum::ZERO
+                .replace_array(&header.source, &source)
+                .replace_array(&header.destination, &destination);
+            header.source = source;
+            header.destination = destination;
             let check = u16::from_be_bytes(header.checksum);
             let new_check = csum::update(check, difference);
             header.checksum = new_check.to_be_bytes();
@@ -160,15 +162,14 @@ fn set_addresses<F: FrameMut>(
 
 #[inline(always)]
 fn set_ports(ports: &mut Ports, new: u32, difference: Sum) -> Sum {
-    let [a, b, c, d] = new.to_ne_bytes();
-    let [e, f] = ports.source;
-    let [g, h] = ports.destination;
-    ports.source = [a, b];
-    ports.destination = [c, d];
-    difference.replace_u32(
-        u32::from_be_bytes([e, f, g, h]),
-        u32::from_be_bytes([a, b, c, d]),
-    )
+    let [source, destination] = split_u32(new);
+    let new = Ports {
+        source,
+        destination,
+    };
+    let moved = ports.replaced_by(new);
+    *ports = new;
+    difference.add_sum(moved)
 }
 
 /// Puts a fresh Ethernet header, and a tag where the link wants one, right in front of the packet.

@@ -52,7 +52,7 @@ pub fn advertisement<F: FrameMut>(
     let target = AddressKey::v6(message.target);
     // Who asks whether an address is free sends no option, in whose place the answer's would come.
     if !frame.holds(l3 + Advertisement::LENGTH) {
-        shift_link(frame, l3, -(GROWTH as i32), ethernet::IPV6)?;
+        shift_link(frame, l3, -(GROWTH as i32), ethernet::IPV6.to_be_bytes())?;
     }
     if !frame.truncate(l3 + Advertisement::LENGTH) {
         return Err(DropReason::NoHeadroom);

@@ -61,9 +61,8 @@ pub fn reply<F: FrameMut + FrameSum>(
 #[inline(always)]
 fn echo_v4<F: FrameMut + FrameSum>(frame: &mut F, reply: &Reply) -> Result<(), DropReason> {
     let header = view_mut::<Ipv4, _>(frame, reply.l3)?;
-    let [a, b, c, d, e, f, g, h] = header.addresses;
     // Swapped words change no sum.
-    header.addresses = [e, f, g, h, a, b, c, d];
+    (header.source, header.destination) = (header.destination, header.source);
     let old = u16::from_be_bytes([header.ttl, header.protocol]);
     header.ttl = TTL;
     let new = u16::from_be_bytes([header.ttl, header.protocol]);
@@ -97,9 +96,7 @@ fn set_checksum_of_zeros<F: FrameMut + FrameSum>(
 #[inline(always)]
 fn echo_v6<F: FrameMut>(frame: &mut F, reply: &Reply) -> Result<(), DropReason> {
     let header = view_mut::<Ipv6, _>(frame, reply.l3)?;
-    let (source, destination) = (header.source, header.destination);
-    header.source = destination;
-    header.destination = source;
+    (header.source, header.destination) = (header.destination, header.source);
     header.hop_limit = TTL;
     set_kind(frame, reply, icmp::v6::ECHO_REPLY)?;
     cut_padding(frame, reply)?;
@@ -216,13 +213,14 @@ fn error_v4<F: FrameMut + FrameSum>(frame: &mut F, reply: &Reply) -> Result<(), 
     let length = reply.length.min(LONGEST_ERROR_V4 - ROOM);
     let sum = make_quote(frame, reply, length, ROOM as i32)?;
     let error = view_mut::<Error<Ipv4>, _>(frame, reply.l3)?;
-    let [a, b, c, d, e, f, g, h] = error.quoted.addresses;
+    let (client, service) = (error.quoted.source, error.quoted.destination);
     error.ip = ipv4_header(
         ERROR_CLASS,
         (length + ROOM) as u16,
         0,
         protocol::ICMP,
-        [e, f, g, h, a, b, c, d],
+        service,
+        client,
     );
     error.icmp = error_header(&message(reply), sum);
     Ok(())
@@ -332,7 +330,7 @@ fn make_room_for_reset<F: FrameMut>(
             let header = view_mut::<Ethernet, _>(frame, 0)?;
             header.macs = *way.macs;
             if way.vlan != [0; 2] {
-                header.ether_type = ethernet::VLAN;
+                header.ether_type = ethernet::VLAN.to_be_bytes();
                 view_mut::<VlanTag, _>(frame, Ethernet::LENGTH)?.control = way.vlan;
             }
             *view_mut::<[u8; 2], _>(frame, l3 - 2)? = reply.family.ether_type();
@@ -372,14 +370,12 @@ fn reset_v4<F: FrameMut>(
     const TCP_LENGTH: u16 = Tcp::LENGTH as u16;
     let segment = segment_of_reset(frame, reply)?;
     let header: &Ipv4 = frame.view(reply.l3).ok_or(DropReason::NoHeadroom)?;
-    let [a, b, c, d, e, f, g, h] = header.addresses;
+    let (client, service) = (header.source, header.destination);
     let l3 = make_room_for_reset(frame, reply, way, Ipv4::LENGTH)?;
-    let ends = [e, f, g, h, a, b, c, d];
     let length = Ipv4::LENGTH as u16 + TCP_LENGTH;
-    let pseudo_header =
-        csum::pseudo_header_v4(&[e, f, g, h], &[a, b, c, d], protocol::TCP, TCP_LENGTH);
+    let pseudo_header = csum::pseudo_header_v4(&service, &client, protocol::TCP, TCP_LENGTH);
     *view_mut(frame, l3)? = Reset {
-        ip: ipv4_header(0, length, 0, protocol::TCP, ends),
+        ip: ipv4_header(0, length, 0, protocol::TCP, service, client),
         tcp: reset_header(&segment, pseudo_header),
     };
     Ok(())

@@ -3,15 +3,15 @@
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// EtherType of IPv4.
-pub const IPV4: [u8; 2] = [0x08, 0x00];
+pub const IPV4: u16 = 0x0800;
 /// EtherType of ARP.
-pub const ARP: [u8; 2] = [0x08, 0x06];
+pub const ARP: u16 = 0x0806;
 /// EtherType of IPv6.
-pub const IPV6: [u8; 2] = [0x86, 0xdd];
+pub const IPV6: u16 = 0x86dd;
 /// EtherType of a customer VLAN tag (802.1Q).
-pub const VLAN: [u8; 2] = [0x81, 0x00];
+pub const VLAN: u16 = 0x8100;
 /// EtherType of a service VLAN tag (802.1ad).
-pub const SERVICE_VLAN: [u8; 2] = [0x88, 0xa8];
+pub const SERVICE_VLAN: u16 = 0x88a8;
 
 /// ```text
 /// | destination MAC (6) | source MAC (6) | EtherType (2) |
@@ -93,6 +93,6 @@ impl VlanTag {
 
 /// Tells whether a VLAN tag follows this EtherType.
 #[inline(always)]
-pub const fn announces_vlan(ether_type: [u8; 2]) -> bool {
+pub const fn announces_vlan(ether_type: u16) -> bool {
     matches!(ether_type, VLAN | SERVICE_VLAN)
 }

@@ -39,8 +39,10 @@ pub struct Ipv4 {
     pub protocol: u8,
     /// Header checksum.
     pub checksum: [u8; 2],
-    /// Source, then destination address.
-    pub addresses: [u8; 8],
+    /// Source address.
+    pub source: [u8; 4],
+    /// Destination address.
+    pub destination: [u8; 4],
 }
 
 /// The don't-fragment flag in [`Ipv4::fragment`].
@@ -90,14 +92,12 @@ impl Ipv4 {
     /// Returns the source address.
     #[inline(always)]
     pub const fn source(&self) -> [u8; 4] {
-        let [a, b, c, d, ..] = self.addresses;
-        [a, b, c, d]
+        self.source
     }
 
     /// Returns the destination address.
     #[inline(always)]
     pub const fn destination(&self) -> [u8; 4] {
-        let [.., a, b, c, d] = self.addresses;
-        [a, b, c, d]
+        self.destination
     }
 }

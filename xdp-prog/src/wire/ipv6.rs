@@ -2,6 +2,8 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+use crate::words::split_u32;
+
 /// ```text
 /// | version (4 bits), traffic class (8), flow label (20) | payload length (2) | next header | hop limit |
 /// | source (16) | destination (16) |
@@ -54,7 +56,8 @@ impl Ipv6 {
     /// Returns the low 16 bits of the flow label.
     #[inline(always)]
     pub const fn label_tag(&self) -> u16 {
-        u16::from_be_bytes([self.class_label[2], self.class_label[3]])
+        let [_, low] = split_u32(u32::from_ne_bytes(self.class_label));
+        u16::from_be_bytes(low)
     }
 
     /// Returns the packet's length in bytes as the header states it.

@@ -1,6 +1,6 @@
 //! TCP (RFC 9293), UDP (RFC 768) and SCTP (RFC 9260).
 
-use crate::csum::Sum;
+use crate::{csum::Sum, words::join_u16};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// The four bytes that TCP and UDP begin with.
@@ -26,18 +26,16 @@ pub struct Ports {
 }
 
 impl Ports {
+    /// Returns both as one word, as they lie in memory.
+    #[inline(always)]
+    pub const fn word(self) -> u32 {
+        join_u16(self.source, self.destination)
+    }
+
     /// Returns what a checksum sees when they become others.
     #[inline(always)]
     pub fn replaced_by(&self, new: Self) -> Sum {
-        Sum::ZERO
-            .replace_u16(
-                u16::from_be_bytes(self.source),
-                u16::from_be_bytes(new.source),
-            )
-            .replace_u16(
-                u16::from_be_bytes(self.destination),
-                u16::from_be_bytes(new.destination),
-            )
+        Sum::ZERO.replace_u32(u32::from_be(self.word()), u32::from_be(new.word()))
     }
 }
 

@@ -52,9 +52,8 @@ static SERVICES_V6: HashMap<ServiceKeyV6, u32, { size::SERVICES }> = HashMap::ne
 fn generate_v4(ctx: XdpContext) -> u32 {
     generate(&ctx, |frame, address, port| {
         let header: &mut Ipv4 = frame.view_mut(Ethernet::LENGTH)?;
-        let [a, .., e, f, g, h] = header.addresses;
         let [_, b, c, d] = address.to_be_bytes();
-        header.addresses = [a, b, c, d, e, f, g, h];
+        header.source = [header.source[0], b, c, d];
         let check = u16::from_be_bytes(header.checksum);
         header.checksum = csum::update(check, Sum::ZERO.add_u32(address)).to_be_bytes();
         let ports: &mut Ports = frame.view_mut(Ethernet::LENGTH + Ipv4::LENGTH)?;

@@ -92,12 +92,16 @@ static FIB_SCRATCH: PerCpuArray<NextHop, 1> = PerCpuArray::new();
 /// The maps as [`Tables`] and [`Counters`], for one run of the program.
 pub(crate) struct KernelTables<'a> {
     ctx: &'a XdpContext,
+    config: Option<&'static Config>,
 }
 
 impl<'a> KernelTables<'a> {
     #[inline(always)]
     pub(crate) fn new(ctx: &'a XdpContext) -> Self {
-        Self { ctx }
+        Self {
+            ctx,
+            config: config(),
+        }
     }
 
     /// Goes on in the program of a stage; returns only where that is missing.
@@ -118,7 +122,7 @@ impl<'a> KernelTables<'a> {
 impl Tables for KernelTables<'_> {
     #[inline(always)]
     fn config(&self) -> Option<&Config> {
-        CONFIG.get(0)
+        self.config
     }
 
     #[inline(always)]
@@ -155,12 +159,12 @@ impl Tables for KernelTables<'_> {
 
     #[inline(always)]
     fn service_v4(&self, key: &ServiceKeyV4) -> Option<u32> {
-        service_v4(key)
+        service_v4(key, self.config?)
     }
 
     #[inline(always)]
     fn service_v6(&self, key: &ServiceKeyV6) -> Option<u32> {
-        service_v6(key)
+        service_v6(key, self.config?)
     }
 
     #[inline(always)]
@@ -532,13 +536,17 @@ impl Counters for KernelTables<'_> {
 }
 
 #[inline(always)]
-fn service_v4(key: &ServiceKeyV4) -> Option<u32> {
-    service_id(IndexKey::v4(*key), CONFIG.get(0)?)
+fn config() -> Option<&'static Config> {
+    CONFIG.get(0)
 }
 
 #[inline(always)]
-fn service_v6(key: &ServiceKeyV6) -> Option<u32> {
-    let config = CONFIG.get(0)?;
+fn service_v4(key: &ServiceKeyV4, config: &Config) -> Option<u32> {
+    service_id(IndexKey::v4(*key), config)
+}
+
+#[inline(always)]
+fn service_v6(key: &ServiceKeyV6, config: &Config) -> Option<u32> {
     service_id(IndexKey::v6(key, config.index_seed), config)
 }
 

@@ -107,7 +107,7 @@ fn vlan<F: Frame>(frame: &F, link: &Link) -> Option<u16> {
     const TAGGED: usize = Ethernet::LENGTH + VlanTag::LENGTH;
     match link.l3 {
         Ethernet::LENGTH => Some(0),
-        TAGGED if frame.view::<Ethernet>(0)?.ether_type == ethernet::VLAN => {
+        TAGGED if frame.view::<Ethernet>(0)?.ether_type == ethernet::VLAN.to_be_bytes() => {
             let tag: &VlanTag = frame.view(Ethernet::LENGTH)?;
             Some(u16::from_be_bytes(tag.control) & 0x0fff)
         }

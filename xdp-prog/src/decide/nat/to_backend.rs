@@ -51,7 +51,7 @@ pub(super) fn way_back<F: Frame>(frame: &F, link: &Link) -> Option<NatLink> {
     let [a, b, c, d, e, f, g, h, i, j, k, l] = header.macs;
     let vlan = match link.l3 {
         Ethernet::LENGTH => [0; 2],
-        TAGGED if header.ether_type == ethernet::VLAN => {
+        TAGGED if header.ether_type == ethernet::VLAN.to_be_bytes() => {
             frame.view::<VlanTag>(Ethernet::LENGTH)?.control
         }
         _ => return None,

@@ -21,17 +21,17 @@ pub(crate) struct EgressTables;
 impl Memory for EgressTables {
     #[inline(always)]
     fn config(&self) -> Option<&Config> {
-        super::CONFIG.get(0)
+        super::config()
     }
 
     #[inline(always)]
     fn service_v4(&self, key: &ServiceKeyV4) -> Option<u32> {
-        super::service_v4(key)
+        super::service_v4(key, super::config()?)
     }
 
     #[inline(always)]
     fn service_v6(&self, key: &ServiceKeyV6) -> Option<u32> {
-        super::service_v6(key)
+        super::service_v6(key, super::config()?)
     }
 
     #[inline(always)]

@@ -110,12 +110,14 @@ pub(crate) fn kind<F: Frame, A: Messages>(frame: &F, packet: &Packet<A>) -> Kind
 /// Tells whether a packet, without options, is an error that says that another was too big.
 #[inline(always)]
 pub(crate) fn is_too_big<F: Frame, A: Messages>(frame: &F, packet: &Packet<A>) -> bool {
-    let is_plain = packet.protocol == A::ICMP
-        && !packet.is_fragment
-        && packet.l4 == packet.l3 + A::HEADER_LENGTH;
-    match frame.view::<Icmp>(packet.l4) {
-        Some(header) if is_plain => A::is_too_big(header),
-        _ => false,
+    // As in `kind`: up to Linux 6.1, the verifier does not know that two offsets are equal.
+    let l4 = packet.l3 + A::HEADER_LENGTH;
+    if packet.protocol != A::ICMP || packet.is_fragment || packet.l4 != l4 {
+        return false;
+    }
+    match frame.view::<Icmp>(l4) {
+        Some(header) => A::is_too_big(header),
+        None => false,
     }
 }
 

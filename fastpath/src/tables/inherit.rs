@@ -154,6 +154,11 @@ impl Tables {
         let mut inherited = InheritedFlows::default();
         former.local.go(usize::MAX, |key, flow| {
             let is_new = self.local_flows.insert_absent(key, flow)?;
+            // Without it, packets would not ask for the flow.
+            let port = u16::from_be_bytes(key.destination_port()).into();
+            if self.local_ports.read(&port)? < flow.until() {
+                self.local_ports.insert(port, flow.until())?;
+            }
             inherited.local += usize::from(is_new);
             Ok(true)
         })?;

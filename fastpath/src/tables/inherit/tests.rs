@@ -162,6 +162,7 @@ fn flows_to_pods_and_of_the_kernel_go_on() {
     assert_eq!(embryonic, Some(made(&asked, VIP, 0, 0)));
     let until = tables.local_flows.get(&local).unwrap().until();
     assert_eq!(until, SEEN);
+    assert_eq!(tables.local_ports.read(&30_080).unwrap(), SEEN);
 }
 
 #[test]

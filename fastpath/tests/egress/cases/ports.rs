@@ -16,7 +16,8 @@ fn family(ends: Ends) -> Vec<Case> {
     let name = |what: &str| format!("{}: {what}", ends.family);
     let mut cases = Vec::new();
     let segment = |from, to| tcp(from, to, Ack, &[], b"data");
-    let packets: [(u8, fn(End, End) -> Packet); 3] = [(TCP, segment), (UDP, udp), (SCTP, sctp)];
+    type Make = fn(End, End) -> Packet;
+    let packets = [(TCP, segment as Make), (UDP, udp), (SCTP, sctp)];
     for (protocol, make) in packets {
         let ends = if protocol == SCTP {
             ends.same_port()

@@ -147,7 +147,7 @@ fn flows_of_nat_mode_go_on_both_ways() {
     let targets = echoed
         .iter()
         .flat_map(|(_, host)| protocols.map(|protocol| (*host, protocol)));
-    let _echo = Echo::serve(host, targets.collect());
+    let _echo = Echo::serve(host, targets.collect::<Vec<_>>());
 
     let listener = host
         .namespace()

@@ -201,13 +201,18 @@ impl Tables {
             fields.port,
             reply.protocol(),
         );
+        // Layout 3 noted of TCP alone that the client went on.
+        let proof = match reply.protocol() {
+            protocol::TCP => PROVED,
+            _ => NAT_ANSWERED,
+        };
         let mark = match forward.get(&key) {
-            Some(entry) if entry.mark.flags() & PROVED == PROVED => entry.mark,
+            Some(entry) if entry.mark.flags() & proof == proof => entry.mark,
             _ => return Ok(false),
         };
         let mark = NatMark::new(
             mark.time(),
-            mark.flags() & (PROVED | NAT_FIN_CLIENT | NAT_FIN_BACKEND),
+            PROVED | mark.flags() & (NAT_FIN_CLIENT | NAT_FIN_BACKEND),
         );
         let reverse = NatReverse::new(reply, &key, fields.ifindex, fields.link, mark);
         let service =

@@ -237,7 +237,7 @@ impl fmt::Display for Comparison {
 
 #[cfg(test)]
 mod tests {
-    use std::{fs, os::unix::fs::PermissionsExt};
+    use std::fs;
 
     use super::*;
     use crate::datapath::{Family, Protocol};
@@ -295,10 +295,20 @@ mod tests {
         assert!(rows(&ours, &vec![Turn::new(); 9]).is_empty());
     }
 
+    /// A process of its own writes the file: a descriptor of ours would be inherited by what other tests fork meanwhile,
+    /// and a file that is open for writing cannot be run (`ETXTBSY`, execve(2)).
     fn program(name: &str, script: &str) -> std::path::PathBuf {
         let path = env::temp_dir().join(format!("guideway-bench-{}-{name}", std::process::id()));
-        fs::write(&path, format!("#!/bin/sh\n{script}")).unwrap();
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        let written = Command::new("sh")
+            .args([
+                "-c",
+                r#"printf '#!/bin/sh\n%s' "$1" >"$0" && chmod 755 "$0""#,
+            ])
+            .arg(&path)
+            .arg(script)
+            .status()
+            .unwrap();
+        assert!(written.success());
         path
     }
 

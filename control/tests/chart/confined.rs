@@ -6,6 +6,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
@@ -213,7 +214,9 @@ impl<'test> Bundle<'test> {
             for library in ["lib", "lib64"] {
                 symlink(format!("usr/{library}"), root.join(library)).unwrap();
             }
-            fs::copy(GUIDEWAY, root.join("usr/bin/guideway")).unwrap();
+            // By a process of its own, or what other tests fork meanwhile holds the program open for writing, and it
+            // cannot be run.
+            output(Command::new("cp").arg(GUIDEWAY).arg(root.join("usr/bin"))).unwrap();
             let config = root.join("etc/guideway/guideway.yaml");
             fs::write(config, objects.agent_config()).unwrap();
             let place = root.join(ACCOUNT);

@@ -10,6 +10,7 @@ use ipnet::IpNet;
 use crate::config::{self, DEFAULT_PIN_DIR, DEFAULT_SERVICE, DEFAULT_SOCKET};
 use crate::desired::ServiceKey;
 use crate::index::Options;
+use crate::reasons::{self, Explanation};
 
 /// Layer-4 load balancer in XDP: the agent, and the commands that show what it does
 #[derive(Debug, Parser)]
@@ -185,6 +186,9 @@ pub struct Drops {
     /// Show reasons without packets too
     #[arg(long, short)]
     pub all: bool,
+    /// Tell what a reason means, how it comes about and what to do; this needs no agent
+    #[arg(long, value_name = "REASON", value_parser = reasons::parse)]
+    pub explain: Option<Explanation>,
 }
 
 /// Options of `trace`.

@@ -38,6 +38,7 @@ mod next_hop;
 pub mod observer;
 pub mod plan;
 mod random;
+pub mod reasons;
 pub mod render;
 pub mod run;
 pub mod service_totals;

@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use clap::{CommandFactory, Parser};
 use control::agent::StartError;
 use control::api::{Reason, Request};
-use control::cli::{Cli, Command};
+use control::cli::{Cli, Command, Drops};
 use control::commands::capture::filter::FilterError;
 use control::config::ConfigError;
 use control::{check, commands, controller, run};
@@ -46,6 +46,10 @@ fn execute(command: Command) -> Result<ExitCode> {
         Command::Backends(options) => {
             commands::show(&options, &Request::Backends {}, show::backends)?;
         }
+        Command::Drops(Drops {
+            explain: Some(explanation),
+            ..
+        }) => commands::print(&show::explained(&explanation))?,
         Command::Drops(options) => {
             let page = |sampled: &commands::Sampled<Vec<Reason>>| show::drops(sampled, options.all);
             commands::show(&options.show, &Request::Drops {}, page)?;

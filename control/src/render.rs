@@ -13,7 +13,8 @@ pub struct Table<const COLUMNS: usize> {
 const GAP: &str = "  ";
 
 impl<const COLUMNS: usize> Table<COLUMNS> {
-    /// Starts a table with these column titles; one that begins with `>` is over numbers, which lean to the right.
+    /// Starts a table with these column titles; one that begins with `>` is over numbers, which lean to the
+    /// right, and a column without a title is not shown.
     pub fn new(titles: [&'static str; COLUMNS]) -> Self {
         let rows = Vec::new();
         Self { titles, rows }
@@ -39,7 +40,8 @@ impl<const COLUMNS: usize> Table<COLUMNS> {
         let mut text = String::new();
         for row in rows() {
             let mut line = String::new();
-            for ((cell, width), title) in row.iter().zip(widths).zip(self.titles) {
+            let cells = row.iter().zip(widths).zip(self.titles);
+            for ((cell, width), title) in cells.filter(|(_, title)| !title.is_empty()) {
                 line += &if title.starts_with('>') {
                     format!("{cell:>width$}{GAP}")
                 } else {
@@ -68,6 +70,22 @@ pub fn printable(text: &str) -> String {
         }
     }
     shown
+}
+
+/// Breaks a text at spaces into lines of at most `width` columns; a longer word has a line to itself.
+pub fn wrapped(text: &str, width: usize) -> Vec<String> {
+    let mut lines = vec![String::new()];
+    for word in text.split(' ') {
+        match lines.last_mut() {
+            Some(line) if line.is_empty() => line.push_str(word),
+            Some(line) if line.chars().count() + 1 + word.chars().count() <= width => {
+                line.push(' ');
+                line.push_str(word);
+            }
+            _ => lines.push(word.to_owned()),
+        }
+    }
+    lines
 }
 
 /// Writes a count in full below 100 000 and with three figures above: `99999`, `1.23M`.
@@ -137,6 +155,19 @@ mod tests {
         let mut table = Table::new(["NAME"]);
         table.row([&"\x1b[2Jx"]);
         assert!(!table.render("").contains('\x1b'));
+    }
+
+    #[test]
+    fn columns_without_a_title_are_not_shown() {
+        let mut table = Table::new(["NAME", "", ">PACKETS"]);
+        table.row([&"web", &"hidden", &7]);
+        assert_eq!(table.render(""), "NAME  PACKETS\nweb         7\n");
+    }
+
+    #[test]
+    fn texts_break_at_spaces() {
+        assert_eq!(wrapped("ab cd efghij k", 5), ["ab cd", "efghij", "k"]);
+        assert_eq!(wrapped("", 5), [""]);
     }
 
     #[test]

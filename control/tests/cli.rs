@@ -196,6 +196,20 @@ fn absent_agent_ends_with_1_and_a_remedy() {
 }
 
 #[test]
+fn reasons_are_explained_without_an_agent() {
+    let output = guideway(&["drops", "--explain", "encap_untrusted"]);
+    assert_eq!(output.status.code(), Some(0));
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(text.contains("trusted_edges"), "{text}");
+    let unknown = guideway(&["drops", "--explain", "gremlins"]);
+    assert_eq!(unknown.status.code(), Some(2));
+    assert!(
+        stderr(&unknown).contains("guideway drops --all"),
+        "{unknown:?}"
+    );
+}
+
+#[test]
 fn check_ends_with_1_when_something_fails() {
     let output = guideway(&["check", "--interface", "nonexistent0", "--json"]);
     assert_eq!(output.status.code(), Some(1));

@@ -8,7 +8,7 @@ use super::Sampled;
 use crate::api::Untrusted;
 use crate::render::{count, duration, printable};
 
-pub use self::packets::{detached, drops, trace, which};
+pub use self::packets::{detached, drops, explained, trace, which};
 pub use self::services::{backends, services};
 pub use self::status::status;
 

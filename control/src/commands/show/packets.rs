@@ -2,11 +2,19 @@
 
 use super::{Sampled, last_untrusted};
 use crate::api::{Detached, Reason, Trace, Which};
-use crate::render::{Table, percent, printable};
+use crate::reasons::{Explanation, explanation};
+use crate::render::{Table, count, percent, printable, wrapped};
+
+/// Columns behind a line's title.
+const LINE: usize = 71;
 
 /// Shows why packets were dropped or passed; those without packets only if `all`.
 pub fn drops(sampled: &Sampled<Vec<Reason>>, all: bool) -> String {
-    let mut table = Table::new(["ACTION", "REASON", ">PACKETS", ">PER SECOND"]);
+    let rates = match sampled.previous {
+        None => "",
+        Some(_) => ">PKT/S",
+    };
+    let mut table = Table::new(["ACTION", "REASON", ">PACKETS", rates, "MEANING"]);
     let mut notes = String::new();
     for reason in &sampled.current {
         for (counter, frames) in &reason.drivers {
@@ -21,10 +29,27 @@ pub fn drops(sampled: &Sampled<Vec<Reason>>, all: bool) -> String {
                 |other: &&Reason| other.reason == reason.reason && other.action == reason.action;
             Some(previous.iter().find(same)?.packets)
         });
-        let rate = rate.map(|rate| rate.to_string()).unwrap_or_default();
-        table.row([&reason.action, &reason.reason, &reason.packets, &rate]);
+        let meaning = explanation(&reason.action, &reason.reason).map(|known| known.meaning);
+        table.row([
+            &reason.action,
+            &reason.reason,
+            &count(reason.packets),
+            &rate.map(count).unwrap_or_default(),
+            &meaning.unwrap_or_default(),
+        ]);
     }
     table.render("nothing dropped or passed") + &notes
+}
+
+/// Shows what a reason means and what to do about it.
+pub fn explained(explanation: &Explanation) -> String {
+    let mut page = Lines::default();
+    page.add("reason", explanation.reason);
+    page.add("action", explanation.action);
+    page.add("meaning", explanation.meaning);
+    page.add("cause", explanation.cause);
+    page.add("remedy", explanation.remedy);
+    page.0
 }
 
 /// A page of lines that begin with a title.
@@ -33,7 +58,11 @@ struct Lines(String);
 
 impl Lines {
     fn add(&mut self, title: &str, text: impl AsRef<str>) {
-        self.0 += &format!("{title:<9}{}\n", text.as_ref());
+        let mut title = title;
+        for line in wrapped(text.as_ref(), LINE) {
+            self.0 += &format!("{title:<9}{line}\n");
+            title = "";
+        }
     }
 
     /// Adds hexadecimal digits, 16 bytes to the line.

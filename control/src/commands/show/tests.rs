@@ -7,6 +7,7 @@ use crate::api::{
     Step, Table, Trace, Untrusted, Which,
 };
 use crate::clock::unix_time;
+use crate::reasons::EXPLANATIONS;
 
 fn once<T>(current: T) -> Sampled<T> {
     Sampled {
@@ -198,6 +199,14 @@ fn drops_hide_reasons_without_packets_unless_all() {
     assert!(!drops(&reasons, false).contains("fragment"));
     assert!(drops(&reasons, true).contains("fragment"));
     assert_fits(&drops(&reasons, true));
+    let watched = Sampled {
+        current: vec![reason("fragment_out_of_order", u64::MAX / 1_000_000_000)],
+        previous: Some((
+            vec![reason("fragment_out_of_order", 0)],
+            Duration::from_secs(1),
+        )),
+    };
+    assert_fits(&drops(&watched, false));
     let mut refused = reason("encap_untrusted", 2);
     refused.last = Some(Untrusted {
         source: "198.51.100.1".to_owned(),
@@ -212,6 +221,15 @@ fn drops_hide_reasons_without_packets_unless_all() {
     let line = "transmit: the driver counts eth0 rx_queue_xdp_tx_errors 7\n";
     assert!(page.ends_with(line), "{page}");
     assert_eq!(drops(&once(vec![]), false), "nothing dropped or passed\n");
+}
+
+#[test]
+fn explanations_fit_80_columns() {
+    for explanation in EXPLANATIONS {
+        let page = explained(explanation);
+        assert_fits(&page);
+        assert!(page.contains(explanation.meaning), "{page}");
+    }
 }
 
 #[test]

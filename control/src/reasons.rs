@@ -1,0 +1,378 @@
+//! What the reasons mean by which packets end, why they come about and what to do: `guideway drops` shows it, and
+//! `deploy/docs/drops.md` is made of it.
+
+/// A reason in words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Explanation {
+    /// `drop`, `fail`, `pass`, `reply` or `return`.
+    pub action: &'static str,
+    /// The label, as in the metrics.
+    pub reason: &'static str,
+    /// What happened, in at most [`MEANING_WIDTH`] columns.
+    pub meaning: &'static str,
+    /// How that comes about.
+    pub cause: &'static str,
+    /// What to do about it.
+    pub remedy: &'static str,
+}
+
+/// Columns that a table of 80 leaves to the meaning.
+pub const MEANING_WIDTH: usize = 32;
+
+/// What is to be done about what is no fault.
+const NOTHING: &str = "Nothing: this is as it should be.";
+
+/// Finds the words for a reason of an action.
+pub fn explanation(action: &str, reason: &str) -> Option<&'static Explanation> {
+    let mut all = EXPLANATIONS.iter();
+    all.find(|one| (one.action, one.reason) == (action, reason))
+}
+
+/// Reads the name of a reason.
+///
+/// # Errors
+///
+/// When no reason has that name; for who typed it.
+pub fn parse(name: &str) -> Result<Explanation, String> {
+    let found = EXPLANATIONS.iter().find(|one| one.reason == name);
+    found
+        .copied()
+        .ok_or_else(|| "no reason has this name; `guideway drops --all` lists all".to_owned())
+}
+
+macro_rules! explanations {
+    ($($action:ident { $($reason:literal: $meaning:literal; $cause:literal; $remedy:expr;)* })*) => {
+        /// Every reason, by action.
+        pub const EXPLANATIONS: &[Explanation] = &[$($(Explanation {
+            action: stringify!($action),
+            reason: $reason,
+            meaning: $meaning,
+            cause: $cause,
+            remedy: $remedy,
+        },)*)*];
+    };
+}
+
+explanations! {
+    drop {
+        "source_range": "client outside source ranges";
+            "The client's address is in none of the service's source ranges (`loadBalancerSourceRanges`, `source_ranges`).";
+            "If the client may use the service, add its network to the source ranges of the service.";
+        "no_backend": "service without backends";
+            "The service has no backend that takes connections, and this packet could not be answered.";
+            "See `guideway backends` and the pods of the Service: are they there, ready, and selected?";
+        "ttl_expired": "TTL too low for one more hop";
+            "A `traceroute`, or packets that circle between routers.";
+            "A few are normal. If there are many, look for a routing loop with `traceroute`.";
+        "no_local_backend": "Local policy, no pod here";
+            "The Service has `externalTrafficPolicy: Local`, and this node has none of its pods.";
+            "Let the load balancer in front check `healthCheckNodePort`, so that it sends to nodes with pods only.";
+        "fragment_out_of_order": "fragment before its first one";
+            "A later fragment came before its datagram's first one, which alone has the ports; or that one was lost.";
+            "Avoid fragments: have clients send smaller datagrams, or raise the MTU of the path.";
+        "fragment_opaque": "fragment that hides its ports";
+            "A first fragment that is cut inside the transport header, or a later one that overlaps it (RFC 1858).";
+            "No ordinary sender does this. Look at the source with `guideway capture reason fragment_opaque -w FILE`.";
+        "fragmented_icmp": "ICMP message in fragments";
+            "A `ping` to a VIP with more data than the path's MTU takes.";
+            "Ping with less data.";
+        "icmp_options": "ICMP with IP options";
+            "ICMP to a VIP with IP options or extension headers, which an answer would have to carry too.";
+            "Nothing, unless a client of yours needs it: VIPs answer plain `ping` only.";
+        "answer_limited": "source had enough answers";
+            "A RST, an ICMP error or an echo reply was due, but answers to one source are limited.";
+            "A port scan or a flood has many. If it is a client of yours, find out why it asks for what is not served.";
+        "unanswerable": "not served, no answer allowed";
+            "Nothing serves this, and no answer may be sent: it was a RST or an ICMP error, or the source is no host.";
+            "Nothing: stray packets come to every public address.";
+        "malformed_icmp": "ICMP error that quotes nothing";
+            "An ICMP error that does not quote a packet whose flow can be followed.";
+            "Nothing, unless path MTU errors go missing: then look for a middlebox that cuts them short.";
+        "unknown_pod": "edge named a pod not here";
+            "An edge sent the packet for a pod that is not on this node: the pod has gone, or the edge lags behind.";
+            "Some are normal while pods end. If they go on, compare `guideway backends` on the edge with the node.";
+        "sent_back": "edge sent what is unknown here";
+            "An edge sent a packet for a service that this node does not know, and the stack would route it back.";
+            "Some are normal after a change. If they go on, compare `guideway services` and `guideway status` on both machines.";
+        "inner_not_ours": "inner packet for no service";
+            "A trusted edge or node sent IP-in-IP whose inner packet is for no service of this node.";
+            "If the pod network is IP-in-IP between nodes' addresses (Calico's `ipip`), change it to VXLAN.";
+        "vip_headers": "to a VIP, unreadable headers";
+            "IP headers that are cut short, too many, or with a source route.";
+            "No ordinary client does this. Look at the source with `guideway capture reason vip_headers -w FILE`.";
+        "vip_protocol": "to a VIP, no TCP/UDP/SCTP";
+            "A packet to a VIP of a protocol that no service can have, such as GRE or ESP.";
+            "Nothing: services are TCP, UDP or SCTP.";
+        "vip_transport": "to a VIP, cut short";
+            "A packet to a VIP that ends inside its TCP, UDP or SCTP header.";
+            "No ordinary client does this. If many clients do, look for a middlebox on the way that cuts packets.";
+        "vip_encap": "IP-in-IP to a VIP";
+            "Somebody sends tunnelled packets to a VIP, where nothing takes them out.";
+            "Edges have to send to the node's own address: look at `nodes` of who sends.";
+        "vip_icmp": "ICMP to a VIP, no echo or error";
+            "An ICMP message to a VIP other than an echo request or an error, such as a timestamp request.";
+            "Nothing: VIPs answer `ping` only.";
+        "node_port_headers": "to a NodePort, headers too long";
+            "To an address with NodePorts, with headers that hide the ports: too many, or cut short.";
+            "No ordinary client does this. Look at the source with `guideway capture reason node_port_headers -w FILE`.";
+        "source_is_vip": "forged: comes from a VIP";
+            "The source is a VIP, where nobody is a client.";
+            "Filter forged sources where they enter your network.";
+        "flow_conflict": "client port already in use";
+            "The client's port already talks to the same pod by another address of it, and no other port was free.";
+            "A client that uses one port for several VIPs of one pod: let it use more ports.";
+        "unknown_flow": "unknown connection, port in use";
+            "It goes on with a connection that is not known here, while the client's port talks to the same pod by another address.";
+            "A few are normal after connections end. The client begins anew by itself.";
+        "flow_table_full": "table of flows is full";
+            "The node's table of flows took no more entries.";
+            "Raise `tables.flows`, then `guideway detach` and start the agent again. `guideway status` shows the fill.";
+        "nat_unknown_flow": "NAT mode: unknown connection";
+            "It goes on with a connection that this edge does not know: it idled too long, or came in by another edge before.";
+            "A few are normal. Many after a move between edges: use `ipip` or `l2dsr`, whose connections survive one.";
+        "nat_ports_exhausted": "NAT mode: no free source port";
+            "Every source port towards this backend that was tried is in use.";
+            "Widen `nat.ports`, add backends, or use `ipip` or `l2dsr` for the service.";
+        "nat_table_full": "NAT mode: table is full";
+            "The table of NAT flows took no more entries.";
+            "Raise `tables.nat_flows`, then `guideway detach` and start the agent again. `guideway status` shows the fill.";
+        "stage_missing": "part of the program not there";
+            "A later stage of the program was missing for a moment, as while the agent replaces the program.";
+            "If it goes on for more than a minute, restart the agent and look at its log.";
+        "mtu_exceeded": "too long for the next hop";
+            "With its outer header the packet is longer than the next hop's MTU, and its sender cannot be asked for less.";
+            "Raise the MTU between edges and nodes by 40, or lower that of the pods. See `path MTU` in `guideway backends`.";
+        "fragmentation_needed": "too long, may be fragmented";
+            "The same of IPv4 without DF: a router would cut it into fragments, Guideway does not.";
+            "Raise the MTU between edges and nodes by 40, or have clients set DF (path MTU discovery), as TCP does.";
+        "next_hop_unresolved": "no neighbour for the backend";
+            "Neither netlink nor the kernel's FIB knows the MAC of the next hop to the backend's node.";
+            "`ip route get NODE` and `ip neigh` on this machine. Is there a route, does the node answer ARP?";
+        "not_on_link": "L2 DSR backend behind a router";
+            "Mode `l2dsr` reaches machines of the same segment only, and the way to this one has a router.";
+            "Use `ipip` for the service (`guideway.dev/mode`), or move the edge into the segment.";
+        "no_outer_source": "no address to send from";
+            "This machine has no address of the outer header's family.";
+            "Give the machine one, or set `sources.ipv4` or `sources.ipv6`.";
+        "table_changed": "a table changed meanwhile";
+            "The packet's look-ups met a change of the tables half-way.";
+            "A few are normal, and the client sends again. If they go on, restart the agent and look at its log.";
+        "no_headroom": "no room for an outer header";
+            "The driver leaves no room in front of the frame.";
+            "Attach in `generic` mode, or use another driver; `guideway check` names the interface's driver.";
+        "not_writable": "no memory for a reply";
+            "The kernel had no memory to make a reply's headers writable.";
+            "Look at the machine's memory.";
+        "malformed_inner": "edge sent no IP packet inside";
+            "IP-in-IP from a trusted source with something inside that is no IP packet.";
+            "Look at who sends it with `guideway capture reason malformed_inner -w FILE`; is `trusted_edges` too wide?";
+        "ecn_dropped": "congestion on the way (ECN)";
+            "A router marked the outer header for congestion, and the packet inside cannot carry the mark (RFC 6040).";
+            "Some are normal on a busy path. If there are many, look for the congested link between edge and node.";
+    }
+    fail {
+        "unsupported": "device takes no frames from XDP";
+            "The driver cannot send what XDP redirects. A veth can where its peer has an XDP program or GRO.";
+            "`guideway check --interface DEV` says what to do; for a veth, put a pass-through program on its peer.";
+        "device_down": "device is down";
+            "The device by which the frame was to leave is down.";
+            "`ip link set DEV up`, or look at the cable.";
+        "no_device": "device is gone";
+            "The device by which the frame was to leave has been removed.";
+            "A few are normal as pods end. If they go on, restart the agent and look at its log.";
+        "too_long": "longer than the device's MTU";
+            "The frame is longer than the MTU of the device that it was to leave by.";
+            "Raise the device's MTU: `ip link set DEV mtu NUMBER`.";
+        "transmit": "driver could not send it back";
+            "The driver had no room in its queue, or its other end (of a veth) takes none.";
+            "Raise the ring (`ethtool -G`), add queues (`ethtool -L`); for a veth see `guideway check --interface DEV`.";
+        "other": "another error of the kernel";
+            "The kernel refused a redirected frame for another reason. Other XDP programs of the machine count here too.";
+            "`perf trace -e xdp:xdp_redirect_err` shows the error number.";
+    }
+    pass {
+        "runt_frame": "no whole Ethernet header";
+            "The frame ends inside its Ethernet header or VLAN tags.";
+            NOTHING;
+        "group_address": "broadcast or multicast";
+            "The destination MAC is a group address.";
+            NOTHING;
+        "vlan_depth": "too many VLAN tags";
+            "The frame has more than two VLAN tags.";
+            "Services are found behind up to two tags: take the others off before.";
+        "not_ip": "neither IPv4 nor IPv6";
+            "ARP, LLDP and the like.";
+            NOTHING;
+        "truncated_ip": "IP packet cut short";
+            "The frame ends before the length that the IP header states.";
+            "Nothing; the kernel drops it. If there are many, look for a faulty device on the way.";
+        "malformed_ip": "contradictory IP header";
+            "Version or header length contradict the Ethernet type or each other.";
+            "Nothing; the kernel drops it.";
+        "extension_depth": "too many extension headers";
+            "A longer chain of IPv6 extension headers than is followed, to no VIP.";
+            NOTHING;
+        "routing_header": "IPv6 routing header";
+            "A routing header with segments left: the destination is not the final one.";
+            NOTHING;
+        "icmp": "ICMP to the machine";
+            "ICMP that is for no VIP: the kernel answers.";
+            NOTHING;
+        "protocol": "other transport protocol";
+            "A protocol that no service can have, to no VIP.";
+            NOTHING;
+        "truncated_transport": "transport header cut short";
+            "The packet ends inside its TCP, UDP or SCTP header, to no VIP.";
+            "Nothing; the kernel drops it.";
+        "fragment_not_ours": "fragment to no VIP";
+            "A fragment for an address that is no VIP.";
+            NOTHING;
+        "no_service": "no service here";
+            "No service has this address, port and protocol: the machine's own traffic.";
+            "If a client times out, see whether `guideway services` lists the address and port it uses.";
+        "local_backend": "the backend is this machine";
+            "The chosen backend is this machine, whose own stack has the VIP.";
+            NOTHING;
+        "encap_not_ours": "IP-in-IP, not taken out here";
+            "IP-in-IP for an address at which this machine does not take outer headers off, or it is no node.";
+            "If edges send it, give this machine the role `node`, and let them send to its address under `nodes`.";
+        "encap_untrusted": "IP-in-IP from a stranger";
+            "An outer header from a source that is no trusted edge; `guideway drops` names the last one.";
+            "If it is an edge of yours: `trusted_edges`, or in Kubernetes the EndpointSlice with the edges outside the cluster.";
+        "decapsulated": "from an edge, VIP on lo";
+            "Taken out of its outer header, for a VIP that this machine has itself.";
+            NOTHING;
+        "delivered": "to a pod of this machine";
+            "On its way to a pod here, its destination translated.";
+            NOTHING;
+        "translated": "reply of a pod here";
+            "A pod's reply on its way out, its source translated back; or an ICMP error about a packet to a pod.";
+            NOTHING;
+        "probe_sent": "our own check, sent";
+            "A health check of this machine, put on the way of a client's packet.";
+            NOTHING;
+        "probe_answer": "our own check, answered";
+            "The answer to a health check of this machine.";
+            NOTHING;
+        "local_flow": "the kernel's own flow";
+            "A flow of this machine's kernel that has a NodePort as its source port.";
+            NOTHING;
+        "nat_not_ours": "to a NAT port, unknown flow";
+            "To a source port of NAT mode, but of no flow that is known: it idled too long, or is another program's.";
+            "If other programs send from these ports, keep them apart: `nat.ports`, `net.ipv4.ip_local_port_range`.";
+        "path_mtu": "router says: path MTU smaller";
+            "An ICMP error about an outer packet: the path to a node takes less than its next hop does.";
+            "Edges heed it by themselves. Raise the MTU of the path to be rid of it; `guideway backends` shows the path.";
+        "announced_elsewhere": "another machine announces it";
+            "Another machine announces an address that this machine announces too; the log names its MAC.";
+            "A few are normal while an address moves. If they go on, take the address off the other machine.";
+    }
+    reply {
+        "echo_reply": "answered a ping";
+            "Somebody pings a VIP.";
+            NOTHING;
+        "packet_too_big": "asked for smaller packets";
+            "A client's packet did not fit with its outer header; it was told the MTU that fits.";
+            "Nothing: clients adapt. Raise the MTU between edges and nodes by 40 to be rid of it.";
+        "time_exceeded": "answered a traceroute";
+            "TTL or hop limit too low for one more hop.";
+            NOTHING;
+        "port_unreachable": "nothing serves this UDP port";
+            "A UDP or SCTP packet to a VIP's port without a service, or to a service without backends.";
+            "If the port should be served, see `guideway services` and `guideway backends`.";
+        "reset": "nothing serves this TCP port";
+            "A TCP packet to a VIP's port without a service, or to a service without backends.";
+            "If the port should be served, see `guideway services` and `guideway backends`.";
+        "neighbour": "answered ARP or ND for a VIP";
+            "A neighbour asked for the MAC of an announced address.";
+            NOTHING;
+    }
+    return {
+        "nat_reply": "NAT mode: backend's reply";
+            "A packet of NAT mode from a backend, on its way to the client.";
+            NOTHING;
+        "nat_error": "NAT mode: ICMP error";
+            "An ICMP error about a packet of NAT mode, on its way to the client.";
+            NOTHING;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::path::Path;
+
+    use xdp_prog::failure::Failure;
+    use xdp_prog::reason::{self, ReasonKind};
+
+    use super::*;
+
+    #[test]
+    fn every_reason_has_words_that_fit() {
+        let kind = |kind| match kind {
+            ReasonKind::Pass => "pass",
+            ReasonKind::Drop => "drop",
+            ReasonKind::Reply => "reply",
+            ReasonKind::Return => "return",
+        };
+        let reasons = reason::all().map(|(of, label)| (kind(of), label));
+        let failures = Failure::ALL.map(|failure| ("fail", failure.label()));
+        let known: BTreeSet<_> = reasons.chain(failures).collect();
+        let explained = EXPLANATIONS.iter().map(|one| (one.action, one.reason));
+        assert_eq!(explained.clone().collect::<BTreeSet<_>>(), known);
+        assert_eq!(explained.count(), known.len());
+        for one in EXPLANATIONS {
+            assert!(one.meaning.len() <= MEANING_WIDTH, "{one:?}");
+        }
+        let names: BTreeSet<_> = EXPLANATIONS.iter().map(|one| one.reason).collect();
+        assert_eq!(names.len(), EXPLANATIONS.len(), "one name, one reason");
+    }
+
+    /// Writes the page for `deploy/docs`.
+    fn page() -> String {
+        let mut page = "# Why packets end: drops and other reasons\n\n\
+            `guideway drops` counts every packet that did not go on to a backend by a reason, and `guideway_packets_total` and\n\
+            `guideway_transmit_failures_total` have the same names as labels. This page says what each means, how it comes about\n\
+            and what to do; `guideway drops --explain REASON` says it at the terminal. To see such packets themselves:\n\
+            `guideway capture reason REASON -w FILE`.\n"
+            .to_owned();
+        for (action, title) in [
+            ("drop", "Dropped"),
+            ("fail", "Sent by XDP, but lost by the kernel or the driver"),
+            ("pass", "Passed on to the machine's own kernel"),
+            ("reply", "Answered by Guideway itself"),
+            ("return", "Sent on to clients"),
+        ] {
+            page += &format!("\n## {title} (`{action}`)\n\n");
+            page += "| reason | meaning | cause | remedy |\n|---|---|---|---|\n";
+            let of_action = EXPLANATIONS.iter().filter(|one| one.action == action);
+            for one in of_action {
+                let Explanation {
+                    reason,
+                    meaning,
+                    cause,
+                    remedy,
+                    ..
+                } = one;
+                page += &format!(
+                    "| <a id=\"{reason}\"></a>`{reason}` | {meaning} | {cause} | {remedy} |\n"
+                );
+            }
+        }
+        page
+    }
+
+    #[test]
+    fn page_of_the_documentation_is_made_of_this_table() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/docs/drops.md");
+        if std::env::var_os("GUIDEWAY_WRITE_DOCS").is_some() {
+            std::fs::write(&path, page()).unwrap();
+        }
+        let written = std::fs::read_to_string(&path).unwrap_or_default();
+        assert!(
+            written == page(),
+            "{} is another: run `GUIDEWAY_WRITE_DOCS=1 cargo test --workspace --lib page_of_the_documentation`",
+            path.display()
+        );
+    }
+}

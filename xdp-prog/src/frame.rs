@@ -1,49 +1,49 @@
 //! Bounds-checked access to the bytes of a frame.
 //!
-//! The kernel side implements [`Frame`] over `data`/`data_end` of an XDP
-//! context, the host side over a vector with headroom. Offsets count from the
-//! first byte of the Ethernet header.
+//! The programs implement [`Frame`] over `data` and `data_end` of an XDP context, the host over a vector with
+//! headroom.
+//! Offsets count from the first byte of the Ethernet header.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::csum::Sum;
 
-/// The most bytes that [`FrameSum::sum`] takes: the longest quote of an ICMPv6 error fits.
+/// The most bytes that [`FrameSum::sum`] takes: the longest quote of an ICMPv6 error.
 pub const LONGEST_SUM: usize = 1280;
 
-/// A header that can be seen in place at any offset: bytes only, no padding.
+/// A header that can be viewed in place at any offset: alignment 1, no padding.
 pub trait Wire: FromBytes + IntoBytes + Immutable + KnownLayout + Unaligned + Copy {}
 
 impl<T: FromBytes + IntoBytes + Immutable + KnownLayout + Unaligned + Copy> Wire for T {}
 
 /// Read access to a frame.
 pub trait Frame {
-    /// Returns the header at `offset`, or nothing where the frame ends before its end.
+    /// Returns the header at `offset`; `None` if the frame ends inside it.
     fn view<T: Wire>(&self, offset: usize) -> Option<&T>;
 
-    /// Tells whether the frame holds at least `length` bytes, those in fragments included.
+    /// Tells whether the frame has at least `length` bytes, multi-buffer fragments included.
     fn holds(&self, length: usize) -> bool;
 }
 
-/// Checksums over as many bytes of a frame as turns out.
+/// Checksums over a number of bytes that is known only at run time.
 pub trait FrameSum: Frame {
-    /// Sums `length` bytes from `offset` on, those in fragments included.
+    /// Sums `length` bytes from `offset` on, multi-buffer fragments included.
     ///
-    /// Nothing where the frame ends before, and for more than [`LONGEST_SUM`] bytes.
+    /// Returns `None` if the frame ends earlier, or for more than [`LONGEST_SUM`] bytes.
     fn sum(&self, offset: usize, length: usize) -> Option<Sum>;
 }
 
-/// Write access to a frame and to its front end.
+/// Write access to a frame, and to its start and end.
 pub trait FrameMut: Frame {
-    /// Returns the header at `offset` for writing.
+    /// Returns the header at `offset` for writing; `None` if the frame ends inside it.
     fn view_mut<T: Wire>(&mut self, offset: usize) -> Option<&mut T>;
 
-    /// Moves the frame's start by `delta` bytes: negative opens room, positive cuts.
+    /// Moves the frame's start by `delta` bytes: a negative value adds room in front, a positive one cuts.
     ///
-    /// Bytes that come into view are unspecified. Returns whether it was done.
+    /// Added bytes have no defined content. Returns false if the frame could not be moved.
     fn move_start(&mut self, delta: i32) -> bool;
 
-    /// Cuts the frame behind its first `length` bytes. Returns whether it was done.
+    /// Cuts the frame to its first `length` bytes. Returns false if it could not be cut.
     fn truncate(&mut self, length: usize) -> bool;
 }
 
@@ -61,7 +61,7 @@ mod host {
 
     /// Bytes that the kernel keeps free in front of each frame (`XDP_PACKET_HEADROOM`).
     const HEADROOM: usize = 256;
-    /// The Ethernet header below which `bpf_xdp_adjust_head` and `bpf_xdp_adjust_tail` refuse to cut.
+    /// Length of an Ethernet header: `bpf_xdp_adjust_head` and `bpf_xdp_adjust_tail` refuse to make a frame shorter.
     const SHORTEST: usize = 14;
 
     /// A frame in memory with headroom in front.
@@ -77,7 +77,7 @@ mod host {
             Self::with_headroom(bytes, HEADROOM)
         }
 
-        /// Copies a frame and puts that many free bytes in front of it.
+        /// Copies a frame and puts `headroom` free bytes in front of it.
         pub fn with_headroom(bytes: &[u8], headroom: usize) -> Self {
             let mut buffer = vec![0; headroom];
             buffer.extend_from_slice(bytes);

@@ -7,8 +7,9 @@
 //! parse (bytes -> Packet) -> decide (Packet + tables -> Verdict) -> rewrite (Verdict -> byte edits)
 //! ```
 //!
-//! [`abi`] holds the table layouts, [`reason`] the one list of outcomes that
-//! is at once error, counter index and metric label.
+//! [`abi`] holds the table layouts. [`reason`] is the one list of outcomes: its entries are errors, counter indices
+//! and
+//! metric labels at once.
 #![no_std]
 #![warn(missing_docs)]
 

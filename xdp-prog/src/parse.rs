@@ -1,9 +1,9 @@
-//! Frame -> [`Packet`]: where the headers lie and what they say.
+//! Frame -> [`Packet`]: the offsets and the contents of its headers.
 //!
-//! Follows up to [`MAX_VLAN_TAGS`] VLAN tags, IPv4 options, and up to
-//! [`MAX_EXTENSIONS`] IPv6 extension headers. Lengths come from the network
-//! and are checked before they are used. What does not parse is never
-//! dropped here: the stack knows what to do with it, and counts it.
+//! The parser follows up to [`MAX_VLAN_TAGS`] VLAN tags, IPv4 options, and up to [`MAX_EXTENSIONS`] IPv6 extension
+//! headers. It checks every length before it uses it, because lengths come from the network. It drops nothing: a
+//! frame
+//! that does not parse yields a [`PassReason`], and the stack handles the frame unless its caller knows better.
 
 pub mod quote;
 
@@ -21,12 +21,12 @@ use crate::{
     },
 };
 
-/// VLAN tags that are followed (802.1ad: a service tag and a customer tag).
+/// Largest number of VLAN tags that the parser follows (802.1ad: a service tag and a customer tag).
 pub const MAX_VLAN_TAGS: usize = 2;
-/// IPv6 extension headers that are followed.
+/// Largest number of IPv6 extension headers that the parser follows.
 pub const MAX_EXTENSIONS: usize = 4;
 
-/// What the Ethernet header and VLAN tags say.
+/// The payload's type and place, as the Ethernet header and the VLAN tags give them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Link {
     /// EtherType of the payload.
@@ -35,10 +35,10 @@ pub struct Link {
     pub l3: usize,
 }
 
-/// Which part of which datagram a fragment is.
+/// A fragment's place: the datagram that it belongs to, and the offset there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Piece {
-    /// The datagram's identification as it lies in memory: four bytes of IPv6, two of IPv4 behind two zeros.
+    /// The datagram's identification in memory order: four bytes of IPv6; for IPv4 two zeros, then its two bytes.
     pub identification: u32,
     /// Offset within the datagram in units of eight bytes.
     pub offset: u16,
@@ -49,21 +49,21 @@ pub struct Piece {
 pub struct Packet<A> {
     /// Offset of the IP header in the frame.
     pub l3: usize,
-    /// Offset of what follows the IP header, its options and extension headers.
+    /// Offset of the transport header: behind the IP header, its options and extension headers.
     pub l4: usize,
-    /// Length of the IP packet as its header states it; the frame holds it.
+    /// Length of the IP packet in bytes, as its header states it; the frame is at least that long.
     pub length: usize,
     /// DSCP and ECN.
     pub traffic_class: u8,
     /// TTL or hop limit.
     pub hop_limit: u8,
-    /// Protocol of what lies at `l4`; of a fragment, of what its datagram begins with there.
+    /// Protocol number of the header at `l4`; in a later fragment, of the header that the first fragment has there.
     pub protocol: u8,
-    /// What an outer header's identification or flow label would say of the pod.
+    /// The pod's tag, if this is an outer header: the IPv4 identification, or the low bits of the IPv6 flow label.
     pub tag: Tag,
-    /// Whether it is a fragment, be it the first: then `l4` must not be read as a header without thought.
+    /// Whether the packet is a fragment, the first one included. A later fragment has no transport header at `l4`.
     pub is_fragment: bool,
-    /// Which fragment it is, if it is one.
+    /// The fragment's place in its datagram; meaningless unless `is_fragment`.
     pub piece: Piece,
     /// Source address.
     pub source: A,
@@ -72,7 +72,7 @@ pub struct Packet<A> {
 }
 
 impl<A> Packet<A> {
-    /// Tells whether it is a fragment other than the first, which has no transport header.
+    /// Tells whether this is a fragment other than the first: it has no transport header.
     #[inline(always)]
     pub const fn is_later_fragment(&self) -> bool {
         self.is_fragment && self.piece.offset != 0
@@ -80,7 +80,7 @@ impl<A> Packet<A> {
 }
 
 impl<A: Copy> Packet<A> {
-    /// Returns the flow of these ports, which are in wire order, the source's first.
+    /// Returns the packet's flow with these ports, which are in wire order, the source's first.
     #[inline(always)]
     pub const fn flow_of(&self, ports: u32) -> FlowKey<A> {
         let [a, b, c, d] = ports.to_ne_bytes();
@@ -94,11 +94,13 @@ impl<A: Copy> Packet<A> {
     }
 }
 
-/// Follows the Ethernet header and VLAN tags.
+/// Follows the Ethernet header and the VLAN tags of a frame for this machine.
 ///
 /// # Errors
 ///
-/// Returns why the frame is none that a service could have received.
+/// [`PassReason::RuntFrame`] if the frame ends early, [`PassReason::GroupAddress`] if its destination is a multicast
+/// or
+/// broadcast MAC, [`PassReason::VlanDepth`] behind more than [`MAX_VLAN_TAGS`] tags.
 #[inline(always)]
 pub fn link<F: Frame>(frame: &F) -> Result<Link, PassReason> {
     let header: &Ethernet = frame.view(0).ok_or(PassReason::RuntFrame)?;
@@ -108,11 +110,11 @@ pub fn link<F: Frame>(frame: &F) -> Result<Link, PassReason> {
     follow_tags(frame, u16::from_be_bytes(header.ether_type))
 }
 
-/// Follows the Ethernet header and VLAN tags of a frame for whomever.
+/// Follows the Ethernet header and the VLAN tags of a frame for any destination MAC.
 ///
 /// # Errors
 ///
-/// Returns why they cannot be followed.
+/// As [`link`], but never [`PassReason::GroupAddress`].
 #[inline(always)]
 pub fn any_link<F: Frame>(frame: &F) -> Result<Link, PassReason> {
     let header: &Ethernet = frame.view(0).ok_or(PassReason::RuntFrame)?;
@@ -140,7 +142,8 @@ fn follow_tags<F: Frame>(frame: &F, mut ether_type: u16) -> Result<Link, PassRea
 ///
 /// # Errors
 ///
-/// Returns why the bytes are no IPv4 packet.
+/// [`PassReason::TruncatedIp`] if the frame ends before the packet, [`PassReason::MalformedIp`] if the header
+/// contradicts itself.
 #[inline(always)]
 pub fn ipv4<F: Frame>(frame: &F, l3: usize) -> Result<Packet<V4>, PassReason> {
     let header: &Ipv4 = frame.view(l3).ok_or(PassReason::TruncatedIp)?;
@@ -177,7 +180,8 @@ pub fn ipv4<F: Frame>(frame: &F, l3: usize) -> Result<Packet<V4>, PassReason> {
 ///
 /// # Errors
 ///
-/// Returns why the bytes are no IPv6 packet, or none that can be followed.
+/// As [`ipv4`]; also [`PassReason::RoutingHeader`] for a source route that is not finished, and
+/// [`PassReason::ExtensionDepth`] behind more than [`MAX_EXTENSIONS`] extension headers.
 #[inline(always)]
 pub fn ipv6<F: Frame>(frame: &F, l3: usize) -> Result<Packet<V6>, PassReason> {
     let header: &Ipv6 = frame.view(l3).ok_or(PassReason::TruncatedIp)?;
@@ -207,7 +211,7 @@ pub fn ipv6<F: Frame>(frame: &F, l3: usize) -> Result<Packet<V6>, PassReason> {
     })
 }
 
-/// Where a chain of extension headers ends.
+/// The header behind the last extension header.
 pub(crate) struct ChainEnd {
     pub(crate) protocol: u8,
     pub(crate) l4: usize,
@@ -230,7 +234,7 @@ pub(crate) fn follow_extensions<F: Frame>(
             return Err(PassReason::RoutingHeader);
         }
         if protocol == protocol::FRAGMENT && header.is_fragment() {
-            // Beyond it lies the transport header only in the first fragment.
+            // Only the first fragment has its transport header behind this one.
             return Ok(ChainEnd {
                 protocol: header.next_header,
                 l4: offset + Extension::LENGTH,
@@ -276,8 +280,7 @@ pub(crate) const fn is_extension(protocol: u8) -> bool {
 ///
 /// # Errors
 ///
-/// Returns [`PassReason::TruncatedTransport`] where the IP packet or the
-/// frame's linear part ends inside the transport header.
+/// [`PassReason::TruncatedTransport`] if the IP packet or the frame's linear part ends inside the transport header.
 #[inline(always)]
 pub fn flow<F: Frame, A: Copy>(frame: &F, packet: &Packet<A>) -> Result<FlowKey<A>, PassReason> {
     if packet.l4 + transport_length(packet.protocol) > packet.l3 + packet.length {
@@ -295,7 +298,7 @@ pub fn flow<F: Frame, A: Copy>(frame: &F, packet: &Packet<A>) -> Result<FlowKey<
     })
 }
 
-/// Returns the length of a transport header without options; of what is none, that of UDP.
+/// Returns the length in bytes of a transport header without options; for unknown protocols, that of UDP.
 #[inline(always)]
 pub const fn transport_length(protocol: u8) -> usize {
     match protocol {
@@ -305,10 +308,10 @@ pub const fn transport_length(protocol: u8) -> usize {
     }
 }
 
-/// What a TCP header says.
+/// Flags and numbers of a TCP header, in host order.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Segment {
-    /// Its flags.
+    /// TCP flags.
     pub flags: TcpFlags,
     /// Sequence number.
     pub sequence: u32,
@@ -317,7 +320,7 @@ pub struct Segment {
 }
 
 impl Segment {
-    /// Reads a header.
+    /// Reads a TCP header.
     #[inline(always)]
     pub const fn of(header: &Tcp) -> Self {
         Self {
@@ -328,7 +331,7 @@ impl Segment {
     }
 }
 
-/// The flags of a TCP header; none for other protocols.
+/// The flags of a TCP header; zero for other protocols.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TcpFlags(pub u8);
 
@@ -339,56 +342,56 @@ impl TcpFlags {
     const PSH: u8 = 0x08;
     const ACK: u8 = 0x10;
 
-    /// Tells whether the sender has no more data.
+    /// Tells whether the sender has no more data (FIN).
     #[inline(always)]
     pub const fn fin(self) -> bool {
         self.0 & Self::FIN != 0
     }
 
-    /// Tells whether the connection is aborted.
+    /// Tells whether the sender aborts the connection.
     #[inline(always)]
     pub const fn rst(self) -> bool {
         self.0 & Self::RST != 0
     }
 
-    /// Tells whether the sender asks for its data to be delivered at once.
+    /// Tells whether the receiver shall deliver the data at once.
     #[inline(always)]
     pub const fn psh(self) -> bool {
         self.0 & Self::PSH != 0
     }
 
-    /// Tells whether the acknowledgement number means anything.
+    /// Tells whether the acknowledgement number is valid.
     #[inline(always)]
     pub const fn has_acknowledgement(self) -> bool {
         self.0 & Self::ACK != 0
     }
 
-    /// Tells whether this goes on with a connection and acknowledges something.
+    /// Tells whether the segment acknowledges data of an open connection: an ACK without SYN and RST.
     #[inline(always)]
     pub const fn acknowledges(self) -> bool {
         self.0 & (Self::SYN | Self::ACK | Self::RST) == Self::ACK
     }
 
-    /// Tells whether the sender begins a connection, or accepts one.
+    /// Tells whether the sender opens or accepts a connection.
     #[inline(always)]
     pub const fn syn(self) -> bool {
         self.0 & Self::SYN != 0
     }
 
-    /// Tells whether this is a client's first segment.
+    /// Tells whether this is a client's first segment: a SYN without ACK.
     #[inline(always)]
     pub const fn begins_connection(self) -> bool {
         self.0 & (Self::SYN | Self::ACK | Self::RST) == Self::SYN
     }
 
-    /// Tells whether this is a server's first segment.
+    /// Tells whether this is a server's first segment: a SYN+ACK.
     #[inline(always)]
     pub const fn accepts_connection(self) -> bool {
         self.0 & (Self::SYN | Self::ACK | Self::RST) == Self::SYN | Self::ACK
     }
 }
 
-/// Reads the flags of a packet whose ports have been read.
+/// Reads the flags of a packet whose ports have been read; zero unless it is TCP.
 #[inline(always)]
 pub fn tcp_flags<F: Frame, A>(frame: &F, packet: &Packet<A>) -> TcpFlags {
     if packet.protocol != protocol::TCP {

@@ -1,8 +1,7 @@
 //! Headers as they lie on the wire: byte-array fields, accessors in host order.
 //!
-//! One file per protocol. The types can be viewed at any offset of a frame
-//! (alignment 1, no padding); reading them never fails, what they say may
-//! still be nonsense and is judged by [`crate::parse`].
+//! One file per protocol. The types have alignment 1 and no padding, so they can be viewed at any offset of a frame.
+//! Reading a field never fails. [`crate::parse`] checks the values.
 
 pub mod ethernet;
 pub mod icmp;

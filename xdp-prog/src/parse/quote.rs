@@ -1,7 +1,8 @@
-//! What an ICMP error quotes of the packet that it is about.
+//! The packet that an ICMP error quotes.
 //!
-//! All errors of both versions carry the beginning of that packet behind their
-//! own eight bytes; RFC 792 promises the IP header and eight bytes more.
+//! An error of either version carries the beginning of the packet that it is about behind its own eight bytes. RFC
+//! 792
+//! promises the IP header and eight bytes more.
 
 use crate::{
     flow::{FlowKey, V4, V6},
@@ -14,23 +15,23 @@ use crate::{
     },
 };
 
-/// Bytes of a transport header that every quote has.
+/// Bytes of the transport header that every quote has.
 pub const QUOTED_TRANSPORT: usize = 8;
 
-/// A quoted packet of which the ports can be read.
+/// A quoted packet whose ports can be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quote<A> {
-    /// Offset of its IP header in the frame.
+    /// Offset of the quoted IP header in the frame.
     pub l3: usize,
-    /// Offset of its transport header.
+    /// Offset of the quoted transport header in the frame.
     pub l4: usize,
-    /// The flow, as packets go the *other* way: the quoted packet's source is the destination.
+    /// The flow in the direction of the error: source and destination of the quoted packet are swapped.
     pub flow: FlowKey<A>,
 }
 
 /// Reads a quoted IPv4 packet between `l3` and `end`.
 ///
-/// Nothing where it is cut short or a fragment other than the first, which has no ports.
+/// Returns `None` if the quote is cut short, or is a later fragment, which has no ports.
 #[inline(always)]
 pub fn ipv4<F: Frame>(frame: &F, l3: usize, end: usize) -> Option<Quote<V4>> {
     let header: &Ipv4 = frame.view(l3)?;
@@ -61,7 +62,8 @@ pub fn ipv4<F: Frame>(frame: &F, l3: usize, end: usize) -> Option<Quote<V4>> {
 
 /// Reads a quoted IPv6 packet between `l3` and `end`.
 ///
-/// Of extension headers it follows only what servers put there: a fragment header.
+/// Of the extension headers it follows only a fragment header, because servers send no other. Returns `None` as
+/// [`ipv4`] does.
 #[inline(always)]
 pub fn ipv6<F: Frame>(frame: &F, l3: usize, end: usize) -> Option<Quote<V6>> {
     let header: &Ipv6 = frame.view(l3)?;

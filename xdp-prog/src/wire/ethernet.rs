@@ -13,6 +13,8 @@ pub const VLAN: u16 = 0x8100;
 /// EtherType of a service VLAN tag (802.1ad).
 pub const SERVICE_VLAN: u16 = 0x88a8;
 
+/// Ethernet header.
+///
 /// ```text
 /// | destination MAC (6) | source MAC (6) | EtherType (2) |
 /// ```
@@ -33,7 +35,7 @@ pub const SERVICE_VLAN: u16 = 0x88a8;
 pub struct Ethernet {
     /// Destination MAC, then source MAC.
     pub macs: [u8; 12],
-    /// What follows: a payload's EtherType or a VLAN tag.
+    /// EtherType of the payload, or of the first VLAN tag.
     pub ether_type: [u8; 2],
 }
 
@@ -62,6 +64,8 @@ impl Ethernet {
     }
 }
 
+/// VLAN tag (802.1Q and 802.1ad).
+///
 /// ```text
 /// | priority (3 bits), drop eligible (1), VLAN id (12) | EtherType (2) |
 /// ```
@@ -82,7 +86,7 @@ impl Ethernet {
 pub struct VlanTag {
     /// Tag control information.
     pub control: [u8; 2],
-    /// What follows the tag.
+    /// EtherType of the payload, or of the next tag.
     pub ether_type: [u8; 2],
 }
 

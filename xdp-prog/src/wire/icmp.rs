@@ -8,9 +8,9 @@ pub mod v4 {
     pub const ECHO_REPLY: u8 = 0;
     /// Destination unreachable; an error.
     pub const UNREACHABLE: u8 = 3;
-    /// Code of [`UNREACHABLE`]: nobody listens at this port.
+    /// Code of [`UNREACHABLE`]: no socket listens on this port.
     pub const PORT_UNREACHABLE: u8 = 3;
-    /// Code of [`UNREACHABLE`]: fragmentation needed and not allowed; the last two bytes are the MTU.
+    /// Code of [`UNREACHABLE`]: the packet is too large and must not be fragmented; the last two bytes are the MTU.
     pub const FRAGMENTATION_NEEDED: u8 = 4;
     /// Echo request.
     pub const ECHO_REQUEST: u8 = 8;
@@ -24,7 +24,7 @@ pub mod v4 {
 pub mod v6 {
     /// Destination unreachable; an error.
     pub const UNREACHABLE: u8 = 1;
-    /// Code of [`UNREACHABLE`]: nobody listens at this port.
+    /// Code of [`UNREACHABLE`]: no socket listens on this port.
     pub const PORT_UNREACHABLE: u8 = 4;
     /// Packet too big; the last four bytes are the MTU.
     pub const PACKET_TOO_BIG: u8 = 2;
@@ -36,13 +36,13 @@ pub mod v6 {
     pub const ECHO_REQUEST: u8 = 128;
     /// Echo reply.
     pub const ECHO_REPLY: u8 = 129;
-    /// Asks for the MAC of an address (RFC 4861 section 4.3).
+    /// Neighbour solicitation: asks for the MAC of an address (RFC 4861 section 4.3).
     pub const NEIGHBOUR_SOLICITATION: u8 = 135;
-    /// Tells it (RFC 4861 section 4.4).
+    /// Neighbour advertisement: gives the MAC of an address (RFC 4861 section 4.4).
     pub const NEIGHBOUR_ADVERTISEMENT: u8 = 136;
 }
 
-/// What all ICMP messages of both versions begin with.
+/// The fixed header of every ICMP and ICMPv6 message.
 ///
 /// ```text
 /// | type | code | checksum (2) | depends on the type (4) |
@@ -62,13 +62,13 @@ pub mod v6 {
 )]
 #[repr(C)]
 pub struct Icmp {
-    /// Type.
+    /// Message type.
     pub kind: u8,
-    /// Code.
+    /// Message code; its meaning depends on the type.
     pub code: u8,
-    /// Checksum; over the pseudo-header too in ICMPv6.
+    /// Checksum over the message; in ICMPv6 over the pseudo-header too.
     pub checksum: [u8; 2],
-    /// Identifier and sequence number, MTU, or unused.
+    /// Depends on the type: identifier and sequence number, MTU, or unused.
     pub rest: [u8; 4],
 }
 

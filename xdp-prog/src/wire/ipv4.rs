@@ -27,7 +27,7 @@ pub struct Ipv4 {
     pub version_ihl: u8,
     /// DSCP and ECN.
     pub tos: u8,
-    /// Length of header and payload.
+    /// Length of header and payload in bytes.
     pub total_length: [u8; 2],
     /// Identification.
     pub identification: [u8; 2],
@@ -45,7 +45,7 @@ pub struct Ipv4 {
     pub destination: [u8; 4],
 }
 
-/// The don't-fragment flag in [`Ipv4::fragment`].
+/// Don't-fragment flag of [`Ipv4::fragment`].
 pub const DONT_FRAGMENT: [u8; 2] = [0x40, 0x00];
 
 impl Ipv4 {
@@ -64,7 +64,7 @@ impl Ipv4 {
         (self.version_ihl & 0x0f) as usize * 4
     }
 
-    /// Returns the packet's length in bytes as the header states it.
+    /// Returns the length of header and payload in bytes, as the header states it.
     #[inline(always)]
     pub const fn total_length(&self) -> usize {
         u16::from_be_bytes(self.total_length) as usize
@@ -73,7 +73,7 @@ impl Ipv4 {
     /// Tells whether this is a fragment of a datagram, the first one included.
     #[inline(always)]
     pub const fn is_fragment(&self) -> bool {
-        // More-fragments flag or a non-zero offset; not the reserved and DF bits.
+        // The more-fragments flag or a non-zero offset. The reserved and don't-fragment bits do not count.
         u16::from_be_bytes(self.fragment) & 0x3fff != 0
     }
 
@@ -83,7 +83,7 @@ impl Ipv4 {
         self.fragment[0] & DONT_FRAGMENT[0] != 0
     }
 
-    /// Returns where this fragment belongs, in units of eight bytes.
+    /// Returns the fragment's offset within the datagram, in units of eight bytes.
     #[inline(always)]
     pub const fn fragment_offset(&self) -> u16 {
         u16::from_be_bytes(self.fragment) & 0x1fff

@@ -4,6 +4,8 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::words::split_u32;
 
+/// Fixed IPv6 header.
+///
 /// ```text
 /// | version (4 bits), traffic class (8), flow label (20) | payload length (2) | next header | hop limit |
 /// | source (16) | destination (16) |
@@ -25,9 +27,9 @@ use crate::words::split_u32;
 pub struct Ipv6 {
     /// Version, traffic class and flow label.
     pub class_label: [u8; 4],
-    /// Length of what follows this header.
+    /// Length in bytes of everything behind this header, extension headers included.
     pub payload_length: [u8; 2],
-    /// Protocol of what follows.
+    /// Protocol number of the next header.
     pub next_header: u8,
     /// Hop limit.
     pub hop_limit: u8,
@@ -60,14 +62,14 @@ impl Ipv6 {
         u16::from_be_bytes(low)
     }
 
-    /// Returns the packet's length in bytes as the header states it.
+    /// Returns the length of header and payload in bytes, as the header states it.
     #[inline(always)]
     pub const fn total_length(&self) -> usize {
         Self::LENGTH + u16::from_be_bytes(self.payload_length) as usize
     }
 }
 
-/// The first eight bytes that all extension headers share in some form.
+/// The first eight bytes of an extension header.
 #[derive(
     Clone,
     Copy,
@@ -83,13 +85,15 @@ impl Ipv6 {
 )]
 #[repr(C)]
 pub struct Extension {
-    /// Protocol of what follows.
+    /// Protocol number of the next header.
     pub next_header: u8,
-    /// Length beyond the first eight bytes, in units of eight (of four for AH).
+    /// Length beyond the first eight bytes, in units of eight bytes. An authentication header counts all but its
+    /// first
+    /// eight bytes in units of four.
     pub length: u8,
     /// Fragment header: offset, reserved bits, more-fragments. Routing header: type, segments left.
     pub fragment: [u8; 2],
-    /// The rest of the first eight bytes. Fragment header: identification.
+    /// The rest of the first eight bytes; in a fragment header, the identification.
     pub rest: [u8; 4],
 }
 
@@ -109,13 +113,13 @@ impl Extension {
         (self.length as usize + 2) * 4
     }
 
-    /// Tells whether a fragment header really splits the packet (RFC 6946: atomic ones do not).
+    /// Tells whether the header splits the packet; an atomic fragment does not (RFC 6946).
     #[inline(always)]
     pub const fn is_fragment(&self) -> bool {
         u16::from_be_bytes(self.fragment) & 0xfff9 != 0
     }
 
-    /// Returns where a fragment header says that the fragment belongs, in units of eight bytes.
+    /// Returns the offset of a fragment header, in units of eight bytes.
     #[inline(always)]
     pub const fn fragment_offset(&self) -> u16 {
         u16::from_be_bytes(self.fragment) >> 3

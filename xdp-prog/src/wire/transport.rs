@@ -3,7 +3,7 @@
 use crate::{csum::Sum, words::join_u16};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// The four bytes that TCP and UDP begin with.
+/// The two ports with which TCP, UDP and SCTP headers begin.
 #[derive(
     Clone,
     Copy,
@@ -26,13 +26,13 @@ pub struct Ports {
 }
 
 impl Ports {
-    /// Returns both as one word, as they lie in memory.
+    /// Returns both ports as one word in memory order.
     #[inline(always)]
     pub const fn word(self) -> u32 {
         join_u16(self.source, self.destination)
     }
 
-    /// Returns what a checksum sees when they become others.
+    /// Returns the difference that a checksum sees when these ports become `new`.
     #[inline(always)]
     pub fn replaced_by(&self, new: Self) -> Sum {
         Sum::ZERO.replace_u32(u32::from_be(self.word()), u32::from_be(new.word()))
@@ -67,7 +67,7 @@ pub struct Tcp {
     pub acknowledgement: [u8; 4],
     /// Data offset in words (high nibble).
     pub data_offset: u8,
-    /// CWR, ECE, URG, ACK, PSH, RST, SYN, FIN.
+    /// CWR, ECE, URG, ACK, PSH, RST, SYN and FIN, from the highest bit to the lowest.
     pub flags: u8,
     /// Receive window.
     pub window: [u8; 2],
@@ -81,13 +81,15 @@ impl Tcp {
     /// Length of the fixed part in bytes.
     pub const LENGTH: usize = size_of::<Self>();
 
-    /// Returns the length of the header with its options, as it states it.
+    /// Returns the header's length in bytes, options included, as the header states it: 0 to 60.
     #[inline(always)]
     pub const fn header_length(&self) -> usize {
         (self.data_offset >> 4) as usize * 4
     }
 }
 
+/// UDP header.
+///
 /// ```text
 /// | ports (4) | length (2) | checksum (2) |
 /// ```
@@ -108,7 +110,7 @@ impl Tcp {
 pub struct Udp {
     /// Source and destination port.
     pub ports: Ports,
-    /// Length of header and payload.
+    /// Length of header and payload in bytes.
     pub length: [u8; 2],
     /// Checksum over pseudo-header, header and payload; zero for none (IPv4 only).
     pub checksum: [u8; 2],
@@ -119,7 +121,7 @@ impl Udp {
     pub const LENGTH: usize = size_of::<Self>();
 }
 
-/// The common header of SCTP. Its CRC32c covers no addresses.
+/// The common header of SCTP. Its CRC32c does not cover the IP addresses.
 ///
 /// ```text
 /// | ports (4) | verification tag (4) | CRC32c (4) |

@@ -232,7 +232,7 @@ Filter: all of these that are given must hold
   port NUMBER                source or destination; up to two of them
   tcp, udp, sctp, icmp
   service VIP:PORT/PROTO     the same as host, port and protocol of a service
-  forward, pass, drop, reply, return
+  forward, pass, drop, reply, to_client
                              what became of it; one of them if several are given
   reason NAME                why, as `guideway drops` names it; likewise
 It looks into IP-in-IP and at the packet that an ICMP error quotes.

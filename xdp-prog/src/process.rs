@@ -11,7 +11,7 @@ use crate::{
         },
     },
     frame::{FrameMut, FrameSum},
-    reason::{DropReason, PassReason, ReplyReason, ReturnReason},
+    reason::{DropReason, PassReason, ReplyReason, ToClientReason},
     rewrite,
     stage::Stage,
     verdict::{
@@ -109,7 +109,7 @@ fn carry_out<F: FrameMut + FrameSum, T: World>(
         Verdict::Translate(translate) => match rewrite::nat::translate(frame, &translate) {
             Ok(()) => {
                 match translate.by.backend {
-                    0 => tables.count_reason(ReturnReason::NatReply.index()),
+                    0 => tables.count_reason(ToClientReason::NatReply.index()),
                     backend => {
                         let service = translate.by.service;
                         tables.count_forward(service, backend, translate.length as u64);
@@ -250,7 +250,7 @@ fn translate_error<F: FrameMut + FrameSum, T: World>(
     rewrite::nat::translate_error(frame, error)?;
     let by = error.error.by;
     match by.backend {
-        0 => tables.count_reason(ReturnReason::NatError.index()),
+        0 => tables.count_reason(ToClientReason::NatError.index()),
         backend => tables.count_forward(by.service, backend, error.error.length as u64),
     }
     Ok(send(by.ifindex, ingress))

@@ -1,109 +1,46 @@
 //! Why a packet was passed to the stack, dropped, answered, or sent on to a client.
 //!
-//! One list, three uses: the variant is the datapath's error, its integer the
-//! index into the `REASONS` counters, its text the metric label. What is forwarded
-//! to a backend has no reason; it is counted per service and per backend.
+//! One list, three uses: the variant is the datapath's error, its integer the index into the `REASONS` counters, its text
+//! the metric label. What is forwarded to a backend has no reason; it is counted per service and per backend.
 //!
-//! The list is part of the table layout: a variant that comes, goes or moves from
-//! one release to the next raises [`crate::abi::VERSION`], or pinned counters would
-//! go on under other names.
+//! The list is part of the table layout: a variant that comes, goes or moves from one release to the next raises
+//! [`crate::abi::VERSION`], or pinned counters would go on under other names.
 
-/// Declares the four enums over one contiguous range of counter indices.
+/// Declares enums that share one contiguous range of counter indices: each names the index that its first variant has.
 macro_rules! reasons {
-    (
-        pass { $($(#[$pass_doc:meta])* $pass:ident = $pass_label:literal,)* }
-        drop { $($(#[$drop_doc:meta])* $drop:ident = $drop_label:literal,)* }
-        reply { $($(#[$reply_doc:meta])* $reply:ident = $reply_label:literal,)* }
-        return { $($(#[$return_doc:meta])* $return:ident = $return_label:literal,)* }
-    ) => {
-        /// Why a packet goes on to the kernel's own stack.
+    ($(
+        $(#[$doc:meta])*
+        $name:ident from $first:expr => {
+            $($(#[$variant_doc:meta])* $variant:ident = $label:literal,)*
+        }
+    )*) => {$(
+        $(#[$doc])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[repr(u32)]
-        pub enum PassReason { $($(#[$pass_doc])* $pass,)* }
+        pub enum $name { $($(#[$variant_doc])* $variant,)* }
 
-        impl PassReason {
+        impl $name {
             /// Every variant, in the order of the counters.
-            pub const ALL: &'static [Self] = &[$(Self::$pass,)*];
+            pub const ALL: &'static [Self] = &[$(Self::$variant,)*];
+
+            #[expect(clippy::cast_possible_truncation, reason = "a few dozen variants")]
+            const END: u32 = $first + Self::ALL.len() as u32;
 
             /// Returns the index into the `REASONS` counters.
             #[inline(always)]
-            pub const fn index(self) -> u32 { self as u32 }
+            pub const fn index(self) -> u32 { $first + self as u32 }
 
             /// Returns the metric label.
             pub const fn label(self) -> &'static str {
-                match self { $(Self::$pass => $pass_label,)* }
+                match self { $(Self::$variant => $label,)* }
             }
         }
-
-        /// Why a packet ends here.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-        #[repr(u32)]
-        pub enum DropReason { $($(#[$drop_doc])* $drop,)* }
-
-        impl DropReason {
-            /// Every variant, in the order of the counters.
-            pub const ALL: &'static [Self] = &[$(Self::$drop,)*];
-
-            /// Returns the index into the `REASONS` counters: drops follow passes.
-            #[inline(always)]
-            #[expect(clippy::cast_possible_truncation, reason = "a few dozen variants")]
-            pub const fn index(self) -> u32 { PassReason::ALL.len() as u32 + self as u32 }
-
-            /// Returns the metric label.
-            pub const fn label(self) -> &'static str {
-                match self { $(Self::$drop => $drop_label,)* }
-            }
-        }
-
-        /// What is sent back to where a packet came from, in its place.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-        #[repr(u32)]
-        pub enum ReplyReason { $($(#[$reply_doc])* $reply,)* }
-
-        impl ReplyReason {
-            /// Every variant, in the order of the counters.
-            pub const ALL: &'static [Self] = &[$(Self::$reply,)*];
-
-            /// Returns the index into the `REASONS` counters: replies follow drops.
-            #[inline(always)]
-            #[expect(clippy::cast_possible_truncation, reason = "a few dozen variants")]
-            pub const fn index(self) -> u32 {
-                (PassReason::ALL.len() + DropReason::ALL.len()) as u32 + self as u32
-            }
-
-            /// Returns the metric label.
-            pub const fn label(self) -> &'static str {
-                match self { $(Self::$reply => $reply_label,)* }
-            }
-        }
-
-        /// What goes on to a client by way of this machine.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-        #[repr(u32)]
-        pub enum ReturnReason { $($(#[$return_doc])* $return,)* }
-
-        impl ReturnReason {
-            /// Every variant, in the order of the counters.
-            pub const ALL: &'static [Self] = &[$(Self::$return,)*];
-
-            /// Returns the index into the `REASONS` counters: these follow replies.
-            #[inline(always)]
-            #[expect(clippy::cast_possible_truncation, reason = "a few dozen variants")]
-            pub const fn index(self) -> u32 {
-                (PassReason::ALL.len() + DropReason::ALL.len() + ReplyReason::ALL.len()) as u32
-                    + self as u32
-            }
-
-            /// Returns the metric label.
-            pub const fn label(self) -> &'static str {
-                match self { $(Self::$return => $return_label,)* }
-            }
-        }
-    };
+    )*};
 }
 
 reasons! {
-    pass {
+    /// Why a packet goes on to the kernel's own stack.
+    PassReason from 0 => {
         /// The frame ends inside its Ethernet header or VLAN tags.
         RuntFrame = "runt_frame",
         /// The destination MAC is a group address: broadcast or multicast.
@@ -155,7 +92,8 @@ reasons! {
         /// Another machine announces an address that this machine announces too.
         AnnouncedElsewhere = "announced_elsewhere",
     }
-    drop {
+    /// Why a packet ends here.
+    DropReason from PassReason::END => {
         /// The client's address is in none of the service's source ranges.
         SourceRange = "source_range",
         /// The service has no backend.
@@ -237,7 +175,8 @@ reasons! {
         /// RFC 6040: congestion marked outside, not ECN-capable inside.
         EcnDropped = "ecn_dropped",
     }
-    reply {
+    /// What is sent back to where a packet came from, in its place.
+    ReplyReason from DropReason::END => {
         /// The echo reply of a VIP.
         EchoReply = "echo_reply",
         /// Fragmentation needed, or packet too big, with the MTU that fits.
@@ -251,7 +190,8 @@ reasons! {
         /// The MAC of an announced address, asked for by ARP or neighbour discovery.
         Neighbour = "neighbour",
     }
-    return {
+    /// What goes on to a client by way of this machine.
+    ToClientReason from ReplyReason::END => {
         /// A packet of NAT mode from a backend.
         NatReply = "nat_reply",
         /// An ICMP error about a packet of NAT mode that went to a backend.
@@ -260,10 +200,7 @@ reasons! {
 }
 
 /// Number of counters in `REASONS`.
-pub const REASON_COUNT: usize = PassReason::ALL.len()
-    + DropReason::ALL.len()
-    + ReplyReason::ALL.len()
-    + ReturnReason::ALL.len();
+pub const REASON_COUNT: usize = ToClientReason::END as usize;
 
 /// Whether a reason's packets went on or ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -275,7 +212,7 @@ pub enum ReasonKind {
     /// The packets were answered.
     Reply,
     /// The packets went on to clients.
-    Return,
+    ToClient,
 }
 
 /// Lists every reason as (kind, label) in the order of the counters.
@@ -289,10 +226,10 @@ pub fn all() -> impl Iterator<Item = (ReasonKind, &'static str)> {
     let replies = ReplyReason::ALL
         .iter()
         .map(|reason| (ReasonKind::Reply, reason.label()));
-    let returns = ReturnReason::ALL
+    let to_clients = ToClientReason::ALL
         .iter()
-        .map(|reason| (ReasonKind::Return, reason.label()));
-    passes.chain(drops).chain(replies).chain(returns)
+        .map(|reason| (ReasonKind::ToClient, reason.label()));
+    passes.chain(drops).chain(replies).chain(to_clients)
 }
 
 #[cfg(test)]
@@ -306,7 +243,7 @@ mod tests {
             .map(|reason| reason.index())
             .chain(DropReason::ALL.iter().map(|reason| reason.index()))
             .chain(ReplyReason::ALL.iter().map(|reason| reason.index()))
-            .chain(ReturnReason::ALL.iter().map(|reason| reason.index()));
+            .chain(ToClientReason::ALL.iter().map(|reason| reason.index()));
         assert!(indices.eq((0..).take(REASON_COUNT)));
         assert_eq!(all().count(), REASON_COUNT);
     }

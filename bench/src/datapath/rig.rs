@@ -36,7 +36,7 @@ use lab::{Namespace, Veth};
 use xdp_prog::{
     abi::{self, ServiceKeyV4, ServiceKeyV6, Traffic},
     bench::{Cursor, map, program},
-    reason::{PassReason, ReturnReason},
+    reason::{PassReason, ToClientReason},
 };
 
 use super::{
@@ -280,7 +280,7 @@ impl Rig {
     fn done(&self, system: System, case: Case) -> Result<Option<u64>> {
         let reason = match system {
             System::Reply => PassReason::Translated.index(),
-            System::NatReply => ReturnReason::NatReply.index(),
+            System::NatReply => ToClientReason::NatReply.index(),
             System::Miss => PassReason::NoService.index(),
             System::Services => return Ok(None),
             _ => {

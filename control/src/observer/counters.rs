@@ -73,7 +73,7 @@ impl Observation<'_> {
                 ReasonKind::Drop => "drop",
                 ReasonKind::Reply => "reply",
                 ReasonKind::Pass => "pass",
-                ReasonKind::Return => "return",
+                ReasonKind::ToClient => "to_client",
             }
             .to_owned(),
             reason: reason.label.to_owned(),

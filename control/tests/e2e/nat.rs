@@ -75,7 +75,7 @@ fn curl_gets_pages_from_an_unmodified_host_on_another_segment() {
             seen.join("\n")
         );
     }
-    assert!(Cluster::packets(&agent, "return", "nat_reply") > 100);
+    assert!(Cluster::packets(&agent, "to_client", "nat_reply") > 100);
     for lost in ["nat_unknown_flow", "nat_ports_exhausted", "nat_table_full"] {
         assert_eq!(Cluster::packets(&agent, "drop", lost), 0, "{lost}");
     }
@@ -158,7 +158,7 @@ fn datagrams_in_pieces_and_errors_about_datagrams_get_through() {
             ask(b"anyone?").unwrap_err().kind(),
             ErrorKind::ConnectionRefused
         );
-        assert_eq!(Cluster::packets(&agent, "return", "nat_error"), refused);
+        assert_eq!(Cluster::packets(&agent, "to_client", "nat_error"), refused);
 
         let server = host.namespace().run(|| UdpSocket::bind(backend).unwrap());
         let question: Vec<u8> = (0..=250).cycle().take(4000).collect();

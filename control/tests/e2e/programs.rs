@@ -116,7 +116,7 @@ fn iperf3_measures_tcp_and_udp_by_nat() {
         server.measure(client, vip);
     }
     assert!(capture.assert_good_checksums() > 2000);
-    assert!(Cluster::packets(&edge, "return", "nat_reply") > 1000);
+    assert!(Cluster::packets(&edge, "to_client", "nat_reply") > 1000);
 }
 
 /// A server of iperf3.

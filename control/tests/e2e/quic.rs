@@ -133,5 +133,5 @@ fn quic_connections_by_nat_carry_streams() {
     let config = nat_config(&[Protocol::Udp], services);
     let edge = Agent::start(&net.edges()[0], &config);
     streams_pass(&net.clients()[0], &[host], &vips);
-    assert!(Cluster::packets(&edge, "return", "nat_reply") > 1000);
+    assert!(Cluster::packets(&edge, "to_client", "nat_reply") > 1000);
 }

@@ -6,7 +6,7 @@ use etherparse::{
 use xdp_prog::{
     abi::{BACKEND_NAT, BACKEND_V4, MODE_L2DSR},
     process::Action,
-    reason::{DropReason, PassReason, ReplyReason, ReturnReason},
+    reason::{DropReason, PassReason, ReplyReason, ToClientReason},
 };
 
 use crate::support::{
@@ -46,7 +46,9 @@ pub(crate) fn check(tables: &TableSet, input: &[u8], outcome: &Outcome) -> Resul
             )
         }
         (Action::Transmit | Action::Redirect(_), Event::Reason(reason))
-            if ReturnReason::ALL.iter().any(|back| back.index() == reason) =>
+            if ToClientReason::ALL
+                .iter()
+                .any(|back| back.index() == reason) =>
         {
             translated(input, &outcome.bytes)
         }

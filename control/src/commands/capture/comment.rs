@@ -107,7 +107,7 @@ impl Names {
     ) -> Option<Destination> {
         let kinds: Vec<ReasonKind> = kinds(event).collect();
         let (came, left) = (before.packets.first()?, after.packets.first()?);
-        if kinds.contains(&ReasonKind::Return) {
+        if kinds.contains(&ReasonKind::ToClient) {
             return Some(Destination {
                 mode: "nat",
                 backend: came.source.to_string(),
@@ -226,7 +226,7 @@ const fn word(kind: ReasonKind) -> &'static str {
         ReasonKind::Pass => "pass",
         ReasonKind::Drop => "drop",
         ReasonKind::Reply => "reply",
-        ReasonKind::Return => "return",
+        ReasonKind::ToClient => "to_client",
     }
 }
 
@@ -250,7 +250,7 @@ fn key(packet: &Packet, end: SocketAddr) -> Option<ServiceKey> {
 mod tests {
     use fastpath::capture::Reasons;
     use fastpath::tables::Protocol;
-    use xdp_prog::reason::{DropReason, PassReason, ReturnReason};
+    use xdp_prog::reason::{DropReason, PassReason, ToClientReason};
 
     use super::*;
 
@@ -379,12 +379,12 @@ mod tests {
 
         let back = headers(&[packet("10.1.0.5:8080", "10.0.0.1:20000")]);
         let left = headers(&[packet("192.0.2.1:80", CLIENT)]);
-        let reason = ReturnReason::NatReply.index();
+        let reason = ToClientReason::NatReply.index();
         let event = event(action::TRANSMIT, Some(reason));
         let comment = names().comment(&event, &back, Some(&left));
         assert_eq!(
             comment,
-            format!("return nat_reply, {WEB}, backend 10.1.0.5:8080")
+            format!("to_client nat_reply, {WEB}, backend 10.1.0.5:8080")
         );
     }
 

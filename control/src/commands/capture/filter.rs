@@ -78,7 +78,7 @@ pub fn parse(words: &[String]) -> Result<(Filter, Outcomes), FilterError> {
             "pass" => read.kind(ReasonKind::Pass),
             "drop" => read.kind(ReasonKind::Drop),
             "reply" => read.kind(ReasonKind::Reply),
-            "return" => read.kind(ReasonKind::Return),
+            "to_client" => read.kind(ReasonKind::ToClient),
             other => return Err(FilterError::Word(other.to_owned())),
         }
     }

@@ -23,7 +23,7 @@ use xdp_prog::{
         node::deliver::{IDLE_TCP_NS, IDLE_UDP_NS},
     },
     process::Action,
-    reason::{DropReason, PassReason, ReplyReason, ReturnReason},
+    reason::{DropReason, PassReason, ReplyReason, ToClientReason},
 };
 
 use super::{
@@ -264,7 +264,7 @@ impl Draft {
 
     /// A reply leaves for the client as `output`.
     fn returns(self, output: Vec<u8>) -> Case {
-        let counts = counted(ReturnReason::NatReply.index());
+        let counts = counted(ToClientReason::NatReply.index());
         self.ends(Action::Transmit, output, counts)
     }
 }

@@ -9,7 +9,7 @@ use super::{
     BACK, FROM_MACHINE, SYN, Service, TCP, TCP_V4, TCP_V6, UDP_V4, UDP_V6, nat,
 };
 use crate::support::packet::{ACK, End, Packet};
-use xdp_prog::{process::Action, reason::ReturnReason};
+use xdp_prog::{process::Action, reason::ToClientReason};
 
 pub(super) fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
@@ -96,7 +96,7 @@ fn errors(service: &Service, checksum: u16) -> Vec<Case> {
             "{}_checksum_{checksum:04x}_{when}_the_error",
             service.name()
         );
-        let counts = counted(ReturnReason::NatError.index());
+        let counts = counted(ToClientReason::NatError.index());
         nat(name, IN.carry(&came(word)))
             .after(IN.carry(&service.request(SYN)))
             .ends(

@@ -6,7 +6,7 @@ use xdp_prog::{
     abi::{ADDRESS_NAT, ADDRESS_VIP},
     decide::nat::GUARD_NS,
     process::Action,
-    reason::{DropReason, PassReason, ReturnReason},
+    reason::{DropReason, PassReason, ToClientReason},
 };
 
 use super::{
@@ -100,7 +100,7 @@ impl Draft {
 
     /// An error leaves for the client by this link.
     fn warns_client(self, link: &Link<'_>, error: &Packet) -> Case {
-        let counts = counted(ReturnReason::NatError.index());
+        let counts = counted(ToClientReason::NatError.index());
         self.ends(Action::Transmit, link.carry(&error.next_hop()), counts)
     }
 }

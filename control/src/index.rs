@@ -1,4 +1,4 @@
-//! Kubernetes objects in, desired state out.
+//! Turns Kubernetes objects into the desired state of this machine.
 //!
 //! ```text
 //! Service --------\                     +-- service: what is captured, and by which rules
@@ -6,37 +6,44 @@
 //! Node, presence -/                     +-- outcome: services of the dataplane
 //! ```
 //!
-//! Synchronous and pure: no clock, no client, no lock. The order in which objects come in does not change
-//! the state. Each Service keeps its slices, and [`Index::update`] computes those anew that an object
-//! touched; a state shares with the one before it what did not change.
+//! The index is synchronous and pure: it has no clock, no client and no lock. The order in which objects arrive
+//! does not change the state. Each Service keeps its slices. [`Index::update`] recomputes only the Services
+//! that an object touched, and the new state shares everything else with the old one. [`crate::kubernetes`]
+//! feeds the index; [`crate::desired`] takes the state.
 //!
-//! **What is captured.** NodePorts of every Service; the addresses in the status of a Service of type
-//! LoadBalancer whose class is ours (or has none, where the options say so), because those of another class
-//! have an implementation of their own; external addresses within the networks of the options. Cluster
-//! addresses stay with kube-proxy, and so do what pods and hosts originate, `internalTrafficPolicy`, and the
-//! headless Services and those of another proxy.
+//! **What is captured.** The index serves three kinds of addresses:
+//! - the NodePorts of every Service;
+//! - the addresses in the status of a LoadBalancer Service of our class, or without a class if the options say
+//!   so. Services of another class have an implementation of their own;
+//! - external addresses within the networks of the options.
 //!
-//! **`externalTrafficPolicy: Local`** is kept on a machine that is a Node and takes the node role: the service lists the Local sets of
-//! all nodes, of which tables take the machine's own, and drop where only others have one. Any other machine
-//! is the load balancer in front, which has no pods, and uses the Cluster set; what only its node uses is
-//! listed without weight. So all machines list the same nodes, and the client's address is kept either way.
+//! kube-proxy keeps everything else: cluster addresses, the traffic of pods and hosts, `internalTrafficPolicy`,
+//! headless Services. A Service with a service-proxy-name label belongs to another proxy.
 //!
-//! **Pods of this machine** that it selects nobody for are listed without weight, whatever their condition: its
-//! tables deliver to them, and choose none. Agents follow the API server each at its own pace, so an edge may
-//! send to a pod before the pod's own node has heard that it is ready, and for a while after it ceased to be.
+//! **`externalTrafficPolicy: Local`** applies on a machine that is a Node and has the role `node`. There the
+//! service lists the Local sets of all nodes. The tables use this machine's part of it, and drop packets while
+//! only other nodes have endpoints. Every other machine is a load balancer in front: it has no pods and uses
+//! the Cluster set. It lists endpoints that only their own node uses with weight 0. So all machines list the
+//! same nodes, and the client's address is preserved either way.
 //!
-//! **Hints** count in the Cluster set only. They depend on where the machine is: edges in two zones then send
-//! the packets of one flow to different pods, should a router move it from one to the other. Where that
-//! matters more than locality, the options ignore hints.
+//! **Pods of this machine** that get no new connections here are listed with weight 0, whatever their
+//! condition: the tables deliver to them but never choose them. Agents follow the API server at different
+//! speeds. An edge may send to a pod before the pod's own node has heard that it is ready, and for a while
+//! after it stops being ready.
 //!
-//! **Machines without Guideway** are reached by NAT, and a service is sent one way. While more than half of a
-//! port's endpoints are on such machines, the whole port goes by NAT; else those endpoints get no traffic. So
-//! one pod that starts on the wrong machine moves no flow, and a cluster that is being migrated does not send
-//! everything to the pods of its first node. The problem names it either way.
+//! **Topology hints** count in the Cluster set only. They depend on the machine's zone: if a router moves a
+//! flow to an edge in another zone, that edge sends it to another pod. The options can ignore hints where that
+//! matters more than locality.
 //!
-//! **Two Services that claim the same** address, port and protocol: one that was assigned the address goes before
-//! those that name it as an external one, which whoever may write a Service can do. Else the older one has it, or of
-//! equally old ones the first by name; the other one gets it when the first one goes.
+//! **Machines without Guideway** can be reached by NAT only, and a port has one forwarding mode. While more
+//! than half of a port's endpoints are on such machines, the whole port uses NAT. Otherwise those endpoints get
+//! no traffic. So one pod that starts on the wrong machine moves no flow, and during a migration the pods of
+//! the first migrated node do not get all the traffic. A problem names the endpoint in both cases.
+//!
+//! **Two Services that claim the same** address, port and protocol: a Service that was assigned the address
+//! wins over one that names it in `externalIPs`, because anyone who may write a Service can do the latter.
+//! After that the older Service wins, then the first by name. The loser gets the key when the winner is
+//! deleted.
 
 mod machines;
 pub mod objects;
@@ -76,37 +83,37 @@ use self::slice::Names;
 use self::update::{Contender, Entry, put};
 use crate::desired::ServiceKey;
 
-/// The objects, and the state that they ask for.
+/// The known objects, and the state computed from them.
 #[derive(Debug, Default)]
 pub struct Index {
     options: Options,
     machines: Machines,
     quotas: Quotas,
     entries: HashMap<ObjectName, Box<Entry>>,
-    /// Of them those whose Service is known, and not only slices of it.
+    /// Number of entries whose Service is known; the other entries have slices only.
     services_known: usize,
     services_of_slices: BTreeMap<ObjectName, Option<ObjectName>>,
     names: Names,
     dirty: BTreeSet<ObjectName>,
     claims: HashMap<ServiceKey, Vec<Contender>>,
-    /// The Services that have an address, and why.
+    /// For each address, the Services that claim it and why.
     captured: HashMap<IpAddr, Vec<(ObjectName, Capture)>>,
     state: State,
     changes: Changes,
-    /// Why objects cannot be read as they are.
+    /// Why the newest version of an object cannot be decoded.
     unreadable: BTreeMap<Object, String>,
 }
 
-/// A Service as it stands, whatever machine captures it.
+/// A Service as written, independent of any machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reading {
-    /// What is wrong with it.
+    /// What is wrong with the Service.
     pub problems: Vec<Problem>,
-    /// Its external addresses that are captured.
+    /// External addresses within the networks of the options.
     pub external: BTreeSet<IpAddr>,
 }
 
-/// Reads a Service without regard to machines.
+/// Reads a Service without considering any machine's addresses.
 pub fn read(service: &objects::Service, options: &Options) -> Reading {
     let mut findings = Findings::default();
     let wanted = service::read(service, options, &Machines::default(), &mut findings);
@@ -116,7 +123,7 @@ pub fn read(service: &objects::Service, options: &Options) -> Reading {
     }
 }
 
-/// Tells a Service which of its external addresses machines have.
+/// Returns the problems of a Service whose external addresses `of_machines` belong to machines.
 pub fn problems_of_addresses(
     name: &ObjectName,
     of_machines: impl Iterator<Item = IpAddr>,
@@ -127,7 +134,7 @@ pub fn problems_of_addresses(
     findings.problems(&Object::Service(name.clone()))
 }
 
-/// Tells a Service which of the addresses that it was assigned machines have come to have.
+/// Returns the problems of a Service whose assigned addresses `claimed` were later claimed by machines.
 pub fn problems_of_claims(
     name: &ObjectName,
     claimed: impl Iterator<Item = IpAddr>,
@@ -145,7 +152,7 @@ impl Index {
         index
     }
 
-    /// Replaces the options.
+    /// Replaces the options. All Services are computed again if they differ.
     pub fn set_options(&mut self, options: Options) {
         if self.options != options {
             let name = options.node_name.as_ref();
@@ -157,7 +164,7 @@ impl Index {
         }
     }
 
-    /// Tells whether this machine takes the edge role only.
+    /// Sets whether this machine has the edge role only.
     pub fn set_edge_only(&mut self, edge_only: bool) {
         let options = self.options.clone();
         self.set_options(Options {
@@ -166,7 +173,7 @@ impl Index {
         });
     }
 
-    /// Replaces what is known of who runs Guideway.
+    /// Replaces the set of machines that run Guideway.
     pub fn set_presence(&mut self, presence: Presence) {
         let edges = presence.edges.clone();
         let nodes = presence.nodes.clone();
@@ -189,7 +196,7 @@ impl Index {
         self.machines_changed();
     }
 
-    /// Replaces the addresses that never become virtual ones.
+    /// Replaces the addresses that must not become virtual.
     pub fn set_reserved(&mut self, reserved: Reserved) {
         let new: BTreeSet<IpAddr> = reserved.addresses().into_iter().collect();
         let api_servers = reserved.api_servers.clone();
@@ -200,7 +207,7 @@ impl Index {
         self.touch_addresses(old.symmetric_difference(&new).chain(&moved));
     }
 
-    /// Takes a Service that is new or has changed.
+    /// Adds or replaces a Service.
     pub fn apply_service(&mut self, mut service: objects::Service) {
         service.name = self.shared(service.name);
         let entry = self.entries.entry(service.name.clone()).or_default();
@@ -221,7 +228,7 @@ impl Index {
         }
     }
 
-    /// Takes an EndpointSlice that is new or has changed.
+    /// Adds or replaces an EndpointSlice.
     pub fn apply_slice(&mut self, slice: objects::EndpointSlice) {
         let mut findings = Findings::default();
         let service = slice::service_of(&slice, &mut findings).map(|name| self.shared(name));
@@ -247,7 +254,7 @@ impl Index {
         self.set_problems(object, problems);
     }
 
-    /// Returns the same name as a Service has it, or a slice for it, so that their texts are one.
+    /// Returns the copy of this name that an entry already holds, so that equal names share memory.
     fn shared(&self, name: ObjectName) -> ObjectName {
         let known = self.entries.get_key_value(&name);
         known.map_or(name, |(known, _)| known.clone())
@@ -269,7 +276,7 @@ impl Index {
         }
     }
 
-    /// Takes a Node that is new or has changed; tells whether anything follows from it.
+    /// Adds or replaces a Node. Returns whether that changed the Node or its problems.
     pub fn apply_node(&mut self, node: objects::Node) -> bool {
         let mut findings = Findings::default();
         let read = Node::read(&node, &mut findings);
@@ -303,7 +310,7 @@ impl Index {
         true
     }
 
-    /// Lists the Services that are known.
+    /// Iterates over the names of the known Services.
     pub fn services(&self) -> impl Iterator<Item = &ObjectName> {
         let known = self
             .entries
@@ -312,12 +319,12 @@ impl Index {
         known.map(|(name, _)| name)
     }
 
-    /// Counts the Services that are known.
+    /// Returns the number of known Services.
     pub const fn services_known(&self) -> usize {
         self.services_known
     }
 
-    /// Lists the EndpointSlices that are known.
+    /// Iterates over the names of the known EndpointSlices.
     pub fn slices(&self) -> impl ExactSizeIterator<Item = &ObjectName> {
         self.services_of_slices.keys()
     }
@@ -337,12 +344,12 @@ impl Index {
         nodes.filter(has_one).cloned().collect()
     }
 
-    /// Lists the Nodes that are known.
+    /// Iterates over the names of the known Nodes.
     pub fn nodes(&self) -> impl ExactSizeIterator<Item = &String> {
         self.machines.node_names()
     }
 
-    /// Forgets all Services but these: what a new list does not have.
+    /// Forgets the Services that a new list does not contain.
     pub fn retain_services(&mut self, listed: &BTreeSet<ObjectName>) {
         let gone = self.services().filter(|name| !listed.contains(name));
         for name in gone.cloned().collect::<Vec<_>>() {
@@ -350,7 +357,7 @@ impl Index {
         }
     }
 
-    /// Forgets all EndpointSlices but these.
+    /// Forgets the EndpointSlices that a new list does not contain.
     pub fn retain_slices(&mut self, listed: &BTreeSet<ObjectName>) {
         let gone = self.slices().filter(|name| !listed.contains(name));
         for name in gone.cloned().collect::<Vec<_>>() {
@@ -358,7 +365,7 @@ impl Index {
         }
     }
 
-    /// Forgets all Nodes but these.
+    /// Forgets the Nodes that a new list does not contain.
     pub fn retain_nodes(&mut self, listed: &BTreeSet<String>) {
         let gone = self.nodes().filter(|name| !listed.contains(*name));
         for name in gone.cloned().collect::<Vec<_>>() {
@@ -366,7 +373,7 @@ impl Index {
         }
     }
 
-    /// Tells how many Services wait for an update.
+    /// Returns the number of Services that the next update computes.
     pub fn pending(&self) -> usize {
         self.dirty.len()
     }
@@ -376,7 +383,7 @@ impl Index {
         &self.state
     }
 
-    /// Notes why an object cannot be read as it is, or that it can be, or is gone.
+    /// Sets why an object cannot be decoded; `None` if it can be, or is gone.
     pub fn set_unreadable(&mut self, object: Object, reason: Option<String>) {
         let known = self.state.problems.get(&object);
         let known = known.into_iter().flat_map(|known| known.iter());
@@ -389,7 +396,7 @@ impl Index {
         self.set_problems(object, known);
     }
 
-    /// Replaces what is wrong with an object; tells whether that changes anything.
+    /// Replaces the problems of an object. Returns whether they differ.
     fn set_problems(&mut self, object: Object, mut problems: Vec<Problem>) -> bool {
         if let Some(reason) = self.unreadable.get(&object) {
             problems.push(Problem {
@@ -411,7 +418,7 @@ impl Index {
         true
     }
 
-    /// Marks the Services that have pods on some Nodes.
+    /// Marks Services that have pods on the Nodes that `is_meant` selects.
     fn touch_pods_of(&mut self, is_meant: impl Fn(&str) -> bool) {
         for (name, entry) in &self.entries {
             let mut endpoints = entry.slices.values().flat_map(|slice| &slice.endpoints);
@@ -421,7 +428,7 @@ impl Index {
         }
     }
 
-    /// Marks the Services that have some of these addresses.
+    /// Marks Services that claim one of these addresses.
     fn touch_addresses<'a>(&mut self, addresses: impl Iterator<Item = &'a IpAddr>) {
         for address in addresses {
             let holders = self.captured.get(address).into_iter().flatten();
@@ -429,7 +436,7 @@ impl Index {
         }
     }
 
-    /// Follows the addresses of machines into the state.
+    /// Copies the addresses of machines into the state.
     fn machines_changed(&mut self) {
         let nodes = self.machines.with_guideway();
         let edges = self.machines.edges().iter().copied().map(IpNet::from);

@@ -1,4 +1,4 @@
-//! The machines of the cluster: where they are, and which of them run Guideway.
+//! The machines of the cluster: their addresses, and which of them run Guideway.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -8,19 +8,19 @@ use super::parse;
 use super::problem::{Findings, Object, Problem, Rule, quoted};
 use crate::desired::unusable;
 
-/// The machines that run Guideway, as its headless Service shows them.
+/// The machines that run Guideway, according to the endpoints of its headless Service.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Presence {
-    /// Names of the Nodes; the machine's own is one of them in any case.
+    /// Names of the Nodes. This machine's Node counts as running Guideway even if it is missing here.
     pub nodes: BTreeSet<String>,
-    /// Addresses of edges that are no Nodes.
+    /// Addresses of edges outside the cluster.
     pub edges: BTreeSet<IpAddr>,
-    /// What stands in the place of such addresses and is none, by slice.
+    /// By slice, texts that should be edge addresses but are not.
     pub unreadable: BTreeMap<ObjectName, BTreeSet<String>>,
 }
 
 impl Presence {
-    /// Says what is wrong with a slice.
+    /// Returns the problems of a slice.
     pub(super) fn problems(&self, slice: &ObjectName) -> Vec<Problem> {
         let mut findings = Findings::default();
         for text in self.unreadable.get(slice).into_iter().flatten() {
@@ -34,28 +34,28 @@ impl Presence {
     }
 }
 
-/// Addresses that are somebody's without an object that says so.
+/// Addresses that are in use although no Service or Node object says so.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Reserved {
-    /// Addresses of this machine, but for those on `lo`: a VIP may be there.
+    /// Addresses of this machine's interfaces except `lo`, where a VIP may be.
     pub machine: BTreeSet<IpAddr>,
     /// Addresses and ports of the API server.
     pub api_servers: BTreeSet<SocketAddr>,
 }
 
-/// What counts of a Node.
+/// What the index keeps of a Node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Node {
-    /// What packets to it are sent to first, then its other such addresses.
+    /// Its InternalIPs, then its ExternalIPs. Packets are sent to the first.
     reached_at: Vec<IpAddr>,
     pub(super) addresses: BTreeSet<IpAddr>,
     zone: Option<String>,
-    /// Whether it is about to go.
+    /// Whether the Node is about to be removed.
     is_leaving: bool,
 }
 
 impl Node {
-    /// Reads a Node; what is wrong is left out and named.
+    /// Reads a Node. Invalid addresses are left out and reported.
     pub(super) fn read(node: &objects::Node, findings: &mut Findings) -> Self {
         let mut read = Self {
             zone: node
@@ -63,7 +63,7 @@ impl Node {
                 .get(ZONE)
                 .filter(|zone| !zone.is_empty())
                 .cloned(),
-            // Cordoning is no such sign: it keeps new pods away, and those that are there serve on.
+            // A cordoned Node is not leaving: it gets no new pods, but its pods go on serving.
             is_leaving: node.deleting || node.taints.contains(TO_BE_DELETED),
             ..Self::default()
         };
@@ -87,7 +87,7 @@ impl Node {
                 _ => {}
             }
         }
-        // As kube-proxy finds a Node's addresses.
+        // kube-proxy looks for a Node's addresses in this order.
         read.reached_at.append(&mut external);
         if read.reached_at.is_empty() {
             findings.add(
@@ -100,16 +100,16 @@ impl Node {
     }
 }
 
-/// All that is known of machines.
+/// All machines, and who has which address.
 #[derive(Debug, Default)]
 pub(super) struct Machines {
     own_name: Option<String>,
-    /// Whether this machine's pods are not handed their packets.
+    /// Whether this machine does not deliver to its own pods.
     edge_only: bool,
     nodes: BTreeMap<String, Node>,
     presence: Presence,
     reserved: Reserved,
-    /// How many machines have an address.
+    /// Number of machines and reservations that have each address.
     taken: BTreeMap<IpAddr, usize>,
 }
 
@@ -119,13 +119,13 @@ impl Machines {
         self.edge_only = edge_only;
     }
 
-    /// Returns the name of this machine's Node, if there is one whose pods are handed their packets here.
+    /// Returns the name of this machine's Node if this machine delivers to its pods.
     pub(super) fn own_node(&self) -> Option<&str> {
         let name = self.own_name.as_deref()?;
         self.address_of_pods(name).map(|_| name)
     }
 
-    /// Tells whether this machine's Node is about to go, if there is one.
+    /// Returns whether this machine's Node is about to be removed; `None` if there is no such Node.
     pub(super) fn is_leaving(&self) -> Option<bool> {
         let name = self.own_name.as_ref()?;
         self.nodes.get(name).map(|node| node.is_leaving)
@@ -140,13 +140,13 @@ impl Machines {
         self.own_name.as_deref() == Some(name)
     }
 
-    /// Returns the address that packets for the pods of a Node are sent to, if somebody there hands them on.
+    /// Returns the address to which packets for a Node's pods are sent; `None` if nobody there delivers them.
     pub(super) fn address_of_pods(&self, name: &str) -> Option<IpAddr> {
         let hands_on = !self.edge_only || !self.is_own(name);
         self.address(name).filter(|_| hands_on)
     }
 
-    /// Returns the address of a Node that runs Guideway.
+    /// Returns the address of a Node, if it runs Guideway.
     pub(super) fn address(&self, name: &str) -> Option<IpAddr> {
         if !self.is_own(name) && !self.presence.nodes.contains(name) {
             return None;
@@ -154,7 +154,7 @@ impl Machines {
         self.nodes.get(name)?.reached_at.first().copied()
     }
 
-    /// Lists the addresses of Nodes that run Guideway.
+    /// Lists the addresses of all Nodes that run Guideway.
     pub(super) fn with_guideway(&self) -> BTreeSet<IpAddr> {
         let nodes = self.nodes.iter();
         nodes
@@ -163,7 +163,7 @@ impl Machines {
             .collect()
     }
 
-    /// Lists the addresses from which other machines take this one's packets.
+    /// Lists the source addresses from which other machines accept this machine's packets.
     pub(super) fn known_as(&self) -> BTreeSet<IpAddr> {
         let shown = |name: &&String| self.presence.nodes.contains(*name);
         let node = self.own_name.as_ref().filter(shown);
@@ -176,14 +176,14 @@ impl Machines {
         &self.presence.edges
     }
 
-    /// Tells whether an address is a machine's.
+    /// Returns whether any machine has an address.
     pub(super) fn has(&self, address: IpAddr) -> bool {
         self.taken.contains_key(&address)
     }
 
-    /// Tells whether an address is none to make virtual here, whoever was given it: it is this machine's, an API
-    /// server's, or that of an edge outside the cluster. What other Nodes say that they have does not count: whoever
-    /// has a kubelet's credentials could take any address away.
+    /// Returns whether an address must not become virtual here, even if it was assigned to a Service: it
+    /// belongs to this machine, an API server or an edge outside the cluster. Addresses that other Nodes claim
+    /// do not count: anyone with a kubelet's credentials could take away any virtual address.
     pub(super) fn withholds(&self, address: IpAddr) -> bool {
         let own = self.own_name.as_ref().and_then(|name| self.nodes.get(name));
         let Reserved {
@@ -196,17 +196,17 @@ impl Machines {
             || own.is_some_and(|own| own.addresses.contains(&address))
     }
 
-    /// Tells whether an address is an interface's of this machine, and no other object says that a machine has it.
+    /// Returns whether an address is on an interface of this machine and no object mentions it.
     pub(super) fn is_only_here(&self, address: IpAddr) -> bool {
         self.reserved.machine.contains(&address) && self.taken.get(&address) == Some(&1)
     }
 
-    /// Tells whether the API server listens here.
+    /// Returns whether an API server listens at an address and port.
     pub(super) fn is_api_server(&self, socket: SocketAddr) -> bool {
         self.reserved.api_servers.contains(&socket)
     }
 
-    /// Replaces what is known of a Node; returns what it was.
+    /// Sets or removes a Node. Returns the previous one.
     pub(super) fn set_node(&mut self, name: &str, node: Option<Node>) -> Option<Node> {
         let new = node.as_ref().map(|node| node.addresses.clone());
         let old = match node {
@@ -230,7 +230,7 @@ impl Machines {
         &self.presence
     }
 
-    /// Replaces the presence; returns what it was.
+    /// Replaces the presence. Returns the previous one.
     pub(super) fn set_presence(&mut self, presence: Presence) -> Presence {
         self.take(presence.edges.iter().copied());
         let old = std::mem::replace(&mut self.presence, presence);
@@ -238,7 +238,7 @@ impl Machines {
         old
     }
 
-    /// Replaces the reserved addresses; returns what they were.
+    /// Replaces the reserved addresses. Returns the previous ones.
     pub(super) fn set_reserved(&mut self, reserved: Reserved) -> Reserved {
         self.take(reserved.addresses());
         let old = std::mem::replace(&mut self.reserved, reserved);
@@ -265,7 +265,7 @@ impl Machines {
 }
 
 impl Reserved {
-    /// Lists the addresses; one may come twice.
+    /// Lists the addresses; an address may occur twice.
     pub(super) fn addresses(&self) -> Vec<IpAddr> {
         let api_servers = self.api_servers.iter().map(SocketAddr::ip);
         self.machine.iter().copied().chain(api_servers).collect()

@@ -1,7 +1,7 @@
-//! Kubernetes objects as the index reads them: the fields that a rule needs, and no others.
+//! Kubernetes objects, reduced to the fields that the index reads.
 //!
-//! What the API has as text that may be wrong stays text here: the index judges it and names
-//! what is wrong. An absent or null list is an empty one.
+//! A field that is text in the API and may be wrong stays text here: the index checks it and reports what is
+//! wrong. An absent or null list is an empty list. `kubernetes::schema` decodes these types.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -12,14 +12,14 @@ use compact_str::CompactString;
 use serde::de::{Error, Visitor};
 use serde::{Deserialize, Deserializer};
 
-/// A text that is kept for each of many objects: up to 24 bytes, as nearly all have, take no memory elsewhere.
+/// A text that many objects repeat. Up to 24 bytes, as nearly all are, are stored inline.
 pub type Text = CompactString;
 
-/// Namespace and name of an object; cluster-wide ones have an empty namespace. A clone shares the text.
+/// Namespace and name of an object; the namespace of a cluster-wide object is empty. Clones share the text.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ObjectName(Arc<Parts>);
 
-/// The parts of an object's name.
+/// The two parts of an [`ObjectName`].
 #[derive(Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Parts {
     /// The namespace.
@@ -29,7 +29,7 @@ pub struct Parts {
 }
 
 impl ObjectName {
-    /// Names an object of a namespace.
+    /// Returns the name of an object in a namespace.
     pub fn new(namespace: impl Into<Text>, name: impl Into<Text>) -> Self {
         Self(Arc::new(Parts {
             namespace: namespace.into(),
@@ -62,13 +62,13 @@ pub struct Service {
     pub name: ObjectName,
     /// `metadata.creationTimestamp` in seconds since 1970.
     pub created: Option<i64>,
-    /// `metadata.labels`; those of [`SERVICE_LABELS`] suffice.
+    /// `metadata.labels`; only [`SERVICE_LABELS`] are needed.
     pub labels: BTreeMap<String, String>,
-    /// `metadata.annotations`; those of [`SERVICE_ANNOTATIONS`] suffice.
+    /// `metadata.annotations`; only [`SERVICE_ANNOTATIONS`] are needed.
     pub annotations: BTreeMap<String, String>,
     /// `spec.type`.
     pub kind: Option<Text>,
-    /// `spec.clusterIPs`, or `spec.clusterIP` alone where there are none.
+    /// `spec.clusterIPs`, or `spec.clusterIP` if that list is empty.
     pub cluster_ips: Vec<Text>,
     /// `spec.ports`.
     pub ports: Vec<ServicePort>,
@@ -92,9 +92,9 @@ pub struct Service {
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq)]
 #[serde(default, rename_all = "camelCase")]
 pub struct ServicePort {
-    /// `name`; the only port of a Service needs none.
+    /// `name`; the only port of a Service may have none.
     pub name: Option<Text>,
-    /// `protocol`; TCP if not given.
+    /// `protocol`; TCP if absent.
     pub protocol: Option<Text>,
     /// `port`.
     #[serde(deserialize_with = "number")]
@@ -107,7 +107,7 @@ pub struct ServicePort {
 /// An entry of `status.loadBalancer.ingress`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ingress {
-    /// `ip`; none where there is a host name only.
+    /// `ip`; absent if the entry has only a host name.
     pub ip: Option<Text>,
     /// `ipMode`.
     pub ip_mode: Option<Text>,
@@ -118,7 +118,7 @@ pub struct Ingress {
 pub struct EndpointSlice {
     /// `metadata.namespace` and `metadata.name`.
     pub name: ObjectName,
-    /// `metadata.labels`; those of [`SLICE_LABELS`] suffice.
+    /// `metadata.labels`; only [`SLICE_LABELS`] are needed.
     pub labels: BTreeMap<String, String>,
     /// `addressType`.
     pub address_type: String,
@@ -131,7 +131,7 @@ pub struct EndpointSlice {
 /// An endpoint of a slice.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Endpoint {
-    /// `addresses`, of which the first one counts.
+    /// `addresses`; only the first counts.
     pub addresses: Vec<String>,
     /// `conditions.ready`.
     pub ready: Option<bool>,
@@ -153,7 +153,7 @@ pub struct Endpoint {
 pub struct EndpointPort {
     /// `name`.
     pub name: Option<String>,
-    /// `protocol`; TCP if not given.
+    /// `protocol`; TCP if absent.
     pub protocol: Option<String>,
     /// `port`.
     #[serde(deserialize_with = "optional_number")]
@@ -165,13 +165,13 @@ pub struct EndpointPort {
 pub struct Node {
     /// `metadata.name`.
     pub name: String,
-    /// `metadata.labels`; those of [`NODE_LABELS`] suffice.
+    /// `metadata.labels`; only [`NODE_LABELS`] are needed.
     pub labels: BTreeMap<String, String>,
     /// `status.addresses`.
     pub addresses: Vec<NodeAddress>,
-    /// Whether there is a `metadata.deletionTimestamp`.
+    /// Whether `metadata.deletionTimestamp` is set.
     pub deleting: bool,
-    /// Keys of `spec.taints`; those of [`NODE_TAINTS`] suffice.
+    /// Keys of `spec.taints`; only [`NODE_TAINTS`] are needed.
     pub taints: BTreeSet<String>,
 }
 
@@ -186,12 +186,12 @@ pub struct NodeAddress {
     pub address: String,
 }
 
-/// Reads a number: one that 32 bits cannot hold as the nearest that they can, which is no port.
+/// Reads an integer. A value outside 32 bits becomes the nearest 32-bit value, which is never a valid port.
 pub(crate) fn number<'de, D: Deserializer<'de>>(decoder: D) -> Result<i32, D::Error> {
     Ok(optional_number(decoder)?.unwrap_or_default())
 }
 
-/// Reads a number that may be left out.
+/// Reads an integer that may be absent, in the same way.
 pub(crate) fn optional_number<'de, D: Deserializer<'de>>(
     decoder: D,
 ) -> Result<Option<i32>, D::Error> {
@@ -225,34 +225,34 @@ pub(crate) fn optional_number<'de, D: Deserializer<'de>>(
     decoder.deserialize_any(Number)
 }
 
-/// Namespace and name of the API servers' own Service, and of the slice that they keep for it. Slices of other names say
-/// what somebody else claims.
+/// Namespace and name of the API server's own Service, and of the EndpointSlice that the API servers maintain
+/// for it. Any other slice of that Service may have been written by somebody else.
 pub const API_SERVICE: (&str, &str) = ("default", "kubernetes");
-/// Label of a slice: the Service that it belongs to.
+/// Label of a slice: name of its Service.
 pub const SERVICE_NAME: &str = "kubernetes.io/service-name";
-/// Label of a Service or slice that another proxy takes care of.
+/// Label of a Service or slice that another proxy handles.
 pub const SERVICE_PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";
 /// Label of a headless Service and its slices.
 pub const HEADLESS: &str = "service.kubernetes.io/headless";
-/// Label of a Node: its zone.
+/// Label of a Node: the zone it is in.
 pub const ZONE: &str = "topology.kubernetes.io/zone";
-/// Annotation of a Service: how packets reach its pods.
+/// Annotation of a Service: how packets reach its pods (`ipip`, `l2dsr` or `nat`).
 pub const MODE: &str = "guideway.dev/mode";
-/// Annotation of a Service: the length of its lookup tables.
+/// Annotation of a Service: number of slots of its lookup tables.
 pub const TABLE_SIZE: &str = "guideway.dev/table-size";
 /// Taint of a Node that the cluster autoscaler is about to remove.
 pub const TO_BE_DELETED: &str = "ToBeDeletedByClusterAutoscaler";
 
-/// Annotation of a slice: when the change happened that last made the controller write it.
+/// Annotation of a slice: time of the change that made the controller write it last.
 pub const LAST_CHANGE: &str = "endpoints.kubernetes.io/last-change-trigger-time";
 
-/// Labels of a Service that rules read.
+/// Service labels that the index reads.
 pub const SERVICE_LABELS: [&str; 2] = [SERVICE_PROXY_NAME, HEADLESS];
-/// Annotations of a Service that rules read.
+/// Service annotations that the index reads.
 pub const SERVICE_ANNOTATIONS: [&str; 2] = [MODE, TABLE_SIZE];
-/// Labels of a slice that rules read.
+/// Slice labels that the index reads.
 pub const SLICE_LABELS: [&str; 3] = [SERVICE_NAME, SERVICE_PROXY_NAME, HEADLESS];
-/// Labels of a Node that rules read.
+/// Node labels that the index reads.
 pub const NODE_LABELS: [&str; 1] = [ZONE];
-/// Taints of a Node that rules read.
+/// Node taints that the index reads.
 pub const NODE_TAINTS: [&str; 1] = [TO_BE_DELETED];

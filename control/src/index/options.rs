@@ -1,4 +1,4 @@
-//! What the index is told beside the objects.
+//! Settings of the index, from the configuration file and the environment.
 
 use std::collections::BTreeSet;
 
@@ -7,35 +7,35 @@ use ipnet::IpNet;
 use super::Room;
 use crate::desired::ForwardMode;
 
-/// What does not come from objects.
+/// Settings of the index that no Kubernetes object holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Name of the Node that this machine is, if it is one.
+    /// Name of this machine's Node; `None` for an edge outside the cluster.
     pub node_name: Option<String>,
-    /// Whether this machine takes the edge role only, so that pods here are not handed their packets.
+    /// Whether this machine has the edge role only. Its pods are then not delivered to.
     pub edge_only: bool,
-    /// The class of load balancers whose addresses are captured.
+    /// The `loadBalancerClass` whose addresses are captured.
     pub load_balancer_class: String,
-    /// Whether Services without a class are of ours.
+    /// Whether LoadBalancer Services without a class are captured too.
     pub serve_unset_class: bool,
-    /// Networks within which external addresses are captured.
+    /// Networks within which `spec.externalIPs` are captured.
     pub external_ips: BTreeSet<IpNet>,
-    /// Whether topology hints count.
+    /// How topology hints are treated.
     pub topology_hints: TopologyHints,
-    /// How packets reach backends of Services that do not say.
+    /// Forwarding mode of Services without an annotation.
     pub default_mode: ForwardMode,
-    /// Seed of session affinity; equal on all edges.
+    /// Seed of session affinity. It must be equal on all edges, or a client gets another pod behind each edge.
     pub hash_seed: u64,
-    /// What one Service takes of the tables at most.
+    /// The most that one Service may take of the tables.
     pub service_room: Room,
-    /// The same for all Services of a namespace, if that is bounded.
+    /// The most that all Services of a namespace may take together; `None` for no limit.
     pub namespace_room: Option<Room>,
 }
 
 impl Options {
-    /// The class of load balancers that the controller serves.
+    /// The `loadBalancerClass` that the controller serves unless configured.
     pub const DEFAULT_CLASS: &str = "guideway.dev/guideway";
-    /// The share of each table that one Service has at most, in percent.
+    /// Default share of each table that one Service may take, in percent.
     pub const DEFAULT_SHARE: u64 = 25;
 }
 
@@ -56,12 +56,12 @@ impl Default for Options {
     }
 }
 
-/// What becomes of the topology hints of endpoints.
+/// How topology hints of endpoints are treated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TopologyHints {
-    /// They count, as for kube-proxy.
+    /// Hints select endpoints, as in kube-proxy.
     #[default]
     Honour,
-    /// All edges use the same endpoints.
+    /// Hints are ignored: all edges use the same endpoints.
     Ignore,
 }

@@ -1,4 +1,4 @@
-//! One Service with its slices, turned into services of the dataplane.
+//! Computes the dataplane services of one Service from its slices; [`super::port`] does it for each port.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -16,24 +16,24 @@ use super::sorted_vec_map::SortedVecMap;
 use super::{HealthCheck, Options};
 use crate::desired::{BackendSpec, Service, ServiceKey};
 
-/// What becomes of a Service.
+/// The result for one Service.
 #[derive(Debug, Default)]
 pub(super) struct Outcome {
     pub(super) services: SortedVecMap<ServiceKey, Arc<Service>>,
-    /// Endpoints that serve and terminate and get no new connections.
+    /// Terminating endpoints that still serve. They get no new connections.
     pub(super) draining: SortedVecMap<ServiceKey, Arc<[BackendSpec]>>,
-    /// With the policy `Local`, addresses of the Nodes that have endpoints of any port which share connections.
+    /// For policy `Local`: addresses of the Nodes that have endpoints of any port and share its connections.
     pub(super) announcers: SortedVecMap<ServiceKey, Arc<BTreeSet<IpAddr>>>,
-    /// Its addresses, and why they are.
+    /// Its addresses, and why the Service has each.
     pub(super) captured: SortedVecMap<IpAddr, Capture>,
     pub(super) health_check: Option<HealthCheck>,
-    /// What it takes of the tables.
+    /// Its use of the tables.
     pub(super) takes: Room,
     pub(super) problems: Vec<Problem>,
 }
 
 impl Outcome {
-    /// Leaves out everything, as the Services of a namespace take no more than `most` together.
+    /// Removes all services of the result, because the namespace may take no more than `most` of the tables.
     pub(super) fn refuse(self, object: &Object, most: Room) -> Self {
         let mut findings = Findings::default();
         findings.add(
@@ -55,23 +55,23 @@ impl Outcome {
     }
 }
 
-/// Why a Service has an address.
+/// Why a Service has an address. The reason decides whether the address is virtual.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Capture {
-    /// A controller assigned it for our class.
+    /// A controller assigned it, for our class.
     Assigned,
-    /// The Service names it as an external one.
+    /// The Service lists it in `spec.externalIPs`.
     External,
-    /// It does, and is not served there, for a machine has it.
+    /// The Service lists it in `spec.externalIPs`, but a machine has it: it is not served.
     Withheld,
 }
 
-/// Returns when a Service was created; one that does not say so counts as the youngest.
+/// Returns the creation time in seconds since 1970. A Service without one counts as the youngest.
 pub(super) fn created(service: &objects::Service) -> i64 {
     service.created.unwrap_or(i64::MAX)
 }
 
-/// Computes what becomes of a Service.
+/// Computes the result for one Service.
 pub(super) fn outcome(
     options: &Options,
     machines: &Machines,
@@ -109,7 +109,7 @@ pub(super) fn outcome(
     outcome
 }
 
-/// What helps a Service that has no room.
+/// Remedy for a Service that exceeds its share of a table.
 const MORE_ROOM: &str =
     "use fewer ports, addresses, source ranges and endpoints, or raise kubernetes.table_share";
 
@@ -121,7 +121,7 @@ pub(super) fn port_name((name, protocol, is_ipv4): PortName<'_>) -> String {
     }
 }
 
-/// What is made of a Service so far.
+/// The result for one Service while it is being computed.
 pub(super) struct OutcomeBuilder<'a> {
     pub(super) options: &'a Options,
     pub(super) machines: &'a Machines,
@@ -130,12 +130,12 @@ pub(super) struct OutcomeBuilder<'a> {
     pub(super) wanted: &'a Wanted,
     pub(super) findings: &'a mut Findings,
     pub(super) outcome: &'a mut Outcome,
-    /// Endpoints that the ports so far have, whatever they are used for.
+    /// Number of endpoints of the ports computed so far, whether they get traffic or not.
     looked_at: u64,
 }
 
-/// Endpoints of any condition that a Service may have for each backend that it has room for: judging them is work, and
-/// an endpoint that gets no traffic takes no room.
+/// Limit of endpoints in any condition, per backend that a Service may have. Endpoints that get no traffic take
+/// no room in the tables, but checking them costs time.
 const ENDPOINTS_PER_BACKEND: u64 = 4;
 
 fn fronts(wanted: &Wanted, port: &Port, is_ipv4: bool) -> Vec<Front> {
@@ -152,7 +152,7 @@ fn fronts(wanted: &Wanted, port: &Port, is_ipv4: bool) -> Vec<Front> {
         .collect()
 }
 
-/// Lets the length that a Service asks for count only if all its tables fit the room that one Service may have.
+/// Drops the table size that a Service asks for if all its tables together would exceed `most` slots.
 fn bound_table_size(wanted: &mut Wanted, most: u64, findings: &mut Findings) {
     let Some(asked) = wanted.log2_slots else {
         return;
@@ -179,12 +179,12 @@ fn bound_table_size(wanted: &mut Wanted, most: u64, findings: &mut Findings) {
     );
 }
 
-/// What has to be announced of a Service with the policy `Local`, in one family.
+/// What to announce for a Service with policy `Local`, in one address family.
 #[derive(Debug, Default)]
 pub(super) struct Announced {
     pub(super) keys: Vec<ServiceKey>,
-    /// Addresses of the Nodes with endpoints of any port. A port that has none yet, as while it is added, is not
-    /// to take the address away from the clients of the others.
+    /// Addresses of the Nodes that have endpoints of any port. A port without endpoints, for example one just
+    /// added, must not take the address away from clients of the other ports.
     pub(super) nodes: BTreeSet<IpAddr>,
 }
 
@@ -215,7 +215,7 @@ impl OutcomeBuilder<'_> {
         }
     }
 
-    /// Tells whether the endpoints of one more port may be judged.
+    /// Counts the endpoints of one more port. Returns false, with a problem, if they are too many to check.
     pub(super) fn may_look_at(&mut self, endpoints: u64, port: PortName<'_>) -> bool {
         let most = self.options.service_room.backends * ENDPOINTS_PER_BACKEND;
         let all = self.looked_at + endpoints;
@@ -235,7 +235,7 @@ impl OutcomeBuilder<'_> {
         true
     }
 
-    /// Takes so much more of the tables, if the Service may; tells whether it did.
+    /// Adds `more` to the use of the tables. Returns false, with a problem, if the Service may not take that much.
     pub(super) fn take(&mut self, more: Room, whose: impl FnOnce() -> String) -> bool {
         let takes = self.outcome.takes.and(more);
         let Some(beyond) = takes.beyond(self.options.service_room) else {
@@ -253,8 +253,8 @@ impl OutcomeBuilder<'_> {
         false
     }
 
-    /// Counts the pods of this machine that are ready, whatever ports they have. A pod may have an address of
-    /// each family, and kube-proxy tells of one family at a time: the one with more of them counts.
+    /// Counts the ready pods of this machine, whatever ports they have. A pod may have an address of each
+    /// family: the family with more pods counts, because kube-proxy too reports one family at a time.
     fn local_endpoints(&self, slices: &Slices) -> usize {
         let machines = self.machines;
         let is_here =

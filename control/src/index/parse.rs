@@ -1,5 +1,5 @@
-//! Addresses and networks as kube-proxy reads them: objects that were stored before Kubernetes grew
-//! strict may have leading zeros, which it takes for decimal digits.
+//! Reads addresses and networks as kube-proxy does. Objects stored by old Kubernetes versions may have leading
+//! zeros in IPv4 addresses; kube-proxy reads them as decimal.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -13,7 +13,7 @@ pub(crate) fn address(text: &str) -> Option<IpAddr> {
     }
 }
 
-/// Reads a network; blanks around it and bits beyond its length do not count.
+/// Reads a network. Surrounding white space is ignored, and host bits are cleared.
 pub(super) fn network(text: &str) -> Option<IpNet> {
     let (front, length) = text.trim().split_once('/')?;
     let length = decimal(length)?;

@@ -1,4 +1,4 @@
-//! The services of the dataplane that one port of a Service becomes.
+//! Computes the dataplane services of one port of a Service.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
@@ -19,7 +19,7 @@ use crate::desired::{
     affinity_seed, owner, unspecified,
 };
 
-/// Where a port is served.
+/// Where clients reach a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Front {
     LoadBalancer(IpAddr),
@@ -28,7 +28,8 @@ pub(super) enum Front {
 }
 
 impl Front {
-    /// Counts the lookup tables: a NodePort has one for what edges send, and one for each address of the machine.
+    /// Returns the number of lookup tables: a NodePort has one for packets from edges and one for the machine's
+    /// own addresses.
     pub(super) const fn tables(self) -> u64 {
         match self {
             Self::LoadBalancer(_) | Self::External(_) => 1,
@@ -38,7 +39,7 @@ impl Front {
 }
 
 impl OutcomeBuilder<'_> {
-    /// Makes the services of one port in one family.
+    /// Adds the services of one port in one address family.
     pub(super) fn port(
         &mut self,
         slices: &SlicesByPort<'_>,
@@ -78,7 +79,7 @@ impl OutcomeBuilder<'_> {
         let draining: Arc<[BackendSpec]> = draining
             .filter_map(|candidate| self.backend(candidate, mode, 0))
             .collect();
-        // All addresses of a port share the entries.
+        // All addresses of a port share their entries of the table of backends.
         let takes = Room {
             backends: (backends.len() + draining.len()) as u64,
             ..Room::default()
@@ -90,7 +91,7 @@ impl OutcomeBuilder<'_> {
         let own_pods = own
             .filter(|candidate| place.has(candidate.endpoint))
             .count() as u64;
-        // Not by what this machine does with its pods, which others cannot know.
+        // Every machine must announce the same Nodes, so the role of this machine does not count here.
         let by_node = selection.by_node.iter();
         let nodes = by_node.filter_map(|local| local.endpoint.node.as_deref());
         announced
@@ -109,11 +110,11 @@ impl OutcomeBuilder<'_> {
         }
     }
 
-    /// Chooses how packets reach the backends of a port: one way for all of them, so by NAT where most are on
-    /// machines that do not run Guideway.
+    /// Chooses the forwarding mode of a port. All backends of a port have the same one: NAT if most of them are
+    /// on machines that do not run Guideway.
     fn mode(&mut self, selection: &Selection<'_>, is_node: bool) -> ForwardMode {
         if self.wanted.only_local && is_node {
-            // A pod of this machine is handed its packets, whatever others are sent.
+            // This machine delivers to its own pods itself, even if others use NAT.
             return match self.wanted.mode {
                 ForwardMode::Nat => ForwardMode::Ipip,
                 mode => mode,
@@ -175,7 +176,8 @@ impl OutcomeBuilder<'_> {
 
     fn backends(&self, selection: &Selection<'_>, mode: ForwardMode) -> Vec<BackendSpec> {
         let used = selection.used.iter();
-        // Of machines that packets are not sent to the policy `Local` knows only that they are others.
+        // Policy `Local` needs no address for a pod on another machine: the table only has to know that others
+        // have pods.
         let is_local = self.wanted.only_local && self.machines.own_node().is_some();
         let nowhere = |candidate: &PortEndpoint<'_>| {
             let node = unspecified(candidate.socket.is_ipv4());
@@ -187,7 +189,7 @@ impl OutcomeBuilder<'_> {
                 known.or_else(|| nowhere(candidate))
             })
             .collect();
-        // Other machines may select them, or have done so a moment ago.
+        // Other machines may choose these, or may have chosen them a moment ago.
         if mode != ForwardMode::Nat {
             let reachable = selection.reachable.iter();
             backends.extend(reachable.filter_map(|candidate| {
@@ -199,8 +201,8 @@ impl OutcomeBuilder<'_> {
         backends
     }
 
-    /// Makes the service of one port at one address, of whose backends so many are pods of this machine; nothing if it
-    /// is not served there.
+    /// Adds the service of one port at one address. Returns its key, or `None` if it is not served there.
+    /// `own_pods` is the number of backends that are pods of this machine.
     fn service(
         &mut self,
         port: &Port,
@@ -230,8 +232,8 @@ impl OutcomeBuilder<'_> {
         }
         let mut backends = self.translatable(&key, backends)?;
         backends.shrink_to_fit();
-        // Packets to a machine's own address are for its kernel too, and carry that address behind L2 DSR,
-        // where the pod's machine would take them for a stranger's.
+        // The kernel receives packets to the machine's own addresses too. L2 DSR leaves that address in the
+        // packet, and the pod's machine would not accept it as its own.
         let is_machine = front == Front::NodePort || machines.withholds(address);
         let source_ranges = match front {
             Front::LoadBalancer(_) => {
@@ -252,7 +254,7 @@ impl OutcomeBuilder<'_> {
             number, protocol, ..
         } = port;
         let spec = ServiceSpec {
-            // A port that gets another name goes on.
+            // The owner does not depend on the port's name: flows survive a renaming.
             owner: owner(&format!("{}:{number}/{protocol}", self.name)),
             mode: match mode {
                 ForwardMode::L2dsr if is_machine => ForwardMode::Ipip,
@@ -260,7 +262,7 @@ impl OutcomeBuilder<'_> {
             },
             log2_slots: self.log2_slots(&backends),
             backends,
-            // NAT has no pods of any machine.
+            // With NAT no backend counts as a pod of some machine.
             traffic_policy: if self.wanted.only_local && mode != ForwardMode::Nat {
                 TrafficPolicy::Local
             } else {
@@ -295,8 +297,8 @@ impl OutcomeBuilder<'_> {
         Some(key)
     }
 
-    /// Leaves out the backends whose port would have to be translated and cannot; none if that leaves none that
-    /// takes new connections, so that the port stays with whoever else can serve it.
+    /// Leaves out SCTP backends whose port would need translation. Returns `None` if none is left for new
+    /// connections: another proxy can then serve the port.
     fn translatable(
         &mut self,
         key: &ServiceKey,
@@ -324,9 +326,11 @@ impl OutcomeBuilder<'_> {
         Some(fitting)
     }
 
-    /// Returns the wanted length of the table, unless some backend would have no slot.
+    /// Returns the table length that the Service asks for, as a power of two; `None` if some backend would have
+    /// no slot.
     ///
-    /// More than [`MOST_ASKED`] gets who has the backends for it, without asking.
+    /// A length above [`MOST_ASKED`] counts as that. A Service with so many backends that it needs more gets
+    /// more without asking.
     fn log2_slots(&mut self, backends: &[BackendSpec]) -> Option<u8> {
         let log2 = self.wanted.log2_slots?;
         let backends = backends.iter();
@@ -353,9 +357,9 @@ impl OutcomeBuilder<'_> {
     }
 }
 
-/// Tells whether packets to an endpoint would be served for the same Service again: by NAT they would circle
-/// until their TTL ends. Nothing else answers at an address that was assigned; at an external one other ports
-/// pass, and at a machine's the machine itself may answer.
+/// Returns whether packets to an endpoint would reach the same Service again: by NAT they would circle until
+/// their TTL ends. At an assigned address nothing else answers. At an external address only the Service's own
+/// ports are captured. At a machine's address the machine itself may answer.
 fn comes_back(
     wanted: &Wanted,
     machines: &Machines,

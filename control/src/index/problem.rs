@@ -1,17 +1,17 @@
-//! What is wrong with an object, in words that its owner understands.
+//! Problems of objects, in words that the object's owner understands.
 
 use std::fmt;
 
 use super::objects::ObjectName;
 
-/// The object that a problem is about.
+/// The object that has a problem.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Object {
-    /// A Service.
+    /// A Service, by namespace and name.
     Service(ObjectName),
-    /// An EndpointSlice.
+    /// An EndpointSlice, by namespace and name.
     Slice(ObjectName),
-    /// A Node.
+    /// A Node, by name.
     Node(String),
 }
 
@@ -27,14 +27,14 @@ impl fmt::Display for Object {
 
 macro_rules! rules {
     ($($(#[$doc:meta])* $rule:ident,)+) => {
-        /// The rule that an object breaks; its name is the reason of an Event.
+        /// The rule that an object breaks. Its name is the reason of the Event.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub enum Rule {
             $($(#[$doc])* $rule,)+
         }
 
         impl Rule {
-            /// Returns the name, in the form of an Event's reason.
+            /// Returns the name in CamelCase, as Events have it.
             pub const fn name(self) -> &'static str {
                 match self {
                     $(Self::$rule => stringify!($rule),)+
@@ -45,64 +45,65 @@ macro_rules! rules {
 }
 
 rules! {
-    /// A virtual address is that of a machine: the Service's ports are served there, nothing else changes.
+    /// A virtual address belongs to a machine. An assigned address is served at the Service's ports only; an
+    /// external address is not served.
     AddressIsNode,
-    /// A machine has come to have an address that was assigned to the Service: the Service keeps it.
+    /// A machine claimed an address that had been assigned to the Service. The Service keeps it.
     AddressClaimed,
-    /// A port of the API server stays its own.
+    /// The address and port belong to the API server. They are not served.
     AddressIsApiServer,
-    /// Another Service has the address, port and protocol.
+    /// Another Service has the same address, port and protocol, and is served there.
     Conflict,
-    /// A text is no address that can be balanced.
+    /// A text is not an address that traffic can be sent to.
     InvalidAddress,
-    /// A number is no port.
+    /// A number is not a valid port.
     InvalidPort,
-    /// A protocol is not balanced.
+    /// The protocol is not TCP, UDP or SCTP.
     InvalidProtocol,
-    /// A source range is none.
+    /// A source range cannot be read. It admits nobody.
     InvalidSourceRange,
-    /// An annotation of ours has a value that it cannot have.
+    /// A `guideway.dev/` annotation has an invalid value. The default is used.
     InvalidAnnotation,
-    /// A policy or affinity is none that Kubernetes has.
+    /// Kubernetes has no such traffic policy or session affinity. The default is used.
     InvalidPolicy,
-    /// A port name, or a port and protocol, is there twice.
+    /// A port name, or a port and protocol, occurs twice. The first one counts.
     DuplicatePort,
-    /// An address is of a family that the Service, or the slice, is not of.
+    /// An address has a family that the Service or slice does not have.
     OtherFamily,
-    /// An external address is outside the networks that are configured.
+    /// An external address is outside the configured networks. It is not served.
     ExternalAddressNotAllowed,
-    /// SCTP's ports cannot be translated.
+    /// SCTP ports cannot be translated, and port and targetPort differ.
     SctpPort,
-    /// Backends are on machines that do not run Guideway.
+    /// Endpoints are on machines that do not run Guideway. They get traffic by NAT, or none.
     MachineWithoutGuideway,
-    /// An endpoint is at an address that the Service itself is served at.
+    /// An endpoint has an address at which its own Service is served. It gets no traffic.
     EndpointIsVip,
-    /// A slice names no Service.
+    /// A slice does not name its Service. It is ignored.
     NoServiceName,
-    /// A lookup table cannot have a slot for each backend.
+    /// The table size asked for has fewer slots than there are backends. The default is used.
     TooManyBackends,
-    /// Lookup tables would take more room than a Service or a namespace has.
+    /// A Service or namespace would take more than its share of a table. What exceeds the share is not served.
     TableShare,
-    /// A Node has no address that packets could be sent to.
+    /// A Node has no InternalIP or ExternalIP. Its pods are reached by NAT at best.
     NoInternalAddress,
-    /// Nothing can listen at a health check port.
+    /// A health check port cannot be opened.
     FailedToStartServiceHealthcheck,
-    /// An object cannot be read.
+    /// The object cannot be decoded. Its last readable version stays in force.
     Unreadable,
 }
 
-/// A rule that an object breaks, and what to do about it.
+/// A broken rule with its explanation, as shown to users.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Problem {
-    /// The object.
+    /// The object that breaks the rule.
     pub object: Object,
     /// The rule.
     pub rule: Rule,
-    /// What is wrong, and what follows from it.
+    /// What is wrong, and the consequence.
     pub text: String,
-    /// What to do.
+    /// What the owner should do.
     pub remedy: String,
-    /// Whether it lies in this machine alone, so that nobody else could tell of it.
+    /// Whether only this machine has the problem, so that no other machine or controller can report it.
     pub only_here: bool,
 }
 
@@ -112,7 +113,7 @@ impl fmt::Display for Problem {
     }
 }
 
-/// What is found wrong with one object: one problem for each rule, however often it is broken.
+/// The problems of one object. A rule broken several times gives one problem with a count.
 #[derive(Debug, Default)]
 pub(super) struct Findings(Vec<Finding>);
 
@@ -126,12 +127,12 @@ struct Finding {
 }
 
 impl Findings {
-    /// Notes that a rule is broken; the first text of a rule stands for all.
+    /// Adds a broken rule. The first text of a rule is kept, later ones are only counted.
     pub(super) fn add(&mut self, rule: Rule, text: fmt::Arguments<'_>, remedy: &'static str) {
         self.note(rule, false, text, remedy);
     }
 
-    /// Notes that a rule is broken on this machine alone.
+    /// Adds a rule that is broken on this machine alone.
     pub(super) fn add_here(&mut self, rule: Rule, text: fmt::Arguments<'_>, remedy: &'static str) {
         self.note(rule, true, text, remedy);
     }
@@ -156,7 +157,7 @@ impl Findings {
         }
     }
 
-    /// Returns the problems in the order of their rules.
+    /// Returns the problems, ordered by rule.
     pub(super) fn problems(self, object: &Object) -> Vec<Problem> {
         let mut found = self.0;
         found.sort_unstable_by_key(|found| (found.rule, found.only_here));
@@ -171,7 +172,7 @@ impl Findings {
     }
 }
 
-/// Says how many there are beside the one that was named.
+/// Returns the text that counts the cases beside the one shown; empty if there is only one.
 pub(super) fn more(all: usize, of_what: &str) -> String {
     match all {
         1 => String::new(),
@@ -179,7 +180,7 @@ pub(super) fn more(all: usize, of_what: &str) -> String {
     }
 }
 
-/// Shortens a text from an object for a message, and makes it printable.
+/// Quotes a text from an object for a message: at most 64 characters, escaped.
 pub(crate) fn quoted(text: &str) -> impl fmt::Display {
     fmt::from_fn(move |f| {
         const LONGEST: usize = 64;

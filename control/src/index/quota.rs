@@ -1,29 +1,29 @@
-//! The room in the tables that the Services of a namespace have together, where that is bounded.
+//! Limits the room in the tables that all Services of a namespace may take together.
 //!
-//! The oldest have it first, so that all machines refuse the same ones. A Service that does not fit is left out, and
-//! a younger one that is smaller may fit.
+//! The oldest Services get room first, so that all machines refuse the same ones. A Service that does not fit
+//! is refused; a younger, smaller one may still fit.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::objects::{ObjectName, Text};
 use super::room::Room;
 
-/// What Services of each namespace take, and who is refused.
+/// The use of the tables by namespace, and the Services that are refused.
 #[derive(Debug, Default)]
 pub(super) struct Quotas {
-    /// What the Services of a namespace take at most.
+    /// Limit for each namespace; `None` for no limit.
     most: Option<Room>,
-    /// What each Service takes that takes anything, by age and name.
+    /// Use of each Service that takes anything, ordered by age, then name.
     namespaces: HashMap<Text, BTreeMap<(i64, ObjectName), Room>>,
-    /// Creation time by Service.
+    /// Creation time of each of these Services.
     created: HashMap<ObjectName, i64>,
-    /// Namespaces of which something has changed.
+    /// Namespaces to decide again.
     touched: BTreeSet<Text>,
     refused: BTreeSet<ObjectName>,
 }
 
 impl Quotas {
-    /// Replaces the bound; all Services have to be noted again.
+    /// Replaces the limit and forgets everything: the caller must note all Services again.
     pub(super) fn set_most(&mut self, most: Option<Room>) {
         *self = Self {
             most,
@@ -31,7 +31,7 @@ impl Quotas {
         };
     }
 
-    /// Notes what a Service takes, or that it takes nothing.
+    /// Sets what a Service takes, which may be nothing.
     pub(super) fn note(&mut self, name: &ObjectName, created: i64, takes: Room) {
         if self.most.is_none() {
             return;
@@ -54,12 +54,12 @@ impl Quotas {
         }
     }
 
-    /// Returns the bound that a Service is refused for.
+    /// Returns the limit if the Service is refused.
     pub(super) fn refusal(&self, name: &ObjectName) -> Option<Room> {
         self.most.filter(|_| self.refused.contains(name))
     }
 
-    /// Decides anew who is refused; returns those of whom that has changed.
+    /// Decides again for the namespaces that changed. Returns the Services that become refused or admitted.
     pub(super) fn settle(&mut self) -> Vec<ObjectName> {
         let mut changed = Vec::new();
         for namespace in std::mem::take(&mut self.touched) {

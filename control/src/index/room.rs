@@ -1,26 +1,26 @@
-//! Room in the tables: what a Service takes of each, and what one may have at most.
+//! Room in the tables: how many entries of each a Service takes or may take.
 
 use std::fmt;
 
 use xdp_prog::abi::size;
 
-/// Places in the tables of the dataplane that Services share.
+/// Number of entries in each table that Services share.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Room {
-    /// Slots of lookup tables, which are all in one arena.
+    /// Slots of all lookup tables, which share one arena.
     pub slots: u64,
-    /// Addresses with port and protocol.
+    /// Services: address, port and protocol.
     pub services: u64,
-    /// Backends, once for each port of a Service.
+    /// Backends, counted once for each port of a Service.
     pub backends: u64,
-    /// Pods of this machine, once for each address with port and protocol.
+    /// Pods of this machine, counted once for each address, port and protocol.
     pub pods: u64,
-    /// Source ranges, likewise.
+    /// Source ranges, counted once for each address, port and protocol.
     pub source_ranges: u64,
 }
 
 impl Room {
-    /// The room of tables that have the default sizes.
+    /// The size of the tables unless configured.
     pub const DEFAULT: Self = Self {
         slots: size::LUT_SLOTS as u64,
         services: size::SERVICES as u64,
@@ -29,7 +29,7 @@ impl Room {
         source_ranges: size::SOURCE_RANGES as u64,
     };
 
-    /// Returns so many percent of each.
+    /// Returns `percent` hundredths of each number.
     #[must_use]
     pub fn share(self, percent: u64) -> Self {
         let part = |places: u64| places * percent / 100;
@@ -42,19 +42,19 @@ impl Room {
         }
     }
 
-    /// Returns both together.
+    /// Returns the sum.
     #[must_use]
     pub(super) fn and(self, other: Self) -> Self {
         self.zip(other, u64::checked_add)
             .expect("no machine has memory for 2^64 places")
     }
 
-    /// Returns what is left once the other has its part; nothing if it has not the room.
+    /// Returns the difference; `None` if any number would be negative.
     pub(super) fn without(self, other: Self) -> Option<Self> {
         self.zip(other, u64::checked_sub)
     }
 
-    /// Says what would be too much if there were `most`, and how many of it.
+    /// Returns a text about the first table in which `self` exceeds `most`; `None` if all fit.
     pub(super) fn beyond(self, most: Self) -> Option<String> {
         self.parts()
             .into_iter()

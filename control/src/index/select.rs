@@ -1,4 +1,4 @@
-//! Which endpoints of a port get traffic here, by conditions, policy and hints.
+//! Selects the endpoints of a port that get traffic here, by condition, traffic policy and topology hints.
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::SocketAddr;
@@ -6,13 +6,13 @@ use std::net::SocketAddr;
 use super::slice::{Condition, Endpoint, Slice, Slices};
 use crate::desired::Protocol;
 
-/// Where the machine is, as endpoints name it.
+/// The location of this machine, in the terms of endpoints.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Place<'a> {
-    /// The Node that it is; none outside the cluster.
+    /// Name of its Node; `None` outside the cluster.
     pub(super) node: Option<&'a str>,
     pub(super) zone: Option<&'a str>,
-    /// Whether hints count.
+    /// Whether topology hints count.
     pub(super) hints: bool,
 }
 
@@ -22,10 +22,10 @@ impl Place<'_> {
     }
 }
 
-/// A port as slices name it, and whether of IPv4.
+/// Name and protocol of a port in slices, and whether the slices are IPv4.
 pub(super) type PortName<'a> = (&'a str, Protocol, bool);
 
-/// The slices of a Service by the ports that they list, with the number that each gives the port.
+/// The slices of a Service by port. Each slice comes with the number that it gives the port.
 #[derive(Debug)]
 pub(super) struct SlicesByPort<'a>(HashMap<PortName<'a>, Vec<(&'a Slice, u16)>>);
 
@@ -45,42 +45,42 @@ impl<'a> SlicesByPort<'a> {
         self.0.get(&port).map_or(&[], Vec::as_slice)
     }
 
-    /// Counts the endpoints that are listed for a port, each as often as it is.
+    /// Counts the endpoints of a port. An endpoint in two slices counts twice.
     pub(super) fn endpoints(&self, port: PortName<'_>) -> u64 {
         let slices = self.get(port).iter();
         slices.map(|(slice, _)| slice.endpoints.len() as u64).sum()
     }
 }
 
-/// An endpoint with the port that a service leads to.
+/// An endpoint with the port number that traffic is sent to.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PortEndpoint<'a> {
     pub(super) socket: SocketAddr,
     pub(super) endpoint: &'a Endpoint,
 }
 
-/// The endpoints of a port, by what they are used for on this machine.
+/// The endpoints of a port by what this machine uses them for.
 #[derive(Debug, Default)]
 pub(super) struct Selection<'a> {
-    /// They share the new connections.
+    /// Share the new connections.
     pub(super) used: Vec<PortEndpoint<'a>>,
-    /// Others that some machine may use: pods of this one in any condition, and with the policy `Local` those
-    /// that their own nodes fall back to.
+    /// Not used here, but other machines may use them: pods of this machine in any condition and, with policy
+    /// `Local`, endpoints that only their own node uses.
     pub(super) reachable: Vec<PortEndpoint<'a>>,
-    /// Others that serve and terminate, on any machine.
+    /// Other endpoints on any machine that terminate and still serve.
     pub(super) draining: Vec<PortEndpoint<'a>>,
-    /// With the policy `Local`, those that share the connections of their own nodes.
+    /// With policy `Local`: endpoints that share the connections of their own nodes.
     pub(super) by_node: Vec<PortEndpoint<'a>>,
 }
 
-/// Selects from the endpoints that slices have for a port; those that are not `sound` are as if they were not there.
+/// Selects among the endpoints that slices have for a port. Endpoints that are not `sound` count as absent.
 ///
-/// This is the Cluster set, or with the policy `Local` the Local sets of all nodes; each falls back on its own
-/// to what serves and terminates. A machine that is no Node has no Local set: it uses the Cluster set.
+/// The result is the Cluster set or, with policy `Local`, the Local sets of all nodes. A set without a ready
+/// endpoint consists of those that terminate and still serve. A machine that is no Node has no Local set: it
+/// uses the Cluster set.
 ///
-/// A pod of this machine is reachable before it is ready, because another machine may learn that it is before
-/// this one does, and for as long as it is listed: one that terminates and serves no more still gets what is
-/// under way to it.
+/// A pod of this machine is reachable for as long as it is listed. Another machine may learn before this one
+/// that the pod is ready; and packets may still be on their way to a pod that has stopped serving.
 pub(super) fn select<'a>(
     slices: &SlicesByPort<'a>,
     port: PortName<'_>,
@@ -128,8 +128,8 @@ pub(super) fn select<'a>(
     selection
 }
 
-/// Lists the endpoints of a port, each once, in the order of their sockets: of duplicates a local one, else
-/// the one that can be used for more.
+/// Lists the endpoints of a port by socket, each once. Of duplicates it keeps one on this machine, else the one
+/// in the better [`Condition`].
 fn candidates<'a>(
     slices: &SlicesByPort<'a>,
     port: PortName<'_>,
@@ -151,7 +151,7 @@ fn candidates<'a>(
     all
 }
 
-/// Returns the ready ones, or without any those that serve and terminate.
+/// Returns the ready endpoints. If there are none, returns those that terminate and still serve.
 fn usable<'a>(all: &[PortEndpoint<'a>]) -> Vec<PortEndpoint<'a>> {
     let of = |wanted: Condition| -> Vec<PortEndpoint<'a>> {
         let all = all.iter();
@@ -165,7 +165,7 @@ fn usable<'a>(all: &[PortEndpoint<'a>]) -> Vec<PortEndpoint<'a>> {
     }
 }
 
-/// Returns those of each node that are usable there, in the order of their sockets.
+/// Returns the usable endpoints of each node, ordered by socket.
 fn usable_by_node<'a>(all: &[PortEndpoint<'a>]) -> Vec<PortEndpoint<'a>> {
     let ready = all.iter();
     let ready = ready.filter(|candidate| candidate.endpoint.condition == Condition::Ready);
@@ -181,8 +181,8 @@ fn usable_by_node<'a>(all: &[PortEndpoint<'a>]) -> Vec<PortEndpoint<'a>> {
     usable
 }
 
-/// Returns those that hints leave to this machine: by node, else by zone, else all. One endpoint without
-/// a hint of a kind voids that kind.
+/// Returns the endpoints that hints assign to this machine: by node, else by zone, else all of them. Hints of a
+/// kind (node or zone) count only if every endpoint has one.
 fn by_hints<'a>(ready: Vec<PortEndpoint<'a>>, place: &Place<'_>) -> Vec<PortEndpoint<'a>> {
     type Kind = fn(&Endpoint) -> &[std::sync::Arc<str>];
     let nodes: Kind = |endpoint| endpoint.hints.as_ref().map_or(&[], |hints| &hints.nodes);

@@ -1,4 +1,4 @@
-//! What a Service asks for: its ports and addresses that are captured here, and its rules.
+//! Reads one Service: the ports and addresses that are captured here, and the rules for them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -13,29 +13,30 @@ use super::slice::protocol;
 use super::{Options, parse};
 use crate::desired::{ForwardMode, Protocol, unusable};
 
-/// The longest table that an annotation gets, as a power of two. Whoever may write a Service may ask, and all
-/// tables are in one arena: a dozen ports with the largest length would fill it.
+/// The longest table that an annotation gets, as a power of two. Anyone who may write a Service can ask for a
+/// length, and all tables share one arena: a dozen ports of the greatest length would fill it.
 pub(super) const MOST_ASKED: u8 = 14;
 
-/// A Service that there is something to capture of.
+/// A Service of which something is captured.
 #[derive(Debug)]
 pub(super) struct Wanted {
     pub(super) ports: Vec<Port>,
-    /// Whether it has an address of the family: IPv4, IPv6.
+    /// Whether the Service has a cluster address of each family: IPv4, then IPv6.
     pub(super) families: [bool; 2],
-    /// Addresses that a controller has assigned for our class.
+    /// Addresses that a controller assigned, for our class.
     pub(super) load_balancer: BTreeSet<IpAddr>,
-    /// Addresses that the owner of the Service routes here.
+    /// External addresses, which the owner of the Service routes to the edges.
     pub(super) external: BTreeSet<IpAddr>,
-    /// Those of them that machines have: who may write a Service could take a machine's port.
+    /// External addresses that machines have. They are not served: anyone who may write a Service could
+    /// otherwise take over a machine's port.
     pub(super) of_machines: BTreeSet<IpAddr>,
-    /// The clients that may use the addresses of the load balancer.
+    /// Clients admitted at the load-balancer addresses; empty for all.
     pub(super) source_ranges: BTreeSet<IpNet>,
     pub(super) only_local: bool,
     pub(super) affinity: bool,
     pub(super) mode: ForwardMode,
     pub(super) log2_slots: Option<u8>,
-    /// Port at which the number of local endpoints is told.
+    /// The `healthCheckNodePort`, where the number of local endpoints is reported.
     pub(super) health_check_port: Option<u16>,
 }
 
@@ -47,7 +48,7 @@ pub(super) struct Port {
     pub(super) node_port: Option<u16>,
 }
 
-/// Reads a Service; what is wrong is left out and named. None where nothing of it is captured.
+/// Reads a Service. Invalid parts are left out and reported. Returns `None` if nothing is captured.
 pub(super) fn read(
     service: &objects::Service,
     options: &Options,
@@ -73,14 +74,14 @@ pub(super) fn read(
     if !options.external_ips.is_empty() {
         external = addresses.read(service.external_ips.iter().map(Text::as_str));
         external.retain(|address| is_allowed(*address, options, findings));
-        // The load balancer's rules count where an address is both.
+        // An address that is both assigned and external follows the load balancer's rules.
         external.retain(|address| !load_balancer.contains(address));
     }
     let mut source_ranges = BTreeSet::new();
     if !load_balancer.is_empty() {
         let (ranges, any_good) = read_ranges(service, findings);
         source_ranges = ranges;
-        // Without a range that can be read, who may come in is unknown.
+        // Ranges were given but none can be read: nobody knows who may come in, so nobody may.
         if !any_good {
             load_balancer.clear();
         }
@@ -145,12 +146,12 @@ pub(super) fn read(
 
 const FREE_ADDRESS: &str = "give the Service an address that no machine has";
 
-/// What becomes of an assigned address that this machine has.
+/// Consequence for an assigned address that this machine has.
 const ONLY_PORTS: &str = "the Service's ports are served there, everything else passes";
-/// What becomes of an external address that any machine has.
+/// Consequence for an external address that any machine has.
 pub(super) const NOT_SERVED: &str = "it is not served";
 
-/// Names an address that a machine has, as objects say, and what becomes of it.
+/// Reports that, according to Node or slice objects, a machine has an address; `so` is the consequence.
 pub(super) fn name_machine(address: IpAddr, so: &str, findings: &mut Findings) {
     findings.add(
         Rule::AddressIsNode,
@@ -159,7 +160,7 @@ pub(super) fn name_machine(address: IpAddr, so: &str, findings: &mut Findings) {
     );
 }
 
-/// Names an assigned address that a machine has come to have, as objects say.
+/// Reports that, according to Node or slice objects, a machine has claimed an assigned address.
 pub(super) fn name_claim(address: IpAddr, findings: &mut Findings) {
     findings.add(
         Rule::AddressClaimed,
@@ -170,8 +171,8 @@ pub(super) fn name_claim(address: IpAddr, findings: &mut Findings) {
     );
 }
 
-/// Tells which families a Service has cluster addresses of; none for one that no proxy takes care of, or
-/// another one does.
+/// Returns the address families of a Service's cluster addresses; `None` for a Service that has none or that
+/// another proxy handles.
 fn families(service: &objects::Service) -> Option<[bool; 2]> {
     let is_ignored = [SERVICE_PROXY_NAME, HEADLESS]
         .iter()
@@ -187,8 +188,8 @@ fn families(service: &objects::Service) -> Option<[bool; 2]> {
     Some([of(true), of(false)])
 }
 
-/// Tells whether the addresses in a Service's status were given out for our class. Those of another class
-/// have an implementation of their own, which may expect the packets.
+/// Returns whether the addresses in a Service's status are of our class. Another class has its own
+/// implementation, which may expect the packets.
 fn is_ours(service: &objects::Service, options: &Options) -> bool {
     match service.load_balancer_class.as_deref() {
         Some(class) => class == options.load_balancer_class,
@@ -255,7 +256,7 @@ fn is_allowed(address: IpAddr, options: &Options, findings: &mut Findings) -> bo
     is_allowed
 }
 
-/// Reads the source ranges; false if some are given and none can be read.
+/// Reads the source ranges. The flag is false if there are ranges but none can be read.
 fn read_ranges(service: &objects::Service, findings: &mut Findings) -> (BTreeSet<IpNet>, bool) {
     let mut ranges = BTreeSet::new();
     for text in &service.source_ranges {
@@ -272,7 +273,7 @@ fn read_ranges(service: &objects::Service, findings: &mut Findings) -> (BTreeSet
     (ranges, any_good)
 }
 
-/// Reads the ports; of two that claim the same the first one stays.
+/// Reads the ports. Of two with the same name or number the first one stays.
 fn read_ports(service: &objects::Service, findings: &mut Findings) -> Vec<Port> {
     let mut ports: Vec<Port> = Vec::new();
     let mut names = BTreeSet::new();
@@ -326,7 +327,7 @@ fn read_ports(service: &objects::Service, findings: &mut Findings) -> Vec<Port> 
     ports
 }
 
-/// Reads a choice between two words of which the first one is the default; true for the second.
+/// Reads a choice of two words; absent means the first. Returns whether it is the second.
 fn is_one_of(
     field: &str,
     text: Option<&str>,

@@ -1,4 +1,5 @@
-//! EndpointSlices as the index keeps them: judged, and small, for there may be 250 000 endpoints.
+//! EndpointSlices as the index keeps them: checked, and in little memory, because a cluster may have 250 000
+//! endpoints.
 
 use std::collections::HashSet;
 use std::net::IpAddr;
@@ -13,7 +14,7 @@ use crate::desired::{Protocol, unusable};
 /// The slices of a Service, by name.
 pub(super) type Slices = SortedVecMap<Text, Slice>;
 
-/// What counts of a slice.
+/// What the index keeps of a slice.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Slice {
     pub(super) is_ipv4: bool,
@@ -21,7 +22,7 @@ pub(super) struct Slice {
     pub(super) endpoints: Box<[Endpoint]>,
 }
 
-/// A port of all endpoints of a slice.
+/// A port that all endpoints of a slice have.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Port {
     pub(super) name: Arc<str>,
@@ -37,29 +38,29 @@ pub(super) struct Endpoint {
     pub(super) hints: Option<Arc<Hints>>,
 }
 
-/// What an endpoint may be used for; in the order in which one of two duplicates is preferred.
+/// What an endpoint may be used for. Of two duplicates the lesser value is preferred.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Condition {
-    /// New connections.
+    /// It gets new connections.
     Ready,
-    /// New connections if there is nothing else: it serves and terminates.
+    /// It terminates and still serves: it gets new connections only if no endpoint is ready.
     Draining,
-    /// Nothing, but for what other machines send to it.
+    /// It is not chosen. Its own machine still delivers what other machines send to it.
     Unusable,
 }
 
-/// Where clients should be that use an endpoint.
+/// The nodes and zones whose clients should use an endpoint.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Hints {
     pub(super) nodes: Box<[Arc<str>]>,
     pub(super) zones: Box<[Arc<str>]>,
 }
 
-/// Names that many endpoints share.
+/// Shares the memory of names that many endpoints have.
 #[derive(Debug, Default)]
 pub(super) struct Names {
     names: HashSet<Arc<str>>,
-    /// How many there may be before those that nobody uses are dropped.
+    /// Number of names at which unused ones are dropped.
     limit: usize,
 }
 
@@ -80,7 +81,7 @@ impl Names {
     }
 }
 
-/// Tells which Service a slice belongs to; none if it is not for this proxy.
+/// Returns the Service of a slice; `None` if another proxy handles it or it names none.
 pub(super) fn service_of(
     slice: &objects::EndpointSlice,
     findings: &mut Findings,
@@ -104,7 +105,7 @@ pub(super) fn service_of(
     }
 }
 
-/// Reads a slice; what is wrong is left out and named.
+/// Reads a slice. Invalid parts are left out and reported.
 pub(super) fn read(
     slice: &objects::EndpointSlice,
     names: &mut Names,
@@ -170,7 +171,7 @@ fn read_port(
     })
 }
 
-/// Reads a protocol; none stands for TCP.
+/// Reads a protocol; absent or empty means TCP.
 pub(super) fn protocol(text: Option<&str>, findings: &mut Findings) -> Option<Protocol> {
     match text {
         None | Some("" | "TCP") => Some(Protocol::Tcp),

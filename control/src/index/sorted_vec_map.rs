@@ -1,9 +1,9 @@
-//! A map for few entries, which takes little more memory than they do: there is one in each of many
-//! Services, and a `BTreeMap` has room for eleven entries as soon as it has one.
+//! A map that takes little more memory than its entries. Every Service has several small maps, and a `BTreeMap`
+//! allocates room for eleven entries with its first one.
 
 use std::borrow::Borrow;
 
-/// A map as a list in the order of its keys.
+/// A map stored as a list that is sorted by key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct SortedVecMap<K, V>(Vec<(K, V)>);
 
@@ -23,7 +23,7 @@ impl<K: Ord, V> SortedVecMap<K, V> {
         Some(&self.0[self.find(key).ok()?].1)
     }
 
-    /// Sets an entry; returns what it was.
+    /// Sets an entry. Returns the previous value.
     pub(super) fn insert(&mut self, key: K, value: V) -> Option<V> {
         match self.find(&key) {
             Ok(index) => Some(std::mem::replace(&mut self.0[index].1, value)),
@@ -37,7 +37,7 @@ impl<K: Ord, V> SortedVecMap<K, V> {
         }
     }
 
-    /// Removes an entry; returns what it was.
+    /// Removes an entry. Returns its value.
     pub(super) fn remove<Q: Ord + ?Sized>(&mut self, key: &Q) -> Option<V>
     where
         K: Borrow<Q>,

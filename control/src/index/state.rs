@@ -1,4 +1,4 @@
-//! What the objects ask of this machine, and which parts of it an update changed.
+//! The state that the index computes for this machine, and what an update changed in it.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -11,53 +11,55 @@ use super::objects::ObjectName;
 use super::problem::{Object, Problem};
 use crate::desired::{BackendSpec, ServiceKey, Services};
 
-/// What the objects ask of this machine. A clone shares nearly everything.
+/// The desired state of this machine according to the API. Clones share nearly all memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct State {
-    /// Services by address, port and protocol; NodePorts at the unspecified address of their family.
+    /// Services by address, port and protocol. NodePorts have the unspecified address of their family.
     pub services: Services,
-    /// Endpoints that serve and terminate and get no new connections, where there are any. Those of this
-    /// machine are among the backends too, without weight.
+    /// Endpoints that terminate and still serve, for services that have any. They get no new connections. Those
+    /// on this machine are also among the backends, with weight 0.
     pub draining: OrdMap<ServiceKey, Arc<[BackendSpec]>>,
-    /// Of Services with the policy `Local` at assigned addresses, under each of their ports: addresses of the Nodes
-    /// that have endpoints, of any of the ports, which share connections. Of the Nodes only these announce the address.
+    /// For Services with policy `Local` at assigned addresses: addresses of the Nodes that have endpoints of
+    /// any port and share its connections. Every port of such a Service has an entry. Of all Nodes only these
+    /// announce the address.
     pub announcers: OrdMap<ServiceKey, Arc<BTreeSet<IpAddr>>>,
-    /// Virtual addresses.
+    /// Virtual addresses: assigned and external ones.
     pub vips: OrdSet<IpAddr>,
-    /// Those of them that were assigned for our class, so that nothing else can be at their other ports.
+    /// The VIPs that were assigned for our class. Nothing else can be at their other ports, so packets to these
+    /// are not passed on.
     pub assigned: OrdSet<IpAddr>,
-    /// The other addresses that ports are served at: external ones, and those of machines.
+    /// Addresses that are served at the Services' ports only: external ones and those of machines.
     pub shared: OrdSet<IpAddr>,
     /// Addresses of the Nodes that run Guideway.
     pub nodes: BTreeSet<IpAddr>,
-    /// Addresses of the other edges.
+    /// Addresses of the edges outside the cluster.
     pub trusted_edges: BTreeSet<IpNet>,
-    /// Whether this machine's Node is about to go, where it has one.
+    /// Whether this machine's Node is about to be removed; `None` if there is no such Node.
     pub leaving: Option<bool>,
-    /// Addresses from which other machines take this one's packets: those of its Node, once our slices show it, and
-    /// of all edges outside the cluster.
+    /// Addresses from which other machines accept this machine's packets: those of its Node, once our slices
+    /// list it, and those of all edges outside the cluster.
     pub known_as: BTreeSet<IpAddr>,
-    /// What is told at the health check ports of Services.
+    /// Answers at the health check ports of Services.
     pub health_checks: OrdMap<ObjectName, HealthCheck>,
-    /// What is wrong, by object.
+    /// Problems by object.
     pub problems: OrdMap<Object, Arc<[Problem]>>,
 }
 
-/// What a load balancer that asks at a Service's `healthCheckNodePort` is told.
+/// The answer to a load balancer that asks at a Service's `healthCheckNodePort`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HealthCheck {
-    /// The port.
+    /// The `healthCheckNodePort`.
     pub port: u16,
-    /// Number of pods of this machine that are ready.
+    /// Number of ready pods on this machine.
     pub local_endpoints: usize,
 }
 
-/// What an update changed.
+/// What an update changed in the state.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Changes {
-    /// Number of Services that were computed anew.
+    /// Number of Services that were computed again.
     pub computed: usize,
-    /// Services of the dataplane that were added, changed or removed.
+    /// Keys of dataplane services that were added, changed or removed.
     pub services: BTreeSet<ServiceKey>,
     /// Whether `announcers`, `vips`, `assigned`, `shared`, `nodes`, `trusted_edges` or `known_as` changed.
     pub addresses: bool,
@@ -72,7 +74,7 @@ pub struct Changes {
 }
 
 impl Changes {
-    /// Tells whether the state is as it was.
+    /// Returns whether the state is unchanged. Services may have been computed again with the same result.
     pub fn is_empty(&self) -> bool {
         let same = Self {
             computed: self.computed,

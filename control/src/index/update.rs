@@ -1,4 +1,5 @@
-//! An update: Services that an object touched are computed anew, and each key goes to the first that claims it.
+//! Applies changes: recomputes the Services that an object touched, then gives each key to the first Service
+//! that claims it.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
@@ -13,17 +14,17 @@ use super::slice::Slices;
 use super::{Changes, Index};
 use crate::desired::{Service, ServiceKey};
 
-/// A Service with its slices, and what was made of them.
+/// A Service with its slices, and the result computed from them.
 #[derive(Debug, Default)]
 pub(super) struct Entry {
     pub(super) service: Option<Box<objects::Service>>,
     pub(super) slices: Slices,
     outcome: Outcome,
-    /// Who has what this Service claims too.
+    /// For each key that this Service claims and lost, the Service that has it.
     conflicts: BTreeMap<ServiceKey, ObjectName>,
 }
 
-/// What a Service would make of a key; the least one is served.
+/// One Service's claim to a key. The least claim by `(is_external, created, name)` is served.
 #[derive(Debug)]
 pub(super) struct Contender {
     is_external: bool,
@@ -33,13 +34,13 @@ pub(super) struct Contender {
 }
 
 impl Index {
-    /// Computes the Services anew that an object touched, and tells what changed since the last update.
+    /// Recomputes the Services that an object touched. Returns what changed since the last update.
     pub fn update(&mut self) -> Changes {
         let mut touched = Touched::default();
         for name in std::mem::take(&mut self.dirty) {
             self.compute(&name, &mut touched);
         }
-        // Whom a namespace has room for depends on all its Services.
+        // A namespace's room is shared out among all its Services, so others may become refused or admitted.
         for name in self.quotas.settle() {
             self.compute(&name, &mut touched);
         }
@@ -55,7 +56,7 @@ impl Index {
         std::mem::take(&mut self.changes)
     }
 
-    /// Computes one Service and stakes its claims.
+    /// Recomputes one Service and replaces its claims.
     fn compute(&mut self, name: &ObjectName, touched: &mut Touched) {
         let Some(entry) = self.entries.get_mut(name) else {
             return;
@@ -72,7 +73,7 @@ impl Index {
         }
         let old = std::mem::take(&mut entry.outcome);
         for (key, service) in new.services.values_mut() {
-            // Whoever compares states compares pointers first.
+            // Equal services keep their pointer: comparing two states compares pointers first.
             if let Some(old) = old.services.get(key).filter(|old| *old == service) {
                 *service = Arc::clone(old);
             }
@@ -106,7 +107,7 @@ impl Index {
         entry.outcome = new;
     }
 
-    /// Gives a key to the first of those that claim it.
+    /// Gives a key to the first Service that claims it.
     fn serve(&mut self, key: ServiceKey, touched: &mut BTreeSet<ObjectName>) {
         let claims = self.claims.get(&key).map_or(&[][..], Vec::as_slice);
         let winner = claims
@@ -144,7 +145,7 @@ impl Index {
         }
     }
 
-    /// Decides what an address is.
+    /// Decides whether an address is virtual, assigned or shared.
     fn capture(&mut self, address: IpAddr) {
         let holders = self.captured.get(&address).map_or(&[][..], Vec::as_slice);
         let has = |wanted: Capture| holders.iter().any(|(_, how)| *how == wanted);
@@ -169,7 +170,7 @@ impl Index {
         }
     }
 
-    /// Publishes what concerns a Service alone, and forgets it if nothing is left of it.
+    /// Publishes the problems and health check of a Service. Removes the entry if it has neither Service nor slices.
     fn finish(&mut self, name: ObjectName) {
         let Some(entry) = self.entries.get_mut(&name) else {
             return;
@@ -190,7 +191,7 @@ impl Index {
     }
 }
 
-/// What an update has to look at again.
+/// What an update must recompute.
 #[derive(Debug, Default)]
 struct Touched {
     keys: BTreeSet<ServiceKey>,
@@ -198,7 +199,7 @@ struct Touched {
     names: BTreeSet<ObjectName>,
 }
 
-/// Takes out of a list what is not to be kept, and the list once it is empty.
+/// Removes from a list the values that `keep` rejects, and removes the list if it is empty.
 fn release<K: std::hash::Hash + Eq, V>(
     map: &mut HashMap<K, Vec<V>>,
     key: &K,
@@ -212,7 +213,7 @@ fn release<K: std::hash::Hash + Eq, V>(
     }
 }
 
-/// Sets an entry, or removes it.
+/// Sets an entry; removes it for `None`.
 pub(super) fn put<K: Ord + Clone, V: Clone>(map: &mut OrdMap<K, V>, key: K, value: Option<V>) {
     match value {
         Some(value) => drop(map.insert(key, value)),
@@ -220,7 +221,7 @@ pub(super) fn put<K: Ord + Clone, V: Clone>(map: &mut OrdMap<K, V>, key: K, valu
     }
 }
 
-/// Sets an entry, or removes it; tells whether that changes anything.
+/// Sets an entry, or removes it for `None`. Returns whether that changes the map.
 fn put_new<K, V>(map: &mut OrdMap<K, V>, key: K, value: Option<&V>) -> bool
 where
     K: Ord + Clone,
@@ -233,7 +234,7 @@ where
     is_new
 }
 
-/// Names what is served at a key, as the owner of a Service knows it.
+/// Returns what the owner of a Service calls this key.
 pub(super) fn front_name(key: &ServiceKey) -> String {
     if key.address.is_unspecified() {
         format!("node port {}/{}", key.port, key.protocol)
@@ -242,7 +243,7 @@ pub(super) fn front_name(key: &ServiceKey) -> String {
     }
 }
 
-/// Tells a Service who has what it claims.
+/// Returns the problem of a Service that lost claims to others; `None` if it lost none.
 fn conflict(object: &Object, conflicts: &BTreeMap<ServiceKey, ObjectName>) -> Option<Problem> {
     let (key, winner) = conflicts.first_key_value()?;
     let more = more(conflicts.len(), " of this kind");

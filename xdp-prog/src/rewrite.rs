@@ -1,15 +1,15 @@
 //! Verdict -> byte edits.
 //!
-//! Forwarding writes a fresh Ethernet header (and VLAN tag, where the next hop
-//! wants one) right in front of the IP headers; tags that the frame came with
-//! are gone:
+//! Forwarding writes a fresh Ethernet header, and a VLAN tag if the next hop needs one, right in front of the IP
+//! headers.
+//! The tags that the frame came with are lost:
 //!
 //! ```text
 //!              | Ethernet | tags | inner IP ...
 //! | Ethernet | [tag] | outer IP  | inner IP ...
 //! ```
 //!
-//! Decapsulation keeps tags, since the stack takes the VLAN device from them:
+//! Decapsulation keeps the tags, because the stack chooses the VLAN device by them:
 //!
 //! ```text
 //! | Ethernet | tags | outer IP   | inner IP ...
@@ -49,15 +49,16 @@ pub use self::{
     reply::{LONGEST_ERROR_V4, LONGEST_ERROR_V6, reply},
 };
 
-/// TTL and hop limit of packets that begin their way here (IANA "IP Parameters": the default).
+/// TTL and hop limit of packets that this machine makes (IANA "IP Parameters": the default).
 pub const TTL: u8 = 64;
 
-/// Makes the frame of a forwarded packet.
+/// Turns the frame of a packet into the frame that goes to its backend.
 ///
 /// # Errors
 ///
-/// Returns [`DropReason::NoHeadroom`] where the outer header does not fit in
-/// front of the frame; the frame is then half edited and must be dropped.
+/// [`DropReason::NoHeadroom`] if the outer header does not fit in front of the frame. The frame is then half edited
+/// and
+/// must be dropped.
 #[inline(always)]
 pub fn forward<F: FrameMut>(frame: &mut F, forward: &Forward<'_>) -> Result<(), DropReason> {
     decrement_hop_limit(frame, forward.l3, forward.inner)?;
@@ -104,7 +105,7 @@ fn decrement_hop_limit<F: FrameMut>(
     l3: usize,
     family: Family,
 ) -> Result<(), DropReason> {
-    /// One in the upper byte of a word, as it lies in memory.
+    /// One in the upper byte of a word in memory order: the TTL, or what its decrement adds to the checksum.
     const HOP: u32 = 0x0100_u16.to_be() as u32;
     match family {
         Family::V4 => {
@@ -113,7 +114,7 @@ fn decrement_hop_limit<F: FrameMut>(
                 return Ok(());
             }
             header.ttl -= 1;
-            // What the word of the TTL loses, its complement gains; all ones are no checksum of a header (RFC 1624).
+            // The checksum is a complement, so it gains what the TTL loses. It is never 0xffff (RFC 1624 section 3).
             let check = u32::from(u16::from_ne_bytes(header.checksum)) + HOP;
             let carry = u32::from(check >= 0xffff);
             header.checksum = ((check + carry) as u16).to_ne_bytes();
@@ -142,7 +143,7 @@ fn write_link<F: FrameMut>(frame: &mut F, forward: &Forward<'_>) -> Result<(), D
     write_ethernet(frame, forward.hop.macs, forward.hop.vlan, payload)
 }
 
-/// Writes an Ethernet header, and a VLAN tag unless it is zero.
+/// Writes an Ethernet header, and a VLAN tag unless `vlan` is zero.
 #[inline(always)]
 fn write_ethernet<F: FrameMut>(
     frame: &mut F,
@@ -188,15 +189,16 @@ fn write_outer_v4<F: FrameMut>(
     Ok(())
 }
 
-/// Fills the last two bytes of an outer IPv6 source with what its flow adds.
+/// Puts a flow's bits into the last two bytes of an outer IPv6 source address, so that receivers spread the flows.
 #[inline(always)]
 const fn spread(source: [u8; 16], bits: u32) -> [u8; 16] {
     let [a, b, c, d]: [u32; 4] = transmute!(source);
     transmute!([a, b, c, d | bits.to_be()])
 }
 
-/// Returns the header of a packet that begins its way here, not to be fragmented: such a packet's
-/// identification is free (RFC 6864 section 4.1).
+/// Returns the header of a packet that this machine makes, with the don't-fragment flag set. The identification of
+/// such
+/// a packet is free for other use (RFC 6864 section 4.1).
 #[inline(always)]
 fn ipv4_header(
     class: u8,
@@ -228,14 +230,15 @@ fn ipv4_header(
     }
 }
 
-/// Translates the destination to the pod, shows the client as the pod knows it, and takes the outer header off, if there is
-/// one.
+/// Translates a packet for its pod and takes off the outer header, if there is one.
 ///
-/// SCTP's checksum covers no addresses, and its ports are never translated.
+/// The destination becomes the pod's address and port, the source becomes `shown`. SCTP ports are never translated,
+/// and
+/// its checksum does not cover addresses.
 ///
 /// # Errors
 ///
-/// Returns why the packet cannot be delivered; the frame must be dropped.
+/// Returns the reason why the packet cannot be delivered; the frame must then be dropped.
 #[inline(always)]
 pub fn deliver<F: FrameMut>(
     frame: &mut F,
@@ -283,7 +286,7 @@ fn translate_v4<F: FrameMut>(
 ) -> Result<Sum, DropReason> {
     let pod = deliver.backend.pod.last_octets();
     let header = view_mut::<Ipv4, _>(frame, deliver.l3)?;
-    // An address that moves from one end to the other stays within the sum.
+    // An address that moves from one end to the other leaves the sum as it is.
     let (source, gone) = match seen_as {
         SeenAs::Client => (header.source, header.destination),
         SeenAs::Destination => (header.destination, header.source),
@@ -323,7 +326,7 @@ fn set_ports(ports: &mut Ports, new: Ports, difference: Sum) -> Sum {
     difference.add_sum(moved)
 }
 
-/// Gives a TCP segment another source address; nothing if it is not all there.
+/// Replaces the source address of a TCP segment; returns `None` and changes nothing if the headers are incomplete.
 #[inline(always)]
 pub fn restore_source<F: FrameMut>(frame: &mut F, restore: &RestoreSource) -> Option<()> {
     let RestoreSource {
@@ -332,7 +335,7 @@ pub fn restore_source<F: FrameMut>(frame: &mut F, restore: &RestoreSource) -> Op
         family,
         source,
     } = *restore;
-    // Looked at first: a frame is changed as a whole or not at all.
+    // This check comes first, so that a frame is changed as a whole or not at all.
     frame.view::<Tcp>(l4)?;
     let difference = match family {
         Family::V4 => {
@@ -358,11 +361,11 @@ pub fn restore_source<F: FrameMut>(frame: &mut F, restore: &RestoreSource) -> Op
     Some(())
 }
 
-/// Takes the outer header off.
+/// Takes the outer header off and keeps the Ethernet header and the tags.
 ///
 /// # Errors
 ///
-/// Returns why the inner packet cannot be delivered; the frame must be dropped.
+/// Returns the reason why the inner packet cannot be delivered; the frame must then be dropped.
 #[inline(always)]
 pub fn decap<F: FrameMut>(frame: &mut F, decap: &Decap) -> Result<(), DropReason> {
     mend_inner(frame, decap)?;
@@ -375,7 +378,7 @@ fn take_off<F: FrameMut>(frame: &mut F, decap: &Decap) -> Result<(), DropReason>
     shift_link(frame, decap.l3, delta, decap.inner.ether_type())
 }
 
-/// Moves the frame's start by `delta` bytes and takes the Ethernet header and tags, `l3` bytes, along.
+/// Moves the frame's start by `delta` bytes and moves the Ethernet header and tags, `l3` bytes, with it.
 #[inline(always)]
 fn shift_link<F: FrameMut>(
     frame: &mut F,
@@ -447,7 +450,7 @@ fn mend_inner<F: FrameMut>(frame: &mut F, decap: &Decap) -> Result<(), DropReaso
     Ok(())
 }
 
-/// The inner traffic class after decapsulation (RFC 6040 figure 4).
+/// Returns the inner traffic class after decapsulation (RFC 6040 figure 4).
 #[inline(always)]
 fn merge_ecn(outer: u8, inner: u8) -> Result<u8, DropReason> {
     const NOT_ECT: u8 = 0;

@@ -1,4 +1,4 @@
-//! What is to be done with a packet: what code that decides hands to code that rewrites.
+//! Verdicts: `decide` says by them what becomes of a packet, and `rewrite` carries them out.
 
 mod deliver;
 mod reply;
@@ -18,61 +18,62 @@ use crate::{
     world::{Answer, HandOver, OFFSETS, Relay, Tables},
 };
 
-/// What is to be done with a packet.
+/// What becomes of a packet.
 #[derive(Clone, Copy, Debug)]
 pub enum Verdict<'t> {
     /// Hand it to the kernel's stack, unchanged.
     Pass(PassReason),
-    /// End it here.
+    /// End it here, counted under the reason.
     Drop(DropReason),
     /// Send it to a backend.
     Forward(Forward<'t>),
     /// Take the outer header off and hand the rest to the stack.
     Decap(Decap),
-    /// Hand it to a pod of this machine, by way of the stack.
+    /// Translate it for a pod of this machine and hand it to the stack.
     Deliver(Deliver<'t>),
-    /// Send it to the other end of a NAT mode flow.
+    /// Send it, translated, to the other end of a NAT mode flow.
     Translate(Translate<'t>),
-    /// Begin anew in another stage.
+    /// Leave the frame to another stage, which parses it anew.
     Continue(Stage),
-    /// An answer is due: begin anew in the stage that judges and gives it.
+    /// Leave the frame to [`Stage::Answer`], which judges whether this answer may be given.
     Answer(Answer),
 }
 
 /// A packet on its way to a backend.
 #[derive(Clone, Copy, Debug)]
 pub struct Forward<'t> {
-    /// Service id.
+    /// Service id, for the counters.
     pub service: u32,
-    /// Backend id.
+    /// Backend id, for the counters.
     pub backend: u32,
     /// Offset of the packet's IP header.
     pub l3: usize,
     /// The packet's family.
     pub inner: Family,
-    /// Length of the packet before encapsulation.
+    /// Length of the packet in bytes, before encapsulation.
     pub length: usize,
     /// DSCP and ECN, copied to the outer header.
     pub traffic_class: u8,
     /// The outer header, if any.
     pub outer: Outer,
-    /// Names the pod in the outer header.
+    /// The pod's tag: the outer IPv4 identification, or the low bits of the outer IPv6 flow label.
     pub tag: u16,
     /// Outer source address, IPv4 in the first four bytes.
     pub source: &'t [u8; 16],
-    /// What the flow adds to the last two bytes of the source, as a big-endian number; a word, because verdicts lie on
+    /// The flow's bits for the last two bytes of the source, as a big-endian number; a word, because verdicts lie
+    /// on
     /// the BPF stack.
     pub spread: u32,
     /// Outer destination address: the backend's node.
     pub destination: &'t [u8; 16],
-    /// Where the frame goes.
+    /// The next hop: device, MACs and VLAN tag.
     pub hop: &'t NextHop,
 }
 
-/// The header to be put in front.
+/// The outer header that goes in front of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outer {
-    /// L2 DSR: none.
+    /// None: L2 DSR.
     None,
     /// IPv4.
     V4,
@@ -101,18 +102,18 @@ pub struct Decap {
     pub inner_l3: usize,
     /// Bytes between the inner header's start and the outer packet's end.
     pub inner_room: usize,
-    /// Whether the outer header has neither options nor extension headers: no edge of ours writes any.
+    /// Whether the outer header has no options or extension headers. Edges of ours write none.
     pub is_plain: bool,
-    /// The inner family, as the outer header announces it.
+    /// Family of the inner packet, by the outer header's protocol number.
     pub inner: Family,
     /// The outer header's DSCP and ECN.
     pub outer_class: u8,
-    /// The outer header's word about the pod.
+    /// The pod's tag in the outer header.
     pub tag: Tag,
 }
 
 impl Decap {
-    /// Carries it through [`Relay`].
+    /// Passes all fields through [`Relay`].
     #[inline(always)]
     #[expect(clippy::cast_possible_truncation, reason = "takes the fields apart")]
     pub(crate) fn relayed<T: Relay>(self, tables: &T) -> Option<Self> {
@@ -133,42 +134,42 @@ impl Decap {
         })
     }
 
-    /// Tells whether there is an outer header at all.
+    /// Tells whether the packet came with an outer header.
     #[inline(always)]
     pub const fn is_encapsulated(&self) -> bool {
         self.inner_l3 != self.l3
     }
 }
 
-/// What becomes of a packet that gets no answer.
+/// The end of a packet that gets no answer.
 #[derive(Clone, Copy, Debug)]
 pub enum Ending {
-    /// The stack gets it.
+    /// The stack gets the packet, unchanged.
     Pass(PassReason),
-    /// It ends here.
+    /// The packet ends here, counted under the reason.
     Drop(DropReason),
 }
 
-/// An answer that gives the MAC of an announced address; the question's layer 3 begins at `l3`.
+/// An answer that gives the MAC of an announced address.
 #[derive(Clone, Copy, Debug)]
 pub enum Advertise {
-    /// To an ARP request.
+    /// The answer to an ARP request.
     Arp {
-        /// Offset of the question.
+        /// Offset of the ARP message.
         l3: usize,
         /// The MAC to give.
         mac: EdgeMac,
     },
-    /// To a neighbour solicitation.
+    /// The answer to a neighbour solicitation.
     Neighbour {
-        /// Offset of the question.
+        /// Offset of the IPv6 header.
         l3: usize,
         /// The MAC to give.
         mac: EdgeMac,
     },
 }
 
-/// The answer to a check of this machine, which gets the source address that the check's socket is connected to.
+/// The answer to a check of this machine. It gets the source address to which the check's socket is connected.
 #[derive(Clone, Copy, Debug)]
 pub struct RestoreSource {
     /// Offset of the IP header.
@@ -177,7 +178,7 @@ pub struct RestoreSource {
     pub l4: usize,
     /// The packet's family.
     pub family: Family,
-    /// The source address.
+    /// The new source address.
     pub source: AddressKey,
 }
 
@@ -190,12 +191,12 @@ pub struct Owner<'t> {
     pub id: u32,
     /// The backend.
     pub backend: &'t Backend,
-    /// The flow's hash; 0 where a tag names the backend.
+    /// The flow's hash; 0 if a tag named the backend.
     pub hash: u32,
 }
 
 impl<'t> Owner<'t> {
-    /// Returns the pod of this machine that an earlier stage has found.
+    /// Returns the pod of this machine that an earlier stage has chosen; `None` if it has gone since.
     #[inline(always)]
     pub(crate) fn handed_over<T: Tables>(tables: &'t T, known: &HandOver) -> Option<Self> {
         let backend = tables.backend(known.backend)?;

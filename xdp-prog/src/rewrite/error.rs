@@ -1,9 +1,14 @@
-//! An ICMP error about a flow of a pod of this machine: its destination and its quote are translated as
-//! the pod's replies are, the other way round.
+//! ICMP errors about a flow of a pod of this machine.
 //!
-//! Where the pod knows the client by another port, the quote gets that. A client that the pod does not see ([`crate::decide::node::deliver`]) has the address that it talks to in its
-//! place, as the quote's destination. So has the error itself, whoever sent it: it is
-//! this machine or the pod, and the stack takes no packet from an address of its own.
+//! A router sends such an error to the VIP and quotes a packet of the VIP. The pod recognises its own packet only if
+//! destination and quote name the pod instead: the reverse of the translation that egress makes of the pod's replies.
+//! Where the pod knows the client by another port, the quote gets that port.
+//!
+//! A hidden client ([`crate::decide::node::deliver`]) appears to the pod as the address that it talks to. That
+//! address
+//! becomes the quote's destination, and the source of the error too: the error comes from this machine or the pod,
+//! and
+//! the stack takes no packet from an address of its own.
 
 use super::{decap, view_mut};
 use crate::{
@@ -21,17 +26,17 @@ use crate::{
     },
 };
 
-/// Makes the error one about the pod's own packet and takes the outer header off, if there is one.
+/// Translates an ICMP error for its pod and takes off the outer header, if there is one.
 ///
 /// # Errors
 ///
-/// Returns why it cannot be delivered; the frame must be dropped.
+/// Returns the reason why the error cannot be delivered; the frame must then be dropped.
 #[inline(always)]
 pub fn deliver_error<F: FrameMut>(
     frame: &mut F,
     deliver: &DeliverError<'_>,
 ) -> Result<(), DropReason> {
-    // What the quote's addresses change in the transport checksum, and what of both the ICMP checksum covers.
+    // The differences that the quoted transport checksum and the ICMP checksum see.
     let (transport, message) = match deliver.place.inner {
         Family::V4 => translate_v4(frame, deliver)?,
         Family::V6 => translate_v6(frame, deliver)?,
@@ -103,9 +108,9 @@ fn translate_v6<F: FrameMut>(
     Ok((difference, difference.add_sum(pseudo_header)))
 }
 
-/// Returns the address that is at the client's end afterwards, and the one that the pod's address replaces.
+/// Returns the address at the client's end after the translation, and the address that the pod's replaces.
 ///
-/// The checksum changes by the replaced one alone: an address that moves to the other end stays in the sum.
+/// Only the replaced address changes the checksum: one that moves to the other end stays in the sum.
 #[inline(always)]
 fn stay(seen_as: SeenAs, client: [u8; 4], talks_to: [u8; 4]) -> ([u8; 4], [u8; 4]) {
     match seen_as {
@@ -114,7 +119,7 @@ fn stay(seen_as: SeenAs, client: [u8; 4], talks_to: [u8; 4]) -> ([u8; 4], [u8; 4
     }
 }
 
-/// Translates the quoted ports and checksum and returns the difference to the ICMP message.
+/// Translates the quoted ports and checksum and returns the difference that the ICMP checksum sees.
 #[inline(always)]
 fn translate_transport<F: FrameMut>(
     frame: &mut F,

@@ -1,4 +1,4 @@
-//! Translation of NAT mode: both addresses and both ports, of a packet and of what an ICMP error quotes.
+//! NAT mode: both addresses and both ports of a packet, and those in the quote of an ICMP error.
 
 use super::{decrement_hop_limit, view_mut, write_ethernet};
 use crate::{
@@ -19,14 +19,15 @@ use crate::{
     words::{join_u16, split_u32},
 };
 
-/// Makes the frame of a translated packet.
+/// Turns the frame of a packet into the frame that goes to the other end of its flow.
 ///
-/// SCTP's checksum covers no addresses, and its ports are never translated.
+/// SCTP ports are never translated, and its checksum does not cover addresses.
 ///
 /// # Errors
 ///
-/// Returns [`DropReason::NoHeadroom`] where the VLAN tag does not fit in front of the frame; it is then half
-/// edited and must be dropped.
+/// [`DropReason::NoHeadroom`] if the VLAN tag does not fit in front of the frame. The frame is then half edited and
+/// must
+/// be dropped.
 #[inline(always)]
 pub fn translate<F: FrameMut>(frame: &mut F, translate: &Translate<'_>) -> Result<(), DropReason> {
     const TCP: u32 = protocol::TCP as u32;
@@ -57,7 +58,7 @@ pub fn translate<F: FrameMut>(frame: &mut F, translate: &Translate<'_>) -> Resul
     begin_frame(frame, translate)
 }
 
-/// Makes the frame of a translated ICMP error.
+/// Turns the frame of an ICMP error into the frame that goes to the sender of the quoted packet.
 ///
 /// # Errors
 ///
@@ -72,7 +73,7 @@ pub fn translate_error<F: FrameMut>(
     } = error.error;
     decrement_hop_limit(frame, l3, family)?;
     let (pseudo_header, _) = set_addresses(frame, family, l3, by.source, by.destination)?;
-    // The quoted packet went the other way.
+    // The quoted packet went the other way, so it gets the addresses in the other order.
     let (addresses, header) =
         set_addresses(frame, family, error.quoted_l3, by.destination, by.source)?;
     let message = set_quoted_transport(frame, error, addresses)?.add_sum(header);
@@ -86,7 +87,7 @@ pub fn translate_error<F: FrameMut>(
     begin_frame(frame, &error.error)
 }
 
-/// Sets the quoted ports, and the checksum if it is there; returns what that changes in the ICMP message.
+/// Sets the quoted ports, and the checksum if it is quoted; returns the difference that the ICMP checksum sees.
 #[inline(always)]
 fn set_quoted_transport<F: FrameMut>(
     frame: &mut F,
@@ -122,8 +123,8 @@ fn set_quoted_transport<F: FrameMut>(
     Ok(message.replace_u16(old, new))
 }
 
-/// Sets both addresses of an IP header and returns what that changes: in checksums that cover the addresses,
-/// and in those that cover the header.
+/// Sets both addresses of an IP header and returns two differences: of checksums that cover the addresses, and of
+/// checksums that cover the whole header.
 #[inline(always)]
 fn set_addresses<F: FrameMut>(
     frame: &mut F,
@@ -172,7 +173,7 @@ fn set_ports(ports: &mut Ports, new: u32, difference: Sum) -> Sum {
     difference.add_sum(moved)
 }
 
-/// Puts a fresh Ethernet header, and a tag where the link wants one, right in front of the packet.
+/// Writes a fresh Ethernet header, and a VLAN tag if the link needs one, right in front of the packet.
 #[inline(always)]
 fn begin_frame<F: FrameMut>(frame: &mut F, translate: &Translate<'_>) -> Result<(), DropReason> {
     let vlan = translate.by.link.vlan();

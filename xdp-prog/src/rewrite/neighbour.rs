@@ -1,4 +1,4 @@
-//! Answers for announced addresses, made out of what asks for them.
+//! Turns questions for announced addresses into their answers: ARP replies and neighbour advertisements.
 
 use super::{shift_link, view_mut};
 use crate::{
@@ -18,7 +18,7 @@ use crate::{
 ///
 /// # Errors
 ///
-/// Returns [`DropReason::NoHeadroom`] where the frame is not what it was taken for; it must be dropped.
+/// [`DropReason::NoHeadroom`] if the frame is no ARP request after all; it must then be dropped.
 #[inline(always)]
 pub fn arp<F: FrameMut>(frame: &mut F, l3: usize, mac: EdgeMac) -> Result<(), DropReason> {
     let message = view_mut::<Arp, _>(frame, l3)?;
@@ -39,7 +39,7 @@ pub fn arp<F: FrameMut>(frame: &mut F, l3: usize, mac: EdgeMac) -> Result<(), Dr
 ///
 /// # Errors
 ///
-/// Returns [`DropReason::NoHeadroom`] where it cannot be made; the frame must then be dropped.
+/// [`DropReason::NoHeadroom`] if the frame does not hold the answer; it must then be dropped.
 #[inline(always)]
 pub fn advertisement<F: FrameMut>(
     frame: &mut F,
@@ -50,14 +50,14 @@ pub fn advertisement<F: FrameMut>(
     let message = view_mut::<Discovery, _>(frame, l3)?;
     let asker = AddressKey::v6(message.ip.source);
     let target = AddressKey::v6(message.target);
-    // Who asks whether an address is free sends no option, in whose place the answer's would come.
+    // A solicitation that checks whether an address is free carries no option; the answer's option needs new room.
     if !frame.holds(l3 + Advertisement::LENGTH) {
         shift_link(frame, l3, -(GROWTH as i32), ethernet::IPV6.to_be_bytes())?;
     }
     if !frame.truncate(l3 + Advertisement::LENGTH) {
         return Err(DropReason::NoHeadroom);
     }
-    // Nor has it an address to answer to.
+    // Such a solicitation has no source address either, so its answer goes to all nodes.
     let [high, low] = asker.words();
     let is_nobody = high | low == 0;
 
@@ -94,7 +94,7 @@ pub fn advertisement<F: FrameMut>(
     Ok(())
 }
 
-/// Computes the checksum of an advertisement, whose field is zero until then.
+/// Computes the checksum of an advertisement; its checksum field must be zero.
 #[inline(always)]
 pub fn fill_checksum(message: &mut Advertisement) {
     let Discovery { ip, icmp, target } = &message.discovery;

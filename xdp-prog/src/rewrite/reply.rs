@@ -1,7 +1,7 @@
-//! Answers, made out of the frame that they answer.
+//! Answers of this machine. Each is made in the frame that it answers.
 //!
-//! An ICMP error quotes the packet from its first byte, so that its headers go in
-//! front and only the tail is cut; a RST and an echo reply take the packet's place:
+//! An ICMP error quotes the packet from its first byte: its headers go in front of the packet, and only the packet's
+//! tail is cut. A RST and an echo reply overwrite the packet:
 //!
 //! ```text
 //!            | Ethernet | tags | IP ...
@@ -31,17 +31,19 @@ use crate::{
 
 /// DSCP of ICMP errors: network control (RFC 1812 section 4.3.2.5).
 const ERROR_CLASS: u8 = 0xc0;
-/// Longest ICMP error (RFC 1812 section 4.3.2.3).
+/// Largest ICMP error in bytes, IP header included (RFC 1812 section 4.3.2.3).
 pub const LONGEST_ERROR_V4: usize = 576;
-/// Longest ICMPv6 error (RFC 4443 section 2.4(c)).
+/// Largest ICMPv6 error in bytes, IP header included (RFC 4443 section 2.4(c)).
 pub const LONGEST_ERROR_V6: usize = 1280;
 
-/// Makes the frame of an answer that goes by `way`; none is that by which the frame came, and only RSTs are given one.
+/// Turns a frame into its answer.
+///
+/// A RST leaves by `way`. Every other answer, and a RST without a `way`, returns as the frame came, with swapped
+/// MACs.
 ///
 /// # Errors
 ///
-/// Returns [`DropReason::NoHeadroom`] where the frame cannot be made; it is then
-/// half edited and must be dropped.
+/// [`DropReason::NoHeadroom`] if the answer cannot be made. The frame is then half edited and must be dropped.
 #[inline(always)]
 pub fn reply<F: FrameMut + FrameSum>(
     frame: &mut F,
@@ -61,7 +63,7 @@ pub fn reply<F: FrameMut + FrameSum>(
 #[inline(always)]
 fn echo_v4<F: FrameMut + FrameSum>(frame: &mut F, reply: &Reply) -> Result<(), DropReason> {
     let header = view_mut::<Ipv4, _>(frame, reply.l3)?;
-    // Swapped words change no sum.
+    // Words that swap places leave the sum as it is.
     (header.source, header.destination) = (header.destination, header.source);
     let old = u16::from_be_bytes([header.ttl, header.protocol]);
     header.ttl = TTL;
@@ -75,11 +77,11 @@ fn echo_v4<F: FrameMut + FrameSum>(frame: &mut F, reply: &Reply) -> Result<(), D
     turn_back(frame)
 }
 
-/// Corrects the checksum, updated to zero, of an echo reply that is nothing but zeros: no other message that leaves here
-/// can be, and its sum is the one that [`csum::update`] does not know.
+/// Corrects the checksum of an echo reply that is all zeros. No other message leaves here with a sum of zero, the one
+/// sum
+/// that [`csum::update`] gets wrong.
 ///
-/// Of a message longer than what can be summed its first part tells; all ones are right for any message that has a
-/// checksum of zero.
+/// Only the first [`LONGEST_SUM`] bytes are looked at. All ones are right for any message whose checksum is zero.
 #[inline(always)]
 fn set_checksum_of_zeros<F: FrameMut + FrameSum>(
     frame: &mut F,
@@ -103,7 +105,7 @@ fn echo_v6<F: FrameMut>(frame: &mut F, reply: &Reply) -> Result<(), DropReason> 
     turn_back(frame)
 }
 
-/// Sets the type of an ICMP message and returns the checksum that it has then.
+/// Sets the type of an ICMP message and returns its new checksum.
 #[inline(always)]
 fn set_kind<F: FrameMut>(frame: &mut F, reply: &Reply, kind: u8) -> Result<u16, DropReason> {
     let header = view_mut::<Icmp, _>(frame, reply.l4)?;
@@ -116,7 +118,7 @@ fn set_kind<F: FrameMut>(frame: &mut F, reply: &Reply, kind: u8) -> Result<u16, 
     Ok(check)
 }
 
-/// An answer is no larger than what it answers, whatever came behind that.
+/// Cuts the Ethernet padding, so that an answer is no larger than the packet that it answers.
 #[inline(always)]
 fn cut_padding<F: FrameMut>(frame: &mut F, reply: &Reply) -> Result<(), DropReason> {
     if frame.truncate(reply.l3 + reply.length) {
@@ -126,7 +128,7 @@ fn cut_padding<F: FrameMut>(frame: &mut F, reply: &Reply) -> Result<(), DropReas
     }
 }
 
-/// Sends the frame back where it came from.
+/// Swaps the MACs, so that the frame returns to its sender.
 #[inline(always)]
 fn turn_back<F: FrameMut>(frame: &mut F) -> Result<(), DropReason> {
     let header = view_mut::<Ethernet, _>(frame, 0)?;
@@ -159,9 +161,9 @@ const fn message(reply: &Reply) -> Message {
     }
 }
 
-/// Cuts the packet to its first `length` bytes and puts `room` bytes in front of it.
+/// Cuts the packet to its first `length` bytes and makes `room` bytes in front of it.
 ///
-/// Returns the sum of what is left.
+/// Returns the sum of the quoted bytes.
 #[inline(always)]
 fn make_quote<F: FrameMut + FrameSum>(
     frame: &mut F,
@@ -178,7 +180,7 @@ fn make_quote<F: FrameMut + FrameSum>(
     Ok(sum)
 }
 
-/// An ICMP error and the header that it quotes: one bounds check for all.
+/// An ICMP error and the header that it quotes, in one type for one bounds check.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct Error<I> {
@@ -187,7 +189,7 @@ struct Error<I> {
     quoted: I,
 }
 
-/// A RST.
+/// A RST with its IP header.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct Reset<I> {
@@ -239,7 +241,7 @@ fn error_v6<F: FrameMut + FrameSum>(frame: &mut F, reply: &Reply) -> Result<(), 
     Ok(())
 }
 
-/// Reads source and destination, as words.
+/// Returns source and destination address.
 #[inline(always)]
 fn ends_v6(header: &Ipv6) -> (AddressKey, AddressKey) {
     (
@@ -248,7 +250,7 @@ fn ends_v6(header: &Ipv6) -> (AddressKey, AddressKey) {
     )
 }
 
-/// Writes the header of the answer to a packet with these ends and returns the sum of its pseudo-header.
+/// Writes the IPv6 header of the answer to a packet with these addresses; returns the sum of the pseudo-header.
 #[inline(always)]
 fn write_v6(
     header: &mut Ipv6,
@@ -271,7 +273,7 @@ fn write_v6(
     )
 }
 
-/// What of a segment decides how it is reset (RFC 9293 section 3.10.7.1).
+/// The fields of a RST, from the segment that it answers (RFC 9293 section 3.10.7.1).
 struct Segment {
     ports: Ports,
     sequence: u32,
@@ -308,9 +310,9 @@ fn segment_of_reset<F: Frame>(frame: &F, reply: &Reply) -> Result<Segment, DropR
     })
 }
 
-/// Cuts the frame to a RST with an IP header of this length and writes what stands before that.
+/// Cuts the frame to the length of a RST and writes the headers in front of its IP header.
 ///
-/// Returns where the IP header goes.
+/// Returns the offset of that IP header, which is `header_length` bytes long.
 #[inline(always)]
 fn make_room_for_reset<F: FrameMut>(
     frame: &mut F,

@@ -18,13 +18,13 @@ pub struct Deliver<'t> {
     pub id: u32,
     /// The pod.
     pub backend: &'t Backend,
-    /// The outer header, if it came with one.
+    /// The outer header, if the packet came with one.
     pub decap: Option<Decap>,
     /// Offset of the packet's IP header.
     pub l3: usize,
     /// Offset of its transport header.
     pub l4: usize,
-    /// Length of the packet.
+    /// Length of the packet in bytes, without the outer header.
     pub length: usize,
     /// The packet's family.
     pub family: Family,
@@ -32,14 +32,15 @@ pub struct Deliver<'t> {
     pub protocol: u8,
     /// Its TCP flags.
     pub flags: TcpFlags,
-    /// Whether it is a fragment other than the first, which has no transport header.
+    /// Whether the packet is a fragment other than the first; it has no transport header.
     pub is_later: bool,
-    /// Source and destination port as the client sent them; a word, because this lies on the BPF stack.
+    /// Source and destination port as the client sent them, in wire order; a word, because this lies on the BPF
+    /// stack.
     ports: u32,
 }
 
 impl<'t> Deliver<'t> {
-    /// Delivers a packet to the pod that owns its flow.
+    /// Builds the delivery of a packet to the pod that owns its flow. `ports` are in wire order, the source's first.
     #[inline(always)]
     pub fn new<A: Ip>(
         packet: &Packet<A>,
@@ -64,7 +65,7 @@ impl<'t> Deliver<'t> {
         }
     }
 
-    /// Returns the flow's key where the pod sees this client.
+    /// Returns the flow's key if the pod sees the client at this address and port.
     #[inline(always)]
     pub(crate) fn key(&self, client: AddressKey, port: [u8; 2]) -> Tuple {
         let pod = self.backend;
@@ -85,21 +86,22 @@ impl<'t> Deliver<'t> {
         [a, b]
     }
 
-    /// Carries everything but the backend through [`Relay`].
+    /// Passes everything but the backend through [`Relay`].
     #[inline(always)]
     pub fn relayed<T: Relay>(&self, tables: &T) -> Option<Self> {
         let words = tables.relay(self.to_words(false))?;
         Some(Self::from_words(words, self.backend))
     }
 
-    /// Hands everything to the stage of flows that begin; `is_new` tells it that no table has the flow's key.
+    /// Leaves the packet for [`Stage::PodFlow`](crate::stage::Stage::PodFlow). `is_new` says that no table has the
+    /// flow's key.
     #[inline(always)]
     pub(crate) fn hand_over<T: Relay>(&self, tables: &T, is_new: bool) {
-        // What comes out is for the stage that follows.
+        // The relayed words stay behind for the next stage; this one has no use for them.
         let _ = tables.relay(self.to_words(is_new));
     }
 
-    /// Takes over what [`Self::hand_over`] has left, and whether the flow's key is new.
+    /// Returns the packet that [`Self::hand_over`] left, and its `is_new`.
     #[inline(always)]
     #[expect(clippy::cast_possible_truncation, reason = "takes the id")]
     pub(crate) fn handed_over<T: Tables + Relay>(tables: &'t T) -> Option<(Self, bool)> {
@@ -110,7 +112,7 @@ impl<'t> Deliver<'t> {
         Some((Self::from_words(words, backend), is_new != 0))
     }
 
-    /// Puts everything but the backend into numbers.
+    /// Packs everything but the backend, and `is_new`, into four words.
     #[inline(always)]
     #[expect(clippy::cast_possible_truncation, reason = "one bit")]
     fn to_words(self, is_new: bool) -> [u64; 4] {
@@ -135,7 +137,7 @@ impl<'t> Deliver<'t> {
         ]
     }
 
-    /// Takes it out of the numbers again.
+    /// Unpacks [`Self::to_words`].
     #[inline(always)]
     #[expect(clippy::cast_possible_truncation, reason = "takes the fields apart")]
     fn from_words(words: [u64; 4], backend: &'t Backend) -> Self {
@@ -168,7 +170,7 @@ impl<'t> Deliver<'t> {
         }
     }
 
-    /// Length of the outer header that the packet came with; 0 for none.
+    /// Returns the length of the outer header in bytes; 0 if there was none.
     #[inline(always)]
     #[expect(clippy::cast_possible_truncation, reason = "20 or 40")]
     pub(crate) const fn outer_length(&self) -> u8 {
@@ -179,18 +181,20 @@ impl<'t> Deliver<'t> {
     }
 }
 
-/// Whom the pod takes for its client; a word, because it lies on the BPF stack.
+/// The address that the pod sees as its client's; a word, because it lies on the BPF stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum SeenAs {
-    /// The client itself.
+    /// The client's own address.
     Client,
-    /// The address that the client talks to.
+    /// The address that the client talks to: the client is hidden.
     Destination,
 }
 
 impl SeenAs {
-    /// Returns the address that the pod sees in a packet that its client sends as `forward`, and the other one.
+    /// Returns two ends of a packet that the client sends as `forward`: the address that the pod sees as its client,
+    /// and
+    /// the one that it does not see.
     #[inline(always)]
     pub(crate) const fn seen_and_unseen(self, forward: &Tuple) -> (AddressKey, AddressKey) {
         let (client, address) = (forward.source(), forward.destination());
@@ -200,7 +204,7 @@ impl SeenAs {
         }
     }
 
-    /// Returns the flag of the flow's entry.
+    /// Returns the flag for the flow's entry.
     #[inline(always)]
     pub(crate) const fn flag(self) -> u8 {
         match self {
@@ -210,17 +214,17 @@ impl SeenAs {
     }
 }
 
-/// The client's end as the pod sees it.
+/// Address and port by which the pod sees its client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shown {
-    /// Whose address it is.
+    /// The address.
     pub seen_as: SeenAs,
-    /// Its port.
+    /// The port, in host order.
     pub port: u16,
 }
 
 impl Shown {
-    /// Carries it through [`Relay`].
+    /// Passes both through [`Relay`].
     #[inline(always)]
     #[expect(clippy::cast_possible_truncation, reason = "takes the port")]
     pub(crate) fn relayed<T: Relay>(self, tables: &T) -> Option<Self> {
@@ -246,11 +250,11 @@ pub struct DeliverError<'t> {
     pub id: u32,
     /// The pod.
     pub backend: &'t Backend,
-    /// Where its IP header lies, behind an outer header or without one.
+    /// The places of outer and inner header; both are the same if the error came bare.
     pub place: Decap,
-    /// Offset of the ICMP header.
+    /// Offset of the ICMP header in the frame.
     pub l4: usize,
-    /// Length of the packet.
+    /// Length of the error in bytes, without the outer header.
     pub length: usize,
     /// Offset of the quoted IP header.
     pub quoted_l3: usize,
@@ -258,8 +262,8 @@ pub struct DeliverError<'t> {
     pub quoted_l4: usize,
     /// The quoted transport protocol.
     pub protocol: u8,
-    /// Whether the quote reaches as far as its transport checksum.
+    /// Whether the quote includes the transport checksum.
     pub has_checksum: bool,
-    /// Whom the pod has sent the quoted packet to.
+    /// The client's address and port in the packet that the pod sent.
     pub shown: Shown,
 }

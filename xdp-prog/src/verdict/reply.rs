@@ -1,4 +1,4 @@
-//! Answers on their way.
+//! Answers that this machine gives itself.
 
 use crate::{
     family::Family,
@@ -6,31 +6,31 @@ use crate::{
     world::{Answer, OFFSETS, Relay},
 };
 
-/// An answer on its way.
+/// An answer that shall be sent, and the packet that it answers.
 #[derive(Clone, Copy, Debug)]
 pub struct Reply {
-    /// What it says.
+    /// Kind of the answer, and its MTU.
     pub answer: Answer,
-    /// Protocol of the packet that is answered.
+    /// Protocol of the packet.
     pub protocol: u8,
-    /// Family of that packet, and of the answer.
+    /// Family of the packet and of the answer.
     pub family: Family,
-    /// Offset of that packet's IP header.
+    /// Offset of the packet's IP header.
     pub l3: usize,
-    /// Offset of its transport header.
+    /// Offset of the packet's transport header.
     pub l4: usize,
-    /// Length of the packet.
+    /// Length of the packet in bytes.
     pub length: usize,
 }
 
 impl Reply {
-    /// Returns what it is counted under.
+    /// Returns the reason under which the answer is counted.
     #[inline(always)]
     pub const fn reason(&self) -> ReplyReason {
         self.answer.reason(self.protocol)
     }
 
-    /// Carries it through [`Relay`].
+    /// Passes all fields through [`Relay`].
     #[inline(always)]
     #[expect(clippy::cast_possible_truncation, reason = "takes the fields apart")]
     pub(crate) fn relayed<T: Relay>(self, tables: &T) -> Option<Self> {
@@ -51,13 +51,14 @@ impl Reply {
     }
 }
 
-/// A way that is not just the one by which the frame came.
+/// A way for an answer that does not return as its frame came.
 #[derive(Clone, Copy, Debug)]
 pub struct Way<'t> {
     /// Destination MAC, then source MAC.
     pub macs: &'t [u8; 12],
-    /// The tag to write; zero to write none.
+    /// The tag to write, in wire order; zero writes none.
     pub vlan: [u8; 2],
-    /// Where the IP header is written: behind that tag, or those that the frame came with and keeps, or without any.
+    /// Offset of the answer's IP header: behind the written tag, behind the tags that the frame keeps, or behind the
+    /// Ethernet header.
     pub l3: usize,
 }

@@ -2,22 +2,22 @@
 
 use crate::{family::Family, world::Translation};
 
-/// A packet of NAT mode that leaves with other addresses.
+/// A packet of NAT mode on its way to the other end of its flow.
 #[derive(Clone, Copy, Debug)]
 pub struct Translate<'t> {
-    /// The family.
+    /// Family of the packet, which stays.
     pub family: Family,
     /// Offset of the IP header.
     pub l3: usize,
     /// Offset of the transport header.
     pub l4: usize,
-    /// Length of the packet.
+    /// Length of the packet in bytes.
     pub length: usize,
-    /// What it gets.
+    /// New addresses, ports and Ethernet header.
     pub by: &'t Translation,
 }
 
-/// An ICMP error that leaves with other addresses, and its quote with other ends.
+/// An ICMP error of NAT mode: it leaves with new addresses, and its quote with the reverse translation.
 #[derive(Clone, Copy, Debug)]
 pub struct TranslateError<'t> {
     /// The error itself.
@@ -26,6 +26,6 @@ pub struct TranslateError<'t> {
     pub quoted_l3: usize,
     /// Offset of the quoted transport header.
     pub quoted_l4: usize,
-    /// Whether the quote reaches as far as its transport checksum; a word, because this may lie on the BPF stack.
+    /// Not 0 if the quote includes the transport checksum; a word, because this may lie on the BPF stack.
     pub has_checksum: u32,
 }

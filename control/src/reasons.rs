@@ -4,7 +4,7 @@
 /// A reason in words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Explanation {
-    /// `drop`, `fail`, `pass`, `reply` or `return`.
+    /// `drop`, `fail`, `pass`, `reply` or `to_client`.
     pub action: &'static str,
     /// The label, as in the metrics.
     pub reason: &'static str,
@@ -287,7 +287,7 @@ explanations! {
             "A neighbour asked for the MAC of an announced address.";
             NOTHING;
     }
-    return {
+    to_client {
         "nat_reply": "NAT mode: backend's reply";
             "A packet of NAT mode from a backend, on its way to the client.";
             NOTHING;
@@ -313,7 +313,7 @@ mod tests {
             ReasonKind::Pass => "pass",
             ReasonKind::Drop => "drop",
             ReasonKind::Reply => "reply",
-            ReasonKind::Return => "return",
+            ReasonKind::ToClient => "to_client",
         };
         let reasons = reason::all().map(|(of, label)| (kind(of), label));
         let failures = Failure::ALL.map(|failure| ("fail", failure.label()));
@@ -341,7 +341,7 @@ mod tests {
             ("fail", "Sent by XDP, but lost by the kernel or the driver"),
             ("pass", "Passed on to the machine's own kernel"),
             ("reply", "Answered by Guideway itself"),
-            ("return", "Sent on to clients"),
+            ("to_client", "Sent on to clients"),
         ] {
             page += &format!("\n## {title} (`{action}`)\n\n");
             page += "| reason | meaning | cause | remedy |\n|---|---|---|---|\n";

@@ -1,16 +1,17 @@
-//! What captures share with user space: layouts, names, and the filter.
+//! Captures: the layouts and names that programs and user space share, and the filter.
 //!
-//! While nobody captures, the slot [`Slot::Around`] of `CAPTURE` is empty, and all that the edge's plain
-//! path pays is a tail call that goes nowhere. While somebody does, its program runs the others:
+//! While no capture runs, the slot [`Slot::Around`] of `CAPTURE` is empty, and the edge's plain path pays only for a
+//! tail
+//! call that fails. While one runs, its program surrounds the others:
 //!
 //! ```text
 //! guideway -> guideway_capture: filter, copy
-//!                                 guideway_capture_edge, which is guideway again -> stages
-//!                               copy, reasons, event
+//!                 guideway_capture_edge, which is guideway again -> stages
+//!             copy, reasons, event
 //! ```
 //!
-//! What was decided is read from the counters of reasons: those that a frame moved on its CPU. A frame
-//! that moved none was forwarded.
+//! An event's outcome is the set of reason counters that the frame moved on its CPU. A frame that moved none was
+//! forwarded.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -23,18 +24,18 @@ use crate::{
     wire::{ethernet, icmp::Icmp, ipv4::Ipv4, ipv6::Ipv6, protocol, transport::Ports},
 };
 
-/// A place in `CAPTURE`.
+/// An entry of `CAPTURE`, an array of programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Slot {
-    /// What the program gives way to; empty while nobody captures.
+    /// The program that runs first; empty while no capture runs.
     Around = 0,
-    /// What goes on in the program's place; never empty.
+    /// The copy of the edge's program that the first one calls; never empty.
     Edge = 1,
 }
 
 impl Slot {
-    /// Length of `CAPTURE`.
+    /// Number of entries in `CAPTURE`.
     pub const COUNT: usize = 2;
 
     /// Returns the index in `CAPTURE`.
@@ -52,50 +53,51 @@ impl Slot {
     }
 }
 
-/// Most bytes of a frame that are kept; a power of two.
+/// Most bytes of a frame that an event keeps; a power of two.
 pub const SNAP_MAX: u32 = 2048;
-/// Room for two copies of a frame.
+/// Bytes for two copies of a frame.
 pub const COPIES: usize = 2 * SNAP_MAX as usize;
 /// Size of `EVENTS` in bytes.
 pub const RING: usize = 2 << 20;
-/// Most interfaces that a capture can be confined to.
+/// Most interfaces to which a capture can be confined.
 pub const INTERFACES: usize = 16;
-/// IP headers that the filter looks at: the outer one, the inner one, the one that an ICMP error quotes.
+/// Most IP headers of a frame that the filter reads: the outer one, the inner one, and the one that an ICMP error
+/// quotes.
 const LAYERS: usize = 3;
-/// How far into a frame the filter follows layers.
+/// Mask of a layer's offset in the frame, which bounds how far the filter looks.
 const OFFSETS: u64 = 0x1ff;
-/// Marks a layer's place as that of an IPv6 header.
+/// Flag of a layer's place: its header is IPv6.
 const IS_V6: u64 = OFFSETS + 1;
 
-/// What is captured.
+/// A capture's settings.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Settings {
-    /// Monotonic time at which the capture is over, in ns: its owner puts it off again and again.
+    /// Monotonic time in ns at which the capture ends. Its owner keeps moving it ahead.
     pub until_ns: u64,
-    /// Which frames.
+    /// The frames that are wanted.
     pub filter: Filter,
     /// The outcomes that are wanted.
     pub outcomes: Outcomes,
-    /// One frame out of so many, chosen at random.
+    /// Captures one frame in this many, chosen at random.
     pub sample: u32,
     /// Bytes kept of each frame, up to [`SNAP_MAX`].
     pub snap: u32,
-    /// Process that captures; 0 for none.
+    /// Id of the process that captures; 0 while none does.
     pub owner: u32,
-    /// How many of `interfaces` count; 0 for all there are.
+    /// Number of valid entries in `interfaces`; 0 captures on all interfaces.
     pub interface_count: u32,
-    /// Ingress interfaces.
+    /// Ingress interfaces that are captured.
     pub interfaces: [u32; INTERFACES],
 }
 
-/// A set of outcomes: reasons by index, or none of them, which is a forward.
+/// A set of outcomes: reasons by index, and forwards, which are counted under no reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Outcomes {
     /// One bit for each reason.
     pub reasons: Reasons,
-    /// Not 0 if frames that were counted under no reason belong to the set.
+    /// Not 0 if forwarded frames belong to the set.
     pub forwarded: u64,
 }
 
@@ -105,13 +107,13 @@ impl Outcomes {
         reasons: Reasons([u64::MAX; 2]),
         forwarded: 1,
     };
-    /// None.
+    /// No outcome.
     pub const NONE: Self = Self {
         reasons: Reasons([0; 2]),
         forwarded: 0,
     };
 
-    /// Tells whether a frame that was counted under these reasons belongs to the set.
+    /// Tells whether a frame that was counted under `counted` belongs to the set.
     #[inline(always)]
     pub const fn holds(&self, counted: Reasons) -> bool {
         let ([a, b], [c, d]) = (self.reasons.0, counted.0);
@@ -123,7 +125,7 @@ impl Outcomes {
     }
 }
 
-/// A set of reasons by their index.
+/// A set of reasons, one bit for each index.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
 )]
@@ -152,7 +154,7 @@ impl Reasons {
     }
 }
 
-/// One captured frame; as many bytes as `before_copied` and `after_copied` say follow.
+/// A captured frame. The `before_copied` and then the `after_copied` bytes of the frame follow it in `EVENTS`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Event {
@@ -160,55 +162,55 @@ pub struct Event {
     pub before_ns: u64,
     /// Monotonic time after it.
     pub after_ns: u64,
-    /// What the program counted.
+    /// Reasons that the program counted for the frame.
     pub reasons: Reasons,
-    /// The device that the frame came in on.
+    /// Ingress device.
     pub ifindex: u32,
-    /// The `XDP_*` code that the program returned.
+    /// `XDP_*` code that the program returned.
     pub action: u32,
-    /// Length of the frame as it came in.
+    /// Length of the frame in bytes as it came in.
     pub before_length: u32,
-    /// Bytes of it that were copied.
+    /// Bytes copied of the frame as it came in.
     pub before_copied: u32,
-    /// Length of the frame as it goes on.
+    /// Length of the frame in bytes as it goes on; 0 if it ends here.
     pub after_length: u32,
-    /// Bytes of it that were copied; none of a frame that ends here.
+    /// Bytes copied of the frame as it goes on; 0 if it ends here.
     pub after_copied: u32,
 }
 
-/// Scratch of one CPU from before the program until after it.
+/// One CPU's scratch space, from before the program until after it.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Copies {
     /// The event.
     pub event: Event,
-    /// The copy made before, and right behind it the one made after.
+    /// The copy of the frame as it came in, directly followed by the copy as it goes on.
     pub bytes: [u8; COPIES],
     /// The counters of reasons before the program.
     pub counters: [u64; REASON_COUNT],
-    /// Not 0 while the frame under way is to be captured.
+    /// Not 0 while the current frame is captured.
     pub armed: u64,
-    /// Where the filter's next layer lies.
+    /// Place of the filter's next layer: [`OFFSETS`] and [`IS_V6`].
     pub place: u64,
 }
 
-/// Which frames are wanted: all that is set must hold, within one of a frame's IP packets.
+/// A filter of frames. A frame matches if one of its IP packets meets every condition that is set.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
 )]
 #[repr(C)]
 pub struct Filter {
-    /// Source or destination lies in each of these.
+    /// Source or destination must lie in each of these.
     pub networks: [Network; 2],
-    /// Source or destination port is each of these, unless it is zero.
+    /// Source or destination port must be each of these, in wire order; zero permits any port.
     pub ports: [[u8; 2]; 2],
-    /// The protocol is one of these, unless both are zero.
+    /// The protocol must be one of these; zero in the first permits any protocol.
     pub protocols: [u8; 2],
-    /// Not 0 if something is set.
+    /// The first byte is not 0 if any condition is set.
     pub is_set: [u8; 2],
 }
 
-/// A prefix of addresses; the default holds all.
+/// A prefix of addresses. The default contains every address.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
 )]
@@ -219,7 +221,7 @@ pub struct Network {
 }
 
 impl Network {
-    /// Builds a network; the length counts the bits of the address as an IPv6 one.
+    /// Builds a network. `length` counts the prefix bits of the IPv6 form: an IPv4 prefix is 96 bits longer.
     #[must_use]
     pub const fn new(address: AddressKey, length: u32) -> Self {
         let mask = match length {
@@ -242,26 +244,26 @@ impl Network {
     }
 }
 
-/// One IP packet of those that lie within each other.
+/// One of a frame's nested IP packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layer {
     /// Source address.
     pub source: AddressKey,
     /// Destination address.
     pub destination: AddressKey,
-    /// Protocol of what it carries.
+    /// Protocol number of the payload.
     pub protocol: u8,
-    /// Source port; 0 where it has none or cannot be read.
+    /// Source port; 0 if there is none or it cannot be read.
     pub source_port: u16,
-    /// Destination port, likewise.
+    /// Destination port; 0 as above.
     pub destination_port: u16,
-    /// What an outer header would say of the pod.
+    /// The pod's tag, if this is an outer header.
     pub tag: Tag,
-    /// The packet that it carries or quotes: its family, and where it begins.
+    /// Family and offset of the packet that this one carries or quotes.
     inner: Option<(Family, usize)>,
 }
 
-/// Lists the IP packets that lie within each other, from the outermost on.
+/// Lists a frame's nested IP packets, the outermost first.
 #[cfg(not(target_arch = "bpf"))]
 pub fn layers<F: Frame>(frame: &F) -> impl Iterator<Item = Layer> {
     let first = parse::link(frame)
@@ -279,10 +281,11 @@ pub fn layers<F: Frame>(frame: &F) -> impl Iterator<Item = Layer> {
 }
 
 impl Filter {
-    /// Tells whether a frame is wanted. What cannot be read is not.
+    /// Tells whether a frame is wanted. A frame that cannot be read is not.
     ///
-    /// Each layer's place goes through `relay`, which returns what it is given by a way that the verifier
-    /// does not see through: it follows a layer once, and not once for each way that leads there.
+    /// `relay` must return its argument, and hide it from the verifier. The verifier then checks each layer once, and
+    /// not
+    /// once for each path that leads to it.
     #[inline(always)]
     pub fn matches<F: Frame>(&self, frame: &F, mut relay: impl FnMut(u64) -> u64) -> bool {
         if self.is_set[0] == 0 {
@@ -389,7 +392,7 @@ fn read_v6<F: Frame>(frame: &F, l3: usize) -> Option<Layer> {
     })
 }
 
-/// Adds what lies behind the IP header.
+/// Adds the ports, or the place of the packet that lies behind the IP header.
 #[inline(always)]
 fn within<F: Frame>(frame: &F, mut layer: Layer, l4: usize) -> Layer {
     match layer.protocol {
@@ -406,7 +409,7 @@ fn within<F: Frame>(frame: &F, mut layer: Layer, l4: usize) -> Layer {
     layer
 }
 
-/// Tells whether an ICMP message is of a kind that quotes a packet.
+/// Tells whether an ICMP message has one of the types that quote a packet.
 #[inline(always)]
 fn quotes<F: Frame>(frame: &F, l4: usize, kinds: &[u8; 4]) -> bool {
     let [a, b, c, d] = *kinds;

@@ -1,19 +1,15 @@
-//! The Internet checksum: the one's complement sum of RFC 1071 and its
-//! incremental update by RFC 1624.
+//! The Internet checksum: the one's complement sum of RFC 1071, and its incremental update by RFC 1624.
 //!
-//! Goes in: bytes as they are on the wire, and `u16`/`u32` values in host
-//! order. Comes out: a `u16` in host order, which the accessors of the wire
-//! types store in network order. Inside, [`Sum`] adds words as they lie in
-//! memory and swaps the bytes once at the end; the one's complement sum does
-//! not mind (RFC 1071 section 2(B)).
+//! Input is bytes in wire order, and `u16` and `u32` values in host order. Output is a `u16` in host order, which the
+//! wire types store in network order. [`Sum`] adds words in memory order and swaps the bytes once at the end; the
+//! one's
+//! complement sum permits this (RFC 1071 section 2(B)).
 //!
-//! SCTP's CRC32c is not dealt with here.
+//! SCTP's CRC32c is not computed here: no SCTP ports are translated, and it covers no addresses.
 
-/// A partial one's complement sum, of data or of the difference between two
-/// versions of the same data.
+/// A partial one's complement sum: of data, or of the difference between two versions of the same data.
 ///
-/// It takes 2^32 additions to overflow; [`Sum::add_bytes`] counts one for
-/// every four bytes.
+/// It overflows after 2^32 additions; [`Sum::add_bytes`] makes one for every four bytes.
 #[derive(Clone, Copy, Debug, Default)]
 #[must_use]
 pub struct Sum(u64);
@@ -34,17 +30,16 @@ impl Sum {
         Self(self.0 + words.to_be() as u64)
     }
 
-    /// Adds an even number of bytes known at compile time, such as a header.
+    /// Adds an even number of bytes that is known at compile time, such as a header.
     ///
-    /// The loop has a constant bound, so the verifier accepts it.
+    /// The loop has a constant bound, as the verifier demands.
     #[inline(always)]
     pub fn add_array<const N: usize>(self, bytes: &[u8; N]) -> Self {
         const { assert!(N.is_multiple_of(2), "checksums count 16-bit words") };
         self.add_bytes(bytes)
     }
 
-    /// Adds bytes of any number and alignment; an odd last byte is padded
-    /// with zero, so nothing may follow it.
+    /// Adds any number of bytes at any alignment. An odd last byte is padded with zero, so no data may follow it.
     #[inline(always)]
     pub fn add_bytes(self, bytes: &[u8]) -> Self {
         let (quads, rest) = bytes.as_chunks::<4>();
@@ -76,7 +71,7 @@ impl Sum {
         self.add_u32(!words)
     }
 
-    /// Subtracts an even number of bytes known at compile time.
+    /// Subtracts an even number of bytes that is known at compile time.
     #[inline(always)]
     pub fn sub_array<const N: usize>(self, bytes: &[u8; N]) -> Self {
         const { assert!(N.is_multiple_of(2), "checksums count 16-bit words") };
@@ -91,8 +86,7 @@ impl Sum {
         Self(sum)
     }
 
-    /// Records that the 16-bit word `old` becomes `new`: a port, or TTL and
-    /// protocol.
+    /// Records that the 16-bit word `old` becomes `new`: a port, or TTL and protocol.
     #[inline(always)]
     pub const fn replace_u16(self, old: u16, new: u16) -> Self {
         self.sub_u16(old).add_u16(new)
@@ -110,14 +104,14 @@ impl Sum {
         self.sub_array(old).add_array(new)
     }
 
-    /// Records that sixteen bytes become others, both given as two words as they lie in memory: an
-    /// address of either family, IPv4 mapped into IPv6.
+    /// Records that 16 bytes become others: an address of either family, IPv4 mapped into IPv6. Both are given as two
+    /// words in memory order.
     #[inline(always)]
     pub const fn replace_words(self, [a, b]: [u64; 2], new: [u64; 2]) -> Self {
         self.add_words([!a, !b]).add_words(new)
     }
 
-    /// Adds sixteen bytes, given as in [`Self::replace_words`].
+    /// Adds 16 bytes, given as two words in memory order.
     #[inline(always)]
     pub const fn add_words(self, [a, b]: [u64; 2]) -> Self {
         self.add_word(a).add_word(b)
@@ -128,7 +122,7 @@ impl Sum {
         Self(self.0 + (word >> 32) + (word & 0xffff_ffff))
     }
 
-    /// Adds another sum, whose data begins at an even offset.
+    /// Adds the sum of data that begins at an even offset.
     #[inline(always)]
     pub const fn add_sum(self, other: Self) -> Self {
         self.add_u16(other.fold())
@@ -148,7 +142,7 @@ impl Sum {
         u16::from_be(sum as u16)
     }
 
-    /// Returns the sum in 32 bits of words as they lie in memory, as the kernel's helpers take it.
+    /// Returns the sum as the kernel's checksum helpers take it: 32 bits, of words in memory order.
     #[inline(always)]
     #[must_use]
     #[expect(
@@ -160,22 +154,21 @@ impl Sum {
         ((sum >> 32) + (sum & 0xffff_ffff)) as u32
     }
 
-    /// Returns the value of the checksum field for data that has been summed
-    /// with that field zero.
+    /// Returns the value of the checksum field for data that was summed with a zero in that field.
     #[inline(always)]
     #[must_use]
     pub const fn checksum(self) -> u16 {
         !self.fold()
     }
 
-    /// Tells whether a change that this records leaves checksums as they are.
+    /// Tells whether the recorded difference leaves checksums unchanged.
     #[inline(always)]
     #[must_use]
     pub const fn is_neutral(self) -> bool {
         matches!(self.fold(), 0 | 0xffff)
     }
 
-    /// Reports whether data summed with its checksum field is intact.
+    /// Tells whether data that was summed with its checksum field is intact.
     #[inline(always)]
     #[must_use]
     pub const fn is_valid(self) -> bool {
@@ -193,8 +186,7 @@ pub fn pseudo_header_v4(src: &[u8; 4], dst: &[u8; 4], protocol: u8, len: u16) ->
         .add_u16(len)
 }
 
-/// Sums the pseudo-header of TCP, UDP and ICMPv6 over IPv6 (RFC 8200 section
-/// 8.1).
+/// Sums the pseudo-header of TCP, UDP and ICMPv6 over IPv6 (RFC 8200 section 8.1).
 #[inline(always)]
 pub fn pseudo_header_v6(src: &[u8; 16], dst: &[u8; 16], next_header: u8, len: u32) -> Sum {
     Sum::ZERO
@@ -204,23 +196,21 @@ pub fn pseudo_header_v6(src: &[u8; 16], dst: &[u8; 16], next_header: u8, len: u3
         .add_u32(len)
 }
 
-/// Returns checksum field `check` after the change of data that `difference`
-/// records.
+/// Returns the checksum field `check` after data has changed by `difference`.
 ///
-/// Equation 3 of RFC 1624; the equation of RFC 1141 gets a sum of zero wrong.
-/// The result is what a full computation gives for any data but all zeros, of
-/// which alone the sum is 0x0000 (section 3): that of other data is never, and so
-/// all ones are added, which change no other sum.
+/// This is equation 3 of RFC 1624; the equation of RFC 1141 gets a sum of zero wrong. The result is that of a full
+/// computation for all data but zeros. Only zeros have a sum of 0x0000 (section 3), so the function adds all ones,
+/// which
+/// change no other sum.
 #[inline(always)]
 #[must_use]
 pub const fn update(check: u16, difference: Sum) -> u16 {
     difference.add_u16(!check).add_u16(0xffff).checksum()
 }
 
-/// Returns UDP checksum field `check` after the change of data that
-/// `difference` records.
+/// Returns the checksum field `check` of UDP after data has changed by `difference`.
 ///
-/// An absent checksum stays absent, a present one stays present.
+/// A checksum of zero means none and stays zero. Any other checksum never becomes zero.
 #[inline(always)]
 #[must_use]
 pub const fn update_udp(check: u16, difference: Sum) -> u16 {
@@ -231,8 +221,9 @@ pub const fn update_udp(check: u16, difference: Sum) -> u16 {
     }
 }
 
-/// Returns what UDP sends for the computed checksum `check`: zero means that
-/// there is none, so a computed zero is sent as all ones (RFC 768).
+/// Returns the UDP checksum field for the computed checksum `check`. Zero in the field means that there is no
+/// checksum,
+/// so a computed zero is sent as all ones (RFC 768).
 #[inline(always)]
 #[must_use]
 pub const fn udp_checksum(check: u16) -> u16 {

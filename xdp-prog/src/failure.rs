@@ -1,35 +1,38 @@
-//! Why a frame did not leave that XDP has sent: what the kernel's tracepoints tell.
+//! Reasons why the kernel did not send a frame that XDP handed to it.
 //!
-//! A program only names the device. Whether that takes the frame shows after the program has run, and nobody
-//! tells the program. Two of the kernel's tracepoints are nothing but failures ([`TRACEPOINTS`]). The others that tell of some,
-//! `xdp_devmap_xmit` and `xdp_bulk_tx`, come with every bulk of up to 16 frames, lost or not: programs there cost
-//! some 50 ns each time, 2 % of an edge's plain path between veth devices, and so have none.
+//! A program only names the device. The kernel learns after the program has run whether the device takes the frame,
+//! and
+//! it tells tracepoints alone. Programs at two tracepoints that fire only for failures ([`TRACEPOINTS`]) count them.
+//! `xdp_devmap_xmit` and `xdp_bulk_tx` tell of more failures, but they fire for every bulk of up to 16 frames. A
+//! program
+//! there costs some 50 ns each time, 2 % of an edge's plain path between veth devices, so they have none.
 
-/// What tells of failures, each with the name of its program in the object.
+/// Tracepoints that report failures, each with the name of its program in the object.
 ///
-/// Their arguments are no promise of the kernel's, but have been the same in Linux 6.1, 6.12 and 6.18
-/// (`include/trace/events/xdp.h`; `btf_trace_xdp_*` in the BTF of a kernel).
+/// The kernel does not promise their arguments, but these are the same in Linux 6.1, 6.12 and 6.18
+/// (`include/trace/events/xdp.h`; `btf_trace_xdp_*` in a kernel's BTF).
 pub const TRACEPOINTS: [(&str, &str); 2] = [
     ("xdp_redirect_err", "guideway_redirect_err"),
     ("xdp_exception", "guideway_exception"),
 ];
 
-/// Why a frame did not leave; its number is the index into `FAILURES`.
+/// Reason why a frame was not sent; its number is the index into `FAILURES`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Failure {
-    /// The device takes no frames from XDP: its driver cannot, or has no queues for them. A veth device does where
-    /// its peer has a native program or GRO; before Linux 6.3, only `xdp_devmap_xmit` tells that it does not.
+    /// The device takes no frames from XDP: its driver does not support it or has no queues for it. A veth device
+    /// takes
+    /// frames only if its peer has a native program or GRO. Before Linux 6.3, only `xdp_devmap_xmit` reports this.
     Unsupported = 0,
     /// The device is down.
     DeviceDown = 1,
-    /// There is no device of that number.
+    /// No device has this interface index.
     NoDevice = 2,
     /// The frame is longer than the device's MTU allows.
     TooLong = 3,
-    /// The driver could not send the frame back out of the device that it came in by: for want of room in the queue, mostly.
+    /// The driver could not send the frame back by its ingress device, mostly because the queue was full.
     Transmit = 4,
-    /// Something else.
+    /// Any other error.
     Other = 5,
 }
 
@@ -62,7 +65,7 @@ impl Failure {
         }
     }
 
-    /// Tells why a redirect failed by the error number that the kernel gives, negative as there.
+    /// Maps the kernel's error number of a redirect, which is negative, to its reason.
     #[inline(always)]
     pub const fn of_redirect(error: i32) -> Self {
         const EINVAL: i32 = 22;

@@ -1,8 +1,8 @@
-//! The two versions of IP.
+//! The two IP families.
 
 use crate::wire::{ethernet, protocol};
 
-/// IP version; a word, because it lies on the BPF stack.
+/// IP family; a word, because it lies on the BPF stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Family {
@@ -13,13 +13,13 @@ pub enum Family {
 }
 
 impl Family {
-    /// Returns it as a number of one bit, for [`Relay`].
+    /// Returns the family as one bit, for [`Relay`].
     #[inline(always)]
     pub(crate) const fn bit(self) -> u64 {
         matches!(self, Self::V6) as u64
     }
 
-    /// Returns it from the lowest bit of a number.
+    /// Returns the family that the lowest bit of a number stands for.
     #[inline(always)]
     pub(crate) const fn of_bit(number: u64) -> Self {
         if number & 1 == 0 { Self::V4 } else { Self::V6 }
@@ -34,7 +34,7 @@ impl Family {
         }
     }
 
-    /// Returns the protocol number that announces this family inside an outer header.
+    /// Returns the protocol number of an outer header that carries this family.
     #[inline(always)]
     pub const fn encap_protocol(self) -> u8 {
         match self {

@@ -1,14 +1,13 @@
 //! The flow key and its hash.
 //!
-//! The hash decides the slot, so it must be the same on every edge: it reads
-//! the wire bytes as little-endian words on every host.
+//! The hash decides the slot, so it must be the same on every edge: every host reads the wire bytes as little-endian
+//! words.
 
 use crate::words::{join_u16, join_u32};
 
 /// An IPv4 address in wire order.
 ///
-/// Aligned, as is [`V6`]: it may end up on the BPF stack, where the verifier
-/// demands natural alignment of every access.
+/// It is aligned, as [`V6`] is: the verifier demands natural alignment of every access to the BPF stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(C, align(4))]
 pub struct V4(pub [u8; 4]);
@@ -18,11 +17,11 @@ pub struct V4(pub [u8; 4]);
 #[repr(C, align(8))]
 pub struct V6(pub [u8; 16]);
 
-/// An address of either family, as the flow hash sees it.
+/// An address of either family that the flow hash can take.
 pub trait Address: Copy + PartialEq {
     /// The unspecified address.
     const UNSPECIFIED: Self;
-    /// Mixes source and destination address into the seed.
+    /// Mixes source and destination address into the seed and returns the result.
     fn mix(source: Self, destination: Self, seed: u64) -> u64;
 }
 
@@ -47,7 +46,7 @@ impl Address for V6 {
     }
 }
 
-/// The five-tuple: packets that share it go to one backend.
+/// The five-tuple. All packets that share it go to one backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FlowKey<A> {
     /// Source address.
@@ -63,7 +62,7 @@ pub struct FlowKey<A> {
 }
 
 impl<A: Address> FlowKey<A> {
-    /// Returns 32 bits of which the topmost choose the slot.
+    /// Returns the flow's hash; its top bits choose the slot.
     #[inline(always)]
     pub fn hash(&self, seed: u64) -> u32 {
         let ports = join_u16(self.source_port, self.destination_port);
@@ -72,14 +71,14 @@ impl<A: Address> FlowKey<A> {
         ((mixed ^ (mixed >> 29)).wrapping_mul(FINISH) >> 32) as u32
     }
 
-    /// Returns 32 bits like [`Self::hash`] that depend on the client's address alone.
+    /// Returns a hash like [`Self::hash`] of the client's address alone, for services with affinity.
     #[inline(always)]
     pub fn client_hash(&self, seed: u64) -> u32 {
         let mixed = A::mix(self.source, A::UNSPECIFIED, seed);
         ((mixed ^ (mixed >> 29)).wrapping_mul(FINISH) >> 32) as u32
     }
 
-    /// Returns the key of the packets that go the other way.
+    /// Returns the key of packets in the other direction.
     #[inline(always)]
     #[must_use]
     pub const fn reversed(&self) -> Self {
@@ -93,14 +92,15 @@ impl<A: Address> FlowKey<A> {
     }
 }
 
-/// Splits an IPv6 address into the two words that hashes consume.
+/// Splits an IPv6 address into the two words that the hash consumes.
 #[inline(always)]
 pub(crate) fn words(address: &[u8; 16]) -> [u64; 2] {
     crate::words::words(*address).map(u64::to_le)
 }
 
-// Multipliers of the SplitMix64 finalizer, variant 13 (Stafford 2011). A
-// multiplication carries upwards only, the shift brings the result down again.
+// Multipliers of the SplitMix64 finalizer, variant 13 (Stafford 2011). A multiplication carries upwards only; the
+// shift
+// that follows brings the high bits down again.
 const ABSORB: u64 = 0xbf58_476d_1ce4_e5b9;
 const FINISH: u64 = 0x94d0_49bb_1331_11eb;
 

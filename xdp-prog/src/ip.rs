@@ -1,4 +1,4 @@
-//! What differs between the families, for code that is generic over them.
+//! The differences between the IP families, as a trait for generic code.
 
 use crate::{
     abi::{AddressKey, ServiceKeyV4, ServiceKeyV6, Tuple},
@@ -8,17 +8,17 @@ use crate::{
     world::Tables,
 };
 
-/// What differs between the families.
+/// An IP family, named by its address type.
 pub trait Ip: Address {
     /// The family.
     const FAMILY: Family;
-    /// Length of a header without options.
+    /// Length of the IP header without options, in bytes.
     const HEADER_LENGTH: usize;
-    /// Protocol number of the family's ICMP.
+    /// Protocol number of ICMP or ICMPv6.
     const ICMP: u8;
-    /// Returns the address as the tables spell it.
+    /// Returns the address as a table key.
     fn key(self) -> AddressKey;
-    /// Looks a service up and returns its id and the check that its word must carry.
+    /// Looks the destination's service up; returns its id, and the check that the service must carry.
     fn service<T: Tables>(tables: &T, flow: &FlowKey<Self>) -> Option<(u32, u32)>;
 }
 
@@ -65,7 +65,7 @@ impl<A: Ip> FlowKey<A> {
         u32::from_ne_bytes([a, b, c, d])
     }
 
-    /// Returns the flow as the tables spell it.
+    /// Returns the flow as a table key.
     #[inline(always)]
     pub fn tuple(&self) -> Tuple {
         Tuple::new(
@@ -78,11 +78,13 @@ impl<A: Ip> FlowKey<A> {
     }
 }
 
-/// Reads the IP packet of a frame, and goes on with it in code that is generic over the family.
+/// Reads the IP packet of a frame and runs an expression that is generic over the family.
 ///
-/// `$reason` is why there is none. The forms begin with the frame, behind its link header, or at the header of a known
-/// family. A macro: a closure that is too large to be inlined becomes a function of its own, and the kernel refuses the
-/// type information of what it returns.
+/// `$go_on` sees the packet as `$packet`; `$end` sees the reason why there is none as `$reason`. The three forms
+/// begin at
+/// the frame, behind its link header, or at the IP header of a known family. This is a macro because the compiler
+/// makes a
+/// function of a closure that is too large to be inlined, and the kernel refuses the type information of its result.
 macro_rules! with_packet {
     ($frame:expr, $packet:ident => $go_on:expr, $reason:ident => $end:expr $(,)?) => {
         match $crate::parse::link($frame) {

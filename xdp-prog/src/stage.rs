@@ -1,48 +1,49 @@
-//! The parts of the program that decide what is not common, each a program of its own.
+//! Stages: programs of their own for everything that the edge's plain path does not decide.
 //!
-//! The edge's plain path is decided in one go. The rest is left to a stage, which begins anew with the frame as it came: the
-//! kernel verifies each XDP program as a whole and only so many of its paths, and the plain path pays nothing for what
-//! it does not use.
+//! A tail call leaves the frame, unchanged, to a stage, which parses it anew. The kernel verifies each XDP program as
+//! a
+//! whole and limits how many of its paths it follows, so one program could not hold everything. The plain path pays
+//! nothing for the stages that it does not use.
 
-/// A part of the program that decides what is not common; its number is its index in `STAGES`.
+/// A program for one of the uncommon cases; its number is its index in `STAGES`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Stage {
-    /// Node role: IP-in-IP.
+    /// Node role: takes IP-in-IP from edges.
     Receive = 0,
-    /// Delivery to a pod of this machine, of what came bare.
+    /// Delivers bare packets to pods of this machine.
     Local = 1,
     /// Bare ICMP to addresses of ours.
     Icmp = 2,
     /// Bare fragments to addresses of ours.
     Fragment = 3,
-    /// NAT mode, from client to backend.
+    /// NAT mode: packets from client to backend.
     Nat = 4,
-    /// Answers to this machine's own checks.
+    /// Answers to this machine's own checks of backends.
     Probe = 5,
     /// NAT mode: the first packet of a flow.
     NatBegin = 6,
-    /// NAT mode, from backend to client.
+    /// NAT mode: packets from backend to client.
     NatReply = 7,
-    /// Fragments within IP-in-IP.
+    /// Fragments inside IP-in-IP.
     FragmentWithin = 8,
-    /// Answers that this machine gives itself.
+    /// Makes the answers of this machine: ICMP errors, RSTs and echo replies.
     Answer = 9,
-    /// ICMP errors for pods of this machine, bare or within IP-in-IP.
+    /// ICMP errors for pods of this machine, bare or inside IP-in-IP.
     IcmpLocal = 10,
-    /// NAT mode: later fragments, both ways.
+    /// NAT mode: later fragments, in both directions.
     NatFragment = 11,
-    /// NAT mode: ICMP errors, both ways.
+    /// NAT mode: ICMP errors, in both directions.
     NatIcmp = 12,
-    /// Questions for the MAC of announced addresses.
+    /// ARP requests and neighbour solicitations for announced addresses.
     Neighbour = 13,
-    /// ICMP errors about outer packets of this machine.
+    /// ICMP errors about outer packets that this machine sent.
     Path = 14,
-    /// Delivery to a pod of this machine, where the flow begins, is proved or has another client port at the pod.
+    /// Delivers to pods of this machine if the flow begins, is being proved, or has another client port at the pod.
     PodFlow = 15,
-    /// NAT mode: what a client's packet proves of its flow.
+    /// NAT mode: client packets that may prove their flow.
     NatProof = 16,
-    /// NAT mode: the first packet of a flow for which another one of its service goes.
+    /// NAT mode: the first packet of a flow that takes the place of another flow of its service.
     NatShare = 17,
 }
 

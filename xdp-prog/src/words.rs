@@ -1,27 +1,27 @@
-//! Words of several wire fields, put together and taken apart as they lie in memory.
+//! Words that join several wire fields, in memory order.
 //!
-//! Of single bytes, LLVM makes a load, a shift and an OR for each of them on BPF; halves cost one of each.
+//! LLVM reads single bytes on BPF with a load, a shift and an OR each. Reading halves takes half of that.
 
-/// Returns the four bytes of which these are the first and the last two.
+/// Returns four bytes as a word: the first two, then the last two.
 #[inline(always)]
 pub(crate) const fn join_u16(first: [u8; 2], last: [u8; 2]) -> u32 {
     let (first, last) = (u16::from_le_bytes(first), u16::from_le_bytes(last));
     u32::from_le(first as u32 | (last as u32) << 16)
 }
 
-/// Returns the eight bytes of which these are the first and the last four.
+/// Returns eight bytes as a word: the first four, then the last four.
 #[inline(always)]
 pub(crate) const fn join_u32(first: u32, last: u32) -> u64 {
     u64::from_le(first.to_le() as u64 | (last.to_le() as u64) << 32)
 }
 
-/// Returns the first and the last two of four bytes.
+/// Returns the first two and the last two bytes of a word.
 #[inline(always)]
 pub(crate) const fn split_u32(word: u32) -> [[u8; 2]; 2] {
     zerocopy::transmute!(word)
 }
 
-/// Returns the first and the last four of eight bytes.
+/// Returns the first four and the last four bytes of a word.
 #[inline(always)]
 #[expect(clippy::cast_possible_truncation, reason = "takes the halves")]
 pub(crate) const fn split_u64(word: u64) -> [u32; 2] {

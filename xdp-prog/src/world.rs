@@ -1,7 +1,8 @@
-//! What a packet may ask, remember and count.
+//! Traits for everything that the code which decides may look up, remember and count.
 //!
-//! The code that decides sees the maps by these traits alone: behind them lie the kernel's maps in the programs, a model
-//! in the tests, and the maps as user space reads them where a decision is explained.
+//! Decisions see the maps only through these traits. The programs implement them with the kernel's maps, the tests
+//! with a
+//! model, and the explanation of a decision with the maps as user space reads them.
 
 mod answers;
 mod flows;
@@ -21,7 +22,7 @@ pub use self::{
 };
 use crate::abi::{AddressKey, EdgeMac, PathReport, TaggedLink, Tuple};
 
-/// Everything that a packet may ask, remember and count.
+/// All of these traits together.
 pub trait World:
     Tables
     + Counters
@@ -38,34 +39,34 @@ pub trait World:
 {
 }
 
-/// The counters that a packet may move.
+/// The counters that a packet can move.
 pub trait Counters {
-    /// Counts a pass or drop by its index.
+    /// Counts a pass or drop under the reason's index.
     fn count_reason(&self, index: u32);
-    /// Counts a forwarded packet and its bytes for service and backend.
+    /// Counts a forwarded packet and its `bytes` for its service and its backend.
     fn count_forward(&self, service: u32, backend: u32, bytes: u64);
 }
 
-/// The memory of checks under way.
+/// The memory of this machine's running checks of backends.
 pub trait Probes {
-    /// Returns what the socket of a check is connected to, by the answer as it comes in.
+    /// Returns the address to which a check's socket is connected, by the answer's tuple as it comes in.
     fn probe_peer(&self, answer: &Tuple) -> Option<AddressKey>;
 }
 
-/// What is announced, where, and by whom else.
+/// The addresses and links on which this machine answers ARP and neighbour solicitations.
 pub trait Announcements {
     /// Tells whether this machine announces an address.
     fn is_announced(&self, address: &AddressKey) -> bool;
-    /// Returns when the agent has last said that it serves, on the clock of [`Clock`].
+    /// Returns when the agent last said that it serves, in ns of [`Clock`].
     fn announce_stamp(&self) -> u64;
-    /// Returns the MAC of a link on which addresses are announced.
+    /// Returns this machine's MAC on a link where it announces addresses; `None` on other links.
     fn announcing_mac(&self, link: TaggedLink) -> Option<EdgeMac>;
-    /// Notes that somebody else announces an address that this machine announces.
+    /// Notes that another MAC announces an address that this machine announces.
     fn note_claim(&self, address: &AddressKey, mac: EdgeMac);
 }
 
-/// The memory of what is said of paths.
+/// The memory of path MTUs that routers report.
 pub trait Paths: Tables {
-    /// Notes what an error says of the path to a node; false where no packets go to such a node.
+    /// Notes a router's report about the path to a node. Returns false if this machine sends nothing to the node.
     fn note_path(&self, node: &AddressKey, report: PathReport) -> bool;
 }

@@ -1,12 +1,12 @@
-//! The memory of answers that this machine gives itself.
+//! The answers that this machine gives itself, and their rate limits.
 
 use super::Clock;
 use crate::{abi::AddressKey, family::Family, reason::ReplyReason, wire::protocol};
 
-/// What is to be answered, in one word.
+/// An answer that is due, in one word: its kind, and the facts for it.
 ///
-/// As wide as what other verdicts carry, which spares the program a register that
-/// only some of its paths have filled.
+/// A word is as wide as the contents of the other verdicts. So no register of the program is filled on some paths
+/// only.
 ///
 /// ```text
 /// 31  16 15              8 7    0
@@ -21,20 +21,20 @@ impl Answer {
     pub(crate) const KIND_REFUSE: u32 = 3;
     pub(crate) const KIND_ECHO: u32 = 4;
 
-    /// The packet's TTL or hop limit is used up.
+    /// The packet's TTL or hop limit is used up: time exceeded.
     pub const TIME_EXCEEDED: Self = Self(Self::KIND_TIME_EXCEEDED);
-    /// Nobody serves the packet.
+    /// No backend serves the packet: RST or port unreachable.
     pub const REFUSE: Self = Self(Self::KIND_REFUSE);
-    /// An echo request.
+    /// The packet is an echo request: echo reply.
     pub const ECHO: Self = Self(Self::KIND_ECHO);
 
-    /// The packet is larger than `mtu`, which the path takes and 16 bits can state.
+    /// The packet is larger than `mtu` bytes, the MTU of its path: packet too big. `mtu` must fit into 16 bits.
     #[inline(always)]
     pub const fn too_big(mtu: u32) -> Self {
         Self(mtu << 16 | Self::KIND_TOO_BIG)
     }
 
-    /// Nobody serves the packet of this family that an outer header carries.
+    /// No backend serves the packet of this family inside an outer header. Only TCP gets an answer, a RST.
     #[inline(always)]
     pub const fn refuse_inner(inner: Family) -> Self {
         let version = match inner {
@@ -44,7 +44,7 @@ impl Answer {
         Self(version << 8 | Self::KIND_REFUSE)
     }
 
-    /// Returns what a packet of this protocol gets, if it may be answered at all.
+    /// Returns the reply to a packet of this protocol.
     #[inline(always)]
     pub const fn reason(self, protocol: u8) -> ReplyReason {
         match self.kind() {
@@ -60,7 +60,7 @@ impl Answer {
         self.0 & 0xff
     }
 
-    /// Returns the family of the packet where an outer header carries it.
+    /// Returns the packet's family if it lies inside an outer header.
     pub(crate) const fn inner(self) -> Option<Family> {
         match self.0 >> 8 & 0xff {
             4 => Some(Family::V4),
@@ -69,25 +69,25 @@ impl Answer {
         }
     }
 
-    /// Returns the MTU that is told; 0 where it is about something else.
+    /// Returns the MTU in bytes that the answer states; 0 if it states none.
     pub const fn mtu(self) -> u32 {
         self.0 >> 16
     }
 }
 
-/// The memory of answers.
+/// The rate limits of answers.
 ///
-/// An allowance is kept as the time at which it is full again (the generic cell
-/// rate algorithm's theoretical arrival time): one word. Two CPUs that update it
-/// at once give one answer too many.
+/// An allowance is one word: the time at which it is full again (the theoretical arrival time of the generic cell
+/// rate
+/// algorithm). If two CPUs update it at once, one answer too many is sent.
 pub trait Answers: Clock {
-    /// Returns when a source's allowance is full again, in ns.
+    /// Returns when the allowance of `source` is full again, in ns.
     fn full_at(&self, source: &AddressKey) -> u64;
-    /// Notes when a source's allowance is full again.
+    /// Sets when the allowance of `source` is full again, in ns.
     fn set_full_at(&self, source: &AddressKey, time: u64);
-    /// Returns when the allowance of all sources on this CPU is full again, in ns.
+    /// Returns when this CPU's allowance for all sources is full again, in ns.
     fn all_full_at(&self) -> u64;
-    /// Notes when the allowance of all sources on this CPU is full again.
+    /// Sets when this CPU's allowance for all sources is full again, in ns.
     fn set_all_full_at(&self, time: u64);
 }
 

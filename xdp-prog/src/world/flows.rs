@@ -1,82 +1,86 @@
-//! The memory of flows to pods, and of datagrams in pieces.
+//! The memory of flows to pods, and of datagrams that arrive in fragments.
 
 use crate::abi::{AddressKey, Datagram, PodFlow, Tuple};
 
-/// Time, for what is remembered of flows.
+/// The clock of all that is remembered.
 pub trait Clock {
-    /// Returns the monotonic time in ns, as it was read first in this timer tick on this CPU.
+    /// Returns the monotonic time in ns that this CPU first read in the current timer tick.
     ///
-    /// It is a tick or two old as a rule. But the kernel moves its tick before its clock (`tick_do_update_jiffies64`):
-    /// what reads between the two when a machine wakes that had no ticks gets, for one tick, the time at
-    /// which it fell idle. Good for what is renewed and lasts for seconds, not for locks.
+    /// The time is usually one or two ticks old. The kernel moves its tick before its clock
+    /// (`tick_do_update_jiffies64`).
+    /// So a packet that comes between the two on a machine that wakes from idle gets, for one tick, the time at which
+    /// the
+    /// machine fell idle. The clock suits memory that lasts for seconds and is renewed; it does not suit locks.
     fn now(&self) -> u64;
 }
 
-/// The two tables of flows to pods; a word, because it lies on the BPF stack.
+/// The tables of flows to pods; a word, because it lies on the BPF stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum FlowTable {
-    /// `FLOWS`, and `FLOWS_DATAGRAM` of all but TCP: the client is where it says, or the pod has answered.
+    /// `FLOWS` for TCP and `FLOWS_DATAGRAM` for the rest: the client has proved its address, or the pod has answered.
     Established = 0,
-    /// `FLOWS_EMBRYONIC`: neither is known.
+    /// `FLOWS_EMBRYONIC`: nothing is proved yet.
     Embryonic = 1,
 }
 
 /// The memory of flows to pods.
 pub trait Flows: Clock {
-    /// Runs `f` on a flow that has this key; an element that another flow has by now is none. Of what `f` changes, the
-    /// time and what is told of the flow are kept.
+    /// Runs `f` on the flow with this key and keeps its changes to the time and the state. Returns `None` if the key
+    /// is
+    /// not there, or if its element has been recycled for another flow.
     fn with_flow<R>(
         &self,
         table: FlowTable,
         key: &Tuple,
         f: impl FnOnce(&mut PodFlow) -> R,
     ) -> Option<R>;
-    /// Adds a flow, unless it is there.
+    /// Adds a flow unless its key is there.
     fn insert_flow(&self, table: FlowTable, key: &Tuple, flow: &PodFlow) -> Inserted;
     /// Removes a flow.
     fn remove_flow(&self, table: FlowTable, key: &Tuple);
-    /// Returns an answered flow that goes on, as some packet of the last second found it; without notes, none.
+    /// Returns an answered flow that goes on, as a packet of the last second found it; always `None` without notes.
     #[inline(always)]
     fn noted_flow(&self, _: &Tuple) -> Option<PodFlow> {
         None
     }
-    /// Notes an answered flow that goes on, as a packet has just found it.
+    /// Notes an answered flow that goes on, for the packets of the next second.
     #[inline(always)]
     fn note_flow(&self, _: &Tuple, _: &PodFlow) {}
-    /// Takes a flow's note away.
+    /// Removes a flow's note.
     #[inline(always)]
     fn forget_note(&self, _: &Tuple) {}
 }
 
-/// What became of an insertion.
+/// The result of an insertion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Inserted {
-    /// The entry is there now.
+    /// The entry was added.
     Done,
-    /// One with this key was there before.
+    /// The key was there before; nothing was changed.
     Exists,
-    /// The table takes no more.
+    /// The table is full.
     Full,
 }
 
-/// The memory of datagrams in pieces.
+/// The memory of datagrams that arrive in fragments.
 pub trait Fragments: Clock {
-    /// Returns what a datagram's first fragment has published.
+    /// Returns the ports that a datagram's first fragment has published.
     fn datagram(&self, key: &Tuple) -> Option<Datagram>;
-    /// Publishes what a first fragment shows, in place of an older datagram's.
+    /// Publishes the ports of a first fragment; replaces those of an older datagram.
     fn publish(&self, key: &Tuple, datagram: &Datagram);
 }
 
-/// Notes of look-ups that many packets have in common: of one edge, or to one pod.
+/// Notes of look-ups that many packets repeat: those of one edge, or to one pod.
 ///
-/// Without them, a packet from an edge to a pod takes four look-ups before that of its flow. They hold until the tables
-/// change: [`crate::abi::Config::epoch`].
+/// Without them, a packet from an edge makes four look-ups before that of its flow. A note holds until the tables
+/// change
+/// ([`crate::abi::Config::epoch`]).
 pub trait Shortcuts {
-    /// Returns what a look-up yielded in this epoch.
+    /// Returns the noted result of a look-up; `None` if it is from another epoch.
     fn shortcut(&self, key: &Tuple, epoch: u32) -> Option<u64>;
-    /// Notes what a look-up has yielded that began in this epoch.
+    /// Notes the result of a look-up that began in `epoch`.
     fn note_shortcut(&self, key: &Tuple, epoch: u32, value: u64);
-    /// Notes the source of an outer header that was refused, for a human to look at.
+    /// Notes the source of a refused outer header, for the operator.
     fn note_untrusted(&self, source: &AddressKey);
 }

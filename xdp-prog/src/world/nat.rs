@@ -1,29 +1,30 @@
-//! The memory of NAT mode.
+//! The memory of NAT mode's flows.
 
 use core::cell::Cell;
 
 use super::{Clock, Inserted};
 use crate::abi::{AddressKey, NatBegun, NatCount, NatForward, NatLink, NatMark, NatReverse, Tuple};
 
-/// The memory of NAT mode.
+/// The memory of NAT mode's flows.
 pub trait NatFlows: Clock {
-    /// Reads a forward entry, and sets its mark where `renew` says so, unless another CPU has set it meanwhile.
+    /// Returns a forward entry. Sets its mark to what `renew` returns, unless another CPU has changed the mark
+    /// meanwhile.
     fn see_nat_forward(
         &self,
         key: &Tuple,
         renew: impl FnOnce(&NatForward) -> Option<NatMark>,
     ) -> Option<NatForward>;
-    /// Sets the mark of a forward entry if it is the expected one; tells whether it was.
+    /// Replaces the mark of a forward entry if it is `expected`; tells whether it was.
     fn replace_nat_mark(&self, key: &Tuple, expected: NatMark, mark: NatMark) -> bool;
-    /// Reads a reverse entry.
+    /// Returns a reverse entry.
     fn see_nat_reverse(&self, key: &Tuple) -> Option<NatReverse>;
-    /// Reads what a reverse entry knows of its flow.
+    /// Returns the state that a reverse entry holds.
     fn nat_state(&self, key: &Tuple) -> Option<NatState>;
-    /// Sets what a reverse entry knows of its flow, if it is there.
+    /// Sets the state of a reverse entry if the entry is there.
     fn note_nat_reverse(&self, key: &Tuple, state: NatState);
-    /// Adds a forward entry, unless it is there.
+    /// Adds a forward entry unless its key is there.
     fn insert_nat_forward(&self, key: &Tuple, entry: &NatForward) -> Inserted;
-    /// Adds the reverse entry that [`NatReverse::new`] makes of these, unless there is one with this key.
+    /// Adds the reverse entry that [`NatReverse::new`] makes of these, unless its key is there.
     fn insert_nat_reverse(
         &self,
         key: &Tuple,
@@ -35,46 +36,47 @@ pub trait NatFlows: Clock {
     fn remove_nat_forward(&self, key: &Tuple);
     /// Removes a reverse entry.
     fn remove_nat_reverse(&self, key: &Tuple);
-    /// Writes where a flow's client is to both of its entries, but not to the reverse one that another flow has by now.
+    /// Records a client's new link in both entries of its flow; leaves a reverse entry alone that belongs to another
+    /// flow.
     fn move_nat_client(&self, forward: &Tuple, reverse: &Tuple, client: &Origin);
-    /// Claims the right to remove the flow with this forward key; false where another one has it.
+    /// Claims the right to remove the flow with this forward key; returns false if another holder has it.
     fn claim_nat(&self, forward: &Tuple) -> bool;
-    /// Gives the right back.
+    /// Returns the right of [`Self::claim_nat`].
     fn release_nat(&self, forward: &Tuple);
-    /// Returns how many flows a service has, or for id 0, for how many there is room.
+    /// Returns the number of a service's flows; for id 0, the number for which the tables have room.
     fn nat_count(&self, service: u32) -> NatCount;
-    /// Counts flows that a service has gained or lost, and half-open ones.
+    /// Adds to the numbers of a service's flows and half-open flows.
     fn count_nat(&self, service: u32, flows: i64, half_open: i64);
-    /// Reads a place of the rings of flows that have begun.
+    /// Returns an entry of the rings of flows that have begun.
     fn nat_begun(&self, index: u32) -> NatBegun;
-    /// Writes one.
+    /// Writes an entry of those rings.
     fn note_nat_begun(&self, index: u32, flow: NatBegun);
-    /// Returns the place for what a search for a port finds.
+    /// Returns the scratch space for a search of a port.
     fn taken(&self) -> Option<&Taken>;
-    /// Returns the MTU of a device.
+    /// Returns the MTU of a device in bytes.
     fn device_mtu(&self, ifindex: u32) -> Option<u16>;
-    /// Puts a translation where it stays while the packet is under way.
+    /// Stores a translation for as long as the packet is processed.
     fn keep(&self, translation: Translation) -> Option<&Translation>;
 }
 
-/// Where a client's packets come from, and its replies go.
+/// The link that a client's packets come from and its replies go to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Origin {
-    /// How frames to it begin.
+    /// Beginning of the frames to the client.
     pub link: NatLink,
-    /// The device.
+    /// Interface index of the device.
     pub ifindex: u32,
 }
 
 impl Origin {
-    /// Returns what tells it from other origins.
+    /// Returns a number that tells this origin from others.
     #[inline(always)]
     pub const fn fingerprint(&self) -> u16 {
         self.link.fingerprint(self.ifindex)
     }
 }
 
-/// What a reverse entry knows of its flow, as far as it changes.
+/// The part of a reverse entry that changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NatState {
     /// See [`NatReverse::mark`].
@@ -86,7 +88,7 @@ pub struct NatState {
 }
 
 impl NatState {
-    /// Takes it out of an entry.
+    /// Reads the state from an entry.
     #[inline(always)]
     pub const fn of(entry: &NatReverse) -> Self {
         Self {
@@ -96,7 +98,7 @@ impl NatState {
         }
     }
 
-    /// Puts it into an entry.
+    /// Writes the state to an entry.
     #[inline(always)]
     pub const fn store(self, entry: &mut NatReverse) {
         entry.mark = self.mark;
@@ -104,14 +106,15 @@ impl NatState {
         entry.expects = self.expects;
     }
 
-    /// Returns the same with another mark.
+    /// Returns this state with another mark.
     #[inline(always)]
     pub const fn marked(self, mark: NatMark) -> Self {
         Self { mark, ..self }
     }
 }
 
-/// What a packet gets; too much for the BPF stack, so it lies where [`NatFlows::keep`] puts it.
+/// The new addresses and ports of a packet. It is too large for the BPF stack and lies where [`NatFlows::keep`] puts
+/// it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct Translation {
@@ -119,13 +122,13 @@ pub struct Translation {
     pub source: AddressKey,
     /// Destination address.
     pub destination: AddressKey,
-    /// How the frame begins.
+    /// Beginning of the frame.
     pub link: NatLink,
     /// The ports, source first, in wire order.
     pub ports: u32,
-    /// The transport protocol, which stays; 0 where the transport header is in another fragment.
+    /// The transport protocol, which stays; 0 if the transport header is in another fragment.
     pub protocol: u32,
-    /// Device by which it leaves.
+    /// Interface index of the egress device.
     pub ifindex: u32,
     /// Service id, for the counters.
     pub service: u32,
@@ -135,14 +138,15 @@ pub struct Translation {
     pub reserved: u32,
 }
 
-/// What was found of the ports that are taken. The offset of one that is not known is `Taken::NONE`.
+/// The taken ports that a search for a free one has seen. `Taken::NONE` stands for an offset that is not known.
 ///
-/// It lies where [`NatFlows::taken`] puts it, out of the verifier's sight: it would follow every port's state
-/// through all that are tried.
+/// It lies where [`NatFlows::taken`] puts it, so that the verifier does not see its contents. Otherwise the verifier
+/// would
+/// follow the state of every port through all later tries.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct Taken {
-    /// Whether a port that is free may be had.
+    /// Not 0 if the flow may take a free port.
     pub(crate) has_room: Cell<u64>,
     pub(crate) half_open: Cell<u64>,
     pub(crate) oldest: Cell<u64>,

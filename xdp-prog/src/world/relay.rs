@@ -1,16 +1,17 @@
-//! Carrying what is known of a packet past the kernel's verifier.
+//! Hides values from the kernel's verifier.
 //!
-//! The verifier follows what comes behind several ways once for each of them, and each of their bounds. A value that
-//! has been through a [`Relay`] could be any number to it: what follows is verified once.
+//! The verifier checks code behind several paths once for each path, and for each range of the values there. A value
+//! from
+//! a [`Relay`] could be any number to it, so it checks the code that follows only once.
 
-/// Bits of an offset that went through [`Relay`]: beyond all headers that the parser follows,
-/// and below what the verifier allows.
+/// Mask of an offset that went through [`Relay`]: above all headers that the parser follows, and below the verifier's
+/// limit.
 pub(crate) const OFFSETS: usize = 0x7fff;
 
-/// A place that numbers pass through: what comes out is what went in, which the verifier does not see.
+/// A place in memory that numbers pass through unchanged, and that the verifier knows nothing about.
 pub trait Relay {
-    /// Returns the numbers.
+    /// Returns the numbers that went in.
     fn relay(&self, words: [u64; 4]) -> Option<[u64; 4]>;
-    /// Returns the numbers that went in last, for the stage that goes on with them.
+    /// Returns the numbers that last went in, for the stage that goes on with them.
     fn relayed(&self) -> Option<[u64; 4]>;
 }

@@ -3,40 +3,42 @@ use crate::abi::{
     ServiceKeyV6, Slot, Tuple,
 };
 
-/// The look-ups that a decision may make.
+/// The look-ups of a decision.
 pub trait Tables {
     /// Returns the machine-wide settings.
     fn config(&self) -> Option<&Config>;
-    /// Returns the flags of an address in `VIPS`, 0 if it is not there.
+    /// Returns the flags of an address in `VIPS`; 0 if it is not there.
     fn address_flags(&self, address: &AddressKey) -> u32;
-    /// Tells whether IP-in-IP is accepted from this source.
+    /// Tells whether this machine accepts IP-in-IP from a source.
     fn is_trusted_edge(&self, source: &AddressKey) -> bool;
-    /// Tells whether an edge sends L2 DSR frames from this MAC.
+    /// Tells whether an edge sends L2 DSR frames from a MAC.
     fn is_edge_mac(&self, source: &EdgeMac) -> bool;
-    /// Tells whether a service's source ranges hold this client.
+    /// Tells whether a client is in one of a service's source ranges.
     fn is_in_source_range(&self, service: u32, client: &AddressKey) -> bool;
-    /// Tells whether a packet answers a flow of this machine's own kernel.
+    /// Tells whether a packet belongs to a flow of this machine's own kernel; `flow` is its tuple as it comes in.
     fn is_local_flow(&self, flow: &Tuple) -> bool;
-    /// Returns a pod of this machine, read with one load.
+    /// Returns a pod of this machine; the value is read with one load.
     fn pod(&self, key: &PodKey) -> Option<Pod>;
     /// Returns the id of an IPv4 service.
     fn service_v4(&self, key: &ServiceKeyV4) -> Option<u32>;
     /// Returns the id of an IPv6 service.
     fn service_v6(&self, key: &ServiceKeyV6) -> Option<u32>;
-    /// Returns a service, its word read with one load.
+    /// Returns a service; its word is read with one load.
     fn service(&self, id: u32) -> Option<Service>;
-    /// Returns a slot of the LUT arena, read with one load.
+    /// Returns a slot of the LUT arena; the value is read with one load.
     fn slot(&self, index: u32) -> Option<Slot>;
     /// Returns a backend.
     fn backend(&self, id: u32) -> Option<&Backend>;
     /// Returns a next hop.
     fn next_hop(&self, id: u32) -> Option<&NextHop>;
-    /// Asks the kernel's FIB and neighbour table for the way to a backend. Where it leads through a VLAN device that user
-    /// space has listed in `VLANS`, the answer is the device below, with the tag.
+    /// Asks the kernel's FIB and neighbour table for the next hop to a backend. If the route leads through a VLAN
+    /// device
+    /// that `VLANS` lists, the result is the device below it and the tag.
     fn fib_next_hop(&self, backend: &Backend) -> Option<&NextHop>;
-    /// Asks likewise for the way to any address.
+    /// Asks the FIB likewise for the next hop to any address.
     fn fib_route(&self, address: &AddressKey) -> Option<&NextHop>;
-    /// Asks the kernel's FIB for the device that leads to any address, be the neighbour there known or not: the VLAN
-    /// device itself.
+    /// Asks the FIB for the device that leads to an address, even if the neighbour is not known. A VLAN device is
+    /// returned
+    /// itself.
     fn fib_device(&self, address: &AddressKey) -> Option<u32>;
 }

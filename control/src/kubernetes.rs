@@ -1,4 +1,4 @@
-//! What speaks to the Kubernetes API: objects in, states for the agent out.
+//! Follows the Kubernetes API and turns its objects into states for the agent.
 //!
 //! ```text
 //! API server -> list_watch (schema) -> arrival -> indexer (presence, index) -> feed -> agent
@@ -6,8 +6,9 @@
 //!                                            +- addresses of the machine --+
 //! ```
 //!
-//! The API's types end here; what the objects mean is the [`index`](crate::index)'s matter. A thread of its
-//! own does it all, so that a list of thousands of objects keeps no health check and no command waiting.
+//! No other module knows the API's own types. The [`index`](crate::index) decides what the objects mean. All of
+//! it runs in a thread of its own, so that a list of thousands of objects delays no health check and no
+//! command.
 
 pub(crate) mod arrival;
 pub(crate) mod backoff;
@@ -43,18 +44,18 @@ use self::worker::Worker;
 use crate::config::Kubernetes;
 use crate::index::{Options, TopologyHints};
 
-/// Why the API cannot be followed.
+/// Why the API cannot be followed at all.
 #[derive(Debug, thiserror::Error)]
 pub enum FollowError {
-    /// There is nothing to connect to, or not with these credentials.
+    /// No API server is configured, or its credentials cannot be used.
     #[error(transparent)]
     Client(#[from] ClientError),
-    /// There is no thread for it.
+    /// The system refused to start a thread.
     #[error("cannot start a thread for the Kubernetes API")]
     Thread(#[from] io::Error),
 }
 
-/// The watchers before they begin.
+/// The watchers before they start; nothing has been sent yet.
 pub struct Watchers {
     worker: Worker,
     server: kube::Config,
@@ -65,7 +66,7 @@ pub struct Watchers {
 
 impl fmt::Debug for Watchers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Neither the client nor its credentials say who they are.
+        // The client and its credentials have no useful text.
         f.debug_struct("Watchers")
             .field("server", &self.server.cluster_url)
             .field("options", &self.options)
@@ -75,11 +76,11 @@ impl fmt::Debug for Watchers {
 }
 
 impl Watchers {
-    /// Finds the API server and who this machine is; nothing is sent yet.
+    /// Finds the API server and the identity of this machine. Sends nothing.
     ///
     /// # Errors
     ///
-    /// When nothing says where the API server is, or how to speak to it.
+    /// When no API server is configured, its credentials cannot be used, or no event loop can be made.
     pub async fn new(options: Kubernetes) -> Result<Self, FollowError> {
         let server = client::infer().await?;
         let worker = Worker::new(server.clone())?;
@@ -104,10 +105,10 @@ impl Watchers {
         self.feed.clone()
     }
 
-    /// Begins to watch, in a thread of its own; `changed` is called for each state that the feed has, and
-    /// `ended` if the thread ends, which it does by a panic only.
+    /// Starts to watch, in a thread of its own. It calls `changed` for each state put into the feed, and
+    /// `ended` if the thread ends, which happens only by a panic.
     ///
-    /// `inherited` are the addresses of Nodes that an earlier agent sent to.
+    /// `inherited` are the addresses of Nodes that the tables of an earlier agent sent packets to.
     ///
     /// # Errors
     ///
@@ -148,7 +149,7 @@ impl Watchers {
                 started,
             );
             let (reports, request_errors) = (feed.reports().clone(), feed.request_errors().clone());
-            // In one task, which takes the thread along if it panics.
+            // Both run in one task: if one panics, the thread ends and the agent is told.
             tokio::join!(
                 events::publish(client.clone(), node_name, reports, request_errors),
                 follow::follow(client, scope, indexer, hash_seed, feed, changed),
@@ -158,7 +159,7 @@ impl Watchers {
     }
 }
 
-/// Tells what nothing can be programmed without.
+/// Publishes and logs what is missing. Nothing is programmed until it arrives.
 fn wait(feed: &Feed, reason: String) {
     feed.tell(|watching| {
         if watching.missing.first() != Some(&reason) {

@@ -1,4 +1,4 @@
-//! What the lists and watches of several kinds tell one who follows them all, and how they go.
+//! Joins the lists and watches of several kinds into one stream for one follower, and keeps their status.
 
 use std::collections::BTreeMap;
 
@@ -10,23 +10,23 @@ use serde::de::DeserializeOwned;
 
 use super::list_watch::{Event, WatchError, list_watch};
 
-/// What has arrived for a follower.
+/// One result of a list or watch, for a follower of type `F`.
 pub(crate) struct Arrival<F> {
-    /// What is watched.
+    /// Name of the kind, as in logs and metrics.
     pub(crate) kind: &'static str,
-    /// What the server says of it, if it can be asked.
+    /// The server's answer, or why there is none.
     pub(crate) outcome: Result<Change<F>, WatchError>,
 }
 
-/// What the server says of a kind.
+/// An answer of the server about a kind.
 pub(crate) struct Change<F> {
-    /// Whether it is about objects.
+    /// Whether it carries an event. A watch that the server has accepted has none yet.
     pub(crate) is_event: bool,
-    /// Has the follower take it; tells whether anything may follow from that.
+    /// Applies the answer to the follower. Returns whether the follower has to act on it.
     pub(crate) take: Box<dyn FnOnce(&mut F) -> bool + Send>,
 }
 
-/// Lists and watches a kind for ever; the follower takes each event by `take`.
+/// Lists and watches a kind for ever. The follower applies each event with `take`.
 pub(crate) fn arrivals<K, F>(
     kind: &'static str,
     api: Api<K>,
@@ -50,19 +50,19 @@ where
     events.boxed()
 }
 
-/// How lists and watches go, by what is watched.
+/// Status of lists and watches, by kind.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct WatchStatus {
-    /// Events.
+    /// Number of events.
     pub events: BTreeMap<&'static str, u64>,
-    /// Errors.
+    /// Number of errors.
     pub errors: BTreeMap<&'static str, u64>,
-    /// Why those fail that are broken: from a failure until the server has answered.
+    /// Reason of each failure that has not been followed by an answer.
     pub broken: BTreeMap<&'static str, String>,
 }
 
 impl WatchStatus {
-    /// Notes that the server has answered, with an event or without one.
+    /// Records an answer of the server, with or without an event.
     pub(crate) fn note_answer(&mut self, kind: &'static str, is_event: bool) {
         if self.broken.remove(kind).is_some() {
             tracing::info!(kind, "the API server tells of changes again");
@@ -70,7 +70,7 @@ impl WatchStatus {
         *self.events.entry(kind).or_default() += u64::from(is_event);
     }
 
-    /// Notes an error; one that only comes again is logged once.
+    /// Records an error. Repetitions of the same error are not logged.
     pub(crate) fn note_error(&mut self, kind: &'static str, reason: String) {
         *self.errors.entry(kind).or_default() += 1;
         if self.broken.get(kind) != Some(&reason) {

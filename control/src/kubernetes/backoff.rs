@@ -1,15 +1,16 @@
-//! How long to wait after an error.
+//! How long an overloaded API server asks to be left alone.
 
 use std::time::Duration;
 
 use kube::core::Status;
 
-/// The longest pause that a server is granted: its own and the next of ours are not to be mistaken for silence.
+/// Longest pause that a server is granted. With more, it and our own next pause would look like a server that
+/// is gone.
 const LONGEST: Duration = Duration::from_secs(30);
 
-/// Returns for how long the server asks not to be asked, as one does that is overloaded or only starting.
+/// Returns the pause that an overloaded or starting server asks for, at most [`LONGEST`].
 ///
-/// It does so in the body of its answer, as a Status; kube shows nobody the header `Retry-After`.
+/// The server asks in the Status in its answer's body. kube does not expose the header `Retry-After`.
 pub(crate) fn asked_pause(status: &Status) -> Option<Duration> {
     let seconds = status.details.as_ref()?.retry_after_seconds;
     (seconds > 0).then(|| Duration::from_secs(seconds.into()).min(LONGEST))

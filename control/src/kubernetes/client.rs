@@ -1,4 +1,4 @@
-//! The connection to the API server: where it is, as whom, and whose Node this is.
+//! The connection to the API server: its address, the credentials, and the identity of this machine.
 
 use std::collections::BTreeSet;
 use std::env;
@@ -13,52 +13,52 @@ use super::schema::Secret;
 use crate::chain::chain;
 use crate::config::{Kubernetes, parse_seed};
 
-/// Variable with the name of this machine's Node, which a pod has from the downward API.
+/// Environment variable with the name of this machine's Node. Pods get it from the downward API.
 const NODE_NAME: &str = "NODE_NAME";
-/// Variable with the namespace of the pod.
+/// Environment variable with the pod's namespace.
 const NAMESPACE: &str = "POD_NAMESPACE";
-/// Namespace of our objects where nothing says another.
+/// Namespace of Guideway's own objects unless configured.
 const DEFAULT_NAMESPACE: &str = "guideway-system";
-/// The Secret with the seed of the flow hash, and the key in it.
+/// Name of the Secret that holds the seed of the flow hash, and the seed's key in it.
 pub(crate) const SEED_SECRET: &str = "guideway-seed";
 pub(crate) const SEED_KEY: &str = "seed";
-/// How long the server may keep a request without a byte: longer than a watch in which nothing changes.
+/// How long the server may send nothing in answer to a request. A watch without changes is quiet for less.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(70);
-/// How often the seed is looked for.
+/// Pause between two attempts to read the seed.
 const SEED_PAUSE: Duration = Duration::from_secs(2);
 
-/// Why the API cannot be used at all; a server that does not answer is no such reason.
+/// Why the API cannot be used at all. A server that does not answer is not among the reasons.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// Nothing says where the API server is.
+    /// No API server is configured.
     #[error(
         "cannot find the API server: neither KUBECONFIG, ~/.kube/config nor a pod's service account tells"
     )]
     Infer(#[from] InferConfigError),
-    /// What was found cannot be used.
+    /// The credentials or the address cannot be used.
     #[error("cannot use the credentials for the API server {server}")]
     Client {
-        /// Its URL.
+        /// URL of the API server.
         server: String,
-        /// What is wrong with them.
+        /// The cause.
         #[source]
         source: kube::Error,
     },
 }
 
-/// Who this machine is in the cluster.
+/// The identity of this machine in the cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
-    /// Name of its Node, if it is one.
+    /// Name of its Node; on an edge outside the cluster no Node has this name.
     pub node_name: String,
-    /// Namespace of our objects.
+    /// Namespace of Guideway's own objects.
     pub namespace: String,
-    /// Namespace of the Leases of edges.
+    /// Namespace of the edges' Leases.
     pub lease_namespace: String,
 }
 
 impl Identity {
-    /// Takes what the configuration says, else the environment, else what is usual.
+    /// Takes each value from the configuration, else from the environment, else the default.
     pub fn of(options: &Kubernetes) -> Self {
         let node_name = options.node_name.clone().or_else(|| variable(NODE_NAME));
         let lease_namespace = options.lease_namespace.clone();
@@ -71,7 +71,7 @@ impl Identity {
     }
 }
 
-/// Returns the namespace of our objects, where `given` is what the user says.
+/// Returns the namespace of Guideway's own objects: `given`, else that of the pod, else the default.
 pub(crate) fn namespace(given: Option<String>) -> String {
     let namespace = given.or_else(|| variable(NAMESPACE));
     namespace.unwrap_or_else(|| DEFAULT_NAMESPACE.to_owned())
@@ -81,31 +81,31 @@ fn variable(name: &str) -> Option<String> {
     env::var(name).ok().filter(|value| !value.is_empty())
 }
 
-/// Returns the name of this machine as the kubelet would register it.
+/// Returns the host name as the kubelet would register it: trimmed and in lower case.
 fn host_name() -> String {
     let name = nix::unistd::gethostname().ok();
     let name = name.map(|name| name.to_string_lossy().trim().to_lowercase());
     name.unwrap_or_default()
 }
 
-/// Finds the API server and who we are to it.
+/// Finds the API server and the credentials, as kubectl does.
 pub(crate) async fn infer() -> Result<kube::Config, ClientError> {
     let mut config = kube::Config::infer().await?;
-    // Its pauses grow to minutes, and nobody would be told: watchers and writers have their own.
+    // kube's retries pause for up to minutes without a report. Watchers and writers have their own.
     config.default_retry = false;
-    // By default a server that takes a request and never answers is waited for for ever.
+    // By default kube waits for ever for a server that accepts a request and never answers.
     config.read_timeout = Some(ANSWER_TIMEOUT);
     config.reset_reader_on_write = true;
     Ok(config)
 }
 
-/// Makes a client; no packet is sent for it.
+/// Makes a client. Sends nothing.
 pub(crate) fn client(config: kube::Config) -> Result<Client, ClientError> {
     let server = config.cluster_url.to_string();
     Client::try_from(config).map_err(|source| ClientError::Client { server, source })
 }
 
-/// Finds the addresses of the API server.
+/// Resolves the addresses and port of the API server.
 pub(crate) async fn addresses(config: &kube::Config) -> BTreeSet<SocketAddr> {
     let server = &config.cluster_url;
     let Some(host) = server.host() else {
@@ -125,7 +125,7 @@ pub(crate) async fn addresses(config: &kube::Config) -> BTreeSet<SocketAddr> {
     }
 }
 
-/// Waits for the seed that the controller has chosen for the cluster, and tells what it waits for.
+/// Waits for the seed that the controller chose for the cluster. Calls `waiting` with the reason for each wait.
 pub(super) async fn seed(
     client: &Client,
     namespace: &str,

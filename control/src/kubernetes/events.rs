@@ -1,8 +1,8 @@
-//! Events about what one machine cannot do for a Service, as kube-proxy publishes them.
+//! Publishes Events about Services that this machine alone cannot serve, as kube-proxy does.
 //!
-//! What is wrong with an object as a whole, all agents see alike: the controller says it once, in status
-//! and Events, and an agent in `guideway status`. This machine's are a health check port that cannot be had,
-//! and a virtual address that one of its interfaces has, as no Node says.
+//! All agents see alike what is wrong with an object itself. The controller reports that once, in status and
+//! Events; an agent shows it in `guideway status`. Two problems belong to one machine: a health check port that
+//! cannot be opened, and a virtual address that an interface has although no Node lists it.
 
 use std::collections::BTreeSet;
 
@@ -16,14 +16,14 @@ use crate::chain::chain;
 use crate::healthz::Reports;
 use crate::index::{Object, Problem, Rule};
 
-/// Who writes the Events.
+/// Component that the Events name as their source.
 const REPORTER: &str = "guideway-agent";
-/// Events for one change: of a thousand Services that fail together some suffice.
+/// Most Events for one change. If a thousand Services fail together, a few Events suffice.
 const MOST: usize = 20;
 
-/// Publishes for ever what is wrong on this machine alone, once for each time that it turns up.
+/// Publishes the problems of this machine alone, for ever. A problem is published once each time it appears.
 ///
-/// `node_name` is this machine's.
+/// `node_name` names this machine in the Events.
 pub async fn publish(
     client: Client,
     node_name: String,
@@ -39,7 +39,7 @@ pub async fn publish(
             current.extend(problems.borrow_and_update().iter().cloned());
         }
         for problem in current.difference(&told).take(MOST) {
-            // One that gets lost changes nothing.
+            // An Event that cannot be published is not repeated: nothing depends on it.
             let outcome = tell(&client, &node_name, problem).await;
             request_errors.take(Purpose::Event, outcome.map_err(|error| chain(&error)));
         }
@@ -58,7 +58,7 @@ async fn tell(client: &Client, node_name: &str, problem: &Problem) -> kube::Resu
     let Object::Service(name) = &problem.object else {
         return Ok(());
     };
-    // `kubectl describe` finds Events by the uid, which the index does not keep.
+    // `kubectl describe` finds Events by the object's uid, which the index does not keep.
     let services: Api<Service> = Api::namespaced(client.clone(), &name.namespace);
     let Some(service) = services.get_opt(&name.name).await? else {
         return Ok(());
@@ -90,7 +90,7 @@ pub(crate) async fn publish_event(
     event: &Event,
     reference: &ObjectReference,
 ) -> kube::Result<()> {
-    // One that has published before takes an Event of the same reason for the same Event, with the first text.
+    // A recorder that is used again merges Events of the same reason, and keeps the first text.
     let recorder = Recorder::new(client.clone(), reporter);
     recorder.publish(event, reference).await
 }

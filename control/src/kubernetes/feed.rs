@@ -1,5 +1,5 @@
-//! What passes between the watchers and the agent: states one way, addresses of the machine the other, and
-//! what both tell about themselves.
+//! The connection between the watchers and the agent. States go to the agent, the machine's own addresses go to
+//! the watchers, and both publish their status here.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -16,40 +16,40 @@ use super::request_errors::RequestErrors;
 use crate::healthz::{Reports, tell_if_new};
 use crate::index::State;
 
-/// A state that the agent is to bring about.
+/// A state for the agent to bring about.
 #[derive(Debug)]
 pub struct Update {
-    /// The state.
+    /// The desired state.
     pub state: State,
     /// Seed of the flow hash.
     pub hash_seed: u64,
-    /// When the changes happened that came with it.
+    /// Times of the changes that led to this state, as their objects give them.
     pub changes: Vec<Timestamp>,
-    /// When the first of these arrived.
+    /// When the first of these changes arrived here.
     pub arrived: Instant,
 }
 
-/// How the watchers are.
+/// Status of the watchers.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Watching {
     /// The API server's URL.
     pub server: String,
-    /// What is still to be learnt before anything is programmed.
+    /// What must still arrive before anything is programmed.
     pub missing: Vec<String>,
-    /// Objects by kind.
+    /// Number of known objects, by kind.
     pub objects: BTreeMap<&'static str, usize>,
-    /// How the lists and watches go, by kind.
+    /// Status of the lists and watches.
     pub watches: WatchStatus,
-    /// Requests that failed and are no lists and watches of these kinds, by what they were for.
+    /// Number of failed requests other than these lists and watches, by purpose.
     pub failed_requests: BTreeMap<&'static str, u64>,
-    /// When the last event arrived, in seconds since 1970.
+    /// Time of the last event, in seconds since 1970.
     pub last_event: Option<i64>,
-    /// Services that wait for an update.
+    /// Number of Services that wait for an update.
     pub pending: usize,
 }
 
 impl Watching {
-    /// Begins with nothing learnt.
+    /// Returns the status at the start: all counters 0.
     fn new(server: String) -> Self {
         let none = Kind::ALL.map(|kind| (kind.name(), 0_u64));
         Self {
@@ -65,16 +65,16 @@ impl Watching {
     }
 }
 
-/// What the watchers have to know of this machine.
+/// What the watchers need to know about this machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OwnMachine {
-    /// Its addresses that are never virtual.
+    /// Its addresses. They never become virtual.
     pub addresses: BTreeSet<IpAddr>,
-    /// Whether it takes the edge role only.
+    /// Whether it has the edge role only.
     pub edge_only: bool,
 }
 
-/// The end of the feed that the agent holds.
+/// The connection itself. Clones share it.
 #[derive(Clone, Debug)]
 pub struct Feed {
     update: Arc<Mutex<Option<Update>>>,
@@ -85,7 +85,7 @@ pub struct Feed {
 }
 
 impl Feed {
-    /// Makes a feed for watchers of this server.
+    /// Makes the connection for watchers of the server at this URL.
     pub(super) fn new(server: String) -> Self {
         Self {
             update: Arc::default(),
@@ -96,7 +96,7 @@ impl Feed {
         }
     }
 
-    /// Leaves a state for the agent, in place of one that it has not taken.
+    /// Leaves a state for the agent. It replaces one that the agent has not taken, whose changes it takes over.
     pub(super) fn put(&self, mut update: Update) {
         let mut slot = self.update.lock();
         self.reports.vitals().pass(update.arrived, Instant::now());
@@ -108,7 +108,7 @@ impl Feed {
         *slot = Some(update);
     }
 
-    /// Takes the newest state, if there is one since the last time.
+    /// Takes the newest state, if there is a new one.
     pub fn take(&self) -> Option<Update> {
         let mut slot = self.update.lock();
         let update = slot.take()?;
@@ -116,34 +116,34 @@ impl Feed {
         Some(update)
     }
 
-    /// Returns what health servers answer from.
+    /// Returns the data that the health servers answer from.
     pub const fn reports(&self) -> &Reports {
         &self.reports
     }
 
-    /// Returns how the watchers are.
+    /// Returns the status of the watchers.
     pub fn watching(&self) -> Watching {
         let mut watching = self.watching.lock().clone();
         watching.failed_requests = self.request_errors.by_name();
         watching
     }
 
-    /// Returns where requests are counted that fail.
+    /// Returns the counters of failed requests.
     pub(super) const fn request_errors(&self) -> &RequestErrors {
         &self.request_errors
     }
 
-    /// Lets a watcher tell how it is.
+    /// Changes the published status of the watchers.
     pub(super) fn tell(&self, change: impl FnOnce(&mut Watching)) {
         change(&mut self.watching.lock());
     }
 
-    /// Tells the watchers what this machine is.
+    /// Tells the watchers this machine's addresses and role.
     pub fn set_machine(&self, machine: OwnMachine) {
         tell_if_new(&self.machine, machine);
     }
 
-    /// Follows what this machine is.
+    /// Returns a receiver for this machine's addresses and role.
     pub(super) fn machine(&self) -> watch::Receiver<OwnMachine> {
         self.machine.subscribe()
     }

@@ -1,8 +1,9 @@
-//! The watchers, and the one task that owns what they tell.
+//! Runs the watches, and the one task that owns the index.
 //!
-//! The task takes events as they come, computes what they change, and leaves the state for the agent: the
-//! first change at once, those of a storm together. Before every kind was listed to its end, nothing leaves
-//! it. A watch that fails is begun again with growing pauses; what was known stays.
+//! The task applies events as they come, computes their effect and leaves the state for the agent. The first
+//! change is passed on at once, the changes of a storm together. No state is passed on before every kind has
+//! been listed completely. A watch that fails is started again with growing pauses; the known objects stay in
+//! force meanwhile.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -25,21 +26,21 @@ use crate::chain::chain;
 use crate::index::objects::{HEADLESS, SERVICE_NAME, SERVICE_PROXY_NAME};
 use crate::timer::sleep_until;
 
-/// Events taken before a state is computed.
+/// Most events applied before a state is computed.
 const EVENTS_AT_ONCE: usize = 1024;
 
-/// Where our own objects are, and what is never a virtual address.
+/// Where Guideway's own objects are, and the addresses of the API server.
 #[derive(Clone, Debug)]
 pub(super) struct Scope {
-    /// Namespace of our objects.
+    /// Namespace of Guideway's own objects.
     pub(super) namespace: String,
-    /// Our headless Service.
+    /// Name of Guideway's headless Service.
     pub(super) service: String,
-    /// Addresses of the API server.
+    /// Addresses and ports of the API server. They never become virtual.
     pub(super) api_servers: BTreeSet<SocketAddr>,
 }
 
-/// Follows the API for ever; calls `changed` for each state that it leaves in the feed.
+/// Follows the API for ever. Calls `changed` after each state that it puts into the feed.
 pub(super) async fn follow(
     client: Client,
     scope: Scope,
@@ -55,7 +56,7 @@ pub(super) async fn follow(
         scope.api_servers.clone(),
     );
     let mut pace = Pace::default();
-    // When the first change arrived that the agent does not have.
+    // When the first of the changes arrived that were not passed on yet.
     let mut arrived: Option<Instant> = None;
     let mut is_first = true;
     let mut is_complete = false;
@@ -75,7 +76,7 @@ pub(super) async fn follow(
                 if outcome.problems {
                     feed.reports().set_problems_here(indexer.problems_here());
                 }
-                // Those that change nothing here are not waited for.
+                // Also drops the times of changes that have no effect here: nobody waits for these.
                 let changes = indexer.take_changes();
                 if is_first || !outcome.is_empty() {
                     is_first = false;
@@ -113,7 +114,8 @@ fn watchers(client: &Client, scope: &Scope) -> impl Stream<Item = Arrival<Indexe
     let ours = ListParams::default().labels(&ours);
     let theirs = format!("!{SERVICE_PROXY_NAME},!{HEADLESS}");
     let theirs = ListParams::default().labels(&theirs);
-    // The slice controller labels the slices of a headless Service: the usual selector hides ours.
+    // The slice controller labels the slices of headless Services as such, so `theirs` does not select our own
+    // slices.
     let presence = Api::namespaced(client.clone(), &scope.namespace);
     let services = Api::all(client.clone());
     let slices = Api::all(client.clone());
@@ -150,7 +152,7 @@ where
     })
 }
 
-/// Takes what has arrived; tells whether anything may follow from it. Each watch goes on after an error by itself.
+/// Applies what has arrived. Returns whether the state may have changed. A failed watch restarts by itself.
 fn take(indexer: &mut Indexer, feed: &Feed, arrivals: Vec<Arrival<Indexer>>) -> bool {
     let mut follows = false;
     let at = Timestamp::now().as_second();

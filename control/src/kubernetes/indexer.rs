@@ -1,7 +1,8 @@
-//! What the watchers have told so far: the index, who runs Guideway, and what is still to be listed.
+//! Collects what the watches report: it feeds the index, tracks who runs Guideway, and knows which kinds are
+//! still to be listed.
 //!
-//! Events are taken as they come. A list is taken as a difference: its objects are applied one by one, and
-//! only at its end is gone what it does not have, so that a watch that begins anew changes nothing by itself.
+//! Events are applied as they come. A list is applied as a difference: its objects one by one, and at its end
+//! the index forgets what the list does not contain. So a watch that starts again changes nothing by itself.
 
 #[cfg(test)]
 mod tests;
@@ -19,21 +20,21 @@ use super::schema::{self, EndpointSlice, Node, Service, Unreadable};
 use crate::index::objects::{self, API_SERVICE, ObjectName};
 use crate::index::{self, Changes, Index, Object, Options, Problem, Reserved, State};
 
-/// A kind of objects that is watched.
+/// A watched kind of objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
-    /// All Services that are not somebody else's.
+    /// All Services except headless ones and those of another proxy.
     Services,
-    /// Their EndpointSlices.
+    /// The EndpointSlices of these Services.
     EndpointSlices,
     /// All Nodes.
     Nodes,
-    /// The EndpointSlices of our own headless Service.
+    /// The EndpointSlices of Guideway's own headless Services.
     Presence,
 }
 
 impl Kind {
-    /// All kinds.
+    /// All kinds, in the order of their declaration.
     pub const ALL: [Self; 4] = [
         Self::Services,
         Self::EndpointSlices,
@@ -41,7 +42,7 @@ impl Kind {
         Self::Presence,
     ];
 
-    /// Returns the name for logs and metrics.
+    /// Returns the name used in logs and metrics.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Services => "services",
@@ -51,7 +52,7 @@ impl Kind {
         }
     }
 
-    /// Names an object of the kind as problems do.
+    /// Returns the object of this kind and name, as problems name it.
     fn object(self, name: &ObjectName) -> Object {
         match self {
             Self::Services => Object::Service(name.clone()),
@@ -61,35 +62,35 @@ impl Kind {
     }
 }
 
-/// All that is known of the cluster.
+/// Everything known about the cluster.
 #[derive(Debug)]
 pub(super) struct Indexer {
     index: Index,
     presence: Presence,
-    /// What the index knows of the presence.
+    /// The presence as last given to the index.
     shown: index::Presence,
-    /// Kinds that were not yet listed to their end.
+    /// Kinds that have not been listed completely.
     missing: BTreeSet<Kind>,
-    /// Objects that cannot be read as they are: what was known of them before stays.
+    /// Objects whose newest version cannot be decoded. The last readable version stays in force.
     unreadable: BTreeSet<(Kind, ObjectName)>,
-    /// When each slice was changed last, as it says.
+    /// The last change of each slice, from its annotation.
     last_changes: BTreeMap<ObjectName, Timestamp>,
-    /// What this machine is, and where it reaches the API server.
+    /// This machine's addresses and role, and where it reaches the API server.
     own: OwnMachine,
     api_server: BTreeSet<SocketAddr>,
-    /// Where API servers listen by the slices of their own Service.
+    /// Where API servers listen, by slice of their own Service.
     api_servers: BTreeMap<ObjectName, BTreeSet<SocketAddr>>,
-    /// Nodes that an earlier agent sent to, by their addresses, until it is known who is present.
+    /// Addresses of Nodes that an earlier agent sent packets to. Used until Nodes and presence are listed.
     inherited: BTreeSet<IpAddr>,
-    /// Changes before this are not ours to account for.
+    /// Start of this agent. Delays of earlier changes are not measured.
     started: Timestamp,
-    /// When the changes happened that the state does not have yet.
+    /// Times of changes that the state does not contain yet.
     changes: Vec<Timestamp>,
 }
 
 impl Indexer {
-    /// Begins with nothing but the addresses of Nodes that an earlier agent sent to, at the time `started`; our
-    /// headless Service is `service`.
+    /// Creates an empty indexer. `service` names Guideway's headless Service; `inherited` are the addresses of
+    /// Nodes that an earlier agent sent packets to; `started` is the start of this agent.
     pub(super) fn new(
         options: Options,
         service: &str,
@@ -112,7 +113,7 @@ impl Indexer {
         }
     }
 
-    /// Takes what is told of Services; tells whether anything may follow from it, as of all kinds.
+    /// Applies an event about Services. Returns whether the state may have changed, as do its siblings.
     pub(super) fn take_service(&mut self, event: Event<Service>, _now: Instant) -> bool {
         match event {
             Event::Init | Event::Watching => return false,
@@ -161,7 +162,7 @@ impl Indexer {
         true
     }
 
-    /// Takes what is told of Nodes; nearly all are heartbeats, from which nothing follows.
+    /// Applies an event about Nodes. Nearly all are heartbeats, which change nothing.
     pub(super) fn take_node(&mut self, event: Event<Node>, now: Instant) -> bool {
         match event {
             Event::Init | Event::Watching => return false,
@@ -207,7 +208,7 @@ impl Indexer {
         true
     }
 
-    /// Returns an object if it can be read, and keeps in mind that it is there if not.
+    /// Returns a readable object. Records an unreadable one as a problem.
     fn read<K: kube::Resource>(&mut self, kind: Kind, object: Decoded<K>) -> Option<K> {
         let name = schema::name_of(&object);
         match object {
@@ -223,14 +224,14 @@ impl Indexer {
         }
     }
 
-    /// Notes that an object can be read, or is gone.
+    /// Records that an object is readable or gone.
     fn note_readable(&mut self, kind: Kind, name: &ObjectName) {
         if !self.unreadable.is_empty() && self.unreadable.remove(&(kind, name.clone())) {
             self.index.set_unreadable(kind.object(name), None);
         }
     }
 
-    /// Notes that all objects of a kind were listed, which have these names.
+    /// Records that a kind was listed completely, with the objects `listed`.
     fn complete(&mut self, kind: Kind, listed: &BTreeSet<ObjectName>) {
         self.missing.remove(&kind);
         let unreadable = self.unreadable.iter();
@@ -240,7 +241,7 @@ impl Indexer {
         }
     }
 
-    /// Keeps nobody for present whose Node does not exist, and those whom an earlier agent knew.
+    /// Forgets present machines whose Node does not exist, and adds those that an earlier agent knew.
     fn match_presence(&mut self, now: Instant) {
         if self.missing.contains(&Kind::Nodes) {
             return;
@@ -252,14 +253,14 @@ impl Indexer {
         }
     }
 
-    /// Notes that the watch of a kind has failed.
+    /// Records that the watch of a kind has failed.
     pub(super) fn fail(&mut self, kind: &str, now: Instant) {
         if kind == Kind::Presence.name() {
             self.presence.fail(now);
         }
     }
 
-    /// Keeps the time of a change until it is in force; that of one already told is told no more.
+    /// Keeps the time of a change until the state contains it. The same change is counted once.
     fn note_change(&mut self, slice: &ObjectName, change: Option<Timestamp>) {
         let Some(change) = change else {
             return;
@@ -270,7 +271,7 @@ impl Indexer {
         }
     }
 
-    /// Lets machines go that are gone for too long; returns when the next one is.
+    /// Forgets machines that have been absent for too long. Returns when the next one will be.
     pub(super) fn expire(&mut self, now: Instant) -> Option<Instant> {
         if self.presence.expire(now) {
             self.show_presence();
@@ -290,7 +291,8 @@ impl Indexer {
         }
     }
 
-    /// Takes what this machine is, and where the API server is: their addresses never become virtual ones.
+    /// Sets this machine's addresses and role, and where it reaches the API server. These addresses never
+    /// become virtual.
     pub(super) fn take_machine(&mut self, own: OwnMachine, api_server: BTreeSet<SocketAddr>) {
         self.index.set_edge_only(own.edge_only);
         self.own = own;
@@ -298,8 +300,8 @@ impl Indexer {
         self.reserve();
     }
 
-    /// Takes the sockets of the slice that the API servers keep for their Service: this machine may reach them by
-    /// another address.
+    /// Takes the addresses and ports from the slice that the API servers maintain for their own Service. This
+    /// machine may reach them at other addresses.
     fn note_api_servers(&mut self, slice: &objects::EndpointSlice) {
         if (slice.name.namespace.as_str(), slice.name.name.as_str()) != API_SERVICE {
             return;
@@ -335,7 +337,7 @@ impl Indexer {
         });
     }
 
-    /// Lists what was not yet read to its end.
+    /// Iterates over the kinds that have not been listed completely.
     pub(super) fn missing(&self) -> impl Iterator<Item = Kind> {
         self.missing.iter().copied()
     }
@@ -362,7 +364,7 @@ impl Indexer {
         self.index.state()
     }
 
-    /// Lists what is wrong on this machine alone, as of the last update.
+    /// Lists the problems of this machine alone, as of the last update.
     pub(super) fn problems_here(&self) -> Vec<Problem> {
         let problems = self.state().problems.values();
         let problems = problems.flat_map(|problems| problems.iter());
@@ -372,7 +374,7 @@ impl Indexer {
             .collect()
     }
 
-    /// Hands out when the changes happened that the state now has.
+    /// Returns and clears the times of the changes that the state now contains.
     pub(super) fn take_changes(&mut self) -> Vec<Timestamp> {
         std::mem::take(&mut self.changes)
     }

@@ -1,9 +1,9 @@
-//! The Leases by which edges tell each other that they live, and the [`Election`] over them.
+//! Connects the [`Election`] with the Leases by which edges show each other that they are alive.
 //!
-//! An edge renews its Lease each 0.7 s while it may announce addresses and its agent's loop runs, and watches those
-//! of all edges. It reads them no more often than they change, and writes no other object. They are in a namespace
-//! of their own, so that who may write them may not write the controller's. Edges of the version before have theirs
-//! in the controller's namespace, where they are read and not written.
+//! While an edge may announce addresses and its agent's loop runs, it renews its Lease every 0.7 s. It watches
+//! the Leases of all edges, and writes no other object. The Leases have a namespace of their own, so that the
+//! right to write them does not include the controller's. Edges of the previous version keep theirs in the
+//! controller's namespace: those are read, but not written.
 
 mod format;
 mod own_node;
@@ -38,41 +38,42 @@ use crate::healthz::tell_if_new;
 use crate::index::objects::ObjectName;
 use crate::timer::sleep_until;
 
-/// A Node with this label gets no traffic from outside the cluster.
+/// A Node with this label gets no traffic from outside the cluster, so it announces nothing.
 const EXCLUDED: &str = "node.kubernetes.io/exclude-from-external-load-balancers";
-/// How long to wait before a watch of Leases begins anew, however often it fails: it has to be back within a second,
-/// and there are no more watchers than edges.
+/// Pause before a watch of Leases starts again, however often it fails. It has to be back within a second, and
+/// there are only as many watchers as edges.
 const WATCH_PAUSE: Duration = Duration::from_millis(500);
-/// Edges beyond which their Leases are a load: each is told of each renewal, so that the API server sends
-/// 1300 events in a second to 30 edges and grows with the square.
+/// Number of edges above which their Leases load the API server. Each edge receives each renewal: 30 edges
+/// cause 1300 events per second, and the number grows with the square.
 const MANY_EDGES: usize = 30;
 
-/// Who this edge is.
+/// The identity of this edge in the election.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Candidate {
-    /// Name of its Node, or of the machine if it is none.
+    /// Name of its Node, or of the machine if it is no Node.
     pub name: String,
     /// Namespace of the edges' Leases.
     pub namespace: String,
-    /// Namespace where edges of the version before have them, beside the controller's.
+    /// Namespace of the controller, where edges of the previous version keep their Leases.
     pub shared_namespace: String,
 }
 
-/// What the agent shows: what there is to announce, once it serves it.
+/// What the agent has to announce, once it serves.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Announceable {
-    /// Addresses, and who may have them.
+    /// The addresses to announce, each with the edges that may announce it.
     pub wanted: BTreeMap<IpAddr, Candidates>,
     /// Addresses by which endpoints name this machine's Node.
     pub node_addresses: BTreeSet<IpAddr>,
-    /// MACs by which addresses are announced from here; none where nobody who asks there is answered.
+    /// MACs by which this machine announces addresses. Empty if it answers on no interface; it then announces
+    /// nothing.
     pub macs: BTreeSet<Mac>,
-    /// Labels that this machine's Node must have; nothing where it is to announce none at all.
+    /// Labels that this machine's Node must have. `None` if it must not announce at all.
     pub node_selector: Option<BTreeMap<String, String>>,
 }
 
 impl Announceable {
-    /// Tells whether a Node with these labels may announce addresses; no labels for a machine that is no Node.
+    /// Returns whether a Node with these labels may announce addresses. `None` stands for a machine that is no Node.
     fn may_announce(&self, labels: Option<&BTreeMap<String, String>>) -> bool {
         let Some(selector) = self
             .node_selector
@@ -89,32 +90,32 @@ impl Announceable {
     }
 }
 
-/// What the election hears from the agent.
+/// What the agent tells the election.
 #[derive(Debug)]
 pub struct AgentSignals {
-    /// Nothing until the agent serves.
+    /// What to announce; `None` until the agent serves.
     pub shown: watch::Receiver<Option<Announceable>>,
-    /// What other machines have announced.
+    /// Announcements heard from other machines.
     pub claims: mpsc::UnboundedReceiver<Claims>,
-    /// Whether the agent's loop runs.
+    /// Shows whether the agent's loop runs.
     pub pulse: Pulse,
 }
 
-/// What other machines have announced of the addresses that this one announces.
+/// Announcements by other machines of addresses that this machine announces too.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Claims {
-    /// They were heard while this one answered, too.
+    /// Heard while this machine was answering.
     Heard(Vec<(IpAddr, Mac)>),
-    /// They were heard while this one had fallen silent, and so have the addresses.
+    /// Heard while this machine had stopped answering. The others have these addresses now.
     Lost(BTreeSet<IpAddr>),
 }
 
-/// Begins to take part in the election, in a thread of its own; `ended` is called if that ends, which it does
-/// with the agent or by a panic only.
+/// Starts to take part in the election, in a thread of its own. `ended` is called if that thread ends, which
+/// happens only with the agent or by a panic.
 ///
 /// # Errors
 ///
-/// When there is no client for the API, or no thread.
+/// When no client or no thread can be made.
 pub fn start(
     watchers: &Watchers,
     announced: BTreeSet<IpAddr>,
@@ -128,7 +129,7 @@ pub fn start(
         shared_namespace: watchers.identity.namespace.clone(),
     };
     let request_errors = watchers.feed.request_errors().clone();
-    // Not in the watchers' thread, which a list of thousands of objects keeps busy for longer than a Lease lasts.
+    // Not in the watchers' thread: a list of thousands of objects keeps that one busy for longer than a Lease lasts.
     let worker = Worker::new(watchers.server.clone())?;
     worker.start("leases", ended, move |client| {
         follow(client, candidate, announced, signals, request_errors, tell)
@@ -136,10 +137,10 @@ pub fn start(
     Ok(())
 }
 
-/// Takes part in the election for ever; calls `tell` when this edge should announce something else, and counts
-/// the requests that fail.
+/// Takes part in the election for ever. Calls `tell` when this edge should announce something else. Counts
+/// failed requests in `request_errors`.
 ///
-/// Begins with what an earlier agent has left announced.
+/// `announced` are the addresses that an earlier agent left announced.
 pub async fn follow(
     client: Client,
     candidate: Candidate,
@@ -160,7 +161,7 @@ pub async fn follow(
         let events = list_watch_with(leases, edges.clone(), || iter::repeat(WATCH_PAUSE));
         events.map(move |event| (home, event))
     });
-    // They count as one request, which works once it does in both places.
+    // Both namespaces count as one request, which works again once both do.
     let mut failing = BTreeSet::new();
     let mut events = select_all(events).inspect(|(home, outcome)| {
         match outcome {
@@ -208,7 +209,7 @@ pub async fn follow(
                     election.want(shown.wanted.clone());
                 }
             }
-            // What failed is begun again.
+            // A watch that failed restarts by itself.
             Some((home, event)) = events.next() => if let Ok(event) = event {
                 take(&mut election, home, event);
             },
@@ -218,7 +219,7 @@ pub async fn follow(
             () = sleep_until(deadline) => {}
         }
         crowd.look(election.edges());
-        // An edge that serves nothing yet counts for no address.
+        // An edge that serves nothing yet is no candidate for any address.
         if let Some(shown) = &*signals.shown.borrow()
             && let Some(labels) = node.labels()
         {
@@ -240,7 +241,7 @@ pub async fn follow(
     }
 }
 
-/// Tells of machines that are no edges, or not known as such, and announce addresses too.
+/// Warns of machines that announce our addresses but are not known as edges.
 pub(crate) fn warn_of_strangers(strangers: &[(IpAddr, Mac)]) {
     if strangers.is_empty() {
         return;
@@ -254,7 +255,7 @@ pub(crate) fn warn_of_strangers(strangers: &[(IpAddr, Mac)]) {
     );
 }
 
-/// Warns of many edges, once each time that they become many.
+/// Warns when there are too many edges, once each time the number becomes too large.
 #[derive(Debug, Default)]
 struct Crowd {
     are_many: bool,
@@ -273,13 +274,13 @@ impl Crowd {
     }
 }
 
-/// Hands what is told of the Leases of edges on to the election.
+/// Passes an event about the Leases of edges on to the election.
 fn take(election: &mut Election, home: Home, event: Event<Lease>) {
     let edge_of_name =
         |lease: &ObjectName| lease.name.strip_prefix(LEASE_PREFIX).map(str::to_owned);
     match event {
         Event::Init | Event::Watching => {}
-        // A Lease that cannot be read renews nothing, and takes nothing away before its time is over.
+        // An unreadable Lease renews nothing. The edge stays until its last renewal expires.
         Event::InitApply(lease) | Event::Apply(lease) => {
             let edge = lease.ok().and_then(|lease| edge_of(home, &lease));
             if let Some(edge) = edge {

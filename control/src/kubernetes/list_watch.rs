@@ -1,16 +1,17 @@
-//! Watches that never end: a list, then the changes since, and a list again where some of them were missed.
+//! Lists and watches a kind of objects for ever. It lists again when changes may have been missed.
 //!
 //! ```text
 //! list, page by page -> watch -> watch again from the last version, each minute
 //!   ^                     |
-//!   +---------------------+ the version is gone, or an event was no JSON
+//!   +---------------------+ the version is gone, or an event is not valid JSON
 //! ```
 //!
-//! Made here, not by kube's watcher, for three reasons. An object that cannot be decoded is told as one that is
-//! [`Unreadable`], where kube's list would fail as a whole and its watch would lose the event. A page is never held
-//! as a whole. And it is told when the server has taken a watch, after which nothing may happen for days.
+//! kube's own watcher is not used, for three reasons. Here an object that cannot be decoded is reported as
+//! [`Unreadable`]; kube's list would fail as a whole, and its watch would lose the event. A page is never held
+//! in memory as a whole. And the caller learns when the server has accepted a watch, after which there may be
+//! no event for days.
 //!
-//! A server is left alone after an error, and for as long as it asks for.
+//! After an error there is a pause, at least as long as the server asks for.
 
 mod line;
 mod page;
@@ -38,34 +39,33 @@ use super::backoff::asked_pause;
 use super::schema::{self, Unreadable};
 use crate::index::objects::ObjectName;
 
-/// How long the server is asked to keep a watch open: a server that has gone without a word is noticed a few
-/// seconds later.
+/// How long the server keeps a watch open, in seconds. A server that has vanished is noticed a few seconds later.
 const WATCH_SECONDS: u32 = 60;
-/// How long a watch may tell nothing.
+/// How long a watch may send nothing.
 const WATCH_SILENCE: Duration = Duration::from_secs(WATCH_SECONDS as u64 + 5);
-/// A watch that ends sooner, and has told nothing, is taken for a failure: it would be begun again without end.
+/// A watch that ends sooner without an event counts as failed. Otherwise it would be restarted without a pause.
 const SHORTEST_WATCH: Duration = Duration::from_secs(1);
 const PAGE: u32 = 500;
 
-/// An object, or what is known of one that cannot be read.
+/// A decoded object, or what is known of an unreadable one.
 pub(crate) type Decoded<K> = Result<K, Unreadable>;
 
-/// What the server tells of the objects of a kind.
+/// A report about the objects of a kind.
 #[derive(Debug)]
 pub(crate) enum Event<K> {
     Init,
-    /// An object of the list.
+    /// An object of a list.
     InitApply(Decoded<K>),
-    /// The list was complete, of these names: what it did not have is gone.
+    /// End of a list with the names of all its objects. Other known objects are gone.
     InitDone(BTreeSet<ObjectName>),
-    /// The server tells of all changes from here on.
+    /// The server accepted the watch and reports all changes from here on.
     Watching,
-    /// An object is new, or was changed.
+    /// An object was added or changed.
     Apply(Decoded<K>),
     Delete(ObjectName),
 }
 
-/// Why a list or a watch is begun again.
+/// Why a list or watch starts again.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum WatchError {
     #[error("cannot list")]
@@ -89,7 +89,7 @@ pub(crate) enum WatchError {
 }
 
 impl WatchError {
-    /// Returns what the server has answered, if it has, in place of what it was asked for.
+    /// Returns the server's answer, if it answered with a Status.
     fn answer(&self) -> Option<&Status> {
         match self {
             Self::List(kube::Error::Api(status))
@@ -99,7 +99,7 @@ impl WatchError {
         }
     }
 
-    /// Tells whether changes were missed, so that all has to be listed again.
+    /// Returns whether changes may have been missed, so that everything must be listed again.
     fn misses_changes(&self) -> bool {
         let expired = self.answer().is_some_and(|status| status.code == 410);
         expired || matches!(self, Self::NoEvent(_))
@@ -110,8 +110,9 @@ type Watched<K> = Result<Event<K>, WatchError>;
 
 /// Lists and watches objects of a kind for ever.
 ///
-/// kube's own pauses, 0.8 s to 30 s and as much again by chance, follow errors. They begin anew after two minutes
-/// without one, and not at any sign of life: a list is answered, and breaks off, as often as it is asked for.
+/// After errors it pauses as kube does: 0.8 s to 30 s, plus up to the same again at random. The pauses start
+/// small again after two minutes without an error, not after the first answer: a server can answer every list
+/// and break off each one.
 pub(crate) fn list_watch<K>(api: Api<K>, which: ListParams) -> BoxStream<'static, Watched<K>>
 where
     K: Resource<DynamicType = ()> + DeserializeOwned + Send + 'static,
@@ -119,7 +120,7 @@ where
     list_watch_with(api, which, DefaultBackoff::default)
 }
 
-/// Lists and watches objects of a kind for ever, with the given pauses after errors that come one after the other.
+/// Like [`list_watch`], with the given pauses after consecutive errors.
 pub(crate) fn list_watch_with<K, P>(
     api: Api<K>,
     which: ListParams,
@@ -158,13 +159,13 @@ where
     with_pauses(events, pauses).boxed()
 }
 
-/// Leaves the server alone after an error.
+/// Pauses after each error.
 fn with_pauses<K, P: Iterator<Item = Duration>>(
     events: impl Stream<Item = Watched<K>>,
     pauses: impl Fn() -> P,
 ) -> impl Stream<Item = Watched<K>> {
-    // While the server does not answer; and while it answers something else: one that is back is not to wait for what
-    // the first have grown to.
+    // Two series of pauses: one while the server is silent, one while it answers with errors. A server that is
+    // back is asked again soon, although the first series has grown long.
     let (mut silence, mut refusal) = (pauses(), pauses());
     stream! {
         for await event in events {
@@ -185,14 +186,14 @@ struct Source {
     client: Client,
     request: Request,
     which: ListParams,
-    /// The version as of which the objects are known; none where all are to be listed.
+    /// Resource version up to which the objects are known; `None` if everything must be listed.
     version: Option<String>,
 }
 
 type Body = Pin<Box<dyn AsyncBufRead + Send>>;
 
 impl Source {
-    /// Lists all objects if they are not known, and watches them once.
+    /// Lists all objects if necessary, then watches them once.
     fn round<K>(&mut self) -> impl Stream<Item = Watched<K>>
     where
         K: Resource<DynamicType = ()> + DeserializeOwned,
@@ -280,24 +281,24 @@ impl Source {
     }
 }
 
-/// Reads a line; nothing where the watch is over, which it is each minute, or has told nothing for too long.
+/// Reads a line. Returns `None` at the end of the watch, which comes every minute, or after too long a silence.
 async fn next_line(body: &mut Body) -> io::Result<Option<Vec<u8>>> {
     let mut line = Vec::new();
     match timeout(WATCH_SILENCE, body.read_until(b'\n', &mut line)).await {
         Ok(Ok(_)) => Ok(Some(line).filter(|line| line.ends_with(b"\n"))),
-        // A server that goes leaves the stream without its end; whether it is gone, the next request tells.
+        // A server that goes away leaves the stream unfinished. The next request will show whether it is gone.
         Ok(Err(error)) if is_end(&error) => Ok(None),
         Ok(Err(error)) => Err(error),
         Err(_) => Ok(None),
     }
 }
 
-/// Tells whether a stream has ended where it should not have, with nothing else wrong.
+/// Returns whether a stream ended early and nothing else is wrong with it.
 fn is_end(error: &(dyn std::error::Error + 'static)) -> bool {
     let mut next = Some(error);
     while let Some(cause) = next {
         let kind = cause.downcast_ref::<io::Error>().map(io::Error::kind);
-        // hyper has no kind for the second.
+        // hyper has no error kind for the second case, only a text.
         if kind == Some(io::ErrorKind::UnexpectedEof)
             || cause.to_string().contains("unexpected EOF during chunk")
         {

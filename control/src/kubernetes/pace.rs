@@ -1,17 +1,17 @@
-//! When a change is passed on: the first one at once, those of a storm together.
+//! Decides when a change is passed on: the first one at once, those of a storm together.
 //!
-//! After each time there is a pause, in which changes gather. A pause that gathered some is followed
-//! by one twice as long, so that a storm of any rate costs the agent at most ten rounds a second;
-//! a quiet pause brings the first one back.
+//! After each time a pause follows, in which changes gather. If any did, the next pause is twice as long; so a
+//! storm of any rate costs the agent at most ten rounds per second. After a pause without a change the shortest
+//! one applies again.
 
 use std::time::{Duration, Instant};
 
-/// The pause after a change that came out of quiet.
+/// The pause after a change that did not have to wait.
 const SHORTEST: Duration = Duration::from_millis(10);
-/// The longest that a change waits.
+/// The longest time that a change waits.
 const LONGEST: Duration = Duration::from_millis(100);
 
-/// The pause that is under way.
+/// The current pause.
 #[derive(Debug)]
 pub(super) struct Pace {
     pause: Duration,
@@ -28,12 +28,12 @@ impl Default for Pace {
 }
 
 impl Pace {
-    /// Returns when a change that is there at `now` is passed on.
+    /// Returns when a change that is known at `now` may be passed on.
     pub(super) fn due(&self, now: Instant) -> Instant {
         self.end.map_or(now, |end| end.max(now))
     }
 
-    /// Begins the pause after something was passed on; `gathered` if it had to wait for that.
+    /// Starts the pause after a change was passed on. `gathered` says whether that change had to wait.
     pub(super) fn passed_on(&mut self, now: Instant, gathered: bool) {
         self.pause = if gathered {
             (self.pause * 2).min(LONGEST)

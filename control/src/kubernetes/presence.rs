@@ -1,16 +1,16 @@
-//! Which machines run Guideway, as the EndpointSlices of its headless Service show them.
+//! Tracks which machines run Guideway, from the EndpointSlices of its headless Services.
 //!
-//! A pod of ours that is there, ready or not, makes its Node one that understands what edges send.
-//! It stays one for a while after the pod has gone, so that rolling the agents changes nobody's mode:
-//! programs and tables stay in place without an agent. An endpoint without a Node is an edge outside
-//! the cluster, written by the operator, and counts for exactly as long as it is written.
+//! A pod of ours, ready or not, shows that its Node understands what edges send. The Node counts for some time
+//! after the pod has gone, because programs and tables stay in place without an agent: so rolling the agents
+//! changes no forwarding mode. An endpoint without a Node is an edge outside the cluster. The operator writes
+//! it, and it counts exactly as long as it is listed.
 //!
-//! What an earlier agent sent to counts as gone just now: agents that are rolled begin anew one after the
-//! other, and to each of them the pods of the others may be missing at that moment. The time stands still
-//! while the watch is broken: a machine may have come back unseen.
+//! Nodes that an earlier agent sent packets to count as gone just now: while agents are rolled one by one, a
+//! starting agent may find the pods of others missing. The time stops while the watch is broken, because a
+//! machine may have come back unseen.
 //!
-//! A pod that has detached its node is shown by another Service, and there is nothing to wait for: what
-//! edges send would find no program.
+//! A pod that has detached its node is listed by a second Service. Such a Node is forgotten at once: packets
+//! from edges would find no program there.
 
 #[cfg(test)]
 mod tests;
@@ -23,19 +23,18 @@ use crate::desired::unusable;
 use crate::index;
 use crate::index::objects::{EndpointSlice, ObjectName, SERVICE_NAME};
 
-/// How long a machine is known after its last presence.
+/// How long a machine counts after its pod has gone.
 const KEPT: Duration = Duration::from_secs(600);
-/// How long the watch may have been broken after its last failure: one that is broken fails again after the longest
-/// pause, connecting, and being cut off.
+/// Longest time between two failures of a broken watch: the longest pause, connecting, and being cut off.
 const FAILURE_LASTS: Duration = Duration::from_secs(135);
 
-/// What the slices show, and for how long a machine is still known that they no longer show.
+/// The listed machines, and those that still count although they are no longer listed.
 #[derive(Debug, Default)]
 pub(super) struct Presence {
-    /// The Service that shows the nodes that have detached.
+    /// Name of the Service that lists detached nodes.
     detached: String,
     slices: BTreeMap<ObjectName, OfSlice>,
-    /// When machines went that no slice shows.
+    /// When each machine that is no longer listed went.
     gone: BTreeMap<String, Instant>,
     failed: Option<Instant>,
 }
@@ -45,22 +44,22 @@ struct OfSlice {
     nodes: BTreeSet<String>,
     detached: BTreeSet<String>,
     edges: BTreeSet<IpAddr>,
-    /// What stands in the place of edges' addresses and is none.
+    /// Texts that should be addresses of edges but are not.
     unreadable: BTreeSet<String>,
 }
 
-/// Reads the address of an edge outside the cluster.
+/// Reads the address of an edge outside the cluster. Returns `None` if packets cannot come from it.
 pub(crate) fn edge(text: &str) -> Option<IpAddr> {
     index::address(text).filter(|edge| unusable(*edge).is_none())
 }
 
-/// Names the Service that shows the nodes that have detached, beside the one that shows who runs Guideway.
+/// Returns the name of the Service that lists detached nodes, beside `service`, which lists those that run Guideway.
 pub(super) fn detached(service: &str) -> String {
     format!("{service}-detached")
 }
 
 impl Presence {
-    /// Begins with nothing; `service` shows who runs Guideway.
+    /// Creates an empty presence. `service` lists the machines that run Guideway.
     pub(super) fn new(service: &str) -> Self {
         Self {
             detached: detached(service),
@@ -109,7 +108,7 @@ impl Presence {
             .retain(|node, _| !shown.contains(node.as_str()) && !detached.contains(node.as_str()));
     }
 
-    /// Forgets a machine whose Node is gone.
+    /// Forgets a machine whose Node was deleted.
     pub(super) fn delete_node(&mut self, node: &str) {
         self.gone.remove(node);
     }
@@ -119,7 +118,7 @@ impl Presence {
         self.gone.retain(|node, _| exists(node));
     }
 
-    /// Takes machines that no slice shows for gone just now.
+    /// Treats Nodes that no slice lists as gone just now.
     pub(super) fn inherit(&mut self, nodes: Vec<String>, now: Instant) {
         let detached = all(&self.slices, |shown| &shown.detached);
         let shown = shown(&self.slices);
@@ -132,7 +131,7 @@ impl Presence {
             .extend(missing.into_iter().map(|node| (node, now)));
     }
 
-    /// Notes that the watch has failed; the time from one failure to the next counts for nobody.
+    /// Records a failure of the watch. The time between two failures does not count as absence.
     pub(super) fn fail(&mut self, now: Instant) {
         let before = self.failed.replace(now);
         if let Some(before) = before.filter(|before| now < *before + FAILURE_LASTS) {
@@ -142,7 +141,7 @@ impl Presence {
         }
     }
 
-    /// Forgets machines that are gone for too long; tells whether there were any.
+    /// Forgets machines that have been gone for too long. Returns whether there were any.
     pub(super) fn expire(&mut self, now: Instant) -> bool {
         let failed = self.failed;
         let before = self.gone.len();
@@ -150,7 +149,7 @@ impl Presence {
         self.gone.len() != before
     }
 
-    /// Returns when the next machine is gone for too long.
+    /// Returns when the next machine will have been gone for too long.
     pub(super) fn expiry(&self) -> Option<Instant> {
         let ends = self.gone.values().map(|since| end(*since, self.failed));
         ends.min()
@@ -168,7 +167,7 @@ impl Presence {
         edges.copied().collect()
     }
 
-    /// Lists what stands in the place of their addresses and is none.
+    /// Lists, by slice, the texts that should be addresses of edges but are not.
     pub(super) fn unreadable(&self) -> BTreeMap<ObjectName, BTreeSet<String>> {
         let slices = self.slices.iter();
         let slices = slices.filter(|(_, shown)| !shown.unreadable.is_empty());
@@ -178,14 +177,14 @@ impl Presence {
     }
 }
 
-/// Returns when a machine is gone for too long.
+/// Returns when a machine that went at `since` is forgotten.
 fn end(since: Instant, failed: Option<Instant>) -> Instant {
     let end = since + KEPT;
     failed.map_or(end, |failed| end.max(failed + FAILURE_LASTS))
 }
 
-/// The nodes that are present and have not detached: where one pod follows the other, either slice may be late,
-/// and backends behind a node that is taken for one without Guideway are reached all the same.
+/// Returns the Nodes that are listed and have not detached. When one pod follows another, either slice may be
+/// late. A Node that is wrongly taken for one without Guideway does no harm: its backends are still reached.
 fn shown(slices: &BTreeMap<ObjectName, OfSlice>) -> BTreeSet<&str> {
     let detached = all(slices, |shown| &shown.detached);
     let mut nodes = all(slices, |shown| &shown.nodes);

@@ -1,30 +1,30 @@
-//! Requests to the API server that failed, counted by what they were for, and logged once.
+//! Counts failed requests to the API server by purpose, and logs each reason once.
 //!
-//! Agents count watches of the four kinds that the index is made of where they watch, and controllers their watches
-//! and writes of status where they make them.
+//! The watches of the index's four kinds are counted where the agent watches them. The controller likewise
+//! counts its watches and its writes of status itself.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-/// What a request is for.
+/// The purpose of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Purpose {
     Event,
-    /// The Lease of this edge, or of the controller that acts, is renewed.
+    /// Renew the Lease of this edge or of the acting controller.
     Lease,
-    /// The Leases of all edges are listed or watched.
+    /// List or watch the Leases of all edges.
     LeaseWatch,
-    /// The metadata of this machine's Node are listed or watched.
+    /// List or watch the metadata of this machine's Node.
     NodeWatch,
-    /// A pool is read anew, since somebody else has written it.
+    /// Read a pool again after somebody else has written it.
     Pool,
     Seed,
 }
 
 impl Purpose {
-    /// Returns the name for metrics, and what the request does.
+    /// Returns the name for metrics, and a text that says what the request does.
     const fn texts(self) -> (&'static str, &'static str) {
         match self {
             Self::Event => ("event", "publish an Event"),
@@ -37,33 +37,33 @@ impl Purpose {
     }
 }
 
-/// Reasons that are logged of one row of failures: texts that differ at each try are not to fill the memory.
+/// Most reasons logged of consecutive failures. Texts that differ at each attempt must not fill the memory.
 const REASONS_LOGGED: usize = 10;
 
-/// The requests that have failed; a clone counts on in the same place.
+/// Counters of failed requests. Clones share them.
 #[derive(Clone, Debug)]
 pub struct RequestErrors(Arc<Mutex<BTreeMap<Purpose, Failures>>>);
 
 #[derive(Clone, Debug, Default)]
 struct Failures {
     number: u64,
-    /// Why those failed since the last one that did not.
+    /// Reasons of the failures since the last success.
     reasons: Reasons,
 }
 
-/// Why something has failed since it last did not; each reason is logged once.
+/// The reasons of consecutive failures, each of which is logged once.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Reasons(BTreeSet<String>);
 
 impl Reasons {
-    /// Takes a reason; tells whether it is to be logged.
+    /// Adds a reason. Returns whether to log it.
     pub(crate) fn note(&mut self, reason: &str) -> bool {
         self.0.len() < REASONS_LOGGED && self.0.insert(reason.to_owned())
     }
 }
 
 impl RequestErrors {
-    /// Begins with none of an agent's.
+    /// Returns counters for the requests of an agent, all 0.
     pub fn of_agent() -> Self {
         Self::none([
             Purpose::Event,
@@ -74,7 +74,7 @@ impl RequestErrors {
         ])
     }
 
-    /// Begins with none of a controller's.
+    /// Returns counters for the requests of a controller, all 0.
     pub(crate) fn of_controller() -> Self {
         Self::none([Purpose::Event, Purpose::Lease, Purpose::Pool, Purpose::Seed])
     }
@@ -84,8 +84,8 @@ impl RequestErrors {
         Self(Arc::new(Mutex::new(none.into())))
     }
 
-    /// Takes the outcome of a request: counts one that failed, and logs it once for each reason, however often it is
-    /// tried. Tells whether something was logged.
+    /// Records the outcome of a request. Counts a failure and logs each reason once until a request succeeds.
+    /// Returns whether something was logged.
     pub(crate) fn take(&self, purpose: Purpose, outcome: Result<(), String>) -> bool {
         let mut failures = self.0.lock();
         let failures = failures.entry(purpose).or_default();
@@ -107,12 +107,12 @@ impl RequestErrors {
         true
     }
 
-    /// Counts a failed request that is told of elsewhere.
+    /// Counts a failed request that is logged elsewhere.
     pub(crate) fn count(&self, purpose: Purpose) {
         self.0.lock().entry(purpose).or_default().number += 1;
     }
 
-    /// Returns the numbers by name; of what has never failed, too.
+    /// Returns the counters by name, including those that are 0.
     pub(crate) fn by_name(&self) -> BTreeMap<&'static str, u64> {
         let counted = self.0.lock();
         counted

@@ -1,10 +1,10 @@
-//! Objects of the API as Guideway reads them: the fields that something reads, and no others.
+//! API objects as Guideway decodes them: only the fields that it uses.
 //!
-//! Whoever may write an object chooses what stands in it, and a decoder that knows every field of it can be made to
-//! fail by any of them. So nothing here is decoded that is not used, `metadata.managedFields` least of all: a time in it
-//! of the year 0 is stored by the API server. What is used is read as leniently as it can be: enumerations and times are
-//! texts, numbers of any size come as near as 32 bits can, and null is nothing. An object that is wrong all the same
-//! is [`Unreadable`], alone.
+//! Whoever may write an object chooses its content, and any decoded field can make decoding fail. So unused
+//! fields are not decoded, `metadata.managedFields` least of all: the API server even stores a time of the year
+//! 0 there. Used fields are decoded leniently: enumerations and times are texts, a number outside 32 bits
+//! becomes the nearest one within, null means absent. An object that still cannot be decoded is [`Unreadable`];
+//! the others are not affected.
 
 mod convert;
 mod objects;
@@ -23,18 +23,18 @@ use serde::{Deserialize, Deserializer};
 pub(crate) use self::objects::*;
 use crate::index::objects::{LAST_CHANGE, ObjectName, Text};
 
-/// Characters that are told of why an object cannot be read.
+/// Longest text, in characters, of why an object is unreadable.
 const LONGEST_REASON: usize = 200;
-/// What the annotations begin with that mean something to Guideway.
+/// Prefix of the annotations that mean something to Guideway.
 const OURS: &str = "guideway.dev/";
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Unreadable {
-    /// Its name, empty if not even that can be read.
+    /// Name of the object; empty if it cannot be read either.
     pub(crate) name: ObjectName,
-    /// Its version, if that can be read.
+    /// Resource version of the object, if it can be read.
     pub(crate) version: Option<String>,
-    /// Where it is wrong, and how.
+    /// Path of the field that is wrong, and the cause.
     pub(crate) reason: String,
 }
 
@@ -67,14 +67,14 @@ where
     }
 }
 
-/// Finds out what is wrong with an object.
+/// Finds out why an object cannot be decoded.
 fn unreadable<K: DeserializeOwned>(json: &[u8]) -> Unreadable {
     let mut decoder = serde_json::Deserializer::from_slice(json);
     let reason = match serde_path_to_error::deserialize::<_, K>(&mut decoder) {
         Ok(_) => "it is followed by something else".to_owned(),
         Err(error) => {
             let (path, cause) = (error.path().to_string(), error.into_inner());
-            // Line and column are those of what the API server sent, which nobody sees.
+            // Line and column refer to the server's JSON, which the user does not see.
             let cause = cause.to_string();
             let cause = cause.split(" at line ").next().unwrap_or_default();
             format!("{path}: {cause}")
@@ -88,20 +88,20 @@ fn unreadable<K: DeserializeOwned>(json: &[u8]) -> Unreadable {
     }
 }
 
-/// What an object is told from others by.
+/// The fields that identify an object.
 #[derive(Default, Deserialize)]
 struct Head {
     #[serde(deserialize_with = "identity")]
     metadata: ObjectMeta,
 }
 
-/// Names an object.
+/// Returns the namespace and name from metadata.
 pub(crate) fn name(metadata: &ObjectMeta) -> ObjectName {
     let text = |text: &Option<String>| text.as_deref().map(Text::from).unwrap_or_default();
     ObjectName::new(text(&metadata.namespace), text(&metadata.name))
 }
 
-/// Names an object, be it one that cannot be read.
+/// Returns the namespace and name of an object, readable or not.
 pub(crate) fn name_of<K: Resource>(object: &Result<K, Unreadable>) -> ObjectName {
     match object {
         Ok(object) => name(object.meta()),
@@ -109,7 +109,7 @@ pub(crate) fn name_of<K: Resource>(object: &Result<K, Unreadable>) -> ObjectName
     }
 }
 
-/// Reads when the change happened that a slice tells of.
+/// Reads the time of the last change of a slice from its annotation.
 pub(super) fn last_change(metadata: &ObjectMeta) -> Option<Timestamp> {
     let annotations = metadata.annotations.as_ref()?;
     annotations.get(LAST_CHANGE)?.parse().ok()
@@ -136,7 +136,7 @@ fn identity<'de, D: Deserializer<'de>>(decoder: D) -> Result<ObjectMeta, D::Erro
     })
 }
 
-/// Reads of the metadata what something reads.
+/// Decodes the used fields of metadata.
 pub(crate) fn metadata<'de, D: Deserializer<'de>>(decoder: D) -> Result<ObjectMeta, D::Error> {
     #[derive(Default, Deserialize)]
     #[serde(default, rename_all = "camelCase")]
@@ -160,7 +160,7 @@ pub(crate) fn metadata<'de, D: Deserializer<'de>>(decoder: D) -> Result<ObjectMe
         uid: read.uid,
         resource_version: read.resource_version,
         creation_timestamp: created.map(Time),
-        // When it was deleted, nobody asks.
+        // Only whether it is set matters, not the time.
         deletion_timestamp: (read.deletion_timestamp).map(|_| Time(Timestamp::UNIX_EPOCH)),
         finalizers: read.finalizers,
         labels: read.labels,
@@ -169,7 +169,7 @@ pub(crate) fn metadata<'de, D: Deserializer<'de>>(decoder: D) -> Result<ObjectMe
     })
 }
 
-/// The annotations that something reads.
+/// The annotations that Guideway uses.
 struct Annotations(BTreeMap<String, String>);
 
 impl<'de> Deserialize<'de> for Annotations {
@@ -200,7 +200,7 @@ impl<'de> Deserialize<'de> for Annotations {
     }
 }
 
-/// Makes types of ours stand for the objects of others, of which the metadata suffice or not.
+/// Implements `kube::Resource` for our types with the kind of the original; the flag says whether metadata suffice.
 macro_rules! resources {
     ($($ours:ident: $theirs:ty, $metadata_only:literal;)*) => {$(
         impl kube::Resource for $ours {
@@ -239,7 +239,7 @@ macro_rules! resources {
 }
 pub(crate) use resources;
 
-/// Reads what nothing depends on: as nothing where it is wrong.
+/// Reads a value that nothing depends on. An invalid one counts as absent.
 pub(crate) fn or_nothing<'de, D, T>(decoder: D) -> Result<Option<T>, D::Error>
 where
     D: Deserializer<'de>,

@@ -1,7 +1,7 @@
-//! Threads that the agent cannot do without: whoever started them is told when one ends.
+//! Threads that the agent depends on. Their starter is told when one ends.
 //!
-//! None of them ends by itself. One that panicked would leave an agent that looks alive and follows nothing;
-//! ended with an error, it is started again, and the tables serve meanwhile.
+//! None of them ends by itself. If one panicked unnoticed, the agent would look alive and follow nothing.
+//! Instead the agent ends with an error and is started again; the tables go on serving meanwhile.
 
 use std::io;
 use std::ops::Deref;
@@ -12,7 +12,7 @@ use tokio::runtime::{Builder, Runtime};
 
 use super::{FollowError, client};
 
-/// An event loop that may be dropped within another one, where something else fails before its thread starts.
+/// A runtime that may be dropped inside another one, which happens if something fails before its thread starts.
 struct EventLoop(Option<Runtime>);
 
 impl Deref for EventLoop {
@@ -31,7 +31,7 @@ impl Drop for EventLoop {
     }
 }
 
-/// Calls back when it goes, be it by a panic.
+/// Calls `ended` when dropped, also by a panic.
 struct Alarm<F: FnMut(&'static str)> {
     name: &'static str,
     ended: F,
@@ -43,14 +43,14 @@ impl<F: FnMut(&'static str)> Drop for Alarm<F> {
     }
 }
 
-/// A thread that speaks to the API, before it starts.
+/// A thread that talks to the API, before it starts.
 pub(super) struct Worker {
     runtime: EventLoop,
     client: Client,
 }
 
 impl Worker {
-    /// Makes the event loop, and the client that works in it; no packet is sent for them.
+    /// Makes the runtime and its client. Sends nothing.
     pub(super) fn new(server: kube::Config) -> Result<Self, FollowError> {
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let runtime = EventLoop(Some(runtime));
@@ -61,7 +61,7 @@ impl Worker {
         Ok(Self { runtime, client })
     }
 
-    /// Starts the thread; `ended` is called with its name when its work is over, for whatever reason, and not if the
+    /// Starts the thread. `ended` is called with its name when its work ends for any reason, but not if the
     /// thread cannot be started.
     pub(super) fn start<W: Future<Output = ()>>(
         self,

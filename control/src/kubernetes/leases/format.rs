@@ -1,4 +1,4 @@
-//! What a Lease says of its edge.
+//! The content of an edge's Lease.
 
 use std::collections::BTreeSet;
 use std::str::FromStr;
@@ -12,18 +12,18 @@ use crate::announce::election::DURATION;
 use crate::announce::{Edge, Home};
 use crate::kubernetes::schema::{Lease, LeaseSpec, micro_time};
 
-/// What the name of an edge's Lease begins with, before the edge's own; the chart's admission policy has it too.
+/// Prefix of a Lease's name, before the edge's name. The chart's admission policy uses it too.
 pub(super) const LEASE_PREFIX: &str = "guideway-edge-";
-/// Label of edges' Leases, which tells them from others in the namespace.
+/// Label that tells edges' Leases from others in the namespace.
 pub(super) const LABEL: &str = "guideway.dev/lease";
 pub(super) const LABEL_VALUE: &str = "edge";
-/// Annotation with the addresses by which endpoints name the edge's Node.
+/// Annotation with the addresses by which endpoints name the edge's Node, separated by commas.
 const ADDRESSES: &str = "guideway.dev/node-addresses";
-/// Annotation with the MACs by which the edge announces addresses.
+/// Annotation with the MACs by which the edge announces addresses, separated by commas.
 const MACS: &str = "guideway.dev/macs";
 
-/// Reads who lives by a Lease. One of another name than its holder's counts for nothing: who may write one Lease would
-/// speak for all edges.
+/// Reads the edge that a Lease stands for. Returns `None` if the Lease's name does not match its holder:
+/// otherwise a writer of one Lease could speak for every edge.
 pub(super) fn edge_of(home: Home, lease: &Lease) -> Option<Edge> {
     let spec = lease.spec.as_ref()?;
     let name = spec.holder_identity.clone()?;
@@ -35,12 +35,12 @@ pub(super) fn edge_of(home: Home, lease: &Lease) -> Option<Edge> {
         home,
         macs: listed_in(lease, MACS),
         addresses: listed_in(lease, ADDRESSES),
-        // Every write changes it, whatever the writer's clock says.
+        // Every write changes the resource version, whatever the writer's clock says.
         renewal: lease.resource_version()?,
     })
 }
 
-/// Reads what an annotation lists, except what cannot be read.
+/// Reads the values of an annotation that can be read; leaves out the others.
 fn listed_in<T: FromStr + Ord>(lease: &Lease, annotation: &str) -> BTreeSet<T> {
     let texts = lease.annotations().get(annotation).into_iter();
     let texts = texts.flat_map(|text| text.split(','));

@@ -1,4 +1,4 @@
-//! The Node of this machine, which decides whether it announces and owns its Lease.
+//! Follows this machine's Node: its labels decide whether the machine announces, and it owns the machine's Lease.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use kube::api::ObjectMeta;
 use crate::kubernetes::list_watch::Event;
 use crate::kubernetes::schema::NodeMetadata;
 
-/// What is known of this machine's Node.
+/// What is known about this machine's Node.
 #[derive(Debug, Default)]
 pub(super) struct OwnNode {
     metadata: Option<ObjectMeta>,
@@ -22,7 +22,7 @@ impl OwnNode {
             Event::InitApply(Ok(node)) | Event::Apply(Ok(node)) => {
                 self.metadata = Some(node.metadata);
             }
-            // One that cannot be read is as it was.
+            // An unreadable version leaves the last readable one in force.
             Event::Init | Event::Watching | Event::InitApply(Err(_)) | Event::Apply(Err(_)) => {}
             Event::InitDone(listed) => {
                 self.metadata = self.metadata.take().filter(|_| !listed.is_empty());
@@ -32,7 +32,7 @@ impl OwnNode {
         }
     }
 
-    /// Returns the labels, none within if there is no such Node; nothing until that is known.
+    /// Returns the Node's labels: `None` until the Node was listed, `Some(None)` if there is no such Node.
     pub(super) fn labels(&self) -> Option<Option<&BTreeMap<String, String>>> {
         static NONE: BTreeMap<String, String> = BTreeMap::new();
         let metadata = self.metadata.as_ref();
@@ -40,7 +40,7 @@ impl OwnNode {
         self.is_listed.then_some(labels)
     }
 
-    /// Returns the Node as the owner of its Lease, which goes with it.
+    /// Returns the Node as owner of its Lease, so that the Lease is deleted with it.
     pub(super) fn as_owner(&self) -> Option<OwnerReference> {
         let metadata = self.metadata.as_ref()?;
         Some(OwnerReference {

@@ -1,4 +1,4 @@
-//! The renewal of this edge's own Lease.
+//! Renews this edge's own Lease.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -17,27 +17,27 @@ use crate::chain::chain;
 use crate::kubernetes::request_errors::{Purpose, RequestErrors};
 use crate::kubernetes::schema::Lease;
 
-/// How long a renewal may take before it is tried anew.
+/// How long one renewal may take before the next attempt.
 const RENEWAL_TIMEOUT: Duration = Duration::from_secs(1);
-/// How old the last sign of life of the agent's loop may be for a renewal. Longer than the loop is busy with one
-/// change, and short enough for another edge to have taken over once this one answers nobody any more:
-/// [`xdp_prog::abi::ANNOUNCE_NS`] after the same sign.
+/// Maximum age of the last sign of life of the agent's loop for a renewal. It must exceed the time that one
+/// change takes. It must also be short enough for another edge to take over when this one stops answering,
+/// [`xdp_prog::abi::ANNOUNCE_NS`] after the same sign of life.
 const FRESH: Duration = Duration::from_millis(500);
-/// How often a loop that gives none is looked at.
+/// Pause between two looks at a loop that shows no sign of life.
 const FRESH_PAUSE: Duration = Duration::from_millis(50);
 
-/// What this edge's Lease says.
+/// The content of this edge's Lease.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Renewal {
     /// The addresses by which endpoints name the edge's Node.
     pub(super) addresses: BTreeSet<IpAddr>,
     /// The MACs by which it announces addresses.
     pub(super) macs: BTreeSet<Mac>,
-    /// The Node, if the edge is one.
+    /// The Node as owner, if the edge is a Node.
     pub(super) owner: Option<OwnerReference>,
 }
 
-/// Renews this edge's Lease for ever, while there is something to put into it.
+/// Renews this edge's Lease for ever, while `to_renew` has a content.
 pub(super) async fn renew(
     leases: Api<Lease>,
     edge: String,
@@ -53,7 +53,7 @@ pub(super) async fn renew(
             return;
         }
         ticks.tick().await;
-        // A Lease that outlives what it stands for would keep the addresses from the other edges.
+        // If the loop hangs, a valid Lease would keep the addresses from the other edges.
         while pulse.age(Instant::now()) >= FRESH {
             tokio::time::sleep(FRESH_PAUSE).await;
         }
@@ -70,7 +70,7 @@ pub(super) async fn renew(
     }
 }
 
-/// Returns the time to write after another: a clock that stands still or goes back would leave the Lease as it is.
+/// Returns a time later than `last`. If the clock stood still, the write would not change the Lease.
 pub(super) fn renewal_time(last: Timestamp, now: Timestamp) -> Timestamp {
     let microsecond = Duration::from_micros(1);
     now.max(last.saturating_add(microsecond).unwrap_or(last))
@@ -87,8 +87,8 @@ async fn renew_once(
         .await;
     match patched {
         Err(kube::Error::Api(status)) if status.is_not_found() => {
-            // Not in a patch: where OwnerReferencesPermissionEnforcement is on, only who may delete an object
-            // may change its owners.
+            // Owners are set only here, on creation: with OwnerReferencesPermissionEnforcement, changing an
+            // object's owners needs the right to delete it.
             lease.metadata.owner_references = owner.map(|owner| vec![owner]);
             let created = leases.create(&PostParams::default(), &lease).await;
             created.map(drop)

@@ -1,4 +1,4 @@
-//! One line of a watch.
+//! Decodes one line of a watch.
 
 use kube::Resource;
 use kube::core::Status;
@@ -25,7 +25,7 @@ enum Kind {
     Error,
 }
 
-/// Reads what a line tells, if that is an event, and the version that everything is told of until then.
+/// Reads the event of a line, if it has one, and the resource version up to which the watch has reported everything.
 pub(super) fn read<K>(line: &[u8]) -> Result<(Option<Event<K>>, Option<String>), WatchError>
 where
     K: Resource<DynamicType = ()> + DeserializeOwned,
@@ -34,7 +34,7 @@ where
         let is_object = matches!(line.r#type, Kind::Added | Kind::Modified | Kind::Deleted);
         is_object && line.object.meta().name.is_some()
     };
-    // Nearly all lines are whole objects, and read in one go: the Nodes' are many and long.
+    // Nearly all lines hold a whole object and are decoded in one pass: those of Nodes are many and long.
     let whole = serde_json::from_slice(line).ok().filter(is_object);
     let (kind, object) = match whole {
         Some(Line { r#type, object }) => (r#type, Ok(object)),

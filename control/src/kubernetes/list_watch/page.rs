@@ -1,39 +1,39 @@
-//! A page of a list as it comes, cut into its items.
+//! Cuts a page of a list into its items while it arrives.
 //!
-//! No more of it is held than one item: a page of objects that somebody has made as large as the API server stores them
-//! would be most of a gigabyte.
+//! It holds one item at a time. A whole page of objects of the largest size that the API server stores would
+//! take most of a gigabyte.
 
 use std::collections::VecDeque;
 
 use serde::Deserialize;
 
-/// What a page says of its list.
+/// The metadata of a list, from one of its pages.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct PageHead {
-    /// The version that it is of.
+    /// Resource version of the list.
     pub(super) version: Option<String>,
-    /// What the next page is asked for by, if there is one.
+    /// Token to ask for the next page; `None` on the last page.
     pub(super) more: Option<String>,
 }
 
-/// Cuts a page into its items.
+/// Cuts the JSON of a page into its items.
 #[derive(Debug, Default)]
 pub(super) struct PageCutter {
-    /// Objects and arrays that are open.
+    /// Number of objects and arrays that are open.
     depth: usize,
     in_string: bool,
     is_escaped: bool,
-    /// The last text among the list's own fields, which is a key or a value.
+    /// The last string among the list's own fields: a key or a value.
     text: Vec<u8>,
     in_items: bool,
-    /// The item that is under way.
+    /// The bytes of the current item so far.
     item: Vec<u8>,
     items: VecDeque<Vec<u8>>,
-    /// The list without its items.
+    /// The JSON of the list without its items.
     rest: Vec<u8>,
 }
 
-/// The depths of the list's own fields, and of its items.
+/// Depth of the list's own fields, and of its items.
 const FIELDS: usize = 1;
 const ITEMS: usize = 2;
 
@@ -73,7 +73,7 @@ impl PageCutter {
         }
     }
 
-    /// Takes a byte that is in no text.
+    /// Processes a byte outside strings.
     fn step(&mut self, byte: u8) {
         match byte {
             b'"' => {
@@ -98,7 +98,7 @@ impl PageCutter {
         self.items.pop_front()
     }
 
-    /// Reads what the list says of itself, which may be behind the items.
+    /// Reads the metadata of the list, which may follow the items.
     pub(super) fn finish(self) -> serde_json::Result<PageHead> {
         #[derive(Default, Deserialize)]
         #[serde(default)]

@@ -1,4 +1,4 @@
-//! Objects of the API into those of the index.
+//! Converts decoded API objects into the index's own.
 
 use std::collections::BTreeMap;
 
@@ -86,13 +86,13 @@ impl From<Node> for objects::Node {
 }
 
 fn only(map: Option<BTreeMap<String, String>>, names: &[&str]) -> BTreeMap<String, String> {
-    // A map out of which everything was taken would keep its room.
+    // Copies, because a map from which entries are removed keeps its memory.
     let all = map.into_iter().flatten();
     all.filter(|(name, _)| names.contains(&name.as_str()))
         .collect()
 }
 
-/// Converts a list into one without room to spare.
+/// Converts a list without spare capacity.
 fn list<T, U>(list: Option<Vec<T>>, convert: impl Fn(T) -> U) -> Vec<U> {
     let all = list.unwrap_or_default();
     let mut converted = Vec::with_capacity(all.len());

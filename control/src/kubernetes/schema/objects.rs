@@ -1,4 +1,4 @@
-//! The objects: of each the fields that something reads.
+//! The decoded API objects, each with the fields that Guideway uses.
 
 use std::collections::BTreeMap;
 
@@ -66,7 +66,7 @@ pub(crate) struct ServiceStatus {
     pub(crate) conditions: Option<Vec<Condition>>,
 }
 
-/// The addresses of a Service of type LoadBalancer.
+/// The addresses of a LoadBalancer Service.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct LoadBalancerStatus {
@@ -112,7 +112,7 @@ pub(crate) struct Endpoint {
     pub(crate) hints: Option<EndpointHints>,
 }
 
-/// What an endpoint may be used for.
+/// The conditions of an endpoint; an absent one is for the index to interpret.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct EndpointConditions {
@@ -121,7 +121,7 @@ pub(crate) struct EndpointConditions {
     pub(super) terminating: Option<bool>,
 }
 
-/// Where clients of an endpoint should be.
+/// Topology hints: which nodes and zones should use an endpoint.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub(crate) struct EndpointHints {
@@ -169,7 +169,7 @@ pub(crate) struct NodeMetadata {
     pub(crate) metadata: ObjectMeta,
 }
 
-/// A Namespace, of which the labels count.
+/// A Namespace, of which only the labels are used.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct Namespace {
@@ -204,12 +204,12 @@ impl Serialize for Lease {
     }
 }
 
-/// Writes a time as Leases have it.
+/// Formats a time as Leases have it, with microseconds.
 pub(crate) fn micro_time(time: Timestamp) -> String {
     format!("{time:.6}")
 }
 
-/// Who has a Lease, and until when.
+/// The holder of a Lease, and how long it holds it.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(default, rename_all = "camelCase")]
 pub(crate) struct LeaseSpec {

@@ -1,13 +1,12 @@
-//! The configuration file: YAML in, a validated [`Config`] or every rule it breaks out.
+//! Reads the YAML configuration file into a validated [`Config`], or reports every rule that it breaks.
 //!
-//! Three steps: `raw` takes the shape (serde refuses unknown fields), `validate`
-//! applies every rule that the file alone can break, and [`host`] those that only
-//! the machine can decide (an interface's MTU, the machine's own addresses).
-//! Nothing here touches the dataplane: a file that fails leaves no trace.
+//! There are three steps. `raw` decodes the shape; serde refuses unknown fields. `validate` applies the rules
+//! that need only the file. [`host`] applies the rules that need the machine: the MTU of an interface, the
+//! machine's own addresses. Nothing here changes the dataplane, so an invalid file has no effect.
 //!
-//! serde-saphyr is the YAML library because it gives each *value* a line and a
-//! column (`Spanned`), not only each syntax error, and bounds aliases, depth and
-//! node counts, which a hostile file would otherwise use up memory with.
+//! The YAML library is serde-saphyr, for two reasons. It gives each *value* a line and a column (`Spanned`),
+//! not only each syntax error. And it limits aliases, depth and the number of nodes, which a hostile file could
+//! otherwise use to exhaust memory.
 
 pub mod host;
 mod listen;
@@ -36,36 +35,36 @@ use crate::desired::{Desired, ForwardMode};
 use crate::index::Room;
 use crate::render::printable;
 
-/// Where the agent listens unless `api.socket` says otherwise.
+/// Path of the agent's socket unless `api.socket` is set.
 pub const DEFAULT_SOCKET: &str = "/run/guideway/guideway.sock";
-/// Where maps and links are pinned unless `pin_dir` says otherwise.
+/// Directory where maps and links are pinned unless `pin_dir` is set.
 pub const DEFAULT_PIN_DIR: &str = fastpath::pins::DEFAULT_ROOT;
-/// Name of our headless Service unless `kubernetes.service` says otherwise.
+/// Name of Guideway's headless Service unless `kubernetes.service` is set.
 pub const DEFAULT_SERVICE: &str = "guideway";
-/// Seed of the flow hash unless `hash_seed` says otherwise: every edge has the same.
+/// Seed of the flow hash unless `hash_seed` is set. It is constant, so that every edge has the same.
 pub const DEFAULT_HASH_SEED: u64 = 0x6775_6964_6577_6179;
 
-/// Largest file that is read; 250 000 backends take about 15 MB.
+/// Largest file that is read. 250 000 backends take about 15 MB.
 const MAX_FILE_BYTES: u64 = 64 << 20;
 
-/// A configuration that keeps every rule of its file.
+/// A valid configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// What a reload may change.
+    /// The part that a reload may change.
     pub desired: Desired,
-    /// Sizes of the kernel tables, fixed while they are pinned.
+    /// Sizes of the kernel tables. Pinned tables keep their size.
     pub tables: TableSizes,
-    /// The agent's unix socket.
+    /// Path of the agent's unix socket.
     pub socket: PathBuf,
-    /// Where metrics are served; `None` when they are off.
+    /// Where metrics are served; `None` if they are off.
     pub metrics: Option<Listen>,
     /// Directory on bpffs that holds the pins.
     pub pin_dir: PathBuf,
-    /// Ports that NodePorts may have.
+    /// Ports that a NodePort may have.
     pub node_port_range: RangeInclusive<u16>,
-    /// How the API is read; `None` where the file says everything.
+    /// How the Kubernetes API is used; `None` if the file itself lists the services.
     pub kubernetes: Option<Kubernetes>,
-    /// Where the values stand that [`host`] may object to.
+    /// Positions of the values that the rules of [`host`] may reject.
     pub(crate) origins: Origins,
 }
 
@@ -76,76 +75,77 @@ pub enum Source {
     File,
     /// The Kubernetes API.
     Kubernetes,
-    /// The Kubernetes API if the file has a section for it.
+    /// The Kubernetes API if the file has a section `kubernetes`, else the file.
     AsWritten,
 }
 
-/// How the Kubernetes API is read.
+/// The section `kubernetes`, with the settings that apply to services from the API.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Kubernetes {
-    /// Name of this machine's Node; from the environment if not given.
+    /// Name of this machine's Node; `None` to take it from the environment.
     pub node_name: Option<String>,
-    /// Namespace of Guideway's own objects; from the environment if not given.
+    /// Namespace of Guideway's own objects; `None` to take it from the environment.
     pub namespace: Option<String>,
-    /// Namespace of the Leases of edges; the name of `service` with `-edges` behind it if not given.
+    /// Namespace of the edges' Leases; `None` for `service` with `-edges` appended.
     pub lease_namespace: Option<String>,
-    /// The headless Service whose EndpointSlices tell who runs Guideway.
+    /// The headless Service whose EndpointSlices show which machines run Guideway.
     pub service: String,
-    /// Class of the Services of type LoadBalancer that are served.
+    /// The `loadBalancerClass` that is served.
     pub load_balancer_class: String,
-    /// Whether those without a class are served too.
+    /// Whether LoadBalancer Services without a class are served too.
     pub default_class: bool,
     /// Networks within which `externalIPs` are served.
     pub external_ips: BTreeSet<IpNet>,
     /// Whether topology hints restrict the endpoints.
     pub honour_hints: bool,
-    /// Who answers at the health check ports of Services.
+    /// Whether this agent answers at the health check ports of Services.
     pub health_check_node_port: HealthCheckNodePorts,
-    /// Where `/healthz`, `/livez` and `/readyz` are served, if they are.
+    /// Where `/healthz`, `/livez` and `/readyz` are served; `None` if they are off.
     pub healthz: Option<Listen>,
-    /// What one Service takes of the tables at most.
+    /// The most that one Service may take of the tables.
     pub service_room: Room,
-    /// The same for all Services of a namespace, if that is bounded.
+    /// The most that all Services of a namespace may take together; `None` for no limit.
     pub namespace_room: Option<Room>,
-    /// Forwarding mode of services that name none.
+    /// Forwarding mode of services that do not set one.
     pub default_mode: ForwardMode,
-    /// Seed of the flow hash; that of the cluster's Secret if not given.
+    /// Seed of the flow hash; `None` to take it from the cluster's Secret.
     pub hash_seed: Option<u64>,
 }
 
 /// Whether the agent answers at the health check ports of Services.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum HealthCheckNodePorts {
-    /// At those that nobody else has.
+    /// At the ports that no other program has.
     #[default]
     Auto,
-    /// At all; one that cannot be had is a problem.
+    /// At all ports. A port that cannot be opened is a problem.
     On,
-    /// At none.
+    /// At no port.
     Off,
 }
 
-/// How many entries each kernel table has; memory is committed when it is created.
+/// Number of entries of each kernel table. The kernel allocates the memory when it creates the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TableSizes {
-    /// Slots of the LUT arena, 4 bytes each.
+    /// Slots of all lookup tables together, 4 bytes each.
     pub lut_slots: u32,
-    /// Services of both families together.
+    /// Services, IPv4 and IPv6 together.
     pub services: u32,
-    /// Backends: node, pod and port, or address and port of NAT mode, each once for every service that has it.
+    /// Backends. A backend (node, pod and port, or address and port of NAT mode) takes one entry for every
+    /// service that has it.
     pub backends: u32,
-    /// Next hops: one per node address that is reached without asking the kernel's FIB.
+    /// Next hops: node addresses that are reached without a lookup in the kernel's FIB.
     pub next_hops: u32,
     /// Virtual addresses and addresses of this machine.
     pub vips: u32,
     /// Prefixes of trusted edges.
     pub trusted_edges: u32,
-    /// Pods of this machine, once for each address of a service.
+    /// Pods of this machine, counted once for each address of a service.
     pub pods: u32,
-    /// Source ranges, once for each address of a service.
+    /// Source ranges, counted once for each address of a service.
     pub source_ranges: u32,
-    /// Flows that a node remembers, of each kind: answered ones of TCP, those of other protocols, unanswered ones,
-    /// and those of its own kernel.
+    /// Flows that a node remembers, for each of four kinds: answered TCP flows, answered flows of other
+    /// protocols, unanswered flows, and flows of its own kernel.
     pub flows: u32,
     /// Flows of NAT mode.
     pub nat_flows: u32,
@@ -168,7 +168,7 @@ impl Default for TableSizes {
     }
 }
 
-/// Counts in 32 bits, as the kernel does.
+/// Returns a table size as the kernel takes it.
 #[expect(
     clippy::cast_possible_truncation,
     reason = "the object declares no table of more than 2^24 entries"
@@ -177,7 +177,7 @@ const fn entries(size: usize) -> u32 {
     size as u32
 }
 
-/// Places of values that the rules about the machine look at.
+/// Positions of values in the file, for the rules about the machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Origins {
     pub(crate) interfaces: BTreeMap<String, Position>,
@@ -191,7 +191,7 @@ pub(crate) struct Origins {
 ///
 /// # Errors
 ///
-/// When the file cannot be read, or with every problem found in it.
+/// When the file cannot be read, or is invalid; then with every problem.
 pub fn load(path: &Path, source: Source) -> Result<Config, ConfigError> {
     let unreadable = |source| ConfigError::Read {
         path: path.to_owned(),
@@ -204,14 +204,14 @@ pub fn load(path: &Path, source: Source) -> Result<Config, ConfigError> {
     })
 }
 
-/// Reads a file, or the beginning of one that is too large.
+/// Reads a file. Of a file that is too large it reads one byte more than allowed.
 ///
 /// # Errors
 ///
-/// When it cannot be read, or could keep the reader waiting: a pipe, a device.
+/// When the file cannot be read, or is a pipe or device, which could block.
 pub fn read(path: &Path) -> io::Result<Vec<u8>> {
     let mut open = File::options();
-    // Opening a pipe that nobody writes to would not return otherwise.
+    // Without O_NONBLOCK, opening a pipe without a writer would block.
     let file = open
         .read(true)
         .custom_flags(nix::libc::O_NONBLOCK)
@@ -224,11 +224,11 @@ pub fn read(path: &Path) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Validates the bytes of a file.
+/// Decodes and validates the content of a file.
 ///
 /// # Errors
 ///
-/// With every problem found, in the order of the file.
+/// With every problem found, ordered by position.
 pub fn parse_bytes(bytes: &[u8], source: Source) -> Result<Config, Vec<Problem>> {
     let whole_file = |reason: String, remedy: &str| {
         vec![Problem {
@@ -256,11 +256,11 @@ pub fn parse_bytes(bytes: &[u8], source: Source) -> Result<Config, Vec<Problem>>
     parse_for(text, source)
 }
 
-/// Validates the text of a file that says itself where services come from.
+/// Decodes and validates the text of a file. The file itself decides where services come from.
 ///
 /// # Errors
 ///
-/// With every problem found, in the order of the file.
+/// With every problem found, ordered by position.
 pub fn parse(text: &str) -> Result<Config, Vec<Problem>> {
     parse_for(text, Source::AsWritten)
 }
@@ -284,17 +284,17 @@ fn parse_for(text: &str, source: Source) -> Result<Config, Vec<Problem>> {
     validate::validate(&file, source)
 }
 
-/// Parses a network as `kubernetes.external_ips` has them, or an address.
+/// Parses a network or an address as in `kubernetes.external_ips`.
 pub fn parse_network(text: &str) -> Option<IpNet> {
     validate::network(text).ok()
 }
 
-/// Parses a seed as `hash_seed` is written: 64 bits, decimal or `0x`.
+/// Parses a seed as in `hash_seed`: 64 bits, decimal or hexadecimal with `0x`.
 pub fn parse_seed(text: &str) -> Option<u64> {
     validate::seed(text).ok()
 }
 
-/// Turns the first thing that serde or the YAML scanner refused into a [`Problem`].
+/// Converts the first error of serde or the YAML scanner into a [`Problem`].
 fn shape_problem(text: &str, error: &serde_saphyr::Error) -> Problem {
     use serde_saphyr::Error as Yaml;
 
@@ -352,7 +352,7 @@ fn shape_problem(text: &str, error: &serde_saphyr::Error) -> Problem {
     }
 }
 
-/// Returns the text at a position up to the end of the line, shortened.
+/// Returns the text from a position to the end of its line, shortened.
 fn word_at(text: &str, position: Position) -> Option<String> {
     let line = text
         .lines()
@@ -363,7 +363,7 @@ fn word_at(text: &str, position: Position) -> Option<String> {
     (!word.is_empty()).then(|| shorten(word))
 }
 
-/// Bounds what a message repeats of the file.
+/// Shortens a value for a message.
 fn shorten(value: &str) -> String {
     const LONGEST: usize = 120;
     match value.char_indices().nth(LONGEST) {

@@ -1,8 +1,7 @@
-//! The rules of a configuration that only the machine can decide: its own
-//! addresses and the MTU of its interfaces.
+//! The rules of a configuration that depend on the machine: its own addresses and the MTU of its interfaces.
 //!
-//! They are applied when a configuration is about to take effect and by
-//! `guideway check --config`, never when a file is merely parsed.
+//! They apply when a configuration is about to take effect, and in `guideway check --config`; not when a file
+//! is only parsed.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, UdpSocket};
@@ -12,14 +11,14 @@ use super::problem::{Position, Problem};
 use super::{Config, ConfigError};
 use crate::desired::{ForwardMode, Role, Service, unspecified};
 
-/// What the rules need to know about this machine.
+/// Facts about this machine that the rules need.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HostFacts {
-    /// MTU of every interface by name.
+    /// MTU of every interface, by name.
     pub mtus: BTreeMap<String, u32>,
-    /// Addresses of this machine, each with its interface's name.
+    /// Addresses of this machine, each with the name of its interface.
     pub addresses: BTreeMap<IpAddr, String>,
-    /// The same addresses in the kernel's order: an interface's primary one comes first.
+    /// The same addresses in the kernel's order: the primary address of an interface comes first.
     pub in_order: Vec<IpAddr>,
 }
 
@@ -27,7 +26,7 @@ pub struct HostFacts {
 ///
 /// # Errors
 ///
-/// When the kernel lists neither interfaces nor addresses.
+/// When the kernel does not list interfaces or addresses.
 pub fn facts() -> std::io::Result<HostFacts> {
     let mut facts = HostFacts {
         // Not from /sys/class/net, which shows the namespace that mounted it.
@@ -49,14 +48,14 @@ pub fn facts() -> std::io::Result<HostFacts> {
     Ok(facts)
 }
 
-/// Finds the address that the kernel would send from; nothing is sent for that.
+/// Returns the address from which the kernel would send to a machine. Sends nothing.
 pub(crate) fn source_towards(machine: IpAddr) -> Option<IpAddr> {
     let socket = UdpSocket::bind((unspecified(machine.is_ipv4()), 0)).ok()?;
     socket.connect((machine, 9)).ok()?;
     Some(socket.local_addr().ok()?.ip())
 }
 
-/// Applies the rules to a configuration that was read from a file.
+/// Applies the rules to a configuration that was read from `path`.
 ///
 /// # Errors
 ///
@@ -72,7 +71,7 @@ pub fn validate(path: &Path, config: &Config, facts: &HostFacts) -> Result<(), C
     })
 }
 
-/// Returns every rule that the configuration breaks on a machine with these facts.
+/// Returns the rules that a configuration breaks on a machine with these facts.
 pub(super) fn problems(config: &Config, facts: &HostFacts) -> Vec<Problem> {
     let mut problems = vips(config, facts);
     problems.extend(sources(config, facts));
@@ -83,8 +82,8 @@ pub(super) fn problems(config: &Config, facts: &HostFacts) -> Vec<Problem> {
     problems
 }
 
-/// A VIP stands on `lo` at most: an address of a real interface is the machine's own,
-/// and balancing it would take the machine's own traffic away.
+/// Requires that a VIP is on no interface but `lo`. An address of another interface belongs to the machine:
+/// balancing it would take the machine's own traffic away.
 fn vips(config: &Config, facts: &HostFacts) -> Vec<Problem> {
     let own = |(address, position): (&IpAddr, &Position)| {
         let interface = facts.addresses.get(address).filter(|name| *name != "lo")?;
@@ -99,12 +98,12 @@ fn vips(config: &Config, facts: &HostFacts) -> Vec<Problem> {
     config.origins.vips.iter().filter_map(own).collect()
 }
 
-/// Replies and ICMP errors go to the outer source: it must reach this machine.
+/// Requires that outer sources are addresses of this machine: replies and ICMP errors go there.
 fn sources(config: &Config, facts: &HostFacts) -> Vec<Problem> {
     foreign("sources", &config.origins.sources, facts)
 }
 
-/// Backends reply to the address that NAT mode sends from.
+/// Requires that NAT mode sends from addresses of this machine: backends reply there.
 fn nat(config: &Config, facts: &HostFacts) -> Vec<Problem> {
     let mut problems = foreign("nat", &config.origins.nat, facts);
     let nat = &config.desired.nat;
@@ -142,7 +141,7 @@ fn nat(config: &Config, facts: &HostFacts) -> Vec<Problem> {
     problems
 }
 
-/// Tells whether other machines can send to an address.
+/// Returns whether other machines can send to an address: neither loopback nor link-local.
 pub(crate) const fn is_routed(address: &IpAddr) -> bool {
     match address {
         IpAddr::V4(v4) => !v4.is_loopback() && !v4.is_link_local(),
@@ -150,7 +149,7 @@ pub(crate) const fn is_routed(address: &IpAddr) -> bool {
     }
 }
 
-/// Finds addresses of a field that are not this machine's.
+/// Returns the addresses of a field that this machine does not have.
 fn foreign(field: &str, origins: &BTreeMap<IpAddr, Position>, facts: &HostFacts) -> Vec<Problem> {
     let foreign = origins
         .iter()
@@ -170,7 +169,7 @@ fn foreign(field: &str, origins: &BTreeMap<IpAddr, Position>, facts: &HostFacts)
         .collect()
 }
 
-/// A pod of this machine is only reached in the node role.
+/// Requires the role `node` if this machine has pods that are backends.
 fn nodes(config: &Config, facts: &HostFacts) -> Vec<Problem> {
     if config.desired.node != Role::No {
         return Vec::new();
@@ -224,7 +223,7 @@ fn interfaces(config: &Config, facts: &HostFacts) -> Vec<Problem> {
     config.origins.interfaces.iter().filter_map(unfit).collect()
 }
 
-/// The MTU that the most demanding service asks for.
+/// The largest MTU that a service requires, in bytes, and its parts.
 #[derive(Debug, PartialEq, Eq)]
 struct Needed {
     mtu: u32,
@@ -233,10 +232,9 @@ struct Needed {
     service: String,
 }
 
-/// Finds the MTU below which a packet that every path must carry no longer fits
-/// behind the outer header: 1280 bytes for an IPv6 client (RFC 8200 section 5),
-/// 576 for IPv4 (RFC 1122 section 3.3.3), plus 20 or 40. Above it, clients learn
-/// of the smaller path by ICMP.
+/// Finds the smallest MTU that an interface may have. A packet that every path must carry has to fit behind the
+/// outer header: 1280 bytes for an IPv6 client (RFC 8200 section 5), 576 for IPv4 (RFC 1122 section 3.3.3),
+/// plus 20 or 40. With any larger MTU clients learn by ICMP how large packets may be.
 fn smallest_mtu(config: &Config) -> Option<Needed> {
     let services = config.desired.services.iter();
     let tunnelled = services.filter(|(_, service)| service.spec.mode == ForwardMode::Ipip);

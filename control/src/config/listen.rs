@@ -1,18 +1,18 @@
-//! Where the agent answers HTTP.
+//! Where the agent listens for HTTP.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
-/// Where something listens.
+/// Where to listen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Listen {
-    /// At an address and port.
+    /// One address and port.
     At(SocketAddr),
-    /// At a port of each of the node's own addresses, which one file for many nodes cannot name.
+    /// A port of each of the node's own addresses. With it one file does for many nodes.
     Node(u16),
 }
 
-/// Which addresses the node has is not told.
+/// The node's addresses are needed and not in the environment.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{listen} needs the addresses of the node in the variable {variable}, separated by commas, as a pod gets them of \
@@ -25,14 +25,14 @@ pub struct NoNodeAddress {
 }
 
 impl Listen {
-    /// The variable of the environment with the node's addresses.
+    /// Environment variable with the node's addresses, separated by commas.
     pub const NODE_ADDRESSES: &str = "NODE_IPS";
 
-    /// Lists the sockets; `addresses` is what [`Self::NODE_ADDRESSES`] says.
+    /// Returns the sockets to listen at. `addresses` is the value of [`Self::NODE_ADDRESSES`].
     ///
     /// # Errors
     ///
-    /// When the node's addresses are needed and not told.
+    /// When the node's addresses are needed and `addresses` has none.
     pub fn sockets(self, addresses: Option<&str>) -> Result<Vec<SocketAddr>, NoNodeAddress> {
         let port = match self {
             Self::At(socket) => return Ok(vec![socket]),

@@ -1,17 +1,17 @@
-//! What is wrong with a configuration: one [`Problem`] per rule broken, each with
-//! the place in the file, the field, the value found and the remedy.
+//! Problems of a configuration. There is one [`Problem`] for each broken rule, with the position, the field,
+//! its value and the remedy.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
 
 use crate::render::printable;
 
-/// A place in the configuration file; both numbers count from 1.
+/// A position in the configuration file. Line and column count from 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Position {
-    /// The line.
+    /// Line.
     pub line: u64,
-    /// The column, counted in characters.
+    /// Column, in characters.
     pub column: u64,
 }
 
@@ -30,23 +30,23 @@ impl From<serde_saphyr::Location> for Position {
     }
 }
 
-/// One rule that the configuration breaks.
+/// A broken rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
-    /// Where the offending value stands; unknown for a file that ends too early.
+    /// Position of the value; `None` if the file ends too early.
     pub position: Option<Position>,
-    /// The path of the field, such as `services[0].port`; empty for a syntax error.
+    /// Path of the field, such as `services[0].port`; empty for a syntax error.
     pub field: String,
-    /// The value as written; empty when a value is missing.
+    /// The value as written; empty if it is missing.
     pub value: String,
-    /// What is wrong with it.
+    /// What is wrong with the value.
     pub reason: String,
     /// What to write instead.
     pub remedy: String,
 }
 
 impl Problem {
-    /// Writes field, value and reason: `services[0].port "0": port 0 is reserved`.
+    /// Returns field, value and reason: `services[0].port "0": port 0 is reserved`.
     pub(crate) fn without_remedy(&self) -> String {
         let mut text = printable(&self.field);
         if !self.field.is_empty() && !self.value.is_empty() {
@@ -70,29 +70,29 @@ impl fmt::Display for Problem {
     }
 }
 
-/// Why a configuration was refused.
+/// Why a configuration was rejected.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// The file cannot be read at all.
+    /// The file cannot be read.
     #[error("cannot read the configuration {}", path.display())]
     Read {
         /// The path as given.
         path: PathBuf,
-        /// The operating system's reason.
+        /// The operating system's error.
         #[source]
         source: std::io::Error,
     },
-    /// The file was read and breaks at least one rule.
+    /// The file breaks at least one rule.
     #[error("{}", listing(path, problems))]
     Invalid {
         /// The path as given.
         path: PathBuf,
-        /// Every problem found, in the order of the file.
+        /// Every problem found, ordered by position.
         problems: Vec<Problem>,
     },
 }
 
-/// One line per problem, `file:line:column: field "value": reason; remedy`.
+/// Formats one line for each problem: `file:line:column: field "value": reason; remedy`.
 fn listing(path: &Path, problems: &[Problem]) -> String {
     let lines: Vec<String> = problems
         .iter()

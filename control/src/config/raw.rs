@@ -1,9 +1,8 @@
-//! The configuration file as written: the shape only.
+//! The configuration file as written: its shape only.
 //!
-//! Every leaf is text with its position and every field is optional, so that the
-//! rules in `validate` see the whole file and can report all broken ones at once;
-//! serde refuses only what has the wrong shape: unknown or repeated fields, a list
-//! where a value belongs.
+//! Every leaf is a text with its position, and every field is optional. So `validate` sees the whole file and
+//! can report all broken rules at once. serde rejects only a wrong shape: unknown or repeated fields, a list in
+//! place of a value.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +12,7 @@ use serde_saphyr::Spanned;
 pub(super) type Text = Option<Spanned<String>>;
 pub(super) type List<T> = Option<Spanned<Vec<T>>>;
 
-/// Makes sections, of which every field may be left out and no other one may be given.
+/// Declares sections of the file. Every field may be left out, and unknown fields are errors.
 macro_rules! sections {
     ($($name:ident { $($(#[$attribute:meta])? $field:ident: $type:ty,)* })*) => {$(
         #[derive(Debug, Default, Deserialize)]

@@ -1,7 +1,7 @@
-//! The rules that a configuration file must keep, applied to all of it at once.
+//! The rules that need only the configuration file. They are applied to the whole file.
 //!
-//! A value that breaks a rule is reported and left out; the rest is still checked,
-//! so one run of the agent names everything there is to mend.
+//! An invalid value is reported and left out, and the rest is still checked. So one run reports everything that
+//! must be mended.
 
 mod backends;
 mod health;
@@ -28,12 +28,12 @@ use super::{
 };
 use crate::desired::{Desired, ForwardMode};
 
-/// `sockaddr_un` has 108 bytes and the last is a zero.
+/// `sockaddr_un` holds 108 bytes; the last one is a zero.
 const MAX_SOCKET_PATH: usize = 107;
-/// `PATH_MAX` without its closing zero.
+/// `PATH_MAX` without the terminating zero.
 const MAX_PATH: usize = 4_095;
 
-/// Applies every rule; returns the configuration or all problems, in the order of the file.
+/// Applies every rule. Returns the configuration, or all problems ordered by position.
 pub(super) fn validate(file: &raw::File, source: Source) -> Result<Config, Vec<Problem>> {
     let mut rules = Rules::default();
     let config = rules.file(file, source);
@@ -44,11 +44,11 @@ pub(super) fn validate(file: &raw::File, source: Source) -> Result<Config, Vec<P
     Err(rules.problems)
 }
 
-/// Collects problems while values are taken over.
+/// Collects problems while values are read.
 #[derive(Default)]
 struct Rules {
     problems: Vec<Problem>,
-    /// Where values stand that others must fit.
+    /// Positions of values that other values or the machine must match.
     origins: Origins,
 }
 
@@ -119,7 +119,7 @@ impl Rules {
         }
     }
 
-    /// Takes a value if it is given, and reports one that `read` refuses.
+    /// Reads a value that may be absent. Reports it if `read` rejects it.
     fn read<'file, T>(
         &mut self,
         field: &str,
@@ -133,7 +133,7 @@ impl Rules {
             .ok()
     }
 
-    /// Takes a value that every entry has to give.
+    /// Reads a required value of an entry. Reports it if it is absent or `read` rejects it.
     fn required<E, T>(
         &mut self,
         field: &str,
@@ -148,7 +148,7 @@ impl Rules {
         self.read(field, text, read)
     }
 
-    /// Takes the values of a list, each with the place where it stands; one that is repeated is reported.
+    /// Reads the values of a list, each with its position. Reports duplicates.
     fn set<T: Ord>(
         &mut self,
         field: &str,
@@ -165,7 +165,7 @@ impl Rules {
         values
     }
 
-    /// Notes where a value stands; reports one that is repeated.
+    /// Records the position of a value. Reports it and returns false if it is a duplicate.
     fn is_first<T: Ord>(
         &mut self,
         seen: &mut BTreeMap<T, Position>,
@@ -205,7 +205,7 @@ impl Rules {
     }
 }
 
-/// Returns the entries of a list, each with its field.
+/// Iterates over the entries of a list, each with the path of its field.
 fn entries<'file, T>(
     field: &str,
     list: &'file raw::List<T>,
@@ -214,7 +214,7 @@ fn entries<'file, T>(
     entries.map(move |(index, entry)| (format!("{field}[{index}]"), entry))
 }
 
-/// Notes where a value stands, or returns where it stands already.
+/// Records the position of a value, or returns the position of its first occurrence.
 fn note<T: Ord>(seen: &mut BTreeMap<T, Position>, value: T, at: Position) -> Result<(), Position> {
     match seen.entry(value) {
         Entry::Vacant(vacant) => {
@@ -225,7 +225,7 @@ fn note<T: Ord>(seen: &mut BTreeMap<T, Position>, value: T, at: Position) -> Res
     }
 }
 
-/// Returns the place where a value is used.
+/// Returns the position where a value is used; for a YAML alias that is not where it is defined.
 fn position<T>(spanned: &Spanned<T>) -> Position {
     spanned.referenced.into()
 }

@@ -10,10 +10,10 @@ use super::values::{self, Refusal, decimal, family, refusal};
 use super::{Rules, entries, note, position, raw};
 use crate::desired::{BackendSpec, ForwardMode, Protocol, ServiceSpec, TrafficPolicy};
 
-/// Largest weight of one backend; relative shares need no larger numbers.
+/// Largest weight of a backend. Weights are relative, so larger numbers are not needed.
 const MAX_WEIGHT: u32 = 65_535;
 
-/// What a service says that its backends must fit; nothing where that is wrong or missing.
+/// The properties of a service that restrict its backends. A property is `None` if it is absent or invalid.
 pub(super) struct Shape<'a> {
     pub(super) address: Option<IpAddr>,
     pub(super) port: Option<u16>,
@@ -21,12 +21,13 @@ pub(super) struct Shape<'a> {
     pub(super) protocol: Option<Protocol>,
     pub(super) mode: Option<ForwardMode>,
     pub(super) traffic_policy: TrafficPolicy,
-    /// Machines that run Guideway.
+    /// Addresses of the machines that run Guideway.
     pub(super) nodes: &'a BTreeSet<IpAddr>,
 }
 
 impl Shape<'_> {
-    /// Returns the virtual address if a backend is not of its family, with the names of both families.
+    /// Returns the VIP if its family differs from the backend's, with the names of the backend's family and the
+    /// VIP's.
     fn vip_of_other_family(&self, backend: IpAddr) -> Option<(IpAddr, &str, &str)> {
         let vip = self
             .address
@@ -70,12 +71,12 @@ impl Rules {
                 }
             }
         }
-        // A set: the order in the file must not reach a table.
+        // The order in the file must not affect the lookup table.
         backends.sort_unstable();
         backends
     }
 
-    /// Takes one backend; its weight is left to the caller.
+    /// Reads one backend without its weight.
     fn backend(
         &mut self,
         field: &str,
@@ -111,7 +112,7 @@ impl Rules {
             return self.plain(field, &backend.value, address, shape);
         }
         let Some(port) = own_port.or(shape.port) else {
-            // A port of the service that is wrong has been reported.
+            // If the service has an invalid port, that is already reported.
             if shape.node_port.is_some() {
                 let remedy = "give the port that the backend listens on";
                 self.missing(&at("port"), Some(position(backend)), remedy);
@@ -176,7 +177,7 @@ impl Rules {
         None
     }
 
-    /// Takes a backend that has the VIP on `lo`.
+    /// Reads a backend that has the VIP on `lo`.
     fn plain(
         &mut self,
         field: &str,
@@ -218,7 +219,7 @@ impl Rules {
         None
     }
 
-    /// Refuses a table in which a backend would have no slot.
+    /// Rejects a table in which some backend would have no slot.
     pub(super) fn backends_fit(
         &mut self,
         field: &str,
@@ -245,7 +246,8 @@ impl Rules {
             .iter()
             .map(|backend| u64::from(backend.weight));
         let total: u64 = weights.clone().sum();
-        // Only a share below one slot can be rounded to none; then the table itself tells.
+        // Only a share of less than one slot can be rounded down to none. Then the table itself is computed to
+        // find out.
         if !weights.into_iter().any(|weight| weight << log2 < total) {
             return;
         }

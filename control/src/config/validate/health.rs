@@ -10,20 +10,20 @@ use super::{Rules, entries, position, raw};
 use crate::desired::{Protocol, ServiceKey};
 use crate::health::{Check, Get, Kind};
 
-/// Longest text that a body is searched for, and longest path.
+/// Longest path, and longest text to look for in a body, in bytes.
 const MAX_TEXT: usize = 1_024;
-/// Longest host with a port.
+/// Longest host with its port, in bytes.
 const MAX_HOST: usize = 259;
 const INTERVAL: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(3_600);
 const TIMEOUT: RangeInclusive<Duration> = Duration::from_millis(10)..=Duration::from_secs(60);
 const COUNTS: RangeInclusive<u32> = 1..=100;
 
-/// The check that a block stands for.
+/// The settings of a block `health`, with defaults filled in.
 #[derive(Clone)]
 pub(super) struct Settings {
     kind: Type,
     get: Get,
-    /// All but its kind.
+    /// The check without its kind.
     check: Check,
 }
 
@@ -45,7 +45,7 @@ enum Type {
 }
 
 impl Rules {
-    /// Takes what the services' checks leave out.
+    /// Reads the block `health` of the file, which sets the defaults of all services.
     pub(super) fn health_defaults(&mut self, file: &raw::File) -> Settings {
         let defaults = Settings::default();
         match &file.health {
@@ -82,7 +82,7 @@ impl Rules {
         Check { kind, ..check }
     }
 
-    /// Refuses what a TCP check would not look at.
+    /// Rejects fields that a TCP check does not use.
     fn only_http(&mut self, field: &str, block: &raw::Health) {
         let request = "a tcp check has no request";
         let status = block.status.iter().flat_map(|list| &list.value).next();
@@ -99,7 +99,7 @@ impl Rules {
         }
     }
 
-    /// Takes a block; what it leaves out, and what is wrong in it, is as in `base`.
+    /// Reads a block. Absent and invalid fields get the value of `base`.
     fn health_block(&mut self, field: &str, block: &raw::Health, base: &Settings) -> Settings {
         let at = |name: &str| format!("{field}.{name}");
         let Settings { kind, get, check } = base.clone();
@@ -202,7 +202,7 @@ fn fitting(
         .ok_or_else(|| refusal(reason, remedy))
 }
 
-/// Reads a time span within bounds: a number with its unit, as Kubernetes and Prometheus write it.
+/// Returns a reader for durations within bounds, written as in Kubernetes and Prometheus: a number with a unit.
 fn span(allowed: &RangeInclusive<Duration>) -> impl Fn(&str) -> Result<Duration, Refusal> {
     move |text| {
         let span = duration(text).filter(|span| allowed.contains(span));

@@ -1,4 +1,4 @@
-//! The rules for the section `kubernetes`, and for what the API says in place of the file.
+//! The rules for the section `kubernetes`, and for fields that must be absent because the API provides them.
 
 use super::super::{DEFAULT_SERVICE, HealthCheckNodePorts, Kubernetes, Source, TableSizes, raw};
 use super::values::{self, Refusal, number, refusal, word};
@@ -6,11 +6,11 @@ use super::{Rules, entries, position};
 use crate::desired::ForwardMode;
 use crate::index::{Options, Room};
 
-/// Longest DNS subdomain, which object names are.
+/// Longest object name (a DNS subdomain), in bytes.
 const MAX_NAME: usize = 253;
 
 impl Rules {
-    /// Returns the section's values where the API is the source of the services.
+    /// Returns the settings of the section if services come from the API.
     pub(super) fn kubernetes(
         &mut self,
         file: &raw::File,
@@ -122,7 +122,7 @@ impl Rules {
     }
 }
 
-/// Reads a name as RFC 1123 has it: lower-case letters, digits, dashes and dots.
+/// Reads an object's name by RFC 1123: lower-case letters, digits, dashes and dots.
 fn object_name(text: &str) -> Result<String, Refusal> {
     let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
     let is_label = |label: &str| {
@@ -138,7 +138,7 @@ fn object_name(text: &str) -> Result<String, Refusal> {
     Err(refusal("not the name of an object", remedy))
 }
 
-/// Reads a class: a name with or without a prefix.
+/// Reads a `loadBalancerClass`: a name, with or without a prefix.
 fn class(text: &str) -> Result<String, Refusal> {
     let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"-_./".contains(&byte);
     let is_class = text.len() <= MAX_NAME
@@ -161,7 +161,7 @@ fn ports_mode(text: &str) -> Result<HealthCheckNodePorts, Refusal> {
     word(text, &modes, "not a way to serve health check ports")
 }
 
-/// Reads a share of the tables.
+/// Reads a share of the tables, in percent.
 fn percent(text: &str) -> Result<u64, Refusal> {
     let remedy = "use a number of percent, from 1 to 100";
     number(text, &(1..=100), "not a share of the tables", remedy)

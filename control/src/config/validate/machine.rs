@@ -1,4 +1,4 @@
-//! The rules for what this machine is: interfaces, roles, addresses that it sends from and announces.
+//! The rules for this machine: its interfaces and roles, and the addresses that it sends from and announces.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -41,7 +41,7 @@ impl Rules {
         interfaces
     }
 
-    /// Returns (edge, node).
+    /// Reads the roles: whether the machine is an edge, and whether it is a node.
     pub(super) fn roles(&mut self, file: &raw::File) -> (bool, Role) {
         const REMEDY: &str = "use edge (balances services), node (decapsulates), or both";
         let Some(listed) = &file.roles else {
@@ -66,7 +66,7 @@ impl Rules {
         )
     }
 
-    /// Refuses a node that nobody could send to.
+    /// Rejects a node that trusts no sender: nobody could send to it.
     pub(super) fn roles_fit(&mut self, file: &raw::File, node: Role, nodes: &BTreeSet<IpAddr>) {
         let edges = file.trusted_edges.as_ref();
         let trusts_nobody = edges.is_none_or(|listed| listed.value.is_empty());
@@ -119,7 +119,7 @@ impl Rules {
         wanted
     }
 
-    /// Takes addresses of this machine, one of each family; returns where they stand, too.
+    /// Reads addresses of this machine, at most one of each family. Returns their positions too.
     fn own_addresses(
         &mut self,
         section: &str,
@@ -149,7 +149,7 @@ impl Rules {
         (ipv4, ipv6, origins)
     }
 
-    /// Refuses NodePorts that replies to NAT mode could come for.
+    /// Rejects NodePorts among the source ports of NAT mode: replies to NAT mode would arrive there.
     pub(super) fn nat_fits(
         &mut self,
         file: &raw::File,
@@ -207,7 +207,7 @@ impl Rules {
         addresses
     }
 
-    /// Takes what is announced to neighbours.
+    /// Reads the section `announce`.
     pub(super) fn announce(&mut self, file: &raw::File, source: Source) -> Option<Announce> {
         let section = file.announce.as_ref()?;
         let listed = &section.value.interfaces;
@@ -243,7 +243,7 @@ impl Rules {
     }
 }
 
-/// Reads an address of this machine, of one family.
+/// Reads an address of this machine, of the given family.
 fn own_address(text: &str, is_ipv4: bool) -> Result<IpAddr, Refusal> {
     let address = values::address(text)?;
     if address.is_ipv4() == is_ipv4 {
@@ -256,7 +256,7 @@ fn own_address(text: &str, is_ipv4: bool) -> Result<IpAddr, Refusal> {
     ))
 }
 
-/// Reads a prefix of one family that has an address for each of several flows.
+/// Reads a prefix of the given family that has more than one address, so that flows can differ in it.
 fn source_prefix(text: &str, is_ipv4: bool) -> Result<IpNet, Refusal> {
     let prefix = values::edge_prefix(text)?;
     if prefix.addr().is_ipv4() != is_ipv4 {

@@ -1,4 +1,4 @@
-//! The rules for machines that run Guideway, and for the NodePorts that they serve.
+//! The rules for machines that run Guideway, and for their NodePorts.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -8,11 +8,11 @@ use super::values::{self, Refusal, decimal, refusal, word};
 use super::{Rules, entries, position, raw};
 use crate::desired::NodePortAddresses;
 
-/// Kubernetes' own default for `--service-node-port-range`.
+/// Kubernetes' default of `--service-node-port-range`.
 const NODE_PORTS: RangeInclusive<u16> = 30_000..=32_767;
 
 impl Rules {
-    /// Returns the addresses of the machines that run Guideway; all listed ones stand in `origins`.
+    /// Returns the addresses of the machines that run Guideway. `origins` gets the addresses of all listed machines.
     pub(super) fn nodes(&mut self, file: &raw::File) -> BTreeSet<IpAddr> {
         let (mut nodes, mut seen) = (BTreeSet::new(), BTreeMap::new());
         for (field, node) in entries("nodes", &file.nodes) {

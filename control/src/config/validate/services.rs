@@ -18,7 +18,7 @@ use crate::desired::{
     affinity_seed, owner,
 };
 
-/// Longest name of a service: a Kubernetes namespace, a slash and a name fit.
+/// Longest name of a service, in bytes: a Kubernetes namespace, a slash and a name fit.
 const MAX_NAME: usize = 253;
 
 impl Rules {
@@ -119,7 +119,7 @@ impl Rules {
         Some(name)
     }
 
-    /// Refuses a key that another service has.
+    /// Reports a key that another service has already.
     fn is_new(
         &mut self,
         field: &str,
@@ -142,7 +142,7 @@ impl Rules {
         false
     }
 
-    /// A service that is a NodePort only may leave its address out.
+    /// Reads a service's address. Only a service with a NodePort may have none.
     fn service_address(&mut self, field: &str, entry: &Spanned<raw::Service>) -> Option<IpAddr> {
         let service = &entry.value;
         if service.address.is_none() && service.node_port.is_none() {
@@ -159,7 +159,7 @@ impl Rules {
         None
     }
 
-    /// A service that is a NodePort only may leave its port out.
+    /// Reads a service's port. It may be absent only if there is a NodePort and no address.
     fn service_port(&mut self, field: &str, entry: &Spanned<raw::Service>) -> Option<u16> {
         let service = &entry.value;
         let is_wanted = service.address.is_some() || service.node_port.is_none();
@@ -225,7 +225,7 @@ fn traffic_policy(text: &str, mode: Option<ForwardMode>) -> Result<TrafficPolicy
     Ok(policy)
 }
 
-/// Reads the size of a lookup table; returns its logarithm.
+/// Reads the number of slots of a lookup table. Returns its binary logarithm.
 fn log2_slots(text: &str) -> Result<u8, Refusal> {
     let size = decimal::<u32>(text);
     let mut classes = LENGTH_CLASSES.into_iter();
@@ -238,7 +238,7 @@ fn log2_slots(text: &str) -> Result<u8, Refusal> {
     })
 }
 
-/// Spreads a service over its address and its NodePort, which stands at the unspecified address.
+/// Returns one service for the address and one for the NodePort, which has the unspecified address.
 fn by_key(shape: &Shape<'_>, spec: &ServiceSpec) -> Vec<(ServiceKey, ServiceSpec)> {
     let Some(protocol) = shape.protocol else {
         return Vec::new();
@@ -277,8 +277,8 @@ fn by_key(shape: &Shape<'_>, spec: &ServiceSpec) -> Vec<(ServiceKey, ServiceSpec
     specs
 }
 
-/// Makes a service's NodePort. It has no l2dsr: the frame would carry the edge's own address, and the node
-/// would take it for a stranger's.
+/// Returns the service of a NodePort. L2 DSR becomes IPIP: the frame would carry the edge's own address, which
+/// the node would not accept as its own.
 fn node_port_spec(spec: &ServiceSpec, backends: Vec<BackendSpec>) -> ServiceSpec {
     ServiceSpec {
         mode: match spec.mode {

@@ -1,4 +1,4 @@
-//! The rules for the sizes of the kernel's tables, and for what has to fit them.
+//! The rules for the sizes of the kernel's tables, and for what must fit into them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,7 +11,7 @@ use super::values::{number, refusal};
 use super::{Rules, position, raw};
 use crate::desired::{Service, ServiceKey};
 
-/// Largest arena: 2^28 slots, as many as a service's word can address.
+/// Largest arena: 2^28 slots, which is as many as a service entry can address.
 const MAX_ARENA_MIB: u32 = 1_024;
 /// 2^18 slots of 4 bytes are one MiB.
 const SLOTS_PER_MIB_LOG2: u32 = 18;
@@ -54,7 +54,7 @@ impl Rules {
         sizes
     }
 
-    /// Refuses more entries than the tables have room for.
+    /// Rejects a file with more entries than the tables hold.
     pub(super) fn tables_fit(
         &mut self,
         file: &raw::File,
@@ -96,7 +96,7 @@ impl Rules {
         }
     }
 
-    /// Refuses more lookup tables than the arena holds.
+    /// Rejects a file whose lookup tables do not fit into the arena.
     fn arena_fits(
         &mut self,
         file: &raw::File,
@@ -107,7 +107,7 @@ impl Rules {
             let log2 = service.spec.log2_slots_for(service.spec.backends.len());
             1_u64 << log2.unwrap_or(MAX_LOG2_LEN)
         });
-        // Slot 0 is never used.
+        // One slot more: slot 0 is never used.
         let needed = tables.sum::<u64>() + 1;
         if needed <= slots.into() {
             return;

@@ -10,7 +10,7 @@ use ipnet::IpNet;
 use super::super::Listen;
 use crate::desired::{AttachMode, ForwardMode, unusable};
 
-/// Why a value is refused, and what to write instead.
+/// Why a value is rejected, and what to write instead.
 pub(in crate::config) struct Refusal {
     pub(super) reason: String,
     pub(super) remedy: String,
@@ -77,7 +77,7 @@ pub(super) fn traffic_port(text: &str) -> Read<u16> {
     }
 }
 
-/// Reads a range of ports, such as the `example`.
+/// Reads a range of ports in the form of `example`.
 pub(super) fn port_range(text: &str, example: &str) -> Read<RangeInclusive<u16>> {
     let ends = text.split_once('-');
     let ends = ends.and_then(|(first, last)| Some((decimal(first)?, decimal(last)?)));
@@ -90,7 +90,7 @@ pub(super) fn port_range(text: &str, example: &str) -> Read<RangeInclusive<u16>>
     }
 }
 
-/// Reads a seed: 64 bits, decimal or `0x`.
+/// Reads a seed: 64 bits, decimal or hexadecimal with `0x`.
 pub(in crate::config) fn seed(text: &str) -> Read<u64> {
     let seed = match text.strip_prefix("0x") {
         Some(digits) if digits.bytes().all(|byte| byte.is_ascii_hexdigit()) => {
@@ -106,7 +106,7 @@ pub(in crate::config) fn seed(text: &str) -> Read<u64> {
     })
 }
 
-/// Reads a network, or an address as a network of its own.
+/// Reads a network, or an address as a network of length 32 or 128.
 pub(in crate::config) fn network(text: &str) -> Read<IpNet> {
     let network = IpNet::from_str(text).or_else(|_| IpAddr::from_str(text).map(IpNet::from));
     let Ok(network) = network else {
@@ -121,7 +121,7 @@ pub(in crate::config) fn network(text: &str) -> Read<IpNet> {
     Ok(network)
 }
 
-/// Reads a network from which IP-in-IP is trusted.
+/// Reads a network from which IP-in-IP is accepted.
 pub(super) fn edge_prefix(text: &str) -> Read<IpNet> {
     let prefix = network(text)?;
     let reason = if prefix.prefix_len() == 0 {
@@ -133,7 +133,7 @@ pub(super) fn edge_prefix(text: &str) -> Read<IpNet> {
     reason.map_or(Ok(prefix), |reason| Err(refusal(reason, remedy)))
 }
 
-/// Reads a unicast address that a packet on the wire may carry.
+/// Reads a unicast address that packets on the wire may have.
 pub(super) fn address(text: &str) -> Read<IpAddr> {
     let Ok(address) = IpAddr::from_str(text) else {
         let remedy = if text.contains('/') {
@@ -153,7 +153,7 @@ pub(super) fn address(text: &str) -> Read<IpAddr> {
     Err(refusal(reason, remedy))
 }
 
-/// Reads where to listen; nothing if that is nowhere.
+/// Reads where to listen; `off` means nowhere.
 pub(super) fn listen(text: &str) -> Read<Option<Listen>> {
     if text == "off" {
         return Ok(None);
@@ -171,7 +171,7 @@ pub(super) fn listen(text: &str) -> Read<Option<Listen>> {
     })
 }
 
-/// Reads a path of so many bytes at most.
+/// Returns a reader for absolute paths of at most `longest` bytes.
 pub(super) fn path(longest: usize) -> impl Fn(&str) -> Read<PathBuf> {
     move |text| {
         let path = PathBuf::from(text);
@@ -187,7 +187,7 @@ pub(super) fn path(longest: usize) -> impl Fn(&str) -> Read<PathBuf> {
     }
 }
 
-/// Reads the name of an interface, by the kernel's `dev_valid_name`.
+/// Reads the name of an interface, by the rules of the kernel's `dev_valid_name`.
 pub(super) fn interface_name(text: &str) -> Read<String> {
     let is_bad = |byte: u8| b"/:\0".contains(&byte) || byte.is_ascii_whitespace();
     if (1..=15).contains(&text.len()) && ![".", ".."].contains(&text) && !text.bytes().any(is_bad) {
@@ -197,7 +197,7 @@ pub(super) fn interface_name(text: &str) -> Read<String> {
     Err(refusal("not an interface name", remedy))
 }
 
-/// Parses plain decimal digits; `FromStr` would also take a leading plus sign.
+/// Parses decimal digits. `FromStr` would also accept a leading plus sign.
 pub(super) fn decimal<T: FromStr>(text: &str) -> Option<T> {
     let is_plain = text.bytes().all(|byte| byte.is_ascii_digit());
     is_plain.then(|| text.parse().ok()).flatten()

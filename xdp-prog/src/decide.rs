@@ -1,8 +1,10 @@
 //! Packet + tables -> [`Verdict`](crate::verdict::Verdict): the load balancer itself.
 //!
-//! No I/O, no packet bytes changed. A room for each step of the way: [`edge`] balances, [`node`] delivers, [`nat`] does
-//! both in NAT mode, [`icmp`] and [`fragment`] find the flow of what does not show its ports, [`answer`] judges what this
-//! machine answers itself.
+//! This code does no I/O and changes no packet bytes. [`edge`] balances and [`node`] delivers; [`nat`] does both for
+//! NAT
+//! mode. [`icmp`] and [`fragment`] find the flow of packets that do not show their ports. [`answer`] judges the
+//! answers
+//! that this machine gives itself.
 
 mod address;
 pub mod answer;

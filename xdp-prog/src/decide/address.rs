@@ -1,4 +1,4 @@
-//! Whose an address is, and what that means for a packet.
+//! The owner of an address, and what follows for a packet to it.
 
 use crate::{
     abi::{ADDRESS_INNER, ADDRESS_NODE_PORT, ADDRESS_VIP, AddressKey},
@@ -11,24 +11,27 @@ use crate::{
     world::Tables,
 };
 
-/// Tells whether an address is nobody's but a service's: whatever comes for it is ours.
+/// Tells whether an address belongs to services alone, so that every packet for it is ours.
 ///
-/// One that is the machine's own or shared as well is not: what no service has there passes.
+/// An address that is shared, or also the machine's own, is none: packets there that no service takes pass to the
+/// stack.
 #[inline(always)]
 pub(crate) fn is_vip<A: Ip, T: Tables>(tables: &T, address: A) -> bool {
     tables.address_flags(&address.key()) == ADDRESS_VIP
 }
 
-/// Tells whether nobody can be a client at an address: it is nobody's but a service's, whoever balances that.
+/// Tells whether no client can have an address: only services have it, whichever machine balances them.
 ///
-/// A machine that has a VIP for its own stack is none there either: answers to other ports would come to the service.
+/// This includes a VIP that the machine's own stack has. Answers to its other ports would reach the service, not a
+/// client.
 #[inline(always)]
 pub(crate) fn is_no_client<T: Tables>(tables: &T, address: &AddressKey) -> bool {
     matches!(tables.address_flags(address), ADDRESS_VIP | ADDRESS_INNER)
 }
 
-/// Leaves what no service can have to the stack, but at a VIP: there it would be forwarded to an edge, this one for
-/// one, and circle until its TTL ends; and where NodePorts are if it hides its ports.
+/// Passes a packet that no service can have, except at a VIP and, if it hides its ports, where NodePorts are.
+///
+/// At a VIP, the stack would forward it to an edge, perhaps this one, and it would circle until its TTL ends.
 #[inline(always)]
 pub(crate) fn pass_unless_at_vip<'t, A: Ip, T: Tables>(
     tables: &T,
@@ -49,14 +52,17 @@ pub(crate) fn pass_unless_at_vip<'t, A: Ip, T: Tables>(
     Verdict::Pass(elsewhere)
 }
 
-/// Tells whether NodePorts are at an address: what may be for one, and hides it, is not for the stack, which would find
-/// the port closed and refuse a client's connection by a number that is right (RFC 1858 section 3).
+/// Tells whether NodePorts are at an address.
+///
+/// A packet that may be for a NodePort and hides its ports must not reach the stack: the stack would find the port
+/// closed
+/// and reset a client's connection with a valid sequence number (RFC 1858 section 3).
 #[inline(always)]
 pub(crate) fn has_node_ports<A: Ip, T: Tables>(tables: &T, address: A) -> bool {
     tables.address_flags(&address.key()) & ADDRESS_NODE_PORT != 0
 }
 
-/// Reads source and destination address off the packet.
+/// Reads source and destination address of the IP header at `l3`.
 #[inline(always)]
 pub(crate) fn addresses<F: Frame>(
     frame: &F,
@@ -81,7 +87,7 @@ pub(crate) fn addresses<F: Frame>(
     })
 }
 
-/// Reads the source address off the header at `l3`, of either family.
+/// Reads the source address of the IP header at `l3`; its version nibble tells the family.
 #[inline(always)]
 pub(crate) fn outer_source<F: Frame>(frame: &F, l3: usize) -> Option<AddressKey> {
     let header: &Ipv4 = frame.view(l3)?;

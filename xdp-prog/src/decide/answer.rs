@@ -1,10 +1,9 @@
 //! Answers that this machine gives itself: ICMP errors, TCP RSTs, echo replies.
 //!
-//! Whoever finds that an answer is due says so with [`Verdict::Answer`](crate::verdict::Verdict::Answer); a
-//! stage of its own judges whether the packet may be answered and makes the
-//! answer out of the frame at hand. Errors and RSTs cost the source some of its
-//! allowance. An echo reply does not: it is as large as its request and no
-//! worse a reflector than any host.
+//! Code that finds an answer due returns [`Verdict::Answer`](crate::verdict::Verdict::Answer). A stage of its own
+//! judges
+//! whether the packet may be answered, and makes the answer in the packet's frame. ICMP errors and RSTs use up the
+//! source's allowance. An echo reply does not: it is as large as its request, so it amplifies nothing.
 
 use crate::{
     abi::{AddressKey, EdgeMac},
@@ -27,7 +26,7 @@ use crate::{
     world::{Answer, Answers, World},
 };
 
-/// A rate and how much may be saved up.
+/// A rate limit: an interval between answers, and the number that may be saved up.
 #[derive(Clone, Copy, Debug)]
 pub struct Allowance {
     interval_ns: u64,
@@ -35,21 +34,22 @@ pub struct Allowance {
 }
 
 impl Allowance {
-    /// Ten answers a second to one source, ten at once. Linux grants one ICMP
-    /// error a second to a destination, six at once; a source that is refused is
-    /// often an address shared by many.
+    /// Ten answers a second to one source, ten at once. Linux grants a destination one ICMP error a second, six at
+    /// once;
+    /// but many clients often share the address of a source that is refused.
     pub const OF_SOURCE: Self = Self {
         interval_ns: 100_000_000,
         burst: 10,
     };
-    /// Ten thousand a second on one CPU, a thousand at once: spoofed sources have
-    /// a full allowance each.
+    /// Ten thousand answers a second on one CPU, a thousand at once. This limits a flood of spoofed sources, each of
+    /// which
+    /// has a full allowance.
     pub const OF_ALL: Self = Self {
         interval_ns: 100_000,
         burst: 1_000,
     };
 
-    /// Returns when the allowance is full again after one more answer; nothing where it is used up.
+    /// Returns when the allowance is full again after one more answer, in ns; `None` if it is used up.
     #[inline(always)]
     pub const fn take(self, full_at: u64, now: u64) -> Option<u64> {
         if full_at > now + self.interval_ns * (self.burst - 1) {
@@ -60,12 +60,14 @@ impl Allowance {
     }
 }
 
-/// Asks the FIB for the way to the client of a packet that an edge sent in an outer header: the edge need not
-/// forward what is for clients.
+/// Asks the FIB for the way to the client of a packet that an edge sent in an outer header. The answer does not go by
+/// the
+/// edge, which need not forward packets to clients. Returns the way and the egress interface.
 ///
-/// Some devices take no frames from XDP, or their tags are not known here: a bridge, stacked VLANs. But where the device leads
-/// to the edge as well, and has the MAC that the edge has sent to, the frame is taken to have come in by it, unless its tag
-/// says otherwise: the answer goes out as the frame came in, tags included.
+/// Some devices take no frames from XDP, or need tags that are not known here: bridges, stacked VLANs. So the answer
+/// returns as the frame came, tags included, if the frame seems to have come in by the device that leads to the
+/// client:
+/// the device leads to the edge too, it has the MAC that the edge sent to, and its tag, if any, is the frame's.
 #[inline(always)]
 pub(crate) fn way_to_client<'t, F: Frame, T: World>(
     frame: &F,
@@ -110,7 +112,7 @@ pub(crate) fn way_to_client<'t, F: Frame, T: World>(
     Ok((way, hop.ifindex))
 }
 
-/// Returns the VLAN id of a frame with one tag, as next hops spell it; else 0.
+/// Returns the VLAN id of a frame with exactly one tag, in wire order; else 0.
 #[inline(always)]
 fn only_vlan<F: Frame>(frame: &F, l3: usize) -> [u8; 2] {
     match frame.view::<VlanTag>(Ethernet::LENGTH) {
@@ -126,7 +128,7 @@ fn only_vlan<F: Frame>(frame: &F, l3: usize) -> [u8; 2] {
 ///
 /// # Errors
 ///
-/// Returns what becomes of it otherwise.
+/// Returns what becomes of the packet if it is not.
 #[inline(always)]
 pub fn decide<F: Frame, T: World>(frame: &F, tables: &T) -> Result<Reply, Ending> {
     let answer = tables.handed_over().answer;
@@ -139,7 +141,7 @@ pub fn decide<F: Frame, T: World>(frame: &F, tables: &T) -> Result<Reply, Ending
         ethernet::IPV6 => (Family::V6, Ipv6::LENGTH),
         _ => return Err(Ending::Pass(PassReason::NotIp)),
     };
-    // Outer headers with more than the fixed part are never opened.
+    // The program opens no outer header that has more than the fixed part.
     let (family, l3) = match answer.inner() {
         Some(inner) => (inner, link.l3 + header_length),
         None => (outer, link.l3),
@@ -156,8 +158,8 @@ fn reply<F: Frame, A: Answerable, T: World>(
     packet: &Packet<A>,
     answer: Answer,
 ) -> Result<Reply, Ending> {
-    // The edge knows a service that is about to be known here too. But where the stack would send on what
-    // came for an address of ours, it would sooner or later be an edge that gets it, and sends it here again.
+    // The edge knows a service that this machine will know soon, so the packet is not refused. It is dropped if the
+    // stack would forward it: an edge would sooner or later get it and send it here again.
     if answer == Answer::REFUSE && is_from_edge(frame, tables) {
         let is_sent_on = tables.fib_device(&packet.destination.key()).is_some();
         return Err(if is_sent_on {
@@ -197,7 +199,7 @@ fn judge<F: Frame, A: Answerable>(
 ) -> Result<ReplyReason, DropReason> {
     let kind = answer.kind();
     if kind == Answer::KIND_TOO_BIG {
-        // A host never goes below the smallest MTU: what does not exceed it is beyond help.
+        // A host never uses an MTU below the smallest one, so a packet that fits into that cannot become smaller.
         let told = answer.mtu().max(A::SMALLEST_MTU) as usize;
         if A::may_be_fragmented(frame, packet) {
             return Err(DropReason::FragmentationNeeded);
@@ -210,7 +212,7 @@ fn judge<F: Frame, A: Answerable>(
         return Err(DropReason::Unanswerable);
     }
     if kind == Answer::KIND_ECHO {
-        // Options and extension headers would have to be answered in kind.
+        // The answer would have to repeat options and extension headers.
         let is_plain = packet.l4 - packet.l3 == A::HEADER_LENGTH;
         return if is_plain && packet.protocol == A::ICMP {
             Ok(ReplyReason::EchoReply)
@@ -218,7 +220,7 @@ fn judge<F: Frame, A: Answerable>(
             Err(DropReason::Unanswerable)
         };
     }
-    // Of ICMP, nothing but errors gets this far.
+    // ICMP errors are never answered (RFC 1122 section 3.2.2); other ICMP does not get here.
     if packet.is_later_fragment() || packet.protocol == A::ICMP {
         return Err(DropReason::Unanswerable);
     }
@@ -235,7 +237,7 @@ fn judge<F: Frame, A: Answerable>(
     Ok(reason)
 }
 
-/// Takes one answer from the allowances; a source that has used up its own costs the others nothing.
+/// Takes one answer from the allowances. A source that has used up its own takes nothing from the others.
 #[inline(always)]
 fn take_allowance<T: Answers>(tables: &T, source: &AddressKey) -> bool {
     let now = tables.now();
@@ -250,13 +252,13 @@ fn take_allowance<T: Answers>(tables: &T, source: &AddressKey) -> bool {
     true
 }
 
-/// What of a packet decides whether it is answered, and differs between the families.
+/// The part of the judgement that differs between the families.
 trait Answerable: Ip {
-    /// The smallest MTU that a host takes to heart (RFC 791 section 3.2, RFC 8200 section 5).
+    /// The smallest MTU that a host uses, in bytes (RFC 791 section 3.2, RFC 8200 section 5).
     const SMALLEST_MTU: u32;
-    /// Tells whether an address is one that a single host may have on a network.
+    /// Tells whether a single host may have the address.
     fn is_host(self) -> bool;
-    /// Tells whether the packet may be cut into fragments on its way.
+    /// Tells whether routers may fragment the packet.
     fn may_be_fragmented<F: Frame>(frame: &F, packet: &Packet<Self>) -> bool;
 }
 
@@ -265,7 +267,7 @@ impl Answerable for V4 {
 
     #[inline(always)]
     fn is_host(self) -> bool {
-        // This network, loopback, multicast and beyond (RFC 1122 section 3.2.1.3).
+        // Not "this network", loopback, multicast and above (RFC 1122 section 3.2.1.3).
         !matches!(self.0[0], 0 | 127 | 224..)
     }
 
@@ -282,7 +284,7 @@ impl Answerable for V6 {
 
     #[inline(always)]
     fn is_host(self) -> bool {
-        // ::/64 has the unspecified, the loopback and the mapped addresses (RFC 4291 section 2.5).
+        // ::/64 contains the unspecified, the loopback and the IPv4-mapped addresses (RFC 4291 section 2.5).
         let [high, _] = self.key().words();
         high != 0 && self.0[0] != 0xff
     }

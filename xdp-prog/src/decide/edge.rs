@@ -1,4 +1,4 @@
-//! Edge role: the plain path, and the stages beside it.
+//! Edge role: the plain path, and the stages beside it for checks and announced addresses.
 
 pub mod balance;
 pub mod neighbour;
@@ -20,11 +20,11 @@ use crate::{
     world::World,
 };
 
-/// Decides what is to be done with a frame.
+/// Decides what becomes of a frame.
 ///
-/// Here and below, `match` rather than closures: a closure that is too large
-/// to be inlined becomes a function of its own, and the kernel refuses the type
-/// information of what it returns.
+/// This code and the code that it calls use `match` and not closures. The compiler makes a function of a closure that
+/// is
+/// too large to be inlined, and the kernel refuses the type information of its result.
 #[inline(always)]
 pub fn decide<'t, F: Frame, T: World>(frame: &F, tables: &'t T) -> Verdict<'t> {
     let link = match parse::link(frame) {
@@ -66,7 +66,7 @@ fn route<'t, F: Frame, A: Messages, T: World>(
     tables: &'t T,
     packet: &Packet<A>,
 ) -> Verdict<'t> {
-    /// Addresses to which more than service traffic comes that is ours.
+    /// Flags of addresses where more than the ports of services is ours: fragments and ICMP too.
     const OURS: u32 = ADDRESS_VIP | ADDRESS_SHARED | ADDRESS_NODE_PORT | ADDRESS_NAT;
     let is_ours = || tables.address_flags(&packet.destination.key()) & OURS != 0;
     if packet.is_fragment {

@@ -1,14 +1,16 @@
 //! Fragments to addresses of ours, bare and within IP-in-IP.
 //!
-//! The first fragment of a datagram shows its ports, publishes them in
-//! `FRAGMENTS`, and goes the way of its flow; the later ones follow it by what
-//! is published. None is hashed as if it had ports. Nothing is kept: what comes
-//! before its datagram's first fragment is dropped, and the datagram with it.
+//! The first fragment of a datagram shows its ports, publishes them in `FRAGMENTS`, and goes the way of its flow.
+//! Later
+//! fragments follow by the published ports. Nothing is held back: a fragment that arrives before the first one is
+//! dropped,
+//! so its datagram is lost. A fragment whose ports are unknown is never hashed.
 //!
-//! At node addresses most fragments are the kernel's own. There only a first
-//! fragment for a service or a port of NAT mode publishes anything, and what
-//! finds nothing goes to the stack; but where NodePorts are, not what hides its
-//! ports.
+//! At node addresses most fragments are for the kernel. There a first fragment publishes its ports only if it is for
+//! a
+//! service or a port of NAT mode. Fragments without published ports pass to the stack, except one that hides its
+//! ports
+//! where NodePorts are.
 
 use super::{
     address::{has_node_ports, is_vip},
@@ -29,13 +31,13 @@ use crate::{
     world::{HandOver, Tables, World},
 };
 
-/// Decides what is to be done with a bare fragment.
+/// Decides what becomes of a bare fragment.
 #[inline(always)]
 pub fn decide<'t, F: Frame, T: World>(frame: &F, tables: &'t T) -> Verdict<'t> {
     with_packet!(frame, packet => bare(frame, tables, &packet), reason => Verdict::Pass(reason))
 }
 
-/// Decides what is to be done with a whole packet that has a fragment inside.
+/// Decides what becomes of an encapsulated fragment, whose outer packet is whole.
 #[inline(always)]
 pub fn decide_within<'t, F: Frame, T: World>(frame: &F, tables: &'t T) -> Verdict<'t> {
     let decap = match receive::open_frame(frame, tables) {
@@ -50,7 +52,7 @@ pub fn decide_within<'t, F: Frame, T: World>(frame: &F, tables: &'t T) -> Verdic
         _ => Verdict::Decap(decap))
 }
 
-/// Sends a fragment that came bare where its flow goes.
+/// Sends a bare fragment the way of its flow.
 #[inline(always)]
 fn bare<'t, F: Frame, A: Ip, T: World>(
     frame: &F,
@@ -73,7 +75,7 @@ fn bare<'t, F: Frame, A: Ip, T: World>(
         Err(Verdict::Continue(Stage::NatReply)) => {
             return follow_nat(tables, &head, packet, 0, Stage::NatReply);
         }
-        // Checks of this machine make no fragments.
+        // This machine's checks are never fragmented.
         Err(Verdict::Continue(_)) => return Verdict::Pass(PassReason::FragmentNotOurs),
         Err(verdict) => return verdict,
     };
@@ -94,7 +96,7 @@ fn bare<'t, F: Frame, A: Ip, T: World>(
     }
 }
 
-/// Sends a first fragment the way of a whole packet, and a later one after it.
+/// Sends a first fragment to the stage of whole packets, and a later one to the stage of later fragments.
 #[inline(always)]
 fn follow_nat<'t, A: Ip, T: World>(
     tables: &T,
@@ -115,8 +117,9 @@ fn follow_nat<'t, A: Ip, T: World>(
     Verdict::Continue(whole)
 }
 
-/// Tells whether a protocol has ports, or is a header behind which a transport header may follow in the next piece
-/// (RFC 7112). Behind that of AH the stack follows nobody who has no key.
+/// Tells whether a protocol has ports, or is an extension header with a transport header behind it, perhaps in the
+/// next
+/// fragment (RFC 7112). Behind an AH the stack finds a connection only for senders that have its key.
 #[inline(always)]
 const fn may_have_ports(protocol: u8) -> bool {
     match protocol {
@@ -126,7 +129,7 @@ const fn may_have_ports(protocol: u8) -> bool {
     }
 }
 
-/// Delivers a fragment that an edge sent.
+/// Delivers a fragment that an edge sent in an outer header.
 #[inline(always)]
 fn within<'t, F: Frame, A: Ip, T: World>(
     frame: &F,
@@ -141,7 +144,7 @@ fn within<'t, F: Frame, A: Ip, T: World>(
         Ok(part) => part,
         Err(reason) => return lost(tables, reason, decap),
     };
-    // An edge of ours sends fragments of services only.
+    // An edge of ours sends only fragments of services.
     head.publish(tables, packet);
     let flow = head.flow(packet);
     let Some(found) = find_with_pods(tables, &flow) else {
@@ -156,7 +159,9 @@ fn within<'t, F: Frame, A: Ip, T: World>(
     }
 }
 
-/// A node's stack does not have the address, and would send the fragment back to the edge.
+/// Drops a fragment whose ports are unknown if this machine is a node: its stack does not have the address and would
+/// send
+/// the fragment back to the edge. Elsewhere the stack gets it without the outer header.
 #[inline(always)]
 fn lost<'t, T: Tables>(tables: &T, reason: DropReason, decap: Decap) -> Verdict<'t> {
     match tables.config() {

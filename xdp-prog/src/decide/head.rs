@@ -1,4 +1,4 @@
-//! The ports of a packet, or of the datagram of which it is a fragment.
+//! The ports of a packet. A later fragment has those of its datagram's first fragment.
 
 use crate::{
     abi::{Datagram, Tuple},
@@ -11,12 +11,12 @@ use crate::{
     world::Fragments,
 };
 
-/// What a packet begins with behind its IP headers, or the datagram of which it is a fragment.
+/// The ports and flags of a packet, or of the datagram that a fragment belongs to.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Head {
-    /// Source and destination port; a word, because this may lie on the BPF stack.
+    /// Source and destination port, in wire order; a word, because this may lie on the BPF stack.
     pub(crate) ports: u32,
-    /// TCP flags; none of a later fragment.
+    /// TCP flags; zero for a later fragment.
     pub(crate) flags: TcpFlags,
 }
 
@@ -29,11 +29,11 @@ impl Head {
         }
     }
 
-    /// Reads the head off the packet, or finds what the first fragment has published.
+    /// Reads the ports from the packet, or finds those that the first fragment has published.
     ///
     /// # Errors
     ///
-    /// Returns why the ports cannot be told.
+    /// Returns the reason why the ports are unknown.
     #[inline(always)]
     pub(crate) fn read<F: Frame, A: Ip, T: Fragments>(
         frame: &F,
@@ -80,7 +80,7 @@ impl Head {
         packet.flow_of(self.ports)
     }
 
-    /// Publishes what a first fragment shows.
+    /// Publishes the ports of a first fragment; does nothing for a later one.
     #[inline(always)]
     pub(crate) fn publish<A: Ip, T: Fragments>(&self, tables: &T, packet: &Packet<A>) {
         if !packet.is_later_fragment() {

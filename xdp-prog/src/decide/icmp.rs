@@ -1,10 +1,10 @@
 //! ICMP to addresses of ours.
 //!
-//! An echo request to a VIP is answered. An error that quotes a flow of ours
-//! (the packet that a backend sent to its client) goes to the backend that owns
-//! the flow, found by the quoted tuple turned round: encapsulated like any packet of
-//! the flow, or, where the pod is here, with the quote translated so that the pod
-//! recognises its own packet. The rest is the stack's.
+//! An echo request to a VIP is answered. An error may quote a flow of ours, a packet that a backend sent to its
+//! client.
+//! Such an error goes to the backend that owns the flow, which the quoted tuple, turned round, identifies. It is
+//! encapsulated like any packet of the flow. If the pod is on this machine, its quote is translated, so that the pod
+//! recognises its own packet. Every other message passes to the stack.
 
 pub mod local;
 pub mod path;
@@ -26,7 +26,7 @@ use crate::{
     world::{Answer, HandOver, World},
 };
 
-/// Decides what is to be done with a bare ICMP message.
+/// Decides what becomes of a bare ICMP message.
 #[inline(always)]
 pub fn decide<'t, F: Frame, T: World>(frame: &F, tables: &'t T) -> Verdict<'t> {
     with_packet!(frame, packet => sort(frame, tables, &packet), reason => Verdict::Pass(reason))
@@ -60,7 +60,7 @@ fn sort<'t, F: Frame, A: Messages, T: World>(
         return malformed(is_vip);
     };
     if !has_service(quote.flow.protocol) {
-        // Of a VIP, no outer packet leaves.
+        // No outer packet has a VIP as its source.
         return if !is_vip && is_too_big(frame, packet) {
             Verdict::Continue(Stage::Path)
         } else {
@@ -91,14 +91,14 @@ fn sort<'t, F: Frame, A: Messages, T: World>(
             Ok(verdict) => verdict,
             Err(reason) => Verdict::Drop(reason),
         },
-        // A node whose service has no pods leaves it to the stack.
+        // A node whose service has no pods here leaves the error to the stack.
         Err(Verdict::Pass(_)) => Verdict::Pass(PassReason::Icmp),
         Err(_) if is_sent_by_edge => Verdict::Drop(DropReason::UnknownPod),
         Err(_) => Verdict::Drop(DropReason::NoBackend),
     }
 }
 
-/// Goes on in a stage for errors about this flow.
+/// Continues in another stage for errors about this flow.
 #[inline(always)]
 fn go_on<'t, T: World>(tables: &T, service: u32, backend: u32, stage: Stage) -> Verdict<'t> {
     tables.hand_over(HandOver {

@@ -1,4 +1,4 @@
-//! ICMP messages, and the flows that errors among them quote.
+//! ICMP messages, and the flows that ICMP errors quote.
 
 use crate::{
     flow::{V4, V6},
@@ -15,28 +15,28 @@ use crate::{
     },
 };
 
-/// What a message is to us.
+/// The kinds of messages that decisions tell apart.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Kind {
     /// An echo request.
     EchoRequest,
     /// A neighbour solicitation.
     Solicitation,
-    /// An error, which quotes a packet.
+    /// An error; it quotes a packet.
     Error,
-    /// The message ends before it says what it is.
+    /// A message that is too short to be judged.
     CutShort,
-    /// Something else.
+    /// Any other message.
     Other,
 }
 
-/// What differs between ICMP and ICMPv6.
+/// The differences between ICMP and ICMPv6.
 pub(crate) trait Messages: Ip {
-    /// Returns what a message of this type is to us.
+    /// Returns the kind of a message type.
     fn kind(message: u8) -> Kind;
-    /// Tells whether a message says that a packet was too big for the way on.
+    /// Tells whether a message says that a packet was too large for its path.
     fn is_too_big(header: &Icmp) -> bool;
-    /// Reads what an error quotes.
+    /// Reads the packet that an error quotes at `l3`; `end` is where the error ends in the frame.
     fn quote<F: Frame>(frame: &F, l3: usize, end: usize) -> Option<Quote<Self>>;
 }
 
@@ -88,10 +88,10 @@ impl Messages for V6 {
     }
 }
 
-/// Reads what kind of message a packet is.
+/// Reads the kind of an ICMP message.
 ///
-/// Nobody sends errors with options or extension headers: they count as other
-/// messages, and the header's place is fixed, which costs the verifier less.
+/// Messages with options or extension headers count as [`Kind::Other`], because nobody sends errors with them. So the
+/// header's place is fixed, which makes the program cheaper to verify.
 #[inline(always)]
 pub(crate) fn kind<F: Frame, A: Messages>(frame: &F, packet: &Packet<A>) -> Kind {
     let l4 = packet.l3 + A::HEADER_LENGTH;
@@ -107,10 +107,10 @@ pub(crate) fn kind<F: Frame, A: Messages>(frame: &F, packet: &Packet<A>) -> Kind
     }
 }
 
-/// Tells whether a packet, without options, is an error that says that another was too big.
+/// Tells whether a packet is an ICMP error without options that says that another packet was too large.
 #[inline(always)]
 pub(crate) fn is_too_big<F: Frame, A: Messages>(frame: &F, packet: &Packet<A>) -> bool {
-    // As in `kind`: up to Linux 6.1, the verifier does not know that two offsets are equal.
+    // The offset is computed as in `kind`: the verifiers up to Linux 6.1 do not learn that two offsets are equal.
     let l4 = packet.l3 + A::HEADER_LENGTH;
     if packet.protocol != A::ICMP || packet.is_fragment || packet.l4 != l4 {
         return false;
@@ -121,12 +121,12 @@ pub(crate) fn is_too_big<F: Frame, A: Messages>(frame: &F, packet: &Packet<A>) -
     }
 }
 
-/// Reads the flow that an error quotes, if it is one of the packet's destination.
+/// Reads the flow that an error quotes; returns `None` unless the error's destination has sent the quoted packet.
 #[inline(always)]
 pub(crate) fn quoted<F: Frame, A: Messages>(frame: &F, packet: &Packet<A>) -> Option<Quote<A>> {
     let l3 = packet.l3 + A::HEADER_LENGTH + Icmp::LENGTH;
     let quote = A::quote(frame, l3, packet.l3 + packet.length)?;
-    // By words: the BPF target has no `memcmp`.
+    // Compares words: the BPF target has no `memcmp`.
     let [a, b] = quote.flow.destination.key().words();
     let [c, d] = packet.destination.key().words();
     if (a ^ c) | (b ^ d) == 0 {
@@ -136,12 +136,12 @@ pub(crate) fn quoted<F: Frame, A: Messages>(frame: &F, packet: &Packet<A>) -> Op
     }
 }
 
-/// Tells whether a quote reaches as far as a transport checksum that covers addresses.
+/// Tells whether a quote includes a transport checksum that covers the addresses.
 #[inline(always)]
 pub(crate) const fn has_checksum<A: Ip>(packet: &Packet<A>, quote: &Quote<A>) -> bool {
     match quote.flow.protocol {
         protocol::TCP => quote.l4 + Tcp::LENGTH <= packet.l3 + packet.length,
-        // UDP's lies within the eight bytes.
+        // UDP's checksum lies within the eight bytes that every quote has.
         protocol => protocol == protocol::UDP,
     }
 }

@@ -5,45 +5,57 @@
 //! client:port <- VIP:80          NAT_REVERSE            edge:61234 <- backend:8080
 //! ```
 //!
-//! A flow has an entry in each table. `NAT_REVERSE` is what reserves the
-//! source port: its key is what the reply looks like, and it is inserted only
-//! where no such key is there, so two flows never share a port towards one
-//! backend, whatever CPUs they come in on. It is there before the forward entry
-//! and goes after it.
+//! Every flow has an entry in both tables. The reverse entry reserves the source port: its key is the reply's tuple,
+//! and
+//! it is inserted only if that key is absent. So two flows never share a port towards one backend, on whichever CPUs
+//! their packets arrive. The reverse entry is added before the forward entry and removed after it.
 //!
-//! **Whether a flow lives** is told by the mark of its forward entry alone. Packets
-//! of both directions renew it, at most once a second unless they tell something new,
-//! so that a reply costs one look-up. A flow that was idle for too long is never renewed, and its
-//! port is given out again only [`GUARD_NS`] later: whoever removes it need not
-//! fear a packet that has just found it.
+//! **Lifetime.** The mark of the forward entry alone tells whether a flow lives. Packets of both directions renew it,
+//! but
+//! only once a second unless they bring news, so that most replies cost one look-up. A flow that was idle for too
+//! long is
+//! never renewed. Its port is reused only [`GUARD_NS`] later, so a packet that has just found the flow loses nothing.
 //!
-//! **What is proved.** Anybody can send a SYN, and a backend that lives answers it. So a TCP flow is half-open until its
-//! client acknowledges the very sequence number of the SYN+ACK, which lies in the reverse entry, or the backend sends
-//! the first data after it; others until the client goes on after an answer. What a half-open flow's packets say
-//! otherwise renews nothing, but a SYN. Nor does a RST or a SYN end anything: the backend shows whether it heeds them by
-//! what it sends next. A client's RST counts only with a number that the backend may wait for, which lies in the reverse
-//! entry too. Where the backend accepts another connection after a RST or the FINs of both ends, that one is proved in the
-//! same way.
+//! **Proof.** Anybody can send a SYN, and a live backend answers it. So a TCP flow is half-open until its client
+//! acknowledges the exact sequence number of the SYN+ACK, which the reverse entry holds, or until the backend sends
+//! its
+//! first data after the SYN+ACK. A flow of another protocol is half-open until its client sends again after an
+//! answer. Of
+//! the other packets of a half-open TCP flow, only a SYN renews it. Neither a RST nor a SYN ends a flow: the
+//! backend's
+//! next packets show whether it has accepted them. A client's RST counts only if its number is near the one that the
+//! backend expects, which the reverse entry holds too. After a RST, or the FINs of both ends, the backend may accept
+//! another connection. That connection is proved in the same way.
 //!
-//! **Under pressure**, where the ports that are tried are all taken, or the service has its share of the table
-//! ([`crate::abi::NatCount::leaves_room`], [`share`]), a flow gives its port to the new one: the half-open one that is silent for
-//! longest, which is the oldest, after [`HANDSHAKE_NS`]. Unless it is half-open flows that take the ports, an open one
-//! does of which the backend has said nothing for long: for [`QUIET_RESET_NS`] after a RST, or of UDP for
-//! [`QUIET_DATAGRAMS_NS`]. Anybody can open a flow of UDP by two datagrams that the backend answers, so one in use for
-//! less than [`SPAN_OF_USE_NS`] counts as half-open here; an association of SCTP has only one port to be tried, which a
-//! single packet would take from it, so none gives way. A flow is condemned first, by an exchange of its
-//! mark that fails if the mark is not what was judged: so no packet renews a flow that goes, and none goes that was renewed.
-//! The backend may remember it still. Then it answers the new SYN for the old flow, at which the new client resets it
-//! (RFC 9293 section 3.5.1) and sends its SYN again.
+//! **Under pressure.** All ports that are tried may be taken, or the service may have used its share of the table
+//! ([`crate::abi::NatCount::leaves_room`], [`share`]). Then an old flow gives its port to the new one. The first
+//! choice is
+//! the half-open flow that has been silent longest, for [`HANDSHAKE_NS`] at least if it is TCP. If few half-open
+//! flows hold
+//! ports, an open flow may give way whose backend has been silent for [`QUIET_RESET_NS`] after a RST, or for
+//! [`QUIET_DATAGRAMS_NS`] if it is UDP. Anybody can open a UDP flow by two datagrams that the backend answers, so a
+//! UDP
+//! flow in use for less than [`SPAN_OF_USE_NS`] counts as half-open here. An open SCTP association never gives way:
+//! only
+//! one port can be tried for it, and a single packet would take that port away.
 //!
-//! **Removal.** Entries go in pairs, by whoever holds the flow's claim in
-//! `NAT_CLAIMS` and has looked again under it: the sweep of user space, a packet
-//! that found every port taken and takes one of them, or one that begins its own
-//! old flow anew.
+//! A flow that gives way is condemned first, by a compare-exchange of its mark, which fails if the mark is not the
+//! one
+//! that was judged. So no packet renews a condemned flow, and a renewed flow is not removed. The backend may still
+//! remember the old flow and answer the new SYN as part of it. The new client resets that answer (RFC 9293 section
+//! 3.5.1)
+//! and sends its SYN again.
 //!
-//! **Fragments.** The first one goes the way of any packet, the later ones follow by its ports. All keep their
-//! identification: two clients whose datagrams have the same one at the same time meet in the backend, as behind
-//! every NAT of this kind, and the checksums tell.
+//! **Removal.** Entries are removed in pairs. The remover holds the flow's claim in `NAT_CLAIMS` and has judged the
+//! flow
+//! again under the claim. It is the sweep of user space, a packet that takes a port because all were taken, or a
+//! packet
+//! that begins its own old flow anew.
+//!
+//! **Fragments.** The first fragment is handled as any packet; the later ones follow by its ports. All keep their
+//! identification. If two clients use the same identification at the same time, the backend may join their fragments,
+//! as
+//! behind every NAT of this kind, and the checksums fail.
 
 mod arrived;
 pub mod begin;

@@ -1,9 +1,9 @@
-//! Announced addresses: ARP requests and neighbour solicitations for them are answered with the
-//! MAC of the interface that they came in on, although no interface has the address. The machine falls silent
-//! once its agent has not said for [`crate::abi::ANNOUNCE_NS`] that it serves: another one answers by then.
+//! Answers ARP requests and neighbour solicitations for announced addresses, which no interface has.
 //!
-//! What another machine announces of such an address is noted ([`note_claim`](crate::world::Announcements::note_claim)), for
-//! the agent to judge; that and everything else is the stack's.
+//! The answer gives the MAC of the ingress interface. The machine stops answering when its agent has not said for
+//! [`crate::abi::ANNOUNCE_NS`] that it serves; another machine answers by then. An announcement of such an address by
+//! another machine is noted ([`note_claim`](crate::world::Announcements::note_claim)) for the agent to judge. That
+//! announcement and every other frame pass to the stack.
 
 use crate::{
     abi::{AddressKey, CONFIG_ANNOUNCE, EdgeMac, TaggedLink, is_announcing},
@@ -24,7 +24,7 @@ use crate::{
     world::{Tables, World},
 };
 
-/// Tells whether anything is announced at all.
+/// Tells whether this machine announces any address.
 #[inline(always)]
 pub(crate) fn announces<T: Tables>(tables: &T) -> bool {
     tables
@@ -32,11 +32,11 @@ pub(crate) fn announces<T: Tables>(tables: &T) -> bool {
         .is_some_and(|config| config.flags & CONFIG_ANNOUNCE != 0)
 }
 
-/// Decides whether a frame is answered.
+/// Decides whether a frame is answered, and how.
 ///
 /// # Errors
 ///
-/// Returns what becomes of a frame that is not.
+/// Returns what becomes of a frame that is not answered.
 #[inline(always)]
 pub fn decide<F: FrameSum, T: World>(
     frame: &F,
@@ -56,7 +56,7 @@ pub fn decide<F: FrameSum, T: World>(
     }
 }
 
-/// Tells whether a packet of IPv6 is for a VIP.
+/// Tells whether an IPv6 packet is for a VIP.
 #[inline(always)]
 fn is_to_vip<F: Frame, T: Tables>(frame: &F, tables: &T, link: &Link) -> bool {
     match frame.view::<Ipv6>(link.l3) {
@@ -75,7 +75,7 @@ fn answer<F: FrameSum, T: World>(
     let Some(header) = frame.view::<Ethernet>(0) else {
         return Err(PassReason::RuntFrame);
     };
-    // What the frame is counted as where it is nothing to answer.
+    // The reason under which a frame passes that needs no answer.
     let stacks = match link.ether_type {
         _ if header.is_group() => PassReason::GroupAddress,
         ethernet::IPV6 => PassReason::Icmp,
@@ -88,9 +88,9 @@ fn answer<F: FrameSum, T: World>(
         return Err(stacks);
     };
     let source = EdgeMac::new(header.source());
-    // A switch may send here what is for another machine.
+    // A switch may flood frames for other machines to this one.
     let is_for_us = header.is_group() || EdgeMac::new(header.destination()) == mac;
-    // The machine's own, come back by a loop or by another of its links.
+    // A frame from this machine may return by a loop or by another of its links.
     if !is_for_us || source == mac || source.is_group() {
         return Err(stacks);
     }
@@ -101,7 +101,7 @@ fn answer<F: FrameSum, T: World>(
     }
 }
 
-/// Returns the frame's VLAN id, 0 without one; nothing for tags on which nothing is announced.
+/// Returns the frame's VLAN id, 0 without a tag; `None` for tags of links where nothing is announced.
 #[inline(always)]
 fn vlan<F: Frame>(frame: &F, link: &Link) -> Option<u16> {
     const TAGGED: usize = Ethernet::LENGTH + VlanTag::LENGTH;
@@ -133,7 +133,7 @@ fn arp<F: Frame, T: World>(
     if !(is_request || is_reply) || !tables.is_announced(&target) {
         return Err(stacks);
     }
-    // Sender and target are the same in announcements alone (RFC 5227 section 3).
+    // Only announcements have the same sender and target (RFC 5227 section 3).
     if message.sender == message.target {
         let claimed = EdgeMac::new(message.sender_mac);
         return Err(claim(tables, &target, claimed, mac, stacks));
@@ -159,7 +159,7 @@ fn discovery<F: FrameSum, T: World>(
     };
     let is_solicitation = message.icmp.kind == icmp::v6::NEIGHBOUR_SOLICITATION;
     let is_advertisement = message.icmp.kind == icmp::v6::NEIGHBOUR_ADVERTISEMENT;
-    // RFC 4861 sections 7.1.1 and 7.1.2.
+    // A receiver must make these checks (RFC 4861 sections 7.1.1 and 7.1.2).
     if !(is_solicitation || is_advertisement)
         || message.ip.version() != 6
         || message.ip.next_header != protocol::ICMPV6
@@ -184,19 +184,19 @@ fn discovery<F: FrameSum, T: World>(
     }
     let [flags, ..] = message.icmp.rest;
     if flags & Advertisement::SOLICITED != 0 {
-        // An answer to a question of this machine's own.
+        // This answers a solicitation that this machine itself sent.
         return Err(stacks);
     }
     Err(claim(tables, &target, source, mac, stacks))
 }
 
-/// Tells whether the agent says that this machine serves.
+/// Tells whether the agent has said recently that this machine serves.
 #[inline(always)]
 fn serves<T: World>(tables: &T) -> bool {
     is_announcing(tables.announce_stamp(), tables.now())
 }
 
-/// Notes an announcement, unless it is the machine's own.
+/// Notes another machine's announcement; this machine's own is ignored.
 #[inline(always)]
 fn claim<T: World>(
     tables: &T,
@@ -212,7 +212,7 @@ fn claim<T: World>(
     PassReason::AnnouncedElsewhere
 }
 
-/// Tells whether the whole message is there and its checksum right.
+/// Tells whether the message is complete and its checksum valid.
 #[inline(always)]
 fn is_intact<F: FrameSum>(frame: &F, l3: usize, ip: &Ipv6) -> bool {
     let length = ip.total_length() - Ipv6::LENGTH;

@@ -1,5 +1,7 @@
-//! The answers to this machine's own checks: their source becomes what the check's socket is
-//! connected to ([`crate::egress`] sent the question by another address).
+//! Answers to this machine's own checks of backends.
+//!
+//! [`crate::egress`] sends a check to another address than the one its socket is connected to. So the answer's source
+//! becomes the socket's peer before the stack sees it.
 
 use crate::{
     frame::Frame,
@@ -10,11 +12,11 @@ use crate::{
     world::Probes,
 };
 
-/// Tells which source a packet that is no service's gets before the stack sees it.
+/// Finds the source address that an answer to a check gets.
 ///
 /// # Errors
 ///
-/// Returns why the stack gets it as it is.
+/// Returns the reason why the stack gets the packet unchanged: it answers no check, for one.
 #[inline(always)]
 pub fn decide<F: Frame, T: Probes>(frame: &F, tables: &T) -> Result<RestoreSource, PassReason> {
     with_packet!(frame, packet => restore(frame, tables, &packet), reason => Err(reason))

@@ -1,4 +1,4 @@
-//! ICMP for pods of this machine: from a trusted edge, or bare errors about their flows.
+//! ICMP for pods of this machine: errors that came bare, or from a trusted edge in an outer header.
 
 use crate::{
     decide::{
@@ -14,11 +14,11 @@ use crate::{
     world::World,
 };
 
-/// Decides what is to be done with a frame of this stage.
+/// Finds the pod that an ICMP error is for.
 ///
 /// # Errors
 ///
-/// Returns the verdict on what is no error for a pod.
+/// Returns the verdict on a message that is not an error for a pod.
 #[inline(always)]
 pub fn decide<'t, F: Frame, T: World>(
     frame: &F,

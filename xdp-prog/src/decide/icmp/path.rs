@@ -1,7 +1,8 @@
-//! ICMP errors about outer packets: a router says that the path to a node takes less than the next hop.
+//! ICMP errors about outer packets: a router says that the path to a node has a smaller MTU than the next hop.
 //!
-//! They go to the stack, which makes nothing of them: no socket of its own has sent the packet. What they say is noted
-//! where the node is one that packets go to; the agent judges it, who knows the tags of the node's pods.
+//! They pass to the stack, which ignores them because none of its sockets has sent the packet. A report about a node
+//! that
+//! this machine sends to is noted. The agent judges it, because only the agent knows the tags of the node's pods.
 
 use crate::{
     abi::{AddressKey, PathReport, Tag},
@@ -16,7 +17,7 @@ use crate::{
     world::Paths,
 };
 
-/// Decides what is to be done with a frame of this stage.
+/// Notes what an error reports, and passes the frame.
 #[inline(always)]
 pub fn decide<'t, F: Frame, T: Paths>(frame: &F, tables: &'t T) -> Verdict<'t> {
     let report = with_packet!(frame, packet => read(frame, &packet), _reason => None);
@@ -26,7 +27,7 @@ pub fn decide<'t, F: Frame, T: Paths>(frame: &F, tables: &'t T) -> Verdict<'t> {
     })
 }
 
-/// Reads which node an error is about, and what it says.
+/// Reads the node that an error is about, and the reported MTU.
 #[inline(always)]
 fn read<F: Frame, A: Tunnelled>(frame: &F, packet: &Packet<A>) -> Option<(AddressKey, PathReport)> {
     let l3 = packet.l3 + A::HEADER_LENGTH + Icmp::LENGTH;
@@ -39,7 +40,7 @@ fn read<F: Frame, A: Tunnelled>(frame: &F, packet: &Packet<A>) -> Option<(Addres
     let quote = A::outer(frame, l3)?;
     let [a, b] = quote.source.key().words();
     let [c, d] = packet.destination.key().words();
-    // By words: the BPF target has no `memcmp`.
+    // Compares words: the BPF target has no `memcmp`.
     let is_from_here = (a ^ c) | (b ^ d) == 0;
     if !is_from_here || mtu >= quote.length {
         return None;
@@ -48,7 +49,7 @@ fn read<F: Frame, A: Tunnelled>(frame: &F, packet: &Packet<A>) -> Option<(Addres
     Some((quote.node.key(), report))
 }
 
-/// An outer header as it is quoted.
+/// The fields of a quoted outer header.
 struct OuterQuote<A> {
     source: A,
     node: A,
@@ -56,11 +57,11 @@ struct OuterQuote<A> {
     tag: Tag,
 }
 
-/// What differs between the families.
+/// The differences between the families.
 trait Tunnelled: Messages {
-    /// Returns the MTU that an error tells.
+    /// Returns the MTU in bytes that an error states.
     fn next_hop_mtu(header: &Icmp) -> u16;
-    /// Reads a quoted outer header, if it is like those that edges write.
+    /// Reads a quoted outer header; returns `None` unless it looks like one of an edge.
     fn outer<F: Frame>(frame: &F, l3: usize) -> Option<OuterQuote<Self>>;
 }
 

@@ -1,4 +1,4 @@
-//! NAT mode: a packet as it is read, of either family and direction.
+//! NAT mode: the fields of a packet that the mode needs, for either family and direction.
 
 use crate::{
     abi::Tuple,
@@ -15,14 +15,14 @@ use crate::{
     world::{Answer, HandOver, HandOvers, OFFSETS, Relay, World},
 };
 
-/// [`HandOver::nat_progress`]: what the packet proves of its flow has been taken note of.
+/// [`HandOver::nat_progress`]: stage `NatProof` has taken note of the packet.
 pub(super) const HEEDED: u32 = 1 << 31;
-/// The same: a flow of the service was looked for that gives way.
+/// [`HandOver::nat_progress`]: stage `NatShare` has looked for a flow of the service that gives way.
 pub(super) const SOUGHT: u32 = 1 << 30;
-/// The same: one has gone. In the bits below, how many were looked at.
+/// [`HandOver::nat_progress`]: such a flow was removed. The lowest bits count the flows that were looked at.
 pub(super) const MADE_ROOM: u32 = 1 << 29;
 
-/// Goes on in another stage of the mode with a client's packet.
+/// Continues with a client's packet in another stage of the mode.
 #[inline(always)]
 pub(super) fn go_on<'t, T: HandOvers>(
     tables: &T,
@@ -40,7 +40,7 @@ pub(super) fn go_on<'t, T: HandOvers>(
 
 /// A packet of either family and direction.
 ///
-/// From here on the families share their code, and the BPF stack.
+/// The families share all code that takes one, and its place on the BPF stack.
 pub(super) struct Arrived {
     /// Service id; 0 for a reply.
     pub(super) service: u32,
@@ -48,20 +48,21 @@ pub(super) struct Arrived {
     pub(super) l3: usize,
     pub(super) l4: usize,
     pub(super) length: usize,
-    /// Words, because this lies on the BPF stack.
+    /// TTL or hop limit; a word, because this lies on the BPF stack.
     pub(super) hop_limit: u32,
-    /// TCP flags, and [`DATA`].
+    /// TCP flags, and [`DATA`] if the segment has a payload.
     pub(super) flags: u32,
-    /// [`Arrived::of_client`], then [`Arrived::of_backend`]; in one word, because this lies on the BPF stack.
+    /// [`Arrived::of_client`] above [`Arrived::of_backend`]; one word, because this lies on the BPF stack.
     pub(super) numbers: u64,
     pub(super) key: Tuple,
 }
 
-/// [`Arrived::flags`]: a TCP segment with data.
+/// Bit of [`Arrived::flags`]: the TCP segment has a payload.
 pub(super) const DATA: u32 = 1 << 8;
 
-/// How far the backend's first data are from its SYN+ACK: more than what is sent before anything is acknowledged
-/// (RFC 6928), and so little that one forged segment in 65536 is believed.
+/// How far behind its SYN+ACK a backend's data count as its first. More bytes than a backend sends before the first
+/// ACK
+/// (RFC 6928), and so few that only one of 65536 forged segments is believed.
 pub(super) const FIRST_DATA: u32 = 1 << 16;
 
 impl Arrived {
@@ -86,7 +87,7 @@ impl Arrived {
         }
     }
 
-    /// Carries everything but the key through [`Relay`]: for stages that do not see most packets.
+    /// Passes everything but the key through [`Relay`], for stages that few packets reach.
     #[inline(always)]
     #[expect(clippy::cast_possible_truncation, reason = "takes the fields apart")]
     pub(super) fn relayed<T: Relay>(self, tables: &T) -> Option<Self> {
@@ -109,7 +110,7 @@ impl Arrived {
         })
     }
 
-    /// Returns what keeps the packet from leaving by a device with this MTU.
+    /// Returns the answer for a packet that cannot leave by a device with this MTU, or whose TTL is used up.
     #[inline(always)]
     pub(super) const fn obstacle(&self, mtu: u32) -> Option<Answer> {
         let mtu = if mtu > LARGEST_PACKET {
@@ -132,21 +133,22 @@ impl Arrived {
         TcpFlags(self.flags as u8)
     }
 
-    /// Returns the number of a TCP segment that counts what the client sends: of a client's its sequence number, of a
-    /// backend's what it acknowledges.
+    /// Returns the TCP number that counts the client's bytes: the sequence number of a client's segment, the
+    /// acknowledgement number of a backend's.
     #[inline(always)]
     pub(super) const fn of_client(&self) -> u32 {
         (self.numbers >> 32) as u32
     }
 
-    /// Returns the number of a TCP segment that counts what the backend sends.
+    /// Returns the TCP number that counts the backend's bytes.
     #[inline(always)]
     #[expect(clippy::cast_possible_truncation, reason = "takes the low half")]
     pub(super) const fn of_backend(&self) -> u32 {
         self.numbers as u32
     }
 
-    /// Returns what a backend says by this packet, on a connection that it has accepted with this number.
+    /// Returns the meaning of a backend's packet, if the sequence number of the backend's last SYN+ACK was
+    /// `accepted_with`: the bits from [`DATAGRAM`] to [`BEGINS`], and [`DATA`].
     #[inline(always)]
     pub(super) fn says(&self, accepted_with: u32) -> u32 {
         if self.key.protocol() != protocol::TCP {
@@ -170,15 +172,15 @@ impl Arrived {
     }
 }
 
-/// A backend's packet: of a protocol other than TCP.
+/// Backend's packet: not TCP.
 pub(super) const DATAGRAM: u32 = 1;
-/// A backend's segment: a SYN+ACK.
+/// Backend's segment: a SYN+ACK.
 pub(super) const ACCEPTS: u32 = 2;
-/// A backend's segment: a RST.
+/// Backend's segment: a RST.
 pub(super) const RESETS: u32 = 4;
-/// A backend's segment: a FIN.
+/// Backend's segment: a FIN.
 pub(super) const ENDS: u32 = 8;
-/// A backend's segment: the first data of a connection that was just accepted, or the end if there are none.
+/// Backend's segment: the first data, or the FIN, of a connection that the backend has just accepted.
 pub(super) const BEGINS: u32 = 16;
 
 /// Reads [`Arrived::flags`] and [`Arrived::numbers`].
@@ -203,7 +205,7 @@ pub(super) fn read_segment<F: Frame, A>(frame: &F, packet: &Packet<A>, service: 
     )
 }
 
-/// Reads a client's packet, and how its frame begins.
+/// Reads a client's packet, and its frame's link header.
 #[inline(always)]
 pub(super) fn requested<'t, F: Frame, T: World>(
     frame: &F,
@@ -219,7 +221,7 @@ pub(super) fn requested<'t, F: Frame, T: World>(
     Ok((link, arrived))
 }
 
-/// Reads a client's packet for a stage that not all come to.
+/// Reads a client's packet for a stage that few packets reach.
 #[inline(always)]
 pub(super) fn requested_aside<'t, F: Frame, T: World>(
     frame: &F,

@@ -1,4 +1,4 @@
-//! NAT mode: the first packet of a flow, which reserves a port.
+//! NAT mode: the first packet of a flow. It chooses a backend and reserves a port.
 
 use super::{
     ANSWER_NS, Fate, HANDSHAKE_NS, QUIET_DATAGRAMS_NS, QUIET_RESET_NS, SPAN_OF_USE_NS,
@@ -27,13 +27,14 @@ use crate::{
     world::{Answer, Inserted, NatFlows, NatState, Origin, Taken, World},
 };
 
-/// Ports that are tried for a new flow before it is refused: half of them in leaps, half in a row.
+/// Number of ports that are tried before a new flow is refused: the first half in leaps, the second half in a row.
 pub const PORT_PROBES: u32 = 32;
-/// Ports of half-open flows among those that were tried, up to which an open flow gives its port away: where there
-/// are more, it is forged packets that want it.
+/// Most half-open flows among the tried ports at which an open flow gives way. More of them are a sign of forged
+/// packets,
+/// which no open flow shall give way to.
 const HALF_OPEN_AT_MOST: u64 = PORT_PROBES as u64 / 4;
 
-/// Decides what is to be done with a frame of this stage: a client's packet of no flow that is known.
+/// Decides what becomes of a client's packet that belongs to no known flow.
 #[inline(always)]
 pub fn decide<'t, F: Frame, T: World>(frame: &F, tables: &'t T, ingress: u32) -> Verdict<'t> {
     let link = match parse::link(frame) {
@@ -56,13 +57,13 @@ pub fn decide<'t, F: Frame, T: World>(frame: &F, tables: &'t T, ingress: u32) ->
     }
 }
 
-/// The backend that a new flow is to have.
+/// A packet and the backend of its new flow.
 struct Chosen<'t> {
     arrived: Arrived,
     id: u32,
     backend: &'t Backend,
-    /// Where to look for a port first. Not the hash that chose the backend: that of its other flows begins with
-    /// the same bits.
+    /// Chooses the first port to try. It is not the hash that chose the backend, because those of the backend's other
+    /// flows begin with the same bits.
     hash: u32,
 }
 
@@ -86,7 +87,7 @@ fn choose<'t, F: Frame, A: Ip, T: World>(
         return Err(if owner.backend.flags & BACKEND_LOCAL != 0 {
             Verdict::Pass(PassReason::LocalBackend)
         } else {
-            // The service is about to leave NAT mode.
+            // The backends no longer take part by NAT: the service is about to leave NAT mode.
             Verdict::Drop(DropReason::TableChanged)
         });
     }
@@ -106,11 +107,11 @@ fn choose<'t, F: Frame, A: Ip, T: World>(
     })
 }
 
-/// Reserves a port for a flow, of which the packet is then one that is known.
+/// Reserves a port for a new flow, and then sends the packet as one of a known flow.
 ///
 /// # Errors
 ///
-/// [`DropReason::NatPortsExhausted`], [`DropReason::NatTableFull`], or why the packet cannot be sent.
+/// [`DropReason::NatPortsExhausted`], [`DropReason::NatTableFull`], or the reason why the packet cannot be sent.
 #[inline(always)]
 fn begin<'t, T: World>(
     tables: &'t T,
@@ -128,7 +129,7 @@ fn begin<'t, T: World>(
         return Ok(Verdict::Continue(Stage::NatShare));
     }
     let now = tables.now();
-    // The flow may be known, but have been idle for too long.
+    // The flow may be known, but idle for too long.
     if tables.see_nat_forward(&arrived.key, |_| None).is_some() {
         forget(tables, &arrived.key, None, now);
     }
@@ -149,7 +150,7 @@ fn begin<'t, T: World>(
     Ok(go_on(tables, arrived.service, HEEDED, Stage::Nat))
 }
 
-/// A flow that is to begin.
+/// A flow that begins.
 struct New<'a> {
     key: &'a Tuple,
     service: u32,
@@ -160,7 +161,7 @@ struct New<'a> {
     now: u64,
 }
 
-/// Reserves a source port for a flow and writes its entries.
+/// Reserves a source port for a flow and adds its entries.
 ///
 /// # Errors
 ///
@@ -175,7 +176,7 @@ fn reserve<T: World>(
     let config = tables.config().ok_or(DropReason::NatPortsExhausted)?;
     let protocol = new.key.protocol();
     let (first, ports) = if protocol == protocol::SCTP {
-        // Its checksum covers the ports: the client's is the only one it can have.
+        // SCTP's checksum covers the ports, so the flow must keep the client's port.
         let [a, b, ..] = new.key.ports().to_ne_bytes();
         (u16::from_be_bytes([a, b]), 1)
     } else {
@@ -230,7 +231,7 @@ fn reserve<T: World>(
     }
 }
 
-/// Tells whether the service may have a flow more without one of its others going.
+/// Tells whether the service may have one more flow without removing another.
 #[inline(always)]
 fn has_room<T: NatFlows>(tables: &T, service: u32) -> bool {
     tables
@@ -238,16 +239,17 @@ fn has_room<T: NatFlows>(tables: &T, service: u32) -> bool {
         .leaves_room(tables.nat_count(0).flows)
 }
 
-/// Whether a flow is proved, as far as its port is concerned.
+/// A flow's standing when its port is wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Standing {
-    /// Nothing shows that its client is where it says.
+    /// The client has not proved its address.
     HalfOpen,
     /// It may have ended, though nobody has said so for certain.
     Open,
 }
 
-/// Returns how a flow stands that may give its port away, and how long it must have been silent for that.
+/// Returns the standing of a flow that may give way, and how long it must have been silent first, in ns; `None` if it
+/// never gives way.
 #[inline(always)]
 const fn standing(protocol: u8, state: &NatState) -> Option<(Standing, u64)> {
     if !state.mark.has(NAT_OPEN) || is_new(protocol, state) {
@@ -265,7 +267,7 @@ const fn standing(protocol: u8, state: &NatState) -> Option<(Standing, u64)> {
     }
 }
 
-/// Tells whether a flow gives its port away, by what its reverse entry knows.
+/// Tells whether a flow gives way, judged by its reverse entry alone.
 #[inline(always)]
 pub(super) const fn gives_way_by(protocol: u8, state: &NatState, now: u64) -> bool {
     match standing(protocol, state) {
@@ -274,7 +276,7 @@ pub(super) const fn gives_way_by(protocol: u8, state: &NatState, now: u64) -> bo
     }
 }
 
-/// Tells whether an open flow of UDP was in use for too short a time to be believed.
+/// Tells whether an open UDP flow has been in use for too short a time to be believed.
 #[inline(always)]
 const fn is_new(protocol: u8, state: &NatState) -> bool {
     let used = NatReverse::began_at(state.mark.time()).wrapping_sub(state.began_with);
@@ -318,7 +320,7 @@ impl Taken {
         }
     }
 
-    /// Returns the port that may be another flow's.
+    /// Returns the offset of the port whose flow gives way.
     #[inline(always)]
     #[expect(clippy::cast_possible_truncation, reason = "was an offset")]
     fn gives_way(&self) -> Option<u32> {
@@ -333,13 +335,13 @@ impl Taken {
     }
 }
 
-/// Scales the top bits of a hash to a number below `range`.
+/// Maps a hash to a number below `range`; the top bits count most.
 #[inline(always)]
 const fn scaled(hash: u32, range: u32) -> u32 {
     ((hash as u64 * range as u64) >> 32) as u32
 }
 
-/// Returns the key of the replies to one of the ports.
+/// Returns the key of the replies to the port at `offset`.
 #[inline(always)]
 #[expect(clippy::cast_possible_truncation, reason = "below the number of ports")]
 fn reply_at(new: &New<'_>, first: u16, offset: u32) -> Tuple {
@@ -347,13 +349,13 @@ fn reply_at(new: &New<'_>, first: u16, offset: u32) -> Tuple {
     reply_key(new.backend, new.address, port, new.key.protocol())
 }
 
-/// Adds the reverse entry, which reserves the port.
+/// Adds the reverse entry, which reserves the port of `reply`.
 #[inline(always)]
 fn hold<T: NatFlows>(tables: &T, new: &New<'_>, reply: &Tuple) -> Inserted {
     tables.insert_nat_reverse(reply, new.key, new.origin, NatMark::new(new.now, 0))
 }
 
-/// Adds the forward entry to a reverse one that has just been added.
+/// Adds the forward entry to a reverse entry that was just added; removes the reverse entry on failure.
 #[inline(always)]
 fn complete<T: NatFlows>(tables: &T, new: &New<'_>, reply: &Tuple) -> Result<(), DropReason> {
     let mark = NatMark::new(new.now, 0);
@@ -365,15 +367,15 @@ fn complete<T: NatFlows>(tables: &T, new: &New<'_>, reply: &Tuple) -> Result<(),
             return Ok(());
         }
         Inserted::Full => DropReason::NatTableFull,
-        // Another CPU has a packet of the same flow and was first.
+        // Another CPU has just added the same flow.
         Inserted::Exists => DropReason::TableChanged,
     };
     tables.remove_nat_reverse(reply);
     Err(reason)
 }
 
-/// Removes both entries of the flow with this reverse key, if it is over, or may give way to the new flow of this service
-/// and does; tells whether they were removed.
+/// Removes both entries of the flow with this reverse key, if the flow is over, or may give way to the new flow of
+/// `service` and does. Tells whether they were removed.
 #[inline(always)]
 pub(super) fn free<T: NatFlows>(
     tables: &T,
@@ -390,7 +392,7 @@ pub(super) fn free<T: NatFlows>(
     if !tables.claim_nat(&key) {
         return false;
     }
-    // Before the claim was there, another CPU may have given the port to another flow.
+    // Another CPU may have given the port to another flow before the claim was held.
     let freed = match tables.see_nat_reverse(reply) {
         Some(entry) if entry.is_for(reply) && entry.forward_key(reply.protocol()).is(&key) => {
             free_claimed(tables, &key, reply, &entry, now, may_give_way)
@@ -398,7 +400,7 @@ pub(super) fn free<T: NatFlows>(
         _ => false,
     };
     tables.release_nat(&key);
-    // The flows of others that share the backend are counted anew by user space.
+    // User space counts the flows of other services that share the backend.
     let is_own = entry.port() == port_of(new) && entry.address == new.destination();
     if freed && is_own {
         let half_open = if entry.mark.has(NAT_OPEN) { 0 } else { -1 };
@@ -425,7 +427,7 @@ fn free_claimed<T: NatFlows>(
     {
         let mark = entry.mark;
         let goes = may_give_way && gives_way(key.protocol(), mark, reverse, now);
-        // From here on no packet renews it.
+        // No packet renews a condemned flow.
         if goes && tables.replace_nat_mark(key, mark, mark.with(NAT_CONDEMNED)) {
             fate = Fate::Over;
         }
@@ -439,20 +441,20 @@ fn free_claimed<T: NatFlows>(
     true
 }
 
-/// Tells whether a flow gives its port away, whose forward entry has this mark.
+/// Tells whether a flow gives way; `mark` is that of its forward entry.
 #[inline(always)]
 const fn gives_way(protocol: u8, mark: NatMark, reverse: &NatReverse, now: u64) -> bool {
     let both = NatMark::new(reverse.mark.time(), mark.flags());
     let state = NatState::of(reverse).marked(both);
     match standing(protocol, &state) {
         Some((Standing::HalfOpen, patience)) => mark.idle(now) >= patience,
-        // The client's packets may be anybody's.
+        // Anybody can send packets in the client's name, so only the backend's silence counts.
         Some((Standing::Open, patience)) => reverse.mark.idle(now) >= patience,
         None => false,
     }
 }
 
-/// Returns the port that a client's flow goes to, in wire order.
+/// Returns the destination port of a client's flow, in wire order.
 #[inline(always)]
 const fn port_of(key: &Tuple) -> [u8; 2] {
     let [_, _, a, b] = key.ports().to_ne_bytes();

@@ -1,7 +1,6 @@
-//! NAT mode: what packets get that follow a flow without being part of what its ends say: later fragments, ICMP
-//! errors.
+//! NAT mode: the translation of packets that follow a flow without being part of it: later fragments and ICMP errors.
 //!
-//! They renew nothing (RFC 5508 section 3.2), and no ICMP error is ever about them.
+//! They do not renew the flow (RFC 5508 section 3.2), and no ICMP error is ever sent about them.
 
 use super::{
     arrived::Arrived,
@@ -15,7 +14,7 @@ use crate::{
 };
 
 impl Arrived {
-    /// Judges whether the packet can leave by a device with this MTU.
+    /// Judges whether the packet can leave by a device with this MTU, in bytes.
     #[inline(always)]
     fn fits(&self, mtu: u32) -> Result<(), DropReason> {
         match self.obstacle(mtu) {
@@ -26,11 +25,11 @@ impl Arrived {
     }
 }
 
-/// Finds what a packet gets whose flow is a client's.
+/// Finds the translation of a packet that follows a client's flow to the backend.
 ///
 /// # Errors
 ///
-/// Returns why it cannot follow.
+/// Returns the reason why the packet cannot be sent.
 #[inline(always)]
 pub(super) fn to_backend<T: World>(
     tables: &T,
@@ -54,11 +53,11 @@ pub(super) fn to_backend<T: World>(
     Ok(as_edge(arrived, &entry, backend, &way))
 }
 
-/// Finds what a packet gets whose flow is a backend's; nothing where there is no such flow.
+/// Finds the translation of a packet that follows a backend's replies to the client; `None` if there is no such flow.
 ///
 /// # Errors
 ///
-/// Returns why it cannot follow.
+/// Returns the reason why the packet cannot be sent.
 #[inline(always)]
 pub(super) fn to_client<T: NatFlows>(
     tables: &T,

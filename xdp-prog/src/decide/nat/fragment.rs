@@ -1,7 +1,8 @@
 //! NAT mode: later fragments, which have no transport header.
 //!
-//! They follow the ports that the first one has published, to where its flow
-//! goes. It has renewed the flow; they only look.
+//! They follow the flow of the ports that their first fragment has published. They do not renew it; the first
+//! fragment
+//! did.
 
 use super::{arrived::Arrived, follow, to_backend::send_translated, to_client::is_to_vip};
 use crate::{
@@ -13,7 +14,7 @@ use crate::{
     world::{Translation, World},
 };
 
-/// Decides what is to be done with a frame of this stage.
+/// Decides what becomes of a later fragment.
 #[inline(always)]
 pub fn decide<'t, F: Frame, T: World>(frame: &F, tables: &'t T) -> Verdict<'t> {
     let arrived = with_packet!(frame,
@@ -25,13 +26,13 @@ pub fn decide<'t, F: Frame, T: World>(frame: &F, tables: &'t T) -> Verdict<'t> {
     }
 }
 
-/// Sends the fragment after its first one.
+/// Sends the fragment the way of its first one.
 #[inline(always)]
 fn send<'t, T: World>(tables: &'t T, arrived: &Arrived) -> Verdict<'t> {
     let translation = if arrived.service == 0 {
         match follow::to_client(tables, arrived) {
             Ok(Some(translation)) => translation,
-            // The first one was refused.
+            // The first fragment was refused.
             Ok(None) if is_to_vip(tables, arrived) => {
                 return Verdict::Drop(DropReason::NatUnknownFlow);
             }

@@ -5,8 +5,9 @@
 //! VIP -> client:  client:port -> VIP:80       router -> edge:   edge:61234 -> backend:8080
 //! ```
 //!
-//! The quote is translated so that its sender recognises its own packet. Who made
-//! the error is not told on: the other end could not reach it, and does not ask.
+//! The quote is translated, so that the quoted packet's sender recognises it. The error's source does not name the
+//! router
+//! that made it, because the receiver could not reach that router and does not need to.
 
 use super::{arrived::Arrived, follow};
 use crate::{
@@ -22,11 +23,11 @@ use crate::{
     world::World,
 };
 
-/// Decides what is to be done with a frame of this stage.
+/// Finds the translation of an ICMP error and its quote.
 ///
 /// # Errors
 ///
-/// Returns the verdict on an error about no flow of the mode.
+/// Returns the verdict on an error about no flow of NAT mode.
 #[inline(always)]
 pub fn decide<'t, F: Frame, T: World>(
     frame: &F,
@@ -85,7 +86,7 @@ fn translate<'t, F: Frame, A: Messages, T: World>(
     })
 }
 
-/// At an address that is nobody's but a service's, nothing else can be meant.
+/// Ends an error about no flow: at a VIP nothing else can be meant, so it is dropped; elsewhere it passes.
 #[inline(always)]
 fn unknown<'t, A: Ip, T: World>(tables: &T, packet: &Packet<A>) -> Verdict<'t> {
     if is_vip(tables, packet.destination) {

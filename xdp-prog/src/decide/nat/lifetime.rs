@@ -1,4 +1,4 @@
-//! NAT mode: for how long a flow lives, and what its packets say of its end.
+//! NAT mode: how long a flow lives, and what its packets say about its end.
 
 use super::arrived::{ACCEPTS, BEGINS, DATA, DATAGRAM, ENDS, RESETS};
 use crate::{
@@ -12,24 +12,25 @@ use crate::{
     world::NatFlows,
 };
 
-/// How long an idle flow that nobody may renew any more keeps its port.
+/// How long a flow that may not be renewed any more keeps its port.
 pub const GUARD_NS: u64 = 20_000_000_000;
-/// Idle time of a half-open TCP flow.
+/// Longest idle time of a half-open TCP flow.
 pub const IDLE_HALF_OPEN_TCP_NS: u64 = 10_000_000_000;
-/// Idle time of a half-open flow of another protocol.
+/// Longest idle time of a half-open flow of another protocol.
 pub const IDLE_HALF_OPEN_NS: u64 = 30_000_000_000;
-/// Idle time of a TCP connection that both ends have closed.
+/// Longest idle time of a TCP connection that both ends have closed.
 pub const IDLE_CLOSED_NS: u64 = 60_000_000_000;
-/// How long the backend must have been silent on a flow with a RST before another one may take its port.
+/// How long the backend must be silent after a RST before another flow may take the port.
 pub const QUIET_RESET_NS: u64 = 60_000_000_000;
-/// How long a half-open TCP flow keeps its port from others, at the least: a round trip over a continent. At the
-/// default number of ports, a backend takes 30 000 SYNs a second before any is refused for its sake.
+/// How long a half-open TCP flow keeps its port at least: a round trip over a continent. With the default number of
+/// ports, a backend takes 30 000 SYNs a second before this makes it refuse any.
 pub const HANDSHAKE_NS: u64 = 150_000_000;
-/// The same of a flow of another protocol: nothing but its port tells its late answer from a stranger's.
+/// As [`HANDSHAKE_NS`], for other protocols. It is longer, because only the port tells a late answer from another
+/// flow's.
 pub const ANSWER_NS: u64 = 1_000_000_000;
-/// How long the backend must have been silent on an open flow of UDP before another one may take its port.
+/// How long the backend must be silent on an open UDP flow before another flow may take the port.
 pub const QUIET_DATAGRAMS_NS: u64 = 30_000_000_000;
-/// From when on a flow of UDP is believed to be in use: anybody can make one open by two datagrams.
+/// How long a UDP flow must be in use to count as open under pressure: anybody can open one by two datagrams.
 pub const SPAN_OF_USE_NS: u64 = 2_000_000_000;
 
 #[inline(always)]
@@ -42,16 +43,16 @@ pub(super) fn is_live(entry: &NatForward, key: &Tuple, reply: &Tuple, now: u64) 
     entry.is_for(key) && entry.is_answered_as(reply) && !is_over(entry, key.protocol(), now)
 }
 
-/// Tells whether a flow was idle for so long that nobody may renew it.
+/// Tells whether a flow was idle for so long that no packet may renew it.
 #[inline(always)]
 pub(super) const fn is_over(entry: &NatForward, protocol: u8, now: u64) -> bool {
     entry.mark.idle(now) >= idle_limit(protocol, entry.mark)
 }
 
-/// Flags of a TCP connection that both ends have closed.
+/// Flags of a TCP connection that both ends have closed with a FIN.
 pub(super) const CLOSED: u8 = NAT_FIN_CLIENT | NAT_FIN_BACKEND;
 
-/// Returns for how long a flow may be idle.
+/// Returns how long a flow may be idle, in ns.
 #[inline(always)]
 pub const fn idle_limit(protocol: u8, mark: NatMark) -> u64 {
     if mark.has(NAT_CONDEMNED) {
@@ -71,13 +72,13 @@ pub const fn idle_limit(protocol: u8, mark: NatMark) -> u64 {
     }
 }
 
-/// Tells whether both ends have closed a connection. A RST may be anybody's.
+/// Tells whether both ends have closed a connection. A RST does not count, because anybody can forge one.
 #[inline(always)]
 pub(super) const fn is_closed(noted: u8) -> bool {
     noted & CLOSED == CLOSED
 }
 
-/// Returns what an open flow's packets have told once the client has sent this one.
+/// Returns the flags of an open flow after this packet of the client.
 #[inline(always)]
 pub(super) const fn after_client(protocol: u8, noted: u8, flags: TcpFlags) -> u8 {
     if protocol != protocol::TCP || flags.begins_connection() {
@@ -86,10 +87,10 @@ pub(super) const fn after_client(protocol: u8, noted: u8, flags: TcpFlags) -> u8
     noted | (if flags.fin() { NAT_FIN_CLIENT } else { 0 })
 }
 
-/// Returns what a flow's packets have told once the backend has sent this one.
+/// Returns the flags of a flow after this packet of the backend.
 ///
-/// A connection that was closed, or had a RST, may be followed by another one of the same ports. The flow is the old
-/// one until that is proved: a SYN+ACK that somebody forged, and a RST before it, end nothing.
+/// After a RST or both FINs, another connection may use the same ports. The flow stays the old one until the new
+/// connection is proved: a forged RST and the SYN+ACK that follows it end nothing.
 #[inline(always)]
 pub(super) const fn after_backend(noted: u8, says: u32) -> u8 {
     let fin = if says & ENDS != 0 { NAT_FIN_BACKEND } else { 0 };
@@ -108,23 +109,24 @@ pub(super) const fn after_backend(noted: u8, says: u32) -> u8 {
     }
 }
 
-/// Tells whether a SYN+ACK of the backend begins a connection. On one that goes on, it is an old one.
+/// Tells whether a backend's SYN+ACK begins a connection. On an open connection, it is an old one.
 #[inline(always)]
 pub(super) const fn accepts_anew(noted: u8) -> bool {
     noted & NAT_OPEN == 0 || noted & NAT_RESET != 0 || is_closed(noted)
 }
 
-/// Returns a flow's mark once the backend has sent this packet.
+/// Returns a flow's mark after this packet of the backend.
 #[inline(always)]
 pub(super) const fn marked_by_backend(mark: NatMark, says: u32, now: u64) -> NatMark {
     let noted = after_backend(mark.flags(), says);
-    // A half-open connection is not renewed: a backend repeats its SYN+ACK for a minute.
+    // A SYN+ACK does not renew a half-open connection: the backend repeats it for a minute.
     let renews = says & DATAGRAM != 0 || noted & NAT_OPEN != 0;
     NatMark::new(if renews { now } else { mark.time() }, noted)
 }
 
-/// Removes a forward entry that is over, or that says of its flow what no longer holds: that it is answered
-/// as `not`.
+/// Removes a forward entry that is over. If `not` is the flow's present reply key, it also removes an entry with
+/// another
+/// one: the backend or the NAT address has changed.
 #[inline(always)]
 pub(super) fn forget<T: NatFlows>(tables: &T, key: &Tuple, not: Option<&Tuple>, now: u64) {
     if !tables.claim_nat(key) {
@@ -142,18 +144,18 @@ pub(super) fn forget<T: NatFlows>(tables: &T, key: &Tuple, not: Option<&Tuple>, 
     tables.release_nat(key);
 }
 
-/// What is to become of a flow's entries.
+/// The fate of a flow's entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// They stay.
+    /// Both entries stay.
     Lives,
-    /// Both may go.
+    /// Both entries may be removed.
     Over,
-    /// The forward entry has gone, or is another flow's: the reverse one may go too.
+    /// The forward entry has gone or belongs to another flow, so the reverse entry may be removed.
     Orphan,
 }
 
-/// Judges the entries of a flow, by a reverse entry and what was found under its forward key.
+/// Judges a flow by its reverse entry, and by the entry found under its forward key.
 #[inline(always)]
 pub fn fate(
     key: &Tuple,
@@ -171,7 +173,7 @@ pub fn fate(
                 Fate::Lives
             }
         }
-        // The port is still not for others: the backend may remember the flow.
+        // The port stays reserved for a while, because the backend may still remember the flow.
         _ if reverse.mark.idle(now) >= may_be_over_after(key.protocol(), reverse.mark) => {
             Fate::Orphan
         }
@@ -179,10 +181,12 @@ pub fn fate(
     }
 }
 
-/// Returns from when on a flow may be over, by its reverse entry alone: before that nobody need look at the other.
+/// Returns the idle time in ns after which a flow may be over, by its reverse entry alone. Before that, nobody need
+/// read
+/// the forward entry.
 #[inline(always)]
 pub const fn may_be_over_after(protocol: u8, reverse: NatMark) -> u64 {
-    // The client's FIN is noted with the backend's.
+    // The reverse entry learns of the client's FIN only with a packet of the backend, so an open flow may be closed.
     let limit = if reverse.has(NAT_OPEN) {
         IDLE_CLOSED_NS
     } else {

@@ -1,7 +1,7 @@
-//! NAT mode: what a client's packet proves of its flow, before it goes on.
+//! NAT mode: packets of a client that may prove their flow, or reset it.
 //!
-//! Packets of flows that are open do not come here, but for those with a RST, or where the backend has accepted
-//! another connection.
+//! Packets of open flows do not come to this stage, except RSTs and packets after the backend has accepted another
+//! connection.
 
 use super::{
     arrived::{Arrived, HEEDED, go_on, requested_aside},
@@ -19,7 +19,7 @@ use crate::{
     world::{NatFlows, World},
 };
 
-/// Tells whether a client's packet may change what is known of its flow.
+/// Tells whether a client's packet may change the state of its flow.
 #[inline(always)]
 pub(super) fn is_of_use(entry: &NatForward, arrived: &Arrived, now: u64) -> bool {
     let is_tcp = arrived.key.protocol() == protocol::TCP;
@@ -31,7 +31,7 @@ pub(super) fn is_of_use(entry: &NatForward, arrived: &Arrived, now: u64) -> bool
     }
 }
 
-/// Decides what is to be done with a frame of this stage.
+/// Takes note of a client's packet and continues in stage `Nat`.
 #[inline(always)]
 pub fn decide<'t, F: Frame, T: World>(frame: &F, tables: &'t T) -> Verdict<'t> {
     let arrived = match requested_aside(frame, tables) {
@@ -42,7 +42,7 @@ pub fn decide<'t, F: Frame, T: World>(frame: &F, tables: &'t T) -> Verdict<'t> {
     go_on(tables, arrived.service, HEEDED, Stage::Nat)
 }
 
-/// Finds the packet's flow, and takes note of it.
+/// Finds the packet's flow and takes note of the packet.
 #[inline(always)]
 fn heed<T: World>(tables: &T, arrived: &Arrived) {
     let now = tables.now();
@@ -68,7 +68,7 @@ fn heed<T: World>(tables: &T, arrived: &Arrived) {
     }
 }
 
-/// Takes note of a client's packet where its end is not proved: it may be the proof.
+/// Takes note of a packet of a flow that is not proved; the packet may be the proof.
 #[inline(always)]
 fn handshake<T: NatFlows>(tables: &T, arrived: &Arrived, mark: NatMark, reply: &Tuple, now: u64) {
     let key = &arrived.key;
@@ -99,12 +99,15 @@ fn handshake<T: NatFlows>(tables: &T, arrived: &Arrived, mark: NatMark, reply: &
     }
 }
 
-/// A RST is taken for the client's whose number is less than this above what the backend waited for. Below the window
-/// of a connection that has just begun: one in the window that is not right is answered with an ACK (RFC 5961 section
-/// 3.2), after which it does not count any more.
+/// A client's RST counts if its number is less than this ahead of the number that the backend expects. The value is
+/// below
+/// the window of a new connection. A RST with a wrong number within the window makes the backend send an ACK (RFC
+/// 5961
+/// section 3.2), and that ACK cancels the RST here.
 const RESET_WINDOW: u32 = 1 << 15;
 
-/// Takes note of a client's RST, of any number but those of somebody who knows nothing of the connection.
+/// Notes a client's RST, if its number is near the one that the backend expects: few senders who do not know the
+/// connection hit such a number.
 #[inline(always)]
 fn note_reset<T: NatFlows>(tables: &T, arrived: &Arrived, mark: NatMark, reply: &Tuple) {
     let Some(state) = tables.nat_state(reply) else {

@@ -1,12 +1,16 @@
-//! NAT mode: a service that has its share of the table, and takes from its own flows for a new one.
+//! NAT mode: a service that has used its share of the table makes room for a new flow among its own flows.
 //!
-//! With many backends, the 32 ports that are tried for a new flow seldom have one that gives way. So flows that begin
-//! are noted in a ring, over the oldest ones there: there are sixteen rings, and services share one if their ids have the
-//! same remainder. Place 0 of a ring has its *hand*, the place that was written last.
+//! With many backends, the 32 ports that are tried for a new flow seldom include one that gives way. So every flow
+//! that
+//! begins is noted in a ring, over the oldest entry there. There are sixteen rings; services share one if their ids
+//! have
+//! the same remainder. Entry 0 of a ring holds its *hand*, the place that was written last.
 //!
-//! A service that has its share looks from the hand on, where a flood of forged SYNs has left its oldest half-open flow,
-//! and the new flow gets that one's place. What a place says is only a hint, which the entries bear out: the CPUs write
-//! places and hand without a lock.
+//! A service that has used its share looks at the places after the hand: there lies the oldest half-open flow of a
+//! flood
+//! of forged SYNs. The new flow is noted in the place of the removed one. A place is only a hint, which the flow's
+//! entries
+//! must confirm, because the CPUs write places and hands without a lock.
 
 use super::{
     arrived::{Arrived, MADE_ROOM, SOUGHT, go_on, requested_aside},
@@ -22,16 +26,18 @@ use crate::{
 };
 
 const RINGS: u32 = 16;
-/// Places of a ring, that of the hand among them: by default, a service may begin 100 000 flows a second before all that
-/// its ring has are too young to give way.
+/// Places of a ring, the hand's included. With the default size, a service may begin 100 000 flows a second before
+/// all
+/// flows of its ring are too young to give way.
 #[expect(clippy::cast_possible_truncation, reason = "a constant")]
 const PLACES: u32 = size::NAT_BEGUN as u32 / RINGS;
-/// Places that are looked at for a new flow, each in a run of its own: the verifier gives up on a loop.
+/// Places that are looked at for a new flow. Each look is a run of the stage, because the verifier gives up on a
+/// loop.
 const LOOKS: u32 = 8;
-/// [`HandOver::nat_progress`](crate::world::HandOver): how many were looked at.
+/// [`HandOver::nat_progress`](crate::world::HandOver): the number of places that were looked at.
 const LOOKS_MASK: u32 = 0xf;
 
-/// Decides what is to be done with a frame of this stage: it begins a flow, for which one of the service's goes.
+/// Looks for a flow of the service to remove; continues in this stage or in stage `NatBegin`.
 #[inline(always)]
 pub fn decide<'t, F: Frame, T: World>(frame: &F, tables: &'t T) -> Verdict<'t> {
     let arrived = match requested_aside(frame, tables) {
@@ -58,7 +64,7 @@ pub(super) fn note<T: NatFlows>(tables: &T, service: u32, backend: u32, port: [u
     move_hand(tables, service, place);
 }
 
-/// Looks at one place, and removes the flow that is there if it is one of the service and gives way; tells whether it did.
+/// Looks at one place and removes the flow there if it is the service's and gives way; tells whether it did.
 #[inline(always)]
 fn take_one<T: World>(tables: &T, arrived: &Arrived) -> bool {
     let service = arrived.service;
@@ -66,11 +72,11 @@ fn take_one<T: World>(tables: &T, arrived: &Arrived) -> bool {
     let place = after(hand);
     let flow = tables.nat_begun(index(service, place));
     if flow == NatBegun::default() {
-        // The ring has yet to come around.
+        // The ring has not been filled yet.
         move_hand(tables, service, 0);
         return false;
     }
-    // The new flow gets the place.
+    // The hand stays, so that the new flow is noted in this place.
     let is_taken = flow.is_of(service) && gives_way(tables, arrived, flow);
     if !is_taken {
         move_hand(tables, service, place);
@@ -91,7 +97,7 @@ fn gives_way<T: World>(tables: &T, arrived: &Arrived, flow: NatBegun) -> bool {
         && free(tables, arrived.service, &arrived.key, &reply, now, true)
 }
 
-/// Returns the key of a flow's replies, if there is such a backend by now.
+/// Returns the key of a flow's replies; `None` if its backend does not exist any more or has left NAT mode.
 #[inline(always)]
 fn reply_of<T: World>(tables: &T, arrived: &Arrived, flow: NatBegun) -> Option<Tuple> {
     let backend = tables.backend(flow.backend())?;
@@ -100,7 +106,7 @@ fn reply_of<T: World>(tables: &T, arrived: &Arrived, flow: NatBegun) -> Option<T
     is_by_nat(backend).then(|| reply_key(backend, way.address, flow.port(), protocol))
 }
 
-/// Returns the index of a place in a service's ring. The rings are interleaved.
+/// Returns the index of a place of a service's ring; the rings are interleaved.
 #[inline(always)]
 const fn index(service: u32, place: u32) -> u32 {
     place * RINGS + service % RINGS

@@ -1,4 +1,4 @@
-//! NAT mode: from client to backend.
+//! NAT mode: packets from client to backend.
 
 use super::{
     arrived::{Arrived, HEEDED, requested},
@@ -21,7 +21,7 @@ use crate::{
     world::{NatFlows, Origin, Tables, Translation, World},
 };
 
-/// Decides what is to be done with a frame of this stage: a client's packet.
+/// Decides what becomes of a client's packet.
 #[inline(always)]
 pub fn decide<'t, F: Frame, T: World>(frame: &F, tables: &'t T, ingress: u32) -> Verdict<'t> {
     let (link, arrived) = match requested(frame, tables) {
@@ -34,7 +34,7 @@ pub fn decide<'t, F: Frame, T: World>(frame: &F, tables: &'t T, ingress: u32) ->
     to_backend(tables, &arrived, &origin)
 }
 
-/// Returns where a frame came from; nothing with tags other than one of 802.1Q.
+/// Returns the link that a frame came by; `None` with tags other than one of 802.1Q.
 #[inline(always)]
 pub(super) fn origin<F: Frame>(frame: &F, link: &Link, ingress: u32) -> Option<Origin> {
     Some(Origin {
@@ -43,7 +43,7 @@ pub(super) fn origin<F: Frame>(frame: &F, link: &Link, ingress: u32) -> Option<O
     })
 }
 
-/// Makes the beginning of frames to where this one came from; nothing with tags other than one of 802.1Q.
+/// Returns the beginning of frames to this frame's sender; `None` with tags other than one of 802.1Q.
 #[inline(always)]
 pub(super) fn way_back<F: Frame>(frame: &F, link: &Link) -> Option<NatLink> {
     pub(super) const TAGGED: usize = Ethernet::LENGTH + VlanTag::LENGTH;
@@ -59,7 +59,7 @@ pub(super) fn way_back<F: Frame>(frame: &F, link: &Link) -> Option<NatLink> {
     Some(NatLink::new([g, h, i, j, k, l, a, b, c, d, e, f], vlan, 0))
 }
 
-/// Takes a client's packet to the backend that its flow has.
+/// Sends a client's packet to the backend of its flow.
 #[inline(always)]
 pub(super) fn to_backend<'t, T: World>(
     tables: &'t T,
@@ -100,7 +100,7 @@ pub(super) fn to_backend<'t, T: World>(
     send_translated(tables, arrived, as_edge(arrived, &entry, backend, &way))
 }
 
-/// Makes what a client's packet gets.
+/// Returns the translation of a client's packet.
 #[inline(always)]
 pub(super) fn as_edge(
     arrived: &Arrived,
@@ -123,23 +123,23 @@ pub(super) fn as_edge(
     }
 }
 
-/// Tells whether a backend takes part by NAT.
+/// Tells whether a backend takes part by NAT: its mode is NAT and it is not on this machine.
 #[inline(always)]
 pub(super) const fn is_by_nat(backend: &Backend) -> bool {
     backend.flags & (BACKEND_NAT | BACKEND_LOCAL) == BACKEND_NAT
 }
 
-/// How a packet gets to its backend, and as whose.
+/// The next hop to a backend, and the NAT address to use there.
 pub(super) struct Way<'t> {
     pub(super) hop: &'t NextHop,
     pub(super) address: AddressKey,
 }
 
-/// Finds the way to a backend.
+/// Finds the next hop and the NAT address for a backend.
 ///
 /// # Errors
 ///
-/// Returns why the packet cannot be sent.
+/// Returns the reason why the packet cannot be sent.
 #[inline(always)]
 pub(super) fn way<'t, T: World>(
     tables: &'t T,
@@ -154,7 +154,7 @@ pub(super) fn way<'t, T: World>(
     })
 }
 
-/// Returns the address that backends behind this next hop reply to.
+/// Returns the address to which backends behind this next hop reply.
 #[inline(always)]
 pub(super) fn nat_address<T: Tables>(
     tables: &T,
@@ -184,7 +184,7 @@ pub(super) fn nat_address<T: Tables>(
     })
 }
 
-/// Returns the key of a backend's replies.
+/// Returns the key of a backend's replies to an address and a port of NAT mode.
 #[inline(always)]
 pub(super) fn reply_key(
     backend: &Backend,
@@ -195,7 +195,7 @@ pub(super) fn reply_key(
     Tuple::new(backend.pod, address, backend.port, port, protocol)
 }
 
-/// Sends a packet on with what it gets.
+/// Returns the verdict that sends a packet with its translation.
 #[inline(always)]
 pub(super) fn send_translated<'t, T: NatFlows>(
     tables: &'t T,
@@ -214,7 +214,7 @@ pub(super) fn send_translated<'t, T: NatFlows>(
     }
 }
 
-/// Looks a client's flow up, and renews it by the packet at hand unless it is half-open.
+/// Looks a client's flow up, and renews it by this packet unless the flow is half-open.
 #[inline(always)]
 pub(super) fn look_up_client_flow<T: NatFlows>(
     tables: &T,

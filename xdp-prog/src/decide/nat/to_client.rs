@@ -1,4 +1,4 @@
-//! NAT mode: from backend to client.
+//! NAT mode: packets from backend to client.
 
 use super::{
     arrived::{ACCEPTS, Arrived, RESETS},
@@ -15,7 +15,7 @@ use crate::{
     world::{Answer, NatFlows, NatState, Tables, Translation, World},
 };
 
-/// Decides what is to be done with a frame of this stage: a reply.
+/// Decides what becomes of a backend's packet.
 #[inline(always)]
 pub fn decide<'t, F: Frame, T: World>(frame: &F, tables: &'t T) -> Verdict<'t> {
     with_packet!(frame, packet => reply(frame, tables, &packet), reason => Verdict::Pass(reason))
@@ -34,7 +34,7 @@ pub(super) fn reply<'t, F: Frame, A: Ip, T: World>(
     to_client(tables, &Arrived::new(frame, packet, &flow, 0))
 }
 
-/// Takes a backend's packet to its client.
+/// Sends a backend's packet to its client.
 #[inline(always)]
 pub(super) fn to_client<'t, T: World>(tables: &'t T, arrived: &Arrived) -> Verdict<'t> {
     let Some(entry) = answer(tables, arrived) else {
@@ -46,7 +46,8 @@ pub(super) fn to_client<'t, T: World>(tables: &'t T, arrived: &Arrived) -> Verdi
     }
 }
 
-/// Ends what came to a port of the mode and is of no flow: at a VIP it is as to any port that nothing serves.
+/// Ends a packet to a port of the mode that belongs to no flow. At a VIP it is refused, as at any port without a
+/// service.
 #[inline(always)]
 pub(super) fn not_ours<'t, T: Tables>(tables: &T, arrived: &Arrived) -> Verdict<'t> {
     if is_to_vip(tables, arrived) {
@@ -61,7 +62,7 @@ pub(super) fn is_to_vip<T: Tables>(tables: &T, arrived: &Arrived) -> bool {
     tables.address_flags(&arrived.key.destination()) == ADDRESS_VIP
 }
 
-/// Makes what a backend's packet gets.
+/// Returns the translation of a backend's packet.
 #[inline(always)]
 pub(super) fn as_vip(arrived: &Arrived, entry: &NatReverse) -> Translation {
     let [a, b] = entry.port();
@@ -79,7 +80,7 @@ pub(super) fn as_vip(arrived: &Arrived, entry: &NatReverse) -> Translation {
     }
 }
 
-/// Looks a backend's flow up, and renews it by the packet at hand if that is due.
+/// Looks a backend's flow up, and renews it by this packet if that is due.
 #[inline(always)]
 pub(super) fn answer<T: NatFlows>(tables: &T, arrived: &Arrived) -> Option<NatReverse> {
     let reply = &arrived.key;
@@ -111,7 +112,7 @@ pub(super) fn answer<T: NatFlows>(tables: &T, arrived: &Arrived) -> Option<NatRe
     if begins {
         state.began_with = arrived.of_backend();
     }
-    // An old SYN+ACK acknowledges what is long past.
+    // An old SYN+ACK acknowledges old data, so its number does not count.
     if begins || (says & (ACCEPTS | RESETS) == 0 && arrived.flags().acknowledges()) {
         state.expects = arrived.of_client();
     }

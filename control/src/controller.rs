@@ -1,4 +1,4 @@
-//! `guideway controller`: hands out load-balancer addresses to Services, for the whole cluster.
+//! `guideway controller` assigns load-balancer addresses to the Services of the whole cluster.
 //!
 //! ```text
 //! watch (Services, pools, Nodes, EndpointSlices, Namespaces) -> convert -> planner -> allocate (pure) -> status -> API server
@@ -6,16 +6,17 @@
 //!                                                      lease (who acts) ------+          seed (made once)
 //! ```
 //!
-//! Of several controllers one acts, by a Lease; the others watch, so that they can go on at once. What an
-//! acting one knows beyond the API server is only what it has just decided and not yet seen written.
+//! Of several controllers one leads, by a Lease; only it writes. The others watch too, so that one of them can
+//! take over at once. Beyond what the API server has, a leader knows only its own latest decisions that it has
+//! not yet seen written.
 //!
-//! An address is counted in its pool's status before a Service has it, by a write that fails if the pool has
-//! changed meanwhile. So a rule of the custom resource, which the API server checks by itself, can refuse to make a pool
-//! smaller than its use, also while no controller runs.
+//! A pool's status counts an address before a Service gets it. That write fails if the pool has changed
+//! meanwhile. So a rule of the custom resource, which the API server itself checks, can refuse to make a pool
+//! smaller than its use, even while no controller runs.
 //!
-//! A pool has a finalizer while addresses of it are in use (`deletion`), so that it cannot be deleted under them.
-//! Services get none: nothing outside of the API server is to be cleaned up,
-//! and it would keep them from being deleted where the controller is gone.
+//! A pool has a finalizer while its addresses are in use (`deletion`), so that it cannot be deleted under them.
+//! Services get no finalizer: nothing outside the API server needs cleaning up, and without a controller they
+//! could not be deleted.
 
 mod allocate;
 mod block;
@@ -58,14 +59,14 @@ use crate::kubernetes::schema::Lease;
 use crate::metrics::page as metrics_page;
 use crate::{cli, commands, log};
 
-/// Who writes, in the API server's records of field ownership and in Events.
+/// Name of this writer in the API server's field ownership and in Events.
 const MANAGER: &str = "guideway-controller";
 
-/// Runs the controller until a signal ends it, or prints the custom resource definitions.
+/// Runs the controller until a signal ends it, or prints the custom resource definition.
 ///
 /// # Errors
 ///
-/// When the API server cannot be found, or the address for metrics is taken.
+/// When the API server cannot be found, or the address for metrics is in use.
 pub fn run(options: &cli::Controller) -> Result<()> {
     if options.print_crds {
         return commands::print(&crd::definition()?);
@@ -151,7 +152,7 @@ async fn serve(options: &cli::Controller) -> Result<()> {
     Ok(())
 }
 
-/// Names this process, differently from every other one.
+/// Returns an identity that no other process has.
 fn identity() -> String {
     let read = |path| fs::read_to_string(path).unwrap_or_default();
     let host = read("/proc/sys/kernel/hostname");
@@ -162,7 +163,7 @@ fn identity() -> String {
 fn page(path: &str, values: Values) -> Answer {
     match path {
         "/metrics" => metrics_page(crate::metrics::render(values).ok()),
-        // The loop that answers is the one that works.
+        // The task that answers also does the work, so an answer proves that it runs.
         "/healthz" | "/livez" => http::text(StatusCode::OK, "ok\n"),
         "/readyz" if values.missing.is_empty() => http::text(StatusCode::OK, "ok\n"),
         "/readyz" => {

@@ -1,16 +1,16 @@
-//! Who gets which address: pools and Services in, addresses out.
+//! Decides which Service gets which address. A pure function of pools and Services.
 //!
-//! Everything is decided anew from what there is, which includes the addresses that Services hold. So the
-//! order of events changes nothing, and a restart, which knows only what the status of Services says,
-//! decides as the process before it did:
+//! Everything is decided again each time from the current objects, including the addresses that Services hold.
+//! So the order of events does not matter. After a restart only the status of Services is known, and the
+//! decisions are the same:
 //!
-//! 1. Services keep what they hold, if the pools and their own requests still allow it; also what a pool has that
-//!    is being deleted or whose selectors cannot be read, which gives nothing more, and what a machine has come to
-//!    have. Of two that may not have one address together, the older one keeps it.
-//! 2. Services that ask for an address get it, the oldest first.
-//! 3. The others get one they may share, or else the first free one, from the pools in the order of their names.
-//!    Addresses that some Service names as external ones come last: they are not its by right, and one Service
-//!    that names all of a pool must not keep the others waiting.
+//! 1. A Service keeps its addresses if its pools and its own request still allow them. It also keeps those of a
+//!    pool that is being deleted or has unreadable selectors (such a pool gives no new addresses), and those
+//!    that a machine has claimed. If two Services may not share an address, the older one keeps it.
+//! 2. Services that request an address get it, the oldest first.
+//! 3. The others get an address that they may share, else the first free one, from the pools in the order of
+//!    their names. Addresses that some Service lists as external come last. Listing an address gives no right
+//!    to it, and one Service that lists a whole pool must not block the others.
 
 mod error;
 mod ledger;
@@ -37,16 +37,16 @@ pub(super) struct Inventory {
     pub(super) api_servers: BTreeSet<IpAddr>,
     /// Addresses of edges outside the cluster.
     pub(super) edges: BTreeSet<IpAddr>,
-    /// Addresses that another implementation gave to Services.
+    /// Addresses that another implementation assigned to Services.
     pub(super) foreign: BTreeMap<IpAddr, ObjectName>,
-    /// External addresses of Services: whoever may write a Service writes there what it likes.
+    /// External addresses of Services. Anyone who may write a Service can list any address there.
     pub(super) external: BTreeSet<IpAddr>,
-    /// The Services that get their addresses from here.
+    /// The Services that this controller assigns addresses to.
     pub(super) services: BTreeMap<ObjectName, Service>,
 }
 
 impl Inventory {
-    /// Returns the addresses of machines, by kind.
+    /// Returns the addresses of machines, by kind of machine.
     pub(super) const fn machines(&self) -> [(&BTreeSet<IpAddr>, Holder); 3] {
         [
             (&self.nodes, Holder::Node),
@@ -68,15 +68,15 @@ impl Inventory {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Decision {
-    /// Its addresses, in the order of its families.
+    /// Addresses that the Service gets, in the order of its families.
     pub(super) addresses: Vec<IpAddr>,
-    /// Why it does not have an address of each family.
+    /// Why the Service lacks an address of some family.
     pub(super) problem: Option<AllocationError>,
-    /// Addresses that it held and may not keep, and why.
+    /// Addresses that the Service held and must give up, and why.
     pub(super) lost: Vec<(IpAddr, AllocationError)>,
 }
 
-/// Decides what every Service gets.
+/// Decides the addresses of every Service.
 pub(super) fn allocate(inventory: &Inventory) -> BTreeMap<ObjectName, Decision> {
     let mut services: Vec<&Service> = inventory.services.values().collect();
     services.sort_by_key(|service| (service.created, &service.name));
@@ -100,7 +100,7 @@ pub(super) fn allocate(inventory: &Inventory) -> BTreeMap<ObjectName, Decision> 
     claims.into_iter().map(Claim::into_decision).collect()
 }
 
-/// Tells how many of a pool's addresses of a family are in use, by whomever, and how many there are.
+/// Returns how many addresses of a family in `blocks` are taken by anyone, and how many there are in all.
 pub(super) fn usage(blocks: &[Block], family: Family, taken: &BTreeSet<IpAddr>) -> (u128, u128) {
     let of_family = |block: &&Block| block.family() == family;
     let blocks: Vec<Block> = blocks.iter().filter(of_family).copied().collect();
@@ -111,11 +111,11 @@ pub(super) fn usage(blocks: &[Block], family: Family, taken: &BTreeSet<IpAddr>) 
     (used.len() as u128, block::size(&blocks))
 }
 
-/// One Service on its way to its addresses.
+/// A Service while its addresses are being decided.
 struct Claim<'a> {
     service: &'a Service,
     wish: Result<Wish<'a>, AllocationError>,
-    /// The pools that admit the Service, by name; if it names some, only those.
+    /// The pools that admit the Service, by name. If the Service names pools, only those.
     pools: Vec<(&'a str, &'a Pool)>,
     got: BTreeMap<Family, IpAddr>,
     problem: Option<AllocationError>,
@@ -146,7 +146,7 @@ impl<'a> Claim<'a> {
         }
     }
 
-    /// Tells whether certain addresses are asked for.
+    /// Returns whether the Service requests certain addresses.
     fn asks(&self) -> bool {
         self.wish
             .as_ref()
@@ -176,7 +176,7 @@ impl<'a> Claim<'a> {
         if !self.service.families.contains(&family) {
             return Err(AllocationError::FamilyNotWanted(family));
         }
-        // A request that cannot be read takes nothing away.
+        // An unreadable request does not take held addresses away.
         let asked = self.wish.as_ref().ok();
         match asked.and_then(|wish| wish.addresses.get(&family)) {
             Some(asked) if *asked != address => Err(AllocationError::Asked(*asked)),
@@ -185,7 +185,7 @@ impl<'a> Claim<'a> {
         }
     }
 
-    /// Tells whether the Service may get an address that it does not have.
+    /// Checks whether the Service may get an address that it does not hold.
     fn may_get(&self, address: IpAddr, ledger: &Ledger<'_>) -> Result<(), AllocationError> {
         let having: Vec<(&str, &Pool)> = self.having(address).collect();
         let (first, pool) = having.first().ok_or(AllocationError::NotInPools(address))?;
@@ -195,7 +195,7 @@ impl<'a> Claim<'a> {
         ledger.may_join(address, self.service, false)
     }
 
-    /// Lists the pools that have an address and admit the Service.
+    /// Iterates over the pools that contain an address and admit the Service.
     fn having(&self, address: IpAddr) -> impl Iterator<Item = (&'a str, &'a Pool)> {
         let pools = self.pools.iter().copied();
         pools.filter(move |(_, pool)| pool.contains(address))
@@ -207,7 +207,7 @@ impl<'a> Claim<'a> {
         for family in &missing {
             found.extend(self.find(*family, ledger));
         }
-        // A Service that serves by one family goes on to while it waits for the other.
+        // A Service that is already served by one family keeps it while it waits for the other.
         let is_whole = found.len() == missing.len() || !self.got.is_empty();
         if self.service.dual_stack_required && !is_whole {
             return;
@@ -218,7 +218,8 @@ impl<'a> Claim<'a> {
         }
     }
 
-    /// Says why an address is missing, when all addresses are given: so it is the same after a restart.
+    /// Sets the reason why an address is missing. Runs after all addresses are assigned, so that the reason is
+    /// the same after a restart.
     fn explain(&mut self, ledger: &mut Ledger<'_>) {
         let missing = self
             .missing()

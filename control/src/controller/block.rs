@@ -1,4 +1,4 @@
-//! What a pool's `addresses` say: a CIDR, a range, or one address.
+//! An entry of a pool's `addresses`: a CIDR, a range or one address.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -30,7 +30,7 @@ impl fmt::Display for Family {
     }
 }
 
-/// The addresses from the first to the last, both included, which are of one family.
+/// The addresses of one family from the first to the last, both included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Block {
     first: IpAddr,
@@ -65,7 +65,7 @@ impl Block {
     }
 
     pub(super) fn contains(&self, address: IpAddr) -> bool {
-        // Addresses are ordered by family first.
+        // `IpAddr` orders by family first, so an address of the other family is outside.
         (self.first..=self.last).contains(&address)
     }
 
@@ -73,7 +73,7 @@ impl Block {
         number(self.last) - number(self.first) + 1
     }
 
-    /// Tells whether both have an address.
+    /// Returns whether the blocks have an address in common.
     pub(super) fn meets(&self, other: &Self) -> bool {
         self.first <= other.last && other.first <= self.last
     }
@@ -121,7 +121,7 @@ impl FromStr for Block {
     }
 }
 
-/// Adds up blocks, counting what several of them have once.
+/// Counts the addresses of blocks. An address in several blocks counts once.
 pub(super) fn size(blocks: &[Block]) -> u128 {
     let mut sorted = blocks.to_vec();
     sorted.sort_unstable();
@@ -138,7 +138,7 @@ pub(super) fn size(blocks: &[Block]) -> u128 {
     size
 }
 
-/// Returns what blocks have and others have not.
+/// Returns the parts of `blocks` that are in none of `others`.
 pub(super) fn without<'a>(
     blocks: &[Block],
     others: impl IntoIterator<Item = &'a Block>,
@@ -163,7 +163,7 @@ pub(super) fn without<'a>(
     left
 }
 
-/// Returns the address before this one; nothing before the first of its family.
+/// Returns the preceding address; `None` for the first of its family.
 fn previous(address: IpAddr) -> Option<IpAddr> {
     Some(match address {
         IpAddr::V4(address) => Ipv4Addr::from_bits(address.to_bits().checked_sub(1)?).into(),
@@ -171,7 +171,7 @@ fn previous(address: IpAddr) -> Option<IpAddr> {
     })
 }
 
-/// Returns the address behind this one; nothing behind the last of its family.
+/// Returns the following address; `None` for the last of its family.
 pub(super) fn next(address: IpAddr) -> Option<IpAddr> {
     Some(match address {
         IpAddr::V4(address) => Ipv4Addr::from_bits(address.to_bits().checked_add(1)?).into(),
@@ -186,8 +186,7 @@ fn number(address: IpAddr) -> u128 {
     }
 }
 
-/// Networks whose addresses are no one's to give (RFC 6890), and IPv4-mapped addresses,
-/// which stand for others.
+/// Networks whose addresses cannot be assigned (RFC 6890), and IPv4-mapped addresses, which stand for others.
 fn special() -> [IpNet; 8] {
     let v4 = |a, b, length| IpNet::new_assert(Ipv4Addr::new(a, b, 0, 0).into(), length);
     let v6 = |first, sixth, length| {

@@ -1,4 +1,4 @@
-//! Objects of the API server into what the controller reads of them.
+//! Converts decoded API objects into what the controller needs of them.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -21,37 +21,37 @@ const ADDRESSES: &str = "guideway.dev/addresses";
 const POOL: &str = "guideway.dev/pool";
 const SHARING_KEY: &str = "guideway.dev/sharing-key";
 
-/// Which Services are the controller's.
+/// Selects the Services that the controller is responsible for.
 #[derive(Clone, Debug)]
 pub(super) struct Classes {
     /// The `loadBalancerClass`.
     pub(super) class: String,
-    /// Whether Services without a class are too.
+    /// Whether Services without a class are included.
     pub(super) default: bool,
     /// Networks within which agents serve external addresses.
     pub(super) external_ips: BTreeSet<IpNet>,
 }
 
-/// A Service of the API server.
+/// A Service as watched.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct ObservedService {
     pub(super) uid: String,
-    /// The Service, if it gets its addresses from here.
+    /// The Service, if this controller assigns its addresses.
     pub(super) ours: Option<Service>,
-    /// The addresses that another controller gave it.
+    /// Addresses that another controller assigned to it.
     pub(super) foreign: Vec<IpAddr>,
-    /// The external addresses that it names.
+    /// External addresses that it lists.
     pub(super) external: Vec<IpAddr>,
-    /// Of these, those that agents serve.
+    /// Those of its external addresses that agents serve.
     pub(super) served: BTreeSet<IpAddr>,
     pub(super) observed: CurrentStatus,
-    /// Whether another class stands in it, which never changes: what its status says is another controller's.
+    /// Whether it has another class, which cannot change. Its status then belongs to another controller.
     pub(super) is_of_other_class: bool,
-    /// What is wrong with it, for all agents alike.
+    /// What is wrong with it; all agents find the same.
     pub(super) problems: Vec<Problem>,
 }
 
-/// A pool of the API server.
+/// A pool as watched.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct ObservedPool {
     pub(super) version: String,
@@ -99,7 +99,7 @@ impl Classes {
         }
     }
 
-    /// Reads a Service as agents do.
+    /// Reads a Service by the same rules as the agents.
     fn read(&self, service: &schema::Service) -> Reading {
         let options = Options {
             load_balancer_class: self.class.clone(),
@@ -218,14 +218,14 @@ pub(super) fn node(node: &Node) -> Vec<IpAddr> {
     texts.filter_map(|text| index::address(text)).collect()
 }
 
-/// Reads the addresses of a slice.
+/// Reads the addresses of the API servers from a slice.
 pub(super) fn api_servers(slice: &EndpointSlice) -> Vec<IpAddr> {
     let endpoints = slice.endpoints.iter().flatten();
     let texts = endpoints.flat_map(|endpoint| endpoint.addresses.iter().flatten());
     texts.filter_map(|text| index::address(text)).collect()
 }
 
-/// Reads the addresses of the edges outside the cluster that a slice of Guideway's own Service has.
+/// Reads the addresses of edges outside the cluster from a slice of Guideway's own Service.
 pub(super) fn edges(slice: &EndpointSlice) -> Vec<IpAddr> {
     let endpoints = slice.endpoints.iter().flatten();
     let outside = endpoints.filter(|endpoint| endpoint.node_name.is_none());

@@ -1,4 +1,4 @@
-//! The custom resource `LoadBalancerPool`: its fields, and the rules that the API server checks by itself.
+//! The custom resource `LoadBalancerPool`: its fields, and the rules that the API server itself checks.
 
 #![expect(
     unreachable_pub,
@@ -17,14 +17,14 @@ use super::selector::{
 };
 use crate::kubernetes::schema;
 
-/// The condition of a pool that tells whether its specification is in force.
+/// The condition that says whether a pool's whole specification is in force.
 pub const READY: &str = "Ready";
 
-/// The definition as it is installed.
+/// Returns the custom resource definition as YAML.
 ///
 /// # Errors
 ///
-/// Never with the types declared here; the serializer has the error in its type.
+/// Never for the types declared here; the serializer's signature requires it.
 pub fn definition() -> Result<String, serde_saphyr::SerializeError> {
     serde_saphyr::to_string(&LoadBalancerPool::crd())
 }
@@ -158,7 +158,7 @@ pub struct Condition {
 }
 
 impl Condition {
-    /// Dates it: from now, the time in RFC 3339, if its status turned, else as before.
+    /// Sets the transition time: `now` (RFC 3339) if the status differs from `before`, else that of `before`.
     pub(super) fn since(mut self, before: Option<&Self>, now: &str) -> Self {
         let before = before.filter(|before| before.status == self.status);
         let since = before.map_or(now, |before| &before.last_transition_time);
@@ -166,21 +166,21 @@ impl Condition {
         self
     }
 
-    /// Tells whether it says the same as another one, whenever that was.
+    /// Returns whether two conditions agree in everything but their times.
     pub(super) fn says_as(&self, other: &Self) -> bool {
         let said = |one: &Self| (one.status.clone(), one.reason.clone(), one.message.clone());
         said(self) == said(other)
     }
 }
 
-/// A pool as the API server has it: of its metadata and status what is read of them, whatever else stands there.
+/// A pool as the API server stores it, with only those metadata that are used.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct Pool {
     #[serde(deserialize_with = "schema::metadata")]
     pub(crate) metadata: ObjectMeta,
     pub(crate) spec: PoolSpec,
-    /// Nothing where it was written by something else; it is written anew then.
+    /// `None` if somebody else wrote something unreadable. It is then written again.
     #[serde(deserialize_with = "schema::or_nothing")]
     pub(crate) status: Option<PoolStatus>,
 }
@@ -193,14 +193,16 @@ fn yes() -> bool {
     true
 }
 
-/// The first prefix length of each rule about ranges: one rule for all would cost more than the API server grants.
+/// First prefix length of each rule about ranges. One rule for all lengths would exceed the cost that the API
+/// server allows.
 const RANGE_RULES: [u32; 4] = [0, 32, 64, 96];
 
-/// A rule that ranges do not end before they begin, for those whose ends differ first in one of 32 bits.
+/// Returns the rule that a range does not end before it begins, for ranges whose ends first differ in one of 32 bits.
 ///
-/// CEL does not compare addresses. Of two in order, the first has a zero where they differ first: the network of all bits
-/// before then has the same address as that of one bit more. The API server bounds what rules may cost by the lengths
-/// of texts, which it knows of parts of other texts, but not of numbers as text: so these are cut out of one.
+/// CEL cannot compare addresses. Where two addresses in order first differ, the first one has a zero bit: so
+/// the network of all bits before has the same first address as the network of one bit more. The API server
+/// limits the cost of rules by the lengths of texts. It knows those of parts of a text, but not those of
+/// numbers converted to text; so the lengths are cut out of one text.
 fn range_in_order(from: u32) -> Rule {
     let first = "a.substring(0, a.indexOf('-')).trim()";
     let last = "a.substring(a.indexOf('-') + 1).trim()";
@@ -213,7 +215,7 @@ fn range_in_order(from: u32) -> Rule {
     };
     let (before, behind) = (network("i"), network("i + 1"));
     let every: Vec<String> = (0..bits).map(|bit| bit.to_string()).collect();
-    // IPv4 has no more than the first rule looks at.
+    // IPv4 has only the 32 bits of the first rule.
     let family = if from < bits {
         format!("ip({first}).family() == ip({last}).family() && ")
     } else {
@@ -229,7 +231,7 @@ fn range_in_order(from: u32) -> Rule {
         .message("both ends of a range are of one family, and the first is not behind the last")
 }
 
-/// The schema of a label selector, which `k8s-openapi` has behind a feature only, with the rules of Kubernetes.
+/// The schema of a label selector with the rules of Kubernetes. `k8s-openapi` has it only behind a feature.
 fn label_selector(_: &mut SchemaGenerator) -> Schema {
     let value = json!({"type": "string", "maxLength": LONGEST_VALUE, "pattern": VALUE});
     let operators = [WITH_VALUES, WITHOUT_VALUES].concat();

@@ -1,14 +1,14 @@
-//! Pools that are deleted while Services have addresses of them.
+//! Deletion of pools while Services have their addresses.
 //!
 //! ```text
 //! an address is found -> the pool counts it -> the pool has the finalizer -> the Service gets the address
 //! the last is freed   -> the pool counts none -> the finalizer is taken away
 //! ```
 //!
-//! The API server keeps a deleted pool that has a finalizer, so that deleting the wrong one takes nobody off the
-//! network. Such a pool gives nothing more, and goes when no Service would lose an address by it: when they are gone,
-//! or have moved, or when another pool has the same addresses for them. A pool without use has no finalizer,
-//! and needs no controller to be deleted.
+//! The API server keeps a deleted pool that has a finalizer, so that deleting the wrong pool takes no Service
+//! off the network. Such a pool gives no new addresses. It goes when no Service would lose an address: the
+//! Services are gone or have other addresses, or another pool has the same addresses for them. A pool that is
+//! not in use has no finalizer and can be deleted without a controller.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -21,13 +21,13 @@ use crate::index::objects::ObjectName;
 
 /// The finalizer of pools in use.
 pub(super) const FINALIZER: &str = "guideway.dev/in-use";
-/// Why a pool that is being deleted is not ready, in a word.
+/// Reason of the condition of a pool that is being deleted.
 pub(super) const TERMINATING: &str = "Terminating";
 
-/// Lists who of `held` would lose which address if the pools that are being deleted were gone.
+/// Lists the pairs of `held` (Service and address) that would be lost if the pools that are being deleted were gone.
 ///
-/// `guarded` are the pools with the finalizer; only one of these takes over from another, since it cannot
-/// vanish in turn.
+/// `guarded` are the pools with the finalizer. Only these can take over addresses, because they cannot vanish
+/// in turn.
 pub(super) fn at_stake<'a>(
     inventory: &Inventory,
     guarded: &BTreeSet<&str>,
@@ -49,18 +49,18 @@ pub(super) fn at_stake<'a>(
     lost.copied().collect()
 }
 
-/// Tells whether the finalizer is among those of a pool.
+/// Returns whether our finalizer is among the finalizers of a pool.
 pub(super) fn is_guarded(present: &[String]) -> bool {
     present.iter().any(|one| one == FINALIZER)
 }
 
-/// Returns the finalizers that a pool has to have, if they are not those that are `present`: those of others stay.
+/// Returns the finalizers that a pool must have; `None` if `present` is right. Finalizers of others are kept.
 pub(super) fn finalizers(
     present: &[String],
     wanted: bool,
     terminating: bool,
 ) -> Option<Vec<String>> {
-    // The API server takes no finalizer for an object that is being deleted.
+    // The API server rejects new finalizers on an object that is being deleted.
     if is_guarded(present) == wanted || (wanted && terminating) {
         return None;
     }
@@ -69,7 +69,7 @@ pub(super) fn finalizers(
     Some(others.chain(ours).collect())
 }
 
-/// Says why a pool that is being deleted is still there, and what to do about it.
+/// Returns the text that explains why a pool still exists, and what to do about it.
 pub(super) fn message(users: &BTreeSet<&ObjectName>) -> String {
     if users.is_empty() {
         return "being deleted; no Service needs an address of it".to_owned();
@@ -82,7 +82,7 @@ pub(super) fn message(users: &BTreeSet<&ObjectName>) -> String {
     )
 }
 
-/// Tells, once, that a pool is not deleted yet: when its condition becomes that.
+/// Returns an Event when a pool starts to wait for its deletion, once.
 pub(super) fn notice(
     before: Option<&Condition>,
     now: &Condition,

@@ -1,9 +1,9 @@
-//! Which of several controllers acts: election of a leader by a Lease, by the rules of client-go.
+//! Elects the controller that acts, by a Lease and the rules of client-go.
 //!
-//! A candidate takes the Lease when it is free, or when it has not changed for its duration by the candidate's
-//! own clock, so that clocks need not agree. A leader stops acting when it could not renew for two thirds of the duration.
-//! Ready-made crates compare the clocks of both machines, or give the leader no end to act by; this is shorter than
-//! what would have to be built around them.
+//! A candidate takes the Lease when it is free, or when the candidate has not seen it change for its duration.
+//! Only the candidate's own clock counts, so clocks need not agree. A leader stops acting when it could not
+//! renew for two thirds of the duration. Existing crates either compare the clocks of both machines or do not
+//! tell the leader when to stop; the code around one would be longer than this.
 
 use std::time::Duration;
 
@@ -21,19 +21,19 @@ use crate::kubernetes::request_errors::{Purpose, RequestErrors};
 use crate::kubernetes::schema::{Lease, LeaseSpec, micro_time};
 
 pub(super) const LEASE: &str = "guideway-controller";
-/// How long a process that ends tries to give the Lease back.
+/// How long a process that ends may take to give the Lease back.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Whether, and how long, this process may act.
+/// Whether this process may act, and until when.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Term {
     until: Option<Instant>,
-    /// How many times this process became the leader: what it knew in an earlier term may be wrong.
+    /// How often this process has become leader. What it knew in an earlier term may be wrong.
     pub(super) number: u64,
 }
 
 impl Term {
-    /// Tells whether this process may act at this time.
+    /// Returns whether this process may act now.
     pub(super) fn is_leading(&self) -> bool {
         self.until.is_some_and(|until| Instant::now() < until)
     }
@@ -43,7 +43,7 @@ pub(super) struct Candidate {
     api: Api<Lease>,
     identity: String,
     duration: Duration,
-    /// The Lease as it was last seen to change, and when.
+    /// The Lease when it was last seen to change, and the time of that.
     seen: Option<(LeaseSpec, Instant)>,
     request_errors: RequestErrors,
 }
@@ -64,12 +64,12 @@ impl Candidate {
         }
     }
 
-    /// Returns how long a write may take, so that a leader's last one ends before another leads.
+    /// Returns how long a write may take, so that a leader's last write ends before another controller leads.
     pub(super) fn write_timeout(duration: Duration) -> Duration {
         duration / 4
     }
 
-    /// Stands for election until `stop` is done, and then gives the Lease back.
+    /// Takes part in the election until `stop` ends, then gives the Lease back.
     pub(super) async fn run(mut self, term: &watch::Sender<Term>, stop: impl Future<Output = ()>) {
         tokio::pin!(stop);
         let pause = self.duration / 5;
@@ -82,11 +82,11 @@ impl Candidate {
                 Err(_) => Err("the API server does not answer in time".to_owned()),
             };
             self.request_errors.take(Purpose::Lease, failed);
-            // What the term has left is what there is to find out where that failed.
+            // After a failure the current term goes on: the rest of it is the time for further attempts.
             if let Ok(Ok(leads)) = outcome {
                 let until = leads.then_some(asked + self.duration * 2 / 3);
                 term.send_if_modified(|term| {
-                    // A term that ran out unnoticed has turned too.
+                    // A term that expired unnoticed counts as a change too.
                     let turned = term.is_leading() != leads;
                     if turned {
                         tracing::info!(leads, "leader election");
@@ -109,7 +109,7 @@ impl Candidate {
         }
     }
 
-    /// Takes or renews the Lease if it may; tells whether this process has it.
+    /// Takes or renews the Lease if allowed. Returns whether this process holds it.
     async fn stand(&mut self) -> Result<bool, kube::Error> {
         let Some(lease) = self.api.get_opt(LEASE).await? else {
             let lease = Lease {
@@ -140,7 +140,8 @@ impl Candidate {
         Ok(true)
     }
 
-    /// Writes what a Lease says, and leaves what others have put there; fails if somebody has changed it since it was read.
+    /// Writes the specification of the Lease and keeps the fields of others. Fails if the Lease has changed
+    /// since it was read.
     async fn write(&self, lease: &Lease, spec: &LeaseSpec) -> Result<(), kube::Error> {
         let version = lease.resource_version();
         let patch = json!({"metadata": {"resourceVersion": version}, "spec": spec});
@@ -154,7 +155,7 @@ impl Candidate {
         Ok(())
     }
 
-    /// Says of the Lease that this process has it from now on.
+    /// Returns the Lease as held by this process from now on.
     fn renewed(&self, spec: &LeaseSpec) -> LeaseSpec {
         let now = micro_time(Timestamp::now());
         let mine = spec.holder_identity.as_deref() == Some(&self.identity);
@@ -183,7 +184,7 @@ impl Candidate {
     }
 }
 
-/// Tells whether a candidate may take or renew a Lease that has been like this for a time.
+/// Returns whether a candidate may take or renew a Lease that has not changed for a time.
 fn may_hold(spec: &LeaseSpec, identity: &str, unchanged: Duration) -> bool {
     let holder = spec.holder_identity.as_deref().unwrap_or_default();
     let seconds = spec.lease_duration_seconds.unwrap_or(0);

@@ -1,4 +1,4 @@
-//! What the controller counts.
+//! The metrics of the controller.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,21 +12,21 @@ use crate::metrics::Metrics;
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Values {
     pub(super) leads: bool,
-    /// Lists that have not arrived.
+    /// Kinds whose lists have not arrived.
     pub(super) missing: Vec<&'static str>,
-    /// Services that have what they want.
+    /// Number of Services that have all their addresses.
     pub(super) assigned: u64,
-    /// Services that wait for an address.
+    /// Number of Services that wait for an address.
     pub(super) waiting: u64,
-    /// Addresses of Services that machines have come to have.
+    /// Number of assigned addresses that a machine has claimed.
     pub(super) claimed: u64,
     /// Used and free addresses, by pool.
     pub(super) pools: BTreeMap<String, PoolValues>,
-    /// Writes by what was written and whether it went well.
+    /// Number of writes, by kind of object and success.
     pub(super) writes: BTreeMap<(&'static str, bool), u64>,
-    /// How the watches go, by what is watched.
+    /// Status of the watches, by kind.
     pub(super) watches: WatchStatus,
-    /// Other requests that failed, by what they were for.
+    /// Number of other failed requests, by purpose.
     pub(super) failed_requests: BTreeMap<&'static str, u64>,
 }
 
@@ -34,14 +34,14 @@ pub(super) struct Values {
 pub(super) struct PoolValues {
     /// Addresses that Services have.
     pub(super) used: i64,
-    /// IPv4 addresses that nobody has.
+    /// IPv4 addresses that are free.
     pub(super) free_ipv4: i64,
-    /// IPv6 addresses that nobody has.
+    /// IPv6 addresses that are free.
     pub(super) free_ipv6: i64,
 }
 
 impl Values {
-    /// Drops what only the controller that acts can tell.
+    /// Clears the values that only the leader knows.
     pub(super) fn forget(&mut self) {
         self.assigned = 0;
         self.waiting = 0;

@@ -1,8 +1,9 @@
-//! What a watch has shown so far, converted, by name; and what answers to writes have shown before it.
+//! The converted objects of one kind, as last seen in the watch or in answers to writes.
 //!
-//! The watch still tells of the versions before a write when the answer is known already. To go back to them
-//! would be to write once more what is there, and to be refused for the version. Versions of one kind compare as
-//! numbers: Kubernetes says so since 1.35 (KEP-5504), and revisions of etcd have always done.
+//! After a write, the watch still reports older versions for a while. Using these would repeat a write that has
+//! been made, and that would fail because of its old version. So older versions are skipped. Versions of one
+//! kind compare as numbers: Kubernetes guarantees that since 1.35 (KEP-5504), and etcd's revisions have always
+//! done so.
 
 use std::collections::BTreeMap;
 
@@ -17,38 +18,38 @@ use crate::kubernetes::schema::{Unreadable, name};
 #[derive(Debug)]
 pub(super) struct Mirror<T> {
     objects: BTreeMap<ObjectName, T>,
-    /// What a list has shown until now; it replaces the rest when it is complete.
+    /// The part of a running list that has arrived. It replaces the objects when the list is complete.
     listed: Option<BTreeMap<ObjectName, (Option<u64>, T)>>,
     complete: bool,
-    /// The versions of answers to writes that the watch has not come to yet.
+    /// Versions from answers to writes that the watch has not reached.
     ahead: BTreeMap<ObjectName, u64>,
-    /// Why objects cannot be read.
+    /// Why objects are unreadable.
     unreadable: BTreeMap<ObjectName, String>,
 }
 
-/// What a watch tells, converted.
+/// A converted event of a watch.
 #[derive(Debug)]
 pub(super) enum Event<T> {
     Init,
     InitApply(Versioned<T>),
-    /// An object of the list that cannot be read.
+    /// An object of the list that cannot be decoded.
     InitUnreadable(ObjectName),
     InitDone,
     Apply(Versioned<T>),
     Delete(ObjectName),
 }
 
-/// An object as the API server tells of it.
+/// An object with its name and version.
 #[derive(Debug)]
 pub(super) struct Versioned<T> {
     pub(super) name: ObjectName,
-    /// Its version, if that is a number.
+    /// Its resource version, if that is a number.
     pub(super) version: Option<u64>,
     pub(super) object: T,
 }
 
 impl<T> Versioned<T> {
-    /// Reads name and version of an object, which is converted already.
+    /// Combines a converted object with the name and version from its metadata.
     pub(super) fn new(metadata: &ObjectMeta, object: T) -> Self {
         let version = metadata.resource_version.as_deref();
         Self {
@@ -72,7 +73,7 @@ impl<T> Default for Mirror<T> {
 }
 
 impl<T: Clone + PartialEq> Mirror<T> {
-    /// Returns the objects, which are all of them once a list was complete.
+    /// Returns the known objects. These are all objects once a list was complete.
     pub(super) fn objects(&self) -> &BTreeMap<ObjectName, T> {
         &self.objects
     }
@@ -81,7 +82,7 @@ impl<T: Clone + PartialEq> Mirror<T> {
         self.complete
     }
 
-    /// Takes what is told of a kind, and keeps what `convert` makes of it; tells whether anything changed.
+    /// Applies an event of a watch, converting its object. Returns whether anything changed.
     pub(super) fn take<K: Resource>(
         &mut self,
         kind: &str,
@@ -109,7 +110,7 @@ impl<T: Clone + PartialEq> Mirror<T> {
         self.follow(event)
     }
 
-    /// Returns an object that can be read, or the name of one that cannot; why is logged once.
+    /// Returns a readable object, or the name of an unreadable one, and logs the reason once.
     fn read<K: Resource>(&mut self, kind: &str, object: Decoded<K>) -> Result<K, ObjectName> {
         match object {
             Ok(object) => {
@@ -128,12 +129,13 @@ impl<T: Clone + PartialEq> Mirror<T> {
         }
     }
 
-    /// Follows an event; tells whether anything changed.
+    /// Applies a converted event. Returns whether anything changed.
     pub(super) fn follow(&mut self, event: Event<T>) -> bool {
         match event {
             Event::Init => {
                 self.listed = Some(BTreeMap::new());
-                // The list has them; and of a storage that was restored from a copy, versions may have gone back.
+                // The list includes these writes. And if the storage was restored from a backup, versions may
+                // have gone back.
                 self.ahead.clear();
                 false
             }
@@ -143,7 +145,7 @@ impl<T: Clone + PartialEq> Mirror<T> {
                 false
             }
             Event::InitUnreadable(name) => {
-                // It stays as it was.
+                // The last readable version stays.
                 if let Some(known) = self.objects.get(&name).cloned() {
                     let listed = self.listed.get_or_insert_default();
                     listed.insert(name, (None, known));
@@ -153,7 +155,7 @@ impl<T: Clone + PartialEq> Mirror<T> {
             Event::InitDone => {
                 let listed = self.listed.take().unwrap_or_default();
                 let objects = listed.into_iter().map(|(name, (version, object))| {
-                    // Of a write that was made while the list was, the list may not tell.
+                    // The list may lack a write that was made while it was read.
                     let known = self
                         .objects
                         .get(&name)
@@ -181,7 +183,7 @@ impl<T: Clone + PartialEq> Mirror<T> {
         }
     }
 
-    /// Takes the answer to a write, which the watch shows later.
+    /// Applies the answer to a write. The watch reports the same object later.
     pub(super) fn take_answer(&mut self, shown: Versioned<T>) {
         match shown.version {
             Some(version) => drop(self.ahead.insert(shown.name.clone(), version)),
@@ -190,13 +192,13 @@ impl<T: Clone + PartialEq> Mirror<T> {
         self.put(shown.name, shown.object);
     }
 
-    /// Tells whether a version is from before the answer to a write.
+    /// Returns whether a version is older than the answer to a write.
     fn is_past(&self, name: &ObjectName, version: Option<u64>) -> bool {
         let both = version.zip(self.ahead.get(name));
         both.is_some_and(|(version, ahead)| version < *ahead)
     }
 
-    /// Adds or replaces an object; tells whether anything changed.
+    /// Adds or replaces an object. Returns whether that changed anything.
     pub(super) fn put(&mut self, name: ObjectName, object: T) -> bool {
         if self.objects.get(&name) == Some(&object) {
             return false;

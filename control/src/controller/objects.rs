@@ -1,4 +1,4 @@
-//! What allocation reads: exactly the fields that its rules ask for.
+//! Pools and Services as allocation sees them: only the fields that its rules use.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -9,26 +9,25 @@ use super::block::{Block, Family};
 use crate::desired::Protocol;
 use crate::index::objects::ObjectName;
 
-/// Labels of an object, or what a Service selects pods by.
+/// The labels of an object, or the pod selector of a Service.
 pub(super) type Labels = BTreeMap<String, String>;
 
-/// Addresses to give out, and to whom.
+/// A pool: addresses, and the Services that may have them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Pool {
-    /// The addresses; those of the first block are given first.
+    /// The addresses. Those of the first block are assigned first.
     pub(super) blocks: Vec<Block>,
-    /// Which Services get them.
+    /// Selects Services by their labels.
     pub(super) services: Selector,
-    /// The Services of which namespaces get them.
+    /// Selects namespaces by their labels.
     pub(super) namespaces: Selector,
-    /// Whether Services get them that ask for nothing.
+    /// Whether Services get its addresses that request neither a pool nor an address.
     pub(super) auto_assign: bool,
-    /// Whether the pool is being deleted: Services keep its addresses, and none gets another one.
+    /// Whether the pool is being deleted. Services keep its addresses, but none gets a new one.
     pub(super) terminating: bool,
-    /// Whether it cannot be read for whom the pool is: Services keep its addresses, whoever they are, and none gets
-    /// another one.
+    /// Whether a selector is unreadable. All Services keep its addresses, but none gets a new one.
     pub(super) unreadable: bool,
-    /// The namespaces whose Services may share an address of the pool by a key, by the key.
+    /// For each sharing key, the namespaces whose Services may share an address of the pool by it.
     pub(super) sharing: BTreeMap<String, BTreeSet<String>>,
 }
 
@@ -37,8 +36,8 @@ impl Pool {
         self.blocks.iter().any(|block| block.contains(address))
     }
 
-    /// Tells whether a Service with these labels, in a namespace with these, may have the pool's addresses;
-    /// a namespace whose labels are not known is only in a selector of all.
+    /// Returns whether a Service with these labels, in a namespace with these labels, may have the pool's
+    /// addresses. If the namespace's labels are unknown, only a selector of all namespaces matches.
     pub(super) fn admits(&self, service: &Labels, namespace: Option<&Labels>) -> bool {
         let in_namespace = match namespace {
             Some(labels) => self.namespaces.matches(labels),
@@ -47,42 +46,42 @@ impl Pool {
         self.services.matches(service) && in_namespace
     }
 
-    /// Tells whether Services keep its addresses and none gets another one.
+    /// Returns whether the pool gives no new addresses.
     pub(super) fn is_closed(&self) -> bool {
         self.terminating || self.unreadable
     }
 
-    /// Tells whether Services of both namespaces may share an address of the pool by a key.
+    /// Returns whether Services of both namespaces may share an address of the pool by a key.
     pub(super) fn lets_share(&self, key: &str, namespaces: [&str; 2]) -> bool {
         let named = self.sharing.get(key);
         named.is_some_and(|named| namespaces.iter().all(|one| named.contains(*one)))
     }
 }
 
-/// A Service that gets its addresses from here.
+/// A Service that this controller assigns addresses to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Service {
     pub(super) name: ObjectName,
-    /// What tells it from others that have had its name.
+    /// Distinguishes it from earlier Services of the same name.
     pub(super) uid: String,
-    /// When it was created, in seconds since 1970: who came first.
+    /// Creation time in seconds since 1970. The older Service goes first.
     pub(super) created: i64,
     pub(super) labels: Labels,
-    /// The families it wants an address of.
+    /// The families of which it wants an address.
     pub(super) families: Vec<Family>,
-    /// Whether it wants both families or nothing.
+    /// Whether it wants addresses of both families or none.
     pub(super) dual_stack_required: bool,
     pub(super) ports: BTreeSet<(Protocol, u16)>,
-    /// Whether its external traffic policy is Local.
+    /// Whether `externalTrafficPolicy` is `Local`.
     pub(super) local: bool,
-    /// What it selects pods by.
+    /// Its pod selector.
     pub(super) selector: Labels,
     pub(super) request: Request,
-    /// The addresses that its status has.
+    /// The addresses in its status.
     pub(super) held: Vec<IpAddr>,
 }
 
-/// What a Service asks for, as it is written.
+/// What a Service requests, as text.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Request {
     /// The annotation `guideway.dev/addresses`.

@@ -1,4 +1,4 @@
-//! When the controller writes next, and what not yet.
+//! Decides when the controller writes next, and which objects must wait.
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -11,14 +11,14 @@ use crate::index::objects::ObjectName;
 use crate::kubernetes::request_errors::Reasons;
 use crate::timer::sleep_until;
 
-/// Shortest time from one decision to the next.
+/// Shortest time between two decisions.
 const PACE: Duration = Duration::from_millis(100);
-/// First and longest pause after a failure, and before something is written that somebody undoes.
+/// First and longest pause after a failed write, and before repeating a write that somebody undid.
 const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
-/// How long nobody undoes what was written until it counts as the first time again.
+/// Time without anybody undoing a write after which pauses start small again.
 const QUIET: Duration = Duration::from_secs(120);
 
-/// Digests what is said of which object; not when, nor of which version of it.
+/// Returns a digest of a write's content, without times and versions.
 pub(super) fn digest(patch: Option<&Value>, finalizers: Option<&[String]>) -> u64 {
     let mut patch = patch.cloned().unwrap_or_default();
     for (path, key) in [
@@ -33,19 +33,19 @@ pub(super) fn digest(patch: Option<&Value>, finalizers: Option<&[String]>) -> u6
     hasher.finish()
 }
 
-/// Kind and name of something that is written.
+/// Kind and name of an object that is written.
 pub(super) type Object = (&'static str, ObjectName);
 
-/// When to act next, and on what not yet.
+/// Decides when to act next, and which objects must wait.
 #[derive(Default)]
 pub(super) struct Pacer {
-    /// Whether something has changed that was not acted on.
+    /// Whether something has changed since the last decision.
     pub(super) dirty: bool,
     earliest: Option<Instant>,
-    /// Objects that could not be written, whose turn comes again; the others do not wait for them.
+    /// Objects whose write failed, and when to try again. Other objects do not wait for them.
     failed: BTreeMap<Object, Failed>,
-    /// What was written of late. That the same is to be written again means that somebody has undone it: at
-    /// once it would be written, and undone, as often as two programs can.
+    /// Recent writes. If the same write is due again, somebody has undone it. Without a pause the two programs
+    /// would write as fast as they can.
     written: BTreeMap<Object, Written>,
 }
 
@@ -60,10 +60,10 @@ struct Pause {
 }
 
 struct Written {
-    /// Tells what was written from other things.
+    /// Digest of what was written.
     digest: u64,
     pause: Pause,
-    /// Whether it is to be written again after the pause.
+    /// Whether the same write is due again and waits for the pause to end.
     awaited: bool,
 }
 
@@ -85,7 +85,7 @@ impl Pacer {
         sleep_until(wanted.map(|wanted| wanted.max(self.earliest.unwrap_or(wanted)))).await;
     }
 
-    /// Tells whether this may be written to an object; if not, its turn comes.
+    /// Returns whether an object may be written now. If not, [`Self::due`] ends when it may.
     pub(super) fn allows(&mut self, object: &Object, digest: u64) -> bool {
         let now = Instant::now();
         let is_over = |pause: &Pause| pause.end <= now;
@@ -100,7 +100,7 @@ impl Pacer {
         !written.awaited
     }
 
-    /// Notes that this was written to an object. If it is the same as the last time, the next time waits.
+    /// Records a write. If it equals the previous write to the object, the next equal one has to wait.
     pub(super) fn wrote(&mut self, object: Object, digest: u64) {
         let now = Instant::now();
         if self.failed.remove(&object).is_some() {
@@ -128,8 +128,8 @@ impl Pacer {
         self.written.insert(object, written);
     }
 
-    /// Notes why an object could not be written: it waits twice as long as the last time, or longer if the
-    /// server asks for it. Each reason is logged once; tells whether this one was.
+    /// Records a failed write. The object waits twice as long as the last time, or as long as the server asks
+    /// for if that is longer. Each reason is logged once; returns whether this one was.
     pub(super) fn fail(&mut self, object: Object, reason: &str, asked: Option<Duration>) -> bool {
         let before = self.failed.remove(&object);
         let length = before
@@ -148,11 +148,11 @@ impl Pacer {
         is_new
     }
 
-    /// Ends an attempt; `more` tells whether it leads to another one.
+    /// Ends an attempt. `more` says whether another attempt must follow.
     pub(super) fn done(&mut self, begun: Instant, more: bool) {
         self.dirty = more;
         self.earliest = Some(Instant::now() + PACE);
-        // What had its turn and did not fail again.
+        // Drops the pauses that ended before this attempt and were not renewed by it.
         self.failed.retain(|_, failed| failed.pause.end > begun);
         self.written.retain(|_, written| {
             written.awaited &= written.pause.end > begun;

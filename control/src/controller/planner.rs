@@ -1,4 +1,4 @@
-//! What is known of the cluster, and what has to be written for it.
+//! Knows the state of the cluster, and computes what the controller must write.
 
 mod pools;
 #[cfg(test)]
@@ -19,53 +19,54 @@ use super::service_status::{self, Write};
 use crate::index::objects::ObjectName;
 use crate::index::{self, Problem};
 
-/// Events about what is wrong with Services that are published together.
+/// Most Events about problems of Services in one plan.
 const NOTICES_AT_ONCE: usize = 20;
 
-/// The objects that the controller follows, and what it decided about them.
+/// The objects that the controller watches, and its latest decisions.
 #[derive(Debug, Default)]
 pub(super) struct Planner {
     pub(super) services: Mirror<ObservedService>,
     pub(super) pools: Mirror<ObservedPool>,
     pub(super) nodes: Mirror<Vec<IpAddr>>,
-    /// Where this process reaches the API server, and where the slices of its own Service show it.
+    /// Addresses at which this process reaches the API server. `api_servers` has those in the slice of the API
+    /// server's own Service.
     api_server: BTreeSet<IpAddr>,
     pub(super) api_servers: Mirror<Vec<IpAddr>>,
-    /// Edges outside the cluster, as slices of Guideway's own Service show them.
+    /// Edges outside the cluster, from the slices of Guideway's own Service.
     pub(super) edges: Mirror<Vec<IpAddr>>,
     pub(super) namespaces: Mirror<Labels>,
-    /// The addresses last decided in this term, by name and uid: the watch may not show yet that they are written.
+    /// Addresses decided last in this term, by Service, with the Service's uid. The watch may not show them yet.
     decided: BTreeMap<ObjectName, (String, Vec<IpAddr>)>,
-    /// What Events of this term have told to be wrong with Services, by name and uid.
+    /// Problems of Services that this term has published as Events, by Service, with its uid.
     published: BTreeMap<ObjectName, (String, Vec<Problem>)>,
-    /// Pools that could not be written when that was last tried.
+    /// Pools whose last write the API server refused.
     pub(super) refusals: Refusals,
 }
 
 type Decisions = BTreeMap<ObjectName, Decision>;
 
-/// What has to be written.
+/// What to write.
 #[derive(Debug, Default)]
 pub(super) struct Plan {
-    /// What to write to pools, which have to count an address before a Service has it.
+    /// Writes to pools. They come first: a pool has to count an address before a Service gets it.
     pub(super) pools: Vec<(ObjectName, PoolWrite)>,
-    /// Status of Services.
+    /// Writes to the status of Services.
     pub(super) services: Vec<(ObjectName, Write)>,
-    /// What to tell of Services, by name and uid, to which nothing is to be written for it.
+    /// Events about Services, by name and uid, that come without a write.
     pub(super) notices: Vec<(ObjectName, String, Notice)>,
-    /// Whether there is more to tell than that.
+    /// Whether more Events are due than the plan contains.
     pub(super) has_more: bool,
-    /// Services that have what they want, and those that wait.
+    /// Number of Services that have all their addresses, and of those that wait.
     pub(super) assigned: u64,
     pub(super) waiting: u64,
-    /// Addresses of Services that machines have come to have.
+    /// Assigned addresses that a machine has claimed.
     pub(super) claimed: BTreeSet<IpAddr>,
-    /// Use of the pools.
+    /// Used and free addresses, by pool.
     pub(super) usage: BTreeMap<String, PoolValues>,
 }
 
 impl Planner {
-    /// Begins with nothing but the addresses at which the API server is reached.
+    /// Creates a planner that knows only the addresses of the API server.
     pub(super) fn new(api_server: BTreeSet<IpAddr>) -> Self {
         Self {
             api_server,
@@ -73,7 +74,7 @@ impl Planner {
         }
     }
 
-    /// Lists what is not known yet.
+    /// Lists the kinds that have not been listed completely.
     pub(super) fn missing(&self) -> Vec<&'static str> {
         [
             ("services", self.services.is_complete()),
@@ -91,14 +92,14 @@ impl Planner {
         .collect()
     }
 
-    /// Forgets what was decided: another controller may have decided since.
+    /// Forgets decisions and published problems. Another controller may have decided since.
     pub(super) fn forget(&mut self) {
         self.decided.clear();
         self.refusals = Refusals::default();
         self.published.clear();
     }
 
-    /// Decides, and says what has to be written for it; `now` is the time in RFC 3339.
+    /// Decides about all Services, and returns what to write. `now` is the time in RFC 3339.
     pub(super) fn plan(&mut self, now: &str) -> Plan {
         let inventory = self.inventory();
         let decisions = allocate::allocate(&inventory);
@@ -146,7 +147,7 @@ impl Planner {
         }
     }
 
-    /// Finds what is wrong with Services and was not; of a thousand that come together, some at a time.
+    /// Adds Events for new problems of Services, up to a limit; the rest follows in later plans.
     fn plan_notices(&mut self, plan: &mut Plan, inventory: &Inventory, decisions: &Decisions) {
         let mut published = BTreeMap::new();
         for (name, seen) in self.services.objects() {
@@ -184,7 +185,7 @@ impl Planner {
         self.published = published;
     }
 
-    /// Tells whether one of these pools has one of these addresses.
+    /// Returns whether one of these pools contains one of these addresses.
     pub(super) fn has_any(&self, pools: &[ObjectName], addresses: &[IpAddr]) -> bool {
         let pools = pools
             .iter()

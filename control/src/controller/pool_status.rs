@@ -1,4 +1,4 @@
-//! What the controller makes of a pool's specification, and writes to its status.
+//! Reads a pool's specification, and computes its status.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -16,41 +16,41 @@ use super::pacer::digest;
 use super::selector;
 use crate::index::objects::ObjectName;
 
-/// Why a pool that has addresses of another one is not ready, in a word.
+/// Reason of the condition of a pool that shares addresses with another pool.
 const OVERLAP: &str = "Overlap";
 
-/// Something to write to a pool, and what to tell about it.
+/// A write to a pool, and the Event about it.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct PoolWrite {
     /// The version of the pool that was decided about.
     pub(super) version: String,
-    /// The whole of its status.
+    /// The whole status; `None` to leave it.
     pub(super) status: Option<Value>,
-    /// All finalizers that it has to have.
+    /// All finalizers that it must have; `None` to leave them.
     pub(super) finalizers: Option<Vec<String>>,
     pub(super) notice: Option<Notice>,
 }
 
 impl PoolWrite {
-    /// Tells what is written from other things.
+    /// Returns a digest of what is written.
     pub(super) fn digest(&self) -> u64 {
         digest(self.status.as_ref(), self.finalizers.as_deref())
     }
 }
 
-/// A pool as it is written, and what of it can be used.
+/// A pool's specification, and its usable part.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct PoolSource {
-    /// The entries, with the block that each stands for.
+    /// The entries of `addresses`, each with its block if it is valid.
     pub(super) entries: Vec<(String, Option<Block>)>,
-    /// What is wrong with the specification, in a word and a sentence.
+    /// What is wrong with the specification: reason and message.
     pub(super) problem: Option<(&'static str, String)>,
-    /// What of it can be used.
+    /// The usable part.
     pub(super) pool: Pool,
 }
 
 impl PoolSource {
-    /// Reads a specification; what is wrong with it is left out and told.
+    /// Reads a specification. Invalid parts are left out and recorded as the problem.
     pub(super) fn new(spec: &PoolSpec) -> Self {
         let mut problem = None;
         let mut entries = Vec::new();
@@ -81,7 +81,7 @@ impl PoolSource {
         let namespaces = read("namespaceSelector", spec.namespace_selector.as_ref());
         let selectors = services.and_then(|services| Ok((services, namespaces?)));
         let unreadable = selectors.is_err();
-        // Who has an address of it may be whom it was meant for.
+        // With unreadable selectors, nobody knows whom the pool was meant for: all holders keep their addresses.
         let (services, namespaces) = selectors.unwrap_or_else(|text| {
             problem = Some(("InvalidSelector", text));
             Default::default()
@@ -107,9 +107,9 @@ impl PoolSource {
         }
     }
 
-    /// Says what the pool has come to: `ours` are the addresses that Services have from the
-    /// controller and that it counts, `taken` all that somebody has, `before_it` the pools that count what it has too,
-    /// `users` the Services that keep it from being deleted.
+    /// Computes the status. `ours` are the addresses of Services that this pool counts, `taken` all addresses
+    /// in use by anyone, `before_it` the pools that count shared addresses before this one, and `users` the
+    /// Services that keep it from being deleted.
     pub(super) fn status(
         &self,
         ours: &BTreeSet<IpAddr>,
@@ -134,7 +134,7 @@ impl PoolSource {
                 let block = block.filter(|block| block.contains(*address))?;
                 Some((block.size(), index))
             });
-            // In the smallest: who makes a block smaller adds the smaller one first.
+            // An address counts for the smallest block: to shrink a block, its owner first adds the smaller one.
             if let Some((_, index)) = having.min() {
                 blocks[index].used += 1;
                 used += 1;
@@ -170,7 +170,7 @@ impl PoolSource {
         }
     }
 
-    /// Says which addresses another pool has too.
+    /// Returns a text about addresses that an earlier pool has too; `None` if there are none.
     fn overlap(&self, before_it: &[(&str, &Pool)]) -> Option<String> {
         let entries = self.entries.iter();
         let mut entries = entries.filter_map(|(text, block)| Some((text, (*block)?)));

@@ -1,8 +1,8 @@
-//! The loop that follows the API and writes what follows from it; one task owns all that is known.
+//! The main loop of the controller: follows the API and writes. One task owns all state.
 //!
-//! The first change is acted on at once, those of a storm together. Nothing is decided before all kinds were listed to
-//! their end, and nothing while another controller leads. A write that fails, or that somebody undoes, is tried
-//! again with growing pauses.
+//! The first change is acted on at once, the changes of a storm together. Nothing is decided before all kinds
+//! were listed completely, or while another controller leads. A write that fails, or that somebody undoes, is
+//! repeated with growing pauses.
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
@@ -34,24 +34,24 @@ use crate::kubernetes::request_errors::Purpose;
 use crate::kubernetes::schema::{Namespace, Service};
 use crate::timer::sleep_until;
 
-/// Events taken before something is decided.
+/// Most events applied before a decision.
 const EVENTS_AT_ONCE: usize = 1024;
 /// Pause after a failure to read or make the seed.
 const SEED_PAUSE: Duration = Duration::from_secs(5);
 
-/// Where Guideway's own objects and the API server are, and whose Services are ours.
+/// Where Guideway's own objects and the API server are, and which Services are ours.
 pub(super) struct Scope {
-    /// Namespace of our objects.
+    /// Namespace of Guideway's own objects.
     pub(super) namespace: String,
-    /// Our headless Service.
+    /// Name of Guideway's headless Service.
     pub(super) service: String,
     /// Addresses of the API server.
     pub(super) api_server: BTreeSet<IpAddr>,
-    /// Whose Services are ours.
+    /// Selects the Services that are ours.
     pub(super) classes: Classes,
 }
 
-/// Follows the API, and writes what follows from it, for ever.
+/// Follows the API and writes, for ever.
 pub(super) async fn follow(
     client: Client,
     scope: Scope,
@@ -65,7 +65,7 @@ pub(super) async fn follow(
     let classes = scope.classes;
     let mut pacer = Pacer::default();
     let mut term = Term::default();
-    // When to see to the seed, which agents wait for, whatever else is missing.
+    // When to make sure of the seed. Agents wait for it, so this does not wait for the lists.
     let mut seed_due = Some(Instant::now());
     loop {
         let leads = terms.borrow().is_leading();
@@ -91,7 +91,7 @@ pub(super) async fn follow(
                     pacer.dirty = true;
                 }
                 if !term.is_leading() {
-                    // The one that leads tells.
+                    // Only the leader reports these values.
                     values.send_modify(Values::forget);
                 }
             }
@@ -110,7 +110,7 @@ pub(super) async fn follow(
     }
 }
 
-/// Decides and writes; tells whether that leads to more.
+/// Decides and writes. Returns whether another round must follow.
 async fn act(
     planner: &mut Planner,
     classes: &Classes,
@@ -147,7 +147,7 @@ async fn act(
             Err(WriteError::NotLeading) => return more,
             Err(error) => {
                 pacer.fail(object, &chain(&error), error.asked_pause());
-                // The watch shows what has changed, but for a storage that was restored from a copy.
+                // Read it again: the watch shows the change too, except after the storage was restored from a backup.
                 if error.is_conflict()
                     && let Ok(pool) = writer.read_pool(&name).await
                 {
@@ -163,7 +163,7 @@ async fn act(
     let services = plan.services.into_iter();
     let services = services.map(|(name, write)| (name, write.digest(), write));
     let services = services.filter(|(name, digest, write)| {
-        // An address that its pool does not count is not given.
+        // A Service gets no address that its pool does not count yet.
         pacer.allows(&("service", name.clone()), *digest)
             && !planner.has_any(&uncounted, &write.given)
     });
@@ -196,7 +196,7 @@ fn count(values: &channel::Sender<Values>, object: &'static str, succeeded: bool
     values.send_modify(|values| *values.writes.entry((object, succeeded)).or_default() += 1);
 }
 
-/// Tells the time as conditions have it.
+/// Returns the current time as conditions have it: RFC 3339, in seconds.
 fn now() -> String {
     let seconds = Timestamp::now().as_second();
     Timestamp::from_second(seconds)

@@ -1,8 +1,8 @@
-//! Pools that the API server does not let the controller write, as for want of a right.
+//! Pools that the API server does not let the controller write, for example for lack of a right.
 //!
-//! A pool counts an address and has the finalizer before a Service gets the address. So Services wait for
-//! such a pool, and are told why. Their addresses stay reserved, and the pool stays to be written: that is how
-//! the end of the refusal is noticed.
+//! A pool must count an address and have the finalizer before a Service gets the address. So Services wait for
+//! such a pool and are told why. Their addresses stay reserved. The write stays due, so the end of the refusal
+//! is noticed.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -13,27 +13,27 @@ use super::objects::Service;
 use super::service_status::CurrentStatus;
 use crate::index::objects::ObjectName;
 
-/// Why pools could not be written, by their names.
+/// The reasons of refused writes, by pool.
 #[derive(Debug, Default)]
 pub(super) struct Refusals(BTreeMap<ObjectName, String>);
 
 impl Refusals {
-    /// Notes why a pool cannot be written; tells whether that is news.
+    /// Records why a pool cannot be written. Returns whether the reason is new.
     pub(super) fn note(&mut self, pool: ObjectName, why: String) -> bool {
         self.0.insert(pool, why.clone()) != Some(why)
     }
 
-    /// Notes that a pool was written.
+    /// Forgets a pool that was written.
     pub(super) fn end(&mut self, pool: &ObjectName) {
         self.0.remove(pool);
     }
 
-    /// Keeps what is known of these pools only.
+    /// Forgets the other pools.
     pub(super) fn retain(&mut self, is_wanted: impl Fn(&ObjectName) -> bool) {
         self.0.retain(|pool, _| is_wanted(pool));
     }
 
-    /// Leaves out the addresses that a Service cannot get yet; nothing if it can get all of them.
+    /// Returns the decision without the addresses of refused pools; `None` if the Service can get all its addresses.
     pub(super) fn withhold(
         &self,
         pools: &BTreeMap<ObjectName, ObservedPool>,
@@ -57,7 +57,8 @@ impl Refusals {
         let (pool, why) = decision.addresses.iter().find_map(refusal)?;
         let given = decision.addresses.iter().copied();
         let mut given: Vec<IpAddr> = given.filter(|address| refusal(address).is_none()).collect();
-        // As in allocation: one of two only if it serves by that one already.
+        // As in allocation: without the other family, the Service keeps an address only if it is served by it
+        // already.
         if service.dual_stack_required && !given.iter().any(|address| had.contains(address)) {
             given.clear();
         }

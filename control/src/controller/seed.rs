@@ -1,4 +1,4 @@
-//! The seed of the flow hash, which all edges share: made once, and never changed.
+//! The seed of the flow hash, which all edges share. It is made once and never changes.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -21,11 +21,11 @@ pub(super) enum SeedError {
     Random(#[from] std::io::Error),
 }
 
-/// Makes the Secret if there is none.
+/// Creates the Secret if it does not exist.
 ///
 /// # Errors
 ///
-/// When it can neither be read nor created.
+/// When the Secret can neither be read nor created.
 pub(super) async fn ensure(api: &Api<Secret>) -> Result<(), SeedError> {
     if api.get_opt(SEED_SECRET).await?.is_some() {
         return Ok(());
@@ -42,7 +42,7 @@ pub(super) async fn ensure(api: &Api<Secret>) -> Result<(), SeedError> {
             SEED_KEY.to_owned(),
             ByteString(text.into()),
         )])),
-        // Another seed would move nearly every flow: the API server refuses it too.
+        // Another seed would move nearly every flow, so the API server must refuse a change.
         immutable: Some(true),
         ..Secret::default()
     };
@@ -55,7 +55,7 @@ pub(super) async fn ensure(api: &Api<Secret>) -> Result<(), SeedError> {
             tracing::info!(secret = SEED_SECRET, "made the seed of the flow hash");
             Ok(())
         }
-        // Somebody was faster, and that is the seed.
+        // Another process created it first. Its seed counts.
         Err(kube::Error::Api(status)) if status.code == 409 => Ok(()),
         Err(error) => Err(error.into()),
     }

@@ -1,7 +1,8 @@
-//! The label selectors of pools, read by the rules of Kubernetes.
+//! Reads the label selectors of pools by the rules of Kubernetes.
 //!
-//! The API server checks them with the patterns here, but a pool may be older than its checks. What it takes for a
-//! selector that selects nobody, such as `In` without values, takes nothing away here: it cannot be read.
+//! The API server checks selectors with the patterns declared here, but a pool may be older than these checks.
+//! Kubernetes takes some invalid selectors, such as `In` without values, as selecting nothing. Here they count
+//! as unreadable, so that no Service loses its address.
 
 use std::sync::LazyLock;
 
@@ -11,28 +12,28 @@ use regex::Regex;
 
 use crate::index::quoted;
 
-/// The longest key of a label: prefix, slash and name.
+/// Longest key of a label: prefix, slash and name.
 pub(super) const LONGEST_KEY: usize = 253 + 1 + 63;
-/// The longest value of a label, and the longest name in its key.
+/// Longest value of a label, and longest name in its key.
 pub(super) const LONGEST_VALUE: usize = 63;
-/// Labels, expressions, and values of an expression that the API server takes.
+/// Most labels, expressions and values of an expression that the API server accepts.
 pub(super) const MOST_PARTS: usize = 32;
-/// What the key of a label looks like.
+/// Pattern of a label's key.
 pub(super) const KEY: &str =
     "^([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$";
-/// What the value of a label looks like.
+/// Pattern of a label's value.
 pub(super) const VALUE: &str = "^([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?$";
 static IS_KEY: LazyLock<Regex> = LazyLock::new(|| Regex::new(KEY).expect("a pattern"));
 static IS_VALUE: LazyLock<Regex> = LazyLock::new(|| Regex::new(VALUE).expect("a pattern"));
-/// Operators that need values, and those that take none.
+/// Operators that need values, and operators that take none.
 pub(super) const WITH_VALUES: [&str; 2] = ["In", "NotIn"];
 pub(super) const WITHOUT_VALUES: [&str; 2] = ["Exists", "DoesNotExist"];
 
-/// Reads a selector; without one everything is selected.
+/// Reads a selector. No selector selects everything.
 ///
 /// # Errors
 ///
-/// With what cannot be read of it, and what to do.
+/// With the part that is unreadable, and what to do.
 pub(super) fn read(selector: Option<&LabelSelector>) -> Result<Selector, String> {
     let mut expressions = Vec::new();
     let labels = selector.and_then(|selector| selector.match_labels.as_ref());

@@ -1,4 +1,4 @@
-//! What the controller writes to the status of Services, and what Events tell of it.
+//! Computes the status of Services and the Events about it.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -13,13 +13,13 @@ use super::pacer::digest;
 use crate::index;
 use crate::index::objects::ObjectName;
 
-/// The condition of a Service that tells whether it has its addresses.
+/// The condition that says whether a Service has its addresses.
 pub(super) const ADDRESS_ASSIGNED: &str = "guideway.dev/AddressAssigned";
 
-/// What the status of a Service says, as far as it is the controller's.
+/// The part of a Service's status that the controller writes, as read.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct CurrentStatus {
-    /// The addresses, as text: a status can be anybody's.
+    /// The addresses. They stay text because others may have written the status.
     pub(super) ingress: Vec<Ingress>,
     /// The condition [`ADDRESS_ASSIGNED`].
     pub(super) condition: Option<Condition>,
@@ -30,7 +30,7 @@ pub(super) struct CurrentStatus {
 pub(super) struct Ingress {
     pub(super) ip: Option<String>,
     pub(super) mode: Option<String>,
-    /// Whether there is more than that, such as a host name.
+    /// Whether the entry has other fields, such as a host name.
     pub(super) more: bool,
 }
 
@@ -51,25 +51,25 @@ impl CurrentStatus {
     }
 }
 
-/// Something to write to the status of a Service, and what to tell about it.
+/// A write to the status of a Service, and the Events about it.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Write {
-    /// The whole of what the controller says.
+    /// All fields of the status that the controller owns, for a server-side apply.
     pub(super) patch: Value,
-    /// The addresses that the Service has then and had not.
+    /// The addresses that the Service gets by this write.
     pub(super) given: Vec<IpAddr>,
     /// The Events, in order.
     pub(super) notices: Vec<Notice>,
 }
 
 impl Write {
-    /// Tells what is written from other things.
+    /// Returns a digest of what is written.
     pub(super) fn digest(&self) -> u64 {
         digest(Some(&self.patch), None)
     }
 }
 
-/// Compares what a Service gets with what its status says; nothing if they are equal.
+/// Returns the write that gives a Service its status; `None` if the status is right already.
 ///
 /// `now` is the time in RFC 3339.
 pub(super) fn service(
@@ -100,7 +100,7 @@ pub(super) fn service(
     })
 }
 
-/// Takes back everything that the controller said about a Service that is no longer its.
+/// Returns the write that removes everything the controller wrote to a Service that is no longer ours.
 pub(super) fn withdraw(name: &ObjectName, uid: &str) -> Write {
     Write {
         patch: patch(name, uid, json!({})),
@@ -109,7 +109,8 @@ pub(super) fn withdraw(name: &ObjectName, uid: &str) -> Write {
     }
 }
 
-/// Says the status of one Service; the API server refuses it for another one of the same name.
+/// Returns the patch of one Service's status. The uid makes the API server refuse it for a later Service of the
+/// same name.
 fn patch(name: &ObjectName, uid: &str, status: Value) -> Value {
     json!({
         "apiVersion": "v1",

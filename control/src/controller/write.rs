@@ -1,4 +1,4 @@
-//! Writes to the API server: each in time, and only while this process leads.
+//! Writes to the API server, only while this process leads and with a time limit.
 
 use std::time::Duration;
 
@@ -24,20 +24,20 @@ use crate::kubernetes::events::publish_event;
 use crate::kubernetes::request_errors::{Purpose, RequestErrors};
 use crate::kubernetes::schema::Service;
 
-/// Characters of what the API server says that are passed on; an Event holds few more.
+/// Most characters of the API server's message that are passed on. An Event holds few more.
 const LONGEST_REASON: usize = 400;
-/// Writes under way at a time.
+/// Number of simultaneous writes.
 const CONCURRENT: usize = 8;
 
-/// How long Events that are published together may take.
+/// Time limit for the Events of one plan.
 const NOTICES_TIME: Duration = Duration::from_secs(1);
 
 #[derive(Debug, thiserror::Error)]
 pub(super) enum WriteError<E = kube::Error> {
-    /// The API server refused it, or does not answer.
+    /// The API server refused the write or did not answer.
     #[error("the request failed")]
     Refused(#[source] E),
-    /// It took longer than a leader may take.
+    /// The write took longer than the term of a leader allows.
     #[error("the API server does not answer in time")]
     Late,
     #[error("not the leader")]
@@ -45,12 +45,12 @@ pub(super) enum WriteError<E = kube::Error> {
 }
 
 impl WriteError {
-    /// Tells whether somebody has changed the object meanwhile.
+    /// Returns whether somebody has changed the object meanwhile.
     pub(super) fn is_conflict(&self) -> bool {
         matches!(self, Self::Refused(kube::Error::Api(status)) if status.code == 409)
     }
 
-    /// Says why the API server refuses the write, if trying again alone does not change that.
+    /// Returns why the API server refuses the write; `None` if a repetition may succeed by itself.
     pub(super) fn refusal(&self) -> Option<String> {
         let Self::Refused(kube::Error::Api(status)) = self else {
             return None;
@@ -60,7 +60,7 @@ impl WriteError {
         lasts.then(|| status.message.chars().take(LONGEST_REASON).collect())
     }
 
-    /// Returns for how long the server asks not to be asked.
+    /// Returns the pause that the server asks for.
     pub(super) fn asked_pause(&self) -> Option<Duration> {
         match self {
             Self::Refused(kube::Error::Api(status)) => asked_pause(status),
@@ -91,7 +91,7 @@ impl Writer {
         }
     }
 
-    /// Does something that only a leader may do, and counts it among the requests that fail if it does.
+    /// Runs a request that only the leader may make, and counts its failure.
     pub(super) async fn counted<T, E: std::error::Error + 'static>(
         &self,
         purpose: Purpose,
@@ -106,7 +106,7 @@ impl Writer {
         outcome
     }
 
-    /// Does something that only a leader may do.
+    /// Runs a request that only the leader may make, with the time limit.
     async fn in_time<T, E>(
         &self,
         write: impl Future<Output = Result<T, E>>,
@@ -120,8 +120,8 @@ impl Writer {
         }
     }
 
-    /// Writes the status and the finalizers of a pool; each fails if somebody has changed the pool meanwhile.
-    /// Returns the pool as it is then.
+    /// Writes the status and finalizers of a pool. Each write fails if somebody has changed the pool meanwhile.
+    /// Returns the pool as written.
     pub(super) async fn pool(
         &self,
         name: &ObjectName,
@@ -142,7 +142,7 @@ impl Writer {
         }
         if let Some(finalizers) = &write.finalizers {
             let metadata = json!({"resourceVersion": version, "finalizers": finalizers});
-            // Not applied, which would make a pool that is gone.
+            // A merge patch, because a server-side apply would create a pool that is gone.
             let patch = Patch::Merge(json!({"metadata": metadata}));
             let parameters = PatchParams {
                 field_manager: Some(MANAGER.to_owned()),
@@ -159,8 +159,8 @@ impl Writer {
         self.counted(Purpose::Pool, pools.get(&name.name)).await
     }
 
-    /// Writes the status of Services, several at a time, and tells of what was written. Returns the Services with
-    /// the digests of what was to be written.
+    /// Writes the status of Services, several at a time, and publishes their Events. Yields each Service with
+    /// the digest of its write.
     pub(super) fn services(
         &self,
         writes: Vec<(ObjectName, u64, Write)>,
@@ -185,8 +185,8 @@ impl Writer {
         Ok(service)
     }
 
-    /// Tells of Services to which nothing is written for it, several at a time; what takes longer than a second gets
-    /// lost, for addresses wait for it.
+    /// Publishes Events that come without a write, several at a time. Those that take longer than a second are
+    /// dropped, because address assignments wait for this.
     pub(super) async fn notices(&self, notices: Vec<(ObjectName, String, Notice)>) {
         let end = Instant::now() + NOTICES_TIME;
         let notices = futures_util::stream::iter(notices);
@@ -208,7 +208,7 @@ impl Writer {
         told.await;
     }
 
-    /// Publishes an Event; one that gets lost changes nothing.
+    /// Publishes an Event. A lost Event is not repeated.
     async fn tell(&self, action: &str, reference: &ObjectReference, notice: &Notice) {
         let event = Event {
             type_: if notice.warning {
@@ -226,7 +226,7 @@ impl Writer {
     }
 }
 
-/// Of two that write one Service, the one whose class it has is right.
+/// Forces the write: of two writers of one Service, the one whose class it has is right.
 fn parameters() -> PatchParams {
     PatchParams::apply(MANAGER).force()
 }

@@ -1,4 +1,4 @@
-//! Why a Service has no address, or not the one it held.
+//! Why a Service has no address, or loses the one it held.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -9,7 +9,7 @@ use crate::desired::Protocol;
 use crate::index::objects::ObjectName;
 use crate::index::quoted;
 
-/// Why a Service does not get an address.
+/// Why a Service does not get an address. The text is shown to the Service's owner.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(in crate::controller) enum AllocationError {
     #[error("{} is no address; write one per family, separated by a comma", quoted(.0))]
@@ -34,12 +34,12 @@ pub(in crate::controller) enum AllocationError {
     NotInPools(IpAddr),
     #[error("LoadBalancerPool {0} is being deleted and gives no addresses")]
     PoolTerminating(String),
-    /// The pool that would have the address does not say for whom it is.
+    /// The only pool with such an address has an unreadable selector.
     #[error(
         "LoadBalancerPool {0} has a selector that cannot be read and gives no addresses; its condition Ready says why"
     )]
     PoolUnreadable(String),
-    /// The pool that has the address cannot count it.
+    /// The pool cannot be written, so it cannot count the address.
     #[error(
         "LoadBalancerPool {pool} cannot be written, which has to come before a Service gets an address of it: {why}; \
          see that the ClusterRole of guideway controller is that of its version, and that no admission policy is against it"
@@ -52,7 +52,7 @@ pub(in crate::controller) enum AllocationError {
 }
 
 impl AllocationError {
-    /// Says why a pool that gives nothing does so.
+    /// Returns why a closed pool gives no addresses.
     pub(super) fn of_closed(name: &str, pool: &Pool) -> Self {
         if pool.terminating {
             Self::PoolTerminating(name.to_owned())
@@ -87,7 +87,7 @@ impl AllocationError {
         }
     }
 
-    /// Tells whether the Service itself no longer wants the address.
+    /// Returns whether the Service's own request excludes the address.
     pub(in crate::controller) fn is_wish(&self) -> bool {
         matches!(self, Self::Asked(_) | Self::FamilyNotWanted(_))
     }
@@ -96,7 +96,7 @@ impl AllocationError {
         matches!(self, Self::Taken { .. })
     }
 
-    /// Tells whether a machine has the address, which no Service can have then.
+    /// Returns whether a machine has the address, so that no Service can get it.
     pub(in crate::controller) fn is_machine(&self) -> bool {
         let of_machine =
             |holder: &Holder| matches!(holder, Holder::Node | Holder::ApiServer | Holder::Edge);
@@ -104,21 +104,21 @@ impl AllocationError {
     }
 }
 
-/// Who has an address, and what is against having it together.
+/// Who has an address, and why it cannot be shared.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::controller) enum Holder {
     Node,
     ApiServer,
     Edge,
-    /// A Service that does not get it from here.
+    /// A Service that got the address from another implementation.
     Foreign(ObjectName),
-    /// A Service with which it is not shared.
+    /// A Service with another sharing key, or none.
     Service(ObjectName),
-    /// A Service with which it would be shared, but for their namespaces.
+    /// A Service with the same sharing key, in a namespace that may not share it.
     OtherNamespace(ObjectName),
-    /// A Service with which it would be shared, but for a port of both.
+    /// A Service with the same sharing key that has the same port.
     Port(ObjectName, Protocol, u16),
-    /// A Service with which it would be shared, but for where the pods are.
+    /// A Service with the same sharing key whose policy `Local` needs the same pods.
     OtherPods(ObjectName),
 }
 

@@ -1,4 +1,4 @@
-//! Who has which address, and who may have it too.
+//! Keeps who has which address, and decides who may share it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -10,27 +10,28 @@ use crate::controller::objects::Service;
 pub(super) struct Ledger<'a> {
     inventory: &'a Inventory,
     holders: BTreeMap<IpAddr, Holders<'a>>,
-    /// Addresses by the key that their Services share them under.
+    /// Addresses of the Services with each sharing key.
     shared: BTreeMap<&'a str, BTreeSet<IpAddr>>,
-    /// How far each block is known to be taken: nothing is given back while services are filled.
+    /// For each block, the address up to which all are known to be taken. Valid because no address is released
+    /// while Services are being filled.
     searched: BTreeMap<(Block, Search), IpAddr>,
 }
 
-/// Which addresses are free.
+/// Which addresses count as free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Search {
-    /// Those that no Service names as an external one.
+    /// Only those that no Service lists as external.
     Unnamed,
-    /// Those too.
+    /// Also those that a Service lists as external.
     All,
 }
 
 enum Holders<'a> {
-    /// Nobody, though a Service names it as an external address.
+    /// Nobody has it, but a Service lists it as external.
     Named,
-    /// Somebody who does not get it from here.
+    /// A machine, or a Service with another implementation.
     Other(Holder),
-    /// Services that get it from here.
+    /// Services that this controller assigned it to.
     Services(Vec<&'a Service>),
 }
 
@@ -41,7 +42,7 @@ impl<'a> Ledger<'a> {
         let foreign = inventory.foreign.iter();
         let foreign = foreign
             .map(|(address, name)| (*address, Holders::Other(Holder::Foreign(name.clone()))));
-        // Of two holders of an address the later one counts.
+        // Reversed, because the last holder of an address replaces the earlier ones.
         let machines = inventory.machines().into_iter().rev();
         let machines = machines.flat_map(|(addresses, holder)| {
             let addresses = addresses.iter();
@@ -63,12 +64,13 @@ impl<'a> Ledger<'a> {
         let holders = holders.or_insert_with(|| Holders::Services(Vec::new()));
         match holders {
             Holders::Services(services) => services.push(service),
-            // This Service's as well: see `may_join`.
+            // `may_join` has allowed the Service this address although somebody else has it.
             Holders::Named | Holders::Other(_) => *holders = Holders::Services(vec![service]),
         }
     }
 
-    /// Tells whether a Service may have an address, beside those that have it; whether it is about one that the Service holds.
+    /// Checks whether a Service may have an address beside its other holders. `is_held` says whether the
+    /// Service already holds it.
     pub(super) fn may_join(
         &self,
         address: IpAddr,
@@ -76,14 +78,14 @@ impl<'a> Ledger<'a> {
         is_held: bool,
     ) -> Result<(), AllocationError> {
         let conflict = |holder| AllocationError::Taken { address, holder };
-        // Also if others hold it already.
+        // A machine's address is refused even if other Services hold it already.
         if !is_held && let Some(machine) = self.inventory.machine_at(address) {
             return Err(conflict(machine));
         }
         match self.holders.get(&address) {
             None | Some(Holders::Named) => Ok(()),
-            // Where both have it, it cannot be known which is wrong, and taking it away breaks one. What a Node says of
-            // its addresses anybody may say who has its credentials.
+            // Both have the address, and nobody knows which is wrong: taking it away would break one of them.
+            // Anyone with a kubelet's credentials can claim any address for its Node.
             Some(Holders::Other(holder))
                 if is_held || *holder == Holder::Foreign(service.name.clone()) =>
             {
@@ -135,10 +137,10 @@ impl<'a> Ledger<'a> {
     }
 }
 
-/// Tells whether two Services may have one address together, else what is against it.
+/// Checks whether two Services may share one address. The error says what prevents it.
 ///
-/// `lets_share` tells whether a pool lets Services of two namespaces share the address by a key: who may write Services
-/// in one namespace might guess or read the key of another one.
+/// `lets_share` returns whether a pool allows two namespaces to share an address by a key. Without that check,
+/// a writer of Services in one namespace could guess or read the key of another.
 fn may_share(
     service: &Service,
     other: &Service,
@@ -156,7 +158,8 @@ fn may_share(
     if let Some((protocol, port)) = service.ports.intersection(&other.ports).next() {
         return Err(Holder::Port(name(), *protocol, *port));
     }
-    // Machines announce the address of a Local service where it has pods: that must be the same machines.
+    // Machines announce the address of a Local service only where it has pods. Both Services must have the same
+    // pods, or packets of one arrive at machines without any of its pods.
     let same_pods = service.local
         && other.local
         && service.name.namespace == other.name.namespace

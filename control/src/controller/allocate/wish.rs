@@ -1,4 +1,4 @@
-//! What a Service asks for, read.
+//! Reads what a Service requests: addresses and pools.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -7,7 +7,7 @@ use super::{AllocationError, Inventory};
 use crate::controller::block::Family;
 use crate::controller::objects::{Request, Service};
 
-/// What a Service asks for, read.
+/// The request of a Service, decoded.
 pub(super) struct Wish<'a> {
     pub(super) addresses: BTreeMap<Family, IpAddr>,
     pub(super) pools: Vec<&'a str>,
@@ -41,7 +41,7 @@ impl<'a> Wish<'a> {
     }
 }
 
-/// Reads the addresses that are asked for.
+/// Reads the requested addresses, at most one of each family.
 fn asked(text: &str, families: &[Family]) -> Result<BTreeMap<Family, IpAddr>, AllocationError> {
     let mut addresses = BTreeMap::new();
     for text in listed(text) {
@@ -59,7 +59,7 @@ fn asked(text: &str, families: &[Family]) -> Result<BTreeMap<Family, IpAddr>, Al
     Ok(addresses)
 }
 
-/// Splits a list as annotations have it.
+/// Splits an annotation at its commas.
 fn listed(text: &str) -> Vec<&str> {
     let parts = text.split(',').map(str::trim);
     parts.filter(|part| !part.is_empty()).collect()

@@ -1,4 +1,4 @@
-//! What has to be written to pools, and which of them counts which address.
+//! Plans the writes to pools, and decides which pool counts which address.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -25,7 +25,7 @@ impl Planner {
     ) {
         let mut held: Vec<(&ObjectName, IpAddr)> = Vec::new();
         for (name, decision) in decisions {
-            // What it still has counts until it is taken back.
+            // An address counts until it is removed from the Service's status.
             let seen = self.services.objects().get(name);
             let had = seen.into_iter().flat_map(|seen| seen.observed.addresses());
             let addresses = had.chain(decision.addresses.iter().copied());
@@ -43,7 +43,7 @@ impl Planner {
         let guarded = guarded.map(|(name, _)| name.name.as_str()).collect();
         let at_stake = deletion::at_stake(inventory, &guarded, &held);
         let mut counted = counted(inventory, &held);
-        // Of two with the same addresses the first counts them, but for one that is about to go.
+        // The first of two pools with the same address counts it. A pool that is being deleted comes last.
         let mut in_order: Vec<(&str, &Pool)> = inventory
             .pools
             .iter()
@@ -78,8 +78,8 @@ impl Planner {
     }
 }
 
-/// Says which pool counts which of the addresses that Services hold: each is counted by one, of those that have it the first
-/// that gives it to a holder and is not about to go.
+/// Returns, by pool, the addresses held by Services that the pool counts. One pool counts each address: the
+/// first one that contains the address, admits a holder and is not being deleted.
 fn counted<'a>(
     inventory: &'a Inventory,
     held: &[(&ObjectName, IpAddr)],
@@ -107,7 +107,7 @@ fn counted<'a>(
     counted
 }
 
-/// Compares what a pool has come to with what the API server has of it; nothing if they are equal.
+/// Returns the write that a pool needs; `None` if the API server has everything already.
 fn pool_write(
     name: &ObjectName,
     seen: &ObservedPool,
@@ -125,7 +125,7 @@ fn pool_write(
         json!({
             "apiVersion": "guideway.dev/v1alpha1",
             "kind": "LoadBalancerPool",
-            // Of the pool that was decided about: a smaller one may not hold what was decided.
+            // Bound to the version that was decided about: a pool that has become smaller may lack these addresses.
             "metadata": {"name": name.name, "resourceVersion": seen.version},
             "status": status,
         })

@@ -1,8 +1,8 @@
-//! Which edge announces which address to the neighbours, where no router spreads addresses over edges.
+//! Decides which edge announces which address to the neighbours, where no router spreads addresses over edges.
 //!
-//! Every edge computes the same from what it sees: the edges whose Leases are renewed, and for each
-//! address the one with the highest hash among those that may have it ([`rendezvous`]). Edges never talk
-//! to each other; [`election`] judges Leases and says when to take an address and when to let go.
+//! Every edge computes the same result from what it sees. For each address it takes the edges whose Leases are
+//! being renewed and that may have the address, and picks the one with the highest hash ([`rendezvous`]). Edges
+//! never talk to each other. [`election`] judges Leases, and says when to start and stop announcing an address.
 //! Both are pure: time and events are arguments.
 
 mod edge;

@@ -1,12 +1,12 @@
-//! Health: are backends and nodes able to serve, and which of them are left out while they are not.
+//! Health checks: find out which backends and nodes can serve, and leave out those that cannot.
 //!
 //! ```text
-//! desired state -> targets (who, how) + probe_indices -> monitor: probe, echo(es) -> schedule (results add up)
-//! desired state <- selection (who serves) <-------------------------------------- what fails
+//! desired state -> targets (who, how) + probe_indices -> monitor: probe, echo(es) -> schedule (counts results)
+//! desired state <- selection (who serves) <----------------------------------------- what fails
 //! ```
 //!
-//! `schedule`, `selection`, `targets` and `probe_indices` are pure; `monitor` makes the checks beside the agent's
-//! thread, which reads what they come to and plans for what the selection leaves.
+//! `schedule`, `selection`, `targets` and `probe_indices` are pure. `monitor` makes the checks beside the
+//! agent's thread. The agent reads their results and plans with the backends that the selection leaves.
 
 mod echo;
 mod echoes;
@@ -25,45 +25,45 @@ use self::schedule::Rule;
 /// How the backends of a service are checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Check {
-    /// What is done.
+    /// The kind of check.
     pub kind: Kind,
-    /// Port that is asked instead of the backend's own.
+    /// Port to check; `None` for the backend's own.
     pub port: Option<u16>,
-    /// From the start of one check to the start of the next.
+    /// Time from the start of one check to the start of the next.
     pub interval: Duration,
-    /// Longest time that a check may take.
+    /// Time limit of one check.
     pub timeout: Duration,
-    /// Successes in a row that bring a backend back.
+    /// Successes in a row that make an unhealthy backend healthy.
     pub rise: u32,
-    /// Failures in a row that take it out.
+    /// Failures in a row that make a healthy backend unhealthy.
     pub fall: u32,
 }
 
 /// What a check does.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Kind {
-    /// Opens a TCP connection.
+    /// Open a TCP connection.
     #[default]
     Tcp,
-    /// Sends a GET and looks at the answer.
+    /// Send a GET and check the answer.
     Http {
-        /// Whether over TLS.
+        /// Whether to use TLS. The certificate is not verified.
         tls: bool,
-        /// The request, and the answer expected.
+        /// The request and the expected answer.
         get: Get,
     },
 }
 
-/// A GET and the answer expected.
+/// A GET request and the expected answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Get {
     /// Path and query.
     pub path: String,
-    /// Value of the header `Host`; none for the address and port that is asked.
+    /// Value of the header `Host`; `None` for the checked address and port.
     pub host: Option<String>,
-    /// Statuses that pass.
+    /// Ranges of statuses that pass.
     pub status: Vec<RangeInclusive<u16>>,
-    /// Text that the body must have.
+    /// Text that the body must contain.
     pub body: Option<String>,
 }
 
@@ -81,7 +81,7 @@ impl Default for Check {
 }
 
 impl Kind {
-    /// Returns the word that the configuration uses.
+    /// Returns the kind's name in the configuration.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Tcp => "tcp",
@@ -103,7 +103,7 @@ impl Default for Get {
 }
 
 impl Check {
-    /// Returns how the results add up.
+    /// Returns the rule by which results count.
     pub fn rule(&self) -> Rule {
         Rule {
             interval: self.interval,

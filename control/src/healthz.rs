@@ -1,4 +1,4 @@
-//! What load balancers and the kubelet ask this machine: is it fit for traffic.
+//! Answers load balancers and the kubelet: whether this machine is fit for traffic.
 //!
 //! ```text
 //! watchers, agent -> reports -+-> vitals --> server: /healthz, /livez, /readyz
@@ -6,8 +6,8 @@
 //!                             +-> ports:   a listener for each healthCheckNodePort
 //! ```
 //!
-//! The answers are those of kube-proxy, so that a load balancer cannot tell the two apart. `vitals` has the
-//! rules and no clock; the servers have neither rules nor state.
+//! The answers are those of kube-proxy, so a load balancer cannot tell the two apart. `vitals` has the rules
+//! and gets the time as an argument. The servers have neither rules nor state.
 
 pub mod ports;
 pub mod server;
@@ -26,16 +26,16 @@ use self::vitals::Vitals;
 use crate::index::objects::ObjectName;
 use crate::index::{HealthCheck, Problem};
 
-/// What is told at the health check ports, and where.
+/// The answers at the health check ports, and where to listen.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Checks {
-    /// The Services that have one.
+    /// The Services that have such a port.
     pub services: OrdMap<ObjectName, HealthCheck>,
-    /// The addresses that are listened at; all if unspecified.
+    /// Addresses to listen at; the unspecified address for all.
     pub addresses: BTreeSet<IpAddr>,
 }
 
-/// What the watchers and the agent tell, and the servers read.
+/// What the watchers and the agent report and the servers read. Clones share it.
 #[derive(Clone, Debug)]
 pub struct Reports {
     vitals: Arc<Mutex<Vitals>>,
@@ -45,7 +45,7 @@ pub struct Reports {
 }
 
 impl Reports {
-    /// Begins at the time `now`, with nothing told.
+    /// Creates empty reports at the time `now`.
     pub fn new(now: Instant) -> Self {
         Self {
             vitals: Arc::new(Mutex::new(Vitals::new(now))),
@@ -55,22 +55,22 @@ impl Reports {
         }
     }
 
-    /// Gives access to what probes are answered from.
+    /// Locks the state that probes are answered from.
     pub fn vitals(&self) -> MutexGuard<'_, Vitals> {
         self.vitals.lock()
     }
 
-    /// Replaces what is told at the health check ports.
+    /// Replaces the answers at the health check ports.
     pub fn set_checks(&self, checks: Checks) {
         tell_if_new(&self.checks, checks);
     }
 
-    /// Returns what is wrong with health check ports.
+    /// Returns the problems of health check ports.
     pub fn problems(&self) -> Vec<Problem> {
         self.problems.borrow().clone()
     }
 
-    /// Follows what is wrong with health check ports.
+    /// Returns a receiver for the problems of health check ports.
     pub fn follow_problems(&self) -> watch::Receiver<Vec<Problem>> {
         self.problems.subscribe()
     }
@@ -79,18 +79,18 @@ impl Reports {
         tell_if_new(&self.problems, problems);
     }
 
-    /// Replaces what is wrong with objects on this machine alone, which `kubernetes::events` tells of.
+    /// Replaces the problems that objects have on this machine alone. `kubernetes::events` publishes them.
     pub(crate) fn set_problems_here(&self, problems: Vec<Problem>) {
         tell_if_new(&self.problems_here, problems);
     }
 
-    /// Follows what is wrong with objects on this machine alone.
+    /// Returns a receiver for the problems that objects have on this machine alone.
     pub(crate) fn follow_problems_here(&self) -> watch::Receiver<Vec<Problem>> {
         self.problems_here.subscribe()
     }
 }
 
-/// Replaces a value; who follows it hears only of one that differs.
+/// Sets a value. Receivers are woken only if it differs.
 pub(crate) fn tell_if_new<T: PartialEq>(known: &watch::Sender<T>, value: T) {
     known.send_if_modified(|known| {
         let changed = *known != value;

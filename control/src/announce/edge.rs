@@ -1,41 +1,41 @@
-//! Edges and the addresses that they announce, as edges tell each other by Leases.
+//! Edges as they show themselves in their Leases, and the addresses that they announce.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use super::Mac;
 
-/// Where an edge has its Lease.
+/// The namespace of an edge's Lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Home {
-    /// Where edges have none but their own.
+    /// The namespace that has only edges' Leases.
     Own,
-    /// Beside the controller's, as edges of the version before do, which look nowhere else.
+    /// The controller's namespace. Edges of the previous version have their Leases there, and look nowhere else.
     Shared,
 }
 
-/// An edge, as its Lease shows it.
+/// An edge according to its Lease.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Edge {
     /// Its name.
     pub name: String,
-    /// Where its Lease is.
+    /// Namespace of its Lease.
     pub home: Home,
-    /// MACs by which it announces addresses; none where the Lease does not tell.
+    /// MACs by which it announces addresses; empty if the Lease does not list any.
     pub macs: BTreeSet<Mac>,
-    /// Addresses by which pods name their node; none where it is no Node.
+    /// Addresses by which endpoints name its Node; empty for an edge that is no Node.
     pub addresses: BTreeSet<IpAddr>,
-    /// What every renewal changes.
+    /// A text that changes with every renewal.
     pub renewal: String,
 }
 
 /// The edges that may announce an address.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Candidates {
-    /// All that are alive.
+    /// All live edges.
     #[default]
     Every,
-    /// Of those that are Nodes, the ones with one of these addresses (`externalTrafficPolicy: Local`).
+    /// Edges that are no Nodes, and Nodes with one of these addresses (`externalTrafficPolicy: Local`).
     NodesAt(BTreeSet<IpAddr>),
 }
 
@@ -43,7 +43,7 @@ impl Candidates {
     pub(super) fn include(&self, addresses: &BTreeSet<IpAddr>) -> bool {
         match self {
             Self::Every => true,
-            // To a machine that is no Node, all backends are elsewhere.
+            // For an edge that is no Node, all backends are on other machines.
             Self::NodesAt(nodes) => addresses.is_empty() || !addresses.is_disjoint(nodes),
         }
     }
@@ -52,10 +52,10 @@ impl Candidates {
 /// What an edge should announce.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Holdings {
-    /// The addresses.
+    /// The addresses to announce.
     pub addresses: BTreeSet<IpAddr>,
-    /// Those of them that are to be announced once more, since another machine has done it.
+    /// Addresses to announce once more, because another machine has announced them.
     pub again: BTreeSet<IpAddr>,
-    /// Machines that are no edges and have announced one of them, each told of once.
+    /// Machines that are no edges and announced one of the addresses. Each is reported once.
     pub strangers: Vec<(IpAddr, Mac)>,
 }

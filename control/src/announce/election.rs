@@ -1,23 +1,24 @@
-//! What one edge announces, from what it sees of the others' Leases and announcements.
+//! Decides what one edge announces, from the Leases and announcements of the others.
 //!
-//! The clocks of machines differ, so a Lease's times are not read as times: an edge lives while its Lease
-//! keeps changing, by the clock of who looks at it. Nor does silence mean anything while the API is
-//! silent as a whole; that it speaks is proved by this edge's own Lease, whose changes come back by the
-//! same watch as those of the others. Hence three conditions:
+//! Clocks of machines differ, so the times in Leases are ignored. An edge is alive while its Lease keeps
+//! changing, by the observer's clock. If the API itself is silent, an unchanged Lease means nothing. This
+//! edge's own Lease proves that the API speaks: its changes come back by the same watch as those of the others.
+//! Hence three states:
 //!
-//! | | takes addresses | lets go of those that belong to another | yields to an announcement |
+//! | state | takes addresses | lets go of those that belong to another | yields to an announcement |
 //! |---|---|---|---|
-//! | settled: the API has spoken for [`RECOVERY`] | yes | after [`LINGER`], or an edge's announcement | of what belongs to another |
+//! | settled: the API has spoken for [`RECOVERY`] | yes | after [`LINGER`], or an edge's announcement | of an
+//! address that belongs to another |
 //! | the API speaks again, or for the first time | no | no | of an edge |
 //! | the API is silent | no | no | of an edge |
 //!
-//! Any machine on the segment can send an announcement. It is an edge's if it has a MAC of a Lease, or if it is
-//! repeated for [`INSISTENCE`], as an edge does that this one has never heard of; anything else is answered by
-//! an announcement of this edge's own. Two edges that announce one address for a moment do no harm: both forward
-//! its packets.
+//! Any machine on the segment can send an announcement. It counts as an edge's if its MAC is in a Lease, or if
+//! it is repeated for [`INSISTENCE`], as an edge unknown to this one would do. This edge answers any other
+//! announcement by one of its own. Two edges may announce the same address for a moment: both forward its
+//! packets.
 //!
-//! Edges of the version before have their Leases in another place ([`Home::Shared`]) and see no others. So as long
-//! as one of them lives, it has what would be its own among them.
+//! Edges of the previous version have their Leases in another namespace ([`Home::Shared`]) and see no others.
+//! While such an edge is alive, it keeps what would be its share among edges of its version.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -26,65 +27,65 @@ use std::time::{Duration, Instant};
 use super::edge::{Candidates, Edge, Holdings, Home};
 use super::{Mac, rendezvous};
 
-/// How long an edge whose Lease does not change counts as alive.
+/// How long an edge with an unchanged Lease counts as alive.
 pub const DURATION: Duration = Duration::from_secs(2);
-/// How often an edge renews its Lease.
+/// Time between two renewals of an edge's Lease.
 pub const RENEWAL: Duration = Duration::from_millis(700);
-/// How long the API must have spoken before the silence of another edge counts: all others have renewed
-/// their Leases by then, though each tries again only now and then.
+/// How long the API must have spoken before another edge's silence counts. By then all live edges have renewed
+/// their Leases, even if they retry slowly.
 pub const RECOVERY: Duration = Duration::from_secs(3);
-/// How long an address is kept that belongs to another edge, unless that is heard to announce it: it may
-/// not have settled yet.
+/// How long this edge keeps an address that belongs to another edge, unless it hears that edge announce it. The
+/// other edge may not have settled yet.
 pub const LINGER: Duration = RECOVERY.saturating_add(Duration::from_secs(1));
-/// For how long another machine must go on announcing an address until it is taken for an edge.
+/// How long an unknown machine must keep announcing an address before it counts as an edge.
 pub const INSISTENCE: Duration = Duration::from_secs(3);
-/// How long an announcement of an address that belongs here stands: its sender may be about to see that.
+/// Delay before answering an announcement of an address that belongs here. The sender may be about to give it up.
 pub const DEFENCE: Duration = Duration::from_millis(500);
 
-/// The state of one edge.
+/// The election as one edge sees it.
 #[derive(Debug)]
 pub struct Election {
     name: String,
     eligible: Option<bool>,
     wanted: Option<BTreeMap<IpAddr, Candidates>>,
-    /// All edges with a Lease, this one included.
+    /// All edges that have a Lease, including this one.
     edges: BTreeMap<(Home, String), ListedEdge>,
-    /// Whether all of them have been told of once.
+    /// Whether the list of Leases has been complete.
     is_listed: bool,
     contact: Option<ApiContact>,
     held: BTreeMap<IpAddr, Held>,
-    /// Announcements of others that are to be judged.
+    /// Announcements by other machines that are not decided yet.
     claims: BTreeMap<IpAddr, ForeignAnnouncement>,
-    /// Machines that were told of.
+    /// Machines that were reported as strangers.
     strangers: BTreeMap<IpAddr, Mac>,
-    /// What belongs here, and the live edges that it was computed from.
+    /// The addresses that belong to this edge. `share_of` has the live edges that it was computed from.
     share: BTreeSet<IpAddr>,
     share_of: Option<Live>,
 }
 
-/// Edges that live, and the addresses by which endpoints name them.
+/// The live edges, each with the addresses by which endpoints name it.
 type Live = BTreeMap<(Home, String), BTreeSet<IpAddr>>;
 
-/// What another machine announces.
+/// An announcement by another machine.
 #[derive(Clone, Copy, Debug)]
 struct ForeignAnnouncement {
     mac: Mac,
-    /// When it began to.
+    /// When the machine began to announce the address.
     since: Instant,
-    /// When it was last heard.
+    /// When it last did.
     last: Instant,
-    /// Whether it was heard since the last step.
+    /// Whether it has done so since the last step.
     is_new: bool,
 }
 
-/// An edge with a Lease, and when that changed last.
+/// An edge with a Lease, and when the Lease last changed.
 #[derive(Debug)]
 struct ListedEdge {
     edge: Edge,
     changed: Instant,
 }
 
-/// The API speaks.
+/// The time during which the API has been speaking.
 #[derive(Clone, Copy, Debug)]
 struct ApiContact {
     since: Instant,
@@ -92,7 +93,8 @@ struct ApiContact {
 }
 
 impl ApiContact {
-    /// Before the others' last renewals, of up to one period earlier, are too old.
+    /// Returns when the API counts as silent. This must come before the others' last renewals, up to one period
+    /// older, are too old.
     fn ends(&self) -> Instant {
         self.last + (DURATION - RENEWAL)
     }
@@ -102,17 +104,17 @@ impl ApiContact {
     }
 }
 
-/// An address that is announced.
+/// An address that this edge announces.
 #[derive(Clone, Copy, Debug, Default)]
 struct Held {
-    /// When to let go of it.
+    /// When to stop announcing it.
     release: Option<Instant>,
     /// When to announce it once more.
     defend: Option<Instant>,
 }
 
 impl Election {
-    /// Begins with what an earlier agent has left announced.
+    /// Creates the election. `announced` are the addresses that an earlier agent left announced.
     pub fn new(name: impl Into<String>, announced: BTreeSet<IpAddr>) -> Self {
         let held = announced.into_iter();
         Self {
@@ -130,48 +132,48 @@ impl Election {
         }
     }
 
-    /// Says which addresses are to be announced by some edge.
+    /// Sets the addresses that some edge must announce, each with its candidates.
     pub fn want(&mut self, addresses: BTreeMap<IpAddr, Candidates>) {
         self.wanted = Some(addresses);
         self.share_of = None;
     }
 
-    /// Says whether this edge may announce addresses at all; until then it keeps what it has.
+    /// Sets whether this edge may announce addresses at all. Before the first call it keeps what it has.
     pub fn set_eligible(&mut self, eligible: bool) {
         self.eligible = Some(eligible);
     }
 
-    /// Takes note of a Lease as it is.
+    /// Records the current state of a Lease.
     pub fn see(&mut self, edge: Edge, now: Instant) {
         let key = (edge.home, edge.name.clone());
         let known = self.edges.get(&key);
         let unchanged = known.filter(|seen| seen.edge.renewal == edge.renewal);
         let changed = unchanged.map_or(now, |seen| seen.changed);
-        // What the first list holds of this edge may be of its life before.
+        // In the first list, this edge's own Lease may be left over from an earlier process.
         if key.0 == Home::Own && self.is_own(&key) && known.is_some() && unchanged.is_none() {
             self.hear(now);
         }
         self.edges.insert(key, ListedEdge { edge, changed });
     }
 
-    /// Takes note that a Lease is gone.
+    /// Records that a Lease is gone.
     pub fn forget(&mut self, home: Home, edge: &str) {
         self.edges.remove(&(home, edge.to_owned()));
     }
 
-    /// Takes the Leases of a list for all that there are at that place.
+    /// Forgets the Leases of a namespace that a complete list does not have.
     pub fn retain(&mut self, home: Home, edges: &BTreeSet<String>) {
         self.is_listed |= home == Home::Own;
         self.edges
             .retain(|(place, name), _| *place != home || edges.contains(name));
     }
 
-    /// Counts the edges that have a Lease, this one included.
+    /// Returns the number of edges that have a Lease, including this one.
     pub fn edges(&self) -> usize {
         self.edges.len()
     }
 
-    /// Takes note that another machine has announced an address.
+    /// Records that another machine has announced an address.
     pub fn claim(&mut self, address: IpAddr, mac: Mac, now: Instant) {
         let before = self.claims.get(&address);
         let goes_on = before.filter(|claim| claim.mac == mac && now < claim.last + INSISTENCE);
@@ -185,7 +187,7 @@ impl Election {
         self.claims.insert(address, claim);
     }
 
-    /// Takes note that addresses are held no more, since others have announced them while this edge was silent.
+    /// Drops addresses that others have announced while this edge was not answering.
     pub fn lose(&mut self, addresses: &BTreeSet<IpAddr>) {
         self.held.retain(|address, _| !addresses.contains(address));
     }
@@ -198,13 +200,13 @@ impl Election {
         self.contact = Some(ApiContact { since, last: now });
     }
 
-    /// Tells whether others' silence means something.
+    /// Returns whether the API has spoken for long enough that another edge's silence counts.
     pub fn is_settled(&self, now: Instant) -> bool {
         self.contact
             .is_some_and(|contact| now < contact.ends() && now >= contact.settles())
     }
 
-    /// Returns what this edge should announce.
+    /// Advances the election to `now`. Returns what this edge should announce.
     pub fn step(&mut self, now: Instant) -> Holdings {
         if let Some(wanted) = &self.wanted {
             self.held.retain(|address, _| wanted.contains_key(address));
@@ -219,7 +221,7 @@ impl Election {
         if is_judged {
             self.share_out(now);
             self.take_and_let_go(&claimed, now);
-            // Another edge that has what belongs here may be about to see that.
+            // Another edge that announces an address of ours may be about to give it up.
             let claimed_here = claimed.intersection(&self.share).copied();
             self.defend(&disputed.into_iter().chain(claimed_here).collect(), now);
         } else {
@@ -238,7 +240,7 @@ impl Election {
         holdings
     }
 
-    /// Returns when [`Election::step`] has something to do although nothing happens.
+    /// Returns when [`Election::step`] must run although nothing happens.
     pub fn deadline(&self, now: Instant) -> Option<Instant> {
         let contact = self.contact.iter();
         let contact = contact.flat_map(|contact| [contact.ends(), contact.settles()]);
@@ -252,8 +254,8 @@ impl Election {
             .min()
     }
 
-    /// Judges what others have announced: returns the addresses that edges have, and those that somebody else
-    /// claims, if anybody was heard.
+    /// Judges the announcements of other machines. Returns the addresses that edges have, and those that other
+    /// machines have claimed since the last step.
     fn judge_claims(
         &mut self,
         strangers: &mut Vec<(IpAddr, Mac)>,
@@ -272,12 +274,12 @@ impl Election {
             } else if std::mem::take(&mut claim.is_new) {
                 disputed.insert(*address);
             }
-            // Who is no edge as far as all Leases are known.
+            // A stranger is a machine that no Lease lists. Before all Leases are known, only one that insists counts.
             let is_strange = !is_edge && (self.is_listed || insists);
             if is_strange && self.strangers.insert(*address, claim.mac) != Some(claim.mac) {
                 strangers.push((*address, claim.mac));
             }
-            // A Lease that tells of the MAC may come to be known, or the machine may go on.
+            // Undecided claims are kept: a Lease with the MAC may still appear, or the machine may insist.
             !claimed.contains(address) && now < claim.last + INSISTENCE
         });
         self.claims = pending;
@@ -287,20 +289,20 @@ impl Election {
         (claimed, disputed)
     }
 
-    /// Tells whether a MAC is another edge's, or may be.
+    /// Returns whether a MAC belongs, or may belong, to another edge.
     fn is_edge(&self, mac: Mac, now: Instant) -> bool {
         let mut others = self.edges.iter().filter(|(key, _)| !self.is_own(key));
-        // One of the version before does not tell which it has, and leaves its Lease behind.
+        // A Lease of the previous version does not list MACs, and stays when its edge is gone.
         let may_have = |seen: &ListedEdge| seen.edge.macs.is_empty() && self.is_alive(seen, now);
         others.any(|(_, seen)| seen.edge.macs.contains(&mac) || may_have(seen))
     }
 
     fn is_own(&self, (_, name): &(Home, String)) -> bool {
-        // A Lease at the other place is of this edge's own past.
+        // A Lease with this edge's name in the other namespace is left over from this edge's earlier version.
         *name == self.name
     }
 
-    /// Has addresses announced once more.
+    /// Schedules another announcement of these addresses.
     fn defend(&mut self, addresses: &BTreeSet<IpAddr>, now: Instant) {
         for (address, held) in &mut self.held {
             if held.release.is_none() && addresses.contains(address) {
@@ -309,7 +311,7 @@ impl Election {
         }
     }
 
-    /// Computes what belongs to this edge, if that may be something else than before.
+    /// Computes which addresses belong to this edge, if the inputs have changed.
     fn share_out(&mut self, now: Instant) {
         let others = self.edges.iter().filter(|(key, _)| !self.is_own(key));
         let mut live: Live = others
@@ -341,9 +343,9 @@ impl Election {
         self.share_of = Some(live);
     }
 
-    /// Tells whether an edge has renewed its Lease, or could not have shown it.
+    /// Returns whether an edge has renewed its Lease in time, or the API was too silent to show it.
     fn is_alive(&self, seen: &ListedEdge, now: Instant) -> bool {
-        // The last renewals of all edges before the API falls silent lie one period apart.
+        // Before the API falls silent, the last renewals of different edges may be one period apart.
         let heard_after = seen.changed + (DURATION - RENEWAL);
         let has_been_heard = self
             .contact

@@ -1,9 +1,9 @@
-//! The address of an interface on its segment, as text and bytes.
+//! MAC addresses as text and bytes.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// The address of an interface on its segment.
+/// The MAC address of an interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Mac(pub [u8; 6]);
 
@@ -14,7 +14,7 @@ impl fmt::Display for Mac {
     }
 }
 
-/// A text that is no such address.
+/// A text is not a MAC address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not six bytes in hexadecimal with colons between them")]
 pub struct ParseMacError;

@@ -1,19 +1,19 @@
-//! The sign of life of the agent's loop, for who speaks in its name.
+//! The sign of life of the agent's loop, for tasks that act on its behalf.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// When the agent's loop has last said that it runs. Clones share it.
+/// The last sign of life of the agent's loop. Clones share it.
 #[derive(Clone, Debug)]
 pub struct Pulse {
     began: Instant,
-    /// Nanoseconds since then.
+    /// Time of the last sign, in nanoseconds since `began`.
     last: Arc<AtomicU64>,
 }
 
 impl Pulse {
-    /// Begins with a sign of life.
+    /// Creates it with a sign of life at `now`.
     pub fn new(now: Instant) -> Self {
         Self {
             began: now,
@@ -21,14 +21,14 @@ impl Pulse {
         }
     }
 
-    /// Says that the loop runs.
+    /// Records that the loop runs.
     pub fn beat(&self, now: Instant) {
         let since = now.saturating_duration_since(self.began).as_nanos();
         let since = u64::try_from(since).unwrap_or(u64::MAX);
         self.last.store(since, Ordering::Release);
     }
 
-    /// Returns how long ago that was.
+    /// Returns the time since the last sign of life.
     pub fn age(&self, now: Instant) -> Duration {
         let last = Duration::from_nanos(self.last.load(Ordering::Acquire));
         now.saturating_duration_since(self.began + last)

@@ -1,15 +1,16 @@
-//! Rendezvous hashing: each address belongs to the edge for which the hash of both is highest.
+//! Rendezvous hashing: each address belongs to the edge with the highest hash of address and edge.
 //!
-//! An edge that comes takes its share from all others alike, and what an edge leaves is spread over
-//! all: no other address moves. The hash is fixed, because edges of different builds must agree.
+//! A new edge takes an equal share from all others. The addresses of an edge that leaves are spread over all
+//! others. No other address moves. The hash function never changes, because edges of different builds must
+//! agree.
 
 use std::net::{IpAddr, Ipv6Addr};
 
 use crate::hash::{fnv_1a, mix};
 
-/// Returns the edge that an address belongs to; of no edges, none.
+/// Returns the edge that an address belongs to; `None` if there are no edges.
 pub fn holder<'e>(address: IpAddr, edges: impl IntoIterator<Item = &'e str>) -> Option<&'e str> {
-    // Two edges of the same hash: the name decides, not the order in which they are known.
+    // If two edges have the same hash, the name decides.
     let score = |edge: &&'e str| (hash(address, edge), *edge);
     edges.into_iter().max_by_key(score)
 }

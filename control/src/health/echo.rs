@@ -1,4 +1,4 @@
-//! One echo to one node, by a socket of its own.
+//! One ICMP echo to one node, by a socket of its own.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
@@ -14,11 +14,11 @@ use nix::sys::socket::{
 use super::probe::ProbeError;
 use crate::random::random;
 
-/// Sends an echo request and waits for its reply.
+/// Sends an echo request and waits for its reply. `mark` marks the packet; 0 for none.
 ///
 /// # Errors
 ///
-/// Why there is none.
+/// When the request cannot be sent, the network reports an error, or no reply comes within `timeout`.
 pub(super) async fn echo(node: IpAddr, mark: u32, timeout: Duration) -> Result<(), ProbeError> {
     match tokio::time::timeout(timeout, exchange(node, mark)).await {
         Ok(outcome) => outcome.map_err(ProbeError::Connect),
@@ -33,7 +33,7 @@ async fn exchange(node: IpAddr, mark: u32) -> io::Result<()> {
         nonce: random(),
     };
     socket.send(&echo.request()).await?;
-    // The socket gets all ICMP that comes from the node; the caller's timeout ends the wait.
+    // The socket receives all ICMP from the node. The caller's timeout ends the wait.
     let mut received = [0; 256];
     loop {
         let length = socket.recv(&mut received).await?;
@@ -43,7 +43,8 @@ async fn exchange(node: IpAddr, mark: u32) -> io::Result<()> {
     }
 }
 
-/// Opens a raw socket that sends to the node and hears from it alone, and of what the network says of it.
+/// Opens a raw socket connected to the node. It receives only from the node, and reports ICMP errors about its
+/// packets.
 fn open(node: IpAddr, mark: u32) -> io::Result<tokio::net::UdpSocket> {
     let socket = raw_socket(node.is_ipv6())?;
     if mark != 0 {
@@ -51,12 +52,12 @@ fn open(node: IpAddr, mark: u32) -> io::Result<tokio::net::UdpSocket> {
     }
     let peer = SockaddrStorage::from(SocketAddr::new(node, 0));
     connect(socket.as_raw_fd(), &peer)?;
-    // Of the type only what every connected socket has is used: send and recv.
+    // A `UdpSocket` only by type: send and recv work on every connected socket.
     tokio::net::UdpSocket::from_std(UdpSocket::from(socket))
 }
 
-/// Opens a raw socket of ICMP. Not one of those that any user may open: `net.ipv4.ping_group_range` usually allows
-/// them to nobody.
+/// Opens a raw ICMP socket. Unprivileged ICMP sockets are no alternative: `net.ipv4.ping_group_range` usually
+/// allows them to nobody.
 pub(super) fn raw_socket(is_v6: bool) -> io::Result<OwnedFd> {
     let (family, protocol) = if is_v6 {
         (AddressFamily::Inet6, SockProtocol::IcmpV6)

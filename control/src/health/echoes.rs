@@ -1,9 +1,9 @@
-//! Echoes to nodes that answer: all of a family go by one socket, which stays open.
+//! Echoes to nodes that answer. All nodes of a family share one socket, which stays open.
 //!
-//! Opening a socket costs more than an echo does. But a socket that is connected to nobody is not told what the
-//! network says of a packet that did not arrive; so these echoes find out that a node is well, and [`super::echo`]
-//! why one is not: a node that missed its last echo has the next one there, as long as there are few of them, and so
-//! has one to which nothing can be sent here.
+//! Opening a socket costs more than an echo does. But an unconnected socket gets no ICMP errors about lost
+//! packets. So the shared socket checks nodes that are well, and [`super::echo`] finds out why a node fails: it
+//! sends the next echo to a node that missed its last one, while there are few of these, and to a node to which
+//! this socket cannot send.
 
 use std::collections::{HashMap, VecDeque};
 use std::future::pending;
@@ -22,14 +22,14 @@ use super::targets::NodeCheck;
 use crate::random::random;
 use crate::timer::sleep_until;
 
-/// Bytes that wait in a socket at most, in either direction: hundreds of packets, whose memory a driver may take a
-/// page each for.
+/// Size of a socket's buffers in bytes, in each direction. That is hundreds of packets, because a driver may
+/// take a page for each.
 const SOCKET_BUFFER: usize = 1 << 20;
-/// Packets taken from a socket at a time, more than its buffer holds: a node that floods the socket keeps nothing
-/// else waiting.
+/// Most packets taken from a socket at a time; more than its buffer holds. A node that floods the socket cannot
+/// block other work.
 const AT_ONCE: usize = 4096;
 
-/// Echoes under way, and the sockets that they go by.
+/// Echoes that wait for their replies, and the two sockets.
 #[derive(Debug)]
 pub(super) struct Echoes {
     v4: Line,
@@ -42,7 +42,7 @@ type Ended = EndedCheck<IpAddr, NodeCheck>;
 
 impl Echoes {
     pub(super) fn new() -> Self {
-        // Nobody can guess it, who has not seen an echo.
+        // Random, so that only those who have seen an echo can forge a reply.
         let upper = (random() >> 32) as u32;
         Self {
             v4: Line::new(false, upper),
@@ -51,7 +51,7 @@ impl Echoes {
         }
     }
 
-    /// Sends an echo; false if it cannot be sent here.
+    /// Sends an echo. Returns false if it cannot be sent from this machine.
     pub(super) fn send(&mut self, begun: &Begun) -> bool {
         let node = begun.key;
         let line = if node.is_ipv6() {
@@ -72,7 +72,7 @@ impl Echoes {
         }
     }
 
-    /// Waits until echoes are answered, or too late to be.
+    /// Waits until echoes are answered or have timed out.
     pub(super) async fn ended(&mut self) -> Vec<Ended> {
         loop {
             tokio::select! {
@@ -95,13 +95,13 @@ impl Echoes {
     }
 }
 
-/// A socket for all nodes of a family.
+/// The socket for all nodes of a family.
 #[derive(Debug)]
 struct Line {
     is_v6: bool,
-    /// Upper half of all nonces, by which the kernel tells replies from what strangers send.
+    /// Upper half of all nonces. A socket filter in the kernel drops ICMP packets without it.
     upper: u32,
-    /// Opened for the first echo.
+    /// Opened by the first echo.
     socket: Option<tokio::net::UdpSocket>,
 }
 
@@ -132,14 +132,14 @@ impl Line {
         hear_only(&socket, self.is_v6, self.upper)?;
         setsockopt(&socket, sockopt::RcvBufForce, &SOCKET_BUFFER)?;
         setsockopt(&socket, sockopt::SndBufForce, &SOCKET_BUFFER)?;
-        // Of the type only what every socket of packets has is used.
+        // A `UdpSocket` only by type: its calls work on every packet socket.
         tokio::net::UdpSocket::from_std(UdpSocket::from(socket))
     }
 
-    /// Waits until there may be something to receive.
+    /// Waits until the socket may have something to receive.
     async fn is_readable(&self) {
         match &self.socket {
-            // Receiving tells of an error.
+            // Receiving reports any error.
             Some(socket) => {
                 let _ = socket.readable().await;
             }
@@ -147,7 +147,7 @@ impl Line {
         }
     }
 
-    /// Takes the replies that have come: who sent each, and to which nonce.
+    /// Receives the replies that have arrived. Returns the sender and nonce of each.
     fn receive(&mut self) -> Vec<(IpAddr, u64)> {
         let mut replies = Vec::new();
         let Some(socket) = &self.socket else {
@@ -176,12 +176,12 @@ impl Line {
 #[derive(Debug, Default)]
 struct UnderWay {
     waiting: HashMap<u64, Begun>,
-    /// Nonces by when they were sent; some have been answered.
+    /// Nonces in the order of sending; some may have been answered.
     sent: VecDeque<(Instant, u64)>,
 }
 
 impl UnderWay {
-    /// Draws a nonce that no echo under way has: of two with the same, one would never end.
+    /// Draws a nonce that no waiting echo has. With equal nonces one of the two would never end.
     fn draw(&self, upper: u32, mut random: impl FnMut() -> u64) -> u64 {
         loop {
             let nonce = u64::from(upper) << 32 | random() >> 32;
@@ -191,19 +191,19 @@ impl UnderWay {
         }
     }
 
-    /// Adds one with a nonce of its own; none is added with an earlier time than another.
+    /// Adds an echo with its nonce. Echoes must be added in the order of their start times.
     fn add(&mut self, nonce: u64, begun: Begun) {
         self.sent.push_back((begun.began, nonce));
         self.waiting.insert(nonce, begun);
     }
 
-    /// Ends the echo that a reply is to; none if it is to none of them, or from another machine than was asked.
+    /// Ends the echo with this nonce. Returns `None` if there is none, or if the reply comes from another machine.
     fn answer(&mut self, from: IpAddr, nonce: u64) -> Option<Ended> {
         let begun = self.waiting.get(&nonce)?;
         (begun.key == from).then(|| self.end(nonce, Ok(())))?
     }
 
-    /// Ends those whose time is over.
+    /// Ends the echoes that have timed out.
     fn expire(&mut self, now: Instant) -> Vec<Ended> {
         let mut ended = Vec::new();
         while self.deadline().is_some_and(|deadline| deadline <= now)
@@ -221,7 +221,7 @@ impl UnderWay {
         Some(Ended { begun, outcome })
     }
 
-    /// Returns when the time of the first one is over.
+    /// Returns when the first echo will time out.
     fn deadline(&mut self) -> Option<Instant> {
         while let Some((sent, nonce)) = self.sent.front() {
             if self.waiting.contains_key(nonce) {

@@ -1,7 +1,7 @@
-//! Makes the checks that are due, and keeps what they come to.
+//! Makes the checks that are due, and keeps their results.
 //!
-//! The agent's thread sets the targets and reads; the checks run beside it, and so do those who observe. All hold the lock for
-//! moments only, never while a check is under way.
+//! The agent's thread sets the targets and reads the results. The checks and the observers run beside it.
+//! Everyone holds the lock only for moments, never during a check.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -22,18 +22,18 @@ use super::targets::{BackendCheck, NodeCheck, Targets};
 use crate::durations::Durations;
 use crate::timer::sleep_until;
 
-/// Checks under way at a time with sockets of their own, of backends and of nodes each.
+/// Most simultaneous checks with a socket of their own; one limit for backends, one for nodes.
 const MAX_UNDER_WAY: usize = 256;
-/// Nodes that become due within this time are checked together: waking up for each costs more than its echo.
+/// Nodes that are due within this time are checked together. Waking up for each would cost more than its echo.
 const ROUND: Duration = Duration::from_millis(100);
-/// Targets that are read under one lock.
+/// Most targets that are read under one lock.
 const READ_AT_A_TIME: usize = 2048;
-/// Upper bounds in seconds of how long checks take; what takes longer has timed out.
+/// Upper bounds, in seconds, of the histogram of check durations. A longer check has timed out.
 const DURATION_BOUNDS: &[f64] = &[
     0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5,
 ];
 
-/// Everything known of the health of backends and nodes.
+/// The health of all backends and nodes.
 #[derive(Debug)]
 pub struct Monitor {
     state: Mutex<State>,
@@ -48,21 +48,21 @@ struct State {
     names: BTreeMap<Member, String>,
 }
 
-/// What is known of one backend or node.
+/// The health of one backend or node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Condition {
-    /// Whether it should serve.
+    /// Whether it should get traffic.
     pub healthy: bool,
-    /// Whether a check has come to a result yet.
+    /// Whether a check has had a result.
     pub checked: bool,
-    /// How long it has been so.
+    /// Time since it became healthy or unhealthy.
     pub since: Duration,
-    /// The last failure, and how many checks in a row say otherwise than `healthy`.
+    /// The last failure, and the number of consecutive results that contradict `healthy`.
     pub note: Option<String>,
 }
 
 impl Monitor {
-    /// Makes a monitor without targets; the seed spreads the checks of several machines over time.
+    /// Creates a monitor without targets. The seed spreads the checks of different machines over time.
     pub fn new(seed: u64) -> Self {
         Self {
             state: Mutex::new(State {
@@ -75,7 +75,7 @@ impl Monitor {
         }
     }
 
-    /// Makes these the targets; those that stay keep what is known of them.
+    /// Replaces the targets. Targets that stay keep their state.
     pub fn set_targets(&self, targets: Targets) {
         let now = Instant::now();
         let mut state = self.lock();
@@ -95,7 +95,7 @@ impl Monitor {
         self.changed.notify_one();
     }
 
-    /// Returns what should not serve.
+    /// Returns the backends and nodes that should not get traffic.
     pub fn left_out(&self) -> LeftOut {
         let state = self.lock();
         LeftOut {
@@ -104,17 +104,17 @@ impl Monitor {
         }
     }
 
-    /// Returns what is known of each backend that is checked.
+    /// Returns the health of every checked backend.
     pub fn backends(&self) -> BTreeMap<Member, Condition> {
         self.conditions(|state| &state.backends, failure_of_backend)
     }
 
-    /// Returns what is known of each node that is checked.
+    /// Returns the health of every checked node.
     pub fn nodes(&self) -> BTreeMap<IpAddr, Condition> {
         self.conditions(|state| &state.nodes, failure_of_node)
     }
 
-    /// Reads a schedule some targets at a time: neither the agent nor a check waits for all of them.
+    /// Reads a schedule in parts, so that neither the agent nor a check waits for the whole.
     fn conditions<K: Ord + Copy, C: Clone + PartialEq>(
         &self,
         schedule: fn(&State) -> &Schedule<K, C>,
@@ -136,12 +136,12 @@ impl Monitor {
         }
     }
 
-    /// Returns how long the checks of each kind took.
+    /// Returns the histograms of durations by kind of check.
     pub fn durations(&self) -> BTreeMap<&'static str, Durations> {
         self.lock().durations.clone()
     }
 
-    /// Checks until the task is dropped; calls `turned` when a backend or node turned healthy or unhealthy.
+    /// Makes checks until the task is dropped. Calls `turned` when a backend or node becomes healthy or unhealthy.
     pub async fn run(&self, turned: impl Fn()) {
         let mut backends = JoinSet::new();
         let mut nodes = JoinSet::new();
@@ -149,7 +149,7 @@ impl Monitor {
         loop {
             let due = self.begin(&mut backends, &mut nodes, &mut echoes);
             let turns = tokio::select! {
-                // An error is a check that was cancelled, which none is.
+                // Errors are cancelled checks, and none is ever cancelled.
                 Some(Ok(ended)) = backends.join_next() => self.lock().finish_backend(ended),
                 Some(Ok(ended)) = nodes.join_next() => self.lock().finish_nodes([ended]),
                 ended = echoes.ended() => self.lock().finish_nodes(ended),
@@ -162,7 +162,7 @@ impl Monitor {
         }
     }
 
-    /// Begins the checks that are due; returns when the next one is.
+    /// Starts the checks that are due. Returns when the next one is due.
     fn begin(
         &self,
         backends: &mut JoinSet<EndedCheck<Member, BackendCheck>>,
@@ -172,13 +172,13 @@ impl Monitor {
         let now = Instant::now();
         let mut state = self.lock();
         while let Some(begun) = state.nodes.start(now) {
-            // Where so many fail, that others are checked in time counts for more than why each does.
+            // When many nodes fail, checking the others in time matters more than the reason of each failure.
             let is_crowded = nodes.len() >= MAX_UNDER_WAY;
             if (begun.has_just_passed || is_crowded) && echoes.send(&begun) {
                 continue;
             }
             if is_crowded {
-                // It cannot be made now, and says nothing.
+                // The check cannot be made now. It counts as no result.
                 state.nodes.finish(now, &begun.key, begun.ticket, None);
                 continue;
             }
@@ -206,13 +206,13 @@ impl Monitor {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // Every change is complete within one call, so a panic elsewhere leaves nothing half done.
+        // Every change is completed within one call, so a panic elsewhere leaves the state consistent.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl State {
-    /// Takes what a check of a backend came to; true if the backend turned healthy or unhealthy by it.
+    /// Records the result of a backend's check. Returns whether the backend became healthy or unhealthy.
     fn finish_backend(&mut self, ended: EndedCheck<Member, BackendCheck>) -> bool {
         let now = Instant::now();
         let EndedCheck { begun, outcome } = ended;
@@ -226,7 +226,7 @@ impl State {
             let node = self.nodes.get(&member.backend.address);
             match failure {
                 None => tracing::info!(service, %backend, "backend is healthy again"),
-                // One line for the node is enough, not one for each of its backends.
+                // The node has its own log line; its backends need none.
                 Some(reason) if node.is_some_and(|node| !node.healthy) => {
                     tracing::debug!(service, %backend, reason, "backend is unhealthy");
                 }
@@ -238,7 +238,7 @@ impl State {
         turned
     }
 
-    /// Takes what checks of nodes came to; true if a node turned reachable or unreachable by them.
+    /// Records the results of nodes' checks. Returns whether a node became reachable or unreachable.
     fn finish_nodes(
         &mut self,
         all: impl IntoIterator<Item = EndedCheck<IpAddr, NodeCheck>>,
@@ -291,7 +291,7 @@ fn failure_of_backend(reason: &str) -> String {
     reason.to_owned()
 }
 
-/// That an echo was not answered in time is said by how many were missed.
+/// Describes a node's failure. For a timeout it gives the number of missed echoes.
 fn failure_of_node(reason: &str) -> String {
     let Rule { fall, .. } = NodeCheck::RULE;
     if reason.starts_with("timeout") {
@@ -301,13 +301,13 @@ fn failure_of_node(reason: &str) -> String {
     }
 }
 
-/// Asks a node for an echo by the way of client packets; none where only its kernel replies, and Guideway there may
-/// be starting.
+/// Checks a node by an echo on the path of client packets. Returns `None` if only the node's kernel replies,
+/// and Guideway there may still be starting.
 async fn check_node(begun: &BegunCheck<IpAddr, NodeCheck>) -> Option<Result<(), String>> {
     let (node, mark) = (begun.key, begun.check.mark);
     let through = echo::echo(node, mark, NodeCheck::TIMEOUT);
     let outcome = if mark != 0 && begun.may_be_starting {
-        // At once: a node that is dead must not be left out any later.
+        // Both at the same time: a dead node must not be detected later.
         let straight = echo::echo(node, 0, NodeCheck::TIMEOUT);
         let (through, straight) = tokio::join!(through, straight);
         if through.is_err() && straight.is_ok() {
@@ -320,7 +320,7 @@ async fn check_node(begun: &BegunCheck<IpAddr, NodeCheck>) -> Option<Result<(), 
     Some(outcome.map_err(|error| error.to_string()))
 }
 
-/// Makes a panic a failure: a target whose check broke off without a result would never be checked again.
+/// Turns a panic into a failed check. Without a result the target would never be checked again.
 async fn unpanicked<T>(check: impl Future<Output = T>) -> Result<T, String> {
     let done = AssertUnwindSafe(check).catch_unwind().await;
     done.map_err(|_| "the check broke off, see the log".to_owned())

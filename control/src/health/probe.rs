@@ -1,6 +1,6 @@
 //! One check of one backend: a TCP connection, or an HTTP request over it.
 //!
-//! Everything that a backend answers is bounded, in time and in bytes: it may be broken, or hostile.
+//! A backend may be broken or hostile, so the time and size of its answers are limited.
 
 mod http;
 mod tls;
@@ -15,34 +15,34 @@ use tokio::net::{TcpSocket, TcpStream};
 use super::{Check, Kind};
 use crate::render::printable;
 
-/// Where a check goes.
+/// Where the packets of a check go.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Route {
-    /// What the socket is connected to.
+    /// The peer of the socket.
     pub peer: SocketAddr,
-    /// Mark of the socket's packets; 0 for none.
+    /// Mark of the socket's packets; 0 for none. The egress program diverts marked packets onto the path of clients.
     pub mark: u32,
 }
 
-/// Why a check failed, in the words that people see.
+/// Why a check failed, as shown to users.
 #[derive(Debug, thiserror::Error)]
 pub enum ProbeError {
-    /// The check did not come to its end in time.
+    /// The check exceeded its time limit.
     #[error("timeout {}", span(*.0))]
     Timeout(Duration),
-    /// The kernel cannot open the connection.
+    /// The connection cannot be opened.
     #[error("{}", reason(.0))]
     Connect(io::Error),
     /// The TLS handshake failed.
     #[error("TLS: {}", printable(&.0.to_string()))]
     Tls(io::Error),
-    /// What came is no answer in HTTP.
+    /// The answer is not valid HTTP.
     #[error("no HTTP answer: {}", printable(&.0.to_string()))]
     Http(hyper::Error),
-    /// The answer has a status that is not expected.
+    /// The status is not an expected one.
     #[error("HTTP {0}")]
     Status(u16),
-    /// The answer's body lacks the expected text.
+    /// The body does not contain the expected text.
     #[error("the body lacks {0:?}")]
     Body(String),
 }
@@ -51,7 +51,7 @@ pub enum ProbeError {
 ///
 /// # Errors
 ///
-/// Why the backend does not pass.
+/// When the backend does not pass, with the reason.
 pub async fn probe(route: &Route, check: &Check) -> Result<(), ProbeError> {
     match tokio::time::timeout(check.timeout, attempt(route, check)).await {
         Ok(outcome) => outcome,
@@ -84,7 +84,7 @@ async fn connect(route: &Route) -> io::Result<TcpStream> {
     socket.connect(route.peer).await
 }
 
-/// Writes a time span as the configuration does: `2 s`, `500 ms`.
+/// Formats a duration as `2 s` or `500 ms`.
 fn span(time: Duration) -> String {
     match time.subsec_millis() {
         0 => format!("{} s", time.as_secs()),
@@ -92,7 +92,7 @@ fn span(time: Duration) -> String {
     }
 }
 
-/// Says what the kernel said, without its number.
+/// Returns the text of an operating system error, without its number.
 fn reason(error: &io::Error) -> String {
     let code = error.raw_os_error();
     code.map_or_else(

@@ -1,11 +1,11 @@
-//! The indices of checks in the table of probes: a check keeps its own as long as it is there.
+//! Assigns each check an index in the table of probes. A check keeps its index while it exists.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use super::selection::Member;
 
-/// What is checked.
+/// The target of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Checked {
     /// A node.
@@ -14,7 +14,7 @@ pub enum Checked {
     Backend(Member),
 }
 
-/// The indices in use, from 1 up to a number.
+/// The assigned indices, from 1 to `capacity`.
 #[derive(Debug)]
 pub struct ProbeIndices {
     capacity: u32,
@@ -22,7 +22,7 @@ pub struct ProbeIndices {
 }
 
 impl ProbeIndices {
-    /// Makes indices up to `capacity`.
+    /// Creates an empty assignment of the indices from 1 to `capacity`.
     pub fn new(capacity: u32) -> Self {
         Self {
             capacity,
@@ -30,12 +30,12 @@ impl ProbeIndices {
         }
     }
 
-    /// Returns how many indices there are.
+    /// Returns the number of indices.
     pub fn capacity(&self) -> usize {
         usize::try_from(self.capacity).unwrap_or(usize::MAX)
     }
 
-    /// Gives an index to each of these, and to nothing else; as many as there are.
+    /// Assigns indices to these targets and takes them from all others. If they run out, the last targets get none.
     pub fn assign(&mut self, wanted: &BTreeSet<Checked>) {
         self.indices.retain(|checked, _| wanted.contains(checked));
         let used: BTreeSet<u32> = self.indices.values().copied().collect();
@@ -48,7 +48,7 @@ impl ProbeIndices {
         }
     }
 
-    /// Returns the index of a check, if there was one for it.
+    /// Returns the index of a target, if it has one.
     pub fn index(&self, checked: &Checked) -> Option<u32> {
         self.indices.get(checked).copied()
     }

@@ -1,8 +1,8 @@
-//! What is known of the targets of checks: when each is checked next, and what its results add up to.
+//! The targets of checks: when each is checked next, and whether it is healthy.
 //!
-//! A pure state machine: every time is an argument, nothing is sent here. A target is healthy until
-//! results say otherwise. One that contradicts what is known counts against it, one that agrees
-//! clears the count; `fall` in a row make it unhealthy, `rise` in a row healthy again.
+//! A pure state machine: it gets every time as an argument and sends nothing. A target is healthy until results
+//! say otherwise. Results that contradict its state are counted; a result that agrees resets the count. `fall`
+//! contradicting results in a row make it unhealthy, `rise` make it healthy again.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
@@ -10,48 +10,48 @@ use std::time::{Duration, Instant};
 
 use crate::hash::mix;
 
-/// How results add up.
+/// How results change the state of a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rule {
-    /// From the start of one check to the start of the next, before jitter.
+    /// Time from the start of one check to the start of the next, before jitter.
     pub interval: Duration,
-    /// Good results in a row that make an unhealthy target healthy.
+    /// Successes in a row that make an unhealthy target healthy.
     pub rise: u32,
-    /// Bad results in a row that make a healthy target unhealthy.
+    /// Failures in a row that make a healthy target unhealthy.
     pub fall: u32,
-    /// Whether the first result after the target or its check is new decides alone: nothing is
-    /// known yet that it could contradict.
+    /// Whether the first result decides alone if the target or its check is new. There is no earlier result
+    /// that it could contradict.
     pub first_decides: bool,
-    /// How long a target that has never passed its check may be starting: [`BegunCheck::may_be_starting`].
+    /// How long a target that has never passed its check counts as starting: [`BegunCheck::may_be_starting`].
     pub starting: Duration,
 }
 
-/// All targets of one kind. `K` names a target, `C` says how it is checked.
+/// All targets of one kind. `K` identifies a target, `C` says how it is checked.
 #[derive(Debug)]
 pub struct Schedule<K, C> {
     targets: BTreeMap<K, Target<C>>,
-    /// The next check of each target that is not under check.
+    /// Time of the next check of each target that is not being checked.
     due: BTreeSet<(Instant, K)>,
     jitter: Jitter,
     tickets: u64,
 }
 
-/// What is known of one target.
+/// The state of one target.
 #[derive(Clone, Debug)]
 pub struct Target<C> {
     check: C,
     rule: Rule,
-    /// Whether it should serve.
+    /// Whether it should get traffic.
     pub healthy: bool,
-    /// Since when it is so.
+    /// When it became healthy or unhealthy.
     pub since: Instant,
-    /// Since when the target is checked in this way.
+    /// When the target or its check was new.
     begun: Instant,
-    /// Whether a result has come since the target or its check was new.
+    /// Whether there was a result since then.
     pub decided: bool,
     /// Whether a check has succeeded since then.
     has_passed: bool,
-    /// Results in a row that contradict `healthy`.
+    /// Number of consecutive results that contradict `healthy`.
     against: u32,
     failure: Option<String>,
     phase: Phase,
@@ -63,39 +63,39 @@ enum Phase {
     UnderCheck { ticket: u64, started: Instant },
 }
 
-/// A check that is to be made.
+/// A check to be made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BegunCheck<K, C> {
     /// The target.
     pub key: K,
     /// How it is checked.
     pub check: C,
-    /// Whether the target has not passed this check yet, but may be about to: a failure need not mean much.
+    /// Whether the target has not passed this check yet but may still be starting, so that a failure may mean little.
     pub may_be_starting: bool,
-    /// Whether the target is healthy and passed this check the last time it was made.
+    /// Whether the target is healthy and passed this check the last time.
     pub has_just_passed: bool,
-    /// Tells this check from others of the same target; for [`Schedule::finish`].
+    /// Distinguishes this check from others of the same target, for [`Schedule::finish`].
     pub ticket: u64,
     /// When it began.
     pub began: Instant,
 }
 
-/// A check that came to its end.
+/// A check with its result.
 #[derive(Debug)]
 pub struct EndedCheck<K, C> {
     /// The check.
     pub begun: BegunCheck<K, C>,
-    /// Why it failed, if it did; none where it says nothing.
+    /// Success, or the reason of the failure; `None` if the check had no result.
     pub outcome: Option<Result<(), String>>,
 }
 
 impl<C> Target<C> {
-    /// Returns the last failure; none of a healthy target whose last check succeeded.
+    /// Returns the last failure; `None` for a healthy target whose last check succeeded.
     pub fn failure(&self) -> Option<&str> {
         self.failure.as_deref()
     }
 
-    /// Returns how many results in a row contradict what is known, and how many change it.
+    /// Returns how many consecutive results contradict the state, and how many would change it.
     pub fn against(&self) -> (u32, u32) {
         (self.against, self.limit())
     }
@@ -108,7 +108,7 @@ impl<C> Target<C> {
         }
     }
 
-    /// Counts a result; true if it changed what is known.
+    /// Counts a result. Returns whether it changed the state.
     fn count(&mut self, now: Instant, outcome: Result<(), String>) -> bool {
         let limit = self.limit();
         let succeeded = outcome.is_ok();
@@ -127,7 +127,7 @@ impl<C> Target<C> {
         self.has_passed |= succeeded;
         match outcome {
             Err(failure) => self.failure = Some(failure),
-            // While it rises, the reason why it does not serve is still the last failure.
+            // While successes are being counted, the target is still unhealthy for its last failure.
             Ok(()) if self.healthy => self.failure = None,
             Ok(()) => {}
         }
@@ -136,7 +136,7 @@ impl<C> Target<C> {
 }
 
 impl<K: Ord + Clone, C: Clone + PartialEq> Schedule<K, C> {
-    /// Makes a schedule without targets; the seed spreads the checks of several machines over time.
+    /// Creates a schedule without targets. The seed spreads the checks of different machines over time.
     pub fn new(seed: u64) -> Self {
         Self {
             targets: BTreeMap::new(),
@@ -146,8 +146,8 @@ impl<K: Ord + Clone, C: Clone + PartialEq> Schedule<K, C> {
         }
     }
 
-    /// Makes these the targets. Those that stay keep what is known of them; where only the check
-    /// changed, it is made at once, and its results count as those of a new target.
+    /// Replaces the targets. Targets that stay keep their state. A target whose check changed is checked at
+    /// once, and its results count as those of a new target.
     pub fn set_targets(&mut self, now: Instant, wanted: BTreeMap<K, (C, Rule)>) {
         let mut before = std::mem::take(&mut self.targets);
         for (key, (check, rule)) in wanted {
@@ -178,7 +178,7 @@ impl<K: Ord + Clone, C: Clone + PartialEq> Schedule<K, C> {
         self.due = waiting.collect();
     }
 
-    /// Returns the check that has been due longest, and takes it for started; none if none is due.
+    /// Starts the check that has been due longest; `None` if none is due.
     pub fn start(&mut self, now: Instant) -> Option<BegunCheck<K, C>> {
         if self.next_due()? > now {
             return None;
@@ -200,14 +200,14 @@ impl<K: Ord + Clone, C: Clone + PartialEq> Schedule<K, C> {
         })
     }
 
-    /// Returns when the next check is due; none if there is no target that is not under check.
+    /// Returns when the next check is due; `None` if every target is being checked.
     pub fn next_due(&self) -> Option<Instant> {
         self.due.first().map(|(at, _)| *at)
     }
 
-    /// Takes the result of a check, none if it says nothing; true if the target turned healthy or unhealthy by it.
+    /// Records the result of a check; `None` if it had none. Returns whether the target became healthy or unhealthy.
     ///
-    /// The result of a target that is gone or is checked otherwise by now says nothing either.
+    /// The result is ignored if the target is gone or has a new check by now.
     pub fn finish(
         &mut self,
         now: Instant,
@@ -229,43 +229,43 @@ impl<K: Ord + Clone, C: Clone + PartialEq> Schedule<K, C> {
         target.phase = Phase::Waiting { until };
         self.due.insert((until, key.clone()));
         let Some(outcome) = outcome else {
-            // What came before and comes after is not in a row.
+            // The results before and after are not consecutive.
             target.against = 0;
             return false;
         };
         target.count(now, outcome)
     }
 
-    /// Returns what is known of a target.
+    /// Returns the state of a target.
     pub fn get(&self, key: &K) -> Option<&Target<C>> {
         self.targets.get(key)
     }
 
-    /// Lists the targets that should not serve.
+    /// Iterates over the targets that should not get traffic.
     pub fn unhealthy(&self) -> impl Iterator<Item = &K> {
         let unhealthy = self.targets.iter().filter(|(_, target)| !target.healthy);
         unhealthy.map(|(key, _)| key)
     }
 
-    /// Lists the targets after this one, or all.
+    /// Iterates over the targets after `last`, or over all.
     pub fn after(&self, last: Option<&K>) -> impl Iterator<Item = (&K, &Target<C>)> {
         let from = last.map_or(Bound::Unbounded, Bound::Excluded);
         self.targets.range((from, Bound::Unbounded))
     }
 }
 
-/// Keeps targets that became due together from staying together.
+/// Random variation of intervals. Without it, targets that are due together would stay together.
 #[derive(Debug)]
 struct Jitter(u64);
 
 impl Jitter {
-    /// Returns the interval, up to a tenth shorter or longer.
+    /// Returns the interval, varied by up to a tenth.
     fn spread(&mut self, interval: Duration) -> Duration {
         let part = f64::from(self.next() >> 16) / f64::from(u16::MAX);
         interval.mul_f64(0.9 + 0.2 * part)
     }
 
-    /// SplitMix64, the upper half of each number.
+    /// Returns the upper half of the next number of SplitMix64.
     fn next(&mut self) -> u32 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         (mix(self.0) >> 32) as u32

@@ -1,7 +1,7 @@
-//! Which backends serve: all but those that fail their checks or whose node is unreachable.
+//! Selects the backends that get traffic: all but those that fail their checks or whose node is unreachable.
 //!
-//! Where that leaves a service with none, all of them serve: more likely than that every backend is
-//! broken is that the check is, or the way to them, and a backend that is tried anyway can only win.
+//! If no backend of a service remains, all of them get traffic: probably the check or the path to them is
+//! broken, not every backend. And trying a failing backend is no worse than trying none.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -25,7 +25,7 @@ pub struct Member {
 }
 
 impl Member {
-    /// Names a backend of a service.
+    /// Returns the identity of a backend within a service.
     pub fn new(service: &ServiceKey, mode: ForwardMode, backend: &BackendSpec) -> Self {
         Self {
             service: *service,
@@ -34,7 +34,7 @@ impl Member {
     }
 }
 
-/// What should not serve.
+/// The backends and nodes that should not get traffic.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LeftOut {
     /// Backends that fail their checks.
@@ -44,36 +44,36 @@ pub struct LeftOut {
 }
 
 impl LeftOut {
-    /// Tells whether a backend should not serve.
+    /// Returns whether a backend should not get traffic.
     pub fn has(&self, member: &Member) -> bool {
         self.nodes.contains(&member.backend.address) || self.backends.contains(member)
     }
 }
 
-/// A desired state without the backends that should not serve.
+/// A desired state without the backends that should not get traffic.
 #[derive(Debug, Default)]
 pub struct Selection {
-    /// The state.
+    /// The remaining state.
     pub desired: Desired,
-    /// Services of which no backend should serve, so that all do.
+    /// Services whose backends all fail, so that all get traffic.
     pub all_fail: OrdSet<ServiceKey>,
-    /// The services that were selected from, and by what.
+    /// The services and rules that this was computed from.
     services: Services,
     rules: Rules,
 }
 
-/// What all services are selected by.
+/// The rules for all services.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Rules {
     left_out: LeftOut,
-    /// Addresses of this machine if it is a node, which may be bound to its own pods; any other machine is the
-    /// load balancer in front and uses all.
+    /// Addresses of this machine if it is a node. Policy `Local` restricts a node to its own pods; every other
+    /// machine is a load balancer in front and uses all pods.
     own: Option<BTreeSet<IpAddr>>,
 }
 
 impl Selection {
-    /// Leaves backends out of a desired state, on a machine with the addresses `own`; true if the state is
-    /// another one than before. Services are looked into that have changed, or all if others are left out.
+    /// Computes the selection from a desired state, on a machine with the addresses `own`. Returns whether the
+    /// selection changed. It recomputes services that changed, or all if the rules changed.
     pub fn follow(&mut self, desired: &Desired, left_out: LeftOut, own: &BTreeSet<IpAddr>) -> bool {
         let own = desired.is_node(own).then(|| own.clone());
         let rules = Rules { left_out, own };
@@ -109,7 +109,7 @@ impl Selection {
 }
 
 impl Rules {
-    /// Leaves backends out of a service, unless that leaves it with none.
+    /// Removes failing backends from a service. Returns `None` if that would leave none.
     fn select(&self, key: &ServiceKey, service: &Arc<Service>) -> Option<Arc<Service>> {
         let spec = &service.spec;
         let out = |backend: &BackendSpec| self.left_out.has(&Member::new(key, spec.mode, backend));
@@ -120,7 +120,8 @@ impl Rules {
             .clone()
             .filter(|backend| own.is_none_or(|own| own.contains(&backend.address)))
             .peekable();
-        // That other machines have pods tells a machine without any to drop, and not to refuse.
+        // A machine without pods must keep those of other machines: they tell it to drop packets instead of
+        // rejecting them.
         let uses_none = own.is_some() && used.peek().is_none();
         if uses_none || !spec.backends.iter().any(out) {
             return Some(Arc::clone(service));
@@ -130,7 +131,7 @@ impl Rules {
         }
         let backends = spec.backends.iter().filter(|backend| !out(backend));
         let spec = ServiceSpec {
-            // A table of another length would move nearly every flow, and back again.
+            // The table keeps its length: with another one nearly every flow would move, twice.
             log2_slots: spec.log2_slots_for(sharing.count()),
             backends: backends.copied().collect(),
             ..ServiceSpec::clone(spec)

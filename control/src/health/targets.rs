@@ -1,4 +1,4 @@
-//! Who is checked, and by which way: derived from the desired state.
+//! Derives from the desired state which backends and nodes are checked, and by which path.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -17,82 +17,83 @@ use crate::service_totals::ServiceTotals;
 /// How a backend is checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BackendCheck {
-    /// The way to it.
+    /// Where the packets go.
     pub route: Route,
-    /// What is done there.
+    /// The check.
     pub check: Check,
 }
 
 /// How a node is checked: by an echo to its own address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeCheck {
-    /// Mark of the echo's packet; 0 for none.
+    /// Mark of the echo's packet; 0 for none. A marked echo takes the path of client packets.
     pub mark: u32,
 }
 
 impl NodeCheck {
-    /// An echo every second; three misses in a row and the node is unreachable, one reply and it is not.
+    /// An echo every second. Three misses in a row make a node unreachable, one reply makes it reachable.
     ///
-    /// Until its first reply through the outer header, five minutes at most, an echo without one will do.
+    /// Until the first reply through the outer header, for at most five minutes, a reply to an echo without one
+    /// prevents a failure.
     pub const RULE: Rule = Rule {
         interval: Duration::from_secs(1),
         rise: 1,
         fall: 3,
-        // The first packet to a node may wait for its neighbour entry.
+        // The first packet to a node may be delayed until its neighbour entry is resolved.
         first_decides: false,
-        // A node that starts beside this agent takes no packets of clients yet either, but flows that find
-        // another backend meanwhile would move once it does.
+        // A node that is starting takes no client packets yet. But flows that moved to another backend
+        // meanwhile would move again once it does.
         starting: Duration::from_secs(300),
     };
     /// How long a reply may take.
     pub const TIMEOUT: Duration = Duration::from_millis(800);
 }
 
-/// Everything that is to be checked.
+/// All checks to be made.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Targets {
-    /// Backends, each with its service's name.
+    /// Backends, each with the name of its service.
     pub backends: BTreeMap<Member, (String, BackendCheck)>,
     /// Nodes.
     pub nodes: BTreeMap<IpAddr, NodeCheck>,
-    /// The probes of those checks that do not go straight to their socket's peer, by index.
+    /// Entries of the table of probes, by index: for checks whose packets do not go straight to their peer.
     pub probes: BTreeMap<u32, ProbeSpec>,
-    /// What is not checked.
+    /// Number of checks that are not made.
     pub not_made: NotMade,
 }
 
-/// How many checks are not made, and why.
+/// Number of checks that are not made, by reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NotMade {
-    /// Their packets cannot be put on the way of a client's.
+    /// Their packets cannot be put on the path of client packets.
     pub no_way: usize,
-    /// There are more than are made at all.
+    /// The limit of checks is reached.
     pub too_many: usize,
 }
 
 impl NotMade {
-    /// Counts all of them.
+    /// Returns the total.
     pub const fn sum(&self) -> usize {
         self.no_way + self.too_many
     }
 }
 
-/// What the targets depend on besides the desired state.
+/// Facts that determine the targets besides the desired state.
 #[derive(Clone, Copy, Debug)]
 pub struct Surroundings<'agent> {
     /// Addresses of this machine.
     pub own: &'agent BTreeSet<IpAddr>,
-    /// Whether packets of checks are put on the way of a client's packets.
+    /// Whether packets of checks can be put on the path of client packets.
     pub diverts: bool,
-    /// Finds the address that the kernel would send from.
+    /// Returns the address from which the kernel would send to a destination.
     pub source_towards: fn(IpAddr) -> Option<IpAddr>,
 }
 
 impl Targets {
-    /// Lists what a desired state asks to be checked; the totals is of its services.
+    /// Lists the checks for a desired state. `totals` must be of its services.
     ///
-    /// There are at most as many targets as there are indices, also of those that need none: what is asked for comes
-    /// from others, and each target costs packets. Nodes come first.
+    /// There are at most as many targets as indices, even if some need no index: services are defined by
+    /// others, and every target costs packets. Nodes come first.
     pub fn of(
         desired: &Desired,
         totals: &ServiceTotals,
@@ -145,10 +146,10 @@ impl Targets {
     }
 }
 
-/// How something is to be checked, before it has an index.
+/// A check without its index.
 struct Plan<'totals> {
     peer: SocketAddr,
-    /// Not given where the check goes straight to the peer.
+    /// The entry of the table of probes; `None` if the packets go straight to the peer.
     way: Option<ProbeSpec>,
     check: Option<(&'totals str, &'totals Check)>,
 }
@@ -159,9 +160,8 @@ fn plans<'totals>(
     around: &Surroundings<'_>,
 ) -> BTreeMap<Checked, Plan<'totals>> {
     let mut plans = BTreeMap::new();
-    // What goes by NAT is sent to the backend itself, which is no node: it may well answer no echo, and whoever
-    // writes EndpointSlices may name any address. An endpoint that nobody knows the machine of is at the
-    // unspecified address.
+    // A backend of NAT mode is not a node. It may not answer echoes, and whoever writes EndpointSlices can name
+    // any address. An endpoint on an unknown machine has the unspecified address.
     let nodes = totals.nodes().filter(|(node, mode)| {
         let is_node = *mode != ForwardMode::Nat && !node.is_unspecified();
         desired.node_health && is_node && !around.own.contains(node)
@@ -198,7 +198,7 @@ fn plans<'totals>(
     plans
 }
 
-/// Finds what a check of a backend is connected to, and its way if that is a client's.
+/// Returns the peer of a backend's check, and the entry of the table of probes if the packets take a client's path.
 fn way_to(
     key: &ServiceKey,
     spec: &ServiceSpec,
@@ -213,7 +213,7 @@ fn way_to(
         return (straight, None);
     }
     let same_family = key.address.is_ipv4() == node.is_ipv4();
-    // A NodePort is an address of each machine: the node's own is the one to ask there.
+    // Every machine has the NodePort; the node must be asked at its own address.
     let is_own =
         spec.node_port || key.address.is_unspecified() || around.own.contains(&key.address);
     let is_here = around.own.contains(&node);

@@ -1,7 +1,7 @@
-//! The `healthCheckNodePort` of Services: a listener at each, which tells how many ready pods are here.
+//! The `healthCheckNodePort` of Services: a listener at each port reports the number of ready pods here.
 //!
-//! Listeners are opened and closed one by one as Services come and go. A port that cannot be had is
-//! tried again, with growing pauses. Where kube-proxy runs it has them all, and answers the same.
+//! Listeners are opened and closed as Services come and go. A port that cannot be opened is tried again with
+//! growing pauses. Where kube-proxy runs, it has all these ports and gives the same answers.
 
 #[cfg(test)]
 mod tests;
@@ -29,28 +29,28 @@ use crate::index::objects::ObjectName;
 use crate::index::{HealthCheck, Object, Problem, Rule};
 use crate::timer::sleep_until;
 
-/// Connections served at a time at one port.
+/// Most connections at one port.
 const MAX_CONNECTIONS: usize = 16;
-/// The same for all ports together: a port range of connections would take the process's descriptors.
+/// Most connections at all ports together. Without this limit they could use up the process's file descriptors.
 const MAX_ALL_CONNECTIONS: usize = 256;
-/// Connections that one source may have at a port: a load balancer needs one for each address that it asks from.
+/// Most connections of one source at a port. A load balancer needs one for each address that it asks from.
 const MAX_OF_A_SOURCE: usize = 4;
-/// The same for all ports together.
+/// Most connections of one source at all ports together.
 const MAX_ALL_OF_A_SOURCE: usize = 64;
-/// Pause after the first attempt to listen that fails; each further one doubles it.
+/// Pause after the first failed attempt to listen. It doubles with each further failure, up to [`LAST_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LAST_PAUSE: Duration = Duration::from_secs(60);
-/// Number of ready pods, which load balancers may weigh nodes by.
+/// Header with the number of ready pods, by which load balancers may weight nodes.
 const WEIGHT: HeaderName = HeaderName::from_static("x-load-balancing-endpoint-weight");
 
-/// What is told at a port.
+/// The answer at a port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct PortAnswer {
     service: ObjectName,
     local_endpoints: usize,
 }
 
-/// By port.
+/// The answers by port.
 type PortAnswers = Arc<Mutex<BTreeMap<u16, PortAnswer>>>;
 
 /// Opens and closes listeners until the task is dropped.
@@ -90,7 +90,7 @@ struct Ports {
     failed: BTreeMap<SocketAddr, Failure>,
 }
 
-/// A task that listens; the listener is closed with it.
+/// A listening task. Dropping it closes the listener.
 struct Listening(JoinHandle<()>);
 
 impl Drop for Listening {
@@ -99,7 +99,7 @@ impl Drop for Listening {
     }
 }
 
-/// A port that could not be had.
+/// A port that could not be opened.
 #[derive(Debug)]
 struct Failure {
     service: ObjectName,
@@ -110,7 +110,7 @@ struct Failure {
 }
 
 impl Ports {
-    /// Brings the listeners to what is wanted, as far as possible.
+    /// Opens and closes listeners to match `checks`, and retries failed ports that are due.
     async fn follow(&mut self, checks: &Checks, now: Instant) {
         let told = by_port(&checks.services);
         let listened = |port: u16| checks.addresses.iter().map(move |ip| (*ip, port).into());
@@ -175,7 +175,7 @@ impl Ports {
         }
     }
 
-    /// Tells whether a port is left to whoever has it.
+    /// Returns whether a port is left to the program that has it.
     fn is_left(&self, failure: &Failure) -> bool {
         self.mode == HealthCheckNodePorts::Auto && failure.is_in_use
     }
@@ -202,7 +202,7 @@ impl Ports {
             .collect()
     }
 
-    /// Makes what answers at a port: the same whatever is asked.
+    /// Returns the handler of requests at a port. It ignores what is asked.
     fn answers<R>(
         &self,
         port: u16,
@@ -213,14 +213,14 @@ impl Ports {
             let is_healthy = reports.vitals().is_healthy(Instant::now());
             std::future::ready(match told {
                 Some(told) => answer(&told, is_healthy),
-                // The Service has just gone; so does the listener.
+                // The Service has just been removed; its listener will be closed.
                 None => json_answer(false, Vec::new()),
             })
         }
     }
 }
 
-/// Says what is told at each port; Services cannot share one, so which of them would be told is all the same.
+/// Returns the answers by port. Kubernetes gives no two Services the same port.
 fn by_port(services: &OrdMap<ObjectName, HealthCheck>) -> BTreeMap<u16, PortAnswer> {
     let told = services.iter().map(|(name, check)| {
         let told = PortAnswer {
@@ -232,7 +232,7 @@ fn by_port(services: &OrdMap<ObjectName, HealthCheck>) -> BTreeMap<u16, PortAnsw
     told.collect()
 }
 
-/// Returns the pause after a failure that others came before.
+/// Returns the pause after a failure that `failures` others preceded.
 fn pause(failures: u32) -> Duration {
     let pause = FIRST_PAUSE.checked_mul(1_u32.checked_shl(failures).unwrap_or(u32::MAX));
     pause.map_or(LAST_PAUSE, |pause| pause.min(LAST_PAUSE))
@@ -267,7 +267,7 @@ struct Body<'a> {
     service_proxy_healthy: bool,
 }
 
-/// Answers as kube-proxy does: 200 where there are pods and what is known of them is up to date.
+/// Answers as kube-proxy does: 200 if there are ready pods here and the tables are up to date.
 fn answer(told: &PortAnswer, is_healthy: bool) -> Answer {
     let body = Body {
         service: Service {

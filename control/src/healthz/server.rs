@@ -1,7 +1,7 @@
-//! `/healthz`, `/livez` and `/readyz`: the machine as a whole.
+//! Serves `/healthz`, `/livez` and `/readyz` about the machine as a whole.
 //!
-//! `/healthz` is for load balancers in front: it fails too while the Node is about to go. A
-//! liveness probe there would restart the agent of a node that drains; `/livez` leaves the Node out.
+//! `/healthz` is for load balancers in front. It also fails while the Node is about to be removed. A liveness
+//! probe there would restart the agent of a node that drains, so `/livez` ignores the Node.
 
 use std::time::Instant;
 
@@ -58,7 +58,7 @@ fn json(is_fine: bool, body: &Body) -> Answer {
     json_answer(is_fine, serde_json::to_vec(body).unwrap_or_default())
 }
 
-/// Answers as kube-proxy does: 200 or 503, with a body that no browser takes for something else.
+/// Answers as kube-proxy does: 200 or 503 with JSON. A header forbids browsers to guess another type.
 pub(super) fn json_answer(is_fine: bool, body: Vec<u8>) -> Answer {
     let status = if is_fine {
         StatusCode::OK

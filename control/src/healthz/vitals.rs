@@ -1,42 +1,42 @@
 //! The rules by which probes are answered.
 //!
-//! A change gathers with others, is passed on to the agent, taken by it, and then in the tables. One that is
-//! not there in time makes the machine unhealthy, whoever holds it up. Nothing that arrives, such as
-//! from an API server that is away, is no change.
+//! A change passes four stages: it gathers with others, is passed on to the agent, is taken by the agent, and
+//! is in the tables. A change that takes too long makes the machine unhealthy, wherever it is held up. Without
+//! changes, for example while the API server is away, the machine stays healthy.
 //!
-//! A step that fails with a named problem is done with, unlike for kube-proxy, whose rules are
-//! replaced together: one Service that does not fit takes no load off the others' node.
+//! A step that fails with a named problem counts as done. kube-proxy differs, because it replaces all its rules
+//! together. Here one Service that does not fit must not take the node's other Services out of service.
 
 use std::time::{Duration, Instant};
 
-/// How long a change may take; twice the sync period of kube-proxy.
+/// How long a change may take: twice the sync period of kube-proxy.
 pub const HEALTH_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How far the agent is with what it was told.
+/// How far the agent has got with the changes.
 #[derive(Clone, Debug)]
 pub struct Vitals {
-    /// Since when the first change waits that was not passed on.
+    /// Arrival of the oldest change that has not been passed on.
     gathering: Option<Instant>,
-    /// The same of those that were passed on.
+    /// Arrival of the oldest change that was passed on but not taken.
     passed: Option<Instant>,
-    /// The same of those that are being programmed.
+    /// Arrival of the oldest change that was taken but is not in the tables.
     taken: Option<Instant>,
-    /// Whether anything was passed on: all was listed then.
+    /// Whether anything was passed on, which requires complete lists.
     is_listed: bool,
-    /// Whether anything was programmed.
+    /// Whether anything was ever programmed.
     is_synced: bool,
-    /// When that was last, or when the process began.
+    /// When the tables were last up to date, or the start of the process.
     updated: Instant,
-    /// Whether the Node is about to go, as long as there is one.
+    /// Whether the Node is about to be removed; `None` if there is no Node.
     leaving: Option<bool>,
-    /// Whether there was one.
+    /// Whether there has been a Node.
     had_node: bool,
-    /// The devices without their program, each with the reason.
+    /// Devices that lack their program, each with the reason.
     unattached: Vec<String>,
 }
 
 impl Vitals {
-    /// Begins at the time `now`, with nothing to do.
+    /// Creates the state of a process that starts at `now`.
     pub const fn new(now: Instant) -> Self {
         Self {
             gathering: None,
@@ -51,14 +51,14 @@ impl Vitals {
         }
     }
 
-    /// Notes since when changes gather, if any do.
+    /// Sets when the oldest gathering change arrived; `None` if none gathers.
     pub const fn gather(&mut self, since: Option<Instant>) {
         self.gathering = since;
     }
 
-    /// Notes that the changes since then were passed on.
+    /// Records that the changes gathered since `since` were passed on.
     ///
-    /// What gathers before all was listed is no delay of ours, so the first ones count from `now`.
+    /// Before the lists are complete, waiting is no delay of this machine: the first changes count from `now`.
     pub fn pass(&mut self, since: Instant, now: Instant) {
         let since = if self.is_listed { since } else { now };
         self.is_listed = true;
@@ -66,37 +66,37 @@ impl Vitals {
         self.passed = earlier(self.passed, Some(since));
     }
 
-    /// Notes that the agent has begun to program what was passed on.
+    /// Records that the agent has started to program the changes that were passed on.
     pub fn take(&mut self) {
         self.taken = earlier(self.taken, self.passed.take());
     }
 
-    /// Notes that what was taken is in the tables.
+    /// Records that the changes that were taken are in the tables.
     pub const fn finish(&mut self, now: Instant) {
         self.taken = None;
         self.is_synced = true;
         self.updated = now;
     }
 
-    /// Notes whether the Node is about to go, if there is one.
+    /// Sets whether the Node is about to be removed; `None` if there is no Node.
     pub const fn set_leaving(&mut self, leaving: Option<bool>) {
         self.leaving = leaving;
         self.had_node |= leaving.is_some();
     }
 
-    /// Notes the devices without their program, each with the reason.
+    /// Sets the devices that lack their program, each with the reason.
     pub fn set_unattached(&mut self, unattached: Vec<String>) {
         self.unattached = unattached;
     }
 
-    /// Tells whether every change is in the tables, or may yet get there in time.
+    /// Returns whether no change has waited for longer than [`HEALTH_TIMEOUT`].
     pub fn is_healthy(&self, now: Instant) -> bool {
         let gathering = self.gathering.filter(|_| self.is_listed);
         let oldest = earlier(earlier(gathering, self.passed), self.taken);
         oldest.is_none_or(|since| now.saturating_duration_since(since) <= HEALTH_TIMEOUT)
     }
 
-    /// Tells whether load balancers may count on the Node: it is neither gone nor about to go.
+    /// Returns whether load balancers may use the Node: it is neither gone nor about to be removed.
     pub const fn is_eligible(&self) -> bool {
         match self.leaving {
             Some(is_leaving) => !is_leaving,
@@ -104,7 +104,7 @@ impl Vitals {
         }
     }
 
-    /// Returns how long ago the tables had all that was known: no time if the machine is healthy.
+    /// Returns how long the tables have been out of date; zero if the machine is healthy.
     pub fn age(&self, now: Instant) -> Duration {
         match self.is_healthy(now) {
             true => Duration::ZERO,
@@ -112,7 +112,7 @@ impl Vitals {
         }
     }
 
-    /// Lists what is missing to serve.
+    /// Lists what is missing before the machine can serve.
     pub fn missing(&self) -> Vec<String> {
         let unsynced = (!self.is_synced)
             .then(|| "the first state of the cluster is not in the tables".to_owned());

@@ -1,4 +1,4 @@
-//! A GET over HTTP/1.1, and what its answer must be.
+//! Sends a GET over HTTP/1.1 and checks the answer.
 
 use std::net::SocketAddr;
 
@@ -13,9 +13,9 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use super::ProbeError;
 use crate::health::Get;
 
-/// How far into the body the expected text is looked for.
+/// Number of bytes of the body in which the expected text must be.
 pub(super) const MAX_BODY_BYTES: usize = 64 << 10;
-/// Longest head of an answer.
+/// Largest head of an answer, in bytes.
 const MAX_HEAD_BYTES: usize = 64 << 10;
 
 pub(super) async fn get(
@@ -52,7 +52,7 @@ pub(super) async fn get(
             _ => Ok(()),
         }
     };
-    // The connection does the reading and writing; dropping it closes the socket.
+    // The connection task reads and writes. Dropping it closes the socket.
     let mut exchange = std::pin::pin!(exchange);
     tokio::select! {
         outcome = &mut exchange => outcome,
@@ -63,14 +63,14 @@ pub(super) async fn get(
     }
 }
 
-/// Looks for a text in the first bytes of a body, and reads no further.
+/// Returns whether the first bytes of a body contain a text. Reads no more than necessary.
 async fn contains(mut body: Incoming, text: &str) -> Result<bool, ProbeError> {
     let mut read = Vec::new();
     while let Some(frame) = body.frame().await {
         let Ok(data) = frame.map_err(ProbeError::Http)?.into_data() else {
             continue;
         };
-        // A text may begin in one frame and end in the next.
+        // The text may span two frames.
         let known = read.len().saturating_sub(text.len());
         let room = MAX_BODY_BYTES - read.len();
         read.extend_from_slice(&data[..data.len().min(room)]);

@@ -1,7 +1,7 @@
-//! TLS without a look at the certificate.
+//! TLS without verification of the certificate.
 //!
-//! Backends have certificates for the names that clients use, or for none at all, and what is asked
-//! here is whether they serve; Kubernetes' HTTPS probes do not verify either. Nothing secret is sent.
+//! A backend's certificate is for the name that its clients use, or there is none that fits. The check only
+//! asks whether the backend serves, and sends no secrets. Kubernetes' HTTPS probes do not verify either.
 
 use std::io;
 use std::net::IpAddr;
@@ -25,12 +25,12 @@ static CONNECTOR: LazyLock<TlsConnector> = LazyLock::new(|| {
         .dangerous()
         .with_custom_certificate_verifier(Arc::new(AnyCertificate(provider)))
         .with_no_client_auth();
-    // A check that resumed a session would not see a handshake that fails.
+    // A resumed session would hide that full handshakes fail.
     config.resumption = tokio_rustls::rustls::client::Resumption::disabled();
     TlsConnector::from(Arc::new(config))
 });
 
-/// Opens TLS; a host that is a name goes into the handshake (SNI).
+/// Makes the TLS handshake. A host that is a name is sent in it (SNI).
 pub(super) async fn handshake(
     stream: TcpStream,
     host: Option<&str>,
@@ -41,7 +41,7 @@ pub(super) async fn handshake(
     CONNECTOR.connect(name, stream).await
 }
 
-/// Takes the port off `name:port`.
+/// Removes the port from `name:port`.
 fn without_port(host: &str) -> &str {
     host.split_once(':').map_or(host, |(name, _)| name)
 }

@@ -1,22 +1,22 @@
 //! Map keys, values and names: the contract between kernel and user space.
 //!
-//! Every type derives zerocopy's `IntoBytes`, which does not compile where
-//! there is padding; sizes are asserted beside the types. Addresses, ports and
-//! MACs are byte arrays in network order, all other integers native.
+//! Every type derives zerocopy's `IntoBytes`, which does not compile with padding; sizes are asserted beside the
+//! types. Addresses, ports and MACs are byte arrays in network order. All other integers are in native order.
 //!
-//! What one change may do to a live table, and in which order:
+//! Tables are in use while they change. These rules keep every packet safe:
 //!
-//! * `BACKENDS` and `NEXTHOPS` entries are written before anything names them
-//!   and then left alone; only [`Backend::next_hop`] and [`Backend::flags`] are
-//!   replaced, each by one store.
-//! * `LUT` slots are replaced one by one with compare-exchange, a service's
-//!   whole run by one store of its [`ServiceWord`].
-//! * Ids and runs that nothing names any more are reused only after an RCU
-//!   grace period, so a packet in flight never finds a stranger behind them.
-//! * Hash elements are recycled by the kernel at once, without a grace period.
-//!   Hence the key check in the [`ServiceWord`]: see [`crate::decide`].
+//! * An entry of `BACKENDS` or `NEXTHOPS` is written before anything names it, and does not change after that. Only
+//!   [`Backend::next_hop`] and [`Backend::flags`] are replaced, each by one store.
+//! * `LUT` slots are replaced one by one with compare-exchange. A service's whole run is replaced by one store of its
+//!   [`ServiceWord`].
+//! * An id or run that nothing names any more is reused only after an RCU grace period. So a packet in flight never
+//!   finds
+//!   another owner's entry behind it.
+//! * The kernel recycles hash elements at once, without a grace period. Hence the key check in the [`ServiceWord`]:
+//!   see
+//!   [`crate::decide`].
 //!
-//! A layout that changes from one release to the next raises [`VERSION`], which names the pin directory.
+//! A release that changes a layout raises [`VERSION`], which names the pin directory.
 
 mod address;
 mod announce;
@@ -64,7 +64,8 @@ pub use self::service::{
 
 /// Version of the layouts below; part of the path under which maps are pinned.
 ///
-/// It rises once between two releases, with the first change; `abi/layouts.rs` ties it to them.
+/// The first change after a release raises it; later changes before the next release do not. `abi/layouts.rs`
+/// enforces this.
 pub const VERSION: u32 = 4;
 
 /// Name of the XDP program in the object.
@@ -79,9 +80,9 @@ pub mod map {
     /// Hash from [`super::AddressKey`] to `u32` flags ([`super::ADDRESS_VIP`], [`super::ADDRESS_LOCAL`],
     /// [`super::ADDRESS_NODE_PORT`], [`super::ADDRESS_NAT`], [`super::ADDRESS_SHARED`], [`super::ADDRESS_INNER`]).
     pub const VIPS: &str = "VIPS";
-    /// Mmapable array of [`super::Bucket`], as many as a power of two: leads from a service's key to its id.
+    /// Mmapable array of [`super::Bucket`], a power of two of them: from a service's key to its id.
     pub const SERVICE_INDEX: &str = "SERVICE_INDEX";
-    /// Hash from [`super::IndexKey`] to the id, of services whose buckets are full.
+    /// Hash from [`super::IndexKey`] to the id of a service whose buckets are full.
     pub const SERVICE_OVERFLOW: &str = "SERVICE_OVERFLOW";
     /// Mmapable array from service id to [`super::Service`].
     pub const SERVICE: &str = "SERVICE";
@@ -93,7 +94,7 @@ pub mod map {
     pub const NEXTHOPS: &str = "NEXTHOPS";
     /// Hash from the [`super::AddressKey`] of a node behind a router to the last [`super::PathReport`] about it.
     pub const PATHS: &str = "PATHS";
-    /// Hash from the index of a VLAN device to the [`super::TaggedLink`] by which its frames leave.
+    /// Hash from the index of a VLAN device to the [`super::TaggedLink`] below it.
     pub const VLANS: &str = "VLANS";
     /// LPM trie over [`super::EdgePrefix`] to 1.
     pub const TRUSTED_EDGES: &str = "TRUSTED_EDGES";
@@ -101,24 +102,26 @@ pub mod map {
     pub const EDGE_MACS: &str = "EDGE_MACS";
     /// Hash from [`super::PodKey`] to [`super::Pod`]: the pods of this machine.
     pub const PODS: &str = "PODS";
-    /// LPM trie over [`super::SourcePrefix`] to 1: who may talk to a service.
+    /// LPM trie over [`super::SourcePrefix`] to 1: the clients that may use a service.
     pub const SOURCE_RANGES: &str = "SOURCE_RANGES";
-    /// LRU hash from [`super::Tuple`] (client to pod) to [`super::PodFlow`]: TCP flows whose clients are where they say.
-    /// Those whose client port is another one at the pod are here twice, the second time from client to VIP.
+    /// LRU hash from [`super::Tuple`] (client to pod) to [`super::PodFlow`]: TCP flows whose clients have proved
+    /// their address. A flow with another client port at the pod has a second entry, from client to VIP.
     pub const FLOWS: &str = "FLOWS";
-    /// LRU hash like `FLOWS`: those of other protocols.
+    /// LRU hash like `FLOWS`, for flows of other protocols.
     pub const FLOWS_DATAGRAM: &str = "FLOWS_DATAGRAM";
-    /// Mmapable array of [`super::FlowNote`]: what packets of the last second found in `FLOWS` and `FLOWS_DATAGRAM`.
+    /// Mmapable array of [`super::FlowNote`]: entries that packets of the last second found in `FLOWS` and
+    /// `FLOWS_DATAGRAM`.
     pub const FLOW_NOTES: &str = "FLOW_NOTES";
-    /// LRU hash like `FLOWS`: flows that may have forged sources. For all but TCP, which the pod has not answered yet.
+    /// LRU hash like `FLOWS`, for flows whose source may be forged: no TCP proof yet, or no answer of the pod.
     pub const FLOWS_EMBRYONIC: &str = "FLOWS_EMBRYONIC";
-    /// Mmapable array of `u64`: a bit for each port from which pods of this machine answer, or that is a NodePort
+    /// Mmapable array of `u64`: one bit for each port that a pod of this machine answers from, and for each NodePort
     /// ([`super::egress_port`]).
     pub const EGRESS_PORTS: &str = "EGRESS_PORTS";
-    /// LRU hash from [`super::Tuple`] (as packets come in) to [`super::LocalFlow`]: flows of this machine's own kernel.
+    /// LRU hash from [`super::Tuple`] (of incoming packets) to [`super::LocalFlow`]: flows of this machine's own
+    /// kernel.
     pub const LOCAL_FLOWS: &str = "LOCAL_FLOWS";
-    /// Array from a port (host order) to `u64` time, ns: until when `LOCAL_FLOWS` may have flows at this port of the
-    /// machine; 0 for never.
+    /// Array from a local port (host order) to a `u64` time in ns: until then `LOCAL_FLOWS` may have flows at this
+    /// port; 0 for never.
     pub const LOCAL_PORTS: &str = "LOCAL_PORTS";
     /// LRU hash from [`super::Tuple`] (see [`super::Tuple::fragments`]) to [`super::Datagram`].
     pub const FRAGMENTS: &str = "FRAGMENTS";
@@ -126,28 +129,30 @@ pub mod map {
     pub const NAT_FORWARD: &str = "NAT_FORWARD";
     /// Hash from [`super::Tuple`] (backend to this edge) to [`super::NatReverse`].
     pub const NAT_REVERSE: &str = "NAT_REVERSE";
-    /// Hash from [`super::Tuple`] (client to VIP) to `u64` time, ns: flows of NAT mode that someone is removing.
+    /// Hash from [`super::Tuple`] (client to VIP) to a `u64` time in ns: flows of NAT mode that are being removed.
     pub const NAT_CLAIMS: &str = "NAT_CLAIMS";
-    /// Array from service id to [`super::NatCount`]; the element of id 0 says what is free.
+    /// Array from service id to [`super::NatCount`]; the entry of id 0 counts free entries.
     pub const NAT_COUNTS: &str = "NAT_COUNTS";
     /// Array of [`super::NatBegun`]: the flows of NAT mode that began last, in rings (`decide::nat::share`).
     pub const NAT_BEGUN: &str = "NAT_BEGUN";
-    /// LRU hash from [`super::AddressKey`] to `u64`: when a source's allowance of answers is full again, ns.
+    /// LRU hash from [`super::AddressKey`] to a `u64` time in ns: when a source's allowance of answers is full again.
     pub const ANSWERS: &str = "ANSWERS";
-    /// Per-CPU array of one `u64`: when the allowance of answers to all sources together is full again, ns.
+    /// Per-CPU array of one `u64` time in ns: when the allowance of answers to all sources is full again.
     pub const ANSWERS_OF_CPU: &str = "ANSWERS_OF_CPU";
-    /// Array from the index in a check's mark to [`super::Probe`].
+    /// Array from the index in a check's packet mark to [`super::Probe`].
     pub const PROBES: &str = "PROBES";
-    /// LRU hash from [`super::Tuple`] (a check's answer as it comes in) to the [`super::AddressKey`] that its socket is connected to.
+    /// LRU hash from [`super::Tuple`] (of a check's answer as it comes in) to the [`super::AddressKey`] to which the
+    /// check's socket is connected.
     pub const PROBE_PEERS: &str = "PROBE_PEERS";
     /// Hash from [`super::AddressKey`] to 1: addresses that this machine announces to its neighbours.
     pub const ANNOUNCED: &str = "ANNOUNCED";
-    /// Mmapable array of one `u64`: when the agent has last said that it serves, on the monotonic clock in ns;
-    /// [`super::ANNOUNCE_NS`] later nobody who asks for an address in `ANNOUNCED` is answered.
+    /// Mmapable array of one `u64`: when the agent last said that it serves, on the monotonic clock in ns. Questions
+    /// for addresses in `ANNOUNCED` get no answer once this is [`super::ANNOUNCE_NS`] old.
     pub const ANNOUNCE_STAMP: &str = "ANNOUNCE_STAMP";
-    /// Hash from [`super::TaggedLink`] to [`super::EdgeMac`]: where, and the MAC that they have there.
+    /// Hash from [`super::TaggedLink`] to [`super::EdgeMac`]: the links of the announcement, and this machine's MAC
+    /// there.
     pub const ANNOUNCE_LINKS: &str = "ANNOUNCE_LINKS";
-    /// Hash from [`super::AddressKey`] to [`super::Claim`]: who else announces one of these addresses.
+    /// Hash from [`super::AddressKey`] to [`super::Claim`]: announced addresses that another machine announces too.
     pub const CLAIMS: &str = "CLAIMS";
     /// Program array by [`crate::capture::Slot`].
     pub const CAPTURE: &str = "CAPTURE";
@@ -155,15 +160,15 @@ pub mod map {
     pub const CAPTURE_SETTINGS: &str = "CAPTURE_SETTINGS";
     /// Per-CPU array of one [`crate::capture::Copies`]: scratch.
     pub const CAPTURE_COPIES: &str = "CAPTURE_COPIES";
-    /// Ring buffer of [`crate::capture::Event`]s, each with the copies of the frame behind it.
+    /// Ring buffer of [`crate::capture::Event`]s; each is followed by its copies of the frame.
     pub const EVENTS: &str = "EVENTS";
-    /// Per-CPU array of one `u64`: events that found the ring buffer full.
+    /// Per-CPU array of one `u64`: events lost because the ring buffer was full.
     pub const EVENTS_LOST: &str = "EVENTS_LOST";
     /// Program array by [`crate::stage::Stage`].
     pub const STAGES: &str = "STAGES";
     /// Per-CPU array of `u64` packets by [`crate::reason`] index.
     pub const REASONS: &str = "REASONS";
-    /// Per-CPU array of one [`super::Untrusted`].
+    /// Per-CPU array of one [`super::Untrusted`]: the last refused source of an outer header.
     pub const UNTRUSTED: &str = "UNTRUSTED";
     /// Per-CPU array of `u64` frames by [`crate::failure::Failure`].
     pub const FAILURES: &str = "FAILURES";
@@ -177,9 +182,9 @@ pub mod map {
 pub mod size {
     /// Services, over both families.
     pub const SERVICES: usize = 16_384;
-    /// Buckets of the services' index: half of their places are in use when all services are.
+    /// Buckets of the service index. With the largest number of services, half of their places are in use.
     pub const SERVICE_BUCKETS: usize = SERVICES / 2;
-    /// Services whose buckets are full.
+    /// Services in `SERVICE_OVERFLOW`.
     pub const SERVICE_OVERFLOW: usize = 1_024;
     /// Backends; id 0 is never used.
     pub const BACKENDS: usize = 65_536;
@@ -195,13 +200,13 @@ pub mod size {
     pub const TRUSTED_EDGES: usize = 4_096;
     /// MACs in `EDGE_MACS`.
     pub const EDGE_MACS: usize = 4_096;
-    /// Pods of this machine, once for each service they serve.
+    /// Entries in `PODS`: each pod counts once for each service that it serves.
     pub const PODS: usize = 16_384;
     /// Prefixes in `SOURCE_RANGES`, over all services.
     pub const SOURCE_RANGES: usize = 65_536;
-    /// Flows in `FLOWS`, and in each of the tables of flows beside it.
+    /// Flows in `FLOWS`, and in each of the other tables of flows to pods.
     pub const FLOWS: usize = 262_144;
-    /// Ports in `LOCAL_PORTS`: all there are.
+    /// Ports in `LOCAL_PORTS`: all ports.
     pub const PORTS: usize = 1 << 16;
     /// Words of `EGRESS_PORTS`.
     pub const EGRESS_PORTS: usize = PORTS / 64;
@@ -215,17 +220,17 @@ pub mod size {
     pub const PROBES: usize = 16_384;
     /// Flows in `NAT_BEGUN`.
     pub const NAT_BEGUN: usize = 262_144;
-    /// Flows in `NAT_CLAIMS`: one for each CPU, and one for user space.
+    /// Flows in `NAT_CLAIMS`: one for each CPU and one for user space.
     pub const NAT_CLAIMS: usize = 4_096;
-    /// [`super::Shortcut`]s of a CPU.
+    /// [`super::Shortcut`]s of one CPU.
     pub const SHORTCUTS: usize = 1_024;
     /// Sources in `ANSWERS`.
     pub const ANSWERS: usize = 16_384;
-    /// Devices and tags in `ANNOUNCE_LINKS`.
+    /// Links in `ANNOUNCE_LINKS`.
     pub const ANNOUNCE_LINKS: usize = 1_024;
 }
 
-/// Implements aya's `Pod` for types that are proved free of padding.
+/// Asserts the sizes of types that have no padding, and implements aya's `Pod` for them.
 macro_rules! plain_data {
     ($($name:ident: $size:literal,)*) => {$(
         const _: () = assert!(size_of::<$name>() == $size);
@@ -244,16 +249,16 @@ plain_data! {
     Traffic: 16,
 }
 
-/// Returns how long ago a moment on the monotonic clock was; zero where it is to come, by the clock of another CPU.
+/// Returns the time since `then` in ns; zero if `then` is in the future, by the clock of another CPU.
 ///
-/// Wraps: a test on a machine that has just started makes flows from before the clock's zero.
+/// The subtraction wraps, because tests on a machine that has just booted make flows from before the clock's zero.
 #[inline(always)]
 pub const fn age(then: u64, now: u64) -> u64 {
     let age = now.wrapping_sub(then);
     if age >> 63 == 0 { age } else { 0 }
 }
 
-/// Returns the index of a port's word in `EGRESS_PORTS`, and its bit in that.
+/// Returns the index of a port's word in `EGRESS_PORTS`, and the port's bit in the word.
 #[inline(always)]
 pub const fn egress_port(port: u16) -> (u32, u64) {
     (port as u32 / 64, 1 << (port % 64))
@@ -265,39 +270,39 @@ pub const fn egress_port(port: u16) -> (u32, u64) {
 )]
 #[repr(C)]
 pub struct Config {
-    /// Seed of the flow hash; equal on all edges, or flows move when routers re-spread them.
+    /// Seed of the flow hash. It must be equal on all edges; otherwise flows move when routers re-spread them.
     pub hash_seed: u64,
-    /// Outer IPv4 source where the next hop has none, in the first four bytes; all zero for none.
+    /// Outer IPv4 source if the next hop has none, in the first four bytes; all zero for none.
     pub source_v4: [u8; 16],
-    /// Outer IPv6 source where the next hop has none; all zero for none.
+    /// Outer IPv6 source if the next hop has none; all zero for none.
     pub source_v6: [u8; 16],
-    /// NAT mode's IPv4 source, in the first four bytes; all zero for the outer source.
+    /// IPv4 source of NAT mode, in the first four bytes; all zero for the outer source.
     pub nat_v4: [u8; 16],
-    /// NAT mode's IPv6 source; all zero for the outer source.
+    /// IPv6 source of NAT mode; all zero for the outer source.
     pub nat_v6: [u8; 16],
-    /// First port of NAT mode's sources.
+    /// First source port of NAT mode.
     pub nat_port: u16,
-    /// Number of NAT mode's source ports; 0 where the mode is not in use.
+    /// Number of source ports of NAT mode; 0 if the mode is not in use.
     pub nat_ports: u16,
-    /// MTU of the uplinks: what MSS options are clamped to, less the outer header; 0 for never.
+    /// MTU of the uplinks in bytes. MSS options are clamped to it, less the outer header; 0 clamps none.
     pub mtu: u32,
     /// [`CONFIG_NODE`], [`CONFIG_PROBES`], [`CONFIG_ANNOUNCE`], [`CONFIG_OVERFLOW`].
     pub flags: u32,
-    /// Raised after each change of addresses, trusted edges, services and pods: what programs have noted of
-    /// them counts only until then.
+    /// Number that rises after each change of addresses, trusted edges, services and pods. Notes of the programs
+    /// count only in the epoch that they were made in.
     pub epoch: u32,
-    /// Secret of this machine with which keys of `SERVICE_INDEX` are hashed; 0 before the tables were opened first.
+    /// Secret of this machine that seeds the hash of `SERVICE_INDEX` keys; 0 until the tables are first opened.
     pub index_seed: u64,
-    /// Buckets of `SERVICE_INDEX`, less one.
+    /// Number of buckets in `SERVICE_INDEX`, less one.
     pub index_mask: u32,
     /// Always zero.
     pub reserved: u32,
 }
 
-/// [`Config::flags`]: this machine has pods, and takes the node role for what edges send.
+/// [`Config::flags`]: this machine has pods and takes the node role for packets of edges.
 pub const CONFIG_NODE: u32 = 1;
 
-/// [`Config::flags`]: this machine checks backends by way of services, and answers come back to it.
+/// [`Config::flags`]: this machine checks backends through services, and answers return to it.
 pub const CONFIG_PROBES: u32 = 2;
 
 /// [`Config::flags`]: this machine announces addresses to its neighbours.
@@ -306,21 +311,22 @@ pub const CONFIG_ANNOUNCE: u32 = 4;
 /// [`Config::flags`]: `SERVICE_OVERFLOW` has entries.
 pub const CONFIG_OVERFLOW: u32 = 8;
 
-/// `VIPS` flag: a virtual address; with no other flag, what comes for it is ours, be the port in use or not.
+/// `VIPS` flag: a virtual address. Without another flag, every packet for it is ours, whether or not a service has
+/// its port.
 pub const ADDRESS_VIP: u32 = 1;
 /// `VIPS` flag: an address of this machine at which IP-in-IP is decapsulated.
 pub const ADDRESS_LOCAL: u32 = 2;
-/// `VIPS` flag: an address of this machine at which NodePorts are served; the rest is the kernel's.
+/// `VIPS` flag: an address of this machine with NodePorts; packets to other ports are for the kernel.
 pub const ADDRESS_NODE_PORT: u32 = 4;
 /// `VIPS` flag: the source address of NAT mode, to which backends reply.
 pub const ADDRESS_NAT: u32 = 8;
-/// `VIPS` flag: an address with services that somebody else may have too; what is for none of them passes.
+/// `VIPS` flag: an address with services that another machine may have too; packets that no service takes pass.
 pub const ADDRESS_SHARED: u32 = 16;
-/// `VIPS` flag: an address of services alone that this machine does not balance, or not alone: what edges send for it
-/// and is for no pod here is the stack's.
+/// `VIPS` flag: an address of services that this machine does not balance, or not alone. Packets for it from edges
+/// that no pod here takes go to the stack.
 pub const ADDRESS_INNER: u32 = 32;
 
-/// A counter pair.
+/// Counters of forwarded packets and bytes.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
 )]
@@ -328,7 +334,7 @@ pub const ADDRESS_INNER: u32 = 32;
 pub struct Traffic {
     /// Packets forwarded.
     pub packets: u64,
-    /// Bytes of their IP packets as they came in.
+    /// Bytes of these IP packets as they came in.
     pub bytes: u64,
 }
 

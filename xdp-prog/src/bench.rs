@@ -1,7 +1,7 @@
-//! What the bench's own programs share with user space: names and layouts.
+//! Names and layouts that the bench's own programs share with user space.
 //!
-//! They are a generator, a sink, and the yardsticks that the `guideway` program
-//! is measured against; `bench` explains the method.
+//! The programs are a generator, a sink, and yardsticks for the `guideway` program; the `bench` crate explains the
+//! method.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -25,7 +25,7 @@ pub mod program {
     pub const HIT_V6: &str = "hit_v6";
     /// Writes a frame of any kind and sends it.
     pub const GENERATE_PATTERN: &str = "generate_pattern";
-    /// Sends the frames of a list in turn, no faster than a schedule says.
+    /// Sends the frames of a list in turn, at the rate of a schedule.
     pub const GENERATE_LIST: &str = "generate_list";
     /// Hands each frame to the stack untouched.
     pub const PASS: &str = "pass";
@@ -37,9 +37,9 @@ pub mod program {
 
 /// Names of the maps in the bench's object.
 pub mod map {
-    /// Hash of the kernel's from an IPv4 service's key to its id.
+    /// The kernel's hash map from an IPv4 service's key to its id.
     pub const SERVICES_V4: &str = "SERVICES_V4";
-    /// Hash of the kernel's from an IPv6 service's key to its id.
+    /// The kernel's hash map from an IPv6 service's key to its id.
     pub const SERVICES_V6: &str = "SERVICES_V6";
     /// Array of one [`super::Template`].
     pub const TEMPLATE: &str = "TEMPLATE";
@@ -47,7 +47,7 @@ pub mod map {
     pub const PATTERN: &str = "PATTERN";
     /// Array of one [`super::Cursor`]: the generator runs on one CPU.
     pub const CURSOR: &str = "CURSOR";
-    /// Array of [`super::Listed`], as many as its loader wants.
+    /// Array of [`super::Listed`]; the loader sets its length.
     pub const LIST: &str = "LIST";
     /// Array of one [`super::Schedule`].
     pub const SCHEDULE: &str = "SCHEDULE";
@@ -57,13 +57,13 @@ pub mod map {
     pub const RECEIVED: &str = "RECEIVED";
 }
 
-/// Bytes at the front of each frame that the generator writes.
+/// Number of bytes at the front of each frame that the generator writes.
 ///
-/// Frames are not restored when they are used again, so this covers whatever a
-/// program under test may change: the Ethernet and IP headers and the ports.
+/// Frames are reused without being restored, so this covers everything that a program under test may change: the
+/// Ethernet and IP headers and the ports.
 pub const TEMPLATE_LENGTH: usize = 60;
 
-/// The front of the frames of one trial, of flow 0.
+/// The front of the frames of one trial, for flow 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Template {
@@ -73,32 +73,33 @@ pub struct Template {
     pub reserved: [u8; 4],
 }
 
-/// Length of the frames that [`program::GENERATE_PATTERN`] writes: an IPv6 outer header and all that may be within.
+/// Length in bytes of the frames that [`program::GENERATE_PATTERN`] writes: an IPv6 outer header and every inner
+/// packet fit.
 pub const PATTERN_LENGTH: usize = 120;
 
-/// The frames of one trial, of flow 0, and where the flows differ.
+/// The frames of one trial, for flow 0, and the places where flows differ.
 ///
-/// Checksums are not made right: none of the programs looks at them.
+/// Checksums are not updated: none of the programs checks them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Pattern {
     /// All bytes.
     pub bytes: [u8; PATTERN_LENGTH],
-    /// What a flow's address bits are added to.
+    /// Base address; a flow's address bits are added to it.
     pub address: u32,
-    /// Offset of these four bytes.
+    /// Offset of the four address bytes.
     pub address_at: u32,
     /// Offset of the port.
     pub port_at: u32,
-    /// What the number of a flow's service is added to.
+    /// Base of the service's bytes; the number of a flow's service is added to it.
     pub service: u32,
-    /// Offset of these four bytes.
+    /// Offset of the four service bytes.
     pub service_at: u32,
-    /// Services that flows are for in turn; at least one.
+    /// Number of services, which flows use in turn; at least one.
     pub services: u32,
 }
 
-/// Which flow the generator's next frame is of.
+/// Chooses the flow of the generator's next frame.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
 )]
@@ -108,12 +109,12 @@ pub struct Cursor {
     pub flows: u32,
     /// The flow of the next frame.
     pub next: u32,
-    /// State of the generator of random numbers that chooses the next flow; 0 for each flow in turn.
+    /// State of the random number generator that chooses the next flow; 0 takes each flow in turn.
     pub random: u64,
 }
 
 impl Cursor {
-    /// Returns the flow of the next frame and goes on to the one after it.
+    /// Returns the flow of the next frame and moves on.
     #[inline(always)]
     pub const fn advance(&mut self) -> u32 {
         let flow = self.next;
@@ -131,20 +132,20 @@ impl Cursor {
     }
 }
 
-/// Length of the frames that [`program::GENERATE_LIST`] sends; what is shorter has a trailer.
+/// Length in bytes of the frames that [`program::GENERATE_LIST`] sends; shorter ones are padded with a trailer.
 pub const LISTED_LENGTH: usize = 76;
 
-/// A frame, and the device that it leaves by.
+/// A frame and its egress device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Listed {
-    /// The device's index in the network namespace that the generator runs in.
+    /// The device's interface index in the network namespace of the generator.
     pub device: u32,
     /// The frame.
     pub bytes: [u8; LISTED_LENGTH],
 }
 
-/// When the frames of a list leave, and which is next.
+/// Times at which the frames of a list leave, and the next frame.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
 )]
@@ -154,15 +155,15 @@ pub struct Schedule {
     pub due: u64,
     /// Time from one frame to the next, in ns.
     pub interval: u64,
-    /// For how long, in ns, frames that are late are made up for.
+    /// How far the generator catches up with late frames, in ns.
     pub patience: u64,
     /// Frames in the list.
     pub frames: u32,
-    /// The place of the next one.
+    /// Index of the next frame.
     pub next: u32,
 }
 
-/// Ethernet and outer IP header as the static programs write them.
+/// Ethernet and outer IP header that the static programs write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct OuterTemplate {
@@ -177,7 +178,7 @@ const PORTS_PER_CLIENT: u32 = 64;
 /// The lowest client port.
 const FIRST_PORT: u16 = 32_768;
 
-/// Returns what sets a flow's frames apart: the low bits of the client address, and its port.
+/// Returns the parts in which a flow's frames differ: the low bits of the client's address, and the client's port.
 #[inline(always)]
 pub const fn client(flow: u32) -> (u32, u16) {
     let port = FIRST_PORT + (flow % PORTS_PER_CLIENT) as u16;

@@ -1,8 +1,7 @@
 //! Captures: the layouts and names that programs and user space share, and the filter.
 //!
 //! While no capture runs, the slot [`Slot::Around`] of `CAPTURE` is empty, and the edge's plain path pays only for a
-//! tail
-//! call that fails. While one runs, its program surrounds the others:
+//! tail call that fails. While one runs, its program surrounds the others:
 //!
 //! ```text
 //! guideway -> guideway_capture: filter, copy
@@ -284,8 +283,7 @@ impl Filter {
     /// Tells whether a frame is wanted. A frame that cannot be read is not.
     ///
     /// `relay` must return its argument, and hide it from the verifier. The verifier then checks each layer once, and
-    /// not
-    /// once for each path that leads to it.
+    /// not once for each path that leads to it.
     #[inline(always)]
     pub fn matches<F: Frame>(&self, frame: &F, mut relay: impl FnMut(u64) -> u64) -> bool {
         if self.is_set[0] == 0 {

@@ -2,8 +2,7 @@
 //!
 //! Input is bytes in wire order, and `u16` and `u32` values in host order. Output is a `u16` in host order, which the
 //! wire types store in network order. [`Sum`] adds words in memory order and swaps the bytes once at the end; the
-//! one's
-//! complement sum permits this (RFC 1071 section 2(B)).
+//! one's complement sum permits this (RFC 1071 section 2(B)).
 //!
 //! SCTP's CRC32c is not computed here: no SCTP ports are translated, and it covers no addresses.
 
@@ -200,8 +199,7 @@ pub fn pseudo_header_v6(src: &[u8; 16], dst: &[u8; 16], next_header: u8, len: u3
 ///
 /// This is equation 3 of RFC 1624; the equation of RFC 1141 gets a sum of zero wrong. The result is that of a full
 /// computation for all data but zeros. Only zeros have a sum of 0x0000 (section 3), so the function adds all ones,
-/// which
-/// change no other sum.
+/// which change no other sum.
 #[inline(always)]
 #[must_use]
 pub const fn update(check: u16, difference: Sum) -> u16 {
@@ -222,8 +220,7 @@ pub const fn update_udp(check: u16, difference: Sum) -> u16 {
 }
 
 /// Returns the UDP checksum field for the computed checksum `check`. Zero in the field means that there is no
-/// checksum,
-/// so a computed zero is sent as all ones (RFC 768).
+/// checksum, so a computed zero is sent as all ones (RFC 768).
 #[inline(always)]
 #[must_use]
 pub const fn udp_checksum(check: u16) -> u16 {

@@ -1,10 +1,8 @@
 //! Packet + tables -> [`Verdict`](crate::verdict::Verdict): the load balancer itself.
 //!
 //! This code does no I/O and changes no packet bytes. [`edge`] balances and [`node`] delivers; [`nat`] does both for
-//! NAT
-//! mode. [`icmp`] and [`fragment`] find the flow of packets that do not show their ports. [`answer`] judges the
-//! answers
-//! that this machine gives itself.
+//! NAT mode. [`icmp`] and [`fragment`] find the flow of packets that do not show their ports. [`answer`] judges the
+//! answers that this machine gives itself.
 
 mod address;
 pub mod answer;

@@ -1,11 +1,9 @@
 //! Reasons why the kernel did not send a frame that XDP handed to it.
 //!
 //! A program only names the device. The kernel learns after the program has run whether the device takes the frame,
-//! and
-//! it tells tracepoints alone. Programs at two tracepoints that fire only for failures ([`TRACEPOINTS`]) count them.
-//! `xdp_devmap_xmit` and `xdp_bulk_tx` tell of more failures, but they fire for every bulk of up to 16 frames. A
-//! program
-//! there costs some 50 ns each time, 2 % of an edge's plain path between veth devices, so they have none.
+//! and it tells tracepoints alone. Programs at two tracepoints that fire only for failures ([`TRACEPOINTS`]) count
+//! them. `xdp_devmap_xmit` and `xdp_bulk_tx` tell of more failures, but they fire for every bulk of up to 16 frames.
+//! A program there costs some 50 ns each time, 2 % of an edge's plain path between veth devices, so they have none.
 
 /// Tracepoints that report failures, each with the name of its program in the object.
 ///
@@ -21,8 +19,8 @@ pub const TRACEPOINTS: [(&str, &str); 2] = [
 #[repr(u32)]
 pub enum Failure {
     /// The device takes no frames from XDP: its driver does not support it or has no queues for it. A veth device
-    /// takes
-    /// frames only if its peer has a native program or GRO. Before Linux 6.3, only `xdp_devmap_xmit` reports this.
+    /// takes frames only if its peer has a native program or GRO. Before Linux 6.3, only `xdp_devmap_xmit` reports
+    /// this.
     Unsupported = 0,
     /// The device is down.
     DeviceDown = 1,

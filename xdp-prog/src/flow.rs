@@ -99,8 +99,7 @@ pub(crate) fn words(address: &[u8; 16]) -> [u64; 2] {
 }
 
 // Multipliers of the SplitMix64 finalizer, variant 13 (Stafford 2011). A multiplication carries upwards only; the
-// shift
-// that follows brings the high bits down again.
+// shift that follows brings the high bits down again.
 const ABSORB: u64 = 0xbf58_476d_1ce4_e5b9;
 const FINISH: u64 = 0x94d0_49bb_1331_11eb;
 

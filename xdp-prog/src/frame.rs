@@ -1,8 +1,7 @@
 //! Bounds-checked access to the bytes of a frame.
 //!
 //! The programs implement [`Frame`] over `data` and `data_end` of an XDP context, the host over a vector with
-//! headroom.
-//! Offsets count from the first byte of the Ethernet header.
+//! headroom. Offsets count from the first byte of the Ethernet header.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 

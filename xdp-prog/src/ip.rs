@@ -81,10 +81,9 @@ impl<A: Ip> FlowKey<A> {
 /// Reads the IP packet of a frame and runs an expression that is generic over the family.
 ///
 /// `$go_on` sees the packet as `$packet`; `$end` sees the reason why there is none as `$reason`. The three forms
-/// begin at
-/// the frame, behind its link header, or at the IP header of a known family. This is a macro because the compiler
-/// makes a
-/// function of a closure that is too large to be inlined, and the kernel refuses the type information of its result.
+/// begin at the frame, behind its link header, or at the IP header of a known family. This is a macro because the
+/// compiler makes a function of a closure that is too large to be inlined, and the kernel refuses the type
+/// information of its result.
 macro_rules! with_packet {
     ($frame:expr, $packet:ident => $go_on:expr, $reason:ident => $end:expr $(,)?) => {
         match $crate::parse::link($frame) {

@@ -8,8 +8,7 @@
 //! ```
 //!
 //! [`abi`] holds the table layouts. [`reason`] is the one list of outcomes: its entries are errors, counter indices
-//! and
-//! metric labels at once.
+//! and metric labels at once.
 #![no_std]
 #![warn(missing_docs)]
 

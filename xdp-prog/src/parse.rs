@@ -2,8 +2,7 @@
 //!
 //! The parser follows up to [`MAX_VLAN_TAGS`] VLAN tags, IPv4 options, and up to [`MAX_EXTENSIONS`] IPv6 extension
 //! headers. It checks every length before it uses it, because lengths come from the network. It drops nothing: a
-//! frame
-//! that does not parse yields a [`PassReason`], and the stack handles the frame unless its caller knows better.
+//! frame that does not parse yields a [`PassReason`], and the stack handles the frame unless its caller knows better.
 
 pub mod quote;
 
@@ -99,8 +98,7 @@ impl<A: Copy> Packet<A> {
 /// # Errors
 ///
 /// [`PassReason::RuntFrame`] if the frame ends early, [`PassReason::GroupAddress`] if its destination is a multicast
-/// or
-/// broadcast MAC, [`PassReason::VlanDepth`] behind more than [`MAX_VLAN_TAGS`] tags.
+/// or broadcast MAC, [`PassReason::VlanDepth`] behind more than [`MAX_VLAN_TAGS`] tags.
 #[inline(always)]
 pub fn link<F: Frame>(frame: &F) -> Result<Link, PassReason> {
     let header: &Ethernet = frame.view(0).ok_or(PassReason::RuntFrame)?;

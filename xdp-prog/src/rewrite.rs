@@ -1,8 +1,7 @@
 //! Verdict -> byte edits.
 //!
 //! Forwarding writes a fresh Ethernet header, and a VLAN tag if the next hop needs one, right in front of the IP
-//! headers.
-//! The tags that the frame came with are lost:
+//! headers. The tags that the frame came with are lost:
 //!
 //! ```text
 //!              | Ethernet | tags | inner IP ...
@@ -57,8 +56,7 @@ pub const TTL: u8 = 64;
 /// # Errors
 ///
 /// [`DropReason::NoHeadroom`] if the outer header does not fit in front of the frame. The frame is then half edited
-/// and
-/// must be dropped.
+/// and must be dropped.
 #[inline(always)]
 pub fn forward<F: FrameMut>(frame: &mut F, forward: &Forward<'_>) -> Result<(), DropReason> {
     decrement_hop_limit(frame, forward.l3, forward.inner)?;
@@ -197,8 +195,7 @@ const fn spread(source: [u8; 16], bits: u32) -> [u8; 16] {
 }
 
 /// Returns the header of a packet that this machine makes, with the don't-fragment flag set. The identification of
-/// such
-/// a packet is free for other use (RFC 6864 section 4.1).
+/// such a packet is free for other use (RFC 6864 section 4.1).
 #[inline(always)]
 fn ipv4_header(
     class: u8,
@@ -233,8 +230,7 @@ fn ipv4_header(
 /// Translates a packet for its pod and takes off the outer header, if there is one.
 ///
 /// The destination becomes the pod's address and port, the source becomes `shown`. SCTP ports are never translated,
-/// and
-/// its checksum does not cover addresses.
+/// and its checksum does not cover addresses.
 ///
 /// # Errors
 ///

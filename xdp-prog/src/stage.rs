@@ -1,8 +1,7 @@
 //! Stages: programs of their own for everything that the edge's plain path does not decide.
 //!
 //! A tail call leaves the frame, unchanged, to a stage, which parses it anew. The kernel verifies each XDP program as
-//! a
-//! whole and limits how many of its paths it follows, so one program could not hold everything. The plain path pays
+//! a whole and limits how many of its paths it follows, so one program could not hold everything. The plain path pays
 //! nothing for the stages that it does not use.
 
 /// A program for one of the uncommon cases; its number is its index in `STAGES`.

@@ -60,8 +60,7 @@ pub struct Forward<'t> {
     pub tag: u16,
     /// Outer source address, IPv4 in the first four bytes.
     pub source: &'t [u8; 16],
-    /// The flow's bits for the last two bytes of the source, as a big-endian number; a word, because verdicts lie
-    /// on
+    /// The flow's bits for the last two bytes of the source, as a big-endian number; a word, because verdicts lie on
     /// the BPF stack.
     pub spread: u32,
     /// Outer destination address: the backend's node.

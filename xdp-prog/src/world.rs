@@ -1,8 +1,7 @@
 //! Traits for everything that the code which decides may look up, remember and count.
 //!
 //! Decisions see the maps only through these traits. The programs implement them with the kernel's maps, the tests
-//! with a
-//! model, and the explanation of a decision with the maps as user space reads them.
+//! with a model, and the explanation of a decision with the maps as user space reads them.
 
 mod answers;
 mod flows;

@@ -14,9 +14,9 @@ plain_data! {
 
 /// An IPv6 address, or an IPv4 one as `::ffff:a.b.c.d` (RFC 4291 section 2.5.5.2).
 ///
-/// The bytes lie in network order. This key and those of the services are kept
-/// in whole words because they are built on the BPF stack: of single fields LLVM
-/// merges stores across word boundaries, which the verifier refuses there.
+/// The bytes are in network order. This key and the keys of services are kept in whole words, because programs build
+/// them on the BPF stack. LLVM merges stores of single fields across word boundaries, which the verifier refuses
+/// there.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout,
 )]
@@ -31,13 +31,13 @@ impl AddressKey {
         Self([0, join_u32(MAPPED, u32::from_ne_bytes(a))])
     }
 
-    /// Takes an IPv6 address as it is.
+    /// Builds the key of an IPv6 address.
     #[inline(always)]
     pub const fn v6(address: [u8; 16]) -> Self {
         Self(words(address))
     }
 
-    /// Tells whether this is an IPv4 address, or an IPv6 one in its guise.
+    /// Tells whether this is an IPv4 address, or an IPv6 address that looks like a mapped one.
     #[inline(always)]
     pub const fn is_mapped(self) -> bool {
         let [high, low] = self.0;
@@ -56,7 +56,7 @@ impl AddressKey {
         transmute!(self.0)
     }
 
-    /// Returns the last four bytes: an IPv4 address that is mapped.
+    /// Returns the last four bytes: the IPv4 address of a mapped key.
     #[inline(always)]
     pub const fn last_octets(self) -> [u8; 4] {
         let [_, last] = split_u64(self.0[1]);
@@ -66,9 +66,8 @@ impl AddressKey {
 
 /// Key data of the `TRUSTED_EDGES` trie, behind the trie's own prefix length.
 ///
-/// The family is part of every prefix: the addresses are [`AddressKey`]s, and
-/// an IPv6 prefix as short as `::/0` must not cover the mapped IPv4 ones. As a
-/// whole word it also keeps the address at an offset of eight in the trie's key.
+/// The family is part of every prefix. Otherwise an IPv6 prefix as short as `::/0` would cover the mapped IPv4
+/// addresses. The family's word also keeps the address at an offset of eight in the trie's key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct EdgePrefix {
@@ -77,9 +76,9 @@ pub struct EdgePrefix {
 }
 
 impl EdgePrefix {
-    /// Bits in front of an IPv6 prefix.
+    /// Bits in front of an IPv6 prefix: the family.
     pub const FRONT_BITS_V6: u32 = 32;
-    /// Bits in front of an IPv4 prefix: the address is mapped.
+    /// Bits in front of an IPv4 prefix: the family and the mapping.
     pub const FRONT_BITS_V4: u32 = Self::FRONT_BITS_V6 + 96;
     /// Prefix length of a single address of either family.
     pub const HOST_BITS: u32 = Self::FRONT_BITS_V6 + 128;
@@ -105,8 +104,8 @@ impl EdgePrefix {
     }
 }
 
-/// Key data of the `SOURCE_RANGES` trie, behind the trie's own prefix length: the service id, then the
-/// prefix. A service has the clients of one family, so an id's prefixes never mix families.
+/// Key data of the `SOURCE_RANGES` trie, behind the trie's own prefix length: the service id, then the prefix. A
+/// service has clients of one family, so the prefixes of one id never mix families.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct SourcePrefix {
@@ -115,9 +114,9 @@ pub struct SourcePrefix {
 }
 
 impl SourcePrefix {
-    /// Bits in front of an IPv6 prefix.
+    /// Bits in front of an IPv6 prefix: the service id.
     pub const FRONT_BITS_V6: u32 = 32;
-    /// Bits in front of an IPv4 prefix: the address is mapped.
+    /// Bits in front of an IPv4 prefix: the service id and the mapping.
     pub const FRONT_BITS_V4: u32 = Self::FRONT_BITS_V6 + 96;
     /// Prefix length of a single address of either family.
     pub const HOST_BITS: u32 = Self::FRONT_BITS_V6 + 128;
@@ -142,7 +141,7 @@ impl SourcePrefix {
     }
 }
 
-/// A MAC, and two zeros.
+/// A MAC, followed by two zero bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(transparent)]
 pub struct EdgeMac(pub(super) u64);

@@ -1,38 +1,38 @@
-//! What a machine announces to its neighbours, and who else does.
+//! Announced addresses: how long a stamp of the agent counts, and other machines' announcements.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::{EdgeMac, age, plain_data};
 
-/// For how long a machine answers for the addresses that it announces once its agent has last said that it serves,
-/// in ns: as long as another machine takes to notice that it is to answer in its place.
+/// How long a machine answers for its announced addresses after its agent last said that it serves, in ns. Another
+/// machine takes as long to notice that it must answer instead.
 pub const ANNOUNCE_NS: u64 = 3_000_000_000;
 
-/// Tells whether an agent that said so at the time `stamp` still serves.
+/// Tells whether an agent that last said at `stamp` that it serves still counts as serving.
 #[inline(always)]
 pub const fn is_announcing(stamp: u64, now: u64) -> bool {
     age(stamp, now) < ANNOUNCE_NS
 }
 
-/// An announcement by somebody else of an address that this machine announces.
+/// Another machine's announcement of an address that this machine announces.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
 )]
 #[repr(C)]
 pub struct Claim {
     mac: u64,
-    /// When it came, on the monotonic clock in ns.
+    /// Time of the announcement, on the monotonic clock in ns.
     pub seen: u64,
 }
 
 impl Claim {
-    /// Notes who announces the address.
+    /// Notes an announcement of `mac` at the time `seen`.
     #[inline(always)]
     pub const fn new(mac: EdgeMac, seen: u64) -> Self {
         Self { mac: mac.0, seen }
     }
 
-    /// Returns the MAC that the address is said to have.
+    /// Returns the MAC that was announced for the address.
     pub const fn mac(&self) -> [u8; 6] {
         EdgeMac(self.mac).mac()
     }

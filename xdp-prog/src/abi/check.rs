@@ -12,7 +12,7 @@ pub(super) const fn mix(word: u64) -> u64 {
     mixed ^ (mixed >> 32)
 }
 
-/// What is kept of a word beside a value.
+/// Returns the check of a word that is kept beside a value.
 #[inline(always)]
 pub(super) const fn fold_check(word: u64) -> u32 {
     (word.wrapping_mul(CHECK_MULTIPLIER) >> (64 - ServiceWord::CHECK_BITS)) as u32

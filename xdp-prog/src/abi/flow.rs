@@ -1,4 +1,4 @@
-//! What is remembered of flows to pods, and of fragmented datagrams.
+//! Flows to pods, and datagrams that arrive in fragments.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -12,8 +12,8 @@ plain_data! {
     Datagram: 16,
 }
 
-/// A five-tuple of either family: source and destination (16 bytes each, as [`AddressKey`]), their ports,
-/// the protocol, three zeros; in wire order.
+/// A five-tuple of either family, in wire order: source and destination (16 bytes each, as [`AddressKey`]), their
+/// ports, the protocol, three zeros.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout,
 )]
@@ -37,8 +37,8 @@ impl Tuple {
         Self([a, b, c, d, join_u32(ports, protocol)])
     }
 
-    /// Builds the key under which the fragments of one datagram find each other: the identification (of
-    /// IPv4 in the last two bytes) takes the place of the ports (RFC 791 section 3.2, RFC 8200 section 4.5).
+    /// Builds the key that the fragments of one datagram share. The identification takes the place of the ports; that
+    /// of IPv4 is in the last two bytes (RFC 791 section 3.2, RFC 8200 section 4.5).
     #[inline(always)]
     pub const fn fragments(
         source: AddressKey,
@@ -76,7 +76,7 @@ impl Tuple {
         split_u32(self.ports())[1]
     }
 
-    /// Returns source and destination port, in wire order.
+    /// Returns both ports in wire order, the source's first.
     #[inline(always)]
     pub const fn ports(&self) -> u32 {
         split_u64(self.0[4])[0]
@@ -88,7 +88,7 @@ impl Tuple {
         self.0[4].to_ne_bytes()[4]
     }
 
-    /// Compares by words: the BPF target has no `memcmp`.
+    /// Compares two keys as words: the BPF target has no `memcmp`.
     #[inline(always)]
     pub const fn is(&self, other: &Self) -> bool {
         let [a, b, c, d, e] = self.0;
@@ -96,28 +96,28 @@ impl Tuple {
         (a ^ f) | (b ^ g) | (c ^ h) | (d ^ i) | (e ^ j) == 0
     }
 
-    /// Returns what a value carries so that it is not taken for another key's.
+    /// Returns a check that a value carries, so that it is not taken for the value of another key.
     #[inline(always)]
     pub const fn check(&self) -> u32 {
         let [a, b, c, d, rest] = self.0;
         (mix(mix(mix(mix(mix(a) ^ b) ^ c) ^ d) ^ rest) >> 32) as u32
     }
 
-    /// Returns 32 bits that nobody can foretell who does not know the seed.
+    /// Returns a hash that nobody can predict without the seed.
     #[inline(always)]
     pub const fn hash(&self, seed: u64) -> u32 {
         let [a, b, c, d, rest] = self.0;
         (mix(mix(mix(mix(mix(seed ^ a) ^ b) ^ c) ^ d) ^ rest) >> 32) as u32
     }
 
-    /// Returns the three bytes behind the protocol, which are no part of a key.
+    /// Returns the three bytes behind the protocol; they are not part of the key.
     #[inline(always)]
     pub(super) const fn spare(&self) -> [u8; 3] {
         let [.., a, b, c] = self.0[4].to_ne_bytes();
         [a, b, c]
     }
 
-    /// Returns it with other bytes behind the protocol; zero in a key.
+    /// Returns the key with other bytes behind the protocol, which are zero in every key.
     #[inline(always)]
     pub(super) const fn with_spare(&self, [a, b, c]: [u8; 3]) -> Self {
         const SPARE: u64 = u64::from_ne_bytes([0, 0, 0, 0, 0, 0xff, 0xff, 0xff]);
@@ -132,11 +132,12 @@ impl Tuple {
         self.folded_addresses() ^ self.0[4]
     }
 
-    /// Returns the key's place in an array of so many, a power of two.
+    /// Returns the key's place in an array of `places` entries, a power of two.
     #[inline(always)]
     #[expect(clippy::cast_possible_truncation, reason = "arrays are smaller")]
     pub(super) const fn place(&self, places: usize) -> u32 {
-        // The addresses by themselves first: else their last bytes and the ports of many flows cancel each other out.
+        // The addresses are mixed by themselves first. Otherwise their last bytes and the ports of many flows would
+        // cancel each other out.
         let mixed = (mix(self.folded_addresses()) ^ self.0[4]).wrapping_mul(CHECK_MULTIPLIER);
         (mixed >> (64 - places.trailing_zeros())) as u32
     }
@@ -161,41 +162,42 @@ impl Tuple {
     }
 }
 
-/// What a node remembers of a flow to one of its pods: how to translate the reply.
+/// A node's memory of a flow to one of its pods: how to translate the replies.
 ///
-/// Where the pod sees another port than the client's, the flow has a second entry, under the packets as the client sends
-/// them, which names the pod and that port ([`Self::forward`]).
+/// If the pod sees another port than the client's, the flow has a second entry ([`Self::forward`]). Its key is the
+/// tuple as the client sends it, and it names the pod and that port.
 ///
-/// A flow has three addresses, of which its key has two; the entry has the third:
+/// A flow has three addresses. The key has two of them, and the entry has the third:
 ///
 /// ```text
 /// key                             third address
-/// client          -> pod          what the client talks to
-/// what it talks to -> pod         client                        FLOW_HAIRPIN: the pod does not see it
-/// client -> what it talks to      pod                           FLOW_FORWARD
+/// client           -> pod         the address that the client talks to
+/// that address     -> pod         client          FLOW_HAIRPIN: the pod does not see the client
+/// client  -> that address         pod             FLOW_FORWARD
 /// ```
 ///
-/// The check comes first: the kernel copies a value from its start, and readers look at the check last, so that an
-/// element recycled under them is found out. In whole words, as all values that the programs build on their stack.
+/// The check comes first. The kernel copies a value from its start and readers look at the check last, so they notice
+/// an element that was recycled while they read it. The entry is made of whole words, as all values are that the
+/// programs build on their stack.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
 )]
 #[repr(C)]
 pub struct PodFlow {
-    /// Check of the key (4 bytes), the client's port as the client has it (2, wire order), two zeros.
+    /// Check of the key (4 bytes), the client's own port (2, wire order), two zeros.
     head: u64,
-    /// The flow's address that its key does not have.
+    /// The address of the flow that its key does not have.
     pub third_address: AddressKey,
-    /// When its last packet was seen, on the monotonic clock in ns; or one up to [`RENEWAL_NS`] before.
+    /// When its last packet was seen, on the monotonic clock in ns; up to [`RENEWAL_NS`] too early.
     pub seen: u64,
-    /// One word, which is replaced as a whole: port (2 bytes, wire order), length of the outer header (1), state (1), and
-    /// of TCP while nothing is proved a number (4), of which [`crate::decide::node::unproved`] tells.
+    /// One word, which is replaced as a whole: port (2 bytes, wire order), length of the outer header (1), state (1),
+    /// and for TCP that is not proved yet a number (4; see [`crate::decide::node::unproved`]).
     pub packed: u64,
 }
 
 impl PodFlow {
-    /// Makes the memory of a flow that talks to this port and comes with an outer header of `outer` bytes; 0 for none.
-    /// The pod sees the client's own port.
+    /// Makes the entry of a flow whose client talks to `port` and whose packets have an outer header of `outer`
+    /// bytes, 0 for none. The pod sees the client's own port.
     #[inline(always)]
     pub const fn new(
         key: &Tuple,
@@ -213,13 +215,13 @@ impl PodFlow {
         }
     }
 
-    /// Makes the second entry of a flow, which the client sends as `key`: this pod sees it come from this port.
+    /// Makes the second entry of a flow that its client sends as `key`: the pod sees it come from `port`.
     #[inline(always)]
     pub const fn forward(key: &Tuple, pod: AddressKey, port: [u8; 2], seen: u64) -> Self {
         Self::new(key, pod, port, 0, FLOW_FORWARD, seen)
     }
 
-    /// Returns it with this port as the client's own.
+    /// Returns the entry with this port as the client's own.
     #[inline(always)]
     #[must_use]
     pub const fn with_client_port(self, key: &Tuple, port: [u8; 2]) -> Self {
@@ -240,19 +242,19 @@ impl PodFlow {
         split_u64(self.head)[0] == key.check()
     }
 
-    /// Returns the client's port as the client has it, in wire order.
+    /// Returns the client's own port, in wire order.
     #[inline(always)]
     pub const fn client_port(&self) -> [u8; 2] {
         split_u32(split_u64(self.head)[1])[0]
     }
 
-    /// Tells whether the pod sees another port than the client's, in the flow of this key.
+    /// Tells whether the pod sees another port than the client's in the flow with this key.
     #[inline(always)]
     pub const fn has_other_port(&self, key: &Tuple) -> bool {
         u16::from_ne_bytes(self.client_port()) != u16::from_ne_bytes(key.source_port())
     }
 
-    /// Returns the address that the client talks to, in an entry not made by [`Self::forward`].
+    /// Returns the address that the client talks to; not for an entry of [`Self::forward`].
     #[inline(always)]
     pub const fn service_address(&self, key: &Tuple) -> AddressKey {
         if self.is_hairpin() {
@@ -262,7 +264,7 @@ impl PodFlow {
         }
     }
 
-    /// Returns the client, in an entry not made by [`Self::forward`].
+    /// Returns the client's address; not for an entry of [`Self::forward`].
     #[inline(always)]
     pub const fn client(&self, key: &Tuple) -> AddressKey {
         if self.is_hairpin() {
@@ -272,7 +274,7 @@ impl PodFlow {
         }
     }
 
-    /// Returns the key of the client's packets as they come.
+    /// Returns the tuple of the client's packets as they come in.
     #[inline(always)]
     pub const fn forward_key(&self, key: &Tuple) -> Tuple {
         Tuple::new(
@@ -284,26 +286,26 @@ impl PodFlow {
         )
     }
 
-    /// Returns the port that the client talks to, in wire order; in an entry made by [`Self::forward`] the client's port
-    /// as the pod sees it.
+    /// Returns the port that the client talks to, in wire order. In an entry of [`Self::forward`] it is the client's
+    /// port as the pod sees it.
     #[inline(always)]
     pub const fn port(&self) -> [u8; 2] {
         split_u32(split_u64(self.packed)[0])[0]
     }
 
-    /// Returns the length of the outer header that the client's packets come with; 0 for none.
+    /// Returns the length in bytes of the outer header on the client's packets; 0 for none.
     #[inline(always)]
     pub const fn outer(&self) -> u8 {
         self.packed.to_ne_bytes()[2]
     }
 
-    /// Returns [`FLOW_FIN_CLIENT`] and the other flags.
+    /// Returns the state: [`FLOW_FIN_CLIENT`] and the other flags.
     #[inline(always)]
     pub const fn state(&self) -> u8 {
         self.packed.to_ne_bytes()[3]
     }
 
-    /// Tells whether the pod sees the address that the client talks to in the client's place.
+    /// Tells whether the pod sees the address that the client talks to as its client.
     #[inline(always)]
     pub const fn is_hairpin(&self) -> bool {
         self.state() & FLOW_HAIRPIN != 0
@@ -315,8 +317,8 @@ impl PodFlow {
         self.state() & FLOW_FORWARD != 0
     }
 
-    /// Renews it by a packet of the flow. Stores only what is new or has become old: packets of the other direction
-    /// read the same cache line, on other CPUs.
+    /// Renews the flow by one of its packets. It stores only news, or a time that has become old, because packets of
+    /// the other direction read the same cache line on other CPUs.
     #[inline(always)]
     pub const fn renew(&mut self, state: u8, now: u64) {
         let is_news = state & !self.state() != 0;
@@ -328,8 +330,8 @@ impl PodFlow {
         }
     }
 
-    /// Begins it anew by a SYN of its client: what ended the last use of its port does not count. That the pod has
-    /// accepted stays, for somebody else may have sent the SYN.
+    /// Begins the flow anew by a SYN of its client and forgets the end of the port's last use. The flag of the pod's
+    /// SYN+ACK stays, because the SYN may be forged.
     #[inline(always)]
     pub const fn begin_anew(&mut self, outer: u8, now: u64) {
         let [a, b, _, state, c, d, e, f] = self.packed.to_ne_bytes();
@@ -344,13 +346,13 @@ impl PodFlow {
         self.packed |= u64::from_ne_bytes([0, 0, 0, state, 0, 0, 0, 0]);
     }
 
-    /// Returns the number that is noted while nothing is proved.
+    /// Returns the number that is noted until the flow is proved.
     #[inline(always)]
     pub const fn number(&self) -> u32 {
         split_u64(self.packed)[1]
     }
 
-    /// Notes a number, with the flag that says what it is, or none of them.
+    /// Notes a number, and the flag that tells its meaning, or no flag.
     #[inline(always)]
     pub const fn set_number(&mut self, number: u32, flag: u8) {
         const STATE: u32 = u32::from_ne_bytes([0, 0, 0, FLOW_UNPROVED]);
@@ -359,7 +361,7 @@ impl PodFlow {
         self.packed = join_u32(first, number);
     }
 
-    /// Returns it as it goes on once its client is known to be where it says.
+    /// Returns the entry of a flow whose client has proved its address.
     #[inline(always)]
     #[must_use]
     pub const fn established(self, now: u64) -> Self {
@@ -368,8 +370,8 @@ impl PodFlow {
         flow
     }
 
-    /// Tells whether this is the entry of a flow with this third address and these ports, the client's and the one that
-    /// it talks to; `hairpin` is [`FLOW_HAIRPIN`] or 0.
+    /// Tells whether this entry has this third address and these ports: the client's, and the one that the client
+    /// talks to. `hairpin` is [`FLOW_HAIRPIN`] or 0.
     #[inline(always)]
     pub const fn is_between(
         &self,
@@ -389,29 +391,29 @@ impl PodFlow {
     }
 }
 
-/// How often the time of a flow's last packet is written to its entry, in `FLOWS` and in NAT mode.
+/// How old the time in a flow's entry may become before a packet renews it, in ns: in `FLOWS` and in NAT mode.
 pub const RENEWAL_NS: u64 = 1_000_000_000;
 
 /// State of a [`PodFlow`]: the client has sent a FIN.
 pub const FLOW_FIN_CLIENT: u8 = 1;
 /// State of a [`PodFlow`]: the pod has sent a FIN.
 pub const FLOW_FIN_POD: u8 = 2;
-/// State of a [`PodFlow`]: the pod has sent a RST. What a client's RST says anybody may have sent.
+/// State of a [`PodFlow`]: the pod has sent a RST. A client's RST does not count, because anybody can forge one.
 pub const FLOW_RESET: u8 = 4;
-/// State of a [`PodFlow`]: the pod sees the address that the client talks to in the client's place.
+/// State of a [`PodFlow`]: the pod sees the address that the client talks to as its client.
 pub const FLOW_HAIRPIN: u8 = 8;
-/// State of a [`PodFlow`]: its number is the sequence number of the pod's SYN+ACK, which nobody has acknowledged.
+/// State of a [`PodFlow`]: the number is the sequence number of the pod's SYN+ACK, which nobody has acknowledged yet.
 pub const FLOW_ACCEPTED: u8 = 16;
-/// State of a [`PodFlow`]: it is a flow's second entry, made by [`PodFlow::forward`].
+/// State of a [`PodFlow`]: this is a flow's second entry, made by [`PodFlow::forward`].
 pub const FLOW_FORWARD: u8 = 32;
-/// State of a [`PodFlow`]: the pod has not accepted the client's last SYN. Its number is that of the SYN, but beside
-/// [`FLOW_ACCEPTED`].
+/// State of a [`PodFlow`]: the pod has not accepted the client's last SYN. The number is that of the SYN, unless
+/// [`FLOW_ACCEPTED`] is set too.
 pub const FLOW_ASKED: u8 = 64;
 
-/// What a flow's number is.
+/// Flags that tell the meaning of a flow's number.
 const FLOW_UNPROVED: u8 = FLOW_ACCEPTED | FLOW_ASKED;
 
-/// What the first fragment of a datagram tells the later ones, in whole words.
+/// The facts of a datagram's first fragment that later ones need, in whole words.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
 )]
@@ -424,11 +426,11 @@ pub struct Datagram {
 }
 
 impl Datagram {
-    /// How long later fragments are waited for, as Linux reassembles (`ipfrag_time`; RFC 791 section 3.2
-    /// suggests 15 s, RFC 8200 section 4.5 asks for 60 s).
+    /// How long later fragments may follow the first, as in Linux (`ipfrag_time`; RFC 791 section 3.2 suggests 15 s,
+    /// RFC 8200 section 4.5 asks for 60 s).
     pub const LIFETIME_NS: u64 = 30_000_000_000;
 
-    /// Makes the memory of a datagram whose first fragment has these ports.
+    /// Makes the entry of a datagram whose first fragment has these ports.
     #[inline(always)]
     pub const fn new(source: [u8; 2], destination: [u8; 2], seen: u64) -> Self {
         Self {

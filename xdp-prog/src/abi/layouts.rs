@@ -1,8 +1,8 @@
 //! Ties the layouts of the tables, and the lists that index them, to [`VERSION`].
 //!
-//! The fingerprint is of declarations in the source, without comments: types that lie in maps, their fields in order
+//! The fingerprint covers declarations in the source, without comments: the types in maps, with their fields in order
 //! and their sizes, the maps themselves, flags and widths, and every list whose positions are indices. None of these
-//! types has padding, so the order and types of the fields tell their offsets.
+//! types has padding, so the order and the types of the fields give their offsets.
 
 extern crate std;
 
@@ -16,10 +16,10 @@ use std::{
 use super::VERSION;
 use crate::{failure::Failure, reason, stage::Stage};
 
-/// [`VERSION`] and [`FINGERPRINT`] of the last release; both are put here with a release.
+/// [`VERSION`] and [`FINGERPRINT`] of the last release; each release records both here.
 const RELEASED: (u32, u64) = (3, 0x7eed_d505_43ae_d031);
 
-/// Fingerprint of the declarations as they are.
+/// Fingerprint of the present declarations.
 const FINGERPRINT: u64 = 0xed4b_c763_1106_913d;
 
 #[test]

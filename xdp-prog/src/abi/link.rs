@@ -1,4 +1,4 @@
-//! A device as frames see it.
+//! Links: a device and a VLAN tag.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 

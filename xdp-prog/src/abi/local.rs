@@ -1,16 +1,17 @@
-//! What is remembered of flows of a machine's own kernel.
+//! Flows of a machine's own kernel.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::plain_data;
 
-/// How long `LOCAL_FLOWS` is asked about a port after a flow there was renewed: longer than any flow lives without.
+/// How long `LOCAL_FLOWS` is looked up for a port after a flow there was renewed: longer than any flow lives
+/// unrenewed.
 pub const LOCAL_PORT_NS: u64 = 14 * 86_400_000_000_000;
 
-/// Until when such a flow counts as alive, in one word that is read and written at once: the monotonic
-/// clock in ns, but for the lowest bit, which is set once this machine has closed the flow.
+/// The time until which a flow counts as alive, on the monotonic clock in ns, in one word that is read and written at
+/// once. The lowest bit is set once this machine has closed the flow.
 ///
-/// Zero is a flow that is not known.
+/// Zero is an unknown flow.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
 )]
@@ -38,7 +39,7 @@ impl LocalFlow {
         self.0 & Self::CLOSED != 0
     }
 
-    /// Tells whether packets that come in are taken for its answers.
+    /// Tells whether the flow is alive, so that incoming packets count as its answers.
     #[inline(always)]
     pub const fn is_alive(self, now: u64) -> bool {
         now < self.until()

@@ -1,4 +1,4 @@
-//! What routers say of the paths to nodes.
+//! Reports of routers about the paths to nodes.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -8,8 +8,8 @@ plain_data! {
     PathReport: 8,
 }
 
-/// Value of `PATHS`: what the last ICMP error said of the path to a node, in one word that is stored at once; all zero
-/// for nothing.
+/// Value of `PATHS`: the last ICMP error about the path to a node, in one word that is stored at once; all zero for
+/// none.
 ///
 /// ```text
 /// 63      48 47           32 31   16 15  0
@@ -22,23 +22,23 @@ plain_data! {
 pub struct PathReport(u64);
 
 impl PathReport {
-    /// Packs the MTU that is told, and the length and the tag of the outer packet that was too large for it.
+    /// Packs the MTU that the error states, and the length and tag of the outer packet that was too large.
     #[inline(always)]
     pub const fn new(mtu: u16, length: u16, tag: Tag) -> Self {
         Self((mtu as u64) << 48 | (length as u64) << 32 | (tag.0 as u64) << 16 | 1)
     }
 
-    /// Tells whether anything has been said.
+    /// Tells whether there is a report.
     pub const fn is_some(self) -> bool {
         self.0 != 0
     }
 
-    /// Returns the MTU that is told.
+    /// Returns the MTU that the error states, in bytes.
     pub const fn mtu(self) -> u16 {
         (self.0 >> 48) as u16
     }
 
-    /// Returns the length of the packet that was too large.
+    /// Returns the length in bytes of the packet that was too large.
     #[expect(clippy::cast_possible_truncation, reason = "takes the field")]
     pub const fn length(self) -> u16 {
         (self.0 >> 32) as u16

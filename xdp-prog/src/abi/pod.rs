@@ -1,4 +1,4 @@
-//! Pods of a node, by the tag that an edge writes.
+//! Pods of a node, found by the tag that an edge writes.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -10,8 +10,8 @@ plain_data! {
     Pod: 8,
 }
 
-/// The 16-bit tag by which an edge names the pod in the outer header (the IPv4 identification, or the
-/// low 16 bits of the IPv6 flow label).
+/// The 16-bit tag by which an edge names the pod in the outer header: the IPv4 identification, or the low 16 bits of
+/// the IPv6 flow label.
 ///
 /// ```text
 /// 15         14         11 10                                   0
@@ -23,21 +23,21 @@ pub struct Tag(pub u16);
 impl Tag {
     const POD_BITS: u32 = 11;
 
-    /// Names the pod with this address, with no tries left.
+    /// Builds the tag of the pod with this address, with no tries left.
     #[inline(always)]
     pub const fn pod(address: AddressKey) -> Self {
         let [_, low] = address.words();
         Self((low.to_be() & ((1 << Self::POD_BITS) - 1)) as u16)
     }
 
-    /// Returns the part that names the pod.
+    /// Returns the bits of the pod's address.
     #[inline(always)]
     pub const fn pod_bits(self) -> u16 {
         self.0 & ((1 << Self::POD_BITS) - 1)
     }
 }
 
-/// Key of `PODS`: service id and the pod's part of the tag.
+/// Key of `PODS`: a service id and the pod's bits of a tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(transparent)]
 pub struct PodKey(u64);
@@ -49,7 +49,7 @@ impl PodKey {
         Self((service as u64) << 32 | tag.pod_bits() as u64)
     }
 
-    /// Returns the service id and the pod's part of the tag.
+    /// Returns the service id and the pod's bits of the tag.
     #[expect(clippy::cast_possible_truncation, reason = "takes the halves")]
     pub const fn parts(self) -> (u32, Tag) {
         ((self.0 >> 32) as u32, Tag(self.0 as u16))
@@ -58,13 +58,13 @@ impl PodKey {
 
 /// Value of `PODS`: a backend id and a check of the key, in one word that is read with one load.
 ///
-/// An element recycled under the reader carries another key's check.
+/// The check tells a reader whether the kernel has recycled the element for another key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(transparent)]
 pub struct Pod(pub u64);
 
 impl Pod {
-    /// Packs a backend id for this key.
+    /// Packs a backend id and the check of its key.
     #[inline(always)]
     pub const fn new(key: PodKey, backend: u32) -> Self {
         Self((fold_check(key.0) as u64) << 32 | backend as u64)

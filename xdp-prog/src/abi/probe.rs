@@ -1,12 +1,12 @@
-//! What makes a check of a backend or node take the way of a client's packet.
+//! Checks of backends and nodes, which take the way of a client's packets.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::{AddressKey, plain_data};
 
-/// Bits of a packet's mark that tell a check from everything else.
+/// Bits of a packet's mark that distinguish a check from all other packets.
 pub const PROBE_MARK_MASK: u32 = 0xfff0_0000;
-/// What these bits are: the other ones are an index in `PROBES`.
+/// Value of these bits in a check; the other bits are an index in `PROBES`.
 pub const PROBE_MARK: u32 = 0x6a70_0000;
 
 /// The way of one check.
@@ -15,15 +15,15 @@ pub const PROBE_MARK: u32 = 0x6a70_0000;
 )]
 #[repr(C)]
 pub struct Probe {
-    /// What the socket is connected to; packets to anything else are of an earlier check.
+    /// The address to which the socket is connected; packets to another address belong to an earlier check.
     pub peer: AddressKey,
-    /// The service's address, which takes the place of the peer's.
+    /// The service's address, which replaces the peer's.
     pub destination: AddressKey,
-    /// Outer destination.
+    /// Outer destination: the node.
     pub node: AddressKey,
-    /// Outer source; all zero for the packet's own, where the families are the same.
+    /// Outer source; all zero for the packet's own source if the families are the same.
     pub source: AddressKey,
-    /// Names the pod in the outer header.
+    /// The pod's tag in the outer header.
     pub tag: u16,
     /// [`PROBE_ENCAP`].
     pub flags: u16,
@@ -31,7 +31,7 @@ pub struct Probe {
     pub reserved: u32,
 }
 
-/// [`Probe::flags`]: an outer header of the node's family is put in front.
+/// [`Probe::flags`]: the packet gets an outer header of the node's family.
 pub const PROBE_ENCAP: u16 = 1;
 
 plain_data! {

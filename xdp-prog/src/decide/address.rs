@@ -55,8 +55,7 @@ pub(crate) fn pass_unless_at_vip<'t, A: Ip, T: Tables>(
 /// Tells whether NodePorts are at an address.
 ///
 /// A packet that may be for a NodePort and hides its ports must not reach the stack: the stack would find the port
-/// closed
-/// and reset a client's connection with a valid sequence number (RFC 1858 section 3).
+/// closed and reset a client's connection with a valid sequence number (RFC 1858 section 3).
 #[inline(always)]
 pub(crate) fn has_node_ports<A: Ip, T: Tables>(tables: &T, address: A) -> bool {
     tables.address_flags(&address.key()) & ADDRESS_NODE_PORT != 0

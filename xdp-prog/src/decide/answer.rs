@@ -1,9 +1,8 @@
 //! Answers that this machine gives itself: ICMP errors, TCP RSTs, echo replies.
 //!
 //! Code that finds an answer due returns [`Verdict::Answer`](crate::verdict::Verdict::Answer). A stage of its own
-//! judges
-//! whether the packet may be answered, and makes the answer in the packet's frame. ICMP errors and RSTs use up the
-//! source's allowance. An echo reply does not: it is as large as its request, so it amplifies nothing.
+//! judges whether the packet may be answered, and makes the answer in the packet's frame. ICMP errors and RSTs use up
+//! the source's allowance. An echo reply does not: it is as large as its request, so it amplifies nothing.
 
 use crate::{
     abi::{AddressKey, EdgeMac},
@@ -35,15 +34,13 @@ pub struct Allowance {
 
 impl Allowance {
     /// Ten answers a second to one source, ten at once. Linux grants a destination one ICMP error a second, six at
-    /// once;
-    /// but many clients often share the address of a source that is refused.
+    /// once; but many clients often share the address of a source that is refused.
     pub const OF_SOURCE: Self = Self {
         interval_ns: 100_000_000,
         burst: 10,
     };
     /// Ten thousand answers a second on one CPU, a thousand at once. This limits a flood of spoofed sources, each of
-    /// which
-    /// has a full allowance.
+    /// which has a full allowance.
     pub const OF_ALL: Self = Self {
         interval_ns: 100_000,
         burst: 1_000,
@@ -61,13 +58,12 @@ impl Allowance {
 }
 
 /// Asks the FIB for the way to the client of a packet that an edge sent in an outer header. The answer does not go by
-/// the
-/// edge, which need not forward packets to clients. Returns the way and the egress interface.
+/// the edge, which need not forward packets to clients. Returns the way and the egress interface.
 ///
 /// Some devices take no frames from XDP, or need tags that are not known here: bridges, stacked VLANs. So the answer
 /// returns as the frame came, tags included, if the frame seems to have come in by the device that leads to the
-/// client:
-/// the device leads to the edge too, it has the MAC that the edge sent to, and its tag, if any, is the frame's.
+/// client: the device leads to the edge too, it has the MAC that the edge sent to, and its tag, if any, is the
+/// frame's.
 #[inline(always)]
 pub(crate) fn way_to_client<'t, F: Frame, T: World>(
     frame: &F,

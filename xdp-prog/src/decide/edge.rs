@@ -23,8 +23,7 @@ use crate::{
 /// Decides what becomes of a frame.
 ///
 /// This code and the code that it calls use `match` and not closures. The compiler makes a function of a closure that
-/// is
-/// too large to be inlined, and the kernel refuses the type information of its result.
+/// is too large to be inlined, and the kernel refuses the type information of its result.
 #[inline(always)]
 pub fn decide<'t, F: Frame, T: World>(frame: &F, tables: &'t T) -> Verdict<'t> {
     let link = match parse::link(frame) {

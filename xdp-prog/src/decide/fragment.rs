@@ -1,16 +1,12 @@
 //! Fragments to addresses of ours, bare and within IP-in-IP.
 //!
 //! The first fragment of a datagram shows its ports, publishes them in `FRAGMENTS`, and goes the way of its flow.
-//! Later
-//! fragments follow by the published ports. Nothing is held back: a fragment that arrives before the first one is
-//! dropped,
-//! so its datagram is lost. A fragment whose ports are unknown is never hashed.
+//! Later fragments follow by the published ports. Nothing is held back: a fragment that arrives before the first one
+//! is dropped, so its datagram is lost. A fragment whose ports are unknown is never hashed.
 //!
 //! At node addresses most fragments are for the kernel. There a first fragment publishes its ports only if it is for
-//! a
-//! service or a port of NAT mode. Fragments without published ports pass to the stack, except one that hides its
-//! ports
-//! where NodePorts are.
+//! a service or a port of NAT mode. Fragments without published ports pass to the stack, except one that hides its
+//! ports where NodePorts are.
 
 use super::{
     address::{has_node_ports, is_vip},
@@ -118,8 +114,7 @@ fn follow_nat<'t, A: Ip, T: World>(
 }
 
 /// Tells whether a protocol has ports, or is an extension header with a transport header behind it, perhaps in the
-/// next
-/// fragment (RFC 7112). Behind an AH the stack finds a connection only for senders that have its key.
+/// next fragment (RFC 7112). Behind an AH the stack finds a connection only for senders that have its key.
 #[inline(always)]
 const fn may_have_ports(protocol: u8) -> bool {
     match protocol {
@@ -160,8 +155,7 @@ fn within<'t, F: Frame, A: Ip, T: World>(
 }
 
 /// Drops a fragment whose ports are unknown if this machine is a node: its stack does not have the address and would
-/// send
-/// the fragment back to the edge. Elsewhere the stack gets it without the outer header.
+/// send the fragment back to the edge. Elsewhere the stack gets it without the outer header.
 #[inline(always)]
 fn lost<'t, T: Tables>(tables: &T, reason: DropReason, decap: Decap) -> Verdict<'t> {
     match tables.config() {

@@ -1,10 +1,9 @@
 //! ICMP to addresses of ours.
 //!
 //! An echo request to a VIP is answered. An error may quote a flow of ours, a packet that a backend sent to its
-//! client.
-//! Such an error goes to the backend that owns the flow, which the quoted tuple, turned round, identifies. It is
-//! encapsulated like any packet of the flow. If the pod is on this machine, its quote is translated, so that the pod
-//! recognises its own packet. Every other message passes to the stack.
+//! client. Such an error goes to the backend that owns the flow, which the quoted tuple, turned round, identifies. It
+//! is encapsulated like any packet of the flow. If the pod is on this machine, its quote is translated, so that the
+//! pod recognises its own packet. Every other message passes to the stack.
 
 pub mod local;
 pub mod path;

@@ -1,8 +1,7 @@
 //! Fills a LUT from a set of weighted backends.
 //!
-//! The table is a function of the set, the seed and the length: backends are
-//! put into the order of their hashes first, and nothing depends on the order
-//! they come in.
+//! The table is a function of the set, the seed and the length. The backends are sorted by their hashes first, so
+//! their order in the input does not matter.
 
 extern crate alloc;
 
@@ -11,7 +10,7 @@ use core::{error::Error, fmt, net::IpAddr};
 
 use super::MAX_LOG2_LEN;
 
-/// What a backend's slots depend on, besides its weight: its address and port.
+/// A backend's address and port, which determine its slots together with its weight.
 ///
 /// An IPv4 address is the same as its IPv4-mapped IPv6 address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -48,8 +47,7 @@ impl Identity {
     }
 }
 
-/// The SplitMix64 step (Steele, Lea, Flood: "Fast Splittable Pseudorandom
-/// Number Generators", OOPSLA 2014).
+/// The SplitMix64 step (Steele, Lea, Flood: "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014).
 const fn mix(state: u64) -> u64 {
     let z = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -57,17 +55,16 @@ const fn mix(state: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// A backend and the weight that its share of the slots is proportional to.
+/// A backend and its weight; its share of the slots is proportional to the weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Member {
-    /// Decides which slots the backend prefers.
+    /// Determines which slots the backend prefers.
     pub identity: Identity,
-    /// Any weight but zero; 2^20 members of the largest weight are still
-    /// counted exactly.
+    /// Any weight but zero. The sum of 2^20 members with the largest weight is still exact.
     pub weight: u32,
 }
 
-/// Why a table cannot be filled.
+/// Reasons why a table cannot be filled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum MaglevError {
@@ -85,22 +82,22 @@ pub enum MaglevError {
         /// Index into the members.
         member: usize,
     },
-    /// The weight of the backend at this index is so small beside the others'
-    /// that it would have no slot; a longer table may give it one.
+    /// The weight of the backend at this index is too small beside the others' for a slot. A longer table may give it
+    /// one.
     NoSlot {
         /// Index into the members.
         member: usize,
     },
-    /// The backends at these two indices are one.
+    /// The backends at these two indices are the same.
     DuplicateIdentity {
         /// The lower index into the members.
         first: usize,
         /// The higher index into the members.
         second: usize,
     },
-    /// The table's length is no power of two up to 2^20.
+    /// The table's length is not a power of two up to 2^20.
     BadLength {
-        /// The length of the table, or `usize::MAX` if it cannot be told.
+        /// The length of the table, or `usize::MAX` if it does not fit.
         slots: usize,
     },
     /// The scratch memory is smaller than [`Scratch`] asks for.
@@ -145,32 +142,30 @@ impl Error for MaglevError {}
 pub struct Turn {
     /// The next slot to try.
     cursor: u32,
-    /// The distance to the one after it: odd, so that all slots come up.
+    /// The distance to the next slot to try: odd, so that every slot is tried.
     skip: u32,
-    /// How many slots the backend may still claim.
+    /// Number of slots that the backend may still claim.
     quota: u32,
     /// Index into the members.
     member: u32,
-    /// What each round adds to `credit`, in 2^-32 slots.
+    /// Amount that each round adds to `credit`, in 2^-32 slots.
     step: u64,
-    /// The slots earned and not yet claimed, in 2^-32 slots.
+    /// Slots that the backend has earned but not claimed, in 2^-32 slots.
     credit: u64,
-    /// What ranks the turns: the hash of the identity when they are put into
-    /// order, the remainder of the share when quotas are handed out.
+    /// The hash of the identity while the turns are sorted; the remainder of the share while quotas are handed out.
     rank: u64,
 }
 
-/// The memory that filling a table takes.
+/// The memory needed to fill a table.
 #[derive(Debug)]
 pub struct Scratch<'a> {
     /// One element per backend.
     pub turns: &'a mut [Turn],
-    /// One bit per slot, so one element per 64 slots begun.
+    /// One bit per slot, rounded up to elements of 64 slots.
     pub taken: &'a mut [u64],
 }
 
-/// Returns a new table of 2^`log2_len` slots, each with the index of its owner
-/// in `members`.
+/// Returns a new table of 2^`log2_len` slots; each holds the index of its owner in `members`.
 ///
 /// # Errors
 ///
@@ -193,13 +188,11 @@ pub fn table(seed: u64, members: &[Member], log2_len: u8) -> Result<Vec<u32>, Ma
 
 /// Fills `table` with the index of each slot's owner in `members`.
 ///
-/// Every backend gets its exact share of the slots, rounded up or down by
-/// largest remainder.
+/// Every backend gets its exact share of the slots, rounded up or down by largest remainder.
 ///
 /// # Errors
 ///
-/// When the set, the length or the scratch memory is unsuitable; the table is
-/// then unchanged.
+/// [`MaglevError`] if the set, the length or the scratch memory is unsuitable. The table is then unchanged.
 pub fn populate(
     seed: u64,
     members: &[Member],
@@ -235,7 +228,7 @@ pub fn populate(
     Ok(())
 }
 
-/// Sorts the backends by hash and gives each its way through the slots.
+/// Sorts the backends by hash and chooses each one's sequence of slots.
 fn order(seed: u64, members: &[Member], len: u32, turns: &mut [Turn]) -> Result<(), MaglevError> {
     for ((index, member), turn) in (0..).zip(members).zip(&mut *turns) {
         if member.weight == 0 {
@@ -271,11 +264,9 @@ fn order(seed: u64, members: &[Member], len: u32, turns: &mut [Turn]) -> Result<
     Ok(())
 }
 
-/// Hands out the slots as quotas, by largest remainder; the order of the turns
-/// breaks ties.
+/// Divides the slots into quotas, by largest remainder. The order of the turns breaks ties.
 fn share(members: &[Member], len: u32, turns: &mut [Turn]) -> Result<(), MaglevError> {
-    // At most 2^20 weights below 2^32, and products of a weight and a length:
-    // all below 2^52.
+    // At most 2^20 weights below 2^32, and products of a weight and a length up to 2^20: all at most 2^52.
     let total: u64 = members.iter().map(|member| u64::from(member.weight)).sum();
     let mut left = len;
     for turn in &mut *turns {
@@ -290,9 +281,8 @@ fn share(members: &[Member], len: u32, turns: &mut [Turn]) -> Result<(), MaglevE
         left -= whole;
     }
 
-    // Shares with a remainder above the threshold are rounded up, and of those
-    // at the threshold the first. It is found by bisection and not by sorting,
-    // because the turns have to keep their order.
+    // Shares with a remainder above the threshold are rounded up, and so are the first of those at the threshold.
+    // Bisection finds it. Sorting would not do, because the turns have to keep their order.
     let (mut low, mut high) = (0, total);
     while low < high {
         let middle = low + (high - low) / 2;
@@ -326,16 +316,15 @@ fn share(members: &[Member], len: u32, turns: &mut [Turn]) -> Result<(), MaglevE
 
 /// Sets how fast each backend claims its slots.
 ///
-/// Backends claim at rates proportional to their weights, so all finish
-/// together, and who comes before whom does not depend on third backends.
+/// The rates are proportional to the weights, so all backends finish together. Which of two backends claims first
+/// does not depend on a third.
 fn pace(members: &[Member], turns: &mut [Turn]) {
     let count = members.len() as u128;
     let weights = || members.iter().map(|member| u128::from(member.weight));
     let total: u128 = weights().sum();
     let heaviest = weights().max().unwrap_or(1);
-    // The heaviest backend claims one slot per round; but where it is more
-    // than four times the average, most turns would be idle, and it claims
-    // several. The rate is a fraction, so that scaling all weights cancels out.
+    // The heaviest backend claims one slot per round. If it has more than four times the average weight, most turns
+    // would be idle, so it claims several. The rate is a fraction, so that scaling all weights changes nothing.
     let (numerator, denominator) = if heaviest * count <= 4 * total {
         (1, heaviest)
     } else {
@@ -349,8 +338,8 @@ fn pace(members: &[Member], turns: &mut [Turn]) {
         )]
         let step = (((weight * numerator) << 32) / denominator) as u64;
         turn.step = step.max(1);
-        // All but a full slot in advance: everyone is in the first round, and
-        // a backend that is owed the fraction of a slot gets it in time.
+        // Each backend starts with almost a full slot, so that all take part in the first round, and a backend that
+        // is owed a fraction of a slot gets it in time.
         turn.credit = (1 << 32) - 1;
     }
 }
@@ -379,10 +368,9 @@ fn fill(table: &mut [u32], turns: &mut [Turn], taken: &mut [u64]) {
     }
 }
 
-/// Returns the first free slot from `slot` on, going by `skip`.
+/// Returns the first free slot from `slot` on, in steps of `skip`.
 ///
-/// The next look does not wait for the last one's result, so the CPU has
-/// several under way.
+/// No look depends on the result of the one before it, so the CPU can have several in flight.
 #[inline]
 fn next_free(taken: &[u64], mut slot: usize, skip: usize, mask: usize) -> usize {
     while taken[slot / 64] & (1 << (slot % 64)) != 0 {

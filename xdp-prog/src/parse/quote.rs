@@ -1,8 +1,7 @@
 //! The packet that an ICMP error quotes.
 //!
 //! An error of either version carries the beginning of the packet that it is about behind its own eight bytes. RFC
-//! 792
-//! promises the IP header and eight bytes more.
+//! 792 promises the IP header and eight bytes more.
 
 use crate::{
     flow::{FlowKey, V4, V6},

@@ -5,10 +5,8 @@
 //! Where the pod knows the client by another port, the quote gets that port.
 //!
 //! A hidden client ([`crate::decide::node::deliver`]) appears to the pod as the address that it talks to. That
-//! address
-//! becomes the quote's destination, and the source of the error too: the error comes from this machine or the pod,
-//! and
-//! the stack takes no packet from an address of its own.
+//! address becomes the quote's destination, and the source of the error too: the error comes from this machine or the
+//! pod, and the stack takes no packet from an address of its own.
 
 use super::{decap, view_mut};
 use crate::{

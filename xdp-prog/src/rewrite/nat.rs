@@ -26,8 +26,7 @@ use crate::{
 /// # Errors
 ///
 /// [`DropReason::NoHeadroom`] if the VLAN tag does not fit in front of the frame. The frame is then half edited and
-/// must
-/// be dropped.
+/// must be dropped.
 #[inline(always)]
 pub fn translate<F: FrameMut>(frame: &mut F, translate: &Translate<'_>) -> Result<(), DropReason> {
     const TCP: u32 = protocol::TCP as u32;

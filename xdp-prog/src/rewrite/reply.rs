@@ -78,8 +78,7 @@ fn echo_v4<F: FrameMut + FrameSum>(frame: &mut F, reply: &Reply) -> Result<(), D
 }
 
 /// Corrects the checksum of an echo reply that is all zeros. No other message leaves here with a sum of zero, the one
-/// sum
-/// that [`csum::update`] gets wrong.
+/// sum that [`csum::update`] gets wrong.
 ///
 /// Only the first [`LONGEST_SUM`] bytes are looked at. All ones are right for any message whose checksum is zero.
 #[inline(always)]

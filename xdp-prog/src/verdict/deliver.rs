@@ -193,8 +193,7 @@ pub enum SeenAs {
 
 impl SeenAs {
     /// Returns two ends of a packet that the client sends as `forward`: the address that the pod sees as its client,
-    /// and
-    /// the one that it does not see.
+    /// and the one that it does not see.
     #[inline(always)]
     pub(crate) const fn seen_and_unseen(self, forward: &Tuple) -> (AddressKey, AddressKey) {
         let (client, address) = (forward.source(), forward.destination());

@@ -88,8 +88,7 @@ pub struct Extension {
     /// Protocol number of the next header.
     pub next_header: u8,
     /// Length beyond the first eight bytes, in units of eight bytes. An authentication header counts all but its
-    /// first
-    /// eight bytes in units of four.
+    /// first eight bytes in units of four.
     pub length: u8,
     /// Fragment header: offset, reserved bits, more-fragments. Routing header: type, segments left.
     pub fragment: [u8; 2],

@@ -78,8 +78,7 @@ impl Answer {
 /// The rate limits of answers.
 ///
 /// An allowance is one word: the time at which it is full again (the theoretical arrival time of the generic cell
-/// rate
-/// algorithm). If two CPUs update it at once, one answer too many is sent.
+/// rate algorithm). If two CPUs update it at once, one answer too many is sent.
 pub trait Answers: Clock {
     /// Returns when the allowance of `source` is full again, in ns.
     fn full_at(&self, source: &AddressKey) -> u64;

@@ -7,10 +7,9 @@ pub trait Clock {
     /// Returns the monotonic time in ns that this CPU first read in the current timer tick.
     ///
     /// The time is usually one or two ticks old. The kernel moves its tick before its clock
-    /// (`tick_do_update_jiffies64`).
-    /// So a packet that comes between the two on a machine that wakes from idle gets, for one tick, the time at which
-    /// the
-    /// machine fell idle. The clock suits memory that lasts for seconds and is renewed; it does not suit locks.
+    /// (`tick_do_update_jiffies64`). So a packet that comes between the two on a machine that wakes from idle gets,
+    /// for one tick, the time at which the machine fell idle. The clock suits memory that lasts for seconds and is
+    /// renewed; it does not suit locks.
     fn now(&self) -> u64;
 }
 
@@ -27,8 +26,7 @@ pub enum FlowTable {
 /// The memory of flows to pods.
 pub trait Flows: Clock {
     /// Runs `f` on the flow with this key and keeps its changes to the time and the state. Returns `None` if the key
-    /// is
-    /// not there, or if its element has been recycled for another flow.
+    /// is not there, or if its element has been recycled for another flow.
     fn with_flow<R>(
         &self,
         table: FlowTable,
@@ -74,8 +72,7 @@ pub trait Fragments: Clock {
 /// Notes of look-ups that many packets repeat: those of one edge, or to one pod.
 ///
 /// Without them, a packet from an edge makes four look-ups before that of its flow. A note holds until the tables
-/// change
-/// ([`crate::abi::Config::epoch`]).
+/// change ([`crate::abi::Config::epoch`]).
 pub trait Shortcuts {
     /// Returns the noted result of a look-up; `None` if it is from another epoch.
     fn shortcut(&self, key: &Tuple, epoch: u32) -> Option<u64>;

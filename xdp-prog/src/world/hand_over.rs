@@ -3,8 +3,7 @@
 use super::Answer;
 
 /// The facts about the current packet when its stage ends. The next stage parses the frame again, but need not look
-/// these
-/// up again.
+/// these up again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct HandOver {

@@ -141,8 +141,7 @@ pub struct Translation {
 /// The taken ports that a search for a free one has seen. `Taken::NONE` stands for an offset that is not known.
 ///
 /// It lies where [`NatFlows::taken`] puts it, so that the verifier does not see its contents. Otherwise the verifier
-/// would
-/// follow the state of every port through all later tries.
+/// would follow the state of every port through all later tries.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct Taken {

@@ -1,8 +1,7 @@
 //! Hides values from the kernel's verifier.
 //!
 //! The verifier checks code behind several paths once for each path, and for each range of the values there. A value
-//! from
-//! a [`Relay`] could be any number to it, so it checks the code that follows only once.
+//! from a [`Relay`] could be any number to it, so it checks the code that follows only once.
 
 /// Mask of an offset that went through [`Relay`]: above all headers that the parser follows, and below the verifier's
 /// limit.

@@ -32,13 +32,11 @@ pub trait Tables {
     /// Returns a next hop.
     fn next_hop(&self, id: u32) -> Option<&NextHop>;
     /// Asks the kernel's FIB and neighbour table for the next hop to a backend. If the route leads through a VLAN
-    /// device
-    /// that `VLANS` lists, the result is the device below it and the tag.
+    /// device that `VLANS` lists, the result is the device below it and the tag.
     fn fib_next_hop(&self, backend: &Backend) -> Option<&NextHop>;
     /// Asks the FIB likewise for the next hop to any address.
     fn fib_route(&self, address: &AddressKey) -> Option<&NextHop>;
     /// Asks the FIB for the device that leads to an address, even if the neighbour is not known. A VLAN device is
-    /// returned
-    /// itself.
+    /// returned itself.
     fn fib_device(&self, address: &AddressKey) -> Option<u32>;
 }

@@ -1,6 +1,6 @@
 //! The bench's own programs: a generator, a sink, and yardsticks.
 //!
-//! All of them know their frames, so none parses: offsets are constants.
+//! Each of them knows the layout of its frames, so none parses: offsets are constants.
 #![no_std]
 #![no_main]
 
@@ -85,13 +85,13 @@ fn generate(
         let (address, port) = client(flow);
         set_client(&mut frame, address, port)
     };
-    // Live frames take XDP_TX for a redirect to the device that the context names.
+    // For live frames, XDP_TX is a redirect to the device that the context names.
     write().map_or(XDP_ABORTED, |()| XDP_TX)
 }
 
 #[xdp]
 fn generate_pattern(ctx: XdpContext) -> u32 {
-    /// Keeps offsets within what the verifier allows.
+    /// Mask that keeps offsets within the verifier's limit.
     const OFFSETS: u32 = 0x7f;
     let write = || {
         let flow = next_flow()?;
@@ -128,7 +128,7 @@ fn generate_list(ctx: XdpContext) -> u32 {
         let next = schedule.next + 1;
         schedule.next = if next < schedule.frames { next } else { 0 };
         *XdpFrame::new(&ctx).view_mut::<[u8; LISTED_LENGTH]>(0)? = frame.bytes;
-        // SAFETY: the helper has no preconditions; frames for a device that is not there are dropped.
+        // SAFETY: the helper has no preconditions; frames for an unknown device are dropped.
         Some(unsafe { bpf_redirect(frame.device, 0) })
     };
     #[expect(
@@ -218,7 +218,7 @@ fn hit_v6(ctx: XdpContext) -> u32 {
     })
 }
 
-/// A miss ends in a drop, so that it shows in the sink's count.
+/// Sends the frame back on a hit. A miss drops it, so that the sink's count shows it.
 #[inline(always)]
 fn hit(ctx: &XdpContext, look_up: impl Fn(&XdpFrame<'_>) -> Option<u32>) -> u32 {
     match look_up(&XdpFrame::new(ctx)) {
@@ -237,13 +237,13 @@ fn pass_skb(_: TcContext) -> i32 {
     TC_ACT_UNSPEC
 }
 
-/// An endless loop, so that the verifier refuses a program that could panic.
+/// Loops forever, so that the verifier refuses a program that could panic.
 #[panic_handler]
 fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
     loop {}
 }
 
-// As for the `guideway` program; the helpers in use are open to all.
+// As for the `guideway` program, although the helpers in use are open to all.
 #[unsafe(link_section = "license")]
 #[unsafe(no_mangle)]
 static LICENSE: [u8; 13] = *b"Dual MIT/GPL\0";

@@ -1,7 +1,7 @@
-//! Copies of frames for whoever captures; the library's `capture` has the way of a frame.
+//! Copies of frames for captures; the library's `capture` describes a frame's way.
 //!
-//! The copy made in front of the program waits in an element of the CPU's own for the one made
-//! behind it: nothing else runs the programs there meanwhile.
+//! The copy before the program waits in a per-CPU element for the copy after it. No other run of the programs happens
+//! on the CPU in between.
 
 use aya_ebpf::{
     bindings::{xdp_action, xdp_md},
@@ -25,7 +25,7 @@ static EVENTS: RingBuf<Event, RING> = RingBuf::new();
 #[btf_map]
 static EVENTS_LOST: PerCpuArray<u64, 1> = PerCpuArray::new();
 
-/// Goes to [`guideway_capture`] while somebody captures.
+/// Continues in [`guideway_capture`] while a capture runs.
 #[inline(always)]
 pub(crate) fn begin(ctx: &XdpContext) {
     tail_call(ctx, Slot::Around);
@@ -41,12 +41,12 @@ fn guideway_capture(ctx: XdpContext) -> u32 {
 
 /// Runs the program and its stages, and returns what they return.
 ///
-/// A tail call takes the place of the function that makes it: where the last program of the chain ends,
-/// the kernel comes back to the caller of this one.
+/// A tail call replaces the function that makes it: when the last program of the chain ends, the kernel returns to
+/// the caller of this function.
 #[inline(never)]
 fn around(ctx: *mut xdp_md) -> u32 {
     tail_call(&XdpContext::new(ctx), Slot::Edge);
-    // The compiler takes what stands here for what the function returns at all times.
+    // Without `black_box`, the compiler would assume that the function always returns this value.
     core::hint::black_box(xdp_action::XDP_ABORTED)
 }
 
@@ -61,7 +61,7 @@ fn tail_call(ctx: &XdpContext, slot: Slot) {
     unsafe { CAPTURE.tail_call(ctx, slot.index()) }
 }
 
-/// Copies a frame that is wanted, and arms what lies behind the program.
+/// Copies a frame that is wanted and prepares [`after`].
 #[inline(always)]
 fn before(ctx: &XdpContext) -> Option<()> {
     let settings = CAPTURE_SETTINGS.get(0)?;
@@ -102,7 +102,7 @@ fn is_chosen(ctx: &XdpContext, settings: &Settings) -> bool {
     settings.interface_count == 0 || settings.interfaces.contains(&ingress)
 }
 
-/// Hands out the event of a frame whose copy was made.
+/// Sends the event of a frame that was copied.
 #[inline(always)]
 fn after(ctx: &XdpContext, action: u32) -> Option<()> {
     let settings = CAPTURE_SETTINGS.get(0)?;
@@ -136,7 +136,7 @@ fn after(ctx: &XdpContext, action: u32) -> Option<()> {
     if size > size_of::<Event>() + COPIES {
         return None;
     }
-    // SAFETY: the event and the bytes behind it are one map element, which is longer than this.
+    // SAFETY: the event and the bytes behind it lie in one map element, which is at least that long.
     let event = unsafe { core::slice::from_raw_parts((&raw const *copies).cast::<u8>(), size) };
     if EVENTS.output_untyped::<[u8]>(event, 0).is_err()
         && let Some(lost) = EVENTS_LOST.get_ptr_mut(0)
@@ -147,7 +147,7 @@ fn after(ctx: &XdpContext, action: u32) -> Option<()> {
     Some(())
 }
 
-/// Adds a reason, in memory: in a register the verifier would follow every set there can be.
+/// Adds a reason in memory. In a register, the verifier would follow every possible set.
 #[inline(always)]
 fn insert(reasons: &mut Reasons, index: u32) {
     let mut grown = read(reasons);
@@ -156,7 +156,7 @@ fn insert(reasons: &mut Reasons, index: u32) {
     unsafe { core::ptr::write_volatile(reasons, grown) };
 }
 
-/// Hands a number through memory, after which the verifier knows nothing of how it came about.
+/// Passes a number through memory, so that the verifier forgets its origin.
 #[inline(always)]
 fn pass(place: &mut u64, word: u64) -> u64 {
     // SAFETY: a reference is valid and aligned.
@@ -174,11 +174,11 @@ fn read(reasons: &Reasons) -> Reasons {
 #[inline(always)]
 fn copies() -> Option<&'static mut Copies> {
     let copies = CAPTURE_COPIES.get_ptr_mut(0)?;
-    // SAFETY: a per-CPU element that one program uses at a time.
+    // SAFETY: a per-CPU element that one program at a time uses.
     Some(unsafe { &mut *copies })
 }
 
-/// Copies the front of a frame to an offset of the scratch; returns the lengths of frame and copy.
+/// Copies the front of a frame to an offset of the scratch; returns the lengths of the frame and of the copy.
 #[inline(always)]
 fn copy(ctx: &XdpContext, bytes: *mut [u8; COPIES], offset: u32, snap: u32) -> Option<(u32, u32)> {
     // SAFETY: the context pointer is the one the kernel passed in.
@@ -189,11 +189,11 @@ fn copy(ctx: &XdpContext, bytes: *mut [u8; COPIES], offset: u32, snap: u32) -> O
     if wanted == 0 || offset > SNAP_MAX {
         return None;
     }
-    // Linux 6.1 learns nothing of a number that is not zero; it does from a mask.
+    // Linux 6.1 learns nothing from a comparison with zero, but it learns bounds from a mask.
     let copied = ((wanted - 1) & (SNAP_MAX - 1)) + 1;
-    // SAFETY: the offset has been compared with half of the array.
+    // SAFETY: the offset is at most half of the array.
     let place = unsafe { bytes.cast::<u8>().add(offset as usize) };
-    // SAFETY: what the helper writes lies within the array; it checks what it reads.
+    // SAFETY: the helper writes within the array and checks what it reads.
     let result = unsafe { bpf_xdp_load_bytes(ctx.ctx, 0, place.cast(), copied) };
     (result == 0).then_some((length, copied))
 }

@@ -1,4 +1,4 @@
-//! The only access to packet memory: one comparison against the end pointer.
+//! The only access to packet memory of XDP programs; each access makes one comparison against the end pointer.
 
 use aya_ebpf::{
     helpers::{bpf_xdp_adjust_head, bpf_xdp_adjust_tail, bpf_xdp_get_buff_len},
@@ -8,9 +8,8 @@ use xdp_prog::frame::{Frame, FrameMut, Wire};
 
 /// The frame of an XDP context.
 ///
-/// `data` and `data_end` are read once and kept: a second read after a helper
-/// call would be a new pointer to the verifier, without the bounds proved for
-/// the first one.
+/// `data` and `data_end` are read once and kept. To the verifier, a second read after a helper call would be a new
+/// pointer, without the bounds proved for the first one.
 pub(crate) struct XdpFrame<'a> {
     pub(crate) ctx: &'a XdpContext,
     start: usize,
@@ -38,17 +37,15 @@ impl Frame for XdpFrame<'_> {
     #[inline(always)]
     fn view<T: Wire>(&self, offset: usize) -> Option<&T> {
         let header = self.checked::<T>(offset)?;
-        // SAFETY: `header..header + size_of::<T>()` lies within the packet, `T`
-        // has alignment 1 and takes any bytes, and nothing else writes them
-        // while the frame is borrowed.
+        // SAFETY: `header..header + size_of::<T>()` lies within the packet, `T` has alignment 1 and accepts any
+        // bytes, and nothing else writes them while the frame is borrowed.
         Some(unsafe { &*(header as *const T) })
     }
 
     #[inline(always)]
     fn holds(&self, length: usize) -> bool {
-        // Not `start + length`: up to Linux 6.12 the verifier knows no bounds of
-        // a length that was swapped to host order, and adds no such number to a
-        // packet pointer.
+        // Not `start + length`: up to Linux 6.12 the verifier knows no bounds of a length that was swapped to host
+        // order, and refuses to add such a number to a packet pointer.
         if length <= self.end - self.start {
             return true;
         }
@@ -61,8 +58,7 @@ impl FrameMut for XdpFrame<'_> {
     #[inline(always)]
     fn view_mut<T: Wire>(&mut self, offset: usize) -> Option<&mut T> {
         let header = self.checked::<T>(offset)?;
-        // SAFETY: as in `view`; the exclusive borrow of the frame makes the
-        // reference the only one.
+        // SAFETY: as in `view`; the exclusive borrow of the frame makes this the only reference.
         Some(unsafe { &mut *(header as *mut T) })
     }
 

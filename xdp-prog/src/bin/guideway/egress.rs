@@ -1,4 +1,4 @@
-//! The TC egress program: translates what pods reply.
+//! The TC egress program: translates the replies of pods.
 
 use aya_ebpf::{
     bindings::{BPF_F_INGRESS, TC_ACT_SHOT, TC_ACT_UNSPEC},
@@ -10,9 +10,9 @@ use xdp_prog::egress::{Next, process};
 
 use crate::{maps::EgressTables, skb::SkbFrame};
 
-/// Whatever became of the packet, the programs and filters behind this one go on with it
-/// (`TC_ACT_UNSPEC`, which tcx calls `TCX_NEXT`), unless it is half translated.
-// Not a function of its own: every packet would pay for the call.
+/// Leaves the packet to the programs and filters behind this one (`TC_ACT_UNSPEC`, which tcx calls `TCX_NEXT`),
+/// unless it is half translated.
+// Inlined into the program: every packet would pay for a call.
 #[classifier]
 #[inline(always)]
 fn guideway_egress(ctx: TcContext) -> i32 {
@@ -23,7 +23,7 @@ fn guideway_egress(ctx: TcContext) -> i32 {
     }
 }
 
-/// Lets the packet come in by the device that it was to leave by.
+/// Makes the packet come in by the device by which it was to leave.
 #[expect(
     clippy::cast_possible_truncation,
     reason = "the helper returns a TC action"

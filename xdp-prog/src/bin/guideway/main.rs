@@ -1,10 +1,10 @@
 //! The XDP program: edge and node role in one, and a program for each stage.
 //!
-//! A thin shell over the library half: it lends the context's bytes and the
-//! maps to [`process`] and [`resume`] and turns the outcome into an XDP action.
+//! This is a thin shell over the library half. It lends the context's bytes and the maps to [`process`] and
+//! [`resume`] and turns the outcome into an XDP action.
 #![no_std]
 #![no_main]
-// For one instruction that has no other name: see `maps::nat`.
+// For one instruction that only inline assembly can name: see `maps::nat`.
 #![feature(asm_experimental_arch)]
 
 mod capture;
@@ -39,7 +39,7 @@ fn edge(ctx: &XdpContext) -> u32 {
     carry_out(&tables, action)
 }
 
-// LLVM leaves a function this large out of the one that the kernel calls, and every packet would pay for the call.
+// Without `inline(always)`, LLVM makes a separate function of this one, and every packet would pay for the call.
 #[xdp(frags)]
 #[inline(always)]
 fn guideway_receive(ctx: XdpContext) -> u32 {
@@ -160,18 +160,17 @@ fn carry_out(tables: &KernelTables<'_>, action: Action) -> u32 {
     reason = "the helper returns an XDP action"
 )]
 fn redirect(ifindex: u32) -> u32 {
-    // SAFETY: the helper takes plain integers; an unknown ifindex shows later,
-    // as one of the `failures`.
+    // SAFETY: the helper takes plain integers. An unknown ifindex fails later and is counted in `failures`.
     unsafe { bpf_redirect(ifindex, 0) as u32 }
 }
 
-/// An endless loop, so that the verifier refuses a program that could panic.
+/// Loops forever, so that the verifier refuses a program that could panic.
 #[panic_handler]
 fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
     loop {}
 }
 
-// The helpers in use are open to GPL-compatible programs only.
+// The kernel opens the helpers in use only to GPL-compatible programs.
 #[unsafe(link_section = "license")]
 #[unsafe(no_mangle)]
 static LICENSE: [u8; 13] = *b"Dual MIT/GPL\0";

@@ -1,5 +1,5 @@
-//! Access to a packet in the kernel's own form: to its linear part by one
-//! comparison against the end pointer, to the rest by the helpers.
+//! Access to a packet of a TC program. The linear part is read with one comparison against the end pointer, the rest
+//! through helpers.
 
 use aya_ebpf::{
     bindings::{
@@ -17,16 +17,15 @@ use xdp_prog::{
     reason::DropReason,
 };
 
-/// Bit of a packet's `tc_index` that says it has been translated.
+/// Bit of a packet's `tc_index`: the packet has been translated.
 ///
-/// The field is traffic control's own and goes with the packet through VLANs, bonds and bridges. The mark
-/// lost: routes of tunnels are looked up by it, and networks of pods keep identities in it.
+/// The field belongs to traffic control and stays with the packet through VLANs, bonds and bridges. The mark would
+/// not do: routes of tunnels are chosen by it, and pod networks keep identities in it.
 const TRANSLATED: u32 = 0x8000;
 
 /// The packet of a TC context.
 ///
-/// Every helper that may move it is followed by reading its place again: the
-/// verifier takes the old pointers away.
+/// After every helper that may move the packet, its place is read again: the verifier invalidates the old pointers.
 pub(crate) struct SkbFrame<'a> {
     ctx: &'a TcContext,
     start: usize,
@@ -62,9 +61,8 @@ impl Frame for SkbFrame<'_> {
         if header + size_of::<T>() > self.end {
             return None;
         }
-        // SAFETY: `header..header + size_of::<T>()` lies within the packet's
-        // linear part, `T` has alignment 1 and takes any bytes, and what writes
-        // them borrows the frame exclusively.
+        // SAFETY: `header..header + size_of::<T>()` lies within the packet's linear part, `T` has alignment 1 and
+        // accepts any bytes, and all code that writes them borrows the frame exclusively.
         Some(unsafe { &*(header as *const T) })
     }
 
@@ -87,8 +85,7 @@ impl Skb for SkbFrame<'_> {
     #[inline(always)]
     fn pull(&mut self, length: usize) {
         if length > self.end - self.start && length <= self.length() {
-            // SAFETY: the context is the one that the kernel passed in. What
-            // cannot be pulled stays out of view.
+            // SAFETY: the context is the one that the kernel passed in. Bytes that cannot be pulled stay out of view.
             let outcome = unsafe { bpf_skb_pull_data(self.ctx.skb.skb, length as u32) };
             let _ = self.moved(outcome);
         }
@@ -100,16 +97,15 @@ impl Skb for SkbFrame<'_> {
         if header + size_of::<T>() > self.end {
             return None;
         }
-        // SAFETY: as in `view`; the exclusive borrow makes the reference the
-        // only one, and the verifier sees to it that the kernel has made the
-        // linear part this packet's own.
+        // SAFETY: as in `view`; the exclusive borrow makes this the only reference. The verifier ensures that the
+        // kernel has made the linear part this packet's own.
         Some(unsafe { &mut *(header as *mut T) })
     }
 
     #[inline(always)]
     fn store(&mut self, offset: usize, bytes: [u64; 2], length: usize) -> Result<(), DropReason> {
-        // SAFETY: the context is the one that the kernel passed in; all callers
-        // store at most the sixteen bytes, which the verifier checks too.
+        // SAFETY: the context is the one that the kernel passed in. All callers store at most sixteen bytes, which
+        // the verifier checks too.
         let outcome = unsafe {
             bpf_skb_store_bytes(
                 self.ctx.skb.skb.cast(),
@@ -136,7 +132,7 @@ impl Skb for SkbFrame<'_> {
 
     #[inline(always)]
     fn unmark(&mut self) {
-        // SAFETY: as in `mark`; the field is one that programs may write.
+        // SAFETY: as in `mark`; programs may write the field.
         unsafe { (*self.ctx.skb.skb).mark = 0 }
     }
 
@@ -186,8 +182,8 @@ impl Skb for SkbFrame<'_> {
         } else {
             0
         };
-        // SAFETY: the context is the one that the kernel passed in. A size of
-        // zero in the flags makes `to` the difference.
+        // SAFETY: the context is the one that the kernel passed in. A size of zero in the flags makes `to` the
+        // difference.
         let outcome = unsafe {
             bpf_l4_csum_replace(
                 self.ctx.skb.skb.cast(),

@@ -1,4 +1,4 @@
-//! Checksums over a number of bytes that is not known at compile time.
+//! Checksums over a number of bytes that is known only at run time.
 
 use core::hint::black_box;
 
@@ -10,7 +10,7 @@ use xdp_prog::{
 
 use crate::context::XdpFrame;
 
-/// Scratch: the bytes that are summed, which may lie in several fragments, and zeroes behind them.
+/// Scratch memory: a copy of the bytes, which may lie in several fragments, followed by zeros.
 #[btf_map]
 static SUM_SCRATCH: PerCpuArray<Scratch, 1> = PerCpuArray::new();
 
@@ -31,11 +31,11 @@ impl FrameSum for XdpFrame<'_> {
             return None;
         }
         for word in &mut *scratch {
-            // SAFETY: a word of the scratch; volatile, as there is no `memset`.
+            // SAFETY: a word of the scratch. The write is volatile, because the BPF target has no `memset`.
             unsafe { core::ptr::write_volatile(word, 0) };
         }
-        // Up to Linux 6.1 the verifier learns nothing from a comparison with zero: masked, the
-        // length is one to it, and at most the scratch's.
+        // Up to Linux 6.1 the verifier learns nothing from a comparison with zero. With the mask it knows that the
+        // length is at least one and at most that of the scratch.
         let length = (black_box(length - 1) & (size_of::<Scratch>() - 1)) + 1;
         let place = scratch.as_mut_ptr().cast();
         // SAFETY: the scratch is at least as long.
@@ -44,8 +44,8 @@ impl FrameSum for XdpFrame<'_> {
         if outcome != 0 {
             return None;
         }
-        // All of the scratch, whatever the length: a loop with several ends costs the verifier
-        // as many paths, and it forgets the bounds that `bpf_csum_diff` would need.
+        // The loop takes all of the scratch, whatever the length. A loop with a variable end costs the verifier as
+        // many paths, and it forgets the bounds that `bpf_csum_diff` would need.
         let mut sum = Sum::ZERO;
         for word in scratch {
             sum = sum.add_array(&word.to_ne_bytes());

@@ -1,8 +1,8 @@
 //! ICMP errors about outer packets: a router says that the path to a node has a smaller MTU than the next hop.
 //!
 //! They pass to the stack, which ignores them because none of its sockets has sent the packet. A report about a node
-//! that
-//! this machine sends to is noted. The agent judges it, because only the agent knows the tags of the node's pods.
+//! that this machine sends to is noted. The agent judges it, because only the agent knows the tags of the node's
+//! pods.
 
 use crate::{
     abi::{AddressKey, PathReport, Tag},

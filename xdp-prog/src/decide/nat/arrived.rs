@@ -61,8 +61,7 @@ pub(super) struct Arrived {
 pub(super) const DATA: u32 = 1 << 8;
 
 /// How far behind its SYN+ACK a backend's data count as its first. More bytes than a backend sends before the first
-/// ACK
-/// (RFC 6928), and so few that only one of 65536 forged segments is believed.
+/// ACK (RFC 6928), and so few that only one of 65536 forged segments is believed.
 pub(super) const FIRST_DATA: u32 = 1 << 16;
 
 impl Arrived {

@@ -30,8 +30,7 @@ use crate::{
 /// Number of ports that are tried before a new flow is refused: the first half in leaps, the second half in a row.
 pub const PORT_PROBES: u32 = 32;
 /// Most half-open flows among the tried ports at which an open flow gives way. More of them are a sign of forged
-/// packets,
-/// which no open flow shall give way to.
+/// packets, which no open flow shall give way to.
 const HALF_OPEN_AT_MOST: u64 = PORT_PROBES as u64 / 4;
 
 /// Decides what becomes of a client's packet that belongs to no known flow.

@@ -1,8 +1,7 @@
 //! NAT mode: later fragments, which have no transport header.
 //!
 //! They follow the flow of the ports that their first fragment has published. They do not renew it; the first
-//! fragment
-//! did.
+//! fragment did.
 
 use super::{arrived::Arrived, follow, to_backend::send_translated, to_client::is_to_vip};
 use crate::{

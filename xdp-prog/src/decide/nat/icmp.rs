@@ -6,8 +6,7 @@
 //! ```
 //!
 //! The quote is translated, so that the quoted packet's sender recognises it. The error's source does not name the
-//! router
-//! that made it, because the receiver could not reach that router and does not need to.
+//! router that made it, because the receiver could not reach that router and does not need to.
 
 use super::{arrived::Arrived, follow};
 use crate::{

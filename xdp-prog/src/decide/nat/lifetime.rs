@@ -125,8 +125,7 @@ pub(super) const fn marked_by_backend(mark: NatMark, says: u32, now: u64) -> Nat
 }
 
 /// Removes a forward entry that is over. If `not` is the flow's present reply key, it also removes an entry with
-/// another
-/// one: the backend or the NAT address has changed.
+/// another one: the backend or the NAT address has changed.
 #[inline(always)]
 pub(super) fn forget<T: NatFlows>(tables: &T, key: &Tuple, not: Option<&Tuple>, now: u64) {
     if !tables.claim_nat(key) {
@@ -182,8 +181,7 @@ pub fn fate(
 }
 
 /// Returns the idle time in ns after which a flow may be over, by its reverse entry alone. Before that, nobody need
-/// read
-/// the forward entry.
+/// read the forward entry.
 #[inline(always)]
 pub const fn may_be_over_after(protocol: u8, reverse: NatMark) -> u64 {
     // The reverse entry learns of the client's FIN only with a packet of the backend, so an open flow may be closed.

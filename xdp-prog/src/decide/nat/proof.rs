@@ -100,10 +100,8 @@ fn handshake<T: NatFlows>(tables: &T, arrived: &Arrived, mark: NatMark, reply: &
 }
 
 /// A client's RST counts if its number is less than this ahead of the number that the backend expects. The value is
-/// below
-/// the window of a new connection. A RST with a wrong number within the window makes the backend send an ACK (RFC
-/// 5961
-/// section 3.2), and that ACK cancels the RST here.
+/// below the window of a new connection. A RST with a wrong number within the window makes the backend send an ACK
+/// (RFC 5961 section 3.2), and that ACK cancels the RST here.
 const RESET_WINDOW: u32 = 1 << 15;
 
 /// Notes a client's RST, if its number is near the one that the backend expects: few senders who do not know the

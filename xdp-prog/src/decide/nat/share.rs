@@ -1,16 +1,12 @@
 //! NAT mode: a service that has used its share of the table makes room for a new flow among its own flows.
 //!
 //! With many backends, the 32 ports that are tried for a new flow seldom include one that gives way. So every flow
-//! that
-//! begins is noted in a ring, over the oldest entry there. There are sixteen rings; services share one if their ids
-//! have
-//! the same remainder. Entry 0 of a ring holds its *hand*, the place that was written last.
+//! that begins is noted in a ring, over the oldest entry there. There are sixteen rings; services share one if their
+//! ids have the same remainder. Entry 0 of a ring holds its *hand*, the place that was written last.
 //!
 //! A service that has used its share looks at the places after the hand: there lies the oldest half-open flow of a
-//! flood
-//! of forged SYNs. The new flow is noted in the place of the removed one. A place is only a hint, which the flow's
-//! entries
-//! must confirm, because the CPUs write places and hands without a lock.
+//! flood of forged SYNs. The new flow is noted in the place of the removed one. A place is only a hint, which the
+//! flow's entries must confirm, because the CPUs write places and hands without a lock.
 
 use super::{
     arrived::{Arrived, MADE_ROOM, SOUGHT, go_on, requested_aside},
@@ -27,8 +23,7 @@ use crate::{
 
 const RINGS: u32 = 16;
 /// Places of a ring, the hand's included. With the default size, a service may begin 100 000 flows a second before
-/// all
-/// flows of its ring are too young to give way.
+/// all flows of its ring are too young to give way.
 #[expect(clippy::cast_possible_truncation, reason = "a constant")]
 const PLACES: u32 = size::NAT_BEGUN as u32 / RINGS;
 /// Places that are looked at for a new flow. Each look is a run of the stage, because the verifier gives up on a

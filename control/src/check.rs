@@ -1,7 +1,7 @@
-//! `guideway check`: whether this machine can run Guideway, and what to do if not.
+//! `guideway check`: reports whether this machine can run Guideway, and what to do if not.
 //!
-//! The facts come from [`fastpath::facts`]; here they are judged. A FAIL keeps the
-//! agent from starting or serving, a WARN costs speed or deserves a look.
+//! [`fastpath::facts`] collects the facts; this module judges them. A FAIL prevents the agent from starting or
+//! serving. A WARN costs speed or deserves a look.
 
 pub(crate) mod cluster;
 mod finding;
@@ -23,11 +23,11 @@ use crate::desired::{AttachMode, Desired, Role};
 use crate::target::{Machine, Target};
 use crate::{cli, commands};
 
-/// Checks and shows; the exit code is 1 if anything fails.
+/// Runs the checks and prints the findings. The exit code is 1 if any of them is a FAIL.
 ///
 /// # Errors
 ///
-/// When the result cannot be written.
+/// When the findings cannot be written.
 pub fn check(options: &cli::Check) -> Result<ExitCode> {
     let findings = findings(options);
     commands::print(&if options.json {
@@ -43,8 +43,8 @@ pub fn check(options: &cli::Check) -> Result<ExitCode> {
     })
 }
 
-/// Says what it does to NAT mode that the kernel masquerades by these addresses of it, and what to do about it;
-/// nothing where it does not.
+/// Returns the warning about NAT mode if the kernel masquerades with the addresses `shared` that NAT mode uses
+/// too; `None` if `masquerades` is false or no address is shared.
 pub fn masquerade_warning(shared: &BTreeSet<IpAddr>, masquerades: bool) -> Option<String> {
     let mut judge = Judge::of("kernel");
     kernel::masquerade(&mut judge, shared, Some(masquerades));
@@ -74,7 +74,7 @@ fn findings(options: &cli::Check) -> Vec<Finding> {
     }
     if let (Some(config), Some(ports)) = (&config, facts::local_ports()) {
         kernel::node_ports(&mut kernel, &node_ports(config), &ports);
-        // In a cluster any port may come to go by NAT.
+        // In a cluster any port may later go by NAT.
         if config.kubernetes.is_some() || config.desired.by_nat().next().is_some() {
             kernel::nat_ports(&mut kernel, &config.desired.nat, &ports);
         }
@@ -89,7 +89,7 @@ fn findings(options: &cli::Check) -> Vec<Finding> {
         node = desired.is_node(&machine.addresses);
         if let Some(options) = &config.kubernetes {
             let (cluster, may_be_node) = cluster::look(options, desired);
-            // Which machines are nodes, the cluster says.
+            // The cluster knows which machines are nodes.
             node |= desired.node == Role::IfListed && may_be_node;
             findings.extend(cluster);
         }
@@ -110,7 +110,7 @@ fn findings(options: &cli::Check) -> Vec<Finding> {
                 used.push((interface, mode));
                 judge
             }
-            // The finding about the file tells.
+            // The finding about the file reports this interface.
             Err(InterfaceError::NotFound { .. }) if is_configured(&name) => continue,
             Err(error) => {
                 let mut judge = Judge::of(&name);
@@ -131,7 +131,7 @@ fn findings(options: &cli::Check) -> Vec<Finding> {
         }
         findings.append(&mut judge.findings);
     }
-    // Else they are all that the machine has, whatever will be used of them.
+    // Without a choice these are all interfaces, and nothing says which of them will be used.
     if config.is_some() || !options.interface.is_empty() {
         let judges = interface::redirect_targets(&used, &ours);
         findings.extend(judges.into_iter().flat_map(|judge| judge.findings));
@@ -149,8 +149,8 @@ fn node_ports(config: &Config) -> BTreeSet<u16> {
     node_ports.map(|(key, _)| key.port).collect()
 }
 
-/// Reads a configuration; whatever is wrong with it is a finding. One that only this machine does not fit is
-/// looked at further.
+/// Reads a configuration and reports every problem in it. If only this machine does not fit it, it is returned
+/// all the same.
 fn load(path: &Path, judge: &mut Judge) -> Option<Config> {
     let config = match config::load(path, config::Source::AsWritten) {
         Ok(config) => config,
@@ -180,7 +180,7 @@ fn load(path: &Path, judge: &mut Judge) -> Option<Config> {
     Some(config)
 }
 
-/// Makes a finding of each reason why a file is refused.
+/// Reports each reason why a file is invalid.
 fn refuse(error: ConfigError, judge: &mut Judge) {
     match error {
         ConfigError::Invalid { path, problems } => {
@@ -199,7 +199,7 @@ fn refuse(error: ConfigError, judge: &mut Judge) {
     }
 }
 
-/// Chooses the interfaces: those asked for and configured, else all but `lo`.
+/// Chooses the interfaces to check: those given and configured, else all but `lo`.
 fn interfaces(options: &cli::Check, config: Option<&Config>) -> BTreeMap<String, AttachMode> {
     let chosen = config.map(|config| config.desired.interfaces.clone());
     let mut chosen = chosen.unwrap_or_default();

@@ -1,4 +1,5 @@
-//! The desired state: what a configuration asks the dataplane to be.
+//! The desired state of the dataplane. The configuration file or the Kubernetes API defines it;
+//! [`crate::target`] applies it to a machine.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -14,45 +15,46 @@ pub use fastpath::tables::{
     BackendSpec, ForwardMode, NatSettings, Protocol, ServiceKey, ServiceSpec, TrafficPolicy,
 };
 
-/// Everything that a reload may change.
+/// The desired state: everything that a reload may change.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Desired {
-    /// Whether this machine balances services (edge role).
+    /// Whether this machine balances services (role `edge`).
     pub edge: bool,
-    /// Whether this machine decapsulates for its own backends (node role).
+    /// Whether this machine decapsulates packets for its own pods (role `node`).
     pub node: Role,
     /// Addresses of the machines that run Guideway and have pods.
     pub nodes: BTreeSet<IpAddr>,
-    /// Seed of the flow hash and the lookup tables; equal on all edges.
+    /// Seed of the flow hash and the lookup tables. It must be equal on all edges.
     pub hash_seed: u64,
     /// Outer source addresses.
     pub sources: Sources,
-    /// What NAT mode sends from, where a service goes by it.
+    /// Source addresses and ports of NAT mode.
     pub nat: NatSettings,
-    /// Interfaces by name, with the attach mode wanted.
+    /// Interfaces with their attach modes.
     pub interfaces: BTreeMap<String, AttachMode>,
     /// Virtual addresses.
     pub vips: OrdSet<IpAddr>,
-    /// Addresses that somebody else may have too, virtual or a machine's: of them only what is served is ours.
+    /// Addresses that others may have too, virtual ones or those of machines. Only packets to a service there
+    /// are ours.
     pub shared: OrdSet<IpAddr>,
-    /// Addresses of this machine at which NodePorts are served.
+    /// Selects the addresses of this machine at which NodePorts are served.
     pub node_port_addresses: NodePortAddresses,
-    /// Whether the MSS of connections to pods is bounded by what fits behind the outer header.
+    /// Whether the MSS of connections to pods is limited to what fits behind the outer header.
     pub clamp_mss: bool,
     /// Prefixes from which IP-in-IP is accepted.
     pub trusted_edges: BTreeSet<IpNet>,
-    /// Which addresses neighbours are told to send here, and by which interfaces.
+    /// Announcements to neighbours; `None` if there are none.
     pub announce: Option<Announce>,
-    /// Whether nodes are checked by echo.
+    /// Whether nodes are checked by echoes.
     pub node_health: bool,
-    /// Services by address, port and protocol; NodePorts at the unspecified address of their family.
+    /// Services by address, port and protocol. NodePorts have the unspecified address of their family.
     pub services: Services,
-    /// Backends of services that serve and terminate, without weight: they get no new connections.
+    /// Backends that terminate and still serve, by service. They have weight 0, so they get no new connections.
     pub draining: OrdMap<ServiceKey, Arc<[BackendSpec]>>,
 }
 
 impl Desired {
-    /// Lists the services that this machine sends to their backends by NAT.
+    /// Iterates over the services that this machine sends to their backends by NAT.
     pub fn by_nat(&self) -> impl Iterator<Item = &Service> {
         let services = self.services.values().filter(|_| self.edge);
         let services = services.map(Arc::as_ref);
@@ -60,22 +62,22 @@ impl Desired {
     }
 }
 
-/// Services by key. A clone shares all of them, and two versions are compared without a look at what they share.
+/// Services by key. Clones share them, and comparing two versions skips what they share.
 pub type Services = OrdMap<ServiceKey, Arc<Service>>;
 
-/// What is announced to neighbours, where no router sends the virtual addresses here.
+/// Announcements of virtual addresses to neighbours, for networks where no router routes them here.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Announce {
-    /// Interfaces whose neighbours are told.
+    /// Interfaces on whose segments the addresses are announced.
     pub interfaces: BTreeSet<String>,
-    /// Networks of the virtual addresses that are announced; all of them if there are none.
+    /// Networks of the virtual addresses to announce; empty for all addresses.
     pub within: BTreeSet<IpNet>,
-    /// Labels of the Nodes that may announce, where there are Nodes.
+    /// Labels that a Node must have to announce addresses.
     pub node_selector: BTreeMap<String, String>,
 }
 
 impl Announce {
-    /// Tells whether a virtual address is announced.
+    /// Returns whether a virtual address is to be announced.
     pub fn includes(&self, address: &IpAddr) -> bool {
         self.within.is_empty() || self.within.iter().any(|network| network.contains(address))
     }
@@ -84,55 +86,58 @@ impl Announce {
 /// Whether a machine has a role.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Role {
-    /// It has not.
+    /// The machine does not have it.
     #[default]
     No,
-    /// It has.
+    /// The machine has it.
     Yes,
-    /// It has if one of its addresses is listed under `nodes`.
+    /// The machine has it if one of its addresses is listed under `nodes`.
     IfListed,
 }
 
-/// The addresses of a machine at which NodePorts are served, as kube-proxy's `nodePortAddresses` says it.
+/// Selects the addresses of a machine at which NodePorts are served, in the terms of kube-proxy's
+/// `nodePortAddresses`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum NodePortAddresses {
-    /// For each interface and family the address listed under `nodes`, else the first.
+    /// For each interface and family the address listed under `nodes`, else the first one.
     #[default]
     Primary,
-    /// All addresses that are no VIPs.
+    /// All addresses except VIPs.
     All,
-    /// Those in the networks.
+    /// The addresses in these networks.
     Within(BTreeSet<IpNet>),
 }
 
-/// One service and the name that people call it by.
+/// A service with its name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Service {
-    /// The name, unique in a configuration.
+    /// Its name, unique in a configuration.
     pub name: String,
-    /// When it was created, in seconds since 1970, or its place in the file: where a table is full, the oldest have it.
+    /// Creation time in seconds since 1970, or position in the file. If a table is full, the oldest services
+    /// get the room.
     pub created: i64,
     /// Mode, table size, policies and backends.
     pub spec: Arc<ServiceSpec>,
-    /// How its backends are checked; none for not at all.
+    /// How its backends are checked; `None` if they are not.
     pub health: Option<Check>,
 }
 
-/// Outer source addresses; the route's preferred source where there is none.
+/// Outer source addresses. Without one, the route's preferred source is used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sources {
     /// For IPv4 outer headers.
     pub ipv4: Option<Ipv4Addr>,
     /// For IPv6 outer headers.
     pub ipv6: Option<Ipv6Addr>,
-    /// For IPv4 outer headers, an address for each flow; nodes trust the prefix of their own configuration.
+    /// For IPv4 outer headers: a prefix from which each flow gets an address of its own. Nodes trust the prefix
+    /// of their own configuration.
     pub ipv4_prefix: Option<Ipv4Net>,
-    /// For IPv6 outer headers, likewise.
+    /// The same for IPv6 outer headers.
     pub ipv6_prefix: Option<Ipv6Net>,
 }
 
 impl Sources {
-    /// Returns the address that is configured for outer headers to a node.
+    /// Returns the configured source of outer headers to a node.
     pub fn towards(&self, node: IpAddr) -> Option<IpAddr> {
         match node {
             IpAddr::V4(_) => self.ipv4.map(IpAddr::from),
@@ -140,33 +145,33 @@ impl Sources {
         }
     }
 
-    /// Tells whether each flow to a node has an address of a prefix.
+    /// Returns whether flows to a node get their outer sources from a prefix.
     pub fn is_spread(&self, node: IpAddr) -> bool {
         let mut prefixes = self.prefixes();
         prefixes.any(|prefix| prefix.addr().is_ipv4() == node.is_ipv4())
     }
 
-    /// Lists the prefixes.
+    /// Iterates over the configured prefixes.
     pub fn prefixes(&self) -> impl Iterator<Item = IpNet> {
         let v4 = self.ipv4_prefix.map(IpNet::from);
         v4.into_iter().chain(self.ipv6_prefix.map(IpNet::from))
     }
 }
 
-/// How the program may be attached to an interface.
+/// How the XDP program may be attached to an interface.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AttachMode {
-    /// In the driver or not at all.
+    /// In the driver only.
     Native,
-    /// In the driver, else in the kernel's generic path.
+    /// In the driver; in the network stack if the driver cannot.
     #[default]
     NativeOrGeneric,
-    /// In the kernel's generic path.
+    /// In the network stack only.
     Generic,
 }
 
 impl AttachMode {
-    /// Returns the word that the configuration uses.
+    /// Returns the mode's name in the configuration.
     pub fn name(self) -> &'static str {
         match self {
             Self::Native => "native",
@@ -176,21 +181,21 @@ impl AttachMode {
     }
 }
 
-/// Hashes a service's name: all its addresses share the result, and all edges compute the same.
+/// Hashes a service's name into its affinity seed. It is the same for all addresses of a service and on all edges.
 pub(crate) fn affinity_seed(seed: u64, name: &str) -> u64 {
     fnv_1a(seed, name)
 }
 
-/// Numbers services by what names them, so that each has counters of its own; never 0.
+/// Hashes a service's name into the number under which its backends' counters are kept; never 0.
 ///
-/// Two that are given one number by chance count as one at the backends that both have.
+/// If two services get the same number by chance, backends that both have count their traffic together.
 pub(crate) fn owner(service: &str) -> u32 {
     let hash = fnv_1a(0, service);
     let folded = (hash >> 32) as u32 ^ (hash & 0xffff_ffff) as u32;
     folded.max(1)
 }
 
-/// Returns the address that stands for every address of a family.
+/// Returns the unspecified address of a family, which stands for all its addresses.
 pub(crate) const fn unspecified(is_ipv4: bool) -> IpAddr {
     if is_ipv4 {
         IpAddr::V4(Ipv4Addr::UNSPECIFIED)
@@ -199,7 +204,7 @@ pub(crate) const fn unspecified(is_ipv4: bool) -> IpAddr {
     }
 }
 
-/// Says what keeps an address from being a VIP, a backend, a node or an edge.
+/// Returns why an address cannot be a VIP, a backend, a node or an edge; `None` if it can.
 pub(crate) fn unusable(address: IpAddr) -> Option<&'static str> {
     if address.is_unspecified() {
         return Some("the unspecified address names no machine");

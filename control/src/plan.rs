@@ -1,9 +1,9 @@
-//! The way from what is installed to what is desired: an ordered list of operations.
+//! Computes the operations that lead from the installed state to the desired one.
 //!
-//! Pure: no table is read or written here. The order never lets a packet meet half
-//! of a change: trust, addresses and next hops come before the services that need
-//! them and go after those that needed them, the XDP program is attached last, and
-//! the egress program, which translates replies, is there before it and after it.
+//! It is pure: it reads and writes no table. The order of the operations ensures that no packet meets half of a
+//! change. Trusted edges, addresses and next hops are added before the services that need them and removed
+//! after those. The XDP program is attached last. The egress program, which translates replies, is attached
+//! before it and detached after it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -16,66 +16,66 @@ use crate::desired::{AttachMode, ServiceKey, ServiceSpec};
 use crate::target::Target;
 use crate::versions::sides;
 
-/// What the dataplane has.
+/// The state of the dataplane.
 #[derive(Debug, Default)]
 pub struct Installed {
-    /// Machine-wide settings; unknown in tables that nobody has set yet.
+    /// Machine-wide settings; `None` in new tables.
     pub settings: Option<Settings>,
-    /// Virtual addresses and those of this machine.
+    /// Virtual addresses and the machine's own addresses.
     pub addresses: Arc<Addresses>,
     /// Prefixes from which IP-in-IP is accepted.
     pub trusted_edges: BTreeSet<IpNet>,
     /// Services.
     pub services: Specs,
-    /// Those of an earlier agent, of which it is not known what they were made from.
+    /// Services of an earlier agent. Nobody knows the specifications that they were made from.
     pub unknown: BTreeSet<ServiceKey>,
-    /// Interfaces; those of an earlier agent without the mode that it was allowed.
+    /// Interfaces with their attach modes; `None` for an interface of an earlier agent.
     pub interfaces: BTreeMap<String, Option<AttachMode>>,
-    /// Devices with the egress program, and whether this agent has put its own there.
+    /// Devices with the egress program, and whether this agent has attached its own program there.
     pub egress: BTreeMap<String, bool>,
 }
 
-/// One step; each is whole in itself.
+/// One operation; it is done completely or not at all.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Operation {
     /// Set the machine-wide settings.
     Settings(Settings),
-    /// Make these the trusted prefixes.
+    /// Replace the trusted prefixes.
     Trust(BTreeSet<IpNet>),
-    /// Make these the addresses.
+    /// Replace the addresses.
     Addresses(Arc<Addresses>),
-    /// Find next hops, and follow their changes.
+    /// Find the next hops, and follow their changes.
     Resolve {
         /// Addresses that packets are sent to.
         nodes: BTreeSet<IpAddr>,
-        /// Those of them that are reached by NAT alone.
+        /// Those of `nodes` that are reached by NAT only.
         by_nat: BTreeSet<IpAddr>,
-        /// Addresses of edges whose MACs frames come from by L2 DSR.
+        /// Addresses of edges from whose MACs L2 DSR frames come.
         edges: BTreeSet<IpAddr>,
     },
     /// Add or change a service.
     Put(ServiceKey, Arc<ServiceSpec>),
     /// Remove a service.
     Remove(ServiceKey),
-    /// Attach to an interface, or take over what is attached there.
+    /// Attach the XDP program to an interface, or replace the program that an earlier agent attached.
     Attach(String, AttachMode),
-    /// Detach from an interface.
+    /// Detach the XDP program from an interface.
     Detach(String),
-    /// Attach the egress program to a device, or take over what is attached there.
+    /// Attach the egress program to a device, or replace the program that an earlier agent attached.
     AttachEgress(String),
     /// Detach the egress program from a device.
     DetachEgress(String),
 }
 
 impl Operation {
-    /// Tells whether packets may meet programs of ours after it that they did not meet before.
+    /// Returns whether packets may meet our programs after the operation where they did not before.
     pub const fn attaches(&self) -> bool {
         matches!(self, Self::Attach(..) | Self::AttachEgress(..))
     }
 }
 
-/// Returns the steps that keep in force what is installed, where nothing says what is desired: programs that
-/// an earlier agent attached are taken over, and an interface without one gets it.
+/// Returns the operations that keep the installed state while no desired state is known. Programs of an earlier
+/// agent are replaced by this agent's, and interfaces without a program get it.
 pub fn hold(installed: &Installed, interfaces: &BTreeMap<String, AttachMode>) -> Vec<Operation> {
     let inherited = installed.egress.iter().filter(|(_, ours)| !**ours);
     let egress = inherited.map(|(device, _)| Operation::AttachEgress(device.clone()));
@@ -86,10 +86,10 @@ pub fn hold(installed: &Installed, interfaces: &BTreeMap<String, AttachMode>) ->
     egress.chain(attach).collect()
 }
 
-/// Brings the services that are to be put into the order of their ages: where a table is full, the oldest have it.
+/// Sorts the services to be put by age: if a table is full, the oldest get the room.
 pub fn oldest_first<A: Ord>(operations: &mut [Operation], age: impl Fn(&ServiceKey) -> A) {
     let is_put = |operation: &Operation| matches!(operation, Operation::Put(..));
-    // They stand together.
+    // `plan` leaves all of these next to each other.
     let Some(first) = operations.iter().position(is_put) else {
         return;
     };
@@ -100,7 +100,7 @@ pub fn oldest_first<A: Ord>(operations: &mut [Operation], age: impl Fn(&ServiceK
     });
 }
 
-/// Returns the steps from `installed` to `target`.
+/// Returns the operations that lead from `installed` to `target`.
 pub fn plan(installed: &Installed, target: &Target) -> Vec<Operation> {
     let mut operations = Vec::new();
     let reseeded = installed
@@ -110,7 +110,7 @@ pub fn plan(installed: &Installed, target: &Target) -> Vec<Operation> {
         operations.push(Operation::Settings(target.settings));
     }
 
-    // First everything that is old or new, at the end only what is new.
+    // First both the old and the new prefixes; at the end only the new ones.
     let trust: BTreeSet<IpNet> = installed
         .trusted_edges
         .union(&target.trusted_edges)

@@ -1,8 +1,7 @@
-//! The desired state on one machine: roles applied, NodePorts at its own addresses.
+//! Applies the desired state to one machine: its roles, and NodePorts at its own addresses.
 //!
-//! One configuration may be given to every machine. What differs between them is
-//! here: a node takes decapsulated packets and has pods, an edge balances, and
-//! each serves NodePorts at addresses of its own.
+//! All machines may have the same configuration. This module knows what differs: a node accepts decapsulated
+//! packets and has pods, an edge balances, and each machine serves NodePorts at its own addresses.
 
 mod machine;
 
@@ -24,7 +23,7 @@ use crate::service_totals::{Counts, ServiceTotals};
 use crate::versions::sides;
 
 impl Desired {
-    /// Tells whether a machine with these addresses has the node role.
+    /// Returns whether a machine with these addresses has the role `node`.
     pub fn is_node(&self, addresses: &BTreeSet<IpAddr>) -> bool {
         match self.node {
             Role::No => false,
@@ -34,7 +33,8 @@ impl Desired {
     }
 }
 
-/// Returns the one of these services that a key in the tables was made from, with the key it is configured by.
+/// Returns the service behind a key of the tables, with the key in the configuration. NodePorts have the
+/// unspecified address there.
 pub fn service_at<'a>(
     services: &'a Services,
     key: &ServiceKey,
@@ -53,7 +53,7 @@ pub(crate) fn name_of(services: &Services, key: &ServiceKey) -> Option<String> {
     Some(service.name.clone())
 }
 
-/// Writes a service as people know it.
+/// Returns a service's name and key, as messages show it.
 pub(crate) fn title(services: &Services, key: &ServiceKey) -> String {
     match name_of(services, key) {
         Some(name) => format!("{name} ({key})"),
@@ -61,36 +61,36 @@ pub(crate) fn title(services: &Services, key: &ServiceKey) -> String {
     }
 }
 
-/// What the tables of a machine should hold.
+/// The content that the tables of a machine should have.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
     /// Machine-wide settings.
     pub settings: Settings,
-    /// Virtual addresses and those of the machine.
+    /// Virtual addresses and the machine's own addresses.
     pub addresses: Arc<Addresses>,
     /// Prefixes from which IP-in-IP is accepted.
     pub trusted_edges: BTreeSet<IpNet>,
     /// Services.
     pub services: Specs,
-    /// Addresses that packets are sent to, and those of this machine's own pods' nodes.
+    /// Addresses that packets are sent to, including this machine's if its own pods are backends.
     pub nodes: BTreeSet<IpAddr>,
-    /// Those of `nodes` that are reached by NAT alone: who writes a service's endpoints says which they are.
+    /// Those of `nodes` that are reached by NAT only. Whoever writes a service's endpoints decides which these are.
     pub by_nat: BTreeSet<IpAddr>,
-    /// Interfaces with the attach mode wanted.
+    /// Interfaces with their attach modes.
     pub interfaces: BTreeMap<String, AttachMode>,
-    /// Devices that the egress program belongs on.
+    /// Devices that need the egress program.
     pub egress: BTreeSet<String>,
 }
 
 impl Target {
-    /// Applies the desired state to a machine.
+    /// Applies a desired state to a machine.
     pub fn of(desired: &Desired, machine: &Machine) -> Self {
         let mut totals = ServiceTotals::default();
         totals.follow(desired, &machine.addresses);
         MachineServices::default().target(desired, &totals, machine)
     }
 
-    /// Lists the trusted edges from which frames may come by L2 DSR: single addresses.
+    /// Returns the trusted edges from which L2 DSR frames may come: the single addresses among the prefixes.
     pub fn l2dsr_edges(&self) -> BTreeSet<IpAddr> {
         let mut services = self.services.values();
         if !self.settings.node || !services.any(|spec| spec.mode == ForwardMode::L2dsr) {
@@ -102,23 +102,23 @@ impl Target {
     }
 }
 
-/// What became of the services, kept from one target to the next: those that are the same objects as before, on
-/// a machine that is as before, are not looked into again.
+/// The services as the tables of this machine should have them. It is kept from one target to the next: while
+/// the machine does not change, unchanged services are not computed again.
 #[derive(Debug, Default)]
 pub struct MachineServices {
     place: Place,
-    /// What was shaped.
+    /// The services that `specs` was computed from.
     services: Services,
     specs: Specs,
-    /// Addresses that services send to, and whether by NAT.
+    /// Addresses that services send packets to, and whether by NAT.
     nodes: Counts<(IpAddr, bool)>,
-    /// NodePorts that are served; whether of IPv4.
+    /// NodePorts that are served, by whether they are IPv4.
     node_ports: Counts<bool>,
     given: Given,
     addresses: Arc<Addresses>,
 }
 
-/// What all services_here depend on.
+/// What every service depends on. A change of it recomputes all of them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Place {
     edge: bool,
@@ -127,16 +127,16 @@ struct Place {
     node_ports: BTreeSet<IpAddr>,
 }
 
-/// The policies of one service on a machine.
+/// The traffic policies of one service on a machine.
 #[derive(Clone, Copy, Debug)]
 struct Policies {
-    /// For packets of clients, where this machine balances it.
+    /// For packets from clients, if this machine balances the service.
     balanced: Option<TrafficPolicy>,
-    /// For packets of edges, where this machine has the service for its pods alone.
+    /// For packets from edges, if this machine has the service only for its own pods.
     for_pods: Option<TrafficPolicy>,
 }
 
-/// What the addresses are made of.
+/// The inputs that `addresses` was computed from.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Given {
     vips: OrdSet<IpAddr>,
@@ -144,13 +144,13 @@ struct Given {
     local: BTreeSet<IpAddr>,
     node_ports: BTreeSet<IpAddr>,
     nat: BTreeSet<IpAddr>,
-    /// Virtual addresses, of what edges send to the stack.
+    /// Virtual addresses whose decapsulated packets the machine's own stack accepts.
     inner: OrdSet<IpAddr>,
 }
 
 impl MachineServices {
-    /// Applies a desired state to a machine; the totals is of all its services, those included of whose backends
-    /// some should not serve.
+    /// Applies a desired state to a machine. `totals` must be of all its services, including backends that
+    /// health checks left out.
     pub fn target(
         &mut self,
         desired: &Desired,
@@ -174,7 +174,7 @@ impl MachineServices {
         self.follow(&desired.services);
 
         let mut given = Given {
-            // To nodes as well: who has such an address is a client like others.
+            // Nodes need these too: whoever has such an address may also be a client.
             shared: desired.shared.clone(),
             ..Given::default()
         };
@@ -191,7 +191,7 @@ impl MachineServices {
         }
         if node {
             let is_vip = |address: &&IpAddr| desired.vips.contains(*address);
-            // A machine whose address as a node is on `lo` has more there than services.
+            // The machine's own address under `nodes` may be on `lo` too. It receives more than services.
             let served = machine.on_loopback.difference(&desired.nodes);
             given.inner = desired.vips.clone().union(served.copied().collect());
             given.local = own.iter().filter(|one| !is_vip(one)).copied().collect();
@@ -199,7 +199,7 @@ impl MachineServices {
             let others = desired.nodes.difference(own).copied();
             trusted_edges.extend(others.map(IpNet::from));
             trusted_edges.extend(desired.sources.prefixes());
-            // Replies leave by the uplinks, and by a pod's device if the client is a pod here.
+            // Replies leave by the uplinks. If the client is a pod of this machine, they leave by that pod's device.
             egress.extend(desired.interfaces.keys().cloned());
             egress.extend(machine.pod_devices.iter().cloned());
         }
@@ -236,7 +236,7 @@ impl MachineServices {
         }
     }
 
-    /// Makes the specifications those of these services.
+    /// Updates the specifications to these services.
     fn follow(&mut self, services: &Services) {
         let before = std::mem::replace(&mut self.services, services.clone());
         for change in before.diff(services) {
@@ -257,7 +257,7 @@ impl MachineServices {
         }
     }
 
-    /// MachineServices a service anew wherever it is served.
+    /// Recomputes a service at every address where it is served.
     fn put(&mut self, key: ServiceKey) {
         let at_node_ports = self.place.node_ports_like(key.address);
         let at_node_ports = at_node_ports.filter(|_| key.address.is_unspecified());
@@ -290,11 +290,12 @@ impl Given {
 }
 
 impl Place {
-    /// Returns what the tables have at a key: the service there, else a NodePort.
+    /// Returns the specification that the tables should have at a key: that of the service there, else that of
+    /// a NodePort.
     fn spec(&self, key: ServiceKey, services: &Services) -> Option<Arc<ServiceSpec>> {
         if let Some(service) = services.get(&key) {
             let Policies { balanced, for_pods } = self.shape(key, &service.spec);
-            // At no address of its own a NodePort is there for packets of edges.
+            // A NodePort without an address of the machine is only for packets from edges.
             let balanced = balanced.filter(|_| !key.address.is_unspecified());
             return Some(with_policy(&service.spec, balanced.or(for_pods)?));
         }
@@ -308,7 +309,7 @@ impl Place {
         Some(with_policy(&service.spec, policy))
     }
 
-    /// Lists the addresses that a service sends to.
+    /// Returns the addresses that a service sends packets to.
     fn nodes(&self, key: ServiceKey, spec: &ServiceSpec) -> BTreeSet<IpAddr> {
         let Policies { balanced, for_pods } = self.shape(key, spec);
         let policies = [balanced, for_pods];
@@ -320,8 +321,8 @@ impl Place {
     }
 
     fn shape(&self, key: ServiceKey, spec: &ServiceSpec) -> Policies {
-        // To a machine without pods the policy would leave nothing: it is the load balancer in front,
-        // which sends to the nodes that have some.
+        // On a machine without pods, policy `Local` would leave no backends. Such a machine is a load balancer
+        // in front, which sends to the nodes with pods.
         let policy = if self.node {
             spec.traffic_policy
         } else {
@@ -330,7 +331,7 @@ impl Place {
         let is_node_port = key.address.is_unspecified();
         let is_balanced =
             self.edge && (!is_node_port || self.node_ports_like(key.address).next().is_some());
-        // A node hands to pods what edges send; what else it has the VIP of is the stack's.
+        // A node delivers packets from edges to its pods. Without pods here, packets to the VIP are for the stack.
         let has_pods = self.node
             && spec.mode != ForwardMode::Nat
             && spec.backends.iter().any(|backend| backend.pod.is_some());
@@ -346,7 +347,7 @@ impl Place {
     }
 }
 
-/// Returns a specification with a policy, which is mostly its own.
+/// Returns a specification with another policy. Shares it if the policy is the same, which is the usual case.
 fn with_policy(spec: &Arc<ServiceSpec>, traffic_policy: TrafficPolicy) -> Arc<ServiceSpec> {
     if spec.traffic_policy == traffic_policy {
         return Arc::clone(spec);

@@ -1,4 +1,5 @@
-//! What the Kubernetes API is to this machine: whether it answers, what it allows, and as whom it knows the machine.
+//! Checks the Kubernetes API from this machine: whether it answers, which rights the agent has, and how the
+//! cluster knows this machine.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -21,15 +22,16 @@ use crate::kubernetes::Identity;
 use crate::kubernetes::client::{self, SEED_SECRET};
 use crate::kubernetes::schema::{EndpointSlice, Node};
 
-/// How long the server may take for each answer.
+/// Time limit of each answer.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// Slices of our Service that are read at a time; each has up to a thousand endpoints.
+/// Slices of our Service read in one page. Each has up to a thousand endpoints.
 const PAGE: u32 = 100;
 
-/// Nodes whose addresses are looked up for the source that this machine would send from.
+/// Number of Nodes for which the source address of this machine's packets is looked up.
 const SOME_NODES: u32 = 100;
 
-/// Asks the API server, and judges what it says; tells also whether the machine has a Node, as far as is known.
+/// Asks the API server and judges its answers. Returns the findings, and whether this machine has a Node, or
+/// may have one because the server did not tell.
 pub(super) fn look(options: &Kubernetes, desired: &Desired) -> (Vec<Finding>, bool) {
     let identity = Identity::of(options);
     let mut judge = Judge::of("kubernetes");
@@ -57,24 +59,24 @@ pub(super) fn look(options: &Kubernetes, desired: &Desired) -> (Vec<Finding>, bo
     (judge.findings, may_be_node)
 }
 
-/// Something that the agent does by the API.
+/// A right that the agent needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Right {
     verb: &'static str,
     group: &'static str,
     resource: &'static str,
     within: Within,
-    /// The one object that it is needed for.
+    /// Name of the only object that the right is needed for; `None` for all.
     name: Option<&'static str>,
 }
 
-/// Where a right is needed.
+/// The namespaces in which a right is needed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Within {
     AllNamespaces,
-    /// Where our own objects are.
+    /// The namespace of Guideway's own objects.
     Ours,
-    /// Where edges have their Leases.
+    /// The namespace of edges' Leases.
     Leases,
 }
 
@@ -101,7 +103,7 @@ impl fmt::Display for Right {
     }
 }
 
-/// Lists what the agent does by the API with this configuration.
+/// Lists the rights that the agent needs with this configuration.
 fn rights(options: &Kubernetes, desired: &Desired) -> Vec<Right> {
     let all = |verbs: &'static [&'static str], group, resource| {
         verbs.iter().map(move |verb| Right {
@@ -132,7 +134,7 @@ fn rights(options: &Kubernetes, desired: &Desired) -> Vec<Right> {
         let verbs = &["list", "watch", "create", "patch"];
         let leases = |verbs| all(verbs, "coordination.k8s.io", "leases");
         rights.extend(leases(verbs).map(at(Within::Leases)));
-        // Of edges of the version before.
+        // To see the Leases of edges of the previous version.
         rights.extend(leases(&["list", "watch"]).map(at(Within::Ours)));
     }
     rights
@@ -141,17 +143,17 @@ fn rights(options: &Kubernetes, desired: &Desired) -> Vec<Right> {
 struct Answers {
     server: String,
     version: String,
-    /// What this token may not.
+    /// Rights that the token lacks.
     denied: Result<Vec<Right>, String>,
-    /// Addresses of the Node of the machine's name, if there is one.
+    /// Addresses of the Node with this machine's name; `None` if there is no such Node.
     node: Result<Option<BTreeSet<IpAddr>>, String>,
-    /// The endpoints of our Service.
+    /// The machines listed in the slices of our Service.
     listed: Result<ListedMachines, String>,
-    /// Addresses of some Nodes.
+    /// Addresses of some other Nodes.
     others: BTreeSet<IpAddr>,
 }
 
-/// The machines that run Guideway, by the slices of its Service.
+/// The machines that run Guideway, from the slices of its Service.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct ListedMachines {
     nodes: BTreeSet<String>,
@@ -268,7 +270,7 @@ async fn listed_machines(
     }
 }
 
-/// Finds the outer sources of what this machine would send to other Nodes.
+/// Returns the outer source addresses that this machine would use towards other Nodes.
 fn sources(desired: &Desired, answers: &Answers) -> BTreeSet<IpAddr> {
     let own = host::facts().unwrap_or_default().addresses;
     let given = desired.sources;
@@ -277,7 +279,7 @@ fn sources(desired: &Desired, answers: &Answers) -> BTreeSet<IpAddr> {
         given.or_else(|| source_towards(*node).filter(is_routed))
     };
     let others = answers.others.iter().filter(|node| !own.contains_key(node));
-    // Nodes trust the prefix of their configuration.
+    // Nodes trust the prefix of their own configuration, which is not known here.
     let listed = others.filter(|node| !given.is_spread(**node));
     listed.filter_map(towards).collect()
 }
@@ -302,7 +304,7 @@ impl Answers {
         );
         match &self.denied {
             Ok(denied) => {
-                // Edges outside the cluster write no Events.
+                // Edges outside the cluster publish no Events.
                 let is_needed =
                     |right: &&Right| right.resource != "events" || self.node != Ok(None);
                 let denied = denied.iter().filter(is_needed).map(Right::to_string);
@@ -374,11 +376,11 @@ impl Answers {
     }
 }
 
-/// What to do where nodes do not trust an outer source.
+/// What to do if nodes do not trust an outer source.
 pub(crate) const UNTRUSTED_REMEDY: &str = "set sources to an address of the Node, or list it as an endpoint without \
                                            nodeName in an EndpointSlice of that Service";
 
-/// Says that nodes do not trust an outer source; `node` is the machine's Node, if it has one.
+/// Returns the text about an outer source that nodes do not trust. `node` is this machine's Node, if it has one.
 pub(crate) fn untrusted_source(source: &IpAddr, service: &str, node: Option<&str>) -> String {
     let of_node = node.map(|node| format!(" and is no address of Node {node}"));
     format!(

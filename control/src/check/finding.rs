@@ -1,29 +1,29 @@
-//! One judged fact, and the page that shows many.
+//! Findings of `guideway check`, and the page that shows them.
 
 use serde::Serialize;
 
-/// How a fact is judged.
+/// The judgement about a fact.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub(super) enum Verdict {
-    /// As it should be.
+    /// The fact is as it should be.
     Ok,
-    /// It works, at a price.
+    /// It works, but slower or with a risk.
     Warn,
     /// It does not work.
     Fail,
 }
 
-/// One judged fact.
+/// A fact with its judgement.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(super) struct Finding {
     pub(super) verdict: Verdict,
-    /// What it is about: `kernel`, `process`, `config`, or an interface.
+    /// Subject of the finding: `kernel`, `process`, `config`, `kubernetes` or an interface.
     pub(super) subject: String,
-    /// Which of its properties.
+    /// The property that was checked.
     pub(super) check: &'static str,
     pub(super) detail: String,
-    /// What to do about it; empty if nothing.
+    /// What to do; empty if nothing.
     pub(super) remedy: String,
 }
 
@@ -74,10 +74,10 @@ impl Judge {
     }
 }
 
-/// Widest line; `detail` and `remedy` are wrapped to it.
+/// Width of the page in characters; `detail` and `remedy` are wrapped to it.
 const WIDTH: usize = 80;
 
-/// Writes the findings in columns, and how many there are of each verdict.
+/// Formats the findings in columns, with the number of each verdict at the end.
 pub(super) fn page(findings: &[Finding]) -> String {
     let widest = |length: fn(&Finding) -> usize| findings.iter().map(length).max().unwrap_or(0);
     let subject = widest(|finding| finding.subject.len());
@@ -113,7 +113,7 @@ pub(super) fn page(findings: &[Finding]) -> String {
     page
 }
 
-/// Breaks a text between words; the first line begins at `margin`, the others are indented to it.
+/// Wraps a text between words. The first line starts at column `margin`; the others are indented to it.
 fn wrapped(text: &str, margin: usize) -> String {
     let room = WIDTH.saturating_sub(margin).max(20);
     let mut page = String::new();

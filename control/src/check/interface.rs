@@ -1,4 +1,4 @@
-//! Judges the interfaces: driver, queues, MTU, offloads, and what else runs there.
+//! Judges interfaces: driver, queues, MTU, offloads, and other programs there.
 
 use fastpath::facts::{
     Egress, Filter, Interface, InterfaceError, NativeXdp, ReversePathFilter, XdpMode,
@@ -7,14 +7,15 @@ use fastpath::facts::{
 use super::finding::Judge;
 use crate::desired::AttachMode;
 
-/// Outer IPv6 header, the largest that is put in front of a packet.
+/// Length of the largest outer header, in bytes: IPv6.
 const LARGEST_OUTER: u32 = 40;
-/// MTU of a client's Ethernet.
+/// MTU of clients on Ethernet, in bytes.
 const CLIENT_MTU: u32 = 1_500;
-/// Larger frames do not fit one page with XDP's headroom, so the driver needs several buffers.
+/// Largest MTU, in bytes, at which a frame with XDP's headroom fits into one page. Above it, the driver needs
+/// multi-buffer XDP.
 const SINGLE_BUFFER_MTU: u32 = 3_498;
 
-/// Judges an interface for the mode it shall be attached in; `ours` if an agent's link is pinned for it.
+/// Judges an interface for an attach mode. `ours` says whether an agent has pinned a link for it.
 pub(super) fn interface(interface: &Interface, mode: AttachMode, ours: bool, cpus: usize) -> Judge {
     let mut judge = Judge::of(&interface.name);
     if interface.up {
@@ -39,7 +40,7 @@ fn driver(interface: &Interface) -> &str {
     interface.driver.as_deref().unwrap_or("no driver")
 }
 
-/// Judges the driver; returns whether generic mode will be used.
+/// Judges the driver. Returns whether generic mode will be used.
 fn native_xdp(judge: &mut Judge, interface: &Interface, mode: AttachMode) -> bool {
     const CHECK: &str = "native XDP";
     let driver = driver(interface);
@@ -84,12 +85,12 @@ fn native_xdp(judge: &mut Judge, interface: &Interface, mode: AttachMode) -> boo
         || (mode == AttachMode::NativeOrGeneric && interface.native_xdp == NativeXdp::Unsupported)
 }
 
-/// Warns of a veth, whose other end decides whether what XDP sends by it arrives, and arrives whole.
+/// Warns about a veth: its peer decides whether frames that XDP sends arrive, and arrive intact.
 fn veth(judge: &mut Judge, interface: &Interface) {
     if interface.kind.as_deref() != Some("veth") {
         return;
     }
-    // veth_xdp_xmit() in drivers/net/veth.c takes a frame only where the receiving end runs NAPI.
+    // veth_xdp_xmit() in drivers/net/veth.c drops frames unless the receiving end runs NAPI.
     judge.warn(
         "veth peer",
         "a frame that XDP sends by a veth is lost unless the other end has an XDP program or GRO; `guideway drops` \
@@ -194,15 +195,15 @@ fn programs(judge: &mut Judge, interface: &Interface, ours: bool) {
     );
 }
 
-/// Judges whether each of several interfaces takes what comes in by another one and is redirected to it; `ours`
-/// are those that an agent's link is pinned for.
+/// Judges whether each interface accepts frames that are redirected from the others. `ours` are the interfaces
+/// for which an agent has pinned a link.
 ///
-/// A frame that the target does not take is lost after it was counted as forwarded.
+/// A frame that the target does not accept is lost after it was counted as forwarded.
 pub(super) fn redirect_targets(used: &[(Interface, AttachMode)], ours: &[String]) -> Vec<Judge> {
     let mut judges = Vec::new();
     for (place, (interface, _)) in used.iter().enumerate() {
         let mut others = used.iter().enumerate().filter(|(other, _)| *other != place);
-        // In generic mode the stack sends, which needs nothing of the driver.
+        // In generic mode the network stack sends the frame, so the driver does not matter.
         let is_native = |(_, (other, mode)): (usize, &(Interface, AttachMode))| {
             *mode != AttachMode::Generic && other.native_xdp != NativeXdp::Unsupported
         };
@@ -216,7 +217,7 @@ pub(super) fn redirect_targets(used: &[(Interface, AttachMode)], ours: &[String]
                 redirect_target: true,
                 ..
             } => judge.ok("redirects", format!("{driver} takes frames of other interfaces")),
-            // Many drivers set up the queues for it with the first program.
+            // Many drivers set up their queues for redirected frames with the first program.
             NativeXdp::Supported { .. } if !ours.contains(&interface.name) => judge.warn(
                 "redirects",
                 format!("{driver} takes no frames of other interfaces without an XDP program"),
@@ -231,7 +232,7 @@ pub(super) fn redirect_targets(used: &[(Interface, AttachMode)], ours: &[String]
                 "have clients and nodes behind one interface (a VLAN or a bond), use a NIC whose driver takes \
                  redirected frames, or mode: generic on the others",
             ),
-            // The finding about native XDP tells that the kernel is too old.
+            // The finding about native XDP reports that the kernel is too old to tell.
             NativeXdp::Unknown => continue,
         }
         judges.push(judge);
@@ -239,7 +240,7 @@ pub(super) fn redirect_targets(used: &[(Interface, AttachMode)], ours: &[String]
     judges
 }
 
-/// Judges what runs where a node's replies leave.
+/// Judges the egress hook of a device where a node's replies leave.
 pub(super) fn egress(judge: &mut Judge, found: Result<Egress, InterfaceError>) {
     let egress = match found {
         Ok(egress) => egress,
@@ -272,7 +273,8 @@ pub(super) fn egress(judge: &mut Judge, found: Result<Egress, InterfaceError>) {
     }
 }
 
-/// Judges whether a node's kernel takes decapsulated packets, whose clients may be routed elsewhere.
+/// Judges whether the kernel of a node accepts decapsulated packets. Their clients may be routed by another
+/// interface.
 pub(super) fn reverse_path_filter(judge: &mut Judge, name: &str, filter: ReversePathFilter) {
     match filter {
         ReversePathFilter::Strict => judge.warn(

@@ -1,4 +1,4 @@
-//! Judges the kernel, what this process may do, and which ports the kernel takes for itself.
+//! Judges the kernel, the rights of this process, and the ports that the kernel uses itself.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -61,7 +61,7 @@ pub(super) fn kernel(judge: &mut Judge, kernel: &Kernel) {
     }
 }
 
-/// Judges what this process may do.
+/// Judges the rights of this process.
 pub(super) fn process(process: &Process) -> Judge {
     let mut judge = Judge::of("process");
     let missing = process.missing(&Capability::REQUIRED);
@@ -109,8 +109,8 @@ pub(super) fn bpffs(judge: &mut Judge, pin_dir: &Path, found: io::Result<Bpffs>)
     );
 }
 
-/// Judges whether the kernel takes NodePorts for its own connections, whose answers a SYN-less
-/// NodePort packet then looks like.
+/// Judges whether the kernel may use a NodePort for its own connections. Packets of a client's established
+/// connection would look like answers to these.
 pub(super) fn node_ports(judge: &mut Judge, services: &BTreeSet<u16>, ports: &LocalPorts) {
     let (Some(first), Some(last)) = (services.first(), services.last()) else {
         return;
@@ -134,8 +134,8 @@ pub(super) fn node_ports(judge: &mut Judge, services: &BTreeSet<u16>, ports: &Lo
     );
 }
 
-/// Judges whether the kernel takes ports of NAT mode for its own connections, whose answers then look like a
-/// backend's.
+/// Judges whether the kernel may use ports of NAT mode for its own connections. Answers to these would look
+/// like a backend's.
 pub(super) fn nat_ports(judge: &mut Judge, nat: &NatSettings, ports: &LocalPorts) {
     let range = nat.ports();
     let (first, last) = (*range.start(), *range.end());
@@ -166,7 +166,7 @@ fn own_connections(ports: &LocalPorts) -> String {
     )
 }
 
-/// Judges whether the kernel's table of neighbours has room; of those that say how full they are.
+/// Judges whether the kernel's neighbour table has room, if the kernel reports its use. `v4` chooses the family.
 pub(super) fn neighbours(judge: &mut Judge, v4: bool, table: NeighbourTable) {
     let NeighbourTable { entries, capacity } = table;
     let Some(entries) = entries else {
@@ -192,7 +192,7 @@ pub(super) fn neighbours(judge: &mut Judge, v4: bool, table: NeighbourTable) {
     );
 }
 
-/// Judges whether NAT mode sends from addresses that the kernel masquerades by, with the same ports.
+/// Judges whether NAT mode shares addresses with the kernel's masquerading, which could use the same ports.
 pub(super) fn masquerade(judge: &mut Judge, shared: &BTreeSet<IpAddr>, masquerades: Option<bool>) {
     let (Some(address), Some(masquerades)) = (shared.first(), masquerades) else {
         return;

@@ -1,4 +1,4 @@
-//! The machine that a target is for: its addresses, and what they are for.
+//! The machine that a target is for: its addresses and their purposes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -7,31 +7,31 @@ use crate::config::host::{self, HostFacts};
 use crate::desired::{Desired, NodePortAddresses};
 use crate::service_totals::ServiceTotals;
 
-/// What the target depends on of the machine.
+/// The facts about the machine that the target depends on.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Machine {
-    /// Its addresses that other machines can send to.
+    /// Addresses that other machines can send to.
     pub addresses: BTreeSet<IpAddr>,
-    /// Those on `lo`, where a machine has the virtual addresses that its own stack serves.
+    /// Those of them on `lo`. A machine has the virtual addresses there that its own stack serves.
     pub on_loopback: BTreeSet<IpAddr>,
-    /// The first of these for each attached interface and family, or the one that is listed as a node,
-    /// on any interface.
+    /// For each attached interface and family the first address; or the address listed as a node, on whatever
+    /// interface.
     pub primary: BTreeSet<IpAddr>,
-    /// The smallest MTU of the attached interfaces.
+    /// Smallest MTU of the attached interfaces, in bytes.
     pub mtu: Option<u32>,
-    /// The devices that lead to its pods.
+    /// Devices that lead to its pods.
     pub pod_devices: BTreeSet<String>,
 }
 
 impl Machine {
-    /// Reads out of the machine's facts what matters to the desired state; the pods' devices are not among them.
+    /// Selects the relevant facts of a machine. The caller adds the devices of pods.
     pub fn of(desired: &Desired, facts: &HostFacts) -> Self {
         let routed = |address: &&IpAddr| host::is_routed(address);
         let mut primary: BTreeMap<(&str, bool), IpAddr> = BTreeMap::new();
         for address in facts.in_order.iter().filter(routed) {
             let interface = facts.addresses.get(address).map(String::as_str);
             let is_listed = desired.nodes.contains(address);
-            // A listed one may lie on a VLAN or a bridge over an attached interface.
+            // A listed address may be on a VLAN or bridge above an attached interface.
             let counts = |name: &&str| is_listed || desired.interfaces.contains_key(*name);
             let Some(interface) = interface.filter(counts) else {
                 continue;
@@ -56,8 +56,8 @@ impl Machine {
     }
 }
 
-/// Lists the addresses that replies to NAT mode come to: where none is configured, the next hop's source may be any
-/// of the machine's.
+/// Returns the addresses to which replies to NAT mode come. If none is configured, NAT mode may send from any
+/// address of the machine, as the route to the next hop says.
 pub(super) fn nat_addresses(
     desired: &Desired,
     totals: &ServiceTotals,
@@ -78,7 +78,7 @@ pub(super) fn nat_addresses(
     addresses
 }
 
-/// Chooses the addresses of a machine at which NodePorts are served; never a VIP.
+/// Returns the addresses of a machine at which NodePorts are served. A VIP is never among them.
 pub(super) fn node_port_addresses(desired: &Desired, machine: &Machine) -> BTreeSet<IpAddr> {
     let mut addresses = match &desired.node_port_addresses {
         NodePortAddresses::Primary => machine.primary.clone(),

@@ -1,17 +1,17 @@
-//! The agent: keeps the dataplane equal to the configuration, and answers for it.
+//! The agent keeps the dataplane equal to the configuration, and answers questions about it.
 //!
-//! One thread owns the tables and does everything in order; signals, the file watch,
-//! the socket and the metrics listener run beside it and send it [`Command`]s through
-//! a [`Handle`]. Before it sleeps, the thread publishes what it knows, which the
-//! [`observer`](crate::observer) answers from beside it. The thread sleeps in the next-hop watcher, which a command ends.
+//! One thread owns the tables and does everything in order. Signals, the file watch, the socket and the metrics
+//! listener run beside it and send it [`Command`]s through a [`Handle`]. The thread sleeps in the watcher of
+//! routes and neighbours; a command wakes it. Before it sleeps, it publishes what it knows, and the
+//! [`observer`](crate::observer) answers from that.
 //!
-//! Everything is level-triggered: whatever happened, the difference between installed
-//! and desired is computed anew and applied. What cannot be applied leaves the rest in
-//! force, is reported, and is tried again with growing pauses.
+//! Everything is level-triggered: after any event the difference between installed and desired state is
+//! computed again and applied. What cannot be applied is reported and tried again with growing pauses; the rest
+//! is in force.
 //!
-//! `start` and `reload` make the state that is wanted, `cluster` takes it from the API. `settle`, here, goes by
-//! `checks` (what serves, and what is checked) and `apply` (what differs). `sweeps` has what is done now and
-//! then, `view` what is published, `answers` what commands ask.
+//! `start` and `reload` make the desired state, `cluster` takes it from the API. `settle`, in this file, uses
+//! `checks` (which backends serve, and what is checked) and `apply` (the difference). `sweeps` does periodic
+//! work, `view` publishes, `answers` answers commands.
 
 mod announce;
 mod announcing;
@@ -64,17 +64,17 @@ use crate::observer::{Observer, Sources};
 use crate::service_totals::ServiceTotals;
 use crate::target::{Machine, MachineServices};
 
-/// How often the machine is looked at without an event: a path MTU is learnt without one.
+/// Longest pause between two looks at the machine. A path MTU is learnt without any event.
 const TIMER: Duration = Duration::from_secs(30);
-/// Items of one kind that are logged one by one: a switch that fails takes a thousand nodes along.
+/// Most items of one kind that are logged one by one. A failing switch can take a thousand nodes down.
 const LOGGED_ONE_BY_ONE: usize = 10;
 
-/// The dataplane and everything known about it.
+/// The dataplane, and everything known about it.
 #[derive(Debug)]
 pub struct Agent {
     config: Config,
     file: ConfigFile,
-    /// Where services and nodes come from, if it is not the file.
+    /// The state of the cluster; `None` if the file lists services and nodes.
     cluster: Option<Cluster>,
 
     machine: Machine,
@@ -85,7 +85,7 @@ pub struct Agent {
     path_mtus: PathMtus,
     pod_devices: PodDevices,
 
-    /// Of the services that the configuration asks for.
+    /// Totals of the services that the configuration asks for, including backends that health checks left out.
     totals: ServiceTotals,
     services_here: MachineServices,
     checks: Checks,
@@ -101,21 +101,22 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// Returns what ends the agent's sleep when a command was sent.
+    /// Returns what wakes the agent after a command was sent.
     pub fn waker(&self) -> Waker {
         self.watcher.waker()
     }
 
-    /// Returns what checks backends and nodes; whoever runs it sends [`Command::Health`] when something turned.
+    /// Returns the monitor of backends and nodes. Its runner must send [`Command::Health`] when their health changes.
     pub fn health(&self) -> Arc<Monitor> {
         Arc::clone(&self.checks.monitor)
     }
 
-    /// Returns who answers beside what is asked of the agent's state; what it cannot, it asks by the handle.
+    /// Returns the observer, which answers beside the agent's thread. It asks the agent by `agent` what it
+    /// cannot answer itself.
     ///
     /// # Errors
     ///
-    /// When the maps cannot be opened once more.
+    /// When the maps cannot be opened a second time.
     pub fn observer(&self, agent: Handle) -> Result<Observer, StartError> {
         let reader = self.tables.reader(&self.attachments.loaded);
         Ok(Observer::new(Sources {
@@ -130,11 +131,11 @@ impl Agent {
         }))
     }
 
-    /// Works until told to stop; everything stays attached, unless told to detach.
+    /// Runs until a command ends it. Everything stays attached, unless the command is to detach.
     ///
     /// # Errors
     ///
-    /// When routes and neighbours cannot be followed any more.
+    /// When routes and neighbours can no longer be followed.
     pub fn run(mut self, commands: &Receiver<Command>) -> Result<(), NetlinkError> {
         loop {
             let now = Instant::now();
@@ -161,38 +162,38 @@ impl Agent {
             } else if turned || self.problems.pause(Instant::now()) == Some(Duration::ZERO) {
                 self.settle();
             }
-            // What routers say ends the sleep more often than the machine has to be looked at.
+            // Looking for path MTUs ends the sleep more often than the machine has to be looked at.
             let is_for_paths = wake == Wake::TimedOut && now.elapsed() < timeout;
             if wake != Wake::Woken && !is_for_paths {
                 self.follow_machine();
             }
             self.follow_paths(Instant::now());
-            // A walk of tens of milliseconds, which what woke the agent does not wait for.
+            // Last, because it takes tens of milliseconds, and the event that woke the agent must not wait for it.
             self.sweep();
         }
     }
 
-    /// Does what a command says; true if it ends the agent.
+    /// Executes a command. Returns whether it ends the agent.
     fn obey(&mut self, command: Command) -> bool {
         match command {
             Command::Reload { cause } => self.reload(cause),
-            // Many may turn at once: the selection is made when all that was sent is read.
+            // Many may change at once. The selection is made once, after all commands have been read.
             Command::Health => self.checks.is_changed = true,
             Command::Announce(holdings) => self.take_holdings(holdings),
-            // Likewise: the newest one is taken.
+            // The newest state is taken once, after all commands have been read.
             Command::State => {}
-            // Nobody reads the answer; what a question does besides is still wanted.
+            // Nobody waits for the answer any more. Only a detach has an effect beside its answer.
             Command::Ask(question, answer)
                 if answer.is_closed() && question != Question::Detach => {}
             Command::Ask(question, answer) => {
                 let (line, end) = self.answer(&question);
-                // A peer that went away is no concern of ours.
+                // The asker may have gone.
                 let _ = answer.send(line);
                 return end;
             }
             Command::Look => {
                 if self.attachments.forget_lost() {
-                    // A pod that ended takes its device along.
+                    // The device may have been a pod's, which is gone with the pod.
                     self.look_for_pod_devices();
                     self.settle();
                 }
@@ -202,7 +203,7 @@ impl Agent {
         false
     }
 
-    /// Looks at what the machine changed under us: next hops, addresses, interfaces.
+    /// Adapts to changes of the machine: its addresses, interfaces and next hops.
     fn follow_machine(&mut self) {
         self.followed = Instant::now();
         let before = self.machine.clone();
@@ -215,7 +216,7 @@ impl Agent {
             let outcome = self.next_hops.refresh(&mut self.tables);
             let outcome = outcome.map_err(|error| chain(&error));
             self.problems.note(Instant::now(), Item::NextHops, outcome);
-            // A link may have come, or have another MAC.
+            // A link may have appeared or changed its MAC.
             for (item, outcome) in self.announce() {
                 self.problems.note(Instant::now(), item, outcome);
             }
@@ -225,7 +226,7 @@ impl Agent {
         }
     }
 
-    /// Reads the machine's addresses and MTUs; what was known stays if they cannot be read.
+    /// Reads the machine's addresses and MTUs. If that fails, the known ones stay.
     fn look_at_machine(&mut self) {
         match host::facts() {
             Ok(facts) => {
@@ -238,8 +239,8 @@ impl Agent {
         }
     }
 
-    /// Brings dataplane and checks to the desired state as far as possible; returns how many steps changed
-    /// something.
+    /// Brings dataplane and checks to the desired state as far as possible. Returns the number of operations
+    /// that changed something.
     fn settle(&mut self) -> usize {
         let done = self.settle_what_is_known();
         self.report();
@@ -256,7 +257,7 @@ impl Agent {
         self.totals.follow(&self.config.desired, own);
         self.checks.select(&self.config.desired, own);
         let mut done = self.apply();
-        // A check may need what was just put in place, and what it was for may be gone.
+        // Only now, because checks may need what was just applied; and some may have lost their target.
         self.set_check_targets();
         if self
             .checks
@@ -268,7 +269,7 @@ impl Agent {
         done
     }
 
-    /// Has everything checked that the configuration asks for.
+    /// Sets the targets of checks from the configuration.
     fn set_check_targets(&mut self) {
         let desired = &self.config.desired;
         let mut interfaces = desired.interfaces.keys();
@@ -280,19 +281,19 @@ impl Agent {
             .set_targets(desired, &self.totals, own, diverts, tables);
     }
 
-    /// Asks the kernel for the devices of this machine's pods; tells whether they are others than before.
+    /// Asks the kernel for the devices of this machine's pods. Returns whether they changed.
     fn look_for_pod_devices(&mut self) -> bool {
         let pods = self.totals.own_pods();
         self.pod_devices.look(pods, &mut self.next_hops)
     }
 
-    /// Lists the interfaces that are wanted, and how the program is there.
+    /// Lists the configured interfaces, and how the program is attached to each.
     fn interface_status(&self) -> Vec<Interface> {
         let wanted = &self.config.desired.interfaces;
         self.attachments.interface_status(wanted, &self.problems)
     }
 
-    /// Lists the devices that have the egress program or should have it.
+    /// Lists the devices that have or should have the egress program.
     fn egress_status(&self) -> Vec<Egress> {
         let desired = &self.config.desired;
         let mut wanted = BTreeSet::new();

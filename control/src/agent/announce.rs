@@ -1,11 +1,12 @@
-//! Announcements: keeps the datapath answering for the right addresses, and tells neighbours of a change.
+//! Announcements: makes the datapath answer for the right addresses, and tells neighbours about changes.
 //!
-//! Which addresses belong here, the configuration says, or in a cluster the election of the edges: that
-//! hears from here what there is to announce, once it is served, and what other machines announce.
+//! Without a cluster the configuration says which addresses belong here. In a cluster the edges elect that. The
+//! election hears from here which addresses are served and can be announced, and what other machines announce.
 //!
-//! The datapath answers for 3 s after each sign of life of the agent's loop, which gives one while neighbours can be
-//! answered at all. So a machine whose agent hangs, crashes or cannot attach falls silent by the time that another
-//! one has taken over. What others have announced while it was silent, or had no agent, is theirs when it goes on.
+//! The datapath answers for 3 s after each sign of life of the agent's loop. The loop gives one while this
+//! machine can answer neighbours at all. So a machine whose agent hangs, crashes or cannot attach falls silent
+//! by the time another one has taken over. When it goes on, the addresses that others announced in the meantime
+//! are theirs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -25,13 +26,13 @@ use crate::announce::{Candidates, Holdings, Mac};
 use crate::chain::chain;
 use crate::kubernetes::leases::{AgentSignals, Announceable, Claims};
 
-/// How often it is made sure that the program is on its interfaces: nobody tells when it is taken off.
+/// Time between two checks that the program is still on its interfaces. Nothing reports its removal.
 const ATTACHED_PAUSE: Duration = Duration::from_millis(500);
 
 impl Agent {
-    /// Has the datapath answer for the addresses that belong here, and tells neighbours of those that are new.
+    /// Makes the datapath answer for the addresses that belong here, and announces the new ones.
     pub(super) fn announce(&mut self) -> Vec<(Item, Result<(), String>)> {
-        // What an earlier agent left goes on being answered for.
+        // Until the desired state is known, the datapath answers for the addresses of the earlier agent.
         if self.waits_for_state() {
             return Vec::new();
         }
@@ -45,7 +46,7 @@ impl Agent {
         let election = self.announcing.election.as_ref();
         let belongs_here = |vip: &&IpAddr| match election {
             Some(election) => election.share.contains(*vip),
-            // In a cluster nobody has the addresses without an election.
+            // In a cluster no machine has the addresses without an election.
             None => self.cluster.is_none(),
         };
         let vips = desired.vips.iter().filter(belongs_here);
@@ -81,17 +82,17 @@ impl Agent {
         outcomes
     }
 
-    /// Looks for the links to announce on, and whether those who ask there are answered; what was known stays where
-    /// the kernel does not tell.
+    /// Finds the links to announce on, and whether neighbours there are answered. Keeps the known links if the
+    /// kernel does not answer.
     fn follow_links(&mut self, names: &BTreeSet<String>) -> Result<(), String> {
         let links = announce::links(names).map_err(|error| chain(&error))?;
-        // One file for many machines may name links that this one has not.
+        // One file may serve many machines, and name links that this machine does not have.
         self.announcing.is_able = !links.is_empty() && links.iter().all(|link| self.hears(link));
         self.announcing.links = links;
         Ok(())
     }
 
-    /// Finds out whether an earlier agent's announcements can be kept up, while it is not known what is desired.
+    /// Finds out whether this machine can keep up an earlier agent's announcements before it knows the desired state.
     pub(super) fn hold_announcements(&mut self) {
         let rules = self.config.desired.announce.as_ref();
         let rules = rules.filter(|_| self.config.desired.edge);
@@ -104,7 +105,7 @@ impl Agent {
         }
     }
 
-    /// Says that the loop runs, and while neighbours can be answered has the datapath do so.
+    /// Gives a sign of life of the loop. While neighbours can be answered, the datapath answers on.
     pub(super) fn show_life(&mut self) {
         self.publication.pulse.beat(Instant::now());
         if !self.announcing.is_able {
@@ -116,8 +117,8 @@ impl Agent {
         }
     }
 
-    /// Gives up the addresses that others have announced while this machine was silent, or had no agent; the others
-    /// are announced again. Returns whether that could be done.
+    /// Gives up the addresses that others announced while this machine was silent or had no agent, and
+    /// announces the rest again. Returns false if the announcements of others cannot be read.
     fn give_up_claimed(&mut self) -> bool {
         if self.announcing.election.is_some()
             && let Err(error) = self.leave_to_others()
@@ -133,7 +134,7 @@ impl Agent {
         true
     }
 
-    /// Announces no more what others have announced, and tells the election so.
+    /// Stops announcing the addresses that others have announced, and tells the election.
     fn leave_to_others(&mut self) -> Result<(), TableError> {
         let claims = self.announcing.of_others(self.tables.take_claims()?);
         let lost: BTreeSet<IpAddr> = claims.into_iter().map(|(address, _)| address).collect();
@@ -151,13 +152,13 @@ impl Agent {
             .retain(|address| !lost.contains(address));
         if let Some(election) = &mut self.announcing.election {
             election.share.retain(|address| !lost.contains(address));
-            // Whoever is to hear it ends with the agent.
+            // The send fails only if the election has ended, and that ends the agent.
             let _ = election.claims.send(Claims::Lost(lost));
         }
         Ok(())
     }
 
-    /// Leaves it to an election what is announced; until it has begun, that stays which is.
+    /// Puts an election in charge of what is announced. Until it starts, the announced addresses stay.
     pub(crate) fn elect(&mut self) -> (BTreeSet<IpAddr>, AgentSignals) {
         let share = self.tables.announced();
         let (shown, to_show) = watch::channel(None);
@@ -179,7 +180,7 @@ impl Agent {
         (share, heard)
     }
 
-    /// Shows the election what there is to announce, which is served by then.
+    /// Tells the election which addresses are served and can be announced.
     pub(super) fn show_announceable(&self) {
         let desired = &self.config.desired;
         let election = self.announcing.election.as_ref();
@@ -223,7 +224,7 @@ impl Agent {
         self.announcing.send(now);
     }
 
-    /// Tells whether neighbours on an interface can be answered.
+    /// Returns whether neighbours on an interface can be answered, as an outcome for the list of problems.
     fn judge_link(&self, name: &str) -> (Item, Result<(), String>) {
         let outcome = match self.announcing.links.iter().find(|link| link.name == name) {
             None => Err(format!(
@@ -238,7 +239,7 @@ impl Agent {
         (Item::Announce(name.to_owned()), outcome)
     }
 
-    /// Tells whether the program sees what comes in on a link.
+    /// Returns whether our program sees the frames that arrive on a link.
     fn hears(&self, link: &Link) -> bool {
         self.attachments.interfaces.values().any(|attached| {
             let ifindex = attached.attachment.ifindex;
@@ -246,7 +247,7 @@ impl Agent {
         })
     }
 
-    /// Tells whether the program was taken off one of the links' devices, of which nobody tells.
+    /// Returns whether somebody took the program off one of the links' devices. Nothing reports that.
     fn has_lost_a_link(&self) -> bool {
         let announces = |ifindex: u32| {
             let mut arrivals = self.announcing.links.iter().flat_map(|link| &link.arrivals);
@@ -258,7 +259,7 @@ impl Agent {
             .values()
             .map(|attached| &attached.attachment);
         attachments.any(|one| {
-            // Where the kernel does not tell, the next look does.
+            // If the kernel does not answer, the next look will tell.
             announces(one.ifindex)
                 && matches!(
                     facts::is_attached(&one.interface, one.ifindex, one.program),
@@ -267,7 +268,7 @@ impl Agent {
         })
     }
 
-    /// Sends announcements that are due, and looks for those of others.
+    /// Sends the announcements that are due, and looks for those of others.
     pub(super) fn keep_announcing(&mut self) {
         let now = Instant::now();
         self.announcing.send(now);
@@ -296,12 +297,13 @@ impl Agent {
     }
 }
 
-/// Leaves the addresses of services with the traffic policy Local to nodes with endpoints of them.
+/// Restricts the addresses of services with policy `Local` to nodes that have endpoints.
 fn restrict(wanted: &mut BTreeMap<IpAddr, Candidates>, announcers: &Announcers) {
     let mut common: BTreeMap<IpAddr, Option<BTreeSet<IpAddr>>> = BTreeMap::new();
     for (key, nodes) in announcers {
         let common = common.entry(key.address).or_default();
-        // A Service without endpoints is served nowhere: it takes no node away from those that share its address.
+        // A Service without endpoints is served nowhere. It does not exclude any node for Services that share
+        // its address.
         if !nodes.is_empty() {
             *common = Some(match common.take() {
                 Some(others) => others.intersection(nodes).copied().collect(),

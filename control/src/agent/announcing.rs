@@ -1,4 +1,5 @@
-//! What is announced and where: when neighbours are told, and what the election hears.
+//! The state of announcements: what is announced on which links, what is still to be sent, and the connection
+//! to the election.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -16,8 +17,8 @@ use crate::chain::chain;
 use crate::desired::ServiceKey;
 use crate::kubernetes::leases::{Announceable, Claims, warn_of_strangers};
 
-/// When an address is announced, counted from its taking over: a neighbour may miss a frame, and an edge that has
-/// lost the API may know of this one by its insistence alone ([`crate::announce::election::INSISTENCE`]).
+/// When an address is announced, after it is taken over. A neighbour may miss a frame. And an edge that has
+/// lost the API may know this one only by its insistence ([`crate::announce::election::INSISTENCE`]).
 const REPEATS: [Duration; 5] = [
     Duration::ZERO,
     Duration::from_millis(200),
@@ -25,42 +26,42 @@ const REPEATS: [Duration; 5] = [
     Duration::from_secs(2),
     Duration::from_millis(3_500),
 ];
-/// How often other machines' announcements of the same addresses are looked for, and how often the loop gives a sign
-/// of life at least.
+/// Time between two looks for other machines' announcements of the same addresses; also the longest time
+/// between two signs of life of the loop.
 pub(super) const LOOK_PAUSE: Duration = Duration::from_millis(250);
 
-/// What is announced and where, as last put in force.
+/// The announcements as last put in force.
 #[derive(Debug, Default)]
 pub(super) struct Announcing {
     announcer: Option<Announcer>,
     pub(super) links: Vec<Link>,
     pub(super) addresses: BTreeSet<IpAddr>,
-    /// Announcements that are still to be sent.
+    /// Announcements still to be sent, with their times.
     repeats: Vec<(Instant, BTreeSet<IpAddr>)>,
-    /// Whether neighbours who ask on these links are answered, once there is an address.
+    /// Whether neighbours on these links are answered.
     pub(super) is_able: bool,
-    /// Whether this agent has given a sign of life of its own.
+    /// Whether this agent has given a sign of life.
     pub(super) has_begun: bool,
-    /// When other machines' announcements were last looked for; nothing while there is nothing to announce.
+    /// When other machines' announcements were last looked for; `None` while there is nothing to announce.
     pub(super) looked: Option<Instant>,
     /// When the program was last seen on its interfaces.
     pub(super) seen_attached: Option<Instant>,
-    /// Who else announces an address.
+    /// The last other machine that announced each address.
     rivals: BTreeMap<IpAddr, Mac>,
-    /// Who decides, where the configuration does not.
+    /// The election; `None` if the configuration decides.
     pub(super) election: Option<ElectionEnds>,
 }
 
-/// This side's ends of what passes to and from the election.
+/// This side of the connection to the election.
 #[derive(Debug)]
 pub(super) struct ElectionEnds {
     pub(super) shown: watch::Sender<Option<Announceable>>,
     pub(super) claims: mpsc::UnboundedSender<Claims>,
-    /// What belongs here.
+    /// Addresses that belong to this machine.
     pub(super) share: BTreeSet<IpAddr>,
     /// Addresses that were assigned to services.
     pub(super) assigned: OrdSet<IpAddr>,
-    /// Of services with the policy `Local` at these, the Nodes that announce them.
+    /// For services with policy `Local` at assigned addresses, the Nodes that announce them.
     pub(super) announcers: Announcers,
 }
 
@@ -68,7 +69,7 @@ pub(super) struct ElectionEnds {
 pub(super) type Announcers = OrdMap<ServiceKey, Arc<BTreeSet<IpAddr>>>;
 
 impl Announcing {
-    /// Takes the addresses that were assigned to services, and which Nodes announce those with the policy `Local`.
+    /// Sets the addresses that were assigned to services, and which Nodes announce those with policy `Local`.
     pub(super) fn set_announceable(&mut self, assigned: OrdSet<IpAddr>, announcers: Announcers) {
         if let Some(election) = &mut self.election {
             election.assigned = assigned;
@@ -76,7 +77,7 @@ impl Announcing {
         }
     }
 
-    /// Returns how long until there is something to send or to look for.
+    /// Returns how long until something is to be sent or looked for.
     pub(super) fn pause(&self, now: Instant) -> Option<Duration> {
         let repeats = self.repeats.iter().map(|(at, _)| *at);
         let look = self.looked.map(|looked| looked + LOOK_PAUSE);
@@ -84,15 +85,15 @@ impl Announcing {
         Some(next.saturating_duration_since(now))
     }
 
-    /// Takes these addresses for those that are announced.
+    /// Replaces the announced addresses.
     pub(super) fn hold(&mut self, addresses: BTreeSet<IpAddr>, now: Instant) {
-        // However often that changes, others' announcements are looked for at their time.
+        // The time of the last look stays: frequent changes must not delay the next one.
         let looks = !addresses.is_empty() || self.election.is_some();
         self.looked = self.looked.or(Some(now)).filter(|_| looks);
         self.addresses = addresses;
     }
 
-    /// Plans the announcements of addresses, in place of those that are still to be sent.
+    /// Schedules the announcements of addresses. They replace those of the same addresses that are still to be sent.
     pub(super) fn plan(&mut self, addresses: &BTreeSet<IpAddr>, now: Instant) {
         for (_, planned) in &mut self.repeats {
             planned.retain(|address| !addresses.contains(address));
@@ -102,7 +103,7 @@ impl Announcing {
         self.repeats.retain(|(_, planned)| !planned.is_empty());
     }
 
-    /// Sends what is due of the addresses that are still announced.
+    /// Sends the announcements that are due, of addresses that are still announced.
     pub(super) fn send(&mut self, now: Instant) {
         let due = self.repeats.extract_if(.., |(at, _)| *at <= now);
         let due: BTreeSet<IpAddr> = due.flat_map(|(_, addresses)| addresses).collect();
@@ -132,12 +133,13 @@ impl Announcing {
         outcome
     }
 
-    /// Tells the election who else announces the same addresses, or whoever reads the log, once.
+    /// Reports other machines that announce the same addresses: to the election, or without one to the log,
+    /// once each.
     pub(super) fn report(&mut self, claims: Vec<AnnouncedElsewhere>) {
         let claims = self.of_others(claims);
         if let Some(election) = &self.election {
             if !claims.is_empty() {
-                // Whoever is to hear it ends with the agent.
+                // The send fails only if the election has ended, and that ends the agent.
                 let _ = election.claims.send(Claims::Heard(claims));
             }
             return;
@@ -151,7 +153,7 @@ impl Announcing {
         warn_of_strangers(&new.collect::<Vec<_>>());
     }
 
-    /// Leaves out what another link of this machine in the same segment has announced.
+    /// Leaves out announcements by this machine's other links in the same segment.
     pub(super) fn of_others(&self, claims: Vec<AnnouncedElsewhere>) -> Vec<(IpAddr, Mac)> {
         let claims = claims.into_iter();
         let others = claims.filter(|claim| self.links.iter().all(|link| link.mac != claim.mac));

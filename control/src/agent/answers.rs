@@ -1,6 +1,6 @@
-//! What commands ask of the agent's own thread: what becomes of a packet in the live tables, and to detach.
+//! Answers that need the agent's own thread: what happens to a packet in the live tables, and detaching.
 //!
-//! What they ask of its state, the [`observer`](crate::observer) answers.
+//! The [`observer`](crate::observer) answers questions about the agent's state.
 
 use std::net::SocketAddr;
 
@@ -17,7 +17,7 @@ use crate::next_hop::DeviceNames;
 use crate::target::name_of;
 
 impl Agent {
-    /// Returns the answer as a line of JSON, and whether it ends the agent.
+    /// Returns the answer as a line of JSON, and whether the question ends the agent.
     pub(super) fn answer(&mut self, question: &Question) -> (String, bool) {
         fn reply<T: Serialize>(answer: Result<T, String>) -> String {
             answer.map_or_else(error_line, |answer| line(&Reply::Ok(answer)))
@@ -76,8 +76,8 @@ impl Agent {
         })
     }
 
-    /// Returns the number of the interface that a packet comes in by, if nobody says the first one with the
-    /// program.
+    /// Returns the index of the interface that a packet arrives on; without a name, the first interface with
+    /// the program.
     fn ingress(&self, name: Option<&str>) -> Result<u32, String> {
         match name {
             Some(name) => index_of(name).ok_or_else(|| format!("there is no interface {name}")),

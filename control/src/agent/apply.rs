@@ -1,4 +1,4 @@
-//! From the plan to the dataplane: what each operation does to tables and interfaces.
+//! Executes the plan: does each operation on the tables and interfaces.
 
 use std::collections::BTreeSet;
 use std::error::Error;
@@ -11,12 +11,12 @@ use crate::plan::{Installed, Operation, hold, oldest_first, plan};
 use crate::target::Machine;
 
 impl Agent {
-    /// Brings the dataplane to the desired state as far as possible; returns how many steps
+    /// Brings the dataplane to the desired state as far as possible. Returns the number of operations that
     /// changed something.
     pub(super) fn apply(&mut self) -> usize {
         let mut attempt = self.attempt();
         let mut done = attempt.done;
-        // What was removed may have made room for what did not fit.
+        // Removals may have made room for what did not fit.
         if attempt.removed && attempt.outcomes.iter().any(|(_, outcome)| outcome.is_err()) {
             self.programmed.refused.take_crowded();
             attempt = self.attempt();
@@ -37,7 +37,7 @@ impl Agent {
         done
     }
 
-    /// Keeps in force what an earlier agent left, while it is not known what is desired.
+    /// Keeps what an earlier agent left in force while the desired state is unknown.
     pub(super) fn hold(&mut self) {
         let mut operations = vec![cluster::in_tables(&self.tables)];
         if !self.is_held_back() {
@@ -48,13 +48,13 @@ impl Agent {
         self.problems.replace(Instant::now(), outcomes);
     }
 
-    /// Tells whether our programs, over tables that nobody has filled, would replace those of an earlier
-    /// agent that serve.
+    /// Returns whether our programs would replace serving ones of an earlier agent although our tables are
+    /// still empty.
     pub(super) fn is_held_back(&self) -> bool {
         self.attachments.other_layout && self.waits_for_state()
     }
 
-    /// Does every step of the plan, whatever becomes of the others.
+    /// Executes every operation of the plan, whatever the outcome of the others.
     fn attempt(&mut self) -> Attempt {
         let pods = self.totals.own_pods();
         self.pod_devices.follow(pods, &mut self.next_hops);
@@ -71,9 +71,9 @@ impl Agent {
         let mut attempt = Attempt::default();
         let mut attaches = false;
         for operation in operations {
-            // Thousands of them take seconds.
+            // Thousands of operations take seconds, and the datapath needs a sign of life meanwhile.
             self.show_life();
-            // The services are there by now, and the next packet may meet our programs.
+            // The services are in the tables by now, and the next packet may meet our programs.
             if !attaches && operation.attaches() {
                 attaches = true;
                 self.attachments.inherit_flows(&mut self.tables);
@@ -85,7 +85,7 @@ impl Agent {
             attempt.outcomes.push((item, outcome));
         }
         self.attachments.finish_inheritance(&mut self.tables);
-        // What is announced is served by then.
+        // Only now, when the services at these addresses are in the tables.
         attempt.outcomes.extend(self.announce());
         attempt
     }
@@ -133,7 +133,7 @@ impl Agent {
             } => {
                 let changed = self.next_hops.set_targets(nodes, by_nat, edges);
                 let failed = self.problems.of(&Item::NextHops).is_some();
-                // What the kernel changes has an event of its own.
+                // Changes by the kernel have events of their own.
                 let outcome = if changed || failed {
                     self.next_hops.refresh(tables)
                 } else {
@@ -173,7 +173,7 @@ impl Agent {
     }
 }
 
-/// What one go through the plan brought.
+/// The result of executing the plan once.
 #[derive(Debug, Default)]
 struct Attempt {
     done: usize,
@@ -181,7 +181,7 @@ struct Attempt {
     outcomes: Vec<(Item, Result<(), String>)>,
 }
 
-/// Words the outcome of a step.
+/// Converts an error into its text.
 pub(super) fn in_words<E: Error + 'static>(outcome: Result<(), E>) -> Result<(), String> {
     outcome.map_err(|error| chain(&error))
 }

@@ -1,4 +1,4 @@
-//! The programs on this machine's devices: put there, taken over from an earlier agent, and lost.
+//! The programs on this machine's devices: attached, inherited from an earlier agent, or lost.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -15,7 +15,7 @@ use crate::api::{Egress, Interface};
 use crate::chain::chain;
 use crate::desired::AttachMode;
 
-/// Where the program is, and how it was asked to be there.
+/// An attached program, and the mode that was configured for it.
 #[derive(Debug)]
 pub(super) struct Attached {
     pub(super) allowed: AttachMode,
@@ -27,22 +27,22 @@ pub(super) struct Attached {
 pub(super) struct Attachments {
     pub(super) loaded: Loaded,
     pub(super) pins: Pins,
-    /// Keeps other agents off the pins for as long as it is open.
+    /// Keeps other agents off the pins while it is open.
     _pins_lock: File,
-    /// Whether the tables of an earlier agent are of another layout, so that its programs use none of ours.
+    /// Whether an earlier agent's tables have another layout. Its programs then do not use our tables.
     pub(super) other_layout: bool,
-    /// What those programs remember of flows, until ours have replaced them everywhere.
+    /// Flows that those programs remember, until ours have replaced them everywhere.
     former_flows: Option<FormerFlows>,
-    /// Why frames that XDP fails to send are not counted.
+    /// Why frames that XDP fails to send are not counted; `None` if they are.
     pub(super) uncounted: Option<String>,
     pub(super) interfaces: BTreeMap<String, Attached>,
-    /// Interfaces that an earlier agent attached to and this one has not taken over yet.
+    /// Interfaces with an earlier agent's program, which this agent has not replaced yet.
     inherited: BTreeSet<String>,
-    /// Wanted interfaces without the program, with their numbers when last looked at.
+    /// Configured interfaces without the program, with their indices at the last look.
     unattached: BTreeMap<String, Option<u32>>,
     /// Devices with the egress program.
     pub(super) egress: BTreeMap<String, EgressAttachment>,
-    /// Those with one of an earlier agent that this one has not taken over yet.
+    /// Devices with an earlier agent's egress program, which this agent has not replaced yet.
     inherited_egress: BTreeSet<String>,
 }
 
@@ -75,7 +75,7 @@ impl Attachments {
         })
     }
 
-    /// Has flows that programs of another layout remember go on in the tables.
+    /// Copies the flows that programs of another layout remember into our tables.
     pub(super) fn inherit_flows(&mut self, tables: &mut Tables) {
         let Some(former) = &mut self.former_flows else {
             return;
@@ -93,7 +93,7 @@ impl Attachments {
         }
     }
 
-    /// Does so for the last time once no program of another layout runs: for flows that began while one did.
+    /// Copies them for the last time once no such program runs any more, for flows that began while one did.
     pub(super) fn finish_inheritance(&mut self, tables: &mut Tables) {
         if self.inherited.is_empty() && self.inherited_egress.is_empty() {
             self.inherit_flows(tables);
@@ -137,7 +137,7 @@ impl Attachments {
         Ok(())
     }
 
-    /// Sees to it that what XDP fails to send is counted; serves without where that cannot be.
+    /// Starts to count frames that XDP fails to send. If that fails, the agent serves without the counters.
     fn count_failures(&mut self) {
         let uncounted = self.loaded.count_failures().err().map(|error| {
             let reason = chain(&error);
@@ -187,7 +187,7 @@ impl Attachments {
         Ok(())
     }
 
-    /// Takes every program off and removes all pins; returns the interfaces that had one.
+    /// Detaches every program and removes all pins. Returns the interfaces that had a program.
     pub(super) fn detach_all(&mut self) -> Result<Vec<String>, PinError> {
         let interfaces = self.pins.remove_all()?;
         self.interfaces.clear();
@@ -195,7 +195,7 @@ impl Attachments {
         Ok(interfaces)
     }
 
-    /// Lists the interfaces with the program; those of an earlier agent without the mode that it was allowed.
+    /// Lists the interfaces with the program and the configured mode, which is `None` for an earlier agent's.
     pub(super) fn interfaces_in_force(&self) -> BTreeMap<String, Option<AttachMode>> {
         let inherited = self.inherited.iter().map(|name| (name.clone(), None));
         let attached = self.interfaces.iter();
@@ -203,7 +203,7 @@ impl Attachments {
         inherited.chain(attached).collect()
     }
 
-    /// Lists the devices with the egress program, and whether this agent has put its own there.
+    /// Lists the devices with the egress program, and whether this agent has attached its own there.
     pub(super) fn egress_in_force(&self) -> BTreeMap<String, bool> {
         let inherited = self
             .inherited_egress
@@ -213,7 +213,7 @@ impl Attachments {
         inherited.chain(attached).collect()
     }
 
-    /// Looks which of the wanted interfaces lack the program; tells whether they are others than before.
+    /// Finds the configured interfaces without the program. Returns whether these changed.
     pub(super) fn look_for_unattached<'n>(
         &mut self,
         wanted: impl Iterator<Item = &'n String>,
@@ -227,9 +227,9 @@ impl Attachments {
         is_changed
     }
 
-    /// Forgets the programs that interfaces and devices have lost: an earlier agent's pin may be left there.
+    /// Forgets programs that interfaces and devices have lost. Returns whether there were any.
     ///
-    /// Returns whether there are any.
+    /// A device counts as inherited then, because its pin may still be there.
     pub(super) fn forget_lost(&mut self) -> bool {
         if self.interfaces.is_empty() && self.egress.is_empty() {
             return false;
@@ -239,7 +239,7 @@ impl Attachments {
                 self.forget_lost_interfaces(&devices) | self.forget_lost_egress(&mut devices)
             }
             Err(error) => {
-                // The next event or the timer tells.
+                // The next event or the timer repeats this.
                 tracing::warn!(error = chain(&error), "cannot list the network devices");
                 false
             }
@@ -254,7 +254,7 @@ impl Attachments {
                 program,
                 ..
             } = &attached.attachment;
-            // By the name that it had then: the configuration may know it by an alternative one.
+            // By the name of that time: the configuration may use an alternative name.
             let reason = match devices.find(name_then) {
                 Some(device) if device.index == *ifindex && device.runs(*program) => return false,
                 Some(_) => "somebody removed the program or its pin",
@@ -278,7 +278,7 @@ impl Attachments {
                 ..
             } = attachment;
             let runs = devices.runs_at_egress(device, *ifindex, *program);
-            // Where the kernel does not answer, the next event or the timer tells.
+            // If the kernel does not answer, the next event or the timer repeats this.
             !runs.unwrap_or(true)
         });
         let lost: Vec<String> = lost.map(|(device, _)| device).collect();
@@ -290,7 +290,7 @@ impl Attachments {
         is_any
     }
 
-    /// Returns the number of the first interface with the program; 0 if there is none.
+    /// Returns the index of the first interface with the program; 0 if there is none.
     pub(super) fn first_ifindex(&self) -> u32 {
         let mut attached = self.interfaces.values();
         attached
@@ -320,7 +320,7 @@ impl Attachments {
         wanted.iter().map(status).collect()
     }
 
-    /// Lists the devices that have the egress program or should have it.
+    /// Lists the devices that have or should have the egress program.
     pub(super) fn egress_status(
         &self,
         wanted: BTreeSet<String>,
@@ -343,7 +343,7 @@ impl Attachments {
         (&attached | &wanted).into_iter().map(status).collect()
     }
 
-    /// Lists where the XDP program was put.
+    /// Lists where this agent has attached the XDP program.
     pub(super) fn running_xdp(&self) -> Vec<Running> {
         let running = |(name, attached): (&String, &Attached)| Running {
             wanted: name.clone(),
@@ -354,7 +354,7 @@ impl Attachments {
         self.interfaces.iter().map(running).collect()
     }
 
-    /// Lists where the egress program was put.
+    /// Lists where this agent has attached the egress program.
     pub(super) fn running_egress(&self) -> Vec<Running> {
         let running = |(name, attachment): (&String, &EgressAttachment)| Running {
             wanted: name.clone(),

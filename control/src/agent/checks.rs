@@ -1,4 +1,4 @@
-//! The checks of backends and nodes: what is checked, and which backends serve by what came of it.
+//! The checks of backends and nodes, and the selection of backends by their results.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -17,23 +17,23 @@ use crate::random::random;
 use crate::service_totals::ServiceTotals;
 use crate::target::title;
 
-/// What is checked, and what came of it.
+/// The checks, and the selection that follows from them.
 #[derive(Debug)]
 pub(super) struct Checks {
     /// Makes the checks, beside the agent's thread.
     pub(super) monitor: Arc<Monitor>,
-    /// What the configuration asks for, without the backends that should not serve.
+    /// The desired state without the backends that should not get traffic.
     pub(super) selection: Selection,
-    /// Whether the health of backends or nodes has changed since the selection was made.
+    /// Whether the health of a backend or node has changed since the selection was made.
     pub(super) is_changed: bool,
     probe_indices: ProbeIndices,
-    /// What is checked, and how; nothing if that is not in force.
+    /// The targets in force; `None` if setting them failed.
     targets: Option<Targets>,
     pub(super) not_made: NotMade,
 }
 
 impl Checks {
-    /// Begins with nothing that is checked; the tables have room for so many probes.
+    /// Creates it without targets. The tables have `probe_capacity` entries for probes.
     pub(super) fn new(probe_capacity: u32) -> Self {
         Self {
             monitor: Arc::new(Monitor::new(random())),
@@ -45,8 +45,8 @@ impl Checks {
         }
     }
 
-    /// Has everything checked that the configuration asks for; `diverts` if the packets of checks can be put on the
-    /// way of a client's.
+    /// Sets the targets of checks from the configuration. `diverts` says whether packets of checks can be put
+    /// on the path of client packets.
     pub(super) fn set_targets(
         &mut self,
         desired: &Desired,
@@ -83,7 +83,7 @@ impl Checks {
         self.monitor.set_targets(targets);
     }
 
-    /// Selects the backends that serve; true if that is another selection than before.
+    /// Selects the backends that get traffic. Returns whether the selection changed.
     pub(super) fn select(&mut self, desired: &Desired, own: &BTreeSet<IpAddr>) -> bool {
         let before = self.selection.all_fail.clone();
         let left_out = self.monitor.left_out();
@@ -99,7 +99,7 @@ impl Checks {
     }
 }
 
-/// Says which checks are not made, why, and what to do.
+/// Returns texts about checks that are not made: how many, why, and what to do.
 pub(crate) fn reasons(not_made: &NotMade) -> impl Iterator<Item = String> {
     let NotMade { no_way, too_many } = *not_made;
     let no_way = (no_way > 0).then(|| {

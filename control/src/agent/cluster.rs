@@ -1,7 +1,7 @@
-//! Services, nodes and addresses of the Kubernetes API, in place of the file's.
+//! Takes services, nodes and addresses from the Kubernetes API instead of the file.
 //!
-//! Until the first state has come, what an earlier agent left goes on serving: programs are taken over and
-//! next hops followed, and nothing else is touched.
+//! Until the first state arrives, what an earlier agent left goes on serving. This agent replaces its programs
+//! and follows next hops, and changes nothing else.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv6Addr};
@@ -28,8 +28,8 @@ use crate::kubernetes::{Feed, Identity, OwnMachine, Update};
 use crate::plan::Operation;
 use crate::versions::sides;
 
-/// Upper bounds in seconds of the time from a change in the cluster to the tables; kube-proxy has the same.
-/// In the first are changes of which another machine's clock says that they are yet to come.
+/// Upper bounds, in seconds, of the histogram of times from a change in the cluster to the tables. kube-proxy
+/// has the same. The first bucket also has changes that lie in the future by another machine's clock.
 const PROGRAMMING_BOUNDS: &[f64] = &[
     0.0, 0.25, 0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 11.0, 12.0, 13.0, 14.0,
     15.0, 16.0, 17.0, 18.0, 19.0, 20.0, 21.0, 22.0, 23.0, 24.0, 25.0, 26.0, 27.0, 28.0, 29.0, 30.0,
@@ -38,27 +38,27 @@ const PROGRAMMING_BOUNDS: &[f64] = &[
     75.0, 80.0, 85.0, 90.0, 95.0, 100.0, 105.0, 110.0, 115.0, 120.0, 150.0, 180.0, 210.0, 240.0,
     270.0, 300.0,
 ];
-/// Upper bounds in seconds of the time from a change's arrival to the tables.
+/// Upper bounds, in seconds, of the histogram of times from a change's arrival here to the tables.
 const SYNC_BOUNDS: &[f64] = &[
     0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0,
 ];
 
-/// What is wrong, by object.
+/// Problems by object.
 type Problems = OrdMap<Object, Arc<[Problem]>>;
 
-/// What the agent knows of the cluster.
+/// The state of the cluster, as far as it is known.
 #[derive(Debug)]
 pub(super) struct Cluster {
     feed: Feed,
-    /// When the first state came.
+    /// When the first state arrived.
     synced: Option<Instant>,
-    /// Whether the tables have had it.
+    /// Whether the tables have contained a state.
     is_programmed: bool,
     state: State,
     hash_seed: u64,
-    /// From a change's arrival to the tables.
+    /// Times from a change's arrival to the tables.
     sync: Durations,
-    /// From a change in the cluster to the tables.
+    /// Times from a change in the cluster to the tables.
     programming: Durations,
 }
 
@@ -75,7 +75,7 @@ impl Cluster {
         }
     }
 
-    /// Says what comes from the cluster and not from the file, once it is known.
+    /// Fills in the part of the desired state that comes from the cluster, once it is known.
     pub(super) fn complete(&self, desired: &mut Desired) {
         if self.synced.is_none() {
             return;
@@ -90,7 +90,8 @@ impl Cluster {
         desired.hash_seed = self.hash_seed;
     }
 
-    /// Tells the watchers which addresses are this machine's, and its role; a VIP may stand on `lo`.
+    /// Tells the watchers this machine's addresses and role. Addresses on `lo` are left out, because VIPs may
+    /// be there.
     pub(super) fn show_machine(&self, facts: &HostFacts, desired: &Desired) {
         let own = facts.addresses.iter().filter(|(_, name)| *name != "lo");
         self.feed.set_machine(OwnMachine {
@@ -100,7 +101,7 @@ impl Cluster {
     }
 }
 
-/// Changes whose way to the tables is measured.
+/// Changes whose time to the tables is to be measured.
 #[derive(Debug)]
 pub(super) struct Taken {
     changes: Vec<Timestamp>,
@@ -108,14 +109,14 @@ pub(super) struct Taken {
 }
 
 impl Agent {
-    /// Tells whether what is desired is not known yet.
+    /// Returns whether the desired state is still unknown.
     pub(super) fn waits_for_state(&self) -> bool {
         let cluster = self.cluster.as_ref();
         cluster.is_some_and(|cluster| cluster.synced.is_none())
     }
 
-    /// Lists the machines that run Guideway as the tables have it: those whose pods are sent to other than by
-    /// NAT, and those whose frames are taken.
+    /// Lists, from the tables, the machines that run Guideway: nodes that packets are sent to other than by
+    /// NAT, and trusted edges.
     pub(crate) fn inherited_nodes(&self) -> BTreeSet<IpAddr> {
         let backends = self.tables.backends().map(|(backend, _)| backend.key);
         let nodes = backends.filter(|backend| backend.pod.is_some() && !backend.nat);
@@ -123,7 +124,7 @@ impl Agent {
         nodes.map(|node| node.address).chain(edges).collect()
     }
 
-    /// Takes the newest state of the cluster into what is desired, if there is one.
+    /// Puts the newest state of the cluster into the desired state; `None` if there is no new one.
     pub(super) fn take_state(&mut self) -> Option<Taken> {
         let cluster = self.cluster.as_mut()?;
         let Update {
@@ -150,20 +151,20 @@ impl Agent {
         (cluster.state, cluster.hash_seed) = (state, hash_seed);
         cluster.complete(&mut self.config.desired);
         if moved {
-            // Which address is the primary one depends on what the Node says.
+            // The Node's addresses decide which address of the machine is the primary one.
             self.look_at_machine();
         }
         Some(Taken { changes, arrived })
     }
 
-    /// Returns the name of this machine's Node, and whether there is one, once that is known.
+    /// Returns the name of this machine's Node and whether the Node exists, once that is known.
     pub(super) fn node_name(&self) -> Option<(String, bool)> {
         let state = self.cluster_state()?;
         let options = self.file.started_with.kubernetes.as_ref()?;
         Some((Identity::of(options).node_name, state.leaving.is_some()))
     }
 
-    /// Says why other machines may refuse what this one sends, and what to do.
+    /// Returns texts about why other machines may refuse this machine's packets, and what to do.
     pub(super) fn distrust(&self) -> Vec<String> {
         let Some(state) = self.cluster_state().filter(|_| self.config.desired.edge) else {
             return Vec::new();
@@ -195,14 +196,14 @@ impl Agent {
         reasons
     }
 
-    /// Lists the addresses that outer headers leave with.
+    /// Lists the source addresses of this machine's outer headers.
     fn outer_sources(&self) -> BTreeSet<IpAddr> {
         let given = self.config.desired.sources;
         let tunnelled = self.totals.nodes();
         let tunnelled = tunnelled.filter(|(_, mode)| *mode == ForwardMode::Ipip);
         let source = |node: IpAddr| match self.tables.next_hop(node)? {
             Resolution::Resolved(hop) => {
-                // Nodes trust the prefix of their configuration.
+                // Nodes trust the prefix of their own configuration, which is not known here.
                 if given.is_spread(node) {
                     return None;
                 }
@@ -213,13 +214,13 @@ impl Agent {
         tunnelled.filter_map(|(node, _)| source(node)).collect()
     }
 
-    /// Returns what the cluster is, once that is known.
+    /// Returns the state of the cluster, once it is known.
     fn cluster_state(&self) -> Option<&State> {
         let cluster = self.cluster.as_ref()?;
         cluster.synced.map(|_| &cluster.state)
     }
 
-    /// Measures how long changes took that are in the tables.
+    /// Records how long the changes took that are in the tables.
     pub(super) fn account(&mut self, taken: Taken) {
         let Some(cluster) = &mut self.cluster else {
             return;
@@ -232,13 +233,13 @@ impl Agent {
         cluster.sync.add(took);
         let now = Timestamp::now();
         for change in taken.changes {
-            // The clocks of two machines differ.
+            // The other machine's clock may be ahead; a negative time counts as 0.
             let took = Duration::try_from(now.duration_since(change)).unwrap_or_default();
             cluster.programming.add(took);
         }
     }
 
-    /// Tells the health servers what was brought about.
+    /// Tells the health servers the state of the dataplane.
     pub(super) fn report(&self) {
         let Some(cluster) = &self.cluster else {
             return;
@@ -263,13 +264,14 @@ impl Agent {
         })
     }
 
-    /// Returns where the state of the cluster comes from, where there is one.
+    /// Returns the connection to the watchers; `None` without a cluster.
     pub(super) fn feed(&self) -> Option<Feed> {
         self.cluster.as_ref().map(|cluster| cluster.feed.clone())
     }
 }
 
-/// Returns the addresses of health check ports: all, as kube-proxy's are too unless it is given networks.
+/// Returns the addresses to listen at for health checks. They are all addresses unless networks are configured,
+/// as in kube-proxy.
 fn health_check_addresses(served: &NodePortAddresses, own: &BTreeSet<IpAddr>) -> BTreeSet<IpAddr> {
     match served {
         NodePortAddresses::Primary | NodePortAddresses::All => {
@@ -282,8 +284,8 @@ fn health_check_addresses(served: &NodePortAddresses, own: &BTreeSet<IpAddr>) ->
     }
 }
 
-/// Has next hops found for what the tables send to, and the edges whose frames they take, where nobody says what is
-/// desired.
+/// Returns the operation that finds next hops for the addresses and edges in the tables. It is used while the
+/// desired state is unknown.
 pub(super) fn in_tables(tables: &Tables) -> Operation {
     let reached = |by_nat: bool| {
         let backends = tables.backends().map(|(backend, _)| backend.key);
@@ -311,7 +313,7 @@ fn single(networks: BTreeSet<IpNet>) -> impl Iterator<Item = IpAddr> {
         .map(|net| net.addr())
 }
 
-/// Words what is wrong with objects that have changed: the first problem, and who has others.
+/// Returns a text about objects whose problems changed: the first problem, and which others there are.
 fn new_problems(before: &Problems, after: &Problems) -> Option<String> {
     let changes = before.diff(after).map(sides);
     let new: Vec<_> = changes.filter_map(|(_, new)| new).collect();

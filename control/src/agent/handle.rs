@@ -1,4 +1,4 @@
-//! How the rest of the process speaks to the agent's thread.
+//! How the rest of the process talks to the agent's thread.
 
 use std::sync::mpsc::Sender;
 use std::time::Duration;
@@ -10,15 +10,15 @@ use crate::announce::Holdings;
 use crate::api::server::error_line;
 use crate::api::{TraceRequest, WhichRequest};
 
-/// How long an answer may take; programming thousands of services is seconds.
+/// Time limit of an answer. Programming thousands of services takes seconds.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What the agent can be told.
+/// A command to the agent.
 #[derive(Debug)]
 pub enum Command {
     /// Read the configuration again.
     Reload {
-        /// Why, for the log.
+        /// The cause, for the log.
         cause: &'static str,
     },
     /// Take the newest state of the cluster.
@@ -27,26 +27,26 @@ pub enum Command {
     Announce(Holdings),
     /// Look again at which backends should serve.
     Health,
-    /// Answer with a line of JSON.
+    /// Answer a question with a line of JSON.
     Ask(Question, oneshot::Sender<String>),
-    /// Look at what runs on the devices: something was taken off.
+    /// Check what runs on the devices: a program was taken off.
     Look,
-    /// End, and leave everything attached.
+    /// End, leaving everything attached.
     Stop,
 }
 
-/// What nobody can answer beside the agent: it goes through the live tables, or ends the agent.
+/// A question that only the agent's thread can answer: it needs the live tables, or ends the agent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Question {
-    /// Which backend a flow gets: [`Which`](crate::api::Which).
+    /// Which backend does a flow get? The answer is [`Which`](crate::api::Which).
     Which(WhichRequest),
-    /// What becomes of a packet: [`Trace`](crate::api::Trace).
+    /// What happens to a packet? The answer is [`Trace`](crate::api::Trace).
     Trace(TraceRequest),
-    /// Detach from every interface, remove every pin, and end: [`Detached`](crate::api::Detached).
+    /// Detach from every interface, remove every pin, and end. The answer is [`Detached`](crate::api::Detached).
     Detach,
 }
 
-/// Sends commands to the agent.
+/// Sends commands to the agent. Clones send to the same one.
 #[derive(Clone, Debug)]
 pub struct Handle {
     commands: Sender<Command>,
@@ -54,19 +54,19 @@ pub struct Handle {
 }
 
 impl Handle {
-    /// Makes a handle from the sending end of the agent's commands and what wakes it.
+    /// Creates a handle from the sender of the agent's commands and the agent's waker.
     pub fn new(commands: Sender<Command>, waker: Waker) -> Self {
         Self { commands, waker }
     }
 
-    /// Sends a command; an agent that has ended ignores it.
+    /// Sends a command. Does nothing if the agent has ended.
     pub fn send(&self, command: Command) {
         if self.commands.send(command).is_ok() {
             self.waker.wake();
         }
     }
 
-    /// Asks for the answer to a question, as a line of JSON.
+    /// Asks a question and returns the answer as a line of JSON.
     pub async fn ask(&self, question: Question) -> String {
         let (answer, answered) = oneshot::channel();
         self.send(Command::Ask(question, answer));

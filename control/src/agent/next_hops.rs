@@ -1,4 +1,4 @@
-//! Keeps the next hops in the tables equal to what the kernel's routes and neighbours say.
+//! Keeps the next hops in the tables equal to the kernel's routes and neighbours.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -9,8 +9,8 @@ use fastpath::tables::{TableError, Tables};
 
 use super::LOGGED_ONE_BY_ONE;
 
-/// The part of the kernel's neighbour table that backends by NAT may have: the rest is for what else the machine talks
-/// to, and for nodes and edges.
+/// Divisor of the kernel's neighbour table: backends by NAT may use one part. The rest is for nodes, edges and
+/// the machine's other peers.
 const NEIGHBOUR_SHARE: usize = 4;
 
 /// Why next hops could not be brought up to date.
@@ -38,13 +38,13 @@ pub(super) struct NextHops {
     tracker: Tracker,
     /// Addresses that packets are sent to.
     targets: BTreeSet<IpAddr>,
-    /// Edges whose MACs frames come from by L2 DSR.
+    /// Edges from whose MACs L2 DSR frames come.
     edges: BTreeSet<IpAddr>,
-    /// Targets that have no more than a share of the kernel's neighbour table.
+    /// Targets by NAT, which may have only a share of the kernel's neighbour table.
     by_nat: BTreeSet<IpAddr>,
-    /// That they need more.
+    /// Warning that they need more than this share.
     beyond_share: Option<String>,
-    /// The last complaint about neighbours that the kernel does not keep resolved.
+    /// The last warning about neighbours that the kernel does not keep resolved.
     unkept: Option<String>,
 }
 
@@ -61,7 +61,8 @@ impl NextHops {
         })
     }
 
-    /// Makes these the targets, of which those `by_nat` are reached by NAT alone; tells whether they are others than before.
+    /// Replaces the targets and edges. The targets in `by_nat` are reached by NAT only. Returns whether
+    /// anything changed.
     pub(super) fn set_targets(
         &mut self,
         targets: BTreeSet<IpAddr>,
@@ -78,7 +79,7 @@ impl NextHops {
         changed
     }
 
-    /// Asks the kernel about every target and stores the answers that the tables lack.
+    /// Asks the kernel about every target, and updates the tables.
     pub(super) fn refresh(&mut self, tables: &mut Tables) -> Result<(), NextHopsError> {
         let limited = &self.by_nat - &self.edges;
         let most = if limited.is_empty() {
@@ -100,9 +101,9 @@ impl NextHops {
             }
             self.unkept = unkept;
         }
-        // Those that nobody asks for any more make room.
+        // Entries that nobody needs are removed first, to make room.
         tables.retain_next_hops(&self.targets);
-        // Not only the changes: one that could not be stored is still missing.
+        // All answers, not only changed ones: an entry that could not be stored is still missing.
         let mut outcome = Ok(());
         for (target, answer) in self.tracker.answers() {
             if let Some(answer) = answer
@@ -110,7 +111,7 @@ impl NextHops {
                 && tables.next_hop(target) != Some(answer)
                 && let Err(source) = tables.set_next_hop(target, answer)
             {
-                // The others are stored all the same.
+                // A failure does not keep the others from being stored.
                 outcome = outcome.and(Err(NextHopsError::Store { target, source }));
             }
         }
@@ -124,7 +125,7 @@ impl NextHops {
             .and(paths.map_err(NextHopsError::Paths))
     }
 
-    /// Notes how many neighbours are not kept resolved since they are too many.
+    /// Warns of neighbours that are too many to be kept resolved.
     fn note_beyond_share(&mut self, count: usize, most: usize) {
         let warning = (count != 0).then(|| {
             format!(
@@ -141,12 +142,12 @@ impl NextHops {
         self.beyond_share = warning;
     }
 
-    /// Returns what a human should look at.
+    /// Returns the current warning for users.
     pub(super) const fn warning(&self) -> Option<&String> {
         self.beyond_share.as_ref()
     }
 
-    /// Lists the MACs of the edges on this machine's segments: by L2 DSR frames come from these.
+    /// Lists the MACs of the edges on this machine's segments. L2 DSR frames come from these.
     fn edge_macs(&self) -> BTreeSet<[u8; 6]> {
         let answers = self.tracker.answers();
         let mac = |(target, answer): (IpAddr, Option<Resolution>)| match answer {
@@ -158,7 +159,7 @@ impl NextHops {
         answers.filter_map(mac).collect()
     }
 
-    /// Returns the numbers of the devices that lead to these pods.
+    /// Returns the indices of the devices that lead to these pods.
     pub(super) fn devices(
         &mut self,
         pods: &BTreeSet<IpAddr>,
@@ -170,14 +171,14 @@ impl NextHops {
         Ok(devices)
     }
 
-    /// Has the kernel no longer keep neighbours for us.
+    /// Tells the kernel to stop keeping neighbours resolved for this agent.
     pub(super) fn release(&mut self) -> Result<(), NetlinkError> {
         self.tracker.set_targets([]);
         self.tracker.refresh(&mut self.resolver).map(drop)
     }
 }
 
-/// Returns how many neighbours of a family endpoints may make the kernel keep.
+/// Returns how many neighbours of a family backends by NAT may occupy in the kernel's table.
 fn neighbour_share() -> usize {
     let capacity = |v4| facts::neighbour_table(v4).capacity;
     capacity(true).min(capacity(false)) / NEIGHBOUR_SHARE

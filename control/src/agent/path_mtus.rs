@@ -1,4 +1,4 @@
-//! MTUs of paths to nodes: what routers say of outer packets makes a path smaller for a while.
+//! Path MTUs of nodes: an ICMP error of a router about an outer packet makes a path smaller for a while.
 
 use std::{
     collections::BTreeMap,
@@ -9,13 +9,13 @@ use std::{
 use super::{Agent, LOGGED_ONE_BY_ONE};
 use crate::chain::chain;
 
-/// How long a path is taken to be no larger (RFC 1191 section 6.3, RFC 8201 section 4).
+/// How long a path stays smaller (RFC 1191 section 6.3, RFC 8201 section 4).
 const LIFETIME: Duration = Duration::from_secs(600);
-/// How often the agent looks what routers have said. Of each node it judges one error then: whoever forges some has one
-/// guess at a tag in a second.
+/// Time between two looks at the routers' errors. One error per node is judged each time, so a forger can guess
+/// one tag per second.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// When paths are as large again as their next hops say.
+/// The nodes with smaller paths, and when these expire.
 #[derive(Debug)]
 pub(super) struct PathMtus {
     looked: Instant,
@@ -30,7 +30,7 @@ impl PathMtus {
         }
     }
 
-    /// Takes those out that have been small for long enough.
+    /// Removes and returns the nodes whose paths have expired.
     fn take_expired(&mut self, now: Instant) -> Vec<IpAddr> {
         let expired = self.until.extract_if(.., |_, until| *until <= now);
         expired.map(|(node, _)| node).collect()
@@ -38,14 +38,14 @@ impl PathMtus {
 }
 
 impl Agent {
-    /// Returns how long until routers may have said something.
+    /// Returns how long until the next look at the routers' errors; `None` if there are no paths.
     pub(super) fn path_pause(&self, now: Instant) -> Option<Duration> {
         let due = self.path_mtus.looked + PAUSE;
         let is_needed = self.tables.has_paths() || !self.path_mtus.until.is_empty();
         is_needed.then(|| due.saturating_duration_since(now))
     }
 
-    /// Makes paths smaller of which routers have said so, and those larger again of which they have not for long.
+    /// Makes paths smaller according to the routers' errors, and expired paths large again.
     pub(super) fn follow_paths(&mut self, now: Instant) {
         if self.path_pause(now) != Some(Duration::ZERO) {
             return;

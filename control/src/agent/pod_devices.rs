@@ -1,4 +1,4 @@
-//! The devices that lead to this machine's pods, by which replies leave to clients that are pods.
+//! The devices that lead to this machine's pods. Replies to clients that are pods here leave by these.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -8,29 +8,29 @@ use fastpath::facts;
 use super::next_hops::NextHops;
 use crate::chain::chain;
 
-/// The pods, and what the kernel said of them.
+/// The pods, and the devices that the kernel named.
 #[derive(Debug, Default)]
 pub(super) struct PodDevices {
-    /// The pods that the kernel was asked for; none if it has to be asked again.
+    /// The pods that the kernel was asked about; `None` if it has to be asked again.
     asked: Option<BTreeSet<IpAddr>>,
     pub(super) devices: BTreeSet<String>,
 }
 
 impl PodDevices {
-    /// Has the kernel asked again.
+    /// Makes the next call ask the kernel again.
     pub(super) fn forget(&mut self) {
         self.asked = None;
     }
 
-    /// Asks the kernel if these are other pods than it was asked for.
+    /// Asks the kernel if the pods have changed.
     pub(super) fn follow(&mut self, pods: BTreeSet<IpAddr>, next_hops: &mut NextHops) {
         if self.asked.as_ref() != Some(&pods) {
             self.look(pods, next_hops);
         }
     }
 
-    /// Asks the kernel for the devices that lead to these pods, and tells whether they are others than before; when it
-    /// does not answer, those stay, and the next attempt asks again.
+    /// Asks the kernel for the devices that lead to these pods. Returns whether they changed. If the kernel
+    /// does not answer, the known devices stay and the next attempt asks again.
     pub(super) fn look(&mut self, pods: BTreeSet<IpAddr>, next_hops: &mut NextHops) -> bool {
         match devices_of(&pods, next_hops) {
             Ok(devices) => {

@@ -7,11 +7,11 @@ use imbl::OrdMap;
 
 use super::LOGGED_ONE_BY_ONE;
 
-/// The first pause before something that failed is tried again.
+/// Pause before the first retry. It doubles with each failure up to [`LONGEST_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
-/// A part of the dataplane that can fail by itself.
+/// A part of the dataplane that can fail independently.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Item {
     Table(&'static str),
@@ -22,7 +22,7 @@ pub(crate) enum Item {
     Service(ServiceKey),
 }
 
-/// The items that are not as desired, each with the reason. A clone shares them.
+/// The parts that are not as desired, each with the reason. Clones share memory.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Problems {
     current: OrdMap<Item, String>,
@@ -36,7 +36,7 @@ struct Retry {
 }
 
 impl Problems {
-    /// Takes the outcome of a complete attempt in place of all that was known.
+    /// Replaces all problems with the outcomes of a complete attempt.
     pub(super) fn replace(&mut self, now: Instant, outcomes: Vec<(Item, Result<(), String>)>) {
         let before = std::mem::take(&mut self.current);
         for (item, outcome) in outcomes {
@@ -46,7 +46,7 @@ impl Problems {
         self.schedule(now);
     }
 
-    /// Takes the outcome for one item; the others stay as they are.
+    /// Sets the outcome of one item. The other problems stay.
     pub(super) fn note(&mut self, now: Instant, item: Item, outcome: Result<(), String>) {
         let before = self.current.clone();
         self.keep(item, outcome);
@@ -54,7 +54,7 @@ impl Problems {
         self.schedule(now);
     }
 
-    /// Returns how long to wait for the next attempt; nothing if none is needed.
+    /// Returns how long to wait before the next attempt; `None` if none is needed.
     pub(super) fn pause(&self, now: Instant) -> Option<Duration> {
         self.retry
             .map(|retry| retry.at.saturating_duration_since(now))
@@ -72,7 +72,7 @@ impl Problems {
         self.current.iter().map(describe)
     }
 
-    /// A later step of one attempt may mend what an earlier one could not do.
+    /// Sets one outcome. A later operation of an attempt may mend what an earlier one could not do.
     fn keep(&mut self, item: Item, outcome: Result<(), String>) {
         match outcome {
             Ok(()) => drop(self.current.remove(&item)),
@@ -106,7 +106,7 @@ impl Problems {
             _ if self.current.is_empty() => None,
             None => Some(FIRST_PAUSE),
             Some(retry) if retry.at <= now => Some((retry.pause * 2).min(LONGEST_PAUSE)),
-            // Something else happened meanwhile; the attempt stays where it is.
+            // A new problem does not move the time of the next attempt.
             Some(_) => return,
         }
         .map(|pause| Retry {
@@ -116,7 +116,7 @@ impl Problems {
     }
 }
 
-/// Words a problem; that of a service names it, for a full table does not.
+/// Returns a problem's text. A service is named, because the reason (such as a full table) does not name it.
 fn describe((item, reason): (&Item, &String)) -> String {
     match item {
         Item::Service(key) => format!("{key}: {reason}"),

@@ -1,4 +1,4 @@
-//! What the tables were last asked to have, and the services that did not fit.
+//! What the tables were last asked to contain, and the services that did not fit.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -13,15 +13,15 @@ use crate::desired::{ServiceKey, ServiceSpec, Services};
 use crate::first_few::first_few;
 use crate::target::title;
 
-/// What the tables were asked to have.
+/// What the tables were asked to contain.
 #[derive(Debug)]
 pub(super) struct Programmed {
     /// When the tables were last brought to the desired state.
     pub(super) at: Instant,
     pub(super) settings: Option<Settings>,
-    /// Services that the tables should have.
+    /// Services that the tables should contain.
     pub(super) wanted: Specs,
-    /// Those that did not fit.
+    /// Services that did not fit.
     pub(super) refused: Refused,
 }
 
@@ -35,7 +35,7 @@ impl Programmed {
         }
     }
 
-    /// Notes that the tables were brought to the desired state.
+    /// Records that the tables were brought to the desired state.
     pub(super) fn finish(&mut self) {
         let wanted = &self.wanted;
         self.refused.retain(|key| wanted.contains_key(key));
@@ -82,7 +82,8 @@ impl Programmed {
         outcome
     }
 
-    /// Gives services that did not fit, the oldest first, the room of younger ones; returns what became of all of them.
+    /// Gives services that did not fit, the oldest first, the room of younger ones. Returns the outcomes for
+    /// all of them.
     pub(super) fn make_room(
         &mut self,
         tables: &mut Tables,
@@ -128,7 +129,7 @@ impl Programmed {
                 "the tables are full: older services get the room of these"
             );
         }
-        // Of these, some may be small enough.
+        // Some of the evicted services may be small enough to fit again.
         evicted.sort_unstable();
         for (.., key) in evicted {
             if let Some(spec) = self.wanted.get(&key).cloned() {
@@ -140,13 +141,13 @@ impl Programmed {
     }
 }
 
-/// Lists the pods of a service that get no traffic.
+/// Lists the pods of a service that get no traffic because their node could not tell them from another pod.
 fn left_out<'t>(tables: &'t Tables, key: &ServiceKey) -> &'t [BackendKey] {
     let service = tables.service(key);
     service.map_or(&[], |service| service.left_out())
 }
 
-/// Says which pods of a service get no traffic, if they are others than before.
+/// Warns of pods of a service that get no traffic, if they changed.
 fn warn_of_left_out(tables: &Tables, services: &Services, key: &ServiceKey, before: &[BackendKey]) {
     let left_out = left_out(tables, key);
     if left_out.is_empty() || left_out == before {

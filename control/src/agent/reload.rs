@@ -1,4 +1,4 @@
-//! The configuration read again: a bad one changes nothing, and some options wait for a restart.
+//! Reads the configuration again. An invalid file changes nothing, and some options need a restart.
 
 use std::path::{Path, PathBuf};
 
@@ -10,11 +10,11 @@ use crate::config::host::{self, HostFacts};
 use crate::config::{self, Config, ConfigError, Source};
 use crate::target::Machine;
 
-/// The configuration file, and what came of reading it.
+/// The configuration file, and the outcome of reading it.
 #[derive(Debug)]
 pub(super) struct ConfigFile {
     path: PathBuf,
-    /// What it said when the agent started; part of it cannot change later.
+    /// The configuration at the agent's start. Parts of it cannot change later.
     pub(super) started_with: Config,
     pub(super) status: ConfigStatus,
 }
@@ -66,7 +66,7 @@ impl ConfigFile {
 }
 
 impl Agent {
-    /// Reads the configuration again; a bad one changes nothing.
+    /// Reads the configuration again and applies it. An invalid file changes nothing.
     pub(super) fn reload(&mut self, cause: &'static str) {
         let source = match self.cluster {
             Some(_) => Source::Kubernetes,
@@ -101,9 +101,9 @@ impl Agent {
     }
 }
 
-/// Names the options that a reload cannot change.
+/// Returns the names of changed options that need a restart.
 fn needs_restart(started_with: &Config, config: &Config) -> Vec<String> {
-    // Without the section nobody takes part in the election.
+    // The election starts only with the agent.
     let announces = |config: &Config| config.desired.announce.is_some();
     let begins_to_announce =
         config.kubernetes.is_some() && announces(config) && !announces(started_with);

@@ -1,8 +1,8 @@
-//! Who has the room in the tables when there is not enough for all: the oldest services.
+//! Decides which services get the room in full tables: the oldest ones.
 //!
-//! The age of a service is the same for all machines, so all refuse the same ones, whatever came first to each. An older
-//! service that comes late, or grows, takes the room of younger ones. One that was refused is not laid out again before
-//! something was given up that it may fit into.
+//! A service has the same age on all machines. So all machines refuse the same services, whatever arrived first
+//! at each. An older service that comes late or grows takes the room of younger ones. A refused service is not
+//! tried again before something was freed that may help it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,10 +15,10 @@ use crate::desired::Services;
 use crate::index::Room;
 use crate::target::service_at;
 
-/// What decides who is older: the time of creation, then the name; of one service the address and port.
+/// Age of a service: creation time, then name; then address and port within one service. Lesser is older.
 pub(super) type Age<'a> = (i64, &'a str, ServiceKey);
 
-/// Returns the age of what is served at a key; what nobody asks for any more counts as the youngest.
+/// Returns the age of the service at a key. A service that is no longer desired counts as the youngest.
 pub(super) fn age<'a>(services: &'a Services, key: &ServiceKey) -> Age<'a> {
     let service = service_at(services, key);
     let service = service.map(|(_, service)| (service.created, service.name.as_str()));
@@ -26,11 +26,11 @@ pub(super) fn age<'a>(services: &'a Services, key: &ServiceKey) -> Age<'a> {
     (created, name, *key)
 }
 
-/// Services that were refused for want of room.
+/// Services that were refused for lack of room.
 #[derive(Debug, Default)]
 pub(super) struct Refused {
     known: BTreeMap<ServiceKey, Refusal>,
-    /// Those of the present attempt.
+    /// Services that did not fit in the current attempt.
     crowded: Vec<(ServiceKey, TableError)>,
 }
 
@@ -39,12 +39,12 @@ struct Refusal {
     spec: Arc<ServiceSpec>,
     freed: Freed,
     reason: String,
-    /// Whether the arena of lookup tables was full, and no other table.
+    /// Whether the arena of lookup tables was full, not another table.
     is_arena: bool,
 }
 
 impl Refused {
-    /// Returns why a service was refused, if nothing that would help was given up since.
+    /// Returns why a service was refused, if nothing was freed since that may help it.
     pub(super) fn reason(
         &self,
         key: &ServiceKey,
@@ -60,7 +60,7 @@ impl Refused {
         (!has_room && Arc::ptr_eq(&refusal.spec, spec)).then_some(refusal.reason.as_str())
     }
 
-    /// Notes what became of an attempt to put a service.
+    /// Records the outcome of an attempt to put a service.
     pub(super) fn note(
         &mut self,
         key: ServiceKey,
@@ -82,23 +82,23 @@ impl Refused {
         }
     }
 
-    /// Forgets all but these.
+    /// Forgets services that are no longer wanted.
     pub(super) fn retain(&mut self, is_wanted: impl Fn(&ServiceKey) -> bool) {
         self.known.retain(|key, _| is_wanted(key));
     }
 
-    /// Notes that a service did not fit in the present attempt.
+    /// Records that a service did not fit in the current attempt.
     pub(super) fn crowd(&mut self, key: ServiceKey, error: TableError) {
         self.crowded.push((key, error));
     }
 
-    /// Returns those that did not fit in the present attempt, in their order, which ends it.
+    /// Returns the services that did not fit in the current attempt, in their order, and ends the attempt.
     pub(super) fn take_crowded(&mut self) -> Vec<(ServiceKey, TableError)> {
         std::mem::take(&mut self.crowded)
     }
 }
 
-/// Returns what a service takes of the tables.
+/// Returns how many entries an installed service takes.
 pub(super) fn taken_by(service: &InstalledService) -> Room {
     Room {
         slots: service.slots(),
@@ -109,8 +109,8 @@ pub(super) fn taken_by(service: &InstalledService) -> Room {
     }
 }
 
-/// Tells how many of the youngest services, the youngest last, would make the room that an older one lacks; none if all
-/// that are younger would not.
+/// Returns how many of the youngest services (the last of `installed`) must go to make room for an older one.
+/// Returns 0 if removing all younger ones would not suffice.
 pub(super) fn to_make_room(
     installed: &[(Age<'_>, Room)],
     own: &Age<'_>,
@@ -131,13 +131,14 @@ pub(super) fn to_make_room(
     0
 }
 
-/// What of a service's room is in one table.
+/// Selects the number of entries in one table.
 type Part = fn(&Room) -> u64;
 
-/// Returns how much is missing for a service in a full table, at least 1; nothing where other services would not help.
+/// Returns how many entries a service lacks in the full table, at least 1; `None` if removing services would
+/// not help.
 ///
-/// Which of its backends are pods of this machine, and which entries it has already, is known when it is tried again:
-/// counted as one and none, it may need a second round.
+/// Two numbers are known only when the service is tried again: which backends are pods of this machine, and
+/// which entries exist already. They count as one and none, so a second round may be needed.
 fn lacking(
     installed: &[(Age<'_>, Room)],
     spec: &ServiceSpec,

@@ -1,4 +1,4 @@
-//! The start: the configuration is validated, the program loaded, what an earlier agent left adopted.
+//! Starts the agent: validates the configuration, loads the programs, and adopts what an earlier agent left.
 
 use std::fs::{File, TryLockError};
 use std::io;
@@ -34,7 +34,7 @@ use crate::target::{Machine, MachineServices};
 /// Why the agent cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// The configuration is wrong.
+    /// The configuration is invalid.
     #[error(transparent)]
     Config(#[from] ConfigError),
     /// The machine's interfaces and addresses cannot be read.
@@ -54,14 +54,14 @@ pub enum StartError {
     Pins {
         /// The pin directory.
         pin_dir: PathBuf,
-        /// The operating system's reason.
+        /// The operating system's error.
         #[source]
         source: io::Error,
     },
-    /// What an earlier agent pinned cannot be read.
+    /// The pins of an earlier agent cannot be read.
     #[error(transparent)]
     Adopt(#[from] PinError),
-    /// The program cannot be loaded.
+    /// The programs cannot be loaded.
     #[error("cannot load the dataplane")]
     Load(#[from] LoadError),
     /// The tables cannot be opened.
@@ -70,20 +70,20 @@ pub enum StartError {
     /// Routes and neighbours cannot be followed.
     #[error("cannot follow routes and neighbours")]
     NextHops(#[from] NetlinkError),
-    /// The program could not be attached anywhere.
+    /// The program could be attached to no interface.
     #[error("not attached to any interface:\n{}", .0.join("\n"))]
     NotAttached(Vec<String>),
 }
 
 impl Agent {
-    /// Validates the configuration against this machine, loads the program, adopts what an
-    /// earlier agent left, programs the tables and attaches.
+    /// Validates the configuration against this machine, loads the programs, adopts what an earlier agent left,
+    /// programs the tables and attaches.
     ///
-    /// With a feed, services and nodes come from there; until its first state the tables stay as they are.
+    /// With a feed, services and nodes come from it. Until its first state the tables stay as they are.
     ///
     /// # Errors
     ///
-    /// Each names the cause and the remedy. What an earlier agent left goes on serving.
+    /// Each error names cause and remedy. What an earlier agent left goes on serving.
     pub fn start(path: &Path, config: Config, feed: Option<Feed>) -> Result<Self, StartError> {
         let facts = host::facts().map_err(StartError::Facts)?;
         host::validate(path, &config, &facts)?;
@@ -132,7 +132,7 @@ impl Agent {
             cluster,
             machine,
             followed: now,
-            // The watcher first: a change between the two is then not missed.
+            // The watcher comes before the first look at routes, so that no change between the two is missed.
             watcher: Watcher::new()?,
             next_hops: NextHops::new()?,
             path_mtus: PathMtus::new(now),
@@ -163,13 +163,14 @@ impl Agent {
     }
 }
 
-/// Returns how many buckets the index of so many services has: half of their places stay free, so that few overflow.
+/// Returns the number of buckets of the index for so many services. Half of the places stay free, so that few
+/// buckets overflow.
 const fn buckets_for(services: u32) -> u32 {
     (services.next_power_of_two() * 2).div_ceil(WAYS)
 }
 
 fn loader(pins: Pins, sizes: TableSizes) -> Loader {
-    // Id 0 means "none" in these tables.
+    // One entry more in these tables: id 0 means "none".
     let (services, backends, next_hops) =
         (sizes.services + 1, sizes.backends + 1, sizes.next_hops + 1);
     let sizes = [
@@ -199,13 +200,13 @@ fn loader(pins: Pins, sizes: TableSizes) -> Loader {
     })
 }
 
-/// Keeps other agents off the pins for as long as the file is open.
+/// Locks the pin directory while the file is open, so that other agents keep off the pins.
 fn lock_pins(pin_dir: &Path) -> Result<File, StartError> {
     let failed = |source| StartError::Pins {
         pin_dir: pin_dir.to_owned(),
         source,
     };
-    // Elsewhere the loader says what is wrong with the directory.
+    // On another file system, the loader reports what is wrong.
     if matches!(facts::bpffs(pin_dir), Ok(Bpffs::Mounted)) {
         std::fs::create_dir_all(pin_dir).map_err(failed)?;
     }

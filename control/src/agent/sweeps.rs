@@ -1,5 +1,5 @@
-//! What the agent does now and then: removes flows of NAT mode that are over, where there may be any, counts the
-//! other flows, gives back what is not in use, and looks whether the kernel masquerades by addresses of NAT mode.
+//! Periodic work of the agent: removes expired flows of NAT mode where there may be any, counts the other
+//! flows, frees unused memory, and checks whether the kernel masquerades with addresses of NAT mode.
 
 use std::time::{Duration, Instant};
 
@@ -8,37 +8,37 @@ use fastpath::{capture, facts, memory};
 use super::Agent;
 use crate::check;
 
-/// Flows of NAT mode that one sweep looks at: all of a table of the usual size.
+/// Most flows of NAT mode that one sweep visits: all of a table of the default size.
 const SWEEP_FLOWS: usize = 262_144;
-/// How often the agent sweeps at most.
+/// Shortest time between two sweeps.
 const SWEEP_PAUSE: Duration = Duration::from_secs(5);
-/// Entries of the tables of flows that the agent counts at a time.
+/// Number of entries of the flow tables that the agent counts at a time.
 const COUNT_FLOWS: usize = 65_536;
-/// How long the agent leaves the flows uncounted once it has counted those of all tables.
+/// Pause after the flows of all tables have been counted.
 const COUNT_PAUSE: Duration = Duration::from_secs(60);
-/// How often the agent gives back freed memory at most: it takes milliseconds, in which nothing else is done.
+/// Shortest time between two releases of freed memory. One takes milliseconds, in which the agent does nothing else.
 const RELEASE_PAUSE: Duration = Duration::from_secs(60);
-/// How often flows of NAT mode are looked for where none is expected. A service that the desired state has no more,
-/// but could not be taken from the tables yet, still makes some.
+/// Time between two sweeps for flows of NAT mode when none are expected. A service that was removed from the
+/// desired state but not yet from the tables still makes some.
 const LOOK_PAUSE: Duration = Duration::from_secs(300);
-/// How often the rules of the kernel are listed, where NAT mode has an address that they could masquerade by: a
-/// node of a large cluster has tens of thousands, and nothing else is done meanwhile.
+/// Time between two listings of the kernel's rules, if NAT mode has an address that they could masquerade with.
+/// A node of a large cluster has tens of thousands of rules, and the agent does nothing else meanwhile.
 const RULES_PAUSE: Duration = Duration::from_secs(600);
 
-/// When what was done last.
+/// When each kind of work was last done, and what it found.
 #[derive(Debug)]
 pub(super) struct Sweeps {
     swept: Instant,
     nat: NatSweeps,
-    /// When all flows had been counted; nothing while they are.
+    /// When all flows had been counted; `None` while a count is going on.
     counted: Option<Instant>,
-    /// When what changes had freed was given back.
+    /// When freed memory was last released.
     released: Instant,
-    /// When the rules of the kernel were listed; nothing if they have to be, once an address is shared.
+    /// When the kernel's rules were last listed; `None` to list them with the next sweep.
     rules: Option<Instant>,
-    /// What masquerading does to NAT mode, and what to do about it.
+    /// Warning about masquerading that interferes with NAT mode.
     masquerade: Option<String>,
-    /// Why other machines may refuse what this one sends.
+    /// Why other machines may refuse this machine's packets.
     distrust: Vec<String>,
     /// Whether it was logged that this machine is no Node.
     is_outside_told: bool,
@@ -58,17 +58,17 @@ impl Sweeps {
         }
     }
 
-    /// Has the rules of the kernel listed with the next sweep.
+    /// Makes the next sweep list the kernel's rules.
     pub(super) const fn look_at_rules(&mut self) {
         self.rules = None;
     }
 
-    /// Returns what a human should look at.
+    /// Iterates over the current warnings for users.
     pub(super) fn warnings(&self) -> impl Iterator<Item = &String> {
         self.masquerade.iter().chain(&self.distrust)
     }
 
-    /// Returns how long the agent may sleep: a count that is under way goes on with every sweep.
+    /// Returns the longest sleep of the agent; `None` for any. While a count is going on, every sweep continues it.
     pub(super) const fn pause(&self) -> Option<Duration> {
         match self.counted {
             Some(_) => None,
@@ -78,8 +78,8 @@ impl Sweeps {
 }
 
 impl Agent {
-    /// Removes flows of NAT mode that are over, what a capture has left that was killed, and memory that is not in
-    /// use; counts the other flows.
+    /// Removes expired flows of NAT mode, the remains of captures that were killed, and unused memory. Counts
+    /// the other flows.
     pub(super) fn sweep(&mut self) {
         if self.sweeps.swept.elapsed() < SWEEP_PAUSE {
             return;
@@ -132,7 +132,7 @@ impl Agent {
             return;
         }
         self.sweeps.rules = Some(now);
-        // If the kernel does not tell, what it told last stands.
+        // If the kernel does not answer, its last answer stays.
         let Some(masquerades) = facts::masquerades() else {
             return;
         };
@@ -145,7 +145,7 @@ impl Agent {
         self.sweeps.masquerade = found;
     }
 
-    /// Looks whether other machines know this one, and by the addresses that it sends from.
+    /// Checks whether other machines know this one, and know the addresses that it sends from.
     fn look_for_distrust(&mut self) {
         let found = self.distrust();
         for warning in &found {
@@ -175,16 +175,16 @@ impl Agent {
     }
 }
 
-/// What is known of the flows in the tables of NAT mode.
+/// When the flow table of NAT mode must be swept.
 #[derive(Debug)]
 struct NatSweeps {
     last: Instant,
-    /// Whether the last sweep has left any, as far as is known.
+    /// Whether the last sweep may have left flows.
     may_be_left: bool,
 }
 
 impl NatSweeps {
-    /// Begins with a table that an earlier agent may have left flows in.
+    /// Assumes that an earlier agent left flows in the table.
     const fn new(now: Instant) -> Self {
         Self {
             last: now,
@@ -192,12 +192,12 @@ impl NatSweeps {
         }
     }
 
-    /// Tells whether a walk through the table may find flows.
+    /// Returns whether a sweep may find flows.
     fn are_due(&self, now: Instant, has_nat: bool) -> bool {
         has_nat || self.may_be_left || now.saturating_duration_since(self.last) >= LOOK_PAUSE
     }
 
-    /// Notes a sweep, and whether flows may be left.
+    /// Records a sweep, and whether it may have left flows.
     const fn note(&mut self, now: Instant, may_be_left: bool) {
         self.last = now;
         self.may_be_left = may_be_left;

@@ -2,7 +2,7 @@
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// Returns the time that programs read too (`bpf_ktime_get_ns`): nanoseconds on the monotonic clock.
+/// Returns the monotonic time in ns, on the clock that the programs read (`bpf_ktime_get_ns`).
 #[must_use]
 pub fn monotonic_ns() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);

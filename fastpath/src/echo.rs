@@ -1,4 +1,4 @@
-//! ICMP echo (RFC 792, RFC 4443 section 4) as a raw socket sends and receives it.
+//! ICMP echo (RFC 792, RFC 4443 section 4) over a raw socket.
 
 use std::{
     io::{self, IoSlice},
@@ -26,10 +26,10 @@ const REPLY_V6: u8 = 129;
 /// Length of a request and of its reply, without the IP header.
 pub const LENGTH: usize = Icmp::LENGTH + size_of::<u64>();
 
-/// One echo, told from others by a number that nobody else knows.
+/// One echo, identified by a random number that nobody else knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Echo {
-    /// Whether it is one of IPv6.
+    /// Whether the echo is IPv6.
     pub is_v6: bool,
     pub nonce: u64,
 }
@@ -38,7 +38,7 @@ impl Echo {
     /// Writes the request.
     pub fn request(self) -> [u8; LENGTH] {
         let data = self.nonce.to_be_bytes();
-        // Identifier and sequence number.
+        // The first half serves as identifier and sequence number.
         let [a, b, c, d, ..] = data;
         let mut header = Icmp {
             kind: if self.is_v6 { REQUEST_V6 } else { REQUEST_V4 },
@@ -46,7 +46,7 @@ impl Echo {
             ..Icmp::default()
         };
         if !self.is_v6 {
-            // The kernel computes that of ICMPv6, which covers addresses (RFC 3542 section 3.1).
+            // The kernel computes the checksum of ICMPv6, which covers the addresses (RFC 3542 section 3.1).
             let sum = Sum::ZERO.add_bytes(header.as_bytes()).add_bytes(&data);
             header.checksum = sum.checksum().to_be_bytes();
         }
@@ -56,11 +56,11 @@ impl Echo {
         message
     }
 
-    /// Sends the request by a raw socket that is connected to nobody, with a mark on the packet.
+    /// Sends the request by an unconnected raw socket, with `mark` on the packet.
     ///
     /// # Errors
     ///
-    /// When the kernel cannot send it now.
+    /// Fails if the kernel cannot send it now.
     pub fn send(self, socket: &impl AsFd, node: IpAddr, mark: u32) -> io::Result<()> {
         let request = self.request();
         let address = SockAddr::from(SocketAddr::new(node, 0));
@@ -79,9 +79,9 @@ impl Echo {
         Self::of_reply(self.is_v6, received) == Some(self)
     }
 
-    /// Reads from what a raw socket received which echo it is the reply to; none if it is no reply to one of these.
+    /// Returns the echo that a received message answers; `None` if it is no reply to an [`Echo`].
     pub fn of_reply(is_v6: bool, received: &[u8]) -> Option<Self> {
-        // A raw socket of IPv4 receives the IP header too, one of IPv6 does not.
+        // A raw IPv4 socket also receives the IP header, a raw IPv6 socket does not.
         let message = if is_v6 {
             received
         } else {
@@ -107,7 +107,7 @@ struct Mark {
     level: i32,
     kind: i32,
     mark: u32,
-    /// The kernel counts in machine words.
+    /// The kernel counts the length in machine words.
     padding: u32,
 }
 
@@ -123,24 +123,25 @@ impl Mark {
     }
 }
 
-/// Has the kernel drop what arrives at a raw socket, but for replies to echoes whose numbers have these upper 32 bits.
+/// Makes the kernel drop every message to a raw socket except replies to echoes with these upper 32 bits of the
+/// number.
 ///
-/// A raw socket that is not connected gets all ICMP of the machine, and what strangers send would fill it.
+/// An unconnected raw socket gets all ICMP of the machine, so messages of strangers would fill it.
 ///
 /// # Errors
 ///
-/// When the kernel refuses the filter.
+/// Fails if the kernel refuses the filter.
 pub fn hear_only(socket: &impl AsFd, is_v6: bool, upper: u32) -> io::Result<()> {
     SockRef::from(socket).attach_filter(&filter(is_v6, upper))
 }
 
-/// Writes the filter, in classic BPF: it sees what the socket would receive.
+/// Returns the filter in classic BPF; it sees what the socket would receive.
 fn filter(is_v6: bool, upper: u32) -> [SockFilter; 7] {
     const IS_EQUAL: u32 = BPF_JMP | BPF_JEQ | BPF_K;
     #[expect(clippy::cast_possible_truncation, reason = "it is 8")]
     const DATA: u32 = Icmp::LENGTH as u32;
     let step = |code: u32, value| instruction(code, 0, value);
-    // The index register is where the message begins.
+    // The index register holds the offset of the message.
     let message = if is_v6 {
         step(BPF_LDX | BPF_IMM, 0)
     } else {
@@ -158,7 +159,7 @@ fn filter(is_v6: bool, upper: u32) -> [SockFilter; 7] {
     ]
 }
 
-/// Writes one instruction, which skips as many of the next ones as it says where it does not hold.
+/// Returns one instruction; if its comparison fails, the next `skipped` instructions are skipped.
 #[expect(
     clippy::cast_possible_truncation,
     reason = "codes of classic BPF have 16 bits"

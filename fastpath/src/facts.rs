@@ -1,8 +1,7 @@
-//! What the kernel, this process and an interface offer: facts for a preflight and for error messages.
+//! Facts about the kernel, this process and its interfaces, for the preflight and for error messages.
 //!
-//! Everything here reads; nothing prints, and nothing judges. The exception is
-//! [`set_features`], which the generic mode of [`attach`](crate::attach) needs.
-//! All of it speaks of the network namespace of the calling thread.
+//! The functions here only read: they print nothing and judge nothing. The exception is [`set_features`], which the
+//! generic mode of [`attach`](crate::attach) needs. All of them speak of the calling thread's network namespace.
 
 mod cables;
 mod devices;

@@ -1,4 +1,6 @@
-//! The user-space dataplane.
+//! The user-space dataplane: loads and attaches the XDP and TC programs, and owns their tables.
+//!
+//! It knows nothing of Kubernetes; `control` decides what the tables shall say.
 
 pub mod announce;
 pub mod attach;

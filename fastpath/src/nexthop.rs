@@ -1,4 +1,4 @@
-//! Next hops: which device, MAC addresses, VLAN and MTU lead to a node.
+//! Next hops: the device, MAC addresses, VLAN and MTU by which frames reach a node.
 //!
 //! The kernel decides: one `RTM_GETROUTE` per target is a FIB lookup that honours policy rules,
 //! VRFs, metrics and path MTUs. Links and neighbours are dumped once per refresh, and the three are
@@ -11,16 +11,15 @@
 //!                                      '- asks the kernel to keep the neighbours in use resolved
 //! ```
 //!
-//! The loop has no memory of events. An event, an overrun of the event socket or a timer all lead
-//! to the same full refresh, so nothing can be missed for longer than one of them takes to come.
+//! The loop has no memory of events. An event, an overrun of the event socket or a timer all lead to the same full
+//! refresh, so a missed change lasts only until the next of these.
 //!
-//! Neighbours are kept fresh by the kernel itself: `NTF_EXT_MANAGED` (Linux 5.16) makes it resolve
-//! an entry, confirm it again before it goes stale and retry it after a failure, although the
-//! kernel's stack sends no packet to it. Our entries carry our own `NDA_PROTOCOL`, hence a restarted
-//! agent recognises them and withdraws those that no target needs. Entries that are permanent, or
-//! that another daemon manages or learnt, are used and left alone.
+//! The kernel itself keeps neighbours fresh. `NTF_EXT_MANAGED` (Linux 5.16) makes it resolve an entry, confirm it
+//! again before it goes stale and retry it after a failure, although the kernel's stack sends no packet to it. Our
+//! entries carry our own `NDA_PROTOCOL`, so a restarted agent recognises them and withdraws those that no target
+//! needs. Entries that are permanent, or that another daemon manages or learnt, are used and left alone.
 //!
-//! What a route can say and how it is answered:
+//! Kinds of routes and their results:
 //!
 //! - ECMP: the kernel picks one live path by its hash of the target address. All flows to one node
 //!   share that path; different nodes spread over the paths.
@@ -30,9 +29,8 @@
 //! - Devices without Ethernet addresses (tun, WireGuard, IPIP) are unresolved: there is no frame to
 //!   write.
 //!
-//! Decoding is our own because only a dozen attributes matter, and an attribute of a newer kernel or
-//! an odd driver must not fail the message that carries it, as it does with crates that decode
-//! everything.
+//! This module decodes netlink itself because only a dozen attributes matter. Crates that decode everything fail a
+//! whole message when a newer kernel or an odd driver adds an attribute that they do not know.
 
 pub(crate) mod link;
 mod neighbour;
@@ -50,33 +48,33 @@ pub use resolver::{Resolver, Snapshot};
 pub use tracker::{Refresh, Tracker};
 pub use watcher::{Wake, Waker, Watcher};
 
-/// A way to one target: all that is needed to write and send a frame to it.
+/// All that is needed to write and send a frame to one target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct NextHop {
-    /// The device to transmit on; below a VLAN device, the device that carries it.
+    /// Interface index of the egress device; for a VLAN device, that of the device below it.
     pub ifindex: u32,
-    /// The MAC address that frames leave with.
+    /// Source MAC of the frames.
     pub source_mac: [u8; 6],
-    /// The MAC address of the gateway, or of the target where it is on the link.
+    /// Destination MAC of the frames: the gateway's, or the target's if it is on the link.
     pub destination_mac: [u8; 6],
-    /// Whether that is a gateway's address: then the frame passes a router.
+    /// Whether the frame goes to a gateway, and so passes a router.
     pub via_gateway: bool,
-    /// The identifier of the 802.1Q tag to write, if the route leaves through a VLAN device.
+    /// VLAN id of the 802.1Q tag to write, if the route leaves through a VLAN device.
     pub vlan: Option<u16>,
-    /// The largest packet (IP header included) that this way takes.
+    /// The largest packet that this way takes, in bytes, IP header included.
     pub mtu: u32,
-    /// The source address that the kernel would use; none if the machine has none in this family.
+    /// The source address that the kernel would use; `None` if the machine has none in this family.
     pub source: Option<IpAddr>,
 }
 
-/// The answer for one target.
+/// The result for one target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Resolution {
-    /// Frames can be sent this way.
+    /// Frames can reach the target by this next hop.
     Resolved(NextHop),
     /// The target is an address of this machine.
     Local,
-    /// No frame can be sent, for this reason.
+    /// No frame can be sent to the target, for this reason.
     Unresolved(Reason),
 }
 
@@ -85,7 +83,7 @@ pub enum Resolution {
 pub enum Reason {
     #[error("no route")]
     NoRoute,
-    /// The matching route is of type `unreachable`, or the kernel knows no source or device for it.
+    /// The route is of type `unreachable`, or the kernel finds no source address or device for it.
     #[error("unreachable route")]
     Unreachable,
     #[error("blackhole route")]
@@ -95,13 +93,13 @@ pub enum Reason {
     /// The target is a multicast, broadcast or anycast address.
     #[error("not a unicast address")]
     NotUnicast,
-    /// The route adds an encapsulation of its own (MPLS, SRv6), which XDP would leave out.
+    /// The route adds an encapsulation of its own (MPLS, SRv6), which XDP cannot add.
     #[error("route with encapsulation")]
     Encapsulated,
     /// The device, or the device below a VLAN device, is down or has no carrier.
     #[error("link down")]
     LinkDown,
-    /// The device vanished between the lookup and the list of devices.
+    /// The device vanished between the route lookup and the list of devices.
     #[error("no such device")]
     NoDevice,
     #[error("device without Ethernet address")]
@@ -109,7 +107,7 @@ pub enum Reason {
     /// The device is a VLAN over a VLAN, an 802.1ad VLAN, or a VLAN over another namespace's device.
     #[error("unsupported VLAN device")]
     VlanUnsupported,
-    /// The neighbour has not answered; the kernel keeps asking once a tracker refreshes.
+    /// The neighbour has not answered. Once a tracker has refreshed, the kernel keeps asking.
     #[error("neighbour unresolved")]
     NeighbourUnresolved,
 }

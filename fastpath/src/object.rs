@@ -1,14 +1,14 @@
-//! The BPF objects that the build script made from `xdp-prog`, as part of this library.
+//! The BPF objects that the build script makes from `xdp-prog`, embedded in this library.
 //!
-//! Loading them is another module's matter.
+//! [`crate::load`] loads that of the dataplane; the bench loads its own.
 
-/// Returns the ELF file, aligned as its headers ask for.
+/// Returns the ELF file of the `guideway` programs, aligned for its headers.
 #[must_use]
 pub fn bytes() -> &'static [u8] {
     aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/guideway"))
 }
 
-/// Returns the ELF file of the bench's programs, aligned likewise.
+/// Returns the ELF file of the bench's programs, aligned for its headers.
 #[cfg(feature = "bench")]
 #[must_use]
 pub fn bench_bytes() -> &'static [u8] {

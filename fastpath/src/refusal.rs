@@ -1,4 +1,4 @@
-//! Why the kernel answers "not permitted" to BPF work: the error number alone has many causes.
+//! The likely reason why the kernel refused BPF work. The error number alone ("not permitted") has many causes.
 
 use std::{fmt, io};
 
@@ -9,15 +9,15 @@ use crate::facts::{self, Capability, Lockdown};
 pub enum Refusal {
     /// Capabilities are missing.
     Missing(Vec<Capability>),
-    /// The process has them, but only inside a user namespace.
+    /// The process has the capabilities, but only inside a user namespace.
     UserNamespace,
-    /// The kernel is locked down.
+    /// The kernel is locked down against its administrator.
     Lockdown,
-    /// A seccomp filter judges system calls.
+    /// A seccomp filter checks the system calls.
     Seccomp,
-    /// The file permissions of the pin directory.
+    /// The file permissions of the pin directory forbid it.
     Ownership,
-    /// None of these: a security module, most likely.
+    /// None of the above; most likely a security module.
     Unknown,
 }
 

@@ -1,4 +1,5 @@
-//! The system call bpf(2), for what aya does not ask of it, or asks in a way that takes rights the agent has not.
+//! The system call bpf(2), for commands that aya does not offer, or that it makes in a way that needs more rights
+//! than the agent has.
 
 use std::{
     ffi::CString,
@@ -19,16 +20,17 @@ pub(crate) const QUERY_PROGRAMS: libc::c_int = 16;
 /// `BPF_MAP_LOOKUP_BATCH`.
 pub(crate) const LOOK_UP_BATCH: libc::c_int = 24;
 
-/// Makes the call, and returns its result, with attributes in the layout of the command (`union bpf_attr` of linux/bpf.h).
+/// Makes the system call and returns its result. The attributes have the layout of the command (`union bpf_attr` of
+/// linux/bpf.h).
 ///
 /// # Safety
 ///
-/// Pointers among the attributes lead to memory that lives through the call, and that is as long as the command reads and
+/// Pointers in the attributes must lead to memory that lives through the call and is as long as the command reads and
 /// writes there.
 pub(crate) unsafe fn bpf<A>(command: libc::c_int, attributes: &mut A) -> io::Result<i32> {
     let size = size_of::<A>();
-    // SAFETY: the kernel reads and writes no more than `size` bytes of the attributes; for what they point to, the
-    // caller answers.
+    // SAFETY: the kernel reads and writes no more than `size` bytes of the attributes. The caller guarantees the
+    // memory that they point to.
     let result = unsafe { libc::syscall(libc::SYS_bpf, command, &raw mut *attributes, size) };
     if result < 0 {
         return Err(io::Error::last_os_error());
@@ -36,12 +38,12 @@ pub(crate) unsafe fn bpf<A>(command: libc::c_int, attributes: &mut A) -> io::Res
     i32::try_from(result).map_err(io::Error::other)
 }
 
-/// Spells a pointer as the attributes do.
+/// Converts a pointer to its form in the attributes.
 pub(crate) fn address<T: ?Sized>(memory: *const T) -> u64 {
     memory.cast::<u8>().expose_provenance() as u64
 }
 
-/// Opens what is pinned at a path.
+/// Opens the object that is pinned at a path.
 pub(crate) fn open_pinned(path: &Path) -> io::Result<OwnedFd> {
     #[repr(C)]
     struct Attributes {
@@ -61,22 +63,22 @@ pub(crate) fn open_pinned(path: &Path) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// A link of a program to a network device, as the front of `struct bpf_link_info` tells of it.
+/// The front of `struct bpf_link_info`, for a link between a program and a network device.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 pub(crate) struct LinkInfo {
     kind: u32,
-    /// The kernel's number for the link.
+    /// The kernel's id of the link.
     pub(crate) id: u32,
-    /// The kernel's number for the program inside it.
+    /// The kernel's id of the program in the link.
     pub(crate) program: u32,
     padding: u32,
-    /// The device's number in its network namespace, 0 when the device is gone.
+    /// The device's index in its network namespace; 0 when the device is gone.
     pub(crate) ifindex: u32,
     rest: u32,
 }
 
-/// Reads what the kernel says of a link.
+/// Reads the kernel's information about a link.
 pub(crate) fn link_info(link: BorrowedFd<'_>) -> io::Result<LinkInfo> {
     #[repr(C)]
     struct Attributes {

@@ -4,17 +4,17 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Interface, RequestError, links};
 
-/// Kinds of devices that are one end of a cable.
+/// Kinds of devices that come in pairs, one end in the pod.
 const CABLES: [&str; 2] = ["veth", "netkit"];
 
-/// Names the devices by which pods are reached, given the numbers of those that lead to some of them.
+/// Names the devices by which pods are reached, from the interface indices of some of them.
 ///
-/// Where these are cables of a pod each, every such cable is named: at its other end may be a pod that nobody
-/// told of, which is a client. Pods behind a bridge share the bridge.
+/// If those are cables to one pod each, the result has every cable of that kind: at its other end may be a pod that
+/// is only a client, and that nobody has named. Pods behind a bridge share the bridge.
 ///
 /// # Errors
 ///
-/// When the kernel does not answer.
+/// Fails if the kernel does not answer.
 pub fn pod_devices(leading: &BTreeSet<u32>) -> Result<BTreeSet<String>, RequestError> {
     Ok(choose(links()?, leading))
 }
@@ -29,7 +29,7 @@ fn choose(devices: Vec<Interface>, leading: &BTreeSet<u32>) -> BTreeSet<String> 
     chosen.map(|device| device.name.clone()).collect()
 }
 
-/// The kind of a cable that ends here and not in a bridge.
+/// Returns the kind of a cable whose end here belongs to no bridge; `None` for other devices.
 fn cable(device: &Interface) -> Option<&str> {
     let kind = device.kind.as_deref()?;
     (CABLES.contains(&kind) && device.controller.is_none()).then_some(kind)

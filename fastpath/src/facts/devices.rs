@@ -1,4 +1,4 @@
-//! The devices of a network namespace and what they run, by one list of them.
+//! The devices of a network namespace and the programs that they run, read with one list.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use super::{
 };
 use crate::clsact::filters_over;
 
-/// The devices of one moment, as far as one list of them tells, and a way to ask for the rest.
+/// The devices at one moment, and a connection for questions that the list does not answer.
 #[derive(Debug)]
 pub struct Devices {
     by_name: BTreeMap<String, Interface>,
@@ -19,7 +19,7 @@ impl Devices {
     ///
     /// # Errors
     ///
-    /// When the kernel does not answer.
+    /// Fails if the kernel does not answer.
     pub fn list() -> Result<Self, RequestError> {
         let mut route = Connection::route()?;
         let links = links_over(&mut route)?.into_iter();
@@ -29,18 +29,18 @@ impl Devices {
         })
     }
 
-    /// Returns the device of a name; what only its driver tells is not filled in.
+    /// Returns the device with this name, without the facts that only its driver knows.
     #[must_use]
     pub fn find(&self, name: &str) -> Option<&Interface> {
         self.by_name.get(name)
     }
 
-    /// Tells whether the device still has this number and runs this program at its egress; a device that is gone
-    /// does not.
+    /// Tells whether the device still has this interface index and runs this program at its egress; false for a
+    /// device that is gone.
     ///
     /// # Errors
     ///
-    /// When the kernel does not answer.
+    /// Fails if the kernel does not answer.
     pub fn runs_at_egress(
         &mut self,
         name: &str,

@@ -1,4 +1,4 @@
-//! What runs on a device's way out: tcx programs first, then the filters of its clsact qdisc.
+//! The programs at a device's egress: tcx programs run first, then the filters of the clsact qdisc.
 
 use super::{InterfaceError, RequestError, link};
 pub use crate::clsact::Filter;
@@ -9,19 +9,19 @@ use crate::{
 
 const BPF_TCX_EGRESS: u32 = 47;
 
-/// Programs of one device that are read; the kernel allows no more (`BPF_MPROG_MAX`).
+/// Number of programs that are read of a device; the kernel allows no more (`BPF_MPROG_MAX`).
 const MOST: u32 = 64;
 
 /// A tcx program at a device's egress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TcxProgram {
-    /// The kernel's number for the program.
+    /// The kernel's id of the program.
     pub program: u32,
-    /// The kernel's number for its link; 0 if it has none.
+    /// The kernel's id of the program's link; 0 if it has none.
     pub link: u32,
 }
 
-/// What runs at a device's egress.
+/// The programs at a device's egress.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Egress {
     /// The tcx programs in the order in which they run; `None` if the kernel has no tcx (before 6.6).
@@ -30,11 +30,11 @@ pub struct Egress {
     pub filters: Vec<Filter>,
 }
 
-/// Reads what runs at an interface's egress.
+/// Reads the programs at an interface's egress.
 ///
 /// # Errors
 ///
-/// When there is no such interface, or the kernel does not answer.
+/// Fails if there is no such interface, or if the kernel does not answer.
 pub fn egress(name: &str) -> Result<Egress, InterfaceError> {
     let index = link(name)?.index;
     let unreadable = |source| InterfaceError::Unreadable {
@@ -47,7 +47,7 @@ pub fn egress(name: &str) -> Result<Egress, InterfaceError> {
     })
 }
 
-/// Attributes of `BPF_PROG_QUERY`.
+/// The attributes of `BPF_PROG_QUERY`.
 #[derive(Default)]
 #[repr(C)]
 struct Query {
@@ -66,8 +66,8 @@ struct Query {
 
 /// Lists the tcx programs at a device's egress; `None` if the kernel has no tcx.
 ///
-/// Asked by numbers, other than by aya's query, which opens every program: that takes
-/// `CAP_SYS_ADMIN`, which the agent has not.
+/// The query uses program ids. Aya's query opens every program, which needs `CAP_SYS_ADMIN`, and the agent does not
+/// have that.
 pub(crate) fn tcx_programs(ifindex: u32) -> Result<Option<Vec<TcxProgram>>, RequestError> {
     let mut programs = [0u32; MOST as usize];
     let mut links = [0u32; MOST as usize];
@@ -87,7 +87,7 @@ pub(crate) fn tcx_programs(ifindex: u32) -> Result<Option<Vec<TcxProgram>>, Requ
             Ok(Some(found.collect()))
         }
         Err(error) => match error.raw_os_error() {
-            // An unknown place to attach to, or fields that an older kernel does not know.
+            // The kernel does not know this attach type, or it is older and does not know these fields.
             Some(libc::EINVAL | libc::E2BIG) => Ok(None),
             Some(libc::ENOENT) => Ok(Some(Vec::new())),
             _ => Err(RequestError::Refused {

@@ -27,10 +27,10 @@ const CHANNELS_RX: u16 = 6;
 const CHANNELS_TX: u16 = 7;
 const CHANNELS_COMBINED: u16 = 9;
 
-/// The offload features of a device that are switched on, by the kernel's names.
+/// The active offload features of a device, by the kernel's names.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Features {
-    /// Names as `ethtool --show-features` of a driver lists them in the kernel: `rx-gro`, `rx-lro`.
+    /// Names as the kernel and `ethtool --show-features` spell them: `rx-gro`, `rx-lro`.
     pub active: BTreeSet<String>,
 }
 
@@ -61,7 +61,7 @@ impl Features {
     }
 }
 
-/// The queues of a device as its driver counts them.
+/// The queue counts of a device, as its driver reports them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Channels {
     /// Receive-only queues in use.
@@ -70,31 +70,31 @@ pub struct Channels {
     pub tx: u32,
     /// Queue pairs in use.
     pub combined: u32,
-    /// Most receive-only queues.
+    /// Largest number of receive-only queues.
     pub rx_max: u32,
-    /// Most queue pairs.
+    /// Largest number of queue pairs.
     pub combined_max: u32,
 }
 
 impl Channels {
-    /// Counts the queues packets arrive on.
+    /// Returns the number of queues that receive packets.
     #[must_use]
     pub const fn receive(&self) -> u32 {
         self.rx + self.combined
     }
 }
 
-/// Switches features on or off and names those that did not follow.
+/// Switches features on or off and returns those that did not change as asked.
 ///
 /// # Errors
 ///
-/// When the kernel refuses the request as a whole.
+/// Fails if the kernel refuses the request as a whole.
 pub fn set_features(ifindex: u32, names: &[String], on: bool) -> Result<Vec<String>, RequestError> {
     let mut bits = Vec::new();
     for name in names {
         let name = text(name);
         let mut bit: Vec<(u16, &[u8])> = vec![(BIT_NAME, &name)];
-        // A flag: its absence is the request to clear the bit.
+        // The value is a flag: without it, the request clears the bit.
         if on {
             bit.push((BIT_VALUE, &[]));
         }
@@ -115,7 +115,7 @@ pub fn set_features(ifindex: u32, names: &[String], on: bool) -> Result<Vec<Stri
         .collect())
 }
 
-/// Reads the active features; `None` where the kernel has no ethtool netlink.
+/// Reads the active features; `None` if the kernel has no ethtool netlink.
 pub(super) fn features(ifindex: u32) -> Result<Option<Features>, RequestError> {
     let Some(answers) = ask(MSG_FEATURES_GET, ifindex, &[])? else {
         return Ok(None);
@@ -131,7 +131,7 @@ pub(super) fn features(ifindex: u32) -> Result<Option<Features>, RequestError> {
     Ok(Some(Features { active }))
 }
 
-/// Reads the queues; `None` where kernel or driver does not tell.
+/// Reads the queue counts; `None` if the kernel or the driver does not report them.
 pub(super) fn channels(ifindex: u32) -> Result<Option<Channels>, RequestError> {
     let answers = match ask(MSG_CHANNELS_GET, ifindex, &[]) {
         Ok(answers) => answers,

@@ -1,4 +1,4 @@
-//! An interface: its driver, size limits, queues, offloads, and the XDP program it runs.
+//! The facts of one interface: driver, size limits, queues, offloads, and the XDP programs that it runs.
 
 use std::{collections::BTreeMap, fmt, fs, path::Path};
 
@@ -24,7 +24,7 @@ const NETDEV_A_DEV_XDP_FEATURES: u16 = 3;
 /// Longest interface name (`IFNAMSIZ` without the terminator).
 pub(super) const NAME_MAX: usize = 15;
 
-/// Why an interface could not be read.
+/// Reasons why an interface could not be read.
 #[derive(Debug, thiserror::Error)]
 pub enum InterfaceError {
     #[error(
@@ -40,12 +40,12 @@ pub enum InterfaceError {
     },
 }
 
-/// How an XDP program is attached.
+/// The way in which an XDP program is attached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum XdpMode {
-    /// In the driver, before a packet has an skb.
+    /// In the driver, before the kernel makes an skb of the packet.
     Native,
-    /// In the stack, on an skb: works with every driver, several times slower.
+    /// In the stack, on an skb: works with every driver but is several times slower.
     Generic,
     /// On the NIC itself.
     Offloaded,
@@ -65,24 +65,24 @@ impl fmt::Display for XdpMode {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct XdpProgram {
     pub mode: XdpMode,
-    /// The kernel's number for the program.
+    /// The kernel's id of the program.
     pub id: u32,
 }
 
-/// What the driver says of XDP.
+/// The driver's support for XDP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NativeXdp {
     Supported {
-        /// It accepts redirected frames (`ndo_xdp_xmit`).
+        /// The device accepts redirected frames (`ndo_xdp_xmit`).
         redirect_target: bool,
-        /// It does AF_XDP without copying.
+        /// The driver runs AF_XDP without copying.
         zero_copy: bool,
-        /// It passes frames of several buffers (jumbo frames).
+        /// The driver runs XDP programs on frames of several buffers (jumbo frames).
         several_buffers: bool,
     },
     /// The driver does not run XDP programs.
     Unsupported,
-    /// The kernel is too old to tell (before 6.3).
+    /// The kernel is too old to report this (before 6.3).
     Unknown,
 }
 
@@ -90,28 +90,28 @@ pub enum NativeXdp {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Interface {
     pub name: String,
-    /// Its number, new whenever the interface is created anew.
+    /// Interface index; an interface that is created anew gets a new one.
     pub index: u32,
     pub up: bool,
     pub mtu: u32,
-    /// The largest MTU the driver takes, where it says so.
+    /// The largest MTU that the driver accepts, in bytes, if it reports one.
     pub mtu_max: Option<u32>,
-    /// The kind of a virtual interface: `veth`, `bond`, `vlan`.
+    /// The kind of a virtual interface: `veth`, `bond`, `vlan`; `None` for a NIC.
     pub kind: Option<String>,
-    /// The driver: of a NIC the module, of a virtual interface its kind.
+    /// The driver: a NIC's module, a virtual interface's kind.
     pub driver: Option<String>,
-    /// The interface below a VLAN; of a veth its peer.
+    /// Interface index of a VLAN's lower device, or of a veth's peer.
     pub lower: Option<u32>,
-    /// The bond, bridge or VRF it belongs to.
+    /// Interface index of the bond, bridge or VRF that it belongs to.
     pub controller: Option<u32>,
-    /// Receive queues in use; without a driver's answer, those allocated.
+    /// Receive queues in use; if the driver does not tell, the allocated ones.
     pub rx_queues: u32,
-    /// Queues as the driver counts them, where it does.
+    /// Queue counts, if the driver reports them.
     pub channels: Option<Channels>,
-    /// Offload features, where the kernel tells.
+    /// Offload features, if the kernel reports them.
     pub features: Option<Features>,
     pub native_xdp: NativeXdp,
-    /// XDP programs it runs: none, one, or one per mode.
+    /// XDP programs that it runs: none, one, or one per mode.
     pub programs: Vec<XdpProgram>,
 }
 
@@ -125,18 +125,18 @@ impl Interface {
             .find(|program| program.mode == mode)
     }
 
-    /// Tells whether it runs this program, in whatever mode.
+    /// Tells whether it runs this program in any mode.
     #[must_use]
     pub fn runs(&self, program: u32) -> bool {
         self.programs.iter().any(|other| other.id == program)
     }
 }
 
-/// Reads everything about an interface.
+/// Reads all facts of an interface.
 ///
 /// # Errors
 ///
-/// When there is no such interface, or the kernel does not answer.
+/// Fails if there is no such interface, or if the kernel does not answer.
 pub fn interface(name: &str) -> Result<Interface, InterfaceError> {
     let mut interface = link(name)?;
     let unreadable = |source| InterfaceError::Unreadable {
@@ -152,11 +152,11 @@ pub fn interface(name: &str) -> Result<Interface, InterfaceError> {
     Ok(interface)
 }
 
-/// Lists the names of the interfaces that form a bond (or belong to another controller).
+/// Lists the names of the interfaces that belong to a bond or another controller, sorted.
 ///
 /// # Errors
 ///
-/// When the kernel does not answer.
+/// Fails if the kernel does not answer.
 pub fn members(controller: u32) -> Result<Vec<String>, RequestError> {
     let mut members: Vec<_> = links()?
         .into_iter()
@@ -167,17 +167,17 @@ pub fn members(controller: u32) -> Result<Vec<String>, RequestError> {
     Ok(members)
 }
 
-/// Lists the MTU of every interface of this thread's network namespace by name.
+/// Returns the MTU in bytes of every interface of this thread's network namespace, by name.
 ///
 /// # Errors
 ///
-/// When the kernel does not answer.
+/// Fails if the kernel does not answer.
 pub fn mtus() -> Result<BTreeMap<String, u32>, RequestError> {
     let links = links()?.into_iter();
     Ok(links.map(|link| (link.name, link.mtu)).collect())
 }
 
-/// Returns the name of the interface with this number in this thread's network namespace.
+/// Returns the name of the interface with this index in this thread's network namespace.
 #[must_use]
 pub fn device_name(index: u32) -> Option<String> {
     use rustix::net::{AddressFamily, SocketType, netdevice, socket};
@@ -185,7 +185,7 @@ pub fn device_name(index: u32) -> Option<String> {
     netdevice::index_to_name(socket, index).ok()
 }
 
-/// Reads what rtnetlink tells of every interface, with one request.
+/// Reads the facts that rtnetlink reports of all interfaces, with one request.
 pub(crate) fn links() -> Result<Vec<Interface>, RequestError> {
     links_over(&mut Connection::route()?)
 }
@@ -199,11 +199,11 @@ pub(super) fn links_over(route: &mut Connection) -> Result<Vec<Interface>, Reque
     route.list(&request, |message| parse(message.payload))
 }
 
-/// Tells whether an interface is there, with this number, and runs this program.
+/// Tells whether an interface with this name and index exists and runs this program.
 ///
 /// # Errors
 ///
-/// When the kernel does not answer.
+/// Fails if the kernel does not answer.
 pub fn is_attached(name: &str, index: u32, program: u32) -> Result<bool, InterfaceError> {
     match link(name) {
         Ok(link) => Ok(link.index == index && link.runs(program)),
@@ -212,7 +212,7 @@ pub fn is_attached(name: &str, index: u32, program: u32) -> Result<bool, Interfa
     }
 }
 
-/// Reads what rtnetlink tells, with one request.
+/// Reads the facts that rtnetlink reports of one interface, with one request.
 pub(crate) fn link(name: &str) -> Result<Interface, InterfaceError> {
     let not_found = || InterfaceError::NotFound {
         name: name.to_owned(),
@@ -294,7 +294,7 @@ fn programs(xdp: &[u8]) -> Vec<XdpProgram> {
 }
 
 fn driver(bus: &str, device: &str) -> Option<String> {
-    // By bus: /sys/class/net shows the namespace that mounted sysfs, not this thread's.
+    // The bus directory, because /sys/class/net shows the namespace that mounted sysfs and not this thread's.
     let link = Path::new("/sys/bus").join(bus).join("devices").join(device);
     let target = fs::read_link(link.join("driver")).ok()?;
     Some(target.file_name()?.to_string_lossy().into_owned())

@@ -1,4 +1,4 @@
-//! The running kernel, as far as BPF depends on it.
+//! The facts of the running kernel that BPF depends on.
 
 use std::{
     fmt, fs, io,
@@ -10,7 +10,7 @@ use rustix::fs::statfs;
 /// `BPF_FS_MAGIC` of linux/magic.h.
 const BPF_FS_MAGIC: u64 = 0xcafe_4a11;
 
-/// A kernel's release, reduced to what features depend on.
+/// The first two numbers of a kernel's release, which features depend on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct KernelVersion {
     pub major: u32,
@@ -18,21 +18,21 @@ pub struct KernelVersion {
 }
 
 impl KernelVersion {
-    /// The oldest kernel that Guideway runs on: XDP programs for frames of several buffers came
-    /// with 5.18, without them a jumbo MTU would exclude native mode. (`bpf_link` for XDP: 5.9;
-    /// BPF memory charged to the cgroup and not to `RLIMIT_MEMLOCK`: 5.11.)
+    /// The oldest kernel that Guideway runs on. XDP programs for frames of several buffers came with 5.18; without
+    /// them, a jumbo MTU would exclude native mode. `bpf_link` for XDP came with 5.9, and 5.11 charges BPF memory to
+    /// the cgroup and not to `RLIMIT_MEMLOCK`.
     pub const MINIMUM: Self = Self {
         major: 5,
         minor: 18,
     };
 
-    /// The first whose `PREEMPT_RT` may do without the lock that work on packets takes (`PREEMPT_RT_NEEDS_BH_LOCK`).
+    /// The first kernel whose `PREEMPT_RT` may lack the lock around packet processing (`PREEMPT_RT_NEEDS_BH_LOCK`).
     const WITHOUT_BH_LOCK: Self = Self {
         major: 6,
         minor: 18,
     };
 
-    /// Reads the two numbers a release begins with (`6.1.0-38-amd64`).
+    /// Reads the first two numbers of a release (`6.1.0-38-amd64`).
     #[must_use]
     pub fn parse(release: &str) -> Option<Self> {
         let mut numbers = release.split(|c: char| !c.is_ascii_digit());
@@ -49,25 +49,25 @@ impl fmt::Display for KernelVersion {
     }
 }
 
-/// Whether BPF programs are compiled.
+/// Whether the kernel compiles BPF programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Jit {
-    /// They are.
+    /// It compiles them.
     On,
-    /// They are interpreted: several times slower.
+    /// It interprets them, which is several times slower.
     Off,
-    /// The setting is not visible: the kernel has none, or this is not the first network namespace.
+    /// The setting is not visible: the kernel has none, or this is not the initial network namespace.
     Unknown,
 }
 
-/// How far the kernel is locked against its administrator.
+/// The kernel's lockdown level, which restricts even its administrator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lockdown {
-    /// Not at all, or the kernel has no lockdown.
+    /// No lockdown, or the kernel does not support it.
     None,
-    /// Nothing may change the kernel's code; BPF works.
+    /// Nobody may change the kernel's code; BPF works.
     Integrity,
-    /// Nothing may read kernel memory: BPF programs that do are refused.
+    /// Nobody may read kernel memory: BPF programs that do are refused.
     Confidentiality,
 }
 
@@ -76,26 +76,26 @@ pub enum Lockdown {
 pub struct Kernel {
     /// The release as `uname -r` prints it.
     pub release: String,
-    /// Its numbers, if it has the usual form.
+    /// The release's numbers, if it has the usual form.
     pub version: Option<KernelVersion>,
     pub jit: Jit,
-    /// Whether the kernel describes its types (`/sys/kernel/btf/vmlinux`).
+    /// Whether the kernel provides BTF, the description of its types (`/sys/kernel/btf/vmlinux`).
     pub btf: bool,
     pub lockdown: Lockdown,
-    /// `kernel.unprivileged_bpf_disabled`, where visible.
+    /// `kernel.unprivileged_bpf_disabled`, if it is visible.
     pub unprivileged_bpf_disabled: Option<bool>,
-    /// Whether packets that come in on a CPU are worked on one after the other.
+    /// Whether packets on one CPU are processed one after the other.
     pub softirq: Softirq,
 }
 
-/// How work on packets shares a CPU.
+/// Whether the processing of packets on one CPU can be preempted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Softirq {
-    /// One after the other: nothing preempts it but what is no work on packets.
+    /// Packets are processed one after the other; no other packet's processing preempts it.
     InTurn,
-    /// `PREEMPT_RT` without `PREEMPT_RT_NEEDS_BH_LOCK`: a thread of one device may preempt that of another.
+    /// `PREEMPT_RT` without `PREEMPT_RT_NEEDS_BH_LOCK`: the thread of one device may preempt that of another.
     Preempted,
-    /// `PREEMPT_RT` of a kernel that may be built without that lock, and whose configuration is not visible.
+    /// `PREEMPT_RT` in a kernel that may have been built without that lock; its configuration is not visible.
     Unknown,
 }
 
@@ -108,7 +108,7 @@ impl Kernel {
     }
 }
 
-/// Reads the facts about the running kernel.
+/// Reads the facts of the running kernel.
 #[must_use]
 pub fn kernel() -> Kernel {
     let release = read("/proc/sys/kernel/osrelease").unwrap_or_default();
@@ -135,7 +135,7 @@ fn read(path: &str) -> Option<String> {
     Some(fs::read_to_string(path).ok()?.trim().to_owned())
 }
 
-/// Judges by `uname -v` and the configuration of the build.
+/// Judges from `uname -v` and the build's configuration.
 fn softirq(version: Option<KernelVersion>, build: &str, configuration: Option<&str>) -> Softirq {
     let is_realtime = build.split_whitespace().any(|word| word == "PREEMPT_RT");
     let has_the_lock = version.is_some_and(|version| version < KernelVersion::WITHOUT_BH_LOCK);
@@ -165,26 +165,26 @@ fn lockdown(levels: &str) -> Lockdown {
     }
 }
 
-/// What a path that should be on a BPF file system is on.
+/// The file system that holds a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Bpffs {
     /// A BPF file system.
     Mounted,
-    /// Another file system.
+    /// Another file system: its magic number, and the directory that was looked at.
     Other { directory: PathBuf, magic: u64 },
 }
 
-/// Looks at the file system that `path`, or its nearest existing ancestor, is on.
+/// Looks at the file system of `path`, or of its nearest ancestor that exists.
 ///
 /// # Errors
 ///
-/// When the file system cannot be asked.
+/// Fails if the file system cannot be read.
 pub fn bpffs(path: &Path) -> io::Result<Bpffs> {
     let directory = path
         .ancestors()
         .find(|ancestor| ancestor.exists())
         .unwrap_or(Path::new("/"));
-    // The field's type differs between architectures; magic numbers have 32 bits.
+    // The field's type differs between architectures, but magic numbers have 32 bits.
     let magic = u64::try_from(statfs(directory)?.f_type).unwrap_or(0) & 0xffff_ffff;
     if magic == BPF_FS_MAGIC {
         return Ok(Bpffs::Mounted);

@@ -1,4 +1,4 @@
-//! Whether rules of this network namespace masquerade, and so take ports of the machine's addresses.
+//! Masquerading rules in this network namespace; they use ports of the machine's addresses.
 
 use std::fs;
 
@@ -12,8 +12,8 @@ const NFTA_EXPR_NAME: u16 = 1;
 const NFTA_EXPR_DATA: u16 = 2;
 const NFTA_TARGET_NAME: u16 = 1;
 
-/// Tells whether there is a rule of nftables that masquerades, or a NAT table of the older iptables, whose
-/// rules cannot be listed; none where the kernel does not tell.
+/// Tells whether an nftables rule masquerades, or whether legacy iptables has a NAT table, whose rules cannot be
+/// listed. Returns `None` if the kernel does not answer.
 #[must_use]
 pub fn masquerades() -> Option<bool> {
     let has_legacy_table = |names: &str| {
@@ -49,7 +49,7 @@ fn rule_masquerades(rule: &[u8]) -> bool {
         let text = |run, kind| find(run, kind).and_then(read_string);
         match text(expression, NFTA_EXPR_NAME).as_deref() {
             Some("masq") => true,
-            // What iptables-nft writes where it has no expression of its own.
+            // iptables-nft writes this for targets that nftables has no expression for.
             Some("target") => {
                 let data = find(expression, NFTA_EXPR_DATA).unwrap_or(&[]);
                 text(data, NFTA_TARGET_NAME).as_deref() == Some("MASQUERADE")

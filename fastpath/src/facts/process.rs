@@ -1,29 +1,29 @@
-//! What this process may do.
+//! The permissions of this process.
 
 use std::{fmt, fs};
 
-/// A capability that BPF work asks for.
+/// A capability that BPF or packet sockets need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Capability {
     /// Network administration: attaching, netlink changes.
     NetAdmin,
     /// Raw and AF_XDP sockets.
     NetRaw,
-    /// Locked memory beyond the limit, for AF_XDP.
+    /// Memory locked beyond the limit, for AF_XDP.
     IpcLock,
-    /// System administration: includes BPF; naming foreign programs.
+    /// System administration: includes BPF, and names the programs of others.
     SysAdmin,
-    /// Programs with pointers and bounded loops as the verifier tracks them for privileged users.
+    /// Verifier privileges: programs with pointers and bounded loops.
     Perfmon,
-    /// Maps and programs.
+    /// Creates maps and loads programs.
     Bpf,
 }
 
 impl Capability {
-    /// The capabilities to load and attach the XDP program.
+    /// The capabilities that are needed to load and attach the XDP program.
     pub const REQUIRED: [Self; 3] = [Self::Bpf, Self::NetAdmin, Self::Perfmon];
 
-    /// Returns its bit number (`linux/capability.h`).
+    /// Returns the capability's bit number (`linux/capability.h`).
     const fn bit(self) -> u32 {
         match self {
             Self::NetAdmin => 12,
@@ -49,18 +49,18 @@ impl fmt::Display for Capability {
     }
 }
 
-/// Facts about the calling thread.
+/// The permissions of the calling thread.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Process {
     effective: u64,
-    /// Whether a seccomp filter judges its system calls, as in most containers.
+    /// Whether a seccomp filter checks the thread's system calls, as in most containers.
     pub seccomp_filter: bool,
-    /// Whether its capabilities count only inside a user namespace, where BPF is out of reach.
+    /// Whether the capabilities count only inside a user namespace, where BPF cannot be used.
     pub in_user_namespace: bool,
 }
 
 impl Process {
-    /// Tells whether a capability is in effect; `CAP_SYS_ADMIN` stands for BPF and PERFMON.
+    /// Tells whether a capability is in effect; `CAP_SYS_ADMIN` includes BPF and PERFMON.
     #[must_use]
     pub const fn has(&self, capability: Capability) -> bool {
         let implied = matches!(capability, Capability::Bpf | Capability::Perfmon)
@@ -68,7 +68,7 @@ impl Process {
         implied || self.effective >> capability.bit() & 1 == 1
     }
 
-    /// Lists those of `needed` that are not in effect.
+    /// Lists the capabilities of `needed` that are not in effect.
     #[must_use]
     pub fn missing(&self, needed: &[Capability]) -> Vec<Capability> {
         needed
@@ -79,7 +79,7 @@ impl Process {
     }
 }
 
-/// Reads the facts about the calling thread.
+/// Reads the permissions of the calling thread.
 #[must_use]
 pub fn process() -> Process {
     let status = fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
@@ -99,7 +99,7 @@ fn parse(status: &str, uid_map: &str) -> Process {
             .and_then(|hex| u64::from_str_radix(hex, 16).ok())
             .unwrap_or(0),
         seccomp_filter: field("Seccomp") == Some("2"),
-        // The first namespace maps all of the 2^32 - 1 user ids to themselves.
+        // The initial user namespace maps all 2^32 - 1 user ids to themselves.
         in_user_namespace: !uid_map.is_empty()
             && uid_map.split_whitespace().ne(["0", "0", "4294967295"]),
     }

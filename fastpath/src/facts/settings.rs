@@ -1,23 +1,22 @@
-//! Settings of the network namespace (sysctl) that service traffic meets.
+//! Network settings (sysctl) that affect service traffic.
 
 use std::{fs, ops::RangeInclusive};
 
 /// The kernel's default of `gc_thresh3` (`arp_tbl` and `nd_tbl`).
 const NEIGHBOUR_CAPACITY: usize = 1024;
 
-/// How strictly the kernel checks the source addresses of IPv4 packets that come in (RFC 3704).
+/// How strictly the kernel checks the source addresses of incoming IPv4 packets (RFC 3704).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ReversePathFilter {
-    /// Not at all.
+    /// No check.
     Off,
-    /// The source must be routed to the interface that the packet came in by.
+    /// The route to the source must lead to the ingress interface.
     Strict,
-    /// The source must be routed to some interface.
+    /// The source must have a route by any interface.
     Loose,
 }
 
-/// Returns the reverse path filter in force on an interface: the larger of its own setting and that
-/// for all.
+/// Returns the reverse path filter of an interface: the stricter number of its own setting and the setting `all`.
 #[must_use]
 pub fn reverse_path_filter(interface: &str) -> Option<ReversePathFilter> {
     let setting = |name: &str| {
@@ -31,7 +30,7 @@ pub fn reverse_path_filter(interface: &str) -> Option<ReversePathFilter> {
     })
 }
 
-/// Tells whether the kernel forwards packets of a family that come in by an interface.
+/// Tells whether the kernel forwards a family's packets that come in by an interface.
 #[must_use]
 pub fn forwards(interface: &str, v4: bool) -> bool {
     let family = if v4 { "ipv4" } else { "ipv6" };
@@ -39,16 +38,16 @@ pub fn forwards(interface: &str, v4: bool) -> bool {
     fs::read_to_string(path).is_ok_and(|text| text.trim() == "1")
 }
 
-/// A table of the kernel's neighbours, which the machine's network namespaces share.
+/// The kernel's neighbour table of a family; all network namespaces of the machine share it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NeighbourTable {
-    /// Entries in it; the first namespace alone can tell.
+    /// Number of entries; only visible in the initial network namespace.
     pub entries: Option<usize>,
-    /// How many there can be (`gc_thresh3`).
+    /// Largest number of entries (`gc_thresh3`).
     pub capacity: usize,
 }
 
-/// Reads how full the table of a family is.
+/// Reads how full a family's neighbour table is.
 #[must_use]
 pub fn neighbour_table(v4: bool) -> NeighbourTable {
     let (family, cache) = if v4 {
@@ -67,30 +66,30 @@ pub fn neighbour_table(v4: bool) -> NeighbourTable {
     }
 }
 
-/// Reads the first number of the first line below the head; each CPU has such a line, with the same number there.
+/// Reads the first number of the first line below the header. There is a line for each CPU, all with the same number.
 fn entries(statistics: &str) -> Option<usize> {
     let line = statistics.lines().nth(1)?;
     usize::from_str_radix(line.split_whitespace().next()?, 16).ok()
 }
 
-/// Which ports the kernel takes for connections of its own.
+/// The ports that the kernel chooses for its own connections.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LocalPorts {
     /// The range (`net.ipv4.ip_local_port_range`).
     pub range: RangeInclusive<u16>,
-    /// The parts of it that are left out (`net.ipv4.ip_local_reserved_ports`).
+    /// Ports of the range that the kernel leaves out (`net.ipv4.ip_local_reserved_ports`).
     pub reserved: Vec<RangeInclusive<u16>>,
 }
 
 impl LocalPorts {
-    /// Tells whether the kernel may take this port.
+    /// Tells whether the kernel may choose this port.
     #[must_use]
     pub fn takes(&self, port: u16) -> bool {
         self.range.contains(&port) && !self.reserved.iter().any(|range| range.contains(&port))
     }
 }
 
-/// Reads which ports the kernel takes for connections of its own.
+/// Reads the ports that the kernel chooses for its own connections.
 #[must_use]
 pub fn local_ports() -> Option<LocalPorts> {
     let read = |name| fs::read_to_string(format!("/proc/sys/net/ipv4/{name}")).ok();

@@ -1,8 +1,8 @@
-//! What a driver counts of frames that XDP sent and it could not.
+//! A driver's counters of frames that XDP sent and the driver could not transmit.
 //!
-//! A program that sends a frame is told nothing of its fate, and no tracepoint that is worth its cost tells either
-//! ([`xdp_prog::failure`]). Drivers count, each under names of its own, as `ethtool -S` shows them. Netlink has the
-//! names but not all values, so they are read as `ethtool` reads them.
+//! A program does not learn the fate of a frame that it sends, and no cheap tracepoint reports it
+//! ([`xdp_prog::failure`]). Drivers count such frames, each under names of its own, as `ethtool -S` shows them.
+//! Netlink has the names but not all values, so this module reads them as `ethtool` does.
 
 use std::{
     collections::BTreeMap,
@@ -18,30 +18,31 @@ use crate::netlink::read_u32;
 const ETHTOOL_GSTRINGS: u32 = 0x1b;
 const ETHTOOL_GSTATS: u32 = 0x1d;
 const ETHTOOL_GSSET_INFO: u32 = 0x37;
-/// Set of the names of statistics (`ETH_SS_STATS`).
+/// The set of statistic names (`ETH_SS_STATS`).
 const STATISTICS: u32 = 1;
-/// Bytes of a name in a set (`ETH_GSTRING_LEN`).
+/// Length of a name in a set, in bytes (`ETH_GSTRING_LEN`).
 const NAME_LENGTH: usize = 32;
-/// Most statistics of a device that are read: a NIC of hundreds of queues has some ten thousand.
+/// Most statistics of a device that are read; a NIC with hundreds of queues has some ten thousand.
 const MOST: u32 = 1 << 15;
-/// Room for as many: the kernel writes what there is by then, whatever it is asked for.
+/// Statistics that the buffers have room for: the kernel writes all that exist, not the number that was asked for.
 const ROOM: usize = 1 << 16;
 
-/// Reads how many frames of XDP's a driver failed to send, by the name of its counter; queues are summed up.
+/// Reads how many of XDP's frames a driver failed to send, by the counter's name; the counters of queues are added
+/// up.
 ///
-/// What it counts begins with the device, and is of all XDP programs.
+/// The counters start with the device and include the frames of all XDP programs.
 ///
 /// # Errors
 ///
-/// When there is no such device, or its driver has no statistics.
+/// Fails if there is no such device, or if its driver has no statistics.
 pub fn transmit_errors(device: &str) -> io::Result<BTreeMap<String, u64>> {
     let names = names(device)?;
     let values = values(device, names.len())?;
     Ok(choose(names.into_iter().zip(values)))
 }
 
-/// Chooses the counters of frames that XDP sent and the driver did not. Of a counter that is there for the device
-/// and for each queue, that for the device is taken.
+/// Selects the counters of frames that XDP sent and the driver did not. If the device and its queues have a counter
+/// of the same name, the device's is taken.
 fn choose(all: impl Iterator<Item = (String, u64)>) -> BTreeMap<String, u64> {
     let mut of_device = BTreeMap::new();
     let mut of_queues: BTreeMap<String, u64> = BTreeMap::new();
@@ -58,10 +59,10 @@ fn choose(all: impl Iterator<Item = (String, u64)>) -> BTreeMap<String, u64> {
     of_queues
 }
 
-/// Tells whether a counter is of frames that XDP sent and the driver did not: `rx_queue_0_xdp_tx_errors` (veth),
+/// Tells whether a counter counts frames that XDP sent and the driver did not: `rx_queue_0_xdp_tx_errors` (veth),
 /// `tx0_xdp_tx_drops` (virtio_net), `rx_xdp_tx_full` (mlx5), `tx_xdp_xmit_errors` (mvneta).
 ///
-/// What a program dropped (`rx_xdp_drops`) is none.
+/// A counter of frames that a program dropped (`rx_xdp_drops`) is none of these.
 fn is_transmit_error(name: &str) -> bool {
     let name = name.to_ascii_lowercase();
     let Some((queue, of_xdp)) = name.split_once("xdp") else {
@@ -73,7 +74,7 @@ fn is_transmit_error(name: &str) -> bool {
     has(of_xdp, &is_lost) && (queue.starts_with("tx") || has(of_xdp, &is_sent))
 }
 
-/// Returns a counter's name without the number of its queue.
+/// Returns a counter's name without the queue number.
 fn without_queue(name: &str) -> String {
     let mut common = String::with_capacity(name.len());
     for part in name.split(['_', '[', ']']) {
@@ -90,7 +91,7 @@ fn without_queue(name: &str) -> String {
 }
 
 fn names(device: &str) -> io::Result<Vec<String>> {
-    // struct ethtool_sset_info, with one number behind it.
+    // struct ethtool_sset_info, followed by one number.
     let mut request = words([ETHTOOL_GSSET_INFO, 0]);
     request.extend((1_u64 << STATISTICS).to_ne_bytes());
     request.extend(words([0, 0]));
@@ -99,8 +100,7 @@ fn names(device: &str) -> io::Result<Vec<String>> {
     let number = request.get(16..20).and_then(read_u32).filter(|_| has_any);
     let number = number.filter(|number| (1..=MOST).contains(number));
     let number = number.ok_or_else(|| io::Error::from_raw_os_error(libc::EOPNOTSUPP))?;
-    // struct ethtool_gstrings, which has the number of names at its end; newer kernels give none where it is not
-    // the number that there are.
+    // struct ethtool_gstrings, which ends with the number of names. Newer kernels return none if the number is wrong.
     let mut request = words([ETHTOOL_GSTRINGS, STATISTICS, number]);
     let header = request.len();
     request.resize(header + ROOM * NAME_LENGTH, 0);
@@ -118,7 +118,7 @@ fn name(bytes: &[u8]) -> String {
 }
 
 fn values(device: &str, number: usize) -> io::Result<Vec<u64>> {
-    // struct ethtool_stats, likewise.
+    // struct ethtool_stats, which ends with the number of values in the same way.
     let number = u32::try_from(number).unwrap_or(MOST);
     let mut request = words([ETHTOOL_GSTATS, number]);
     let header = request.len();
@@ -135,7 +135,7 @@ fn words<const N: usize>(words: [u32; N]) -> Vec<u8> {
     words.map(u32::to_ne_bytes).concat()
 }
 
-/// Has the driver fill in a request.
+/// Asks the driver to fill in a request.
 fn ask(device: &str, request: &mut [u8]) -> io::Result<()> {
     if device.is_empty() || device.len() > NAME_MAX {
         return Err(io::Error::from_raw_os_error(libc::ENODEV));
@@ -151,10 +151,10 @@ fn ask(device: &str, request: &mut [u8]) -> io::Result<()> {
         },
     };
     let socket: OwnedFd = socket(AddressFamily::INET, SocketType::DGRAM, None)?;
-    // SAFETY: `outer` names a device and points to a request that both outlive the call. Behind the header of the
-    // request the kernel writes one number for GSSET_INFO, which asks for one set, and for GSTRINGS and GSTATS as many
-    // names and values as the device has: half of the room at most a moment ago, and a device gets no such
-    // number of queues in that moment.
+    // SAFETY: `outer` names a device and points to a request; both outlive the call. Behind the request's header, the
+    // kernel writes one number for GSSET_INFO, which asks for one set. For GSTRINGS and GSTATS it writes as many
+    // names or values as the device has. A moment ago that was at most half of the room, and a device does not double
+    // its queues in a moment.
     let outcome = unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCETHTOOL, &raw mut outer) };
     if outcome < 0 {
         return Err(io::Error::last_os_error());

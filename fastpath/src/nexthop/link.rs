@@ -1,4 +1,4 @@
-//! Devices, as far as a next hop depends on them.
+//! The facts of devices that next hops depend on.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -33,23 +33,22 @@ struct Fixed {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Link {
     pub(crate) ifindex: u32,
-    /// Administratively up, with carrier, and not waiting for anything (`IFF_RUNNING` follows the
-    /// operational state of RFC 2863).
+    /// The device is up, has carrier, and is operational (`IFF_RUNNING` follows the operational state of RFC 2863).
     pub(crate) running: bool,
-    /// Neither ARP nor neighbour discovery is spoken here.
+    /// The device uses neither ARP nor neighbour discovery.
     pub(crate) no_arp: bool,
-    /// None on devices that are not Ethernet.
+    /// `None` for devices that are not Ethernet.
     pub(crate) mac: Option<[u8; 6]>,
     pub(crate) mtu: u32,
     pub(crate) vlan: Option<Vlan>,
 }
 
-/// What a VLAN device adds to frames, and where they go.
+/// The tag that a VLAN device adds to frames, and the device below it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Vlan {
     pub(crate) id: u16,
     pub(crate) ethertype: u16,
-    /// The device below, if it is in this namespace.
+    /// Interface index of the device below, if it is in this namespace.
     pub(crate) lower: Option<u32>,
 }
 
@@ -59,7 +58,7 @@ pub(crate) fn list() -> Request {
         .attribute(libc::IFLA_EXT_MASK, &RTEXT_FILTER_SKIP_STATS.to_ne_bytes())
 }
 
-/// Reads a device; none if the message is not about one.
+/// Reads a device; `None` if the message is about something else.
 pub(crate) fn decode(message: &Message<'_>) -> Option<Link> {
     if message.kind != libc::RTM_NEWLINK {
         return None;

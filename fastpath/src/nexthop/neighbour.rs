@@ -1,4 +1,4 @@
-//! Neighbour entries: reading them, and asking the kernel to keep them resolved.
+//! Neighbour entries: reads them, and makes the kernel keep them resolved.
 
 use std::net::IpAddr;
 
@@ -9,8 +9,8 @@ use crate::netlink::{
     read_u32,
 };
 
-/// Marks the entries that we made the kernel manage, as routing daemons mark their routes. The
-/// number is free in `rtnetlink.h` and in iproute2's `rt_protos`.
+/// Marks the entries that this module made the kernel manage, as routing daemons mark their routes. The number is
+/// free in `rtnetlink.h` and in iproute2's `rt_protos`.
 const PROTOCOL: u8 = 71;
 
 const NDA_DST: u16 = 1;
@@ -19,7 +19,7 @@ const NDA_PROTOCOL: u16 = 12;
 const NDA_FLAGS_EXT: u16 = 15;
 const NTF_EXT_MANAGED: u32 = 1;
 
-/// The states in which the entry's MAC address is in use.
+/// The states in which the kernel uses the entry's MAC address.
 const VALID: u16 = libc::NUD_PERMANENT
     | libc::NUD_NOARP
     | libc::NUD_REACHABLE
@@ -42,26 +42,26 @@ struct Fixed {
     entry_type: u8,
 }
 
-/// A neighbour: the device it is on, and its address.
+/// A neighbour: its address and the interface index of its device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Key {
     pub(super) ifindex: u32,
     pub(super) address: IpAddr,
 }
 
-/// What the kernel knows about a neighbour.
+/// The kernel's entry for a neighbour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Neighbour {
-    /// None while the neighbour is unresolved.
+    /// `None` while the neighbour is unresolved.
     pub(super) mac: Option<[u8; 6]>,
-    /// It did not answer when it was asked last.
+    /// The neighbour did not answer the last question.
     pub(super) failed: bool,
-    /// Someone asked the kernel to keep the entry resolved.
+    /// The kernel keeps the entry resolved, because we or another program asked it to.
     pub(super) managed: bool,
-    /// That someone was us.
+    /// The kernel keeps the entry resolved because we asked it to.
     pub(super) ours: bool,
-    /// The entry is permanent, needs no resolution, or belongs to another control plane: an update
-    /// from us would take that property away.
+    /// The entry is permanent, needs no resolution, or belongs to another control plane. An update of ours would take
+    /// that property away.
     pub(super) fixed: bool,
 }
 
@@ -70,7 +70,7 @@ pub(super) fn list() -> Request {
     Request::new(libc::RTM_GETNEIGH, NLM_F_DUMP, &Fixed::default())
 }
 
-/// Returns the request that makes the kernel resolve a neighbour and keep it so.
+/// Returns the request that makes the kernel resolve a neighbour and keep it resolved.
 pub(super) fn keep(key: Key) -> Request {
     update(key, 0, NLM_F_CREATE)
         .attribute(NDA_FLAGS_EXT, &NTF_EXT_MANAGED.to_ne_bytes())
@@ -79,7 +79,7 @@ pub(super) fn keep(key: Key) -> Request {
 
 /// Returns the request that makes a kept neighbour an ordinary one.
 ///
-/// `NTF_USE` leaves the entry's state as it is; without it the update would set one.
+/// With `NTF_USE` the update leaves the entry's state alone; without it, the update would set a state.
 pub(super) fn release(key: Key) -> Request {
     update(key, libc::NTF_USE, 0)
 }
@@ -95,7 +95,7 @@ fn update(key: Key, flags: u8, message_flags: u16) -> Request {
         .address(NDA_DST, key.address)
 }
 
-/// Reads a neighbour; none if the message is not about an IP neighbour.
+/// Reads a neighbour; `None` if the message is not about an IP neighbour.
 pub(super) fn decode(message: &Message<'_>) -> Option<(Key, Neighbour)> {
     if !matches!(message.kind, libc::RTM_NEWNEIGH | libc::RTM_DELNEIGH) {
         return None;
@@ -114,7 +114,7 @@ pub(super) fn decode(message: &Message<'_>) -> Option<(Key, Neighbour)> {
             _ => {}
         }
     }
-    // A bridge's forwarding entries come under its own family, and have no address.
+    // A bridge's forwarding entries have the bridge's family and no IP address.
     let address = address.filter(|address| family_of(*address) == fixed.family)?;
     let key = Key {
         ifindex: fixed.ifindex,
@@ -130,7 +130,7 @@ pub(super) fn decode(message: &Message<'_>) -> Option<(Key, Neighbour)> {
     Some((key, neighbour))
 }
 
-/// Returns a message as the kernel writes it.
+/// Returns a message about a neighbour in the kernel's format.
 #[cfg(test)]
 pub(super) fn written(kind: u16, state: u16, mac: [u8; 6]) -> Request {
     let fixed = Fixed {

@@ -1,4 +1,4 @@
-//! Asking the kernel: one snapshot of devices and neighbours, then any number of targets.
+//! Questions to the kernel: one snapshot of devices and neighbours, then the route of any number of targets.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -10,7 +10,7 @@ use super::{NetlinkError, Reason, Resolution, link, neighbour, route};
 use crate::netlink::Request;
 use crate::netlink::connection::{Connection, RequestError};
 
-/// A connection to the kernel of the network namespace it was opened in.
+/// A connection to the kernel, for the network namespace in which it was opened.
 #[derive(Debug)]
 pub struct Resolver {
     connection: Connection,
@@ -27,9 +27,9 @@ impl Resolver {
         Ok(Self { connection })
     }
 
-    /// Resolves one target; for many, take one [`Resolver::snapshot`].
+    /// Resolves one target. For many targets, [`Resolver::snapshot`] is cheaper.
     ///
-    /// Changes nothing: an unresolved neighbour is asked for by [`super::Tracker::refresh`] only.
+    /// This changes nothing: only [`super::Tracker::refresh`] makes the kernel ask for an unresolved neighbour.
     ///
     /// # Errors
     ///
@@ -38,8 +38,8 @@ impl Resolver {
         self.snapshot()?.resolve(target)
     }
 
-    /// Returns the number of the device that the kernel routes a target to; none for an address of this
-    /// machine, or without a route.
+    /// Returns the index of the device to which the kernel routes a target; `None` for an address of this machine, or
+    /// without a route.
     ///
     /// # Errors
     ///
@@ -52,7 +52,7 @@ impl Resolver {
         Ok(unicast.map(|route| route.ifindex))
     }
 
-    /// Lists devices and neighbours once, to resolve any number of targets against.
+    /// Lists devices and neighbours once, so that any number of targets can be resolved.
     ///
     /// # Errors
     ///
@@ -74,7 +74,7 @@ impl Resolver {
     }
 }
 
-/// Asks for the route to a target; the inner error is the kernel's reason to have none.
+/// Asks for the route to a target. The inner error is the kernel's reason why there is none.
 fn lookup(
     connection: &mut Connection,
     target: IpAddr,
@@ -95,7 +95,7 @@ fn lookup(
     })
 }
 
-/// Devices and neighbours of one moment; routes are looked up as they are asked for.
+/// Devices and neighbours at one moment. Routes are looked up when a target is resolved.
 #[derive(Debug)]
 pub struct Snapshot<'a> {
     connection: &'a mut Connection,
@@ -112,7 +112,7 @@ impl Snapshot<'_> {
         self.answer(target).map(|answer| answer.resolution)
     }
 
-    /// Resolves one target, and names the neighbour that the answer depends on.
+    /// Resolves one target and names the neighbour that the result depends on.
     pub(super) fn answer(&mut self, target: IpAddr) -> Result<Answer, NetlinkError> {
         Ok(match lookup(self.connection, target)? {
             Ok(route) => self.view.resolve(target, &route),
@@ -120,7 +120,7 @@ impl Snapshot<'_> {
         })
     }
 
-    /// Has the kernel keep the wanted neighbours resolved, and release those that we wanted before.
+    /// Makes the kernel keep the wanted neighbours resolved, and release those that we no longer want.
     pub(super) fn keep(&mut self, wanted: &BTreeSet<Key>) -> Result<(), NetlinkError> {
         let upkeep = self.view.upkeep(wanted);
         let mut refused: Option<NetlinkError> = None;
@@ -146,7 +146,8 @@ impl Snapshot<'_> {
         refused.map_or(Ok(()), Err)
     }
 
-    /// Gives an order; that its device or entry has just gone is no failure, an event tells.
+    /// Sends a request that changes something. It is no failure if the device or entry has just gone: an event
+    /// reports that.
     fn command(&mut self, request: &Request) -> Result<(), RequestError> {
         match self.connection.exchange(request, |_| {}) {
             Ok(_) => Ok(()),

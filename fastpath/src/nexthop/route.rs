@@ -1,4 +1,4 @@
-//! Asking for the route to one address.
+//! Route lookups for one address.
 
 use std::net::IpAddr;
 
@@ -25,20 +25,20 @@ struct Fixed {
     flags: u32,
 }
 
-/// The kernel's answer for one address.
+/// The kernel's route for one address.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Route {
     pub(super) route_type: u8,
     pub(super) ifindex: u32,
-    /// None if the target is on the link. An IPv4 target can have an IPv6 gateway.
+    /// `None` if the target is on the link. An IPv4 target can have an IPv6 gateway.
     pub(super) gateway: Option<IpAddr>,
     pub(super) source: Option<IpAddr>,
-    /// The route's or the learnt path's MTU, if it differs from the device's.
+    /// The MTU of the route or of the learnt path in bytes, if it differs from the device's.
     pub(super) mtu: Option<u32>,
     pub(super) encapsulated: bool,
 }
 
-/// Returns the request that looks an address up as if this machine sent a packet to it.
+/// Returns the request that looks up the route of packets from this machine to an address.
 pub(super) fn lookup(target: IpAddr) -> Request {
     let fixed = Fixed {
         family: family_of(target),
@@ -51,10 +51,10 @@ pub(super) fn lookup(target: IpAddr) -> Request {
     Request::new(libc::RTM_GETROUTE, 0, &fixed).address(libc::RTA_DST, target)
 }
 
-/// Returns what an error to a lookup says about the address; none if it says nothing about it.
+/// Returns the reason that a failed lookup gives for the address; `None` if the failure is not about the address.
 ///
-/// The numbers are those of the kernel's `fib_props` (IPv4) and `fib6_prop` (IPv6). A kernel that
-/// was booted with `ipv6.disable=1` does not know the question: `EOPNOTSUPP`.
+/// The numbers are those of the kernel's `fib_props` (IPv4) and `fib6_prop` (IPv6). A kernel that was booted with
+/// `ipv6.disable=1` does not know the request: `EOPNOTSUPP`.
 pub(super) fn refusal(error: &RequestError) -> Option<Reason> {
     let RequestError::Refused { source, .. } = error else {
         return None;
@@ -68,7 +68,7 @@ pub(super) fn refusal(error: &RequestError) -> Option<Reason> {
     }
 }
 
-/// Reads a route; none if the message is not one.
+/// Reads a route; `None` if the message is about something else.
 pub(super) fn decode(message: &Message<'_>) -> Option<Route> {
     if message.kind != libc::RTM_NEWROUTE {
         return None;
@@ -82,7 +82,7 @@ pub(super) fn decode(message: &Message<'_>) -> Option<Route> {
         match kind {
             libc::RTA_OIF => route.ifindex = read_u32(value)?,
             libc::RTA_GATEWAY => route.gateway = Some(read_address(value)?),
-            // A family in front of the address, which the address's length repeats.
+            // The attribute begins with a family, which the address's length implies.
             libc::RTA_VIA => route.gateway = Some(read_address(value.get(2..)?)?),
             libc::RTA_PREFSRC => route.source = read_address(value),
             libc::RTA_METRICS => route.mtu = decode_mtu(Attributes(value)),

@@ -1,11 +1,11 @@
-//! A set of targets and their last answers: turns a refresh into the changes it brought.
+//! A set of targets and their last results; a refresh returns the changes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use super::{NetlinkError, Resolution, Resolver};
 
-/// The targets, each with the answer that was reported last.
+/// A set of targets, each with the result that was reported last.
 ///
 /// # Examples
 ///
@@ -32,29 +32,29 @@ pub struct Tracker {
     limited: Limited,
 }
 
-/// Targets whose own neighbours are not all kept.
+/// Targets with a limit on the neighbours that are kept resolved for them.
 #[derive(Debug, Default)]
 struct Limited {
     targets: BTreeSet<IpAddr>,
     most: usize,
 }
 
-/// What one refresh brought.
+/// The result of one refresh.
 #[derive(Debug)]
 pub struct Refresh {
-    /// The targets whose answer is new or differs, in the order of their addresses.
+    /// The targets whose result is new or differs from the last, sorted by address.
     pub changes: Vec<(IpAddr, Resolution)>,
-    /// Why neighbours could not be kept resolved. The changes hold all the same; the next refresh
-    /// asks again.
+    /// Why neighbours could not be kept resolved. The changes are valid all the same, and the next refresh asks
+    /// again.
     pub unkept: Option<NetlinkError>,
-    /// How many neighbours are beyond the limit of [`Tracker::limit`].
+    /// Number of neighbours that the limit of [`Tracker::limit`] leaves out.
     pub beyond_limit: usize,
-    /// The VLAN devices whose frames XDP can make, each with the device below and the VLAN id.
+    /// The VLAN devices for which XDP can write the tag; each with the index of the device below and the VLAN id.
     pub vlans: BTreeMap<u32, (u32, u16)>,
 }
 
 impl Tracker {
-    /// Replaces the set of targets; those that stay keep their last answer.
+    /// Replaces the set of targets. Targets that stay keep their last result.
     pub fn set_targets(&mut self, targets: impl IntoIterator<Item = IpAddr>) {
         let mut last = std::mem::take(&mut self.targets);
         self.targets = targets
@@ -63,26 +63,26 @@ impl Tracker {
             .collect();
     }
 
-    /// Of these targets' own neighbours, has no more than `most` of a family kept resolved; gateways count for nothing.
+    /// Limits how many of these targets are kept resolved as neighbours, to `most` per family. Gateways do not count.
     ///
-    /// The kernel's table has room for some thousand, for all that the machine talks to.
+    /// The kernel's table has room for some thousand neighbours of the whole machine.
     pub fn limit(&mut self, targets: BTreeSet<IpAddr>, most: usize) {
         self.limited = Limited { targets, most };
     }
 
-    /// Returns the last answer for each target; none before its first refresh.
+    /// Returns the last result of each target; `None` before its first refresh.
     pub fn answers(&self) -> impl Iterator<Item = (IpAddr, Option<Resolution>)> + '_ {
         self.targets.iter().map(|(target, last)| (*target, *last))
     }
 
-    /// Resolves all targets again and has the kernel keep their neighbours resolved.
+    /// Resolves all targets again and makes the kernel keep their neighbours resolved.
     ///
-    /// With no targets, all neighbours are released: do that before leaving a machine for good.
+    /// A refresh without targets releases all neighbours; do this before the machine stops using Guideway for good.
     ///
     /// # Errors
     ///
-    /// Fails if the kernel cannot be asked or its answer is not understood; no change is recorded
-    /// then, so the next refresh reports it.
+    /// Fails if the kernel cannot be asked or its answer is not understood. No change is recorded then, so the next
+    /// refresh reports it.
     pub fn refresh(&mut self, resolver: &mut Resolver) -> Result<Refresh, NetlinkError> {
         let mut snapshot = resolver.snapshot()?;
         let mut answers = Vec::with_capacity(self.targets.len());
@@ -114,7 +114,7 @@ impl Tracker {
         })
     }
 
-    /// Takes new answers, and returns those that differ from the last.
+    /// Records new results, and returns those that differ from the last.
     fn record(&mut self, answers: Vec<(IpAddr, Resolution)>) -> Vec<(IpAddr, Resolution)> {
         let mut changes = answers;
         changes.retain(|(target, resolution)| match self.targets.get_mut(target) {

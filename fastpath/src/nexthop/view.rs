@@ -1,4 +1,4 @@
-//! A view of the machine's network at one moment, and the pure join of route, device and neighbour.
+//! The machine's devices and neighbours at one moment, and the pure join of route, device and neighbour.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
@@ -15,7 +15,7 @@ pub(super) struct View {
     pub(super) neighbours: HashMap<Key, Neighbour>,
 }
 
-/// An answer, and the neighbour that it depends on.
+/// A result, and the neighbour that it depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Answer {
     pub(super) resolution: Resolution,
@@ -31,7 +31,7 @@ impl From<Reason> for Answer {
     }
 }
 
-/// What has to be asked of the kernel so that it keeps the wanted neighbours, and only these.
+/// The requests that make the kernel keep the wanted neighbours, and only these.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Upkeep {
     pub(super) keep: Vec<Key>,
@@ -39,7 +39,7 @@ pub(super) struct Upkeep {
 }
 
 impl View {
-    /// Answers for a target whose route is known.
+    /// Resolves a target whose route is known.
     pub(super) fn resolve(&self, target: IpAddr, route: &Route) -> Answer {
         self.try_resolve(target, route).unwrap_or_else(Answer::from)
     }
@@ -70,8 +70,8 @@ impl View {
             address: route.gateway.unwrap_or(target),
         };
         let known = self.neighbours.get(&key).and_then(|entry| entry.mac);
-        // The kernel's `arp_constructor` and `ndisc_constructor` address such frames to the device
-        // itself; an entry appears only once the stack has sent one.
+        // The kernel's `arp_constructor` and `ndisc_constructor` address such frames to the device itself. An entry
+        // appears only when the stack sends one.
         let destination_mac = known.or_else(|| link.no_arp.then_some(source_mac));
         let resolution = match destination_mac {
             Some(destination_mac) => Resolution::Resolved(NextHop {
@@ -91,7 +91,7 @@ impl View {
         })
     }
 
-    /// Returns the device that frames of `link` leave on, and their tag.
+    /// Returns the device by which frames of `link` leave, and their tag.
     fn carrier<'a>(&'a self, link: &'a Link) -> Result<(Option<u16>, &'a Link), Reason> {
         let Some(vlan) = &link.vlan else {
             return Ok((None, link));
@@ -104,7 +104,8 @@ impl View {
         Ok((Some(vlan.id), carrier))
     }
 
-    /// Lists the VLAN devices whose frames XDP can make, each with the device below and the VLAN id.
+    /// Lists the VLAN devices for which XDP can write the tag; each with the index of the device below and the VLAN
+    /// id.
     pub(super) fn vlans(&self) -> BTreeMap<u32, (u32, u16)> {
         let carried = |link: &Link| match self.carrier(link) {
             Ok((Some(vlan), carrier)) => Some((link.ifindex, (carrier.ifindex, vlan))),
@@ -122,15 +123,15 @@ impl View {
         }
     }
 
-    /// Chooses so many of each family: those that answer, then those that have not failed, so that addresses where
-    /// nobody is make room for others.
+    /// Chooses at most `most` neighbours of each family. Those that answer come first, then those that have not
+    /// failed, so that addresses without a machine make room for others.
     pub(super) fn choose(&self, candidates: &BTreeSet<Key>, most: usize) -> BTreeSet<Key> {
         let rank = |key: &Key| match self.neighbours.get(key) {
-            // What is kept already goes first, or two would take turns.
+            // Neighbours that are kept already come first; otherwise two of them would take turns.
             Some(entry) if entry.mac.is_some() => u8::from(!entry.ours),
             Some(entry) if entry.ours && !entry.failed => 2,
             None => 3,
-            // It was asked when it had a place, and may be asked once more since it has none.
+            // It was asked while it had a place, and may be asked once more because it has none.
             Some(_) => 4,
         };
         let of_family = |is_ipv4: bool| {
@@ -148,7 +149,7 @@ impl View {
             .collect()
     }
 
-    /// Compares the wanted neighbours with those that the kernel keeps.
+    /// Compares the wanted neighbours with those that the kernel keeps resolved.
     pub(super) fn upkeep(&self, wanted: &BTreeSet<Key>) -> Upkeep {
         let is_kept = |key: &Key| matches!(self.neighbours.get(key), Some(entry) if entry.managed || entry.fixed);
         let keep = wanted.iter().filter(|key| !is_kept(key)).copied().collect();

@@ -1,4 +1,4 @@
-//! Waiting until something changes that a next hop may depend on.
+//! Waits until something changes that a next hop may depend on.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -14,7 +14,7 @@ use super::neighbour::{self, Key, Neighbour};
 use crate::netlink::connection::{RequestError, open};
 use crate::netlink::{Message, messages};
 
-/// The groups whose messages tell of changes; group `n` is bit `n - 1`.
+/// The netlink groups that report changes; group `n` is bit `n - 1`.
 const GROUPS: u32 = group(libc::RTNLGRP_LINK)
     | group(libc::RTNLGRP_NEIGH)
     | group(libc::RTNLGRP_IPV4_IFADDR)
@@ -29,18 +29,18 @@ const fn group(number: u32) -> u32 {
     1 << (number - 1)
 }
 
-/// The least time between two reports. The first change is reported at once; a storm, such as a BGP
-/// session coming up, costs ten refreshes a second.
+/// The shortest time between two reports. The first change is reported at once; a storm of changes, such as a BGP
+/// session that comes up, costs ten refreshes a second.
 const SPACING: Duration = Duration::from_millis(100);
 
-/// Room for about a thousand messages: neighbours that fail together are told of together. More is a
-/// waste, since a reader that is late has to read everything again anyway.
+/// Room for about a thousand messages, because the kernel reports neighbours together that fail together. More would
+/// be a waste: a reader that is late has to read everything again anyway.
 const SOCKET_BUFFER_LENGTH: usize = 1 << 20;
 
-/// Messages are cut to this: neighbours are far shorter, and of all others only the kind is read.
+/// Messages are cut to this length. Neighbours are far shorter, and of other messages only the type is read.
 const BUFFER_LENGTH: usize = 8 << 10;
 
-/// Why [`Watcher::wait`] returned.
+/// The reason why [`Watcher::wait`] returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wake {
     /// Something changed, or changes were lost: refresh.
@@ -63,14 +63,14 @@ impl Waker {
     }
 }
 
-/// Subscribes to changes of links, neighbours, addresses, routes, rules and next-hop objects.
+/// A subscription to changes of links, neighbours, addresses, routes, rules and next-hop objects.
 #[derive(Debug)]
 pub struct Watcher {
     socket: OwnedFd,
     waker: Waker,
     buffer: Vec<u8>,
-    /// What was last heard of each neighbour, to ignore that one was confirmed once more: that is
-    /// by far the most frequent message, and changes nothing.
+    /// The last report of each neighbour. By far the most frequent message confirms a neighbour once more; it is
+    /// ignored because it changes nothing.
     heard: HashMap<Key, Neighbour>,
     changed: bool,
     quiet_until: Option<Instant>,
@@ -86,8 +86,8 @@ impl Watcher {
     pub fn new() -> Result<Self, NetlinkError> {
         let failed = |error| NetlinkError::Open(RequestError::Socket(error));
         let socket = open(None, GROUPS, SocketFlags::NONBLOCK).map_err(failed)?;
-        // Beyond the system's limit only with CAP_NET_ADMIN; a smaller buffer overruns sooner, and
-        // an overrun is dealt with.
+        // A buffer beyond the system's limit needs CAP_NET_ADMIN. A smaller one overruns sooner, and `drain` handles
+        // an overrun.
         let _ = sockopt::set_socket_recv_buffer_size_force(&socket, SOCKET_BUFFER_LENGTH);
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|error| failed(error.into()))?;
@@ -107,19 +107,19 @@ impl Watcher {
         self.waker.clone()
     }
 
-    /// Returns how often the kernel dropped messages because they came faster than they were read.
+    /// Returns how often the kernel dropped messages because they were not read in time.
     pub fn overruns(&self) -> u64 {
         self.overruns
     }
 
     /// Waits for a change, a wake-up or the timeout.
     ///
-    /// A timeout of some ten seconds is a good safety net: a path MTU that is learnt or forgotten
-    /// comes without a message.
+    /// A timeout of some ten seconds is a good safety net, because no message reports that a path MTU was learnt or
+    /// forgotten.
     ///
     /// # Errors
     ///
-    /// Fails if the socket fails; lost messages are not a failure but a change.
+    /// Fails if the socket fails. Lost messages are no failure; they count as a change.
     pub fn wait(&mut self, timeout: Option<Duration>) -> Result<Wake, NetlinkError> {
         self.try_wait(timeout)
             .map_err(|error| NetlinkError::Watch(error.into()))
@@ -147,13 +147,13 @@ impl Watcher {
         }
     }
 
-    /// Sleeps until a message or a wake-up is there, or the time has passed.
+    /// Sleeps until there is a message or a wake-up, or the time has passed.
     fn sleep(&self, time: Option<Duration>) -> rustix::io::Result<()> {
         let mut fds = [
             PollFd::new(&*self.waker.0, PollFlags::IN),
             PollFd::new(&self.socket, PollFlags::IN),
         ];
-        // A timeout beyond what the kernel can count is as good as none.
+        // A timeout too long for the kernel is as good as none.
         let time = time.and_then(|time| Timespec::try_from(time).ok());
         match poll(&mut fds, time.as_ref()) {
             Ok(_) | Err(Errno::INTR) => Ok(()),
@@ -191,7 +191,7 @@ impl Watcher {
     }
 }
 
-/// Takes note of a datagram; returns whether it tells of a change.
+/// Notes the messages of a datagram; returns whether it reports a change.
 pub(super) fn note(heard: &mut HashMap<Key, Neighbour>, datagram: &[u8]) -> bool {
     let mut understood = false;
     let mut changed = false;
@@ -199,7 +199,7 @@ pub(super) fn note(heard: &mut HashMap<Key, Neighbour>, datagram: &[u8]) -> bool
         understood = true;
         changed |= is_change(heard, &message);
     }
-    // A datagram that was cut or makes no sense may have told of anything.
+    // A datagram that was cut or cannot be read may have reported any change.
     changed || !understood
 }
 
@@ -207,7 +207,7 @@ fn is_change(heard: &mut HashMap<Key, Neighbour>, message: &Message<'_>) -> bool
     match message.kind {
         libc::RTM_NEWNEIGH => match neighbour::decode(message) {
             Some((key, neighbour)) => {
-                // One that is asked for in vain fails again and again.
+                // A neighbour that does not answer fails again and again.
                 let neighbour = Neighbour {
                     failed: false,
                     ..neighbour

@@ -1,6 +1,6 @@
-//! The two entries of a NAT mode flow.
+//! The entries of NAT mode's flows.
 //!
-//! In whole words, as all values that the programs build on their stack.
+//! They are made of whole words, as all values are that the programs build on their stack.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, transmute};
 
@@ -17,8 +17,8 @@ plain_data! {
     NatBegun: 8,
 }
 
-/// When a flow was last seen, and what its packets told: in one word, so that no reader sees the one without
-/// the other.
+/// The time at which a flow was last seen, and flags. One word holds both, so that they are always read and written
+/// together.
 ///
 /// ```text
 /// 63                                       8 7          0
@@ -30,19 +30,18 @@ plain_data! {
 #[repr(transparent)]
 pub struct NatMark(u64);
 
-/// [`NatMark`]: both ends have proved that they talk to each other. Of TCP: the client has acknowledged what the
-/// backend began with, or the backend has sent its first data; of the rest: the client has gone on after an answer. A flow
-/// without it is *half-open*.
+/// [`NatMark`]: the flow is proved. A TCP client has acknowledged the backend's SYN+ACK, or the backend has sent its
+/// first data; a client of another protocol has sent again after an answer. A flow without this flag is *half-open*.
 pub const NAT_OPEN: u8 = 1;
-/// [`NatMark`] of a backend: it has sent something; of TCP, a SYN+ACK that its client has yet to acknowledge.
+/// [`NatMark`]: the backend has answered. In TCP, it has sent a SYN+ACK that the client has not acknowledged yet.
 pub const NAT_ANSWERED: u8 = 2;
-/// [`NatMark`] of a client: it has sent a FIN.
+/// [`NatMark`]: the client has sent a FIN.
 pub const NAT_FIN_CLIENT: u8 = 4;
-/// [`NatMark`] of a backend: it has sent a FIN.
+/// [`NatMark`]: the backend has sent a FIN.
 pub const NAT_FIN_BACKEND: u8 = 8;
-/// [`NatMark`]: an end, or somebody in its name, has sent a RST, and the backend nothing else since.
+/// [`NatMark`]: a RST was seen, perhaps a forged one, and no other packet of the backend since.
 pub const NAT_RESET: u8 = 16;
-/// [`NatMark`] of a flow whose port is about to be another one's: nobody may use or renew it any more.
+/// [`NatMark`]: the flow's port is about to go to another flow; no packet may use or renew this flow.
 pub const NAT_CONDEMNED: u8 = 32;
 
 impl NatMark {
@@ -65,7 +64,7 @@ impl NatMark {
         self.0 as u8
     }
 
-    /// Returns the mark with a flag more.
+    /// Returns the mark with one more flag.
     #[inline(always)]
     pub const fn with(self, flag: u8) -> Self {
         Self(self.0 | flag as u64)
@@ -77,33 +76,33 @@ impl NatMark {
         self.flags() & flags != 0
     }
 
-    /// Returns for how long nothing was seen; zero where that was in the future, by the clock of another CPU.
+    /// Returns the time since the flow was last seen, in ns; zero if that was in the future, by the clock of another
+    /// CPU.
     #[inline(always)]
     pub const fn idle(self, now: u64) -> u64 {
         age(self.time(), now)
     }
 }
 
-/// NAT mode, from client to backend; the one entry that tells whether the flow lives.
+/// Entry from client to backend. It alone tells whether the flow lives.
 ///
-/// The checks come first, here and in [`NatReverse`]: the kernel copies a value from its start, and readers
-/// look at the checks last, so that an element recycled under them is found out.
+/// The checks come first, here and in [`NatReverse`]. The kernel copies a value from its start and readers look at
+/// the checks last, so they notice an element that was recycled while they read it.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
 )]
 #[repr(C)]
 pub struct NatForward {
-    /// Checks of this entry's key and of the other's.
+    /// Checks of this entry's key and of the reverse entry's key.
     check: [u32; 2],
-    /// When the flow was seen, and what both directions told.
+    /// When the flow was seen, and flags of both directions.
     pub mark: NatMark,
-    /// Backend id (4 bytes), the source port the flow was given (2, wire order), fingerprint of the link in
-    /// [`NatReverse`] (2).
+    /// Backend id (4 bytes), the flow's source port (2, wire order), fingerprint of the link in [`NatReverse`] (2).
     rest: u64,
 }
 
 impl NatForward {
-    /// Makes the entry of a flow that the client sends as `key` to a backend, which replies as `reverse`.
+    /// Makes the entry of a flow that its client sends as `key`, and whose backend replies as `reverse`.
     #[inline(always)]
     pub const fn new(
         key: &Tuple,
@@ -126,9 +125,9 @@ impl NatForward {
         self.check[0] == key.check()
     }
 
-    /// Tells whether the flow's replies come as `reverse`.
+    /// Tells whether the flow's replies have the key `reverse`.
     ///
-    /// They do not where the backend's id is another backend's by now, or the edge's NAT address another one.
+    /// They have not if the backend id is reused for another backend, or if the edge's NAT address has changed.
     #[inline(always)]
     pub const fn is_answered_as(&self, reverse: &Tuple) -> bool {
         self.check[1] == reverse.check()
@@ -140,19 +139,19 @@ impl NatForward {
         split_u64(self.rest)[0]
     }
 
-    /// Returns the source port that the flow was given, in wire order.
+    /// Returns the source port that the flow uses towards the backend, in wire order.
     #[inline(always)]
     pub const fn port(&self) -> [u8; 2] {
         split_u32(split_u64(self.rest)[1])[0]
     }
 
-    /// Returns the fingerprint of the link in the other entry.
+    /// Returns the fingerprint of the link in the reverse entry.
     #[inline(always)]
     pub const fn fingerprint(&self) -> u16 {
         u16::from_ne_bytes(split_u32(split_u64(self.rest)[1])[1])
     }
 
-    /// Notes that the other entry has another link.
+    /// Records that the reverse entry has another link.
     #[inline(always)]
     pub const fn set_fingerprint(&mut self, fingerprint: u16) {
         let rest = join_u16(self.port(), fingerprint.to_ne_bytes());
@@ -160,37 +159,37 @@ impl NatForward {
     }
 }
 
-/// NAT mode, from backend to client.
+/// Entry from backend to client.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
 )]
 #[repr(C)]
 pub struct NatReverse {
     check: u32,
-    /// Device that the client's packets come in on, by which the replies leave.
+    /// Device by which the client's packets come in and the replies leave.
     pub ifindex: u32,
-    /// When the backend's packets were last noted in [`NatForward`], and the flags that this had then. Of a
-    /// half-open flow the time is that of the other entry, by which ports are looked for.
+    /// The mark of [`NatForward`] when a packet of the backend last changed it. In a half-open flow its time follows
+    /// the forward entry's, because the search for ports reads only this one.
     pub mark: NatMark,
     /// The client.
     pub client: AddressKey,
     /// The address that the client talks to.
     pub address: AddressKey,
-    /// How frames to the client begin.
+    /// Beginning of the frames to the client.
     pub link: NatLink,
-    /// The client's port (2 bytes), the port that it talks to (2).
+    /// The client's port (2 bytes) and the port that it talks to (2), in wire order.
     ports: u32,
-    /// Of TCP the sequence number of the backend's SYN+ACK, which the client proves to have seen, native; of the rest
-    /// the time of the first packet, as [`NatReverse::began_at`] makes it.
+    /// In TCP the sequence number of the backend's SYN+ACK, which the client's proof must acknowledge, in native
+    /// order; else the time of the first packet, as [`NatReverse::began_at`] makes it.
     pub began_with: u32,
-    /// Of TCP the sequence number that the backend waited for when its packets were last noted, native.
+    /// In TCP the sequence number that the backend expected when its packets were last noted, in native order.
     pub expects: u32,
     /// Always zero.
     reserved: u32,
 }
 
 impl NatReverse {
-    /// Makes the entry of a flow that the client sends as `forward`, for replies that come as `key`.
+    /// Makes the entry of a flow that its client sends as `forward`, and whose backend replies as `key`.
     #[inline(always)]
     pub const fn new(
         key: &Tuple,
@@ -213,7 +212,7 @@ impl NatReverse {
         }
     }
 
-    /// Returns a time, in ns, in steps of 16.8 ms, which come around in two years.
+    /// Converts a time in ns to steps of 16.8 ms, which wrap after two years.
     #[inline(always)]
     #[expect(clippy::cast_possible_truncation, reason = "comes around")]
     pub const fn began_at(time: u64) -> u32 {
@@ -226,7 +225,7 @@ impl NatReverse {
         self.check == key.check()
     }
 
-    /// Returns the key of the other entry; `protocol` is part of this one's key.
+    /// Returns the key of the forward entry; `protocol` is part of this entry's key.
     #[inline(always)]
     pub const fn forward_key(&self, protocol: u8) -> Tuple {
         Tuple::new(
@@ -251,36 +250,36 @@ impl NatReverse {
     }
 }
 
-/// How many flows of NAT mode there are: of a service, or in its first element, what there is room for.
+/// Numbers of NAT mode's flows: of a service, or for id 0 of free entries.
 ///
-/// Programs count without locks, and user space corrects them by what it finds in the tables.
+/// The programs count without locks. User space corrects the numbers by what it finds in the tables.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
 )]
 #[repr(C)]
 pub struct NatCount {
-    /// Flows; in the element of no service, entries that are free.
+    /// Flows of the service; for id 0, free entries.
     pub flows: i64,
-    /// Those of them that are half-open.
+    /// Half-open flows among them.
     pub half_open: i64,
 }
 
 impl NatCount {
-    /// Flows that a service may have for each entry that is free: one alone takes four fifths of the table, two
+    /// Flows that a service may have for each free entry. A single service can take four fifths of the table, two can
     /// take four ninths each.
     const SHARE: i64 = 4;
     /// Entries that must be free for each half-open flow of a service.
     const ROOM: i64 = 2;
 
-    /// Tells whether a service that has so many flows may have one more, where so many entries are free.
+    /// Tells whether a service with these numbers may have one more flow, if `free` entries are free.
     #[inline(always)]
     pub const fn leaves_room(&self, free: i64) -> bool {
         self.flows < Self::SHARE * free && Self::ROOM * self.half_open < free
     }
 }
 
-/// Where a flow of NAT mode is that has begun: backend id (4 bytes), the low half of the service id (2), source port
-/// (2, wire order). All zero where there is none.
+/// Place of a flow that has begun: backend id (4 bytes), low half of the service id (2), source port (2, wire order).
+/// All zero is an empty place.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
 )]
@@ -320,8 +319,8 @@ impl NatBegun {
     }
 }
 
-/// How frames to a client begin: destination and source MAC (12 bytes), 802.1Q tag control information (2, zero
-/// for untagged), the device's MTU (2, native).
+/// Beginning of the frames to a client: destination and source MAC (12 bytes), 802.1Q tag control information (2,
+/// zero without a tag), and the device's MTU (2, native order).
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
 )]
@@ -337,7 +336,7 @@ impl NatLink {
         Self([join_u32(a, b), join_u32(c, rest)])
     }
 
-    /// Returns destination and source MAC.
+    /// Returns destination MAC and source MAC.
     #[inline(always)]
     pub const fn macs(self) -> [u8; 12] {
         let [a, b] = split_u64(self.0[0]);
@@ -345,13 +344,13 @@ impl NatLink {
         transmute!([a, b, c])
     }
 
-    /// Returns the tag control information.
+    /// Returns the tag control information, in wire order; zero without a tag.
     #[inline(always)]
     pub const fn vlan(self) -> [u8; 2] {
         split_u32(split_u64(self.0[1])[1])[0]
     }
 
-    /// Returns the MTU.
+    /// Returns the MTU in bytes.
     #[inline(always)]
     pub const fn mtu(self) -> u16 {
         u16::from_ne_bytes(split_u32(split_u64(self.0[1])[1])[1])
@@ -363,7 +362,7 @@ impl NatLink {
         Self::new(self.macs(), self.vlan(), mtu)
     }
 
-    /// Returns what tells it from other links, whatever their MTU.
+    /// Returns a number that tells this link on this device from others, whatever their MTU.
     #[inline(always)]
     #[expect(clippy::cast_possible_truncation, reason = "takes the low bits")]
     pub const fn fingerprint(self, ifindex: u32) -> u16 {

@@ -1,8 +1,8 @@
 //! Announcements: frames that tell all neighbours on a link the MAC of an address at once.
 //!
-//! The datapath answers those who ask; an announcement moves those who knew another MAC before. For IPv4
-//! it is a gratuitous ARP request and a reply (RFC 5227 section 3: some neighbours heed only one of
-//! them), for IPv6 an unsolicited neighbour advertisement (RFC 4861 section 7.2.6).
+//! The datapath answers those who ask; an announcement updates those who have cached another MAC. For IPv4 it is a
+//! gratuitous ARP request and a reply, because some neighbours accept only one of them (RFC 5227 section 3). For IPv6
+//! it is an unsolicited neighbour advertisement (RFC 4861 section 7.2.6).
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -34,18 +34,18 @@ use crate::{
 
 const BROADCAST: [u8; 6] = [0xff; 6];
 
-/// An interface with neighbours.
+/// An Ethernet interface whose neighbours get announcements.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Link {
     pub name: String,
     pub mac: [u8; 6],
-    /// Where its frames come in: indices of the devices below it, with the VLAN id that they have
-    /// there, 0 for none.
+    /// Where its frames come in: interface indices of the devices below it, each with the VLAN id of the frames
+    /// there, or 0.
     pub arrivals: BTreeSet<(u32, u16)>,
     address: LinkAddr,
 }
 
-/// Why the interfaces with neighbours cannot be told.
+/// Reasons why the interfaces could not be listed.
 #[derive(Debug, thiserror::Error)]
 pub enum LinksError {
     #[error("cannot list the MACs of interfaces")]
@@ -54,11 +54,11 @@ pub enum LinksError {
     Interfaces(#[source] RequestError),
 }
 
-/// Finds those of the named interfaces that are Ethernet and there.
+/// Returns those of the named interfaces that exist and are Ethernet.
 ///
 /// # Errors
 ///
-/// When the kernel does not answer.
+/// Fails if the kernel does not answer.
 pub fn links(names: &BTreeSet<String>) -> Result<Vec<Link>, LinksError> {
     let interfaces = facts::links().map_err(LinksError::Interfaces)?;
     let vlans = vlans().map_err(LinksError::Interfaces)?;
@@ -81,7 +81,7 @@ pub fn links(names: &BTreeSet<String>) -> Result<Vec<Link>, LinksError> {
             continue;
         };
         let (carrier, vlan) = vlans.get(&index).copied().unwrap_or((index, 0));
-        // Of a bond, frames come in by its members.
+        // A bond's frames come in by its members.
         let members = interfaces
             .iter()
             .filter(|other| other.controller == Some(carrier))
@@ -99,7 +99,7 @@ pub fn links(names: &BTreeSet<String>) -> Result<Vec<Link>, LinksError> {
     Ok(links)
 }
 
-/// Returns the device below each VLAN device, and the VLAN id.
+/// Returns the index of the device below each VLAN device, and the VLAN id.
 fn vlans() -> Result<BTreeMap<u32, (u32, u16)>, RequestError> {
     let devices = Connection::route()?.list(&link::list(), link::decode)?;
     let vlan_of = |link: link::Link| {
@@ -121,7 +121,7 @@ impl Announcer {
     ///
     /// # Errors
     ///
-    /// When the process may not (`CAP_NET_RAW`), or has no file descriptor left.
+    /// Fails if the process may not open it (`CAP_NET_RAW`), or has no file descriptor left.
     pub fn new() -> io::Result<Self> {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         let socket = socket(AddressFamily::Packet, SockType::Raw, flags, None)?;
@@ -132,7 +132,7 @@ impl Announcer {
     ///
     /// # Errors
     ///
-    /// When the interface is down or gone, or its queue is full.
+    /// Fails if the interface is down or gone, or if its queue is full.
     pub fn announce(&self, address: IpAddr, link: &Link) -> io::Result<()> {
         match address {
             IpAddr::V4(address) => {

@@ -1,8 +1,8 @@
-//! Attaches the loaded programs to interfaces, and takes over what an earlier run attached.
+//! Attaches the loaded programs to interfaces, and adopts programs that an earlier run attached.
 //!
-//! A link is pinned from the start and outlives the agent. The next agent replaces the program
-//! inside the pinned link in one step, so that every packet meets either the old program or the new.
-//! A program of someone else is named and left alone.
+//! A link is pinned from the start and outlives the agent. The next agent replaces the program inside the pinned link
+//! in one step, so that every packet meets either the old program or the new. A program of another owner is named and
+//! left alone.
 
 mod diagnosis;
 mod egress;
@@ -30,19 +30,19 @@ use crate::{
     sys::LinkInfo,
 };
 
-/// Which way of attaching is allowed.
+/// The allowed ways of attaching the XDP program.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mode {
-    /// In the driver or not at all.
+    /// Native mode only.
     #[default]
     Native,
-    /// In the driver, else in the stack.
+    /// Native mode; generic mode if the driver cannot run the program.
     NativeOrGeneric,
-    /// In the stack.
+    /// Generic mode only.
     Generic,
 }
 
-/// What to do when generic mode meets offloads that merge packets (GRO, LRO).
+/// What to do if generic mode meets offloads that merge packets (GRO, LRO).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Merging {
     /// Switch them off; they stay off after `detach`.
@@ -52,39 +52,39 @@ pub enum Merging {
     Refuse,
 }
 
-/// How to attach.
+/// Options for attaching the XDP program.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Options {
-    /// Which way of attaching is allowed.
+    /// The allowed modes.
     pub mode: Mode,
-    /// What to do about offloads that merge packets, in generic mode.
+    /// What to do in generic mode with offloads that merge packets.
     pub merging: Merging,
 }
 
-/// A program in force on an interface.
+/// An XDP program that runs on an interface.
 #[derive(Debug)]
 pub struct Attachment {
     pub interface: String,
     pub ifindex: u32,
     pub mode: XdpMode,
-    /// The kernel's number for the link: the same for as long as the program stays attached.
+    /// The kernel's id of the link; it stays the same for as long as a program is attached.
     pub link: u32,
-    /// The kernel's number for the program.
+    /// The kernel's id of the program.
     pub program: u32,
-    /// The program that was replaced inside an adopted link; `None` when the link is new.
+    /// Id of the program that was replaced inside an adopted link; `None` if the link is new.
     pub replaced: Option<u32>,
-    /// Why native mode was not possible, when generic mode was the fallback.
+    /// Why native mode was not possible, if generic mode is the fallback.
     pub fallback: Option<Box<AttachError>>,
     /// The offload features that were switched off.
     pub switched_off: Vec<String>,
 }
 
 impl Loaded {
-    /// Attaches the program to an interface, or replaces the one in its pinned link.
+    /// Attaches the program to an interface, or replaces the program in its pinned link.
     ///
     /// # Errors
     ///
-    /// Each names the interface, the cause and the remedy. What was attached before stays.
+    /// Each error names the interface, the cause and the remedy. A program that was attached before stays.
     pub fn attach(
         &mut self,
         interface: &str,
@@ -145,7 +145,7 @@ impl Loaded {
         }))
     }
 
-    /// Puts this program into a link, in one step; the link stays the same, and its pin holds it.
+    /// Replaces the program in a link, in one step. The link stays the same, and its pin holds it.
     fn replace_in(&mut self, link: FdLink) -> Result<(), LinkFailure> {
         let program = self.program_mut();
         let id = program.attach_to_link(XdpLink::try_from(link)?)?;
@@ -153,7 +153,7 @@ impl Loaded {
         Ok(())
     }
 
-    /// Opens the link that an earlier run has pinned for a device, if it is a live one.
+    /// Opens the live link that an earlier run has pinned for a device.
     fn pinned_link(
         &self,
         hook: Hook,
@@ -165,7 +165,7 @@ impl Loaded {
         for path in pins.links_of(hook, &device.name)? {
             let info = read_link(&path)?;
             if info.ifindex == 0 {
-                // Its device is gone: this link will see no packet again.
+                // Its device is gone, so no packet will pass this link again.
                 unpin(&path)?;
                 continue;
             }
@@ -178,8 +178,8 @@ impl Loaded {
         Ok(None)
     }
 
-    /// Moves the pin of an adopted link to this layout version's directory, in one step, and removes what other pins the
-    /// device has: an agent of another version that ended between two steps has left the link two.
+    /// Moves the pin of an adopted link to this layout version's directory, in one step, and removes the device's
+    /// other pins. An agent of another version that ended between the two steps has left the link two pins.
     fn repin(
         &self,
         hook: Hook,
@@ -199,7 +199,7 @@ impl Loaded {
                 continue;
             }
             let link = read_link(&other)?;
-            // One in another network namespace stays, which has a device of the same name.
+            // A link in another network namespace, on a device of the same name, stays.
             if link.id == adopted.id || link.ifindex == 0 || hook.runs(device, &link) {
                 unpin(&other)?;
             }
@@ -219,7 +219,7 @@ impl Loaded {
                 ..attachment
             }),
             Err(error) => {
-                // Best effort: the error to report is the first one.
+                // Best effort: the first error is the one to report.
                 let _ = facts::set_features(device.index, &switched_off, true);
                 Err(error)
             }
@@ -288,7 +288,7 @@ struct PinnedLink {
     link: FdLink,
 }
 
-/// Sees to it that generic mode meets no merged packets; returns what it switched off.
+/// Ensures that generic mode meets no merged packets; returns the features that it switched off.
 fn stop_merging(device: &Interface, merging: Merging) -> Result<Vec<String>, AttachError> {
     let features = device
         .features

@@ -1,9 +1,9 @@
-//! Copies of frames as they come to the XDP program and as they leave it.
+//! Captures: copies of frames as they reach the XDP program and as they leave it.
 //!
-//! The programs that make them are loaded and pinned with the others; a capture puts one of them in
-//! place for as long as it lasts (see `xdp_prog::capture`). It needs no agent, and there is one at a
-//! time on a machine. Killed, it leaves a program that copies nothing once the time is over up to which
-//! the capture was to last: the next capture or the agent takes it away.
+//! The programs that copy are loaded and pinned with the others. A capture puts one of them in place for as long as
+//! it lasts (see `xdp_prog::capture`). It needs no running agent, and a machine runs one capture at a time. A capture
+//! that is killed leaves its program in place, but the program copies nothing once the capture's lease has ended. The
+//! next capture or the agent removes it.
 
 mod headers;
 
@@ -33,25 +33,25 @@ use crate::{
     refusal::{Refusal, is_refusal},
 };
 
-/// How long the programs copy frames for a process that does not say that it is still there.
+/// How long the programs copy frames without a renewal by the capturing process.
 const LEASE_NS: u64 = 3_000_000_000;
-/// How often it says so.
+/// How often that process renews.
 const RENEWAL: Duration = Duration::from_millis(500);
 
-/// What to capture.
+/// Options of a capture.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The interfaces; none for all that the program is attached to.
+    /// The interfaces; an empty list means all that the program is attached to.
     pub interfaces: Vec<String>,
     pub filter: Filter,
     pub outcomes: Outcomes,
-    /// One frame out of so many, chosen at random.
+    /// Captures one frame in this many, chosen at random.
     pub sample: u32,
-    /// Bytes kept of each frame, up to [`SNAP_MAX`].
+    /// Bytes of each frame that are kept, up to [`SNAP_MAX`].
     pub snap: u32,
 }
 
-/// An interface that frames are captured on.
+/// An interface on which frames are captured.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Interface {
     pub name: String,
@@ -68,19 +68,19 @@ pub struct Captured {
     pub after: Vec<u8>,
 }
 
-/// What an XDP program returns.
+/// Return codes of XDP programs.
 pub mod action {
     /// The frame ends here (`XDP_DROP`).
     pub const DROP: u32 = 1;
-    /// It goes on to the stack (`XDP_PASS`).
+    /// The stack gets the frame (`XDP_PASS`).
     pub const PASS: u32 = 2;
-    /// It leaves by the device that it came in on (`XDP_TX`).
+    /// The frame leaves by the device that it came in by (`XDP_TX`).
     pub const TRANSMIT: u32 = 3;
-    /// It leaves by another device (`XDP_REDIRECT`).
+    /// The frame leaves by another device (`XDP_REDIRECT`).
     pub const REDIRECT: u32 = 4;
 }
 
-/// Why frames cannot be captured.
+/// Reasons why frames cannot be captured.
 #[derive(Debug, thiserror::Error)]
 pub enum CaptureError {
     #[error(transparent)]
@@ -93,7 +93,7 @@ pub enum CaptureError {
     #[error("interface {name}: the program is not attached to it, but to {attached}")]
     OtherInterface {
         name: String,
-        /// Those that it is attached to.
+        /// The interfaces that the program is attached to.
         attached: String,
     },
     #[error("more than {INTERFACES} interfaces; name none to capture on all")]
@@ -103,7 +103,7 @@ pub enum CaptureError {
          builds; use the agent's own"
     )]
     OtherBuild {
-        /// Reasons that the agent counts.
+        /// Number of reasons that the agent counts.
         running: u32,
     },
     #[error("process {owner} captures already; there is one capture at a time on a machine")]
@@ -127,7 +127,7 @@ pub enum CaptureError {
     Wait(#[source] io::Error),
 }
 
-/// A capture under way; it ends when this is dropped.
+/// A running capture; it ends when this is dropped.
 pub struct Capture {
     pins: Pins,
     options: Options,
@@ -148,11 +148,11 @@ impl fmt::Debug for Capture {
 }
 
 impl Capture {
-    /// Starts to capture.
+    /// Starts a capture.
     ///
     /// # Errors
     ///
-    /// Each names the cause and the remedy. Nothing is left behind.
+    /// Each error names the cause and the remedy. Nothing is left behind.
     pub fn start(pins: &Pins, options: &Options) -> Result<Self, CaptureError> {
         let interfaces = interfaces(pins, &options.interfaces)?;
         check_build(pins)?;
@@ -161,7 +161,7 @@ impl Capture {
             return Err(CaptureError::Busy { owner });
         }
         let mut events: RingBuf<MapData> = open(pins, map::EVENTS, Map::RingBuf)?;
-        // What a capture before this one has left.
+        // Frames that an earlier capture has left.
         while events.next().is_some() {}
         let lost = open(pins, map::EVENTS_LOST, Map::PerCpuArray)?;
         let lost_before = sum(&lost)?;
@@ -180,20 +180,20 @@ impl Capture {
         Ok(capture)
     }
 
-    /// Lists the interfaces that are captured on.
+    /// Lists the interfaces on which frames are captured.
     #[must_use]
     pub fn interfaces(&self) -> &[Interface] {
         &self.interfaces
     }
 
-    /// Waits until there is a frame to be taken, the time is over, or a signal comes.
+    /// Waits until there is a frame, the time is over, or a signal arrives.
     ///
-    /// To be called again and again: this is how the programs learn that somebody is still there. It also
-    /// goes on with the programs of an agent that has started meanwhile.
+    /// Call it again and again: each call renews the capture's lease. It also moves on to the programs of an agent
+    /// that has started meanwhile.
     ///
     /// # Errors
     ///
-    /// When the programs are gone, or the kernel does not let this thread wait.
+    /// Fails if the programs are gone, or if the kernel does not let this thread wait.
     pub fn wait(&mut self, time: Duration) -> Result<(), CaptureError> {
         self.renew()?;
         let time = Timespec::try_from(time.min(RENEWAL));
@@ -205,31 +205,31 @@ impl Capture {
         }
     }
 
-    /// Takes the next frame.
+    /// Returns the next frame, `None` if there is none now.
     ///
     /// # Errors
     ///
     /// As for [`Capture::wait`].
     pub fn take(&mut self) -> Result<Option<Captured>, CaptureError> {
         self.renew()?;
-        // The programs write nothing else.
+        // The programs write only events that can be read.
         Ok(self.events.next().and_then(|item| Captured::read(&item)))
     }
 
-    /// Counts the frames that found the ring buffer full.
+    /// Returns how many frames were lost because the ring buffer was full.
     ///
     /// # Errors
     ///
-    /// When the counter cannot be read.
+    /// Fails if the counter cannot be read.
     pub fn lost(&self) -> Result<u64, CaptureError> {
         Ok(sum(&self.lost)?.saturating_sub(self.lost_before))
     }
 
-    /// Copies no more frames; those that were copied can still be taken.
+    /// Stops copying frames. Frames that were copied can still be taken.
     ///
     /// # Errors
     ///
-    /// When the program cannot be taken away.
+    /// Fails if the program cannot be removed from its slot.
     pub fn stop(&mut self) -> Result<(), CaptureError> {
         self.place.clear()
     }
@@ -240,7 +240,7 @@ impl Capture {
         }
         match self.place.owner()? {
             Some(owner) if owner == process::id() => {}
-            // This process was held up for so long that its time was over.
+            // This process was held up for so long that its lease ended.
             None => self.place.program = None,
             Some(owner) => {
                 self.place.is_rented = false;
@@ -257,13 +257,13 @@ impl Capture {
 
 impl Drop for Capture {
     fn drop(&mut self) {
-        // Best effort: without it, the lease ends by itself.
+        // Best effort: the lease ends by itself otherwise.
         let _ = self.stop();
     }
 }
 
 impl Captured {
-    /// Tells whether the frame goes on other than it came.
+    /// Tells whether the frame leaves other than it came.
     #[must_use]
     pub fn is_changed(&self) -> bool {
         let (before, after) = (self.event.before_length, self.event.after_length);
@@ -281,11 +281,11 @@ impl Captured {
     }
 }
 
-/// What stands between the datapath and who captures.
+/// The slot of the capturing program, and the settings of the capture.
 struct Place {
     slots: ProgramArray<MapData>,
     settings: Array<MapData, Settings>,
-    /// The program that was put in place.
+    /// Id of the program that was put in the slot.
     program: Option<u32>,
     is_rented: bool,
 }
@@ -305,13 +305,13 @@ impl Place {
         settings.map_err(failed(map::CAPTURE_SETTINGS))
     }
 
-    /// Returns the process that captures.
+    /// Returns the id of the process that captures, `None` if none does.
     fn owner(&self) -> Result<Option<u32>, CaptureError> {
         let settings = self.settings()?;
         Ok((settings.owner != 0 && settings.until_ns > monotonic_ns()).then_some(settings.owner))
     }
 
-    /// Lets frames be copied for some time.
+    /// Writes the settings, which start or extend the lease.
     fn rent(&mut self, settings: Settings) -> Result<(), CaptureError> {
         let written = self.settings.set(0, settings, 0);
         written.map_err(failed(map::CAPTURE_SETTINGS))?;
@@ -319,7 +319,7 @@ impl Place {
         Ok(())
     }
 
-    /// Puts the pinned program in place, unless it is there.
+    /// Puts the pinned program in the slot, unless it is there.
     fn fill(&mut self, pins: &Pins) -> Result<(), CaptureError> {
         let program =
             Xdp::from_pin(pins.capture_program(), XdpAttachType::Interface).map_err(not_opened)?;
@@ -340,7 +340,7 @@ impl Place {
         self.is_rented = false;
         self.program = None;
         match self.slots.clear_index(&Slot::Around.index()) {
-            // Nothing is there any more.
+            // The slot is empty already.
             Err(MapError::SyscallError(error))
                 if error.io_error.kind() == io::ErrorKind::NotFound => {}
             result => result.map_err(failed(map::CAPTURE))?,
@@ -361,11 +361,11 @@ fn open<M: TryFrom<Map, Error = MapError>>(
     M::try_from(wrap(pins.open_map(name)?)).map_err(failed(name))
 }
 
-/// Takes away what a capture has left that was killed; for the agent to do now and then.
+/// Removes the program and settings of a capture that was killed. The agent calls this from time to time.
 ///
 /// # Errors
 ///
-/// When the maps cannot be used.
+/// Fails if the maps cannot be used.
 pub fn clear_away(pins: &Pins) -> Result<(), CaptureError> {
     let mut place = Place::open(pins)?;
     let settings = place.settings()?;
@@ -376,7 +376,7 @@ pub fn clear_away(pins: &Pins) -> Result<(), CaptureError> {
     Ok(())
 }
 
-/// Finds what the program is attached to.
+/// Finds the wanted interfaces among those that the program is attached to; all of them if none is wanted.
 fn interfaces(pins: &Pins, wanted: &[String]) -> Result<Vec<Interface>, CaptureError> {
     let mut found = Vec::new();
     for name in pins.interfaces()? {

@@ -1,8 +1,8 @@
-//! Filters on a device's way out, as kernels before tcx (6.6) have them: in its clsact qdisc.
+//! Filters at a device's egress, in its clsact qdisc: for kernels before tcx (6.6).
 //!
-//! A filter has no link to hold it. It lives in the kernel until it is removed, and is found again
-//! by its [`HANDLE`] and its name. It is alone at its priority, the first that nobody else has:
-//! removing one priority, as `tc filter del` does, then never concerns two owners.
+//! No link holds a filter. It stays in the kernel until it is removed, and an agent finds it again by its [`HANDLE`]
+//! and its name. Our filter is alone at its priority, the first that nobody else uses. So the removal of a priority,
+//! as `tc filter del` does it, never affects two owners.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 
@@ -20,14 +20,14 @@ use crate::{
     },
 };
 
-/// Number of our filters: `gw`.
+/// Handle of our filters: `gw`.
 const HANDLE: u32 = 0x6777;
 
-/// Where clsact and its predecessor ingress hang at a device (`linux/pkt_sched.h`).
+/// Parent under which clsact and its predecessor ingress are attached to a device (`linux/pkt_sched.h`).
 const TC_H_CLSACT: u32 = 0xffff_fff1;
-/// The number that both have as a qdisc: a device has one or the other.
+/// Handle of both qdiscs: a device has one or the other.
 const CLSACT_HANDLE: u32 = 0xffff_0000;
-/// The hook for packets that leave.
+/// The hook for outgoing packets.
 const EGRESS: u32 = 0xffff_fff3;
 
 const TCA_CHAIN: u16 = 11;
@@ -36,9 +36,9 @@ const BPF_NAME: u16 = 7;
 const BPF_FLAGS: u16 = 8;
 const BPF_FLAGS_GEN: u16 = 9;
 const BPF_ID: u16 = 11;
-/// The program's answer is the action: no other follows.
+/// The program's return code is the action; no other action follows.
 const DIRECT_ACTION: u32 = 1;
-/// Not for the NIC to run.
+/// The filter is not offloaded to the NIC.
 const SKIP_HARDWARE: u32 = 1;
 const ETH_P_ALL: u16 = 3;
 
@@ -57,31 +57,31 @@ struct Fixed {
 /// A filter at a device's TC egress.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Filter {
-    /// Its place: the lower, the earlier it runs.
+    /// Priority: the lower it is, the earlier the filter runs.
     pub priority: u16,
-    /// Its number within the priority.
+    /// Number of the filter within the priority.
     pub handle: u32,
-    /// The chain it belongs to; packets begin in chain 0.
+    /// The filter's chain; packets begin in chain 0.
     pub chain: u32,
     /// The classifier: `bpf`, `flower`, `matchall`.
     pub kind: String,
-    /// The name that a BPF filter was given.
+    /// The name of a BPF filter.
     pub name: Option<String>,
-    /// The kernel's number for a BPF filter's program.
+    /// The kernel's id of a BPF filter's program.
     pub program: Option<u32>,
-    /// The Ethernet type it is for, in network order.
+    /// The EtherType that the filter is for, in network order.
     protocol: u16,
 }
 
 impl Filter {
-    /// Tells whether Guideway made it.
+    /// Tells whether Guideway made the filter.
     #[must_use]
     pub fn is_ours(&self) -> bool {
         self.handle == HANDLE && self.kind == "bpf" && self.name.as_deref() == Some(EGRESS_PROGRAM)
     }
 }
 
-/// A filter that goes with its owner.
+/// A filter that is removed when this is dropped.
 #[derive(Debug)]
 pub(crate) struct OwnedFilter {
     pub(crate) ifindex: u32,
@@ -89,7 +89,7 @@ pub(crate) struct OwnedFilter {
 
 impl Drop for OwnedFilter {
     fn drop(&mut self) {
-        // Nobody is left to be told; the filter ends with its device at the latest.
+        // Nobody can handle an error here; the filter ends with its device at the latest.
         let _ = remove(self.ifindex);
     }
 }
@@ -99,7 +99,7 @@ pub(crate) fn filters(ifindex: u32) -> Result<Vec<Filter>, RequestError> {
     filters_over(&mut Connection::route()?, ifindex)
 }
 
-/// Lists them over a connection that is there.
+/// Lists the filters at a device's egress over an open connection.
 pub(crate) fn filters_over(
     route: &mut Connection,
     ifindex: u32,
@@ -118,10 +118,10 @@ pub(crate) fn ours(ifindex: u32) -> Result<Option<Filter>, RequestError> {
     Ok(filters(ifindex)?.into_iter().find(Filter::is_ours))
 }
 
-/// Makes sure that the device has a clsact qdisc; false if it has an ingress qdisc, which excludes it.
+/// Ensures that the device has a clsact qdisc; returns false if it has an ingress qdisc, which excludes clsact.
 ///
-/// The qdisc is never removed: others may count on it, and a filter that somebody adds at the same
-/// moment would go with it.
+/// The qdisc is never removed: others may depend on it, and a filter that somebody adds at the same moment would be
+/// lost with it.
 pub(crate) fn prepare(ifindex: u32) -> Result<bool, RequestError> {
     let fixed = Fixed {
         ifindex,
@@ -143,7 +143,7 @@ pub(crate) fn prepare(ifindex: u32) -> Result<bool, RequestError> {
             let list = Request::new(libc::RTM_GETQDISC, NLM_F_ACK | NLM_F_DUMP, &fixed);
             let qdiscs = route.ask(list)?;
             let is_ingress = |(fixed, kind): &(Fixed, String)| {
-                // Older kernels list every device's.
+                // Older kernels list the qdiscs of all devices.
                 fixed.ifindex == ifindex && fixed.handle == CLSACT_HANDLE && kind == "ingress"
             };
             Ok(!qdiscs
@@ -155,7 +155,7 @@ pub(crate) fn prepare(ifindex: u32) -> Result<bool, RequestError> {
     }
 }
 
-/// Adds our filter at the first priority that is free.
+/// Adds our filter at the first free priority.
 pub(crate) fn add(ifindex: u32, program: BorrowedFd<'_>) -> Result<(), RequestError> {
     let taken: Vec<u16> = filters(ifindex)?
         .iter()
@@ -167,7 +167,7 @@ pub(crate) fn add(ifindex: u32, program: BorrowedFd<'_>) -> Result<(), RequestEr
     put(ifindex, priority, NLM_F_CREATE | NLM_F_EXCL, program)
 }
 
-/// Puts another program into our filter, in one step.
+/// Replaces the program in our filter, in one step.
 pub(crate) fn replace(
     ifindex: u32,
     filter: &Filter,
@@ -176,7 +176,7 @@ pub(crate) fn replace(
     put(ifindex, filter.priority, 0, program)
 }
 
-/// Removes our filters from a device; false if there are none, or there is no such device.
+/// Removes our filters from a device; returns false if there are none, or if the device does not exist.
 pub(crate) fn remove(ifindex: u32) -> Result<bool, RequestError> {
     let filters = match filters(ifindex) {
         Err(error) if is_gone(&error) => return Ok(false),
@@ -237,7 +237,7 @@ fn place(ifindex: u32, priority: u16, protocol: u16) -> Fixed {
 fn parse(answer: &[u8]) -> Option<Filter> {
     let (fixed, kind) = kind(answer)?;
     let attributes = answer.get(size_of::<Fixed>()..)?;
-    // A priority as such is listed as well, as a filter without options.
+    // The kernel also lists each priority itself, as a filter without options.
     let options = find(attributes, libc::TCA_OPTIONS)?;
     let (priority, protocol) = halves(fixed.info);
     Some(Filter {
@@ -255,7 +255,7 @@ fn parse(answer: &[u8]) -> Option<Filter> {
     })
 }
 
-/// Reads the fixed header and the kind of a filter or qdisc.
+/// Reads the fixed header and the kind (`bpf`, `clsact`) of a filter or qdisc.
 fn kind(answer: &[u8]) -> Option<(Fixed, String)> {
     let (fixed, attributes) = Fixed::read_from_prefix(answer).ok()?;
     let (_, value) = Attributes(attributes).find(|(kind, _)| *kind == libc::TCA_KIND)?;

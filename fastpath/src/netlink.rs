@@ -1,7 +1,7 @@
-//! Netlink framing: requests out, messages and attributes in. [`connection`] sends and receives them.
+//! The netlink format: encodes requests, and decodes messages and attributes. [`connection`] sends and receives them.
 //!
-//! Reading never fails loudly: a length that does not fit ends the iteration, as the kernel's own
-//! `nla_for_each_attr` does, and the decoders treat what is missing as absent.
+//! Decoding never fails loudly. A length that does not fit ends the iteration, as the kernel's own
+//! `nla_for_each_attr` does, and the decoders treat missing attributes as absent.
 
 use std::net::IpAddr;
 
@@ -24,7 +24,7 @@ pub(crate) const FAMILY_ANY: u8 = 0;
 pub(crate) const FAMILY_V4: u8 = 2;
 pub(crate) const FAMILY_V6: u8 = 10;
 
-/// Marks an attribute whose value is attributes.
+/// Marks an attribute whose value is a run of attributes.
 pub(crate) const NLA_F_NESTED: u16 = 0x8000;
 
 /// Removes `NLA_F_NESTED` and `NLA_F_NET_BYTEORDER` from an attribute's kind.
@@ -44,7 +44,7 @@ struct Header {
     port: u32,
 }
 
-/// A message to the kernel under construction.
+/// A request to the kernel that is being built.
 #[derive(Clone, Debug)]
 pub(crate) struct Request {
     kind: u16,
@@ -62,7 +62,7 @@ impl Request {
         }
     }
 
-    /// Appends an attribute; `value` is shorter than 64 KiB.
+    /// Appends an attribute; `value` must be shorter than 64 KiB.
     pub(crate) fn attribute(mut self, kind: u16, value: &[u8]) -> Self {
         put_attribute(&mut self.body, kind, value);
         self
@@ -91,7 +91,7 @@ impl Request {
     }
 }
 
-/// Appends an attribute to a run of them; `value` is shorter than 64 KiB.
+/// Appends an attribute to a run of attributes; `value` must be shorter than 64 KiB.
 pub(crate) fn put_attribute(run: &mut Vec<u8>, kind: u16, value: &[u8]) {
     let length = u16::try_from(ATTRIBUTE_HEADER_LENGTH + value.len())
         .expect("requests carry addresses, names and integers only");
@@ -123,7 +123,7 @@ pub(crate) fn messages(datagram: &[u8]) -> Messages<'_> {
     Messages(datagram)
 }
 
-/// The rest of a datagram.
+/// The undecoded rest of a datagram.
 #[derive(Clone, Debug)]
 pub(crate) struct Messages<'a>(&'a [u8]);
 
@@ -144,7 +144,7 @@ impl<'a> Iterator for Messages<'a> {
     }
 }
 
-/// The rest of a run of attributes: (kind, value) pairs.
+/// The undecoded rest of a run of attributes; iterates over pairs of kind and value.
 #[derive(Clone, Debug)]
 pub(crate) struct Attributes<'a>(pub(crate) &'a [u8]);
 
@@ -181,7 +181,7 @@ pub(crate) fn read_string(value: &[u8]) -> Option<String> {
     String::from_utf8(text.to_vec()).ok()
 }
 
-/// Reads an address whose family follows from the value's length.
+/// Reads an address; the value's length tells its family.
 pub(crate) fn read_address(value: &[u8]) -> Option<IpAddr> {
     if let Ok(v4) = <[u8; 4]>::try_from(value) {
         return Some(v4.into());
@@ -189,7 +189,7 @@ pub(crate) fn read_address(value: &[u8]) -> Option<IpAddr> {
     <[u8; 16]>::try_from(value).ok().map(IpAddr::from)
 }
 
-/// Reads an Ethernet address; all zero means that there is none.
+/// Reads an Ethernet address; `None` if it is all zero.
 pub(crate) fn read_mac(value: &[u8]) -> Option<[u8; 6]> {
     value.try_into().ok().filter(|mac| *mac != [0; 6])
 }

@@ -1,4 +1,4 @@
-//! Where maps and links are pinned, so that they outlive the agent.
+//! The pins of maps and links, by which they outlive the agent.
 //!
 //! ```text
 //! <root>/v<layout version>/maps/<MAP>
@@ -8,12 +8,12 @@
 //!                               /egress-<device>
 //! ```
 //!
-//! The version is that of the table layouts: a changed layout never meets an old map.
-//! A link found under another version is taken over by [`attach`](crate::attach), so traffic
-//! meets either the old program with the old tables or the new one with the new tables.
+//! The version is that of the table layouts, so a changed layout never meets an old map. [`attach`](crate::attach)
+//! adopts a link that it finds under another version. So traffic meets either the old program with the old tables, or
+//! the new one with the new tables.
 //!
-//! Where the egress program is in a filter, for want of tcx, there is no link to pin: the kernel
-//! keeps the filter, and it is found again on the device.
+//! Without tcx, the egress program is in a filter, which needs no pin: the kernel keeps the filter, and the next
+//! agent finds it on the device.
 
 mod error;
 mod links;
@@ -33,7 +33,7 @@ use crate::{
     facts::{self, Bpffs, Interface},
 };
 
-/// Where pins live unless the configuration says otherwise.
+/// The pin directory, unless the configuration names another one.
 pub const DEFAULT_ROOT: &str = "/sys/fs/bpf/guideway";
 
 /// The pin directory of one layout version.
@@ -50,7 +50,7 @@ impl Default for Pins {
 }
 
 impl Pins {
-    /// Names the pins below `root` for the layouts of this build.
+    /// Returns the pins below `root` for the layouts of this build.
     #[must_use]
     pub fn new(root: impl Into<PathBuf>) -> Self {
         Self {
@@ -59,26 +59,26 @@ impl Pins {
         }
     }
 
-    /// Returns the directory below which everything is pinned.
+    /// Returns the directory that contains all pins.
     #[must_use]
     pub fn root(&self) -> &Path {
         &self.root
     }
 
-    /// Returns the path of a map's pin.
+    /// Returns the path of the pin of a map.
     #[must_use]
     pub fn map(&self, name: &str) -> PathBuf {
         self.maps().join(name)
     }
 
-    /// Returns the path of the pin of the program to capture with.
+    /// Returns the path of the pin of the program that captures.
     pub(crate) fn capture_program(&self) -> PathBuf {
         self.programs().join("capture")
     }
 
     /// Returns the path of the pin of the link to a tracepoint.
     ///
-    /// Among the programs: those that are not on a device are removed together.
+    /// It is among the programs, because all that are not on a device are removed together.
     pub(crate) fn trace_link(&self, tracepoint: &str) -> PathBuf {
         self.programs().join(format!("trace-{tracepoint}"))
     }
@@ -89,7 +89,7 @@ impl Pins {
         self.link_at(Hook::Xdp, interface)
     }
 
-    /// Returns the path of the pin of a device's egress link, where the kernel has tcx.
+    /// Returns the path of the pin of a device's egress link; only kernels with tcx have one.
     #[must_use]
     pub fn egress_link(&self, device: &str) -> PathBuf {
         self.link_at(Hook::Egress, device)
@@ -103,17 +103,17 @@ impl Pins {
     ///
     /// # Errors
     ///
-    /// When there is no such pin, or it may not be opened.
+    /// Fails if there is no such pin, or if it may not be opened.
     pub fn open_map(&self, name: &str) -> Result<MapData, PinError> {
         open_map(self.maps(), name)
     }
 
-    /// Opens maps of each other layout version whose programs are attached yet; one that cannot be opened, as where
-    /// the version has no such map, counts for a version without them.
+    /// Opens maps of each other layout version whose programs are still attached. A version with a map that cannot be
+    /// opened, or does not exist, is left out.
     ///
     /// # Errors
     ///
-    /// When a directory cannot be read.
+    /// Fails if a directory cannot be read.
     pub fn open_maps_in_force<const N: usize>(
         &self,
         names: [&str; N],
@@ -125,11 +125,11 @@ impl Pins {
         Ok(found)
     }
 
-    /// Opens maps of one other layout version, if its programs are attached yet.
+    /// Opens maps of one other layout version; `None` unless its programs are still attached.
     ///
     /// # Errors
     ///
-    /// When a directory cannot be read, or a map not opened.
+    /// Fails if a directory cannot be read, or if a map cannot be opened.
     pub(crate) fn open_maps_of<const N: usize>(
         &self,
         version: u32,
@@ -145,18 +145,18 @@ impl Pins {
     ///
     /// # Errors
     ///
-    /// When a directory cannot be read.
+    /// Fails if a directory cannot be read.
     pub fn interfaces(&self) -> Result<Vec<String>, PinError> {
         let pinned = self.pinned()?.into_iter();
         let xdp = pinned.filter(|(hook, ..)| *hook == Hook::Xdp);
         Ok(sorted(xdp.map(|(_, interface, _)| interface).collect()))
     }
 
-    /// Lists the devices with a pinned egress link, of any layout version, or with our filter.
+    /// Lists the devices that have a pinned egress link of any layout version, or our filter.
     ///
     /// # Errors
     ///
-    /// When a directory cannot be read, or the kernel does not list the devices.
+    /// Fails if a directory cannot be read, or if the kernel does not list the devices.
     pub fn egress_devices(&self) -> Result<Vec<String>, PinError> {
         let pinned = self.pinned()?.into_iter();
         let mut names: Vec<_> = pinned
@@ -175,16 +175,16 @@ impl Pins {
     ///
     /// # Errors
     ///
-    /// When the pin cannot be removed, or the program still runs after it is.
+    /// Fails if the pin cannot be removed, or if the program still runs after that.
     pub fn detach(&self, interface: &str) -> Result<bool, PinError> {
         self.detach_at(Hook::Xdp, interface)
     }
 
-    /// Detaches the egress program from a device; false if it was not there.
+    /// Detaches the egress program from a device; false if it was not attached.
     ///
     /// # Errors
     ///
-    /// When the pin or filter cannot be removed, or the program still runs after the pin is.
+    /// Fails if the pin or filter cannot be removed, or if the program still runs after that.
     pub fn detach_egress(&self, device: &str) -> Result<bool, PinError> {
         let in_link = self.detach_at(Hook::Egress, device)?;
         let in_filter = match facts::link(device) {
@@ -192,7 +192,7 @@ impl Pins {
                 attempt: format!("remove the egress filter from device {device}"),
                 source,
             })?,
-            // Gone with the device.
+            // The filter is gone with the device.
             Err(_) => false,
         };
         Ok(in_link || in_filter)
@@ -200,15 +200,15 @@ impl Pins {
 
     /// Detaches every program and removes every pin and directory, of every layout version.
     ///
-    /// Returns the interfaces and devices that were detached. Files that Guideway does not make
-    /// stay, and then so do their directories.
+    /// Returns the interfaces and devices that were detached. Files that Guideway did not make stay, and so do their
+    /// directories.
     ///
     /// # Errors
     ///
-    /// When something cannot be removed, or a program still runs after its pin is.
+    /// Fails if something cannot be removed, or if a program still runs after its pin is removed.
     pub fn remove_all(&self) -> Result<Vec<String>, PinError> {
         let mut interfaces = self.interfaces()?;
-        // Links first: a program without its maps is impossible, a map without its program is not.
+        // Links first: a program must not run without its maps, but maps may exist without their program.
         for interface in &interfaces {
             self.detach(interface)?;
         }
@@ -224,11 +224,11 @@ impl Pins {
         Ok(sorted(interfaces))
     }
 
-    /// Lists the other layout versions of which there are pins.
+    /// Lists the directories of the other layout versions that have pins.
     ///
     /// # Errors
     ///
-    /// When a directory cannot be read.
+    /// Fails if a directory cannot be read.
     pub fn other_versions(&self) -> Result<Vec<PathBuf>, PinError> {
         let own = self.directory();
         let mut others = self.versions()?;
@@ -236,11 +236,11 @@ impl Pins {
         Ok(others)
     }
 
-    /// Removes the pins of other layout versions once no link is left among them.
+    /// Removes the pins of other layout versions that have no link left.
     ///
     /// # Errors
     ///
-    /// When something cannot be removed.
+    /// Fails if something cannot be removed.
     pub fn remove_other_versions(&self) -> Result<(), PinError> {
         for version in self.other_versions()? {
             if entries(&version.join("links"))?.is_empty() {
@@ -298,7 +298,7 @@ impl Pins {
     }
 }
 
-/// Opens maps of a version; nothing where none of its programs is attached.
+/// Opens maps of a version; `None` if none of its programs is attached.
 fn maps_in_force<const N: usize>(
     version: &Path,
     names: [&str; N],
@@ -329,7 +329,7 @@ fn open_map(directory: PathBuf, name: &str) -> Result<MapData, PinError> {
     })
 }
 
-/// Removes a pin; a pin that is gone already is as good.
+/// Removes a pin; succeeds if the pin is gone already.
 pub(crate) fn unpin(path: &Path) -> Result<(), PinError> {
     match fs::remove_file(path) {
         Err(source) if source.kind() != io::ErrorKind::NotFound => {
@@ -339,12 +339,12 @@ pub(crate) fn unpin(path: &Path) -> Result<(), PinError> {
     }
 }
 
-/// Pins something by a call of aya's.
+/// Pins an object by `pin`, a call of aya, and makes the directory first.
 pub(crate) fn pin<T>(
     path: &Path,
     pin: impl FnOnce(&Path) -> Result<T, PinFailure>,
 ) -> Result<T, PinError> {
-    // Whoever removed the directory under a running agent has detached everything; this brings it back.
+    // Somebody may have removed the directory under a running agent, and so detached everything; this brings it back.
     if let Some(directory) = path.parent() {
         fs::create_dir_all(directory)
             .map_err(|source| PinError::io("create it", directory, source))?;
@@ -391,7 +391,7 @@ fn remove_version(version: &Path) -> Result<(), PinError> {
 fn remove_directory(path: &Path) -> Result<(), PinError> {
     use io::ErrorKind::{DirectoryNotEmpty, NotFound, ResourceBusy};
     match fs::remove_dir(path) {
-        // In a container the directory itself is what is mounted.
+        // In a container, the directory itself is the mount point.
         Err(source) if !matches!(source.kind(), NotFound | DirectoryNotEmpty | ResourceBusy) => {
             Err(PinError::io("remove it", path, source))
         }
@@ -399,7 +399,7 @@ fn remove_directory(path: &Path) -> Result<(), PinError> {
     }
 }
 
-/// Lists a directory in order of names; one that does not exist is empty.
+/// Lists a directory, sorted by name; a directory that does not exist is empty.
 fn entries(directory: &Path) -> Result<Vec<PathBuf>, PinError> {
     let failed = |source| PinError::io("list it", directory, source);
     let listing = match fs::read_dir(directory) {

@@ -1,4 +1,4 @@
-//! From an error number and a driver's words to a cause and a remedy.
+//! Finds cause and remedy of a failed attachment from the error number and the driver's words.
 
 use std::{fmt, io};
 
@@ -11,13 +11,13 @@ use crate::{
     refusal::{Refusal, is_refusal},
 };
 
-/// The owner of the XDP program that occupies an interface.
+/// The owner of an XDP program that occupies an interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Owner {
     pub interface: String,
-    /// The kernel's number for the program.
+    /// The kernel's id of the program.
     pub program: u32,
-    /// Its name, if this process may look it up (`CAP_SYS_ADMIN`).
+    /// The program's name, if this process may look it up (`CAP_SYS_ADMIN`).
     pub name: Option<String>,
     pub mode: XdpMode,
 }
@@ -73,7 +73,7 @@ impl fmt::Display for Owner {
     }
 }
 
-/// What keeps the driver from running the program.
+/// The obstacle that keeps a driver from running the program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Obstacle {
     pub kind: ObstacleKind,
@@ -87,15 +87,15 @@ pub struct Obstacle {
 pub enum ObstacleKind {
     /// The driver runs no XDP programs.
     Driver,
-    /// A VLAN interface runs none, the interface below it may.
+    /// A VLAN interface runs no XDP programs; the interface below it may.
     Vlan,
     /// The MTU is too large.
     Mtu { mtu: u32 },
-    /// The queues are too many or too few.
+    /// The queues are too many or too few for XDP.
     Queues { receive: u32 },
-    /// An offload stands in the way.
+    /// An offload feature excludes XDP.
     Offload,
-    /// The driver gives no reason that is known here.
+    /// The driver's reason is not known here.
     Unknown,
 }
 
@@ -204,7 +204,7 @@ fn os_error(error: ProgramError) -> Result<io::Error, ProgramError> {
     }
 }
 
-/// Words first: drivers agree on words far more than on error numbers.
+/// Judges by words first: drivers agree on words far more than on error numbers.
 fn kind(device: &Interface, errno: i32, words: &str) -> ObstacleKind {
     let words = words.to_lowercase();
     let says = |any: &[&str]| any.iter().any(|word| words.contains(word));

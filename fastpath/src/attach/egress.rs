@@ -1,7 +1,7 @@
-//! The egress program on a device: in a tcx link where the kernel has tcx, else in a clsact filter.
+//! Attaches the egress program to a device: in a tcx link if the kernel has tcx, else in a clsact filter.
 //!
-//! It runs before what others attached there and hands every packet on to them. Who puts something
-//! in front of it later, decides which packets it sees: that is named, and left alone.
+//! The program runs before those of other owners and passes every packet on to them. An owner who later puts a
+//! program in front of it decides which packets it sees; such a program is reported and left alone.
 
 use std::{fmt, io, os::fd::AsFd};
 
@@ -23,17 +23,17 @@ use crate::{
 const ATTACH: &str = "attach the egress program";
 const FILTER: &str = "read or change the filters at its egress";
 
-/// Which way of attaching to a device's egress is allowed.
+/// The allowed ways of attaching to a device's egress.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum EgressHook {
-    /// A tcx link where the kernel has tcx, else a clsact filter.
+    /// A tcx link if the kernel has tcx, else a clsact filter.
     #[default]
     TcxOrClsact,
-    /// A clsact filter, also where the kernel has tcx.
+    /// A clsact filter, even if the kernel has tcx.
     Clsact,
 }
 
-/// How the egress program is attached.
+/// The way in which the egress program is attached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EgressMode {
     Tcx,
@@ -50,25 +50,25 @@ impl fmt::Display for EgressMode {
     }
 }
 
-/// The egress program in force on a device.
+/// An egress program that runs on a device.
 #[derive(Debug)]
 pub struct EgressAttachment {
     pub device: String,
     pub ifindex: u32,
     pub mode: EgressMode,
-    /// The kernel's number for the program.
+    /// The kernel's id of the program.
     pub program: u32,
-    /// The program that was replaced inside an adopted link or filter; `None` when it is new.
+    /// Id of the program that was replaced inside an adopted link or filter; `None` if that is new.
     pub replaced: Option<u32>,
-    /// What runs before it and decides which packets it sees.
+    /// Programs and filters that run before it and decide which packets it sees.
     pub ahead: Vec<Ahead>,
 }
 
-/// Somebody else's program or filter that runs before the egress program.
+/// A program or filter of another owner that runs before the egress program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ahead {
     Program {
-        /// The kernel's number for it.
+        /// The kernel's id of the program.
         id: u32,
         /// Its name, if this process may look it up (`CAP_SYS_ADMIN`).
         name: Option<String>,
@@ -99,7 +99,7 @@ impl Loaded {
     ///
     /// # Errors
     ///
-    /// Each names the device, the cause and the remedy. What was attached before stays.
+    /// Each error names the device, the cause and the remedy. A program that was attached before stays.
     pub fn attach_egress(
         &mut self,
         device: &str,
@@ -128,7 +128,7 @@ impl Loaded {
         })
     }
 
-    /// Returns the program that was replaced.
+    /// Attaches by tcx; returns the id of the program that was replaced.
     fn attach_tcx(&mut self, device: &Interface) -> Result<Option<u32>, AttachError> {
         if let Some(pinned) = self.pinned_link(Hook::Egress, device)? {
             self.replace_in_tcx(pinned.link)
@@ -144,7 +144,7 @@ impl Loaded {
         Ok(None)
     }
 
-    /// Puts this program into a link, in one step; the link stays the same, and its pin holds it.
+    /// Replaces the program in a link, in one step. The link stays the same, and its pin holds it.
     fn replace_in_tcx(&mut self, link: FdLink) -> Result<(), LinkFailure> {
         let program = self.egress_program_mut();
         let id = program.attach_to_link(SchedClassifierLink::try_from(link)?)?;
@@ -159,7 +159,7 @@ impl Loaded {
         Ok(FdLink::try_from(program.take_link(id)?)?)
     }
 
-    /// Returns the program that was replaced.
+    /// Attaches by a clsact filter; returns the id of the program that was replaced.
     fn attach_filter(&mut self, device: &Interface) -> Result<Option<u32>, AttachError> {
         let failed = |error| refused(device, FILTER, error);
         let program = self.egress_program().fd();
@@ -182,7 +182,7 @@ impl Loaded {
         Ok(None)
     }
 
-    /// Removes what an earlier run attached in the other mode: no packet is translated twice.
+    /// Removes the program that an earlier run attached in the other mode, so that no packet is translated twice.
     fn leave_other(&self, device: &Interface, mode: EgressMode) -> Result<(), AttachError> {
         match (mode, self.pins()) {
             (EgressMode::Tcx, _) => {
@@ -197,7 +197,7 @@ impl Loaded {
     }
 }
 
-/// Lists what runs before `program` at the device's egress.
+/// Lists the programs and filters that run before `program` at the device's egress.
 fn ahead(device: &Interface, program: u32) -> Result<Vec<Ahead>, AttachError> {
     let egress = facts::egress(&device.name)?;
     let programs = egress.tcx.unwrap_or_default();
@@ -213,7 +213,7 @@ fn ahead(device: &Interface, program: u32) -> Result<Vec<Ahead>, AttachError> {
         return Ok(before);
     }
     let filters = egress.filters.into_iter();
-    // Other chains are entered by a jump only.
+    // Packets enter other chains only by a jump.
     let filters = filters.filter(|filter| filter.chain == 0);
     let filters = filters.take_while(|filter| filter.program != Some(program));
     Ok(before
@@ -236,7 +236,7 @@ fn refused(device: &Interface, attempt: &'static str, error: RequestError) -> At
         RequestError::Refused { source, .. } if is_refusal(&source) => {
             not_permitted(device, source)
         }
-        // What the kernel says of a kind of qdisc or filter that it does not have.
+        // The kernel lacks this kind of qdisc or filter.
         error if matches!(error.errno(), Some(libc::ENOENT | libc::EOPNOTSUPP)) => {
             AttachError::NoEgress {
                 interface: device.name.clone(),

@@ -1,4 +1,4 @@
-//! Why a program could not be attached.
+//! Reasons why a program could not be attached.
 
 use std::{io, path::Path};
 
@@ -11,7 +11,7 @@ use crate::{
     refusal::Refusal,
 };
 
-/// Why a program could not be attached.
+/// Reasons why a program could not be attached.
 #[derive(Debug, thiserror::Error)]
 pub enum AttachError {
     #[error(transparent)]
@@ -28,7 +28,7 @@ pub enum AttachError {
     #[error("interface {interface}: {owner}")]
     Occupied {
         interface: String,
-        /// Whose program it is, as far as can be told.
+        /// The owner of the other program, as far as it is known.
         owner: Owner,
         #[source]
         source: io::Error,
@@ -94,20 +94,20 @@ pub enum AttachError {
     },
 }
 
-/// What went wrong with a link.
+/// The part of an attachment that failed.
 #[derive(Debug, thiserror::Error)]
 #[error(transparent)]
 pub enum LinkFailure {
-    /// With the program inside it.
+    /// The program in the link.
     Program(#[from] ProgramError),
-    /// With the link itself.
+    /// The link itself.
     Link(#[from] LinkError),
-    /// With a filter that stands in for it.
+    /// The filter that stands in for the link.
     Request(#[from] RequestError),
 }
 
 impl AttachError {
-    /// Tells whether the other mode may succeed where this one failed.
+    /// Tells whether generic mode may succeed where native mode failed.
     pub(super) const fn allows_fallback(&self) -> bool {
         matches!(self, Self::Impossible { .. })
     }

@@ -1,4 +1,4 @@
-//! Counts what the kernel could not send, by programs at its tracepoints.
+//! Counts frames that the kernel could not send, by programs at its tracepoints.
 
 use std::collections::BTreeMap;
 
@@ -12,14 +12,15 @@ use crate::{
 };
 
 impl Loaded {
-    /// Counts from now on the frames of the whole machine that XDP could not send, beside what was counted before.
-    /// What is in place stays.
+    /// Starts to count the frames of the whole machine that XDP could not send, on top of the earlier count. A
+    /// program that already counts stays.
     ///
-    /// The dataplane serves without: kernels make no promise about their tracepoints.
+    /// The dataplane works without these counters, because kernels do not promise to keep their tracepoints.
     ///
     /// # Errors
     ///
-    /// When the kernel refuses a program or its place, or the link cannot be pinned; another tracepoint may be in use then.
+    /// Fails if the kernel refuses a program or its tracepoint, or if the link cannot be pinned. The other tracepoint
+    /// may be in use then.
     pub fn count_failures(&mut self) -> Result<(), LoadError> {
         for (tracepoint, program) in TRACEPOINTS {
             let pin = self.pins().map(|pins| pins.trace_link(tracepoint));
@@ -27,8 +28,8 @@ impl Loaded {
             if is_loaded && pin.as_ref().is_none_or(|pin| pin.exists()) {
                 continue;
             }
-            // Such a link keeps its program, so an earlier agent's goes first: what fails in between is not counted,
-            // where else it would be twice.
+            // Such a link keeps its program, so the link of an earlier agent is removed first. Failures in between
+            // are not counted; with both links, they would be counted twice.
             if let Some(pin) = &pin {
                 unpin(pin)?;
             }

@@ -1,7 +1,7 @@
-//! The kernel's own words about a refused attachment.
+//! The kernel's words about a refused attachment.
 //!
-//! A refused `bpf_link` returns a bare error number; drivers explain themselves only to netlink.
-//! So the refused request is made once more over netlink, to hear the explanation.
+//! A refused `bpf_link` returns only an error number; drivers explain themselves only to netlink. So the refused
+//! request is made once more over netlink to get the explanation.
 
 use std::os::fd::{AsFd, AsRawFd};
 
@@ -28,7 +28,7 @@ const FLAG_DRV_MODE: u32 = 1 << 2;
 const FLAG_HW_MODE: u32 = 1 << 3;
 const FLAG_REPLACE: u32 = 1 << 4;
 
-/// Asks why the interface refuses the program; `None` if the kernel has nothing to say.
+/// Asks why the interface refuses the program; `None` if the kernel gives no explanation.
 pub(super) fn of_refusal(program: &Xdp, ifindex: u32, mode: XdpMode) -> Option<String> {
     let fd = program.fd().ok()?.as_fd().as_raw_fd();
     let flag = match mode {
@@ -40,7 +40,7 @@ pub(super) fn of_refusal(program: &Xdp, ifindex: u32, mode: XdpMode) -> Option<S
         Err(RequestError::Refused { message, .. }) => message,
         Err(_) => None,
         Ok(()) => {
-            // The obstacle has just gone. Undone, because only a link can be pinned.
+            // The obstacle has just gone. The attachment is undone, because only a link can be pinned.
             let _ = set(ifindex, -1, flag | FLAG_REPLACE, Some(fd));
             None
         }

@@ -1,4 +1,4 @@
-//! What the headers of a copied frame say.
+//! The headers of a copied frame.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
@@ -11,28 +11,28 @@ use xdp_prog::{
 
 use crate::tables::Protocol;
 
-/// The headers of a frame, as far as its copy goes.
+/// The headers of a frame, as far as its copy reaches.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Headers {
-    /// Destination MAC; all zero where the frame has none.
+    /// Destination MAC; all zero if the copy has no Ethernet header.
     pub destination_mac: [u8; 6],
     pub source_mac: [u8; 6],
-    /// The IP packets that lie within each other, from the outermost on.
+    /// The nested IP packets, the outermost first.
     pub packets: Vec<Packet>,
 }
 
-/// One IP packet.
+/// The header of one IP packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Packet {
-    /// Source, with port 0 where there is none.
+    /// Source address and port; the port is 0 if there is none.
     pub source: SocketAddr,
-    /// Destination, likewise.
+    /// Destination address and port; the port is 0 if there is none.
     pub destination: SocketAddr,
-    /// What it carries, if that has ports.
+    /// Protocol of the payload, if it has ports.
     pub protocol: Option<Protocol>,
     /// Whether it carries another IP packet.
     pub is_outer: bool,
-    /// What this outer header says of the pod, if it is one.
+    /// The pod's tag, if this is an outer header.
     pub tag: u16,
 }
 

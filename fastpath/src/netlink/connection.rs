@@ -1,7 +1,7 @@
-//! Requests to the kernel over netlink, one at a time, of the routing, netfilter and generic families.
+//! Requests to the kernel over netlink, one at a time, for the routing, netfilter and generic families.
 //!
-//! An answer is whole or an error. A list that changed while the kernel told it may lack what was there all
-//! the time (`NLM_F_DUMP_INTR`); it is asked for again. The kernel is asked to explain its refusals in words
+//! An answer is complete or an error. If a list changes while the kernel sends it, entries may be missing that never
+//! went away (`NLM_F_DUMP_INTR`); the list is then requested again. The kernel is asked to explain refusals in words
 //! (`NETLINK_EXT_ACK`).
 
 use std::{
@@ -37,21 +37,21 @@ const CTRL_ATTR_FAMILY_NAME: u16 = 2;
 /// The kernel fills dump messages up to 32 KiB; a single message is smaller.
 const BUFFER_LENGTH: usize = 64 << 10;
 
-/// The kernel answers within the call that asks, so this only bounds the wait for an answer that
-/// was lost to memory pressure.
+/// The kernel answers within the system call that asks, so this only bounds the wait for an answer that was lost to
+/// memory pressure.
 const ANSWER_DEADLINE: Duration = Duration::from_secs(2);
 
-/// How often a list is asked for again because it changed while it was told.
+/// How often a list is requested that changes while the kernel sends it.
 const DUMP_TRIES: u32 = 10;
 
-/// Why a request had no answer.
+/// Reasons why a request has no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum RequestError {
     #[error("netlink socket")]
     Socket(#[source] io::Error),
     #[error("the kernel refused{}", .message.as_ref().map(|text| format!(": {text}")).unwrap_or_default())]
     Refused {
-        /// The kernel's own words (extended acknowledgement).
+        /// The kernel's explanation (extended acknowledgement).
         message: Option<String>,
         #[source]
         source: io::Error,
@@ -85,7 +85,8 @@ pub(crate) fn open(
     Ok(socket)
 }
 
-/// A netlink socket in the network namespace of the thread that opened it, and the number of the last request.
+/// A netlink socket in the network namespace of the thread that opened it, and the sequence number of the last
+/// request.
 #[derive(Debug)]
 pub(crate) struct Connection {
     socket: OwnedFd,
@@ -100,12 +101,12 @@ impl Connection {
         Self::to_kernel(None)
     }
 
-    /// Opens a socket for the families that have a name instead of a number.
+    /// Opens a socket for the generic families, which have names instead of fixed numbers.
     pub(crate) fn generic() -> Result<Self, RequestError> {
         Self::to_kernel(Some(netlink::GENERIC))
     }
 
-    /// Opens a socket for what netfilter does.
+    /// Opens a socket for netfilter.
     pub(crate) fn netfilter() -> Result<Self, RequestError> {
         Self::to_kernel(Some(netlink::NETFILTER))
     }
@@ -142,12 +143,12 @@ impl Connection {
         }
     }
 
-    /// Sends one request and returns the bodies of the answers.
+    /// Sends one request and returns the payloads of the answers.
     pub(crate) fn ask(&mut self, request: Request) -> Result<Vec<Vec<u8>>, RequestError> {
         self.list(&request, |message| Some(message.payload.to_vec()))
     }
 
-    /// Returns what `decode` makes of each message of the answer, without those that it rejects.
+    /// Sends one request and returns the results of `decode` for the messages of the answer, without its `None`s.
     pub(crate) fn list<T>(
         &mut self,
         request: &Request,
@@ -165,8 +166,8 @@ impl Connection {
 
     /// Sends one request and hands each message of the answer to `each`.
     ///
-    /// Returns whether the list changed while it was told. A datagram that is lost or cut is
-    /// reported at the end: the kernel takes no new dump before the old one is read.
+    /// Returns whether the list changed while the kernel sent it. A lost or cut datagram is reported only at the end:
+    /// the kernel accepts no new dump before the old one is read.
     pub(crate) fn exchange(
         &mut self,
         request: &Request,
@@ -214,7 +215,7 @@ impl Connection {
     }
 }
 
-/// Hands an answer to `each`, or reads the status that ends it; returns whether it ended.
+/// Hands a message to `each`, or reads the status that ends the answer; returns whether the answer ended.
 fn is_last(
     message: &Message<'_>,
     request: &Request,
@@ -231,7 +232,7 @@ fn is_last(
     }
 }
 
-/// Repeats a call that a signal interrupts.
+/// Repeats a call that a signal interrupted.
 fn retry<T>(call: impl FnMut() -> rustix::io::Result<T>) -> rustix::io::Result<T> {
     rustix::io::retry_on_intr(call)
 }
@@ -257,7 +258,7 @@ fn switch_on(socket: &OwnedFd, option: libc::c_int) -> io::Result<()> {
 }
 
 fn acknowledgement(flags: u16, body: &[u8]) -> Result<(), RequestError> {
-    // The refused request follows the code: whole, or its header only.
+    // The refused request follows the error number: either all of it, or only its header.
     let echoed = if flags & NLM_F_CAPPED != 0 {
         MESSAGE_HEADER
     } else {
@@ -266,12 +267,12 @@ fn acknowledgement(flags: u16, body: &[u8]) -> Result<(), RequestError> {
     status(body, echoed)
 }
 
-/// Reads the message that ends a list: the kernel may have failed on the way.
+/// Reads the message that ends a list; the kernel may have failed on the way.
 fn end_of_list(body: &[u8]) -> Result<(), RequestError> {
     status(body, 0)
 }
 
-/// Reads the negated error number in front, and the kernel's words that lie so far behind it; zero is success.
+/// Reads the negated error number at the front, and the kernel's words `distance` bytes behind it. Zero is success.
 fn status(body: &[u8], distance: usize) -> Result<(), RequestError> {
     let code = read_u32(body).ok_or(RequestError::Malformed)?.cast_signed();
     if code >= 0 {
@@ -292,12 +293,12 @@ pub(crate) fn generic(family: u16, command: u8) -> Request {
     Request::new(family, NLM_F_ACK, &[command, VERSION, 0, 0])
 }
 
-/// Iterates over the attributes behind the header of a generic family.
+/// Iterates over the attributes behind the header of a generic family's message.
 pub(crate) fn generic_attributes(body: &[u8]) -> Attributes<'_> {
     Attributes(body.get(4..).unwrap_or(&[]))
 }
 
-/// Encodes attributes, to be the value of another.
+/// Encodes a run of attributes, for the value of another attribute.
 pub(crate) fn run(attributes: &[(u16, &[u8])]) -> Vec<u8> {
     let mut run = Vec::new();
     for (kind, value) in attributes {

@@ -1,4 +1,4 @@
-//! Why pins could not be made, read or removed.
+//! Reasons why pins could not be made, read or removed.
 
 use std::{
     io,
@@ -12,7 +12,7 @@ use crate::{
     refusal::{Refusal, is_refusal},
 };
 
-/// Why pins could not be made, read or removed.
+/// Reasons why pins could not be made, read or removed.
 #[derive(Debug, thiserror::Error)]
 pub enum PinError {
     #[error(

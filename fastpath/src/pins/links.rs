@@ -1,4 +1,4 @@
-//! Pinned links of programs to devices: their names, what they are, and their end.
+//! Pinned links between programs and devices: their names, their contents, and their removal.
 
 use std::{
     io,
@@ -16,11 +16,11 @@ use crate::{
     sys::{self, LinkInfo},
 };
 
-/// How long the kernel may take to detach a program whose last pin is gone.
+/// How long to wait for the kernel to detach a program whose last pin is gone.
 const DETACH_DEADLINE: Duration = Duration::from_secs(5);
 const DETACH_POLL: Duration = Duration::from_millis(5);
 
-/// Where a pinned link attaches its program.
+/// The hook at which a pinned link attaches its program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Hook {
     Xdp,
@@ -35,7 +35,8 @@ impl Hook {
         }
     }
 
-    /// A file name on a BPF file system has no dots, which VLAN interfaces do (`eth0.100`).
+    /// Returns the file name of a link's pin. Names on a BPF file system must not contain dots, but VLAN interfaces
+    /// have them (`eth0.100`).
     pub(super) fn name_of_link(self, interface: &str) -> String {
         let escaped = interface.replace('%', "%25").replace('.', "%2e");
         format!("{}{escaped}", self.prefix())
@@ -46,7 +47,7 @@ impl Hook {
         Some(escaped.replace("%2e", ".").replace("%25", "%"))
     }
 
-    /// Tells whether a device of this namespace runs what the link holds there.
+    /// Tells whether a device of this namespace runs the program of the link.
     pub(crate) fn runs(self, device: &Interface, link: &LinkInfo) -> bool {
         match self {
             Self::Xdp => device.runs(link.program),
@@ -59,15 +60,15 @@ impl Hook {
 }
 
 impl Pins {
-    /// Gives the pins of links the names that their interfaces have today, and removes those whose
-    /// interface is gone.
+    /// Renames the pins of links after the present names of their interfaces, and removes those whose interface is
+    /// gone.
     ///
-    /// A link belongs to a device, which can be renamed; another may have its name by now. Links
-    /// that work in another network namespace stay as they are.
+    /// A link belongs to a device, which can be renamed; another device may have its old name. Links in another
+    /// network namespace stay as they are.
     ///
     /// # Errors
     ///
-    /// When the devices cannot be listed, or a pin not opened, renamed or removed.
+    /// Fails if the devices cannot be listed, or if a pin cannot be opened, renamed or removed.
     pub fn follow_renames(&self) -> Result<(), PinError> {
         let mut renamed = Vec::new();
         let devices = devices()?;
@@ -82,7 +83,7 @@ impl Pins {
                 continue;
             };
             if hook.runs(device, &link) {
-                // By a name that no interface has: two may have swapped theirs.
+                // The pin first gets a name that no interface has, because two interfaces may have swapped names.
                 let between = path.with_file_name(format!("{}%link{}", hook.prefix(), link.id));
                 rename(&path, &between)?;
                 renamed.push((
@@ -105,7 +106,7 @@ impl Pins {
         Ok(!links.is_empty())
     }
 
-    /// Lists the pins of an interface's links at one hook, this layout version's first.
+    /// Lists the pins of an interface's links at one hook; that of this layout version comes first.
     pub(crate) fn links_of(&self, hook: Hook, interface: &str) -> Result<Vec<PathBuf>, PinError> {
         let name = hook.name_of_link(interface);
         let mut links: Vec<_> = self
@@ -132,7 +133,7 @@ impl Pins {
     }
 }
 
-/// Opens a pinned link, to put another program into it.
+/// Opens a pinned link, so that its program can be replaced.
 pub(crate) fn open_link(path: &Path) -> Result<FdLink, PinError> {
     let link = PinnedLink::from_pin(path).map_err(|error| match error {
         LinkError::SyscallError(error) => PinError::link(path, error.io_error),
@@ -141,20 +142,21 @@ pub(crate) fn open_link(path: &Path) -> Result<FdLink, PinError> {
     Ok(link.into())
 }
 
-/// Reads what a pinned link is.
+/// Reads the kernel's information about a pinned link.
 pub(crate) fn read_link(path: &Path) -> Result<LinkInfo, PinError> {
     let link = sys::open_pinned(path).and_then(|link| sys::link_info(link.as_fd()));
     link.map_err(|source| PinError::link(path, source))
 }
 
 fn remove_link(hook: Hook, interface: &str, path: &Path) -> Result<(), PinError> {
-    // Asked by number: the interface may have another name by now.
+    // The device is looked up by its index, because it may have another name by now.
     let link = read_link(path).ok();
     unpin(path)?;
     link.map_or(Ok(()), |link| wait_until_detached(hook, interface, &link))
 }
 
-/// The kernel frees a link after its last reference has gone, in a worker: not at once.
+/// Waits until a device no longer runs a link's program: the kernel frees a link in a worker, after its last
+/// reference is gone.
 fn wait_until_detached(hook: Hook, interface: &str, link: &LinkInfo) -> Result<(), PinError> {
     let deadline = Instant::now() + DETACH_DEADLINE;
     loop {

@@ -1,12 +1,12 @@
-//! Errors on one line.
+//! Errors with their sources on one line.
 
 use std::error::Error;
 
 use kube::core::Status;
 
-/// Writes an error with its sources: `cannot attach: operation not permitted`.
+/// Formats an error with its sources: `cannot attach: operation not permitted`.
 ///
-/// Of what the API server answers, its message is told and nothing else: kube would add all fields of the answer.
+/// An answer of the API server is reduced to its message; kube would print all its fields.
 pub(crate) fn chain(error: &(dyn Error + 'static)) -> String {
     let mut text = String::new();
     let mut next = Some(error);
@@ -17,7 +17,7 @@ pub(crate) fn chain(error: &(dyn Error + 'static)) -> String {
                 next = None;
                 message(status)
             }
-            // Their text is that of their source.
+            // The text of these only repeats that of their source.
             Some(kube::Error::Service(_) | kube::Error::HyperError(_)) if next.is_some() => {
                 continue;
             }
@@ -33,7 +33,7 @@ pub(crate) fn chain(error: &(dyn Error + 'static)) -> String {
     text.replace(['\n', '\r'], " ")
 }
 
-/// Says what the API server answers in place of what it was asked for.
+/// Returns the message of an API server's Status, else its reason or code.
 fn message(status: &Status) -> String {
     let texts = [&status.message, &status.reason];
     let text = texts

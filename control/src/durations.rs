@@ -1,4 +1,4 @@
-//! How long things take: a histogram for the metrics.
+//! A histogram of durations, for the metrics.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ pub struct Durations {
 }
 
 impl Durations {
-    /// Begins an empty histogram with buckets up to these bounds, which are in seconds and in order.
+    /// Creates an empty histogram. `bounds` are the upper bounds of its buckets, in seconds and ascending.
     pub fn new(bounds: &'static [f64]) -> Self {
         Self {
             bounds,
@@ -23,7 +23,7 @@ impl Durations {
         }
     }
 
-    /// Adds one.
+    /// Adds a duration.
     pub fn add(&mut self, duration: Duration) {
         let seconds = duration.as_secs_f64();
         match self.bounds.iter().position(|bound| seconds <= *bound) {
@@ -33,17 +33,17 @@ impl Durations {
         self.sum += duration;
     }
 
-    /// Returns the sum of all in seconds.
+    /// Returns the sum in seconds.
     pub fn sum(&self) -> f64 {
         self.sum.as_secs_f64()
     }
 
-    /// Returns how many there are.
+    /// Returns the number of durations.
     pub fn count(&self) -> u64 {
         self.buckets.iter().sum::<u64>() + self.longer
     }
 
-    /// Returns each bound with how many are within it and above the bound before; the last is without bound.
+    /// Returns each upper bound with the number of durations in its bucket. The last bucket has no bound.
     pub fn buckets(&self) -> Vec<(f64, u64)> {
         let bounds = self.bounds.iter().copied();
         let bounded = bounds.zip(self.buckets.iter().copied());

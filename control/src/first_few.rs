@@ -1,10 +1,10 @@
-//! The first few of many names, for one line.
+//! Shortens a list of names to one line.
 
 use std::fmt::Display;
 
 const NAMED: usize = 5;
 
-/// Names the first few, and says how many more there are.
+/// Returns the first few names, and the number of the others.
 pub(crate) fn first_few<T: Display>(names: impl IntoIterator<Item = T>) -> String {
     let mut names = names.into_iter();
     let named: Vec<String> = names

@@ -1,9 +1,9 @@
-//! Fixed hashes, so that edges of different builds agree.
+//! Hash functions that never change, so that edges of different builds agree.
 
 const OFFSET_BASIS: u64 = 0xcbf2_9ce4_8422_2325;
 const PRIME: u64 = 0x0000_0100_0000_01b3;
 
-/// Hashes a text by FNV-1a of 64 bits (draft-eastlake-fnv); `seed` 0 gives the hash of the standard.
+/// Returns the 64-bit FNV-1a hash of a text (draft-eastlake-fnv); `seed` 0 gives the standard hash.
 pub(crate) fn fnv_1a(seed: u64, text: &str) -> u64 {
     let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(PRIME);
     text.bytes().fold(seed ^ OFFSET_BASIS, step)

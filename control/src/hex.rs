@@ -1,12 +1,12 @@
-//! Bytes as hexadecimal digits, for people who look at frames.
+//! Bytes as hexadecimal digits.
 
-/// Writes bytes as digits.
+/// Formats bytes as lower-case digits.
 pub fn encode(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Reads digits, with blanks and colons between them as other tools write them; nothing where they are
-/// none, or an odd number of them.
+/// Reads digits; white space and colons between them are ignored. Returns `None` for any other character, or an
+/// odd number of digits.
 pub fn decode(text: &str) -> Option<Vec<u8>> {
     let digits = text.chars().filter(|&c| !c.is_whitespace() && c != ':');
     let digits: Option<Vec<u8>> = digits

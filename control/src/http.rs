@@ -1,4 +1,4 @@
-//! The HTTP listener that scrapes and probes are answered at: bounded against whoever can reach it.
+//! The HTTP listener for scrapes and probes. Its limits protect it from anyone who can reach it.
 
 mod limits;
 #[cfg(test)]
@@ -27,22 +27,22 @@ pub(crate) use self::tests::testing;
 /// The answer to a request.
 pub type Answer = Response<Full<Bytes>>;
 
-/// The listener cannot be had.
+/// The address cannot be listened at.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot listen on {address}; free it or set {field} to another address")]
 pub struct ListenError {
     address: SocketAddr,
-    /// The field that it comes from.
+    /// The configuration field or option with the address.
     field: &'static str,
     #[source]
     source: std::io::Error,
 }
 
-/// Opens the listener whose address a field of the configuration, or an option, says.
+/// Opens a listener at the address of a configuration field or option.
 ///
 /// # Errors
 ///
-/// When the address is not free or not this machine's.
+/// When the address is in use, or is not this machine's.
 pub async fn listen(address: SocketAddr, field: &'static str) -> Result<TcpListener, ListenError> {
     let listener = TcpListener::bind(address).await;
     listener.map_err(|source| ListenError {
@@ -52,8 +52,8 @@ pub async fn listen(address: SocketAddr, field: &'static str) -> Result<TcpListe
     })
 }
 
-/// Serves scrapes and probes until the task is dropped; `pages` answers for each path. Where the peer goes before its
-/// answer is made, what makes it is dropped.
+/// Serves scrapes and probes until the task is dropped. `pages` answers for each path. If the peer closes the
+/// connection before the answer is ready, the work for it is dropped.
 pub async fn serve_pages<F, S>(listener: TcpListener, pages: F)
 where
     F: Fn(String) -> S + Clone + Send + Sync + 'static,
@@ -76,7 +76,7 @@ where
     serve(listener, Limits::of_pages(), answer).await;
 }
 
-/// Serves until the task is dropped: every connection is closed after one answer.
+/// Serves until the task is dropped. Every connection is closed after one answer.
 pub(crate) async fn serve<A, F>(listener: TcpListener, limits: Limits, answer: A)
 where
     A: Fn(Request<Incoming>) -> F + Clone + Send + Sync + 'static,
@@ -86,7 +86,7 @@ where
         let (stream, peer) = match listener.accept().await {
             Ok(accepted) => accepted,
             Err(error) => {
-                // Out of descriptors or memory: both pass, but not at once.
+                // Descriptors or memory are exhausted. Both pass, but not at once.
                 tracing::warn!(%error, "cannot accept a connection");
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
@@ -124,7 +124,7 @@ where
             }
             drop((places, admitted));
         });
-        // Those that were closed end before more are accepted.
+        // Lets connections that were closed end before more are accepted.
         tokio::task::yield_now().await;
     }
 }
@@ -134,7 +134,7 @@ pub(crate) fn text(status: StatusCode, text: impl Into<Bytes>) -> Answer {
     body(status, kind, text)
 }
 
-/// Answers that all is well, or else what is not, line by line.
+/// Answers `ok`, or with status 503 the faults, one a line.
 pub(crate) fn ok_unless(faults: &[String]) -> Answer {
     if faults.is_empty() {
         return text(StatusCode::OK, "ok\n");
@@ -143,7 +143,7 @@ pub(crate) fn ok_unless(faults: &[String]) -> Answer {
     text(StatusCode::SERVICE_UNAVAILABLE, lines)
 }
 
-/// Answers with content of a kind.
+/// Answers with a content and its type.
 pub(crate) fn body(status: StatusCode, kind: HeaderValue, content: impl Into<Bytes>) -> Answer {
     let mut answer = Response::new(Full::new(content.into()));
     *answer.status_mut() = status;

@@ -1,5 +1,5 @@
-//! The control plane of Guideway: configuration in, dataplane tables out, and the
-//! commands that show them.
+//! The control plane of Guideway: it turns the configuration into tables of the dataplane, and has the commands
+//! that show them.
 //!
 //! ```text
 //! Kubernetes API -> kubernetes -> index --+

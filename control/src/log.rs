@@ -1,10 +1,10 @@
-//! What `guideway run` and `guideway controller` log, how, and how that is changed while they run.
+//! The log of `guideway run` and `guideway controller`: its filter and format, and changing the filter at run time.
 //!
-//! A level alone is one of our crates. Of the others, warnings are logged at most, and nothing of kube's: what it
-//! warns of has whole pages of objects in it, and each request that fails is logged where it was made. A directive
-//! with a target counts as it stands.
+//! A level without a target applies to our own crates. Other crates log warnings at most, and kube nothing: its
+//! warnings contain whole pages of objects, and every failed request is logged by its caller. A directive with
+//! a target applies as written.
 //!
-//! No place in the code writes more than a bounded number of lines in a time ([`limit`]).
+//! The number of lines that one place in the code can log in a time is limited ([`limit`]).
 
 mod limit;
 
@@ -18,25 +18,25 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer, Registry, fmt, reload};
 
-/// Variable that says what is logged.
+/// Environment variable with the filter.
 const FILTER: &str = "GUIDEWAY_LOG";
-/// Variable that says in which form.
+/// Environment variable with the format: `text` or `json`.
 const FORMAT: &str = "GUIDEWAY_LOG_FORMAT";
-/// Our crates.
+/// Names of our crates.
 const OURS: [&str; 4] = ["control", "fastpath", "guideway", "xdp_prog"];
-/// Crates that log nothing unless asked for by name.
+/// Crates that log nothing unless a directive names them.
 const SILENT: [&str; 2] = ["kube_client", "kube_runtime"];
 
-/// What is changed while the process runs.
+/// Changes the filter at run time.
 static HANDLE: OnceLock<reload::Handle<EnvFilter, Registry>> = OnceLock::new();
 
-/// Logs to standard error what [`FILTER`] and [`FORMAT`] say.
+/// Starts to log to standard error, as [`FILTER`] and [`FORMAT`] say.
 pub(crate) fn start() -> Result<()> {
     let (filter, handle) = reload::Layer::new(configured()?);
     let format = fmt::layer()
         .with_writer(io::stderr)
         .with_target(false)
-        // It would report them to stderr, and panic where that is what failed.
+        // Errors would be reported to stderr, and panic if stderr is what failed.
         .log_internal_errors(false);
     let format = match std::env::var(FORMAT).as_deref() {
         Ok("json") => format.json().flatten_event(true).boxed(),
@@ -55,7 +55,7 @@ pub(crate) fn start() -> Result<()> {
     Ok(())
 }
 
-/// Changes what is logged at each signal: SIGUSR1 to `debug`, SIGUSR2 back.
+/// Handles the signals that change the filter: SIGUSR1 sets `debug`, SIGUSR2 restores the configured one.
 ///
 /// # Errors
 ///
@@ -79,14 +79,14 @@ pub(crate) fn follow_signals() -> io::Result<impl Future<Output = ()>> {
     })
 }
 
-/// Reads what is to be logged where no signal says otherwise.
+/// Reads the configured filter.
 fn configured() -> Result<EnvFilter> {
     let text = std::env::var(FILTER).unwrap_or_else(|_| "info".to_owned());
     EnvFilter::try_new(directives(&text))
         .with_context(|| format!("{FILTER}={text:?} is not a log filter"))
 }
 
-/// Returns what is to be logged as the filter reads it.
+/// Expands levels without a target into directives for our crates and the others.
 fn directives(text: &str) -> String {
     let (mut directives, mut by_name) = (Vec::new(), Vec::new());
     for part in text.split(',') {
@@ -99,7 +99,7 @@ fn directives(text: &str) -> String {
             _ => by_name.push(part.to_owned()),
         }
     }
-    // Of two for one target the last one counts.
+    // The last directive for a target counts, so those with a target come last.
     directives.append(&mut by_name);
     directives.join(",")
 }

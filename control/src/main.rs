@@ -1,4 +1,4 @@
-//! The `guideway` binary: the agent and the commands.
+//! The `guideway` binary: the agent, the controller and the commands.
 #![forbid(unsafe_code)]
 
 use std::io::Write;
@@ -13,7 +13,7 @@ use control::commands::capture::filter::FilterError;
 use control::config::ConfigError;
 use control::{check, commands, controller, run};
 
-/// The command line or the configuration is wrong.
+/// Exit code for a wrong command line or configuration.
 const WRONG_INPUT: u8 = 2;
 
 fn main() -> ExitCode {
@@ -21,7 +21,7 @@ fn main() -> ExitCode {
         Ok(code) => code,
         Err(error) if commands::is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            // Nobody may read it any more; the exit code still tells.
+            // A failed write is ignored: the exit code still tells.
             let _ = writeln!(std::io::stderr(), "guideway: {error:#}");
             if is_wrong_input(&error) {
                 ExitCode::from(WRONG_INPUT)

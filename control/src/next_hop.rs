@@ -1,4 +1,4 @@
-//! Next hops in words.
+//! Next hops as text.
 
 use std::collections::HashMap;
 
@@ -14,7 +14,7 @@ pub(crate) const fn state(next_hop: Option<Resolution>) -> &'static str {
     }
 }
 
-/// Returns the MAC address of a next hop, once it is resolved.
+/// Returns the MAC address of a resolved next hop.
 pub(crate) fn mac(next_hop: Option<Resolution>) -> Option<String> {
     match next_hop {
         Some(Resolution::Resolved(hop)) => Some(Mac(hop.destination_mac).to_string()),
@@ -22,12 +22,12 @@ pub(crate) fn mac(next_hop: Option<Resolution>) -> Option<String> {
     }
 }
 
-/// The names of this machine's devices, by number.
+/// Names of this machine's devices, by index.
 #[derive(Debug, Default)]
 pub(crate) struct DeviceNames(HashMap<u32, String>);
 
 impl DeviceNames {
-    /// Asks the kernel for them.
+    /// Reads them from the kernel. Without an answer there are none.
     pub(crate) fn read() -> Self {
         let interfaces = nix::net::if_::if_nameindex().ok();
         let interfaces = interfaces.iter().flat_map(|all| all.iter());
@@ -47,7 +47,7 @@ impl DeviceNames {
         name.map_or_else(|| format!("ifindex {ifindex}"), String::clone)
     }
 
-    /// Names the device that packets leave by, or why there is none.
+    /// Returns the name of the device that packets leave by, or why there is none.
     pub(crate) fn describe(&self, next_hop: Option<Resolution>) -> String {
         match next_hop {
             Some(Resolution::Resolved(hop)) => self.of(hop.ifindex),

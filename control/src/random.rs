@@ -1,8 +1,8 @@
-//! Numbers that nobody else knows.
+//! Random numbers that nobody can guess.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 
-/// Returns one: of a hasher that the standard library keys at random.
+/// Returns a random number, from a hasher that the standard library seeds.
 pub(crate) fn random() -> u64 {
     RandomState::new().build_hasher().finish()
 }

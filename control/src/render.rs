@@ -1,8 +1,9 @@
-//! Tables for people: aligned columns, numbers to the right, as wide as their content.
+//! Formats tables and numbers for people. Columns are aligned and as wide as their content; numbers are aligned
+//! to the right.
 
 use std::fmt::Display;
 
-/// A table that is written when it is complete.
+/// A table. It is formatted when all rows are known.
 #[derive(Debug)]
 pub struct Table<const COLUMNS: usize> {
     titles: [&'static str; COLUMNS],
@@ -13,8 +14,8 @@ pub struct Table<const COLUMNS: usize> {
 const GAP: &str = "  ";
 
 impl<const COLUMNS: usize> Table<COLUMNS> {
-    /// Starts a table with these column titles; one that begins with `>` is over numbers, which lean to the
-    /// right, and a column without a title is not shown.
+    /// Creates a table with column titles. A title that begins with `>` aligns its column to the right. A
+    /// column without a title is not shown.
     pub fn new(titles: [&'static str; COLUMNS]) -> Self {
         let rows = Vec::new();
         Self { titles, rows }
@@ -26,7 +27,7 @@ impl<const COLUMNS: usize> Table<COLUMNS> {
         self.rows.push(cells);
     }
 
-    /// Writes titles and rows, or `none` if there are no rows.
+    /// Formats titles and rows. Returns the line `none` if there are no rows.
     pub fn render(&self, none: &str) -> String {
         if self.rows.is_empty() {
             return format!("{none}\n");
@@ -55,12 +56,12 @@ impl<const COLUMNS: usize> Table<COLUMNS> {
     }
 }
 
-/// Everything shown is ASCII but for the names of interfaces, which are short.
+/// Returns the number of characters. That is the width, because everything shown is ASCII except names of interfaces.
 fn width(cell: &str) -> usize {
     cell.chars().count()
 }
 
-/// Keeps text from elsewhere from steering the terminal; quotes stay as they are.
+/// Escapes text from elsewhere, so that it cannot control the terminal. Quotes and backslashes stay.
 pub fn printable(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     for character in text.chars() {
@@ -72,7 +73,7 @@ pub fn printable(text: &str) -> String {
     shown
 }
 
-/// Breaks a text at spaces into lines of at most `width` columns; a longer word has a line to itself.
+/// Wraps a text at spaces into lines of at most `width` characters. A longer word gets a line of its own.
 pub fn wrapped(text: &str, width: usize) -> Vec<String> {
     let mut lines = vec![String::new()];
     for word in text.split(' ') {
@@ -88,7 +89,7 @@ pub fn wrapped(text: &str, width: usize) -> Vec<String> {
     lines
 }
 
-/// Writes a count in full below 100 000 and with three figures above: `99999`, `1.23M`.
+/// Formats a count: in full below 100 000, else with three digits, as in `1.23M`.
 pub fn count(value: u64) -> String {
     if value < 100_000 {
         return value.to_string();
@@ -107,7 +108,7 @@ pub fn count(value: u64) -> String {
     }
 }
 
-/// Writes a part of a whole in per cent with two digits.
+/// Formats a ratio in percent with two decimals; `-` if the whole is 0.
 pub fn percent(part: u64, whole: u64) -> String {
     if whole == 0 {
         return "-".to_owned();
@@ -116,7 +117,7 @@ pub fn percent(part: u64, whole: u64) -> String {
     format!("{}.{:02}%", hundredths / 100, hundredths % 100)
 }
 
-/// Writes a time span with its two largest units: `3d 4h`, `2m 5s`.
+/// Formats a duration in its two largest units: `3d 4h`, `2m 5s`.
 pub fn duration(seconds: u64) -> String {
     let (days, hours) = (seconds / 86_400, seconds / 3_600 % 24);
     let (minutes, rest) = (seconds / 60 % 60, seconds % 60);

@@ -1,4 +1,4 @@
-//! `guideway run`: the agent's thread, and what feeds it.
+//! `guideway run`: starts the agent's thread and everything that feeds it.
 
 use std::future::pending;
 use std::path::Path;
@@ -23,20 +23,20 @@ use crate::{cli, config, healthz, http, log, watch};
 ///
 /// # Errors
 ///
-/// When the configuration is wrong, another agent runs, or the dataplane cannot be set up.
+/// When the configuration is invalid, another agent runs, or the dataplane cannot be set up.
 pub fn run(options: &cli::Run) -> Result<()> {
     log::start()?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .context("cannot start the event loop")?;
-    // First of all: a SIGHUP would end a process that does not handle it yet.
+    // First of all, because SIGHUP ends a process that does not handle it.
     let signals = {
         let _context = runtime.enter();
         Signals::new().context("cannot handle signals")?
     };
     let path = &options.config;
-    // Before the file is parsed: the watch then sees every change after this.
+    // Before the file is parsed, so that the watch notices every later change.
     let content = config::read(path).ok();
     let source = if options.kubernetes {
         Source::Kubernetes
@@ -53,7 +53,7 @@ async fn serve(
     config: config::Config,
     mut signals: Signals,
 ) -> Result<()> {
-    // Everything that may be taken by others comes before the dataplane is touched.
+    // Everything that another process may have taken comes before the dataplane is touched.
     let socket = Socket::bind(&config.socket)?;
     let metrics = listeners(config.metrics, "metrics.listen").await?;
 
@@ -70,7 +70,7 @@ async fn serve(
     let handle = Handle::new(commands, agent.waker());
     let (lose, mut lost) = unbounded_channel::<&'static str>();
     let ended = move |thread| {
-        // Nobody listens any more once the process ends.
+        // The receiver is gone only when the process ends.
         let _ = lose.send(thread);
     };
     let mut tasks = JoinSet::new();
@@ -86,7 +86,7 @@ async fn serve(
         for listener in healthz {
             tasks.spawn(healthz::server::serve(listener, reports.clone()));
         }
-        // Switched off, it ends at once, which is no fault.
+        // Only if switched on: else it would end at once and count as broken.
         if let Some(mode) = health_check_ports.filter(|mode| *mode != HealthCheckNodePorts::Off) {
             tasks.spawn(healthz::ports::serve(mode, reports));
         }
@@ -133,14 +133,14 @@ async fn serve(
         });
     }));
 
-    // Where systemd has started the agent, its start ends here.
+    // Tells systemd that the start is complete.
     if let Err(error) = sd_notify::notify(&[NotifyState::Ready]) {
         tracing::warn!(%error, "cannot tell systemd that the agent serves");
     }
 
     let mut outcome = Ok(());
     loop {
-        // A part that panicked would leave an agent that looks alive: started again, it is whole.
+        // If a part panicked, the agent would look alive without it. It ends instead, and is started again.
         let broken = tokio::select! {
             _ = &mut end_of_agent => break,
             broken = breakage(&mut lost, [&mut tasks, &mut api]) => broken,
@@ -159,7 +159,7 @@ async fn serve(
             Err(broken.context("a part of the agent broke off; the dataplane serves as it is"));
         handle.send(Command::Stop);
     }
-    // Answers under way are still written, such as the one to a detach.
+    // Answers that are being written are completed, such as that to a detach.
     drop(stop);
     let _ = api.join_next().await;
     thread
@@ -169,7 +169,7 @@ async fn serve(
     outcome
 }
 
-/// Opens the listeners that a field asks for.
+/// Opens the listeners that a field of the configuration asks for.
 async fn listeners(listen: Option<Listen>, field: &'static str) -> Result<Vec<TcpListener>> {
     let Some(listen) = listen else {
         return Ok(Vec::new());
@@ -185,7 +185,7 @@ async fn listeners(listen: Option<Listen>, field: &'static str) -> Result<Vec<Tc
     Ok(listeners)
 }
 
-/// Waits until a thread or a task ends that does not by itself, and says why it did.
+/// Waits until a thread or task ends that should not. Returns the reason.
 async fn breakage(
     lost: &mut UnboundedReceiver<&'static str>,
     [tasks, api]: [&mut JoinSet<()>; 2],
@@ -194,7 +194,7 @@ async fn breakage(
         Some(thread) = lost.recv() => anyhow!("the thread {thread} has ended"),
         Some(ended) = tasks.join_next() => why(ended),
         Some(ended) = api.join_next() => why(ended),
-        // There are none.
+        // No thread or task is left to wait for.
         else => pending().await,
     }
 }

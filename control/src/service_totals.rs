@@ -1,4 +1,4 @@
-//! What services taken together ask of a machine, counted, so that a change costs only what it changes.
+//! Totals over all services, kept up to date by counting, so that the cost of a change depends on the change alone.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -8,23 +8,23 @@ use crate::desired::{Desired, ForwardMode, Service, ServiceKey, Services};
 use crate::health::Check;
 use crate::versions::sides;
 
-/// Services and what they come to.
+/// Services and their totals.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct ServiceTotals {
-    /// What was counted.
+    /// The services that were counted.
     services: Services,
-    /// Addresses of this machine if it has the node role, so that pods there are its own.
+    /// Addresses of this machine if it has the role `node`; pods there are its own.
     own: BTreeSet<IpAddr>,
-    /// Where backends are, and how packets reach them.
+    /// Addresses of backends' machines, each with the mode in which packets are sent there.
     nodes: Counts<(IpAddr, ForwardMode)>,
     pods: Counts<IpAddr>,
     checked: BTreeSet<ServiceKey>,
-    /// The modes of services, with and without backends.
+    /// Modes of services, with and without backends.
     modes: Counts<ForwardMode>,
 }
 
 impl ServiceTotals {
-    /// Counts what has changed since the last time; everything, if the machine has other addresses or another role.
+    /// Counts the changes since the last call. Counts everything again if the machine's addresses or role changed.
     pub fn follow(&mut self, desired: &Desired, own: &BTreeSet<IpAddr>) {
         let own = if desired.is_node(own) {
             own.clone()
@@ -48,17 +48,17 @@ impl ServiceTotals {
         }
     }
 
-    /// Lists the addresses of the machine's own pods.
+    /// Lists the addresses of this machine's own pods.
     pub fn own_pods(&self) -> BTreeSet<IpAddr> {
         self.pods.keys().copied().collect()
     }
 
-    /// Lists the addresses that packets are sent to, each with the ways there.
+    /// Iterates over the addresses that packets are sent to, once for each mode.
     pub fn nodes(&self) -> impl Iterator<Item = (IpAddr, ForwardMode)> {
         self.nodes.keys().copied()
     }
 
-    /// Lists the services whose backends are checked, and how.
+    /// Iterates over the services whose backends are checked, with their checks.
     pub fn checked(&self) -> impl Iterator<Item = (&ServiceKey, &Arc<Service>, &Check)> {
         self.checked.iter().filter_map(|key| {
             let service = self.services.get(key)?;
@@ -66,7 +66,7 @@ impl ServiceTotals {
         })
     }
 
-    /// Tells whether checks are put on the way of a client's packets, which takes the egress program.
+    /// Returns whether packets of checks are put on the path of client packets. That needs the egress program.
     pub fn diverts_checks(&self, desired: &Desired) -> bool {
         let mut modes = self.nodes().map(|(_, mode)| mode);
         desired.edge
@@ -74,12 +74,12 @@ impl ServiceTotals {
                 || (desired.node_health && modes.any(|mode| mode == ForwardMode::Ipip)))
     }
 
-    /// Tells whether some service goes by NAT.
+    /// Returns whether any service uses NAT.
     pub fn has_nat(&self) -> bool {
         self.modes.has(&ForwardMode::Nat)
     }
 
-    /// Tells whether some backend of a family is reached by NAT.
+    /// Returns whether any backend of a family is reached by NAT.
     pub fn has_nat_backends(&self, is_ipv4: bool) -> bool {
         let mut nodes = self.nodes();
         nodes.any(|(node, mode)| mode == ForwardMode::Nat && node.is_ipv4() == is_ipv4)
@@ -103,7 +103,7 @@ impl ServiceTotals {
     }
 }
 
-/// How often something is there.
+/// A multiset: how often each value occurs.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Counts<K>(BTreeMap<K, usize>);
 
@@ -114,7 +114,7 @@ impl<K> Default for Counts<K> {
 }
 
 impl<K: Ord> Counts<K> {
-    /// Counts one more, or one less.
+    /// Adds or removes one occurrence.
     pub(crate) fn count(&mut self, key: K, is_more: bool) {
         if is_more {
             *self.0.entry(key).or_default() += 1;

@@ -1,8 +1,8 @@
-//! Waiting for a time that may not have been set.
+//! Sleeps until a time that may be absent.
 
 use tokio::time::Instant;
 
-/// Sleeps until `time`, or for ever if there is none.
+/// Sleeps until `time`; for ever if it is `None`.
 pub(crate) async fn sleep_until(time: Option<impl Into<Instant>>) {
     match time {
         Some(time) => tokio::time::sleep_until(time.into()).await,

@@ -1,10 +1,10 @@
-//! Two versions of a map: what changed from the one to the other.
+//! The difference between two versions of a map.
 
 use imbl::ordmap::DiffItem;
 
 type Side<'map, K, V> = Option<(&'map K, &'map V)>;
 
-/// Returns what a change took away and what it brought.
+/// Returns the old and the new entry of a change.
 pub(crate) fn sides<'old, 'new, K, V>(
     change: DiffItem<'old, 'new, K, V>,
 ) -> (Side<'old, K, V>, Side<'new, K, V>) {

@@ -1,9 +1,8 @@
-//! Notices that the configuration file has another content.
+//! Notices when the content of the configuration file changes.
 //!
-//! Editors replace the file, config maps turn a symbolic link on the way to it: so
-//! the directories along that way are watched, not the file. What an event means is
-//! not asked; after a moment of quiet the content is compared. A slow timer does the
-//! same, for file systems that send no events.
+//! Editors replace the file, and config maps change a symbolic link on the path to it. So the directories on
+//! that path are watched, not the file. Any event leads to a comparison of the content after a moment of quiet.
+//! A slow timer does the same for file systems that send no events.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -17,20 +16,20 @@ use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::config;
 
-/// A file that changes is read when nothing happened for this long.
+/// The file is read after this time without an event.
 const QUIET: Duration = Duration::from_millis(200);
-/// A directory that never rests is not waited for longer than this.
+/// Longest wait for a quiet moment.
 const LONGEST_WAIT: Duration = Duration::from_secs(2);
-/// How often the content is compared without an event.
+/// Time between two comparisons without an event.
 const TIMER: Duration = Duration::from_secs(30);
-/// Symbolic links followed, as many as the kernel follows.
+/// Most symbolic links followed; the kernel has the same limit.
 const MAX_LINKS: usize = 40;
 
-/// Calls `changed` whenever the content of the file differs from what it was; `content` is
-/// what the caller has read, nothing if it could not.
+/// Calls `changed` whenever the content of the file differs from the last one. `content` is what the caller has
+/// read; `None` if it could not.
 pub async fn changes(path: PathBuf, mut content: Option<Vec<u8>>, changed: impl Fn()) {
     loop {
-        // Watches before the comparison: a change between the two is an event.
+        // The watches come before the comparison, so that a change between the two is an event.
         let watched = match Watched::new(&path) {
             Ok(watched) => Some(watched),
             Err(error) => {
@@ -65,7 +64,7 @@ impl Watched {
             | WatchMask::DELETE_SELF
             | WatchMask::MOVE_SELF;
         for directory in directories(path) {
-            // One that is missing now is noticed by its parent or by the timer.
+            // A missing directory is noticed by its parent or by the timer.
             if let Err(error) = inotify.watches().add(&directory, mask) {
                 tracing::debug!(%error, directory = %directory.display(), "cannot watch");
             }
@@ -75,7 +74,7 @@ impl Watched {
         })
     }
 
-    /// Waits for an event and then for quiet, or for the timer.
+    /// Waits for an event and then for a quiet moment, or for the timer.
     async fn rest_after_event(&mut self) {
         if !self.event_before(Instant::now() + TIMER).await {
             return;
@@ -92,8 +91,8 @@ impl Watched {
     }
 }
 
-/// Lists the directories in which a change may lead to another content: those of the
-/// path and of every symbolic link on the way to the file.
+/// Lists the directories in which a change may change the content: those of the path and of every symbolic link
+/// on it.
 fn directories(path: &Path) -> BTreeSet<PathBuf> {
     let mut directories = BTreeSet::new();
     let mut waiting = vec![std::path::absolute(path).unwrap_or_else(|_| path.to_owned())];
@@ -118,7 +117,7 @@ fn directories(path: &Path) -> BTreeSet<PathBuf> {
                     target.join(rest)
                 });
             }
-            // What lies behind the link is looked at from the link's target.
+            // The rest of the path continues from the link's target.
             break;
         }
     }

@@ -1,6 +1,7 @@
-//! How many connections a listener serves, and which of them gives way when there are more.
+//! Limits the connections of a listener, and decides which of them is closed when there are too many.
 //!
-//! Nobody is left waiting to be accepted: a liveness probe that silent peers keep out ends the agent.
+//! Every connection is accepted at once: if silent peers could keep a liveness probe waiting, the agent would
+//! be ended.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
@@ -11,29 +12,29 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-/// Connections served at a time.
+/// Most simultaneous connections.
 const MAX_CONNECTIONS: usize = 32;
-/// How long a connection may last: far more than a scrape, little for a peer that dawdles.
+/// Longest duration of a connection: far more than a scrape needs, but short for a slow peer.
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(30);
-/// Longest time a peer may take to ask.
+/// Longest time that a peer may take to send its request.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long a connection of a probe may last.
+/// Longest duration of a probe's connection.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
 
 #[derive(Clone, Debug)]
 pub(crate) struct Limits {
-    /// Each connection takes a place in all of these: in some it meets the connections of other listeners.
+    /// Each connection takes a place in all of these. Some are shared with other listeners.
     pub(super) places: Vec<Places>,
     /// Each connection counts for its source in all of these.
     pub(super) sources: Vec<Sources>,
-    /// How long a peer may take to ask.
+    /// How long a peer may take to send its request.
     pub(super) header_timeout: Duration,
     /// How long a connection may last.
     pub(super) timeout: Duration,
 }
 
 impl Limits {
-    /// Sets the limits of a listener for scrapes and probes.
+    /// Returns the limits of a listener for scrapes and probes.
     pub(super) fn of_pages() -> Self {
         Self {
             places: vec![Places::new(MAX_CONNECTIONS)],
@@ -43,7 +44,7 @@ impl Limits {
         }
     }
 
-    /// Sets the limits of a listener for probes, each of which is one short question.
+    /// Returns the limits of a listener for probes only, which ask one short question each.
     pub(crate) fn of_probes(places: Vec<Places>, sources: Vec<Sources>) -> Self {
         Self {
             places,
@@ -54,15 +55,15 @@ impl Limits {
     }
 }
 
-/// Bounds the connections that are served at a time. One more closes the oldest that has not asked yet, or the
-/// oldest of all if each has.
+/// Limits simultaneous connections. One more closes the oldest that has not sent its request, or the oldest of
+/// all if every one has.
 #[derive(Clone, Debug)]
 pub(crate) struct Places {
     most: usize,
     taken: Arc<Mutex<Taken>>,
 }
 
-/// The connections that have a place, numbered in the order in which they came.
+/// The connections that have a place, numbered in the order of arrival.
 #[derive(Debug, Default)]
 struct Taken {
     next: u64,
@@ -72,11 +73,11 @@ struct Taken {
 #[derive(Debug)]
 struct Connection {
     has_asked: bool,
-    /// Has its task end.
+    /// Tells its task to end.
     close: Arc<Notify>,
 }
 
-/// A connection's place, until it is dropped.
+/// A connection's place. It is free again when this is dropped.
 #[derive(Debug)]
 pub(super) struct Place {
     places: Places,
@@ -91,7 +92,7 @@ impl Places {
         }
     }
 
-    /// Takes a place; `close` is notified when another connection gets it.
+    /// Takes a place. `close` is notified when another connection takes it over.
     pub(super) fn take(&self, close: &Arc<Notify>) -> Place {
         let mut taken = self.taken.lock();
         if taken.connections.len() >= self.most {
@@ -119,7 +120,7 @@ impl Places {
 }
 
 impl Place {
-    /// Notes that the header of the request is there.
+    /// Records that the connection has sent its request.
     pub(super) fn note_question(&self) {
         if let Some(connection) = self.places.taken.lock().connections.get_mut(&self.number) {
             connection.has_asked = true;
@@ -133,15 +134,15 @@ impl Drop for Place {
     }
 }
 
-/// Bounds the connections of each source, so that none takes those of all others; what is beyond is closed.
+/// Limits the connections of each source, so that no source takes all places. Connections above the limit are closed.
 #[derive(Clone, Debug)]
 pub(crate) struct Sources {
     most: usize,
-    /// By source, for those that have some.
+    /// Number of connections of each source that has any.
     open: Arc<Mutex<HashMap<IpAddr, usize>>>,
 }
 
-/// A connection that counts for its source until it is dropped.
+/// A connection that counts for its source until this is dropped.
 #[derive(Debug)]
 pub(super) struct Admitted {
     sources: Sources,
@@ -149,7 +150,7 @@ pub(super) struct Admitted {
 }
 
 impl Sources {
-    /// Lets each source have this many connections.
+    /// Allows each source `most` connections.
     pub(crate) fn new(most: usize) -> Self {
         Self {
             most,
@@ -157,7 +158,7 @@ impl Sources {
         }
     }
 
-    /// Counts a connection, unless its source has as many as it may.
+    /// Counts a connection; `None` if its source has reached the limit.
     pub(super) fn admit(&self, peer: IpAddr) -> Option<Admitted> {
         let source = source(peer);
         let mut open = self.open.lock();
@@ -185,7 +186,7 @@ impl Drop for Admitted {
     }
 }
 
-/// Returns what tells sources apart: of IPv6 a host has a whole /64.
+/// Returns the source that an address counts for: an IPv4 address, or the /64 of an IPv6 address, which one host has.
 fn source(peer: IpAddr) -> IpAddr {
     match peer.to_canonical() {
         IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() >> 64 << 64).into(),

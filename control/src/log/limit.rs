@@ -1,7 +1,7 @@
-//! A bound on how fast each place in the code fills the log.
+//! Limits how fast each place in the code can log.
 //!
-//! Whoever may write objects of the cluster, or send frames on a segment, decides how often some lines would be
-//! written. Where they are the log's only limit, they push everything else out of it.
+//! Anyone who may write objects of the cluster, or send frames on a segment, decides how often some lines are
+//! logged. If the log has a limited size, these would push everything else out.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -12,12 +12,12 @@ use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::Layer;
 use tracing_subscriber::layer::Context;
 
-/// Lines of one place that are written one right after another.
+/// Number of lines that a place may log at once.
 const BURST: u32 = 60;
-/// How long it takes until one more may be written.
+/// Time after which a place may log one more line.
 const PERIOD: Duration = Duration::from_secs(1);
 
-/// Leaves out lines of places that write too many. Those that somebody asked for, debug and trace, are all written.
+/// Drops lines of places that log too much. Debug and trace lines are never dropped, because somebody asked for them.
 #[derive(Debug, Default)]
 pub(super) struct Limit {
     places: Mutex<HashMap<Identifier, Place>>,
@@ -28,7 +28,7 @@ impl<S: Subscriber> Layer<S> for Limit {
         *event.metadata().level() > Level::INFO || self.admit(event, Instant::now())
     }
 
-    /// After a line of a place that writes again, says how many were left out.
+    /// After a line of a place whose lines were dropped, logs how many these were.
     fn on_event(&self, event: &Event<'_>, _context: Context<'_, S>) {
         let left_out = self.take_left_out(event);
         if left_out != 0 {
@@ -56,14 +56,14 @@ impl Limit {
     }
 }
 
-/// A place in the code that writes lines.
+/// A place in the code that logs lines.
 #[derive(Debug)]
 struct Place {
-    /// Lines that may be written at once.
+    /// Number of lines that it may log now.
     lines: u32,
-    /// Since when no further one has come to be allowed.
+    /// Time up to which further lines were granted.
     since: Instant,
-    /// Lines that were not written since the last one that was.
+    /// Number of lines dropped since the last one that was logged.
     left_out: u64,
 }
 
@@ -76,7 +76,7 @@ impl Place {
         }
     }
 
-    /// Tells whether a line is written.
+    /// Returns whether a line may be logged, and counts it.
     fn admit(&mut self, now: Instant) -> bool {
         while self.lines < BURST && now >= self.since + PERIOD {
             self.lines += 1;

@@ -1,4 +1,4 @@
-//! A cable that takes time.
+//! A cable with latency.
 
 use std::{
     sync::{
@@ -12,12 +12,13 @@ use std::{
 
 use crate::{Link, RawSocket, Result};
 
-/// How long the threads may take to notice that they are to end.
+/// How long the threads may take to notice that the cable was dropped.
 const POLL: Duration = Duration::from_millis(50);
 
-/// Carries frames between two interfaces of one namespace, each a while after it came; ends on drop.
+/// Carries frames between two interfaces of one namespace with a delay. Ends on drop.
 ///
-/// No queueing discipline of the kernel does that where `netem` is missing. Meant for thousands of frames a second.
+/// It replaces the queueing discipline `netem`, which some kernels lack. Meant for thousands of frames a
+/// second, not more.
 #[derive(Debug)]
 pub struct DelayedCable {
     stop: Arc<AtomicBool>,
@@ -25,11 +26,11 @@ pub struct DelayedCable {
 }
 
 impl DelayedCable {
-    /// Begins to carry; a frame takes `one_way` each way, and the time until a thread has been woken.
+    /// Starts to carry frames. A frame takes `one_way` in each direction, plus the time to wake a thread.
     ///
     /// # Errors
     ///
-    /// [`Error::Kernel`](crate::Error::Kernel).
+    /// [`Error::Kernel`](crate::Error::Kernel) when a packet socket cannot be opened.
     pub fn between(a: &Link<'_>, b: &Link<'_>, one_way: Duration) -> Result<Self> {
         let open = |link| RawSocket::open(link, ETH_P_ALL).map(Arc::new);
         let (a, b) = (open(a)?, open(b)?);
@@ -47,7 +48,7 @@ impl DelayedCable {
         let stop = Arc::clone(&self.stop);
         self.threads.push(thread::spawn(move || {
             while !stop.load(Ordering::Relaxed) {
-                // An interface that goes away with its namespace ends the cable.
+                // When an interface is gone with its namespace, the cable ends.
                 let Ok(frame) = from.receive(POLL) else { break };
                 let Some(frame) = frame else { continue };
                 if sender.send((Instant::now() + one_way, frame)).is_err() {
@@ -58,7 +59,7 @@ impl DelayedCable {
         self.threads.push(thread::spawn(move || {
             for (due, frame) in receiver {
                 thread::sleep(due.saturating_duration_since(Instant::now()));
-                // A frame that finds no room is lost, as on any cable.
+                // A frame that the device has no room for is lost, as on any cable.
                 if to.send(&frame).is_err() {
                     break;
                 }
@@ -76,5 +77,5 @@ impl Drop for DelayedCable {
     }
 }
 
-/// Any EtherType (linux/if_ether.h).
+/// Every EtherType (linux/if_ether.h).
 const ETH_P_ALL: u16 = 3;

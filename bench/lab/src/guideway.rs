@@ -1,4 +1,4 @@
-//! The `guideway` program on machines, each with its file and its socket in
+//! Runs the `guideway` program on machines. Each machine has its configuration and its socket in
 //! [`Namespace::FILES`].
 
 use std::{
@@ -13,7 +13,7 @@ use crate::{Error, Namespace, Process, Result, output, wait_for};
 
 const CONFIG: &str = "guideway.yaml";
 const SOCKET: &str = "guideway.sock";
-/// The kernel verifies programs of some hundred thousand steps, on a busy machine for long.
+/// Long, because the kernel verifies programs of some hundred thousand steps, which a busy machine delays.
 const READY_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// The `guideway` program.
@@ -23,32 +23,32 @@ pub struct Guideway {
 }
 
 impl Guideway {
-    /// Takes the program at this path.
+    /// Uses the program at this path.
     pub fn new(binary: impl Into<PathBuf>) -> Self {
         Self {
             binary: binary.into(),
         }
     }
 
-    /// Returns the socket that a machine's file has to name, as `api.socket`.
+    /// Returns the path of a machine's socket. Its configuration must have it as `api.socket`.
     pub fn socket() -> PathBuf {
         Path::new(Namespace::FILES).join(SOCKET)
     }
 
-    /// Writes a machine's file, which a running agent has to notice by itself.
+    /// Writes a machine's configuration. A running agent has to notice the change by itself.
     ///
     /// # Errors
     ///
-    /// [`Error::Kernel`].
+    /// [`Error::Kernel`] when the file cannot be written.
     pub fn configure(&self, machine: &Namespace, config: &str) -> Result<()> {
         machine.write_file(CONFIG, config).map(drop)
     }
 
-    /// Starts the agent of a machine with its file, without waiting for it.
+    /// Starts the agent of a machine with its configuration. Does not wait for it.
     ///
     /// # Errors
     ///
-    /// [`Error::Start`] where there is no such program.
+    /// [`Error::Start`] when there is no such program.
     pub fn run(&self, machine: &Namespace) -> Result<Process> {
         let mut command = machine.command(&self.binary);
         command
@@ -58,8 +58,7 @@ impl Guideway {
         Process::spawn(&mut command)
     }
 
-    /// Waits until an agent is attached to every interface, has no problem, and
-    /// knows the way to every backend.
+    /// Waits until an agent is attached to every interface, has no problem, and has a next hop for every backend.
     ///
     /// # Errors
     ///
@@ -78,18 +77,18 @@ impl Guideway {
         })?
     }
 
-    /// Prepares a command for the agent of a machine.
+    /// Prepares a `guideway` command that talks to the agent of a machine.
     pub fn command(&self, machine: &Namespace, arguments: &[&str]) -> Command {
         let mut command = machine.command(&self.binary);
         command.args(arguments).arg("--socket").arg(Self::socket());
         command
     }
 
-    /// Gives a command to the agent of a machine and returns its JSON.
+    /// Runs a `guideway` command that talks to the agent of a machine, and returns its JSON.
     ///
     /// # Errors
     ///
-    /// [`Error::Failed`] with what the command says, for example that there is no agent.
+    /// [`Error::Failed`] with the command's output, for example when no agent runs.
     pub fn ask(&self, machine: &Namespace, arguments: &[&str]) -> Result<Value> {
         let answer = output(self.command(machine, arguments).arg("--json"))?;
         serde_json::from_str(&answer).map_err(|_| Error::Invalid {

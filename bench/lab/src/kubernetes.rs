@@ -1,21 +1,21 @@
-//! A Kubernetes control plane: etcd and kube-apiserver on a machine of their
-//! own, and the other programs of a cluster on machines of a topology.
+//! A Kubernetes control plane: etcd and kube-apiserver on a machine of their own, and other programs of a
+//! cluster on the machines of a topology.
 //!
 //! ```text
 //!   +-- control-plane -----------------+
 //!   | etcd  kube-apiserver  kubectl    |
 //!   |        br0 10.250.0.1/24         |
 //!   +--------+-------------+-----------+
-//!            | mgmt .2     | mgmt .3         machines that asked for a link:
+//!         edge0 eth0    node0 eth0           machines connected to it; services still use `eth0`
 //!         edge0 eth0    node0 eth0           `eth0` stays what services use
 //! ```
 //!
-//! The programs are the released ones, built by `deploy/kubernetes/build.sh`. No
-//! kubelet and no scheduler run: a test writes Nodes, Pods' states and, without
-//! [`ControlPlane::run_controllers`], EndpointSlices, as they would.
+//! The programs are released ones, built by `deploy/kubernetes/build.sh`. There is no kubelet and no scheduler:
+//! a test writes what these would write, which is Nodes, the states of Pods and, without
+//! [`ControlPlane::run_controllers`], EndpointSlices.
 //!
-//! A control plane belongs to one test: Nodes, NodePorts and load-balancer
-//! addresses are the cluster's, and every topology has the same.
+//! Every test needs a control plane of its own: Nodes, NodePorts and load-balancer addresses belong to the
+//! cluster, and all topologies use the same addresses.
 
 mod fake;
 mod kubectl;
@@ -44,10 +44,10 @@ const END_TIMEOUT: Duration = Duration::from_secs(30);
 const BRIDGE: &str = "br0";
 const ETCD: &str = "http://127.0.0.1:2379";
 const ETCD_PEER: &str = "http://127.0.0.1:2380";
-/// What `--cert-dir` has the API server call its own certificate; its issuer follows in the file.
+/// File name of the API server's certificate in its `--cert-dir`. The file contains the issuer's certificate too.
 const CERTIFICATE: &str = "apiserver.crt";
 
-/// A running etcd and kube-apiserver, ended with everything they stored on drop.
+/// A running etcd and kube-apiserver. They end on drop, and their data is deleted.
 #[derive(Debug)]
 pub struct ControlPlane {
     // Dropped in this order: programs before the machine they run on.
@@ -60,7 +60,7 @@ pub struct ControlPlane {
 }
 
 impl ControlPlane {
-    /// The API server's address, as every machine with a link sees it.
+    /// The API server's address, which all connected machines use.
     pub const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 250, 0, 1);
     /// The API server's port.
     pub const PORT: u16 = 6443;
@@ -68,7 +68,7 @@ impl ControlPlane {
     pub const INTERFACE: &str = "mgmt";
     /// The bearer token of an administrator (group `system:masters`).
     pub const ADMIN: &str = "admin";
-    /// Where ClusterIPs come from, IPv4 and IPv6.
+    /// The ranges of ClusterIPs, IPv4 and IPv6.
     pub const SERVICE_RANGE: &str = "10.96.0.0/16,fd00:96::/112";
 
     /// Starts a control plane and waits until it is ready.
@@ -115,7 +115,7 @@ impl ControlPlane {
         Ok(control_plane)
     }
 
-    /// Returns the machine that the control plane runs on, from where the API server is reached without a link.
+    /// Returns the control plane's machine. The API server can be reached from it without [`ControlPlane::connect`].
     pub fn machine(&self) -> &Namespace {
         &self.machine
     }
@@ -125,17 +125,17 @@ impl ControlPlane {
         format!("https://{}:{}", Self::ADDRESS, Self::PORT)
     }
 
-    /// Returns the certificates to trust, in PEM.
+    /// Returns the certificates by which to verify the API server, in PEM.
     pub fn ca(&self) -> &str {
         &self.ca
     }
 
-    /// Gives a machine an interface [`ControlPlane::INTERFACE`] by which it
-    /// reaches the API server and nothing else, and returns its address there.
+    /// Gives a machine an interface [`ControlPlane::INTERFACE`], which leads to the API server only. Returns
+    /// the machine's address there.
     ///
     /// # Errors
     ///
-    /// [`crate::Error::Kernel`], for example when the machine has one already.
+    /// [`crate::Error::Kernel`], for example when the machine is connected already.
     pub fn connect(&self, machine: &Namespace) -> Result<IpAddr> {
         let number = self.links.fetch_add(1, Ordering::Relaxed);
         let port = format!("port{number}");
@@ -151,7 +151,7 @@ impl ControlPlane {
         Ok(address.address)
     }
 
-    /// Waits until the API server says that it is ready and has made the namespace `default`.
+    /// Waits until the API server is ready and has created the namespace `default`.
     ///
     /// # Errors
     ///
@@ -181,7 +181,7 @@ impl ControlPlane {
         Ok(())
     }
 
-    /// Returns everything that the API server and etcd have written since they were last started.
+    /// Returns what the API server and etcd have logged since they were last started.
     pub fn log(&self) -> String {
         format!(
             "{}\netcd:\n{}",
@@ -190,12 +190,12 @@ impl ControlPlane {
         )
     }
 
-    /// Returns the API server's process, for signals.
+    /// Returns the API server's process, for example to send it a signal.
     pub fn api_server(&mut self) -> &mut Process {
         &mut self.api_server
     }
 
-    /// Kills the API server, whose connections end with it.
+    /// Kills the API server and with it all its connections.
     ///
     /// # Errors
     ///
@@ -204,18 +204,19 @@ impl ControlPlane {
         kill(&mut self.api_server)
     }
 
-    /// Starts the API server again, over what is stored; see [`ControlPlane::wait_until_ready`].
+    /// Starts the API server again with the stored data. Does not wait for it; see
+    /// [`ControlPlane::wait_until_ready`].
     ///
     /// # Errors
     ///
-    /// [`crate::Error::Start`].
+    /// [`crate::Error::Start`] when the program cannot be started.
     pub fn start_api_server(&mut self) -> Result<()> {
         self.api_server = Process::spawn(&mut api_server(&self.machine, Self::PORT)?)?;
         Ok(())
     }
 
-    /// Starts an API server beside the first, over the same etcd, that only `kubectl` and the like go to,
-    /// until the first is started again.
+    /// Starts a second API server over the same etcd. Until the first one is started again, only `kubectl` and
+    /// similar commands use it.
     ///
     /// # Errors
     ///
@@ -245,21 +246,21 @@ impl ControlPlane {
         kill(&mut self.etcd)
     }
 
-    /// Starts etcd again, over what it stored.
+    /// Starts etcd again with its stored data.
     ///
     /// # Errors
     ///
-    /// [`crate::Error::Start`].
+    /// [`crate::Error::Start`] when the program cannot be started.
     pub fn start_etcd(&mut self) -> Result<()> {
         self.etcd = Process::spawn(&mut etcd(&self.machine)?)?;
         Ok(())
     }
 
-    /// Writes a kubeconfig with this bearer token among a machine's files and returns its path.
+    /// Writes a kubeconfig with this bearer token into a machine's files. Returns its path.
     ///
     /// # Errors
     ///
-    /// [`crate::Error::Kernel`].
+    /// [`crate::Error::Kernel`] when the file cannot be written.
     pub fn write_kubeconfig(&self, machine: &Namespace, token: &str) -> Result<PathBuf> {
         self.write_kubeconfig_for(&self.url(), machine, token)
     }
@@ -297,7 +298,7 @@ users:
     }
 }
 
-/// The name of a machine's kubeconfig in [`Namespace::FILES`].
+/// File name of a machine's kubeconfig in [`Namespace::FILES`].
 const KUBECONFIG: &str = "kubeconfig";
 
 fn etcd(machine: &Namespace) -> Result<Command> {
@@ -341,11 +342,11 @@ fn api_server(machine: &Namespace, port: u16) -> Result<Command> {
         .arg("--token-auth-file")
         .arg(files.join("tokens.csv"))
         .args(["--authorization-mode=RBAC", "--allow-privileged=true"])
-        // Service accounts have no controller that would make them.
+        // The plugin would refuse pods, because no controller creates the default service accounts.
         .arg("--disable-admission-plugins=ServiceAccount")
-        // Off by default, but some distributions have it on.
+        // Off by default, but on in some distributions.
         .arg("--enable-admission-plugins=OwnerReferencesPermissionEnforcement")
-        // The Service `kubernetes` gets no endpoint that a proxy would forward to.
+        // The Service `kubernetes` gets no endpoint, so no proxy forwards to it.
         .arg("--endpoint-reconciler-type=none");
     Ok(command)
 }

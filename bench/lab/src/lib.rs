@@ -1,14 +1,13 @@
 //! Test networks made of Linux network namespaces, for tests, the demo and
 //! the bench.
 //!
-//! [`Namespace`] is one machine: interfaces, addresses, routes, its own `/sys`,
-//! bpffs and directory of files. [`Veth`] is a cable, [`Link`] one end of it,
-//! [`Process`] a program running in a namespace, [`Guideway`] that program. [`Topology`] puts them together into the
-//! usual picture: clients, a router, edges, nodes and their pods. [`kubernetes`] adds a real API server to it.
+//! [`Namespace`] is one machine: interfaces, addresses, routes, its own `/sys`, bpffs and directory of files.
+//! [`Veth`] is a cable, [`Link`] one end of it, [`Process`] a program running in a namespace, [`Guideway`] the
+//! product's own program. [`Topology`] builds the usual network: clients, a router, edges, nodes and their
+//! pods. [`kubernetes`] adds a real API server.
 //!
-//! Everything needs root and is removed again: on drop, on panic, on SIGINT and
-//! SIGTERM (which then end the process as usual), and what a SIGKILL left behind
-//! when the next lab is created.
+//! Everything needs root and is removed again: on drop, on panic, and on SIGINT and SIGTERM, which then end the
+//! process as usual. What a SIGKILL left behind is removed when the next lab is created.
 //!
 //! ```no_run
 //! use std::net::UdpSocket;
@@ -30,21 +29,19 @@
 //!
 //! # What veth and bridges do to XDP
 //!
-//! Seen on Linux 6.18 and checked by `tests/xdp.rs`.
+//! Observed on Linux 6.18 and checked by `tests/xdp.rs`.
 //!
-//! - What a veth end sends by `XDP_TX` arrives only if the *other* end has a
-//!   native XDP program ([`Link::attach_pass`]). Otherwise the frame is dropped
-//!   and the interface's `tx_dropped` tells. GRO on the other end is worse than
-//!   nothing: it makes NAPI run, so the frame is queued, but `veth_xdp_flush` in
-//!   the kernel's `drivers/net/veth.c` wakes the receiver only if it has a
-//!   program, so the frame waits until something else does.
-//! - A Linux bridge forwards such frames like any others. It learns source
-//!   addresses from them, so a program that forwards a frame must put its own
-//!   MAC in: the router's MAC left in place moves the router to the edge's port.
-//!   And a bridge never sends a frame back out of the port it came from.
-//! - A socket's datagrams carry an unfinished checksum across veth unless the
-//!   sender's `tx` offload is off ([`Link::disable_tx_offloads`]); a program that
-//!   edits them incrementally would make them wrong.
+//! - A frame that a veth end sends by `XDP_TX` arrives only if the *other* end has a native XDP program
+//!   ([`Link::attach_pass`]). Otherwise it is dropped and counted in the interface's `tx_dropped`. GRO on the
+//!   other end makes it worse. It makes NAPI run, so the frame is queued; but `veth_xdp_flush` in the kernel's
+//!   `drivers/net/veth.c` wakes the receiver only if it has a program. The frame then waits until something
+//!   else wakes the receiver.
+//! - A Linux bridge forwards such frames like any others, and learns source addresses from them. A program that
+//!   forwards a frame must therefore write its own MAC into it. If the router's MAC stayed, the bridge would
+//!   look for the router at the edge's port. And a bridge never sends a frame back to the port that it came
+//!   from.
+//! - A socket's datagrams cross a veth with an unfinished checksum unless the sender's `tx` offload is off
+//!   ([`Link::disable_tx_offloads`]). A program that updates such a checksum incrementally makes it wrong.
 
 mod delay;
 mod guideway;
@@ -94,11 +91,11 @@ pub enum Error {
     /// The kernel refused an operation in a namespace.
     #[error("{namespace}: cannot {action}")]
     Kernel {
-        /// The namespace it was meant for.
+        /// The namespace of the operation.
         namespace: String,
         /// What was attempted.
         action: String,
-        /// What the kernel answered.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },
@@ -107,41 +104,41 @@ pub enum Error {
     Start {
         /// The program's name.
         program: String,
-        /// Why.
+        /// The cause.
         #[source]
         source: io::Error,
     },
-    /// A program did not get a signal.
+    /// A signal could not be sent to a program.
     #[error("cannot send {signal} to {program}")]
     Signal {
         /// The program's name.
         program: String,
         /// The signal.
         signal: Signal,
-        /// Why.
+        /// The cause.
         #[source]
         source: io::Error,
     },
-    /// A program ended although it was expected to go on.
+    /// A program ended although it was expected to run on.
     #[error("{program} ended with {status} before {awaited}; its output:\n{output}")]
     Ended {
         /// The program's name.
         program: String,
-        /// How it ended.
+        /// Its exit status.
         status: ExitStatus,
-        /// What did not come.
+        /// The event that did not happen.
         awaited: String,
-        /// Everything it wrote.
+        /// Its whole output.
         output: String,
     },
-    /// A program that was to succeed did not.
+    /// A program that should have succeeded failed.
     #[error("{command}: {status}; its output:\n{output}")]
     Failed {
         /// The program and its arguments.
         command: String,
-        /// How it ended.
+        /// Its exit status.
         status: ExitStatus,
-        /// Everything it wrote.
+        /// Its whole output.
         output: String,
     },
     /// A condition did not come true in time.
@@ -149,19 +146,19 @@ pub enum Error {
     Timeout {
         /// The condition.
         awaited: String,
-        /// How long it was waited for.
+        /// How long it was awaited.
         timeout: Duration,
         /// The last observation, starting with a separator; empty if there is none.
         seen: String,
     },
-    /// A value from the caller makes no sense.
+    /// The caller passed an invalid value.
     #[error("{what} {value:?}: {expected}")]
     Invalid {
-        /// Which value.
+        /// What the value stands for.
         what: &'static str,
         /// The value.
         value: String,
-        /// What would make sense.
+        /// What a valid value looks like.
         expected: &'static str,
     },
 }

@@ -56,7 +56,7 @@ pub struct Stats {
     pub tx_dropped: u64,
 }
 
-/// A veth pair about to be made between two namespaces.
+/// A veth pair that is about to be created between two namespaces.
 #[derive(Debug)]
 pub struct Veth<'a, 'b> {
     a: End<'a>,
@@ -73,8 +73,8 @@ struct End<'ns> {
 }
 
 impl<'a, 'b> Veth<'a, 'b> {
-    /// Plans a pair with one queue, an MTU of 1500 and MAC addresses that
-    /// depend on the namespaces' labels and the interfaces' names alone.
+    /// Plans a pair with one queue, an MTU of 1500, and MAC addresses that depend only on the namespaces'
+    /// labels and the interfaces' names.
     pub fn between(a: (&'a Namespace, &str), b: (&'b Namespace, &str)) -> Self {
         Self {
             a: End::new(a),
@@ -84,7 +84,7 @@ impl<'a, 'b> Veth<'a, 'b> {
         }
     }
 
-    /// Gives both ends this many receive and as many transmit queues.
+    /// Sets the number of receive queues and of transmit queues of both ends.
     #[must_use]
     pub fn queues(mut self, queues: u32) -> Self {
         self.queues = queues;
@@ -98,7 +98,7 @@ impl<'a, 'b> Veth<'a, 'b> {
         self
     }
 
-    /// Makes the pair, with both ends up and ready.
+    /// Creates the pair, with both ends up and ready.
     ///
     /// # Errors
     ///
@@ -110,7 +110,8 @@ impl<'a, 'b> Veth<'a, 'b> {
         Ok((a, b))
     }
 
-    /// Makes the pair, with both ends up, for who waits for many pairs together.
+    /// Creates the pair with both ends up. The caller waits until they are ready, for example for many pairs
+    /// together.
     pub(crate) fn lay(self) -> Result<(Link<'a>, Link<'b>)> {
         let mut peer = self.end(&self.b);
         let fd = self.b.namespace.net().as_raw_fd();
@@ -123,7 +124,7 @@ impl<'a, 'b> Veth<'a, 'b> {
         self.a.namespace.add_link(message, &self.a.name)?;
         let a = self.a.namespace.link(&self.a.name)?;
         let b = self.b.namespace.link(&self.b.name)?;
-        // Not in the request: an end cannot be up before it has its peer.
+        // Not in the request, because an end cannot be up before it has its peer.
         a.set_up()?;
         b.set_up()?;
         Ok((a, b))
@@ -181,8 +182,7 @@ impl Namespace {
         })
     }
 
-    /// Makes a bridge that forwards at once: no spanning tree, no multicast
-    /// snooping, no detour through netfilter.
+    /// Creates a bridge that forwards at once: without spanning tree, multicast snooping and netfilter.
     ///
     /// # Errors
     ///
@@ -202,8 +202,8 @@ impl Namespace {
             ]),
         ];
         self.add_link(message, name)?;
-        // With br_netfilter, iptables and its IP header checks would see what
-        // is only bridged; the keys are missing where it is not built in.
+        // With br_netfilter, iptables and its IP header checks would see bridged packets. The keys are missing
+        // if it is not built in.
         for key in ["bridge-nf-call-iptables", "bridge-nf-call-ip6tables"] {
             let key = format!("net/bridge/{key}");
             if self.sysctl(&key).is_ok() {
@@ -255,7 +255,7 @@ impl Namespace {
 }
 
 impl<'ns> Link<'ns> {
-    /// Returns the namespace the interface is in.
+    /// Returns the interface's namespace.
     pub fn namespace(&self) -> &'ns Namespace {
         self.namespace
     }
@@ -270,7 +270,7 @@ impl<'ns> Link<'ns> {
         self.index
     }
 
-    /// Returns the MAC address it had when it was looked up.
+    /// Returns the MAC address at the time of the lookup.
     pub fn mac(&self) -> Mac {
         self.mac
     }
@@ -279,12 +279,12 @@ impl<'ns> Link<'ns> {
     ///
     /// # Errors
     ///
-    /// [`Error::Kernel`] when the interface is gone; so for all changes below.
+    /// [`Error::Kernel`] when the interface is gone; the same holds for all changes below.
     pub fn set_up(&self) -> Result<()> {
         self.set(link_up(), || "bring up".to_owned())
     }
 
-    /// Takes the interface down; the kernel forgets its routes and IPv6 addresses.
+    /// Takes the interface down. The kernel forgets its routes and IPv6 addresses.
     ///
     /// # Errors
     ///
@@ -299,7 +299,7 @@ impl<'ns> Link<'ns> {
     ///
     /// # Errors
     ///
-    /// [`Error::Kernel`], also when it is beyond what the interface takes (3506 on veth with XDP).
+    /// [`Error::Kernel`], also when the interface does not support the MTU (more than 3506 on veth with XDP).
     pub fn set_mtu(&self, mtu: u32) -> Result<()> {
         self.set_attribute(LinkAttribute::Mtu(mtu), || format!("set MTU {mtu} on"))
     }
@@ -315,12 +315,12 @@ impl<'ns> Link<'ns> {
         })
     }
 
-    /// Adds an address without duplicate address detection; if the interface
-    /// is up, packets to it are accepted when this returns.
+    /// Adds an address without duplicate address detection. If the interface is up, it accepts packets to the
+    /// address when this returns.
     ///
     /// # Errors
     ///
-    /// [`Error::Kernel`], for example when the interface has it already.
+    /// [`Error::Kernel`], for example when the interface already has the address.
     pub fn add_address(&self, address: Cidr) -> Result<()> {
         self.namespace.request(
             RouteNetlinkMessage::NewAddress(self.address_message(address)),
@@ -330,8 +330,8 @@ impl<'ns> Link<'ns> {
         if !self.get()?.header.flags.contains(LinkFlags::Up) {
             return Ok(());
         }
-        // IPv6 inserts the local route from a work queue, even without
-        // detection; until then what arrives is dropped as not for this host.
+        // IPv6 inserts the local route from a work queue, even without detection. Until then packets to the
+        // address are dropped as not for this host.
         let awaited = format!("{address} on {} is local", self.name);
         wait_for(&awaited, ADDRESS_TIMEOUT, || {
             self.namespace.is_local(address.address)
@@ -351,7 +351,7 @@ impl<'ns> Link<'ns> {
         )
     }
 
-    /// Sets a permanent neighbour entry, replacing what was learnt.
+    /// Sets a permanent neighbour entry. It replaces a learnt one.
     ///
     /// # Errors
     ///
@@ -407,8 +407,8 @@ impl<'ns> Link<'ns> {
         })
     }
 
-    /// Has what arrives here processed by threads of the kernel, which the scheduler spreads over the cores, in place of
-    /// the core that the sender happens to run on (Linux `Documentation/networking/napi.rst`, "Threaded NAPI").
+    /// Makes kernel threads process received packets, so that the scheduler spreads them over the cores. By
+    /// default the core of the sender does it (Linux `Documentation/networking/napi.rst`, "Threaded NAPI").
     ///
     /// # Errors
     ///
@@ -419,7 +419,7 @@ impl<'ns> Link<'ns> {
             .map_err(|source| self.error("have threads receive on".to_owned(), source))
     }
 
-    /// Tells whether the interface is up and has a carrier; a bridge port must also be forwarding.
+    /// Returns whether the interface is up and has a carrier and, if it is a bridge port, forwards.
     ///
     /// # Errors
     ///
@@ -429,8 +429,8 @@ impl<'ns> Link<'ns> {
         Ok(flags.contains(LinkFlags::Up | LinkFlags::Running) && self.forwards_if_port())
     }
 
-    /// Waits until the interface is ready: one that has just been brought up drops what is sent by it, until a work
-    /// queue of the kernel has seen the carrier.
+    /// Waits until the interface is ready. After it was brought up, it drops packets until a work queue of the
+    /// kernel has seen the carrier.
     ///
     /// # Errors
     ///
@@ -444,7 +444,7 @@ impl<'ns> Link<'ns> {
         })
     }
 
-    /// The interface's directory in sysfs, for use inside [`Namespace::run`].
+    /// Returns the interface's directory in sysfs, for use inside [`Namespace::run`].
     pub fn sysfs(&self) -> PathBuf {
         Path::new("/sys/class/net").join(&self.name)
     }
@@ -454,7 +454,8 @@ impl<'ns> Link<'ns> {
             .error(format!("{action} the interface {}", self.name), source)
     }
 
-    /// The state of a bridge port, BR_STATE_FORWARDING being 3; not a port, no file.
+    /// Returns whether the interface forwards (BR_STATE_FORWARDING is 3) or is no bridge port; then the file
+    /// does not exist.
     fn forwards_if_port(&self) -> bool {
         let state = self.sysfs().join("brport/state");
         self.namespace
@@ -521,7 +522,7 @@ fn link_up() -> LinkMessage {
     message
 }
 
-/// A locally administered address from FNV-1a over the names, the same in every run.
+/// Returns a locally administered address, hashed from the names by FNV-1a, so that it is the same in every run.
 fn stable_mac(label: &str, interface: &str) -> Mac {
     let hash = [label, "/", interface]
         .iter()

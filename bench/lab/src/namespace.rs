@@ -1,10 +1,8 @@
-//! One machine of a test network: a network namespace with a mount namespace
-//! beside it.
+//! One machine of a test network: a network namespace with a mount namespace.
 //!
-//! The mount namespace is made once and kept, not made per process: a restarted
-//! agent must find the pins that its predecessor left in this machine's bpffs,
-//! and agents of other machines must not. Its `/sys` is mounted from inside, so
-//! that `/sys/class/net` shows this machine's interfaces.
+//! The mount namespace is created once and kept, not created for each process. So a restarted agent finds the
+//! pins of its predecessor in this machine's bpffs, and agents of other machines do not. Its `/sys` is mounted
+//! from inside, so that `/sys/class/net` shows this machine's interfaces.
 
 use std::{
     ffi::{CStr, OsStr},
@@ -34,10 +32,10 @@ use crate::{
     rtnl::Rtnl,
 };
 
-/// A network namespace with its own `/sys`, bpffs and [`Namespace::FILES`], removed on drop.
+/// A network namespace with its own `/sys`, bpffs and [`Namespace::FILES`]. It is removed on drop, and
+/// processes that still run in it are killed.
 ///
-/// `ip netns` knows it under [`Namespace::name`]. Processes that still run in
-/// it when it is dropped are killed.
+/// `ip netns` knows it as [`Namespace::name`].
 #[derive(Debug)]
 pub struct Namespace {
     name: String,
@@ -47,7 +45,7 @@ pub struct Namespace {
     ioctl: OwnedFd,
 }
 
-/// What a thread or a child needs to enter.
+/// The namespaces that a thread or child process enters.
 #[derive(Debug)]
 struct Handles {
     net: OwnedFd,
@@ -55,12 +53,12 @@ struct Handles {
 }
 
 impl Namespace {
-    /// A directory that is this machine's alone and goes with it: for
-    /// configurations, sockets and logs. Only what runs inside sees it.
+    /// A directory for configurations, sockets and logs. Only processes on this machine see it, and it is
+    /// removed with the machine.
     pub const FILES: &str = "/run/gw-lab";
 
-    /// Makes a namespace named `gw-<pid>-<n>-<label>` with loopback up, no
-    /// duplicate address detection and no reverse path filter.
+    /// Creates a namespace named `gw-<pid>-<n>-<label>`. Its loopback is up; duplicate address detection and
+    /// reverse path filters are off.
     ///
     /// # Errors
     ///
@@ -80,21 +78,20 @@ impl Namespace {
         Ok(namespace)
     }
 
-    /// Returns the name that `ip netns` knows.
+    /// Returns the name under which `ip netns` knows it.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Returns the label it was made with.
+    /// Returns the label that it was created with.
     pub fn label(&self) -> &str {
         &self.label
     }
 
     /// Runs `work` in a thread inside the namespace and returns its result.
     ///
-    /// Threads and processes that `work` starts, and sockets that it opens,
-    /// belong to the namespace too, also after it has returned. It must not make
-    /// another namespace: its mounts would stay in here.
+    /// Threads, processes and sockets that `work` creates stay in the namespace after it returns. `work` must
+    /// not create another namespace: the mounts of that would stay in this one.
     ///
     /// # Panics
     ///
@@ -119,12 +116,12 @@ impl Namespace {
         command
     }
 
-    /// Writes a file in [`Namespace::FILES`] and returns its path; whoever reads
-    /// it meanwhile sees the old content or the new.
+    /// Writes a file in [`Namespace::FILES`] and returns its path. A concurrent reader sees either the old or
+    /// the new content.
     ///
     /// # Errors
     ///
-    /// [`Error::Kernel`], for example when `name` is a path.
+    /// [`Error::Kernel`], for example when `name` contains a slash.
     pub fn write_file(&self, name: &str, content: impl AsRef<[u8]> + Send) -> Result<PathBuf> {
         let path = Path::new(Self::FILES).join(name);
         let draft = Path::new(Self::FILES).join(format!(".{name}.draft"));
@@ -133,7 +130,7 @@ impl Namespace {
         Ok(path)
     }
 
-    /// Writes a value under `/proc/sys`; `key` is a path such as `net/ipv4/ip_forward`.
+    /// Writes a value below `/proc/sys`. `key` is a path such as `net/ipv4/ip_forward`.
     ///
     /// # Errors
     ///
@@ -143,7 +140,7 @@ impl Namespace {
             .map_err(|source| self.error(format!("set {key} to {value}"), source))
     }
 
-    /// Reads a value under `/proc/sys`, without the final newline.
+    /// Reads a value below `/proc/sys`, without the final newline.
     ///
     /// # Errors
     ///
@@ -154,7 +151,7 @@ impl Namespace {
             .map_err(|source| self.error(format!("read {key}"), source))
     }
 
-    /// Reads a counter of the machine's TCP, by its name in `/proc/net/netstat`, such as `TCPChallengeACK`.
+    /// Reads a TCP counter of the machine by its name in `/proc/net/netstat`, such as `TCPChallengeACK`.
     ///
     /// # Errors
     ///
@@ -172,7 +169,7 @@ impl Namespace {
             .map_err(|source| self.error(format!("read the counter {name}"), source))
     }
 
-    /// Lets the machine forward packets of both families between its interfaces.
+    /// Makes the machine forward packets of both families between its interfaces.
     ///
     /// # Errors
     ///
@@ -186,7 +183,7 @@ impl Namespace {
         &self.rtnl
     }
 
-    /// A socket of this namespace for interface ioctls.
+    /// Returns a socket of this namespace for interface ioctls.
     pub(crate) fn ioctl(&self) -> BorrowedFd<'_> {
         self.ioctl.as_fd()
     }
@@ -219,7 +216,7 @@ impl Namespace {
                 ioctl,
             }),
             Err(source) => {
-                // The first failure is the one to report.
+                // The first error is the one to report.
                 let _ = registry.remove(&name);
                 Err(Error::Kernel {
                     namespace: name,
@@ -240,8 +237,8 @@ impl Drop for Namespace {
 }
 
 impl Handles {
-    /// Moves the calling thread, which must end afterwards, into new
-    /// namespaces and names the network namespace by the file `name`.
+    /// Moves the calling thread into new namespaces, and names the network namespace by the file `name`. The
+    /// thread must end afterwards.
     fn new(name: &Path) -> io::Result<Self> {
         share_names()?;
         fs::create_dir_all(Namespace::FILES)?;
@@ -251,8 +248,8 @@ impl Handles {
         mount_at(Some(own), name, None, MsFlags::MS_BIND)?;
 
         unshare(CloneFlags::CLONE_NEWNS)?;
-        // Nothing mounted here may reach the host; what the host unmounts
-        // (the names of other namespaces) must not be kept here.
+        // Mounts made here must not reach the host. And what the host unmounts, such as names of other
+        // namespaces, must not stay mounted here.
         mount_at(
             None,
             Path::new("/"),
@@ -283,14 +280,13 @@ impl Handles {
         })
     }
 
-    /// Moves the calling thread into the namespaces; its working directory stays.
+    /// Moves the calling thread into the namespaces. It keeps its working directory.
     fn enter(&self) -> io::Result<()> {
         const PATH_MAX: usize = libc::PATH_MAX.cast_unsigned() as usize;
         let mut directory = [0_u8; PATH_MAX];
         // SAFETY: the buffer is writable for the length given with it.
         let found = unsafe { libc::getcwd(directory.as_mut_ptr().cast(), directory.len()) };
-        // A mount namespace can only be changed by a thread that shares its
-        // working directory with no other.
+        // A thread can change its mount namespace only if it shares its working directory with no other thread.
         unshare(CloneFlags::CLONE_FS)?;
         setns(&self.mounts, CloneFlags::CLONE_NEWNS)?;
         setns(&self.net, CloneFlags::CLONE_NEWNET)?;
@@ -303,8 +299,8 @@ impl Handles {
     }
 }
 
-/// Makes `/run/netns` a shared mount point, as `ip netns add` would: done
-/// later by `ip`, the bind mount would hide ours.
+/// Makes `/run/netns` a shared mount point, as `ip netns add` does. If `ip` did it later, its bind mount would
+/// hide our names.
 fn share_names() -> io::Result<()> {
     fs::create_dir_all(NAMES)?;
     let names = Path::new(NAMES);
@@ -329,7 +325,7 @@ fn mount_at(
     })
 }
 
-/// Runs `work` in a thread of its own, which may change namespaces because it ends here.
+/// Runs `work` in a new thread, which may change its namespaces because it ends here.
 fn in_thread<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     thread::scope(|scope| scope.spawn(work).join())
         .unwrap_or_else(|payload| panic::resume_unwind(payload))

@@ -1,7 +1,7 @@
-//! Offload switches of an interface, by the ethtool ioctl.
+//! Switches an interface's offloads by the ethtool ioctl.
 //!
-//! The legacy one-value commands are enough here: each sets a group of features
-//! the way `ethtool -K DEV tx|tso|gso|gro` does.
+//! It uses the legacy commands with one value, each of which switches a group of features as `ethtool -K DEV
+//! tx|tso|gso|gro` does.
 
 use std::{
     io,
@@ -41,7 +41,7 @@ impl Offload {
         self.get_command() + 1
     }
 
-    /// The bit of the offload in the value; the others belong to other features.
+    /// Returns the bit of the offload in the value. The other bits belong to other features.
     fn mask(self) -> u32 {
         match self {
             Self::TxVlan => 1 << 7,
@@ -58,7 +58,7 @@ struct Value {
 }
 
 impl Link<'_> {
-    /// Tells whether an offload is on.
+    /// Returns whether an offload is on.
     ///
     /// # Errors
     ///
@@ -73,7 +73,7 @@ impl Link<'_> {
     ///
     /// # Errors
     ///
-    /// [`crate::Error::Kernel`] when the feature is fixed the other way.
+    /// [`crate::Error::Kernel`] when the device does not allow the change.
     pub fn set_offload(&self, offload: Offload, on: bool) -> Result<()> {
         let mask = offload.mask();
         self.ethtool(offload.get_command(), 0)
@@ -83,8 +83,7 @@ impl Link<'_> {
             .map_err(|source| self.error(format!("set {offload:?} to {on}"), source))
     }
 
-    /// Makes what the machine sends look as on a wire: finished checksums, VLAN
-    /// tags in place, and no segment beyond the MTU.
+    /// Makes sent frames look as on a wire: with complete checksums and VLAN tags, and no longer than the MTU.
     ///
     /// # Errors
     ///
@@ -119,7 +118,7 @@ impl Link<'_> {
     }
 }
 
-/// Opens a socket in the namespace of the calling thread, where it stays.
+/// Opens a socket in the calling thread's namespace. It stays in that namespace.
 pub(crate) fn ioctl_socket() -> io::Result<OwnedFd> {
     // SAFETY: takes no pointers.
     let fd = unsafe { libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) };

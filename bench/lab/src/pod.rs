@@ -1,4 +1,4 @@
-//! Pods behind a node, and the node as a CNI plugin would set it up.
+//! Pods behind a node, set up as a CNI plugin does.
 //!
 //! ```text
 //!          +-- node0 ---------------------+
@@ -7,12 +7,10 @@
 //!          +------------------------------+
 //! ```
 //!
-//! A pod has no neighbours but its node: host addresses and a link-local gateway,
-//! 169.254.1.1, for which the node answers by proxy ARP, and fe80::1. The node has
-//! a route to each of its pods, forwards, and masquerades with random ports what
-//! pods send to anyone but a pod. Both ends of a pod's cable keep their offloads:
-//! what a pod sends reaches the node in segments beyond the MTU and with
-//! unfinished checksums.
+//! A pod's only neighbour is its node. It has host addresses and link-local gateways: 169.254.1.1, for which
+//! the node answers by proxy ARP, and fe80::1. The node has a route to each of its pods and forwards. Packets
+//! from pods to anyone but pods are masqueraded with random ports. Both ends of a pod's cable keep their
+//! offloads: what a pod sends reaches the node in segments larger than the MTU and with unfinished checksums.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -53,7 +51,7 @@ fn addresses(node: u8, pod: u8) -> [Cidr; 2] {
 /// Makes a machine a node that forwards for its pods.
 pub(crate) fn prepare_node(node: &Namespace, number: u8) -> Result<()> {
     node.enable_forwarding()?;
-    // A pod asks its node for what is on the same side of it, too.
+    // Without this the node would redirect a pod to other pods, because they are behind the same machine.
     for scope in ["all", "default"] {
         node.set_sysctl(&format!("net/ipv4/conf/{scope}/send_redirects"), "0")?;
     }
@@ -102,11 +100,11 @@ pub(crate) fn add(node: &Namespace, number: u8, pod: u8, mtu: u32) -> Result<Mac
     ))
 }
 
-/// Lets the node's end answer for the pod's gateways.
+/// Makes the node's end answer for the pod's gateways.
 fn prepare_far_end(far: &Link<'_>) -> Result<()> {
     let (node, name) = (far.namespace(), far.name());
     node.set_sysctl(&format!("net/ipv4/conf/{name}/proxy_arp"), "1")?;
-    // Proxies wait up to 0.8 s, in case the owner of the address answers.
+    // By default a proxy waits up to 0.8 s, so that the owner of the address can answer first.
     node.set_sysctl(&format!("net/ipv4/neigh/{name}/proxy_delay"), "0")?;
     far.add_address(Cidr {
         address: GATEWAY_V6,
@@ -119,7 +117,7 @@ impl Namespace {
     ///
     /// # Errors
     ///
-    /// [`crate::Error::Start`] where there is no `nft`, [`crate::Error::Failed`] when it refuses them.
+    /// [`crate::Error::Start`] when there is no `nft`, [`crate::Error::Failed`] when it refuses the rules.
     pub fn nft(&self, rules: &str) -> Result<()> {
         let file = self.write_file("rules.nft", rules)?;
         output(self.command("nft").arg("-f").arg(file)).map(drop)

@@ -1,12 +1,12 @@
-//! Who goes first where cores are few.
+//! Scheduling priority of the bench's own threads.
 
 use std::io;
 
-/// Has the calling thread run only while a core has nothing else to do (`sched(7)`, `SCHED_IDLE`).
+/// Makes the calling thread run only while a core has nothing else to do (`sched(7)`, `SCHED_IDLE`).
 ///
 /// # Errors
 ///
-/// What the kernel answers.
+/// The kernel's error.
 pub fn run_when_idle() -> io::Result<()> {
     let none = libc::sched_param { sched_priority: 0 };
     // SAFETY: the parameters are readable.

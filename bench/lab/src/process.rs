@@ -1,4 +1,4 @@
-//! Programs that run in a namespace for as long as somebody holds on to them.
+//! Programs that run in a namespace for as long as their guard exists.
 
 use std::{
     fs::File,
@@ -19,9 +19,9 @@ use nix::{
 
 use crate::{Error, Result, wait_for};
 
-/// A running program, killed with its process group and reaped on drop.
+/// A running program. On drop its process group is killed and it is reaped.
 ///
-/// What it writes is kept in memory files that vanish with the guard.
+/// Its output is kept in memory files, which vanish with the guard.
 #[derive(Debug)]
 pub struct Process {
     program: String,
@@ -73,20 +73,21 @@ impl Process {
         read_all(&self.stderr)
     }
 
-    /// Tells whether the program has not ended yet.
+    /// Returns whether the program is still running.
     pub fn is_running(&mut self) -> bool {
         matches!(self.child.try_wait(), Ok(None))
     }
 
-    /// Waits until a line containing `text` has been written to either stream and returns it.
+    /// Waits for a line that contains `text` on either stream. Returns the line.
     ///
     /// # Errors
     ///
-    /// [`Error::Ended`] when the program ends first, [`Error::Timeout`] when nothing comes; both show the output.
+    /// [`Error::Ended`] when the program ends first, [`Error::Timeout`] when the line does not come; both
+    /// contain the output.
     pub fn wait_for_line(&mut self, text: &str, timeout: Duration) -> Result<String> {
         let awaited = format!("{} writes {text:?}", self.program);
         wait_for(&awaited, timeout, || {
-            // The state first: what was written before the end is then seen.
+            // Read the state before the output: then the output is complete if the program has ended.
             let running = self.expect_running(&format!("writing {text:?}"));
             let output = self.stdout() + &self.stderr();
             if let Some(line) = output.lines().find(|line| line.contains(text)) {
@@ -99,7 +100,7 @@ impl Process {
         })?
     }
 
-    /// Fails when the program has ended before what was `awaited` of it.
+    /// Returns an error if the program has ended. `awaited` is the event that did not happen.
     pub(crate) fn expect_running(&mut self, awaited: &str) -> Result<()> {
         match self.child.try_wait() {
             Ok(Some(status)) => Err(Error::Ended {
@@ -126,11 +127,11 @@ impl Process {
         })
     }
 
-    /// Sends a signal to the program, not to its children.
+    /// Sends a signal to the program, but not to its children.
     ///
     /// # Errors
     ///
-    /// [`Error::Signal`] when it has ended already.
+    /// [`Error::Signal`] when the program has ended already.
     pub fn signal(&mut self, signal: Signal) -> Result<()> {
         let sent = if self.is_running() {
             signal::kill(self.pid(), signal)
@@ -144,11 +145,11 @@ impl Process {
         })
     }
 
-    /// Asks the program to end by SIGTERM and waits for it.
+    /// Sends SIGTERM to the program and waits for its end.
     ///
     /// # Errors
     ///
-    /// As for [`Process::wait`]; the program is then still running.
+    /// As for [`Process::wait`]; the program still runs then.
     pub fn stop(&mut self, timeout: Duration) -> Result<ExitStatus> {
         if self.is_running() {
             self.signal(Signal::SIGTERM)?;
@@ -163,7 +164,7 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // Reaped already: the process group's id may be somebody else's.
+        // If the program was reaped, another process group may have its id.
         if self.is_running() {
             let _ = signal::killpg(self.pid(), Signal::SIGKILL);
             let _ = self.child.wait();
@@ -171,11 +172,11 @@ impl Drop for Process {
     }
 }
 
-/// Runs a program to its end and returns what it wrote to its standard output.
+/// Runs a program to its end and returns its standard output.
 ///
 /// # Errors
 ///
-/// [`Error::Start`] when there is no such program, [`Error::Failed`] when it does not succeed.
+/// [`Error::Start`] when there is no such program, [`Error::Failed`] when it fails.
 pub fn output(command: &mut Command) -> Result<String> {
     let output = command.stdin(Stdio::null()).output();
     let output = output.map_err(|source| Error::Start {
@@ -197,15 +198,14 @@ pub fn output(command: &mut Command) -> Result<String> {
     })
 }
 
-/// An anonymous file; appending, because programs reopen `/dev/stdout`, which
-/// starts at the beginning again.
+/// Creates an anonymous file in append mode: a program that reopens `/dev/stdout` starts at offset 0 again.
 fn output_file() -> io::Result<File> {
     let file = memfd_create(c"output", MFdFlags::MFD_CLOEXEC)?;
     fcntl(&file, FcntlArg::F_SETFL(OFlag::O_APPEND))?;
     Ok(file.into())
 }
 
-/// Reads without moving the offset, which the program's descriptor shares.
+/// Reads the whole file without moving the offset, which the program's descriptor shares.
 fn read_all(file: &File) -> String {
     let mut content = Vec::new();
     let mut chunk = [0; 8192];

@@ -1,4 +1,4 @@
-//! Whole frames, sent and received past the stack.
+//! Sends and receives whole frames, past the network stack.
 
 use std::{
     io,
@@ -11,12 +11,13 @@ use crate::{Link, Result};
 // linux/if_packet.h; libc has no such option for glibc.
 const PACKET_IGNORE_OUTGOING: libc::c_int = 23;
 
-/// A packet socket on one interface: it receives what comes in there, and sends past the queues of the kernel.
+/// A packet socket on one interface. It receives the frames that arrive there, and sends past the queueing
+/// disciplines.
 #[derive(Debug)]
 pub struct RawSocket(OwnedFd);
 
 impl RawSocket {
-    /// Opens a socket that receives frames of one EtherType (host order); `ETH_P_ALL` is any, 0 is none.
+    /// Opens a socket for frames of one EtherType, in host order. `ETH_P_ALL` receives every frame, 0 none.
     ///
     /// # Errors
     ///
@@ -72,7 +73,7 @@ impl RawSocket {
     ///
     /// # Errors
     ///
-    /// What the kernel answers, for example when the interface is down.
+    /// The kernel's error, for example when the interface is down.
     pub fn send(&self, frame: &[u8]) -> io::Result<bool> {
         let (start, length) = (frame.as_ptr().cast(), frame.len());
         // SAFETY: the frame is readable for its length.
@@ -85,11 +86,11 @@ impl RawSocket {
         }
     }
 
-    /// Returns the next frame, or nothing after `timeout`.
+    /// Receives the next frame; `None` after `timeout`.
     ///
     /// # Errors
     ///
-    /// What the kernel answers.
+    /// The kernel's error.
     pub fn receive(&self, timeout: Duration) -> io::Result<Option<Vec<u8>>> {
         let mut poll = libc::pollfd {
             fd: self.0.as_raw_fd(),
@@ -97,7 +98,7 @@ impl RawSocket {
             revents: 0,
         };
         let milliseconds = timeout.as_millis().try_into().map_err(io::Error::other)?;
-        // SAFETY: one entry, as said.
+        // SAFETY: `poll` is one entry, and the count is 1.
         if checked(unsafe { libc::poll(&raw mut poll, 1, milliseconds) })? == 0 {
             return Ok(None);
         }

@@ -1,9 +1,8 @@
-//! Which namespaces this process has made, so that each of them goes away: on
-//! drop, on a signal, and at the latest when another process makes a lab.
+//! Remembers the namespaces of this process, so that each is removed: on drop, on a signal, or at the latest
+//! when another process creates a lab.
 //!
-//! The name carries the maker's pid. A namespace is removed by ending the
-//! processes in it, then unmounting and unlinking its name; interfaces go with
-//! the last reference.
+//! A namespace's name contains the pid of its maker. To remove it, the registry ends the processes in it, then
+//! unmounts and unlinks the name. Its interfaces are gone with the last reference.
 
 use std::{
     fs, io,
@@ -28,7 +27,7 @@ use signal_hook::{
 
 use crate::wait_until;
 
-/// Where `ip netns` looks for names.
+/// Directory where `ip netns` looks for names.
 pub(crate) const NAMES: &str = "/run/netns";
 const PREFIX: &str = "gw-";
 const RESIDENTS_TIMEOUT: Duration = Duration::from_secs(30);
@@ -46,11 +45,9 @@ static REGISTRY: Mutex<Registry> = Mutex::new(Registry {
 });
 static PREPARED: Once = Once::new();
 
-/// Locks the registry; the first call removes leftovers and starts to watch
-/// for signals.
+/// Locks the registry. The first call removes leftovers and starts to watch for signals.
 ///
-/// The lock is held while a namespace is made, so that a signal finds it
-/// either absent or complete.
+/// The lock is held while a namespace is created, so that a signal finds the namespace either absent or complete.
 pub(crate) fn lock() -> MutexGuard<'static, Registry> {
     PREPARED.call_once(|| {
         sweep();
@@ -62,7 +59,7 @@ pub(crate) fn lock() -> MutexGuard<'static, Registry> {
 }
 
 impl Registry {
-    /// Registers a name for a namespace that is about to be made.
+    /// Registers a name for a namespace that is about to be created.
     pub(crate) fn add(&mut self, label: &str) -> String {
         self.created += 1;
         let name = format!("{PREFIX}{}-{}-{label}", process::id(), self.created);
@@ -77,10 +74,9 @@ impl Registry {
     }
 }
 
-/// Removes the namespaces of processes that no longer exist, with whatever
-/// still runs in them.
+/// Removes the namespaces of processes that no longer exist, and ends everything that still runs in them.
 ///
-/// Called when a process makes its first namespace; public for a clean-up command.
+/// A process that creates its first namespace calls this. It is public for a clean-up command.
 pub fn sweep() {
     let Ok(entries) = fs::read_dir(NAMES) else {
         return;
@@ -96,7 +92,7 @@ pub fn sweep() {
     }
 }
 
-/// The pid in a namespace's name, if it is one of ours.
+/// Returns the pid in a namespace's name, if the name is one of ours.
 fn maker(name: &str) -> Option<u32> {
     name.strip_prefix(PREFIX)?.split_once('-')?.0.parse().ok()
 }
@@ -107,8 +103,7 @@ fn watch_signals() -> io::Result<()> {
         .name("lab-signals".to_owned())
         .spawn(move || {
             for signal in signals.forever() {
-                // Never unlocked again: no thread makes another namespace
-                // between here and the end of the process.
+                // The lock is kept until the process ends, so that no thread creates another namespace.
                 let registry = lock();
                 for name in &registry.names {
                     if let Err(error) = remove_namespace(name) {
@@ -127,8 +122,7 @@ fn remove_namespace(name: &str) -> io::Result<()> {
     let path = Path::new(NAMES).join(name);
     let ended = end_residents(&path);
     match umount2(&path, MntFlags::MNT_DETACH) {
-        // EINVAL: the name exists but nothing is mounted on it, because
-        // making it was interrupted.
+        // EINVAL: the name exists but nothing is mounted on it, because its creation was interrupted.
         Ok(()) | Err(nix::Error::EINVAL | nix::Error::ENOENT) => {}
         Err(error) => return Err(error.into()),
     }
@@ -138,7 +132,7 @@ fn remove_namespace(name: &str) -> io::Result<()> {
     }
 }
 
-/// Ends every process whose network namespace is the one at `path`.
+/// Kills every process whose network namespace is the one at `path`.
 fn end_residents(path: &Path) -> io::Result<()> {
     let Ok(namespace) = fs::metadata(path) else {
         return Ok(());
@@ -147,7 +141,7 @@ fn end_residents(path: &Path) -> io::Result<()> {
     wait_until("the namespace is empty", RESIDENTS_TIMEOUT, || {
         let residents = residents(identity);
         for &pid in &residents {
-            // It may have ended since it was listed.
+            // The process may have ended since it was listed.
             let _ = signal::kill(pid, Signal::SIGKILL);
         }
         residents.is_empty()
@@ -164,7 +158,7 @@ fn residents(namespace: (u64, u64)) -> Vec<Pid> {
         .filter_map(|entry| Some((entry.path(), entry.file_name().to_str()?.parse().ok()?)))
         .filter(|(path, pid): &(PathBuf, i32)| {
             *pid != process::id().cast_signed()
-                // A zombie has no namespaces any more and does not count.
+                // A zombie has no namespaces, so it does not count.
                 && fs::metadata(path.join("ns/net"))
                     .is_ok_and(|other| (other.dev(), other.ino()) == namespace)
         })

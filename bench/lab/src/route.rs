@@ -38,7 +38,7 @@ impl Cidr {
         length: 0,
     };
 
-    /// Makes a prefix that holds one address.
+    /// Returns the prefix of one address.
     pub fn host(address: impl Into<IpAddr>) -> Self {
         let address = address.into();
         Self {
@@ -74,7 +74,7 @@ impl FromStr for Cidr {
     }
 }
 
-/// A route of the main table.
+/// A route in the main table.
 #[derive(Debug, Clone)]
 pub struct Route {
     to: Cidr,
@@ -94,14 +94,14 @@ impl Route {
         }
     }
 
-    /// Adds a gateway; flows spread over several.
+    /// Adds a gateway. With several gateways, flows are spread over them.
     #[must_use]
     pub fn via(mut self, gateway: impl Into<IpAddr>) -> Self {
         self.gateways.push(gateway.into());
         self
     }
 
-    /// Sends through this interface; without a gateway, straight to the destination.
+    /// Sends by this interface. Without a gateway, packets go straight to the destination.
     #[must_use]
     pub fn through(mut self, link: &Link<'_>) -> Self {
         self.interface = Some(link.index());
@@ -152,7 +152,7 @@ impl Namespace {
     ///
     /// # Errors
     ///
-    /// [`Error::Kernel`] when there is one to the same prefix or a gateway is out of reach.
+    /// [`Error::Kernel`] when the prefix has a route already, or a gateway is unreachable.
     pub fn add_route(&self, route: &Route) -> Result<()> {
         self.request(
             RouteNetlinkMessage::NewRoute(route.message()),
@@ -161,11 +161,11 @@ impl Namespace {
         )
     }
 
-    /// Adds a route in place of the one to the same prefix.
+    /// Adds a route, replacing the one to the same prefix.
     ///
     /// # Errors
     ///
-    /// [`Error::Kernel`] when a gateway is out of reach.
+    /// [`Error::Kernel`] when a gateway is unreachable.
     pub fn replace_route(&self, route: &Route) -> Result<()> {
         self.request(
             RouteNetlinkMessage::NewRoute(route.message()),
@@ -181,7 +181,7 @@ impl Namespace {
     /// [`Error::Kernel`] when there is none.
     pub fn delete_route(&self, to: Cidr) -> Result<()> {
         let mut message = Route::to(to).message();
-        // Matches whatever scope and origin the route has.
+        // These values match a route of any scope and origin.
         message.header.scope = RouteScope::NoWhere;
         message.header.protocol = RouteProtocol::Unspec;
         self.request(RouteNetlinkMessage::DelRoute(message), 0, || {
@@ -189,7 +189,7 @@ impl Namespace {
         })
     }
 
-    /// Succeeds when packets to `address` are for this machine itself.
+    /// Returns `Ok` if packets to `address` are for this machine itself.
     pub(crate) fn is_local(&self, address: IpAddr) -> std::result::Result<(), String> {
         let mut message = RouteMessage::default();
         message.header.address_family = family(address);

@@ -1,5 +1,5 @@
-//! One netlink socket of a namespace: a request goes out, the answers come
-//! back, the kernel's refusal is an [`io::Error`].
+//! A netlink socket of a namespace: sends a request and returns the answers. An error of the kernel becomes an
+//! [`io::Error`].
 
 use std::io;
 
@@ -17,7 +17,7 @@ pub(crate) struct Rtnl {
 }
 
 impl Rtnl {
-    /// Opens a socket in the namespace of the calling thread, where it stays.
+    /// Opens a socket in the calling thread's namespace. It stays in that namespace.
     pub(crate) fn open() -> io::Result<Self> {
         let mut socket = Socket::new(NETLINK_ROUTE)?;
         socket.bind_auto()?;
@@ -28,8 +28,7 @@ impl Rtnl {
         })
     }
 
-    /// Sends a request with further `NLM_F_*` flags and returns the answers
-    /// that came before the acknowledgement.
+    /// Sends a request with additional `NLM_F_*` flags. Returns the answers before the acknowledgement.
     pub(crate) fn request(
         &mut self,
         message: RouteNetlinkMessage,

@@ -1,17 +1,16 @@
-//! Times that a test holds a product to, on a machine that others keep busy.
+//! Measures times that a test requires of the product, on a machine that may be busy with other work.
 
 use std::{
     fs, thread,
     time::{Duration, Instant},
 };
 
-/// How much later the kernel may tell of time that was waited: it adds it up every 2 s (`PSI_FREQ` in
-/// `kernel/sched/psi.c`).
+/// How late the kernel may report waiting time: it adds it up every 2 s (`PSI_FREQ` in `kernel/sched/psi.c`).
 const TOLD_WITHIN: Duration = Duration::from_millis(2_100);
-/// Of `/proc/stat`: `USER_HZ`, which is the same on all machines that Linux runs on by now.
+/// Unit of `/proc/stat`: `USER_HZ`, which is 100 on all architectures that current kernels support.
 const TICK: Duration = Duration::from_millis(10);
 
-/// A time that runs, and how much of it the machine withheld.
+/// A running stopwatch, which also knows for how long the machine kept tasks waiting.
 #[derive(Debug)]
 pub struct Stopwatch {
     started: Instant,
@@ -19,7 +18,7 @@ pub struct Stopwatch {
 }
 
 impl Stopwatch {
-    /// Starts one.
+    /// Starts a stopwatch.
     pub fn start() -> Self {
         Self {
             withheld: withheld(),
@@ -32,22 +31,22 @@ impl Stopwatch {
         self.started.elapsed()
     }
 
-    /// Tells whether what has just ended took less than `limit`. Where it took longer, but not twice as long, the time
-    /// does not count in which anything on the machine was kept waiting for a CPU.
+    /// Returns whether the operation that just ended took less than `limit`. If it took up to twice as long,
+    /// the time in which any task on the machine waited for a CPU does not count.
     pub fn is_within(&self, limit: Duration) -> bool {
         let elapsed = self.elapsed();
         elapsed < limit || elapsed < limit * 2 && elapsed.saturating_sub(self.waited()) < limit
     }
 
-    /// Returns for how long something was kept waiting for a CPU since the start: never too short a time.
+    /// Returns for how long any task waited for a CPU since the start. The result is never too short.
     pub fn waited(&self) -> Duration {
         thread::sleep(TOLD_WITHIN);
         withheld().saturating_sub(self.withheld)
     }
 }
 
-/// Time that tasks waited for a CPU, and CPUs for the host they are guests of, since the machine started; none where
-/// the kernel does not tell.
+/// Returns the total time, since boot, in which tasks waited for a CPU, and virtual CPUs for their host. Zero
+/// if the kernel does not report it.
 fn withheld() -> Duration {
     let read = |path| fs::read_to_string(path).unwrap_or_default();
     let waited = waited(&read("/proc/pressure/cpu")).unwrap_or_default();

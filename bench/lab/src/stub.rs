@@ -1,18 +1,18 @@
-//! The object of the product with programs that do nothing, for tests of maps and of attaching.
+//! Makes a copy of the product's BPF object whose programs do nothing, for tests of maps and of attaching.
 //!
-//! What the verifier takes for the real ones, some seconds of a CPU, is most of such a test's time.
+//! Verifying the real programs takes some seconds of CPU time, which is most of such a test's time.
 
-/// What a section header has, by its place in it (`Elf64_Shdr` of elf(5)).
+/// Offsets of fields in a section header (`Elf64_Shdr` of elf(5)).
 mod section {
     pub(super) const LENGTH: usize = 64;
     pub(super) const TYPE: usize = 4;
     pub(super) const OFFSET: usize = 24;
     pub(super) const SIZE: usize = 32;
-    /// Of relocations: the section that they change.
+    /// In a relocation section: the section that it changes.
     pub(super) const INFO: usize = 44;
 }
 
-/// What a symbol has (`Elf64_Sym`).
+/// Offsets of fields in a symbol (`Elf64_Sym`).
 mod symbol {
     pub(super) const LENGTH: usize = 24;
     pub(super) const INFO: usize = 4;
@@ -25,21 +25,21 @@ const SHT_SYMTAB: usize = 2;
 const SHT_REL: usize = 9;
 const STT_FUNC: u8 = 2;
 const INSTRUCTION: usize = 8;
-/// `exit`.
+/// The instruction `exit`.
 const EXIT: [u8; INSTRUCTION] = [0x95, 0, 0, 0, 0, 0, 0, 0];
 
-/// Returns a copy of an object whose XDP programs and classifiers let everything pass; its maps are the same.
+/// Returns a copy of an object whose XDP programs and classifiers pass every packet. Its maps are unchanged.
 ///
 /// # Panics
 ///
-/// When it is no ELF file as compilers write them for BPF.
+/// When `object` is not an ELF file as compilers write them for BPF.
 pub fn stub_object(object: &[u8]) -> Vec<u8> {
     let mut stub = object.to_vec();
     let table = number(object, 40, 8);
     let header = |index: usize| table + index * section::LENGTH;
     let count = number(object, 60, 2);
     let names = number(object, header(number(object, 62, 2)) + section::OFFSET, 8);
-    // Returned in place of a verdict.
+    // The return value of the programs in a section.
     let verdict = |index: usize| {
         let name = &object[names + number(object, header(index), 4)..];
         match name {
@@ -63,7 +63,7 @@ pub fn stub_object(object: &[u8]) -> Vec<u8> {
         }
         for symbol in (begin..begin + length).step_by(symbol::LENGTH) {
             let holder = number(object, symbol + symbol::SECTION, 2);
-            // Some numbers mean no section.
+            // Some section numbers are special values.
             if object[symbol + symbol::INFO] & 0xf != STT_FUNC || holder >= count {
                 continue;
             }
@@ -78,7 +78,7 @@ pub fn stub_object(object: &[u8]) -> Vec<u8> {
     stub
 }
 
-/// Fills a program: the verifier refuses code that is never reached.
+/// Fills a whole program with instructions. The verifier rejects unreachable code, so no old instruction may remain.
 fn return_at_once(program: &mut [u8], verdict: i32) {
     let [a, b, c, d] = verdict.to_le_bytes();
     // `r0 = verdict`
@@ -88,7 +88,7 @@ fn return_at_once(program: &mut [u8], verdict: i32) {
     *instructions.last_mut().expect("a program ends") = EXIT;
 }
 
-/// Reads a number of an ELF file: little-endian, as BPF is on all machines that run the tests.
+/// Reads a little-endian number of an ELF file. All machines that run the tests have little-endian BPF.
 fn number(object: &[u8], at: usize, length: usize) -> usize {
     let mut bytes = [0; 8];
     bytes[..length].copy_from_slice(&object[at..at + length]);

@@ -14,16 +14,15 @@
 //! | VIPs | 10.99.0.0/24 | fd00:99::/112 |
 //! | pods of node `j` | 10.2.j.1/32, .2, .. | fd00:2::j:1/128, :2, .. |
 //!
-//! The router's side of a network is always `.1`, every machine's interface is
-//! `eth0` and its default route the router: a node's replies go to the client
-//! without passing an edge. The router sends VIPs to edge 0 until
-//! [`Topology::route_vips`] says otherwise.
+//! The router's address in a network is always `.1`. Every machine's interface is `eth0`, and its default route
+//! leads to the router. So a node's replies reach the client without passing an edge. The router sends VIPs to
+//! edge 0 until [`Topology::route_vips`] changes that.
 //!
 //! Nodes may have pods ([`Builder::pods`]; the drawing is in `pod.rs`). Nodes on the
 //! segment have routes to each other's pods; the router and the clients know none.
 //!
-//! Offloads are off at every sender but the pods, and the far end of every edge's and node's
-//! cable has a pass-through XDP program, so that XDP may transmit on any of them.
+//! Offloads are off at every sender except the pods. The far end of every edge's and node's cable has a
+//! pass-through XDP program, so that XDP can transmit on any of them.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::atomic::{AtomicU16, Ordering};
@@ -34,20 +33,20 @@ const MAX_CLIENTS: u8 = 15;
 const MAX_EDGES: u8 = 89;
 const MAX_NODES: u8 = 99;
 const MAX_PODS: u8 = 99;
-/// The first source port that a machine gives to flows.
+/// First source port that a machine uses for flows.
 const FIRST_PORT: u16 = 10_000;
 
-/// Returns the `n`-th address of the IPv4 prefix that the router sends to the edges.
+/// Returns the `n`-th address of the IPv4 prefix that the router sends to edges.
 pub fn vip_v4(n: u8) -> Ipv4Addr {
     Ipv4Addr::new(10, 99, 0, n)
 }
 
-/// Returns the `n`-th address of the IPv6 prefix that the router sends to the edges.
+/// Returns the `n`-th address of the IPv6 prefix that the router sends to edges.
 pub fn vip_v6(n: u8) -> Ipv6Addr {
     Ipv6Addr::new(0xfd00, 0x99, 0, 0, 0, 0, 0, n.into())
 }
 
-/// What a [`Topology`] is to consist of.
+/// The description of a [`Topology`].
 #[derive(Debug, Clone)]
 pub struct Builder {
     clients: u8,
@@ -62,65 +61,65 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// Sets the number of clients, 1 unless told.
+    /// Sets the number of clients; 1 by default.
     #[must_use]
     pub fn clients(mut self, clients: u8) -> Self {
         self.clients = clients;
         self
     }
 
-    /// Sets the number of edges, 1 unless told.
+    /// Sets the number of edges; 1 by default.
     #[must_use]
     pub fn edges(mut self, edges: u8) -> Self {
         self.edges = edges;
         self
     }
 
-    /// Sets the number of nodes on the segment of the edges, 2 unless told.
+    /// Sets the number of nodes on the edges' segment; 2 by default.
     #[must_use]
     pub fn nodes(mut self, nodes: u8) -> Self {
         self.nodes = nodes;
         self
     }
 
-    /// Sets the number of nodes in networks of their own behind the router, 0
-    /// unless told; they are numbered after the others.
+    /// Sets the number of nodes in networks of their own behind the router; 0 by default. They are numbered
+    /// after the others.
     #[must_use]
     pub fn routed_nodes(mut self, routed_nodes: u8) -> Self {
         self.routed_nodes = routed_nodes;
         self
     }
 
-    /// Sets the number of pods on each node, 0 unless told.
+    /// Sets the number of pods on each node; 0 by default.
     #[must_use]
     pub fn pods(mut self, pods: u8) -> Self {
         self.pods = pods;
         self
     }
 
-    /// Sets the receive and transmit queues of every interface but the pods', 1 unless told.
+    /// Sets the number of receive and transmit queues of every interface except the pods'; 1 by default.
     #[must_use]
     pub fn queues(mut self, queues: u32) -> Self {
         self.queues = queues;
         self
     }
 
-    /// Sets the MTU between clients and router, 1500 unless told.
+    /// Sets the MTU between clients and router; 1500 by default.
     #[must_use]
     pub fn client_mtu(mut self, mtu: u32) -> Self {
         self.client_mtu = mtu;
         self
     }
 
-    /// Sets the MTU between router, edges and nodes, 1600 unless told: a
-    /// client's full packet then fits behind an outer header.
+    /// Sets the MTU between router, edges and nodes; 1600 by default, so that a client's full packet fits
+    /// behind an outer header.
     #[must_use]
     pub fn fabric_mtu(mut self, mtu: u32) -> Self {
         self.fabric_mtu = mtu;
         self
     }
 
-    /// Sets the MTU between nodes and their pods, 1500 unless told.
+    /// Sets the MTU between nodes and their pods; 1500 by default.
     #[must_use]
     pub fn pod_mtu(mut self, mtu: u32) -> Self {
         self.pod_mtu = mtu;
@@ -131,8 +130,8 @@ impl Builder {
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] for a number the addresses have no room for,
-    /// [`Error::Kernel`] when the caller is not root.
+    /// [`Error::Invalid`] when there are not enough addresses for a number, [`Error::Kernel`] when the caller
+    /// is not root.
     pub fn build(self) -> Result<Topology> {
         self.check()?;
         let router = router()?;
@@ -190,7 +189,7 @@ impl Builder {
 
     fn connect_switch(&self, router: &Namespace, switch: &Namespace) -> Result<()> {
         let bridge = switch.add_bridge("br0")?;
-        // A bridge's MTU would otherwise follow its smallest port.
+        // Otherwise the bridge's MTU would follow that of its smallest port.
         bridge.set_mtu(self.fabric_mtu)?;
         let (fabric, port) = Veth::between((router, "fabric"), (switch, "router"))
             .queues(self.queues)
@@ -279,7 +278,7 @@ impl Builder {
         Ok(machine)
     }
 
-    /// Makes a machine and its cable; the far end is named after the machine.
+    /// Creates a machine and its cable. The far end has the name of the machine.
     fn machine(&self, plan: Plan, other: &Namespace, far_end: FarEnd) -> Result<Machine> {
         let [v4, v6] = plan.own;
         let namespace = Namespace::new(&plan.label)?;
@@ -307,7 +306,7 @@ impl Builder {
     }
 }
 
-/// What distinguishes one machine from the next while it is made.
+/// Properties of a machine that is about to be created.
 struct Plan {
     label: String,
     own: [Cidr; 2],
@@ -315,7 +314,7 @@ struct Plan {
     mtu: u32,
 }
 
-/// A client, an edge, a node or a pod: one interface, one address of each family.
+/// A client, edge, node or pod. It has one interface and one address of each family.
 #[derive(Debug)]
 pub struct Machine {
     namespace: Namespace,
@@ -335,7 +334,7 @@ pub struct Machine {
 pub(crate) enum FarEnd {
     Router,
     Switch,
-    /// The node with this index.
+    /// The node at this index.
     Node(usize),
 }
 
@@ -401,12 +400,12 @@ impl Machine {
         }
     }
 
-    /// Returns a source port that it has not returned before: one port that talks to a pod by two addresses
-    /// is a conflict, for minutes after the first socket is closed.
+    /// Returns a source port that this machine has not used. If one port talked to a pod by two addresses, the
+    /// flows would be in conflict for minutes after the first socket is closed.
     ///
     /// # Panics
     ///
-    /// When none is left.
+    /// When all ports have been used.
     pub fn fresh_port(&self) -> u16 {
         let port = self.next_port.fetch_add(1, Ordering::Relaxed);
         assert!(
@@ -417,12 +416,12 @@ impl Machine {
         port
     }
 
-    /// Returns the pods, if the machine is a node that has some.
+    /// Returns the machine's pods; empty unless it is a node with pods.
     pub fn pods(&self) -> &[Machine] {
         &self.pods
     }
 
-    /// Returns the prefixes that the pods' addresses are from, IPv4 first, if it is a node that has some.
+    /// Returns the prefixes of the pods' addresses, IPv4 first; `None` unless the machine is a node with pods.
     pub fn pod_prefixes(&self) -> Option<[Cidr; 2]> {
         self.pod_prefixes
     }
@@ -437,20 +436,20 @@ impl Machine {
         self.mac
     }
 
-    /// Puts a VIP on loopback, where local sockets accept it and ARP and ND stay silent.
+    /// Adds a VIP to loopback. Local sockets accept it there, and ARP and ND do not answer for it.
     ///
     /// # Errors
     ///
-    /// [`Error::Kernel`], for example when it is there already.
+    /// [`Error::Kernel`], for example when the VIP is there already.
     pub fn add_vip(&self, vip: impl Into<IpAddr>) -> Result<()> {
         self.namespace.link("lo")?.add_address(Cidr::host(vip))
     }
 
-    /// Takes a VIP off loopback.
+    /// Removes a VIP from loopback.
     ///
     /// # Errors
     ///
-    /// [`Error::Kernel`], for example when it is not there.
+    /// [`Error::Kernel`], for example when the VIP is not there.
     pub fn remove_vip(&self, vip: impl Into<IpAddr>) -> Result<()> {
         self.namespace.link("lo")?.remove_address(Cidr::host(vip))
     }
@@ -459,8 +458,7 @@ impl Machine {
         other.link(self.label())
     }
 
-    /// Linux answers ARP for loopback addresses on every interface unless told
-    /// otherwise; ND does not.
+    /// Stops ARP answers for loopback addresses. Linux sends them on every interface by default; ND does not.
     fn prepare_for_vips(&self) -> Result<()> {
         self.namespace
             .set_sysctl("net/ipv4/conf/all/arp_ignore", "1")?;
@@ -480,7 +478,7 @@ pub struct Topology {
 }
 
 impl Topology {
-    /// Starts to describe a network; unchanged, it has one client, one edge and two nodes.
+    /// Starts the description of a network. By default it has one client, one edge and two nodes.
     pub fn builder() -> Builder {
         Builder {
             clients: 1,
@@ -525,7 +523,7 @@ impl Topology {
         self.nodes.iter().flat_map(Machine::pods)
     }
 
-    /// Returns the other end of a machine's cable: on the switch, the router, or a pod's node.
+    /// Returns the far end of a machine's cable: at the switch, the router, or a pod's node.
     ///
     /// # Errors
     ///
@@ -538,11 +536,11 @@ impl Topology {
         })
     }
 
-    /// Makes the router send VIPs to these edges, spreading flows by their ports.
+    /// Makes the router send VIPs to these edges, and spread flows over them by their ports.
     ///
     /// # Errors
     ///
-    /// [`Error::Kernel`] when an edge cannot be reached, [`Error::Invalid`] when there is no such edge.
+    /// [`Error::Kernel`] when an edge is unreachable, [`Error::Invalid`] when there is no such edge.
     pub fn route_vips(&self, edges: &[usize]) -> Result<()> {
         let mut v4 = Route::to(cidr(vip_v4(0), 24));
         let mut v6 = Route::to(cidr(vip_v6(0), 112));
@@ -579,8 +577,7 @@ impl Topology {
 fn router() -> Result<Namespace> {
     let router = Namespace::new("router")?;
     router.enable_forwarding()?;
-    // Edges and nodes share a segment; telling an edge about a node would
-    // route around what is being tested.
+    // Edges and nodes share a segment. A redirect from an edge to a node would bypass what is being tested.
     router.set_sysctl("net/ipv4/conf/all/send_redirects", "0")?;
     router.set_sysctl("net/ipv4/conf/default/send_redirects", "0")?;
     for family in ["ipv4", "ipv6"] {
@@ -606,7 +603,7 @@ pub(crate) fn cidr(address: impl Into<IpAddr>, length: u8) -> Cidr {
     }
 }
 
-/// 11 becomes 0x11: the IPv6 address then reads like the IPv4 address.
+/// Converts 11 to 0x11, so that an IPv6 address reads like the IPv4 address.
 pub(crate) fn decimal_as_hex(number: u8) -> u16 {
     let number = u16::from(number);
     number / 100 * 0x100 + number / 10 % 10 * 0x10 + number % 10

@@ -14,7 +14,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(5);
 ///
 /// # Errors
 ///
-/// [`Error::Timeout`], naming `awaited`, when it does not within `timeout`.
+/// [`Error::Timeout`] with `awaited` when it does not hold within `timeout`.
 pub fn wait_until(
     awaited: &str,
     timeout: Duration,
@@ -23,11 +23,11 @@ pub fn wait_until(
     wait_for(awaited, timeout, || condition().then_some(()).ok_or(""))
 }
 
-/// Waits until `attempt` succeeds and returns what it found.
+/// Waits until `attempt` succeeds and returns its result.
 ///
 /// # Errors
 ///
-/// [`Error::Timeout`], naming `awaited` and the last failure, when it does not within `timeout`.
+/// [`Error::Timeout`] with `awaited` and the last failure when it does not succeed within `timeout`.
 pub fn wait_for<T, E: Display>(
     awaited: &str,
     timeout: Duration,

@@ -1,4 +1,4 @@
-//! nginx on a machine: a real web server, with one page.
+//! Runs nginx, a real web server, with one page on a machine.
 
 use std::{fmt::Write as _, net::SocketAddr, time::Duration};
 
@@ -7,12 +7,11 @@ use crate::{Machine, Namespace, Process, Result, output, wait_for};
 const READY_TIMEOUT: Duration = Duration::from_secs(20);
 const PAGE: &str = "index.html";
 
-/// Starts nginx on a machine and waits until it answers there.
+/// Starts nginx on a machine and waits until it answers at all addresses.
 ///
 /// # Errors
 ///
-/// [`crate::Error::Start`] where there is no `nginx` or `curl`,
-/// [`crate::Error::Ended`] when it does not start.
+/// [`crate::Error::Start`] when there is no `nginx` or `curl`, [`crate::Error::Ended`] when nginx does not start.
 pub fn serve_page(machine: &Machine, addresses: &[SocketAddr], page: &str) -> Result<Process> {
     let namespace = machine.namespace();
     namespace.write_file(PAGE, page)?;
@@ -33,7 +32,7 @@ pub fn serve_page(machine: &Machine, addresses: &[SocketAddr], page: &str) -> Re
     Ok(server)
 }
 
-/// Everything nginx would write by itself goes to the machine's directory.
+/// Returns the configuration. All files that nginx writes are in the machine's directory.
 fn config(addresses: &[SocketAddr]) -> String {
     let own = Namespace::FILES;
     let mut listen = String::new();

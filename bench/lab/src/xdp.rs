@@ -1,8 +1,7 @@
-//! Native XDP programs of a few instructions: the pass-through that veth needs
-//! at the receiving end, and whatever a test assembles.
+//! Native XDP programs of a few instructions: the pass-through program that veth needs at the receiving end,
+//! and programs that tests assemble.
 //!
-//! Loaded by bpf(2) and attached over netlink, so that the lab needs no BPF
-//! loader and no object file.
+//! They are loaded by bpf(2) and attached by netlink, so that the lab needs no BPF loader and no object file.
 
 use std::{
     io,
@@ -24,7 +23,7 @@ const NO_PROGRAM: i32 = -1;
 /// `r0 = XDP_PASS; exit`.
 const PASS: [u64; 2] = [0x0000_0002_0000_00b7, 0x95];
 
-/// What BPF_PROG_LOAD reads of `union bpf_attr`.
+/// The fields of `union bpf_attr` that BPF_PROG_LOAD reads.
 #[repr(C)]
 #[derive(Default)]
 struct LoadAttributes {
@@ -40,8 +39,8 @@ struct LoadAttributes {
 }
 
 impl Link<'_> {
-    /// Attaches a native XDP program that passes everything, so that what the
-    /// other end of a veth sends by `XDP_TX` arrives.
+    /// Attaches a native XDP program that passes every frame, so that frames arrive that the other end of a
+    /// veth sends by `XDP_TX`.
     ///
     /// # Errors
     ///
@@ -50,12 +49,12 @@ impl Link<'_> {
         self.attach_xdp(&PASS)
     }
 
-    /// Attaches a native XDP program, given as instructions, until it is
-    /// detached or the interface is gone.
+    /// Attaches a native XDP program, given as its instructions. It stays until it is detached or the interface
+    /// is gone.
     ///
     /// # Errors
     ///
-    /// [`crate::Error::Kernel`] when the verifier refuses it or the interface has a program already.
+    /// [`crate::Error::Kernel`] when the verifier rejects the program, or the interface has one already.
     pub fn attach_xdp(&self, instructions: &[u64]) -> Result<()> {
         let program = load(instructions)
             .map_err(|source| self.error("load the XDP program for".to_owned(), source))?;
@@ -66,7 +65,7 @@ impl Link<'_> {
     ///
     /// # Errors
     ///
-    /// [`crate::Error::Kernel`] when it is held by a bpf_link.
+    /// [`crate::Error::Kernel`] when a bpf_link holds the program.
     pub fn detach_xdp(&self) -> Result<()> {
         self.set_xdp(NO_PROGRAM, 0)
     }
@@ -88,7 +87,7 @@ fn load(instructions: &[u64]) -> io::Result<OwnedFd> {
         instruction_count: instructions.len().try_into().map_err(io::Error::other)?,
         instructions: instructions.as_ptr().addr() as u64,
         licence: c"GPL".as_ptr().addr() as u64,
-        // Without it veth refuses MTUs beyond one page.
+        // Without this flag veth refuses MTUs larger than a page.
         flags: BPF_F_XDP_HAS_FRAGS,
         ..LoadAttributes::default()
     };

@@ -1,5 +1,5 @@
-//! An API server in this process, for faults that a real one cannot be made to produce, and for recorded
-//! lists and watches of any size.
+//! An API server in this process. It produces faults that a real one cannot be made to produce, and serves
+//! recorded lists and watches of any size.
 //!
 //! ```text
 //!   put, delete --> store (objects, log of changes) --> list: pages --------+
@@ -7,8 +7,8 @@
 //!                                 +-------------------> watch: log, live ---+
 //! ```
 //!
-//! It only reads out: get, list by pages, and watch, by label selectors, over plain HTTP. It checks nothing
-//! of what is put into it. Faults are below what an HTTP library can be told to do, so there is none.
+//! It serves get, list by pages, and watch, with label selectors, over plain HTTP. It does not validate
+//! objects. It uses no HTTP library, because no library can produce faults below its own level.
 
 mod http;
 mod store;
@@ -32,51 +32,51 @@ use self::{http::Request, store::Store};
 use super::KUBECONFIG;
 use crate::{Namespace, Result};
 
-/// Where it listens on a machine's loopback.
+/// Port on a machine's loopback.
 const PORT: u16 = 6480;
 
-/// How a kind of objects is answered, from when it is set until it is lifted.
+/// A fault in the answers about a kind of objects. It lasts until it is lifted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
-    /// Requests are taken and get no answer; open watches tell nothing.
+    /// Requests get no answer, and open watches are silent.
     Silent,
-    /// Requests are refused with this status, 429 with `Retry-After`; open watches go on.
+    /// Requests get this status, 429 with `Retry-After`. Open watches go on.
     Refused(u16),
-    /// Watches from any version but the newest are refused with 410.
+    /// Watches from any version but the newest get 410.
     Expired,
-    /// Watches tell every event twice.
+    /// Watches send every event twice.
     Doubled,
-    /// Watches hold events back; once it is lifted, they tell the newest first.
+    /// Watches hold events back. When the fault is lifted, they send them, newest first.
     Reversed,
 }
 
-/// What happens once to all watches that are open.
+/// A single fault of all open watches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mishap {
     /// An error event says that the version is too old, and the stream ends.
     Gone,
-    /// The next event breaks off, and the connection with it.
+    /// The next event is cut off, and the connection ends.
     Cut,
-    /// The next event breaks off in a stream that ends as it should.
+    /// The next event is cut off, and the stream ends correctly.
     Torn,
-    /// The next event is no JSON; the stream goes on.
+    /// The next event is not valid JSON; the stream goes on.
     Garbled,
-    /// The connection ends without a word.
+    /// The connection ends without an event.
     Reset,
 }
 
-/// What was asked for.
+/// A kind of request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verb {
-    /// One object.
+    /// Get one object.
     Get,
-    /// A page of a list.
+    /// Get a page of a list.
     List,
-    /// Changes since a version.
+    /// Get the changes since a version.
     Watch,
 }
 
-/// A running server, ended on drop with all of its connections.
+/// A running server. On drop it ends with all its connections.
 #[derive(Debug)]
 pub struct FakeApiServer {
     shared: Arc<Shared>,
@@ -93,9 +93,9 @@ struct Shared {
 struct State {
     store: Store,
     faults: BTreeMap<String, Fault>,
-    /// What happened to the watches of each kind so far; one that begins leaves these behind.
+    /// All mishaps so far, by resource. A new watch skips the earlier ones.
     mishaps: BTreeMap<String, Vec<Mishap>>,
-    /// How often [`Fault::Reversed`] was lifted.
+    /// How often [`Fault::Reversed`] was lifted, by resource.
     reversals: BTreeMap<String, usize>,
     asked: Vec<(String, Verb, Instant)>,
     connections: Vec<TcpStream>,
@@ -103,7 +103,7 @@ struct State {
 }
 
 impl FakeApiServer {
-    /// Starts a server that nobody can reach yet.
+    /// Creates a server that does not listen yet.
     #[expect(
         clippy::new_without_default,
         reason = "what is made is a running server"
@@ -115,11 +115,12 @@ impl FakeApiServer {
         }
     }
 
-    /// Listens on a machine's loopback, and writes a kubeconfig for it among the machine's files.
+    /// Listens on a machine's loopback and writes a kubeconfig for it into the machine's files. Returns the
+    /// kubeconfig's path.
     ///
     /// # Errors
     ///
-    /// [`crate::Error::Kernel`], for example when it listens there already.
+    /// [`crate::Error::Kernel`], for example when the server listens there already.
     pub fn serve(&self, machine: &Namespace) -> Result<PathBuf> {
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, PORT));
         let failed = |source| machine.error(format!("listen on {address}"), source);
@@ -129,7 +130,7 @@ impl FakeApiServer {
         thread::spawn(move || {
             while let Ok((stream, _)) = accepting.accept() {
                 let shared = Arc::clone(&shared);
-                // A client that goes away is no fault of the server.
+                // An error means that the client went away, which is normal.
                 thread::spawn(move || _ = shared.converse(stream));
             }
         });
@@ -143,17 +144,17 @@ impl FakeApiServer {
         machine.write_file(KUBECONFIG, kubeconfig.to_string())
     }
 
-    /// Creates or replaces an object, as JSON with `apiVersion`, `kind` and `metadata`; its version is set.
+    /// Creates or replaces an object. It needs `apiVersion`, `kind` and `metadata`; the server sets its version.
     ///
     /// # Panics
     ///
-    /// When it has none of these.
+    /// When one of these is missing.
     pub fn put(&self, object: Value) {
         lock(&self.shared.state).store.put(object);
         self.shared.changed.notify_all();
     }
 
-    /// Deletes an object, if it is there; `namespace` is empty for what is in none.
+    /// Deletes an object if it exists. `namespace` is empty for cluster-wide objects.
     pub fn delete(&self, resource: &str, namespace: &str, name: &str) {
         lock(&self.shared.state)
             .store
@@ -161,19 +162,19 @@ impl FakeApiServer {
         self.shared.changed.notify_all();
     }
 
-    /// Forgets all changes until now: a watch from an older version is told so.
+    /// Forgets the changes so far. A watch from an older version gets 410.
     pub fn compact(&self) {
         lock(&self.shared.state).store.compact();
     }
 
-    /// Answers a resource, such as `endpointslices`, with a fault from now on.
+    /// Sets a fault for a resource, such as `endpointslices`.
     pub fn set_fault(&self, resource: &str, fault: Fault) {
         let faults = &mut lock(&self.shared.state).faults;
         faults.insert(resource.to_owned(), fault);
         self.shared.changed.notify_all();
     }
 
-    /// Answers a resource as it should be; what was kept waiting gets its answer.
+    /// Removes the fault of a resource. Waiting requests get their answers.
     pub fn lift(&self, resource: &str) {
         let mut state = lock(&self.shared.state);
         if state.faults.remove(resource) == Some(Fault::Reversed) {
@@ -183,14 +184,14 @@ impl FakeApiServer {
         self.shared.changed.notify_all();
     }
 
-    /// Has something happen to all watches of a resource that are open.
+    /// Causes a mishap in all open watches of a resource.
     pub fn strike(&self, resource: &str, mishap: Mishap) {
         let mishaps = &mut lock(&self.shared.state).mishaps;
         mishaps.entry(resource.to_owned()).or_default().push(mishap);
         self.shared.changed.notify_all();
     }
 
-    /// Returns when a resource was asked for in this way, oldest first.
+    /// Returns the times of the requests for a resource, oldest first.
     pub fn asked(&self, resource: &str, verb: Verb) -> Vec<Instant> {
         let state = lock(&self.shared.state);
         let same = |(what, how, _): &&(String, Verb, Instant)| what == resource && *how == verb;
@@ -202,7 +203,7 @@ impl FakeApiServer {
 impl Drop for FakeApiServer {
     fn drop(&mut self) {
         for listener in lock(&self.listeners).iter() {
-            // Whoever waits for a connection is told that there will be none.
+            // Wakes the thread that waits for a connection, with an error.
             let _ = socket::shutdown(listener.as_raw_fd(), socket::Shutdown::Both);
         }
         let mut state = lock(&self.shared.state);
@@ -215,7 +216,7 @@ impl Drop for FakeApiServer {
 }
 
 impl Shared {
-    /// Answers one request after the other.
+    /// Answers the requests of a connection one after the other.
     fn converse(&self, stream: TcpStream) -> io::Result<()> {
         stream.set_nodelay(true)?;
         {
@@ -290,7 +291,7 @@ impl State {
     }
 }
 
-/// Takes a lock; what it guards is whole after each statement, also where one panicked.
+/// Takes a lock, also after a panic: the guarded data is consistent after each statement.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

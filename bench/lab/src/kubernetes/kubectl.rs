@@ -1,4 +1,4 @@
-//! `kubectl` and `helm`, run as an administrator on the control plane's machine.
+//! Runs `kubectl` and `helm` as an administrator on the control plane's machine.
 
 use std::{ffi::OsStr, path::Path, process::Command, sync::atomic::Ordering};
 
@@ -12,7 +12,7 @@ impl ControlPlane {
     ///
     /// # Errors
     ///
-    /// [`Error::Start`] when it has not been built.
+    /// [`Error::Start`] when `kubectl` has not been built.
     pub fn kubectl_command(&self) -> Result<Command> {
         let files = Path::new(Namespace::FILES);
         let mut command = self.machine.command(program("kubectl")?);
@@ -22,20 +22,20 @@ impl ControlPlane {
         Ok(command)
     }
 
-    /// Runs `kubectl` and returns what it wrote.
+    /// Runs `kubectl` and returns its output.
     ///
     /// # Errors
     ///
-    /// [`Error::Failed`] with what it says when it does not succeed.
+    /// [`Error::Failed`] with its output when it fails.
     pub fn kubectl(&self, arguments: &[impl AsRef<OsStr>]) -> Result<String> {
         output(self.kubectl_command()?.args(arguments))
     }
 
-    /// Runs `helm` and returns what it wrote.
+    /// Runs `helm` and returns its output.
     ///
     /// # Errors
     ///
-    /// [`Error::Failed`] with what it says when it does not succeed.
+    /// [`Error::Failed`] with its output when it fails.
     pub fn helm(&self, arguments: &[impl AsRef<OsStr>]) -> Result<String> {
         let files = Path::new(Namespace::FILES);
         let mut command = self.machine.command(program("helm")?);
@@ -48,11 +48,11 @@ impl ControlPlane {
         output(&mut command)
     }
 
-    /// Runs `kubectl apply` on objects written in YAML or JSON, several after `---` lines.
+    /// Runs `kubectl apply` on objects in YAML or JSON, separated by `---` lines.
     ///
     /// # Errors
     ///
-    /// [`Error::Failed`] with the API server's answer when it refuses one.
+    /// [`Error::Failed`] with the API server's answer when it refuses an object.
     pub fn apply(&self, objects: &str) -> Result<String> {
         let number = self.files.fetch_add(1, Ordering::Relaxed);
         let file = self
@@ -61,7 +61,7 @@ impl ControlPlane {
         output(self.kubectl_command()?.args(["apply", "-f"]).arg(file))
     }
 
-    /// Runs `kubectl get` and returns the object, or the list, that it found.
+    /// Runs `kubectl get` and returns the object or list.
     ///
     /// # Errors
     ///
@@ -80,8 +80,8 @@ impl ControlPlane {
         })
     }
 
-    /// Waits until objects of a kind can be listed: one that is defined anew is found a moment after it is
-    /// established.
+    /// Waits until objects of a kind can be listed. A new custom resource can be listed only a moment after it
+    /// is established.
     ///
     /// # Errors
     ///
@@ -92,12 +92,12 @@ impl ControlPlane {
         })
     }
 
-    /// Waits until the API server lets a service account do something, such as `list services`: it takes note of
-    /// roles a moment after they are written.
+    /// Waits until the API server allows a service account an action, such as `list services`. New roles take
+    /// effect a moment after they are written.
     ///
     /// # Errors
     ///
-    /// [`Error::Timeout`] when the account may not.
+    /// [`Error::Timeout`] when the account is still not allowed.
     pub fn wait_for_right(&self, namespace: &str, account: &str, right: &str) -> Result<()> {
         let user = format!("--as=system:serviceaccount:{namespace}:{account}");
         let ask = ["auth", "can-i", "-n", namespace, &user];
@@ -107,14 +107,14 @@ impl ControlPlane {
         })
     }
 
-    /// Makes a service account of namespace `default` with these rules of a ClusterRole, one a line, as YAML, and
-    /// waits until they are in force; one that exists gets other rules.
+    /// Creates a service account in the namespace `default` with the rules of a ClusterRole, one per line, in
+    /// YAML. Waits until the rules are in force. The rules of an existing account are replaced.
     ///
     /// # Errors
     ///
     /// [`Error::Failed`] when the API server refuses the objects.
     pub fn make_service_account(&self, name: &str, rules: &str) -> Result<()> {
-        // Tells these rules from those that the account had before.
+        // A rule that only this call has: when it is in force, so are the others.
         let mark = format!("/rules/{}", self.files.fetch_add(1, Ordering::Relaxed));
         let objects = format!(
             "
@@ -140,22 +140,22 @@ subjects: [{{kind: ServiceAccount, name: {name}, namespace: default}}]
         self.wait_for_right("default", name, &format!("get {mark}"))
     }
 
-    /// Returns a token, bound and valid for an hour, of a service account, which must exist.
+    /// Returns a bound token of an existing service account. It is valid for an hour.
     ///
     /// # Errors
     ///
-    /// [`Error::Failed`] when it does not.
+    /// [`Error::Failed`] when the account does not exist.
     pub fn service_account_token(&self, namespace: &str, name: &str) -> Result<String> {
         let token = self.kubectl(&["create", "token", "-n", namespace, name])?;
         Ok(token.trim_end().to_owned())
     }
 
-    /// Returns a token as the kubelet gives it to a pod on a node, which says so; makes such a pod. The service
-    /// account and the node must exist.
+    /// Creates a pod on a node and returns a token as the kubelet gives it to the pod; the token names the
+    /// node. The service account and the node must exist.
     ///
     /// # Errors
     ///
-    /// [`Error::Failed`] when one of them does not.
+    /// [`Error::Failed`] when the account or the node does not exist.
     pub fn pod_token(&self, namespace: &str, account: &str, node: &str) -> Result<String> {
         let pod = format!("{account}-{node}");
         self.apply(&format!(

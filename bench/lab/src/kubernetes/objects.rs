@@ -1,4 +1,4 @@
-//! Objects as the cluster's own programs would write them.
+//! Objects as programs of the cluster would write them.
 
 use serde_json::{Value, json};
 
@@ -6,7 +6,7 @@ use super::ControlPlane;
 use crate::{Machine, Result};
 
 impl ControlPlane {
-    /// Writes the [`node`] of a machine.
+    /// Creates the [`node`] of a machine.
     ///
     /// # Errors
     ///
@@ -16,8 +16,8 @@ impl ControlPlane {
     }
 }
 
-/// Returns the Node of a machine as its kubelet would write it: named after it, ready,
-/// with its addresses and the prefixes of its pods.
+/// Returns a machine's Node as its kubelet would write it: ready, with the machine's name and addresses and the
+/// prefixes of its pods.
 pub fn node(machine: &Machine) -> Value {
     let prefixes = machine.pod_prefixes().into_iter().flatten();
     let prefixes: Vec<_> = prefixes.map(|prefix| prefix.to_string()).collect();

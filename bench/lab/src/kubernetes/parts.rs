@@ -1,4 +1,4 @@
-//! Programs of a cluster that work through the API server.
+//! Programs of a cluster that use the API server: kube-proxy and controllers.
 
 use std::{
     io::{self, Read, Write},
@@ -12,14 +12,14 @@ use crate::{Namespace, Process, Result, pod::all_pods, wait_for};
 /// How kube-proxy programs the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProxyMode {
-    /// By `iptables`, its default.
+    /// With `iptables`, its default.
     Iptables,
-    /// By `nft`.
+    /// With `nft`.
     Nftables,
 }
 
 impl ProxyMode {
-    /// Returns the mode as `--proxy-mode` has it.
+    /// Returns the mode's name for `--proxy-mode`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Iptables => "iptables",
@@ -29,8 +29,8 @@ impl ProxyMode {
 }
 
 impl ControlPlane {
-    /// Starts the kube-proxy of a machine, which must be linked and whose Node
-    /// must have an address, and waits until it has programmed what there is.
+    /// Starts the kube-proxy of a machine, and waits until it has programmed the kernel. The machine must be
+    /// connected, and its Node must have an address.
     ///
     /// # Errors
     ///
@@ -47,12 +47,12 @@ impl ControlPlane {
             .arg("--kubeconfig")
             .arg(kubeconfig)
             .args(["--proxy-mode", mode.name(), "--hostname-override", node])
-            // So that it knows its own pods, as where kubeadm has set it up.
+            // With the pods' ranges it recognizes the pods, as in a cluster made by kubeadm.
             .args([
                 "--cluster-cidr",
                 &all_pods().map(|cidr| cidr.to_string()).join(","),
             ])
-            // These settings of conntrack are the host's alone.
+            // Only the host may change these settings of conntrack.
             .args([
                 "--conntrack-max-per-core=0",
                 "--conntrack-tcp-timeout-established=0",
@@ -67,7 +67,7 @@ impl ControlPlane {
             if let Err(ended) = proxy.expect_running(&awaited) {
                 return Ok(Err(ended));
             }
-            // Its health check already passes while the first list is under way.
+            // Its health check succeeds even before the first lists are complete.
             match machine.run(proxy_metrics) {
                 Ok(metrics) if has_programmed(&metrics) => Ok(Ok(())),
                 Ok(_) => Err(format!("its log:\n{}", proxy.stderr())),
@@ -77,8 +77,8 @@ impl ControlPlane {
         Ok(proxy)
     }
 
-    /// Starts a kube-controller-manager with these controllers alone, such as
-    /// `endpointslice-controller`, and waits until they work.
+    /// Starts a kube-controller-manager with only these controllers, such as `endpointslice-controller`, and
+    /// waits until they work.
     ///
     /// # Errors
     ///
@@ -99,7 +99,7 @@ impl ControlPlane {
 const PROXY_METRICS_PORT: u16 = 10249;
 const HTTP_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Asks the kube-proxy of the machine that this runs on.
+/// Reads the metrics of the kube-proxy on the machine of the calling thread.
 fn proxy_metrics() -> io::Result<String> {
     let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, PROXY_METRICS_PORT))?;
     stream.set_read_timeout(Some(HTTP_TIMEOUT))?;

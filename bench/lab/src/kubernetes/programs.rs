@@ -1,13 +1,13 @@
-//! Where the programs of a cluster are.
+//! Finds the programs of a cluster.
 
 use std::{env, io, path::PathBuf};
 
 use crate::{Error, Result};
 
-/// Read by the script that builds the programs, too.
+/// The versions that `deploy/kubernetes/build.sh` builds.
 const VERSIONS: &str = include_str!("../../../../deploy/versions.env");
 
-/// Returns the path of `etcd`, `helm` or a command of Kubernetes.
+/// Returns the path of `etcd`, `helm` or a program of Kubernetes.
 ///
 /// # Errors
 ///

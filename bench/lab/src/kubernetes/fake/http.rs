@@ -1,4 +1,4 @@
-//! As much of HTTP/1.1 as a Kubernetes client that only reads makes use of.
+//! The part of HTTP/1.1 that a read-only Kubernetes client uses.
 
 use std::{
     collections::BTreeMap,
@@ -11,7 +11,7 @@ use serde_json::json;
 /// A request for objects.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Request {
-    /// Such as `endpointslices`.
+    /// Plural name of the kind, such as `endpointslices`.
     pub(super) resource: String,
     pub(super) namespace: Option<String>,
     pub(super) name: Option<String>,
@@ -19,7 +19,7 @@ pub(super) struct Request {
 }
 
 impl Request {
-    /// Reads a request; nothing when the client has ended.
+    /// Reads a request; `None` if the client has closed the connection.
     pub(super) fn read(stream: &mut impl BufRead) -> io::Result<Option<Self>> {
         let mut first = String::new();
         stream.read_line(&mut first)?;
@@ -41,7 +41,7 @@ impl Request {
         Ok(Some(request))
     }
 
-    /// Reads `/apis/GROUP/VERSION/namespaces/NAMESPACE/RESOURCE/NAME?OPTIONS` and its shorter forms.
+    /// Parses `/apis/GROUP/VERSION/namespaces/NAMESPACE/RESOURCE/NAME?OPTIONS` and its shorter forms.
     fn of(target: &str) -> Option<Self> {
         let (path, query) = target.split_once('?').unwrap_or((target, ""));
         let parts: Vec<&str> = path.trim_matches('/').split('/').collect();
@@ -69,12 +69,12 @@ impl Request {
         })
     }
 
-    /// Returns an option of the query.
+    /// Returns a parameter of the query.
     pub(super) fn option(&self, name: &str) -> Option<&str> {
         self.options.get(name).map(String::as_str)
     }
 
-    /// Returns a number of the query.
+    /// Returns a numeric parameter of the query.
     pub(super) fn number(&self, name: &str) -> Option<u64> {
         self.option(name)?.parse().ok()
     }
@@ -100,7 +100,7 @@ pub(super) fn answer(stream: &TcpStream, body: &str) -> io::Result<()> {
     respond(stream, "200 OK\r\nContent-Type: application/json", body)
 }
 
-/// Refuses as the API server does: too many requests are turned away before anything knows what a `Status` is.
+/// Refuses as the API server does. A 429 has plain text, because the server sends it before a `Status` could be made.
 pub(super) fn refuse(stream: &TcpStream, status: u16) -> io::Result<()> {
     if status == 429 {
         let head = "429 Too Many Requests\r\nRetry-After: 1\r\nContent-Type: text/plain";
@@ -110,7 +110,7 @@ pub(super) fn refuse(stream: &TcpStream, status: u16) -> io::Result<()> {
     respond(stream, &head, &error(status))
 }
 
-/// Writes a `Status`.
+/// Returns a `Status` as JSON.
 pub(super) fn error(status: u16) -> String {
     let reason = match status {
         404 => "NotFound",
@@ -131,12 +131,12 @@ fn respond(mut stream: &TcpStream, head: &str, body: &str) -> io::Result<()> {
     stream.write_all(body.as_bytes())
 }
 
-/// A body in chunks, whose end is not known.
+/// A chunked body of unknown length.
 #[derive(Debug)]
 pub(super) struct Chunks<'stream>(&'stream TcpStream);
 
 impl<'stream> Chunks<'stream> {
-    /// Begins an answer.
+    /// Starts an answer.
     pub(super) fn begin(mut stream: &'stream TcpStream) -> io::Result<Self> {
         stream.write_all(
             b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n",
@@ -156,7 +156,7 @@ impl<'stream> Chunks<'stream> {
         self.0.write_all(chunk.as_bytes())
     }
 
-    /// Ends the answer as it should end.
+    /// Ends the body correctly.
     pub(super) fn end(self) -> io::Result<()> {
         (&mut &*self.0).write_all(b"0\r\n\r\n")
     }

@@ -1,4 +1,4 @@
-//! The objects, and the log of their changes.
+//! The objects of the fake API server, and the log of their changes.
 
 use std::{collections::BTreeMap, fmt::Write as _, sync::Arc};
 
@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::http::Request;
 
-/// An object's resource, namespace and name.
+/// Resource, namespace and name of an object.
 type Key = (String, String, String);
 
 /// Everything that was put into the server.
@@ -14,12 +14,12 @@ type Key = (String, String, String);
 pub(super) struct Store {
     version: u64,
     objects: BTreeMap<Key, Arc<Object>>,
-    /// One for each version after `compacted`.
+    /// The changes after `compacted`, one for each version.
     log: Vec<Change>,
     compacted: u64,
 }
 
-/// An object as it is told.
+/// An object as it is sent.
 #[derive(Debug)]
 struct Object {
     namespace: String,
@@ -31,7 +31,7 @@ struct Object {
 struct Change {
     resource: String,
     before: Option<Arc<Object>>,
-    /// Of what is deleted, the last state.
+    /// The object after the change; if it was deleted, before it.
     object: Arc<Object>,
     is_deleted: bool,
 }
@@ -95,11 +95,12 @@ impl Store {
         Some(self.objects.get(&key)?.text.clone())
     }
 
-    /// Returns a page of a list. What changes before the next page is told by a watch from the first one's version.
+    /// Returns a page of a list. All pages have the version of the first: a watch from it reports changes
+    /// between the pages.
     pub(super) fn list(&self, request: &Request) -> String {
         let limit = request.number("limit").unwrap_or(u64::MAX);
         let limit = usize::try_from(limit).unwrap_or(usize::MAX);
-        // VERSION NAMESPACE NAME of the last one, which no name has a space in.
+        // VERSION NAMESPACE NAME of the last object; names contain no spaces.
         let token: Vec<&str> = request
             .option("continue")
             .unwrap_or("")
@@ -139,7 +140,7 @@ impl Store {
         self.version
     }
 
-    /// Returns the lines of what changed since a version, for a watch; nothing if that is too long ago.
+    /// Returns the lines of a watch for the changes since a version; `None` if the log does not reach back to it.
     pub(super) fn since(&self, version: u64, request: &Request) -> Option<Vec<String>> {
         let known = usize::try_from(version.checked_sub(self.compacted)?).ok()?;
         let selector = Selector::of(request);
@@ -163,16 +164,17 @@ impl Store {
     }
 }
 
-/// Writes an event of a watch.
+/// Returns the line of a watch for an event.
 pub(super) fn line(event: &str, object: &str) -> String {
     format!("{{\"type\":\"{event}\",\"object\":{object}}}\n")
 }
 
-/// Which objects are asked for.
+/// Selects objects by namespace and labels.
 #[derive(Debug, Default)]
 struct Selector {
     namespace: Option<String>,
-    /// Labels with the values they may have; with none, they must be there, or not.
+    /// Labels with their allowed values. `None` means any value; the flag then says whether the label must
+    /// exist or must not.
     labels: Vec<(String, Option<Vec<String>>, bool)>,
 }
 
@@ -181,7 +183,7 @@ impl Selector {
         let mut rest = request.option("labelSelector").unwrap_or("");
         let mut labels = Vec::new();
         while !rest.is_empty() {
-            // A comma within parentheses separates values.
+            // A comma within parentheses separates values, not requirements.
             let set = rest.find('(').unwrap_or(rest.len());
             let mut end = rest.find(',').unwrap_or(rest.len());
             if set < end {
@@ -209,7 +211,7 @@ impl Selector {
     }
 }
 
-/// Reads `label`, `!label`, `label=value` or `label in (value,value)`.
+/// Parses `label`, `!label`, `label=value` or `label in (value,value)`.
 fn requirement(text: &str) -> (String, Option<Vec<String>>, bool) {
     if let Some(label) = text.strip_prefix('!') {
         return (label.to_owned(), None, false);

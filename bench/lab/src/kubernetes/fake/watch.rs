@@ -1,4 +1,4 @@
-//! One watch, from a version until its time is over or something happens to it.
+//! One watch of the fake API server.
 
 use std::{
     io,
@@ -13,15 +13,15 @@ use super::{
     lock, store,
 };
 
-/// How long a watch lasts for which no time was asked.
+/// Duration of a watch whose client does not ask for one, in seconds.
 const DEFAULT_SECONDS: u64 = 1800;
 
-/// What a watch does next.
+/// The next step of a watch.
 enum Step {
     Tell(Vec<String>),
-    /// With the events that it comes upon.
+    /// Suffer a mishap, with the events that are due.
     Strike(Mishap, Vec<String>),
-    /// Its version is too old.
+    /// Report that the version is too old.
     Expire,
     End,
 }
@@ -69,7 +69,7 @@ impl Shared {
         chunks.end()
     }
 
-    /// Waits for something to do.
+    /// Waits for the next step.
     fn next(&self, watch: &mut Watch<'_>, deadline: Instant) -> Step {
         let mut state = lock(&self.state);
         loop {
@@ -84,7 +84,7 @@ impl Shared {
             if left.is_zero() && !is_silent {
                 return Step::End;
             }
-            // A silent watch does not even end.
+            // A silent watch does not even end at its deadline.
             let pause = if is_silent { Duration::MAX } else { left };
             let waited = self.changed.wait_timeout(state, pause);
             (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
@@ -98,14 +98,14 @@ impl State {
     }
 }
 
-/// How far a watch is.
+/// The progress of a watch.
 struct Watch<'request> {
     request: &'request Request,
-    /// Everything up to this version is told.
+    /// All changes up to this version have been sent.
     version: u64,
-    /// Everything up to this mishap is over.
+    /// Number of mishaps that are over.
     struck: usize,
-    /// So many times events were held back that are told by now.
+    /// Number of times that held-back events have been sent after [`Fault::Reversed`] was lifted.
     reversed: usize,
 }
 

@@ -1,32 +1,33 @@
-//! What following a large cluster costs: time until the tables are full, time of one change, memory, CPU.
+//! Measures what following a large cluster costs: time until the tables are full, time of one change, memory, CPU.
 //!
-//! The agent is the real `guideway run --kubernetes`, on a machine of its own whose packets are real. The
-//! cluster is one of two:
+//! The agent is the real `guideway run --kubernetes`, on a machine of its own with real packets. The cluster
+//! comes from one of two sources:
 //!
 //! | source | what | for |
 //! |---|---|---|
-//! | `real` | etcd and kube-apiserver, filled with objects | what a real server's pace and answers do |
-//! | `recorded` | a server in this process that plays lists and watches back | sizes and rates that filling a real one takes too long for |
+//! | `real` | etcd and kube-apiserver, filled with objects | the pace and answers of a real server |
+//! | `recorded` | a server in this process that plays lists and watches back | sizes and rates for which
+//! filling a real server takes too long |
 //!
-//! **Cold start**: from the end of the last list to the last table; the agent's log has both times. That the
-//! tables are full is then seen by connections to services all over the cluster.
+//! **Cold start**: from the end of the last list to the last table. Both times are in the agent's log.
+//! Connections to services all over the cluster then show that the tables are full.
 //!
-//! **One change**: from the moment that the recorded server is given an event to the first new connection that
-//! reaches the endpoint in it: the event's way, all of the agent, and the packet's way are in it.
-//! Changes are far enough apart that none waits for another.
+//! **One change**: from the moment that the recorded server gets an event to the first new connection that
+//! reaches the endpoint in it. This includes the event's way, the whole agent, and the packet's way. The
+//! changes are far enough apart that none waits for another.
 //!
-//! **Storm**: the same for some of many changes a second. An agent that falls behind is later each time, so the
-//! latest of the last third counts.
+//! **Storm**: the same for a sample of many changes per second. An agent that falls behind gets later and
+//! later, so the latest of the last third counts.
 //!
-//! **Heartbeats**: kubelets write the status of their Nodes, and everybody who watches Nodes is told of each, so that
-//! the cost of a cluster grows with the square of its Nodes. CPU time of all threads while so many a second arrive, less
-//! that of the same time without them.
+//! **Heartbeats**: kubelets write the status of their Nodes, and every watcher of Nodes receives every write.
+//! So the cost of a cluster grows with the square of its Nodes. The figure is the CPU time of all threads while
+//! heartbeats arrive, less that of an equal time without them.
 //!
-//! **Memory**: resident bytes at the end, the tables' that are mapped included, and the most they ever were.
+//! **Memory**: resident bytes at the end, including those of mapped tables, and their maximum.
 //!
-//! **Idle**: CPU time of all threads while nothing changes, over a period with the agent's timers and the
-//! renewal of its watches in it. Every node gets its echo each second and answers it; on one machine, the sender
-//! of an echo is charged with the kernel's work at the node's end too.
+//! **Idle**: CPU time of all threads while nothing changes, over a period that includes the agent's timers and
+//! the renewal of its watches. Every node gets an echo each second and answers it. Because all is on one
+//! machine, the agent's CPU time includes the kernel's work at the nodes.
 
 mod agent;
 mod cluster;
@@ -60,57 +61,58 @@ use crate::{
     stats::{bootstrap, percentile},
 };
 
-/// Longest that a packet may take to follow a change.
+/// How long to wait for a packet that follows a change.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Between two changes that are measured alone: longer than the agent gathers changes for, and than it waits for
-/// packets in flight before it reuses what the last change has freed.
+/// Time between two single changes. It is longer than the agent gathers changes, and than it waits for packets
+/// in flight before it reuses freed memory.
 const GAP: Duration = Duration::from_millis(100);
-/// Services all over the cluster whose tables are tried after the start.
+/// Number of services whose tables are probed after the start, all over the cluster.
 const TRIED: u32 = 16;
-/// Between two of a storm's changes that are measured.
+/// Time between two changes of a storm that are measured.
 const STORM_SAMPLE: Duration = Duration::from_millis(500);
-/// How often changes of a storm are written.
+/// Time between two batches of a storm's changes.
 const STORM_TICK: Duration = Duration::from_millis(10);
 
-/// Milliseconds from one change's arrival to its first packet, 99 of 100.
+/// Bound of the 99th percentile from one change's arrival to its first packet, in milliseconds.
 const MOST_CHANGE_MS: f64 = 10.0;
-/// Seconds from complete lists to full tables.
+/// Bound of the time from complete lists to full tables, in seconds.
 const MOST_START_SECONDS: f64 = 5.0;
-/// Seconds that a change of a storm may take: less than an agent that falls behind by a thirtieth would take.
+/// Bound of a storm's change, in seconds. An agent that is too slow by a thirtieth exceeds it.
 const MOST_STORM_SECONDS: f64 = 1.0;
-/// Percent of a storm's changes that the server may be too slow for: with more of them, it was another storm.
+/// Bound of the changes that the server was too slow to write, in percent. With more, it was a smaller storm.
 const MOST_UNWRITTEN_PERCENT: f64 = 5.0;
-/// Percent of one core while nothing changes.
+/// Bound of the CPU time while nothing changes, in percent of one core.
 const MOST_IDLE_PERCENT: f64 = 1.0;
-/// Microseconds for a heartbeat of a Node, of which nearly all must be reading it, whatever the number of Nodes.
+/// Bound of the CPU time for one heartbeat of a Node, in microseconds. Nearly all of it must be decoding,
+/// whatever the number of Nodes.
 const MOST_HEARTBEAT_US: f64 = 200.0;
-/// Bytes for each endpoint and for each service, beside their lookup tables.
+/// Bounds of the memory for each endpoint and for each service without its lookup tables, in bytes.
 const ENDPOINT_BYTES: f64 = 1536.0;
 const SERVICE_BYTES: f64 = 3072.0;
 const MIB: f64 = (1 << 20) as f64;
 
-/// A cluster, and what is done to it.
+/// A cluster and the measurements made with it.
 #[derive(Clone, Copy, Debug)]
 pub struct Scenario {
-    /// Who tells of it.
+    /// Where the cluster comes from.
     pub source: Source,
-    /// How large it is.
+    /// The size of the cluster.
     pub cluster: Cluster,
-    /// Changes that are measured one by one.
+    /// Number of single changes.
     pub changes: u32,
-    /// Changes a second, and for how long.
+    /// Changes per second of the storm, and its duration.
     pub storm: Option<(u32, Duration)>,
-    /// Heartbeats of Nodes a second, and for how long.
+    /// Heartbeats of Nodes per second, and for how long.
     pub heartbeats: Option<(u32, Duration)>,
-    /// How long nothing happens while CPU time is taken.
+    /// Duration of the measurement while nothing changes.
     pub idle: Duration,
 }
 
-/// How long heartbeats come while they are measured.
+/// Duration of the measurement of heartbeats.
 const HEARTBEATS_LAST: Duration = Duration::from_secs(20);
 
 impl Scenario {
-    /// Those of the scale that Guideway is made for.
+    /// The scenarios of the size that Guideway is made for.
     pub const ALL: [Self; 4] = [
         Self {
             source: Source::Recorded,
@@ -157,7 +159,7 @@ impl Scenario {
             },
             changes: 200,
             storm: None,
-            // Each kubelet of the cluster writes every ten seconds, which is the most that it does.
+            // Each kubelet of the cluster writes every ten seconds, which is the maximum.
             heartbeats: Some((250, HEARTBEATS_LAST)),
             idle: Duration::from_secs(70),
         },
@@ -169,7 +171,7 @@ impl Scenario {
         self
     }
 
-    /// Returns the scenario with so many heartbeats a second.
+    /// Returns the scenario with another rate of heartbeats, per second.
     pub fn with_heartbeats(mut self, rate: u32) -> Self {
         self.heartbeats = Some((rate, HEARTBEATS_LAST));
         self
@@ -185,7 +187,7 @@ pub struct Options {
     pub scenarios: Vec<Scenario>,
 }
 
-/// Runs the scenarios; `progress` hears what is being done.
+/// Runs the scenarios. `progress` is called with what is being done.
 ///
 /// # Errors
 ///
@@ -260,7 +262,7 @@ fn measure_agent(
     if scenario.changes > 0 {
         say("single changes");
         let times = single_changes(scenario, server, prober)?;
-        // A real server takes its time to write and to tell, and the bound is for what comes after.
+        // A real server needs time to write and to report; the bound is only for what comes after.
         let (p50, p99, bound) = match scenario.source {
             Source::Recorded => (
                 "one change to its first packet, p50",
@@ -306,7 +308,8 @@ fn measure_agent(
         );
     }
 
-    // The bounds of what is idle and of memory are for Services: many Nodes with few of them keep neither.
+    // The bounds for idle CPU time and memory assume many Services per Node. Scenarios with heartbeats have
+    // many Nodes and few Services.
     let is_typical = scenario.heartbeats.is_none();
     say("idle");
     let before = agent.cpu_time()?;
@@ -349,7 +352,7 @@ fn measure_agent(
     Ok(())
 }
 
-/// Measures changes of one Service after the other, in milliseconds.
+/// Measures changes of one Service after the other. Returns their times in milliseconds.
 fn single_changes(scenario: &Scenario, server: &Server, prober: &mut Prober) -> Result<Vec<f64>> {
     let cluster = &scenario.cluster;
     let change = |number: u32| {
@@ -361,7 +364,7 @@ fn single_changes(scenario: &Scenario, server: &Server, prober: &mut Prober) -> 
     (0..scenario.changes).map(change).collect()
 }
 
-/// Changes the first endpoint of a Service and waits for the first packet that it gets.
+/// Changes the first endpoint of a Service and waits for the first packet to it. Returns the time that this took.
 fn change_one(
     server: &Server,
     prober: &mut Prober,
@@ -376,7 +379,7 @@ fn change_one(
     Ok(begun.elapsed())
 }
 
-/// Has so many Nodes a second written by their kubelets; tells how many were.
+/// Writes `rate` heartbeats of Nodes per second. Returns how many were written.
 fn heartbeats(cluster: &Cluster, server: &Server, rate: u32, duration: Duration) -> Result<u32> {
     let begun = Instant::now();
     let mut written: u32 = 0;
@@ -391,8 +394,8 @@ fn heartbeats(cluster: &Cluster, server: &Server, rate: u32, duration: Duration)
     Ok(written)
 }
 
-/// Writes so many changes a second, and measures how late some of them are, in seconds; tells, too, what share of
-/// them could not be written.
+/// Writes `rate` changes per second. Returns how late the sampled ones were, in seconds, and the share of
+/// changes that could not be written.
 fn storm(
     scenario: &Scenario,
     server: &Server,
@@ -401,7 +404,7 @@ fn storm(
     duration: Duration,
 ) -> Result<(Vec<f64>, f64)> {
     let cluster = &scenario.cluster;
-    // The last service is the one whose changes are measured.
+    // The last service is sampled; the others make the storm.
     let others = cluster.services - 1;
     ensure!(others > 0, "a storm needs two services");
     let begun = Instant::now();

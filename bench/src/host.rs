@@ -1,4 +1,4 @@
-//! The machine: facts for the report, checks before a run, and one core for it.
+//! The machine: facts for the report, checks before a run, a core for the measurement and its clock.
 
 use std::{fs, path::Path};
 
@@ -10,7 +10,7 @@ use rustix::{
 };
 use serde::Serialize;
 
-/// What a reader must know about the machine to judge figures.
+/// Facts about the machine that a reader needs to judge the figures.
 #[derive(Clone, Debug, Serialize)]
 pub struct Facts {
     /// Kernel release.
@@ -43,7 +43,7 @@ fn cpu_model(cpuinfo: &str) -> Option<&str> {
     Some(line.split_once(':')?.1.trim())
 }
 
-/// Civil date of a clock reading (Hinnant, "chrono-compatible low-level date algorithms").
+/// Returns the date in UTC of a clock reading (Hinnant, "chrono-compatible low-level date algorithms").
 fn date(now: Timespec) -> String {
     let days = now.tv_sec.div_euclid(86_400) + 719_468;
     let era = days.div_euclid(146_097);
@@ -58,11 +58,11 @@ fn date(now: Timespec) -> String {
     format!("{year:04}-{month:02}-{day:02}")
 }
 
-/// Refuses a machine whose settings would falsify the figures.
+/// Checks that no setting of the machine falsifies the figures.
 ///
 /// # Errors
 ///
-/// Names the setting and the remedy.
+/// When a setting would, with the remedy; or when the caller is not root.
 pub fn preflight() -> Result<()> {
     check_settings(Path::new("/proc/sys"))?;
     if !rustix::process::geteuid().is_root() {
@@ -82,7 +82,7 @@ fn check_settings(sysctls: &Path) -> Result<()> {
              switch it off: sysctl kernel.bpf_stats_enabled=0"
         );
     }
-    // Absent where the kernel was built with BPF_JIT_ALWAYS_ON.
+    // The file is absent if the kernel was built with BPF_JIT_ALWAYS_ON.
     let jit = sysctls.join("net/core/bpf_jit_enable");
     if jit.exists() && fs::read_to_string(&jit).is_ok_and(|value| value.trim() == "0") {
         bail!("the BPF JIT is off; switch it on: sysctl net.core.bpf_jit_enable=1");
@@ -90,10 +90,9 @@ fn check_settings(sysctls: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Keeps the calling thread on one core and ahead of ordinary processes.
+/// Binds the calling thread to one core, with priority over ordinary processes.
 ///
-/// Returns the core: `wanted`, or the last one that the process may use, since
-/// interrupts usually go to the first.
+/// Returns the core: `wanted`, or the last one that the process may use, because interrupts usually go to the first.
 ///
 /// # Errors
 ///
@@ -113,7 +112,7 @@ pub fn occupy_core(wanted: Option<usize>) -> Result<usize> {
     let mut only = CpuSet::new();
     only.set(core);
     sched_setaffinity(None, &only).with_context(|| format!("moving to CPU {core}"))?;
-    // In Linux a nice value belongs to the thread.
+    // On Linux a nice value belongs to a thread.
     setpriority_process(None, HIGHEST_PRIORITY).context("raising the priority")?;
     Ok(core)
 }
@@ -121,15 +120,15 @@ pub fn occupy_core(wanted: Option<usize>) -> Result<usize> {
 /// The nice value of the most favoured ordinary thread.
 const HIGHEST_PRIORITY: i32 = -20;
 
-/// Reads the calling thread's clock of core time.
+/// Reads the core time of the calling thread.
 ///
-/// Its own CPU clock (`CLOCK_THREAD_CPUTIME_ID`) will not do: a kernel with `CONFIG_IRQ_TIME_ACCOUNTING` leaves
-/// softirqs out of it, in which the whole receiving side runs. So this is the wall clock, less the time that the
-/// thread waited for its core.
+/// It is the wall clock less the time that the thread waited for its core. The thread's own CPU clock
+/// (`CLOCK_THREAD_CPUTIME_ID`) cannot be used: with `CONFIG_IRQ_TIME_ACCOUNTING` it leaves out softirqs, in
+/// which the whole receiving side runs.
 ///
 /// # Errors
 ///
-/// When the kernel does not tell how long a thread has waited, or what a hypervisor took from the core.
+/// When the kernel does not report how long a thread has waited, or what a hypervisor took from the core.
 pub fn core_clock(core: usize) -> Result<CoreClock> {
     let waited = read_proc("/proc/thread-self/schedstat")?;
     let waited = waited_ns(&waited).context(
@@ -146,7 +145,7 @@ pub fn core_clock(core: usize) -> Result<CoreClock> {
     })
 }
 
-/// A reading of the clock of core time, in seconds.
+/// A reading of the core time, in seconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CoreClock {
     wall: f64,
@@ -154,10 +153,10 @@ pub struct CoreClock {
     stolen: f64,
 }
 
-/// Unit of `/proc/stat` (`USER_HZ`), the same on all architectures that we build for.
+/// Unit of `/proc/stat` (`USER_HZ`); the same on all architectures that Guideway is built for.
 const TICKS_PER_SECOND: u32 = 100;
 
-/// What a hypervisor may take from a trial: about as much as one trial differs from the next anyway.
+/// Share of a trial that a hypervisor may take. Trials differ by about as much anyway.
 const STOLEN_AT_MOST: f64 = 0.02;
 
 impl CoreClock {
@@ -166,8 +165,8 @@ impl CoreClock {
         (self.wall - earlier.wall) - (self.waited - earlier.waited)
     }
 
-    /// Tells whether a hypervisor took so much of the core since an earlier reading that the figure is not of the
-    /// core's work. One tick may be anybody's.
+    /// Returns whether a hypervisor took so much of the core since an earlier reading that the figure is
+    /// useless. One tick is tolerated, because ticks are charged inexactly.
     pub fn is_stolen_since(self, earlier: Self) -> bool {
         let tick = 1.0 / f64::from(TICKS_PER_SECOND);
         let stolen = self.stolen - earlier.stolen - tick;
@@ -179,12 +178,12 @@ fn read_proc(path: &str) -> Result<String> {
     fs::read_to_string(path).with_context(|| format!("reading {path}"))
 }
 
-/// Reads how long a thread waited while it could run: the second number.
+/// Reads the second number of `schedstat`: how long a thread waited while it could run, in nanoseconds.
 fn waited_ns(schedstat: &str) -> Option<u64> {
     schedstat.split_whitespace().nth(1)?.parse().ok()
 }
 
-/// Reads the eighth number of a CPU's line (proc(5)).
+/// Reads the eighth number of a CPU's line in `/proc/stat`: stolen time, in ticks (proc(5)).
 fn stolen_ticks(stat: &str, core: usize) -> Option<u64> {
     let name = format!("cpu{core}");
     let mut fields = stat

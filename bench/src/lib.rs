@@ -1,7 +1,7 @@
-//! Measurement: scenarios, the statistics behind them, and their reports.
+//! The bench: scenarios that measure Guideway, their statistics and reports.
 //!
-//! [`datapath`] measures what the XDP program costs, [`control`] what following a large cluster does.
-//! Scenarios build their own network with the crate `lab` and leave nothing behind.
+//! [`datapath`] measures the cost of the XDP program per packet, [`control`] the cost of following a large
+//! cluster. Scenarios build their own networks with the crate `lab` and remove them.
 
 pub mod control;
 pub mod datapath;

@@ -173,10 +173,10 @@ fn run_control(arguments: &Control) -> Result<Outcome> {
     Ok(report.outcome())
 }
 
-/// Keeps one line of a terminal up to date.
+/// Rewrites the progress line of a terminal.
 fn show_progress(text: &str) {
     if stderr().is_terminal() {
-        // Progress that cannot be shown is no reason to stop.
+        // The run goes on even if progress cannot be shown.
         let _ = write!(stderr(), "\r\x1b[K{text}");
     }
 }

@@ -1,26 +1,26 @@
 //! Medians, quartiles and bootstrap intervals over the rounds of a measurement.
 //!
-//! On a shared machine a single round may be off by a factor of two, so nothing
-//! here is a mean, and nothing assumes a distribution.
+//! On a shared machine a single round can be wrong by a factor of two. So nothing here is a mean, and nothing
+//! assumes a distribution.
 
 use serde::Serialize;
 
-/// Resamples behind an interval: its ends are then good to a fraction of its width.
+/// Number of resamples for an interval. It makes the error of the interval's ends a small part of its width.
 const RESAMPLES: usize = 2_000;
 
-/// How far the rounds of one quantity lie apart.
+/// How far the rounds of one quantity are spread.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Spread {
-    /// The lowest round.
+    /// Lowest round.
     pub min: f64,
     /// Upper minus lower quartile.
     pub iqr: f64,
-    /// The highest round.
+    /// Highest round.
     pub max: f64,
 }
 
 impl Spread {
-    /// Summarises the rounds; all zero for none.
+    /// Summarizes the rounds; all zero if there are none.
     pub fn of(rounds: &[f64]) -> Self {
         let sorted = sorted(rounds);
         Self {
@@ -31,7 +31,7 @@ impl Spread {
     }
 }
 
-/// An estimate and the interval that holds it with 95 % confidence.
+/// An estimate with its 95 % confidence interval.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Estimate {
     /// The estimate from all rounds.
@@ -42,21 +42,20 @@ pub struct Estimate {
     pub high: f64,
 }
 
-/// Returns the median; zero for no rounds.
+/// Returns the median; zero if there are no rounds.
 pub fn median(rounds: &[f64]) -> f64 {
     quantile(&sorted(rounds), 0.5)
 }
 
-/// Returns the value that this share of the rounds does not exceed; zero for no rounds.
+/// Returns the value that a share (0 to 1) of the rounds does not exceed; zero if there are no rounds.
 pub fn percentile(rounds: &[f64], share: f64) -> f64 {
     quantile(&sorted(rounds), share)
 }
 
-/// Estimates a quantity from rounds and resamples the rounds for its interval.
+/// Estimates a quantity from all rounds, and its interval from resampled rounds.
 ///
-/// `quantity` gets the indices of the rounds to use. What was measured in one
-/// round stays together in every resample, so noise that all systems of a round
-/// share cancels in ratios and differences.
+/// `quantity` gets the indices of the rounds to use. All measurements of a round stay together in every
+/// resample. So noise that all systems of a round share cancels out in ratios and differences.
 pub fn bootstrap(rounds: usize, quantity: impl Fn(&[usize]) -> f64) -> Estimate {
     let all: Vec<usize> = (0..rounds).collect();
     let value = quantity(&all);
@@ -81,7 +80,7 @@ fn sorted(values: &[f64]) -> Vec<f64> {
     values
 }
 
-/// Interpolates between the two nearest ranks.
+/// Returns the quantile `q` (0 to 1), interpolated between the two nearest ranks.
 fn quantile(sorted: &[f64], q: f64) -> f64 {
     let Some(last) = sorted.len().checked_sub(1) else {
         return 0.0;
@@ -97,7 +96,7 @@ fn quantile(sorted: &[f64], q: f64) -> f64 {
     sorted[below] + (sorted[above] - sorted[below]) * (rank - below as f64)
 }
 
-/// A small generator with a fixed seed: the same rounds give the same interval.
+/// A small random generator with a fixed seed, so that the same rounds give the same interval.
 struct SplitMix64(u64);
 
 impl SplitMix64 {

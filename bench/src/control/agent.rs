@@ -10,16 +10,16 @@ use lab::{Guideway, Namespace, Process, wait_for};
 
 use super::{cluster::Cluster, usage, wire::INTERFACE};
 
-/// Longer than lists and tables take on a busy machine.
+/// Longer than lists and tables need on a busy machine.
 const START_LIMIT: Duration = Duration::from_secs(180);
 const END_LIMIT: Duration = Duration::from_secs(30);
-/// What the agent logs when the last list has ended, and when the tables have what was listed.
+/// Lines of the agent's log: the last list is complete; the tables contain what was listed.
 const LISTED: &str = "every kind is listed to its end";
 const FULL: &str = "the tables have the first state of the cluster";
-/// Lines of the log that an error shows.
+/// Number of log lines in an error.
 const LOG_LINES: usize = 20;
 const DAY: f64 = 86_400.0;
-/// Services whose tables and backends of before are kept for a moment after a change.
+/// Services whose old tables and backends are kept for a moment after a change, at most.
 const MOST_RETIRED: u32 = 1024;
 /// Bytes of a slot of a lookup table.
 const SLOT: f64 = 4.0;
@@ -33,17 +33,17 @@ pub(super) struct Agent<'machine> {
     started: f64,
 }
 
-/// How long a start took.
+/// The duration of a start.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Start {
-    /// From the end of the last list to full tables.
+    /// Time from the end of the last list to full tables.
     pub(super) tables: Duration,
-    /// From the start of the program.
+    /// Time from the start of the program to full tables.
     pub(super) total: Duration,
 }
 
 impl<'machine> Agent<'machine> {
-    /// Starts an agent with room for a cluster.
+    /// Starts an agent with tables large enough for a cluster.
     pub(super) fn start(
         binary: &Path,
         machine: &'machine Namespace,
@@ -112,7 +112,7 @@ impl<'machine> Agent<'machine> {
         usage::Memory::of(self.process.id())
     }
 
-    /// Returns the bytes of the lookup tables that services have.
+    /// Returns the size of all lookup tables in use, in bytes.
     pub(super) fn lookup_table_bytes(&self) -> Result<f64> {
         let status = self.guideway.ask(self.machine, &["status"])?;
         let tables = status["tables"].as_array();
@@ -129,7 +129,7 @@ impl<'machine> Agent<'machine> {
         lines[lines.len().saturating_sub(LOG_LINES)..].join("\n")
     }
 
-    /// Ends it as a service manager would.
+    /// Ends the agent as a service manager would.
     pub(super) fn stop(mut self) -> Result<()> {
         let status = self.process.stop(END_LIMIT)?;
         ensure!(status.success(), "the agent ended with {status}");
@@ -159,7 +159,7 @@ kubernetes: {{ node_name: edge, healthz: \"127.0.0.1:9751\" }}
     )
 }
 
-/// Reads the time of a line of the log, in seconds of its day.
+/// Reads the time of a log line, in seconds since midnight.
 fn logged_at(line: &str) -> Option<f64> {
     let (_, time) = line.split_once('T')?;
     let (time, _) = time.split_once('Z')?;
@@ -175,7 +175,7 @@ fn time_of_day(now: SystemTime) -> f64 {
     since.as_secs_f64() % DAY
 }
 
-/// Midnight may lie between.
+/// Returns the time between two log lines, which may span midnight.
 fn between(from: f64, to: f64) -> Duration {
     Duration::from_secs_f64((to - from).rem_euclid(DAY))
 }

@@ -1,7 +1,7 @@
-//! A cluster of any size, as its controllers write it and its API server tells it.
+//! The objects of a cluster of any size, as controllers write them and the API server sends them.
 //!
-//! Services are of type LoadBalancer without NodePorts, of which there are only 2768. Each has one
-//! EndpointSlice; its first endpoint is the one that changes.
+//! Services are of type LoadBalancer and have no NodePorts, because there are only 2768 of these. Each has one
+//! EndpointSlice, whose first endpoint is the one that changes.
 
 use std::net::Ipv4Addr;
 
@@ -11,21 +11,21 @@ use serde_json::{Value, json};
 pub(super) const SYSTEM: &str = "guideway-system";
 /// Namespace of the Services.
 pub(super) const DEFAULT: &str = "default";
-/// Where clients reach them.
+/// Port of the Services.
 pub(super) const PORT: u16 = 80;
-/// Most endpoints of a service: the addresses of its pods lie so far from the next one's.
+/// Most endpoints of a Service: the distance between the pods' addresses of two Services.
 pub(super) const MOST_ENDPOINTS: u32 = 64;
-/// Endpoints of one slice, as the controller of EndpointSlices fills them.
+/// Endpoints of a slice, as many as the EndpointSlice controller puts into one.
 const SLICE: u32 = 100;
 
-/// How large it is.
+/// The size of a cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cluster {
-    /// Services.
+    /// Number of Services.
     pub services: u32,
-    /// Endpoints of each.
+    /// Number of endpoints of each Service.
     pub endpoints: u32,
-    /// Nodes, more than endpoints of one Service.
+    /// Number of Nodes; it must exceed the endpoints of one Service.
     pub nodes: u32,
 }
 
@@ -35,13 +35,13 @@ impl Cluster {
         Ipv4Addr::from_bits(0x0a01_0001 + number)
     }
 
-    /// Returns the address that clients of a Service use.
+    /// Returns the VIP of a Service.
     pub(super) fn vip(number: u32) -> Ipv4Addr {
         Ipv4Addr::from_bits(0x6440_0001 + number)
     }
 
-    /// Returns the number of the Node that has the endpoint which changes, after so many changes:
-    /// another one each time, and one that has none of the Service's other endpoints.
+    /// Returns the number of the Node with the changing endpoint after `change` changes. It is another Node
+    /// each time, and has none of the Service's other endpoints.
     pub(super) const fn node_of_change(&self, service: u32, change: u32) -> u32 {
         let others = self.nodes - self.endpoints;
         (service + self.endpoints + change % others) % self.nodes
@@ -62,7 +62,8 @@ impl Cluster {
         })
     }
 
-    /// Makes a Node as its kubelet writes it: with other times, and the images that it has, which are most of it.
+    /// Returns a Node as its kubelet writes it: with new times, and with the Node's images, which are most of
+    /// the object.
     pub(super) fn heartbeat(number: u32, beat: u32) -> Value {
         const IMAGES: u32 = 50;
         const CONDITIONS: [&str; 4] = ["MemoryPressure", "DiskPressure", "PIDPressure", "Ready"];
@@ -97,7 +98,7 @@ impl Cluster {
         node
     }
 
-    /// Makes the slices of Guideway's own Service: it runs on all Nodes.
+    /// Returns the slices of Guideway's own Service. It runs on all Nodes.
     pub(super) fn presence(&self) -> Vec<Value> {
         let numbers: Vec<u32> = (0..self.nodes).collect();
         let slices = numbers.chunks(SLICE as usize).enumerate();
@@ -121,7 +122,7 @@ impl Cluster {
         slices.map(slice).collect()
     }
 
-    /// Makes a Service as it is written; the API server adds the rest.
+    /// Returns a Service as a user writes it; the API server adds the rest.
     pub(super) fn service(number: u32) -> Value {
         json!({
             "apiVersion": "v1", "kind": "Service",
@@ -134,13 +135,13 @@ impl Cluster {
         })
     }
 
-    /// Makes the status that a controller gives a Service.
+    /// Returns the status that a controller gives a Service.
     pub(super) fn service_status(number: u32) -> Value {
         let ingress = json!([{"ip": Self::vip(number).to_string(), "ipMode": "VIP"}]);
         json!({"loadBalancer": {"ingress": ingress}})
     }
 
-    /// Makes a Service as the API server tells it.
+    /// Returns a Service as the API server sends it.
     pub(super) fn served_service(number: u32) -> Value {
         let mut service = Self::service(number);
         let cluster_ip = Ipv4Addr::from_bits(0x0a60_0001 + number).to_string();
@@ -161,7 +162,7 @@ impl Cluster {
         service
     }
 
-    /// Makes the slice of a Service after so many changes, as its controller writes it.
+    /// Returns the slice of a Service after `change` changes, as its controller writes it.
     pub(super) fn slice(&self, service: u32, change: u32) -> Value {
         let endpoint = |index: u32| {
             let (pod, node) = match (index, change) {
@@ -204,7 +205,7 @@ impl Cluster {
         })
     }
 
-    /// Makes it as the API server tells it.
+    /// Returns the same slice as the API server sends it.
     pub(super) fn served_slice(&self, service: u32, change: u32) -> Value {
         let mut slice = self.slice(service, change);
         let fields = ["f:addressType", "f:endpoints", "f:metadata", "f:ports"];
@@ -226,7 +227,7 @@ fn metadata(name: &str, namespace: &str) -> Value {
     metadata
 }
 
-/// Adds what the API server adds to each object.
+/// Adds the metadata that the API server adds to each object.
 fn add_managed(object: &mut Value, manager: &str, fields: &[&str]) {
     const CREATED: &str = "2026-11-21T00:00:00Z";
     let fields = fields

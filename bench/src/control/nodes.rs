@@ -1,4 +1,4 @@
-//! The nodes' part in health checks: they answer what arrives behind an outer header, as Guideway there would.
+//! The nodes' part of health checks: answers echoes that arrive behind an outer header, as Guideway on a node does.
 
 use std::{
     net::{Ipv4Addr, SocketAddr},
@@ -26,7 +26,7 @@ const PROTOCOL: usize = 9;
 const ICMP: u8 = 1;
 const ECHO_REQUEST: u8 = 8;
 const ECHO_REPLY: u8 = 0;
-/// How soon the thread notices that it is to end.
+/// How soon the thread notices that it must end.
 const NOTICE: Duration = Duration::from_millis(200);
 
 /// A thread that answers echoes for all nodes.
@@ -46,7 +46,7 @@ impl Nodes {
             .run(|| anyhow::Ok((open(ipproto::IPIP)?, open(ipproto::RAW)?)))
             .context("opening the nodes' sockets for echoes")?;
         set_socket_timeout(&requests, Timeout::Recv, Some(NOTICE))?;
-        // The connections of clients are not this thread's, and must not wake it.
+        // The thread must not be woken by the connections of clients.
         SockRef::from(&requests).attach_filter(&only_icmp())?;
         let end = Arc::new(AtomicBool::new(false));
         let ended = Arc::clone(&end);
@@ -65,13 +65,13 @@ impl Drop for Nodes {
     fn drop(&mut self) {
         self.end.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
-            // It has nothing to tell.
+            // The thread returns nothing.
             let _ = thread.join();
         }
     }
 }
 
-/// Waits for one packet for a while; an echo that is not answered is the agent's to notice.
+/// Waits a while for one packet and answers it. The agent notices an echo that is not answered.
 fn answer_one(requests: &OwnedFd, replies: &OwnedFd) {
     let mut packet = [0; 256];
     let Ok((length, _)) = recv(requests, &mut packet, RecvFlags::empty()) else {
@@ -83,7 +83,7 @@ fn answer_one(requests: &OwnedFd, replies: &OwnedFd) {
     }
 }
 
-/// Answers the packet that an outer header was in front of, if it is an echo; the kernel fills in the IP checksum.
+/// Returns the reply to the inner packet if that is an echo request. The kernel fills in the IP checksum.
 fn reply_to(request: &[u8]) -> Option<(Ipv4Addr, Vec<u8>)> {
     let (header, message) = request.split_at_checked(IP_HEADER)?;
     if header[0] != 0x45 || header[PROTOCOL] != ICMP || *message.first()? != ECHO_REQUEST {
@@ -101,7 +101,7 @@ fn reply_to(request: &[u8]) -> Option<(Ipv4Addr, Vec<u8>)> {
     Some((client.into(), reply))
 }
 
-/// Writes, in classic BPF, that the packet behind the outer header is ICMP.
+/// Returns a classic BPF filter for inner packets that are ICMP.
 fn only_icmp() -> [SockFilter; 4] {
     const LOAD_BYTE: u16 = 0x30;
     const SKIP_UNLESS: u16 = 0x15;

@@ -1,4 +1,4 @@
-//! Figures with their bounds, and the two ways to print them.
+//! The figures with their bounds, as a table and as JSON.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::Scenario;
 use crate::{datapath::Outcome, host::Facts, stats::Estimate};
 
-/// What kube-proxy in its nftables mode is reported to need, by its own project.
+/// Requirements of kube-proxy in its nftables mode, as published by its project.
 const PUBLISHED: &str = "\
 kube-proxy, nftables mode, as published (other machines, other clusters):
   5 006 services, 250 011 endpoints: one full sync 2 min 13 s to 13 min 15 s (kubernetes issue 135639)
@@ -15,21 +15,21 @@ kube-proxy, nftables mode, as published (other machines, other clusters):
   10 000 services, 2 endpoints each: one service more ~141 ms, memory ~260 MiB (kubernetes PR 126013)
 ";
 
-/// One figure of a scenario.
+/// A figure of a scenario.
 #[derive(Clone, Debug)]
 pub struct Figure {
-    /// What it is.
+    /// What was measured.
     pub name: &'static str,
-    /// What it is counted in.
+    /// The unit.
     pub unit: &'static str,
-    /// The figure; its interval is the figure itself where it was taken once.
+    /// The value with its interval; for a single measurement the interval is the value itself.
     pub estimate: Estimate,
-    /// What it must not exceed.
+    /// The largest allowed value.
     pub bound: Option<f64>,
 }
 
 impl Figure {
-    /// Judges the figure, if there is a bound.
+    /// Compares the figure with its bound; `None` if it has none.
     pub fn outcome(&self) -> Option<Outcome> {
         let Estimate { low, high, .. } = self.estimate;
         self.bound.map(|bound| {
@@ -44,7 +44,7 @@ impl Figure {
     }
 }
 
-/// A figure that was taken once.
+/// Returns the estimate of a single measurement.
 pub(super) const fn once(value: f64) -> Estimate {
     Estimate {
         value,
@@ -58,7 +58,7 @@ pub(super) const fn once(value: f64) -> Estimate {
 pub struct Sheet {
     /// The scenario.
     pub scenario: Scenario,
-    /// Its figures, in the order they were taken.
+    /// Its figures, in the order of measurement.
     pub figures: Vec<Figure>,
 }
 
@@ -85,7 +85,7 @@ impl Sheet {
         });
     }
 
-    /// Returns what the scenario is called.
+    /// Returns the title of the scenario.
     pub(super) fn title(&self) -> String {
         let Scenario {
             source, cluster, ..
@@ -99,7 +99,7 @@ impl Sheet {
     }
 }
 
-/// Everything that was measured.
+/// All results of a run.
 #[derive(Clone, Debug)]
 pub struct Report {
     /// The machine.
@@ -127,7 +127,7 @@ impl Report {
         outcomes.max().unwrap_or(Outcome::Holds)
     }
 
-    /// Returns each figure as one flat object.
+    /// Returns each figure as a flat JSON object.
     pub fn to_json(&self) -> Vec<Value> {
         let row = |sheet: &Sheet, figure: &Figure| {
             let Scenario {
@@ -154,7 +154,7 @@ impl Report {
     }
 }
 
-/// The table for people.
+/// Formats the results as a table.
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Facts { kernel, cpu, date } = &self.host;

@@ -1,4 +1,4 @@
-//! Who tells the agent of the cluster: the real API server, or a recording of one.
+//! The server that the agent follows: a real API server, or a recorded one.
 
 use std::{
     io::{BufRead, BufReader, Read, Write},
@@ -21,18 +21,18 @@ use serde_json::{Value, json};
 
 use super::cluster::{self, Cluster, DEFAULT, SYSTEM};
 
-/// Who tells of a cluster.
+/// Where a cluster comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Source {
-    /// etcd and kube-apiserver.
+    /// A real etcd and kube-apiserver.
     Real,
-    /// Recorded lists and watches.
+    /// Recorded lists and watches, played back by this process.
     Recorded,
 }
 
 impl Source {
-    /// Returns the name in tables and JSON.
+    /// Returns the source's name in tables and JSON.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Real => "real",
@@ -41,13 +41,13 @@ impl Source {
     }
 }
 
-/// A server with a whole cluster.
+/// A server that has a whole cluster.
 #[derive(Debug)]
 pub(super) enum Server {
     Real {
-        /// To it.
+        /// A connection to the API server, for changes.
         writer: Mutex<Writer>,
-        /// Its way, which ends before the control plane does.
+        /// The proxy that the connection goes through. It ends before the control plane.
         _proxy: Process,
         _control_plane: Box<ControlPlane>,
     },
@@ -94,7 +94,7 @@ impl Server {
         }
     }
 
-    /// Writes a Node as its kubelet does after so many heartbeats.
+    /// Writes a Node as its kubelet does at its `beat`-th heartbeat.
     pub(super) fn put_heartbeat(&self, node: u32, beat: u32) -> Result<()> {
         let object = Cluster::heartbeat(node, beat);
         match self {
@@ -111,7 +111,7 @@ impl Server {
         }
     }
 
-    /// Writes the slice of a Service as it is after so many changes.
+    /// Writes the slice of a Service after `change` changes.
     pub(super) fn put_slice(&self, cluster: &Cluster, service: u32, change: u32) -> Result<()> {
         match self {
             Self::Recorded(server) => {
@@ -129,10 +129,10 @@ impl Server {
     }
 }
 
-/// Where `kubectl proxy` lets requests in without a certificate or a token.
+/// Address at which `kubectl proxy` accepts requests without certificate or token.
 const PROXY: &str = "127.0.0.1:8001";
 const PROXY_TIMEOUT: Duration = Duration::from_secs(30);
-/// Connections that write at the same time.
+/// Number of connections that write at the same time.
 const WRITERS: u32 = 8;
 
 fn proxy(control_plane: &ControlPlane) -> Result<Process> {
@@ -142,7 +142,7 @@ fn proxy(control_plane: &ControlPlane) -> Result<Process> {
     Ok(proxy)
 }
 
-/// Writes all objects of a cluster into the real API server of this machine.
+/// Writes all objects of a cluster to the real API server of this machine.
 fn fill(cluster: &Cluster, progress: &(dyn Fn(&str) + Sync)) -> Result<()> {
     let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SYSTEM}});
     let mut writer = Writer::connect()?;
@@ -190,7 +190,7 @@ fn slices(namespace: &str) -> String {
     format!("/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices")
 }
 
-/// A connection to the proxy.
+/// A connection to `kubectl proxy`.
 #[derive(Debug)]
 pub(super) struct Writer(BufReader<TcpStream>);
 

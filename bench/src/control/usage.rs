@@ -1,15 +1,15 @@
-//! What a process has used, as the kernel counts it.
+//! The memory and CPU time of a process, from the kernel's counters.
 
 use std::{fs, path::Path, time::Duration};
 
 use anyhow::{Context, Result};
 
-/// Memory of a process.
+/// The memory of a process.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Memory {
     /// Resident bytes.
     pub(super) resident: u64,
-    /// The most that they ever were.
+    /// The maximum of the resident bytes.
     pub(super) peak: u64,
 }
 
@@ -34,12 +34,12 @@ fn field_of(status: &str, field: &str) -> Option<u64> {
     Some(kibibytes << 10)
 }
 
-/// Returns the time that the threads of a process have been on a CPU.
+/// Returns the CPU time of all threads of a process.
 pub(super) fn cpu_time(process: u32) -> Result<Duration> {
     let tasks = format!("/proc/{process}/task");
     let mut total = 0;
     for task in fs::read_dir(&tasks).with_context(|| format!("reading {tasks}"))? {
-        // One that has ended meanwhile has no file any more.
+        // A thread that has just ended has no file.
         total += on_cpu(&task?.path()).unwrap_or(0);
     }
     Ok(Duration::from_nanos(total))

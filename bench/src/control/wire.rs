@@ -1,4 +1,4 @@
-//! Everything that is not the edge: clients, and all nodes of the cluster.
+//! Everything except the edge: the clients, and all nodes of the cluster, on one machine.
 //!
 //! ```text
 //!   +-- wire ---------------------+          +-- edge -----------+
@@ -7,8 +7,8 @@
 //!   +-----------------------------+          +-------------------+
 //! ```
 //!
-//! A client's SYN leaves here for a virtual address; the edge puts it into a packet for a node, which arrives
-//! here again. Its destination tells which table it was balanced by.
+//! A client's SYN to a virtual address goes to the edge. The edge encapsulates it for a node, and it arrives
+//! here again. Its outer destination shows which version of the table it was balanced by.
 
 use std::{
     net::{Ipv4Addr, SocketAddr},
@@ -35,13 +35,13 @@ const WIRE: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
 const EDGE: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 2);
 /// All virtual addresses.
 const VIPS: (Ipv4Addr, u8) = (Ipv4Addr::new(100, 64, 0, 0), 10);
-/// Flows that are tried at a time: one of them usually has a slot of the endpoint that changed.
+/// Number of flows sent at a time. One of them usually has a slot of the endpoint that changed.
 const BURST: u16 = 8;
-/// Between bursts: a share of what has passed, so that a long wait takes no CPU from the agent. What is measured
-/// is exact to this.
+/// Shortest and longest pause between bursts. The pause is a share of the time waited so far, so that a long
+/// wait takes little CPU from the agent. It limits the precision of the figure.
 const PAUSES: [Duration; 2] = [Duration::from_micros(100), Duration::from_millis(5)];
 const PAUSE_SHARE: u32 = 20;
-/// Received packets that one look takes at most.
+/// Most packets received in one go.
 const MOST_AT_ONCE: usize = 1024;
 const IP_HEADER: usize = 20;
 const TCP_HEADER: usize = 20;
@@ -55,7 +55,7 @@ pub(super) struct Wire {
 }
 
 impl Wire {
-    /// Lays them out with the addresses of so many nodes.
+    /// Builds the two machines, with the addresses of `nodes` nodes.
     pub(super) fn new(nodes: u32) -> Result<Self> {
         let (machine, edge) = (Namespace::new("wire")?, Namespace::new("edge")?);
         let (near, far) = Veth::between((&machine, INTERFACE), (&edge, INTERFACE)).create()?;
@@ -65,7 +65,7 @@ impl Wire {
         };
         near.add_address(on_wire(WIRE, 24))?;
         far.add_address(on_wire(EDGE, 24))?;
-        // What the edge sends by XDP_TX arrives only where there is a program.
+        // Frames that the edge sends by XDP_TX arrive only if this end has a program.
         near.attach_pass()?;
         near.disable_tx_offloads()?;
         edge.add_route(&Route::to(Cidr::ANY_V4).via(WIRE))?;
@@ -77,12 +77,12 @@ impl Wire {
         Ok(Self { edge, machine })
     }
 
-    /// Has the nodes answer echoes for as long as the value is there.
+    /// Makes the nodes answer echoes until the returned value is dropped.
     pub(super) fn nodes(&self) -> Result<Nodes> {
         Nodes::start(&self.machine)
     }
 
-    /// Opens the sockets of clients and nodes.
+    /// Opens the sockets of the clients and nodes.
     pub(super) fn prober(&self) -> Result<Prober> {
         let open = |protocol| {
             let kind = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
@@ -98,18 +98,18 @@ impl Wire {
     }
 }
 
-/// Clients and nodes.
+/// The sockets of the clients and nodes.
 #[derive(Debug)]
 pub(super) struct Prober {
-    /// Sends whole IPv4 packets.
+    /// Sends IPv4 packets with their headers.
     clients: OwnedFd,
-    /// Receives IPv4 packets in IPv4 packets.
+    /// Receives IPv4 packets that are encapsulated in IPv4.
     nodes: OwnedFd,
     source_port: u16,
 }
 
 impl Prober {
-    /// Sends new connections to a service until one of them reaches a node.
+    /// Opens new connections to a service until one of them reaches a node.
     pub(super) fn wait_for(
         &mut self,
         vip: Ipv4Addr,
@@ -141,7 +141,7 @@ impl Prober {
         Ok(())
     }
 
-    /// Takes what has arrived and looks for a packet to a service that was sent to a node.
+    /// Receives what has arrived. Returns whether a packet to the service was among it that was sent to the node.
     fn has_arrived(&self, vip: Ipv4Addr, node: Ipv4Addr) -> Result<bool> {
         let mut packet = [0; 2 * IP_HEADER + TCP_HEADER];
         for _ in 0..MOST_AT_ONCE {
@@ -156,7 +156,7 @@ impl Prober {
     }
 }
 
-/// Makes a SYN; the kernel fills in the IP header's checksum, and TCP's is nobody's concern here.
+/// Returns a SYN. The kernel fills in the IP checksum; the TCP checksum stays 0, because nobody verifies it here.
 fn syn(vip: Ipv4Addr, source_port: u16) -> [u8; IP_HEADER + TCP_HEADER] {
     let mut packet = [0; IP_HEADER + TCP_HEADER];
     let length = u16::try_from(packet.len()).expect("both headers have 40 bytes");
@@ -168,12 +168,12 @@ fn syn(vip: Ipv4Addr, source_port: u16) -> [u8; IP_HEADER + TCP_HEADER] {
     packet[16..20].copy_from_slice(&vip.octets());
     packet[20..22].copy_from_slice(&source_port.to_be_bytes());
     packet[22..24].copy_from_slice(&PORT.to_be_bytes());
-    // A header of five words, SYN, and a window.
+    // Data offset of five words, SYN, and a window.
     packet[32..36].copy_from_slice(&[0x50, 0x02, 0x72, 0x10]);
     packet
 }
 
-/// Reads the destinations of outer and inner header.
+/// Returns the destinations of the outer and the inner header.
 fn destinations(packet: &[u8; 2 * IP_HEADER + TCP_HEADER]) -> (Ipv4Addr, Ipv4Addr) {
     let at = |offset: usize| {
         let [a, b, c, d] = [0, 1, 2, 3].map(|byte| packet[offset + byte]);

@@ -1,4 +1,4 @@
-//! What the demo says about Guideway, each sentence beside what was measured.
+//! The demo's statements about Guideway, each with the measurement that proves it.
 
 use std::fmt;
 
@@ -8,20 +8,19 @@ use crate::{
     traffic::{Packets, Row},
 };
 
-/// How far a share may be from its weight: one run in 100 000 would miss it by
-/// chance, with the 18 shares that are tested.
+/// Allowed deviation of a share from its weight, in standard deviations. With the 18 shares tested, one run in
+/// 100 000 would exceed it by chance.
 const MAX_DEVIATIONS: f64 = 5.0;
-/// Address resolution and neighbour discovery beside the requests to a service:
-/// one packet in a thousand at most.
+/// Packets of requests for each packet of address resolution or neighbour discovery, at least.
 const OTHER_PACKETS: u64 = 1000;
 
-/// A sentence that holds or does not.
+/// A statement, and whether it holds.
 #[derive(Debug)]
 struct Claim {
     text: String,
     measured: String,
     holds: bool,
-    /// Why not, where the figures alone do not tell.
+    /// Why it does not hold, if the figures alone do not show that.
     reasons: Vec<String>,
 }
 
@@ -30,12 +29,12 @@ struct Claim {
 pub(crate) struct Claims(Vec<Claim>);
 
 impl Claims {
-    /// Tells whether every claim holds.
+    /// Returns whether every claim holds.
     pub(crate) fn hold(&self) -> bool {
         self.0.iter().all(|claim| claim.holds)
     }
 
-    /// Claims that every request was answered, by nodes in proportion to their weights.
+    /// Claims that every request is answered, and that the nodes answer in proportion to their weights.
     pub(crate) fn traffic(&mut self, rows: &[Row]) {
         let requests: u32 = rows.iter().map(|row| row.requests).sum();
         let answers: u64 = rows.iter().flat_map(|row| &row.answers).sum();
@@ -63,7 +62,7 @@ impl Claims {
         });
     }
 
-    /// Claims that replies go from the nodes to the client past the edge.
+    /// Claims that replies go from the nodes to the client without passing the edge.
     pub(crate) fn direct_return(&mut self, rows: &[Row]) {
         let sum = |of: fn(&Packets) -> u64| rows.iter().map(|row| of(&row.packets)).sum::<u64>();
         let at_edge = sum(|packets| packets.replies_at_edge());
@@ -80,8 +79,8 @@ impl Claims {
         });
     }
 
-    /// Claims that no pod took a new connection for a part of an old one, as it would where a client's port that has
-    /// been used for one service is used for another at once: such a connection stalls (RFC 5961 section 4).
+    /// Claims that no pod took a new connection for part of an old one. That would happen if a client's port
+    /// was used for two services in quick succession, and such a connection stalls (RFC 5961 section 4).
     pub(crate) fn fresh_connections(&mut self, challenges: u64) {
         self.0.push(Claim {
             text: "no connection is taken for an older one".to_owned(),
@@ -91,14 +90,13 @@ impl Claims {
         });
     }
 
-    /// Claims that a removal harms nobody but the removed node's connections.
+    /// Claims that a removal breaks only connections to the removed node.
     pub(crate) fn removal(&mut self, removal: &Removal) {
         let (removed, place) = &removal.removed;
         self.0.push(Claim {
             text: "removal breaks no connection of another node".to_owned(),
             measured: format!("{} of {} broken", removal.kept_broken.len(), removal.kept),
-            // Maglev moves 1 slot in 1000 of a table of this length: where it
-            // moves many, little has been shown.
+            // In a table of this length Maglev moves 1 slot in 1000. If it moved many, the claim would show little.
             holds: removal.kept > 4 * removal.moved
                 && removal.kept_broken.is_empty()
                 && removal.under_way.stray.is_empty(),
@@ -152,8 +150,8 @@ impl fmt::Display for Claims {
     }
 }
 
-/// Returns by how many standard deviations the farthest count is from its
-/// expectation, each request choosing by weight and by itself.
+/// Returns the largest deviation of a count from its expectation, in standard deviations. It assumes that each
+/// request chooses independently, by weight.
 fn deviation(counts: &[u64], weights: &[u32]) -> f64 {
     let all: f64 = counts.iter().map(|&count| real(count)).sum();
     let total: f64 = weights.iter().map(|&weight| f64::from(weight)).sum();
@@ -173,7 +171,7 @@ fn percent(part: u64, whole: u64) -> String {
     format!("{}.{:02}%", hundredths / 100, hundredths % 100)
 }
 
-/// Exact: the demo counts thousands, not 2^53.
+/// Converts a count. This is exact, because the demo counts thousands, not 2^53.
 #[expect(clippy::cast_precision_loss, reason = "counts are small")]
 fn real(count: u64) -> f64 {
     count as f64

@@ -1,4 +1,4 @@
-//! The demo's machines and what runs on them.
+//! The machines of the demo, and the programs on them.
 
 use std::{
     env,
@@ -12,20 +12,19 @@ use lab::{Guideway, Machine, Process, Topology, serve_page, vip_v4, vip_v6, wait
 
 use crate::page;
 
-/// Each node's weight; there are as many nodes.
+/// The weights of the nodes, one for each node.
 pub(crate) const WEIGHTS: [u32; 3] = [1, 1, 2];
 
-/// Bytes of the page that the pods serve, large beside a request.
+/// Size of the page that the pods serve, in bytes. It is large compared with a request.
 pub(crate) const PAGE_BYTES: usize = 8192;
 
 const PORT: u16 = 80;
-/// Where the pods listen.
+/// The port that the pods listen on.
 const TARGET_PORT: u16 = 8080;
-/// More than three backends get by themselves: the longer the table, the fewer
-/// slots of the others a removal moves.
+/// Longer than the default for three backends. In a longer table, a removal moves fewer slots of the other backends.
 const TABLE_SIZE: u32 = 16_384;
 const TIMEOUT: Duration = Duration::from_secs(20);
-/// Lines of a log that are shown after a failure.
+/// Number of log lines shown after a failure.
 const LOG_TAIL: usize = 30;
 
 /// An address family.
@@ -35,17 +34,17 @@ pub(crate) enum Family {
     V6,
 }
 
-/// A service, and the way its packets go to the nodes of the pods.
+/// A service, and how its packets reach the nodes of the pods.
 #[derive(Debug)]
 pub(crate) struct Service {
     pub(crate) name: &'static str,
     pub(crate) family: Family,
     pub(crate) number: u8,
-    /// The family of the outer header; none for L2 DSR.
+    /// Family of the outer header; `None` for L2 DSR.
     pub(crate) outer: Option<Family>,
 }
 
-/// All services, in the order in which they are shown.
+/// All services, in the order of the page.
 pub(crate) const SERVICES: [Service; 6] = [
     service("l2dsr-v4", Family::V4, 1, None),
     service("l2dsr-v6", Family::V6, 1, None),
@@ -82,7 +81,7 @@ impl Service {
         }
     }
 
-    /// Returns where the pod of a node serves it.
+    /// Returns the address and port of a node's pod that serves it.
     fn pod(&self, node: &Machine) -> Result<SocketAddr> {
         let [pod] = node.pods() else {
             bail!("one pod on each node was asked for");
@@ -103,7 +102,7 @@ impl Service {
 /// A running demo: the network, the web servers and the agents.
 #[derive(Debug)]
 pub(crate) struct Cluster {
-    // Before the network: programs end before their machines go.
+    // First, because fields are dropped in order, and programs must end before their machines are removed.
     agents: Vec<Agent>,
     servers: Vec<Process>,
     net: Topology,
@@ -182,7 +181,7 @@ impl Cluster {
         self.net.nodes()
     }
 
-    /// Returns how many challenge ACKs the pods have sent (RFC 5961 section 4).
+    /// Returns the number of challenge ACKs that the pods have sent (RFC 5961 section 4).
     pub(crate) fn challenges(&self) -> Result<u64> {
         let mut challenges = 0;
         for pod in self.net.pods() {
@@ -191,8 +190,8 @@ impl Cluster {
         Ok(challenges)
     }
 
-    /// Rewrites the configuration without one node's pod, or with all of them, and
-    /// waits until the edge's tables say the same; returns how long it took.
+    /// Writes the configuration with all pods, or without one node's pod. Waits until the edge's tables match,
+    /// and returns how long that took.
     pub(crate) fn configure(&self, without: Option<&Machine>) -> Result<Duration> {
         let began = Instant::now();
         let wanted: Vec<&Machine> = self.nodes().iter().collect();
@@ -211,7 +210,7 @@ impl Cluster {
         Ok(began.elapsed())
     }
 
-    /// Asks the edge's agent which node a flow gets, as `guideway which` tells it.
+    /// Asks the edge's agent, by `guideway which`, which node a flow gets.
     pub(crate) fn which(&self, service: &Service, client: SocketAddr) -> Result<String> {
         let key = format!("{}/tcp", service.address());
         let from = client.to_string();
@@ -220,7 +219,7 @@ impl Cluster {
         let backend = answer["choice"]["backend"]
             .as_str()
             .with_context(|| format!("no backend in {answer}"))?;
-        // A pod, and the node it is on.
+        // The text is a pod, followed by its node.
         let pod = backend.split(' ').next().unwrap_or(backend);
         let address: SocketAddr = pod
             .parse()
@@ -233,7 +232,7 @@ impl Cluster {
         bail!("{address} is no pod")
     }
 
-    /// Returns the ends of the agents' logs.
+    /// Returns the last lines of the agents' logs.
     pub(crate) fn logs(&self) -> String {
         let mut text = String::new();
         for agent in &self.agents {
@@ -258,7 +257,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Writes the one file that all machines have.
+    /// Writes the configuration, which is the same on all machines.
     fn write_config(&self, without: Option<&Machine>) -> Result<()> {
         let config = self.config(without)?;
         for machine in self.net.nodes().iter().chain(self.net.edges()) {
@@ -270,7 +269,7 @@ impl Cluster {
     fn config(&self, without: Option<&Machine>) -> Result<String> {
         let (socket, interface) = (Guideway::socket(), Machine::INTERFACE);
         let (edge, nodes) = (self.edge(), self.nodes());
-        // Small tables: six services need no 128 MiB. No checks of nodes: packets are counted.
+        // Small tables, because six services need no 128 MiB. No checks of nodes, because packets are counted.
         let mut text = format!(
             "interfaces: [{{ name: {interface}, mode: native }}]
 tables: {{ lut_arena_mib: 1, services: 64, backends: 256, next_hops: 256, vips: 256 }}
@@ -315,7 +314,7 @@ nodes:
     }
 }
 
-/// Finds the binary beside this one.
+/// Finds the `guideway` binary beside this one.
 fn find_guideway() -> Result<Guideway> {
     let binary = env::current_exe()?.with_file_name("guideway");
     ensure!(

@@ -1,4 +1,4 @@
-//! A small HTTP/1.1 client: one request, one answer that names its node.
+//! A small HTTP/1.1 client: it sends one request, and the answer names its node.
 
 use std::{
     io::{BufRead, BufReader, Read, Write},
@@ -18,7 +18,7 @@ pub(crate) struct Connection {
     host: SocketAddr,
 }
 
-/// What follows an answer.
+/// What happens to the connection after the answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum After {
     Close,

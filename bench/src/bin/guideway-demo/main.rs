@@ -1,9 +1,8 @@
 //! `make demo`: real HTTP through Guideway, on one machine.
 //!
-//! Lays out a client, a router, an edge and three nodes with a pod each as network
-//! namespaces, runs nginx in the pods and the agents before them, and measures. Every sentence that it
-//! prints about the outcome is a claim that it has checked; one that does
-//! not hold makes it end with 1, with the agents' logs.
+//! It builds a client, a router, an edge and three nodes with a pod each from network namespaces, runs nginx in
+//! the pods and the agents on edge and nodes, and measures. Every statement that it prints about the result is
+//! a claim that it has checked. If one does not hold, it prints the agents' logs and ends with code 1.
 
 mod claims;
 mod cluster;
@@ -28,7 +27,7 @@ use crate::{
 
 /// Requests to each service.
 const REQUESTS: u32 = 3000;
-/// Time from one request to the next.
+/// Time between two requests.
 const PACE: Duration = Duration::from_millis(1);
 
 fn main() -> ExitCode {
@@ -54,7 +53,7 @@ fn main() -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// Runs the traffic, prints what it shows and collects what that proves.
+/// Runs the traffic, prints the results and collects the claims.
 fn show(cluster: &mut Cluster, claims: &mut Claims) -> Result<()> {
     cluster.start_agents().context("cannot start the agents")?;
     print!("{}", page::rows_title(REQUESTS, PACE));

@@ -1,4 +1,4 @@
-//! What the demo prints, 90 columns wide.
+//! The output of the demo, 90 columns wide.
 
 use std::{
     fmt::Write as _,
@@ -13,12 +13,12 @@ use crate::{
     traffic::Row,
 };
 
-/// The first lines.
+/// Returns the first lines.
 pub(crate) fn title() -> String {
     "\nGuideway demo: HTTP from a client through an edge to pods on three nodes\n\n".to_owned()
 }
 
-/// Draws the machines with their addresses.
+/// Returns a drawing of the machines with their addresses.
 pub(crate) fn network(net: &Topology) -> String {
     let machine = |machine: &Machine| {
         let [v4, v6] = [machine.v4(), machine.v6()].map(|address| address.to_string());
@@ -52,13 +52,13 @@ pub(crate) fn network(net: &Topology) -> String {
     page
 }
 
-/// Reports a step of the preparation.
+/// Prints a step of the preparation and how long it took.
 pub(crate) fn step(name: &str, what: &str, began: Instant) {
     let seconds = began.elapsed().as_secs_f64();
     println!("  {name:<10}{what:<64}{seconds:>6.1} s");
 }
 
-/// Titles of [`row`].
+/// Returns the column titles of [`row`].
 pub(crate) fn rows_title(requests: u32, pace: Duration) -> String {
     let per_second = Duration::from_secs(1).as_micros() / pace.as_micros();
     let mut page = format!(
@@ -80,7 +80,7 @@ pub(crate) fn rows_title(requests: u32, pace: Duration) -> String {
     page
 }
 
-/// Shows where a service's requests went and how long they took.
+/// Returns a line with the answers by node and the latencies of a service.
 pub(crate) fn row(row: &Row) -> String {
     let whole: u64 = row.answers.iter().sum();
     let mut line = format!(
@@ -105,7 +105,7 @@ pub(crate) fn row(row: &Row) -> String {
     line
 }
 
-/// Shows which way the packets took.
+/// Returns a table of the packets counted along the path.
 pub(crate) fn path(rows: &[Row]) -> String {
     let mut page =
         "\nDirect server return: packets by the interfaces' counters, ARP and ND included.\n\n"
@@ -137,12 +137,12 @@ pub(crate) fn path(rows: &[Row]) -> String {
     page
 }
 
-/// The line before a removal.
+/// Returns the line before a removal.
 pub(crate) fn removal_title() -> String {
     "\nA backend leaves the configuration while clients are at work.\n\n".to_owned()
 }
 
-/// Shows what became of the connections.
+/// Returns the lines about the connections during a removal.
 pub(crate) fn removal(removal: &Removal) -> String {
     let mut page = String::new();
     let mut line = |what: &str, outcome: String| {

@@ -1,4 +1,4 @@
-//! A backend is taken out of the configuration while clients are at work.
+//! Removes a backend from the configuration under traffic.
 
 use std::{
     net::SocketAddr,
@@ -16,49 +16,49 @@ use crate::{
     traffic::{self, Request},
 };
 
-/// The service whose traffic is watched.
+/// The service under traffic.
 const SERVICE: &Service = &SERVICES[2];
-/// Which node is removed, by its place among them.
+/// Index of the node whose pod is removed.
 const REMOVED: usize = 1;
-/// Connections that stay open, each asking again and again.
+/// Number of connections that stay open and send request after request.
 const KEPT: usize = 40;
-/// Rounds of requests on them before the removal, and after it.
+/// Rounds of requests on them, before the removal and again after it.
 const ROUNDS: u64 = 60;
 const ROUND_PAUSE: Duration = Duration::from_millis(10);
-/// Time from one new connection to the next.
+/// Time between two new connections.
 const PACE: Duration = Duration::from_millis(2);
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// What became of the connections.
+/// The fate of the connections.
 #[derive(Debug)]
 pub(crate) struct Removal {
     pub(crate) service: &'static Service,
-    /// Name and place of the node that was removed.
+    /// Name and index of the removed node.
     pub(crate) removed: (String, usize),
-    /// From the change of the file to the change of the tables.
+    /// Time from the change of the file to the change of the tables.
     pub(crate) took: Duration,
-    /// Open connections to the other nodes whose slot has kept its owner.
+    /// Number of open connections to the other nodes whose slot has kept its owner.
     pub(crate) kept: usize,
-    /// Answers on them.
+    /// Number of answers on them.
     pub(crate) kept_answers: u64,
-    /// Why some of them broke.
+    /// Why some of them broke; empty if none did.
     pub(crate) kept_broken: Vec<String>,
-    /// Open connections to the other nodes whose slot has another owner.
+    /// Number of open connections to the other nodes whose slot has another owner.
     pub(crate) moved: usize,
-    /// Open connections to the removed node.
+    /// Number of open connections to the removed node.
     pub(crate) orphans: usize,
-    /// Those of them that went on nevertheless, against the configuration.
+    /// Number of these that went on, against the configuration.
     pub(crate) orphans_answered: usize,
-    /// Answers by node to requests that began after the change.
+    /// Number of answers by node to requests that began after the change.
     pub(crate) answers_after: Vec<u64>,
-    /// The failures among these requests.
+    /// The first failure among these requests, and their number.
     pub(crate) failures_after: Option<(String, usize)>,
-    /// What became of the requests of the time before.
+    /// The requests that failed because they were under way at the change.
     pub(crate) under_way: UnderWay,
 }
 
 impl Removal {
-    /// Removes a node under traffic, watches, and puts it back.
+    /// Removes a node's pod under traffic, observes the connections, and puts it back.
     pub(crate) fn run(cluster: &Cluster) -> Result<Self> {
         let (stop, rounds) = (AtomicBool::new(false), AtomicU64::new(0));
         let removed = &cluster.nodes()[REMOVED];
@@ -108,14 +108,14 @@ impl Removal {
 /// Requests that failed at the change.
 #[derive(Debug, Default)]
 pub(crate) struct UnderWay {
-    /// Those on the removed node, or whose slot has another owner.
+    /// Number of requests to the removed node, or whose slot has another owner.
     pub(crate) cut_off: usize,
-    /// Those which should not have noticed.
+    /// Failures of requests that the change should not have affected.
     pub(crate) stray: Vec<String>,
 }
 
 impl UnderWay {
-    /// Asks the edge where the failed ones belonged, which puts the node back.
+    /// Asks the edge which node each failed request belonged to. Puts the removed node back for that.
     fn explain(cluster: &Cluster, removed: &Machine, requests: Vec<Request>) -> Result<Self> {
         let mut failed = Vec::new();
         for request in requests {
@@ -127,7 +127,7 @@ impl UnderWay {
                 .with_context(|| format!("a new connection failed: {error:#}"))?;
             failed.push((client, cluster.which(SERVICE, client)?, error));
         }
-        // The same backends give the same table as before.
+        // The same backends give the same table as before the removal.
         cluster.configure(None)?;
         let mut under_way = Self::default();
         for (client, node_after, error) in failed {
@@ -143,8 +143,8 @@ impl UnderWay {
     }
 }
 
-/// Separates connections whose slot has another owner from those whose slot
-/// has kept it: where a backend goes, Maglev moves a few slots of the others.
+/// Separates connections whose slot has another owner from those whose slot has kept it. When a backend is
+/// removed, Maglev moves a few slots of the other backends.
 fn split_by_slot(cluster: &Cluster, open: Vec<Open>) -> Result<(Vec<Open>, Vec<Open>)> {
     let (mut moved, mut kept) = (Vec::new(), Vec::new());
     for connection in open {
@@ -192,7 +192,7 @@ impl Open {
     }
 }
 
-/// Opens the connections and asks on each in turn until told to stop.
+/// Opens the connections and sends requests on each in turn until told to stop.
 fn keep_asking(
     cluster: &Cluster,
     to: SocketAddr,

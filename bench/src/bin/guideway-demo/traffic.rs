@@ -1,4 +1,4 @@
-//! Requests at a fixed pace, and where their packets went.
+//! Sends requests at a fixed rate, and counts where their packets went.
 
 use std::{
     collections::BTreeMap,
@@ -19,24 +19,23 @@ use crate::{
     http::{After, Connection},
 };
 
-/// Requests that may be under way at once.
+/// Most simultaneous requests.
 const WORKERS: usize = 16;
 
-/// One request, from the time it was due.
+/// A request with its result.
 #[derive(Debug)]
 pub(crate) struct Request {
     /// When it was started.
     pub(crate) began: Instant,
-    /// From when it was due to its last byte: a stall also delays those behind it.
+    /// Time from when it was due to its last byte. It includes the delay by stalled requests before it.
     pub(crate) latency: Duration,
-    /// The client's side, if it came that far.
+    /// The client's address and port, if the connection was opened.
     pub(crate) client: Option<SocketAddr>,
-    /// The node that answered.
+    /// Name of the node that answered.
     pub(crate) outcome: Result<String>,
 }
 
-/// Sends requests, each on a connection of its own, one every `pace` until
-/// `limit` or `stop`.
+/// Sends requests, each on its own connection and one every `pace`, until `limit` requests or `stop`.
 pub(crate) fn send(
     cluster: &Cluster,
     to: SocketAddr,
@@ -86,10 +85,10 @@ fn request(to: SocketAddr, due: Instant) -> Request {
     }
 }
 
-/// Packets on the wires while requests ran.
+/// Packets counted at the interfaces while requests ran.
 ///
-/// Not bytes: with an XDP program, veth counts received packets without their
-/// Ethernet header, and sent ones with it.
+/// Bytes cannot be compared: with an XDP program, veth counts received packets without their Ethernet header
+/// and sent ones with it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Packets {
     pub(crate) client_sent: u64,
@@ -126,23 +125,23 @@ impl Packets {
         }
     }
 
-    /// Returns what entered the edge and did not come from the client: replies,
-    /// if there are any, beside a little address resolution.
+    /// Returns the packets that entered the edge but did not come from the client: replies, if any, and a
+    /// little address resolution.
     pub(crate) fn replies_at_edge(self) -> u64 {
         self.edge_in.saturating_sub(self.client_sent)
     }
 }
 
-/// What one service's requests have shown.
+/// The results of one service's requests.
 #[derive(Debug)]
 pub(crate) struct Row {
     pub(crate) service: &'static Service,
     pub(crate) requests: u32,
-    /// Why the first of the failed ones failed, and how many they are.
+    /// The first failure, and the number of failures.
     pub(crate) failures: Option<(String, usize)>,
-    /// Answers by node, in the order of the nodes.
+    /// Number of answers by node, in the order of the nodes.
     pub(crate) answers: Vec<u64>,
-    /// Of those that were answered, in microseconds.
+    /// Latencies of answered requests, in microseconds.
     pub(crate) latency: Histogram<u64>,
     pub(crate) packets: Packets,
 }
@@ -192,7 +191,7 @@ pub(crate) fn answers<'a>(
     Ok(by_name.into_values().collect())
 }
 
-/// Returns the first failure and how many there are.
+/// Returns the first failure and the number of failures; `None` if there are none.
 pub(crate) fn failures<'a>(sent: impl IntoIterator<Item = &'a Request>) -> Option<(String, usize)> {
     let mut failed = sent
         .into_iter()

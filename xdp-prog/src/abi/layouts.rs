@@ -101,7 +101,7 @@ fn no_source_of_declarations_is_missed() {
     }
 }
 
-/// Everything that must not change under one version.
+/// Lists every declaration that must not change under one version.
 fn declarations() -> Vec<String> {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let mut files = sources_below(&source.join("abi"));
@@ -151,7 +151,7 @@ fn declarations_in(source: &str) -> Vec<String> {
             whole.push(' ');
             whole.push_str(&line);
         }
-        // What a map is made by says nothing of it.
+        // The constructor of a map does not belong to its layout.
         let words: Vec<&str> = whole.split_whitespace().collect();
         let whole = words.join(" ");
         let kept = whole.split(" = ").next().unwrap_or(&whole);
@@ -164,7 +164,7 @@ fn declarations_in(source: &str) -> Vec<String> {
     declared
 }
 
-/// How a declaration ends that begins with this line; `None` where none begins.
+/// Returns the end of the declaration that begins with this line; `None` if none begins.
 fn end_of_declaration(line: &str) -> Option<&'static str> {
     let line = line
         .trim_start_matches("pub(crate) ")
@@ -182,7 +182,7 @@ fn end_of_declaration(line: &str) -> Option<&'static str> {
     ((is_flag && !is_version) || is_map).then_some(";")
 }
 
-/// FNV-1a, which is the same everywhere.
+/// Hashes the declarations by FNV-1a, which gives the same result on every host.
 fn fingerprint(declared: &[String]) -> u64 {
     let bytes = declared.iter().flat_map(|one| one.bytes().chain([b'\n']));
     bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| {

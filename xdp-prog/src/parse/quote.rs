@@ -61,8 +61,8 @@ pub fn ipv4<F: Frame>(frame: &F, l3: usize, end: usize) -> Option<Quote<V4>> {
 
 /// Reads a quoted IPv6 packet between `l3` and `end`.
 ///
-/// Of the extension headers it follows only a fragment header, because servers send no other. Returns `None` as
-/// [`ipv4`] does.
+/// It follows only one extension header, a fragment header, because servers send no other. Returns `None` as [`ipv4`]
+/// does.
 #[inline(always)]
 pub fn ipv6<F: Frame>(frame: &F, l3: usize, end: usize) -> Option<Quote<V6>> {
     let header: &Ipv6 = frame.view(l3)?;

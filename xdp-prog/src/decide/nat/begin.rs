@@ -243,7 +243,7 @@ fn has_room<T: NatFlows>(tables: &T, service: u32) -> bool {
 enum Standing {
     /// The client has not proved its address.
     HalfOpen,
-    /// It may have ended, though nobody has said so for certain.
+    /// The flow is proved; it may have ended, but no packet proves that.
     Open,
 }
 

@@ -8,12 +8,14 @@
 pub mod client;
 mod rows;
 pub mod server;
+mod service_filter;
 mod status;
 mod trace;
 
 use serde::{Deserialize, Serialize};
 
-pub use self::rows::{Backend, Reason, Service};
+pub use self::rows::{Backend, Counts, Reason, Service};
+pub use self::service_filter::{NameParts, ServiceFilter};
 pub use self::status::{
     ConfigStatus, Egress, Health, Interface, Kubernetes, Status, Table, Untrusted, unattached,
 };
@@ -30,10 +32,12 @@ pub const MAX_REPLY_BYTES: u64 = 256 << 20;
 pub enum Request {
     /// The agent's [`Status`].
     Status {},
-    /// Every [`Service`].
-    Services {},
-    /// Every [`Backend`] of every service.
-    Backends {},
+    /// Each [`Service`] that is meant.
+    Services(ServiceFilter),
+    /// Every [`Backend`] of each service that is meant.
+    Backends(ServiceFilter),
+    /// The settings in force, see [`crate::config::effective`].
+    Config {},
     /// Every [`Reason`] with its counter.
     Drops {},
     /// The [`Which`] of a flow.

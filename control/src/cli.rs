@@ -1,13 +1,14 @@
 //! The command line: what can be typed, and its help.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use ipnet::IpNet;
 
-use crate::config::{self, DEFAULT_PIN_DIR, DEFAULT_SERVICE, DEFAULT_SOCKET};
+use crate::api::ServiceFilter;
+use crate::config::{self, ConfigError, DEFAULT_PIN_DIR, DEFAULT_SERVICE, DEFAULT_SOCKET};
 use crate::desired::ServiceKey;
 use crate::index::Options;
 use crate::reasons::{self, Explanation};
@@ -29,7 +30,8 @@ Exit codes:
 
 Environment:
   GUIDEWAY_LOG         what `run` and `controller` log, such as `info` (default) or `debug,control::watch=trace`
-  GUIDEWAY_LOG_FORMAT  `text` (default), or `json`: an object on each line";
+  GUIDEWAY_LOG_FORMAT  `text` (default), or `json`: an object on each line
+  GUIDEWAY_SOCKET      the agent's socket, where neither --socket nor --config names it";
 
 /// The commands.
 #[derive(Debug, Subcommand)]
@@ -53,9 +55,9 @@ pub enum Command {
     /// Show how the agent is: configuration, interfaces, tables
     Status(Show),
     /// Show the services with their traffic
-    Services(Show),
+    Services(Rows),
     /// Show the backends of each service with their shares, next hops and traffic
-    Backends(Show),
+    Backends(Rows),
     /// Show why packets were dropped, passed on to the kernel, or failed to leave
     Drops(Drops),
     /// Tell which backend a flow gets, and why
@@ -83,6 +85,12 @@ pub enum Command {
     ///
     /// A running agent is told to do it and ends.
     Detach(Detach),
+    /// Show the settings in force: the file's, and the defaults of those that it leaves out
+    ///
+    /// Services and nodes are not among them, and neither is the seed of the flow hash, which is a secret.
+    Config(Settings),
+    /// Tell the version of this program, and of the agent that runs
+    Version(Settings),
     /// Print completions for a shell
     Completions {
         /// The shell.
@@ -157,9 +165,67 @@ pub struct Check {
 /// Where the agent is.
 #[derive(Debug, Args)]
 pub struct Agent {
-    /// The agent's socket
-    #[arg(long, value_name = "PATH", default_value = DEFAULT_SOCKET)]
-    pub socket: PathBuf,
+    /// The agent's socket [default: that of --config, or $GUIDEWAY_SOCKET, or /run/guideway/guideway.sock]
+    #[arg(long, value_name = "PATH", conflicts_with = "config")]
+    pub socket: Option<PathBuf>,
+    /// The agent's configuration file, which says where its socket is
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+}
+
+impl Agent {
+    /// Returns the agent's socket.
+    ///
+    /// # Errors
+    ///
+    /// When the configuration file cannot be read.
+    pub fn socket(&self) -> Result<PathBuf, ConfigError> {
+        if let Some(socket) = &self.socket {
+            return Ok(socket.clone());
+        }
+        if let Some(file) = &self.config {
+            return config::socket(file);
+        }
+        let socket = std::env::var_os("GUIDEWAY_SOCKET").filter(|socket| !socket.is_empty());
+        Ok(socket.map_or_else(|| DEFAULT_SOCKET.into(), PathBuf::from))
+    }
+}
+
+/// How an answer is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Output {
+    /// A page of 80 columns.
+    Table,
+    /// A page with more columns.
+    Wide,
+    /// JSON, with everything there is.
+    Json,
+    /// The same as YAML.
+    Yaml,
+}
+
+/// How an answer is written, by either of two options.
+#[derive(Clone, Copy, Debug, Args)]
+pub struct Format {
+    /// How to print it
+    #[arg(
+        long,
+        short,
+        value_enum,
+        value_name = "FORMAT",
+        default_value = "table"
+    )]
+    pub output: Output,
+    /// Print JSON: the same as -o json
+    #[arg(long, conflicts_with = "output")]
+    pub json: bool,
+}
+
+impl Format {
+    /// Returns what is asked for.
+    pub const fn output(self) -> Output {
+        if self.json { Output::Json } else { self.output }
+    }
 }
 
 /// Options of the commands that show something.
@@ -168,13 +234,79 @@ pub struct Show {
     /// Where the agent is.
     #[command(flatten)]
     pub agent: Agent,
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
+    /// How to print it.
+    #[command(flatten)]
+    pub format: Format,
     /// Show it again every SECONDS (1 if not given), with rates per second
     #[arg(long, short, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "1",
           value_parser = clap::value_parser!(u32).range(1..=3600))]
     pub watch: Option<u32>,
+}
+
+/// Options of `config` and `version`.
+#[derive(Debug, Args)]
+pub struct Settings {
+    /// Where the agent is.
+    #[command(flatten)]
+    pub agent: Agent,
+    /// How to print it.
+    #[command(flatten)]
+    pub format: Format,
+}
+
+/// Options of `services` and `backends`.
+#[derive(Debug, Args)]
+pub struct Rows {
+    /// Only this: NAME, NAMESPACE/NAME, either with :PORT behind it, or ADDRESS, ADDRESS:PORT, ADDRESS:PORT/PROTO
+    #[arg(value_name = "SERVICE")]
+    pub service: Option<String>,
+    /// Only the services of this namespace
+    #[arg(long, short, value_name = "NAMESPACE")]
+    pub namespace: Option<String>,
+    /// Those with the most first
+    #[arg(long, value_enum, value_name = "BY")]
+    pub sort: Option<Sort>,
+    /// Show what was counted: connections, packets, bytes
+    ///
+    /// Connections are the flows that this machine knows at the moment, those of pods here and those of NAT mode.
+    /// An edge remembers no others.
+    #[arg(long)]
+    pub stats: bool,
+    /// Show packets and bytes per second, of two samples a second apart
+    #[arg(long, conflicts_with = "watch")]
+    pub rate: bool,
+    /// How to show it.
+    #[command(flatten)]
+    pub show: Show,
+}
+
+/// What rows are sorted by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Sort {
+    /// Packets per second.
+    Rate,
+    /// Packets.
+    Packets,
+    /// Bytes.
+    Bytes,
+    /// Flows that are known.
+    Connections,
+}
+
+impl Rows {
+    /// Returns which services are meant.
+    pub fn filter(&self) -> ServiceFilter {
+        ServiceFilter {
+            service: self.service.clone(),
+            namespace: self.namespace.clone(),
+            connections: self.stats || self.sort == Some(Sort::Connections),
+        }
+    }
+
+    /// Tells whether one answer alone does not do.
+    pub fn needs_rates(&self) -> bool {
+        self.rate || self.sort == Some(Sort::Rate)
+    }
 }
 
 /// Options of `drops`.
@@ -194,15 +326,9 @@ pub struct Drops {
 /// Options of `trace`.
 #[derive(Debug, Args)]
 pub struct Trace {
-    /// The service.
-    #[arg(
-        long,
-        short,
-        value_name = "VIP:PORT/PROTO",
-        required_unless_present = "hex",
-        help = "The service, such as 192.0.2.10:80/tcp or [2001:db8::1]:53/udp"
-    )]
-    pub service: Option<ServiceKey>,
+    /// The service, such as 192.0.2.10:80/tcp, [2001:db8::1]:53/udp or default/web:http
+    #[arg(long, short, value_name = "SERVICE", required_unless_present = "hex", value_parser = one_service)]
+    pub service: Option<String>,
     /// The client's address and port.
     #[arg(
         long,
@@ -221,9 +347,9 @@ pub struct Trace {
     /// Where the agent is.
     #[command(flatten)]
     pub agent: Agent,
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
+    /// How to print it.
+    #[command(flatten)]
+    pub format: Format,
 }
 
 const CAPTURE_FILTER: &str = "\
@@ -279,14 +405,9 @@ pub struct Capture {
 /// Options of `which`.
 #[derive(Debug, Args)]
 pub struct Which {
-    /// The service.
-    #[arg(
-        long,
-        short,
-        value_name = "VIP:PORT/PROTO",
-        help = "The service, such as 192.0.2.10:80/tcp or [2001:db8::1]:53/udp"
-    )]
-    pub service: ServiceKey,
+    /// The service, such as 192.0.2.10:80/tcp, [2001:db8::1]:53/udp or default/web:http
+    #[arg(long, short, value_name = "SERVICE", value_parser = one_service)]
+    pub service: String,
     /// The client's address and port.
     #[arg(
         long,
@@ -298,9 +419,9 @@ pub struct Which {
     /// Where the agent is.
     #[command(flatten)]
     pub agent: Agent,
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
+    /// How to print it.
+    #[command(flatten)]
+    pub format: Format,
 }
 
 /// Options of `log`.
@@ -335,14 +456,29 @@ pub struct Detach {
     /// Where the pins are, if no agent runs
     #[arg(long, value_name = "DIR", default_value = DEFAULT_PIN_DIR)]
     pub pin_dir: PathBuf,
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
+    /// How to print it.
+    #[command(flatten)]
+    pub format: Format,
 }
 
 fn network(text: &str) -> Result<IpNet, String> {
     let network = config::parse_network(text);
     network.ok_or_else(|| "write it like 192.0.2.0/24, 192.0.2.7 or 2001:db8::/64".to_owned())
+}
+
+/// Reads what can mean one service: an address with port and protocol, or a name.
+fn one_service(text: &str) -> Result<String, String> {
+    let is_name = || {
+        let is_address = text.parse::<SocketAddr>().is_ok() || text.parse::<IpAddr>().is_ok();
+        !is_address && !text.is_empty() && text.matches(':').count() <= 1
+    };
+    if text.parse::<ServiceKey>().is_ok() || is_name() {
+        return Ok(text.to_owned());
+    }
+    Err(
+        "write it like 192.0.2.10:80/tcp, [2001:db8::1]:53/udp, or by its name: default/web:http"
+            .to_owned(),
+    )
 }
 
 #[cfg(test)]
@@ -372,6 +508,45 @@ mod tests {
     }
 
     #[test]
+    fn agent_is_found_by_its_socket_and_by_its_file() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("edge.yaml");
+        // Whatever else is wrong with it: an agent may go on with an earlier one.
+        std::fs::write(&file, "hash_seed: x\napi: {socket: /a.sock}\n").unwrap();
+        let socket = |socket: Option<&str>, config: Option<&PathBuf>| {
+            let agent = Agent {
+                socket: socket.map(PathBuf::from),
+                config: config.cloned(),
+            };
+            agent.socket().map_err(|error| error.to_string())
+        };
+        assert_eq!(socket(Some("/b.sock"), None), Ok("/b.sock".into()));
+        assert_eq!(socket(None, Some(&file)), Ok("/a.sock".into()));
+        assert!(socket(None, Some(&directory.path().join("none"))).is_err());
+        let both = ["guideway", "status", "--socket", "/b.sock", "--config", "x"];
+        assert_eq!(Cli::try_parse_from(both).unwrap_err().exit_code(), 2);
+    }
+
+    #[test]
+    fn json_is_an_output_by_either_name() {
+        let output = |words: &[&str]| {
+            let words = ["guideway", "services"].iter().chain(words);
+            Cli::try_parse_from(words).map(|cli| match cli.command {
+                Command::Services(rows) => rows.show.format.output(),
+                other => panic!("{other:?}"),
+            })
+        };
+        assert_eq!(output(&[]).unwrap(), Output::Table);
+        assert_eq!(output(&["--json"]).unwrap(), Output::Json);
+        assert_eq!(output(&["-o", "json"]).unwrap(), Output::Json);
+        assert_eq!(output(&["-o", "wide"]).unwrap(), Output::Wide);
+        assert_eq!(
+            output(&["--json", "-o", "yaml"]).unwrap_err().exit_code(),
+            2
+        );
+    }
+
+    #[test]
     fn controller_takes_networks_as_the_agents_file_does() {
         let controller = |networks: &str| {
             let option = format!("--external-ips={networks}");
@@ -395,6 +570,9 @@ mod tests {
         };
         assert!(which("192.0.2.10:80/tcp", "198.51.100.7:40000").is_ok());
         assert!(which("[2001:db8::1]:53/udp", "[2001:db8::7]:40000").is_ok());
+        for name in ["web", "default/web", "default/web:http", "web:80"] {
+            assert!(which(name, "198.51.100.7:40000").is_ok(), "{name}");
+        }
         assert_eq!(
             which("2001:db8::1:53/udp", "[::1]:1")
                 .unwrap_err()

@@ -1,42 +1,38 @@
 //! The commands that ask the agent and show its answers.
 
 pub mod capture;
+pub mod sample;
 pub mod show;
 
 use std::io::{self, IsTerminal, Write};
+use std::net::SocketAddr;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
+use k8s_openapi::jiff::Timestamp;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde::Serialize;
-use serde::de::DeserializeOwned;
 
+use self::sample::{Answer, Counted};
+use self::show::Columns;
 use crate::api::client::{self, AskError, ask};
-use crate::api::{Detached, Request, Trace, TraceRequest, Which, WhichRequest};
-use crate::cli::{self, LogLevel};
+use crate::api::{
+    Detached, Request, Service, ServiceFilter, Status, Trace, TraceRequest, Which, WhichRequest,
+};
+use crate::cli::{self, Format, LogLevel, Output};
+use crate::desired::ServiceKey;
 use fastpath::pins::Pins;
 
-/// Two samples of one answer, for rates.
-#[derive(Debug)]
-pub struct Sampled<T> {
-    /// The answer.
-    pub current: T,
-    /// The answer before it and the time between the two; none at first or without `--watch`.
-    pub previous: Option<(T, Duration)>,
-}
+/// How long the two samples of one rate are apart.
+const SAMPLE_PAUSE: Duration = Duration::from_secs(1);
 
-impl<T> Sampled<T> {
-    /// Returns the growth per second of a counter, found in both samples by `value`.
-    pub fn rate(&self, current: u64, value: impl FnOnce(&T) -> Option<u64>) -> Option<u64> {
-        let (previous, span) = self.previous.as_ref()?;
-        let grown = current.saturating_sub(value(previous)?);
-        let millis = u64::try_from(span.as_millis())
-            .ok()
-            .filter(|millis| *millis > 0)?;
-        Some(grown.saturating_mul(1_000) / millis)
-    }
+/// An answer of many, with the time at which it was given.
+#[derive(Serialize)]
+struct Stamped<'a, T> {
+    timestamp: String,
+    answer: &'a T,
 }
 
 /// Shows an answer once, or again and again.
@@ -44,44 +40,97 @@ impl<T> Sampled<T> {
 /// # Errors
 ///
 /// When the agent does not answer, or nothing can be written.
-pub fn show<T>(
+pub fn show<T: Answer>(
     options: &cli::Show,
     request: &Request,
-    render: impl Fn(&Sampled<T>) -> String,
-) -> Result<()>
-where
-    T: Serialize + DeserializeOwned,
-{
-    let socket = &options.agent.socket;
-    let Some(seconds) = options.watch else {
-        let sampled = Sampled {
-            current: ask(socket, request)?,
-            previous: None,
-        };
-        if options.json {
-            return print(&json(&sampled.current, true)?);
-        }
-        return print(&render(&sampled));
+    page: impl Fn(&T) -> String,
+) -> Result<()> {
+    show_sampled(options, request, false, |_| {}, page)
+}
+
+/// Shows rows in the order asked for.
+///
+/// # Errors
+///
+/// When the agent does not answer, or nothing can be written.
+pub fn show_rows<R: Counted>(
+    options: &cli::Rows,
+    request: &Request,
+    page: impl Fn(&[R], Columns) -> String,
+) -> Result<()> {
+    let columns = Columns {
+        is_wide: options.show.format.output() == Output::Wide,
+        stats: options.stats,
     };
-    let interval = Duration::from_secs(seconds.into());
-    let mut last: Option<(T, Instant)> = None;
+    let arrange = |rows: &mut Vec<R>| {
+        if let Some(by) = options.sort {
+            sample::sort(rows, by);
+        }
+    };
+    let page = |rows: &Vec<R>| page(rows, columns);
+    show_sampled(&options.show, request, options.needs_rates(), arrange, page)
+}
+
+fn show_sampled<T: Answer>(
+    options: &cli::Show,
+    request: &Request,
+    needs_rates: bool,
+    arrange: impl Fn(&mut T),
+    page: impl Fn(&T) -> String,
+) -> Result<()> {
+    let socket = options.agent.socket()?;
+    let output = options.format.output();
+    let interval = options
+        .watch
+        .map(|seconds| Duration::from_secs(seconds.into()));
+    let mut before: Option<(T, Instant)> = None;
     loop {
         let asked = Instant::now();
-        let current: T = ask(socket, request)?;
-        if options.json {
-            print(&json(&current, false)?)?;
-            std::thread::sleep(interval);
-            continue;
+        let mut answer: T = ask(&socket, request)?;
+        if let Some((before, at)) = &before {
+            answer.set_rates(before, asked.duration_since(*at));
         }
-        let sampled = Sampled {
-            current,
-            previous: last
-                .take()
-                .map(|(sample, at)| (sample, asked.duration_since(at))),
-        };
-        print(&screen(seconds, &render(&sampled)))?;
-        last = Some((sampled.current, asked));
-        std::thread::sleep(interval);
+        let is_first_of_two = needs_rates && before.is_none();
+        if !is_first_of_two || interval.is_some() {
+            arrange(&mut answer);
+            match options.watch {
+                None => return print(&written(&answer, output, &page)?),
+                Some(seconds) => print(&watched(&answer, output, seconds, &page)?)?,
+            }
+        }
+        before = Some((answer, asked));
+        std::thread::sleep(interval.unwrap_or(SAMPLE_PAUSE));
+    }
+}
+
+/// Writes an answer by itself.
+fn written<T: Serialize>(
+    answer: &T,
+    output: Output,
+    page: impl Fn(&T) -> String,
+) -> Result<String> {
+    match output {
+        Output::Table | Output::Wide => Ok(page(answer)),
+        Output::Json => json(answer, true),
+        Output::Yaml => Ok(serde_saphyr::to_string(answer)?),
+    }
+}
+
+/// Writes one answer of many: a screen, a line of JSON, or a document of YAML.
+fn watched<T: Serialize>(
+    answer: &T,
+    output: Output,
+    seconds: u32,
+    page: impl Fn(&T) -> String,
+) -> Result<String> {
+    let stamped = Stamped {
+        timestamp: Timestamp::now().to_string(),
+        answer,
+    };
+    match output {
+        Output::Table | Output::Wide => Ok(screen(seconds, &page(answer))),
+        Output::Json => json(&stamped, false),
+        Output::Yaml => Ok(format!("---\n{}", serde_saphyr::to_string(&stamped)?)),
     }
 }
 
@@ -102,12 +151,13 @@ fn screen(seconds: u32, page: &str) -> String {
 ///
 /// When the agent does not answer, or has no such service.
 pub fn which(options: &cli::Which) -> Result<()> {
+    let socket = options.agent.socket()?;
     let request = Request::Which(WhichRequest {
-        service: options.service.to_string(),
+        service: resolve(&socket, &options.service, options.from)?,
         from: options.from.to_string(),
     });
-    let which: Which = ask(&options.agent.socket, &request)?;
-    print_answer(&which, options.json, show::which)
+    let which: Which = ask(&socket, &request)?;
+    print_answer(&which, options.format, show::which)
 }
 
 /// Follows one packet through the datapath's code.
@@ -116,14 +166,92 @@ pub fn which(options: &cli::Which) -> Result<()> {
 ///
 /// When the agent does not answer, or the frame cannot be read.
 pub fn trace(options: &cli::Trace) -> Result<()> {
+    let socket = options.agent.socket()?;
+    let service = options.service.as_deref().zip(options.from);
+    let service = service.map(|(service, from)| resolve(&socket, service, from));
     let request = Request::Trace(TraceRequest {
-        service: options.service.map(|service| service.to_string()),
+        service: service.transpose()?,
         from: options.from.map(|from| from.to_string()),
         frame: options.hex.clone(),
         interface: options.interface.clone(),
     });
-    let trace: Trace = ask(&options.agent.socket, &request)?;
-    print_answer(&trace, options.json, show::trace)
+    let trace: Trace = ask(&socket, &request)?;
+    print_answer(&trace, options.format, show::trace)
+}
+
+/// Finds the one service that a client of this address means by a name.
+fn resolve(socket: &Path, service: &str, from: SocketAddr) -> Result<String> {
+    if service.parse::<ServiceKey>().is_ok() {
+        return Ok(service.to_owned());
+    }
+    let filter = ServiceFilter {
+        service: Some(service.to_owned()),
+        ..ServiceFilter::default()
+    };
+    let rows: Vec<Service> = ask(socket, &Request::Services(filter))?;
+    let of_family = rows.iter().filter(|row| {
+        let key = row.service.parse::<ServiceKey>();
+        key.is_ok_and(|key| key.address.is_ipv4() == from.is_ipv4())
+    });
+    // Who names a Service means its address; the ports of machines are for those that have none.
+    let (ports, own): (Vec<&Service>, Vec<&Service>) = of_family.partition(|row| row.node_port);
+    let found = if own.is_empty() { ports } else { own };
+    match found.as_slice() {
+        [one] => Ok(one.service.clone()),
+        [] => bail!(
+            "no service {service} has an address of the client's family; `guideway services` lists all"
+        ),
+        several => {
+            let several: Vec<&str> = several.iter().map(|row| row.service.as_str()).collect();
+            bail!(
+                "{service} is served at several; name one of {}",
+                several.join(", ")
+            )
+        }
+    }
+}
+
+/// Shows the settings in force.
+///
+/// # Errors
+///
+/// When the agent does not answer.
+pub fn config(options: &cli::Settings) -> Result<()> {
+    let settings: serde_json::Value = ask(&options.agent.socket()?, &Request::Config {})?;
+    let output = match options.format.output() {
+        Output::Table | Output::Wide => Output::Yaml,
+        other => other,
+    };
+    print(&written(&settings, output, |_| String::new())?)
+}
+
+/// Tells our version and that of the agent that runs, if one does.
+///
+/// # Errors
+///
+/// When an agent runs and does not answer.
+pub fn version(options: &cli::Settings) -> Result<()> {
+    let agent = match ask(&options.agent.socket()?, &Request::Status {}) {
+        Ok(status) => Some(status),
+        Err(AskError::NotRunning { .. } | AskError::Denied { .. }) => None,
+        Err(error) => return Err(error.into()),
+    };
+    let agent = agent.map(|status: Status| status.version);
+    let versions = Versions {
+        client: env!("CARGO_PKG_VERSION"),
+        agent,
+    };
+    print_answer(&versions, options.format, |versions| {
+        let agent = versions.agent.as_deref().unwrap_or("none answers");
+        format!("client  {}\nagent   {agent}\n", versions.client)
+    })
+}
+
+/// The versions of what runs.
+#[derive(Debug, Serialize)]
+struct Versions {
+    client: &'static str,
+    agent: Option<String>,
 }
 
 /// Has an agent or a controller log more, or what it did at its start.
@@ -134,7 +262,7 @@ pub fn trace(options: &cli::Trace) -> Result<()> {
 pub fn log(options: &cli::Log) -> Result<()> {
     let pid = match options.pid {
         Some(pid) => Pid::from_raw(pid),
-        None => client::process(&options.agent.socket)?,
+        None => client::process(&options.agent.socket()?)?,
     };
     let signal = match options.level {
         LogLevel::Debug => Signal::SIGUSR1,
@@ -149,12 +277,12 @@ pub fn log(options: &cli::Log) -> Result<()> {
 ///
 /// When something cannot be removed.
 pub fn detach(options: &cli::Detach) -> Result<()> {
-    let detached = match ask(&options.agent.socket, &Request::Detach {}) {
+    let detached = match ask(&options.agent.socket()?, &Request::Detach {}) {
         Ok(detached) => detached,
         Err(AskError::NotRunning { .. }) => detach_pins(&options.pin_dir)?,
         Err(error) => return Err(error.into()),
     };
-    print_answer(&detached, options.json, show::detached)
+    print_answer(&detached, options.format, show::detached)
 }
 
 fn detach_pins(pin_dir: &Path) -> Result<Detached> {
@@ -164,13 +292,8 @@ fn detach_pins(pin_dir: &Path) -> Result<Detached> {
     Ok(Detached { interfaces })
 }
 
-fn print_answer<T: Serialize>(answer: &T, as_json: bool, page: fn(&T) -> String) -> Result<()> {
-    let text = if as_json {
-        json(answer, true)?
-    } else {
-        page(answer)
-    };
-    print(&text)
+fn print_answer<T: Serialize>(answer: &T, format: Format, page: fn(&T) -> String) -> Result<()> {
+    print(&written(answer, format.output(), page)?)
 }
 
 /// Writes a value as one JSON document, for people or on one line.

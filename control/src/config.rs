@@ -8,6 +8,7 @@
 //! not only each syntax error. And it limits aliases, depth and the number of nodes, which a hostile file could
 //! otherwise use to exhaust memory.
 
+pub mod effective;
 pub mod host;
 mod listen;
 mod problem;
@@ -266,6 +267,31 @@ pub fn parse(text: &str) -> Result<Config, Vec<Problem>> {
 }
 
 fn parse_for(text: &str, source: Source) -> Result<Config, Vec<Problem>> {
+    validate::validate(&shape(text)?, source)
+}
+
+/// Returns the socket of the agent that runs with the file at `path`, whatever else is wrong with that.
+///
+/// # Errors
+///
+/// When the file cannot be read, or has another shape.
+pub fn socket(path: &Path) -> Result<PathBuf, ConfigError> {
+    let unreadable = |source| ConfigError::Read {
+        path: path.to_owned(),
+        source,
+    };
+    let bytes = read(path).map_err(unreadable)?;
+    let file = shape(&String::from_utf8_lossy(&bytes));
+    let file = file.map_err(|problems| ConfigError::Invalid {
+        path: path.to_owned(),
+        problems,
+    })?;
+    let socket = file.api.and_then(|api| api.socket);
+    Ok(socket.map_or_else(|| DEFAULT_SOCKET.into(), |socket| socket.value.into()))
+}
+
+/// Reads a file for its shape alone.
+fn shape(text: &str) -> Result<raw::File, Vec<Problem>> {
     let options = serde_saphyr::options! {
         with_snippet: false,
         merge_keys: serde_saphyr::options::MergeKeyPolicy::Error,
@@ -279,9 +305,8 @@ fn parse_for(text: &str, source: Source) -> Result<Config, Vec<Problem>> {
             max_documents: 1,
         },
     };
-    let file: raw::File = serde_saphyr::from_str_with_options(text, options)
-        .map_err(|error| vec![shape_problem(text, &error)])?;
-    validate::validate(&file, source)
+    serde_saphyr::from_str_with_options(text, options)
+        .map_err(|error| vec![shape_problem(text, &error)])
 }
 
 /// Parses a network or an address as in `kubernetes.external_ips`.

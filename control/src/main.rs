@@ -41,23 +41,27 @@ fn execute(command: Command) -> Result<ExitCode> {
         Command::Check(options) => return check::check(&options),
         Command::Status(options) => commands::show(&options, &Request::Status {}, show::status)?,
         Command::Services(options) => {
-            commands::show(&options, &Request::Services {}, show::services)?;
+            let request = Request::Services(options.filter());
+            commands::show_rows(&options, &request, show::services)?;
         }
         Command::Backends(options) => {
-            commands::show(&options, &Request::Backends {}, show::backends)?;
+            let request = Request::Backends(options.filter());
+            commands::show_rows(&options, &request, show::backends)?;
         }
         Command::Drops(Drops {
             explain: Some(explanation),
             ..
         }) => commands::print(&show::explained(&explanation))?,
         Command::Drops(options) => {
-            let page = |sampled: &commands::Sampled<Vec<Reason>>| show::drops(sampled, options.all);
+            let page = |reasons: &Vec<Reason>| show::drops(reasons, options.all);
             commands::show(&options.show, &Request::Drops {}, page)?;
         }
         Command::Which(options) => commands::which(&options)?,
         Command::Trace(options) => commands::trace(&options)?,
         Command::Capture(options) => commands::capture::capture(&options)?,
         Command::Detach(options) => commands::detach(&options)?,
+        Command::Config(options) => commands::config(&options)?,
+        Command::Version(options) => commands::version(&options)?,
         Command::Log(options) => commands::log(&options)?,
         Command::Completions { shell } => {
             let mut text = Vec::new();

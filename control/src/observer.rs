@@ -98,10 +98,11 @@ impl Observer {
         let answered = match request {
             Request::Which(flow) => return self.ask_agent(Question::Which(flow)).await,
             Request::Trace(packet) => return self.ask_agent(Question::Trace(packet)).await,
+            Request::Config {} => return self.ask_agent(Question::Config).await,
             Request::Detach {} => return self.ask_agent(Question::Detach).await,
             Request::Status {} => self.observe(|seen| reply(Ok(seen.status()))).await,
-            Request::Services {} => self.observe(|seen| reply(seen.services())).await,
-            Request::Backends {} => self.observe(|seen| reply(seen.backends())).await,
+            Request::Services(of) => self.observe(move |seen| reply(seen.services(&of))).await,
+            Request::Backends(of) => self.observe(move |seen| reply(seen.backends(&of))).await,
             Request::Drops {} => self.observe(|seen| reply(seen.drops())).await,
         };
         answered.unwrap_or_else(|| error_line("the answer broke off, see the log".to_owned()))

@@ -210,6 +210,36 @@ fn reasons_are_explained_without_an_agent() {
 }
 
 #[test]
+fn agent_is_looked_for_where_the_environment_says() {
+    let output = Command::new(GUIDEWAY)
+        .args(["services", "default/web"])
+        .env("GUIDEWAY_SOCKET", "/nonexistent/other.sock")
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(
+        stderr(&output).contains("/nonexistent/other.sock"),
+        "{output:?}"
+    );
+}
+
+#[test]
+fn version_is_told_without_an_agent() {
+    let socket = ["--socket", "/nonexistent/guideway.sock"];
+    let page = guideway(&[&["version"], &socket[..]].concat());
+    assert_eq!(page.status.code(), Some(0));
+    let text = String::from_utf8_lossy(&page.stdout).into_owned();
+    assert!(
+        text.contains(env!("CARGO_PKG_VERSION")) && text.contains("none answers"),
+        "{text}"
+    );
+    let json = guideway(&[&["version", "-o", "json"], &socket[..]].concat());
+    let versions: Value = serde_json::from_slice(&json.stdout).unwrap();
+    assert_eq!(versions["client"], env!("CARGO_PKG_VERSION"));
+    assert!(versions["agent"].is_null(), "{versions}");
+}
+
+#[test]
 fn check_ends_with_1_when_something_fails() {
     let output = guideway(&["check", "--interface", "nonexistent0", "--json"]);
     assert_eq!(output.status.code(), Some(1));

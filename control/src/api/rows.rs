@@ -1,10 +1,36 @@
 //! Services, backends and reasons: the rows of tables.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
 use super::Untrusted;
+
+/// Counters of packets, or what they grow by in each second.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Counts {
+    /// Packets.
+    pub packets: u64,
+    /// Their bytes, where these are counted.
+    pub bytes: u64,
+}
+
+impl Counts {
+    /// Returns the growth in each second since an earlier value; nothing if no time has passed.
+    pub fn rates_since(self, earlier: Self, span: Duration) -> Option<Self> {
+        let millis = u64::try_from(span.as_millis())
+            .ok()
+            .filter(|millis| *millis > 0)?;
+        let rate =
+            |now: u64, earlier: u64| now.saturating_sub(earlier).saturating_mul(1_000) / millis;
+        Some(Self {
+            packets: rate(self.packets, earlier.packets),
+            bytes: rate(self.bytes, earlier.bytes),
+        })
+    }
+}
 
 /// One service.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -14,6 +40,8 @@ pub struct Service {
     pub name: String,
     /// Address, port and protocol.
     pub service: String,
+    /// Whether this is its port at an address of the machine.
+    pub node_port: bool,
     /// Forwarding mode.
     pub mode: String,
     /// `cluster` or `local`.
@@ -34,6 +62,13 @@ pub struct Service {
     pub packets: u64,
     /// Bytes of those packets as they came in.
     pub bytes: u64,
+    /// Flows known to this machine at this moment: those of pods here, and those of NAT mode; only where they were asked
+    /// for. An edge remembers no others.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub connections: Option<u64>,
+    /// What the counters grow by in each second, where the answer was asked for twice.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rates: Option<Counts>,
     /// Why it is not as configured.
     pub problem: Option<String>,
     /// Whether no backend should serve, so that all do.
@@ -84,6 +119,13 @@ pub struct Backend {
     pub packets: u64,
     /// Bytes of those packets as they came in.
     pub bytes: u64,
+    /// Flows known to this machine at this moment: those of pods here, and those of NAT mode; only where they were asked
+    /// for. An edge remembers no others.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub connections: Option<u64>,
+    /// What the counters grow by in each second, where the answer was asked for twice.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rates: Option<Counts>,
 }
 
 /// Packets that ended with one reason.
@@ -96,6 +138,9 @@ pub struct Reason {
     pub reason: String,
     /// Packets.
     pub packets: u64,
+    /// What they grow by in each second, where the answer was asked for twice.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rates: Option<Counts>,
     /// What the drivers of attached devices count under it, by device and name of the counter.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub drivers: BTreeMap<String, u64>,

@@ -21,7 +21,7 @@ use self::comment::Names;
 use self::devices::Devices;
 use self::file::{Direction, PcapNg, Record};
 use crate::api::client::ask;
-use crate::api::{Backend, Request};
+use crate::api::{Backend, Request, ServiceFilter};
 use crate::cli;
 
 /// How soon a signal or the end of the time is noticed.
@@ -35,7 +35,10 @@ const PAUSE: Duration = Duration::from_millis(100);
 pub fn capture(options: &cli::Capture) -> Result<()> {
     let (filter, outcomes) = filter::parse(&options.filter)?;
     let is_over = stop_on_signal().context("cannot handle signals")?;
-    let names = match ask::<Vec<Backend>>(&options.agent.socket, &Request::Backends {}) {
+    let names = match ask::<Vec<Backend>>(
+        &options.agent.socket()?,
+        &Request::Backends(ServiceFilter::default()),
+    ) {
         Ok(rows) => Names::new(&rows),
         Err(error) => {
             tell(&format!("services and backends go without names: {error}"));

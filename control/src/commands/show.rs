@@ -4,7 +4,6 @@ mod packets;
 mod services;
 mod status;
 
-use super::Sampled;
 use crate::api::Untrusted;
 use crate::render::{count, duration, printable};
 
@@ -15,19 +14,23 @@ pub use self::status::status;
 /// Notes of one kind on a page: a full table refuses thousands of services.
 const NOTES_SHOWN: usize = 10;
 
-/// Writes a counter, or its rate when there is a sample before it.
-fn count_or_rate<T>(
-    sampled: &Sampled<T>,
-    value: u64,
-    before: impl FnOnce(&T) -> Option<u64>,
-) -> String {
-    match &sampled.previous {
-        None => count(value),
-        Some(_) => {
-            let rate = sampled.rate(value, before);
-            rate.map_or_else(|| "-".to_owned(), count)
-        }
-    }
+/// Which columns a table has.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Columns {
+    /// All there are, for 160 columns.
+    pub is_wide: bool,
+    /// Counters only.
+    pub stats: bool,
+}
+
+/// Titles a column that is shown on a condition.
+const fn only_if(condition: bool, title: &'static str) -> &'static str {
+    if condition { title } else { "" }
+}
+
+/// Writes a rate; a row that is new has none yet.
+fn rate(value: Option<u64>) -> String {
+    value.map_or_else(|| "-".to_owned(), count)
 }
 
 /// Names the last machine whose outer headers were refused.

@@ -7,15 +7,15 @@ use xdp_prog::abi::Traffic;
 
 use super::Observation;
 use super::counters::describe;
-use crate::api::Backend;
+use crate::api::{Backend, ServiceFilter};
 use crate::desired::BackendSpec;
 use crate::health::selection::Member;
 use crate::next_hop::{DeviceNames, mac, state};
 use crate::target::{name_of, service_at};
 
 impl Observation<'_> {
-    /// Lists each backend of each service that is installed.
-    pub(super) fn backends(&self) -> Result<Vec<Backend>, String> {
+    /// Lists each backend of each service that is meant and installed.
+    pub(super) fn backends(&self, of: &ServiceFilter) -> Result<Vec<Backend>, String> {
         self.go_on()?;
         let view = &self.view;
         let tables = &view.tables;
@@ -29,8 +29,11 @@ impl Observation<'_> {
         let mut rows = Vec::new();
         for (key, service) in tables.services() {
             self.go_on()?;
-            let slots = self.sources.reader.slots_by_id(service);
             let name = name_of(&view.services, key).unwrap_or_else(|| key.to_string());
+            if !of.includes(&name, key) {
+                continue;
+            }
+            let slots = self.sources.reader.slots_by_id(service);
             let installed = tables.specs().get(key);
             let installed = installed.map(|spec| spec.backends.as_slice());
             let (configured_key, configured) = service_at(&view.services, key).unzip();

@@ -47,6 +47,7 @@ impl Observation<'_> {
                 reason: failure.label().to_owned(),
                 // Many drivers tell both ways of one frame.
                 packets: packets.max(drivers.values().sum()),
+                rates: None,
                 drivers,
                 last: None,
             }
@@ -78,6 +79,7 @@ impl Observation<'_> {
             .to_owned(),
             reason: reason.label.to_owned(),
             packets: reason.packets,
+            rates: None,
             drivers: BTreeMap::new(),
             last: if reason.label == PassReason::EncapUntrusted.label() {
                 self.last_untrusted()

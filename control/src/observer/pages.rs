@@ -3,6 +3,7 @@
 use hyper::StatusCode;
 
 use super::{Observation, Observer};
+use crate::api::ServiceFilter;
 use crate::http::{self, Answer};
 use crate::metrics::{self, Snapshot};
 
@@ -42,7 +43,7 @@ impl Observation<'_> {
         let (interfaces, egress) = self.programs();
         let mut status = self.status();
         (status.interfaces, status.egress) = (interfaces, egress);
-        let services = self.services().unwrap_or_default();
+        let services = self.services(&ServiceFilter::default()).unwrap_or_default();
         let backends = self.each_backend().unwrap_or_default();
         self.go_on().ok()?;
         Some(Snapshot {

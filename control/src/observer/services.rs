@@ -7,12 +7,12 @@ use fastpath::tables::{InstalledService, ServiceKey};
 use super::Observation;
 use super::counters::describe;
 use crate::agent::Item;
-use crate::api::Service;
+use crate::api::{Service, ServiceFilter};
 use crate::target::service_at;
 
 impl Observation<'_> {
-    /// Lists the services that are configured or still installed.
-    pub(super) fn services(&self) -> Result<Vec<Service>, String> {
+    /// Lists the services that are meant, configured or still installed.
+    pub(super) fn services(&self, of: &ServiceFilter) -> Result<Vec<Service>, String> {
         self.go_on()?;
         let view = &self.view;
         let traffic = self.sources.reader.service_traffic(&view.tables);
@@ -22,14 +22,19 @@ impl Observation<'_> {
         let row = |key: &ServiceKey| {
             self.go_on()?;
             let (configured, wanted) = service_at(&view.services, key).unzip();
+            let name = wanted.map_or_else(|| key.to_string(), |service| service.name.clone());
+            if !of.includes(&name, key) {
+                return Ok(None);
+            }
             let present = view.tables.service(key);
             let traffic = traffic.get(key).copied().unwrap_or_default();
             let mode = present
                 .map(|service| service.mode)
                 .or(wanted.map(|service| service.spec.mode));
-            Ok(Service {
-                name: wanted.map_or_else(|| key.to_string(), |service| service.name.clone()),
+            Ok(Some(Service {
+                name,
                 service: key.to_string(),
+                node_port: configured.is_some_and(|key| key.address.is_unspecified()),
                 mode: mode.map(|mode| mode.to_string()).unwrap_or_default(),
                 traffic_policy: wanted
                     .map(|service| service.spec.traffic_policy.to_string())
@@ -42,10 +47,15 @@ impl Observation<'_> {
                 slots: present.map_or(0, |service| service.run.length()),
                 packets: traffic.packets,
                 bytes: traffic.bytes,
+                connections: None,
+                rates: None,
                 problem: view.problems.of(&Item::Service(*key)).cloned(),
                 all_fail: view.all_fail.contains(&configured.unwrap_or(*key)),
-            })
+            }))
         };
-        keys.into_iter().map(row).collect()
+        keys.into_iter()
+            .map(row)
+            .filter_map(Result::transpose)
+            .collect()
     }
 }

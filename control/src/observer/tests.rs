@@ -10,6 +10,7 @@ use serde_json::Value;
 use xdp_prog::abi::map;
 
 use super::*;
+use crate::api::ServiceFilter;
 use crate::config;
 use crate::desired::ServiceKey;
 use crate::random::random;
@@ -103,11 +104,11 @@ async fn answers_are_made_of_what_was_published_and_counted() {
     let status = world.ask(Request::Status {}).await;
     assert_eq!(status["services"], 2);
     assert_eq!(status["next_hops"]["local"], 0);
-    let services = world.ask(Request::Services {}).await;
+    let services = world.ask(Request::Services(ServiceFilter::default())).await;
     let names = services.as_array().unwrap().iter();
     let names: Vec<&str> = names.map(|row| row["name"].as_str().unwrap()).collect();
     assert_eq!(names, ["a", "b"]);
-    let backends = world.ask(Request::Backends {}).await;
+    let backends = world.ask(Request::Backends(ServiceFilter::default())).await;
     let states = backends.as_array().unwrap().iter();
     let states: Vec<&str> = states
         .map(|row| row["next_hop"].as_str().unwrap())

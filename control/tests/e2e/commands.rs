@@ -107,6 +107,22 @@ fn counters_agree_with_the_traffic_everywhere() {
         .find(|row| row["reason"] == "decapsulated");
     assert_eq!(decapsulated.unwrap()["packets"], QUESTIONS + TO_OTHER);
 
+    let name = service["name"].as_str().unwrap();
+    let of_one = edge.json(&["backends", name]);
+    let is_meant = |row: &Value| row["name"] == name;
+    assert!(rows(&of_one).iter().all(is_meant), "{of_one}");
+    assert_eq!(rows(&of_one).len(), 2, "{of_one}");
+    let from = "10.0.0.2:4000";
+    let which = edge.json(&["which", "--service", name, "--from", from]);
+    assert_eq!(which["service"], udp.to_string(), "{which}");
+    let sorted = edge.json(&["services", "--sort", "packets"]);
+    assert_eq!(rows(&sorted)[0]["packets"], QUESTIONS, "{sorted}");
+    let rated = edge.json(&["services", name, "--rate"]);
+    assert_eq!(rows(&rated)[0]["rates"]["packets"], 0, "{rated}");
+    let settings = edge.json(&["config"]);
+    assert_eq!(settings["interfaces"][0]["name"], "eth0", "{settings}");
+    assert!(edge.page(&["version"]).contains("agent   0."));
+
     let metrics = get(edge.machine(), "/metrics");
     let line = format!(
         "guideway_service_packets_total{{service=\"{}\",address=\"{}\",port=\"{}\",\

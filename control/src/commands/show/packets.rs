@@ -1,6 +1,6 @@
 //! The pages about packets: what was dropped, and the way of one flow or frame.
 
-use super::{Sampled, last_untrusted};
+use super::{last_untrusted, only_if, rate};
 use crate::api::{Detached, Reason, Trace, Which};
 use crate::reasons::{Explanation, explanation};
 use crate::render::{Table, count, percent, printable, wrapped};
@@ -9,14 +9,12 @@ use crate::render::{Table, count, percent, printable, wrapped};
 const LINE: usize = 71;
 
 /// Shows why packets were dropped or passed; those without packets only if `all`.
-pub fn drops(sampled: &Sampled<Vec<Reason>>, all: bool) -> String {
-    let rates = match sampled.previous {
-        None => "",
-        Some(_) => ">PKT/S",
-    };
+pub fn drops(reasons: &[Reason], all: bool) -> String {
+    let rates = reasons.iter().any(|reason| reason.rates.is_some());
+    let rates = only_if(rates, ">PKT/S");
     let mut table = Table::new(["ACTION", "REASON", ">PACKETS", rates, "MEANING"]);
     let mut notes = String::new();
-    for reason in &sampled.current {
+    for reason in reasons {
         for (counter, frames) in &reason.drivers {
             notes += &format!("{}: the driver counts {counter} {frames}\n", reason.reason);
         }
@@ -24,17 +22,12 @@ pub fn drops(sampled: &Sampled<Vec<Reason>>, all: bool) -> String {
         if !all && reason.packets == 0 {
             continue;
         }
-        let rate = sampled.rate(reason.packets, |previous| {
-            let same =
-                |other: &&Reason| other.reason == reason.reason && other.action == reason.action;
-            Some(previous.iter().find(same)?.packets)
-        });
         let meaning = explanation(&reason.action, &reason.reason).map(|known| known.meaning);
         table.row([
             &reason.action,
             &reason.reason,
             &count(reason.packets),
-            &rate.map(count).unwrap_or_default(),
+            &rate(reason.rates.map(|rates| rates.packets)),
             &meaning.unwrap_or_default(),
         ]);
     }

@@ -2,48 +2,70 @@
 
 use std::net::SocketAddr;
 
-use super::{Sampled, count_or_rate, indented};
+use super::{Columns, indented, only_if, rate};
 use crate::api::{Backend, Service};
-use crate::render::{Table, duration, percent};
+use crate::render::{Table, count, duration, percent};
 
 /// Shows the services.
-pub fn services(sampled: &Sampled<Vec<Service>>) -> String {
-    let (packets, bytes) = match sampled.previous {
-        None => (">PACKETS", ">BYTES"),
-        Some(_) => (">PKT/S", ">BYTE/S"),
-    };
-    let columns = [
+pub fn services(services: &[Service], columns: Columns) -> String {
+    let Columns { is_wide, stats } = columns;
+    let rates = services.iter().any(|service| service.rates.is_some());
+    let totals = is_wide || stats || !rates;
+    let mut table = Table::new([
         "NAME",
         "SERVICE",
-        "MODE",
-        ">BACKENDS",
-        ">SLOTS",
-        packets,
-        bytes,
-    ];
-    let mut table = Table::new(columns);
+        only_if(!stats, "MODE"),
+        only_if(is_wide, "POLICY"),
+        only_if(is_wide, "AFFINITY"),
+        only_if(is_wide, ">RANGES"),
+        only_if(!stats, ">BACKENDS"),
+        only_if(is_wide, ">HERE"),
+        only_if(is_wide || !(stats || rates), ">SLOTS"),
+        only_if(stats, ">CONNS"),
+        only_if(totals, ">PACKETS"),
+        only_if(totals, ">BYTES"),
+        only_if(rates, ">PKT/S"),
+        only_if(rates, ">BYTE/S"),
+    ]);
     let mut notes = String::new();
-    for service in &sampled.current {
-        let traffic = |of: fn(&Service) -> u64| {
-            count_or_rate(sampled, of(service), |previous| {
-                let same = |other: &&Service| other.service == service.service;
-                previous.iter().find(same).map(of)
-            })
-        };
+    for service in services {
         table.row([
             &service.name,
             &service.service,
-            &mode(service),
+            &if is_wide {
+                service.mode.clone()
+            } else {
+                mode(service)
+            },
+            &service.traffic_policy,
+            &if service.session_affinity {
+                "client-ip"
+            } else {
+                "none"
+            },
+            &service.source_ranges,
             &service.backends,
+            &service.local_pods,
             &service.slots,
-            &traffic(|service| service.packets),
-            &traffic(|service| service.bytes),
+            &rate(service.connections),
+            &count(service.packets),
+            &count(service.bytes),
+            &rate(service.rates.map(|rates| rates.packets)),
+            &rate(service.rates.map(|rates| rates.bytes)),
         ]);
         let name = &service.name;
         if let Some(problem) = &service.problem {
             notes += &indented(&format!("{name}: {problem}"));
         }
-        notes += &policies(service);
+        if !is_wide && !stats {
+            notes += &policies(service);
+        }
+        if service.left_out > 0 {
+            let left_out = service.left_out;
+            notes += &indented(&format!(
+                "{name}: {left_out} PODS LEFT OUT, see `guideway backends`"
+            ));
+        }
         if service.all_fail {
             notes += &indented(&format!("{name}: every backend fails, so all serve"));
         }
@@ -71,10 +93,6 @@ fn policies(service: &Service) -> String {
     if service.local_pods > 0 {
         notes.push(format!("{} pods here", service.local_pods));
     }
-    if service.left_out > 0 {
-        let left_out = service.left_out;
-        notes.push(format!("{left_out} PODS LEFT OUT, see `guideway backends`"));
-    }
     if notes.is_empty() {
         return String::new();
     }
@@ -88,29 +106,47 @@ other machines send to it
 ";
 
 /// Shows the backends of every service.
-pub fn backends(sampled: &Sampled<Vec<Backend>>) -> String {
-    let packets = match sampled.previous {
-        None => ">PACKETS",
-        Some(_) => ">PKT/S",
-    };
-    let columns = [
-        "SERVICE", "ADDRESS", "BACKEND", ">WEIGHT", ">SHARE", "NEXT HOP", packets,
-    ];
-    let mut table = Table::new(columns);
+pub fn backends(backends: &[Backend], columns: Columns) -> String {
+    let Columns { is_wide, stats } = columns;
+    let rates = backends.iter().any(|backend| backend.rates.is_some());
+    let totals = is_wide || stats || !rates;
+    let mut table = Table::new([
+        "SERVICE",
+        "ADDRESS",
+        "BACKEND",
+        only_if(is_wide, "NODE"),
+        only_if(is_wide, "HEALTH"),
+        only_if(!stats, ">WEIGHT"),
+        only_if(!stats, ">SHARE"),
+        only_if(!stats, "NEXT HOP"),
+        only_if(is_wide, "MAC"),
+        only_if(stats, ">CONNS"),
+        only_if(totals, ">PACKETS"),
+        only_if(totals && (is_wide || stats), ">BYTES"),
+        only_if(rates, ">PKT/S"),
+        only_if(rates && (is_wide || stats), ">BYTE/S"),
+    ]);
     let mut notes = String::new();
-    for backend in &sampled.current {
-        let packets = count_or_rate(sampled, backend.packets, |previous| {
-            let same = previous.iter().find(|other| is_same(other, backend))?;
-            Some(same.packets)
-        });
+    for backend in backends {
         table.row([
             &backend.name,
             &backend.service,
             &backend.backend,
+            &backend.node,
+            &backend.health.as_deref().unwrap_or("-"),
             &backend.weight,
             &percent(backend.slots.into(), backend.table_size.into()),
-            &next_hop(backend),
-            &packets,
+            &if is_wide {
+                at_next_hop(backend)
+            } else {
+                next_hop(backend)
+            },
+            &backend.mac.as_deref().unwrap_or("-"),
+            &rate(backend.connections),
+            &count(backend.packets),
+            &count(backend.bytes),
+            &rate(backend.rates.map(|rates| rates.packets)),
+            &rate(backend.rates.map(|rates| rates.bytes)),
         ]);
         let Backend {
             name,
@@ -130,15 +166,10 @@ pub fn backends(sampled: &Sampled<Vec<Backend>>) -> String {
             ));
         }
     }
-    if sampled.current.iter().any(|backend| backend.weight == 0) {
+    if backends.iter().any(|backend| backend.weight == 0) {
         notes += NO_WEIGHT;
     }
     table.render("no backends") + &notes
-}
-
-/// Tells whether two rows are of one backend of a service.
-fn is_same(one: &Backend, other: &Backend) -> bool {
-    (&one.service, &one.backend, &one.node) == (&other.service, &other.backend, &other.node)
 }
 
 /// Says how packets leave, and to which node where that is not the backend itself.
@@ -146,15 +177,17 @@ fn next_hop(backend: &Backend) -> String {
     let at_node = backend.backend == backend.node || backend.node.is_empty();
     let pod = backend.backend.parse::<SocketAddr>();
     let own = pod.is_ok_and(|pod| pod.ip().to_string() == backend.node);
-    let mut hop = if at_node || own {
-        backend.next_hop.clone()
+    let hop = at_next_hop(backend);
+    if at_node || own {
+        hop
     } else {
-        format!("{}, {}", backend.node, backend.next_hop)
-    };
-    if let Some(mtu) = backend.path_mtu {
-        hop += &format!(", path MTU {mtu}");
+        format!("{}, {hop}", backend.node)
     }
-    hop
+}
+
+fn at_next_hop(backend: &Backend) -> String {
+    let mtu = backend.path_mtu.map(|mtu| format!(", path MTU {mtu}"));
+    backend.next_hop.clone() + &mtu.unwrap_or_default()
 }
 
 /// Says why a backend does not serve, or might soon not.

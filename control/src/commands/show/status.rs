@@ -1,6 +1,6 @@
 //! The page about the agent itself: configuration, interfaces, tables, and what is wrong.
 
-use super::{NOTES_SHOWN, Sampled, first_notes, indented, last_untrusted, more_than};
+use super::{NOTES_SHOWN, first_notes, indented, last_untrusted, more_than};
 use crate::api::{Health, Kubernetes, Status};
 use crate::clock::unix_time;
 use crate::render::{Table, duration, percent};
@@ -9,8 +9,7 @@ use crate::render::{Table, duration, percent};
 const DEVICES_SHOWN: usize = 20;
 
 /// Shows the agent's state.
-pub fn status(sampled: &Sampled<Status>) -> String {
-    let status = &sampled.current;
+pub fn status(status: &Status) -> String {
     let config = &status.config;
     let mut page = format!(
         "guideway {}, pid {}, up {}, roles: {}\nconfig {}, loaded {} ago (loads {}, refused {})\n",

@@ -1,20 +1,24 @@
-use std::time::Duration;
-
 use super::services::NO_WEIGHT;
 use super::*;
 use crate::api::{
-    Backend, Choice, ConfigStatus, Egress, Health, Interface, Kubernetes, Reason, Service, Status,
-    Step, Table, Trace, Untrusted, Which,
+    Backend, Choice, ConfigStatus, Counts, Egress, Health, Interface, Kubernetes, Reason, Service,
+    Status, Step, Table, Trace, Untrusted, Which,
 };
 use crate::clock::unix_time;
 use crate::reasons::EXPLANATIONS;
 
-fn once<T>(current: T) -> Sampled<T> {
-    Sampled {
-        current,
-        previous: None,
-    }
-}
+const USUAL: Columns = Columns {
+    is_wide: false,
+    stats: false,
+};
+const WIDE: Columns = Columns {
+    is_wide: true,
+    stats: false,
+};
+const STATS: Columns = Columns {
+    is_wide: false,
+    stats: true,
+};
 
 fn web() -> Service {
     Service {
@@ -58,31 +62,58 @@ fn assert_fits(page: &str) {
 
 #[test]
 fn services_fit_80_columns() {
-    let page = services(&once(vec![web()]));
+    let page = services(&vec![web()], USUAL);
     assert_fits(&page);
     assert!(page.contains("123M"), "{page}");
 }
 
 #[test]
-fn watched_services_show_rates() {
-    let mut before = web();
-    before.packets -= 2_500;
-    before.bytes -= 1_000_000;
-    let page = services(&Sampled {
-        current: vec![web()],
-        previous: Some((vec![before], Duration::from_millis(500))),
+fn services_and_backends_fit_their_screens_with_rates_and_counters_too() {
+    let rates = Some(Counts {
+        packets: 12_345_678,
+        bytes: 9_876_543_210,
     });
-    assert!(
-        page.contains("PKT/S") && page.contains("5000") && page.contains("2.00M"),
-        "{page}"
-    );
+    let service = Service {
+        name: "shop/checkout:https".to_owned(),
+        service: "203.0.113.110:443/tcp".to_owned(),
+        traffic_policy: "cluster".to_owned(),
+        connections: Some(1_234_567),
+        rates,
+        ..web()
+    };
+    let backend = Backend {
+        name: "web".to_owned(),
+        service: "192.0.2.10:443/tcp".to_owned(),
+        backend: "10.244.110.15:8443".to_owned(),
+        node: "10.244.110.15".to_owned(),
+        health: Some("unreachable".to_owned()),
+        mac: Some("52:54:00:12:34:56".to_owned()),
+        connections: Some(1_234_567),
+        bytes: 98_765_432_100,
+        rates,
+        ..backend()
+    };
+    for (columns, width) in [(USUAL, 80), (STATS, 100), (WIDE, 160)] {
+        for page in [
+            services(std::slice::from_ref(&service), columns),
+            backends(std::slice::from_ref(&backend), columns),
+        ] {
+            let widest = page.lines().map(|line| line.chars().count()).max().unwrap();
+            assert!(widest <= width, "{widest} of {width}:\n{page}");
+            for text in ["PKT/S", "12.3M"] {
+                assert!(page.contains(text), "{text}:\n{page}");
+            }
+        }
+    }
+    assert!(services(&[service], WIDE).contains("9.87G"));
+    assert!(backends(&[backend], STATS).contains("1.23M"));
 }
 
 #[test]
 fn service_with_a_problem_is_named() {
     let mut service = web();
     service.problem = Some("the LUT arena is full".to_owned());
-    assert!(services(&once(vec![service])).contains("  web-v6: the LUT arena is full\n"));
+    assert!(services(&vec![service], USUAL).contains("  web-v6: the LUT arena is full\n"));
 }
 
 #[test]
@@ -113,7 +144,7 @@ fn pods_are_shown_with_their_node() {
         left_out: true,
         ..backend()
     };
-    let page = backends(&once(vec![pod]));
+    let page = backends(&vec![pod], USUAL);
     assert!(page.contains("10.0.0.1, eth0"), "{page}");
     assert!(page.contains("10.244.0.5:8080 left out"), "{page}");
     let nat = Backend {
@@ -121,7 +152,7 @@ fn pods_are_shown_with_their_node() {
         node: "10.0.0.7".to_owned(),
         ..backend()
     };
-    assert!(!backends(&once(vec![nat])).contains("10.0.0.7, "));
+    assert!(!backends(&vec![nat], USUAL).contains("10.0.0.7, "));
 }
 
 #[test]
@@ -134,10 +165,11 @@ fn policies_of_a_service_are_named() {
         left_out: 1,
         ..web()
     };
-    let page = services(&once(vec![service]));
+    let page = services(&vec![service], USUAL);
     for text in [
         "l2dsr, local",
-        "2 source ranges, affinity by client address, 3 pods here, 1 PODS LEFT OUT",
+        "2 source ranges, affinity by client address, 3 pods here\n",
+        "web-v6: 1 PODS LEFT OUT",
     ] {
         assert!(page.contains(text), "{text}: {page}");
     }
@@ -151,27 +183,11 @@ fn backends_fit_80_columns_and_show_address_and_share() {
         backend: "10.244.0.5:8080".to_owned(),
         ..backend()
     };
-    let page = backends(&once(vec![usual]));
+    let page = backends(&vec![usual], USUAL);
     assert_fits(&page);
     for text in ["192.0.2.10:80/tcp", "33.33%"] {
         assert!(page.contains(text), "{text}: {page}");
     }
-}
-
-#[test]
-fn rates_of_two_services_with_one_backend_are_their_own() {
-    let other = |packets| Backend {
-        service: "[2001:db8::10]:443/tcp".to_owned(),
-        packets,
-        ..backend()
-    };
-    let page = backends(&Sampled {
-        current: vec![backend(), other(3_000)],
-        previous: Some((vec![backend(), other(1_000)], Duration::from_secs(1))),
-    });
-    let rates = page.lines().skip(1);
-    let rates: Vec<_> = rates.map(|row| row.split(' ').next_back()).collect();
-    assert_eq!(rates, [Some("0"), Some("2000")], "{page}");
 }
 
 #[test]
@@ -181,7 +197,7 @@ fn draining_backends_are_named() {
         draining: true,
         ..backend()
     };
-    let page = backends(&once(vec![backend(), draining]));
+    let page = backends(&vec![backend(), draining], USUAL);
     let note = "  web-v6 2001:db8::112: terminating, takes no new connections\n";
     assert_eq!(page.matches(note).count(), 1, "{page}");
     assert_fits(&page);
@@ -195,32 +211,32 @@ fn drops_hide_reasons_without_packets_unless_all() {
         packets,
         ..Reason::default()
     };
-    let reasons = once(vec![reason("no_backend", 3), reason("fragment", 0)]);
+    let reasons = [reason("no_backend", 3), reason("fragment", 0)];
     assert!(!drops(&reasons, false).contains("fragment"));
     assert!(drops(&reasons, true).contains("fragment"));
     assert_fits(&drops(&reasons, true));
-    let watched = Sampled {
-        current: vec![reason("fragment_out_of_order", u64::MAX / 1_000_000_000)],
-        previous: Some((
-            vec![reason("fragment_out_of_order", 0)],
-            Duration::from_secs(1),
-        )),
-    };
+    let watched = [Reason {
+        rates: Some(Counts {
+            packets: 123_456_789,
+            bytes: 0,
+        }),
+        ..reason("fragment_out_of_order", 123_456_789)
+    }];
     assert_fits(&drops(&watched, false));
     let mut refused = reason("encap_untrusted", 2);
     refused.last = Some(Untrusted {
         source: "198.51.100.1".to_owned(),
         seconds_ago: 75,
     });
-    let page = drops(&once(vec![refused]), false);
+    let page = drops(&[refused], false);
     let line = "last untrusted outer source: 198.51.100.1, 1m 15s ago\n";
     assert!(page.ends_with(line), "{page}");
     let mut lost = reason("transmit", 7);
     lost.drivers = [("eth0 rx_queue_xdp_tx_errors".to_owned(), 7)].into();
-    let page = drops(&once(vec![lost]), false);
+    let page = drops(&[lost], false);
     let line = "transmit: the driver counts eth0 rx_queue_xdp_tx_errors 7\n";
     assert!(page.ends_with(line), "{page}");
-    assert_eq!(drops(&once(vec![]), false), "nothing dropped or passed\n");
+    assert_eq!(drops(&[], false), "nothing dropped or passed\n");
 }
 
 #[test]
@@ -234,7 +250,7 @@ fn explanations_fit_80_columns() {
 
 #[test]
 fn status_fits_80_columns_and_names_what_is_wrong() {
-    let page = status(&once(Status {
+    let page = status(&Status {
         version: "0.1.0".to_owned(),
         pid: 4_194_304,
         uptime_seconds: 266_400,
@@ -293,7 +309,7 @@ fn status_fits_80_columns_and_names_what_is_wrong() {
             source: "198.51.100.1".to_owned(),
             seconds_ago: 75,
         }),
-    }));
+    });
     assert_fits(&page);
     for part in [
         "REFUSED",
@@ -325,10 +341,10 @@ fn backends_without_weight_are_explained_where_there_are_some() {
         weight: 0,
         ..backend()
     };
-    let page = backends(&once(vec![backend(), weightless]));
+    let page = backends(&vec![backend(), weightless], USUAL);
     assert!(page.ends_with(NO_WEIGHT), "{page}");
     assert_fits(&page);
-    assert!(!backends(&once(vec![backend()])).contains(NO_WEIGHT));
+    assert!(!backends(&vec![backend()], USUAL).contains(NO_WEIGHT));
 }
 
 #[test]
@@ -342,15 +358,18 @@ fn backends_that_fail_are_listed_with_the_reason() {
         all_fail,
         ..Backend::default()
     };
-    let page = backends(&once(vec![
-        failing("unhealthy", "HTTP 503", false),
-        failing("unreachable", "node unreachable: 3 echoes missed", true),
-        failing("healthy", "1 of 3 failures: timeout 2 s", false),
-        Backend {
-            reason: None,
-            ..failing("healthy", "", false)
-        },
-    ]));
+    let page = backends(
+        &vec![
+            failing("unhealthy", "HTTP 503", false),
+            failing("unreachable", "node unreachable: 3 echoes missed", true),
+            failing("healthy", "1 of 3 failures: timeout 2 s", false),
+            Backend {
+                reason: None,
+                ..failing("healthy", "", false)
+            },
+        ],
+        USUAL,
+    );
     let notes: Vec<&str> = page.lines().filter(|line| line.starts_with("  ")).collect();
     assert_eq!(
         notes,

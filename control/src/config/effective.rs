@@ -1,0 +1,158 @@
+//! The settings in force, defaults filled in, with the names of the file: `guideway config`.
+//!
+//! Services, backends and nodes are not among them: other commands show these. What is secret is not told.
+
+use serde_json::{Value, json};
+
+use super::{Config, DEFAULT_HASH_SEED, HealthCheckNodePorts, Kubernetes, TableSizes};
+use crate::desired::{Announce, Desired, NodePortAddresses, Role};
+
+/// Bytes of a slot in the arena of lookup tables.
+const SLOT_BYTES: u32 = 4;
+
+/// Returns the settings as a document.
+pub fn effective(config: &Config) -> Value {
+    let desired = &config.desired;
+    let interfaces = desired.interfaces.iter();
+    let interfaces = interfaces.map(|(name, mode)| json!({"name": name, "mode": mode.name()}));
+    let nat = &desired.nat;
+    let last_port = nat.first_port.saturating_add(nat.ports.saturating_sub(1));
+    let ports = &config.node_port_range;
+    json!({
+        "interfaces": interfaces.collect::<Vec<_>>(),
+        "roles": roles(desired),
+        "hash_seed": seed(config),
+        "sources": {
+            "ipv4": desired.sources.ipv4,
+            "ipv6": desired.sources.ipv6,
+            "ipv4_prefix": desired.sources.ipv4_prefix.map(|prefix| prefix.to_string()),
+            "ipv6_prefix": desired.sources.ipv6_prefix.map(|prefix| prefix.to_string()),
+        },
+        "nat": {"ipv4": nat.v4, "ipv6": nat.v6, "ports": format!("{}-{last_port}", nat.first_port)},
+        "node_port_addresses": node_port_addresses(&desired.node_port_addresses),
+        "node_port_range": format!("{}-{}", ports.start(), ports.end()),
+        "clamp_mss": switch(desired.clamp_mss),
+        "node_health": switch(desired.node_health),
+        "trusted_edges": texts(&desired.trusted_edges),
+        "kubernetes": config.kubernetes.as_ref().map(kubernetes),
+        "announce": desired.announce.as_ref().map(announce),
+        "tables": tables(&config.tables),
+        "api": {"socket": config.socket},
+        "metrics": {"listen": config.metrics.map_or_else(|| "off".to_owned(), |at| at.to_string())},
+        "pin_dir": config.pin_dir,
+    })
+}
+
+const fn switch(is_on: bool) -> &'static str {
+    if is_on { "on" } else { "off" }
+}
+
+fn texts<T: ToString>(values: impl IntoIterator<Item = T>) -> Vec<String> {
+    values.into_iter().map(|value| value.to_string()).collect()
+}
+
+fn roles(desired: &Desired) -> Vec<&'static str> {
+    let node = match desired.node {
+        Role::No => None,
+        Role::Yes => Some("node"),
+        Role::IfListed => Some("node, if listed under nodes"),
+    };
+    let edge = desired.edge.then_some("edge");
+    edge.into_iter().chain(node).collect()
+}
+
+/// Who knows the seed can choose flows that all go to one backend.
+fn seed(config: &Config) -> &'static str {
+    match &config.kubernetes {
+        Some(kubernetes) if kubernetes.hash_seed.is_none() => "of the cluster's Secret, not shown",
+        None if config.desired.hash_seed == DEFAULT_HASH_SEED => "the default",
+        Some(_) | None => "of the file, not shown",
+    }
+}
+
+fn node_port_addresses(addresses: &NodePortAddresses) -> Vec<String> {
+    match addresses {
+        NodePortAddresses::Primary => vec!["primary".to_owned()],
+        NodePortAddresses::All => vec!["all".to_owned()],
+        NodePortAddresses::Within(networks) => texts(networks),
+    }
+}
+
+fn kubernetes(kubernetes: &Kubernetes) -> Value {
+    json!({
+        "node_name": kubernetes.node_name,
+        "namespace": kubernetes.namespace,
+        "lease_namespace": kubernetes.lease_namespace,
+        "service": kubernetes.service,
+        "load_balancer_class": kubernetes.load_balancer_class,
+        "default_class": kubernetes.default_class,
+        "default_mode": kubernetes.default_mode.to_string(),
+        "external_ips": texts(&kubernetes.external_ips),
+        "topology_hints": if kubernetes.honour_hints { "honour" } else { "ignore" },
+        "health_check_node_port": match kubernetes.health_check_node_port {
+            HealthCheckNodePorts::Auto => "auto",
+            HealthCheckNodePorts::On => "on",
+            HealthCheckNodePorts::Off => "off",
+        },
+        "healthz": kubernetes.healthz.map(|at| at.to_string()),
+    })
+}
+
+fn announce(announce: &Announce) -> Value {
+    json!({
+        "interfaces": announce.interfaces,
+        "addresses": texts(&announce.within),
+        "node_selector": announce.node_selector,
+    })
+}
+
+fn tables(sizes: &TableSizes) -> Value {
+    json!({
+        "lut_arena_mib": sizes.lut_slots * SLOT_BYTES >> 20,
+        "services": sizes.services,
+        "backends": sizes.backends,
+        "next_hops": sizes.next_hops,
+        "vips": sizes.vips,
+        "trusted_edges": sizes.trusted_edges,
+        "pods": sizes.pods,
+        "source_ranges": sizes.source_ranges,
+        "flows": sizes.flows,
+        "nat_flows": sizes.nat_flows,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config;
+
+    #[test]
+    fn every_setting_is_told_and_no_secret() {
+        let secret = 0xfeed_f00d_cafe_1234_u64;
+        let text = include_str!("tests/every_field.yaml").replace("0xFF", &secret.to_string());
+        let text = text.as_str();
+        let mut file: serde_json::Map<String, Value> = serde_saphyr::from_str(text).unwrap();
+        for elsewhere in ["nodes", "vips", "services", "health", "default_mode"] {
+            file.remove(elsewhere);
+        }
+        let config = config::parse(text).unwrap();
+        let told = effective(&config);
+        for field in file.keys() {
+            assert!(!told[field].is_null(), "{field}: {told}");
+        }
+        assert_eq!(config.desired.hash_seed, secret);
+        let page = told.to_string();
+        assert!(!page.contains(&secret.to_string()) && !page.contains(&format!("{secret:x}")));
+    }
+
+    #[test]
+    fn defaults_are_filled_in() {
+        let config = config::parse("interfaces: [{name: eth0}]\nkubernetes: {}\n").unwrap();
+        let told = effective(&config);
+        assert_eq!(told["tables"]["lut_arena_mib"], 64);
+        assert_eq!(told["node_port_range"], "30000-32767");
+        assert_eq!(told["kubernetes"]["service"], "guideway");
+        assert_eq!(told["metrics"]["listen"], "off");
+        assert_eq!(told["interfaces"][0]["mode"], "native-or-generic");
+    }
+}

@@ -108,7 +108,7 @@ fn announce(announce: &Announce) -> Value {
 
 fn tables(sizes: &TableSizes) -> Value {
     json!({
-        "lut_arena_mib": sizes.lut_slots * SLOT_BYTES >> 20,
+        "lut_arena_mib": (sizes.lut_slots * SLOT_BYTES) >> 20,
         "services": sizes.services,
         "backends": sizes.backends,
         "next_hops": sizes.next_hops,

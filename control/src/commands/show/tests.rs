@@ -62,7 +62,7 @@ fn assert_fits(page: &str) {
 
 #[test]
 fn services_fit_80_columns() {
-    let page = services(&vec![web()], USUAL);
+    let page = services(&[web()], USUAL);
     assert_fits(&page);
     assert!(page.contains("123M"), "{page}");
 }
@@ -113,7 +113,7 @@ fn services_and_backends_fit_their_screens_with_rates_and_counters_too() {
 fn service_with_a_problem_is_named() {
     let mut service = web();
     service.problem = Some("the LUT arena is full".to_owned());
-    assert!(services(&vec![service], USUAL).contains("  web-v6: the LUT arena is full\n"));
+    assert!(services(&[service], USUAL).contains("  web-v6: the LUT arena is full\n"));
 }
 
 #[test]
@@ -144,7 +144,7 @@ fn pods_are_shown_with_their_node() {
         left_out: true,
         ..backend()
     };
-    let page = backends(&vec![pod], USUAL);
+    let page = backends(&[pod], USUAL);
     assert!(page.contains("10.0.0.1, eth0"), "{page}");
     assert!(page.contains("10.244.0.5:8080 left out"), "{page}");
     let nat = Backend {
@@ -152,7 +152,7 @@ fn pods_are_shown_with_their_node() {
         node: "10.0.0.7".to_owned(),
         ..backend()
     };
-    assert!(!backends(&vec![nat], USUAL).contains("10.0.0.7, "));
+    assert!(!backends(&[nat], USUAL).contains("10.0.0.7, "));
 }
 
 #[test]
@@ -165,7 +165,7 @@ fn policies_of_a_service_are_named() {
         left_out: 1,
         ..web()
     };
-    let page = services(&vec![service], USUAL);
+    let page = services(&[service], USUAL);
     for text in [
         "l2dsr, local",
         "2 source ranges, affinity by client address, 3 pods here\n",
@@ -183,7 +183,7 @@ fn backends_fit_80_columns_and_show_address_and_share() {
         backend: "10.244.0.5:8080".to_owned(),
         ..backend()
     };
-    let page = backends(&vec![usual], USUAL);
+    let page = backends(&[usual], USUAL);
     assert_fits(&page);
     for text in ["192.0.2.10:80/tcp", "33.33%"] {
         assert!(page.contains(text), "{text}: {page}");
@@ -197,7 +197,7 @@ fn draining_backends_are_named() {
         draining: true,
         ..backend()
     };
-    let page = backends(&vec![backend(), draining], USUAL);
+    let page = backends(&[backend(), draining], USUAL);
     let note = "  web-v6 2001:db8::112: terminating, takes no new connections\n";
     assert_eq!(page.matches(note).count(), 1, "{page}");
     assert_fits(&page);
@@ -341,10 +341,10 @@ fn backends_without_weight_are_explained_where_there_are_some() {
         weight: 0,
         ..backend()
     };
-    let page = backends(&vec![backend(), weightless], USUAL);
+    let page = backends(&[backend(), weightless], USUAL);
     assert!(page.ends_with(NO_WEIGHT), "{page}");
     assert_fits(&page);
-    assert!(!backends(&vec![backend()], USUAL).contains(NO_WEIGHT));
+    assert!(!backends(&[backend()], USUAL).contains(NO_WEIGHT));
 }
 
 #[test]
@@ -359,7 +359,7 @@ fn backends_that_fail_are_listed_with_the_reason() {
         ..Backend::default()
     };
     let page = backends(
-        &vec![
+        &[
             failing("unhealthy", "HTTP 503", false),
             failing("unreachable", "node unreachable: 3 echoes missed", true),
             failing("healthy", "1 of 3 failures: timeout 2 s", false),

@@ -5,8 +5,8 @@
 //!
 //! ```text
 //! guideway -> guideway_capture: filter, copy
-//!                 guideway_capture_edge, which is guideway again -> stages
-//!             copy, reasons, event
+//!                                 guideway_capture_edge, which is guideway again -> stages
+//!                               copy, reasons, event
 //! ```
 //!
 //! An event's outcome is the set of reason counters that the frame moved on its CPU. A frame that moved none was
@@ -189,7 +189,7 @@ pub struct Copies {
     pub counters: [u64; REASON_COUNT],
     /// Not 0 while the current frame is captured.
     pub armed: u64,
-    /// Place of the filter's next layer: [`OFFSETS`] and [`IS_V6`].
+    /// Place of the filter's next layer: its offset in the frame, and a flag for IPv6.
     pub place: u64,
 }
 

@@ -266,7 +266,7 @@ fn order(seed: u64, members: &[Member], len: u32, turns: &mut [Turn]) -> Result<
 
 /// Divides the slots into quotas, by largest remainder. The order of the turns breaks ties.
 fn share(members: &[Member], len: u32, turns: &mut [Turn]) -> Result<(), MaglevError> {
-    // At most 2^20 weights below 2^32, and products of a weight and a length up to 2^20: all at most 2^52.
+    // At most 2^20 weights below 2^32, and products of a weight and a length up to 2^20: all below 2^52.
     let total: u64 = members.iter().map(|member| u64::from(member.weight)).sum();
     let mut left = len;
     for turn in &mut *turns {

@@ -18,7 +18,7 @@ use crate::{
 ///
 /// # Errors
 ///
-/// [`DropReason::NoHeadroom`] if the frame is no ARP request after all; it must then be dropped.
+/// [`DropReason::NoHeadroom`] if the frame is too short for an ARP message; it must then be dropped.
 #[inline(always)]
 pub fn arp<F: FrameMut>(frame: &mut F, l3: usize, mac: EdgeMac) -> Result<(), DropReason> {
     let message = view_mut::<Arp, _>(frame, l3)?;

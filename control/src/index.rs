@@ -9,7 +9,7 @@
 //! The index is synchronous and pure: it has no clock, no client and no lock. The order in which objects arrive
 //! does not change the state. Each Service keeps its slices. [`Index::update`] recomputes only the Services
 //! that an object touched, and the new state shares everything else with the old one. [`crate::kubernetes`]
-//! feeds the index; [`crate::desired`] takes the state.
+//! feeds the index and passes its state to the agent.
 //!
 //! **What is captured.** The index serves three kinds of addresses:
 //! - the NodePorts of every Service;
@@ -329,7 +329,7 @@ impl Index {
         self.services_of_slices.keys()
     }
 
-    /// Tells whether a Node is known.
+    /// Returns whether a Node is known.
     pub fn has_node(&self, name: &str) -> bool {
         self.machines.node(name).is_some()
     }

@@ -51,7 +51,8 @@ fn addresses(node: u8, pod: u8) -> [Cidr; 2] {
 /// Makes a machine a node that forwards for its pods.
 pub(crate) fn prepare_node(node: &Namespace, number: u8) -> Result<()> {
     node.enable_forwarding()?;
-    // Without this the node would redirect a pod to other pods, because they are behind the same machine.
+    // A pod also sends to its node what is reached by the pod's own cable. The node must not answer with
+    // redirects.
     for scope in ["all", "default"] {
         node.set_sysctl(&format!("net/ipv4/conf/{scope}/send_redirects"), "0")?;
     }

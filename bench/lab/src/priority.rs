@@ -1,4 +1,4 @@
-//! Scheduling priority of the bench's own threads.
+//! Scheduling priority of test threads.
 
 use std::io;
 

@@ -25,8 +25,7 @@ pub struct State {
     pub announcers: OrdMap<ServiceKey, Arc<BTreeSet<IpAddr>>>,
     /// Virtual addresses: assigned and external ones.
     pub vips: OrdSet<IpAddr>,
-    /// The VIPs that were assigned for our class. Nothing else can be at their other ports, so packets to these
-    /// are not passed on.
+    /// The VIPs that were assigned for our class. They are ours at all ports, and only these can be announced.
     pub assigned: OrdSet<IpAddr>,
     /// Addresses that are served at the Services' ports only: external ones and those of machines.
     pub shared: OrdSet<IpAddr>,

@@ -5,10 +5,9 @@
 //! edge's own Lease proves that the API speaks: its changes come back by the same watch as those of the others.
 //! Hence three states:
 //!
-//! | state | takes addresses | lets go of those that belong to another | yields to an announcement |
+//! | state | takes addresses | gives up those of another edge | yields to an announcement |
 //! |---|---|---|---|
-//! | settled: the API has spoken for [`RECOVERY`] | yes | after [`LINGER`], or an edge's announcement | of an
-//! address that belongs to another |
+//! | settled: the API has spoken for [`RECOVERY`] | yes | after [`LINGER`], or when heard | of another edge's address |
 //! | the API speaks again, or for the first time | no | no | of an edge |
 //! | the API is silent | no | no | of an edge |
 //!

@@ -6,8 +6,8 @@
 //!   | etcd  kube-apiserver  kubectl    |
 //!   |        br0 10.250.0.1/24         |
 //!   +--------+-------------+-----------+
-//!         edge0 eth0    node0 eth0           machines connected to it; services still use `eth0`
-//!         edge0 eth0    node0 eth0           `eth0` stays what services use
+//!            | mgmt .2     | mgmt .3         connected machines;
+//!         edge0 eth0    node0 eth0           their services still use `eth0`
 //! ```
 //!
 //! The programs are released ones, built by `deploy/kubernetes/build.sh`. There is no kubelet and no scheduler:

@@ -20,7 +20,7 @@ DEMO := guideway-demo
 CARGO_BPF = sysroot=$$(deploy/setup.sh bpf-sysroot) && RUSTC_BOOTSTRAP=1 \
 	RUSTC=$$sysroot/bin/rustc CARGO=$$sysroot/bin/cargo $$sysroot/bin/cargo-clippy
 
-.PHONY: build demo check test soak upgrade lint bench instructions setup cases health fmt clippy clippy-bpf unit doc kernel-matrix host frames
+.PHONY: build demo check test soak upgrade lint bench instructions setup cases health fmt clippy clippy-bpf unit doc kernel-matrix host frames reference man
 
 build: setup
 	cargo build --release --locked
@@ -62,8 +62,17 @@ check:
 	$(call step,frames)
 	@echo "==> all steps passed"
 
+# With the documentation: its links, commands, configuration files, and what of it is generated.
 host:
-	cargo test --workspace --lib --locked
+	cargo test --workspace --lib --test docs --locked
+
+# The pages of the documentation that are generated.
+reference:
+	GUIDEWAY_WRITE_DOCS=1 cargo test --workspace --lib --test docs --locked page_of_the_documentation
+
+# The manual pages, into target/man.
+man: setup
+	cargo run --locked --package control --bin guideway -- man --dir $${CARGO_TARGET_DIR:-target}/man
 
 frames:
 	GUIDEWAY_FRAMES=1000000 cargo test --workspace --locked --test random_frames

@@ -363,7 +363,7 @@ fn shape_problem(text: &str, error: &serde_saphyr::Error) -> Problem {
                     Some(found) => format!("found {found:?} where {wanted} belongs"),
                     None => format!("expected {wanted}"),
                 },
-                "control/README.md shows the form of every field".to_owned(),
+                "deploy/docs/configuration.md shows the form of every field".to_owned(),
             )
         }
         other => {
@@ -371,7 +371,7 @@ fn shape_problem(text: &str, error: &serde_saphyr::Error) -> Problem {
             problem(
                 "",
                 format!("not valid YAML: {}", shorten(&printable(&message))),
-                "control/README.md shows the form of every field".to_owned(),
+                "deploy/docs/configuration.md shows the form of every field".to_owned(),
             )
         }
     }

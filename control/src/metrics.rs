@@ -1,6 +1,6 @@
 //! What the agent counts, in the OpenMetrics text that Prometheus scrapes.
 //!
-//! Every metric is declared once, in the file of what it is about; `control/README.md` has the same list for
+//! Every metric is declared once, in the file of what it is about; `deploy/docs/metrics.md` has the same list for
 //! people, and a test keeps the two equal. The values are read when they are asked
 //! for: nothing is kept between two scrapes.
 
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn readme_lists_exactly_the_metrics_there_are() {
+    fn page_lists_exactly_the_metrics_there_are() {
         let text = render(snapshot()).unwrap();
         let declared: BTreeSet<String> = text
             .lines()
@@ -326,7 +326,7 @@ mod tests {
                 }
             })
             .collect();
-        let documented: BTreeSet<String> = include_str!("../README.md")
+        let documented: BTreeSet<String> = include_str!("../../deploy/docs/metrics.md")
             .lines()
             .filter_map(|line| line.strip_prefix("| `guideway_"))
             .filter(|name| !name.starts_with("controller_"))

@@ -371,7 +371,7 @@ mod tests {
         let written = std::fs::read_to_string(&path).unwrap_or_default();
         assert!(
             written == page(),
-            "{} is another: run `GUIDEWAY_WRITE_DOCS=1 cargo test --workspace --lib page_of_the_documentation`",
+            "{} is another: run `make reference`",
             path.display()
         );
     }

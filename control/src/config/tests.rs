@@ -436,11 +436,11 @@ const CASES: &[Case] = cases! {
     "field given twice": "    port: 80" => "    port: 80\n    port: 81",
         "8:5: port: this field is given twice; keep one of the two";
     "list where a value belongs": "port: 80" => "port: [80]",
-        "7:11: found \"[80]\" where a single value belongs; control/README.md shows the form of every field";
+        "7:11: found \"[80]\" where a single value belongs; deploy/docs/configuration.md shows the form of every field";
     "value where a list belongs": "[10.99.0.1, '2001:db8::1']" => "10.99.0.1",
-        "3:7: found \"10.99.0.1\" where a list belongs; control/README.md shows the form of every field";
+        "3:7: found \"10.99.0.1\" where a list belongs; deploy/docs/configuration.md shows the form of every field";
     "value where fields belong": "- address: 10.0.0.1" => "- 10.0.0.1",
-        "10:9: found \"10.0.0.1\" where fields (name: value) belongs; control/README.md shows the form of every field";
+        "10:9: found \"10.0.0.1\" where fields (name: value) belongs; deploy/docs/configuration.md shows the form of every field";
 
     "no interfaces": "interfaces:\n  - name: eth0\n" => "",
         "interfaces: missing; name the interfaces that service traffic enters by, such as `- name: eth0`";

@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn readme_lists_exactly_the_metrics_there_are() {
+    fn page_lists_exactly_the_metrics_there_are() {
         let text = text();
         let declared: BTreeSet<String> = text
             .lines()
@@ -177,7 +177,7 @@ mod tests {
                 _ => name.to_owned(),
             })
             .collect();
-        let documented: BTreeSet<String> = include_str!("../../README.md")
+        let documented: BTreeSet<String> = include_str!("../../../deploy/docs/metrics.md")
             .lines()
             .filter_map(|line| line.strip_prefix("| `guideway_controller_"))
             .map(|line| line.split('`').next().unwrap().to_owned())

@@ -34,6 +34,9 @@ macro_rules! rules {
         }
 
         impl Rule {
+            #[cfg(test)]
+            const ALL: &[Self] = &[$(Self::$rule,)+];
+
             /// Returns the name in CamelCase, as Events have it.
             pub const fn name(self) -> &'static str {
                 match self {
@@ -190,4 +193,20 @@ pub(crate) fn quoted(text: &str) -> impl fmt::Display {
         }
         write!(f, "{shown:?}")
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn page_lists_exactly_the_rules_there_are() {
+        let page = include_str!("../../../deploy/docs/kubernetes.md");
+        let (_, section) = page.split_once("\n## Problems\n").unwrap();
+        let (section, _) = section.split_once("\n## ").unwrap();
+        let rows = section.lines().filter_map(|line| line.strip_prefix("| `"));
+        let documented: Vec<&str> = rows.filter_map(|row| row.split('`').next()).collect();
+        let rules: Vec<&str> = Rule::ALL.iter().map(|rule| rule.name()).collect();
+        assert_eq!(documented, rules);
+    }
 }

@@ -11,6 +11,7 @@ mod confined;
 mod image;
 mod licences;
 mod monitoring;
+mod pages;
 mod render;
 mod schema;
 mod server;

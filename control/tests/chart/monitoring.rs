@@ -67,7 +67,7 @@ fn drop_reasons_of_alerts_exist() {
     }
 }
 
-/// Every metric of an expression is in the table of `control/README.md`.
+/// Every metric of an expression is in the tables of `deploy/docs/metrics.md`.
 fn expect_documented(user: &str, expression: &str) {
     let documented = documented();
     let asked = words(expression).filter(|word| word.starts_with("guideway_"));
@@ -78,15 +78,15 @@ fn expect_documented(user: &str, expression: &str) {
         let histogram = series.iter().find_map(|part| metric.strip_suffix(part));
         assert!(
             documented.contains(metric) || histogram.is_some_and(|name| documented.contains(name)),
-            "{user} asks for {metric}, which control/README.md does not have"
+            "{user} asks for {metric}, which deploy/docs/metrics.md does not have"
         );
     }
 }
 
-/// The metrics in the table of `control/README.md`.
+/// The metrics in the tables of `deploy/docs/metrics.md`.
 fn documented() -> BTreeSet<String> {
-    let readme = text("../control/README.md");
-    let rows = readme.lines().filter_map(|line| line.strip_prefix("| `"));
+    let page = text("docs/metrics.md");
+    let rows = page.lines().filter_map(|line| line.strip_prefix("| `"));
     let names = rows.filter_map(|row| row.split('`').next());
     let names = names.filter(|name| name.starts_with("guideway_"));
     names.map(str::to_owned).collect()

@@ -62,6 +62,12 @@ fn api_server_takes_every_object_and_enforces_what_each_may_do() {
     }
     strictly(&server, &text("examples/outside-edge.yaml"));
     strictly(&server, &text("examples/outside-edge-announcing.yaml"));
+    let documents = super::pages::documents();
+    assert!(documents.len() > 2, "{documents:?}");
+    for (page, objects) in documents {
+        println!("{page}");
+        strictly(&server, &objects);
+    }
     pods_are_admitted_where_the_namespace_is_labelled(&server);
     agents_may_do_what_they_need(&server);
     edges_outside_write_their_leases_at_most(&server);

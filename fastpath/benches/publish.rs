@@ -57,7 +57,7 @@ fn main() -> Result<()> {
     })?;
     let view = tables.publish();
     let began = Instant::now();
-    let read = reader.backend_traffic(&view)?.len() + reader.service_traffic(&view)?.len();
+    let read = reader.backend_traffic(&view).len() + reader.service_traffic(&view).len();
     let reading = began.elapsed();
     let began = Instant::now();
     let mut slots = 0;

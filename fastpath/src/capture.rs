@@ -29,6 +29,7 @@ use zerocopy::FromBytes;
 
 use crate::{
     clock::monotonic_ns,
+    cpus,
     pins::{PinError, Pins, read_link},
     refusal::{Refusal, is_refusal},
 };
@@ -99,13 +100,10 @@ pub enum CaptureError {
     #[error("more than {INTERFACES} interfaces; name none to capture on all")]
     Interfaces,
     #[error(
-        "the running agent counts {running} reasons, this program knows {REASON_COUNT}: they are of different \
-         builds; use the agent's own"
+        "the running agent counts other reasons than this program knows: they are of different builds; use the \
+         agent's own"
     )]
-    OtherBuild {
-        /// Number of reasons that the agent counts.
-        running: u32,
-    },
+    OtherBuild,
     #[error("process {owner} captures already; there is one capture at a time on a machine")]
     Busy { owner: u32 },
     #[error("cannot {attempt}: {refusal}")]
@@ -413,11 +411,13 @@ fn interfaces(pins: &Pins, wanted: &[String]) -> Result<Vec<Interface>, CaptureE
 fn check_build(pins: &Pins) -> Result<(), CaptureError> {
     let reasons = pins.open_map(map::REASONS)?;
     let reasons = reasons.info().map_err(failed(map::REASONS))?;
-    let running = reasons.max_entries();
-    if usize::try_from(running) == Ok(REASON_COUNT) {
+    let count = u32::try_from(REASON_COUNT).unwrap_or(u32::MAX);
+    let entries = cpus::entries_of_all(count, reasons.value_size())
+        .map_err(|source| failed(map::REASONS)(source.into()))?;
+    if reasons.max_entries() == entries {
         Ok(())
     } else {
-        Err(CaptureError::OtherBuild { running })
+        Err(CaptureError::OtherBuild)
     }
 }
 

@@ -7,6 +7,7 @@ pub mod attach;
 pub mod capture;
 pub mod clock;
 mod clsact;
+pub mod cpus;
 pub mod echo;
 pub mod facts;
 pub mod load;

@@ -18,7 +18,6 @@ use aya::{
     programs::{
         Program, ProgramError, ProgramFd, RawTracePoint, SchedClassifier, Xdp, links::FdLink,
     },
-    util::nr_cpus,
 };
 use xdp_prog::{
     abi::{EGRESS_PROGRAM, XDP_PROGRAM, map},
@@ -33,6 +32,7 @@ pub use self::{
 };
 use crate::{
     clsact::OwnedFilter,
+    cpus,
     facts::{self, KernelVersion, Softirq},
     object,
     pins::{PinError, Pins, pin, unpin},
@@ -42,8 +42,8 @@ use crate::{
 ///
 /// Before 6.17, each CPU takes 128 free elements at a time for itself (`LOCAL_FREE_TARGET` of kernel/bpf/bpf_lru_list.c), and
 /// evicts what is in use when the table has no more. So at least half of it is to be left. Later kernels see to that.
-fn lru_entries(version: Option<KernelVersion>, cpus: usize) -> u32 {
-    const LOCAL_FREE_TARGET: usize = 128;
+fn lru_entries(version: Option<KernelVersion>, cpus: u32) -> u32 {
+    const LOCAL_FREE_TARGET: u32 = 128;
     const FIXED: KernelVersion = KernelVersion {
         major: 6,
         minor: 17,
@@ -51,8 +51,16 @@ fn lru_entries(version: Option<KernelVersion>, cpus: usize) -> u32 {
     if version.is_some_and(|version| version >= FIXED) {
         return 0;
     }
-    u32::try_from(2 * LOCAL_FREE_TARGET * cpus).unwrap_or(u32::MAX)
+    (2 * LOCAL_FREE_TARGET).saturating_mul(cpus)
 }
+
+/// Arrays with a region for each CPU.
+const OF_EACH_CPU: [&str; 4] = [
+    map::CPU_SCRATCH,
+    map::REASONS,
+    map::SERVICE_TRAFFIC,
+    map::BACKEND_TRAFFIC,
+];
 
 /// Options for loading.
 #[derive(Clone, Debug)]
@@ -90,7 +98,7 @@ impl Loader {
         self
     }
 
-    /// Sets the size of a map, unless a pinned one is adopted.
+    /// Sets the size of a map, unless a pinned one is adopted; of one that each CPU has a region of, that region's.
     #[must_use]
     pub fn max_entries(mut self, map: impl Into<String>, entries: u32) -> Self {
         self.max_entries.insert(map.into(), entries);
@@ -115,18 +123,25 @@ impl Loader {
                 softirq: kernel.softirq,
             });
         }
-        let cpus = nr_cpus().unwrap_or(1);
+        let cpus = cpus::possible().map_err(LoadError::Cpus)?;
         let loader = self.with_room_for_cpus(lru_entries(kernel.version, cpus))?;
         loader.load_on(&kernel.release)
     }
 
-    /// Returns the options with tables of the kernel's LRU of so many entries at the least.
+    /// Returns the options with tables of the kernel's LRU of so many entries at the least, and arrays of counters for all
+    /// CPUs: sizes asked for are those of one.
     fn with_room_for_cpus(&self, least: u32) -> Result<Self, LoadError> {
         let mut loader = self.clone();
         for (name, map) in self.declared_maps()? {
-            if map.map_type() == MapType::LruHash as u32 && map.max_entries() < least {
-                loader.max_entries.insert(name, least);
-            }
+            let entries = map.max_entries();
+            let entries = if OF_EACH_CPU.contains(&name.as_str()) {
+                cpus::entries_of_all(entries, map.value_size()).map_err(LoadError::Cpus)?
+            } else if map.map_type() == MapType::LruHash as u32 {
+                entries.max(least)
+            } else {
+                continue;
+            };
+            loader.max_entries.insert(name, entries);
         }
         Ok(loader)
     }

@@ -325,13 +325,18 @@ impl Tables {
     ///
     /// When a map cannot be read.
     pub fn counters(&self) -> Result<Counters, TableError> {
-        let services = self.services().map(|(key, service)| (*key, service.id));
-        let backends = self.backends().map(|(key, backend)| (*key, backend.id));
+        let counters = &self.counters;
+        let services = self.services();
+        let backends = self.backends();
         Ok(Counters {
-            reasons: self.counters.reasons()?,
-            failures: self.counters.failures()?,
-            services: self.counters.services.of_each(services)?,
-            backends: self.counters.backends.of_each(backends)?,
+            reasons: counters.reasons(),
+            failures: counters.failures()?,
+            services: services
+                .map(|(key, service)| (*key, counters.services.of(service.id)))
+                .collect(),
+            backends: backends
+                .map(|(key, backend)| (*key, counters.backends.of(backend.id)))
+                .collect(),
         })
     }
 

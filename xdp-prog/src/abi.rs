@@ -37,6 +37,8 @@ mod service;
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
+use crate::reason::REASON_COUNT;
+
 pub use self::address::{AddressKey, EdgeMac, EdgePrefix, SourcePrefix};
 pub use self::announce::{ANNOUNCE_NS, Claim, is_announcing};
 pub use self::backend::{
@@ -75,7 +77,7 @@ pub const EGRESS_PROGRAM: &str = "guideway_egress";
 
 /// Names of the maps in the object, and of their pins.
 pub mod map {
-    /// Array of one [`super::Config`].
+    /// Mmapable array of one [`super::Config`].
     pub const CONFIG: &str = "CONFIG";
     /// Hash from [`super::AddressKey`] to `u32` flags ([`super::ADDRESS_VIP`], [`super::ADDRESS_LOCAL`],
     /// [`super::ADDRESS_NODE_PORT`], [`super::ADDRESS_NAT`], [`super::ADDRESS_SHARED`], [`super::ADDRESS_INNER`]).
@@ -166,15 +168,17 @@ pub mod map {
     pub const EVENTS_LOST: &str = "EVENTS_LOST";
     /// Program array by [`crate::stage::Stage`].
     pub const STAGES: &str = "STAGES";
-    /// Per-CPU array of `u64` packets by [`crate::reason`] index.
+    /// Mmapable array of `u64` packets: for each CPU [`super::REASONS_OF_CPU`], by [`crate::reason`] index.
     pub const REASONS: &str = "REASONS";
+    /// Mmapable array with an element for each CPU: what a run keeps for its next stage, and the clock.
+    pub const CPU_SCRATCH: &str = "CPU_SCRATCH";
     /// Per-CPU array of one [`super::Untrusted`]: the last refused source of an outer header.
     pub const UNTRUSTED: &str = "UNTRUSTED";
     /// Per-CPU array of `u64` frames by [`crate::failure::Failure`].
     pub const FAILURES: &str = "FAILURES";
-    /// Per-CPU array of [`super::Traffic`] by service id.
+    /// Mmapable array of [`super::Traffic`]: for each CPU [`super::Config::services_of_cpu`], by service id.
     pub const SERVICE_TRAFFIC: &str = "SERVICE_TRAFFIC";
-    /// Per-CPU array of [`super::Traffic`] by backend id.
+    /// Mmapable array of [`super::Traffic`]: for each CPU [`super::Config::backends_of_cpu`], by backend id.
     pub const BACKEND_TRAFFIC: &str = "BACKEND_TRAFFIC";
 }
 
@@ -245,7 +249,7 @@ macro_rules! plain_data {
 pub(crate) use plain_data;
 
 plain_data! {
-    Config: 104,
+    Config: 112,
     Traffic: 16,
 }
 
@@ -264,7 +268,11 @@ pub const fn egress_port(port: u16) -> (u32, u64) {
     (port as u32 / 64, 1 << (port % 64))
 }
 
-/// Machine-wide settings.
+/// Counters of a CPU in `REASONS`: its own begin on a cache line of their own.
+#[expect(clippy::cast_possible_truncation, reason = "a few hundred at most")]
+pub const REASONS_OF_CPU: u32 = REASON_COUNT.next_multiple_of(8) as u32;
+
+/// Machine-wide settings; those that most packets need come first, on one cache line.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
 )]
@@ -272,6 +280,27 @@ pub const fn egress_port(port: u16) -> (u32, u64) {
 pub struct Config {
     /// Seed of the flow hash. It must be equal on all edges; otherwise flows move when routers re-spread them.
     pub hash_seed: u64,
+    /// Secret of this machine that seeds the hash of `SERVICE_INDEX` keys; 0 until the tables are first opened.
+    pub index_seed: u64,
+    /// Number of buckets in `SERVICE_INDEX`, less one.
+    pub index_mask: u32,
+    /// Number of counters that each CPU has in `SERVICE_TRAFFIC`.
+    pub services_of_cpu: u32,
+    /// Number of counters that each CPU has in `BACKEND_TRAFFIC`.
+    pub backends_of_cpu: u32,
+    /// [`CONFIG_NODE`], [`CONFIG_PROBES`], [`CONFIG_ANNOUNCE`], [`CONFIG_OVERFLOW`].
+    pub flags: u32,
+    /// Number that rises after each change of addresses, trusted edges, services and pods. Notes of the programs
+    /// count only in the epoch that they were made in.
+    pub epoch: u32,
+    /// MTU of the uplinks in bytes. MSS options are clamped to it, less the outer header; 0 clamps none.
+    pub mtu: u32,
+    /// First source port of NAT mode.
+    pub nat_port: u16,
+    /// Number of source ports of NAT mode; 0 if the mode is not in use.
+    pub nat_ports: u16,
+    /// Always zero.
+    pub reserved: u32,
     /// Outer IPv4 source if the next hop has none, in the first four bytes; all zero for none.
     pub source_v4: [u8; 16],
     /// Outer IPv6 source if the next hop has none; all zero for none.
@@ -280,23 +309,6 @@ pub struct Config {
     pub nat_v4: [u8; 16],
     /// IPv6 source of NAT mode; all zero for the outer source.
     pub nat_v6: [u8; 16],
-    /// First source port of NAT mode.
-    pub nat_port: u16,
-    /// Number of source ports of NAT mode; 0 if the mode is not in use.
-    pub nat_ports: u16,
-    /// MTU of the uplinks in bytes. MSS options are clamped to it, less the outer header; 0 clamps none.
-    pub mtu: u32,
-    /// [`CONFIG_NODE`], [`CONFIG_PROBES`], [`CONFIG_ANNOUNCE`], [`CONFIG_OVERFLOW`].
-    pub flags: u32,
-    /// Number that rises after each change of addresses, trusted edges, services and pods. Notes of the programs
-    /// count only in the epoch that they were made in.
-    pub epoch: u32,
-    /// Secret of this machine that seeds the hash of `SERVICE_INDEX` keys; 0 until the tables are first opened.
-    pub index_seed: u64,
-    /// Number of buckets in `SERVICE_INDEX`, less one.
-    pub index_mask: u32,
-    /// Always zero.
-    pub reserved: u32,
 }
 
 /// [`Config::flags`]: this machine has pods and takes the node role for packets of edges.

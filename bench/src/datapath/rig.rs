@@ -24,14 +24,18 @@ use std::{collections::BTreeMap, os::fd::OwnedFd};
 use anyhow::{Context, Result, bail, ensure};
 use aya::{
     Ebpf, EbpfLoader, Pod,
-    maps::{Array, HashMap, Map, MapData, PerCpuArray},
+    maps::{Array, HashMap, Map, MapData},
     programs::{
         ProgramInfo, SchedClassifier, TcAttachType, TestRun, TestRunAttrs, TestRunOptions, Xdp,
         XdpMode,
     },
     sys::{Stats, enable_stats},
 };
-use fastpath::{attach, load::Loaded, tables::Tables};
+use fastpath::{
+    attach,
+    load::Loaded,
+    tables::{TableReader, Tables},
+};
 use lab::{Namespace, Veth};
 use xdp_prog::{
     abi::{self, ServiceKeyV4, ServiceKeyV6, Traffic},
@@ -63,8 +67,7 @@ pub(super) struct Rig {
     bench: Ebpf,
     product: Loaded,
     tables: Tables,
-    reasons: PerCpuArray<MapData, u64>,
-    forwarded: PerCpuArray<MapData, Traffic>,
+    counters: TableReader,
     pairs: BTreeMap<&'static str, Pair>,
     /// Frames sent so far: the next trial goes on with the flow where the last one ended.
     sent: u32,
@@ -209,8 +212,7 @@ impl Rig {
             }
         }
         Ok(Self {
-            reasons: counters(&product, abi::map::REASONS)?,
-            forwarded: counters(&product, abi::map::SERVICE_TRAFFIC)?,
+            counters: tables.reader(&product)?,
             bench,
             product,
             tables,
@@ -277,24 +279,19 @@ impl Rig {
 
     /// Returns how many packets a system has taken the way that is measured, by the product's own counters; nothing of
     /// a yardstick, and where the sink's count tells enough.
-    fn done(&self, system: System, case: Case) -> Result<Option<u64>> {
+    fn done(&self, system: System, case: Case) -> Option<u64> {
         let reason = match system {
             System::Reply => PassReason::Translated.index(),
             System::NatReply => ToClientReason::NatReply.index(),
             System::Miss => PassReason::NoService.index(),
-            System::Services => return Ok(None),
+            System::Services => return None,
             _ => {
                 let service = tables::service(system, case.family, case.protocol);
-                let service = service.and_then(|key| self.tables.service(&key));
-                return service
-                    .map(|service| {
-                        let traffic = self.forwarded.get(&service.id, 0)?;
-                        Ok(traffic.iter().map(|cpu| cpu.packets).sum())
-                    })
-                    .transpose();
+                let traffic = self.counters.service_traffic(&self.tables.publish());
+                return service.and_then(|key| Some(traffic.get(&key)?.packets));
             }
         };
-        Ok(Some(self.reasons.get(&reason, 0)?.iter().sum()))
+        Some(self.counters.reasons()[reason as usize].packets)
     }
 
     /// Sends frames through a system and checks that the sink got each of them, as long as it should be.
@@ -330,7 +327,7 @@ impl Rig {
             };
             (generator, frame)
         };
-        let before = self.done(system, case)?;
+        let before = self.done(system, case);
         let generator = xdp(&self.bench, generator)?;
         let pair = &self.pairs[pair_of(system, family)];
         let context = context_of(frame.len(), pair.near)?;
@@ -345,7 +342,7 @@ impl Rig {
         generator.test_run(options).context("sending live frames")?;
         let end = host::core_clock(self.core)?;
         self.check_received(system, family, frame.len(), frames)?;
-        if let (Some(before), Some(after)) = (before, self.done(system, case)?) {
+        if let (Some(before), Some(after)) = (before, self.done(system, case)) {
             let done = after - before;
             ensure!(
                 done == u64::from(frames),
@@ -413,10 +410,6 @@ fn register_service(object: &mut Ebpf) -> Result<()> {
         services.insert(key, 1, 0)?;
     }
     Ok(())
-}
-
-fn counters<T: Pod>(product: &Loaded, name: &str) -> Result<PerCpuArray<MapData, T>> {
-    Ok(PerCpuArray::try_from(Map::PerCpuArray(product.map(name)?))?)
 }
 
 fn array<'a, T: Pod>(object: &'a mut Ebpf, name: &str) -> Result<Array<&'a mut MapData, T>> {

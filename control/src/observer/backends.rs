@@ -6,7 +6,6 @@ use fastpath::tables::{BackendKey, OwnedBackend, ServiceKey};
 use xdp_prog::abi::Traffic;
 
 use super::Observation;
-use super::counters::describe;
 use crate::api::{Backend, ServiceFilter};
 use crate::desired::BackendSpec;
 use crate::health::selection::Member;
@@ -19,11 +18,7 @@ impl Observation<'_> {
         self.go_on()?;
         let view = &self.view;
         let tables = &view.tables;
-        let traffic = self
-            .sources
-            .reader
-            .backend_traffic(tables)
-            .map_err(describe)?;
+        let traffic = self.sources.reader.backend_traffic(tables);
         let conditions = self.conditions();
         let devices = DeviceNames::read();
         let mut rows = Vec::new();
@@ -89,7 +84,6 @@ impl Observation<'_> {
         self.go_on()?;
         let view = &self.view;
         let traffic = self.sources.reader.backend_traffic(&view.tables);
-        let traffic = traffic.map_err(describe)?;
         let services = view.tables.services();
         let keys: BTreeMap<u32, &ServiceKey> = services
             .map(|(key, service)| (service.owner, key))

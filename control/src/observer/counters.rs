@@ -24,7 +24,7 @@ impl Observation<'_> {
     /// Lists what ended a packet, or its frame after the program had sent it.
     pub(super) fn drops(&self) -> Result<Vec<Reason>, String> {
         self.go_on()?;
-        let mut rows = self.reasons()?;
+        let mut rows = self.reasons();
         rows.extend(self.failures()?);
         // Drops first: they are what people look for.
         rows.sort_by(|a, b| a.action.cmp(&b.action));
@@ -67,8 +67,8 @@ impl Observation<'_> {
         errors
     }
 
-    pub(super) fn reasons(&self) -> Result<Vec<Reason>, String> {
-        let reasons = self.sources.reader.reasons().map_err(describe)?;
+    pub(super) fn reasons(&self) -> Vec<Reason> {
+        let reasons = self.sources.reader.reasons();
         let row = |reason: ReasonCount| Reason {
             action: match reason.kind {
                 ReasonKind::Drop => "drop",
@@ -87,11 +87,11 @@ impl Observation<'_> {
                 None
             },
         };
-        Ok(reasons.into_iter().map(row).collect())
+        reasons.into_iter().map(row).collect()
     }
 }
 
 /// Words an error of the tables.
-pub(super) fn describe(error: TableError) -> String {
+fn describe(error: TableError) -> String {
     chain(&error)
 }

@@ -51,7 +51,7 @@ impl Observation<'_> {
             started_at: self.sources.started_at,
             services,
             backends,
-            reasons: self.reasons().unwrap_or_default(),
+            reasons: self.reasons(),
             failures: self.failures().unwrap_or_default(),
             health: self.health_values(),
             kubernetes: self.kubernetes_values(),

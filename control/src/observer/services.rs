@@ -5,7 +5,6 @@ use std::collections::BTreeSet;
 use fastpath::tables::{InstalledService, ServiceKey};
 
 use super::Observation;
-use super::counters::describe;
 use crate::agent::Item;
 use crate::api::{Service, ServiceFilter};
 use crate::target::service_at;
@@ -16,7 +15,6 @@ impl Observation<'_> {
         self.go_on()?;
         let view = &self.view;
         let traffic = self.sources.reader.service_traffic(&view.tables);
-        let traffic = traffic.map_err(describe)?;
         let installed = view.tables.services().map(|(key, _)| key);
         let keys: BTreeSet<&ServiceKey> = view.wanted.keys().chain(installed).collect();
         let row = |key: &ServiceKey| {

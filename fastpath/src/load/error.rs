@@ -96,6 +96,8 @@ pub enum LoadError {
         #[source]
         source: io::Error,
     },
+    #[error("the kernel does not tell which CPUs this machine may have")]
+    Cpus(#[source] io::Error),
     #[error("cannot load the BPF object on kernel {release}")]
     Other {
         release: String,

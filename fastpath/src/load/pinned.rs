@@ -9,9 +9,10 @@ use super::{LoadError, Loader, error::pinned_map_error};
 use crate::pins::Pins;
 
 /// Arrays whose length is part of the build.
-const OF_ONE_LENGTH: [&str; 6] = [
+const OF_ONE_LENGTH: [&str; 7] = [
     map::CAPTURE,
     map::CONFIG,
+    map::CPU_SCRATCH,
     map::FAILURES,
     map::REASONS,
     map::STAGES,
@@ -100,22 +101,21 @@ impl Loader {
                     needed,
                 });
             }
-            let pinned = info.max_entries();
-            match self.max_entries.get(name) {
-                Some(&asked) if pinned != asked => kept.push(KeptSize {
+            let (pinned, asked) = (info.max_entries(), map.max_entries());
+            // An index means something of its own there: a reason, a stage.
+            if OF_ONE_LENGTH.contains(&name.as_str()) && pinned != asked {
+                return Err(LoadError::Length {
+                    map: name.clone(),
+                    pinned,
+                    needed: asked,
+                });
+            }
+            if self.max_entries.contains_key(name) && pinned != asked {
+                kept.push(KeptSize {
                     map: name.clone(),
                     pinned,
                     asked,
-                }),
-                // An index means something of its own there: a reason, a stage.
-                None if OF_ONE_LENGTH.contains(&name.as_str()) && pinned != map.max_entries() => {
-                    return Err(LoadError::Length {
-                        map: name.clone(),
-                        pinned,
-                        needed: map.max_entries(),
-                    });
-                }
-                _ => {}
+                });
             }
         }
         Ok(kept)

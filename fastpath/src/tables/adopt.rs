@@ -59,16 +59,22 @@ impl Tables {
         Ok(())
     }
 
-    /// Takes over the index of services, or begins it with a secret of its own.
+    /// Tells programs how large the tables are, and takes over the index of services, or begins it with a secret of its
+    /// own.
     fn adopt_index(&mut self) -> Result<(), TableError> {
         let mask = self.index.mask();
-        if self.current_config.index_seed == 0 || self.current_config.index_mask != mask {
-            self.set_config(Config {
-                index_seed: RandomState::new().hash_one(mask) | 1,
-                index_mask: mask,
-                ..self.current_config
-            })?;
-        }
+        let current = self.current_config;
+        let index_seed = match current.index_seed {
+            seed if seed != 0 && current.index_mask == mask => seed,
+            _ => RandomState::new().hash_one(mask) | 1,
+        };
+        self.set_config(Config {
+            index_seed,
+            index_mask: mask,
+            services_of_cpu: self.counters.services.of_cpu(),
+            backends_of_cpu: self.counters.backends.of_cpu(),
+            ..current
+        })?;
         self.index.adopt(self.current_config.index_seed)
     }
 

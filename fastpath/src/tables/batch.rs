@@ -5,18 +5,13 @@ use std::os::fd::{AsFd as _, AsRawFd as _};
 use aya::maps::{HashMap, IterableMap as _, Map, MapData, MapError};
 
 use super::TableError;
-use crate::{
-    load::Loaded,
-    sys::{self, bpf},
-};
+use crate::sys::{self, bpf};
 
 /// The entries of a map, read many at a time.
 pub(super) struct Entries<K, V> {
     name: &'static str,
     /// Of whatever type: sizes were compared.
     map: HashMap<MapData, K, V>,
-    /// More than one where each CPU has a value of its own.
-    values_per_key: usize,
 }
 
 /// What was read at once.
@@ -27,30 +22,12 @@ pub(super) struct Batch {
 }
 
 impl<K: aya::Pod, V: aya::Pod> Entries<K, V> {
-    /// Opens a map with so many values for each key.
-    pub(super) fn of(
-        loaded: &Loaded,
-        name: &'static str,
-        values_per_key: usize,
-    ) -> Result<Self, TableError> {
-        Self::over(loaded.map(name)?, name, values_per_key)
-    }
-
-    /// Takes a map with so many values for each key.
-    pub(super) fn over(
-        map: MapData,
-        name: &'static str,
-        values_per_key: usize,
-    ) -> Result<Self, TableError> {
-        assert!(
-            values_per_key == 1 || size_of::<V>().is_multiple_of(8),
-            "the kernel spaces values of CPUs by their size rounded up to eight"
-        );
+    /// Takes a map with one value for each key.
+    pub(super) fn over(map: MapData, name: &'static str) -> Result<Self, TableError> {
         let map = HashMap::try_from(Map::HashMap(map));
         Ok(Self {
             name,
             map: map.map_err(TableError::read(name))?,
-            values_per_key,
         })
     }
 
@@ -59,7 +36,7 @@ impl<K: aya::Pod, V: aya::Pod> Entries<K, V> {
         Ok(info.map_err(TableError::read(self.name))?.max_entries() as usize)
     }
 
-    /// Reads entries from `cursor` on, or from the beginning: as many as there are keys to write to and values for each.
+    /// Reads entries from `cursor` on, or from the beginning: as many as there are keys and values to write to.
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
@@ -77,13 +54,13 @@ impl<K: aya::Pod, V: aya::Pod> Entries<K, V> {
             out_batch: sys::address(&raw mut next),
             keys: sys::address(keys.as_mut_ptr()),
             values: sys::address(values.as_mut_ptr()),
-            count: keys.len().min(values.len() / self.values_per_key) as u32,
+            count: keys.len().min(values.len()) as u32,
             map_fd: self.map.map().fd().as_fd().as_raw_fd() as u32,
             elem_flags: 0,
             flags: 0,
         };
         // SAFETY: the kernel reads the cursor, and writes a cursor of four bytes and up to `count` keys with their
-        // values, of the sizes that `of` has compared.
+        // values, of the sizes that `over` has compared.
         let outcome = unsafe { bpf(sys::LOOK_UP_BATCH, &mut attributes) };
         let count = attributes.count as usize;
         match outcome {

@@ -1,6 +1,6 @@
-//! Per-CPU counters, summed.
+//! Counters of all CPUs, summed.
 
-use std::{net::IpAddr, time::Duration};
+use std::{mem::offset_of, net::IpAddr, time::Duration};
 
 use aya::maps::{Map, MapData, PerCpuArray, PerCpuValues};
 use xdp_prog::{
@@ -9,11 +9,8 @@ use xdp_prog::{
     reason::{self, ReasonKind},
 };
 
-use super::{OwnedBackend, ServiceKey, TableError, batch::Entries, types::address_of};
-use crate::{clock::monotonic_ns, load::Loaded};
-
-/// What is read of a map of traffic at a time.
-const BATCH_BYTES: usize = 1 << 20;
+use super::{OwnedBackend, ServiceKey, TableError, mapped::Mapped, types::address_of};
+use crate::{clock::monotonic_ns, cpus, load::Loaded};
 
 /// The sums over all CPUs at one time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -40,7 +37,7 @@ pub struct ReasonCount {
 
 /// Handles on the maps of counters.
 pub(super) struct Maps {
-    reasons: PerCpu<u64>,
+    reasons: OfEachCpu<u64>,
     failures: PerCpu<u64>,
     untrusted: PerCpu<Untrusted>,
     pub(super) services: TrafficById,
@@ -50,7 +47,7 @@ pub(super) struct Maps {
 impl Maps {
     pub(super) fn open(loaded: &Loaded) -> Result<Self, TableError> {
         Ok(Self {
-            reasons: PerCpu::open(loaded, map::REASONS)?,
+            reasons: OfEachCpu::open(loaded, map::REASONS)?,
             failures: PerCpu::open(loaded, map::FAILURES)?,
             untrusted: PerCpu::open(loaded, map::UNTRUSTED)?,
             services: TrafficById::open(loaded, map::SERVICE_TRAFFIC)?,
@@ -58,20 +55,17 @@ impl Maps {
         })
     }
 
-    pub(super) fn reasons(&self) -> Result<Vec<ReasonCount>, TableError> {
-        let count = |(index, (kind, label))| {
-            let packets = self.reason(index)?;
-            Ok(ReasonCount {
-                kind,
-                label,
-                packets,
-            })
+    pub(super) fn reasons(&self) -> Vec<ReasonCount> {
+        let count = |(index, (kind, label))| ReasonCount {
+            kind,
+            label,
+            packets: self.reason(index),
         };
         (0..).zip(reason::all()).map(count).collect()
     }
 
-    pub(super) fn reason(&self, index: u32) -> Result<u64, TableError> {
-        Ok(self.reasons.values(index)?.iter().sum())
+    pub(super) fn reason(&self, index: u32) -> u64 {
+        self.reasons.sum(index, 0)
     }
 
     pub(super) fn failures(&self) -> Result<Vec<(Failure, u64)>, TableError> {
@@ -92,7 +86,7 @@ impl Maps {
     }
 }
 
-/// An array with a value for each CPU.
+/// An array of the kernel's with a value for each CPU.
 struct PerCpu<V: aya::Pod> {
     name: &'static str,
     map: PerCpuArray<MapData, V>,
@@ -113,66 +107,70 @@ impl<V: aya::Pod> PerCpu<V> {
     }
 }
 
-/// Packets and bytes of services or backends, by id.
-pub(super) struct TrafficById {
-    map: PerCpu<Traffic>,
-    entries: Entries<u32, Traffic>,
-    cpus: usize,
+/// An array with a region for each CPU; see [`cpus`].
+struct OfEachCpu<V> {
+    memory: Mapped<V>,
+    /// Entries of a region.
+    entries: u32,
 }
 
-impl TrafficById {
+impl<V: aya::Pod> OfEachCpu<V> {
     fn open(loaded: &Loaded, name: &'static str) -> Result<Self, TableError> {
-        let cpus = aya::util::nr_cpus();
-        let cpus = cpus.map_err(|(_, error)| TableError::read(name)(error.into()))?;
+        let memory = Mapped::<V>::open(loaded, name)?;
+        let bytes = u32::try_from(size_of::<V>()).unwrap_or(u32::MAX);
+        let entries = cpus::entries_of_one(memory.length(), bytes);
         Ok(Self {
-            map: PerCpu::open(loaded, name)?,
-            entries: Entries::of(loaded, name, cpus)?,
-            cpus,
+            entries: entries.map_err(|source| TableError::Mapping { map: name, source })?,
+            memory,
         })
     }
 
+    /// Lists the places that the CPUs have for an index.
+    fn places(&self, index: u32) -> impl Iterator<Item = u32> + use<V> {
+        let regions = (0..self.memory.length()).step_by(self.entries.max(1) as usize);
+        let is_there = index < self.entries;
+        regions.filter(move |_| is_there).map(move |of| of + index)
+    }
+
+    /// Sums the words at `offset` of an entry.
+    fn sum(&self, index: u32, offset: usize) -> u64 {
+        let words = self
+            .places(index)
+            .filter_map(|place| self.memory.load_u64(place, offset));
+        words.sum()
+    }
+}
+
+/// Packets and bytes of services or backends, by id.
+pub(super) struct TrafficById(OfEachCpu<Traffic>);
+
+const PACKETS: usize = offset_of!(Traffic, packets);
+const BYTES: usize = offset_of!(Traffic, bytes);
+
+impl TrafficById {
+    fn open(loaded: &Loaded, name: &'static str) -> Result<Self, TableError> {
+        Ok(Self(OfEachCpu::open(loaded, name)?))
+    }
+
+    /// Returns how many ids each CPU has counters for.
+    pub(super) const fn of_cpu(&self) -> u32 {
+        self.0.entries
+    }
+
     /// Sums over all CPUs what one id has.
-    pub(super) fn of(&self, id: u32) -> Result<Traffic, TableError> {
-        Ok(sum(&self.map.values(id)?))
-    }
-
-    /// Does so for each of these ids.
-    pub(super) fn of_each<K>(
-        &self,
-        ids: impl Iterator<Item = (K, u32)>,
-    ) -> Result<Vec<(K, Traffic)>, TableError> {
-        let ids: Vec<(K, u32)> = ids.collect();
-        let last = ids.iter().map(|(_, id)| *id).max();
-        let sums = last.map_or_else(|| Ok(Vec::new()), |last| self.up_to(last))?;
-        let sum_of = |id: u32| sums.get(id as usize).copied().unwrap_or_default();
-        Ok(ids.into_iter().map(|(key, id)| (key, sum_of(id))).collect())
-    }
-
-    /// Sums for all ids up to this one: low ones are given out first.
-    fn up_to(&self, last: u32) -> Result<Vec<Traffic>, TableError> {
-        let count = last as usize + 1;
-        let at_a_time = (BATCH_BYTES / (size_of::<Traffic>() * self.cpus)).clamp(1, count);
-        let mut keys = vec![0; at_a_time];
-        let mut values = vec![Traffic::default(); at_a_time * self.cpus];
-        let mut sums = Vec::with_capacity(count);
-        let mut cursor = None;
-        while sums.len() < count {
-            let batch = self.entries.read(cursor, &mut keys, &mut values)?;
-            sums.extend(values.chunks(self.cpus).take(batch.count).map(sum));
-            cursor = batch.next;
-            if cursor.is_none() {
-                break;
-            }
+    pub(super) fn of(&self, id: u32) -> Traffic {
+        Traffic {
+            packets: self.0.sum(id, PACKETS),
+            bytes: self.0.sum(id, BYTES),
         }
-        Ok(sums)
     }
 
     /// Zeroes the counters of an id that is about to be given out.
     ///
     /// Not when it is given back: an agent that is killed never gives back.
     pub(super) fn clear(&mut self, id: u32) {
-        if let Ok(zeros) = PerCpuValues::try_from(vec![Traffic::default(); self.cpus]) {
-            let _ = self.map.map.set(id, zeros, 0);
+        for place in self.0.places(id) {
+            self.0.memory.write(place, Traffic::default());
         }
     }
 
@@ -180,19 +178,10 @@ impl TrafficById {
     ///
     /// What packets add to the old ones from here on is lost: those of a few microseconds.
     pub(super) fn copy(&mut self, old: u32, id: u32) {
-        match self.map.values(old) {
-            Ok(values) => {
-                let _ = self.map.map.set(id, values, 0);
+        for (old, place) in self.0.places(old).zip(self.0.places(id)) {
+            if let Some(counted) = self.0.memory.read(old) {
+                self.0.memory.write(place, counted);
             }
-            Err(_) => self.clear(id),
         }
     }
-}
-
-fn sum(values: &[Traffic]) -> Traffic {
-    let add = |sum: Traffic, one: &Traffic| Traffic {
-        packets: sum.packets + one.packets,
-        bytes: sum.bytes + one.bytes,
-    };
-    values.iter().fold(Traffic::default(), add)
 }

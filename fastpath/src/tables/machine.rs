@@ -31,6 +31,8 @@ impl Tables {
                 | self.current_config.flags & (CONFIG_ANNOUNCE | CONFIG_OVERFLOW),
             index_seed: self.current_config.index_seed,
             index_mask: self.current_config.index_mask,
+            services_of_cpu: self.current_config.services_of_cpu,
+            backends_of_cpu: self.current_config.backends_of_cpu,
             ..settings_alone
         };
         self.set_config(config)?;

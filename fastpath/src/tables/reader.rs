@@ -50,14 +50,7 @@ impl Tables {
 
 impl TableReader {
     /// Sums packets and bytes per service of a view; one that is gone since is left out.
-    ///
-    /// # Errors
-    ///
-    /// When the map cannot be read.
-    pub fn service_traffic(
-        &self,
-        view: &TableView,
-    ) -> Result<BTreeMap<ServiceKey, Traffic>, TableError> {
+    pub fn service_traffic(&self, view: &TableView) -> BTreeMap<ServiceKey, Traffic> {
         let services = view.services();
         let services = services.map(|(key, service)| (*key, service.id));
         current(&self.counters.services, services, || {
@@ -67,14 +60,7 @@ impl TableReader {
     }
 
     /// Sums packets and bytes per backend and owner of a view; one that is gone since is left out.
-    ///
-    /// # Errors
-    ///
-    /// When the map cannot be read.
-    pub fn backend_traffic(
-        &self,
-        view: &TableView,
-    ) -> Result<BTreeMap<OwnedBackend, Traffic>, TableError> {
+    pub fn backend_traffic(&self, view: &TableView) -> BTreeMap<OwnedBackend, Traffic> {
         let backends = view.backends();
         let backends = backends.map(|(key, backend)| (*key, backend.id));
         current(&self.counters.backends, backends, || {
@@ -84,11 +70,7 @@ impl TableReader {
     }
 
     /// Sums the packets per pass and drop reason; every reason is there.
-    ///
-    /// # Errors
-    ///
-    /// When the map cannot be read.
-    pub fn reasons(&self) -> Result<Vec<ReasonCount>, TableError> {
+    pub fn reasons(&self) -> Vec<ReasonCount> {
         self.counters.reasons()
     }
 
@@ -125,15 +107,16 @@ fn current<K: Ord, I: Fn(&K) -> Option<u32>>(
     traffic: &TrafficById,
     known: impl Iterator<Item = (K, u32)>,
     newest: impl FnOnce() -> I,
-) -> Result<BTreeMap<K, Traffic>, TableError> {
-    let read = traffic.of_each(known.map(|(key, id)| ((key, id), id)))?;
+) -> BTreeMap<K, Traffic> {
+    let read = known.map(|(key, id)| (key, id, traffic.of(id)));
+    let read: Vec<_> = read.collect();
     let id_of = newest();
-    let rows = read.into_iter().filter_map(|((key, id), sum)| {
+    let rows = read.into_iter().filter_map(|(key, id, sum)| {
         let sum = match id_of(&key)? {
-            same if same == id => Ok(sum),
+            same if same == id => sum,
             other => traffic.of(other),
         };
-        Some(sum.map(|sum| (key, sum)))
+        Some((key, sum))
     });
     rows.collect()
 }

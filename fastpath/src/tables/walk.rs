@@ -27,7 +27,7 @@ impl<V: aya::Pod + Default> Walk<V> {
     }
 
     pub(super) fn over(map: MapData, name: &'static str) -> Result<Self, TableError> {
-        let entries = Entries::over(map, name, 1)?;
+        let entries = Entries::over(map, name)?;
         Ok(Self {
             capacity: entries.capacity()?,
             entries,

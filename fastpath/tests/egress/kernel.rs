@@ -5,7 +5,7 @@ use std::collections::HashMap as Model;
 use anyhow::Context as _;
 use aya::{
     Ebpf, EbpfLoader, Pod,
-    maps::{Array, HashMap, Map, MapError, PerCpuArray},
+    maps::{Array, HashMap, Map, MapError},
     programs::{SchedClassifier, TestRun as _, TestRunOptions},
 };
 use fastpath::clock::monotonic_ns;
@@ -17,7 +17,7 @@ use xdp_prog::{
 
 use super::{
     cases::{Case, Outcome, Remembered, lifetimes, ports_of, timeless},
-    support::tables::{forget_notes, size},
+    support::tables::{counted_reasons, forget_notes, of_each_cpu, size},
 };
 
 /// Size of `struct __sk_buff` up to Linux 6.18, and the offset of its mark.
@@ -40,10 +40,8 @@ impl Kernel {
         for (name, entries) in [
             (map::SERVICE_INDEX, size::BUCKETS),
             (map::SERVICE, size::SERVICES),
-            (map::SERVICE_TRAFFIC, size::SERVICES),
             (map::LUT, size::LUT),
             (map::BACKENDS, size::BACKENDS),
-            (map::BACKEND_TRAFFIC, size::BACKENDS),
             (map::NEXTHOPS, size::NEXT_HOPS),
             (map::FLOWS, size::LRU),
             (map::FLOWS_DATAGRAM, size::LRU),
@@ -52,7 +50,10 @@ impl Kernel {
             (map::FRAGMENTS, size::LRU),
             (map::PROBES, size::HASH),
             (map::PROBE_PEERS, size::LRU),
-        ] {
+        ]
+        .into_iter()
+        .chain(of_each_cpu())
+        {
             loader.map_max_entries(name, entries);
         }
         let mut ebpf = loader
@@ -143,10 +144,7 @@ impl Kernel {
     }
 
     fn reasons(&self) -> Result<Vec<u64>, MapError> {
-        PerCpuArray::<_, u64>::try_from(self.ebpf.map(map::REASONS).unwrap())?
-            .iter()
-            .map(|cpus| Ok(cpus?.iter().sum()))
-            .collect()
+        counted_reasons(self.ebpf.map(map::REASONS).unwrap())
     }
 
     fn array<V: Pod>(&mut self, name: &str, values: &[V]) -> Result<(), MapError> {

@@ -18,9 +18,10 @@ use std::{
     time::Duration,
 };
 
-use aya::maps::{Map, MapData, PerCpuArray};
+use aya::maps::{Array, Map, MapData};
 use fastpath::{
     attach::{AttachError, Merging, Mode, ObstacleKind, Options},
+    cpus::entries_of_all,
     facts::{self, InterfaceError, NativeXdp, XdpMode},
     load::{LoadError, Loaded, Loader},
     object,
@@ -35,7 +36,7 @@ use rustix::{
     },
 };
 use xdp_prog::{
-    abi::map,
+    abi::{REASONS_OF_CPU, map},
     reason::{DropReason, PassReason, REASON_COUNT},
 };
 
@@ -176,12 +177,13 @@ fn pinned_array_of_another_length_is_refused_by_name() {
         let path = edge.pins.map(map::REASONS);
         fs::remove_file(&path).unwrap();
         // One reason more, as a build with another list would have left it.
-        let count = REASON_COUNT + 1;
+        let [count, needed] = [REASON_COUNT + 1, REASON_COUNT]
+            .map(|count| entries_of_all(u32::try_from(count).unwrap(), 8).unwrap());
         let pin = path.display();
         run(
             "bpftool",
             &format!(
-                "map create {pin} type percpu_array key 4 value 8 entries {count} name REASONS"
+                "map create {pin} type array key 4 value 8 entries {count} name REASONS flags 0x400"
             ),
         );
 
@@ -189,9 +191,7 @@ fn pinned_array_of_another_length_is_refused_by_name() {
         assert!(matches!(&error, LoadError::Length { map, .. } if map == map::REASONS));
         let text = error.to_string();
         assert!(
-            text.contains(&format!(
-                "has {count} entries, this build needs {REASON_COUNT}"
-            )),
+            text.contains(&format!("has {count} entries, this build needs {needed}")),
             "{text}"
         );
         assert!(text.contains("guideway detach"), "{text}");
@@ -802,18 +802,16 @@ fn receive_until(stop: &AtomicBool, inbox: &UdpSocket, arrived: &AtomicU64) {
 /// Counts the packets that met the program, over all reasons.
 fn packets_seen(loaded: &Loaded) -> u64 {
     let map = Map::from_map_data(loaded.map(map::REASONS).unwrap()).unwrap();
-    let reasons = PerCpuArray::<_, u64>::try_from(map).unwrap();
-    reasons
-        .iter()
-        .map(|values| values.unwrap().iter().sum::<u64>())
-        .sum()
+    let reasons = Array::<_, u64>::try_from(map).unwrap();
+    reasons.iter().map(Result::unwrap).sum()
 }
 
 /// Counts the packets of one reason, in whatever maps are pinned.
 fn reason(pins: &Pins, index: u32) -> u64 {
     let map = Map::from_map_data(pins.open_map(map::REASONS).unwrap()).unwrap();
-    let reasons = PerCpuArray::<_, u64>::try_from(map).unwrap();
-    reasons.get(&index, 0).unwrap().iter().sum()
+    let reasons = Array::<_, u64>::try_from(map).unwrap();
+    let of_cpus = (index..reasons.len()).step_by(REASONS_OF_CPU as usize);
+    of_cpus.map(|place| reasons.get(&place, 0).unwrap()).sum()
 }
 
 fn programs(interface: &str) -> usize {

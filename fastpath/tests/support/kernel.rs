@@ -25,7 +25,7 @@ use xdp_prog::{
 
 use super::{
     routes,
-    tables::{Counts, TableSet, forget_notes, size},
+    tables::{Counts, TableSet, counted_reasons, forget_notes, of_each_cpu, size},
 };
 
 /// Index of the device that frames come in on: the namespace's loopback device.
@@ -75,12 +75,13 @@ impl Kernel {
             (map::FRAGMENTS, size::LRU),
             (map::ANSWERS, size::LRU),
             (map::SERVICE, size::SERVICES),
-            (map::SERVICE_TRAFFIC, size::SERVICES),
             (map::LUT, size::LUT),
             (map::BACKENDS, size::BACKENDS),
-            (map::BACKEND_TRAFFIC, size::BACKENDS),
             (map::NEXTHOPS, size::NEXT_HOPS),
-        ] {
+        ]
+        .into_iter()
+        .chain(of_each_cpu())
+        {
             loader.map_max_entries(name, entries);
         }
         let mut ebpf = loader
@@ -175,26 +176,20 @@ impl Kernel {
 
     /// Reads all counters, summed over the CPUs.
     pub(crate) fn counts(&self) -> Result<Counts, MapError> {
-        let sum = |mut sum: Traffic, cpus: PerCpuValues<Traffic>| {
-            for cpu in cpus.iter() {
-                sum.packets += cpu.packets;
-                sum.bytes += cpu.bytes;
+        let traffic = |name, of_cpu: u32| -> Result<Vec<Traffic>, MapError> {
+            let mut sums = vec![Traffic::default(); of_cpu as usize];
+            let array = Array::<_, Traffic>::try_from(self.map(name))?;
+            for (place, counted) in array.iter().enumerate() {
+                let (sum, counted) = (&mut sums[place % of_cpu as usize], counted?);
+                sum.packets += counted.packets;
+                sum.bytes += counted.bytes;
             }
-            sum
-        };
-        let traffic = |name| -> Result<Vec<Traffic>, MapError> {
-            PerCpuArray::<_, Traffic>::try_from(self.map(name))?
-                .iter()
-                .map(|cpus| Ok(sum(Traffic::default(), cpus?)))
-                .collect()
+            Ok(sums)
         };
         Ok(Counts {
-            reasons: PerCpuArray::<_, u64>::try_from(self.map(map::REASONS))?
-                .iter()
-                .map(|cpus| Ok(cpus?.iter().sum()))
-                .collect::<Result<_, MapError>>()?,
-            services: traffic(map::SERVICE_TRAFFIC)?,
-            backends: traffic(map::BACKEND_TRAFFIC)?,
+            reasons: counted_reasons(self.map(map::REASONS))?,
+            services: traffic(map::SERVICE_TRAFFIC, size::SERVICES)?,
+            backends: traffic(map::BACKEND_TRAFFIC, size::BACKENDS)?,
         })
     }
 

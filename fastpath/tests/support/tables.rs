@@ -10,15 +10,15 @@ use std::{
 
 use aya::{
     Ebpf,
-    maps::{Array, HashMap as KernelHash, MapError},
+    maps::{Array, HashMap as KernelHash, Map, MapError},
 };
-use fastpath::clock::monotonic_ns;
+use fastpath::{clock::monotonic_ns, cpus::entries_of_all};
 use xdp_prog::{
     abi::{
         AddressKey, BACKEND_V4, Backend, Bucket, CONFIG_OVERFLOW, Claim, Config, Datagram, EdgeMac,
         EdgePrefix, FlowNote, IndexKey, LocalFlow, NextHop, PathReport, Pod, PodFlow, PodKey,
-        Service, ServiceKeyV4, ServiceKeyV6, ServiceWord, Slot, SourcePrefix, Tag, TaggedLink,
-        Traffic, Tuple, lay_out, map,
+        REASONS_OF_CPU, Service, ServiceKeyV4, ServiceKeyV6, ServiceWord, Slot, SourcePrefix, Tag,
+        TaggedLink, Traffic, Tuple, lay_out, map,
     },
     reason::REASON_COUNT,
     world::{
@@ -47,6 +47,29 @@ pub(crate) mod size {
     pub(crate) const NAT: u32 = 128;
     /// The hands of all rings, and three places of each.
     pub(crate) const NAT_BEGUN: u32 = 64;
+}
+
+/// The arrays that have a region for each CPU, with their sizes.
+pub(crate) fn of_each_cpu() -> [(&'static str, u32); 4] {
+    [
+        (map::CPU_SCRATCH, 1, 128),
+        (map::REASONS, REASONS_OF_CPU, 8),
+        (map::SERVICE_TRAFFIC, size::SERVICES, 16),
+        (map::BACKEND_TRAFFIC, size::BACKENDS, 16),
+    ]
+    .map(|(name, entries, bytes)| (name, entries_of_all(entries, bytes).unwrap()))
+}
+
+/// Sums the counters of all reasons over the CPUs.
+pub(crate) fn counted_reasons(reasons: &Map) -> Result<Vec<u64>, MapError> {
+    let mut sums = vec![0; REASON_COUNT];
+    let reasons = Array::<_, u64>::try_from(reasons)?;
+    for (place, counted) in reasons.iter().enumerate() {
+        if let Some(sum) = sums.get_mut(place % REASONS_OF_CPU as usize) {
+            *sum += counted?;
+        }
+    }
+    Ok(sums)
 }
 
 /// Contents of all tables, without the counters.
@@ -191,6 +214,8 @@ impl TableSet {
         Config {
             index_seed: INDEX_SEED,
             index_mask: size::BUCKETS - 1,
+            services_of_cpu: size::SERVICES,
+            backends_of_cpu: size::BACKENDS,
             flags: self.config.flags | CONFIG_OVERFLOW,
             ..self.config
         }

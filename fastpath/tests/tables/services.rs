@@ -6,7 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use aya::maps::{Array, HashMap, Map, MapData, PerCpuArray, PerCpuValues};
+use aya::maps::{Array, HashMap, Map, MapData};
 use fastpath::{
     load::{Loaded, Loader},
     nexthop::{NextHop, Reason, Resolution},
@@ -787,17 +787,7 @@ fn counters_begin_at_zero_where_a_killed_agent_used_the_id() {
     let key = service("10.99.0.1:80/tcp");
     let mut tables = Tables::open(&loaded).unwrap();
     tables.put_service(key, &spec(&[("10.0.0.1", 1)])).unwrap();
-    for traffic in [map::SERVICE_TRAFFIC, map::BACKEND_TRAFFIC] {
-        let map = Map::PerCpuArray(loaded.map(traffic).unwrap());
-        let mut map = PerCpuArray::<_, Traffic>::try_from(map).unwrap();
-        let counted = Traffic {
-            packets: 3,
-            bytes: 300,
-        };
-        let cpus = aya::util::nr_cpus().unwrap();
-        let values = PerCpuValues::try_from(vec![counted; cpus]).unwrap();
-        map.set(1, values, 0).unwrap();
-    }
+    count_for_all_ids(&loaded, 3);
     assert_ne!(
         tables.counters().unwrap().services,
         [(key, Traffic::default())]
@@ -826,13 +816,13 @@ fn who_reads_beside_takes_no_counter_for_that_of_another_service_that_got_its_id
         .unwrap();
     let view = tables.publish();
     count_for_all_ids(&loaded, 7);
-    let cpus = u64::try_from(aya::util::nr_cpus().unwrap()).unwrap();
+    let cpus = u64::from(fastpath::cpus::possible().unwrap());
     let all = Traffic {
         packets: 7 * cpus,
         bytes: 700 * cpus,
     };
     assert_eq!(
-        reader.service_traffic(&view).unwrap(),
+        reader.service_traffic(&view),
         BTreeMap::from([(gone, all), (changed, all)])
     );
     let slots = reader.slots_by_id(view.service(&gone).unwrap());
@@ -853,12 +843,12 @@ fn who_reads_beside_takes_no_counter_for_that_of_another_service_that_got_its_id
     assert_eq!(tables.service(&new).unwrap().id, old(&gone));
     assert_ne!(tables.service(&changed).unwrap().id, old(&changed));
     assert_eq!(
-        reader.service_traffic(&view).unwrap(),
+        reader.service_traffic(&view),
         BTreeMap::from([(changed, all)]),
         "what was counted goes on under the other id"
     );
     assert_eq!(
-        reader.backend_traffic(&view).unwrap(),
+        reader.backend_traffic(&view),
         BTreeMap::from([(nobodys("10.0.0.2"), all)])
     );
     assert_eq!(view.services().len(), 2, "a view stays as it is");
@@ -870,16 +860,14 @@ fn who_reads_beside_takes_no_counter_for_that_of_another_service_that_got_its_id
 /// Has every CPU count so many packets, of 100 bytes, for every service and backend.
 fn count_for_all_ids(loaded: &Loaded, packets: u64) {
     for traffic in [map::SERVICE_TRAFFIC, map::BACKEND_TRAFFIC] {
-        let map = Map::PerCpuArray(loaded.map(traffic).unwrap());
-        let mut map = PerCpuArray::<_, Traffic>::try_from(map).unwrap();
+        let map = Map::Array(loaded.map(traffic).unwrap());
+        let mut map = Array::<_, Traffic>::try_from(map).unwrap();
         let counted = Traffic {
             packets,
             bytes: 100 * packets,
         };
-        let cpus = aya::util::nr_cpus().unwrap();
-        for id in 1..map.len() {
-            let values = PerCpuValues::try_from(vec![counted; cpus]).unwrap();
-            map.set(id, values, 0).unwrap();
+        for place in 0..map.len() {
+            map.set(place, counted, 0).unwrap();
         }
     }
 }
@@ -1035,13 +1023,11 @@ fn says(loaded: &Loaded, node: &str, report: PathReport) {
     let mut paths: HashMap<_, AddressKey, PathReport> = HashMap::try_from(paths).unwrap();
     // The program writes to what is there.
     paths.insert(key, report, 2).unwrap();
-    let reasons = Map::PerCpuArray(loaded.map(map::REASONS).unwrap());
-    let mut reasons: PerCpuArray<_, u64> = PerCpuArray::try_from(reasons).unwrap();
+    let reasons = Map::Array(loaded.map(map::REASONS).unwrap());
+    let mut reasons: Array<_, u64> = Array::try_from(reasons).unwrap();
     let index = PassReason::PathMtu.index();
-    let mut counts: Vec<u64> = reasons.get(&index, 0).unwrap().to_vec();
-    counts[0] += 1;
-    let counts = PerCpuValues::try_from(counts).unwrap();
-    reasons.set(index, counts, 0).unwrap();
+    let count = reasons.get(&index, 0).unwrap();
+    reasons.set(index, count + 1, 0).unwrap();
 }
 
 #[test]

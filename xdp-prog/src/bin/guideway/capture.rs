@@ -12,7 +12,7 @@ use aya_ebpf::{
 };
 use xdp_prog::capture::{COPIES, Copies, Event, RING, Reasons, SNAP_MAX, Settings, Slot};
 
-use crate::{context::XdpFrame, edge, maps};
+use crate::{context::XdpFrame, edge, maps::Cpu};
 
 #[btf_map]
 static CAPTURE: ProgramArray<{ Slot::COUNT }> = ProgramArray::new();
@@ -67,7 +67,8 @@ fn before(ctx: &XdpContext) -> Option<()> {
     let settings = CAPTURE_SETTINGS.get(0)?;
     let copies = copies()?;
     copies.armed = 0;
-    if maps::now() > settings.until_ns || !is_chosen(ctx, settings) {
+    let cpu = Cpu::current();
+    if cpu.now() > settings.until_ns || !is_chosen(ctx, settings) {
         return None;
     }
     let place = &mut copies.place;
@@ -83,7 +84,7 @@ fn before(ctx: &XdpContext) -> Option<()> {
     copies.event.before_length = length;
     copies.event.before_copied = copied;
     for (index, counter) in (0..).zip(&mut copies.counters) {
-        *counter = maps::counted(index);
+        *counter = cpu.counted(index);
     }
     copies.armed = 1;
     // SAFETY: the helper takes nothing.
@@ -114,8 +115,9 @@ fn after(ctx: &XdpContext, action: u32) -> Option<()> {
     // SAFETY: the helper takes nothing.
     copies.event.after_ns = unsafe { bpf_ktime_get_ns() };
     copies.event.reasons = Reasons::default();
+    let cpu = Cpu::current();
     for (index, counter) in (0..).zip(&copies.counters) {
-        if maps::counted(index) != *counter {
+        if cpu.counted(index) != *counter {
             insert(&mut copies.event.reasons, index);
         }
     }

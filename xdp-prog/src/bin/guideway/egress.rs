@@ -16,7 +16,7 @@ use crate::{maps::EgressTables, skb::SkbFrame};
 #[classifier]
 #[inline(always)]
 fn guideway_egress(ctx: TcContext) -> i32 {
-    match process(&mut SkbFrame::new(&ctx), &EgressTables) {
+    match process(&mut SkbFrame::new(&ctx), &EgressTables::new()) {
         Ok(Next::Out) => TC_ACT_UNSPEC,
         Ok(Next::Back) => come_in(&ctx),
         Err(_) => TC_ACT_SHOT,

@@ -2,6 +2,7 @@
 
 mod announce;
 mod answers;
+mod cpu;
 mod egress;
 mod flows;
 mod fragments;
@@ -16,7 +17,7 @@ use aya_ebpf::{
         bpf_fib_lookup as FibParams,
     },
     btf_maps::{Array, HashMap, PerCpuArray, ProgramArray},
-    helpers::{bpf_fib_lookup, bpf_jiffies64, bpf_ktime_get_coarse_ns},
+    helpers::bpf_fib_lookup,
     macros::btf_map,
     programs::XdpContext,
 };
@@ -27,7 +28,6 @@ use xdp_prog::{
         PathReport, Pod, PodFlow, PodKey, Service, ServiceKeyV4, ServiceKeyV6, ServiceWord,
         Shortcut, Slot, SlotPair, TaggedLink, Traffic, Tuple, Untrusted, size,
     },
-    reason::REASON_COUNT,
     stage::Stage,
     world::{
         Announcements, Answers, Clock, Counters, FlowTable, Flows, Fragments, HandOver, HandOvers,
@@ -36,13 +36,14 @@ use xdp_prog::{
     },
 };
 
+pub(crate) use cpu::Cpu;
 pub(crate) use egress::EgressTables;
 
 const MMAPABLE: usize = BPF_F_MMAPABLE as usize;
 const NO_PREALLOC: usize = BPF_F_NO_PREALLOC as usize;
 
 #[btf_map]
-static CONFIG: Array<Config, 1> = Array::new();
+static CONFIG: Array<Config, 1, MMAPABLE> = Array::new();
 #[btf_map]
 static VIPS: HashMap<AddressKey, u32, { size::VIPS }, NO_PREALLOC> = HashMap::new();
 #[btf_map]
@@ -63,25 +64,10 @@ static VLANS: HashMap<u32, TaggedLink, { size::VLANS }, NO_PREALLOC> = HashMap::
 #[btf_map]
 static STAGES: ProgramArray<{ Stage::ALL.len() }> = ProgramArray::new();
 #[btf_map]
-static REASONS: PerCpuArray<u64, REASON_COUNT> = PerCpuArray::new();
-#[btf_map]
-static SERVICE_TRAFFIC: PerCpuArray<Traffic, { size::SERVICES }> = PerCpuArray::new();
-#[btf_map]
-static BACKEND_TRAFFIC: PerCpuArray<Traffic, { size::BACKENDS }> = PerCpuArray::new();
-#[btf_map]
 static UNTRUSTED: PerCpuArray<Untrusted, 1> = PerCpuArray::new();
-/// Scratch: see [`HandOvers`].
-#[btf_map]
-static HANDOVER: PerCpuArray<HandOver, 1> = PerCpuArray::new();
-/// Scratch: see [`Relay`].
-#[btf_map]
-static RELAY: PerCpuArray<[u64; 4], 1> = PerCpuArray::new();
 /// Scratch: see [`Shortcuts`].
 #[btf_map]
 static SHORTCUTS: PerCpuArray<Shortcut, { size::SHORTCUTS }> = PerCpuArray::new();
-/// Scratch: a tick of the timer, and the coarse clock as it was read in it.
-#[btf_map]
-static CLOCK: PerCpuArray<[u64; 2], 1> = PerCpuArray::new();
 /// Scratch: the fields that are never set stay zero from the map's creation.
 #[btf_map]
 static FIB_PARAMETERS: PerCpuArray<FibParams, 1> = PerCpuArray::new();
@@ -93,6 +79,7 @@ static FIB_SCRATCH: PerCpuArray<NextHop, 1> = PerCpuArray::new();
 pub(crate) struct KernelTables<'a> {
     ctx: &'a XdpContext,
     config: Option<&'static Config>,
+    cpu: Cpu,
 }
 
 impl<'a> KernelTables<'a> {
@@ -101,6 +88,7 @@ impl<'a> KernelTables<'a> {
         Self {
             ctx,
             config: config(),
+            cpu: Cpu::current(),
         }
     }
 
@@ -149,7 +137,7 @@ impl Tables for KernelTables<'_> {
 
     #[inline(always)]
     fn is_local_flow(&self, flow: &Tuple) -> bool {
-        flows::is_local(flow)
+        flows::is_local(self.cpu, flow)
     }
 
     #[inline(always)]
@@ -227,7 +215,7 @@ impl Probes for KernelTables<'_> {
 impl Clock for KernelTables<'_> {
     #[inline(always)]
     fn now(&self) -> u64 {
-        now()
+        self.cpu.now()
     }
 }
 
@@ -254,12 +242,12 @@ impl Flows for KernelTables<'_> {
 
     #[inline(always)]
     fn noted_flow(&self, key: &Tuple) -> Option<PodFlow> {
-        flows::noted(key)
+        flows::noted(self.cpu, key)
     }
 
     #[inline(always)]
     fn note_flow(&self, key: &Tuple, flow: &PodFlow) {
-        flows::note(key, flow);
+        flows::note(self.cpu, key, flow);
     }
 
     #[inline(always)]
@@ -378,29 +366,13 @@ impl NatFlows for KernelTables<'_> {
 impl Relay for KernelTables<'_> {
     #[inline(always)]
     fn relay(&self, words: [u64; 4]) -> Option<[u64; 4]> {
-        relay(words)
+        self.cpu.relay(words)
     }
 
     #[inline(always)]
     fn relayed(&self) -> Option<[u64; 4]> {
-        relayed()
+        self.cpu.relayed()
     }
-}
-
-#[inline(always)]
-fn relay(words: [u64; 4]) -> Option<[u64; 4]> {
-    let place = RELAY.get_ptr_mut(0)?;
-    // SAFETY: a per-CPU element; no other run of ours comes in between.
-    unsafe { core::ptr::write_volatile(place, words) };
-    // SAFETY: as above.
-    Some(unsafe { core::ptr::read_volatile(place) })
-}
-
-#[inline(always)]
-fn relayed() -> Option<[u64; 4]> {
-    let place = RELAY.get_ptr(0)?;
-    // SAFETY: a per-CPU element; a stage that follows by a tail call is part of the same run.
-    Some(unsafe { core::ptr::read_volatile(place) })
 }
 
 const EEXIST: i32 = 17;
@@ -433,7 +405,7 @@ impl Shortcuts for KernelTables<'_> {
         if let Some(place) = UNTRUSTED.get_ptr_mut(0) {
             let noted = Untrusted {
                 source: *source,
-                at: now(),
+                at: self.cpu.now(),
             };
             // SAFETY: a per-CPU element; XDP runs do not nest on a CPU.
             unsafe { *place = noted };
@@ -456,19 +428,12 @@ impl Fragments for KernelTables<'_> {
 impl HandOvers for KernelTables<'_> {
     #[inline(always)]
     fn hand_over(&self, known: HandOver) {
-        if let Some(place) = HANDOVER.get_ptr_mut(0) {
-            // SAFETY: a per-CPU element; XDP runs do not nest on a CPU.
-            unsafe { *place = known };
-        }
+        self.cpu.hand_over(known);
     }
 
     #[inline(always)]
     fn handed_over(&self) -> HandOver {
-        match HANDOVER.get_ptr(0) {
-            // SAFETY: a per-CPU element; XDP runs do not nest on a CPU.
-            Some(place) => unsafe { *place },
-            None => HandOver::default(),
-        }
+        self.cpu.handed_over()
     }
 }
 
@@ -512,7 +477,7 @@ impl Announcements for KernelTables<'_> {
 
     #[inline(always)]
     fn note_claim(&self, address: &AddressKey, mac: EdgeMac) {
-        announce::note_claim(address, mac);
+        announce::note_claim(self.cpu, address, mac);
     }
 }
 
@@ -526,12 +491,14 @@ impl Paths for KernelTables<'_> {
 impl Counters for KernelTables<'_> {
     #[inline(always)]
     fn count_reason(&self, index: u32) {
-        count_reason(index);
+        self.cpu.count_reason(index);
     }
 
     #[inline(always)]
     fn count_forward(&self, service: u32, backend: u32, bytes: u64) {
-        count_forward(service, backend, bytes);
+        if let Some(config) = self.config {
+            self.cpu.count_forward(config, service, backend, bytes);
+        }
     }
 }
 
@@ -578,65 +545,6 @@ fn service(id: u32) -> Option<Service> {
         local: ServiceWord(read_once(&service.local.0)),
         ..*service
     })
-}
-
-/// Returns the coarse clock, which moves with the timer tick and costs a tenth of the fine one.
-///
-/// Reading it is three functions of the kernel deep; reading the tick is one load, since the verifier
-/// puts that in the place of the call (Linux 5.6). So the clock is read once in a tick.
-#[inline(always)]
-pub(crate) fn now() -> u64 {
-    // SAFETY: the helper takes nothing.
-    let tick = unsafe { bpf_jiffies64() };
-    let Some(place) = CLOCK.get_ptr_mut(0) else {
-        return coarse_clock();
-    };
-    // SAFETY: a per-CPU element. Neither program interrupts the other on a
-    // CPU: both run with softirqs off.
-    let [read_in, clock] = unsafe { &mut *place };
-    if *read_in != tick {
-        *read_in = tick;
-        *clock = coarse_clock();
-    }
-    *clock
-}
-
-/// Returns the coarse clock as it is at this moment.
-#[inline(always)]
-pub(crate) fn coarse_clock() -> u64 {
-    // SAFETY: the helper takes nothing.
-    unsafe { bpf_ktime_get_coarse_ns() }
-}
-
-#[inline(always)]
-fn count_reason(index: u32) {
-    if let Some(counter) = REASONS.get_ptr_mut(index) {
-        // SAFETY: a per-CPU element. Neither program interrupts the other on a
-        // CPU: both run with softirqs off.
-        unsafe { *counter += 1 };
-    }
-}
-
-/// Returns what this CPU has counted under a reason.
-#[inline(always)]
-pub(crate) fn counted(index: u32) -> u64 {
-    REASONS.get(index).map_or(0, read_once)
-}
-
-#[inline(always)]
-fn count_forward(service: u32, backend: u32, bytes: u64) {
-    count(SERVICE_TRAFFIC.get_ptr_mut(service), bytes);
-    count(BACKEND_TRAFFIC.get_ptr_mut(backend), bytes);
-}
-
-#[inline(always)]
-fn count(counter: Option<*mut Traffic>, bytes: u64) {
-    if let Some(counter) = counter {
-        // SAFETY: a per-CPU element; XDP runs do not nest on a CPU.
-        let counter = unsafe { &mut *counter };
-        counter.packets += 1;
-        counter.bytes += bytes;
-    }
 }
 
 /// Reads what others may replace while we look, each word with one load; whether several belong together is the

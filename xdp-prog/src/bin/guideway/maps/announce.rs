@@ -6,7 +6,7 @@ use aya_ebpf::{
 };
 use xdp_prog::abi::{AddressKey, Claim, EdgeMac, TaggedLink, size};
 
-use super::{MMAPABLE, NO_PREALLOC, now, read_once};
+use super::{Cpu, MMAPABLE, NO_PREALLOC, read_once};
 
 #[btf_map]
 static ANNOUNCED: HashMap<AddressKey, u32, { size::VIPS }, NO_PREALLOC> = HashMap::new();
@@ -37,7 +37,7 @@ pub(crate) fn mac(link: TaggedLink) -> Option<EdgeMac> {
 }
 
 #[inline(always)]
-pub(crate) fn note_claim(address: &AddressKey, mac: EdgeMac) {
+pub(crate) fn note_claim(cpu: Cpu, address: &AddressKey, mac: EdgeMac) {
     // Where there is no room, the next announcement is noted.
-    let _ = CLAIMS.insert(address, Claim::new(mac, now()), 0);
+    let _ = CLAIMS.insert(address, Claim::new(mac, cpu.now()), 0);
 }

@@ -10,13 +10,24 @@ use xdp_prog::{
     world::{Clock, Counters, FlowTable, Flows, Inserted, Relay},
 };
 
-use super::{flows, fragments, probes};
+use super::{Cpu, flows, fragments, probes};
 
 #[btf_map]
 static EGRESS_PORTS: Array<u64, { size::EGRESS_PORTS }, { super::MMAPABLE }> = Array::new();
 
 /// The maps as [`Memory`].
-pub(crate) struct EgressTables;
+pub(crate) struct EgressTables {
+    cpu: Cpu,
+}
+
+impl EgressTables {
+    #[inline(always)]
+    pub(crate) fn new() -> Self {
+        Self {
+            cpu: Cpu::current(),
+        }
+    }
+}
 
 impl Memory for EgressTables {
     #[inline(always)]
@@ -68,14 +79,14 @@ impl Memory for EgressTables {
 
     #[inline(always)]
     fn renew_local(&self, flow: &Tuple, renew: impl Fn(LocalFlow) -> LocalFlow) {
-        flows::renew_local(flow, renew);
+        flows::renew_local(self.cpu, flow, renew);
     }
 }
 
 impl Clock for EgressTables {
     #[inline(always)]
     fn now(&self) -> u64 {
-        super::now()
+        self.cpu.now()
     }
 }
 
@@ -102,12 +113,12 @@ impl Flows for EgressTables {
 
     #[inline(always)]
     fn noted_flow(&self, key: &Tuple) -> Option<PodFlow> {
-        flows::noted(key)
+        flows::noted(self.cpu, key)
     }
 
     #[inline(always)]
     fn note_flow(&self, key: &Tuple, flow: &PodFlow) {
-        flows::note(key, flow);
+        flows::note(self.cpu, key, flow);
     }
 
     #[inline(always)]
@@ -119,23 +130,25 @@ impl Flows for EgressTables {
 impl Relay for EgressTables {
     #[inline(always)]
     fn relay(&self, words: [u64; 4]) -> Option<[u64; 4]> {
-        super::relay(words)
+        self.cpu.relay(words)
     }
 
     #[inline(always)]
     fn relayed(&self) -> Option<[u64; 4]> {
-        super::relayed()
+        self.cpu.relayed()
     }
 }
 
 impl Counters for EgressTables {
     #[inline(always)]
     fn count_reason(&self, index: u32) {
-        super::count_reason(index);
+        self.cpu.count_reason(index);
     }
 
     #[inline(always)]
     fn count_forward(&self, service: u32, backend: u32, bytes: u64) {
-        super::count_forward(service, backend, bytes);
+        if let Some(config) = super::config() {
+            self.cpu.count_forward(config, service, backend, bytes);
+        }
     }
 }

@@ -12,7 +12,7 @@ use xdp_prog::{
 };
 use zerocopy::transmute;
 
-use super::{exchange, inserted, read_backwards, read_once, write_once};
+use super::{Cpu, exchange, inserted, read_backwards, read_once, write_once};
 
 #[btf_map]
 static FLOWS: LruHashMap<Tuple, PodFlow, { size::FLOWS }> = LruHashMap::new();
@@ -92,8 +92,8 @@ pub(crate) fn remove(table: FlowTable, key: &Tuple) {
 }
 
 #[inline(always)]
-pub(crate) fn noted(key: &Tuple) -> Option<PodFlow> {
-    let now = super::now();
+pub(crate) fn noted(cpu: Cpu, key: &Tuple) -> Option<PodFlow> {
+    let now = cpu.now();
     for place in FlowNote::places(key) {
         // Read once: another CPU may write into it, which its check finds out.
         let note = read_once(FLOW_NOTES.get(place)?);
@@ -105,10 +105,10 @@ pub(crate) fn noted(key: &Tuple) -> Option<PodFlow> {
 }
 
 #[inline(always)]
-pub(crate) fn note(key: &Tuple, flow: &PodFlow) {
+pub(crate) fn note(cpu: Cpu, key: &Tuple, flow: &PodFlow) {
     // An older one may stand in the second place.
     forget_note(key);
-    let now = super::now();
+    let now = cpu.now();
     for place in FlowNote::places(key) {
         if replace_note(place, FlowNote::new(key, flow), |known| known.is_over(now)) {
             return;
@@ -139,28 +139,28 @@ fn replace_note(place: u32, note: FlowNote, gives_way: impl Fn(&FlowNote) -> boo
 }
 
 #[inline(always)]
-pub(crate) fn is_local(key: &Tuple) -> bool {
+pub(crate) fn is_local(cpu: Cpu, key: &Tuple) -> bool {
     let port = u16::from_be_bytes(key.destination_port());
     let until = LOCAL_PORTS.get(port.into()).map_or(0, read_once);
-    if until == 0 || until <= super::now() {
+    if until == 0 || until <= cpu.now() {
         return false;
     }
     // SAFETY: one aligned integer; an element recycled under the reader yields
     // another flow's time, which errs for one packet.
     match unsafe { LOCAL_FLOWS.get(*key) } {
-        Some(flow) => flow.is_alive(super::now()),
+        Some(flow) => flow.is_alive(cpu.now()),
         None => false,
     }
 }
 
 #[inline(always)]
-pub(crate) fn renew_local(key: &Tuple, renew: impl Fn(LocalFlow) -> LocalFlow) {
+pub(crate) fn renew_local(cpu: Cpu, key: &Tuple, renew: impl Fn(LocalFlow) -> LocalFlow) {
     let unknown = LocalFlow::default();
     let port = u16::from_be_bytes(key.destination_port());
     let Some(flow) = LOCAL_FLOWS.get_ptr_mut(key) else {
         let flow = renew(unknown);
         if flow != unknown {
-            renew_port(port);
+            renew_port(cpu, port);
             // Without memory for it, the flow's next packet tries again.
             let _ = LOCAL_FLOWS.insert(key, flow, u64::from(BPF_ANY));
         }
@@ -170,7 +170,7 @@ pub(crate) fn renew_local(key: &Tuple, renew: impl Fn(LocalFlow) -> LocalFlow) {
     let known = unsafe { *flow };
     let renewed = renew(known);
     if renewed != known {
-        renew_port(port);
+        renew_port(cpu, port);
         // SAFETY: as above. Another CPU may write it too: a tick is lost at worst.
         unsafe { *flow = renewed };
     }
@@ -178,13 +178,13 @@ pub(crate) fn renew_local(key: &Tuple, renew: impl Fn(LocalFlow) -> LocalFlow) {
 
 /// Has packets for a port ask `LOCAL_FLOWS`, for at least as long as a flow lives that is renewed now.
 #[inline(always)]
-fn renew_port(port: u16) {
+fn renew_port(cpu: Cpu, port: u16) {
     let Some(place) = LOCAL_PORTS.get_ptr_mut(port.into()) else {
         return;
     };
     // SAFETY: the element is valid for the run; one aligned integer.
     let until = unsafe { &mut *place };
-    let now = super::now();
+    let now = cpu.now();
     if read_once(until) < now + LOCAL_PORT_NS / 2 {
         // Another CPU may write it at this moment too, and means as long a time.
         write_once(until, now + LOCAL_PORT_NS);

@@ -13,7 +13,7 @@ use xdp_prog::{
 };
 use zerocopy::transmute;
 
-use super::{coarse_clock, exchange, inserted, read_backwards, read_once, write_once};
+use super::{cpu::coarse_clock, exchange, inserted, read_backwards, read_once, write_once};
 
 #[btf_map]
 static NAT_FORWARD: HashMap<Tuple, NatForward, { size::NAT }> = HashMap::new();

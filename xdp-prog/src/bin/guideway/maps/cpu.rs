@@ -1,0 +1,167 @@
+//! What each CPU has of its own: counters, the clock, and what a run leaves for its next stage.
+//!
+//! The arrays have a region for each CPU, which begins on a cache line of its own. The kernel's per-CPU arrays would
+//! take a second line, of pointers to the regions, and a call for each look-up before Linux 6.10.
+//!
+//! Neither program interrupts the other on a CPU, or itself: both run with softirqs off.
+
+use aya_ebpf::{
+    btf_maps::Array,
+    helpers::{bpf_get_smp_processor_id, bpf_jiffies64, bpf_ktime_get_coarse_ns},
+    macros::btf_map,
+};
+use xdp_prog::{
+    abi::{Config, REASONS_OF_CPU, Traffic, size},
+    reason::REASON_COUNT,
+    world::HandOver,
+};
+
+use super::{MMAPABLE, read_once};
+
+/// What a run keeps, on two cache lines.
+#[repr(C)]
+struct Scratch {
+    /// A tick of the timer, and the coarse clock as it was read in it.
+    clock: [u64; 2],
+    /// See [`Relay`](xdp_prog::world::Relay).
+    relay: [u64; 4],
+    /// See [`HandOvers`](xdp_prog::world::HandOvers).
+    hand_over: HandOver,
+    reserved: [u32; 15],
+}
+
+const _: () = assert!(size_of::<Scratch>() == 128);
+
+// The sizes are those of one CPU; the loader multiplies them.
+#[btf_map]
+static CPU_SCRATCH: Array<Scratch, 1, MMAPABLE> = Array::new();
+#[btf_map]
+static REASONS: Array<u64, REASON_COUNT, MMAPABLE> = Array::new();
+#[btf_map]
+static SERVICE_TRAFFIC: Array<Traffic, { size::SERVICES }, MMAPABLE> = Array::new();
+#[btf_map]
+static BACKEND_TRAFFIC: Array<Traffic, { size::BACKENDS }, MMAPABLE> = Array::new();
+
+/// The CPU that a program runs on, by its number. It stays the same until the run ends.
+///
+/// A number without a region counts nothing and keeps nothing. The kernel has none: the loader makes a region for each
+/// possible number.
+#[derive(Clone, Copy)]
+pub(crate) struct Cpu(u32);
+
+impl Cpu {
+    /// Asks for the number once in a run: before Linux 6.10, that is a call.
+    #[inline(always)]
+    pub(crate) fn current() -> Self {
+        // SAFETY: the helper takes nothing.
+        Self(unsafe { bpf_get_smp_processor_id() })
+    }
+
+    /// Returns the coarse clock, which moves with the timer tick and costs a tenth of the fine one.
+    ///
+    /// Reading it is three functions of the kernel deep; reading the tick is one load, since the verifier
+    /// puts that in the place of the call (Linux 5.6). So the clock is read once in a tick.
+    #[inline(always)]
+    pub(crate) fn now(self) -> u64 {
+        // SAFETY: the helper takes nothing.
+        let tick = unsafe { bpf_jiffies64() };
+        let Some(scratch) = self.scratch() else {
+            return coarse_clock();
+        };
+        // SAFETY: the CPU's own element.
+        let [read_in, clock] = unsafe { &mut (*scratch).clock };
+        if *read_in != tick {
+            *read_in = tick;
+            *clock = coarse_clock();
+        }
+        *clock
+    }
+
+    #[inline(always)]
+    pub(super) fn relay(self, words: [u64; 4]) -> Option<[u64; 4]> {
+        let scratch = self.scratch()?;
+        // SAFETY: the CPU's own element.
+        let place = unsafe { &raw mut (*scratch).relay };
+        // SAFETY: as above.
+        unsafe { place.write_volatile(words) };
+        // SAFETY: as above.
+        Some(unsafe { place.read_volatile() })
+    }
+
+    #[inline(always)]
+    pub(super) fn relayed(self) -> Option<[u64; 4]> {
+        let scratch = self.scratch()?;
+        // SAFETY: the CPU's own element; a stage that follows by a tail call is part of the same run.
+        let place = unsafe { &raw const (*scratch).relay };
+        // SAFETY: as above.
+        Some(unsafe { place.read_volatile() })
+    }
+
+    #[inline(always)]
+    pub(super) fn hand_over(self, known: HandOver) {
+        if let Some(scratch) = self.scratch() {
+            // SAFETY: the CPU's own element.
+            unsafe { (*scratch).hand_over = known };
+        }
+    }
+
+    #[inline(always)]
+    pub(super) fn handed_over(self) -> HandOver {
+        match self.scratch() {
+            // SAFETY: the CPU's own element.
+            Some(scratch) => unsafe { (*scratch).hand_over },
+            None => HandOver::default(),
+        }
+    }
+
+    #[inline(always)]
+    pub(super) fn count_reason(self, index: u32) {
+        if let Some(counter) = REASONS.get_ptr_mut(self.place(REASONS_OF_CPU, index)) {
+            // SAFETY: the CPU's own element.
+            unsafe { *counter += 1 };
+        }
+    }
+
+    /// Returns what this CPU has counted under a reason.
+    #[inline(always)]
+    pub(crate) fn counted(self, index: u32) -> u64 {
+        let counter = REASONS.get(self.place(REASONS_OF_CPU, index));
+        counter.map_or(0, read_once)
+    }
+
+    #[inline(always)]
+    pub(super) fn count_forward(self, config: &Config, service: u32, backend: u32, bytes: u64) {
+        let service = self.place(config.services_of_cpu, service);
+        let backend = self.place(config.backends_of_cpu, backend);
+        count(SERVICE_TRAFFIC.get_ptr_mut(service), bytes);
+        count(BACKEND_TRAFFIC.get_ptr_mut(backend), bytes);
+    }
+
+    #[inline(always)]
+    fn scratch(self) -> Option<*mut Scratch> {
+        CPU_SCRATCH.get_ptr_mut(self.0)
+    }
+
+    /// Returns the place of an index in an array whose regions have so many entries.
+    #[inline(always)]
+    const fn place(self, entries: u32, index: u32) -> u32 {
+        self.0.wrapping_mul(entries).wrapping_add(index)
+    }
+}
+
+/// Returns the coarse clock as it is at this moment.
+#[inline(always)]
+pub(super) fn coarse_clock() -> u64 {
+    // SAFETY: the helper takes nothing.
+    unsafe { bpf_ktime_get_coarse_ns() }
+}
+
+#[inline(always)]
+fn count(counter: Option<*mut Traffic>, bytes: u64) {
+    if let Some(counter) = counter {
+        // SAFETY: the CPU's own element.
+        let counter = unsafe { &mut *counter };
+        counter.packets += 1;
+        counter.bytes += bytes;
+    }
+}

@@ -1,55 +1,54 @@
-//! What the XDP program costs per packet, against the least that any program could.
+//! Measures the cost of the XDP program per packet, compared with the least that any program could cost.
 //!
-//! Four systems take turns on the plain way, each on a veth pair of its own:
+//! Four systems take turns on the plain path, each on a veth pair of its own:
 //!
 //! | system | program | stands for |
 //! |---|---|---|
-//! | `floor` | returns `XDP_TX` | the empty program: all that is not the balancer |
-//! | `static` | puts one fixed outer header in front | the limit of encapsulation without a decision |
-//! | `hash_hit` | one look-up in a hash of the kernel's, with the key of a service | the unit of cost |
-//! | `guideway` | the product's object, as shipped | ours |
+//! | `floor` | returns `XDP_TX` | an empty program: the cost of everything except the load balancer |
+//! | `static` | adds one fixed outer header | the limit of encapsulation without a decision |
+//! | `hash_hit` | one lookup in a kernel hash map, with the key of a service | the unit of cost |
+//! | `guideway` | the product's object, as shipped | Guideway |
 //!
-//! **Rate** (`pps`). A generator run by `BPF_PROG_TEST_RUN` with live frames writes
-//! every frame anew (live frames are recycled without being restored) and sends it
-//! into the pair; the program under test sends it back, a sink counts and frees it.
-//! Generator, driver, program and sink share one core, so the rate is one over the sum
-//! of their costs. Seconds are those of core time that the trial got: by the wall clock, less the time that
-//! other processes had the core. A trial in which a hypervisor took the core away is made again. The sink's count and byte count, and the product's own counters,
-//! must match the frames sent to the last one, or the run is an error.
+//! **Rate** (`pps`). A generator, run by `BPF_PROG_TEST_RUN` with live frames, sends frames into the pair. It
+//! writes every frame again, because live frames are recycled without being restored. The program under test
+//! sends the frames back; a sink counts and frees them. Generator, driver, program and sink share one core, so
+//! the rate is one over the sum of their costs. A second is a second of core time: wall clock less the time
+//! that other processes had the core. A trial in which a hypervisor took the core away is repeated. The sink's
+//! counts of frames and bytes and the product's own counters must match the frames sent exactly, or the run is
+//! an error.
 //!
-//! **Cost** (`ns`, `units`). Repeating one packet in `BPF_PROG_TEST_RUN` cannot be used:
-//! from the second repetition on, an encapsulating program would see its own output. So
-//! the same path is run again with the kernel's run statistics on
-//! (`BPF_ENABLE_STATS`), which time each run of the program under test and nothing else.
-//! Timing costs more than the program, equally in every system: the *net* cost is the
-//! mean of a system minus that of `floor`, and one *unit* the net cost of `hash_hit`.
-//! Units, unlike nanoseconds, carry over between machines and noisy minutes. Throughput
-//! is never taken with statistics on.
+//! **Cost** (`ns`, `units`). `BPF_PROG_TEST_RUN` cannot repeat one packet for this: from the second repetition
+//! on, an encapsulating program would see its own output. So the same path is run again with the kernel's run
+//! statistics (`BPF_ENABLE_STATS`), which time only the runs of the program under test. The timing itself costs
+//! more than the program, but the same for every system: the *net* cost is the mean of a system minus that of
+//! `floor`, and one *unit* is the net cost of `hash_hit`. Units, unlike nanoseconds, can be compared between
+//! machines and between noisy minutes. The rate is never measured with statistics on.
 //!
-//! **Other ways** have their own empty programs to be compared with, and a cost only but for the first:
+//! **Other paths** have empty programs of their own as reference. Only the first of them has a rate too:
 //!
 //! | system | what it does | its empty program |
 //! |---|---|---|
-//! | `slots_131072` | the plain way to a service with so many slots | `floor` |
-//! | `services_10000` | the plain way to so many services, by as many addresses | `floor` |
-//! | `node_port` | from a NodePort to a pod of another node | `floor` |
-//! | `l2_dsr` | other MACs, no outer header | `floor` |
-//! | `miss` | hands what is not ours to the stack | returns `XDP_PASS` |
-//! | `node` | takes the outer header off, translates to the pod, hands it to the stack | returns `XDP_PASS` |
-//! | `reply` | the TC egress program translates the pod's answer back | returns `TC_ACT_UNSPEC` |
+//! | `slots_131072` | the plain path to a service with this many slots | `floor` |
+//! | `services_10000` | the plain path to this many services, each with its own address | `floor` |
+//! | `node_port` | from a NodePort to a pod on another node | `floor` |
+//! | `l2_dsr` | changes MAC addresses, adds no outer header | `floor` |
+//! | `miss` | passes a packet that is not ours to the stack | returns `XDP_PASS` |
+//! | `node` | removes the outer header, translates to the pod, passes to the stack | returns `XDP_PASS` |
+//! | `reply` | the TC egress program translates the pod's reply | returns `TC_ACT_UNSPEC` |
 //! | `nat` | NAT mode, from client to backend | `floor` |
 //! | `nat_reply` | NAT mode, from backend to client | `floor` |
-//! | `other_egress` | the TC egress program leaves alone what is no reply of a pod | returns `TC_ACT_UNSPEC` |
+//! | `other_egress` | the TC egress program leaves a packet alone that is no pod's reply | returns `TC_ACT_UNSPEC` |
 //!
-//! `node`, `reply` and NAT find their flows in the tables; the tables hold 10 000, and each has one packet before its cost is measured. Behind a program that hands frames to the stack, a TC
-//! program is the sink. The TC programs run at ingress there, on packets that the driver made of the frames:
-//! `BPF_PROG_TEST_RUN` would repeat them over one packet that is its own output.
+//! `node`, `reply` and NAT find their flows in the tables. The tables hold 10 000 flows, and each has one
+//! packet before its cost is measured. If a program passes frames to the stack, a TC program is the sink. The
+//! TC programs run at ingress there, on packets that the driver makes from the frames: `BPF_PROG_TEST_RUN`
+//! would run them again and again over one packet, which is their own output.
 //!
-//! **Noise**. One round runs every system with every number of flows, so what disturbs a
-//! round disturbs all of them; the order rotates and reverses from round to round, and
-//! the first round is thrown away. Figures are medians over rounds, ratios are formed
-//! within a round, intervals come from a bootstrap over rounds. A bar whose interval
-//! contains the bound is neither held nor failed: the run is inconclusive.
+//! **Noise**. One round runs every system with every number of flows, so that a disturbance affects all of
+//! them. The order is rotated and reversed from round to round, and the first round is discarded. Figures are
+//! medians over rounds, ratios are formed within a round, and intervals come from a bootstrap over rounds. If
+//! the interval of a figure contains its bound, the result is neither "holds" nor "fails": the run is
+//! inconclusive.
 
 pub mod against;
 mod frames;
@@ -81,11 +80,11 @@ pub struct Options {
     pub families: Vec<Family>,
     /// Transport protocols.
     pub protocols: Vec<Protocol>,
-    /// Rounds that count; one more is run first.
+    /// Number of rounds that count; one more is run first.
     pub rounds: usize,
-    /// Length of one trial.
+    /// Duration of one trial, in seconds.
     pub seconds: f64,
-    /// The core to run on.
+    /// The core to run on; `None` for the last one.
     pub core: Option<usize>,
 }
 
@@ -97,18 +96,18 @@ struct Case {
     stream: Stream,
 }
 
-/// What the rounds of one family and protocol gave.
+/// The figures of one family and protocol, by round.
 #[derive(Clone, Debug, Default)]
 struct Samples {
     pps: BTreeMap<(System, Stream), Vec<f64>>,
     ns: BTreeMap<(System, Stream), Vec<f64>>,
 }
 
-/// Runs the scenario; `progress` hears what is being done.
+/// Runs the scenario. `progress` is called with what is being done.
 ///
 /// # Errors
 ///
-/// When the machine is unfit, the kernel refuses something, or frames get lost.
+/// When the machine is unfit, the kernel refuses something, or frames are lost.
 pub fn run(options: &Options, progress: &(dyn Fn(&str) + Sync)) -> Result<Report> {
     ensure!(
         options.rounds >= 3,
@@ -176,7 +175,7 @@ fn measure(
     Ok(samples)
 }
 
-/// As many frames as the floor sends in the time of a trial.
+/// Returns the number of frames that `floor` sends in the time of a trial.
 fn frames_per_trial(rig: &mut Rig, case: Case, seconds: f64) -> Result<u32> {
     const PROBE: u32 = 50_000;
     let rate = rig.rate(System::Floor, case, PROBE)?;
@@ -186,6 +185,6 @@ fn frames_per_trial(rig: &mut Rig, case: Case, seconds: f64) -> Result<u32> {
         reason = "float casts saturate, and any count will do"
     )]
     let frames = (rate * seconds) as u32;
-    // One full cycle of the flows would be best, but a noisy probe must not end in seconds of waiting.
+    // A full cycle of all flows would be best, but a wrong probe must not cause a wait of seconds.
     Ok(frames.clamp(PROBE, 100_000_000))
 }

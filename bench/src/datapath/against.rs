@@ -1,10 +1,10 @@
-//! Two revisions side by side: this build of the bench and another's.
+//! Compares two revisions: this build of the bench and another one.
 //!
-//! The layout of the tables is part of what changes from one revision to the next, and an object can only be measured
-//! with tables that its own user space has filled. So what is compared are whole benches: each is run as a process that
-//! prints its rows as JSON, one after the other on the same core, for a few rounds a turn. From turn to turn they change
-//! places, so drift falls on both alike. A row's figure is its net cost, in ns, over the other's of the same turn; rows
-//! that only one of the benches has are left out.
+//! The layout of the tables may differ between revisions, and an object can only be measured with tables that
+//! its own user space has filled. So whole benches are compared. Each runs as a process that prints its rows as
+//! JSON. They take turns of a few rounds on the same core, and swap their order from turn to turn, so that
+//! drift affects both alike. The figure of a row is its net cost in ns divided by the other's in the same turn.
+//! Rows that only one of the benches has are left out.
 
 use std::{
     collections::BTreeMap,
@@ -22,16 +22,17 @@ use super::{
 };
 use crate::stats::{Estimate, bootstrap, median};
 
-/// Rounds of a turn: setting a bench up takes as long as some of them.
+/// Rounds of a turn. Setting a bench up takes as long as some rounds.
 const ROUNDS: usize = 4;
-/// Turns that tell noise from cost, at least.
+/// Least number of turns that tells noise from cost.
 const TURNS: usize = 3;
-/// A row is slower where its cost is surely above the other's by more than this, which two runs of one build may differ by.
+/// A row is slower if its cost is certainly above the other's by more than this factor. Two runs of one build
+/// may differ by as much.
 const NOT_SLOWER: Limit = Limit::Most(1.03);
-/// Exit codes of a bench that has measured; whether it keeps its bars is another question.
+/// Exit codes of a bench that has measured. Whether its bars hold does not matter here.
 const MEASURED: [Option<i32>; 3] = [Some(0), Some(3), Some(4)];
 
-/// What a row is of, as the benches spell it.
+/// The identity of a row, in the spelling of the benches' JSON.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 struct Key {
     family: String,
@@ -42,12 +43,12 @@ struct Key {
     order: String,
 }
 
-/// The only order of benches that do not tell it.
+/// The order of rows from benches that do not print one.
 fn in_turn() -> String {
     "in_turn".to_owned()
 }
 
-/// What is compared of a row.
+/// The part of a row that is compared.
 #[derive(Debug, Deserialize)]
 struct Line {
     #[serde(flatten)]
@@ -55,21 +56,21 @@ struct Line {
     net_ns: f64,
 }
 
-/// One turn of a bench.
+/// The net costs of one turn of a bench, in ns.
 type Turn = BTreeMap<Key, f64>;
 
-/// A row of both benches.
+/// A row that both benches have.
 #[derive(Clone, Debug, Serialize)]
 pub struct Compared {
     #[serde(flatten)]
     key: Key,
     /// Median net cost of this build, in ns.
     pub net_ns: f64,
-    /// Median net cost of the other, in ns.
+    /// Median net cost of the other build, in ns.
     pub other_net_ns: f64,
-    /// The first over the second.
+    /// Net cost of this build over that of the other.
     pub ratio: f64,
-    /// Between which ends the ratio lies with 95 % confidence.
+    /// The 95 % confidence interval of the ratio.
     pub interval: [f64; 2],
 }
 
@@ -83,7 +84,7 @@ impl Compared {
         }
     }
 
-    /// Tells whether this build is slower.
+    /// Returns whether this build is slower.
     pub fn outcome(&self) -> Outcome {
         NOT_SLOWER.judge(&self.estimate())
     }
@@ -92,7 +93,7 @@ impl Compared {
 /// All rows of both benches.
 #[derive(Clone, Debug)]
 pub struct Comparison {
-    /// Turns of each.
+    /// Number of turns of each bench.
     pub turns: usize,
     /// The rows.
     pub rows: Vec<Compared>,
@@ -102,7 +103,7 @@ pub struct Comparison {
 ///
 /// # Errors
 ///
-/// When either cannot be run, or they have no row in common.
+/// When either bench cannot be run, or they have no row in common.
 pub fn compare(other: &Path, options: &Options, progress: &dyn Fn(&str)) -> Result<Comparison> {
     let own = env::current_exe().context("finding this program")?;
     let turns = options.rounds.div_ceil(ROUNDS);
@@ -113,7 +114,7 @@ pub fn compare(other: &Path, options: &Options, progress: &dyn Fn(&str)) -> Resu
     );
     let mut turns_of = [Vec::new(), Vec::new()];
     for turn in 0..turns {
-        // Ours, theirs, theirs, ours.
+        // The order is: ours, theirs, theirs, ours.
         for which in [turn % 2, 1 - turn % 2] {
             let program = [own.as_path(), other][which];
             progress(&format!(
@@ -155,7 +156,7 @@ fn take_turn(program: &Path, options: &Options) -> Result<Turn> {
     read_rows(&String::from_utf8_lossy(&output.stdout))
 }
 
-/// Reads the rows of a bench; those of an empty program and of the limit say nothing of a build.
+/// Reads the rows of a bench, without those of the yardsticks, which do not depend on the build.
 fn read_rows(json: &str) -> Result<Turn> {
     let yardsticks = [System::Floor, System::Static].map(System::name);
     let lines: Vec<Line> = json
@@ -203,7 +204,7 @@ impl Comparison {
     }
 }
 
-/// The table for people.
+/// Formats the comparison as a table.
 impl fmt::Display for Comparison {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (turns, rounds) = (self.turns, ROUNDS);

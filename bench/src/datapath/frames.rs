@@ -1,4 +1,4 @@
-//! The frames of the datapath bench, and the outer headers that are expected around them.
+//! The frames of the datapath bench, and the outer headers that are expected on them.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -21,24 +21,24 @@ use zerocopy::IntoBytes;
 pub(super) const VIP_V4: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 1);
 /// The IPv6 address of the services.
 pub(super) const VIP_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 1, 0, 0, 0, 0, 1);
-/// The port of the services on the plain way.
+/// The port of the services on the plain path.
 pub(super) const PORT: u16 = 80;
-/// The client of flow 0; the generator adds to the low bits.
+/// The client of flow 0. The generator changes the low bits.
 pub(super) const CLIENT_V4: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 0);
 pub(super) const CLIENT_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 2, 0, 0, 0, 0, 0);
 
-/// Our addresses in outer headers.
+/// The edge's IPv4 address in outer headers.
 pub(super) const EDGE_V4: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 254);
-/// See [`EDGE_V4`].
+/// The edge's IPv6 address in outer headers.
 pub(super) const EDGE_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 3, 0, 0, 0, 1, 0);
 
-/// Destination and source MAC of frames on their way back.
+/// Destination and source MAC of frames that were sent back.
 pub(super) const MACS_BACK: [u8; 12] = [2, 0, 0, 0, 0, 3, 2, 0, 0, 0, 0, 2];
 pub(super) const MACS_OUT: [u8; 12] = [2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1];
 
-/// The shortest Ethernet frame without its check sequence, which counts to the usual 64.
+/// Length of the shortest Ethernet frame without its check sequence, which makes it the usual 64 bytes.
 const SHORTEST: usize = 60;
-/// The smallest IP header with the largest transport header behind it.
+/// Length of the longest frame: the larger IP header with the larger transport header.
 const LONGEST: usize = Ethernet::LENGTH + Ipv6::LENGTH + Tcp::LENGTH;
 
 /// Address family of client, VIP and backends.
@@ -55,7 +55,7 @@ impl Family {
     /// Both.
     pub const ALL: [Self; 2] = [Self::V4, Self::V6];
 
-    /// Returns the length of this family's header.
+    /// Returns the length of this family's header, in bytes.
     pub(super) const fn header_length(self) -> usize {
         match self {
             Self::V4 => Ipv4::LENGTH,
@@ -87,16 +87,16 @@ impl Protocol {
     }
 }
 
-/// Returns the frame of flow 0 to a port of the VIP: as short as Ethernet and the headers allow.
+/// Returns the frame of flow 0 to a port of the VIP. It is as short as Ethernet and the headers allow.
 ///
-/// The transport checksum is left zero: none of the programs looks at it.
+/// The transport checksum is zero, because no program looks at it.
 pub(super) fn frame(family: Family, protocol: Protocol, port: u16) -> Vec<u8> {
     let (_, client_port) = client(0);
     let mut transport = transport(protocol, client_port, port);
     let headers = Ethernet::LENGTH + family.header_length() + transport.len();
     transport.resize(transport.len() + SHORTEST.saturating_sub(headers), 0);
     if protocol == Protocol::Udp {
-        // The padding is payload, so that lengths agree all the way down.
+        // The padding counts as payload, so that all lengths agree.
         let length = length_field(transport.len());
         transport[4..6].copy_from_slice(&length);
     }
@@ -115,7 +115,7 @@ pub(super) fn frame(family: Family, protocol: Protocol, port: u16) -> Vec<u8> {
     frame
 }
 
-/// Returns what the generator starts each frame from.
+/// Returns the template from which the generator makes each frame.
 pub(super) fn template(frame: &[u8]) -> Template {
     let mut bytes = [0; TEMPLATE_LENGTH];
     bytes.copy_from_slice(&frame[..TEMPLATE_LENGTH]);
@@ -125,7 +125,7 @@ pub(super) fn template(frame: &[u8]) -> Template {
     }
 }
 
-/// Returns the outer headers of a frame to the first backend, for the static programs.
+/// Returns the outer headers of a frame to the first backend, for the `static` programs.
 pub(super) fn outer(family: Family, frame: &[u8]) -> OuterTemplate {
     let inner = frame.len() - Ethernet::LENGTH;
     let mut headers = ethernet_header(MACS_BACK, family);

@@ -1,8 +1,9 @@
-//! How many instructions each way takes per packet, where the machine's clock counts instructions.
+//! Counts the instructions per packet on each path, on a machine whose clock counts instructions.
 //!
-//! An emulator can let its clock advance by a nanosecond with each instruction (qemu's `-icount shift=0,sleep=off`,
-//! "TCG Instruction Counting" in its documentation). The kernel's run statistics then count instructions. They
-//! repeat to a tenth of a percent, whatever else the host does, and tell nothing of caches and branches.
+//! An emulator can advance its clock by one nanosecond per instruction (qemu's `-icount shift=0,sleep=off`,
+//! "TCG Instruction Counting" in its documentation). The kernel's run statistics then count instructions. The
+//! counts are reproducible to a tenth of a percent, whatever else the host does. They say nothing about caches
+//! and branches.
 
 use std::collections::{BTreeMap, btree_map::Entry};
 
@@ -15,17 +16,17 @@ use super::{
 };
 use crate::{host, stats::median};
 
-/// Frames of a trial. What a timer interrupt adds to one of them is little beside them all.
+/// Frames of a trial. They are so many that a timer interrupt adds little.
 const FRAMES: u32 = 4_000;
-/// Trials of each system: their median does not see the one in which the kernel did something else.
+/// Trials of each system. Their median is not affected by a single one in which the kernel did other work.
 const TRIALS: usize = 3;
-/// Numbers of flows: with one, each packet finds what the one before it has left.
+/// Numbers of flows. With one flow, each packet finds the state that the previous one left.
 const FLOWS: [u32; 2] = [1, 1_000];
 
-/// What one packet takes on one way.
+/// The instructions per packet on one path.
 #[derive(Clone, Copy, Debug)]
 pub struct Instructions {
-    /// The way.
+    /// The path.
     pub system: System,
     /// Address family.
     pub family: Family,
@@ -33,12 +34,12 @@ pub struct Instructions {
     pub protocol: Protocol,
     /// Number of flows.
     pub flows: u32,
-    /// Instructions of a packet, those of an empty program taken off.
+    /// Instructions per packet, less those of the empty program.
     pub net: f64,
 }
 
 impl Instructions {
-    /// Returns the figures as a line of a table with the columns way, family, protocol, flows, instructions.
+    /// Formats a line of a table with the columns path, family, protocol, flows, instructions.
     pub fn line(&self) -> String {
         format!(
             "{:<14} {:<3} {:<4} {:>5} {:>8.1}",
@@ -51,11 +52,11 @@ impl Instructions {
     }
 }
 
-/// Counts the instructions of every way; each goes to `found` at once, since counting takes minutes.
+/// Counts the instructions of every path. Each result is passed to `found` at once, because counting takes minutes.
 ///
 /// # Errors
 ///
-/// When the kernel refuses something or frames get lost.
+/// When the kernel refuses something, or frames are lost.
 pub fn count(found: impl Fn(&Instructions) + Sync + Send) -> Result<()> {
     host::preflight()?;
     let namespace = lab::Namespace::new("count").context("making a network namespace")?;
@@ -88,7 +89,7 @@ fn count_ways(rig: &mut Rig, case: Case, found: &impl Fn(&Instructions)) -> Resu
             .collect();
         Ok(median(&trials?))
     };
-    // Several ways have one empty program.
+    // Several paths have the same empty program.
     let mut of_empty = BTreeMap::new();
     for system in System::ALL {
         let Some(empty) = system.empty() else {

@@ -1,4 +1,4 @@
-//! The frames of the ways beside the plain one.
+//! The frames of the paths other than the plain one.
 //!
 //! ```text
 //! node       edge -> node, within it: client -> VIP     becomes client -> pod, to the stack
@@ -7,8 +7,8 @@
 //! nat_reply  backend -> edge                            becomes VIP -> client
 //! ```
 //!
-//! A flow is the same one in all of them: number `n` differs from the others in the low bits of one
-//! address and in one port, by [`client`].
+//! The flows are the same on all paths. Flow `n` differs from the others in the low bits of one address and in
+//! one port, as [`client`] says.
 
 use std::{mem::offset_of, net::IpAddr};
 
@@ -29,7 +29,7 @@ use super::{
     tables::{self, Known, TARGET_PORT},
 };
 
-/// The end of a flow that differs from flow to flow.
+/// The fields that differ from flow to flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Varying {
     /// Source address and port.
@@ -40,7 +40,7 @@ enum Varying {
     Across,
 }
 
-/// Returns the frames of a system off the plain way.
+/// Returns the frames of a system that is not on the plain path.
 pub(super) fn pattern(system: System, family: Family, protocol: Protocol) -> Option<Pattern> {
     let Known {
         client: client_address,
@@ -94,7 +94,7 @@ pub(super) fn pattern(system: System, family: Family, protocol: Protocol) -> Opt
     ));
     frame.append(&mut transport(protocol, source.1, destination.1, payload));
 
-    // Of each address, its last four bytes.
+    // Only the last four bytes of an address differ.
     let (source_at, length) = match family {
         Family::V4 => (l3 + offset_of!(Ipv4, source), 4),
         Family::V6 => (l3 + offset_of!(Ipv6, source) + 12, 16),
@@ -137,7 +137,7 @@ fn ip_header(number: u8, payload: usize, source: IpAddr, destination: IpAddr) ->
     }
 }
 
-/// A segment with a checksum that is any but zero, which would mean that there is none.
+/// Returns a segment with a nonzero checksum. In UDP, zero would mean that there is none.
 fn transport(protocol: Protocol, source: u16, destination: u16, length: usize) -> Vec<u8> {
     let mut segment = frames::transport(protocol, source, destination);
     segment.resize(length, 0);

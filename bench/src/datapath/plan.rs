@@ -1,4 +1,4 @@
-//! What is measured: systems, the streams that each gets, and what it is compared with.
+//! What is measured: the systems, the streams of each, and the reference of each.
 
 use std::collections::BTreeSet;
 
@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::tables::KNOWN_FLOWS;
 
-/// A program under test, and the way that its packets take.
+/// A program under test, on one path of packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum System {
@@ -14,27 +14,27 @@ pub enum System {
     Floor,
     /// Adds a fixed outer header.
     Static,
-    /// Makes one hash look-up.
+    /// Makes one lookup in a hash map.
     #[serde(rename = "hash_hit")]
     Hit,
     /// Returns `XDP_PASS`.
     Pass,
-    /// Hands packets on to the next TC program.
+    /// Passes packets to the next TC program.
     PassSkb,
-    /// The product, on the plain way.
+    /// The product, on the plain path.
     Guideway,
-    /// The same to a service of 131 072 slots.
+    /// The same, to a service with 131 072 slots.
     #[serde(rename = "slots_131072")]
     Slots,
-    /// The same to 10 000 services in turn.
+    /// The same, to 10 000 services in turn.
     #[serde(rename = "services_10000")]
     Services,
-    /// The product, from a NodePort to a pod of another node.
+    /// The product, from a NodePort to a pod on another node.
     NodePort,
-    /// The product, with other MACs and without an outer header.
+    /// The product, by L2 DSR: with other MACs and without an outer header.
     #[serde(rename = "l2_dsr")]
     L2Dsr,
-    /// The product, of packets that are for no address of ours.
+    /// The product, with packets that are for none of its addresses.
     Miss,
     /// The product, from an edge to a pod.
     Node,
@@ -44,7 +44,7 @@ pub enum System {
     Nat,
     /// The product, from a backend of NAT mode to a client.
     NatReply,
-    /// The product, of packets at TC egress that are no reply of a pod.
+    /// The product, with packets at TC egress that are no pod's reply.
     OtherEgress,
 }
 
@@ -91,7 +91,7 @@ impl System {
         }
     }
 
-    /// Returns the program that does nothing where this one works; nothing of such a one.
+    /// Returns the empty program that a system is compared with; `None` for an empty program.
     pub(super) const fn empty(self) -> Option<Self> {
         match self {
             Self::Floor | Self::Pass | Self::PassSkb => None,
@@ -109,7 +109,7 @@ impl System {
         }
     }
 
-    /// Tells whether the rate is measured beside the cost.
+    /// Returns whether the rate is measured too.
     const fn has_rate(self) -> bool {
         matches!(
             self,
@@ -117,10 +117,10 @@ impl System {
         )
     }
 
-    /// Returns the streams that a system is measured with; none for yardsticks that have those of others.
+    /// Returns the streams that a system is measured with. Yardsticks that use the streams of others have none.
     ///
-    /// Where flows lie in tables, what a packet touches there stays in a core's caches for a thousand of them, and for
-    /// ten thousand it does not.
+    /// If flows are in tables, the memory that their packets touch fits into a core's caches for a thousand
+    /// flows, but not for ten thousand.
     pub(super) fn streams(self) -> &'static [Stream] {
         const PLAIN: [Stream; 5] = [
             Stream::in_turn(1),
@@ -150,7 +150,7 @@ impl System {
         }
     }
 
-    /// Lists what has a row, in its order.
+    /// Lists the rows of the report, in their order.
     pub(super) fn rows() -> impl Iterator<Item = (Self, Stream)> {
         let of = |system: Self| system.streams().iter().map(move |stream| (system, *stream));
         Self::ALL.into_iter().flat_map(of)
@@ -162,7 +162,7 @@ impl System {
 pub struct Stream {
     /// Number of flows.
     pub flows: u32,
-    /// Which of them a packet is of.
+    /// Which flow the next packet belongs to.
     pub order: Order,
 }
 
@@ -170,9 +170,9 @@ pub struct Stream {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Order {
-    /// One of each flow in turn.
+    /// One packet of each flow in turn.
     InTurn,
-    /// Any flow's, each as likely as the others.
+    /// A random flow, each with the same probability.
     Random,
 }
 
@@ -191,13 +191,13 @@ impl Stream {
 /// One trial of a round.
 pub(super) type Trial = (Stream, System);
 
-/// The rate trials of a round: what is compared, systems under the same stream, lies side by side.
+/// Returns the rate trials of a round. Systems that are compared, under the same stream, are next to each other.
 pub(super) fn rate_trials(round: usize) -> Vec<Trial> {
     let trials = System::rows().filter(|(system, _)| system.has_rate());
     in_turn(trials.map(|(system, stream)| (stream, system)), round)
 }
 
-/// The cost trials of a round, likewise: each row's, and those of the yardsticks that it takes.
+/// Returns the cost trials of a round in the same order: those of each row and of the yardsticks that it needs.
 pub(super) fn cost_trials(round: usize) -> Vec<Trial> {
     let with_yardsticks = |(system, stream): (System, Stream)| {
         let systems = [
@@ -212,7 +212,7 @@ pub(super) fn cost_trials(round: usize) -> Vec<Trial> {
     in_turn(System::rows().flat_map(with_yardsticks), round)
 }
 
-/// Rotates the trials by one every second round and reverses them in between.
+/// Rotates the trials by one every second round, and reverses them in between.
 fn in_turn(trials: impl Iterator<Item = Trial>, round: usize) -> Vec<Trial> {
     let mut trials: Vec<Trial> = trials.collect::<BTreeSet<_>>().into_iter().collect();
     let length = trials.len();

@@ -1,4 +1,4 @@
-//! Rows, bars, and the two ways to print them.
+//! The rows and bars of the report, as a table and as JSON.
 
 use std::{fmt, ops::RangeInclusive};
 
@@ -10,7 +10,7 @@ use crate::{
     stats::{Estimate, Spread, bootstrap, median},
 };
 
-/// What one packet of a stream costs a system.
+/// The figures of a system with one stream.
 #[derive(Clone, Debug)]
 pub struct Row {
     /// The system.
@@ -19,36 +19,36 @@ pub struct Row {
     pub family: Family,
     /// Transport protocol.
     pub protocol: Protocol,
-    /// The flows.
+    /// Number and order of the flows.
     pub stream: Stream,
-    /// Rounds behind the figures.
+    /// Number of rounds behind the figures.
     pub rounds: usize,
-    /// How many go through, where that was measured.
+    /// Frames per second; `None` if not measured.
     pub rate: Option<Rate>,
-    /// Median nanoseconds per run of the program, the overhead of timing included.
+    /// Median time per run of the program in nanoseconds, with the overhead of timing.
     pub ns: f64,
     /// Spread of `ns` over the rounds.
     pub ns_spread: Spread,
-    /// `ns` minus the empty program's of the same round.
+    /// `ns` less that of the empty program in the same round.
     pub net_ns: Estimate,
-    /// Net cost over that of one hash look-up.
+    /// Net cost divided by that of one hash lookup.
     pub units: Estimate,
-    /// Nanoseconds of one unit in this run.
+    /// One unit in nanoseconds, in this run.
     pub unit_ns: f64,
-    /// Net cost over the plain way's under the same stream, where that was measured.
+    /// Net cost divided by that of the plain path under the same stream; `None` if that was not measured.
     pub of_plain: Option<Estimate>,
-    /// Net cost over that of 10 000 flows, of a million on the plain way.
+    /// Net cost divided by that with 10 000 flows; only for a million flows on the plain path.
     pub growth: Option<Estimate>,
 }
 
 /// Frames per second on one core.
 #[derive(Clone, Debug)]
 pub struct Rate {
-    /// The median, generator and sink included.
+    /// Median over the rounds; generator and sink are included.
     pub pps: f64,
     /// Spread over the rounds.
     pub spread: Spread,
-    /// The rate over the floor's in the same round.
+    /// Rate divided by that of `floor` in the same round.
     pub of_floor: Estimate,
 }
 
@@ -107,10 +107,10 @@ impl Row {
         }
     }
 
-    /// Returns the row as one flat object; what surrounds its figures is under `spread`.
+    /// Returns the row as a flat object. Spreads and intervals are under `spread`.
     ///
-    /// Spreads over the rounds are objects of `min`, `iqr` and `max`, intervals
-    /// pairs of the ends between which the figure lies with 95 % confidence.
+    /// A spread over the rounds is an object of `min`, `iqr` and `max`. An interval is a pair: the ends of the
+    /// 95 % confidence interval.
     pub fn to_json(&self, host: &Facts) -> Value {
         let mut row = json!({
             "system": self.system,
@@ -152,12 +152,12 @@ impl Row {
     }
 }
 
-/// The streams between which the plain way's cost must hardly grow.
+/// Streams between which the plain path's cost must hardly grow.
 const FEW: Stream = Stream::in_turn(10_000);
 /// See [`FEW`].
 const MANY: Stream = Stream::in_turn(1_000_000);
 
-/// A bound of a figure: the end of its interval that is nearer to it counts.
+/// A bound of a figure. It must hold for the whole interval of the figure.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Limit {
     /// The figure must not be lower.
@@ -167,7 +167,7 @@ pub enum Limit {
 }
 
 impl Limit {
-    /// Judges a figure.
+    /// Compares a figure with the bound.
     pub fn judge(self, figure: &Estimate) -> Outcome {
         let (holds, fails) = match self {
             Self::Least(bound) => (figure.low >= bound, figure.high < bound),
@@ -180,7 +180,7 @@ impl Limit {
         }
     }
 
-    /// Returns how far a figure is beyond the bound, or, below zero, within it.
+    /// Returns how far a figure exceeds the bound; negative if it is within.
     fn excess(self, figure: &Estimate) -> f64 {
         match self {
             Self::Least(bound) => bound - figure.value,
@@ -198,7 +198,7 @@ impl fmt::Display for Limit {
     }
 }
 
-/// A bound for systems, with so many flows in turn.
+/// A bound for systems, with a range of flows in turn.
 struct Bound(
     &'static str,
     &'static [System],
@@ -210,7 +210,7 @@ struct Bound(
 const BOUNDS: [Bound; 18] = {
     use Limit::{Least, Most};
     use System::{Guideway, L2Dsr, Miss, Nat, NatReply, Node, NodePort, OtherEgress, Reply, Slots};
-    /// What a packet touches in tables of flows stays in a core's own caches.
+    /// With so few flows, the memory that packets touch in tables of flows stays in a core's own caches.
     const FEW: RangeInclusive<u32> = 1..=1_000;
     const TO_10_K: RangeInclusive<u32> = 1..=10_000;
     const FROM_10_K: RangeInclusive<u32> = 10_000..=u32::MAX;
@@ -347,19 +347,19 @@ fn growth(row: &Row) -> Option<Estimate> {
     row.growth
 }
 
-/// Whether a bound is kept.
+/// Whether a figure keeps its bound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Outcome {
-    /// With 95 % confidence.
+    /// It does, with 95 % confidence.
     Holds,
-    /// The interval contains the bound.
+    /// Unknown: the interval contains the bound.
     Inconclusive,
-    /// Not, with 95 % confidence.
+    /// It does not, with 95 % confidence.
     Fails,
 }
 
 impl Outcome {
-    /// Returns the worst of several; what was not measured is inconclusive.
+    /// Returns the worst outcome. No outcome at all is inconclusive.
     pub fn worst(outcomes: impl IntoIterator<Item = Self>) -> Self {
         outcomes.into_iter().max().unwrap_or(Self::Inconclusive)
     }
@@ -382,9 +382,9 @@ pub struct Bar {
     pub name: &'static str,
     /// The bound.
     pub limit: Limit,
-    /// The worst figure, and the traffic that it belongs to.
+    /// The worst figure, with its system and stream.
     pub worst: Option<(Estimate, String)>,
-    /// Whether all traffic keeps it.
+    /// The outcome of all figures together.
     pub outcome: Outcome,
 }
 
@@ -395,7 +395,7 @@ pub struct Report {
     pub host: Facts,
     /// The core that everything ran on.
     pub core: usize,
-    /// Rounds that count.
+    /// Number of rounds that count.
     pub rounds: usize,
     /// The figures.
     pub rows: Vec<Row>,
@@ -411,7 +411,7 @@ impl Report {
         }
     }
 
-    /// Turns the rounds of one family and protocol into rows.
+    /// Computes the rows of one family and protocol.
     pub(super) fn add(&mut self, family: Family, protocol: Protocol, samples: &Samples) {
         let rows = System::rows();
         self.rows.extend(
@@ -419,7 +419,7 @@ impl Report {
         );
     }
 
-    /// Judges the figures.
+    /// Compares the figures with their bounds.
     pub fn bars(&self) -> Vec<Bar> {
         let judge = |Bound(name, systems, flows, figure, limit): &Bound| {
             let bounded = self.rows.iter().filter(|row| {
@@ -452,7 +452,7 @@ fn median_of(sample: &[usize], figure: impl Fn(usize) -> f64) -> f64 {
     median(&sample.iter().map(|&i| figure(i)).collect::<Vec<_>>())
 }
 
-/// Returns a variant's name in lower case.
+/// Returns the name of a variant in lower case.
 pub(super) fn lower(value: impl fmt::Debug) -> String {
     format!("{value:?}").to_lowercase()
 }
@@ -465,7 +465,7 @@ fn short(flows: u32) -> String {
     }
 }
 
-/// What is behind the number of flows.
+/// Returns the mark after the number of flows that stands for the order.
 const fn mark(order: Order) -> &'static str {
     match order {
         Order::InTurn => "",
@@ -473,7 +473,7 @@ const fn mark(order: Order) -> &'static str {
     }
 }
 
-/// The table for people.
+/// Formats the report as a table.
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Facts { kernel, cpu, date } = &self.host;
@@ -551,7 +551,7 @@ fn write_row(f: &mut fmt::Formatter<'_>, row: &Row) -> fmt::Result {
     )
 }
 
-/// Writes a figure and its interval.
+/// Formats a figure with its interval.
 pub(super) fn interval(estimate: &Estimate) -> String {
     let Estimate { value, low, high } = estimate;
     format!("{value:.2} [{low:.2} {high:.2}]")

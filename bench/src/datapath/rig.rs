@@ -1,23 +1,23 @@
-//! Devices and programs of the datapath bench, and single trials on them.
+//! The devices and programs of the datapath bench, and single trials with them.
 //!
-//! Each program under test sits on a veth pair of its own, so that no program
-//! is replaced during the run:
+//! Each program under test has a veth pair of its own, so that no program is replaced during the run:
 //!
 //! ```text
 //! generator --live frames--> near end ===veth=== far end: program under test
 //!                            near end: sink <--------------XDP_TX--'
 //! ```
 //!
-//! Where the program hands frames to the stack, a TC program is the sink, right behind the driver; a TC
-//! program under test comes before it:
+//! If the program passes frames to the stack, a TC program right behind the driver is the sink. A TC program
+//! under test runs before it:
 //!
 //! ```text
 //! generator --live frames--> near end ===veth=== far end: XDP program -> TC program under test -> sink
 //! ```
 //!
-//! At ingress, because no live frame comes by the way out; programs see the same kind of packet on both.
+//! The TC programs run at ingress, because live frames cannot be made to arrive at egress. Programs see the
+//! same kind of packet on both.
 //!
-//! All of it runs in the softirq of the core that the generator is pinned to.
+//! Everything runs in the softirq of the core that the generator is bound to.
 
 use std::{collections::BTreeMap, os::fd::OwnedFd};
 
@@ -51,7 +51,7 @@ use super::{
 };
 use crate::host;
 
-/// Frames per call into the veth driver: the kernel's default for live frames.
+/// Frames per call of the veth driver: the kernel's default for live frames.
 const BATCH: u32 = 64;
 
 /// A veth pair with the sink at the near end and a program under test at the far one.
@@ -69,24 +69,24 @@ pub(super) struct Rig {
     tables: Tables,
     counters: TableReader,
     pairs: BTreeMap<&'static str, Pair>,
-    /// Frames sent so far: the next trial goes on with the flow where the last one ended.
+    /// Number of frames sent so far. The next trial continues with the flow after the last one.
     sent: u32,
-    /// The core that all of it runs on.
+    /// The core that everything runs on.
     core: usize,
 }
 
-/// What sending frames took.
+/// The duration of sending frames.
 struct Trial {
-    /// Seconds that the core worked for it.
+    /// Core time in seconds.
     seconds: f64,
     /// Whether a hypervisor took the core away meanwhile.
     is_stolen: bool,
 }
 
-/// How often a trial is made again for a core that was taken away.
+/// How often a trial is repeated because the core was taken away.
 const TRIES: u32 = 10;
 
-/// Switches the kernel's run statistics on for as long as it lives.
+/// Keeps the kernel's run statistics on while it exists.
 pub(super) struct RunStatistics {
     _switch: OwnedFd,
 }
@@ -98,9 +98,9 @@ impl RunStatistics {
     }
 }
 
-/// Makes the pairs; to be called outside of the namespace.
+/// Creates the veth pairs. Must be called outside the namespace.
 pub(super) fn cable(namespace: &Namespace) -> Result<Cables> {
-    // The kernel's own packets would be counted as ours.
+    // The kernel's own IPv6 packets would be counted with ours.
     for scope in ["all", "default"] {
         namespace.set_sysctl(&format!("net/ipv6/conf/{scope}/disable_ipv6"), "1")?;
     }
@@ -132,7 +132,7 @@ const UNDER_TEST: [&str; 8] = [
     abi::EGRESS_PROGRAM,
 ];
 
-/// The TC programs on the far end of a pair, in their order.
+/// Returns the TC programs on the far end of a pair, in their order.
 fn tc_programs(pair: &str) -> &'static [&'static str] {
     match pair {
         abi::XDP_PROGRAM => &[program::SINK_SKB],
@@ -142,7 +142,7 @@ fn tc_programs(pair: &str) -> &'static [&'static str] {
     }
 }
 
-/// The pair that a system's frames go by, named after its program.
+/// Returns the pair that a system's frames use. A pair has the name of its XDP program.
 fn pair_of(system: System, family: Family) -> &'static str {
     match system {
         System::PassSkb => program::PASS,
@@ -150,7 +150,7 @@ fn pair_of(system: System, family: Family) -> &'static str {
     }
 }
 
-/// The program that plays a system's part for a family.
+/// Returns the program of a system for a family.
 fn program_of(system: System, family: Family) -> &'static str {
     match (system, family) {
         (System::Floor, _) => program::FLOOR,
@@ -166,7 +166,7 @@ fn program_of(system: System, family: Family) -> &'static str {
 }
 
 impl Rig {
-    /// Loads and attaches everything; to be called inside of the namespace.
+    /// Loads and attaches everything. Must be called inside the namespace.
     pub(super) fn new(Cables(pairs): Cables, core: usize) -> Result<Self> {
         let mut bench = EbpfLoader::new()
             .load(fastpath::object::bench_bytes())
@@ -222,7 +222,7 @@ impl Rig {
         })
     }
 
-    /// Sets up what the trials that follow need to know.
+    /// Sets up templates and flows for the following trials.
     pub(super) fn prepare(&mut self, case: Case) -> Result<()> {
         let outer = frames::outer(
             case.family,
@@ -233,7 +233,7 @@ impl Rig {
         tables::fill_flows(&self.product, &self.tables, case, device)
     }
 
-    /// Measures the frames per second of core time of the whole path with a system in it.
+    /// Measures the rate of the whole path with a system, in frames per second of core time.
     pub(super) fn rate(&mut self, system: System, case: Case, frames: u32) -> Result<f64> {
         for _ in 0..TRIES {
             let trial = self.send(system, case, frames)?;
@@ -247,9 +247,10 @@ impl Rig {
         )
     }
 
-    /// Measures the mean nanoseconds per run of a system's program, the overhead of measuring included.
+    /// Measures the mean time per run of a system's program in nanoseconds, with the overhead of timing.
     ///
-    /// Known flows have had a packet each before: at any rate worth measuring, a flow's packets are less than a second apart.
+    /// Each flow that the tables know gets one packet before. At any rate worth measuring, the packets of a
+    /// flow are less than a second apart.
     pub(super) fn cost(&mut self, system: System, case: Case, frames: u32) -> Result<f64> {
         if case.stream.flows <= KNOWN_FLOWS {
             let stream = Stream::in_turn(case.stream.flows);
@@ -277,8 +278,8 @@ impl Rig {
         }?)
     }
 
-    /// Returns how many packets a system has taken the way that is measured, by the product's own counters; nothing of
-    /// a yardstick, and where the sink's count tells enough.
+    /// Returns how many packets have taken the measured path of a system, by the product's own counters; `None`
+    /// for a yardstick, and if the sink's count suffices.
     fn done(&self, system: System, case: Case) -> Option<u64> {
         let reason = match system {
             System::Reply => PassReason::Translated.index(),
@@ -294,7 +295,7 @@ impl Rig {
         Some(self.counters.reasons()[reason as usize].packets)
     }
 
-    /// Sends frames through a system and checks that the sink got each of them, as long as it should be.
+    /// Sends frames through a system. Checks that the sink received each of them, with the right length.
     fn send(&mut self, system: System, case: Case, frames: u32) -> Result<Trial> {
         let Case {
             family,
@@ -387,7 +388,7 @@ impl Rig {
     }
 }
 
-/// The kernel's `xdp_md`: where the frame lies, and the device it seems to have come from.
+/// Returns the kernel's `xdp_md`: the position of the frame, and the device that it seems to have arrived on.
 fn context_of(length: usize, ingress: u32) -> Result<Vec<u8>> {
     let (data, end, meta, queue, egress) = (0, u32::try_from(length)?, 0, 0, 0);
     Ok([data, end, meta, ingress, queue, egress]
@@ -396,7 +397,7 @@ fn context_of(length: usize, ingress: u32) -> Result<Vec<u8>> {
         .collect())
 }
 
-/// Adds the service on the plain way to the yardstick's hash maps.
+/// Adds the service of the plain path to the yardstick's hash maps.
 fn register_service(object: &mut Ebpf) -> Result<()> {
     for protocol in Protocol::ALL {
         let port = PORT.to_be_bytes();

@@ -1,6 +1,6 @@
-//! What the tables of the product know: services of each way, and the flows of those that remember them.
+//! The content of the product's tables: services for each path, and flows for the paths that remember them.
 //!
-//! All but the flows is put there by the product's own user space, so a table that is laid out anew is filled anew.
+//! The product's own user space writes everything except the flows. So a table with a new layout is filled correctly.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -31,40 +31,40 @@ use super::{
     frames::{self, EDGE_V4, EDGE_V6, Family, PORT, Protocol},
 };
 
-/// Backends of a service.
+/// Number of backends of a service.
 const BACKENDS: u8 = 100;
-/// Slots of a service's lookup table, as a power of two: what so many backends get by default.
+/// Slots of a service's lookup table as a power of two: the default for this number of backends.
 const LOG2_SLOTS: u8 = 14;
-/// The largest table that a service gets by itself.
+/// The largest table that a service gets by default, as a power of two.
 const LOG2_MANY_SLOTS: u8 = 17;
-/// Services of [`System::Services`], of each family and protocol.
+/// Number of services of [`System::Services`], for each family and protocol.
 pub(super) const SERVICES: u32 = 10_000;
-/// Backends of each of them; no other has the same.
+/// Number of backends of each of them. They share no backends.
 const FEW_BACKENDS: u32 = 4;
-/// First of NAT mode's ports, and their number: those of [`client`].
+/// First port of NAT mode, and the number of ports: those that [`client`] uses.
 const NAT_PORTS: (u16, u16) = (32_768, 64);
-/// Backends of NAT mode: one for all flows that share a port.
+/// Number of backends of NAT mode: one for all flows that share a port.
 const NAT_BACKENDS: u32 = 160;
-/// Edges that a node trusts.
+/// Number of edges that a node trusts.
 const EDGES: u8 = 64;
 /// The port that pods and backends of NAT mode listen on.
 pub(super) const TARGET_PORT: u16 = 8080;
-/// Flows that a table knows.
+/// Number of flows that a table knows.
 pub(super) const KNOWN_FLOWS: u32 = 10_000;
 
-/// Addresses of one family.
+/// The addresses of one family.
 pub(super) struct Known {
     pub(super) vip: IpAddr,
     /// The client of the first flow.
     pub(super) client: IpAddr,
-    /// The edge that sends to this node.
+    /// The edge that sends packets to this node.
     pub(super) edge: IpAddr,
     /// This machine.
     pub(super) here: IpAddr,
     pub(super) pod: IpAddr,
-    /// The backend of NAT mode that has the first flow.
+    /// The NAT mode backend of the first flow.
     pub(super) backend: IpAddr,
-    /// Somebody whom no table knows.
+    /// A machine that no table knows.
     pub(super) stranger: IpAddr,
 }
 
@@ -91,7 +91,7 @@ pub(super) fn known(family: Family) -> Known {
     }
 }
 
-/// Returns what a system's packets are for; the first of them where there are several.
+/// Returns the service of a system's packets; if there are several, the first.
 pub(super) fn service(system: System, family: Family, protocol: Protocol) -> Option<ServiceKey> {
     let Known { vip, here, .. } = known(family);
     let (address, port) = match system {
@@ -148,7 +148,7 @@ fn spec(system: System, family: Family) -> ServiceSpec {
     }
 }
 
-/// Loads the product with room for all services.
+/// Loads the product with tables large enough for all services.
 pub(super) fn load() -> Result<Loaded> {
     const ALL_SERVICES: u32 = 1 << 16;
     const ALL_BACKENDS: u32 = 1 << 17;
@@ -161,7 +161,7 @@ pub(super) fn load() -> Result<Loaded> {
     loader.load().context("loading the BPF object")
 }
 
-/// Fills everything that does not depend on the flows; frames leave by `device`, the one they come in on.
+/// Fills everything that does not depend on the flows. Frames leave by `device`, the one that they arrive on.
 pub(super) fn fill(tables: &mut Tables, device: u32) -> Result<()> {
     let both = || Family::ALL.map(known).into_iter();
     tables.set_settings(Settings {
@@ -194,7 +194,7 @@ pub(super) fn fill(tables: &mut Tables, device: u32) -> Result<()> {
     Ok(())
 }
 
-/// All on one link, as in a rack.
+/// Puts all machines on one link, as in a rack.
 fn fill_next_hops(tables: &mut Tables, family: Family, device: u32) -> Result<()> {
     let Known { here, backend, .. } = known(family);
     let [a, b, c, d, e, f, g, h, i, j, k, l] = frames::MACS_BACK;
@@ -242,7 +242,7 @@ fn fill_services(tables: &mut Tables, family: Family, protocol: Protocol) -> Res
     Ok(())
 }
 
-/// Makes the flows known, as if each had been used just now.
+/// Puts the flows into the tables, as if each had been used just now.
 pub(super) fn fill_flows(product: &Loaded, tables: &Tables, case: Case, device: u32) -> Result<()> {
     let Case {
         family, protocol, ..
@@ -302,7 +302,7 @@ pub(super) fn fill_flows(product: &Loaded, tables: &Tables, case: Case, device: 
     Ok(())
 }
 
-/// How frames to the client begin.
+/// Returns the Ethernet header of frames to the client.
 fn link() -> NatLink {
     let [a, b, c, d, e, f, g, h, i, j, k, l] = frames::MACS_OUT;
     NatLink::new([g, h, i, j, k, l, a, b, c, d, e, f], [0; 2], 0)
@@ -312,7 +312,7 @@ pub(super) fn pod_tag(pod: IpAddr) -> Tag {
     Tag::pod(key(pod))
 }
 
-/// Adds to the low bits of an address.
+/// Returns an address with a number added to its low bits.
 pub(super) fn plus(address: IpAddr, bits: u32) -> IpAddr {
     match address {
         IpAddr::V4(address) => Ipv4Addr::from_bits(address.to_bits() + bits).into(),

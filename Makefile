@@ -33,15 +33,18 @@ demo:
 	cargo build --release --locked --package control --bin guideway --package bench --bin $(DEMO)
 	$(SUDO) $${CARGO_TARGET_DIR:-target}/release/$(DEMO)
 
-# $(call step,NAME): runs the target NAME, says how long it took, stops at a failure.
+# $(call step,NAMES): runs these targets beside each other, says how long each took, stops at a failure.
 define step
-	@echo "==> $(1)"; begin=$$(date +%s); \
-	if $(MAKE) --no-print-directory $(1); then \
-		echo "==> $(1): passed in $$(($$(date +%s) - begin)) s"; \
-	else \
-		echo "==> $(1): FAILED after $$(($$(date +%s) - begin)) s" >&2; exit 1; \
-	fi
+	@$(MAKE) --no-print-directory --jobs $(addprefix step-,$(1))
 endef
+
+step-%:
+	@echo "==> $*"; begin=$$(date +%s); \
+	if $(MAKE) --no-print-directory $*; then \
+		echo "==> $*: passed in $$(($$(date +%s) - begin)) s"; \
+	else \
+		echo "==> $*: FAILED after $$(($$(date +%s) - begin)) s" >&2; exit 1; \
+	fi
 
 # $(call only,ARGUMENTS): the tests that these arguments of `cargo test` choose, which must be some.
 define only
@@ -55,8 +58,7 @@ endef
 check:
 	@deploy/setup.sh test
 	$(call step,fmt)
-	$(call step,clippy)
-	$(call step,clippy-bpf)
+	$(call step,clippy clippy-bpf)
 	$(call step,host)
 	$(call step,cases)
 	$(call step,frames)
@@ -80,24 +82,22 @@ frames:
 test:
 	@deploy/setup.sh test
 	$(call step,fmt)
-	$(call step,clippy)
-	$(call step,clippy-bpf)
-	$(call step,unit)
-	$(call step,doc)
-	$(call step,kernel-matrix)
+	$(call step,clippy clippy-bpf)
+	$(call step,unit doc kernel-matrix)
 	@echo "==> all steps passed"
 
 lint:
 	@deploy/setup.sh test
 	$(call step,fmt)
-	$(call step,clippy)
-	$(call step,clippy-bpf)
+	$(call step,clippy clippy-bpf)
 
 fmt:
 	cargo fmt --all --check
 
 clippy:
 	cargo clippy --workspace --all-targets --locked -- -D warnings
+	@# By name, those too that `cargo test` does not run by itself.
+	cargo clippy --workspace --test '*' --locked -- -D warnings
 
 # The program half exists for the BPF target only, and needs its compiler.
 clippy-bpf:

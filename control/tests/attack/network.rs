@@ -5,7 +5,7 @@ use std::{
     net::{IpAddr, SocketAddr, TcpListener},
     ops::Range,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicBool, AtomicU32, Ordering},
     },
     thread::{self, JoinHandle},

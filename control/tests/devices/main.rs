@@ -6,11 +6,6 @@
     clippy::unwrap_used,
     reason = "clippy knows test functions, not the helpers beside them"
 )]
-#![allow(
-    dead_code,
-    unused_imports,
-    reason = "the support module is the end-to-end tests', of which this is a part"
-)]
 
 #[path = "../e2e/support/mod.rs"]
 mod support;

@@ -23,11 +23,6 @@ mod rollout;
 mod scenario;
 mod services;
 #[path = "../e2e/support/mod.rs"]
-#[allow(
-    dead_code,
-    unused_imports,
-    reason = "agents with a file need more of it"
-)]
 mod support;
 mod witness;
 mod world;

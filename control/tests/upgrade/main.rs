@@ -5,11 +5,6 @@
     clippy::unwrap_used,
     reason = "clippy knows test functions, not the helpers beside them"
 )]
-#![allow(
-    dead_code,
-    unused_imports,
-    reason = "the support module is the end-to-end tests', of which this is a part"
-)]
 
 #[path = "../e2e/support/mod.rs"]
 mod support;
@@ -29,7 +24,6 @@ use support::{
 const ROUNDS: u64 = 20;
 /// Flows of each service.
 const FLOWS: usize = 4;
-const GREETING: &[u8] = b"the pod speaks first\n";
 
 fn former() -> Guideway {
     let path = std::env::var_os("GUIDEWAY_FORMER");
@@ -57,6 +51,34 @@ fn upgrade(agent: &mut Agent<'_>) {
     let machine = agent.machine().namespace();
     let left = output(machine.command("ls").arg("/sys/fs/bpf/guideway")).unwrap();
     assert_eq!(left.lines().count(), 1, "{left}");
+}
+
+/// A connection on which nobody has said anything yet.
+struct Quiet {
+    client: TcpStream,
+    server: TcpStream,
+}
+
+impl Quiet {
+    /// Connects a client to a service, which takes it to this end of a server.
+    fn open(client: &Machine, server: &Machine, end: SocketAddr, service: SocketAddr) -> Self {
+        let listener = server.namespace().run(|| TcpListener::bind(end)).unwrap();
+        let connect = || TcpStream::connect(service);
+        Self {
+            client: client.namespace().run(connect).unwrap(),
+            server: listener.accept().unwrap().0,
+        }
+    }
+
+    /// The server speaks first, and the client hears it.
+    fn server_speaks(mut self) {
+        const GREETING: &[u8] = b"the server speaks first\n";
+        self.server.write_all(GREETING).unwrap();
+        let mut heard = [0; GREETING.len()];
+        self.client.set_read_timeout(Some(TIMEOUT)).unwrap();
+        self.client.read_exact(&mut heard).unwrap();
+        assert_eq!(heard, GREETING);
+    }
 }
 
 #[test]
@@ -106,22 +128,14 @@ fn flows_to_pods_go_on_and_pods_may_speak_first() {
     let nodes = net.nodes().iter();
     let mut nodes: Vec<_> = nodes.map(|node| start(node, &config)).collect();
 
-    let listener = pod.namespace().run(|| TcpListener::bind((pod.v4(), 2525)));
-    let listener = listener.unwrap();
-    let connect = || TcpStream::connect(silent.service.address);
-    let mut connection = client.namespace().run(connect).unwrap();
-    let (mut accepted, _) = listener.accept().unwrap();
+    let quiet = Quiet::open(client, pod, (pod.v4(), 2525).into(), silent.service.address);
     let traffic = Traffic::over(Flow::open_many(client, &plain, FLOWS));
     traffic.wait_for_rounds(ROUNDS);
     for agent in nodes.iter_mut().chain([&mut edge]) {
         upgrade(agent);
         traffic.wait_for_rounds(ROUNDS);
     }
-    accepted.write_all(GREETING).unwrap();
-    let mut heard = [0; GREETING.len()];
-    connection.set_read_timeout(Some(TIMEOUT)).unwrap();
-    connection.read_exact(&mut heard).unwrap();
-    assert_eq!(heard, GREETING);
+    quiet.server_speaks();
     Flow::open_many(client, &plain, 1);
     traffic.stop_unharmed();
 }
@@ -149,13 +163,7 @@ fn flows_of_nat_mode_go_on_both_ways() {
         .flat_map(|(_, host)| protocols.map(|protocol| (*host, protocol)));
     let _echo = Echo::serve(host, targets.collect::<Vec<_>>());
 
-    let listener = host
-        .namespace()
-        .run(|| TcpListener::bind(silent.1))
-        .unwrap();
-    let connect = || TcpStream::connect(silent.0);
-    let mut connection = client.namespace().run(connect).unwrap();
-    let (mut accepted, _) = listener.accept().unwrap();
+    let quiet = Quiet::open(client, host, silent.1, silent.0);
     let services = echoed.iter().flat_map(|(vip, _)| {
         protocols.map(|protocol| Service {
             address: *vip,
@@ -168,11 +176,7 @@ fn flows_of_nat_mode_go_on_both_ways() {
     traffic.wait_for_rounds(ROUNDS);
     upgrade(&mut agent);
     traffic.wait_for_rounds(ROUNDS);
-    accepted.write_all(GREETING).unwrap();
-    let mut heard = [0; GREETING.len()];
-    connection.set_read_timeout(Some(TIMEOUT)).unwrap();
-    connection.read_exact(&mut heard).unwrap();
-    assert_eq!(heard, GREETING);
+    quiet.server_speaks();
     Flow::open_many(client, &services, 1);
     traffic.stop_unharmed();
 }

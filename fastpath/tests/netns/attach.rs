@@ -4,12 +4,9 @@
 
 use std::{
     collections::BTreeSet,
-    fs::{self, File},
-    io,
+    fs, io,
     net::{SocketAddr, UdpSocket},
-    os::fd::AsFd,
     path::Path,
-    process::Command,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -31,16 +28,16 @@ use fastpath::{
 use lab::{Namespace, Veth};
 use rustix::{
     net::{AddressFamily, SendFlags, SocketType, ipproto},
-    thread::{
-        CapabilitySet, LinkNameSpaceType, capabilities, move_into_link_name_space, set_capabilities,
-    },
+    thread::{CapabilitySet, capabilities, set_capabilities},
 };
 use xdp_prog::{
     abi::{REASONS_OF_CPU, map},
     reason::{DropReason, PassReason, REASON_COUNT},
 };
 
-use crate::STUBS;
+use crate::own_machine::{
+    LUT_ENTRIES, in_network_of, in_thread, ip, on_machine, run, small, wait_until,
+};
 
 const NATIVE: Options = Options {
     mode: Mode::Native,
@@ -667,25 +664,9 @@ fn facts_list_the_members_of_a_controller() {
     });
 }
 
-/// Entries of the LUT arena in these tests, which need no 64 MiB.
-const LUT_ENTRIES: u32 = 1024;
-
-fn small(loader: Loader) -> Loader {
-    loader
-        .object(&STUBS)
-        .max_entries(map::LUT, LUT_ENTRIES)
-        .max_entries(map::BACKENDS, 256)
-        .max_entries(map::BACKEND_TRAFFIC, 256)
-        .max_entries(map::SERVICE_TRAFFIC, 256)
-}
-
 /// Runs a test on a machine of its own, with a cable between its interfaces `up0` and `up1`.
 fn on_edge(test: impl FnOnce(&Edge) + Send) {
-    let machine = Namespace::new("edge").unwrap();
-    Veth::between((&machine, "up0"), (&machine, "up1"))
-        .create()
-        .unwrap();
-    machine.run(|| test(&Edge::default()));
+    on_machine("edge", || test(&Edge::default()));
 }
 
 /// An agent's view of its machine, whose BPF file system no other machine sees.
@@ -828,31 +809,6 @@ fn add_pair() {
     ip("link set up1 up");
 }
 
-fn ip(arguments: &str) {
-    run("ip", arguments);
-}
-
-fn run(program: &str, arguments: &str) {
-    let output = Command::new(program)
-        .args(arguments.split_whitespace())
-        .output()
-        .unwrap();
-    assert!(
-        output.status.success(),
-        "{program} {arguments}: {}",
-        String::from_utf8_lossy(&output.stderr)
-    );
-}
-
-/// Runs `work` in another network, but with the files of this machine.
-fn in_network_of<T: Send>(other: &Namespace, work: impl FnOnce() -> T + Send) -> T {
-    let network = File::open(format!("/run/netns/{}", other.name())).unwrap();
-    in_thread(|| {
-        move_into_link_name_space(network.as_fd(), Some(LinkNameSpaceType::Network)).unwrap();
-        work()
-    })
-}
-
 fn without_capabilities<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     in_thread(|| {
         let mut sets = capabilities(None).unwrap();
@@ -860,13 +816,4 @@ fn without_capabilities<T: Send>(work: impl FnOnce() -> T + Send) -> T {
         set_capabilities(None, sets).unwrap();
         work()
     })
-}
-
-/// Runs `work` in a thread of its own, whose privileges and namespaces end with it.
-fn in_thread<T: Send>(work: impl FnOnce() -> T + Send) -> T {
-    thread::scope(|scope| scope.spawn(work).join().unwrap())
-}
-
-fn wait_until(awaited: &str, condition: impl FnMut() -> bool) {
-    lab::wait_until(awaited, Duration::from_secs(60), condition).unwrap();
 }

@@ -3,14 +3,7 @@
 //!
 //! Needs root.
 
-use std::{
-    fs::{self, File},
-    net::UdpSocket,
-    os::fd::AsFd,
-    process::Command,
-    thread,
-    time::Duration,
-};
+use std::{fs, net::UdpSocket, process::Command};
 
 use fastpath::{
     attach::{Ahead, AttachError, EgressAttachment, EgressHook, EgressMode, Options},
@@ -20,13 +13,13 @@ use fastpath::{
     pins::Pins,
     refusal::Refusal,
 };
-use lab::{Namespace, Veth};
-use rustix::thread::{
-    CapabilitySet, LinkNameSpaceType, capabilities, move_into_link_name_space, set_capabilities,
-};
-use xdp_prog::abi::{EGRESS_PROGRAM, map};
+use lab::Namespace;
+use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
+use xdp_prog::abi::EGRESS_PROGRAM;
 
-use crate::STUBS;
+use crate::own_machine::{
+    finish, in_network_of, in_thread, ip, on_machine, run, small, wait_until,
+};
 
 const BOTH: [EgressHook; 2] = [EgressHook::TcxOrClsact, EgressHook::Clsact];
 
@@ -422,22 +415,9 @@ fn missing_device_is_not_found() {
     });
 }
 
-fn small(loader: Loader) -> Loader {
-    loader
-        .object(&STUBS)
-        .max_entries(map::LUT, 1024)
-        .max_entries(map::BACKENDS, 256)
-        .max_entries(map::BACKEND_TRAFFIC, 256)
-        .max_entries(map::SERVICE_TRAFFIC, 256)
-}
-
 /// Runs a test on a machine of its own, with a cable between its interfaces `up0` and `up1`.
 fn on_node(test: impl FnOnce(&Node) + Send) {
-    let machine = Namespace::new("node").unwrap();
-    Veth::between((&machine, "up0"), (&machine, "up1"))
-        .create()
-        .unwrap();
-    machine.run(|| test(&Node::default()));
+    on_machine("node", || test(&Node::default()));
 }
 
 /// An agent's view of its machine, whose BPF file system no other machine sees.
@@ -528,41 +508,6 @@ fn tc_filter(filter: &str) {
         })
         .collect();
     finish(Command::new("tc").args(&arguments));
-}
-
-fn ip(arguments: &str) {
-    run("ip", arguments);
-}
-
-fn run(program: &str, arguments: &str) {
-    finish(Command::new(program).args(arguments.split_whitespace()));
-}
-
-fn finish(command: &mut Command) {
-    let output = command.output().unwrap();
-    assert!(
-        output.status.success(),
-        "{command:?}: {}",
-        String::from_utf8_lossy(&output.stderr)
-    );
-}
-
-/// Runs `work` in another network, but with the files of this machine.
-fn in_network_of<T: Send>(other: &Namespace, work: impl FnOnce() -> T + Send) -> T {
-    let network = File::open(format!("/run/netns/{}", other.name())).unwrap();
-    in_thread(|| {
-        move_into_link_name_space(network.as_fd(), Some(LinkNameSpaceType::Network)).unwrap();
-        work()
-    })
-}
-
-/// Runs `work` in a thread of its own, whose privileges and namespaces end with it.
-fn in_thread<T: Send>(work: impl FnOnce() -> T + Send) -> T {
-    thread::scope(|scope| scope.spawn(work).join().unwrap())
-}
-
-fn wait_until(awaited: &str, condition: impl FnMut() -> bool) {
-    lab::wait_until(awaited, Duration::from_secs(60), condition).unwrap();
 }
 
 fn runs_at_egress(device: &str, index: u32, program: u32) -> bool {

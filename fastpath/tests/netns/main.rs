@@ -16,6 +16,7 @@ mod forward;
 mod nat;
 mod next_hops;
 mod nexthop;
+mod own_machine;
 
 use std::sync::LazyLock;
 

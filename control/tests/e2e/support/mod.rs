@@ -1,5 +1,11 @@
 //! Agents, echo servers and flows.
 
+#![allow(
+    dead_code,
+    unused_imports,
+    reason = "each of the test programs that share it needs a part"
+)]
+
 mod agent;
 mod capture;
 mod cluster;

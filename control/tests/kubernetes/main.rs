@@ -7,6 +7,7 @@
 
 mod agent;
 mod beside;
+mod conformance;
 mod controller;
 mod events;
 mod faults;
@@ -21,7 +22,6 @@ mod outcome;
 mod responders;
 mod rollout;
 mod scenario;
-mod services;
 #[path = "../e2e/support/mod.rs"]
 mod support;
 mod witness;

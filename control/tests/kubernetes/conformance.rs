@@ -2,6 +2,8 @@
 //!
 //! `e2e.md` says which test has become which of these scenarios. They share a
 //! cluster, and each has a namespace, addresses and node ports of its own.
+//!
+//! Tests start in the order of their names. This one takes longest, so its name is among the first.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;

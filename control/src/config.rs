@@ -270,11 +270,11 @@ fn parse_for(text: &str, source: Source) -> Result<Config, Vec<Problem>> {
     validate::validate(&shape(text)?, source)
 }
 
-/// Returns the socket of the agent that runs with the file at `path`, whatever else is wrong with that.
+/// Returns the socket of the agent that runs with the file at `path`, even if other fields of the file are invalid.
 ///
 /// # Errors
 ///
-/// When the file cannot be read, or has another shape.
+/// When the file cannot be read, or does not have the shape of a configuration.
 pub fn socket(path: &Path) -> Result<PathBuf, ConfigError> {
     let unreadable = |source| ConfigError::Read {
         path: path.to_owned(),
@@ -290,7 +290,7 @@ pub fn socket(path: &Path) -> Result<PathBuf, ConfigError> {
     Ok(socket.map_or_else(|| DEFAULT_SOCKET.into(), |socket| socket.value.into()))
 }
 
-/// Reads a file for its shape alone.
+/// Reads a file and decodes its shape, without validating it.
 fn shape(text: &str) -> Result<raw::File, Vec<Problem>> {
     let options = serde_saphyr::options! {
         with_snippet: false,

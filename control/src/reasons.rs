@@ -1,38 +1,38 @@
-//! What the reasons mean by which packets end, why they come about and what to do: `guideway drops` shows it, and
-//! `deploy/docs/drops.md` is made of it.
+//! Explains the reasons that end packets: meaning, cause and remedy. `guideway drops` shows the explanations,
+//! and `deploy/docs/drops.md` is generated from them.
 
-/// A reason in words.
+/// The explanation of a reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Explanation {
     /// `drop`, `fail`, `pass`, `reply` or `to_client`.
     pub action: &'static str,
-    /// The label, as in the metrics.
+    /// The reason's label, as in the metrics.
     pub reason: &'static str,
     /// What happened, in at most [`MEANING_WIDTH`] columns.
     pub meaning: &'static str,
-    /// How that comes about.
+    /// How it comes about.
     pub cause: &'static str,
     /// What to do about it.
     pub remedy: &'static str,
 }
 
-/// Columns that a table of 80 leaves to the meaning.
+/// Largest width of a meaning: what a table of 80 columns leaves for it.
 pub const MEANING_WIDTH: usize = 32;
 
-/// What is to be done about what is no fault.
+/// The remedy of a reason that is no fault.
 const NOTHING: &str = "Nothing: this is as it should be.";
 
-/// Finds the words for a reason of an action.
+/// Returns the explanation of a reason of an action.
 pub fn explanation(action: &str, reason: &str) -> Option<&'static Explanation> {
     let mut all = EXPLANATIONS.iter();
     all.find(|one| (one.action, one.reason) == (action, reason))
 }
 
-/// Reads the name of a reason.
+/// Returns the explanation of the reason with a name.
 ///
 /// # Errors
 ///
-/// When no reason has that name; for who typed it.
+/// When no reason has this name, with a text for the user who typed it.
 pub fn parse(name: &str) -> Result<Explanation, String> {
     let found = EXPLANATIONS.iter().find(|one| one.reason == name);
     found

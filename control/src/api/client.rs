@@ -11,7 +11,7 @@ use serde::de::DeserializeOwned;
 
 use super::{MAX_REPLY_BYTES, Reply, Request};
 
-/// How long the agent may take; programming thousands of services is seconds.
+/// Time limit of an answer. Programming thousands of services takes seconds.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Why a command got no answer.
@@ -26,11 +26,11 @@ pub enum AskError {
     NotRunning {
         /// The socket.
         socket: PathBuf,
-        /// The operating system's reason.
+        /// The operating system's error.
         #[source]
         source: io::Error,
     },
-    /// The socket belongs to somebody else.
+    /// The socket belongs to another user.
     #[error("no permission to open {}; run the command as the agent's user", socket.display())]
     Denied {
         /// The socket.
@@ -41,21 +41,21 @@ pub enum AskError {
     Broken {
         /// The socket.
         socket: PathBuf,
-        /// The operating system's reason.
+        /// The operating system's error.
         #[source]
         source: io::Error,
     },
-    /// The answer is not of the form that this version reads.
+    /// The answer does not have the form that this version reads.
     #[error(
         "the answer of the agent is not understood; use the agent's own version of this command"
     )]
     Garbled(#[source] serde_json::Error),
-    /// The agent says no.
+    /// The agent answered with an error.
     #[error("{0}")]
     Refused(String),
 }
 
-/// Returns the process of the agent on `socket`.
+/// Returns the process id of the agent on `socket`.
 ///
 /// # Errors
 ///
@@ -82,11 +82,11 @@ fn connect(socket: &Path) -> Result<UnixStream, AskError> {
     })
 }
 
-/// Asks the agent on `socket`.
+/// Sends a request to the agent on `socket` and returns the answer.
 ///
 /// # Errors
 ///
-/// When no agent answers, or when it answers that it cannot.
+/// When no agent answers, or its answer is an error.
 pub fn ask<T: DeserializeOwned>(socket: &Path, request: &Request) -> Result<T, AskError> {
     let broken = |source| AskError::Broken {
         socket: socket.to_owned(),

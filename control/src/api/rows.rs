@@ -1,4 +1,4 @@
-//! Services, backends and reasons: the rows of tables.
+//! The rows of tables: services, backends and reasons.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -7,18 +7,18 @@ use serde::{Deserialize, Serialize};
 
 use super::Untrusted;
 
-/// Counters of packets, or what they grow by in each second.
+/// Counters of packets, or their growth per second.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Counts {
-    /// Packets.
+    /// Number of packets.
     pub packets: u64,
-    /// Their bytes, where these are counted.
+    /// Number of their bytes, if these are counted.
     pub bytes: u64,
 }
 
 impl Counts {
-    /// Returns the growth in each second since an earlier value; nothing if no time has passed.
+    /// Returns the growth per second since an earlier value; `None` if no time has passed.
     pub fn rates_since(self, earlier: Self, span: Duration) -> Option<Self> {
         let millis = u64::try_from(span.as_millis())
             .ok()
@@ -32,7 +32,7 @@ impl Counts {
     }
 }
 
-/// One service.
+/// A service.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Service {
@@ -40,42 +40,42 @@ pub struct Service {
     pub name: String,
     /// Address, port and protocol.
     pub service: String,
-    /// Whether this is its port at an address of the machine.
+    /// Whether this is its port at an address of a machine.
     pub node_port: bool,
     /// Forwarding mode.
     pub mode: String,
     /// `cluster` or `local`.
     pub traffic_policy: String,
-    /// Whether clients are told apart by their address alone.
+    /// Whether all connections of a client go to one backend.
     pub session_affinity: bool,
-    /// Number of source ranges; 0 lets all clients in.
+    /// Number of source ranges; 0 if all clients are admitted.
     pub source_ranges: usize,
-    /// Pods of this machine that serve it.
+    /// Number of pods of this machine that serve it.
     pub local_pods: usize,
-    /// Pods that get no traffic because they share their node and tag with another one.
+    /// Number of pods that get no traffic because they share node and tag with another pod.
     pub left_out: usize,
     /// Number of backends that take new connections.
     pub backends: usize,
     /// Length of the lookup table; 0 while it is not installed.
     pub slots: u32,
-    /// Packets forwarded.
+    /// Number of packets forwarded.
     pub packets: u64,
-    /// Bytes of those packets as they came in.
+    /// Number of bytes of those packets on arrival.
     pub bytes: u64,
-    /// Flows known to this machine at this moment: those of pods here, and those of NAT mode; only where they were asked
-    /// for. An edge remembers no others.
+    /// Number of flows that this machine knows at the moment: those of its pods and those of NAT mode. An edge
+    /// remembers no others. `None` unless asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub connections: Option<u64>,
-    /// What the counters grow by in each second, where the answer was asked for twice.
+    /// Growth of the counters per second; `None` unless the answer was asked for twice.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rates: Option<Counts>,
-    /// Why it is not as configured.
+    /// Why the tables do not have it as configured.
     pub problem: Option<String>,
-    /// Whether no backend should serve, so that all do.
+    /// Whether all backends fail their checks, so that all get traffic.
     pub all_fail: bool,
 }
 
-/// One backend of one service.
+/// A backend of a service.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Backend {
@@ -83,68 +83,68 @@ pub struct Backend {
     pub name: String,
     /// Address, port and protocol of the service.
     pub service: String,
-    /// The pod with its port, or the address of the node that has the VIP.
+    /// Address and port of the pod, or address of the node that has the VIP.
     pub backend: String,
-    /// Node address.
+    /// Address of the node.
     pub node: String,
-    /// Whether it gets no traffic because it shares its node and tag with another pod.
+    /// Whether it gets no traffic because it shares node and tag with another pod.
     pub left_out: bool,
-    /// Whether it terminates, and still serves the connections that it has.
+    /// Whether it terminates and keeps only the connections that it has.
     pub draining: bool,
-    /// Configured weight; without any it takes no new connections from this machine.
+    /// Configured weight. With weight 0 it gets no new connections from this machine.
     pub weight: u32,
-    /// Slots that it owns.
+    /// Number of slots that it owns.
     pub slots: u32,
     /// Length of the lookup table.
     pub table_size: u32,
     /// `resolved`, `local` or `unresolved`.
     pub state: String,
-    /// Where packets leave to, or why they cannot.
+    /// The device that packets leave by, or why there is none.
     pub next_hop: String,
-    /// MAC address of the next hop, once it is resolved.
+    /// MAC address of a resolved next hop.
     pub mac: Option<String>,
-    /// MTU of the path to the node, where a router has said within the last ten minutes that it is smaller than
-    /// that of the next hop.
+    /// MTU of the path to the node, in bytes, if a router has reported in the last ten minutes that it is
+    /// smaller than that of the next hop.
     pub path_mtu: Option<u32>,
-    /// `healthy`, `unhealthy`, `unreachable`, or `new` before the first result; nothing if neither it
+    /// `healthy`, `unhealthy`, `unreachable`, or `new` before the first result; `None` if neither the backend
     /// nor its node is checked.
     pub health: Option<String>,
-    /// Seconds since it is so.
+    /// Seconds since this state began.
     pub since_seconds: Option<u64>,
     /// The last failure.
     pub reason: Option<String>,
-    /// Whether it should not serve and yet does, because that goes for all of the service.
+    /// Whether it fails and gets traffic all the same, because all backends of the service fail.
     pub all_fail: bool,
-    /// Packets forwarded to it for the service, at whichever of the service's addresses.
+    /// Number of packets forwarded to it for the service, at all addresses of the service together.
     pub packets: u64,
-    /// Bytes of those packets as they came in.
+    /// Number of bytes of those packets on arrival.
     pub bytes: u64,
-    /// Flows known to this machine at this moment: those of pods here, and those of NAT mode; only where they were asked
-    /// for. An edge remembers no others.
+    /// Number of flows that this machine knows at the moment: those of its pods and those of NAT mode. An edge
+    /// remembers no others. `None` unless asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub connections: Option<u64>,
-    /// What the counters grow by in each second, where the answer was asked for twice.
+    /// Growth of the counters per second; `None` unless the answer was asked for twice.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rates: Option<Counts>,
 }
 
-/// Packets that ended with one reason.
+/// A reason that ended packets, with its counter.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Reason {
-    /// `drop`, `pass`, `reply`, `return`; `fail` for what XDP sent and the kernel or the driver could not.
+    /// `drop`, `pass`, `reply`, `to_client`; or `fail` if XDP sent the frame and the kernel or driver could not.
     pub action: String,
     /// The reason's label, as in the metrics.
     pub reason: String,
-    /// Packets.
+    /// Number of packets.
     pub packets: u64,
-    /// What they grow by in each second, where the answer was asked for twice.
+    /// Growth of the counter per second; `None` unless the answer was asked for twice.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rates: Option<Counts>,
-    /// What the drivers of attached devices count under it, by device and name of the counter.
+    /// Counters of drivers that belong to the reason, by device and name.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub drivers: BTreeMap<String, u64>,
-    /// The last machine that sent one, where that is known.
+    /// The last machine that sent such a packet, if known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last: Option<Untrusted>,
 }

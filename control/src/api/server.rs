@@ -1,8 +1,7 @@
 //! The agent's side of the socket.
 //!
-//! Whoever may open the socket may detach the dataplane: it belongs to the agent's
-//! user alone (mode 0600). A peer gets little else to play with: one request per
-//! connection, a bounded line, a deadline, and few connections at a time.
+//! Whoever may open the socket may detach the dataplane, so it is accessible to the agent's user only (mode
+//! 0600). Requests are limited: one per connection, in length, in time, and in the number of connections.
 
 #[cfg(test)]
 mod tests;
@@ -21,16 +20,16 @@ use tokio::sync::Semaphore;
 
 use super::{MAX_REQUEST_BYTES, Reply, Request};
 
-/// Connections served at a time; further ones wait.
+/// Most simultaneous connections; further ones wait.
 const MAX_CONNECTIONS: usize = 16;
-/// How long a peer may take to send its request, or to read the reply.
+/// Time limit for sending a request and for reading the reply.
 const PEER_TIMEOUT: Duration = Duration::from_secs(10);
-/// How often it is looked whether a peer that waits for its answer has gone.
+/// Pause between two checks whether a waiting peer has gone.
 const LOOK_PAUSE: Duration = Duration::from_millis(100);
-/// How long answers that were begun may take when the agent ends.
+/// Time limit for unfinished answers when the agent ends.
 const LAST_ANSWERS: Duration = Duration::from_secs(2);
 
-/// Why the socket cannot be had.
+/// Why the socket cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
     /// Another agent holds the socket.
@@ -45,36 +44,36 @@ pub enum ListenError {
         /// Process id of the other agent, if known.
         pid: Option<i32>,
     },
-    /// Something that is no socket is in the way.
+    /// The path exists and is not a socket.
     #[error("{} is not a socket; remove it or set api.socket to another path", path.display())]
     InTheWay {
         /// The path.
         path: PathBuf,
     },
-    /// The operating system refuses.
+    /// The operating system reported an error.
     #[error("cannot {attempt} {}", path.display())]
     Io {
         /// What was attempted.
         attempt: &'static str,
-        /// On which path.
+        /// The path of the attempt.
         path: PathBuf,
-        /// The operating system's reason.
+        /// The operating system's error.
         #[source]
         source: io::Error,
     },
 }
 
-/// The agent's socket; removed when dropped.
+/// The agent's socket. It is removed on drop.
 #[derive(Debug)]
 pub struct Socket {
     listener: UnixListener,
     path: PathBuf,
-    /// Held for as long as the agent runs: tells a second agent from a stale socket.
+    /// Locked while the agent runs. The lock distinguishes a second agent from a stale socket.
     _lock: File,
 }
 
 impl Socket {
-    /// Creates the socket, in place of a stale one.
+    /// Creates the socket. Replaces a stale one.
     ///
     /// # Errors
     ///
@@ -99,8 +98,8 @@ impl Socket {
         let lock = lock(path, &lock_path)?;
         remove_stale(path)?;
 
-        // Made under another name and mode 0600 before it takes its own: there is
-        // no moment at which others could connect.
+        // Created under another name and restricted before it gets its own, so that nobody else can connect in
+        // between.
         let fresh = path.with_extension("new");
         let _ = fs::remove_file(&fresh);
         let listener = UnixListener::bind(&fresh).map_err(failed("listen on", &fresh))?;
@@ -114,8 +113,8 @@ impl Socket {
         })
     }
 
-    /// Answers requests until `stop`, and then those that were begun; `answer` gives a line of JSON, and is dropped if
-    /// the peer goes first.
+    /// Answers requests until `stop` ends, then completes unfinished answers. `answer` returns a line of JSON;
+    /// it is dropped if the peer goes away.
     pub async fn serve<F, A>(self, answer: F, stop: impl Future<Output = ()> + Send)
     where
         F: Fn(Request) -> A + Clone + Send + 'static,
@@ -150,7 +149,7 @@ impl Socket {
                     });
                 }
                 Err(error) => {
-                    // Out of descriptors or memory: both pass, but not at once.
+                    // Descriptors or memory are exhausted. Both pass, but not at once.
                     tracing::warn!(%error, "cannot accept a connection on the agent's socket");
                     tokio::time::sleep(Duration::from_millis(100)).await;
                 }
@@ -161,7 +160,7 @@ impl Socket {
 
 impl Drop for Socket {
     fn drop(&mut self) {
-        // The lock file stays: removing it would let two agents lock two files.
+        // The lock file stays: if it were removed, two agents could lock two files.
         let _ = fs::remove_file(&self.path);
     }
 }
@@ -172,7 +171,7 @@ fn lock_path(socket: &Path) -> PathBuf {
     name.into()
 }
 
-/// Takes the lock and leaves our process id in it.
+/// Locks the file and writes our process id into it.
 fn lock(socket: &Path, path: &Path) -> Result<File, ListenError> {
     let failed = |source| ListenError::Io {
         attempt: "lock",
@@ -184,7 +183,7 @@ fn lock(socket: &Path, path: &Path) -> Result<File, ListenError> {
         .truncate(false)
         .read(true)
         .write(true)
-        // It is emptied: not what somebody else's link leads to.
+        // Do not follow a link: the file is emptied, and the link may be somebody else's.
         .custom_flags(nix::libc::O_NOFOLLOW)
         .open(path)
         .map_err(failed)?;
@@ -238,7 +237,7 @@ where
     let request = tokio::time::timeout(PEER_TIMEOUT, read_line(&mut stream)).await??;
     let mut reply = match parse(&request) {
         Ok(request) => tokio::select! {
-            // Asked at least: what a request does besides is wanted even if nobody reads the answer.
+            // Polled first, so that the request is carried out even if nobody reads the answer.
             biased;
             reply = answer(request) => reply,
             () = hang_up(stream.get_ref()) => return Ok(()),
@@ -249,7 +248,7 @@ where
     tokio::time::timeout(PEER_TIMEOUT, stream.write_all(reply.as_bytes())).await?
 }
 
-/// Waits until the peer reads no more; one that has only said all that it has to say still waits.
+/// Waits until the peer has stopped reading. A peer that has only stopped writing still waits for the answer.
 async fn hang_up(stream: &UnixStream) {
     loop {
         match stream.ready(Interest::WRITABLE).await {
@@ -259,7 +258,7 @@ async fn hang_up(stream: &UnixStream) {
     }
 }
 
-/// Reads up to a newline, the end, or one byte more than a request may have.
+/// Reads up to a newline, the end, or one byte more than the longest request.
 async fn read_line(stream: &mut BufReader<UnixStream>) -> io::Result<Vec<u8>> {
     let mut line = Vec::new();
     stream
@@ -277,13 +276,13 @@ fn parse(line: &[u8]) -> Result<Request, String> {
     serde_json::from_slice(text).map_err(|error| format!("the request is not understood: {error}"))
 }
 
-/// Writes a reply as one line of JSON.
+/// Formats a reply as one line of JSON.
 pub fn line<T: Serialize>(reply: &Reply<T>) -> String {
     serde_json::to_string(reply)
         .unwrap_or_else(|error| error_line(format!("the answer cannot be written: {error}")))
 }
 
-/// Writes a refusal as one line of JSON.
+/// Formats an error as one line of JSON.
 pub fn error_line(reason: String) -> String {
     serde_json::json!({ "error": reason }).to_string()
 }

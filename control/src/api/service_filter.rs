@@ -1,4 +1,4 @@
-//! Which services a request is about.
+//! Selects the services of a request.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -6,34 +6,35 @@ use serde::{Deserialize, Serialize};
 
 use crate::desired::ServiceKey;
 
-/// Which services a request is about; all of them without any field.
+/// Selects the services of a request. Without any field it selects all.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ServiceFilter {
-    /// `web`, `default/web`, `default/web:http`, `default/web:80`, `192.0.2.10`, `192.0.2.10:80` or `192.0.2.10:80/tcp`.
+    /// A name or key: `web`, `default/web`, `default/web:http`, `default/web:80`, `192.0.2.10`, `192.0.2.10:80`
+    /// or `192.0.2.10:80/tcp`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub service: Option<String>,
     /// The namespace.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub namespace: Option<String>,
-    /// Whether flows are to be counted, which is a walk through the tables of flows.
+    /// Whether to count flows, which takes a walk through the tables of flows.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub connections: bool,
 }
 
-/// The name of a service in its parts: `namespace/name:port`, of which the file's may have the middle one only.
+/// The parts of a service's name `namespace/name:port`. Namespace and port are empty if the name has none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NameParts<'n> {
-    /// What is before the slash.
+    /// The text before the slash.
     pub namespace: &'n str,
     /// The name itself.
     pub name: &'n str,
-    /// What is behind the colon.
+    /// The text after the colon.
     pub port: &'n str,
 }
 
 impl<'n> NameParts<'n> {
-    /// Takes a name apart.
+    /// Splits a name.
     pub fn of(text: &'n str) -> Self {
         let (namespace, rest) = text.split_once('/').unwrap_or(("", text));
         let (name, port) = rest.split_once(':').unwrap_or((rest, ""));
@@ -46,7 +47,7 @@ impl<'n> NameParts<'n> {
 }
 
 impl ServiceFilter {
-    /// Tells whether a service is meant, by the name that it has in the configuration, and its key.
+    /// Returns whether the filter selects a service, given its name in the configuration and its key.
     pub fn includes(&self, name: &str, key: &ServiceKey) -> bool {
         let own = NameParts::of(name);
         let is_in = |namespace: &String| namespace == own.namespace;

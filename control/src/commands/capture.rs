@@ -1,4 +1,4 @@
-//! `guideway capture`: packets as they come and as they leave, in a file for Wireshark.
+//! `guideway capture`: writes packets as they arrive and as they leave to a file for Wireshark.
 
 pub mod comment;
 mod devices;
@@ -27,11 +27,11 @@ use crate::cli;
 /// How soon a signal or the end of the time is noticed.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Captures until the packets or the time are over, or a signal comes.
+/// Captures until enough packets were captured, the time is over, or a signal arrives.
 ///
 /// # Errors
 ///
-/// When the filter is wrong, nothing is attached, or the file cannot be written.
+/// When the filter is invalid, nothing is attached, or the file cannot be written.
 pub fn capture(options: &cli::Capture) -> Result<()> {
     let (filter, outcomes) = filter::parse(&options.filter)?;
     let is_over = stop_on_signal().context("cannot handle signals")?;
@@ -88,7 +88,7 @@ pub fn capture(options: &cli::Capture) -> Result<()> {
     Ok(())
 }
 
-/// What is done with frames.
+/// The state of a capture.
 struct Session {
     file: PcapNg,
     names: Names,
@@ -98,7 +98,7 @@ struct Session {
 }
 
 impl Session {
-    /// Writes what there is, but no more than is wanted.
+    /// Writes the packets that are waiting, but no more than requested.
     fn take_all(&mut self, capture: &mut Capture) -> Result<()> {
         while self.taken < self.most {
             let Some(captured) = capture.take()? else {
@@ -124,7 +124,7 @@ impl Session {
             direction: Direction::Inbound,
             comment: format!("before: {comment}"),
         })?;
-        // What the stack gets as it came would only be there twice.
+        // An unchanged frame would only be in the file twice.
         let Some(after) = after.filter(|_| captured.is_changed()) else {
             return Ok(());
         };
@@ -145,7 +145,7 @@ impl Session {
     }
 }
 
-/// Ends the capture at the first signal that asks for it.
+/// Returns a flag that is set by SIGINT, SIGTERM or SIGHUP.
 fn stop_on_signal() -> io::Result<Arc<AtomicBool>> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_io()
@@ -173,8 +173,8 @@ fn stop_on_signal() -> io::Result<Arc<AtomicBool>> {
     Ok(is_over)
 }
 
-/// Says something to people; the packets may be on standard output.
+/// Prints a message to standard error, because the packets may be on standard output.
 fn tell(text: &str) {
-    // Nobody may read it any more.
+    // A failed write is ignored: nobody reads the message then.
     let _ = writeln!(io::stderr(), "guideway: {text}");
 }

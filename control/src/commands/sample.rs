@@ -1,4 +1,4 @@
-//! Answers that are asked for again, so that their counters have rates, and the order of their rows.
+//! Computes rates from two answers, and sorts the rows of an answer.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -12,7 +12,7 @@ use crate::cli::Sort;
 
 /// An answer that can be asked for again.
 pub trait Answer: Serialize + DeserializeOwned {
-    /// Notes how much the counters have grown in each second since an earlier answer.
+    /// Sets the growth of the counters per second since the answer `before`.
     fn set_rates(&mut self, before: &Self, span: Duration);
 }
 
@@ -22,15 +22,15 @@ impl Answer for Status {
 
 /// A row with counters.
 pub trait Counted: Serialize + DeserializeOwned {
-    /// Returns what the row is known by from one answer to the next.
+    /// Returns the texts that identify the row in later answers.
     fn identity(&self) -> (&str, &str, &str);
     /// Returns its counters.
     fn counts(&self) -> Counts;
-    /// Returns its flows that are known now.
+    /// Returns the number of its flows that are known now.
     fn connections(&self) -> u64;
-    /// Returns what its counters grow by in each second.
+    /// Returns the growth of its counters per second.
     fn rates(&self) -> Option<Counts>;
-    /// Sets it.
+    /// Sets the growth of its counters per second.
     fn set_rates(&mut self, rates: Option<Counts>);
 }
 
@@ -109,7 +109,7 @@ impl<R: Counted> Answer for Vec<R> {
     }
 }
 
-/// Puts the rows with the most first.
+/// Sorts the rows, those with the largest values first.
 pub(super) fn sort<R: Counted>(rows: &mut [R], by: Sort) {
     rows.sort_by_key(|row| {
         Reverse(match by {

@@ -1,13 +1,13 @@
-//! The settings in force, defaults filled in, with the names of the file: `guideway config`.
+//! The settings in force, with defaults filled in and under the names of the file, for `guideway config`.
 //!
-//! Services, backends and nodes are not among them: other commands show these. What is secret is not told.
+//! Services, backends and nodes are not included, because other commands show them. Secrets are left out.
 
 use serde_json::{Value, json};
 
 use super::{Config, DEFAULT_HASH_SEED, HealthCheckNodePorts, Kubernetes, TableSizes};
 use crate::desired::{Announce, Desired, NodePortAddresses, Role};
 
-/// Bytes of a slot in the arena of lookup tables.
+/// Size of a slot in the arena of lookup tables, in bytes.
 const SLOT_BYTES: u32 = 4;
 
 /// Returns the settings as a document.
@@ -61,7 +61,8 @@ fn roles(desired: &Desired) -> Vec<&'static str> {
     edge.into_iter().chain(node).collect()
 }
 
-/// Who knows the seed can choose flows that all go to one backend.
+/// Says where the hash seed comes from. The seed itself is secret: whoever knows it can choose flows that all
+/// go to one backend.
 fn seed(config: &Config) -> &'static str {
     match &config.kubernetes {
         Some(kubernetes) if kubernetes.hash_seed.is_none() => "of the cluster's Secret, not shown",

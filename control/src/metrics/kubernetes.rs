@@ -1,4 +1,4 @@
-//! How the Kubernetes API is followed.
+//! Metrics of following the Kubernetes API.
 
 use std::fmt;
 
@@ -6,18 +6,18 @@ use super::Metrics;
 use crate::durations::Durations;
 use crate::kubernetes::Watching;
 
-/// How the Kubernetes API is followed.
+/// Values about following the Kubernetes API.
 #[derive(Clone, Debug, PartialEq)]
 pub struct KubernetesValues {
-    /// What the watchers say.
+    /// Status of the watchers.
     pub watching: Watching,
     /// Whether the first state is in the tables.
     pub synced: bool,
     /// Number of problems of objects.
     pub problems: usize,
-    /// From a change's arrival to the tables.
+    /// Times from a change's arrival to the tables.
     pub sync: Durations,
-    /// From a change in the cluster to the tables.
+    /// Times from a change in the cluster to the tables.
     pub programming: Durations,
 }
 

@@ -1,4 +1,4 @@
-//! What ended packets, and frames after the program had sent them.
+//! Counters of packets that were not forwarded, and of frames that could not be sent.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use crate::chain::chain;
 
 impl Observation<'_> {
     pub(super) fn last_untrusted(&self) -> Option<Untrusted> {
-        // Without it the rest of an answer stands.
+        // An answer without this is still useful.
         let (source, ago) = self.sources.reader.last_untrusted().ok()??;
         Some(Untrusted {
             source: source.to_string(),
@@ -21,12 +21,12 @@ impl Observation<'_> {
         })
     }
 
-    /// Lists what ended a packet, or its frame after the program had sent it.
+    /// Lists the reasons that ended packets, and the failures to send frames.
     pub(super) fn drops(&self) -> Result<Vec<Reason>, String> {
         self.go_on()?;
         let mut rows = self.reasons();
         rows.extend(self.failures()?);
-        // Drops first: they are what people look for.
+        // Drops come first, because users look for them.
         rows.sort_by(|a, b| a.action.cmp(&b.action));
         Ok(rows)
     }
@@ -45,7 +45,7 @@ impl Observation<'_> {
             Reason {
                 action: "fail".to_owned(),
                 reason: failure.label().to_owned(),
-                // Many drivers tell both ways of one frame.
+                // Many drivers count such a frame in both ways.
                 packets: packets.max(drivers.values().sum()),
                 rates: None,
                 drivers,
@@ -55,7 +55,7 @@ impl Observation<'_> {
         Ok(failures.into_iter().map(row).collect())
     }
 
-    /// Reads what the drivers of attached devices failed to send, as far as they count it.
+    /// Reads how many frames the drivers of attached devices failed to send, if they count them.
     fn transmit_errors(&self) -> BTreeMap<String, u64> {
         let mut errors = BTreeMap::new();
         let devices = self.view.xdp_programs.iter();
@@ -91,7 +91,7 @@ impl Observation<'_> {
     }
 }
 
-/// Words an error of the tables.
+/// Returns the text of a table's error.
 fn describe(error: TableError) -> String {
     chain(&error)
 }

@@ -1,4 +1,4 @@
-//! What the checks of backends and nodes come to.
+//! The health of backends and nodes.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -13,7 +13,7 @@ use crate::health::selection::Member;
 use crate::metrics::{CheckedBackend, HealthValues};
 use crate::target::{name_of, title};
 
-/// What is known of all backends and nodes at one time.
+/// The health of all backends and nodes at one time.
 pub(super) struct Conditions {
     backends: BTreeMap<Member, Condition>,
     nodes: BTreeMap<IpAddr, Condition>,
@@ -43,7 +43,7 @@ impl Observation<'_> {
         }
     }
 
-    /// Reads the values for the metrics.
+    /// Returns the values for the metrics.
     pub(super) fn health_values(&self) -> HealthValues {
         let Conditions { backends, nodes } = self.conditions();
         let view = &self.view;
@@ -72,7 +72,7 @@ impl Observation<'_> {
 }
 
 impl Conditions {
-    /// Writes the health of a backend into its row.
+    /// Adds the health of a backend to its row.
     pub(super) fn describe(
         &self,
         all_fail: &OrdSet<ServiceKey>,
@@ -81,7 +81,7 @@ impl Conditions {
     ) {
         let own = self.backends.get(member);
         let node = self.nodes.get(&member.backend.address);
-        // The node first: without it the backend's own check tells nothing new.
+        // The node comes first: if it is unreachable, the backend's own check says nothing new.
         let (health, condition) = match (node, own) {
             (Some(node), _) if !node.healthy => ("unreachable", node),
             (_, Some(own)) if !own.healthy => ("unhealthy", own),

@@ -1,4 +1,4 @@
-//! How the Kubernetes API is followed, and what is wrong with its objects.
+//! How the Kubernetes API is followed, and the problems of its objects.
 
 use k8s_openapi::jiff::Timestamp;
 
@@ -28,7 +28,7 @@ impl Observation<'_> {
         })
     }
 
-    /// Lists the rules that objects break, one line each.
+    /// Lists the problems of objects, one line each.
     pub(super) fn object_problems(&self) -> Vec<String> {
         let (Some(cluster), Some(feed)) = (&self.view.cluster, &self.sources.feed) else {
             return Vec::new();

@@ -8,16 +8,17 @@ use crate::http::{self, Answer};
 use crate::metrics::{self, Snapshot};
 
 impl Observer {
-    /// Answers for a path.
+    /// Returns the page at a path.
     pub async fn page(&self, path: &str) -> Answer {
         page(path, self.metrics(), self.unattached()).await
     }
 }
 
-/// Answers with a scrape, or with the devices without their program, of which there is no word if the agent is stuck.
+/// Returns the page at a path: the metrics, or the devices that lack their program. `None` in place of these
+/// means that the agent hangs.
 ///
-/// Healthy: the programs are on every device where they have to be. A refused file or
-/// service is no reason to restart an agent that serves; the metrics tell of those.
+/// The agent is healthy if its programs are on every device that needs them. A rejected file or service is no
+/// reason to restart an agent that serves; the metrics report those.
 pub(crate) async fn page(
     path: &str,
     scrape: impl Future<Output = Option<String>>,
@@ -37,7 +38,7 @@ pub(crate) async fn page(
 }
 
 impl Observation<'_> {
-    /// Reads all values for the metrics; nothing if nobody waits for them.
+    /// Reads all values for the metrics; `None` if nobody waits for them.
     pub(super) fn snapshot(&self) -> Option<Snapshot> {
         self.go_on().ok()?;
         let (interfaces, egress) = self.programs();

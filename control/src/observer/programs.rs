@@ -1,4 +1,4 @@
-//! Whether our programs are still where the agent has put them: nobody tells when one is taken off.
+//! Checks whether our programs are still attached. Nothing reports their removal.
 
 use fastpath::facts::Devices;
 
@@ -8,7 +8,8 @@ use crate::api::{Egress, Interface};
 use crate::chain::chain;
 
 impl Observation<'_> {
-    /// Lists interfaces and devices with what runs there now. What was taken off, the agent puts back afterwards.
+    /// Lists interfaces and devices with what runs there now. If a program is missing, the agent is told to
+    /// attach it again.
     pub(super) fn programs(&self) -> (Vec<Interface>, Vec<Egress>) {
         let view = &self.view;
         let (mut interfaces, mut egress) = (view.interfaces.clone(), view.egress.clone());
@@ -18,7 +19,7 @@ impl Observation<'_> {
         let mut devices = match Devices::list() {
             Ok(devices) => devices,
             Err(error) => {
-                // What the agent saw last stands.
+                // The agent's last look stays.
                 tracing::warn!(error = chain(&error), "cannot list the network devices");
                 return (interfaces, egress);
             }
@@ -43,7 +44,7 @@ impl Observation<'_> {
         for one in &view.egress_programs {
             let runs = devices.runs_at_egress(&one.device, one.ifindex, one.program);
             let mut rows = egress.iter_mut();
-            // Where the kernel does not answer, the agent's next look tells.
+            // If the kernel does not answer, the agent's next look will tell.
             if !runs.unwrap_or(true)
                 && let Some(row) = rows.find(|row| row.device == one.wanted)
             {

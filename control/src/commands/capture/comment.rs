@@ -1,7 +1,7 @@
-//! What is said of a captured packet: what became of it, by which service, and where it went.
+//! The comment of a captured packet: its outcome, its service, and where it went.
 //!
-//! The outcome is the datapath's own word. Service and backend are read from the packet: it left for
-//! the backend to which it is addressed.
+//! The datapath reports the outcome. Service and backend are derived from the packet: it is addressed to the
+//! backend that it was sent to.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -14,7 +14,7 @@ use crate::announce::Mac;
 use crate::api::Backend;
 use crate::desired::unspecified;
 
-/// What the agent calls services and backends.
+/// The names of services and backends, from the agent.
 #[derive(Debug, Default)]
 pub struct Names {
     services: BTreeMap<ServiceKey, String>,
@@ -25,13 +25,13 @@ pub struct Names {
 #[derive(Debug)]
 struct Named {
     service: ServiceKey,
-    /// None where the node itself is the backend.
+    /// The pod; `None` if the node itself is the backend.
     pod: Option<SocketAddr>,
     node: IpAddr,
     mac: Option<String>,
 }
 
-/// Where a packet went.
+/// The destination of a forwarded packet.
 #[derive(Debug, PartialEq, Eq)]
 struct Destination {
     mode: &'static str,
@@ -39,7 +39,7 @@ struct Destination {
 }
 
 impl Names {
-    /// Takes the agent's list of all backends.
+    /// Reads the agent's list of backends.
     pub fn new(rows: &[Backend]) -> Self {
         let mut names = Self::default();
         for row in rows {
@@ -57,7 +57,7 @@ impl Names {
         names
     }
 
-    /// Says what became of a packet.
+    /// Returns the comment of a packet.
     pub fn comment(&self, event: &Event, before: &Headers, after: Option<&Headers>) -> String {
         let outcome = outcome(event);
         let service = self.service(before, after);
@@ -78,7 +78,8 @@ impl Names {
         text
     }
 
-    /// Finds the service that a client's packet is for, or a backend's comes from.
+    /// Finds the service of a packet: its destination if it comes from a client, its new source if it comes
+    /// from a backend.
     fn service(&self, before: &Headers, after: Option<&Headers>) -> Option<ServiceKey> {
         let to = before.packets.iter().filter_map(destination);
         let from = after.into_iter().flat_map(|after| &after.packets);
@@ -87,7 +88,7 @@ impl Names {
             .or_else(|| before.packets.iter().find_map(destination))
     }
 
-    /// Returns a service's name; NodePorts have the unspecified address.
+    /// Returns a service's name. NodePorts have the unspecified address.
     fn name(&self, key: &ServiceKey) -> Option<&str> {
         let anywhere = ServiceKey {
             address: unspecified(key.address.is_ipv4()),
@@ -162,21 +163,21 @@ impl Names {
         Destination {
             mode: "l2dsr",
             backend: match nodes.as_slice() {
-                // The node chooses among its own pods.
+                // The node chooses among its own pods, so only the node is known.
                 [node] => format!("{node} ({mac})"),
                 _ => mac,
             },
         }
     }
 
-    /// Names the pod that an outer header is for, or the node alone.
+    /// Returns the pod that an outer header is for, if it is known; else the node.
     fn pod_behind(&self, service: Option<&ServiceKey>, outer: &Packet) -> String {
         let node = outer.destination.ip();
         let here = self.of(service).filter(|backend| backend.node == node);
         let mut pods = here
             .filter_map(|backend| backend.pod)
             .filter(|pod| outer.names_pod(pod.ip()));
-        // A NodePort's pods are listed for the machine's own addresses and for those of others.
+        // Pods of a NodePort are listed twice: for the machine's own addresses and for those of other machines.
         match pods.next() {
             Some(pod) if pods.all(|other| other == pod) => format!("{pod} on {node}"),
             _ => node.to_string(),
@@ -196,7 +197,7 @@ impl Names {
     }
 }
 
-/// Says what became of a packet, and why, in the words of `guideway drops`.
+/// Returns the outcome of a packet and its reason, in the words of `guideway drops`.
 fn outcome(event: &Event) -> String {
     let counted: Vec<String> = (0..)
         .zip(reason::all())

@@ -1,4 +1,4 @@
-//! The names of network devices, by what a captured packet says of them.
+//! Finds the names of network devices for captured packets.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -10,7 +10,7 @@ use crate::next_hop::DeviceNames;
 #[derive(Debug, Default)]
 pub(super) struct Devices {
     names: DeviceNames,
-    /// By MAC address; empty where several have the same.
+    /// Names by MAC address; empty if several devices have the same address.
     macs: BTreeMap<String, String>,
 }
 
@@ -29,12 +29,12 @@ impl Devices {
         Self { names, macs }
     }
 
-    /// Returns the name of the device with this number.
+    /// Returns the name of a device by its index.
     pub(super) fn name(&self, ifindex: u32) -> String {
         self.names.of(ifindex)
     }
 
-    /// Returns the name of the one device with this MAC address.
+    /// Returns the name of the only device with a MAC address.
     pub(super) fn with_mac(&self, mac: [u8; 6]) -> Option<String> {
         let name = self.macs.get(&Mac(mac).to_string())?;
         (!name.is_empty()).then(|| name.clone())

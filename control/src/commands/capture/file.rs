@@ -1,4 +1,4 @@
-//! The pcapng file.
+//! Writes the pcapng file.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -16,10 +16,10 @@ use pcap_file::pcapng::blocks::interface_description::{
 use pcap_file::pcapng::blocks::section_header::{SectionHeaderBlock, SectionHeaderOption};
 use pcap_file::{DataLink, Endianness};
 
-/// Timestamps in ns: ten to the minus ninth (`if_tsresol`).
+/// Unit of timestamps (`if_tsresol`): ten to the power of minus nine seconds.
 const NANOSECONDS: u8 = 9;
 
-/// Which way a packet goes, as `epb_flags` says it.
+/// Direction of a packet in `epb_flags`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub(super) enum Direction {
@@ -27,11 +27,11 @@ pub(super) enum Direction {
     Outbound = 2,
 }
 
-/// One packet of the file.
+/// A packet in the file.
 #[derive(Debug)]
 pub(super) struct Record<'a> {
     pub(super) device: &'a str,
-    /// Monotonic time.
+    /// Monotonic clock, in nanoseconds.
     pub(super) time_ns: u64,
     pub(super) length: u32,
     pub(super) bytes: &'a [u8],
@@ -39,7 +39,7 @@ pub(super) struct Record<'a> {
     pub(super) comment: String,
 }
 
-/// A file that grows while packets are captured.
+/// A file to which packets are appended.
 pub(super) struct PcapNg {
     writer: PcapNgWriter<BufWriter<Box<dyn Write>>>,
     devices: BTreeMap<String, u32>,
@@ -48,7 +48,7 @@ pub(super) struct PcapNg {
 }
 
 impl PcapNg {
-    /// Creates the file; `-` is standard output.
+    /// Creates the file. The path `-` means standard output.
     pub(super) fn create(path: &Path, snaplen: u32, monotonic_ns: u64) -> Result<Self> {
         let output: Box<dyn Write> = if path.as_os_str() == "-" {
             if io::stdout().is_terminal() {
@@ -83,7 +83,7 @@ impl PcapNg {
         })
     }
 
-    /// Adds a device, so that it is in the file even if nothing comes in on it.
+    /// Adds a device to the file and returns its number there. A device may have no packets.
     pub(super) fn device(&mut self, name: &str) -> Result<u32> {
         if let Some(number) = self.devices.get(name) {
             return Ok(*number);
@@ -121,7 +121,7 @@ impl PcapNg {
             .context("cannot write the file")
     }
 
-    /// Hands what was written to whoever reads it.
+    /// Flushes the buffer, so that a reader sees what was written.
     pub(super) fn flush(&mut self) -> Result<()> {
         self.writer
             .get_mut()

@@ -1,4 +1,4 @@
-//! The words that say what is captured.
+//! Parses the words that select what is captured.
 
 use std::net::IpAddr;
 
@@ -9,37 +9,37 @@ use xdp_prog::abi::AddressKey;
 use xdp_prog::reason::{self, ReasonKind};
 use xdp_prog::wire::protocol;
 
-/// Bits in front of an IPv4 address where it is mapped into the IPv6 space.
+/// Number of bits before an IPv4 address that is mapped into IPv6.
 const MAPPED: u32 = 96;
 
-/// Why a filter cannot be read.
+/// Why a filter is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FilterError {
-    /// A word that says nothing.
+    /// An unknown word.
     #[error("filter: {0:?} is no word of it; see `guideway capture --help`")]
     Word(String),
-    /// A word that another one has to follow.
+    /// A word that needs a value has none.
     #[error("filter: something has to follow {0:?}")]
     Nothing(String),
-    /// What follows a word is not what it takes.
+    /// The value of a word is invalid.
     #[error("filter: {word} takes {takes}, not {value:?}")]
     Value {
         /// The word.
         word: &'static str,
-        /// What it takes.
+        /// The values that it takes.
         takes: &'static str,
-        /// What was given.
+        /// The given value.
         value: String,
     },
-    /// More than a filter holds.
+    /// More values than a filter can hold.
     #[error("filter: at most two of {0}")]
     TooMany(&'static str),
-    /// Two protocols, of which a packet has one.
+    /// Two protocols; a packet has only one.
     #[error("filter: one protocol only")]
     Protocols,
 }
 
-/// What a filter is made of, word by word.
+/// The words of a filter, while they are read.
 #[derive(Debug, Default)]
 struct Words {
     networks: Vec<Network>,
@@ -48,14 +48,14 @@ struct Words {
     outcomes: Option<Outcomes>,
 }
 
-/// Reads a filter: which frames, and which outcomes.
+/// Parses a filter: which frames, and which outcomes.
 ///
 /// # Errors
 ///
-/// When a word is not understood.
+/// When a word is unknown, or its value is missing or invalid.
 pub fn parse(words: &[String]) -> Result<(Filter, Outcomes), FilterError> {
     let mut read = Words::default();
-    // Quoted or not, as with tcpdump.
+    // As with tcpdump, the filter may be quoted or not.
     let mut words = words.iter().flat_map(|text| text.split_whitespace());
     while let Some(word) = words.next() {
         let mut value = || {

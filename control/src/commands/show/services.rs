@@ -1,4 +1,4 @@
-//! The pages about services and their backends.
+//! Pages about services and their backends.
 
 use std::net::SocketAddr;
 
@@ -6,7 +6,7 @@ use super::{Columns, indented, only_if, rate};
 use crate::api::{Backend, Service};
 use crate::render::{Table, count, duration, percent};
 
-/// Shows the services.
+/// Formats the services.
 pub fn services(services: &[Service], columns: Columns) -> String {
     let Columns { is_wide, stats } = columns;
     let rates = services.iter().any(|service| service.rates.is_some());
@@ -73,7 +73,7 @@ pub fn services(services: &[Service], columns: Columns) -> String {
     table.render("no services") + &notes
 }
 
-/// Names the mode, and the traffic policy where it is not the common one.
+/// Returns the mode, with the traffic policy if that is `local`.
 fn mode(service: &Service) -> String {
     match service.traffic_policy.as_str() {
         "local" => format!("{}, local", service.mode),
@@ -81,7 +81,7 @@ fn mode(service: &Service) -> String {
     }
 }
 
-/// Says what else bears on who is served by what.
+/// Returns a note about source ranges, affinity and other rules of a service.
 fn policies(service: &Service) -> String {
     let mut notes = Vec::new();
     if service.source_ranges > 0 {
@@ -99,13 +99,13 @@ fn policies(service: &Service) -> String {
     indented(&format!("{}: {}", service.service, notes.join(", ")))
 }
 
-/// What [`backends`] says where some have no weight.
+/// The note of [`backends`] if some have weight 0.
 pub(super) const NO_WEIGHT: &str = "\
 weight 0: takes no new connections from here; a pod of this machine gets what
 other machines send to it
 ";
 
-/// Shows the backends of every service.
+/// Formats the backends of every service.
 pub fn backends(backends: &[Backend], columns: Columns) -> String {
     let Columns { is_wide, stats } = columns;
     let rates = backends.iter().any(|backend| backend.rates.is_some());
@@ -172,7 +172,7 @@ pub fn backends(backends: &[Backend], columns: Columns) -> String {
     table.render("no backends") + &notes
 }
 
-/// Says how packets leave, and to which node where that is not the backend itself.
+/// Returns how packets leave, with the node if that is not the backend itself.
 fn next_hop(backend: &Backend) -> String {
     let at_node = backend.backend == backend.node || backend.node.is_empty();
     let pod = backend.backend.parse::<SocketAddr>();
@@ -190,7 +190,7 @@ fn at_next_hop(backend: &Backend) -> String {
     backend.next_hop.clone() + &mtu.unwrap_or_default()
 }
 
-/// Says why a backend does not serve, or might soon not.
+/// Returns why a backend gets no traffic or may soon get none; empty if there is nothing to say.
 fn health_note(backend: &Backend) -> String {
     let (Some(health), Some(reason)) = (&backend.health, &backend.reason) else {
         return String::new();

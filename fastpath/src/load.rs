@@ -1,6 +1,6 @@
-//! Loads the programs: maps first, created or adopted from their pins, then the verifier.
+//! Loads the programs: creates the maps or adopts them from their pins, then has the verifier check the programs.
 //!
-//! Attaching them is the matter of [`attach`](crate::attach), what the maps mean that of the tables.
+//! [`attach`](crate::attach) attaches the programs; [`tables`](crate::tables) gives the maps their meaning.
 
 mod error;
 mod pinned;
@@ -38,10 +38,11 @@ use crate::{
     pins::{PinError, Pins, pin, unpin},
 };
 
-/// Returns how many entries a table of the kernel's LRU needs on so many possible CPUs.
+/// Returns how many entries an LRU table of the kernel needs with this many possible CPUs; 0 for no demand.
 ///
-/// Before 6.17, each CPU takes 128 free elements at a time for itself (`LOCAL_FREE_TARGET` of kernel/bpf/bpf_lru_list.c), and
-/// evicts what is in use when the table has no more. So at least half of it is to be left. Later kernels see to that.
+/// Before 6.17, each CPU reserves 128 free elements at a time (`LOCAL_FREE_TARGET` of kernel/bpf/bpf_lru_list.c). If
+/// the table has no more, the CPU evicts elements in use. So at least half of the table must be left for the rest.
+/// Later kernels ensure that themselves.
 fn lru_entries(version: Option<KernelVersion>, cpus: u32) -> u32 {
     const LOCAL_FREE_TARGET: u32 = 128;
     const FIXED: KernelVersion = KernelVersion {
@@ -71,7 +72,7 @@ pub struct Loader {
 }
 
 impl Loader {
-    /// Loads with maps and links pinned.
+    /// Loads the programs with pinned maps and links.
     #[must_use]
     pub fn pinned(pins: Pins) -> Self {
         Self {
@@ -80,7 +81,7 @@ impl Loader {
         }
     }
 
-    /// Loads without pins: everything is gone when [`Loaded`] is dropped. For tests and benchmarks.
+    /// Loads the programs without pins. Everything is gone when [`Loaded`] is dropped. For tests and benchmarks.
     #[must_use]
     pub fn unpinned() -> Self {
         Self {
@@ -90,8 +91,8 @@ impl Loader {
         }
     }
 
-    /// Loads this object, which has the same maps and programs of the same names, in place of the embedded one. For tests
-    /// of what is around the programs.
+    /// Loads this object instead of the embedded one. It must have the same maps, and programs of the same names. For
+    /// tests of the code around the programs.
     #[must_use]
     pub const fn object(mut self, bytes: &'static [u8]) -> Self {
         self.object = bytes;
@@ -105,11 +106,11 @@ impl Loader {
         self
     }
 
-    /// Loads maps and program.
+    /// Loads maps and programs.
     ///
     /// # Errors
     ///
-    /// Each names the cause and the remedy. Maps that were pinned before stay as they are, and no others stay.
+    /// Each error names the cause and the remedy. Maps that were pinned before stay unchanged; new pins are removed.
     pub fn load(&self) -> Result<Loaded, LoadError> {
         let kernel = facts::kernel();
         if kernel.is_too_old() {
@@ -161,7 +162,7 @@ impl Loader {
         let ebpf = self.load_into_kernel(&declared, release);
         let ebpf = ebpf.inspect_err(|_| {
             for pin in new {
-                // Where it was not made, there is nothing to remove.
+                // If the pin was not made, there is nothing to remove.
                 _ = fs::remove_file(pin);
             }
         })?;
@@ -198,13 +199,13 @@ impl Loader {
         Ok(ebpf)
     }
 
-    /// Reads the maps that the object declares, with the sizes asked for.
+    /// Returns the maps that the object declares, with the sizes from the options.
     fn declared_maps(&self) -> Result<BTreeMap<String, aya_obj::Map>, LoadError> {
         let object = aya_obj::Object::parse(self.object).map_err(LoadError::Object)?;
         let mut maps: BTreeMap<_, _> = object
             .maps
             .into_iter()
-            // The compiler's own (.rodata, .bss) belong to one load and are never shared.
+            // The compiler's own maps (.rodata, .bss) belong to one load and are never shared.
             .filter(|(name, _)| !name.starts_with('.'))
             .collect();
         for (name, entries) in &self.max_entries {
@@ -229,11 +230,11 @@ pub struct Loaded {
 }
 
 impl Loaded {
-    /// Returns a handle of its own to a map, to be read by type or mapped into memory.
+    /// Returns a new handle to a map, to be read by type or mapped into memory.
     ///
     /// # Errors
     ///
-    /// When the object has no such map, or the process no file descriptor left.
+    /// Fails if the object has no such map, or if the process has no file descriptor left.
     pub fn map(&self, name: &str) -> Result<MapData, LoadError> {
         let failed = |source: MapError| LoadError::Other {
             release: facts::kernel().release,
@@ -247,7 +248,7 @@ impl Loaded {
         MapData::from_fd(fd.map_err(|error| failed(error.into()))?).map_err(failed)
     }
 
-    /// Lists the maps that kept another size than asked for.
+    /// Lists the adopted maps that kept another size than the options ask for.
     #[must_use]
     pub fn kept_sizes(&self) -> &[KeptSize] {
         &self.kept_sizes
@@ -269,12 +270,12 @@ impl Loaded {
         self.get(EGRESS_PROGRAM)
     }
 
-    /// Returns the TC egress program, for another place than [`Self::attach_egress`] has for it.
+    /// Returns the TC egress program, to attach it other than by [`Self::attach_egress`].
     pub fn egress_program_mut(&mut self) -> &mut SchedClassifier {
         self.get_mut(EGRESS_PROGRAM)
     }
 
-    /// Returns the program of a tracepoint, which is not loaded with the others.
+    /// Returns the program of a tracepoint; it is not loaded with the others.
     pub(crate) fn trace_program_mut(&mut self, name: &str) -> &mut RawTracePoint {
         self.get_mut(name)
     }
@@ -301,8 +302,8 @@ impl Loaded {
         self.pins.as_ref()
     }
 
-    /// Pins a link, or holds it for as long as the program is loaded. After a failure it detaches: nothing unpinned is
-    /// left running.
+    /// Pins a link; without a path, holds it for as long as the program is loaded. If the pin fails, the link
+    /// detaches, so that nothing unpinned stays attached.
     pub(crate) fn keep(&mut self, link: FdLink, path: Option<&Path>) -> Result<(), PinError> {
         match path {
             Some(path) => pin(path, |path| link.pin(path)).map(drop),
@@ -313,13 +314,13 @@ impl Loaded {
         }
     }
 
-    /// Removes a filter when the program is not loaded any more.
+    /// Holds a filter, which is removed when the program is unloaded.
     pub(crate) fn keep_filter(&mut self, filter: OwnedFilter) {
         self.unpinned_filters.push(filter);
     }
 }
 
-/// Returns what is common to maps of the types that the object has.
+/// Returns the common data of the map types that the object has.
 const fn map_data(map: &Map) -> Option<&MapData> {
     match map {
         Map::Array(data)
@@ -335,9 +336,9 @@ const fn map_data(map: &Map) -> Option<&MapData> {
 
 /// Loads every program, then makes the stages reachable.
 ///
-/// Nothing is changed for others before the verifier has accepted everything. The map of stages may
-/// be an adopted one, through which a program that is attached already goes on: a stage may be newer
-/// than the program that calls it, since it begins anew with the frame as it came.
+/// Nothing changes for running programs before the verifier has accepted all of the new ones. The map of stages may
+/// be adopted, and programs that are attached already may use it. A stage may be newer than the program that calls
+/// it, because it parses the unchanged frame again.
 fn load_programs(ebpf: &mut Ebpf) -> Result<(), EbpfError> {
     let mut stages = Vec::with_capacity(Stage::ALL.len());
     for stage in Stage::ALL {
@@ -376,7 +377,7 @@ fn set_programs(
     Ok(())
 }
 
-/// Pins the program that captures put in place; one under way takes it over.
+/// Pins the program that captures put in place; a running capture moves on to it.
 fn pin_capture(ebpf: &mut Ebpf, pins: &Pins) -> Result<(), LoadError> {
     let path = pins.capture_program();
     unpin(&path)?;

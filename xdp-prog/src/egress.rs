@@ -1,10 +1,9 @@
-//! What a node sends: replies of its pods get back the address that the client talks to.
+//! Egress: replies of a node's pods get back the address that the client talks to.
 //!
-//! The TC egress program runs [`process`] over every packet that leaves by an
-//! uplink or towards a pod. The packet is not finished there: its checksum may
-//! be left to the device, and it may be a hundred segments at once. Hence a
-//! transport checksum is changed by the kernel's helper, which knows about both ([`Skb`]), unless the packet
-//! itself tells that the checksum is finished.
+//! The TC egress program runs [`process`] over every packet that leaves by an uplink or towards a pod. Such a packet
+//! is not finished: its checksum may be left to the device, and it may be many merged segments. So the kernel's
+//! helper, which knows about both ([`Skb`]), changes the transport checksum, unless the packet itself shows that its
+//! checksum is finished.
 //!
 //! ```text
 //! packet
@@ -21,8 +20,8 @@
 //! else                                                              -> untouched
 //! ```
 //!
-//! The program reads all it needs of the packet before the first change: helpers that change a packet invalidate
-//! pointers into it.
+//! The program reads everything that it needs from the packet before its first change, because helpers that change a
+//! packet invalidate pointers into it.
 
 mod flows;
 mod fragments;
@@ -51,11 +50,11 @@ use crate::{
     world::{Counters, Flows, Relay},
 };
 
-/// A packet that is about to be sent, with the kernel's helpers to change it.
+/// An outgoing packet, with the kernel's helpers to change it.
 ///
 /// [`Frame::view`] shows the linear part only.
 pub trait Skb: Frame {
-    /// Returns the length of the whole frame.
+    /// Returns the length of the whole frame in bytes.
     fn length(&self) -> usize;
 
     /// Makes the first `length` bytes linear, if the frame has them.
@@ -63,45 +62,44 @@ pub trait Skb: Frame {
 
     /// Returns the header at `offset` for writing, if it is in the linear part.
     ///
-    /// For a program that does so the kernel makes the linear part writable before the program runs, and drops
-    /// the packet if it cannot (`bpf_unclone_prologue` in `net/core/filter.c`).
+    /// For such a program, the kernel makes the linear part writable before the program runs, and drops the packet if
+    /// it cannot (`bpf_unclone_prologue` in `net/core/filter.c`).
     fn view_mut<T: Wire>(&mut self, offset: usize) -> Option<&mut T>;
 
-    /// Overwrites the first `length` bytes at `offset`, wherever they lie.
+    /// Overwrites the first `length` bytes at `offset`, in the linear part or behind it.
     ///
     /// # Errors
     ///
-    /// [`DropReason::NotWritable`].
+    /// [`DropReason::NotWritable`] if the kernel has no memory for it.
     fn store(&mut self, offset: usize, bytes: [u64; 2], length: usize) -> Result<(), DropReason>;
 
-    /// Tells whether it is many segments, which are still to be cut apart.
+    /// Tells whether the packet is many merged segments, which the device or the kernel will cut apart.
     fn is_merged(&self) -> bool;
 
     /// Returns the packet's mark.
     fn mark(&self) -> u32;
 
-    /// Takes the packet's mark off.
+    /// Clears the packet's mark.
     fn unmark(&mut self);
 
-    /// Tells whether [`Self::mark_translated`] was called, by another device that the packet has passed.
+    /// Tells whether [`Self::mark_translated`] was called, at another device that the packet has passed.
     fn is_translated(&self) -> bool;
 
-    /// Marks the packet as a reply that has been translated, for as long as the packet lives.
+    /// Marks the packet as translated, for as long as it lives.
     fn mark_translated(&mut self);
 
-    /// Makes room for an outer header of `length` bytes in front of the IP header, whose bytes are
-    /// then undefined.
+    /// Makes room for an outer header of `length` bytes in front of the IP header. The new bytes are undefined.
     ///
     /// # Errors
     ///
-    /// [`DropReason::NotWritable`].
+    /// [`DropReason::NotWritable`] if the kernel has no memory for it.
     fn grow(&mut self, outer: Family, length: usize) -> Result<(), DropReason>;
 
-    /// Makes a transport checksum right again after a change that `difference` records.
+    /// Updates a transport checksum after a change that `difference` records.
     ///
     /// # Errors
     ///
-    /// [`DropReason::NotWritable`].
+    /// [`DropReason::NotWritable`] if the kernel has no memory for it.
     fn replace_checksum(
         &mut self,
         field: ChecksumField,
@@ -110,25 +108,25 @@ pub trait Skb: Frame {
     ) -> Result<(), DropReason>;
 }
 
-/// Where a transport checksum lies and how it is spelled.
+/// The place of a transport checksum, and the meaning of zero in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChecksumField {
     /// Offset in the frame.
     pub offset: usize,
-    /// Zero means that there is none, and a computed zero is all ones: UDP.
+    /// Whether zero means that there is no checksum, as in UDP; a computed zero is then written as all ones.
     pub zero_is_none: bool,
 }
 
-/// Where the bytes lie that a checksum covers.
+/// The place of the changed bytes that a checksum covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Covered {
-    /// In the pseudo-header: a device that finishes the checksum does not add them.
+    /// The pseudo-header: a device that finishes the checksum does not add these bytes.
     PseudoHeader,
-    /// In the segment: a device that finishes the checksum adds them.
+    /// The segment: a device that finishes the checksum adds these bytes.
     Segment,
 }
 
-/// What is looked up and remembered of packets that leave.
+/// The tables that egress looks up and writes.
 pub trait Memory: Flows + Counters + Relay {
     /// Returns the machine-wide settings.
     fn config(&self) -> Option<&Config>;
@@ -138,22 +136,22 @@ pub trait Memory: Flows + Counters + Relay {
     fn service_v6(&self, key: &ServiceKeyV6) -> Option<u32>;
     /// Returns a service, its word read with one load.
     fn service(&self, id: u32) -> Option<Service>;
-    /// Tells whether pods of this machine answer from a port, or it is a NodePort.
+    /// Tells whether a port is a NodePort, or one from which pods of this machine answer.
     fn is_egress_port(&self, port: u16) -> bool;
-    /// Returns what the first fragment of a datagram told.
+    /// Returns the ports that a datagram's first fragment has published.
     fn datagram(&self, key: &Tuple) -> Option<Datagram>;
-    /// Notes what the first fragment of a datagram tells.
+    /// Publishes the ports of a datagram's first fragment.
     fn publish(&self, key: &Tuple, datagram: &Datagram);
-    /// Returns the way of a check.
+    /// Returns the way of a check, by the index in its mark.
     fn probe(&self, index: u32) -> Option<&Probe>;
-    /// Notes how a check's answer comes in, and what its socket is connected to.
+    /// Notes the tuple of a check's answer as it comes in, and the address to which the check's socket is connected.
     fn remember_probe(&self, answer: &Tuple, peer: &AddressKey);
-    /// Replaces what is known of a flow of this machine's kernel, as its answers will come in. What stays unknown is not
-    /// kept.
+    /// Replaces the state of a flow of this machine's kernel by the result of `renew`; `flow` is the tuple of its
+    /// answers. An unknown flow that `renew` leaves unknown is not stored.
     fn renew_local(&self, flow: &Tuple, renew: impl Fn(LocalFlow) -> LocalFlow);
 }
 
-/// Whether a packet was changed.
+/// The change that was made to a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Outcome {
     Untouched,
@@ -162,20 +160,20 @@ enum Outcome {
     Diverted,
 }
 
-/// Where a packet goes on.
+/// The way on of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
     /// Out of the device.
     Out,
-    /// Back to the stack, as if it had come in by the device: its client is on this machine.
+    /// Back to the stack, as if it had come in by the device, because its client is on this machine.
     Back,
 }
 
-/// Takes one packet all the way: finds its flow, translates and counts it.
+/// Processes one packet: finds its flow, translates it and counts it.
 ///
 /// # Errors
 ///
-/// The packet is half translated and must be dropped; the reason has been counted.
+/// Returns the reason, already counted, why the packet is half translated and must be dropped.
 #[inline(always)]
 pub fn process<S: Skb, T: Memory>(skb: &mut S, tables: &T) -> Result<Next, DropReason> {
     let outcome = match probe::index(skb.mark()) {
@@ -227,17 +225,17 @@ fn translate<S: Skb, T: Memory>(skb: &mut S, tables: &T) -> Result<Outcome, Drop
     }
 }
 
-/// Tells most of what is not ours by its source port alone: flows to pods end there at a pod's port, and the kernel's
-/// own flows count where they leave from a NodePort.
+/// Sorts out most other packets by their source port alone: a reply comes from a pod's port, and flows of the kernel
+/// count only if they leave from a NodePort.
 #[inline(always)]
 fn may_be_ours<S: Skb, T: Memory>(skb: &S, tables: &T, packet: &Headers) -> bool {
     match (packet.protocol, packet.part) {
-        // A later fragment has no ports, and an error quotes those of the other direction.
+        // A later fragment has no ports, and the quote of an error has those of the other direction.
         (protocol::TCP | protocol::UDP | protocol::SCTP, Part::Later)
         | (protocol::ICMP | protocol::ICMPV6, Part::Whole) => true,
         (protocol::TCP | protocol::UDP | protocol::SCTP, _) => match skb.view::<Ports>(packet.l4) {
             Some(ports) => tables.is_egress_port(u16::from_be_bytes(ports.source)),
-            // They lie outside of the linear part.
+            // The ports are behind the linear part.
             None => true,
         },
         _ => false,

@@ -1,12 +1,14 @@
-//! Why a packet was passed to the stack, dropped, answered, or sent on to a client.
+//! Reasons: why a packet was passed to the stack, dropped, answered, or sent on to a client.
 //!
-//! One list, three uses: the variant is the datapath's error, its integer the index into the `REASONS` counters, its text
-//! the metric label. What is forwarded to a backend has no reason; it is counted per service and per backend.
+//! One list has three uses: the variant is the datapath's error, its integer is the index into the `REASONS`
+//! counters, and its text is the metric label. A packet that is forwarded to a backend has no reason; it is counted
+//! per service and per backend.
 //!
-//! The list is part of the table layout: a variant that comes, goes or moves from one release to the next raises
-//! [`crate::abi::VERSION`], or pinned counters would go on under other names.
+//! The list is part of the table layout. A release that adds, removes or moves a variant must raise
+//! [`crate::abi::VERSION`]; otherwise pinned counters would continue under other names.
 
-/// Declares enums that share one contiguous range of counter indices: each names the index that its first variant has.
+/// Declares enums that share one contiguous range of counter indices. Each declaration gives the index of its first
+/// variant.
 macro_rules! reasons {
     ($(
         $(#[$doc:meta])*
@@ -39,60 +41,60 @@ macro_rules! reasons {
 }
 
 reasons! {
-    /// Why a packet goes on to the kernel's own stack.
+    /// Reasons why a packet passes to the kernel's own stack.
     PassReason from 0 => {
         /// The frame ends inside its Ethernet header or VLAN tags.
         RuntFrame = "runt_frame",
         /// The destination MAC is a group address: broadcast or multicast.
         GroupAddress = "group_address",
-        /// More VLAN tags than the parser follows.
+        /// The frame has more VLAN tags than the parser follows.
         VlanDepth = "vlan_depth",
-        /// Neither IPv4 nor IPv6: ARP, LLDP and the like.
+        /// The frame holds neither IPv4 nor IPv6, but ARP, LLDP or the like.
         NotIp = "not_ip",
         /// The frame ends inside the IP header or before the length that the header states.
         TruncatedIp = "truncated_ip",
         /// Version or header length contradict the Ethernet type or each other.
         MalformedIp = "malformed_ip",
-        /// A longer chain of IPv6 extension headers than the parser follows.
+        /// The packet has more IPv6 extension headers than the parser follows.
         ExtensionDepth = "extension_depth",
         /// An IPv6 routing header with segments left: the destination is not the final one.
         RoutingHeader = "routing_header",
-        /// ICMP: answered by the stack.
+        /// ICMP that the stack answers.
         Icmp = "icmp",
         /// A transport protocol that no service can have.
         Protocol = "protocol",
         /// The IP packet ends inside the TCP or UDP header.
         TruncatedTransport = "truncated_transport",
-        /// A fragment for an address that is no VIP.
+        /// A fragment for an address that is not a VIP.
         FragmentNotOurs = "fragment_not_ours",
         /// No service at this address, port and protocol.
         NoService = "no_service",
-        /// The chosen backend is this machine.
+        /// The chosen backend is this machine, without a pod.
         LocalBackend = "local_backend",
         /// IP-in-IP for an address at which this machine does not decapsulate.
         EncapNotOurs = "encap_not_ours",
-        /// IP-in-IP to this machine from a source that is no trusted edge.
+        /// IP-in-IP to this machine from a source that is not a trusted edge.
         EncapUntrusted = "encap_untrusted",
-        /// Decapsulated from a trusted edge, for a VIP that this machine has itself.
+        /// A trusted edge sent it for a VIP that this machine has itself; the outer header was taken off.
         Decapsulated = "decapsulated",
-        /// On its way to a pod of this machine, its destination translated.
+        /// It was translated and is on its way to a pod of this machine.
         Delivered = "delivered",
-        /// A pod's reply on its way out, its source translated back; or an ICMP error about a packet to a pod.
+        /// A pod's reply with its source translated back, or an ICMP error about a packet to a pod.
         Translated = "translated",
-        /// A packet of this machine's own check, put on the way of a client's packet.
+        /// A packet of this machine's own check, sent the way of a client's packets.
         ProbeSent = "probe_sent",
-        /// The answer to one.
+        /// The answer to a check of this machine.
         ProbeAnswer = "probe_answer",
-        /// Belongs to a flow of this machine's kernel that uses a NodePort as its source port.
+        /// It belongs to a flow of this machine's kernel whose source port is a NodePort.
         LocalFlow = "local_flow",
-        /// To a source port of NAT mode, but of no flow that is known.
+        /// It is for a source port of NAT mode but belongs to no known flow.
         NatNotOurs = "nat_not_ours",
-        /// An ICMP error about an outer packet: the path to a node takes less than its next hop does.
+        /// An ICMP error about an outer packet: the path to a node has a smaller MTU than its next hop.
         PathMtu = "path_mtu",
         /// Another machine announces an address that this machine announces too.
         AnnouncedElsewhere = "announced_elsewhere",
     }
-    /// Why a packet ends here.
+    /// Reasons why a packet is dropped.
     DropReason from PassReason::END => {
         /// The client's address is in none of the service's source ranges.
         SourceRange = "source_range",
@@ -102,95 +104,96 @@ reasons! {
         TtlExpired = "ttl_expired",
         /// The service has backends, but none that this machine may use (`externalTrafficPolicy: Local`).
         NoLocalBackend = "no_local_backend",
-        /// A later fragment whose first one has not come.
+        /// A later fragment that arrived before its first one.
         FragmentOutOfOrder = "fragment_out_of_order",
-        /// A fragment to a VIP or an address with NodePorts that hides the ports: its datagram's first, but cut inside
-        /// the transport header or, to a VIP, of a protocol without ports; or a later one that overlaps them (RFC 1858
-        /// section 4).
+        /// A fragment to a VIP or to an address with NodePorts that hides the ports. It may be a first fragment that
+        /// is cut inside the transport header or, to a VIP, whose protocol has no ports. Or it is a later fragment
+        /// that overlaps the ports (RFC 1858 section 4).
         FragmentOpaque = "fragment_opaque",
-        /// A fragment of an ICMP message to a VIP: nothing is put together here.
+        /// A fragment of an ICMP message to a VIP; nothing here reassembles it.
         FragmentedIcmp = "fragmented_icmp",
-        /// ICMP to a VIP with IP options or extension headers, which an answer would have to take along.
+        /// ICMP to a VIP with IP options or extension headers, which an answer would have to repeat.
         IcmpOptions = "icmp_options",
-        /// An answer was due, but the source has used up its allowance of answers.
+        /// An answer is due, but the source has used up its allowance of answers.
         AnswerLimited = "answer_limited",
-        /// No answer may be given: to a RST, an ICMP error, a source that is no host.
+        /// The packet must not be answered: it is a RST or an ICMP error, or its source is no single host.
         Unanswerable = "unanswerable",
-        /// An ICMP message that quotes nothing that can be followed.
+        /// An ICMP message whose quote belongs to no flow.
         MalformedIcmp = "malformed_icmp",
-        /// A trusted edge names a pod that is not here.
+        /// A trusted edge sent it for a pod that is not here.
         UnknownPod = "unknown_pod",
         /// A trusted edge sent it for a service that is not known here, and the stack would route it back.
         SentBack = "sent_back",
-        /// A trusted edge sent it for an address that no service has: the stack is not open to that.
+        /// A trusted edge sent it for an address without services; edges have no other access to the stack.
         InnerNotOurs = "inner_not_ours",
-        /// To a VIP, and its IP headers cannot be followed: cut short, too many, or with a route to be taken.
+        /// A packet to a VIP whose IP headers cannot be followed: cut short, too many, or a source route.
         VipHeaders = "vip_headers",
-        /// To a VIP, of a transport protocol that no service can have.
+        /// A packet to a VIP of a transport protocol that no service can have.
         VipProtocol = "vip_protocol",
-        /// To a VIP, and ends inside the TCP, UDP or SCTP header.
+        /// A packet to a VIP that ends inside the TCP, UDP or SCTP header.
         VipTransport = "vip_transport",
         /// IP-in-IP to a VIP.
         VipEncap = "vip_encap",
         /// ICMP to a VIP that is neither an echo request nor an error.
         VipIcmp = "vip_icmp",
-        /// To an address with NodePorts, with headers that hide the ports: too many, or cut short.
+        /// A packet to an address with NodePorts whose headers hide the ports: too many, or cut short.
         NodePortHeaders = "node_port_headers",
-        /// Would begin a flow to a pod, or one of NAT mode, from a VIP, where nobody is a client: the source is forged.
+        /// A packet from a VIP that would begin a flow to a pod or in NAT mode. No client has a VIP, so the source is
+        /// forged.
         SourceIsVip = "source_is_vip",
-        /// The client's port already talks to the same pod by another address of it, and every other port that was tried
-        /// is in use too.
+        /// The client's port already talks to the same pod by another address of the pod, and every other port that
+        /// was tried is in use too.
         FlowConflict = "flow_conflict",
-        /// Goes on with a connection that is not known here, while the client's port talks to the same pod by another
-        /// address of it.
+        /// A segment of an unknown connection, while the client's port talks to the same pod by another address of
+        /// the pod.
         UnknownFlow = "unknown_flow",
-        /// The table of flows takes no more.
+        /// The table of flows is full.
         FlowTableFull = "flow_table_full",
-        /// NAT mode: goes on with a connection that is not known here.
+        /// NAT mode: a segment of an unknown connection.
         NatUnknownFlow = "nat_unknown_flow",
         /// Every source port towards this backend that was tried is in use.
         NatPortsExhausted = "nat_ports_exhausted",
-        /// The tables of NAT mode take no more flows.
+        /// The tables of NAT mode are full.
         NatTableFull = "nat_table_full",
-        /// A later part of the program is not there: the agent is about to put it in place.
+        /// A stage's program is missing: the agent is about to load it.
         StageMissing = "stage_missing",
-        /// Larger than the next hop's MTU once encapsulated, and its sender cannot be asked for less.
+        /// The packet is larger than the next hop's MTU once encapsulated, and its sender cannot be told.
         MtuExceeded = "mtu_exceeded",
-        /// The same of IPv4 without DF: it would have to be cut into fragments.
+        /// As `MtuExceeded`, for IPv4 without DF: the packet would have to be fragmented.
         FragmentationNeeded = "fragmentation_needed",
         /// Neither netlink nor the kernel's FIB knows a neighbour for the backend.
         NextHopUnresolved = "next_hop_unresolved",
-        /// An L2 DSR backend that lies behind a router.
+        /// The L2 DSR backend is behind a router.
         NotOnLink = "not_on_link",
-        /// No address of the outer family to encapsulate from.
+        /// This machine has no source address in the family of the outer header.
         NoOuterSource = "no_outer_source",
-        /// The look-up found two entries that do not belong together: a table changed meanwhile.
+        /// The look-up found two entries that do not belong together, because a table changed meanwhile.
         TableChanged = "table_changed",
-        /// No room in front of the frame for the outer header.
+        /// The frame has no room in front for the outer header.
         NoHeadroom = "no_headroom",
-        /// No memory for the kernel to make a reply's headers writable.
+        /// The kernel has no memory to make a reply's headers writable.
         NotWritable = "not_writable",
-        /// A trusted edge sent something that is no IP packet inside.
+        /// A trusted edge sent an outer header without an IP packet inside.
         MalformedInner = "malformed_inner",
-        /// RFC 6040: congestion marked outside, not ECN-capable inside.
+        /// The outer header is marked as congested and the inner packet is not ECN-capable (RFC 6040).
         EcnDropped = "ecn_dropped",
     }
-    /// What is sent back to where a packet came from, in its place.
+    /// Answers that are sent back in place of a packet.
     ReplyReason from DropReason::END => {
         /// The echo reply of a VIP.
         EchoReply = "echo_reply",
-        /// Fragmentation needed, or packet too big, with the MTU that fits.
+        /// Fragmentation needed, or packet too big, with an MTU that fits.
         PacketTooBig = "packet_too_big",
         /// Time exceeded: TTL or hop limit too low for one more hop.
         TimeExceeded = "time_exceeded",
-        /// Port unreachable: nothing serves this UDP or SCTP port.
+        /// Port unreachable: no backend serves this UDP or SCTP port.
         PortUnreachable = "port_unreachable",
-        /// A TCP RST: nothing serves this port.
+        /// A TCP RST: no backend serves this port.
         Reset = "reset",
-        /// The MAC of an announced address, asked for by ARP or neighbour discovery.
+        /// The MAC of an announced address, in answer to ARP or neighbour discovery.
         Neighbour = "neighbour",
     }
-    /// What goes on to a client by way of this machine.
+    /// Packets of NAT mode that this machine sends on to a client.
     ToClientReason from ReplyReason::END => {
         /// A packet of NAT mode from a backend.
         NatReply = "nat_reply",
@@ -202,7 +205,7 @@ reasons! {
 /// Number of counters in `REASONS`.
 pub const REASON_COUNT: usize = ToClientReason::END as usize;
 
-/// Whether a reason's packets went on or ended.
+/// The fate of a reason's packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ReasonKind {
     /// The packets went on to the stack.

@@ -1,4 +1,4 @@
-//! Why the programs could not be loaded.
+//! Reasons why the programs could not be loaded.
 
 use std::{collections::BTreeMap, io};
 
@@ -11,10 +11,10 @@ use crate::{
     refusal::{Refusal, is_refusal},
 };
 
-/// Lines of the verifier's log that a message quotes: the end says what is wrong.
+/// Number of log lines of the verifier that a message quotes; the cause is at the end of the log.
 const LOG_LINES: usize = 12;
 
-/// Why the program could not be loaded.
+/// Reasons why the programs could not be loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
     #[error(
@@ -23,7 +23,7 @@ pub enum LoadError {
         KernelVersion::MINIMUM
     )]
     KernelTooOld { release: String },
-    /// Two runs of a program may share a CPU, and with it what each takes for its own.
+    /// Two runs of a program may share a CPU and overwrite each other's per-CPU data.
     #[error(
         "kernel {release} is PREEMPT_RT {}: threads of two devices would share the scratch memory of a CPU; \
          use a kernel with PREEMPT_RT_NEEDS_BH_LOCK=y, or one without PREEMPT_RT",
@@ -39,16 +39,16 @@ pub enum LoadError {
     Object(#[source] aya_obj::ParseError),
     #[error("map {map}: the BPF object has none of that name")]
     UnknownMap { map: String },
-    /// A pinned array that is no matter of options has another length under the same version.
+    /// A pinned array whose length is fixed by the build has another length under the same layout version.
     #[error(
         "map {map}: the pinned one has {pinned} entries, this build needs {needed}, under the same layout \
          version; it was pinned by a different build: run `guideway detach`, then start again"
     )]
     Length {
         map: String,
-        /// What is pinned.
+        /// Length of the pinned array.
         pinned: u32,
-        /// What the object declares.
+        /// Length that the object declares.
         needed: u32,
     },
     #[error(
@@ -57,9 +57,9 @@ pub enum LoadError {
     )]
     Layout {
         map: String,
-        /// What is pinned.
+        /// Layout of the pinned map.
         pinned: MapLayout,
-        /// What the object declares.
+        /// Layout that the object declares.
         needed: MapLayout,
     },
     #[error("{attempt}: {refusal}")]
@@ -106,7 +106,7 @@ pub enum LoadError {
     },
 }
 
-/// Finds the cause of a failure in what the loader returns.
+/// Finds the cause of a failure in the loader's error.
 pub(crate) fn explain(
     error: EbpfError,
     declared: &BTreeMap<String, aya_obj::Map>,
@@ -155,8 +155,8 @@ fn map_error(map: String, max_entries: u32, release: String, source: io::Error) 
 }
 
 fn program_error(log: String, release: String, source: io::Error, refusal: Refusal) -> LoadError {
-    // The verifier always says something; silence means that it was not asked. Without
-    // CAP_PERFMON it refuses the pointer arithmetic that it allows others.
+    // The verifier always writes a log, so an empty one means that it was not asked. Without CAP_PERFMON it refuses
+    // pointer arithmetic that it allows otherwise.
     let not_asked = log.trim().is_empty() || matches!(refusal, Refusal::Missing(_));
     if is_refusal(&source) && not_asked {
         return LoadError::Refused {

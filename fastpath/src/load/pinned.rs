@@ -1,4 +1,4 @@
-//! Maps that an earlier run has pinned: which are adopted, and with what size.
+//! Pinned maps of an earlier run: which of them are adopted, and with which size.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -8,7 +8,7 @@ use xdp_prog::abi::map;
 use super::{LoadError, Loader, error::pinned_map_error};
 use crate::pins::Pins;
 
-/// Arrays whose length is part of the build.
+/// Arrays whose length is fixed by the build.
 const OF_ONE_LENGTH: [&str; 7] = [
     map::CAPTURE,
     map::CONFIG,
@@ -19,10 +19,10 @@ const OF_ONE_LENGTH: [&str; 7] = [
     map::UNTRUSTED,
 ];
 
-/// What must be equal for a pinned map to be adopted.
+/// The properties of a pinned map that must be equal for it to be adopted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MapLayout {
-    /// The kernel's number of the map type.
+    /// The kernel's number of the map's type.
     pub kind: u32,
     /// Size of a key in bytes.
     pub key_size: u32,
@@ -65,7 +65,7 @@ impl fmt::Display for MapLayout {
     }
 }
 
-/// A pinned map that was adopted with another size than asked for.
+/// An adopted map that has another size than the options ask for.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "map {map}: keeps its {pinned} entries, {asked} were asked for; \
@@ -78,7 +78,7 @@ pub struct KeptSize {
 }
 
 impl Loader {
-    /// Compares the maps that are pinned with those the object declares.
+    /// Compares the pinned maps with those that the object declares; returns the sizes that differ.
     pub(super) fn check_pinned(
         &self,
         pins: &Pins,

@@ -1,4 +1,4 @@
-//! Addresses that are announced to neighbours, on which links, and by whom else.
+//! Announced addresses, the links of the announcement, and other machines' announcements.
 
 use std::{collections::BTreeSet, net::IpAddr};
 
@@ -12,7 +12,7 @@ use crate::{announce::Link, clock::monotonic_ns};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct AnnouncedElsewhere {
     pub address: IpAddr,
-    /// The MAC that it is said to have.
+    /// The MAC that the other machine announces.
     pub mac: [u8; 6],
 }
 
@@ -22,12 +22,12 @@ impl Tables {
         self.announced.held().keys().copied().collect()
     }
 
-    /// Goes on with what programs of another layout version announce, as long as this one's have announced nothing: by
-    /// its maps `ANNOUNCED` and `CLAIMS`, of which the second is read along from then on.
+    /// Continues the announcements of another layout version, as long as this one's programs have announced nothing.
+    /// It reads that version's maps `ANNOUNCED` and `CLAIMS`, and keeps reading the second.
     ///
     /// # Errors
     ///
-    /// When the maps are not of this layout, or the kernel refuses to read one or to write the other.
+    /// Fails if the maps are not of this layout, or if the kernel refuses to read one or to write the other.
     pub fn inherit_announced(
         &mut self,
         announced: MapData,
@@ -45,14 +45,14 @@ impl Tables {
         self.set_announced(&all)
     }
 
-    /// Makes exactly these the announced addresses.
+    /// Replaces the set of announced addresses.
     ///
     /// # Errors
     ///
-    /// When the kernel refuses a write, as it does when the table is full.
+    /// Fails if the kernel refuses a write, for one because the table is full.
     pub fn set_announced(&mut self, wanted: &BTreeSet<IpAddr>) -> Result<(), TableError> {
         let outcome = self.announced.replace_set(wanted);
-        // Also where only some fitted.
+        // The flag is set even if only some addresses fitted.
         let flag = match self.announced.held().is_empty() {
             true => 0,
             false => CONFIG_ANNOUNCE,
@@ -67,12 +67,12 @@ impl Tables {
         outcome
     }
 
-    /// Says that this machine serves: for the next three seconds it answers for the announced addresses.
+    /// Records that this machine serves: it answers for the announced addresses for the next three seconds.
     pub fn renew_announcements(&mut self) {
         self.announce_stamp.store_u64(0, 0, monotonic_ns());
     }
 
-    /// Tells whether the announced addresses are answered for, as far as their agent matters.
+    /// Tells whether the agent has said recently enough that it serves, so that announced addresses are answered for.
     pub fn answers_for_announced(&self) -> bool {
         is_announcing(self.announce_stamp(), monotonic_ns())
     }
@@ -81,11 +81,11 @@ impl Tables {
         self.announce_stamp.load_u64(0, 0).unwrap_or_default()
     }
 
-    /// Makes exactly these the links on which addresses are announced.
+    /// Replaces the links on which addresses are announced.
     ///
     /// # Errors
     ///
-    /// When the kernel refuses a write, as it does when the table is full.
+    /// Fails if the kernel refuses a write, for one because the table is full.
     pub fn set_announce_links(&mut self, links: &[Link]) -> Result<(), TableError> {
         let macs = links.iter().flat_map(|link| {
             let mac = EdgeMac::new(link.mac);
@@ -94,11 +94,11 @@ impl Tables {
         self.announce_links.replace(&macs.collect())
     }
 
-    /// Takes what other machines have announced since the last call.
+    /// Takes the announcements that other machines have made since the last call.
     ///
     /// # Errors
     ///
-    /// When the kernel refuses to read or to forget it.
+    /// Fails if the kernel refuses to read or to remove them.
     pub fn take_claims(&mut self) -> Result<Vec<AnnouncedElsewhere>, TableError> {
         let mut taken = Vec::new();
         for table in self.inherited_claims.iter_mut().chain([&mut self.claims]) {

@@ -1,19 +1,18 @@
-//! Who owns which run of the LUT arena.
+//! Allocation of the LUT arena's runs.
 //!
-//! A binary buddy allocator (Knuth, TAOCP 2.5): runs are powers of two and lie
-//! at multiples of their length, so freed neighbours merge again. It only keeps
-//! the books; the slots themselves are in the mapped array.
+//! A binary buddy allocator (Knuth, TAOCP 2.5): runs are powers of two and begin at multiples of their length, so
+//! freed neighbours merge again. It only keeps account; the slots themselves are in the mapped array.
 
 use std::collections::BTreeSet;
 
-/// Logarithms of run lengths from a single slot to the largest arena.
+/// Number of run lengths, from 2^0 slots to the largest arena.
 const ORDERS: u8 = 29;
 
 /// A run of slots: `base .. base + 2^log2`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Run {
     pub base: u32,
-    /// Logarithm of the number of slots.
+    /// Base-2 logarithm of the number of slots.
     pub log2: u8,
 }
 
@@ -39,14 +38,14 @@ pub struct Arena {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ArenaFill {
     pub slots: u32,
-    /// Slots that no run owns.
+    /// Slots that belong to no run.
     pub free: u32,
-    /// Length of the longest run that can be had.
+    /// Length of the longest run that can be allocated.
     pub largest_free: u32,
 }
 
 impl Arena {
-    /// Makes an arena of which slot 0, the mark of "no table", is never given out.
+    /// Makes an arena. Slot 0, the mark of "no table", is never allocated.
     pub fn new(slots: u32) -> Self {
         let mut arena = Self {
             slots,
@@ -66,7 +65,7 @@ impl Arena {
         arena
     }
 
-    /// Takes a run of 2^`log2` slots, or nothing if none is free.
+    /// Allocates a run of 2^`log2` slots; `None` if none is free.
     pub fn allocate(&mut self, log2: u8) -> Option<Run> {
         let order = (log2..ORDERS).find(|&order| !self.free[usize::from(order)].is_empty())?;
         let base = self.free[usize::from(order)].pop_first()?;
@@ -74,7 +73,7 @@ impl Arena {
         Some(Run { base, log2 })
     }
 
-    /// Takes a certain run; returns whether all of it was free.
+    /// Allocates a given run; returns whether all of it was free.
     pub fn reserve(&mut self, wanted: Run) -> bool {
         let aligned = wanted.base.is_multiple_of(wanted.length());
         let mut around = (wanted.log2..ORDERS).map(|log2| Run {
@@ -93,7 +92,7 @@ impl Arena {
         true
     }
 
-    /// Gives a run back.
+    /// Frees a run.
     pub fn release(&mut self, mut run: Run) {
         while run.log2 < ORDERS - 1 && self.free[usize::from(run.log2)].remove(&run.buddy()) {
             run = Run {
@@ -111,13 +110,13 @@ impl Arena {
         let largest = self.free.iter().rposition(|runs| !runs.is_empty());
         ArenaFill {
             slots: self.slots,
-            // There are no more than all of them.
+            // The sum is at most the number of slots.
             free: u32::try_from(free).unwrap_or(self.slots),
             largest_free: largest.map_or(0, |order| 1 << order),
         }
     }
 
-    /// Frees what `outer`, which is on no list, has around `kept`.
+    /// Frees the parts of `outer`, which is on no list, around `kept`.
     fn split(&mut self, mut outer: Run, kept: Run) {
         while outer.log2 > kept.log2 {
             let half = Run {

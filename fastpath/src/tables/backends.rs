@@ -1,4 +1,4 @@
-//! Backends, and the next hops that lead to their nodes.
+//! Backends, and the next hops to their nodes.
 
 use std::{collections::BTreeSet, mem::offset_of, net::IpAddr, sync::Arc};
 
@@ -12,13 +12,13 @@ use super::{
 use crate::nexthop::Resolution;
 
 impl Tables {
-    /// Tells how a node address is reached; best before a service names it.
+    /// Sets the next hop of a node address; best before a service names it.
     ///
-    /// Unresolved ones are left to the kernel's FIB, packet by packet.
+    /// For an unresolved next hop, every packet asks the kernel's FIB.
     ///
     /// # Errors
     ///
-    /// When the table of next hops is full; the old next hop stays.
+    /// Fails if the table of next hops is full; the old next hop stays.
     pub fn set_next_hop(
         &mut self,
         target: IpAddr,
@@ -58,7 +58,7 @@ impl Tables {
                 offset_of!(Backend, flags),
                 backend_flags(&backend.key, local),
             );
-            // While the flags say that the node is this machine, nobody looks at the next hop.
+            // While the flags say that the node is this machine, no packet looks at the next hop.
             let words = if local {
                 [flags, next_hop]
             } else {
@@ -79,7 +79,7 @@ impl Tables {
         Ok(())
     }
 
-    /// Gives the next hops the outer sources of the present settings.
+    /// Rewrites the next hops with the outer sources of the present settings.
     pub(super) fn rewrite_next_hops(&mut self) -> Result<(), TableError> {
         let known: Vec<(IpAddr, Resolution)> = self
             .contents
@@ -93,7 +93,7 @@ impl Tables {
         Ok(())
     }
 
-    /// Forgets the routes to all addresses but these and those of backends.
+    /// Forgets the next hops of all addresses except `targets` and the nodes of backends.
     pub fn retain_next_hops(&mut self, targets: &BTreeSet<IpAddr>) {
         let backends = self.contents.backend_by_key.keys();
         let nodes: BTreeSet<IpAddr> = backends.map(|backend| backend.key.address).collect();
@@ -107,7 +107,7 @@ impl Tables {
         }
     }
 
-    /// Counts one more user for each backend; new ones are written first.
+    /// Counts one more user of each backend; writes backends that are new.
     pub(super) fn take_backends(
         &mut self,
         keys: &[BackendKey],
@@ -146,8 +146,8 @@ impl Tables {
         Ok(id)
     }
 
-    /// Gives backends that one service alone uses, and that the new owner has none like, to that owner: what is
-    /// known of them goes on where a service gets another name.
+    /// Moves backends to a new owner, if only one service uses them and the owner does not have them already. So
+    /// their counters continue when a service gets another name.
     pub(super) fn hand_over(&mut self, ids: &[u32], owner: u32) {
         for id in ids {
             let Some(entry) = self.backends.read(*id) else {
@@ -166,7 +166,7 @@ impl Tables {
         }
     }
 
-    /// Counts one user less for each backend; those without any are retired.
+    /// Counts one user less of each backend; retires those that have none left.
     pub(super) fn drop_backends(&mut self, ids: impl IntoIterator<Item = u32>) {
         for id in ids {
             let Some(entry) = self.backends.read(id) else {

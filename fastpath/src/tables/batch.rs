@@ -1,4 +1,4 @@
-//! Many entries of a map in one system call.
+//! Reads many entries of a map with one system call.
 
 use std::os::fd::{AsFd as _, AsRawFd as _};
 
@@ -7,17 +7,17 @@ use aya::maps::{HashMap, IterableMap as _, Map, MapData, MapError};
 use super::TableError;
 use crate::sys::{self, bpf};
 
-/// The entries of a map, read many at a time.
+/// A map whose entries are read many at a time.
 pub(super) struct Entries<K, V> {
     name: &'static str,
-    /// Of whatever type: sizes were compared.
+    /// The map, of any type: only the sizes were compared.
     map: HashMap<MapData, K, V>,
 }
 
-/// What was read at once.
+/// The result of one read.
 pub(super) struct Batch {
     pub(super) count: usize,
-    /// Where the next ones begin; nothing at the end.
+    /// Cursor of the next entries; `None` at the end.
     pub(super) next: Option<u32>,
 }
 
@@ -76,7 +76,7 @@ impl<K: aya::Pod, V: aya::Pod> Entries<K, V> {
     }
 }
 
-/// Attributes of `BPF_MAP_LOOKUP_BATCH`.
+/// The attributes of `BPF_MAP_LOOKUP_BATCH`.
 #[repr(C)]
 struct BatchAttributes {
     in_batch: u64,

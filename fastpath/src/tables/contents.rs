@@ -1,4 +1,4 @@
-//! What the tables have, in user space's words.
+//! The contents of the tables, in user space's types.
 
 use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
 
@@ -8,23 +8,23 @@ use ipnet::IpNet;
 use super::{BackendKey, ForwardMode, OwnedBackend, Run, ServiceKey, ServiceSpec, policy::Pods};
 use crate::nexthop::Resolution;
 
-/// A service as the tables have it.
+/// A service in the tables.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InstalledService {
     pub id: u32,
     pub run: Run,
-    /// The table of this machine's pods, if it has any: the same one where there are no others.
+    /// The table of this machine's pods, if it has any; the same as `run` if all backends are such pods.
     pub local: Option<Run>,
     pub mode: ForwardMode,
-    /// Ids of the backends that it uses.
+    /// Ids of its backends.
     pub(super) backends: Box<[u32]>,
-    /// Whose its backends are ([`ServiceSpec::owner`]).
+    /// Owner of its backends ([`ServiceSpec::owner`]).
     pub owner: u32,
     /// This machine's pods by tag.
     pub(super) pods: Pods,
-    /// The clients that may use it, of its own family; all, if the specification names none.
+    /// The ranges of clients that may use it, of its own family; empty if the specification names none.
     pub(super) source_ranges: BTreeSet<IpNet>,
-    /// Pods that another one of their node has the tag of.
+    /// Pods that are left out because another pod of their node has the same tag.
     pub(super) left_out: Box<[BackendKey]>,
 }
 
@@ -36,22 +36,22 @@ impl InstalledService {
         runs.map(|run| u64::from(run.length())).sum()
     }
 
-    /// Lists the pods that get no traffic because their node could not tell them from another one.
+    /// Lists the pods that get no traffic, because their node could not distinguish them from another pod.
     pub fn left_out(&self) -> &[BackendKey] {
         &self.left_out
     }
 
-    /// Counts the pods of this machine that serve it.
+    /// Returns the number of pods of this machine that serve it.
     pub fn local_pods(&self) -> usize {
         self.pods.len()
     }
 
-    /// Counts the backends that it uses; some may be other services' of its owner too.
+    /// Returns the number of its backends; other services of its owner may use some of them too.
     pub fn backends(&self) -> usize {
         self.backends.len()
     }
 
-    /// Counts the source ranges that can hold its clients.
+    /// Returns the number of source ranges of its own family.
     pub fn source_ranges(&self) -> usize {
         self.source_ranges.len()
     }
@@ -60,11 +60,11 @@ impl InstalledService {
 /// Specifications of services.
 pub type Specs = OrdMap<ServiceKey, Arc<ServiceSpec>>;
 
-/// A backend as the tables have it.
+/// A backend in the tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InstalledBackend {
     pub id: u32,
-    /// Services of its owner whose lookup table names it.
+    /// Number of its owner's services that use it.
     pub services: u32,
 }
 
@@ -73,21 +73,21 @@ pub struct InstalledBackend {
 pub(super) struct NodeRoute {
     /// Id of the next hop; 0 for none.
     pub(super) next_hop: u32,
-    /// As it was told; unknown after adoption.
+    /// The resolution that was set; unknown after adoption.
     pub(super) resolution: Option<Resolution>,
     /// Whether the node is this machine.
     pub(super) local: bool,
 }
 
-/// What the tables have, in user space's words. A clone shares everything, so that it costs the same however much that
-/// is; what changes afterwards is copied then, node by node of a tree.
+/// The contents of the tables, in user space's types. A clone shares everything, so its cost does not depend on the
+/// size. Later changes copy only the tree nodes that they touch.
 #[derive(Clone, Debug, Default)]
 pub struct Contents {
     pub(super) installed: OrdMap<ServiceKey, Arc<InstalledService>>,
     pub(super) specs: Specs,
     pub(super) backend_by_key: OrdMap<OwnedBackend, InstalledBackend>,
     pub(super) node_routes: OrdMap<IpAddr, NodeRoute>,
-    /// Of nodes to which the path takes less than the next hop does.
+    /// MTUs in bytes of paths to nodes that take less than the next hop.
     pub(super) path_mtus: OrdMap<IpAddr, u32>,
 }
 
@@ -103,10 +103,10 @@ impl Contents {
         self.installed.get(key).map(Arc::as_ref)
     }
 
-    /// Returns what services were made from under the present settings. Those that an earlier agent made are not
-    /// among them, nor is one that could not be made anew.
+    /// Returns the specifications from which services were made under the present settings. Services of an earlier
+    /// agent are not among them, nor services that could not be made anew.
     ///
-    /// A clone shares everything, and two versions are compared without a look at what they share.
+    /// A clone shares everything. Comparing two versions skips the parts that they share.
     pub const fn specs(&self) -> &Specs {
         &self.specs
     }
@@ -121,12 +121,12 @@ impl Contents {
         self.backend_by_key.get(key)
     }
 
-    /// Returns how a node address is reached, as told last.
+    /// Returns the resolution of a node address that was set last.
     pub fn next_hop(&self, target: IpAddr) -> Option<Resolution> {
         self.node_routes.get(&target)?.resolution
     }
 
-    /// Returns the MTU of the path to a node, where it is smaller than the next hop's.
+    /// Returns the MTU of the path to a node in bytes, if it is smaller than the next hop's.
     pub fn path_mtu(&self, node: IpAddr) -> Option<u32> {
         self.path_mtus.get(&node).copied()
     }

@@ -12,12 +12,12 @@ use xdp_prog::{
 use super::{OwnedBackend, ServiceKey, TableError, mapped::Mapped, types::address_of};
 use crate::{clock::monotonic_ns, cpus, load::Loaded};
 
-/// The sums over all CPUs at one time.
+/// The sums over all CPUs at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Packets per pass and drop reason; every reason is there.
+    /// Packets per reason; every reason is included.
     pub reasons: Vec<ReasonCount>,
-    /// Frames of the whole machine that XDP could not send, per cause; every cause is there.
+    /// Frames of the whole machine that XDP could not send, per cause; every cause is included.
     pub failures: Vec<(Failure, u64)>,
     /// Packets and bytes per service.
     pub services: Vec<(ServiceKey, Traffic)>,
@@ -25,17 +25,17 @@ pub struct Counters {
     pub backends: Vec<(OwnedBackend, Traffic)>,
 }
 
-/// Packets that ended with one reason.
+/// The packets that were counted under one reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReasonCount {
-    /// Whether they went on to the stack or ended.
+    /// Whether the packets went on, ended, or were answered.
     pub kind: ReasonKind,
     /// Metric label.
     pub label: &'static str,
     pub packets: u64,
 }
 
-/// Handles on the maps of counters.
+/// Handles to the maps of counters.
 pub(super) struct Maps {
     reasons: OfEachCpu<u64>,
     failures: PerCpu<u64>,
@@ -157,7 +157,7 @@ impl TrafficById {
         self.0.entries
     }
 
-    /// Sums over all CPUs what one id has.
+    /// Returns the sum over all CPUs for one id.
     pub(super) fn of(&self, id: u32) -> Traffic {
         Traffic {
             packets: self.0.sum(id, PACKETS),
@@ -165,18 +165,18 @@ impl TrafficById {
         }
     }
 
-    /// Zeroes the counters of an id that is about to be given out.
+    /// Clears the counters of an id before it is allocated.
     ///
-    /// Not when it is given back: an agent that is killed never gives back.
+    /// Clearing it when it is freed would not do: an agent that is killed frees nothing.
     pub(super) fn clear(&mut self, id: u32) {
         for place in self.0.places(id) {
             self.0.memory.write(place, Traffic::default());
         }
     }
 
-    /// Has the counters of an id that is about to be given out go on from those of the one that it replaces.
+    /// Copies the counters of an old id to the id that replaces it, before the new one is allocated.
     ///
-    /// What packets add to the old ones from here on is lost: those of a few microseconds.
+    /// Packets that are counted under the old id after that are lost: those of a few microseconds.
     pub(super) fn copy(&mut self, old: u32, id: u32) {
         for (old, place) in self.0.places(old).zip(self.0.places(id)) {
             if let Some(counted) = self.0.memory.read(old) {

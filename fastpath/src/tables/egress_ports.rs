@@ -1,18 +1,18 @@
-//! The ports that the egress program looks further at: those that pods of this machine listen on, and NodePorts.
+//! The ports whose packets the egress program examines: those that pods of this machine listen on, and NodePorts.
 //!
-//! A port is there before the first packet can reach its pod, and until no packet in flight can: what the pod answers
-//! from any other port leaves as it is.
+//! A port is added before the first packet can reach its pod, and removed when no packet in flight can. A reply of
+//! the pod from any other port is not translated.
 
 use xdp_prog::abi::{SERVICE_NODE_PORT, egress_port, map, size};
 
 use super::{ServiceKey, ServiceSpec, TableError, Tables, layout::Layout, mapped::Mapped};
 use crate::load::Loaded;
 
-/// The bits, which this side alone writes.
+/// The bits of the ports; only user space writes them.
 #[derive(Debug)]
 pub(super) struct EgressPorts {
     bits: Mapped<u64>,
-    /// Whether some may be of no service that is installed.
+    /// Whether some bits may belong to no installed service.
     pub(super) is_stale: bool,
 }
 
@@ -21,7 +21,7 @@ impl EgressPorts {
     ///
     /// # Errors
     ///
-    /// When the map cannot be opened or mapped.
+    /// Fails if the map cannot be opened or mapped.
     pub(super) fn open(loaded: &Loaded) -> Result<Self, TableError> {
         Ok(Self {
             bits: Mapped::open(loaded, map::EGRESS_PORTS)?,
@@ -43,7 +43,7 @@ impl EgressPorts {
 }
 
 impl Tables {
-    /// Adds the ports of a service that is about to be written.
+    /// Adds the ports of a service before it is written.
     pub(super) fn add_egress_ports(
         &mut self,
         key: &ServiceKey,
@@ -58,7 +58,7 @@ impl Tables {
         }
     }
 
-    /// Makes the ports those of the services that are installed, none of which may be about to change.
+    /// Keeps only the ports of installed services. No service may be changing meanwhile.
     pub(super) fn retain_egress_ports(&mut self) {
         if !std::mem::take(&mut self.egress_ports.is_stale) {
             return;

@@ -1,4 +1,4 @@
-//! From user space's types to table entries, and back.
+//! Converts user space's types to table entries and back.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -31,7 +31,7 @@ fn key_of(key: &ServiceKey) -> KeyOf {
     }
 }
 
-/// Returns what leads to a service in an index with this seed.
+/// Returns a service's key in an index with this seed.
 pub(super) fn index_key(key: &ServiceKey, seed: u64) -> IndexKey {
     match key_of(key) {
         KeyOf::V4(wire) => IndexKey::v4(wire),
@@ -39,7 +39,7 @@ pub(super) fn index_key(key: &ServiceKey, seed: u64) -> IndexKey {
     }
 }
 
-/// Returns the key of a service's entry, unless it is none that could be.
+/// Returns the key of a service's entry; `None` if its protocol is unknown.
 pub(super) fn key_of_entry(entry: &Service) -> Option<ServiceKey> {
     Some(ServiceKey {
         address: address_of(entry.address),
@@ -48,7 +48,7 @@ pub(super) fn key_of_entry(entry: &Service) -> Option<ServiceKey> {
     })
 }
 
-/// Makes the entry of a service at a key, but for where its tables lie.
+/// Makes the entry of a service, without the places of its tables.
 pub(super) fn service_entry(key: &ServiceKey, spec: &ServiceSpec) -> Service {
     Service {
         address: address_key(key.address),
@@ -58,7 +58,7 @@ pub(super) fn service_entry(key: &ServiceKey, spec: &ServiceSpec) -> Service {
     }
 }
 
-/// Makes the rules of a service's entry.
+/// Makes the rules part of a service's entry: mode, flags and affinity.
 pub(super) fn service_rules(spec: &ServiceSpec) -> Service {
     let is_nat = spec.mode == ForwardMode::Nat;
     let has_pods = !is_nat && spec.backends.iter().any(|backend| backend.pod.is_some());
@@ -90,7 +90,7 @@ pub(super) fn key_check(key: &ServiceKey) -> u32 {
     }
 }
 
-/// Spells an address as `BACKENDS` does: IPv4 in the first four bytes.
+/// Converts an address to the form in `BACKENDS`: IPv4 in the first four bytes.
 pub(super) fn wire_address(address: IpAddr) -> [u8; 16] {
     match address {
         IpAddr::V4(v4) => {
@@ -108,7 +108,7 @@ pub(super) const fn family_flag(address: IpAddr) -> u32 {
     }
 }
 
-/// Makes the entry of a backend whose node is reached by this next hop, or is this machine.
+/// Makes the entry of a backend whose node has this next hop, or is this machine.
 pub(super) fn backend_entry(backend: &OwnedBackend, next_hop: u32, local: bool) -> Backend {
     let OwnedBackend { key, owner } = backend;
     let pod = key
@@ -144,7 +144,7 @@ const fn is_pod(key: &BackendKey) -> bool {
     key.pod.is_some() && !key.nat
 }
 
-/// Reads back what a backend is, and whose.
+/// Reads a backend and its owner back.
 pub(super) fn owned_backend(backend: &Backend) -> OwnedBackend {
     OwnedBackend {
         key: backend_key(backend),
@@ -210,7 +210,7 @@ pub(super) fn settings_of(config: &Config) -> Settings {
         source_v4: Some([a, b, c, d].into()).filter(|v4: &std::net::Ipv4Addr| !v4.is_unspecified()),
         source_v6: Some(config.source_v6.into())
             .filter(|v6: &std::net::Ipv6Addr| !v6.is_unspecified()),
-        // They are in the next hops.
+        // The prefixes are in the next hops.
         prefix_v4: None,
         prefix_v6: None,
         node: config.flags & CONFIG_NODE != 0,
@@ -242,7 +242,7 @@ pub(super) fn next_hop_entry(
     }
 }
 
-/// Bits in front of a prefix's own, for either family.
+/// Bits in front of a prefix's own bits, for IPv4 and IPv6.
 const EDGE_FRONT: [u32; 2] = [EdgePrefix::FRONT_BITS_V4, EdgePrefix::FRONT_BITS_V6];
 const SOURCE_FRONT: [u32; 2] = [SourcePrefix::FRONT_BITS_V4, SourcePrefix::FRONT_BITS_V6];
 

@@ -1,4 +1,4 @@
-//! Why a table could not be opened, read or changed.
+//! Reasons why a table could not be opened, read or changed.
 
 use std::io;
 
@@ -8,10 +8,10 @@ use xdp_prog::maglev;
 use super::{BackendKey, ServiceKey};
 use crate::load::LoadError;
 
-/// Why a table could not be opened, read or changed.
+/// Reasons why a table could not be opened, read or changed.
 #[derive(Debug, thiserror::Error)]
 pub enum TableError {
-    /// A map is missing from the object or cannot be opened.
+    /// A map is missing from the object, or cannot be opened.
     #[error(transparent)]
     Open(#[from] LoadError),
     #[error("cannot map the table {map} into memory")]
@@ -31,7 +31,7 @@ pub enum TableError {
         service: ServiceKey,
         wanted: u32,
         largest: u32,
-        /// All free slots.
+        /// Number of all free slots.
         free: u32,
     },
     #[error(
@@ -79,22 +79,22 @@ pub enum TableError {
 }
 
 impl TableError {
-    /// Says of a table that it cannot be read.
+    /// Makes the error of a map that cannot be read.
     pub(super) const fn read(map: &'static str) -> impl Fn(MapError) -> Self {
         move |source| Self::Read { map, source }
     }
 
-    /// Says of a table that it cannot be written to.
+    /// Makes the error of a map that cannot be written.
     pub(super) const fn write(map: &'static str) -> impl Fn(MapError) -> Self {
         move |source| Self::Write { map, source }
     }
 
-    /// Says of a table that it has no free entry.
+    /// Makes the error of a map without a free entry.
     pub(super) const fn full(map: &'static str, entries: usize) -> Self {
         Self::TableFull { map, entries }
     }
 
-    /// Tells whether a table has no room, which something else may make.
+    /// Tells whether a table is full, so that the change may succeed once something else is removed.
     pub fn is_full(&self) -> bool {
         matches!(self, Self::ArenaFull { .. } | Self::TableFull { .. })
     }

@@ -1,7 +1,7 @@
-//! Which backend a flow gets, and why: the datapath's own code over the live tables.
+//! Explains which backend a flow gets and why, with the datapath's own code over the live tables.
 //!
-//! A frame runs through the same `decide`, stages and rewrites as in the kernel, with
-//! look-ups in the live tables and in the kernel's FIB; nothing is remembered and nothing counted.
+//! A frame runs through the same `decide`, stages and rewrites as in the kernel. Look-ups use the live tables and the
+//! kernel's FIB; nothing is remembered or counted.
 
 mod fib;
 mod flow_frame;
@@ -32,24 +32,24 @@ use self::{
 };
 use super::{BackendKey, ForwardMode, ServiceKey, Tables, encode::backend_key, types::address_of};
 
-/// The steps of one decision, as far as it got.
+/// The result of one decision, as far as it got.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Explanation {
-    /// Where the look-up led, if there is such a service with a backend.
+    /// The chosen backend, if there is such a service and it has one.
     pub choice: Option<ChosenBackend>,
-    /// The ends that NAT mode gives the packet.
+    /// The new addresses and ports of a packet in NAT mode.
     pub translated: Option<Translated>,
     pub verdict: Outcome,
 }
 
-/// The ends that NAT mode gives a packet: `10.0.0.9:61001 -> 10.0.0.7:8080`.
+/// The new addresses and ports of a packet in NAT mode: `10.0.0.9:61001 -> 10.0.0.7:8080`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Translated {
-    /// Who it comes from then.
+    /// New source.
     pub source: SocketAddr,
-    /// Who it goes to then.
+    /// New destination.
     pub destination: SocketAddr,
-    /// Whether no flow is known that it belongs to, so that another port may be free when it comes.
+    /// Whether the packet belongs to no known flow. When a real packet comes, another port may be free.
     pub is_new: bool,
 }
 
@@ -63,38 +63,38 @@ impl fmt::Display for Translated {
     }
 }
 
-/// How the backend of a flow was found.
+/// The steps by which the backend of a flow was found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChosenBackend {
     pub service: u32,
     pub hash: u32,
-    /// The slot within the service's table.
+    /// Index of the slot within the service's table.
     pub slot: u32,
     pub slots: u32,
     pub id: u32,
     pub backend: BackendKey,
 }
 
-/// What becomes of a packet.
+/// The fate of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// Sent out of the device with this index.
+    /// It is sent out of the device with this index.
     Forward(u32),
-    /// Handed to the stack, for this reason.
+    /// It is handed to the stack, for this reason.
     Pass(&'static str),
-    /// Dropped, for this reason.
+    /// It is dropped, for this reason.
     Drop(&'static str),
-    /// Answered in its place, with this.
+    /// It is answered, with this reply.
     Reply(&'static str),
 }
 
 /// The way of one frame, step by step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Trace {
-    /// What was looked at, in order.
+    /// The steps, in order.
     pub steps: Vec<TraceStep>,
     pub before: Vec<u8>,
-    /// The frame as it goes on; that of a dropped one may be half edited.
+    /// The frame as it goes on; the frame of a dropped packet may be half edited.
     pub after: Vec<u8>,
     pub verdict: Outcome,
 }
@@ -102,17 +102,17 @@ pub struct Trace {
 /// One step of a trace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TraceStep {
-    /// What it is about: `parse`, `service`, `slot`, `backend`.
+    /// Topic of the step: `parse`, `service`, `slot`, `backend`.
     pub name: &'static str,
     pub text: String,
 }
 
 impl Tables {
-    /// Decides as the datapath would for the first small packet of a flow that comes in on a device.
+    /// Decides as the datapath would about the first small packet of a flow that comes in by device `ingress`.
     ///
-    /// With device 0 the kernel's FIB is not asked, as it has no answer then.
+    /// With device 0, the kernel's FIB is not asked, because it could not answer.
     ///
-    /// Returns nothing where service and client are of different families.
+    /// Returns `None` if service and client are of different families.
     pub fn which(
         &self,
         service: &ServiceKey,
@@ -148,12 +148,13 @@ impl Tables {
 
     /// Follows the first small packet of a flow; see [`Tables::trace_frame`].
     ///
-    /// Returns nothing where service and client are of different families.
+    /// Returns `None` if service and client are of different families.
     pub fn trace(&self, service: &ServiceKey, from: SocketAddr, ingress: u32) -> Option<Trace> {
         Some(self.trace_frame(&first_frame(service, from)?, ingress))
     }
 
-    /// Follows a frame, from the Ethernet header on, as if it had come in on a device; see [`Tables::which`].
+    /// Follows a frame, which begins with its Ethernet header, as if it had come in by device `ingress`; see
+    /// [`Tables::which`].
     pub fn trace_frame(&self, bytes: &[u8], ingress: u32) -> Trace {
         let run = Run::of(self, HostFrame::new(bytes), ingress);
         Trace {
@@ -165,7 +166,7 @@ impl Tables {
     }
 }
 
-/// What a frame's run through the datapath's code brought.
+/// The result of a frame's run through the datapath's code.
 struct Run {
     steps: Vec<TraceStep>,
     after: Vec<u8>,
@@ -188,7 +189,7 @@ impl Run {
         let mut is_new = false;
         let mut action = process::process(&mut frame, &world, ingress);
         steps.look_ups(&world);
-        // Few stages come, and one of them twice; a bound all the same.
+        // A frame passes few stages, one of them twice. The loop has a bound all the same.
         for _ in Stage::ALL {
             let Action::Continue(stage) = action else {
                 break;
@@ -243,7 +244,7 @@ fn outcome(action: Action, counted: &[Counted], ingress: u32) -> Outcome {
     }
 }
 
-/// What is told of a run.
+/// The record of a run.
 struct Steps<'t> {
     tables: &'t Tables,
     flow: Option<Flow>,
@@ -253,7 +254,7 @@ struct Steps<'t> {
 }
 
 impl Steps<'_> {
-    /// Tells a step once: stages look the same up again.
+    /// Records a step once: stages repeat look-ups.
     fn tell(&mut self, name: &'static str, text: String) {
         let step = TraceStep { name, text };
         if !self.told.contains(&step) {
@@ -261,7 +262,7 @@ impl Steps<'_> {
         }
     }
 
-    /// Tells of the look-ups that the run has made since the last call.
+    /// Records the look-ups that the run has made since the last call.
     fn look_ups(&mut self, world: &ReadOnly<'_>) {
         for look_up in world.take_look_ups() {
             match look_up {
@@ -405,7 +406,7 @@ impl Flow {
     }
 }
 
-/// Returns the flow of a frame's innermost packet, and tells of the headers on the way there.
+/// Returns the flow of a frame's innermost packet, and records the headers on the way to it.
 fn flow_of(frame: &HostFrame, steps: &mut Vec<TraceStep>) -> Option<Flow> {
     let link = parse::link(frame).ok()?;
     let mut next = match link.ether_type {

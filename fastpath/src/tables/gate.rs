@@ -1,5 +1,5 @@
-//! The gate that writes to maps pass: tests let it shut after a number of writes, as if the process had ended there, and
-//! have lists refused.
+//! The gate through which writes to maps pass. Tests shut it after a number of writes, as if the process had ended
+//! there, and make reads of whole maps fail.
 
 #[cfg(test)]
 pub(super) use shutting::{end_after, pass, refusal, refuse_reads};
@@ -10,7 +10,7 @@ pub(super) fn pass<T>(write: impl FnOnce() -> T) -> Option<T> {
     Some(write())
 }
 
-/// Returns why a list cannot be read: no reason.
+/// Returns the error that a test wants for reads of whole maps: outside of tests none.
 #[cfg(not(test))]
 pub(super) const fn refusal<T>() -> Option<T> {
     None
@@ -28,15 +28,15 @@ mod shutting {
         static READS_FAIL: Cell<bool> = const { Cell::new(false) };
     }
 
-    /// Makes a write, unless the process has ended before it.
+    /// Makes a write, unless the gate is shut.
     pub(in super::super) fn pass<T>(write: impl FnOnce() -> T) -> Option<T> {
         let number = WRITES.get() + 1;
         WRITES.set(number);
         (number <= LIMIT.get()).then(write)
     }
 
-    /// Ends this thread's process, as far as maps see it, after so many writes from now on; returns how many it has
-    /// tried in `task`, and what that returned.
+    /// Runs `task` and shuts the gate after this many writes of this thread. Returns how many writes `task` has
+    /// tried, and its result.
     pub(in super::super) fn end_after<T>(writes: u64, task: impl FnOnce() -> T) -> (u64, T) {
         WRITES.set(0);
         LIMIT.set(writes);
@@ -45,7 +45,7 @@ mod shutting {
         (WRITES.get(), outcome)
     }
 
-    /// Has lists refused while `task` runs.
+    /// Makes reads of whole maps fail while `task` runs.
     pub(in super::super) fn refuse_reads<T>(task: impl FnOnce() -> T) -> T {
         READS_FAIL.set(true);
         let outcome = task();

@@ -1,14 +1,14 @@
-//! Waiting until every packet that is now on its way has left the program.
+//! Waits until every packet that is in flight now has left the programs.
 
 use std::time::Duration;
 
-/// Longer than a run of the program can take, scheduling latencies included.
+/// Longer than a run of a program can take, scheduling latencies included.
 const QUARANTINE: Duration = Duration::from_secs(1);
 
-/// Waits for an RCU grace period: XDP programs run as RCU readers.
+/// Waits for an RCU grace period; XDP programs run as RCU readers.
 ///
-/// membarrier(2)'s global command is `synchronize_rcu()`. Kernels with
-/// full-tickless CPUs refuse it; there a fixed time has to do.
+/// membarrier(2)'s global command is `synchronize_rcu()`. Kernels with full-tickless CPUs refuse it; there the
+/// function waits for a fixed time.
 pub(super) fn wait() {
     const GLOBAL: libc::c_int = 1;
     // SAFETY: the call takes three integers and touches no memory.

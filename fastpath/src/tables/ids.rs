@@ -1,6 +1,6 @@
-//! Ids of array entries: which are free.
+//! Allocation of the ids of array entries.
 
-/// The free ids of one table. Low ids are given out first, 0 never.
+/// The free ids of one table. Low ids are allocated first; 0 is never allocated.
 #[derive(Clone, Debug)]
 pub(super) struct Ids {
     used: Vec<bool>,
@@ -24,7 +24,7 @@ impl Ids {
         }
     }
 
-    /// Takes a certain id; returns whether it was free.
+    /// Allocates a given id; returns whether it was free.
     pub(super) fn reserve(&mut self, id: u32) -> bool {
         match self.used.get_mut(id as usize) {
             Some(used) if !*used => {
@@ -36,7 +36,7 @@ impl Ids {
         }
     }
 
-    /// Takes the lowest free id.
+    /// Allocates the lowest free id.
     pub(super) fn allocate(&mut self) -> Option<u32> {
         let id = self.lowest
             + self
@@ -64,7 +64,7 @@ impl Ids {
         self.free
     }
 
-    /// Returns how many ids there are to give out.
+    /// Returns how many ids can be allocated in all.
     pub(super) fn capacity(&self) -> usize {
         self.used.len().saturating_sub(1)
     }

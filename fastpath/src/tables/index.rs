@@ -1,4 +1,4 @@
-//! The index of services ([`xdp_prog::abi::IndexKey`] says how it works), as its only writer sees it.
+//! The writer's side of the service index; [`xdp_prog::abi::IndexKey`] describes the index.
 
 use std::{collections::BTreeSet, mem::offset_of};
 
@@ -9,14 +9,14 @@ use super::{
 };
 use crate::load::Loaded;
 
-/// The index, its overflow, and what may not be used again yet.
+/// The index, its overflow, and the places that must not be reused yet.
 pub(super) struct ServiceIndex {
     buckets: Mapped<Bucket>,
     overflow: SyscallMap<u64, u64>,
     /// Keys in the overflow.
     overflowing: BTreeSet<IndexKey>,
     seed: u64,
-    /// Places that packets in flight may still find a removed key in.
+    /// Places where packets in flight may still find a removed key.
     retired: BTreeSet<Place>,
 }
 
@@ -25,7 +25,7 @@ impl ServiceIndex {
     ///
     /// # Errors
     ///
-    /// When one cannot be opened, read or mapped.
+    /// Fails if one of them cannot be opened, read or mapped.
     pub(super) fn open(loaded: &Loaded) -> Result<Self, TableError> {
         Ok(Self {
             buckets: Mapped::open(loaded, map::SERVICE_INDEX)?,
@@ -36,7 +36,7 @@ impl ServiceIndex {
         })
     }
 
-    /// Returns what leads to a service here.
+    /// Returns a service's key in this index.
     pub(super) fn key(&self, key: &ServiceKey) -> IndexKey {
         index_key(key, self.seed)
     }
@@ -45,7 +45,7 @@ impl ServiceIndex {
         self.buckets.length() - 1
     }
 
-    /// Reports how many keys found their buckets full, and how many may.
+    /// Returns how many keys are in the overflow, and how many can be.
     pub(super) fn overflow(&self) -> Usage {
         Usage {
             used: self.overflowing.len(),
@@ -53,11 +53,11 @@ impl ServiceIndex {
         }
     }
 
-    /// Takes over the seed that the keys which are there were hashed with.
+    /// Adopts the seed with which the existing keys were hashed.
     ///
     /// # Errors
     ///
-    /// When the overflow cannot be read.
+    /// Fails if the overflow cannot be read.
     pub(super) fn adopt(&mut self, seed: u64) -> Result<(), TableError> {
         self.seed = seed;
         let keys = self.overflow.keys()?;
@@ -65,11 +65,11 @@ impl ServiceIndex {
         Ok(())
     }
 
-    /// Removes the keys that do not lead to these ids.
+    /// Removes the keys that do not lead to a known id.
     ///
     /// # Errors
     ///
-    /// When the kernel refuses a write.
+    /// Fails if the kernel refuses a write.
     pub(super) fn retain(
         &mut self,
         is_known: impl Fn(IndexKey, u32) -> bool,
@@ -95,7 +95,7 @@ impl ServiceIndex {
         Ok(())
     }
 
-    /// Returns the id that a key leads to.
+    /// Returns the id to which a key leads.
     pub(super) fn get(&self, key: IndexKey) -> Option<u32> {
         let id = match self.find(key) {
             Some((index, way)) => self.buckets.get(index)?.ids[way],
@@ -104,7 +104,7 @@ impl ServiceIndex {
         u32::try_from(id).ok()
     }
 
-    /// Finds the place of a key, or a free one.
+    /// Returns the place of a key, else a free place for it.
     pub(super) fn place_for(&self, key: IndexKey) -> Option<Place> {
         self.find(key).or_else(|| {
             let [first, second] = self.buckets_of(key);
@@ -114,17 +114,18 @@ impl ServiceIndex {
         })
     }
 
-    /// Leads a key to an id from a place that [`ServiceIndex::place_for`] has found; the key is the last to be stored.
+    /// Writes a key and its id in a place from [`ServiceIndex::place_for`]. The key is stored last, because it makes
+    /// the id visible.
     pub(super) fn store(&mut self, place: Place, key: IndexKey, id: u32) {
         self.store_word(place, offset_of!(Bucket, ids), id.into());
         self.store_word(place, offset_of!(Bucket, keys), key.0);
     }
 
-    /// Leads a key that finds no place to an id. Programs must have been told to ask the overflow.
+    /// Writes a key without a place, and its id, into the overflow. Programs must look there already.
     ///
     /// # Errors
     ///
-    /// When the overflow is full or the kernel refuses the write.
+    /// Fails if the overflow is full, or if the kernel refuses the write.
     pub(super) fn store_aside(&mut self, key: IndexKey, id: u32) -> Result<(), TableError> {
         self.overflow.insert_new(key.0, u64::from(id))?;
         self.overflowing.insert(key);
@@ -135,11 +136,11 @@ impl ServiceIndex {
         self.overflowing.contains(&key)
     }
 
-    /// Removes a key; its place is used again after [`ServiceIndex::reclaim`].
+    /// Removes a key. Its place can be reused after [`ServiceIndex::reclaim`].
     ///
     /// # Errors
     ///
-    /// When the kernel refuses the write.
+    /// Fails if the kernel refuses the write.
     pub(super) fn remove(&mut self, key: IndexKey) -> Result<(), TableError> {
         if let Some(place) = self.find(key) {
             self.clear(place);
@@ -150,7 +151,7 @@ impl ServiceIndex {
         Ok(())
     }
 
-    /// Frees the places of removed keys: no packet looks at them any more.
+    /// Frees the places of removed keys. No packet in flight may look at them any more.
     pub(super) fn reclaim(&mut self) {
         self.retired.clear();
     }

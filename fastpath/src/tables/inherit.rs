@@ -1,12 +1,12 @@
-//! Flows that go on when an upgrade changes the layout of the tables.
+//! Keeps flows alive when an upgrade changes the layout of the tables.
 //!
-//! Programs of a new layout have tables of their own, which know no flow: a reply of a pod would leave under the pod's
-//! own address, and NAT mode would drop every segment. So the flows of the layout before are written into the new
-//! tables, first while the old programs still run, and once more when none of them does, for what began meanwhile. What
-//! the new programs have noted themselves stays.
+//! Programs of a new layout have tables of their own, which know no flow. A pod's reply would leave with the pod's
+//! own address, and NAT mode would drop every segment. So the flows of the former layout are written into the new
+//! tables: first while the old programs still run, and again when none of them does, for flows that began meanwhile.
+//! Entries that the new programs have made stay.
 //!
-//! Layout 3 is known. It proved no handshake: what its pods had not answered by data goes on as if they had, behind
-//! what they had, where it gives way first. NAT mode's half-open flows begin anew.
+//! Layout 3 can be read. It proved no handshakes. Its flows that the pod had not answered with data go on as if it
+//! had, but they are written first, so they are the first to be evicted. Half-open flows of NAT mode begin anew.
 
 use std::fmt;
 
@@ -26,10 +26,10 @@ use crate::pins::{PinError, Pins};
 /// The layout version whose flows can be read.
 const LAYOUT: u32 = 3;
 
-/// The flows of a dataplane of the layout before this one's.
+/// The flows of a dataplane of the former layout.
 pub struct FormerFlows {
     local: Walk<LocalFlow>,
-    /// Embryonic, datagram, answered: a full table of this kind pushes out what was written first.
+    /// Embryonic, datagram, answered flows, in this order: a full LRU table evicts what was written first.
     to_pods: [Walk<FormerPodFlow>; 3],
     hairpins: SyscallMap<Tuple, AddressKey>,
     nat_reverse: Walk<FormerNatReverse>,
@@ -42,14 +42,14 @@ impl fmt::Debug for FormerFlows {
     }
 }
 
-/// How many flows go on.
+/// The numbers of flows that go on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct InheritedFlows {
-    /// Of this machine's own kernel.
+    /// Flows of this machine's own kernel.
     pub local: usize,
-    /// To pods of this machine.
+    /// Flows to pods of this machine.
     pub to_pods: usize,
-    /// Of NAT mode.
+    /// Flows of NAT mode.
     pub nat: usize,
 }
 
@@ -58,21 +58,21 @@ type FormerPodFlow = [u64; 4];
 /// [`NatReverse`] of layout 3, as words.
 type FormerNatReverse = [u64; 9];
 
-/// What the words of a [`FormerPodFlow`] are.
+/// The fields of a [`FormerPodFlow`].
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 struct PodFlowFields {
-    /// What the client talks to.
+    /// The address that the client talks to.
     address: AddressKey,
     seen: u64,
     port: [u8; 2],
-    /// Length of the outer header.
+    /// Length of the outer header in bytes.
     outer: u8,
     state: u8,
     reserved: [u8; 4],
 }
 
-/// What the words of a [`FormerNatReverse`] are.
+/// The fields of a [`FormerNatReverse`].
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 struct NatReverseFields {
@@ -88,11 +88,11 @@ struct NatReverseFields {
 }
 
 impl FormerFlows {
-    /// Opens the flows of the layout before, if its programs are attached yet.
+    /// Opens the flows of the former layout; `None` unless its programs are still attached.
     ///
     /// # Errors
     ///
-    /// When a map of it cannot be opened, or is not what that layout has.
+    /// Fails if one of its maps cannot be opened, or does not have that layout.
     pub fn open(pins: &Pins) -> Result<Option<Self>, FormerFlowsError> {
         const NAMES: [&str; 7] = [
             map::LOCAL_FLOWS,
@@ -129,24 +129,24 @@ impl FormerFlows {
     }
 }
 
-/// Why the flows of the layout before cannot be read.
+/// Reasons why the flows of the former layout cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum FormerFlowsError {
-    /// A pin.
+    /// A pin could not be used.
     #[error(transparent)]
     Pin(#[from] PinError),
-    /// A map.
+    /// A map could not be read.
     #[error(transparent)]
     Table(#[from] TableError),
 }
 
 impl Tables {
-    /// Writes flows of the layout before into the tables, where they are not known yet. Those of NAT mode need their
-    /// services.
+    /// Writes flows of the former layout into the tables, unless they are known already. For flows of NAT mode, their
+    /// services must be in the tables.
     ///
     /// # Errors
     ///
-    /// When a map cannot be read or written; what was written goes on.
+    /// Fails if a map cannot be read or written. Flows that were written go on.
     pub fn inherit_flows(
         &mut self,
         former: &mut FormerFlows,
@@ -154,7 +154,7 @@ impl Tables {
         let mut inherited = InheritedFlows::default();
         former.local.go(usize::MAX, |key, flow| {
             let is_new = self.local_flows.insert_absent(key, flow)?;
-            // Without it, packets would not ask for the flow.
+            // Packets look up the flow only if its port is marked.
             let port = u16::from_be_bytes(key.destination_port()).into();
             if self.local_ports.read(&port)? < flow.until() {
                 self.local_ports.insert(port, flow.until())?;
@@ -185,7 +185,7 @@ impl Tables {
         Ok(inherited)
     }
 
-    /// Adds a flow of NAT mode whose service has its backend; tells whether it did.
+    /// Adds a flow of NAT mode if its service has its backend; tells whether it was added.
     fn inherit_nat(
         &mut self,
         reply: &Tuple,
@@ -201,7 +201,7 @@ impl Tables {
             fields.port,
             reply.protocol(),
         );
-        // Layout 3 noted of TCP alone that the client went on.
+        // Layout 3 noted only for TCP that the client went on.
         let proof = match reply.protocol() {
             protocol::TCP => PROVED,
             _ => NAT_ANSWERED,
@@ -230,7 +230,7 @@ impl Tables {
         };
         let fingerprint = fields.link.fingerprint(fields.ifindex);
         let entry = NatForward::new(&key, reply, backend, fingerprint, mark);
-        // As the datapath does: who has the reply's port has the flow.
+        // As in the datapath, the flow that has the reply's port has the entries.
         let entries = &mut self.nat.entries;
         if !entries.reverse.insert_absent(reply, &reverse)? {
             return Ok(false);
@@ -243,7 +243,7 @@ impl Tables {
     }
 }
 
-/// Reads a flow to a pod; nothing of one that a pod has with itself and whose client is forgotten.
+/// Reads a flow to a pod; `None` for a hairpin flow whose client is not known any more.
 fn pod_flow(
     key: &Tuple,
     flow: FormerPodFlow,

@@ -1,4 +1,4 @@
-//! From a specification to what the tables should hold for it; nothing is touched here.
+//! Computes the tables of a service from its specification; changes nothing.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -17,33 +17,33 @@ use super::{
     types::address_key,
 };
 
-/// A service's tables before they have places and ids.
+/// A service's tables without places and ids.
 pub(super) struct Layout {
     /// The backends that this machine uses.
     pub(super) backends: Vec<BackendKey>,
-    /// The lookup table, over indices of `backends`.
+    /// The lookup table; its owners are indices into `backends`.
     pub(super) table: Lut,
     /// The table of this machine's pods alone, if it has any.
     pub(super) local: Option<LocalTable>,
-    /// This machine's pods: index in `backends` by the pod's part of the tag.
+    /// This machine's pods: from the pod's bits of the tag to the index into `backends`.
     pub(super) pods: BTreeMap<u16, usize>,
-    /// Pods that another one of their node has the tag of.
+    /// Pods that are left out because another pod of their node has the same tag.
     pub(super) left_out: Vec<BackendKey>,
 }
 
-/// Where a service's local pods are looked up.
+/// The table that chooses among a service's local pods.
 pub(super) enum LocalTable {
-    /// In the service's table: there are no others.
+    /// The service's own table, because there are no other backends.
     Same,
-    /// In one of their own, over indices of [`Layout::backends`].
+    /// A separate table; its owners are indices into [`Layout::backends`].
     Own(Lut),
 }
 
-/// Lays out a service on a machine that has the pods of some nodes.
+/// Computes a service's tables on a machine that has the pods of some nodes.
 ///
 /// # Errors
 ///
-/// When the specification cannot be met.
+/// Fails if the specification cannot be met.
 pub(super) fn layout(
     key: &ServiceKey,
     spec: &ServiceSpec,
@@ -67,20 +67,20 @@ pub(super) fn layout(
     if spec.traffic_policy == TrafficPolicy::Local {
         used.retain(is_local_pod);
     }
-    // Pods without a share come last: the tables are over the front.
+    // Pods without a share come last, so that the tables are built over the front.
     let has_share = |backend: &BackendSpec| backend.is_sharing() || backend.pod.is_none();
     used.sort_by_key(|backend| !has_share(backend));
     let sharing = used.partition_point(has_share);
     let pods = (0..used.len()).filter(|index| is_local_pod(&used[*index]));
     let pods: Vec<usize> = pods.collect();
     let sharing_here = &pods[..pods.partition_point(|index| *index < sharing)];
-    // By L2 DSR no tag says which pod an edge means. Where this machine would choose none, the edge may have
-    // heard of one before, or not yet of its end.
+    // With L2 DSR, no tag names the pod that an edge means. If this machine has no pod with a share, the edge may
+    // still know one, or not know yet of its end.
     let is_instead = sharing_here.is_empty() && spec.mode == ForwardMode::L2dsr;
     let local = if is_instead { &pods } else { sharing_here };
 
     let table = lut::build(key, spec, &used[..sharing], seed)?;
-    // The length of a table without members says nothing about them.
+    // The length of a table without members says nothing.
     let largest = match sharing {
         0 => MAX_LOG2_LEN,
         _ => table.log2,
@@ -105,7 +105,7 @@ pub(super) fn layout(
     })
 }
 
-/// Refuses a backend to which the service's packets cannot be translated.
+/// Refuses a backend if the service's packets cannot be translated for it.
 fn check(key: &ServiceKey, mode: ForwardMode, backend: &BackendSpec) -> Result<(), TableError> {
     let Some(pod) = backend.pod else {
         return Ok(());
@@ -125,8 +125,8 @@ fn check(key: &ServiceKey, mode: ForwardMode, backend: &BackendSpec) -> Result<(
     Ok(())
 }
 
-/// Finds the pods that share node and tag with one of a lower address, or with one that has a share of the
-/// table: the node could not tell them apart.
+/// Returns the pods whose node cannot distinguish them: another pod there has the same tag and comes first, by having
+/// a share of the table or by its lower address.
 fn hidden(backends: &[BackendSpec]) -> BTreeSet<BackendSpec> {
     let mut pods: Vec<&BackendSpec> = backends
         .iter()
@@ -142,7 +142,8 @@ fn hidden(backends: &[BackendSpec]) -> BTreeSet<BackendSpec> {
     pods.iter().filter(is_hidden).map(|pod| **pod).collect()
 }
 
-/// Builds the table of the local pods; the service's own length has a slot for each, at the latest.
+/// Builds the table of the local pods. The length of the service's own table has a slot for each of them at the
+/// latest.
 fn local_lut(
     key: &ServiceKey,
     spec: &ServiceSpec,
@@ -177,7 +178,7 @@ fn local_lut(
     }
     let mut table = outcome?;
     for owner in &mut table.owners {
-        // As many owners as backends, which were counted in 32 bits.
+        // There are at most as many owners as backends, which were counted in 32 bits.
         *owner = u32::try_from(local[*owner as usize]).unwrap_or(0);
     }
     Ok(table)

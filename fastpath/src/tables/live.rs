@@ -1,9 +1,9 @@
-//! Counts flows in the tables whose oldest entries make room for new ones.
+//! Counts live flows in the tables whose oldest entries make room for new ones.
 //!
-//! Such a table (an LRU hash) is full sooner or later, mostly of flows that are long over. How much of it is needed, the
-//! flows tell that have neither ended nor idled for too long: where they fill it, the kernel removes live ones.
+//! Such a table (an LRU hash) is full sooner or later, mostly of flows that are long over. The flows that have
+//! neither ended nor idled for too long show how much of it is needed. If they fill it, the kernel evicts live flows.
 //!
-//! Entries are what counts: a flow to a pod by another client port than the client's own has two.
+//! Entries are counted, not flows: a flow with another client port at the pod has two.
 
 use xdp_prog::{
     abi::{Datagram, LocalFlow, PodFlow, Tuple, map},
@@ -14,10 +14,10 @@ use xdp_prog::{
 use super::{TableError, Tables, Usage, walk::Walk};
 use crate::{clock::monotonic_ns, load::Loaded};
 
-/// The tables, which are walked through one after the other.
+/// The tables; they are walked through one after the other.
 pub(super) struct Live {
     tables: Vec<Table>,
-    /// Which one goes on.
+    /// Index of the table that the next call continues with.
     turn: usize,
 }
 
@@ -47,15 +47,15 @@ impl Live {
     }
 }
 
-/// A table of any kind of entries.
+/// A table with any type of entries.
 struct Table {
     name: &'static str,
     usage: Usage,
     walk: Box<GoOn>,
 }
 
-/// Passes about so many entries, or those up to the end, at a time on the clock; returns how many, and the usage where it
-/// has come to the end.
+/// Walks over about this many entries, or to the end, at this time in ns. Returns the number of entries, and the
+/// table's usage at the end.
 type GoOn = dyn FnMut(usize, u64) -> Result<(usize, Option<Usage>), TableError> + Send + Sync;
 
 impl Table {
@@ -77,12 +77,12 @@ impl Table {
 }
 
 impl Tables {
-    /// Looks at about `budget` entries, for [`Self::live_fill`]; the next call goes on from there. Returns whether it has
-    /// come to the end of the last table.
+    /// Looks at about `budget` entries for [`Self::live_fill`]; the next call continues there. Returns whether it has
+    /// reached the end of the last table.
     ///
     /// # Errors
     ///
-    /// When a map cannot be read.
+    /// Fails if a map cannot be read.
     pub fn count_live(&mut self, budget: usize) -> Result<bool, TableError> {
         let now = monotonic_ns();
         let Live { tables, turn } = &mut self.live;
@@ -102,7 +102,7 @@ impl Tables {
         Ok(false)
     }
 
-    /// Reports, by the table's name, how many flows live, as the last whole walk found them.
+    /// Returns the number of live entries of each table, by its name, as the last complete walk found them.
     pub fn live_fill(&self) -> impl Iterator<Item = (&'static str, Usage)> {
         let tables = self.live.tables.iter();
         tables.map(|table| (table.name, table.usage))

@@ -1,4 +1,4 @@
-//! From a set of backends to the owners of the slots.
+//! Builds lookup tables: from a set of backends to the owners of the slots.
 
 use xdp_prog::maglev::{self, Identity, MAX_LOG2_LEN, MaglevError, Member};
 
@@ -6,24 +6,24 @@ use super::{BackendSpec, ServiceKey, ServiceSpec, TableError};
 
 /// A lookup table that is not in the arena yet.
 pub(super) struct Lut {
-    /// Logarithm of the number of slots.
+    /// Base-2 logarithm of the number of slots.
     pub(super) log2: u8,
-    /// For each slot the index of the owning backend; all [`NOBODY`] where there is none.
+    /// The index of each slot's owner among the backends; all are [`NOBODY`] without backends.
     pub(super) owners: Vec<u32>,
 }
 
 /// Owner of the slots of a table without backends.
 pub(super) const NOBODY: u32 = u32::MAX;
 
-/// Builds the table of a service over these of its backends: a function of them and the seed only.
+/// Builds the table of a service over these of its backends; it depends only on them and the seed.
 ///
-/// The length is the specification's, else by the number of backends; weights do
-/// not count, so that a change of weight never changes the length.
+/// The length is that of the specification, else it follows the number of backends. Weights do not count, so a change
+/// of weight never changes the length.
 ///
 /// # Errors
 ///
-/// When the table cannot be built: more backends than slots, a weight of zero or
-/// too small for one slot, one backend twice.
+/// Fails if there are more backends than slots, if a weight is zero or too small for one slot, or if one backend is
+/// listed twice.
 pub(super) fn build(
     key: &ServiceKey,
     spec: &ServiceSpec,
@@ -63,7 +63,7 @@ impl BackendSpec {
         Member {
             identity: match self.pod {
                 Some(pod) => Identity::new(pod.ip(), pod.port()),
-                // The port is the service's: the node takes packets as they are.
+                // The port is the service's, because the node takes packets unchanged.
                 None => Identity::new(self.address, 0),
             },
             weight: self.weight,

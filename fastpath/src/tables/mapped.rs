@@ -1,4 +1,4 @@
-//! Array maps that are shared with the kernel as memory.
+//! Array maps in memory that user space shares with the kernel.
 
 use std::{
     io,
@@ -15,8 +15,8 @@ use crate::load::Loaded;
 
 /// An mmapable array map with entries of type `T`.
 ///
-/// Entries that the program may be reading are changed by single stores only;
-/// [`Mapped::write`] is for entries that nothing names yet, or any more.
+/// Entries that a program may be reading change only by single stores. [`Mapped::write`] is for entries to which
+/// nothing leads.
 #[derive(Debug)]
 pub(super) struct Mapped<T> {
     memory: MmapRaw,
@@ -29,14 +29,14 @@ impl<T: Pod> Mapped<T> {
     ///
     /// # Errors
     ///
-    /// When it cannot be opened or mapped.
+    /// Fails if it cannot be opened or mapped.
     pub(super) fn open(loaded: &Loaded, name: &'static str) -> Result<Self, TableError> {
         Self::new(&loaded.map(name)?).map_err(|source| TableError::Mapping { map: name, source })
     }
 
     fn new(map: &MapData) -> io::Result<Self> {
         const {
-            // The kernel spaces entries by their size rounded up to eight.
+            // The kernel places entries at multiples of their size, rounded up to eight.
             assert!(size_of::<T>().is_multiple_of(8) && align_of::<T>() <= 8);
         }
         let info = map.info().map_err(io::Error::other)?;
@@ -62,44 +62,44 @@ impl<T: Pod> Mapped<T> {
 
     pub(super) fn read(&self, index: u32) -> Option<T> {
         let entry = self.pointer(index)?;
-        // SAFETY: within the mapping, aligned as asserted in `new`; `Pod` takes any bytes.
+        // SAFETY: the entry is within the mapping and aligned as asserted in `new`; `Pod` accepts any bytes.
         Some(unsafe { entry.read_volatile() })
     }
 
     /// Borrows an entry of an array that no program writes to.
     pub(super) fn get(&self, index: u32) -> Option<&T> {
         let entry = self.pointer(index)?;
-        // SAFETY: as in `read`; `Tables`, the only writer, changes entries only
-        // where it is borrowed exclusively, so this one stays while it is lent.
+        // SAFETY: as in `read`. `Tables` is the only writer and borrows itself exclusively for changes, so the entry
+        // does not change while it is lent.
         Some(unsafe { &*entry })
     }
 
     /// Overwrites an entry that no program reads.
     pub(super) fn write(&mut self, index: u32, value: T) {
         if let Some(entry) = self.pointer(index) {
-            // SAFETY: within the mapping, aligned as asserted in `new`.
+            // SAFETY: the entry is within the mapping and aligned as asserted in `new`.
             gate::pass(|| unsafe { entry.write_volatile(value) });
         }
     }
 
-    /// Reads the eight bytes at `offset` of an entry at once.
+    /// Reads the eight bytes at `offset` of an entry with one load.
     pub(super) fn load_u64(&self, index: u32, offset: usize) -> Option<u64> {
         Some(self.atomic_u64(index, offset)?.load(Ordering::Acquire))
     }
 
-    /// Writes the eight bytes at `offset` of an entry at once.
+    /// Writes the eight bytes at `offset` of an entry with one store.
     pub(super) fn store_u64(&mut self, index: u32, offset: usize, value: u64) {
         if let Some(word) = self.atomic_u64(index, offset) {
             gate::pass(|| word.store(value, Ordering::Release));
         }
     }
 
-    /// Reads the four bytes at `offset` of an entry at once.
+    /// Reads the four bytes at `offset` of an entry with one load.
     pub(super) fn load_u32(&self, index: u32, offset: usize) -> Option<u32> {
         Some(self.atomic_u32(index, offset)?.load(Ordering::Acquire))
     }
 
-    /// Writes the four bytes at `offset` of an entry at once.
+    /// Writes the four bytes at `offset` of an entry with one store.
     pub(super) fn store_u32(&mut self, index: u32, offset: usize, value: u32) {
         if let Some(word) = self.atomic_u32(index, offset) {
             gate::pass(|| word.store(value, Ordering::Release));
@@ -108,14 +108,14 @@ impl<T: Pod> Mapped<T> {
 
     fn atomic_u64(&self, index: u32, offset: usize) -> Option<&AtomicU64> {
         let word = self.field(index, offset, 8)?;
-        // SAFETY: within the mapping, aligned to eight, accessed atomically by
-        // both sides while programs may read it.
+        // SAFETY: the word is within the mapping and aligned to eight. Both sides access it atomically while programs
+        // may read it.
         Some(unsafe { AtomicU64::from_ptr(word.cast()) })
     }
 
     fn atomic_u32(&self, index: u32, offset: usize) -> Option<&AtomicU32> {
         let word = self.field(index, offset, 4)?;
-        // SAFETY: as for `atomic_u64`, aligned to four.
+        // SAFETY: as for `atomic_u64`, but aligned to four.
         Some(unsafe { AtomicU32::from_ptr(word.cast()) })
     }
 

@@ -1,9 +1,9 @@
-//! Removal of NAT mode's flows that were idle for too long, and what each service has of the others.
+//! Removes NAT mode's flows that were idle for too long, and counts the flows of each service.
 //!
-//! The datapath removes such a flow only where it is in the way. The sweep walks through
-//! the reverse entries in batches, and takes the flow's claim before it looks again and removes anything: see
-//! [`xdp_prog::decide::nat`]. What is left it counts by service, which corrects what the datapath has counted: a
-//! flow that began meanwhile may be missing, until the next walk.
+//! The datapath removes such a flow only if it is in the way. The sweep walks through the reverse entries in batches.
+//! It takes a flow's claim before it looks again and removes anything: see [`xdp_prog::decide::nat`]. It counts the
+//! flows that stay by service and so corrects the datapath's numbers. A flow that began during the walk may be
+//! missing until the next walk.
 
 use std::collections::BTreeMap;
 
@@ -20,25 +20,25 @@ use super::{
 };
 use crate::{clock::monotonic_ns, load::Loaded};
 
-/// The maps, and how far the walk has come.
+/// The maps, and the progress of the walk.
 pub(super) struct Nat {
     pub(super) entries: Entries,
     pub(super) counts: SyscallMap<u32, NatCount>,
     pub(super) begun: SyscallMap<u32, NatBegun>,
-    /// Through the reverse entries; counts the flows that are left alone.
+    /// The walk through the reverse entries; it counts the flows that stay.
     pub(super) walk: Walk<NatReverse>,
-    /// Flows that it has left since its beginning, by service id.
+    /// Flows that have stayed since the beginning of the walk, by service id.
     pub(super) found: BTreeMap<u32, NatCount>,
 }
 
-/// What the datapath keeps of each flow.
+/// The tables of NAT mode's flows.
 pub(super) struct Entries {
     pub(super) forward: SyscallMap<Tuple, NatForward>,
     pub(super) reverse: SyscallMap<Tuple, NatReverse>,
     pub(super) claims: SyscallMap<Tuple, u64>,
 }
 
-/// A claim that is older is that of an agent that was killed: the datapath's last microseconds.
+/// Age of a claim that a killed agent has left: the datapath's claims last microseconds.
 const STALE_CLAIM_NS: u64 = 1_000_000_000;
 
 impl Nat {
@@ -58,12 +58,12 @@ impl Nat {
 }
 
 impl Tables {
-    /// Removes flows of NAT mode that were idle for too long, looking at about `budget` of them; the next call
-    /// goes on from there. Returns how many were removed.
+    /// Removes flows of NAT mode that were idle for too long; looks at about `budget` flows. The next call continues
+    /// there. Returns how many flows were removed.
     ///
     /// # Errors
     ///
-    /// When a map cannot be read or written.
+    /// Fails if a map cannot be read or written.
     pub fn sweep_nat(&mut self, budget: usize) -> Result<usize, TableError> {
         let now = monotonic_ns();
         let Nat {
@@ -92,7 +92,7 @@ impl Tables {
         Ok(removed)
     }
 
-    /// Writes what a whole walk has found over what the datapath has counted.
+    /// Replaces the datapath's numbers by those of a complete walk.
     fn correct_nat_counts(&mut self) -> Result<(), TableError> {
         let found = std::mem::take(&mut self.nat.found);
         let by_nat = self.contents.installed.values();
@@ -105,7 +105,7 @@ impl Tables {
         self.set_nat_room(capacity.saturating_sub(used))
     }
 
-    /// Says of tables without flows that there is room in them; of those that were adopted, that is known.
+    /// Records that empty tables have room; adopted tables have that number already.
     pub(super) fn find_room_for_nat(&mut self) -> Result<(), TableError> {
         if self.nat.counts.read(&0)? == NatCount::default() {
             self.set_nat_room(self.nat_fill().capacity)?;
@@ -121,12 +121,12 @@ impl Tables {
         self.nat.counts.insert(0, room)
     }
 
-    /// Tells whether the last whole sweep has left flows of NAT mode, or the last one was not whole.
+    /// Tells whether the last complete sweep has left flows of NAT mode, or the present one is not complete.
     pub const fn may_have_nat_flows(&self) -> bool {
         self.nat.walk.counted() > 0 || !self.nat.walk.is_whole()
     }
 
-    /// Reports how many flows of NAT mode the last whole sweep has left.
+    /// Returns how many flows of NAT mode the last complete sweep has left.
     pub const fn nat_fill(&self) -> Usage {
         self.nat.walk.usage()
     }
@@ -153,11 +153,11 @@ impl Entries {
         Ok(())
     }
 
-    /// Removes the flow of a reverse entry if it is over; tells whether it did.
+    /// Removes the flow of a reverse entry if it is over; tells whether it was removed.
     fn expire(&mut self, reply: &Tuple, seen: &NatReverse, now: u64) -> Result<bool, TableError> {
         let key = seen.forward_key(reply.protocol());
         if self.claims.insert_if(key, now, NOEXIST).is_err() {
-            // A packet is removing it.
+            // A packet is removing the flow.
             return Ok(false);
         }
         let expired = self.expire_claimed(&key, reply, now);
@@ -166,7 +166,7 @@ impl Entries {
     }
 
     fn expire_claimed(&mut self, key: &Tuple, reply: &Tuple, now: u64) -> Result<bool, TableError> {
-        // Before the claim was there, the port may have been given to another flow.
+        // The port may have gone to another flow before the claim was held.
         let entry = match self.reverse.get(reply) {
             Some(entry) if entry.forward_key(reply.protocol()) == *key => entry,
             _ => return Ok(false),

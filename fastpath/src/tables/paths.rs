@@ -1,12 +1,13 @@
-//! MTUs of the paths to nodes, where a router says that they are smaller than the next hop's.
+//! MTUs of paths to nodes, if routers report that they are smaller than the next hop's.
 //!
-//! The program notes the last ICMP error about each node behind a router ([`xdp_prog::decide::icmp::path`]); what it says is
-//! judged here. An error is forged easily, but not the tag of the packet that it quotes: that names one of the node's
-//! pods, in 11 bits, and of one node one error is judged each time.
+//! The program notes the last ICMP error about each node behind a router ([`xdp_prog::decide::icmp::path`]); this
+//! module judges it. Anybody can forge an error, but not easily the tag of the quoted packet: 11 bits that name one
+//! of the node's pods. And each time, only one error per node is judged.
 //!
-//! That one is the last that came, whatever it says. To keep the first, or the one with the smallest MTU, would let a single
-//! forged error keep every true one out until it is judged; as it is, whoever forges must outdo the routers, which answer
-//! packets that are too large for as long as they come. What is forged raises no MTU, for only a smaller one counts.
+//! That is the last error that came, whatever it says. If the program kept the first one, or the one with the
+//! smallest MTU, a single forged error would keep every true one out until it is judged. This way a forger must outdo
+//! the routers, which answer packets that are too large for as long as they come. A forged error never raises an MTU,
+//! because only smaller ones count.
 
 use std::net::IpAddr;
 
@@ -18,17 +19,18 @@ use xdp_prog::{
 use super::{TableError, Tables, syscall_map::EXIST, types::address_of};
 use crate::nexthop::Resolution;
 
-/// What an IPv6 path takes at least (RFC 8200 section 5).
+/// The smallest MTU of an IPv6 path, in bytes (RFC 8200 section 5).
 const LEAST_V6: u32 = 1280;
-/// What an IPv4 path is taken to take at least: behind the outer header fits what every host takes (RFC 791 section 3.1).
+/// The smallest MTU of an IPv4 path that is believed, in bytes: behind the outer header fits the packet that every
+/// host takes (RFC 791 section 3.1).
 const LEAST_V4: u32 = 576 + 20;
 
 impl Tables {
-    /// Makes this the MTU of the path to a node, or the next hop's again.
+    /// Sets the MTU of the path to a node in bytes; `None` restores the next hop's.
     ///
     /// # Errors
     ///
-    /// When the table of next hops is full; the old MTU stays.
+    /// Fails if the table of next hops is full; the old MTU stays.
     pub fn set_path_mtu(&mut self, node: IpAddr, mtu: Option<u32>) -> Result<(), TableError> {
         let old = match mtu {
             Some(mtu) => self.contents.path_mtus.insert(node, mtu),
@@ -45,11 +47,11 @@ impl Tables {
         })
     }
 
-    /// Has errors noted about packets to the nodes that are behind a router, and about no others.
+    /// Makes the program note errors about packets to the nodes behind a router, and about no others.
     ///
     /// # Errors
     ///
-    /// When the kernel refuses a write.
+    /// Fails if the kernel refuses a write.
     pub fn watch_paths(&mut self) -> Result<(), TableError> {
         let is_routed = |resolution: Option<Resolution>| match resolution {
             Some(Resolution::Resolved(hop)) => hop.via_gateway,
@@ -57,25 +59,26 @@ impl Tables {
         };
         let routes = self.contents.node_routes.iter();
         let routed = routes.filter(|(_, route)| is_routed(route.resolution));
-        // The program writes the reports; those that are there stay.
+        // The program writes the reports, so those that exist stay.
         let known = self.paths.held();
         let report = |node| known.get(node).copied().unwrap_or_default();
         let wanted = routed.map(|(node, _)| (*node, report(node))).collect();
         self.paths.replace(&wanted)
     }
 
-    /// Tells whether there are nodes behind a router.
+    /// Tells whether any node is behind a router.
     pub fn has_paths(&self) -> bool {
         !self.paths.held().is_empty()
     }
 
-    /// Takes what routers have said since the last call: nodes to which the path is smaller than what is known, with its MTU.
+    /// Takes the reports since the last call: nodes whose path has a smaller MTU than known, each with that MTU in
+    /// bytes.
     ///
     /// # Errors
     ///
-    /// When the kernel refuses to read or to forget it.
+    /// Fails if the kernel refuses to read or to clear the reports.
     pub fn take_path_mtus(&mut self) -> Result<Vec<(IpAddr, u32)>, TableError> {
-        // Mostly nothing was said: one counter tells.
+        // Mostly there are no reports; one counter shows that.
         let count = self.counters.reason(PassReason::PathMtu.index());
         if std::mem::replace(&mut self.path_errors, count) == count {
             return Ok(Vec::new());
@@ -93,8 +96,8 @@ impl Tables {
         Ok(smaller)
     }
 
-    /// Returns the MTU of the path to a node, if the error is about a packet that could have been sent from here, and
-    /// tells something new.
+    /// Returns the MTU of the path to a node in bytes, if the reported packet could have been sent from here and the
+    /// report is news.
     fn judge(&self, node: IpAddr, report: PathReport) -> Option<u32> {
         let Some(Resolution::Resolved(hop)) = self.next_hop(node) else {
             return None;

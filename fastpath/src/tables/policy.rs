@@ -1,4 +1,4 @@
-//! What lies under a service's id: the pods of this machine that serve it, and who may use it.
+//! The entries under a service's id: this machine's pods that serve it, and the clients that may use it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,15 +10,15 @@ use super::{
     encode::{source_prefix_key, source_prefix_of},
 };
 
-/// This machine's pods of one service: backend id by the pod's part of the tag.
+/// This machine's pods of one service: from the pod's bits of the tag to the backend id.
 pub(super) type Pods = BTreeMap<u16, u32>;
 
 impl Tables {
-    /// Adds what is missing of the wanted pods; those that are not wanted stay.
+    /// Adds the wanted pods that are missing; pods that are not wanted stay.
     ///
     /// # Errors
     ///
-    /// When the kernel refuses a write; the pods are then as before.
+    /// Fails if the kernel refuses a write; the pods are then as before.
     pub(super) fn add_pods(
         &mut self,
         service: u32,
@@ -35,19 +35,19 @@ impl Tables {
         Ok(())
     }
 
-    /// Removes the pods that are not wanted any more.
+    /// Removes the pods that are no longer wanted.
     pub(super) fn remove_pods(&mut self, service: u32, wanted: &Pods, present: &Pods) {
         for tag in present.keys().filter(|tag| !wanted.contains_key(tag)) {
-            // It may be gone already, which is as good.
+            // The entry may be gone already.
             let _ = self.pods.remove(&PodKey::new(service, Tag(*tag)));
         }
     }
 
-    /// Takes an attempt to add pods back.
+    /// Undoes an attempt to add pods.
     fn restore_pods(&mut self, service: u32, wanted: &Pods, present: &Pods) {
         self.remove_pods(service, present, wanted);
         for (tag, backend) in present {
-            // Each replaces an element of its own key, for which there is room.
+            // This replaces an entry with the same key, for which there is room.
             let _ = self.insert_pod(service, *tag, *backend);
         }
     }
@@ -57,7 +57,7 @@ impl Tables {
         self.pods.insert_new(key, Pod::new(key, backend))
     }
 
-    /// Lists the pods of every service id; entries that another key's value lies in are left out.
+    /// Lists the pods of every service id; leaves out entries whose value belongs to another key.
     pub(super) fn pods_by_service(&self) -> Result<BTreeMap<u32, Pods>, TableError> {
         let mut pods: BTreeMap<u32, Pods> = BTreeMap::new();
         for (key, pod) in self.pods.entries()? {
@@ -71,7 +71,7 @@ impl Tables {
         Ok(pods)
     }
 
-    /// Removes pods that none of the services in the tables has.
+    /// Removes pods that belong to none of the services in the tables.
     pub(super) fn remove_stray_pods(&mut self) -> Result<(), TableError> {
         let known: BTreeMap<u32, &Pods> = self
             .contents
@@ -91,11 +91,11 @@ impl Tables {
         Ok(())
     }
 
-    /// Adds what is missing of the wanted source ranges; those that are not wanted stay.
+    /// Adds the wanted source ranges that are missing; ranges that are not wanted stay.
     ///
     /// # Errors
     ///
-    /// When the kernel refuses a write; the ranges are then as before.
+    /// Fails if the kernel refuses a write; the ranges are then as before.
     pub(super) fn add_source_ranges(
         &mut self,
         service: u32,
@@ -119,7 +119,7 @@ impl Tables {
         ranges: impl IntoIterator<Item = &'r IpNet>,
     ) {
         for range in ranges {
-            // It may be gone already, which is as good.
+            // The entry may be gone already.
             let _ = self
                 .source_ranges
                 .remove(&source_prefix_key(service, *range));
@@ -140,7 +140,7 @@ impl Tables {
     }
 }
 
-/// Returns the source ranges that can hold clients of a service, without bits beyond their lengths.
+/// Returns the source ranges of a service's own family, without bits beyond their lengths.
 pub(super) fn ranges_of(key: &ServiceKey, ranges: &BTreeSet<IpNet>) -> BTreeSet<IpNet> {
     ranges
         .iter()

@@ -1,4 +1,4 @@
-//! The ways of this machine's own checks.
+//! The ways of this machine's own checks of backends and nodes.
 
 use std::net::IpAddr;
 
@@ -6,19 +6,18 @@ use xdp_prog::abi::{AddressKey, PROBE_ENCAP, PROBE_MARK, PROBE_MARK_MASK, Probe,
 
 use super::{TableError, Tables, types::address_key};
 
-/// The way of one check: from a marked socket to a backend, as a client's packets go, or to its node.
+/// The way of one check: from a marked socket to a backend, as a client's packets go, or to the backend's node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProbeSpec {
-    /// What the socket is connected to: the node's address, or that of the service where their families
-    /// differ.
+    /// The address to which the socket is connected: the node's, or the service's if their families differ.
     pub peer: IpAddr,
-    /// What is meant: the service's address, or that of the node.
+    /// The address that the check is for: the service's, or the node's.
     pub destination: IpAddr,
-    /// The node, if an outer header is put in front.
+    /// The node, if the check gets an outer header.
     pub outer: Option<IpAddr>,
-    /// Outer source; the socket's own address if not given.
+    /// Outer source; the socket's own address by default.
     pub source: Option<IpAddr>,
-    /// The pod that the node is to choose.
+    /// The pod that the node shall choose.
     pub pod: Option<IpAddr>,
 }
 
@@ -39,7 +38,7 @@ impl ProbeSpec {
     }
 }
 
-/// Number of ways that the mark can name; 0 names none.
+/// Number of ways that a mark can name; 0 names none.
 pub const MAX_PROBES: u32 = !PROBE_MARK_MASK;
 
 /// Returns the mark of a check's socket.
@@ -48,17 +47,17 @@ pub const fn probe_mark(index: u32) -> u32 {
 }
 
 impl Tables {
-    /// Returns how many checks can have a way; their indices begin at 1.
+    /// Returns how many checks can have a way. Their indices begin at 1.
     pub fn probe_capacity(&self) -> u32 {
         let entries = u32::try_from(self.probes.capacity()).unwrap_or(u32::MAX);
         entries.saturating_sub(1).min(MAX_PROBES)
     }
 
-    /// Sets the way of the checks whose sockets carry [`probe_mark`] of this index.
+    /// Sets the way of the checks whose sockets carry the [`probe_mark`] of this index.
     ///
     /// # Errors
     ///
-    /// When the kernel refuses the write.
+    /// Fails if the kernel refuses the write.
     pub fn set_probe(&mut self, index: u32, probe: &ProbeSpec) -> Result<(), TableError> {
         self.probes.insert(index, probe.entry())
     }

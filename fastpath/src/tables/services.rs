@@ -13,7 +13,7 @@ use super::{
     policy::{Pods, ranges_of},
 };
 
-/// The runs of a service: the one for all its backends, and the one for this machine's pods.
+/// The runs of a service: one for all its backends, and one for this machine's pods.
 #[derive(Clone, Copy, Debug)]
 struct Runs {
     table: Run,
@@ -32,17 +32,16 @@ impl Runs {
 }
 
 impl Tables {
-    /// Adds a service or changes it to the specification.
+    /// Adds a service, or changes it to the specification.
     ///
-    /// A table of the same length is changed slot by slot; otherwise a new one
-    /// is built and the service turned to it with one store. Other rules, such
-    /// as another mode, lie in words of their own beside those of the tables:
-    /// the service is built anew under another id, and its key turned to that.
+    /// A table of the same length is changed slot by slot. For another length, a new table is built, and one store
+    /// turns the service to it. Other rules, such as the mode, are in other words than the tables' places. To change
+    /// them, the service is built anew under another id, and its key is turned to that id.
     ///
     /// # Errors
     ///
-    /// When the specification cannot be met or a table is full; the service is then as before. When the kernel
-    /// refuses to end what programs have noted of it; it has changed then.
+    /// Fails if the specification cannot be met or a table is full; the service is then as before. Fails too if the
+    /// kernel refuses to invalidate the programs' notes; the service has changed then.
     pub fn put_service(
         &mut self,
         key: ServiceKey,
@@ -51,11 +50,11 @@ impl Tables {
         self.put_shared_service(key, Arc::new(spec.clone()))
     }
 
-    /// Does the same with a specification that the caller keeps too.
+    /// As [`Tables::put_service`], with a specification that the caller shares.
     ///
     /// # Errors
     ///
-    /// As for [`Tables::put_service`].
+    /// As [`Tables::put_service`].
     pub fn put_shared_service(
         &mut self,
         key: ServiceKey,
@@ -115,7 +114,7 @@ impl Tables {
     ///
     /// # Errors
     ///
-    /// When the kernel refuses the write; the service is then as before.
+    /// Fails if the kernel refuses the write; the service is then as before.
     pub fn remove_service(&mut self, key: &ServiceKey) -> Result<bool, TableError> {
         if !self.contents.installed.contains_key(key) {
             return Ok(false);
@@ -139,19 +138,19 @@ impl Tables {
         Ok(true)
     }
 
-    /// Puts services again whose local pods are not what they were when they were put.
+    /// Puts services again whose local pods have changed since they were put.
     pub(super) fn put_again(&mut self, services: Vec<(ServiceKey, Arc<ServiceSpec>)>) {
         for (key, spec) in services {
-            // A service that does not fit stays as it was; whoever compares what is installed with what is
-            // wanted finds it to be something else.
+            // A service that does not fit stays as it was. Callers that compare the installed services with the
+            // wanted ones see the difference.
             if self.put_shared_service(key, spec).is_err() {
                 self.contents.specs.remove(&key);
             }
         }
     }
 
-    /// Writes everything of a service whose backends are written; all that can fail comes before the
-    /// first change that packets see.
+    /// Writes a service whose backends are written already. Every step that can fail comes before the first change
+    /// that packets see.
     fn install(
         &mut self,
         key: &ServiceKey,
@@ -168,7 +167,7 @@ impl Tables {
                 pods: old.pods.clone(),
                 source_ranges: old.source_ranges.clone(),
             });
-        // What lies under an id that is kept changes step by step.
+        // If the service keeps its id, the entries under the id change step by step.
         let kept = old.filter(|_| replaced.is_none());
         let old_pods = kept.map(|old| old.pods.clone()).unwrap_or_default();
         let old_ranges = kept
@@ -271,8 +270,8 @@ impl Tables {
         Ok((service, change))
     }
 
-    /// Keeps the runs that have the right length and may change, or that hold the wanted owners already, and takes
-    /// new ones in place of the others.
+    /// Keeps the runs that have the right length and may change, or that have the wanted owners already; allocates
+    /// new runs for the others.
     fn take_runs(
         &mut self,
         key: &ServiceKey,
@@ -310,7 +309,7 @@ impl Tables {
         Ok(Runs { table, local })
     }
 
-    /// Writes what lies under a service's id; packets do not find new entries before the service names them.
+    /// Writes the entries under a service's id. Packets find new entries only when the service names them.
     fn write_under(
         &mut self,
         id: u32,
@@ -344,7 +343,7 @@ impl Tables {
             })
     }
 
-    /// Tells whether the service under an id has the rules of a specification.
+    /// Tells whether the service with this id has the rules of a specification.
     fn has_rules(&self, id: u32, spec: &ServiceSpec) -> bool {
         let rules = service_rules(spec);
         self.service.read(id).is_some_and(|entry| {
@@ -352,13 +351,13 @@ impl Tables {
         })
     }
 
-    /// Tells whether a run has a table's owners.
+    /// Tells whether a run has the owners of a table.
     fn holds(&self, run: Run, table: &Lut, ids: &[u32]) -> bool {
         let owners = table.owners.iter().map(|owner| id_of(ids, *owner));
         self.lut.of(run).map(|slot| slot.0).eq(owners)
     }
 
-    /// Stores a table's owners; returns how many slots have another one than before.
+    /// Stores the owners of a table in a run; returns how many slots have changed.
     fn store_slots(&mut self, run: Run, is_new: bool, table: &Lut, ids: &[u32]) -> u32 {
         let mut changed = 0;
         for (index, owner) in (run.base..).zip(&table.owners) {
@@ -380,7 +379,7 @@ impl Tables {
         }
     }
 
-    /// Leads packets for a key to the service with this id.
+    /// Makes a key lead to the service with this id.
     fn insert_key(&mut self, key: &ServiceKey, id: u32) -> Result<(), TableError> {
         let key = self.index.key(key);
         if !self.index.is_aside(key)
@@ -408,7 +407,7 @@ fn id_of(ids: &[u32], owner: u32) -> u32 {
     ids.get(owner as usize).copied().unwrap_or(0)
 }
 
-/// Lists the runs that were taken anew.
+/// Lists the runs that are not among the old ones.
 fn new_runs(runs: Runs, old: Option<Runs>) -> impl Iterator<Item = Run> {
     runs.each()
         .filter(move |run| old.is_none_or(|old| old.each().all(|old| old != *run)))

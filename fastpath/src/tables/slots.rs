@@ -1,11 +1,11 @@
-//! The slots of all lookup tables, which programs read at any time.
+//! The slots of all lookup tables. Programs read them at any time.
 
 use xdp_prog::abi::{Slot, SlotPair, map};
 
 use super::{TableError, arena::Run, mapped::Mapped};
 use crate::load::Loaded;
 
-/// The arena's memory, slot by slot.
+/// The arena's memory, as slots.
 #[derive(Debug)]
 pub(super) struct Slots(Mapped<SlotPair>);
 
@@ -14,7 +14,7 @@ impl Slots {
     ///
     /// # Errors
     ///
-    /// When the map cannot be opened or mapped.
+    /// Fails if the map cannot be opened or mapped.
     pub(super) fn open(loaded: &Loaded) -> Result<Self, TableError> {
         Mapped::open(loaded, map::LUT).map(Self)
     }
@@ -33,14 +33,14 @@ impl Slots {
         slots.filter_map(|index| self.get(index))
     }
 
-    /// Stores a slot at once.
+    /// Writes a slot with one store.
     pub(super) fn set(&mut self, index: u32, slot: Slot) {
         let (pair, offset) = place(index);
         self.0.store_u32(pair, offset, slot.0);
     }
 }
 
-/// The entry that holds a slot, and the slot's offset in it.
+/// Returns the index of the entry that holds a slot, and the slot's offset in the entry in bytes.
 const fn place(index: u32) -> (u32, usize) {
     (index / 2, (index % 2) as usize * size_of::<Slot>())
 }

@@ -10,16 +10,16 @@ use aya::{
 use super::{TableError, gate};
 use crate::load::Loaded;
 
-/// Flag of an insertion: only where the key is not there.
+/// Flag of an insertion: fails if the key exists.
 pub(super) const NOEXIST: u64 = 1;
-/// Flag of an insertion: only where the key is there.
+/// Flag of an insertion: fails if the key does not exist.
 pub(super) const EXIST: u64 = 2;
 
-/// A map of whatever type with one value for each key: hash, LRU hash, trie or array.
+/// A map of any type that has one value for each key: hash, LRU hash, trie or array.
 pub(super) struct SyscallMap<K, V> {
     name: &'static str,
     capacity: usize,
-    /// The kernel's calls are the same for all of these types, and aya compares sizes, not types.
+    /// The system calls are the same for all of these types. Aya compares only the sizes, not the type.
     map: maps::HashMap<MapData, K, V>,
 }
 
@@ -28,7 +28,7 @@ impl<K: Pod, V: Pod> SyscallMap<K, V> {
         Self::of(loaded.map(name)?, name)
     }
 
-    /// Takes over a map that is open.
+    /// Uses an open map.
     pub(super) fn of(data: MapData, name: &'static str) -> Result<Self, TableError> {
         let failed = TableError::read(name);
         Ok(Self {
@@ -42,12 +42,12 @@ impl<K: Pod, V: Pod> SyscallMap<K, V> {
         self.capacity
     }
 
-    /// Returns the value of a key; nothing where there is none or the kernel does not show it.
+    /// Returns the value of a key; `None` if there is none, or the kernel does not return it.
     pub(super) fn get(&self, key: &K) -> Option<V> {
         self.map.get(key, 0).ok()
     }
 
-    /// Returns the value of a key that is there.
+    /// Returns the value of a key that must exist.
     pub(super) fn read(&self, key: &K) -> Result<V, TableError> {
         self.map.get(key, 0).map_err(TableError::read(self.name))
     }
@@ -72,7 +72,7 @@ impl<K: Pod, V: Pod> SyscallMap<K, V> {
         self.insert_if(key, value, 0)
     }
 
-    /// Inserts an entry on the condition that the flag says.
+    /// Inserts an entry under the condition of the flag.
     pub(super) fn insert_if(
         &mut self,
         key: impl Borrow<K>,
@@ -85,7 +85,7 @@ impl<K: Pod, V: Pod> SyscallMap<K, V> {
             .map_err(TableError::write(self.name))
     }
 
-    /// Inserts an entry, and says of a full map that it is.
+    /// Inserts an entry; the error tells whether the map is full.
     pub(super) fn insert_new(
         &mut self,
         key: impl Borrow<K>,
@@ -101,7 +101,7 @@ impl<K: Pod, V: Pod> SyscallMap<K, V> {
         })
     }
 
-    /// Inserts an entry where there is none and the map has room; tells whether it did.
+    /// Inserts an entry if its key does not exist and the map has room; tells whether it was inserted.
     pub(super) fn insert_absent(&mut self, key: &K, value: &V) -> Result<bool, TableError> {
         match self.insert_if(key, value, NOEXIST) {
             Err(TableError::Write { source, .. })
@@ -113,7 +113,7 @@ impl<K: Pod, V: Pod> SyscallMap<K, V> {
         }
     }
 
-    /// Removes an entry; one that is gone already is as good.
+    /// Removes an entry; succeeds if it is gone already.
     pub(super) fn remove(&mut self, key: &K) -> Result<(), TableError> {
         match gate::pass(|| self.map.remove(key)) {
             Some(Err(error)) if os_error(&error) != Some(libc::ENOENT) => {
@@ -131,8 +131,8 @@ fn os_error(error: &MapError) -> Option<i32> {
     }
 }
 
-/// A map that nobody else adds to or removes from, and what it holds in user space's words: reading it back takes two
-/// system calls for each entry.
+/// A map whose entries only this process adds and removes, with a copy of its contents in user space's types. Reading
+/// the map back would take two system calls for each entry.
 pub(super) struct Mirrored<T, K, V> {
     map: SyscallMap<K, V>,
     held: BTreeMap<T, V>,
@@ -140,7 +140,7 @@ pub(super) struct Mirrored<T, K, V> {
 }
 
 impl<T: Copy + Ord, K: Pod, V: Pod + PartialEq> Mirrored<T, K, V> {
-    /// Opens a map and reads what is in it; `read` finds nothing in a key that could not be.
+    /// Opens a map and reads its contents; entries for whose key `read` returns `None` are left out.
     pub(super) fn open(
         loaded: &Loaded,
         name: &'static str,
@@ -158,25 +158,25 @@ impl<T: Copy + Ord, K: Pod, V: Pod + PartialEq> Mirrored<T, K, V> {
         })
     }
 
-    /// Returns what the map holds.
+    /// Returns the contents of the map.
     pub(super) const fn held(&self) -> &BTreeMap<T, V> {
         &self.held
     }
 
-    /// Returns the map itself, for its values as programs see or change them.
+    /// Returns the map itself, for values that programs change.
     pub(super) const fn map(&mut self) -> &mut SyscallMap<K, V> {
         &mut self.map
     }
 
-    /// Returns the value that the map has for a key.
+    /// Returns the map's value of a key.
     pub(super) fn get(&self, key: &K) -> Option<V> {
         self.map.get(key)
     }
 
-    /// Makes the map hold exactly these. After a failure it holds some of them.
+    /// Replaces the contents of the map. After a failure, it has some of the wanted entries.
     pub(super) fn replace(&mut self, wanted: &BTreeMap<T, V>) -> Result<(), TableError> {
         if self.insert_missing(wanted).is_err() {
-            // What goes may be what fills the map.
+            // The entries that go may be those that fill the map.
             self.remove_others(wanted)?;
             self.insert_missing(wanted)?;
         }
@@ -205,7 +205,7 @@ impl<T: Copy + Ord, K: Pod, V: Pod + PartialEq> Mirrored<T, K, V> {
 }
 
 impl<T: Copy + Ord, K: Pod> Mirrored<T, K, u32> {
-    /// Makes a map that is a set hold exactly these.
+    /// Replaces the contents of a map that is a set.
     pub(super) fn replace_set<'t>(
         &mut self,
         wanted: impl IntoIterator<Item = &'t T>,

@@ -1,4 +1,4 @@
-//! What user space says of services, in its own types.
+//! The types in which user space describes services, backends and settings.
 
 use std::{
     collections::BTreeSet,
@@ -58,8 +58,8 @@ impl fmt::Display for Protocol {
 /// Address, port and protocol that clients talk to: `10.99.0.1:80/tcp`, `[fd00::1]:53/udp`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ServiceKey {
-    /// Virtual address, or one of this machine for a NodePort; the unspecified address for the NodePorts
-    /// of all machines, which a decapsulated packet is for.
+    /// Virtual address, or an address of this machine for a NodePort. The unspecified address stands for the
+    /// NodePorts of all machines, for decapsulated packets.
     pub address: IpAddr,
     pub port: u16,
     pub protocol: Protocol,
@@ -76,7 +76,7 @@ impl fmt::Display for ServiceKey {
     }
 }
 
-/// A text that is no service key.
+/// An error: the text is no service key.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{0:?} is no service: write ADDRESS:PORT/PROTOCOL with tcp, udp or sctp, an IPv6 address in brackets"
@@ -107,12 +107,12 @@ impl FromStr for ServiceKey {
 /// How packets reach the backends of a service.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ForwardMode {
-    /// An outer IPv4 or IPv6 header in front.
+    /// Packets get an outer IPv4 or IPv6 header.
     #[default]
     Ipip,
-    /// Only the MAC addresses are rewritten: the backend is on the same segment.
+    /// Only the MAC addresses are rewritten: the backend must be on the same segment.
     L2dsr,
-    /// Source and destination are translated, both ways: the backend need not take part.
+    /// Source and destination are translated in both directions: the backend needs no special set-up.
     Nat,
 }
 
@@ -146,7 +146,7 @@ impl fmt::Display for ForwardMode {
 /// Which backends this machine uses (`externalTrafficPolicy`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum TrafficPolicy {
-    /// All of them.
+    /// All backends.
     #[default]
     Cluster,
     /// The pods of this machine; without one, packets are dropped while other machines have some.
@@ -165,14 +165,14 @@ impl fmt::Display for TrafficPolicy {
 /// A backend of one service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BackendSpec {
-    /// Address of its node: the outer destination, and what the next hop is found for. In NAT mode the
-    /// backend's own.
+    /// Address of its node: the outer destination, and the target of the next hop. In NAT mode, the backend's own
+    /// address.
     pub address: IpAddr,
-    /// The pod behind a Guideway node, or the backend of NAT mode, with the port it listens on. Without
-    /// one the node has the VIP on `lo`.
+    /// The pod behind a Guideway node, or the backend of NAT mode, with the port that it listens on. Without it, the
+    /// node has the VIP on `lo`.
     pub pod: Option<SocketAddr>,
-    /// Share of the slots, in proportion to the other weights. A pod without any is delivered to where its
-    /// node is this machine, for others may send to it, and takes no new connections.
+    /// Share of the slots, in proportion to the other weights. With weight 0, a pod takes no new connections. If its
+    /// node is this machine, packets are still delivered to it, because other machines may send them.
     pub weight: u32,
 }
 
@@ -209,7 +209,7 @@ impl BackendSpec {
         self.weight != 0
     }
 
-    /// Returns what packets are sent to by a service in that mode.
+    /// Returns the backend's key for a service in that mode.
     pub fn key(&self, mode: ForwardMode) -> BackendKey {
         BackendKey {
             address: self.address,
@@ -219,10 +219,10 @@ impl BackendSpec {
     }
 }
 
-/// What packets are sent to: `10.244.1.5:8080 on 10.0.0.1`, `10.0.0.1`.
+/// A destination of packets: `10.244.1.5:8080 on 10.0.0.1`, `10.0.0.1`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BackendKey {
-    /// Address of its node; in NAT mode its own.
+    /// Address of its node; in NAT mode, its own address.
     pub address: IpAddr,
     /// The pod, or the backend of NAT mode.
     pub pod: Option<SocketAddr>,
@@ -230,17 +230,17 @@ pub struct BackendKey {
     pub nat: bool,
 }
 
-/// What makes backends of several services one entry, with one pair of counters.
+/// The key of a backend entry. Services of one owner share the entry and its counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct OwnedBackend {
-    /// What packets are sent to.
+    /// The destination of packets.
     pub key: BackendKey,
-    /// Whose services send them ([`ServiceSpec::owner`]).
+    /// Owner of the services that use it ([`ServiceSpec::owner`]).
     pub owner: u32,
 }
 
 impl OwnedBackend {
-    /// Returns the first one of a node address, before all others of that address.
+    /// Returns the key that sorts before all others of a node address.
     pub(super) const fn first_of(address: IpAddr) -> Self {
         let key = BackendKey {
             address,
@@ -261,26 +261,26 @@ impl fmt::Display for BackendKey {
     }
 }
 
-/// What a service should be.
+/// The specification of a service.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ServiceSpec {
-    /// A number of what people call one service: at all its addresses, equal backends are one entry and count
-    /// together. Those of another owner have entries and counters of their own.
+    /// A number for what people call one service. Equal backends at all of its addresses share one entry and one pair
+    /// of counters. Backends of another owner have their own.
     pub owner: u32,
     pub mode: ForwardMode,
-    /// Logarithm of the table size; by the number of backends if not given.
+    /// Base-2 logarithm of the table size; `None` chooses it by the number of backends.
     pub log2_slots: Option<u8>,
-    /// The backends, those that this machine does not use included; without any that takes new connections,
-    /// packets are rejected.
+    /// The backends, including those that this machine does not use. If none of them takes new connections, packets
+    /// are rejected.
     pub backends: Vec<BackendSpec>,
-    /// Which of them this machine uses.
+    /// Which of the backends this machine uses.
     pub traffic_policy: TrafficPolicy,
-    /// The clients that may use the service; all, if empty.
+    /// The clients that may use the service; all if empty.
     pub source_ranges: BTreeSet<IpNet>,
-    /// Hashes clients by their address alone, with this seed (`sessionAffinity: ClientIP`); the same seed
-    /// at all addresses of a service sends a client to the same backend. Zero counts as one.
+    /// Seed for hashing clients by their address alone (`sessionAffinity: ClientIP`). With the same seed at all
+    /// addresses of a service, a client reaches the same backend by each. Zero counts as one.
     pub affinity: Option<u64>,
-    /// Whether this is a NodePort: the kernel's own flows use the address too.
+    /// Whether this is a NodePort; the kernel's own flows use its address too.
     pub node_port: bool,
 }
 
@@ -290,7 +290,7 @@ impl ServiceSpec {
         self.backends.iter().filter(|backend| backend.is_sharing())
     }
 
-    /// Returns the logarithm of the table size for this many backends, or nothing where they are too many.
+    /// Returns the base-2 logarithm of the table size for this many backends; `None` if they are too many.
     pub fn log2_slots_for(&self, backends: usize) -> Option<u8> {
         let backends = u32::try_from(backends).ok()?;
         let by_count = match backends {
@@ -304,38 +304,38 @@ impl ServiceSpec {
 /// Machine-wide settings.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Settings {
-    /// Seed of the flow hash and of the lookup tables; equal on all edges.
+    /// Seed of the flow hash and of the lookup tables; it must be equal on all edges.
     pub hash_seed: u64,
-    /// Outer IPv4 source; what the route prefers, if not given.
+    /// Outer IPv4 source; `None` uses the source that the route prefers.
     pub source_v4: Option<Ipv4Addr>,
-    /// Outer IPv6 source, likewise.
+    /// Outer IPv6 source; `None` uses the source that the route prefers.
     pub source_v6: Option<Ipv6Addr>,
-    /// Prefix of which each flow has an address for its outer IPv4 source, in place of the one above.
+    /// Prefix from which each flow takes its outer IPv4 source, instead of `source_v4`.
     pub prefix_v4: Option<Ipv4Net>,
-    /// Prefix for outer IPv6 sources, likewise.
+    /// Prefix from which each flow takes its outer IPv6 source, instead of `source_v6`.
     pub prefix_v6: Option<Ipv6Net>,
-    /// Whether this machine has pods, and takes the node role for what edges send.
+    /// Whether this machine has pods and takes the node role for packets of edges.
     pub node: bool,
-    /// Whether this machine checks backends by way of services ([`super::ProbeSpec`]).
+    /// Whether this machine checks backends through services ([`super::ProbeSpec`]).
     pub probes: bool,
-    /// MTU of the uplinks, to which the MSS of connections is clamped, less the outer header; none to leave
-    /// it alone.
+    /// MTU of the uplinks in bytes. The MSS of connections is clamped to it, less the outer header; `None` clamps
+    /// nothing.
     pub mtu: Option<u32>,
-    /// What NAT mode sends from; none to go without the mode.
+    /// Sources of NAT mode; `None` switches the mode off.
     pub nat: Option<NatSettings>,
 }
 
-/// What the outer headers towards one node come from.
+/// The source of the outer headers towards one node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OuterSource {
-    /// The address; a prefix's first one.
+    /// The address; with a prefix, its first address.
     pub address: IpAddr,
-    /// The bits of the address's last two bytes that a flow's hash fills.
+    /// Bits of the address's last two bytes that a flow's hash fills.
     pub spread: u16,
 }
 
 impl Settings {
-    /// Returns the outer source towards a node, where the route prefers this address; nothing where there is none.
+    /// Returns the outer source towards a node, if the route prefers `preferred`; `None` if there is none.
     pub fn outer_source(&self, node: IpAddr, preferred: Option<IpAddr>) -> Option<OuterSource> {
         let (prefix, given) = match node {
             IpAddr::V4(_) => (
@@ -363,23 +363,23 @@ impl Settings {
     }
 }
 
-/// What NAT mode sends from.
+/// The source addresses and ports of NAT mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NatSettings {
-    /// IPv4 address, where it is not that of the next hop.
+    /// IPv4 address; `None` uses the next hop's source.
     pub v4: Option<Ipv4Addr>,
-    /// IPv6 address, where it is not that of the next hop.
+    /// IPv6 address; `None` uses the next hop's source.
     pub v6: Option<Ipv6Addr>,
-    /// First port of the range, which must be no one else's on these addresses: neither the kernel's
-    /// (`net.ipv4.ip_local_port_range`, masquerade) nor a NodePort's.
+    /// First port of the range. Nothing else may use the range on these addresses: neither the kernel
+    /// (`net.ipv4.ip_local_port_range`, masquerade) nor a NodePort.
     pub first_port: u16,
-    /// Number of ports, and so of flows to one backend's port. One that was closed or never answered keeps its
-    /// port for four minutes, so a backend takes as many new ones per second as this divided by 240.
+    /// Number of ports, and so of flows to one port of a backend at a time. A TCP connection keeps its port for 80 s
+    /// after both ends have closed it, so a backend takes this number divided by 80 of short connections a second.
     pub ports: u16,
 }
 
 impl NatSettings {
-    /// Returns the range of ports; empty where there are none.
+    /// Returns the range of ports; it is empty if there are none.
     pub const fn ports(&self) -> RangeInclusive<u16> {
         match self.ports {
             0 => RangeInclusive::new(1, 0),
@@ -391,7 +391,7 @@ impl NatSettings {
 }
 
 impl Default for NatSettings {
-    /// The ports behind those that Linux gives out by itself (32768 to 60999).
+    /// Uses the ports above those that Linux chooses by itself (32768 to 60999).
     fn default() -> Self {
         Self {
             v4: None,
@@ -402,25 +402,25 @@ impl Default for NatSettings {
     }
 }
 
-/// The addresses that are more to the datapath than the destination of a service.
+/// The addresses that mean more to the datapath than the destination of a service.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Addresses {
-    /// Virtual addresses that are nobody's but the services'.
+    /// Virtual addresses that belong to services alone.
     pub vips: BTreeSet<IpAddr>,
-    /// Addresses of services that somebody else may have too.
+    /// Addresses of services that another machine may have too.
     pub shared: BTreeSet<IpAddr>,
     /// Addresses of this machine at which IP-in-IP is decapsulated.
     pub local: BTreeSet<IpAddr>,
-    /// Addresses of this machine at which NodePorts are served.
+    /// Addresses of this machine that have NodePorts.
     pub node_ports: BTreeSet<IpAddr>,
     /// Source addresses of NAT mode.
     pub nat: BTreeSet<IpAddr>,
-    /// Virtual addresses, beside `vips`, at which the stack gets what edges send and is for no pod here.
+    /// Virtual addresses, apart from `vips`, where the stack gets the packets of edges that no pod here takes.
     pub inner: BTreeSet<IpAddr>,
 }
 
 impl Addresses {
-    /// Returns the addresses of both.
+    /// Returns the union of both.
     #[must_use]
     pub fn union(&self, other: &Self) -> Self {
         Self {
@@ -434,7 +434,7 @@ impl Addresses {
     }
 }
 
-/// Spells an address as the tables do.
+/// Converts an address to the form in the tables.
 pub(super) const fn address_key(address: IpAddr) -> AddressKey {
     match address {
         IpAddr::V4(v4) => AddressKey::v4(v4.octets()),
@@ -442,7 +442,7 @@ pub(super) const fn address_key(address: IpAddr) -> AddressKey {
     }
 }
 
-/// Reads an address as the tables spell it.
+/// Converts an address in the tables back.
 pub(super) const fn address_of(key: AddressKey) -> IpAddr {
     std::net::Ipv6Addr::from_octets(key.octets()).to_canonical()
 }

@@ -1,4 +1,4 @@
-//! What the tables have at one time, for those who look at them beside their owner.
+//! The contents of the tables at one moment, for readers other than their owner.
 
 use std::{
     ops::Deref,
@@ -7,11 +7,11 @@ use std::{
 
 use super::{Contents, Fill, InstalledService, Tables, Usage, ids::Ids};
 
-/// What the tables have at one time.
+/// The contents of the tables at one moment.
 #[derive(Clone, Debug, Default)]
 pub struct TableView {
     contents: Contents,
-    /// But for what is counted of all services.
+    /// The fill of the tables, without the numbers that are sums over all services.
     fill: Fill,
     nat: Usage,
     live: Vec<(&'static str, Usage)>,
@@ -37,18 +37,18 @@ impl TableView {
         fill
     }
 
-    /// Reports how many flows of NAT mode there are; see [`Tables::nat_fill`].
+    /// Returns the number of NAT mode's flows; see [`Tables::nat_fill`].
     pub const fn nat_fill(&self) -> Usage {
         self.nat
     }
 
-    /// Reports how many flows live; see [`Tables::live_fill`].
+    /// Returns the number of live flows; see [`Tables::live_fill`].
     pub fn live_fill(&self) -> &[(&'static str, Usage)] {
         &self.live
     }
 }
 
-/// The newest view, which whoever counts by ids has to know: they are given out again.
+/// The newest view. Readers that count by ids need it, because ids are reused.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Newest(Arc<Mutex<Arc<TableView>>>);
 
@@ -61,13 +61,13 @@ impl Newest {
         let mut newest = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let before = std::mem::replace(&mut *newest, view);
         drop(newest);
-        // If nobody else has it any more, parts of it are freed.
+        // If nobody else holds the old view, parts of it are freed here, after the lock.
         drop(before);
     }
 }
 
 impl Tables {
-    /// Shows what the tables have to their readers, and returns it.
+    /// Publishes the contents of the tables to their readers, and returns them.
     pub fn publish(&self) -> Arc<TableView> {
         let view = Arc::new(self.view());
         self.newest.put(Arc::clone(&view));

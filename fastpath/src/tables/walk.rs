@@ -6,18 +6,18 @@ use xdp_prog::abi::Tuple;
 use super::{TableError, Usage, batch::Entries};
 use crate::load::Loaded;
 
-/// Entries that are read at once.
+/// Number of entries that are read at once.
 const BATCH: usize = 4096;
 
-/// A walk through a hash from tuples, again and again.
+/// A repeated walk through a hash map from tuples.
 pub(super) struct Walk<V> {
     entries: Entries<Tuple, V>,
     capacity: usize,
-    /// Where it goes on; nothing at its beginning.
+    /// Cursor of the next entries; `None` at the beginning.
     cursor: Option<u32>,
-    /// Entries that count, of those that it has passed since its beginning.
+    /// Entries that counted since the beginning of this walk.
     passed: usize,
-    /// Entries that counted when it last came to its end.
+    /// Entries that counted in the last complete walk.
     counted: usize,
 }
 
@@ -37,8 +37,7 @@ impl<V: aya::Pod + Default> Walk<V> {
         })
     }
 
-    /// Passes about `budget` entries, or those up to the end, and asks which of them count. Returns how many it has
-    /// passed.
+    /// Walks over about `budget` entries, or to the end, and asks `counts` about each. Returns the number of entries.
     pub(super) fn go(
         &mut self,
         budget: usize,
@@ -64,17 +63,17 @@ impl<V: aya::Pod + Default> Walk<V> {
 }
 
 impl<V> Walk<V> {
-    /// Tells whether it has come to its end, and begins anew.
+    /// Tells whether the walk has reached its end and will start again.
     pub(super) const fn is_whole(&self) -> bool {
         self.cursor.is_none()
     }
 
-    /// Returns how many entries counted when it last came to its end.
+    /// Returns how many entries counted in the last complete walk.
     pub(super) const fn counted(&self) -> usize {
         self.counted
     }
 
-    /// Reports these as what is used of the table.
+    /// Returns that number as the use of the table.
     pub(super) const fn usage(&self) -> Usage {
         Usage {
             used: self.counted,

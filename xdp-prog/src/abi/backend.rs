@@ -1,4 +1,4 @@
-//! Backends, and how packets leave to them.
+//! Backends and their next hops.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -9,25 +9,26 @@ plain_data! {
     NextHop: 64,
 }
 
-/// What a service's packets go to: a pod by way of its node, a machine that has the VIP, or one reached by NAT. Its id = index in `BACKENDS`, 0 is never used.
+/// A destination of a service's packets: a pod behind its node, a machine that has the VIP, or a machine reached by
+/// NAT. The id is the index in `BACKENDS`; 0 is never used.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
 )]
 #[repr(C)]
 pub struct Backend {
-    /// Address of the backend's node: the outer destination. IPv4 in the first four bytes.
+    /// Address of the backend's node, which is the outer destination; IPv4 in the first four bytes.
     pub address: [u8; 16],
-    /// Index in `NEXTHOPS`; 0 asks the kernel's FIB for each packet.
+    /// Index in `NEXTHOPS`; with 0, every packet asks the kernel's FIB.
     pub next_hop: u32,
     /// [`BACKEND_V4`] or [`BACKEND_V6`], and the other flags.
     pub flags: u32,
     /// Address of the pod, or of the machine that takes part by NAT.
     pub pod: AddressKey,
-    /// Port that the pod listens on, in wire order.
+    /// Port of the pod or of that machine, in wire order.
     pub port: [u8; 2],
-    /// Names the pod to its node.
+    /// The pod's tag in the outer header.
     pub tag: u16,
-    /// Whose services it is for, so that it counts theirs alone; for user space.
+    /// Owner of the services that use it, so that their packets are counted apart; for user space.
     pub owner: u32,
     /// Always zero: one cache line per entry.
     pub reserved: [u8; 16],
@@ -39,10 +40,10 @@ pub const BACKEND_V4: u32 = 1;
 pub const BACKEND_V6: u32 = 2;
 /// [`Backend::flags`]: the node is this machine.
 pub const BACKEND_LOCAL: u32 = 4;
-/// [`Backend::flags`]: a pod behind a Guideway node: `pod`, `port` and `tag` count. Without it the node
-/// itself has the VIP.
+/// [`Backend::flags`]: a pod behind a Guideway node; `pod`, `port` and `tag` are valid. Without it, the node itself
+/// has the VIP.
 pub const BACKEND_POD: u32 = 8;
-/// [`Backend::flags`]: takes part by NAT: `pod` and `port` count.
+/// [`Backend::flags`]: it takes part by NAT; `pod` and `port` are valid.
 pub const BACKEND_NAT: u32 = 16;
 
 impl Backend {
@@ -61,33 +62,33 @@ impl Backend {
     }
 }
 
-/// How frames leave towards a backend; immutable once a backend names it.
+/// The next hop of a backend; it does not change once a backend names it.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
 )]
 #[repr(C)]
 pub struct NextHop {
-    /// Device to transmit on; 0 where the id is free.
+    /// Interface index of the egress device; 0 if the id is free.
     pub ifindex: u32,
-    /// Largest IP packet the path takes, outer header included.
+    /// The largest IP packet that the path takes, in bytes, outer header included.
     pub mtu: u32,
-    /// Outer source address, of the backend's family, IPv4 in the first four bytes; all zero to use
-    /// [`Config`](super::Config)'s.
+    /// Outer source address in the backend's family, IPv4 in the first four bytes; all zero for that of
+    /// [`Config`](super::Config).
     pub source: [u8; 16],
     /// Destination MAC, then source MAC: the first 12 bytes of the frame.
     pub macs: [u8; 12],
-    /// 802.1Q tag control information to send with (12 bits of VLAN id); zero for untagged.
+    /// 802.1Q tag control information (12 bits of VLAN id), in wire order; zero for no tag.
     pub vlan: [u8; 2],
     /// [`HOP_GATEWAY`].
     pub flags: u16,
-    /// The bits of the outer source's last two bytes (as a big-endian number) that a flow's hash fills, so that receive
-    /// queues and equal-cost paths share what one edge sends to one node; `source` has zeros there.
+    /// Bits of the outer source's last two bytes, as a big-endian number, that a flow's hash fills. They spread the
+    /// packets from one edge to one node over receive queues and equal-cost paths. `source` has zeros there.
     pub spread: u16,
-    /// This machine's own address towards the backend, spelled likewise, which NAT mode sends from.
+    /// This machine's own address towards the backend, in the form of `source`; NAT mode sends from it.
     pub own: [u8; 16],
     /// Always zero: one cache line per entry.
     pub reserved: [u8; 6],
 }
 
-/// [`NextHop::flags`]: the MAC is a router's, not the backend's.
+/// [`NextHop::flags`]: the destination MAC is a router's, not the backend's.
 pub const HOP_GATEWAY: u16 = 1;

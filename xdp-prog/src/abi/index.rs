@@ -1,17 +1,17 @@
-//! The index of services: from address, port and protocol to a service's id.
+//! The service index: from address, port and protocol to a service's id.
 //!
-//! A hash table of our own, written by user space alone and read without a call:
+//! It is a hash table of our own. Only user space writes it, and programs read it without a helper call:
 //!
 //! ```text
 //! key --hash--> two buckets, a cache line each:   | key key key key | id id id id |
 //! ```
 //!
-//! A key lies in either of its two buckets, and stays in its place until it is removed. A place is given to another key
-//! only after a grace period, so the id that a reader finds beside a key is that key's. A key that finds both of its
-//! buckets full goes to `SERVICE_OVERFLOW`, a hash of the kernel's, which programs ask while it has entries
+//! A key is in one of its two buckets and stays in its place until it is removed. Another key gets the place only
+//! after a grace period, so the id that a reader finds beside a key belongs to that key. If both of its buckets are
+//! full, a key goes to `SERVICE_OVERFLOW`, a hash map of the kernel. Programs look there only while it has entries
 //! ([`CONFIG_OVERFLOW`](super::CONFIG_OVERFLOW)).
 //!
-//! The hash is keyed with a secret of the machine: nobody who names services can aim at a bucket.
+//! The hash is keyed with a secret of the machine, so nobody can choose services that fill one bucket.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -21,14 +21,14 @@ plain_data! {
     Bucket: 64,
 }
 
-/// Keys of a bucket.
+/// Number of keys in a bucket.
 pub const WAYS: u32 = 4;
 
-/// The highest bit of an IPv6 service's key: an IPv4 one has a zero there.
+/// The highest bit of an IPv6 service's key; in an IPv4 service's key it is zero.
 const V6: u64 = 1 << 63;
 
-/// A key of the index: an IPv4 service's own, or a keyed fingerprint of 63 bits of an IPv6 one's. Never 0, which marks a
-/// free place.
+/// A key of the index: the key of an IPv4 service itself, or a keyed fingerprint of 63 bits for an IPv6 service. It
+/// is never 0, which marks a free place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct IndexKey(pub u64);
 
@@ -46,7 +46,7 @@ impl IndexKey {
         Self(scatter(scatter(scatter(high ^ seed) ^ low) ^ rest) | V6)
     }
 
-    /// Returns the indices of its two buckets in a table of `mask` + 1, a power of two.
+    /// Returns the indices of the key's two buckets in a table of `mask` + 1 buckets, a power of two.
     #[expect(clippy::cast_possible_truncation, reason = "takes either half")]
     #[inline(always)]
     pub const fn buckets(self, seed: u64, mask: u32) -> [u32; 2] {
@@ -55,11 +55,11 @@ impl IndexKey {
     }
 }
 
-/// Mixes a word so that a change of any bit changes each bit of the result in half of all cases (SplitMix64's finalizer in
-/// Stafford's variant 13).
+/// Mixes a word so that a change of any input bit changes each output bit in half of all cases (SplitMix64's
+/// finalizer in Stafford's variant 13).
 ///
-/// One multiplication is not enough: it leaves the top bit as it is, so two keys can be chosen whose bits undo each other
-/// whatever the seed.
+/// One multiplication is not enough: it leaves the top bit as it is. Somebody could then choose two keys whose bits
+/// cancel each other out, whatever the seed.
 #[inline(always)]
 const fn scatter(word: u64) -> u64 {
     let word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -67,22 +67,22 @@ const fn scatter(word: u64) -> u64 {
     word ^ (word >> 31)
 }
 
-/// A cache line of the index.
+/// One cache line of the index.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
 )]
 #[repr(C)]
 pub struct Bucket {
-    /// [`IndexKey`]s; 0 where a place is free.
+    /// [`IndexKey`]s; 0 marks a free place.
     pub keys: [u64; WAYS as usize],
-    /// The service ids of these keys.
+    /// The service ids of the keys.
     pub ids: [u64; WAYS as usize],
 }
 
-/// A bucket and a key's position in it.
+/// The index of a bucket, and a key's position in the bucket.
 pub type Place = (u32, usize);
 
-/// Finds a free place that may be used, in the emptier of a key's two buckets.
+/// Finds a free place that is usable, in the emptier of a key's two buckets.
 pub fn free_place(
     buckets: [(u32, &Bucket); 2],
     is_usable: impl Fn(&Place) -> bool,
@@ -91,7 +91,7 @@ pub fn free_place(
         let ways = (0..WAYS as usize).filter(|way| bucket.keys[*way] == 0);
         ways.map(move |way| (index, way)).filter(&is_usable)
     });
-    // Of two that are equal the first, where readers look first.
+    // If both are equally full, the first, because readers look there first.
     let emptier = free
         .into_iter()
         .rev()
@@ -99,11 +99,11 @@ pub fn free_place(
     emptier.and_then(|mut places| places.next())
 }
 
-/// Leads a key to an id in an index that nobody reads yet; false where both of its buckets are full.
+/// Writes a key and its id into an index that nobody reads yet; returns false if both of the key's buckets are full.
 ///
 /// # Panics
 ///
-/// When the index has no bucket.
+/// Panics if the index has no bucket.
 #[expect(
     clippy::cast_possible_truncation,
     reason = "maps have fewer than 2^32 entries"

@@ -1,4 +1,4 @@
-//! Notes of look-ups, which spare packets that come soon after the look-ups themselves.
+//! Notes of look-ups: packets that come soon afterwards need not repeat them.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -11,7 +11,7 @@ plain_data! {
     Untrusted: 24,
 }
 
-/// The last source from which IP-in-IP was refused.
+/// The last source whose IP-in-IP was refused.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
 )]
@@ -19,24 +19,24 @@ plain_data! {
 pub struct Untrusted {
     /// The outer source.
     pub source: AddressKey,
-    /// Monotonic time, ns; 0 before there was one.
+    /// Time of the refusal, on the monotonic clock in ns; 0 if there was none.
     pub at: u64,
 }
 
-/// What a look-up in several tables has yielded, for as long as they stay as they are.
+/// The result of look-ups in several tables, valid until the tables change.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
 )]
 #[repr(C)]
 pub struct Shortcut {
     key: Tuple,
-    /// [`Config::epoch`](super::Config::epoch), one higher: what was never written counts at no time.
+    /// [`Config::epoch`](super::Config::epoch) plus one, so that an entry that was never written is never valid.
     epoch: u64,
     value: u64,
 }
 
 impl Shortcut {
-    /// Makes the note of what a look-up has yielded that began in this epoch.
+    /// Makes the note of a look-up that began in `epoch`.
     #[inline(always)]
     pub const fn new(key: Tuple, epoch: u32, value: u64) -> Self {
         Self {
@@ -46,7 +46,7 @@ impl Shortcut {
         }
     }
 
-    /// Returns what the look-up would yield, if this is its note and the epoch has not ended.
+    /// Returns the noted result if this is the look-up's note, of this epoch.
     #[inline(always)]
     pub const fn value(&self, key: &Tuple, epoch: u32) -> Option<u64> {
         if self.epoch == epoch as u64 + 1 && self.key.is(key) {
@@ -56,7 +56,7 @@ impl Shortcut {
         }
     }
 
-    /// Returns the place of a look-up's note among those of a CPU.
+    /// Returns the place of a look-up's note in one CPU's array.
     #[inline(always)]
     pub const fn place(key: &Tuple) -> u32 {
         const { assert!(size::SHORTCUTS.is_power_of_two()) };
@@ -66,16 +66,17 @@ impl Shortcut {
 
 /// A flow of `FLOWS` or `FLOWS_DATAGRAM` that goes on, as it was within the last second, on one cache line.
 ///
-/// All CPUs write without a lock: the check finds out what two have written together.
+/// All CPUs write without a lock. The check reveals a note that two CPUs have written at once.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
 )]
 #[repr(C)]
 pub struct FlowNote {
-    /// The flow's key; in the last three bytes the length of the outer header and the port that the client talks to.
+    /// The flow's key; its last three bytes hold the length of the outer header and the port that the client talks
+    /// to.
     key: Tuple,
     address: AddressKey,
-    /// When the flow was seen, in steps of 2^20 ns; in the low 20 bits a check of the rest.
+    /// When the flow was seen, in steps of 2^20 ns; the low 20 bits are a check of the rest.
     seen_and_check: u64,
 }
 
@@ -83,7 +84,7 @@ impl FlowNote {
     const CHECK_BITS: u32 = 20;
     const CHECK: u64 = (1 << Self::CHECK_BITS) - 1;
 
-    /// Makes the note of a flow whose client has the same port at the pod.
+    /// Makes the note of a flow whose client has its own port at the pod.
     #[inline(always)]
     pub const fn new(key: &Tuple, flow: &PodFlow) -> Self {
         let [a, b] = flow.port();
@@ -96,10 +97,10 @@ impl FlowNote {
         note
     }
 
-    /// Returns the flow, if this is its note and less than a second old.
+    /// Returns the flow if this is its note and less than a second old.
     #[inline(always)]
     pub const fn flow(&self, key: &Tuple, now: u64) -> Option<PodFlow> {
-        // Checked by the words of the key, by which its place was found, and not by the same ones of the note.
+        // The check uses the words of `key`, which has led to this place, and not the same words of the note.
         let spare = self.key.spare();
         let checked = Self {
             key: key.with_spare(spare),
@@ -119,13 +120,13 @@ impl FlowNote {
         ))
     }
 
-    /// Tells whether this is the note of a flow.
+    /// Tells whether this is the note of the flow with this key.
     #[inline(always)]
     pub const fn is_of(&self, key: &Tuple) -> bool {
         self.key.with_spare([0; 3]).is(key)
     }
 
-    /// Tells whether it counts no more, so that another flow may take the place.
+    /// Tells whether the note is invalid or too old, so that another flow may take its place.
     #[inline(always)]
     pub const fn is_over(&self, now: u64) -> bool {
         self.seen_and_check & Self::CHECK != self.check() || age(self.seen(), now) >= RENEWAL_NS
@@ -143,7 +144,7 @@ impl FlowNote {
         words.wrapping_mul(CHECK_MULTIPLIER) >> (64 - Self::CHECK_BITS)
     }
 
-    /// Returns the two places where a flow's note may stand. With one each, 7 % of 10 000 flows would find theirs taken.
+    /// Returns the two places of a flow's note. With one place each, 7 % of 10 000 flows would find theirs taken.
     #[inline(always)]
     pub const fn places(key: &Tuple) -> [u32; 2] {
         const { assert!(size::FLOW_NOTES.is_power_of_two()) };

@@ -15,7 +15,7 @@ plain_data! {
     SlotPair: 8,
 }
 
-/// Address (4 bytes), port (2), protocol (1) of an IPv4 service, in wire order, and a zero.
+/// Key of an IPv4 service: address (4 bytes), port (2), protocol (1) in wire order, and a zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct ServiceKeyV4(pub(super) u64);
@@ -35,7 +35,7 @@ impl ServiceKeyV4 {
     }
 }
 
-/// Address (16 bytes), port (2), protocol (1) of an IPv6 service, in wire order, and zeros.
+/// Key of an IPv6 service: address (16 bytes), port (2), protocol (1) in wire order, and zeros.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct ServiceKeyV6(pub(super) [u64; 3]);
@@ -57,22 +57,22 @@ impl ServiceKeyV6 {
     }
 }
 
-/// What `SERVICE` holds for one service id; all zero where the id is free.
+/// Value of `SERVICE`: one service; all zero if the id is free.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
 )]
 #[repr(C)]
 pub struct Service {
-    /// Where the lookup table lies; replaced by one store.
+    /// Place of the lookup table in `LUT`; replaced by one store.
     pub word: ServiceWord,
-    /// Where a second table lies, of this machine's pods alone; base 0 where there is none.
+    /// Place of a second table, of this machine's pods alone; base 0 if there is none.
     pub local: ServiceWord,
-    /// [`MODE_IPIP`] or [`MODE_L2DSR`]; nothing where [`SERVICE_NAT`] is set.
+    /// [`MODE_IPIP`] or [`MODE_L2DSR`]; meaningless if [`SERVICE_NAT`] is set.
     pub mode: u32,
     /// [`SERVICE_PODS`] and the other flags.
     pub flags: u32,
-    /// Seed that is hashed with the client's address alone (`sessionAffinity: ClientIP`), the same for all
-    /// addresses of a ServicePort; 0 to hash the five-tuple.
+    /// Seed for hashing the client's address alone (`sessionAffinity: ClientIP`), the same for all addresses of a
+    /// ServicePort; 0 hashes the five-tuple.
     pub affinity: u64,
     /// Address of the service, of either family.
     pub address: AddressKey,
@@ -84,24 +84,25 @@ pub struct Service {
     pub reserved: [u8; 13],
 }
 
-/// [`Service::flags`]: backends are pods behind Guideway nodes; without it a decapsulated packet goes to
-/// the stack as it is.
+/// [`Service::flags`]: the backends are pods behind Guideway nodes. Without it, a decapsulated packet goes to the
+/// stack unchanged.
 pub const SERVICE_PODS: u32 = 1;
 /// [`Service::flags`]: only clients in `SOURCE_RANGES` are served.
 pub const SERVICE_SOURCE_RANGES: u32 = 2;
-/// [`Service::flags`]: without a backend here, drop instead of rejecting: there are some elsewhere.
+/// [`Service::flags`]: without a backend here, packets are dropped and not rejected, because other machines have
+/// backends.
 pub const SERVICE_DROP_WHEN_EMPTY: u32 = 4;
-/// [`Service::flags`]: a NodePort: an address that the kernel's own flows use too.
+/// [`Service::flags`]: a NodePort; the kernel's own flows use its address too.
 pub const SERVICE_NODE_PORT: u32 = 8;
-/// [`Service::flags`]: its backends take part by NAT, all of them.
+/// [`Service::flags`]: all its backends take part by NAT.
 pub const SERVICE_NAT: u32 = 16;
 
-/// [`Service::mode`]: an outer IPv4 or IPv6 header is put in front.
+/// [`Service::mode`]: packets get an outer IPv4 or IPv6 header.
 pub const MODE_IPIP: u32 = 0;
 /// [`Service::mode`]: only the MAC addresses are rewritten.
 pub const MODE_L2DSR: u32 = 1;
 
-/// A service's lookup table and key check in one word.
+/// Place of a service's lookup table, and the key check, in one word.
 ///
 /// ```text
 /// 63                    33 32      28 27                     0
@@ -114,13 +115,13 @@ pub const MODE_L2DSR: u32 = 1;
 pub struct ServiceWord(pub u64);
 
 impl ServiceWord {
-    /// Width of the first-slot field: the arena's largest size is 2^28 slots.
+    /// Width of the first-slot field in bits: the arena has at most 2^28 slots.
     pub const BASE_BITS: u32 = 28;
     const LOG2_BITS: u32 = 5;
-    /// Width of the key check.
+    /// Width of the key check in bits.
     pub const CHECK_BITS: u32 = 64 - Self::BASE_BITS - Self::LOG2_BITS;
 
-    /// Packs the fields; `base` below 2^28, `log2_length` below 32.
+    /// Packs the fields; `base` must be below 2^28, `log2_length` below 32.
     pub const fn new(base: u32, log2_length: u8, check: u32) -> Self {
         debug_assert!(base < 1 << Self::BASE_BITS && log2_length < 1 << Self::LOG2_BITS);
         Self(
@@ -137,28 +138,28 @@ impl ServiceWord {
         self.0 as u32 & ((1 << Self::BASE_BITS) - 1)
     }
 
-    /// Returns the table size's logarithm.
+    /// Returns the base-2 logarithm of the table size.
     #[expect(clippy::cast_possible_truncation, reason = "takes the low bits")]
     #[inline(always)]
     pub const fn log2_length(self) -> u8 {
         (self.0 >> Self::BASE_BITS) as u8 & ((1 << Self::LOG2_BITS) - 1)
     }
 
-    /// Returns the check of the key that this word belongs to.
+    /// Returns the check of the key to which this word belongs.
     #[inline(always)]
     pub const fn check(self) -> u32 {
         (self.0 >> (64 - Self::CHECK_BITS)) as u32
     }
 }
 
-/// One entry of a lookup table: the id of the backend that owns the slot; 0 for none.
+/// One slot of a lookup table: the id of the backend that owns it; 0 for none.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
 )]
 #[repr(transparent)]
 pub struct Slot(pub u32);
 
-/// Two neighbouring slots of the arena, the even one first: the kernel spaces an array's entries by eight bytes at least.
+/// Two neighbouring slots of the arena, the even one first: the kernel gives each array entry at least eight bytes.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
 )]

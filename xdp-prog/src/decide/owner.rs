@@ -1,6 +1,6 @@
-//! Whose a flow is: its service, and the backend that owns it.
+//! The service of a flow, and the backend that owns the flow.
 //!
-//! Asked once for each packet, by the stage that finds its service; stages that follow get the answer
+//! The stage that finds a packet's service looks both up once; later stages get the result
 //! ([`HandOver`](crate::world::HandOver)).
 
 use super::address::is_vip;
@@ -21,24 +21,24 @@ use crate::{
     world::{Answer, Tables},
 };
 
-/// A service that a packet is for, and what of it was read.
+/// The service of a packet.
 #[derive(Clone, Copy, Debug)]
 pub struct Found {
     /// Service id.
     pub id: u32,
-    /// The service as it was read.
+    /// The service's entry as it was read.
     pub entry: Service,
 }
 
 impl Found {
-    /// Returns the service that an earlier stage has found, unless it has gone since.
+    /// Returns the service that an earlier stage has found; `None` if it has gone since.
     #[inline(always)]
     pub fn handed_over<T: Tables>(tables: &T, id: u32) -> Option<Self> {
         let entry = tables.service(id)?;
         (entry.word.base() != 0).then_some(Self { id, entry })
     }
 
-    /// Tells whether this machine is the node of a frame that another edge has sent by L2 DSR.
+    /// Tells whether another edge has sent the frame to this machine by L2 DSR.
     #[inline(always)]
     pub fn is_sent_by_edge<F: Frame, T: Tables>(&self, frame: &F, tables: &T) -> bool {
         self.entry.mode == MODE_L2DSR && is_from_edge(frame, tables)
@@ -47,11 +47,11 @@ impl Found {
 
 /// Finds the service of a flow.
 ///
-/// The word behind the id carries a check of the key it belongs to, which tells two IPv6 services of one fingerprint apart.
+/// The word behind the id carries a check of its key, which distinguishes two IPv6 services with one fingerprint.
 ///
 /// # Errors
 ///
-/// Returns the verdict where there is none.
+/// Returns the verdict on a packet without a service.
 #[inline(always)]
 pub fn find<'t, A: Ip, T: Tables>(tables: &'t T, flow: &FlowKey<A>) -> Result<Found, Verdict<'t>> {
     let Some((id, check)) = A::service(tables, flow) else {
@@ -67,8 +67,8 @@ pub fn find<'t, A: Ip, T: Tables>(tables: &'t T, flow: &FlowKey<A>) -> Result<Fo
 
 /// Finds the service of an encapsulated packet, if its backends are pods.
 ///
-/// A NodePort's packet carries the edge's address, which is none of this
-/// machine's: its service is looked up at the unspecified address.
+/// The packet of a NodePort carries the edge's address, which is not this machine's. Such a service is looked up at
+/// the unspecified address.
 #[inline(always)]
 pub fn find_with_pods<A: Ip, T: Tables>(tables: &T, flow: &FlowKey<A>) -> Option<Found> {
     let found = match find(tables, flow) {
@@ -84,7 +84,8 @@ pub fn find_with_pods<A: Ip, T: Tables>(tables: &T, flow: &FlowKey<A>) -> Option
     (found.entry.flags & SERVICE_PODS != 0).then_some(found)
 }
 
-/// A reply to NAT mode comes for a port that is no service's: one of the mode's, or, for SCTP, any.
+/// Returns the verdict on a packet without a service. A reply in NAT mode has a port of the mode or, in SCTP, any
+/// port.
 #[inline(always)]
 fn no_service<'t, A: Ip, T: Tables>(tables: &T, flow: &FlowKey<A>) -> Verdict<'t> {
     let config = tables.config();
@@ -104,7 +105,7 @@ fn no_service<'t, A: Ip, T: Tables>(tables: &T, flow: &FlowKey<A>) -> Verdict<'t
     Verdict::Pass(PassReason::NoService)
 }
 
-/// Tells whether another edge sent this frame by L2 DSR, which makes this machine its node.
+/// Tells whether another edge sent this frame by L2 DSR, so that this machine is its node.
 #[inline(always)]
 pub fn is_from_edge<F: Frame, T: Tables>(frame: &F, tables: &T) -> bool {
     let is_node = tables
@@ -116,12 +117,12 @@ pub fn is_from_edge<F: Frame, T: Tables>(frame: &F, tables: &T) -> bool {
             .is_some_and(|header| tables.is_edge_mac(&EdgeMac::new(header.source())))
 }
 
-/// Finds the backend that owns the flow of a packet that came bare: one of this machine's own pods, if another edge has
-/// sent it by L2 DSR.
+/// Finds the backend that owns the flow of a bare packet. If another edge has sent it by L2 DSR, the backend is one
+/// of this machine's own pods.
 ///
 /// # Errors
 ///
-/// Returns the verdict where there is none.
+/// Returns the verdict on a packet without a backend.
 #[inline(always)]
 pub fn owner<'t, A: Ip, T: Tables>(
     tables: &'t T,
@@ -135,7 +136,7 @@ pub fn owner<'t, A: Ip, T: Tables>(
         }
         return match own_pod(tables, found, flow) {
             Some(owner) if owner.backend.is_own_pod() => Ok(owner),
-            // The pod has left this machine. The edge would get the packet again.
+            // The pod has left this machine. Passed to the stack, the packet would return to the edge.
             _ => Err(Verdict::Drop(DropReason::UnknownPod)),
         };
     }
@@ -148,7 +149,7 @@ pub fn owner<'t, A: Ip, T: Tables>(
     }
 }
 
-/// Finds the pod that an edge's tag names; a packet that may begin a flow takes another one of the service.
+/// Finds the pod that an edge's tag names, or another pod of the service here for a packet that may begin a flow.
 #[inline(always)]
 pub fn tagged_owner<'t, A: Ip, T: Tables>(
     tables: &'t T,
@@ -177,7 +178,7 @@ pub fn tagged_pod<'t, T: Tables>(tables: &'t T, found: &Found, tag: Tag) -> Opti
     })
 }
 
-/// Chooses a pod of this machine in the place of one that is not here, for what may begin a flow.
+/// Chooses another pod of this machine if the tag's pod is not here, for a packet that may begin a flow.
 #[inline(always)]
 pub fn pod_instead<'t, A: Ip, T: Tables>(
     tables: &'t T,
@@ -192,7 +193,7 @@ pub fn pod_instead<'t, A: Ip, T: Tables>(
     }
 }
 
-/// Chooses from this machine's own pods.
+/// Chooses one of this machine's own pods.
 #[inline(always)]
 fn own_pod<'t, A: Ip, T: Tables>(
     tables: &'t T,
@@ -205,7 +206,7 @@ fn own_pod<'t, A: Ip, T: Tables>(
     owner_among(tables, found, found.entry.local, flow)
 }
 
-/// Chooses from one of a service's tables; nothing where it is empty.
+/// Chooses a backend from one of a service's tables; `None` if the table is empty.
 #[inline(always)]
 pub fn owner_among<'t, A: Ip, T: Tables>(
     tables: &'t T,

@@ -1,7 +1,6 @@
 //! Fragments of replies: later ones follow the first, which has the ports.
 //!
-//! A node's kernel sends the fragments of a datagram in order, whether it was
-//! the pod that made them or the kernel itself.
+//! A node's kernel sends the fragments of a datagram in order, whether the pod or the kernel itself made them.
 
 use super::{Memory, Outcome, Skb, flows, hairpin, headers::Headers, rewrite::set_source};
 use crate::{
@@ -11,14 +10,14 @@ use crate::{
     wire::transport::Ports,
 };
 
-/// Notes the ports of a datagram's first fragment.
+/// Publishes the ports of a datagram's first fragment.
 #[inline(always)]
 pub(super) fn publish<T: Memory>(tables: &T, packet: &Headers, ports: &Ports) {
     let datagram = Datagram::new(ports.source, ports.destination, tables.now());
     tables.publish(&key(packet), &datagram);
 }
 
-/// Translates a fragment without transport header, if its first one was translated.
+/// Translates a later fragment if its first one was translated.
 #[inline(always)]
 pub(super) fn later<S: Skb, T: Memory>(
     skb: &mut S,

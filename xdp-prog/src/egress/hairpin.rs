@@ -1,5 +1,5 @@
-//! Replies to clients on this machine that the pod does not see: turned round
-//! at the uplink. How they come about: [`crate::decide::node::deliver`].
+//! Replies to hidden clients on this machine, which are turned round at the uplink. [`crate::decide::node::deliver`]
+//! says why such clients are hidden from the pod.
 
 use core::mem::offset_of;
 
@@ -12,14 +12,14 @@ use crate::{
     wire::{ethernet::Ethernet, ipv4::Ipv4, ipv6::Ipv6},
 };
 
-/// Finishes a reply whose source has been translated: one to a client in hiding gets the client as its
-/// destination, and comes in instead of leaving.
+/// Finishes a reply whose source has been translated. If its client is hidden, the client becomes the destination,
+/// and the packet comes in instead of leaving.
 ///
-/// It is the last step, so that the verifier walks through what comes before only once.
+/// This is the last step, so that the verifier walks through the steps before it only once.
 ///
 /// # Errors
 ///
-/// [`DropReason::NotWritable`].
+/// [`DropReason::NotWritable`] if the packet cannot be changed.
 #[inline(always)]
 pub(super) fn finish<S: Skb>(
     skb: &mut S,
@@ -35,11 +35,11 @@ pub(super) fn finish<S: Skb>(
     }
 }
 
-/// Gives a packet a client of this machine as its destination, and turns it round.
+/// Addresses a packet to a client of this machine and turns it round.
 ///
 /// # Errors
 ///
-/// [`DropReason::NotWritable`].
+/// [`DropReason::NotWritable`] if the packet cannot be changed.
 #[inline(always)]
 pub(super) fn turn<S: Skb>(
     skb: &mut S,
@@ -85,7 +85,7 @@ fn set_destination<S: Skb>(
     }
 }
 
-/// Addresses a frame to the device that was about to send it.
+/// Sets the destination MAC to that of the device that was about to send the frame.
 #[inline(always)]
 fn address_to_sender<S: Skb>(skb: &mut S) -> Result<(), DropReason> {
     let Some(header) = skb.view::<Ethernet>(0) else {

@@ -1,4 +1,4 @@
-//! A packet in memory, and the kernel's helpers in plain code.
+//! A packet in memory, with plain code in place of the kernel's helpers; for tests.
 
 extern crate alloc;
 
@@ -12,7 +12,7 @@ use crate::{
     reason::DropReason,
 };
 
-/// A packet on its way out of the kernel.
+/// An outgoing packet in memory.
 #[derive(Clone, Debug)]
 pub struct HostSkb {
     bytes: Vec<u8>,
@@ -25,7 +25,7 @@ pub struct HostSkb {
 }
 
 impl HostSkb {
-    /// Copies a frame whose checksums are finished, all of it linear.
+    /// Copies a frame that is all linear and whose checksums are finished.
     #[must_use]
     pub fn new(bytes: &[u8]) -> Self {
         Self {
@@ -39,35 +39,35 @@ impl HostSkb {
         }
     }
 
-    /// Leaves only the first bytes linear.
+    /// Makes only the first `length` bytes linear.
     #[must_use]
     pub fn linear(mut self, length: usize) -> Self {
         self.linear = length.min(self.bytes.len());
         self
     }
 
-    /// Says that the transport checksum holds the pseudo-header's sum only (`CHECKSUM_PARTIAL`).
+    /// Declares that the transport checksum holds only the sum of the pseudo-header (`CHECKSUM_PARTIAL`).
     #[must_use]
     pub fn partial(mut self) -> Self {
         self.is_partial = true;
         self
     }
 
-    /// Says that the device, or the kernel, is to cut it into segments.
+    /// Declares that the device or the kernel will cut the packet into segments.
     #[must_use]
     pub fn merged(mut self) -> Self {
         self.is_merged = true;
         self
     }
 
-    /// Marks the packet.
+    /// Sets the packet's mark.
     #[must_use]
     pub fn marked(mut self, mark: u32) -> Self {
         self.mark = mark;
         self
     }
 
-    /// Lets every change fail, as where the kernel has no memory for a copy of the headers.
+    /// Makes every change fail, as if the kernel had no memory for a copy of the headers.
     #[must_use]
     pub fn read_only(mut self) -> Self {
         self.is_writable = false;
@@ -146,7 +146,7 @@ impl Skb for HostSkb {
         self.is_translated = true;
     }
 
-    /// As `bpf_skb_adjust_room` does with `BPF_ADJ_ROOM_MAC`: behind the Ethernet header.
+    /// Works as `bpf_skb_adjust_room` with `BPF_ADJ_ROOM_MAC`: the room is behind the Ethernet header.
     fn grow(&mut self, _: Family, length: usize) -> Result<(), DropReason> {
         let link = crate::parse::link(self).map_err(|_| DropReason::NotWritable)?;
         if !self.is_writable {
@@ -158,7 +158,7 @@ impl Skb for HostSkb {
         Ok(())
     }
 
-    /// As `bpf_l4_csum_replace` does (`net/core/filter.c`, `inet_proto_csum_replace_by_diff`).
+    /// Works as `bpf_l4_csum_replace` (`net/core/filter.c`, `inet_proto_csum_replace_by_diff`).
     fn replace_checksum(
         &mut self,
         field: ChecksumField,

@@ -1,14 +1,15 @@
 //! ICMP errors about packets to a pod, from the pod, this machine or a router behind it.
 //!
-//! The client knows no pod: the packet that is quoted becomes the one that it sent.
+//! The client does not know the pod. So the quoted packet is translated back into the one that the client sent:
 //!
 //! ```text
 //! | IP: source | ICMP | quoted IP: client, pod | quoted ports, 8 bytes at least ...
 //! ```
 //!
-//! A client that the pod knows by another port gets its own back in the quote. A client on this machine that the pod does not see ([`super::hairpin`]) gets its place back in the quote,
-//! and the error comes in instead of leaving. Its source is what the client talks to whoever sent it: the stack
-//! takes no packet from an address of its own.
+//! If the pod knows the client by another port, the quote gets the client's own port. If the client is hidden from
+//! the pod ([`super::hairpin`]), the quote gets the client's address, and the error comes in instead of leaving. The
+//! source of that error becomes the address that the client talks to, whoever sent it: the stack takes no packet from
+//! an address of its own.
 
 use core::{hint::black_box, mem::offset_of};
 
@@ -31,15 +32,15 @@ use crate::{
     },
 };
 
-/// A packet to a pod, as an error quotes it.
+/// A quoted packet to a pod.
 #[derive(Clone, Copy, Debug)]
 struct Quote {
-    /// Offset of its IP header.
+    /// Offset of the quoted IP header.
     l3: usize,
-    /// Offset of its ports.
+    /// Offset of the quoted ports.
     l4: usize,
     protocol: u8,
-    /// Header checksum of IPv4.
+    /// Quoted IPv4 header checksum.
     checksum: u16,
     client: AddressKey,
     pod: AddressKey,
@@ -55,7 +56,7 @@ pub(super) fn translate<S: Skb, T: Memory>(
     let Some(quote) = read(skb, packet) else {
         return Ok(Outcome::Untouched);
     };
-    // Nobody else gets an error about a client's packet.
+    // Only the sender of the quoted packet gets an error about it.
     if !is_same(quote.client, packet.destination) {
         return Ok(Outcome::Untouched);
     }
@@ -91,7 +92,7 @@ pub(super) fn translate<S: Skb, T: Memory>(
     hairpin::turn(skb, packet, client, checksum)
 }
 
-/// Finds what an error quotes, its ports visible.
+/// Finds the packet that an error quotes, and makes its ports linear.
 #[inline(always)]
 fn read<S: Skb>(skb: &mut S, packet: &Headers) -> Option<Quote> {
     let l3 = packet.l4 + Icmp::LENGTH;
@@ -113,7 +114,7 @@ fn read<S: Skb>(skb: &mut S, packet: &Headers) -> Option<Quote> {
             quoted_v6(skb, l3, packet.end)?
         }
     };
-    // RFC 792 quotes no more than eight bytes beyond the IP header.
+    // RFC 792 promises only eight bytes of the quote behind the IP header.
     let ports = behind(quote.l4, 8);
     if ports > packet.end {
         return None;
@@ -122,22 +123,22 @@ fn read<S: Skb>(skb: &mut S, packet: &Headers) -> Option<Quote> {
     Some(quote)
 }
 
-/// Adds to an offset such that the verifier does not remember what the sum was made from.
+/// Adds to an offset in a way that makes the verifier forget how the sum was made.
 ///
-/// Linux 6.12 does so of a plain sum, and when a comparison leaves one value of it, the bounds of the
-/// offset are lost ("const tnum out of sync"). It forgets at a mask, which LLVM must not see through.
+/// Linux 6.12 remembers it for a plain sum. When a comparison then leaves one possible value, the bounds of the
+/// offset are lost ("const tnum out of sync"). A mask makes the verifier forget, if LLVM does not see through it.
 #[inline(always)]
 fn behind(offset: usize, length: usize) -> usize {
     (black_box(offset) + length) & 0xffff
 }
 
-/// Unreachable, source quench, time exceeded, parameter problem (RFC 792).
+/// Tells whether a type is unreachable, source quench, time exceeded or parameter problem (RFC 792).
 #[inline(always)]
 const fn is_error_v4(kind: u8) -> bool {
     matches!(kind, 3 | 4 | 11 | 12)
 }
 
-/// Unreachable, too big, time exceeded, parameter problem (RFC 4443 section 2.1).
+/// Tells whether a type is unreachable, too big, time exceeded or parameter problem (RFC 4443 section 2.1).
 #[inline(always)]
 const fn is_error_v6(kind: u8) -> bool {
     matches!(kind, 1..=4)
@@ -191,7 +192,7 @@ fn quoted_v6<S: Skb>(skb: &mut S, l3: usize, end: usize) -> Option<Quote> {
     Some(quote)
 }
 
-/// Makes what is quoted what the client sent; returns where the error's own checksum lies.
+/// Translates the quote into the packet that the client sent; returns the place of the error's own checksum.
 #[inline(always)]
 fn rewrite<S: Skb>(
     skb: &mut S,
@@ -211,7 +212,7 @@ fn rewrite<S: Skb>(
     };
     let both = moved.add_sum(ports.replaced_by(new));
     let transport = transport_checksum(skb, quote, packet.end, both);
-    // What the error's own checksum covers.
+    // The difference that the error's own checksum sees.
     let mut message = both;
 
     match packet.family {
@@ -249,14 +250,14 @@ fn rewrite<S: Skb>(
     Ok(field)
 }
 
-/// A checksum that is quoted.
+/// The change of a quoted checksum.
 struct Change {
     offset: usize,
     old: u16,
     new: u16,
 }
 
-/// The quoted transport checksum as the client sent it, if it is quoted.
+/// Returns the change of the quoted transport checksum to the client's; `None` if the checksum is not quoted.
 #[inline(always)]
 fn transport_checksum<S: Skb>(
     skb: &S,
@@ -282,7 +283,7 @@ fn transport_checksum<S: Skb>(
     Some(Change { offset, old, new })
 }
 
-/// Compares as words: the BPF target has no `memcmp`.
+/// Compares addresses as words: the BPF target has no `memcmp`.
 #[inline(always)]
 const fn is_same(one: AddressKey, other: AddressKey) -> bool {
     let [a, b] = one.words();

@@ -1,7 +1,7 @@
-//! The largest segment that a pod asks for, less the outer header that the client's packets get.
+//! Lowers the MSS that a pod asks for by the outer header that the client's packets get.
 //!
-//! A client heeds what the pod's SYN+ACK says; the other direction goes straight
-//! to the client and is bounded by the SYN's own option.
+//! The client obeys the option in the pod's SYN+ACK. Packets of the other direction go straight to the client, and
+//! the option of the client's SYN limits them.
 
 use super::{Memory, Skb, headers::Headers};
 use crate::{
@@ -11,7 +11,7 @@ use crate::{
     wire::{ipv4::Ipv4, ipv6::Ipv6, transport::Tcp},
 };
 
-/// Options that are followed. The kernels in use put this one first.
+/// Most TCP options that are read. The kernels in use put the MSS first.
 const MAX_OPTIONS: usize = 8;
 
 const END: u8 = 0;
@@ -19,20 +19,20 @@ const NO_OPERATION: u8 = 1;
 const MAXIMUM_SEGMENT_SIZE: u8 = 2;
 const LENGTH: u8 = 4;
 
-/// What every host takes, asked or not (RFC 9293 section 3.7.1).
+/// The segment size that every host accepts (RFC 9293 section 3.7.1).
 const LEAST: usize = 536;
 
-/// A lower value for the option.
+/// A lower value for the MSS option.
 ///
-/// Not in an `Option`: LLVM would spill the fields that nothing has, which the
-/// verifier takes for a read of what was never written.
+/// This is no `Option`: LLVM would spill the fields of an empty one, and the verifier takes that for a read of memory
+/// that was never written.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Clamp {
-    /// Offset of the value; 0 for none.
+    /// Offset of the value in the frame; 0 for no change.
     pub(super) offset: usize,
     /// The new value, in wire order.
     pub(super) value: [u8; 2],
-    /// The change as the checksum sees it.
+    /// The difference that the checksum sees.
     pub(super) difference: Sum,
 }
 
@@ -45,7 +45,7 @@ impl Clamp {
     };
 }
 
-/// Returns a lower value where the option of a SYN+ACK promises more than fits.
+/// Returns a lower value if the MSS option of a SYN+ACK promises more than fits.
 #[inline(always)]
 pub(super) fn clamp<S: Skb, T: Memory>(
     skb: &mut S,
@@ -79,7 +79,7 @@ pub(super) fn clamp<S: Skb, T: Memory>(
     let difference = if (offset - packet.l4).is_multiple_of(2) {
         Sum::ZERO.replace_u16(old_value, new_value)
     } else {
-        // The value lies across two words of the checksum.
+        // The value is not aligned to the words of the checksum.
         Sum::ZERO.replace_u16(old_value.swap_bytes(), new_value.swap_bytes())
     };
     Clamp {
@@ -89,7 +89,7 @@ pub(super) fn clamp<S: Skb, T: Memory>(
     }
 }
 
-/// Returns where the option's value lies, and the value.
+/// Returns the offset of the option's value, and the value.
 #[inline(always)]
 fn find<S: Skb>(skb: &mut S, packet: &Headers) -> Option<(usize, [u8; 2])> {
     let header: &Tcp = skb.view(packet.l4)?;

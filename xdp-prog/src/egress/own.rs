@@ -1,19 +1,16 @@
 //! Flows of the node's own kernel: masqueraded pods and local sockets.
 //!
-//! They may use a NodePort as their source port. What answers them must not be
-//! taken for a client's packet: the XDP program asks `LOCAL_FLOWS`. On an
-//! uplink this comes after masquerading, so the addresses are those that the
-//! other side sees.
+//! They may use a NodePort as their source port. Their answers must not be taken for clients' packets, so the XDP
+//! program looks them up in `LOCAL_FLOWS`. On an uplink this code runs after masquerading, so the addresses are those
+//! that the other side sees.
 //!
-//! Each packet that leaves gives its flow another while to live. A client that
-//! uses the other side's address and port once the flow is dead reaches the
-//! NodePort after that time, and with a TCP SYN at once.
+//! Every outgoing packet renews its flow. If a client uses the other side's address and port after the flow has
+//! ended, its packets reach the NodePort once the entry has timed out, and a TCP SYN reaches it at once.
 //!
-//! A RST or a SYN+ACK begins none: the kernel sends these to whatever reaches it,
-//! and the flow would be that of a client, whose packets would miss its pod from
-//! then on. The kernel accepts no connection at a NodePort, as each SYN is the
-//! service's; one that it accepted before it was a NodePort goes on by its other
-//! segments.
+//! A RST or a SYN+ACK begins no flow. The kernel sends these to anything that reaches it, and the flow would be a
+//! client's, whose packets would miss their pod from then on. The kernel accepts no connection at a NodePort, because
+//! every SYN there is for the service. A connection that it accepted before the port became a NodePort is kept by its
+//! other segments.
 
 use super::{Memory, headers::Headers};
 use crate::{
@@ -24,12 +21,11 @@ use crate::{
     wire::{protocol, transport::Ports},
 };
 
-/// How long the kernel keeps a masqueraded TCP connection without a packet
-/// (`nf_conntrack_tcp_timeout_established`: 5 days).
+/// How long the kernel keeps an idle masqueraded TCP connection (`nf_conntrack_tcp_timeout_established`: 5 days).
 const LOCAL_TCP_NS: u64 = 432_000_000_000_000;
 const _: () = assert!(LOCAL_TCP_NS < LOCAL_PORT_NS / 2);
 
-/// Remembers the flow of a packet that leaves from a NodePort of this machine.
+/// Notes the flow of a packet that leaves from a NodePort of this machine.
 #[inline(always)]
 pub(super) fn remember<T: Memory>(tables: &T, packet: &Headers, ports: &Ports, flags: TcpFlags) {
     if leaves_from_node_port(tables, packet, ports) {
@@ -45,7 +41,7 @@ pub(super) fn remember<T: Memory>(tables: &T, packet: &Headers, ports: &Ports, f
     }
 }
 
-/// Returns what is known of a flow once a packet of it has left.
+/// Returns the state of a flow after an outgoing packet.
 #[inline(always)]
 const fn renew(known: LocalFlow, protocol: u8, flags: TcpFlags, now: u64) -> LocalFlow {
     if protocol != protocol::TCP {
@@ -80,7 +76,7 @@ fn leaves_from_node_port<T: Memory>(tables: &T, packet: &Headers, ports: &Ports)
     let Some(id) = id else {
         return false;
     };
-    // A table that changes at this moment: the flow's next packet finds it settled.
+    // If the table changes at this moment, the flow's next packet is judged by the new one.
     match tables.service(id) {
         Some(service) => service.word.check() == check && service.flags & SERVICE_NODE_PORT != 0,
         None => false,

@@ -1,9 +1,8 @@
-//! Checks of backends and nodes, made to take the way of a client's packet.
+//! Checks of backends and nodes, which take the way of a client's packets.
 //!
-//! The check's socket is an ordinary one of this machine, connected to the node, so that the kernel's
-//! route and neighbour are the right ones, and marked. Here its packets become what the edge would have
-//! made of a client's; the answer comes from the service's address and is brought back by
-//! [`crate::decide::edge::probe`].
+//! A check uses an ordinary socket of this machine. The socket is connected to the node, so that the kernel's route
+//! and neighbour are right, and its packets are marked. Here such a packet becomes what the edge would make of a
+//! client's packet. The answer comes from the service's address; [`crate::decide::edge::probe`] translates it back.
 //!
 //! ```text
 //! edge:40000 -> node:80      edge -> node | edge:40000 -> VIP:80
@@ -36,7 +35,7 @@ use crate::{
     },
 };
 
-/// Returns the index of a check, if that is what the mark says.
+/// Returns the index of a check in its packet mark; `None` for other marks.
 #[inline(always)]
 pub(super) const fn index(mark: u32) -> Option<u32> {
     if mark & PROBE_MARK_MASK == PROBE_MARK {
@@ -46,7 +45,7 @@ pub(super) const fn index(mark: u32) -> Option<u32> {
     }
 }
 
-/// Puts a check's packet on the way of a client's.
+/// Sends a check's packet the way of a client's.
 #[inline(always)]
 pub(super) fn divert<S: Skb, T: Memory>(
     skb: &mut S,
@@ -71,7 +70,7 @@ pub(super) fn divert<S: Skb, T: Memory>(
     if encap && source.is_mapped() != probe.node.is_mapped() {
         return Err(DropReason::NoOuterSource);
     }
-    // By another device that the packet passes, this must not happen again.
+    // The packet may pass another device, where it must not be changed again.
     skb.unmark();
     if probe.destination != probe.peer {
         redirect(skb, tables, &packet, probe)?;
@@ -88,7 +87,7 @@ const fn is_zero(address: AddressKey) -> bool {
     high | low == 0
 }
 
-/// Addresses the packet to the service, and notes how its answer comes back.
+/// Addresses the packet to the service, and notes the tuple of its answer.
 #[inline(always)]
 fn redirect<S: Skb, T: Memory>(
     skb: &mut S,
@@ -117,7 +116,7 @@ fn redirect<S: Skb, T: Memory>(
             let [a, b] = csum::update(packet.checksum, addresses).to_be_bytes();
             let [.., c, d, e, f] = packet.source.octets();
             let [.., g, h, i, j] = probe.destination.octets();
-            // Checksum, source and destination lie side by side.
+            // Checksum, source and destination are adjacent.
             let first = u64::from_ne_bytes([a, b, c, d, e, f, g, h]);
             let [second, _] = word([i, j, 0, 0, 0, 0, 0, 0]);
             skb.store(packet.l3 + offset_of!(Ipv4, checksum), [first, second], 10)?;
@@ -134,7 +133,7 @@ fn redirect<S: Skb, T: Memory>(
     skb.replace_checksum(field, addresses, Covered::PseudoHeader)
 }
 
-/// Puts the outer header in front, as the XDP program does.
+/// Adds the outer header as the XDP program does.
 #[inline(always)]
 fn encapsulate<S: Skb>(
     skb: &mut S,
@@ -181,7 +180,7 @@ fn encapsulate<S: Skb>(
             ethernet::IPV6
         };
         let [a, b] = ether_type.to_be_bytes();
-        // The type that announces the packet, behind the tags if there are any.
+        // The EtherType is behind the VLAN tags, if there are any.
         let place = l3 - (Ethernet::LENGTH - offset_of!(Ethernet, ether_type));
         skb.store(place, word([a, b, 0, 0, 0, 0, 0, 0]), 2)?;
     }

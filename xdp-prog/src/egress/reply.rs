@@ -1,5 +1,5 @@
-//! What a pod answers: source address and port become those that the client talks to, the destination port the
-//! client's own.
+//! Replies of pods: the source becomes the address and port that the client talks to, and the destination port
+//! becomes the client's own.
 
 use core::mem::offset_of;
 
@@ -21,7 +21,7 @@ use crate::{
     },
 };
 
-/// Translates a packet with ports, if it answers a flow to a pod.
+/// Translates a packet with ports if it answers a flow to a pod.
 #[inline(always)]
 pub(super) fn translate<S: Skb, T: Memory>(
     skb: &mut S,
@@ -51,14 +51,14 @@ pub(super) fn translate<S: Skb, T: Memory>(
         ports.source,
         packet.protocol,
     );
-    // Who begins a connection answers nothing.
+    // A SYN is no reply.
     let flow = if flags.begins_connection() {
         None
     } else {
         flows::answer(tables, &key, &segment)
     };
     let Some(flow) = flow else {
-        // A translated reply may leave from a NodePort too.
+        // A reply that was translated at another device may leave from a NodePort too.
         if !skb.is_translated() {
             own::remember(tables, packet, &ports, flags);
         }
@@ -76,7 +76,7 @@ pub(super) fn translate<S: Skb, T: Memory>(
     hairpin::finish(skb, packet, &flow, &key, checksum)
 }
 
-/// Translates source address and both ports, and returns where the checksum lies, if that covers addresses.
+/// Translates source address and both ports; returns the place of the checksum if it covers addresses.
 #[inline(always)]
 fn rewrite<S: Skb>(
     skb: &mut S,
@@ -97,7 +97,7 @@ fn rewrite<S: Skb>(
             offset: packet.l4 + offset_of!(Udp, checksum),
             zero_is_none: true,
         },
-        // SCTP's checksum covers no addresses, and its ports are never translated.
+        // SCTP ports are never translated, and its checksum does not cover addresses.
         _ => {
             set_source(skb, packet, source, addresses)?;
             return Ok(None);
@@ -108,7 +108,7 @@ fn rewrite<S: Skb>(
         destination: flow.client_port(),
     };
     let segment = ports.replaced_by(new).add_sum(clamp.difference);
-    // First, because the helper takes away what was seen of the packet.
+    // The checksum comes first, because the helper invalidates the pointers into the packet.
     correct(skb, packet, field, addresses, segment)?;
     set_source(skb, packet, source, addresses)?;
     *view_mut::<Ports, _>(skb, packet.l4)? = new;

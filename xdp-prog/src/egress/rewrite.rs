@@ -1,4 +1,4 @@
-//! Changes of a packet's addresses, whichever its family, and of its checksum.
+//! Changes a packet's addresses, in either family, and its checksums.
 
 use super::{
     ChecksumField, Covered, Skb,
@@ -13,9 +13,9 @@ use crate::{
     wire::{ipv4::Ipv4, ipv6::Ipv6, protocol, transport::Udp},
 };
 
-/// Gives a packet another source address, which `difference` records.
+/// Sets a packet's source address; `difference` records the change.
 ///
-/// What a transport checksum says of the address is the caller's matter.
+/// The caller must update the transport checksum.
 #[inline(always)]
 pub(super) fn set_source<S: Skb>(
     skb: &mut S,
@@ -27,7 +27,7 @@ pub(super) fn set_source<S: Skb>(
         Family::V4 => {
             let header: &mut Ipv4 = view_mut(skb, packet.l3)?;
             header.source = address.last_octets();
-            // No device finishes this checksum.
+            // The IPv4 header checksum is always finished.
             header.checksum = csum::update(packet.checksum, difference).to_be_bytes();
         }
         Family::V6 => {
@@ -38,11 +38,12 @@ pub(super) fn set_source<S: Skb>(
     Ok(())
 }
 
-/// Makes a transport checksum right again after changes of the pseudo-header and of the segment.
+/// Updates a transport checksum after changes of the pseudo-header and of the segment.
 ///
-/// In place where it is finished; else by one call of the kernel's helper, which costs as much as all the rest of the
-/// translation. Only the kernel knows whether the device is to finish the checksum; if so, a change of the segment
-/// leaves it alone. What became of it tells how the change of the pseudo-header counts.
+/// A finished checksum is changed in place. For others the kernel's helper is called once, which costs as much as the
+/// rest of the translation. Only the kernel knows whether the device is to finish the checksum. If so, the helper
+/// ignores a change of the segment. The field afterwards shows which case it is, and how the change of the
+/// pseudo-header counts.
 #[inline(always)]
 pub(super) fn correct<S: Skb>(
     skb: &mut S,
@@ -83,21 +84,22 @@ fn set_checksum<S: Skb>(skb: &mut S, field: ChecksumField, check: u16) -> Result
     Ok(())
 }
 
-/// Tells of most checksums that are finished that they are; what cannot be told is not.
+/// Tells whether a checksum is finished, for most that are. Returns false if that is not certain.
 ///
-/// Who leaves the checksum of a segment to the device puts the sum of the pseudo-header into the field: sockets of this
-/// machine, whatever merges segments or translates them, and guests (virtio 1.2 section 5.1.6.2), whose segments would
-/// be sent with a wrong checksum otherwise. So a field with anything else is finished, but for these, of which nothing
-/// is said here:
+/// A sender that leaves the checksum of a segment to the device writes the sum of the pseudo-header into the field.
+/// This holds for sockets of this machine, for code that merges or translates segments, and for guests (virtio 1.2
+/// section 5.1.6.2); their segments would be sent with a wrong checksum otherwise. So any other value is a finished
+/// checksum. These packets are not judged:
 ///
-/// - Segments that are merged: some devices make the pseudo-header's sum anew as they cut them apart (it has no length
-///   there), so a guest's field may hold anything.
-/// - Extension headers and options, which may have another address stand in the pseudo-header (RFC 8200 section 8.1).
-/// - Fragments, whose pseudo-header has another length.
-/// - Zero, which some sockets leave in a checksum that they do not care for.
+/// - Merged segments: some devices compute the pseudo-header's sum anew when they cut them apart, because it has no
+///   length
+///   there. So the field of a guest may hold anything.
+/// - Packets with extension headers or options: their pseudo-header may have another address (RFC 8200 section 8.1).
+/// - Fragments: their pseudo-header has another length.
+/// - A field of zero: some sockets leave it in checksums that they do not use.
 ///
-/// What a device has told of a whole packet that came in (`CHECKSUM_COMPLETE`) is forgotten where one is forwarded
-/// (`skb_forward_csum`), so nothing else follows from the change.
+/// The kernel forgets what a device has reported about the whole of an incoming packet (`CHECKSUM_COMPLETE`) when it
+/// forwards the packet (`skb_forward_csum`). So the change has no other effect.
 #[inline(always)]
 fn is_finished<S: Skb>(skb: &S, packet: &Headers, check: u16) -> bool {
     let header = match packet.family {
@@ -108,7 +110,7 @@ fn is_finished<S: Skb>(skb: &S, packet: &Headers, check: u16) -> bool {
         return false;
     }
     let length = match packet.protocol {
-        // What follows the datagram in its packet is no part of it.
+        // Bytes behind the datagram do not belong to it.
         protocol::UDP => match skb.view::<Udp>(packet.l4) {
             Some(datagram) => usize::from(u16::from_be_bytes(datagram.length)),
             None => return false,
@@ -118,7 +120,7 @@ fn is_finished<S: Skb>(skb: &S, packet: &Headers, check: u16) -> bool {
     check != 0 && check != pseudo_header(packet, length).fold()
 }
 
-/// Sums a pseudo-header; an IPv4 address in IPv6's notation begins with a word of ones, which changes no sum.
+/// Sums a pseudo-header. The mapped form of an IPv4 address begins with a word of ones, which changes no sum.
 #[inline(always)]
 #[expect(clippy::cast_possible_truncation, reason = "a packet's length")]
 fn pseudo_header(packet: &Headers, length: usize) -> Sum {
@@ -129,7 +131,7 @@ fn pseudo_header(packet: &Headers, length: usize) -> Sum {
         .add_u16(packet.protocol.into())
 }
 
-/// Returns a header that has been seen, for writing.
+/// Returns a header for writing that has been seen for reading before.
 #[inline(always)]
 pub(super) fn view_mut<T: Wire, S: Skb>(skb: &mut S, offset: usize) -> Result<&mut T, DropReason> {
     match skb.view_mut(offset) {
@@ -138,7 +140,7 @@ pub(super) fn view_mut<T: Wire, S: Skb>(skb: &mut S, offset: usize) -> Result<&m
     }
 }
 
-/// Puts two bytes into the first of the words that are stored.
+/// Puts two bytes into the form that [`Skb::store`] takes.
 #[inline(always)]
 pub(super) const fn two([a, b]: [u8; 2]) -> [u64; 2] {
     [u64::from_ne_bytes([a, b, 0, 0, 0, 0, 0, 0]), 0]

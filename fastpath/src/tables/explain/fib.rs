@@ -1,7 +1,7 @@
-//! What the kernel's FIB says of a forwarded packet, asked by netlink in place of the program's helper.
+//! The kernel's FIB for a forwarded packet, by netlink in place of the program's helper.
 //!
-//! Two things can differ from what `bpf_fib_lookup` answers: policy rules that ask for the ingress device do
-//! not match here, and of several paths (ECMP) it may take another.
+//! The answer can differ from that of `bpf_fib_lookup` in two ways. Policy rules that match the ingress device do not
+//! match here. Of several paths (ECMP), it may name another one.
 
 use std::{cell::OnceCell, net::IpAddr};
 
@@ -13,25 +13,25 @@ use crate::{
     nexthop::{NetlinkError, Resolution, Resolver},
 };
 
-/// The questions that one packet leads to, each asked once.
+/// The FIB questions of one packet; each is asked once.
 #[derive(Debug)]
 pub(super) struct Fib {
     ingress: u32,
     asked: OnceCell<Box<Asked>>,
 }
 
-/// A question, its answer, and the questions after it.
+/// A question, its answer, and the questions that follow it.
 #[derive(Debug)]
 struct Asked {
     target: IpAddr,
-    /// The device that leads there, be the neighbour there known or not.
+    /// Index of the device that leads to the target, even if the neighbour is not known.
     device: Option<u32>,
     next_hop: Result<NextHop, String>,
     next: OnceCell<Box<Asked>>,
 }
 
 impl Fib {
-    /// Prepares for questions about what came in on a device.
+    /// Prepares for the questions of a packet that came in by a device.
     pub(super) fn new(ingress: u32) -> Self {
         Self {
             ingress,
@@ -39,12 +39,12 @@ impl Fib {
         }
     }
 
-    /// Returns the way that the kernel would send a forwarded packet.
+    /// Returns the next hop by which the kernel would forward a packet.
     pub(super) fn next_hop(&self, target: IpAddr) -> Option<&NextHop> {
         self.ask(target).next_hop.as_ref().ok()
     }
 
-    /// Returns the device that it would send it by.
+    /// Returns the index of the device by which the kernel would forward a packet.
     pub(super) fn device(&self, target: IpAddr) -> Option<u32> {
         self.ask(target).device
     }
@@ -60,7 +60,7 @@ impl Fib {
         }
     }
 
-    /// Lists what was asked for, with the answer or the reason why there is none.
+    /// Lists the targets that were asked for, each with its answer or the reason why there is none.
     pub(super) fn asked(&self) -> impl Iterator<Item = (IpAddr, Result<&NextHop, &str>)> {
         let first = self.asked.get();
         std::iter::successors(first, |asked| asked.next.get()).map(|asked| {
@@ -87,7 +87,7 @@ impl Asked {
     }
 }
 
-/// Looks for the device that leads to a target.
+/// Finds the device that leads to a target.
 fn route(ingress: u32, target: IpAddr) -> Result<(Resolver, Option<u32>), String> {
     let came_in = facts::device_name(ingress).ok_or("it is not known where the packet came in")?;
     if !facts::forwards(&came_in, target.is_ipv4()) {
@@ -100,7 +100,7 @@ fn route(ingress: u32, target: IpAddr) -> Result<(Resolver, Option<u32>), String
 
 fn next_hop(resolver: &mut Resolver, target: IpAddr) -> Result<NextHop, String> {
     match resolver.resolve(target).map_err(told)? {
-        // The helper names no source.
+        // The helper returns no source address.
         Resolution::Resolved(hop) => Ok(NextHop {
             source: [0; 16],
             own: [0; 16],

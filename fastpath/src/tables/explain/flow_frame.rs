@@ -1,4 +1,4 @@
-//! The frame of a flow: what a client would send to begin it.
+//! The frame of a new flow, as a client would send it.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -6,14 +6,14 @@ use etherparse::{IpNumber, PacketBuilder};
 
 use super::super::{Protocol, ServiceKey};
 
-/// MACs of the locally administered range.
+/// MACs from the locally administered range.
 const SOURCE: [u8; 6] = [2, 0, 0, 0, 0, 2];
 const DESTINATION: [u8; 6] = [2, 0, 0, 0, 0, 1];
 const TTL: u8 = 64;
-/// Payload of a datagram: small enough for every path.
+/// Payload of a datagram, small enough for every path.
 const PAYLOAD: [u8; 16] = [0; 16];
 
-/// Builds the first frame of a flow, or nothing where service and client are of different families.
+/// Builds the first frame of a flow; `None` if service and client are of different families.
 pub(super) fn first_frame(service: &ServiceKey, from: SocketAddr) -> Option<Vec<u8>> {
     let link = PacketBuilder::ethernet2(SOURCE, DESTINATION);
     let packet = match (from.ip(), service.address) {
@@ -30,7 +30,7 @@ pub(super) fn first_frame(service: &ServiceKey, from: SocketAddr) -> Option<Vec<
         }
         Protocol::Udp => packet.udp(ports.0, ports.1).write(&mut frame, &PAYLOAD),
         Protocol::Sctp => {
-            // Behind the ports a tag and a CRC, which the ends alone look at.
+            // A verification tag and a CRC follow the ports; only the two ends check them.
             let ports = [ports.0.to_be_bytes(), ports.1.to_be_bytes()].concat();
             let message = [&ports[..], &[0; 8], &PAYLOAD].concat();
             packet.write(&mut frame, IpNumber::SCTP, &message)

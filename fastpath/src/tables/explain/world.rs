@@ -1,4 +1,4 @@
-//! The live tables as the datapath's code sees them, for reading only.
+//! The live tables as the datapath's code sees them, read only.
 
 use std::{
     cell::{Cell, OnceCell, RefCell},
@@ -27,7 +27,7 @@ use super::{
 };
 use crate::{clock::monotonic_ns, facts};
 
-/// The tables in the hands of one packet that leaves no trace in them.
+/// The tables for one packet, which changes nothing in them.
 #[derive(Debug)]
 pub(super) struct ReadOnly<'t> {
     tables: &'t Tables,
@@ -58,22 +58,22 @@ pub(super) enum Counted {
 /// A look-up that tells how the packet is treated.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum LookUp {
-    /// Of a service, and its id.
+    /// A service's address, and the id that was found.
     Service(SocketAddr, Option<u32>),
-    /// Of a flow of the kernel's own that was found.
+    /// A flow of the kernel's own was found.
     LocalFlow,
-    /// Of a client among source ranges, and whether it is.
+    /// Whether the client is in one of the source ranges.
     SourceRange(bool),
-    /// Of a pod by its part of the tag, and its backend's id.
+    /// The pod's bits of a tag, and the backend's id that was found.
     Pod(u16, Option<u32>),
-    /// Of a slot, by its place in the arena.
+    /// A slot, by its index in the arena.
     Slot(u32),
-    /// Of a backend.
+    /// A backend, by its id.
     Backend(u32),
 }
 
 impl<'t> ReadOnly<'t> {
-    /// Prepares for a packet that came in on a device.
+    /// Prepares for a packet that came in by a device.
     pub(super) fn new(tables: &'t Tables, ingress: u32) -> Self {
         Self {
             tables,
@@ -107,7 +107,7 @@ impl<'t> ReadOnly<'t> {
     }
 
     fn note_service(&self, key: &[u8], id: Option<u32>) -> Option<u32> {
-        // An address of either family, the port, the protocol and a zero.
+        // The key is an address of either family, the port, the protocol, and zeros.
         let at = match *key {
             [a, b, c, d, e, f, _, _] => {
                 SocketAddr::from(([a, b, c, d], u16::from_be_bytes([e, f])))
@@ -172,7 +172,7 @@ impl Flows for ReadOnly<'_> {
     fn remove_flow(&self, _: FlowTable, _: &Tuple) {}
 }
 
-/// Every look-up is made.
+/// Has no notes, so that every look-up is made and recorded.
 impl Shortcuts for ReadOnly<'_> {
     fn shortcut(&self, _: &Tuple, _: u32) -> Option<u64> {
         None
@@ -204,7 +204,7 @@ impl HandOvers for ReadOnly<'_> {
     }
 }
 
-/// An answer costs nobody's allowance: it is not given.
+/// Has full allowances, because the answer is not sent.
 impl Answers for ReadOnly<'_> {
     fn full_at(&self, _: &AddressKey) -> u64 {
         0
@@ -327,7 +327,7 @@ impl NatFlows for ReadOnly<'_> {
     }
 }
 
-/// What the packet would change of one map: new values, and none for what it removes.
+/// The changes that the packet would make to one map; `None` for a removed key.
 #[derive(Debug)]
 struct Overlay<V>(RefCell<HashMap<Tuple, Option<V>>>);
 

@@ -16,7 +16,7 @@ use crate::{
     world::{Answer, HandOver, HandOvers, Tables},
 };
 
-/// Takes a packet with ports from its service to its backend.
+/// Sends a packet with ports to the backend of its service.
 #[inline(always)]
 pub fn balance<'t, F: Frame, A: Ip, T: Tables + HandOvers>(
     frame: &F,
@@ -58,7 +58,7 @@ pub fn admit<'t, A: Ip, T: Tables>(
     flags: TcpFlags,
 ) -> Result<(), Verdict<'t>> {
     let rules = found.entry.flags;
-    // Before the ranges: whom the kernel talks to need not be a client.
+    // This comes before the source ranges: the peers of the kernel's own flows need not be clients.
     if rules & SERVICE_NODE_PORT != 0
         && !flags.begins_connection()
         && tables.is_local_flow(&flow.tuple())
@@ -73,14 +73,14 @@ pub fn admit<'t, A: Ip, T: Tables>(
     Ok(())
 }
 
-/// What an IPv4 header can state; a loopback device's MTU is one more.
+/// Largest length in bytes that an IPv4 header can state. The MTU of a loopback device is one more.
 pub(crate) const LARGEST_PACKET: u32 = 65_535;
 
-/// Sends a packet to its backend, or answers it.
+/// Sends a packet to its backend, or answers it if it is too large or its TTL is used up.
 ///
 /// # Errors
 ///
-/// Returns why it can be neither.
+/// Returns the reason why the packet must be dropped.
 #[inline(always)]
 #[expect(clippy::cast_possible_truncation, reason = "an outer header's length")]
 pub fn forward<'t, A: Ip, T: Tables + HandOvers>(
@@ -109,7 +109,7 @@ pub fn forward<'t, A: Ip, T: Tables + HandOvers>(
     let hop = next_hop(tables, backend)?;
     let outer = match found.entry.mode {
         _ if backend.flags & BACKEND_NAT != 0 => Outer::None,
-        // A router would send the packet, still addressed to the VIP, back to us.
+        // A router would send the packet back to us, because it is still addressed to the VIP.
         MODE_L2DSR if hop.flags & HOP_GATEWAY != 0 => return Err(DropReason::NotOnLink),
         MODE_L2DSR => Outer::None,
         _ if backend.flags & BACKEND_V4 != 0 => Outer::V4,
@@ -136,11 +136,11 @@ pub fn forward<'t, A: Ip, T: Tables + HandOvers>(
     }))
 }
 
-/// Returns how to reach a backend's node.
+/// Returns the next hop to a backend's node.
 ///
 /// # Errors
 ///
-/// [`DropReason::NextHopUnresolved`] where neither netlink nor the FIB knows.
+/// [`DropReason::NextHopUnresolved`] if neither netlink nor the FIB knows one.
 #[inline(always)]
 pub fn next_hop<'t, T: Tables>(
     tables: &'t T,
@@ -154,7 +154,7 @@ pub fn next_hop<'t, T: Tables>(
         .ok_or(DropReason::NextHopUnresolved)
 }
 
-/// The next hop's preferred source, else the machine-wide one.
+/// Returns the next hop's preferred source, else the machine-wide one.
 #[inline(always)]
 fn outer_source<'t, T: Tables>(
     tables: &'t T,
@@ -177,7 +177,7 @@ fn outer_source<'t, T: Tables>(
     }
 }
 
-/// Compares as words: the BPF target has no `memcmp`.
+/// Tells whether an address is all zero. It compares words, because the BPF target has no `memcmp`.
 #[inline(always)]
 pub(crate) fn is_unspecified(address: &[u8; 16]) -> bool {
     let [high, low] = crate::flow::words(address);

@@ -1,4 +1,4 @@
-//! Delivery to a pod of this machine of what came bare: from a client, or from an edge by L2 DSR.
+//! Delivery of bare packets to pods of this machine: from a client, or from an edge by L2 DSR.
 
 use crate::{
     frame::Frame,
@@ -9,7 +9,7 @@ use crate::{
     world::World,
 };
 
-/// Decides what is to be done with a frame of this stage.
+/// Decides what becomes of a bare packet for a pod of this machine.
 #[inline(always)]
 pub fn decide<'t, F: Frame, T: World>(frame: &F, tables: &'t T) -> Verdict<'t> {
     with_packet!(frame, packet => deliver(frame, tables, &packet), reason => Verdict::Pass(reason))

@@ -1,4 +1,4 @@
-//! What an edge sends to this machine's stack: services without pods, and probes.
+//! Packets of edges for this machine's stack: those of services without pods here, and probes.
 
 use crate::{
     abi::{ADDRESS_INNER, ADDRESS_LOCAL, ADDRESS_VIP, AddressKey},
@@ -16,11 +16,11 @@ use crate::{
     world::Tables,
 };
 
-/// Judges whether the stack gets what an outer header carries.
+/// Judges whether the stack may get the packet inside an outer header.
 ///
 /// # Errors
 ///
-/// Returns why not.
+/// Returns the reason why it must not.
 #[inline(always)]
 pub(crate) fn admit<F: Frame, T: Tables>(
     frame: &F,
@@ -30,7 +30,7 @@ pub(crate) fn admit<F: Frame, T: Tables>(
 ) -> Result<(), DropReason> {
     let (_, destination) =
         addresses(frame, decap.inner, decap.inner_l3).ok_or(DropReason::MalformedInner)?;
-    // Whoever forges an edge's address gets no further than to what is everyone's.
+    // A forged edge address opens no more than the addresses that everybody can reach.
     let flags = tables.address_flags(&destination);
     let is_probe = flags & ADDRESS_LOCAL != 0 && is_echo_request(frame, decap);
     if flags & (ADDRESS_VIP | ADDRESS_INNER) == 0 && !is_probe {
@@ -43,11 +43,11 @@ pub(crate) fn admit<F: Frame, T: Tables>(
     Ok(())
 }
 
-/// Tells whether the stack would send on what an edge has sent by the device that leads to the edge: the edge would be
-/// the next to get it, and send it here again.
+/// Tells whether the stack would send the packet of an edge on by the device that leads to the edge. The edge would
+/// then get the packet next, and send it here again.
 ///
-/// The FIB names VLAN devices, bonds and bridges, XDP the device below, and the MAC is often the same for all of them. So
-/// the FIB is asked for the edge too: what goes on by another VLAN device of the same device is not sent back.
+/// The FIB names VLAN devices, bonds and bridges; XDP names the device below, and often all have the same MAC. So the
+/// FIB is asked for the edge too. A packet that goes on by another VLAN device of the same device is not sent back.
 #[inline(always)]
 fn is_sent_back<T: Tables>(
     tables: &T,
@@ -61,8 +61,8 @@ fn is_sent_back<T: Tables>(
     }
 }
 
-/// Tells whether a packet inside is a whole echo request without options: edges ask nodes so, by the way of
-/// clients' packets, whether they take outer headers off.
+/// Tells whether the inner packet is a whole echo request without options. Edges send these, by the way of clients'
+/// packets, to find out whether a node takes outer headers off.
 #[inline(always)]
 fn is_echo_request<F: Frame>(frame: &F, decap: &Decap) -> bool {
     const PLAIN: u8 = 0x45;

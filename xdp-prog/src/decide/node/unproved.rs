@@ -1,8 +1,10 @@
-//! TCP flows to pods whose clients have proved nothing yet: what their segments tell, and which of the pod's answer them.
+//! TCP flows to pods whose clients have proved nothing yet: what to note of the client's segments, and which of the
+//! pod's segments answer them.
 //!
-//! Anybody can send a segment in a client's name, and the client may talk to the pod by its own address at the same time,
-//! from the same port: what the pod says there must not leave as the VIP's, since the client would refuse it by a number
-//! that is right. So the number of an entry in `FLOWS_EMBRYONIC` ties the pod's segments to the client's last one:
+//! Anybody can send a segment in a client's name. The client may talk to the pod by the pod's own address at the same
+//! time, from the same port. The pod's segments of that connection must not leave as the VIP's: the client would
+//! reset the connection with a valid sequence number. So the number of an entry in `FLOWS_EMBRYONIC` ties the pod's
+//! segments to the client's last one:
 //!
 //! | state | number | the pod's segment answers |
 //! |---|---|---|
@@ -11,27 +13,28 @@
 //! | both | the same | likewise, and a SYN+ACK or RST: the client may have begun anew, or somebody else have sent the SYN |
 //! | none | upper halves of both numbers | what is near them: the flow is older than its entry |
 //!
-//! The last is a flow that goes on after the tables were lost, or that the table had no room for. Its pod's next segment
-//! begins at what the client's last one acknowledges, or as far ahead as the client's window reaches. The client's last one
-//! begins at what the pod acknowledges, or as far ahead as the pod's window reaches, or behind, where it is sent again
-//! since the pod's ACKs were lost. Most connections send one way at a time: so one of the two must be near, and the other
-//! within a window. Of forged segments every 5 millionth is believed so, which is what TCP itself takes at windows of that
-//! size (RFC 5961 section 5). The client's last segment counts, not its first: nobody keeps a client out by a forged one,
-//! and a pod that was not believed sends again what the client waits for, which is near.
+//! In the last case, the flow goes on after the tables were lost, or the table had no room for it. Then the pod's
+//! next segment begins at the number that the client last acknowledged, or ahead of it within the client's window.
+//! The client's last segment begins at the number that the pod acknowledges, or ahead of it within the pod's window,
+//! or behind it if the client has repeated it because the pod's ACKs were lost. Most connections send in one
+//! direction at a time. So one of the two numbers must be near and the other within a window. One of 5 million forged
+//! segments passes, as many as TCP itself accepts with windows of that size (RFC 5961 section 5). The client's last
+//! segment counts, not its first: so a forged segment does not keep the client out. A pod whose segment was not
+//! translated repeats what the client waits for, and that is near.
 
 use crate::{
     abi::{FLOW_ACCEPTED, FLOW_ASKED, PodFlow},
     parse::Segment,
 };
 
-/// What a SYN may carry, and a pod send at first (RFC 6928: 10 segments).
+/// Bytes that a SYN may carry, and that a pod may send at first (RFC 6928: 10 segments).
 const FIRST_BYTES: u32 = 1 << 16;
-/// In units of 64 KiB: what is near is as near as the upper halves of two numbers can tell of a packet.
+/// Reach of "near", in units of 64 KiB: the upper halves of two numbers cannot tell more of a packet.
 const NEAR: u16 = 1;
-/// In units of 64 KiB: the largest window that Linux offers by default (`tcp_rmem`: 6 MiB).
+/// Reach of a window, in units of 64 KiB: the largest that Linux offers by default (`tcp_rmem`: 6 MiB).
 const WINDOW: u16 = 96;
 
-/// Remembers a segment of the client. A RST tells nothing, and neither does what acknowledges nothing.
+/// Notes a segment of the client. A RST, or a segment that acknowledges nothing, is not noted.
 #[inline(always)]
 pub const fn remember(flow: &mut PodFlow, segment: &Segment) {
     let is_accepted = flow.state() & FLOW_ACCEPTED != 0;
@@ -47,7 +50,8 @@ pub const fn remember(flow: &mut PodFlow, segment: &Segment) {
     }
 }
 
-/// Tells whether a segment of the client acknowledges the pod's SYN+ACK, which only a client can that has got it.
+/// Tells whether a segment of the client acknowledges the pod's SYN+ACK. Only a client that got the SYN+ACK can do
+/// so.
 #[inline(always)]
 pub const fn is_proof(flow: &PodFlow, segment: &Segment) -> bool {
     flow.state() & FLOW_ACCEPTED != 0
@@ -55,7 +59,7 @@ pub const fn is_proof(flow: &PodFlow, segment: &Segment) -> bool {
         && segment.acknowledgement == flow.number().wrapping_add(1)
 }
 
-/// Notes that the pod accepts the connection.
+/// Notes that the pod has accepted the connection, by a SYN+ACK with this sequence number.
 #[inline(always)]
 pub const fn accept(flow: &mut PodFlow, sequence: u32) {
     flow.set_number(sequence, FLOW_ACCEPTED);
@@ -65,11 +69,11 @@ pub const fn accept(flow: &mut PodFlow, sequence: u32) {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Judgement {
-    /// It does not, as far as the entry can tell: the client may talk to the pod itself.
+    /// It does not, as far as the entry shows: the client may talk to the pod itself.
     Unrelated,
-    /// It does.
+    /// It answers the client.
     Answer,
-    /// It does, and the pod sends the like only to a client that is where it says.
+    /// It answers the client, and the pod sends it only to a client that has proved its address.
     Proof,
 }
 
@@ -87,7 +91,8 @@ pub const fn judge(flow: &PodFlow, segment: &Segment) -> Judgement {
         if segment.sequence.wrapping_sub(number) > FIRST_BYTES {
             return Judgement::Unrelated;
         }
-        // To forged segments a pod that waits for the end of the handshake may send bare ACKs (RFC 9293 section 3.10.7.4).
+        // A pod that waits for the end of the handshake may answer forged segments with bare ACKs (RFC 9293 section
+        // 3.10.7.4).
         return answer(!flags.rst() && (flags.psh() || flags.fin()));
     }
     if is_asked {
@@ -101,7 +106,8 @@ pub const fn judge(flow: &PodFlow, segment: &Segment) -> Judgement {
         return Judgement::Unrelated;
     }
     let pod_ahead = ahead(segment.sequence >> 16, number);
-    // What is refused was acknowledged by the client, and the RST acknowledges nothing (RFC 9293 section 3.10.7.1).
+    // Such a RST refuses a segment that had an ACK, and its sequence number is what that segment acknowledged (RFC
+    // 9293 section 3.10.7.1).
     if flags.rst() && !flags.has_acknowledgement() {
         return if is_within(pod_ahead, NEAR) {
             Judgement::Answer
@@ -114,7 +120,8 @@ pub const fn judge(flow: &PodFlow, segment: &Segment) -> Judgement {
     let is_client_within =
         is_within(client_ahead, WINDOW) || is_within(client_ahead.wrapping_neg(), WINDOW);
     if (is_pod_near && is_client_within) || (is_client_near && is_within(pod_ahead, WINDOW)) {
-        // Who has forged the SYN of a handshake knows half of it, and may have a bare ACK for an answer by a guess.
+        // The forger of a handshake's SYN knows half of the numbers, and could get a bare ACK as an answer by a
+        // guess.
         let is_sure = flags.psh() || flags.fin() || (is_pod_near && is_client_near);
         return answer(!flags.rst() && is_sure);
     }
@@ -130,14 +137,14 @@ const fn answer(is_proof: bool) -> Judgement {
     }
 }
 
-/// Returns how far the lower half of one number is ahead of another's.
+/// Returns how far the lower half of `of` is ahead of the lower half of `other`.
 #[inline(always)]
 #[expect(clippy::cast_possible_truncation, reason = "takes the lower halves")]
 const fn ahead(of: u32, other: u32) -> u16 {
     (of as u16).wrapping_sub(other as u16)
 }
 
-/// Tells whether it is ahead by no more than this, or behind by as much as packets on their way may make it.
+/// Tells whether a number is at most `reach` ahead, or so little behind as packets in flight can make it.
 #[inline(always)]
 const fn is_within(ahead: u16, reach: u16) -> bool {
     ahead.wrapping_add(NEAR) <= reach + NEAR

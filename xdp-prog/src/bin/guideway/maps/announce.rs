@@ -1,4 +1,4 @@
-//! Announced addresses, where they are announced, and by whom else.
+//! Announced addresses, the links of the announcement, and other machines' announcements of them.
 
 use aya_ebpf::{
     btf_maps::{Array, HashMap},
@@ -31,13 +31,13 @@ pub(crate) fn stamp() -> u64 {
 #[inline(always)]
 pub(crate) fn mac(link: TaggedLink) -> Option<EdgeMac> {
     let mac = ANNOUNCE_LINKS.get_ptr(link)?;
-    // SAFETY: the element is valid for the run; recycled under the reader it is the MAC of another
-    // link of this machine.
+    // SAFETY: the element is valid for the run. If it is recycled under the reader, it is the MAC of another link of
+    // this machine.
     Some(read_once(unsafe { &*mac }))
 }
 
 #[inline(always)]
 pub(crate) fn note_claim(cpu: Cpu, address: &AddressKey, mac: EdgeMac) {
-    // Where there is no room, the next announcement is noted.
+    // If there is no room, a later announcement is noted.
     let _ = CLAIMS.insert(address, Claim::new(mac, cpu.now()), 0);
 }

@@ -1,4 +1,4 @@
-//! What is to be answered, and how much of their allowance sources have used.
+//! The allowances of answers that sources have used up.
 
 use aya_ebpf::{
     btf_maps::{LruHashMap, PerCpuArray},
@@ -16,8 +16,8 @@ static ANSWERS_OF_CPU: PerCpuArray<u64, 1> = PerCpuArray::new();
 #[inline(always)]
 pub(crate) fn full_at(source: &AddressKey) -> u64 {
     match ANSWERS.get_ptr(source) {
-        // SAFETY: the element is valid for the run; recycled under the reader it
-        // tells another source's time, which costs or grants an answer.
+        // SAFETY: the element is valid for the run. If it is recycled under the reader, it yields another source's
+        // time, which costs or grants one answer.
         Some(time) => read_once(unsafe { &*time }),
         None => 0,
     }
@@ -25,7 +25,7 @@ pub(crate) fn full_at(source: &AddressKey) -> u64 {
 
 #[inline(always)]
 pub(crate) fn set_full_at(source: &AddressKey, time: u64) {
-    // Where it fails, the source gets an answer too many.
+    // If the insertion fails, the source gets one answer too many.
     let _ = ANSWERS.insert(source, time, 0);
 }
 

@@ -1,4 +1,4 @@
-//! Datagrams in pieces.
+//! Datagrams that arrive in fragments.
 
 use aya_ebpf::{btf_maps::LruHashMap, macros::btf_map};
 use xdp_prog::abi::{Datagram, Tuple, size};
@@ -8,13 +8,13 @@ static FRAGMENTS: LruHashMap<Tuple, Datagram, { size::FRAGMENTS }> = LruHashMap:
 
 #[inline(always)]
 pub(crate) fn datagram(key: &Tuple) -> Option<Datagram> {
-    // SAFETY: any bytes are a datagram; an element recycled under the reader
-    // yields another's ports, with which this fragment joins no datagram.
+    // SAFETY: any bytes are a datagram. An element recycled under the reader yields another datagram's ports, so the
+    // receiver discards this fragment.
     unsafe { FRAGMENTS.get(*key) }.copied()
 }
 
 #[inline(always)]
 pub(crate) fn publish(key: &Tuple, datagram: &Datagram) {
-    // Without room the later fragments are dropped as out of order, and counted.
+    // If there is no room, the later fragments are dropped as out of order, and counted.
     let _ = FRAGMENTS.insert(key, datagram, 0);
 }

@@ -25,13 +25,13 @@ static NAT_CLAIMS: HashMap<Tuple, u64, { size::NAT_CLAIMS }> = HashMap::new();
 static NAT_COUNTS: Array<NatCount, { size::SERVICES }> = Array::new();
 #[btf_map]
 static NAT_BEGUN: Array<NatBegun, { size::NAT_BEGUN }> = Array::new();
-/// Scratch: what the packet under way gets.
+/// Scratch: the translation of the current packet.
 #[btf_map]
 static NAT_TRANSLATION: PerCpuArray<Translation, 1> = PerCpuArray::new();
-/// Scratch: [`Taken`].
+/// Scratch: the memory of [`Taken`].
 #[btf_map]
 static NAT_TAKEN: PerCpuArray<[u64; 6], 1> = PerCpuArray::new();
-/// Scratch: an entry that is about to be inserted.
+/// Scratch: an entry before its insertion.
 #[btf_map]
 static NAT_SCRATCH: PerCpuArray<NatReverse, 1> = PerCpuArray::new();
 
@@ -60,15 +60,15 @@ pub(crate) fn replace_mark(key: &Tuple, expected: NatMark, mark: NatMark) -> boo
     unsafe { exchange_mark(place, expected, mark) }
 }
 
-/// Replaces the mark of an entry if it is the expected one: that of another flow, for which the element was
-/// recycled, is another one.
+/// Replaces the mark of an entry if it is the expected one. If the element has been recycled for another flow, the
+/// mark differs.
 ///
 /// # Safety
 ///
 /// The entry must be valid for the run.
 #[inline(always)]
 unsafe fn exchange_mark(place: *mut NatForward, expected: NatMark, mark: NatMark) -> bool {
-    // SAFETY: the caller vouches for it.
+    // SAFETY: the caller guarantees that the entry is valid.
     let place = unsafe { &raw mut (*place).mark };
     let expected: u64 = transmute!(expected);
     // SAFETY: a mark is one aligned word.
@@ -94,7 +94,7 @@ pub(crate) fn state(key: &Tuple) -> Option<NatState> {
         expects: read_once(&entry.expects),
         mark: read_once(&entry.mark),
     };
-    // SAFETY: as above. Last: an element recycled under the reader is found out.
+    // SAFETY: as above. The check is read last, so it reveals an element that was recycled while it was read.
     let check = unsafe { place.cast::<u32>().read_volatile() };
     (check == key.check()).then_some(state)
 }
@@ -102,12 +102,12 @@ pub(crate) fn state(key: &Tuple) -> Option<NatState> {
 #[inline(always)]
 pub(crate) fn note_reverse(key: &Tuple, state: NatState) {
     if let Some(place) = NAT_REVERSE.get_ptr_mut(key) {
-        // SAFETY: the element is valid for the run. Another CPU that has a packet of the same
-        // flow may write it too: what one of them noted is lost at worst.
+        // SAFETY: the element is valid for the run. Another CPU with a packet of the same flow may write it too; one
+        // of their notes is lost at worst.
         let entry = unsafe { &mut *place };
         write_once(&mut entry.began_with, state.began_with);
         write_once(&mut entry.expects, state.expects);
-        // After the numbers: a mark that tells of an answer vouches for them.
+        // The mark comes after the numbers, because its flag of an answer makes them valid.
         write_once(&mut entry.mark, state.mark);
     }
 }
@@ -115,7 +115,7 @@ pub(crate) fn note_reverse(key: &Tuple, state: NatState) {
 #[inline(always)]
 pub(crate) fn count(service: u32) -> NatCount {
     match NAT_COUNTS.get(service) {
-        // Another CPU may be counting: it is near enough.
+        // Another CPU may be counting; a number that is slightly off will do.
         Some(count) => *count,
         None => NatCount::default(),
     }
@@ -124,8 +124,8 @@ pub(crate) fn count(service: u32) -> NatCount {
 #[inline(always)]
 pub(crate) fn add(service: u32, flows: i64, half_open: i64) {
     if let Some(count) = NAT_COUNTS.get_ptr_mut(service) {
-        // SAFETY: the element is valid for the run. What two CPUs count at once counts once;
-        // user space corrects it.
+        // SAFETY: the element is valid for the run. If two CPUs count at once, one of them is lost; user space
+        // corrects the number.
         let count = unsafe { &mut *count };
         count.flows += flows;
         count.half_open += half_open;
@@ -163,31 +163,31 @@ pub(crate) fn insert_reverse(
 
 #[inline(always)]
 pub(crate) fn remove_forward(key: &Tuple) {
-    // Only the holder of the claim removes it: it is there.
+    // The entry is there, because only the holder of the claim removes it.
     let _ = NAT_FORWARD.remove(key);
 }
 
 #[inline(always)]
 pub(crate) fn remove_reverse(key: &Tuple) {
-    // As for forward entries.
+    // As in `remove_forward`.
     let _ = NAT_REVERSE.remove(key);
 }
 
 #[inline(always)]
 pub(crate) fn move_client(forward: &Tuple, reverse: &Tuple, client: &Origin) {
     if let Some(place) = NAT_REVERSE.get_ptr_mut(reverse) {
-        // SAFETY: the element is valid for the run. A reply that reads it half written
-        // goes astray, as it would have by the old link.
+        // SAFETY: the element is valid for the run. A reply that reads it half written is lost, as it would have been
+        // by the old link.
         let entry = unsafe { &mut *place };
-        // Under pressure, the port may have been given on; if that happens between this look and the stores, the other
-        // client's replies go astray until it begins anew.
+        // Under pressure, the port may have gone to another flow. If that happens between this check and the stores,
+        // replies to the other client are lost until it begins anew.
         if entry.forward_key(reverse.protocol()).is(forward) {
             entry.link = client.link;
             entry.ifindex = client.ifindex;
         }
     }
     if let Some(place) = NAT_FORWARD.get_ptr_mut(forward) {
-        // SAFETY: as above, for packets of the client.
+        // SAFETY: as above.
         let entry = unsafe { &mut *place };
         entry.set_fingerprint(client.fingerprint());
     }
@@ -195,7 +195,7 @@ pub(crate) fn move_client(forward: &Tuple, reverse: &Tuple, client: &Origin) {
 
 #[inline(always)]
 pub(crate) fn claim(key: &Tuple) -> bool {
-    // Not the tick's copy of the clock: user space removes a claim that looks a second old.
+    // Not the clock of `now`, which is read once per tick: user space removes a claim that looks a second old.
     NAT_CLAIMS
         .insert(key, coarse_clock(), u64::from(BPF_NOEXIST))
         .is_ok()
@@ -203,7 +203,7 @@ pub(crate) fn claim(key: &Tuple) -> bool {
 
 #[inline(always)]
 pub(crate) fn release(key: &Tuple) {
-    // It is there: we have put it there.
+    // The claim is there, because this CPU has added it.
     let _ = NAT_CLAIMS.remove(key);
 }
 
@@ -228,13 +228,13 @@ pub(crate) fn note_begun(index: u32, flow: NatBegun) {
 pub(crate) fn taken() -> Option<&'static Taken> {
     const { assert!(size_of::<Taken>() == size_of::<[u64; 6]>()) };
     let place = NAT_TAKEN.get_ptr_mut(0)?;
-    // SAFETY: a per-CPU element that only this run uses, as large as this type, of which any bytes are one.
+    // SAFETY: a per-CPU element that only this run uses. It has the size of this type, for which any bytes are valid.
     Some(unsafe { &*place.cast::<Taken>() })
 }
 
 #[inline(always)]
 pub(crate) fn device_mtu(ctx: &XdpContext, ifindex: u32) -> Option<u16> {
-    /// A length that every device takes: only the MTU is of interest.
+    /// A length that every device takes, because the call is made for its MTU only.
     const SHORT: u32 = 1;
     let mut mtu = SHORT;
     // SAFETY: the context is the one the kernel passed in, and the length a local.

@@ -1,4 +1,4 @@
-//! Who may send what: trusted edges, source ranges; and the pods that may be sent to.
+//! Permissions: trusted edges and source ranges; and the pods of this machine.
 
 use aya_ebpf::{
     bindings::BPF_F_NO_PREALLOC,
@@ -41,26 +41,25 @@ pub(crate) fn is_in_source_range(service: u32, client: &AddressKey) -> bool {
 #[inline(always)]
 pub(crate) fn pod(key: &PodKey) -> Option<Pod> {
     let pod = PODS.get_ptr(key)?;
-    // SAFETY: the element is valid for the run; one recycled under the reader
-    // is found out by the check in the word.
+    // SAFETY: the element is valid for the run. The check in the word reveals an element recycled under the reader.
     Some(Pod(read_once(unsafe { &(*pod).0 })))
 }
 
-/// Puts aya's packed trie key where the verifier allows eight-byte stores.
+/// Aya's packed trie key, aligned so that the verifier allows eight-byte stores.
 #[repr(C, align(8))]
 struct Aligned<P>(Key<P>);
 
 impl<P> Aligned<P> {
-    /// Makes the trie key of a single address, word by word: field by field, LLVM
-    /// would merge stores across word boundaries, which the verifier refuses.
+    /// Makes the trie key of a single address, word by word. With separate fields, LLVM would merge stores across
+    /// word boundaries, which the verifier refuses.
     #[inline(always)]
     fn new(bits: u32, [e, f, g, h]: [u8; 4], address: &AddressKey) -> Self {
         const { assert!(size_of::<Self>() == 24, "bits, four bytes and an address") };
         let [a, b, c, d] = bits.to_ne_bytes();
         let [high, low] = address.words();
         let words = [u64::from_ne_bytes([a, b, c, d, e, f, g, h]), high, low];
-        // SAFETY: prefix length, first word and address in this order are the
-        // 24 bytes of both keys, and any bytes are valid.
+        // SAFETY: both keys are 24 bytes of prefix length, first word and address in this order, and any bytes are
+        // valid.
         unsafe { core::mem::transmute_copy::<[u64; 3], Self>(&words) }
     }
 }

@@ -18,13 +18,13 @@ pub(crate) fn get(index: u32) -> Option<&'static Probe> {
 
 #[inline(always)]
 pub(crate) fn remember(answer: &Tuple, peer: &AddressKey) {
-    // Without it the check fails by its timeout.
+    // If the insertion fails, the check fails by its timeout.
     let _ = PROBE_PEERS.insert(answer, peer, 0);
 }
 
 #[inline(always)]
 pub(crate) fn peer(answer: &Tuple) -> Option<AddressKey> {
-    // SAFETY: any bytes are an address; an element recycled under the reader
-    // yields another check's peer, from which no socket expects this answer.
+    // SAFETY: any bytes are an address. An element recycled under the reader yields another check's peer, and no
+    // socket expects this answer from there.
     unsafe { PROBE_PEERS.get(*answer) }.copied()
 }
